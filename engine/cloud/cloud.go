@@ -1,0 +1,99 @@
+// Package cloud says where machines come from: instances, the groups that own
+// them, their roles and images, and what an instance may know about itself.
+//
+// It holds the words and the errors that every provider shares. Providers live
+// in subpackages; [constellation/engine/cloud/local] speaks to the cloud that
+// package sandbox runs on this computer. Interfaces are declared by their
+// consumers.
+package cloud
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+)
+
+// Role is what an instance does in its cluster.
+type Role string
+
+// The two roles. The zero value is no role and is never valid.
+const (
+	ControlPlane Role = "control-plane"
+	Worker       Role = "worker"
+)
+
+// Valid reports whether r is one of the two roles.
+func (r Role) Valid() bool { return r == ControlPlane || r == Worker }
+
+// State is where an instance is in its life, in the words of the PendingNode API.
+type State string
+
+// States of an instance. An instance that the cloud no longer knows is Terminated.
+const (
+	Unknown     State = "Unknown"
+	Creating    State = "Creating"
+	Ready       State = "Ready" // the machine runs; it need not be a Node yet
+	Stopped     State = "Stopped"
+	Terminating State = "Terminating"
+	Terminated  State = "Terminated"
+	Failed      State = "Failed"
+)
+
+// Instance is one machine as its cloud describes it.
+type Instance struct {
+	// Name is also the host name and the name of the Kubernetes node.
+	Name string `json:"name"`
+	// ProviderID is what the Node's spec.providerID holds; see the provider's
+	// package for its format.
+	ProviderID string `json:"providerID"`
+	// Group is the ID of the scaling group that owns the instance.
+	Group string `json:"group"`
+	Role  Role   `json:"role"`
+	State State  `json:"state"`
+	// Image is the reference of the OS image that the instance was created from.
+	Image string `json:"image"`
+	// IP is the address of the instance in the cluster's network.
+	IP netip.Addr `json:"ip"`
+	// PodCIDR is the range that the cloud routes to the instance.
+	PodCIDR netip.Prefix `json:"podCIDR"`
+	Created time.Time    `json:"created"`
+	// Message says why the state is what it is, for people; often empty.
+	Message string `json:"message,omitempty"`
+}
+
+// Group is a scaling group: instances of one role made from one image.
+type Group struct {
+	// ID names the group in the cloud; see the provider's package for its format.
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	Role Role   `json:"role"`
+	// Image is the reference that new instances get.
+	Image string `json:"image"`
+	// Count is how many instances the group shall have.
+	Count int `json:"count"`
+	// AutoscalerName is what the cluster autoscaler calls the group.
+	AutoscalerName string `json:"autoscalerName"`
+}
+
+// Image is an entry of the cloud's catalogue of OS images.
+type Image struct {
+	// Reference is what groups and NodeVersion.spec.image hold.
+	Reference string `json:"reference"`
+	// Version is the release that the image belongs to, such as v1.1.0.
+	Version string `json:"version"`
+	// Measurements maps a PCR index to its expected SHA-256 value in hex.
+	Measurements map[uint32]string `json:"measurements"`
+}
+
+// Errors that providers wrap.
+var (
+	// ErrNotFound means the cloud knows no such object. Deleting what is not
+	// there is not an error.
+	ErrNotFound = errors.New("not found")
+	// ErrThrottled means the cloud asks for fewer requests (HTTP 429).
+	ErrThrottled = errors.New("throttled by the cloud")
+	// ErrUnavailable means the cloud could not be reached or failed (HTTP 5xx).
+	ErrUnavailable = errors.New("cloud unavailable")
+	// ErrDenied means that the credentials do not allow the call.
+	ErrDenied = errors.New("denied by the cloud")
+)
