@@ -1,0 +1,76 @@
+# Targets that people use; `make help` lists them.
+SHELL      := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+RELEASE    := v1.1.0
+RELEASES   := v1.0.0 $(RELEASE)
+KUBERNETES := v1.35.4
+DAEMONS    := bootstrapper agent joinservice operator
+ARGS       ?=
+KEEP       ?=
+# Where `make demo` keeps its cluster's files. A folder that the demo did not make is never removed.
+DEMO_DIR   ?= $(CURDIR)/.demo
+TESTFLAGS  ?=
+BENCH      ?= .
+
+export CGO_ENABLED := 0
+GO_BUILD = go build -trimpath -buildvcs=false
+TOOL     = go tool -modfile=.ci/go.mod
+
+.PHONY: help
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: binaries bin/kubectl ## build every binary into bin/, and the kubectl of the default Kubernetes
+
+.PHONY: binaries
+binaries:
+	@echo "building bin/constellation and the daemons of $(RELEASES)"
+	@$(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$(RELEASE)" -o bin/constellation .
+	@for r in $(RELEASES); do for d in $(DAEMONS); do \
+	  $(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$$r" -o bin/releases/$$r/$$d ./$$d/cmd; done; done
+
+# A daemon alone, for development.
+bin/%: FORCE
+	$(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$(RELEASE)" -o $@ ./$*/cmd
+.PHONY: FORCE
+FORCE:
+
+bin/kubectl: binaries
+	@echo "fetching Kubernetes $(KUBERNETES): built from source once, then kept in the cache"
+	@bin/constellation sandbox fetch $(KUBERNETES)
+	@cp --remove-destination "$${XDG_CACHE_HOME:-$$HOME/.cache}/constellation/kubernetes/$(KUBERNETES)/bin/kubectl" $@
+
+.PHONY: demo
+demo: build ## start a sandbox and open the console on it; ARGS=--non-interactive for scripts
+	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' assets/demo.sh $(ARGS)
+
+.PHONY: test
+test: build ## all tests, on a real control plane and, as root, on real machines
+	@assets/test.sh $(TESTFLAGS)
+
+.PHONY: bench
+bench: build ## measure, with the peers of each figure in the same run, into docs/bench.md
+	@assets/bench.sh '$(BENCH)'
+
+.PHONY: generate
+generate: ## regenerate protocol code, deep copies and CRDs beside their sources
+	@mkdir -p bin/tools
+	@go build -modfile=.ci/go.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc github.com/bufbuild/buf/cmd/buf sigs.k8s.io/controller-tools/cmd/controller-gen
+	@PATH="$(CURDIR)/bin/tools:$$PATH" buf generate --config .ci/buf.yaml --template .ci/buf.gen.yaml
+	@bin/tools/controller-gen object paths=./operator/api/... crd output:crd:dir=assets/crds
+
+.PHONY: verify
+verify: generate ## regenerate and fail on a difference
+	@go mod verify >/dev/null
+	@git diff --exit-code -- '*.pb.go' '*zz_generated*' assets/crds || { echo "generated code differs from its source: run 'make generate' and commit" >&2; exit 1; }
+
+.PHONY: lint
+lint: ## run the linters and check formatting
+	@$(TOOL) golangci-lint run ./...
+
+.PHONY: clean
+clean: ## remove what was built; caches and sandboxes stay (bin/constellation sandbox down)
+	@rm -rf bin
