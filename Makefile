@@ -45,15 +45,15 @@ bin/kubectl: binaries
 
 .PHONY: demo
 demo: build ## start a sandbox and open the console on it; ARGS=--non-interactive for scripts
-	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' assets/demo.sh $(ARGS)
+	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' .ci/demo.sh $(ARGS)
 
 .PHONY: test
 test: build ## all tests, on a real control plane and, as root, on real machines
-	@assets/test.sh $(TESTFLAGS)
+	@.ci/test.sh $(TESTFLAGS)
 
 .PHONY: bench
 bench: build ## measure, with the peers of each figure in the same run, into docs/bench.md
-	@assets/bench.sh '$(BENCH)'
+	@.ci/bench.sh '$(BENCH)'
 
 .PHONY: generate
 generate: ## regenerate protocol code, deep copies and CRDs beside their sources
