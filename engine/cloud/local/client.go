@@ -1,0 +1,234 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	"constellation/engine/cloud"
+	"constellation/engine/component"
+)
+
+// DefaultControl is where a control plane finds the control API.
+const DefaultControl = "http://10.42.0.1:8090"
+
+// Requests and answers of the control API. Objects that belong to a sandbox are
+// found under "/v1/" and their ID.
+type (
+	// GroupList answers GET /v1/groups.
+	GroupList struct {
+		Groups []cloud.Group `json:"groups"`
+	}
+	// InstanceList answers GET /v1/instances.
+	InstanceList struct {
+		Instances []cloud.Instance `json:"instances"`
+	}
+	// ImageList answers GET /v1/images.
+	ImageList struct {
+		Images []cloud.Image `json:"images"`
+	}
+	// ComponentList answers GET /v1/components?kubernetes=<version>.
+	ComponentList struct {
+		Components component.List `json:"components"`
+	}
+	// GroupImage is the body of PUT /v1/<group ID>/image.
+	GroupImage struct {
+		Image string `json:"image"`
+	}
+	// GroupCount is the body of PUT /v1/<group ID>/count.
+	GroupCount struct {
+		Count int `json:"count"`
+	}
+	// FaultList is the body of GET and PUT /v1/faults.
+	FaultList struct {
+		Faults []string `json:"faults"`
+	}
+)
+
+// Client speaks to the control API. It is safe for concurrent use.
+type Client struct{ endpoint }
+
+// NewClient returns a client for the API at address: an http URL, which wants a
+// token, or "unix:" and the path of the host's socket, which wants none.
+func NewClient(address, token string) *Client {
+	return &Client{newEndpoint(address, token)}
+}
+
+// Groups returns the scaling groups.
+func (c *Client) Groups(ctx context.Context) ([]cloud.Group, error) {
+	var l GroupList
+	if err := c.call(ctx, http.MethodGet, "/v1/groups", nil, nil, &l); err != nil {
+		return nil, fmt.Errorf("list groups: %w", err)
+	}
+	return l.Groups, nil
+}
+
+// SetGroupImage sets the image of the group's future instances. Those that exist
+// keep theirs.
+func (c *Client) SetGroupImage(ctx context.Context, groupID, image string) error {
+	if _, _, err := ParseGroupID(groupID); err != nil {
+		return err
+	}
+	if err := c.call(ctx, http.MethodPut, "/v1/"+groupID+"/image", nil, GroupImage{image}, nil); err != nil {
+		return fmt.Errorf("set image of group %s: %w", groupID, err)
+	}
+	return nil
+}
+
+// SetGroupCount sets how many instances the group shall have. Missing ones are
+// created; of too many, those with the highest numbers are deleted.
+func (c *Client) SetGroupCount(ctx context.Context, groupID string, count int) error {
+	if _, _, err := ParseGroupID(groupID); err != nil {
+		return err
+	}
+	if err := c.call(ctx, http.MethodPut, "/v1/"+groupID+"/count", nil, GroupCount{count}, nil); err != nil {
+		return fmt.Errorf("set count of group %s: %w", groupID, err)
+	}
+	return nil
+}
+
+// Instances returns the instances of the sandbox. As in any cloud the list may be
+// behind: that an instance is missing here does not prove that it is gone;
+// [Client.Instance] does.
+func (c *Client) Instances(ctx context.Context) ([]cloud.Instance, error) {
+	var l InstanceList
+	if err := c.call(ctx, http.MethodGet, "/v1/instances", nil, nil, &l); err != nil {
+		return nil, fmt.Errorf("list instances: %w", err)
+	}
+	return l.Instances, nil
+}
+
+// Instance returns one instance. The error wraps cloud.ErrNotFound if the cloud
+// does not know it, or no longer.
+func (c *Client) Instance(ctx context.Context, providerID string) (cloud.Instance, error) {
+	var i cloud.Instance
+	path, err := instancePath(providerID)
+	if err != nil {
+		return i, err
+	}
+	if err := c.call(ctx, http.MethodGet, path, nil, nil, &i); err != nil {
+		return i, fmt.Errorf("read instance %s: %w", providerID, err)
+	}
+	return i, nil
+}
+
+// CreateInstance adds an instance with the group's image to a group, which raises
+// the group's count, and returns before the machine has booted.
+//
+// name is the caller's token, not the name of the machine: a repeated call with
+// the same name returns the instance of the first, even after its deletion, then
+// with state cloud.Terminated. A name is at most 63 characters of letters, digits,
+// '.', '+' and '-'.
+func (c *Client) CreateInstance(ctx context.Context, groupID, name string) (cloud.Instance, error) {
+	var i cloud.Instance
+	if _, _, err := ParseGroupID(groupID); err != nil {
+		return i, err
+	}
+	if !validSegment(name) {
+		return i, fmt.Errorf("create instance in group %s: %q is not a name", groupID, name)
+	}
+	if err := c.call(ctx, http.MethodPut, "/v1/"+groupID+"/instances/"+name, nil, nil, &i); err != nil {
+		return i, fmt.Errorf("create instance %s in group %s: %w", name, groupID, err)
+	}
+	return i, nil
+}
+
+// DeleteInstance deletes an instance, which lowers the group's count, and returns
+// before the machine is gone. Deleting what is not there is a success.
+func (c *Client) DeleteInstance(ctx context.Context, providerID string) error {
+	path, err := instancePath(providerID)
+	if err != nil {
+		return err
+	}
+	if err := c.call(ctx, http.MethodDelete, path, nil, nil, nil); err != nil {
+		return fmt.Errorf("delete instance %s: %w", providerID, err)
+	}
+	return nil
+}
+
+// RebootInstance switches a machine off and on again. Its disk and its TPM's
+// persistent state stay. It returns when PID 1 runs again.
+func (c *Client) RebootInstance(ctx context.Context, providerID string) error {
+	path, err := instancePath(providerID)
+	if err != nil {
+		return err
+	}
+	if err := c.callWithin(ctx, actionTimeout, http.MethodPost, path+"/reboot", nil, nil, nil); err != nil {
+		return fmt.Errorf("reboot instance %s: %w", providerID, err)
+	}
+	return nil
+}
+
+// StopInstance pulls a machine's plug. The instance stays, as cloud.Stopped.
+func (c *Client) StopInstance(ctx context.Context, providerID string) error {
+	path, err := instancePath(providerID)
+	if err != nil {
+		return err
+	}
+	if err := c.callWithin(ctx, actionTimeout, http.MethodPost, path+"/stop", nil, nil, nil); err != nil {
+		return fmt.Errorf("stop instance %s: %w", providerID, err)
+	}
+	return nil
+}
+
+// Images returns the catalogue of OS images.
+func (c *Client) Images(ctx context.Context) ([]cloud.Image, error) {
+	var l ImageList
+	if err := c.call(ctx, http.MethodGet, "/v1/images", nil, nil, &l); err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	return l.Images, nil
+}
+
+// Components returns kubeadm, kubelet and kubectl of a Kubernetes version as this
+// cloud's mirror serves them, with the digests of what this computer built. The
+// error wraps cloud.ErrNotFound and names what can be had.
+func (c *Client) Components(ctx context.Context, kubernetesVersion string) (component.List, error) {
+	var l ComponentList
+	q := url.Values{"kubernetes": {kubernetesVersion}}
+	if err := c.call(ctx, http.MethodGet, "/v1/components", q, nil, &l); err != nil {
+		return nil, fmt.Errorf("list components of Kubernetes %s: %w", kubernetesVersion, err)
+	}
+	return l.Components, nil
+}
+
+// Sandbox describes the sandbox and its machines.
+func (c *Client) Sandbox(ctx context.Context) (Info, error) {
+	var i Info
+	if err := c.call(ctx, http.MethodGet, "/v1/sandbox", nil, nil, &i); err != nil {
+		return i, fmt.Errorf("describe sandbox: %w", err)
+	}
+	return i, nil
+}
+
+// SetFaults replaces the faults that the cloud injects; none switches them off.
+// Only the host may do so.
+func (c *Client) SetFaults(ctx context.Context, faults []string) error {
+	if err := c.call(ctx, http.MethodPut, "/v1/faults", nil, FaultList{faults}, nil); err != nil {
+		return fmt.Errorf("set faults: %w", err)
+	}
+	return nil
+}
+
+// Shutdown ends the daemon. With machines, all machines are removed first and the
+// call returns when nothing is left of them; otherwise they run on and the next
+// start finds them. Only the host may do so.
+func (c *Client) Shutdown(ctx context.Context, machines bool) error {
+	q := url.Values{}
+	if machines {
+		q.Set("machines", "true")
+	}
+	if err := c.callWithin(ctx, actionTimeout, http.MethodPost, "/v1/shutdown", q, nil, nil); err != nil {
+		return fmt.Errorf("shut down sandbox: %w", err)
+	}
+	return nil
+}
+
+func instancePath(providerID string) (string, error) {
+	sandbox, machine, err := ParseProviderID(providerID)
+	if err != nil {
+		return "", err
+	}
+	return "/v1/sandboxes/" + sandbox + "/instances/" + machine, nil
+}
