@@ -1,0 +1,84 @@
+// Package v1alpha1 is the API through which a cluster's nodes are brought to the
+// versions that its owner wants: group update.edgeless.systems, five kinds, all
+// cluster-scoped.
+//
+// [NodeVersion] is the only kind that people write. [ScalingGroup] and
+// [AutoscalingStrategy] describe what the cluster was found to have; their specs
+// may be tuned. [PendingNode] and [JoiningNode] are the durable notes of machines
+// that are not nodes yet, or no longer: the operator and the join service write
+// them, and deleting one by hand makes them forget.
+//
+// What the API server can check it checks: formats, bounds, what may never change
+// and what may only be set once are validation rules of the CRDs. The package
+// holds no behaviour, and imports nothing but apimachinery.
+//
+// +kubebuilder:object:generate=true
+// +groupName=update.edgeless.systems
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupVersion is the group and version of the API.
+var GroupVersion = schema.GroupVersion{Group: "update.edgeless.systems", Version: "v1alpha1"}
+
+// AddToScheme registers the five kinds.
+var AddToScheme = (&runtime.SchemeBuilder{addKnownTypes}).AddToScheme
+
+func addKnownTypes(s *runtime.Scheme) error {
+	s.AddKnownTypes(GroupVersion,
+		&NodeVersion{}, &NodeVersionList{},
+		&ScalingGroup{}, &ScalingGroupList{},
+		&AutoscalingStrategy{}, &AutoscalingStrategyList{},
+		&PendingNode{}, &PendingNodeList{},
+		&JoiningNode{}, &JoiningNodeList{},
+	)
+	metav1.AddToGroupVersion(s, GroupVersion)
+	return nil
+}
+
+// Names of the two kinds of which a cluster has exactly one object.
+const (
+	NodeVersionName         = "constellation-version"
+	AutoscalingStrategyName = "autoscalingstrategy"
+)
+
+// Annotations of a Node. The operator writes them; nobody else needs to.
+const (
+	// AnnotationImage is the reference of the OS image that the machine was created from.
+	AnnotationImage = "constellation.edgeless.systems/node-image"
+	// AnnotationComponents names the components ConfigMap that the machine was joined with.
+	AnnotationComponents = "constellation.edgeless.systems/kubernetes-components"
+	// AnnotationGroup is the ID of the scaling group that owns the machine.
+	AnnotationGroup = "constellation.edgeless.systems/scaling-group-id"
+	// AnnotationDonor, on an heir, names the node that it replaces.
+	AnnotationDonor = "constellation.edgeless.systems/donor"
+	// AnnotationHeir, on a donor, names the node that replaces it.
+	AnnotationHeir = "constellation.edgeless.systems/heir"
+	// AnnotationObsolete marks a node ("true") that is to go without a replacement.
+	AnnotationObsolete = "constellation.edgeless.systems/obsolete"
+)
+
+// Condition types. Ready, Reconciling and Stalled are those that generic tools
+// know how to wait for.
+const (
+	// ConditionOutdated is True while nodes, or a group's image, differ from the target.
+	ConditionOutdated = "Outdated"
+	// ConditionReady is True when the target is reached everywhere.
+	ConditionReady = "Ready"
+	// ConditionReconciling is True while something is being done about the difference.
+	ConditionReconciling = "Reconciling"
+	// ConditionStalled is True when nothing can be done until somebody intervenes.
+	ConditionStalled = "Stalled"
+)
+
+// Reference names an object that a status speaks about.
+type Reference struct {
+	// kind of the object: Node, PendingNode or JoiningNode.
+	Kind string `json:"kind"`
+	// name of the object.
+	Name string `json:"name"`
+}
