@@ -1,0 +1,98 @@
+package machine
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+)
+
+// Host is documented on Linux, the only system that has one.
+type Host struct{}
+
+// Check reports why want more machines cannot be started on this computer now.
+func Check(ctx context.Context, cacheDir, stateDir string, want Demand) []Problem {
+	return []Problem{{ID: "system", What: ErrUnsupported.Error(), Remedy: "run the sandbox on a Linux computer, as root"}}
+}
+
+// InstallPackages installs Debian packages with apt-get.
+func InstallPackages(ctx context.Context, packages []string, output io.Writer) error {
+	return ErrUnsupported
+}
+
+// Rootfs makes the root file system of machines, once per cache.
+func Rootfs(ctx context.Context, cacheDir string, progress func(Progress)) (string, error) {
+	return "", ErrUnsupported
+}
+
+// OSImage makes an OS image over a root file system, once per content.
+func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progress func(Progress)) (*Image, error) {
+	return nil, ErrUnsupported
+}
+
+// StartTPM switches a TPM on.
+func StartTPM(ctx context.Context, dir string) (address string, stop func() error, err error) {
+	return "", nil, ErrUnsupported
+}
+
+// NewHost returns the host of the machines in dir.
+func NewHost(dir, name string, log *slog.Logger) (*Host, error) { return nil, ErrUnsupported }
+
+// Network takes the lock on the machines and makes the bridge, if it is not there.
+func (h *Host) Network(ctx context.Context) error { return ErrUnsupported }
+
+// Close gives the lock back. Machines go on running.
+func (h *Host) Close() error { return nil }
+
+// Listen listens inside of the sandbox's network.
+func (h *Host) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	return nil, ErrUnsupported
+}
+
+// Dial connects from inside of the sandbox's network.
+func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return nil, ErrUnsupported
+}
+
+// LimitMemory bounds the memory of all machines together.
+func (h *Host) LimitMemory(bytes int64) error { return ErrUnsupported }
+
+// Start makes a machine and boots it.
+func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) error { return ErrUnsupported }
+
+// Boot switches a machine on that is off.
+func (h *Host) Boot(ctx context.Context, name string, firmware Firmware) error { return ErrUnsupported }
+
+// Reboot shuts a machine down and switches it on again.
+func (h *Host) Reboot(ctx context.Context, name string, firmware Firmware) error {
+	return ErrUnsupported
+}
+
+// Kill cuts the power.
+func (h *Host) Kill(ctx context.Context, name string) error { return ErrUnsupported }
+
+// Remove kills a machine and removes its disk, its TPM and its network.
+func (h *Host) Remove(ctx context.Context, name string) error { return ErrUnsupported }
+
+// WaitReady waits until the machine's containerd answers.
+func (h *Host) WaitReady(ctx context.Context, name string) error { return ErrUnsupported }
+
+// Wait waits until the machine is off.
+func (h *Host) Wait(ctx context.Context, name string) error { return ErrUnsupported }
+
+// Machine says how one machine is.
+func (h *Host) Machine(name string) (Machine, error) { return Machine{}, ErrUnsupported }
+
+// Machines lists all machines by name.
+func (h *Host) Machines() ([]Machine, error) { return nil, ErrUnsupported }
+
+// Exec runs a command in a machine.
+func (h *Host) Exec(ctx context.Context, name string, command []string, stdio Stdio) (int, error) {
+	return 0, ErrUnsupported
+}
+
+// Console returns the path of what the machine's first process and runc wrote.
+func (h *Host) Console(name string) string { return "" }
+
+// Sweep removes everything that a crashed or finished sandbox left.
+func (h *Host) Sweep(ctx context.Context) error { return ErrUnsupported }
