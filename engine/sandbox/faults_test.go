@@ -1,0 +1,53 @@
+package sandbox
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestFaultsAreParsed(t *testing.T) {
+	f, err := parseFaults([]string{
+		"boot-delay=worker-1:30s", "never-boot=worker-2", "kill=worker-0:component", "api-429=0.2", "api-500=1", "api-latency=250ms",
+		"metadata-500=0.5", "partial-list=0.1", "lost-delete=0.3", "component-truncate=kubelet", "component-corrupt=kubeadm",
+		"component-cut=kubectl", "registry-empty",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.bootDelay["worker-1"] != 30*time.Second || !f.neverBoot["worker-2"] || f.kill["worker-0"] != pointComponent ||
+		f.throttle != 0.2 || f.fail != 1 || f.latency != 250*time.Millisecond || f.metadataFail != 0.5 || f.partialList != 0.1 ||
+		f.lostDelete != 0.3 || !f.truncate["kubelet"] || !f.corrupt["kubeadm"] || !f.cut["kubectl"] || !f.registryEmpty {
+		t.Errorf("got %+v", f)
+	}
+	if len(f.spec) != len(faultKinds) {
+		t.Errorf("%d of %d kinds of fault are in this test", len(f.spec), len(faultKinds))
+	}
+}
+
+func TestWrongFaultsAreNamedAllAtOnce(t *testing.T) {
+	for _, tt := range []struct{ name, fault, want string }{
+		{"unknown fault", "meteor=now", `fault "meteor=now" is unknown`},
+		{"delay without duration", "boot-delay=worker-1", `want boot-delay=MACHINE:DURATION`},
+		{"negative delay", "boot-delay=worker-1:-1s", `must be positive`},
+		{"delay without machine", "boot-delay=:1s", `"" is not a name`},
+		{"share above one", "api-429=2", `not above 0 and at most 1`},
+		{"share of nothing", "api-500=0", `not above 0 and at most 1`},
+		{"share that is no number", "lost-delete=NaN", `not above 0`},
+		{"unknown point", "kill=worker-0:lunch", `no point "lunch"`},
+		{"value where none belongs", "registry-empty=yes", `takes no value`},
+		{"machine that is none", "never-boot=../etc", `not a name`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := parseFaults([]string{tt.fault, "second=wrong"})
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			for _, want := range []string{tt.want, `fault "second=wrong" is unknown`, "the faults are boot-delay=", "registry-empty"} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %q", err, want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,200 @@
+package sandbox
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"constellation/engine/component"
+)
+
+// mirrored are the components that machines download. Their control plane comes
+// as images.
+var mirrored = []string{"kubeadm", "kubelet", "kubectl"}
+
+// installDir is where a machine keeps its components.
+const installDir = "/usr/local/bin"
+
+// mirror serves Kubernetes' binaries as this computer built them.
+type mirror struct {
+	log *slog.Logger
+	// base is the URL under which machines reach the mirror.
+	base string
+	// requested is called with the address of who asks for a component.
+	requested func(remoteAddr string)
+	faults    func() *faults
+
+	mu       sync.Mutex
+	versions map[string]map[string]*binary // Kubernetes version → name
+}
+
+type binary struct {
+	path string
+	once sync.Once
+	sum  string
+	err  error
+}
+
+// digest is computed once, when somebody first wants it: the files are large, and
+// of most versions nobody ever asks.
+func (b *binary) digest() (string, error) {
+	b.once.Do(func() {
+		f, err := os.Open(b.path)
+		if err != nil {
+			b.err = err
+			return
+		}
+		defer f.Close()
+		h := sha256.New()
+		if _, b.err = io.Copy(h, f); b.err == nil {
+			b.sum = "sha256:" + hex.EncodeToString(h.Sum(nil))
+		}
+	})
+	return b.sum, b.err
+}
+
+// add offers the binaries of a version: name to path.
+func (m *mirror) add(version string, binaries map[string]string) error {
+	set := map[string]*binary{}
+	for _, name := range mirrored {
+		file, ok := binaries[name]
+		if !ok {
+			return fmt.Errorf("mirror Kubernetes %s: %s is missing", version, name)
+		}
+		set[name] = &binary{path: file}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.versions == nil {
+		m.versions = map[string]map[string]*binary{}
+	}
+	m.versions[version] = set
+	return nil
+}
+
+// list returns the versions that are served, sorted as text.
+func (m *mirror) list() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var vs []string
+	for v := range m.versions {
+		vs = append(vs, v)
+	}
+	slices.Sort(vs)
+	return vs
+}
+
+// components describes a version for installation on a machine; ok is false if
+// it is not served.
+func (m *mirror) components(version string) (l component.List, ok bool, err error) {
+	m.mu.Lock()
+	set, ok := m.versions[version]
+	m.mu.Unlock()
+	if !ok {
+		return nil, false, nil
+	}
+	for _, name := range mirrored {
+		sum, err := set[name].digest()
+		if err != nil {
+			return nil, true, fmt.Errorf("digest of %s %s: %w", name, version, err)
+		}
+		l = append(l, component.Component{
+			Name:   name,
+			URL:    m.base + "/kubernetes/" + version + "/" + name,
+			Digest: sum,
+			Path:   path.Join(installDir, name),
+			Mode:   0o755,
+		})
+	}
+	return l, true, nil
+}
+
+// ServeHTTP answers /kubernetes/<version>/<name>, also in parts (Range).
+func (m *mirror) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		http.Error(w, "read only", http.StatusMethodNotAllowed)
+		return
+	}
+	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/kubernetes/"), "/")
+	var b *binary
+	if len(parts) == 2 {
+		m.mu.Lock()
+		b = m.versions[parts[0]][parts[1]]
+		m.mu.Unlock()
+	}
+	if b == nil {
+		http.Error(w, "no such component; served are "+strings.Join(m.list(), ", "), http.StatusNotFound)
+		return
+	}
+	if m.requested != nil {
+		m.requested(req.RemoteAddr)
+	}
+	f, err := os.Open(b.path)
+	if err != nil {
+		m.log.Error("component not served", "component", parts[1], "version", parts[0], "err", err)
+		http.Error(w, "the component is gone from the cache", http.StatusInternalServerError)
+		return
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		http.Error(w, "the component cannot be read", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	// Size and time name a version of the file without reading it whole: a download
+	// that is resumed after a rebuild starts over.
+	w.Header().Set("ETag", fmt.Sprintf(`"%x-%x"`, info.Size(), info.ModTime().UnixNano()))
+	var content io.ReadSeeker = f
+	if m.faults != nil {
+		flt, name := m.faults(), parts[1]
+		switch {
+		case flt.truncate[name]:
+			content = io.NewSectionReader(f, 0, info.Size()/2)
+		case flt.corrupt[name]:
+			content = io.NewSectionReader(flipped{f, info.Size() / 2}, 0, info.Size())
+		case flt.cut[name]:
+			w = &cutWriter{ResponseWriter: w, left: max(info.Size()/4, 1)}
+		}
+	}
+	http.ServeContent(w, req, "", time.Time{}, content)
+}
+
+// flipped reads a file with one byte changed.
+type flipped struct {
+	f  io.ReaderAt
+	at int64
+}
+
+func (r flipped) ReadAt(p []byte, off int64) (int, error) {
+	n, err := r.f.ReadAt(p, off)
+	if i := r.at - off; i >= 0 && i < int64(n) {
+		p[i] ^= 0xff
+	}
+	return n, err
+}
+
+// cutWriter breaks the connection after a number of bytes.
+type cutWriter struct {
+	http.ResponseWriter
+	left int64
+}
+
+func (w *cutWriter) Write(p []byte) (int, error) {
+	if int64(len(p)) <= w.left {
+		w.left -= int64(len(p))
+		return w.ResponseWriter.Write(p)
+	}
+	w.ResponseWriter.Write(p[:w.left])
+	// The server knows this value: it closes the connection and logs nothing.
+	panic(http.ErrAbortHandler)
+}
