@@ -1,0 +1,102 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+)
+
+// Being built: the signatures that the console is written against.
+
+var errPending = errors.New("not built yet")
+
+type Reporter struct{}
+
+func (r *Reporter) Progress(current, total int64, text string) {}
+
+// Config is the cluster that the user wants, as constellation-conf.yaml says it.
+type Config struct {
+	Version             string               `yaml:"version" json:"version"`
+	Name                string               `yaml:"name" json:"name"`
+	KubernetesVersion   string               `yaml:"kubernetesVersion" json:"kubernetesVersion"`
+	Image               string               `yaml:"image" json:"image"`
+	MicroserviceVersion string               `yaml:"microserviceVersion" json:"microserviceVersion"`
+	ServiceCIDR         string               `yaml:"serviceCIDR" json:"serviceCIDR"`
+	PodCIDR             string               `yaml:"podCIDR" json:"podCIDR"`
+	NodeGroups          map[string]NodeGroup `yaml:"nodeGroups" json:"nodeGroups"`
+}
+
+type NodeGroup struct {
+	Role  string `yaml:"role" json:"role"`
+	Count int    `yaml:"count" json:"count"`
+}
+
+type State struct{}
+
+// FieldError is one thing that is wrong with a file.
+type FieldError struct {
+	Field   string `json:"field"`          // "nodeGroups.workers.count"
+	Line    int    `json:"line,omitempty"` // 1-based; zero if the field is absent
+	Problem string `json:"problem"`
+	Remedy  string `json:"remedy,omitempty"`
+}
+
+// ConfigErrors is everything that is wrong with a file, in the order of its lines.
+type ConfigErrors struct {
+	File   string       `json:"file"`
+	Errors []FieldError `json:"errors"`
+}
+
+func (e *ConfigErrors) Error() string { return e.File }
+
+type Workspace struct{ dir string }
+
+func OpenWorkspace(dir string) (*Workspace, error) { return &Workspace{dir}, nil }
+func (w *Workspace) Dir() string                   { return w.dir }
+func (w *Workspace) Config() (*Config, error)      { return nil, errPending }
+func (w *Workspace) State() (*State, error)        { return nil, errPending }
+
+// WriteConfig writes a new configuration; it refuses to replace one. AdoptSandbox
+// writes constellation-conf.yaml and constellation-state.yaml for a sandbox where
+// they are absent and returns the names of what it wrote.
+func (w *Workspace) WriteConfig(b []byte) (path string, err error)            { return "", errPending }
+func (w *Workspace) ReplaceConfig(b []byte) error                             { return errPending }
+func (w *Workspace) ReadConfig() ([]byte, error)                              { return nil, errPending }
+func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) { return nil, errPending }
+
+func ParseConfig(b []byte) (*Config, error) { return nil, errPending }
+
+type GenerateOptions struct {
+	Name       string
+	Kubernetes string
+	Sandbox    *SandboxInfo // fills measurements, trust roots, counts
+}
+
+func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) { return nil, errPending }
+func MigrateConfig(b []byte) (out []byte, changed bool, err error)      { return nil, false, errPending }
+
+type Cluster interface{}
+type Provider interface{}
+
+type Deps struct {
+	Connect  func(ctx context.Context, kubeconfig []byte) (Cluster, error)
+	Sandbox  Sandbox
+	Provider func(ctx context.Context, c *Config, s *State) (Provider, error)
+	Log      *slog.Logger
+	Now      func() time.Time
+}
+
+type Engine struct{}
+
+func New(w *Workspace, d Deps) *Engine                   { return &Engine{} }
+func (e *Engine) Home(ctx context.Context) (Home, error) { return Home{}, errPending }
+func (e *Engine) Preflight(ctx context.Context, emit func(Event)) ([]Finding, error) {
+	return nil, errPending
+}
+func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) { return nil, errPending }
+
+// Run serialises emit: it is never called concurrently, and in the order of Seq.
+func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) error { return errPending }
+func (e *Engine) Status(ctx context.Context) (Status, error)               { return Status{}, errPending }
+func (e *Engine) Runs() ([]RunSummary, error)                              { return nil, errPending }

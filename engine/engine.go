@@ -1,0 +1,175 @@
+// Package engine decides what to do to a cluster and does it.
+//
+// It reads the workspace (configuration, state), looks at the cloud and at the
+// cluster, turns what it finds into a [Plan], runs the plan and tells what happens
+// as a stream of [Event] values. Everything a user sees comes from here; console,
+// plain printer and JSON Lines only render it.
+//
+// The cluster is the truth: the engine keeps no journal that decides anything. A
+// run that ended half-way is resumed by planning again, and each step observes
+// whether its effect is there already.
+//
+// The package knows neither a Kubernetes client nor Helm nor a terminal. What it
+// needs from a cluster is [Cluster], implemented by engine/kube; what it needs from
+// a cloud is [Provider]. It never writes a secret into an event, an error or a log.
+package engine
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+)
+
+// Exit codes, the same for every verb.
+const (
+	ExitDone             = 0
+	ExitFailed           = 1
+	ExitUsage            = 2 // bad usage or configuration
+	ExitNothing          = 3 // nothing to do
+	ExitBlocked          = 4 // by a finding
+	ExitUnacknowledged   = 5 // an acknowledgement is missing
+	ExitUpgradeAvailable = 6 // only with `upgrade check --exit-code`
+	ExitStopped          = 7 // part-way, can be resumed
+	ExitHeld             = 8 // another console holds the run
+	ExitHungUp           = 129
+	ExitInterrupted      = 130
+	ExitTerminated       = 143
+)
+
+// Error is an error in the user's words.
+type Error struct {
+	// Op is what was tried: "connect to the first machine at 127.0.0.1:9000".
+	Op string
+	// Err is why it did not work. It holds no secret.
+	Err error
+	// Remedy is what the user can do, as a sentence.
+	Remedy string
+	// Exit is the program's exit code; zero means ExitFailed.
+	Exit int
+}
+
+// Error returns "op: cause".
+func (e *Error) Error() string {
+	switch {
+	case e.Err == nil:
+		return e.Op
+	case e.Op == "":
+		return e.Err.Error()
+	}
+	return e.Op + ": " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// ExitCode returns the exit code of err: 0 for nil, that of the first Error in its
+// tree, else ExitFailed.
+func ExitCode(err error) int {
+	if err == nil {
+		return ExitDone
+	}
+	var e *Error
+	if errors.As(err, &e) && e.Exit != 0 {
+		return e.Exit
+	}
+	return ExitFailed
+}
+
+// Remedy returns what the user can do about err; empty if nobody knows.
+func Remedy(err error) string {
+	var e *Error
+	for errors.As(err, &e) {
+		if e.Remedy != "" {
+			return e.Remedy
+		}
+		err = e.Err
+	}
+	return ""
+}
+
+// Sandbox is the cloud on this computer, as the verbs of the command line need it.
+// Package sandbox implements it.
+type Sandbox interface {
+	// Up starts the sandbox that spec describes, or finds it running, and returns
+	// when its API answers; its machines may still be booting.
+	Up(ctx context.Context, spec SandboxSpec, emit func(Event)) (SandboxInfo, error)
+	// Down removes the sandbox and all it left on this computer. Nothing to remove
+	// is a success.
+	Down(ctx context.Context, name string, emit func(Event)) error
+	// Status describes one sandbox. The error wraps cloud.ErrNotFound if there is none.
+	Status(ctx context.Context, name string) (SandboxStatus, error)
+	// Exec runs command in a machine, a login shell if there is none, and returns
+	// its exit code.
+	Exec(ctx context.Context, name, machine string, command []string, stdin io.Reader, stdout, stderr io.Writer, tty bool) (int, error)
+	// Fetch builds the binaries and images of a Kubernetes version into the cache.
+	Fetch(ctx context.Context, version string, emit func(Event)) error
+}
+
+// SandboxSpec is what a sandbox shall be. Zero fields take their defaults.
+type SandboxSpec struct {
+	// Name is a DNS label; the default is made from the workspace's directory.
+	Name string
+	// Workspace is the absolute path of the directory that the sandbox belongs to.
+	Workspace     string
+	ControlPlanes int    // default 1
+	Workers       int    // default 2
+	Kubernetes    string // such as v1.35.4
+	Image         string // version of the OS image, such as v1.0.0
+	Release       string // what init will deploy
+	Machines      string // auto, real, simulated
+	// Install allows the missing packages of this computer to be installed.
+	Install bool
+}
+
+// SandboxInfo is what a workspace must know about its sandbox.
+type SandboxInfo struct {
+	Name       string `json:"name"`
+	UID        string `json:"uid"`
+	Release    string `json:"release"`
+	Kubernetes string `json:"kubernetes"`
+	// Image is the version of the OS image, Measurements its expected registers:
+	// PCR index to 64 hex digits.
+	Image        string            `json:"image"`
+	Measurements map[uint32]string `json:"measurements"`
+	// TrustRoots are PEM certificates: the roots of attestation keys.
+	TrustRoots string `json:"trustRoots"`
+	// ClusterEndpoint and InitEndpoint are host:port on this computer;
+	// InClusterEndpoint is the load balancer as machines see it.
+	ClusterEndpoint   string `json:"clusterEndpoint"`
+	InitEndpoint      string `json:"initEndpoint"`
+	InClusterEndpoint string `json:"inClusterEndpoint"`
+	NodeCIDR          string `json:"nodeCIDR"`
+	PodCIDR           string `json:"podCIDR"`
+	ServiceCIDR       string `json:"serviceCIDR"`
+	ControlPlanes     int    `json:"controlPlanes"`
+	Workers           int    `json:"workers"`
+	// Socket is the path of the control API.
+	Socket string `json:"socket"`
+	// InitSecret proves that the caller owns the machines. It goes into the state
+	// file and nowhere else.
+	InitSecret []byte `json:"-"`
+}
+
+// SandboxStatus is a sandbox as it is now.
+type SandboxStatus struct {
+	SandboxInfo
+	State   string    `json:"state"` // running, stopped (the daemon does not answer)
+	Created time.Time `json:"created,omitzero"`
+	// KubernetesVersions are those that its mirror serves.
+	KubernetesVersions []string         `json:"kubernetesVersions,omitempty"`
+	Machines           []SandboxMachine `json:"machines"`
+}
+
+// SandboxMachine is one machine of a sandbox.
+type SandboxMachine struct {
+	Name    string    `json:"name"`
+	Group   string    `json:"group"`
+	Role    string    `json:"role"`
+	IP      string    `json:"ip"`
+	Image   string    `json:"image"`
+	Boot    string    `json:"boot"` // creating, booting, ready, stopped, failed
+	Message string    `json:"message,omitempty"`
+	Console string    `json:"console,omitempty"` // path of its console's log
+	Started time.Time `json:"started,omitzero"`
+}

@@ -1,0 +1,113 @@
+package engine
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Kind says what an event tells.
+type Kind string
+
+// Kinds of events. The first event of a run is hello, the last is result; neither
+// occurs twice.
+const (
+	KindHello    Kind = "hello"    // schema, tool, run and what it is about
+	KindPlan     Kind = "plan"     // the plan, in Data
+	KindCheck    Kind = "check"    // a finding of the preflight: Object is its ID, State running, ok, warn or block
+	KindStep     Kind = "step"     // a step changed its state
+	KindNode     Kind = "node"     // a machine went From one state To another
+	KindLog      Kind = "log"      // one line of a program that runs somewhere else
+	KindProgress Kind = "progress" // Current of Total, or Counts
+	KindWait     Kind = "wait"     // why nothing happens: Text says what is waited for; an empty Text ends the wait
+	KindResult   Kind = "result"   // exit code, and how to go on
+)
+
+// Schema is the version of the event format. Additions raise its minor; readers
+// ignore fields that they do not know.
+const Schema = "1.0"
+
+// States of a step and of a run.
+const (
+	StateRunning  = "running"
+	StateDone     = "done"
+	StateSkipped  = "skipped"  // its effect was there already
+	StateFailed   = "failed"   // Text says why, Remedy what to do
+	StateStopped  = "stopped"  // the user left; the same command goes on
+	StateDetached = "detached" // the user left; the cluster goes on alone
+	StateNothing  = "nothing"  // every step was done before
+)
+
+// States of a machine on its way into the cluster, as node events tell them.
+const (
+	NodeCreating = "creating" // the cloud makes the machine
+	NodeBooting  = "booting"  // it runs, and has not been heard of
+	NodeJoining  = "joining"  // it was attested and got its ticket
+	NodeNotReady = "not-ready"
+	NodeReady    = "ready"
+	NodeFailed   = "failed"
+	NodeGone     = "gone"
+)
+
+// Event is a fact about a run, in order, without gaps. Its JSON is the -o json
+// format: lower snake case, empty fields left out. No event holds a secret.
+type Event struct {
+	// Seq counts 1, 2, 3, ... in each run of the program.
+	Seq  uint64    `json:"seq"`
+	Time time.Time `json:"time"`
+	Kind Kind      `json:"kind"`
+
+	Schema string `json:"schema,omitempty"`
+	Tool   string `json:"tool,omitempty"`
+	Run    string `json:"run,omitempty"`
+	// Step is the ID of the step that the event belongs to.
+	Step  string `json:"step,omitempty"`
+	State string `json:"state,omitempty"`
+	Node  string `json:"node,omitempty"`
+	Group string `json:"group,omitempty"`
+	From  string `json:"from,omitempty"`
+	To    string `json:"to,omitempty"`
+	// Source is who speaks in a log event: kubeadm, bootstrapper, join-service.
+	Source string `json:"source,omitempty"`
+	// Level is debug, info, warn or error.
+	Level string `json:"level,omitempty"`
+	// Text is for people: a sentence, or the line of a log. It may hold hostile
+	// characters when it comes from a machine; renderers clean it.
+	Text string `json:"text,omitempty"`
+	// Object names what the event is about when that is no node: a chart, a finding.
+	Object string `json:"object,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
+
+	Attempt int              `json:"attempt,omitempty"`
+	TookMS  int64            `json:"took_ms,omitempty"`
+	Current int64            `json:"current,omitempty"`
+	Total   int64            `json:"total,omitempty"`
+	Counts  map[string]int64 `json:"counts,omitempty"`
+	Data    json.RawMessage  `json:"data,omitempty"`
+	// Exit is set in the result alone.
+	Exit *int `json:"exit,omitempty"`
+}
+
+// Result is the Data of a result event.
+type Result struct {
+	// Status is a state of a run: done, nothing, failed, stopped, detached.
+	Status string `json:"status"`
+	// Files were written by the run or are what it left for the user.
+	Files []File `json:"files,omitempty"`
+	// Resume is the command that goes on where the run ended; empty if it is complete.
+	Resume string `json:"resume,omitempty"`
+	// Next are commands that make sense now.
+	Next []string `json:"next,omitempty"`
+	// Nodes is how many nodes are Ready.
+	Nodes  int   `json:"nodes,omitempty"`
+	TookMS int64 `json:"took_ms"`
+}
+
+// File is a file that the user keeps.
+type File struct {
+	Path   string `json:"path"`
+	Mode   string `json:"mode"` // "0600"
+	Secret bool   `json:"secret"`
+	// Note says what it is for, and what to do with it.
+	Note   string `json:"note"`
+	SHA256 string `json:"sha256,omitempty"` // hex; of files that are no secret
+}

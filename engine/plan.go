@@ -1,0 +1,129 @@
+package engine
+
+import (
+	"context"
+	"time"
+)
+
+// Verb is what a plan does.
+type Verb string
+
+// Verbs that have a plan.
+const (
+	VerbInit Verb = "init"
+)
+
+// Severity is what a finding means for the plan.
+type Severity string
+
+// Severities. Info findings are fine, Warn findings are acknowledged by the user,
+// Block findings cannot be forced.
+const (
+	Info  Severity = "ok"
+	Warn  Severity = "warn"
+	Block Severity = "block"
+)
+
+// Finding is what one check found.
+type Finding struct {
+	// ID is stable and kebab-case: "init-endpoint".
+	ID string `json:"id"`
+	// Field is the path of the configuration that it is about, such as
+	// "nodeGroups.control-plane.count"; often empty.
+	Field    string   `json:"field,omitempty"`
+	Severity Severity `json:"severity"`
+	// Title is one line, Detail the evidence, Remedy what to do about it.
+	Title  string `json:"title"`
+	Detail string `json:"detail,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
+	// Source is the area that the finding belongs to: config, files, cloud, network, release.
+	Source string        `json:"source,omitempty"`
+	Took   time.Duration `json:"took,omitempty"` // nanoseconds in JSON
+}
+
+// Target is what a cluster is brought to. Empty fields are not known or do not change.
+type Target struct {
+	Release    string `json:"release,omitempty"`
+	Image      string `json:"image,omitempty"`
+	Kubernetes string `json:"kubernetes,omitempty"`
+}
+
+// Plan is what will be done, as a value: shown, exported, executed and resumed.
+// Nothing of it is remembered between two runs: to resume is to plan again.
+type Plan struct {
+	// ID names the run and its directory: "init-20261121070501-1a2b3c4d".
+	ID      string `json:"id"`
+	Verb    Verb   `json:"verb"`
+	Cluster string `json:"cluster"`
+	From    Target `json:"from,omitzero"`
+	To      Target `json:"to"`
+	// Nodes is how many machines the cluster will have, by group.
+	Nodes    map[string]int `json:"nodes,omitempty"`
+	Findings []Finding      `json:"findings,omitempty"`
+	Steps    []Step         `json:"steps"`
+	// Files will be there afterwards.
+	Files   []File    `json:"files,omitempty"`
+	Created time.Time `json:"created"`
+}
+
+// Blocked returns the findings that forbid the plan.
+func (p *Plan) Blocked() []Finding { return p.with(Block) }
+
+// Warnings returns the findings that the user must have seen.
+func (p *Plan) Warnings() []Finding { return p.with(Warn) }
+
+func (p *Plan) with(s Severity) []Finding {
+	var out []Finding
+	for _, f := range p.Findings {
+		if f.Severity == s {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// Finished reports whether every step was done when the plan was made.
+func (p *Plan) Finished() bool {
+	for _, s := range p.Steps {
+		if !s.Finished {
+			return false
+		}
+	}
+	return true
+}
+
+// Resumes reports whether some steps, but not all, were done when the plan was made.
+func (p *Plan) Resumes() bool {
+	for _, s := range p.Steps {
+		if s.Finished {
+			return !p.Finished()
+		}
+	}
+	return false
+}
+
+// Step is one row of the plan.
+type Step struct {
+	// ID is stable and kebab-case; it is used in events, flags and docs.
+	ID string `json:"id"`
+	// Title is imperative: "Publish node components".
+	Title string `json:"title"`
+	// Effect says what will be different afterwards, with names and numbers.
+	Effect string `json:"effect"`
+	// Warning, if set, must be acknowledged before Run.
+	Warning string `json:"warning,omitempty"`
+	// Final marks the point of no return: from here on the cluster goes on alone.
+	Final bool `json:"final,omitempty"`
+	// Finished is what Done observed when the plan was made.
+	Finished bool `json:"finished,omitempty"`
+
+	// Done observes the world; true means that Run has nothing to do. Nil means
+	// that the step always runs.
+	Done func(context.Context) (bool, error) `json:"-"`
+	// Run makes the effect. It may be called again after any interruption. When its
+	// context ends it returns soon, having finished what must not be cut in half.
+	Run func(context.Context, *Reporter) error `json:"-"`
+	// Undo takes the effect back; nil if there is nothing to take back. It is
+	// offered, never automatic.
+	Undo func(context.Context, *Reporter) error `json:"-"`
+}
