@@ -1,10 +1,19 @@
-module constellation/engine/sandbox/build/kubernetes-v1.35
+module constellation/engine/sandbox/build/kubernetes-1.35
 
-go 1.26
+go 1.26.0
 
-require (
-	go.etcd.io/etcd/server/v3 v3.6.6
-	k8s.io/kubernetes v1.35.4
+godebug default=go1.25
+
+tool (
+	go.etcd.io/etcd/server/v3
+	k8s.io/kubernetes/cmd/kube-apiserver
+	k8s.io/kubernetes/cmd/kube-controller-manager
+	k8s.io/kubernetes/cmd/kube-proxy
+	k8s.io/kubernetes/cmd/kube-scheduler
+	k8s.io/kubernetes/cmd/kubeadm
+	k8s.io/kubernetes/cmd/kubectl
+	k8s.io/kubernetes/cmd/kubelet
+	k8s.io/kubernetes/test/images/agnhost
 )
 
 require (
@@ -73,6 +82,7 @@ require (
 	github.com/grpc-ecosystem/go-grpc-prometheus v1.2.0 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.26.3 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	github.com/ishidawataru/sctp v0.0.0-20250521072954-ae8eb7fa7995 // indirect
 	github.com/jonboulle/clockwork v0.5.0 // indirect
 	github.com/josharian/intern v1.0.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
@@ -125,6 +135,7 @@ require (
 	go.etcd.io/etcd/client/pkg/v3 v3.6.6 // indirect
 	go.etcd.io/etcd/client/v3 v3.6.6 // indirect
 	go.etcd.io/etcd/pkg/v3 v3.6.6 // indirect
+	go.etcd.io/etcd/server/v3 v3.6.6 // indirect
 	go.etcd.io/raft/v3 v3.6.0 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.opentelemetry.io/contrib/instrumentation/github.com/emicklei/go-restful/otelrestful v0.44.0 // indirect
@@ -186,6 +197,7 @@ require (
 	k8s.io/kube-scheduler v0.0.0 // indirect
 	k8s.io/kubectl v0.0.0 // indirect
 	k8s.io/kubelet v0.35.4 // indirect
+	k8s.io/kubernetes v1.35.4 // indirect
 	k8s.io/metrics v0.35.4 // indirect
 	k8s.io/mount-utils v0.0.0 // indirect
 	k8s.io/pod-security-admission v0.0.0 // indirect
@@ -202,64 +214,36 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-replace k8s.io/api => k8s.io/api v0.35.4
-
-replace k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.35.4
-
-replace k8s.io/apimachinery => k8s.io/apimachinery v0.35.4
-
-replace k8s.io/apiserver => k8s.io/apiserver v0.35.4
-
-replace k8s.io/cli-runtime => k8s.io/cli-runtime v0.35.4
-
-replace k8s.io/client-go => k8s.io/client-go v0.35.4
-
-replace k8s.io/cloud-provider => k8s.io/cloud-provider v0.35.4
-
-replace k8s.io/cluster-bootstrap => k8s.io/cluster-bootstrap v0.35.4
-
-replace k8s.io/code-generator => k8s.io/code-generator v0.35.4
-
-replace k8s.io/component-base => k8s.io/component-base v0.35.4
-
-replace k8s.io/component-helpers => k8s.io/component-helpers v0.35.4
-
-replace k8s.io/controller-manager => k8s.io/controller-manager v0.35.4
-
-replace k8s.io/cri-api => k8s.io/cri-api v0.35.4
-
-replace k8s.io/cri-client => k8s.io/cri-client v0.35.4
-
-replace k8s.io/csi-translation-lib => k8s.io/csi-translation-lib v0.35.4
-
-replace k8s.io/dynamic-resource-allocation => k8s.io/dynamic-resource-allocation v0.35.4
-
-replace k8s.io/endpointslice => k8s.io/endpointslice v0.35.4
-
-replace k8s.io/externaljwt => k8s.io/externaljwt v0.35.4
-
-replace k8s.io/kms => k8s.io/kms v0.35.4
-
-replace k8s.io/kube-aggregator => k8s.io/kube-aggregator v0.35.4
-
-replace k8s.io/kube-controller-manager => k8s.io/kube-controller-manager v0.35.4
-
-replace k8s.io/kube-proxy => k8s.io/kube-proxy v0.35.4
-
-replace k8s.io/kube-scheduler => k8s.io/kube-scheduler v0.35.4
-
-replace k8s.io/kubectl => k8s.io/kubectl v0.35.4
-
-replace k8s.io/kubelet => k8s.io/kubelet v0.35.4
-
-replace k8s.io/metrics => k8s.io/metrics v0.35.4
-
-replace k8s.io/mount-utils => k8s.io/mount-utils v0.35.4
-
-replace k8s.io/pod-security-admission => k8s.io/pod-security-admission v0.35.4
-
-replace k8s.io/sample-apiserver => k8s.io/sample-apiserver v0.35.4
-
-replace k8s.io/sample-cli-plugin => k8s.io/sample-cli-plugin v0.35.4
-
-replace k8s.io/sample-controller => k8s.io/sample-controller v0.35.4
+replace (
+	k8s.io/api => k8s.io/api v0.35.4
+	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.35.4
+	k8s.io/apimachinery => k8s.io/apimachinery v0.35.4
+	k8s.io/apiserver => k8s.io/apiserver v0.35.4
+	k8s.io/cli-runtime => k8s.io/cli-runtime v0.35.4
+	k8s.io/client-go => k8s.io/client-go v0.35.4
+	k8s.io/cloud-provider => k8s.io/cloud-provider v0.35.4
+	k8s.io/cluster-bootstrap => k8s.io/cluster-bootstrap v0.35.4
+	k8s.io/code-generator => k8s.io/code-generator v0.35.4
+	k8s.io/component-base => k8s.io/component-base v0.35.4
+	k8s.io/component-helpers => k8s.io/component-helpers v0.35.4
+	k8s.io/controller-manager => k8s.io/controller-manager v0.35.4
+	k8s.io/cri-api => k8s.io/cri-api v0.35.4
+	k8s.io/cri-client => k8s.io/cri-client v0.35.4
+	k8s.io/csi-translation-lib => k8s.io/csi-translation-lib v0.35.4
+	k8s.io/dynamic-resource-allocation => k8s.io/dynamic-resource-allocation v0.35.4
+	k8s.io/endpointslice => k8s.io/endpointslice v0.35.4
+	k8s.io/externaljwt => k8s.io/externaljwt v0.35.4
+	k8s.io/kms => k8s.io/kms v0.35.4
+	k8s.io/kube-aggregator => k8s.io/kube-aggregator v0.35.4
+	k8s.io/kube-controller-manager => k8s.io/kube-controller-manager v0.35.4
+	k8s.io/kube-proxy => k8s.io/kube-proxy v0.35.4
+	k8s.io/kube-scheduler => k8s.io/kube-scheduler v0.35.4
+	k8s.io/kubectl => k8s.io/kubectl v0.35.4
+	k8s.io/kubelet => k8s.io/kubelet v0.35.4
+	k8s.io/metrics => k8s.io/metrics v0.35.4
+	k8s.io/mount-utils => k8s.io/mount-utils v0.35.4
+	k8s.io/pod-security-admission => k8s.io/pod-security-admission v0.35.4
+	k8s.io/sample-apiserver => k8s.io/sample-apiserver v0.35.4
+	k8s.io/sample-cli-plugin => k8s.io/sample-cli-plugin v0.35.4
+	k8s.io/sample-controller => k8s.io/sample-controller v0.35.4
+)

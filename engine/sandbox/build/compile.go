@@ -1,0 +1,439 @@
+package build
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// buildFlags are the same for every program. -trimpath makes the bytes independent
+// of where the sources lie.
+const buildFlags = "-trimpath -buildvcs=false"
+
+// buildEnv fixes what would otherwise come from the user's environment and change
+// the result. GOFLAGS is set to what is the default anyway, because an empty value
+// lets the user's configuration file through.
+func buildEnv() []string {
+	return []string{
+		"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + runtime.GOARCH, "GOAMD64=v1", "GOARM64=v8.0",
+		"GOFLAGS=-mod=readonly", "GOWORK=off", "GO111MODULE=on",
+	}
+}
+
+// What the work costs, in units of about a fifth of a second of one core. They only
+// make the shown progress even.
+const (
+	costPackage = 1
+	costLink    = 20
+	costImage   = 5
+	costTools   = 20
+)
+
+// secondsPerUnit is a core's time for a unit of work, for the first estimate.
+const secondsPerUnit = 0.2
+
+// A builder makes what its store lacks. The lock of the store is held.
+type builder struct {
+	*store
+	recipe recipe
+	meter  *meter
+}
+
+// build makes everything that is missing. What needs the network comes first, so
+// that its absence shows before minutes of work.
+func (b *builder) build(ctx context.Context) error {
+	lacks := b.missing(b.recipe)
+	if lacks.tools {
+		b.meter.plan(costTools)
+	}
+	b.meter.plan(int64(costImage * len(lacks.images)))
+	if lacks.tools {
+		if err := b.tools(ctx); err != nil {
+			return b.fail("fetch the packet filter tools of kube-proxy", err)
+		}
+	}
+	if err := b.programs(ctx, lacks.programs); err != nil {
+		return err
+	}
+	// Only now is it known which images lack something: a program that was made again
+	// need not have changed.
+	return b.images(ctx, b.missing(b.recipe).images)
+}
+
+// programs compiles and links, and adopts every binary as soon as it is finished.
+func (b *builder) programs(ctx context.Context, programs []program) error {
+	if len(programs) == 0 {
+		return nil
+	}
+	b.meter.plan(int64(costLink * len(programs)))
+	packages := make(map[string][]string) // by module
+	var order []string
+	for _, p := range programs {
+		if packages[p.module] == nil {
+			order = append(order, p.module)
+		}
+		packages[p.module] = append(packages[p.module], p.pkg)
+	}
+	tool, err := b.toolchain(ctx, order)
+	if err != nil {
+		return err
+	}
+
+	counts := make(map[string]int64)
+	for _, module := range order {
+		b.meter.say(StageLoad, "loading the sources of "+module)
+		n, err := tool.load(ctx, module, packages[module], func(line string) { b.meter.say(StageLoad, line) })
+		if err != nil {
+			return b.fail("load the sources of "+module, err)
+		}
+		counts[module] = n
+		b.meter.plan(n * costPackage)
+	}
+
+	// All packages first, then all binaries: linking keeps one core busy, compiling all
+	// of them, and packages that binaries share are compiled once.
+	for _, module := range order {
+		var n int64
+		b.meter.say(StageCompile, "compiling "+module)
+		err := tool.compile(ctx, module, packages[module], func(pkg string) {
+			n++
+			b.meter.advance(costPackage, StageCompile, fmt.Sprintf("compiled %d of %d packages of %s: %s", n, counts[module], module, pkg))
+		})
+		if err != nil {
+			return b.fail("compile "+module, err)
+		}
+		b.meter.advance((counts[module]-n)*costPackage, StageCompile, "compiled "+module) // those that Go had in its cache
+	}
+
+	stage, remove, err := b.stage()
+	if err != nil {
+		return err
+	}
+	defer remove()
+	var mu sync.Mutex // guards the store and n
+	var n int
+	links, ctx := errgroup.WithContext(ctx)
+	links.SetLimit(min(2, runtime.NumCPU())) // a link takes up to 2 GB of memory
+	for _, p := range programs {
+		links.Go(func() error {
+			out := filepath.Join(stage, p.name)
+			if err := tool.link(ctx, p, out); err != nil {
+				return b.fail("link "+p.name, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err := b.adopt(out, p.path(), record{Key: p.key(), From: []string{tool.version}}); err != nil {
+				return b.fail("keep "+p.name, err)
+			}
+			n++
+			b.meter.advance(costLink, StageLink, fmt.Sprintf("linked %d of %d programs: %s", n, len(programs), p.name))
+			return nil
+		})
+	}
+	return links.Wait()
+}
+
+// A toolchain is the go command, with the modules of one version written out.
+type toolchain struct {
+	goPath  string
+	version string // "go1.26.8"
+	src     string // directory of the modules
+}
+
+// toolchain writes the modules out and finds the go command that they need.
+func (b *builder) toolchain(ctx context.Context, modules []string) (*toolchain, error) {
+	t := &toolchain{src: filepath.Join(b.dir, "src")}
+	for _, module := range modules {
+		dir := filepath.Join(t.src, module)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, b.fail("write module "+module, err)
+		}
+		for name, content := range moduleFiles(module) {
+			if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+				return nil, b.fail("write module "+module, err)
+			}
+		}
+	}
+	var err error
+	if t.goPath, err = exec.LookPath("go"); err != nil {
+		return nil, b.fail("find the Go toolchain", errNoGo)
+	}
+	// Inside a module, so that go can switch to the version that the module wants.
+	err = t.run(ctx, modules[0], func(line string) { t.version = line }, nil, "env", "GOVERSION")
+	if err != nil {
+		return nil, b.fail("ask the Go toolchain for its version", err)
+	}
+	return t, nil
+}
+
+// load fetches the sources that packages need and returns how many packages they
+// are in all. say gets lines about downloads.
+func (t *toolchain) load(ctx context.Context, module string, packages []string, say func(string)) (int64, error) {
+	var n int64
+	args := append([]string{"list", "-trimpath", "-deps", "-f", "{{.ImportPath}}"}, packages...)
+	err := t.run(ctx, module, func(string) { n++ }, func(line string) bool {
+		if rest, ok := strings.CutPrefix(line, "go: downloading "); ok {
+			say("fetching " + rest)
+			return true
+		}
+		return false
+	}, args...)
+	return n, err
+}
+
+// compile fills Go's build cache with packages and all they need, without linking.
+// done gets the path of each package that had to be compiled.
+func (t *toolchain) compile(ctx context.Context, module string, packages []string, done func(pkg string)) error {
+	args := append([]string{"list", "-v", "-export", "-trimpath", "-buildvcs=false", "-f", "{{.Name}}"}, packages...)
+	return t.run(ctx, module, nil, func(line string) bool {
+		// -v names each package on a line of its own; complaints have spaces.
+		if line == "" || strings.ContainsAny(line, " \t:") {
+			return false
+		}
+		done(line)
+		return true
+	}, args...)
+}
+
+func (t *toolchain) link(ctx context.Context, p program, out string) error {
+	args := append([]string{"build"}, strings.Fields(buildFlags)...)
+	return t.run(ctx, p.module, nil, nil, append(args, "-ldflags="+p.ldflags, "-o", out, p.pkg)...)
+}
+
+// run runs the go command in a module.
+func (t *toolchain) run(ctx context.Context, module string, stdout func(string), stderr func(string) (taken bool), args ...string) error {
+	return command{
+		dir: filepath.Join(t.src, module), env: buildEnv(), stdout: stdout, stderr: stderr,
+	}.run(ctx, t.goPath, args...)
+}
+
+// A command says how a program is run. Its functions get lines without their end and
+// may be nil; what stderr does not take becomes the error.
+type command struct {
+	dir    string
+	env    []string // beside our own environment
+	stdout func(string)
+	stderr func(string) (taken bool)
+}
+
+// run runs a program to its end. When ctx ends, it and its children are interrupted,
+// so that go can remove its temporary files.
+func (c command) run(ctx context.Context, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = c.dir
+	cmd.Env = append(os.Environ(), c.env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	cmd.WaitDelay = 10 * time.Second
+	var complaints []string
+	out, errs := &lineWriter{line: c.stdout}, &lineWriter{line: func(line string) {
+		if (c.stderr == nil || !c.stderr(line)) && strings.TrimSpace(line) != "" {
+			complaints = append(complaints, line)
+		}
+	}}
+	cmd.Stdout, cmd.Stderr = out, errs
+	err := cmd.Run()
+	out.flush()
+	errs.flush()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err == nil {
+		return nil
+	}
+	what := filepath.Base(name) + " " + args[0]
+	if len(complaints) == 0 {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	// The first complaint of a compiler is the cause, the last words of others are.
+	if len(complaints) > 8 {
+		complaints = slices.Concat(complaints[:4], complaints[len(complaints)-4:])
+	}
+	return fmt.Errorf("%s: %w: %s", what, err, strings.Join(complaints, "; "))
+}
+
+// output runs a program and returns the lines of its standard output.
+func (c command) output(ctx context.Context, name string, args ...string) ([]string, error) {
+	var lines []string
+	c.stdout = func(line string) { lines = append(lines, line) }
+	err := c.run(ctx, name, args...)
+	return lines, err
+}
+
+// A lineWriter hands over what is written to it line by line.
+type lineWriter struct {
+	line func(string)
+	rest []byte
+}
+
+func (w *lineWriter) Write(p []byte) (int, error) {
+	w.rest = append(w.rest, p...)
+	for {
+		line, rest, ok := bytes.Cut(w.rest, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		w.say(line)
+		w.rest = rest
+	}
+}
+
+func (w *lineWriter) flush() {
+	if len(w.rest) > 0 {
+		w.say(w.rest)
+		w.rest = nil
+	}
+}
+
+func (w *lineWriter) say(line []byte) {
+	if w.line != nil {
+		w.line(string(line))
+	}
+}
+
+var errNoGo = errors.New("there is no go command on the PATH")
+
+// fail gives err the remedy that its text suggests. The tools that we run have no
+// codes for what went wrong, only words.
+func (b *builder) fail(op string, err error) error {
+	return withRemedy(op, err, "constellation sandbox fetch "+b.recipe.version)
+}
+
+func withRemedy(op string, err error, again string) error {
+	var known *Error
+	if errors.As(err, &known) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	if again == "" {
+		again = "the same command"
+	} else {
+		again = "`" + again + "`"
+	}
+	remedy := "see the cause, then run " + again + " again; finished parts are kept"
+	text := err.Error()
+	switch has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
+	}; {
+	case errors.Is(err, errNoGo):
+		remedy = "install Go 1.26 or newer (https://go.dev/dl), put `go` on the PATH, and run " + again + " again"
+	case errors.Is(err, syscall.ENOSPC) || has("no space left on device"):
+		remedy = "free some space (a version needs 2 GB in the cache directory, and Go's build cache up to 6 GB while it is built: `go env GOCACHE`), then run " + again + " again; finished parts are kept"
+	case has("requires go >="):
+		remedy = "update Go, or let it update itself with GOTOOLCHAIN=auto, and run " + again + " again"
+	case has("checksum mismatch", "SECURITY ERROR"):
+		remedy = "what was downloaded is not what was pinned: check GOPROXY and who is between you and it, run `go clean -modcache`, then " + again + " again"
+	case has("dial tcp", "no such host", "i/o timeout", "connection refused", "connection reset", "network is unreachable", "proxyconnect", "TLS handshake", "GOPROXY=off", "unexpected EOF",
+		"Could not resolve", "Temporary failure resolving", "Failed to fetch", "Unable to connect"):
+		remedy = "the sources cannot be reached: connect this computer to the network (or set GOPROXY and HTTPS_PROXY to what it may use) and run " + again + " again; finished parts are kept, and once a version is built no network is needed"
+	case has("signal: killed", "cannot allocate memory", "out of memory"):
+		remedy = "the computer ran out of memory: linking takes up to 2 GB at a time, twice; close something and run " + again + " again; finished parts are kept"
+	}
+	return &Error{Op: op, Err: err, Remedy: remedy}
+}
+
+// A meter turns work into Progress, one call at a time.
+type meter struct {
+	start  time.Time
+	report func(Progress)
+	ended  chan struct{}
+
+	mu          sync.Mutex
+	now         Progress
+	lastPackage time.Time
+	stopped     bool
+}
+
+// How often the same stage is reported: the compiler finishes dozens of packages a
+// second, and a link says nothing for many seconds.
+const (
+	reportEvery = 200 * time.Millisecond
+	heartbeat   = 2 * time.Second
+)
+
+func newMeter(start time.Time, report func(Progress)) *meter {
+	m := &meter{start: start, report: report, ended: make(chan struct{})}
+	if report == nil {
+		m.report = func(Progress) {}
+	}
+	go func() {
+		tick := time.NewTicker(heartbeat)
+		defer tick.Stop()
+		for {
+			select {
+			case <-m.ended:
+				return
+			case <-tick.C:
+				m.mu.Lock()
+				if m.now.Stage != "" {
+					m.tell()
+				}
+				m.mu.Unlock()
+			}
+		}
+	}()
+	return m
+}
+
+// stop ends the reports: none comes after it.
+func (m *meter) stop() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stopped = true
+	close(m.ended)
+}
+
+// plan adds work that will have to be done.
+func (m *meter) plan(cost int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now.Total += cost
+}
+
+func (m *meter) say(stage Stage, text string) { m.advance(0, stage, text) }
+
+func (m *meter) advance(cost int64, stage Stage, text string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	changed := stage != m.now.Stage
+	m.now.Stage, m.now.Text = stage, text
+	m.now.Current += cost
+	if changed || stage != StageCompile && stage != StageLoad || time.Since(m.lastPackage) >= reportEvery {
+		m.lastPackage = time.Now()
+		m.tell()
+	}
+}
+
+// tell reports; the caller holds mu.
+func (m *meter) tell() {
+	if m.stopped {
+		return
+	}
+	m.now.Took = time.Since(m.start)
+	m.now.Left = left(m.now, runtime.NumCPU())
+	m.report(m.now)
+}
+
+// left estimates the time that the rest takes. Until enough is done to go by, it is
+// reckoned from what the work costs elsewhere.
+func left(p Progress, cores int) time.Duration {
+	if p.Stage == StageLoad || p.Stage == StageTools || p.Total == 0 {
+		return 0
+	}
+	rest := float64(p.Total - p.Current)
+	if p.Took > 10*time.Second && p.Current*20 > p.Total {
+		return time.Duration(rest / float64(p.Current) * float64(p.Took)).Round(time.Second)
+	}
+	return time.Duration(rest * secondsPerUnit / float64(cores) * float64(time.Second)).Round(time.Second)
+}

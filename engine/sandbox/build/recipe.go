@@ -1,0 +1,224 @@
+package build
+
+import (
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"path"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// modules holds one Go module per minor of Kubernetes and of CoreDNS: go.mod and
+// go.sum under other names, because a directory with a go.mod cannot be embedded.
+// They have no code; their tool directives name the commands to build. The cache
+// gets them as real modules.
+//
+//go:embed modules/*.mod modules/*.sum
+var modules embed.FS
+
+//go:embed pause/main.go
+var pauseSource []byte
+
+// format is part of every key. Raise it when the way things are made changes in a
+// way that no other part of a key shows, such as the layout of an image.
+const format = 1
+
+// A recipe is everything that decides what is made for one version of Kubernetes.
+type recipe struct {
+	version string
+	// date is when the release was tagged. It is the only time that appears in what
+	// is made, so that two computers make the same bytes.
+	date time.Time
+	// Tags as this version's kubeadm names them, and the agnhost that its tree holds.
+	etcd, coredns, pause, agnhost string
+	// corednsCommit is shown by coredns -version. The module proxy knows it for
+	// CoreDNS, but not for Kubernetes.
+	corednsCommit string
+}
+
+// recipes are ordered by version, the newest last.
+var recipes = []recipe{
+	{
+		version: "v1.35.4", date: time.Date(2026, 4, 15, 18, 1, 22, 0, time.UTC),
+		etcd: "3.6.6-0", coredns: "v1.13.1", pause: "3.10.1", agnhost: "2.59",
+		corednsCommit: "1db4568",
+	},
+	{
+		version: "v1.36.3", date: time.Date(2026, 7, 22, 18, 7, 38, 0, time.UTC),
+		etcd: "3.6.8-0", coredns: "v1.14.2", pause: "3.10.2", agnhost: "2.63.0",
+		corednsCommit: "dd1df4f",
+	},
+}
+
+func recipeOf(version string) (recipe, error) {
+	for _, r := range recipes {
+		if r.version == version {
+			return r, nil
+		}
+	}
+	return recipe{}, &Error{
+		Op:     "build Kubernetes " + version,
+		Err:    errUnknown,
+		Remedy: "name one of " + strings.Join(Versions(), ", "),
+	}
+}
+
+// A program is one binary and how it is compiled.
+type program struct {
+	name    string // of the file in bin/
+	module  string // of the directory in src/
+	pkg     string
+	ldflags string
+}
+
+// programs lists the binaries in the order in which they are linked: what a first
+// node needs comes first, what people run by hand last.
+func (r recipe) programs() []program {
+	kubernetes := "kubernetes-" + minor(r.version)
+	major, rest, _ := strings.Cut(strings.TrimPrefix(r.version, "v"), ".")
+	m, _, _ := strings.Cut(rest, ".")
+	stamp := []string{"-s", "-w"}
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		for _, v := range [][2]string{
+			{"gitVersion", r.version},
+			{"gitMajor", major},
+			{"gitMinor", m},
+			// Kubernetes' own word for sources that come without their history; the
+			// commit is not known then, and clients call themselves "unknown".
+			{"gitTreeState", "archive"},
+			{"gitCommit", ""},
+			{"buildDate", r.date.Format(time.RFC3339)},
+		} {
+			stamp = append(stamp, "-X", pkg+"."+v[0]+"="+v[1])
+		}
+	}
+	ldflags := strings.Join(stamp, " ")
+	kube := func(name string) program {
+		return program{name, kubernetes, "k8s.io/kubernetes/cmd/" + name, ldflags}
+	}
+	return []program{
+		kube("kubeadm"),
+		kube("kubelet"),
+		kube("kube-apiserver"),
+		{"etcd", kubernetes, "go.etcd.io/etcd/server/v3", "-s -w"},
+		kube("kube-controller-manager"),
+		kube("kube-scheduler"),
+		kube("kube-proxy"),
+		{"coredns", "coredns-" + minor(r.coredns), "github.com/coredns/coredns", "-s -w -X github.com/coredns/coredns/coremain.GitCommit=" + r.corednsCommit},
+		{"pause", "pause", ".", "-s -w -X main.version=" + r.pause},
+		kube("kubectl"),
+		{"agnhost", kubernetes, "k8s.io/kubernetes/test/images/agnhost", ldflags},
+	}
+}
+
+func (r recipe) program(name string) (program, bool) {
+	i := slices.IndexFunc(r.programs(), func(p program) bool { return p.name == name })
+	if i < 0 {
+		return program{}, false
+	}
+	return r.programs()[i], true
+}
+
+// path is where p lies in the cache of its version.
+func (p program) path() string { return path.Join("bin", p.name) }
+
+// key names everything that decides what p is, but the version of the Go
+// toolchain: after an update of Go nobody should have to wait for a build again,
+// and no verb but one may build.
+func (p program) key() string {
+	return keyOf("program", p.name, p.pkg, p.ldflags, buildFlags, buildEnv(), moduleFiles(p.module))
+}
+
+// moduleFiles returns the files of a module by the name that they have in it.
+func moduleFiles(name string) map[string][]byte {
+	if name == "pause" {
+		return map[string][]byte{
+			"go.mod":  []byte("module pause\n\ngo 1.26.0\n"),
+			"main.go": pauseSource,
+		}
+	}
+	files := make(map[string][]byte)
+	for from, to := range map[string]string{".mod": "go.mod", ".sum": "go.sum"} {
+		b, err := modules.ReadFile("modules/" + name + from)
+		if err != nil {
+			panic(fmt.Sprintf("read embedded module: %v", err)) // a test reads them all
+		}
+		files[to] = b
+	}
+	return files
+}
+
+// An imageSpec says what one image is made of.
+type imageSpec struct {
+	name       string
+	ref        string
+	binary     string            // program that it carries
+	at         string            // absolute path of the binary in the image
+	links      map[string]string // symbolic links, absolute path to target
+	entrypoint []string
+	cmd        []string
+	user       string
+	tools      bool // the packet filter tools come first, as a layer of their own
+}
+
+// images lists the images in the order of "kubeadm config images list", then ours.
+// Paths, entry points and users are those that kubeadm's manifests count on.
+func (r recipe) images() []imageSpec {
+	kube := func(name string) imageSpec {
+		return imageSpec{name: name, ref: "registry.k8s.io/" + name + ":" + r.version, binary: name, at: "/usr/local/bin/" + name}
+	}
+	proxy := kube("kube-proxy")
+	proxy.tools = true
+	return []imageSpec{
+		kube("kube-apiserver"),
+		kube("kube-controller-manager"),
+		kube("kube-scheduler"),
+		proxy,
+		{name: "coredns", ref: "registry.k8s.io/coredns/coredns:" + r.coredns, binary: "coredns", at: "/coredns", entrypoint: []string{"/coredns"}},
+		{name: "pause", ref: "registry.k8s.io/pause:" + r.pause, binary: "pause", at: "/pause", entrypoint: []string{"/pause"}, user: "65535:65535"},
+		{name: "etcd", ref: "registry.k8s.io/etcd:" + r.etcd, binary: "etcd", at: "/usr/local/bin/etcd"},
+		// What people and tests deploy by hand. It has the program of the upstream image,
+		// not the shell and the network tools that lie beside it there.
+		{
+			name: "agnhost", ref: "registry.k8s.io/e2e-test-images/agnhost:" + r.agnhost, binary: "agnhost", at: "/agnhost",
+			links: map[string]string{"/agnhost-2": "agnhost"}, entrypoint: []string{"/agnhost"}, cmd: []string{"pause"},
+		},
+	}
+}
+
+// path is where the archive lies in the cache of its version.
+func (i imageSpec) path() string { return path.Join("images", i.name+".tar") }
+
+// key names everything that decides what the image is; contents are the digests of
+// the files that go into it.
+func (i imageSpec) key(date time.Time, contents ...string) string {
+	return keyOf("image", i.ref, i.at, i.links, i.entrypoint, i.cmd, i.user, date, contents)
+}
+
+// toolsPath is where the layer with kube-proxy's tools lies in the cache of a version.
+const toolsPath = "images/kube-proxy-tools.layer.tar"
+
+func toolsKey(date time.Time) string {
+	return keyOf("tools", toolPackages, toolFiles, toolLinks, runtime.GOARCH, date)
+}
+
+// keyOf hashes parts. They are marshalled, so that no two lists of parts look alike.
+func keyOf(parts ...any) string {
+	b, err := json.Marshal(append([]any{format}, parts...))
+	if err != nil {
+		panic(fmt.Sprintf("marshal key: %v", err)) // strings, slices and maps of them
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// minor returns MAJOR.MINOR of a version such as "v1.35.4".
+func minor(version string) string {
+	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	return strings.Join(parts[:min(2, len(parts))], ".")
+}
