@@ -89,7 +89,8 @@ func Remedy(err error) string {
 }
 
 // Sandbox is the cloud on this computer, as the verbs of the command line need it.
-// Package sandbox implements it.
+// Package sandbox implements it. Where a method takes the name of a sandbox, the
+// absolute path of a workspace stands for the sandbox that was made for it.
 type Sandbox interface {
 	// Up starts the sandbox that spec describes, or finds it running, and returns
 	// when its API answers; its machines may still be booting.
@@ -120,6 +121,9 @@ type SandboxSpec struct {
 	Machines      string // auto, real, simulated
 	// Install allows the missing packages of this computer to be installed.
 	Install bool
+	// Faults are what the cloud shall do wrong, such as "api-429=0.2" or
+	// "boot-delay=worker-1:30s"; an error names those that exist.
+	Faults []string
 }
 
 // SandboxInfo is what a workspace must know about its sandbox.
@@ -158,6 +162,7 @@ type SandboxStatus struct {
 	Created time.Time `json:"created,omitzero"`
 	// KubernetesVersions are those that its mirror serves.
 	KubernetesVersions []string         `json:"kubernetesVersions,omitempty"`
+	Faults             []string         `json:"faults,omitempty"`
 	Machines           []SandboxMachine `json:"machines"`
 }
 
