@@ -1,0 +1,461 @@
+// Package release says which releases of this product exist and what each contains:
+// services and their images, charts, and the Kubernetes versions with the digest of
+// every component that a node installs.
+//
+// A release is one YAML file, <version>.yaml. It is read strictly: a key that this
+// program does not know, a missing digest or a name that leads nowhere makes the
+// file unusable, because whatever is installed on a node is named here.
+//
+//	schema: "1"              format of the file; another one is refused
+//	version: v1.1.0          the release; the same as the file's name
+//	upgradeFrom: v1.0.0      oldest release that can be upgraded to this one; absent
+//	                         if there is none
+//	services:                what runs and has a version
+//	- name: operator         unique
+//	  version: v1.1.0
+//	  image: host/name:tag   absent for what is part of the OS image
+//	  chart: name            the chart that installs it; with image only
+//	charts:                  in the order of installation
+//	- name: ...              unique; a directory of the charts that come with the program
+//	  namespace: ...
+//	  values: {...}          merged over those of the chart
+//	crds: [...]              names of the definitions that the charts need
+//	artifacts:               by component: kubeadm, kubelet, kubectl, crictl, cni-plugins
+//	  kubeadm:
+//	    url: https://...     with {version} (with v) and {arch}
+//	    path: /usr/...       the file, or with extract the directory to fill
+//	    extract: false
+//	archives:                digests of crictl and cni-plugins: version, architecture
+//	  crictl: {v1.36.0: {amd64: "sha256:...", arm64: "sha256:..."}}
+//	images:                  what kubeadm pulls, with {kubernetes} {etcd} {coredns} {pause}
+//	kubernetes:              oldest first
+//	- version: v1.36.3
+//	  etcd: 3.6.8-0          tags of the images, as kubeadm of that version names them
+//	  coredns: v1.14.2
+//	  pause: "3.10.2"
+//	  crictl: v1.36.0        which archive
+//	  cni-plugins: v1.9.1
+//	  digests: {amd64: {kubeadm: "sha256:...", ...}, arm64: {...}}
+//	defaultKubernetes: v1.35.4
+//
+// The package never decides which release may follow which; package engine does.
+package release
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"constellation/engine/component"
+	"constellation/engine/version"
+)
+
+// schema is the format that this program reads.
+const schema = "1"
+
+// Architectures are those that every release has components for.
+var architectures = []string{"amd64", "arm64"}
+
+// names of the components of a node, in the order of a list.
+var (
+	binaries = []string{"kubeadm", "kubelet", "kubectl"}
+	archives = []string{"crictl", "cni-plugins"}
+)
+
+// ErrNotOffered means that a release has no such Kubernetes version. The text of the
+// error names what it has.
+var ErrNotOffered = errors.New("not offered")
+
+// Release is what one release contains.
+type Release struct {
+	Version version.Version
+	// UpgradeFrom is the oldest release that can be upgraded to this one; zero if none can.
+	UpgradeFrom version.Version
+	Services    []Service
+	Charts      []Chart // in the order of installation
+	CRDs        []string
+	Kubernetes  []Kubernetes // oldest first
+	// DefaultKubernetes is what a new cluster gets if its owner names nothing.
+	DefaultKubernetes version.Version
+
+	artifacts map[string]artifact
+	archives  map[string]map[string]map[string]string // name, version, architecture
+	images    map[string]string
+}
+
+// Service is what runs in a cluster of a release and has a version.
+type Service struct {
+	Name    string          `yaml:"name"`
+	Version version.Version `yaml:"version"`
+	// Image is empty for what is part of the OS image.
+	Image string `yaml:"image"`
+	// Chart is the name of the chart that installs it.
+	Chart string `yaml:"chart"`
+}
+
+// Chart is a chart of a release.
+type Chart struct {
+	Name      string         `yaml:"name"`
+	Namespace string         `yaml:"namespace"`
+	Values    map[string]any `yaml:"values"`
+}
+
+// Kubernetes is a patch release of Kubernetes that a release offers.
+type Kubernetes struct {
+	Version version.Version `yaml:"version"`
+	// Etcd, CoreDNS and Pause are tags of the images that kubeadm deploys.
+	Etcd    string `yaml:"etcd"`
+	CoreDNS string `yaml:"coredns"`
+	Pause   string `yaml:"pause"`
+	// Crictl and CNIPlugins are versions of archives.
+	Crictl     string `yaml:"crictl"`
+	CNIPlugins string `yaml:"cni-plugins"`
+
+	// Digests are of the binaries: architecture, name.
+	Digests map[string]map[string]string `yaml:"digests"`
+}
+
+type artifact struct {
+	URL     string `yaml:"url"`
+	Path    string `yaml:"path"`
+	Extract bool   `yaml:"extract"`
+}
+
+// file is a release as it is written.
+type file struct {
+	Schema            string                                  `yaml:"schema"`
+	Version           version.Version                         `yaml:"version"`
+	UpgradeFrom       version.Version                         `yaml:"upgradeFrom"`
+	Services          []Service                               `yaml:"services"`
+	Charts            []Chart                                 `yaml:"charts"`
+	CRDs              []string                                `yaml:"crds"`
+	Artifacts         map[string]artifact                     `yaml:"artifacts"`
+	Archives          map[string]map[string]map[string]string `yaml:"archives"`
+	Images            map[string]string                       `yaml:"images"`
+	Kubernetes        []Kubernetes                            `yaml:"kubernetes"`
+	DefaultKubernetes version.Version                         `yaml:"defaultKubernetes"`
+}
+
+// Parse reads one release. The error joins everything that is wrong with it.
+func Parse(b []byte) (*Release, error) {
+	var f file
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	if err := d.Decode(&f); err != nil {
+		return nil, fmt.Errorf("parse release: %w", err)
+	}
+	if f.Schema != schema {
+		return nil, fmt.Errorf("parse release: its format is %q and this program reads %q", f.Schema, schema)
+	}
+	if errs := f.check(); len(errs) > 0 {
+		return nil, fmt.Errorf("parse release %s: %w", f.Version, errors.Join(errs...))
+	}
+	return &Release{
+		Version: f.Version, UpgradeFrom: f.UpgradeFrom, Services: f.Services, Charts: f.Charts, CRDs: f.CRDs,
+		Kubernetes: f.Kubernetes, DefaultKubernetes: f.DefaultKubernetes,
+		artifacts: f.Artifacts, archives: f.Archives, images: f.Images,
+	}, nil
+}
+
+var (
+	digestRE = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	nameRE   = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+	imageRE  = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+:[A-Za-z0-9._-]{1,128}(@sha256:[0-9a-f]{64})?$`)
+	tagRE    = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
+	fieldRE  = regexp.MustCompile(`\{[a-z]*\}`)
+)
+
+// check returns what is wrong with f, in the order of the file.
+func (f *file) check() []error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+
+	if f.Version.IsZero() {
+		bad("version: missing")
+	}
+	if !f.UpgradeFrom.IsZero() && !f.UpgradeFrom.Less(f.Version) {
+		bad("upgradeFrom: %s is not older than the release", f.UpgradeFrom)
+	}
+	charts := map[string]bool{}
+	for i, c := range f.Charts {
+		switch {
+		case !nameRE.MatchString(c.Name) || !nameRE.MatchString(c.Namespace):
+			bad("charts[%d]: name %q or namespace %q cannot be one", i, c.Name, c.Namespace)
+		case charts[c.Name]:
+			bad("charts[%d]: %s occurs twice", i, c.Name)
+		}
+		charts[c.Name] = true
+	}
+	if len(f.Charts) == 0 {
+		bad("charts: missing")
+	}
+	services := map[string]bool{}
+	for i, s := range f.Services {
+		switch {
+		case !nameRE.MatchString(s.Name):
+			bad("services[%d]: %q is no name", i, s.Name)
+		case services[s.Name]:
+			bad("services[%d]: %s occurs twice", i, s.Name)
+		case s.Version.IsZero():
+			bad("services[%d]: %s has no version", i, s.Name)
+		case (s.Image == "") != (s.Chart == ""):
+			bad("services[%d]: %s needs both image and chart, or none", i, s.Name)
+		case s.Image != "" && !imageRE.MatchString(s.Image):
+			bad("services[%d]: %q is no image with a tag", i, s.Image)
+		case s.Chart != "" && !charts[s.Chart]:
+			bad("services[%d]: there is no chart %s", i, s.Chart)
+		}
+		services[s.Name] = true
+	}
+	if len(f.Services) == 0 {
+		bad("services: missing")
+	}
+	if len(f.CRDs) == 0 {
+		bad("crds: missing")
+	}
+	for i, c := range f.CRDs {
+		if !nameRE.MatchString(c) || slices.Index(f.CRDs, c) != i {
+			bad("crds[%d]: %q is no name or occurs twice", i, c)
+		}
+	}
+	for _, name := range append(slices.Clone(binaries), archives...) {
+		a, ok := f.Artifacts[name]
+		u, err := url.Parse(a.expand("v1.0.0", "amd64"))
+		switch {
+		case !ok:
+			bad("artifacts.%s: missing", name)
+		case err != nil || u.Scheme != "https" || u.Host == "" || u.Path == "":
+			bad("artifacts.%s: %q is no https address", name, a.URL)
+		case !strings.Contains(a.URL, "{version}") || !strings.Contains(a.URL, "{arch}") || fieldRE.MatchString(a.expand("v1.0.0", "amd64")):
+			bad("artifacts.%s: the address must contain {version} and {arch} and nothing else in braces", name)
+		case !path.IsAbs(a.Path) || path.Clean(a.Path) != a.Path || a.Path == "/":
+			bad("artifacts.%s: path %q is not absolute and clean", name, a.Path)
+		case a.Extract != slices.Contains(archives, name):
+			bad("artifacts.%s: extract is %t", name, a.Extract)
+		}
+	}
+	for name := range f.Artifacts {
+		if !slices.Contains(binaries, name) && !slices.Contains(archives, name) {
+			bad("artifacts.%s: there is no such component", name)
+		}
+	}
+	for name, versions := range f.Archives {
+		if !slices.Contains(archives, name) {
+			bad("archives.%s: there is no such archive", name)
+		}
+		for v, digests := range versions {
+			if _, err := version.Parse(v); err != nil || v[0] != 'v' {
+				bad("archives.%s: %q is no version with a v", name, v)
+			}
+			errs = append(errs, checkDigests("archives."+name+"."+v, digests, architectures)...)
+		}
+	}
+	if len(f.Images) == 0 {
+		bad("images: missing")
+	}
+	for name, image := range f.Images {
+		if s := expandImage(image, Kubernetes{Version: version.MustParse("v1.0.0"), Etcd: "1", CoreDNS: "1", Pause: "1"}); !imageRE.MatchString(s) {
+			bad("images.%s: %q is no image with a tag", name, image)
+		}
+	}
+	for i, k := range f.Kubernetes {
+		where := fmt.Sprintf("kubernetes[%d]", i)
+		if k.Version.IsZero() {
+			bad("%s: version is missing", where)
+			continue
+		}
+		where += " " + k.Version.String()
+		if i > 0 && !f.Kubernetes[i-1].Version.Less(k.Version) {
+			bad("%s: is not newer than the one before", where)
+		}
+		if !tagRE.MatchString(k.Etcd) || !tagRE.MatchString(k.CoreDNS) || !tagRE.MatchString(k.Pause) {
+			bad("%s: etcd, coredns or pause is no tag", where)
+		}
+		for _, name := range archives {
+			if f.Archives[name][k.archive(name)] == nil {
+				bad("%s: archives.%s has no %q", where, name, k.archive(name))
+			}
+		}
+		for _, arch := range architectures {
+			errs = append(errs, checkDigests(where+" "+arch, k.Digests[arch], binaries)...)
+		}
+		if len(k.Digests) > len(architectures) {
+			bad("%s: digests for an unknown architecture", where)
+		}
+	}
+	if len(f.Kubernetes) == 0 {
+		bad("kubernetes: missing")
+	}
+	if !slices.ContainsFunc(f.Kubernetes, func(k Kubernetes) bool { return k.Version.Equal(f.DefaultKubernetes) }) {
+		bad("defaultKubernetes: %q is not among kubernetes", f.DefaultKubernetes)
+	}
+	return errs
+}
+
+// checkDigests wants exactly one digest for each of keys.
+func checkDigests(where string, got map[string]string, keys []string) (errs []error) {
+	for _, k := range keys {
+		if !digestRE.MatchString(got[k]) {
+			errs = append(errs, fmt.Errorf("%s: digest of %s is %q", where, k, got[k]))
+		}
+	}
+	for k := range got {
+		if !slices.Contains(keys, k) {
+			errs = append(errs, fmt.Errorf("%s: %q is unknown", where, k))
+		}
+	}
+	return errs
+}
+
+func (k Kubernetes) archive(name string) string {
+	if name == "crictl" {
+		return k.Crictl
+	}
+	return k.CNIPlugins
+}
+
+func (a artifact) expand(version, arch string) string {
+	return strings.NewReplacer("{version}", version, "{arch}", arch).Replace(a.URL)
+}
+
+func expandImage(image string, k Kubernetes) string {
+	return strings.NewReplacer("{kubernetes}", k.Version.String(), "{etcd}", k.Etcd, "{coredns}", k.CoreDNS, "{pause}", k.Pause).Replace(image)
+}
+
+// Service returns the service called name.
+func (r *Release) Service(name string) (Service, bool) {
+	for _, s := range r.Services {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return Service{}, false
+}
+
+// ForKubernetes returns what the release knows about a Kubernetes version. The error
+// wraps ErrNotOffered.
+func (r *Release) ForKubernetes(v version.Version) (Kubernetes, error) {
+	var have []string
+	for _, k := range r.Kubernetes {
+		if k.Version.Equal(v) {
+			return k, nil
+		}
+		have = append(have, k.Version.String())
+	}
+	return Kubernetes{}, fmt.Errorf("Kubernetes %s is %w by release %s; it has %s", v, ErrNotOffered, r.Version, strings.Join(have, ", "))
+}
+
+// Minors returns the minors of Kubernetes that the release offers, oldest first,
+// such as "v1.35".
+func (r *Release) Minors() []string {
+	var out []string
+	for _, k := range r.Kubernetes {
+		out = append(out, k.Version.MinorString())
+	}
+	return slices.Compact(out)
+}
+
+// Components returns what a node must have installed for a Kubernetes version, as
+// upstream publishes it, for an architecture in Go's words. The error wraps
+// ErrNotOffered.
+func (r *Release) Components(v version.Version, arch string) (component.List, error) {
+	k, err := r.ForKubernetes(v)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(architectures, arch) {
+		return nil, fmt.Errorf("architecture %q is %w by release %s; it has %s", arch, ErrNotOffered, r.Version, strings.Join(architectures, ", "))
+	}
+	var l component.List
+	for _, name := range binaries {
+		a := r.artifacts[name]
+		l = append(l, component.Component{Name: name, URL: a.expand(v.String(), arch), Digest: k.Digests[arch][name], Path: a.Path, Mode: 0o755})
+	}
+	for _, name := range archives {
+		a, av := r.artifacts[name], k.archive(name)
+		l = append(l, component.Component{Name: name, URL: a.expand(av, arch), Digest: r.archives[name][av][arch], Path: a.Path, Extract: true})
+	}
+	return l, nil
+}
+
+// Images returns the images that kubeadm of a Kubernetes version deploys, by name.
+// The error wraps ErrNotOffered.
+func (r *Release) Images(v version.Version) (map[string]string, error) {
+	k, err := r.ForKubernetes(v)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]string, len(r.images))
+	for name, image := range r.images {
+		out[name] = expandImage(image, k)
+	}
+	return out, nil
+}
+
+// Catalogue is a set of releases.
+type Catalogue struct{ releases []*Release }
+
+// Load reads every <version>.yaml of dir's top level. One file that cannot be used
+// makes the catalogue unusable: a hole in it would look like a release that does
+// not exist.
+func Load(dir fs.FS) (*Catalogue, error) {
+	names, err := fs.Glob(dir, "*.yaml")
+	if err != nil {
+		return nil, fmt.Errorf("list releases: %w", err)
+	}
+	c := &Catalogue{}
+	for _, name := range names {
+		b, err := fs.ReadFile(dir, name)
+		if err != nil {
+			return nil, fmt.Errorf("read release: %w", err)
+		}
+		r, err := Parse(b)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if name != r.Version.String()+".yaml" {
+			return nil, fmt.Errorf("%s: holds release %s", name, r.Version)
+		}
+		c.releases = append(c.releases, r)
+	}
+	if len(c.releases) == 0 {
+		return nil, errors.New("list releases: there are none")
+	}
+	slices.SortFunc(c.releases, func(a, b *Release) int { return a.Version.Compare(b.Version) })
+	return c, nil
+}
+
+// Releases returns all releases, oldest first.
+func (c *Catalogue) Releases() []*Release { return slices.Clone(c.releases) }
+
+// Release returns one release. The error wraps ErrNotOffered and names what there is.
+func (c *Catalogue) Release(v version.Version) (*Release, error) {
+	var have []string
+	for _, r := range c.releases {
+		if r.Version.Equal(v) {
+			return r, nil
+		}
+		have = append(have, r.Version.String())
+	}
+	return nil, fmt.Errorf("release %s is %w; this program has %s", v, ErrNotOffered, strings.Join(have, ", "))
+}
+
+// Kubernetes returns every Kubernetes version that some release offers, oldest first.
+func (c *Catalogue) Kubernetes() []version.Version {
+	all := map[string]version.Version{}
+	for _, r := range c.releases {
+		for _, k := range r.Kubernetes {
+			all[k.Version.String()] = k.Version
+		}
+	}
+	return slices.SortedFunc(maps.Values(all), version.Version.Compare)
+}

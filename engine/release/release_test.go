@@ -1,0 +1,189 @@
+package release
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"constellation/engine/version"
+)
+
+func embedded(t testing.TB) *Catalogue {
+	t.Helper()
+	c, err := Load(os.DirFS("../../assets/releases"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestReleasesAreComplete(t *testing.T) {
+	c := embedded(t)
+	want := map[string][]string{"v1.0.0": {"v1.34", "v1.35"}, "v1.1.0": {"v1.35", "v1.36"}}
+	if len(c.Releases()) != len(want) {
+		t.Errorf("%d releases, want %d", len(c.Releases()), len(want))
+	}
+	for _, r := range c.Releases() {
+		if got := r.Minors(); !slices.Equal(got, want[r.Version.String()]) {
+			t.Errorf("%s offers %v, want %v", r.Version, got, want[r.Version.String()])
+		}
+		for _, k := range r.Kubernetes {
+			images, err := r.Images(k.Version)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "etcd", "coredns", "pause"} {
+				if !strings.HasPrefix(images[name], "registry.k8s.io/") || strings.ContainsAny(images[name], "{}") {
+					t.Errorf("%s, Kubernetes %s: image of %s is %q", r.Version, k.Version, name, images[name])
+				}
+			}
+			for _, arch := range []string{"amd64", "arm64"} {
+				l, err := r.Components(k.Version, arch)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var names []string
+				for _, c := range l {
+					names = append(names, c.Name)
+					if !strings.HasPrefix(c.URL, "https://") || !strings.Contains(c.URL, arch) || strings.ContainsAny(c.URL, "{}") || c.Path == "" {
+						t.Errorf("%s, Kubernetes %s: %+v", r.Version, k.Version, c)
+					}
+					if (c.Name[:4] == "kube") != strings.HasPrefix(c.URL, "https://dl.k8s.io/"+k.Version.String()+"/") {
+						t.Errorf("%s, Kubernetes %s: %s is fetched from %s", r.Version, k.Version, c.Name, c.URL)
+					}
+				}
+				if want := []string{"kubeadm", "kubelet", "kubectl", "crictl", "cni-plugins"}; !slices.Equal(names, want) {
+					t.Errorf("%s, Kubernetes %s, %s: components %v, want %v", r.Version, k.Version, arch, names, want)
+				}
+			}
+		}
+		for _, name := range []string{"join-service", "operator", "agent"} {
+			if s, ok := r.Service(name); !ok || !s.Version.Equal(r.Version) {
+				t.Errorf("%s: service %s is %+v", r.Version, name, s)
+			}
+		}
+	}
+}
+
+// A digest that stands for two different things was copied into the wrong line; two
+// digests for one thing mean that one of them is wrong.
+func TestDigestsNameOneThingEach(t *testing.T) {
+	byDigest, byURL := map[string]string{}, map[string]string{}
+	for _, r := range embedded(t).Releases() {
+		for _, k := range r.Kubernetes {
+			for _, arch := range architectures {
+				l, err := r.Components(k.Version, arch)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, c := range l {
+					if other := byDigest[c.Digest]; other != "" && other != c.URL {
+						t.Errorf("%s is the digest of %s and of %s", c.Digest, other, c.URL)
+					}
+					if other := byURL[c.URL]; other != "" && other != c.Digest {
+						t.Errorf("%s has digests %s and %s", c.URL, other, c.Digest)
+					}
+					byDigest[c.Digest], byURL[c.URL] = c.URL, c.Digest
+				}
+			}
+		}
+	}
+	if len(byURL) != len(byDigest) || len(byURL) < 100 {
+		t.Errorf("%d addresses and %d digests", len(byURL), len(byDigest))
+	}
+}
+
+// The two that the sandbox builds, as upstream publishes them.
+func TestKnownDigests(t *testing.T) {
+	c := embedded(t)
+	for _, tt := range []struct{ release, kubernetes, arch, name, url, digest string }{
+		{"v1.0.0", "v1.35.4", "amd64", "kubeadm", "https://dl.k8s.io/v1.35.4/bin/linux/amd64/kubeadm", "sha256:0c0497da793f8897c14e45340da919534b615294a1aab69dc1998896c0f11145"},
+		{"v1.1.0", "v1.36.3", "arm64", "kubelet", "https://dl.k8s.io/v1.36.3/bin/linux/arm64/kubelet", "sha256:57205a5daf5883873d87b4914e1e00bdd7707acd075714788cfb0fc1f60bc414"},
+		{"v1.1.0", "v1.36.3", "amd64", "crictl", "https://github.com/kubernetes-sigs/cri-tools/releases/download/v1.36.0/crictl-v1.36.0-linux-amd64.tar.gz", "sha256:83855e114566a8a8c44c548d515670f51de3a5e1da8b2effb59870e2f10c25a3"},
+		{"v1.1.0", "v1.35.4", "arm64", "cni-plugins", "https://github.com/containernetworking/plugins/releases/download/v1.8.0/cni-plugins-linux-arm64-v1.8.0.tgz", "sha256:57ce466fc3b79db1f19b8f4c63e07a1112306efa53c94fe810a2150dd9e07ddb"},
+	} {
+		r, err := c.Release(version.MustParse(tt.release))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := r.Components(version.MustParse(tt.kubernetes), tt.arch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := l.ByName(tt.name); got.URL != tt.url || got.Digest != tt.digest {
+			t.Errorf("%s of %s: %s %s", tt.name, tt.kubernetes, got.URL, got.Digest)
+		}
+	}
+}
+
+func TestWhatIsNotOfferedIsNamed(t *testing.T) {
+	c := embedded(t)
+	_, err := c.Release(version.MustParse("v9.0.0"))
+	if !errors.Is(err, ErrNotOffered) || !strings.Contains(err.Error(), "v1.0.0, v1.1.0") {
+		t.Errorf("unknown release: %v", err)
+	}
+	r, err := c.Release(version.MustParse("v1.1.0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = r.Components(version.MustParse("v1.34.2"), "amd64"); !errors.Is(err, ErrNotOffered) || !strings.Contains(err.Error(), "v1.36.4") {
+		t.Errorf("unknown Kubernetes: %v", err)
+	}
+	if _, err = r.Components(version.MustParse("v1.36.3"), "riscv64"); !errors.Is(err, ErrNotOffered) {
+		t.Errorf("unknown architecture: %v", err)
+	}
+}
+
+func TestUnusableFilesAreRefused(t *testing.T) {
+	good, err := os.ReadFile("../../assets/releases/v1.1.0.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ name, old, new, want string }{
+		{"unknown key", "defaultKubernetes:", "defaultKubernete:", "defaultKubernete"},
+		{"another format", `schema: "1"`, `schema: "2"`, `its format is "2"`},
+		{"a digest cut short", "sha256:ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336", "sha256:ebbd", "digest of kubectl"},
+		{"a digest of another kind", "sha256:ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336", "sha512:ebbd080e7c2e275093b55915722043257eb24004363e20acb3c4d71919f88336", "digest of kubectl"},
+		{"plain http", "https://dl.k8s.io/{version}/bin/linux/{arch}/kubeadm", "http://dl.k8s.io/{version}/bin/linux/{arch}/kubeadm", "artifacts.kubeadm"},
+		{"an address without a version", "https://dl.k8s.io/{version}/bin/linux/{arch}/kubeadm", "https://dl.k8s.io/latest/bin/linux/{arch}/kubeadm", "artifacts.kubeadm"},
+		{"a path that climbs", "path: /usr/local/bin/kubelet", "path: /usr/local/../../etc/kubelet", "artifacts.kubelet"},
+		{"an archive that does not exist", "crictl: v1.35.0", "crictl: v1.35.9", `archives.crictl has no "v1.35.9"`},
+		{"a service of no chart", "chart: constellation-operator", "chart: constellation-operators", "there is no chart constellation-operators"},
+		{"an image without a tag", "image: registry.constellation.example/operator:v1.1.0", "image: registry.constellation.example/operator", "is no image with a tag"},
+		{"a default that is not offered", "defaultKubernetes: v1.35.4", "defaultKubernetes: v1.30.0", "defaultKubernetes"},
+		{"an upgrade from the future", "upgradeFrom: v1.0.0", "upgradeFrom: v1.2.0", "upgradeFrom"},
+		{"a version that is no version", "version: v1.36.4", "version: v1.36", "MAJOR.MINOR.PATCH"},
+		{"versions out of order", "version: v1.36.4", "version: v1.35.1", "is not newer"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := strings.ReplaceAll(string(good), tt.old, tt.new)
+			if b == string(good) {
+				t.Fatalf("the file has no %q", tt.old)
+			}
+			if _, err := Parse([]byte(b)); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error with %q", err, tt.want)
+			}
+			if _, err := Load(fstest.MapFS{"v1.1.0.yaml": {Data: []byte(b)}}); err == nil {
+				t.Error("the catalogue accepts it")
+			}
+		})
+	}
+	if _, err := Load(fstest.MapFS{"v1.2.0.yaml": {Data: good}}); err == nil || !strings.Contains(err.Error(), "holds release v1.1.0") {
+		t.Errorf("a file under another name: %v", err)
+	}
+	if _, err := Load(fstest.MapFS{}); err == nil {
+		t.Error("an empty catalogue is accepted")
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	dir := os.DirFS("../../assets/releases")
+	for b.Loop() {
+		if _, err := Load(dir); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
