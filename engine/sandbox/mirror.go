@@ -1,8 +1,6 @@
 package sandbox
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
@@ -34,48 +32,27 @@ type mirror struct {
 	faults    func() *faults
 
 	mu       sync.Mutex
-	versions map[string]map[string]*binary // Kubernetes version → name
+	versions map[string]map[string]binary // Kubernetes version → name
 }
 
 type binary struct {
-	path string
-	once sync.Once
-	sum  string
-	err  error
+	path, digest string
 }
 
-// digest is computed once, when somebody first wants it: the files are large, and
-// of most versions nobody ever asks.
-func (b *binary) digest() (string, error) {
-	b.once.Do(func() {
-		f, err := os.Open(b.path)
-		if err != nil {
-			b.err = err
-			return
-		}
-		defer f.Close()
-		h := sha256.New()
-		if _, b.err = io.Copy(h, f); b.err == nil {
-			b.sum = "sha256:" + hex.EncodeToString(h.Sum(nil))
-		}
-	})
-	return b.sum, b.err
-}
-
-// add offers the binaries of a version: name to path.
-func (m *mirror) add(version string, binaries map[string]string) error {
-	set := map[string]*binary{}
+// add offers the binaries of a version, from the paths and digests by their names.
+func (m *mirror) add(version string, paths, digests map[string]string) error {
+	set := map[string]binary{}
 	for _, name := range mirrored {
-		file, ok := binaries[name]
-		if !ok {
+		b := binary{paths[name], digests[name]}
+		if b.path == "" || b.digest == "" {
 			return fmt.Errorf("mirror Kubernetes %s: %s is missing", version, name)
 		}
-		set[name] = &binary{path: file}
+		set[name] = b
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.versions == nil {
-		m.versions = map[string]map[string]*binary{}
+		m.versions = map[string]map[string]binary{}
 	}
 	m.versions[version] = set
 	return nil
@@ -95,27 +72,23 @@ func (m *mirror) list() []string {
 
 // components describes a version for installation on a machine; ok is false if
 // it is not served.
-func (m *mirror) components(version string) (l component.List, ok bool, err error) {
+func (m *mirror) components(version string) (l component.List, ok bool) {
 	m.mu.Lock()
 	set, ok := m.versions[version]
 	m.mu.Unlock()
 	if !ok {
-		return nil, false, nil
+		return nil, false
 	}
 	for _, name := range mirrored {
-		sum, err := set[name].digest()
-		if err != nil {
-			return nil, true, fmt.Errorf("digest of %s %s: %w", name, version, err)
-		}
 		l = append(l, component.Component{
 			Name:   name,
 			URL:    m.base + "/kubernetes/" + version + "/" + name,
-			Digest: sum,
+			Digest: set[name].digest,
 			Path:   path.Join(installDir, name),
 			Mode:   0o755,
 		})
 	}
-	return l, true, nil
+	return l, true
 }
 
 // ServeHTTP answers /kubernetes/<version>/<name>, also in parts (Range).
@@ -125,13 +98,13 @@ func (m *mirror) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/kubernetes/"), "/")
-	var b *binary
+	var b binary
 	if len(parts) == 2 {
 		m.mu.Lock()
 		b = m.versions[parts[0]][parts[1]]
 		m.mu.Unlock()
 	}
-	if b == nil {
+	if b.path == "" {
 		http.Error(w, "no such component; served are "+strings.Join(m.list(), ", "), http.StatusNotFound)
 		return
 	}
@@ -151,9 +124,7 @@ func (m *mirror) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	// Size and time name a version of the file without reading it whole: a download
-	// that is resumed after a rebuild starts over.
-	w.Header().Set("ETag", fmt.Sprintf(`"%x-%x"`, info.Size(), info.ModTime().UnixNano()))
+	w.Header().Set("ETag", `"`+b.digest+`"`)
 	var content io.ReadSeeker = f
 	if m.faults != nil {
 		flt, name := m.faults(), parts[1]

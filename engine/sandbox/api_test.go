@@ -1,0 +1,278 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+)
+
+// callFrom returns a server whose callers seem to come from the address in *from.
+func callFrom(t *testing.T, h http.Handler, from *string) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.RemoteAddr = net.JoinHostPort(*from, "40000")
+		h.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func testAPI(t *testing.T) (*api, *fleet, *computer) {
+	t.Helper()
+	c := newComputer()
+	f, _ := testFleet(t, c, nil)
+	m, _, _ := testMirror(t)
+	a := &api{
+		log: discard(), fleet: f, mirror: m, refresh: func() {}, info: func(*local.Info) {},
+		images: func() []cloud.Image {
+			return []cloud.Image{{Reference: "sandboxes/demo/images/v1.0.0", Version: "v1.0.0"}}
+		},
+		shutdown: func(context.Context, bool) error { return nil },
+	}
+	return a, f, c
+}
+
+func TestMetadataKnowsMachinesByTheirAddress(t *testing.T) {
+	a, f, _ := testAPI(t)
+	scale(t, f, 1, 1)
+	cp, worker := f.instances()[0], f.instances()[1]
+	from := ""
+	m, ctx := local.NewMetadata(callFrom(t, a.metadata(), &from).URL), t.Context()
+
+	from = worker.IP.String()
+	if self, err := m.Self(ctx); err != nil || self != worker {
+		t.Errorf("worker is told it is %+v, %v", self, err)
+	}
+	if _, err := m.Token(ctx); !errors.Is(err, cloud.ErrDenied) {
+		t.Errorf("worker asked for the token: %v", err)
+	}
+	from = cp.IP.String()
+	if self, err := m.Self(ctx); err != nil || self != cp {
+		t.Errorf("control plane is told it is %+v, %v", self, err)
+	}
+	if tok, err := m.Token(ctx); err != nil || tok != "the-token" {
+		t.Errorf("token %q, %v", tok, err)
+	}
+	if peers, err := m.Peers(ctx); err != nil || len(peers) != 2 {
+		t.Errorf("peers %v, %v", peers, err)
+	}
+	if lb, err := m.LoadBalancer(ctx); err != nil || lb != "10.42.0.1" {
+		t.Errorf("load balancer %q, %v", lb, err)
+	}
+	if h, err := m.InitSecretHash(ctx); err != nil || len(h) != 32 {
+		t.Errorf("hash %x, %v", h, err)
+	}
+	if p, err := m.PodCIDR(ctx); err != nil || p != podCIDR {
+		t.Errorf("pods %v, %v", p, err)
+	}
+	for _, stranger := range []string{"10.244.2.7", "10.42.0.1", "127.0.0.1", "::1"} {
+		from = stranger
+		if i, err := m.Self(ctx); !errors.Is(err, cloud.ErrDenied) {
+			t.Errorf("%s is told it is %+v, %v", stranger, i, err)
+		}
+		if _, err := m.Token(ctx); !errors.Is(err, cloud.ErrDenied) {
+			t.Errorf("%s gets a token: %v", stranger, err)
+		}
+	}
+}
+
+func TestControlAPIWantsTheToken(t *testing.T) {
+	a, f, _ := testAPI(t)
+	from := "10.42.0.2"
+	s := callFrom(t, a.control(), &from)
+	for _, bad := range []string{"", "wrong", "the-toke", "the-token2"} {
+		if _, err := local.NewClient(s.URL, bad).Groups(t.Context()); !errors.Is(err, cloud.ErrDenied) {
+			t.Errorf("token %q: %v", bad, err)
+		}
+	}
+	if g, err := local.NewClient(s.URL, "the-token").Groups(t.Context()); err != nil || len(g) != 2 {
+		t.Errorf("%v, %v", g, err)
+	}
+	// What is the host's alone is not there at all.
+	c := local.NewClient(s.URL, "the-token")
+	for name, err := range map[string]error{
+		"faults": c.SetFaults(t.Context(), nil), "shutdown": c.Shutdown(t.Context(), true),
+	} {
+		if !errors.Is(err, cloud.ErrNotFound) {
+			t.Errorf("%s over the network: %v", name, err)
+		}
+	}
+	f.mu.Lock()
+	f.st = f.st.clone()
+	f.st.Token = ""
+	f.mu.Unlock()
+	if _, err := local.NewClient(s.URL, "").Groups(t.Context()); !errors.Is(err, cloud.ErrDenied) {
+		t.Errorf("no token set, none given: %v", err)
+	}
+}
+
+func TestControlAPIDoesWhatTheClientSays(t *testing.T) {
+	a, f, comp := testAPI(t)
+	s := httptest.NewServer(a.host())
+	defer s.Close()
+	c, ctx := local.NewClient(s.URL, ""), t.Context()
+	workers := local.GroupID("demo", local.WorkerGroup)
+
+	if err := c.SetGroupCount(ctx, workers, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetGroupImage(ctx, workers, local.ImageReference("demo", "v1.1.0")); err != nil {
+		t.Fatal(err)
+	}
+	heir, err := c.CreateInstance(ctx, workers, "heir-of-worker-0")
+	if err != nil || heir.Name != "worker-1" || heir.ProviderID != "sandbox://demo/worker-1" || heir.Image != "sandboxes/demo/images/v1.1.0" {
+		t.Fatalf("%+v, %v", heir, err)
+	}
+	groups, err := c.Groups(ctx)
+	if err != nil || groups[1].ID != workers || groups[1].Count != 2 || groups[1].Role != cloud.Worker || groups[1].Image != "sandboxes/demo/images/v1.1.0" {
+		t.Errorf("groups %+v, %v", groups, err)
+	}
+	eventually(t, "both machines are ready", func() bool {
+		l, err := c.Instances(ctx)
+		return err == nil && len(l) == 2 && l[0].State == cloud.Ready && l[1].State == cloud.Ready
+	})
+	if info, err := c.Sandbox(ctx); err != nil || len(info.Machines) != 2 || info.Machines[0].Boot != local.BootReady ||
+		info.Machines[0].Console != "/state/worker-0/console.log" || info.KubernetesVersions[0] != "v1.35.4" || info.Machines[0].Started.IsZero() {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if err := c.RebootInstance(ctx, heir.ProviderID); err != nil {
+		t.Error(err)
+	}
+	if err := c.StopInstance(ctx, heir.ProviderID); err != nil {
+		t.Error(err)
+	}
+	if i, err := c.Instance(ctx, heir.ProviderID); err != nil || i.State != cloud.Stopped {
+		t.Errorf("%+v, %v", i, err)
+	}
+	for range 2 { // the second finds nothing, which is no error
+		if err := c.DeleteInstance(ctx, heir.ProviderID); err != nil {
+			t.Error(err)
+		}
+		eventually(t, "the machine is gone", func() bool { return len(comp.names()) == 1 })
+	}
+	if _, err := c.Instance(ctx, heir.ProviderID); !errors.Is(err, cloud.ErrNotFound) {
+		t.Errorf("deleted instance: %v", err)
+	}
+	if l, err := c.Components(ctx, "v1.35.4"); err != nil || len(l) != 3 {
+		t.Errorf("%v, %v", l, err)
+	}
+	if img, err := c.Images(ctx); err != nil || len(img) != 1 {
+		t.Errorf("%v, %v", img, err)
+	}
+	if got := f.active().spec; len(got) != 0 {
+		t.Errorf("faults %v", got)
+	}
+
+	for name, tt := range map[string]struct {
+		err  error
+		kind error
+		text string
+	}{
+		"unknown Kubernetes":   {err2(c.Components(ctx, "v1.99.0")), cloud.ErrNotFound, "has v1.35.4"},
+		"unknown group":        {c.SetGroupCount(ctx, local.GroupID("demo", "gpu"), 1), cloud.ErrNotFound, "gpu"},
+		"another sandbox":      {c.SetGroupCount(ctx, local.GroupID("other", local.WorkerGroup), 1), cloud.ErrNotFound, "sandbox other"},
+		"another's image":      {c.SetGroupImage(ctx, workers, local.ImageReference("other", "v1.1.0")), cloud.ErrNotFound, "other"},
+		"unknown image":        {c.SetGroupImage(ctx, workers, local.ImageReference("demo", "v9.0.0")), cloud.ErrNotFound, "v9.0.0"},
+		"no image":             {c.SetGroupImage(ctx, workers, "latest"), nil, "want sandboxes/"},
+		"negative count":       {c.SetGroupCount(ctx, workers, -1), nil, "0 to 253"},
+		"too many":             {c.SetGroupCount(ctx, workers, 500), nil, "0 to 253"},
+		"unknown fault":        {c.SetFaults(ctx, []string{"meteor"}), nil, "the faults are boot-delay"},
+		"reboot of nobody":     {c.RebootInstance(ctx, "sandbox://demo/worker-9"), cloud.ErrNotFound, "worker-9"},
+		"unknown group's heir": {err2(c.CreateInstance(ctx, local.GroupID("demo", "gpu"), "x")), cloud.ErrNotFound, "gpu"},
+	} {
+		if tt.err == nil || tt.kind != nil && !errors.Is(tt.err, tt.kind) || !strings.Contains(tt.err.Error(), tt.text) {
+			t.Errorf("%s: %v", name, tt.err)
+		}
+	}
+}
+
+func err2[T any](_ T, err error) error { return err }
+
+func TestControlAPIRefusesWhatItDoesNotKnow(t *testing.T) {
+	a, _, _ := testAPI(t)
+	s := httptest.NewServer(a.host())
+	defer s.Close()
+	for body, want := range map[string]int{
+		`{"count":1,"colour":"blue"}`: http.StatusBadRequest,
+		`{}`:                          http.StatusConflict,
+		`[`:                           http.StatusBadRequest,
+	} {
+		req, _ := http.NewRequest(http.MethodPut, s.URL+"/v1/sandboxes/demo/groups/workers/count", strings.NewReader(body))
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != want || !strings.Contains(string(b), `"error"`) {
+			t.Errorf("%s: %d %s", body, resp.StatusCode, b)
+		}
+	}
+}
+
+func TestAPIFaultsHitMachinesAndSpareTheHost(t *testing.T) {
+	a, f, comp := testAPI(t)
+	scale(t, f, 1, 1)
+	from := f.instances()[0].IP.String()
+	remote := local.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
+	meta := local.NewMetadata(callFrom(t, a.metadata(), &from).URL)
+	hs := httptest.NewServer(a.host())
+	defer hs.Close()
+	host, ctx := local.NewClient(hs.URL, ""), t.Context()
+
+	for fault, wantErr := range map[string]error{"api-429=1": cloud.ErrThrottled, "api-500=1": cloud.ErrUnavailable} {
+		if err := host.SetFaults(ctx, []string{fault}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := remote.Groups(ctx); !errors.Is(err, wantErr) {
+			t.Errorf("%s: %v", fault, err)
+		}
+		if _, err := host.Groups(ctx); err != nil {
+			t.Errorf("%s hits the host: %v", fault, err)
+		}
+	}
+	host.SetFaults(ctx, []string{"metadata-500=1"})
+	if _, err := meta.Self(ctx); !errors.Is(err, cloud.ErrUnavailable) {
+		t.Errorf("metadata-500: %v", err)
+	}
+	host.SetFaults(ctx, []string{"api-latency=200ms"})
+	start := time.Now()
+	if _, err := remote.Groups(ctx); err != nil || time.Since(start) < 200*time.Millisecond {
+		t.Errorf("api-latency: %s, %v", time.Since(start), err)
+	}
+	host.SetFaults(ctx, []string{"partial-list=1"})
+	if l, err := remote.Instances(ctx); err != nil || len(l) != 1 {
+		t.Errorf("partial-list: %v, %v", l, err)
+	}
+	for range 20 {
+		peers, err := meta.Peers(ctx)
+		if err != nil || len(peers) == 0 || peers[0].IP.String() != from {
+			t.Fatalf("partial-list hides a machine from itself: %v, %v", peers, err)
+		}
+	}
+	eventually(t, "machines are there", func() bool { return len(comp.names()) == 2 })
+	host.SetFaults(ctx, []string{"lost-delete=1"})
+	if err := remote.DeleteInstance(ctx, "sandbox://demo/worker-0"); err != nil {
+		t.Error(err)
+	}
+	if i, err := remote.Instance(ctx, "sandbox://demo/worker-0"); err != nil || i.State == cloud.Terminating {
+		t.Errorf("lost-delete: %+v, %v", i, err)
+	}
+	if err := host.DeleteInstance(ctx, "sandbox://demo/worker-0"); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the host's delete counts", func() bool { return len(comp.names()) == 1 })
+	host.SetFaults(ctx, nil)
+	if _, err := remote.Groups(ctx); err != nil {
+		t.Errorf("after the faults: %v", err)
+	}
+}

@@ -1,0 +1,798 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/machine"
+)
+
+const (
+	// bootTimeout is twenty times what a boot takes on two busy cores.
+	bootTimeout = 2 * time.Minute
+	// startTries bounds attempts to make a machine before it counts as failed.
+	startTries = 3
+	// crashWindow: a machine that goes down sooner after its start than this does
+	// not count as having run.
+	crashWindow = 10 * time.Second
+)
+
+// platform is what a fleet needs of the computer that runs its machines.
+// *machine.Host is one; see there for the promises.
+type platform interface {
+	Start(ctx context.Context, spec machine.Spec, firmware machine.Firmware) error
+	Boot(ctx context.Context, name string, firmware machine.Firmware) error
+	Reboot(ctx context.Context, name string, firmware machine.Firmware) error
+	Kill(ctx context.Context, name string) error
+	Remove(ctx context.Context, name string) error
+	WaitReady(ctx context.Context, name string) error
+	Wait(ctx context.Context, name string) error
+	Machine(name string) (machine.Machine, error)
+	Console(name string) string
+}
+
+// fleet makes the machines of this computer what the groups say. All changes of
+// the sandbox's state go through it.
+//
+// Every instance has a goroutine that drives it towards what is wanted and starts
+// by looking at what is there, so it makes no difference whether it is new, was
+// left by a crashed daemon, or changed its mind half-way.
+type fleet struct {
+	log      *slog.Logger
+	platform platform
+	// firmware returns what is run when the machine of an instance is switched on.
+	firmware func(cloud.Instance) machine.Firmware
+	// spec completes what a new machine is made of.
+	spec func(cloud.Instance, *machine.Spec)
+	// admit says why one more machine of a role cannot be run on this computer.
+	admit func(context.Context, cloud.Role) error
+	save  func(*state) error
+
+	mu      sync.Mutex
+	st      *state
+	faults  *faults
+	drivers map[string]*driver
+	changed chan struct{} // closed and replaced with each change
+
+	ctx context.Context
+	wg  sync.WaitGroup
+}
+
+// driver is the goroutine of one instance.
+type driver struct {
+	wake   chan struct{} // buffered: something about the instance changed
+	cancel context.CancelFunc
+	reboot []chan error // who waits for a reboot
+}
+
+// Reasons for which a request cannot be met.
+var (
+	errNoSuch   = errors.New("not in this sandbox")
+	errConflict = errors.New("not possible")
+	errCapacity = errors.New("this computer can run no more machines")
+)
+
+// start drives all instances of st until ctx ends; wait blocks until they stopped.
+func (f *fleet) start(ctx context.Context, st *state) error {
+	flt, err := parseFaults(st.Faults)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ctx, f.st, f.faults = ctx, st, flt
+	f.drivers, f.changed = map[string]*driver{}, make(chan struct{})
+	for _, i := range st.Instances {
+		f.drive(i.Name)
+	}
+	return nil
+}
+
+func (f *fleet) wait() { f.wg.Wait() }
+
+// update changes the state by fn, on disk first: what could not be written has
+// not happened. The caller holds mu.
+func (f *fleet) update(fn func(*state) error) error {
+	next := f.st.clone()
+	if err := fn(next); err != nil {
+		return err
+	}
+	if err := f.save(next); err != nil {
+		return err
+	}
+	f.st = next
+	close(f.changed)
+	f.changed = make(chan struct{})
+	return nil
+}
+
+// snapshot returns the state, not to be changed, and a channel that is closed with
+// the next change.
+func (f *fleet) snapshot() (*state, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.st, f.changed // update replaces the state, it never changes one
+}
+
+// active returns the faults that are injected now.
+func (f *fleet) active() *faults {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.faults
+}
+
+func (f *fleet) setFaults(spec []string) error {
+	flt, err := parseFaults(spec)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errConflict, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.update(func(s *state) error { s.Faults, s.Struck = spec, nil; return nil }); err != nil {
+		return err
+	}
+	f.faults = flt
+	for _, d := range f.drivers { // a machine that never booted may do so now
+		d.interrupt()
+	}
+	return nil
+}
+
+// instances returns all instances by role and number.
+func (f *fleet) instances() []cloud.Instance {
+	s, _ := f.snapshot()
+	out := make([]cloud.Instance, 0, len(s.Instances))
+	for _, i := range s.ordered() {
+		out = append(out, s.describe(i))
+	}
+	return out
+}
+
+func (s *state) ordered() []*instance {
+	return slices.SortedFunc(slices.Values(s.Instances), func(a, b *instance) int {
+		return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Created.UnixNano(), b.Created.UnixNano()), cmp.Compare(a.Index, b.Index))
+	})
+}
+
+// describe says of an instance what the cloud tells everybody.
+func (s *state) describe(i *instance) cloud.Instance {
+	out := cloud.Instance{
+		Name: i.Name, ProviderID: local.ProviderID(s.Name, i.Name), Group: local.GroupID(s.Name, i.Group), Role: i.Role,
+		Image: local.ImageReference(s.Name, i.Image), IP: i.ip(), PodCIDR: i.podCIDR(), Created: i.Created, Message: i.Message,
+	}
+	switch {
+	case i.Want == wantDeleted:
+		out.State = cloud.Terminating
+	case i.Boot == local.BootFailed:
+		out.State = cloud.Failed
+	case i.Boot == local.BootStopped:
+		out.State = cloud.Stopped
+	case i.Boot == local.BootReady:
+		out.State = cloud.Ready
+	default:
+		out.State = cloud.Creating
+	}
+	return out
+}
+
+func (s *state) groups() []cloud.Group {
+	out := make([]cloud.Group, 0, len(s.Groups))
+	for _, g := range s.Groups {
+		out = append(out, cloud.Group{
+			ID: local.GroupID(s.Name, g.Name), Name: g.Name, Role: g.Role, Count: g.Count,
+			Image: local.ImageReference(s.Name, g.Image), AutoscalerName: local.GroupID(s.Name, g.Name),
+		})
+	}
+	return out
+}
+
+// byIP finds who owns an address.
+func (f *fleet) byIP(ip netip.Addr) (cloud.Instance, bool) {
+	s, _ := f.snapshot()
+	for _, i := range s.Instances {
+		if i.ip() == ip.Unmap() {
+			return s.describe(i), true
+		}
+	}
+	return cloud.Instance{}, false
+}
+
+// setImage sets what future instances of a group are made of.
+func (f *fleet) setImage(group, version string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.update(func(s *state) error {
+		g := s.group(group)
+		if g == nil {
+			return fmt.Errorf("group %s: %w", group, errNoSuch)
+		}
+		if _, ok := s.image(version); !ok {
+			return fmt.Errorf("image %s: %w", version, errNoSuch)
+		}
+		g.Image = version
+		return nil
+	})
+}
+
+// setCount adds instances to a group or deletes those with the highest numbers.
+func (f *fleet) setCount(ctx context.Context, name string, count int) error {
+	limit := lastIndex - firstIndex + 1
+	if count < 0 || count > limit {
+		return fmt.Errorf("%w: a group has 0 to %d machines", errConflict, limit)
+	}
+	s, _ := f.snapshot()
+	if g := s.group(name); g != nil {
+		for range count - g.Count {
+			if err := f.admit(ctx, g.Role); err != nil {
+				return fmt.Errorf("%w: %w", errCapacity, err)
+			}
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var touched []string
+	err := f.update(func(s *state) error {
+		touched = nil
+		g := s.group(name)
+		if g == nil {
+			return fmt.Errorf("group %s: %w", name, errNoSuch)
+		}
+		var members []*instance
+		for _, i := range s.ordered() {
+			if i.Group == name && i.Want != wantDeleted {
+				members = append(members, i)
+			}
+		}
+		for len(members) > count {
+			last := members[len(members)-1]
+			last.Want = wantDeleted
+			touched, members = append(touched, last.Name), members[:len(members)-1]
+		}
+		for n := len(members); n < count; n++ {
+			i, err := s.add(g)
+			if err != nil {
+				return err
+			}
+			touched = append(touched, i.Name)
+		}
+		g.Count = count
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	f.rouse(touched...)
+	return nil
+}
+
+// add puts a new instance into g.
+func (s *state) add(g *group) (*instance, error) {
+	index, ok := s.freeIndex()
+	if !ok {
+		return nil, fmt.Errorf("%w: all %d addresses are taken", errConflict, lastIndex-firstIndex+1)
+	}
+	prefix := "worker-"
+	if g.Role == cloud.ControlPlane {
+		prefix = "control-plane-"
+	}
+	i := &instance{
+		Name: fmt.Sprint(prefix, g.Next), Group: g.Name, Role: g.Role, Image: g.Image, Index: index,
+		Want: wantRunning, Boot: local.BootCreating, Created: time.Now().UTC(),
+	}
+	g.Next++
+	s.Instances = append(s.Instances, i)
+	return i, nil
+}
+
+// create makes an instance for a caller's token, once.
+func (f *fleet) create(ctx context.Context, groupName, token string) (cloud.Instance, error) {
+	if out, ok := f.created(groupName, token); ok {
+		return out, nil
+	}
+	s, _ := f.snapshot()
+	g := s.group(groupName)
+	if g == nil {
+		return cloud.Instance{}, fmt.Errorf("group %s: %w", groupName, errNoSuch)
+	}
+	if err := f.admit(ctx, g.Role); err != nil {
+		return cloud.Instance{}, fmt.Errorf("%w: %w", errCapacity, err)
+	}
+	f.mu.Lock()
+	var name string
+	err := f.update(func(s *state) error {
+		if s.Tokens[groupName+"/"+token] != "" {
+			return nil // another call with this token was faster
+		}
+		g := s.group(groupName)
+		i, err := s.add(g)
+		if err != nil {
+			return err
+		}
+		g.Count++
+		s.Tokens[groupName+"/"+token], name = i.Name, i.Name
+		return nil
+	})
+	if err == nil && name != "" {
+		f.rouse(name)
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return cloud.Instance{}, err
+	}
+	out, _ := f.created(groupName, token)
+	return out, nil
+}
+
+// created returns the instance that a token made, Terminated if it is no more.
+func (f *fleet) created(groupName, token string) (cloud.Instance, bool) {
+	s, _ := f.snapshot()
+	name := s.Tokens[groupName+"/"+token]
+	if name == "" {
+		return cloud.Instance{}, false
+	}
+	if i := s.instance(name); i != nil {
+		return s.describe(i), true
+	}
+	return cloud.Instance{
+		Name: name, ProviderID: local.ProviderID(s.Name, name), Group: local.GroupID(s.Name, groupName),
+		Role: s.group(groupName).Role, State: cloud.Terminated,
+	}, true
+}
+
+// remove deletes an instance, if it is there.
+func (f *fleet) remove(name string) error {
+	return f.wantFor(name, wantDeleted, "")
+}
+
+// stop pulls an instance's plug and returns when it is off.
+func (f *fleet) stop(ctx context.Context, name, why string) error {
+	if err := f.wantFor(name, wantStopped, why); err != nil {
+		return err
+	}
+	return f.until(ctx, name, func(i *instance) bool { return i.Boot == local.BootStopped })
+}
+
+// until waits for a condition of an instance that still exists.
+func (f *fleet) until(ctx context.Context, name string, ok func(*instance) bool) error {
+	for {
+		s, changed := f.snapshot()
+		i := s.instance(name)
+		if i == nil {
+			return fmt.Errorf("instance %s: %w", name, errNoSuch)
+		}
+		if ok(i) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.ctx.Done():
+			return f.ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+func (f *fleet) wantFor(name string, w want, why string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := f.st.instance(name)
+	switch {
+	case i == nil && w == wantDeleted:
+		return nil
+	case i == nil:
+		return fmt.Errorf("instance %s: %w", name, errNoSuch)
+	case i.Want == w || i.Want == wantDeleted:
+		return nil
+	}
+	err := f.update(func(s *state) error {
+		i := s.instance(name)
+		i.Want, i.Message = w, why
+		if g := s.group(i.Group); w == wantDeleted && g.Count > 0 {
+			g.Count--
+		}
+		return nil
+	})
+	if err == nil {
+		f.rouse(name)
+	}
+	return err
+}
+
+// reboot switches an instance off and on and returns when PID 1 runs again. One
+// that was stopped is switched on.
+func (f *fleet) reboot(ctx context.Context, name string) error {
+	done := make(chan error, 1)
+	f.mu.Lock()
+	i, d := f.st.instance(name), f.drivers[name]
+	if i == nil || d == nil || i.Want == wantDeleted {
+		f.mu.Unlock()
+		return fmt.Errorf("instance %s: %w", name, errNoSuch)
+	}
+	if i.Want != wantRunning {
+		if err := f.update(func(s *state) error {
+			i := s.instance(name)
+			i.Want, i.Message = wantRunning, ""
+			return nil
+		}); err != nil {
+			f.mu.Unlock()
+			return err
+		}
+	}
+	d.reboot = append(d.reboot, done)
+	d.interrupt()
+	f.mu.Unlock()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-f.ctx.Done():
+		return f.ctx.Err()
+	}
+}
+
+// interrupt makes a driver look again. The caller holds mu.
+func (d *driver) interrupt() {
+	if d.cancel != nil {
+		d.cancel()
+	}
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// rouse makes drivers look at their instances, new ones included. The caller holds mu.
+func (f *fleet) rouse(names ...string) {
+	for _, name := range names {
+		if d := f.drivers[name]; d != nil {
+			d.interrupt()
+		} else {
+			f.drive(name)
+		}
+	}
+}
+
+// drive starts the goroutine of an instance. The caller holds mu.
+func (f *fleet) drive(name string) {
+	d := &driver{wake: make(chan struct{}, 1)}
+	f.drivers[name] = d
+	f.wg.Go(func() { f.run(name, d) })
+}
+
+// run takes an instance to where it is wanted, until that is "gone" or the fleet ends.
+func (f *fleet) run(name string, d *driver) {
+	log := f.log.With("node", name)
+	for fails := 0; f.ctx.Err() == nil; {
+		ctx, cancel := context.WithCancel(f.ctx)
+		f.mu.Lock()
+		d.cancel = cancel
+		select {
+		case <-d.wake: // whatever it was, it is looked at now
+		default:
+		}
+		i := f.st.instance(name)
+		waiters := d.reboot
+		d.reboot = nil
+		f.mu.Unlock()
+
+		var err error
+		switch {
+		case i.Want == wantDeleted:
+			if err = f.platform.Remove(ctx, name); err == nil || errors.Is(err, machine.ErrNotFound) {
+				if err = f.forget(name); err == nil {
+					cancel()
+					answer(waiters, fmt.Errorf("instance %s: %w", name, errNoSuch))
+					log.Info("machine removed")
+					return
+				}
+			}
+		case i.Want == wantStopped:
+			if err = f.platform.Kill(ctx, name); err == nil || errors.Is(err, machine.ErrNotFound) || errors.Is(err, machine.ErrNotRunning) {
+				if err = f.note(name, func(i *instance) { i.Boot = local.BootStopped }); err == nil {
+					log.Info("machine stopped")
+					<-ctx.Done()
+				}
+			}
+		case len(waiters) > 0:
+			err = f.restart(ctx, i, log)
+			answer(waiters, err)
+		default:
+			err = f.keep(ctx, i, log)
+		}
+		interrupted := ctx.Err() != nil
+		cancel()
+		if interrupted {
+			fails = 0
+			continue
+		}
+		if err == nil {
+			fails = 0
+			continue
+		}
+		fails++
+		log.Warn("machine not as wanted", "want", i.Want, "try", fails, "err", err)
+		f.setback(name, fails, err)
+		pause := time.NewTimer(min(time.Second<<min(fails-1, 10), time.Minute))
+		select {
+		case <-f.ctx.Done():
+		case <-d.wake:
+			fails = 0
+		case <-pause.C:
+		}
+		pause.Stop()
+	}
+	f.mu.Lock()
+	waiters := d.reboot
+	f.mu.Unlock()
+	answer(waiters, context.Canceled)
+}
+
+func answer(waiters []chan error, err error) {
+	for _, w := range waiters {
+		w <- err
+	}
+}
+
+// setback shows a failure to those who look at the instance.
+func (f *fleet) setback(name string, fails int, err error) {
+	f.note(name, func(i *instance) {
+		i.Message = err.Error()
+		if fails >= startTries && i.Want == wantRunning {
+			i.Boot = local.BootFailed
+		}
+	})
+}
+
+// keep boots an instance if it is off, waits until it is ready, and then until it
+// goes down. It returns nil when that was after a while of running.
+func (f *fleet) keep(ctx context.Context, i *instance, log *slog.Logger) error {
+	m, err := f.platform.Machine(i.Name)
+	switch {
+	case errors.Is(err, machine.ErrNotFound):
+		err = f.make(ctx, i, log)
+	case err != nil:
+	case m.Power == machine.Creating: // a crash left it half-made
+		if err = f.platform.Remove(ctx, i.Name); err == nil {
+			err = f.make(ctx, i, log)
+		}
+	case m.Power == machine.Off:
+		if err = f.platform.Boot(ctx, i.Name, f.firmware(f.describe(i))); err == nil {
+			err = f.booting(i.Name, log)
+		}
+	default:
+		log.Debug("machine found running", "boot", i.Boot)
+	}
+	if err != nil {
+		return err
+	}
+	if m, err = f.platform.Machine(i.Name); err != nil {
+		return err
+	}
+	if err := f.ready(ctx, i, log); err != nil {
+		return err
+	}
+	if err := f.platform.Wait(ctx, i.Name); err != nil {
+		return err
+	}
+	// It ended by itself: a reboot from inside, or a crash. Either way a cloud
+	// switches it on again.
+	log.Warn("machine went down", "up", time.Since(m.Booted).Round(time.Second))
+	if err := f.note(i.Name, func(i *instance) {
+		i.Boot, i.Message = local.BootBooting, "it went down by itself and is switched on again"
+	}); err != nil {
+		return err
+	}
+	if up := time.Since(m.Booted); up < crashWindow {
+		return fmt.Errorf("it went down %s after its start; its console says why: %s", up.Round(time.Millisecond), f.platform.Console(i.Name))
+	}
+	return nil
+}
+
+// make creates a machine and boots it for the first time.
+func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
+	flt := f.active()
+	if flt.neverBoot[i.Name] {
+		log.Warn("fault injected", "fault", "never-boot")
+		if err := f.note(i.Name, func(i *instance) { i.Boot = local.BootBooting }); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	if d := flt.bootDelay[i.Name]; d > 0 {
+		log.Warn("fault injected", "fault", "boot-delay", "delay", d)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(d):
+		}
+	}
+	s, _ := f.snapshot()
+	img, ok := s.image(i.Image)
+	if !ok {
+		return fmt.Errorf("image %s: %w", i.Image, errNoSuch)
+	}
+	desc := s.describe(i)
+	spec := machine.Spec{Name: i.Name, IP: i.ip(), PodCIDR: i.podCIDR(), Image: &img}
+	f.spec(desc, &spec)
+	start := time.Now()
+	if err := f.platform.Start(ctx, spec, f.firmware(desc)); err != nil {
+		// What is half-made cannot be used. If this fails, the next look finds it again.
+		if rmErr := f.platform.Remove(context.WithoutCancel(ctx), i.Name); rmErr != nil && !errors.Is(rmErr, machine.ErrNotFound) {
+			log.Warn("half-made machine not removed", "err", rmErr)
+		}
+		return fmt.Errorf("start machine: %w", err)
+	}
+	log.Info("machine started", "image", i.Image, "took", time.Since(start).Round(time.Millisecond))
+	return f.booting(i.Name, log)
+}
+
+func (f *fleet) booting(name string, log *slog.Logger) error {
+	log.Debug("machine boots")
+	return f.note(name, func(i *instance) {
+		i.Boot, i.Started = local.BootBooting, time.Now().UTC()
+	})
+}
+
+// restart switches a machine off and on for those who asked for it.
+func (f *fleet) restart(ctx context.Context, i *instance, log *slog.Logger) error {
+	m, err := f.platform.Machine(i.Name)
+	if err != nil {
+		return fmt.Errorf("reboot machine: %w", err)
+	}
+	if m.Power == machine.Off {
+		err = f.platform.Boot(ctx, i.Name, f.firmware(f.describe(i)))
+	} else {
+		err = f.platform.Reboot(ctx, i.Name, f.firmware(f.describe(i)))
+	}
+	if err != nil {
+		return fmt.Errorf("reboot machine: %w", err)
+	}
+	return f.booting(i.Name, log)
+}
+
+// ready waits until a machine that was switched on can be used. One that takes too
+// long counts as failed, but is waited for all the same.
+func (f *fleet) ready(ctx context.Context, i *instance, log *slog.Logger) error {
+	start := time.Now()
+	rctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	err := f.platform.WaitReady(rctx, i.Name)
+	late := rctx.Err() != nil && ctx.Err() == nil
+	cancel()
+	if err != nil && late {
+		log.Warn("machine did not boot in time", "limit", bootTimeout, "err", err)
+		if err := f.note(i.Name, func(i *instance) {
+			i.Boot = local.BootFailed
+			i.Message = fmt.Sprintf("not ready %s after its start; its console says why: %s", bootTimeout, f.platform.Console(i.Name))
+		}); err != nil {
+			return err
+		}
+		err = f.platform.WaitReady(ctx, i.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("wait for boot: %w", err)
+	}
+	log.Info("machine ready", "took", time.Since(start).Round(time.Millisecond))
+	return f.note(i.Name, func(i *instance) { i.Boot, i.Message = local.BootReady, "" })
+}
+
+func (f *fleet) describe(i *instance) cloud.Instance {
+	s, _ := f.snapshot()
+	return s.describe(i)
+}
+
+// note records something about an instance that exists.
+func (f *fleet) note(name string, fn func(*instance)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.update(func(s *state) error {
+		if i := s.instance(name); i != nil {
+			fn(i)
+		}
+		return nil
+	})
+}
+
+// forget drops an instance that is gone.
+func (f *fleet) forget(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.update(func(s *state) error {
+		s.Instances = slices.DeleteFunc(s.Instances, func(i *instance) bool { return i.Name == name })
+		return nil
+	}); err != nil {
+		return err
+	}
+	delete(f.drivers, name)
+	return nil
+}
+
+// controlPlanes returns the load balancer's backends, oldest first.
+func (f *fleet) controlPlanes(port uint16) []backend {
+	s, _ := f.snapshot()
+	var out []backend
+	for _, i := range s.ordered() {
+		if i.Role == cloud.ControlPlane && i.Want == wantRunning && i.Boot != local.BootCreating {
+			out = append(out, backend{i.Name, netip.AddrPortFrom(i.ip(), port)})
+		}
+	}
+	return out
+}
+
+// initBackend returns the one control plane that the init port leads to. It stays
+// the same as long as that machine lives, also while it boots anew or its
+// bootstrapper restarts: a console that comes back must find the init it began,
+// not begin another one elsewhere.
+func (f *fleet) initBackend(port uint16) []backend {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	usable := func(i *instance) bool {
+		return i != nil && i.Role == cloud.ControlPlane && i.Want == wantRunning && i.Boot != local.BootFailed
+	}
+	i := f.st.instance(f.st.InitMachine)
+	if !usable(i) {
+		i = nil
+		for _, c := range f.st.ordered() {
+			if usable(c) && c.Boot == local.BootReady {
+				i = c
+				break
+			}
+		}
+		if i == nil {
+			return nil
+		}
+		if err := f.update(func(s *state) error { s.InitMachine = i.Name; return nil }); err != nil {
+			f.log.Warn("init machine not chosen", "err", err)
+			return nil
+		}
+		f.log.Info("init machine chosen", "node", i.Name)
+	}
+	return []backend{{i.Name, netip.AddrPortFrom(i.ip(), port)}}
+}
+
+// pass strikes with the fault "kill" if it is set for the machine at remote and
+// this point, and was not injected before.
+func (f *fleet) pass(ip netip.Addr, point string) {
+	i, ok := f.byIP(ip)
+	if !ok {
+		return
+	}
+	f.mu.Lock()
+	strike := f.faults.kill[i.Name] == point && !slices.Contains(f.st.Struck, i.Name)
+	if strike {
+		if err := f.update(func(s *state) error { s.Struck = append(s.Struck, i.Name); return nil }); err != nil {
+			f.log.Warn("fault not recorded", "node", i.Name, "err", err)
+		}
+	}
+	f.mu.Unlock()
+	if strike {
+		f.log.Warn("fault injected", "fault", "kill", "node", i.Name, "point", point)
+		if err := f.wantFor(i.Name, wantStopped, "killed by a fault at "+point); err != nil {
+			f.log.Warn("fault not injected", "node", i.Name, "err", err)
+		}
+	}
+}
+
+// partial leaves one element out of a list, now and then, as clouds do while a
+// change travels; keep is never left out.
+func (f *fleet) partial(l []cloud.Instance, keep string) []cloud.Instance {
+	if len(l) == 0 || !strikes(f.active().partialList) {
+		return l
+	}
+	if i := rand.IntN(len(l)); l[i].Name != keep {
+		return slices.Delete(slices.Clone(l), i, i+1)
+	}
+	return l
+}

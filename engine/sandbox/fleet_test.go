@@ -1,0 +1,608 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/machine"
+)
+
+// computer is an in-memory twin of machine.Host: a machine takes a second to start
+// and another to be ready.
+type computer struct {
+	mu       sync.Mutex
+	machines map[string]*twin
+	fail     map[string][]error // by "<call> <machine>": what the next calls return
+	hang     map[string]bool    // machines that never become ready
+	starts   int
+}
+
+type twin struct {
+	machine.Machine
+	off chan struct{} // closed when it goes down
+}
+
+func newComputer() *computer {
+	return &computer{machines: map[string]*twin{}, fail: map[string][]error{}, hang: map[string]bool{}}
+}
+
+func (c *computer) scripted(call, name string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := call + " " + name
+	if len(c.fail[key]) == 0 {
+		return nil
+	}
+	err := c.fail[key][0]
+	c.fail[key] = c.fail[key][1:]
+	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+func (c *computer) Start(ctx context.Context, spec machine.Spec, fw machine.Firmware) error {
+	c.mu.Lock()
+	if c.machines[spec.Name] != nil {
+		c.mu.Unlock()
+		return machine.ErrExists
+	}
+	c.starts++
+	m := &twin{Machine: machine.Machine{Name: spec.Name, IP: spec.IP, Power: machine.Creating}}
+	c.machines[spec.Name] = m
+	c.mu.Unlock()
+	if err := c.scripted("start", spec.Name); err != nil {
+		return err
+	}
+	return c.on(ctx, m, fw, true)
+}
+
+func (c *computer) on(ctx context.Context, m *twin, fw machine.Firmware, first bool) error {
+	if err := fw(ctx, machine.PowerOn{Machine: m.Name, First: first}); err != nil {
+		return err
+	}
+	if err := sleep(ctx, time.Second); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m.Power, m.Booted, m.off = machine.Running, time.Now(), make(chan struct{})
+	m.Boots++
+	return nil
+}
+
+func (c *computer) Boot(ctx context.Context, name string, fw machine.Firmware) error {
+	c.mu.Lock()
+	m := c.machines[name]
+	c.mu.Unlock()
+	if m == nil {
+		return machine.ErrNotFound
+	}
+	return c.on(ctx, m, fw, false)
+}
+
+func (c *computer) Reboot(ctx context.Context, name string, fw machine.Firmware) error {
+	if err := c.Kill(ctx, name); err != nil {
+		return err
+	}
+	return c.Boot(ctx, name, fw)
+}
+
+func (c *computer) Kill(_ context.Context, name string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.machines[name]
+	if m == nil {
+		return machine.ErrNotFound
+	}
+	if m.Power == machine.Running {
+		close(m.off)
+	}
+	m.Power = machine.Off
+	return nil
+}
+
+func (c *computer) Remove(ctx context.Context, name string) error {
+	if err := c.scripted("remove", name); err != nil {
+		return err
+	}
+	if err := c.Kill(ctx, name); err != nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.machines, name)
+	return nil
+}
+
+func (c *computer) WaitReady(ctx context.Context, name string) error {
+	c.mu.Lock()
+	hang := c.hang[name]
+	c.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return sleep(ctx, time.Second)
+}
+
+func (c *computer) Wait(ctx context.Context, name string) error {
+	c.mu.Lock()
+	m := c.machines[name]
+	c.mu.Unlock()
+	if m == nil {
+		return machine.ErrNotFound
+	}
+	select {
+	case <-m.off:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *computer) Machine(name string) (machine.Machine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.machines[name]; m != nil {
+		return m.Machine, nil
+	}
+	return machine.Machine{}, machine.ErrNotFound
+}
+
+func (c *computer) Console(name string) string { return "/state/" + name + "/console.log" }
+
+func (c *computer) names() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Sorted(maps.Keys(c.machines))
+}
+
+// testFleet returns a fleet with 1 + 2 machines wanted, over a computer that may
+// have machines already; stop ends it as a crash of its daemon would.
+func testFleet(t *testing.T, c *computer, st *state) (f *fleet, stop func()) {
+	t.Helper()
+	if st == nil {
+		st = newState("demo", "/work", time.Now())
+		st.Token, st.InitSecretSHA256 = "the-token", strings.Repeat("ab", 32)
+		st.Release, st.Kubernetes, st.Image = "v1.1.0", "v1.35.4", "v1.0.0"
+		st.Catalogue = []machine.Image{{Version: "v1.0.0"}, {Version: "v1.1.0"}}
+		for i := range st.Groups {
+			st.Groups[i].Image = st.Image
+		}
+	}
+	file := filepath.Join(t.TempDir(), "state.json")
+	f = &fleet{
+		log: discard(), platform: c,
+		firmware: func(cloud.Instance) machine.Firmware {
+			return func(context.Context, machine.PowerOn) error { return nil }
+		},
+		spec:  func(cloud.Instance, *machine.Spec) {},
+		admit: func(context.Context, cloud.Role) error { return nil },
+		save:  func(s *state) error { return s.write(file) },
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := f.start(ctx, st); err != nil {
+		t.Fatal(err)
+	}
+	stop = func() { cancel(); f.wait() }
+	t.Cleanup(stop)
+	return f, stop
+}
+
+// boots says of every instance how far it is, as "name:boot".
+func boots(f *fleet) []string {
+	s, _ := f.snapshot()
+	var out []string
+	for _, i := range s.ordered() {
+		out = append(out, fmt.Sprintf("%s:%s", i.Name, i.Boot))
+	}
+	return out
+}
+
+func scale(t *testing.T, f *fleet, controlPlanes, workers int) {
+	t.Helper()
+	if err := errors.Join(f.setCount(t.Context(), local.ControlPlaneGroup, controlPlanes), f.setCount(t.Context(), local.WorkerGroup, workers)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantList(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func TestFleetFollowsItsGroups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 1, 2)
+		wantList(t, "at once", boots(f), "control-plane-0:creating", "worker-0:creating", "worker-1:creating")
+		time.Sleep(1500 * time.Millisecond)
+		wantList(t, "after the start", boots(f), "control-plane-0:booting", "worker-0:booting", "worker-1:booting")
+		time.Sleep(time.Second)
+		wantList(t, "after the boot", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:ready")
+
+		scale(t, f, 1, 1)
+		synctest.Wait()
+		wantList(t, "scaled down", c.names(), "control-plane-0", "worker-0")
+
+		scale(t, f, 1, 2)
+		time.Sleep(3 * time.Second)
+		wantList(t, "numbers are not used again", c.names(), "control-plane-0", "worker-0", "worker-2")
+		seen := map[string]bool{}
+		for _, i := range f.instances() {
+			if seen[i.IP.String()] || !machine.Nodes.Contains(i.IP) || i.IP == machine.Gateway {
+				t.Errorf("%s has address %s", i.Name, i.IP)
+			}
+			seen[i.IP.String()] = true
+			if i.PodCIDR.Bits() != 24 || !podCIDR.Contains(i.PodCIDR.Addr()) || seen[i.PodCIDR.String()] {
+				t.Errorf("%s has pods %s", i.Name, i.PodCIDR)
+			}
+			seen[i.PodCIDR.String()] = true
+		}
+	})
+}
+
+func TestCreateIsIdempotentAndCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 1, 1)
+		if err := f.setImage(local.WorkerGroup, "v1.1.0"); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		got := make([]cloud.Instance, 8)
+		for n := range got {
+			wg.Go(func() {
+				i, err := f.create(t.Context(), local.WorkerGroup, "heir-1")
+				if err != nil {
+					t.Error(err)
+				}
+				got[n] = i
+			})
+		}
+		wg.Wait()
+		for _, i := range got {
+			if i.Name != "worker-1" || i.Image != "sandboxes/demo/images/v1.1.0" || i.State != cloud.Creating {
+				t.Errorf("got %+v", i)
+			}
+		}
+		time.Sleep(3 * time.Second)
+		s, _ := f.snapshot()
+		if n := s.group(local.WorkerGroup).Count; n != 2 || len(c.names()) != 3 {
+			t.Errorf("group counts %d, machines %v", n, c.names())
+		}
+
+		// Deleting lowers the count, once; the token is spent.
+		for range 3 {
+			if err := f.remove("worker-1"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		s, _ = f.snapshot()
+		if n := s.group(local.WorkerGroup).Count; n != 1 {
+			t.Errorf("group counts %d after the delete", n)
+		}
+		again, err := f.create(t.Context(), local.WorkerGroup, "heir-1")
+		if err != nil || again.Name != "worker-1" || again.State != cloud.Terminated {
+			t.Errorf("the spent token made %+v, %v", again, err)
+		}
+		wantList(t, "machines", c.names(), "control-plane-0", "worker-0")
+	})
+}
+
+func TestFleetFindsWhatACrashLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, crash := testFleet(t, c, nil)
+		scale(t, f, 1, 3)
+		time.Sleep(3 * time.Second)
+		if err := f.stop(t.Context(), "worker-2", "test"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.create(t.Context(), local.WorkerGroup, "late"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(500 * time.Millisecond)
+		crash()
+		c.machines["worker-3"] = &twin{Machine: machine.Machine{Name: "worker-3", Power: machine.Creating}} // half-made
+		c.Kill(t.Context(), "worker-1")                                                                     // and this one dies while nobody looks
+		st, _ := f.snapshot()
+		before := c.machines["control-plane-0"].Booted
+
+		f, stop := testFleet(t, c, st.clone())
+		defer stop()
+		time.Sleep(5 * time.Second)
+		wantList(t, "adopted", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:ready", "worker-2:stopped", "worker-3:ready")
+		if !c.machines["control-plane-0"].Booted.Equal(before) {
+			t.Error("a machine that ran was booted again")
+		}
+		if i, err := f.create(t.Context(), local.WorkerGroup, "late"); err != nil || i.Name != "worker-3" {
+			t.Errorf("the token was forgotten: %+v %v", i, err)
+		}
+	})
+}
+
+func TestMachineThatDoesNotStartIsFailedAndTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		c.fail["start worker-0"] = []error{errors.New("no space left on device")}
+		scale(t, f, 0, 1)
+		time.Sleep(500 * time.Millisecond)
+		if i, _ := f.byIP(f.instances()[0].IP); !strings.Contains(i.Message, "no space left on device") {
+			t.Errorf("message %q", i.Message)
+		}
+		wantList(t, "nothing half-made stays", c.names())
+		time.Sleep(5 * time.Second)
+		wantList(t, "second try", boots(f), "worker-0:ready")
+		if m := f.instances()[0].Message; m != "" {
+			t.Errorf("old message %q stays", m)
+		}
+
+		c.fail["start worker-1"] = slices.Repeat([]error{errors.New("disk quota exceeded")}, startTries)
+		scale(t, f, 0, 2)
+		time.Sleep(3500 * time.Millisecond)
+		wantList(t, "given up for now", boots(f), "worker-0:ready", "worker-1:failed")
+		time.Sleep(10 * time.Second)
+		wantList(t, "but not for ever", boots(f), "worker-0:ready", "worker-1:ready")
+	})
+}
+
+func TestMachineThatHangsIsFailedUntilItIsReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		c.hang["worker-0"] = true
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 0, 1)
+		time.Sleep(bootTimeout + 5*time.Second)
+		i := f.instances()[0]
+		if i.State != cloud.Failed || !strings.Contains(i.Message, "/state/worker-0/console.log") {
+			t.Errorf("got %+v", i)
+		}
+		if err := f.remove("worker-0"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		wantList(t, "machines", c.names())
+	})
+}
+
+func TestMachineThatGoesDownIsSwitchedOnAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 0, 1)
+		time.Sleep(time.Minute)
+		c.Kill(t.Context(), "worker-0") // as "systemctl reboot" inside of it looks from outside
+		time.Sleep(3 * time.Second)
+		wantList(t, "back", boots(f), "worker-0:ready")
+		if c.machines["worker-0"].Boots != 2 || c.starts != 1 {
+			t.Errorf("%d boots, %d starts", c.machines["worker-0"].Boots, c.starts)
+		}
+
+		// One that goes down over and over again counts as failed.
+		for range startTries {
+			time.Sleep(5 * time.Second)
+			c.Kill(t.Context(), "worker-0")
+		}
+		synctest.Wait()
+		wantList(t, "crash loop", boots(f), "worker-0:failed")
+	})
+}
+
+func TestRebootAndStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 1, 0)
+		time.Sleep(3 * time.Second)
+		if err := f.reboot(t.Context(), "control-plane-0"); err != nil {
+			t.Fatal(err)
+		}
+		wantList(t, "reboot returned", boots(f), "control-plane-0:booting")
+		if c.machines["control-plane-0"].Boots != 2 {
+			t.Error("it did not boot")
+		}
+		if err := f.stop(t.Context(), "control-plane-0", "unplugged"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if i := f.instances()[0]; i.State != cloud.Stopped || i.Message != "unplugged" {
+			t.Errorf("got %+v", i)
+		}
+		if err := f.reboot(t.Context(), "control-plane-0"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		wantList(t, "switched on", boots(f), "control-plane-0:ready")
+		for _, err := range []error{f.reboot(t.Context(), "worker-9"), f.stop(t.Context(), "worker-9", "")} {
+			if !errors.Is(err, errNoSuch) {
+				t.Errorf("got %v", err)
+			}
+		}
+	})
+}
+
+func TestRemovalIsRepeatedUntilItSucceeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 0, 1)
+		time.Sleep(3 * time.Second)
+		c.fail["remove worker-0"] = []error{errors.New("device or resource busy")}
+		if err := f.remove("worker-0"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		if i := f.instances(); len(i) != 1 || i[0].State != cloud.Terminating || !strings.Contains(i[0].Message, "busy") {
+			t.Errorf("got %+v", i)
+		}
+		time.Sleep(2 * time.Second)
+		if i := f.instances(); len(i) != 0 || len(c.names()) != 0 {
+			t.Errorf("left: %+v %v", i, c.names())
+		}
+	})
+}
+
+func TestWhatCannotBeWrittenDoesNotHappen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		f.save = func(*state) error { return errors.New("no space left on device") }
+		if err := f.setCount(t.Context(), local.WorkerGroup, 2); err == nil {
+			t.Error("accepted")
+		}
+		if _, err := f.create(t.Context(), local.WorkerGroup, "heir"); err == nil {
+			t.Error("accepted")
+		}
+		synctest.Wait()
+		wantList(t, "machines", c.names())
+		if len(f.instances()) != 0 {
+			t.Errorf("instances %v", f.instances())
+		}
+	})
+}
+
+func TestFullComputerRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, stop := testFleet(t, newComputer(), nil)
+		defer stop()
+		f.admit = func(context.Context, cloud.Role) error { return errors.New("124 of 128 inotify instances are in use") }
+		if err := f.setCount(t.Context(), local.WorkerGroup, 1); !errors.Is(err, errCapacity) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := f.create(t.Context(), local.WorkerGroup, "heir"); !errors.Is(err, errCapacity) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestBootFaults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		if err := f.setFaults([]string{"boot-delay=worker-0:30s", "never-boot=worker-1"}); err != nil {
+			t.Fatal(err)
+		}
+		scale(t, f, 1, 2)
+		time.Sleep(20 * time.Second)
+		wantList(t, "delayed", boots(f), "control-plane-0:ready", "worker-0:creating", "worker-1:booting")
+		time.Sleep(20 * time.Second)
+		wantList(t, "delay over", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:booting")
+		if err := f.setFaults(nil); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		wantList(t, "faults over", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:ready")
+		if err := f.setFaults([]string{"meteor"}); err == nil {
+			t.Error("an unknown fault was accepted")
+		}
+	})
+}
+
+func TestKillFaultStrikesOnceAtItsPoint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		if err := f.setFaults([]string{"kill=worker-0:component"}); err != nil {
+			t.Fatal(err)
+		}
+		scale(t, f, 0, 2)
+		time.Sleep(3 * time.Second)
+		ips := map[string]cloud.Instance{}
+		for _, i := range f.instances() {
+			ips[i.Name] = i
+			f.pass(i.IP, pointMetadata)
+		}
+		f.pass(ips["worker-1"].IP, pointComponent)
+		synctest.Wait()
+		wantList(t, "other points", boots(f), "worker-0:ready", "worker-1:ready")
+		f.pass(ips["worker-0"].IP, pointComponent)
+		synctest.Wait()
+		wantList(t, "struck", boots(f), "worker-0:stopped", "worker-1:ready")
+		if err := f.reboot(t.Context(), "worker-0"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		f.pass(ips["worker-0"].IP, pointComponent)
+		synctest.Wait()
+		wantList(t, "only once", boots(f), "worker-0:ready", "worker-1:ready")
+	})
+}
+
+func TestInitPortStaysWithItsMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		at := func() string {
+			if b := f.initBackend(9000); len(b) == 1 {
+				return b[0].name
+			}
+			return "nobody"
+		}
+		if err := f.setFaults([]string{"never-boot=control-plane-0"}); err != nil {
+			t.Fatal(err)
+		}
+		scale(t, f, 3, 0)
+		if got := at(); got != "nobody" {
+			t.Errorf("before any boot: %s", got)
+		}
+		time.Sleep(3 * time.Second)
+		if got := at(); got != "control-plane-1" {
+			t.Errorf("the first that booted is control-plane-1, not %s", got)
+		}
+		if err := f.setFaults(nil); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		if err := f.reboot(t.Context(), "control-plane-1"); err != nil {
+			t.Fatal(err)
+		}
+		if got := at(); got != "control-plane-1" {
+			t.Errorf("while it reboots: %s", got)
+		}
+		if err := f.stop(t.Context(), "control-plane-1", ""); err != nil {
+			t.Fatal(err)
+		}
+		if got := at(); got != "control-plane-0" {
+			t.Errorf("after its end: %s", got)
+		}
+		if got := len(f.controlPlanes(6443)); got != 2 {
+			t.Errorf("%d backends for the API server", got)
+		}
+	})
+}

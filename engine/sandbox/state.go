@@ -1,0 +1,262 @@
+package sandbox
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/machine"
+)
+
+// stateSchema is raised when a daemon can no longer read what an older one wrote.
+const stateSchema = 1
+
+// state is all that a daemon must know to go on where another stopped. It is
+// stored in the sandbox's directory, readable by its owner alone, since it holds
+// the token of the control API.
+type state struct {
+	Schema    int       `json:"schema"`
+	Name      string    `json:"name"`
+	UID       string    `json:"uid"`
+	Workspace string    `json:"workspace"`
+	Created   time.Time `json:"created"`
+
+	// Release, Kubernetes and Image (its version) are what the sandbox was made for.
+	Release    string `json:"release"`
+	Kubernetes string `json:"kubernetes"`
+	Image      string `json:"image"`
+
+	Token string `json:"token"`
+	// InitSecretSHA256 is in hex. The secret itself lies in a file of its own.
+	InitSecretSHA256 string `json:"initSecretSHA256"`
+	// Ports on the host's loopback; zero until they are chosen.
+	KubernetesPort uint16 `json:"kubernetesPort"`
+	InitPort       uint16 `json:"initPort"`
+
+	Groups    []group     `json:"groups"`
+	Instances []*instance `json:"instances"`
+	// Tokens remembers for every name that CreateInstance was called with, as
+	// "<group>/<name>", the machine that it made, also after its end.
+	Tokens map[string]string `json:"tokens"`
+	// NextIndex is the part of the next machine's addresses that differs.
+	NextIndex int `json:"nextIndex"`
+	// InitMachine is where the init port leads.
+	InitMachine string   `json:"initMachine"`
+	Faults      []string `json:"faults"`
+	// Struck lists the one-shot faults that were injected already.
+	Struck []string `json:"struck"`
+
+	Catalogue []machine.Image `json:"catalogue"`
+	// Containers are the images of our own services, reference to file.
+	Containers map[string]string `json:"containers"`
+}
+
+type group struct {
+	Name  string     `json:"name"`
+	Role  cloud.Role `json:"role"`
+	Image string     `json:"image"` // version
+	Count int        `json:"count"`
+	Next  int        `json:"next"` // number of the next machine; numbers are never used again
+}
+
+// want is what shall become of an instance.
+type want string
+
+const (
+	wantRunning want = "running"
+	wantStopped want = "stopped"
+	wantDeleted want = "deleted"
+)
+
+type instance struct {
+	Name    string     `json:"name"`
+	Group   string     `json:"group"`
+	Role    cloud.Role `json:"role"`
+	Image   string     `json:"image"` // version
+	Index   int        `json:"index"`
+	Want    want       `json:"want"`
+	Boot    local.Boot `json:"boot"`
+	Message string     `json:"message"`
+	Created time.Time  `json:"created"`
+	Started time.Time  `json:"started"`
+}
+
+// Addresses of machines: 10.42.0.<index> and 10.244.<index>.0/24. Index 1 is the
+// gateway.
+const firstIndex, lastIndex = 2, 254
+
+var podCIDR = netip.MustParsePrefix("10.244.0.0/16")
+
+func (i *instance) ip() netip.Addr {
+	a := machine.Nodes.Addr().As4()
+	a[3] = byte(i.Index)
+	return netip.AddrFrom4(a)
+}
+
+func (i *instance) podCIDR() netip.Prefix {
+	a := podCIDR.Addr().As4()
+	a[2] = byte(i.Index)
+	return netip.PrefixFrom(netip.AddrFrom4(a), 24)
+}
+
+// newState returns the state of a sandbox that has no machines yet.
+func newState(name, workspace string, now time.Time) *state {
+	return &state{
+		Schema: stateSchema, Name: name, Workspace: workspace, Created: now.UTC(), NextIndex: firstIndex,
+		Tokens: map[string]string{}, Containers: map[string]string{},
+		Groups: []group{
+			{Name: local.ControlPlaneGroup, Role: cloud.ControlPlane},
+			{Name: local.WorkerGroup, Role: cloud.Worker},
+		},
+	}
+}
+
+func (s *state) clone() *state {
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic(fmt.Sprintf("marshal sandbox state: %v", err)) // plain data
+	}
+	var c state
+	if err := json.Unmarshal(b, &c); err != nil {
+		panic(fmt.Sprintf("unmarshal sandbox state: %v", err))
+	}
+	return &c
+}
+
+func (s *state) group(name string) *group {
+	for i := range s.Groups {
+		if s.Groups[i].Name == name {
+			return &s.Groups[i]
+		}
+	}
+	return nil
+}
+
+func (s *state) instance(name string) *instance {
+	for _, i := range s.Instances {
+		if i.Name == name {
+			return i
+		}
+	}
+	return nil
+}
+
+// image returns the catalogue's entry for a version.
+func (s *state) image(version string) (machine.Image, bool) {
+	for _, i := range s.Catalogue {
+		if i.Version == version {
+			return i, true
+		}
+	}
+	return machine.Image{}, false
+}
+
+// freeIndex finds addresses that no machine has. Those used last come last: a
+// client that still talks to a machine that is gone shall not reach another.
+func (s *state) freeIndex() (int, bool) {
+	used := map[int]bool{}
+	for _, i := range s.Instances {
+		used[i.Index] = true
+	}
+	for range lastIndex - firstIndex + 1 {
+		i := s.NextIndex
+		if s.NextIndex++; s.NextIndex > lastIndex {
+			s.NextIndex = firstIndex
+		}
+		if !used[i] {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// errForeignState means that a state file is of another version of this program.
+var errForeignState = errors.New("written by another version of this program")
+
+// readState reads a state file. The error wraps fs.ErrNotExist or errForeignState
+// where that is the reason.
+func readState(file string) (*state, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read sandbox state: %w", err)
+	}
+	var s state
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, fmt.Errorf("read sandbox state %s: %w", file, err)
+	}
+	if s.Schema != stateSchema {
+		return nil, fmt.Errorf("read sandbox state %s: %w (schema %d, not %d)", file, errForeignState, s.Schema, stateSchema)
+	}
+	if s.Tokens == nil {
+		s.Tokens = map[string]string{}
+	}
+	if s.Containers == nil {
+		s.Containers = map[string]string{}
+	}
+	return &s, nil
+}
+
+func (s *state) write(file string) error {
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write sandbox state: %w", err)
+	}
+	if err := writeFile(file, append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write sandbox state: %w", err)
+	}
+	return nil
+}
+
+// writeFile replaces a file at once: a reader, or the next start after a crash,
+// sees the old content or the new.
+func writeFile(file string, b []byte, mode fs.FileMode) (err error) {
+	dir := filepath.Dir(file)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(file)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if _, err := f.Write(b); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), file); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+func hashSecret(secret []byte) string {
+	sum := sha256.Sum256(secret)
+	return hex.EncodeToString(sum[:])
+}
+
+// gateway is the cloud's own address in the sandbox's network, and the load balancer's.
+var gateway = machine.Gateway
