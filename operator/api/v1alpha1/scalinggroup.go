@@ -3,8 +3,8 @@ package v1alpha1
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // ScalingGroup is a group of machines of the cloud that share role and image. The
-// operator creates one object for each group that it finds; autoscaling, min, max
-// and strategy are yours to set.
+// operator creates one object for each group that it finds; what it does not know of
+// the cloud, such as min and max, is yours to set.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

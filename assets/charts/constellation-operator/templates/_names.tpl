@@ -1,0 +1,6 @@
+{{- define "operator.labels" -}}
+app.kubernetes.io/name: constellation-operator
+app.kubernetes.io/part-of: constellation
+app.kubernetes.io/version: {{ .Values.release | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
