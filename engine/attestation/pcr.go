@@ -25,8 +25,12 @@ func extend(old, digest []byte) []byte {
 // ClusterIDPCR returns what PCR 15 holds on a member of the cluster: a zero
 // register extended once with SHA-256(clusterID).
 func ClusterIDPCR(clusterID []byte) []byte {
+	return extend(make([]byte, pcrSize), clusterIDDigest(clusterID))
+}
+
+func clusterIDDigest(clusterID []byte) []byte {
 	d := sha256.Sum256(clusterID)
-	return extend(make([]byte, pcrSize), d[:])
+	return d[:]
 }
 
 // PCR15 says what a validator wants of the register that carries the cluster ID.
