@@ -135,7 +135,7 @@ func Load(cacheDir, version string) (*Artifacts, error) {
 	if lacks := s.missing(r); !lacks.none() {
 		return nil, &Error{
 			Op:     "use Kubernetes " + version,
-			Err:    fmt.Errorf("%w: %s missing", ErrNotCached, lacks),
+			Err:    fmt.Errorf("%w: %s", ErrNotCached, lacks),
 			Remedy: "run `constellation sandbox fetch " + version + "`",
 		}
 	}
@@ -251,10 +251,7 @@ func (m missing) String() string {
 		names = append(names, "image "+i.name)
 	}
 	if len(names) > 3 {
-		return fmt.Sprintf("%s and %d more are", strings.Join(names[:2], ", "), len(names)-2)
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:2], ", "), len(names)-2)
 	}
-	if len(names) > 1 {
-		return strings.Join(names, ", ") + " are"
-	}
-	return strings.Join(names, ", ") + " is"
+	return strings.Join(names, ", ")
 }

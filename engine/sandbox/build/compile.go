@@ -32,17 +32,16 @@ func buildEnv() []string {
 	}
 }
 
-// What the work costs, in units of about a fifth of a second of one core. They only
-// make the shown progress even.
+// What the work costs, in units of unitTime of one core. They make the shown progress
+// even and the first estimate honest, and decide nothing.
 const (
 	costPackage = 1
-	costLink    = 20
+	costLink    = 15
 	costImage   = 5
-	costTools   = 20
-)
+	costTools   = 15
 
-// secondsPerUnit is a core's time for a unit of work, for the first estimate.
-const secondsPerUnit = 0.2
+	unitTime = 200 * time.Millisecond
+)
 
 // A builder makes what its store lacks. The lock of the store is held.
 type builder struct {
@@ -99,7 +98,7 @@ func (b *builder) programs(ctx context.Context, programs []program) error {
 			return b.fail("load the sources of "+module, err)
 		}
 		counts[module] = n
-		b.meter.plan(n * costPackage)
+		b.meter.planPackages(n)
 	}
 
 	// All packages first, then all binaries: linking keeps one core busy, compiling all
@@ -109,12 +108,12 @@ func (b *builder) programs(ctx context.Context, programs []program) error {
 		b.meter.say(StageCompile, "compiling "+module)
 		err := tool.compile(ctx, module, packages[module], func(pkg string) {
 			n++
-			b.meter.advance(costPackage, StageCompile, fmt.Sprintf("compiled %d of %d packages of %s: %s", n, counts[module], module, pkg))
+			b.meter.compiled(1, fmt.Sprintf("compiled %d of %d packages of %s: %s", n, counts[module], module, pkg))
 		})
 		if err != nil {
 			return b.fail("compile "+module, err)
 		}
-		b.meter.advance((counts[module]-n)*costPackage, StageCompile, "compiled "+module) // those that Go had in its cache
+		b.meter.compiled(counts[module]-n, "compiled "+module) // the rest was in Go's cache
 	}
 
 	stage, remove, err := b.stage()
@@ -349,10 +348,14 @@ type meter struct {
 	report func(Progress)
 	ended  chan struct{}
 
-	mu          sync.Mutex
-	now         Progress
-	lastPackage time.Time
-	stopped     bool
+	mu      sync.Mutex
+	now     Progress
+	told    time.Time
+	stopped bool
+	// Compiling is most of the time, and the only part whose pace differs much between
+	// computers: how it goes is what the estimate is made from.
+	packages, ready int64
+	compiling       time.Time
 }
 
 // How often the same stage is reported: the compiler finishes dozens of packages a
@@ -401,16 +404,35 @@ func (m *meter) plan(cost int64) {
 	m.now.Total += cost
 }
 
+// planPackages adds packages that will have to be compiled.
+func (m *meter) planPackages(n int64) {
+	m.plan(n * costPackage)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.packages += n
+}
+
 func (m *meter) say(stage Stage, text string) { m.advance(0, stage, text) }
+
+// compiled says that n more packages are there.
+func (m *meter) compiled(n int64, text string) {
+	m.mu.Lock()
+	m.ready += n
+	m.mu.Unlock()
+	m.advance(n*costPackage, StageCompile, text)
+}
 
 func (m *meter) advance(cost int64, stage Stage, text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	changed := stage != m.now.Stage
+	if changed && stage == StageCompile {
+		m.compiling = time.Now()
+	}
 	m.now.Stage, m.now.Text = stage, text
 	m.now.Current += cost
-	if changed || stage != StageCompile && stage != StageLoad || time.Since(m.lastPackage) >= reportEvery {
-		m.lastPackage = time.Now()
+	often := stage == StageCompile || stage == StageLoad
+	if changed || !often || time.Since(m.told) >= reportEvery {
 		m.tell()
 	}
 }
@@ -420,20 +442,26 @@ func (m *meter) tell() {
 	if m.stopped {
 		return
 	}
-	m.now.Took = time.Since(m.start)
-	m.now.Left = left(m.now, runtime.NumCPU())
+	m.told = time.Now()
+	m.now.Took = m.told.Sub(m.start)
+	m.now.Left = 0
+	if m.packages > 0 && m.now.Stage != StageLoad {
+		var pace time.Duration // per package
+		if since := m.told.Sub(m.compiling); m.now.Stage == StageCompile && since > 10*time.Second && m.ready*20 > m.packages {
+			pace = since / time.Duration(m.ready)
+		}
+		packages := m.packages - m.ready
+		m.now.Left = left(packages, m.now.Total-m.now.Current-packages*costPackage, pace, runtime.NumCPU())
+	}
 	m.report(m.now)
 }
 
-// left estimates the time that the rest takes. Until enough is done to go by, it is
-// reckoned from what the work costs elsewhere.
-func left(p Progress, cores int) time.Duration {
-	if p.Stage == StageLoad || p.Stage == StageTools || p.Total == 0 {
-		return 0
+// left estimates how long packages and other units of work take. pace is the time
+// per package as measured, zero if it is not known yet.
+func left(packages, units int64, pace time.Duration, cores int) time.Duration {
+	if pace == 0 {
+		pace = costPackage * unitTime / time.Duration(cores)
 	}
-	rest := float64(p.Total - p.Current)
-	if p.Took > 10*time.Second && p.Current*20 > p.Total {
-		return time.Duration(rest / float64(p.Current) * float64(p.Took)).Round(time.Second)
-	}
-	return time.Duration(rest * secondsPerUnit / float64(cores) * float64(time.Second)).Round(time.Second)
+	rest := time.Duration(packages)*pace + time.Duration(units)*unitTime/time.Duration(cores)
+	return rest.Round(time.Second)
 }

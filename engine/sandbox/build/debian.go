@@ -29,7 +29,7 @@ var (
 		{"usr/sbin/xtables-nft-multi", "sbin/xtables-nft-multi"},
 		{"usr/lib/*/xtables/*.so", "lib/*/xtables/*.so"}, // matches and targets of iptables, loaded by name
 		{"usr/sbin/conntrack", "sbin/conntrack"},
-		{"usr/bin/ip", "bin/ip", "usr/sbin/ip", "sbin/ip"},
+		{"usr/bin/ip", "bin/ip"},
 	}
 	// toolLinks are what Debian's alternatives would make, always for nf_tables.
 	toolLinks = map[string]string{
@@ -70,12 +70,12 @@ func (b *builder) tools(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	entries := []entry{}
-	for _, to := range slices.Sorted(maps.Keys(files)) {
-		entries = append(entries, entry{path: to, file: files[to], mode: 0o755})
+	var entries []entry
+	for path, file := range files {
+		entries = append(entries, entry{path: path, file: file, mode: 0o755})
 	}
-	for _, link := range slices.Sorted(maps.Keys(toolLinks)) {
-		entries = append(entries, entry{path: link, link: toolLinks[link]})
+	for path, target := range toolLinks {
+		entries = append(entries, entry{path: path, link: target})
 	}
 	layer, err := newLayer(b.recipe.date, entries)
 	if err != nil {
@@ -178,16 +178,13 @@ func (d *debs) fetch(ctx context.Context, names []string) ([]string, error) {
 
 // update makes apt's lists below d.private, with the sources and keys of the computer.
 func (d *debs) update(ctx context.Context) error {
-	lists, cache := filepath.Join(d.private, "state", "lists", "partial"), filepath.Join(d.private, "cache", "archives", "partial")
-	for _, dir := range []string{lists, cache} {
+	lists, cache := filepath.Join(d.private, "lists"), filepath.Join(d.private, "cache")
+	for _, dir := range []string{filepath.Join(lists, "partial"), filepath.Join(cache, "archives", "partial")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
 	}
-	d.apt = []string{
-		"-o", "Dir::State=" + filepath.Join(d.private, "state"), "-o", "Dir::Cache=" + filepath.Join(d.private, "cache"),
-		"-o", "Dir::State::status=/var/lib/dpkg/status",
-	}
+	d.apt = []string{"-o", "Dir::State::lists=" + lists, "-o", "Dir::Cache=" + cache}
 	return d.command().run(ctx, "apt-get", slices.Concat(d.apt, []string{"-q", "-o", "APT::Sandbox::User=", "update"})...)
 }
 
@@ -224,23 +221,26 @@ func closure(tree string) (files map[string]string, lacking []string, err error)
 			todo = append(todo, to)
 		}
 	}
+	root, err := os.OpenRoot(tree)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer root.Close()
 	for _, patterns := range toolFiles {
 		found := false
 		for _, pattern := range patterns {
-			matches, err := fs.Glob(os.DirFS(tree), pattern)
+			matches, err := fs.Glob(root.FS(), pattern)
 			if err != nil {
 				return nil, nil, err
 			}
 			for _, m := range matches {
-				info, err := os.Lstat(filepath.Join(tree, m))
-				if err != nil {
-					return nil, nil, err
+				if isFile(root, m) {
+					found = true
+					add(belowUsr(m), filepath.Join(tree, m))
 				}
-				if !info.Mode().IsRegular() {
-					continue // a link to one that is elsewhere in the list
-				}
-				found = true
-				add(belowUsr(m), filepath.Join(tree, m))
+			}
+			if found {
+				break
 			}
 		}
 		if !found {
@@ -255,7 +255,7 @@ func closure(tree string) (files map[string]string, lacking []string, err error)
 			return nil, nil, fmt.Errorf("read %s: %w", path.Base(to), err)
 		}
 		for _, name := range libraries {
-			dir, file, err := library(tree, name)
+			dir, file, err := library(root, name)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -266,7 +266,7 @@ func closure(tree string) (files map[string]string, lacking []string, err error)
 			add(path.Join(belowUsr(dir), name), file)
 		}
 		if loader != "" {
-			_, file, err := library(tree, path.Base(loader))
+			_, file, err := library(root, path.Base(loader))
 			if err != nil {
 				return nil, nil, err
 			}
@@ -288,28 +288,27 @@ func belowUsr(name string) string {
 
 // library finds a library by its name in a tree. dir is where, file what it is once
 // links are followed; file is empty if there is none.
-func library(tree, name string) (dir, file string, err error) {
-	root, err := os.OpenRoot(tree)
-	if err != nil {
-		return "", "", err
-	}
-	defer root.Close()
+func library(root *os.Root, name string) (dir, file string, err error) {
 	for _, pattern := range libraryDirs {
 		matches, err := fs.Glob(root.FS(), path.Join(pattern, name))
 		if err != nil {
 			return "", "", err
 		}
 		for _, m := range matches {
-			// A link that leaves the tree, as an absolute one does, is not followed: the real
-			// file is in another of the directories.
-			info, err := root.Stat(m)
-			if err != nil || !info.Mode().IsRegular() {
-				continue
+			if isFile(root, m) {
+				return path.Dir(m), filepath.Join(root.Name(), m), nil
 			}
-			return path.Dir(m), filepath.Join(tree, m), nil
 		}
 	}
 	return "", "", nil
+}
+
+// isFile reports whether name is a file, or a link to one in the tree. Packages link
+// libraries and modules to each other. A link that leaves the tree, as an absolute
+// one does, is none: what it means is in the tree under its own name.
+func isFile(root *os.Root, name string) bool {
+	info, err := root.Stat(name)
+	return err == nil && info.Mode().IsRegular()
 }
 
 // needs returns the libraries that an ELF file names, and its loader if it is a program.

@@ -60,28 +60,32 @@ func (b *builder) images(ctx context.Context, specs []imageSpec) error {
 
 // image writes the archive of spec to out and returns the image's digest.
 func (b *builder) image(spec imageSpec, out string) (string, error) {
-	entries := slices.Clone(baseFiles)
-	entries = append(entries, entry{path: spec.at, file: b.path("bin/" + spec.binary), mode: 0o755})
-	for _, link := range slices.Sorted(maps.Keys(spec.links)) {
-		entries = append(entries, entry{path: link, link: spec.links[link]})
-	}
-	layer, err := newLayer(b.recipe.date, entries)
-	if err != nil {
-		return "", err
-	}
-	layers := []*fileLayer{layer}
+	var layers []*fileLayer
 	if spec.tools {
 		tools, err := layerFromFile(b.path(toolsPath))
 		if err != nil {
 			return "", err
 		}
-		layers = []*fileLayer{tools, layer}
+		layers = append(layers, tools)
 	}
-	img, err := newImage(spec, b.recipe.date, layers)
+	layer, err := spec.layer(b.recipe.date, b.path("bin/"+spec.binary))
+	if err != nil {
+		return "", err
+	}
+	img, err := newImage(spec, b.recipe.date, append(layers, layer)...)
 	if err != nil {
 		return "", err
 	}
 	return writeArchive(out, spec.ref, img)
+}
+
+// layer makes the layer that has binary and little else.
+func (spec imageSpec) layer(date time.Time, binary string) (*fileLayer, error) {
+	entries := append(slices.Clone(baseFiles), entry{path: spec.at, file: binary, mode: 0o755})
+	for path, target := range spec.links {
+		entries = append(entries, entry{path: path, link: target})
+	}
+	return newLayer(date, entries)
 }
 
 // baseFiles are in every image: a place for temporary files, and names for the users
@@ -93,7 +97,7 @@ var baseFiles = []entry{
 }
 
 // newImage describes an image for this computer's architecture.
-func newImage(spec imageSpec, date time.Time, layers []*fileLayer) (v1.Image, error) {
+func newImage(spec imageSpec, date time.Time, layers ...*fileLayer) (v1.Image, error) {
 	config := &v1.ConfigFile{
 		Architecture: runtime.GOARCH,
 		OS:           "linux",

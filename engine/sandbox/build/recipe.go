@@ -112,7 +112,7 @@ func (r recipe) programs() []program {
 		{"coredns", "coredns-" + minor(r.coredns), "github.com/coredns/coredns", "-s -w -X github.com/coredns/coredns/coremain.GitCommit=" + r.corednsCommit},
 		{"pause", "pause", ".", "-s -w -X main.version=" + r.pause},
 		kube("kubectl"),
-		{"agnhost", kubernetes, "k8s.io/kubernetes/test/images/agnhost", ldflags},
+		{"agnhost", kubernetes, "k8s.io/kubernetes/test/images/agnhost", ldflags + " -X main.Version=" + r.agnhost},
 	}
 }
 

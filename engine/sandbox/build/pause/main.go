@@ -25,6 +25,9 @@ func main() {
 	}
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD)
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "pause: not the first process here: orphans will not be handed over")
+	}
 	bury() // children that ended before the signal was asked for
 	for s := range signals {
 		if s != syscall.SIGCHLD {

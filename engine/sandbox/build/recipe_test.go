@@ -1,0 +1,149 @@
+package build
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// The module files are edited by hand when a version is added; what they pin must be
+// what the tags of the images say.
+func TestModulesPinWhatRecipesName(t *testing.T) {
+	for _, r := range recipes {
+		t.Run(r.version, func(t *testing.T) {
+			kubernetes := readModule(t, "kubernetes-"+minor(r.version))
+			coredns := readModule(t, "coredns-"+minor(r.coredns))
+			etcd, _, _ := strings.Cut(r.etcd, "-")
+			for _, tt := range []struct {
+				name string
+				in   module
+				path string
+				want string
+			}{
+				{"kubernetes is the version", kubernetes, "k8s.io/kubernetes", r.version},
+				{"etcd is the version in its tag", kubernetes, "go.etcd.io/etcd/server/v3", "v" + etcd},
+				{"coredns is the version in its tag", coredns, "github.com/coredns/coredns", r.coredns},
+			} {
+				if got := tt.in.require[tt.path]; got != tt.want {
+					t.Errorf("%s: %s is %q, want %q", tt.name, tt.path, got, tt.want)
+				}
+			}
+			staging := strings.Replace(r.version, "v1.", "v0.", 1)
+			for path, version := range kubernetes.replace {
+				if !strings.HasPrefix(path, "k8s.io/") || version != staging {
+					t.Errorf("%s is replaced by %s, want staging modules at %s and nothing else", path, version, staging)
+				}
+			}
+			if len(kubernetes.replace) < 30 {
+				t.Errorf("%d staging modules are replaced, want all", len(kubernetes.replace))
+			}
+
+			tools := map[string][]string{"kubernetes-" + minor(r.version): kubernetes.tool, "coredns-" + minor(r.coredns): coredns.tool}
+			programs := make(map[string][]string)
+			for _, p := range r.programs() {
+				if p.name != "pause" {
+					programs[p.module] = append(programs[p.module], p.pkg)
+				}
+			}
+			for _, pkgs := range programs {
+				slices.Sort(pkgs)
+			}
+			if diff := cmp.Diff(tools, programs); diff != "" {
+				t.Errorf("tools of the modules and programs of the recipe differ (-modules +recipe):\n%s", diff)
+			}
+		})
+	}
+}
+
+type module struct {
+	require, replace map[string]string
+	tool             []string
+}
+
+var (
+	requireLine = regexp.MustCompile(`(?m)^(?:require )?\s*(\S+) (v\S+)(?: // indirect)?$`)
+	replaceLine = regexp.MustCompile(`(?m)^(?:replace )?\s*(\S+) => (\S+) (v\S+)$`)
+	toolLines   = regexp.MustCompile(`(?m)^tool (?:\(\n([^)]*)\)|(\S+))$`)
+)
+
+func readModule(t *testing.T, name string) module {
+	t.Helper()
+	text := string(moduleFiles(name)["go.mod"])
+	m := module{require: make(map[string]string), replace: make(map[string]string)}
+	for _, l := range requireLine.FindAllStringSubmatch(text, -1) {
+		m.require[l[1]] = l[2]
+	}
+	for _, l := range replaceLine.FindAllStringSubmatch(text, -1) {
+		if l[1] != l[2] {
+			t.Errorf("%s: %s is replaced by another module, %s", name, l[1], l[2])
+		}
+		m.replace[l[1]] = l[3]
+	}
+	for _, l := range toolLines.FindAllStringSubmatch(text, -1) {
+		m.tool = append(m.tool, strings.Fields(l[1]+l[2])...)
+	}
+	slices.Sort(m.tool)
+	return m
+}
+
+func TestVersionsAreInOrder(t *testing.T) {
+	if !slices.Contains(Versions(), DefaultVersion) {
+		t.Errorf("the default %s is not one of %v", DefaultVersion, Versions())
+	}
+	minors := make([]string, 0, len(recipes))
+	for _, v := range Versions() {
+		minors = append(minors, minor(v))
+	}
+	if !slices.IsSorted(minors) { // all are 1.NN
+		t.Errorf("versions are %v, want the newest last", Versions())
+	}
+}
+
+func TestKeyChangesWithWhatIsMade(t *testing.T) {
+	p, _ := recipes[0].program("kubeadm")
+	image := recipes[0].images()[0]
+	date := recipes[0].date
+	seen := make(map[string]string)
+	for _, tt := range []struct{ name, key string }{
+		{"a program", p.key()},
+		{"another linker flag", program{p.name, p.module, p.pkg, p.ldflags + " -X a=b"}.key()},
+		{"another package", program{p.name, p.module, p.pkg + "x", p.ldflags}.key()},
+		{"another module", program{p.name, recipes[1].programs()[0].module, p.pkg, p.ldflags}.key()},
+		{"an image", image.key(date, "sha256:1")},
+		{"another binary in it", image.key(date, "sha256:2")},
+		{"two files in it", image.key(date, "sha256:1", "sha256:2")},
+		{"another date", image.key(date.Add(time.Second), "sha256:1")},
+		{"another path in it", func() string { i := image; i.at = "/x"; return i.key(date, "sha256:1") }()},
+		{"another user", func() string { i := image; i.user = "1"; return i.key(date, "sha256:1") }()},
+	} {
+		if other, ok := seen[tt.key]; ok {
+			t.Errorf("%s and %s have the same key", tt.name, other)
+		}
+		seen[tt.key] = tt.name
+	}
+	if again, _ := recipes[0].program("kubeadm"); again.key() != p.key() {
+		t.Error("the same program has two keys")
+	}
+}
+
+func TestProgramNamesAreUnique(t *testing.T) {
+	for _, r := range recipes {
+		names := make(map[string]bool)
+		for _, p := range r.programs() {
+			names[p.name] = true
+		}
+		if len(names) != len(r.programs()) {
+			t.Errorf("%s: two programs of %v have one name", r.version, slices.Sorted(maps.Keys(names)))
+		}
+		for _, i := range r.images() {
+			if !names[i.binary] {
+				t.Errorf("%s: image %s is made of %q, which is not built", r.version, i.ref, i.binary)
+			}
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package build
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// tree makes a source tree of ours with prebuilt services and goes there.
+func tree(t *testing.T, contents map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	files := map[string]string{"go.mod": "module constellation\n\ngo 1.26.0\n", "deep/down/x": ""}
+	for name, content := range contents {
+		files["bin/releases/v9.9.9/"+name] = content
+	}
+	for name, content := range files {
+		name = filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(filepath.Join(dir, "deep", "down"))
+	return dir
+}
+
+func TestServicesArePackedOnce(t *testing.T) {
+	dir := tree(t, map[string]string{"joinservice": "#!join", "operator": "#!operate"})
+	cache := t.TempDir()
+	images, err := Services(t.Context(), cache, "v9.9.9", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct{ ref, path, content string }{
+		{"registry.constellation.example/joinservice:v9.9.9", "usr/local/bin/joinservice", "#!join"},
+		{"registry.constellation.example/operator:v9.9.9", "usr/local/bin/operator", "#!operate"},
+	} {
+		img, err := LoadImage(images[i].Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkDigests(t, img)
+		found := false
+		for _, f := range list(t, img) {
+			found = found || f.Name == want.path && f.content == want.content
+		}
+		if h, err := img.Digest(); images[i].Ref != want.ref || !found || err != nil || h.String() != images[i].Digest {
+			t.Errorf("image %d is %+v, and it has the binary: %v, want %+v", i, images[i], found, want)
+		}
+	}
+
+	before, err := os.Stat(images[0].Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Services(t.Context(), cache, "v9.9.9", nil)
+	if err != nil || again[0] != images[0] || again[1] != images[1] {
+		t.Errorf("the second call gives %v, %v, want %v", again, err, images)
+	}
+	if after, err := os.Stat(images[0].Path); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the image was written again (%v)", err)
+	}
+
+	// A new build of a binary is a new image, and whoever serves the old one still can.
+	if err := os.WriteFile(filepath.Join(dir, "bin/releases/v9.9.9/operator"), []byte("#!better"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	newer, err := Services(t.Context(), cache, "v9.9.9", nil)
+	if err != nil || newer[0] != images[0] || newer[1].Digest == images[1].Digest {
+		t.Errorf("after a build of the operator there is %v, %v; before %v", newer, err, images)
+	}
+	if _, err := LoadImage(images[1].Path); err != nil {
+		t.Errorf("the old image is gone: %v", err)
+	}
+
+	// A damaged one is written again.
+	if err := os.Truncate(images[0].Path, 700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Services(t.Context(), cache, "v9.9.9", nil); err != nil {
+		t.Fatal(err)
+	}
+	if img, err := LoadImage(images[0].Path); err != nil {
+		t.Errorf("the damaged image is still there: %v", err)
+	} else {
+		checkDigests(t, img)
+	}
+}
+
+func TestMissingServicesNameTheRemedy(t *testing.T) {
+	tree(t, map[string]string{"joinservice": "#!join"})
+	for _, tt := range []struct {
+		name, release, remedy string
+		missing               bool
+	}{
+		{"a service that was not built", "v9.9.9", "run `make build` in the source tree and use its bin/constellation", true},
+		{"a release that was not built", "v0.1.0", "run `make build` in the source tree and use its bin/constellation", true},
+		{"a path for a release", "../v9.9.9", "name a release such as v1.1.0", false},
+		{"nothing for a release", "", "name a release such as v1.1.0", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := Services(t.Context(), t.TempDir(), tt.release, nil)
+			var known *Error
+			if !errors.As(err, &known) || known.Remedy != tt.remedy || errors.Is(err, fs.ErrNotExist) != tt.missing {
+				t.Errorf("the error is %v with %+v, want the remedy %q", err, known, tt.remedy)
+			}
+		})
+	}
+}
