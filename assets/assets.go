@@ -20,7 +20,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-//go:embed additions.yaml all:charts all:crds all:releases all:samples
+//go:embed additions.yaml all:charts all:crds all:releases all:samples all:systemd
 var files embed.FS
 
 // ErrUnknownRelease means that the program has no charts of that release.
@@ -35,6 +35,9 @@ type File struct {
 
 // Releases returns <version>.yaml of every release; package release reads them.
 func Releases() fs.FS { return sub("releases") }
+
+// Systemd returns the units of machines, their drop-ins and the script they run, flat.
+func Systemd() fs.FS { return sub("systemd") }
 
 // Samples returns one YAML file for each kind that a cluster of ours knows.
 func Samples() fs.FS { return sub("samples") }

@@ -1,0 +1,286 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// cgroupParent is the directory, in every hierarchy and below the cgroup of the
+// process that starts machines, that holds the cgroups of all sandboxes. It is
+// relative for runc, so that machines stay under the limits of whoever started them.
+const cgroupParent = "constellation"
+
+// cgroupMounts lists where cgroup hierarchies are mounted: one on a host with
+// cgroup v2, one per controller with v1, and possibly both.
+func cgroupMounts() ([]string, error) {
+	infos, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return nil, fmt.Errorf("list cgroup hierarchies: %w", err)
+	}
+	var dirs []string
+	for _, m := range infos {
+		// Machines mount hierarchies below their own roots, in namespaces of their own;
+		// only those of this computer are of interest.
+		if strings.HasPrefix(m.Mountpoint, "/sys/fs/cgroup") {
+			dirs = append(dirs, m.Mountpoint)
+		}
+	}
+	return dirs, nil
+}
+
+// findCgroups returns the directories constellation/<path> in all hierarchies,
+// wherever the process that made them was placed.
+func findCgroups(path string) ([]string, error) {
+	mounts, err := cgroupMounts()
+	if err != nil {
+		return nil, err
+	}
+	suffix := "/" + cgroupParent + "/" + path
+	var found []string
+	for _, m := range mounts {
+		err := filepath.WalkDir(m, func(p string, d fs.DirEntry, err error) error {
+			if err != nil {
+				if errors.Is(err, fs.ErrNotExist) {
+					return nil // it went away while we were looking
+				}
+				return err
+			}
+			if !d.IsDir() {
+				return nil
+			}
+			if strings.HasSuffix(p, suffix) {
+				found = append(found, p)
+				return fs.SkipDir
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("find cgroups: %w", err)
+		}
+	}
+	return found, nil
+}
+
+// cgroupProcesses lists the processes of a cgroup and of all below it.
+func cgroupProcesses(dir string) ([]int, error) {
+	var pids []int
+	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.Name() != "cgroup.procs" {
+			return ignoreGone(err)
+		}
+		b, err := os.ReadFile(p)
+		if err != nil {
+			return ignoreGone(err)
+		}
+		for f := range strings.FieldsSeq(string(b)) {
+			pid, err := strconv.Atoi(f)
+			if err != nil {
+				return err
+			}
+			pids = append(pids, pid)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list processes of %s: %w", dir, err)
+	}
+	return pids, nil
+}
+
+// ignoreGone drops the errors of reading a cgroup that is being removed, or of a
+// threaded one.
+func ignoreGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return err
+}
+
+// emptyCgroup kills what still runs in the cgroup and waits until it is gone.
+func emptyCgroup(ctx context.Context, dir string) error {
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		pids, err := cgroupProcesses(dir)
+		if err != nil {
+			return err
+		}
+		if len(pids) == 0 {
+			return nil
+		}
+		for _, pid := range pids {
+			if pid <= 1 || pid == os.Getpid() {
+				return fmt.Errorf("empty cgroup %s: process %d does not belong there", dir, pid)
+			}
+			p, err := identify(pid)
+			if err != nil {
+				continue // gone in the meantime
+			}
+			// The number may have changed hands since it was read from the cgroup.
+			if now, err := cgroupProcesses(dir); err != nil || !slices.Contains(now, pid) {
+				continue
+			}
+			if err := p.signal(unix.SIGKILL); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("empty cgroup %s: %d processes do not end: %w", dir, len(pids), ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+// removeCgroups kills what runs in constellation/<path>, removes these directories in
+// all hierarchies, and the parent directories that are empty then.
+func removeCgroups(ctx context.Context, path string) error {
+	dirs, err := findCgroups(path)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if err := emptyCgroup(ctx, dir); err != nil {
+			return err
+		}
+		if err := removeCgroup(ctx, dir); err != nil {
+			return err
+		}
+		// rmdir refuses what is in use, which is the condition.
+		for p := filepath.Dir(dir); strings.Contains(p+"/", "/"+cgroupParent+"/"); p = filepath.Dir(p) {
+			if unix.Rmdir(p) != nil {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// removeCgroup removes a cgroup and all below it, the deepest first.
+func removeCgroup(ctx context.Context, dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove cgroup: %w", err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeCgroup(ctx, filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	// A cgroup is busy for a moment after its last process has ended.
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		err := unix.Rmdir(dir)
+		if err == nil || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("remove cgroup %s: %w", dir, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("remove cgroup %s: %w", dir, err)
+		case <-time.After(wait):
+		}
+	}
+}
+
+// ownCgroup returns the directory of this process's cgroup in the hierarchy of a v1
+// controller, or "" if this computer has no such hierarchy.
+func ownCgroup(controller string) (string, error) {
+	infos, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup"))
+	if err != nil {
+		return "", fmt.Errorf("find cgroup: %w", err)
+	}
+	for _, m := range infos {
+		if !strings.HasPrefix(m.Mountpoint, "/sys/fs/cgroup") || !slices.Contains(strings.Split(m.VFSOptions, ","), controller) {
+			continue
+		}
+		b, err := os.ReadFile("/proc/self/cgroup")
+		if err != nil {
+			return "", fmt.Errorf("find cgroup: %w", err)
+		}
+		for line := range strings.Lines(string(b)) {
+			f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+			if len(f) == 3 && slices.Contains(strings.Split(f[1], ","), controller) {
+				return filepath.Join(m.Mountpoint, strings.TrimPrefix(f[2], strings.TrimSuffix(m.Root, "/"))), nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// machineDevices are what runc allows every container: to make any node, but to use
+// only harmless ones.
+var machineDevices = []string{
+	"c *:* m", "b *:* m",
+	"c 1:3 rwm", "c 1:5 rwm", "c 1:7 rwm", "c 1:8 rwm", "c 1:9 rwm", // null, zero, full, random, urandom
+	"c 5:0 rwm", "c 5:2 rwm", "c 136:* rwm", // tty, ptmx, terminals
+	"c 10:200 rwm", // tun, in the machine's own network
+}
+
+// restrictDevices denies other devices to the cgroup above all machines of a sandbox.
+// runc denies them to each machine too, but with cgroup v1 root in a machine could
+// allow itself again what the cgroup above its own allows. With v2 it could not.
+func restrictDevices(sandbox string) error {
+	own, err := ownCgroup("devices")
+	if err != nil || own == "" {
+		return err
+	}
+	dir := filepath.Join(own, cgroupParent, sandbox)
+	if _, err := os.Stat(dir); err == nil {
+		return nil // machines are there already, and it was done before the first
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("restrict devices: %w", err)
+	}
+	// The parent may have been restricted itself; then less can be allowed.
+	for _, rule := range append([]string{"a"}, machineDevices...) {
+		file := "devices.allow"
+		if rule == "a" {
+			file = "devices.deny"
+		}
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(rule), 0); err != nil && file == "devices.deny" {
+			return fmt.Errorf("restrict devices: %w", err)
+		}
+	}
+	return nil
+}
+
+// limitMemory bounds the memory of all machines of a sandbox, whose cgroups exist.
+// Zero means no limit.
+func limitMemory(sandbox string, bytes int64) error {
+	if bytes <= 0 {
+		return nil
+	}
+	dirs, err := findCgroups(sandbox)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		for _, file := range []string{"memory.max", "memory.limit_in_bytes"} {
+			err := os.WriteFile(filepath.Join(dir, file), strconv.AppendInt(nil, bytes, 10), 0)
+			if err == nil {
+				return nil
+			}
+			// Only the hierarchy of the memory controller has the file, and nobody can make it.
+			if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+				return fmt.Errorf("limit memory of all machines: %w", err)
+			}
+		}
+	}
+	return errors.New("limit memory of all machines: this computer has no memory controller for them")
+}

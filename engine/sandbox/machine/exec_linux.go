@@ -1,0 +1,246 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+)
+
+// Exec runs a command in a machine as root and returns its exit code. It works in any
+// process on this computer, also while another drives the machines. When ctx ends the
+// command is asked to end, and killed two seconds later. The error wraps ErrNotFound
+// or ErrNotRunning; that the command itself failed is no error but its code. A command
+// that cannot be found ends with 255 and a word on Err.
+func (h *Host) Exec(ctx context.Context, name string, command []string, stdio Stdio) (int, error) {
+	m, err := h.Machine(name)
+	if err == nil && m.Power != Running {
+		err = fmt.Errorf("run a command in machine %s: %w", name, ErrNotRunning)
+	}
+	if err == nil && len(command) == 0 {
+		err = fmt.Errorf("run a command in machine %s: there is none", name)
+	}
+	if err != nil {
+		return 0, err
+	}
+	dir, err := os.MkdirTemp("", "constellation-exec-")
+	if err != nil {
+		return 0, fmt.Errorf("run a command in machine %s: %w", name, err)
+	}
+	defer func() { _ = removeTree(filepath.Dir(dir), filepath.Base(dir)) }()
+	pidFile := filepath.Join(dir, "pid")
+	args := []string{"--root", filepath.Join(h.dir, runcDir), "exec", "--pid-file", pidFile}
+	if stdio.TTY {
+		args = append(args, "--tty", "--env", "TERM="+terminalType())
+	}
+	cmd := exec.CommandContext(ctx, "runc", append(append(args, name), command...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // handed on to the command
+	cmd.WaitDelay = 2 * time.Second
+	var finish func()
+	if stdio.TTY {
+		finish, err = connectTerminal(cmd, stdio)
+	} else {
+		finish, err = connectPipes(cmd, stdio)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("run a command in machine %s: %w", name, err)
+	}
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		err = errors.Join(ctx.Err(), killRecorded(pidFile))
+	}
+	finish()
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() == nil && errors.As(err, &exit) && exit.ExitCode() >= 0:
+		return exit.ExitCode(), nil
+	case errors.Is(err, exec.ErrWaitDelay):
+		return cmd.ProcessState.ExitCode(), nil // something it started holds on to its output
+	case err != nil:
+		return 0, fmt.Errorf("run a command in machine %s: %w", name, err)
+	}
+	return 0, nil
+}
+
+// killRecorded kills the command itself, which lives on without its runc.
+func killRecorded(pidFile string) error {
+	b, err := os.ReadFile(pidFile)
+	if err != nil {
+		return nil // it never started
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return err
+	}
+	p, err := identify(pid)
+	if err != nil {
+		return nil // it has ended
+	}
+	return p.signal(unix.SIGKILL)
+}
+
+func terminalType() string {
+	if t := os.Getenv("TERM"); t != "" {
+		return t
+	}
+	return "xterm"
+}
+
+// connectPipes gives the command input and output without a terminal.
+func connectPipes(cmd *exec.Cmd, stdio Stdio) (finish func(), err error) {
+	cmd.Stdout, cmd.Stderr = stdio.Out, stdio.Err
+	// An interrupt at our terminal is ours to hand on.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if f, ok := stdio.In.(*os.File); ok && !term.IsTerminal(int(f.Fd())) {
+		cmd.Stdin = f
+		return func() {}, nil
+	}
+	if stdio.In == nil {
+		return func() {}, nil
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	// Nobody waits for this: a reader such as a terminal may block long after the
+	// command has ended, and its next write then finds the pipe closed.
+	go func() {
+		defer in.Close()
+		_, _ = io.Copy(in, stdio.In)
+	}()
+	return func() {}, nil
+}
+
+// connectTerminal gives the command a terminal: ours, if there is one, which runc
+// then drives; or a new one that is copied from and to.
+func connectTerminal(cmd *exec.Cmd, stdio Stdio) (finish func(), err error) {
+	if f, ok := stdio.In.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = f, stdio.Out, stdio.Out
+		return func() {}, nil
+	}
+	master, slave, err := pty.Open()
+	if err != nil {
+		return nil, fmt.Errorf("open terminal: %w", err)
+	}
+	if err := pty.Setsize(master, &pty.Winsize{Rows: 24, Cols: 80}); err != nil {
+		return nil, errors.Join(err, master.Close(), slave.Close())
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	out := stdio.Out
+	if out == nil {
+		out = io.Discard
+	}
+	copied := make(chan struct{})
+	go func() {
+		defer close(copied)
+		_, _ = io.Copy(out, master) // ends when the last slave is closed
+	}()
+	if stdio.In != nil {
+		go func() { _, _ = io.Copy(master, stdio.In) }()
+	}
+	return func() {
+		_ = slave.Close()
+		<-copied
+		_ = master.Close()
+	}, nil
+}
+
+// containerdSocket is where containerd answers inside of a machine.
+const containerdSocket = "/run/containerd/containerd.sock"
+
+// WaitReady waits until the machine's containerd answers, which is what everything
+// else in a machine waits for too. The error wraps ErrNotRunning when the machine goes
+// off meanwhile; when ctx ends first, it says which units have not come up.
+func (h *Host) WaitReady(ctx context.Context, name string) error {
+	r, err := h.read(name)
+	if err != nil {
+		return fmt.Errorf("wait for machine %s: %w", name, err)
+	}
+	if !r.Init.alive() {
+		return fmt.Errorf("wait for machine %s: %w", name, ErrNotRunning)
+	}
+	up, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		if r.Init.wait(up) == nil {
+			stop(ErrNotRunning)
+		}
+	}()
+	err = containerdAnswers(up, r.Init.PID)
+	if err != nil {
+		err = fmt.Errorf("wait for machine %s: %w", name, context.Cause(up))
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %s", err, h.diagnose(name))
+		}
+	}
+	stop(nil)
+	<-watched
+	return err
+}
+
+// containerdAnswers polls containerd's health through the machine's file system: a
+// watch would cost inotify instances, of which the whole computer has few.
+func containerdAnswers(ctx context.Context, pid int) error {
+	socket := "/proc/" + strconv.Itoa(pid) + "/root" + containerdSocket
+	conn, err := grpc.NewClient("passthrough:///containerd",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, Jitter: 0.1, MaxDelay: 100 * time.Millisecond},
+		}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for {
+		_, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.WaitForReady(true))
+		// Any answer is one; no answer is Unavailable, after a connection broke.
+		if status.Code(err) != codes.Unavailable || ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// diagnose says in one line what a machine that does not come up waits for.
+func (h *Host) diagnose(name string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	var out strings.Builder
+	code, err := h.Exec(ctx, name, []string{"systemctl", "--no-legend", "--plain", "--state=failed,activating", "list-units"}, Stdio{Out: &out})
+	if err != nil || code != 0 {
+		return "its systemd does not answer; see " + h.Console(name)
+	}
+	var units []string
+	for line := range strings.Lines(out.String()) {
+		if f := strings.Fields(line); len(f) > 3 {
+			units = append(units, f[0]+" is "+f[2])
+		}
+	}
+	if len(units) == 0 {
+		return "all of its units are up"
+	}
+	return strings.Join(units, ", ")
+}

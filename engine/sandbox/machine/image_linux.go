@@ -1,0 +1,255 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"constellation/assets"
+)
+
+// Names in a directory that OSImage has made.
+const (
+	imageLayer  = "layer"
+	imageRecord = "image.json"
+)
+
+// Paths in an image's layer.
+const (
+	osReleasePath    = "usr/lib/os-release" // /etc/os-release links to it
+	constellationDir = "usr/lib/constellation"
+	bootstrapperPath = constellationDir + "/bootstrapper"
+	agentPath        = constellationDir + "/agent"
+	peersPath        = constellationDir + "/peers.json"
+	unitsDir         = "usr/lib/systemd/system"
+	wantsDir         = "etc/systemd/system/multi-user.target.wants"
+)
+
+// imageUnits run from the first boot on.
+var imageUnits = []string{"constellation-bootstrapper.service", "constellation-agent.service"}
+
+// imageVersion is what a version may look like: it becomes a file name, and a line of
+// os-release, which is shell.
+var imageVersion = regexp.MustCompile(`^v?[0-9][0-9A-Za-z.+-]{0,63}$`)
+
+// OSImage makes the OS image that spec describes: a layer over the root file system
+// rootfs, which [Rootfs] has made. An image of the same content is made once; then
+// OSImage returns at once. Concurrent calls, of other processes too, wait for each
+// other. progress may be nil; it is called from one goroutine.
+func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progress func(Progress)) (*Image, error) {
+	if !imageVersion.MatchString(spec.Version) {
+		return nil, fmt.Errorf("make OS image: %q is no version", spec.Version)
+	}
+	if len(spec.Peers) == 0 {
+		spec.Peers = []byte("[]\n")
+	}
+	if !json.Valid(spec.Peers) {
+		return nil, fmt.Errorf("make OS image %s: the list of peers is no JSON", spec.Version)
+	}
+	start := time.Now()
+	report := func(text string) {
+		if progress != nil {
+			progress(Progress{Text: text, Took: time.Since(start)})
+		}
+	}
+	parent, err := filepath.Abs(filepath.Join(cacheDir, "os-images"))
+	if err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	if err := checkOverlayPath(parent); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	unlock, err := lockFile(ctx, filepath.Join(parent, "lock"))
+	if err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	defer unlock()
+	if err := removeUnfinished(parent); err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	fresh, err := os.MkdirTemp(parent, unfinished)
+	if err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	defer func() { _ = removeTree(parent, filepath.Base(fresh)) }() // gone already when all went well
+	report("writing OS image " + spec.Version)
+	layer := filepath.Join(fresh, imageLayer)
+	if err := writeLayer(layer, filepath.Join(rootfs, rootfsTree), spec); err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	report("measuring OS image " + spec.Version)
+	image := &Image{Version: spec.Version, Rootfs: rootfs}
+	// The image's measurements become what is expected of machines, so they must not
+	// be taken of files that somebody changed.
+	if err := verifyRootfs(ctx, rootfs); err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	if image.Events, err = measure(ctx, rootfs, layer, new(rootfsMemory)); err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	// The name is what will boot, so that an image is never changed under the machines
+	// that use it: other content is another directory.
+	h := sha256.New()
+	for _, e := range image.Events {
+		fmt.Fprintf(h, "%d %x\n", e.PCR, e.Digest)
+	}
+	image.Dir = filepath.Join(parent, spec.Version+"-"+hex.EncodeToString(h.Sum(nil))[:16])
+	if err := writeJSON(filepath.Join(fresh, imageRecord), image); err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(image.Dir); err == nil {
+		// Made before. It must still be what its name says.
+		events, err := measure(ctx, rootfs, filepath.Join(image.Dir, imageLayer), new(rootfsMemory))
+		if err != nil {
+			return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+		}
+		if !sameEvents(events, image.Events) {
+			return nil, fmt.Errorf("make OS image %s: the files in %s were changed after they were made; remove that directory", spec.Version, image.Dir)
+		}
+		return image, nil
+	}
+	if err := os.Chmod(fresh, 0o755); err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	if err := os.Rename(fresh, image.Dir); err != nil {
+		return nil, fmt.Errorf("make OS image %s: %w", spec.Version, err)
+	}
+	return image, nil
+}
+
+// writeLayer writes an image's files.
+func writeLayer(layer, tree string, spec ImageSpec) error {
+	release, err := os.ReadFile(filepath.Join(tree, osReleasePath))
+	if err != nil {
+		return err
+	}
+	release = append(bytes.TrimRight(release, "\n"), "\nIMAGE_ID=constellation\nIMAGE_VERSION="+spec.Version+"\n"...)
+	changes := []change{
+		{path: osReleasePath, data: release, mode: 0o644},
+		{path: peersPath, data: spec.Peers, mode: 0o644},
+	}
+	for _, u := range imageUnits {
+		data, err := fs.ReadFile(assets.Systemd(), u)
+		if err != nil {
+			return err
+		}
+		changes = append(changes,
+			change{path: unitsDir + "/" + u, data: data, mode: 0o644},
+			change{path: wantsDir + "/" + u, link: "/" + unitsDir + "/" + u})
+	}
+	if err := os.Mkdir(layer, 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(layer)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for _, c := range changes {
+		if err := c.apply(root); err != nil {
+			return err
+		}
+	}
+	if err := copyProgram(spec.Bootstrapper, root, bootstrapperPath); err != nil {
+		return err
+	}
+	return copyProgram(spec.Agent, root, agentPath)
+}
+
+func copyProgram(from string, root *os.Root, to string) error {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := root.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(dst, src)
+	if err := errors.Join(err, dst.Chmod(0o755), dst.Close()); err != nil {
+		return fmt.Errorf("copy %s: %w", from, err)
+	}
+	return nil
+}
+
+// verifyRootfs checks that the root file system is as it was made.
+func verifyRootfs(ctx context.Context, rootfs string) error {
+	var made content
+	if err := readJSON(filepath.Join(rootfs, rootfsContent), &made); err != nil {
+		return fmt.Errorf("read what the root file system held when it was made: %w", err)
+	}
+	now, err := scan(ctx, filepath.Join(rootfs, rootfsTree), made)
+	if err != nil {
+		return err
+	}
+	if name := made.difference(now); name != "" {
+		return fmt.Errorf("%s in the root file system was changed after it was made; remove %s", name, rootfs)
+	}
+	return nil
+}
+
+// measure reads what will boot and returns the events of the boot. The layer is read
+// in full. Of the root file system, whose hundreds of megabytes no boot could wait
+// for, every name, owner, mode and size is compared with what was found when it was
+// made, and every file is read again whose inode changed since.
+func measure(ctx context.Context, rootfs, layer string, memory *rootfsMemory) ([]Event, error) {
+	base, err := memory.scan(ctx, rootfs)
+	if err != nil {
+		return nil, err
+	}
+	over, err := scan(ctx, layer, nil)
+	if err != nil {
+		return nil, err
+	}
+	program, err := base.file("usr/lib/systemd/systemd")
+	if err != nil {
+		return nil, fmt.Errorf("measure first program: %w", err)
+	}
+	start, err := json.Marshal(bundle(bundleSpec{}))
+	if err != nil {
+		return nil, fmt.Errorf("measure start of machine: %w", err)
+	}
+	how := sha256.Sum256(start)
+	bootstrapper, err := over.file(bootstrapperPath)
+	if err != nil {
+		return nil, fmt.Errorf("measure image: %w", err)
+	}
+	agent, err := over.file(agentPath)
+	if err != nil {
+		return nil, fmt.Errorf("measure image: %w", err)
+	}
+	return []Event{
+		{PCR: PCRBoot, Digest: how[:], Description: "how the first program is started"},
+		{PCR: PCRBoot, Digest: program, Description: "first program: /lib/systemd/systemd"},
+		{PCR: PCRRootfs, Digest: base.digest(), Description: "root file system"},
+		{PCR: PCRImage, Digest: bootstrapper, Description: "/" + bootstrapperPath},
+		{PCR: PCRImage, Digest: agent, Description: "/" + agentPath},
+		{PCR: PCRImage, Digest: over.digest(), Description: "all files of the OS image"},
+	}, nil
+}
+
+func sameEvents(a, b []Event) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].PCR != b[i].PCR || !bytes.Equal(a[i].Digest, b[i].Digest) {
+			return false
+		}
+	}
+	return true
+}
