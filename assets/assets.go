@@ -20,7 +20,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-//go:embed additions.yaml all:charts all:crds all:releases all:samples all:systemd
+//go:embed additions.yaml all:charts all:config all:crds all:releases all:samples all:systemd
 var files embed.FS
 
 // ErrUnknownRelease means that the program has no charts of that release.
@@ -35,6 +35,16 @@ type File struct {
 
 // Releases returns <version>.yaml of every release; package release reads them.
 func Releases() fs.FS { return sub("releases") }
+
+// DefaultConfig returns the commented configuration that package engine fills in: a
+// text/template.
+func DefaultConfig() []byte {
+	b, err := files.ReadFile("config/cluster.yaml")
+	if err != nil { // it is embedded
+		panic(err)
+	}
+	return b
+}
 
 // Systemd returns the units of machines, their drop-ins and the script they run, flat.
 func Systemd() fs.FS { return sub("systemd") }

@@ -15,40 +15,7 @@ type Reporter struct{}
 
 func (r *Reporter) Progress(current, total int64, text string) {}
 
-// Config is the cluster that the user wants, as constellation-conf.yaml says it.
-type Config struct {
-	Version             string               `yaml:"version" json:"version"`
-	Name                string               `yaml:"name" json:"name"`
-	KubernetesVersion   string               `yaml:"kubernetesVersion" json:"kubernetesVersion"`
-	Image               string               `yaml:"image" json:"image"`
-	MicroserviceVersion string               `yaml:"microserviceVersion" json:"microserviceVersion"`
-	ServiceCIDR         string               `yaml:"serviceCIDR" json:"serviceCIDR"`
-	PodCIDR             string               `yaml:"podCIDR" json:"podCIDR"`
-	NodeGroups          map[string]NodeGroup `yaml:"nodeGroups" json:"nodeGroups"`
-}
-
-type NodeGroup struct {
-	Role  string `yaml:"role" json:"role"`
-	Count int    `yaml:"count" json:"count"`
-}
-
 type State struct{}
-
-// FieldError is one thing that is wrong with a file.
-type FieldError struct {
-	Field   string `json:"field"`          // "nodeGroups.workers.count"
-	Line    int    `json:"line,omitempty"` // 1-based; zero if the field is absent
-	Problem string `json:"problem"`
-	Remedy  string `json:"remedy,omitempty"`
-}
-
-// ConfigErrors is everything that is wrong with a file, in the order of its lines.
-type ConfigErrors struct {
-	File   string       `json:"file"`
-	Errors []FieldError `json:"errors"`
-}
-
-func (e *ConfigErrors) Error() string { return e.File }
 
 type Workspace struct{ dir string }
 
@@ -64,17 +31,6 @@ func (w *Workspace) WriteConfig(b []byte) (path string, err error)            { 
 func (w *Workspace) ReplaceConfig(b []byte) error                             { return errPending }
 func (w *Workspace) ReadConfig() ([]byte, error)                              { return nil, errPending }
 func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) { return nil, errPending }
-
-func ParseConfig(b []byte) (*Config, error) { return nil, errPending }
-
-type GenerateOptions struct {
-	Name       string
-	Kubernetes string
-	Sandbox    *SandboxInfo // fills measurements, trust roots, counts
-}
-
-func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) { return nil, errPending }
-func MigrateConfig(b []byte) (out []byte, changed bool, err error)      { return nil, false, errPending }
 
 type Cluster interface{}
 type Provider interface{}
@@ -100,3 +56,5 @@ func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) { return nil, errP
 func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) error { return errPending }
 func (e *Engine) Status(ctx context.Context) (Status, error)               { return Status{}, errPending }
 func (e *Engine) Runs() ([]RunSummary, error)                              { return nil, errPending }
+
+const ConfigFile = "constellation-conf.yaml"
