@@ -11,6 +11,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
+	"path"
+	"regexp"
+	"strings"
 )
 
 // Component is one artifact of a node.
@@ -58,4 +62,62 @@ func (l List) ByName(name string) (Component, bool) {
 		}
 	}
 	return Component{}, false
+}
+
+var (
+	nameRE   = regexp.MustCompile(`^[a-z0-9][a-z0-9._+-]{0,62}$`)
+	digestRE = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+)
+
+// Validate returns what is wrong with c, naming the field, or nil.
+func (c Component) Validate() error {
+	switch {
+	case !nameRE.MatchString(c.Name):
+		return fmt.Errorf("component %q: name: want at most 63 lower-case letters, digits and . _ + -", c.Name)
+	case !digestRE.MatchString(c.Digest):
+		return fmt.Errorf("component %s: digest: want sha256: and 64 hex digits", c.Name)
+	case !path.IsAbs(c.Path) || path.Clean(c.Path) != c.Path || strings.ContainsRune(c.Path, 0) || c.Path == "/":
+		return fmt.Errorf("component %s: path %q is not absolute and clean", c.Name, c.Path)
+	case c.Mode&^0o777 != 0:
+		return fmt.Errorf("component %s: mode %#o has other bits than permissions", c.Name, c.Mode)
+	case c.Mode&0o022 != 0:
+		return fmt.Errorf("component %s: mode %#o lets others write", c.Name, c.Mode)
+	}
+	// What url.Parse says repeats the URL, and a URL may carry a signature.
+	scheme, _, _ := strings.Cut(c.URL, ":")
+	switch strings.ToLower(scheme) {
+	case "data":
+	case "http", "https":
+		if u, err := url.Parse(c.URL); err != nil || u.Host == "" {
+			return fmt.Errorf("component %s: url is malformed", c.Name)
+		}
+	default:
+		return fmt.Errorf("component %s: url: want http, https or data", c.Name)
+	}
+	return nil
+}
+
+// Validate returns everything that is wrong with the list, or nil: names and
+// paths must be unique beside what each component must hold to.
+func (l List) Validate() error {
+	var errs []error
+	names, paths := map[string]bool{}, map[string]string{}
+	for _, c := range l {
+		if err := c.Validate(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if names[c.Name] {
+			errs = append(errs, fmt.Errorf("component %s is listed twice", c.Name))
+		}
+		names[c.Name] = true
+		// Several archives may fill one directory; a file has one source.
+		if other, ok := paths[c.Path]; ok && !c.Extract {
+			errs = append(errs, fmt.Errorf("components %s and %s have the same path %s", other, c.Name, c.Path))
+		}
+		if !c.Extract {
+			paths[c.Path] = c.Name
+		}
+	}
+	return errors.Join(errs...)
 }
