@@ -181,7 +181,7 @@ func unpack(t *testing.T, r io.Reader, dir string) {
 	defer root.Close()
 	for tr := tar.NewReader(r); ; {
 		h, err := tr.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return
 		}
 		if err != nil {

@@ -297,15 +297,14 @@ func writeArchive(name, ref string, img v1.Image) (digest string, err error) {
 	}
 
 	t := tar.NewWriter(f)
-	blob := func(h v1.Hash) string { return "blobs/" + h.Algorithm + "/" + h.Hex }
 	for _, part := range []struct {
 		name    string
 		content []byte
 	}{
 		{"oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)},
 		{"index.json", index},
-		{blob(hash), manifest},
-		{blob(configName), config},
+		{blobPath(hash), manifest},
+		{blobPath(configName), config},
 	} {
 		if err := t.WriteHeader(&tar.Header{Name: part.name, Mode: 0o644, Size: int64(len(part.content)), Format: tar.FormatUSTAR}); err != nil {
 			return "", err
@@ -327,7 +326,7 @@ func writeArchive(name, ref string, img v1.Image) (digest string, err error) {
 		if err != nil {
 			return "", err
 		}
-		if err := t.WriteHeader(&tar.Header{Name: blob(h), Mode: 0o644, Size: size, Format: tar.FormatUSTAR}); err != nil {
+		if err := t.WriteHeader(&tar.Header{Name: blobPath(h), Mode: 0o644, Size: size, Format: tar.FormatUSTAR}); err != nil {
 			return "", err
 		}
 		content, err := l.Compressed()
@@ -363,7 +362,7 @@ func loadImage(name string) (v1.Image, error) {
 	a := &archive{name: name, parts: make(map[string]span)}
 	for t := tar.NewReader(f); ; {
 		h, err := t.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
@@ -441,14 +440,15 @@ func (a *archive) read(part string) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-func (a *archive) RawManifest() ([]byte, error)        { return a.manifest, nil }
 func (a *archive) MediaType() (types.MediaType, error) { return a.mediaType, nil }
-func (a *archive) RawConfigFile() ([]byte, error)      { return a.read(blobPath(a.parsed.Config.Digest)) }
+func (a *archive) RawManifest() ([]byte, error)        { return a.manifest, nil }
+
+func (a *archive) RawConfigFile() ([]byte, error) {
+	return a.read(blobPath(a.parsed.Config.Digest))
+}
+
 func (a *archive) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error) {
-	if h == a.parsed.Config.Digest {
-		return partial.CompressedLayer(blob{a, a.parsed.Config}), nil
-	}
-	for _, d := range a.parsed.Layers {
+	for _, d := range append([]v1.Descriptor{a.parsed.Config}, a.parsed.Layers...) {
 		if d.Digest == h {
 			return blob{a, d}, nil
 		}

@@ -151,7 +151,7 @@ func list(t *testing.T, img v1.Image) []header {
 		}
 		for tr := tar.NewReader(r); ; {
 			h, err := tr.Next()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {
