@@ -54,8 +54,8 @@ type fleet struct {
 	firmware func(cloud.Instance) machine.Firmware
 	// spec completes what a new machine is made of.
 	spec func(cloud.Instance, *machine.Spec)
-	// admit says why one more machine of a role cannot be run on this computer.
-	admit func(context.Context, cloud.Role) error
+	// admit says why this computer cannot run so many more machines.
+	admit func(context.Context, machine.Demand) error
 	save  func(*state) error
 
 	mu      sync.Mutex
@@ -232,10 +232,8 @@ func (f *fleet) setCount(ctx context.Context, name string, count int) error {
 	}
 	s, _ := f.snapshot()
 	if g := s.group(name); g != nil {
-		for range count - g.Count {
-			if err := f.admit(ctx, g.Role); err != nil {
-				return fmt.Errorf("%w: %w", errCapacity, err)
-			}
+		if err := f.check(ctx, g.Role, count-g.Count); err != nil {
+			return err
 		}
 	}
 	f.mu.Lock()
@@ -275,6 +273,21 @@ func (f *fleet) setCount(ctx context.Context, name string, count int) error {
 	return nil
 }
 
+// check refuses n more machines of a role if this computer cannot run them.
+func (f *fleet) check(ctx context.Context, role cloud.Role, n int) error {
+	if n <= 0 {
+		return nil
+	}
+	d := machine.Demand{Workers: n}
+	if role == cloud.ControlPlane {
+		d = machine.Demand{ControlPlanes: n}
+	}
+	if err := f.admit(ctx, d); err != nil {
+		return fmt.Errorf("%w: %w", errCapacity, err)
+	}
+	return nil
+}
+
 // add puts a new instance into g.
 func (s *state) add(g *group) (*instance, error) {
 	index, ok := s.freeIndex()
@@ -304,8 +317,8 @@ func (f *fleet) create(ctx context.Context, groupName, token string) (cloud.Inst
 	if g == nil {
 		return cloud.Instance{}, fmt.Errorf("group %s: %w", groupName, errNoSuch)
 	}
-	if err := f.admit(ctx, g.Role); err != nil {
-		return cloud.Instance{}, fmt.Errorf("%w: %w", errCapacity, err)
+	if err := f.check(ctx, g.Role, 1); err != nil {
+		return cloud.Instance{}, err
 	}
 	f.mu.Lock()
 	var name string
@@ -494,19 +507,17 @@ func (f *fleet) run(name string, d *driver) {
 				if err = f.forget(name); err == nil {
 					cancel()
 					answer(waiters, fmt.Errorf("instance %s: %w", name, errNoSuch))
-					log.Info("machine removed")
 					return
 				}
 			}
 		case i.Want == wantStopped:
 			if err = f.platform.Kill(ctx, name); err == nil || errors.Is(err, machine.ErrNotFound) || errors.Is(err, machine.ErrNotRunning) {
 				if err = f.note(name, func(i *instance) { i.Boot = local.BootStopped }); err == nil {
-					log.Info("machine stopped")
 					<-ctx.Done()
 				}
 			}
 		case len(waiters) > 0:
-			err = f.restart(ctx, i, log)
+			err = f.restart(ctx, i)
 			answer(waiters, err)
 		default:
 			err = f.keep(ctx, i, log)
@@ -569,7 +580,7 @@ func (f *fleet) keep(ctx context.Context, i *instance, log *slog.Logger) error {
 		}
 	case m.Power == machine.Off:
 		if err = f.platform.Boot(ctx, i.Name, f.firmware(f.describe(i))); err == nil {
-			err = f.booting(i.Name, log)
+			err = f.booting(i.Name)
 		}
 	default:
 		log.Debug("machine found running", "boot", i.Boot)
@@ -627,7 +638,6 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 	desc := s.describe(i)
 	spec := machine.Spec{Name: i.Name, IP: i.ip(), PodCIDR: i.podCIDR(), Image: &img}
 	f.spec(desc, &spec)
-	start := time.Now()
 	if err := f.platform.Start(ctx, spec, f.firmware(desc)); err != nil {
 		// What is half-made cannot be used. If this fails, the next look finds it again.
 		if rmErr := f.platform.Remove(context.WithoutCancel(ctx), i.Name); rmErr != nil && !errors.Is(rmErr, machine.ErrNotFound) {
@@ -635,19 +645,17 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 		}
 		return fmt.Errorf("start machine: %w", err)
 	}
-	log.Info("machine started", "image", i.Image, "took", time.Since(start).Round(time.Millisecond))
-	return f.booting(i.Name, log)
+	return f.booting(i.Name)
 }
 
-func (f *fleet) booting(name string, log *slog.Logger) error {
-	log.Debug("machine boots")
+func (f *fleet) booting(name string) error {
 	return f.note(name, func(i *instance) {
 		i.Boot, i.Started = local.BootBooting, time.Now().UTC()
 	})
 }
 
 // restart switches a machine off and on for those who asked for it.
-func (f *fleet) restart(ctx context.Context, i *instance, log *slog.Logger) error {
+func (f *fleet) restart(ctx context.Context, i *instance) error {
 	m, err := f.platform.Machine(i.Name)
 	if err != nil {
 		return fmt.Errorf("reboot machine: %w", err)
@@ -660,7 +668,7 @@ func (f *fleet) restart(ctx context.Context, i *instance, log *slog.Logger) erro
 	if err != nil {
 		return fmt.Errorf("reboot machine: %w", err)
 	}
-	return f.booting(i.Name, log)
+	return f.booting(i.Name)
 }
 
 // ready waits until a machine that was switched on can be used. One that takes too

@@ -195,7 +195,7 @@ func testFleet(t *testing.T, c *computer, st *state) (f *fleet, stop func()) {
 			return func(context.Context, machine.PowerOn) error { return nil }
 		},
 		spec:  func(cloud.Instance, *machine.Spec) {},
-		admit: func(context.Context, cloud.Role) error { return nil },
+		admit: func(context.Context, machine.Demand) error { return nil },
 		save:  func(s *state) error { return s.write(file) },
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -498,7 +498,9 @@ func TestFullComputerRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, stop := testFleet(t, newComputer(), nil)
 		defer stop()
-		f.admit = func(context.Context, cloud.Role) error { return errors.New("124 of 128 inotify instances are in use") }
+		f.admit = func(context.Context, machine.Demand) error {
+			return errors.New("124 of 128 inotify instances are in use")
+		}
 		if err := f.setCount(t.Context(), local.WorkerGroup, 1); !errors.Is(err, errCapacity) {
 			t.Errorf("got %v", err)
 		}

@@ -1,0 +1,467 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/build"
+	"constellation/engine/sandbox/machine"
+)
+
+// Ports of the cloud in the sandbox's network, see the package comment.
+const (
+	metadataPort  = 80
+	apiServerPort = 6443
+	initPort      = 9000
+	joinPort      = 30090
+	registryPort  = 5000
+	mirrorPort    = 8080
+	controlPort   = 8090
+)
+
+// serveGrace is how long a daemon that ends waits for what runs.
+const serveGrace = 5 * time.Second
+
+// daemon is the cloud of one sandbox, alive.
+type daemon struct {
+	dirs Dirs
+	name string
+	log  *slog.Logger
+
+	host     *machine.Host
+	ca       *attestation.CA
+	trust    string // PEM
+	fleet    *fleet
+	mirror   *mirror
+	registry *registry
+
+	refreshing sync.Mutex
+	seen       map[string]bool // Kubernetes versions that are served
+	pause      string          // image of pod sandboxes
+
+	stop context.CancelFunc
+}
+
+// Serve runs the cloud of the sandbox called name until ctx ends or its owner shuts
+// it down. Its machines outlive it; when it is started again it finds them.
+//
+// It wants the files that Up writes. It never starts twice: the error wraps
+// machine.ErrBusy.
+func Serve(ctx context.Context, dirs Dirs, name string, log *slog.Logger) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	d := &daemon{dirs: dirs, name: name, log: log, seen: map[string]bool{}, stop: cancel}
+	if err := d.serve(ctx); err != nil {
+		return fmt.Errorf("serve sandbox %s: %w", name, err)
+	}
+	return nil
+}
+
+func (d *daemon) serve(ctx context.Context) error {
+	st, err := readState(d.dirs.of(d.name, stateName))
+	if err != nil {
+		return err
+	}
+	if d.host, err = machine.NewHost(d.dirs.of(d.name), d.name, d.log); err != nil {
+		return err
+	}
+	if err := d.host.Network(ctx); err != nil {
+		return err
+	}
+	defer d.host.Close()
+	if err := self().write(d.dirs.of(d.name, pidName)); err != nil {
+		return err
+	}
+	defer os.Remove(d.dirs.of(d.name, pidName))
+	if err := d.loadCA(); err != nil {
+		return err
+	}
+	if limit := memoryLimit(); limit > 0 {
+		d.host.LimitMemory(limit)
+	}
+
+	d.fleet = &fleet{
+		log: d.log, platform: d.host, firmware: d.firmware, spec: d.complete, admit: d.admit,
+		save: func(s *state) error { return s.write(d.dirs.of(d.name, stateName)) },
+	}
+	d.mirror = &mirror{
+		log: d.log, base: "http://" + netip.AddrPortFrom(gateway, mirrorPort).String(), faults: d.fleet.active,
+		requested: func(remote string) { d.pass(remote, pointComponent) },
+	}
+	d.registry = &registry{
+		log: d.log, faults: d.fleet.active,
+		pulled: func(remote string) { d.pass(remote, pointImage) },
+	}
+	for ref, file := range st.Containers {
+		if err := d.registry.add(ref, file); err != nil {
+			return err
+		}
+	}
+	d.fetched(st.Kubernetes)
+	if d.pause == "" {
+		return fmt.Errorf("kubernetes %s is not in the cache any more; run `constellation sandbox fetch %s`", st.Kubernetes, st.Kubernetes)
+	}
+	d.refresh()
+
+	listeners, err := d.listen(ctx, st)
+	if err != nil {
+		return err
+	}
+	// Machines stop being driven after the last request was answered: a shutdown waits
+	// for them.
+	driving, endDriving := context.WithCancel(context.WithoutCancel(ctx))
+	defer endDriving()
+	if err := d.fleet.start(driving, st); err != nil {
+		return err
+	}
+	d.log.Info("sandbox served", "sandbox", d.name, "machines", len(st.Instances), "pid", os.Getpid())
+
+	a := &api{
+		log: d.log, fleet: d.fleet, mirror: d.mirror, images: d.images, refresh: d.refresh, shutdown: d.shutdown,
+		info: func(i *local.Info) { i.TrustRoots = d.trust },
+	}
+	apiServers := d.balancer("kubernetes", func() []backend { return d.fleet.controlPlanes(apiServerPort) })
+	apiServers.probe = readyz(d.host.Dial)
+	inits := d.balancer("init", func() []backend { return d.fleet.initBackend(initPort) })
+	joins := d.balancer("join", func() []backend { return d.fleet.controlPlanes(joinPort) })
+
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return serveHTTP(gctx, listeners.metadata, a.metadata(), d.log) })
+	g.Go(func() error { return serveHTTP(gctx, listeners.control, a.control(), d.log) })
+	g.Go(func() error { return serveHTTP(gctx, listeners.socket, a.host(), d.log) })
+	g.Go(func() error { return serveHTTP(gctx, listeners.registry, d.registry, d.log) })
+	g.Go(func() error { return serveHTTP(gctx, listeners.mirror, d.mirror, d.log) })
+	for _, s := range []struct {
+		b *balancer
+		l []net.Listener
+	}{
+		{apiServers, []net.Listener{listeners.apiServer, listeners.hostAPIServer}},
+		{inits, []net.Listener{listeners.init, listeners.hostInit}},
+		{joins, []net.Listener{listeners.join}},
+	} {
+		g.Go(func() error { s.b.run(gctx); return nil })
+		for _, l := range s.l {
+			g.Go(func() error { return s.b.serve(gctx, l) })
+		}
+	}
+	err = g.Wait()
+	endDriving()
+	done := make(chan struct{})
+	go func() { d.fleet.wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(serveGrace):
+		d.log.Warn("machine operations abandoned", "after", serveGrace)
+	}
+	d.log.Info("sandbox no longer served", "sandbox", d.name, "err", err)
+	return err
+}
+
+func (d *daemon) balancer(name string, backends func() []backend) *balancer {
+	return &balancer{name: name, log: d.log, backends: backends, dial: d.host.Dial}
+}
+
+func (d *daemon) loadCA() error {
+	cert, err := os.ReadFile(d.dirs.of(d.name, caName))
+	if err != nil {
+		return fmt.Errorf("read attestation CA: %w", err)
+	}
+	key, err := os.ReadFile(d.dirs.of(d.name, caKeyName))
+	if err != nil {
+		return fmt.Errorf("read attestation CA: %w", err)
+	}
+	d.trust = string(cert)
+	d.ca, err = attestation.ParseCA(cert, key)
+	return err
+}
+
+// listeners are all that a daemon listens on.
+type listeners struct {
+	metadata, control, registry, mirror, apiServer, init, join net.Listener // in the sandbox's network
+	hostAPIServer, hostInit                                    net.Listener // on the host's loopback
+	socket                                                     net.Listener // for the owner
+}
+
+func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error) {
+	var all []net.Listener
+	defer func() {
+		if err != nil {
+			for _, l := range all {
+				l.Close()
+			}
+		}
+	}()
+	for _, in := range []struct {
+		to   *net.Listener
+		addr netip.Addr
+		port uint16
+	}{
+		{&l.metadata, machine.MetadataAddr, metadataPort},
+		{&l.control, gateway, controlPort},
+		{&l.registry, gateway, registryPort},
+		{&l.mirror, gateway, mirrorPort},
+		{&l.apiServer, gateway, apiServerPort},
+		{&l.init, gateway, initPort},
+		{&l.join, gateway, joinPort},
+	} {
+		if *in.to, err = d.host.Listen(ctx, "tcp", netip.AddrPortFrom(in.addr, in.port).String()); err != nil {
+			return l, err
+		}
+		all = append(all, *in.to)
+	}
+	before := *st
+	for _, out := range []struct {
+		to   *net.Listener
+		port *uint16
+		what string
+	}{
+		{&l.hostAPIServer, &st.KubernetesPort, "the API server"},
+		{&l.hostInit, &st.InitPort, "init"},
+	} {
+		if *out.to, err = hostListener(ctx, d.name, out.port, out.what); err != nil {
+			return l, err
+		}
+		all = append(all, *out.to)
+	}
+	if st.KubernetesPort != before.KubernetesPort || st.InitPort != before.InitPort {
+		if err := st.write(d.dirs.of(d.name, stateName)); err != nil {
+			return l, err
+		}
+	}
+	socket := d.dirs.of(d.name, socketName)
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return l, fmt.Errorf("listen on %s: %w", socket, err)
+	}
+	var lc net.ListenConfig
+	if l.socket, err = lc.Listen(ctx, "unix", socket); err != nil {
+		return l, err
+	}
+	all = append(all, l.socket)
+	// The directory is its owner's alone, so nobody was faster than this.
+	if err := os.Chmod(socket, 0o600); err != nil {
+		return l, fmt.Errorf("listen on %s: %w", socket, err)
+	}
+	return l, nil
+}
+
+// Ports of the host's loopback are taken from below the range that the kernel uses
+// for outgoing connections, so that they are still free after a restart.
+const firstHostPort, lastHostPort = 20000, 32700
+
+// hostListener listens on the host's loopback, on *port if that was chosen before.
+func hostListener(ctx context.Context, name string, port *uint16, what string) (net.Listener, error) {
+	var lc net.ListenConfig
+	if *port != 0 {
+		l, err := lc.Listen(ctx, "tcp", loopback(*port))
+		if err != nil {
+			return nil, fmt.Errorf("listen for %s: %w; the files of the workspace name this port, so no other will do: "+
+				"end the program that uses it, or take the sandbox down", what, err)
+		}
+		return l, nil
+	}
+	// Each sandbox begins elsewhere, so that two that start at once rarely meet.
+	start := firstHostPort
+	for _, b := range []byte(name) {
+		start = firstHostPort + (start*31+int(b))%(lastHostPort-firstHostPort)
+	}
+	for n := range lastHostPort - firstHostPort {
+		p := uint16(firstHostPort + (start-firstHostPort+n)%(lastHostPort-firstHostPort))
+		l, err := lc.Listen(ctx, "tcp", loopback(p))
+		if err == nil {
+			*port = p
+			return l, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+	return nil, fmt.Errorf("listen for %s: no port from %d to %d of 127.0.0.1 is free", what, firstHostPort, lastHostPort)
+}
+
+// firmware measures what boots and, once, lets the cloud certify the machine's
+// attestation key.
+func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
+	s, _ := d.fleet.snapshot()
+	return func(ctx context.Context, p machine.PowerOn) error {
+		events := make([]attestation.MeasuredEvent, len(p.Events))
+		for n, e := range p.Events {
+			events[n] = attestation.MeasuredEvent(e)
+		}
+		if err := attestation.Measure(ctx, p.TPM, p.EventLog, events); err != nil {
+			return err
+		}
+		if !p.First {
+			return nil
+		}
+		return attestation.Provision(ctx, p.TPM, d.ca, attestation.Identity{
+			Name: i.Name, ProviderID: i.ProviderID, UID: s.UID, Group: i.Group, Role: i.Role, IP: i.IP,
+		})
+	}
+}
+
+// complete adds what a machine must know about its cloud.
+func (d *daemon) complete(_ cloud.Instance, spec *machine.Spec) {
+	spec.PauseImage = d.pause
+	spec.Files = map[string]machine.File{
+		"/etc/constellation/environment": {Data: fmt.Appendf(nil,
+			"CONSTELLATION_PROVIDER=sandbox\nCONSTELLATION_METADATA=%s\nCONSTELLATION_TPM=%s\n", local.DefaultMetadata, machine.TPMAddress)},
+		"/etc/constellation/attestation-roots.pem": {Data: []byte(d.trust)},
+	}
+}
+
+// admit counts what this computer has left for machines.
+func (d *daemon) admit(ctx context.Context, more machine.Demand) error {
+	var all []string
+	for _, p := range machine.Check(ctx, d.dirs.Cache, d.dirs.of(d.name), more) {
+		all = append(all, p.String())
+	}
+	if len(all) > 0 {
+		return errors.New(strings.Join(all, "; "))
+	}
+	return nil
+}
+
+// pass tells the fleet that the machine at remote did something.
+func (d *daemon) pass(remote, point string) {
+	if ap, err := netip.ParseAddrPort(remote); err == nil {
+		d.fleet.pass(ap.Addr(), point)
+	}
+}
+
+// refresh offers the Kubernetes versions that are in the cache now.
+func (d *daemon) refresh() {
+	for _, v := range build.Versions() {
+		d.fetched(v)
+	}
+}
+
+// fetched offers a Kubernetes version if it is in the cache.
+func (d *daemon) fetched(version string) {
+	d.refreshing.Lock()
+	defer d.refreshing.Unlock()
+	if d.seen[version] {
+		return
+	}
+	a, err := build.Load(d.dirs.Cache, version)
+	if err != nil {
+		if !errors.Is(err, build.ErrNotCached) {
+			d.log.Warn("Kubernetes not offered", "version", version, "err", err)
+		}
+		return
+	}
+	for _, i := range a.Images {
+		if err := d.registry.add(i.Ref, i.Path); err != nil {
+			d.log.Warn("Kubernetes not offered", "version", version, "err", err)
+			return
+		}
+		if d.pause == "" && strings.HasPrefix(i.Ref, "registry.k8s.io/pause:") {
+			d.pause = i.Ref
+		}
+	}
+	if err := d.mirror.add(version, a.Binaries, a.Digests); err != nil {
+		d.log.Warn("Kubernetes not offered", "version", version, "err", err)
+		return
+	}
+	d.seen[version] = true
+	d.log.Info("Kubernetes offered", "version", version, "images", len(a.Images))
+}
+
+// images is the catalogue as the API tells it.
+func (d *daemon) images() []cloud.Image {
+	s, _ := d.fleet.snapshot()
+	out := make([]cloud.Image, 0, len(s.Catalogue))
+	for _, img := range s.Catalogue {
+		out = append(out, cloud.Image{
+			Reference: local.ImageReference(s.Name, img.Version), Version: img.Version, Measurements: measurements(img),
+		})
+	}
+	return out
+}
+
+// predict returns the registers of machines that boot from img.
+func predict(img machine.Image) map[uint32][]byte {
+	events := make([]attestation.MeasuredEvent, len(img.Events))
+	for n, e := range img.Events {
+		events[n] = attestation.MeasuredEvent(e)
+	}
+	return attestation.PredictPCRs(events)
+}
+
+// measurements is predict in hex.
+func measurements(img machine.Image) map[uint32]string {
+	out := map[uint32]string{}
+	for pcr, value := range predict(img) {
+		out[pcr] = hex.EncodeToString(value)
+	}
+	return out
+}
+
+// shutdown ends the daemon once its caller was answered, before that all machines
+// if asked to.
+func (d *daemon) shutdown(ctx context.Context, machines bool) error {
+	if machines {
+		if err := d.fleet.clear(ctx); err != nil {
+			return err
+		}
+	}
+	d.log.Info("shutdown asked for", "machines", machines)
+	d.stop()
+	return nil
+}
+
+// clear removes all machines and returns when they are gone.
+func (f *fleet) clear(ctx context.Context) error {
+	for {
+		s, changed := f.snapshot()
+		for _, i := range s.Instances {
+			if err := f.remove(i.Name); err != nil {
+				return err
+			}
+		}
+		if len(s.Instances) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			names := make([]string, 0, len(s.Instances))
+			for _, i := range s.Instances {
+				names = append(names, i.Name)
+			}
+			slices.Sort(names)
+			return fmt.Errorf("remove %s: %w", strings.Join(names, ", "), ctx.Err())
+		case <-changed:
+		}
+	}
+}
+
+// memoryLimit leaves a fifth of the computer's memory to the computer; 0 if its
+// size cannot be told.
+func memoryLimit() int64 {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	var kib int64
+	for line := range strings.Lines(string(b)) {
+		if _, err := fmt.Sscanf(line, "MemTotal: %d kB", &kib); err == nil {
+			return kib * 1024 / 5 * 4
+		}
+	}
+	return 0
+}

@@ -1,0 +1,269 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"constellation/engine/cloud/local"
+)
+
+// Dirs are where sandboxes keep things.
+type Dirs struct {
+	// Cache may be removed at any time when no sandbox runs; it is made again.
+	Cache string
+	// State has a directory for each sandbox, below "sandbox".
+	State string
+}
+
+// DefaultDirs follows XDG: $XDG_CACHE_HOME/constellation, by default below
+// ~/.cache, and $XDG_STATE_HOME/constellation, by default below ~/.local/state.
+func DefaultDirs() (Dirs, error) {
+	find := func(variable string, below ...string) (string, error) {
+		// XDG asks to ignore relative paths.
+		if dir := os.Getenv(variable); filepath.IsAbs(dir) {
+			return filepath.Join(dir, "constellation"), nil
+		}
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", fmt.Errorf("find directories: %w, nor is $%s", err, variable)
+		}
+		return filepath.Join(append(append([]string{home}, below...), "constellation")...), nil
+	}
+	cache, err := find("XDG_CACHE_HOME", ".cache")
+	if err != nil {
+		return Dirs{}, err
+	}
+	state, err := find("XDG_STATE_HOME", ".local", "state")
+	if err != nil {
+		return Dirs{}, err
+	}
+	return Dirs{cache, state}, nil
+}
+
+// Files in the directory of a sandbox. Package machine keeps its own beside them.
+const (
+	stateName      = "state.json"
+	socketName     = "api.sock"
+	logName        = "daemon.log"
+	pidName        = "daemon.pid"
+	secretName     = "init-secret" // hex
+	caName         = "ca.pem"
+	caKeyName      = "ca-key.pem"
+	privateDirMode = 0o700
+)
+
+func (d Dirs) sandboxes() string { return filepath.Join(d.State, "sandbox") }
+
+func (d Dirs) of(name string, file ...string) string {
+	return filepath.Join(append([]string{d.sandboxes(), name}, file...)...)
+}
+
+var notNameRE = regexp.MustCompile(`[^a-z0-9]+`)
+
+// defaultName names the sandbox of a workspace: its base name, for people, and a
+// part of a digest of its whole path, because there are many called "demo".
+func defaultName(workspace string) string {
+	base := strings.Trim(notNameRE.ReplaceAllString(strings.ToLower(filepath.Base(workspace)), "-"), "-")
+	base = strings.Trim(base[:min(len(base), 24)], "-")
+	sum := sha256.Sum256([]byte(workspace))
+	return strings.TrimPrefix(base+"-", "-") + hex.EncodeToString(sum[:2])
+}
+
+// resolve returns the name of a sandbox that is given by its name or by the
+// absolute path of its workspace.
+func (d Dirs) resolve(nameOrWorkspace string) (string, error) {
+	if !filepath.IsAbs(nameOrWorkspace) {
+		if !local.ValidName(nameOrWorkspace) {
+			return "", fmt.Errorf("%q cannot be the name of a sandbox: it needs small letters, digits and -, at most 40", nameOrWorkspace)
+		}
+		return nameOrWorkspace, nil
+	}
+	workspace := filepath.Clean(nameOrWorkspace)
+	entries, err := os.ReadDir(d.sandboxes())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("look for sandboxes: %w", err)
+	}
+	for _, e := range entries {
+		if s, err := readState(d.of(e.Name(), stateName)); err == nil && s.Workspace == workspace {
+			return e.Name(), nil
+		}
+	}
+	return defaultName(workspace), nil
+}
+
+// lock keeps two verbs off the same sandbox. It is waited for; waiting is called
+// once if that takes time. remove, called while the lock is held, takes the lock's
+// file away with it.
+func (d Dirs) lock(ctx context.Context, name string, waiting func()) (unlock func(remove bool), err error) {
+	if err := os.MkdirAll(d.sandboxes(), privateDirMode); err != nil {
+		return nil, fmt.Errorf("lock sandbox %s: %w", name, err)
+	}
+	path := filepath.Join(d.sandboxes(), "."+name+".lock")
+	for told := false; ; {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("lock sandbox %s: %w", name, err)
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			// The one who held it may have removed the file meanwhile; then this lock
+			// protects nothing.
+			ours, err1 := f.Stat()
+			theirs, err2 := os.Stat(path)
+			if err1 == nil && err2 == nil && os.SameFile(ours, theirs) {
+				return func(remove bool) {
+					if remove {
+						os.Remove(path)
+					}
+					f.Close()
+				}, nil
+			}
+			f.Close()
+			continue
+		}
+		f.Close()
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, fmt.Errorf("lock sandbox %s: %w", name, err)
+		}
+		if !told {
+			told = true
+			waiting()
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another verb on sandbox %s: %w", name, context.Cause(ctx))
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// remove removes a sandbox's directory, unless something is mounted below it.
+func (d Dirs) remove(name string) error {
+	dir := d.of(name)
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", dir, err)
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("remove %s: %s is still mounted", dir, mounts[0].Mountpoint)
+	}
+	root, err := os.OpenRoot(d.sandboxes())
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return fmt.Errorf("remove %s: %w", dir, err)
+	}
+	defer root.Close()
+	if err := root.RemoveAll(name); err != nil {
+		return fmt.Errorf("remove %s: %w", dir, err)
+	}
+	return nil
+}
+
+// tidy removes the directories that all sandboxes share, if there are none left.
+func (d Dirs) tidy() {
+	for _, dir := range []string{d.sandboxes(), d.State} {
+		if os.Remove(dir) != nil { // refuses what is not empty
+			return
+		}
+	}
+}
+
+// process is a process of this computer that cannot be mistaken for a later one
+// with the same number.
+type process struct {
+	pid   int
+	start string // in the words of the kernel
+}
+
+// self returns this process.
+func self() process {
+	p := process{pid: os.Getpid()}
+	p.start, _ = startOf(p.pid)
+	return p
+}
+
+// startOf returns when a process started, and whether it lives.
+func startOf(pid int) (string, bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", false
+	}
+	// The name, in parentheses, may contain anything; state is field 3, start 22.
+	_, rest, _ := strings.Cut(string(b[strings.LastIndexByte(string(b), ')')+1:]), " ")
+	fields := strings.Fields(rest)
+	if len(fields) < 20 || fields[0] == "Z" {
+		return "", false
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", false
+	}
+	return strings.TrimSpace(string(boot)) + "/" + fields[19], true
+}
+
+func (p process) alive() bool {
+	start, ok := startOf(p.pid)
+	return ok && start == p.start
+}
+
+// end asks p to end, and makes it end after grace. It returns when p is gone.
+func (p process) end(ctx context.Context, grace time.Duration) error {
+	send := func(sig syscall.Signal) error {
+		if !p.alive() {
+			return nil
+		}
+		if err := syscall.Kill(p.pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("end process %d: %w", p.pid, err)
+		}
+		return nil
+	}
+	if err := send(syscall.SIGTERM); err != nil {
+		return err
+	}
+	killed := false
+	for start := time.Now(); p.alive(); {
+		if !killed && time.Since(start) > grace {
+			killed = true
+			if err := send(syscall.SIGKILL); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("end process %d: %w", p.pid, context.Cause(ctx))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+func (p process) write(file string) error {
+	return writeFile(file, fmt.Appendf(nil, "%d %s\n", p.pid, p.start), 0o600)
+}
+
+func readProcess(file string) (process, error) {
+	var p process
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return p, err
+	}
+	if _, err := fmt.Sscanf(string(b), "%d %s", &p.pid, &p.start); err != nil || p.pid <= 1 {
+		return p, fmt.Errorf("read %s: not a process", file)
+	}
+	return p, nil
+}

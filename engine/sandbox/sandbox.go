@@ -1,0 +1,898 @@
+// Package sandbox is a throwaway cloud on this computer.
+//
+// It hides everything between "one control plane and two workers" and machines
+// that boot, know who they are, are attested, find each other, pull images and
+// download components, without an account and without a network: groups and
+// instances, an instance metadata service, a load balancer, an image registry, a
+// mirror of Kubernetes' binaries, and an authority that certifies the machines'
+// attestation keys, as a public cloud's does. Nothing outside trusts that authority.
+//
+// [Sandboxes] is what the command line needs; a daemon per sandbox, [Serve], does
+// the work and outlives the command. Machines outlive the daemon: a new one finds
+// them. Several sandboxes live side by side, each in a network of its own in which
+// all use the same addresses:
+//
+//	169.254.169.254:80   metadata, to machines, by their address
+//	10.42.0.1:8090       control API, to control planes, by a token
+//	10.42.0.1:6443       load balancer to the API servers
+//	10.42.0.1:9000       to the bootstrapper of one control plane, always the same
+//	10.42.0.1:30090      load balancer to the join service
+//	10.42.0.1:5000       image registry, mirror of every registry
+//	10.42.0.1:8080       Kubernetes' binaries
+//	10.42.0.0/24         machines, 10.244.0.0/16 their pods
+//
+// On the computer itself it opens two ports of 127.0.0.1, which lead to 6443 and
+// 9000, and a unix socket for its owner. The wire formats are those of
+// [constellation/engine/cloud/local].
+//
+// Faults on request are part of the cloud: see [constellation/engine.SandboxSpec].
+//
+// The package never compiles anything but in [Sandboxes.Fetch], never decides what
+// a cluster should be, and never touches a sandbox that it was not asked about.
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/release"
+	"constellation/engine/sandbox/build"
+	"constellation/engine/sandbox/machine"
+	"constellation/engine/version"
+)
+
+// Services of the cluster get addresses of this range.
+const serviceCIDR = "10.96.0.0/12"
+
+// Defaults of a sandbox.
+const (
+	defaultControlPlanes = 1
+	defaultWorkers       = 2
+)
+
+const (
+	daemonStart = 30 * time.Second
+	// bootPatience is how long Up looks at booting machines.
+	bootPatience = 90 * time.Second
+)
+
+// Sandboxes are the sandboxes of one user on this computer. It implements
+// engine.Sandbox and is safe for concurrent use, also by several processes.
+type Sandboxes struct {
+	dirs Dirs
+	exe  string
+	log  *slog.Logger
+}
+
+// New returns the sandboxes below dirs. exe is this program, which is started as
+// "exe sandbox daemon NAME" and must then call Serve; "" means os.Executable.
+func New(dirs Dirs, exe string, log *slog.Logger) *Sandboxes {
+	return &Sandboxes{dirs: dirs, exe: exe, log: log}
+}
+
+var _ engine.Sandbox = (*Sandboxes)(nil)
+
+// steps of Up and Down, as events name them.
+const (
+	stepCheck    = "check-computer"
+	stepRootfs   = "prepare-rootfs"
+	stepImages   = "prepare-images"
+	stepDaemon   = "start-cloud"
+	stepMachines = "boot-machines"
+	stepFiles    = "write-files"
+	stepRemove   = "remove-machines"
+	stepClean    = "remove-files"
+	stepBuild    = "build-kubernetes"
+)
+
+// teller numbers events and gives them their time.
+type teller struct {
+	emit  func(engine.Event)
+	seq   uint64
+	start map[string]time.Time
+	last  [2]int // what progressIfNew told
+}
+
+func newTeller(emit func(engine.Event)) *teller {
+	if emit == nil {
+		emit = func(engine.Event) {}
+	}
+	return &teller{emit: emit, start: map[string]time.Time{}, last: [2]int{-1, -1}}
+}
+
+func (t *teller) tell(e engine.Event) {
+	t.seq++
+	e.Seq, e.Time = t.seq, time.Now().UTC()
+	t.emit(e)
+}
+
+// step tells the state of a step; text says what it is about, or how it ended.
+func (t *teller) step(id, state, text string) {
+	e := engine.Event{Kind: engine.KindStep, Step: id, State: state, Text: text}
+	if state == engine.StateRunning {
+		t.start[id] = time.Now()
+	} else if s, ok := t.start[id]; ok {
+		e.TookMS = time.Since(s).Milliseconds()
+	}
+	t.tell(e)
+}
+
+func (t *teller) progress(id, text string, current, total int64) {
+	t.tell(engine.Event{Kind: engine.KindProgress, Step: id, Text: text, Current: current, Total: total})
+}
+
+func (t *teller) warn(id, text string) {
+	t.tell(engine.Event{Kind: engine.KindLog, Step: id, Source: "sandbox", Level: "warn", Text: text})
+}
+
+// usage is an error of the caller's, with a way out.
+func usage(op, remedy string, format string, args ...any) error {
+	return &engine.Error{Op: op, Err: fmt.Errorf(format, args...), Remedy: remedy, Exit: engine.ExitUsage}
+}
+
+// Up starts the sandbox that spec describes, or finds it running and makes the
+// sizes of its groups those of spec. It waits for machines to boot, but not for ever:
+// one that does not is told in an event, and the sandbox is up all the same.
+// Cancelling ctx leaves what is there; the next Up goes on, and Down removes it.
+func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(engine.Event)) (engine.SandboxInfo, error) {
+	t := newTeller(emit)
+	var none engine.SandboxInfo
+	spec, err := s.complete(spec)
+	if err != nil {
+		return none, err
+	}
+	op := "start sandbox " + spec.Name
+	unlock, err := s.dirs.lock(ctx, spec.Name, func() {
+		t.tell(engine.Event{Kind: engine.KindWait, Text: "another command is working on sandbox " + spec.Name})
+	})
+	if err != nil {
+		return none, &engine.Error{Op: op, Err: err}
+	}
+	defer unlock(false)
+
+	st, err := readState(s.dirs.of(spec.Name, stateName))
+	fresh := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !fresh {
+		return none, &engine.Error{Op: op, Err: err, Remedy: "run `constellation sandbox down` for it with the program that made it, or again with this one"}
+	}
+	if fresh {
+		if st, err = s.create(ctx, spec, t); err != nil {
+			return none, err
+		}
+	} else if err := agree(st, spec); err != nil {
+		return none, err
+	}
+
+	client := local.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
+	info, err := client.Sandbox(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return none, &engine.Error{Op: op, Err: context.Cause(ctx)}
+		}
+		t.step(stepDaemon, engine.StateRunning, "Start the cloud")
+		if info, err = s.startDaemon(ctx, spec.Name, client); err != nil {
+			t.step(stepDaemon, engine.StateFailed, err.Error())
+			return none, err
+		}
+		text := "the cloud runs"
+		if n := len(info.Machines); n > 0 {
+			text = fmt.Sprintf("the cloud runs again, with the %d machines that it had", n)
+		}
+		t.step(stepDaemon, engine.StateDone, text)
+	} else {
+		t.step(stepDaemon, engine.StateSkipped, "it is running")
+	}
+
+	if err := s.scale(ctx, client, info, spec, t); err != nil {
+		return none, err
+	}
+	if err := s.watchBoot(ctx, client, t); err != nil {
+		return none, err
+	}
+	status, err := s.Status(ctx, spec.Name)
+	if err != nil {
+		return none, err
+	}
+	return s.handOver(spec, status.SandboxInfo, t)
+}
+
+// complete fills the zero fields of spec that do not depend on an existing sandbox.
+func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error) {
+	const op = "start sandbox"
+	if !filepath.IsAbs(spec.Workspace) {
+		return spec, usage(op, "give the directory that the sandbox is for", "%q is no absolute path", spec.Workspace)
+	}
+	spec.Workspace = filepath.Clean(spec.Workspace)
+	var err error
+	if spec.Name == "" {
+		spec.Name, err = s.dirs.resolve(spec.Workspace)
+	} else if !local.ValidName(spec.Name) {
+		_, err = s.dirs.resolve(spec.Name)
+	}
+	if err != nil {
+		return spec, usage(op, "choose another --name", "%w", err)
+	}
+	for field, v := range map[string]*string{"Kubernetes version": &spec.Kubernetes, "image": &spec.Image, "release": &spec.Release} {
+		if *v == "" {
+			continue
+		}
+		parsed, err := version.Parse(*v)
+		if err != nil {
+			return spec, usage(op, "give a version such as v1.35.4", "%s %q: %w", field, *v, err)
+		}
+		*v = parsed.String()
+	}
+	switch spec.Machines {
+	case "", "auto", "real":
+	default:
+		return spec, usage(op, "leave --machines out, or say real", "there are no %q machines in this release", spec.Machines)
+	}
+	if _, err := parseFaults(spec.Faults); err != nil {
+		return spec, usage(op, "correct or leave out the faults", "%w", err)
+	}
+	return spec, nil
+}
+
+// agree refuses a spec that an existing sandbox cannot become.
+func agree(st *state, spec engine.SandboxSpec) error {
+	op := "start sandbox " + spec.Name
+	if st.Workspace != spec.Workspace {
+		return usage(op, "choose another name with --name, or run the command there with -C", "it belongs to %s", st.Workspace)
+	}
+	for _, f := range []struct{ what, has, wants string }{
+		{"Kubernetes", st.Kubernetes, spec.Kubernetes},
+		{"image", st.Image, spec.Image},
+		{"release", st.Release, spec.Release},
+	} {
+		if f.wants != "" && f.wants != f.has {
+			return usage(op, "upgrade its cluster, or run `constellation sandbox down` first, which deletes it",
+				"it was made for %s %s, not %s", f.what, f.has, f.wants)
+		}
+	}
+	return nil
+}
+
+// create makes the files of a new sandbox: all that its daemon needs.
+func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *teller) (*state, error) {
+	op := "start sandbox " + spec.Name
+	cat, err := release.Load(assets.Releases())
+	if err != nil {
+		return nil, &engine.Error{Op: op, Err: err}
+	}
+	if spec.Release == "" {
+		spec.Release = version.Release
+	}
+	if spec.Kubernetes == "" {
+		spec.Kubernetes = build.DefaultVersion
+	}
+	if spec.Image == "" {
+		spec.Image = spec.Release
+	}
+	rv, err := version.Parse(spec.Release)
+	if err != nil {
+		return nil, usage(op, "give a release such as v1.1.0", "%w", err)
+	}
+	rel, err := cat.Release(rv)
+	if err != nil {
+		return nil, usage(op, "choose a release that this program has", "%w", err)
+	}
+	kv, err := version.Parse(spec.Kubernetes)
+	if err != nil {
+		return nil, usage(op, "give a version such as v1.35.4", "%w", err)
+	}
+	if _, err := rel.ForKubernetes(kv); err != nil {
+		return nil, usage(op, fmt.Sprintf("choose a version of Kubernetes %s", strings.Join(rel.Minors(), " or ")), "%w", err)
+	}
+
+	t.step(stepCheck, engine.StateRunning, "Check this computer")
+	want := machine.Demand{ControlPlanes: count(spec.ControlPlanes, defaultControlPlanes), Workers: count(spec.Workers, defaultWorkers)}
+	if err := s.check(ctx, spec, want, t); err != nil {
+		t.step(stepCheck, engine.StateFailed, err.Error())
+		return nil, err
+	}
+	artifacts, err := build.Load(s.dirs.Cache, spec.Kubernetes)
+	if err != nil {
+		err = fromBuild(op, err)
+		t.step(stepCheck, engine.StateFailed, err.Error())
+		return nil, err
+	}
+	t.step(stepCheck, engine.StateDone, "it can run these machines")
+
+	t.step(stepRootfs, engine.StateRunning, "Prepare the root file system of machines")
+	rootfs, err := machine.Rootfs(ctx, s.dirs.Cache, func(p machine.Progress) { t.progress(stepRootfs, p.Text, p.Current, p.Total) })
+	if err != nil {
+		t.step(stepRootfs, engine.StateFailed, err.Error())
+		return nil, &engine.Error{Op: op, Err: err}
+	}
+	t.step(stepRootfs, engine.StateDone, "it is there")
+
+	t.step(stepImages, engine.StateRunning, "Prepare images")
+	st := newState(spec.Name, spec.Workspace, time.Now())
+	st.Release, st.Kubernetes, st.Image, st.Faults = spec.Release, artifacts.Version, spec.Image, spec.Faults
+	if err := s.images(ctx, st, cat, rootfs, t); err != nil {
+		t.step(stepImages, engine.StateFailed, err.Error())
+		return nil, err
+	}
+	for i := range st.Groups {
+		st.Groups[i].Image = st.Image
+	}
+	t.step(stepImages, engine.StateDone, fmt.Sprintf("%d OS images and %d of our services", len(st.Catalogue), len(st.Containers)))
+
+	if err := s.writeNew(ctx, st); err != nil {
+		return nil, &engine.Error{Op: op, Err: err}
+	}
+	return st, nil
+}
+
+// count understands the numbers of a spec: zero is the default, less is none.
+func count(n, byDefault int) int {
+	if n == 0 {
+		return byDefault
+	}
+	return max(n, 0)
+}
+
+// check finds out whether this computer can run the machines, and installs what it
+// lacks if that is allowed.
+func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want machine.Demand, t *teller) error {
+	problems := machine.Check(ctx, s.dirs.Cache, s.dirs.of(spec.Name), want)
+	var packages []string
+	for _, p := range problems {
+		packages = append(packages, p.Packages...)
+	}
+	if len(packages) > 0 && spec.Install {
+		t.progress(stepCheck, "installing "+strings.Join(packages, " "), 0, 0)
+		var output strings.Builder
+		if err := machine.InstallPackages(ctx, packages, &output); err != nil {
+			return &engine.Error{Op: "install " + strings.Join(packages, " "), Err: fmt.Errorf("%w: %s", err, lastLines(output.String(), 3)),
+				Remedy: "install them by hand"}
+		}
+		problems = machine.Check(ctx, s.dirs.Cache, s.dirs.of(spec.Name), want)
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	what, remedies := make([]string, len(problems)), make([]string, len(problems))
+	for i, p := range problems {
+		what[i], remedies[i] = p.What, p.Remedy
+	}
+	return &engine.Error{
+		Op: "start sandbox " + spec.Name, Err: errors.New(strings.Join(what, "; ")),
+		Remedy: strings.Join(slices.Compact(remedies), "; "), Exit: engine.ExitBlocked,
+	}
+}
+
+// images makes the catalogue: an OS image of each release whose programs are there,
+// and the images of its services.
+func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogue, rootfs string, t *teller) error {
+	op := "prepare images"
+	peers := []attestation.Measurements{}
+	for _, rel := range cat.Releases() { // the oldest first
+		v := rel.Version.String()
+		programs := map[string]string{}
+		var missing error
+		for _, name := range []string{"bootstrapper", "agent"} {
+			var err error
+			if programs[name], err = build.ReleaseBinary(v, name); err != nil {
+				missing = err
+			}
+		}
+		var containers []build.Image
+		if missing == nil {
+			containers, missing = build.Services(ctx, s.dirs.Cache, v, func(p build.Progress) { t.progress(stepImages, p.Text, p.Current, p.Total) })
+		}
+		if missing != nil {
+			if v == st.Release || v == st.Image || !errors.Is(missing, fs.ErrNotExist) {
+				return fromBuild(op, missing)
+			}
+			t.warn(stepImages, fmt.Sprintf("release %s is not offered: %v", v, missing))
+			continue
+		}
+		for _, c := range containers {
+			st.Containers[c.Ref] = c.Path
+		}
+		// What an image accepts as a join service beside its own: those of older
+		// releases, whose nodes it will meet when a cluster is upgraded to it.
+		known, err := json.Marshal(peers)
+		if err != nil {
+			return &engine.Error{Op: op, Err: err}
+		}
+		img, err := machine.OSImage(ctx, s.dirs.Cache, rootfs, machine.ImageSpec{
+			Version: v, Bootstrapper: programs["bootstrapper"], Agent: programs["agent"], Peers: known,
+		}, func(p machine.Progress) { t.progress(stepImages, p.Text, p.Current, p.Total) })
+		if err != nil {
+			return &engine.Error{Op: op, Err: err}
+		}
+		st.Catalogue = append(st.Catalogue, *img)
+		peers = append(peers, attestation.Enforced(predict(*img)))
+	}
+	if _, ok := st.image(st.Image); !ok {
+		var have []string
+		for _, img := range st.Catalogue {
+			have = append(have, img.Version)
+		}
+		return usage(op, "choose one of "+strings.Join(have, ", "), "there is no OS image %s", st.Image)
+	}
+	return nil
+}
+
+// writeNew writes the secrets of a new sandbox and, last, its state: a sandbox
+// exists when its state does. What an older one left is removed first.
+func (s *Sandboxes) writeNew(ctx context.Context, st *state) error {
+	dir := s.dirs.of(st.Name)
+	if _, err := os.Lstat(dir); err == nil {
+		host, err := machine.NewHost(dir, st.Name, s.log)
+		if err != nil {
+			return err
+		}
+		if err := host.Sweep(ctx); err != nil {
+			return err
+		}
+		if err := s.dirs.remove(st.Name); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(dir, privateDirMode); err != nil {
+		return fmt.Errorf("write sandbox: %w", err)
+	}
+	random := make([]byte, 3*32)
+	if _, err := rand.Read(random); err != nil {
+		return fmt.Errorf("write sandbox: %w", err)
+	}
+	secret := random[:32]
+	st.InitSecretSHA256 = hashSecret(secret)
+	st.Token = hex.EncodeToString(random[32:64])
+	st.UID = hex.EncodeToString(random[64:80])
+	cert, key, err := attestation.CreateCA(st.Name)
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name string
+		data []byte
+		mode fs.FileMode
+	}{
+		{secretName, []byte(hex.EncodeToString(secret) + "\n"), 0o600},
+		{caKeyName, key, 0o600},
+		{caName, cert, 0o644},
+	} {
+		if err := writeFile(s.dirs.of(st.Name, f.name), f.data, f.mode); err != nil {
+			return fmt.Errorf("write sandbox: %w", err)
+		}
+	}
+	return st.write(s.dirs.of(st.Name, stateName))
+}
+
+// startDaemon starts the cloud of a sandbox and waits until it answers.
+func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *local.Client) (local.Info, error) {
+	var none local.Info
+	op := "start the cloud of sandbox " + name
+	logFile := s.dirs.of(name, logName)
+	remedy := "its log says more: " + logFile
+	// A daemon that lives but does not answer would keep the new one from its machines.
+	if p, err := readProcess(s.dirs.of(name, pidName)); err == nil && p.alive() {
+		if err := p.end(ctx, serveGrace+time.Second); err != nil {
+			return none, &engine.Error{Op: op, Err: err, Remedy: remedy}
+		}
+	}
+	exe := s.exe
+	if exe == "" {
+		var err error
+		if exe, err = os.Executable(); err != nil {
+			return none, &engine.Error{Op: op, Err: err}
+		}
+	}
+	out, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return none, &engine.Error{Op: op, Err: err}
+	}
+	defer out.Close()
+	begin, err := out.Seek(0, io.SeekEnd)
+	if err != nil {
+		return none, &engine.Error{Op: op, Err: err}
+	}
+	cmd := exec.Command(exe, "sandbox", "daemon", name) //nolint:noctx // it outlives this command
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Dir = "/" // keeps no directory of the user's busy
+	cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+filepath.Dir(s.dirs.Cache), "XDG_STATE_HOME="+filepath.Dir(s.dirs.State))
+	// A session of its own: no terminal's hang-up or interrupt reaches it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return none, &engine.Error{Op: op, Err: err}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	limit := time.NewTimer(daemonStart)
+	defer limit.Stop()
+	for {
+		info, err := client.Sandbox(ctx)
+		if err == nil {
+			return info, nil
+		}
+		select {
+		case <-ctx.Done():
+			return none, &engine.Error{Op: op, Err: context.Cause(ctx)}
+		case <-ended:
+			return none, &engine.Error{Op: op, Err: errors.New(lastError(logFile, begin)), Remedy: remedy}
+		case <-limit.C:
+			return none, &engine.Error{Op: op, Err: fmt.Errorf("it does not answer after %s: %w", daemonStart, err), Remedy: remedy}
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// lastError returns what a daemon wrote last since begin.
+func lastError(logFile string, begin int64) string {
+	b, err := os.ReadFile(logFile)
+	if err != nil || int64(len(b)) <= begin {
+		return "it ended without a word"
+	}
+	return lastLines(string(b[begin:]), 1)
+}
+
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(len(lines)-n, 0):], "\n")
+}
+
+// scale makes groups as large as spec says, and faults those of spec. In an existing
+// sandbox a zero leaves them as they are.
+func (s *Sandboxes) scale(ctx context.Context, c *local.Client, info local.Info, spec engine.SandboxSpec, t *teller) error {
+	op := "set up sandbox " + spec.Name
+	if spec.Faults != nil && !slices.Equal(spec.Faults, info.Faults) {
+		if err := c.SetFaults(ctx, spec.Faults); err != nil {
+			return &engine.Error{Op: op, Err: err}
+		}
+	}
+	begun := slices.ContainsFunc(info.Groups, func(g cloud.Group) bool { return g.Count > 0 })
+	for _, g := range info.Groups {
+		wanted, byDefault := spec.ControlPlanes, defaultControlPlanes
+		if g.Role == cloud.Worker {
+			wanted, byDefault = spec.Workers, defaultWorkers
+		}
+		if wanted == 0 && begun {
+			continue
+		}
+		n := count(wanted, byDefault)
+		if n == g.Count {
+			continue
+		}
+		if begun {
+			t.progress(stepMachines, fmt.Sprintf("group %s goes from %d machines to %d", g.Name, g.Count, n), 0, 0)
+		}
+		if err := c.SetGroupCount(ctx, g.ID, n); err != nil {
+			return &engine.Error{Op: op, Err: err, Remedy: "ask for fewer machines, or make room for them"}
+		}
+	}
+	return nil
+}
+
+// watchBoot tells how machines boot until all have, or have failed to.
+func (s *Sandboxes) watchBoot(ctx context.Context, c *local.Client, t *teller) error {
+	t.step(stepMachines, engine.StateRunning, "Boot the machines")
+	limit := time.NewTimer(bootPatience)
+	defer limit.Stop()
+	seen := map[string]local.Boot{}
+	for expired := false; ; {
+		info, err := c.Sandbox(ctx)
+		if err != nil {
+			err = &engine.Error{Op: "boot the machines", Err: err, Remedy: "run the command again; it goes on where this one ended"}
+			t.step(stepMachines, engine.StateFailed, err.Error())
+			return err
+		}
+		ready, open := 0, 0
+		var late []local.Machine
+		for _, m := range info.Machines {
+			if old := seen[m.Name]; old != m.Boot && m.State != cloud.Terminating {
+				t.tell(engine.Event{
+					Kind: engine.KindNode, Step: stepMachines, Node: m.Name, Group: m.Group, From: string(old), To: string(m.Boot), Text: m.Message,
+				})
+				seen[m.Name] = m.Boot
+			}
+			switch {
+			case m.Boot == local.BootReady && m.State != cloud.Terminating:
+				ready++
+			case m.State == cloud.Terminating, m.Boot == local.BootCreating, m.Boot == local.BootBooting:
+				open++
+				late = append(late, m)
+			default:
+				late = append(late, m)
+			}
+		}
+		t.progressIfNew(stepMachines, ready, len(info.Machines))
+		if open == 0 || expired {
+			for _, m := range late {
+				t.warn(stepMachines, fmt.Sprintf("%s is %s and not ready: %s; its console: %s", m.Name, m.Boot, orUnknown(m.Message), m.Console))
+			}
+			t.step(stepMachines, engine.StateDone, fmt.Sprintf("%d of %d machines are ready", ready, len(info.Machines)))
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return &engine.Error{Op: "boot the machines", Err: context.Cause(ctx), Remedy: "run the command again; it goes on where this one ended"}
+		case <-limit.C:
+			expired = true
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func orUnknown(s string) string {
+	if s == "" {
+		return "no reason is known yet"
+	}
+	return s
+}
+
+// progressIfNew tells numbers that differ from those told last.
+func (t *teller) progressIfNew(step string, current, total int) {
+	if t.last == [2]int{current, total} {
+		return
+	}
+	t.last = [2]int{current, total}
+	t.progress(step, "machines are ready", int64(current), int64(total))
+}
+
+// handOver writes what the workspace must know about its sandbox, where it does not
+// know it yet.
+func (s *Sandboxes) handOver(spec engine.SandboxSpec, info engine.SandboxInfo, t *teller) (engine.SandboxInfo, error) {
+	secret, err := os.ReadFile(s.dirs.of(info.Name, secretName))
+	if err == nil {
+		info.InitSecret, err = hex.DecodeString(strings.TrimSpace(string(secret)))
+	}
+	if err != nil {
+		return info, &engine.Error{Op: "read the init secret of sandbox " + info.Name, Err: err}
+	}
+	t.step(stepFiles, engine.StateRunning, "Write the files of the workspace")
+	ws, err := engine.OpenWorkspace(spec.Workspace)
+	var written []string
+	if err == nil {
+		written, err = ws.AdoptSandbox(info)
+	}
+	if err != nil {
+		t.step(stepFiles, engine.StateFailed, err.Error())
+		return info, err
+	}
+	if len(written) == 0 {
+		t.step(stepFiles, engine.StateSkipped, "they are there")
+	} else {
+		t.step(stepFiles, engine.StateDone, "wrote "+strings.Join(written, " and "))
+	}
+	return info, nil
+}
+
+// Down removes a sandbox: machines, daemon, files. It works on whatever is left of
+// one, and may be repeated until it succeeds. Nothing to remove is a success.
+func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Event)) error {
+	t := newTeller(emit)
+	name, err := s.dirs.resolve(name)
+	if err != nil {
+		return usage("take sandbox down", "give its name, or the directory it was made for", "%w", err)
+	}
+	op := "take sandbox " + name + " down"
+	if _, err := os.Lstat(s.dirs.sandboxes()); errors.Is(err, fs.ErrNotExist) {
+		t.step(stepRemove, engine.StateNothing, "there is no sandbox "+name)
+		return nil // and no reason to make a directory for a lock
+	}
+	unlock, err := s.dirs.lock(ctx, name, func() {
+		t.tell(engine.Event{Kind: engine.KindWait, Text: "another command is working on sandbox " + name})
+	})
+	if err != nil {
+		return &engine.Error{Op: op, Err: err}
+	}
+	defer s.dirs.tidy()
+	defer unlock(true)
+	if _, err := os.Lstat(s.dirs.of(name)); errors.Is(err, fs.ErrNotExist) {
+		t.step(stepRemove, engine.StateNothing, "there is no sandbox "+name)
+		return nil
+	}
+	t.step(stepRemove, engine.StateRunning, "Remove the machines")
+	if err := s.remove(ctx, name, t); err != nil {
+		err = &engine.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
+		t.step(stepRemove, engine.StateFailed, err.Error())
+		return err
+	}
+	t.step(stepRemove, engine.StateDone, "processes, mounts, networks and cgroups are gone")
+
+	t.step(stepClean, engine.StateRunning, "Remove the files")
+	if err := s.dirs.remove(name); err != nil {
+		err = &engine.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
+		t.step(stepClean, engine.StateFailed, err.Error())
+		return err
+	}
+	t.step(stepClean, engine.StateDone, "nothing of it is left")
+	return nil
+}
+
+// remove ends everything of a sandbox that lives.
+func (s *Sandboxes) remove(ctx context.Context, name string, t *teller) error {
+	client := local.NewClient("unix:"+s.dirs.of(name, socketName), "")
+	p, pidErr := readProcess(s.dirs.of(name, pidName))
+	// The daemon knows its machines best. If it cannot, they are swept without it.
+	if err := client.Shutdown(ctx, true); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !errors.Is(err, cloud.ErrUnavailable) {
+			t.warn(stepRemove, err.Error())
+		}
+	}
+	if pidErr == nil {
+		if err := p.end(ctx, serveGrace+2*time.Second); err != nil {
+			return err
+		}
+	}
+	host, err := machine.NewHost(s.dirs.of(name), name, s.log)
+	if err != nil {
+		return err
+	}
+	return host.Sweep(ctx)
+}
+
+// Status describes one sandbox, also if its daemon is not there. The error wraps
+// cloud.ErrNotFound if there is none.
+func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStatus, error) {
+	var out engine.SandboxStatus
+	name, err := s.dirs.resolve(name)
+	if err != nil {
+		return out, usage("look at sandbox", "give its name, or the directory it was made for", "%w", err)
+	}
+	op := "look at sandbox " + name
+	st, err := readState(s.dirs.of(name, stateName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return out, &engine.Error{Op: op, Err: fmt.Errorf("%w: there is no such sandbox", cloud.ErrNotFound), Remedy: "start it with `constellation sandbox up`"}
+	}
+	if err != nil {
+		return out, &engine.Error{Op: op, Err: err}
+	}
+	trust, err := os.ReadFile(s.dirs.of(name, caName))
+	if err != nil {
+		return out, &engine.Error{Op: op, Err: err}
+	}
+	out = engine.SandboxStatus{
+		SandboxInfo: engine.SandboxInfo{
+			Name: st.Name, UID: st.UID, Release: st.Release, Kubernetes: st.Kubernetes, Image: st.Image, TrustRoots: string(trust),
+			ClusterEndpoint: loopback(st.KubernetesPort), InitEndpoint: loopback(st.InitPort), InClusterEndpoint: gateway.String(),
+			NodeCIDR: machine.Nodes.String(), PodCIDR: podCIDR.String(), ServiceCIDR: serviceCIDR,
+			Socket: s.dirs.of(name, socketName),
+		},
+		State: "stopped", Created: st.Created, Faults: st.Faults, Machines: []engine.SandboxMachine{},
+	}
+	if img, ok := st.image(st.Image); ok {
+		out.Measurements = measurements(img)
+	}
+	for _, g := range st.Groups {
+		if g.Role == cloud.ControlPlane {
+			out.ControlPlanes = g.Count
+		} else {
+			out.Workers = g.Count
+		}
+	}
+	info, err := local.NewClient("unix:"+out.Socket, "").Sandbox(ctx)
+	if err == nil {
+		out.State, out.KubernetesVersions = "running", info.KubernetesVersions
+		for _, m := range info.Machines {
+			out.Machines = append(out.Machines, describeMachine(m))
+		}
+		return out, nil
+	}
+	if ctx.Err() != nil {
+		return out, &engine.Error{Op: op, Err: context.Cause(ctx)}
+	}
+	// Nobody drives the machines; what can be seen of them is told all the same.
+	host, err := machine.NewHost(s.dirs.of(name), name, s.log)
+	if err != nil {
+		return out, &engine.Error{Op: op, Err: err}
+	}
+	for _, i := range st.ordered() {
+		m := local.Machine{Instance: st.describe(i), Boot: local.BootStopped, Started: i.Started, Console: host.Console(i.Name)}
+		if seen, err := host.Machine(i.Name); err == nil && seen.Power == machine.Running {
+			m.Boot = i.Boot
+		}
+		out.Machines = append(out.Machines, describeMachine(m))
+	}
+	return out, nil
+}
+
+func describeMachine(m local.Machine) engine.SandboxMachine {
+	_, group, _ := local.ParseGroupID(m.Group)
+	_, image, _ := local.ParseImageReference(m.Image)
+	return engine.SandboxMachine{
+		Name: m.Name, Group: group, Role: string(m.Role), IP: m.IP.String(), Image: image, Boot: string(m.Boot),
+		Message: m.Message, Console: m.Console, Started: m.Started,
+	}
+}
+
+// Exec runs command in a machine, a login shell if there is none, and returns its
+// exit code. With tty the command gets a terminal. It needs the machine, not the
+// daemon.
+func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []string, stdin io.Reader, stdout, stderr io.Writer, tty bool) (int, error) {
+	name, err := s.dirs.resolve(name)
+	if err != nil {
+		return 0, usage("run command in a machine", "give the sandbox's name, or the directory it was made for", "%w", err)
+	}
+	op := fmt.Sprintf("run command in %s of sandbox %s", node, name)
+	st, err := readState(s.dirs.of(name, stateName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, &engine.Error{Op: op, Err: fmt.Errorf("%w: there is no such sandbox", cloud.ErrNotFound), Remedy: "start it with `constellation sandbox up`"}
+	}
+	if err != nil {
+		return 0, &engine.Error{Op: op, Err: err}
+	}
+	if st.instance(node) == nil {
+		var have []string
+		for _, i := range st.ordered() {
+			have = append(have, i.Name)
+		}
+		return 0, usage(op, "its machines are "+strings.Join(have, ", "), "%w: no machine %s", cloud.ErrNotFound, node)
+	}
+	host, err := machine.NewHost(s.dirs.of(name), name, s.log)
+	if err != nil {
+		return 0, &engine.Error{Op: op, Err: err}
+	}
+	if len(command) == 0 {
+		command = []string{"/bin/bash", "-l"}
+	}
+	code, err := host.Exec(ctx, node, command, machine.Stdio{In: stdin, Out: stdout, Err: stderr, TTY: tty})
+	if err != nil {
+		return code, &engine.Error{Op: op, Err: err, Remedy: "look at the machine with `constellation sandbox status`"}
+	}
+	return code, nil
+}
+
+// Fetch builds the binaries and images of a Kubernetes version into the cache, which
+// takes minutes the first time and no time afterwards. A running sandbox offers the
+// version at once.
+func (s *Sandboxes) Fetch(ctx context.Context, kubernetes string, emit func(engine.Event)) error {
+	t := newTeller(emit)
+	op := "fetch Kubernetes " + kubernetes
+	v, err := version.Parse(kubernetes)
+	if err != nil {
+		return usage(op, "choose one of "+strings.Join(build.Versions(), ", "), "%w", err)
+	}
+	if !slices.Contains(build.Versions(), v.String()) {
+		return usage(op, "choose one of "+strings.Join(build.Versions(), ", "), "it cannot be built here")
+	}
+	if build.Cached(s.dirs.Cache, v.String()) {
+		t.step(stepBuild, engine.StateSkipped, "Kubernetes "+v.String()+" is in the cache")
+		return nil
+	}
+	t.step(stepBuild, engine.StateRunning, "Build Kubernetes "+v.String())
+	if _, err := build.Kubernetes(ctx, s.dirs.Cache, v.String(), func(p build.Progress) {
+		t.progress(stepBuild, p.Text, p.Current, p.Total)
+	}); err != nil {
+		err = fromBuild(op, err)
+		t.step(stepBuild, engine.StateFailed, err.Error())
+		return err
+	}
+	t.step(stepBuild, engine.StateDone, "Kubernetes "+v.String()+" is in the cache")
+	return nil
+}
+
+// fromBuild keeps the remedy of an error of package build.
+func fromBuild(op string, err error) error {
+	var b *build.Error
+	if errors.As(err, &b) {
+		return &engine.Error{Op: b.Op, Err: b.Err, Remedy: b.Remedy}
+	}
+	return &engine.Error{Op: op, Err: err}
+}
