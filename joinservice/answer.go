@@ -1,0 +1,105 @@
+package joinservice
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"constellation/engine/cloud"
+)
+
+// Why a ticket is refused. answer knows what each means to the caller.
+var (
+	errNoEvidence      = errors.New("the connection carries no evidence")
+	errNotReady        = errors.New("the join service has no usable join-config yet")
+	errStopping        = errors.New("this join service is stopping")
+	errBusy            = errors.New("too many machines are joining at once")
+	errUnknownInstance = errors.New("the cloud does not know this instance yet, or no longer")
+	errOtherInstance   = errors.New("the cloud knows this instance otherwise")
+	errRequest         = errors.New("certificate request refused")
+	errNoComponents    = errors.New("nothing is published yet for joining machines")
+	errComponents      = errors.New("components are not what their name says")
+	errTokenTaken      = errors.New("the name of this machine's token is in use by another's")
+)
+
+// answer turns an error into what the caller is told: a code, a sentence and, where
+// asking again can help, when. Details of the cluster stay in the log.
+func answer(err error) error {
+	var held *turnHeldError
+	switch {
+	case errors.Is(err, errNoEvidence):
+		return status.Error(codes.Unauthenticated, err.Error())
+	case errors.Is(err, errOtherInstance):
+		return status.Error(codes.PermissionDenied, err.Error())
+	case errors.Is(err, errRequest):
+		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.As(err, &held):
+		return later(codes.Unavailable, err.Error(), turnRetry)
+	case errors.Is(err, errBusy):
+		return later(codes.ResourceExhausted, err.Error(), 2*time.Second)
+	case errors.Is(err, errStopping), errors.Is(err, errTokenTaken):
+		return later(codes.Unavailable, err.Error(), time.Second)
+	case errors.Is(err, errUnknownInstance), errors.Is(err, errNoComponents), errors.Is(err, errNotReady):
+		return later(codes.Unavailable, err.Error(), 3*time.Second)
+	case errors.Is(err, errComponents):
+		return status.Error(codes.FailedPrecondition, "the published components are damaged; see the join service's log")
+	case errors.Is(err, context.Canceled):
+		return status.Error(codes.Canceled, "the caller went away")
+	case apierrors.IsInvalid(err):
+		return status.Error(codes.FailedPrecondition, "a JoiningNode of this name contradicts the request; see the join service's log")
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return status.Error(codes.Internal, "the join service lacks a right in the cluster; see its log")
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, cloud.ErrUnavailable), errors.Is(err, cloud.ErrThrottled), transient(err):
+		return later(codes.Unavailable, "the cluster or its cloud does not answer at the moment", 3*time.Second)
+	}
+	return status.Error(codes.Internal, "the join service failed; see its log")
+}
+
+// transient reports whether the API server could not answer, which passes.
+func transient(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err) ||
+		apierrors.IsNotFound(err) || utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) ||
+		utilnet.IsProbableEOF(err) || utilnet.IsHTTP2ConnectionLost(err)
+}
+
+// later asks the caller to come back after about wait, so that those who were turned
+// away together do not return together.
+func later(c codes.Code, text string, wait time.Duration) error {
+	st := status.New(c, text)
+	wait += rand.N(wait / 2)
+	if d, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(wait)}); err == nil {
+		st = d
+	}
+	return st.Err()
+}
+
+func code(err error) string { return status.Code(err).String() }
+
+func (s *Server) recoverUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (_ any, err error) {
+	defer s.recovered(info.FullMethod, &err)
+	return handle(ctx, req)
+}
+
+func (s *Server) recoverStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+	defer s.recovered(info.FullMethod, &err)
+	return handle(srv, stream)
+}
+
+// recovered keeps one request's bug from ending everybody's service.
+func (s *Server) recovered(method string, err *error) {
+	if p := recover(); p != nil {
+		s.log.Error("request panicked", "method", method, "panic", p, "stack", string(debug.Stack()))
+		*err = status.Error(codes.Internal, "the join service failed; see its log")
+	}
+}

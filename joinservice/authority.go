@@ -1,0 +1,200 @@
+package joinservice
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"constellation/engine/attestation"
+	"constellation/joinservice/joinproto"
+)
+
+const (
+	// certificateTTL bounds how long a stolen kubelet key can impersonate its node's
+	// server: a quarter of the year that kubeadm's own certificates live.
+	certificateTTL = 90 * 24 * time.Hour
+	// clockSkew is how far the clock of a machine may be behind ours.
+	clockSkew = 10 * time.Minute
+	// minRSA is in bits.
+	minRSA = 2048
+
+	nodeUser  = "system:node:"
+	nodeGroup = "system:nodes"
+)
+
+// controlPlaneFiles are what a joining control plane gets, relative to the PKI.
+var controlPlaneFiles = []string{
+	"ca.crt", "ca.key", "sa.key", "sa.pub", "front-proxy-ca.crt", "front-proxy-ca.key", "etcd/ca.crt", "etcd/ca.key",
+}
+
+// authority is the cluster's CA. It is read once and safe for concurrent use.
+type authority struct {
+	dir  string
+	cert *x509.Certificate
+	key  crypto.Signer
+	// hash is what kubeadm pins the CA by: sha256:<hex> of its public key.
+	hash string
+}
+
+func readAuthority(dir string) (*authority, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the cluster's PKI: %w", err)
+	}
+	defer root.Close()
+	certPEM, err := readFile(root, "ca.crt")
+	if err != nil {
+		return nil, err
+	}
+	keyPEM, err := readFile(root, "ca.key")
+	if err != nil {
+		return nil, err
+	}
+	a := &authority{dir: dir}
+	block, _ := pem.Decode(certPEM)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, errors.New("read ca.crt of the cluster's PKI: not a PEM certificate")
+	}
+	if a.cert, err = x509.ParseCertificate(block.Bytes); err != nil {
+		return nil, fmt.Errorf("read ca.crt of the cluster's PKI: %w", err)
+	}
+	if a.key, err = parseKey(keyPEM); err != nil {
+		return nil, err
+	}
+	pub, ok := a.key.Public().(interface{ Equal(crypto.PublicKey) bool })
+	if !ok || !pub.Equal(a.cert.PublicKey) {
+		return nil, errors.New("ca.key of the cluster's PKI does not belong to ca.crt")
+	}
+	sum := sha256.Sum256(a.cert.RawSubjectPublicKeyInfo)
+	a.hash = "sha256:" + hex.EncodeToString(sum[:])
+	return a, nil
+}
+
+// parseKey reads the forms in which kubeadm and its owners write keys. Its errors
+// say nothing of the content.
+func parseKey(data []byte) (crypto.Signer, error) {
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		var key any
+		var err error
+		switch block.Type {
+		case "EC PRIVATE KEY":
+			key, err = x509.ParseECPrivateKey(block.Bytes)
+		case "RSA PRIVATE KEY":
+			key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
+		case "PRIVATE KEY":
+			key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+		default:
+			continue // such as EC PARAMETERS
+		}
+		if s, ok := key.(crypto.Signer); err == nil && ok {
+			return s, nil
+		}
+		break
+	}
+	return nil, errors.New("read ca.key of the cluster's PKI: not a private key in PEM")
+}
+
+// parseRequest returns the request if it asks for exactly what the caller is: the
+// name and address that the cloud certified, no more and no less. Errors wrap
+// errRequest.
+func parseRequest(der []byte, id attestation.Identity) (*x509.CertificateRequest, error) {
+	bad := func(format string, args ...any) (*x509.CertificateRequest, error) {
+		return nil, fmt.Errorf("%w: "+format, append([]any{errRequest}, args...)...)
+	}
+	r, err := x509.ParseCertificateRequest(der)
+	if err != nil {
+		return bad("not a PKCS #10 request")
+	}
+	if err := r.CheckSignature(); err != nil {
+		return bad("its signature is wrong")
+	}
+	switch k := r.PublicKey.(type) {
+	case *ecdsa.PublicKey, ed25519.PublicKey:
+	case *rsa.PublicKey:
+		if k.N.BitLen() < minRSA {
+			return bad("its RSA key has %d bits, at least %d are needed", k.N.BitLen(), minRSA)
+		}
+	default:
+		return bad("its kind of key is not known")
+	}
+	if len(r.Subject.Names) != 2 || r.Subject.CommonName != nodeUser+id.Name || !slices.Equal(r.Subject.Organization, []string{nodeGroup}) {
+		return bad("its subject is %q, want %q", printable(r.Subject.String(), maxText), nodeSubject(id))
+	}
+	if !slices.Equal(r.DNSNames, []string{id.Name}) {
+		return bad("its DNS names are %q, want %q alone", printable(fmt.Sprint(r.DNSNames), maxText), id.Name)
+	}
+	if len(r.IPAddresses) != 1 || !r.IPAddresses[0].Equal(id.IP.AsSlice()) {
+		return bad("its addresses are %v, want %v alone", r.IPAddresses, id.IP)
+	}
+	if len(r.EmailAddresses) > 0 || len(r.URIs) > 0 {
+		return bad("it asks for e-mail addresses or URIs")
+	}
+	return r, nil
+}
+
+func nodeSubject(id attestation.Identity) pkix.Name {
+	return pkix.Name{CommonName: nodeUser + id.Name, Organization: []string{nodeGroup}}
+}
+
+// sign returns the kubelet's serving certificate as PEM. Of the request only the
+// public key is used.
+func (a *authority) sign(r *x509.CertificateRequest, id attestation.Identity, now time.Time) ([]byte, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, fmt.Errorf("sign certificate: %w", err)
+	}
+	until := now.Add(certificateTTL)
+	if until.After(a.cert.NotAfter) {
+		until = a.cert.NotAfter
+	}
+	usage := x509.KeyUsageDigitalSignature
+	if _, ok := r.PublicKey.(*rsa.PublicKey); ok {
+		usage |= x509.KeyUsageKeyEncipherment
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: serial, Subject: nodeSubject(id),
+		DNSNames: []string{id.Name}, IPAddresses: []net.IP{id.IP.AsSlice()},
+		NotBefore: now.Add(-clockSkew), NotAfter: until,
+		KeyUsage: usage,
+		// For serving only: what the node may do as a client it gets by its token.
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+	}, a.cert, r.PublicKey, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign certificate: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
+}
+
+// controlPlaneFiles reads what a control plane needs. It is called for attested
+// control planes alone, so the keys are in memory for as long as their ticket.
+func (a *authority) controlPlaneFiles() ([]*joinproto.File, error) {
+	root, err := os.OpenRoot(a.dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the cluster's PKI: %w", err)
+	}
+	defer root.Close()
+	var files []*joinproto.File
+	for _, name := range controlPlaneFiles {
+		b, err := readFile(root, name)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, &joinproto.File{Name: name, Data: b})
+	}
+	return files, nil
+}

@@ -1,0 +1,95 @@
+// Command joinservice attests machines that want to join the cluster of the control
+// plane that it runs on, and gives them tickets. See package joinservice.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"constellation/engine/attestation"
+	"constellation/engine/cloud/local"
+	"constellation/engine/version"
+	"constellation/joinservice"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "joinservice:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	f := flag.NewFlagSet("joinservice", flag.ContinueOnError)
+	var (
+		provider   = f.String("provider", "sandbox", "where the machines come from: sandbox")
+		metadata   = f.String("metadata", local.DefaultMetadata, "`URL` of the cloud's metadata server")
+		listen     = f.String("listen", ":9090", "`address` for joining machines (attested TLS)")
+		health     = f.String("health", "127.0.0.1:9091", "`address` for /healthz and /readyz (HTTP)")
+		tpm        = f.String("tpm", "unix:/run/tpm/tpm.sock", "`address` of this machine's TPM")
+		pki        = f.String("pki", "/etc/kubernetes/pki", "`folder` of the cluster's certificates and keys")
+		namespace  = f.String("namespace", "constellation-system", "`namespace` of the lease of joining control planes")
+		port       = f.Int("api-server-port", 6443, "`port` of the API server at the load balancer")
+		kubeconfig = f.String("kubeconfig", "", "`file` to reach the cluster with, for development; empty inside a pod")
+		level      slog.LevelVar
+	)
+	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	if *provider != "sandbox" {
+		return fmt.Errorf("provider %q is not known: use sandbox", *provider)
+	}
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level}))
+	klog.SetSlogLogger(log)
+
+	cluster, err := access(*kubeconfig)
+	if err != nil {
+		return err
+	}
+	s, err := joinservice.New(joinservice.Config{
+		Cluster: cluster, Namespace: *namespace, Metadata: local.NewMetadata(*metadata),
+		Issuer: attestation.NewTPMIssuer(*tpm), PKI: *pki, APIServerPort: *port, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	var lc net.ListenConfig
+	join, err := lc.Listen(ctx, "tcp", *listen)
+	if err != nil {
+		return err
+	}
+	probes, err := lc.Listen(ctx, "tcp", *health)
+	if err != nil {
+		join.Close()
+		return err
+	}
+	log.Info("starting", "release", version.Release, "provider", *provider)
+	return s.Run(ctx, join, probes)
+}
+
+// access is the pod's own, or that of a kubeconfig.
+func access(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		return rest.InClusterConfig()
+	}
+	return clientcmd.BuildConfigFromFlags("", kubeconfig)
+}

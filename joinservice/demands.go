@@ -1,0 +1,105 @@
+package joinservice
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"constellation/engine/attestation"
+)
+
+// snapshot is what the cluster demands of joining machines at one moment. It never
+// changes: a connection that has begun is judged by what held when it began.
+type snapshot struct {
+	validator attestation.Validator
+	clusterID []byte
+}
+
+// demandsRetry is how long a join-config that cannot be used is left alone, unless
+// it changes. The TPM may be busy, the cloud's roots may come later.
+const demandsRetry = 5 * time.Second
+
+// watchDemands keeps the snapshot equal to the ConfigMap join-config until ctx ends,
+// and calls ready once there is one. A ConfigMap that cannot be used leaves the
+// last good snapshot in place and is tried again.
+func (s *Server) watchDemands(ctx context.Context, ready func()) error {
+	var used map[string]string
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.kube.changed:
+		case <-retry.C:
+		}
+		data := s.kube.config()
+		if data == nil || used != nil && maps.Equal(used, data) {
+			continue // the next change wakes us
+		}
+		next, err := newSnapshot(ctx, data, s.issuer)
+		if err != nil {
+			if ctx.Err() == nil {
+				s.log.Error("join-config not usable", "err", err, "retry_in", demandsRetry, "last_good_kept", s.snapshot.Load() != nil)
+			}
+			retry.Reset(demandsRetry)
+			continue
+		}
+		used = data
+		s.snapshot.Store(next)
+		s.log.Info("join-config loaded", "variant", string(next.validator.Variant()))
+		ready()
+	}
+}
+
+// newSnapshot reads join-config. The measurements apply to machines that belong to no
+// cluster yet, in the same project of the cloud as this machine, which issuer proves
+// to be a member of the cluster that join-config names.
+func newSnapshot(ctx context.Context, data map[string]string, issuer attestation.Issuer) (*snapshot, error) {
+	var config struct {
+		Variant      attestation.Variant      `json:"variant"`
+		Measurements attestation.Measurements `json:"measurements"`
+	}
+	if err := json.Unmarshal([]byte(data["attestationConfig"]), &config); err != nil {
+		return nil, fmt.Errorf("read attestationConfig: %w", err)
+	}
+	if config.Variant != attestation.TPM2 {
+		return nil, fmt.Errorf("read attestationConfig: variant %q is not known", config.Variant)
+	}
+	if len(config.Measurements) == 0 {
+		return nil, errors.New("read attestationConfig: no measurements, which would let every machine in")
+	}
+	id, err := hex.DecodeString(data["clusterID"])
+	if err != nil || len(id) != 32 {
+		return nil, errors.New("read clusterID: want 32 bytes in hex")
+	}
+	roots, err := attestation.ParseRoots([]byte(data["trustRoots"]))
+	if err != nil {
+		return nil, fmt.Errorf("read trustRoots: %w", err)
+	}
+	// What this machine runs is not the question here, so no measurements: during an
+	// upgrade join-config already describes the next image.
+	nonce := make([]byte, attestation.MaxUserData)
+	if _, err := rand.Read(nonce); err != nil {
+		return nil, err
+	}
+	doc, err := issuer.Issue(ctx, nonce)
+	if err != nil {
+		return nil, fmt.Errorf("attest this machine: %w", err)
+	}
+	self, err := attestation.NewTPMValidator(roots, nil, attestation.Options{PCR15: attestation.PCR15ClusterID(id)}).Validate(ctx, doc, nonce)
+	if err != nil {
+		return nil, fmt.Errorf("attest this machine: %w", err)
+	}
+	return &snapshot{
+		clusterID: id,
+		validator: attestation.NewTPMValidator(roots, config.Measurements, attestation.Options{
+			PCR15: attestation.PCR15Zero(), UID: self.Identity.UID,
+		}),
+	}, nil
+}

@@ -1,0 +1,100 @@
+package joinservice
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+)
+
+// directory knows the instances of the cluster, as the cloud says. Machines that
+// boot together share one look-up.
+type directory struct {
+	meta   metadata
+	flight singleflight.Group
+
+	mu        sync.Mutex
+	read      time.Time
+	instances map[string]cloud.Instance
+}
+
+const (
+	// directoryAge is how old the list may be that confirms an instance, and
+	// directoryRetry that which denies one.
+	directoryAge   = 5 * time.Second
+	directoryRetry = time.Second
+)
+
+func newDirectory(m metadata) *directory { return &directory{meta: m} }
+
+// verify returns nil if the cloud knows the instance exactly as the evidence states
+// it. The cloud's list may be behind, so an instance that is missing is asked to
+// come back (errUnknownInstance); one that differs is refused (errOtherInstance).
+func (d *directory) verify(ctx context.Context, id attestation.Identity) error {
+	err := d.check(ctx, id, directoryAge)
+	if err != nil && ctx.Err() == nil {
+		err = d.check(ctx, id, directoryRetry)
+	}
+	return err
+}
+
+func (d *directory) check(ctx context.Context, id attestation.Identity, age time.Duration) error {
+	i, ok, err := d.find(ctx, id.Name, age)
+	if err != nil {
+		return err
+	}
+	if !ok || i.State == cloud.Terminating || i.State == cloud.Terminated {
+		return fmt.Errorf("%w: %s", errUnknownInstance, id.Name)
+	}
+	for _, f := range []struct{ field, attested, known string }{
+		{"provider ID", id.ProviderID, i.ProviderID},
+		{"role", string(id.Role), string(i.Role)},
+		{"address", id.IP.String(), i.IP.String()},
+		{"group", id.Group, i.Group},
+	} {
+		if f.attested != f.known {
+			return fmt.Errorf("%w: %s of %s is %q, the cloud says %q", errOtherInstance, f.field, id.Name, f.attested, f.known)
+		}
+	}
+	return nil
+}
+
+func (d *directory) find(ctx context.Context, name string, age time.Duration) (cloud.Instance, bool, error) {
+	d.mu.Lock()
+	i, ok := d.instances[name]
+	fresh := d.instances != nil && time.Since(d.read) < age
+	d.mu.Unlock()
+	if fresh {
+		return i, ok, nil
+	}
+	// One caller's end must not fail the others, so the look-up has its own deadline.
+	_, err, _ := d.flight.Do("", func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ticketTimeout/2)
+		defer cancel()
+		asked := time.Now()
+		list, err := d.meta.Peers(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("list instances: %w", err)
+		}
+		m := make(map[string]cloud.Instance, len(list))
+		for _, i := range list {
+			m[i.Name] = i
+		}
+		d.mu.Lock()
+		d.instances, d.read = m, asked
+		d.mu.Unlock()
+		return nil, nil
+	})
+	if err != nil {
+		return cloud.Instance{}, false, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i, ok = d.instances[name]
+	return i, ok, nil
+}

@@ -1,0 +1,317 @@
+// Package joinservice lets machines into the cluster.
+//
+// A machine that wants to become a node proves over attested TLS what it booted
+// and which instance of the cloud it is, and is given a ticket: what kubeadm join
+// needs, and nothing more. Everything in the ticket follows from the attested
+// identity; a request decides nothing but the public key of the kubelet's
+// certificate. Joining machines report their progress on the same connection.
+//
+// The order of a ticket is: evidence; the instance as its cloud knows it; for a
+// control plane its turn; components as the operator published them for the role;
+// the certificate, bound to the identity; a JoiningNode, so that the machine is
+// accounted for; a bootstrap token. No secret is made or read before the steps
+// above it are passed, and asking again at any point is safe.
+//
+// Several replicas work side by side without knowing of each other: what must
+// outlive a request is in the API server. The package never decides which version a
+// machine gets, and never stores or logs a token or a key.
+package joinservice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"k8s.io/client-go/rest"
+
+	"constellation/engine/atls"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/component/componentproto"
+	"constellation/joinservice/joinproto"
+)
+
+// metadata is what the service asks its cloud.
+type metadata interface {
+	// Peers returns all instances of the cluster. The list may be behind.
+	Peers(context.Context) ([]cloud.Instance, error)
+	// LoadBalancer returns the host of the load balancer in front of the API servers.
+	LoadBalancer(context.Context) (string, error)
+}
+
+// Config is what a Server needs. All fields but Log are required.
+type Config struct {
+	// Cluster is the access to the API server. Its rate limits are replaced.
+	Cluster *rest.Config
+	// Namespace holds the lease of the control planes' turn.
+	Namespace string
+	// Metadata is the cloud that machines belong to.
+	Metadata metadata
+	// Issuer proves to joining machines that this one is a member of the cluster.
+	Issuer attestation.Issuer
+	// PKI is a folder laid out as /etc/kubernetes/pki.
+	PKI string
+	// APIServerPort is the API server's port at the load balancer.
+	APIServerPort int
+	Log           *slog.Logger
+}
+
+// Server issues tickets. Make it with New.
+type Server struct {
+	joinproto.UnimplementedJoinServiceServer
+
+	log       *slog.Logger
+	kube      *kube
+	turn      *turn
+	directory *directory
+	authority *authority
+	issuer    attestation.Issuer
+	meta      metadata
+	apiPort   int
+
+	// snapshot is what the cluster demands of joining machines at the moment; nil
+	// until it was read.
+	snapshot atomic.Pointer[snapshot]
+	// slots bounds the tickets that are being made at a time.
+	slots chan struct{}
+	// reporters bounds what each joining machine may say.
+	reporters reporters
+	// refusals bounds how often refused connections are logged.
+	refusals quiet
+}
+
+const (
+	// ticketTimeout bounds the work on one ticket, in all.
+	ticketTimeout = 10 * time.Second
+	// concurrent tickets keep the API server busy without piling up inside it;
+	// more wait up to patience and are then asked to come back.
+	concurrent = 64
+	patience   = 5 * time.Second
+	// joinDeadline is when a machine with a ticket is given up. It is longer than
+	// tokenTTL: a machine that registers at the last moment is still waited for.
+	joinDeadline = 20 * time.Minute
+
+	// A request is a CSR or a line of a report; both are small.
+	maxMessage = 64 << 10
+	// What idle connections hold is what a thousand joiners cost.
+	bufferSize = 4 << 10
+	// A peer that does not answer for this long is gone. It bounds, with
+	// turnDuration, how long a dead control plane keeps its turn.
+	pingEvery, pingTimeout = 4 * time.Second, 4 * time.Second
+)
+
+// New returns a Server that has read the cluster's CA and nothing else yet.
+func New(c Config) (*Server, error) {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	a, err := readAuthority(c.PKI)
+	if err != nil {
+		return nil, err
+	}
+	k, err := newKube(c.Cluster, c.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{
+		log: c.Log, kube: k, turn: newTurn(k), directory: newDirectory(c.Metadata), authority: a,
+		issuer: c.Issuer, meta: c.Metadata, apiPort: c.APIServerPort,
+		slots: make(chan struct{}, concurrent),
+	}, nil
+}
+
+// Run serves tickets on join and health on health until ctx ends; then it lets
+// requests that have begun finish for a few seconds. It takes no connection before
+// it knows what to demand of machines. It closes both listeners.
+func (s *Server) Run(ctx context.Context, join, health net.Listener) error {
+	defer join.Close()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.serveHealth(ctx, health) })
+	g.Go(func() error { return s.kube.watch(ctx) })
+	first := make(chan struct{})
+	g.Go(func() error { return s.watchDemands(ctx, sync.OnceFunc(func() { close(first) })) })
+	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-first:
+		}
+		return s.serve(ctx, join)
+	})
+	return g.Wait()
+}
+
+func (s *Server) serve(ctx context.Context, l net.Listener) error {
+	srv := grpc.NewServer(
+		grpc.Creds(atls.NewServer(atls.Config{
+			Purpose: atls.PurposeJoin, Issuer: s.issuer,
+			Validator: func() attestation.Validator { return s.snapshot.Load().validator },
+			OnFailure: s.refused,
+		})),
+		grpc.ConnectionTimeout(15*time.Second),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(16<<10), grpc.MaxConcurrentStreams(8),
+		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.SharedWriteBuffer(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 2 * time.Minute, Time: pingEvery, Timeout: pingTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+		grpc.UnaryInterceptor(s.recoverUnary), grpc.StreamInterceptor(s.recoverStream),
+	)
+	joinproto.RegisterJoinServiceServer(srv, s)
+	s.log.Info("join service started", "address", l.Addr().String())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		<-ctx.Done()
+		hard := time.AfterFunc(ticketTimeout, srv.Stop)
+		defer hard.Stop()
+		// Reports last as long as a join; their senders find another replica.
+		s.reporters.close()
+		srv.GracefulStop()
+	}()
+	err := srv.Serve(l)
+	if ctx.Err() != nil {
+		<-done
+		return nil
+	}
+	srv.Stop()
+	return fmt.Errorf("serve join requests: %w", err)
+}
+
+// refused logs why a machine did not get past the handshake. Anybody who reaches
+// the port can cause it, so the log is bounded.
+func (s *Server) refused(peer net.Addr, err error) {
+	if n, ok := s.refusals.next(time.Now()); ok {
+		s.log.Warn("connection refused", "peer", peer.String(), "err", printable(err.Error(), maxText), "unlogged", n)
+	}
+}
+
+// IssueJoinTicket implements the contract of package joinproto.
+func (s *Server) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinTicketRequest) (*joinproto.IssueJoinTicketResponse, error) {
+	start := time.Now()
+	st, ok := atls.PeerStatement(ctx)
+	if !ok {
+		return nil, answer(errNoEvidence)
+	}
+	id := st.Identity
+	log := s.log.With("node", id.Name, "role", string(id.Role))
+	t, err := s.ticket(ctx, log, id, req)
+	took := time.Since(start).Round(time.Millisecond)
+	if err != nil {
+		reply := answer(err)
+		log.Warn("join ticket refused", "took", took, "code", code(reply), "err", err)
+		return nil, reply
+	}
+	for _, w := range st.Warnings {
+		log.Warn("measurement differed", "warning", w)
+	}
+	log.Info("join ticket issued", "took", took, "provider_id", id.ProviderID, "ip", id.IP.String(),
+		"components", t.ComponentsReference, "version", t.KubernetesVersion)
+	return t, nil
+}
+
+// ticket takes the steps in the order that the package comment promises.
+func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Identity, req *joinproto.IssueJoinTicketRequest) (*joinproto.IssueJoinTicketResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, ticketTimeout)
+	defer cancel()
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-time.After(patience):
+		return nil, errBusy
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	demands := s.snapshot.Load()
+	if demands == nil {
+		return nil, errNotReady
+	}
+	if err := s.directory.verify(ctx, id); err != nil {
+		return nil, err
+	}
+	csr, err := parseRequest(req.GetCertificateRequest(), id)
+	if err != nil {
+		return nil, err
+	}
+	t := &joinproto.IssueJoinTicketResponse{ClusterId: demands.clusterID, DiscoveryTokenCaCertHash: s.authority.hash}
+	controlPlane := id.Role == cloud.ControlPlane
+	if controlPlane {
+		expires, err := s.turn.take(ctx, id.Name)
+		if err != nil {
+			return nil, err
+		}
+		log.Info("control-plane turn taken", "until", expires)
+		t.TurnExpires = timestamppb.New(expires)
+	}
+	c, err := s.kube.components(ctx, id.Role)
+	if err != nil {
+		return nil, err
+	}
+	t.ComponentsReference, t.KubernetesVersion = c.name, c.version
+	t.Components = c.list
+	host, err := s.meta.LoadBalancer(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find API server: %w", err)
+	}
+	t.ApiServerEndpoint = net.JoinHostPort(host, strconv.Itoa(s.apiPort))
+	if t.KubeletCertificate, err = s.authority.sign(csr, id, time.Now()); err != nil {
+		return nil, err
+	}
+	if err := s.kube.expect(ctx, id, c.name, time.Now().Add(joinDeadline)); err != nil {
+		return nil, err
+	}
+	if t.Token, err = s.kube.putToken(ctx, id, time.Now().Add(tokenTTL)); err != nil {
+		return nil, err
+	}
+	if controlPlane {
+		if t.ControlPlaneFiles, err = s.authority.controlPlaneFiles(); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// components are what joining machines of a role install.
+type components struct {
+	name    string
+	version string
+	list    []*componentproto.Component
+}
+
+func (s *Server) serveHealth(ctx context.Context, l net.Listener) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if s.snapshot.Load() == nil {
+			http.Error(w, errNotReady.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10}
+	stop := context.AfterFunc(ctx, func() { srv.Close() })
+	defer stop()
+	if err := srv.Serve(l); ctx.Err() == nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve health: %w", err)
+	}
+	return nil
+}
+
+// readFile reads a file of the PKI without following a link out of it.
+func readFile(root *os.Root, name string) ([]byte, error) {
+	b, err := root.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("read %s of the cluster's PKI: %w", name, err)
+	}
+	return b, nil
+}

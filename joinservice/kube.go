@@ -1,0 +1,319 @@
+package joinservice
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/component"
+	"constellation/engine/component/componentproto"
+	"constellation/operator/api/v1alpha1"
+)
+
+const (
+	systemNamespace = "kube-system"
+	joinConfig      = "join-config"
+	componentPrefix = "k8s-components-"
+
+	// requests a second and in a burst: client-go's own 5 and 10 would let two machines
+	// join a second. The API server sheds what is too much for it.
+	clientQPS, clientBurst = 600, 1200
+
+	fieldManager = "joinservice"
+
+	// tokenTTL is how long a machine may take from its ticket to kubeadm's first
+	// request.
+	tokenTTL = 15 * time.Minute
+	// bootstrapGroup is what kubeadm init lets register nodes.
+	bootstrapGroup = "system:bootstrappers:kubeadm:default-node-token"
+)
+
+// kube is the service's hands in the cluster.
+type kube struct {
+	core   coreclient.CoreV1Interface
+	coord  coordinationclient.LeasesGetter
+	update *rest.RESTClient // our own kinds
+	ns     string
+
+	configs  cache.Store // the ConfigMap join-config
+	versions cache.Store // the NodeVersion
+	changed  chan struct{}
+	watches  []cache.Controller
+
+	flight singleflight.Group
+	known  sync.Map // name of a components ConfigMap to components
+}
+
+func newKube(c *rest.Config, namespace string) (*kube, error) {
+	c = rest.CopyConfig(c)
+	c.QPS, c.Burst = clientQPS, clientBurst
+	c.UserAgent = "constellation-joinservice"
+	builtin := rest.CopyConfig(c)
+	builtin.ContentType = "application/vnd.kubernetes.protobuf"
+	builtin.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	k := &kube{ns: namespace, changed: make(chan struct{}, 1)}
+	core, err := coreclient.NewForConfig(builtin)
+	if err != nil {
+		return nil, fmt.Errorf("connect to API server: %w", err)
+	}
+	k.core = core
+	if k.coord, err = coordinationclient.NewForConfig(builtin); err != nil {
+		return nil, fmt.Errorf("connect to API server: %w", err)
+	}
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	c.GroupVersion, c.APIPath = &v1alpha1.GroupVersion, "/apis"
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	if k.update, err = rest.RESTClientFor(c); err != nil {
+		return nil, fmt.Errorf("connect to API server: %w", err)
+	}
+	k.configs = k.informer(core.RESTClient(), "configmaps", systemNamespace, joinConfig, &corev1.ConfigMap{})
+	k.versions = k.informer(k.update, "nodeversions", metav1.NamespaceAll, v1alpha1.NodeVersionName, &v1alpha1.NodeVersion{})
+	return k, nil
+}
+
+// informer keeps one object in a store.
+func (k *kube) informer(c cache.Getter, resource, namespace, name string, kind runtime.Object) cache.Store {
+	notify := func() {
+		select {
+		case k.changed <- struct{}{}:
+		default: // somebody has not looked yet, and will see this change too
+		}
+	}
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(c, resource, namespace, fields.OneTermEqualSelector("metadata.name", name)),
+		ObjectType:    kind,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { notify() },
+			UpdateFunc: func(any, any) { notify() },
+			DeleteFunc: func(any) { notify() },
+		},
+	})
+	k.watches = append(k.watches, controller)
+	return store
+}
+
+// watch keeps the stores up to date until ctx ends.
+func (k *kube) watch(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for _, w := range k.watches {
+		wg.Go(func() { w.RunWithContext(ctx) })
+	}
+	wg.Wait()
+	return nil
+}
+
+// config returns the data of join-config as it was seen last; nil if it is not there.
+func (k *kube) config() map[string]string {
+	obj, ok, err := k.configs.GetByKey(systemNamespace + "/" + joinConfig)
+	if err != nil || !ok {
+		return nil
+	}
+	return obj.(*corev1.ConfigMap).Data
+}
+
+// components returns what machines of a role install. The error wraps
+// errNoComponents while the operator has published nothing for the role.
+func (k *kube) components(ctx context.Context, role cloud.Role) (components, error) {
+	obj, ok, err := k.versions.GetByKey(v1alpha1.NodeVersionName)
+	if err != nil || !ok {
+		return components{}, fmt.Errorf("%w: there is no NodeVersion %s", errNoComponents, v1alpha1.NodeVersionName)
+	}
+	join := obj.(*v1alpha1.NodeVersion).Status.JoinComponents
+	name := join.Worker
+	if role == cloud.ControlPlane {
+		name = join.ControlPlane
+	}
+	if name == "" {
+		return components{}, fmt.Errorf("%w for the role %s", errNoComponents, role)
+	}
+	if c, ok := k.known.Load(name); ok {
+		return c.(components), nil
+	}
+	c, err, _ := k.flight.Do(name, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ticketTimeout/2)
+		defer cancel()
+		cm, err := k.core.ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("read components: %w", err)
+		}
+		c, err := parseComponents(cm)
+		if err != nil {
+			return nil, fmt.Errorf("read components %s: %w", name, err)
+		}
+		k.known.Store(name, c) // immutable, and checked against its name
+		return c, nil
+	})
+	if err != nil {
+		return components{}, err
+	}
+	return c.(components), nil
+}
+
+func parseComponents(cm *corev1.ConfigMap) (components, error) {
+	var list component.List
+	if err := json.Unmarshal([]byte(cm.Data["components"]), &list); err != nil {
+		return components{}, fmt.Errorf("%w: %w", errComponents, err)
+	}
+	if want := componentPrefix + strings.ReplaceAll(list.Digest(), ":", "-"); cm.Name != want {
+		return components{}, fmt.Errorf("%w: the content is that of %s", errComponents, want)
+	}
+	c := components{name: cm.Name, version: cm.Data["cluster-version"]}
+	if c.version == "" || len(list) == 0 {
+		return components{}, fmt.Errorf("%w: no version or no components", errComponents)
+	}
+	for _, e := range list {
+		c.list = append(c.list, &componentproto.Component{
+			Name: e.Name, Url: e.URL, Digest: e.Digest, Path: e.Path, Mode: e.Mode, Extract: e.Extract,
+		})
+	}
+	return c, nil
+}
+
+// expect notes that a machine is about to join, or extends the note. One write.
+func (k *kube) expect(ctx context.Context, id attestation.Identity, components string, deadline time.Time) error {
+	d := metav1.NewTime(deadline.UTC().Truncate(time.Second))
+	body, err := json.Marshal(struct {
+		metav1.TypeMeta `json:",inline"`
+		Metadata        map[string]string        `json:"metadata"`
+		Spec            v1alpha1.JoiningNodeSpec `json:"spec"`
+	}{
+		metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "JoiningNode"},
+		map[string]string{"name": id.Name},
+		v1alpha1.JoiningNodeSpec{
+			Name: id.Name, ComponentsReference: components, IsControlPlane: id.Role == cloud.ControlPlane,
+			ProviderID: id.ProviderID, Deadline: &d,
+		},
+	})
+	if err != nil {
+		return err
+	}
+	err = k.update.Patch(types.ApplyPatchType).Resource("joiningnodes").Name(id.Name).
+		Param("fieldManager", fieldManager).Param("force", "true").Body(body).Do(ctx).Error()
+	if err != nil {
+		return fmt.Errorf("apply JoiningNode %s: %w", id.Name, err)
+	}
+	return nil
+}
+
+// putToken makes the bootstrap token of a machine, or replaces the one it had: the
+// Secret's name follows from the machine's, so a machine has at most one. One write.
+//
+// Two machines can be unlucky enough to share a name of six characters. Each applies
+// under its own field manager, so the second is told of the conflict, and comes back
+// when the first has joined.
+func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires time.Time) (string, error) {
+	tokenID := tokenID(id.Name)
+	secret, err := tokenSecret()
+	if err != nil {
+		return "", fmt.Errorf("make bootstrap token: %w", err)
+	}
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Secret", "type": corev1.SecretTypeBootstrapToken,
+		"metadata": map[string]any{"name": tokenName(tokenID), "namespace": systemNamespace},
+		"data": map[string][]byte{
+			"token-id":                       []byte(tokenID),
+			"token-secret":                   []byte(secret),
+			"expiration":                     []byte(expires.UTC().Format(time.RFC3339)),
+			"usage-bootstrap-authentication": []byte("true"),
+			// kubeadm's discovery wants cluster-info signed with the token.
+			"usage-bootstrap-signing": []byte("true"),
+			"auth-extra-groups":       []byte(bootstrapGroup),
+			"description":             []byte("lets " + id.Name + " join"),
+		},
+	})
+	if err != nil {
+		return "", errors.New("make bootstrap token: cannot be encoded")
+	}
+	err = k.core.RESTClient().Patch(types.ApplyPatchType).Namespace(systemNamespace).Resource("secrets").Name(tokenName(tokenID)).
+		Param("fieldManager", tokenManager(id.Name)).Body(body).Do(ctx).Error()
+	if apierrors.IsConflict(err) {
+		return "", errTokenTaken // the conflict's text would name the fields
+	}
+	if err != nil {
+		return "", fmt.Errorf("write bootstrap token: %w", err)
+	}
+	return tokenID + "." + secret, nil
+}
+
+// deleteToken removes the token of a machine that has joined.
+func (k *kube) deleteToken(ctx context.Context, node string) error {
+	err := k.core.Secrets(systemNamespace).Delete(ctx, tokenName(tokenID(node)), metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete bootstrap token: %w", err)
+	}
+	return nil
+}
+
+func tokenName(id string) string { return "bootstrap-token-" + id }
+
+func tokenManager(node string) string {
+	sum := sha256.Sum256([]byte(node))
+	return fieldManager + "-" + hex.EncodeToString(sum[:8])
+}
+
+const tokenAlphabet = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+// tokenID is six characters that follow from the name of the node. It is no secret.
+func tokenID(node string) string {
+	sum := sha256.Sum256([]byte("bootstrap token of " + node))
+	n := binary.BigEndian.Uint64(sum[:])
+	s := strconv.FormatUint(n, len(tokenAlphabet))
+	return s[len(s)-6:]
+}
+
+// tokenSecret is sixteen random characters, 82 bits.
+func tokenSecret() (string, error) {
+	const fair = 256 - 256%len(tokenAlphabet) // bytes below it give each character equally often
+	var out []byte
+	for buf := make([]byte, 32); len(out) < 16; {
+		if _, err := rand.Read(buf); err != nil {
+			return "", err
+		}
+		for _, b := range buf {
+			if int(b) < fair && len(out) < 16 {
+				out = append(out, tokenAlphabet[int(b)%len(tokenAlphabet)])
+			}
+		}
+	}
+	return string(out), nil
+}
+
+func (k *kube) getLease(ctx context.Context, name string) (*coordinationv1.Lease, error) {
+	return k.coord.Leases(k.ns).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (k *kube) createLease(ctx context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	return k.coord.Leases(k.ns).Create(ctx, l, metav1.CreateOptions{})
+}
+
+func (k *kube) updateLease(ctx context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	return k.coord.Leases(k.ns).Update(ctx, l, metav1.UpdateOptions{})
+}

@@ -1,0 +1,66 @@
+package joinservice
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestPrintable(t *testing.T) {
+	for _, tt := range []struct{ name, in, want string }{
+		{"plain text is left alone", "[kubelet-start] Writing kubelet configuration, größer", "[kubelet-start] Writing kubelet configuration, größer"},
+		{"no second line", "a\nb\r\n", `a\u000ab\u000d\u000a`},
+		{"no escape sequence", "\x1b[31mred\x1b]0;title\x07", `\u001b[31mred\u001b]0;title\u0007`},
+		{"no right-to-left override", "abc\u202edef", `abc\u202edef`},
+		{"no zero-width space, no NUL", "a\u200bb\x00", `a\u200bb\u0000`},
+		{"no broken UTF-8", "a\xff\xc3", `a\xff\xc3`},
+		{"a tab is a space", "a\tb", "a b"},
+		{"a real replacement character stays", "a\ufffdb", "a\ufffdb"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := printable(tt.in, maxText); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+	if got := printable(strings.Repeat("\x1b", 10000), 100); len(got) > 150 || !strings.HasSuffix(got, "bytes more)") {
+		t.Errorf("not cut: %q", got)
+	}
+}
+
+func TestQuietCountsWhatItDrops(t *testing.T) {
+	var q quiet
+	now := time.Now()
+	logged := 0
+	for range 1000 {
+		if _, ok := q.next(now); ok {
+			logged++
+		}
+	}
+	dropped, ok := q.next(now.Add(time.Second))
+	if logged != quietPerSecond || !ok || dropped != int64(1000-quietPerSecond) {
+		t.Errorf("logged %d, then %v with %d dropped", logged, ok, dropped)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	seen := map[string]bool{}
+	for range 1000 {
+		s, err := tokenSecret()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s) != 16 || strings.Trim(s, tokenAlphabet) != "" || seen[s] {
+			t.Fatalf("token secret %q", s)
+		}
+		seen[s] = true
+	}
+	for _, n := range []string{"worker-1", "control-plane-0", strings.Repeat("x", 253)} {
+		if id := tokenID(n); len(id) != 6 || strings.Trim(id, tokenAlphabet) != "" || id != tokenID(n) {
+			t.Errorf("token ID of %s: %q", n, id)
+		}
+	}
+	if tokenID("worker-1") == tokenID("worker-2") {
+		t.Error("two nodes share a token")
+	}
+}

@@ -1,0 +1,179 @@
+package joinservice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Control planes join one at a time: each adds a member to etcd, and two half-joined
+// members can cost a small cluster its quorum. Whose turn it is stands in a Lease
+// that the joiner's report keeps alive. It ends when the join is reported done or
+// failed, or when the joiner is no longer heard: a machine that dies gives the turn
+// up within half a minute, counting pingEvery, pingTimeout and the next one's retry.
+//
+// That the JoiningNode is gone does not end a turn: the Node registers long before
+// kubeadm has added the member to etcd.
+const (
+	turnName     = "control-plane-join"
+	turnDuration = 15 * time.Second
+	turnRenewal  = 4 * time.Second
+	// turnLimit ends the turn of a joiner that is heard but gets nowhere.
+	turnLimit = 15 * time.Minute
+	// turnRetry is when a waiting control plane shall ask again.
+	turnRetry = 2 * time.Second
+)
+
+// leases is what a turn needs of the API server: one Lease, with optimistic locking.
+type leases interface {
+	getLease(ctx context.Context, name string) (*coordinationv1.Lease, error)
+	createLease(ctx context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error)
+	updateLease(ctx context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error)
+}
+
+// turn hands the Lease out. Whether a holder is still alive is judged by how long
+// its record has not changed on our own clock, so clocks need not agree.
+type turn struct {
+	leases leases
+
+	mu      sync.Mutex
+	version string // of the record seen last
+	since   time.Time
+}
+
+func newTurn(l leases) *turn { return &turn{leases: l} }
+
+// turnHeldError means that another control plane is joining.
+type turnHeldError struct{ holder string }
+
+func (e *turnHeldError) Error() string {
+	return fmt.Sprintf("control plane %s is joining; one joins at a time", e.holder)
+}
+
+// errTurnLost means that a node is not, or no longer, the one whose turn it is.
+var errTurnLost = errors.New("not this node's turn")
+
+// take gives node the turn, or extends it, and returns when it ends unless renewed.
+// The error is a *turnHeldError if another node has it.
+func (t *turn) take(ctx context.Context, node string) (time.Time, error) {
+	return t.change(ctx, func(l *coordinationv1.Lease, now time.Time) error {
+		holder := holderOf(l)
+		if holder != "" && holder != node && !t.expired(l, now) {
+			return &turnHeldError{holder}
+		}
+		if holder != node || l.Spec.AcquireTime == nil || now.Sub(l.Spec.AcquireTime.Time) >= turnLimit {
+			l.Spec.AcquireTime = &metav1.MicroTime{Time: now}
+			if holder != node {
+				n := int32(1)
+				if l.Spec.LeaseTransitions != nil {
+					n += *l.Spec.LeaseTransitions
+				}
+				l.Spec.LeaseTransitions = &n
+			}
+		}
+		hold(l, node, now)
+		return nil
+	})
+}
+
+// renew extends the turn of a node that has it. The error wraps errTurnLost if it has
+// not, or has had it for too long.
+func (t *turn) renew(ctx context.Context, node string) error {
+	_, err := t.change(ctx, func(l *coordinationv1.Lease, now time.Time) error {
+		if holder := holderOf(l); holder != node {
+			return fmt.Errorf("%w: %q has it", errTurnLost, holder)
+		}
+		if l.Spec.AcquireTime == nil || now.Sub(l.Spec.AcquireTime.Time) >= turnLimit {
+			return fmt.Errorf("%w: it has lasted %v", errTurnLost, turnLimit)
+		}
+		hold(l, node, now)
+		return nil
+	})
+	return err
+}
+
+// release ends the turn of node. It is no error if node does not have it.
+func (t *turn) release(ctx context.Context, node string) error {
+	_, err := t.change(ctx, func(l *coordinationv1.Lease, _ time.Time) error {
+		if holderOf(l) != node {
+			return errTurnLost
+		}
+		none := ""
+		l.Spec.HolderIdentity = &none
+		return nil
+	})
+	if errors.Is(err, errTurnLost) {
+		return nil
+	}
+	return err
+}
+
+// change reads the Lease, lets edit change it, and writes it, again if somebody else
+// was faster.
+func (t *turn) change(ctx context.Context, edit func(*coordinationv1.Lease, time.Time) error) (time.Time, error) {
+	for {
+		now := time.Now()
+		l, err := t.leases.getLease(ctx, turnName)
+		missing := apierrors.IsNotFound(err)
+		if missing {
+			l = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: turnName}}
+		} else if err != nil {
+			return time.Time{}, fmt.Errorf("read control-plane turn: %w", err)
+		}
+		t.observe(l, now)
+		if err := edit(l, now); err != nil {
+			return time.Time{}, err
+		}
+		if missing {
+			l, err = t.leases.createLease(ctx, l)
+		} else {
+			l, err = t.leases.updateLease(ctx, l)
+		}
+		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || !missing && apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return time.Time{}, fmt.Errorf("write control-plane turn: %w", err)
+		}
+		t.observe(l, now)
+		return now.Add(turnDuration), nil
+	}
+}
+
+// observe notes since when the record is as it is.
+func (t *turn) observe(l *coordinationv1.Lease, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.version != l.ResourceVersion {
+		t.version, t.since = l.ResourceVersion, now
+	}
+}
+
+func (t *turn) expired(l *coordinationv1.Lease, now time.Time) bool {
+	d := turnDuration
+	if s := l.Spec.LeaseDurationSeconds; s != nil {
+		d = time.Duration(*s) * time.Second
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.version == l.ResourceVersion && now.Sub(t.since) >= d
+}
+
+func holderOf(l *coordinationv1.Lease) string {
+	if l.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *l.Spec.HolderIdentity
+}
+
+func hold(l *coordinationv1.Lease, node string, now time.Time) {
+	seconds := int32(turnDuration / time.Second)
+	l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds = &node, &seconds
+	l.Spec.RenewTime = &metav1.MicroTime{Time: now}
+}

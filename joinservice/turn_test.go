@@ -1,0 +1,201 @@
+package joinservice
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// memory is one Lease with the API server's optimistic locking, for tests in virtual
+// time; TestTurnOnAPIServer runs the same code on a real one.
+type memory struct {
+	mu      sync.Mutex
+	lease   *coordinationv1.Lease
+	version int
+}
+
+var leaseResource = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
+
+func (m *memory) getLease(context.Context, string) (*coordinationv1.Lease, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lease == nil {
+		return nil, apierrors.NewNotFound(leaseResource, turnName)
+	}
+	return m.lease.DeepCopy(), nil
+}
+
+func (m *memory) createLease(_ context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lease != nil {
+		return nil, apierrors.NewAlreadyExists(leaseResource, turnName)
+	}
+	return m.put(l), nil
+}
+
+func (m *memory) updateLease(_ context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lease == nil || m.lease.ResourceVersion != l.ResourceVersion {
+		return nil, apierrors.NewConflict(leaseResource, turnName, errors.New("changed"))
+	}
+	return m.put(l), nil
+}
+
+func (m *memory) put(l *coordinationv1.Lease) *coordinationv1.Lease {
+	m.version++
+	m.lease = l.DeepCopy()
+	m.lease.ResourceVersion = strconv.Itoa(m.version)
+	return m.lease.DeepCopy()
+}
+
+// held fails the test unless err says that holder has the turn.
+func held(t *testing.T, err error, holder string) {
+	t.Helper()
+	var h *turnHeldError
+	if !errors.As(err, &h) || h.holder != holder {
+		t.Fatalf("error %v, want that %s has the turn", err, holder)
+	}
+}
+
+func TestTurn(t *testing.T) {
+	ctx := context.Background()
+	for _, tt := range []struct {
+		name string
+		run  func(t *testing.T, a, b *turn) // two replicas
+	}{
+		{"one node has it, and asking again extends it", func(t *testing.T, a, b *turn) {
+			if _, err := a.take(ctx, "cp-1"); err != nil {
+				t.Fatal(err)
+			}
+			_, err := b.take(ctx, "cp-2")
+			held(t, err, "cp-1")
+			time.Sleep(10 * time.Second)
+			until, err := b.take(ctx, "cp-1") // through another replica
+			if err != nil || time.Until(until) != turnDuration {
+				t.Fatalf("repeated request: until %v, %v", until, err)
+			}
+			time.Sleep(10 * time.Second)
+			_, err = a.take(ctx, "cp-2")
+			held(t, err, "cp-1")
+		}},
+		{"a dead holder loses it within 30 s of its last sign of life", func(t *testing.T, a, b *turn) {
+			if _, err := a.take(ctx, "cp-1"); err != nil {
+				t.Fatal(err)
+			}
+			// The connection of a dead machine is noticed after pingEvery + pingTimeout;
+			// until then its turn is renewed.
+			died := time.Now()
+			for time.Since(died) < pingEvery+pingTimeout {
+				if err := a.renew(ctx, "cp-1"); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(turnRenewal)
+			}
+			for {
+				_, err := b.take(ctx, "cp-2")
+				if err == nil {
+					break
+				}
+				held(t, err, "cp-1")
+				time.Sleep(turnRetry * 3 / 2) // the longest that answer asks for
+			}
+			if took := time.Since(died); took > 30*time.Second {
+				t.Errorf("taken over after %v", took)
+			}
+		}},
+		{"a renewed turn outlives its duration, an unrenewed one does not", func(t *testing.T, a, b *turn) {
+			if _, err := a.take(ctx, "cp-1"); err != nil {
+				t.Fatal(err)
+			}
+			for range 20 {
+				time.Sleep(turnRenewal)
+				if err := b.renew(ctx, "cp-1"); err != nil {
+					t.Fatal(err)
+				}
+				_, err := a.take(ctx, "cp-2")
+				held(t, err, "cp-1")
+			}
+			time.Sleep(turnDuration)
+			if _, err := a.take(ctx, "cp-2"); err != nil {
+				t.Errorf("after it expired: %v", err)
+			}
+			if err := b.renew(ctx, "cp-1"); !errors.Is(err, errTurnLost) {
+				t.Errorf("the former holder renewed: %v", err)
+			}
+		}},
+		{"a released turn is free at once, and only its holder releases it", func(t *testing.T, a, b *turn) {
+			if _, err := a.take(ctx, "cp-1"); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.release(ctx, "cp-2"); err != nil {
+				t.Fatal(err)
+			}
+			_, err := b.take(ctx, "cp-2")
+			held(t, err, "cp-1")
+			if err := b.release(ctx, "cp-1"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := a.take(ctx, "cp-2"); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.release(ctx, "cp-1"); err != nil { // a late word of the former holder
+				t.Fatal(err)
+			}
+			_, err = b.take(ctx, "cp-3")
+			held(t, err, "cp-2")
+		}},
+		{"a joiner that gets nowhere loses it in the end", func(t *testing.T, a, b *turn) {
+			if _, err := a.take(ctx, "cp-1"); err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			for a.renew(ctx, "cp-1") == nil {
+				if time.Since(start) > turnLimit {
+					t.Fatal("it is renewed for ever")
+				}
+				time.Sleep(turnRenewal)
+			}
+			_, err := b.take(ctx, "cp-2")
+			held(t, err, "cp-1")
+			time.Sleep(turnDuration)
+			if _, err := b.take(ctx, "cp-2"); err != nil {
+				t.Error(err)
+			}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &memory{}
+				tt.run(t, newTurn(m), newTurn(m))
+			})
+		})
+	}
+}
+
+func TestTurnHasOneWinner(t *testing.T) {
+	m := &memory{}
+	var wg sync.WaitGroup
+	won := make(chan string, 100)
+	for i := range 100 {
+		wg.Go(func() {
+			node := "cp-" + strconv.Itoa(i)
+			if _, err := newTurn(m).take(t.Context(), node); err == nil {
+				won <- node
+			}
+		})
+	}
+	wg.Wait()
+	if len(won) != 1 {
+		t.Errorf("%d nodes took the turn at once", len(won))
+	}
+}
