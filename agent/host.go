@@ -1,0 +1,163 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"gopkg.in/yaml.v3"
+
+	"constellation/agent/upgradeproto"
+	"constellation/engine/version"
+)
+
+// programTimeout is how long a program may take to tell its version.
+const programTimeout = 10 * time.Second
+
+// Host is the host that the agent speaks of. The zero value is this one.
+type Host struct {
+	// Root is where the host's file system begins. Empty means "/".
+	Root string
+	// Name is the name of the host. Empty means what the kernel says.
+	Name string
+}
+
+func (h Host) path(elem ...string) string {
+	root := h.Root
+	if root == "" {
+		root = "/"
+	}
+	return filepath.Join(append([]string{root}, elem...)...)
+}
+
+// Status reads what the host is and what it runs. What is not there is left empty;
+// what is there and cannot be read is an error.
+func (h Host) Status(ctx context.Context) (*upgradeproto.StatusResponse, error) {
+	r := &upgradeproto.StatusResponse{AgentVersion: version.Release}
+	var err error
+	if r.ImageVersion, err = h.imageVersion(); err != nil {
+		return nil, err
+	}
+	if r.KubeadmVersion, err = programVersion(ctx, h.path("usr/local/bin/kubeadm"), "version", "-o", "short"); err != nil {
+		return nil, err
+	}
+	if r.KubeletVersion, err = programVersion(ctx, h.path("usr/local/bin/kubelet"), "--version"); err != nil {
+		return nil, err
+	}
+	if r.StaticPods, err = h.staticPods(); err != nil {
+		return nil, err
+	}
+	switch _, err := os.Stat(h.path("etc/kubernetes/kubelet.conf")); {
+	case errors.Is(err, fs.ErrNotExist):
+		return r, nil // belongs to no cluster
+	case err != nil:
+		return nil, fmt.Errorf("look for the kubelet's credentials: %w", err)
+	}
+	if r.NodeName = h.Name; r.NodeName == "" {
+		if r.NodeName, err = os.Hostname(); err != nil {
+			return nil, fmt.Errorf("read the host's name: %w", err)
+		}
+	}
+	r.Role = "worker"
+	if _, ok := r.StaticPods["kube-apiserver"]; ok {
+		r.Role = "control-plane"
+	}
+	return r, nil
+}
+
+// imageVersion reads IMAGE_VERSION of os-release(5).
+func (h Host) imageVersion() (string, error) {
+	b, err := os.ReadFile(h.path("etc/os-release"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the image version: %w", err)
+	}
+	sc := bufio.NewScanner(bytes.NewReader(b))
+	for sc.Scan() {
+		if v, ok := strings.CutPrefix(sc.Text(), "IMAGE_VERSION="); ok {
+			return strings.Trim(v, `"'`), nil
+		}
+	}
+	return "", sc.Err()
+}
+
+var versionPattern = regexp.MustCompile(`v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]*`)
+
+// programVersion runs program and returns the first version that it prints. A
+// program that is not there has none.
+func programVersion(ctx context.Context, program string, args ...string) (string, error) {
+	if _, err := os.Stat(program); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, programTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, program, args...).Output()
+	if err != nil {
+		return "", fmt.Errorf("ask %s for its version: %w", program, err)
+	}
+	v := versionPattern.FindString(string(out))
+	if v == "" {
+		return "", fmt.Errorf("ask %s for its version: no version in its answer", program)
+	}
+	return v, nil
+}
+
+// staticPods maps the containers of the host's static pods to their images.
+func (h Host) staticPods() (map[string]string, error) {
+	dir := h.path("etc/kubernetes/manifests")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list static pods: %w", err)
+	}
+	images := map[string]string{}
+	for _, e := range entries {
+		if e.IsDir() || filepath.Ext(e.Name()) != ".yaml" || strings.HasPrefix(e.Name(), ".") {
+			continue // the kubelet ignores them too
+		}
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, fmt.Errorf("read static pod: %w", err)
+		}
+		var pod struct {
+			Spec struct {
+				Containers []struct{ Name, Image string }
+			}
+		}
+		if err := yaml.Unmarshal(b, &pod); err != nil {
+			return nil, fmt.Errorf("parse static pod %s: %w", e.Name(), err)
+		}
+		for _, c := range pod.Spec.Containers {
+			images[c.Name] = c.Image
+		}
+	}
+	return images, nil
+}
+
+// toStatus gives an error of the host its gRPC code.
+func toStatus(err error) error {
+	switch {
+	case errors.Is(err, context.Canceled):
+		return status.Error(codes.Canceled, err.Error())
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.Error(codes.DeadlineExceeded, err.Error())
+	case errors.Is(err, fs.ErrPermission):
+		return status.Error(codes.PermissionDenied, err.Error())
+	}
+	return status.Error(codes.Unavailable, err.Error())
+}
