@@ -15,23 +15,6 @@ type Reporter struct{}
 
 func (r *Reporter) Progress(current, total int64, text string) {}
 
-type State struct{}
-
-type Workspace struct{ dir string }
-
-func OpenWorkspace(dir string) (*Workspace, error) { return &Workspace{dir}, nil }
-func (w *Workspace) Dir() string                   { return w.dir }
-func (w *Workspace) Config() (*Config, error)      { return nil, errPending }
-func (w *Workspace) State() (*State, error)        { return nil, errPending }
-
-// WriteConfig writes a new configuration; it refuses to replace one. AdoptSandbox
-// writes constellation-conf.yaml and constellation-state.yaml for a sandbox where
-// they are absent and returns the names of what it wrote.
-func (w *Workspace) WriteConfig(b []byte) (path string, err error)            { return "", errPending }
-func (w *Workspace) ReplaceConfig(b []byte) error                             { return errPending }
-func (w *Workspace) ReadConfig() ([]byte, error)                              { return nil, errPending }
-func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) { return nil, errPending }
-
 type Cluster interface{}
 type Provider interface{}
 
@@ -56,5 +39,3 @@ func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) { return nil, errP
 func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) error { return errPending }
 func (e *Engine) Status(ctx context.Context) (Status, error)               { return Status{}, errPending }
 func (e *Engine) Runs() ([]RunSummary, error)                              { return nil, errPending }
-
-const ConfigFile = "constellation-conf.yaml"
