@@ -1,0 +1,371 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+
+	"constellation/engine"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/build"
+	"constellation/engine/sandbox/machine"
+)
+
+// TestMain lets this test's binary be the program that Up starts as daemon.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 4 && os.Args[1] == "sandbox" && os.Args[2] == "daemon" {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		dirs, err := DefaultDirs()
+		if err == nil {
+			err = Serve(ctx, dirs, os.Args[3], slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// realSandboxes skips unless this computer can run real machines from what is in
+// its cache, and returns sandboxes whose state is thrown away.
+func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts real machines")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("real machines need root")
+	}
+	dirs, err := DefaultDirs()
+	if err != nil {
+		t.Skip(err)
+	}
+	if _, err := build.Load(dirs.Cache, build.DefaultVersion); err != nil {
+		t.Skip(err)
+	}
+	for _, name := range []string{"bootstrapper", "agent", "joinservice", "operator"} {
+		if _, err := build.ReleaseBinary("v1.1.0", name); err != nil {
+			t.Skip(err, "; run `make binaries`")
+		}
+	}
+	for _, p := range machine.Check(t.Context(), dirs.Cache, t.TempDir(), want) {
+		t.Skip(p)
+	}
+	// Short, for the sockets below it; and no t.TempDir, whose removal would follow mounts.
+	tmp, err := os.MkdirTemp("", "csb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dirs.State = filepath.Join(tmp, "constellation")
+	workspace := filepath.Join(tmp, "demo")
+	if err := os.Mkdir(workspace, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := New(dirs, os.Args[0], slog.New(slog.NewTextHandler(t.Output(), nil)))
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, pattern := range []string{"sandbox/*/daemon.log", "sandbox/*/m/*/console.log"} {
+				files, _ := filepath.Glob(filepath.Join(dirs.State, pattern))
+				for _, f := range files {
+					b, _ := os.ReadFile(f)
+					t.Logf("%s:\n%s", f, lastLines(string(b), 60))
+				}
+			}
+		}
+		if err := s.Down(context.Background(), workspace, nil); err != nil {
+			t.Error(err)
+			return // whatever is mounted below tmp stays
+		}
+		os.RemoveAll(workspace)
+		if err := os.Remove(tmp); err != nil {
+			t.Errorf("down left files: %v", err)
+		}
+	})
+	return s, workspace
+}
+
+// footprint is what a sandbox may leave on this computer.
+func footprint(t *testing.T, below string) []string {
+	t.Helper()
+	var out []string
+	mounts, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mounts {
+		out = append(out, "mount "+m.Mountpoint)
+	}
+	for _, dir := range []string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup/devices", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup"} {
+		filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				out = append(out, "cgroup "+path)
+			}
+			return nil
+		})
+	}
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	netns := map[string]bool{}
+	for _, p := range procs {
+		if ns, err := os.Readlink(p + "/ns/net"); err == nil {
+			netns[ns] = true
+		}
+		cmdline, err := os.ReadFile(p + "/cmdline")
+		if err == nil && strings.Contains(string(cmdline), below) && filepath.Base(p) != strconv.Itoa(os.Getpid()) {
+			out = append(out, "process "+strings.ReplaceAll(string(cmdline), "\x00", " "))
+		}
+	}
+	for ns := range netns {
+		out = append(out, "network namespace "+ns)
+	}
+	links, _ := net.Interfaces()
+	for _, l := range links {
+		out = append(out, "network interface "+l.Name)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// inside runs a shell command in a machine.
+func inside(t *testing.T, s *Sandboxes, name, node, script string) (int, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var out bytes.Buffer
+	code, err := s.Exec(ctx, name, node, []string{"/bin/bash", "-c", script}, nil, &out, &out, false)
+	if err != nil {
+		t.Fatalf("%s: %v", node, err)
+	}
+	return code, out.String()
+}
+
+// fetch is a shell function: fetch HOST PORT PATH writes an HTTP body to stdout.
+// Machines have no curl.
+const fetch = `fetch() { exec 3<>/dev/tcp/$1/$2; printf 'GET %s HTTP/1.0\r\nHost: x\r\n\r\n' "$3" >&3; sed '1,/^\r$/d' <&3; exec 3>&-; }; `
+
+func rss(pid int) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			return strings.TrimSpace(v)
+		}
+	}
+	return "?"
+}
+
+func TestRealSandbox(t *testing.T) {
+	s, workspace := realSandboxes(t, machine.Demand{ControlPlanes: 1, Workers: 2})
+	ctx := t.Context()
+	before := footprint(t, s.dirs.State)
+
+	// Up.
+	start := time.Now()
+	var events []engine.Event
+	info, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace, ControlPlanes: 1, Workers: 1}, func(e engine.Event) { events = append(events, e) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("up took %s", time.Since(start).Round(time.Millisecond))
+	for _, e := range events {
+		t.Logf("%s %s %s %s %s %s>%s %d", e.Kind, e.Step, e.State, e.Text, e.Node, e.From, e.To, e.TookMS)
+	}
+	name := info.Name
+	if !strings.HasPrefix(name, "demo-") || len(info.InitSecret) != 32 || len(info.Measurements) == 0 || !strings.Contains(info.TrustRoots, "CERTIFICATE") {
+		t.Errorf("info %+v", info)
+	}
+	pidOf := func() int {
+		p, err := readProcess(s.dirs.of(name, pidName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.pid
+	}
+	client := local.NewClient("unix:"+info.Socket, "")
+
+	// Metadata, as machines see it.
+	_, self := inside(t, s, name, "worker-0", fetch+"fetch 169.254.169.254 80 /v1/self")
+	if !strings.Contains(self, `"providerID":"sandbox://`+name+`/worker-0"`) {
+		t.Errorf("worker-0 is told %s", self)
+	}
+	_, token := inside(t, s, name, "control-plane-0", fetch+"fetch 169.254.169.254 80 /v1/token")
+	_, noToken := inside(t, s, name, "worker-0", fetch+"fetch 169.254.169.254 80 /v1/token")
+	if !strings.Contains(token, `"token"`) || strings.Contains(noToken, `"token"`) {
+		t.Errorf("tokens: control plane %q, worker %q", token, noToken)
+	}
+	if code, out := inside(t, s, name, "worker-0", "cat /etc/constellation/environment && grep -c BEGIN /etc/constellation/attestation-roots.pem && hostname"); code != 0 || !strings.Contains(out, "CONSTELLATION_METADATA=http://169.254.169.254") {
+		t.Errorf("files of the machine: %d %s", code, out)
+	}
+
+	// Components: the same bytes that the digest names.
+	list, err := client.Components(ctx, info.Kubernetes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start = time.Now()
+	kubelet, _ := list.ByName("kubelet")
+	_, sum := inside(t, s, name, "worker-0", fetch+"fetch 10.42.0.1 8080 "+strings.TrimPrefix(kubelet.URL, "http://10.42.0.1:8080")+" | sha256sum")
+	if !strings.HasPrefix(sum, strings.TrimPrefix(kubelet.Digest, "sha256:")) {
+		t.Errorf("kubelet has digest %s, want %s", sum, kubelet.Digest)
+	}
+	t.Logf("kubelet downloaded and digested in %s", time.Since(start).Round(time.Millisecond))
+
+	// Images, by containerd itself. The daemon holds none in memory.
+	a, err := build.Load(s.dirs.Cache, info.Kubernetes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start = time.Now()
+	for _, img := range a.Images {
+		if code, out := inside(t, s, name, "control-plane-0", "ctr -n k8s.io images pull --hosts-dir /etc/containerd/certs.d "+img.Ref+" 2>&1 | tail -2"); code != 0 {
+			t.Errorf("pull %s: %s", img.Ref, out)
+		}
+	}
+	_, have := inside(t, s, name, "control-plane-0", "ctr -n k8s.io images ls -q")
+	for _, img := range a.Images {
+		if !strings.Contains(have, img.Ref) {
+			t.Errorf("%s was not pulled", img.Ref)
+		}
+	}
+	t.Logf("%d images pulled in %s; daemon's peak memory %s", len(a.Images), time.Since(start).Round(time.Millisecond), rss(pidOf()))
+	if code, _ := inside(t, s, name, "worker-0", "ctr -n k8s.io images pull --hosts-dir /etc/containerd/certs.d registry.k8s.io/nothing:v1 2>/dev/null"); code == 0 {
+		t.Error("an image that nobody has was pulled")
+	}
+
+	// The load balancer, from this computer and from another machine.
+	inside(t, s, name, "control-plane-0", "systemd-run -q --unit echo-6443 socat TCP-LISTEN:6443,fork,reuseaddr SYSTEM:'cat'")
+	echo := func(network, address string) error {
+		c, err := net.DialTimeout(network, address, time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(2 * time.Second))
+		fmt.Fprintln(c, "hello")
+		b := make([]byte, 6)
+		if _, err := io.ReadFull(c, b); err != nil || string(b) != "hello\n" {
+			return fmt.Errorf("%q, %v", b, err)
+		}
+		return nil
+	}
+	eventually(t, "the API server's port on the host leads to the machine", func() bool { return echo("tcp", info.ClusterEndpoint) == nil })
+	if code, out := inside(t, s, name, "worker-0", "exec 3<>/dev/tcp/10.42.0.1/6443; echo hi >&3; read -t 2 x <&3; echo $x"); code != 0 || out != "hi\n" {
+		t.Errorf("load balancer seen from a machine: %d %q", code, out)
+	}
+
+	// The daemon dies; machines do not care; status says so; up finds them.
+	machines := func() map[string]int {
+		host, err := machine.NewHost(s.dirs.of(name), name, s.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := host.Machines()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]int{}
+		for _, m := range all {
+			out[m.Name] = m.PID
+		}
+		return out
+	}
+	living, port := machines(), info.ClusterEndpoint
+	if err := syscall.Kill(pidOf(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the daemon is gone", func() bool { _, err := client.Groups(ctx); return errors.Is(err, cloud.ErrUnavailable) })
+	if st, err := s.Status(ctx, workspace); err != nil || st.State != "stopped" || len(st.Machines) != 2 || st.Machines[0].Boot != "ready" {
+		t.Errorf("status without a daemon: %+v, %v", st, err)
+	}
+	start = time.Now()
+	if info, err = s.Up(ctx, engine.SandboxSpec{Workspace: workspace, Workers: 2}, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("up over a dead daemon, with one machine more, took %s", time.Since(start).Round(time.Millisecond))
+	now := machines()
+	if len(now) != 3 || now["control-plane-0"] != living["control-plane-0"] || now["worker-0"] != living["worker-0"] || living["worker-0"] == 0 {
+		t.Errorf("machines were %v, are %v", living, now)
+	}
+	if info.ClusterEndpoint != port {
+		t.Errorf("the port of this computer changed from %s to %s", port, info.ClusterEndpoint)
+	}
+	eventually(t, "the load balancer works again", func() bool { return echo("tcp", info.ClusterEndpoint) == nil })
+
+	// A reboot keeps the disk.
+	inside(t, s, name, "worker-1", "touch /var/lib/constellation-was-here")
+	start = time.Now()
+	if err := client.RebootInstance(ctx, local.ProviderID(name, "worker-1")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "worker-1 is back", func() bool {
+		i, err := client.Instance(ctx, local.ProviderID(name, "worker-1"))
+		return err == nil && i.State == cloud.Ready
+	})
+	t.Logf("reboot took %s", time.Since(start).Round(time.Millisecond))
+	if code, _ := inside(t, s, name, "worker-1", "test -e /var/lib/constellation-was-here"); code != 0 {
+		t.Error("the disk was lost in a reboot")
+	}
+
+	// Replacement: the next number, other addresses; nothing stays of the old one.
+	heir, err := client.CreateInstance(ctx, local.GroupID(name, local.WorkerGroup), "heir-of-worker-0")
+	if err != nil || heir.Name != "worker-2" {
+		t.Fatalf("heir %+v, %v", heir, err)
+	}
+	start = time.Now()
+	if err := client.DeleteInstance(ctx, local.ProviderID(name, "worker-0")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "worker-0 is gone", func() bool {
+		_, err := client.Instance(ctx, local.ProviderID(name, "worker-0"))
+		return errors.Is(err, cloud.ErrNotFound)
+	})
+	t.Logf("removal took %s", time.Since(start).Round(time.Millisecond))
+	if _, err := os.Lstat(s.dirs.of(name, "m", "worker-0")); err == nil {
+		t.Error("files of worker-0 are left")
+	}
+
+	// A second up changes nothing; one that asks for another version is refused.
+	if _, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace}, nil); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace, Kubernetes: "v1.36.3"}, nil); engine.ExitCode(err) != engine.ExitUsage || engine.Remedy(err) == "" {
+		t.Errorf("up with another version: %v", err)
+	}
+	if resp, err := http.Get("http://" + info.InitEndpoint); err == nil {
+		resp.Body.Close()
+		t.Error("nobody listens for init, and still there was an answer")
+	}
+
+	// Down leaves nothing.
+	start = time.Now()
+	if err := s.Down(ctx, workspace, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("down took %s", time.Since(start).Round(time.Millisecond))
+	eventually(t, "nothing is left", func() bool { return slices.Equal(footprint(t, s.dirs.State), before) })
+	if _, err := os.Lstat(s.dirs.State); err == nil {
+		t.Error("the state directory is left")
+	}
+	if err := s.Down(ctx, workspace, nil); err != nil {
+		t.Errorf("second down: %v", err)
+	}
+}
