@@ -38,10 +38,8 @@ bin/%: FORCE
 .PHONY: FORCE
 FORCE:
 
-bin/kubectl: binaries
-	@echo "fetching Kubernetes $(KUBERNETES): built from source once, then kept in the cache"
-	@bin/constellation sandbox fetch $(KUBERNETES)
-	@cp --remove-destination "$${XDG_CACHE_HOME:-$$HOME/.cache}/constellation/kubernetes/$(KUBERNETES)/bin/kubectl" $@
+bin/kubectl: FORCE
+	@go run ./engine/sandbox/build/cmd -only kubectl -o $@
 
 .PHONY: demo
 demo: build ## start a sandbox and open the console on it; ARGS=--non-interactive for scripts

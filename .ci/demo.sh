@@ -31,6 +31,9 @@ forget() { # takes the sandbox of an earlier or this run down and removes its fo
   rm -r -- "$dir"
 }
 
+say "Kubernetes $kubernetes: built from source once, then kept in the cache"
+"$bin" sandbox fetch "$kubernetes"
+
 if [ -n "$interactive" ]; then
   mkdir -p "$dir" && touch "$dir/.made-by-demo"
   say "starting the sandbox (a cloud on this computer)"

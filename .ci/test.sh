@@ -12,5 +12,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
   fi
 fi
+echo "fetching the Kubernetes that the tests run: built from source once, then kept in the cache"
+bin/constellation sandbox fetch v1.35.4
 echo "running all tests (machines: $([ "$(id -u)" = 0 ] && echo yes || echo "no, they need root"))"
 exec go tool -modfile=.ci/go.mod gotestsum --format "${GOTESTSUM_FORMAT:-pkgname-and-test-fails}" -- -timeout 30m "$@" ./...

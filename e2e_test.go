@@ -1,0 +1,424 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+// These tests run the built program as a user does, on real machines: bin/constellation
+// against a sandbox of its own. `make test` builds what they need.
+
+const agnhost = "registry.k8s.io/e2e-test-images/agnhost"
+
+// cloud is a sandbox of one test, and the workspace it belongs to.
+type cloud struct {
+	t   *testing.T
+	bin string // bin/ of this repository
+	dir string // the workspace
+}
+
+// newCloud starts a sandbox and sees to it that nothing of it is left when the test ends.
+func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
+	t.Helper()
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		t.Skip("real machines need Linux and root")
+	}
+	if testing.Short() {
+		t.Skip("starts real machines; not in -short")
+	}
+	wd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cloud{t: t, bin: filepath.Join(wd, "bin"), dir: t.TempDir()}
+	if _, err := os.Stat(filepath.Join(c.bin, "constellation")); err != nil {
+		t.Fatal("bin/constellation is missing: run `make build` first, or `make test`, which does")
+	}
+	exclusive(t)
+	before := leftovers(t)
+	t.Cleanup(func() {
+		c.run(5*time.Minute, "sandbox", "down").want(engine.ExitDone)
+		if d := gained(before, leftovers(t)); len(d) > 0 {
+			t.Errorf("sandbox down left something behind:\n%s", strings.Join(d, "\n"))
+		}
+	})
+	args := append([]string{"sandbox", "up", "--yes", "--control-planes", fmt.Sprint(controlPlanes), "--workers", fmt.Sprint(workers)}, more...)
+	c.run(10*time.Minute, args...).want(engine.ExitDone)
+	return c
+}
+
+// exclusive waits for its turn: machines share this computer's memory, cores and
+// inotify instances, so only one test at a time starts some.
+func exclusive(t *testing.T) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(os.TempDir(), "constellation-machines.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatalf("lock %s: %v", f.Name(), err)
+	}
+	t.Cleanup(func() { f.Close() })
+}
+
+// result is what a command left.
+type result struct {
+	c              *cloud
+	args           []string
+	stdout, stderr string
+	code           int
+}
+
+func (c *cloud) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "constellation"), append([]string{"-C", c.dir}, args...)...)
+	cmd.Env = append(os.Environ(), "NO_COLOR=1")
+	return cmd
+}
+
+func (c *cloud) run(limit time.Duration, args ...string) *result {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := c.command(ctx, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		c.t.Fatalf("constellation %s: %v", strings.Join(args, " "), err)
+	}
+	if ctx.Err() != nil {
+		c.t.Fatalf("constellation %s: not done after %v\nstdout:\n%s\nstderr:\n%s", strings.Join(args, " "), limit, tail(out.String()), tail(errs.String()))
+	}
+	return &result{c: c, args: args, stdout: out.String(), stderr: errs.String(), code: cmd.ProcessState.ExitCode()}
+}
+
+func tail(s string) string {
+	lines := strings.Split(s, "\n")
+	return strings.Join(lines[max(0, len(lines)-60):], "\n")
+}
+
+func (r *result) want(code int) *result {
+	r.c.t.Helper()
+	if r.code != code {
+		r.c.t.Fatalf("constellation %s: exit code %d, want %d\nstdout:\n%s\nstderr:\n%s", strings.Join(r.args, " "), r.code, code, tail(r.stdout), tail(r.stderr))
+	}
+	return r
+}
+
+// events parses the JSON Lines of a run and checks what holds for every run.
+func (r *result) events() []engine.Event {
+	t := r.c.t
+	t.Helper()
+	events := parseEvents(t, r.stdout)
+	if len(events) == 0 {
+		t.Fatalf("no events on stdout; stderr:\n%s", tail(r.stderr))
+	}
+	for i, e := range events {
+		if e.Seq != uint64(i+1) {
+			t.Fatalf("event %d has sequence number %d", i+1, e.Seq)
+		}
+	}
+	last := events[len(events)-1]
+	if events[0].Kind != engine.KindHello || last.Kind != engine.KindResult {
+		t.Fatalf("the stream goes from %s to %s, want hello to result", events[0].Kind, last.Kind)
+	}
+	if last.Exit == nil || *last.Exit != r.code {
+		t.Errorf("the result says exit %v, the process %d", last.Exit, r.code)
+	}
+	return events
+}
+
+func parseEvents(t *testing.T, s string) []engine.Event {
+	t.Helper()
+	var events []engine.Event
+	sc := bufio.NewScanner(strings.NewReader(s))
+	sc.Buffer(nil, 1<<20)
+	for sc.Scan() {
+		var e engine.Event
+		if err := json.Unmarshal(sc.Bytes(), &e); err != nil {
+			t.Fatalf("a line that is no event: %v: %q", err, sc.Text())
+		}
+		events = append(events, e)
+	}
+	return events
+}
+
+func (c *cloud) kubectl(args ...string) string {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf")}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// wantNodes checks that exactly these machines are nodes, and all are Ready.
+func (c *cloud) wantNodes(names ...string) {
+	c.t.Helper()
+	out := c.kubectl("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}`)
+	var want []string
+	for _, n := range names {
+		want = append(want, n+"=True")
+	}
+	got := strings.Fields(out)
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		c.t.Fatalf("nodes %v, want %v", got, want)
+	}
+}
+
+// wantVIP deploys a web server by hand and asks it through its service from every machine.
+func (c *cloud) wantVIP(machines ...string) {
+	t := c.t
+	t.Helper()
+	tag := strings.TrimSpace(c.run(time.Minute, "sandbox", "shell", machines[0], "--", "bash", "-c",
+		`exec 3<>/dev/tcp/10.42.0.1/5000; printf 'GET /v2/e2e-test-images/agnhost/tags/list HTTP/1.0\r\nHost: mirror\r\n\r\n' >&3; sed -n 's/.*"tags":\["\([^"]*\)".*/\1/p' <&3`).want(0).stdout)
+	c.kubectl("create", "deployment", "hello", "--image="+agnhost+":"+tag, "--replicas=3", "--", "/agnhost", "netexec", "--http-port=8080")
+	c.kubectl("expose", "deployment", "hello", "--port=80", "--target-port=8080")
+	c.kubectl("rollout", "status", "deployment/hello", "--timeout=110s")
+	vip := c.kubectl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}")
+	for _, m := range machines {
+		// kube-proxy may need a moment after the pods are ready, so the probe retries until its deadline.
+		probe := fmt.Sprintf(`for i in $(seq 60); do if exec 3<>/dev/tcp/%s/80; then printf 'GET /hostname HTTP/1.0\r\n\r\n' >&3; cat <&3; exit 0; fi; read -t 1 <> <(:) || :; done; exit 1`, vip)
+		got := c.run(2*time.Minute, "sandbox", "shell", m, "--", "bash", "-c", probe).want(0).stdout
+		if !strings.Contains(got, "hello-") {
+			t.Errorf("the service answered %s with %q, want a pod's host name", m, got)
+		}
+	}
+}
+
+// leftovers lists what a sandbox could leave on this computer.
+func leftovers(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 4 {
+			out = append(out, "mount "+f[4])
+		}
+	}
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range procs {
+		b, _ := os.ReadFile(p) // the process may have ended meanwhile
+		cmd := strings.ReplaceAll(string(b), "\x00", " ")
+		for _, word := range []string{"swtpm", "sandbox daemon", "containerd-shim", ".machine-init", "kubelet"} {
+			if strings.Contains(cmd, word) && !strings.Contains(cmd, "go test") {
+				out = append(out, "process "+filepath.Base(filepath.Dir(p))+" "+cmd)
+				break
+			}
+		}
+	}
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(p string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.Contains(p, "constellation") {
+			out = append(out, "cgroup "+p)
+		}
+		return nil
+	})
+	state := os.Getenv("XDG_STATE_HOME")
+	if state == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = filepath.Join(home, ".local", "state")
+	}
+	dirs, _ := filepath.Glob(filepath.Join(state, "constellation", "sandbox", "*"))
+	for _, d := range dirs {
+		out = append(out, "file "+d)
+	}
+	return out
+}
+
+func gained(before, after []string) []string {
+	var out []string
+	for _, a := range after {
+		if !slices.Contains(before, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func (c *cloud) mode(name string) os.FileMode {
+	c.t.Helper()
+	fi, err := os.Stat(filepath.Join(c.dir, name))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return fi.Mode().Perm()
+}
+
+func TestInitOfOneControlPlaneAndTwoWorkers(t *testing.T) {
+	c := newCloud(t, 1, 2)
+
+	c.run(time.Minute, "status").want(engine.ExitDone)
+	r := c.run(6*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone)
+	events := r.events()
+	for _, kind := range []engine.Kind{engine.KindPlan, engine.KindCheck, engine.KindStep, engine.KindNode, engine.KindLog} {
+		if !slices.ContainsFunc(events, func(e engine.Event) bool { return e.Kind == kind }) {
+			t.Errorf("no %s event in the stream", kind)
+		}
+	}
+	for name, mode := range map[string]os.FileMode{
+		"constellation-mastersecret.json": 0o600, "constellation-admin.conf": 0o600, "constellation-state.yaml": 0o600,
+	} {
+		if got := c.mode(name); got != mode {
+			t.Errorf("%s has mode %o, want %o", name, got, mode)
+		}
+	}
+	noSecrets(t, c, r.stdout+r.stderr)
+
+	machines := []string{"control-plane-0", "worker-0", "worker-1"}
+	c.wantNodes(machines...)
+	c.wantVIP(machines...)
+
+	if out := c.run(time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitNothing).stderr; out == "" {
+		t.Error("a second init says nothing")
+	}
+	var status struct{ Nodes []struct{ Name string } }
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "status", "-o", "json").want(engine.ExitDone).stdout), &status); err != nil {
+		t.Fatal(err)
+	}
+	if len(status.Nodes) != len(machines) {
+		t.Errorf("status shows %d nodes, want %d", len(status.Nodes), len(machines))
+	}
+}
+
+func TestInitOfThreeControlPlanesAndAWorker(t *testing.T) {
+	c := newCloud(t, 3, 1)
+	c.run(8*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone).events()
+	machines := []string{"control-plane-0", "control-plane-1", "control-plane-2", "worker-0"}
+	c.wantNodes(machines...)
+	c.wantVIP(machines...)
+	members := c.kubectl("-n", "kube-system", "get", "pods", "-l", "component=etcd", "--field-selector=status.phase=Running", "-o", "name")
+	if n := strings.Count(members, "pod/etcd-"); n != 3 {
+		t.Errorf("%d etcd members, want 3:\n%s", n, members)
+	}
+}
+
+// TestInitGoesOnAfterAnything kills the console, the sandbox's daemon and the
+// bootstrapper in the middle, one after the other, and gives the same command again.
+func TestInitGoesOnAfterAnything(t *testing.T) {
+	c := newCloud(t, 1, 1)
+
+	kill := func(t *testing.T, when func(engine.Event) bool, then func(cmd *exec.Cmd)) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
+		defer cancel()
+		cmd := c.command(ctx, "init", "--non-interactive", "--yes", "-o", "json")
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		seen := false
+		sc := bufio.NewScanner(stdout)
+		sc.Buffer(nil, 1<<20)
+		for sc.Scan() {
+			var e engine.Event
+			if err := json.Unmarshal(sc.Bytes(), &e); err != nil {
+				t.Errorf("a line that is no event: %q", sc.Text())
+			}
+			if !seen && when(e) {
+				seen = true
+				then(cmd)
+			}
+		}
+		_ = cmd.Wait() // killed, or detached: what counts is what comes after
+		if !seen {
+			t.Fatalf("the moment to kill at never came; stderr:\n%s", tail(errs.String()))
+		}
+	}
+	console := func(cmd *exec.Cmd) { _ = cmd.Process.Kill() }
+
+	t.Run("console killed while the first node starts", func(t *testing.T) {
+		kill(t, func(e engine.Event) bool { return e.Kind == engine.KindLog && e.Source == "kubeadm" }, console)
+	})
+	t.Run("console killed while charts are installed", func(t *testing.T) {
+		kill(t, func(e engine.Event) bool {
+			return e.Kind == engine.KindStep && e.Step == "charts" && e.State == engine.StateRunning
+		}, console)
+	})
+	c.run(6*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone).events()
+	c.wantNodes("control-plane-0", "worker-0")
+	runs, err := filepath.Glob(filepath.Join(c.dir, "constellation-upgrade", "init-*"))
+	if err != nil || len(runs) == 0 {
+		t.Errorf("no record of the runs (%v)", err)
+	}
+}
+
+// noSecrets fails if one of the workspace's secrets stands in s or in a record of a run.
+func noSecrets(t *testing.T, c *cloud, s string) {
+	t.Helper()
+	var secrets []string
+	var master struct{ Key, Salt string }
+	b, err := os.ReadFile(filepath.Join(c.dir, "constellation-mastersecret.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(b, &master); err != nil || master.Key == "" {
+		t.Fatalf("read the master secret: %v", err)
+	}
+	secrets = append(secrets, master.Key, master.Salt)
+	state, err := os.ReadFile(filepath.Join(c.dir, "constellation-state.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(state)) {
+		if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && k == "initSecret" {
+			secrets = append(secrets, strings.Trim(strings.TrimSpace(v), `"'`))
+		}
+	}
+	if len(secrets) < 3 || secrets[2] == "" {
+		t.Fatal("the state file holds no init secret")
+	}
+	records := map[string]string{"the output": s}
+	err = filepath.WalkDir(filepath.Join(c.dir, "constellation-upgrade"), func(p string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(p)
+		records[p] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for where, text := range records {
+		for _, secret := range append(secrets, "BEGIN RSA PRIVATE KEY", "BEGIN EC PRIVATE KEY", "client-key-data") {
+			if strings.Contains(text, secret) {
+				t.Errorf("%s holds a secret", where)
+			}
+		}
+	}
+}
