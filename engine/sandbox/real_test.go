@@ -3,6 +3,7 @@ package sandbox
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +25,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"constellation/engine"
+	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/build"
@@ -216,6 +219,41 @@ func TestRealSandbox(t *testing.T) {
 		t.Errorf("files of the machine: %d %s", code, out)
 	}
 
+	// Evidence: what the TPM of a machine says is what the image's measurements predict,
+	// under a key that this sandbox's cloud certified for this machine.
+	host, err := machine.NewHost(s.dirs.of(name), name, s.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm, err := host.Machine("worker-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots, err := attestation.ParseRoots([]byte(info.TrustRoots))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expected := attestation.Measurements{}
+	for pcr, value := range info.Measurements {
+		b, err := hex.DecodeString(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expected[pcr] = attestation.Measurement{Expected: b}
+	}
+	quote, err := attestation.NewTPMIssuer(vm.TPM).Issue(ctx, make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	statement, err := attestation.NewTPMValidator(roots, expected, attestation.Options{UID: info.UID, Role: cloud.Worker, PCR15: attestation.PCR15Zero()}).
+		Validate(ctx, quote, make([]byte, 32))
+	if err != nil || statement.Identity.ProviderID != local.ProviderID(name, "worker-0") || statement.Identity.IP != vm.IP || len(statement.Warnings) > 0 {
+		t.Errorf("evidence of worker-0: %+v, %v", statement, err)
+	}
+	if code, out := inside(t, s, name, "worker-0", "test -S /var/lib/constellation-tpm/tpm.sock && head -c 80 /usr/lib/constellation/peers.json"); code != 0 || !strings.Contains(out, "expected") {
+		t.Errorf("TPM and peers in the machine: %d %s", code, out)
+	}
+
 	// Components: the same bytes that the digest names.
 	list, err := client.Components(ctx, info.Kubernetes)
 	if err != nil {
@@ -274,10 +312,6 @@ func TestRealSandbox(t *testing.T) {
 
 	// The daemon dies; machines do not care; status says so; up finds them.
 	machines := func() map[string]int {
-		host, err := machine.NewHost(s.dirs.of(name), name, s.log)
-		if err != nil {
-			t.Fatal(err)
-		}
 		all, err := host.Machines()
 		if err != nil {
 			t.Fatal(err)
@@ -356,6 +390,7 @@ func TestRealSandbox(t *testing.T) {
 	}
 
 	// Down leaves nothing.
+	t.Logf("daemon's memory now %s", rss(pidOf()))
 	start = time.Now()
 	if err := s.Down(ctx, workspace, nil); err != nil {
 		t.Fatal(err)
@@ -368,4 +403,108 @@ func TestRealSandbox(t *testing.T) {
 	if err := s.Down(ctx, workspace, nil); err != nil {
 		t.Errorf("second down: %v", err)
 	}
+	if left := files(t, workspace); len(left) != 0 {
+		t.Errorf("the workspace has %v", left)
+	}
+}
+
+func TestRealSandboxSurvivesAccidents(t *testing.T) {
+	s, workspace := realSandboxes(t, machine.Demand{ControlPlanes: 2, Workers: 1})
+	ctx := t.Context()
+	other := workspace + "-2"
+	if err := os.Mkdir(other, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before := footprint(t, s.dirs.State)
+	t.Cleanup(func() {
+		if err := s.Down(context.Background(), other, nil); err != nil {
+			t.Error(err)
+		}
+		os.RemoveAll(other)
+	})
+
+	// Two at once for the same workspace make one sandbox; another lives beside it,
+	// with the same addresses.
+	spec := engine.SandboxSpec{Workspace: workspace, ControlPlanes: 1, Workers: -1, Faults: []string{"boot-delay=control-plane-0:1s"}}
+	infos := make([]engine.SandboxInfo, 3)
+	var wg sync.WaitGroup
+	for i, sp := range []engine.SandboxSpec{spec, spec, {Workspace: other, Name: "beside", ControlPlanes: -1, Workers: 1}} {
+		wg.Go(func() {
+			var err error
+			if infos[i], err = s.Up(ctx, sp, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	first, beside := infos[0], infos[2]
+	if first.UID != infos[1].UID || first.UID == beside.UID || first.ClusterEndpoint == beside.ClusterEndpoint {
+		t.Errorf("sandboxes %+v", infos)
+	}
+	if _, out := inside(t, s, "beside", "worker-0", fetch+"fetch 169.254.169.254 80 /v1/peers"); !strings.Contains(out, "sandbox://beside/worker-0") || strings.Contains(out, first.Name) {
+		t.Errorf("peers in the sandbox beside: %s", out)
+	}
+
+	// The daemon is killed while a machine is being made; the next up finishes it.
+	client := local.NewClient("unix:"+first.Socket, "")
+	pid := func(name string) int {
+		p, err := readProcess(s.dirs.of(name, pidName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.pid
+	}
+	if err := client.SetGroupCount(ctx, local.GroupID(first.Name, local.ControlPlaneGroup), 2); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second machine is begun", func() bool { _, err := os.Lstat(s.dirs.of(first.Name, "m", "control-plane-1")); return err == nil })
+	if err := syscall.Kill(pid(first.Name), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	// Somebody took its port meanwhile: said, not worked around, since files name it.
+	var squatter net.Listener
+	eventually(t, "the port is free", func() bool { l, err := net.Listen("tcp", first.ClusterEndpoint); squatter = l; return err == nil })
+	_, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace}, nil)
+	if err == nil || !strings.Contains(err.Error(), "address already in use") || engine.Remedy(err) == "" {
+		t.Errorf("up with its port taken: %v", err)
+	}
+	squatter.Close()
+	if _, err := s.Up(ctx, engine.SandboxSpec{Workspace: workspace}, nil); err != nil {
+		t.Fatal(err)
+	}
+	st, err := s.Status(ctx, first.Name)
+	if err != nil || len(st.Machines) != 2 || st.Machines[0].Boot != "ready" || st.Machines[1].Boot != "ready" {
+		t.Errorf("after the crash: %+v, %v", st, err)
+	}
+
+	// A daemon that hangs is no obstacle to up or down.
+	stopped := pid(first.Name)
+	if err := syscall.Kill(stopped, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if _, err := s.Up(short, engine.SandboxSpec{Workspace: workspace}, nil); err != nil {
+		t.Errorf("up over a daemon that hangs: %v", err)
+	}
+	if _, ok := startOf(stopped); ok {
+		t.Error("the daemon that hung is still there")
+	}
+
+	// Dead daemon, then down: swept without its help.
+	for _, name := range []string{first.Name, "beside"} {
+		if err := syscall.Kill(pid(name), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Down(ctx, first.Name, nil); err != nil {
+		t.Error(err)
+	}
+	if err := s.Down(ctx, other, nil); err != nil { // found by its workspace, whatever its name
+		t.Error(err)
+	}
+	eventually(t, "nothing is left", func() bool { return slices.Equal(footprint(t, s.dirs.State), before) })
 }

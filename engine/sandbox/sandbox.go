@@ -71,6 +71,9 @@ const (
 
 const (
 	daemonStart = 30 * time.Second
+	// answerWithin is how long a daemon may take before it counts as one that hangs
+	// and is replaced, which costs its machines nothing.
+	answerWithin = 8 * time.Second
 	// bootPatience is how long Up looks at booting machines.
 	bootPatience = 90 * time.Second
 )
@@ -183,7 +186,9 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 	}
 
 	client := local.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
-	info, err := client.Sandbox(ctx)
+	probe, cancel := context.WithTimeout(ctx, answerWithin)
+	info, err := client.Sandbox(probe)
+	cancel()
 	if err != nil {
 		if ctx.Err() != nil {
 			return none, &engine.Error{Op: op, Err: context.Cause(ctx)}
@@ -668,6 +673,12 @@ func (s *Sandboxes) handOver(spec engine.SandboxSpec, info engine.SandboxInfo, t
 	if err == nil {
 		written, err = ws.AdoptSandbox(info)
 	}
+	if slices.Contains(written, engine.ConfigFile) {
+		var sum string
+		if sum, err = configSum(spec.Workspace); err == nil {
+			err = writeFile(s.dirs.of(info.Name, configSumName), []byte(sum+"\n"), 0o600)
+		}
+	}
 	if err != nil {
 		t.step(stepFiles, engine.StateFailed, err.Error())
 		return info, err
@@ -684,14 +695,27 @@ func (s *Sandboxes) handOver(spec engine.SandboxSpec, info engine.SandboxInfo, t
 // one, and may be repeated until it succeeds. Nothing to remove is a success.
 func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Event)) error {
 	t := newTeller(emit)
+	workspace := ""
+	if filepath.IsAbs(name) {
+		workspace = name
+	}
 	name, err := s.dirs.resolve(name)
 	if err != nil {
 		return usage("take sandbox down", "give its name, or the directory it was made for", "%w", err)
 	}
 	op := "take sandbox " + name + " down"
-	if _, err := os.Lstat(s.dirs.sandboxes()); errors.Is(err, fs.ErrNotExist) {
+	none := func() error {
 		t.step(stepRemove, engine.StateNothing, "there is no sandbox "+name)
-		return nil // and no reason to make a directory for a lock
+		if workspace == "" {
+			return nil
+		}
+		if err := forgetTold(t, workspace, name, "", ""); err != nil {
+			return &engine.Error{Op: op, Err: err}
+		}
+		return nil
+	}
+	if _, err := os.Lstat(s.dirs.sandboxes()); errors.Is(err, fs.ErrNotExist) {
+		return none() // and no reason to make a directory for a lock
 	}
 	unlock, err := s.dirs.lock(ctx, name, func() {
 		t.tell(engine.Event{Kind: engine.KindWait, Text: "another command is working on sandbox " + name})
@@ -702,9 +726,12 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 	defer s.dirs.tidy()
 	defer unlock(true)
 	if _, err := os.Lstat(s.dirs.of(name)); errors.Is(err, fs.ErrNotExist) {
-		t.step(stepRemove, engine.StateNothing, "there is no sandbox "+name)
-		return nil
+		return none()
 	}
+	// Whatever lives can be removed without these; only the workspace cannot be found.
+	st, _ := readState(s.dirs.of(name, stateName))
+	sum, _ := os.ReadFile(s.dirs.of(name, configSumName))
+
 	t.step(stepRemove, engine.StateRunning, "Remove the machines")
 	if err := s.remove(ctx, name, t); err != nil {
 		err = &engine.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
@@ -714,7 +741,15 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 	t.step(stepRemove, engine.StateDone, "processes, mounts, networks and cgroups are gone")
 
 	t.step(stepClean, engine.StateRunning, "Remove the files")
-	if err := s.dirs.remove(name); err != nil {
+	// The workspace first: its sandbox can be found as long as this directory exists.
+	err = nil
+	if st != nil {
+		err = forgetTold(t, st.Workspace, name, st.UID, strings.TrimSpace(string(sum)))
+	}
+	if err == nil {
+		err = s.dirs.remove(name)
+	}
+	if err != nil {
 		err = &engine.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
 		t.step(stepClean, engine.StateFailed, err.Error())
 		return err

@@ -1,0 +1,86 @@
+package sandbox
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"constellation/engine"
+)
+
+// configSumName holds the digest of the configuration that Up wrote, so that Down
+// can tell whether somebody has made it their own since.
+const configSumName = "config.sha256"
+
+func configSum(workspace string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(workspace, engine.ConfigFile))
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// forget removes from a workspace what describes the sandbox called name and the
+// cluster in it, none of which can be used once the sandbox is gone: state, access
+// to the cluster, its master secret, and the configuration if it is as Up wrote it.
+// Files of another sandbox, or of anything else, are left alone. With an empty uid
+// any sandbox of that name will do whose own directory is gone. It returns the names
+// of what it removed, and whether a configuration that somebody has edited stays.
+func forget(workspace, name, uid, configSHA256 string) (removed []string, kept bool, err error) {
+	ws, err := engine.OpenWorkspace(workspace)
+	if err != nil {
+		if _, gone := os.Stat(workspace); errors.Is(gone, fs.ErrNotExist) {
+			return nil, false, nil
+		}
+		return nil, false, err
+	}
+	st, err := ws.State()
+	if err != nil {
+		// Absent, or beyond reading and so for a person to look at.
+		return nil, false, nil
+	}
+	have := st.Infrastructure
+	if have.Sandbox == nil || have.Sandbox.Name != name || uid != "" && have.UID != uid {
+		return nil, false, nil
+	}
+	if _, err := os.Lstat(filepath.Dir(have.Sandbox.Socket)); uid == "" && err == nil {
+		// It lives below another state directory than this program was told to use.
+		return nil, false, fmt.Errorf("sandbox %s lives in %s: set XDG_STATE_HOME as it was when it was started", name, filepath.Dir(have.Sandbox.Socket))
+	}
+	sum, err := configSum(workspace)
+	hasConfig := err == nil
+	// The state goes last: as long as it is there, a repeated Down finds the others.
+	files := []string{engine.KubeconfigFile, "." + engine.KubeconfigFile + ".pending", engine.MasterSecretFile, engine.StateFile}
+	if hasConfig && sum == configSHA256 {
+		files = append([]string{engine.ConfigFile}, files...)
+	}
+	for _, f := range files {
+		err := os.Remove(ws.Path(f))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return removed, false, fmt.Errorf("remove files of the workspace: %w", err)
+		}
+		removed = append(removed, f)
+	}
+	return removed, hasConfig && sum != configSHA256, nil
+}
+
+// forgetTold is forget with its outcome told to the user.
+func forgetTold(t *teller, workspace, name, uid, configSHA256 string) error {
+	removed, kept, err := forget(workspace, name, uid, configSHA256)
+	if len(removed) > 0 {
+		t.progress(stepClean, "removed "+strings.Join(removed, ", "), 0, 0)
+	}
+	if kept {
+		t.warn(stepClean, engine.ConfigFile+" was edited and stays; its measurements and trust roots are those of the sandbox that is gone")
+	}
+	return err
+}

@@ -1,0 +1,125 @@
+package sandbox
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"constellation/engine"
+)
+
+// adopted returns a workspace with the files of a sandbox and its cluster, and the
+// digest of its configuration.
+func adopted(t *testing.T, dirs Dirs) (workspace, sum string) {
+	t.Helper()
+	workspace = t.TempDir()
+	ws, err := engine.OpenWorkspace(workspace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, _ := testCA(t)
+	_, err = ws.AdoptSandbox(engine.SandboxInfo{
+		Name: "demo-1a2b", UID: "uid-1", Release: "v1.1.0", Kubernetes: "v1.35.4", Image: "v1.1.0",
+		Measurements: map[uint32]string{4: strings.Repeat("ab", 32)}, TrustRoots: cert,
+		ClusterEndpoint: "127.0.0.1:20000", InitEndpoint: "127.0.0.1:20001", InClusterEndpoint: "10.42.0.1",
+		NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12", ControlPlanes: 1, Workers: 2,
+		Socket: dirs.of("demo-1a2b", socketName), InitSecret: make([]byte, 32),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{engine.KubeconfigFile, engine.MasterSecretFile, "notes.txt"} {
+		if err := os.WriteFile(filepath.Join(workspace, f), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if sum, err = configSum(workspace); err != nil {
+		t.Fatal(err)
+	}
+	return workspace, sum
+}
+
+func files(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+var everything = []string{engine.KubeconfigFile, engine.ConfigFile, engine.MasterSecretFile, engine.StateFile, "notes.txt"}
+
+func TestForgetRemovesWhatDescribesTheSandboxAlone(t *testing.T) {
+	dirs := Dirs{State: t.TempDir()}
+	for _, tt := range []struct {
+		name string
+		uid  string
+		prep func(workspace string)
+		want []string
+		kept bool
+	}{
+		{"as up left it", "uid-1", func(string) {}, []string{"notes.txt"}, false},
+		{"edited configuration", "uid-1", func(w string) { os.WriteFile(filepath.Join(w, engine.ConfigFile), []byte("mine"), 0o644) },
+			[]string{engine.ConfigFile, "notes.txt"}, true},
+		{"a later sandbox of the same name", "uid-2", func(string) {}, everything, false},
+		{"state beyond reading", "uid-1", func(w string) { os.WriteFile(filepath.Join(w, engine.StateFile), []byte("{"), 0o600) }, everything, false},
+		{"the sandbox's directory was removed by hand", "", func(string) {}, []string{engine.ConfigFile, "notes.txt"}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w, sum := adopted(t, dirs)
+			tt.prep(w)
+			if tt.uid == "" {
+				sum = ""
+			}
+			_, kept, err := forget(w, "demo-1a2b", tt.uid, sum)
+			if got := files(t, w); err != nil || kept != tt.kept || !slices.Equal(got, tt.want) {
+				t.Errorf("left %v, configuration kept %t, %v; want %v, %t", got, kept, err, tt.want, tt.kept)
+			}
+		})
+	}
+	t.Run("another sandbox", func(t *testing.T) {
+		w, sum := adopted(t, dirs)
+		if _, _, err := forget(w, "other", "uid-1", sum); err != nil || !slices.Equal(files(t, w), everything) {
+			t.Errorf("left %v, %v", files(t, w), err)
+		}
+	})
+	t.Run("the sandbox lives below another state directory", func(t *testing.T) {
+		w, _ := adopted(t, dirs)
+		if err := os.MkdirAll(dirs.of("demo-1a2b"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := forget(w, "demo-1a2b", "", ""); err == nil || !strings.Contains(err.Error(), "XDG_STATE_HOME") || !slices.Equal(files(t, w), everything) {
+			t.Errorf("left %v, %v", files(t, w), err)
+		}
+	})
+	t.Run("no workspace any more", func(t *testing.T) {
+		if _, _, err := forget(filepath.Join(t.TempDir(), "gone"), "demo-1a2b", "", ""); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestDownWithoutASandboxIsASuccess(t *testing.T) {
+	s := New(Dirs{Cache: t.TempDir(), State: filepath.Join(t.TempDir(), "constellation")}, "", discard())
+	var last engine.Event
+	if err := s.Down(t.Context(), "/somewhere/else", func(e engine.Event) { last = e }); err != nil || last.State != engine.StateNothing {
+		t.Errorf("%+v, %v", last, err)
+	}
+	if _, err := os.Lstat(s.dirs.State); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("it left a directory")
+	}
+	for _, name := range []string{"", "../etc", "Demo", strings.Repeat("a", 41)} {
+		if err := s.Down(t.Context(), name, nil); engine.ExitCode(err) != engine.ExitUsage {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
