@@ -1,0 +1,508 @@
+package tui
+
+import (
+	"context"
+	"strings"
+	"syscall"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+const (
+	// Below this size the console only says which axis is short.
+	minWidth, minHeight = 60, 16
+	// doublePress is how soon a second Ctrl-C must follow to leave at once.
+	doublePress = 2 * time.Second
+	// refreshAfter is how long after an answer the home screen asks again; staleAfter
+	// is from when on an answer is no longer called live.
+	refreshAfter, staleAfter = 10 * time.Second, 30 * time.Second
+	// spinGap is the time between two frames of what spins; nothing ticks when nothing does.
+	spinGap = 125 * time.Millisecond
+	// patience is how long a signal waits for the run to end its step in order.
+	patience = 3 * time.Second
+	// armAfter is how old a confirm screen must be before it takes Enter: keys that were
+	// typed ahead must not create a cluster.
+	armAfter = 700 * time.Millisecond
+)
+
+type screenID int
+
+const (
+	screenStart screenID = iota
+	screenHome
+	screenConfig
+	screenPreflight
+	screenConfirm
+	screenRun
+	screenResult
+	screenLog
+)
+
+func (s screenID) title() string {
+	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log"}[s]
+}
+
+// consoleDeps is the world of a console.
+type consoleDeps struct {
+	engine Engine
+	ws     *engine.Workspace
+	// dir is the workspace as the user wrote it: for commands to copy.
+	dir string
+	// versions of Kubernetes that may be chosen, the default first.
+	versions []string
+	// wizard starts with the init wizard even when there is something to see; yes
+	// skips the question before a run.
+	wizard, yes bool
+	// sandbox finds the sandbox of the workspace; nil if there is none.
+	sandbox func(context.Context) *engine.SandboxInfo
+	now     func() time.Time
+	send    func(tea.Msg)
+	copy    func(string) bool
+	redraw  func()
+}
+
+// console is the one model of the program. Update never blocks: what takes time is
+// done in commands, and comes back as a message.
+type console struct {
+	deps consoleDeps
+	ctx  context.Context
+	look look
+	th   *theme
+	w, h int
+	now  time.Time
+
+	screen, back screenID // back is where Esc leads from the log
+	help         bool
+	asking       bool // whether to leave
+	asked        time.Time
+	leaving      bool // as soon as the run has stopped
+	note         string
+	ticking      bool
+	frame        int // of what spins
+
+	home    *engine.Home
+	homeErr error
+	busy    string // what is being done in the background; "" if nothing
+	task    int    // the task whose messages are taken
+	cancel  context.CancelFunc
+
+	status     *engine.Status
+	statusErr  error
+	statusAt   time.Time
+	asksStatus bool
+	statusGen  int
+
+	next nextList
+	form configForm
+	pre  preflight
+	ask  confirm
+	t    timeline // of the run
+	run  runView
+	log  logView
+
+	plan    *engine.Plan
+	resumed bool
+	running bool // a run is under way
+	ran     bool // a run has been under way
+	err     error
+	exit    int
+	hasExit bool
+}
+
+// Messages of the console's own commands.
+type (
+	homeRead struct {
+		home engine.Home
+		err  error
+	}
+	statusRead struct {
+		gen int
+		st  engine.Status
+		err error
+	}
+	refresh struct{ gen int }
+	// batch are events of a task, in order.
+	batch struct {
+		task   int
+		events []engine.Event
+	}
+	// ended is the end of a task; msg says what came of it.
+	ended struct {
+		task int
+		msg  tea.Msg
+	}
+	preflightEnded struct {
+		findings []engine.Finding
+		err      error
+	}
+	planMade struct {
+		plan *engine.Plan
+		err  error
+	}
+	runEnded  struct{ err error }
+	configSet struct {
+		path string
+		err  error
+	}
+	tick   time.Time
+	giveUp struct{}
+)
+
+func newConsole(ctx context.Context, l look, d consoleDeps) *console {
+	c := &console{deps: d, ctx: ctx, look: l, th: newTheme(l), w: 80, h: 24, now: d.now()}
+	if c.deps.copy == nil {
+		c.deps.copy = func(string) bool { return true }
+	}
+	if c.deps.redraw == nil {
+		c.deps.redraw = func() {}
+	}
+	c.busy = "reading the workspace"
+	return c
+}
+
+// Init reads the workspace.
+func (c *console) Init() tea.Cmd { return tea.Batch(c.readHome(), c.spinning()) }
+
+func (c *console) readHome() tea.Cmd {
+	return func() tea.Msg {
+		h, err := c.deps.engine.Home(c.ctx)
+		return homeRead{h, err}
+	}
+}
+
+// Update takes a message.
+func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	c.now = c.deps.now()
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		c.w, c.h = msg.Width, msg.Height
+		return c, nil
+	case background:
+		if msg.light != c.look.light {
+			c.look.light = msg.light
+			c.th = newTheme(c.look)
+		}
+		return c, nil
+	case signalled:
+		return c, c.signal(msg.sig)
+	case giveUp:
+		return c, tea.Quit
+	case tick:
+		c.frame++
+		c.ticking = false
+		return c, c.spinning()
+	case tea.KeyMsg:
+		return c, tea.Batch(c.key(msg), c.spinning())
+	}
+	return c, tea.Batch(c.take(msg), c.spinning())
+}
+
+// take handles what the console's own commands bring.
+func (c *console) take(msg tea.Msg) tea.Cmd {
+	switch msg := msg.(type) {
+	case homeRead:
+		return c.tookHome(msg)
+	case statusRead:
+		if msg.gen != c.statusGen {
+			return nil
+		}
+		c.asksStatus = false
+		if c.statusErr = msg.err; msg.err == nil {
+			c.status, c.statusAt = &msg.st, c.now
+		}
+		gen := c.statusGen
+		return tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
+	case refresh:
+		if msg.gen == c.statusGen && c.screen == screenHome && !c.asksStatus {
+			return c.readStatus()
+		}
+	case batch:
+		if msg.task != c.task {
+			return nil
+		}
+		t := &c.t
+		if c.screen == screenPreflight && !c.running {
+			t = &c.pre.t
+		}
+		for _, ev := range msg.events {
+			t.apply(ev)
+		}
+		c.run.follow()
+	case ended:
+		if msg.task != c.task {
+			return nil
+		}
+		c.busy, c.cancel = "", nil
+		return c.take(msg.msg)
+	case preflightEnded:
+		c.pre.done, c.pre.err, c.pre.findings = true, msg.err, msg.findings
+	case planMade:
+		return c.tookPlan(msg)
+	case configSet:
+		return c.tookConfig(msg)
+	case runEnded:
+		return c.tookRunEnd(msg.err)
+	}
+	return nil
+}
+
+// launch starts work that emits events, in the background. Events and what came of
+// it arrive as messages; those of earlier tasks are no longer taken.
+func (c *console) launch(what string, work func(context.Context, func(engine.Event)) tea.Msg) tea.Cmd {
+	if c.cancel != nil {
+		c.cancel()
+	}
+	c.task++
+	id, send := c.task, c.deps.send
+	ctx, cancel := context.WithCancel(c.ctx)
+	c.cancel, c.busy = cancel, what
+	return func() tea.Msg {
+		defer cancel()
+		events := newCollector(func(b []engine.Event) { send(batch{id, b}) })
+		collecting, stop := context.WithCancel(context.Background())
+		gone := make(chan struct{})
+		go func() { defer close(gone); events.Run(collecting) }()
+		msg := work(ctx, events.emit)
+		stop()
+		<-gone
+		events.flush()
+		return ended{id, msg}
+	}
+}
+
+// moves reports whether something on the screen changes by itself.
+func (c *console) moves() bool {
+	return c.busy != "" || c.asksStatus && c.status == nil
+}
+
+// spinning keeps one tick under way while something moves.
+func (c *console) spinning() tea.Cmd {
+	if c.ticking || !c.moves() {
+		return nil
+	}
+	c.ticking = true
+	return tea.Tick(spinGap, func(t time.Time) tea.Msg { return tick(t) })
+}
+
+// tookHome decides where to begin.
+func (c *console) tookHome(msg homeRead) tea.Cmd {
+	c.busy = ""
+	c.home, c.homeErr = &msg.home, msg.err
+	if msg.err != nil {
+		c.home = nil
+		c.screen = screenHome
+		return nil
+	}
+	c.form = newConfigForm(c.home, c.deps.versions)
+	first := c.screen == screenStart
+	switch {
+	case first && c.home.Stage == engine.StagePartial && len(c.home.Problems) == 0:
+		// An init that began was agreed to; going on needs no second agreement.
+		c.resumed = true
+		c.screen = screenRun
+		return c.makePlan()
+	case first && c.home.Stage == engine.StageCluster && !c.deps.wizard:
+		c.screen = screenHome
+		return c.readStatus()
+	case first && c.deps.wizard && c.deps.yes && c.home.Config != nil:
+		return c.startPreflight()
+	case first && (c.deps.wizard || c.home.Stage != engine.StageCluster):
+		c.screen = screenConfig
+		return nil
+	}
+	if c.screen == screenStart {
+		c.screen = screenHome
+	}
+	if c.screen == screenHome && c.home.Stage == engine.StageCluster {
+		return c.readStatus()
+	}
+	return nil
+}
+
+func (c *console) readStatus() tea.Cmd {
+	c.statusGen++
+	gen := c.statusGen
+	c.asksStatus = true
+	return func() tea.Msg {
+		ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
+		defer cancel()
+		st, err := c.deps.engine.Status(ctx)
+		return statusRead{gen, st, err}
+	}
+}
+
+// goHome shows the home screen and reads everything anew.
+func (c *console) goHome() tea.Cmd {
+	c.screen, c.busy = screenHome, "reading the workspace"
+	return c.readHome()
+}
+
+// startPreflight runs the checks.
+func (c *console) startPreflight() tea.Cmd {
+	c.screen = screenPreflight
+	c.pre = preflight{}
+	return c.launch("checking", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
+		f, err := c.deps.engine.Preflight(ctx, emit)
+		return preflightEnded{f, err}
+	})
+}
+
+// makePlan asks the engine what is to be done.
+func (c *console) makePlan() tea.Cmd {
+	return c.launch("planning", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+		p, err := c.deps.engine.PlanInit(ctx)
+		return planMade{p, err}
+	})
+}
+
+func (c *console) tookPlan(msg planMade) tea.Cmd {
+	if msg.err != nil {
+		c.fail(msg.err)
+		return nil
+	}
+	c.plan = msg.plan
+	if c.resumed || c.deps.yes {
+		if len(c.plan.Blocked()) == 0 {
+			return c.startRun()
+		}
+	}
+	c.screen = screenConfirm
+	c.ask = newConfirm(c.plan, c.now)
+	return nil
+}
+
+// startRun carries the plan out.
+func (c *console) startRun() tea.Cmd {
+	plan := c.plan
+	c.screen, c.running, c.ran = screenRun, true, true
+	c.err = nil
+	c.t, c.run = timeline{}, newRunView()
+	c.t.setPlan(plan)
+	c.t.run = clean(plan.ID)
+	return c.launch("running", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
+		return runEnded{c.deps.engine.Run(ctx, plan, emit)}
+	})
+}
+
+func (c *console) tookRunEnd(err error) tea.Cmd {
+	c.running = false
+	c.err = err
+	c.asking = false
+	if !c.hasExit {
+		c.exit = engine.ExitCode(err)
+	}
+	if c.leaving {
+		return tea.Quit
+	}
+	c.screen = screenResult
+	return nil
+}
+
+// fail shows an error that ended what was being done.
+func (c *console) fail(err error) {
+	c.err, c.exit = err, engine.ExitCode(err)
+	c.screen = screenResult
+}
+
+// leave asks whether to leave a run; without a run it just leaves.
+func (c *console) leave() tea.Cmd {
+	c.help = false
+	if !c.running {
+		return tea.Quit
+	}
+	if c.leaving {
+		return c.quitNow()
+	}
+	c.asking, c.asked = true, c.now
+	return nil
+}
+
+// interruptAgain is Ctrl-C while the question is shown.
+func (c *console) interruptAgain() tea.Cmd {
+	if c.now.Sub(c.asked) <= doublePress {
+		return c.quitNow()
+	}
+	return c.detach()
+}
+
+// detach lets the run stop where it can be taken up again, then leaves.
+func (c *console) detach() tea.Cmd {
+	c.asking, c.leaving = false, true
+	if c.cancel == nil {
+		return tea.Quit
+	}
+	c.cancel()
+	return nil
+}
+
+// quitNow leaves without waiting for the step under way: the machines go on by
+// themselves, and the next start finds what they did.
+func (c *console) quitNow() tea.Cmd {
+	if c.cancel != nil {
+		c.cancel()
+	}
+	if !c.hasExit {
+		c.exit = engine.ExitStopped
+		if c.t.pastFinal() {
+			c.exit = engine.ExitDone
+		}
+		c.hasExit = true
+	}
+	return tea.Quit
+}
+
+// signal leaves because the world says so.
+func (c *console) signal(sig syscall.Signal) tea.Cmd {
+	c.exit, c.hasExit = 128+int(sig), true
+	c.leaving = true
+	if !c.running || c.cancel == nil {
+		return tea.Quit
+	}
+	c.cancel()
+	return tea.Tick(patience, func(time.Time) tea.Msg { return giveUp{} })
+}
+
+// leaveWord is what leaving means now.
+func (c *console) leaveWord() string {
+	if c.running {
+		return "detach"
+	}
+	return "quit"
+}
+
+// command is the command line that does what the screen does.
+func (c *console) command() string {
+	cmd := "constellation"
+	if c.deps.dir != "" && c.deps.dir != "." {
+		cmd += " -C " + quoteArg(c.deps.dir)
+	}
+	switch c.screen {
+	case screenHome:
+		return cmd + " status"
+	case screenConfig:
+		return cmd + " config validate"
+	}
+	return cmd + " init --non-interactive --yes"
+}
+
+// quoteArg writes a word so that a shell reads it as one.
+func quoteArg(s string) string {
+	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+func (c *console) copyText(text, what string) {
+	switch {
+	case text == "":
+		c.note = "nothing to copy here"
+	case c.deps.copy(text):
+		c.note = "copied " + what + ", if this terminal allows it: " + text
+	default:
+		c.note = "too long for the clipboard of a terminal"
+	}
+}

@@ -1,0 +1,142 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+// consoleOptions are what the command line says about the console.
+type consoleOptions struct {
+	wizard  bool // start with the way to a cluster
+	yes     bool // the plan is accepted
+	timeout time.Duration
+}
+
+// console shows the console on the terminal and returns when the user leaves.
+func (s *session) console(ctx context.Context, o consoleOptions) error {
+	eng, ws, dir, err := s.engineOf()
+	if err != nil {
+		return err
+	}
+	if o.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	in, out := s.Stdin.(*os.File), s.Stdout.(*os.File) // notInteractive has seen to it
+	if s.debug {
+		if err := s.logToFile(ws); err != nil {
+			return err
+		}
+		defer s.debugFile.Close()
+	}
+	term := newTerminal(in, out, s.Env)
+	c := newConsole(ctx, term.look, consoleDeps{
+		engine: eng, ws: ws, dir: s.dir, versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, now: s.Now,
+		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
+		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
+	})
+	c.w, c.h = term.width, term.height
+	// The context ends the run, not the screen: leaving is the console's own doing.
+	m, err := term.run(context.WithoutCancel(ctx), c)
+	if end, ok := m.(*console); ok {
+		c = end
+	}
+	cancel()
+	for _, l := range c.farewell() {
+		fmt.Fprintln(s.out, l)
+	}
+	if s.debugFile != nil {
+		s.remark("debug log: %s", s.debugFile.Name())
+	}
+	if err != nil && !errors.Is(err, tea.ErrProgramKilled) {
+		return &engine.Error{Op: "show the console", Err: err, Remedy: "use --non-interactive"}
+	}
+	if c.exit != 0 {
+		return exitStatus(c.exit)
+	}
+	return nil
+}
+
+// logToFile sends the debug log where it does not disturb the screen.
+func (s *session) logToFile(ws *engine.Workspace) error {
+	f, err := os.OpenFile(ws.Path("constellation-debug.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return &engine.Error{Op: "open the debug log", Err: err}
+	}
+	s.debugFile = f
+	return nil
+}
+
+// farewellLines is how many lines the console leaves behind at most.
+const farewellLines = 12
+
+// farewell is what stays on the terminal when the console is gone: how things are,
+// and how to come back.
+func (c *console) farewell() []string {
+	t, w := c.th, min(max(c.w, minWidth), 120)
+	var lines []string
+	add := func(r *row) { lines = append(lines, r.String()) }
+	back := "constellation"
+	if c.deps.dir != "" && c.deps.dir != "." {
+		back += " -C " + quoteArg(c.deps.dir)
+	}
+	switch {
+	case !c.ran:
+		if c.home == nil || c.home.Stage == engine.StageCluster {
+			return nil
+		}
+		add(t.row(w).add(faint, "nothing has been created; come back: ").add(accent, back))
+		return lines
+	case c.running || c.leaving && !c.succeeded():
+		add(t.row(w).add(caution, t.stopped+" ").add(strong, c.t.cluster+": ").add(plain, fmt.Sprintf("left after %s, %s", clock(c.t.elapsed(c.now)), c.stepsRemark())))
+	case c.succeeded():
+		text := "done"
+		if c.t.result != nil && c.t.result.text != "" {
+			text = c.t.result.text
+		}
+		add(t.row(w).add(good, t.ok+" ").add(strong, c.t.cluster+": ").add(plain, text))
+	default:
+		x := explain(c.err)
+		add(t.row(w).add(bad, t.fail+" ").add(strong, c.t.cluster+": ").add(plain, x.what))
+		if x.why != "" {
+			add(t.row(w).add(faint, "  why  ").add(plain, x.why))
+		}
+		if x.remedy != "" {
+			add(t.row(w).add(faint, "  fix  ").add(plain, x.remedy))
+		}
+	}
+	var steps []string
+	for i := range c.t.steps {
+		s := &c.t.steps[i]
+		if s.state == engine.StateRunning || s.state == engine.StateStopped || s.state == engine.StateFailed {
+			steps = append(steps, s.title)
+		}
+	}
+	if len(steps) > 0 {
+		add(t.row(w).add(faint, "  at   ").add(plain, strings.Join(steps, ", ")))
+	}
+	if ready, wanted := c.t.ready(); wanted > 0 {
+		add(t.row(w).add(faint, "  nodes ").add(plain, fmt.Sprintf("%d of %d ready", ready, wanted)))
+	}
+	if c.succeeded() && !c.leaving && c.t.result != nil {
+		for _, n := range c.t.result.Next {
+			add(t.row(w).add(faint, "  next ").add(accent, clean(n)))
+		}
+	}
+	add(t.row(w).add(faint, "  back ").add(accent, back))
+	if c.t.run != "" && c.deps.ws != nil {
+		add(t.row(w).add(faint, "  log  ").add(plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.run)))
+	}
+	return lines[:min(len(lines), farewellLines)]
+}

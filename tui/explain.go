@@ -1,0 +1,65 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"constellation/engine"
+)
+
+// explanation is an error as the user sees it, in the console and on stderr alike.
+type explanation struct {
+	what, why, remedy string
+	details           []string // one line each
+}
+
+// explain takes an error apart. Everything in it is clean.
+func explain(err error) explanation {
+	var x explanation
+	var list *engine.ConfigErrors
+	var e *engine.Error
+	switch {
+	case errors.As(err, &list):
+		x.what = fmt.Sprintf("%s has %s", clean(list.File), count(len(list.Errors), "error"))
+		for _, f := range list.Errors {
+			where := clean(f.Field)
+			if f.Line > 0 {
+				where = fmt.Sprintf("line %d: %s", f.Line, where)
+			}
+			x.details = append(x.details, where+": "+clean(f.Problem))
+			if f.Remedy != "" {
+				x.details = append(x.details, "  fix: "+clean(f.Remedy))
+			}
+		}
+	case errors.As(err, &e) && e.Op != "" && e.Err != nil:
+		x.what, x.why = clean(e.Op), clean(e.Err.Error())
+	default:
+		x.what = clean(err.Error())
+	}
+	x.remedy = clean(engine.Remedy(err))
+	if x.remedy == "" && errors.Is(err, context.DeadlineExceeded) {
+		x.remedy = "run the same command again; what is done stays done"
+	}
+	return x
+}
+
+// writeError writes err to stderr in the one form that all errors have:
+//
+//	error   connect to the first machine at 127.0.0.1:9000
+//	cause   connection refused
+//	fix     start the sandbox: constellation sandbox up
+func writeError(w io.Writer, err error) {
+	x := explain(err)
+	fmt.Fprintf(w, "error   %s\n", x.what)
+	if x.why != "" {
+		fmt.Fprintf(w, "cause   %s\n", x.why)
+	}
+	for _, d := range x.details {
+		fmt.Fprintf(w, "        %s\n", d)
+	}
+	if x.remedy != "" {
+		fmt.Fprintf(w, "fix     %s\n", x.remedy)
+	}
+}

@@ -1,0 +1,362 @@
+package tui
+
+import (
+	"fmt"
+	"strings"
+
+	"constellation/engine"
+)
+
+// View draws the screen. It is pure: the same model gives the same frame.
+func (c *console) View() string {
+	if c.w < minWidth || c.h < minHeight {
+		return strings.Join(c.tooSmall(), "\n")
+	}
+	head := c.header()
+	foot := c.footer()
+	room := c.h - len(head) - len(foot)
+	var body []string
+	if c.help {
+		body = c.helpView(c.w, room)
+	} else {
+		body = c.body(c.w, room)
+	}
+	if len(body) > room {
+		body = body[:room]
+	}
+	for len(body) < room {
+		body = append(body, "")
+	}
+	if c.stale() {
+		for i := range body {
+			body[i] = c.dim(body[i])
+		}
+	}
+	return strings.Join(append(append(head, body...), foot...), "\n")
+}
+
+// dim takes the colours of a line that is no longer true away.
+func (c *console) dim(line string) string {
+	if c.th.colours == noColours {
+		return line
+	}
+	return c.th.paint(faint, stripStyle(line))
+}
+
+func (c *console) body(w, h int) []string {
+	switch c.screen {
+	case screenHome:
+		return c.homeView(w, h)
+	case screenConfig:
+		return c.configView(w, h)
+	case screenPreflight:
+		return c.preflightView(w, h)
+	case screenConfirm:
+		return c.confirmView(w, h)
+	case screenRun:
+		return c.runView(w, h)
+	case screenResult:
+		return c.resultView(w, h)
+	case screenLog:
+		return c.logView(w, h)
+	}
+	return []string{"", " " + c.th.spin(c.frame) + " " + c.busy}
+}
+
+// tooSmall says which axis is short.
+func (c *console) tooSmall() []string {
+	var short []string
+	if c.w < minWidth {
+		short = append(short, fmt.Sprintf("width %d of %d", c.w, minWidth))
+	}
+	if c.h < minHeight {
+		short = append(short, fmt.Sprintf("height %d of %d", c.h, minHeight))
+	}
+	lines := []string{"The window is too small: " + strings.Join(short, ", ")}
+	if c.running {
+		lines = append(lines, c.why(), "The run goes on.")
+	}
+	lines = append(lines, "q "+c.leaveWord()+"s")
+	if c.asking {
+		lines = append(lines, "Leave? Enter leaves, Esc stays")
+	}
+	var out []string
+	for _, l := range lines {
+		out = append(out, wrap(asciiIf(c.th.ascii, l), max(c.w, 1))...)
+	}
+	return out[:min(len(out), max(c.h, 1))]
+}
+
+func asciiIf(yes bool, s string) string {
+	if yes {
+		return asciiOf(s)
+	}
+	return s
+}
+
+// wizardSteps are the screens of init, in order.
+var wizardSteps = []struct {
+	id   screenID
+	name string
+}{
+	{screenConfig, "Config"}, {screenPreflight, "Preflight"}, {screenConfirm, "Confirm"}, {screenRun, "Create"}, {screenResult, "Result"},
+}
+
+// header is what is at the top: what cluster, what is done with it, where we are.
+func (c *console) header() []string {
+	name := "no cluster yet"
+	switch {
+	case c.t.cluster != "" && c.ran:
+		name = c.t.cluster
+	case c.home != nil && c.home.Cluster != "":
+		name = clean(c.home.Cluster)
+	}
+	r := c.th.row(c.w).add(accent, " "+c.th.brand+" ").add(strong, name)
+	if to := c.headTarget(); to != "" {
+		r.add(faint, "  "+to)
+	}
+	screen := c.screen
+	if screen == screenLog {
+		screen = c.back
+	}
+	r.right(faint, c.mode(screen))
+	lines := []string{r.String()}
+	if i := wizardAt(screen); i >= 0 {
+		lines = append(lines, c.rail(i))
+	}
+	return lines
+}
+
+func wizardAt(s screenID) int {
+	for i, w := range wizardSteps {
+		if w.id == s {
+			return i
+		}
+	}
+	return -1
+}
+
+func (c *console) headTarget() string {
+	if c.plan != nil && c.w >= 80 {
+		var parts []string
+		for _, v := range []string{c.plan.To.Kubernetes, c.plan.To.Release} {
+			if v != "" {
+				parts = append(parts, clean(v))
+			}
+		}
+		return strings.Join(parts, " "+c.th.dot+" ")
+	}
+	return ""
+}
+
+// mode is the right end of the first line.
+func (c *console) mode(s screenID) string {
+	switch {
+	case s == screenHome:
+		utc := c.now.UTC().Format("15:04:05 UTC")
+		switch {
+		case c.status == nil:
+			return utc
+		case c.stale():
+			return "STALE " + short(c.now.Sub(c.statusAt)) + "  " + utc
+		}
+		return "LIVE  as of " + c.statusAt.UTC().Format("15:04:05 UTC")
+	case c.ran && (s == screenRun || s == screenResult):
+		word := "init"
+		if c.resumed {
+			word = "init, resumed"
+		}
+		return word + "   elapsed " + clock(c.t.elapsed(c.now))
+	}
+	if i := wizardAt(s); i >= 0 {
+		return fmt.Sprintf("init  step %d of %d", i+1, len(wizardSteps))
+	}
+	return ""
+}
+
+// stale reports whether the home screen shows what may no longer be true.
+func (c *console) stale() bool {
+	return c.screen == screenHome && c.status != nil && (c.statusErr != nil || c.now.Sub(c.statusAt) > staleAfter)
+}
+
+// rail shows the screens of init: done, this one, to come.
+func (c *console) rail(at int) string {
+	r := c.th.row(c.w).add(plain, " ")
+	link := 4
+	if c.w < 80 {
+		link = 1
+	}
+	for i, s := range wizardSteps {
+		sign, st, line := c.th.pending, faint, c.th.signs.rule
+		switch {
+		case i < at || i == at && s.id == screenResult && c.succeeded():
+			sign, st = c.th.ok, good
+		case i == at && s.id == screenResult:
+			sign, st = c.th.fail, bad
+		case i == at:
+			sign, st = c.th.running, accent
+		}
+		if i < at {
+			line = c.th.heavy
+		}
+		name := plain
+		if i > at {
+			name = faint
+		}
+		if i == at {
+			name = strong
+		}
+		r.add(st, sign).add(name, " "+s.name)
+		if i < len(wizardSteps)-1 {
+			r.add(faint, " "+strings.Repeat(line, link)+" ")
+		}
+	}
+	return r.String()
+}
+
+func (c *console) succeeded() bool {
+	return c.err == nil || engine.ExitCode(c.err) == engine.ExitNothing
+}
+
+// footer is what is at the bottom: why we wait, what leaving means, keys, safety.
+func (c *console) footer() []string {
+	var lines []string
+	if c.asking {
+		lines = append(lines, c.leaveQuestion()...)
+	} else if l := c.whyLine(); l != "" {
+		lines = append(lines, l)
+	}
+	lines = append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
+	if c.note != "" {
+		lines = append(lines, c.th.row(c.w).add(plain, " ").add(caution, c.note).String())
+	} else {
+		lines = append(lines, c.keyLine(c.w))
+	}
+	if s := c.safetyLine(); s != "" {
+		lines = append(lines, c.th.row(c.w).add(faint, " "+s).String())
+	}
+	return lines
+}
+
+// leaveQuestion says what leaving does, before it is done.
+func (c *console) leaveQuestion() []string {
+	what := "The step under way ends, then this console does; the same command comes back here."
+	if c.t.pastFinal() {
+		what = "The cluster goes on by itself; the same command comes back here."
+	}
+	return []string{
+		c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Leave this run? ").add(plain, what).String(),
+		c.th.row(c.w).add(faint, "   Enter leaves, Esc stays, Ctrl-C once more leaves at once: also then nothing is lost.").String(),
+	}
+}
+
+// why answers the question why nothing moves, in one line.
+func (c *console) why() string {
+	switch {
+	case c.leaving:
+		return "Leaving as soon as this step can be taken up again. Ctrl-C leaves at once."
+	case c.running && c.t.why.text != "":
+		text := "Why waiting: " + c.t.why.text
+		if !c.t.why.since.IsZero() {
+			text += " (" + short(c.now.Sub(c.t.why.since)) + ")"
+		}
+		return text
+	case c.running:
+		s := c.t.running()
+		if s == nil {
+			return "Looking at what is there already"
+		}
+		text := "Now: " + s.title
+		if s.text != "" {
+			text += ": " + s.text
+		}
+		return text + " (" + short(c.now.Sub(s.began)) + ")"
+	case c.busy != "":
+		return "Now: " + c.busy
+	}
+	return ""
+}
+
+func (c *console) whyLine() string {
+	screen := c.screen
+	if screen == screenLog {
+		screen = c.back
+	}
+	switch screen {
+	case screenRun:
+		if c.running || c.busy != "" {
+			return c.th.row(c.w).add(plain, " ").add(strong, c.why()).String()
+		}
+	case screenPreflight:
+		return c.pre.verdict(c)
+	case screenConfirm:
+		return c.ask.verdict(c)
+	case screenConfig:
+		return c.form.verdict(c)
+	}
+	return ""
+}
+
+// safetyLine is the last line: what keeps the user's work safe.
+func (c *console) safetyLine() string {
+	screen := c.screen
+	if screen == screenLog {
+		screen = c.back
+	}
+	switch screen {
+	case screenRun:
+		ready, wanted := c.t.ready()
+		parts := []string{fmt.Sprintf("nodes %d/%d ready", ready, wanted)}
+		switch {
+		case c.t.pastFinal():
+			parts = append(parts, "the cluster goes on alone from here")
+		default:
+			parts = append(parts, "leaving loses nothing")
+		}
+		if c.t.run != "" {
+			parts = append(parts, "record "+c.t.run)
+		}
+		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
+	case screenConfig, screenPreflight, screenConfirm:
+		return "scripted  " + c.command()
+	}
+	return ""
+}
+
+// Boxes stand in the middle of w columns and hold lines of at most inner columns.
+
+func (c *console) boxTop(w, inner int, title string) string {
+	t := c.th
+	r := t.row(w).pad((w-inner-2)/2).add(faint, t.cornerTL+t.signs.rule).add(strong, title)
+	return r.add(faint, strings.Repeat(t.signs.rule, max(0, inner-1-width(asciiIf(t.ascii, title))))+t.cornerTR).String()
+}
+
+func (c *console) boxLine(w, inner int, line string) string {
+	t := c.th
+	r := t.row(w).pad((w-inner-2)/2).add(faint, t.side)
+	gap := inner - 1 - styledWidth(line)
+	return r.String() + " " + line + strings.Repeat(" ", max(0, gap)) + t.paint(faint, t.side)
+}
+
+func (c *console) boxBottom(w, inner int, foot string) string {
+	t := c.th
+	r := t.row(w).pad((w-inner-2)/2).add(faint, t.cornerBL+strings.Repeat(t.signs.rule, max(0, inner-1-width(foot))))
+	return r.add(faint, foot).add(faint, t.signs.rule+t.cornerBR).String()
+}
+
+// list is the part of a list that fits, such that at stays in sight.
+func window(n, at, h int) (from, to int) {
+	if n <= h || h <= 0 {
+		return 0, min(n, max(h, 0))
+	}
+	from = min(max(at-h/2, 0), n-h)
+	return from, from + h
+}
+
+// marker is the sign before a row: the cursor's, or none.
+func (c *console) marker(here bool) string {
+	if here {
+		return c.th.cursor + " "
+	}
+	return "  "
+}

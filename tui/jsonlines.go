@@ -1,0 +1,81 @@
+package tui
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"unicode/utf8"
+
+	"constellation/engine"
+)
+
+// jsonPrinter writes each event as one line of JSON: the -o json format is the event
+// itself.
+type jsonPrinter struct{ out io.Writer }
+
+func (p jsonPrinter) event(ev engine.Event) {
+	b, err := encode(ev, "")
+	if err != nil { // only Data that is no JSON can do that
+		ev.Data = nil
+		b, _ = encode(ev, "")
+	}
+	_, _ = p.out.Write(b)
+}
+
+func (p jsonPrinter) close() {}
+
+// document writes the one JSON document of a verb that answers.
+func document(w io.Writer, v any) error {
+	b, err := encode(v, "  ")
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	_, err = w.Write(b)
+	return err
+}
+
+// encode marshals v and ends it with a line end. Characters that a terminal obeys are
+// written as JSON escapes, which every reader turns back.
+func encode(v any, indent string) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", indent)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return escapeHidden(b.Bytes()), nil
+}
+
+// escapeHidden writes as \uXXXX what encoding/json leaves as it is although a
+// terminal obeys or hides it. Outside of strings JSON has only ASCII.
+func escapeHidden(b []byte) []byte {
+	found := false
+	for i := 0; i < len(b) && !found; {
+		if b[i] < utf8.RuneSelf {
+			found = b[i] == 0x7f
+			i++
+			continue
+		}
+		r, n := utf8.DecodeRune(b[i:])
+		found = hidden(r)
+		i += n
+	}
+	if !found {
+		return b
+	}
+	var out bytes.Buffer
+	for _, r := range string(b) {
+		switch {
+		case r == 0x7f || r >= utf8.RuneSelf && hidden(r) && r <= 0xffff:
+			fmt.Fprintf(&out, `\u%04x`, r)
+		case r >= utf8.RuneSelf && hidden(r):
+			r -= 0x10000
+			fmt.Fprintf(&out, `\u%04x\u%04x`, 0xd800+(r>>10), 0xdc00+(r&0x3ff))
+		default:
+			out.WriteRune(r)
+		}
+	}
+	return out.Bytes()
+}

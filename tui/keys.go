@@ -1,0 +1,202 @@
+package tui
+
+import (
+	"slices"
+	"strings"
+
+	tea "github.com/charmbracelet/bubbletea"
+)
+
+// binding is a key and what it does. The key line, the help and the dispatch of keys
+// all come from tables of bindings, so none of them can lie.
+type binding struct {
+	keys  []string // as Bubble Tea names them
+	label string   // as shown: "↑↓ jk"
+	help  string   // what it does, in the imperative
+	group string   // heading in the help
+	foot  bool     // also on the key line
+	// off says why the key does nothing now; nil or "" means that it works.
+	off func(*console) string
+	do  func(*console) tea.Cmd
+}
+
+func (b binding) disabled(c *console) string {
+	if b.off == nil {
+		return ""
+	}
+	return b.off(c)
+}
+
+// on makes a binding.
+func on(keys, label, help, group string, do func(*console) tea.Cmd) binding {
+	return binding{keys: strings.Fields(keys), label: label, help: help, group: group, do: do}
+}
+
+func (b binding) footed() binding                             { b.foot = true; return b }
+func (b binding) unless(reason func(*console) string) binding { b.off = reason; return b }
+
+// act wraps what needs no command.
+func act(f func(*console)) func(*console) tea.Cmd {
+	return func(c *console) tea.Cmd { f(c); return nil }
+}
+
+// bindings are the keys that work now, the innermost first.
+func (c *console) bindings() []binding {
+	switch {
+	case c.asking:
+		return leaveKeys
+	case c.help:
+		return helpKeys
+	}
+	return slices.Concat(c.screenKeys(), globalKeys)
+}
+
+// screenKeys are the keys of the screen that is shown.
+func (c *console) screenKeys() []binding {
+	switch c.screen {
+	case screenHome:
+		return homeKeys
+	case screenConfig:
+		return configKeys
+	case screenPreflight:
+		return preflightKeys
+	case screenConfirm:
+		return confirmKeys
+	case screenRun:
+		return runKeys
+	case screenResult:
+		return resultKeys
+	case screenLog:
+		return logKeys
+	}
+	return nil
+}
+
+var globalKeys = []binding{
+	on("?", "?", "show these keys", "anywhere", act(func(c *console) { c.help = true })).footed(),
+	on("Y", "Y", "copy the command that does the same", "anywhere", act(func(c *console) { c.copyText(c.command(), "the command") })),
+	on("F ctrl+l", "F", "draw the screen again", "anywhere", act(func(c *console) { c.deps.redraw() })),
+	on("q ctrl+c", "q", "leave", "leave", (*console).leave),
+}
+
+var leaveKeys = []binding{
+	on("y enter", "Enter", "leave; the run can be taken up again", "leave", (*console).detach).footed(),
+	on("ctrl+c", "Ctrl-C", "leave at once", "leave", (*console).interruptAgain).footed(),
+	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.asking = false })).footed(),
+}
+
+var helpKeys = []binding{
+	on("? esc q enter", "Esc", "back", "leave", act(func(c *console) { c.help = false })).footed(),
+	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
+}
+
+// key finds the binding of a key and does what it says.
+func (c *console) key(k tea.KeyMsg) tea.Cmd {
+	c.note = ""
+	if c.typing() {
+		if cmd, taken := c.typed(k); taken {
+			return cmd
+		}
+	}
+	name := k.String()
+	for _, b := range c.bindings() {
+		if !slices.Contains(b.keys, name) {
+			continue
+		}
+		if why := b.disabled(c); why != "" {
+			c.note = b.label + " is off: " + why
+			return nil
+		}
+		return b.do(c)
+	}
+	return nil
+}
+
+// keyLine is the line at the bottom that names the keys that matter here.
+func (c *console) keyLine(w int) string {
+	r := c.th.row(w).add(plain, " ")
+	all := c.bindings()
+	leave := ""
+	for _, b := range all {
+		if b.group == "leave" && !c.asking && !c.help {
+			if leave == "" {
+				leave = b.label + " " + c.leaveWord()
+			}
+			continue
+		}
+		if !b.foot {
+			continue
+		}
+		st := accent
+		if b.disabled(c) != "" {
+			st = faint
+		}
+		if r.used > 1 {
+			r.add(plain, "  ")
+		}
+		help := b.help
+		if short := footHelp[b.help]; short != "" {
+			help = short
+		}
+		if r.used+width(b.label)+1+width(help)+len(leave)+2 > w {
+			break
+		}
+		r.add(st, b.label).add(faint, " "+help)
+	}
+	if leave != "" {
+		r.right(faint, leave)
+	}
+	return r.String()
+}
+
+// footHelp is what long helps are called on the key line.
+var footHelp = map[string]string{
+	"show these keys":                      "help",
+	"leave; the run can be taken up again": "leave, take it up later",
+}
+
+// helpView lists the keys of the screen in w columns and h lines.
+func (c *console) helpView(w, h int) []string {
+	t := c.th
+	inner := min(w-4, 96)
+	type heading struct {
+		name string
+		rows []binding
+	}
+	var heads []heading
+	all := slices.Concat(c.screenKeys(), globalKeys)
+	for _, b := range all {
+		i := slices.IndexFunc(heads, func(x heading) bool { return x.name == b.group })
+		if i < 0 {
+			heads = append(heads, heading{name: b.group})
+			i = len(heads) - 1
+		}
+		heads[i].rows = append(heads[i].rows, b)
+	}
+	var body []string
+	for _, hd := range heads {
+		for i, b := range hd.rows {
+			r := t.row(inner - 2)
+			if i == 0 {
+				r.col(faint, hd.name, 10)
+			} else {
+				r.pad(11)
+			}
+			r.col(accent, b.label, 12).add(plain, b.help)
+			if why := b.disabled(c); why != "" {
+				r.add(faint, "  off now: "+why)
+			}
+			body = append(body, r.String())
+		}
+	}
+	shown := min(len(body), h-2)
+	out := []string{c.boxTop(w, inner, " Keys: "+c.screen.title()+" ")}
+	for _, l := range body[:shown] {
+		out = append(out, c.boxLine(w, inner, l))
+	}
+	foot := " all keys shown "
+	if shown < len(body) {
+		foot = " " + count(len(body)-shown, "more key") + ": make the terminal taller "
+	}
+	return append(out, c.boxBottom(w, inner, foot))
+}

@@ -1,0 +1,401 @@
+package tui
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"constellation/engine"
+)
+
+func (s *session) sandboxCommand() *cobra.Command {
+	cmd := group("sandbox", "Run a throwaway cloud on this computer",
+		`Run a throwaway cloud on this computer: machines with systemd, containerd and a TPM
+each, a load balancer, an image registry, and the cloud API that a cluster needs. No
+account and no network are needed; Linux and root are.
+
+A sandbox belongs to the workspace that it was started for.`,
+		`  constellation -C demo sandbox up
+  constellation -C demo sandbox shell worker-0
+  constellation -C demo sandbox down`)
+	cmd.AddCommand(s.sandboxUp(), s.sandboxStatus(), s.sandboxDown(), s.sandboxShell(), s.sandboxFetch(), s.sandboxDaemon())
+	return cmd
+}
+
+// sandboxName returns what the methods of engine.Sandbox take: a name, or the
+// workspace that stands for its sandbox.
+func (s *session) sandboxName(name string) (string, error) {
+	if name != "" {
+		return name, nil
+	}
+	dir, err := filepath.Abs(s.dir)
+	if err != nil {
+		return "", &engine.Error{Op: "open workspace " + s.dir, Err: err, Exit: engine.ExitUsage}
+	}
+	return dir, nil
+}
+
+func (s *session) nameFlag(cmd *cobra.Command, name *string) {
+	cmd.Flags().StringVar(name, "name", "", "name of the sandbox (default: that of the workspace)")
+	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
+}
+
+func (s *session) sandboxUp() *cobra.Command {
+	var (
+		spec engine.SandboxSpec
+		out  format
+	)
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start the sandbox of this workspace, or change its size",
+		Long: `Start the sandbox of this workspace and wait for its machines to boot. Where they are
+absent it writes constellation-conf.yaml and constellation-state.yaml, so that init can
+follow. If the sandbox runs already, its groups get the sizes that are asked for.
+
+Debian packages that this computer lacks are named and installed only after a question,
+or without one with --yes.`,
+		Example: `  constellation sandbox up
+  constellation -C demo sandbox up --control-planes 3 --workers 2 --yes
+  constellation sandbox up --release v1.0.0 --image v1.0.0
+  constellation sandbox up --fault boot-delay=worker-1:30s --fault api-429=0.2`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// Nobody asks for "none" with a zero that was left out.
+			for flag, n := range map[string]*int{"control-planes": &spec.ControlPlanes, "workers": &spec.Workers} {
+				switch changed := cmd.Flags().Changed(flag); {
+				case *n < 0:
+					return usageError("--%s is %d; want 0 or more", flag, *n)
+				case changed && *n == 0:
+					*n = -1
+				case !changed:
+					*n = 0
+				}
+			}
+			if spec.ControlPlanes < 0 {
+				return usageError("a cluster needs a control plane: --control-planes is 0")
+			}
+			return s.upSandbox(cmd.Context(), spec, out)
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&spec.ControlPlanes, "control-planes", 1, "how many control planes")
+	f.IntVar(&spec.Workers, "workers", 2, "how many workers")
+	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes (default "+first(s.Kubernetes)+")")
+	f.StringVar(&spec.Image, "image", "", "version of the OS image (default: the release)")
+	f.StringVar(&spec.Release, "release", "", "release that init will deploy (default "+s.Release+")")
+	f.StringArrayVar(&spec.Faults, "fault", nil, "what the cloud shall do wrong, such as never-boot=worker-1; may be repeated")
+	f.BoolVarP(&spec.Install, "yes", "y", false, "install missing Debian packages without asking")
+	s.nameFlag(cmd, &spec.Name)
+	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
+	_ = cmd.RegisterFlagCompletionFunc("image", fixed(s.Images...))
+	_ = cmd.RegisterFlagCompletionFunc("release", fixed(s.Releases...))
+	_ = cmd.RegisterFlagCompletionFunc("fault", fixed("boot-delay=", "never-boot=", "kill=", "api-429=", "api-500=", "api-latency="))
+	return cmd
+}
+
+func usageError(msg string, args ...any) error {
+	return &engine.Error{Op: fmt.Sprintf(msg, args...), Exit: engine.ExitUsage}
+}
+
+func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f format) error {
+	_, dir, err := s.workspace()
+	if err != nil {
+		return err
+	}
+	spec.Workspace = dir
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	box, err := s.Sandbox(s.log)
+	if err != nil {
+		return err
+	}
+	for {
+		out := s.printer(f, true)
+		stream := s.framed(out, "sandbox")
+		info, err := box.Up(ctx, spec, stream.event)
+		if engine.ExitCode(err) == engine.ExitUnacknowledged && f == text && !spec.Install && s.asks() {
+			out.close()
+			if !s.ask(err) {
+				return err
+			}
+			spec.Install = true
+			continue
+		}
+		stream.end(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s", info.Name, count(info.ControlPlanes, "control plane"),
+			count(info.Workers, "worker"), info.Kubernetes, info.Image), err, engine.Result{Next: []string{s.command("init")}})
+		out.close()
+		return err
+	}
+}
+
+// asks reports whether there is somebody to ask.
+func (s *session) asks() bool {
+	return isTerminal(s.Stdin) && isTerminal(s.Stdout) && s.Env("CI") == ""
+}
+
+// ask tells what is missing and asks whether to do something about it. No is the
+// default.
+func (s *session) ask(err error) bool {
+	x := explain(err)
+	fmt.Fprintf(s.Stderr, "\n%s\n", orElse(x.why, x.what))
+	if x.remedy != "" {
+		fmt.Fprintf(s.Stderr, "  %s\n", x.remedy)
+	}
+	fmt.Fprint(s.Stderr, "Install them now? [y/N] ")
+	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
+	answer := strings.ToLower(strings.TrimSpace(line))
+	return err == nil && (answer == "y" || answer == "yes")
+}
+
+func (s *session) sandboxDown() *cobra.Command {
+	var (
+		name string
+		out  format
+	)
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Remove the sandbox and all that it left on this computer",
+		Long: `Remove the sandbox of this workspace: its machines, its cloud, their networks, mounts
+and files. What is left of one that crashed is removed as well. It is no error if there
+is none.
+
+The files of the workspace that belong to you stay.`,
+		Example: `  constellation sandbox down
+  constellation sandbox down --name demo`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			name, err := s.sandboxName(name)
+			if err != nil {
+				return err
+			}
+			ctx, stop := s.signals(cmd.Context())
+			defer stop()
+			box, err := s.Sandbox(s.log)
+			if err != nil {
+				return err
+			}
+			p := s.printer(out, true)
+			defer p.close()
+			stream := s.framed(p, "sandbox")
+			err = box.Down(ctx, name, stream.event)
+			stream.end("the sandbox is gone", err, engine.Result{})
+			return err
+		},
+	}
+	s.nameFlag(cmd, &name)
+	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	return cmd
+}
+
+func (s *session) sandboxStatus() *cobra.Command {
+	var (
+		name string
+		out  format
+	)
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the sandbox and its machines",
+		Long:  "Show the sandbox of this workspace: what it was made for, its endpoints, and how its machines boot.",
+		Example: `  constellation sandbox status
+  constellation sandbox status -o json | jq '.machines[] | {name, boot}'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			name, err := s.sandboxName(name)
+			if err != nil {
+				return err
+			}
+			ctx, stop := s.signals(cmd.Context())
+			defer stop()
+			box, err := s.Sandbox(s.log)
+			if err != nil {
+				return err
+			}
+			st, err := box.Status(ctx, name)
+			if err != nil {
+				return err
+			}
+			if out == asJSON {
+				return document(s.out, struct {
+					Schema string `json:"schema"`
+					engine.SandboxStatus
+				}{engine.Schema, st})
+			}
+			s.print(s.sandboxText(&st))
+			return nil
+		},
+	}
+	s.nameFlag(cmd, &name)
+	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	return cmd
+}
+
+// sandboxText draws a sandbox on any number of lines.
+func (s *session) sandboxText(st *engine.SandboxStatus) []string {
+	c := s.sheet()
+	w := sheetWidth
+	t := c.th
+	lines := []string{
+		t.row(w).add(plain, "sandbox "+clean(st.Name)+"   "+clean(st.State)).String(),
+		t.row(w).add(plain, "  ").col(faint, "Kubernetes", 12).col(plain, clean(st.Kubernetes), 22).col(faint, "API server", 12).add(plain, clean(st.ClusterEndpoint)).String(),
+		t.row(w).add(plain, "  ").col(faint, "OS image", 12).col(plain, clean(st.Image), 22).col(faint, "init", 12).add(plain, clean(st.InitEndpoint)).String(),
+		t.row(w).add(plain, "  ").col(faint, "Release", 12).col(plain, clean(st.Release), 22).col(faint, "mirror has", 12).add(plain, clean(strings.Join(st.KubernetesVersions, " "))).String(),
+	}
+	for _, f := range st.Faults {
+		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "fault", 12).add(caution, clean(f)).String())
+	}
+	lines = append(lines, t.rule(w, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
+	for _, m := range st.Machines {
+		sign, sty := t.pending, faint
+		switch m.Boot {
+		case "ready":
+			sign, sty = t.ok, good
+		case "failed":
+			sign, sty = t.fail, bad
+		case "stopped":
+			sign, sty = t.stopped, caution
+		}
+		lines = append(lines, t.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, clean(m.Name), 18).col(sty, clean(m.Boot), 9).
+			col(plain, clean(m.Group), 14).col(plain, clean(m.IP), 15).col(plain, clean(m.Image), 8).add(faint, clean(m.Message)).String())
+	}
+	return lines
+}
+
+func (s *session) sandboxShell() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "shell MACHINE [-- COMMAND...]",
+		Short: "Look inside a machine",
+		Long: `Open a shell in a machine of the sandbox, or run one command there. The exit code is
+that of the shell or the command.`,
+		Example: `  constellation sandbox shell control-plane-0
+  constellation sandbox shell worker-0 -- journalctl -u constellation-bootstrapper`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			switch dash := cmd.ArgsLenAtDash(); {
+			case len(args) == 0 || dash == 0:
+				return errors.New("name a machine")
+			case dash < 0 && len(args) > 1 || dash > 1:
+				return errors.New("write -- before the command")
+			}
+			return nil
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveDefault
+			}
+			return s.machineNames(cmd.Context(), name), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			box, err := s.sandboxName(name)
+			if err != nil {
+				return err
+			}
+			return s.shell(cmd.Context(), box, args[0], args[1:])
+		},
+	}
+	s.nameFlag(cmd, &name)
+	return cmd
+}
+
+// machineNames are the machines of a sandbox, for completion.
+func (s *session) machineNames(ctx context.Context, name string) []string {
+	name, err := s.sandboxName(name)
+	if err != nil {
+		return nil
+	}
+	box, err := s.Sandbox(s.log)
+	if err != nil {
+		return nil
+	}
+	st, err := box.Status(ctx, name)
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, m := range st.Machines {
+		names = append(names, clean(m.Name))
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (s *session) shell(ctx context.Context, name, machine string, command []string) error {
+	box, err := s.Sandbox(s.log)
+	if err != nil {
+		return err
+	}
+	tty := isTerminal(s.Stdin) && isTerminal(s.Stdout)
+	if tty {
+		// The shell inside does the editing, and Ctrl-C is for it.
+		restore, err := raw(s.Stdin.(*os.File))
+		if err != nil {
+			return &engine.Error{Op: "set up the terminal", Err: err}
+		}
+		defer restore()
+	}
+	code, err := box.Exec(ctx, name, machine, command, s.Stdin, s.Stdout, s.Stderr, tty)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return exitStatus(code)
+	}
+	return nil
+}
+
+func (s *session) sandboxFetch() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use:   "fetch [VERSION]",
+		Short: "Build Kubernetes into the cache",
+		Long: `Build the binaries and images of a version of Kubernetes from their source modules into
+the cache. It takes some minutes once and an instant afterwards. No other verb compiles
+anything.`,
+		Example:           "  constellation sandbox fetch\n  constellation sandbox fetch " + strings.Join(s.Kubernetes[min(1, len(s.Kubernetes)):], " "),
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: fixed(s.Kubernetes...),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			version := first(s.Kubernetes)
+			if len(args) > 0 {
+				version = args[0]
+			}
+			ctx, stop := s.signals(cmd.Context())
+			defer stop()
+			box, err := s.Sandbox(s.log)
+			if err != nil {
+				return err
+			}
+			p := s.printer(out, true)
+			defer p.close()
+			stream := s.framed(p, "Kubernetes "+version)
+			err = box.Fetch(ctx, version, stream.event)
+			stream.end("Kubernetes "+version+" is in the cache", err, engine.Result{})
+			return err
+		},
+	}
+	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	return cmd
+}
+
+func (s *session) sandboxDaemon() *cobra.Command {
+	return &cobra.Command{
+		Use:    "daemon NAME",
+		Short:  "Run a sandbox in the foreground; sandbox up does that by itself",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := s.signals(cmd.Context())
+			defer stop()
+			s.level.Set(min(s.level.Level(), slog.LevelInfo)) // nobody watches it: its log is all there is
+			return s.Daemon(ctx, args[0], s.log)
+		},
+	}
+}

@@ -1,0 +1,374 @@
+package tui
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+// nextList is the cursor in the list of what makes sense to do.
+type nextList struct {
+	at    int
+	nodes int // first node shown
+}
+
+var homeKeys = []binding{
+	on("enter", "Enter", "do or copy what is chosen", "do", (*console).doNext).footed(),
+	on("up k", "↑ k", "up", "move", act(func(c *console) { c.next.at = max(0, c.next.at-1) })),
+	on("down j", "↓ j", "down", "move", act(func(c *console) { c.next.at = max(0, min(c.next.at+1, len(c.suggestions())-1)) })),
+	on("pgdown J", "J PgDn", "more nodes", "move", act(func(c *console) {
+		if c.status != nil {
+			c.next.nodes = max(0, min(c.next.nodes+1, len(c.status.Nodes)+len(c.status.Machines)-1))
+		}
+	})),
+	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.next.nodes = max(0, c.next.nodes-1) })),
+	on("r", "r", "ask the cluster again", "do", (*console).goHome).footed(),
+	on("i", "i", "set up a cluster", "do", (*console).toWizard).footed().unless(func(c *console) string {
+		if c.home != nil && c.home.Stage == engine.StageCluster {
+			return "this workspace has a cluster"
+		}
+		return ""
+	}),
+	on("y", "y", "copy the chosen command", "copy", act(func(c *console) {
+		if s := c.suggestions(); c.next.at < len(s) {
+			c.copyText(s[c.next.at].Command, "the command")
+		}
+	})).footed(),
+}
+
+func (c *console) toWizard() tea.Cmd {
+	c.screen = screenConfig
+	return nil
+}
+
+func (c *console) suggestions() []engine.Suggestion {
+	if c.home == nil {
+		return nil
+	}
+	return c.home.Next
+}
+
+// doNext does what the cursor is on if the console can, else it copies the command.
+func (c *console) doNext() tea.Cmd {
+	s := c.suggestions()
+	if c.next.at >= len(s) {
+		return nil
+	}
+	switch cmd := s[c.next.at].Command; {
+	case isVerb(cmd, "init"):
+		return c.toWizard()
+	case isVerb(cmd, "status"):
+		return c.goHome()
+	default:
+		c.copyText(cmd, "it to run in a shell")
+	}
+	return nil
+}
+
+// isVerb reports whether a command line runs a verb of this program.
+func isVerb(command, verb string) bool {
+	words := strings.Fields(command)
+	if len(words) < 2 || !strings.HasSuffix(words[0], "constellation") {
+		return false
+	}
+	for i := 1; i < len(words); i++ {
+		if words[i] == "-C" || words[i] == "--workspace" {
+			i++
+			continue
+		}
+		return words[i] == verb
+	}
+	return false
+}
+
+func (c *console) homeView(w, h int) []string {
+	var lines []string
+	switch {
+	case c.homeErr != nil:
+		lines = append(lines, c.problem(w, c.homeErr)...)
+	case c.home == nil:
+		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, c.busy).String()}
+	}
+	var foot []string
+	if n := c.suggestions(); len(n) > 0 {
+		foot = append(foot, c.th.rule(w, "Do next", ""))
+		for i, s := range n {
+			if i >= 4 {
+				break
+			}
+			st := plain
+			if i == c.next.at {
+				st = strong
+			}
+			r := c.th.row(w).add(plain, " ").add(accent, c.marker(i == c.next.at)).add(st, clean(s.Title)).add(plain, "  ").add(accent, clean(s.Command))
+			if s.Why != "" {
+				r.add(faint, "  "+clean(s.Why))
+			}
+			foot = append(foot, r.String())
+		}
+	}
+	if c.home != nil && c.home.Stage == engine.StageCluster {
+		room := h - len(foot) - len(lines)
+		lines = append(lines, c.clusterView(w, room)...)
+	} else if c.home != nil {
+		lines = append(lines, c.workspaceView(w)...)
+		if room := h - len(foot) - len(lines); room > 2 {
+			lines = append(lines, c.recent(w, room)...)
+		}
+	}
+	for len(lines)+len(foot) < h {
+		lines = append(lines, "")
+	}
+	return append(lines, foot...)
+}
+
+// workspaceView says what there is before there is a cluster.
+func (c *console) workspaceView(w int) []string {
+	words := map[engine.Stage]string{
+		engine.StageEmpty:      "This folder has no configuration yet.",
+		engine.StageConfigured: "There is a configuration, and no machines yet.",
+		engine.StageReady:      "The machines are there. The cluster can be created.",
+		engine.StagePartial:    "An init began here and did not end.",
+	}
+	lines := []string{
+		c.th.rule(w, "Workspace", ""),
+		c.th.row(w).add(plain, "  ").add(plain, clean(c.home.Dir)).String(),
+		c.th.row(w).add(plain, "  ").add(strong, words[c.home.Stage]).String(),
+	}
+	return append(lines, c.findings(w, "Needs attention", c.home.Problems, 4)...)
+}
+
+// findings lists what is not as it should be, with what to do about it.
+func (c *console) findings(w int, title string, list []engine.Finding, most int) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	lines := []string{c.th.rule(w, fmt.Sprintf("%s (%d)", title, len(list)), "")}
+	for i, f := range list {
+		if i == most {
+			lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("… %d more", len(list)-most)).String())
+			break
+		}
+		sign, st := c.severitySign(f.Severity)
+		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").add(plain, clean(f.Title))
+		if f.Detail != "" {
+			r.add(faint, ": "+clean(f.Detail))
+		}
+		lines = append(lines, r.String())
+		if f.Remedy != "" {
+			lines = append(lines, c.th.row(w).pad(4).add(faint, c.th.branch+" ").add(accent, clean(f.Remedy)).String())
+		}
+	}
+	return lines
+}
+
+func (c *console) severitySign(s engine.Severity) (string, style) {
+	switch s {
+	case engine.Block:
+		return c.th.fail, bad
+	case engine.Warn:
+		return c.th.warn, caution
+	}
+	return c.th.ok, good
+}
+
+// clusterView is the cluster in h lines.
+func (c *console) clusterView(w, h int) []string {
+	st := c.status
+	if st == nil {
+		if c.statusErr != nil {
+			return c.problem(w, c.statusErr)
+		}
+		return append([]string{c.th.rule(w, "Cluster", ""),
+			c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "asking the cluster").String()}, c.recent(w, h-2)...)
+	}
+	lines := []string{c.th.rule(w, "Cluster", clean(st.Provider))}
+	lines = append(lines, c.summary(w, st)...)
+	if c.statusErr != nil {
+		lines = append(lines, c.th.row(w).add(plain, "  ").add(bad, c.th.fail+" ").add(plain, clean(c.statusErr.Error())).String())
+	}
+	lines = append(lines, c.findings(w, "Needs attention", st.Health, 3)...)
+	room := h - len(lines)
+	recent := 0
+	if room > 9 {
+		recent = min(3, room-8) + 1
+	}
+	lines = append(lines, c.nodeRows(w, room-recent, st)...)
+	if recent > 1 {
+		lines = append(lines, c.recent(w, recent)...)
+	}
+	return lines
+}
+
+// summary is what the cluster is, in two columns.
+func (c *console) summary(w int, st *engine.Status) []string {
+	ready := map[string][2]int{}
+	for _, n := range st.Nodes {
+		r := ready[n.Role]
+		r[1]++
+		if n.State == engine.NodeReady {
+			r[0]++
+		}
+		ready[n.Role] = r
+	}
+	health := "all well"
+	if n := len(st.Health); n > 0 {
+		health = count(n, "finding")
+	}
+	if !st.Reachable {
+		health = "API server does not answer"
+	}
+	kubernetes := clean(st.Target.Kubernetes)
+	if st.APIServer != "" && st.APIServer != st.Target.Kubernetes {
+		kubernetes += " (API server " + clean(st.APIServer) + ")"
+	}
+	pair := func(role string) string { return fmt.Sprintf("%d/%d ready", ready[role][0], ready[role][1]) }
+	half := max(w/2, 38)
+	rowOf := func(a, b, d, e string) string {
+		return c.th.row(w).add(plain, "  ").col(faint, a, 12).add(plain, dash(b)).to(half).col(faint, d, 14).add(plain, dash(e)).String()
+	}
+	return []string{
+		rowOf("Kubernetes", kubernetes, "control plane", pair("control-plane")),
+		rowOf("OS image", clean(st.Target.Image), "workers", pair("worker")),
+		rowOf("Release", clean(st.Target.Release), "health", health),
+	}
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// nodeRows lists nodes, then machines that are not nodes, in h lines.
+func (c *console) nodeRows(w, h int, st *engine.Status) []string {
+	if h < 2 {
+		return nil
+	}
+	type entry struct{ name, group, state, kubernetes, image, ip, text string }
+	rows := make([]entry, 0, len(st.Nodes)+len(st.Machines))
+	for _, n := range st.Nodes {
+		text := clean(n.Message)
+		if n.Cordoned {
+			text = strings.TrimSpace("cordoned " + text)
+		}
+		rows = append(rows, entry{clean(n.Name), clean(n.Group), n.State, clean(n.Kubernetes), clean(n.Image), clean(n.IP), text})
+	}
+	for _, m := range st.Machines {
+		text := clean(m.Message)
+		if text == "" {
+			text = "not a node yet"
+		}
+		rows = append(rows, entry{clean(m.Name), clean(m.Group), m.State, "-", clean(m.Image), clean(m.IP), text})
+	}
+	title := fmt.Sprintf("Nodes %d", len(st.Nodes))
+	remark := ""
+	if n := len(st.Machines); n > 0 {
+		remark = count(n, "machine") + " not in the cluster"
+	}
+	lines := []string{c.th.rule(w, title, remark)}
+	if len(rows) == 0 {
+		return append(lines, c.th.row(w).add(faint, "   none yet: machines appear here when they have joined").String())
+	}
+	fit := h - 1
+	from := max(0, min(c.next.nodes, len(rows)-fit))
+	to := min(len(rows), from+fit)
+	more := len(rows) - (to - from)
+	if more > 0 && to-from > 1 {
+		to--
+	}
+	names := 14
+	for _, e := range rows[from:to] {
+		names = max(names, width(e.name))
+	}
+	names = min(names, w/3)
+	for _, e := range rows[from:to] {
+		sign, sty := c.nodeSign(e.state)
+		r := c.th.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, e.name, names).col(sty, e.state, 9)
+		r.col(plain, e.kubernetes, 9)
+		if w >= 100 {
+			r.col(faint, e.group, 14).col(faint, e.ip, 15)
+		}
+		r.col(faint, imageVersion(e.image), 8).add(faint, e.text)
+		lines = append(lines, r.String())
+	}
+	if more > 0 {
+		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: J and K move", more+1)).String())
+	}
+	return lines
+}
+
+// imageVersion is the last part of the reference of an image.
+func imageVersion(ref string) string {
+	if i := strings.LastIndexByte(ref, '/'); i >= 0 {
+		return ref[i+1:]
+	}
+	return ref
+}
+
+// recent lists past runs in at most h lines.
+func (c *console) recent(w, h int) []string {
+	if c.home == nil || len(c.home.Runs) == 0 || h < 2 {
+		return nil
+	}
+	lines := []string{c.th.rule(w, "Recent", "")}
+	for _, r := range c.home.Runs[:min(len(c.home.Runs), h-1)] {
+		sign, st := c.th.ok, good
+		switch r.Status {
+		case engine.StateDone, engine.StateNothing, engine.StateDetached:
+		case engine.StateFailed:
+			sign, st = c.th.fail, bad
+		default:
+			sign, st = c.th.stopped, caution
+		}
+		took := ""
+		if !r.Ended.IsZero() {
+			took = " in " + short(r.Ended.Sub(r.Started).Round(time.Second))
+		}
+		text := clean(r.Text)
+		if text == "" && r.Step != "" && r.Status != engine.StateDone {
+			text = "at " + clean(r.Step)
+		}
+		lines = append(lines, c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(faint, ago(r.Started, c.now), 9).
+			col(plain, string(r.Verb), 6).add(plain, clean(r.Status)+took).add(faint, "  "+text).String())
+	}
+	return lines
+}
+
+// problem shows an error: what, why, and what to do.
+func (c *console) problem(w int, err error) []string {
+	e := explain(err)
+	lines := []string{c.th.rule(w, "What happened", "")}
+	for i, l := range wrap(e.what, w-6) {
+		r := c.th.row(w).add(plain, " ")
+		if i == 0 {
+			r.add(bad, c.th.fail+" ")
+		} else {
+			r.pad(2)
+		}
+		lines = append(lines, r.add(strong, l).String())
+	}
+	for _, p := range []struct{ head, text string }{{"why", e.why}, {"fix", e.remedy}} {
+		if p.text == "" {
+			continue
+		}
+		for i, l := range wrap(p.text, w-10) {
+			r := c.th.row(w).add(plain, "   ")
+			if i == 0 {
+				r.col(faint, p.head, 4)
+			} else {
+				r.pad(5)
+			}
+			lines = append(lines, r.add(plain, l).String())
+		}
+	}
+	for _, d := range e.details {
+		lines = append(lines, c.th.row(w).add(plain, "   ").add(plain, d).String())
+	}
+	return lines
+}

@@ -1,0 +1,612 @@
+package tui
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/bubbles/textinput"
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+// The screens of the init wizard: config, preflight, confirm.
+
+// configForm edits what of the configuration a newcomer wants to choose; all else is
+// shown and edited in the file.
+type configForm struct {
+	exists   bool // the file
+	locked   string
+	fields   []formField
+	at       int
+	editing  bool
+	input    textinput.Model
+	problems []engine.Finding
+	err      error
+	rows     [][2]string // what else the configuration says
+	busy     bool
+}
+
+type formField struct {
+	key, title, value, was string
+	hint                   string
+	choices                []string
+}
+
+func (f formField) changed() bool { return f.value != f.was }
+
+func newConfigForm(h *engine.Home, versions []string) configForm {
+	f := configForm{exists: h.Stage != engine.StageEmpty, problems: h.Problems}
+	name, kubernetes := "demo", ""
+	if len(versions) > 0 {
+		kubernetes = versions[0]
+	}
+	if c := h.Config; c != nil {
+		name, kubernetes = c.Name, c.Kubernetes.String()
+		f.rows = [][2]string{
+			{"provider", c.Provider.Name()},
+			{"image", c.Image.String()},
+			{"release", c.Services.String()},
+			{"control planes", fmt.Sprint(c.ControlPlanes())},
+			{"workers", fmt.Sprint(c.Workers())},
+			{"pods", c.PodCIDR.String()},
+			{"services", c.ServiceCIDR.String()},
+		}
+	}
+	if h.Stage == engine.StagePartial || h.Stage == engine.StageCluster {
+		f.locked = "init has begun with these values"
+	}
+	if f.exists && h.Config == nil {
+		f.locked = "the file has errors"
+	}
+	choices := versions
+	if !slices.Contains(choices, kubernetes) && kubernetes != "" {
+		choices = append([]string{kubernetes}, choices...)
+	}
+	f.fields = []formField{
+		{key: "name", title: "cluster name", value: name, was: name, hint: "a-z, 0-9 and -, at most 37"},
+		{key: "kubernetesVersion", title: "Kubernetes", value: kubernetes, was: kubernetes, choices: choices},
+	}
+	f.input = textinput.New()
+	f.input.Prompt = ""
+	f.input.CharLimit = 64
+	return f
+}
+
+func (f *configForm) changed() bool {
+	return slices.ContainsFunc(f.fields, formField.changed)
+}
+
+var configKeys = []binding{
+	on("enter", "Enter", "go on to the checks", "wizard", (*console).configNext).footed().unless(func(c *console) string {
+		switch {
+		case c.home == nil:
+			return "the workspace cannot be read"
+		case c.form.exists && c.home.Config == nil:
+			return "correct the file first, then r"
+		}
+		return ""
+	}),
+	on("e", "e", "edit the chosen field", "wizard", (*console).editField).footed().unless(configLocked),
+	on("left h", "← h", "previous choice", "wizard", act(func(c *console) { c.chooseField(-1) })).unless(configLocked),
+	on("right l", "→ l", "next choice", "wizard", act(func(c *console) { c.chooseField(1) })).unless(configLocked),
+	on("up k shift+tab", "↑ k", "previous field", "move", act(func(c *console) { c.form.at = max(0, c.form.at-1) })),
+	on("down j tab", "↓ j", "next field", "move", act(func(c *console) { c.form.at = min(len(c.form.fields)-1, c.form.at+1) })),
+	on("r", "r", "read the file again", "wizard", (*console).reread).footed(),
+	on("y", "y", "copy the path of the file", "copy", act(func(c *console) {
+		if c.home != nil {
+			c.copyText(c.home.Dir+"/constellation-conf.yaml", "the path")
+		}
+	})),
+	on("esc", "Esc", "home", "leave", (*console).goHome),
+}
+
+func (c *console) reread() tea.Cmd {
+	c.busy = "reading the workspace"
+	return c.readHome()
+}
+
+func configLocked(c *console) string { return c.form.locked }
+
+// typing reports whether keys go into a text field.
+func (c *console) typing() bool {
+	return c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing
+}
+
+// typed gives a key to the text field that is open; taken is false for keys that
+// mean the same everywhere.
+func (c *console) typed(k tea.KeyMsg) (cmd tea.Cmd, taken bool) {
+	if k.Type == tea.KeyCtrlC {
+		return nil, false
+	}
+	if c.screen == screenLog {
+		return c.log.typed(k), true
+	}
+	f := &c.form
+	switch k.Type {
+	case tea.KeyEnter, tea.KeyTab:
+		f.fields[f.at].value = strings.TrimSpace(f.input.Value())
+		f.editing = false
+		f.input.Blur()
+		return nil, true
+	case tea.KeyEsc:
+		f.editing = false
+		f.input.Blur()
+		return nil, true
+	}
+	f.input, cmd = f.input.Update(k)
+	return nil, true // the cursor does not blink: nothing on this screen moves by itself
+}
+
+func (c *console) editField() tea.Cmd {
+	f := &c.form
+	if len(f.fields[f.at].choices) > 0 {
+		c.chooseField(1)
+		return nil
+	}
+	f.editing = true
+	f.input.SetValue(f.fields[f.at].value)
+	f.input.CursorEnd()
+	f.input.Focus()
+	return nil
+}
+
+func (c *console) chooseField(by int) {
+	f := &c.form.fields[c.form.at]
+	if n := len(f.choices); n > 0 {
+		i := slices.Index(f.choices, f.value)
+		f.value = f.choices[(i+by+n)%n]
+	}
+}
+
+// configNext writes what was changed and goes on to the checks.
+func (c *console) configNext() tea.Cmd {
+	f := &c.form
+	if f.exists && !f.changed() {
+		return c.startPreflight()
+	}
+	fields, exists := slices.Clone(f.fields), f.exists
+	d := c.deps
+	c.busy = "writing the configuration"
+	ctx := c.ctx
+	return func() tea.Msg {
+		path, err := writeConfig(ctx, d, exists, fields)
+		return configSet{path, err}
+	}
+}
+
+// writeConfig generates the configuration, or changes those of its fields that were
+// edited and nothing else.
+func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formField) (path string, err error) {
+	if !exists {
+		o := engine.GenerateOptions{Name: fields[0].value, Kubernetes: fields[1].value}
+		if d.sandbox != nil {
+			o.Sandbox = d.sandbox(ctx)
+		}
+		b, err := engine.GenerateConfig("sandbox", o)
+		if err != nil {
+			return "", err
+		}
+		return d.ws.WriteConfig(b)
+	}
+	b, err := d.ws.ReadConfig()
+	if err != nil {
+		return "", err
+	}
+	for _, f := range fields {
+		if f.changed() {
+			b = setScalar(b, f.key, f.value)
+		}
+	}
+	if _, err := engine.ParseConfig(b); err != nil {
+		return "", err
+	}
+	return "constellation-conf.yaml", d.ws.ReplaceConfig(b)
+}
+
+// setScalar replaces the value of a key at the top of a YAML file and keeps the
+// comment behind it.
+func setScalar(b []byte, key, value string) []byte {
+	re := regexp.MustCompile(`(?m)^(` + regexp.QuoteMeta(key) + `:[ \t]*)("[^"\n]*"|'[^'\n]*'|[^#\s]+)`)
+	at := re.FindSubmatchIndex(b)
+	if at == nil {
+		return b
+	}
+	return slices.Concat(b[:at[4]], []byte(value), b[at[5]:])
+}
+
+func (c *console) tookConfig(msg configSet) tea.Cmd {
+	c.busy = ""
+	if msg.err != nil {
+		c.form.err = msg.err
+		return nil
+	}
+	c.form.err = nil
+	c.note = "wrote " + clean(msg.path)
+	if c.form.exists {
+		for i := range c.form.fields {
+			c.form.fields[i].was = c.form.fields[i].value
+		}
+		return tea.Batch(c.readHome(), c.startPreflight())
+	}
+	return c.goHome() // a new file needs machines first: home says how
+}
+
+// verdict is the line that says what Enter will do.
+func (f *configForm) verdict(c *console) string {
+	r := c.th.row(c.w).add(plain, " ")
+	switch {
+	case c.busy != "":
+		r.add(accent, c.th.spin(c.frame)+" ").add(plain, c.busy)
+	case f.exists && c.home != nil && c.home.Config == nil:
+		r.add(bad, c.th.fail+" ").add(strong, "The configuration has errors. Correct the file and press r.")
+	case f.editing:
+		r.add(plain, "Enter takes the value, Esc drops it")
+	case !f.exists:
+		r.add(strong, "Enter writes constellation-conf.yaml")
+	case f.changed():
+		r.add(strong, "Enter writes the changes and goes on to the checks")
+	default:
+		r.add(strong, "Enter goes on to the checks; nothing is created before you confirm")
+	}
+	return r.String()
+}
+
+func (c *console) configView(w, h int) []string {
+	f := &c.form
+	where := "new file"
+	if f.exists {
+		where = "constellation-conf.yaml"
+	}
+	lines := []string{c.th.rule(w, "Configuration", where), ""}
+	for i, x := range f.fields {
+		here := i == f.at
+		st := plain
+		if here {
+			st = strong
+		}
+		r := c.th.row(w).add(plain, "  ").add(accent, c.marker(here)).col(st, x.title, 16)
+		switch {
+		case here && f.editing:
+			r.add(chosen, " "+f.input.Value()+" ").add(accent, "▏").add(faint, "  "+x.hint)
+		case len(x.choices) > 1 && here && f.locked == "":
+			for _, v := range x.choices {
+				if v == x.value {
+					r.add(chosen, " "+v+" ")
+				} else {
+					r.add(faint, " "+v+" ")
+				}
+			}
+			r.add(faint, "  ← →")
+		default:
+			r.add(st, dash(clean(x.value)))
+		}
+		if x.changed() && f.exists {
+			r.add(caution, "  was "+clean(x.was))
+		}
+		r.right(faint, x.key)
+		lines = append(lines, r.String())
+	}
+	if f.locked != "" {
+		lines = append(lines, c.th.row(w).pad(4).add(faint, "not to be changed here: "+f.locked).String())
+	}
+	lines = append(lines, "")
+	for _, kv := range f.rows {
+		lines = append(lines, c.th.row(w).pad(4).col(faint, kv[0], 16).add(plain, clean(kv[1])).String())
+	}
+	if f.err != nil {
+		lines = append(lines, "")
+		lines = append(lines, c.problem(w, f.err)...)
+	}
+	lines = append(lines, c.findings(w, "Needs attention", f.problems, max(1, (h-len(lines))/2))...)
+	return lines
+}
+
+// preflight is the screen of the checks, and what came of them.
+type preflight struct {
+	t        timeline
+	done     bool
+	err      error
+	findings []engine.Finding
+	at       int
+}
+
+// settle returns the checks as they are: those that were emitted, and findings that
+// were not.
+func (p *preflight) settle() []check {
+	list := p.t.checks
+	for _, f := range p.findings {
+		if !slices.ContainsFunc(list, func(c check) bool { return c.id == clean(f.ID) }) {
+			list = append(list[:len(list):len(list)], check{clean(f.ID), string(f.Severity), clean(f.Title), clean(f.Detail), clean(f.Remedy), clean(f.Source), f.Took})
+		}
+	}
+	return list
+}
+
+func (p *preflight) counts() (done, warn, block, total int) {
+	for _, c := range p.settle() {
+		total++
+		switch engine.Severity(c.state) {
+		case engine.Warn:
+			warn++
+			done++
+		case engine.Block:
+			block++
+			done++
+		case engine.Info:
+			done++
+		}
+	}
+	return done, warn, block, total
+}
+
+var preflightKeys = []binding{
+	on("enter", "Enter", "go on to the plan", "wizard", (*console).makePlan).footed().unless(func(c *console) string {
+		_, _, block, _ := c.pre.counts()
+		switch {
+		case !c.pre.done:
+			return "the checks are still running"
+		case c.pre.err != nil:
+			return "the checks could not be made"
+		case block > 0:
+			return count(block, "check") + " failed; correct it, then r"
+		case c.busy != "":
+			return "planning"
+		}
+		return ""
+	}),
+	on("r", "r", "run the checks again", "wizard", (*console).startPreflight).footed(),
+	on("up k", "↑ k", "previous check", "move", act(func(c *console) { c.pre.at = max(0, c.pre.at-1) })),
+	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.settle())-1, c.pre.at+1)) })),
+	on("y", "y", "copy what to do about the chosen check", "copy", act(func(c *console) {
+		if l := c.pre.settle(); c.pre.at < len(l) {
+			c.copyText(l[c.pre.at].remedy, "what to do")
+		}
+	})).footed(),
+	on("esc", "Esc", "back to the configuration", "leave", act(func(c *console) {
+		if c.cancel != nil {
+			c.cancel()
+		}
+		c.screen = screenConfig
+	})),
+}
+
+func (p *preflight) verdict(c *console) string {
+	r := c.th.row(c.w).add(plain, " ")
+	_, warn, block, _ := p.counts()
+	switch {
+	case p.err != nil:
+		r.add(bad, c.th.fail+" ").add(strong, "The checks could not be made. Nothing has been created.")
+	case !p.done || c.busy != "":
+		r.add(accent, c.th.spin(c.frame)+" ").add(plain, c.busy)
+	case block > 0:
+		r.add(bad, c.th.fail+" ").add(strong, "Blocked: "+count(block, "failed check")+". Correct it and press r; nothing has been created yet.")
+	case warn > 0:
+		r.add(caution, c.th.warn+" ").add(strong, count(warn, "warning")+": read it before you go on. Enter shows the plan.")
+	default:
+		r.add(good, c.th.ok+" ").add(strong, "All is ready. Enter shows the plan; nothing is created before you confirm it.")
+	}
+	return r.String()
+}
+
+func (c *console) preflightView(w, h int) []string {
+	p := &c.pre
+	done, warn, block, total := p.counts()
+	remark := fmt.Sprintf("%d of %d done", done, total)
+	if warn > 0 {
+		remark += ", " + count(warn, "warning")
+	}
+	if block > 0 {
+		remark += fmt.Sprintf(", %d failed", block)
+	}
+	lines := []string{c.th.rule(w, "Preflight", remark)}
+	if p.err != nil {
+		return append(lines, c.problem(w, p.err)...)
+	}
+	list := p.settle()
+	if len(list) == 0 && p.done {
+		return append(lines, c.th.row(w).add(faint, "   there was nothing to check").String())
+	}
+	left := w
+	if w >= 110 { // what belongs to the chosen check stands beside the list
+		left = w * 6 / 10
+	}
+	var rows []string
+	top := 0
+	for i, x := range list {
+		if i == p.at {
+			top = len(rows)
+		}
+		rows = append(rows, c.checkRow(x, left, i == p.at))
+		if left == w && (i == p.at || engine.Severity(x.state) == engine.Block || engine.Severity(x.state) == engine.Warn) {
+			rows = append(rows, c.checkDetail(x, w, 15)...)
+		}
+	}
+	from, to := window(len(rows), top, h-1)
+	if left == w {
+		return append(lines, rows[from:to]...)
+	}
+	var side []string
+	if p.at < len(list) {
+		x := list[p.at]
+		for _, l := range wrap(x.title, w-left-4) {
+			side = append(side, c.th.paint(strong, l))
+		}
+		side = append(side, "")
+		side = append(side, c.checkDetail(x, w-left-3, 0)...)
+	}
+	for i := range max(to-from, len(side)) {
+		var l, r string
+		if from+i < to {
+			l = rows[from+i]
+		}
+		if i < len(side) {
+			r = side[i]
+		}
+		lines = append(lines, l+strings.Repeat(" ", max(0, left-styledWidth(l)))+c.th.paint(faint, c.th.side)+" "+r)
+	}
+	return lines
+}
+
+func (c *console) checkRow(x check, w int, here bool) string {
+	sign, st := c.severitySign(engine.Severity(x.state))
+	if x.state == engine.StateRunning {
+		sign, st = c.th.spin(c.frame), accent
+	}
+	name := plain
+	if here {
+		name = strong
+	}
+	r := c.th.row(w).add(accent, c.marker(here)).add(st, sign).add(plain, " ").col(faint, x.source, 10)
+	tail := ""
+	if x.took > 0 {
+		tail = fmt.Sprintf("%.2fs", x.took.Seconds())
+	}
+	return r.add(name, cut(x.title, w-r.used-width(tail)-3, c.th.ellipsis)).right(faint, tail).String()
+}
+
+// checkDetail says why a check ended as it did and what to do.
+func (c *console) checkDetail(x check, w, indent int) []string {
+	var lines []string
+	for _, p := range []struct{ head, text string }{{"why", x.detail}, {"fix", x.remedy}} {
+		if p.text == "" {
+			continue
+		}
+		for i, l := range wrap(p.text, max(10, w-indent-7)) {
+			r := c.th.row(w).pad(indent)
+			if i == 0 {
+				r.col(faint, p.head, 4)
+			} else {
+				r.pad(5)
+			}
+			st := plain
+			if p.head == "fix" {
+				st = accent
+			}
+			lines = append(lines, r.add(st, l).String())
+		}
+	}
+	return lines
+}
+
+// confirm is the screen of the plan and the question.
+type confirm struct {
+	yes    bool // the cursor is on "create"
+	scroll int
+	shown  time.Time
+	plan   *engine.Plan
+}
+
+// newConfirm puts the cursor on the safe answer if there is anything to be wary of.
+func newConfirm(p *engine.Plan, now time.Time) confirm {
+	return confirm{plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
+}
+
+var confirmKeys = []binding{
+	on("enter", "Enter", "do what is chosen", "wizard", (*console).answer).footed().unless(func(c *console) string {
+		switch {
+		case c.now.Sub(c.ask.shown) < armAfter:
+			return "read it first"
+		case c.ask.yes && c.plan != nil && len(c.plan.Blocked()) > 0:
+			return "the plan is blocked"
+		}
+		return ""
+	}),
+	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.ask.yes = !c.ask.yes })).footed(),
+	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.ask.scroll = max(0, c.ask.scroll-1) })),
+	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.ask.scroll = min(c.ask.scroll+1, len(c.planRows(c.w))) })),
+	on("esc", "Esc", "back to the checks", "leave", (*console).startPreflight),
+}
+
+func (c *console) answer() tea.Cmd {
+	if c.ask.yes {
+		return c.startRun()
+	}
+	return c.startPreflight()
+}
+
+func (a *confirm) verdict(c *console) string {
+	create, back := "Create the cluster", "Back"
+	if a.plan != nil && a.plan.Resumes() {
+		create = "Go on with it"
+	}
+	r := c.th.row(c.w).add(plain, " ")
+	if a.plan != nil && len(a.plan.Blocked()) > 0 {
+		return r.add(bad, c.th.fail+" ").add(strong, "Blocked: "+clean(a.plan.Blocked()[0].Title)).String()
+	}
+	if a.yes {
+		return r.add(accent, c.th.cursor+" ").add(chosen, " "+create+" ").add(plain, "   ").add(faint, "  "+back+" ").String()
+	}
+	return r.add(faint, "   "+create+" ").add(plain, "   ").add(accent, c.th.cursor+" ").add(chosen, " "+back+" ").String()
+}
+
+// planRows are the steps of the plan with what each will have done.
+func (c *console) planRows(w int) []string {
+	var rows []string
+	for i, s := range c.plan.Steps {
+		sign, st := fmt.Sprintf("%2d", i+1), faint
+		if s.Finished {
+			sign, st = " "+c.th.ok, good
+		}
+		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, "  ").add(strong, clean(s.Title))
+		switch {
+		case s.Finished:
+			r.right(faint, "done before")
+		case s.Final:
+			r.right(caution, "point of no return")
+		}
+		rows = append(rows, r.String())
+		for _, l := range wrap(clean(s.Effect), w-8) {
+			if l != "" {
+				rows = append(rows, c.th.row(w).pad(5).add(faint, l).String())
+			}
+		}
+		if s.Warning != "" && !s.Finished {
+			for i, l := range wrap(clean(s.Warning), w-10) {
+				lead := "  "
+				if i == 0 {
+					lead = c.th.warn + " "
+				}
+				rows = append(rows, c.th.row(w).pad(5).add(caution, lead).add(plain, l).String())
+			}
+		}
+	}
+	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
+		sign, st := c.severitySign(f.Severity)
+		rows = append(rows, c.th.row(w).add(plain, " ").add(st, " "+sign+" ").add(plain, " "+clean(f.Title)).add(faint, detailOf(f)).String())
+	}
+	return rows
+}
+
+func detailOf(f engine.Finding) string {
+	if f.Detail == "" {
+		return ""
+	}
+	return ": " + clean(f.Detail)
+}
+
+func (c *console) confirmView(w, h int) []string {
+	p := c.plan
+	remark := count(len(p.Steps), "step")
+	if n := nodesOf(p); n > 0 {
+		remark += ", " + count(n, "machine")
+	}
+	lines := []string{c.th.rule(w, "Plan: "+string(p.Verb)+" "+clean(p.Cluster), remark)}
+	if to := target(p.To); to != "" {
+		lines = append(lines, c.th.row(w).add(plain, " ").add(faint, "to ").add(plain, to).String())
+	}
+	rows := c.planRows(w)
+	room := h - len(lines)
+	from := max(0, min(c.ask.scroll, len(rows)-room))
+	to := min(len(rows), from+room)
+	shown := rows[from:to]
+	lines = append(lines, shown...)
+	if to < len(rows) {
+		lines[len(lines)-1] = c.th.row(w).pad(5).add(faint, fmt.Sprintf("… %d more lines: ↓", len(rows)-to+1)).String()
+	}
+	return lines
+}

@@ -1,0 +1,310 @@
+package tui
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+var resultKeys = []binding{
+	on("enter", "Enter", "home", "do", (*console).goHome).footed().unless(func(c *console) string {
+		if !c.succeeded() {
+			return "there is no cluster to show; r tries again"
+		}
+		return ""
+	}),
+	on("r", "r", "try again; what is done stays done", "do", (*console).retry).footed().unless(func(c *console) string {
+		if c.succeeded() {
+			return "it is done"
+		}
+		return ""
+	}),
+	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed(),
+	on("y", "y", "copy the next command, or the cause", "copy", act((*console).copyResult)).footed(),
+	on("esc", "Esc", "home", "leave", (*console).goHome),
+}
+
+// retry plans anew and goes on where the run ended.
+func (c *console) retry() tea.Cmd {
+	c.resumed = c.ran
+	c.err = nil
+	if c.ran {
+		c.screen = screenRun
+		c.plan = nil
+		return c.makePlan()
+	}
+	return c.startPreflight()
+}
+
+func (c *console) copyResult() {
+	if c.t.result != nil && c.succeeded() && len(c.t.result.Next) > 0 {
+		c.copyText(c.t.result.Next[0], "the command")
+		return
+	}
+	if c.err != nil {
+		c.copyText(clean(c.err.Error()), "the cause")
+		return
+	}
+	c.copyText("", "")
+}
+
+func (c *console) resultView(w, h int) []string {
+	if c.succeeded() {
+		return c.successView(w, h)
+	}
+	return c.failureView(w, h)
+}
+
+func (c *console) successView(w, h int) []string {
+	name := c.t.cluster
+	if name == "" {
+		name = "the cluster"
+	}
+	remark, title := "", name+" is up"
+	var res engine.Result
+	if c.t.result != nil {
+		res = c.t.result.Result
+		if res.Nodes > 0 {
+			remark = count(res.Nodes, "node") + " ready in " + short(c.t.elapsed(c.now))
+		}
+		switch c.t.result.status {
+		case engine.StateNothing:
+			title = name + ": nothing to do"
+		case engine.StateDetached:
+			title = name + " goes on alone"
+		}
+	}
+	lines := []string{c.th.rule(w, title, remark)}
+	if c.t.result != nil && c.t.result.text != "" {
+		lines = append(lines, c.th.row(w).add(plain, "  ").add(good, c.th.ok+" ").add(plain, c.t.result.text).String())
+	}
+	if len(res.Files) > 0 {
+		dir := ""
+		if c.home != nil {
+			dir = " in " + clean(c.home.Dir)
+		}
+		lines = append(lines, "", c.th.row(w).add(plain, " ").add(strong, "Files written"+dir).String())
+		names := 20
+		for _, f := range res.Files {
+			names = max(names, width(f.Path))
+		}
+		names = min(names, w/2)
+		for _, f := range res.Files {
+			r := c.th.row(w).pad(2).col(plain, clean(f.Path), names)
+			if f.Secret {
+				r.col(caution, "SECRET", 6)
+			} else {
+				r.pad(7)
+			}
+			lines = append(lines, r.col(faint, clean(f.Mode), 4).add(plain, " "+clean(f.Note)).String())
+		}
+	}
+	if len(res.Next) > 0 {
+		lines = append(lines, "")
+		for i, n := range res.Next {
+			r := c.th.row(w)
+			if i == 0 {
+				r.add(plain, " ").col(strong, "Next", 5)
+			} else {
+				r.pad(7)
+			}
+			r.add(accent, clean(n))
+			if i == 0 {
+				r.add(faint, "   (y copies this)")
+			}
+			lines = append(lines, r.String())
+		}
+	}
+	if left := h - len(lines); left > len(c.t.machines)+1 && len(c.t.machines) > 0 {
+		lines = append(lines, "")
+		lines = append(lines, c.machinesView(w, min(len(c.t.machines), left-2))...)
+	}
+	return lines
+}
+
+func (c *console) failureView(w, h int) []string {
+	lines := c.problem(w, c.err)
+	if !c.ran {
+		return append(lines, "", c.th.row(w).add(plain, "   ").add(faint, "Nothing has been created.").String())
+	}
+	lines = append(lines, c.th.rule(w, "State", c.stepsRemark()))
+	for i := range c.t.steps {
+		s := &c.t.steps[i]
+		if s.state == "" {
+			continue
+		}
+		sign, st := c.stepSign(s)
+		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(plain, s.title, 34)
+		lines = append(lines, r.right(faint, short(s.took)).String())
+	}
+	ready, wanted := c.t.ready()
+	lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("nodes %d/%d ready. What is done stays done; r or the same command goes on from here.", ready, wanted)).String())
+	if room := h - len(lines); room > 3 {
+		lines = append(lines, c.logTail(w, room)...)
+	}
+	return lines
+}
+
+// logView is the full log: filter, scroll, copy.
+type logView struct {
+	follow bool
+	at     int // line under the cursor, among those that match
+	filter string
+	typing bool
+	level  int // index into logLevels: this one and worse
+	wrap   bool
+}
+
+// logLevels are in order of weight.
+var logLevels = []string{"", "info", "warn", "error"}
+
+var logKeys = []binding{
+	on("/", "/", "filter", "find", act(func(c *console) { c.log.typing = true })).footed(),
+	on("e", "e", "only warnings and errors, then all", "find", act(func(c *console) { c.log.level = (c.log.level + 2) % 4 })).footed(),
+	on("w", "w", "wrap long lines", "view", act(func(c *console) { c.log.wrap = !c.log.wrap })).footed(),
+	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveLog(-1) })),
+	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveLog(1) })),
+	on("pgup ctrl+u", "PgUp", "page up", "move", act(func(c *console) { c.moveLog(-c.h / 2) })),
+	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.moveLog(c.h / 2) })),
+	on("g home", "g", "first line", "move", act(func(c *console) { c.moveLog(-logLines) })),
+	on("G end f", "G", "follow the newest", "move", act(func(c *console) { c.log.follow = true })).footed(),
+	on("y", "y", "copy the line", "copy", act((*console).copyLogLine)).footed(),
+	on("esc l", "Esc", "back", "leave", act(func(c *console) {
+		if c.log.filter != "" {
+			c.log.filter = ""
+			return
+		}
+		c.screen = c.back
+	})),
+}
+
+// typed takes a key of the filter.
+func (v *logView) typed(k tea.KeyMsg) tea.Cmd {
+	switch k.Type {
+	case tea.KeyEnter:
+		v.typing = false
+	case tea.KeyEsc:
+		v.typing, v.filter = false, ""
+	case tea.KeyBackspace:
+		if r := []rune(v.filter); len(r) > 0 {
+			v.filter = string(r[:len(r)-1])
+		}
+	case tea.KeyCtrlU:
+		v.filter = ""
+	case tea.KeyRunes, tea.KeySpace:
+		v.filter += clean(string(k.Runes))
+	}
+	v.follow = true
+	return nil
+}
+
+// matching returns the indices of the lines that the filter lets through.
+func (c *console) matching() []int {
+	words := strings.Fields(strings.ToLower(c.log.filter))
+	out := make([]int, 0, c.t.log.len())
+	for i := range c.t.log.len() {
+		x := c.t.log.at(i)
+		if c.log.level > 0 && slices.Index(logLevels, x.level) < c.log.level {
+			continue
+		}
+		if len(words) > 0 {
+			text := strings.ToLower(source(x) + " " + x.text)
+			if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
+				continue
+			}
+		}
+		out = append(out, i)
+	}
+	return out
+}
+
+func (c *console) logAt(n int) int {
+	if c.log.follow {
+		return n - 1
+	}
+	return max(0, min(c.log.at, n-1))
+}
+
+func (c *console) moveLog(by int) {
+	n := len(c.matching())
+	at := max(0, c.logAt(n)+by)
+	c.log.follow = at >= n-1
+	c.log.at = min(at, max(0, n-1))
+}
+
+func (c *console) copyLogLine() {
+	if m := c.matching(); len(m) > 0 {
+		c.copyText(c.t.log.at(m[c.logAt(len(m))]).text, "the line")
+		return
+	}
+	c.copyText("", "")
+}
+
+func (c *console) logView(w, h int) []string {
+	m := c.matching()
+	remark := count(c.t.log.len(), "line")
+	if len(m) != c.t.log.len() {
+		remark = fmt.Sprintf("%d of %s", len(m), remark)
+	}
+	if c.t.log.dropped > 0 {
+		remark += fmt.Sprintf(", %d older ones in the record", c.t.log.dropped)
+	}
+	if c.log.follow {
+		remark += ", following"
+	}
+	lines := []string{c.th.rule(w, "Log", remark)}
+	r := c.th.row(w).add(plain, " ").add(accent, "/ ")
+	switch {
+	case c.log.typing:
+		r.add(strong, c.log.filter).add(accent, "▏").add(faint, "  Enter keeps the filter, Esc drops it")
+	case c.log.filter != "":
+		r.add(plain, c.log.filter)
+	default:
+		r.add(faint, "no filter")
+	}
+	if c.log.level > 1 {
+		r.right(caution, "level "+logLevels[c.log.level]+" and worse")
+	}
+	lines = append(lines, r.String())
+	if len(m) == 0 {
+		text := "nothing has been said yet"
+		if c.t.log.len() > 0 {
+			text = "no line matches; Esc drops the filter"
+		}
+		return append(lines, c.th.row(w).add(faint, "   "+text).String())
+	}
+	at := c.logAt(len(m))
+	room := h - len(lines)
+	// From the cursor upwards until the room is full, so that wrapped lines count.
+	var rows []string
+	for i := min(len(m)-1, at+room/2); i >= 0 && len(rows) < room+room/2; i-- {
+		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow)
+		rows = append(one, rows...)
+	}
+	if n := len(rows); n > room {
+		rows = rows[n-room:]
+	}
+	return append(lines, rows...)
+}
+
+func (c *console) logEntry(x logLine, w int, here bool) []string {
+	if !c.log.wrap {
+		if !here {
+			return []string{c.logRow(x, w)}
+		}
+		return []string{c.th.row(w).add(chosen, stripStyle(c.logRow(x, w))).String()}
+	}
+	lead := 10 + 1 + min(24, max(12, w/6))
+	parts := wrap(x.text, max(10, w-lead))
+	first := x
+	first.text = parts[0]
+	out := []string{c.logRow(first, w)}
+	for _, p := range parts[1:] {
+		out = append(out, c.th.row(w).pad(lead).add(plain, p).String())
+	}
+	return out
+}

@@ -1,0 +1,398 @@
+package tui
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+// pane is a part of the run screen that can be scrolled.
+type pane int
+
+const (
+	paneSteps pane = iota
+	paneMachines
+	paneLog
+	panes
+)
+
+// runView is what the run screen remembers: where each pane is, and which has the
+// keys.
+type runView struct {
+	focus pane
+	at    [panes]int // first row shown, or -1 to follow what happens
+}
+
+func newRunView() runView { return runView{focus: paneLog, at: [panes]int{-1, -1, -1}} }
+
+// follow is called when there is something new. Panes that follow need nothing done.
+func (v *runView) follow() {}
+
+var runKeys = []binding{
+	on("tab", "Tab", "next pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + 1) % panes })).footed(),
+	on("shift+tab", "⇧Tab", "previous pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + panes - 1) % panes })),
+	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.scrollRun(-1) })),
+	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.scrollRun(1) })),
+	on("G end f", "G", "follow what happens", "move", act(func(c *console) { c.run.at[c.run.focus] = -1 })),
+	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed(),
+	on("y", "y", "copy the newest line of the log", "copy", act((*console).copyLastLine)).footed(),
+}
+
+func (c *console) copyLastLine() {
+	if n := c.t.log.len(); n > 0 {
+		c.copyText(c.t.log.at(n-1).text, "the line")
+		return
+	}
+	c.copyText("", "")
+}
+
+// rows returns how many rows a pane has.
+func (c *console) rows(p pane) int {
+	switch p {
+	case paneSteps:
+		return len(c.stepRows(c.w))
+	case paneMachines:
+		return len(c.t.machines)
+	}
+	return c.t.log.len()
+}
+
+func (c *console) scrollRun(by int) {
+	p := c.run.focus
+	n := c.rows(p)
+	at := c.run.at[p]
+	if at < 0 {
+		at = max(0, n-1)
+	}
+	at += by
+	switch {
+	case at >= n-1:
+		c.run.at[p] = -1
+	default:
+		c.run.at[p] = max(at, 0)
+	}
+}
+
+// part returns h rows of a pane of n rows: around where the user is, or the end.
+func (c *console) part(p pane, n, h, end int) (from, to int) {
+	if at := c.run.at[p]; at >= 0 {
+		to = min(n, max(at+1, h))
+		return max(0, to-h), to
+	}
+	return window(n, end, h)
+}
+
+func (c *console) paneTitle(p pane, title string) string {
+	if c.run.focus == p {
+		return title + " " + c.th.cursor
+	}
+	return title
+}
+
+func (c *console) runView(w, h int) []string {
+	if c.plan == nil {
+		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, c.busy).String()}
+	}
+	steps := c.stepRows(w)
+	if w >= 120 {
+		return c.runWide(w, h)
+	}
+	// Steps come first, then machines; the log gets what is left, but at least three lines.
+	const least = 4
+	sh := min(len(steps), max(3, h-2-least-min(len(c.t.machines)+1, 4)))
+	mh := 0
+	if n := len(c.t.machines); n > 0 {
+		mh = min(n, max(1, h-sh-2-least))
+		if h >= 24 {
+			mh = min(n, max(mh, 3))
+		} else {
+			mh = min(mh, max(3, (h-sh)/3))
+		}
+	}
+	lines := []string{c.th.rule(w, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
+	from, to := c.part(paneSteps, len(steps), sh, c.currentRow(steps))
+	for _, s := range steps[from:to] {
+		lines = append(lines, s.line)
+	}
+	if mh > 0 {
+		lines = append(lines, c.machinesView(w, mh)...)
+	}
+	return append(lines, c.logTail(w, h-len(lines))...)
+}
+
+// runWide puts steps and machines side by side.
+func (c *console) runWide(w, h int) []string {
+	left := w * 55 / 100
+	right := w - left - 1
+	steps := c.stepRows(left)
+	top := max(min(max(len(steps), len(c.t.machines))+1, h*3/5), min(8, h/2))
+	lines := []string{c.th.rule(left, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
+	from, to := c.part(paneSteps, len(steps), top-1, c.currentRow(steps))
+	for _, s := range steps[from:to] {
+		lines = append(lines, s.line)
+	}
+	machines := c.machinesView(right, top-1)
+	out := make([]string, 0, h)
+	for i := range top {
+		var l, r string
+		if i < len(lines) {
+			l = lines[i]
+		}
+		if i < len(machines) {
+			r = machines[i]
+		}
+		out = append(out, l+strings.Repeat(" ", max(0, left-styledWidth(l)))+c.th.paint(faint, c.th.side)+r)
+	}
+	return append(out, c.logTail(w, h-len(out))...)
+}
+
+func (c *console) stepsRemark() string {
+	return fmt.Sprintf("%d of %d done", c.t.finished(), len(c.t.steps))
+}
+
+// stepRow is a line of the steps pane.
+type stepRow struct {
+	line    string
+	current bool
+}
+
+func (c *console) currentRow(rows []stepRow) int {
+	for i, r := range rows {
+		if r.current {
+			return i
+		}
+	}
+	return 0
+}
+
+// stepRows draws the steps; the one under way shows what it does.
+func (c *console) stepRows(w int) []stepRow {
+	var rows []stepRow
+	title := 24
+	for _, s := range c.t.steps {
+		title = max(title, width(s.title))
+	}
+	title = min(title, w/2)
+	for i := range c.t.steps {
+		s := &c.t.steps[i]
+		sign, st := c.stepSign(s)
+		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ")
+		name := plain
+		if s.state == "" {
+			name = faint
+		}
+		if s.state == engine.StateRunning {
+			name = strong
+		}
+		r.col(name, s.title, title).pad(1)
+		tail := ""
+		switch s.state {
+		case engine.StateRunning:
+			tail = short(c.now.Sub(s.began))
+		case engine.StateSkipped:
+			tail = "done before"
+		case "":
+			if s.final {
+				tail = "from here on the cluster goes on alone"
+			}
+		default:
+			tail = short(s.took)
+		}
+		if room := w - r.used - width(tail) - 3; room > 8 && s.text != "" && s.state != "" {
+			r.add(faint, cut(s.text, room, c.th.ellipsis))
+		}
+		r.right(faint, tail)
+		rows = append(rows, stepRow{r.String(), s.state == engine.StateRunning})
+		if s.state != engine.StateRunning {
+			continue
+		}
+		if s.total > 0 {
+			bar := c.th.row(w).pad(5).add(accent, c.th.meter(s.progress, s.total, min(30, w/3))).add(faint, "  "+amount(s.progress, s.total))
+			rows = append(rows, stepRow{line: bar.String()})
+		}
+		for _, p := range s.parts {
+			rows = append(rows, stepRow{line: c.partRow(p, w)})
+		}
+	}
+	return rows
+}
+
+func (c *console) partRow(p part, w int) string {
+	sign, st := c.th.spin(c.frame), accent
+	switch {
+	case p.state == engine.StateFailed:
+		sign, st = c.th.fail, bad
+	case p.state == engine.StateDone || p.total > 0 && p.current >= p.total:
+		sign, st = c.th.ok, good
+	case p.state == engine.StateSkipped:
+		sign, st = c.th.skipped, good
+	}
+	r := c.th.row(w).pad(3).add(st, sign).add(plain, " ").col(plain, p.name, 22)
+	if p.total > 0 && p.current < p.total {
+		r.add(accent, c.th.meter(p.current, p.total, 16)).add(faint, " "+amount(p.current, p.total))
+	} else {
+		r.add(faint, p.text)
+	}
+	if p.took > 0 {
+		r.right(faint, short(p.took))
+	}
+	return r.String()
+}
+
+func (c *console) stepSign(s *step) (string, style) {
+	switch s.state {
+	case engine.StateRunning:
+		if c.running {
+			return c.th.spin(c.frame), accent
+		}
+		return c.th.stopped, caution
+	case engine.StateDone:
+		return c.th.ok, good
+	case engine.StateSkipped:
+		return c.th.skipped, good
+	case engine.StateFailed:
+		return c.th.fail, bad
+	case engine.StateStopped, engine.StateDetached:
+		return c.th.stopped, caution
+	}
+	return c.th.dot, faint
+}
+
+// nodeSign is the sign of a machine's state.
+func (c *console) nodeSign(state string) (string, style) {
+	switch state {
+	case engine.NodeReady:
+		return c.th.ok, good
+	case engine.NodeFailed:
+		return c.th.fail, bad
+	case engine.NodeNotReady:
+		return c.th.warn, caution
+	case engine.NodeJoining:
+		return c.th.running, accent
+	case engine.NodeGone:
+		return c.th.fail, faint
+	}
+	return c.th.pending, faint
+}
+
+// machinesView shows the machines in h lines under a heading; many are shown by group.
+func (c *console) machinesView(w, h int) []string {
+	ready, wanted := c.t.ready()
+	lines := []string{c.th.rule(w, c.paneTitle(paneMachines, "Machines"), fmt.Sprintf("%d of %d ready", ready, wanted))}
+	n := len(c.t.machines)
+	if n > manyMachines && c.run.at[paneMachines] < 0 {
+		groups := c.t.groups()
+		for _, g := range groups[:min(len(groups), h)] {
+			done := g.states[engine.NodeReady]
+			r := c.th.row(w).add(plain, " ").col(plain, g.group, 16).num(plain, fmt.Sprintf("%d/%d", done, g.total), 11)
+			r.add(good, c.th.meter(int64(done), int64(g.total), min(30, w/4))).pad(2)
+			for _, s := range nodeStates[1:] {
+				if k := g.states[s]; k > 0 {
+					_, st := c.nodeSign(s)
+					r.add(st, strconv.Itoa(k)+" "+s+" ")
+				}
+			}
+			lines = append(lines, r.String())
+		}
+		return lines
+	}
+	names := 14
+	for i := range c.t.machines {
+		names = max(names, width(c.t.machines[i].name))
+	}
+	names = min(names, w/3)
+	from, to := c.part(paneMachines, n, h, c.firstUnready())
+	if to-from == n || h < 2 {
+		return c.machineRows(lines, from, to, names, w)
+	}
+	hidden := n - (to - from) + 1
+	lines = c.machineRows(lines, from, to-1, names, w)
+	return append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: Tab to here, then ↑↓", hidden)).String())
+}
+
+func (c *console) machineRows(lines []string, from, to, names, w int) []string {
+	for i := from; i < to; i++ {
+		m := &c.t.machines[i]
+		sign, st := c.nodeSign(m.state)
+		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").col(plain, m.name, names).col(st, m.state, 9)
+		tail := short(c.now.Sub(m.since))
+		if m.state == engine.NodeReady {
+			tail = "in " + short(m.took)
+		}
+		text := m.text
+		if m.attempt > 1 {
+			text = fmt.Sprintf("try %d  %s", m.attempt, text)
+		}
+		if room := w - r.used - width(tail) - 3; room > 4 {
+			r.add(faint, cut(text, room, c.th.ellipsis))
+		}
+		r.right(faint, tail)
+		lines = append(lines, r.String())
+	}
+	return lines
+}
+
+func (c *console) firstUnready() int {
+	for i := range c.t.machines {
+		if s := c.t.machines[i].state; s != engine.NodeReady && s != engine.NodeGone {
+			return i
+		}
+	}
+	return 0
+}
+
+// logTail shows the end of the log in h lines, heading included.
+func (c *console) logTail(w, h int) []string {
+	if h < 2 {
+		return nil
+	}
+	n := c.t.log.len()
+	remark := "following"
+	switch {
+	case n == 0:
+		remark = ""
+	case c.run.at[paneLog] >= 0:
+		remark = fmt.Sprintf("line %d of %d, G follows", c.run.at[paneLog]+1, n)
+	}
+	lines := []string{c.th.rule(w, c.paneTitle(paneLog, "Log"), remark)}
+	if n == 0 {
+		return append(lines, c.th.row(w).add(faint, "   what kubeadm and the bootstrapper say appears here").String())
+	}
+	from, to := c.part(paneLog, n, h-1, n-1)
+	if c.run.at[paneLog] < 0 {
+		from, to = max(0, n-h+1), n
+	}
+	for i := from; i < to; i++ {
+		lines = append(lines, c.logRow(c.t.log.at(i), w))
+	}
+	return lines
+}
+
+func (c *console) logRow(x logLine, w int) string {
+	r := c.th.row(w).add(faint, " "+x.at.UTC().Format("15:04:05")+" ").col(accent, source(x), min(24, max(12, w/6)))
+	st := plain
+	switch x.level {
+	case "warn":
+		st = caution
+	case "error":
+		st = bad
+	case "debug":
+		st = faint
+	}
+	return r.add(st, x.text).String()
+}
+
+// openLog shows the whole log; Esc comes back.
+func (c *console) openLog() {
+	if c.screen != screenLog {
+		c.back = c.screen
+	}
+	c.screen = screenLog
+	c.log.follow = true
+}
+
+var _ tea.Model = (*console)(nil)

@@ -1,0 +1,280 @@
+package tui
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"constellation/engine"
+)
+
+// printer returns what renders the events of a run without the console. A live line
+// at the bottom is for people who watch; scripts get words every so often.
+func (s *session) printer(f format, live bool) sink {
+	if f == asJSON {
+		return jsonPrinter{s.out}
+	}
+	var l *liveLine
+	if file, ok := s.Stdout.(*os.File); ok && live && notInteractive(file, file, s.Env) == "" {
+		l = &liveLine{out: file}
+	}
+	return newPlainPrinter(s.out, l, s.Now)
+}
+
+// engineOf returns the engine of the workspace.
+func (s *session) engineOf() (Engine, *engine.Workspace, string, error) {
+	ws, dir, err := s.workspace()
+	if err != nil {
+		return nil, nil, "", err
+	}
+	eng, err := s.Engine(ws, s.log)
+	return eng, ws, dir, err
+}
+
+// scriptedInit runs init without the console: nothing is asked, so that everything
+// must have been answered with flags.
+func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format) error {
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	if o.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
+	out := s.printer(f, false)
+	defer out.close()
+	plan, err := eng.PlanInit(ctx)
+	if err != nil {
+		return err
+	}
+	if list := plan.Blocked(); len(list) > 0 {
+		return s.refuse(plan, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
+	}
+	if !o.yes && !plan.Finished() {
+		return s.refuse(plan, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+	}
+	return eng.Run(ctx, plan, out.event)
+}
+
+// refuse tells a plan that will not be run as the stream of a run that ended before
+// its first step, so that a reader of events learns as much as one of stderr.
+func (s *session) refuse(plan *engine.Plan, out sink, exit int, cause error, remedy string) error {
+	seq := uint64(0)
+	emit := func(ev engine.Event) {
+		seq++
+		ev.Seq, ev.Time, ev.Run = seq, s.Now().UTC(), plan.ID
+		out.event(ev)
+	}
+	data := func(v any) json.RawMessage {
+		b, err := json.Marshal(v)
+		if err != nil {
+			s.log.Debug("event data not encoded", "err", err)
+			return nil
+		}
+		return b
+	}
+	emit(engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation " + s.Release, Object: plan.Cluster})
+	emit(engine.Event{Kind: engine.KindPlan, Data: data(plan)})
+	for _, f := range plan.Findings {
+		emit(engine.Event{Kind: engine.KindCheck, Object: f.ID, State: string(f.Severity), Source: f.Source, Text: f.Title, Remedy: f.Remedy,
+			TookMS: f.Took.Milliseconds(), Data: data(f)})
+	}
+	if p, ok := out.(*plainPrinter); ok {
+		p.tellSteps(plan)
+	}
+	emit(engine.Event{Kind: engine.KindResult, State: engine.StateFailed, Text: "nothing was done: " + cause.Error(), Remedy: remedy, Exit: &exit,
+		Data: data(engine.Result{Status: engine.StateFailed})})
+	return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: cause, Remedy: remedy, Exit: exit}
+}
+
+// tellSteps writes what a plan would do, for those who must accept it.
+func (p *plainPrinter) tellSteps(plan *engine.Plan) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, st := range plan.Steps {
+		state := "would"
+		if st.Finished {
+			state = "skip"
+		}
+		p.line(p.now(), clean(st.ID), state, clean(st.Title)+": "+clean(st.Effect))
+		if st.Warning != "" && !st.Finished {
+			p.line(p.now(), clean(st.ID), "WARN", clean(st.Warning))
+		}
+	}
+}
+
+// sheet is a console that only draws what verbs print: without colours, in a width
+// that fits most windows and every log.
+func (s *session) sheet() *console {
+	l := lookOf(s.Env)
+	return newConsole(context.Background(), look{ascii: l.ascii}, consoleDeps{now: s.Now, dir: s.dir})
+}
+
+// sheetWidth is the width of printed answers.
+const sheetWidth = 100
+
+// print writes lines without trailing spaces.
+func (s *session) print(lines []string) {
+	for _, l := range lines {
+		fmt.Fprintln(s.out, strings.TrimRight(l, " "))
+	}
+}
+
+// printStatus answers what the cluster is now.
+func (s *session) printStatus(ctx context.Context, f format) error {
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	st, err := eng.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if f == asJSON {
+		if err := document(s.out, st); err != nil {
+			return err
+		}
+	} else {
+		s.print(s.statusText(&st))
+	}
+	if st.Stage == engine.StageCluster && !st.Reachable {
+		return &engine.Error{Op: "look at cluster " + st.Cluster, Err: errors.New(orElse(st.Problem, "the API server does not answer")), Remedy: st.Remedy}
+	}
+	return nil
+}
+
+func orElse(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
+
+// statusText draws a status on any number of lines.
+func (s *session) statusText(st *engine.Status) []string {
+	c := s.sheet()
+	c.w, c.status, c.statusAt = sheetWidth, st, c.now
+	w := sheetWidth
+	lines := []string{c.th.row(w).add(plain, "cluster "+orElse(clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)).String()}
+	lines = append(lines, c.summary(w, st)...)
+	lines = append(lines, c.findings(w, "Needs attention", st.Health, len(st.Health))...)
+	lines = append(lines, c.nodeRows(w, len(st.Nodes)+len(st.Machines)+2, st)...)
+	if len(st.Services) > 0 {
+		lines = append(lines, c.th.rule(w, "Services", ""))
+		for _, v := range st.Services {
+			sign, sty := c.th.ok, good
+			if v.Ready < v.Wanted {
+				sign, sty = c.th.warn, caution
+			}
+			lines = append(lines, c.th.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, clean(v.Name), 30).
+				col(plain, fmt.Sprintf("%d/%d", v.Ready, v.Wanted), 7).col(plain, clean(v.Version), 16).add(faint, clean(v.Message)).String())
+		}
+	}
+	return lines
+}
+
+// stageWord says how far a workspace has come.
+func stageWord(s engine.Stage) string {
+	switch s {
+	case engine.StageEmpty:
+		return "no configuration yet"
+	case engine.StageConfigured:
+		return "configured, no machines yet"
+	case engine.StageReady:
+		return "machines, no cluster yet"
+	case engine.StagePartial:
+		return "init began and did not end"
+	case engine.StageCluster:
+		return "initialised"
+	}
+	return string(s)
+}
+
+// printHome answers what the workspace holds and what makes sense to do.
+func (s *session) printHome(ctx context.Context) error {
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	h, err := eng.Home(ctx)
+	if err != nil {
+		return err
+	}
+	c := s.sheet()
+	c.w, c.home = sheetWidth, &h
+	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", clean(h.Dir), orElse(clean(h.Cluster), "(none)"), stageWord(h.Stage))
+	s.print(c.findings(sheetWidth, "Needs attention", h.Problems, len(h.Problems)))
+	s.print(c.recent(sheetWidth, 6))
+	for _, n := range h.Next {
+		line := "next      " + clean(n.Command)
+		if t := clean(n.Title); t != "" {
+			line += "   # " + t
+		}
+		fmt.Fprintln(s.out, line)
+	}
+	return nil
+}
+
+// framed makes the events of a verb that has no plan a whole stream: hello first,
+// result last, numbered and timed throughout.
+type framed struct {
+	out    sink
+	now    func() time.Time
+	seq    uint64
+	began  time.Time
+	opened bool
+	ended  bool
+	hello  engine.Event
+}
+
+func (s *session) framed(out sink, object string) *framed {
+	return &framed{out: out, now: s.Now, began: s.Now(), hello: engine.Event{
+		Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation " + s.Release, Object: object,
+	}}
+}
+
+func (f *framed) event(ev engine.Event) {
+	if !f.opened {
+		f.opened = true
+		if ev.Kind != engine.KindHello {
+			f.event(f.hello)
+		}
+	}
+	f.seq++
+	ev.Seq = f.seq
+	if ev.Time.IsZero() {
+		ev.Time = f.now().UTC()
+	}
+	f.ended = f.ended || ev.Kind == engine.KindResult
+	f.out.event(ev)
+}
+
+// end emits the result, unless there was one.
+func (f *framed) end(text string, err error, res engine.Result) {
+	if f.ended {
+		return
+	}
+	exit := engine.ExitCode(err)
+	res.Status, res.TookMS = engine.StateDone, f.now().Sub(f.began).Milliseconds()
+	ev := engine.Event{Kind: engine.KindResult, State: engine.StateDone, Text: text, Exit: &exit, TookMS: res.TookMS}
+	if err != nil {
+		ev.State, ev.Text, ev.Remedy = engine.StateFailed, err.Error(), engine.Remedy(err)
+		res = engine.Result{Status: engine.StateFailed, TookMS: res.TookMS}
+	}
+	if b, err := json.Marshal(res); err == nil {
+		ev.Data = b
+	}
+	f.event(ev)
+}

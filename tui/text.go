@@ -1,0 +1,234 @@
+package tui
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
+)
+
+// clean makes text from outside harmless: what a machine, a server or a file says
+// may hold sequences that move the cursor, change the title or hide other text.
+// Whatever is not a visible character is written out, as \x1b or \u202e; a tab
+// becomes spaces and a trailing line end goes away.
+func clean(s string) string {
+	s = strings.TrimRight(s, "\r\n")
+	if harmless(s) {
+		return s
+	}
+	var b strings.Builder
+	b.Grow(len(s) + 16)
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == '\t':
+			b.WriteString("    ")
+		case r == '\n':
+			b.WriteString(`\n`)
+		case r == '\r':
+			b.WriteString(`\r`)
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case r < 0x20 || r == 0x7f:
+			fmt.Fprintf(&b, `\x%02x`, r)
+		case hidden(r):
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			b.WriteRune(r)
+		}
+		i += n
+	}
+	return b.String()
+}
+
+// harmless reports whether every character of s is shown as itself.
+func harmless(s string) bool {
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c >= 0x20 && c < 0x7f {
+			i++
+			continue
+		}
+		if c < utf8.RuneSelf {
+			return false
+		}
+		r, n := utf8.DecodeRuneInString(s[i:])
+		if r == utf8.RuneError && n == 1 || hidden(r) {
+			return false
+		}
+		i += n
+	}
+	return true
+}
+
+// hidden reports whether a terminal would obey r, or show nothing, or show what
+// follows in another order: C1 controls, bidirectional overrides, zero-width marks.
+func hidden(r rune) bool {
+	switch {
+	case r >= 0x80 && r < 0xa0:
+		return true
+	case r == 0xad || r == 0xfeff || r == 0x2028 || r == 0x2029:
+		return true
+	case r >= 0x200b && r <= 0x200f, r >= 0x202a && r <= 0x202e, r >= 0x2060 && r <= 0x206f:
+		return true
+	case r >= 0xe0000 && r <= 0xe0fff:
+		return true
+	}
+	return r >= utf8.RuneSelf && !unicode.IsPrint(r) && !unicode.Is(unicode.Mn, r)
+}
+
+// width returns how many columns s takes.
+func width(s string) int {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf || s[i] < 0x20 {
+			return ansi.StringWidth(s)
+		}
+	}
+	return len(s)
+}
+
+// cut shortens s to w columns; what was cut off leaves an ellipsis.
+func cut(s string, w int, ellipsis string) string {
+	if w <= 0 {
+		return ""
+	}
+	if width(s) <= w {
+		return s
+	}
+	if w <= width(ellipsis) {
+		return ansi.Truncate(s, w, "")
+	}
+	return ansi.Truncate(s, w, ellipsis)
+}
+
+// wrap breaks s at spaces into lines of at most w columns. Words that are longer
+// are broken anywhere.
+func wrap(s string, w int) []string {
+	if w < 1 {
+		w = 1
+	}
+	return strings.Split(ansi.Wrap(s, w, " "), "\n")
+}
+
+// asciiOf writes our own signs in ASCII and anything else outside of it as "?", for
+// terminals whose locale is not UTF-8.
+func asciiOf(s string) string {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			return asciiReplace(s)
+		}
+	}
+	return s
+}
+
+func asciiReplace(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		switch r {
+		case '…':
+			b.WriteByte('~')
+		case '→', '▶', '▸', '›':
+			b.WriteByte('>')
+		case '←':
+			b.WriteByte('<')
+		case '↑':
+			b.WriteByte('^')
+		case '↓':
+			b.WriteByte('v')
+		case '·', '•':
+			b.WriteByte('.')
+		case '–', '—', '─', '━':
+			b.WriteByte('-')
+		case '×':
+			b.WriteByte('x')
+		case '“', '”':
+			b.WriteByte('"')
+		case '‘', '’':
+			b.WriteByte('\'')
+		case '≥':
+			b.WriteString(">=")
+		case '≤':
+			b.WriteString("<=")
+		default:
+			if r < utf8.RuneSelf {
+				b.WriteRune(r)
+			} else {
+				b.WriteByte('?')
+			}
+		}
+	}
+	return b.String()
+}
+
+// short writes a duration in at most six columns: 0.4s, 12s, 3m07s, 2h05m, 4d.
+func short(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "0s"
+	case d < 10*time.Second:
+		return strconv.FormatFloat(float64(d.Round(10*time.Millisecond))/float64(time.Second), 'f', 1, 64) + "s"
+	case d < time.Minute:
+		return strconv.Itoa(int(d/time.Second)) + "s"
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d/time.Minute), int(d/time.Second)%60)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d/time.Hour), int(d/time.Minute)%60)
+	}
+	return fmt.Sprintf("%dd", int(d/(24*time.Hour)))
+}
+
+// clock writes a running time as 00:47 or 1:02:03.
+func clock(d time.Duration) string {
+	d = max(d, 0)
+	if d >= time.Hour {
+		return fmt.Sprintf("%d:%02d:%02d", int(d/time.Hour), int(d/time.Minute)%60, int(d/time.Second)%60)
+	}
+	return fmt.Sprintf("%02d:%02d", int(d/time.Minute), int(d/time.Second)%60)
+}
+
+// ago writes how long before now t was: "3m ago"; seconds only below a minute.
+func ago(t, now time.Time) string {
+	switch d := now.Sub(t); {
+	case t.IsZero():
+		return "-"
+	case d < time.Minute:
+		return fmt.Sprintf("%ds ago", max(int(d/time.Second), 0))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm ago", int(d/time.Minute))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh ago", int(d/time.Hour))
+	default:
+		return fmt.Sprintf("%dd ago", int(d/(24*time.Hour)))
+	}
+}
+
+// count writes n with its noun: "1 node", "3 nodes".
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
+}
+
+// bytesOf writes a number of bytes for people.
+func bytesOf(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
+	case n >= 1<<10:
+		return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
+	}
+	return strconv.FormatInt(n, 10) + " B"
+}
+
+// stripStyle returns a line without the sequences that colour it.
+func stripStyle(s string) string { return ansi.Strip(s) }
+
+// styledWidth is how many columns a coloured line takes.
+func styledWidth(s string) int { return ansi.StringWidth(s) }

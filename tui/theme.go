@@ -1,0 +1,225 @@
+package tui
+
+import (
+	"io"
+	"strings"
+
+	"github.com/charmbracelet/lipgloss"
+	"github.com/muesli/termenv"
+)
+
+// style is a role of text on the screen. State is never told by it alone: a sign or
+// a word always says the same.
+type style int
+
+const (
+	plain style = iota
+	strong
+	faint
+	good
+	caution
+	bad
+	accent
+	chosen // the row under the cursor
+	styles
+)
+
+// colours is how many colours a terminal shows.
+type colours int
+
+const (
+	noColours colours = iota
+	colours16
+	colours256
+	trueColour
+)
+
+// look is what the screen of one terminal needs from outside to be drawn. It is a
+// value: the same look draws the same frame.
+type look struct {
+	colours colours
+	light   bool // the terminal's background is light
+	ascii   bool // the locale is not UTF-8
+}
+
+// theme is a look, prepared: for each style what is written before and after a text,
+// and the signs.
+type theme struct {
+	look
+	before, after [styles]string
+	signs
+}
+
+// signs are the characters of the screen that are no text.
+type signs struct {
+	brand, ok, warn, fail, running, pending, skipped, stopped string
+	rule, heavy, bar, rest, cursor, ellipsis, dot, branch     string
+	cornerTL, cornerTR, cornerBL, cornerBR, side              string
+	spinner                                                   []string
+}
+
+var unicodeSigns = signs{
+	brand: "◉", ok: "✓", warn: "!", fail: "✗", running: "●", pending: "○", skipped: "↷", stopped: "◌",
+	rule: "─", heavy: "━", bar: "█", rest: "░", cursor: "▸", ellipsis: "…", dot: "·", branch: "└",
+	cornerTL: "╭", cornerTR: "╮", cornerBL: "╰", cornerBR: "╯", side: "│",
+	spinner: []string{"⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"},
+}
+
+var asciiSigns = signs{
+	brand: "@", ok: "+", warn: "!", fail: "x", running: "*", pending: "o", skipped: ">", stopped: "_",
+	rule: "-", heavy: "=", bar: "#", rest: ".", cursor: ">", ellipsis: "~", dot: ".", branch: "`",
+	cornerTL: "+", cornerTR: "+", cornerBL: "+", cornerBR: "+", side: "|",
+	spinner: []string{"|", "/", "-", `\`},
+}
+
+// newTheme prepares a look. Base colours are the terminal's own sixteen, which the
+// user has chosen to be legible; with more colours the few that are hard to read on
+// a light or a dark background get a fixed value.
+func newTheme(l look) *theme {
+	t := &theme{look: l, signs: unicodeSigns}
+	if l.ascii {
+		t.signs = asciiSigns
+	}
+	if l.colours == noColours {
+		return t
+	}
+	r := lipgloss.NewRenderer(io.Discard)
+	r.SetHasDarkBackground(!l.light)
+	r.SetColorProfile(map[colours]termenv.Profile{
+		colours16: termenv.ANSI, colours256: termenv.ANSI256, trueColour: termenv.TrueColor,
+	}[l.colours])
+	pick := func(light, dark, ansiLight, ansiDark string) lipgloss.TerminalColor {
+		if l.colours == colours16 {
+			return lipgloss.AdaptiveColor{Light: ansiLight, Dark: ansiDark}
+		}
+		return lipgloss.AdaptiveColor{Light: light, Dark: dark}
+	}
+	s := r.NewStyle()
+	for role, st := range map[style]lipgloss.Style{
+		strong:  s.Bold(true),
+		faint:   s.Foreground(pick("#626262", "#9e9e9e", "8", "7")).Faint(l.colours == colours16),
+		good:    s.Foreground(pick("#1a7f37", "#4ec96f", "2", "2")),
+		caution: s.Foreground(pick("#8a5a00", "#e3b341", "3", "3")),
+		bad:     s.Foreground(pick("#b3261e", "#ff7b72", "1", "1")).Bold(true),
+		accent:  s.Foreground(pick("#0550ae", "#79c0ff", "4", "6")),
+		chosen:  s.Reverse(true),
+	} {
+		t.before[role], t.after[role], _ = strings.Cut(st.Render("x"), "x")
+	}
+	return t
+}
+
+// paint returns s in a style.
+func (t *theme) paint(st style, s string) string {
+	if s == "" || t.before[st] == "" {
+		return s
+	}
+	return t.before[st] + s + t.after[st]
+}
+
+// spin returns the sign of something that moves, as of frame n.
+func (t *theme) spin(n int) string { return t.spinner[n%len(t.spinner)] }
+
+// row builds one line of the screen, never wider than max.
+type row struct {
+	t        *theme
+	b        strings.Builder
+	used     int
+	max      int
+	overflow bool
+}
+
+func (t *theme) row(max int) *row { return &row{t: t, max: max} }
+
+// add appends s in a style. What does not fit is cut off with an ellipsis, and
+// nothing more can be added.
+func (r *row) add(st style, s string) *row {
+	if r.overflow || s == "" {
+		return r
+	}
+	if r.t.ascii {
+		s = asciiOf(s)
+	}
+	w := width(s)
+	if r.used+w > r.max {
+		s = cut(s, r.max-r.used, r.t.ellipsis)
+		w = width(s)
+		r.overflow = true
+	}
+	r.b.WriteString(r.t.paint(st, s))
+	r.used += w
+	return r
+}
+
+// col appends s, cut or padded to w columns, and one space.
+func (r *row) col(st style, s string, w int) *row {
+	if r.t.ascii {
+		s = asciiOf(s)
+	}
+	s = cut(s, w, r.t.ellipsis)
+	return r.add(st, s).pad(w - width(s) + 1)
+}
+
+// num appends s at the right end of w columns, and one space.
+func (r *row) num(st style, s string, w int) *row {
+	s = cut(s, w, r.t.ellipsis)
+	return r.pad(w-width(s)).add(st, s).pad(1)
+}
+
+// pad appends n spaces.
+func (r *row) pad(n int) *row {
+	if n = min(n, r.max-r.used); n > 0 {
+		r.b.WriteString(strings.Repeat(" ", n))
+		r.used += n
+	}
+	return r
+}
+
+// to pads up to column n.
+func (r *row) to(n int) *row { return r.pad(n - r.used) }
+
+// right puts s at the right end of the line, one space from the edge, if there is
+// room for it.
+func (r *row) right(st style, s string) *row {
+	if r.t.ascii {
+		s = asciiOf(s)
+	}
+	w := width(s)
+	if s == "" || r.used+w+2 > r.max {
+		return r
+	}
+	return r.pad(r.max-r.used-w-1).add(st, s)
+}
+
+func (r *row) String() string { return r.b.String() }
+
+// rule draws a line across the screen with a title in it and a remark at its end.
+func (t *theme) rule(w int, title, remark string) string {
+	if t.ascii {
+		title, remark = asciiOf(title), asciiOf(remark)
+	}
+	r := t.row(w).add(faint, t.signs.rule)
+	if title != "" {
+		r.add(plain, " ").add(strong, title).add(plain, " ")
+	}
+	tail := 0
+	if remark != "" && r.used+width(remark)+4 <= w {
+		tail = width(remark) + 3
+	}
+	if n := w - r.used - tail; n > 0 {
+		r.add(faint, strings.Repeat(t.signs.rule, n))
+	}
+	if tail > 0 {
+		r.add(plain, " ").add(faint, remark).add(plain, " ").add(faint, t.signs.rule)
+	}
+	return r.String()
+}
+
+// meter draws how much of total is done, w columns wide.
+func (t *theme) meter(done, total int64, w int) string {
+	if total <= 0 || w < 3 {
+		return ""
+	}
+	n := int(min(done, total) * int64(w) / total)
+	return strings.Repeat(t.bar, n) + strings.Repeat(t.rest, w-n)
+}

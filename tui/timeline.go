@@ -1,0 +1,520 @@
+package tui
+
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"constellation/engine"
+)
+
+// logLines is how many log lines a timeline keeps; older ones are counted as
+// dropped. The record of the run has them all.
+const logLines = 20_000
+
+// timeline is what the events of a run amount to so far. Console and plain printer
+// both fold events into it, so they cannot disagree. All text in it is clean.
+//
+// The zero value is a run that has not begun.
+type timeline struct {
+	run, cluster, tool string
+	schema             string
+	started, last      time.Time
+	plan               *engine.Plan
+	checks             []check
+	steps              []step
+	machines           []machine
+	byName             map[string]int // index into machines
+	log                lines
+	why                waiting
+	counts             map[string]int64
+	result             *outcome
+	events             uint64
+	current            int // index of the running step, -1 if none; valid when steps is not empty
+}
+
+// check is a finding on its way: running, then ok, warn or block.
+type check struct {
+	id, state, title, detail, remedy, source string
+	took                                     time.Duration
+}
+
+// step is a row of the plan as the run has brought it along.
+type step struct {
+	id, title, state string
+	text             string // what it is doing, or why it failed
+	remedy           string
+	final            bool
+	began            time.Time
+	took             time.Duration
+	progress         int64 // of total
+	total            int64
+	parts            []part
+}
+
+// part is something inside a step that was told about by name: a component that is
+// downloaded, a chart.
+type part struct {
+	name, state, text string
+	current, total    int64
+	took              time.Duration
+}
+
+// machine is a machine from its boot to Ready.
+type machine struct {
+	name, group, state, text string
+	since                    time.Time // it is in this state
+	first                    time.Time // it was heard of
+	took                     time.Duration
+	attempt                  int
+}
+
+// waiting is why nothing happens. An empty text means that nothing is waited for.
+type waiting struct {
+	text, node, object, remedy string
+	since                      time.Time
+}
+
+// outcome is how the run ended.
+type outcome struct {
+	status, text, remedy string
+	exit                 int
+	engine.Result
+}
+
+// logLine is one line of a program that ran somewhere else.
+type logLine struct {
+	at                        time.Time
+	source, node, level, text string
+}
+
+// lines is a ring of log lines.
+type lines struct {
+	ring    []logLine
+	first   int
+	dropped int
+}
+
+func (l *lines) add(x logLine) {
+	if len(l.ring) < logLines {
+		l.ring = append(l.ring, x)
+		return
+	}
+	l.ring[l.first] = x
+	l.first = (l.first + 1) % logLines
+	l.dropped++
+}
+
+func (l *lines) len() int { return len(l.ring) }
+
+// at returns the i-th oldest line that is kept.
+func (l *lines) at(i int) logLine { return l.ring[(l.first+i)%len(l.ring)] }
+
+// change is what one event changed, for renderers that tell changes rather than
+// show a state.
+type change int
+
+const (
+	nothing change = iota
+	began
+	planned
+	checked
+	stepped   // a step changed its state
+	moved     // a machine changed its state
+	logged    // a line was added to the log
+	advanced  // a number moved
+	waits     // the reason for waiting changed
+	concluded // the run ended
+)
+
+// apply folds one event into t and returns what it changed. For stepped and moved
+// the index of the step or machine is returned too.
+func (t *timeline) apply(ev engine.Event) (change, int) {
+	t.events++
+	if t.started.IsZero() {
+		t.started = ev.Time
+	}
+	if ev.Time.After(t.last) {
+		t.last = ev.Time
+	}
+	if ev.Run != "" {
+		t.run = clean(ev.Run)
+	}
+	switch ev.Kind {
+	case engine.KindHello:
+		t.schema, t.tool, t.cluster = clean(ev.Schema), clean(ev.Tool), clean(ev.Object)
+		return began, 0
+	case engine.KindPlan:
+		return t.applyPlan(ev)
+	case engine.KindCheck:
+		return t.applyCheck(ev)
+	case engine.KindStep:
+		return t.applyStep(ev)
+	case engine.KindNode:
+		return t.applyNode(ev)
+	case engine.KindLog:
+		t.log.add(logLine{ev.Time, clean(ev.Source), clean(ev.Node), ev.Level, clean(ev.Text)})
+		return logged, t.log.len() - 1
+	case engine.KindProgress:
+		return t.applyProgress(ev)
+	case engine.KindWait:
+		return t.applyWait(ev)
+	case engine.KindResult:
+		o := &outcome{status: ev.State, text: clean(ev.Text), remedy: clean(ev.Remedy)}
+		if len(ev.Data) > 0 {
+			// A result of a newer minor may hold more; what cannot be read is left out.
+			_ = json.Unmarshal(ev.Data, &o.Result)
+		}
+		if o.status == "" {
+			o.status = o.Status
+		}
+		if ev.Exit != nil {
+			o.exit = *ev.Exit
+		}
+		t.result, t.why = o, waiting{}
+		return concluded, 0
+	}
+	return nothing, 0
+}
+
+func (t *timeline) applyPlan(ev engine.Event) (change, int) {
+	var p engine.Plan
+	if json.Unmarshal(ev.Data, &p) != nil {
+		return nothing, 0
+	}
+	t.setPlan(&p)
+	return planned, 0
+}
+
+// setPlan takes over the rows of a plan.
+func (t *timeline) setPlan(p *engine.Plan) {
+	t.plan = p
+	t.cluster = clean(p.Cluster)
+	old := t.steps
+	t.steps = make([]step, 0, len(p.Steps))
+	t.current = -1
+	for _, s := range p.Steps {
+		row := step{id: clean(s.ID), title: clean(s.Title), final: s.Final}
+		if i := slices.IndexFunc(old, func(o step) bool { return o.id == row.id }); i >= 0 {
+			row = old[i]
+		} else if s.Finished {
+			row.state = engine.StateSkipped
+		}
+		t.steps = append(t.steps, row)
+	}
+	t.findCurrent()
+}
+
+func (t *timeline) applyCheck(ev engine.Event) (change, int) {
+	id := clean(ev.Object)
+	c := check{
+		id: id, state: ev.State, title: clean(ev.Text), remedy: clean(ev.Remedy),
+		source: clean(ev.Source), took: time.Duration(ev.TookMS) * time.Millisecond,
+	}
+	var f engine.Finding
+	if len(ev.Data) > 0 && json.Unmarshal(ev.Data, &f) == nil {
+		c.detail = clean(f.Detail)
+		if f.Title != "" {
+			c.title = clean(f.Title)
+		}
+		if f.Remedy != "" {
+			c.remedy = clean(f.Remedy)
+		}
+		if f.Source != "" {
+			c.source = clean(f.Source)
+		}
+		if f.Took > 0 && c.took == 0 {
+			c.took = f.Took
+		}
+	}
+	i := slices.IndexFunc(t.checks, func(o check) bool { return o.id == id })
+	if i < 0 {
+		t.checks = append(t.checks, c)
+		return checked, len(t.checks) - 1
+	}
+	if t.checks[i] == c {
+		return nothing, i
+	}
+	t.checks[i] = c
+	return checked, i
+}
+
+func (t *timeline) step(id string) int {
+	if id == "" {
+		return -1
+	}
+	i := slices.IndexFunc(t.steps, func(s step) bool { return s.id == id })
+	if i < 0 { // a stream without a plan, such as that of a sandbox
+		t.steps = append(t.steps, step{id: id, title: id})
+		i = len(t.steps) - 1
+	}
+	return i
+}
+
+func (t *timeline) applyStep(ev engine.Event) (change, int) {
+	i := t.step(clean(ev.Step))
+	if i < 0 {
+		return nothing, 0
+	}
+	s := &t.steps[i]
+	before := s.state
+	s.state = ev.State
+	switch text := clean(ev.Text); {
+	case ev.State == engine.StateRunning && s.title == s.id && text != "":
+		s.title = text // a stream without a plan tells titles as it goes
+	case text != "" || ev.State != engine.StateRunning:
+		s.text = text
+	}
+	s.remedy = clean(ev.Remedy)
+	switch ev.State {
+	case engine.StateRunning:
+		if before != engine.StateRunning {
+			s.began = ev.Time
+		}
+	default:
+		s.took = time.Duration(ev.TookMS) * time.Millisecond
+		if s.took == 0 && !s.began.IsZero() {
+			s.took = ev.Time.Sub(s.began)
+		}
+		t.why = waiting{}
+	}
+	t.findCurrent()
+	if before == s.state && s.state == engine.StateRunning {
+		return advanced, i
+	}
+	return stepped, i
+}
+
+func (t *timeline) findCurrent() {
+	t.current = -1
+	for i := range t.steps {
+		if t.steps[i].state == engine.StateRunning {
+			t.current = i
+		}
+	}
+}
+
+// running returns the step that is under way, nil if there is none.
+func (t *timeline) running() *step {
+	if len(t.steps) == 0 || t.current < 0 {
+		return nil
+	}
+	return &t.steps[t.current]
+}
+
+func (t *timeline) applyNode(ev engine.Event) (change, int) {
+	name := clean(ev.Node)
+	if name == "" {
+		return nothing, 0
+	}
+	if t.byName == nil {
+		t.byName = map[string]int{}
+	}
+	state := clean(ev.To)
+	if state == "" {
+		state = clean(ev.State)
+	}
+	i, known := t.byName[name]
+	if !known {
+		i = len(t.machines)
+		t.byName[name] = i
+		t.machines = append(t.machines, machine{name: name, since: ev.Time, first: ev.Time})
+	}
+	m := &t.machines[i]
+	before := *m
+	if ev.Group != "" {
+		m.group = clean(ev.Group)
+	}
+	if state != "" && state != m.state {
+		m.state, m.since = state, ev.Time
+		m.took = ev.Time.Sub(m.first)
+	}
+	m.text, m.attempt = clean(ev.Text), ev.Attempt
+	switch {
+	case m.state != before.state:
+		return moved, i
+	case m.text != before.text || m.attempt != before.attempt:
+		return advanced, i
+	}
+	return nothing, i
+}
+
+func (t *timeline) applyProgress(ev engine.Event) (change, int) {
+	if len(ev.Counts) > 0 {
+		t.counts = ev.Counts
+	}
+	i := t.step(clean(ev.Step))
+	if i < 0 {
+		i = t.current
+	}
+	if i < 0 || i >= len(t.steps) {
+		return advanced, 0
+	}
+	s := &t.steps[i]
+	if o := clean(ev.Object); o != "" {
+		j := slices.IndexFunc(s.parts, func(p part) bool { return p.name == o })
+		if j < 0 {
+			s.parts = append(s.parts, part{name: o})
+			j = len(s.parts) - 1
+		}
+		p := &s.parts[j]
+		p.state, p.text = ev.State, clean(ev.Text)
+		p.current, p.total = max(p.current, ev.Current), ev.Total
+		if ev.TookMS > 0 {
+			p.took = time.Duration(ev.TookMS) * time.Millisecond
+		}
+		return advanced, i
+	}
+	if text := clean(ev.Text); text != "" {
+		s.text = text
+	}
+	if ev.Total != s.total { // another thing is counted now
+		s.progress = 0
+	}
+	if ev.Total > 0 {
+		s.progress, s.total = max(s.progress, ev.Current), ev.Total
+	}
+	return advanced, i
+}
+
+func (t *timeline) applyWait(ev engine.Event) (change, int) {
+	w := waiting{text: clean(ev.Text), node: clean(ev.Node), object: clean(ev.Object), remedy: clean(ev.Remedy), since: ev.Time}
+	if w.text == "" {
+		w.since = time.Time{}
+	}
+	if w.text == t.why.text {
+		return nothing, 0
+	}
+	t.why = w
+	return waits, 0
+}
+
+// ready returns how many machines are nodes that are ready, and how many machines
+// there will be.
+func (t *timeline) ready() (ready, wanted int) {
+	for i := range t.machines {
+		switch t.machines[i].state {
+		case engine.NodeReady:
+			ready++
+			wanted++
+		case engine.NodeGone:
+		default:
+			wanted++
+		}
+	}
+	if t.plan != nil {
+		sum := 0
+		for _, n := range t.plan.Nodes {
+			sum += n
+		}
+		wanted = max(wanted, sum)
+	}
+	return ready, wanted
+}
+
+// groupCounts is how many machines of a group are in which state.
+type groupCounts struct {
+	group  string
+	total  int
+	states map[string]int
+}
+
+// groups counts the machines by group, in the order of their names.
+func (t *timeline) groups() []groupCounts {
+	by := map[string]*groupCounts{}
+	var out []*groupCounts
+	for i := range t.machines {
+		m := &t.machines[i]
+		g := by[m.group]
+		if g == nil {
+			g = &groupCounts{group: m.group, states: map[string]int{}}
+			by[m.group] = g
+			out = append(out, g)
+		}
+		g.total++
+		g.states[m.state]++
+	}
+	slices.SortFunc(out, func(a, b *groupCounts) int { return strings.Compare(a.group, b.group) })
+	list := make([]groupCounts, len(out))
+	for i, g := range out {
+		list[i] = *g
+		if t.plan != nil {
+			list[i].total = max(g.total, t.plan.Nodes[g.group])
+		}
+	}
+	return list
+}
+
+// nodeStates is the order in which states of machines are told.
+var nodeStates = []string{
+	engine.NodeReady, engine.NodeNotReady, engine.NodeJoining, engine.NodeBooting,
+	engine.NodeCreating, engine.NodeFailed, engine.NodeGone,
+}
+
+func (g groupCounts) String() string {
+	var parts []string
+	for _, s := range nodeStates {
+		if n := g.states[s]; n > 0 && s != engine.NodeReady {
+			parts = append(parts, strconv.Itoa(n)+" "+s)
+		}
+	}
+	head := g.group + " " + strconv.Itoa(g.states[engine.NodeReady]) + "/" + strconv.Itoa(g.total) + " ready"
+	if len(parts) > 0 {
+		head += ", " + strings.Join(parts, ", ")
+	}
+	return head
+}
+
+// finished returns how many steps are done or were done before.
+func (t *timeline) finished() int {
+	n := 0
+	for i := range t.steps {
+		if s := t.steps[i].state; s == engine.StateDone || s == engine.StateSkipped {
+			n++
+		}
+	}
+	return n
+}
+
+// pastFinal reports whether the step that is the point of no return is done: from
+// here on the cluster goes on alone.
+func (t *timeline) pastFinal() bool {
+	for i := range t.steps {
+		if s := &t.steps[i]; s.final && (s.state == engine.StateDone || s.state == engine.StateSkipped) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkCounts returns how many checks ended how; running ones are in total only.
+func (t *timeline) checkCounts() (total, ok, warn, block int) {
+	for _, c := range t.checks {
+		switch engine.Severity(c.state) {
+		case engine.Info:
+			ok++
+		case engine.Warn:
+			warn++
+		case engine.Block:
+			block++
+		}
+	}
+	return len(t.checks), ok, warn, block
+}
+
+// elapsed is how long the run has lasted at now; the time of its end counts if it
+// has ended.
+func (t *timeline) elapsed(now time.Time) time.Duration {
+	if t.started.IsZero() {
+		return 0
+	}
+	if t.result != nil {
+		return t.last.Sub(t.started)
+	}
+	if now.Before(t.last) {
+		now = t.last
+	}
+	return now.Sub(t.started)
+}

@@ -1,0 +1,93 @@
+// Package tui is everything the user sees: the commands, the console, the plain
+// printer and JSON Lines.
+//
+// All of them render what package engine says. The events of a run are folded into
+// one timeline, by the console and by the printer alike, so the two cannot disagree;
+// JSON Lines are the events themselves. The console is one Bubble Tea model whose
+// screens are values that return strings. What touches a terminal is in terminal.go
+// and nowhere else.
+//
+// The package decides nothing about a cluster and talks to none; it imports package
+// engine and nothing else of ours. Leaving the console never harms a run. Text that
+// comes from outside, the line of a log or the name of a node, is cleaned of
+// everything that a terminal would obey before it is shown.
+//
+// What stdout is for: the answer of a verb, or the events of its run. What stderr is
+// for: errors, and remarks about the invocation.
+package tui
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"constellation/engine"
+)
+
+// Engine is what the console needs to know and to do about one workspace.
+// *engine.Engine is one.
+type Engine interface {
+	// Home says what the workspace holds and what makes sense to do next.
+	Home(context.Context) (engine.Home, error)
+	// Preflight checks what init needs and emits each check as it begins and ends.
+	Preflight(context.Context, func(engine.Event)) ([]engine.Finding, error)
+	// PlanInit returns the plan of init, with its findings. It changes nothing.
+	PlanInit(context.Context) (*engine.Plan, error)
+	// Run carries out a plan. It emits the events of the run, the first of which is
+	// hello and the last of which is result; emit is never called concurrently.
+	Run(context.Context, *engine.Plan, func(engine.Event)) error
+	// Status describes the cluster as it is now.
+	Status(context.Context) (engine.Status, error)
+}
+
+// App is the program: what main puts together, and the world around it.
+type App struct {
+	// Release is the version of this program, such as v1.1.0.
+	Release string
+	// Kubernetes are the versions that a sandbox can run, the default first; they are
+	// offered as completions and choices.
+	Kubernetes []string
+	// Images and Releases are those that a sandbox can be made with, the default first.
+	Images, Releases []string
+
+	// Engine returns the engine of a workspace. It is called at most once, and only by
+	// verbs that need it: starting must stay fast.
+	Engine func(*engine.Workspace, *slog.Logger) (Engine, error)
+	// Sandbox returns the cloud on this computer; the same holds.
+	Sandbox func(*slog.Logger) (engine.Sandbox, error)
+	// Daemon runs a sandbox until ctx ends. It is what the hidden verb `sandbox
+	// daemon` does, started by Sandbox.Up.
+	Daemon func(ctx context.Context, name string, log *slog.Logger) error
+
+	// Stdin, Stdout, Stderr, Env and Now default to those of the process.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Env            func(string) string
+	Now            func() time.Time
+}
+
+// Main runs the program with the arguments of the process and returns its exit code.
+func (a App) Main() int { return a.Run(os.Args[1:]) }
+
+// Run runs the program with args, without the program's name, and returns its exit
+// code.
+func (a App) Run(args []string) int {
+	if a.Stdin == nil {
+		a.Stdin = os.Stdin
+	}
+	if a.Stdout == nil {
+		a.Stdout = os.Stdout
+	}
+	if a.Stderr == nil {
+		a.Stderr = os.Stderr
+	}
+	if a.Env == nil {
+		a.Env = os.Getenv
+	}
+	if a.Now == nil {
+		a.Now = time.Now
+	}
+	return newSession(a).execute(args)
+}
