@@ -141,8 +141,8 @@ func emptyCgroup(ctx context.Context, dir string) error {
 	}
 }
 
-// removeCgroups kills what runs in constellation/<path>, removes these directories in
-// all hierarchies, and the parent directories that are empty then.
+// removeCgroups kills what runs in constellation/<path> and removes these directories
+// in all hierarchies.
 func removeCgroups(ctx context.Context, path string) error {
 	dirs, err := findCgroups(path)
 	if err != nil {
@@ -155,11 +155,9 @@ func removeCgroups(ctx context.Context, path string) error {
 		if err := removeCgroup(ctx, dir); err != nil {
 			return err
 		}
-		// rmdir refuses what is in use, which is the condition.
-		for p := filepath.Dir(dir); strings.Contains(p+"/", "/"+cgroupParent+"/"); p = filepath.Dir(p) {
-			if unix.Rmdir(p) != nil {
-				break
-			}
+		if parent := filepath.Dir(dir); filepath.Base(parent) == cgroupParent {
+			// Other sandboxes may use it: rmdir refuses then, which is the condition.
+			_ = unix.Rmdir(parent)
 		}
 	}
 	return nil
@@ -199,21 +197,27 @@ func removeCgroup(ctx context.Context, dir string) error {
 }
 
 // ownCgroup returns the directory of this process's cgroup in the hierarchy of a v1
-// controller, or "" if this computer has no such hierarchy.
+// controller, or in that of v2 for "". It returns "" if this computer has no such
+// hierarchy.
 func ownCgroup(controller string) (string, error) {
-	infos, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup"))
+	fsType := "cgroup"
+	if controller == "" {
+		fsType = "cgroup2"
+	}
+	infos, err := mountinfo.GetMounts(mountinfo.FSTypeFilter(fsType))
+	if err != nil {
+		return "", fmt.Errorf("find cgroup: %w", err)
+	}
+	b, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return "", fmt.Errorf("find cgroup: %w", err)
 	}
 	for _, m := range infos {
-		if !strings.HasPrefix(m.Mountpoint, "/sys/fs/cgroup") || !slices.Contains(strings.Split(m.VFSOptions, ","), controller) {
+		if !strings.HasPrefix(m.Mountpoint, "/sys/fs/cgroup") || controller != "" && !slices.Contains(strings.Split(m.VFSOptions, ","), controller) {
 			continue
 		}
-		b, err := os.ReadFile("/proc/self/cgroup")
-		if err != nil {
-			return "", fmt.Errorf("find cgroup: %w", err)
-		}
 		for line := range strings.Lines(string(b)) {
+			// number:controllers:path, without controllers for v2
 			f := strings.SplitN(strings.TrimSpace(line), ":", 3)
 			if len(f) == 3 && slices.Contains(strings.Split(f[1], ","), controller) {
 				return filepath.Join(m.Mountpoint, strings.TrimPrefix(f[2], strings.TrimSuffix(m.Root, "/"))), nil
@@ -221,6 +225,26 @@ func ownCgroup(controller string) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// makeUnified makes a machine's cgroup in the v2 hierarchy of a computer that has v1
+// beside it, and returns its directory; "" if it does not have both. runc leaves that
+// hierarchy alone then, and systemd in the machine would take this computer's own
+// cgroups for its own.
+func makeUnified(path string) (string, error) {
+	v1, err := ownCgroup("memory")
+	if err != nil || v1 == "" {
+		return "", err
+	}
+	v2, err := ownCgroup("")
+	if err != nil || v2 == "" {
+		return "", err
+	}
+	dir := filepath.Join(v2, cgroupParent, path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make cgroup: %w", err)
+	}
+	return dir, nil
 }
 
 // machineDevices are what runc allows every container: to make any node, but to use
@@ -234,18 +258,23 @@ var machineDevices = []string{
 
 // restrictDevices denies other devices to the cgroup above all machines of a sandbox.
 // runc denies them to each machine too, but with cgroup v1 root in a machine could
-// allow itself again what the cgroup above its own allows. With v2 it could not.
+// allow itself again what the cgroup above its own allows. With v2 it could not. It
+// must not be called concurrently.
 func restrictDevices(sandbox string) error {
 	own, err := ownCgroup("devices")
 	if err != nil || own == "" {
 		return err
 	}
 	dir := filepath.Join(own, cgroupParent, sandbox)
-	if _, err := os.Stat(dir); err == nil {
-		return nil // machines are there already, and it was done before the first
-	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("restrict devices: %w", err)
+	}
+	list, err := os.ReadFile(filepath.Join(dir, "devices.list"))
+	if err != nil {
+		return fmt.Errorf("restrict devices: %w", err)
+	}
+	if !strings.HasPrefix(string(list), "a ") {
+		return nil // that was done before the first machine, or somebody else denies more
 	}
 	// The parent may have been restricted itself; then less can be allowed.
 	for _, rule := range append([]string{"a"}, machineDevices...) {

@@ -1,12 +1,495 @@
 package machine
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
-// Check x
-func Check(ctx context.Context, cacheDir, stateDir string, want Demand) []Problem { return nil }
+// What one machine takes, as measured with a full control plane and with the usual
+// pods on a worker.
+const (
+	inotifyControlPlane, inotifyWorker = 26, 13
+	memoryControlPlane, memoryWorker   = 500 << 20, 250 << 20
+	diskControlPlane, diskWorker       = 1400 << 20, 700 << 20
+	diskRootfs                         = 900 << 20 // once, while it is made
+)
 
-// InstallPackages x
-func InstallPackages(ctx context.Context, packages []string, output io.Writer) error { return nil }
+// tools are the programs of this computer that machines need, with their packages.
+var tools = []struct{ program, pkg string }{
+	{"runc", "runc"},
+	{"swtpm", "swtpm"},
+	{"swtpm_setup", "swtpm-tools"},
+}
+
+// rootfsTools are needed until the root file system has been made.
+var rootfsTools = []struct{ program, pkg string }{
+	{"debootstrap", "debootstrap"},
+	{"gpgv", "gpgv"},
+}
+
+// Check reports why this computer cannot start want more machines now, with the cache
+// and the sandbox's state in these directories, which need not exist. Nothing is
+// changed and nothing is left behind. No problem means that nothing is known to be in
+// the way.
+func Check(ctx context.Context, cacheDir, stateDir string, want Demand) []Problem {
+	if os.Geteuid() != 0 {
+		// Without root most of the rest cannot even be looked at.
+		return []Problem{{ID: "root", What: "real machines need root, and this is user " + strconv.Itoa(os.Geteuid()), Remedy: "run the same command as root, for instance with sudo -E"}}
+	}
+	var problems []Problem
+	for _, check := range []func() (*Problem, error){
+		func() (*Problem, error) { return checkPackages(cacheDir) },
+		checkCapabilities,
+		checkCgroups,
+		func() (*Problem, error) { return checkOverlay(stateDir) },
+		checkNetwork,
+		func() (*Problem, error) { return checkInotify(want) },
+		func() (*Problem, error) { return checkMemory(want) },
+		func() (*Problem, error) { return checkDisk(cacheDir, stateDir, want) },
+	} {
+		if ctx.Err() != nil {
+			break
+		}
+		p, err := check()
+		if err != nil {
+			p = &Problem{ID: "check", What: "this computer could not be checked: " + err.Error(), Remedy: "see that /proc and /sys are mounted as usual"}
+		}
+		if p != nil {
+			problems = append(problems, *p)
+		}
+	}
+	return problems
+}
+
+// program finds a program also where only root's login shell looks.
+func program(name string) (string, error) {
+	if p, err := exec.LookPath(name); err == nil {
+		return p, nil
+	}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"} {
+		if p, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return p, nil
+		}
+	}
+	return "", fmt.Errorf("find %s: %w", name, exec.ErrNotFound)
+}
+
+// tool is the path of a program that Check has seen to; if it is missing after all,
+// running it says so.
+func tool(name string) string {
+	p, err := program(name)
+	if err != nil {
+		return name
+	}
+	return p
+}
+
+func checkPackages(cacheDir string) (*Problem, error) {
+	changes, err := customisation()
+	if err != nil {
+		return nil, err
+	}
+	needed := tools
+	_, err = os.Stat(filepath.Join(cacheDir, "rootfs", rootfsKey(changes)))
+	makeRootfs := err != nil
+	if makeRootfs {
+		needed = append(slices.Clone(tools), rootfsTools...)
+	}
+	var missing []string
+	for _, t := range needed {
+		if _, err := program(t.program); err != nil {
+			missing = append(missing, t.pkg)
+		}
+	}
+	if makeRootfs {
+		if _, err := os.Stat(rootfsKeyring); err != nil {
+			missing = append(missing, "debian-archive-keyring")
+		}
+	}
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	p := &Problem{
+		ID:       "packages",
+		What:     "Debian packages are missing: " + strings.Join(missing, ", "),
+		Remedy:   "run apt-get install --yes --no-install-recommends " + strings.Join(missing, " "),
+		Packages: missing,
+	}
+	if _, err := program("apt-get"); err != nil {
+		p.Packages = nil
+		p.Remedy = "this is no Debian; install what these packages hold by its own means"
+	}
+	return p, nil
+}
+
+var packageName = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+$`)
+
+// InstallPackages installs Debian packages with apt-get and copies what that writes to
+// output, which may be nil. It refreshes the lists of packages only when it has to.
+// It asks nobody; callers do before they call it.
+func InstallPackages(ctx context.Context, packages []string, output io.Writer) error {
+	for _, p := range packages {
+		if !packageName.MatchString(p) {
+			return fmt.Errorf("install packages: %q is no name of a package", p)
+		}
+	}
+	if len(packages) == 0 {
+		return nil
+	}
+	if output == nil {
+		output = io.Discard
+	}
+	apt, err := program("apt-get")
+	if err != nil {
+		return fmt.Errorf("install packages: %w", err)
+	}
+	var said bytes.Buffer
+	run := func(args ...string) error {
+		said.Reset()
+		// Another apt-get may be at work, as on a computer that was just started.
+		cmd := exec.CommandContext(ctx, apt, append([]string{"-o", "DPkg::Lock::Timeout=120"}, args...)...)
+		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
+		cmd.Stdout, cmd.Stderr = output, io.MultiWriter(output, &said)
+		// Half an installation is worse than a late end.
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+		return cmd.Run()
+	}
+	install := append([]string{"install", "--yes", "--no-install-recommends"}, packages...)
+	if err := run(install...); err == nil || ctx.Err() != nil {
+		return err
+	}
+	if err := run("update"); err != nil {
+		return fmt.Errorf("install packages: apt-get update: %w: %s", err, lastLine(said.Bytes()))
+	}
+	if err := run(install...); err != nil {
+		return fmt.Errorf("install packages: apt-get install %s: %w: %s", strings.Join(packages, " "), err, lastLine(said.Bytes()))
+	}
+	return nil
+}
+
+// capabilityBits are the numbers of those capabilities that machines get.
+var capabilityBits = map[string]uint{
+	"CAP_CHOWN": unix.CAP_CHOWN, "CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CAP_FOWNER": unix.CAP_FOWNER,
+	"CAP_FSETID": unix.CAP_FSETID, "CAP_KILL": unix.CAP_KILL, "CAP_SETGID": unix.CAP_SETGID, "CAP_SETUID": unix.CAP_SETUID,
+	"CAP_SETPCAP": unix.CAP_SETPCAP, "CAP_SETFCAP": unix.CAP_SETFCAP, "CAP_NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
+	"CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW, "CAP_SYS_CHROOT": unix.CAP_SYS_CHROOT,
+	"CAP_SYS_PTRACE": unix.CAP_SYS_PTRACE, "CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_MKNOD": unix.CAP_MKNOD,
+	"CAP_AUDIT_WRITE": unix.CAP_AUDIT_WRITE,
+}
+
+func checkCapabilities() (*Problem, error) {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return nil, err
+	}
+	var have uint64
+	for line := range strings.Lines(string(b)) {
+		if value, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			if have, err = strconv.ParseUint(strings.TrimSpace(value), 16, 64); err != nil {
+				return nil, fmt.Errorf("read capabilities: %w", err)
+			}
+		}
+	}
+	var missing []string
+	for _, name := range capabilities {
+		if have&(1<<capabilityBits[name]) == 0 {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	return &Problem{
+		ID:     "capabilities",
+		What:   "root is restricted here and cannot give machines " + strings.Join(missing, ", "),
+		Remedy: "run it outside of this container, or in one that has these capabilities (docker run --privileged)",
+	}, nil
+}
+
+func checkCgroups() (*Problem, error) {
+	v2, err := ownCgroup("")
+	if err != nil {
+		return nil, err
+	}
+	v1, err := ownCgroup("memory")
+	if err != nil {
+		return nil, err
+	}
+	named, err := ownCgroup("name=systemd")
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case v1 == "" && v2 == "":
+		return &Problem{ID: "cgroups", What: "no cgroup hierarchy with a memory controller is mounted below /sys/fs/cgroup", Remedy: "mount cgroup v2 there, as systemd does"}, nil
+	case v1 != "" && named == "":
+		return &Problem{ID: "cgroups", What: "this computer uses cgroup v1 without the hierarchy name=systemd, which systemd in a machine needs", Remedy: "run mkdir -p /sys/fs/cgroup/systemd && mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd"}, nil
+	}
+	for _, dir := range []string{v1, named, v2} {
+		if dir != "" && unix.Access(dir, unix.W_OK) != nil {
+			return &Problem{ID: "cgroups", What: dir + " cannot be written to", Remedy: "run it where cgroups are writable (docker run --privileged --cgroupns=host)"}, nil
+		}
+	}
+	return nil, nil
+}
+
+// existing returns dir or the nearest directory above it that exists.
+func existing(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	for {
+		info, err := os.Stat(dir)
+		if err == nil && info.IsDir() {
+			return dir, nil
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) || dir == "/" {
+			return "", fmt.Errorf("look at %s: %w", dir, err)
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+// checkOverlay mounts an overlay where the machines' disks will be, in a mount
+// namespace that ends with its thread.
+func checkOverlay(stateDir string) (*Problem, error) {
+	parent, err := existing(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(parent, ".constellation-check-")
+	if err != nil {
+		return &Problem{ID: "overlay", What: "the directory of the machines' disks cannot be written to: " + err.Error(), Remedy: "choose another one by XDG_STATE_HOME"}, nil
+	}
+	defer func() { _ = removeTree(parent, filepath.Base(dir)) }()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, d := range []string{"lower", "upper", "work", "root"} {
+		if err := os.Mkdir(at(d), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: thread, namespace and mount end here
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
+		if err == nil {
+			err = mountOverlay(at("root"), at("upper"), at("work"), at("lower"))
+		}
+		if err == nil {
+			// Writing is what fails where the disk cannot keep an overlay's attributes.
+			err = os.WriteFile(at("root/file"), nil, 0o600)
+		}
+		if err == nil {
+			err = unix.Unmount(at("root"), unix.UMOUNT_NOFOLLOW)
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		return &Problem{
+			ID: "overlay", What: "machines' disks are overlays, and none can be made in " + parent + ": " + err.Error(),
+			Remedy: "choose a directory on ext4, xfs or btrfs by XDG_STATE_HOME, and see that the kernel has overlay",
+		}, nil
+	}
+	return nil, nil
+}
+
+// checkNetwork makes a bridge with a cable in a network namespace that ends with its
+// thread.
+func checkNetwork() (*Problem, error) {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: thread and namespace end here
+		done <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return fmt.Errorf("make network namespace: %w", err)
+			}
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
+			bridge.Name = bridgeName
+			if err := h.LinkAdd(bridge); err != nil {
+				return fmt.Errorf("add bridge: %w", err)
+			}
+			cable := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "eth0"}
+			cable.Name = "cable"
+			if err := h.LinkAdd(cable); err != nil {
+				return fmt.Errorf("add veth: %w", err)
+			}
+			return nil
+		}()
+	}()
+	if err := <-done; err != nil {
+		return &Problem{
+			ID: "network", What: "the network between machines cannot be made: " + err.Error(),
+			Remedy: "use a kernel with network namespaces, bridge and veth, or load the modules bridge and veth",
+		}, nil
+	}
+	return nil, nil
+}
+
+// checkInotify counts what this user's processes have of the one thing that all
+// machines share with the rest of the computer and that soon runs out.
+func checkInotify(want Demand) (*Problem, error) {
+	b, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
+	if err != nil {
+		return nil, err
+	}
+	limit, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return nil, fmt.Errorf("read limit of inotify instances: %w", err)
+	}
+	used, err := inotifyInstances()
+	if err != nil {
+		return nil, err
+	}
+	need := want.ControlPlanes*inotifyControlPlane + want.Workers*inotifyWorker
+	if used+need <= limit {
+		return nil, nil
+	}
+	return &Problem{
+		ID: "inotify",
+		What: fmt.Sprintf("%d control planes and %d workers need %d inotify instances more, and %d of the %d that root may have on this computer are in use",
+			want.ControlPlanes, want.Workers, need, used, limit),
+		Remedy: fmt.Sprintf("take down another sandbox, start fewer machines, or raise the limit with sysctl fs.inotify.max_user_instances=%d", max(512, 2*(used+need))),
+	}, nil
+}
+
+// inotifyInstances counts the inotify instances of root's processes, those in
+// machines included. One that two processes share is counted twice, to be safe.
+func inotifyInstances() (int, error) {
+	pids, err := processNumbers()
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, pid := range pids {
+		var st unix.Stat_t
+		dir := "/proc/" + pid
+		if unix.Stat(dir, &st) != nil || st.Uid != 0 {
+			continue
+		}
+		fds, err := os.ReadDir(dir + "/fd")
+		if err != nil {
+			continue // it has ended
+		}
+		for _, fd := range fds {
+			if target, err := os.Readlink(dir + "/fd/" + fd.Name()); err == nil && target == "anon_inode:inotify" {
+				n++
+			}
+		}
+	}
+	return n, nil
+}
+
+func checkMemory(want Demand) (*Problem, error) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return nil, err
+	}
+	available := int64(-1)
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) >= 2 && f[0] == "MemAvailable:" {
+			kib, err := strconv.ParseInt(f[1], 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("read available memory: %w", err)
+			}
+			available = kib << 10
+		}
+	}
+	need := int64(want.ControlPlanes)*memoryControlPlane + int64(want.Workers)*memoryWorker
+	if available < 0 || need <= available {
+		return nil, nil
+	}
+	return &Problem{
+		ID:     "memory",
+		What:   fmt.Sprintf("%d control planes and %d workers need about %s of memory, and %s is available", want.ControlPlanes, want.Workers, size(need), size(available)),
+		Remedy: "start fewer machines or end other programs",
+	}, nil
+}
+
+func checkDisk(cacheDir, stateDir string, want Demand) (*Problem, error) {
+	changes, err := customisation()
+	if err != nil {
+		return nil, err
+	}
+	need := int64(want.ControlPlanes)*diskControlPlane + int64(want.Workers)*diskWorker
+	state, err := free(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	if need > state.bytes {
+		return &Problem{
+			ID:     "disk",
+			What:   fmt.Sprintf("%d control planes and %d workers need about %s of disk, and %s is free in %s", want.ControlPlanes, want.Workers, size(need), size(state.bytes), state.dir),
+			Remedy: "free some, or choose another directory by XDG_STATE_HOME",
+		}, nil
+	}
+	if _, err := os.Stat(filepath.Join(cacheDir, "rootfs", rootfsKey(changes))); err == nil {
+		return nil, nil
+	}
+	cache, err := free(cacheDir)
+	if err != nil {
+		return nil, err
+	}
+	left := cache.bytes
+	if cache.fs == state.fs {
+		left -= int64(want.ControlPlanes)*diskControlPlane + int64(want.Workers)*diskWorker
+	}
+	if diskRootfs > left {
+		return &Problem{
+			ID:     "disk",
+			What:   fmt.Sprintf("making the machines' root file system needs %s of disk, and %s is left in %s", size(diskRootfs), size(max(left, 0)), cache.dir),
+			Remedy: "free some, or choose another directory by XDG_CACHE_HOME",
+		}, nil
+	}
+	return nil, nil
+}
+
+// room is what is free in a directory.
+type room struct {
+	dir   string // that exists
+	bytes int64
+	fs    unix.Fsid
+}
+
+func free(dir string) (room, error) {
+	dir, err := existing(dir)
+	if err != nil {
+		return room{}, err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return room{}, fmt.Errorf("look at %s: %w", dir, err)
+	}
+	return room{dir: dir, bytes: int64(st.Bavail) * st.Bsize, fs: st.Fsid}, nil
+}
+
+// size writes bytes for people.
+func size(bytes int64) string {
+	if bytes < 1<<30 {
+		return fmt.Sprintf("%d MiB", bytes>>20)
+	}
+	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+}

@@ -51,9 +51,15 @@ func (h *Host) Exec(ctx context.Context, name string, command []string, stdio St
 	if stdio.TTY {
 		args = append(args, "--tty", "--env", "TERM="+terminalType())
 	}
-	cmd := exec.CommandContext(ctx, "runc", append(append(args, name), command...)...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // handed on to the command
-	cmd.WaitDelay = 2 * time.Second
+	cmd := exec.CommandContext(ctx, tool("runc"), append(append(args, name), command...)...)
+	// runc hands signals on to the command. It is not killed itself before the command
+	// is gone: it must collect it, or the machine could not end.
+	var last *time.Timer
+	cmd.Cancel = func() error {
+		last = time.AfterFunc(killAfter, func() { _ = killRecorded(pidFile) })
+		return cmd.Process.Signal(syscall.SIGTERM)
+	}
+	cmd.WaitDelay = 3 * killAfter
 	var finish func()
 	if stdio.TTY {
 		finish, err = connectTerminal(cmd, stdio)
@@ -65,7 +71,10 @@ func (h *Host) Exec(ctx context.Context, name string, command []string, stdio St
 	}
 	err = cmd.Run()
 	if ctx.Err() != nil {
-		err = errors.Join(ctx.Err(), killRecorded(pidFile))
+		err = ctx.Err()
+	}
+	if last != nil {
+		last.Stop()
 	}
 	finish()
 	var exit *exec.ExitError
@@ -79,6 +88,9 @@ func (h *Host) Exec(ctx context.Context, name string, command []string, stdio St
 	}
 	return 0, nil
 }
+
+// killAfter is how long a command may take to end when it is asked to.
+const killAfter = 2 * time.Second
 
 // killRecorded kills the command itself, which lives on without its runc.
 func killRecorded(pidFile string) error {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // writeFile creates or replaces a file in one step: readers see the old content or
@@ -43,6 +44,31 @@ func readJSON(path string, v any) error {
 	}
 	if err := json.Unmarshal(b, v); err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
+	}
+	return nil
+}
+
+// makeDirs makes those directories of the path that do not exist below root, with the
+// modes that mode returns for each, whatever this process's umask is.
+func makeDirs(root *os.Root, path string, mode func(dir string) (fs.FileMode, error)) error {
+	if path == "." {
+		return nil
+	}
+	dir := ""
+	for element := range strings.SplitSeq(path, "/") {
+		dir = filepath.Join(dir, element)
+		m, err := mode(dir)
+		if err != nil {
+			return err
+		}
+		if err := root.Mkdir(dir, m); errors.Is(err, fs.ErrExist) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if err := root.Chmod(dir, m); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -345,17 +346,17 @@ func checkSpec(spec Spec) error {
 // writeDisk makes the machine's disk: the overlay's upper directory, written before
 // it is mounted, and the parts that are no overlay.
 func (h *Host) writeDisk(spec Spec) error {
-	for _, d := range []string{"upper", "work", "root", "bundle", "disk"} {
-		if err := os.Mkdir(h.path(spec.Name, d), 0o755); err != nil {
-			return fmt.Errorf("make disk: %w", err)
-		}
-	}
+	dirs := map[string]fs.FileMode{"upper": 0o755, "work": 0o755, "root": 0o755, "bundle": 0o755, "disk": 0o755}
 	for _, d := range diskDirs {
-		dir := diskDir(h.path(spec.Name, "disk"), d.path)
-		if err := os.Mkdir(dir, d.mode); err != nil {
+		dirs[diskDir("disk", d.path)] = d.mode
+	}
+	for _, d := range slices.Sorted(maps.Keys(dirs)) { // parents first
+		dir := h.path(spec.Name, d)
+		if err := os.Mkdir(dir, dirs[d]); err != nil {
 			return fmt.Errorf("make disk: %w", err)
 		}
-		if err := os.Chmod(dir, d.mode); err != nil {
+		// The umask had a say; but this is what the machine sees.
+		if err := os.Chmod(dir, dirs[d]); err != nil {
 			return fmt.Errorf("make disk: %w", err)
 		}
 	}
@@ -389,36 +390,24 @@ func lowerDirs(image *Image) []string {
 // refused; directories that exist below keep their mode.
 func writeUpper(upper *os.Root, lower []string, path string, f File) error {
 	path = strings.TrimPrefix(path, "/")
-	dir := ""
-	for element := range strings.SplitSeq(filepath.Dir(path), "/") {
-		if element == "." {
-			break
-		}
-		dir = filepath.Join(dir, element)
-		mode := fs.FileMode(0o755)
+	err := makeDirs(upper, filepath.Dir(path), func(dir string) (fs.FileMode, error) {
 		for _, l := range lower {
 			info, err := os.Lstat(filepath.Join(l, dir))
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
+			if err == nil && !info.IsDir() {
+				err = fmt.Errorf("/%s is no directory", dir)
+			}
 			if err != nil {
-				return err
+				return 0, err
 			}
-			if !info.IsDir() {
-				return fmt.Errorf("/%s is no directory", dir)
-			}
-			mode = info.Mode().Perm()
-			break
+			return info.Mode().Perm(), nil
 		}
-		if err := upper.Mkdir(dir, mode); err != nil {
-			if errors.Is(err, fs.ErrExist) {
-				continue
-			}
-			return err
-		}
-		if err := upper.Chmod(dir, mode); err != nil { // the umask had a say
-			return err
-		}
+		return 0o755, nil
+	})
+	if err != nil {
+		return err
 	}
 	mode := cmp.Or(f.Mode, 0o644)
 	if err := upper.WriteFile(path, f.Data, mode); err != nil {
@@ -484,7 +473,11 @@ func (h *Host) powerOn(ctx context.Context, r *record, firmware Firmware) error 
 	if err := proveRoot(root); err != nil {
 		return err
 	}
-	if err := restrictDevices(h.id); err != nil {
+	h.mu.Lock()
+	limit := h.memMax
+	err = restrictDevices(h.id)
+	h.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	if err := writeBundle(h.path(r.Name, "bundle"), bundleSpec{
@@ -508,13 +501,10 @@ func (h *Host) powerOn(ctx context.Context, r *record, firmware Firmware) error 
 	if err := proveContainer(init.PID, root); err != nil {
 		return err
 	}
-	h.mu.Lock()
-	limit := h.memMax
-	h.mu.Unlock()
 	if err := limitMemory(h.id, limit); err != nil {
 		return err
 	}
-	if err := h.runc(ctx, nil, "start", r.Name); err != nil {
+	if err := h.runc(ctx, "start", r.Name); err != nil {
 		return err
 	}
 	h.log.Info("machine switched on", "node", r.Name, "image", r.Image.Version, "boot", r.Boots, "took", time.Since(start).Round(time.Millisecond))
@@ -588,8 +578,12 @@ func (h *Host) create(ctx context.Context, name string) (process, error) {
 		return process{}, fmt.Errorf("open console: %w", err)
 	}
 	defer console.Close()
+	unified, err := makeUnified(h.cgroup(name))
+	if err != nil {
+		return process{}, err
+	}
 	pidFile := h.path(name, "init.pid")
-	if err := h.runc(ctx, console, "create", "--bundle", h.path(name, "bundle"), "--pid-file", pidFile, name); err != nil {
+	if err := h.runcIn(ctx, unified, console, "create", "--bundle", h.path(name, "bundle"), "--pid-file", pidFile, name); err != nil {
 		return process{}, err
 	}
 	b, err := os.ReadFile(pidFile)
@@ -603,19 +597,34 @@ func (h *Host) create(ctx context.Context, name string) (process, error) {
 	return identify(pid)
 }
 
-// runc runs runc to its end. With an output, that is what the container gets as its
-// own, and runc's words are in a log beside it.
-func (h *Host) runc(ctx context.Context, output *os.File, args ...string) error {
+// runc runs runc to its end.
+func (h *Host) runc(ctx context.Context, args ...string) error {
+	return h.runcIn(ctx, "", nil, args...)
+}
+
+// runcIn runs runc to its end, in the v2 cgroup if it is not empty. The container gets
+// output as its own; runc's words are in a log beside it.
+func (h *Host) runcIn(ctx context.Context, cgroup string, output *os.File, args ...string) error {
 	log, err := os.CreateTemp(h.dir, ".runc-*.log")
 	if err != nil {
 		return fmt.Errorf("run runc: %w", err)
 	}
 	defer os.Remove(log.Name())
 	defer log.Close()
-	cmd := exec.CommandContext(ctx, "runc", append([]string{"--root", filepath.Join(h.dir, runcDir), "--log", log.Name()}, args...)...)
-	cmd.Stdout, cmd.Stderr = output, output
+	cmd := exec.CommandContext(ctx, tool("runc"), append([]string{"--root", filepath.Join(h.dir, runcDir), "--log", log.Name()}, args...)...)
+	if output != nil {
+		cmd.Stdout, cmd.Stderr = output, output
+	}
 	// Its own process group: an interrupt at the terminal is not for machines.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if cgroup != "" {
+		dir, err := os.Open(cgroup)
+		if err != nil {
+			return fmt.Errorf("run runc: %w", err)
+		}
+		defer dir.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	}
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
@@ -707,7 +716,7 @@ func (h *Host) powerOff(ctx context.Context, r record) error {
 	}
 	// This also ends a container that a crash kept from being written down.
 	if _, err := os.Lstat(filepath.Join(h.dir, runcDir, r.Name)); err == nil {
-		if err := h.runc(ctx, nil, "delete", "--force", r.Name); err != nil {
+		if err := h.runc(ctx, "delete", "--force", r.Name); err != nil {
 			return err
 		}
 	}
@@ -796,6 +805,7 @@ func (h *Host) sweep(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	// What holds all of them stayed as long as more could come.
 	if err := removeCgroups(ctx, h.id); err != nil {
 		return err
 	}

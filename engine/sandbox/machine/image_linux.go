@@ -153,6 +153,9 @@ func writeLayer(layer, tree string, spec ImageSpec) error {
 	if err := os.Mkdir(layer, 0o755); err != nil {
 		return err
 	}
+	if err := os.Chmod(layer, 0o755); err != nil { // the umask had a say
+		return err
+	}
 	root, err := os.OpenRoot(layer)
 	if err != nil {
 		return err

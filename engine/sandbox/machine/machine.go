@@ -49,7 +49,7 @@ const (
 	// TPMAddress is the TPM's address as seen from inside of the machine.
 	TPMAddress = "unix:" + TPMDir + "/tpm.sock"
 	// EventLogName is the file in TPMDir that [PowerOn.EventLog] names.
-	EventLogName = "eventlog"
+	EventLogName = "binary_bios_measurements"
 	// DefaultPauseImage is what Spec.PauseImage means when it is empty.
 	DefaultPauseImage = "registry.k8s.io/pause:3.10.1"
 	// RegistryMirror is asked first, and alone, for every image that a machine pulls.

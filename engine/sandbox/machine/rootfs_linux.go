@@ -159,11 +159,12 @@ func customisation() ([]change, error) {
 
 // apply makes the change below root, which it cannot leave.
 func (c change) apply(root *os.Root) error {
+	all := func(string) (fs.FileMode, error) { return 0o755, nil }
 	if c.dir {
-		if err := root.MkdirAll(c.path, c.mode); err != nil {
+		if err := makeDirs(root, c.path, all); err != nil {
 			return err
 		}
-		return root.Chmod(c.path, c.mode) // the umask had a say
+		return root.Chmod(c.path, c.mode)
 	}
 	if err := root.RemoveAll(c.path); err != nil {
 		return err
@@ -171,7 +172,7 @@ func (c change) apply(root *os.Root) error {
 	if c.data == nil && c.link == "" {
 		return nil
 	}
-	if err := root.MkdirAll(filepath.Dir(c.path), 0o755); err != nil {
+	if err := makeDirs(root, filepath.Dir(c.path), all); err != nil {
 		return err
 	}
 	if c.link != "" {
@@ -180,7 +181,7 @@ func (c change) apply(root *os.Root) error {
 	if err := root.WriteFile(c.path, c.data, c.mode); err != nil {
 		return err
 	}
-	return root.Chmod(c.path, c.mode)
+	return root.Chmod(c.path, c.mode) // the umask had a say
 }
 
 // rootfsKey names the root file system by everything that decides its content and
@@ -297,7 +298,9 @@ func forgetDates(root *os.Root) error {
 // whatever happens to it.
 func debootstrap(ctx context.Context, tree string, report func(string)) error {
 	mirror := debianMirror()
-	cmd := exec.CommandContext(ctx, "debootstrap", "--variant=minbase", "--keyring="+rootfsKeyring,
+	// The system is not for this user alone, whatever its umask is.
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", `umask 022 && exec "$@"`, "sh",
+		tool("debootstrap"), "--variant=minbase", "--keyring="+rootfsKeyring,
 		"--include="+strings.Join(rootfsPackages, ","), rootfsSuite, tree, mirror)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive",
 		// Not only root's login shell has these.

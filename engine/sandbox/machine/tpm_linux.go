@@ -75,6 +75,9 @@ func (t tpm) manufacture(ctx context.Context) error {
 	if err := os.MkdirAll(t.port(), 0o755); err != nil {
 		return fmt.Errorf("make TPM: %w", err)
 	}
+	if err := os.Chmod(t.port(), 0o755); err != nil { // the umask had a say
+		return fmt.Errorf("make TPM: %w", err)
+	}
 	// The directory gets its name when the seeds are complete, so that a crash in
 	// between leaves no half of a TPM.
 	fresh := state + ".new"
@@ -91,7 +94,7 @@ func (t tpm) manufacture(ctx context.Context) error {
 	if err := os.WriteFile(config, nil, 0o600); err != nil {
 		return fmt.Errorf("make TPM: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, "swtpm_setup", "--tpm2", "--runas", strconv.Itoa(os.Geteuid()),
+	cmd := exec.CommandContext(ctx, tool("swtpm_setup"), "--tpm2", "--runas", strconv.Itoa(os.Geteuid()),
 		"--tpmstate", fresh, "--config", config, "--pcr-banks", "sha256", "--overwrite")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("make TPM: swtpm_setup: %w: %s", err, lastLine(out))
@@ -114,7 +117,7 @@ func (t tpm) powerOn(ctx context.Context) error {
 	}
 	pidFile := filepath.Join(t.dir, "swtpm.pid")
 	// It returns when the socket is there.
-	cmd := exec.CommandContext(ctx, "swtpm", "socket", "--tpm2",
+	cmd := exec.CommandContext(ctx, tool("swtpm"), "socket", "--tpm2",
 		"--tpmstate", "dir="+filepath.Join(t.dir, tpmState)+",mode=0600",
 		"--server", "type=unixio,path="+t.socket()+",mode=0600",
 		"--flags", "not-need-init,startup-clear",

@@ -51,13 +51,18 @@ func (h *Host) Listen(ctx context.Context, network, address string) (net.Listene
 	return nil, ErrUnsupported
 }
 
+// ListenPacket is Listen for datagrams.
+func (h *Host) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
+	return nil, ErrUnsupported
+}
+
 // Dial connects from inside of the sandbox's network.
 func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return nil, ErrUnsupported
 }
 
 // LimitMemory bounds the memory of all machines together.
-func (h *Host) LimitMemory(bytes int64) error { return ErrUnsupported }
+func (h *Host) LimitMemory(bytes int64) {}
 
 // Start makes a machine and boots it.
 func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) error { return ErrUnsupported }
