@@ -44,8 +44,9 @@ type Variant string
 const TPM2 Variant = "tpm2"
 
 // MaxDocument is the size in bytes that no document exceeds. Issuers refuse to
-// make a larger one; validators refuse it before they look inside.
-const MaxDocument = 64 << 10
+// make a larger one; validators refuse it before they look inside. Most of it is
+// the event log: those of real servers have up to 60 kB.
+const MaxDocument = 128 << 10
 
 // MaxUserData is the greatest length in bytes of what a quote can bind. Callers
 // with more hash it.

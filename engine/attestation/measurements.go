@@ -208,6 +208,8 @@ func (m *Measurement) UnmarshalJSON(b []byte) error {
 		return fmt.Errorf("read measurement: %w", err)
 	}
 	switch t := tok.(type) {
+	case nil: // null leaves the value alone, as everywhere in encoding/json
+		return nil
 	case string:
 		return m.set(map[string]any{"expected": t})
 	case json.Delim:
@@ -305,7 +307,7 @@ func (m *Measurements) UnmarshalJSON(b []byte) error {
 		if err := d.Decode(&v); err != nil {
 			return fmt.Errorf("PCR %d: %w", i, err)
 		}
-		if v.Expected == nil { // the value was null, which Decode does not pass on
+		if v.Expected == nil { // it was null
 			return fmt.Errorf("PCR %d: field expected is missing", i)
 		}
 		n[i] = v

@@ -28,7 +28,7 @@ const (
 	maxPublic      = 1 << 10
 	maxQuote       = 1 << 10
 	maxSignature   = 1 << 10
-	maxLog         = 48 << 10
+	maxLog         = 96 << 10
 )
 
 // documentVersion is the only version of the document there is.
