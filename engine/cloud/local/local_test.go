@@ -77,7 +77,7 @@ func TestAnswersBecomeErrorsOfPackageCloud(t *testing.T) {
 				t.Fatal("no error")
 			}
 			for _, kind := range []error{cloud.ErrNotFound, cloud.ErrThrottled, cloud.ErrDenied, cloud.ErrUnavailable} {
-				if got := errors.Is(err, kind); got != (kind == tt.want) {
+				if got := errors.Is(err, kind); got != errors.Is(tt.want, kind) {
 					t.Errorf("%q is %q: %t", err, kind, got)
 				}
 			}
