@@ -170,7 +170,11 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 	if err != nil {
 		return none, &engine.Error{Op: op, Err: err}
 	}
-	defer unlock(false)
+	defer func() {
+		_, err := os.Lstat(s.dirs.of(spec.Name))
+		unlock(errors.Is(err, fs.ErrNotExist)) // refused before it began: no trace of that
+		s.dirs.tidy()
+	}()
 
 	st, err := readState(s.dirs.of(spec.Name, stateName))
 	fresh := errors.Is(err, fs.ErrNotExist)
@@ -377,12 +381,17 @@ func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want mac
 		return nil
 	}
 	what, remedies := make([]string, len(problems)), make([]string, len(problems))
+	// Packages can be installed once somebody agrees; nothing else can be agreed to.
+	exit := engine.ExitUnacknowledged
 	for i, p := range problems {
 		what[i], remedies[i] = p.What, p.Remedy
+		if len(p.Packages) == 0 || spec.Install {
+			exit = engine.ExitBlocked
+		}
 	}
 	return &engine.Error{
 		Op: "start sandbox " + spec.Name, Err: errors.New(strings.Join(what, "; ")),
-		Remedy: strings.Join(slices.Compact(remedies), "; "), Exit: engine.ExitBlocked,
+		Remedy: strings.Join(slices.Compact(remedies), "; "), Exit: exit,
 	}
 }
 

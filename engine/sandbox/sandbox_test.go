@@ -87,8 +87,10 @@ func TestBadSpecsAreRefusedBeforeAnythingIsTouched(t *testing.T) {
 			}
 		})
 	}
-	if _, err := os.Lstat(dirs.Cache); err == nil {
-		t.Error("the cache was made")
+	for _, dir := range []string{dirs.Cache, dirs.State} {
+		if _, err := os.Lstat(dir); err == nil {
+			t.Errorf("%s was made", dir)
+		}
 	}
 	if got := files(t, w); len(got) != 0 {
 		t.Errorf("the workspace has %v", got)
