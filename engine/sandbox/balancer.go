@@ -290,7 +290,7 @@ func (b *balancer) handle(ctx context.Context, client net.Conn) {
 	}
 	// Nobody is there: refuse like a closed port would, not like a server that hung up.
 	if tcp, ok := client.(*net.TCPConn); ok {
-		tcp.SetLinger(0)
+		_ = tcp.SetLinger(0) // else it hangs up in the ordinary way
 	}
 }
 
@@ -308,7 +308,7 @@ func tunnel(client, server net.Conn) {
 				return
 			}
 			if half, ok := to.(interface{ CloseWrite() error }); ok {
-				half.CloseWrite()
+				_ = half.CloseWrite() // the other way may have ended everything
 			}
 		})
 	}
@@ -334,7 +334,8 @@ func readyz(dial dialFunc) func(context.Context, string) health {
 			return down
 		}
 		defer resp.Body.Close()
-		io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
+		// Read to the end, the connection is used again; if not, it is not.
+		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 		if resp.StatusCode != http.StatusOK {
 			return draining
 		}

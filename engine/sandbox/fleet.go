@@ -558,12 +558,14 @@ func answer(waiters []chan error, err error) {
 
 // setback shows a failure to those who look at the instance.
 func (f *fleet) setback(name string, fails int, err error) {
-	f.note(name, func(i *instance) {
+	if err := f.note(name, func(i *instance) {
 		i.Message = err.Error()
 		if fails >= startTries && i.Want == wantRunning {
 			i.Boot = local.BootFailed
 		}
-	})
+	}); err != nil {
+		f.log.Warn("setback not recorded", "node", name, "err", err)
+	}
 }
 
 // keep boots an instance if it is off, waits until it is ready, and then until it

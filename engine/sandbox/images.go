@@ -277,5 +277,7 @@ func (b blob) mediaType() string {
 func (r *registry) refuse(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(map[string]any{"errors": []map[string]string{{"code": code, "message": message}}})
+	if err := json.NewEncoder(w).Encode(map[string]any{"errors": []map[string]string{{"code": code, "message": message}}}); err != nil {
+		r.log.Debug("answer not sent", "err", err)
+	}
 }

@@ -301,7 +301,7 @@ func TestRealSandbox(t *testing.T) {
 		fmt.Fprintln(c, "hello")
 		b := make([]byte, 6)
 		if _, err := io.ReadFull(c, b); err != nil || string(b) != "hello\n" {
-			return fmt.Errorf("%q, %v", b, err)
+			return fmt.Errorf("%q, %w", b, err)
 		}
 		return nil
 	}

@@ -182,7 +182,7 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 		return none, &engine.Error{Op: op, Err: err, Remedy: "run `constellation sandbox down` for it with the program that made it, or again with this one"}
 	}
 	if fresh {
-		if st, err = s.create(ctx, spec, t); err != nil {
+		if err := s.create(ctx, spec, t); err != nil {
 			return none, err
 		}
 	} else if err := agree(st, spec); err != nil {
@@ -281,11 +281,11 @@ func agree(st *state, spec engine.SandboxSpec) error {
 }
 
 // create makes the files of a new sandbox: all that its daemon needs.
-func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *teller) (*state, error) {
+func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *teller) error {
 	op := "start sandbox " + spec.Name
 	cat, err := release.Load(assets.Releases())
 	if err != nil {
-		return nil, &engine.Error{Op: op, Err: err}
+		return &engine.Error{Op: op, Err: err}
 	}
 	if spec.Release == "" {
 		spec.Release = version.Release
@@ -298,31 +298,31 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	}
 	rv, err := version.Parse(spec.Release)
 	if err != nil {
-		return nil, usage(op, "give a release such as v1.1.0", "%w", err)
+		return usage(op, "give a release such as v1.1.0", "%w", err)
 	}
 	rel, err := cat.Release(rv)
 	if err != nil {
-		return nil, usage(op, "choose a release that this program has", "%w", err)
+		return usage(op, "choose a release that this program has", "%w", err)
 	}
 	kv, err := version.Parse(spec.Kubernetes)
 	if err != nil {
-		return nil, usage(op, "give a version such as v1.35.4", "%w", err)
+		return usage(op, "give a version such as v1.35.4", "%w", err)
 	}
 	if _, err := rel.ForKubernetes(kv); err != nil {
-		return nil, usage(op, fmt.Sprintf("choose a version of Kubernetes %s", strings.Join(rel.Minors(), " or ")), "%w", err)
+		return usage(op, fmt.Sprintf("choose a version of Kubernetes %s", strings.Join(rel.Minors(), " or ")), "%w", err)
 	}
 
 	t.step(stepCheck, engine.StateRunning, "Check this computer")
 	want := machine.Demand{ControlPlanes: count(spec.ControlPlanes, defaultControlPlanes), Workers: count(spec.Workers, defaultWorkers)}
 	if err := s.check(ctx, spec, want, t); err != nil {
 		t.step(stepCheck, engine.StateFailed, err.Error())
-		return nil, err
+		return err
 	}
 	artifacts, err := build.Load(s.dirs.Cache, spec.Kubernetes)
 	if err != nil {
 		err = fromBuild(op, err)
 		t.step(stepCheck, engine.StateFailed, err.Error())
-		return nil, err
+		return err
 	}
 	t.step(stepCheck, engine.StateDone, "it can run these machines")
 
@@ -330,7 +330,7 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	rootfs, err := machine.Rootfs(ctx, s.dirs.Cache, func(p machine.Progress) { t.progress(stepRootfs, p.Text, p.Current, p.Total) })
 	if err != nil {
 		t.step(stepRootfs, engine.StateFailed, err.Error())
-		return nil, &engine.Error{Op: op, Err: err}
+		return &engine.Error{Op: op, Err: err}
 	}
 	t.step(stepRootfs, engine.StateDone, "it is there")
 
@@ -339,7 +339,7 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	st.Release, st.Kubernetes, st.Image, st.Faults = spec.Release, artifacts.Version, spec.Image, spec.Faults
 	if err := s.images(ctx, st, cat, rootfs, t); err != nil {
 		t.step(stepImages, engine.StateFailed, err.Error())
-		return nil, err
+		return err
 	}
 	for i := range st.Groups {
 		st.Groups[i].Image = st.Image
@@ -347,9 +347,9 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	t.step(stepImages, engine.StateDone, fmt.Sprintf("%d OS images and %d of our services", len(st.Catalogue), len(st.Containers)))
 
 	if err := s.writeNew(ctx, st); err != nil {
-		return nil, &engine.Error{Op: op, Err: err}
+		return &engine.Error{Op: op, Err: err}
 	}
-	return st, nil
+	return nil
 }
 
 // count understands the numbers of a spec: zero is the default, less is none.
@@ -372,8 +372,10 @@ func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want mac
 		t.progress(stepCheck, "installing "+strings.Join(packages, " "), 0, 0)
 		var output strings.Builder
 		if err := machine.InstallPackages(ctx, packages, &output); err != nil {
-			return &engine.Error{Op: "install " + strings.Join(packages, " "), Err: fmt.Errorf("%w: %s", err, lastLines(output.String(), 3)),
-				Remedy: "install them by hand"}
+			return &engine.Error{
+				Op: "install " + strings.Join(packages, " "), Err: fmt.Errorf("%w: %s", err, lastLines(output.String(), 3)),
+				Remedy: "install them by hand",
+			}
 		}
 		problems = machine.Check(ctx, s.dirs.Cache, s.dirs.of(spec.Name), want)
 	}
@@ -545,8 +547,8 @@ func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *local.
 		select {
 		case <-ctx.Done():
 			return none, &engine.Error{Op: op, Err: context.Cause(ctx)}
-		case <-ended:
-			return none, &engine.Error{Op: op, Err: errors.New(lastError(logFile, begin)), Remedy: remedy}
+		case err := <-ended:
+			return none, &engine.Error{Op: op, Err: lastWords(logFile, begin, err), Remedy: remedy}
 		case <-limit.C:
 			return none, &engine.Error{Op: op, Err: fmt.Errorf("it does not answer after %s: %w", daemonStart, err), Remedy: remedy}
 		case <-time.After(20 * time.Millisecond):
@@ -554,13 +556,17 @@ func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *local.
 	}
 }
 
-// lastError returns what a daemon wrote last since begin.
-func lastError(logFile string, begin int64) string {
+// lastWords returns what a daemon that ended wrote last since begin, or else how it
+// ended.
+func lastWords(logFile string, begin int64, ended error) error {
 	b, err := os.ReadFile(logFile)
-	if err != nil || int64(len(b)) <= begin {
-		return "it ended without a word"
+	if err == nil && int64(len(b)) > begin {
+		return errors.New(lastLines(string(b[begin:]), 1))
 	}
-	return lastLines(string(b[begin:]), 1)
+	if ended == nil {
+		return errors.New("it ended without a word")
+	}
+	return fmt.Errorf("it ended without a word: %w", ended)
 }
 
 func lastLines(s string, n int) string {

@@ -68,8 +68,9 @@ func TestForgetRemovesWhatDescribesTheSandboxAlone(t *testing.T) {
 		kept bool
 	}{
 		{"as up left it", "uid-1", func(string) {}, []string{"notes.txt"}, false},
-		{"edited configuration", "uid-1", func(w string) { os.WriteFile(filepath.Join(w, engine.ConfigFile), []byte("mine"), 0o644) },
-			[]string{engine.ConfigFile, "notes.txt"}, true},
+		{"edited configuration", "uid-1", func(w string) {
+			os.WriteFile(filepath.Join(w, engine.ConfigFile), []byte("mine"), 0o644)
+		}, []string{engine.ConfigFile, "notes.txt"}, true},
 		{"a later sandbox of the same name", "uid-2", func(string) {}, everything, false},
 		{"state beyond reading", "uid-1", func(w string) { os.WriteFile(filepath.Join(w, engine.StateFile), []byte("{"), 0o600) }, everything, false},
 		{"the sandbox's directory was removed by hand", "", func(string) {}, []string{engine.ConfigFile, "notes.txt"}, true},
