@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"time"
 )
 
@@ -177,4 +178,49 @@ type SandboxMachine struct {
 	Message string    `json:"message,omitempty"`
 	Console string    `json:"console,omitempty"` // path of its console's log
 	Started time.Time `json:"started,omitzero"`
+}
+
+// Deps are what an engine works with. Zero fields get defaults, except Connect and
+// Sandbox: without them, what needs a cluster or starts a sandbox is an error.
+type Deps struct {
+	// Connect returns the cluster that a kubeconfig leads to. It need not reach it.
+	Connect func(ctx context.Context, kubeconfig []byte) (Cluster, error)
+	Sandbox Sandbox
+	// Provider returns the cloud that the machines are in; the default is NewProvider.
+	Provider func(ctx context.Context, c *Config, s *State) (Provider, error)
+	// Log is for those who debug the program; the default discards everything.
+	Log *slog.Logger
+	Now func() time.Time
+}
+
+// Engine works on the cluster of one workspace. Its methods may be called
+// concurrently.
+type Engine struct {
+	ws       *Workspace
+	connect  func(context.Context, []byte) (Cluster, error)
+	sandbox  Sandbox
+	provider func(context.Context, *Config, *State) (Provider, error)
+	log      *slog.Logger
+	now      func() time.Time
+	limits   limits
+}
+
+// New returns an engine for a workspace.
+func New(w *Workspace, d Deps) *Engine {
+	e := &Engine{ws: w, connect: d.Connect, sandbox: d.Sandbox, provider: d.Provider, log: d.Log, now: d.Now, limits: defaultLimits}
+	if e.connect == nil {
+		e.connect = func(context.Context, []byte) (Cluster, error) {
+			return nil, errors.New("connect to cluster: this program has no Kubernetes client")
+		}
+	}
+	if e.provider == nil {
+		e.provider = NewProvider
+	}
+	if e.log == nil {
+		e.log = slog.New(slog.DiscardHandler)
+	}
+	if e.now == nil {
+		e.now = time.Now
+	}
+	return e
 }

@@ -1,6 +1,15 @@
 package engine
 
-import "time"
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
 
 // Status is a cluster as it is now. It marshals as the document of `status -o json`.
 type Status struct {
@@ -44,11 +53,21 @@ type Condition struct {
 type Service struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
-	Kind    string `json:"kind"` // release (installed by a chart), kubernetes (bound to its version)
+	Kind    string `json:"kind"` // ServiceOfRelease or ServiceOfKubernetes
 	Ready   int    `json:"ready"`
 	Wanted  int    `json:"wanted"`
 	Message string `json:"message,omitempty"` // why it is not ready
 }
+
+// Kinds of services.
+const (
+	ServiceOfRelease    = "release"    // installed by a chart of the release
+	ServiceOfKubernetes = "kubernetes" // bound to the version of Kubernetes
+)
+
+// StateUnknown is the state of a machine in a Status if only the cloud was asked: it
+// runs, and whether it is a node the API server would know.
+const StateUnknown = "unknown"
 
 // Node is a node of the cluster.
 type Node struct {
@@ -134,4 +153,252 @@ type RunSummary struct {
 	Exit   int    `json:"exit"`
 	Events int    `json:"events"`
 	Dir    string `json:"dir"`
+}
+
+// lookLimit bounds how long Status asks the API server, and how long the cloud.
+const lookLimit = 8 * time.Second
+
+// Status describes the cluster as it is now. That the API server does not answer is
+// part of the description: what the cloud knows is told all the same. The error is
+// about the workspace.
+func (e *Engine) Status(ctx context.Context) (Status, error) {
+	c, s, err := e.load()
+	if err != nil {
+		return Status{}, err
+	}
+	st := Status{
+		Schema: Schema, Cluster: c.Name, Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
+		Nodes: []Node{}, Machines: []Machine{}, Health: []Finding{}, Counts: map[string]int64{},
+	}
+	switch {
+	case e.ws.has(KubeconfigFile):
+		st.Stage = StageCluster
+	case len(s.ClusterValues.ClusterID) > 0:
+		st.Stage = StagePartial
+	}
+
+	var machines []CloudMachine
+	var cloudErr error
+	var inside inside
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		limited, cancel := context.WithTimeout(ctx, lookLimit)
+		defer cancel()
+		var p Provider
+		if p, cloudErr = e.provider(limited, c, s); cloudErr == nil {
+			machines, cloudErr = p.Machines(limited)
+		}
+	})
+	if st.Stage == StageCluster {
+		wg.Go(func() {
+			limited, cancel := context.WithTimeout(ctx, lookLimit)
+			defer cancel()
+			inside.look(limited, e)
+		})
+	}
+	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return Status{}, err
+	}
+
+	st.Reachable = st.Stage == StageCluster && inside.err == nil
+	if inside.err != nil {
+		st.Problem, st.Remedy = inside.err.Error(), "is the control plane up? What the cloud knows is below"
+		if errors.Is(inside.err, ErrDenied) {
+			st.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's"
+		}
+	}
+	if st.Reachable && inside.clusterID != "" && inside.clusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
+		return Status{}, &Error{Op: "use " + e.ws.Path(KubeconfigFile), Err: errors.New("it leads to another cluster than the one of " + StateFile), Exit: ExitUsage,
+			Remedy: "put the files of one cluster back together, or use another directory with -C"}
+	}
+	st.APIServer, st.Services, st.Conditions = inside.version, inside.services, inside.target.Conditions
+	st.Target = Target{Image: inside.target.ImageVersion, Kubernetes: inside.target.Kubernetes}
+	if st.Reachable {
+		st.Target.Release = releaseOf(inside.services)
+	}
+	st.merge(machines, inside)
+	st.judge(c, cloudErr, inside)
+	return st, nil
+}
+
+// inside is what the API server says.
+type inside struct {
+	version   string
+	clusterID string
+	target    NodeTarget
+	nodes     []Node
+	expected  []ExpectedNode
+	services  []Service
+	err       error
+}
+
+func (i *inside) look(ctx context.Context, e *Engine) {
+	b, err := e.ws.Kubeconfig()
+	if err != nil {
+		i.err = err
+		return
+	}
+	k, err := e.connect(ctx, b)
+	if err != nil {
+		i.err = err
+		return
+	}
+	if i.version, i.err = k.Version(ctx); i.err != nil {
+		return
+	}
+	// What init has not made yet is absent; that is no error here.
+	var errs [5]error
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		var j JoinConfig
+		j, errs[0] = k.JoinConfig(ctx)
+		i.clusterID = j.ClusterID
+	})
+	wg.Go(func() { i.target, errs[1] = k.NodeTarget(ctx) })
+	wg.Go(func() { i.nodes, errs[2] = k.Nodes(ctx) })
+	wg.Go(func() { i.expected, errs[3] = k.Expected(ctx) })
+	wg.Go(func() { i.services, errs[4] = k.Services(ctx) })
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, ErrAbsent) {
+			i.err = err
+			return
+		}
+	}
+}
+
+// releaseOf returns the version of the services that come with a release; empty if
+// they differ, as during an upgrade.
+func releaseOf(services []Service) string {
+	found := ""
+	for _, s := range services {
+		if s.Kind != ServiceOfRelease {
+			continue
+		}
+		if found != "" && s.Version != found {
+			return ""
+		}
+		found = s.Version
+	}
+	return found
+}
+
+// merge fills nodes and machines.
+func (st *Status) merge(machines []CloudMachine, in inside) {
+	isNode := map[string]bool{}
+	for _, n := range in.nodes {
+		isNode[n.Name] = true
+		n.Current = in.target.Components != "" && n.Image == in.target.Image && n.Components == in.target.Components
+		st.Nodes = append(st.Nodes, n)
+	}
+	joining := map[string]bool{}
+	for _, x := range in.expected {
+		joining[x.Name] = true
+	}
+	for _, m := range machines {
+		if isNode[m.Name] {
+			continue
+		}
+		state := m.Stage
+		switch {
+		case state == "" && joining[m.Name]:
+			state = NodeJoining
+		case state == "":
+			state = NodeBooting
+			if !st.Reachable && st.Stage == StageCluster {
+				state = StateUnknown // it may well be a node
+			}
+		}
+		st.Machines = append(st.Machines, Machine{
+			Name: m.Name, Group: groupName(m.Group), Role: string(m.Role), State: state, Image: m.Image,
+			IP: m.IP.String(), ProviderID: m.ProviderID, Message: m.Message, Created: m.Created,
+		})
+	}
+	slices.SortFunc(st.Machines, func(a, b Machine) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// judge counts, and says what is not as it should be.
+func (st *Status) judge(c *Config, cloudErr error, in inside) {
+	bad := func(id string, s Severity, title, detail, remedy string) {
+		st.Health = append(st.Health, Finding{ID: id, Severity: s, Title: title, Detail: detail, Remedy: remedy, Source: "health"})
+	}
+	count := st.Counts
+	for _, k := range []string{"nodes", "ready", "current", "machines", "wanted"} {
+		count[k] = 0
+	}
+	for _, g := range c.NodeGroups {
+		count["wanted"] += int64(g.Count)
+	}
+	var notReady, old []string
+	for _, n := range st.Nodes {
+		count["nodes"]++
+		if n.State == NodeReady {
+			count["ready"]++
+		} else {
+			notReady = append(notReady, named(n.Name, n.Message))
+		}
+		if n.Current {
+			count["current"]++
+		} else {
+			old = append(old, n.Name)
+		}
+	}
+	count["machines"] = int64(len(st.Machines))
+
+	if st.Problem != "" {
+		bad("api-server", Block, "the API server does not answer", st.Problem, st.Remedy)
+	}
+	if cloudErr != nil {
+		e := cloudError("ask the cloud", c.Provider.Sandbox.Name, cloudErr)
+		bad("cloud", Block, "the cloud does not answer", e.Error(), Remedy(e))
+	}
+	if st.Stage == StagePartial {
+		bad("init", Warn, "the cluster was begun and is not complete", "", "run `constellation init` to go on")
+	}
+	if len(notReady) > 0 {
+		bad("nodes-ready", Warn, fmt.Sprintf("%d of %d nodes are not ready", len(notReady), count["nodes"]), some(notReady), "")
+	}
+	if st.Reachable && in.target.Components != "" && len(old) > 0 {
+		bad("nodes-current", Warn, fmt.Sprintf("%d of %d nodes are not at the target", len(old), count["nodes"]), some(old), "")
+	}
+	var failed, waiting []string
+	for _, m := range st.Machines {
+		if m.State == NodeFailed {
+			failed = append(failed, named(m.Name, m.Message))
+		} else {
+			waiting = append(waiting, m.Name)
+		}
+	}
+	if len(failed) > 0 {
+		bad("machines-failed", Block, fmt.Sprintf("%d machine(s) failed", len(failed)), some(failed), "`constellation sandbox status` shows where their console is")
+	}
+	if st.Reachable && len(waiting) > 0 {
+		bad("machines-joining", Warn, fmt.Sprintf("%d machine(s) are not nodes yet", len(waiting)), some(waiting), "")
+	}
+	for _, s := range st.Services {
+		if s.Ready < s.Wanted {
+			bad("service-"+s.Name, Warn, fmt.Sprintf("%s is not ready: %d of %d pods", s.Name, s.Ready, s.Wanted), s.Message, "")
+		}
+	}
+	for _, x := range st.Conditions {
+		if x.Type == "Stalled" && x.Status == "True" {
+			bad("operator", Block, "the operator cannot go on", x.Message, "")
+		}
+	}
+}
+
+func named(name, message string) string {
+	if message == "" {
+		return name
+	}
+	return name + ": " + message
+}
+
+// some returns the first few of a list.
+func some(list []string) string {
+	if n := len(list); n > 5 {
+		return strings.Join(list[:5], ", ") + fmt.Sprintf(" and %d more", n-5)
+	}
+	return strings.Join(list, ", ")
 }

@@ -1,0 +1,176 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"constellation/assets"
+)
+
+// kinds returns the definitions of the release, in the order of its data.
+func (i *initRun) kinds() ([]assets.File, error) {
+	all, err := assets.CRDsFor(i.release.Version.String())
+	if err != nil {
+		return nil, err
+	}
+	var out []assets.File
+	for _, want := range i.release.CRDs {
+		k := slices.IndexFunc(all, func(f assets.File) bool { return f.Name == want })
+		if k < 0 {
+			return nil, fmt.Errorf("this program has no kind %s of release %s", want, i.release.Version)
+		}
+		out = append(out, all[k])
+	}
+	return out, nil
+}
+
+// charts returns the charts of the release with their values for this cluster.
+func (i *initRun) charts() ([]Chart, error) {
+	var out []Chart
+	for _, c := range i.release.Charts {
+		files, err := assets.ChartFor(c.Name, i.release.Version.String())
+		if err != nil {
+			return nil, err
+		}
+		values := deepCopy(c.Values)
+		values["release"] = i.release.Version.String()
+		values["provider"] = i.state.Infrastructure.Provider
+		for _, s := range i.release.Services {
+			if s.Chart == c.Name {
+				setValue(values, s.Image, valueKey(s.Name), "image")
+			}
+		}
+		out = append(out, Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values})
+	}
+	return out, nil
+}
+
+// valueKey is a service's key in the values of its chart: its name without dashes.
+func valueKey(service string) string { return strings.ReplaceAll(service, "-", "") }
+
+// setValue sets a value below nested keys.
+func setValue(values map[string]any, to any, keys ...string) {
+	last := len(keys) - 1
+	for _, k := range keys[:last] {
+		next, ok := values[k].(map[string]any)
+		if !ok {
+			next = map[string]any{}
+			values[k] = next
+		}
+		values = next
+	}
+	values[keys[last]] = to
+}
+
+// deepCopy copies nested maps; everything else in values is never changed.
+func deepCopy(m map[string]any) map[string]any {
+	out := make(map[string]any, len(m)+2)
+	maps.Copy(out, m)
+	for k, v := range out {
+		if n, ok := v.(map[string]any); ok {
+			out[k] = deepCopy(n)
+		}
+	}
+	return out
+}
+
+func (i *initRun) chartsEffect() string {
+	if i.release == nil {
+		return ""
+	}
+	var parts []string
+	for _, s := range i.release.Services {
+		if s.Chart != "" {
+			parts = append(parts, s.Name+" "+s.Version.String())
+		}
+	}
+	return fmt.Sprintf("%d kinds and %d charts with %s", len(i.release.CRDs), len(i.release.Charts), strings.Join(parts, ", "))
+}
+
+func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
+	kinds, err := i.kinds()
+	if err != nil {
+		return false, err
+	}
+	charts, err := i.charts()
+	if err != nil {
+		return false, err
+	}
+	return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		outdated, err := k.OutdatedKinds(ctx, kinds)
+		if err != nil || len(outdated) > 0 {
+			return false, err
+		}
+		for _, c := range charts {
+			if current, err := k.ChartCurrent(ctx, c); err != nil || !current {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+}
+
+// installCharts brings the kinds and then all charts at once: they do not depend on
+// each other, and each waits for its images. A chart that has begun is finished even
+// if the user leaves.
+func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
+	k, err := i.connect(ctx)
+	if err != nil {
+		return err
+	}
+	kinds, err := i.kinds()
+	if err != nil {
+		return err
+	}
+	charts, err := i.charts()
+	if err != nil {
+		return err
+	}
+	total := int64(len(kinds))
+	done := int64(0)
+	r.Part("kinds", StateRunning, "", 0, total)
+	limited, cancel := context.WithTimeout(ctx, i.e.limits.api)
+	err = k.ApplyKinds(limited, kinds, func(name string) {
+		done++
+		r.Part("kinds", StateRunning, name, done, total)
+	})
+	err = i.clusterError(limited, "apply kinds", err)
+	cancel()
+	if err != nil {
+		r.Part("kinds", StateFailed, "", done, total)
+		return err
+	}
+	r.Part("kinds", StateDone, "", total, total)
+
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	working, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.e.limits.chart)
+	defer cancel()
+	errs := make([]error, len(charts))
+	var wg sync.WaitGroup
+	for n, c := range charts {
+		wg.Go(func() {
+			r.Part(c.Name, StateRunning, "install "+c.Version, 0, 0)
+			err := k.ApplyChart(working, c, func(text string, ready, wanted int64) {
+				r.Part(c.Name, StateRunning, text, ready, wanted)
+			})
+			if err != nil {
+				r.Part(c.Name, StateFailed, err.Error(), 0, 0)
+				errs[n] = i.clusterError(working, "install chart "+c.Name, err)
+				return
+			}
+			r.Part(c.Name, StateDone, c.Version, 0, 0)
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,146 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine/component"
+)
+
+// Errors that implementations of [Cluster] wrap.
+var (
+	// ErrAbsent means that the cluster has no such object, or not its kind yet.
+	ErrAbsent = errors.New("not found")
+	// ErrUnreachable means that the API server did not answer. Trying again may help.
+	ErrUnreachable = errors.New("the API server does not answer")
+	// ErrDenied means that the kubeconfig does not allow the call, or is not of this
+	// cluster. Trying again does not help.
+	ErrDenied = errors.New("denied by the API server")
+)
+
+// Cluster is what the engine needs from the inside of a cluster. engine/kube
+// implements it on the Kubernetes API.
+//
+// Every method that changes something is idempotent: after an interruption it is
+// called again with the same arguments. Methods retry what may pass by itself until
+// their context ends. All may be called concurrently.
+type Cluster interface {
+	// Version returns the version of the API server that answered, such as v1.35.4.
+	Version(ctx context.Context) (string, error)
+
+	// Components returns the components ConfigMap called name.
+	Components(ctx context.Context, name string) (Components, error)
+	// PublishComponents creates it, immutable. One of that name with other content is
+	// an error.
+	PublishComponents(ctx context.Context, c Components) error
+
+	// JoinConfig returns what the join service demands of joining machines.
+	JoinConfig(ctx context.Context) (JoinConfig, error)
+	// PublishJoinConfig creates or replaces it.
+	PublishJoinConfig(ctx context.Context, c JoinConfig) error
+
+	// OutdatedKinds returns the names of those kinds that the cluster does not have, or
+	// has otherwise.
+	OutdatedKinds(ctx context.Context, kinds []assets.File) ([]string, error)
+	// ApplyKinds brings the kinds and returns when the API server serves them. report
+	// is called for each.
+	ApplyKinds(ctx context.Context, kinds []assets.File, report func(name string)) error
+
+	// ChartCurrent reports whether the chart is installed just so and nothing of it is
+	// half-way.
+	ChartCurrent(ctx context.Context, c Chart) (bool, error)
+	// ApplyChart installs or upgrades a chart and returns when what it deploys is
+	// ready. If it cannot, the cluster has what it had before. report says what is
+	// waited for, with how many of how many pods are ready.
+	ApplyChart(ctx context.Context, c Chart, report func(text string, ready, wanted int64)) error
+
+	// Expect records a machine that is becoming a node, unless that node is annotated
+	// with its components already.
+	Expect(ctx context.Context, n ExpectedNode) error
+	// NodeTarget returns what the nodes are brought to.
+	NodeTarget(ctx context.Context) (NodeTarget, error)
+	// SetNodeTarget sets it in one write. What else NodeVersion says stays.
+	SetNodeTarget(ctx context.Context, t NodeTarget) error
+
+	// Nodes returns the nodes, sorted by name. Their Current is not set.
+	Nodes(ctx context.Context) ([]Node, error)
+	// Expected returns the machines that are becoming nodes, sorted by name.
+	Expected(ctx context.Context) ([]ExpectedNode, error)
+	// Watch calls changed at once and after every change of nodes or expected nodes
+	// until ctx ends or the connection is lost, and returns why.
+	Watch(ctx context.Context, changed func()) error
+	// Follow calls line for every line that the pods of a service write, from since
+	// on, until ctx ends. Pods that come and go are followed. It returns only an error
+	// that no waiting cures.
+	Follow(ctx context.Context, service string, since time.Time, line func(LogLine)) error
+	// Services returns what runs in the cluster and has a version, sorted by name.
+	Services(ctx context.Context) ([]Service, error)
+}
+
+// Components is a components ConfigMap.
+type Components struct {
+	// Name is ComponentsName of List.
+	Name       string
+	Kubernetes string // such as v1.35.4
+	List       component.List
+}
+
+// ComponentsName returns the name of the ConfigMap that holds l. It covers every field
+// that decides what is installed, so equal names mean equal content.
+func ComponentsName(l component.List) string {
+	const algorithm = len("sha256:")
+	return "k8s-components-sha256-" + l.Digest()[algorithm:]
+}
+
+// JoinConfig is what the join service demands of joining machines.
+type JoinConfig struct {
+	// Attestation is JSON: {"variant": "tpm2", "measurements": {...}}.
+	Attestation string
+	TrustRoots  string // PEM
+	ClusterID   string // hex
+}
+
+// Chart is a chart with its values.
+type Chart struct {
+	Name      string
+	Namespace string
+	// Version is that of the chart, without v.
+	Version string
+	Files   []assets.File
+	Values  map[string]any
+}
+
+// ExpectedNode is a machine that is becoming a node.
+type ExpectedNode struct {
+	Name         string
+	Components   string
+	ControlPlane bool
+	ProviderID   string
+	// Deadline is when it is given up; zero means never.
+	Deadline time.Time
+}
+
+// NodeTarget is what nodes are brought to.
+type NodeTarget struct {
+	// Image is the cloud's reference, ImageVersion its release.
+	Image        string
+	ImageVersion string
+	Components   string
+	Kubernetes   string
+	// Conditions are what the operator says about it. SetNodeTarget ignores them.
+	Conditions []Condition
+}
+
+func (t NodeTarget) same(o NodeTarget) bool {
+	return t.Image == o.Image && t.ImageVersion == o.ImageVersion && t.Components == o.Components && t.Kubernetes == o.Kubernetes
+}
+
+// LogLine is one line of a pod.
+type LogLine struct {
+	Time time.Time
+	Pod  string
+	Node string // that the pod runs on
+	Text string
+}

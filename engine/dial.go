@@ -1,0 +1,258 @@
+package engine
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"constellation/engine/atls"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+)
+
+// errOther means that another machine answered behind the load balancer than the one
+// that was asked before. Trying again reaches the right one sooner or later.
+var errOther = errors.New("another machine answered")
+
+// link is a connection to the bootstrapper of one attested machine.
+type link struct {
+	*grpc.ClientConn
+	machine attestation.Identity
+}
+
+// dialer connects to the bootstrapper of the first node.
+type dialer struct {
+	endpoint  string
+	validator attestation.Validator
+	// accept judges the machine after its evidence was accepted, and before anything
+	// is sent to it. It wraps errOther to have the next one tried.
+	accept func(attestation.Statement) error
+}
+
+// dial connects once. Its error wraps one of package attestation's, errOther, or
+// what the network said.
+func (d dialer) dial(ctx context.Context) (*link, error) {
+	var mu sync.Mutex
+	var cause error // why the handshake failed; gRPC keeps only its text
+	var peer attestation.Statement
+	note := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		cause = err
+	}
+	creds := judge{
+		TransportCredentials: atls.NewClient(atls.Config{
+			Purpose:   atls.PurposeInit,
+			Validator: func() attestation.Validator { return d.validator },
+			OnFailure: func(_ net.Addr, err error) { note(err) },
+		}),
+		accept: func(s attestation.Statement) error {
+			if err := d.accept(s); err != nil {
+				note(err)
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			peer = s
+			return nil
+		},
+	}
+	conn, err := grpc.NewClient("passthrough:///"+d.endpoint,
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDisableServiceConfig(),
+		// A proxy of the environment would be asked to lead to an address that only this computer knows.
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", addr)
+			if err != nil {
+				note(err)
+			}
+			return c, err
+		}))
+	if err != nil {
+		return nil, err
+	}
+	conn.Connect()
+	for {
+		switch s := conn.GetState(); s {
+		case connectivity.Ready:
+			mu.Lock()
+			defer mu.Unlock()
+			return &link{conn, peer.Identity}, nil
+		case connectivity.TransientFailure, connectivity.Shutdown:
+			conn.Close()
+			mu.Lock()
+			defer mu.Unlock()
+			if cause == nil {
+				cause = errors.New("the connection was closed")
+			}
+			return nil, cause
+		default:
+			if !conn.WaitForStateChange(ctx, s) {
+				conn.Close()
+				return nil, ctx.Err()
+			}
+		}
+	}
+}
+
+// judge is credentials that ask accept about the machine at the other end.
+type judge struct {
+	credentials.TransportCredentials
+	accept func(attestation.Statement) error
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (j judge) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := j.TransportCredentials.ClientHandshake(ctx, authority, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	a, ok := info.(atls.AuthInfo)
+	if !ok || a.Statement == nil {
+		conn.Close()
+		return nil, nil, errors.New("the other side showed no evidence")
+	}
+	if err := j.accept(*a.Statement); err != nil {
+		conn.Close()
+		return nil, nil, err
+	}
+	return conn, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (j judge) Clone() credentials.TransportCredentials {
+	return judge{j.TransportCredentials.Clone(), j.accept}
+}
+
+// eitherValidator accepts what one of two accepts: a machine that belongs to no
+// cluster, or one that belongs to the cluster being made.
+type eitherValidator struct{ first, second attestation.Validator }
+
+// Variant implements attestation.Validator.
+func (v eitherValidator) Variant() attestation.Variant { return v.first.Variant() }
+
+// Validate implements attestation.Validator.
+func (v eitherValidator) Validate(ctx context.Context, document, userData []byte) (attestation.Statement, error) {
+	s, err := v.first.Validate(ctx, document, userData)
+	if errors.Is(err, attestation.ErrMember) {
+		return v.second.Validate(ctx, document, userData)
+	}
+	return s, err
+}
+
+// initValidator returns what judges the machine that becomes, or became, the first
+// node. Its register 15 is zero, or holds the ID of this very cluster.
+func initValidator(c *Config, s *State) (attestation.Validator, error) {
+	t := c.Attestation.TPM2
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(t.TrustRoots)) {
+		return nil, errors.New("trustRoots hold no certificate")
+	}
+	o := attestation.Options{PCR15: attestation.PCR15Zero(), UID: s.Infrastructure.UID, Role: cloud.ControlPlane}
+	unused := attestation.NewTPMValidator(roots, t.Measurements, o)
+	o.PCR15 = attestation.PCR15ClusterID(s.ClusterValues.ClusterID)
+	return eitherValidator{unused, attestation.NewTPMValidator(roots, t.Measurements, o)}, nil
+}
+
+// dialError puts an error of dial into the user's words, and reports whether trying
+// again may help.
+func dialError(endpoint string, err error) (e *Error, again bool) {
+	e = &Error{Op: "connect to the first machine at " + endpoint, Err: err}
+	var record tls.RecordHeaderError
+	var alert tls.AlertError
+	switch {
+	case errors.Is(err, errOther):
+		return e, true
+	case errors.Is(err, attestation.ErrMeasurement):
+		e.Op = "check what the first machine booted"
+		e.Remedy = "the machine was not trusted and got nothing. If it runs the image that you want, copy that image's measurements to attestation.tpm2.measurements in " + ConfigFile
+	case errors.Is(err, attestation.ErrTrust):
+		e.Op = "check who vouches for the first machine"
+		e.Remedy = "the machine was not trusted and got nothing. attestation.tpm2.trustRoots in " + ConfigFile + " must hold the root of the cloud that the machine is in"
+	case errors.Is(err, attestation.ErrMember):
+		e.Op = "check that the first machine is unused"
+		e.Remedy = "it belongs to another cluster. Is initEndpoint in " + StateFile + " right? A used machine must be replaced: `constellation sandbox down`, then `up`"
+	case errors.Is(err, attestation.ErrIdentity):
+		e.Op = "check which machine answers"
+		e.Remedy = "what answers there is no control plane of this sandbox. Is initEndpoint in " + StateFile + " right?"
+	case errors.Is(err, attestation.ErrQuote) || errors.Is(err, attestation.ErrDocument):
+		e.Op = "check the evidence of the first machine"
+		e.Remedy = "somebody between here and the machine altered or replayed it, or the machine is broken. Nothing was sent to it"
+	case errors.As(err, &record) || errors.As(err, &alert) || strings.Contains(err.Error(), "first record does not look like a TLS handshake"):
+		e.Err = fmt.Errorf("what answers there is no bootstrapper: %w", err)
+		e.Remedy = "initEndpoint in " + StateFile + " leads to something else; `constellation sandbox up` writes the right one"
+	case isName(err):
+		e.Remedy = "initEndpoint in " + StateFile + " names a host that does not exist"
+	default:
+		return e, true
+	}
+	return e, false
+}
+
+func isName(err error) bool {
+	var d *net.DNSError
+	return errors.As(err, &d) && d.IsNotFound
+}
+
+// callError puts an error of a call to the bootstrapper into the user's words, and
+// reports whether attaching again may help.
+func callError(err error) (e *Error, again bool) {
+	s, _ := status.FromError(err)
+	e = &Error{Op: "start the first node", Err: errors.New(s.Message())}
+	switch s.Code() {
+	case codes.Unauthenticated, codes.PermissionDenied:
+		e.Remedy = "the init secret in " + StateFile + " is not the one that the machines were made with: restore the file, or take the sandbox down and up again"
+	case codes.ResourceExhausted, codes.Unavailable, codes.Aborted, codes.DeadlineExceeded:
+		return e, true
+	case codes.FailedPrecondition, codes.AlreadyExists:
+		e.Remedy = "the machine cannot begin a cluster any more. `constellation sandbox down`, then `up`, gives new machines"
+	case codes.Unimplemented:
+		e.Err = errors.New("what answers there is no bootstrapper of this release")
+		e.Remedy = "image and this program do not fit together: take an image of the release that this program belongs to"
+	case codes.InvalidArgument:
+		e.Remedy = "this program and the machine's bootstrapper disagree about the request: is the image older or newer than this program?"
+	case codes.Unknown:
+		if errors.Is(err, io.EOF) { // the stream ended without a result
+			return e, true
+		}
+	}
+	return e, false
+}
+
+// backoff gives decorrelated waiting times between least and most.
+type backoff struct {
+	least, most, last time.Duration
+}
+
+// next returns how long to wait now.
+func (b *backoff) next() time.Duration {
+	b.last = max(b.last, b.least)
+	b.last = min(b.most, b.least+rand.N(b.last*3-b.least+1))
+	return b.last
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

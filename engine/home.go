@@ -1,0 +1,83 @@
+package engine
+
+import (
+	"context"
+	"errors"
+)
+
+// Home reads the workspace and says what makes sense to do next. It asks neither cloud
+// nor cluster, so it answers at once.
+func (e *Engine) Home(ctx context.Context) (Home, error) {
+	h := Home{Dir: e.ws.dir, Stage: StageEmpty}
+	if err := ctx.Err(); err != nil {
+		return h, err
+	}
+	problem := func(id string, err error) {
+		f := blockErr("cannot use "+id, err)
+		f.ID, f.Source = id, "files"
+		h.Problems = append(h.Problems, *f)
+	}
+	suggest := func(title, verb, why string) {
+		h.Next = append(h.Next, Suggestion{title, e.command(verb), why})
+	}
+
+	c, err := e.ws.Config()
+	switch {
+	case err == nil:
+		h.Config, h.Cluster, h.Stage = c, c.Name, StageConfigured
+	case !errors.Is(err, errAbsent):
+		problem(ConfigFile, err)
+		h.Stage = StageConfigured
+	}
+	s, err := e.ws.State()
+	switch {
+	case err == nil:
+		h.State = s
+		if h.Cluster == "" {
+			h.Cluster = s.Infrastructure.Name
+		}
+		switch {
+		case len(s.ClusterValues.ClusterID) == 0:
+			h.Stage = StageReady
+		case !e.ws.has(KubeconfigFile):
+			h.Stage = StagePartial
+		default:
+			h.Stage = StageCluster
+		}
+	case !errors.Is(err, errAbsent):
+		problem(StateFile, err)
+	}
+	if h.Config != nil && h.State != nil {
+		if err := e.ws.belong(h.Config, h.State); err != nil {
+			problem(StateFile, err)
+		}
+	}
+	if h.Runs, err = e.Runs(); err != nil {
+		problem(RunsDir, err)
+	}
+	if len(h.Runs) > 0 && h.Stage == StageCluster {
+		switch last := h.Runs[0]; {
+		case last.Verb == VerbInit && last.Status != StateDone && last.Status != StateNothing && last.Status != StateDetached:
+			h.Stage = StagePartial // the first node is there, the rest may not be
+		}
+	}
+
+	if h.Config == nil && len(h.Problems) > 0 {
+		suggest("Check the configuration", "config validate", "it cannot be read as it is")
+	}
+	switch h.Stage {
+	case StageEmpty:
+		suggest("Start a sandbox", "sandbox up", "a cloud on this computer, with machines that boot for real; it writes the configuration")
+		suggest("Write a configuration", "config generate sandbox", "with comments, to be filled in")
+	case StageConfigured:
+		suggest("Start the machines", "sandbox up", "the configuration is there, the machines are not")
+	case StageReady:
+		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
+	case StagePartial:
+		suggest("Go on creating the cluster", "init", "it was begun and did not end; finished steps are skipped")
+		suggest("Look at the cluster", "status", "")
+	case StageCluster:
+		suggest("Look at the cluster", "status", "")
+	}
+	return h, nil
+}

@@ -1,0 +1,768 @@
+package engine
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"constellation/bootstrapper/initproto"
+	"constellation/engine/attestation"
+	"constellation/engine/component"
+)
+
+// IDs of the steps of init.
+const (
+	StepPreflight  = "preflight"
+	StepFirstNode  = "init-first-node"
+	StepKubeconfig = "write-kubeconfig"
+	StepComponents = "components"
+	StepJoinConfig = "join-config"
+	StepCharts     = "charts"
+	StepTarget     = "set-target"
+	StepReady      = "wait-ready"
+)
+
+// limits are how long init waits for what it cannot hasten.
+type limits struct {
+	contact time.Duration // until a first machine is reached
+	silence time.Duration // of a machine at work
+	api     time.Duration // until the API server answers through the load balancer
+	ack     time.Duration // until the machine was told that its result is stored
+	glance  time.Duration // of an observation, which must not hold anything up
+	chart   time.Duration // until a chart's pods are ready
+	still   time.Duration // without any change while machines become nodes
+	poll    time.Duration // between two looks at the cloud, which has no watch
+}
+
+var defaultLimits = limits{
+	contact: 10 * time.Minute,
+	silence: 10 * time.Minute,
+	api:     3 * time.Minute,
+	ack:     20 * time.Second,
+	glance:  10 * time.Second,
+	chart:   5 * time.Minute,
+	still:   5 * time.Minute,
+	poll:    time.Second,
+}
+
+// initRun is what the steps of one init plan share. Steps run one after the other.
+type initRun struct {
+	e *Engine
+	*facts
+	components Components
+	target     NodeTarget
+
+	cluster Cluster // nil until there is a kubeconfig
+	link    *link   // to the first node's bootstrapper; nil if there is none
+	nodes   tracker
+}
+
+// PlanInit looks at everything and returns what is left to do to get the cluster that
+// the configuration describes. It changes nothing.
+//
+// Findings that forbid the plan are in it. The error has ExitUsage if the
+// configuration cannot be read or the workspace's files belong to another cluster.
+func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) {
+	if _, _, err := e.load(); err != nil {
+		return nil, err
+	}
+	f, findings, err := e.examine(ctx, func(Event) {})
+	if err != nil {
+		return nil, err
+	}
+	now := e.now()
+	p := &Plan{ID: newRunID(VerbInit, now), Verb: VerbInit, Findings: findings, Created: now.UTC()}
+	if f.config == nil || f.state == nil {
+		// load has just read them: somebody changes the files at this moment.
+		return p, nil
+	}
+	i := &initRun{e: e, facts: f}
+	p.Cluster, p.Nodes = f.config.Name, f.config.counts()
+	p.To = Target{Release: f.config.Services.String(), Image: f.config.Image.String(), Kubernetes: f.config.Kubernetes.String()}
+	p.Files = []File{
+		{Path: e.ws.Path(MasterSecretFile), Mode: "0600", Secret: true, Note: "keys of the cluster are derived from it: keep a copy offline"},
+		{Path: e.ws.Path(KubeconfigFile), Mode: "0600", Secret: true, Note: "access to the cluster as administrator"},
+		{Path: e.ws.Path(StateFile), Mode: "0600", Secret: true, Note: "needed for every later change of the cluster"},
+	}
+	i.components = Components{Name: ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list}
+	i.target = NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
+	p.Steps = i.steps()
+	if len(p.Blocked()) > 0 {
+		return p, nil
+	}
+	if err := i.observe(ctx, p); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// observe notes which steps are done. A step that cannot be judged is not done: it
+// looks again when its turn comes.
+func (i *initRun) observe(ctx context.Context, p *Plan) error {
+	if err := i.sameCluster(ctx); err != nil {
+		return err
+	}
+	all := true
+	for k := range p.Steps {
+		s := &p.Steps[k]
+		if s.ID == StepPreflight {
+			continue
+		}
+		done, err := s.Done(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.Finished = err == nil && done
+		all = all && s.Finished
+	}
+	p.Steps[0].Finished = all
+	return nil
+}
+
+// sameCluster returns an error with ExitUsage if the kubeconfig leads to a cluster
+// that is not the one of the state file. A cluster that cannot be asked is believed.
+func (i *initRun) sameCluster(ctx context.Context) error {
+	foreign, err := i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		j, err := k.JoinConfig(ctx)
+		return j.ClusterID != hex.EncodeToString(i.state.ClusterValues.ClusterID), err
+	})
+	if err != nil || !foreign {
+		return ctx.Err() // of other errors the steps tell
+	}
+	return &Error{Op: "use " + i.e.ws.Path(KubeconfigFile), Err: errors.New("it leads to another cluster than the one of " + StateFile), Exit: ExitUsage,
+		Remedy: "put the files of one cluster back together, or use another directory with -C"}
+}
+
+// connect returns the cluster, which needs a kubeconfig.
+func (i *initRun) connect(ctx context.Context) (Cluster, error) {
+	if i.cluster != nil {
+		return i.cluster, nil
+	}
+	b, err := i.e.ws.Kubeconfig()
+	if err != nil {
+		return nil, err
+	}
+	c, err := i.e.connect(ctx, b)
+	if err != nil {
+		return nil, &Error{Op: "read " + i.e.ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
+	}
+	i.cluster = c
+	return c, nil
+}
+
+// glance is what a Done does: it looks at the cluster, but not for long. What is
+// absent, or cannot be asked at the moment, is not done; the step that then runs
+// waits, and says what for.
+func (i *initRun) glance(ctx context.Context, look func(context.Context, Cluster) (bool, error)) (bool, error) {
+	k, err := i.connect(ctx)
+	if err != nil {
+		return false, absentIsFine(err)
+	}
+	limited, cancel := context.WithTimeout(ctx, i.e.limits.glance)
+	defer cancel()
+	done, err := look(limited, k)
+	if err != nil && ctx.Err() == nil && limited.Err() != nil {
+		return false, nil
+	}
+	return err == nil && done, absentIsFine(err)
+}
+
+func absentIsFine(err error) error {
+	if errors.Is(err, ErrAbsent) || errors.Is(err, ErrUnreachable) || errors.Is(err, errAbsent) {
+		return nil
+	}
+	return err
+}
+
+func (i *initRun) steps() []Step {
+	c := i.config
+	machines := fmt.Sprintf("%d control plane(s) and %d worker(s)", c.ControlPlanes(), c.Workers())
+	steps := []Step{
+		{
+			ID:     StepPreflight,
+			Title:  "Check what init needs",
+			Effect: "nothing is changed",
+			Done:   i.finished,
+			Run:    i.preflight,
+		},
+		{
+			ID:     StepFirstNode,
+			Title:  "Make the first node",
+			Effect: fmt.Sprintf("one control plane is attested and runs kubeadm init with Kubernetes %s; %s is written", c.Kubernetes, MasterSecretFile),
+			Done: func(context.Context) (bool, error) {
+				return i.e.ws.has(KubeconfigFile) || i.e.ws.has(pendingFile), nil
+			},
+			Run: i.firstNode,
+		},
+		{
+			ID:     StepKubeconfig,
+			Title:  "Write the kubeconfig",
+			Effect: fmt.Sprintf("%s leads to the cluster at %s", KubeconfigFile, i.state.Infrastructure.ClusterEndpoint),
+			Done:   i.kubeconfigWritten,
+			Run:    i.writeKubeconfig,
+		},
+		{
+			ID:     StepComponents,
+			Title:  "Publish what nodes install",
+			Effect: fmt.Sprintf("ConfigMap %s lists %s", shortName(i.components.Name), names(i.list)),
+			Done: func(ctx context.Context) (bool, error) {
+				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+					got, err := k.Components(ctx, i.components.Name)
+					return got.Kubernetes == i.components.Kubernetes && slices.Equal(got.List, i.components.List), err
+				})
+			},
+			Run: func(ctx context.Context, r *Reporter) error {
+				return i.inCluster(ctx, r, "publish components", func(ctx context.Context, k Cluster) error { return k.PublishComponents(ctx, i.components) })
+			},
+		},
+		{
+			ID:     StepJoinConfig,
+			Title:  "Publish what machines must prove",
+			Effect: fmt.Sprintf("ConfigMap join-config demands %s", i.demands()),
+			Done: func(ctx context.Context) (bool, error) {
+				want, err := i.joinConfig()
+				if err != nil {
+					return false, err
+				}
+				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+					got, err := k.JoinConfig(ctx)
+					return got == want, err
+				})
+			},
+			Run: func(ctx context.Context, r *Reporter) error {
+				want, err := i.joinConfig()
+				if err != nil {
+					return err
+				}
+				return i.inCluster(ctx, r, "publish join configuration", func(ctx context.Context, k Cluster) error { return k.PublishJoinConfig(ctx, want) })
+			},
+		},
+		{
+			ID:     StepCharts,
+			Title:  "Install the services",
+			Effect: i.chartsEffect(),
+			Done:   i.chartsDone,
+			Run:    i.installCharts,
+		},
+		{
+			ID:     StepTarget,
+			Title:  "Set the target of all nodes",
+			Effect: fmt.Sprintf("NodeVersion constellation-version asks for image %s and Kubernetes %s; machines join from now on, also without this program", c.Image, c.Kubernetes),
+			Final:  true,
+			Done: func(ctx context.Context) (bool, error) {
+				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+					got, err := k.NodeTarget(ctx)
+					return got.same(i.target), err
+				})
+			},
+			Run: i.setTarget,
+		},
+		{
+			ID:     StepReady,
+			Title:  "Wait for the nodes",
+			Effect: machines + " are Ready nodes",
+			Done:   i.allReady,
+			Run:    i.waitReady,
+		},
+	}
+	return steps
+}
+
+// finished reports whether every later step is done, so that there is nothing to
+// check for.
+func (i *initRun) finished(ctx context.Context) (bool, error) {
+	for _, s := range i.steps()[1:] {
+		if done, err := s.Done(ctx); err != nil || !done {
+			return false, nil // the step itself will tell why
+		}
+	}
+	return true, nil
+}
+
+// preflight checks again: the plan may be old. What it learns replaces what the plan
+// was made with only if that is the same; otherwise the plan that was shown is not
+// the one that would be carried out.
+func (i *initRun) preflight(ctx context.Context, r *Reporter) error {
+	f, findings, err := i.e.examine(ctx, r.send)
+	if err != nil {
+		return err
+	}
+	var blocks []Finding
+	for _, f := range findings {
+		if f.Severity == Block {
+			blocks = append(blocks, f)
+		}
+	}
+	if len(blocks) > 0 {
+		return blocked(blocks)
+	}
+	if f.image.Reference != i.image.Reference || ComponentsName(f.list) != i.components.Name || f.config.Services.Compare(i.config.Services) != 0 {
+		return &Error{Op: "check before start", Err: errors.New("configuration or cloud changed after the plan was made"), Exit: ExitBlocked, Remedy: "look at the new plan: run the same command again"}
+	}
+	// Not least the state: another run may have gone on since the plan was made.
+	i.facts = f
+	return nil
+}
+
+// inCluster calls f with the cluster and puts its error into the user's words.
+func (i *initRun) inCluster(ctx context.Context, r *Reporter, op string, f func(context.Context, Cluster) error) error {
+	k, err := i.connect(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.e.limits.api)
+	defer cancel()
+	slow := time.AfterFunc(2*time.Second, func() {
+		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet", i.state.Infrastructure.ClusterEndpoint))
+	})
+	defer slow.Stop()
+	return i.clusterError(ctx, op, f(ctx, k))
+}
+
+func (i *initRun) clusterError(ctx context.Context, op string, err error) error {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return err
+	}
+	e := &Error{Op: op, Err: err}
+	switch {
+	case errors.Is(err, ErrUnreachable) || errors.Is(ctx.Err(), context.DeadlineExceeded):
+		// Not the end of the user's context: that one is cancelled, not timed out.
+		e.Err = fmt.Errorf("the API server at %s does not answer in time: %v", i.state.Infrastructure.ClusterEndpoint, err)
+		e.Remedy = "is the sandbox running, and its control plane up? `constellation status` tells; run the same command again afterwards"
+	case errors.Is(err, ErrDenied):
+		e.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	default:
+		e.Remedy = "run the same command again; finished steps are skipped"
+	}
+	return e
+}
+
+// firstNode makes sure of the secrets, finds a machine, has it run kubeadm init and
+// stores what it gives back.
+func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
+	if err := i.prepareSecrets(r); err != nil {
+		return err
+	}
+	if err := i.unpin(ctx, r); err != nil {
+		return err
+	}
+	v, err := initValidator(i.config, i.state)
+	if err != nil {
+		return &Error{Op: "read attestation.tpm2", Err: err, Remedy: "correct " + ConfigFile, Exit: ExitUsage}
+	}
+	d := dialer{i.state.Infrastructure.InitEndpoint, v, i.accept}
+
+	var seq uint64 // of the last response that was passed on
+	wait := backoff{least: 250 * time.Millisecond, most: 5 * time.Second}
+	contact := i.e.now() // when a machine was last heard of, or the beginning
+	limit := i.e.limits.contact
+	for attempt := 1; ; attempt++ {
+		before := seq
+		result, failure := i.attach(ctx, r, d, &seq)
+		if ctx.Err() != nil {
+			i.closeLink()
+			return ctx.Err()
+		}
+		if failure == nil {
+			return i.store(r, result)
+		}
+		i.closeLink()
+		if !failure.again {
+			return failure.Error
+		}
+		if seq > before {
+			contact, limit = i.e.now(), i.e.limits.silence
+			wait.last = 0
+		}
+		if over := i.e.now().Sub(contact); over > limit {
+			failure.Op = fmt.Sprintf("wait %s for the first machine at %s", over.Round(time.Second), d.endpoint)
+			failure.Remedy = "is a machine up? `constellation sandbox status` shows them and where their console is. Run the same command again to go on waiting"
+			if errors.Is(failure.Err, errOther) {
+				failure.Remedy = "if the first machine has given its result away already, restore " + KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
+			}
+			return failure.Error
+		}
+		i.tellBoot(ctx, r)
+		r.send(Event{Kind: KindWait, Object: "first-node", Attempt: attempt, Text: i.whyWaiting(failure, seq)})
+		pauseFor := wait.next()
+		if errors.Is(failure.Err, errOther) {
+			pauseFor = wait.least // the load balancer takes the next one at once
+		}
+		if err := pause(ctx, pauseFor); err != nil {
+			return err
+		}
+	}
+}
+
+// attempt is a try that did not work.
+type attempt struct {
+	*Error
+	again bool // whether another one may
+}
+
+func (i *initRun) whyWaiting(a *attempt, seq uint64) string {
+	cause := a.Err.Error()
+	switch {
+	case errors.Is(a.Err, errOther):
+		return fmt.Sprintf("the machine that was asked before has not answered yet: %v", a.Err)
+	case seq > 0:
+		return fmt.Sprintf("the connection to the first machine is lost (%s); its work goes on", cause)
+	}
+	return fmt.Sprintf("no control plane answers at %s yet (%s)", i.state.Infrastructure.InitEndpoint, cause)
+}
+
+// prepareSecrets makes the master secret and derives the cluster's ID, once. The
+// order of the two writes matters: without the secret the ID would be worth nothing.
+func (i *initRun) prepareSecrets(r *Reporter) error {
+	ws, v := i.e.ws, &i.state.ClusterValues
+	m, err := ws.masterSecret()
+	if errors.Is(err, errAbsent) {
+		m = newMasterSecret()
+		err = ws.writeMasterSecret(m)
+	}
+	if err != nil {
+		return err
+	}
+	r.run.hide(m.Key, m.Salt, i.state.Infrastructure.InitSecret)
+	if len(v.ClusterID) == 0 {
+		v.MeasurementSalt = newMasterSecret().Salt
+		v.ClusterID = m.clusterID(v.MeasurementSalt)
+		v.InitNode = ""
+		if err := ws.writeState(i.state); err != nil {
+			return err
+		}
+	}
+	r.run.hide(v.MeasurementSalt)
+	return nil
+}
+
+// unpin forgets the machine that was asked before if the cloud says that it is gone:
+// then nothing of what it did is left, and another one may be asked.
+func (i *initRun) unpin(ctx context.Context, r *Reporter) error {
+	pinned := i.state.ClusterValues.InitNode
+	if pinned == "" {
+		return nil
+	}
+	machines, err := i.provider.Machines(ctx)
+	if err != nil {
+		return cloudError("list machines", i.config.Provider.Sandbox.Name, err)
+	}
+	for _, m := range machines {
+		if m.ProviderID == pinned && m.Stage != NodeGone {
+			return nil
+		}
+	}
+	r.Log("engine", "", "warn", pinned+" was asked to be the first node and does not exist any more; another machine is asked")
+	i.state.ClusterValues.InitNode = ""
+	return i.e.ws.writeState(i.state)
+}
+
+// accept takes the first machine that shows good evidence, remembers it before it is
+// sent anything, and refuses all others from then on.
+func (i *initRun) accept(s attestation.Statement) error {
+	pinned := &i.state.ClusterValues.InitNode
+	switch {
+	case *pinned == s.Identity.ProviderID:
+		return nil
+	case *pinned != "":
+		return fmt.Errorf("%w: %s, not %s", errOther, s.Identity.ProviderID, *pinned)
+	}
+	*pinned = s.Identity.ProviderID
+	if err := i.e.ws.writeState(i.state); err != nil {
+		*pinned = ""
+		return err
+	}
+	return nil
+}
+
+func (i *initRun) closeLink() {
+	if i.link != nil {
+		i.link.Close()
+		i.link = nil
+	}
+}
+
+// attach connects to the machine, starts its work or follows what is under way, and
+// passes on what it says after the response number seq.
+func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64) (*initproto.Success, *attempt) {
+	l, err := d.dial(ctx)
+	if err != nil {
+		var own *Error
+		if errors.As(err, &own) { // the state could not be written
+			return nil, &attempt{own, false}
+		}
+		e, again := dialError(d.endpoint, err)
+		return nil, &attempt{e, again}
+	}
+	i.link = l
+	name := l.machine.Name
+	r.Wait("", "", "")
+	i.nodes.set(r, name, groupName(l.machine.Group), NodeJoining, "attested")
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := time.AfterFunc(i.e.limits.silence, func() { cancel(errSilent) })
+	defer silence.Stop()
+	stream, err := initproto.NewBootstrapperClient(l).Init(ctx, i.request())
+	for err == nil {
+		var resp *initproto.InitResponse
+		if resp, err = stream.Recv(); err != nil {
+			break
+		}
+		silence.Reset(i.e.limits.silence)
+		if resp.Seq <= *seq {
+			continue // told before the connection was lost
+		}
+		*seq = resp.Seq
+		switch k := resp.Kind.(type) {
+		case *initproto.InitResponse_Progress:
+			p := k.Progress
+			r.send(Event{Kind: KindProgress, Object: p.Step, State: p.State, Text: p.Text, Node: name, Current: p.Current, Total: p.Total})
+		case *initproto.InitResponse_Log:
+			r.Log(k.Log.Source, name, k.Log.Level, k.Log.Line)
+		case *initproto.InitResponse_Success:
+			return k.Success, nil
+		case *initproto.InitResponse_Failure:
+			f := k.Failure
+			i.nodes.set(r, name, "", NodeFailed, f.Message)
+			e := &Error{Op: fmt.Sprintf("make %s the first node (%s)", name, f.Step), Err: errors.New(f.Message), Remedy: f.Remedy}
+			if e.Remedy == "" {
+				e.Remedy = "take the machines down and up again: a machine accepts no second attempt until it was reset"
+			}
+			return nil, &attempt{e, false}
+		}
+	}
+	if context.Cause(ctx) == errSilent {
+		err = errSilent
+	}
+	e, again := streamError(name, err)
+	return nil, &attempt{e, again}
+}
+
+// errSilent means that a machine said nothing for too long.
+var errSilent = errors.New("the machine says nothing any more")
+
+func streamError(node string, err error) (*Error, bool) {
+	if errors.Is(err, io.EOF) {
+		return &Error{Op: "make " + node + " the first node", Err: errors.New("the connection ended before the result")}, true
+	}
+	if _, ok := status.FromError(err); ok {
+		e, again := callError(err)
+		e.Op = "make " + node + " the first node"
+		return e, again
+	}
+	return &Error{Op: "make " + node + " the first node", Err: err}, true
+}
+
+func (i *initRun) request() *initproto.InitRequest {
+	s := i.state.Infrastructure
+	return &initproto.InitRequest{
+		InitSecret:        s.InitSecret,
+		ClusterName:       i.config.Name,
+		ClusterId:         i.state.ClusterValues.ClusterID,
+		KubernetesVersion: i.config.Kubernetes.String(),
+		Components:        component.ToProto(i.list),
+		ApiServerCertSans: s.APIServerCertSANs,
+		ServiceCidr:       i.config.ServiceCIDR.String(),
+		PodCidr:           i.config.PodCIDR.String(),
+	}
+}
+
+// store keeps the result of the first node where no crash can lose it. The machine
+// has it until it is told so, which is the next step's business.
+func (i *initRun) store(r *Reporter, s *initproto.Success) error {
+	defer i.nodes.set(r, s.NodeName, "", NodeNotReady, "")
+	if id := i.state.ClusterValues.ClusterID; string(s.ClusterId) != string(id) {
+		return &Error{Op: "store the result of " + s.NodeName, Err: errors.New("it is of another cluster"), Remedy: "take the machines down and up again"}
+	}
+	k, err := withServer(s.Kubeconfig, i.state.Infrastructure.ClusterEndpoint)
+	if err != nil {
+		return &Error{Op: "store the result of " + s.NodeName, Err: err, Remedy: "image and this program do not fit together"}
+	}
+	return i.e.ws.write(pendingFile, k, 0o600)
+}
+
+// kubeconfigWritten reports whether the kubeconfig has its name, leads to where the
+// API server is now, and works.
+func (i *initRun) kubeconfigWritten(ctx context.Context) (bool, error) {
+	b, err := i.e.ws.Kubeconfig()
+	if err != nil || i.e.ws.has(pendingFile) || !leadsTo(b, i.state.Infrastructure.ClusterEndpoint) {
+		return false, absentIsFine(err)
+	}
+	return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		_, err := k.Version(ctx)
+		return true, err
+	})
+}
+
+// writeKubeconfig tells the machine that its result is stored, gives the kubeconfig
+// its name and waits until it works.
+func (i *initRun) writeKubeconfig(ctx context.Context, r *Reporter) error {
+	defer i.closeLink()
+	ws, endpoint := i.e.ws, i.state.Infrastructure.ClusterEndpoint
+	if ws.has(pendingFile) {
+		if err := i.acknowledge(ctx, r); err != nil {
+			return err
+		}
+		if err := ws.rename(pendingFile, KubeconfigFile); err != nil {
+			return err
+		}
+	}
+	b, err := ws.Kubeconfig()
+	if err != nil {
+		return err
+	}
+	if !leadsTo(b, endpoint) { // the way to the API server changed
+		if b, err = withServer(b, endpoint); err != nil {
+			return &Error{Op: "read " + ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
+		}
+		if err := ws.write(KubeconfigFile, b, 0o600); err != nil {
+			return err
+		}
+	}
+	i.cluster = nil // made with the old content, if at all
+	k, err := i.connect(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.e.limits.api)
+	defer cancel()
+	wait := backoff{least: 100 * time.Millisecond, most: 2 * time.Second}
+	for {
+		_, err := k.Version(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil || !errors.Is(err, ErrUnreachable) {
+			return i.clusterError(ctx, "reach the API server", err)
+		}
+		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet (%v)", endpoint, err))
+		if pause(ctx, wait.next()) != nil {
+			return i.clusterError(ctx, "reach the API server", err)
+		}
+	}
+}
+
+// acknowledge tells the first node that its result is stored, so that it forgets it
+// and stops listening. A machine that cannot be told any more was told before, or
+// was switched off; both are fine by us.
+func (i *initRun) acknowledge(ctx context.Context, r *Reporter) error {
+	limited, cancel := context.WithTimeout(ctx, i.e.limits.ack)
+	defer cancel()
+	wait := backoff{least: 100 * time.Millisecond, most: time.Second}
+	v, err := initValidator(i.config, i.state)
+	if err != nil {
+		return err
+	}
+	d := dialer{i.state.Infrastructure.InitEndpoint, v, i.accept}
+	for {
+		err := errors.New("not connected")
+		if i.link == nil {
+			i.link, err = d.dial(limited)
+		}
+		if i.link != nil {
+			_, err = initproto.NewBootstrapperClient(i.link).Ack(limited, &initproto.AckRequest{InitSecret: i.state.Infrastructure.InitSecret})
+			i.closeLink()
+		}
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if pause(limited, wait.next()) != nil {
+			r.Log("engine", "", "info", "the first machine does not answer any more; it has been told before that its result is stored")
+			return nil
+		}
+	}
+}
+
+// joinConfig returns what the join service is to demand.
+func (i *initRun) joinConfig() (JoinConfig, error) {
+	b, err := json.Marshal(struct {
+		Variant      attestation.Variant      `json:"variant"`
+		Measurements attestation.Measurements `json:"measurements"`
+	}{attestation.TPM2, i.config.Attestation.TPM2.Measurements})
+	if err != nil {
+		return JoinConfig{}, fmt.Errorf("marshal measurements: %w", err)
+	}
+	return JoinConfig{Attestation: string(b), TrustRoots: i.config.Attestation.TPM2.TrustRoots, ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
+}
+
+// setTarget has the first node annotated as any other and tells the operator what all
+// nodes shall be.
+func (i *initRun) setTarget(ctx context.Context, r *Reporter) error {
+	id, name := i.state.ClusterValues.InitNode, ""
+	for _, m := range i.machines {
+		if m.ProviderID == id {
+			name = m.Name
+		}
+	}
+	first := ExpectedNode{Name: name, Components: i.components.Name, ControlPlane: true, ProviderID: id, Deadline: i.e.now().Add(time.Hour)}
+	return i.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error {
+		if name != "" {
+			if err := k.Expect(ctx, first); err != nil {
+				return err
+			}
+		}
+		return k.SetNodeTarget(ctx, i.target)
+	})
+}
+
+// tellBoot passes on how far the machines' start has come.
+func (i *initRun) tellBoot(ctx context.Context, r *Reporter) {
+	machines, err := i.provider.Machines(ctx)
+	if err != nil {
+		return // waiting for a machine is told anyway
+	}
+	for _, m := range machines {
+		if m.Stage != "" {
+			i.nodes.set(r, m.Name, groupName(m.Group), m.Stage, m.Message)
+		}
+	}
+}
+
+// demands describes the measurements: "PCRs 4, 9 and 11".
+func (i *initRun) demands() string {
+	var enforced, warned int
+	for _, m := range i.config.Attestation.TPM2.Measurements {
+		if m.WarnOnly {
+			warned++
+		} else {
+			enforced++
+		}
+	}
+	s := fmt.Sprintf("%d measurements of image %s", enforced, i.config.Image)
+	if warned > 0 {
+		s += fmt.Sprintf(" (%d more only warn)", warned)
+	}
+	return s
+}
+
+// groupName is the last part of a group's ID.
+func groupName(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
+
+// shortName is a components ConfigMap's name as people can compare it.
+func shortName(name string) string {
+	const keep = len("k8s-components-sha256-") + 8
+	if len(name) > keep {
+		return name[:keep] + "…"
+	}
+	return name
+}
+
+func names(l component.List) string {
+	var out []string
+	for _, c := range l {
+		out = append(out, c.Name)
+	}
+	return strings.Join(out, ", ")
+}

@@ -1,0 +1,408 @@
+package engine
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine/cloud"
+	"constellation/engine/component"
+	"constellation/engine/release"
+	"constellation/engine/version"
+)
+
+// facts is what is known before init starts. Fields that could not be learned are
+// zero, and a Block finding says why.
+type facts struct {
+	config   *Config
+	state    *State
+	release  *release.Release
+	provider Provider
+	groups   []cloud.Group
+	machines []CloudMachine
+	image    cloud.Image
+	list     component.List
+}
+
+// load reads configuration and state and makes sure that they, and the files beside
+// them, belong to one cluster. Its errors have ExitUsage.
+func (e *Engine) load() (*Config, *State, error) {
+	c, err := e.ws.Config()
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := e.ws.State()
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, s, e.ws.belong(c, s)
+}
+
+// belong returns an error unless the workspace's files belong to one cluster.
+func (w *Workspace) belong(c *Config, s *State) error {
+	foreign := func(file, why, remedy string) error {
+		return &Error{Op: "use " + w.Path(file), Err: errors.New(why), Remedy: remedy, Exit: ExitUsage}
+	}
+	const away = "move it to a safe place, or use another directory with -C"
+	if want, have := c.Provider.Sandbox.Name, s.Infrastructure.Sandbox.Name; want != have {
+		return foreign(StateFile, fmt.Sprintf("it belongs to sandbox %q, and the configuration names %q%s", have, want, c.at("provider")),
+			fmt.Sprintf("write provider.sandbox.name: %s, or use another directory with -C", have))
+	}
+	v := s.ClusterValues
+	for _, f := range []string{KubeconfigFile, pendingFile} {
+		if len(v.ClusterID) == 0 && w.has(f) {
+			return foreign(f, "it belongs to another cluster: "+StateFile+" knows of none yet", away)
+		}
+	}
+	m, err := w.masterSecret()
+	switch {
+	case errors.Is(err, errAbsent) && len(v.ClusterID) > 0 && !w.has(KubeconfigFile):
+		return foreign(StateFile, "a cluster was begun with a master secret that is not there any more", "put "+MasterSecretFile+" back; without it, take the machines down and start over")
+	case errors.Is(err, errAbsent):
+	case err != nil:
+		return err
+	case len(v.ClusterID) > 0 && string(m.clusterID(v.MeasurementSalt)) != string(v.ClusterID):
+		return foreign(MasterSecretFile, "it belongs to another cluster: the cluster ID in "+StateFile+" is not derived from it", "put the file of this cluster back")
+	}
+	return nil
+}
+
+// Preflight checks everything that init needs and can know beforehand, changes
+// nothing, and emits two events for each check: when it begins and when it ends.
+// The error is about the checking itself; what the checks say is in the findings.
+func (e *Engine) Preflight(ctx context.Context, emit func(Event)) ([]Finding, error) {
+	_, findings, err := e.examine(ctx, emit)
+	return findings, err
+}
+
+// check is one question of the preflight. It returns nil if everything is fine.
+type check struct {
+	id, source, title string
+	needs             string // ID of the check without which this one cannot be made
+	run               func(context.Context) *Finding
+}
+
+func block(title, detail, remedy string) *Finding {
+	return &Finding{Severity: Block, Title: title, Detail: detail, Remedy: remedy}
+}
+
+func warn(title, detail, remedy string) *Finding {
+	return &Finding{Severity: Warn, Title: title, Detail: detail, Remedy: remedy}
+}
+
+// blockErr makes a finding of an error.
+func blockErr(title string, err error) *Finding { return block(title, err.Error(), Remedy(err)) }
+
+// examine makes the checks of init, in order, and returns what it learned on the way.
+func (e *Engine) examine(ctx context.Context, emit func(Event)) (*facts, []Finding, error) {
+	f := &facts{}
+	var findings []Finding
+	failed := map[string]bool{}
+	for _, c := range e.checks(f) {
+		if failed[c.needs] {
+			failed[c.id] = true // the reason has been told
+			continue
+		}
+		emit(Event{Kind: KindCheck, Object: c.id, Source: c.source, State: StateRunning, Text: c.title, Time: e.now().UTC()})
+		start := e.now()
+		found := c.run(ctx)
+		if err := ctx.Err(); err != nil {
+			return nil, nil, err
+		}
+		if found == nil {
+			found = &Finding{Severity: Info, Title: c.title}
+		}
+		found.ID, found.Source, found.Took = c.id, c.source, e.now().Sub(start)
+		if found.Severity == Block {
+			failed[c.id] = true
+		}
+		findings = append(findings, *found)
+		ev := checkEvent(*found)
+		ev.Time = e.now().UTC()
+		emit(ev)
+	}
+	return f, findings, nil
+}
+
+func (e *Engine) checks(f *facts) []check {
+	clusterBegun := func() bool { return len(f.state.ClusterValues.ClusterID) > 0 }
+	return []check{
+		{"config", "config", ConfigFile + " can be read", "", func(context.Context) *Finding {
+			c, err := e.ws.Config()
+			if err != nil {
+				if list, ok := asConfigErrors(err); ok {
+					first := list.Errors[0]
+					b := block(fmt.Sprintf("%s has %d problem(s)", ConfigFile, len(list.Errors)), list.Error(), Remedy(err))
+					b.Field = first.Field
+					return b
+				}
+				return blockErr("no configuration", err)
+			}
+			f.config = c
+			return nil
+		}},
+		{"state", "files", StateFile + " belongs to this configuration", "config", func(context.Context) *Finding {
+			s, err := e.ws.State()
+			if err == nil {
+				err = e.ws.belong(f.config, s)
+			}
+			if err != nil {
+				return blockErr("files do not fit together", err)
+			}
+			f.state = s
+			return nil
+		}},
+		{"file-modes", "files", "secrets are readable by their owner alone", "state", func(context.Context) *Finding {
+			if l := e.ws.loose(); len(l) > 0 {
+				return warn("others can read "+strings.Join(l, ", "), "these files hold secrets", "chmod 0600 "+strings.Join(l, " "))
+			}
+			return nil
+		}},
+		{"workspace", "files", "files can be written", "config", func(context.Context) *Finding {
+			t, err := os.CreateTemp(e.ws.dir, ".constellation-*")
+			if err == nil {
+				t.Close()
+				err = os.Remove(t.Name())
+			}
+			if err != nil {
+				return block("files cannot be written", fmt.Sprintf("%s: %v", e.ws.dir, withoutPath(err)), "make the directory writable for this user, or use another one with -C")
+			}
+			return nil
+		}},
+		{"secret", "files", "no master secret is there yet", "state", func(context.Context) *Finding {
+			if !clusterBegun() && e.ws.has(MasterSecretFile) {
+				return warn("an existing "+MasterSecretFile+" will be used", "an earlier init wrote it, or you did; the keys of the new cluster are derived from it",
+					"move it away if it belongs to another cluster: a new one is made then")
+			}
+			return nil
+		}},
+		{"release", "release", "the release is known to this program", "config", func(context.Context) *Finding {
+			catalogue, err := release.Load(assets.Releases())
+			if err != nil {
+				return blockErr("release data cannot be read", err)
+			}
+			if f.release, err = catalogue.Release(f.config.Services); err != nil {
+				b := blockErr(fmt.Sprintf("release %s is not known", f.config.Services), err)
+				b.Field, b.Remedy = "microserviceVersion", "name one of them in "+ConfigFile+f.config.at("microserviceVersion")
+				return b
+			}
+			return nil
+		}},
+		{"kubernetes-version", "release", "the release offers the Kubernetes version", "release", func(context.Context) *Finding {
+			if _, err := f.release.ForKubernetes(f.config.Kubernetes); err != nil {
+				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" is not offered", err)
+				b.Field, b.Remedy = "kubernetesVersion", "name one of them in "+ConfigFile+f.config.at("kubernetesVersion")
+				return b
+			}
+			return nil
+		}},
+		{"image-version", "release", "image and services fit together", "release", func(context.Context) *Finding {
+			i, s := f.config.Image, f.config.Services
+			switch d := s.MinorDistance(i); {
+			case d > 0:
+				b := block(fmt.Sprintf("image %s is newer than the services %s", i, s), "services must be at least as new as the image that they run on",
+					"write image: "+s.String()+", with its measurements, or take newer services")
+				b.Field = "image"
+				return b
+			case d < -1:
+				b := block(fmt.Sprintf("image %s is too old for the services %s", i, s), "they may be one minor apart at most", "take an image of "+s.MinorString())
+				b.Field = "image"
+				return b
+			}
+			return nil
+		}},
+		{"control-planes", "config", "the number of control planes makes sense", "config", func(context.Context) *Finding {
+			if n := f.config.ControlPlanes(); n%2 == 0 {
+				w := warn(fmt.Sprintf("%d control planes survive no more losses than %d", n, n-1), "etcd needs more than half of its members", fmt.Sprintf("take %d or %d", n-1, n+1))
+				w.Field = "nodeGroups"
+				return w
+			}
+			return nil
+		}},
+		{"networks", "config", "address ranges fit the machines' network", "state", func(context.Context) *Finding {
+			i, c := f.state.Infrastructure, f.config
+			if c.PodCIDR != i.PodCIDR {
+				b := block("podCIDR is not what the cloud routes", fmt.Sprintf("the configuration says %s, the machines' network %s", c.PodCIDR, i.PodCIDR), "write podCIDR: "+i.PodCIDR.String())
+				b.Field = "podCIDR"
+				return b
+			}
+			if c.ServiceCIDR.Overlaps(i.NodeCIDR) || c.PodCIDR.Overlaps(i.NodeCIDR) {
+				b := block("address ranges overlap", fmt.Sprintf("the machines have %s", i.NodeCIDR), "choose serviceCIDR and podCIDR outside of it")
+				b.Field = "serviceCIDR"
+				return b
+			}
+			return nil
+		}},
+		{"cloud", "cloud", "the cloud answers", "state", func(ctx context.Context) *Finding {
+			name := f.config.Provider.Sandbox.Name
+			p, err := e.provider(ctx, f.config, f.state)
+			if err != nil {
+				return blockErr("no access to the cloud", err)
+			}
+			info, err := p.Describe(ctx)
+			if err != nil {
+				return blockErr("sandbox "+name+" does not answer", cloudError("ask sandbox "+name, name, err))
+			}
+			if info.UID != f.state.Infrastructure.UID {
+				return block("the machines are not those of "+StateFile, fmt.Sprintf("the file belongs to an earlier sandbox %q, which was taken down", name),
+					"move "+strings.Join(e.ws.clusterFiles(), ", ")+" away and run `constellation sandbox up`, which writes the file anew")
+			}
+			if f.groups, err = p.Groups(ctx); err == nil {
+				f.machines, err = p.Machines(ctx)
+			}
+			if err != nil {
+				return blockErr("the cloud does not answer", cloudError("list machines", name, err))
+			}
+			f.provider = p
+			return nil
+		}},
+		{"machines", "cloud", "the machines are there", "cloud", func(context.Context) *Finding { return f.checkGroups() }},
+		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *Finding {
+			images, err := f.provider.Images(ctx)
+			if err != nil {
+				return blockErr("the cloud does not answer", cloudError("list images", f.config.Provider.Sandbox.Name, err))
+			}
+			return f.checkImage(images)
+		}},
+		{"measurements", "attestation", "the measurements are those of the image", "image", func(context.Context) *Finding { return f.checkMeasurements() }},
+		{"components", "cloud", "the cloud offers the Kubernetes version", "cloud", func(ctx context.Context) *Finding {
+			l, err := f.provider.Components(ctx, f.config.Kubernetes)
+			if err != nil {
+				b := blockErr("Kubernetes "+f.config.Kubernetes.String()+" cannot be had here", cloudError("list components", f.config.Provider.Sandbox.Name, err))
+				if errors.Is(err, cloud.ErrNotFound) {
+					b.Field, b.Remedy = "kubernetesVersion", "run `constellation sandbox fetch "+f.config.Kubernetes.String()+"`, or name a version that is there"
+				}
+				return b
+			}
+			for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
+				if _, ok := l.ByName(name); !ok {
+					return block("the cloud offers no "+name, "", "run `constellation sandbox fetch "+f.config.Kubernetes.String()+"` again")
+				}
+			}
+			f.list = l
+			return nil
+		}},
+		{"init-endpoint", "network", "the first machine can be reached", "machines", func(ctx context.Context) *Finding {
+			if e.ws.has(KubeconfigFile) || e.ws.has(pendingFile) {
+				return nil // it has done its work
+			}
+			endpoint := f.state.Infrastructure.InitEndpoint
+			d := net.Dialer{Timeout: 3 * time.Second}
+			conn, err := d.DialContext(ctx, "tcp", endpoint)
+			if err != nil {
+				return warn(endpoint+" does not answer yet", err.Error(), "nothing, if the machines are still booting: init waits for them. Otherwise look at `constellation sandbox status`")
+			}
+			conn.Close()
+			return nil
+		}},
+	}
+}
+
+// checkGroups compares the cloud's groups with those of the configuration.
+func (f *facts) checkGroups() *Finding {
+	byName := map[string]cloud.Group{}
+	for _, g := range f.groups {
+		byName[g.Name] = g
+	}
+	bad := func(name, title, remedy string) *Finding {
+		b := block(title, "", remedy)
+		b.Field = "nodeGroups." + name
+		return b
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.config.NodeGroups)) {
+		want := f.config.NodeGroups[name]
+		have, ok := byName[name]
+		at := ConfigFile + f.config.at("nodeGroups."+name)
+		switch {
+		case !ok:
+			return bad(name, fmt.Sprintf("the cloud has no group %s", name), fmt.Sprintf("it has %s; correct %s", strings.Join(slices.Sorted(maps.Keys(byName)), " and "), at))
+		case have.Role != want.Role:
+			return bad(name, fmt.Sprintf("group %s has the role %s in the cloud", name, have.Role), "correct "+at)
+		case have.Count != want.Count:
+			return bad(name, fmt.Sprintf("group %s has %d machines, and the configuration wants %d", name, have.Count, want.Count),
+				fmt.Sprintf("write count: %d in %s, or start the sandbox with other numbers", have.Count, at))
+		}
+		delete(byName, name)
+	}
+	for name, g := range byName {
+		if g.Count > 0 {
+			return bad(name, fmt.Sprintf("the cloud has a group %s with %d machines that the configuration does not name", name, g.Count), "add it to nodeGroups in "+ConfigFile)
+		}
+	}
+	var broken []string
+	for _, m := range f.machines {
+		if m.Stage == NodeFailed {
+			broken = append(broken, m.Name+": "+m.Message)
+		}
+	}
+	if len(broken) > 0 {
+		return block(fmt.Sprintf("%d machine(s) failed to start", len(broken)), strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; take the sandbox down and up again")
+	}
+	return nil
+}
+
+// checkImage finds the image and compares it with what machines run.
+func (f *facts) checkImage(images []cloud.Image) *Finding {
+	bad := func(title, detail, remedy string) *Finding {
+		b := block(title, detail, remedy)
+		b.Field = "image"
+		return b
+	}
+	var have []string
+	found := false
+	for _, i := range images {
+		have = append(have, i.Version)
+		if v, err := version.Parse(i.Version); err == nil && v.Equal(f.config.Image) {
+			f.image, found = i, true
+		}
+	}
+	if !found {
+		return bad("image "+f.config.Image.String()+" is not in the catalogue", "it has "+strings.Join(have, ", "), "name one of them in "+ConfigFile+f.config.at("image")+", with its measurements")
+	}
+	for _, g := range f.groups {
+		if g.Image != f.image.Reference && g.Count > 0 {
+			return bad("machines run another image", fmt.Sprintf("group %s has %s, and the configuration says %s", g.Name, g.Image, f.image.Reference),
+				"write the image that they have, with its measurements, or start the sandbox with --image "+f.config.Image.String())
+		}
+	}
+	return nil
+}
+
+// checkMeasurements compares the configuration with the catalogue. The catalogue is
+// the cloud's word and proves nothing; but where the two differ, a machine would be
+// refused later.
+func (f *facts) checkMeasurements() *Finding {
+	known := map[uint32][]byte{}
+	for i, h := range f.image.Measurements {
+		if b, err := hex.DecodeString(h); err == nil {
+			known[i] = b
+		}
+	}
+	if len(known) == 0 {
+		return nil
+	}
+	m := f.config.Attestation.TPM2.Measurements.Clone()
+	for i := range m {
+		if _, ok := known[i]; !ok {
+			delete(m, i) // the catalogue says nothing about it
+		}
+	}
+	warnings, err := m.Compare(known)
+	if err != nil {
+		b := blockErr("the measurements are not those of image "+f.config.Image.String(), err)
+		b.Field, b.Remedy = "attestation.tpm2.measurements", "every machine would be refused: copy those of the image; `constellation config generate sandbox` in another directory shows them"
+		return b
+	}
+	if len(warnings) > 0 {
+		return warn("some measurements differ, and only warn", strings.Join(warnings, "\n"), "copy those of image "+f.config.Image.String())
+	}
+	return nil
+}

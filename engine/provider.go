@@ -1,0 +1,111 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/component"
+	"constellation/engine/version"
+)
+
+// Provider is what the engine needs from the cloud that the machines are in. Errors
+// wrap those of package cloud.
+type Provider interface {
+	// Describe says what the machines belong to.
+	Describe(ctx context.Context) (ProviderInfo, error)
+	Groups(ctx context.Context) ([]cloud.Group, error)
+	// Machines returns all instances.
+	Machines(ctx context.Context) ([]CloudMachine, error)
+	Images(ctx context.Context) ([]cloud.Image, error)
+	// Components returns what a node must have installed for a Kubernetes version. The
+	// error wraps cloud.ErrNotFound and names what there is.
+	Components(ctx context.Context, v version.Version) (component.List, error)
+}
+
+// ProviderInfo is what machines belong to.
+type ProviderInfo struct {
+	// UID names this incarnation of the infrastructure.
+	UID  string
+	Name string
+	// Release is what the infrastructure was made for; empty if it does not say.
+	Release string
+	// Kubernetes are the versions that nodes can get; nil if the provider does not limit them.
+	Kubernetes []string
+}
+
+// CloudMachine is an instance and how far its start has come.
+type CloudMachine struct {
+	cloud.Instance
+	// Stage is NodeCreating, NodeBooting, NodeFailed, NodeGone, or "" when it is up.
+	Stage string
+	Since time.Time // of the last start; zero if the cloud does not tell
+}
+
+// sandboxProvider speaks to the sandbox on this computer through its socket.
+type sandboxProvider struct{ client *local.Client }
+
+// NewProvider returns the provider that configuration and state name.
+func NewProvider(_ context.Context, c *Config, s *State) (Provider, error) {
+	if c.Provider.Sandbox == nil || s.Infrastructure.Sandbox == nil {
+		return nil, fmt.Errorf("provider %q is not in this release", s.Infrastructure.Provider)
+	}
+	return sandboxProvider{local.NewClient("unix:"+s.Infrastructure.Sandbox.Socket, "")}, nil
+}
+
+func (p sandboxProvider) Describe(ctx context.Context) (ProviderInfo, error) {
+	i, err := p.client.Sandbox(ctx)
+	return ProviderInfo{i.UID, i.Name, i.Release, i.KubernetesVersions}, err
+}
+
+func (p sandboxProvider) Groups(ctx context.Context) ([]cloud.Group, error) {
+	return p.client.Groups(ctx)
+}
+
+func (p sandboxProvider) Images(ctx context.Context) ([]cloud.Image, error) {
+	return p.client.Images(ctx)
+}
+
+func (p sandboxProvider) Components(ctx context.Context, v version.Version) (component.List, error) {
+	return p.client.Components(ctx, v.String())
+}
+
+func (p sandboxProvider) Machines(ctx context.Context) ([]CloudMachine, error) {
+	i, err := p.client.Sandbox(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]CloudMachine, 0, len(i.Machines))
+	for _, m := range i.Machines {
+		c := CloudMachine{Instance: m.Instance, Since: m.Started}
+		switch {
+		case m.State == cloud.Terminating || m.State == cloud.Terminated:
+			c.Stage = NodeGone
+		case m.State == cloud.Failed || m.State == cloud.Stopped || m.Boot == local.BootFailed || m.Boot == local.BootStopped:
+			c.Stage = NodeFailed
+		case m.Boot == local.BootCreating:
+			c.Stage = NodeCreating
+		case m.Boot == local.BootBooting:
+			c.Stage = NodeBooting
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// cloudError puts an error of a provider into the user's words.
+func cloudError(op, name string, err error) error {
+	e := &Error{Op: op, Err: err}
+	switch {
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.Is(err, cloud.ErrUnavailable):
+		e.Remedy = fmt.Sprintf("is sandbox %s running? `constellation sandbox status` tells, `constellation sandbox up` starts it", name)
+	case errors.Is(err, cloud.ErrDenied):
+		e.Remedy = "run as the user that started the sandbox"
+	}
+	return e
+}

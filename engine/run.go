@@ -1,0 +1,552 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"constellation/engine/version"
+)
+
+const (
+	planFile   = "plan.json"    // in a run's directory
+	eventsFile = "events.jsonl" // 0600
+)
+
+// newRunID returns "<verb>-<YYYYMMDDhhmmss>-<8 hex digits>"; IDs of one verb sort by
+// time.
+func newRunID(v Verb, now time.Time) string {
+	b := make([]byte, 4)
+	rand.Read(b)
+	return fmt.Sprintf("%s-%s-%x", v, now.UTC().Format("20060102150405"), b)
+}
+
+// Run executes a plan and emits everything that happens, the result included.
+//
+// emit is called from one place at a time, in the order of Seq, and holds the run up
+// while it works. The run is recorded in RunsDir.
+//
+// When ctx ends the run stops soon, having finished what must not be cut in half: as
+// an error with ExitStopped before the final step of the plan was done, else without
+// an error, since the cluster goes on alone. A plan whose effects are all there gives
+// an error with ExitNothing, a second run in the same workspace one with ExitHeld.
+func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error) {
+	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(RunsDir, p.ID))}
+	r.resume = e.command(string(p.Verb))
+	defer r.close()
+	defer func() { err = r.finish(err, e) }()
+
+	data, err := json.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("marshal plan: %w", err)
+	}
+	unlock, err := e.ws.lock(p.ID, r.started)
+	if err == nil {
+		defer unlock()
+		err = r.record(p)
+	}
+	r.send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Text: r.title()})
+	if err != nil {
+		return err
+	}
+	r.send(Event{Kind: KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
+	if b := p.Blocked(); len(b) > 0 {
+		return blocked(b)
+	}
+	did := 0
+	for i := range p.Steps {
+		ran, err := r.step(ctx, &p.Steps[i])
+		if err != nil {
+			return err
+		}
+		if ran {
+			did++
+		}
+	}
+	if did == 0 {
+		return &Error{Err: fmt.Errorf("cluster %s is complete: nothing to do", p.Cluster), Exit: ExitNothing}
+	}
+	return nil
+}
+
+// blocked makes one error of the findings that forbid a plan.
+func blocked(findings []Finding) error {
+	f := findings[0]
+	text := f.Title
+	if f.Detail != "" {
+		text += ": " + f.Detail
+	}
+	if n := len(findings) - 1; n > 0 {
+		text += fmt.Sprintf(" (and %d more)", n)
+	}
+	return &Error{Op: "check before start", Err: errors.New(text), Remedy: f.Remedy, Exit: ExitBlocked}
+}
+
+// String is "v1.1.0, image v1.0.0, Kubernetes v1.35.4" without what is not known.
+func (t Target) String() string {
+	var parts []string
+	if t.Release != "" {
+		parts = append(parts, t.Release)
+	}
+	if t.Image != "" {
+		parts = append(parts, "image "+t.Image)
+	}
+	if t.Kubernetes != "" {
+		parts = append(parts, "Kubernetes "+t.Kubernetes)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// run is one execution of a plan.
+type run struct {
+	plan    *Plan
+	now     func() time.Time
+	log     *slog.Logger
+	started time.Time
+	dir     string
+	resume  string
+
+	mu       sync.Mutex // held while an event is numbered, recorded and emitted
+	out      func(Event)
+	seq      uint64
+	file     *os.File // nil if the run is not recorded
+	hidden   []string
+	replacer *strings.Replacer
+	waiting  string // what the last wait event said
+	final    bool   // the final step is done
+	current  string // ID of the step that runs
+	files    []File
+	next     []string
+	nodes    int
+}
+
+func (r *run) title() string {
+	if r.plan.Resumes() {
+		return fmt.Sprintf("continue %s of cluster %s", r.plan.Verb, r.plan.Cluster)
+	}
+	return fmt.Sprintf("%s cluster %s", r.plan.Verb, r.plan.Cluster)
+}
+
+// record starts the directory of the run.
+func (r *run) record(p *Plan) error {
+	fail := func(err error) error {
+		return &Error{Op: "record run in " + r.dir, Err: withoutPath(err), Remedy: "make room, and the directory writable; nothing has been started"}
+	}
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return fail(err)
+	}
+	b, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return fail(err)
+	}
+	if err := (&Workspace{r.dir}).write(planFile, append(b, '\n'), 0o600); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(r.dir, eventsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fail(err)
+	}
+	r.file = f
+	return nil
+}
+
+func (r *run) close() {
+	if r.file != nil {
+		r.file.Close()
+	}
+}
+
+// send numbers an event, records it and emits it.
+func (r *run) send(e Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sendLocked(e)
+}
+
+func (r *run) sendLocked(e Event) {
+	if e.Kind == KindWait {
+		if e.Text == r.waiting { // the same reason again is no news
+			return
+		}
+		r.waiting = e.Text
+	}
+	r.seq++
+	e.Seq, e.Time, e.Run = r.seq, r.now().UTC(), r.plan.ID
+	e.Text, e.Remedy = r.clean(e.Text), r.clean(e.Remedy)
+	if r.replacer != nil && len(e.Data) > 0 {
+		e.Data = json.RawMessage(r.replacer.Replace(string(e.Data)))
+	}
+	if r.file != nil {
+		b, err := json.Marshal(e)
+		if err == nil {
+			_, err = r.file.Write(append(b, '\n'))
+		}
+		if err != nil {
+			// The run matters more than its record. The user is told once.
+			r.file.Close()
+			r.file = nil
+			defer r.sendLocked(Event{Kind: KindLog, Level: "warn", Source: "engine", Text: fmt.Sprintf("the rest of this run is not recorded: %v", withoutPath(err))})
+		}
+	}
+	r.out(e)
+}
+
+// tokenRE matches a bootstrap token, which lets a machine into the cluster.
+var tokenRE = regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b`)
+
+// clean removes secrets from a text. Those who speak have the duty not to say them;
+// this is the second line.
+func (r *run) clean(s string) string {
+	if s == "" {
+		return s
+	}
+	if r.replacer != nil {
+		s = r.replacer.Replace(s)
+	}
+	if strings.IndexByte(s, '.') >= 0 {
+		s = tokenRE.ReplaceAllString(s, "(hidden)")
+	}
+	return s
+}
+
+// hide keeps a secret out of all events from now on, in the forms it could take.
+func (r *run) hide(secrets ...[]byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range secrets {
+		if len(s) < 8 { // would hide ordinary words
+			continue
+		}
+		quoted, _ := json.Marshal(s) // base64
+		for _, form := range []string{string(s), hex.EncodeToString(s), strings.ToUpper(hex.EncodeToString(s)), strings.Trim(string(quoted), `"`)} {
+			if !slices.Contains(r.hidden, form) {
+				r.hidden = append(r.hidden, form)
+			}
+		}
+	}
+	pairs := make([]string, 0, 2*len(r.hidden))
+	for _, h := range r.hidden {
+		pairs = append(pairs, h, "(hidden)")
+	}
+	r.replacer = strings.NewReplacer(pairs...)
+}
+
+// step runs one step unless its effect is there already, and reports whether it ran.
+func (r *run) step(ctx context.Context, s *Step) (ran bool, err error) {
+	defer func() {
+		if err == nil && s.Final {
+			r.final = true
+		}
+	}()
+	r.current = s.ID
+	start := r.now()
+	if s.Done != nil {
+		done, err := r.observe(ctx, s)
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+		if err != nil {
+			err = fmt.Errorf("look at what step %s has done: %w", s.ID, err)
+			r.send(Event{Kind: KindStep, Step: s.ID, State: StateFailed, Text: err.Error(), Remedy: Remedy(err), TookMS: r.since(start)})
+			return false, err
+		}
+		if done {
+			r.send(Event{Kind: KindStep, Step: s.ID, State: StateSkipped, Text: s.Title, TookMS: r.since(start)})
+			return false, nil
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	r.send(Event{Kind: KindStep, Step: s.ID, State: StateRunning, Text: s.Title})
+	err = r.guard(s.ID, func() error { return s.Run(ctx, &Reporter{r, s.ID}) })
+	r.send(Event{Kind: KindWait, Step: s.ID}) // ends a wait, if there was one
+	e := Event{Kind: KindStep, Step: s.ID, State: StateDone, Text: s.Title, TookMS: r.since(start)}
+	if err != nil {
+		e.State, e.Text, e.Remedy = StateFailed, err.Error(), Remedy(err)
+		if left(ctx, err) {
+			e.State, e.Text, e.Remedy = StateStopped, "stopped on request", ""
+			if r.final {
+				e.State, e.Text = StateDetached, "the cluster goes on alone"
+			}
+		}
+	}
+	r.send(e)
+	return true, err
+}
+
+func (r *run) observe(ctx context.Context, s *Step) (done bool, err error) {
+	err = r.guard(s.ID, func() error { done, err = s.Done(ctx); return err })
+	return done, err
+}
+
+// guard turns a panic into an error, so that the run ends in order and is recorded.
+func (r *run) guard(step string, f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			r.log.Error("step panicked", "step", step, "err", v, "stack", string(debug.Stack()))
+			err = &Error{Op: "run step " + step, Err: fmt.Errorf("the program has a fault: %v", v), Remedy: "run the same command again; finished steps are skipped. Please report this with " + filepath.Join(r.dir, eventsFile)}
+		}
+	}()
+	return f()
+}
+
+// left reports whether err is nothing but the end of ctx.
+func left(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
+}
+
+// setNodes notes how many nodes are Ready, for the result.
+func (r *run) setNodes(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nodes = n
+}
+
+func (r *run) since(t time.Time) int64 { return r.now().Sub(t).Milliseconds() }
+
+// finish emits the result and returns the error of Run.
+func (r *run) finish(err error, e *Engine) error {
+	res := Result{Status: StateDone, TookMS: r.since(r.started), Files: r.files, Next: r.next, Nodes: r.nodes}
+	text := fmt.Sprintf("cluster %s is up", r.plan.Cluster)
+	switch {
+	case err == nil:
+	case ExitCode(err) == ExitNothing:
+		res.Status, text = StateNothing, err.Error()
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		if r.final {
+			res.Status, text, err = StateDetached, "you left; the cluster goes on alone", nil
+			res.Resume = r.resume
+			break
+		}
+		res.Status, res.Resume = StateStopped, r.resume
+		err = &Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
+		text = err.Error()
+	default:
+		res.Status, res.Resume, text = StateFailed, r.resume, err.Error()
+		if c := ExitCode(err); c == ExitHeld || c == ExitUsage || c == ExitBlocked {
+			res.Resume = ""
+		}
+	}
+	data, merr := json.Marshal(res)
+	if merr != nil { // a struct of strings and numbers
+		panic(merr)
+	}
+	exit := ExitCode(err)
+	r.send(Event{Kind: KindResult, State: res.Status, Text: text, Remedy: Remedy(err), TookMS: res.TookMS, Data: data, Exit: &exit})
+	if r.file != nil {
+		if serr := r.file.Sync(); serr != nil {
+			r.log.Warn("run not flushed to disk", "dir", r.dir, "err", serr)
+		}
+	}
+	return err
+}
+
+// Reporter is how a step tells what happens. Its methods may be called concurrently.
+type Reporter struct {
+	run  *run
+	step string
+}
+
+func (r *Reporter) send(e Event) {
+	e.Step = r.step
+	r.run.send(e)
+}
+
+// Progress tells how far the step is, in the unit that text names; total is zero if
+// it is not known.
+func (r *Reporter) Progress(current, total int64, text string) {
+	r.send(Event{Kind: KindProgress, Current: current, Total: total, Text: text})
+}
+
+// Counts tells how many things are in which state.
+func (r *Reporter) Counts(current, total int64, counts map[string]int64) {
+	r.send(Event{Kind: KindProgress, Current: current, Total: total, Counts: maps.Clone(counts)})
+}
+
+// Log passes on one line of another program.
+func (r *Reporter) Log(source, node, level, line string) {
+	r.send(Event{Kind: KindLog, Source: source, Node: node, Level: level, Text: line})
+}
+
+// Node tells that a machine went from one state to another.
+func (r *Reporter) Node(node, group, from, to, text string) {
+	r.send(Event{Kind: KindNode, Node: node, Group: group, From: from, To: to, Text: text})
+}
+
+// Wait tells why nothing happens; an empty text ends the wait. The same text again is
+// not repeated.
+func (r *Reporter) Wait(object, node, text string) {
+	r.send(Event{Kind: KindWait, Object: object, Node: node, Text: text})
+}
+
+// Part tells how far a named part of the step is: state is a state of a step, current
+// and total are in the unit that text names, zero if they are not known.
+func (r *Reporter) Part(name, state, text string, current, total int64) {
+	r.send(Event{Kind: KindProgress, Object: name, State: state, Text: text, Current: current, Total: total})
+}
+
+// Check passes on a finding.
+func (r *Reporter) Check(e Event) { r.send(e) }
+
+// check emits what a check found.
+func checkEvent(f Finding) Event {
+	data, err := json.Marshal(f)
+	if err != nil { // strings and a number
+		panic(err)
+	}
+	return Event{Kind: KindCheck, Object: f.ID, State: string(f.Severity), Source: f.Source, Text: f.Title, Remedy: f.Remedy, TookMS: f.Took.Milliseconds(), Data: data}
+}
+
+// Runs returns the runs that this workspace has a record of, the newest first. A
+// record that cannot be read is left out.
+func (e *Engine) Runs() ([]RunSummary, error) {
+	dir := e.ws.Path(RunsDir)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, errAbsent) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, &Error{Op: "list runs in " + dir, Err: withoutPath(err)}
+	}
+	held := e.ws.heldBy()
+	var out []RunSummary
+	for _, entry := range entries {
+		if !entry.IsDir() {
+			continue
+		}
+		s, err := summarise(filepath.Join(dir, entry.Name()))
+		if err != nil {
+			e.log.Debug("run not readable", "dir", entry.Name(), "err", err)
+			continue
+		}
+		if s.ID == held && s.Ended.IsZero() {
+			s.Status = StateRunning
+		}
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b RunSummary) int { return b.Started.Compare(a.Started) })
+	return out, nil
+}
+
+// heldBy returns the ID of the run that holds the workspace now; empty if none does.
+func (w *Workspace) heldBy() string {
+	f, err := os.Open(w.Path(filepath.Join(RunsDir, lockFile)))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+		return "" // given back when f closes
+	}
+	var h holder
+	b, err := io.ReadAll(io.LimitReader(f, 4096))
+	if err != nil || json.Unmarshal(b, &h) != nil {
+		return ""
+	}
+	return h.Run
+}
+
+// summarise reads a run's plan and the end of its events.
+func summarise(dir string) (RunSummary, error) {
+	b, err := os.ReadFile(filepath.Join(dir, planFile))
+	if err != nil {
+		return RunSummary{}, err
+	}
+	var p Plan
+	if err := json.Unmarshal(b, &p); err != nil {
+		return RunSummary{}, err
+	}
+	s := RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, To: p.To, Started: p.Created, Status: "interrupted", Dir: dir, Exit: ExitStopped}
+	events, err := lastEvents(filepath.Join(dir, eventsFile))
+	if err != nil {
+		return RunSummary{}, err
+	}
+	for _, e := range events {
+		s.Events = int(e.Seq)
+		if e.Seq == 1 {
+			s.Started = e.Time
+		}
+		if e.Step != "" {
+			s.Step = e.Step
+		}
+		if e.Kind == KindResult && e.Exit != nil {
+			s.Status, s.Text, s.Exit, s.Ended = e.State, e.Text, *e.Exit, e.Time
+		}
+	}
+	return s, nil
+}
+
+// lastEvents returns the first event of a record and those of its last 64 kB. A line
+// that was cut off by a crash is left out.
+func lastEvents(path string) ([]Event, error) {
+	const tail = 64 << 10
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	head := make([]byte, min(info.Size(), 4096))
+	if _, err := f.ReadAt(head, 0); err != nil {
+		return nil, err
+	}
+	from := max(0, info.Size()-tail)
+	b := make([]byte, info.Size()-from)
+	if _, err := f.ReadAt(b, from); err != nil && err != io.EOF {
+		return nil, err
+	}
+	var lines [][]byte
+	if from > 0 {
+		first, _, _ := bytes.Cut(head, []byte("\n"))
+		_, b, _ = bytes.Cut(b, []byte("\n"))
+		lines = append(lines, first)
+	}
+	lines = append(lines, bytes.Split(b, []byte("\n"))...)
+	var out []Event
+	for _, l := range lines {
+		var e Event
+		if json.Unmarshal(l, &e) == nil && e.Seq > 0 {
+			out = append(out, e)
+		}
+	}
+	return out, nil
+}
+
+// command returns the command line for a verb in this workspace.
+func (e *Engine) command(verb string) string {
+	cmd := "constellation " + verb
+	if wd, err := os.Getwd(); err != nil || wd != e.ws.dir {
+		cmd += " -C " + shellQuote(e.ws.dir)
+	}
+	return cmd
+}
+
+var plainRE = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+func shellQuote(s string) string {
+	if plainRE.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

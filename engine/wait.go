@@ -1,0 +1,379 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// tracker knows the last state of each machine and emits what changes.
+type tracker struct {
+	mu     sync.Mutex
+	states map[string]machineState
+}
+
+type machineState struct{ group, state, text string }
+
+// rank orders the states on the way into a cluster, so that a cloud that lags behind
+// does not send a machine back to where it came from.
+var rank = map[string]int{NodeCreating: 1, NodeBooting: 2, NodeJoining: 3, NodeNotReady: 4, NodeReady: 5}
+
+// set notes a machine's state and emits an event if it changed. An empty group keeps
+// the one that is known.
+func (t *tracker) set(r *Reporter, name, group, state, text string) (changed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.states == nil {
+		t.states = map[string]machineState{}
+	}
+	old := t.states[name]
+	if group == "" {
+		group = old.group
+	}
+	now := machineState{group, state, text}
+	if old == now || old.state == state && text == "" {
+		return false
+	}
+	t.states[name] = now
+	r.Node(name, group, old.state, state, text)
+	return old.state != state
+}
+
+// forget drops machines that are not in names and tells that they are gone.
+func (t *tracker) forget(r *Reporter, names map[string]bool) (changed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(t.states)) {
+		if s := t.states[name]; !names[name] {
+			delete(t.states, name)
+			r.Node(name, s.group, s.state, NodeGone, "")
+			changed = true
+		}
+	}
+	return changed
+}
+
+func (t *tracker) state(name string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.states[name].state
+}
+
+// roll is the machines of a cluster at one moment, each with its state.
+type roll struct {
+	machines []rollEntry
+	wanted   map[string]int // by group
+}
+
+type rollEntry struct {
+	name, group, state, text string
+	failed                   bool // for good, says the cloud
+}
+
+// call merges what cloud and cluster say about the machines.
+func call(machines []CloudMachine, nodes []Node, expected []ExpectedNode, wanted map[string]int) roll {
+	byName := map[string]Node{}
+	for _, n := range nodes {
+		byName[n.Name] = n
+	}
+	joining := map[string]bool{}
+	for _, x := range expected {
+		joining[x.Name] = true
+	}
+	out := roll{wanted: wanted}
+	for _, m := range machines {
+		if m.Stage == NodeGone {
+			continue
+		}
+		e := rollEntry{name: m.Name, group: groupName(m.Group), text: m.Message}
+		n, isNode := byName[m.Name]
+		switch {
+		case isNode:
+			e.state, e.text = n.State, n.Message
+			e.failed = m.Stage == NodeFailed && n.State != NodeReady
+		case m.Stage == NodeFailed:
+			e.state, e.failed = NodeFailed, true
+		case joining[m.Name]:
+			e.state = NodeJoining
+		case m.Stage != "":
+			e.state = m.Stage
+		default: // it is up and has not been let in yet
+			e.state = NodeBooting
+		}
+		delete(byName, m.Name)
+		out.machines = append(out.machines, e)
+	}
+	slices.SortFunc(out.machines, func(a, b rollEntry) int { return strings.Compare(a.name, b.name) })
+	return out
+}
+
+// counts returns how many machines are in each state, how many are ready and how many
+// are wanted.
+func (r roll) counts() (byState map[string]int64, ready, wanted int64) {
+	byState = map[string]int64{}
+	for _, m := range r.machines {
+		byState[m.state]++
+	}
+	for _, n := range r.wanted {
+		wanted += int64(n)
+	}
+	return byState, byState[NodeReady], wanted
+}
+
+// complete reports whether every group has as many Ready nodes as it shall have, and
+// no machine that is none.
+func (r roll) complete() bool {
+	ready := map[string]int{}
+	for _, m := range r.machines {
+		if m.state != NodeReady {
+			return false
+		}
+		ready[m.group]++
+	}
+	return maps.Equal(ready, nonZero(r.wanted))
+}
+
+func nonZero(m map[string]int) map[string]int {
+	out := map[string]int{}
+	for k, v := range m {
+		if v != 0 {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// failed returns the machines that the cloud has given up.
+func (r roll) failed() (out []rollEntry) {
+	for _, m := range r.machines {
+		if m.failed {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// pending describes the machines that are not ready: "worker-1 is booting". Many are
+// summarised.
+func (r roll) pending() string {
+	var parts []string
+	missing := maps.Clone(r.wanted)
+	for _, m := range r.machines {
+		missing[m.group]--
+		if m.state == NodeReady {
+			continue
+		}
+		s := m.name + " " + stateWords[m.state]
+		if m.text != "" {
+			s += " (" + m.text + ")"
+		}
+		parts = append(parts, s)
+	}
+	for _, g := range slices.Sorted(maps.Keys(missing)) {
+		if missing[g] > 0 {
+			parts = append(parts, fmt.Sprintf("%d machine(s) of group %s do not exist yet", missing[g], g))
+		}
+	}
+	if n := len(parts); n > 4 {
+		parts = append(parts[:3], fmt.Sprintf("and %d more", n-3))
+	}
+	return strings.Join(parts, ", ")
+}
+
+var stateWords = map[string]string{
+	NodeCreating: "is being created", NodeBooting: "has not joined yet", NodeJoining: "is joining",
+	NodeNotReady: "is not ready", NodeFailed: "has failed",
+}
+
+// look asks cloud and cluster.
+func (i *initRun) look(ctx context.Context, k Cluster) (roll, error) {
+	machines, err := i.provider.Machines(ctx)
+	if err != nil {
+		return roll{}, cloudError("list machines", i.config.Provider.Sandbox.Name, err)
+	}
+	nodes, err := k.Nodes(ctx)
+	if err != nil {
+		return roll{}, err
+	}
+	expected, err := k.Expected(ctx)
+	if err != nil && !errors.Is(err, ErrAbsent) {
+		return roll{}, err
+	}
+	return call(machines, nodes, expected, i.config.counts()), nil
+}
+
+func (i *initRun) allReady(ctx context.Context) (bool, error) {
+	return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		r, err := i.look(ctx, k)
+		return r.complete(), err
+	})
+}
+
+// waitReady watches until every machine is a Ready node. It changes nothing: whoever
+// leaves here misses nothing but the sight.
+func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
+	k, err := i.connect(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	changed := make(chan struct{}, 1) // holds the news that there is some
+	poke := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	wg.Go(func() {
+		wait := backoff{least: 200 * time.Millisecond, most: 5 * time.Second}
+		for ctx.Err() == nil {
+			began := i.e.now()
+			err := k.Watch(ctx, poke)
+			i.e.log.Debug("watch of nodes ended", "err", err)
+			if i.e.now().Sub(began) > time.Minute {
+				wait.last = 0
+			}
+			if pause(ctx, wait.next()) != nil {
+				return
+			}
+		}
+	})
+	wg.Go(func() { i.follow(ctx, r, k) })
+
+	poll := time.NewTicker(i.e.limits.poll)
+	defer poll.Stop()
+	progress := i.e.now() // when something last changed
+	var last map[string]int64
+	for {
+		now, err := i.look(ctx, k)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			r.Wait("api-server", "", fmt.Sprintf("no answer (%v); machines go on joining meanwhile", err))
+		default:
+			if i.tell(r, now) {
+				progress = i.e.now()
+			}
+			counts, ready, wanted := now.counts()
+			if !maps.Equal(counts, last) {
+				r.Counts(ready, wanted, counts)
+				last = counts
+			}
+			r.run.setNodes(int(ready))
+			if now.complete() {
+				return nil
+			}
+			if err := now.hopeless(); err != nil {
+				return err
+			}
+			r.Wait("nodes", "", now.pending())
+		}
+		if still := i.e.now().Sub(progress); still > i.e.limits.still {
+			e := &Error{Op: "wait for the nodes", Remedy: "`constellation sandbox status` shows the machines and where their console is, `constellation status` the cluster; run the same command again to go on waiting"}
+			e.Err = fmt.Errorf("nothing changed for %s: %s", still.Round(time.Second), now.pending())
+			if err != nil {
+				e.Err = fmt.Errorf("no answer for %s: %w", still.Round(time.Second), err)
+			}
+			return e
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-poll.C:
+		}
+	}
+}
+
+// tell emits what changed since the last look.
+func (i *initRun) tell(r *Reporter, now roll) (changed bool) {
+	names := map[string]bool{}
+	for _, m := range now.machines {
+		names[m.name] = true
+		if rank[m.state] > 0 && rank[m.state] < rank[i.nodes.state(m.name)] && rank[m.state] < rank[NodeNotReady] {
+			continue // a cloud that lags behind
+		}
+		if i.nodes.set(r, m.name, m.group, m.state, m.text) {
+			changed = true
+		}
+	}
+	return i.nodes.forget(r, names) || changed
+}
+
+// hopeless returns an error if only machines are missing that the cloud has given up.
+func (r roll) hopeless() error {
+	failed := r.failed()
+	if len(failed) == 0 {
+		return nil
+	}
+	byState, _, _ := r.counts()
+	if byState[NodeReady]+int64(len(failed)) < int64(len(r.machines)) {
+		return nil // others are still on their way
+	}
+	var parts []string
+	for _, m := range failed {
+		s := m.name
+		if m.text != "" {
+			s += ": " + m.text
+		}
+		parts = append(parts, s)
+	}
+	return &Error{Op: "wait for the nodes", Err: fmt.Errorf("%d machine(s) failed: %s", len(failed), strings.Join(parts, "; ")),
+		Remedy: "`constellation sandbox status` shows where their console is; replace them, then run the same command again"}
+}
+
+// follow passes on what the join service says about joining machines.
+func (i *initRun) follow(ctx context.Context, r *Reporter, k Cluster) {
+	since := i.e.now()
+	wait := backoff{least: 500 * time.Millisecond, most: 10 * time.Second}
+	for ctx.Err() == nil {
+		err := k.Follow(ctx, "joinservice", since, func(l LogLine) {
+			since = l.Time
+			e := parseLine(l.Text)
+			e.Kind, e.Source = KindLog, "join-service"
+			r.send(e)
+		})
+		i.e.log.Debug("log of join service ended", "err", err)
+		if pause(ctx, wait.next()) != nil {
+			return
+		}
+	}
+}
+
+// parseLine takes a line of one of our services apart: JSON of slog with the keys
+// that all of them use. Any other line is passed on as it is.
+func parseLine(line string) Event {
+	var f map[string]any
+	if json.Unmarshal([]byte(line), &f) != nil || f["msg"] == nil {
+		return Event{Level: "info", Text: line}
+	}
+	str := func(key string) string { s, _ := f[key].(string); return s }
+	e := Event{Level: strings.ToLower(str("level")), Node: str("node"), Text: str("msg")}
+	for _, k := range []string{"time", "level", "msg", "node"} {
+		delete(f, k)
+	}
+	// A line that a joiner reported: its own words say more than ours about it.
+	if text := str("text"); text != "" {
+		e.Text = text
+		delete(f, "text")
+	}
+	var rest []string
+	for _, k := range slices.Sorted(maps.Keys(f)) {
+		rest = append(rest, fmt.Sprintf("%s=%v", k, f[k]))
+	}
+	if len(rest) > 0 {
+		e.Text += "  " + strings.Join(rest, " ")
+	}
+	return e
+}
