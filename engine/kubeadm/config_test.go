@@ -1,0 +1,158 @@
+package kubeadm
+
+import (
+	"bytes"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"constellation/engine/version"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+const joinToken = "abcdef.0123456789abcdef"
+
+func exampleCluster(v string) Cluster {
+	return Cluster{
+		Name: "demo", Version: version.MustParse(v), Endpoint: "10.42.0.1:6443",
+		PodCIDR: netip.MustParsePrefix("10.244.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"),
+		CertSANs: []string{"demo.example", "127.0.0.1", "10.42.0.1"},
+	}
+}
+
+func exampleNode() Node {
+	return Node{Name: "control-plane-0", ProviderID: "sandbox://demo/control-plane-0", IP: netip.MustParseAddr("10.42.0.10")}
+}
+
+func exampleJoin(controlPlane bool) Join {
+	return Join{
+		ControlPlane: controlPlane, Endpoint: "10.42.0.1:6443", Token: joinToken,
+		CAHash: "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+	}
+}
+
+func configs(t *testing.T) map[string]Config {
+	t.Helper()
+	m := map[string]Config{}
+	for _, v := range []string{"v1.34.4", "v1.35.4", "v1.36.3"} {
+		c, err := NewInit(exampleCluster(v), exampleNode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m["init-"+v] = c
+	}
+	for name, cp := range map[string]bool{"join-worker": false, "join-control-plane": true} {
+		c, err := NewJoin(exampleJoin(cp), exampleNode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m[name] = c
+	}
+	return m
+}
+
+func TestConfigurationIsAsRecorded(t *testing.T) {
+	for name, c := range configs(t) {
+		t.Run(name, func(t *testing.T) {
+			if c.Init != nil {
+				token := c.Init.BootstrapTokens[0].Token
+				if !ValidToken(token) {
+					t.Errorf("token %q", token)
+				}
+				init := *c.Init
+				init.BootstrapTokens = []BootstrapToken{init.BootstrapTokens[0]}
+				init.BootstrapTokens[0].Token = joinToken
+				c.Init = &init
+			}
+			got, err := c.YAML()
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join("testdata", name+".yaml")
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("differs from %s (go test -update rewrites it):\n%s", file, got)
+			}
+		})
+	}
+}
+
+func TestTokensOfInitAreNeverTheSame(t *testing.T) {
+	a, err := NewInit(exampleCluster("v1.35.4"), exampleNode())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := NewInit(exampleCluster("v1.35.4"), exampleNode())
+	if a.Init.BootstrapTokens[0].Token == b.Init.BootstrapTokens[0].Token {
+		t.Error("the same token twice")
+	}
+}
+
+func TestInputNeverBecomesSyntax(t *testing.T) {
+	c := exampleCluster("v1.35.4")
+	c.Name = "x\nkubernetesVersion: v0.0.0\n---\nkind: Other"
+	config, err := NewInit(c, exampleNode())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := config.YAML()
+	if n := bytes.Count(b, []byte("\n---\n")); n != 3 {
+		t.Errorf("%d separators, want 3:\n%s", n, b)
+	}
+	if bytes.Contains(b, []byte("\nkubernetesVersion: v0.0.0")) {
+		t.Errorf("the name became a field:\n%s", b)
+	}
+}
+
+func TestIncompleteInputIsNamed(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		err  func() error
+		want string
+	}{
+		{"no cluster name", func() error {
+			c := exampleCluster("v1.35.4")
+			c.Name = ""
+			_, err := NewInit(c, exampleNode())
+			return err
+		}, "name of the cluster"},
+		{"nothing at all", func() error { _, err := NewInit(Cluster{}, Node{}); return err }, "service range is missing"},
+		{"no provider ID", func() error {
+			n := exampleNode()
+			n.ProviderID = ""
+			_, err := NewJoin(exampleJoin(false), n)
+			return err
+		}, "provider ID"},
+		{"endpoint without a port", func() error {
+			j := exampleJoin(false)
+			j.Endpoint = "10.42.0.1"
+			_, err := NewJoin(j, exampleNode())
+			return err
+		}, "host:port"},
+		{"bad token", func() error {
+			j := exampleJoin(false)
+			j.Token = "canary"
+			_, err := NewJoin(j, exampleNode())
+			return err
+		}, "token is malformed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := tt.err()
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "canary") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}

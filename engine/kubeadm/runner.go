@@ -1,0 +1,238 @@
+//go:build linux
+
+package kubeadm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"constellation/engine/version"
+)
+
+// Runner runs kubeadm. Its zero value runs [DefaultPath]. Runs of one host must
+// not overlap; the Runner does not see to that.
+//
+// kubeadm runs in a process group of its own, with no terminal and no input. It
+// ends when the calling process dies. When ctx ends, the group is asked to stop
+// (SIGTERM) and killed after Grace. kubeadm leaves a half-made node behind then,
+// so callers pass a ctx that does not end with a connection.
+//
+// Lines are passed on as they come, one at a time, from another goroutine; when
+// the method returns no further line follows. lines may be nil.
+type Runner struct {
+	// Path of the binary; "" means DefaultPath.
+	Path string
+	// Dir is where configuration lies while kubeadm runs, in a directory of its own
+	// that only root can enter; "" means the system's directory for temporary files.
+	Dir string
+	// Grace is how long kubeadm may take to stop; zero means 10 s.
+	Grace time.Duration
+}
+
+// Error is a run of kubeadm that failed.
+type Error struct {
+	// Command is what was run, without options: "kubeadm init".
+	Command string
+	// Code is kubeadm's exit code, or -1 if a signal ended it.
+	Code int
+	// Message is what kubeadm said about it, in one line without secrets.
+	Message string
+	cause   error
+}
+
+func (e *Error) Error() string {
+	if e.Message == "" {
+		return fmt.Sprintf("%s: %v", e.Command, e.cause)
+	}
+	return e.Command + ": " + e.Message
+}
+
+// Unwrap returns why the process ended.
+func (e *Error) Unwrap() error { return e.cause }
+
+// Preflight reports whether kubeadm refused before it changed anything.
+func (e *Error) Preflight() bool { return e.Code == 2 }
+
+// InvalidConfig reports whether kubeadm did not accept its configuration, which no
+// repetition mends.
+func (e *Error) InvalidConfig() bool { return e.Code == 3 }
+
+func (r Runner) path() string {
+	if r.Path == "" {
+		return DefaultPath
+	}
+	return r.Path
+}
+
+// Installed reports whether there is a kubeadm to run.
+func (r Runner) Installed() bool {
+	i, err := os.Stat(r.path())
+	return err == nil && i.Mode().IsRegular() && i.Mode()&0o111 != 0
+}
+
+// CreateCA makes the cluster's certificate authority, so that certificates can be
+// signed before Init starts what needs them. An authority that exists is kept.
+func (r Runner) CreateCA(ctx context.Context, c Config, lines func(Line)) error {
+	return r.run(ctx, &c, lines, "init", "phase", "certs", "ca")
+}
+
+// Init makes this host the first node of a cluster.
+func (r Runner) Init(ctx context.Context, c Config, lines func(Line)) error {
+	return r.run(ctx, &c, lines, "init", "--skip-token-print")
+}
+
+// Join makes this host a node of an existing cluster.
+func (r Runner) Join(ctx context.Context, c Config, lines func(Line)) error {
+	return r.run(ctx, &c, lines, "join")
+}
+
+// Reset undoes what Init and Join did to this host, as far as kubeadm can: the
+// kubelet and all containers of Kubernetes stop, etcd's member leaves its cluster
+// if that answers, and the node's files are removed.
+func (r Runner) Reset(ctx context.Context, lines func(Line)) error {
+	return r.run(ctx, nil, lines, "reset", "--force", "--cri-socket="+criSocket)
+}
+
+// Validate asks kubeadm whether it would accept c. Unknown fields are errors.
+func (r Runner) Validate(ctx context.Context, c Config) error {
+	return r.run(ctx, &c, nil, "config", "validate")
+}
+
+// Version returns what the binary says it is.
+func (r Runner) Version(ctx context.Context) (version.Version, error) {
+	var out string
+	if err := r.run(ctx, nil, func(l Line) { out = l.Text }, "version", "--output=short"); err != nil {
+		return version.Version{}, err
+	}
+	v, err := version.Parse(out)
+	if err != nil {
+		return version.Version{}, fmt.Errorf("kubeadm version: %w", err)
+	}
+	return v, nil
+}
+
+// run executes "kubeadm args", with c as its configuration unless nil.
+func (r Runner) run(ctx context.Context, c *Config, lines func(Line), args ...string) (err error) {
+	command := "kubeadm"
+	for _, a := range args {
+		if strings.HasPrefix(a, "-") {
+			break
+		}
+		command += " " + a
+	}
+	var secrets []string
+	if c != nil {
+		secrets = c.secrets()
+		dir, err := r.writeConfig(*c)
+		if err != nil {
+			return fmt.Errorf("%s: %w", command, err)
+		}
+		defer func() {
+			if e := os.RemoveAll(dir); e != nil && err == nil {
+				err = fmt.Errorf("%s: remove configuration: %w", command, e)
+			}
+		}()
+		args = append(args, "--config="+filepath.Join(dir, configFile))
+	}
+
+	var last tail
+	w := &lineWriter{emit: func(raw string) {
+		l := parseLine(raw, secrets)
+		if l.Text == "" {
+			return
+		}
+		last.add(l)
+		if lines != nil {
+			lines(l)
+		}
+	}}
+	cmd := exec.CommandContext(ctx, r.path(), args...)
+	cmd.Stdout, cmd.Stderr = w, w // one and the same: os/exec then writes from one goroutine
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	grace := r.Grace
+	if grace == 0 {
+		grace = 10 * time.Second
+	}
+	// After this time os/exec kills kubeadm and no longer waits for whoever else
+	// holds its output.
+	cmd.WaitDelay = grace
+
+	done := make(chan error, 1)
+	go func() {
+		// The signal for the parent's death is sent when the thread that started the
+		// child ends. Locked and never unlocked, it is this goroutine's own.
+		runtime.LockOSThread()
+		done <- cmd.Run()
+	}()
+	err = <-done
+	if cmd.Process != nil && ctx.Err() != nil {
+		// What is left of the group, if anything.
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	}
+	w.flush()
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", command, context.Cause(ctx))
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return &Error{Command: command, Code: exit.ExitCode(), Message: last.message(), cause: err}
+	}
+	return fmt.Errorf("%s: %w", command, err)
+}
+
+const configFile = "kubeadm.yaml"
+
+// writeConfig writes c to a new directory that only root can enter.
+func (r Runner) writeConfig(c Config) (dir string, err error) {
+	b, err := c.YAML()
+	if err != nil {
+		return "", err
+	}
+	if dir, err = os.MkdirTemp(r.Dir, "kubeadm-"); err != nil { // 0700
+		return "", fmt.Errorf("write configuration: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, configFile), b, 0o600); err != nil {
+		return "", errors.Join(fmt.Errorf("write configuration: %w", err), os.RemoveAll(dir))
+	}
+	return dir, nil
+}
+
+// tail keeps the lines that explain a failure.
+type tail struct {
+	errors []string
+	last   string
+}
+
+func (t *tail) add(l Line) {
+	t.last = l.Text
+	// kubeadm prints the cause, then advice; several preflight errors stand in
+	// lines of their own below one that announces them.
+	if l.Level >= slog.LevelError && len(t.errors) < 8 {
+		t.errors = append(t.errors, l.Text)
+	}
+}
+
+// message is one line of at most 2 kB.
+func (t *tail) message() string {
+	s := strings.Join(t.errors, "; ")
+	if s == "" {
+		s = t.last
+	}
+	if len(s) > 2048 {
+		s = strings.ToValidUTF8(s[:2048], "") + "..."
+	}
+	return s
+}
