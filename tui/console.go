@@ -239,6 +239,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		return c.take(msg.msg)
 	case preflightEnded:
 		c.pre.done, c.pre.err, c.pre.findings = true, msg.err, msg.findings
+		c.pre.choose()
 	case planMade:
 		return c.tookPlan(msg)
 	case configSet:

@@ -189,10 +189,13 @@ func (c *console) rail(at int) string {
 	for i, s := range wizardSteps {
 		sign, st, line := c.th.pending, faint, c.th.signs.rule
 		switch {
-		case i < at || i == at && s.id == screenResult && c.succeeded():
-			sign, st = c.th.ok, good
-		case i == at && s.id == screenResult:
+		case !c.succeeded() && at == len(wizardSteps)-1 && i >= c.brokeAt():
 			sign, st = c.th.fail, bad
+			if i > c.brokeAt() && i < at {
+				sign, st = c.th.pending, faint
+			}
+		case i < at || i == at && s.id == screenResult:
+			sign, st = c.th.ok, good
 		case i == at:
 			sign, st = c.th.running, accent
 		}
@@ -212,6 +215,14 @@ func (c *console) rail(at int) string {
 		}
 	}
 	return r.String()
+}
+
+// brokeAt is the place on the rail of what failed.
+func (c *console) brokeAt() int {
+	if c.ran {
+		return wizardAt(screenRun)
+	}
+	return wizardAt(screenPreflight)
 }
 
 func (c *console) succeeded() bool {
@@ -256,21 +267,17 @@ func (c *console) why() string {
 	case c.leaving:
 		return "Leaving as soon as this step can be taken up again. Ctrl-C leaves at once."
 	case c.running && c.t.why.text != "":
-		text := "Why waiting: " + c.t.why.text
-		if !c.t.why.since.IsZero() {
-			text += " (" + short(c.now.Sub(c.t.why.since)) + ")"
-		}
-		return text
+		return "Why waiting (" + short(c.now.Sub(c.t.why.since)) + "): " + c.t.why.text
 	case c.running:
 		s := c.t.running()
 		if s == nil {
 			return "Looking at what is there already"
 		}
-		text := "Now: " + s.title
+		text := "Now (" + short(c.now.Sub(s.began)) + "): " + s.title
 		if s.text != "" {
 			text += ": " + s.text
 		}
-		return text + " (" + short(c.now.Sub(s.began)) + ")"
+		return text
 	case c.busy != "":
 		return "Now: " + c.busy
 	}
@@ -313,8 +320,8 @@ func (c *console) safetyLine() string {
 		default:
 			parts = append(parts, "leaving loses nothing")
 		}
-		if c.t.run != "" {
-			parts = append(parts, "record "+c.t.run)
+		if c.t.run != "" && c.w >= 100 {
+			parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
 		}
 		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
 	case screenConfig, screenPreflight, screenConfirm:

@@ -14,7 +14,7 @@ type binding struct {
 	label string   // as shown: "↑↓ jk"
 	help  string   // what it does, in the imperative
 	group string   // heading in the help
-	foot  bool     // also on the key line
+	word  string   // what the key line calls it; empty: it is not there
 	// off says why the key does nothing now; nil or "" means that it works.
 	off func(*console) string
 	do  func(*console) tea.Cmd
@@ -32,7 +32,7 @@ func on(keys, label, help, group string, do func(*console) tea.Cmd) binding {
 	return binding{keys: strings.Fields(keys), label: label, help: help, group: group, do: do}
 }
 
-func (b binding) footed() binding                             { b.foot = true; return b }
+func (b binding) footed(word string) binding                  { b.word = word; return b }
 func (b binding) unless(reason func(*console) string) binding { b.off = reason; return b }
 
 // act wraps what needs no command.
@@ -73,20 +73,20 @@ func (c *console) screenKeys() []binding {
 }
 
 var globalKeys = []binding{
-	on("?", "?", "show these keys", "anywhere", act(func(c *console) { c.help = true })).footed(),
+	on("?", "?", "show these keys", "anywhere", act(func(c *console) { c.help = true })).footed("help"),
 	on("Y", "Y", "copy the command that does the same", "anywhere", act(func(c *console) { c.copyText(c.command(), "the command") })),
 	on("F ctrl+l", "F", "draw the screen again", "anywhere", act(func(c *console) { c.deps.redraw() })),
 	on("q ctrl+c", "q", "leave", "leave", (*console).leave),
 }
 
 var leaveKeys = []binding{
-	on("y enter", "Enter", "leave; the run can be taken up again", "leave", (*console).detach).footed(),
-	on("ctrl+c", "Ctrl-C", "leave at once", "leave", (*console).interruptAgain).footed(),
-	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.asking = false })).footed(),
+	on("y enter", "Enter", "leave; the run can be taken up again", "leave", (*console).detach).footed("leave, take it up later"),
+	on("ctrl+c", "Ctrl-C", "leave at once", "leave", (*console).interruptAgain).footed("leave at once"),
+	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.asking = false })).footed("stay"),
 }
 
 var helpKeys = []binding{
-	on("? esc q enter", "Esc", "back", "leave", act(func(c *console) { c.help = false })).footed(),
+	on("? esc q enter", "Esc", "back", "back", act(func(c *console) { c.help = false })).footed("back"),
 	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
 }
 
@@ -112,47 +112,34 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 	return nil
 }
 
-// keyLine is the line at the bottom that names the keys that matter here.
+// keyLine is the line at the bottom that names the keys that matter here. Keys that
+// are off are left out, but for Enter: whoever waits to press it must see that.
 func (c *console) keyLine(w int) string {
-	r := c.th.row(w).add(plain, " ")
-	all := c.bindings()
 	leave := ""
-	for _, b := range all {
-		if b.group == "leave" && !c.asking && !c.help {
-			if leave == "" {
-				leave = b.label + " " + c.leaveWord()
-			}
+	if !c.asking && !c.help {
+		leave = "q " + c.leaveWord()
+	}
+	r := c.th.row(w).add(plain, " ")
+	for _, b := range c.bindings() {
+		if b.word == "" {
 			continue
 		}
-		if !b.foot {
-			continue
-		}
-		st := accent
+		st, word := accent, b.word
 		if b.disabled(c) != "" {
-			st = faint
+			if b.label != "Enter" {
+				continue
+			}
+			st, word = faint, word+" (off)"
+		}
+		if r.used+width(b.label)+width(word)+3 > w-width(leave)-2 {
+			break
 		}
 		if r.used > 1 {
 			r.add(plain, "  ")
 		}
-		help := b.help
-		if short := footHelp[b.help]; short != "" {
-			help = short
-		}
-		if r.used+width(b.label)+1+width(help)+len(leave)+2 > w {
-			break
-		}
-		r.add(st, b.label).add(faint, " "+help)
+		r.add(st, b.label).add(faint, " "+word)
 	}
-	if leave != "" {
-		r.right(faint, leave)
-	}
-	return r.String()
-}
-
-// footHelp is what long helps are called on the key line.
-var footHelp = map[string]string{
-	"show these keys":                      "help",
-	"leave; the run can be taken up again": "leave, take it up later",
+	return r.right(faint, leave).String()
 }
 
 // helpView lists the keys of the screen in w columns and h lines.

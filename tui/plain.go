@@ -45,8 +45,9 @@ type plainPrinter struct {
 	t        timeline
 	last     time.Time // of the last line
 	beat     int
-	groups   time.Time // of the last summary of groups
-	dirty    bool      // machines have changed since
+	groups   time.Time         // of the last summary of groups
+	told     map[string]string // what was last said of each group
+	dirty    bool              // machines have changed since
 	findings int
 	closed   bool
 	timer    *time.Timer
@@ -191,12 +192,7 @@ func (p *plainPrinter) line(at time.Time, subject, state, text string) {
 	if p.live != nil {
 		p.live.clear()
 	}
-	w := 8
-	for _, s := range p.t.steps {
-		w = max(w, len(s.id))
-	}
-	w = min(w, 24)
-	fmt.Fprintf(p.out, "%s %-*s %-5s %s\n", at.UTC().Format("15:04:05Z"), w, subject, state, strings.TrimRight(text, " "))
+	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf("%s %-18s %-9s %s", at.UTC().Format("15:04:05Z"), subject, state, text), " "))
 }
 
 func (p *plainPrinter) subject() string {
@@ -354,11 +350,10 @@ func (p *plainPrinter) tellMachine(at time.Time, m *machine) bool {
 	if len(p.t.machines) > manyMachines || p.t.plan != nil && nodesOf(p.t.plan) > manyMachines {
 		p.dirty = true
 		if state != "FAIL" {
-			if p.groups.IsZero() || at.Sub(p.groups) >= beats[0] {
-				p.tellGroups()
-				return true
+			if p.groups.IsZero() {
+				p.groups = p.t.started
 			}
-			return false
+			return at.Sub(p.groups) >= beats[0] && p.tellGroups()
 		}
 	}
 	text := m.name
@@ -375,12 +370,19 @@ func (p *plainPrinter) tellMachine(at time.Time, m *machine) bool {
 	return true
 }
 
-// tellGroups writes one line for each group of machines.
-func (p *plainPrinter) tellGroups() {
+// tellGroups writes one line for each group of machines that has changed.
+func (p *plainPrinter) tellGroups() (wrote bool) {
 	p.dirty, p.groups = false, p.t.last
-	for _, g := range p.t.groups() {
-		p.line(p.t.last, "nodes", "now", g.String())
+	if p.told == nil {
+		p.told = map[string]string{}
 	}
+	for _, g := range p.t.groups() {
+		if text := g.String(); text != p.told[g.group] {
+			p.told[g.group], wrote = text, true
+			p.line(p.t.last, "nodes", "now", text)
+		}
+	}
+	return wrote
 }
 
 // tellStill says what is under way and for how long, and when it will be said again.
@@ -398,7 +400,7 @@ func (p *plainPrinter) tellStill() {
 		}
 	}
 	if p.t.why.text != "" {
-		text += "; waiting for " + p.t.why.text
+		text += "; why: " + p.t.why.text
 	}
 	p.line(now, p.subject(), "still", fmt.Sprintf("%s; next report in %s", text, short(next)))
 }

@@ -17,7 +17,7 @@ type nextList struct {
 }
 
 var homeKeys = []binding{
-	on("enter", "Enter", "do or copy what is chosen", "do", (*console).doNext).footed(),
+	on("enter", "Enter", "do or copy what is chosen", "do", (*console).doNext).footed("choose"),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.next.at = max(0, c.next.at-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.next.at = max(0, min(c.next.at+1, len(c.suggestions())-1)) })),
 	on("pgdown J", "J PgDn", "more nodes", "move", act(func(c *console) {
@@ -26,8 +26,8 @@ var homeKeys = []binding{
 		}
 	})),
 	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.next.nodes = max(0, c.next.nodes-1) })),
-	on("r", "r", "ask the cluster again", "do", (*console).goHome).footed(),
-	on("i", "i", "set up a cluster", "do", (*console).toWizard).footed().unless(func(c *console) string {
+	on("r", "r", "ask the cluster again", "do", (*console).goHome).footed("refresh"),
+	on("i", "i", "set up a cluster", "do", (*console).toWizard).footed("set up").unless(func(c *console) string {
 		if c.home != nil && c.home.Stage == engine.StageCluster {
 			return "this workspace has a cluster"
 		}
@@ -37,7 +37,7 @@ var homeKeys = []binding{
 		if s := c.suggestions(); c.next.at < len(s) {
 			c.copyText(s[c.next.at].Command, "the command")
 		}
-	})).footed(),
+	})).footed("copy command"),
 }
 
 func (c *console) toWizard() tea.Cmd {

@@ -82,7 +82,7 @@ func (f *configForm) changed() bool {
 }
 
 var configKeys = []binding{
-	on("enter", "Enter", "go on to the checks", "wizard", (*console).configNext).footed().unless(func(c *console) string {
+	on("enter", "Enter", "go on to the checks", "wizard", (*console).configNext).footed("go on").unless(func(c *console) string {
 		switch {
 		case c.home == nil:
 			return "the workspace cannot be read"
@@ -91,18 +91,18 @@ var configKeys = []binding{
 		}
 		return ""
 	}),
-	on("e", "e", "edit the chosen field", "wizard", (*console).editField).footed().unless(configLocked),
+	on("e", "e", "edit the chosen field", "wizard", (*console).editField).footed("edit").unless(configLocked),
 	on("left h", "← h", "previous choice", "wizard", act(func(c *console) { c.chooseField(-1) })).unless(configLocked),
 	on("right l", "→ l", "next choice", "wizard", act(func(c *console) { c.chooseField(1) })).unless(configLocked),
 	on("up k shift+tab", "↑ k", "previous field", "move", act(func(c *console) { c.form.at = max(0, c.form.at-1) })),
 	on("down j tab", "↓ j", "next field", "move", act(func(c *console) { c.form.at = min(len(c.form.fields)-1, c.form.at+1) })),
-	on("r", "r", "read the file again", "wizard", (*console).reread).footed(),
+	on("r", "r", "read the file again", "wizard", (*console).reread).footed("read again"),
 	on("y", "y", "copy the path of the file", "copy", act(func(c *console) {
 		if c.home != nil {
 			c.copyText(c.home.Dir+"/constellation-conf.yaml", "the path")
 		}
 	})),
-	on("esc", "Esc", "home", "leave", (*console).goHome),
+	on("esc", "Esc", "home", "back", (*console).goHome).footed("home"),
 }
 
 func (c *console) reread() tea.Cmd {
@@ -283,7 +283,7 @@ func (c *console) configView(w, h int) []string {
 			}
 			r.add(faint, "  ← →")
 		default:
-			r.add(st, dash(clean(x.value)))
+			r.add(st, " "+dash(clean(x.value)))
 		}
 		if x.changed() && f.exists {
 			r.add(caution, "  was "+clean(x.was))
@@ -327,6 +327,16 @@ func (p *preflight) settle() []check {
 	return list
 }
 
+// choose puts the cursor on the worst check.
+func (p *preflight) choose() {
+	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
+		if i := slices.IndexFunc(p.settle(), func(c check) bool { return c.state == string(s) }); i >= 0 {
+			p.at = i
+			return
+		}
+	}
+}
+
 func (p *preflight) counts() (done, warn, block, total int) {
 	for _, c := range p.settle() {
 		total++
@@ -345,7 +355,7 @@ func (p *preflight) counts() (done, warn, block, total int) {
 }
 
 var preflightKeys = []binding{
-	on("enter", "Enter", "go on to the plan", "wizard", (*console).makePlan).footed().unless(func(c *console) string {
+	on("enter", "Enter", "go on to the plan", "wizard", (*console).makePlan).footed("show plan").unless(func(c *console) string {
 		_, _, block, _ := c.pre.counts()
 		switch {
 		case !c.pre.done:
@@ -359,20 +369,20 @@ var preflightKeys = []binding{
 		}
 		return ""
 	}),
-	on("r", "r", "run the checks again", "wizard", (*console).startPreflight).footed(),
+	on("r", "r", "run the checks again", "wizard", (*console).startPreflight).footed("check again"),
 	on("up k", "↑ k", "previous check", "move", act(func(c *console) { c.pre.at = max(0, c.pre.at-1) })),
 	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.settle())-1, c.pre.at+1)) })),
 	on("y", "y", "copy what to do about the chosen check", "copy", act(func(c *console) {
 		if l := c.pre.settle(); c.pre.at < len(l) {
 			c.copyText(l[c.pre.at].remedy, "what to do")
 		}
-	})).footed(),
-	on("esc", "Esc", "back to the configuration", "leave", act(func(c *console) {
+	})).footed("copy fix"),
+	on("esc", "Esc", "back to the configuration", "back", act(func(c *console) {
 		if c.cancel != nil {
 			c.cancel()
 		}
 		c.screen = screenConfig
-	})),
+	})).footed("back"),
 }
 
 func (p *preflight) verdict(c *console) string {
@@ -507,22 +517,23 @@ func newConfirm(p *engine.Plan, now time.Time) confirm {
 }
 
 var confirmKeys = []binding{
-	on("enter", "Enter", "do what is chosen", "wizard", (*console).answer).footed().unless(func(c *console) string {
-		switch {
-		case c.now.Sub(c.ask.shown) < armAfter:
-			return "read it first"
-		case c.ask.yes && c.plan != nil && len(c.plan.Blocked()) > 0:
+	on("enter", "Enter", "do what is chosen", "wizard", (*console).answer).footed("answer").unless(func(c *console) string {
+		if c.ask.yes && c.plan != nil && len(c.plan.Blocked()) > 0 {
 			return "the plan is blocked"
 		}
 		return ""
 	}),
-	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.ask.yes = !c.ask.yes })).footed(),
+	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.ask.yes = !c.ask.yes })).footed("choose"),
 	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.ask.scroll = max(0, c.ask.scroll-1) })),
 	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.ask.scroll = min(c.ask.scroll+1, len(c.planRows(c.w))) })),
-	on("esc", "Esc", "back to the checks", "leave", (*console).startPreflight),
+	on("esc", "Esc", "back to the checks", "back", (*console).startPreflight).footed("back"),
 }
 
 func (c *console) answer() tea.Cmd {
+	if c.now.Sub(c.ask.shown) < armAfter {
+		c.note = "read it first, then press Enter"
+		return nil
+	}
 	if c.ask.yes {
 		return c.startRun()
 	}
@@ -547,6 +558,15 @@ func (a *confirm) verdict(c *console) string {
 // planRows are the steps of the plan with what each will have done.
 func (c *console) planRows(w int) []string {
 	var rows []string
+	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
+		sign, st := c.severitySign(f.Severity)
+		rows = append(rows, c.th.row(w).add(plain, " ").add(st, " "+sign+"  ").add(strong, clean(f.Title)).String())
+		for _, l := range wrap(clean(f.Detail), w-8) {
+			if l != "" {
+				rows = append(rows, c.th.row(w).pad(5).add(faint, l).String())
+			}
+		}
+	}
 	for i, s := range c.plan.Steps {
 		sign, st := fmt.Sprintf("%2d", i+1), faint
 		if s.Finished {
@@ -575,18 +595,7 @@ func (c *console) planRows(w int) []string {
 			}
 		}
 	}
-	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
-		sign, st := c.severitySign(f.Severity)
-		rows = append(rows, c.th.row(w).add(plain, " ").add(st, " "+sign+" ").add(plain, " "+clean(f.Title)).add(faint, detailOf(f)).String())
-	}
 	return rows
-}
-
-func detailOf(f engine.Finding) string {
-	if f.Detail == "" {
-		return ""
-	}
-	return ": " + clean(f.Detail)
 }
 
 func (c *console) confirmView(w, h int) []string {

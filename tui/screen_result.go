@@ -11,21 +11,21 @@ import (
 )
 
 var resultKeys = []binding{
-	on("enter", "Enter", "home", "do", (*console).goHome).footed().unless(func(c *console) string {
+	on("enter", "Enter", "home", "do", (*console).goHome).footed("home").unless(func(c *console) string {
 		if !c.succeeded() {
 			return "there is no cluster to show; r tries again"
 		}
 		return ""
 	}),
-	on("r", "r", "try again; what is done stays done", "do", (*console).retry).footed().unless(func(c *console) string {
+	on("r", "r", "try again; what is done stays done", "do", (*console).retry).footed("try again").unless(func(c *console) string {
 		if c.succeeded() {
 			return "it is done"
 		}
 		return ""
 	}),
-	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed(),
-	on("y", "y", "copy the next command, or the cause", "copy", act((*console).copyResult)).footed(),
-	on("esc", "Esc", "home", "leave", (*console).goHome),
+	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed("full log"),
+	on("y", "y", "copy the next command, or the cause", "copy", act((*console).copyResult)).footed("copy"),
+	on("esc", "Esc", "home", "back", (*console).goHome).footed("home"),
 }
 
 // retry plans anew and goes on where the run ended.
@@ -163,23 +163,23 @@ type logView struct {
 var logLevels = []string{"", "info", "warn", "error"}
 
 var logKeys = []binding{
-	on("/", "/", "filter", "find", act(func(c *console) { c.log.typing = true })).footed(),
-	on("e", "e", "only warnings and errors, then all", "find", act(func(c *console) { c.log.level = (c.log.level + 2) % 4 })).footed(),
-	on("w", "w", "wrap long lines", "view", act(func(c *console) { c.log.wrap = !c.log.wrap })).footed(),
+	on("/", "/", "filter", "find", act(func(c *console) { c.log.typing = true })).footed("filter"),
+	on("e", "e", "only warnings and errors, then all", "find", act(func(c *console) { c.log.level = (c.log.level + 2) % 4 })).footed("errors"),
+	on("w", "w", "wrap long lines", "view", act(func(c *console) { c.log.wrap = !c.log.wrap })).footed("wrap"),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveLog(-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveLog(1) })),
 	on("pgup ctrl+u", "PgUp", "page up", "move", act(func(c *console) { c.moveLog(-c.h / 2) })),
 	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.moveLog(c.h / 2) })),
 	on("g home", "g", "first line", "move", act(func(c *console) { c.moveLog(-logLines) })),
-	on("G end f", "G", "follow the newest", "move", act(func(c *console) { c.log.follow = true })).footed(),
-	on("y", "y", "copy the line", "copy", act((*console).copyLogLine)).footed(),
-	on("esc l", "Esc", "back", "leave", act(func(c *console) {
+	on("G end f", "G", "follow the newest", "move", act(func(c *console) { c.log.follow = true })).footed("follow"),
+	on("y", "y", "copy the line", "copy", act((*console).copyLogLine)).footed("copy line"),
+	on("esc l", "Esc", "back", "back", act(func(c *console) {
 		if c.log.filter != "" {
 			c.log.filter = ""
 			return
 		}
 		c.screen = c.back
-	})),
+	})).footed("back"),
 }
 
 // typed takes a key of the filter.
@@ -281,8 +281,14 @@ func (c *console) logView(w, h int) []string {
 	room := h - len(lines)
 	// From the cursor upwards until the room is full, so that wrapped lines count.
 	var rows []string
-	for i := min(len(m)-1, at+room/2); i >= 0 && len(rows) < room+room/2; i-- {
-		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow)
+	last := min(len(m)-1, at+room/2)
+	first := max(0, last-room-room/2)
+	whose := c.speakers(func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
+	if whose.node != "" {
+		lines[0] = c.th.rule(w, "Log of "+whose.node, remark)
+	}
+	for i := last; i >= first && len(rows) < room+room/2; i-- {
+		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow, whose)
 		rows = append(one, rows...)
 	}
 	if n := len(rows); n > room {
@@ -291,18 +297,18 @@ func (c *console) logView(w, h int) []string {
 	return append(lines, rows...)
 }
 
-func (c *console) logEntry(x logLine, w int, here bool) []string {
+func (c *console) logEntry(x logLine, w int, here bool, whose speakers) []string {
 	if !c.log.wrap {
 		if !here {
-			return []string{c.logRow(x, w)}
+			return []string{c.logRow(x, w, whose)}
 		}
-		return []string{c.th.row(w).add(chosen, stripStyle(c.logRow(x, w))).String()}
+		return []string{c.th.row(w).add(chosen, stripStyle(c.logRow(x, w, whose))).String()}
 	}
-	lead := 10 + 1 + min(24, max(12, w/6))
+	lead := 10 + whose.width + 1 + 2
 	parts := wrap(x.text, max(10, w-lead))
 	first := x
 	first.text = parts[0]
-	out := []string{c.logRow(first, w)}
+	out := []string{c.logRow(first, w, whose)}
 	for _, p := range parts[1:] {
 		out = append(out, c.th.row(w).pad(lead).add(plain, p).String())
 	}

@@ -33,13 +33,13 @@ func newRunView() runView { return runView{focus: paneLog, at: [panes]int{-1, -1
 func (v *runView) follow() {}
 
 var runKeys = []binding{
-	on("tab", "Tab", "next pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + 1) % panes })).footed(),
+	on("tab", "Tab", "next pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + 1) % panes })).footed("pane"),
 	on("shift+tab", "⇧Tab", "previous pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + panes - 1) % panes })),
 	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.scrollRun(-1) })),
 	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.scrollRun(1) })),
 	on("G end f", "G", "follow what happens", "move", act(func(c *console) { c.run.at[c.run.focus] = -1 })),
-	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed(),
-	on("y", "y", "copy the newest line of the log", "copy", act((*console).copyLastLine)).footed(),
+	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed("full log"),
+	on("y", "y", "copy the newest line of the log", "copy", act((*console).copyLastLine)).footed("copy line"),
 }
 
 func (c *console) copyLastLine() {
@@ -129,7 +129,11 @@ func (c *console) runWide(w, h int) []string {
 	left := w * 55 / 100
 	right := w - left - 1
 	steps := c.stepRows(left)
-	top := max(min(max(len(steps), len(c.t.machines))+1, h*3/5), min(8, h/2))
+	machineRows := len(c.t.machines)
+	if machineRows > manyMachines && c.run.at[paneMachines] < 0 {
+		machineRows = len(c.t.groups())
+	}
+	top := max(min(max(len(steps), machineRows)+1, h*3/5), min(8, h/2))
 	lines := []string{c.th.rule(left, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
 	from, to := c.part(paneSteps, len(steps), top-1, c.currentRow(steps))
 	for _, s := range steps[from:to] {
@@ -176,7 +180,7 @@ func (c *console) stepRows(w int) []stepRow {
 	for _, s := range c.t.steps {
 		title = max(title, width(s.title))
 	}
-	title = min(title, w/2)
+	title = min(title, w-12)
 	for i := range c.t.steps {
 		s := &c.t.steps[i]
 		sign, st := c.stepSign(s)
@@ -202,7 +206,7 @@ func (c *console) stepRows(w int) []stepRow {
 		default:
 			tail = short(s.took)
 		}
-		if room := w - r.used - width(tail) - 3; room > 8 && s.text != "" && s.state != "" {
+		if room := w - r.used - width(tail) - 3; room > 12 && s.text != tail && s.state != "" && s.state != engine.StateRunning {
 			r.add(faint, cut(s.text, room, c.th.ellipsis))
 		}
 		r.right(faint, tail)
@@ -210,9 +214,12 @@ func (c *console) stepRows(w int) []stepRow {
 		if s.state != engine.StateRunning {
 			continue
 		}
-		if s.total > 0 {
-			bar := c.th.row(w).pad(5).add(accent, c.th.meter(s.progress, s.total, min(30, w/3))).add(faint, "  "+amount(s.progress, s.total))
-			rows = append(rows, stepRow{line: bar.String()})
+		if s.text != "" || s.total > 0 {
+			bar := c.th.row(w).pad(3)
+			if s.total > 0 {
+				bar.add(accent, c.th.meter(s.progress, s.total, min(24, w/4))).add(faint, " "+amount(s.progress, s.total)+"  ")
+			}
+			rows = append(rows, stepRow{line: bar.add(plain, s.text).String()})
 		}
 		for _, p := range s.parts {
 			rows = append(rows, stepRow{line: c.partRow(p, w)})
@@ -366,24 +373,62 @@ func (c *console) logTail(w, h int) []string {
 	if c.run.at[paneLog] < 0 {
 		from, to = max(0, n-h+1), n
 	}
+	whose := c.speakers(func(i int) logLine { return c.t.log.at(from + i) }, to-from)
+	if whose.node != "" {
+		lines[0] = c.th.rule(w, c.paneTitle(paneLog, "Log of "+whose.node), remark)
+	}
 	for i := from; i < to; i++ {
-		lines = append(lines, c.logRow(c.t.log.at(i), w))
+		lines = append(lines, c.logRow(c.t.log.at(i), w, whose))
 	}
 	return lines
 }
 
-func (c *console) logRow(x logLine, w int) string {
-	r := c.th.row(w).add(faint, " "+x.at.UTC().Format("15:04:05")+" ").col(accent, source(x), min(24, max(12, w/6)))
-	st := plain
+// speakers is who speaks in some lines of a log, for their column.
+type speakers struct {
+	node  string // of all lines, if there is but one
+	width int
+}
+
+// speakers looks at n lines. If all come from one machine, its name stands above
+// them and not in each.
+func (c *console) speakers(line func(int) logLine, n int) speakers {
+	var s speakers
+	for i := range n {
+		x := line(i)
+		if i == 0 {
+			s.node = x.node
+		}
+		if x.node != s.node {
+			s.node = ""
+			break
+		}
+	}
+	for i := range n {
+		s.width = max(s.width, width(s.of(line(i))))
+	}
+	s.width = min(s.width, max(14, c.w/5))
+	return s
+}
+
+func (s speakers) of(x logLine) string {
+	if s.node != "" && x.source != "" {
+		return x.source
+	}
+	return source(x)
+}
+
+func (c *console) logRow(x logLine, w int, whose speakers) string {
+	r := c.th.row(w).add(faint, " "+x.at.UTC().Format("15:04:05")+" ").col(accent, whose.of(x), whose.width)
+	sign, st := " ", plain
 	switch x.level {
 	case "warn":
-		st = caution
+		sign, st = c.th.warn, caution
 	case "error":
-		st = bad
+		sign, st = c.th.fail, bad
 	case "debug":
 		st = faint
 	}
-	return r.add(st, x.text).String()
+	return r.add(st, sign+" "+x.text).String()
 }
 
 // openLog shows the whole log; Esc comes back.

@@ -106,12 +106,34 @@ func cut(s string, w int, ellipsis string) string {
 }
 
 // wrap breaks s at spaces into lines of at most w columns. Words that are longer
-// are broken anywhere.
+// are broken anywhere; no others are, so that names and paths can be copied.
 func wrap(s string, w int) []string {
-	if w < 1 {
-		w = 1
+	w = max(w, 1)
+	if width(s) <= w {
+		return []string{s}
 	}
-	return strings.Split(ansi.Wrap(s, w, " "), "\n")
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(s) {
+		switch {
+		case line == "":
+			line = word
+		case width(line)+1+width(word) <= w:
+			line += " " + word
+		default:
+			lines = append(lines, line)
+			line = word
+		}
+		for width(line) > w {
+			head := ansi.Truncate(line, w, "")
+			if head == "" {
+				break // a character wider than the line
+			}
+			lines = append(lines, head)
+			line = line[len(head):]
+		}
+	}
+	return append(lines, line)
 }
 
 // asciiOf writes our own signs in ASCII and anything else outside of it as "?", for

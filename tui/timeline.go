@@ -370,12 +370,10 @@ func (t *timeline) applyProgress(ev engine.Event) (change, int) {
 	if text := clean(ev.Text); text != "" {
 		s.text = text
 	}
-	if ev.Total != s.total { // another thing is counted now
-		s.progress = 0
+	if ev.Total != s.total { // another thing is counted now, or nothing
+		s.progress, s.total = 0, ev.Total
 	}
-	if ev.Total > 0 {
-		s.progress, s.total = max(s.progress, ev.Current), ev.Total
-	}
+	s.progress = max(s.progress, ev.Current)
 	return advanced, i
 }
 

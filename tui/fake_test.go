@@ -1,0 +1,365 @@
+package tui
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden compares got with a file in testdata, or writes it with -update.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", filepath.FromSlash(name))
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("read golden: %v (write it with -update)", err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs; look at it with `go test ./tui -update` and git diff\n--- got\n%s\n--- want\n%s", path, got, want)
+	}
+}
+
+// recorded returns the events of a recorded run.
+func recorded(t testing.TB, name string) []engine.Event {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", "streams", name+".jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []engine.Event
+	for sc := bufio.NewScanner(bytes.NewReader(b)); sc.Scan(); {
+		var ev engine.Event
+		if err := json.Unmarshal(sc.Bytes(), &ev); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		list = append(list, ev)
+	}
+	if len(list) == 0 {
+		t.Fatalf("%s holds no events", name)
+	}
+	return list
+}
+
+// planIn returns the plan that a recorded run began with.
+func planIn(t testing.TB, events []engine.Event) *engine.Plan {
+	t.Helper()
+	for _, ev := range events {
+		if ev.Kind == engine.KindPlan {
+			var p engine.Plan
+			if err := json.Unmarshal(ev.Data, &p); err != nil {
+				t.Fatal(err)
+			}
+			return &p
+		}
+	}
+	t.Fatal("no plan in the stream")
+	return nil
+}
+
+// fakeEngine is an engine whose cluster is made of recorded events.
+type fakeEngine struct {
+	home     engine.Home
+	homeErr  error
+	findings []engine.Finding
+	plan     *engine.Plan
+	planErr  error
+	status   engine.Status
+	// events are what Run emits; it pauses before event pauseAt, if that is not zero,
+	// until its context ends or proceed is closed.
+	events  []engine.Event
+	pauseAt int
+	proceed chan struct{}
+	runErr  error
+
+	statusErr error
+	ran       int
+}
+
+func (f *fakeEngine) Home(context.Context) (engine.Home, error) { return f.home, f.homeErr }
+
+func (f *fakeEngine) Preflight(_ context.Context, emit func(engine.Event)) ([]engine.Finding, error) {
+	for i, x := range f.findings {
+		data, err := json.Marshal(x)
+		if err != nil {
+			return nil, err
+		}
+		emit(engine.Event{Seq: uint64(i + 1), Time: start, Kind: engine.KindCheck, Object: x.ID, State: string(x.Severity), Text: x.Title, Source: x.Source, Data: data})
+	}
+	return f.findings, nil
+}
+
+func (f *fakeEngine) PlanInit(context.Context) (*engine.Plan, error) { return f.plan, f.planErr }
+
+func (f *fakeEngine) Run(ctx context.Context, _ *engine.Plan, emit func(engine.Event)) error {
+	f.ran++
+	for i, ev := range f.events {
+		if f.pauseAt > 0 && i == f.pauseAt {
+			select {
+			case <-f.proceed:
+			case <-ctx.Done():
+				return &engine.Error{Op: "init demo", Err: context.Canceled, Exit: engine.ExitStopped, Remedy: "run the same command again"}
+			}
+		}
+		emit(ev)
+	}
+	return f.runErr
+}
+
+func (f *fakeEngine) Status(context.Context) (engine.Status, error) { return f.status, f.statusErr }
+
+// fakeSandbox is a sandbox in memory.
+type fakeSandbox struct {
+	needs   bool // packages, until Install is set
+	running bool
+	spec    engine.SandboxSpec
+}
+
+var errNoSandbox = errors.New("not found: there is no such sandbox")
+
+func (f *fakeSandbox) Up(_ context.Context, spec engine.SandboxSpec, emit func(engine.Event)) (engine.SandboxInfo, error) {
+	f.spec = spec
+	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "check-computer", State: engine.StateRunning, Text: "Check this computer"})
+	if f.needs && !spec.Install {
+		err := &engine.Error{Op: "start sandbox demo", Err: errors.New("the Debian packages runc and swtpm are missing"), Remedy: "apt-get install runc swtpm", Exit: engine.ExitUnacknowledged}
+		emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "check-computer", State: engine.StateFailed, Text: err.Error()})
+		return engine.SandboxInfo{}, err
+	}
+	emit(engine.Event{Time: start.Add(time.Second), Kind: engine.KindStep, Step: "check-computer", State: engine.StateDone, Text: "it can run these machines", TookMS: 1000})
+	for i, n := range []string{"control-plane-0", "worker-0"} {
+		emit(engine.Event{Time: start.Add(time.Duration(2+i) * time.Second), Kind: engine.KindNode, Node: n, From: engine.NodeCreating, To: "ready"})
+	}
+	f.running = true
+	return engine.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", ControlPlanes: 1, Workers: 1}, nil
+}
+
+func (f *fakeSandbox) Down(_ context.Context, _ string, emit func(engine.Event)) error {
+	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "remove-machines", State: engine.StateDone, Text: "nothing is left", TookMS: 400})
+	f.running = false
+	return nil
+}
+
+func (f *fakeSandbox) Status(context.Context, string) (engine.SandboxStatus, error) {
+	if !f.running {
+		return engine.SandboxStatus{}, &engine.Error{Op: "look at sandbox demo", Err: errNoSandbox, Remedy: "start it with `constellation sandbox up`"}
+	}
+	return engine.SandboxStatus{
+		SandboxInfo: engine.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", Release: "v1.1.0", ClusterEndpoint: "127.0.0.1:41943", InitEndpoint: "127.0.0.1:43871"},
+		State:       "running", KubernetesVersions: []string{"v1.35.4"},
+		Machines: []engine.SandboxMachine{{Name: "control-plane-0", Group: "control-plane", IP: "10.42.0.2", Image: "v1.1.0", Boot: "ready"},
+			{Name: "worker-0", Group: "workers", IP: "10.42.0.3", Image: "v1.1.0", Boot: "failed", Message: "no \x1b[31mmetadata\x1b[0m"}},
+	}, nil
+}
+
+func (f *fakeSandbox) Exec(_ context.Context, _, machine string, command []string, _ io.Reader, stdout, _ io.Writer, _ bool) (int, error) {
+	if machine != "worker-0" {
+		return 0, &engine.Error{Op: "run command in " + machine, Err: errors.New("no such machine"), Exit: engine.ExitUsage}
+	}
+	fmt.Fprintln(stdout, strings.Join(command, " "))
+	return len(command), nil
+}
+
+func (f *fakeSandbox) Fetch(_ context.Context, version string, emit func(engine.Event)) error {
+	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "build-kubernetes", State: engine.StateSkipped, Text: version + " is in the cache"})
+	return nil
+}
+
+// start is when all recorded runs began.
+var start = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
+
+// stage plays a console without a terminal: messages go in, commands are run at
+// once and their messages go in too. Its clock is that of the events.
+type stage struct {
+	t      *testing.T
+	c      *console
+	eng    *fakeEngine
+	clock  time.Time
+	copied []string
+	quit   bool
+	queue  chan tea.Msg
+}
+
+func newStage(t *testing.T, eng *fakeEngine, l look, w, h int, change ...func(*consoleDeps)) *stage {
+	t.Helper()
+	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
+	ws, err := engine.OpenWorkspace(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := consoleDeps{
+		engine: eng, ws: ws, dir: ".demo", versions: []string{"v1.35.4", "v1.36.3"},
+		now:  func() time.Time { return s.clock },
+		send: func(m tea.Msg) { s.queue <- m },
+		copy: func(text string) bool { s.copied = append(s.copied, text); return true },
+	}
+	for _, f := range change {
+		f(&d)
+	}
+	s.c = newConsole(t.Context(), l, d)
+	s.c.w, s.c.h = w, h
+	return s
+}
+
+// begin starts the console and lets it read the workspace.
+func (s *stage) begin() *stage {
+	s.do(s.c.Init())
+	return s
+}
+
+// do runs a command and what follows from it. Ticks are left out: time is the test's.
+func (s *stage) do(cmd tea.Cmd) {
+	s.t.Helper()
+	if cmd == nil {
+		return
+	}
+	got := make(chan tea.Msg, 1)
+	go func() { got <- cmd() }()
+	for {
+		select {
+		case m := <-s.queue:
+			s.tell(m)
+		case m := <-got:
+			for { // what was sent before the command ended comes first
+				select {
+				case q := <-s.queue:
+					s.tell(q)
+					continue
+				default:
+				}
+				break
+			}
+			s.tell(m)
+			return
+		case <-time.After(30 * time.Millisecond):
+			if s.eng.pauseAt > 0 || isTick(cmd) {
+				go func() { // it goes on while the test does something else
+					if m := <-got; m != nil {
+						s.queue <- m
+					}
+				}()
+				return
+			}
+		case <-time.After(10 * time.Second):
+			s.t.Fatal("a command does not end")
+		}
+	}
+}
+
+// isTick is true for commands that only wait; their messages are not awaited.
+func isTick(tea.Cmd) bool { return true }
+
+func (s *stage) tell(m tea.Msg) {
+	s.t.Helper()
+	switch m := m.(type) {
+	case nil, tick, refresh, giveUp:
+		return
+	case tea.QuitMsg:
+		s.quit = true
+		return
+	case tea.BatchMsg:
+		for _, c := range m {
+			s.do(c)
+		}
+		return
+	}
+	_, cmd := s.c.Update(m)
+	s.do(cmd)
+}
+
+// settle takes messages until none has come for a while.
+func (s *stage) settle() {
+	s.t.Helper()
+	for {
+		select {
+		case m := <-s.queue:
+			s.tell(m)
+		case <-time.After(100 * time.Millisecond):
+			return
+		}
+	}
+}
+
+// press sends keys: single characters, or names such as "enter" and "ctrl+c".
+func (s *stage) press(keys ...string) *stage {
+	s.t.Helper()
+	for _, k := range keys {
+		s.tell(keyOf(k))
+	}
+	return s
+}
+
+func keyOf(name string) tea.KeyMsg {
+	types := map[string]tea.KeyType{
+		"enter": tea.KeyEnter, "esc": tea.KeyEsc, "tab": tea.KeyTab, "shift+tab": tea.KeyShiftTab, "up": tea.KeyUp, "down": tea.KeyDown,
+		"left": tea.KeyLeft, "right": tea.KeyRight, "ctrl+c": tea.KeyCtrlC, "backspace": tea.KeyBackspace, "pgup": tea.KeyPgUp, "pgdown": tea.KeyPgDown,
+		"home": tea.KeyHome, "end": tea.KeyEnd, "ctrl+l": tea.KeyCtrlL, "ctrl+u": tea.KeyCtrlU, "ctrl+d": tea.KeyCtrlD,
+	}
+	if kt, ok := types[name]; ok {
+		return tea.KeyMsg{Type: kt}
+	}
+	return tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune(name)}
+}
+
+// at sets the clock to a moment after the start.
+func (s *stage) at(d time.Duration) *stage {
+	s.clock = start.Add(d)
+	s.c.now = s.clock
+	return s
+}
+
+// replay shows the run screen after the events of a recorded run up to a moment.
+func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
+	s.t.Helper()
+	s.c.home = &s.eng.home
+	s.c.busy = "running"
+	s.c.plan = planIn(s.t, events)
+	s.c.screen, s.c.running, s.c.ran = screenRun, true, true
+	s.c.t, s.c.run = timeline{}, newRunView()
+	s.c.t.setPlan(s.c.plan)
+	s.at(until)
+	cut := slices.IndexFunc(events, func(e engine.Event) bool { return e.Time.After(s.clock) })
+	if cut < 0 {
+		cut = len(events)
+	}
+	s.tell(batch{s.c.task, events[:cut]})
+	if s.c.t.result != nil {
+		var err error
+		if code := s.c.t.result.exit; code != 0 {
+			err = &engine.Error{Op: "init demo", Err: errors.New(s.c.t.result.text), Remedy: s.c.t.result.remedy, Exit: code}
+		}
+		s.tell(ended{s.c.task, runEnded{err}})
+	}
+	return s
+}
+
+// demoHome is a workspace at a stage.
+func demoHome(stage engine.Stage) engine.Home {
+	return engine.Home{Dir: "/home/ops/demo", Stage: stage, Cluster: "demo", Next: []engine.Suggestion{
+		{Title: "Create the cluster", Command: "constellation -C .demo init", Why: "3 machines run"},
+	}}
+}

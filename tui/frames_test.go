@@ -1,0 +1,217 @@
+package tui
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"constellation/engine"
+)
+
+// scenes are what the console looks like at moments that matter.
+var scenes = []struct {
+	name string
+	show func(t *testing.T, s func(*fakeEngine) *stage) *stage
+}{
+	{"home-cluster", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		h := demoHome(engine.StageCluster)
+		h.Next = []engine.Suggestion{{Title: "Use the cluster", Command: "export KUBECONFIG=$PWD/constellation-admin.conf"}, {Title: "Take it down", Command: "constellation -C .demo sandbox down"}}
+		h.Runs = []engine.RunSummary{{ID: "init-1", Verb: engine.VerbInit, Started: start.Add(-26 * time.Hour), Ended: start.Add(-26*time.Hour + 34*time.Second), Status: engine.StateDone}}
+		return s(&fakeEngine{home: h, status: demoStatus()}).begin()
+	}},
+	{"home-trouble", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := demoStatus()
+		st.Nodes[1].State, st.Nodes[1].Message = engine.NodeNotReady, "container runtime is down"
+		st.Machines = []engine.Machine{{Name: "worker-2", Group: "workers", Role: "worker", State: engine.NodeBooting, Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.6"}}
+		st.Health = []engine.Finding{{ID: "nodes", Severity: engine.Warn, Title: "1 of 3 nodes is not ready", Detail: "worker-0 since 4m", Remedy: "constellation -C .demo sandbox shell worker-0"}}
+		return s(&fakeEngine{home: demoHome(engine.StageCluster), status: st}).begin()
+	}},
+	{"home-stale", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := s(&fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}).begin()
+		st.eng.statusErr = errors.New("the API server at 127.0.0.1:41943 does not answer")
+		st.at(47 * time.Second)
+		st.tell(statusRead{st.c.statusGen, engine.Status{}, st.eng.statusErr})
+		return st
+	}},
+	{"home-no-machines", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		h := demoHome(engine.StageConfigured)
+		h.Next = []engine.Suggestion{{Title: "Start machines", Command: "constellation -C .demo sandbox up"}}
+		st := s(&fakeEngine{home: h}).begin()
+		return st.press("esc")
+	}},
+	{"config-new", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: engine.Home{Dir: "/home/ops/demo", Stage: engine.StageEmpty}}).begin().press("e", "x")
+	}},
+	{"config-broken", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		h := demoHome(engine.StageConfigured)
+		h.Problems = []engine.Finding{
+			{ID: "config-1", Severity: engine.Block, Title: "line 4: kubernetesVersion", Detail: `"1.35" is not a version`, Remedy: "write v1.35.4"},
+			{ID: "config-2", Severity: engine.Block, Title: "line 9: nodeGroups.workers.cuont", Detail: "unknown key", Remedy: "did you mean count?"},
+		}
+		return s(&fakeEngine{home: h}).begin()
+	}},
+	{"preflight-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := &fakeEngine{home: demoHome(engine.StageReady), findings: planIn(t, recorded(t, "init")).Findings}
+		e.findings[3] = engine.Finding{ID: "machines", Severity: engine.Block, Title: "2 of 3 machines run", Source: "cloud",
+			Detail: "worker-1 is stopped", Remedy: "constellation -C .demo sandbox up", Took: 41 * time.Millisecond}
+		st := s(e).begin()
+		st.do(st.c.startPreflight())
+		st.settle()
+		return st.press("enter")
+	}},
+	{"preflight-ready", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := s(&fakeEngine{home: demoHome(engine.StageReady), findings: planIn(t, recorded(t, "init")).Findings}).begin()
+		st.do(st.c.startPreflight())
+		st.settle()
+		return st
+	}},
+	{"confirm", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, recorded(t, "init"))}
+		st := s(e).begin()
+		st.do(st.c.makePlan())
+		st.settle()
+		return st
+	}},
+	{"run-kubeadm", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 12*time.Second)
+	}},
+	{"run-joining", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 29*time.Second)
+	}},
+	{"run-leaving", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 12*time.Second).press("ctrl+c")
+	}},
+	{"run-resumed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := s(&fakeEngine{home: demoHome(engine.StagePartial)})
+		st.c.resumed = true
+		return st.replay(recorded(t, "resumed"), 25*time.Second)
+	}},
+	{"run-many", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "many"), 56*time.Second)
+	}},
+	{"result-done", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), time.Minute)
+	}},
+	{"result-failed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "failed"), 5*time.Minute)
+	}},
+	{"log", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "failed"), 241200*time.Millisecond).press("l", "/", "e", "r", "r", "o", "enter")
+	}},
+	{"help", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 12*time.Second).press("?")
+	}},
+}
+
+func demoStatus() engine.Status {
+	node := func(name, group, role string) engine.Node {
+		return engine.Node{Name: name, Group: group, Role: role, State: engine.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.2", Current: true}
+	}
+	return engine.Status{
+		Schema: "1.0", Cluster: "demo", Provider: "sandbox", Time: start, Stage: engine.StageCluster, Reachable: true, APIServer: "v1.35.4",
+		Target:   engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"},
+		Nodes:    []engine.Node{node("control-plane-0", "control-plane", "control-plane"), node("worker-0", "workers", "worker"), node("worker-1", "workers", "worker")},
+		Machines: []engine.Machine{}, Health: []engine.Finding{},
+		Services: []engine.Service{{Name: "constellation-operator", Version: "v1.1.0", Kind: "release", Ready: 1, Wanted: 1}, {Name: "join-service", Version: "v1.1.0", Kind: "release", Ready: 0, Wanted: 1, Message: "image is being pulled"}},
+	}
+}
+
+func TestFrames(t *testing.T) {
+	for _, sc := range scenes {
+		for _, v := range []struct {
+			name string
+			look look
+			w, h int
+		}{
+			{"80x24", look{}, 80, 24},
+			{"120x40", look{}, 120, 40},
+			{"80x24-colour", look{colours: colours256}, 80, 24},
+		} {
+			t.Run(sc.name+"/"+v.name, func(t *testing.T) {
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, v.look, v.w, v.h) })
+				frame := s.c.View()
+				lines := strings.Split(frame, "\n")
+				if len(lines) != v.h {
+					t.Errorf("the frame has %d lines, want %d", len(lines), v.h)
+				}
+				for i, l := range lines {
+					if w := ansi.StringWidth(l); w > v.w {
+						t.Errorf("line %d takes %d columns of %d: %q", i+1, w, v.w, l)
+					}
+					lines[i] = strings.TrimRight(strings.ReplaceAll(l, "\x1b", "␛"), " ")
+				}
+				golden(t, fmt.Sprintf("frames/%s.%s.txt", sc.name, v.name), strings.Join(lines, "\n")+"\n")
+			})
+		}
+	}
+}
+
+func TestLooks(t *testing.T) {
+	for _, v := range []struct {
+		name string
+		look look
+	}{
+		{"ascii", look{ascii: true}},
+		{"16-dark", look{colours: colours16}},
+		{"16-light", look{colours: colours16, light: true}},
+		{"256-light", look{colours: colours256, light: true}},
+		{"true-dark", look{colours: trueColour}},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, v.look, 80, 24).replay(recorded(t, "init"), 12*time.Second)
+			frame := s.c.View()
+			if v.look.ascii {
+				for _, r := range frame {
+					if r > 0x7e {
+						t.Errorf("%q is not ASCII", r)
+					}
+				}
+			}
+			golden(t, "looks/"+v.name+".txt", strings.ReplaceAll(frame, "\x1b", "␛")+"\n")
+		})
+	}
+}
+
+// Every size must give a frame of that size, whatever is shown.
+func TestFramesFitEverySize(t *testing.T) {
+	for _, sc := range scenes {
+		t.Run(sc.name, func(t *testing.T) {
+			s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+			for w := 20; w <= 200; w += 9 {
+				for h := 5; h <= 70; h += 5 {
+					s.c.w, s.c.h = w, h
+					lines := strings.Split(s.c.View(), "\n")
+					if len(lines) > h {
+						t.Fatalf("%dx%d: %d lines", w, h, len(lines))
+					}
+					for i, l := range lines {
+						if got := ansi.StringWidth(l); got > w {
+							t.Fatalf("%dx%d: line %d takes %d columns: %q", w, h, i+1, got, l)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestTooSmallSaysWhichAxis(t *testing.T) {
+	for _, tt := range []struct {
+		w, h int
+		want string
+	}{
+		{52, 30, "width 52 of 60"},
+		{90, 14, "height 14 of 16"},
+		{30, 10, "width 30 of 60, height 10 of 16"},
+	} {
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, tt.w, tt.h).replay(recorded(t, "init"), 12*time.Second)
+		got := strings.Join(strings.Fields(s.c.View()), " ")
+		if !strings.Contains(got, tt.want) || !strings.Contains(got, "The run goes on.") {
+			t.Errorf("%dx%d shows %q, want %q", tt.w, tt.h, got, tt.want)
+		}
+	}
+}

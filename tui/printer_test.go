@@ -1,0 +1,210 @@
+package tui
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"constellation/engine"
+)
+
+// plainOf plays a recorded run at its own pace to the plain printer.
+func plainOf(t *testing.T, events []engine.Event) string {
+	t.Helper()
+	var b bytes.Buffer
+	synctest.Test(t, func(t *testing.T) {
+		// The bubble's clock starts in 2000; the printer's follows the events.
+		began := time.Now()
+		now := func() time.Time { return start.Add(time.Since(began)) }
+		p := newPlainPrinter(&guarded{w: &b}, nil, now)
+		for _, ev := range events {
+			if d := ev.Time.Sub(now()); d > 0 {
+				time.Sleep(d)
+			}
+			p.event(ev)
+		}
+		p.close()
+	})
+	return b.String()
+}
+
+func TestPlainPrinter(t *testing.T) {
+	for _, name := range []string{"init", "failed", "stopped", "resumed", "many"} {
+		t.Run(name, func(t *testing.T) {
+			out := plainOf(t, recorded(t, name))
+			golden(t, "plain/"+name+".txt", out)
+			for _, r := range out {
+				if r != '\n' && (r < 0x20 || hidden(r)) {
+					t.Errorf("the output holds %q", r)
+				}
+			}
+		})
+	}
+}
+
+// The printer must say that it lives after 10 s, then 30, then every 60, and begin
+// again after any change.
+func TestHeartbeat(t *testing.T) {
+	plan, _ := json.Marshal(engine.Plan{ID: "r", Verb: engine.VerbInit, Cluster: "demo", Steps: []engine.Step{{ID: "wait-ready", Title: "Wait"}}})
+	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	out := plainOf(t, []engine.Event{
+		{Time: at(0), Kind: engine.KindPlan, Data: plan},
+		{Time: at(0), Kind: engine.KindStep, Step: "wait-ready", State: engine.StateRunning},
+		{Time: at(1), Kind: engine.KindProgress, Step: "wait-ready", Text: "pods start", Current: 1, Total: 4},
+		{Time: at(175), Kind: engine.KindNode, Node: "worker-0", To: engine.NodeReady},
+		{Time: at(190), Kind: engine.KindStep, Step: "wait-ready", State: engine.StateDone},
+	})
+	var got []string
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, " still ") {
+			f := strings.SplitN(line, " ", 2)
+			got = append(got, f[0]+" "+line[strings.Index(line, "next report"):len(line)-1])
+		}
+	}
+	want := []string{"07:05:11Z next report in 30s", "07:05:41Z next report in 1m00s", "07:06:41Z next report in 1m00s", "07:07:41Z next report in 1m00s", "07:08:06Z next report in 30s"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("heartbeats %q, want %q\n%s", got, want, out)
+	}
+	if !strings.Contains(out, "Wait for 10s: pods start, 1 of 4;") {
+		t.Errorf("the heartbeat does not say what is under way:\n%s", out)
+	}
+}
+
+func TestJSONLinesAreTheEvents(t *testing.T) {
+	for _, name := range []string{"init", "failed"} {
+		events := recorded(t, name)
+		var b bytes.Buffer
+		p := jsonPrinter{&b}
+		for _, ev := range events {
+			p.event(ev)
+		}
+		lines := bytes.Split(bytes.TrimSuffix(b.Bytes(), []byte("\n")), []byte("\n"))
+		if len(lines) != len(events) {
+			t.Fatalf("%d lines for %d events", len(lines), len(events))
+		}
+		for i, l := range lines {
+			for _, r := range string(l) {
+				if r < 0x20 || hidden(r) {
+					t.Errorf("line %d holds %q as it is", i+1, r)
+				}
+			}
+			var back engine.Event
+			if err := json.Unmarshal(l, &back); err != nil {
+				t.Fatal(err)
+			}
+			if back.Text != events[i].Text || back.Seq != events[i].Seq || back.Kind != events[i].Kind {
+				t.Errorf("line %d reads back as %+v, want %+v", i+1, back, events[i])
+			}
+		}
+		golden(t, "json/"+name+".jsonl", b.String())
+	}
+}
+
+func TestHiddenCharactersAreEscaped(t *testing.T) {
+	for _, tt := range []struct{ in, plain, json string }{
+		{"all is well", "all is well", `"all is well"`},
+		{"schön ✓ 日本", "schön ✓ 日本", `"schön ✓ 日本"`},
+		{"\x1b[31mred\x1b[0m", `\x1b[31mred\x1b[0m`, `"\u001b[31mred\u001b[0m"`},
+		{"\x1b]0;title\a", `\x1b]0;title\x07`, `"\u001b]0;title\u0007"`},
+		{"a\tb\r\n", "a    b", `"a\tb\r\n"`},
+		{"one\ntwo", `one\ntwo`, `"one\ntwo"`},
+		{"c1 \u009b31m", `c1 \u009b31m`, `"c1 \u009b31m"`},
+		{"\u202eevil\u2066", `\u202eevil\u2066`, `"\u202eevil\u2066"`},
+		{"zero\u200bwidth", `zero\u200bwidth`, `"zero\u200bwidth"`},
+		{"tag \U000e0041", `tag \ue0041`, `"tag \udb40\udc41"`},
+		{"bad \xff", `bad \xff`, `"bad \ufffd"`},
+		{"del \x7f", `del \x7f`, `"del \u007f"`},
+	} {
+		if got := clean(tt.in); got != tt.plain {
+			t.Errorf("clean(%q) = %q, want %q", tt.in, got, tt.plain)
+		}
+		b, err := encode(tt.in, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.TrimSuffix(string(b), "\n"); got != tt.json {
+			t.Errorf("encode(%q) = %s, want %s", tt.in, got, tt.json)
+		}
+		var back string
+		if err := json.Unmarshal(b, &back); err != nil || back != strings.ToValidUTF8(tt.in, "\ufffd") {
+			t.Errorf("encode(%q) reads back as %q, %v", tt.in, back, err)
+		}
+	}
+}
+
+func FuzzClean(f *testing.F) {
+	for _, s := range []string{"a", "\x1b[2J", "\u202e", "\xff\xfe", "日本\t"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		out := clean(s)
+		for _, r := range out {
+			if r < 0x20 || r == 0x7f || hidden(r) {
+				t.Fatalf("clean(%q) = %q holds %q", s, out, r)
+			}
+		}
+		if again := clean(out); again != out {
+			t.Fatalf("clean(%q) = %q, and again %q", s, out, again)
+		}
+	})
+}
+
+// Both renderers must count alike at every event.
+func TestPrinterAndConsoleAgree(t *testing.T) {
+	for _, name := range []string{"init", "many", "resumed"} {
+		events := recorded(t, name)
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24)
+		s.c.plan = planIn(t, events)
+		s.c.screen, s.c.running, s.c.ran = screenRun, true, true
+		s.c.t.setPlan(s.c.plan)
+		p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return start })
+		for i, ev := range events {
+			s.tell(batch{s.c.task, []engine.Event{ev}})
+			p.event(ev)
+			if p.t.plan == nil {
+				continue
+			}
+			if a, b := fmt.Sprint(s.c.t.groups(), s.c.t.finished(), s.c.t.why.text), fmt.Sprint(p.t.groups(), p.t.finished(), p.t.why.text); a != b {
+				t.Fatalf("%s, event %d: the console has %s, the printer %s", name, i+1, a, b)
+			}
+		}
+		p.close()
+	}
+}
+
+// A reader that goes away is told once, and nothing more is written.
+func TestLostReader(t *testing.T) {
+	w := &failingWriter{}
+	told := 0
+	g := &guarded{w: w, gone: func() { told++ }}
+	p := newPlainPrinter(g, nil, time.Now)
+	for _, ev := range recorded(t, "init") {
+		p.event(ev)
+	}
+	p.close()
+	if told != 1 || w.calls != 1 || p.t.result == nil {
+		t.Errorf("told %d times after %d writes, result %v; want once, after one, and the whole run", told, w.calls, p.t.result)
+	}
+}
+
+type failingWriter struct{ calls int }
+
+func (f *failingWriter) Write([]byte) (int, error) { f.calls++; return 0, errors.New("broken pipe") }
+
+func TestSetScalar(t *testing.T) {
+	const in = "# my cluster\nversion: v2\nname: demo # short\nkubernetesVersion: \"v1.35.4\"\nnodeGroups:\n  name: inner\n"
+	got := string(setScalar(setScalar([]byte(in), "name", "prod"), "kubernetesVersion", "v1.36.3"))
+	want := "# my cluster\nversion: v2\nname: prod # short\nkubernetesVersion: v1.36.3\nnodeGroups:\n  name: inner\n"
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if got := string(setScalar([]byte(in), "absent", "x")); got != in {
+		t.Errorf("a key that is absent changed the file to\n%s", got)
+	}
+}
