@@ -49,6 +49,19 @@ func (c *computer) scripted(call, name string) error {
 	return err
 }
 
+// script makes the next calls for a machine fail with errs.
+func (c *computer) script(call, name string, errs ...error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail[call+" "+name] = errs
+}
+
+// look returns what is known of a machine; the zero value if there is none.
+func (c *computer) look(name string) machine.Machine {
+	m, _ := c.Machine(name)
+	return m
+}
+
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
@@ -332,13 +345,13 @@ func TestFleetFindsWhatACrashLeft(t *testing.T) {
 		c.machines["worker-3"] = &twin{Machine: machine.Machine{Name: "worker-3", Power: machine.Creating}} // half-made
 		c.Kill(t.Context(), "worker-1")                                                                     // and this one dies while nobody looks
 		st, _ := f.snapshot()
-		before := c.machines["control-plane-0"].Booted
+		before := c.look("control-plane-0").Booted
 
 		f, stop := testFleet(t, c, st.clone())
 		defer stop()
 		time.Sleep(5 * time.Second)
 		wantList(t, "adopted", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:ready", "worker-2:stopped", "worker-3:ready")
-		if !c.machines["control-plane-0"].Booted.Equal(before) {
+		if !c.look("control-plane-0").Booted.Equal(before) {
 			t.Error("a machine that ran was booted again")
 		}
 		if i, err := f.create(t.Context(), local.WorkerGroup, "late"); err != nil || i.Name != "worker-3" {
@@ -352,7 +365,7 @@ func TestMachineThatDoesNotStartIsFailedAndTriedAgain(t *testing.T) {
 		c := newComputer()
 		f, stop := testFleet(t, c, nil)
 		defer stop()
-		c.fail["start worker-0"] = []error{errors.New("no space left on device")}
+		c.script("start", "worker-0", errors.New("no space left on device"))
 		scale(t, f, 0, 1)
 		time.Sleep(500 * time.Millisecond)
 		if i, _ := f.byIP(f.instances()[0].IP); !strings.Contains(i.Message, "no space left on device") {
@@ -365,7 +378,7 @@ func TestMachineThatDoesNotStartIsFailedAndTriedAgain(t *testing.T) {
 			t.Errorf("old message %q stays", m)
 		}
 
-		c.fail["start worker-1"] = slices.Repeat([]error{errors.New("disk quota exceeded")}, startTries)
+		c.script("start", "worker-1", slices.Repeat([]error{errors.New("disk quota exceeded")}, startTries)...)
 		scale(t, f, 0, 2)
 		time.Sleep(3500 * time.Millisecond)
 		wantList(t, "given up for now", boots(f), "worker-0:ready", "worker-1:failed")
@@ -404,8 +417,8 @@ func TestMachineThatGoesDownIsSwitchedOnAgain(t *testing.T) {
 		c.Kill(t.Context(), "worker-0") // as "systemctl reboot" inside of it looks from outside
 		time.Sleep(3 * time.Second)
 		wantList(t, "back", boots(f), "worker-0:ready")
-		if c.machines["worker-0"].Boots != 2 || c.starts != 1 {
-			t.Errorf("%d boots, %d starts", c.machines["worker-0"].Boots, c.starts)
+		if c.look("worker-0").Boots != 2 || c.starts != 1 {
+			t.Errorf("%d boots, %d starts", c.look("worker-0").Boots, c.starts)
 		}
 
 		// One that goes down over and over again counts as failed.
@@ -429,7 +442,7 @@ func TestRebootAndStop(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantList(t, "reboot returned", boots(f), "control-plane-0:booting")
-		if c.machines["control-plane-0"].Boots != 2 {
+		if c.look("control-plane-0").Boots != 2 {
 			t.Error("it did not boot")
 		}
 		if err := f.stop(t.Context(), "control-plane-0", "unplugged"); err != nil {
@@ -459,7 +472,7 @@ func TestRemovalIsRepeatedUntilItSucceeds(t *testing.T) {
 		defer stop()
 		scale(t, f, 0, 1)
 		time.Sleep(3 * time.Second)
-		c.fail["remove worker-0"] = []error{errors.New("device or resource busy")}
+		c.script("remove", "worker-0", errors.New("device or resource busy"))
 		if err := f.remove("worker-0"); err != nil {
 			t.Fatal(err)
 		}
