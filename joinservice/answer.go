@@ -58,7 +58,8 @@ func answer(err error) error {
 	case apierrors.IsInvalid(err):
 		return status.Error(codes.FailedPrecondition, "a JoiningNode of this name contradicts the request; see the join service's log")
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		return status.Error(codes.Internal, "the join service lacks a right in the cluster; see its log")
+		// An API server that has just started denies everything until it has read the roles.
+		return later(codes.Unavailable, "the join service lacks a right in the cluster; see its log", 5*time.Second)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, cloud.ErrUnavailable), errors.Is(err, cloud.ErrThrottled), transient(err):
 		return later(codes.Unavailable, "the cluster or its cloud does not answer at the moment", 3*time.Second)
 	}

@@ -1,0 +1,49 @@
+// Package render shows what Helm would install of the charts in package assets,
+// without a cluster. Values are checked against the chart's schema.
+package render
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+
+	"constellation/assets"
+)
+
+// Chart returns the manifests of a chart of a release, as one YAML stream. values
+// are merged over the chart's.
+func Chart(name, release, namespace string, values map[string]any) ([]byte, error) {
+	files, err := assets.ChartFor(name, release)
+	if err != nil {
+		return nil, err
+	}
+	var buffered []*loader.BufferedFile
+	for _, f := range files {
+		buffered = append(buffered, &loader.BufferedFile{Name: f.Name, Data: f.Data})
+	}
+	c, err := loader.LoadFiles(buffered)
+	if err != nil {
+		return nil, fmt.Errorf("load chart %s: %w", name, err)
+	}
+	all, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: name, Namespace: namespace, IsInstall: true}, chartutil.DefaultCapabilities)
+	if err != nil {
+		return nil, fmt.Errorf("check values of chart %s: %w", name, err)
+	}
+	out, err := engine.Render(c, all)
+	if err != nil {
+		return nil, fmt.Errorf("render chart %s: %w", name, err)
+	}
+	var b strings.Builder
+	for _, f := range slices.Sorted(maps.Keys(out)) {
+		if path.Ext(f) == ".yaml" {
+			fmt.Fprintf(&b, "---\n# Source: %s\n%s\n", f, out[f])
+		}
+	}
+	return []byte(b.String()), nil
+}

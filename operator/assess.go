@@ -1,0 +1,293 @@
+package operator
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/engine/version"
+	"constellation/operator/api/v1alpha1"
+)
+
+// world is what was observed, as far as policy looks at it.
+type world struct {
+	nodes   []node
+	groups  []group
+	pending []pendingMachine
+}
+
+type node struct {
+	name              string
+	role              v1alpha1.Role
+	ready             bool
+	providerID        string
+	kubelet           string // version
+	image, components string // empty: not known yet
+	group             string // ID
+	donor, heir       string
+	obsolete          bool
+}
+
+type group struct {
+	name, id string
+	role     v1alpha1.Role
+	image    string // of its next machine; empty: not known yet
+}
+
+// pendingMachine is a machine that is tracked and not, or no longer, a Node.
+type pendingMachine struct {
+	kind, name string
+	node       string // name of its Node
+	ready      bool   // the cloud says that it runs and is to join
+}
+
+// class is what a node is to the rollout. Every node is in exactly one.
+type class int
+
+const (
+	upToDate class = iota
+	invalid
+	awaiting
+	obsolete
+	outdated
+	donor
+	heir
+	mint
+)
+
+// classify says what n is; the first rule that matches counts.
+func classify(spec v1alpha1.NodeVersionSpec, n node, mints map[string]bool) class {
+	switch {
+	case n.providerID == "":
+		return invalid
+	case n.obsolete:
+		return obsolete
+	case n.image == "" || n.components == "":
+		return awaiting
+	case !strings.EqualFold(n.image, spec.Image) || n.components != spec.KubernetesComponentsReference:
+		if n.heir != "" {
+			return donor
+		}
+		return outdated
+	case n.donor != "":
+		return heir
+	case mints[n.name]:
+		return mint
+	}
+	return upToDate
+}
+
+// Reasons of the condition Ready. The texts of Outdated are those that scripts of
+// older clusters look for.
+const (
+	reasonUpToDate   = "UpToDate"
+	reasonJoining    = "NodesJoining"
+	reasonOutdated   = "NodesOutdated"
+	reasonInvalid    = "NodesInvalid"
+	reasonGroups     = "GroupsOutdated"
+	reasonNoNodes    = "NoNodes"
+	reasonComponents = "ComponentsUnknown"
+
+	textUpToDate = "Node version of every node is up to date"
+	textOutdated = "Some node versions are out of date"
+)
+
+// The bounds of a status, so that it stays below 4 kB at any number of nodes and any
+// length of names: bytes for examples and for groups.
+const (
+	maxExamples     = 20
+	maxExampleBytes = 1200
+	maxGroups       = 16
+	maxGroupBytes   = 1000
+)
+
+// assess returns the status that spec has in world w. It is pure: before is the
+// status so far, which keeps the times of its conditions and what was published for
+// joining machines.
+func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w world, now time.Time) v1alpha1.NodeVersionStatus {
+	s := v1alpha1.NodeVersionStatus{
+		ObservedGeneration: generation,
+		JoinComponents:     joinComponents(spec, before.JoinComponents, w),
+		Conditions:         slices.Clone(before.Conditions),
+	}
+	mints, exists := map[string]bool{}, map[string]bool{}
+	for _, n := range w.nodes {
+		exists[n.name] = true
+	}
+	pending := map[string]v1alpha1.Reference{}
+	for _, p := range w.pending {
+		if p.kind == "PendingNode" && p.ready {
+			mints[p.node] = true
+		}
+		// One machine may have two notes, of which PendingNode says more; a note whose
+		// Node exists is about to be consumed.
+		key := cmp.Or(p.node, p.name)
+		if _, seen := pending[key]; !exists[p.node] && (!seen || p.kind == "PendingNode") {
+			pending[key] = v1alpha1.Reference{Kind: p.kind, Name: p.name}
+		}
+	}
+	byClass := map[class][]v1alpha1.Reference{}
+	counts := map[string]*v1alpha1.GroupCounts{}
+	for _, g := range w.groups {
+		counts[strings.ToLower(g.id)] = &v1alpha1.GroupCounts{Name: g.name, Role: g.role}
+	}
+	slices.SortFunc(w.nodes, func(a, b node) int { return strings.Compare(a.name, b.name) })
+	for _, n := range w.nodes {
+		c := classify(spec, n, mints)
+		byClass[c] = append(byClass[c], v1alpha1.Reference{Kind: "Node", Name: n.name})
+		if g := counts[strings.ToLower(n.group)]; g != nil {
+			g.Total++
+			if n.ready {
+				g.Ready++
+			}
+			if c == upToDate || c == heir || c == mint {
+				g.UpToDate++
+			}
+		}
+	}
+	var waiting []v1alpha1.Reference
+	for _, r := range pending {
+		waiting = append(waiting, r)
+	}
+	slices.SortFunc(waiting, func(a, b v1alpha1.Reference) int { return strings.Compare(a.Name, b.Name) })
+
+	n := func(c class) int32 { return int32(len(byClass[c])) }
+	s.Nodes = v1alpha1.NodeCounts{
+		Total: int32(len(w.nodes)), UpToDate: n(upToDate), Outdated: n(outdated), Donors: n(donor), Heirs: n(heir), Mints: n(mint),
+		AwaitingAnnotation: n(awaiting), Obsolete: n(obsolete), Invalid: n(invalid), Pending: int32(len(waiting)),
+	}
+	s.Groups = groupCounts(counts)
+	// What wants attention comes first; the many that are fine get what room is left.
+	room := examples{n: maxExamples, bytes: maxExampleBytes}
+	s.Invalid = room.of(byClass[invalid])
+	s.AwaitingAnnotation = room.of(byClass[awaiting])
+	s.Pending = room.of(waiting)
+	s.Obsolete = room.of(byClass[obsolete])
+	s.Donors = room.of(byClass[donor])
+	s.Heirs = room.of(byClass[heir])
+	s.Mints = room.of(byClass[mint])
+	s.Outdated = room.of(byClass[outdated])
+	s.UpToDate = room.of(byClass[upToDate])
+
+	for _, c := range conditions(generation, s, w, spec) {
+		setCondition(&s.Conditions, c, metav1.NewTime(now.Truncate(time.Second)))
+	}
+	return s
+}
+
+// conditions sums a status up.
+func conditions(generation int64, s v1alpha1.NodeVersionStatus, w world, spec v1alpha1.NodeVersionSpec) []metav1.Condition {
+	c := s.Nodes
+	behind := c.Outdated + c.Donors + c.Obsolete
+	oldGroups := 0
+	for _, g := range w.groups {
+		if g.image != "" && !strings.EqualFold(g.image, spec.Image) {
+			oldGroups++
+		}
+	}
+	is := func(kind string, status bool, reason, format string, args ...any) metav1.Condition {
+		return condition(kind, status, generation, reason, format, args...)
+	}
+	out := []metav1.Condition{is(v1alpha1.ConditionOutdated, false, "NodeVersionsUpToDate", textUpToDate)}
+	if behind > 0 {
+		out[0] = is(v1alpha1.ConditionOutdated, true, "NodeVersionsOutOfDate", textOutdated)
+	}
+	ready := is(v1alpha1.ConditionReady, true, reasonUpToDate, "%d of %d nodes are at the target", c.UpToDate+c.Heirs+c.Mints, c.Total)
+	stalled := is(v1alpha1.ConditionStalled, false, reasonUpToDate, "nothing needs anybody's attention")
+	stall := func(reason, format string, args ...any) {
+		ready = is(v1alpha1.ConditionReady, false, reason, format, args...)
+		stalled = is(v1alpha1.ConditionStalled, true, reason, format, args...)
+	}
+	switch joining := c.AwaitingAnnotation + c.Pending; {
+	case c.Total == 0:
+		ready = is(v1alpha1.ConditionReady, false, reasonNoNodes, "the cluster has no nodes yet")
+	case s.JoinComponents.ControlPlane == "" || s.JoinComponents.Worker == "":
+		stall(reasonComponents, "no machine can join: the control plane does not run Kubernetes %s, and what fits it was never published", spec.KubernetesClusterVersion)
+	case c.Invalid > 0:
+		stall(reasonInvalid, "%d of %d nodes have no providerID, so nothing is known of their machines", c.Invalid, c.Total)
+	case behind > 0:
+		stall(reasonOutdated, "%d of %d nodes are not at the target; this operator reports that and replaces no nodes", behind, c.Total)
+	case oldGroups > 0:
+		stall(reasonGroups, "all nodes are at the target, but %d of %d scaling groups make new machines from another image; this operator does not change it", oldGroups, len(w.groups))
+	case joining > 0:
+		ready = is(v1alpha1.ConditionReady, false, reasonJoining, "%d machines are joining; %d of %d nodes are at the target", joining, c.UpToDate+c.Heirs+c.Mints, c.Total)
+	}
+	reconciling := is(v1alpha1.ConditionReconciling, false, reasonUpToDate, "nothing is under way")
+	if joining := c.AwaitingAnnotation + c.Pending; joining > 0 {
+		reconciling = is(v1alpha1.ConditionReconciling, true, reasonJoining, "%d machines are joining", joining)
+	}
+	return append(out, ready, reconciling, stalled)
+}
+
+// joinComponents returns what joining machines get. What was published once stays: it
+// follows the spec only after the control plane was upgraded. A new cluster starts
+// with its target, which is what its control plane was made with; whether that is so
+// is read from the control planes' kubelets, since no kubelet may be newer than its
+// API server.
+func joinComponents(spec v1alpha1.NodeVersionSpec, before v1alpha1.JoinComponents, w world) v1alpha1.JoinComponents {
+	if before.ControlPlane != "" && before.Worker != "" {
+		return before
+	}
+	want, err := version.Parse(spec.KubernetesClusterVersion)
+	if err != nil {
+		return before
+	}
+	seen := false
+	for _, n := range w.nodes {
+		if n.role != v1alpha1.ControlPlaneRole {
+			continue
+		}
+		is, err := version.Parse(n.kubelet)
+		if err != nil || is.Compare(want) != 0 {
+			return before
+		}
+		seen = true
+	}
+	if !seen {
+		return before
+	}
+	return v1alpha1.JoinComponents{
+		ControlPlane: cmp.Or(before.ControlPlane, spec.KubernetesComponentsReference),
+		Worker:       cmp.Or(before.Worker, spec.KubernetesComponentsReference),
+	}
+}
+
+// groupCounts orders the groups: control planes, then those with most to do.
+func groupCounts(all map[string]*v1alpha1.GroupCounts) []v1alpha1.GroupCounts {
+	var out []v1alpha1.GroupCounts
+	for _, g := range all {
+		out = append(out, *g)
+	}
+	slices.SortFunc(out, func(a, b v1alpha1.GroupCounts) int {
+		if a.Role != b.Role {
+			return strings.Compare(string(a.Role), string(b.Role)) // ControlPlane, Worker
+		}
+		return cmp.Or(cmp.Compare(b.Total-b.UpToDate, a.Total-a.UpToDate), strings.Compare(a.Name, b.Name))
+	})
+	bytes := 0
+	for i, g := range out {
+		if bytes += len(g.Name) + 75; i == maxGroups || bytes > maxGroupBytes {
+			return out[:i]
+		}
+	}
+	return out
+}
+
+// examples hands out the room for names in a status.
+type examples struct{ n, bytes int }
+
+func (e *examples) of(all []v1alpha1.Reference) []v1alpha1.Reference {
+	var out []v1alpha1.Reference
+	for _, r := range all {
+		size := len(r.Name) + len(r.Kind) + len(`{"kind":"","name":""},`)
+		if e.n == 0 || size > e.bytes {
+			break
+		}
+		e.n, e.bytes = e.n-1, e.bytes-size
+		out = append(out, r)
+	}
+	return out
+}

@@ -1,0 +1,249 @@
+package operator
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+const (
+	image1, image2 = "sandboxes/t/images/v1.0.0", "sandboxes/t/images/v1.1.0"
+	refA           = "k8s-components-sha256-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	refB           = "k8s-components-sha256-bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+	cpGroup        = "sandboxes/t/groups/control-plane"
+	workerGroup    = "sandboxes/t/groups/workers"
+)
+
+func spec() v1alpha1.NodeVersionSpec {
+	return v1alpha1.NodeVersionSpec{Image: image2, ImageVersion: "v1.1.0", KubernetesComponentsReference: refA, KubernetesClusterVersion: "v1.35.4"}
+}
+
+// machine returns an up-to-date node after edits.
+func machine(name string, edit ...func(*node)) node {
+	n := node{
+		name: name, role: v1alpha1.WorkerRole, ready: true, providerID: "sandbox://t/" + name, kubelet: "v1.35.4",
+		image: image2, components: refA, group: workerGroup,
+	}
+	if strings.HasPrefix(name, "control-plane") {
+		n.role, n.group = v1alpha1.ControlPlaneRole, cpGroup
+	}
+	for _, e := range edit {
+		e(&n)
+	}
+	return n
+}
+
+func TestClassify(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		edit func(*node)
+		want class
+	}{
+		{"at the target", func(*node) {}, upToDate},
+		{"image in another case is the same", func(n *node) { n.image = strings.ToUpper(n.image) }, upToDate},
+		{"older image", func(n *node) { n.image = image1 }, outdated},
+		{"other components", func(n *node) { n.components = refB }, outdated},
+		{"outdated with an heir", func(n *node) { n.image, n.heir = image1, "x" }, donor},
+		{"replaces another", func(n *node) { n.donor = "x" }, heir},
+		{"an heir of an older target is outdated", func(n *node) { n.image, n.donor = image1, "x" }, outdated},
+		{"nothing known of the image", func(n *node) { n.image = "" }, awaiting},
+		{"nothing known of the components", func(n *node) { n.components = "" }, awaiting},
+		{"no machine", func(n *node) { n.providerID, n.image = "", image1 }, invalid},
+		{"to go", func(n *node) { n.obsolete, n.image = true, image1 }, obsolete},
+		{"new and without a donor", func(n *node) { n.name = "new" }, mint},
+		{"new, with other components already", func(n *node) { n.name, n.components = "new", refB }, outdated},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := classify(spec(), machine("worker-0", tt.edit), map[string]bool{"new": true}); got != tt.want {
+				t.Errorf("class %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestAssess(t *testing.T) {
+	twoGroups := []group{
+		{name: "workers", id: workerGroup, role: v1alpha1.WorkerRole, image: image2},
+		{name: "control-plane", id: cpGroup, role: v1alpha1.ControlPlaneRole, image: image2},
+	}
+	published := v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}
+	for _, tt := range []struct {
+		name    string
+		w       world
+		ready   string // status and reason
+		stalled string
+		counts  v1alpha1.NodeCounts
+		join    v1alpha1.JoinComponents
+	}{
+		{"no nodes", world{groups: twoGroups}, "False NoNodes", "False UpToDate", v1alpha1.NodeCounts{}, v1alpha1.JoinComponents{}},
+		{
+			"everything at the target",
+			world{nodes: []node{machine("control-plane-0"), machine("worker-0")}, groups: twoGroups},
+			"True UpToDate", "False UpToDate", v1alpha1.NodeCounts{Total: 2, UpToDate: 2}, published,
+		},
+		{
+			"one joins",
+			world{nodes: []node{machine("control-plane-0")}, groups: twoGroups, pending: []pendingMachine{{kind: "JoiningNode", name: "worker-0", node: "worker-0"}}},
+			"False NodesJoining", "False UpToDate", v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1}, published,
+		},
+		{
+			"one has registered and is not annotated yet",
+			world{
+				nodes:   []node{machine("control-plane-0"), machine("worker-0", func(n *node) { n.image, n.components, n.group = "", "", "" })},
+				groups:  twoGroups,
+				pending: []pendingMachine{{kind: "JoiningNode", name: "worker-0", node: "worker-0"}},
+			},
+			"False NodesJoining", "False UpToDate", v1alpha1.NodeCounts{Total: 2, UpToDate: 1, AwaitingAnnotation: 1}, published,
+		},
+		{
+			"two notes of one machine are one machine",
+			world{nodes: []node{machine("control-plane-0")}, groups: twoGroups, pending: []pendingMachine{
+				{kind: "PendingNode", name: "token-1", node: "worker-0"}, {kind: "JoiningNode", name: "worker-0", node: "worker-0"},
+			}},
+			"False NodesJoining", "False UpToDate", v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1}, published,
+		},
+		{
+			"some are outdated, which is said and not hidden",
+			world{nodes: []node{machine("control-plane-0"), machine("worker-0", func(n *node) { n.image = image1 })}, groups: twoGroups},
+			"False NodesOutdated", "True NodesOutdated", v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Outdated: 1}, published,
+		},
+		{
+			"a donor alone is not up to date",
+			world{nodes: []node{machine("control-plane-0"), machine("worker-0", func(n *node) { n.image, n.heir = image1, "gone" })}, groups: twoGroups},
+			"False NodesOutdated", "True NodesOutdated", v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Donors: 1}, published,
+		},
+		{
+			"a group would make old machines",
+			world{nodes: []node{machine("control-plane-0")}, groups: []group{{name: "workers", id: workerGroup, role: v1alpha1.WorkerRole, image: image1}}},
+			"False GroupsOutdated", "True GroupsOutdated", v1alpha1.NodeCounts{Total: 1, UpToDate: 1}, published,
+		},
+		{
+			"no providerID",
+			world{nodes: []node{machine("control-plane-0"), machine("worker-0", func(n *node) { n.providerID = "" })}, groups: twoGroups},
+			"False NodesInvalid", "True NodesInvalid", v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Invalid: 1}, published,
+		},
+		{
+			"the control plane runs another version than the first target asks for",
+			world{nodes: []node{machine("control-plane-0", func(n *node) { n.kubelet = "v1.34.4" })}, groups: twoGroups},
+			"False ComponentsUnknown", "True ComponentsUnknown", v1alpha1.NodeCounts{Total: 1, UpToDate: 1}, v1alpha1.JoinComponents{},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := assess(spec(), 7, v1alpha1.NodeVersionStatus{}, tt.w, time.Now())
+			if got := conditionText(s, v1alpha1.ConditionReady); got != tt.ready {
+				t.Errorf("Ready is %s, want %s", got, tt.ready)
+			}
+			if got := conditionText(s, v1alpha1.ConditionStalled); got != tt.stalled {
+				t.Errorf("Stalled is %s, want %s", got, tt.stalled)
+			}
+			if d := cmp.Diff(tt.counts, s.Nodes); d != "" {
+				t.Errorf("counts (-want +got):\n%s", d)
+			}
+			if s.JoinComponents != tt.join {
+				t.Errorf("joining machines get %+v, want %+v", s.JoinComponents, tt.join)
+			}
+			if s.ObservedGeneration != 7 {
+				t.Errorf("generation %d", s.ObservedGeneration)
+			}
+			sum := s.Nodes.UpToDate + s.Nodes.Outdated + s.Nodes.Donors + s.Nodes.Heirs + s.Nodes.Mints + s.Nodes.AwaitingAnnotation + s.Nodes.Obsolete + s.Nodes.Invalid
+			if sum != s.Nodes.Total {
+				t.Errorf("classes add up to %d of %d nodes", sum, s.Nodes.Total)
+			}
+		})
+	}
+}
+
+func conditionText(s v1alpha1.NodeVersionStatus, kind string) string {
+	for _, c := range s.Conditions {
+		if c.Type == kind {
+			return string(c.Status) + " " + c.Reason
+		}
+	}
+	return "absent"
+}
+
+func TestPublishedComponentsDoNotFollowTheTarget(t *testing.T) {
+	w := world{nodes: []node{machine("control-plane-0"), machine("control-plane-1")}}
+	before := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, time.Now())
+	next := spec()
+	next.KubernetesClusterVersion, next.KubernetesComponentsReference = "v1.36.3", refB
+	after := assess(next, 2, before, w, time.Now())
+	if after.JoinComponents != before.JoinComponents || after.JoinComponents.Worker != refA {
+		t.Errorf("joining machines get %+v before the control plane was upgraded", after.JoinComponents)
+	}
+	// One control plane alone does not make a cluster's version.
+	w.nodes[1].kubelet = "v1.34.4"
+	if s := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, time.Now()); s.JoinComponents.Worker != "" {
+		t.Errorf("published %q although a control plane is older", s.JoinComponents.Worker)
+	}
+}
+
+func TestConditionsKeepTheirTime(t *testing.T) {
+	w := world{nodes: []node{machine("control-plane-0")}}
+	start := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+	first := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, start)
+	again := assess(spec(), 1, first, w, start.Add(time.Hour))
+	if d := cmp.Diff(first, again); d != "" {
+		t.Errorf("nothing has changed, the status has (-first +again):\n%s", d)
+	}
+	w.nodes[0].image = image1
+	changed := assess(spec(), 1, again, w, start.Add(time.Hour))
+	for _, c := range changed.Conditions {
+		want := metav1.NewTime(start)
+		if c.Type != v1alpha1.ConditionReconciling {
+			want = metav1.NewTime(start.Add(time.Hour))
+		}
+		if !c.LastTransitionTime.Equal(&want) {
+			t.Errorf("%s changed at %v, want %v", c.Type, c.LastTransitionTime, want)
+		}
+	}
+}
+
+func TestStatusStaysBelow4kB(t *testing.T) {
+	long := strings.Repeat("n", 200)
+	for _, name := range []string{"worker-%05d", long + "-%05d"} {
+		w := world{}
+		for i := range 10_000 {
+			n := machine(fmt.Sprintf(name, i))
+			switch i % 7 {
+			case 0:
+				n.image = image1
+			case 1:
+				n.image, n.heir = image1, "x"
+			case 2:
+				n.donor = "x"
+			case 3:
+				n.image = ""
+			case 4:
+				n.obsolete = true
+			case 5:
+				n.providerID = ""
+			}
+			n.group = fmt.Sprintf("g-%d", i%200)
+			w.nodes = append(w.nodes, n)
+			w.pending = append(w.pending, pendingMachine{kind: "PendingNode", name: fmt.Sprintf(name, 20_000+i)})
+		}
+		for i := range 200 {
+			w.groups = append(w.groups, group{name: fmt.Sprintf("%.55s%d", long, i), id: fmt.Sprintf("g-%d", i), role: v1alpha1.WorkerRole, image: image1})
+		}
+		s := assess(spec(), 1, v1alpha1.NodeVersionStatus{JoinComponents: v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}}, w, time.Now())
+		b, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		examples := len(s.Outdated) + len(s.UpToDate) + len(s.Donors) + len(s.Heirs) + len(s.Mints) + len(s.AwaitingAnnotation) + len(s.Pending) + len(s.Obsolete) + len(s.Invalid)
+		if len(b) > 4096 || examples == 0 || examples > maxExamples || len(s.Groups) == 0 {
+			t.Errorf("status of %d bytes with %d examples and %d groups", len(b), examples, len(s.Groups))
+		}
+		if s.Nodes.Total != 10_000 || s.Nodes.Pending != 10_000 {
+			t.Errorf("counts %+v", s.Nodes)
+		}
+	}
+}

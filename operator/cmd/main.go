@@ -1,0 +1,89 @@
+// Command operator keeps a cluster's nodes accounted for; see package operator. It
+// runs as a Deployment on control planes and, with --kubeconfig, outside the cluster
+// for development.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"constellation/engine/cloud/local"
+	"constellation/engine/version"
+	"constellation/operator"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "operator:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	f := flag.NewFlagSet("operator", flag.ContinueOnError)
+	var (
+		role       = f.String("role", "operator", "what this process does: operator")
+		provider   = f.String("provider", "sandbox", "where the machines come from: sandbox")
+		metadata   = f.String("metadata", local.DefaultMetadata, "`URL` of the cloud's metadata server")
+		address    = f.String("cloud", local.DefaultControl, "`URL` of the cloud's control API, or unix:PATH")
+		namespace  = f.String("namespace", "constellation-system", "`namespace` of the leader's lease")
+		metrics    = f.String("metrics", "127.0.0.1:9092", "`address` for /metrics; empty serves none")
+		health     = f.String("health", "127.0.0.1:9093", "`address` for /healthz and /readyz; empty serves none")
+		interval   = f.Duration("discovery-interval", 15*time.Minute, "how often the cloud is asked for scaling groups")
+		election   = f.Bool("leader-elect", true, "act only when elected")
+		kubeconfig = f.String("kubeconfig", "", "`file` to reach the cluster with, for development; empty inside a pod")
+		level      slog.LevelVar
+	)
+	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	switch {
+	case f.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q", f.Arg(0))
+	case *role != "operator":
+		return fmt.Errorf("role %q is not known: use operator", *role)
+	case *provider != "sandbox":
+		return fmt.Errorf("provider %q is not known: use sandbox", *provider)
+	}
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level}))
+	klog.SetSlogLogger(log)
+	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
+
+	cluster, err := access(*kubeconfig)
+	if err != nil {
+		return err
+	}
+	log.Info("starting", "release", version.Release, "provider", *provider, "role", *role)
+	return operator.Run(ctx, operator.Config{
+		Cluster: cluster, Namespace: *namespace,
+		Cloud:          operator.NewSandboxCloud(local.NewMetadata(*metadata), *address),
+		MetricsAddress: *metrics, HealthAddress: *health,
+		DiscoveryInterval: *interval, NoElection: !*election, Log: log,
+	})
+}
+
+// access is the pod's own, or that of a kubeconfig.
+func access(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		return rest.InClusterConfig()
+	}
+	return clientcmd.BuildConfigFromFlags("", kubeconfig)
+}

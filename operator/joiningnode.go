@@ -1,0 +1,193 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"constellation/engine/cloud"
+	"constellation/operator/api/v1alpha1"
+)
+
+// joiningNodes turns the note that a machine was given a ticket into annotations of
+// its Node, and then removes the note. A note whose machine never shows up is removed
+// at its deadline; one whose Node exists is kept until the Node is annotated, however
+// long the cloud cannot be asked.
+type joiningNodes struct {
+	client client.Client
+	cloud  machines
+	events events.EventRecorder
+	log    *slog.Logger
+}
+
+func (r *joiningNodes) setup(mgr manager.Manager) error {
+	err := ctrl.NewControllerManagedBy(mgr).Named("joiningnode").
+		For(&v1alpha1.JoiningNode{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		// A Node is called as its note.
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []ctrl.Request {
+			return []ctrl.Request{named(o.GetName())}
+		}), builder.WithPredicates(nodeAppears())).
+		Complete(r)
+	if err != nil {
+		return fmt.Errorf("add controller of JoiningNode: %w", err)
+	}
+	return nil
+}
+
+// nodeAppears lets through what can make a Node annotatable; heartbeats cannot.
+func nodeAppears() predicate.Predicate {
+	return predicate.Funcs{
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			o, ok1 := e.ObjectOld.(*corev1.Node)
+			n, ok2 := e.ObjectNew.(*corev1.Node)
+			return ok1 && ok2 && o.Spec.ProviderID != n.Spec.ProviderID
+		},
+		DeleteFunc:  func(event.DeleteEvent) bool { return false },
+		GenericFunc: func(event.GenericEvent) bool { return false },
+	}
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *joiningNodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var jn v1alpha1.JoiningNode
+	if err := r.client.Get(ctx, req.NamespacedName, &jn); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if jn.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil
+	}
+	var node corev1.Node
+	err := r.client.Get(ctx, client.ObjectKey{Name: jn.Spec.Name}, &node)
+	if apierrors.IsNotFound(err) {
+		return r.absent(ctx, &jn)
+	}
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("read Node %s: %w", jn.Spec.Name, err)
+	}
+	wait, err := r.annotate(ctx, &jn, &node)
+	if err != nil {
+		if w := r.report(ctx, &jn, "CloudUnavailable", err.Error()); w != nil {
+			err = errors.Join(err, w)
+		}
+		return ctrl.Result{}, err // tried again, later each time
+	}
+	if wait != nil {
+		return ctrl.Result{RequeueAfter: retryUnknown}, r.report(ctx, &jn, wait.reason, wait.message)
+	}
+	if err := r.remove(ctx, &jn); err != nil {
+		return ctrl.Result{}, err
+	}
+	r.log.Info("node joined", "node", node.Name, "components", jn.Spec.ComponentsReference, "control_plane", jn.Spec.IsControlPlane)
+	return ctrl.Result{}, nil
+}
+
+// retryUnknown is how long a Node that contradicts its note, or the cloud, is left alone.
+const retryUnknown = 30 * time.Second
+
+// absent waits for a machine that has not registered yet, until its deadline.
+func (r *joiningNodes) absent(ctx context.Context, jn *v1alpha1.JoiningNode) (ctrl.Result, error) {
+	if jn.Spec.Deadline == nil {
+		return ctrl.Result{}, nil // the Node's arrival wakes us
+	}
+	if left := time.Until(jn.Spec.Deadline.Time); left > 0 {
+		return ctrl.Result{RequeueAfter: left + time.Second}, nil
+	}
+	if err := r.remove(ctx, jn); err != nil {
+		return ctrl.Result{}, err
+	}
+	r.events.Eventf(jn, nil, corev1.EventTypeWarning, "JoinExpired", "Join", "machine %s was given a ticket and has not registered by %s", jn.Spec.Name, jn.Spec.Deadline.UTC().Format(time.RFC3339))
+	r.log.Warn("joining node given up", "node", jn.Spec.Name, "deadline", jn.Spec.Deadline.Time, "provider_id", jn.Spec.ProviderID)
+	return ctrl.Result{}, nil
+}
+
+// refusal is why a Node cannot be annotated at the moment.
+type refusal struct{ reason, message string }
+
+// annotate notes on the Node what its machine was made from. A refusal means that the
+// Node is not, or not yet, the machine that the note speaks about.
+func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, node *corev1.Node) (*refusal, error) {
+	id := node.Spec.ProviderID
+	switch {
+	case id == "" && jn.Spec.ProviderID == "":
+		return &refusal{"NoProviderID", fmt.Sprintf("Node %s has no providerID, so its machine cannot be found", node.Name)}, nil
+	case id == "":
+		id = jn.Spec.ProviderID
+	case jn.Spec.ProviderID != "" && id != jn.Spec.ProviderID:
+		return &refusal{"OtherMachine", fmt.Sprintf("Node %s is machine %s, the ticket was given to %s", node.Name, id, jn.Spec.ProviderID)}, nil
+	}
+	want := map[string]string{v1alpha1.AnnotationComponents: jn.Spec.ComponentsReference}
+	instance, err := r.cloud.Instance(ctx, id)
+	switch {
+	case errors.Is(err, cloud.ErrNotFound):
+		// What was installed is known without the cloud.
+		return &refusal{"InstanceUnknown", fmt.Sprintf("the cloud does not know machine %s", id)}, r.patch(ctx, node, want)
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("find machine of Node %s: %w", node.Name, err), r.patch(ctx, node, want))
+	}
+	want[v1alpha1.AnnotationImage], want[v1alpha1.AnnotationGroup] = instance.Image, instance.Group
+	return nil, r.patch(ctx, node, want)
+}
+
+// patch sets annotations, if one differs. It is bound to the Node that was seen: one
+// of the same name that came in between is another machine.
+func (r *joiningNodes) patch(ctx context.Context, node *corev1.Node, want map[string]string) error {
+	annotations := map[string]string{}
+	for k, v := range want {
+		if node.Annotations[k] != v {
+			annotations[k] = v
+		}
+	}
+	if len(annotations) == 0 {
+		return nil
+	}
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID, "annotations": annotations}})
+	if err != nil {
+		return fmt.Errorf("annotate Node %s: %w", node.Name, err)
+	}
+	changed := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}
+	if err := r.client.Patch(ctx, changed, client.RawPatch(types.MergePatchType, body)); err != nil {
+		return fmt.Errorf("annotate Node %s: %w", node.Name, err)
+	}
+	return nil
+}
+
+// remove deletes the note as it was seen; one that a new ticket has changed stays.
+func (r *joiningNodes) remove(ctx context.Context, jn *v1alpha1.JoiningNode) error {
+	err := r.client.Delete(ctx, jn, client.Preconditions{UID: &jn.UID, ResourceVersion: &jn.ResourceVersion})
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete JoiningNode %s: %w", jn.Name, err)
+	}
+	return nil
+}
+
+// report says in the note why it is still there, once.
+func (r *joiningNodes) report(ctx context.Context, jn *v1alpha1.JoiningNode, reason, message string) error {
+	changed := jn.DeepCopy()
+	setCondition(&changed.Status.Conditions, condition(v1alpha1.ConditionReady, false, jn.Generation, reason, "%s", message), metav1.Now())
+	if equality.Semantic.DeepEqual(changed.Status, jn.Status) {
+		return nil
+	}
+	if err := r.client.Status().Patch(ctx, changed, client.MergeFrom(jn)); err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("report on JoiningNode %s: %w", jn.Name, err))
+	}
+	r.events.Eventf(changed, nil, corev1.EventTypeWarning, reason, "Annotate", "%s", message)
+	r.log.Warn("joining node waits", "node", jn.Spec.Name, "reason", reason, "message", message)
+	return nil
+}

@@ -1,0 +1,237 @@
+// Package operator keeps a cluster's nodes accounted for: it finds the scaling
+// groups of the cloud, notes on every Node what it was made from, and says in
+// NodeVersion how many nodes are at the target.
+//
+// Policy is in pure functions of what was observed (assess); effects live beside
+// them and are idempotent. A leader election makes one replica act; two that act for
+// a while do no harm, because every write is conditional on what it was decided
+// from.
+//
+// This release reports outdated nodes and replaces none; it says so in NodeVersion's
+// conditions. It never deletes a Node or a machine, and never removes a ScalingGroup:
+// a cloud's list may be partial, and the object carries what its owner set.
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"constellation/engine/cloud"
+	"constellation/operator/api/v1alpha1"
+)
+
+// LeaseName is the Lease of the leader, in the operator's namespace.
+const LeaseName = "constellation-operator"
+
+// machines is where the cluster's nodes come from.
+type machines interface {
+	// Groups returns the scaling groups. The list may be partial.
+	Groups(context.Context) ([]cloud.Group, error)
+	// Instance returns one instance; the error wraps cloud.ErrNotFound if the cloud
+	// does not know it.
+	Instance(ctx context.Context, providerID string) (cloud.Instance, error)
+}
+
+// Config is what the operator needs. Cluster, Namespace and Cloud are required.
+type Config struct {
+	// Cluster is the access to the API server. Its rate limits are replaced.
+	Cluster *rest.Config
+	// Namespace holds the leader's Lease.
+	Namespace string
+	Cloud     machines
+	// MetricsAddress and HealthAddress are host:port of plain HTTP; empty serves none.
+	MetricsAddress, HealthAddress string
+	// DiscoveryInterval is how often the cloud is asked for its groups, besides when
+	// nodes come and go. Zero means 15 minutes.
+	DiscoveryInterval time.Duration
+	// NoElection acts without being elected, for development.
+	NoElection bool
+	Log        *slog.Logger
+}
+
+const (
+	defaultDiscovery = 15 * time.Minute
+
+	// The API server sheds load by itself; these only keep a bug from becoming a flood.
+	clientQPS, clientBurst = 100, 200
+
+	// A leader that hangs is replaced after leaseDuration, one that stops at once.
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+// Run runs the operator until ctx ends or leadership is lost. After an error the
+// process must end: what it began as leader it may not continue.
+func Run(ctx context.Context, c Config) error {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.DiscoveryInterval == 0 {
+		c.DiscoveryInterval = defaultDiscovery
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return fmt.Errorf("register kinds: %w", err)
+	}
+	access := rest.CopyConfig(c.Cluster)
+	access.QPS, access.Burst = clientQPS, clientBurst
+	access.UserAgent = "constellation-operator"
+	yes := true
+	metrics := c.MetricsAddress
+	if metrics == "" {
+		metrics = "0" // controller-runtime's word for none
+	}
+	mgr, err := manager.New(access, manager.Options{
+		Scheme: scheme,
+		Logger: logr.FromSlogHandler(c.Log.Handler()),
+		Cache: cache.Options{
+			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Node{}: {Transform: trimNode},
+				// The only one there is; so its name can stand in our role.
+				&v1alpha1.NodeVersion{}: {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName)},
+			},
+		},
+		LeaderElection: !c.NoElection, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 ptr(leaseDuration), RenewDeadline: ptr(renewDeadline), RetryPeriod: ptr(retryPeriod),
+		Metrics:                metricsserver.Options{BindAddress: metrics},
+		HealthProbeBindAddress: c.HealthAddress,
+		// Names are for metrics; a process that runs two operators is a test.
+		Controller: config.Controller{SkipNameValidation: &yes},
+	})
+	if err != nil {
+		return fmt.Errorf("connect to API server: %w", err)
+	}
+	gauges, err := newGauges()
+	if err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	events := mgr.GetEventRecorder("constellation-operator")
+	for _, add := range []func(manager.Manager) error{
+		(&joiningNodes{client: mgr.GetClient(), cloud: c.Cloud, events: events, log: c.Log}).setup,
+		(&groups{client: mgr.GetClient(), cloud: c.Cloud, events: events, log: c.Log, interval: c.DiscoveryInterval}).setup,
+		(&nodeVersions{client: mgr.GetClient(), events: events, gauges: gauges, log: c.Log}).setup,
+		readiness,
+	} {
+		if err := add(mgr); err != nil {
+			return err
+		}
+	}
+	c.Log.Info("operator started", "namespace", c.Namespace)
+	if err := mgr.Start(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("run controllers: %w", err)
+	}
+	return nil
+}
+
+// readiness says ready once the caches hold what the API server has; a replica that
+// is not the leader is ready to become it.
+func readiness(mgr manager.Manager) error {
+	var synced atomic.Bool
+	return errors.Join(
+		mgr.AddHealthzCheck("ping", healthz.Ping),
+		mgr.AddReadyzCheck("caches", func(*http.Request) error {
+			if !synced.Load() {
+				return errors.New("caches are not filled yet")
+			}
+			return nil
+		}),
+		mgr.Add(everywhere(func(ctx context.Context) error {
+			if mgr.GetCache().WaitForCacheSync(ctx) {
+				synced.Store(true)
+			}
+			<-ctx.Done()
+			return nil
+		})),
+	)
+}
+
+// everywhere is a Runnable that needs no leadership.
+type everywhere func(context.Context) error
+
+func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
+func (everywhere) NeedLeaderElection() bool          { return false }
+
+// trimNode keeps of a Node what the operator reads: at thousands of nodes the rest,
+// such as the list of images, is most of the memory.
+func trimNode(obj any) (any, error) {
+	n, ok := obj.(*corev1.Node)
+	if !ok { // a tombstone
+		return obj, nil
+	}
+	n.ManagedFields = nil
+	n.Status = corev1.NodeStatus{Conditions: n.Status.Conditions, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: n.Status.NodeInfo.KubeletVersion}}
+	return n, nil
+}
+
+// roleOf is what kubeadm's label says.
+func roleOf(n *corev1.Node) v1alpha1.Role {
+	if _, ok := n.Labels["node-role.kubernetes.io/control-plane"]; ok {
+		return v1alpha1.ControlPlaneRole
+	}
+	return v1alpha1.WorkerRole
+}
+
+func ready(n *corev1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// setCondition sets c, and its transition time if the status changes.
+func setCondition(all *[]metav1.Condition, c metav1.Condition, now metav1.Time) {
+	for i := range *all {
+		old := &(*all)[i]
+		if old.Type != c.Type {
+			continue
+		}
+		c.LastTransitionTime = old.LastTransitionTime
+		if old.Status != c.Status {
+			c.LastTransitionTime = now
+		}
+		*old = c
+		return
+	}
+	c.LastTransitionTime = now
+	*all = append(*all, c)
+}
+
+func condition(kind string, status bool, generation int64, reason, format string, args ...any) metav1.Condition {
+	s := metav1.ConditionFalse
+	if status {
+		s = metav1.ConditionTrue
+	}
+	return metav1.Condition{Type: kind, Status: s, ObservedGeneration: generation, Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// named is the request for an object of a name.
+func named(name string) ctrl.Request {
+	return ctrl.Request{NamespacedName: client.ObjectKey{Name: name}}
+}

@@ -1,0 +1,68 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+)
+
+// SandboxCloud is the cloud on this computer, as a control plane reaches it. It is
+// safe for concurrent use.
+type SandboxCloud struct {
+	metadata *local.Metadata
+	address  string
+
+	mu     sync.Mutex
+	client *local.Client
+}
+
+// NewSandboxCloud returns a SandboxCloud that asks metadata for the token of the
+// control API at address when it first needs it, and again when it is refused.
+func NewSandboxCloud(metadata *local.Metadata, address string) *SandboxCloud {
+	return &SandboxCloud{metadata: metadata, address: address}
+}
+
+// Groups returns the scaling groups.
+func (c *SandboxCloud) Groups(ctx context.Context) ([]cloud.Group, error) {
+	return call(ctx, c, func(l *local.Client) ([]cloud.Group, error) { return l.Groups(ctx) })
+}
+
+// Instance returns one instance; the error wraps cloud.ErrNotFound if there is none.
+func (c *SandboxCloud) Instance(ctx context.Context, providerID string) (cloud.Instance, error) {
+	return call(ctx, c, func(l *local.Client) (cloud.Instance, error) { return l.Instance(ctx, providerID) })
+}
+
+func call[T any](ctx context.Context, c *SandboxCloud, f func(*local.Client) (T, error)) (T, error) {
+	var none T
+	l, err := c.connect(ctx, nil)
+	if err != nil {
+		return none, err
+	}
+	v, err := f(l)
+	if !errors.Is(err, cloud.ErrDenied) {
+		return v, err
+	}
+	// The token is replaced when the cloud restarts.
+	if l, err = c.connect(ctx, l); err != nil {
+		return none, err
+	}
+	return f(l)
+}
+
+// connect returns a client that is not stale.
+func (c *SandboxCloud) connect(ctx context.Context, stale *local.Client) (*local.Client, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.client != nil && c.client != stale {
+		return c.client, nil
+	}
+	token, err := c.metadata.Token(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.client = local.NewClient(c.address, token)
+	return c.client, nil
+}

@@ -1,0 +1,269 @@
+package operator
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"constellation/engine/cloud"
+	"constellation/operator/api/v1alpha1"
+)
+
+// groups keeps a ScalingGroup for each group of the cloud, and the one
+// AutoscalingStrategy. All groups are looked at in one pass, so that the cloud is
+// asked once however many there are.
+type groups struct {
+	client   client.Client
+	cloud    machines
+	events   events.EventRecorder
+	log      *slog.Logger
+	interval time.Duration
+}
+
+// allGroups is the only request of the controller.
+const allGroups = "all"
+
+// settle is how long a wave of nodes is let pass before the cloud is asked again.
+const settle = 5 * time.Second
+
+func (r *groups) setup(mgr manager.Manager) error {
+	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request { return []ctrl.Request{named(allGroups)} })
+	later := func(q workqueue.TypedRateLimitingInterface[ctrl.Request]) { q.AddAfter(named(allGroups), settle) }
+	err := ctrl.NewControllerManagedBy(mgr).Named("scalinggroup").
+		Watches(&v1alpha1.ScalingGroup{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.NodeVersion{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&corev1.Node{}, handler.Funcs{
+			CreateFunc: func(_ context.Context, _ event.CreateEvent, q workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+				later(q)
+			},
+			DeleteFunc: func(_ context.Context, _ event.DeleteEvent, q workqueue.TypedRateLimitingInterface[ctrl.Request]) {
+				later(q)
+			},
+		}).
+		Complete(r)
+	if err != nil {
+		return fmt.Errorf("add controller of ScalingGroup: %w", err)
+	}
+	// A cluster without nodes and kinds has no event that would wake us.
+	start := manager.RunnableFunc(func(ctx context.Context) error {
+		if _, err := r.Reconcile(ctx, named(allGroups)); err != nil && ctx.Err() == nil {
+			r.log.Warn("scaling groups not read", "err", err)
+		}
+		return nil
+	})
+	if err := mgr.Add(start); err != nil {
+		return fmt.Errorf("add start of ScalingGroup: %w", err)
+	}
+	return nil
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *groups) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	if err := r.ensureStrategy(ctx); err != nil {
+		return ctrl.Result{}, err
+	}
+	var known v1alpha1.ScalingGroupList
+	if err := r.client.List(ctx, &known); err != nil {
+		return ctrl.Result{}, fmt.Errorf("list ScalingGroups: %w", err)
+	}
+	target, err := r.target(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	found, cloudErr := r.cloud.Groups(ctx)
+	for i := range known.Items {
+		g := &known.Items[i]
+		c := groupCondition(g, target, found, cloudErr)
+		image := g.Status.ImageReference
+		if f := groupByID(found, g.Spec.GroupID); f != nil {
+			image = f.Image
+			if err := r.describe(ctx, g, *f); err != nil {
+				return ctrl.Result{}, err
+			}
+		}
+		if err := r.report(ctx, g, image, c); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	if cloudErr != nil {
+		return ctrl.Result{}, fmt.Errorf("find scaling groups: %w", cloudErr)
+	}
+	created := false
+	for _, f := range found {
+		if objectByID(known.Items, f.ID) == nil {
+			if err := r.create(ctx, f, known.Items); err != nil {
+				return ctrl.Result{}, err
+			}
+			created = true
+		}
+	}
+	if created {
+		return ctrl.Result{RequeueAfter: time.Second}, nil // for their status
+	}
+	return ctrl.Result{RequeueAfter: r.interval}, nil
+}
+
+// target returns the image that groups shall have; empty while there is no target.
+func (r *groups) target(ctx context.Context) (string, error) {
+	var nv v1alpha1.NodeVersion
+	err := r.client.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv)
+	if client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("read NodeVersion: %w", err)
+	}
+	return nv.Spec.Image, nil
+}
+
+// groupCondition says whether a group makes machines of the target's image. A group
+// that is missing from a list is not gone: lists may be partial.
+func groupCondition(g *v1alpha1.ScalingGroup, target string, found []cloud.Group, err error) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionOutdated, Status: metav1.ConditionUnknown, ObservedGeneration: g.Generation}
+	f := groupByID(found, g.Spec.GroupID)
+	switch {
+	case err != nil:
+		c.Reason, c.Message = "CloudUnavailable", shorten(err.Error())
+	case f == nil:
+		c.Reason, c.Message = "NotListed", "the cloud does not list this group; the object is kept, delete it if the group is gone"
+	case target == "":
+		c.Reason, c.Message = "NoTarget", "there is no NodeVersion "+v1alpha1.NodeVersionName+" yet"
+	case strings.EqualFold(f.Image, target):
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "UpToDate", "new machines of this group are made from the target's image"
+	default:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "ImageDiffers", "new machines of this group would be made from another image than the target's"
+	}
+	return c
+}
+
+// describe takes over what the cloud calls the group. What its owner sets is not
+// touched.
+func (r *groups) describe(ctx context.Context, g *v1alpha1.ScalingGroup, f cloud.Group) error {
+	changed := g.DeepCopy()
+	changed.Spec.NodeGroupName, changed.Spec.AutoscalerGroupName = f.Name, f.AutoscalerName
+	if changed.Spec == g.Spec {
+		return nil
+	}
+	if err := r.client.Patch(ctx, changed, client.MergeFrom(g)); err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("update ScalingGroup %s: %w", g.Name, err))
+	}
+	*g = *changed
+	return nil
+}
+
+func (r *groups) report(ctx context.Context, g *v1alpha1.ScalingGroup, image string, c metav1.Condition) error {
+	changed := g.DeepCopy()
+	changed.Status.ObservedGeneration, changed.Status.ImageReference = g.Generation, image
+	setCondition(&changed.Status.Conditions, c, metav1.Now())
+	if equality.Semantic.DeepEqual(changed.Status, g.Status) {
+		return nil
+	}
+	if err := r.client.Status().Patch(ctx, changed, client.MergeFrom(g)); err != nil {
+		return client.IgnoreNotFound(fmt.Errorf("report on ScalingGroup %s: %w", g.Name, err))
+	}
+	if c.Status == metav1.ConditionUnknown && c.Reason != "NoTarget" {
+		r.events.Eventf(changed, nil, corev1.EventTypeWarning, c.Reason, "Observe", "%s", c.Message)
+	}
+	r.log.Info("scaling group observed", "group", g.Name, "image", image, "outdated", string(c.Status), "reason", c.Reason)
+	return nil
+}
+
+// create makes the object of a group that was found. Another leader may be faster.
+func (r *groups) create(ctx context.Context, f cloud.Group, known []v1alpha1.ScalingGroup) error {
+	role := v1alpha1.WorkerRole
+	if f.Role == cloud.ControlPlane {
+		role = v1alpha1.ControlPlaneRole
+	}
+	g := &v1alpha1.ScalingGroup{
+		ObjectMeta: metav1.ObjectMeta{Name: objectName(f, known)},
+		Spec: v1alpha1.ScalingGroupSpec{
+			NodeImage: v1alpha1.NodeVersionName, GroupID: f.ID, NodeGroupName: f.Name, AutoscalerGroupName: f.AutoscalerName,
+			Min: 1, Max: 10, Role: role,
+		},
+	}
+	if err := r.client.Create(ctx, g); err != nil {
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return fmt.Errorf("create ScalingGroup %s: %w", g.Name, err)
+	}
+	r.log.Info("scaling group found", "group", g.Name, "id", f.ID, "role", string(role))
+	return nil
+}
+
+// ensureStrategy makes the AutoscalingStrategy of a new cluster.
+func (r *groups) ensureStrategy(ctx context.Context) error {
+	err := r.client.Create(ctx, &v1alpha1.AutoscalingStrategy{
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.AutoscalingStrategyName},
+		Spec: v1alpha1.AutoscalingStrategySpec{
+			Enabled: true, DeploymentName: "constellation-cluster-autoscaler", DeploymentNamespace: "kube-system",
+			AutoscalerExtraArgs: map[string]string{"logtostderr": "true", "stderrthreshold": "info", "v": "2", "namespace": "kube-system"},
+		},
+	})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create AutoscalingStrategy: %w", err)
+	}
+	return nil
+}
+
+func groupByID(all []cloud.Group, id string) *cloud.Group {
+	for i := range all {
+		if strings.EqualFold(all[i].ID, id) { // some clouds change the case between calls
+			return &all[i]
+		}
+	}
+	return nil
+}
+
+func objectByID(all []v1alpha1.ScalingGroup, id string) *v1alpha1.ScalingGroup {
+	for i := range all {
+		if strings.EqualFold(all[i].Spec.GroupID, id) {
+			return &all[i]
+		}
+	}
+	return nil
+}
+
+var notInNames = regexp.MustCompile(`[^a-z0-9-]+`)
+
+// objectName is the group's name made fit for an object; where two groups would share
+// it, the later one carries a part of its ID's hash.
+func objectName(f cloud.Group, known []v1alpha1.ScalingGroup) string {
+	const maxName = 54 // leaves room for the hash in 63
+	name := strings.Trim(notInNames.ReplaceAllString(strings.ToLower(f.Name), "-"), "-")
+	name = strings.TrimRight(name[:min(len(name), maxName)], "-")
+	taken := name == ""
+	for _, g := range known {
+		taken = taken || g.Name == name
+	}
+	if !taken {
+		return name
+	}
+	sum := sha256.Sum256([]byte(strings.ToLower(f.ID)))
+	return strings.TrimLeft(name+"-"+hex.EncodeToString(sum[:4]), "-")
+}
+
+// shorten keeps an error's text within a condition that people read.
+func shorten(s string) string {
+	const limit = 256
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "") + "…"
+}
