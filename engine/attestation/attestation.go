@@ -17,8 +17,8 @@
 // back for another use means to stop it, wipe its disk and give it a new TPM
 // state, in this order.
 //
-// The package also holds the cloud's half, [CA], [Provision] and [Measure], which
-// package sandbox plays and which a public cloud does out of our sight. The
+// The package also holds the cloud's half, [CA], [Provision], [Measure] and
+// [HandOver], which package sandbox plays and which a public cloud does out of our sight. The
 // trust root is configuration; nothing in here trusts anyone by default.
 //
 // Nothing here speaks to the network, and no secret passes through: documents,

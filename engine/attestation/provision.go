@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -17,9 +19,9 @@ import (
 // at address create the attestation key, certifies with ca that the key is that
 // of the instance id, and leaves certificate and template in the TPM's memory.
 //
-// The machine may read but not change them. Repeating it replaces the certificate;
-// the key stays the same for as long as the TPM keeps its state. Errors wrap
-// ErrTPM unless they are about id.
+// Repeating it replaces the certificate; the key stays the same for as long as the
+// TPM keeps its state. It must precede HandOver in a boot. Errors wrap ErrTPM
+// unless they are about id.
 func Provision(ctx context.Context, address string, ca *CA, id Identity) error {
 	if err := id.check(); err != nil {
 		return fmt.Errorf("provision TPM of %q: %w", id.Name, err)
@@ -66,8 +68,31 @@ func provision(t transport.TPM, ca *CA, id Identity) (err error) {
 	return nil
 }
 
-// writeNV replaces the index. It acts as the platform, whose authorisation real
-// firmware withdraws before it starts an operating system.
+// HandOver does what firmware does last, before an operating system runs: it takes
+// the platform's authorisation away from everyone, until the next reset of the
+// TPM. From then on the machine can read what Provision left, but neither change
+// nor remove it. Repeating it changes nothing. Errors wrap ErrTPM.
+func HandOver(ctx context.Context, address string) error {
+	secret := make([]byte, sha256.Size)
+	if _, err := rand.Read(secret); err != nil {
+		return fmt.Errorf("hand TPM over: %w", err)
+	}
+	if err := use(ctx, address, func(t transport.TPM) error {
+		_, err := tpm2.HierarchyChangeAuth{
+			AuthHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)},
+			NewAuth:    tpm2.TPM2BAuth{Buffer: secret}, // nobody keeps it
+		}.Execute(t)
+		if errors.Is(err, tpm2.TPMRCBadAuth) { // it is gone already
+			return nil
+		}
+		return err
+	}); err != nil {
+		return fmt.Errorf("hand TPM over: %w", err)
+	}
+	return nil
+}
+
+// writeNV replaces the index. It acts as the platform; see HandOver.
 func writeNV(t transport.TPM, index tpm2.TPMHandle, data []byte) error {
 	platform := tpm2.AuthHandle{Handle: tpm2.TPMRHPlatform, Auth: tpm2.PasswordAuth(nil)}
 	if old, err := (tpm2.NVReadPublic{NVIndex: index}).Execute(t); err == nil {

@@ -140,6 +140,9 @@ func (e *emulator) cause(err error) error {
 	if c := context.Cause(e.ctx); c != nil {
 		return c
 	}
+	if errors.Is(err, os.ErrDeadlineExceeded) { // ctx's own timer is about to go off
+		return context.DeadlineExceeded
+	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("the emulator hung up")
 	}
