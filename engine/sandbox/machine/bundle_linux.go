@@ -89,8 +89,11 @@ func bundle(b bundleSpec) *specs.Spec {
 		Mounts: mounts,
 		Linux: &specs.Linux{
 			Namespaces: []specs.LinuxNamespace{
-				{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
-				{Type: specs.MountNamespace}, {Type: specs.CgroupNamespace},
+				{Type: specs.PIDNamespace},
+				{Type: specs.IPCNamespace},
+				{Type: specs.UTSNamespace},
+				{Type: specs.MountNamespace},
+				{Type: specs.CgroupNamespace},
 				{Type: specs.NetworkNamespace, Path: b.namespace},
 			},
 			CgroupsPath: b.cgroup,

@@ -49,7 +49,6 @@ func registryHosts() []byte {
 // cniList is the machine's pod network. Each pod has a cable of its own to the
 // machine (ptp), not a bridge: packets between pods of one machine are routed like
 // all others, so that a service's answers find their way back on every kernel.
-// Addresses are given out from memory, since no pod outlives a boot.
 func cniList(podCIDR netip.Prefix) ([]byte, error) {
 	list := map[string]any{
 		"cniVersion": "0.4.0",
@@ -58,10 +57,9 @@ func cniList(podCIDR netip.Prefix) ([]byte, error) {
 			map[string]any{
 				"type": "ptp",
 				"ipam": map[string]any{
-					"type":    "host-local",
-					"dataDir": "/run/cni",
-					"ranges":  []any{[]any{map[string]any{"subnet": podCIDR.String()}}},
-					"routes":  []any{map[string]any{"dst": "0.0.0.0/0"}},
+					"type":   "host-local",
+					"ranges": []any{[]any{map[string]any{"subnet": podCIDR.String()}}},
+					"routes": []any{map[string]any{"dst": "0.0.0.0/0"}},
 				},
 			},
 			map[string]any{"type": "portmap", "capabilities": map[string]any{"portMappings": true}},

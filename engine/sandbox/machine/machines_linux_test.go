@@ -338,6 +338,9 @@ END`
 		if got := b.run(t, "worker-0", "sh", "-c", "cat /etc/kept /var/lib/kubelet/kept; ls /run/lost 2>/dev/null || echo gone"); got != "kept\nkept\ngone" {
 			t.Errorf("the disk holds %q", got)
 		}
+		if got := b.run(t, "worker-0", "ls", "/var/lib/cni/networks/constellation"); got != "last_reserved_ip.0\nlock" {
+			t.Errorf("of the pods' addresses the machine remembers %q", got)
+		}
 		last := boots[len(boots)-1]
 		if last.First || !boots[0].First || last.Machine != "worker-0" {
 			t.Errorf("firmware was told %+v", last)
@@ -395,10 +398,17 @@ END`
 		if err := b.host.Start(ctx, spec, nil); err != nil {
 			t.Fatal(err)
 		}
-		soon, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		err := b.host.WaitReady(soon, "worker-8")
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "containerd.service") {
+		// How far it gets in a second depends on what else this computer does.
+		var err error
+		for ctx.Err() == nil && (err == nil || !strings.Contains(err.Error(), "containerd.service")) {
+			soon, cancel := context.WithTimeout(ctx, time.Second)
+			err = b.host.WaitReady(soon, "worker-8")
+			cancel()
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("err is %v", err)
+			}
+		}
+		if ctx.Err() != nil {
 			t.Errorf("err is %v", err)
 		}
 		if err := b.host.Remove(ctx, "worker-8"); err != nil {

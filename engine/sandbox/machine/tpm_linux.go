@@ -3,7 +3,6 @@ package machine
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,7 +20,7 @@ import (
 //
 //	state/    what the TPM keeps without power, its seeds among it; 0700
 //	port/     tpm.sock and the event log; all that a machine gets to see
-//	swtpm.*   log, process number
+//	swtpm.log what swtpm said since it was started last
 const (
 	tpmState  = "state"
 	tpmPort   = "port"
@@ -115,32 +114,25 @@ func (t tpm) powerOn(ctx context.Context) error {
 			return fmt.Errorf("start TPM: %w", err)
 		}
 	}
-	pidFile := filepath.Join(t.dir, "swtpm.pid")
 	// It returns when the socket is there.
 	cmd := exec.CommandContext(ctx, tool("swtpm"), "socket", "--tpm2",
 		"--tpmstate", "dir="+filepath.Join(t.dir, tpmState)+",mode=0600",
 		"--server", "type=unixio,path="+t.socket()+",mode=0600",
 		"--flags", "not-need-init,startup-clear",
-		"--pid", "file="+pidFile,
 		"--log", "file="+filepath.Join(t.dir, "swtpm.log")+",level=1,truncate",
 		"--daemon")
 	cmd.Dir = "/"
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("start TPM: swtpm: %w: %s", err, lastLine(out))
 	}
-	b, err := os.ReadFile(pidFile)
+	ps, err := t.processes()
 	if err != nil {
 		return fmt.Errorf("start TPM: %w", err)
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil {
-		return fmt.Errorf("start TPM: read process number: %w", err)
+	if len(ps) != 1 {
+		return fmt.Errorf("start TPM: %d processes of swtpm run, want 1", len(ps))
 	}
-	p, err := identify(pid)
-	if err != nil {
-		return fmt.Errorf("start TPM: %w", err)
-	}
-	return writeJSON(t.record(), p)
+	return nil
 }
 
 // powerOff stops swtpm. Off is off: that it does not run is no error.
@@ -157,17 +149,8 @@ func (t tpm) powerOff(ctx context.Context) error {
 	return nil
 }
 
-func (t tpm) record() string { return filepath.Join(t.dir, "swtpm.json") }
-
-// on reports whether the TPM is switched on.
-func (t tpm) on() bool {
-	var p process
-	b, err := os.ReadFile(t.record())
-	return err == nil && json.Unmarshal(b, &p) == nil && p.alive()
-}
-
-// processes finds the TPM's processes: the one that was recorded, and one that a
-// crash left before it was. swtpm is known by the state directory in its arguments.
+// processes finds the TPM's process, whoever started it, by the state directory in its
+// arguments: nothing is written down that a crash could leave out.
 func (t tpm) processes() ([]process, error) {
 	argument := []byte("dir=" + filepath.Join(t.dir, tpmState) + ",mode=0600")
 	return processesWhere(func(pid string) bool {

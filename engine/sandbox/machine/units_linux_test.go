@@ -40,12 +40,14 @@ func TestMirrorOfThisComputer(t *testing.T) {
 		},
 		{
 			"a disabled source does not count", nil,
-			[]string{"Types: deb\nEnabled: no\nURIs: http://off.example/debian\nSuites: bookworm\nComponents: main\n"}, defaultMirror,
+			[]string{"Types: deb\nEnabled: no\nURIs: http://off.example/debian\nSuites: bookworm\nComponents: main\n"},
+			defaultMirror,
 		},
 		{"source packages do not count", nil, []string{"Types: deb-src\nURIs: http://src.example/debian\nSuites: bookworm\nComponents: main\n"}, defaultMirror},
 		{
 			"the mirror of a one-line source with options",
-			[]string{"# deb http://old.example/debian bookworm main\ndeb [arch=amd64 signed-by=/x.gpg] http://line.example/debian bookworm main contrib\n"}, nil,
+			[]string{"# deb http://old.example/debian bookworm main\ndeb [arch=amd64 signed-by=/x.gpg] http://line.example/debian bookworm main contrib\n"},
+			nil,
 			"http://line.example/debian",
 		},
 		{"Ubuntu's archive is not Debian's", []string{"deb http://archive.ubuntu.example/ubuntu noble main universe\n"}, nil, defaultMirror},
