@@ -30,17 +30,32 @@ const (
 	diskRootfs                         = 900 << 20 // once, while it is made
 )
 
-// tools are the programs of this computer that machines need, with their packages.
-var tools = []struct{ program, pkg string }{
-	{"runc", "runc"},
-	{"swtpm", "swtpm"},
-	{"swtpm_setup", "swtpm-tools"},
-}
+// need is a file of this computer without which there are no machines, and the package
+// that it comes with.
+type need struct{ file, pkg string }
 
-// rootfsTools are needed until the root file system has been made.
-var rootfsTools = []struct{ program, pkg string }{
-	{"debootstrap", "debootstrap"},
-	{"gpgv", "gpgv"},
+// needs are programs that machines need all the time, rootfsNeeds until the root file
+// system has been made.
+var (
+	needs       = []need{{"runc", "runc"}, {"swtpm", "swtpm"}, {"swtpm_setup", "swtpm-tools"}}
+	rootfsNeeds = []need{{"debootstrap", "debootstrap"}, {"gpgv", "gpgv"}, {rootfsKeyring, "debian-archive-keyring"}}
+)
+
+// missing lists the packages whose files are not there.
+func missing(all []need) []string {
+	var packages []string
+	for _, n := range all {
+		var err error
+		if filepath.IsAbs(n.file) {
+			_, err = os.Stat(n.file)
+		} else {
+			_, err = program(n.file)
+		}
+		if err != nil {
+			packages = append(packages, n.pkg)
+		}
+	}
+	return packages
 }
 
 // Check reports why this computer cannot start want more machines now, with the cache
@@ -105,37 +120,28 @@ func checkPackages(cacheDir string) (*Problem, error) {
 	if err != nil {
 		return nil, err
 	}
-	needed := tools
-	_, err = os.Stat(filepath.Join(cacheDir, "rootfs", rootfsKey(changes)))
-	makeRootfs := err != nil
-	if makeRootfs {
-		needed = append(slices.Clone(tools), rootfsTools...)
+	all := needs
+	if _, err := os.Stat(filepath.Join(cacheDir, "rootfs", rootfsKey(changes))); err != nil {
+		all = append(slices.Clone(needs), rootfsNeeds...)
 	}
-	var missing []string
-	for _, t := range needed {
-		if _, err := program(t.program); err != nil {
-			missing = append(missing, t.pkg)
-		}
-	}
-	if makeRootfs {
-		if _, err := os.Stat(rootfsKeyring); err != nil {
-			missing = append(missing, "debian-archive-keyring")
-		}
-	}
-	if len(missing) == 0 {
-		return nil, nil
+	return packagesProblem(missing(all)), nil
+}
+
+func packagesProblem(packages []string) *Problem {
+	if len(packages) == 0 {
+		return nil
 	}
 	p := &Problem{
 		ID:       "packages",
-		What:     "Debian packages are missing: " + strings.Join(missing, ", "),
-		Remedy:   "run apt-get install --yes --no-install-recommends " + strings.Join(missing, " "),
-		Packages: missing,
+		What:     "Debian packages are missing: " + strings.Join(packages, ", "),
+		Remedy:   "run apt-get install --yes --no-install-recommends " + strings.Join(packages, " "),
+		Packages: packages,
 	}
 	if _, err := program("apt-get"); err != nil {
 		p.Packages = nil
 		p.Remedy = "this is no Debian; install what these packages hold by its own means"
 	}
-	return p, nil
+	return p
 }
 
 var packageName = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+$`)

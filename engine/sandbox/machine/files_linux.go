@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // writeFile creates or replaces a file in one step: readers see the old content or
@@ -71,4 +75,49 @@ func makeDirs(root *os.Root, path string, mode func(dir string) (fs.FileMode, er
 		}
 	}
 	return nil
+}
+
+// lockFile takes an exclusive lock that ends with the process, and waits for it.
+func lockFile(ctx context.Context, path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			// Whoever held it may have removed the file; then it is another's by now.
+			if same, err := sameFile(f, path); err != nil || !same {
+				_ = f.Close()
+				if err != nil {
+					return nil, fmt.Errorf("lock %s: %w", path, err)
+				}
+				return lockFile(ctx, path)
+			}
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("wait for lock %s: %w", path, ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+// sameFile reports whether path still names the open file.
+func sameFile(f *os.File, path string) (bool, error) {
+	open, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	named, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(open, named), err
 }

@@ -290,15 +290,12 @@ func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) (err err
 	if err := checkSpec(spec); err != nil {
 		return err
 	}
-	if _, err := os.Lstat(h.path(spec.Name)); err == nil {
-		return ErrExists
-	}
-	if err := os.MkdirAll(h.path(spec.Name), machinePaths); err != nil {
-		return err
-	}
 	r := record{Machine: Machine{
 		Name: spec.Name, IP: spec.IP, PodCIDR: spec.PodCIDR, Image: *spec.Image, Created: time.Now().UTC(),
 	}}
+	if err := h.enter(r); err != nil {
+		return err
+	}
 	defer func() {
 		if err == nil {
 			return
@@ -310,13 +307,33 @@ func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) (err err
 			err = errors.Join(err, fmt.Errorf("clean up: %w", rest))
 		}
 	}()
-	if err := writeJSON(h.path(spec.Name, recordName), r); err != nil {
-		return err
-	}
 	if err := h.writeDisk(spec); err != nil {
 		return err
 	}
 	return h.powerOn(ctx, &r, firmware)
+}
+
+// enter writes down a machine that is about to be made, unless its name, its address
+// or its pods' range is another's: what is cleaned up after a failure is known by them.
+func (h *Host) enter(r record) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, err := os.Lstat(h.path(r.Name)); err == nil {
+		return ErrExists
+	}
+	others, err := h.Machines()
+	if err != nil {
+		return err
+	}
+	for _, o := range others {
+		if o.IP == r.IP || o.PodCIDR.Overlaps(r.PodCIDR) {
+			return fmt.Errorf("its address %s or range %s is that of machine %s", r.IP, r.PodCIDR, o.Name)
+		}
+	}
+	if err := os.MkdirAll(h.path(r.Name), machinePaths); err != nil {
+		return err
+	}
+	return writeJSON(h.path(r.Name, recordName), r)
 }
 
 // removeWithin bounds how long it may take to clean up after a failure.
@@ -809,7 +826,7 @@ func (h *Host) sweep(ctx context.Context) error {
 	if err := removeCgroups(ctx, h.id); err != nil {
 		return err
 	}
-	for _, d := range []string{networkDir, machinesDir, runcDir} {
+	for _, d := range []string{networkDir, runcDir, machinesDir} {
 		if err := unmountBelow(ctx, filepath.Join(h.dir, d)); err != nil {
 			return err
 		}

@@ -24,6 +24,7 @@ import (
 
 	"constellation/engine/attestation"
 
+	"github.com/creack/pty"
 	"github.com/moby/sys/mountinfo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -179,6 +180,10 @@ func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 	}
 	if err := b.host.Start(ctx, b.spec("worker-0", 1), nil); !errors.Is(err, ErrExists) {
 		t.Errorf("a machine was started twice: %v", err)
+	}
+	double := b.spec("worker-7", 1)
+	if err := b.host.Start(ctx, double, nil); err == nil {
+		t.Error("two machines got one address")
 	}
 	during := observe(t, b)
 	if during.namespaces == before.namespaces || len(during.ours) == 0 {
@@ -555,6 +560,23 @@ func testExec(t *testing.T, b *bench) {
 			t.Errorf("without one, out is %q", got)
 		}
 	})
+	t.Run("use the terminal they are given", func(t *testing.T) {
+		master, slave, err := pty.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer master.Close()
+		defer slave.Close()
+		if err := pty.Setsize(master, &pty.Winsize{Rows: 11, Cols: 77}); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = io.WriteString(master, "typed\n") }()
+		var out bytes.Buffer
+		code := exec(t, Stdio{TTY: true, In: slave, Out: &out}, "sh", "-c", "while test \"$(stty size)\" = '0 0'; do sleep 0.01; done; stty size; read word; echo got $word; exit 5")
+		if code != 5 || !strings.Contains(out.String(), "11 77") || !strings.Contains(out.String(), "got typed") {
+			t.Errorf("code is %d, out is %q", code, &out)
+		}
+	})
 	t.Run("end with their context", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
@@ -849,6 +871,30 @@ func TestCheckNamesNumbersAndRemedies(t *testing.T) {
 	}
 	if p, err := checkPackages(testCache(t)); err != nil || p != nil {
 		t.Errorf("root without /usr/sbin in PATH lacks packages: %v, %v", p, err)
+	}
+}
+
+func TestRootfsWithoutAMirrorLeavesNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("making a root file system needs root")
+	}
+	if p := missing(rootfsNeeds); len(p) > 0 {
+		t.Skip("not installed: ", p)
+	}
+	t.Setenv("http_proxy", "http://127.0.0.1:1") // where nobody listens
+	t.Setenv("https_proxy", "http://127.0.0.1:1")
+	cacheDir := t.TempDir()
+	_, err := Rootfs(t.Context(), cacheDir, nil)
+	if err == nil || !strings.Contains(err.Error(), "debootstrap with http") {
+		t.Fatalf("err is %v, want one that names the mirror", err)
+	}
+	t.Log(err)
+	left, err := os.ReadDir(filepath.Join(cacheDir, "rootfs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(left) != 1 || left[0].Name() != "lock" {
+		t.Errorf("in the cache there is %v", left)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -17,8 +16,6 @@ import (
 	"time"
 
 	"constellation/assets"
-
-	"golang.org/x/sys/unix"
 )
 
 // The root file system is the same on every computer, whatever its own Debian is: the
@@ -372,28 +369,4 @@ func removeUnfinished(parent string) error {
 		}
 	}
 	return nil
-}
-
-// lockFile takes an exclusive lock that ends with the process, and waits for it.
-func lockFile(ctx context.Context, path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			_ = f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		select {
-		case <-ctx.Done():
-			_ = f.Close()
-			return nil, fmt.Errorf("wait for lock %s: %w", path, ctx.Err())
-		case <-time.After(wait):
-		}
-	}
 }

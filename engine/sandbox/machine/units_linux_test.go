@@ -467,3 +467,41 @@ func TestUnknownPackagesAreNotHandedToApt(t *testing.T) {
 		}
 	}
 }
+
+func TestMissingPackagesAreNamedInOneLine(t *testing.T) {
+	if p := packagesProblem(missing([]need{{"sh", "dash"}, {"/etc/passwd", "base-passwd"}})); p != nil {
+		t.Errorf("what is there is missed: %v", p)
+	}
+	p := packagesProblem(missing([]need{{"sh", "dash"}, {"no-such-program", "swtpm"}, {"/no/such/keyring", "debian-archive-keyring"}}))
+	if p == nil {
+		t.Fatal("what is not there is not missed")
+	}
+	if _, err := program("apt-get"); err != nil {
+		t.Skip("this is no Debian")
+	}
+	want := []string{"swtpm", "debian-archive-keyring"}
+	if !slices.Equal(p.Packages, want) || !strings.HasSuffix(p.Remedy, " swtpm debian-archive-keyring") {
+		t.Errorf("packages are %v, remedy is %q", p.Packages, p.Remedy)
+	}
+}
+
+func TestLockOfARemovedFileIsWorthNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	old, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if same, err := sameFile(old, path); err != nil || same {
+		t.Errorf("a removed file is the lock: %v, %v", same, err)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if same, err := sameFile(old, path); err != nil || same {
+		t.Errorf("a replaced file is the lock: %v, %v", same, err)
+	}
+}
