@@ -535,14 +535,14 @@ func (f *fleet) run(name string, d *driver) {
 		fails++
 		log.Warn("machine not as wanted", "want", i.Want, "try", fails, "err", err)
 		f.setback(name, fails, err)
-		pause := time.NewTimer(min(time.Second<<min(fails-1, 10), time.Minute))
+		again := time.NewTimer(min(time.Second<<min(fails-1, 10), time.Minute))
 		select {
 		case <-f.ctx.Done():
 		case <-d.wake:
 			fails = 0
-		case <-pause.C:
+		case <-again.C:
 		}
-		pause.Stop()
+		again.Stop()
 	}
 	f.mu.Lock()
 	waiters := d.reboot
@@ -621,15 +621,19 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 		if err := f.note(i.Name, func(i *instance) { i.Boot = local.BootBooting }); err != nil {
 			return err
 		}
+		if err := pause(ctx, bootTimeout); err != nil {
+			return err
+		}
+		if err := f.late(i.Name); err != nil {
+			return err
+		}
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	if d := flt.bootDelay[i.Name]; d > 0 {
 		log.Warn("fault injected", "fault", "boot-delay", "delay", d)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(d):
+		if err := pause(ctx, d); err != nil {
+			return err
 		}
 	}
 	s, _ := f.snapshot()
@@ -683,10 +687,7 @@ func (f *fleet) ready(ctx context.Context, i *instance, log *slog.Logger) error 
 	cancel()
 	if err != nil && late {
 		log.Warn("machine did not boot in time", "limit", bootTimeout, "err", err)
-		if err := f.note(i.Name, func(i *instance) {
-			i.Boot = local.BootFailed
-			i.Message = fmt.Sprintf("not ready %s after its start; its console says why: %s", bootTimeout, f.platform.Console(i.Name))
-		}); err != nil {
+		if err := f.late(i.Name); err != nil {
 			return err
 		}
 		err = f.platform.WaitReady(ctx, i.Name)
@@ -696,6 +697,26 @@ func (f *fleet) ready(ctx context.Context, i *instance, log *slog.Logger) error 
 	}
 	log.Info("machine ready", "took", time.Since(start).Round(time.Millisecond))
 	return f.note(i.Name, func(i *instance) { i.Boot, i.Message = local.BootReady, "" })
+}
+
+// late records that a machine takes too long to boot.
+func (f *fleet) late(name string) error {
+	return f.note(name, func(i *instance) {
+		i.Boot = local.BootFailed
+		i.Message = fmt.Sprintf("not ready %s after its start; its console says why: %s", bootTimeout, f.platform.Console(name))
+	})
+}
+
+// pause waits for d, or until ctx ends, which is its error.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
 }
 
 func (f *fleet) describe(i *instance) cloud.Instance {

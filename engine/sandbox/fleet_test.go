@@ -536,6 +536,8 @@ func TestBootFaults(t *testing.T) {
 		wantList(t, "delayed", boots(f), "control-plane-0:ready", "worker-0:creating", "worker-1:booting")
 		time.Sleep(20 * time.Second)
 		wantList(t, "delay over", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:booting")
+		time.Sleep(bootTimeout)
+		wantList(t, "given up", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:failed")
 		if err := f.setFaults(nil); err != nil {
 			t.Fatal(err)
 		}

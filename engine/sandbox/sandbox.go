@@ -75,7 +75,7 @@ const (
 	// and is replaced, which costs its machines nothing.
 	answerWithin = 8 * time.Second
 	// bootPatience is how long Up looks at booting machines.
-	bootPatience = 90 * time.Second
+	bootPatience = time.Minute
 )
 
 // Sandboxes are the sandboxes of one user on this computer. It implements
@@ -475,7 +475,7 @@ func (s *Sandboxes) writeNew(ctx context.Context, st *state) error {
 		return fmt.Errorf("write sandbox: %w", err)
 	}
 	secret := random[:32]
-	st.InitSecretSHA256 = hashSecret(secret)
+	st.InitSecretSHA256 = digest(secret)
 	st.Token = hex.EncodeToString(random[32:64])
 	st.UID = hex.EncodeToString(random[64:80])
 	cert, key, err := attestation.CreateCA(st.Name)
@@ -623,8 +623,9 @@ func (s *Sandboxes) watchBoot(ctx context.Context, c *local.Client, t *teller) e
 		var late []local.Machine
 		for _, m := range info.Machines {
 			if old := seen[m.Name]; old != m.Boot && m.State != cloud.Terminating {
+				_, group, _ := local.ParseGroupID(m.Group)
 				t.tell(engine.Event{
-					Kind: engine.KindNode, Step: stepMachines, Node: m.Name, Group: m.Group, From: string(old), To: string(m.Boot), Text: m.Message,
+					Kind: engine.KindNode, Step: stepMachines, Node: m.Name, Group: group, From: string(old), To: string(m.Boot), Text: m.Message,
 				})
 				seen[m.Name] = m.Boot
 			}
@@ -683,17 +684,7 @@ func (s *Sandboxes) handOver(spec engine.SandboxSpec, info engine.SandboxInfo, t
 		return info, &engine.Error{Op: "read the init secret of sandbox " + info.Name, Err: err}
 	}
 	t.step(stepFiles, engine.StateRunning, "Write the files of the workspace")
-	ws, err := engine.OpenWorkspace(spec.Workspace)
-	var written []string
-	if err == nil {
-		written, err = ws.AdoptSandbox(info)
-	}
-	if slices.Contains(written, engine.ConfigFile) {
-		var sum string
-		if sum, err = configSum(spec.Workspace); err == nil {
-			err = writeFile(s.dirs.of(info.Name, configSumName), []byte(sum+"\n"), 0o600)
-		}
-	}
+	written, err := adopt(spec.Workspace, info, s.dirs.of(info.Name, configSumName))
 	if err != nil {
 		t.step(stepFiles, engine.StateFailed, err.Error())
 		return info, err

@@ -1,8 +1,6 @@
 package sandbox
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -251,11 +249,6 @@ func writeFile(file string, b []byte, mode fs.FileMode) (err error) {
 	}
 	defer d.Close()
 	return d.Sync()
-}
-
-func hashSecret(secret []byte) string {
-	sum := sha256.Sum256(secret)
-	return hex.EncodeToString(sum[:])
 }
 
 // gateway is the cloud's own address in the sandbox's network, and the load balancer's.

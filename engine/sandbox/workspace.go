@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"constellation/engine"
@@ -22,8 +23,55 @@ func configSum(workspace string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return digest(b), nil
+}
+
+func digest(b []byte) string {
 	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:]), nil
+	return hex.EncodeToString(sum[:])
+}
+
+// adopt writes the files of a workspace that describe its sandbox and returns the
+// names of what it wrote. A configuration that is as it was written before, as the
+// file sumFile tells, follows the sandbox; one that somebody has edited is theirs.
+func adopt(workspace string, info engine.SandboxInfo, sumFile string) ([]string, error) {
+	ws, err := engine.OpenWorkspace(workspace)
+	if err != nil {
+		return nil, err
+	}
+	written, err := ws.AdoptSandbox(info)
+	if err != nil {
+		return written, err
+	}
+	if !slices.Contains(written, engine.ConfigFile) {
+		before, _ := os.ReadFile(sumFile)
+		sum, err := configSum(workspace)
+		if err != nil {
+			return written, fmt.Errorf("read configuration: %w", err)
+		}
+		if sum != strings.TrimSpace(string(before)) {
+			return written, nil
+		}
+		b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Sandbox: &info})
+		if err != nil {
+			return written, err
+		}
+		if digest(b) == sum {
+			return written, nil
+		}
+		if err := ws.ReplaceConfig(b); err != nil {
+			return written, err
+		}
+		written = append(written, engine.ConfigFile)
+	}
+	sum, err := configSum(workspace)
+	if err != nil {
+		return written, fmt.Errorf("read configuration: %w", err)
+	}
+	if err := writeFile(sumFile, []byte(sum+"\n"), 0o600); err != nil {
+		return written, fmt.Errorf("remember configuration: %w", err)
+	}
+	return written, nil
 }
 
 // forget removes from a workspace what describes the sandbox called name and the

@@ -12,6 +12,18 @@ import (
 	"constellation/engine"
 )
 
+func testInfo(t *testing.T, dirs Dirs) engine.SandboxInfo {
+	t.Helper()
+	cert, _ := testCA(t)
+	return engine.SandboxInfo{
+		Name: "demo-1a2b", UID: "uid-1", Release: "v1.1.0", Kubernetes: "v1.35.4", Image: "v1.1.0",
+		Measurements: map[uint32]string{4: strings.Repeat("ab", 32)}, TrustRoots: cert,
+		ClusterEndpoint: "127.0.0.1:20000", InitEndpoint: "127.0.0.1:20001", InClusterEndpoint: "10.42.0.1",
+		NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12", ControlPlanes: 1, Workers: 2,
+		Socket: dirs.of("demo-1a2b", socketName), InitSecret: make([]byte, 32),
+	}
+}
+
 // adopted returns a workspace with the files of a sandbox and its cluster, and the
 // digest of its configuration.
 func adopted(t *testing.T, dirs Dirs) (workspace, sum string) {
@@ -21,15 +33,7 @@ func adopted(t *testing.T, dirs Dirs) (workspace, sum string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, _ := testCA(t)
-	_, err = ws.AdoptSandbox(engine.SandboxInfo{
-		Name: "demo-1a2b", UID: "uid-1", Release: "v1.1.0", Kubernetes: "v1.35.4", Image: "v1.1.0",
-		Measurements: map[uint32]string{4: strings.Repeat("ab", 32)}, TrustRoots: cert,
-		ClusterEndpoint: "127.0.0.1:20000", InitEndpoint: "127.0.0.1:20001", InClusterEndpoint: "10.42.0.1",
-		NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12", ControlPlanes: 1, Workers: 2,
-		Socket: dirs.of("demo-1a2b", socketName), InitSecret: make([]byte, 32),
-	})
-	if err != nil {
+	if _, err := ws.AdoptSandbox(testInfo(t, dirs)); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range []string{engine.KubeconfigFile, engine.MasterSecretFile, "notes.txt"} {
@@ -41,6 +45,44 @@ func adopted(t *testing.T, dirs Dirs) (workspace, sum string) {
 		t.Fatal(err)
 	}
 	return workspace, sum
+}
+
+func TestConfigurationFollowsItsSandboxUntilSomebodyEditsIt(t *testing.T) {
+	dirs := Dirs{State: t.TempDir()}
+	workspace, sumFile := t.TempDir(), filepath.Join(t.TempDir(), configSumName)
+	info := testInfo(t, dirs)
+	written, err := adopt(workspace, info, sumFile)
+	if err != nil || !slices.Contains(written, engine.ConfigFile) {
+		t.Fatalf("wrote %v, %v", written, err)
+	}
+	if written, err = adopt(workspace, info, sumFile); err != nil || len(written) != 0 {
+		t.Errorf("again: wrote %v, %v", written, err)
+	}
+	workers := func() int {
+		ws, err := engine.OpenWorkspace(workspace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := ws.Config()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Workers()
+	}
+	info.Workers = 5
+	if written, err = adopt(workspace, info, sumFile); err != nil || !slices.Equal(written, []string{engine.ConfigFile}) || workers() != 5 {
+		t.Errorf("grown: wrote %v, %v, %d workers", written, err, workers())
+	}
+	f, err := os.OpenFile(filepath.Join(workspace, engine.ConfigFile), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.WriteString("# mine\n")
+	f.Close()
+	info.Workers = 7
+	if written, err = adopt(workspace, info, sumFile); err != nil || len(written) != 0 || workers() != 5 {
+		t.Errorf("edited: wrote %v, %v, %d workers", written, err, workers())
+	}
 }
 
 func files(t *testing.T, dir string) []string {
