@@ -9,13 +9,12 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -108,45 +107,65 @@ func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
 	return s, workspace
 }
 
-// footprint is what a sandbox may leave on this computer.
-func footprint(t *testing.T, below string) []string {
+// footprint is what there is of the sandboxes below dir on this computer, other than
+// files: mounts, processes and cgroups that carry its path or one of the names, and
+// processes in one of the network namespaces.
+func footprint(t *testing.T, dir string, names []string, namespaces map[string]bool) []string {
 	t.Helper()
 	var out []string
-	mounts, err := mountinfo.GetMounts(nil)
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range mounts {
 		out = append(out, "mount "+m.Mountpoint)
 	}
-	for _, dir := range []string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup/devices", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup"} {
-		filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-			if err == nil && e.IsDir() {
+	filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
+		for _, name := range names {
+			if err == nil && e.IsDir() && strings.HasPrefix(e.Name(), name+"-") {
 				out = append(out, "cgroup "+path)
 			}
-			return nil
-		})
-	}
+		}
+		return nil
+	})
 	procs, _ := filepath.Glob("/proc/[0-9]*")
-	netns := map[string]bool{}
 	for _, p := range procs {
-		if ns, err := os.Readlink(p + "/ns/net"); err == nil {
-			netns[ns] = true
+		if ns, err := os.Readlink(p + "/ns/net"); err == nil && namespaces[ns] {
+			out = append(out, "network namespace "+ns)
 		}
 		cmdline, err := os.ReadFile(p + "/cmdline")
-		if err == nil && strings.Contains(string(cmdline), below) && filepath.Base(p) != strconv.Itoa(os.Getpid()) {
+		if err == nil && strings.Contains(string(cmdline), dir) {
 			out = append(out, "process "+strings.ReplaceAll(string(cmdline), "\x00", " "))
 		}
 	}
-	for ns := range netns {
-		out = append(out, "network namespace "+ns)
+	return out
+}
+
+// networks returns the network namespaces of a sandbox.
+func networks(t *testing.T, dir string) map[string]bool {
+	t.Helper()
+	out := map[string]bool{}
+	found, _ := filepath.Glob(filepath.Join(dir, "netns", "*"))
+	for _, f := range found {
+		info, err := os.Stat(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[fmt.Sprintf("net:[%d]", info.Sys().(*syscall.Stat_t).Ino)] = true
 	}
-	links, _ := net.Interfaces()
-	for _, l := range links {
-		out = append(out, "network interface "+l.Name)
+	return out
+}
+
+// gone waits until nothing is left of the sandboxes below dir.
+func gone(t *testing.T, dir string, names []string, namespaces map[string]bool) {
+	t.Helper()
+	var left []string
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if left = footprint(t, dir, names, namespaces); len(left) == 0 {
+			return
+		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	t.Errorf("left on this computer:\n%s", strings.Join(left, "\n"))
 }
 
 // inside runs a shell command in a machine.
@@ -179,7 +198,6 @@ func rss(pid int) string {
 func TestRealSandbox(t *testing.T) {
 	s, workspace := realSandboxes(t, machine.Demand{ControlPlanes: 1, Workers: 2})
 	ctx := t.Context()
-	before := footprint(t, s.dirs.State)
 
 	// Up.
 	start := time.Now()
@@ -391,12 +409,21 @@ func TestRealSandbox(t *testing.T) {
 
 	// Down leaves nothing.
 	t.Logf("daemon's memory now %s", rss(pidOf()))
+	namespaces := networks(t, s.dirs.of(name))
+	kinds := map[string]bool{}
+	for _, f := range footprint(t, s.dirs.State, []string{name}, namespaces) {
+		kind, _, _ := strings.Cut(f, " ")
+		kinds[kind] = true
+	}
+	if len(kinds) != 4 { // else the search below would prove nothing
+		t.Errorf("while it runs there are only %v", kinds)
+	}
 	start = time.Now()
 	if err := s.Down(ctx, workspace, nil); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("down took %s", time.Since(start).Round(time.Millisecond))
-	eventually(t, "nothing is left", func() bool { return slices.Equal(footprint(t, s.dirs.State), before) })
+	gone(t, s.dirs.State, []string{name}, namespaces)
 	if _, err := os.Lstat(s.dirs.State); err == nil {
 		t.Error("the state directory is left")
 	}
@@ -415,7 +442,6 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 	if err := os.Mkdir(other, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	before := footprint(t, s.dirs.State)
 	t.Cleanup(func() {
 		if err := s.Down(context.Background(), other, nil); err != nil {
 			t.Error(err)
@@ -485,6 +511,12 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 	if err := syscall.Kill(stopped, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "it hangs", func() bool {
+		soon, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		_, err := client.Groups(soon)
+		return err != nil
+	})
 	short, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if _, err := s.Up(short, engine.SandboxSpec{Workspace: workspace}, nil); err != nil {
@@ -495,6 +527,8 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 	}
 
 	// Dead daemon, then down: swept without its help.
+	namespaces := networks(t, s.dirs.of(first.Name))
+	maps.Copy(namespaces, networks(t, s.dirs.of("beside")))
 	for _, name := range []string{first.Name, "beside"} {
 		if err := syscall.Kill(pid(name), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
@@ -506,5 +540,5 @@ func TestRealSandboxSurvivesAccidents(t *testing.T) {
 	if err := s.Down(ctx, other, nil); err != nil { // found by its workspace, whatever its name
 		t.Error(err)
 	}
-	eventually(t, "nothing is left", func() bool { return slices.Equal(footprint(t, s.dirs.State), before) })
+	gone(t, s.dirs.State, []string{first.Name, "beside"}, namespaces)
 }
