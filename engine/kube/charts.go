@@ -1,0 +1,398 @@
+package kube
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	helmkube "helm.sh/helm/v3/pkg/kube"
+	"helm.sh/helm/v3/pkg/release"
+	"helm.sh/helm/v3/pkg/storage/driver"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"constellation/engine"
+)
+
+const (
+	// digestAnnotation of a chart is what the whole of its files is, so that a chart of
+	// the same version with other content counts as another.
+	digestAnnotation = "constellation.edgeless.systems/digest"
+	// maxRevisions of a chart are kept.
+	maxRevisions = 10
+	// readyPoll is how often the objects of a chart are looked at. Each look is a
+	// request per object, of which a chart of ours has about ten.
+	readyPoll = 300 * time.Millisecond
+	// undoLimit bounds the way back after a chart failed.
+	undoLimit = 2 * time.Minute
+)
+
+// getter gives Helm the clients that we have.
+type getter struct{ c *Client }
+
+func (g getter) ToRESTConfig() (*rest.Config, error) { return rest.CopyConfig(g.c.config), nil }
+
+func (g getter) ToDiscoveryClient() (discovery.CachedDiscoveryInterface, error) {
+	return g.c.discovery, nil
+}
+
+func (g getter) ToRESTMapper() (meta.RESTMapper, error) {
+	return restmapper.NewDeferredDiscoveryRESTMapper(g.c.discovery), nil
+}
+
+func (g getter) ToRawKubeConfigLoader() clientcmd.ClientConfig { return g.c.kubeconfig }
+
+// helm returns Helm's view of one namespace.
+func (c *Client) helm(namespace string) (*action.Configuration, error) {
+	cfg := &action.Configuration{}
+	log := func(format string, args ...any) {
+		c.log.Debug("helm said something", "line", fmt.Sprintf(format, args...))
+	}
+	if err := cfg.Init(getter{c}, namespace, "secret", log); err != nil {
+		return nil, fmt.Errorf("set up Helm: %w", err)
+	}
+	cfg.Releases.MaxHistory = maxRevisions
+	return cfg, nil
+}
+
+// load makes Helm's chart of ours.
+func load(c engine.Chart) (*chart.Chart, error) {
+	files := make([]*loader.BufferedFile, len(c.Files))
+	h := sha256.New()
+	for i, f := range c.Files {
+		files[i] = &loader.BufferedFile{Name: f.Name, Data: f.Data}
+		fmt.Fprintf(h, "%d %s %d\n", len(f.Name), f.Name, len(f.Data))
+		h.Write(f.Data)
+	}
+	ch, err := loader.LoadFiles(files)
+	if err != nil {
+		return nil, fmt.Errorf("load chart %s: %w", c.Name, err)
+	}
+	if ch.Metadata.Name != c.Name || ch.Metadata.Version != c.Version {
+		return nil, fmt.Errorf("load chart %s: it is %s %s, want version %s", c.Name, ch.Metadata.Name, ch.Metadata.Version, c.Version)
+	}
+	if ch.Metadata.Annotations == nil {
+		ch.Metadata.Annotations = map[string]string{}
+	}
+	ch.Metadata.Annotations[digestAnnotation] = "sha256:" + hex.EncodeToString(h.Sum(nil))
+	return ch, nil
+}
+
+// isJust reports whether a revision was made from this chart and these values.
+func isJust(r *release.Release, ch *chart.Chart, values map[string]any) bool {
+	return r.Chart != nil && r.Chart.Metadata != nil &&
+		r.Chart.Metadata.Version == ch.Metadata.Version &&
+		r.Chart.Metadata.Annotations[digestAnnotation] == ch.Metadata.Annotations[digestAnnotation] &&
+		reflect.DeepEqual(asStored(values), asStored(r.Config))
+}
+
+// asStored gives values the types that they have after storage.
+func asStored(values map[string]any) map[string]any {
+	out := map[string]any{}
+	b, err := json.Marshal(values)
+	if err == nil {
+		err = json.Unmarshal(b, &out)
+	}
+	if err != nil { // values come from YAML and JSON
+		return values
+	}
+	return out
+}
+
+// last returns the newest revision of a chart; nil if there is none.
+func last(cfg *action.Configuration, name string) (*release.Release, error) {
+	r, err := cfg.Releases.Last(name)
+	if errors.Is(err, driver.ErrReleaseNotFound) {
+		return nil, nil
+	}
+	return r, err
+}
+
+// ChartCurrent implements [engine.Cluster].
+func (c *Client) ChartCurrent(ctx context.Context, want engine.Chart) (bool, error) {
+	ch, err := load(want)
+	if err != nil {
+		return false, err
+	}
+	cfg, err := c.helm(want.Namespace)
+	if err != nil {
+		return false, err
+	}
+	var current bool
+	err = retry(ctx, func(ctx context.Context) error {
+		current = false
+		r, err := last(cfg, want.Name)
+		if err != nil || r == nil || r.Info.Status != release.StatusDeployed || !isJust(r, ch, want.Values) {
+			return err
+		}
+		state, err := c.readiness(ctx, cfg, r)
+		current = err == nil && state.complete()
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("read chart %s: %w", want.Name, err)
+	}
+	return current, nil
+}
+
+// ApplyChart implements [engine.Cluster].
+//
+// Helm's own waiting tells nothing while it waits, and looks every two seconds; so
+// Helm only stores and applies, and the waiting and the way back are ours.
+func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(text string, ready, wanted int64)) error {
+	ch, err := load(want)
+	if err != nil {
+		return err
+	}
+	cfg, err := c.helm(want.Namespace)
+	if err != nil {
+		return err
+	}
+	var before *release.Release // what was deployed before; nil: nothing
+	var now *release.Release
+	err = retry(ctx, func(ctx context.Context) (err error) {
+		before, now, err = c.bring(ctx, cfg, ch, want)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("apply chart %s: %w", want.Name, err)
+		if now == nil { // Helm recorded nothing that would have to be taken back
+			return err
+		}
+		return c.takeBack(ctx, cfg, want, before, err)
+	}
+	if err := c.waitChart(ctx, cfg, now, report); err != nil {
+		if errors.Is(err, context.Canceled) {
+			return err
+		}
+		return c.takeBack(ctx, cfg, want, before, fmt.Errorf("wait for chart %s: %w", want.Name, err))
+	}
+	return nil
+}
+
+// bring makes chart and values the newest revision, unless they are, after clearing up
+// what a killed console has left. It returns the revision that was deployed before,
+// and the new one, which is not nil once Helm has recorded it.
+func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart.Chart, want engine.Chart) (before, now *release.Release, err error) {
+	r, err := last(cfg, want.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	// A revision that is pending has nobody who waits for it: whoever works on this
+	// chart holds the workspace. Its record is dropped; its objects are adopted by what
+	// comes next, since they carry the chart's name.
+	for r != nil && r.Info.Status.IsPending() {
+		c.log.Warn("half-installed chart adopted", "chart", want.Name, "revision", r.Version, "status", r.Info.Status)
+		if _, err := cfg.Releases.Delete(r.Name, r.Version); err != nil {
+			return nil, nil, err
+		}
+		if r, err = last(cfg, want.Name); err != nil {
+			return nil, nil, err
+		}
+	}
+	if r != nil {
+		before, err = cfg.Releases.Deployed(want.Name)
+		if err != nil && !errors.Is(err, driver.ErrNoDeployedReleases) && !errors.Is(err, driver.ErrReleaseNotFound) {
+			return nil, nil, err
+		}
+	}
+	switch {
+	case before != nil && r.Version == before.Version && isJust(r, ch, want.Values):
+		return before, r, nil // applied before, perhaps not ready yet
+	case before != nil:
+		u := action.NewUpgrade(cfg)
+		u.Namespace, u.MaxHistory, u.SkipCRDs, u.ResetValues, u.DisableOpenAPIValidation = want.Namespace, maxRevisions, true, true, true
+		u.Timeout = requestLimit
+		now, err = u.RunWithContext(ctx, want.Name, ch, want.Values)
+		return before, now, err
+	case r != nil:
+		// Failed before anything was deployed: begin anew.
+		if err := purge(cfg, want.Name); err != nil {
+			return nil, nil, err
+		}
+	}
+	i := action.NewInstall(cfg)
+	i.ReleaseName, i.Namespace, i.CreateNamespace, i.SkipCRDs, i.DisableOpenAPIValidation = want.Name, want.Namespace, true, true, true
+	i.Timeout = requestLimit
+	now, err = i.RunWithContext(ctx, ch, want.Values)
+	return nil, now, err
+}
+
+// purge drops all records of a chart. Its objects stay.
+func purge(cfg *action.Configuration, name string) error {
+	all, err := cfg.Releases.History(name)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if _, err := cfg.Releases.Delete(r.Name, r.Version); err != nil && !errors.Is(err, driver.ErrReleaseNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeBack brings the cluster to what it had before and returns cause, with what
+// became of the way back.
+func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want engine.Chart, before *release.Release, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	defer cancel()
+	err := retry(ctx, func(context.Context) error {
+		if before == nil {
+			u := action.NewUninstall(cfg)
+			u.IgnoreNotFound, u.Wait, u.Timeout = true, false, undoLimit
+			_, err := u.Run(want.Name)
+			return err
+		}
+		r, err := last(cfg, want.Name)
+		if err != nil {
+			return err
+		}
+		if r != nil && r.Version == before.Version {
+			return nil // it failed without having been changed
+		}
+		b := action.NewRollback(cfg)
+		b.Version, b.MaxHistory, b.Timeout = before.Version, maxRevisions, undoLimit
+		return b.Run(want.Name)
+	})
+	if err != nil {
+		return fmt.Errorf("%w; and it could not be taken back: %w", cause, err)
+	}
+	if before == nil {
+		return fmt.Errorf("%w; it was removed again", cause)
+	}
+	return fmt.Errorf("%w; revision %d is back", cause, before.Version)
+}
+
+// readiness is how far the objects of a chart are.
+type readiness struct {
+	objects, readyObjects int
+	pods, readyPods       int64
+	waiting               []string // objects that are not ready
+}
+
+func (r readiness) complete() bool { return r.readyObjects == r.objects }
+
+// readiness looks at everything that a revision consists of.
+func (c *Client) readiness(ctx context.Context, cfg *action.Configuration, r *release.Release) (readiness, error) {
+	var out readiness
+	resources, err := cfg.KubeClient.Build(strings.NewReader(r.Manifest), false)
+	if err != nil {
+		return out, err
+	}
+	checker := helmkube.NewReadyChecker(c.core, func(string, ...any) {}, helmkube.PausedAsReady(true))
+	for _, info := range resources {
+		out.objects++
+		ready, err := checker.IsReady(ctx, info)
+		if apierrors.IsNotFound(err) { // somebody deleted it: not as it was installed
+			ready, err = false, nil
+		}
+		if err != nil {
+			return out, err
+		}
+		if ready {
+			out.readyObjects++
+		} else {
+			out.waiting = append(out.waiting, strings.ToLower(info.Mapping.GroupVersionKind.Kind)+" "+info.Name)
+		}
+		if err := info.Get(); err != nil {
+			if apierrors.IsNotFound(err) {
+				if ready {
+					out.readyObjects--
+					out.waiting = append(out.waiting, strings.ToLower(info.Mapping.GroupVersionKind.Kind)+" "+info.Name)
+				}
+				continue
+			}
+			return out, err
+		}
+		typed, err := scheme.Scheme.ConvertToVersion(info.Object, info.Mapping.GroupVersionKind.GroupVersion())
+		if err != nil {
+			continue // not a workload
+		}
+		switch w := typed.(type) {
+		case *appsv1.Deployment:
+			s := ofDeployment(w, "")
+			out.pods, out.readyPods = out.pods+int64(s.Wanted), out.readyPods+int64(s.Ready)
+		case *appsv1.DaemonSet:
+			s := ofDaemonSet(w, "")
+			out.pods, out.readyPods = out.pods+int64(s.Wanted), out.readyPods+int64(s.Ready)
+		}
+	}
+	return out, nil
+}
+
+// waitChart returns when everything of a revision is ready.
+func (c *Client) waitChart(ctx context.Context, cfg *action.Configuration, r *release.Release, report func(string, int64, int64)) error {
+	t := time.NewTicker(readyPoll)
+	defer t.Stop()
+	var told string
+	for {
+		var now readiness
+		err := retry(ctx, func(ctx context.Context) (err error) {
+			now, err = c.readiness(ctx, cfg, r)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if now.complete() {
+			return nil
+		}
+		text := strings.Join(now.waiting, ", ")
+		if why := c.problem(ctx, r.Namespace, now.waiting); why != "" {
+			text = why
+		}
+		if line := fmt.Sprint(text, now.readyPods, now.pods); line != told {
+			told = line
+			report(text, now.readyPods, now.pods)
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
+			return fmt.Errorf("%s not ready in time: %d of %d pods are", text, now.readyPods, now.pods)
+		case <-t.C:
+		}
+	}
+}
+
+// problem returns what is wrong with the first troubled pod of the objects that are not
+// ready, given as "daemonset joinservice".
+func (c *Client) problem(ctx context.Context, namespace string, waiting []string) string {
+	l, err := c.core.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return ""
+	}
+	for i := range l.Items {
+		p := &l.Items[i]
+		ours := slices.ContainsFunc(waiting, func(w string) bool {
+			_, name, _ := strings.Cut(w, " ")
+			return strings.HasPrefix(p.Name, name+"-")
+		})
+		if ours && p.Status.Phase != corev1.PodSucceeded {
+			if why := podProblem(p); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
+}

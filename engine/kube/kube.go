@@ -1,0 +1,216 @@
+// Package kube is the engine's hands inside a cluster: it implements
+// [engine.Cluster] on the Kubernetes API and Helm's SDK.
+//
+// It hides server-side apply, watches, how charts are stored, and which of the API
+// server's many errors pass by themselves. What passes is retried until the caller's
+// context ends; what does not comes back as one of the engine's errors. It decides
+// nothing, keeps nothing between calls but caches, and writes no secret anywhere but
+// into the API.
+package kube
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"constellation/engine"
+	"constellation/engine/version"
+)
+
+// Namespaces that we use.
+const (
+	// Namespace is where our services run.
+	Namespace = "constellation-system"
+	// systemNamespace is where the ConfigMaps are.
+	systemNamespace = "kube-system"
+)
+
+// fieldManager owns the fields that the engine sets.
+const fieldManager = "constellation"
+
+// Client is a cluster. It is safe for concurrent use.
+type Client struct {
+	config     *rest.Config
+	kubeconfig clientcmd.ClientConfig
+	core       kubernetes.Interface
+	dynamic    dynamic.Interface
+	log        *slog.Logger
+
+	discovery discovery.CachedDiscoveryInterface
+
+	nodes    mirror[engine.Node]
+	expected mirror[engine.ExpectedNode]
+}
+
+var _ engine.Cluster = (*Client)(nil)
+
+// Connect returns the cluster that a kubeconfig leads to. Nothing is sent yet.
+func Connect(kubeconfig []byte, log *slog.Logger) (*Client, error) {
+	cc, err := clientcmd.NewClientConfigFromBytes(kubeconfig)
+	if err != nil {
+		return nil, errors.New("read kubeconfig: it is not valid") // the error could quote its secrets
+	}
+	config, err := cc.ClientConfig()
+	if err != nil {
+		return nil, errors.New("read kubeconfig: it is not valid")
+	}
+	c, err := ForConfig(config, log)
+	if err != nil {
+		return nil, err
+	}
+	c.kubeconfig = cc
+	return c, nil
+}
+
+// ForConfig returns the cluster that config leads to.
+func ForConfig(config *rest.Config, log *slog.Logger) (*Client, error) {
+	config = rest.CopyConfig(config)
+	// Enough for a status of everything at once; far from what an API server of one
+	// control plane can take.
+	config.QPS, config.Burst = 50, 100
+	config.UserAgent = "constellation/" + version.Release
+	// A hung connection must not hold a call for ever. Watches and logs have none.
+	if config.Dial == nil {
+		config.Dial = (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 15 * time.Second}).DialContext
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	c := &Client{config: config, log: log}
+	var err error
+	if c.core, err = kubernetes.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("make Kubernetes client: %w", err)
+	}
+	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("make Kubernetes client: %w", err)
+	}
+	c.discovery = memory.NewMemCacheClient(c.core.Discovery())
+	c.kubeconfig = clientcmd.NewDefaultClientConfig(apiConfig(config), nil)
+	quiet()
+	return c, nil
+}
+
+// quiet keeps client-go's own log lines out of the console: what matters comes back as
+// an error.
+var quiet = sync.OnceFunc(func() {
+	klog.SetOutput(io.Discard)
+	klog.LogToStderr(false)
+})
+
+// requestLimit bounds one request; retried ones get it each time.
+const requestLimit = 15 * time.Second
+
+// Version implements [engine.Cluster]. It does not retry: it is how one finds out.
+func (c *Client) Version(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var v struct {
+		GitVersion string `json:"gitVersion"`
+	}
+	b, err := c.core.Discovery().RESTClient().Get().AbsPath("/version").DoRaw(ctx)
+	if err == nil {
+		err = unmarshal(b, &v)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read version: %w", classify(err))
+	}
+	return v.GitVersion, nil
+}
+
+// retry calls f until it succeeds, fails for good, or ctx ends. Then the error is
+// what f said last.
+func retry(ctx context.Context, f func(ctx context.Context) error) error {
+	wait := 100 * time.Millisecond
+	for {
+		limited, cancel := context.WithTimeout(ctx, requestLimit)
+		err := classify(f(limited))
+		cancel()
+		if err == nil || !errors.Is(err, engine.ErrUnreachable) {
+			return err
+		}
+		t := time.NewTimer(wait/2 + rand.N(wait))
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
+			return err
+		case <-t.C:
+		}
+		wait = min(wait*2, 3*time.Second)
+	}
+}
+
+// classify wraps err with what the engine can act on.
+func classify(err error) error {
+	var status apierrors.APIStatus
+	var netErr net.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, engine.ErrAbsent) || errors.Is(err, engine.ErrUnreachable) || errors.Is(err, engine.ErrDenied):
+		return err
+	case errors.Is(err, context.Canceled):
+		return err
+	case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
+		return fmt.Errorf("%w: %w", engine.ErrAbsent, err)
+	case apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || isCertificate(err):
+		return fmt.Errorf("%w: %w", engine.ErrDenied, err)
+	case apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsUnexpectedServerError(err):
+		return fmt.Errorf("%w: %w", engine.ErrUnreachable, err)
+	case errors.As(err, &status):
+		return err // the API server understood and said no
+	case errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNREFUSED) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, context.DeadlineExceeded) || isConnection(err.Error()):
+		return fmt.Errorf("%w: %w", engine.ErrUnreachable, short(err))
+	}
+	return err
+}
+
+// isConnection recognises what http2 and client-go say without a type.
+func isConnection(text string) bool {
+	for _, s := range []string{"http2: client connection lost", "GOAWAY", "connection reset", "connection refused", "use of closed network connection", "TLS handshake timeout", "client rate limiter Wait returned an error"} {
+		if strings.Contains(text, s) {
+			return true
+		}
+	}
+	return false
+}
+
+func isCertificate(err error) bool {
+	var unknown x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	var host x509.HostnameError
+	return errors.As(err, &unknown) || errors.As(err, &invalid) || errors.As(err, &host)
+}
+
+// short takes method and URL out of an error of the HTTP client: which request it was
+// our caller says, in words.
+func short(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op
+	}
+	return err
+}

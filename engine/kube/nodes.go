@@ -1,0 +1,288 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"constellation/engine"
+	"constellation/operator/api/v1alpha1"
+)
+
+const roleLabel = "node-role.kubernetes.io/control-plane"
+
+func toNode(n *corev1.Node) engine.Node {
+	out := engine.Node{
+		Name: n.Name, Role: "worker", State: engine.NodeNotReady, Kubernetes: n.Status.NodeInfo.KubeletVersion,
+		Image: n.Annotations[v1alpha1.AnnotationImage], Components: n.Annotations[v1alpha1.AnnotationComponents],
+		ProviderID: n.Spec.ProviderID, Cordoned: n.Spec.Unschedulable, Created: n.CreationTimestamp.Time,
+	}
+	group := n.Annotations[v1alpha1.AnnotationGroup]
+	out.Group = group[strings.LastIndexByte(group, '/')+1:]
+	if _, ok := n.Labels[roleLabel]; ok {
+		out.Role = "control-plane"
+	}
+	for _, a := range n.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP && out.IP == "" {
+			out.IP = a.Address
+		}
+	}
+	out.Message = "the kubelet has not reported yet"
+	for _, x := range n.Status.Conditions {
+		if x.Type != corev1.NodeReady {
+			continue
+		}
+		out.Message = x.Message
+		switch x.Status {
+		case corev1.ConditionTrue:
+			out.State, out.Message = engine.NodeReady, ""
+		case corev1.ConditionUnknown:
+			out.Message = "the kubelet has stopped reporting"
+		}
+	}
+	return out
+}
+
+func toExpected(j *v1alpha1.JoiningNode) engine.ExpectedNode {
+	out := engine.ExpectedNode{Name: j.Spec.Name, Components: j.Spec.ComponentsReference, ControlPlane: j.Spec.IsControlPlane, ProviderID: j.Spec.ProviderID}
+	if j.Spec.Deadline != nil {
+		out.Deadline = j.Spec.Deadline.Time
+	}
+	return out
+}
+
+// mirror is a copy of all objects of one kind, kept while a watch runs.
+type mirror[T any] struct {
+	mu    sync.Mutex
+	live  int // watches that keep it
+	items map[string]T
+}
+
+func (m *mirror[T]) get() (items []T, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.live == 0 {
+		return nil, false
+	}
+	items = make([]T, 0, len(m.items))
+	for _, v := range m.items {
+		items = append(items, v)
+	}
+	return items, true
+}
+
+func (m *mirror[T]) begin(items map[string]T) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.live++
+	m.items = items
+}
+
+func (m *mirror[T]) end() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.live--; m.live == 0 {
+		m.items = nil
+	}
+}
+
+func (m *mirror[T]) set(name string, v T) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.items[name] = v
+}
+
+func (m *mirror[T]) remove(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.items, name)
+}
+
+// Nodes implements [engine.Cluster]. While a Watch runs it asks nobody.
+func (c *Client) Nodes(ctx context.Context) ([]engine.Node, error) {
+	nodes, ok := c.nodes.get()
+	if !ok {
+		err := retry(ctx, func(ctx context.Context) (err error) {
+			nodes = nil
+			_, err = c.listNodes(ctx, func(n *corev1.Node) { nodes = append(nodes, toNode(n)) })
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list nodes: %w", err)
+		}
+	}
+	slices.SortFunc(nodes, func(a, b engine.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return nodes, nil
+}
+
+// Expected implements [engine.Cluster]. While a Watch runs it asks nobody.
+func (c *Client) Expected(ctx context.Context) ([]engine.ExpectedNode, error) {
+	nodes, ok := c.expected.get()
+	if !ok {
+		err := retry(ctx, func(ctx context.Context) (err error) {
+			nodes = nil
+			_, err = c.listExpected(ctx, func(j *v1alpha1.JoiningNode) { nodes = append(nodes, toExpected(j)) })
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list JoiningNodes: %w", err)
+		}
+	}
+	slices.SortFunc(nodes, func(a, b engine.ExpectedNode) int { return cmp.Compare(a.Name, b.Name) })
+	return nodes, nil
+}
+
+// listNodes calls f for every node and returns where a watch can begin.
+func (c *Client) listNodes(ctx context.Context, f func(*corev1.Node)) (resourceVersion string, err error) {
+	o := metav1.ListOptions{Limit: 500}
+	for {
+		l, err := c.core.CoreV1().Nodes().List(ctx, o)
+		if err != nil {
+			return "", err
+		}
+		for i := range l.Items {
+			f(&l.Items[i])
+		}
+		if o.Continue = l.Continue; o.Continue == "" {
+			return l.ResourceVersion, nil // every page is of the same moment
+		}
+	}
+}
+
+func (c *Client) listExpected(ctx context.Context, f func(*v1alpha1.JoiningNode)) (resourceVersion string, err error) {
+	l, err := c.dynamic.Resource(joiningNodes).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	for i := range l.Items {
+		j, err := asJoiningNode(&l.Items[i])
+		if err != nil {
+			return "", err
+		}
+		f(j)
+	}
+	return l.GetResourceVersion(), nil
+}
+
+func asJoiningNode(u *unstructured.Unstructured) (*v1alpha1.JoiningNode, error) {
+	var j v1alpha1.JoiningNode
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &j); err != nil {
+		return nil, fmt.Errorf("decode JoiningNode %s: %w", u.GetName(), err)
+	}
+	return &j, nil
+}
+
+// Watch implements [engine.Cluster].
+func (c *Client) Watch(ctx context.Context, changed func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 2)
+	running := 0
+	start := func(f func() error) {
+		running++
+		go func() { ended <- f() }()
+	}
+	start(func() error { return c.watchNodes(ctx, changed) })
+	start(func() error { return c.watchExpected(ctx, changed) })
+	err := <-ended // one without the other would be half the truth
+	cancel()
+	for range running - 1 {
+		<-ended
+	}
+	return err
+}
+
+func (c *Client) watchNodes(ctx context.Context, changed func()) error {
+	items := map[string]engine.Node{}
+	rv, err := c.listNodes(ctx, func(n *corev1.Node) { items[n.Name] = toNode(n) })
+	if err != nil {
+		return fmt.Errorf("list nodes: %w", classify(err))
+	}
+	w, err := c.core.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true})
+	if err != nil {
+		return fmt.Errorf("watch nodes: %w", classify(err))
+	}
+	defer w.Stop()
+	c.nodes.begin(items)
+	defer c.nodes.end()
+	changed()
+	return each(ctx, w, func(t watch.EventType, o runtime.Object) error {
+		n, ok := o.(*corev1.Node)
+		switch {
+		case !ok:
+			return fmt.Errorf("watch nodes: got a %T", o)
+		case t == watch.Deleted:
+			c.nodes.remove(n.Name)
+		default:
+			c.nodes.set(n.Name, toNode(n))
+		}
+		changed()
+		return nil
+	})
+}
+
+func (c *Client) watchExpected(ctx context.Context, changed func()) error {
+	items := map[string]engine.ExpectedNode{}
+	rv, err := c.listExpected(ctx, func(j *v1alpha1.JoiningNode) { items[j.Name] = toExpected(j) })
+	if err != nil {
+		return fmt.Errorf("list JoiningNodes: %w", classify(err))
+	}
+	w, err := c.dynamic.Resource(joiningNodes).Watch(ctx, metav1.ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true})
+	if err != nil {
+		return fmt.Errorf("watch JoiningNodes: %w", classify(err))
+	}
+	defer w.Stop()
+	c.expected.begin(items)
+	defer c.expected.end()
+	changed()
+	return each(ctx, w, func(t watch.EventType, o runtime.Object) error {
+		u, ok := o.(*unstructured.Unstructured)
+		if !ok {
+			return fmt.Errorf("watch JoiningNodes: got a %T", o)
+		}
+		if t == watch.Deleted {
+			c.expected.remove(u.GetName())
+		} else {
+			j, err := asJoiningNode(u)
+			if err != nil {
+				return err
+			}
+			c.expected.set(j.Name, toExpected(j))
+		}
+		changed()
+		return nil
+	})
+}
+
+// each calls f for every event of a watch until it ends.
+func each(ctx context.Context, w watch.Interface, f func(watch.EventType, runtime.Object) error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e, ok := <-w.ResultChan():
+			switch {
+			case !ok:
+				return fmt.Errorf("watch: %w", errors.Join(engine.ErrUnreachable, ctx.Err()))
+			case e.Type == watch.Error:
+				return fmt.Errorf("watch: %w", classify(apierrors.FromObject(e.Object)))
+			case e.Type == watch.Bookmark:
+			default:
+				if err := f(e.Type, e.Object); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}

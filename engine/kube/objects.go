@@ -1,0 +1,382 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/rest"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/yaml"
+
+	"constellation/assets"
+	"constellation/engine"
+	"constellation/operator/api/v1alpha1"
+)
+
+// Keys of the ConfigMaps.
+const (
+	joinConfigName = "join-config"
+
+	keyComponents = "components"
+	keyVersion    = "cluster-version"
+
+	keyAttestation = "attestationConfig"
+	keyClusterID   = "clusterID"
+	keyTrustRoots  = "trustRoots"
+)
+
+func resourceOf(plural string) schema.GroupVersionResource {
+	return v1alpha1.GroupVersion.WithResource(plural)
+}
+
+var (
+	nodeVersions = resourceOf("nodeversions")
+	joiningNodes = resourceOf("joiningnodes")
+	kindsOfKinds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+)
+
+func unmarshal(b []byte, into any) error {
+	if err := json.Unmarshal(b, into); err != nil {
+		return fmt.Errorf("decode answer: %w", err)
+	}
+	return nil
+}
+
+// Components implements [engine.Cluster].
+func (c *Client) Components(ctx context.Context, name string) (engine.Components, error) {
+	out := engine.Components{Name: name}
+	err := retry(ctx, func(ctx context.Context) error {
+		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		out.Kubernetes = m.Data[keyVersion]
+		out.List = nil
+		return unmarshal([]byte(m.Data[keyComponents]), &out.List)
+	})
+	if err != nil {
+		return engine.Components{}, fmt.Errorf("read ConfigMap %s: %w", name, err)
+	}
+	return out, nil
+}
+
+// PublishComponents implements [engine.Cluster].
+func (c *Client) PublishComponents(ctx context.Context, want engine.Components) error {
+	if want.Name != engine.ComponentsName(want.List) {
+		return fmt.Errorf("create ConfigMap %s: the name does not belong to the list", want.Name)
+	}
+	b, err := json.Marshal(want.List)
+	if err != nil {
+		return fmt.Errorf("marshal components: %w", err)
+	}
+	m := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: want.Name, Namespace: systemNamespace, Labels: map[string]string{"app.kubernetes.io/part-of": "constellation"}},
+		Immutable:  new(true),
+		Data:       map[string]string{keyComponents: string(b), keyVersion: want.Kubernetes},
+	}
+	err = retry(ctx, func(ctx context.Context) error {
+		_, err := c.core.CoreV1().ConfigMaps(systemNamespace).Create(ctx, m, metav1.CreateOptions{FieldManager: fieldManager})
+		return err
+	})
+	if err == nil {
+		return nil
+	}
+	if !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create ConfigMap %s: %w", want.Name, err)
+	}
+	// The name is a digest of the list; whoever made it made the same, or tampered.
+	have, err := c.Components(ctx, want.Name)
+	if err != nil {
+		return err
+	}
+	if have.Kubernetes != want.Kubernetes || !slices.Equal(have.List, want.List) {
+		return fmt.Errorf("create ConfigMap %s: it exists with other content; delete it if nobody needs it", want.Name)
+	}
+	return nil
+}
+
+// JoinConfig implements [engine.Cluster].
+func (c *Client) JoinConfig(ctx context.Context) (engine.JoinConfig, error) {
+	var out engine.JoinConfig
+	err := retry(ctx, func(ctx context.Context) error {
+		m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(ctx, joinConfigName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		out = engine.JoinConfig{Attestation: m.Data[keyAttestation], TrustRoots: m.Data[keyTrustRoots], ClusterID: m.Data[keyClusterID]}
+		return nil
+	})
+	if err != nil {
+		return engine.JoinConfig{}, fmt.Errorf("read ConfigMap %s: %w", joinConfigName, err)
+	}
+	return out, nil
+}
+
+// PublishJoinConfig implements [engine.Cluster].
+func (c *Client) PublishJoinConfig(ctx context.Context, j engine.JoinConfig) error {
+	m := applycorev1.ConfigMap(joinConfigName, systemNamespace).
+		WithLabels(map[string]string{"app.kubernetes.io/part-of": "constellation"}).
+		WithData(map[string]string{keyAttestation: j.Attestation, keyTrustRoots: j.TrustRoots, keyClusterID: j.ClusterID})
+	err := retry(ctx, func(ctx context.Context) error {
+		_, err := c.core.CoreV1().ConfigMaps(systemNamespace).Apply(ctx, m, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, err)
+	}
+	return nil
+}
+
+// kindFrom reads a CustomResourceDefinition.
+func kindFrom(f assets.File) (*unstructured.Unstructured, error) {
+	u := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal(f.Data, &u.Object); err != nil {
+		return nil, fmt.Errorf("read kind %s: %w", f.Name, err)
+	}
+	if u.GetKind() != "CustomResourceDefinition" || u.GetName() != f.Name {
+		return nil, fmt.Errorf("read kind %s: it is %s %q", f.Name, u.GetKind(), u.GetName())
+	}
+	unstructured.RemoveNestedField(u.Object, "status")
+	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
+	return u, nil
+}
+
+// applyKind applies a kind and returns it as the API server has it then; with dry as
+// it would be.
+func (c *Client) applyKind(ctx context.Context, u *unstructured.Unstructured, dry bool) (got *unstructured.Unstructured, err error) {
+	b, err := json.Marshal(u)
+	if err != nil {
+		return nil, err
+	}
+	o := metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)}
+	if dry {
+		o.DryRun = []string{metav1.DryRunAll}
+	}
+	err = retry(ctx, func(ctx context.Context) error {
+		got, err = c.dynamic.Resource(kindsOfKinds).Patch(ctx, u.GetName(), types.ApplyPatchType, b, o)
+		return err
+	})
+	return got, err
+}
+
+// OutdatedKinds implements [engine.Cluster]. It asks the API server what applying
+// would change, since only that knows its own defaults.
+func (c *Client) OutdatedKinds(ctx context.Context, kinds []assets.File) (outdated []string, err error) {
+	for _, f := range kinds {
+		u, err := kindFrom(f)
+		if err != nil {
+			return nil, err
+		}
+		var have *unstructured.Unstructured
+		err = retry(ctx, func(ctx context.Context) (err error) {
+			have, err = c.dynamic.Resource(kindsOfKinds).Get(ctx, u.GetName(), metav1.GetOptions{})
+			return err
+		})
+		if errors.Is(err, engine.ErrAbsent) {
+			outdated = append(outdated, f.Name)
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read kind %s: %w", f.Name, err)
+		}
+		would, err := c.applyKind(ctx, u, true)
+		if err != nil {
+			return nil, fmt.Errorf("compare kind %s: %w", f.Name, err)
+		}
+		same := reflect.DeepEqual(have.Object["spec"], would.Object["spec"]) && reflect.DeepEqual(have.GetLabels(), would.GetLabels()) &&
+			reflect.DeepEqual(have.GetAnnotations(), would.GetAnnotations())
+		if !same || !established(have) {
+			outdated = append(outdated, f.Name)
+		}
+	}
+	return outdated, nil
+}
+
+func established(crd *unstructured.Unstructured) bool {
+	conditions, _, _ := unstructured.NestedSlice(crd.Object, "status", "conditions")
+	for _, x := range conditions {
+		if m, ok := x.(map[string]any); ok && m["type"] == "Established" && m["status"] == "True" {
+			return true
+		}
+	}
+	return false
+}
+
+// ApplyKinds implements [engine.Cluster].
+func (c *Client) ApplyKinds(ctx context.Context, kinds []assets.File, report func(name string)) error {
+	all := make([]*unstructured.Unstructured, len(kinds))
+	for i, f := range kinds {
+		u, err := kindFrom(f)
+		if err != nil {
+			return err
+		}
+		if all[i], err = c.applyKind(ctx, u, false); err != nil {
+			return fmt.Errorf("apply kind %s: %w", f.Name, err)
+		}
+	}
+	for _, u := range all {
+		if err := c.served(ctx, u); err != nil {
+			return fmt.Errorf("wait for kind %s: %w", u.GetName(), err)
+		}
+		report(u.GetName())
+	}
+	c.discovery.Invalidate()
+	return nil
+}
+
+// served returns when the API server answers for a kind. It says Established a moment
+// before it does.
+func (c *Client) served(ctx context.Context, crd *unstructured.Unstructured) error {
+	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
+	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	for _, v := range versions {
+		m, _ := v.(map[string]any)
+		if m["served"] != true {
+			continue
+		}
+		name, _ := m["name"].(string)
+		r := schema.GroupVersionResource{Group: group, Version: name, Resource: plural}
+		for {
+			err := retry(ctx, func(ctx context.Context) error {
+				_, err := c.dynamic.Resource(r).List(ctx, metav1.ListOptions{Limit: 1})
+				return err
+			})
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, engine.ErrAbsent) {
+				return err
+			}
+			select { // nothing tells when; the gap is a fraction of a second
+			case <-ctx.Done():
+				return err
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+// Expect implements [engine.Cluster].
+func (c *Client) Expect(ctx context.Context, n engine.ExpectedNode) error {
+	var have *corev1.Node
+	err := retry(ctx, func(ctx context.Context) (err error) {
+		have, err = c.core.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		return err
+	})
+	switch {
+	case errors.Is(err, engine.ErrAbsent):
+	case err != nil:
+		return fmt.Errorf("read node %s: %w", n.Name, err)
+	case have.Annotations[v1alpha1.AnnotationComponents] == n.Components:
+		return nil
+	}
+	j := &v1alpha1.JoiningNode{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "JoiningNode"},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
+		Spec:       v1alpha1.JoiningNodeSpec{Name: n.Name, ComponentsReference: n.Components, IsControlPlane: n.ControlPlane, ProviderID: n.ProviderID},
+	}
+	if !n.Deadline.IsZero() {
+		j.Spec.Deadline = &metav1.Time{Time: n.Deadline}
+	}
+	if err := c.apply(ctx, joiningNodes, n.Name, j); err != nil {
+		return fmt.Errorf("apply JoiningNode %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// apply applies the spec of a cluster-scoped object of ours.
+func (c *Client) apply(ctx context.Context, r schema.GroupVersionResource, name string, o any) error {
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		return err
+	}
+	delete(m, "status")
+	unstructured.RemoveNestedField(m, "metadata", "creationTimestamp")
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return retry(ctx, func(ctx context.Context) error {
+		_, err := c.dynamic.Resource(r).Patch(ctx, name, types.ApplyPatchType, b, metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
+		return err
+	})
+}
+
+// NodeTarget implements [engine.Cluster].
+func (c *Client) NodeTarget(ctx context.Context) (engine.NodeTarget, error) {
+	var nv v1alpha1.NodeVersion
+	err := retry(ctx, func(ctx context.Context) error {
+		u, err := c.dynamic.Resource(nodeVersions).Get(ctx, v1alpha1.NodeVersionName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		return runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &nv)
+	})
+	if err != nil {
+		return engine.NodeTarget{}, fmt.Errorf("read NodeVersion: %w", err)
+	}
+	t := engine.NodeTarget{
+		Image: nv.Spec.Image, ImageVersion: nv.Spec.ImageVersion,
+		Components: nv.Spec.KubernetesComponentsReference, Kubernetes: nv.Spec.KubernetesClusterVersion,
+	}
+	for _, x := range nv.Status.Conditions {
+		t.Conditions = append(t.Conditions, engine.Condition{Type: x.Type, Status: string(x.Status), Reason: x.Reason, Message: x.Message, Since: x.LastTransitionTime.Time})
+	}
+	slices.SortFunc(t.Conditions, func(a, b engine.Condition) int { return strings.Compare(a.Type, b.Type) })
+	return t, nil
+}
+
+// SetNodeTarget implements [engine.Cluster].
+func (c *Client) SetNodeTarget(ctx context.Context, t engine.NodeTarget) error {
+	// Only these four: server-side apply leaves to others what is not named here.
+	nv := map[string]any{
+		"apiVersion": v1alpha1.GroupVersion.String(),
+		"kind":       "NodeVersion",
+		"metadata":   map[string]any{"name": v1alpha1.NodeVersionName},
+		"spec": map[string]any{
+			"image": t.Image, "imageVersion": t.ImageVersion,
+			"kubernetesComponentsReference": t.Components, "kubernetesClusterVersion": t.Kubernetes,
+		},
+	}
+	b, err := json.Marshal(nv)
+	if err != nil {
+		return fmt.Errorf("marshal NodeVersion: %w", err)
+	}
+	err = retry(ctx, func(ctx context.Context) error {
+		_, err := c.dynamic.Resource(nodeVersions).Patch(ctx, v1alpha1.NodeVersionName, types.ApplyPatchType, b, metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("apply NodeVersion: %w", err)
+	}
+	return nil
+}
+
+// apiConfig makes a kubeconfig of config for those who insist on one.
+func apiConfig(config *rest.Config) clientcmdapi.Config {
+	k := clientcmdapi.NewConfig()
+	k.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData, CertificateAuthority: config.CAFile, InsecureSkipTLSVerify: config.Insecure}
+	k.AuthInfos["u"] = &clientcmdapi.AuthInfo{
+		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData,
+		ClientCertificate: config.CertFile, ClientKey: config.KeyFile, Token: config.BearerToken,
+	}
+	k.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
+	k.CurrentContext = "x"
+	return *k
+}

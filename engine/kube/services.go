@@ -1,0 +1,148 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/engine"
+)
+
+const versionLabel = "app.kubernetes.io/version"
+
+// friendly are names of services where that of the workload says less.
+var friendly = map[string]string{"joinservice": "join-service", "constellation-operator": "operator"}
+
+// Services implements [engine.Cluster].
+func (c *Client) Services(ctx context.Context) ([]engine.Service, error) {
+	var out []engine.Service
+	err := retry(ctx, func(ctx context.Context) error {
+		out = nil
+		for _, place := range []struct {
+			namespace, selector string
+			kind                string
+			only                []string
+		}{
+			{Namespace, "app.kubernetes.io/part-of=constellation", engine.ServiceOfRelease, nil},
+			{systemNamespace, "", engine.ServiceOfKubernetes, []string{"kube-proxy", "coredns"}},
+		} {
+			o := metav1.ListOptions{LabelSelector: place.selector}
+			sets, err := c.core.AppsV1().DaemonSets(place.namespace).List(ctx, o)
+			if err != nil {
+				return err
+			}
+			deployments, err := c.core.AppsV1().Deployments(place.namespace).List(ctx, o)
+			if err != nil {
+				return err
+			}
+			wanted := func(name string) bool { return place.only == nil || slices.Contains(place.only, name) }
+			for i := range sets.Items {
+				if d := &sets.Items[i]; wanted(d.Name) {
+					out = append(out, ofDaemonSet(d, place.kind))
+				}
+			}
+			for i := range deployments.Items {
+				if d := &deployments.Items[i]; wanted(d.Name) {
+					out = append(out, ofDeployment(d, place.kind))
+				}
+			}
+		}
+		for i := range out {
+			if out[i].Ready < out[i].Wanted {
+				out[i].Message = c.whyNotReady(ctx, out[i])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list services: %w", err)
+	}
+	for i := range out {
+		if n := friendly[out[i].Name]; n != "" {
+			out[i].Name = n
+		}
+	}
+	slices.SortFunc(out, func(a, b engine.Service) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+func ofDaemonSet(d *appsv1.DaemonSet, kind string) engine.Service {
+	return engine.Service{
+		Name: d.Name, Version: versionOf(d.Labels, d.Spec.Template.Spec), Kind: kind,
+		Ready: int(d.Status.NumberReady), Wanted: int(d.Status.DesiredNumberScheduled),
+	}
+}
+
+func ofDeployment(d *appsv1.Deployment, kind string) engine.Service {
+	wanted := 1
+	if d.Spec.Replicas != nil {
+		wanted = int(*d.Spec.Replicas)
+	}
+	return engine.Service{Name: d.Name, Version: versionOf(d.Labels, d.Spec.Template.Spec), Kind: kind, Ready: int(d.Status.ReadyReplicas), Wanted: wanted}
+}
+
+// versionOf is what the chart says, or else the tag of the first image.
+func versionOf(labels map[string]string, spec corev1.PodSpec) string {
+	if v := labels[versionLabel]; v != "" {
+		return v
+	}
+	if len(spec.Containers) == 0 {
+		return ""
+	}
+	image, _, _ := strings.Cut(spec.Containers[0].Image, "@")
+	if i := strings.LastIndexByte(image, ':'); i > strings.LastIndexByte(image, '/') {
+		return image[i+1:]
+	}
+	return ""
+}
+
+// whyNotReady says what the first pod that is not ready waits for; empty if nobody
+// knows.
+func (c *Client) whyNotReady(ctx context.Context, s engine.Service) string {
+	namespace, selector := Namespace, podLabel+"="+s.Name
+	if s.Kind == engine.ServiceOfKubernetes {
+		namespace, selector = systemNamespace, "k8s-app="+map[string]string{"coredns": "kube-dns"}[s.Name]
+		if s.Name == "kube-proxy" {
+			selector = "k8s-app=kube-proxy"
+		}
+	}
+	l, err := c.core.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return ""
+	}
+	for i := range l.Items {
+		if why := podProblem(&l.Items[i]); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// podProblem says why a pod is not ready: "joinservice-x4k2z: ImagePullBackOff: ...".
+// It is empty if the pod is ready, or on its way without trouble.
+func podProblem(p *corev1.Pod) string {
+	for _, s := range append(slices.Clone(p.Status.InitContainerStatuses), p.Status.ContainerStatuses...) {
+		switch w, t := s.State.Waiting, s.LastTerminationState.Terminated; {
+		case w != nil && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing":
+			return joinNonEmpty(p.Name, w.Reason, w.Message)
+		case t != nil && !s.Ready:
+			return joinNonEmpty(p.Name, fmt.Sprintf("restarted %d times", s.RestartCount), t.Reason, fmt.Sprintf("exit code %d", t.ExitCode))
+		}
+	}
+	for _, x := range p.Status.Conditions {
+		if x.Type == corev1.PodScheduled && x.Status == corev1.ConditionFalse {
+			return joinNonEmpty(p.Name, x.Reason, x.Message)
+		}
+	}
+	return ""
+}
+
+func joinNonEmpty(parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
+}
