@@ -308,6 +308,12 @@ END`
 		b.run(t, "control-plane-0", "ip", "netns", "exec", "pod", "ping", "-c1", "-W2", second)
 		b.run(t, "worker-0", "ip", "netns", "exec", "pod", "ping", "-c1", "-W2", first)
 		b.run(t, "worker-0", "ping", "-c1", "-W2", first)
+		// Who knows a pod that is gone must not wait for it.
+		var out bytes.Buffer
+		code, err := b.host.Exec(ctx, "control-plane-0", []string{"ping", "-c1", "-W5", "10.244.1.250"}, Stdio{Out: &out, Err: &out})
+		if err != nil || code == 0 || !strings.Contains(out.String(), "Unreachable") {
+			t.Errorf("a pod that is not there: code %d, err %v, %s", code, err, &out)
+		}
 	})
 	t.Run("commands", func(t *testing.T) { testExec(t, b) })
 	t.Run("the TPM says what booted", func(t *testing.T) {

@@ -273,6 +273,11 @@ func (p port) plug() error {
 	if err := inside.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: Gateway.AsSlice()}); err != nil {
 		return fmt.Errorf("plug in %s: set default route: %w", p.ip, err)
 	}
+	// An address that no pod has (any more) is refused at once. Its packets would go to
+	// and fro between the machine's default route and the route to the machine.
+	if err := inside.RouteAdd(&netlink.Route{Dst: ipNet(p.podCIDR), Type: unix.RTN_UNREACHABLE}); err != nil {
+		return fmt.Errorf("plug in %s: route %s: %w", p.ip, p.podCIDR, err)
+	}
 	// As the routes of a cloud do.
 	if err := h.RouteReplace(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: ipNet(p.podCIDR), Gw: p.ip.AsSlice()}); err != nil {
 		return fmt.Errorf("plug in %s: route %s: %w", p.ip, p.podCIDR, err)
