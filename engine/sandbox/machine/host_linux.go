@@ -3,23 +3,18 @@ package machine
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,7 +85,7 @@ func NewHost(dir, name string, log *slog.Logger) (*Host, error) {
 	h := &Host{dir: dir, log: log, busy: map[string]*sync.Mutex{}}
 	sum := sha256.Sum256([]byte(dir))
 	h.id = name + "-" + hex.EncodeToString(sum[:4])
-	if longest := (tpm{h.path(strings.Repeat("m", 40), "tpm")}).socket(); len(longest) > socketPathMax+20 {
+	if usual := (tpm{h.path(strings.Repeat("m", 20), "tpm")}).socket(); len(usual) > socketPathMax {
 		return nil, fmt.Errorf("open machines: the path %s is too long for sockets below it; choose a shorter one, for instance by XDG_STATE_HOME", dir)
 	}
 	return h, nil
@@ -360,298 +355,6 @@ func checkSpec(spec Spec) error {
 	return nil
 }
 
-// writeDisk makes the machine's disk: the overlay's upper directory, written before
-// it is mounted, and the parts that are no overlay.
-func (h *Host) writeDisk(spec Spec) error {
-	dirs := map[string]fs.FileMode{"upper": 0o755, "work": 0o755, "root": 0o755, "bundle": 0o755, "disk": 0o755}
-	for _, d := range diskDirs {
-		dirs[diskDir("disk", d.path)] = d.mode
-	}
-	for _, d := range slices.Sorted(maps.Keys(dirs)) { // parents first
-		dir := h.path(spec.Name, d)
-		if err := os.Mkdir(dir, dirs[d]); err != nil {
-			return fmt.Errorf("make disk: %w", err)
-		}
-		// The umask had a say; but this is what the machine sees.
-		if err := os.Chmod(dir, dirs[d]); err != nil {
-			return fmt.Errorf("make disk: %w", err)
-		}
-	}
-	files, err := ownFiles(spec)
-	if err != nil {
-		return fmt.Errorf("make disk: %w", err)
-	}
-	for path, f := range spec.Files {
-		files[path] = f
-	}
-	lower := lowerDirs(spec.Image)
-	upper, err := os.OpenRoot(h.path(spec.Name, "upper"))
-	if err != nil {
-		return fmt.Errorf("make disk: %w", err)
-	}
-	defer upper.Close()
-	for path, f := range files {
-		if err := writeUpper(upper, lower, path, f); err != nil {
-			return fmt.Errorf("make disk: write %s: %w", path, err)
-		}
-	}
-	return nil
-}
-
-func lowerDirs(image *Image) []string {
-	return []string{filepath.Join(image.Dir, imageLayer), filepath.Join(image.Rootfs, rootfsTree)}
-}
-
-// writeUpper writes a file that hides the one of the image. A directory in the upper
-// layer would also hide a link of that name below, and /bin with it, so that is
-// refused; directories that exist below keep their mode.
-func writeUpper(upper *os.Root, lower []string, path string, f File) error {
-	path = strings.TrimPrefix(path, "/")
-	err := makeDirs(upper, filepath.Dir(path), func(dir string) (fs.FileMode, error) {
-		for _, l := range lower {
-			info, err := os.Lstat(filepath.Join(l, dir))
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err == nil && !info.IsDir() {
-				err = fmt.Errorf("/%s is no directory", dir)
-			}
-			if err != nil {
-				return 0, err
-			}
-			return info.Mode().Perm(), nil
-		}
-		return 0o755, nil
-	})
-	if err != nil {
-		return err
-	}
-	mode := cmp.Or(f.Mode, 0o644)
-	if err := upper.WriteFile(path, f.Data, mode); err != nil {
-		return err
-	}
-	return upper.Chmod(path, mode)
-}
-
-// ownFiles are the files that make a machine this one.
-func ownFiles(spec Spec) (map[string]File, error) {
-	id := make([]byte, 16)
-	if _, err := rand.Read(id); err != nil {
-		return nil, err
-	}
-	cni, err := cniList(spec.PodCIDR)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]File{
-		"/etc/hostname":   {Data: []byte(spec.Name + "\n")},
-		"/etc/hosts":      {Data: fmt.Appendf(nil, "127.0.0.1 localhost\n::1 localhost ip6-localhost\n%s %s\n", spec.IP, spec.Name)},
-		"/etc/machine-id": {Data: []byte(hex.EncodeToString(id) + "\n"), Mode: 0o444},
-		// Nothing of this computer's: there is no way out of the sandbox's network. Who
-		// asks for a name that is not the cluster's is told at once that nobody answers.
-		"/etc/resolv.conf":                         {Data: []byte("nameserver " + Gateway.String() + "\noptions timeout:1 attempts:1\n")},
-		"/etc/cni/net.d/10-constellation.conflist": {Data: cni},
-		"/etc/containerd/config.toml":              {Data: containerdConfig(cmp.Or(spec.PauseImage, DefaultPauseImage))},
-	}, nil
-}
-
-// powerOn boots a machine whose disk is there, from the TPM to the first process. On
-// an error it may be half on; powerOff is for that.
-func (h *Host) powerOn(ctx context.Context, r *record, firmware Firmware) error {
-	start := time.Now()
-	t := h.tpm(r.Name)
-	if err := t.manufacture(ctx); err != nil {
-		return err
-	}
-	if err := t.powerOn(ctx); err != nil {
-		return err
-	}
-	if err := h.portOf(r.Machine).plug(); err != nil {
-		return err
-	}
-	lower := lowerDirs(&r.Image)
-	events, err := measure(ctx, r.Image.Rootfs, lower[0], &h.memory)
-	if err != nil {
-		return err
-	}
-	if !sameEvents(events, r.Image.Events) {
-		h.log.Warn("image differs from what was made", "node", r.Name, "image", r.Image.Version)
-	}
-	if firmware != nil {
-		boot := PowerOn{Machine: r.Name, TPM: t.address(), EventLog: t.eventLog(), Events: events, First: r.Boots == 0}
-		if err := firmware(ctx, boot); err != nil {
-			return fmt.Errorf("run firmware: %w", err)
-		}
-	}
-	root := h.path(r.Name, "root")
-	if err := mountOverlay(root, h.path(r.Name, "upper"), h.path(r.Name, "work"), lower...); err != nil {
-		return err
-	}
-	if err := proveRoot(root); err != nil {
-		return err
-	}
-	h.mu.Lock()
-	limit := h.memMax
-	err = restrictDevices(h.id)
-	h.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if err := writeBundle(h.path(r.Name, "bundle"), bundleSpec{
-		name: r.Name, root: root, namespace: h.namespace(r.Name), cgroup: cgroupParent + "/" + h.cgroup(r.Name),
-		disk: h.path(r.Name, "disk"), tpm: t.port(),
-	}); err != nil {
-		return err
-	}
-	// In two steps: between them everything is in place, and nothing of the machine has
-	// run yet.
-	init, err := h.create(ctx, r.Name)
-	if err != nil {
-		return err
-	}
-	r.Init = init
-	r.Boots++
-	r.Booted = time.Now().UTC()
-	if err := writeJSON(h.path(r.Name, recordName), r); err != nil {
-		return err
-	}
-	if err := proveContainer(init.PID, root); err != nil {
-		return err
-	}
-	if err := limitMemory(h.id, limit); err != nil {
-		return err
-	}
-	if err := h.runc(ctx, "start", r.Name); err != nil {
-		return err
-	}
-	h.log.Info("machine switched on", "node", r.Name, "image", r.Image.Version, "boot", r.Boots, "took", time.Since(start).Round(time.Millisecond))
-	return nil
-}
-
-func (h *Host) portOf(m Machine) port {
-	return port{hub: h.hub(), machine: h.namespace(m.Name), ip: m.IP, podCIDR: m.PodCIDR}
-}
-
-// proveRoot checks that root is a machine's root, and not by any mistake this
-// computer's: an overlay, a mount of its own, with the marker and the first program
-// that only a machine has.
-func proveRoot(root string) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(root, &st); err != nil {
-		return fmt.Errorf("check root of machine: %w", err)
-	}
-	if st.Type != unix.OVERLAYFS_SUPER_MAGIC {
-		return fmt.Errorf("check root of machine: %s is no overlay", root)
-	}
-	if info, err := os.Lstat(filepath.Join(root, marker)); err != nil || !info.Mode().IsRegular() {
-		return fmt.Errorf("check root of machine: %s has no marker", root)
-	}
-	if target, err := os.Readlink(filepath.Join(root, initLink)); err != nil || target != "/lib/systemd/systemd" {
-		return fmt.Errorf("check root of machine: %s has no first program", root)
-	}
-	for _, ours := range []string{marker, initLink} {
-		if _, err := os.Lstat("/" + ours); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("check root of machine: /%s exists on this computer, which looks like a machine's root; refusing to go on", ours)
-		}
-	}
-	return nil
-}
-
-// proveContainer checks that a process that runc has prepared, but not yet started, is
-// in namespaces of its own and sees root as its root.
-func proveContainer(pid int, root string) error {
-	proc := "/proc/" + strconv.Itoa(pid)
-	for _, ns := range []string{"mnt", "pid", "net", "ipc", "uts", "cgroup"} {
-		theirs, err := os.Readlink(proc + "/ns/" + ns)
-		if err != nil {
-			return fmt.Errorf("check container: %w", err)
-		}
-		ours, err := os.Readlink("/proc/self/ns/" + ns)
-		if err != nil {
-			return fmt.Errorf("check container: %w", err)
-		}
-		if theirs == ours {
-			return fmt.Errorf("check container: it shares the %s namespace of this computer", ns)
-		}
-	}
-	var theirs, expected unix.Stat_t
-	if err := unix.Stat(proc+"/root/", &theirs); err != nil {
-		return fmt.Errorf("check container: %w", err)
-	}
-	if err := unix.Stat(root, &expected); err != nil {
-		return fmt.Errorf("check container: %w", err)
-	}
-	if theirs.Dev != expected.Dev || theirs.Ino != expected.Ino {
-		return errors.New("check container: its root is not the machine's")
-	}
-	return nil
-}
-
-// create lets runc prepare the container up to the point where its first process
-// would be started.
-func (h *Host) create(ctx context.Context, name string) (process, error) {
-	console, err := os.OpenFile(h.Console(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return process{}, fmt.Errorf("open console: %w", err)
-	}
-	defer console.Close()
-	unified, err := makeUnified(h.cgroup(name))
-	if err != nil {
-		return process{}, err
-	}
-	pidFile := h.path(name, "init.pid")
-	if err := h.runcIn(ctx, unified, console, "create", "--bundle", h.path(name, "bundle"), "--pid-file", pidFile, name); err != nil {
-		return process{}, err
-	}
-	b, err := os.ReadFile(pidFile)
-	if err != nil {
-		return process{}, fmt.Errorf("read number of first process: %w", err)
-	}
-	pid, err := strconv.Atoi(string(b))
-	if err != nil {
-		return process{}, fmt.Errorf("read number of first process: %w", err)
-	}
-	return identify(pid)
-}
-
-// runc runs runc to its end.
-func (h *Host) runc(ctx context.Context, args ...string) error {
-	return h.runcIn(ctx, "", nil, args...)
-}
-
-// runcIn runs runc to its end, in the v2 cgroup if it is not empty. The container gets
-// output as its own; runc's words are in a log beside it.
-func (h *Host) runcIn(ctx context.Context, cgroup string, output *os.File, args ...string) error {
-	log, err := os.CreateTemp(h.dir, ".runc-*.log")
-	if err != nil {
-		return fmt.Errorf("run runc: %w", err)
-	}
-	defer os.Remove(log.Name())
-	defer log.Close()
-	cmd := exec.CommandContext(ctx, tool("runc"), append([]string{"--root", filepath.Join(h.dir, runcDir), "--log", log.Name()}, args...)...)
-	if output != nil {
-		cmd.Stdout, cmd.Stderr = output, output
-	}
-	// Its own process group: an interrupt at the terminal is not for machines.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if cgroup != "" {
-		dir, err := os.Open(cgroup)
-		if err != nil {
-			return fmt.Errorf("run runc: %w", err)
-		}
-		defer dir.Close()
-		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
-	}
-	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
-		words, _ := os.ReadFile(log.Name())
-		return fmt.Errorf("runc %s: %w: %s", args[0], err, lastLine(words))
-	}
-	return nil
-}
-
 // Boot switches on a machine that is off. Its disk and what its TPM keeps are as they
 // were; its PCRs are zero. The error wraps ErrNotFound. A machine that runs is left
 // alone.
@@ -722,31 +425,6 @@ func (h *Host) Kill(ctx context.Context, name string) error {
 	}
 	h.log.Info("machine switched off", "node", name)
 	return nil
-}
-
-// powerOff ends everything of a machine that is not its disk. It finishes what was
-// begun before, so it may be repeated, and what is not there is no error.
-func (h *Host) powerOff(ctx context.Context, r record) error {
-	// The kernel reports the first process gone when all of the machine are.
-	if err := r.Init.stop(ctx, unix.SIGKILL, 0); err != nil {
-		return err
-	}
-	// This also ends a container that a crash kept from being written down.
-	if _, err := os.Lstat(filepath.Join(h.dir, runcDir, r.Name)); err == nil {
-		if err := h.runc(ctx, "delete", "--force", r.Name); err != nil {
-			return err
-		}
-	}
-	if err := removeCgroups(ctx, h.cgroup(r.Name)); err != nil {
-		return err
-	}
-	if err := unmountBelow(ctx, h.path(r.Name)); err != nil {
-		return err
-	}
-	if err := h.tpm(r.Name).powerOff(ctx); err != nil {
-		return err
-	}
-	return h.portOf(r.Machine).unplug(ctx)
 }
 
 // Remove kills a machine and removes its disk, its TPM and its network. It returns

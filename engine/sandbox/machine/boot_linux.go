@@ -1,0 +1,240 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// powerOn boots a machine whose disk is there, from the TPM to the first process. On
+// an error it may be half on; powerOff is for that.
+func (h *Host) powerOn(ctx context.Context, r *record, firmware Firmware) error {
+	start := time.Now()
+	t := h.tpm(r.Name)
+	if err := t.manufacture(ctx); err != nil {
+		return err
+	}
+	if err := t.powerOn(ctx); err != nil {
+		return err
+	}
+	if err := h.portOf(r.Machine).plug(); err != nil {
+		return err
+	}
+	lower := lowerDirs(&r.Image)
+	events, err := measure(ctx, r.Image.Rootfs, lower[0], &h.memory)
+	if err != nil {
+		return err
+	}
+	if !sameEvents(events, r.Image.Events) {
+		h.log.Warn("image was found changed", "node", r.Name, "image", r.Image.Version)
+	}
+	if firmware != nil {
+		boot := PowerOn{Machine: r.Name, TPM: t.address(), EventLog: t.eventLog(), Events: events, First: r.Boots == 0}
+		if err := firmware(ctx, boot); err != nil {
+			return fmt.Errorf("run firmware: %w", err)
+		}
+	}
+	root := h.path(r.Name, "root")
+	if err := mountOverlay(root, h.path(r.Name, "upper"), h.path(r.Name, "work"), lower...); err != nil {
+		return err
+	}
+	if err := proveRoot(root); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	limit := h.memMax
+	err = restrictDevices(h.id)
+	h.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := writeBundle(h.path(r.Name, "bundle"), bundleSpec{
+		name: r.Name, root: root, namespace: h.namespace(r.Name), cgroup: cgroupParent + "/" + h.cgroup(r.Name),
+		disk: h.path(r.Name, "disk"), tpm: t.port(),
+	}); err != nil {
+		return err
+	}
+	// In two steps: between them everything is in place, and nothing of the machine has
+	// run yet.
+	init, err := h.create(ctx, r.Name)
+	if err != nil {
+		return err
+	}
+	r.Init = init
+	if err := proveContainer(init.PID, root); err != nil {
+		return err
+	}
+	if err := limitMemory(h.id, limit); err != nil {
+		return err
+	}
+	if err := h.runc(ctx, "start", r.Name); err != nil {
+		return err
+	}
+	// Written down only now: a crash before leaves a machine that was not switched on,
+	// and runc's own records to end it by.
+	r.Boots++
+	r.Booted = time.Now().UTC()
+	if err := writeJSON(h.path(r.Name, recordName), r); err != nil {
+		return err
+	}
+	h.log.Info("machine switched on", "node", r.Name, "image", r.Image.Version, "boot", r.Boots, "took", time.Since(start).Round(time.Millisecond))
+	return nil
+}
+
+func (h *Host) portOf(m Machine) port {
+	return port{hub: h.hub(), machine: h.namespace(m.Name), ip: m.IP, podCIDR: m.PodCIDR}
+}
+
+// proveRoot checks that root is a machine's root, and not by any mistake this
+// computer's: an overlay, a mount of its own, with the marker and the first program
+// that only a machine has.
+func proveRoot(root string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(root, &st); err != nil {
+		return fmt.Errorf("check root of machine: %w", err)
+	}
+	if st.Type != unix.OVERLAYFS_SUPER_MAGIC {
+		return fmt.Errorf("check root of machine: %s is no overlay", root)
+	}
+	if info, err := os.Lstat(filepath.Join(root, marker)); err != nil || !info.Mode().IsRegular() {
+		return fmt.Errorf("check root of machine: %s has no marker", root)
+	}
+	if target, err := os.Readlink(filepath.Join(root, initLink)); err != nil || target != "/lib/systemd/systemd" {
+		return fmt.Errorf("check root of machine: %s has no first program", root)
+	}
+	for _, ours := range []string{marker, initLink} {
+		if _, err := os.Lstat("/" + ours); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("check root of machine: /%s exists on this computer, which looks like a machine's root; refusing to go on", ours)
+		}
+	}
+	return nil
+}
+
+// proveContainer checks that a process that runc has prepared, but not yet started, is
+// in namespaces of its own and sees root as its root.
+func proveContainer(pid int, root string) error {
+	proc := "/proc/" + strconv.Itoa(pid)
+	for _, ns := range []string{"mnt", "pid", "net", "ipc", "uts", "cgroup"} {
+		theirs, err := os.Readlink(proc + "/ns/" + ns)
+		if err != nil {
+			return fmt.Errorf("check container: %w", err)
+		}
+		ours, err := os.Readlink("/proc/self/ns/" + ns)
+		if err != nil {
+			return fmt.Errorf("check container: %w", err)
+		}
+		if theirs == ours {
+			return fmt.Errorf("check container: it shares the %s namespace of this computer", ns)
+		}
+	}
+	var theirs, expected unix.Stat_t
+	if err := unix.Stat(proc+"/root/", &theirs); err != nil {
+		return fmt.Errorf("check container: %w", err)
+	}
+	if err := unix.Stat(root, &expected); err != nil {
+		return fmt.Errorf("check container: %w", err)
+	}
+	if theirs.Dev != expected.Dev || theirs.Ino != expected.Ino {
+		return errors.New("check container: its root is not the machine's")
+	}
+	return nil
+}
+
+// create lets runc prepare the container up to the point where its first process
+// would be started.
+func (h *Host) create(ctx context.Context, name string) (process, error) {
+	console, err := os.OpenFile(h.Console(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return process{}, fmt.Errorf("open console: %w", err)
+	}
+	defer console.Close()
+	unified, err := makeUnified(h.cgroup(name))
+	if err != nil {
+		return process{}, err
+	}
+	pidFile := h.path(name, "init.pid")
+	if err := h.runcIn(ctx, unified, console, "create", "--bundle", h.path(name, "bundle"), "--pid-file", pidFile, name); err != nil {
+		return process{}, err
+	}
+	b, err := os.ReadFile(pidFile)
+	if err != nil {
+		return process{}, fmt.Errorf("read number of first process: %w", err)
+	}
+	pid, err := strconv.Atoi(string(b))
+	if err != nil {
+		return process{}, fmt.Errorf("read number of first process: %w", err)
+	}
+	return identify(pid)
+}
+
+// runc runs runc to its end.
+func (h *Host) runc(ctx context.Context, args ...string) error {
+	return h.runcIn(ctx, "", nil, args...)
+}
+
+// runcIn runs runc to its end, in the v2 cgroup if it is not empty. The container gets
+// output as its own; runc's words are in a log beside it.
+func (h *Host) runcIn(ctx context.Context, cgroup string, output *os.File, args ...string) error {
+	log, err := os.CreateTemp(h.dir, ".runc-*.log")
+	if err != nil {
+		return fmt.Errorf("run runc: %w", err)
+	}
+	defer os.Remove(log.Name())
+	defer log.Close()
+	cmd := exec.CommandContext(ctx, tool("runc"), append([]string{"--root", filepath.Join(h.dir, runcDir), "--log", log.Name()}, args...)...)
+	if output != nil {
+		cmd.Stdout, cmd.Stderr = output, output
+	}
+	// Its own process group: an interrupt at the terminal is not for machines.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if cgroup != "" {
+		dir, err := os.Open(cgroup)
+		if err != nil {
+			return fmt.Errorf("run runc: %w", err)
+		}
+		defer dir.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	}
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		words, _ := os.ReadFile(log.Name())
+		return fmt.Errorf("runc %s: %w: %s", args[0], err, lastLine(words))
+	}
+	return nil
+}
+
+// powerOff ends everything of a machine that is not its disk. It finishes what was
+// begun before, so it may be repeated, and what is not there is no error.
+func (h *Host) powerOff(ctx context.Context, r record) error {
+	// The kernel reports the first process gone when all of the machine are.
+	if err := r.Init.stop(ctx, unix.SIGKILL, 0); err != nil {
+		return err
+	}
+	// This also ends a container that a crash kept from being written down.
+	if _, err := os.Lstat(filepath.Join(h.dir, runcDir, r.Name)); err == nil {
+		if err := h.runc(ctx, "delete", "--force", r.Name); err != nil {
+			return err
+		}
+	}
+	if err := removeCgroups(ctx, h.cgroup(r.Name)); err != nil {
+		return err
+	}
+	if err := unmountBelow(ctx, h.path(r.Name)); err != nil {
+		return err
+	}
+	if err := h.tpm(r.Name).powerOff(ctx); err != nil {
+		return err
+	}
+	return h.portOf(r.Machine).unplug(ctx)
+}
