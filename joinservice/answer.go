@@ -25,6 +25,7 @@ var (
 	errStopping        = errors.New("this join service is stopping")
 	errBusy            = errors.New("too many machines are joining at once")
 	errUnknownInstance = errors.New("the cloud does not know this instance yet, or no longer")
+	errUsedMachine     = errors.New("this machine already belongs to the cluster; it needs a new TPM state to join again")
 	errOtherInstance   = errors.New("the cloud knows this instance otherwise")
 	errRequest         = errors.New("certificate request refused")
 	errNoComponents    = errors.New("nothing is published yet for joining machines")
@@ -39,7 +40,7 @@ func answer(err error) error {
 	switch {
 	case errors.Is(err, errNoEvidence):
 		return status.Error(codes.Unauthenticated, err.Error())
-	case errors.Is(err, errOtherInstance):
+	case errors.Is(err, errOtherInstance), errors.Is(err, errUsedMachine):
 		return status.Error(codes.PermissionDenied, err.Error())
 	case errors.Is(err, errRequest):
 		return status.Error(codes.InvalidArgument, err.Error())

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"constellation/engine/attestation"
@@ -28,6 +29,9 @@ const demandsRetry = 5 * time.Second
 // and calls ready once there is one. A ConfigMap that cannot be used leaves the
 // last good snapshot in place and is tried again.
 func (s *Server) watchDemands(ctx context.Context, ready func()) error {
+	if !s.kube.synced(ctx) {
+		return nil
+	}
 	var used map[string]string
 	retry := time.NewTimer(0)
 	defer retry.Stop()
@@ -57,9 +61,9 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 	}
 }
 
-// newSnapshot reads join-config. The measurements apply to machines that belong to no
-// cluster yet, in the same project of the cloud as this machine, which issuer proves
-// to be a member of the cluster that join-config names.
+// newSnapshot reads join-config. The measurements apply to machines in the same
+// project of the cloud as this machine, which issuer proves to be a member of the
+// cluster that join-config names.
 func newSnapshot(ctx context.Context, data map[string]string, issuer attestation.Issuer) (*snapshot, error) {
 	var config struct {
 		Variant      attestation.Variant      `json:"variant"`
@@ -82,8 +86,12 @@ func newSnapshot(ctx context.Context, data map[string]string, issuer attestation
 	if err != nil {
 		return nil, fmt.Errorf("read trustRoots: %w", err)
 	}
-	// What this machine runs is not the question here, so no measurements: during an
-	// upgrade join-config already describes the next image.
+	// What this machine runs is not the question here: during an upgrade join-config
+	// already describes the next image.
+	lenient := attestation.Measurements{}
+	for pcr, m := range config.Measurements {
+		lenient[pcr] = attestation.Measurement{Expected: m.Expected, WarnOnly: true}
+	}
 	nonce := make([]byte, attestation.MaxUserData)
 	if _, err := rand.Read(nonce); err != nil {
 		return nil, err
@@ -92,14 +100,38 @@ func newSnapshot(ctx context.Context, data map[string]string, issuer attestation
 	if err != nil {
 		return nil, fmt.Errorf("attest this machine: %w", err)
 	}
-	self, err := attestation.NewTPMValidator(roots, nil, attestation.Options{PCR15: attestation.PCR15ClusterID(id)}).Validate(ctx, doc, nonce)
+	self, err := attestation.NewTPMValidator(roots, lenient, attestation.Options{PCR15: attestation.PCR15ClusterID(id)}).Validate(ctx, doc, nonce)
 	if err != nil {
 		return nil, fmt.Errorf("attest this machine: %w", err)
 	}
+	judge := func(rule attestation.PCR15) attestation.Validator {
+		return attestation.NewTPMValidator(roots, config.Measurements, attestation.Options{PCR15: rule, UID: self.Identity.UID})
+	}
 	return &snapshot{
 		clusterID: id,
-		validator: attestation.NewTPMValidator(roots, config.Measurements, attestation.Options{
-			PCR15: attestation.PCR15Zero(), UID: self.Identity.UID,
-		}),
+		validator: joiner{fresh: judge(attestation.PCR15Zero()), claimed: judge(attestation.PCR15ClusterID(id))},
 	}, nil
+}
+
+// joiner accepts a machine that belongs to no cluster, which may ask for a ticket, and
+// one that this cluster has claimed, which may only report how its join goes: its
+// connection can break after it was claimed.
+type joiner struct{ fresh, claimed attestation.Validator }
+
+// Variant implements attestation.Validator.
+func (j joiner) Variant() attestation.Variant { return j.fresh.Variant() }
+
+// Validate implements attestation.Validator.
+func (j joiner) Validate(ctx context.Context, document, userData []byte) (attestation.Statement, error) {
+	st, err := j.fresh.Validate(ctx, document, userData)
+	if errors.Is(err, attestation.ErrMember) {
+		return j.claimed.Validate(ctx, document, userData)
+	}
+	return st, err
+}
+
+// unused reports whether the machine belongs to no cluster yet.
+func unused(st attestation.Statement) bool {
+	pcr := st.PCRs[15]
+	return len(pcr) > 0 && !slices.ContainsFunc(pcr, func(b byte) bool { return b != 0 })
 }

@@ -23,12 +23,9 @@ type directory struct {
 	instances map[string]cloud.Instance
 }
 
-const (
-	// directoryAge is how old the list may be that confirms an instance, and
-	// directoryRetry that which denies one.
-	directoryAge   = 5 * time.Second
-	directoryRetry = time.Second
-)
+// directoryAge is how old the list may be that confirms an instance. What denies one
+// is read anew: the instance may have just been made.
+const directoryAge = 5 * time.Second
 
 func newDirectory(m metadata) *directory { return &directory{meta: m} }
 
@@ -38,7 +35,7 @@ func newDirectory(m metadata) *directory { return &directory{meta: m} }
 func (d *directory) verify(ctx context.Context, id attestation.Identity) error {
 	err := d.check(ctx, id, directoryAge)
 	if err != nil && ctx.Err() == nil {
-		err = d.check(ctx, id, directoryRetry)
+		err = d.check(ctx, id, 0)
 	}
 	return err
 }

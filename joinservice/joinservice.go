@@ -205,7 +205,11 @@ func (s *Server) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinTi
 	}
 	id := st.Identity
 	log := s.log.With("node", id.Name, "role", string(id.Role))
-	t, err := s.ticket(ctx, log, id, req)
+	var t *joinproto.IssueJoinTicketResponse
+	err := errUsedMachine
+	if unused(st) {
+		t, err = s.ticket(ctx, log, id, req)
+	}
 	took := time.Since(start).Round(time.Millisecond)
 	if err != nil {
 		reply := answer(err)

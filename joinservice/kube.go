@@ -130,6 +130,15 @@ func (k *kube) watch(ctx context.Context) error {
 	return nil
 }
 
+// synced waits until the stores hold what the API server has, or ctx ends.
+func (k *kube) synced(ctx context.Context) bool {
+	var all []cache.InformerSynced
+	for _, w := range k.watches {
+		all = append(all, w.HasSynced)
+	}
+	return cache.WaitForCacheSync(ctx.Done(), all...)
+}
+
 // config returns the data of join-config as it was seen last; nil if it is not there.
 func (k *kube) config() map[string]string {
 	obj, ok, err := k.configs.GetByKey(systemNamespace + "/" + joinConfig)

@@ -1,0 +1,1119 @@
+package joinservice
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"constellation/assets"
+	"constellation/assets/render"
+	"constellation/engine/atls"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/component"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/joinservice/joinproto"
+	"constellation/operator/api/v1alpha1"
+)
+
+func TestMain(m *testing.M) {
+	klog.SetLogger(logr.Discard()) // client-go logs what a test provokes
+	os.Exit(m.Run())
+}
+
+const namespace = "constellation-system"
+
+var (
+	clusterID = bytes.Repeat([]byte{7}, 32)
+	uid       = "0b8e5b1c-uid"
+
+	goodBoot = []attestation.MeasuredEvent{{PCR: 4, Digest: digest("boot loader v1.1.0"), Description: "boot loader"}}
+	nextBoot = []attestation.MeasuredEvent{{PCR: 4, Digest: digest("boot loader v1.2.0"), Description: "boot loader"}}
+
+	workerList = component.List{
+		{Name: "kubeadm", URL: "http://10.42.0.1:8080/v1.35.4/kubeadm", Digest: "sha256:" + strings.Repeat("a", 64), Path: "/usr/local/bin/kubeadm"},
+		{Name: "kubelet", URL: "http://10.42.0.1:8080/v1.35.4/kubelet", Digest: "sha256:" + strings.Repeat("b", 64), Path: "/usr/local/bin/kubelet"},
+	}
+	controlPlaneList = append(slices.Clone(workerList), component.Component{
+		Name: "patch", URL: "data:,x", Digest: "sha256:" + strings.Repeat("c", 64), Path: "/etc/kubernetes/patch",
+	})
+)
+
+func digest(s string) []byte {
+	d := sha256.Sum256([]byte(s))
+	return d[:]
+}
+
+func reference(l component.List) string {
+	return "k8s-components-" + strings.ReplaceAll(l.Digest(), ":", "-")
+}
+
+// site is a cluster with its cloud: a real API server with kinds and chart installed,
+// and the instances that the cloud knows.
+type site struct {
+	t     testing.TB
+	cp    *controlplane.ControlPlane
+	admin kubernetes.Interface
+	kinds dynamic.Interface
+	ca    *attestation.CA
+	roots string
+	sky   *sky
+}
+
+// sky is the cloud's metadata.
+type sky struct {
+	mu        sync.Mutex
+	instances []cloud.Instance
+	err       error
+	calls     int
+}
+
+func (s *sky) Peers(context.Context) ([]cloud.Instance, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	return slices.Clone(s.instances), s.err
+}
+
+func (s *sky) LoadBalancer(context.Context) (string, error) { return "10.42.0.1", nil }
+
+func (s *sky) set(f func(*sky)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(s)
+}
+
+// machine makes an instance that the cloud knows, and the issuer of its evidence.
+func (s *site) machine(name string, role cloud.Role, boot []attestation.MeasuredEvent, member []byte) (attestation.Identity, attestation.Issuer) {
+	s.t.Helper()
+	var id attestation.Identity
+	s.sky.set(func(k *sky) {
+		n := len(k.instances) + 10
+		id = attestation.Identity{
+			Name: name, ProviderID: "sandbox://test/" + name, UID: uid, Group: "sandboxes/test/groups/workers", Role: role,
+			IP: netip.AddrFrom4([4]byte{10, 42, byte(n >> 8), byte(n)}),
+		}
+		if role == cloud.ControlPlane {
+			id.Group = "sandboxes/test/groups/control-plane"
+		}
+		k.instances = append(k.instances, cloud.Instance{
+			Name: name, ProviderID: id.ProviderID, Group: id.Group, Role: role, IP: id.IP, State: cloud.Ready,
+		})
+	})
+	return id, s.issuer(id, boot, member)
+}
+
+func (s *site) issuer(id attestation.Identity, boot []attestation.MeasuredEvent, member []byte) attestation.Issuer {
+	s.t.Helper()
+	i, err := attestation.NewSoftwareIssuer(s.ca, id, boot, member)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return i
+}
+
+func newSite(t testing.TB) *site {
+	t.Helper()
+	cp := controlplane.ForTest(t, controlplane.Options{})
+	s := &site{t: t, cp: cp, sky: &sky{}, admin: kubernetes.NewForConfigOrDie(cp.Config()), kinds: dynamic.NewForConfigOrDie(cp.Config())}
+	certPEM, keyPEM, err := attestation.CreateCA("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.ca, err = attestation.ParseCA(certPEM, keyPEM); err != nil {
+		t.Fatal(err)
+	}
+	s.roots = string(certPEM)
+
+	crds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	chart, err := render.Chart("constellation-services", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests := [][]byte{[]byte("{apiVersion: v1, kind: Namespace, metadata: {name: " + namespace + "}}")}
+	for _, f := range crds {
+		manifests = append(manifests, f.Data)
+	}
+	for _, m := range append(manifests, chart) {
+		if err := cp.Apply(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.publish(workerList)
+	s.publish(controlPlaneList)
+	if err := cp.Apply(t.Context(), []byte(`{apiVersion: update.edgeless.systems/v1alpha1, kind: NodeVersion, metadata: {name: constellation-version}, spec: {image: i,
+		imageVersion: v1.1.0, kubernetesClusterVersion: v1.36.3, kubernetesComponentsReference: k8s-components-sha256-`+strings.Repeat("f", 64)+`}}`)); err != nil {
+		t.Fatal(err)
+	}
+	s.joinComponents(reference(controlPlaneList), reference(workerList))
+	s.joinConfig(goodBoot)
+	return s
+}
+
+func (s *site) publish(l component.List) {
+	s.t.Helper()
+	b, err := json.Marshal(l)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	yes := true
+	_, err = s.admin.CoreV1().ConfigMaps("kube-system").Create(s.t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: reference(l)}, Immutable: &yes,
+		Data: map[string]string{"components": string(b), "cluster-version": "v1.35.4"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) joinComponents(controlPlane, worker string) {
+	s.t.Helper()
+	r := s.kinds.Resource(v1alpha1.GroupVersion.WithResource("nodeversions"))
+	patch := fmt.Sprintf(`{"status":{"joinComponents":{"controlPlane":%q,"worker":%q}}}`, controlPlane, worker)
+	if _, err := r.Patch(s.t.Context(), v1alpha1.NodeVersionName, "application/merge-patch+json", []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) joinConfig(boot []attestation.MeasuredEvent) {
+	s.t.Helper()
+	m, err := json.Marshal(map[string]any{"variant": "tpm2", "measurements": attestation.Enforced(attestation.PredictPCRs(boot))})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.rawJoinConfig(string(m))
+}
+
+func (s *site) rawJoinConfig(attestationConfig string) {
+	s.t.Helper()
+	b, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "join-config", "namespace": "kube-system"},
+		"data": map[string]string{"attestationConfig": attestationConfig, "clusterID": hex.EncodeToString(clusterID), "trustRoots": s.roots},
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := s.cp.Apply(s.t.Context(), b); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// replica is one join service that runs with the rights of the chart and nothing more.
+type replica struct {
+	*Server
+	addr   string
+	health string
+	log    *logBuffer
+	stop   func()
+	// writes counts what it changed in the API server.
+	writes *atomic.Int64
+}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func (s *site) access() *rest.Config {
+	s.t.Helper()
+	cfg, err := s.cp.ConfigFor("system:serviceaccount:"+namespace+":joinservice", "system:serviceaccounts", "system:serviceaccounts:"+namespace, "system:authenticated")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return cfg
+}
+
+func (s *site) start(name string) *replica {
+	s.t.Helper()
+	_, issuer := s.machine(name, cloud.ControlPlane, goodBoot, clusterID)
+	r := &replica{log: &logBuffer{}, writes: &atomic.Int64{}}
+	cfg := s.access()
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			if req.Method != http.MethodGet {
+				r.writes.Add(1)
+			}
+			return next.RoundTrip(req)
+		})
+	})
+	var err error
+	r.Server, err = New(Config{
+		Cluster: cfg, Namespace: namespace, Metadata: s.sky, Issuer: issuer, PKI: s.cp.PKI(), APIServerPort: 6443,
+		Log: slog.New(slog.NewJSONHandler(r.log, nil)),
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var ls [2]net.Listener
+	for i := range ls {
+		if ls[i], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	r.addr, r.health = ls[0].Addr().String(), "http://"+ls[1].Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx, ls[0], ls[1]) }()
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			s.t.Errorf("join service ended: %v", err)
+		}
+	})
+	s.t.Cleanup(func() {
+		r.stop()
+		if s.t.Failed() && testing.Verbose() {
+			s.t.Logf("log of the join service:\n%s", r.log)
+		}
+	})
+	eventually(s.t, "ready", func() (string, bool) {
+		resp, err := http.Get(r.health + "/readyz")
+		if err != nil {
+			return err.Error(), false
+		}
+		resp.Body.Close()
+		return resp.Status, resp.StatusCode == http.StatusOK
+	})
+	return r
+}
+
+func eventually(t testing.TB, what string, holds func() (string, bool)) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		is, ok := holds()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not so after 20 s; it is: %s", what, is)
+		}
+	}
+}
+
+// dial connects as a machine that trusts members of this cluster's control plane.
+func (s *site) dial(addr string, issuer attestation.Issuer) joinproto.JoinServiceClient {
+	s.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(s.credentials(issuer)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 15 * time.Second, Timeout: 10 * time.Second}))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { conn.Close() })
+	return joinproto.NewJoinServiceClient(conn)
+}
+
+func (s *site) credentials(issuer attestation.Issuer) credentials.TransportCredentials {
+	v := attestation.NewTPMValidator(s.ca.Roots(), attestation.Enforced(attestation.PredictPCRs(goodBoot)),
+		attestation.Options{PCR15: attestation.PCR15Member(), Role: cloud.ControlPlane})
+	return atls.NewClient(atls.Config{Purpose: atls.PurposeJoin, Issuer: issuer, Validator: func() attestation.Validator { return v }})
+}
+
+// ask requests a ticket for id over a connection of its own.
+func (s *site) ask(addr string, id attestation.Identity, issuer attestation.Issuer) (*joinproto.IssueJoinTicketResponse, error) {
+	s.t.Helper()
+	return s.dial(addr, issuer).IssueJoinTicket(s.t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(s.t, id, p256(s.t), nil)})
+}
+
+// refused fails the test unless err has the code and, if it is one that passes, says
+// when to come back.
+func refused(t *testing.T, err error, want codes.Code, text string) {
+	t.Helper()
+	st := status.Convert(err)
+	if st.Code() != want || !strings.Contains(st.Message(), text) {
+		t.Errorf("answer %v, want %v with %q", err, want, text)
+	}
+	if want != codes.Unavailable && want != codes.ResourceExhausted {
+		return
+	}
+	for _, d := range st.Details() {
+		if r, ok := d.(*errdetails.RetryInfo); ok && r.GetRetryDelay().AsDuration() > 0 {
+			return
+		}
+	}
+	t.Errorf("answer %v does not say when to come back", err)
+}
+
+// noted returns the JoiningNode of a machine, nil if there is none.
+func (s *site) noted(name string) *v1alpha1.JoiningNode {
+	s.t.Helper()
+	o, err := s.kinds.Resource(v1alpha1.GroupVersion.WithResource("joiningnodes")).Get(s.t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	b, err := o.MarshalJSON()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var jn v1alpha1.JoiningNode
+	if err := json.Unmarshal(b, &jn); err != nil {
+		s.t.Fatal(err)
+	}
+	return &jn
+}
+
+// token returns the Secret of a machine's token, nil if there is none.
+func (s *site) token(name string) *corev1.Secret {
+	s.t.Helper()
+	o, err := s.admin.CoreV1().Secrets("kube-system").Get(s.t.Context(), tokenName(tokenID(name)), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return o
+}
+
+// authenticates returns whom the API server takes the bearer of the token for.
+func (s *site) authenticates(token string) (authenticationv1.UserInfo, error) {
+	s.t.Helper()
+	cfg := s.cp.Config()
+	cfg.CertData, cfg.KeyData, cfg.BearerToken = nil, nil, token
+	r, err := kubernetes.NewForConfigOrDie(cfg).AuthenticationV1().SelfSubjectReviews().Create(s.t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return authenticationv1.UserInfo{}, err
+	}
+	return r.Status.UserInfo, nil
+}
+
+// TestJoinService runs its parts on one API server.
+func TestJoinService(t *testing.T) {
+	s := newSite(t)
+	r := s.start("control-plane-0")
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T, *site, *replica)
+	}{
+		{"a worker gets what it needs and no more", workerTicket},
+		{"asking again is safe", ticketAgain},
+		{"a reply that is cut off costs nothing", replyCut},
+		{"control planes join one at a time", controlPlanes},
+		{"nobody gets more than the cloud says it is", impostors},
+		{"what passes says when to come back", passing},
+		{"measurements change without a restart", measurementsChange},
+		{"reports become bounded lines", reports},
+		{"a claimed machine may report and nothing else", claimedMachine},
+		{"it stops politely", politeStop},
+	} {
+		t.Run(part.name, func(t *testing.T) {
+			inner := *s
+			inner.t = t
+			part.run(t, &inner, r)
+		})
+	}
+}
+
+func workerTicket(t *testing.T, s *site, r *replica) {
+	id, issuer := s.machine("worker-0", cloud.Worker, goodBoot, nil)
+	before := r.writes.Load()
+	key := p256(t)
+	var p peer.Peer
+	got, err := s.dial(r.addr, issuer).IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, id, key, nil)}, grpc.Peer(&p))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := r.writes.Load() - before; n > 2 {
+		t.Errorf("%d writes for a ticket, at most 2 are paid for", n)
+	}
+	// The joiner knows that it spoke with a member of the cluster on the ticket.
+	st, ok := atls.PeerStatement(peer.NewContext(t.Context(), &p))
+	if !ok || !bytes.Equal(st.PCRs[15], attestation.ClusterIDPCR(got.GetClusterId())) || !bytes.Equal(got.GetClusterId(), clusterID) {
+		t.Errorf("cluster ID %x is not that of the join service", got.GetClusterId())
+	}
+	if len(got.GetControlPlaneFiles()) != 0 || got.GetTurnExpires() != nil {
+		t.Error("a worker got what is for control planes")
+	}
+	if got.GetApiServerEndpoint() != "10.42.0.1:6443" || got.GetKubernetesVersion() != "v1.35.4" || got.GetComponentsReference() != reference(workerList) {
+		t.Errorf("endpoint %s, version %s, components %s", got.GetApiServerEndpoint(), got.GetKubernetesVersion(), got.GetComponentsReference())
+	}
+	if l, err := component.FromProto(got.GetComponents()); err != nil || l.Digest() != workerList.Digest() {
+		t.Errorf("components differ from the published ones: %v, %v", l, err)
+	}
+	ca, err := os.ReadFile(s.cp.PKI() + "/ca.crt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := certificate(t, got.GetKubeletCertificate())
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, DNSName: "worker-0"}); err != nil || !key.PublicKey.Equal(cert.PublicKey) {
+		t.Errorf("kubelet certificate: %v", err)
+	}
+	pin := sha256.Sum256(certificate(t, ca).RawSubjectPublicKeyInfo)
+	if got.GetDiscoveryTokenCaCertHash() != "sha256:"+hex.EncodeToString(pin[:]) {
+		t.Errorf("CA pin %s", got.GetDiscoveryTokenCaCertHash())
+	}
+
+	user, err := s.authenticates(got.GetToken())
+	if err != nil {
+		t.Fatalf("the token does not authenticate: %v", err)
+	}
+	if !slices.Contains(user.Groups, "system:bootstrappers:kubeadm:default-node-token") {
+		t.Errorf("the token's groups are %v", user.Groups)
+	}
+	secret := s.token("worker-0")
+	expires, err := time.Parse(time.RFC3339, string(secret.Data["expiration"]))
+	if left := time.Until(expires); err != nil || left > tokenTTL || left < tokenTTL-time.Minute {
+		t.Errorf("the token expires in %v (%v), want at most %v", left, err, tokenTTL)
+	}
+	jn := s.noted("worker-0")
+	if jn == nil || jn.Spec.IsControlPlane || jn.Spec.ComponentsReference != reference(workerList) || jn.Spec.ProviderID != id.ProviderID || jn.Spec.Deadline == nil {
+		t.Errorf("JoiningNode %+v", jn)
+	}
+	if l := r.log.String(); strings.Contains(l, got.GetToken()) || strings.Contains(l, strings.Split(got.GetToken(), ".")[1]) {
+		t.Error("the token is in the log")
+	}
+
+	// When the join is reported done, the token is gone.
+	c := s.dial(r.addr, issuer)
+	stream, err := c.Report(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&joinproto.ReportRequest{Step: "kubeadm-join", State: "done"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.CloseAndRecv(); err != nil {
+		t.Fatal(err)
+	}
+	if s.token("worker-0") != nil {
+		t.Error("the token outlived the join")
+	}
+}
+
+func ticketAgain(t *testing.T, s *site, r *replica) {
+	id, issuer := s.machine("worker-1", cloud.Worker, goodBoot, nil)
+	first, err := s.ask(r.addr, id, issuer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid := s.noted("worker-1").UID
+	// All at once, and through another replica too.
+	other := s.start("control-plane-8")
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			if _, err := s.ask([]string{r.addr, other.addr}[i%2], id, issuer); err != nil {
+				t.Errorf("again: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	last, err := s.ask(r.addr, id, issuer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.noted("worker-1").UID != uid {
+		t.Error("there was a second JoiningNode")
+	}
+	if _, err := s.authenticates(last.GetToken()); err != nil {
+		t.Errorf("the last token: %v", err)
+	}
+	if _, err := s.authenticates(first.GetToken()); err == nil {
+		t.Error("two tokens of one machine are alive")
+	}
+	other.stop()
+}
+
+// replyCut loses the ticket after the service has issued it, as a broken connection does.
+func replyCut(t *testing.T, s *site, r *replica) {
+	id, issuer := s.machine("worker-2", cloud.Worker, goodBoot, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	notes := s.kinds.Resource(v1alpha1.GroupVersion.WithResource("joiningnodes"))
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", r.addr)
+			if err != nil {
+				in.Close()
+				return
+			}
+			go func() { _, _ = io.Copy(out, in) }()
+			go func() {
+				// The handshake passes; the answer, which comes after the note was made, does not.
+				buf := make([]byte, 32<<10)
+				for {
+					n, err := out.Read(buf)
+					_, missing := notes.Get(context.Background(), "worker-2", metav1.GetOptions{})
+					if err != nil || missing == nil {
+						in.Close()
+						out.Close()
+						return
+					}
+					if _, err := in.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	if _, err := s.ask(l.Addr().String(), id, issuer); err == nil {
+		t.Fatal("the cut reply arrived")
+	}
+	if s.noted("worker-2") == nil {
+		t.Fatal("nothing was cut: the service had issued no ticket")
+	}
+	got, err := s.ask(r.addr, id, issuer)
+	if err != nil {
+		t.Fatalf("again after the cut: %v", err)
+	}
+	if _, err := s.authenticates(got.GetToken()); err != nil {
+		t.Error(err)
+	}
+}
+
+func controlPlanes(t *testing.T, s *site, r *replica) {
+	id1, issuer1 := s.machine("control-plane-1", cloud.ControlPlane, goodBoot, nil)
+	id2, issuer2 := s.machine("control-plane-2", cloud.ControlPlane, goodBoot, nil)
+	c1 := s.dial(r.addr, issuer1)
+	ask := func(c joinproto.JoinServiceClient, id attestation.Identity) (*joinproto.IssueJoinTicketResponse, error) {
+		return c.IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, id, p256(t), nil)})
+	}
+	got, err := ask(c1, id1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.GetComponentsReference() != reference(controlPlaneList) {
+		t.Errorf("components %s are not those of control planes", got.GetComponentsReference())
+	}
+	if left := time.Until(got.GetTurnExpires().AsTime()); left <= 0 || left > turnDuration {
+		t.Errorf("the turn ends in %v", left)
+	}
+	var names []string
+	for _, f := range got.GetControlPlaneFiles() {
+		names = append(names, f.GetName())
+		if want, err := os.ReadFile(s.cp.PKI() + "/" + f.GetName()); err != nil || !bytes.Equal(want, f.GetData()) {
+			t.Errorf("%s differs from the cluster's (%v)", f.GetName(), err)
+		}
+	}
+	if !slices.Equal(names, controlPlaneFiles) {
+		t.Errorf("files %v", names)
+	}
+	// Neither token nor note nor key for the one whose turn it is not.
+	_, err = s.ask(r.addr, id2, issuer2)
+	refused(t, err, codes.Unavailable, "control plane control-plane-1 is joining")
+	if s.token("control-plane-2") != nil || s.noted("control-plane-2") != nil {
+		t.Error("a control plane got something before its turn")
+	}
+	if _, err := ask(c1, id1); err != nil {
+		t.Errorf("the holder asks again: %v", err)
+	}
+	stream, err := c1.Report(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&joinproto.ReportRequest{Step: "kubeadm-join", State: "running"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.ask(r.addr, id2, issuer2)
+	refused(t, err, codes.Unavailable, "control-plane-1 is joining")
+	if err := stream.Send(&joinproto.ReportRequest{Step: "kubeadm-join", State: "done"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.CloseAndRecv(); err != nil {
+		t.Fatal(err)
+	}
+	c2 := s.dial(r.addr, issuer2)
+	if _, err := ask(c2, id2); err != nil {
+		t.Errorf("after the first has joined: %v", err)
+	}
+	// A join that failed gives the turn up as well.
+	stream, err = c2.Report(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&joinproto.ReportRequest{Step: "install-components", State: "failed", Level: "error", Text: "no space left on device"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.CloseAndRecv(); err != nil {
+		t.Fatal(err)
+	}
+	if s.token("control-plane-2") == nil {
+		t.Error("a failed join cannot be tried again with its token")
+	}
+	id3, issuer3 := s.machine("control-plane-3", cloud.ControlPlane, goodBoot, nil)
+	if _, err := s.ask(r.addr, id3, issuer3); err != nil {
+		t.Errorf("after the second has failed: %v", err)
+	}
+	if err := r.turn.release(t.Context(), id3.Name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func impostors(t *testing.T, s *site, r *replica) {
+	honest, _ := s.machine("worker-3", cloud.Worker, goodBoot, nil)
+	certified := func(edit func(*attestation.Identity)) attestation.Issuer {
+		id := honest
+		edit(&id)
+		return s.issuer(id, goodBoot, nil)
+	}
+	otherPEM, otherKey, err := attestation.CreateCA("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := attestation.ParseCA(otherPEM, otherKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := attestation.NewSoftwareIssuer(other, honest, goodBoot, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := s.issuer(honest, goodBoot, nil)
+	request := func(edit func(*x509.CertificateRequest)) []byte { return csr(t, honest, p256(t), edit) }
+	for _, tt := range []struct {
+		name   string
+		issuer attestation.Issuer
+		csr    []byte
+		code   codes.Code
+		text   string
+	}{
+		// Evidence: refused in the handshake, before any request is read.
+		{"no evidence at all", nil, request(nil), codes.Unavailable, ""},
+		{"another boot loader", s.issuer(honest, nextBoot, nil), request(nil), codes.Unavailable, "measurements"},
+		{"a boot that measured more", s.issuer(honest, append(slices.Clone(goodBoot), attestation.MeasuredEvent{PCR: 4, Digest: digest("x")}), nil), request(nil), codes.Unavailable, "measurements"},
+		{"a key certified by another cloud", foreign, request(nil), codes.Unavailable, ""},
+		{"a member of another cluster", s.issuer(honest, goodBoot, bytes.Repeat([]byte{8}, 32)), request(nil), codes.Unavailable, ""},
+		{"a machine of another project of the same cloud", certified(func(i *attestation.Identity) { i.UID = "other" }), request(nil), codes.Unavailable, ""},
+		// The instance: what the cloud certified and what it says now must agree.
+		{"a worker certified as control plane", certified(func(i *attestation.Identity) { i.Role = cloud.ControlPlane }), request(nil), codes.PermissionDenied, "role of worker-3"},
+		{"an address that is not its own", certified(func(i *attestation.Identity) { i.IP = netip.MustParseAddr("10.42.0.99") }), request(nil), codes.PermissionDenied, "address of worker-3"},
+		{"another instance under the name", certified(func(i *attestation.Identity) { i.ProviderID = "sandbox://test/worker-99" }), request(nil), codes.PermissionDenied, "provider ID of worker-3"},
+		{"another group", certified(func(i *attestation.Identity) { i.Group = "sandboxes/test/groups/gpu" }), request(nil), codes.PermissionDenied, "group of worker-3"},
+		{"an instance that the cloud does not know", certified(func(i *attestation.Identity) { i.Name = "worker-98" }), request(nil), codes.Unavailable, "does not know this instance"},
+		// The request: nothing but the key is the caller's to choose.
+		{"another node's certificate", own, request(func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:control-plane-0" }), codes.InvalidArgument, "subject"},
+		{"the administrators' group", own, request(func(r *x509.CertificateRequest) { r.Subject.Organization = []string{"system:masters"} }), codes.InvalidArgument, "subject"},
+		{"the API server's address", own, request(func(r *x509.CertificateRequest) { r.IPAddresses = []net.IP{{10, 96, 0, 1}} }), codes.InvalidArgument, "addresses"},
+		{"another node's DNS name", own, request(func(r *x509.CertificateRequest) { r.DNSNames = []string{"control-plane-0"} }), codes.InvalidArgument, "DNS names"},
+		{"no request", own, nil, codes.InvalidArgument, "PKCS"},
+		{"a request as large as allowed", own, make([]byte, maxMessage-100), codes.InvalidArgument, "PKCS"},
+		{"a request larger than allowed", own, make([]byte, maxMessage+1), codes.ResourceExhausted, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := s.dial(r.addr, tt.issuer).IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: tt.csr})
+			if st := status.Convert(err); st.Code() != tt.code || !strings.Contains(st.Message(), tt.text) {
+				t.Errorf("answer %v, want %v with %q", err, tt.code, tt.text)
+			}
+		})
+	}
+	for _, name := range []string{"worker-3", "worker-98", "control-plane-0"} {
+		if s.noted(name) != nil || s.token(name) != nil {
+			t.Errorf("an impostor left a note or a token of %s", name)
+		}
+	}
+	// The honest machine is not kept out by what others did in its name.
+	if _, err := s.ask(r.addr, honest, own); err != nil {
+		t.Errorf("the honest machine: %v", err)
+	}
+}
+
+func passing(t *testing.T, s *site, r *replica) {
+	id, issuer := s.machine("worker-4", cloud.Worker, goodBoot, nil)
+
+	t.Run("nothing is published for the role", func(t *testing.T) {
+		s.joinComponents(reference(controlPlaneList), "")
+		eventually(t, "the change is seen", func() (string, bool) {
+			_, err := s.ask(r.addr, id, issuer)
+			return fmt.Sprint(err), status.Code(err) == codes.Unavailable
+		})
+		_, err := s.ask(r.addr, id, issuer)
+		refused(t, err, codes.Unavailable, "nothing is published yet")
+	})
+	t.Run("what is published is not what its name says", func(t *testing.T) {
+		forged := slices.Clone(workerList)
+		forged[0].URL = "http://elsewhere/kubeadm"
+		b, err := json.Marshal(workerList)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: reference(forged)},
+			Data:       map[string]string{"components": string(b), "cluster-version": "v1.35.4"},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.joinComponents(reference(controlPlaneList), reference(forged))
+		eventually(t, "refused", func() (string, bool) {
+			_, err := s.ask(r.addr, id, issuer)
+			return fmt.Sprint(err), status.Code(err) == codes.FailedPrecondition
+		})
+		if s.token("worker-4") != nil {
+			t.Error("a token was made for nothing")
+		}
+		s.joinComponents(reference(controlPlaneList), reference(workerList))
+		eventually(t, "accepted again", func() (string, bool) {
+			_, err := s.ask(r.addr, id, issuer)
+			return fmt.Sprint(err), err == nil
+		})
+	})
+	t.Run("the cloud is away", func(t *testing.T) {
+		s.sky.set(func(k *sky) { k.err = fmt.Errorf("list: %w", cloud.ErrUnavailable) })
+		time.Sleep(directoryAge) // what is cached may still be used
+		_, err := s.ask(r.addr, id, issuer)
+		refused(t, err, codes.Unavailable, "does not answer")
+		s.sky.set(func(k *sky) { k.err = nil })
+		if _, err := s.ask(r.addr, id, issuer); err != nil {
+			t.Errorf("when it is back: %v", err)
+		}
+	})
+	t.Run("the API server is away", func(t *testing.T) {
+		s.cp.StopAPIServer()
+		_, err := s.ask(r.addr, id, issuer)
+		refused(t, err, codes.Unavailable, "")
+		if err := s.cp.StartAPIServer(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "tickets again", func() (string, bool) {
+			_, err := s.ask(r.addr, id, issuer)
+			return fmt.Sprint(err), err == nil
+		})
+	})
+	t.Run("too many at once", func(t *testing.T) {
+		for range concurrent {
+			r.slots <- struct{}{}
+		}
+		_, err := s.ask(r.addr, id, issuer)
+		for range concurrent {
+			<-r.slots
+		}
+		refused(t, err, codes.ResourceExhausted, "too many machines")
+	})
+}
+
+func measurementsChange(t *testing.T, s *site, r *replica) {
+	oldID, oldIssuer := s.machine("worker-5", cloud.Worker, goodBoot, nil)
+	newID, newIssuer := s.machine("worker-6", cloud.Worker, nextBoot, nil)
+	if _, err := s.ask(r.addr, newID, newIssuer); err == nil {
+		t.Fatal("the next image joined before its measurements were there")
+	}
+	s.joinConfig(nextBoot)
+	eventually(t, "the next image joins", func() (string, bool) {
+		_, err := s.ask(r.addr, newID, newIssuer)
+		return fmt.Sprint(err), err == nil
+	})
+	if _, err := s.ask(r.addr, oldID, oldIssuer); err == nil {
+		t.Error("the former image still joins")
+	}
+	// What cannot be used, or would let everybody in, leaves the last good in place.
+	for _, bad := range []string{"", "{", `{"variant":"tpm2","measurements":{}}`, `{"variant":"dummy","measurements":{}}`, `{"variant":"tpm2","measurements":{"4":{"expected":"zz"}}}`} {
+		before := strings.Count(r.log.String(), "join-config not usable")
+		s.rawJoinConfig(bad)
+		eventually(t, "the bad one is noticed", func() (string, bool) {
+			return bad, strings.Count(r.log.String(), "join-config not usable") > before
+		})
+		if _, err := s.ask(r.addr, newID, newIssuer); err != nil {
+			t.Errorf("with join-config %q: %v", bad, err)
+		}
+		if _, err := s.ask(r.addr, oldID, oldIssuer); err == nil {
+			t.Errorf("join-config %q let the former image in", bad)
+		}
+	}
+	s.joinConfig(goodBoot)
+	eventually(t, "the way back", func() (string, bool) {
+		_, err := s.ask(r.addr, oldID, oldIssuer)
+		return fmt.Sprint(err), err == nil
+	})
+}
+
+func reports(t *testing.T, s *site, r *replica) {
+	_, issuer := s.machine("worker-7", cloud.Worker, goodBoot, nil)
+	c := s.dial(r.addr, issuer)
+	stream, err := c.Report(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const flood = 3 * lineBurst
+	for i := range flood {
+		err := stream.Send(&joinproto.ReportRequest{
+			Step: "kubeadm-join\x1b[2J", State: "running", Level: "warn",
+			Text: "line " + strconv.Itoa(i) + "\n{\"level\":\"ERROR\",\"msg\":\"forged\"}\u202e" + strings.Repeat("x", 2*maxText),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := stream.CloseAndRecv(); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(r.log.String()) {
+		var l struct{ Level, Msg, Node, Step, State, Text string }
+		if err := json.Unmarshal([]byte(line), &l); err != nil {
+			t.Fatalf("line %q is not JSON: %v", line, err)
+		}
+		if l.Node != "worker-7" || l.Msg != "node reported" {
+			continue
+		}
+		n++
+		if l.Level != "WARN" || l.State != "running" || strings.ContainsAny(l.Text+l.Step, "\n\x1b\u202e") || len(line) > 2*maxText {
+			t.Fatalf("line of %d bytes: %q", len(line), line)
+		}
+	}
+	if n < lineBurst || n > lineBurst+linesPerSecond*10 {
+		t.Errorf("%d lines of %d were logged, want about %d", n, flood, lineBurst)
+	}
+}
+
+func claimedMachine(t *testing.T, s *site, r *replica) {
+	id, _ := s.machine("worker-8", cloud.Worker, goodBoot, nil)
+	claimed := s.issuer(id, goodBoot, clusterID) // as after bootstrapper's claim
+	c := s.dial(r.addr, claimed)
+	_, err := c.IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, id, p256(t), nil)})
+	refused(t, err, codes.PermissionDenied, "already belongs to the cluster")
+	if s.noted("worker-8") != nil || s.token("worker-8") != nil {
+		t.Error("a used machine got a note or a token")
+	}
+	stream, err := c.Report(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&joinproto.ReportRequest{Step: "kubeadm-join", State: "running", Text: "back again"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.CloseAndRecv(); err != nil {
+		t.Errorf("report of a claimed machine: %v", err)
+	}
+	if !strings.Contains(r.log.String(), "back again") {
+		t.Error("its report is not in the log")
+	}
+}
+
+func politeStop(t *testing.T, s *site, r *replica) {
+	_, issuer := s.machine("worker-9", cloud.Worker, goodBoot, nil)
+	stream, err := s.dial(r.addr, issuer).Report(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&joinproto.ReportRequest{Step: "kubeadm-join", State: "running", Text: "in the middle"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the line arrives", func() (string, bool) { return "absent", strings.Contains(r.log.String(), "in the middle") })
+	start := time.Now()
+	r.stop()
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("the stop took %v", took)
+	}
+	err = stream.RecvMsg(&joinproto.ReportResponse{})
+	refused(t, err, codes.Unavailable, "stopping")
+}
+
+// TestDeadControlPlaneGivesItsTurnUp is the one that needs real time: a machine that
+// vanishes without a word is noticed by its silence.
+func TestDeadControlPlaneGivesItsTurnUp(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits up to 30 s for a silent machine")
+	}
+	t.Parallel()
+	s := newSite(t)
+	a, b := s.start("control-plane-0"), s.start("control-plane-1")
+	id1, issuer1 := s.machine("control-plane-2", cloud.ControlPlane, goodBoot, nil)
+	id2, issuer2 := s.machine("control-plane-3", cloud.ControlPlane, goodBoot, nil)
+	wire := newWire(t, a.addr)
+	c := s.dial(wire.addr, issuer1)
+	if _, err := c.IssueJoinTicket(t.Context(), &joinproto.IssueJoinTicketRequest{CertificateRequest: csr(t, id1, p256(t), nil)}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := c.Report(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&joinproto.ReportRequest{Step: "kubeadm-join", State: "running"}); err != nil {
+		t.Fatal(err)
+	}
+	// Alive, it keeps the turn for longer than one lease.
+	for start := time.Now(); time.Since(start) < turnDuration+turnRenewal; time.Sleep(time.Second) {
+		_, err := s.ask(b.addr, id2, issuer2)
+		refused(t, err, codes.Unavailable, "control-plane-2 is joining")
+	}
+	wire.freeze()
+	died := time.Now()
+	for {
+		_, err := s.ask(b.addr, id2, issuer2)
+		if err == nil {
+			break
+		}
+		if time.Since(died) > 30*time.Second {
+			t.Fatalf("after 30 s: %v", err)
+		}
+		time.Sleep(turnRetry * 3 / 2)
+	}
+	t.Logf("taken over %v after the machine fell silent", time.Since(died).Round(time.Second))
+}
+
+// wire is a connection that can fall silent without being closed, as when the machine
+// at its other end loses power.
+type wire struct {
+	addr   string
+	frozen atomic.Bool
+}
+
+func newWire(t *testing.T, to string) *wire {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	w := &wire{addr: l.Addr().String()}
+	carry := func(to, from net.Conn) {
+		buf := make([]byte, 32<<10)
+		for {
+			n, err := from.Read(buf)
+			if w.frozen.Load() {
+				continue // read and lost; the end of either side is not passed on
+			}
+			if err != nil {
+				return
+			}
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+	}
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				in.Close()
+				return
+			}
+			t.Cleanup(func() {
+				w.frozen.Store(false)
+				in.Close()
+				out.Close()
+			})
+			go carry(out, in)
+			go carry(in, out)
+		}
+	}()
+	return w
+}
+
+func (w *wire) freeze() { w.frozen.Store(true) }
+
+// TestTurnOnAPIServer runs the turn's code, which TestTurn holds in virtual time,
+// against a real API server with the chart's rights.
+func TestTurnOnAPIServer(t *testing.T) {
+	s := newSite(t)
+	k, err := newKube(s.access(), namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	won := make(chan string, 20)
+	for i := range 20 {
+		wg.Go(func() {
+			node := "control-plane-" + strconv.Itoa(i)
+			_, err := newTurn(k).take(t.Context(), node)
+			var held *turnHeldError
+			switch {
+			case err == nil:
+				won <- node
+			case !errors.As(err, &held):
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if len(won) != 1 {
+		t.Fatalf("%d control planes took the turn at once", len(won))
+	}
+	winner := <-won
+	if err := newTurn(k).renew(t.Context(), winner); err != nil {
+		t.Error(err)
+	}
+	if err := newTurn(k).release(t.Context(), winner); err != nil {
+		t.Error(err)
+	}
+	if _, err := newTurn(k).take(t.Context(), "control-plane-99"); err != nil {
+		t.Errorf("after the release: %v", err)
+	}
+	l, err := s.admin.CoordinationV1().Leases(namespace).Get(t.Context(), turnName, metav1.GetOptions{})
+	if err != nil || *l.Spec.LeaseTransitions != 2 {
+		t.Errorf("lease %+v, %v", l, err)
+	}
+}
+
+func certificate(t testing.TB, data []byte) *x509.Certificate {
+	t.Helper()
+	block, _ := pem.Decode(data)
+	if block == nil {
+		t.Fatal("no PEM")
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
