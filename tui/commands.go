@@ -86,7 +86,10 @@ func (s *session) execute(args []string) int {
 	case !s.began && err != nil:
 		err = &engine.Error{Op: err.Error(), Remedy: "see " + cmd.CommandPath() + " --help", Exit: engine.ExitUsage}
 	}
-	if err != nil {
+	switch {
+	case err != nil && engine.ExitCode(err) == engine.ExitNothing:
+		s.remark("%s", explain(err).what)
+	case err != nil:
 		writeError(s.Stderr, err)
 	}
 	if caught != 0 {

@@ -442,6 +442,7 @@ func (c *console) detach() tea.Cmd {
 // quitNow leaves without waiting for the step under way: the machines go on by
 // themselves, and the next start finds what they did.
 func (c *console) quitNow() tea.Cmd {
+	c.asking, c.leaving = false, true
 	if c.cancel != nil {
 		c.cancel()
 	}

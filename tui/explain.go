@@ -34,9 +34,9 @@ func explain(err error) explanation {
 			}
 		}
 	case errors.As(err, &e) && e.Op != "" && e.Err != nil:
-		x.what, x.why = clean(e.Op), clean(e.Err.Error())
+		x.what, x.why = clean(e.Op), oneLine(cleanLines(e.Err.Error()))
 	default:
-		x.what = clean(err.Error())
+		x.what = oneLine(cleanLines(err.Error()))
 	}
 	x.remedy = clean(engine.Remedy(err))
 	if x.remedy == "" && errors.Is(err, context.DeadlineExceeded) {

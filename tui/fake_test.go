@@ -91,10 +91,11 @@ type fakeEngine struct {
 	planErr  error
 	status   engine.Status
 	// events are what Run emits; it pauses before event pauseAt, if that is not zero,
-	// until its context ends or proceed is closed.
+	// until its context ends. With a pace it takes the time that the recorded run took,
+	// divided by pace.
 	events  []engine.Event
 	pauseAt int
-	proceed chan struct{}
+	pace    float64
 	runErr  error
 
 	statusErr error
@@ -118,10 +119,19 @@ func (f *fakeEngine) PlanInit(context.Context) (*engine.Plan, error) { return f.
 
 func (f *fakeEngine) Run(ctx context.Context, _ *engine.Plan, emit func(engine.Event)) error {
 	f.ran++
+	began := time.Now()
 	for i, ev := range f.events {
-		if f.pauseAt > 0 && i == f.pauseAt {
+		var pause <-chan time.Time
+		switch {
+		case f.pauseAt > 0 && i == f.pauseAt:
+			pause = make(chan time.Time)
+		case f.pace > 0:
+			due := began.Add(time.Duration(float64(ev.Time.Sub(f.events[0].Time)) / f.pace))
+			pause, ev.Time = time.After(time.Until(due)), due.UTC()
+		}
+		if pause != nil {
 			select {
-			case <-f.proceed:
+			case <-pause:
 			case <-ctx.Done():
 				return &engine.Error{Op: "init demo", Err: context.Canceled, Exit: engine.ExitStopped, Remedy: "run the same command again"}
 			}
@@ -359,7 +369,17 @@ func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
 
 // demoHome is a workspace at a stage.
 func demoHome(stage engine.Stage) engine.Home {
-	return engine.Home{Dir: "/home/ops/demo", Stage: stage, Cluster: "demo", Next: []engine.Suggestion{
+	c := &engine.Config{Name: "demo", Provider: engine.ProviderConfig{Sandbox: &engine.SandboxConfig{Name: "demo"}}, NodeGroups: map[string]engine.NodeGroup{
+		"control-plane": {Role: "control-plane", Count: 1}, "workers": {Role: "worker", Count: 2},
+	}}
+	for text, v := range map[string]interface{ UnmarshalText([]byte) error }{
+		"v1.35.4": &c.Kubernetes, "v1.1.0": &c.Image, "1.1.0": &c.Services, "10.96.0.0/12": &c.ServiceCIDR, "10.244.0.0/16": &c.PodCIDR,
+	} {
+		if err := v.UnmarshalText([]byte(text)); err != nil {
+			panic(err)
+		}
+	}
+	return engine.Home{Dir: "/home/ops/demo", Stage: stage, Cluster: "demo", Config: c, Next: []engine.Suggestion{
 		{Title: "Create the cluster", Command: "constellation -C .demo init", Why: "3 machines run"},
 	}}
 }

@@ -251,13 +251,13 @@ func (c *console) footer() []string {
 
 // leaveQuestion says what leaving does, before it is done.
 func (c *console) leaveQuestion() []string {
-	what := "The step under way ends, then this console does; the same command comes back here."
+	what := "The step under way is ended first; the same command goes on."
 	if c.t.pastFinal() {
-		what = "The cluster goes on by itself; the same command comes back here."
+		what = "The cluster goes on alone; the same command looks again."
 	}
 	return []string{
 		c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Leave this run? ").add(plain, what).String(),
-		c.th.row(c.w).add(faint, "   Enter leaves, Esc stays, Ctrl-C once more leaves at once: also then nothing is lost.").String(),
+		c.th.row(c.w).add(faint, "   Enter leaves, Esc stays, Ctrl-C again leaves at once. Nothing is lost.").String(),
 	}
 }
 

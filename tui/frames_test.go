@@ -48,11 +48,15 @@ var scenes = []struct {
 	}},
 	{"config-broken", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		h := demoHome(engine.StageConfigured)
+		h.Config = nil
 		h.Problems = []engine.Finding{
 			{ID: "config-1", Severity: engine.Block, Title: "line 4: kubernetesVersion", Detail: `"1.35" is not a version`, Remedy: "write v1.35.4"},
 			{ID: "config-2", Severity: engine.Block, Title: "line 9: nodeGroups.workers.cuont", Detail: "unknown key", Remedy: "did you mean count?"},
 		}
 		return s(&fakeEngine{home: h}).begin()
+	}},
+	{"config-edit", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).begin().press("down", "right")
 	}},
 	{"preflight-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: planIn(t, recorded(t, "init")).Findings}

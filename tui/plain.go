@@ -235,6 +235,9 @@ func (p *plainPrinter) tellPlan(at time.Time) {
 		text += "  " + count(n, "machine")
 	}
 	p.line(at, "plan", "ok", text)
+	for _, c := range p.t.checks {
+		p.tellCheck(at, c)
+	}
 }
 
 // target writes the versions of a target.
@@ -271,7 +274,7 @@ func (p *plainPrinter) tellCheck(at time.Time, c check) bool {
 		}
 		text := c.title
 		if c.detail != "" {
-			text += ": " + c.detail
+			text += ": " + oneLine(c.detail)
 		}
 		p.line(at, "check", state, text+remedyTail(c.remedy))
 		return true
@@ -307,15 +310,11 @@ func (p *plainPrinter) tellStep(at time.Time, s *step) {
 		}
 		p.line(at, s.id, "start", text)
 	case engine.StateDone:
+		p.line(at, s.id, "ok", orElse(s.text, s.title)+", "+short(s.took))
+	case engine.StateSkipped:
 		text := s.title
 		if s.text != "" {
-			text = s.text
-		}
-		p.line(at, s.id, "ok", text+", "+short(s.took))
-	case engine.StateSkipped:
-		text := "done before"
-		if s.text != "" {
-			text = s.text
+			text += ": " + s.text
 		}
 		p.line(at, s.id, "skip", text)
 	case engine.StateFailed:

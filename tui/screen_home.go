@@ -155,10 +155,19 @@ func (c *console) findings(w int, title string, list []engine.Finding, most int)
 		}
 		sign, st := c.severitySign(f.Severity)
 		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").add(plain, clean(f.Title))
-		if f.Detail != "" {
-			r.add(faint, ": "+clean(f.Detail))
+		detail := cleanLines(f.Detail)
+		if !strings.Contains(detail, "\n") {
+			if detail != "" {
+				r.add(faint, ": "+detail)
+			}
+			detail = ""
 		}
 		lines = append(lines, r.String())
+		if detail != "" {
+			for _, l := range wrap(detail, w-6) {
+				lines = append(lines, c.th.row(w).pad(4).add(faint, l).String())
+			}
+		}
 		if f.Remedy != "" {
 			lines = append(lines, c.th.row(w).pad(4).add(faint, c.th.branch+" ").add(accent, clean(f.Remedy)).String())
 		}

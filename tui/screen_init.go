@@ -114,6 +114,9 @@ func configLocked(c *console) string { return c.form.locked }
 
 // typing reports whether keys go into a text field.
 func (c *console) typing() bool {
+	if c.asking || c.help {
+		return false
+	}
 	return c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing
 }
 
@@ -321,7 +324,7 @@ func (p *preflight) settle() []check {
 	list := p.t.checks
 	for _, f := range p.findings {
 		if !slices.ContainsFunc(list, func(c check) bool { return c.id == clean(f.ID) }) {
-			list = append(list[:len(list):len(list)], check{clean(f.ID), string(f.Severity), clean(f.Title), clean(f.Detail), clean(f.Remedy), clean(f.Source), f.Took})
+			list = append(list[:len(list):len(list)], checkOf(f))
 		}
 	}
 	return list
@@ -561,7 +564,7 @@ func (c *console) planRows(w int) []string {
 	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
 		sign, st := c.severitySign(f.Severity)
 		rows = append(rows, c.th.row(w).add(plain, " ").add(st, " "+sign+"  ").add(strong, clean(f.Title)).String())
-		for _, l := range wrap(clean(f.Detail), w-8) {
+		for _, l := range wrap(cleanLines(f.Detail), w-8) {
 			if l != "" {
 				rows = append(rows, c.th.row(w).pad(5).add(faint, l).String())
 			}

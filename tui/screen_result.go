@@ -25,7 +25,7 @@ var resultKeys = []binding{
 	}),
 	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed("full log"),
 	on("y", "y", "copy the next command, or the cause", "copy", act((*console).copyResult)).footed("copy"),
-	on("esc", "Esc", "home", "back", (*console).goHome).footed("home"),
+	on("esc", "Esc", "home", "back", (*console).goHome),
 }
 
 // retry plans anew and goes on where the run ended.

@@ -45,6 +45,26 @@ func clean(s string) string {
 	return b.String()
 }
 
+// cleanLines is clean for texts that may have several lines.
+func cleanLines(s string) string {
+	lines := strings.Split(strings.TrimRight(s, "\r\n"), "\n")
+	for i := range lines {
+		lines[i] = clean(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}
+
+// oneLine joins the lines of a text.
+func oneLine(s string) string {
+	var parts []string
+	for l := range strings.SplitSeq(s, "\n") {
+		if l = strings.TrimSpace(l); l != "" {
+			parts = append(parts, l)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
 // harmless reports whether every character of s is shown as itself.
 func harmless(s string) bool {
 	for i := 0; i < len(s); {
@@ -105,10 +125,13 @@ func cut(s string, w int, ellipsis string) string {
 	return ansi.Truncate(s, w, ellipsis)
 }
 
-// wrap breaks s at spaces into lines of at most w columns. Words that are longer
+// wrap breaks s at its line ends and at spaces into lines of at most w columns. Words that are longer
 // are broken anywhere; no others are, so that names and paths can be copied.
 func wrap(s string, w int) []string {
 	w = max(w, 1)
+	if head, tail, found := strings.Cut(s, "\n"); found {
+		return append(wrap(head, w), wrap(tail, w)...)
+	}
 	if width(s) <= w {
 		return []string{s}
 	}

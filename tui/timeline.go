@@ -204,7 +204,18 @@ func (t *timeline) setPlan(p *engine.Plan) {
 		}
 		t.steps = append(t.steps, row)
 	}
+	for _, f := range p.Findings {
+		c := checkOf(f)
+		if !slices.ContainsFunc(t.checks, func(o check) bool { return o.id == c.id }) {
+			t.checks = append(t.checks, c)
+		}
+	}
 	t.findCurrent()
+}
+
+// checkOf is a finding as a check that has ended.
+func checkOf(f engine.Finding) check {
+	return check{clean(f.ID), string(f.Severity), clean(f.Title), cleanLines(f.Detail), clean(f.Remedy), clean(f.Source), f.Took.Round(time.Millisecond)}
 }
 
 func (t *timeline) applyCheck(ev engine.Event) (change, int) {
@@ -214,20 +225,8 @@ func (t *timeline) applyCheck(ev engine.Event) (change, int) {
 		source: clean(ev.Source), took: time.Duration(ev.TookMS) * time.Millisecond,
 	}
 	var f engine.Finding
-	if len(ev.Data) > 0 && json.Unmarshal(ev.Data, &f) == nil {
-		c.detail = clean(f.Detail)
-		if f.Title != "" {
-			c.title = clean(f.Title)
-		}
-		if f.Remedy != "" {
-			c.remedy = clean(f.Remedy)
-		}
-		if f.Source != "" {
-			c.source = clean(f.Source)
-		}
-		if f.Took > 0 && c.took == 0 {
-			c.took = f.Took
-		}
+	if len(ev.Data) > 0 && json.Unmarshal(ev.Data, &f) == nil && f.ID == ev.Object {
+		c = checkOf(f)
 	}
 	i := slices.IndexFunc(t.checks, func(o check) bool { return o.id == id })
 	if i < 0 {
@@ -264,6 +263,10 @@ func (t *timeline) applyStep(ev engine.Event) (change, int) {
 	switch text := clean(ev.Text); {
 	case ev.State == engine.StateRunning && s.title == s.id && text != "":
 		s.title = text // a stream without a plan tells titles as it goes
+	case text == s.title: // says nothing new
+		if ev.State != engine.StateRunning {
+			s.text = ""
+		}
 	case text != "" || ev.State != engine.StateRunning:
 		s.text = text
 	}

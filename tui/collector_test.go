@@ -1,0 +1,114 @@
+package tui
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"constellation/engine"
+)
+
+func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []uint64
+		var sizes []int
+		c := newCollector(func(b []engine.Event) {
+			time.Sleep(10 * time.Millisecond) // a busy screen
+			sizes = append(sizes, len(b))
+			for _, ev := range b {
+				got = append(got, ev.Seq)
+			}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { c.Run(ctx) })
+		began := time.Now()
+		for i := range uint64(1000) {
+			c.emit(engine.Event{Seq: i + 1})
+			time.Sleep(time.Millisecond)
+		}
+		if d := time.Since(began); d != time.Second {
+			t.Errorf("emit held the run up: %s for a second of events", d)
+		}
+		cancel()
+		wg.Wait()
+		c.flush()
+		for i, seq := range got {
+			if seq != uint64(i+1) {
+				t.Fatalf("event %d is number %d", i+1, seq)
+			}
+		}
+		if len(got) != 1000 {
+			t.Fatalf("%d events of 1000", len(got))
+		}
+		if n := len(sizes); n > 31 {
+			t.Errorf("%d batches in a second, want at most 30 and the last", n)
+		}
+		if sizes[0] != 1 {
+			t.Errorf("the first batch has %d events: the first one must go at once", sizes[0])
+		}
+	})
+}
+
+func TestCollectorSleepsWhenThereIsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCollector(func([]engine.Event) {})
+		ctx, cancel := context.WithCancel(t.Context())
+		go c.Run(ctx)
+		c.emit(engine.Event{})
+		time.Sleep(time.Hour) // with a ticker in it the bubble would be busy; with none it is at once
+		synctest.Wait()
+		cancel()
+	})
+}
+
+// BenchmarkEventToFrame is the way of one event from the run to the finished frame,
+// on the screen that costs most. The pauses between frames are not in it.
+func BenchmarkEventToFrame(b *testing.B) {
+	for _, size := range []struct {
+		name string
+		w, h int
+	}{{"80x24", 80, 24}, {"120x40", 120, 40}, {"200x60", 200, 60}} {
+		b.Run(size.name, func(b *testing.B) {
+			s := benchStage(b, size.w, size.h)
+			ev := engine.Event{Kind: engine.KindLog, Source: "kubeadm", Node: "control-plane-0", Level: "info", Text: "[certs] Generating \"etcd/healthcheck-client\" certificate and key"}
+			b.ReportAllocs()
+			for b.Loop() {
+				s.Update(batch{s.task, []engine.Event{ev}})
+				if len(s.View()) == 0 {
+					b.Fatal("no frame")
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkFold is the fold of one event.
+func BenchmarkFold(b *testing.B) {
+	events := recorded(b, "many")
+	b.ReportAllocs()
+	for b.Loop() {
+		var t timeline
+		for _, ev := range events {
+			t.apply(ev)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(events)), "ns/event")
+}
+
+// benchStage is a console in the middle of a run.
+func benchStage(b *testing.B, w, h int) *console {
+	events := recorded(b, "init")
+	c := newConsole(b.Context(), look{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: time.Now})
+	c.w, c.h = w, h
+	c.plan = planIn(b, events)
+	c.screen, c.running, c.ran = screenRun, true, true
+	c.run = newRunView()
+	c.ticking = true // no tick of its own
+	for _, ev := range events[:40] {
+		c.t.apply(ev)
+	}
+	return c
+}

@@ -1,0 +1,142 @@
+package tui
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"constellation/engine"
+)
+
+// TestMain lets scripts run this test binary as the program, with the real engine on
+// a workspace and, where FAKE_RUN names a recorded run, with a fake one.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"constellation": func() { os.Exit(fakeApp().Main()) }})
+}
+
+// fakeApp is the program without machines:
+//
+//	FAKE_RUN     file with the events of a recorded run, which init replays
+//	FAKE_PACE    how many times faster; 0 or nothing: at once
+//	FAKE_STAGE   stage of the workspace that the fake engine reports
+//	FAKE_PACKAGES  set: the sandbox wants packages
+func fakeApp() App {
+	return App{
+		Release: "v1.1.0", Kubernetes: []string{"v1.35.4", "v1.36.3"}, Images: []string{"v1.1.0", "v1.0.0"}, Releases: []string{"v1.1.0", "v1.0.0"},
+		Engine: func(ws *engine.Workspace, log *slog.Logger) (Engine, error) {
+			if os.Getenv("FAKE_RUN") != "" {
+				return fakeRun(ws)
+			}
+			return engine.New(ws, engine.Deps{Log: log, Sandbox: &fakeSandbox{}}), nil
+		},
+		Sandbox: func(*slog.Logger) (engine.Sandbox, error) {
+			_, err := os.Stat(".fake-sandbox")
+			return &rememberedSandbox{fakeSandbox{running: err == nil, needs: os.Getenv("FAKE_PACKAGES") != ""}}, nil
+		},
+		Daemon: func(ctx context.Context, name string, log *slog.Logger) error {
+			log.Info("daemon started", "name", name)
+			return nil
+		},
+	}
+}
+
+// rememberedSandbox is a fake that lives from one command to the next.
+type rememberedSandbox struct{ fakeSandbox }
+
+func (r *rememberedSandbox) Up(ctx context.Context, spec engine.SandboxSpec, emit func(engine.Event)) (engine.SandboxInfo, error) {
+	info, err := r.fakeSandbox.Up(ctx, spec, emit)
+	if err == nil {
+		err = os.WriteFile(".fake-sandbox", nil, 0o600)
+	}
+	return info, err
+}
+
+func (r *rememberedSandbox) Down(ctx context.Context, name string, emit func(engine.Event)) error {
+	if err := r.fakeSandbox.Down(ctx, name, emit); err != nil {
+		return err
+	}
+	return os.RemoveAll(".fake-sandbox")
+}
+
+func fakeRun(ws *engine.Workspace) (*fakeEngine, error) {
+	b, err := os.ReadFile(os.Getenv("FAKE_RUN"))
+	if err != nil {
+		return nil, err
+	}
+	f := &fakeEngine{home: demoHome(engine.StageReady), status: demoStatus()}
+	if s := os.Getenv("FAKE_STAGE"); s != "" {
+		f.home.Stage = engine.Stage(s)
+	}
+	f.home.Dir = ws.Dir()
+	f.pace, _ = strconv.ParseFloat(os.Getenv("FAKE_PACE"), 64)
+	for sc := bufio.NewScanner(bytes.NewReader(b)); sc.Scan(); {
+		var ev engine.Event
+		if err := json.Unmarshal(sc.Bytes(), &ev); err != nil {
+			return nil, err
+		}
+		f.events = append(f.events, ev)
+		switch ev.Kind {
+		case engine.KindPlan:
+			f.plan = &engine.Plan{}
+			if err := json.Unmarshal(ev.Data, f.plan); err != nil {
+				return nil, err
+			}
+			f.findings = f.plan.Findings
+		case engine.KindResult:
+			if *ev.Exit != 0 {
+				f.runErr = &engine.Error{Op: "init demo", Err: errors.New(ev.Text), Remedy: ev.Remedy, Exit: *ev.Exit}
+			}
+		}
+	}
+	return f, nil
+}
+
+func TestScripts(t *testing.T) {
+	streams, err := filepath.Abs("testdata/streams")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		UpdateScripts:       *update,
+		RequireExplicitExec: true,
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("STREAMS", streams)
+			e.Setenv("HOME", e.WorkDir)
+			e.Setenv("LANG", "C.UTF-8")
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			// exits CODE COMMAND...: the command must end with that code.
+			"exits": func(ts *testscript.TestScript, neg bool, args []string) {
+				if neg || len(args) < 2 {
+					ts.Fatalf("usage: exits code command...")
+				}
+				want, err := strconv.Atoi(args[0])
+				ts.Check(err)
+				err = ts.Exec(args[1], args[2:]...)
+				var exit interface{ ExitCode() int }
+				got := 0
+				if errors.As(err, &exit) {
+					got = exit.ExitCode()
+				} else {
+					ts.Check(err)
+				}
+				if got != want {
+					ts.Fatalf("%v ended with %d, want %d", args[1:], got, want)
+				}
+			},
+		},
+		Deadline: time.Now().Add(2 * time.Minute),
+	})
+}
