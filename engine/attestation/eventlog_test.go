@@ -3,6 +3,7 @@ package attestation
 import (
 	"bytes"
 	"crypto"
+	"slices"
 	"strings"
 	"testing"
 
@@ -116,6 +117,22 @@ func TestLogsAreRefused(t *testing.T) {
 		{"no digest", event(func(e []byte) { e[8] = 0 }), ""},
 		{"a digest of an algorithm that is not named", event(func(e []byte) { e[12] = 4 }), "0x0004"},
 		{"data of four billion bytes", event(func(e []byte) { copy(e[46:], "\xff\xff\xff\xff") }), "cut off"},
+		{"an algorithm twice", func() []byte { // and each event with two SHA-256 digests
+			h := bytes.Clone(good)
+			h[28] += 4
+			h[56] = 2
+			return slices.Insert(h, 64, h[60:64]...)
+		}(), "0x000b twice"},
+		{"two SHA-256 digests", func() []byte {
+			h := bytes.Clone(good)
+			h[28] += 4
+			h[56] = 2
+			h = slices.Insert(h, 64, 4, 0, 20, 0)
+			e := appendEvent(nil, boot()[0])
+			e[8] = 2
+			return append(h, slices.Insert(e, 46, e[12:46]...)...)
+		}(), "two SHA-256 digests"},
+		{"more events than anyone measures", append(bytes.Clone(good), bytes.Repeat(appendEvent(nil, MeasuredEvent{4, digest("x"), ""}), maxEvents+1)...), "more than 4096 events"},
 		{"an event that is cut off", event(func([]byte) {})[:len(good)+20], "cut off"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

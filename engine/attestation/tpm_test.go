@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
@@ -19,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/google/go-tpm-tools/client"
 	"github.com/google/go-tpm/tpm2"
+	"github.com/google/go-tpm/tpm2/transport"
 )
 
 // TestLifeOfATPM follows a machine from its making over membership and reboot to
@@ -279,6 +281,53 @@ func TestAnyKeyOfTheTPMIsNotEnough(t *testing.T) {
 	}
 }
 
+// meddler extends a register just before each of the first quotes.
+type meddler struct {
+	transport.TPM
+	times, quotes int
+}
+
+func (m *meddler) Send(command []byte) ([]byte, error) {
+	if tpm2.TPMCC(binary.BigEndian.Uint32(command[6:])) == tpm2.TPMCCQuote {
+		m.quotes++
+		if m.times > 0 {
+			m.times--
+			if err := extendPCR(m.TPM, 8, digest("meddling")); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return m.TPM.Send(command)
+}
+
+func TestQuoteWhileRegistersChange(t *testing.T) {
+	ca := newCA(t, "cloud")
+	tpm, err := OpenTPM(t.Context(), bootedTPM(t, ca, worker(0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tpm.Close()
+	m := &meddler{TPM: tpm, times: quoteAttempts - 1}
+	var d document
+	if err := d.quoteWith(m, nonce); err != nil {
+		t.Fatal(err)
+	}
+	if m.quotes != quoteAttempts {
+		t.Errorf("%d quotes were made, want %d", m.quotes, quoteAttempts)
+	}
+	b, err := d.marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewTPMValidator(ca.Roots(), images(), Options{}).Validate(t.Context(), b, nonce); err != nil {
+		t.Error(err)
+	}
+	m.times = quoteAttempts
+	if err := d.quoteWith(m, nonce); err == nil || !strings.Contains(err.Error(), "changed during each of 3 attempts") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestManyIssuersShareATPM(t *testing.T) {
 	ca := newCA(t, "cloud")
 	address := bootedTPM(t, ca, worker(0))
@@ -385,9 +434,32 @@ func TestTPMThatCannotBeUsed(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("an event for the register of the cluster ID", func(t *testing.T) {
-		err := Measure(t.Context(), "unix:"+socket, filepath.Join(silent, "log"), []MeasuredEvent{{15, digest("x"), "x"}})
-		if err == nil || !strings.Contains(err.Error(), "PCR 15 is not for measuring a boot") {
+	for _, tt := range []struct {
+		name, text string
+		event      MeasuredEvent
+	}{
+		{"an event for the register of the cluster ID", "PCR 15 is not for measuring a boot", MeasuredEvent{15, digest("x"), "x"}},
+		{"an event for a register that is not quoted", "PCR 16 is not for measuring a boot", MeasuredEvent{16, digest("x"), "x"}},
+		{"an event of SHA-1", `digest of "x" has 20 bytes`, MeasuredEvent{4, make([]byte, 20), "x"}},
+		{"an event with a novel", "description of an event of PCR 4 has 1025 bytes", MeasuredEvent{4, digest("x"), strings.Repeat("x", 1025)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := Measure(t.Context(), "unix:"+socket, filepath.Join(silent, "log"), []MeasuredEvent{tt.event})
+			if err == nil || errors.Is(err, ErrTPM) || !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("got %v, want %q", err, tt.text)
+			}
+			if _, err := NewSoftwareIssuer(newCA(t, "cloud"), worker(0), []MeasuredEvent{tt.event}, nil); err == nil {
+				t.Error("the simulation takes it")
+			}
+		})
+	}
+	t.Run("an event log that is too long", func(t *testing.T) {
+		log := filepath.Join(silent, "binary_bios_measurements")
+		if err := os.WriteFile(log, make([]byte, maxLog+1), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		defer os.Remove(log)
+		if _, err := NewTPMIssuer("unix:"+socket).Issue(t.Context(), nonce); err == nil || !strings.Contains(err.Error(), "has more than") {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -457,6 +457,11 @@ func TestValidateRefuses(t *testing.T) {
 		{name: "it fits half of each accepted image", edit: func(f *forger) { f.setPCR(4, digest("b4")); f.log = nil },
 			opts: Options{Alternatives: []Measurements{{4: {digest("b4"), false}, 9: {digest("b9"), false}, 11: {digest("b11"), false}}}},
 			want: ErrMeasurement, text: "PCR 4"},
+		{name: "it is close to the second accepted image", edit: func(f *forger) { f.setPCR(11, digest("x")); f.log = nil },
+			images: func(Measurements) Measurements {
+				return Measurements{4: {digest("b4"), false}, 9: {digest("b9"), false}, 11: {digest("b11"), false}}
+			},
+			opts: Options{Alternatives: []Measurements{images()}}, want: ErrMeasurement, text: "measurements differ: PCR 11 (unified kernel image) is"},
 		{name: "it is a member and should be unused", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR([]byte("c"))) }, want: ErrMember, text: "already belongs to a cluster"},
 		{name: "it is unused and should be a member", opts: Options{PCR15: PCR15Member()}, want: ErrMember, text: "belongs to no cluster"},
 		{name: "it is unused and should be a member of this cluster", opts: Options{PCR15: PCR15ClusterID([]byte("c"))}, want: ErrMember, text: "belongs to no cluster"},
@@ -507,13 +512,27 @@ func TestValidateHonoursItsContext(t *testing.T) {
 
 // TestValidatorIsASnapshot changes what a validator was made from.
 func TestValidatorIsASnapshot(t *testing.T) {
-	ca, m, alt := newCA(t, "cloud"), images(), images()
-	v := NewTPMValidator(ca.Roots(), m, Options{Alternatives: []Measurements{alt}})
-	m[4].Expected[0] ^= 1
-	alt[4].Expected[0] ^= 1
-	delete(m, 9)
-	if _, err := v.Validate(t.Context(), newForger(t, ca).document(t), nonce); err != nil {
-		t.Error(err)
+	ca := newCA(t, "cloud")
+	other := Measurements{4: {digest("other"), false}}
+	for _, tt := range []struct {
+		name       string
+		first, alt Measurements
+	}{
+		{"the image", images(), other},
+		{"an alternative", other, images()},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			alternatives := []Measurements{tt.alt}
+			v := NewTPMValidator(ca.Roots(), tt.first, Options{Alternatives: alternatives})
+			for _, m := range []Measurements{tt.first, tt.alt} {
+				m[4].Expected[0] ^= 1
+				delete(m, 9)
+			}
+			alternatives[0] = nil
+			if _, err := v.Validate(t.Context(), newForger(t, ca).document(t), nonce); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
