@@ -302,38 +302,32 @@ func (c *Client) readiness(ctx context.Context, cfg *action.Configuration, r *re
 	for _, info := range resources {
 		out.objects++
 		ready, err := checker.IsReady(ctx, info)
-		if apierrors.IsNotFound(err) { // somebody deleted it: not as it was installed
-			ready, err = false, nil
+		if err == nil {
+			err = info.Get() // what the checker looks at is a copy of its own
 		}
-		if err != nil {
+		if err != nil && !apierrors.IsNotFound(err) {
 			return out, err
+		}
+		if err != nil { // somebody deleted it: not as it was installed
+			ready = false
+		} else if typed, err := scheme.Scheme.ConvertToVersion(info.Object, info.Mapping.GroupVersionKind.GroupVersion()); err == nil {
+			// Helm takes a Deployment of one replica, which may be unavailable during an
+			// update, for ready without any.
+			switch w := typed.(type) {
+			case *appsv1.Deployment:
+				s := ofDeployment(w, "")
+				out.pods, out.readyPods = out.pods+int64(s.Wanted), out.readyPods+int64(s.Ready)
+				ready = ready && (s.Ready > 0 || s.Wanted == 0)
+			case *appsv1.DaemonSet:
+				s := ofDaemonSet(w, "")
+				out.pods, out.readyPods = out.pods+int64(s.Wanted), out.readyPods+int64(s.Ready)
+				ready = ready && (s.Ready > 0 || s.Wanted == 0)
+			}
 		}
 		if ready {
 			out.readyObjects++
 		} else {
 			out.waiting = append(out.waiting, strings.ToLower(info.Mapping.GroupVersionKind.Kind)+" "+info.Name)
-		}
-		if err := info.Get(); err != nil {
-			if apierrors.IsNotFound(err) {
-				if ready {
-					out.readyObjects--
-					out.waiting = append(out.waiting, strings.ToLower(info.Mapping.GroupVersionKind.Kind)+" "+info.Name)
-				}
-				continue
-			}
-			return out, err
-		}
-		typed, err := scheme.Scheme.ConvertToVersion(info.Object, info.Mapping.GroupVersionKind.GroupVersion())
-		if err != nil {
-			continue // not a workload
-		}
-		switch w := typed.(type) {
-		case *appsv1.Deployment:
-			s := ofDeployment(w, "")
-			out.pods, out.readyPods = out.pods+int64(s.Wanted), out.readyPods+int64(s.Ready)
-		case *appsv1.DaemonSet:
-			s := ofDaemonSet(w, "")
-			out.pods, out.readyPods = out.pods+int64(s.Wanted), out.readyPods+int64(s.Ready)
 		}
 	}
 	return out, nil
@@ -343,33 +337,41 @@ func (c *Client) readiness(ctx context.Context, cfg *action.Configuration, r *re
 func (c *Client) waitChart(ctx context.Context, cfg *action.Configuration, r *release.Release, report func(string, int64, int64)) error {
 	t := time.NewTicker(readyPoll)
 	defer t.Stop()
-	var told string
+	var now readiness
+	var text, told string
 	for {
-		var now readiness
-		err := retry(ctx, func(ctx context.Context) (err error) {
-			now, err = c.readiness(ctx, cfg, r)
+		err := retry(ctx, func(ctx context.Context) error {
+			seen, err := c.readiness(ctx, cfg, r)
+			if err == nil {
+				now = seen
+			}
 			return err
 		})
-		if err != nil {
+		switch {
+		case ctx.Err() != nil: // said below
+		case err != nil:
 			return err
-		}
-		if now.complete() {
+		case now.complete():
 			return nil
-		}
-		text := strings.Join(now.waiting, ", ")
-		if why := c.problem(ctx, r.Namespace, now.waiting); why != "" {
-			text = why
-		}
-		if line := fmt.Sprint(text, now.readyPods, now.pods); line != told {
-			told = line
-			report(text, now.readyPods, now.pods)
+		default:
+			text = strings.Join(now.waiting, ", ")
+			if why := c.problem(ctx, r.Namespace, now.waiting); why != "" {
+				text = why
+			}
+			if line := fmt.Sprint(text, now.readyPods, now.pods); line != told {
+				told = line
+				report(text, now.readyPods, now.pods)
+			}
 		}
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return ctx.Err()
 			}
-			return fmt.Errorf("%s not ready in time: %d of %d pods are", text, now.readyPods, now.pods)
+			if now.objects == 0 { // never seen
+				return err
+			}
+			return fmt.Errorf("%s: not ready in time, %d of %d pods are", text, now.readyPods, now.pods)
 		case <-t.C:
 		}
 	}

@@ -137,7 +137,9 @@ func podProblem(p *corev1.Pod) string {
 	}
 	for _, x := range p.Status.Conditions {
 		if x.Type == corev1.PodScheduled && x.Status == corev1.ConditionFalse {
-			return joinNonEmpty(p.Name, x.Reason, x.Message)
+			// The scheduler goes on about preemption for several sentences.
+			first, _, _ := strings.Cut(x.Message, ". ")
+			return joinNonEmpty(p.Name, x.Reason, first)
 		}
 	}
 	return ""

@@ -1,0 +1,357 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"constellation/assets"
+	"constellation/engine"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/twin"
+	"constellation/operator/api/v1alpha1"
+)
+
+// start returns a client of a real control plane with controllers and without nodes.
+func start(t *testing.T) *Client {
+	t.Helper()
+	kubeconfig, err := controlplane.ForTest(t, controlplane.Options{Controllers: true}).Kubeconfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Connect(kubeconfig, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// world does to a real cluster what kubelets and people do.
+type world struct {
+	t *testing.T
+	c *Client
+}
+
+func (w world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w world) PutNode(n engine.Node) {
+	w.t.Helper()
+	ctx, nodes := w.t.Context(), w.c.core.CoreV1().Nodes()
+	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{}, Annotations: map[string]string{}}, Spec: corev1.NodeSpec{ProviderID: n.ProviderID}}
+	if n.Role == "control-plane" {
+		o.Labels[roleLabel] = ""
+	}
+	for k, v := range map[string]string{v1alpha1.AnnotationImage: n.Image, v1alpha1.AnnotationComponents: n.Components} {
+		if v != "" {
+			o.Annotations[k] = v
+		}
+	}
+	if n.Group != "" {
+		o.Annotations[v1alpha1.AnnotationGroup] = "sandboxes/demo/groups/" + n.Group
+	}
+	have, err := nodes.Create(ctx, o, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		have, err = nodes.Get(ctx, n.Name, metav1.GetOptions{})
+	}
+	w.must(err)
+	ready := corev1.ConditionFalse
+	if n.State == engine.NodeReady {
+		ready = corev1.ConditionTrue
+	}
+	status := fmt.Sprintf(`{"status":{"nodeInfo":{"kubeletVersion":%q},"addresses":[{"type":"InternalIP","address":%q}],"conditions":[{"type":"Ready","status":%q,"message":"m","lastHeartbeatTime":%q}]}}`,
+		n.Kubernetes, n.IP, ready, time.Now().UTC().Format(time.RFC3339))
+	_, err = nodes.Patch(ctx, have.Name, types.StrategicMergePatchType, []byte(status), metav1.PatchOptions{}, "status")
+	w.must(err)
+}
+
+func (w world) RemoveNode(name string) {
+	w.must(w.c.core.CoreV1().Nodes().Delete(w.t.Context(), name, metav1.DeleteOptions{}))
+}
+
+func (w world) SetPaused(paused bool) {
+	b := fmt.Sprintf(`{"spec":{"rollout":{"paused":%t}}}`, paused)
+	_, err := w.c.dynamic.Resource(nodeVersions).Patch(w.t.Context(), v1alpha1.NodeVersionName, types.MergePatchType, []byte(b), metav1.PatchOptions{FieldManager: "somebody"})
+	w.must(err)
+}
+
+func (w world) Paused() bool {
+	u, err := w.c.dynamic.Resource(nodeVersions).Get(w.t.Context(), v1alpha1.NodeVersionName, metav1.GetOptions{})
+	w.must(err)
+	spec, _ := u.Object["spec"].(map[string]any)
+	rollout, _ := spec["rollout"].(map[string]any)
+	paused, _ := rollout["paused"].(bool)
+	return paused
+}
+
+func (w world) Revisions(ch engine.Chart) int {
+	cfg, err := w.c.helm(ch.Namespace)
+	w.must(err)
+	all, err := cfg.Releases.History(ch.Name)
+	w.must(err)
+	return len(all)
+}
+
+func TestRealClusterKeepsTheContract(t *testing.T) {
+	c := start(t)
+	twin.Contract(t, c, world{t, c})
+
+	t.Run("our own charts are accepted by the API server", func(t *testing.T) { ourCharts(t, c) })
+	t.Run("what a killed console has left is adopted", func(t *testing.T) { adopt(t, c) })
+	t.Run("services are told with what they wait for", func(t *testing.T) { services(t, c) })
+	t.Run("history is bounded", func(t *testing.T) { bounded(t, c) })
+}
+
+// ourCharts applies the charts of each release. The only node has no kubelet, so no
+// pod gets ready: what the API server did not like would be another error.
+func ourCharts(t *testing.T, c *Client) {
+	for _, tt := range []struct{ release, chart, service string }{
+		{"v1.0.0", "constellation-services", "joinservice"},
+		{"v1.1.0", "constellation-services", "joinservice"},
+		{"v1.0.0", "constellation-operator", "operator"},
+		{"v1.1.0", "constellation-operator", "operator"},
+	} {
+		files, err := assets.ChartFor(tt.chart, tt.release)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		defer cancel()
+		err = c.ApplyChart(ctx, engine.Chart{Name: tt.chart, Namespace: Namespace, Version: tt.release[1:], Files: files, Values: map[string]any{
+			"release": tt.release, "provider": "sandbox", tt.service: map[string]any{"image": "registry.constellation.example/" + tt.service + ":" + tt.release},
+		}}, func(string, int64, int64) {})
+		if err == nil || !strings.Contains(err.Error(), "Unschedulable") || !strings.HasSuffix(err.Error(), ": not ready in time, 0 of 1 pods are; it was removed again") {
+			t.Errorf("%s of %s without a kubelet: %v", tt.chart, tt.release, err)
+		}
+	}
+}
+
+// adopt interrupts an installation and an upgrade as a kill does: the record says
+// pending, and some objects are there.
+func adopt(t *testing.T, c *Client) {
+	ch := engine.Chart{Name: "left", Namespace: Namespace, Version: "1.0.0", Values: map[string]any{"text": "a"}, Files: []assets.File{
+		{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: left\nversion: 1.0.0\n")},
+		{Name: "templates/all.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: left, namespace: constellation-system}\ndata: {text: {{ .Values.text }}}\n")},
+	}}
+	apply := func() {
+		t.Helper()
+		if err := c.ApplyChart(t.Context(), ch, func(string, int64, int64) {}); err != nil {
+			t.Fatal(err)
+		}
+		m, err := c.core.CoreV1().ConfigMaps(Namespace).Get(t.Context(), "left", metav1.GetOptions{})
+		if err != nil || m.Data["text"] != ch.Values["text"] {
+			t.Errorf("object: %v, %v", m.Data, err)
+		}
+		if ok, err := c.ChartCurrent(t.Context(), ch); !ok || err != nil {
+			t.Errorf("current: %t, %v", ok, err)
+		}
+	}
+	pending := func(status string) {
+		t.Helper()
+		cfg, err := c.helm(Namespace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := cfg.Releases.Last("left")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status == "pending-upgrade" {
+			up := *r
+			info := *r.Info
+			up.Info, up.Version = &info, r.Version+1
+			up.Info.Status = "pending-upgrade"
+			if err := cfg.Releases.Create(&up); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			r.Info.Status = "pending-install"
+			if err := cfg.Releases.Update(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if ok, err := c.ChartCurrent(t.Context(), ch); ok || err != nil {
+			t.Errorf("%s: current %t, %v", status, ok, err)
+		}
+	}
+	apply()
+	pending("pending-install")
+	apply()
+	pending("pending-upgrade")
+	apply()
+	pending("pending-upgrade")
+	ch.Values = map[string]any{"text": "b"}
+	apply()
+}
+
+func services(t *testing.T, c *Client) {
+	_, err := c.core.AppsV1().DaemonSets(Namespace).Create(t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "joinservice", Labels: map[string]string{podLabel: "joinservice", versionLabel: "v1.1.0", "app.kubernetes.io/part-of": "constellation"}},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{podLabel: "joinservice"}},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{podLabel: "joinservice"}},
+				Spec:       corev1.PodSpec{Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, Containers: []corev1.Container{{Name: "main", Image: "registry.constellation.example/joinservice:v1.1.0"}}},
+			},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []engine.Service
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) { // the controller makes a pod
+		if all, err = c.Services(t.Context()); err != nil || len(all) == 1 && all[0].Message != "" {
+			break
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != 1 || all[0].Name != "join-service" || all[0].Version != "v1.1.0" || all[0].Kind != engine.ServiceOfRelease ||
+		all[0].Ready != 0 || all[0].Wanted != 1 || !strings.Contains(all[0].Message, "Unschedulable: 0/1 nodes are available") {
+		t.Errorf("services %+v", all)
+	}
+}
+
+func bounded(t *testing.T, c *Client) {
+	ch := engine.Chart{Name: "many", Namespace: Namespace, Version: "1.0.0", Files: []assets.File{
+		{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: many\nversion: 1.0.0\n")},
+		{Name: "templates/all.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: many}\ndata: {n: {{ .Values.n | quote }}}\n")},
+	}}
+	for i := range maxRevisions + 3 {
+		ch.Values = map[string]any{"n": i}
+		if err := c.ApplyChart(t.Context(), ch, func(string, int64, int64) {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := (world{t, c}).Revisions(ch); n > maxRevisions {
+		t.Errorf("%d revisions are kept", n)
+	}
+}
+
+func TestErrorsAreThoseOfTheEngine(t *testing.T) {
+	gr := schema.GroupResource{Resource: "nodes"}
+	for _, tt := range []struct {
+		name string
+		err  error
+		want error // nil: none of them
+	}{
+		{"absent", apierrors.NewNotFound(gr, "x"), engine.ErrAbsent},
+		{"forbidden", apierrors.NewForbidden(gr, "x", errors.New("no")), engine.ErrDenied},
+		{"a kubeconfig of another cluster", apierrors.NewUnauthorized("who?"), engine.ErrDenied},
+		{"a busy API server", apierrors.NewTooManyRequests("slow down", 1), engine.ErrUnreachable},
+		{"etcd without a leader", apierrors.NewInternalError(errors.New("etcdserver: no leader")), engine.ErrUnreachable},
+		{"a connection that ended", fmt.Errorf("get: %w", io.EOF), engine.ErrUnreachable},
+		{"http2 gone", errors.New("http2: client connection lost"), engine.ErrUnreachable},
+		{"an object that is not valid", apierrors.NewInvalid(schema.GroupKind{}, "x", nil), nil},
+		{"the user left", context.Canceled, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := classify(tt.err)
+			for _, kind := range []error{engine.ErrAbsent, engine.ErrDenied, engine.ErrUnreachable} {
+				if errors.Is(got, kind) != (kind == tt.want) {
+					t.Errorf("%v is %v: %t", got, kind, errors.Is(got, kind))
+				}
+			}
+			if !errors.Is(got, tt.err) && tt.want == nil {
+				t.Errorf("%v lost its cause", got)
+			}
+		})
+	}
+}
+
+func TestWhatPassesIsRetriedAndWhatDoesNotIsNot(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		statuses []int
+		requests int
+		want     error
+	}{
+		{"an API server that comes back", []int{503, 429, 200}, 3, nil},
+		{"a refusal", []int{403}, 1, engine.ErrDenied},
+		{"an absence", []int{404}, 1, engine.ErrAbsent},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var mu sync.Mutex
+			n := 0
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				mu.Lock()
+				defer mu.Unlock()
+				status := tt.statuses[min(n, len(tt.statuses)-1)]
+				n++
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(status)
+				if status == 200 {
+					io.WriteString(w, `{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"join-config"},"data":{"clusterID":"aa"}}`)
+				} else {
+					fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"reason":%q}`, status, map[int]string{403: "Forbidden", 404: "NotFound", 429: "TooManyRequests", 503: "ServiceUnavailable"}[status])
+				}
+			}))
+			defer s.Close()
+			c, err := ForConfig(&rest.Config{Host: s.URL}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			j, err := c.JoinConfig(t.Context())
+			if tt.want == nil && (err != nil || j.ClusterID != "aa") || tt.want != nil && !errors.Is(err, tt.want) {
+				t.Errorf("%+v, %v", j, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if n < tt.requests {
+				t.Errorf("%d requests, want %d", n, tt.requests)
+			}
+			if tt.want != nil && n != tt.requests {
+				t.Errorf("%d requests, want %d", n, tt.requests)
+			}
+		})
+	}
+}
+
+func TestUnreachableClusterIsToldWhenTheCallerHasNoMoreTime(t *testing.T) {
+	c, err := ForConfig(&rest.Config{Host: "https://127.0.0.1:1"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Version(t.Context()); !errors.Is(err, engine.ErrUnreachable) {
+		t.Errorf("version: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if _, err := c.Nodes(ctx); !errors.Is(err, engine.ErrUnreachable) || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("nodes: %v", err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Nodes(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("nodes, left: %v", err)
+	}
+}
+
+func TestKubeconfigErrorsShowNothingOfIt(t *testing.T) {
+	for _, k := range []string{"", "not yaml: [", "users:\n- name: x\n  user:\n    client-key-data: c3dvcmRmaXNo!\n", "apiVersion: v1\nkind: Config\nclusters: swordfish\n"} {
+		_, err := Connect([]byte(k), nil)
+		if err == nil || strings.Contains(err.Error(), "c3dvcmRmaXNo") || strings.Contains(err.Error(), "swordfish") {
+			t.Errorf("%q: %v", k, err)
+		}
+	}
+}

@@ -1,0 +1,326 @@
+package twin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine"
+	"constellation/engine/component"
+)
+
+// World is what the contract does to a cluster from the outside: as kubelets, the
+// operator and people do.
+type World interface {
+	PutNode(n engine.Node)
+	RemoveNode(name string)
+	SetPaused(paused bool)
+	Paused() bool
+	Revisions(c engine.Chart) int
+}
+
+// Contract checks that a cluster keeps the promises of [engine.Cluster]. It must be
+// empty; a chart with a deployment of one replica must never become ready in it.
+func Contract(t *testing.T, c engine.Cluster, w World) {
+	ctx := t.Context()
+	mustRun := func(name string, f func(t *testing.T)) {
+		if !t.Run(name, f) {
+			t.FailNow() // what follows builds on it
+		}
+	}
+
+	mustRun("the version is that of Kubernetes", func(t *testing.T) {
+		if v, err := c.Version(ctx); err != nil || !strings.HasPrefix(v, "v1.") {
+			t.Errorf("%q, %v", v, err)
+		}
+	})
+
+	list := component.List{{Name: "kubelet", URL: "http://mirror/kubelet", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubelet", Mode: 0o755}}
+	components := engine.Components{Name: engine.ComponentsName(list), Kubernetes: "v1.35.4", List: list}
+	mustRun("components are published once and for all", func(t *testing.T) {
+		if _, err := c.Components(ctx, components.Name); !errors.Is(err, engine.ErrAbsent) {
+			t.Errorf("before: %v", err)
+		}
+		for range 2 {
+			if err := c.PublishComponents(ctx, components); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := c.Components(ctx, components.Name); err != nil || got.Kubernetes != "v1.35.4" || !slices.Equal(got.List, list) || got.Name != components.Name {
+			t.Errorf("read back %+v, %v", got, err)
+		}
+		other := components
+		other.Kubernetes = "v1.36.3"
+		if err := c.PublishComponents(ctx, other); err == nil {
+			t.Error("other content under the same name was accepted")
+		}
+		other = components
+		other.List = component.List{{Name: "kubeadm"}}
+		if err := c.PublishComponents(ctx, other); err == nil {
+			t.Error("a name that does not belong to the list was accepted")
+		}
+	})
+
+	mustRun("the join configuration is replaced as a whole", func(t *testing.T) {
+		if _, err := c.JoinConfig(ctx); !errors.Is(err, engine.ErrAbsent) {
+			t.Errorf("before: %v", err)
+		}
+		for _, want := range []engine.JoinConfig{
+			{Attestation: `{"variant":"tpm2"}`, TrustRoots: "PEM", ClusterID: "00"},
+			{Attestation: `{"variant":"tpm2","measurements":{}}`, TrustRoots: "PEM2", ClusterID: "00"},
+		} {
+			if err := c.PublishJoinConfig(ctx, want); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := c.JoinConfig(ctx); err != nil || got != want {
+				t.Errorf("read back %+v, %v", got, err)
+			}
+		}
+	})
+
+	mustRun("objects of a kind that is not there are absent", func(t *testing.T) {
+		if _, err := c.NodeTarget(ctx); !errors.Is(err, engine.ErrAbsent) {
+			t.Errorf("target: %v", err)
+		}
+		if l, err := c.Expected(ctx); len(l) > 0 || err != nil && !errors.Is(err, engine.ErrAbsent) {
+			t.Errorf("expected nodes: %v, %v", l, err)
+		}
+	})
+
+	mustRun("kinds are brought, and changes of them noticed", func(t *testing.T) {
+		for _, release := range []string{"v1.0.0", "v1.1.0"} {
+			kinds, err := assets.CRDsFor(release)
+			if err != nil {
+				t.Fatal(err)
+			}
+			outdated, err := c.OutdatedKinds(ctx, kinds)
+			if want := map[string]int{"v1.0.0": len(kinds), "v1.1.0": 1}[release]; err != nil || len(outdated) != want {
+				t.Errorf("%s: outdated %v, %v; want %d", release, outdated, err, want)
+			}
+			var told []string
+			if err := c.ApplyKinds(ctx, kinds, func(name string) { told = append(told, name) }); err != nil {
+				t.Fatal(err)
+			}
+			if len(told) != len(kinds) {
+				t.Errorf("%s: told %v", release, told)
+			}
+			if outdated, err = c.OutdatedKinds(ctx, kinds); err != nil || len(outdated) > 0 {
+				t.Errorf("%s: afterwards outdated %v, %v", release, outdated, err)
+			}
+		}
+	})
+
+	mustRun("the target is set in one write and leaves the rest alone", func(t *testing.T) {
+		if _, err := c.NodeTarget(ctx); !errors.Is(err, engine.ErrAbsent) {
+			t.Errorf("before: %v", err)
+		}
+		want := engine.NodeTarget{Image: "sandboxes/demo/images/v1.0.0", ImageVersion: "v1.0.0", Components: components.Name, Kubernetes: "v1.35.4"}
+		if err := c.SetNodeTarget(ctx, want); err != nil {
+			t.Fatal(err)
+		}
+		w.SetPaused(true)
+		want.Image, want.ImageVersion = "sandboxes/demo/images/v1.1.0", "v1.1.0"
+		for range 2 {
+			if err := c.SetNodeTarget(ctx, want); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := c.NodeTarget(ctx)
+		got.Conditions = nil
+		if err != nil || got.Image != want.Image || got.ImageVersion != want.ImageVersion || got.Components != want.Components || got.Kubernetes != want.Kubernetes {
+			t.Errorf("read back %+v, %v", got, err)
+		}
+		if !w.Paused() {
+			t.Error("the rollout is not paused any more")
+		}
+	})
+
+	mustRun("a machine is expected until its node has its components", func(t *testing.T) {
+		x := engine.ExpectedNode{Name: "control-plane-0", Components: components.Name, ControlPlane: true, ProviderID: "sandbox://demo/control-plane-0", Deadline: time.Now().Add(time.Hour).Truncate(time.Second)}
+		for range 2 {
+			if err := c.Expect(ctx, x); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l, err := c.Expected(ctx)
+		if err != nil || len(l) != 1 || l[0].Name != x.Name || !l[0].ControlPlane || l[0].Components != x.Components || l[0].ProviderID != x.ProviderID || !l[0].Deadline.Equal(x.Deadline) {
+			t.Errorf("expected %+v, %v", l, err)
+		}
+		w.PutNode(engine.Node{Name: "worker-7", Role: "worker", State: engine.NodeReady, Components: components.Name})
+		if err := c.Expect(ctx, engine.ExpectedNode{Name: "worker-7", Components: components.Name}); err != nil {
+			t.Fatal(err)
+		}
+		if l, err = c.Expected(ctx); err != nil || len(l) != 1 {
+			t.Errorf("a node that has its components is expected: %+v, %v", l, err)
+		}
+		w.RemoveNode("worker-7")
+	})
+
+	mustRun("nodes are seen as they come, change and go", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		changed := make(chan struct{}, 100)
+		wg.Go(func() {
+			if err := c.Watch(ctx, func() { changed <- struct{}{} }); !errors.Is(err, context.Canceled) {
+				t.Errorf("watch ended with %v", err)
+			}
+		})
+		wait := func(what string, ok func([]engine.Node) bool) {
+			t.Helper()
+			deadline := time.After(20 * time.Second)
+			for {
+				nodes, err := c.Nodes(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ok(nodes) {
+					return
+				}
+				select {
+				case <-changed:
+				case <-deadline:
+					t.Fatalf("%s: not seen; nodes are %+v", what, nodes)
+				}
+			}
+		}
+		wait("no node", func(n []engine.Node) bool { return len(n) == 0 })
+		w.PutNode(engine.Node{Name: "worker-1", Role: "worker", Group: "workers", State: engine.NodeNotReady, ProviderID: "sandbox://demo/worker-1", Kubernetes: "v1.35.4"})
+		wait("a node", func(n []engine.Node) bool { return len(n) == 1 && n[0].State == engine.NodeNotReady })
+		w.PutNode(engine.Node{Name: "control-plane-0", Role: "control-plane", Group: "control-plane", State: engine.NodeReady, Image: "i", Components: components.Name, ProviderID: "sandbox://demo/control-plane-0", Kubernetes: "v1.35.4", IP: "10.42.0.2"})
+		w.PutNode(engine.Node{Name: "worker-1", Role: "worker", Group: "workers", State: engine.NodeReady, ProviderID: "sandbox://demo/worker-1", Kubernetes: "v1.35.4"})
+		wait("two that are ready", func(n []engine.Node) bool {
+			return len(n) == 2 && n[0].State == engine.NodeReady && n[1].State == engine.NodeReady
+		})
+		nodes, err := c.Nodes(ctx)
+		if n := nodes[0]; err != nil || n.Name != "control-plane-0" || n.Role != "control-plane" || n.Group != "control-plane" || n.Image != "i" || n.Components != components.Name ||
+			n.Kubernetes != "v1.35.4" || n.ProviderID != "sandbox://demo/control-plane-0" || n.IP != "10.42.0.2" || n.Message != "" {
+			t.Errorf("control plane %+v, %v", n, err)
+		}
+		w.RemoveNode("worker-1")
+		wait("one gone", func(n []engine.Node) bool { return len(n) == 1 })
+	})
+
+	chart := func(values map[string]any) engine.Chart {
+		return engine.Chart{Name: "probe", Namespace: "constellation-system", Version: "1.1.0", Values: values, Files: []assets.File{
+			{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: probe\nversion: 1.1.0\n")},
+			{Name: "values.yaml", Data: []byte("text: default\nreplicas: 0\n")},
+			{Name: "templates/all.yaml", Data: []byte(probe)},
+		}}
+	}
+	good := chart(map[string]any{"text": "one"})
+	mustRun("a chart is installed once", func(t *testing.T) {
+		if ok, err := c.ChartCurrent(ctx, good); ok || err != nil {
+			t.Errorf("before: %t, %v", ok, err)
+		}
+		for range 2 {
+			if err := c.ApplyChart(ctx, good, func(string, int64, int64) {}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if ok, err := c.ChartCurrent(ctx, good); !ok || err != nil {
+			t.Errorf("afterwards: %t, %v", ok, err)
+		}
+		if n := w.Revisions(good); n != 1 {
+			t.Errorf("%d revisions, want 1", n)
+		}
+	})
+
+	mustRun("other values and other content are upgrades", func(t *testing.T) {
+		for i, next := range []engine.Chart{chart(map[string]any{"text": "two"}), chart(map[string]any{"text": "two"})} {
+			if i == 1 {
+				next.Files = slices.Clone(next.Files)
+				next.Files[1].Data = []byte("text: default\nreplicas: 0\nmore: true\n")
+			}
+			if ok, err := c.ChartCurrent(ctx, next); ok || err != nil {
+				t.Errorf("%d before: %t, %v", i, ok, err)
+			}
+			if err := c.ApplyChart(ctx, next, func(string, int64, int64) {}); err != nil {
+				t.Fatal(err)
+			}
+			if ok, err := c.ChartCurrent(ctx, next); !ok || err != nil {
+				t.Errorf("%d afterwards: %t, %v", i, ok, err)
+			}
+			good = next
+		}
+	})
+
+	mustRun("a chart that does not become ready is taken back", func(t *testing.T) {
+		bad := good
+		bad.Values = map[string]any{"text": "three", "replicas": 1}
+		limited, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		var told []string
+		err := c.ApplyChart(limited, bad, func(text string, ready, wanted int64) { told = append(told, fmt.Sprint(text, " ", ready, "/", wanted)) })
+		if err == nil || errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v", err)
+		}
+		if len(told) == 0 || !strings.Contains(told[len(told)-1], "probe") || !strings.HasSuffix(told[len(told)-1], " 0/1") {
+			t.Errorf("told %v", told)
+		}
+		if ok, err := c.ChartCurrent(ctx, good); !ok || err != nil {
+			t.Errorf("what was there before is current: %t, %v", ok, err)
+		}
+	})
+
+	mustRun("a first installation that fails leaves nothing", func(t *testing.T) {
+		bad := chart(map[string]any{"replicas": 1})
+		bad.Name = "second"
+		bad.Files = slices.Clone(bad.Files)
+		bad.Files[0].Data = []byte("apiVersion: v2\nname: second\nversion: 1.1.0\n")
+		limited, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		if err := c.ApplyChart(limited, bad, func(string, int64, int64) {}); err == nil {
+			t.Fatal("no error")
+		}
+		bad.Values = map[string]any{"replicas": 0}
+		if err := c.ApplyChart(ctx, bad, func(string, int64, int64) {}); err != nil {
+			t.Errorf("a second try: %v", err)
+		}
+	})
+
+	t.Run("a call whose context ended changes nothing", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(ctx)
+		cancel()
+		if err := c.PublishJoinConfig(ctx, engine.JoinConfig{ClusterID: "ff"}); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+		if got, err := c.JoinConfig(t.Context()); err != nil || got.ClusterID != "00" {
+			t.Errorf("afterwards %+v, %v", got, err)
+		}
+	})
+}
+
+// probe is a chart with an object of each way of becoming ready.
+const probe = `apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ .Chart.Name }}
+  namespace: {{ .Release.Namespace }}
+data:
+  text: {{ .Values.text | quote }}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ .Chart.Name }}
+  namespace: {{ .Release.Namespace }}
+spec:
+  replicas: {{ .Values.replicas }}
+  selector:
+    matchLabels: {app: {{ .Chart.Name }}}
+  template:
+    metadata:
+      labels: {app: {{ .Chart.Name }}}
+    spec:
+      containers:
+        - name: main
+          image: registry.k8s.io/pause:3.10
+`

@@ -1,0 +1,456 @@
+// Package twin is an in-memory twin of a cluster, for tests of what works on one.
+//
+// [Cluster] behaves as engine/kube does on a real API server: [Contract] is run
+// against both. It knows what the engine can see of a cluster and nothing else, and
+// belongs into no program.
+package twin
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine"
+)
+
+// Cluster is an empty cluster until something is put into it. It is safe for
+// concurrent use.
+type Cluster struct {
+	mu         sync.Mutex
+	down       error
+	calls      []string
+	hook       func(call string) error
+	version    string
+	components map[string]engine.Components
+	joinConfig *engine.JoinConfig
+	kinds      map[string][32]byte
+	charts     map[string][]revision
+	neverReady func(engine.Chart) bool
+	expected   map[string]engine.ExpectedNode
+	target     *engine.NodeTarget
+	paused     bool
+	nodes      map[string]engine.Node
+	services   []engine.Service
+	watchers   map[chan struct{}]bool
+	lines      []engine.LogLine
+}
+
+type revision struct {
+	chart  string // digest of files and values
+	number int
+}
+
+// New returns an empty cluster.
+func New() *Cluster {
+	return &Cluster{
+		version: "v1.35.4", components: map[string]engine.Components{}, kinds: map[string][32]byte{}, charts: map[string][]revision{},
+		expected: map[string]engine.ExpectedNode{}, nodes: map[string]engine.Node{}, watchers: map[chan struct{}]bool{},
+		neverReady: func(engine.Chart) bool { return false },
+	}
+}
+
+var _ engine.Cluster = (*Cluster)(nil)
+
+// SetDown makes every call fail as if the API server did not answer; nil ends that.
+// Watches end.
+func (c *Cluster) SetDown(down bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.down = nil
+	if down {
+		c.down = fmt.Errorf("%w: connection refused", engine.ErrUnreachable)
+		for w := range c.watchers {
+			close(w)
+			delete(c.watchers, w)
+		}
+	}
+}
+
+// OnCall has f called at the beginning of each method, with its name. An error of f is
+// what the method returns.
+func (c *Cluster) OnCall(f func(call string) error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hook = f
+}
+
+// Calls returns the names of the methods that changed something, in order.
+func (c *Cluster) Calls() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.calls)
+}
+
+// NeverReady says which charts do not become ready.
+func (c *Cluster) NeverReady(f func(engine.Chart) bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.neverReady = f
+}
+
+// PutNode adds or replaces a node.
+func (c *Cluster) PutNode(n engine.Node) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodes[n.Name] = n
+	c.changedLocked()
+}
+
+// RemoveNode removes a node.
+func (c *Cluster) RemoveNode(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.nodes, name)
+	c.changedLocked()
+}
+
+// SetServices sets what Services returns.
+func (c *Cluster) SetServices(s ...engine.Service) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.services = s
+}
+
+// SetPaused sets a field of NodeVersion that is not the engine's.
+func (c *Cluster) SetPaused(paused bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.paused = paused
+}
+
+// Paused returns it.
+func (c *Cluster) Paused() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.paused
+}
+
+// Say adds a line to the log of the join service.
+func (c *Cluster) Say(l engine.LogLine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lines = append(c.lines, l)
+	c.changedLocked()
+}
+
+func (c *Cluster) changedLocked() {
+	for w := range c.watchers {
+		select {
+		case w <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// enter begins a call; with change it is one that changes something. The lock is held
+// if there is no error.
+func (c *Cluster) enter(ctx context.Context, call string, change bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	if c.hook != nil {
+		hook := c.hook
+		c.mu.Unlock()
+		if err := hook(call); err != nil {
+			return err
+		}
+		c.mu.Lock()
+	}
+	if c.down != nil {
+		err := c.down
+		c.mu.Unlock()
+		return fmt.Errorf("%s: %w", call, err)
+	}
+	if change {
+		c.calls = append(c.calls, call)
+	}
+	return nil
+}
+
+func absent(what string) error { return fmt.Errorf("read %s: %w", what, engine.ErrAbsent) }
+
+// Version implements [engine.Cluster].
+func (c *Cluster) Version(ctx context.Context) (string, error) {
+	if err := c.enter(ctx, "Version", false); err != nil {
+		return "", err
+	}
+	defer c.mu.Unlock()
+	return c.version, nil
+}
+
+// Components implements [engine.Cluster].
+func (c *Cluster) Components(ctx context.Context, name string) (engine.Components, error) {
+	if err := c.enter(ctx, "Components", false); err != nil {
+		return engine.Components{}, err
+	}
+	defer c.mu.Unlock()
+	have, ok := c.components[name]
+	if !ok {
+		return engine.Components{}, absent(name)
+	}
+	return have, nil
+}
+
+// PublishComponents implements [engine.Cluster].
+func (c *Cluster) PublishComponents(ctx context.Context, want engine.Components) error {
+	if err := c.enter(ctx, "PublishComponents", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	if want.Name != engine.ComponentsName(want.List) {
+		return errors.New("the name does not belong to the list")
+	}
+	if have, ok := c.components[want.Name]; ok && (have.Kubernetes != want.Kubernetes || !slices.Equal(have.List, want.List)) {
+		return errors.New("it exists with other content")
+	}
+	c.components[want.Name] = want
+	return nil
+}
+
+// JoinConfig implements [engine.Cluster].
+func (c *Cluster) JoinConfig(ctx context.Context) (engine.JoinConfig, error) {
+	if err := c.enter(ctx, "JoinConfig", false); err != nil {
+		return engine.JoinConfig{}, err
+	}
+	defer c.mu.Unlock()
+	if c.joinConfig == nil {
+		return engine.JoinConfig{}, absent("join-config")
+	}
+	return *c.joinConfig, nil
+}
+
+// PublishJoinConfig implements [engine.Cluster].
+func (c *Cluster) PublishJoinConfig(ctx context.Context, j engine.JoinConfig) error {
+	if err := c.enter(ctx, "PublishJoinConfig", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	c.joinConfig = &j
+	return nil
+}
+
+// OutdatedKinds implements [engine.Cluster].
+func (c *Cluster) OutdatedKinds(ctx context.Context, kinds []assets.File) (outdated []string, err error) {
+	if err := c.enter(ctx, "OutdatedKinds", false); err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	for _, k := range kinds {
+		if have, ok := c.kinds[k.Name]; !ok || have != sha256.Sum256(k.Data) {
+			outdated = append(outdated, k.Name)
+		}
+	}
+	return outdated, nil
+}
+
+// ApplyKinds implements [engine.Cluster].
+func (c *Cluster) ApplyKinds(ctx context.Context, kinds []assets.File, report func(string)) error {
+	if err := c.enter(ctx, "ApplyKinds", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	for _, k := range kinds {
+		c.kinds[k.Name] = sha256.Sum256(k.Data)
+		report(k.Name)
+	}
+	return nil
+}
+
+func digest(ch engine.Chart) string {
+	b, err := json.Marshal(ch)
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(b))
+}
+
+func key(ch engine.Chart) string { return ch.Namespace + "/" + ch.Name }
+
+// ChartCurrent implements [engine.Cluster].
+func (c *Cluster) ChartCurrent(ctx context.Context, ch engine.Chart) (bool, error) {
+	if err := c.enter(ctx, "ChartCurrent", false); err != nil {
+		return false, err
+	}
+	defer c.mu.Unlock()
+	all := c.charts[key(ch)]
+	return len(all) > 0 && all[len(all)-1].chart == digest(ch) && !c.neverReady(ch), nil
+}
+
+// ApplyChart implements [engine.Cluster].
+func (c *Cluster) ApplyChart(ctx context.Context, ch engine.Chart, report func(string, int64, int64)) error {
+	if err := c.enter(ctx, "ApplyChart "+ch.Name, true); err != nil {
+		return err
+	}
+	all := c.charts[key(ch)]
+	never := c.neverReady(ch)
+	if !never && (len(all) == 0 || all[len(all)-1].chart != digest(ch)) {
+		c.charts[key(ch)] = append(all, revision{digest(ch), len(all) + 1})
+	}
+	c.mu.Unlock()
+	if never {
+		report("deployment "+ch.Name, 0, 1)
+		<-ctx.Done()
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return ctx.Err()
+		}
+		return fmt.Errorf("wait for chart %s: not ready in time", ch.Name)
+	}
+	return nil
+}
+
+// Revisions returns how often a chart was changed.
+func (c *Cluster) Revisions(ch engine.Chart) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.charts[key(ch)])
+}
+
+// Expect implements [engine.Cluster].
+func (c *Cluster) Expect(ctx context.Context, n engine.ExpectedNode) error {
+	if err := c.enter(ctx, "Expect", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	if c.nodes[n.Name].Components != n.Components || n.Components == "" {
+		c.expected[n.Name] = n
+		c.changedLocked()
+	}
+	return nil
+}
+
+// Annotate does what the operator does with an expected node that exists.
+func (c *Cluster) Annotate(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, x := c.nodes[name], c.expected[name]
+	n.Components = x.Components
+	if c.target != nil {
+		n.Image = c.target.Image
+	}
+	c.nodes[name] = n
+	delete(c.expected, name)
+	c.changedLocked()
+}
+
+// NodeTarget implements [engine.Cluster].
+func (c *Cluster) NodeTarget(ctx context.Context) (engine.NodeTarget, error) {
+	if err := c.enter(ctx, "NodeTarget", false); err != nil {
+		return engine.NodeTarget{}, err
+	}
+	defer c.mu.Unlock()
+	if c.target == nil {
+		return engine.NodeTarget{}, absent("NodeVersion")
+	}
+	return *c.target, nil
+}
+
+// SetNodeTarget implements [engine.Cluster].
+func (c *Cluster) SetNodeTarget(ctx context.Context, t engine.NodeTarget) error {
+	if err := c.enter(ctx, "SetNodeTarget", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	t.Conditions = nil
+	c.target = &t
+	return nil
+}
+
+// Nodes implements [engine.Cluster].
+func (c *Cluster) Nodes(ctx context.Context) ([]engine.Node, error) {
+	if err := c.enter(ctx, "Nodes", false); err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	return slices.SortedFunc(maps.Values(c.nodes), func(a, b engine.Node) int { return cmp.Compare(a.Name, b.Name) }), nil
+}
+
+// Expected implements [engine.Cluster].
+func (c *Cluster) Expected(ctx context.Context) ([]engine.ExpectedNode, error) {
+	if err := c.enter(ctx, "Expected", false); err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	return slices.SortedFunc(maps.Values(c.expected), func(a, b engine.ExpectedNode) int { return cmp.Compare(a.Name, b.Name) }), nil
+}
+
+func (c *Cluster) watch() chan struct{} {
+	w := make(chan struct{}, 1)
+	c.watchers[w] = true
+	return w
+}
+
+func (c *Cluster) unwatch(w chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.watchers, w)
+}
+
+// Watch implements [engine.Cluster].
+func (c *Cluster) Watch(ctx context.Context, changed func()) error {
+	if err := c.enter(ctx, "Watch", false); err != nil {
+		return err
+	}
+	w := c.watch()
+	c.mu.Unlock()
+	defer c.unwatch(w)
+	changed()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case _, ok := <-w:
+			if !ok {
+				return engine.ErrUnreachable
+			}
+			changed()
+		}
+	}
+}
+
+// Follow implements [engine.Cluster].
+func (c *Cluster) Follow(ctx context.Context, _ string, since time.Time, line func(engine.LogLine)) error {
+	if err := c.enter(ctx, "Follow", false); err != nil {
+		return err
+	}
+	w := c.watch()
+	c.mu.Unlock()
+	defer c.unwatch(w)
+	told := 0
+	for {
+		c.mu.Lock()
+		news := slices.Clone(c.lines[told:])
+		told = len(c.lines)
+		c.mu.Unlock()
+		for _, l := range news {
+			if l.Time.After(since) {
+				line(l)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case _, ok := <-w:
+			if !ok {
+				return engine.ErrUnreachable
+			}
+		}
+	}
+}
+
+// Services implements [engine.Cluster].
+func (c *Cluster) Services(ctx context.Context) ([]engine.Service, error) {
+	if err := c.enter(ctx, "Services", false); err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	return slices.Clone(c.services), nil
+}
