@@ -195,7 +195,7 @@ func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		c.ticking = false
 		return c, c.spinning()
 	case tea.KeyMsg:
-		return c, tea.Batch(c.key(msg), c.spinning())
+		return c, tea.Batch(c.keys(msg), c.spinning())
 	}
 	return c, tea.Batch(c.take(msg), c.spinning())
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
@@ -14,104 +15,114 @@ import (
 )
 
 func TestWizardFromConfigToResult(t *testing.T) {
-	events := recorded(t, "init")
-	e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: planIn(t, events).Findings, events: events}
-	s := newStage(t, e, look{}, 80, 24).begin()
-	if s.c.screen != screenConfig {
-		t.Fatalf("begins at %s, want config", s.c.screen.title())
-	}
-	s.press("enter")
-	s.settle()
-	if s.c.screen != screenPreflight || !s.c.pre.done {
-		t.Fatalf("after config comes %s", s.c.screen.title())
-	}
-	s.press("enter")
-	s.settle()
-	if s.c.screen != screenConfirm || s.c.ask.yes {
-		t.Fatalf("after the checks comes %s, create chosen: %v; want confirm on the safe answer, since there is a warning", s.c.screen.title(), s.c.ask.yes)
-	}
-	s.press("right", "enter") // typed ahead: must not create anything
-	s.settle()
-	if e.ran != 0 || s.c.screen != screenConfirm {
-		t.Fatalf("keys that were typed ahead started the run")
-	}
-	s.at(armAfter)
-	s.press("enter")
-	s.settle()
-	if e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 {
-		t.Fatalf("ran %d times, shows %s, exit %d; want one run and its result", e.ran, s.c.screen.title(), s.c.exit)
-	}
-	if ready, _ := s.c.t.ready(); ready != 3 {
-		t.Errorf("%d nodes ready, want 3: events were lost", ready)
-	}
-	s.press("y")
-	if want := []string{"export KUBECONFIG=$PWD/constellation-admin.conf"}; !slices.Equal(s.copied, want) {
-		t.Errorf("copied %q, want %q", s.copied, want)
-	}
-	s.press("q")
-	if !s.quit {
-		t.Error("q does not leave although nothing runs")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		events := recorded(t, "init")
+		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: planIn(t, events).Findings, events: events}
+		s := newStage(t, e, look{}, 80, 24).begin()
+		if s.c.screen != screenConfig {
+			t.Fatalf("begins at %s, want config", s.c.screen.title())
+		}
+		s.press("enter")
+		s.settle()
+		if s.c.screen != screenPreflight || !s.c.pre.done {
+			t.Fatalf("after config comes %s", s.c.screen.title())
+		}
+		s.press("enter")
+		s.settle()
+		if s.c.screen != screenConfirm || s.c.ask.yes {
+			t.Fatalf("after the checks comes %s, create chosen: %v; want confirm on the safe answer, since there is a warning", s.c.screen.title(), s.c.ask.yes)
+		}
+		s.press("right", "enter") // typed ahead: must not create anything
+		s.settle()
+		if e.ran != 0 || s.c.screen != screenConfirm {
+			t.Fatalf("keys that were typed ahead started the run")
+		}
+		s.at(armAfter)
+		s.press("enter")
+		s.settle()
+		if e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 {
+			t.Fatalf("ran %d times, shows %s, exit %d; want one run and its result", e.ran, s.c.screen.title(), s.c.exit)
+		}
+		if ready, _ := s.c.t.ready(); ready != 3 {
+			t.Errorf("%d nodes ready, want 3: events were lost", ready)
+		}
+		s.press("y")
+		if want := []string{"export KUBECONFIG=$PWD/constellation-admin.conf"}; !slices.Equal(s.copied, want) {
+			t.Errorf("copied %q, want %q", s.copied, want)
+		}
+		s.press("q")
+		if !s.quit {
+			t.Error("q does not leave although nothing runs")
+		}
+	})
 }
 
 func TestBlockedPreflightStopsTheWizard(t *testing.T) {
-	e := &fakeEngine{home: demoHome(engine.StageReady), findings: []engine.Finding{{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer", Remedy: "constellation sandbox up"}}}
-	s := newStage(t, e, look{}, 80, 24).begin().press("enter")
-	s.settle()
-	s.press("enter")
-	s.settle()
-	if s.c.screen != screenPreflight || !strings.Contains(s.c.note, "1 check failed") {
-		t.Fatalf("shows %s with note %q, want the checks and the reason", s.c.screen.title(), s.c.note)
-	}
-	s.press("y")
-	if !slices.Equal(s.copied, []string{"constellation sandbox up"}) {
-		t.Errorf("copied %q, want the remedy", s.copied)
-	}
-	e.findings, e.plan = nil, planIn(t, recorded(t, "init"))
-	s.press("r")
-	s.settle()
-	s.press("enter")
-	s.settle()
-	if s.c.screen != screenConfirm {
-		t.Errorf("after the cause is gone, shows %s", s.c.screen.title())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{home: demoHome(engine.StageReady), findings: []engine.Finding{{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer", Remedy: "constellation sandbox up"}}}
+		s := newStage(t, e, look{}, 80, 24).begin().press("enter")
+		s.settle()
+		s.press("enter")
+		s.settle()
+		if s.c.screen != screenPreflight || !strings.Contains(s.c.note, "1 check failed") {
+			t.Fatalf("shows %s with note %q, want the checks and the reason", s.c.screen.title(), s.c.note)
+		}
+		s.press("y")
+		if !slices.Equal(s.copied, []string{"constellation sandbox up"}) {
+			t.Errorf("copied %q, want the remedy", s.copied)
+		}
+		e.findings, e.plan = nil, planIn(t, recorded(t, "init"))
+		s.press("r")
+		s.settle()
+		s.press("enter")
+		s.settle()
+		if s.c.screen != screenConfirm {
+			t.Errorf("after the cause is gone, shows %s", s.c.screen.title())
+		}
+	})
 }
 
 // An init that began was agreed to: the console goes on with it at once.
 func TestPartialInitIsResumed(t *testing.T) {
-	events := recorded(t, "resumed")
-	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events}
-	s := newStage(t, e, look{}, 80, 24).begin()
-	s.settle()
-	if e.ran != 1 || s.c.screen != screenResult || !s.c.resumed {
-		t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
-	}
-	if got := s.c.t.steps[0].state; got != engine.StateSkipped {
-		t.Errorf("the first step is %q, want skipped", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		events := recorded(t, "resumed")
+		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events}
+		s := newStage(t, e, look{}, 80, 24).begin()
+		s.settle()
+		if e.ran != 1 || s.c.screen != screenResult || !s.c.resumed {
+			t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
+		}
+		if got := s.c.t.steps[0].state; got != engine.StateSkipped {
+			t.Errorf("the first step is %q, want skipped", got)
+		}
+	})
 }
 
 func TestPartialInitThatIsBlockedAsks(t *testing.T) {
-	p := planIn(t, recorded(t, "resumed"))
-	p.Findings = append(p.Findings, engine.Finding{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer"})
-	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: p}
-	s := newStage(t, e, look{}, 80, 24).begin()
-	s.settle()
-	if e.ran != 0 || s.c.screen != screenConfirm {
-		t.Fatalf("ran %d times, shows %s; want the plan with what blocks it", e.ran, s.c.screen.title())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		p := planIn(t, recorded(t, "resumed"))
+		p.Findings = append(p.Findings, engine.Finding{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer"})
+		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: p}
+		s := newStage(t, e, look{}, 80, 24).begin()
+		s.settle()
+		if e.ran != 0 || s.c.screen != screenConfirm {
+			t.Fatalf("ran %d times, shows %s; want the plan with what blocks it", e.ran, s.c.screen.title())
+		}
+	})
 }
 
 func TestYesSkipsTheQuestion(t *testing.T) {
-	events := recorded(t, "init")
-	e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: planIn(t, events).Findings, events: events}
-	s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
-	s.settle()
-	s.press("enter")
-	s.settle()
-	if e.ran != 1 || s.c.screen != screenResult {
-		t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		events := recorded(t, "init")
+		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: planIn(t, events).Findings, events: events}
+		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
+		s.settle()
+		s.press("enter")
+		s.settle()
+		if e.ran != 1 || s.c.screen != screenResult {
+			t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
+		}
+	})
 }
 
 // running returns a console whose run waits in its first step.
@@ -146,235 +157,275 @@ func TestLeaving(t *testing.T) {
 		{"Ctrl-C in the filter asks", []string{"l", "/", "x", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := running(t).press(tt.keys...)
-			if tt.then != nil {
-				tt.then(s)
-			}
-			s.settle()
-			if s.quit != tt.quit || tt.quit && s.c.exit != tt.exit {
-				t.Errorf("left: %v with exit %d; want %v with %d", s.quit, s.c.exit, tt.quit, tt.exit)
-			}
-			if tt.quit {
-				if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 6 done") {
-					t.Errorf("what stays on the terminal does not say how to come back:\n%s", f)
+			synctest.Test(t, func(t *testing.T) {
+				s := running(t).press(tt.keys...)
+				if tt.then != nil {
+					tt.then(s)
 				}
-			}
+				s.settle()
+				if s.quit != tt.quit || tt.quit && s.c.exit != tt.exit {
+					t.Errorf("left: %v with exit %d; want %v with %d", s.quit, s.c.exit, tt.quit, tt.exit)
+				}
+				if tt.quit {
+					if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 6 done") {
+						t.Errorf("what stays on the terminal does not say how to come back:\n%s", f)
+					}
+				}
+			})
 		})
 	}
 }
 
 // After the final step the cluster goes on alone: leaving is no failure.
 func TestLeavingAfterTheTargetIsSet(t *testing.T) {
-	events := recorded(t, "init")
-	at := slices.IndexFunc(events, func(e engine.Event) bool { return e.Step == "wait-ready" })
-	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: at}
-	s := newStage(t, e, look{}, 80, 24).begin()
-	s.settle()
-	s.press("ctrl+c", "ctrl+c")
-	if !s.quit || s.c.exit != engine.ExitDone {
-		t.Errorf("left: %v with exit %d, want 0", s.quit, s.c.exit)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		events := recorded(t, "init")
+		at := slices.IndexFunc(events, func(e engine.Event) bool { return e.Step == "wait-ready" })
+		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: at}
+		s := newStage(t, e, look{}, 80, 24).begin()
+		s.settle()
+		s.press("ctrl+c", "ctrl+c")
+		if !s.quit || s.c.exit != engine.ExitDone {
+			t.Errorf("left: %v with exit %d, want 0", s.quit, s.c.exit)
+		}
+	})
 }
 
 func TestSignalsEndTheConsole(t *testing.T) {
-	for sig, exit := range map[syscall.Signal]int{syscall.SIGHUP: 129, syscall.SIGINT: 130, syscall.SIGTERM: 143} {
-		s := running(t)
-		s.tell(signalled{sig})
-		s.settle()
-		if !s.quit || s.c.exit != exit {
-			t.Errorf("%v: left %v with exit %d, want %d", sig, s.quit, s.c.exit, exit)
+	synctest.Test(t, func(t *testing.T) {
+		for sig, exit := range map[syscall.Signal]int{syscall.SIGHUP: 129, syscall.SIGINT: 130, syscall.SIGTERM: 143} {
+			s := running(t)
+			s.tell(signalled{sig})
+			s.settle()
+			if !s.quit || s.c.exit != exit {
+				t.Errorf("%v: left %v with exit %d, want %d", sig, s.quit, s.c.exit, exit)
+			}
+			idle := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, look{}, 80, 24).begin()
+			idle.tell(signalled{sig})
+			if !idle.quit || idle.c.exit != exit {
+				t.Errorf("%v with nothing under way: left %v with exit %d, want %d", sig, idle.quit, idle.c.exit, exit)
+			}
 		}
-		idle := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, look{}, 80, 24).begin()
-		idle.tell(signalled{sig})
-		if !idle.quit || idle.c.exit != exit {
-			t.Errorf("%v with nothing under way: left %v with exit %d, want %d", sig, idle.quit, idle.c.exit, exit)
-		}
-	}
+	})
 }
 
 func TestFailedRunIsTriedAgain(t *testing.T) {
-	events := recorded(t, "failed")
-	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("kubeadm failed"), Remedy: "look"}}
-	s := newStage(t, e, look{}, 80, 24).begin()
-	s.settle()
-	if s.c.screen != screenResult || s.c.exit != engine.ExitFailed {
-		t.Fatalf("shows %s, exit %d", s.c.screen.title(), s.c.exit)
-	}
-	s.press("enter")
-	if s.c.screen != screenResult || !strings.Contains(s.c.note, "off") {
-		t.Errorf("Enter on a failure leads to %s", s.c.screen.title())
-	}
-	ok := recorded(t, "resumed")
-	e.plan, e.events, e.runErr = planIn(t, ok), ok, nil
-	s.press("r")
-	s.settle()
-	if e.ran != 2 || s.c.screen != screenResult || s.c.exit != 0 {
-		t.Errorf("ran %d times, shows %s, exit %d", e.ran, s.c.screen.title(), s.c.exit)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		events := recorded(t, "failed")
+		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("kubeadm failed"), Remedy: "look"}}
+		s := newStage(t, e, look{}, 80, 24).begin()
+		s.settle()
+		if s.c.screen != screenResult || s.c.exit != engine.ExitFailed {
+			t.Fatalf("shows %s, exit %d", s.c.screen.title(), s.c.exit)
+		}
+		s.press("enter")
+		if s.c.screen != screenResult || !strings.Contains(s.c.note, "off") {
+			t.Errorf("Enter on a failure leads to %s", s.c.screen.title())
+		}
+		ok := recorded(t, "resumed")
+		e.plan, e.events, e.runErr = planIn(t, ok), ok, nil
+		s.press("r")
+		s.settle()
+		if e.ran != 2 || s.c.screen != screenResult || s.c.exit != 0 {
+			t.Errorf("ran %d times, shows %s, exit %d", e.ran, s.c.screen.title(), s.c.exit)
+		}
+	})
 }
 
 func TestHeldRunSaysWho(t *testing.T) {
-	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "resumed")),
-		runErr: &engine.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: engine.ExitHeld, Remedy: "wait for it to end"}}
-	s := newStage(t, e, look{}, 80, 24).begin()
-	s.settle()
-	if v := s.c.View(); s.c.exit != engine.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {
-		t.Errorf("exit %d, shows\n%s", s.c.exit, v)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "resumed")),
+			runErr: &engine.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: engine.ExitHeld, Remedy: "wait for it to end"}}
+		s := newStage(t, e, look{}, 80, 24).begin()
+		s.settle()
+		if v := s.c.View(); s.c.exit != engine.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {
+			t.Errorf("exit %d, shows\n%s", s.c.exit, v)
+		}
+	})
 }
 
 // Events of an earlier task must not get into the screen of a later one.
 func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
-	s := running(t)
-	n := s.c.t.events
-	s.tell(batch{s.c.task - 1, []engine.Event{{Kind: engine.KindNode, Node: "ghost", To: engine.NodeReady}}})
-	s.tell(ended{s.c.task - 1, runEnded{errors.New("late")}})
-	if s.c.t.events != n || s.c.screen != screenRun {
-		t.Errorf("%d events of %d, shows %s", s.c.t.events, n, s.c.screen.title())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := running(t)
+		n := s.c.t.events
+		s.tell(batch{s.c.task - 1, []engine.Event{{Kind: engine.KindNode, Node: "ghost", To: engine.NodeReady}}})
+		s.tell(ended{s.c.task - 1, runEnded{errors.New("late")}})
+		if s.c.t.events != n || s.c.screen != screenRun {
+			t.Errorf("%d events of %d, shows %s", s.c.t.events, n, s.c.screen.title())
+		}
+	})
 }
 
 func TestConfigIsEditedInPlace(t *testing.T) {
-	e := &fakeEngine{home: demoHome(engine.StageReady), findings: planIn(t, recorded(t, "init")).Findings}
-	s := newStage(t, e, look{}, 80, 24)
-	b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Name: "demo", Kubernetes: "v1.35.4"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.c.deps.ws.WriteConfig(b); err != nil {
-		t.Fatal(err)
-	}
-	s.begin().press("down", "right", "enter")
-	s.settle()
-	// The generated file waits for measurements, so it must be refused and left as it was.
-	after, err := s.c.deps.ws.ReadConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.c.form.err == nil || string(after) != string(b) || s.c.screen != screenConfig {
-		t.Errorf("error %v, file changed: %v, shows %s", s.c.form.err, string(after) != string(b), s.c.screen.title())
-	}
-	if v := s.c.View(); !strings.Contains(v, "attestation") {
-		t.Errorf("the screen does not say what is wrong:\n%s", v)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{home: demoHome(engine.StageReady), findings: planIn(t, recorded(t, "init")).Findings}
+		s := newStage(t, e, look{}, 80, 24)
+		b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Name: "demo", Kubernetes: "v1.35.4"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.c.deps.ws.WriteConfig(b); err != nil {
+			t.Fatal(err)
+		}
+		s.begin().press("down", "right", "enter")
+		s.settle()
+		// The generated file waits for measurements, so it must be refused and left as it was.
+		after, err := s.c.deps.ws.ReadConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.c.form.err == nil || string(after) != string(b) || s.c.screen != screenConfig {
+			t.Errorf("error %v, file changed: %v, shows %s", s.c.form.err, string(after) != string(b), s.c.screen.title())
+		}
+		if v := s.c.View(); !strings.Contains(v, "attestation") {
+			t.Errorf("the screen does not say what is wrong:\n%s", v)
+		}
+	})
 }
 
 func TestNewConfigIsWritten(t *testing.T) {
-	e := &fakeEngine{home: engine.Home{Dir: "/x", Stage: engine.StageEmpty}}
-	s := newStage(t, e, look{}, 80, 24).begin()
-	s.press("e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
-	s.settle()
-	b, err := s.c.deps.ws.ReadConfig()
-	if err != nil {
-		t.Fatalf("%v, form says %v", err, s.c.form.err)
-	}
-	if !strings.Contains(string(b), "name: p1") || !strings.Contains(string(b), "kubernetesVersion: v1.36.3") {
-		t.Errorf("the file holds\n%s", b)
-	}
-	if s.c.screen != screenHome {
-		t.Errorf("shows %s, want home, which says what comes next", s.c.screen.title())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		e := &fakeEngine{home: engine.Home{Dir: "/x", Stage: engine.StageEmpty}}
+		s := newStage(t, e, look{}, 80, 24).begin()
+		s.press("e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
+		s.settle()
+		b, err := s.c.deps.ws.ReadConfig()
+		if err != nil {
+			t.Fatalf("%v, form says %v", err, s.c.form.err)
+		}
+		if !strings.Contains(string(b), "name: p1") || !strings.Contains(string(b), "kubernetesVersion: v1.36.3") {
+			t.Errorf("the file holds\n%s", b)
+		}
+		if s.c.screen != screenHome {
+			t.Errorf("shows %s, want home, which says what comes next", s.c.screen.title())
+		}
+	})
 }
 
 // No two keys of one screen may mean different things, all must be in the help, and
 // every screen must have a way out.
 func TestBindings(t *testing.T) {
-	s := running(t)
-	for id := screenHome; id <= screenLog; id++ {
-		s.c.screen = id
-		seen := map[string]string{}
-		leave := false
-		for _, b := range append(slices.Clone(s.c.screenKeys()), globalKeys...) {
-			if b.help == "" || b.label == "" || b.group == "" || b.do == nil {
-				t.Errorf("%s: %+v lacks something", id.title(), b)
-			}
-			for _, k := range b.keys {
-				if other, taken := seen[k]; taken {
-					t.Errorf("%s: key %s is %q and %q", id.title(), k, other, b.help)
+	synctest.Test(t, func(t *testing.T) {
+		s := running(t)
+		for id := screenHome; id <= screenLog; id++ {
+			s.c.screen = id
+			seen := map[string]string{}
+			leave := false
+			for _, b := range append(slices.Clone(s.c.screenKeys()), globalKeys...) {
+				if b.help == "" || b.label == "" || b.group == "" || b.do == nil {
+					t.Errorf("%s: %+v lacks something", id.title(), b)
 				}
-				seen[k] = b.help
-				leave = leave || k == "ctrl+c"
+				for _, k := range b.keys {
+					if other, taken := seen[k]; taken {
+						t.Errorf("%s: key %s is %q and %q", id.title(), k, other, b.help)
+					}
+					seen[k] = b.help
+					leave = leave || k == "ctrl+c"
+				}
 			}
-		}
-		if !leave {
-			t.Errorf("%s: no way out", id.title())
-		}
-		s.c.help = true
-		s.c.w, s.c.h = 100, 60
-		v := s.c.View()
-		for _, b := range s.c.screenKeys() {
-			if !strings.Contains(v, b.help) {
-				t.Errorf("%s: the help does not name %q", id.title(), b.help)
+			if !leave {
+				t.Errorf("%s: no way out", id.title())
 			}
+			s.c.help = true
+			s.c.w, s.c.h = 100, 60
+			v := s.c.View()
+			for _, b := range s.c.screenKeys() {
+				if !strings.Contains(v, b.help) {
+					t.Errorf("%s: the help does not name %q", id.title(), b.help)
+				}
+			}
+			s.c.help = false
 		}
-		s.c.help = false
-	}
+	})
 }
 
 // When nothing moves, nothing ticks.
 func TestNothingTicksWhenIdle(t *testing.T) {
-	s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, look{}, 80, 24).begin()
-	s.c.ticking = false
-	if s.c.moves() || s.c.spinning() != nil {
-		t.Error("the home screen ticks")
-	}
-	r := running(t)
-	r.c.ticking = false
-	if r.c.spinning() == nil {
-		t.Error("a run does not tick")
-	}
-	if r.c.spinning() != nil {
-		t.Error("a second tick is started while one is under way")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, look{}, 80, 24).begin()
+		s.c.ticking = false
+		if s.c.moves() || s.c.spinning() != nil {
+			t.Error("the home screen ticks")
+		}
+		r := running(t)
+		r.c.ticking = false
+		if r.c.spinning() == nil {
+			t.Error("a run does not tick")
+		}
+		if r.c.spinning() != nil {
+			t.Error("a second tick is started while one is under way")
+		}
+	})
+}
+
+// On a slow line several keys come as one message; a paste is no command.
+func TestKeysThatComeTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := running(t)
+		s.tell(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune("l/certs")})
+		if s.c.screen != screenLog || s.c.log.filter != "certs" {
+			t.Errorf("shows %s with filter %q, want the log filtered by certs", s.c.screen.title(), s.c.log.filter)
+		}
+		p := running(t)
+		p.tell(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune("lq"), Paste: true})
+		if p.c.screen != screenRun || p.c.asking {
+			t.Errorf("a paste was taken for keys: shows %s", p.c.screen.title())
+		}
+	})
 }
 
 func TestBackgroundChangesTheTheme(t *testing.T) {
-	s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, look{colours: colours256}, 80, 24)
-	dark := s.c.View()
-	s.tell(background{light: true})
-	if s.c.View() == dark {
-		t.Error("a light background changes nothing")
-	}
-	s.tell(background{light: false})
-	if s.c.View() != dark {
-		t.Error("the dark look does not come back")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, look{colours: colours256}, 80, 24)
+		dark := s.c.View()
+		s.tell(background{light: true})
+		if s.c.View() == dark {
+			t.Error("a light background changes nothing")
+		}
+		s.tell(background{light: false})
+		if s.c.View() != dark {
+			t.Error("the dark look does not come back")
+		}
+	})
 }
 
 func TestLogScreen(t *testing.T) {
-	s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24).replay(recorded(t, "failed"), 241200*time.Millisecond)
-	s.press("l")
-	count := func() int { return len(s.c.matching()) }
-	if count() != s.c.t.log.len() {
-		t.Fatalf("%d of %d lines", count(), s.c.t.log.len())
-	}
-	s.press("e")
-	if count() != 2 {
-		t.Errorf("%d lines are warnings or worse, want 2", count())
-	}
-	s.press("e", "/", "k", "u", "b", "e", "a", "d", "m", " ", "c", "e", "r", "t", "s", "enter")
-	if count() != 3 {
-		t.Errorf("%d lines hold kubeadm and certs, want 3", count())
-	}
-	s.press("g", "y")
-	if len(s.copied) != 1 || !strings.HasPrefix(s.copied[0], "[certs] Using") {
-		t.Errorf("copied %q", s.copied)
-	}
-	s.press("esc")
-	if s.c.screen != screenLog || s.c.log.filter != "" {
-		t.Error("the first Esc must drop the filter")
-	}
-	s.press("esc")
-	if s.c.screen != screenRun {
-		t.Errorf("the second Esc leads to %s", s.c.screen.title())
-	}
-	var log lines
-	for i := range logLines + 10 {
-		log.add(logLine{text: string(rune('a' + i%26))})
-	}
-	if log.len() != logLines || log.dropped != 10 || log.at(0).text != string(rune('a'+10)) {
-		t.Errorf("%d lines, %d dropped, the first is %q", log.len(), log.dropped, log.at(0).text)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24).replay(recorded(t, "failed"), 241200*time.Millisecond)
+		s.press("l")
+		count := func() int { return len(s.c.matching()) }
+		if count() != s.c.t.log.len() {
+			t.Fatalf("%d of %d lines", count(), s.c.t.log.len())
+		}
+		s.press("e")
+		if count() != 2 {
+			t.Errorf("%d lines are warnings or worse, want 2", count())
+		}
+		s.press("e", "/", "k", "u", "b", "e", "a", "d", "m", " ", "c", "e", "r", "t", "s", "enter")
+		if count() != 3 {
+			t.Errorf("%d lines hold kubeadm and certs, want 3", count())
+		}
+		s.press("g", "y")
+		if len(s.copied) != 1 || !strings.HasPrefix(s.copied[0], "[certs] Using") {
+			t.Errorf("copied %q", s.copied)
+		}
+		s.press("esc")
+		if s.c.screen != screenLog || s.c.log.filter != "" {
+			t.Error("the first Esc must drop the filter")
+		}
+		s.press("esc")
+		if s.c.screen != screenRun {
+			t.Errorf("the second Esc leads to %s", s.c.screen.title())
+		}
+		var log lines
+		for i := range logLines + 10 {
+			log.add(logLine{text: string(rune('a' + i%26))})
+		}
+		if log.len() != logLines || log.dropped != 10 || log.at(0).text != string(rune('a'+10)) {
+			t.Errorf("%d lines, %d dropped, the first is %q", log.len(), log.dropped, log.at(0).text)
+		}
+	})
 }
 
 var _ tea.Model = host{}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	tea "github.com/charmbracelet/bubbletea"
@@ -97,12 +98,18 @@ type fakeEngine struct {
 	pauseAt int
 	pace    float64
 	runErr  error
+	panics  bool
 
 	statusErr error
 	ran       int
 }
 
-func (f *fakeEngine) Home(context.Context) (engine.Home, error) { return f.home, f.homeErr }
+func (f *fakeEngine) Home(context.Context) (engine.Home, error) {
+	if f.panics {
+		panic("the fake engine was asked to")
+	}
+	return f.home, f.homeErr
+}
 
 func (f *fakeEngine) Preflight(_ context.Context, emit func(engine.Event)) ([]engine.Finding, error) {
 	for i, x := range f.findings {
@@ -203,7 +210,8 @@ func (f *fakeSandbox) Fetch(_ context.Context, version string, emit func(engine.
 var start = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
 
 // stage plays a console without a terminal: messages go in, commands are run at
-// once and their messages go in too. Its clock is that of the events.
+// once and their messages go in too. Its clock is that of the events. It works in a
+// bubble of synctest only.
 type stage struct {
 	t      *testing.T
 	c      *console
@@ -217,6 +225,7 @@ type stage struct {
 func newStage(t *testing.T, eng *fakeEngine, l look, w, h int, change ...func(*consoleDeps)) *stage {
 	t.Helper()
 	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
+	t.Cleanup(func() { time.Sleep(time.Minute) }) // of the bubble: ticks under way end
 	ws, err := engine.OpenWorkspace(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -241,52 +250,25 @@ func (s *stage) begin() *stage {
 	return s
 }
 
-// do runs a command and what follows from it. Ticks are left out: time is the test's.
+// do starts a command and takes what comes of it at once. Commands that wait, for
+// time or for a run, go on; what they bring is taken by settle.
 func (s *stage) do(cmd tea.Cmd) {
 	s.t.Helper()
 	if cmd == nil {
 		return
 	}
-	got := make(chan tea.Msg, 1)
-	go func() { got <- cmd() }()
-	for {
-		select {
-		case m := <-s.queue:
-			s.tell(m)
-		case m := <-got:
-			for { // what was sent before the command ended comes first
-				select {
-				case q := <-s.queue:
-					s.tell(q)
-					continue
-				default:
-				}
-				break
-			}
-			s.tell(m)
-			return
-		case <-time.After(30 * time.Millisecond):
-			if s.eng.pauseAt > 0 || isTick(cmd) {
-				go func() { // it goes on while the test does something else
-					if m := <-got; m != nil {
-						s.queue <- m
-					}
-				}()
-				return
-			}
-		case <-time.After(10 * time.Second):
-			s.t.Fatal("a command does not end")
+	go func() {
+		if m := cmd(); m != nil {
+			s.queue <- m
 		}
-	}
+	}()
+	s.settle()
 }
-
-// isTick is true for commands that only wait; their messages are not awaited.
-func isTick(tea.Cmd) bool { return true }
 
 func (s *stage) tell(m tea.Msg) {
 	s.t.Helper()
 	switch m := m.(type) {
-	case nil, tick, refresh, giveUp:
+	case nil, tick, refresh, giveUp: // time is the test's
 		return
 	case tea.QuitMsg:
 		s.quit = true
@@ -301,14 +283,15 @@ func (s *stage) tell(m tea.Msg) {
 	s.do(cmd)
 }
 
-// settle takes messages until none has come for a while.
+// settle takes messages until everything waits for time or for the test.
 func (s *stage) settle() {
 	s.t.Helper()
 	for {
+		synctest.Wait()
 		select {
 		case m := <-s.queue:
 			s.tell(m)
-		case <-time.After(100 * time.Millisecond):
+		default:
 			return
 		}
 	}

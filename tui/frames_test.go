@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/charmbracelet/x/ansi"
@@ -136,19 +137,21 @@ func TestFrames(t *testing.T) {
 			{"80x24-colour", look{colours: colours256}, 80, 24},
 		} {
 			t.Run(sc.name+"/"+v.name, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, v.look, v.w, v.h) })
-				frame := s.c.View()
-				lines := strings.Split(frame, "\n")
-				if len(lines) != v.h {
-					t.Errorf("the frame has %d lines, want %d", len(lines), v.h)
-				}
-				for i, l := range lines {
-					if w := ansi.StringWidth(l); w > v.w {
-						t.Errorf("line %d takes %d columns of %d: %q", i+1, w, v.w, l)
+				synctest.Test(t, func(t *testing.T) {
+					s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, v.look, v.w, v.h) })
+					frame := s.c.View()
+					lines := strings.Split(frame, "\n")
+					if len(lines) != v.h {
+						t.Errorf("the frame has %d lines, want %d", len(lines), v.h)
 					}
-					lines[i] = strings.TrimRight(strings.ReplaceAll(l, "\x1b", "␛"), " ")
-				}
-				golden(t, fmt.Sprintf("frames/%s.%s.txt", sc.name, v.name), strings.Join(lines, "\n")+"\n")
+					for i, l := range lines {
+						if w := ansi.StringWidth(l); w > v.w {
+							t.Errorf("line %d takes %d columns of %d: %q", i+1, w, v.w, l)
+						}
+						lines[i] = strings.TrimRight(strings.ReplaceAll(l, "\x1b", "␛"), " ")
+					}
+					golden(t, fmt.Sprintf("frames/%s.%s.txt", sc.name, v.name), strings.Join(lines, "\n")+"\n")
+				})
 			})
 		}
 	}
@@ -166,16 +169,18 @@ func TestLooks(t *testing.T) {
 		{"true-dark", look{colours: trueColour}},
 	} {
 		t.Run(v.name, func(t *testing.T) {
-			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, v.look, 80, 24).replay(recorded(t, "init"), 12*time.Second)
-			frame := s.c.View()
-			if v.look.ascii {
-				for _, r := range frame {
-					if r > 0x7e {
-						t.Errorf("%q is not ASCII", r)
+			synctest.Test(t, func(t *testing.T) {
+				s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, v.look, 80, 24).replay(recorded(t, "init"), 12*time.Second)
+				frame := s.c.View()
+				if v.look.ascii {
+					for _, r := range frame {
+						if r > 0x7e {
+							t.Errorf("%q is not ASCII", r)
+						}
 					}
 				}
-			}
-			golden(t, "looks/"+v.name+".txt", strings.ReplaceAll(frame, "\x1b", "␛")+"\n")
+				golden(t, "looks/"+v.name+".txt", strings.ReplaceAll(frame, "\x1b", "␛")+"\n")
+			})
 		})
 	}
 }
@@ -184,38 +189,42 @@ func TestLooks(t *testing.T) {
 func TestFramesFitEverySize(t *testing.T) {
 	for _, sc := range scenes {
 		t.Run(sc.name, func(t *testing.T) {
-			s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
-			for w := 20; w <= 200; w += 9 {
-				for h := 5; h <= 70; h += 5 {
-					s.c.w, s.c.h = w, h
-					lines := strings.Split(s.c.View(), "\n")
-					if len(lines) > h {
-						t.Fatalf("%dx%d: %d lines", w, h, len(lines))
-					}
-					for i, l := range lines {
-						if got := ansi.StringWidth(l); got > w {
-							t.Fatalf("%dx%d: line %d takes %d columns: %q", w, h, i+1, got, l)
+			synctest.Test(t, func(t *testing.T) {
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				for w := 20; w <= 200; w += 9 {
+					for h := 5; h <= 70; h += 5 {
+						s.c.w, s.c.h = w, h
+						lines := strings.Split(s.c.View(), "\n")
+						if len(lines) > h {
+							t.Fatalf("%dx%d: %d lines", w, h, len(lines))
+						}
+						for i, l := range lines {
+							if got := ansi.StringWidth(l); got > w {
+								t.Fatalf("%dx%d: line %d takes %d columns: %q", w, h, i+1, got, l)
+							}
 						}
 					}
 				}
-			}
+			})
 		})
 	}
 }
 
 func TestTooSmallSaysWhichAxis(t *testing.T) {
-	for _, tt := range []struct {
-		w, h int
-		want string
-	}{
-		{52, 30, "width 52 of 60"},
-		{90, 14, "height 14 of 16"},
-		{30, 10, "width 30 of 60, height 10 of 16"},
-	} {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, tt.w, tt.h).replay(recorded(t, "init"), 12*time.Second)
-		got := strings.Join(strings.Fields(s.c.View()), " ")
-		if !strings.Contains(got, tt.want) || !strings.Contains(got, "The run goes on.") {
-			t.Errorf("%dx%d shows %q, want %q", tt.w, tt.h, got, tt.want)
+	synctest.Test(t, func(t *testing.T) {
+		for _, tt := range []struct {
+			w, h int
+			want string
+		}{
+			{52, 30, "width 52 of 60"},
+			{90, 14, "height 14 of 16"},
+			{30, 10, "width 30 of 60, height 10 of 16"},
+		} {
+			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, tt.w, tt.h).replay(recorded(t, "init"), 12*time.Second)
+			got := strings.Join(strings.Fields(s.c.View()), " ")
+			if !strings.Contains(got, tt.want) || !strings.Contains(got, "The run goes on.") {
+				t.Errorf("%dx%d shows %q, want %q", tt.w, tt.h, got, tt.want)
+			}
 		}
-	}
+	})
 }

@@ -90,6 +90,26 @@ var helpKeys = []binding{
 	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
 }
 
+// keys takes what came from the keyboard at once. On a slow line several keys come
+// as one message. What is pasted goes into a text field or nowhere: it is no command.
+func (c *console) keys(k tea.KeyMsg) tea.Cmd {
+	if k.Type != tea.KeyRunes || len(k.Runes) < 2 || c.typing() {
+		return c.key(k)
+	}
+	if k.Paste {
+		return nil
+	}
+	var cmds []tea.Cmd
+	for i, r := range k.Runes {
+		if c.typing() {
+			cmds = append(cmds, c.key(tea.KeyMsg{Type: tea.KeyRunes, Runes: k.Runes[i:]}))
+			break
+		}
+		cmds = append(cmds, c.key(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{r}}))
+	}
+	return tea.Batch(cmds...)
+}
+
 // key finds the binding of a key and does what it says.
 func (c *console) key(k tea.KeyMsg) tea.Cmd {
 	c.note = ""

@@ -157,25 +157,27 @@ func FuzzClean(f *testing.F) {
 
 // Both renderers must count alike at every event.
 func TestPrinterAndConsoleAgree(t *testing.T) {
-	for _, name := range []string{"init", "many", "resumed"} {
-		events := recorded(t, name)
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24)
-		s.c.plan = planIn(t, events)
-		s.c.screen, s.c.running, s.c.ran = screenRun, true, true
-		s.c.t.setPlan(s.c.plan)
-		p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return start })
-		for i, ev := range events {
-			s.tell(batch{s.c.task, []engine.Event{ev}})
-			p.event(ev)
-			if p.t.plan == nil {
-				continue
+	synctest.Test(t, func(t *testing.T) {
+		for _, name := range []string{"init", "many", "resumed"} {
+			events := recorded(t, name)
+			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24)
+			s.c.plan = planIn(t, events)
+			s.c.screen, s.c.running, s.c.ran = screenRun, true, true
+			s.c.t.setPlan(s.c.plan)
+			p := newPlainPrinter(&guarded{w: &bytes.Buffer{}}, nil, func() time.Time { return start })
+			for i, ev := range events {
+				s.tell(batch{s.c.task, []engine.Event{ev}})
+				p.event(ev)
+				if p.t.plan == nil {
+					continue
+				}
+				if a, b := fmt.Sprint(s.c.t.groups(), s.c.t.finished(), s.c.t.why.text), fmt.Sprint(p.t.groups(), p.t.finished(), p.t.why.text); a != b {
+					t.Fatalf("%s, event %d: the console has %s, the printer %s", name, i+1, a, b)
+				}
 			}
-			if a, b := fmt.Sprint(s.c.t.groups(), s.c.t.finished(), s.c.t.why.text), fmt.Sprint(p.t.groups(), p.t.finished(), p.t.why.text); a != b {
-				t.Fatalf("%s, event %d: the console has %s, the printer %s", name, i+1, a, b)
-			}
+			p.close()
 		}
-		p.close()
-	}
+	})
 }
 
 // A reader that goes away is told once, and nothing more is written.

@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 //	FAKE_PACE    how many times faster; 0 or nothing: at once
 //	FAKE_STAGE   stage of the workspace that the fake engine reports
 //	FAKE_PACKAGES  set: the sandbox wants packages
+//	FAKE_PANIC   set: reading the workspace panics
 func fakeApp() App {
 	return App{
 		Release: "v1.1.0", Kubernetes: []string{"v1.35.4", "v1.36.3"}, Images: []string{"v1.1.0", "v1.0.0"}, Releases: []string{"v1.1.0", "v1.0.0"},
@@ -73,7 +74,7 @@ func fakeRun(ws *engine.Workspace) (*fakeEngine, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &fakeEngine{home: demoHome(engine.StageReady), status: demoStatus()}
+	f := &fakeEngine{home: demoHome(engine.StageReady), status: demoStatus(), panics: os.Getenv("FAKE_PANIC") != ""}
 	if s := os.Getenv("FAKE_STAGE"); s != "" {
 		f.home.Stage = engine.Stage(s)
 	}

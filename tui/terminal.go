@@ -37,6 +37,8 @@ const (
 	// waits for the answer but the end of the program, so that it does not land in the
 	// user's shell.
 	probeLimit = 120 * time.Millisecond
+	// stopLimit is how long a terminal that takes no more bytes may hold up the end.
+	stopLimit = 2 * time.Second
 	// copyLimit is how much the clipboard sequence may carry; terminals drop more.
 	copyLimit = 74_994
 )
@@ -168,12 +170,18 @@ func (t *terminal) run(ctx context.Context, m tea.Model) (tea.Model, error) {
 	if err := t.start(); err != nil {
 		return m, fmt.Errorf("set up the terminal: %w", err)
 	}
-	defer t.stop()
+	defer t.release()
 	t.paint(m.View())
 
 	t.quit, t.gone = make(chan struct{}), make(chan struct{})
 	go t.painter()
-	defer func() { close(t.quit); <-t.gone }()
+	defer func() {
+		close(t.quit)
+		select {
+		case <-t.gone:
+		case <-time.After(stopLimit):
+		}
+	}()
 
 	stopSignals := t.signals()
 	defer stopSignals()
@@ -228,6 +236,18 @@ func (t *terminal) stop() {
 	_, _ = io.WriteString(t.out, seqReset+seqPasteOff+seqWrapOn+seqCursorOn+seqAltOff)
 	t.filter.drain()
 	_ = term.Restore(int(t.in.Fd()), t.saved)
+}
+
+// release is stop for the end of the program: a terminal that takes no more bytes,
+// because its line is dead or its user pressed Ctrl-S, must not keep it alive.
+func (t *terminal) release() {
+	done := make(chan struct{})
+	go func() { t.stop(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(stopLimit):
+		_ = term.Restore(int(t.in.Fd()), t.saved)
+	}
 }
 
 // suspend gives the terminal back, stops the process as the shell expects, and takes
@@ -417,7 +437,7 @@ func (t *terminal) rescue() {
 		return
 	}
 	stack := debug.Stack()
-	t.stop()
+	t.release()
 	fmt.Fprintf(os.Stderr, "constellation: the console broke: %v\n\n%s\nThe run is safe: the same command goes on where it was.\n", r, stack)
 	os.Exit(1)
 }

@@ -1,0 +1,554 @@
+package tui
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
+	"constellation/engine"
+)
+
+// bound is how long anything on a terminal may take here. It is generous: what is
+// tested is that nothing waits for a terminal that does not answer, which would take
+// five seconds, or for ever.
+const bound = 4 * time.Second
+
+// onTerminal is the program on a pseudo terminal that never answers anything, unless
+// the test does.
+type onTerminal struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	tty  *os.File // our end
+	own  *os.File // the program's end, kept to look at its settings
+	was  *unix.Termios
+	done chan error
+
+	mu     sync.Mutex
+	out    bytes.Buffer
+	answer func([]byte) []byte // to what the program writes
+}
+
+func (p *onTerminal) output() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.String()
+}
+
+// start runs the program with args on a terminal of w x h.
+func startOn(t *testing.T, w, h uint16, env []string, answer func([]byte) []byte, args ...string) *onTerminal {
+	t.Helper()
+	tty, own, err := pty.Open()
+	if err != nil {
+		t.Skipf("needs pseudo terminals: %v", err)
+	}
+	if err := pty.Setsize(tty, &pty.Winsize{Cols: w, Rows: h}); err != nil {
+		t.Fatal(err)
+	}
+	p := &onTerminal{t: t, tty: tty, own: own, done: make(chan error, 1), answer: answer}
+	if p.was, err = unix.IoctlGetTermios(int(own.Fd()), getTermios); err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cmd = exec.Command(exe)
+	p.cmd.Args = append([]string{"constellation"}, args...) // see TestMain
+	p.cmd.Dir = t.TempDir()
+	p.cmd.Env = append([]string{"TERM=xterm-256color", "LANG=C.UTF-8", "HOME=" + p.cmd.Dir, "PATH=" + os.Getenv("PATH")}, env...)
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = own, own, own
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := tty.Read(buf)
+			p.mu.Lock()
+			p.out.Write(buf[:n])
+			p.mu.Unlock()
+			if n > 0 && p.answer != nil {
+				if a := p.answer(buf[:n]); len(a) > 0 {
+					_, _ = tty.Write(a)
+				}
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	go func() { p.done <- p.cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		tty.Close()
+		own.Close()
+	})
+	return p
+}
+
+// sees waits until the program has written text.
+func (p *onTerminal) sees(text string) {
+	p.t.Helper()
+	for end := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
+		if strings.Contains(p.output(), text) {
+			return
+		}
+		if time.Now().After(end) {
+			p.t.Fatalf("%q was not written; what was:\n%q", text, p.output())
+		}
+	}
+}
+
+func (p *onTerminal) types(keys string) {
+	p.t.Helper()
+	if _, err := io.WriteString(p.tty, keys); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// ends waits for the end of the program and returns its exit code.
+func (p *onTerminal) ends() int {
+	p.t.Helper()
+	select {
+	case err := <-p.done:
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			p.t.Fatal(err)
+		}
+		return p.cmd.ProcessState.ExitCode()
+	case <-time.After(bound):
+		p.t.Fatalf("the program does not end; it wrote\n%q", p.output())
+	}
+	return 0
+}
+
+// restored checks that the terminal is as it was before.
+func (p *onTerminal) restored() {
+	p.t.Helper()
+	now, err := unix.IoctlGetTermios(int(p.own.Fd()), getTermios)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if *now != *p.was {
+		p.t.Errorf("the terminal's settings differ: %+v, want %+v", *now, *p.was)
+	}
+	out := p.output()
+	for on, off := range map[string]string{seqAltOn: seqAltOff, seqCursorOff: seqCursorOn, seqWrapOff: seqWrapOn, seqPasteOn: seqPasteOff} {
+		if strings.LastIndex(out, on) > strings.LastIndex(out, off) {
+			p.t.Errorf("%q is not taken back", on)
+		}
+	}
+}
+
+func stream(t *testing.T, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("testdata", "streams", name+".jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "FAKE_RUN=" + path
+}
+
+// Verbs without a console must not ask the terminal anything. The libraries would,
+// and wait five seconds for the answer: package quiet sees to it that they do not.
+func TestNothingIsAskedOfASilentTerminal(t *testing.T) {
+	for _, args := range [][]string{{"version"}, {"--help"}, {"config", "validate"}} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			p := startOn(t, 80, 24, nil, nil, args...)
+			p.ends()
+			if out := p.output(); strings.Contains(out, "\x1b") {
+				t.Errorf("an escape sequence was written: %q", out)
+			}
+		})
+	}
+}
+
+func TestConsoleOnASilentTerminal(t *testing.T) {
+	p := startOn(t, 80, 24, []string{stream(t, "init")}, nil)
+	p.sees("Configuration")
+	p.types("q")
+	if code := p.ends(); code != 0 {
+		t.Errorf("ended with %d", code)
+	}
+	p.restored()
+	p.sees("nothing has been created; come back: ")
+}
+
+// An answer in any shape changes the colours and is not taken for keys.
+func TestConsoleOnAnAnsweringTerminal(t *testing.T) {
+	for _, tt := range []struct{ name, colour string }{
+		{"ended by BEL", "\x1b]11;rgb:ffff/ffff/ffff\a"},
+		{"ended by ST", "\x1b]11;rgb:ff/ff/ff\x1b\\"},
+		{"no colour, only what it is", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			asked := make(chan struct{}, 1)
+			p := startOn(t, 80, 24, []string{stream(t, "init")}, func(b []byte) []byte {
+				if !bytes.Contains(b, []byte("\x1b[c")) {
+					return nil
+				}
+				asked <- struct{}{}
+				return []byte(tt.colour + "\x1b[?62;22c")
+			})
+			select {
+			case <-asked:
+			case <-time.After(bound):
+				t.Fatal("the background was not asked for")
+			}
+			p.sees("Configuration")
+			if tt.colour != "" {
+				p.sees("38;5;2") // some colour of the light theme follows the first frame
+			}
+			p.types("?")
+			p.sees("Keys: config")
+			p.types("?q")
+			if code := p.ends(); code != 0 {
+				t.Errorf("ended with %d", code)
+			}
+			p.restored()
+		})
+	}
+}
+
+func TestRepliesAreTakenOutOfTheKeys(t *testing.T) {
+	const colour, what = "\x1b]11;rgb:1111/2222/3333\x1b\\", "\x1b[?64;1;2c"
+	for _, tt := range []struct {
+		name string
+		in   []string
+		want string
+	}{
+		{"whole", []string{colour + what + "q"}, "q"},
+		{"with keys around", []string{"a" + colour + "b" + what + "c"}, "abc"},
+		{"cut in the colour", []string{colour[:9], colour[9:] + what + "q"}, "q"},
+		{"cut in the beginning", []string{colour[:3], colour[3:] + what + "q"}, "q"},
+		{"cut in the second answer", []string{colour + what[:5], what[5:] + "q"}, "q"},
+		{"only what it is", []string{what + "q"}, "q"},
+		{"Escape is a key", []string{"\x1b"}, "\x1b"},
+		{"arrows are keys", []string{"\x1b[A\x1b[B"}, "\x1b[A\x1b[B"},
+		{"after the answer all is keys", []string{what, what}, what},
+	} {
+		r := &replies{}
+		r.open(time.Now())
+		var got []byte
+		for _, s := range tt.in {
+			b := append(bytes.Clone(r.held), s...)
+			r.held = nil
+			got = append(got, r.take(b)...)
+		}
+		if string(got) != tt.want {
+			t.Errorf("%s: keys %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestSignalsGiveTheTerminalBack(t *testing.T) {
+	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: engine.ExitTerminated, syscall.SIGHUP: engine.ExitHungUp, syscall.SIGINT: engine.ExitInterrupted} {
+		t.Run(sig.String(), func(t *testing.T) {
+			p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=partial", "FAKE_PACE=1"}, nil)
+			p.sees("Machines")
+			if err := p.cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			if code := p.ends(); code != want {
+				t.Errorf("ended with %d, want %d", code, want)
+			}
+			p.restored()
+		})
+	}
+}
+
+// A stopped program leaves a usable terminal behind, and comes back whole.
+func TestSuspendAndResume(t *testing.T) {
+	p := startOn(t, 80, 24, []string{stream(t, "init")}, nil)
+	p.sees("Configuration")
+	p.types("\x1a")
+	p.sees(seqAltOff)
+	// No shell controls this session, so the kernel does not stop the program: it must
+	// take the terminal again by itself.
+	for end := time.Now().Add(bound); strings.Count(p.output(), "Configuration") < 2; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the screen was not drawn again: %q", p.output())
+		}
+	}
+	p.types("q")
+	p.ends()
+	p.restored()
+}
+
+func TestResizeDrawsAgain(t *testing.T) {
+	p := startOn(t, 80, 24, []string{stream(t, "init")}, nil)
+	p.sees("Configuration")
+	if err := pty.Setsize(p.tty, &pty.Winsize{Cols: 50, Rows: 24}); err != nil {
+		t.Fatal(err)
+	}
+	p.sees("width 50 of 60")
+	p.types("q")
+	p.ends()
+	p.restored()
+}
+
+func TestPanicGivesTheTerminalBack(t *testing.T) {
+	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_PANIC=1"}, nil)
+	if code := p.ends(); code != engine.ExitFailed {
+		t.Errorf("ended with %d, want 1", code)
+	}
+	p.sees("the console broke: the fake engine was asked to")
+	p.restored()
+}
+
+func TestTerminalsWithoutACursorGetText(t *testing.T) {
+	for _, tt := range []struct{ name, env, why string }{
+		{"TERM is dumb", "TERM=dumb", "the terminal cannot move its cursor (TERM=dumb)"},
+		{"CI", "CI=true", "CI is set"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := startOn(t, 80, 24, []string{stream(t, "init"), tt.env}, nil)
+			if code := p.ends(); code != 0 {
+				t.Errorf("ended with %d", code)
+			}
+			p.sees("remark  " + tt.why)
+			if strings.Contains(p.output(), "\x1b") {
+				t.Errorf("an escape sequence was written: %q", p.output())
+			}
+		})
+	}
+}
+
+func TestNoColour(t *testing.T) {
+	p := startOn(t, 80, 24, []string{stream(t, "init"), "NO_COLOR=yes"}, nil)
+	p.sees("Configuration")
+	p.types("q")
+	p.ends()
+	out := p.output()
+	if regexp.MustCompile(`\x1b\[[0-9;]*[1-9][0-9;]*m`).MatchString(out) || strings.Contains(out, "\x1b]11") {
+		t.Errorf("colours were written or asked for: %q", out)
+	}
+}
+
+// The last key is Ctrl-C twice: the program ends and says how to come back.
+func TestLeavingARunLeavesATrace(t *testing.T) {
+	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=partial", "FAKE_PACE=1"}, nil)
+	p.sees("Machines")
+	p.types("\x03")
+	p.sees("Leave this run?")
+	p.types("\x03")
+	if code := p.ends(); code != engine.ExitStopped {
+		t.Errorf("ended with %d, want 7", code)
+	}
+	p.restored()
+	p.sees("of 6 done")
+}
+
+// When nobody reads stdout any more the run goes on to its end.
+func TestRunOutlivesItsReader(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stderr bytes.Buffer
+	cmd := exec.Command(exe)
+	cmd.Args = []string{"constellation", "init", "--yes", "-o", "json"}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = t.TempDir(), w, &stderr
+	cmd.Env = append(os.Environ(), stream(t, "init"), "FAKE_PACE=100")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if _, err := r.Read(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the run ended with %v", err)
+	}
+	if !strings.Contains(stderr.String(), "remark  nobody reads stdout any more") {
+		t.Errorf("stderr says %q", stderr.String())
+	}
+}
+
+func TestSignalsEndAScriptedRun(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for sig, want := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143, syscall.SIGHUP: 129} {
+		t.Run(sig.String(), func(t *testing.T) {
+			cmd := exec.Command(exe)
+			cmd.Args = []string{"constellation", "init", "--non-interactive", "--yes"}
+			cmd.Dir = t.TempDir()
+			cmd.Env = append(os.Environ(), stream(t, "init"), "FAKE_PACE=1")
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := out.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.Copy(io.Discard, out)
+			_ = cmd.Wait()
+			if code := cmd.ProcessState.ExitCode(); code != want || !strings.Contains(stderr.String(), "stopping where it can be taken up again") {
+				t.Errorf("ended with %d, want %d; stderr %q", code, want, stderr.String())
+			}
+		})
+	}
+}
+
+func TestLookOfTheEnvironment(t *testing.T) {
+	for _, tt := range []struct {
+		env  string
+		want look
+	}{
+		{"TERM=xterm-256color LANG=en_US.UTF-8", look{colours: colours256}},
+		{"TERM=xterm LANG=de_DE.utf8", look{colours: colours16}},
+		{"TERM=xterm LANG=C", look{colours: colours16, ascii: true}},
+		{"TERM=xterm", look{colours: colours16, ascii: true}},
+		{"TERM=xterm-kitty LC_ALL=C.UTF-8 LANG=C", look{colours: trueColour}},
+		{"TERM=xterm LC_ALL=C LANG=C.UTF-8", look{colours: colours16, ascii: true}},
+		{"TERM=screen COLORTERM=truecolor LANG=C.UTF-8", look{colours: trueColour}},
+		{"TERM=tmux LANG=C.UTF-8", look{colours: colours256}},
+		{"TERM=xterm-256color NO_COLOR=1 LANG=C.UTF-8", look{}},
+		{"TERM=xterm-256color NO_COLOR=anything LANG=C.UTF-8", look{}},
+		{"TERM=xterm COLORFGBG=0;15 LANG=C.UTF-8", look{colours: colours16, light: true}},
+		{"TERM=xterm COLORFGBG=15;default;0 LANG=C.UTF-8", look{colours: colours16}},
+	} {
+		env := map[string]string{}
+		for kv := range strings.FieldsSeq(tt.env) {
+			k, v, _ := strings.Cut(kv, "=")
+			env[k] = v
+		}
+		if got := lookOf(func(k string) string { return env[k] }); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.env, got, tt.want)
+		}
+	}
+}
+
+// An emulator of the few sequences that paint uses must show exactly the frame,
+// whatever was on the screen before.
+func TestPaintShowsTheFrame(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	term := &terminal{out: w, live: true, width: 20, height: 4}
+	frames := []string{
+		"one\ntwo\nthree\nfour", "one\n2\nthree\nfour", "one\n2", "exactly twenty chars\nab", "x", "日本語\n\x1b[31mred\x1b[0m\nend",
+		"a\nb\nc\nd\ne is beyond the screen", "this line is longer than the screen is wide",
+	}
+	want := [][]string{
+		{"one", "two", "three", "four"}, {"one", "2", "three", "four"}, {"one", "2", "", ""}, {"exactly twenty chars", "ab", "", ""}, {"x", "", "", ""},
+		{"日本語", "red", "end", ""}, {"a", "b", "c", "d"}, {"this line is longer ", "", "", ""},
+	}
+	screen := newEmulator(20, 4)
+	go func() {
+		for _, f := range frames {
+			term.paint(f)
+			_, _ = w.WriteString("\x00") // end of a frame
+		}
+		w.Close()
+	}()
+	all, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range bytes.Split(bytes.TrimSuffix(all, []byte{0}), []byte{0}) {
+		screen.write(t, string(b))
+		for y, l := range want[i] {
+			if got := screen.line(y); got != strings.TrimRight(l, " ") {
+				t.Errorf("frame %d, line %d shows %q, want %q", i+1, y+1, got, l)
+			}
+		}
+	}
+}
+
+// emulator is a terminal that knows what paint writes, and fails on anything else.
+type emulator struct {
+	cells [][]rune
+	x, y  int
+}
+
+func newEmulator(w, h int) *emulator {
+	e := &emulator{cells: make([][]rune, h)}
+	for i := range e.cells {
+		e.cells[i] = make([]rune, w)
+	}
+	e.clear(0, 0, h)
+	return e
+}
+
+func (e *emulator) clear(x, y, rows int) {
+	for i := y; i < y+rows; i++ {
+		for j := range e.cells[i] {
+			if i > y || j >= x {
+				e.cells[i][j] = ' '
+			}
+		}
+	}
+}
+
+func (e *emulator) line(y int) string {
+	return strings.TrimRight(strings.ReplaceAll(string(e.cells[y]), "\x01", ""), " ")
+}
+
+func (e *emulator) write(t *testing.T, s string) {
+	t.Helper()
+	for len(s) > 0 {
+		if s[0] == 0x1b {
+			end := strings.IndexAny(s[1:], "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") + 2
+			seq := s[:end]
+			s = s[end:]
+			switch {
+			case seq == seqSyncOn || seq == seqSyncOff || strings.HasSuffix(seq, "m"):
+			case seq == seqClear:
+				e.clear(0, 0, len(e.cells))
+			case seq == seqClearRight:
+				e.clear(e.x, e.y, 1)
+			case strings.HasSuffix(seq, ";1H"):
+				e.x, e.y = 0, 0
+				for _, c := range seq[2 : len(seq)-3] {
+					e.y = e.y*10 + int(c-'0')
+				}
+				e.y--
+			default:
+				t.Fatalf("unknown sequence %q", seq)
+			}
+			continue
+		}
+		r := []rune(s)[0]
+		s = s[len(string(r)):]
+		w := width(string(r))
+		if e.x+w > len(e.cells[e.y]) {
+			t.Fatalf("line %d is written beyond the edge", e.y+1)
+		}
+		e.cells[e.y][e.x] = r
+		for i := 1; i < w; i++ {
+			e.cells[e.y][e.x+i] = 1
+		}
+		e.x += w
+	}
+}
