@@ -184,14 +184,24 @@ func TestHandshakeSucceeds(t *testing.T) {
 		toClient, toServer string // name of the instance that each side learns of
 	}{
 		{"both sides attest", w.clientConfig(), w.serverConfig(), "control-plane-0", "worker-0"},
-		{"the server alone attests",
+		{
+			"the server alone attests",
 			Config{Purpose: PurposeInit, Validator: w.accepts(attestation.PCR15Zero())},
-			Config{Purpose: PurposeInit, Issuer: w.node}, "worker-0", ""},
-		{"the client alone attests",
+			Config{Purpose: PurposeInit, Issuer: w.node},
+			"worker-0", "",
+		},
+		{
+			"the client alone attests",
 			Config{Purpose: PurposeJoin, Issuer: w.node},
-			Config{Purpose: PurposeJoin, Validator: w.accepts(attestation.PCR15Zero())}, "", "worker-0"},
-		{"a client that could attest meets a server that does not ask",
-			w.clientConfig(), Config{Purpose: PurposeJoin, Issuer: w.service}, "control-plane-0", ""},
+			Config{Purpose: PurposeJoin, Validator: w.accepts(attestation.PCR15Zero())},
+			"", "worker-0",
+		},
+		{
+			"a client that could attest meets a server that does not ask",
+			w.clientConfig(),
+			Config{Purpose: PurposeJoin, Issuer: w.service},
+			"control-plane-0", "",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			o := meet(t, tt.client, tt.server)
@@ -231,65 +241,97 @@ func TestHandshakeIsRefused(t *testing.T) {
 		wantServer     error
 		serverText     string
 	}{
-		{name: "the server runs another image",
+		{
+			name:   "the server runs another image",
 			client: w.clientConfig(),
 			server: with(w.serverConfig(), func(c *Config) {
 				c.Issuer = machine(t, w.ca, identity("control-plane-0", cloud.ControlPlane), "evil", []byte("cluster"))
 			}),
 			wantClient: attestation.ErrMeasurement, clientText: "evidence of the server: measurements differ: PCR 4 (boot loader) is ",
-			wantServer: ErrRefused, serverText: "bad certificate"},
-		{name: "the client runs another image",
+			wantServer: ErrRefused, serverText: "bad certificate",
+		},
+		{
+			name:       "the client runs another image",
 			client:     with(w.clientConfig(), func(c *Config) { c.Issuer = machine(t, w.ca, identity("worker-0", cloud.Worker), "evil", nil) }),
 			server:     w.serverConfig(),
 			wantClient: &RefusedError{ReasonMeasurements}, clientText: "the machine's measurements are not among the accepted ones",
-			wantServer: attestation.ErrMeasurement, serverText: "PCR 11 (unified kernel image) is "},
-		{name: "the server was certified by another cloud",
+			wantServer: attestation.ErrMeasurement, serverText: "PCR 11 (unified kernel image) is ",
+		},
+		{
+			name:   "the server was certified by another cloud",
 			client: w.clientConfig(), server: with(w.serverConfig(), func(c *Config) { c.Issuer = other.service }),
-			wantClient: attestation.ErrTrust, wantServer: ErrRefused},
-		{name: "the client was certified by another cloud",
+			wantClient: attestation.ErrTrust, wantServer: ErrRefused,
+		},
+		{
+			name:   "the client was certified by another cloud",
 			client: with(w.clientConfig(), func(c *Config) { c.Issuer = other.node }), server: w.serverConfig(),
-			wantClient: &RefusedError{ReasonTrust}, wantServer: attestation.ErrTrust},
-		{name: "a used machine wants to join again",
+			wantClient: &RefusedError{ReasonTrust}, wantServer: attestation.ErrTrust,
+		},
+		{
+			name:       "a used machine wants to join again",
 			client:     with(w.clientConfig(), func(c *Config) { c.Issuer = w.service }),
 			server:     w.serverConfig(),
-			wantClient: &RefusedError{ReasonMember}, wantServer: attestation.ErrMember, serverText: "already belongs to a cluster"},
-		{name: "a used machine wants to be the first of a cluster",
+			wantClient: &RefusedError{ReasonMember}, wantServer: attestation.ErrMember, serverText: "already belongs to a cluster",
+		},
+		{
+			name:       "a used machine wants to be the first of a cluster",
 			client:     Config{Purpose: PurposeInit, Validator: w.accepts(attestation.PCR15Zero())},
 			server:     Config{Purpose: PurposeInit, Issuer: w.service},
-			wantClient: attestation.ErrMember, clientText: "already belongs to a cluster", wantServer: ErrRefused},
-		{name: "an unused machine poses as the join service",
+			wantClient: attestation.ErrMember, clientText: "already belongs to a cluster", wantServer: ErrRefused,
+		},
+		{
+			name:   "an unused machine poses as the join service",
 			client: w.clientConfig(), server: with(w.serverConfig(), func(c *Config) { c.Issuer = w.node }),
-			wantClient: attestation.ErrMember, clientText: "belongs to no cluster", wantServer: ErrRefused},
-		{name: "evidence of the service for init reaches a client that joins",
+			wantClient: attestation.ErrMember, clientText: "belongs to no cluster", wantServer: ErrRefused,
+		},
+		{
+			name:   "evidence of the service for init reaches a client that joins",
 			client: w.clientConfig(), server: with(w.serverConfig(), func(c *Config) { c.Purpose = PurposeInit }),
-			wantClient: attestation.ErrQuote, clientText: "another connection", wantServer: ErrRefused},
-		{name: "evidence of a machine for init reaches the join service",
+			wantClient: attestation.ErrQuote, clientText: "another connection", wantServer: ErrRefused,
+		},
+		{
+			name:       "evidence of a machine for init reaches the join service",
 			client:     with(w.clientConfig(), func(c *Config) { c.Purpose, c.Validator = PurposeInit, nil }),
 			server:     w.serverConfig(),
-			wantClient: &RefusedError{ReasonQuote}, wantServer: attestation.ErrQuote},
-		{name: "the server attests nothing",
+			wantClient: &RefusedError{ReasonQuote}, wantServer: attestation.ErrQuote,
+		},
+		{
+			name:   "the server attests nothing",
 			client: w.clientConfig(), server: with(w.serverConfig(), func(c *Config) { c.Issuer = nil }),
-			wantClient: attestation.ErrDocument, clientText: "carries no evidence", wantServer: ErrRefused},
-		{name: "the client has no evidence to give",
+			wantClient: attestation.ErrDocument, clientText: "carries no evidence", wantServer: ErrRefused,
+		},
+		{
+			name:   "the client has no evidence to give",
 			client: with(w.clientConfig(), func(c *Config) { c.Issuer = nil }), server: w.serverConfig(),
-			clientText: "demands evidence of this side, which has none", serverText: "atls handshake"},
-		{name: "the server's TPM does not answer",
+			clientText: "demands evidence of this side, which has none", serverText: "atls handshake",
+		},
+		{
+			name:   "the server's TPM does not answer",
 			client: w.clientConfig(), server: with(w.serverConfig(), func(c *Config) { c.Issuer = attestation.NewTPMIssuer("unix:/nonexistent/tpm.sock") }),
-			clientText: "the server could not make its evidence", wantServer: attestation.ErrTPM},
-		{name: "the client's TPM does not answer",
+			clientText: "the server could not make its evidence", wantServer: attestation.ErrTPM,
+		},
+		{
+			name:       "the client's TPM does not answer",
 			client:     with(w.clientConfig(), func(c *Config) { c.Issuer = attestation.NewTPMIssuer("unix:/nonexistent/tpm.sock") }),
 			server:     w.serverConfig(),
-			wantClient: attestation.ErrTPM, clientText: "make evidence", serverText: "atls handshake"},
-		{name: "the server has no measurements yet",
+			wantClient: attestation.ErrTPM, clientText: "make evidence", serverText: "atls handshake",
+		},
+		{
+			name:       "the server has no measurements yet",
 			client:     w.clientConfig(),
 			server:     with(w.serverConfig(), func(c *Config) { c.Validator = func() attestation.Validator { return nil } }),
-			clientText: "atls handshake", serverText: "there are no measurements yet"},
-		{name: "the server would attest nobody",
+			clientText: "atls handshake", serverText: "there are no measurements yet",
+		},
+		{
+			name:   "the server would attest nobody",
 			client: w.clientConfig(), server: Config{Purpose: PurposeJoin},
-			clientText: "atls handshake", serverText: "an issuer or a validator is needed"},
-		{name: "the client would attest nobody",
+			clientText: "atls handshake", serverText: "an issuer or a validator is needed",
+		},
+		{
+			name:   "the client would attest nobody",
 			client: Config{Purpose: PurposeJoin}, server: w.serverConfig(),
-			clientText: "an issuer or a validator is needed"},
+			clientText: "an issuer or a validator is needed",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			o := meet(t, tt.client, tt.server)
@@ -404,15 +446,20 @@ func TestClientRefusesHostileServers(t *testing.T) {
 		want  error
 		text  string
 	}{
-		{name: "it replays evidence of an earlier connection", want: attestation.ErrQuote, text: "another connection",
+		{
+			name: "it replays evidence of an earlier connection", want: attestation.ErrQuote, text: "another connection",
 			serve: func([]byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeJoin, server, make([]byte, 32), l.spki)), oid)
-			}},
-		{name: "it relays the evidence that an honest machine made for this nonce", want: attestation.ErrQuote, text: "another connection",
+			},
+		},
+		{
+			name: "it relays the evidence that an honest machine made for this nonce", want: attestation.ErrQuote, text: "another connection",
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeJoin, server, n, honest.spki)), oid)
-			}},
-		{name: "it relays the whole certificate that an honest machine made for this nonce", text: "invalid signature",
+			},
+		},
+		{
+			name: "it relays the whole certificate that an honest machine made for this nonce", text: "invalid signature",
 			serve: func(n []byte) *tls.Certificate {
 				c, err := honest.certificate(t.Context(), server, n)
 				if err != nil {
@@ -420,76 +467,114 @@ func TestClientRefusesHostileServers(t *testing.T) {
 					return nil
 				}
 				return &tls.Certificate{Certificate: c.Certificate, PrivateKey: l.key}
-			}},
-		{name: "it reflects evidence that a client made", want: attestation.ErrQuote,
+			},
+		},
+		{
+			name: "it reflects evidence that a client made", want: attestation.ErrQuote,
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeJoin, client, n, l.spki)), oid)
-			}},
-		{name: "it has evidence for another purpose", want: attestation.ErrQuote,
+			},
+		},
+		{
+			name: "it has evidence for another purpose", want: attestation.ErrQuote,
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeInit, server, n, l.spki)), oid)
-			}},
-		{name: "its evidence binds the nonce alone", want: attestation.ErrQuote,
-			serve: func(n []byte) *tls.Certificate { return l.with(t, issue(t, w.service, n), oid) }},
-		{name: "its evidence binds the key alone", want: attestation.ErrQuote,
+			},
+		},
+		{
+			name: "its evidence binds the nonce alone", want: attestation.ErrQuote,
+			serve: func(n []byte) *tls.Certificate { return l.with(t, issue(t, w.service, n), oid) },
+		},
+		{
+			name: "its evidence binds the key alone", want: attestation.ErrQuote,
 			serve: func([]byte) *tls.Certificate {
 				h := sha256.Sum256(l.spki)
 				return l.with(t, issue(t, w.service, h[:]), oid)
-			}},
-		{name: "parts of what is bound are moved across their border", want: attestation.ErrQuote,
+			},
+		},
+		{
+			name: "parts of what is bound are moved across their border", want: attestation.ErrQuote,
 			serve: func(n []byte) *tls.Certificate {
 				h := sha256.New()
 				for _, p := range [][]byte{[]byte(domain), []byte(PurposeJoin), []byte(server), n, l.spki} {
 					h.Write(p)
 				}
 				return l.with(t, issue(t, w.service, h.Sum(nil)), oid)
-			}},
-		{name: "its evidence lies under another identifier", want: attestation.ErrDocument, text: "carries no evidence of variant tpm2",
+			},
+		},
+		{
+			name: "its evidence lies under another identifier", want: attestation.ErrDocument, text: "carries no evidence of variant tpm2",
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeJoin, server, n, l.spki)), encasn1.ObjectIdentifier{1, 3, 9900, 5, 1})
-			}},
-		{name: "it has no evidence", want: attestation.ErrDocument,
-			serve: func([]byte) *tls.Certificate { return l.with(t, nil, nil) }},
-		{name: "its evidence is empty", want: attestation.ErrDocument,
-			serve: func([]byte) *tls.Certificate { return l.with(t, []byte{}, oid) }},
-		{name: "its evidence is noise", want: attestation.ErrDocument,
-			serve: func([]byte) *tls.Certificate { return l.with(t, []byte("evidence"), oid) }},
-		{name: "its evidence has 1 MB", text: "exceeds maximum",
-			serve: func([]byte) *tls.Certificate { return l.with(t, make([]byte, 1<<20), oid) }},
-		{name: "its evidence has 200 kB", want: attestation.ErrDocument, text: "at most",
-			serve: func([]byte) *tls.Certificate { return l.with(t, make([]byte, 200<<10), oid) }},
-		{name: "its evidence is one byte too long", want: attestation.ErrDocument, text: "at most",
+			},
+		},
+		{
+			name: "it has no evidence", want: attestation.ErrDocument,
+			serve: func([]byte) *tls.Certificate { return l.with(t, nil, nil) },
+		},
+		{
+			name: "its evidence is empty", want: attestation.ErrDocument,
+			serve: func([]byte) *tls.Certificate { return l.with(t, []byte{}, oid) },
+		},
+		{
+			name: "its evidence is noise", want: attestation.ErrDocument,
+			serve: func([]byte) *tls.Certificate { return l.with(t, []byte("evidence"), oid) },
+		},
+		{
+			name: "its evidence has 1 MB", text: "exceeds maximum",
+			serve: func([]byte) *tls.Certificate { return l.with(t, make([]byte, 1<<20), oid) },
+		},
+		{
+			name: "its evidence has 200 kB", want: attestation.ErrDocument, text: "at most",
+			serve: func([]byte) *tls.Certificate { return l.with(t, make([]byte, 200<<10), oid) },
+		},
+		{
+			name: "its evidence is one byte too long", want: attestation.ErrDocument, text: "at most",
 			serve: func([]byte) *tls.Certificate {
 				return l.with(t, make([]byte, attestation.MaxDocument+1), oid)
-			}},
-		{name: "honest evidence has something behind it", want: attestation.ErrDocument,
+			},
+		},
+		{
+			name: "honest evidence has something behind it", want: attestation.ErrDocument,
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, append(issue(t, w.service, binding(PurposeJoin, server, n, l.spki)), 0), oid)
-			}},
-		{name: "it sends two certificates", want: attestation.ErrDocument, text: "2 certificates",
+			},
+		},
+		{
+			name: "it sends two certificates", want: attestation.ErrDocument, text: "2 certificates",
 			serve: func(n []byte) *tls.Certificate {
 				c := l.with(t, issue(t, w.service, binding(PurposeJoin, server, n, l.spki)), oid)
 				c.Certificate = append(c.Certificate, c.Certificate[0])
 				return c
-			}},
-		{name: "its key is RSA", want: attestation.ErrDocument, text: "not on P-256",
-			serve: func(n []byte) *tls.Certificate { return rsaCertificate(t, w.service, n) }},
-		{name: "it speaks TLS 1.2", text: "protocol version",
+			},
+		},
+		{
+			name: "its key is RSA", want: attestation.ErrDocument, text: "not on P-256",
+			serve: func(n []byte) *tls.Certificate { return rsaCertificate(t, w.service, n) },
+		},
+		{
+			name: "it speaks TLS 1.2", text: "protocol version",
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeJoin, server, n, l.spki)), oid)
 			},
-			tls: func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }},
-		{name: "it agrees on no protocol", want: attestation.ErrDocument, text: `protocol ""`,
+			tls: func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 },
+		},
+		{
+			name: "it agrees on no protocol", want: attestation.ErrDocument, text: `protocol ""`,
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeJoin, server, n, l.spki)), oid)
 			},
-			tls: func(c *tls.Config) { c.NextProtos = nil }},
-		{name: "it asks for evidence without a nonce", text: "demands evidence without a nonce",
+			tls: func(c *tls.Config) { c.NextProtos = nil },
+		},
+		{
+			name: "it asks for evidence without a nonce", text: "demands evidence without a nonce",
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeJoin, server, n, l.spki)), oid)
 			},
-			tls: func(c *tls.Config) { c.ClientAuth = tls.RequireAnyClientCert }},
-		{name: "it asks for evidence with a short nonce", text: "nonce is not 64 hex digits",
+			tls: func(c *tls.Config) { c.ClientAuth = tls.RequireAnyClientCert },
+		},
+		{
+			name: "it asks for evidence with a short nonce", text: "nonce is not 64 hex digits",
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeJoin, server, n, l.spki)), oid)
 			},
@@ -497,8 +582,10 @@ func TestClientRefusesHostileServers(t *testing.T) {
 				name, _ := authority([]byte("short"))
 				c.ClientAuth, c.ClientCAs = tls.RequireAnyClientCert, x509.NewCertPool()
 				c.ClientCAs.AddCert(&x509.Certificate{Raw: []byte{1}, RawSubject: name})
-			}},
-		{name: "it asks for evidence with two nonces", text: "without a nonce",
+			},
+		},
+		{
+			name: "it asks for evidence with two nonces", text: "without a nonce",
 			serve: func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.service, binding(PurposeJoin, server, n, l.spki)), oid)
 			},
@@ -508,7 +595,8 @@ func TestClientRefusesHostileServers(t *testing.T) {
 					name, _ := authority(bytes.Repeat([]byte{i}, nonceSize))
 					c.ClientCAs.AddCert(&x509.Certificate{Raw: []byte{i}, RawSubject: name})
 				}
-			}},
+			},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cr, sr := pipe(t)
@@ -586,15 +674,20 @@ func TestServerRefusesHostileClients(t *testing.T) {
 		text    string
 		verdict Reason // zero: none arrives
 	}{
-		{name: "it replays evidence of an earlier connection", want: attestation.ErrQuote, text: "another connection", verdict: ReasonQuote,
+		{
+			name: "it replays evidence of an earlier connection", want: attestation.ErrQuote, text: "another connection", verdict: ReasonQuote,
 			tls: certificate(func([]byte) *tls.Certificate {
 				return l.with(t, issue(t, w.node, binding(PurposeJoin, client, make([]byte, 32), l.spki)), oid)
-			})},
-		{name: "it relays evidence that an honest machine made for this nonce", want: attestation.ErrQuote, verdict: ReasonQuote,
+			}),
+		},
+		{
+			name: "it relays evidence that an honest machine made for this nonce", want: attestation.ErrQuote, verdict: ReasonQuote,
 			tls: certificate(func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.node, binding(PurposeJoin, client, n, honest.spki)), oid)
-			})},
-		{name: "it relays the whole certificate of an honest machine", text: "invalid signature",
+			}),
+		},
+		{
+			name: "it relays the whole certificate of an honest machine", text: "invalid signature",
 			tls: certificate(func(n []byte) *tls.Certificate {
 				c, err := honest.certificate(t.Context(), client, n)
 				if err != nil {
@@ -602,54 +695,87 @@ func TestServerRefusesHostileClients(t *testing.T) {
 					return nil
 				}
 				return &tls.Certificate{Certificate: c.Certificate, PrivateKey: l.key}
-			})},
-		{name: "it reflects evidence that a server made", want: attestation.ErrQuote, verdict: ReasonQuote,
+			}),
+		},
+		{
+			name: "it reflects evidence that a server made", want: attestation.ErrQuote, verdict: ReasonQuote,
 			tls: certificate(func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.node, binding(PurposeJoin, server, n, l.spki)), oid)
-			})},
-		{name: "it has evidence for another purpose", want: attestation.ErrQuote, verdict: ReasonQuote,
+			}),
+		},
+		{
+			name: "it has evidence for another purpose", want: attestation.ErrQuote, verdict: ReasonQuote,
 			tls: certificate(func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.node, binding(PurposeInit, client, n, l.spki)), oid)
-			})},
-		{name: "its evidence lies under another identifier", want: attestation.ErrDocument, verdict: ReasonDocument,
+			}),
+		},
+		{
+			name: "its evidence lies under another identifier", want: attestation.ErrDocument, verdict: ReasonDocument,
 			tls: certificate(func(n []byte) *tls.Certificate {
 				return l.with(t, issue(t, w.node, binding(PurposeJoin, client, n, l.spki)), encasn1.ObjectIdentifier{1, 3, 9900, 1, 1})
-			})},
-		{name: "it has a certificate without evidence", want: attestation.ErrDocument, verdict: ReasonDocument,
-			tls: certificate(func([]byte) *tls.Certificate { return l.with(t, nil, nil) })},
-		{name: "it has no certificate", text: "didn't provide a certificate",
-			tls: certificate(func([]byte) *tls.Certificate { return &tls.Certificate{} })},
-		{name: "its evidence has 1 MB", text: "exceeds maximum",
-			tls: certificate(func([]byte) *tls.Certificate { return l.with(t, make([]byte, 1<<20), oid) })},
-		{name: "its evidence has 200 kB", want: attestation.ErrDocument, text: "at most",
-			tls: certificate(func([]byte) *tls.Certificate { return l.with(t, make([]byte, 200<<10), oid) })},
-		{name: "it sends two certificates", want: attestation.ErrDocument, text: "2 certificates",
+			}),
+		},
+		{
+			name: "it has a certificate without evidence", want: attestation.ErrDocument, verdict: ReasonDocument,
+			tls: certificate(func([]byte) *tls.Certificate { return l.with(t, nil, nil) }),
+		},
+		{
+			name: "it has no certificate", text: "didn't provide a certificate",
+			tls: certificate(func([]byte) *tls.Certificate { return &tls.Certificate{} }),
+		},
+		{
+			name: "its evidence has 1 MB", text: "exceeds maximum",
+			tls: certificate(func([]byte) *tls.Certificate { return l.with(t, make([]byte, 1<<20), oid) }),
+		},
+		{
+			name: "its evidence has 200 kB", want: attestation.ErrDocument, text: "at most",
+			tls: certificate(func([]byte) *tls.Certificate { return l.with(t, make([]byte, 200<<10), oid) }),
+		},
+		{
+			name: "it sends two certificates", want: attestation.ErrDocument, text: "2 certificates",
 			tls: certificate(func(n []byte) *tls.Certificate {
 				c := l.with(t, issue(t, w.node, binding(PurposeJoin, client, n, l.spki)), oid)
 				c.Certificate = append(c.Certificate, c.Certificate[0])
 				return c
-			})},
-		{name: "its key is RSA", want: attestation.ErrDocument, text: "not on P-256",
-			tls: certificate(func(n []byte) *tls.Certificate { return rsaCertificate(t, w.node, n) })},
-		{name: "it speaks TLS 1.2 at most", text: "unsupported versions",
-			tls: func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }},
-		{name: "it sends no nonce", text: "sent no nonce",
-			tls: func(c *tls.Config) { c.NextProtos = protos[:1] }},
-		{name: "it sends a short nonce", text: "nonce is not 64 hex digits",
-			tls: func(c *tls.Config) { c.NextProtos = []string{protocol, nonceProtocol + "abcd"} }},
-		{name: "its nonce is not hex", text: "nonce is not 64 hex digits",
-			tls: func(c *tls.Config) { c.NextProtos = []string{protocol, nonceProtocol + strings.Repeat("x", 64)} }},
-		{name: "it sends two nonces", text: "two nonces",
-			tls: func(c *tls.Config) { c.NextProtos = append(protos, nonceProtocol+strings.Repeat("cd", nonceSize)) }},
-		{name: "it speaks HTTP/1.1", want: attestation.ErrDocument, text: `protocol ""`,
+			}),
+		},
+		{
+			name: "its key is RSA", want: attestation.ErrDocument, text: "not on P-256",
+			tls: certificate(func(n []byte) *tls.Certificate { return rsaCertificate(t, w.node, n) }),
+		},
+		{
+			name: "it speaks TLS 1.2 at most", text: "unsupported versions",
+			tls: func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 },
+		},
+		{
+			name: "it sends no nonce", text: "sent no nonce",
+			tls: func(c *tls.Config) { c.NextProtos = protos[:1] },
+		},
+		{
+			name: "it sends a short nonce", text: "nonce is not 64 hex digits",
+			tls: func(c *tls.Config) { c.NextProtos = []string{protocol, nonceProtocol + "abcd"} },
+		},
+		{
+			name: "its nonce is not hex", text: "nonce is not 64 hex digits",
+			tls: func(c *tls.Config) { c.NextProtos = []string{protocol, nonceProtocol + strings.Repeat("x", 64)} },
+		},
+		{
+			name: "it sends two nonces", text: "two nonces",
+			tls: func(c *tls.Config) { c.NextProtos = append(protos, nonceProtocol+strings.Repeat("cd", nonceSize)) },
+		},
+		{
+			name: "it speaks HTTP/1.1", want: attestation.ErrDocument, text: `protocol ""`,
 			tls: func(c *tls.Config) {
 				c.NextProtos = []string{"http/1.1", protos[1]}
 				certificate(func(n []byte) *tls.Certificate {
 					return l.with(t, issue(t, w.node, binding(PurposeJoin, client, n, l.spki)), oid)
 				})(c)
-			}},
-		{name: "it speaks another protocol", text: "unsupported application protocols",
-			tls: func(c *tls.Config) { c.NextProtos = []string{"ssh", protos[1]} }},
+			},
+		},
+		{
+			name: "it speaks another protocol", text: "unsupported application protocols",
+			tls: func(c *tls.Config) { c.NextProtos = []string{"ssh", protos[1]} },
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cr, sr := pipe(t)

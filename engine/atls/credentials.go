@@ -451,7 +451,7 @@ func (s serverCredentials) present(ctx context.Context, h *tls.ClientHelloInfo) 
 }
 
 func info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "atls", SecurityVersion: "1"}
+	return credentials.ProtocolInfo{SecurityProtocol: "atls"}
 }
 
 func authInfo(st *attestation.Statement) AuthInfo {

@@ -31,8 +31,10 @@ func TestMeasurementsAreRead(t *testing.T) {
 		name, json, yaml string
 		want             Measurements
 	}{
-		{"in full", `{"4":{"expected":"` + aa + `","warnOnly":false},"11":{"expected":"` + bb + `","warnOnly":true}}`,
-			"4:\n  expected: \"" + aa + "\"\n  warnOnly: false\n11:\n  expected: " + bb + "\n  warnOnly: true\n", both},
+		{
+			"in full", `{"4":{"expected":"` + aa + `","warnOnly":false},"11":{"expected":"` + bb + `","warnOnly":true}}`,
+			"4:\n  expected: \"" + aa + "\"\n  warnOnly: false\n11:\n  expected: " + bb + "\n  warnOnly: true\n", both,
+		},
 		{"enforced unless they say otherwise", `{"4":{"expected":"` + aa + `"}}`, "4: {expected: " + aa + "}", Measurements{4: {raw(aa), false}}},
 		{"a bare string is enforced", `{"4":"` + aa + `"}`, "4: " + aa, Measurements{4: {raw(aa), false}}},
 		{"upper case", `{"4":"` + strings.ToUpper(aa) + `"}`, "4: " + strings.ToUpper(aa), Measurements{4: {raw(aa), false}}},
@@ -152,15 +154,27 @@ func TestCompare(t *testing.T) {
 	}{
 		{"equal", Measurements{4: {raw(aa), false}, 9: {raw(bb), false}}, nil, ""},
 		{"registers without a measurement do not matter", Measurements{4: {raw(aa), false}}, nil, ""},
-		{"an enforced register differs", Measurements{4: {raw(bb), false}}, nil,
-			"measurements differ: PCR 4 (boot loader) is " + aa + ", expected " + bb},
-		{"all that differ are named in order", Measurements{9: {raw(aa), false}, 4: {raw(bb), false}}, nil,
-			"measurements differ: PCR 4 (boot loader) is " + aa + ", expected " + bb + "; PCR 9 (kernel and initrd) is " + bb + ", expected " + aa},
+		{
+			"an enforced register differs",
+			Measurements{4: {raw(bb), false}},
+			nil,
+			"measurements differ: PCR 4 (boot loader) is " + aa + ", expected " + bb,
+		},
+		{
+			"all that differ are named in order",
+			Measurements{9: {raw(aa), false}, 4: {raw(bb), false}},
+			nil,
+			"measurements differ: PCR 4 (boot loader) is " + aa + ", expected " + bb + "; PCR 9 (kernel and initrd) is " + bb + ", expected " + aa,
+		},
 		{"a register only warns", Measurements{4: {raw(bb), true}}, []string{"PCR 4 (boot loader) is " + aa + ", expected " + bb}, ""},
 		{"a register is missing", Measurements{7: {raw(aa), false}}, nil, "measurements differ: PCR 7 (secure boot) is not part of the evidence, expected " + aa},
 		{"a missing register only warns", Measurements{7: {raw(aa), true}}, []string{"PCR 7 (secure boot) is not part of the evidence, expected " + aa}, ""},
-		{"one warns, one is refused", Measurements{4: {raw(bb), true}, 9: {raw(aa), false}}, []string{"PCR 4 (boot loader) is " + aa + ", expected " + bb},
-			"measurements differ: PCR 9 (kernel and initrd) is " + bb + ", expected " + aa},
+		{
+			"one warns, one is refused",
+			Measurements{4: {raw(bb), true}, 9: {raw(aa), false}},
+			[]string{"PCR 4 (boot loader) is " + aa + ", expected " + bb},
+			"measurements differ: PCR 9 (kernel and initrd) is " + bb + ", expected " + aa,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			warnings, err := tt.m.Compare(pcrs)
@@ -189,10 +203,18 @@ func TestWeakened(t *testing.T) {
 		{"a register is added", Measurements{4: enforced}, Measurements{4: enforced, 9: enforced}, nil},
 		{"a warning becomes enforced", Measurements{4: warns}, Measurements{4: enforced}, nil},
 		{"a warning goes away", Measurements{4: warns}, Measurements{}, nil},
-		{"an enforced register only warns", Measurements{4: enforced}, Measurements{4: warns},
-			[]string{"PCR 4 (boot loader) is enforced now and would only warn"}},
-		{"registers are dropped", Measurements{11: enforced, 4: enforced}, nil,
-			[]string{"PCR 4 (boot loader) is enforced now and would no longer be checked", "PCR 11 (unified kernel image) is enforced now and would no longer be checked"}},
+		{
+			"an enforced register only warns",
+			Measurements{4: enforced},
+			Measurements{4: warns},
+			[]string{"PCR 4 (boot loader) is enforced now and would only warn"},
+		},
+		{
+			"registers are dropped",
+			Measurements{11: enforced, 4: enforced},
+			nil,
+			[]string{"PCR 4 (boot loader) is enforced now and would no longer be checked", "PCR 11 (unified kernel image) is enforced now and would no longer be checked"},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if d := cmp.Diff(tt.want, tt.old.Weakened(tt.by)); d != "" {

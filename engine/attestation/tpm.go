@@ -1,7 +1,6 @@
 package attestation
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -303,12 +302,8 @@ func ExtendClusterID(ctx context.Context, address string, clusterID []byte) erro
 		if err != nil {
 			return err
 		}
-		now, want := pcrs[pcrCluster], ClusterIDPCR(clusterID)
-		if bytes.Equal(now, want) {
-			return nil
-		}
-		if !isZero(now) {
-			foreign = PCR15ClusterID(clusterID).check(now)
+		if now := pcrs[pcrCluster]; !isZero(now) {
+			foreign = PCR15ClusterID(clusterID).check(now) // nil if it is this cluster
 			return nil
 		}
 		return extendPCR(t, pcrCluster, clusterIDDigest(clusterID))

@@ -235,15 +235,21 @@ func TestValidateAccepts(t *testing.T) {
 		{name: "an unused machine"},
 		{name: "a machine without an event log", edit: func(f *forger) { f.log = nil }},
 		{name: "a machine of the demanded project and role", opts: Options{UID: "demo", Role: cloud.Worker}},
-		{name: "a member of this cluster", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR(cluster)) },
-			opts: Options{PCR15: PCR15ClusterID(cluster)}},
-		{name: "a member of any cluster", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR(cluster)) },
-			opts: Options{PCR15: PCR15Member()}},
+		{
+			name: "a member of this cluster", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR(cluster)) },
+			opts: Options{PCR15: PCR15ClusterID(cluster)},
+		},
+		{
+			name: "a member of any cluster", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR(cluster)) },
+			opts: Options{PCR15: PCR15Member()},
+		},
 		{name: "an RSA key that signs by PKCS #1", edit: func(f *forger) { f.useRSA(t, 2048, algRSASSA) }},
 		{name: "an RSA key that signs by PSS", edit: func(f *forger) { f.useRSA(t, 2048, algRSAPSS) }},
 		{name: "a register that only warns", images: func(m Measurements) { m[4] = Measurement{digest("other"), true} }, warnings: 1},
-		{name: "another accepted image", images: func(m Measurements) { m[4] = Measurement{digest("other"), false} },
-			opts: Options{Alternatives: []Measurements{{4: {digest("third"), false}}, images()}}},
+		{
+			name: "another accepted image", images: func(m Measurements) { m[4] = Measurement{digest("other"), false} },
+			opts: Options{Alternatives: []Measurements{{4: {digest("third"), false}}, images()}},
+		},
 		{name: "a key whose caller chooses the scheme", edit: func(f *forger) {
 			p := bytes.Clone(f.public[:12])
 			f.public = append(append(p, 0, algNull), f.public[16:]...)
@@ -331,8 +337,10 @@ func TestValidateRefuses(t *testing.T) {
 		{name: "its public area is noise", edit: func(f *forger) { f.editDocument = func(d *document) { d.public = []byte("noise") } }, want: ErrDocument},
 		{name: "its event log is noise", edit: func(f *forger) { f.log = []byte("noise") }, want: ErrDocument, text: "event log"},
 		{name: "its event log is cut off", edit: func(f *forger) { f.log = f.log[:len(f.log)-1] }, want: ErrDocument, text: "cut off"},
-		{name: "its event log is another boot's", edit: func(f *forger) { f.log = appendEvent(f.log, MeasuredEvent{9, digest("more"), "more"}) },
-			want: ErrDocument, text: "PCR 9 (kernel and initrd) is"},
+		{
+			name: "its event log is another boot's", edit: func(f *forger) { f.log = appendEvent(f.log, MeasuredEvent{9, digest("more"), "more"}) },
+			want: ErrDocument, text: "PCR 9 (kernel and initrd) is",
+		},
 
 		// Who vouches for the key.
 		{name: "another cloud certified the key", edit: func(f *forger) { f.ca = foreign }, want: ErrTrust, text: "unknown authority"},
@@ -446,27 +454,37 @@ func TestValidateRefuses(t *testing.T) {
 		{name: "the TPM slept through a change of software", edit: func(f *forger) { f.quote.restarts = 1 }, want: ErrQuote, text: "suspended and resumed"},
 
 		// What the machine is.
-		{name: "it runs another boot loader", edit: func(f *forger) { f.setPCR(4, digest("evil")); f.log = nil }, want: ErrMeasurement,
-			text: "measurements differ: PCR 4 (boot loader) is " + hex.EncodeToString(digest("evil")) + ", expected " + hex.EncodeToString(PredictPCRs(boot())[4])},
-		{name: "it was booted for debugging", edit: func(f *forger) {
-			f.measured(append(boot(), MeasuredEvent{12, digest("systemd.debug_shell"), "command line"}))
-		}, images: func(m Measurements) Measurements { m[12] = Measurement{Expected: make([]byte, 32)}; return m },
-			want: ErrMeasurement, text: "PCR 12 (kernel command line)"},
+		{
+			name: "it runs another boot loader", edit: func(f *forger) { f.setPCR(4, digest("evil")); f.log = nil }, want: ErrMeasurement,
+			text: "measurements differ: PCR 4 (boot loader) is " + hex.EncodeToString(digest("evil")) + ", expected " + hex.EncodeToString(PredictPCRs(boot())[4]),
+		},
+		{
+			name: "it was booted for debugging", edit: func(f *forger) {
+				f.measured(append(boot(), MeasuredEvent{12, digest("systemd.debug_shell"), "command line"}))
+			}, images: func(m Measurements) Measurements { m[12] = Measurement{Expected: make([]byte, 32)}; return m },
+			want: ErrMeasurement, text: "PCR 12 (kernel command line)",
+		},
 		{name: "no measurements are configured", images: func(Measurements) Measurements { return nil }, want: ErrMeasurement, text: "none are configured"},
 		{name: "a measurement is of a register that no quote covers", images: func(m Measurements) Measurements { m[17] = m[4]; return m }, want: ErrMeasurement, text: "PCR 17 is not part"},
-		{name: "it fits half of each accepted image", edit: func(f *forger) { f.setPCR(4, digest("b4")); f.log = nil },
+		{
+			name: "it fits half of each accepted image", edit: func(f *forger) { f.setPCR(4, digest("b4")); f.log = nil },
 			opts: Options{Alternatives: []Measurements{{4: {digest("b4"), false}, 9: {digest("b9"), false}, 11: {digest("b11"), false}}}},
-			want: ErrMeasurement, text: "PCR 4"},
-		{name: "it is close to the second accepted image", edit: func(f *forger) { f.setPCR(11, digest("x")); f.log = nil },
+			want: ErrMeasurement, text: "PCR 4",
+		},
+		{
+			name: "it is close to the second accepted image", edit: func(f *forger) { f.setPCR(11, digest("x")); f.log = nil },
 			images: func(Measurements) Measurements {
 				return Measurements{4: {digest("b4"), false}, 9: {digest("b9"), false}, 11: {digest("b11"), false}}
 			},
-			opts: Options{Alternatives: []Measurements{images()}}, want: ErrMeasurement, text: "measurements differ: PCR 11 (unified kernel image) is"},
+			opts: Options{Alternatives: []Measurements{images()}}, want: ErrMeasurement, text: "measurements differ: PCR 11 (unified kernel image) is",
+		},
 		{name: "it is a member and should be unused", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR([]byte("c"))) }, want: ErrMember, text: "already belongs to a cluster"},
 		{name: "it is unused and should be a member", opts: Options{PCR15: PCR15Member()}, want: ErrMember, text: "belongs to no cluster"},
 		{name: "it is unused and should be a member of this cluster", opts: Options{PCR15: PCR15ClusterID([]byte("c"))}, want: ErrMember, text: "belongs to no cluster"},
-		{name: "it is a member of another cluster", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR([]byte("d"))) },
-			opts: Options{PCR15: PCR15ClusterID([]byte("c"))}, want: ErrMember, text: "another cluster"},
+		{
+			name: "it is a member of another cluster", edit: func(f *forger) { f.setPCR(15, ClusterIDPCR([]byte("d"))) },
+			opts: Options{PCR15: PCR15ClusterID([]byte("c"))}, want: ErrMember, text: "another cluster",
+		},
 		{name: "it belongs to another project", opts: Options{UID: "prod"}, want: ErrIdentity, text: `worker-0 belongs to "demo", expected "prod"`},
 		{name: "it has another role", opts: Options{Role: cloud.ControlPlane}, want: ErrIdentity, text: "worker-0 is a worker, expected a control-plane"},
 	} {
@@ -492,7 +510,7 @@ func TestValidateRefuses(t *testing.T) {
 				t.Errorf("a refused document still states %v", st)
 			}
 			for _, s := range []error{ErrDocument, ErrTrust, ErrQuote, ErrMeasurement, ErrMember, ErrIdentity} {
-				if s != tt.want && errors.Is(err, s) {
+				if !errors.Is(s, tt.want) && errors.Is(err, s) {
 					t.Errorf("the error wraps %v as well", s)
 				}
 			}
@@ -560,7 +578,7 @@ func TestMutatedDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var same, mu = 0, sync.Mutex{}
+	same, mu := 0, sync.Mutex{}
 	check := func(d []byte, what string) {
 		got, err := v.Validate(context.Background(), d, nonce)
 		if err != nil {
