@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -189,18 +190,39 @@ func dialError(endpoint string, err error) (e *Error, again bool) {
 	case errors.Is(err, attestation.ErrIdentity):
 		e.Op = "check which machine answers"
 		e.Remedy = "what answers there is no control plane of this sandbox. Is initEndpoint in " + StateFile + " right?"
-	case errors.Is(err, attestation.ErrQuote) || errors.Is(err, attestation.ErrDocument):
+	case errors.Is(err, attestation.ErrDocument):
+		e.Op = "read the evidence of the first machine"
+		e.Remedy = "nothing was sent to it. Either initEndpoint in " + StateFile + " leads to something else, or the machine's image is of a release that this program does not understand"
+	case errors.Is(err, attestation.ErrQuote):
 		e.Op = "check the evidence of the first machine"
 		e.Remedy = "somebody between here and the machine altered or replayed it, or the machine is broken. Nothing was sent to it"
-	case errors.As(err, &record) || errors.As(err, &alert) || strings.Contains(err.Error(), "first record does not look like a TLS handshake"):
+	case errors.As(err, &record) || errors.As(err, &alert) || strings.Contains(err.Error(), "first record does not look like a TLS handshake") || strings.Contains(err.Error(), "no application protocol"):
 		e.Err = fmt.Errorf("what answers there is no bootstrapper: %w", err)
 		e.Remedy = "initEndpoint in " + StateFile + " leads to something else; `constellation sandbox up` writes the right one"
 	case isName(err):
 		e.Remedy = "initEndpoint in " + StateFile + " names a host that does not exist"
 	default:
+		e.Err = plainCause(err)
 		return e, true
 	}
 	return e, false
+}
+
+// plainCause takes addresses and layers out of an error of the network: where to is
+// said by the caller, and the rest helps nobody who waits for a machine.
+func plainCause(err error) error {
+	var op *net.OpError
+	switch {
+	case errors.As(err, &op) && op.Err != nil:
+		var sys *os.SyscallError
+		if errors.As(op.Err, &sys) {
+			return sys.Err
+		}
+		return op.Err
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		return errors.New("the connection was closed")
+	}
+	return err
 }
 
 func isName(err error) bool {

@@ -663,12 +663,14 @@ func (i *initRun) acknowledge(ctx context.Context, r *Reporter) error {
 		return err
 	}
 	d := dialer{i.state.Infrastructure.InitEndpoint, v, i.accept}
+	sent, failures := false, 0
 	for {
-		err := errors.New("not connected")
+		var err error
 		if i.link == nil {
 			i.link, err = d.dial(limited)
 		}
 		if i.link != nil {
+			sent = true
 			_, err = initproto.NewBootstrapperClient(i.link).Ack(limited, &initproto.AckRequest{InitSecret: i.state.Infrastructure.InitSecret})
 			i.closeLink()
 		}
@@ -678,8 +680,10 @@ func (i *initRun) acknowledge(ctx context.Context, r *Reporter) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if pause(limited, wait.next()) != nil {
-			r.Log("engine", "", "info", "the first machine does not answer any more; it has been told before that its result is stored")
+		failures++
+		// A machine that stops as soon as it was told may cut its own answer off.
+		if sent && failures >= 4 || pause(limited, wait.next()) != nil {
+			r.Log("engine", "", "info", "the first machine does not answer any more; it knows that its result is stored, or was switched off")
 			return nil
 		}
 	}

@@ -132,9 +132,7 @@ type run struct {
 	waiting  string // what the last wait event said
 	final    bool   // the final step is done
 	current  string // ID of the step that runs
-	files    []File
-	next     []string
-	nodes    int
+	nodes    int    // that are Ready
 }
 
 func (r *run) title() string {
@@ -324,7 +322,15 @@ func (r *run) since(t time.Time) int64 { return r.now().Sub(t).Milliseconds() }
 
 // finish emits the result and returns the error of Run.
 func (r *run) finish(err error, e *Engine) error {
-	res := Result{Status: StateDone, TookMS: r.since(r.started), Files: r.files, Next: r.next, Nodes: r.nodes}
+	res := Result{Status: StateDone, TookMS: r.since(r.started), Nodes: r.nodes}
+	for _, f := range r.plan.Files {
+		if _, err := os.Lstat(f.Path); err == nil {
+			res.Files = append(res.Files, f)
+		}
+	}
+	if e.ws.has(KubeconfigFile) {
+		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(KubeconfigFile)), "kubectl get nodes"}
+	}
 	text := fmt.Sprintf("cluster %s is up", r.plan.Cluster)
 	switch {
 	case err == nil:

@@ -1,0 +1,684 @@
+package engine_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/bootstrapper/initproto"
+	"constellation/engine"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+)
+
+func TestInitMakesACluster(t *testing.T) {
+	s := newStage(t, 1, 2)
+	events, p := s.mustInit()
+	checkStream(t, events, nil)
+
+	if ids, want := stepIDs(p), []string{"preflight", "init-first-node", "write-kubeconfig", "components", "join-config", "charts", "set-target", "wait-ready"}; !cmp.Equal(ids, want) {
+		t.Errorf("steps %v, want %v", ids, want)
+	}
+	if got, want := states(events), "preflight:running preflight:done init-first-node:running init-first-node:done write-kubeconfig:running write-kubeconfig:done components:running components:done join-config:running join-config:done charts:running charts:done set-target:running set-target:done wait-ready:running wait-ready:done"; got != want {
+		t.Errorf("states\n%s\nwant\n%s", got, want)
+	}
+	for file, mode := range map[string]fs.FileMode{engine.MasterSecretFile: 0o600, engine.KubeconfigFile: 0o600, engine.StateFile: 0o600, engine.ConfigFile: 0o644} {
+		if info, err := os.Stat(filepath.Join(s.dir, file)); err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v", file, info, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(s.dir, engine.PendingFile)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is left: %v", engine.PendingFile, err)
+	}
+	if k := s.read(engine.KubeconfigFile); !strings.Contains(k, "server: https://127.0.0.1:36443") || !strings.Contains(k, "U0VDUkVULUtFWS1PRi1BRE1JTg==") {
+		t.Errorf("kubeconfig:\n%s", k)
+	}
+	m := s.machines[0]
+	if runs, acks := m.counts(); runs != 1 || acks != 1 {
+		t.Errorf("%d runs, %d acknowledgements", runs, acks)
+	}
+	if m.seenAtAck != s.read(engine.KubeconfigFile) {
+		t.Errorf("when the machine was told that its result is stored, this was stored: %q", m.seenAtAck)
+	}
+	st := s.state()
+	if st.ClusterValues.InitNode != "sandbox://demo/control-plane-0" || !bytes.Equal(st.ClusterValues.ClusterID, m.clusterID) || len(m.clusterID) != 32 {
+		t.Errorf("state says %q %x, machine %x", st.ClusterValues.InitNode, []byte(st.ClusterValues.ClusterID), m.clusterID)
+	}
+	j, err := s.cluster.JoinConfig(t.Context())
+	if err != nil || j.ClusterID != hex.EncodeToString(m.clusterID) || j.TrustRoots != s.rootsPEM || !strings.HasPrefix(j.Attestation, `{"variant":"tpm2","measurements":{"11":{"expected":"`) {
+		t.Errorf("join configuration %+v, %v", j, err)
+	}
+	target, err := s.cluster.NodeTarget(t.Context())
+	if err != nil || target.Image != "sandboxes/demo/images/v1.1.0" || target.ImageVersion != "v1.1.0" || target.Kubernetes != "v1.35.4" || !regexp.MustCompile(`^k8s-components-sha256-[0-9a-f]{64}$`).MatchString(target.Components) {
+		t.Errorf("target %+v, %v", target, err)
+	}
+	if want := []string{"PublishComponents", "PublishJoinConfig", "ApplyKinds"}; !cmp.Equal(s.cluster.Calls()[:3], want) {
+		t.Errorf("calls %v", s.cluster.Calls())
+	}
+
+	// The record is what was emitted.
+	var recorded []engine.Event
+	for line := range strings.Lines(s.read(filepath.Join(engine.RunsDir, p.ID, engine.EventsFile))) {
+		var e engine.Event
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		recorded = append(recorded, e)
+	}
+	a, _ := json.Marshal(events)
+	b, _ := json.Marshal(recorded)
+	if !bytes.Equal(a, b) {
+		t.Errorf("emitted and recorded differ:\n%s\n%s", a, b)
+	}
+	if info, err := os.Stat(filepath.Join(s.dir, engine.RunsDir, p.ID, engine.EventsFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("record: %v, %v", info, err)
+	}
+
+	var res engine.Result
+	last := events[len(events)-1]
+	if err := json.Unmarshal(last.Data, &res); err != nil || res.Status != engine.StateDone || res.Nodes != 3 || len(res.Files) != 3 || res.Resume != "" || len(res.Next) == 0 {
+		t.Errorf("result %+v, %v", res, err)
+	}
+	text := fmt.Sprint(nodeLines(events))
+	for _, want := range []string{"control-plane-0 >joining", "joining>not-ready", "worker-0 ", ">ready"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %s", want, text)
+		}
+	}
+	var sources []string
+	for _, e := range events {
+		if e.Kind == engine.KindLog && e.Node != "" {
+			sources = append(sources, e.Source+" "+e.Node+" "+e.Text)
+		}
+	}
+	if all := strings.Join(sources, "\n"); !strings.Contains(all, `kubeadm control-plane-0 [certs] Generating "ca" certificate and key`) || !strings.Contains(all, "join-service worker-1 [kubelet-start] Starting the kubelet  step=kubeadm-join") {
+		t.Errorf("lines\n%s", all)
+	}
+}
+
+func stepIDs(p *engine.Plan) (ids []string) {
+	for _, s := range p.Steps {
+		ids = append(ids, s.ID)
+	}
+	return ids
+}
+
+func states(events []engine.Event) string {
+	var out []string
+	for _, e := range events {
+		if e.Kind == engine.KindStep {
+			out = append(out, e.Step+":"+e.State)
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+func nodeLines(events []engine.Event) (out []string) {
+	for _, e := range events {
+		if e.Kind == engine.KindNode {
+			out = append(out, e.Node+" "+e.From+">"+e.To)
+		}
+	}
+	return out
+}
+
+func TestPlanOfInit(t *testing.T) {
+	s := newStage(t, 3, 2)
+	p, err := s.engine().PlanInit(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s to %s, %v\n", p.Verb, p.Cluster, p.To, p.Nodes)
+	for _, st := range p.Steps {
+		mark := ""
+		if st.Final {
+			mark = " (final)"
+		}
+		fmt.Fprintf(&b, "%s: %s%s\n  %s\n", st.ID, st.Title, mark, st.Effect)
+	}
+	for _, f := range p.Files {
+		fmt.Fprintf(&b, "%s %s %t %s\n", filepath.Base(f.Path), f.Mode, f.Secret, f.Note)
+	}
+	text := regexp.MustCompile(`sha256-[0-9a-f]{8}`).ReplaceAllString(b.String(), "sha256-XXXXXXXX")
+	const golden = "testdata/plan-init.txt"
+	if os.Getenv("UPDATE_GOLDENS") != "" {
+		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), text); d != "" {
+		t.Errorf("plan (-%s +got; UPDATE_GOLDENS=1 rewrites):\n%s", golden, d)
+	}
+	for _, f := range p.Findings {
+		if f.Severity != engine.Info {
+			t.Errorf("finding %+v", f)
+		}
+	}
+	if names := list(t, s.dir); !cmp.Equal(names, []string{engine.ConfigFile, engine.StateFile}) {
+		t.Errorf("planning wrote something: %v", names)
+	}
+	if c := s.cluster.Calls(); len(c) > 0 {
+		t.Errorf("planning changed the cluster: %v", c)
+	}
+}
+
+func list(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestASecondInitHasNothingToDo(t *testing.T) {
+	s := newStage(t, 1, 1)
+	s.mustInit()
+	calls := len(s.cluster.Calls())
+	events, p, err := s.init(t.Context(), nil)
+	checkStream(t, events, err)
+	if engine.ExitCode(err) != engine.ExitNothing || !p.Finished() || p.Resumes() {
+		t.Errorf("got %v, finished %t", err, p.Finished())
+	}
+	if strings.Contains(states(events), "running") || len(s.cluster.Calls()) != calls {
+		t.Errorf("something was done: %s, %v", states(events), s.cluster.Calls()[calls:])
+	}
+	runs, err := s.engine().Runs()
+	if err != nil || len(runs) != 2 || runs[0].Status != engine.StateNothing || runs[0].Exit != engine.ExitNothing || runs[1].Status != engine.StateDone || runs[1].Events == 0 || runs[1].Ended.IsZero() {
+		t.Errorf("runs %+v, %v", runs, err)
+	}
+}
+
+// A console that is left, or killed, at any step, and then the same command again,
+// ends in the same cluster. Nothing is done twice on a machine.
+func TestInitIsResumedAtEveryStep(t *testing.T) {
+	for _, step := range []string{"preflight", "init-first-node", "write-kubeconfig", "components", "join-config", "charts", "set-target", "wait-ready"} {
+		t.Run("left at "+step, func(t *testing.T) {
+			s := newStage(t, 1, 1)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			events, _, err := s.init(ctx, func(e engine.Event) {
+				if e.Kind == engine.KindStep && e.Step == step && e.State == engine.StateRunning {
+					cancel()
+				}
+			})
+			checkStream(t, events, err)
+			last := events[len(events)-1]
+			if step == "wait-ready" {
+				if err != nil || last.State != engine.StateDetached {
+					t.Errorf("left after the target was set: %v, %s", err, last.State)
+				}
+			} else if engine.ExitCode(err) != engine.ExitStopped && !(err == nil && step == "set-target") {
+				t.Errorf("left before the target was set: %v, %s", err, last.State)
+			}
+			s.resume(step)
+		})
+	}
+	// A kill is harsher: nothing runs after it. Each call of the cluster is the last once.
+	for _, call := range []string{"Version", "PublishComponents", "PublishJoinConfig", "OutdatedKinds", "ApplyKinds", "ApplyChart constellation-operator", "ApplyChart constellation-services", "Expect", "SetNodeTarget", "Nodes"} {
+		t.Run("killed at "+call, func(t *testing.T) {
+			s := newStage(t, 1, 1)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			dead := false
+			s.cluster.OnCall(func(c string) error {
+				if c == call {
+					dead = true
+					cancel()
+				}
+				if dead {
+					return context.Canceled
+				}
+				return nil
+			})
+			if _, _, err := s.init(ctx, nil); err != nil && engine.ExitCode(err) != engine.ExitStopped {
+				t.Errorf("got %v", err)
+			}
+			s.cluster.OnCall(func(c string) error {
+				if c == "SetNodeTarget" {
+					s.lifeOnce.Do(func() { go s.live() })
+				}
+				return nil
+			})
+			s.resume(call)
+		})
+	}
+}
+
+// resume runs init again and checks that the cluster is whole and made once.
+func (s *stage) resume(after string) {
+	s.t.Helper()
+	secret, _ := os.ReadFile(filepath.Join(s.dir, engine.MasterSecretFile))
+	if _, err := s.cluster.NodeTarget(s.t.Context()); err == nil { // the cluster went on alone
+		s.lifeOnce.Do(s.live)
+	}
+	events, p, err := s.init(s.t.Context(), nil)
+	if engine.ExitCode(err) == engine.ExitNothing && (after == "wait-ready" || after == "Nodes") {
+		return
+	}
+	if err != nil {
+		s.t.Fatalf("the same command again after %s: %v\n%s", after, err, states(events))
+	}
+	checkStream(s.t, events, err)
+	if after != "preflight" && after != "init-first-node" && !p.Resumes() {
+		s.t.Errorf("the plan does not say that it resumes: %s", states(events))
+	}
+	if now, _ := os.ReadFile(filepath.Join(s.dir, engine.MasterSecretFile)); len(secret) > 0 && !bytes.Equal(now, secret) {
+		s.t.Error("the master secret changed")
+	}
+	runs := 0
+	for _, m := range s.machines {
+		r, _ := m.counts()
+		runs += r
+	}
+	if runs != 1 {
+		s.t.Errorf("kubeadm init ran %d times", runs)
+	}
+	if _, _, err := s.init(s.t.Context(), nil); engine.ExitCode(err) != engine.ExitNothing {
+		s.t.Errorf("a third time: %v", err)
+	}
+}
+
+func TestLostConnectionToTheFirstNodeIsMadeAgain(t *testing.T) {
+	s := newStage(t, 1, 0)
+	s.machines[0].cut = 3
+	events, _ := s.mustInit()
+	lines := 0
+	for _, e := range events {
+		if e.Kind == engine.KindLog && strings.Contains(e.Text, "[certs]") {
+			lines++
+		}
+	}
+	if runs, _ := s.machines[0].counts(); runs != 1 || lines != 1 {
+		t.Errorf("%d runs, the line was told %d times", runs, lines)
+	}
+	waits := 0
+	for _, e := range events {
+		if e.Kind == engine.KindWait && strings.Contains(e.Text, "its work goes on") {
+			waits++
+		}
+	}
+	if waits != 1 {
+		t.Errorf("the cut was told %d times", waits)
+	}
+}
+
+func TestOnlyOneMachineIsAskedToBeTheFirst(t *testing.T) {
+	s := newStage(t, 3, 0)
+	for _, m := range s.machines {
+		m.cut = 2 // whichever is first is lost once, and the load balancer moves on
+	}
+	s.mustInit()
+	runs := 0
+	for _, m := range s.machines {
+		r, _ := m.counts()
+		runs += r
+	}
+	if runs != 1 {
+		t.Errorf("%d machines were asked", runs)
+	}
+}
+
+func TestMachineThatIsGoneIsReplacedByAnother(t *testing.T) {
+	s := newStage(t, 3, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s.init(ctx, func(e engine.Event) {
+		if e.Kind == engine.KindLog && e.Source == "kubeadm" {
+			cancel()
+		}
+	})
+	first := s.state().ClusterValues.InitNode
+	if first == "" {
+		t.Fatal("no machine was remembered")
+	}
+	for _, m := range s.machines {
+		if strings.HasSuffix(first, m.name) {
+			m.stop()
+			s.cloud.set(m.name, func(c *engine.CloudMachine) { c.Stage = engine.NodeGone })
+		}
+	}
+	// The group makes another machine in its place.
+	s.cloud.add("control-plane-3", cloud.ControlPlane, 3)
+	s.cloud.mu.Lock()
+	s.cloud.machines = append(s.cloud.machines[:0:0], filter(s.cloud.machines, func(m engine.CloudMachine) bool { return m.Stage != engine.NodeGone })...)
+	s.cloud.mu.Unlock()
+	s.mustInit()
+	if now := s.state().ClusterValues.InitNode; now == first {
+		t.Errorf("still %s", now)
+	}
+}
+
+func filter[T any](l []T, keep func(T) bool) (out []T) {
+	for _, v := range l {
+		if keep(v) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+func TestBadLuckHasASentence(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		break_ func(*testing.T, *stage)
+		exit   int
+		text   string // in the error
+		remedy string
+	}{
+		{"a node with other measurements", func(t *testing.T, s *stage) {
+			s.cloud.measurements = nil // a cloud that does not say
+			m := s.machines[0]
+			m.stop()
+			other := append([]attestation.MeasuredEvent{}, s.events...)
+			other[1].Digest = bytes.Repeat([]byte{0xee}, 32)
+			m.boot(s.ca, m.identity(), other, nil)
+		}, engine.ExitFailed, "measurements differ: PCR 9", "measurements"},
+		{"measurements that are not the image's", func(t *testing.T, s *stage) {
+			s.cloud.measurements[9] = strings.Repeat("ee", 32)
+		}, engine.ExitBlocked, "the measurements are not those of image v1.1.0", "copy those of the image"},
+		{"a cloud that we do not trust", func(t *testing.T, s *stage) {
+			certPEM, keyPEM, err := attestation.CreateCA("other")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ca, err := attestation.ParseCA(certPEM, keyPEM)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := s.machines[0]
+			m.stop()
+			m.boot(ca, m.identity(), s.events, nil)
+		}, engine.ExitFailed, "check who vouches for the first machine", "trustRoots"},
+		{"a machine of another sandbox", func(t *testing.T, s *stage) {
+			m := s.machines[0]
+			m.stop()
+			id := m.identity()
+			id.UID = "another"
+			m.boot(s.ca, id, s.events, nil)
+		}, engine.ExitFailed, "check which machine answers", "initEndpoint"},
+		{"a worker behind the endpoint", func(t *testing.T, s *stage) {
+			m := s.machines[0]
+			m.stop()
+			id := m.identity()
+			id.Role = cloud.Worker
+			m.boot(s.ca, id, s.events, nil)
+		}, engine.ExitFailed, "check which machine answers", "initEndpoint"},
+		{"a machine of another cluster", func(t *testing.T, s *stage) {
+			m := s.machines[0]
+			m.stop()
+			m.start(bytes.Repeat([]byte{9}, 32))
+		}, engine.ExitFailed, "check that the first machine is unused", "used machine"},
+		{"a wrong init secret", func(t *testing.T, s *stage) { s.secret = []byte("quite another secret, also long.") },
+			engine.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml"},
+		{"an endpoint where something else listens", func(t *testing.T, s *stage) {
+			web := httptest.NewServer(http.NotFoundHandler())
+			t.Cleanup(web.Close)
+			s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
+		}, engine.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
+		{"an endpoint where a TLS server listens", func(t *testing.T, s *stage) {
+			web := httptest.NewTLSServer(http.NotFoundHandler())
+			t.Cleanup(web.Close)
+			s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
+		}, engine.ExitFailed, "what answers there is no bootstrapper", "initEndpoint"},
+		{"an endpoint where nobody listens", func(t *testing.T, s *stage) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.Close()
+			s.edit(engine.StateFile, s.balancer.addr(), l.Addr().String())
+		}, engine.ExitFailed, "connection refused", "is a machine up?"},
+		{"machines that never boot", func(t *testing.T, s *stage) { s.machines[0].stop() }, engine.ExitFailed, " for the first machine at 127.0.0.1:", "is a machine up?"},
+		{"kubeadm fails", func(t *testing.T, s *stage) {
+			s.machines[0].fail = &initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "reset the machine"}
+		}, engine.ExitFailed, "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", "reset the machine"},
+		{"the cloud is down", func(t *testing.T, s *stage) {
+			s.cloud.down = fmt.Errorf("%w: connection refused", cloud.ErrUnavailable)
+		},
+			engine.ExitBlocked, "sandbox demo does not answer", "sandbox status"},
+		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, engine.ExitBlocked, "earlier sandbox", "away"},
+		{"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.36.3") },
+			engine.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3"},
+		{"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.34.2") },
+			engine.ExitBlocked, "Kubernetes v1.34.2 is not offered", "constellation-conf.yaml, line "},
+		{"a release that this program does not know", func(t *testing.T, s *stage) {
+			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v7.0.0")
+		}, engine.ExitBlocked, "release v7.0.0 is not known", "name one of them"},
+		{"an image that is newer than the services", func(t *testing.T, s *stage) {
+			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
+		}, engine.ExitBlocked, "image v1.1.0 is newer than the services v1.0.0", "image: v1.0.0"},
+		{"more workers wanted than there are", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: 5") },
+			engine.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2"},
+		{"a machine that failed to boot", func(t *testing.T, s *stage) {
+			s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "no space" })
+		}, engine.ExitBlocked, "1 machine(s) failed to start: worker-1: no space", "console"},
+		{"another pod network than the cloud's", func(t *testing.T, s *stage) {
+			s.edit(engine.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
+		},
+			engine.ExitBlocked, "podCIDR is not what the cloud routes", "podCIDR: 10.244.0.0/16"},
+		{"a wrong configuration", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: two") }, engine.ExitUsage, "nodeGroups.workers.count", "config validate"},
+		{"no state file", func(t *testing.T, s *stage) {
+			if err := os.Remove(filepath.Join(s.dir, engine.StateFile)); err != nil {
+				t.Fatal(err)
+			}
+		}, engine.ExitUsage, "there is no constellation-state.yaml", "sandbox up"},
+		{"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "name: demo", "name: other") },
+			engine.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "-C"},
+		{"a kubeconfig of another cluster", func(t *testing.T, s *stage) {
+			if err := os.WriteFile(filepath.Join(s.dir, engine.KubeconfigFile), []byte(testKubeconfig), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, engine.ExitUsage, "it belongs to another cluster", "-C"},
+		{"a chart that does not become ready", func(t *testing.T, s *stage) {
+			s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })
+		}, engine.ExitFailed, "install chart constellation-operator", "again"},
+		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, engine.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox running"},
+		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly = true }, engine.ExitFailed, "nothing changed for", "console"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, 1, 2)
+			tt.break_(t, s)
+			events, _, err := s.init(t.Context(), nil)
+			if err == nil || engine.ExitCode(err) != tt.exit || !strings.Contains(err.Error(), tt.text) {
+				t.Fatalf("got %v (exit %d), want %q (exit %d)\n%s", err, engine.ExitCode(err), tt.text, tt.exit, states(events))
+			}
+			if r := engine.Remedy(err); !strings.Contains(r, tt.remedy) {
+				t.Errorf("remedy %q, want %q in it", r, tt.remedy)
+			}
+			if events != nil {
+				checkStream(t, events, err)
+			}
+			if strings.HasPrefix(err.Error(), "check w") {
+				if runs, _ := s.machines[0].counts(); runs != 0 {
+					t.Error("the machine was asked all the same")
+				}
+			}
+		})
+	}
+}
+
+// Whatever happens, no secret is in what people see or pass on.
+func TestNoSecretIsShown(t *testing.T) {
+	s := newStage(t, 1, 1)
+	s.machines[0].cut = 4
+	events, p := s.mustInit()
+	_, _, again := s.init(t.Context(), nil)
+	var m engine.MasterSecret
+	if err := json.Unmarshal([]byte(s.read(engine.MasterSecretFile)), &m); err != nil {
+		t.Fatal(err)
+	}
+	var canaries []string
+	for _, b := range [][]byte{s.secret, m.Key, m.Salt} {
+		canaries = append(canaries, string(b), hex.EncodeToString(b), strings.ToUpper(hex.EncodeToString(b)), base64.StdEncoding.EncodeToString(b), fmt.Sprint(b))
+	}
+	canaries = append(canaries, bootstrapToken, "U0VDUkVULUtFWS1PRi1BRE1JTg==")
+
+	shown := map[string]string{"log": s.log.String(), "error": fmt.Sprint(again)}
+	b, err := json.Marshal(events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown["events"] = string(b)
+	if b, err = json.Marshal(p); err != nil {
+		t.Fatal(err)
+	}
+	shown["plan"] = string(b)
+	status, err := s.engine().Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err = json.Marshal(status); err != nil {
+		t.Fatal(err)
+	}
+	shown["status"] = string(b)
+	home, err := s.engine().Home(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err = json.Marshal(home); err != nil {
+		t.Fatal(err)
+	}
+	shown["home"] = string(b) + fmt.Sprintf("%+v", home)
+	err = filepath.WalkDir(filepath.Join(s.dir, engine.RunsDir), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		shown[path] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(shown) < 8 {
+		t.Errorf("looked at %d places only", len(shown))
+	}
+	for where, text := range shown {
+		for _, c := range canaries {
+			if strings.Contains(text, c) {
+				t.Errorf("%s shows %q", where, c)
+			}
+		}
+	}
+	if !strings.Contains(shown["events"], "(hidden)") {
+		t.Error("the line in which the machine says its secret is not there at all")
+	}
+}
+
+func TestStatusTellsWhatIsKnown(t *testing.T) {
+	s := newStage(t, 1, 2)
+	st, err := s.engine().Status(t.Context())
+	if err != nil || st.Stage != engine.StageReady || st.Reachable || len(st.Machines) != 3 || st.Counts["wanted"] != 3 {
+		t.Errorf("before init: %+v, %v", st, err)
+	}
+	s.mustInit()
+	s.cluster.SetServices(engine.Service{Name: "join-service", Version: "v1.1.0", Kind: engine.ServiceOfRelease, Ready: 0, Wanted: 1, Message: "ImagePullBackOff"})
+	st, err = s.engine().Status(t.Context())
+	if err != nil || st.Stage != engine.StageCluster || !st.Reachable || len(st.Nodes) != 3 || len(st.Machines) != 0 || st.Counts["ready"] != 3 || st.Target != (engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}) {
+		t.Errorf("after init: %+v, %v", st, err)
+	}
+	if len(st.Health) == 0 || !strings.Contains(fmt.Sprint(st.Health), "join-service is not ready: 0 of 1 pods") {
+		t.Errorf("health %+v", st.Health)
+	}
+	s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "killed" })
+	s.cluster.RemoveNode("worker-1")
+	s.cluster.SetDown(true)
+	st, err = s.engine().Status(t.Context())
+	if err != nil || st.Reachable || !strings.Contains(st.Problem, "does not answer") || len(st.Machines) != 3 || st.Machines[0].State != engine.StateUnknown || st.Machines[2].State != engine.NodeFailed {
+		t.Errorf("with the API server down: %+v, %v", st, err)
+	}
+	s.cloud.down = errors.New("no daemon")
+	if st, err = s.engine().Status(t.Context()); err != nil || len(st.Health) < 2 {
+		t.Errorf("with everything down: %+v, %v", st, err)
+	}
+	b, err := json.Marshal(st)
+	if err != nil || !bytes.Contains(b, []byte(`"nodes":[]`)) {
+		t.Errorf("as JSON: %s, %v", b, err)
+	}
+}
+
+func TestHomeSaysWhatIsNext(t *testing.T) {
+	first := func(h engine.Home) string {
+		if len(h.Next) == 0 {
+			return ""
+		}
+		return strings.TrimPrefix(h.Next[0].Command, "constellation ")
+	}
+	s := newStage(t, 1, 1)
+	at := " -C " + s.dir
+	for _, tt := range []struct {
+		name  string
+		do    func()
+		stage engine.Stage
+		next  string
+	}{
+		{"machines and no cluster", func() {}, engine.StageReady, "init"},
+		{"init was left", func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			s.init(ctx, func(e engine.Event) {
+				if e.Step == "components" {
+					cancel()
+				}
+			})
+			cancel()
+		}, engine.StagePartial, "init"},
+		{"a cluster", func() { s.mustInit() }, engine.StageCluster, "status"},
+		{"the state is gone", func() { os.Remove(filepath.Join(s.dir, engine.StateFile)) }, engine.StageConfigured, "sandbox up"},
+		{"the configuration is broken", func() { s.edit(engine.ConfigFile, "count: 1", "count: x") }, engine.StageConfigured, "config validate"},
+		{"nothing at all", func() { os.Remove(filepath.Join(s.dir, engine.ConfigFile)) }, engine.StageEmpty, "sandbox up"},
+	} {
+		tt.do()
+		h, err := s.engine().Home(t.Context())
+		if err != nil || h.Stage != tt.stage || first(h) != tt.next+at {
+			t.Errorf("%s: stage %s, next %q, %v; want %s, %q", tt.name, h.Stage, first(h), err, tt.stage, tt.next+at)
+		}
+	}
+}
+
+// A TLS server whose certificate carries no evidence is no bootstrapper, whatever it
+// speaks.
+func TestPlainTLSIsNotEnough(t *testing.T) {
+	s := newStage(t, 1, 0)
+	web := httptest.NewUnstartedServer(http.NotFoundHandler())
+	web.EnableHTTP2 = true
+	web.TLS = &tls.Config{MinVersion: tls.VersionTLS13}
+	web.StartTLS()
+	defer web.Close()
+	s.edit(engine.StateFile, s.balancer.addr(), web.Listener.Addr().String())
+	start := time.Now()
+	_, _, err := s.init(t.Context(), nil)
+	if err == nil || !strings.Contains(engine.Remedy(err), "leads to something else") || time.Since(start) > 4*time.Second {
+		t.Errorf("after %s: %v", time.Since(start), err)
+	}
+	if s.state().ClusterValues.InitNode != "" {
+		t.Error("it was remembered as the first node")
+	}
+}
