@@ -3,7 +3,6 @@ package bootstrapper
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -29,13 +28,11 @@ type report struct {
 	sent  chan struct{} // closed when everything was sent or given up
 	stop  context.CancelFunc
 	once  sync.Once
-	// step is the step that was spoken of last.
-	step string
 }
 
 // newReport begins a report on conn; nil means that there is nobody to tell.
 func newReport(ctx context.Context, conn *grpc.ClientConn, log *slog.Logger) *report {
-	r := &report{log: log, lines: make(chan *joinproto.ReportRequest, reportBuffer), sent: make(chan struct{}), step: "claim-node"}
+	r := &report{log: log, lines: make(chan *joinproto.ReportRequest, reportBuffer), sent: make(chan struct{})}
 	// The last words are said when ctx may have ended already.
 	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx))
 	go func() {
@@ -72,10 +69,9 @@ func (r *report) send(ctx context.Context, conn *grpc.ClientConn) {
 // say reports one line. It is not safe for concurrent use: the lines of kubeadm come
 // while the join waits for it.
 func (r *report) say(step, state string, level slog.Level, text string) {
-	r.step = step
 	r.log.Log(context.Background(), level, "join progressed", "step", step, "state", state, "text", text)
 	select {
-	case r.lines <- &joinproto.ReportRequest{Time: timestamppb.Now(), Step: step, State: state, Level: strings.ToLower(level.String()), Text: text}:
+	case r.lines <- &joinproto.ReportRequest{Time: timestamppb.Now(), Step: step, State: state, Level: levelName(level), Text: text}:
 	default:
 	}
 }

@@ -1,0 +1,81 @@
+package bootstrapper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+)
+
+// Why a console is refused. answer knows what each means to it.
+var (
+	errSecret      = errors.New("the init secret is not the one that this machine's cloud knows")
+	errOtherInit   = errors.New("another init, for another cluster, has claimed this machine")
+	errCluster     = errors.New("there is a cluster behind the load balancer already; this machine is about to join it")
+	errNotFinished = errors.New("there is no result to acknowledge yet")
+	errFailedInit  = errors.New("the init failed; there is no result to acknowledge")
+	errNothing     = errors.New("no init was begun on this machine")
+	errFetched     = errors.New("the result was fetched and acknowledged")
+	errStopping    = errors.New("the bootstrapper is stopping")
+)
+
+// fieldError is a field of a request that cannot be accepted.
+type fieldError struct{ field, problem string }
+
+func (e *fieldError) Error() string { return e.field + ": " + e.problem }
+
+// limitedError asks a caller to wait.
+type limitedError struct{ wait time.Duration }
+
+func (e *limitedError) Error() string {
+	return fmt.Sprintf("too many wrong init secrets; ask again in %s", max(time.Second, e.wait.Round(time.Second)))
+}
+
+// answer turns an error into what the caller is told.
+func answer(err error) error {
+	var field *fieldError
+	var limited *limitedError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &limited):
+		return later(codes.ResourceExhausted, err.Error(), limited.wait)
+	case errors.Is(err, errSecret):
+		return status.Error(codes.Unauthenticated, err.Error())
+	case errors.As(err, &field):
+		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.Is(err, errOtherInit), errors.Is(err, errOtherHolder):
+		return status.Error(codes.AlreadyExists, err.Error())
+	case errors.Is(err, errJoinHolds), errors.Is(err, errMember), errors.Is(err, errCluster), errors.Is(err, errFetched),
+		errors.Is(err, errNotFinished), errors.Is(err, errFailedInit), errors.Is(err, errNothing):
+		return status.Error(codes.FailedPrecondition, err.Error())
+	case errors.Is(err, errStopping):
+		return later(codes.Unavailable, err.Error(), time.Second)
+	case errors.Is(err, context.Canceled):
+		return status.Error(codes.Canceled, "the caller went away")
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.Error(codes.DeadlineExceeded, "the caller's time is over")
+	case errors.Is(err, cloud.ErrUnavailable), errors.Is(err, cloud.ErrThrottled), errors.Is(err, attestation.ErrTPM):
+		return later(codes.Unavailable, err.Error(), 2*time.Second)
+	}
+	if _, ok := status.FromError(err); ok { // of the stream itself
+		return err
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+func later(c codes.Code, text string, wait time.Duration) error {
+	st := status.New(c, text)
+	if d, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(wait)}); err == nil {
+		st = d
+	}
+	return st.Err()
+}

@@ -1,0 +1,149 @@
+// Command bootstrapper makes the machine that it runs on a node of a cluster, once;
+// see package bootstrapper. It reads where it is from the environment:
+//
+//	CONSTELLATION_PROVIDER   where the machine comes from: sandbox
+//	CONSTELLATION_METADATA   URL of the cloud's metadata server
+//	CONSTELLATION_TPM        address of the TPM, unix:PATH or a device
+//
+// It exits with 3 if starting it again cannot help.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"constellation/bootstrapper"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud/local"
+	"constellation/engine/version"
+)
+
+const (
+	rootsFile  = "/etc/constellation/attestation-roots.pem"
+	imagesFile = "/usr/lib/constellation/peers.json"
+	runDir     = "/run/constellation-bootstrapper"
+
+	exitFailed = 1
+	exitUsage  = 2
+	exitStuck  = 3
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+func run(ctx context.Context, args []string) int {
+	f := flag.NewFlagSet("bootstrapper", flag.ContinueOnError)
+	m := bootstrapper.Machine{RunDir: runDir}
+	var level slog.LevelVar
+	f.StringVar(&m.Listen, "listen", bootstrapper.DefaultListen, "`address` for a console that begins a cluster")
+	f.StringVar(&m.StateDir, "state", bootstrapper.DefaultStateDir, "`folder` of what outlives a reboot")
+	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
+	f.Usage = func() {
+		fmt.Fprint(f.Output(), "bootstrapper makes this machine a node of a cluster, once.\n\nUsage:\n"+
+			"  bootstrapper [flags]         offer the machine; start the kubelet if it is a node\n"+
+			"  bootstrapper [flags] reset   take the node out of its cluster and remove what belongs to it\n"+
+			"  bootstrapper version         print the version\n\nFlags:\n")
+		f.PrintDefaults()
+	}
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return 0
+		}
+		return exitUsage
+	}
+	m.Log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level}))
+	if m.TPM = os.Getenv("CONSTELLATION_TPM"); m.TPM == "" {
+		m.TPM = "/dev/tpmrm0"
+	}
+	switch verb := f.Arg(0); {
+	case f.NArg() > 1 || verb != "" && verb != "reset" && verb != "version":
+		fmt.Fprintf(os.Stderr, "bootstrapper: unexpected arguments %q; see bootstrapper -h\n", f.Args())
+		return exitUsage
+	case verb == "version":
+		fmt.Println(version.Release)
+		return 0
+	case verb == "reset":
+		return reset(ctx, m)
+	}
+	err := offer(ctx, m)
+	switch {
+	case err == nil:
+		return 0
+	case ctx.Err() != nil:
+		m.Log.Info("bootstrapper stopped")
+		return 0
+	}
+	m.Log.Error("bootstrapper ended", "err", err)
+	if errors.Is(err, bootstrapper.ErrStuck) {
+		return exitStuck
+	}
+	return exitFailed
+}
+
+// offer runs the bootstrapper with what is known about this machine.
+func offer(ctx context.Context, m bootstrapper.Machine) error {
+	if p := os.Getenv("CONSTELLATION_PROVIDER"); p != "sandbox" {
+		return fmt.Errorf("%w: provider %q is not known; CONSTELLATION_PROVIDER must be sandbox", bootstrapper.ErrStuck, p)
+	}
+	m.Metadata = local.NewMetadata(os.Getenv("CONSTELLATION_METADATA"))
+	m.Issuer = attestation.NewTPMIssuer(m.TPM)
+	pem, err := os.ReadFile(rootsFile)
+	if err != nil {
+		return fmt.Errorf("read trust roots: %w", err)
+	}
+	if m.Roots, err = attestation.ParseRoots(pem); err != nil {
+		return fmt.Errorf("read %s: %w", rootsFile, err)
+	}
+	images, err := os.ReadFile(imagesFile)
+	if err != nil {
+		return fmt.Errorf("read measurements of other images: %w", err)
+	}
+	if err := json.Unmarshal(images, &m.Images); err != nil {
+		return fmt.Errorf("read %s: %w", imagesFile, err)
+	}
+	m.Ready = func() { notify(m.Log) }
+	m.Log.Info("bootstrapper started", "release", version.Release)
+	return bootstrapper.Run(ctx, m)
+}
+
+func reset(ctx context.Context, m bootstrapper.Machine) int {
+	unused, err := bootstrapper.Reset(ctx, m, func(line string) { fmt.Println(line) })
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "bootstrapper: reset:", err)
+		return exitFailed
+	case unused:
+		fmt.Println("This machine is unused again. `systemctl start constellation-bootstrapper` offers it.")
+	default:
+		fmt.Println("The disk is clean. Register 15 of the TPM still says that this machine belongs to a cluster, and only a restart clears it: restart the machine, or replace it.")
+	}
+	return 0
+}
+
+// notify tells systemd that the unit is up, if it is of Type=notify.
+func notify(log *slog.Logger) {
+	addr := os.Getenv("NOTIFY_SOCKET")
+	if addr == "" {
+		return
+	}
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: addr, Net: "unixgram"})
+	if err == nil {
+		_, err = c.Write([]byte("READY=1"))
+		c.Close()
+	}
+	if err != nil {
+		log.Warn("systemd not told", "err", err)
+	}
+}

@@ -1,0 +1,70 @@
+package bootstrapper
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+)
+
+// replaceFile writes a file whole or not at all, and returns when it is on disk.
+func replaceFile(root *os.Root, name string, data []byte, mode fs.FileMode) error {
+	tmp := name + ".new"
+	err := root.Remove(tmp)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	var f *os.File
+	if err == nil {
+		f, err = root.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	if err == nil {
+		err = root.Rename(tmp, name)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, errors.Join(err, root.Remove(tmp)))
+	}
+	dir, err := root.OpenRoot(path.Dir(name))
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	defer dir.Close()
+	if err := syncDir(dir); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}
+
+func syncDir(d *os.Root) error {
+	f, err := d.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
+// removeAll removes files that may not be there.
+func removeAll(root *os.Root, names ...string) error {
+	for _, n := range names {
+		if err := root.Remove(n); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove %s: %w", n, err)
+		}
+	}
+	return syncDir(root)
+}
+
+func randomBytes(n int) ([]byte, error) {
+	b := make([]byte, n)
+	if _, err := rand.Read(b); err != nil {
+		return nil, fmt.Errorf("read random bytes: %w", err)
+	}
+	return b, nil
+}

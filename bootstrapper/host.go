@@ -1,0 +1,202 @@
+package bootstrapper
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/engine/component"
+	"constellation/engine/kubeadm"
+)
+
+const (
+	// servingTTL and clockSkew are as the join service has them for all other nodes.
+	servingTTL = 90 * 24 * time.Hour
+	clockSkew  = 10 * time.Minute
+)
+
+// host is what an init and a join do to this machine.
+type host struct {
+	root      string
+	installer *component.Installer
+	kubeadm   kubeadm.Runner
+}
+
+// hostFile is a file that must be there before kubeadm runs.
+type hostFile struct {
+	path string // absolute
+	data []byte
+	mode fs.FileMode
+}
+
+// write puts files in place, each whole or not at all.
+func (h host) write(files []hostFile) error {
+	root, err := os.OpenRoot(h.root)
+	if err != nil {
+		return fmt.Errorf("open the host's file system: %w", err)
+	}
+	defer root.Close()
+	for _, f := range files {
+		name := strings.TrimPrefix(f.path, "/")
+		if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+			return fmt.Errorf("write %s: %w", f.path, err)
+		}
+		if err := replaceFile(root, name, f.data, f.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// controlPlaneFiles are what every control plane needs beside its authorities.
+func controlPlaneFiles() []hostFile {
+	var files []hostFile
+	m := kubeadm.ControlPlaneFiles()
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		files = append(files, hostFile{name, m[name], 0o600})
+	}
+	return files
+}
+
+// init runs kubeadm init. The kubelet serves with a certificate of the cluster's
+// authority, so that is made, and the certificate signed, before kubeadm starts the
+// kubelet.
+func (h host) init(ctx context.Context, c kubeadm.Cluster, n kubeadm.Node, lines func(kubeadm.Line)) error {
+	config, err := kubeadm.NewInit(c, n)
+	if err != nil {
+		return err
+	}
+	if err := h.write(controlPlaneFiles()); err != nil {
+		return err
+	}
+	if err := h.kubeadm.CreateCA(ctx, config, lines); err != nil {
+		return err
+	}
+	if err := h.signServing(n, time.Now()); err != nil {
+		return err
+	}
+	return h.kubeadm.Init(ctx, config, lines)
+}
+
+// signServing makes the kubelet's serving certificate with the cluster's authority,
+// as the join service does for all other nodes.
+func (h host) signServing(n kubeadm.Node, now time.Time) error {
+	root, err := os.OpenRoot(h.root)
+	if err != nil {
+		return fmt.Errorf("open the host's file system: %w", err)
+	}
+	defer root.Close()
+	ca, signer, err := readAuthority(root)
+	if err != nil {
+		return err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return fmt.Errorf("make the kubelet's key: %w", err)
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return fmt.Errorf("sign the kubelet's certificate: %w", err)
+	}
+	until := now.Add(servingTTL)
+	if until.After(ca.NotAfter) {
+		until = ca.NotAfter
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      nodeSubject(n.Name),
+		DNSNames:     []string{n.Name}, IPAddresses: []net.IP{n.IP.AsSlice()},
+		NotBefore: now.Add(-clockSkew), NotAfter: until,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+	}, ca, key.Public(), signer)
+	if err != nil {
+		return fmt.Errorf("sign the kubelet's certificate: %w", err)
+	}
+	files, err := servingFiles(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key)
+	if err != nil {
+		return err
+	}
+	return h.write(files)
+}
+
+// servingFiles are what the kubelet serves with.
+func servingFiles(certificate []byte, key *ecdsa.PrivateKey) ([]hostFile, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode the kubelet's key: %w", err)
+	}
+	return []hostFile{
+		{kubeadm.KubeletCertFile, certificate, 0o644},
+		{kubeadm.KubeletKeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600},
+	}, nil
+}
+
+// nodeSubject is who a kubelet is.
+func nodeSubject(name string) pkix.Name {
+	return pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}
+}
+
+// readAuthority reads the cluster's authority that kubeadm made. Its errors say
+// nothing of the content.
+func readAuthority(root *os.Root) (*x509.Certificate, crypto.Signer, error) {
+	dir := strings.TrimPrefix(kubeadm.PKIDir, "/")
+	b, err := root.ReadFile(dir + "/ca.crt")
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the cluster's authority: %w", err)
+	}
+	block, _ := pem.Decode(b)
+	if block == nil {
+		return nil, nil, errors.New("read the cluster's authority: ca.crt is no PEM")
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the cluster's authority: %w", err)
+	}
+	if b, err = root.ReadFile(dir + "/ca.key"); err != nil {
+		return nil, nil, fmt.Errorf("read the cluster's authority: %w", err)
+	}
+	for block, rest := pem.Decode(b); block != nil; block, rest = pem.Decode(rest) {
+		var key any
+		switch block.Type {
+		case "EC PRIVATE KEY":
+			key, err = x509.ParseECPrivateKey(block.Bytes)
+		case "RSA PRIVATE KEY":
+			key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
+		case "PRIVATE KEY":
+			key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+		default:
+			continue
+		}
+		if s, ok := key.(crypto.Signer); ok && err == nil {
+			return cert, s, nil
+		}
+	}
+	return nil, nil, errors.New("read the cluster's authority: ca.key holds no private key")
+}
+
+// startKubelet asks systemd for the kubelet of a member.
+func startKubelet(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, "systemctl", "start", "--no-block", "kubelet.service").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("start the kubelet: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+package bootstrapper
+
+import (
+	"sync"
+	"time"
+)
+
+const (
+	// A source may be wrong so often at once, and once more per sourceRefill. The
+	// secret has 256 bits; this is to keep guessing from being free, and loud.
+	sourceBurst  = 5
+	sourceRefill = 12 * time.Second
+	// All sources together, behind a load balancer perhaps one and the same.
+	globalBurst  = 20
+	globalRefill = 3 * time.Second
+	// maxSources bounds memory; beyond, sources share one allowance.
+	maxSources = 1024
+)
+
+// limiter bounds how often somebody may be wrong. Who is right pays nothing: a console
+// may attach as often as it likes. The zero value is ready to use.
+type limiter struct {
+	mu      sync.Mutex
+	global  bucket
+	sources map[string]*bucket
+}
+
+// bucket counts failures that are not yet forgiven.
+type bucket struct {
+	n    int
+	last time.Time // when the last one was forgiven
+}
+
+// forgive takes back one failure per refill.
+func (b *bucket) forgive(now time.Time, refill time.Duration) {
+	if k := int(now.Sub(b.last) / refill); b.n > 0 && k > 0 {
+		b.n = max(0, b.n-k)
+		b.last = b.last.Add(time.Duration(k) * refill)
+	}
+}
+
+// wait is how long until another failure is allowed; zero if it is now.
+func (b *bucket) wait(now time.Time, burst int, refill time.Duration) time.Duration {
+	b.forgive(now, refill)
+	if b.n < burst {
+		return 0
+	}
+	return max(time.Millisecond, refill-now.Sub(b.last))
+}
+
+func (b *bucket) add(now time.Time) {
+	if b.n == 0 {
+		b.last = now
+	}
+	b.n++
+}
+
+// try takes the allowance for one attempt from source, or says how long to wait.
+// right gives it back. Attempts at the same time therefore cannot exceed the limit.
+func (l *limiter) try(source string, now time.Time) (right func(), wait time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.sources == nil {
+		l.sources = map[string]*bucket{}
+	}
+	b := l.sources[source]
+	if b == nil {
+		if len(l.sources) >= maxSources {
+			for s, b := range l.sources {
+				if b.forgive(now, sourceRefill); b.n == 0 {
+					delete(l.sources, s)
+				}
+			}
+		}
+		if len(l.sources) >= maxSources {
+			source = "" // shared
+		}
+		if b = l.sources[source]; b == nil {
+			b = &bucket{}
+			l.sources[source] = b
+		}
+	}
+	if wait = max(b.wait(now, sourceBurst, sourceRefill), l.global.wait(now, globalBurst, globalRefill)); wait > 0 {
+		return nil, wait
+	}
+	b.add(now)
+	l.global.add(now)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		b.n, l.global.n = max(0, b.n-1), max(0, l.global.n-1)
+	}, 0
+}

@@ -1,0 +1,244 @@
+package bootstrapper
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"constellation/engine/attestation"
+)
+
+func openState(t testing.TB, dir string) *os.Root {
+	t.Helper()
+	r, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+func TestLockAndTPMMustAgree(t *testing.T) {
+	file := func(state, by string, id []byte) string {
+		return fmt.Sprintf(`{"state":%q,"by":%q,"clusterID":%q,"time":"2026-11-21T10:00:00Z"}`, state, by, hex.EncodeToString(id))
+	}
+	for _, tt := range []struct {
+		name, file string
+		register   []byte // cluster that register 15 names
+		state      string // of the holder; "" = free
+		stuck      string // part of the error
+	}{
+		{"a new machine is free", "", nil, "", ""},
+		{"a claimed one", file(claimed, byInit, clusterA), clusterA, claimed, ""},
+		{"a claimed one after a reboot", file(claimed, byJoin, clusterA), nil, claimed, ""},
+		{"a member", file(member, byJoin, clusterA), clusterA, member, ""},
+		{"a member after a reboot", file(member, byInit, clusterA), nil, member, ""},
+		{"a used machine with an empty disk", "", clusterA, "", "its disk does not know which"},
+		{"a disk of another machine", file(member, byJoin, clusterA), clusterB, "", "different clusters"},
+		{"a file that is cut", file(member, byJoin, clusterA)[:40], clusterA, "", "damaged"},
+		{"a file with a state that does not exist", file("free", byJoin, clusterA), nil, "", "damaged"},
+		{"a file without a cluster", file(claimed, byJoin, nil), nil, "", "damaged"},
+		{"a file with more in it", `{"x":1}`, nil, "", "damaged"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if tt.file != "" {
+				os.WriteFile(filepath.Join(dir, holderFile), []byte(tt.file), 0o600)
+			}
+			l, err := openLock(t.Context(), openState(t, dir), &softTPM{t: t, cluster: tt.register})
+			if tt.stuck != "" {
+				if !errors.Is(err, ErrStuck) || !strings.Contains(err.Error(), tt.stuck) || !strings.Contains(err.Error(), "re") {
+					t.Errorf("got %v, want it stuck and to say %q", err, tt.stuck)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, held := l.holder()
+			if h.State != tt.state || held != (tt.state != "") {
+				t.Errorf("holder %+v", h)
+			}
+		})
+	}
+}
+
+func TestClaimIsForOneAndForEver(t *testing.T) {
+	tpm := &softTPM{t: t}
+	dir := t.TempDir()
+	l, err := openLock(t.Context(), openState(t, dir), tpm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.seal(t.Context()); err == nil {
+		t.Error("register 15 of a free node was extended")
+	}
+	if err := l.take(byInit, clusterA); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := os.Stat(filepath.Join(dir, holderFile)); err != nil || i.Mode() != 0o600 {
+		t.Errorf("file: %v %v", i, err)
+	}
+	for _, tt := range []struct {
+		name string
+		err  error
+		want error
+	}{
+		{"the same claim again", l.take(byInit, clusterA), nil},
+		{"an init for another cluster", l.take(byInit, clusterB), errOtherHolder},
+		{"a join for the same cluster", l.ClaimJoin(t.Context(), clusterA), errClaimed},
+	} {
+		if !errors.Is(tt.err, tt.want) || tt.want == nil && tt.err != nil {
+			t.Errorf("%s: %v, want %v", tt.name, tt.err, tt.want)
+		}
+	}
+	if tpm.sealed() != nil {
+		t.Error("a claim that was refused extended register 15")
+	}
+	select {
+	case <-l.Claimed():
+	default:
+		t.Error("the join was not told")
+	}
+	for range 3 { // a restart, and another
+		if err := l.seal(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if tpm.extends != 1 || !bytes.Equal(tpm.sealed(), clusterA) {
+		t.Errorf("extended %d times, with %x", tpm.extends, tpm.sealed())
+	}
+	if err := l.fail("broken"); err != nil {
+		t.Fatal(err)
+	}
+	if h, _ := l.holder(); h.Failure != "broken" || h.State != claimed {
+		t.Errorf("after a failure: %+v", h)
+	}
+	if err := l.finish("n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.fail("too late"); err != nil {
+		t.Fatal(err)
+	}
+	again, err := openLock(t.Context(), openState(t, dir), tpm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, _ := again.holder(); h.State != member || h.By != byInit || h.Node != "n" || h.Failure != "" || !bytes.Equal(h.clusterID(), clusterA) {
+		t.Errorf("after a restart: %+v", h)
+	}
+	if err := again.take(byInit, clusterA); !errors.Is(err, errMember) {
+		t.Errorf("claim of a member: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, holderFile+".*")); left != nil {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestInitAndJoinRace lets an init and a join want the node at the same time, in one
+// process and in two that share its disk.
+func TestInitAndJoinRace(t *testing.T) {
+	const rounds = 1000
+	dir := t.TempDir()
+	wins := map[string]int{}
+	for round := range rounds {
+		d := filepath.Join(dir, fmt.Sprint(round))
+		os.Mkdir(d, 0o700)
+		root, err := os.OpenRoot(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tpm := &softTPM{t: t}
+		one, err := openLock(context.Background(), root, tpm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := one
+		if round%2 == 1 {
+			if other, err = openLock(context.Background(), root, tpm); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var initErr, joinErr error
+		var wg sync.WaitGroup
+		start := make(chan struct{})
+		wg.Go(func() {
+			<-start
+			if initErr = one.take(byInit, clusterA); initErr == nil {
+				initErr = one.seal(context.Background())
+			}
+		})
+		wg.Go(func() { <-start; joinErr = other.ClaimJoin(context.Background(), clusterB) })
+		close(start)
+		wg.Wait()
+		h, err := readHolder(root)
+		if err != nil || h == nil {
+			t.Fatalf("round %d: %v %v", round, h, err)
+		}
+		wins[h.By]++
+		want := clusterA
+		if h.By == byJoin {
+			want = clusterB
+		}
+		if (initErr == nil) == (joinErr == nil) || (initErr == nil) != (h.By == byInit) || !bytes.Equal(tpm.sealed(), want) || tpm.extends != 1 {
+			t.Fatalf("round %d: init %v, join %v, file says %s, register %x", round, initErr, joinErr, h.By, tpm.sealed())
+		}
+		root.Close()
+	}
+	if wins[byInit] == 0 || wins[byJoin] == 0 {
+		t.Errorf("one of them always wins, so this is no race: %v", wins)
+	}
+}
+
+func TestLockOnARealTPM(t *testing.T) {
+	address, reset := startSWTPM(t)
+	dir := t.TempDir()
+	state := openState(t, dir)
+	l, err := openLock(t.Context(), state, tpm(address))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if zero, err := l.unsealed(t.Context()); !zero || err != nil {
+		t.Fatalf("a new TPM: %t %v", zero, err)
+	}
+	if err := l.ClaimJoin(t.Context(), clusterA); err != nil {
+		t.Fatal(err)
+	}
+	check := func(want []byte) {
+		t.Helper()
+		got, err := attestation.ReadPCRs(t.Context(), address, clusterRegister)
+		if err != nil || !bytes.Equal(got[clusterRegister], want) {
+			t.Errorf("register 15 is %x, want %x (%v)", got[clusterRegister], want, err)
+		}
+	}
+	check(attestation.ClusterIDPCR(clusterA))
+	if err := l.ClaimJoin(t.Context(), clusterA); err != nil {
+		t.Errorf("again: %v", err)
+	}
+	check(attestation.ClusterIDPCR(clusterA))
+
+	reset()
+	check(make([]byte, 32))
+	if l, err = openLock(t.Context(), state, tpm(address)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.seal(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check(attestation.ClusterIDPCR(clusterA))
+
+	os.Remove(filepath.Join(dir, holderFile))
+	if _, err := openLock(t.Context(), state, tpm(address)); !errors.Is(err, ErrStuck) {
+		t.Errorf("a used machine whose disk was wiped: %v", err)
+	}
+	if _, err := openLock(t.Context(), state, tpm("unix:"+dir+"/absent")); !errors.Is(err, attestation.ErrTPM) {
+		t.Errorf("no TPM: %v", err)
+	}
+}

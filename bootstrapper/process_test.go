@@ -1,0 +1,3 @@
+package bootstrapper
+
+func process(string) int { return 1 }

@@ -1,0 +1,229 @@
+package bootstrapper
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"constellation/bootstrapper/initproto"
+)
+
+const (
+	recordFile     = "init-record.jsonl"
+	requestFile    = "init-request.json"
+	kubeconfigFile = "init-kubeconfig"
+
+	// maxLines bounds the lines that a record keeps; an init has a few hundred.
+	maxLines = 10_000
+	// maxResponse is in bytes, for one line of the file.
+	maxResponse = 1 << 20
+)
+
+// record is everything that a console is told about an init, from the first byte. It
+// is kept on disk, so that a console that attaches later, or to a later process, is
+// told the same. The kubeconfig lies in a file of its own, and is gone after the Ack.
+type record struct {
+	log *slog.Logger
+
+	mu      sync.Mutex
+	said    []*initproto.InitResponse
+	final   bool
+	lines   int
+	left    int           // lines that were too many
+	changed chan struct{} // closed and replaced at each change
+	file    *os.File
+	broken  bool // the file cannot be written; memory goes on
+}
+
+// openRecord reads what an earlier process told, if any. A last line that was cut is
+// dropped.
+func openRecord(state *os.Root, log *slog.Logger) (*record, error) {
+	f, err := state.OpenFile(recordFile, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open record of the init: %w", err)
+	}
+	r := &record{log: log, changed: make(chan struct{}), file: f}
+	var good int64
+	br := bufio.NewReaderSize(f, 64<<10)
+	for {
+		line, err := br.ReadBytes('\n')
+		if err != nil || len(line) > maxResponse {
+			break
+		}
+		m := &initproto.InitResponse{}
+		if protojson.Unmarshal(line, m) != nil || m.GetKind() == nil {
+			break
+		}
+		good += int64(len(line))
+		r.keep(m)
+	}
+	err = f.Truncate(good)
+	if err == nil {
+		_, err = f.Seek(good, 0)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open record of the init: %w", err)
+	}
+	return r, nil
+}
+
+func (r *record) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.file.Close()
+}
+
+// empty reports whether nothing was told yet.
+func (r *record) empty() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.said) == 0
+}
+
+// ended reports whether the last word was told.
+func (r *record) ended() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.final
+}
+
+// keep takes m into memory. The caller holds mu, or nobody else knows r.
+func (r *record) keep(m *initproto.InitResponse) {
+	m.Seq = uint64(len(r.said)) + 1
+	r.said = append(r.said, m)
+	switch m.Kind.(type) {
+	case *initproto.InitResponse_Log:
+		r.lines++
+	case *initproto.InitResponse_Success, *initproto.InitResponse_Failure:
+		r.final = true
+	}
+}
+
+// add tells m to everybody who follows, now or later. After the last word nothing is
+// added.
+func (r *record) add(m *initproto.InitResponse) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.final {
+		return
+	}
+	if m.GetLog() != nil && r.lines >= maxLines {
+		r.left++
+		return
+	}
+	if last := m.GetSuccess() != nil || m.GetFailure() != nil; last && r.left > 0 {
+		r.put(&initproto.InitResponse{Kind: &initproto.InitResponse_Log{Log: &initproto.Log{
+			Source: "bootstrapper", Level: "warn", Line: fmt.Sprintf("%d further lines are not kept", r.left),
+		}}})
+	}
+	r.put(m)
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// put keeps m and writes it down. The caller holds mu.
+func (r *record) put(m *initproto.InitResponse) {
+	m.Time = timestamppb.Now()
+	r.keep(m)
+	if r.broken {
+		return
+	}
+	b, err := protojson.Marshal(m)
+	if err == nil {
+		_, err = r.file.Write(append(b, '\n'))
+	}
+	// Lines are not worth a wait for the disk; what happened is.
+	if err == nil && m.GetLog() == nil {
+		err = r.file.Sync()
+	}
+	if err != nil {
+		r.broken = true
+		r.log.Warn("record of the init not kept on disk", "err", err)
+	}
+}
+
+func (r *record) progress(p *initproto.Progress) {
+	r.add(&initproto.InitResponse{Kind: &initproto.InitResponse_Progress{Progress: p}})
+}
+
+func (r *record) line(source, level, line string) {
+	r.add(&initproto.InitResponse{Kind: &initproto.InitResponse_Log{Log: &initproto.Log{Source: source, Level: level, Line: line}}})
+}
+
+// follow sends everything from the beginning until the last word, or until ctx or
+// stop end. A slow receiver delays nobody else.
+func (r *record) follow(ctx context.Context, stop <-chan struct{}, send func(*initproto.InitResponse) error) error {
+	for next := 0; ; {
+		r.mu.Lock()
+		said, final, changed := r.said[next:len(r.said):len(r.said)], r.final, r.changed
+		r.mu.Unlock()
+		for _, m := range said {
+			if err := send(m); err != nil {
+				return err
+			}
+		}
+		next += len(said)
+		if final {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-stop:
+			return errStopping
+		}
+	}
+}
+
+// keepRequest writes down what an init was asked for, without its secret.
+func keepRequest(state *os.Root, req *initproto.InitRequest) error {
+	b, err := protojson.Marshal(cloneRequest(req))
+	if err != nil {
+		return fmt.Errorf("keep the request: %w", err)
+	}
+	return replaceFile(state, requestFile, b, 0o600)
+}
+
+// keptRequest returns what keepRequest wrote, or nil.
+func keptRequest(state *os.Root) (*initproto.InitRequest, error) {
+	b, err := state.ReadFile(requestFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the request of the init: %w", err)
+	}
+	r := &initproto.InitRequest{}
+	if err := protojson.Unmarshal(b, r); err != nil {
+		return nil, fmt.Errorf("%w: %s is damaged; `bootstrapper reset` and a reboot make the machine unused", ErrStuck, requestFile)
+	}
+	return r, nil
+}
+
+// withKubeconfig returns m as it is sent: a success carries the kubeconfig.
+func withKubeconfig(state *os.Root, m *initproto.InitResponse) (*initproto.InitResponse, error) {
+	if m.GetSuccess() == nil {
+		return m, nil
+	}
+	b, err := state.ReadFile(kubeconfigFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errFetched
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	c := proto.Clone(m).(*initproto.InitResponse)
+	c.GetSuccess().Kubeconfig = b
+	return c, nil
+}

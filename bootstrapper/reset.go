@@ -1,0 +1,119 @@
+package bootstrapper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+
+	"constellation/engine/kubeadm"
+)
+
+// nodeDirs are what Kubernetes and this package leave on a machine beside what
+// kubeadm removes. Their contents are removed, not they themselves: some are mounts.
+var nodeDirs = []string{
+	"/etc/kubernetes", "/var/lib/etcd", "/var/lib/kubelet", "/var/log/kubernetes",
+}
+
+// Reset takes the node back out of its cluster: kubeadm resets what it made, and
+// everything that belongs to the cluster is removed from the disk, the claim last, so
+// that a reset which was interrupted can be repeated. It needs no Metadata, Issuer or
+// Roots.
+//
+// unused reports whether the machine looks unused now. Register 15 of a TPM is
+// cleared by nothing but a restart of the machine, so it usually does not, and says
+// so to everyone who asks: then the machine must be rebooted, or replaced, before it
+// can become a node again.
+func Reset(ctx context.Context, m Machine, say func(line string)) (unused bool, err error) {
+	b, err := open(m)
+	if err != nil {
+		return false, err
+	}
+	defer b.close()
+	if err := emptyDir(b.m.RunDir); err != nil {
+		return false, err
+	}
+	if b.host.kubeadm.Installed() {
+		if err := b.host.kubeadm.Reset(ctx, func(l kubeadm.Line) { say(lineText(l)) }); err != nil {
+			return false, err
+		}
+	}
+	root, err := os.OpenRoot(b.m.Root)
+	if err != nil {
+		return false, fmt.Errorf("open the host's file system: %w", err)
+	}
+	defer root.Close()
+	for _, dir := range nodeDirs {
+		if err := empty(root, b.m.Root, dir); err != nil {
+			return false, err
+		}
+		say("removed what was in " + dir)
+	}
+	if err := b.forget(); err != nil {
+		return false, err
+	}
+	pcrs, err := b.m.registers.read(ctx, clusterRegister)
+	if err != nil {
+		return false, fmt.Errorf("read register 15: %w", err)
+	}
+	return len(bytes.Trim(pcrs[clusterRegister], "\x00")) == 0, nil
+}
+
+// forget removes all that this package keeps, and the claim last.
+func (b *bootstrapper) forget() error {
+	entries, err := fs.ReadDir(b.state.FS(), ".")
+	if err != nil {
+		return fmt.Errorf("clear state: %w", err)
+	}
+	for _, e := range entries {
+		if e.Name() == holderFile || e.Name() == lockFileName {
+			continue
+		}
+		if err := b.state.RemoveAll(e.Name()); err != nil {
+			return fmt.Errorf("clear state: %w", err)
+		}
+	}
+	if err := syncDir(b.state); err != nil {
+		return fmt.Errorf("clear state: %w", err)
+	}
+	return removeAll(b.state, holderFile)
+}
+
+// empty removes what is in dir, but nothing while something is mounted below it.
+func empty(root *os.Root, base, dir string) error {
+	name := strings.TrimPrefix(dir, "/")
+	d, err := root.OpenRoot(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("clear %s: %w", dir, err)
+	}
+	defer d.Close()
+	full := path.Join(base, name)
+	below, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(i.Mountpoint, full+"/"), false
+	})
+	if err != nil {
+		return fmt.Errorf("clear %s: %w", dir, err)
+	}
+	if len(below) > 0 {
+		return fmt.Errorf("clear %s: %s is mounted below it; unmount it, or restart the machine, and reset again", dir, below[0].Mountpoint)
+	}
+	entries, err := fs.ReadDir(d.FS(), ".")
+	if err != nil {
+		return fmt.Errorf("clear %s: %w", dir, err)
+	}
+	for _, e := range entries {
+		if err := d.RemoveAll(e.Name()); err != nil {
+			return fmt.Errorf("clear %s: %w", dir, err)
+		}
+	}
+	return nil
+}

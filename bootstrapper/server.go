@@ -1,0 +1,370 @@
+package bootstrapper
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+
+	"constellation/bootstrapper/initproto"
+	"constellation/engine/atls"
+	"constellation/engine/component"
+	"constellation/engine/kubeadm"
+	"constellation/engine/version"
+)
+
+const (
+	// apiPort is the API server's at the load balancer and on each control plane.
+	apiPort = 6443
+	// clusterIDSize is in bytes.
+	clusterIDSize = 32
+	// maxSANs bounds the names in the API server's certificate.
+	maxSANs = 64
+	// probeTimeout bounds the look for a cluster that exists.
+	probeTimeout = 3 * time.Second
+)
+
+// initServer lets a console begin a cluster on this machine and follow it.
+type initServer struct {
+	initproto.UnimplementedBootstrapperServer
+
+	b   *bootstrapper
+	rec *record
+	// spawn runs the work in the bootstrapper's own context, so that it outlives
+	// every connection, and is waited for at the end.
+	spawn    func(func(context.Context))
+	limiter  limiter
+	stopping chan struct{} // closed when no stream shall wait any longer
+	acked    chan struct{} // closed when the result was fetched
+
+	mu      sync.Mutex // serialises what decides
+	working bool
+	secret  []byte // SHA-256, as the cloud says; nil until it did
+	ackOnce sync.Once
+}
+
+func newInitServer(b *bootstrapper, rec *record, spawn func(func(context.Context))) *initServer {
+	return &initServer{b: b, rec: rec, spawn: spawn, stopping: make(chan struct{}), acked: make(chan struct{})}
+}
+
+// run serves on l until stop is closed.
+func (s *initServer) run(l net.Listener, stop <-chan struct{}) error {
+	log := s.b.m.Log
+	g := grpc.NewServer(
+		grpc.Creds(atls.NewServer(atls.Config{
+			Purpose: atls.PurposeInit, Issuer: s.b.m.Issuer, MaxHandshakes: 64,
+			OnFailure: func(peer net.Addr, err error) { log.Debug("handshake failed", "peer", peer.String(), "err", err) },
+		})),
+		grpc.ConnectionTimeout(15*time.Second),
+		grpc.MaxConcurrentStreams(8),
+		grpc.MaxHeaderListSize(16<<10),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 2 * time.Second, PermitWithoutStream: true}),
+	)
+	initproto.RegisterBootstrapperServer(g, s)
+	done := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-stop:
+		case <-ended:
+		}
+		close(s.stopping)
+		hard := time.AfterFunc(stopGrace, g.Stop)
+		defer hard.Stop()
+		g.GracefulStop()
+	}()
+	err := g.Serve(l)
+	close(ended)
+	<-done
+	if err != nil {
+		return fmt.Errorf("serve a console: %w", err)
+	}
+	return nil
+}
+
+// Init implements the contract of package initproto.
+func (s *initServer) Init(req *initproto.InitRequest, stream grpc.ServerStreamingServer[initproto.InitResponse]) error {
+	ctx := stream.Context()
+	err := s.authorize(ctx, req.GetInitSecret())
+	if err == nil {
+		err = s.begin(ctx, req)
+	}
+	if err == nil {
+		err = s.rec.follow(ctx, s.stopping, func(m *initproto.InitResponse) error {
+			m, err := withKubeconfig(s.b.state, m)
+			if err != nil {
+				return err
+			}
+			return stream.Send(m)
+		})
+	}
+	if err != nil && ctx.Err() == nil {
+		s.b.m.Log.Warn("init request refused", "peer", source(ctx), "err", err)
+	}
+	return answer(err)
+}
+
+// Ack implements the contract of package initproto.
+func (s *initServer) Ack(ctx context.Context, req *initproto.AckRequest) (*initproto.AckResponse, error) {
+	err := s.authorize(ctx, req.GetInitSecret())
+	if err == nil {
+		err = s.acknowledge()
+	}
+	if err != nil {
+		return nil, answer(err)
+	}
+	return &initproto.AckResponse{}, nil
+}
+
+// authorize lets only those pass who know the init secret. Until then a caller
+// learns nothing but that it is wrong, or too often so.
+func (s *initServer) authorize(ctx context.Context, secret []byte) error {
+	right, wait := s.limiter.try(source(ctx), time.Now())
+	if wait > 0 {
+		return &limitedError{wait}
+	}
+	want, err := s.secretHash(ctx)
+	if err != nil {
+		right()
+		return err
+	}
+	got := sha256.Sum256(secret)
+	if subtle.ConstantTimeCompare(got[:], want) != 1 {
+		return errSecret
+	}
+	right()
+	return nil
+}
+
+// secretHash asks the cloud once; the secret never changes.
+func (s *initServer) secretHash(ctx context.Context) ([]byte, error) {
+	s.mu.Lock()
+	h := s.secret
+	s.mu.Unlock()
+	if h != nil {
+		return h, nil
+	}
+	h, err := s.b.m.Metadata.InitSecretHash(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("ask the cloud for the hash of the init secret: %w", err)
+	}
+	if len(h) != sha256.Size {
+		return nil, errors.New("the cloud's hash of the init secret is none")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.secret = h
+	return h, nil
+}
+
+// source is who calls, for the limits.
+func source(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(p.Addr.String())
+	if err != nil {
+		return p.Addr.String()
+	}
+	return host
+}
+
+// begin starts the work that req asks for, or finds it begun.
+func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h, held := s.b.lock.holder(); held {
+		return s.attach(h, req)
+	}
+	if _, err := parseRequest(req); err != nil {
+		return err
+	}
+	if err := s.noClusterYet(ctx); err != nil {
+		return err
+	}
+	// On disk before the claim, so that whoever finds the claim finds what for.
+	if err := keepRequest(s.b.state, req); err != nil {
+		return err
+	}
+	if err := s.b.lock.take(byInit, req.GetClusterId()); err != nil {
+		if h, _ := s.b.lock.holder(); h.By != byInit {
+			err = errors.Join(err, removeAll(s.b.state, requestFile))
+		}
+		return err
+	}
+	s.b.m.Log.Info("node claimed by an init", "cluster", req.GetClusterName(), "version", req.GetKubernetesVersion())
+	s.start(cloneRequest(req), false)
+	return nil
+}
+
+// attach lets a console follow an init that was begun.
+func (s *initServer) attach(h holder, req *initproto.InitRequest) error {
+	switch {
+	case h.By == byJoin && h.State == claimed:
+		return errJoinHolds
+	case h.By == byJoin || h.State == member && s.rec.empty():
+		return errMember
+	case string(h.clusterID()) != string(req.GetClusterId()):
+		return errOtherInit
+	}
+	return nil
+}
+
+// resume goes on with an init that an earlier process began.
+func (s *initServer) resume() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, held := s.b.lock.holder()
+	if !held || h.By != byInit {
+		return nil
+	}
+	req, err := keptRequest(s.b.state)
+	if err != nil {
+		return err
+	}
+	if req == nil {
+		return fmt.Errorf("%w: an init claimed it and its request is gone; `bootstrapper reset` and a reboot make the machine unused", ErrStuck)
+	}
+	switch {
+	case h.State == member && !s.rec.ended():
+		// The process died between its success and saying so.
+		s.rec.add(success(h))
+	case !s.rec.ended() && h.Failure != "":
+		s.rec.add(failure("", h.Failure))
+	case !s.rec.ended():
+		s.b.m.Log.Info("init taken up", "claimed_at", h.Time)
+		s.start(req, true)
+	}
+	return nil
+}
+
+// start begins the work, which no connection can end. The caller holds mu.
+func (s *initServer) start(req *initproto.InitRequest, resumed bool) {
+	if s.working {
+		return
+	}
+	s.working = true
+	s.spawn(func(ctx context.Context) { s.work(ctx, req, resumed) })
+}
+
+// acknowledge forgets the result and ends the server.
+func (s *initServer) acknowledge() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, held := s.b.lock.holder()
+	switch {
+	case !held:
+		return errNothing
+	case h.By == byJoin:
+		return errMember
+	case h.Failure != "":
+		return errFailedInit
+	case h.State != member || !s.rec.ended():
+		return errNotFinished
+	}
+	// The kubeconfig last: while it is there, the next start serves again.
+	if err := removeAll(s.b.state, recordFile, requestFile, kubeconfigFile); err != nil {
+		return err
+	}
+	s.ackOnce.Do(func() { close(s.acked) })
+	return nil
+}
+
+// noClusterYet returns errCluster if an API server answers behind the load balancer.
+// A machine that was added to a living cluster is free for a moment as well.
+func (s *initServer) noClusterYet(ctx context.Context) error {
+	host, err := s.b.m.Metadata.LoadBalancer(ctx)
+	if err != nil {
+		return fmt.Errorf("find the load balancer: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	// Whose certificate it is does not matter: nobody else has a reason to answer there.
+	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}}
+	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(s.b.m.apiPort)))
+	if err != nil {
+		return nil
+	}
+	c.Close()
+	return errCluster
+}
+
+// demand is a request that was understood.
+type demand struct {
+	name        string
+	clusterID   []byte
+	version     version.Version
+	components  component.List
+	kubeadm     component.Component
+	sans        []string
+	serviceCIDR netip.Prefix
+	podCIDR     netip.Prefix
+}
+
+var (
+	clusterNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	dnsNameRE     = regexp.MustCompile(`^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+)
+
+// parseRequest names the first field that cannot be accepted.
+func parseRequest(r *initproto.InitRequest) (demand, error) {
+	d := demand{name: r.GetClusterName(), clusterID: r.GetClusterId(), sans: r.GetApiServerCertSans()}
+	bad := func(field, format string, args ...any) (demand, error) {
+		return demand{}, &fieldError{field, fmt.Sprintf(format, args...)}
+	}
+	if !clusterNameRE.MatchString(d.name) {
+		return bad("cluster_name", "%.80q is not a DNS label", d.name)
+	}
+	if len(d.clusterID) != clusterIDSize {
+		return bad("cluster_id", "has %d bytes, want %d", len(d.clusterID), clusterIDSize)
+	}
+	var err error
+	if d.version, err = version.Parse(r.GetKubernetesVersion()); err != nil {
+		return bad("kubernetes_version", "%.40q is not a version", r.GetKubernetesVersion())
+	}
+	if d.components, err = component.FromProto(r.GetComponents()); err != nil {
+		return bad("components", "%v", err)
+	}
+	for _, name := range []string{"kubeadm", "kubelet"} {
+		if _, ok := d.components.ByName(name); !ok {
+			return bad("components", "%s is missing", name)
+		}
+	}
+	if d.kubeadm, _ = d.components.ByName("kubeadm"); d.kubeadm.Path != kubeadm.DefaultPath {
+		return bad("components", "kubeadm must have the path %s", kubeadm.DefaultPath)
+	}
+	if len(d.sans) > maxSANs {
+		return bad("api_server_cert_sans", "%d names, at most %d are possible", len(d.sans), maxSANs)
+	}
+	for _, s := range d.sans {
+		if _, err := netip.ParseAddr(s); err != nil && (len(s) > 253 || !dnsNameRE.MatchString(strings.ToLower(s))) {
+			return bad("api_server_cert_sans", "%.80q is neither an address nor a name", s)
+		}
+	}
+	if d.serviceCIDR, err = netip.ParsePrefix(r.GetServiceCidr()); err != nil {
+		return bad("service_cidr", "%.40q is not a range", r.GetServiceCidr())
+	}
+	if d.podCIDR, err = netip.ParsePrefix(r.GetPodCidr()); err != nil {
+		return bad("pod_cidr", "%.40q is not a range", r.GetPodCidr())
+	}
+	if d.podCIDR.Overlaps(d.serviceCIDR) {
+		return bad("pod_cidr", "%s overlaps the services' %s", d.podCIDR, d.serviceCIDR)
+	}
+	return d, nil
+}

@@ -1,0 +1,163 @@
+package bootstrapper
+
+import (
+	"crypto/ecdsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"constellation/engine/cloud"
+	"constellation/engine/component"
+	"constellation/engine/kubeadm"
+	"constellation/engine/version"
+	"constellation/joinservice/joinproto"
+)
+
+// authorityFiles are what a control plane gets of the cluster's PKI, and with which
+// mode. Each must be there, and nothing else may be.
+var authorityFiles = map[string]fs.FileMode{
+	"ca.crt": 0o644, "ca.key": 0o600,
+	"sa.pub": 0o644, "sa.key": 0o600,
+	"front-proxy-ca.crt": 0o644, "front-proxy-ca.key": 0o600,
+	"etcd/ca.crt": 0o644, "etcd/ca.key": 0o600,
+}
+
+var hashRE = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
+// ticket is a join ticket that was checked and understood.
+type ticket struct {
+	raw        *joinproto.IssueJoinTicketResponse
+	received   time.Time
+	cluster    []byte
+	version    version.Version
+	components component.List
+	config     kubeadm.Config
+	files      []hostFile
+}
+
+// parseTicket checks everything that a machine can check about a ticket before it
+// becomes part of a cluster. Whose ticket it is was proven by the connection.
+func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, key *ecdsa.PrivateKey) (*ticket, error) {
+	t := &ticket{raw: raw, received: time.Now(), cluster: raw.GetClusterId()}
+	if len(t.cluster) != clusterIDSize {
+		return nil, fmt.Errorf("the cluster's ID has %d bytes, want %d", len(t.cluster), clusterIDSize)
+	}
+	var err error
+	if t.version, err = version.Parse(raw.GetKubernetesVersion()); err != nil {
+		return nil, err
+	}
+	if t.components, err = component.FromProto(raw.GetComponents()); err != nil {
+		return nil, err
+	}
+	k, ok := t.components.ByName("kubeadm")
+	if !ok || k.Path != kubeadm.DefaultPath {
+		return nil, fmt.Errorf("there is no kubeadm with the path %s among its components", kubeadm.DefaultPath)
+	}
+	controlPlane := self.Role == cloud.ControlPlane
+	hash := raw.GetDiscoveryTokenCaCertHash()
+	if !hashRE.MatchString(hash) {
+		return nil, errors.New("the hash of the cluster's CA is malformed")
+	}
+	if t.config, err = kubeadm.NewJoin(kubeadm.Join{
+		ControlPlane: controlPlane, Endpoint: raw.GetApiServerEndpoint(), Token: raw.GetToken(), CAHash: hash,
+	}, kubeadm.Node{Name: self.Name, ProviderID: self.ProviderID, IP: self.IP}); err != nil {
+		return nil, err
+	}
+	cert, err := parseCertificate("kubelet certificate", raw.GetKubeletCertificate())
+	if err != nil {
+		return nil, err
+	}
+	if !key.PublicKey.Equal(cert.PublicKey) {
+		return nil, errors.New("the kubelet certificate is for another key")
+	}
+	if cert.VerifyHostname(self.Name) != nil || cert.VerifyHostname(self.IP.String()) != nil {
+		return nil, errors.New("the kubelet certificate is for another node")
+	}
+	if t.files, err = servingFiles(raw.GetKubeletCertificate(), key); err != nil {
+		return nil, err
+	}
+	if !controlPlane {
+		if len(raw.GetControlPlaneFiles()) > 0 {
+			// They must not lie on a worker's disk, not even unused.
+			return nil, errors.New("it holds keys of the cluster, which are not for a worker")
+		}
+		return t, nil
+	}
+	t.files = append(t.files, controlPlaneFiles()...)
+	got := map[string]bool{}
+	for _, f := range raw.GetControlPlaneFiles() {
+		mode, ok := authorityFiles[f.GetName()]
+		if !ok || got[f.GetName()] || len(f.GetData()) == 0 {
+			return nil, fmt.Errorf("it holds a file %.80q that does not belong there", f.GetName())
+		}
+		got[f.GetName()] = true
+		t.files = append(t.files, hostFile{path.Join(kubeadm.PKIDir, f.GetName()), f.GetData(), mode})
+		if f.GetName() == "ca.crt" {
+			ca, err := parseCertificate("cluster's CA", f.GetData())
+			if err != nil {
+				return nil, err
+			}
+			sum := sha256.Sum256(ca.RawSubjectPublicKeyInfo)
+			if "sha256:"+hex.EncodeToString(sum[:]) != hash || cert.CheckSignatureFrom(ca) != nil {
+				return nil, errors.New("the cluster's CA is not the one that its hash and the kubelet certificate name")
+			}
+		}
+	}
+	if len(got) != len(authorityFiles) {
+		return nil, fmt.Errorf("it holds %d of the %d files of the cluster's PKI that a control plane needs", len(got), len(authorityFiles))
+	}
+	return t, nil
+}
+
+func parseCertificate(what string, b []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(b)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, fmt.Errorf("the %s is no PEM certificate", what)
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("the %s is malformed", what)
+	}
+	return cert, nil
+}
+
+// keepTicket writes the ticket down for a later process of this boot.
+func keepTicket(state *os.Root, t *joinproto.IssueJoinTicketResponse) error {
+	b, err := proto.Marshal(t)
+	if err != nil {
+		return errors.New("encode the ticket") // the cause could quote it
+	}
+	return replaceFile(state, ticketFile, b, 0o600)
+}
+
+// keptTicket returns the ticket that keepTicket wrote and when, or nil if there is
+// none that is still good at now. One that is damaged or has expired is removed.
+func keptTicket(state *os.Root, now time.Time) (*joinproto.IssueJoinTicketResponse, time.Time, error) {
+	i, err := state.Stat(ticketFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, time.Time{}, nil
+	}
+	if err != nil {
+		return nil, time.Time{}, fmt.Errorf("read the ticket: %w", err)
+	}
+	b, err := state.ReadFile(ticketFile)
+	if err != nil {
+		return nil, time.Time{}, fmt.Errorf("read the ticket: %w", err)
+	}
+	var t joinproto.IssueJoinTicketResponse
+	age := now.Sub(i.ModTime())
+	if proto.Unmarshal(b, &t) != nil || age < -time.Minute || age > ticketLife {
+		return nil, time.Time{}, removeAll(state, ticketFile)
+	}
+	return &t, i.ModTime(), nil
+}
