@@ -42,6 +42,7 @@ import (
 	"os"
 
 	"constellation/engine"
+	"constellation/engine/kube"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/version"
@@ -65,7 +66,10 @@ func newEngine(w *engine.Workspace, log *slog.Logger) (tui.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return engine.New(w, engine.Deps{Sandbox: box, Log: log}), nil
+	connect := func(_ context.Context, kubeconfig []byte) (engine.Cluster, error) {
+		return kube.Connect(kubeconfig, log)
+	}
+	return engine.New(w, engine.Deps{Connect: connect, Sandbox: box, Log: log}), nil
 }
 
 func newSandbox(log *slog.Logger) (engine.Sandbox, error) {
