@@ -129,6 +129,7 @@ func (s *stage) live() {
 		if s.nodesOnly {
 			continue
 		}
+		time.Sleep(50 * time.Millisecond) // what a kubelet does takes time
 		n.State = engine.NodeReady
 		s.cluster.PutNode(n)
 		s.cluster.Annotate(i.Name)
@@ -323,6 +324,7 @@ type testMachine struct {
 	cut       int // responses after which the next stream is cut; 0: never
 	fail      *initproto.Failure
 	seenAtAck string
+	chatty    int // how many more lines kubeadm prints
 }
 
 func (s *stage) newMachine(name string) *testMachine {
@@ -436,6 +438,9 @@ func (m *testMachine) work(r *initproto.InitRequest) {
 		"secret seen by mistake: " + hex.EncodeToString(r.InitSecret) + " " + base64.StdEncoding.EncodeToString(r.InitSecret),
 	} {
 		say(&initproto.InitResponse{Kind: &initproto.InitResponse_Log{Log: &initproto.Log{Source: "kubeadm", Level: "info", Line: line}}})
+	}
+	for i := range m.chatty {
+		say(&initproto.InitResponse{Kind: &initproto.InitResponse_Log{Log: &initproto.Log{Source: "kubeadm", Level: "debug", Line: fmt.Sprintf("line %d of many", i)}}})
 	}
 	if m.fail != nil {
 		say(&initproto.InitResponse{Kind: &initproto.InitResponse_Failure{Failure: m.fail}})
