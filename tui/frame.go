@@ -76,7 +76,7 @@ func (c *console) tooSmall() []string {
 	if c.running {
 		lines = append(lines, c.why(), "The run goes on.")
 	}
-	lines = append(lines, "q "+c.leaveWord()+"s")
+	lines = append(lines, "q: "+c.leaveWord())
 	if c.asking {
 		lines = append(lines, "Leave? Enter leaves, Esc stays")
 	}

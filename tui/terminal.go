@@ -197,13 +197,11 @@ func (t *terminal) run(ctx context.Context, m tea.Model) (tea.Model, error) {
 // when the console has taken it, or has ended.
 func (t *terminal) send(m tea.Msg) { t.program.Send(m) }
 
-// start takes the terminal over.
+// start takes the terminal over, or over again: while the program was stopped its
+// shell may have changed everything.
 func (t *terminal) start() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.live {
-		return nil
-	}
 	saved, err := term.MakeRaw(int(t.in.Fd()))
 	if err != nil {
 		return err
@@ -254,11 +252,12 @@ func (t *terminal) release() {
 // the terminal again when the process goes on.
 func (t *terminal) suspend() {
 	t.stop()
-	signal.Reset(syscall.SIGTSTP)
 	cont := make(chan os.Signal, 1)
 	signal.Notify(cont, syscall.SIGCONT)
-	_ = syscall.Kill(0, syscall.SIGTSTP)
-	// A process that no shell controls is not stopped by the kernel: go on then.
+	// SIGTSTP no longer stops a Go program that has once asked to be told of it.
+	// SIGTTOU does, under the same rule: the whole job, and only if there is a shell
+	// that can continue it. Without one the kernel does nothing, and we go on.
+	_ = syscall.Kill(0, syscall.SIGTTOU)
 	select {
 	case <-cont:
 	case <-time.After(200 * time.Millisecond):
@@ -269,13 +268,10 @@ func (t *terminal) suspend() {
 // signals turns signals into messages until the returned function is called.
 func (t *terminal) signals() (stop func()) {
 	ch := make(chan os.Signal, 8)
-	watch := func() {
-		signal.Notify(ch, syscall.SIGWINCH, syscall.SIGTSTP, syscall.SIGCONT, syscall.SIGINT, syscall.SIGTERM)
-		if !signal.Ignored(syscall.SIGHUP) { // nohup
-			signal.Notify(ch, syscall.SIGHUP)
-		}
+	signal.Notify(ch, syscall.SIGWINCH, syscall.SIGTSTP, syscall.SIGCONT, syscall.SIGINT, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // nohup
+		signal.Notify(ch, syscall.SIGHUP)
 	}
-	watch()
 	done := make(chan struct{})
 	go func() {
 		defer t.rescue()
@@ -285,12 +281,11 @@ func (t *terminal) signals() (stop func()) {
 				return
 			case s := <-ch:
 				switch s {
-				case syscall.SIGTSTP:
-					t.suspend()
-					watch()
-					fallthrough
-				case syscall.SIGCONT, syscall.SIGWINCH:
-					if t.start() != nil { // a no-op while the terminal is ours
+				case syscall.SIGTSTP, syscall.SIGCONT, syscall.SIGWINCH:
+					if s == syscall.SIGTSTP {
+						t.suspend()
+					}
+					if s != syscall.SIGWINCH && t.start() != nil {
 						continue
 					}
 					if w, h, ok := t.resize(); ok {
