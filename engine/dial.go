@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	"constellation/engine/atls"
@@ -75,6 +76,8 @@ func (d dialer) dial(ctx context.Context) (*link, error) {
 	conn, err := grpc.NewClient("passthrough:///"+d.endpoint,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDisableServiceConfig(),
+		// kubeadm may be silent for minutes; a connection that died meanwhile is noticed.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 15 * time.Second, Timeout: 10 * time.Second}),
 		// A proxy of the environment would be asked to lead to an address that only this computer knows.
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", addr)
@@ -241,7 +244,7 @@ func callError(err error) (e *Error, again bool) {
 	case codes.ResourceExhausted, codes.Unavailable, codes.Aborted, codes.DeadlineExceeded:
 		return e, true
 	case codes.FailedPrecondition, codes.AlreadyExists:
-		e.Remedy = "the machine cannot begin a cluster any more. `constellation sandbox down`, then `up`, gives new machines"
+		e.Remedy = "if that cluster is yours, bring its " + StateFile + " and " + KubeconfigFile + " back; otherwise `constellation sandbox down`, then `up`, gives new machines"
 	case codes.Unimplemented:
 		e.Err = errors.New("what answers there is no bootstrapper of this release")
 		e.Remedy = "image and this program do not fit together: take an image of the release that this program belongs to"

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"constellation/bootstrapper/initproto"
@@ -679,6 +680,10 @@ func (i *initRun) acknowledge(ctx context.Context, r *Reporter) error {
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if status.Code(err) == codes.FailedPrecondition {
+			r.Log("engine", "", "warn", "the first machine has no result to be acknowledged: "+status.Convert(err).Message())
+			return nil
 		}
 		failures++
 		// A machine that stops as soon as it was told may cut its own answer off.
