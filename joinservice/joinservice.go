@@ -162,7 +162,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 		})),
 		grpc.ConnectionTimeout(15*time.Second),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(16<<10), grpc.MaxConcurrentStreams(8),
-		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize), grpc.SharedWriteBuffer(true),
+		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 2 * time.Minute, Time: pingEvery, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(s.recoverUnary), grpc.StreamInterceptor(s.recoverStream),

@@ -58,7 +58,7 @@ func run(ctx context.Context, args []string) error {
 	if *provider != "sandbox" {
 		return fmt.Errorf("provider %q is not known: use sandbox", *provider)
 	}
-	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level}))
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
 	klog.SetSlogLogger(log)
 
 	cluster, err := access(*kubeconfig)
@@ -92,4 +92,12 @@ func access(kubeconfig string) (*rest.Config, error) {
 		return rest.InClusterConfig()
 	}
 	return clientcmd.BuildConfigFromFlags("", kubeconfig)
+}
+
+// readable writes durations as people do, not as nanoseconds.
+func readable(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
 }

@@ -96,7 +96,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 }
 
 func (c *ControlPlane) start(ctx context.Context, controllers bool) error {
-	ports, err := freePorts(3)
+	ports, err := freePorts(ctx, 3)
 	if err != nil {
 		return fmt.Errorf("find free ports: %w", err)
 	}
@@ -345,10 +345,11 @@ func executable(path string) bool {
 }
 
 // freePorts returns n different ports of the loopback that are free at the moment.
-func freePorts(n int) ([]int, error) {
+func freePorts(ctx context.Context, n int) ([]int, error) {
+	var lc net.ListenConfig
 	var ports []int
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}

@@ -30,7 +30,8 @@ func spawn(path string, args []string, log string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &process{cmd: exec.Command(path, args...), log: log, done: make(chan struct{})}
+	// The process lives until it is killed, not as long as the call that starts it.
+	p := &process{cmd: exec.CommandContext(context.Background(), path, args...), log: log, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = f, f
 	dieWithParent(p.cmd)
 	started := make(chan error)

@@ -24,8 +24,10 @@ const (
 )
 
 var kinds = map[string]struct{ resource, name, spec string }{
-	"NodeVersion": {"nodeversions", "constellation-version",
-		"{image: i, imageVersion: v1.0.0, kubernetesClusterVersion: v1.35.4, kubernetesComponentsReference: " + refA + "}"},
+	"NodeVersion": {
+		"nodeversions", "constellation-version",
+		"{image: i, imageVersion: v1.0.0, kubernetesClusterVersion: v1.35.4, kubernetesComponentsReference: " + refA + "}",
+	},
 	"ScalingGroup":        {"scalinggroups", "workers", "{groupId: sandboxes/t/groups/workers, role: Worker}"},
 	"AutoscalingStrategy": {"autoscalingstrategies", "autoscalingstrategy", "{enabled: true, deploymentName: ca, deploymentNamespace: kube-system}"},
 	"PendingNode":         {"pendingnodes", "p", "{groupID: g, goal: Join, token: t}"},
