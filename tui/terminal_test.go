@@ -145,10 +145,15 @@ func (p *onTerminal) restored() {
 	if *now != *p.was {
 		p.t.Errorf("the terminal's settings differ: %+v, want %+v", *now, *p.was)
 	}
-	out := p.output()
 	for on, off := range map[string]string{seqAltOn: seqAltOff, seqCursorOff: seqCursorOn, seqWrapOff: seqWrapOn, seqPasteOn: seqPasteOff} {
-		if strings.LastIndex(out, on) > strings.LastIndex(out, off) {
-			p.t.Errorf("%q is not taken back", on)
+		for end := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
+			out := p.output() // the last bytes may still be on their way to us
+			if strings.LastIndex(out, on) < strings.LastIndex(out, off) {
+				break
+			}
+			if time.Now().After(end) {
+				p.t.Fatalf("%q is not taken back", on)
+			}
 		}
 	}
 }
