@@ -18,3 +18,6 @@ const (
 func PlanFor(e *Engine, steps ...Step) *Plan {
 	return &Plan{ID: newRunID(VerbInit, e.now()), Verb: VerbInit, Cluster: "demo", Steps: steps, Created: e.now()}
 }
+
+// ParseLine is what takes lines of the join service apart.
+var ParseLine = parseLine

@@ -108,7 +108,7 @@ func TestInitMakesACluster(t *testing.T) {
 			sources = append(sources, e.Source+" "+e.Node+" "+e.Text)
 		}
 	}
-	if all := strings.Join(sources, "\n"); !strings.Contains(all, `kubeadm control-plane-0 [certs] Generating "ca" certificate and key`) || !strings.Contains(all, "join-service worker-1 [kubelet-start] Starting the kubelet  step=kubeadm-join") {
+	if all := strings.Join(sources, "\n"); !strings.Contains(all, `kubeadm control-plane-0 [certs] Generating "ca" certificate and key`) || !strings.Contains(all, "kubeadm worker-1 [kubelet-start] Starting the kubelet") {
 		t.Errorf("lines\n%s", all)
 	}
 }
@@ -622,6 +622,23 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 	b, err := json.Marshal(st)
 	if err != nil || !bytes.Contains(b, []byte(`"nodes":[]`)) {
 		t.Errorf("as JSON: %s, %v", b, err)
+	}
+}
+
+func TestLinesOfTheJoinServiceAreTakenApart(t *testing.T) {
+	for _, tt := range []struct {
+		line string
+		want engine.Event
+	}{
+		{`{"time":"t","level":"INFO","msg":"node reported","node":"w","step":"kubeadm-join","state":"running","text":"[x] y","at":"t"}`, engine.Event{Level: "info", Node: "w", Source: "kubeadm", Text: "[x] y"}},
+		{`{"level":"INFO","msg":"node reported","node":"w","step":"claim-node","state":"done","text":""}`, engine.Event{Level: "info", Node: "w", Source: "bootstrapper", Text: "claim-node done"}},
+		{`{"level":"WARN","msg":"ticket refused","node":"w","err":"no turn","took":1.5}`, engine.Event{Level: "warn", Node: "w", Text: "ticket refused  err=no turn took=1.5"}},
+		{`panic: oh no`, engine.Event{Level: "info", Text: "panic: oh no"}},
+		{`{"no":"message"}`, engine.Event{Level: "info", Text: `{"no":"message"}`}},
+	} {
+		if d := cmp.Diff(tt.want, engine.ParseLine(tt.line)); d != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.line, d)
+		}
 	}
 }
 

@@ -249,7 +249,7 @@ func (e *Engine) checks(f *facts) []check {
 			}
 			info, err := p.Describe(ctx)
 			if err != nil {
-				return blockErr("sandbox "+name+" does not answer", cloudError("ask sandbox "+name, name, err))
+				return e.whyCloudIsSilent(ctx, name, err)
 			}
 			if info.UID != f.state.Infrastructure.UID {
 				return block("the machines are not those of "+StateFile, fmt.Sprintf("the file belongs to an earlier sandbox %q, which was taken down", name),
@@ -304,6 +304,22 @@ func (e *Engine) checks(f *facts) []check {
 			return nil
 		}},
 	}
+}
+
+// whyCloudIsSilent tells a sandbox that is gone from one whose daemon has died.
+func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error) *Finding {
+	err := cloudError("ask sandbox "+name, name, cause)
+	if e.sandbox == nil || !errors.Is(cause, cloud.ErrUnavailable) {
+		return blockErr("sandbox "+name+" does not answer", err)
+	}
+	switch st, serr := e.sandbox.Status(ctx, name); {
+	case errors.Is(serr, cloud.ErrNotFound):
+		return block("there is no sandbox "+name, "it was taken down, or belongs to another user",
+			"move "+strings.Join(e.ws.clusterFiles(), ", ")+" away and run `constellation sandbox up`, which makes a new one")
+	case serr == nil && st.State == "stopped":
+		return block("the daemon of sandbox "+name+" has ended", err.Error(), "run `"+e.command("sandbox up")+"`, which starts it again; its machines are kept")
+	}
+	return blockErr("sandbox "+name+" does not answer", err)
 }
 
 // checkGroups compares the cloud's groups with those of the configuration.

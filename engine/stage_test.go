@@ -123,7 +123,7 @@ func (s *stage) live() {
 		n := engine.Node{Name: i.Name, Role: string(i.Role), State: engine.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
 		if i.Role == cloud.Worker {
 			s.cluster.Expect(context.Background(), engine.ExpectedNode{Name: i.Name, Components: "c"})
-			s.cluster.Say(engine.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"joiner reported","node":"` + i.Name + `","step":"kubeadm-join","text":"[kubelet-start] Starting the kubelet"}`})
+			s.cluster.Say(engine.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})
 		}
 		s.cluster.PutNode(n)
 		if s.nodesOnly {

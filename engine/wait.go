@@ -341,7 +341,10 @@ func (i *initRun) follow(ctx context.Context, r *Reporter, k Cluster) {
 		err := k.Follow(ctx, "joinservice", since, func(l LogLine) {
 			since = l.Time
 			e := parseLine(l.Text)
-			e.Kind, e.Source = KindLog, "join-service"
+			if e.Source == "" {
+				e.Source = "join-service"
+			}
+			e.Kind = KindLog
 			r.send(e)
 		})
 		i.e.log.Debug("log of join service ended", "err", err)
@@ -350,6 +353,13 @@ func (i *initRun) follow(ctx context.Context, r *Reporter, k Cluster) {
 		}
 	}
 }
+
+const (
+	// joinerSpoke is the message of the join service's line for what a joiner reported.
+	joinerSpoke = "node reported"
+	// joinStep is the joiner's step whose lines are kubeadm's.
+	joinStep = "kubeadm-join"
+)
 
 // parseLine takes a line of one of our services apart: JSON of slog with the keys
 // that all of them use. Any other line is passed on as it is.
@@ -363,10 +373,19 @@ func parseLine(line string) Event {
 	for _, k := range []string{"time", "level", "msg", "node"} {
 		delete(f, k)
 	}
-	// A line that a joiner reported: its own words say more than ours about it.
-	if text := str("text"); text != "" {
-		e.Text = text
-		delete(f, "text")
+	if e.Text == joinerSpoke {
+		// The words are the joining machine's own; the join service only passed them on.
+		step, state, text := str("step"), str("state"), str("text")
+		e.Source, e.Text = "bootstrapper", text
+		switch {
+		case text == "":
+			e.Text = step + " " + state
+		case step == joinStep && state == StateRunning:
+			e.Source = "kubeadm"
+		}
+		for _, k := range []string{"step", "state", "text", "at"} {
+			delete(f, k)
+		}
 	}
 	var rest []string
 	for _, k := range slices.Sorted(maps.Keys(f)) {
