@@ -15,7 +15,7 @@ import (
 )
 
 // memory is one Lease with the API server's optimistic locking, for tests in virtual
-// time; TestTurnOnAPIServer runs the same code on a real one.
+// time; turnHasOneWinner runs the same code on a real one.
 type memory struct {
 	mu      sync.Mutex
 	lease   *coordinationv1.Lease
