@@ -4,7 +4,7 @@ import "time"
 
 // SetLimits shortens what init waits for.
 func (e *Engine) SetLimits(contact, silence, api, ack, chart, still time.Duration) {
-	e.limits = limits{contact: contact, silence: silence, api: api, ack: ack, chart: chart, still: still, glance: time.Second, poll: 20 * time.Millisecond}
+	e.limits = limits{contact: contact, silence: silence, api: api, ack: ack, chart: chart, still: still, glance: time.Second, poll: 20 * time.Millisecond, services: 300 * time.Millisecond}
 }
 
 // Names of files that only tests look into.

@@ -41,6 +41,8 @@ type limits struct {
 	chart   time.Duration // until a chart's pods are ready
 	still   time.Duration // without any change while machines become nodes
 	poll    time.Duration // between two looks at the cloud, which has no watch
+
+	services time.Duration // for pods on nodes that are Ready
 }
 
 var defaultLimits = limits{
@@ -52,6 +54,8 @@ var defaultLimits = limits{
 	chart:   5 * time.Minute,
 	still:   5 * time.Minute,
 	poll:    time.Second,
+
+	services: time.Minute,
 }
 
 // initRun is what the steps of one init plan share. Steps run one after the other.
@@ -355,6 +359,7 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 	if err := i.unpin(ctx, r); err != nil {
 		return err
 	}
+	i.tellBoot(ctx, r)
 	v, err := initValidator(i.config, i.state)
 	if err != nil {
 		return &Error{Op: "read attestation.tpm2", Err: err, Remedy: "correct " + ConfigFile, Exit: ExitUsage}
@@ -732,11 +737,7 @@ func (i *initRun) tellBoot(ctx context.Context, r *Reporter) {
 	if err != nil {
 		return // waiting for a machine is told anyway
 	}
-	for _, m := range machines {
-		if m.Stage != "" {
-			i.nodes.set(r, m.Name, groupName(m.Group), m.Stage, m.Message)
-		}
-	}
+	i.tell(r, call(machines, nil, nil, i.config.counts()))
 }
 
 // demands describes the measurements: "PCRs 4, 9 and 11".

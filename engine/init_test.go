@@ -97,7 +97,7 @@ func TestInitMakesACluster(t *testing.T) {
 		t.Errorf("result %+v, %v", res, err)
 	}
 	text := fmt.Sprint(nodeLines(events))
-	for _, want := range []string{"control-plane-0 >joining", "joining>not-ready", "worker-0 ", ">ready"} {
+	for _, want := range []string{"control-plane-0 booting>joining", "joining>not-ready", "worker-0 ", ">ready"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in %s", want, text)
 		}
@@ -590,6 +590,25 @@ func TestNoSecretIsShown(t *testing.T) {
 	}
 	if !strings.Contains(shown["events"], "(hidden)") {
 		t.Error("the line in which the machine says its secret is not there at all")
+	}
+}
+
+func TestServicesThatAreLateAreToldAndLeftToTheCluster(t *testing.T) {
+	s := newStage(t, 1, 0)
+	s.cluster.SetServices(engine.Service{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes, Ready: 1, Wanted: 2})
+	events, _ := s.mustInit()
+	var waits, warnings int
+	for _, e := range events {
+		if strings.Contains(e.Text, "coredns is ready on 1 of 2") {
+			if e.Kind == engine.KindWait {
+				waits++
+			} else if e.Level == "warn" {
+				warnings++
+			}
+		}
+	}
+	if waits != 1 || warnings != 1 {
+		t.Errorf("%d waits, %d warnings", waits, warnings)
 	}
 }
 

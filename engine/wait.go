@@ -272,7 +272,7 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 			}
 			r.run.setNodes(int(ready))
 			if now.complete() {
-				return nil
+				return i.waitServices(ctx, r, k)
 			}
 			if err := now.hopeless(); err != nil {
 				return err
@@ -291,6 +291,43 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
+		case <-poll.C:
+		}
+	}
+}
+
+// waitServices waits a little for what runs on the nodes: a node is Ready a moment
+// before its kube-proxy is, and until then services do not answer from there. What is
+// slower than that is told and left to the cluster.
+func (i *initRun) waitServices(ctx context.Context, r *Reporter, k Cluster) error {
+	limited, cancel := context.WithTimeout(ctx, i.e.limits.services)
+	defer cancel()
+	poll := time.NewTicker(i.e.limits.poll)
+	defer poll.Stop()
+	for {
+		all, err := k.Services(limited)
+		var late []string
+		for _, s := range all {
+			if s.Ready < s.Wanted {
+				late = append(late, named(fmt.Sprintf("%s is ready on %d of %d", s.Name, s.Ready, s.Wanted), s.Message))
+			}
+		}
+		switch {
+		case err == nil && len(late) == 0:
+			return nil
+		case err != nil:
+			late = []string{err.Error()}
+		}
+		r.Wait("services", "", some(late))
+		select {
+		case <-limited.Done():
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			for _, l := range late {
+				r.Log("engine", "", "warn", l)
+			}
+			return nil
 		case <-poll.C:
 		}
 	}
