@@ -583,8 +583,20 @@ func (s *Sandboxes) scale(ctx context.Context, c *local.Client, info local.Info,
 			return &engine.Error{Op: op, Err: err}
 		}
 	}
-	begun := slices.ContainsFunc(info.Groups, func(g cloud.Group) bool { return g.Count > 0 })
-	for _, g := range info.Groups {
+	// Control planes come last, and a sandbox without one was never set up: after a
+	// refusal or a death in between, the next up begins with all groups again.
+	begun := slices.ContainsFunc(info.Groups, func(g cloud.Group) bool { return g.Role == cloud.ControlPlane && g.Count > 0 })
+	groups := slices.Clone(info.Groups)
+	slices.SortStableFunc(groups, func(a, b cloud.Group) int {
+		switch {
+		case a.Role == b.Role:
+			return 0
+		case a.Role == cloud.ControlPlane:
+			return 1
+		}
+		return -1
+	})
+	for _, g := range groups {
 		wanted, byDefault := spec.ControlPlanes, defaultControlPlanes
 		if g.Role == cloud.Worker {
 			wanted, byDefault = spec.Workers, defaultWorkers

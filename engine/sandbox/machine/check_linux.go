@@ -306,7 +306,9 @@ func checkOverlay(stateDir string) (*Problem, error) {
 			err = os.WriteFile(at("root/file"), nil, 0o600)
 		}
 		if err == nil {
-			err = unix.Unmount(at("root"), unix.UMOUNT_NOFOLLOW)
+			// Detached: the namespace ends anyway, and whoever looks at it through /proc at
+			// this moment would make the mount busy.
+			err = unix.Unmount(at("root"), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 		}
 		done <- err
 	}()
