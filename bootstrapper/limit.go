@@ -55,39 +55,46 @@ func (b *bucket) add(now time.Time) {
 	b.n++
 }
 
-// try takes the allowance for one attempt from source, or says how long to wait.
-// right gives it back. Attempts at the same time therefore cannot exceed the limit.
-func (l *limiter) try(source string, now time.Time) (right func(), wait time.Duration) {
+// judge asks right whether the attempt of source is right, unless source must wait. It
+// asks one at a time, so that attempts at the same time do not exceed the limit.
+func (l *limiter) judge(source string, now time.Time, right func() bool) (ok bool, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.sources == nil {
-		l.sources = map[string]*bucket{}
-	}
-	b := l.sources[source]
-	if b == nil {
-		if len(l.sources) >= maxSources {
-			for s, b := range l.sources {
-				if b.forgive(now, sourceRefill); b.n == 0 {
-					delete(l.sources, s)
-				}
-			}
-		}
-		if len(l.sources) >= maxSources {
-			source = "" // shared
-		}
-		if b = l.sources[source]; b == nil {
-			b = &bucket{}
-			l.sources[source] = b
-		}
-	}
+	b := l.bucket(source, now)
 	if wait = max(b.wait(now, sourceBurst, sourceRefill), l.global.wait(now, globalBurst, globalRefill)); wait > 0 {
-		return nil, wait
+		return false, wait
+	}
+	if right() {
+		return true, 0
 	}
 	b.add(now)
 	l.global.add(now)
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		b.n, l.global.n = max(0, b.n-1), max(0, l.global.n-1)
-	}, 0
+	return false, 0
+}
+
+// bucket returns that of source, and forgets those that have nothing to tell. The
+// caller holds mu.
+func (l *limiter) bucket(source string, now time.Time) *bucket {
+	if b := l.sources[source]; b != nil {
+		return b
+	}
+	if l.sources == nil {
+		l.sources = map[string]*bucket{}
+	}
+	if len(l.sources) >= maxSources {
+		for s, b := range l.sources {
+			if b.forgive(now, sourceRefill); b.n == 0 {
+				delete(l.sources, s)
+			}
+		}
+	}
+	if len(l.sources) >= maxSources {
+		source = "" // shared
+	}
+	b := l.sources[source]
+	if b == nil {
+		b = &bucket{}
+		l.sources[source] = b
+	}
+	return b
 }

@@ -83,6 +83,14 @@ type lock struct {
 // openLock reads who has the node and checks that the TPM agrees.
 func openLock(ctx context.Context, state *os.Root, t registers) (*lock, error) {
 	l := &lock{state: state, tpm: t, byInit: make(chan struct{})}
+	// What is left of claims whose process died before the link.
+	stale, err := fs.Glob(state.FS(), holderFile+".*")
+	if err == nil && len(stale) > 0 {
+		err = removeAll(state, stale...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read who has the node: %w", err)
+	}
 	h, err := readHolder(state)
 	if err != nil {
 		return nil, err

@@ -228,16 +228,13 @@ type softTPM struct {
 
 	mu      sync.Mutex
 	cluster []byte // what register 15 was extended with; nil: zero
-	broken  error
+	broken  error  // what extend returns
 	extends int
 }
 
 func (s *softTPM) read(_ context.Context, indices ...uint32) (map[uint32][]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.broken != nil {
-		return nil, s.broken
-	}
 	all := attestation.PredictPCRs(s.events)
 	out := map[uint32][]byte{}
 	for _, i := range indices {

@@ -134,21 +134,19 @@ func (s *initServer) Ack(ctx context.Context, req *initproto.AckRequest) (*initp
 // authorize lets only those pass who know the init secret. Until then a caller
 // learns nothing but that it is wrong, or too often so.
 func (s *initServer) authorize(ctx context.Context, secret []byte) error {
-	right, wait := s.limiter.try(source(ctx), time.Now())
-	if wait > 0 {
-		return &limitedError{wait}
-	}
 	want, err := s.secretHash(ctx)
 	if err != nil {
-		right()
 		return err
 	}
 	got := sha256.Sum256(secret)
-	if subtle.ConstantTimeCompare(got[:], want) != 1 {
-		return errSecret
+	ok, wait := s.limiter.judge(source(ctx), time.Now(), func() bool { return subtle.ConstantTimeCompare(got[:], want) == 1 })
+	switch {
+	case ok:
+		return nil
+	case wait > 0:
+		return &limitedError{wait}
 	}
-	right()
-	return nil
+	return errSecret
 }
 
 // secretHash asks the cloud once; the secret never changes.

@@ -1,0 +1,539 @@
+package bootstrapper
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"constellation/bootstrapper/initproto"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/kubeadm"
+)
+
+const goodInit = "claim-node:running claim-node:done install-components:running install-components:done " +
+	"kubeadm-init:running kubeadm-init:done success control-plane-0"
+
+func TestInitMakesTheFirstNode(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	x := r.start()
+	client := r.console(x.addr)
+	got, err := collect(client.Init(t.Context(), r.request(clusterA)))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, r.logged())
+	}
+	if outline(got) != goodInit {
+		t.Errorf("told %s", outline(got))
+	}
+	s := got[len(got)-1].GetSuccess()
+	if string(s.GetKubeconfig()) != "kubeconfig with canary-admin-key" || string(s.GetClusterId()) != string(clusterA) {
+		t.Errorf("result %v", s)
+	}
+	var lines, phases []string
+	for _, m := range got {
+		if l := m.GetLog(); l != nil {
+			lines = append(lines, l.Source+" "+l.Level+" "+l.Line)
+		}
+		if p := m.GetProgress(); p.GetTotal() == int64(len(initPhases)) {
+			phases = append(phases, fmt.Sprintf("%d %s", p.Current, p.Text))
+		}
+	}
+	if !strings.Contains(strings.Join(lines, "\n"), "kubeadm warn [WARNING Service-Kubelet]: kubelet service is not enabled") {
+		t.Errorf("lines of kubeadm: %q", lines)
+	}
+	if strings.Join(phases, "; ") != "1 preflight: Running pre-flight checks; 2 certs: Using certificateDir folder; 6 kubelet-start: Starting the kubelet; 14 addons: Applied essential addon: kube-proxy" {
+		t.Errorf("phases: %q", phases)
+	}
+	if string(r.tpm.sealed()) != string(clusterA) || r.calls() != "init-phase-certs-ca init" {
+		t.Errorf("register 15 %x, kubeadm was asked for %s", r.tpm.sealed(), r.calls())
+	}
+
+	// The kubelet serves with a certificate of the cluster's authority.
+	block, _ := pem.Decode([]byte(r.file(kubeadm.KubeletCertFile)))
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(r.file(kubeadm.PKIDir + "/ca.crt")))
+	for _, name := range []string{"control-plane-0", "10.42.0.10"} {
+		if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, DNSName: name, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err != nil {
+			t.Errorf("serving certificate: %v", err)
+		}
+	}
+	if _, err := tls.X509KeyPair([]byte(r.file(kubeadm.KubeletCertFile)), []byte(r.file(kubeadm.KubeletKeyFile))); err != nil {
+		t.Errorf("serving key: %v", err)
+	}
+	if i, _ := os.Stat(filepath.Join(r.m.Root, kubeadm.KubeletKeyFile)); i.Mode() != 0o600 {
+		t.Errorf("serving key is %s", i.Mode())
+	}
+
+	// Until the result is acknowledged it can be fetched again; then it is forgotten.
+	again, err := collect(client.Init(t.Context(), r.request(clusterA)))
+	if err != nil || fmt.Sprint(again) != fmt.Sprint(got) {
+		t.Errorf("the replay differs: %v", err)
+	}
+	if i, err := os.Stat(filepath.Join(r.m.StateDir, kubeconfigFile)); err != nil || i.Mode() != 0o600 {
+		t.Errorf("kept result: %v %v", i, err)
+	}
+	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: []byte("wrong")}); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("ack with a wrong secret: %v", err)
+	}
+	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: initSecret}); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.end(t); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	entries, _ := os.ReadDir(r.m.StateDir)
+	for _, e := range entries {
+		if e.Name() != holderFile && e.Name() != lockFileName && e.Name() != keyFile && e.Name() != requestCSR {
+			t.Errorf("left behind: %s", e.Name())
+		}
+	}
+	for _, secret := range []string{"canary", "zyxwvu"} {
+		if strings.Contains(r.logged(), secret) {
+			t.Errorf("the log shows %s:\n%s", secret, r.logged())
+		}
+	}
+
+	// A member only starts its kubelet, once register 15 says that it is one.
+	r.tpm.reboot()
+	if err := r.start().end(t); err != nil {
+		t.Errorf("reboot: %v", err)
+	}
+	if len(r.kubelets) != 1 || r.kubelets[0] != fmt.Sprintf("%x", clusterA) || r.calls() != "init-phase-certs-ca init" {
+		t.Errorf("kubelet was started with register 15 %q, kubeadm was asked for %s", r.kubelets, r.calls())
+	}
+}
+
+func TestWrongSecretLearnsNothing(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	x := r.start()
+	client := r.console(x.addr)
+	req := r.request(clusterA)
+	for i, secret := range []string{"", "x", "canary-init-secret-of-32-bytes!?", "canary-init-secret-of-32-bytes!!x", string(make([]byte, 32))} {
+		req.InitSecret = []byte(secret)
+		got, err := collect(client.Init(t.Context(), req))
+		if status.Code(err) != codes.Unauthenticated || len(got) != 0 {
+			t.Errorf("attempt %d: %v, %v", i, got, err)
+		}
+	}
+	for range 20 {
+		_, err := collect(client.Init(t.Context(), req))
+		var wait bool
+		for _, d := range status.Convert(err).Details() {
+			if i, ok := d.(*errdetails.RetryInfo); ok && i.RetryDelay.AsDuration() > 0 && i.RetryDelay.AsDuration() <= sourceRefill {
+				wait = true
+			}
+		}
+		if status.Code(err) != codes.ResourceExhausted || !wait {
+			t.Fatalf("too many: %v", err)
+		}
+	}
+	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: initSecret}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("Ack is a way around the limit: %v", err)
+	}
+	if _, held := (&rig{m: r.m, t: t}).holder(); held || r.tpm.sealed() != nil || r.calls() != "" {
+		t.Error("a wrong secret had an effect")
+	}
+	x.stop(t)
+}
+
+// holder reads who has the node from disk.
+func (r *rig) holder() (holder, bool) {
+	r.t.Helper()
+	root, err := os.OpenRoot(r.m.StateDir)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer root.Close()
+	h, err := readHolder(root)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if h == nil {
+		return holder{}, false
+	}
+	return *h, true
+}
+
+func TestRequestsThatCannotBeMetNameTheirField(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	x := r.start()
+	client := r.console(x.addr)
+	for field, change := range map[string]func(*initproto.InitRequest){
+		"cluster_name":                 func(q *initproto.InitRequest) { q.ClusterName = "a\nb" },
+		"cluster_id":                   func(q *initproto.InitRequest) { q.ClusterId = clusterA[:31] },
+		"kubernetes_version":           func(q *initproto.InitRequest) { q.KubernetesVersion = "latest" },
+		"components: component":        func(q *initproto.InitRequest) { q.Components[0].Digest = "" },
+		"components: kubelet":          func(q *initproto.InitRequest) { q.Components = q.Components[:1] },
+		"components: kubeadm":          func(q *initproto.InitRequest) { q.Components = q.Components[1:] },
+		"components: kubeadm must":     func(q *initproto.InitRequest) { q.Components[0].Path = "/tmp/kubeadm" },
+		"api_server_cert_sans":         func(q *initproto.InitRequest) { q.ApiServerCertSans = []string{"a b"} },
+		"api_server_cert_sans: 65":     func(q *initproto.InitRequest) { q.ApiServerCertSans = make([]string, 65) },
+		"service_cidr":                 func(q *initproto.InitRequest) { q.ServiceCidr = "10.96.0.0" },
+		"pod_cidr":                     func(q *initproto.InitRequest) { q.PodCidr = "" },
+		"pod_cidr: 10.96.0.0/16 overl": func(q *initproto.InitRequest) { q.PodCidr = "10.96.0.0/16" },
+	} {
+		req := r.request(clusterA)
+		change(req)
+		_, err := collect(client.Init(t.Context(), req))
+		if status.Code(err) != codes.InvalidArgument || !strings.HasPrefix(status.Convert(err).Message(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	if _, held := r.holder(); held || r.tpm.sealed() != nil {
+		t.Error("a bad request claimed the node")
+	}
+	x.stop(t)
+}
+
+func TestTwoInitsAtOnce(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	x := r.start()
+	var wg sync.WaitGroup
+	results := make([]string, 8)
+	for i := range results {
+		client := r.console(x.addr)
+		cluster := clusterA
+		if i%2 == 1 {
+			cluster = clusterB
+		}
+		wg.Go(func() {
+			got, err := collect(client.Init(t.Context(), r.request(cluster)))
+			results[i] = fmt.Sprint(status.Code(err), " ", outline(got))
+		})
+	}
+	wg.Wait()
+	good, other := "OK "+goodInit, "AlreadyExists "
+	winner := results[0]
+	for i, got := range results {
+		want := good
+		if (i%2 == 0) != (winner == good) {
+			want = other
+		}
+		if got != want {
+			t.Errorf("console %d: %s", i, got)
+		}
+	}
+	if r.calls() != "init-phase-certs-ca init" || r.tpm.extends != 1 {
+		t.Errorf("kubeadm was asked for %s, register 15 extended %d times", r.calls(), r.tpm.extends)
+	}
+	x.stop(t)
+}
+
+func TestLostConsoleFindsEverythingAgain(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	r.script("hang-init", "")
+	x := r.start()
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := r.console(x.addr).Init(ctx, r.request(clusterA))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.Recv()
+	if err != nil || first.Seq != 1 {
+		t.Fatalf("%v %v", first, err)
+	}
+	wait(t, "kubeadm hangs", func() bool { return exists(filepath.Join(r.ctl, "hanging-init")) })
+	cancel() // the console is killed
+
+	client := r.console(x.addr)
+	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: initSecret}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("ack before there is a result: %v", err)
+	}
+	stream, err = client.Init(t.Context(), r.request(clusterA))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := stream.Recv()
+	if err != nil || fmt.Sprint(again) != fmt.Sprint(first) {
+		t.Errorf("the replay begins with %v, %v", again, err)
+	}
+	if r.calls() != "init-phase-certs-ca init" {
+		t.Errorf("kubeadm was asked for %s", r.calls())
+	}
+	x.stop(t) // systemd stops the unit: the stream ends and can be taken up
+	if _, err := collect(stream, nil); status.Code(err) != codes.Unavailable {
+		t.Errorf("the stream of a bootstrapper that stops: %v", err)
+	}
+
+	// The next process undoes what was begun, and does it again.
+	r.unscript("hang-init")
+	r.tpm.reboot()
+	x = r.start()
+	if string(r.tpm.sealed()) != string(clusterA) {
+		t.Error("it listens and looks unused")
+	}
+	got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+	if err != nil || !strings.HasSuffix(outline(got), "reset-node:running reset-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0") {
+		t.Errorf("told %s, %v", outline(got), err)
+	}
+	if r.calls() != "init-phase-certs-ca init reset init-phase-certs-ca init" {
+		t.Errorf("kubeadm was asked for %s", r.calls())
+	}
+	if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterB))); status.Code(err) != codes.AlreadyExists {
+		t.Errorf("init for another cluster: %v", err)
+	}
+	x.stop(t)
+
+	// A member whose result nobody has fetched serves it, also after a reboot.
+	r.tpm.reboot()
+	x = r.start()
+	replay, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+	if err != nil || fmt.Sprint(replay) != fmt.Sprint(got) {
+		t.Errorf("the replay differs: %s, %v", outline(replay), err)
+	}
+	if len(r.kubelets) != 1 || r.kubelets[0] == "" {
+		t.Errorf("kubelets: %q", r.kubelets)
+	}
+	if _, err := r.console(x.addr).Ack(t.Context(), &initproto.AckRequest{InitSecret: initSecret}); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSuccessThatWasNotSaidIsSaidLater(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	x := r.start()
+	if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil {
+		t.Fatal(err)
+	}
+	x.stop(t)
+	// As if the process had died between becoming a member and saying so.
+	file := filepath.Join(r.m.StateDir, recordFile)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := strings.LastIndex(strings.TrimSpace(string(b)), "\n") + 1
+	os.WriteFile(file, b[:cut], 0o600)
+	x = r.start()
+	got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+	if err != nil || outline(got) != goodInit || len(got[len(got)-1].GetSuccess().GetKubeconfig()) == 0 {
+		t.Errorf("told %s, %v", outline(got), err)
+	}
+	x.stop(t)
+}
+
+func TestFailuresOfKubeadm(t *testing.T) {
+	for _, tt := range []struct {
+		name, script, want, calls string
+	}{
+		{"a failure that passes is mended by a second try", "1",
+			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:done success control-plane-0",
+			"init-phase-certs-ca init reset init-phase-certs-ca init"},
+		{"one that stays is told", "1\n1",
+			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
+			"init-phase-certs-ca init reset init-phase-certs-ca init"},
+		{"a configuration that kubeadm refuses is not tried twice", "3",
+			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
+			"init-phase-certs-ca init"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, cloud.ControlPlane)
+			r.script("fail-init", tt.script)
+			x := r.start()
+			got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+			if err != nil || outline(got) != tt.want || r.calls() != tt.calls {
+				t.Errorf("told %s, %v; kubeadm was asked for %s", outline(got), err, r.calls())
+			}
+			if strings.Contains(fmt.Sprint(got), "zyxwvu.98") || strings.Contains(r.logged(), "zyxwvu.98") || strings.Contains(r.logged(), "canary") {
+				t.Error("a secret got out")
+			}
+			f := got[len(got)-1].GetFailure()
+			if f == nil {
+				x.stop(t)
+				return
+			}
+			if !strings.Contains(f.Message, "error execution phase init: scripted") || f.Remedy == "" {
+				t.Errorf("failure %v", f)
+			}
+			// It is final: for who attaches again, for the next process, and for an Ack.
+			again, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+			if err != nil || fmt.Sprint(again) != fmt.Sprint(got) {
+				t.Errorf("again: %s, %v", outline(again), err)
+			}
+			x.stop(t)
+			x = r.start()
+			again, err = collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+			if err != nil || fmt.Sprint(again) != fmt.Sprint(got) || r.calls() != tt.calls {
+				t.Errorf("after a restart: %s, %v", outline(again), err)
+			}
+			if _, err := r.console(x.addr).Ack(t.Context(), &initproto.AckRequest{InitSecret: initSecret}); status.Code(err) != codes.FailedPrecondition {
+				t.Errorf("ack of a failure: %v", err)
+			}
+			x.stop(t)
+		})
+	}
+}
+
+func TestFailuresBeforeKubeadm(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*rig, *initproto.InitRequest)
+		step   string
+		want   string
+	}{
+		{"an altered component", func(_ *rig, q *initproto.InitRequest) { q.Components[1].Url = "data:,other" }, stepInstall, "digest mismatch"},
+		{"a component that is not there", func(r *rig, q *initproto.InitRequest) {
+			s := httptest.NewServer(nil)
+			r.t.Cleanup(s.Close)
+			q.Components[1].Url = s.URL + "/kubelet?signature=canary"
+		}, stepInstall, "HTTP 404"},
+		{"a kubeadm of another version", func(r *rig, _ *initproto.InitRequest) { r.script("version", "v1.36.3") }, stepInstall, "installed kubeadm is v1.36.3, but Kubernetes v1.35.4"},
+		{"a TPM that breaks", func(r *rig, _ *initproto.InitRequest) {
+			r.tpm.mu.Lock()
+			defer r.tpm.mu.Unlock()
+			r.tpm.broken = fmt.Errorf("%w: it hums", attestation.ErrTPM)
+		}, stepClaim, "it hums"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, cloud.ControlPlane)
+			x := r.start()
+			req := r.request(clusterA)
+			tt.change(r, req)
+			got, err := collect(r.console(x.addr).Init(t.Context(), req))
+			if err != nil || len(got) == 0 {
+				t.Fatalf("%v %v", got, err)
+			}
+			f := got[len(got)-1].GetFailure()
+			if f.GetStep() != tt.step || !strings.Contains(f.GetMessage(), tt.want) || f.GetRemedy() == "" || strings.Contains(f.GetMessage(), "canary") {
+				t.Errorf("failure %v", f)
+			}
+			if h, held := r.holder(); !held || h.Failure == "" {
+				t.Errorf("holder %+v", h)
+			}
+			x.stop(t)
+		})
+	}
+}
+
+func TestInitIsRefused(t *testing.T) {
+	t.Run("where there is a cluster", func(t *testing.T) {
+		r := newRig(t, cloud.ControlPlane)
+		api := httptest.NewTLSServer(nil)
+		defer api.Close()
+		r.m.apiPort = api.Listener.Addr().(*net.TCPAddr).Port
+		x := r.start()
+		_, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "there is a cluster") {
+			t.Errorf("got %v", err)
+		}
+		if _, held := r.holder(); held {
+			t.Error("claimed")
+		}
+		x.stop(t)
+	})
+	t.Run("while a join holds the node", func(t *testing.T) {
+		r := newRig(t, cloud.ControlPlane)
+		x := r.start()
+		root := openState(t, r.m.StateDir)
+		// Another process of this machine; the running one finds out by its file.
+		if _, err := createOnce(root, holderFile, holder{State: claimed, By: byJoin, ClusterID: fmt.Sprintf("%x", clusterB)}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "joining a cluster") {
+			t.Errorf("got %v", err)
+		}
+		if exists(filepath.Join(r.m.StateDir, requestFile)) {
+			t.Error("a request that lost was kept")
+		}
+		x.stop(t)
+	})
+	t.Run("while the cloud is away", func(t *testing.T) {
+		r := newRig(t, cloud.ControlPlane)
+		x := r.start()
+		r.cloud.fail(fmt.Errorf("%w: down", cloud.ErrUnavailable))
+		for range 3 * sourceBurst { // which is not the caller's fault
+			if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); status.Code(err) != codes.Unavailable {
+				t.Fatalf("got %v", err)
+			}
+		}
+		r.cloud.fail(nil)
+		if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil {
+			t.Error(err)
+		}
+		x.stop(t)
+	})
+	t.Run("on a worker, which does not listen", func(t *testing.T) {
+		r := newRig(t, cloud.Worker)
+		x := r.start()
+		if x.addr != "" {
+			t.Errorf("listens on %s", x.addr)
+		}
+		x.stop(t)
+	})
+	t.Run("on a used machine, which does not listen either", func(t *testing.T) {
+		r := newRig(t, cloud.ControlPlane)
+		r.tpm.cluster = clusterB
+		x := r.start()
+		if err := x.end(t); !errors.Is(err, ErrStuck) || x.addr != "" {
+			t.Errorf("listens on %q, ended with %v", x.addr, err)
+		}
+	})
+	t.Run("by a console that does not trust the machine", func(t *testing.T) {
+		r := newRig(t, cloud.ControlPlane)
+		r.tpm.events = image("other")
+		x := r.start()
+		_, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "measurements differ") {
+			t.Errorf("got %v", err)
+		}
+		x.stop(t)
+	})
+}
+
+func TestOnlyOneBootstrapperWorks(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	x := r.start()
+	if err := Run(t.Context(), r.m); err == nil || !strings.Contains(err.Error(), "another bootstrapper") {
+		t.Errorf("second: %v", err)
+	}
+	if _, err := Reset(t.Context(), r.m, func(string) {}); err == nil || !strings.Contains(err.Error(), "another bootstrapper") {
+		t.Errorf("reset: %v", err)
+	}
+	x.stop(t)
+}
+
+func TestEveryErrorHasItsCode(t *testing.T) {
+	for want, errs := range map[codes.Code][]error{
+		codes.Unauthenticated:    {errSecret},
+		codes.ResourceExhausted:  {&limitedError{1}},
+		codes.InvalidArgument:    {&fieldError{"f", "p"}},
+		codes.AlreadyExists:      {errOtherInit, errOtherHolder},
+		codes.FailedPrecondition: {errJoinHolds, errMember, errCluster, errFetched, errNotFinished, errFailedInit, errNothing},
+		codes.Unavailable:        {errStopping, cloud.ErrUnavailable, cloud.ErrThrottled, attestation.ErrTPM},
+		codes.Canceled:           {context.Canceled},
+		codes.DeadlineExceeded:   {context.DeadlineExceeded},
+		codes.Internal:           {errors.New("x")},
+		codes.Aborted:            {status.Error(codes.Aborted, "x")},
+	} {
+		for _, err := range errs {
+			if got := status.Code(answer(fmt.Errorf("wrapped: %w", err))); got != want && want != codes.Aborted {
+				t.Errorf("%v: %s, want %s", err, got, want)
+			}
+		}
+	}
+	if answer(nil) != nil {
+		t.Error("no error is an error")
+	}
+}
