@@ -69,6 +69,14 @@ func (w *Workspace) has(name string) bool {
 // errAbsent is inside the error of reading a file that is not there.
 var errAbsent = fs.ErrNotExist
 
+// absentFile says once what fs.ErrNotExist would repeat.
+type absentFile struct{ name, dir string }
+
+func (e absentFile) Error() string { return "there is no " + e.name + " in " + e.dir }
+
+// Unwrap makes errors.Is(err, fs.ErrNotExist) true.
+func (absentFile) Unwrap() error { return errAbsent }
+
 // read returns the content of a file of at most maxFile bytes.
 func (w *Workspace) read(name string) ([]byte, error) {
 	info, err := os.Stat(w.Path(name))
@@ -110,7 +118,7 @@ func (w *Workspace) Config() (*Config, error) {
 func (w *Workspace) ReadConfig() ([]byte, error) {
 	b, err := w.read(ConfigFile)
 	if errors.Is(err, errAbsent) {
-		return nil, &Error{Op: "read configuration", Err: fmt.Errorf("there is no %s in %s: %w", ConfigFile, w.dir, errAbsent), Exit: ExitUsage,
+		return nil, &Error{Op: "read configuration", Err: absentFile{ConfigFile, w.dir}, Exit: ExitUsage,
 			Remedy: "run `constellation sandbox up`, which writes one, or `constellation config generate sandbox`; -C names another directory"}
 	}
 	return b, err
@@ -121,7 +129,7 @@ func (w *Workspace) ReadConfig() ([]byte, error) {
 func (w *Workspace) State() (*State, error) {
 	b, err := w.read(StateFile)
 	if errors.Is(err, errAbsent) {
-		return nil, &Error{Op: "read state", Err: fmt.Errorf("there is no %s in %s: %w", StateFile, w.dir, errAbsent), Exit: ExitUsage,
+		return nil, &Error{Op: "read state", Err: absentFile{StateFile, w.dir}, Exit: ExitUsage,
 			Remedy: "run `constellation sandbox up`, which makes machines and writes it; if they exist already, copy the file to this directory"}
 	}
 	if err != nil {
