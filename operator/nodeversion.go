@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -57,6 +58,9 @@ func nodeMatters() predicate.Predicate {
 	}}
 }
 
+// staleView is how long the cache is given to catch up.
+const staleView = 100 * time.Millisecond
+
 // Reconcile implements reconcile.Reconciler.
 func (r *nodeVersions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var nv v1alpha1.NodeVersion
@@ -75,6 +79,9 @@ func (r *nodeVersions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 	}
 	// What joining machines get must not be overwritten from a stale view.
 	err = r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(&nv, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: staleView}, nil // the cache is behind our own last write
+	}
 	if err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(fmt.Errorf("report on NodeVersion: %w", err))
 	}

@@ -104,7 +104,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 	mgr, err := manager.New(access, manager.Options{
 		Scheme: scheme,
-		Logger: logr.FromSlogHandler(c.Log.Handler()),
+		Logger: logr.FromSlogHandler(quieter{c.Log.Handler()}),
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
@@ -145,6 +145,29 @@ func Run(ctx context.Context, c Config) error {
 	}
 	return nil
 }
+
+// quieter lets controller-runtime's news of itself through as debug lines: the log is
+// followed by people who want to know about their nodes.
+type quieter struct{ slog.Handler }
+
+func demoted(l slog.Level) slog.Level {
+	if l == slog.LevelInfo {
+		return slog.LevelDebug
+	}
+	return l
+}
+
+func (q quieter) Enabled(ctx context.Context, l slog.Level) bool {
+	return q.Handler.Enabled(ctx, demoted(l))
+}
+
+func (q quieter) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = demoted(r.Level)
+	return q.Handler.Handle(ctx, r)
+}
+
+func (q quieter) WithAttrs(a []slog.Attr) slog.Handler { return quieter{q.Handler.WithAttrs(a)} }
+func (q quieter) WithGroup(name string) slog.Handler   { return quieter{q.Handler.WithGroup(name)} }
 
 // readiness says ready once the caches hold what the API server has; a replica that
 // is not the leader is ready to become it.

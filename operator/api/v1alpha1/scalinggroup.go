@@ -83,6 +83,7 @@ type ScalingGroupSpec struct {
 	// autoscaling lets the cluster autoscaler change the number of machines between
 	// min and max. Control planes are never autoscaled.
 	// +optional
+	// +kubebuilder:default=false
 	Autoscaling bool `json:"autoscaling,omitempty"`
 	// min is the least number of machines that the autoscaler leaves.
 	// +optional
