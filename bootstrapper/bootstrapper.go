@@ -277,6 +277,7 @@ func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
 	stop := make(chan struct{})
 	served := make(chan error, 1)
 	go func() { served <- s.run(l, stop) }()
+	end := func() error { close(stop); return <-served }
 	b.m.Log.Info("waiting for a console", "address", l.Addr().String())
 	if b.m.listening != nil {
 		b.m.listening(l.Addr())
@@ -285,27 +286,21 @@ func (b *bootstrapper) serve(ctx context.Context, join func() error) error {
 	for {
 		select {
 		case err := <-served:
-			cancel()
 			return err
 		case <-ctx.Done():
+			cause := context.Cause(ctx)
 			cancel()
-			close(stop)
-			<-served
-			return context.Cause(ctx)
+			return errors.Join(cause, end())
 		case <-s.acked:
-			close(stop)
-			<-served
 			b.m.Log.Info("result fetched, the bootstrapper's work is done")
-			return nil
+			return end()
 		case err := <-joined:
 			h, _ := b.lock.holder()
 			if err == nil && h.By == byInit {
 				joined = nil // the console was first; the server goes on
 				continue
 			}
-			close(stop)
-			<-served
-			return err
+			return errors.Join(err, end())
 		}
 	}
 }

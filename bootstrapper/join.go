@@ -329,7 +329,7 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 
 	var p pause
 	for try := 1; ; try++ {
-		step, err := c.joinOnce(ctx, self, t, r, try > 1 || c.Cluster != nil)
+		step, err := c.joinOnce(ctx, t, r, try > 1 || c.Cluster != nil)
 		if err == nil {
 			break
 		}
@@ -361,7 +361,7 @@ var errVersion = errors.New("installed kubeadm is of another version")
 
 // joinOnce takes all steps behind the claim once, and names the one that failed.
 // clean says that an earlier try may have left something.
-func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticket, r *report, clean bool) (step string, err error) {
+func (c *JoinClient) joinOnce(ctx context.Context, t *ticket, r *report, clean bool) (step string, err error) {
 	var list []string
 	for _, k := range t.components {
 		list = append(list, k.Name)

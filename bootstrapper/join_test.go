@@ -120,7 +120,7 @@ func (s *service) Report(stream grpc.ClientStreamingServer[joinproto.ReportReque
 	for {
 		m, err := stream.Recv()
 		s.mu.Lock()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			s.ended++
 			s.mu.Unlock()
 			return stream.SendAndClose(&joinproto.ReportResponse{})
@@ -205,8 +205,10 @@ func TestJoinServicesThatAreNotTrusted(t *testing.T) {
 		{"one of another project", func(s *service) { s.member.id.UID = "other" }, "wrong instance"},
 		{"one on a machine that is no member", func(s *service) { s.member.cluster = nil }, "belongs to no cluster"},
 		{"one of another cloud", func(s *service) { s.member.ca = newCA(s.t) }, "not trusted"},
-		{"one that hands out tickets of another cluster",
-			func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterA } }, "a cluster that it is no member of"},
+		{
+			"one that hands out tickets of another cluster",
+			func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterA } }, "a cluster that it is no member of",
+		},
 		{"one whose ticket has no cluster", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.ClusterId = nil } }, "a cluster that it is no member of"},
 		{"one whose ticket is no good", func(s *service) { s.change = func(t *joinproto.IssueJoinTicketResponse) { t.Token = "" } }, "token is malformed"},
 	} {

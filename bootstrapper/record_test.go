@@ -131,7 +131,7 @@ func TestFollowingEnds(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	gone := errors.New("gone")
-	if err := r.follow(t.Context(), nil, func(*initproto.InitResponse) error { return gone }); err != gone {
+	if err := r.follow(t.Context(), nil, func(*initproto.InitResponse) error { return gone }); !errors.Is(err, gone) {
 		t.Errorf("send fails: %v", err)
 	}
 }

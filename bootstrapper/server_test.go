@@ -337,15 +337,21 @@ func TestFailuresOfKubeadm(t *testing.T) {
 	for _, tt := range []struct {
 		name, script, want, calls string
 	}{
-		{"a failure that passes is mended by a second try", "1",
+		{
+			"a failure that passes is mended by a second try", "1",
 			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:done success control-plane-0",
-			"init-phase-certs-ca init reset init-phase-certs-ca init"},
-		{"one that stays is told", "1\n1",
+			"init-phase-certs-ca init reset init-phase-certs-ca init",
+		},
+		{
+			"one that stays is told", "1\n1",
 			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running reset-node:running reset-node:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
-			"init-phase-certs-ca init reset init-phase-certs-ca init"},
-		{"a configuration that kubeadm refuses is not tried twice", "3",
+			"init-phase-certs-ca init reset init-phase-certs-ca init",
+		},
+		{
+			"a configuration that kubeadm refuses is not tried twice", "3",
 			"claim-node:running claim-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:failed failure kubeadm-init",
-			"init-phase-certs-ca init"},
+			"init-phase-certs-ca init",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, cloud.ControlPlane)

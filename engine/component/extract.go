@@ -59,7 +59,8 @@ func (in *Installer) extract(ctx context.Context, d *os.Root, f *os.File, c Comp
 	if err := d.Mkdir(staging, 0o700); err != nil {
 		return extractError(c, err)
 	}
-	defer d.RemoveAll(staging)
+	// What cannot be removed now is removed by the next try.
+	defer func() { _ = d.RemoveAll(staging) }()
 	s, err := d.OpenRoot(staging)
 	if err != nil {
 		return extractError(c, err)

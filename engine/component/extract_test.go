@@ -26,9 +26,11 @@ type item struct {
 func file(name string, data []byte) item {
 	return item{tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(data))}, data}
 }
+
 func dir(name string) item {
 	return item{tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, nil}
 }
+
 func link(kind byte, name, target string) item {
 	return item{tar.Header{Typeflag: kind, Name: name, Linkname: target, Mode: 0o777}, nil}
 }

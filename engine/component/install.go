@@ -229,7 +229,7 @@ func (in *Installer) install(ctx context.Context, root *os.Root, client *http.Cl
 		// far; a cut connection or an ended process goes on from it.
 		var final *finalError
 		if errors.As(err, &final) {
-			d.Remove(temp)
+			_ = d.Remove(temp) // the error at hand says more
 		}
 		return err
 	}

@@ -129,9 +129,12 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 		err   string    // "" = must succeed
 	}{
 		{"a good server is asked once", []http.HandlerFunc{serve(b, tag)}, []request{{}}, ""},
-		{"a cut is taken up where it was",
+		{
+			"a cut is taken up where it was",
 			[]http.HandlerFunc{cut(b, tag, 60_000), serve(b, tag)},
-			[]request{{}, {"bytes=60000-", tag}}, ""},
+			[]request{{}, {"bytes=60000-", tag}},
+			"",
+		},
 		{"two cuts", []http.HandlerFunc{
 			cut(b, tag, 60_000),
 			func(w http.ResponseWriter, _ *http.Request) {
@@ -143,10 +146,18 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 			},
 			serve(b, tag),
 		}, []request{{}, {"bytes=60000-", tag}, {"bytes=80000-", tag}}, ""},
-		{"changed content comes anew as 200", []http.HandlerFunc{cut(other, `"v0"`, 60_000), serve(b, tag)},
-			[]request{{}, {"bytes=60000-", `"v0"`}}, ""},
-		{"a server without ranges sends everything again", []http.HandlerFunc{cut(b, "", 60_000), raw(200, b)},
-			[]request{{}, {"bytes=60000-", ""}}, ""},
+		{
+			"changed content comes anew as 200",
+			[]http.HandlerFunc{cut(other, `"v0"`, 60_000), serve(b, tag)},
+			[]request{{}, {"bytes=60000-", `"v0"`}},
+			"",
+		},
+		{
+			"a server without ranges sends everything again",
+			[]http.HandlerFunc{cut(b, "", 60_000), raw(200, b)},
+			[]request{{}, {"bytes=60000-", ""}},
+			"",
+		},
 		{"206 with another range is not joined", []http.HandlerFunc{
 			cut(b, tag, 60_000),
 			raw(206, b[50_000:], "Content-Range", "bytes 50000-99999/100000", "ETag", tag),
@@ -165,11 +176,18 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 		{"206 without a range is not joined", []http.HandlerFunc{cut(b, tag, 60_000), raw(206, b[60_000:]), serve(b, tag)}, nil, ""},
 		{"206 to a plain request", []http.HandlerFunc{raw(206, b, "Content-Range", "bytes 0-99999/100000"), serve(b, tag)}, nil, ""},
 		{"a range that cannot be satisfied", []http.HandlerFunc{cut(b, tag, 60_000), status(416), serve(b, tag)}, nil, ""},
-		{"pieces of different content without tags are told apart by the digest",
+		{
+			"pieces of different content without tags are told apart by the digest",
 			[]http.HandlerFunc{cut(other, "", 60_000), serve(b, ""), serve(b, "")},
-			[]request{{}, {"bytes=60000-", ""}, {}}, ""},
-		{"a weak tag promises nothing", []http.HandlerFunc{cut(b, `W/"v1"`, 60_000), serve(b, `W/"v1"`)},
-			[]request{{}, {"bytes=60000-", ""}}, ""},
+			[]request{{}, {"bytes=60000-", ""}, {}},
+			"",
+		},
+		{
+			"a weak tag promises nothing",
+			[]http.HandlerFunc{cut(b, `W/"v1"`, 60_000), serve(b, `W/"v1"`)},
+			[]request{{}, {"bytes=60000-", ""}},
+			"",
+		},
 		{"an end without a length is tried again", []http.HandlerFunc{
 			func(w http.ResponseWriter, _ *http.Request) { // HTTP/1.0: the end is where the connection ends
 				conn, buf, err := w.(http.Hijacker).Hijack()

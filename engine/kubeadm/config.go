@@ -331,7 +331,7 @@ func (c Cluster) check() error {
 		errs = append(errs, errors.New("name of the cluster is empty"))
 	}
 	if c.Version.IsZero() {
-		errs = append(errs, errors.New("Kubernetes version is missing"))
+		errs = append(errs, errors.New("version of Kubernetes is missing"))
 	}
 	if _, _, err := net.SplitHostPort(c.Endpoint); err != nil {
 		errs = append(errs, fmt.Errorf("endpoint %q is not host:port", c.Endpoint))
