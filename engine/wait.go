@@ -304,19 +304,23 @@ func (i *initRun) waitServices(ctx context.Context, r *Reporter, k Cluster) erro
 	defer cancel()
 	poll := time.NewTicker(i.e.limits.poll)
 	defer poll.Stop()
+	var late []string // as last seen
 	for {
 		all, err := k.Services(limited)
-		var late []string
-		for _, s := range all {
-			if s.Ready < s.Wanted {
-				late = append(late, named(fmt.Sprintf("%s is ready on %d of %d", s.Name, s.Ready, s.Wanted), s.Message))
-			}
-		}
 		switch {
-		case err == nil && len(late) == 0:
-			return nil
+		case limited.Err() != nil: // said below
 		case err != nil:
 			late = []string{err.Error()}
+		default:
+			late = nil
+			for _, s := range all {
+				if s.Ready < s.Wanted {
+					late = append(late, named(fmt.Sprintf("%s is ready on %d of %d", s.Name, s.Ready, s.Wanted), s.Message))
+				}
+			}
+			if len(late) == 0 {
+				return nil
+			}
 		}
 		r.Wait("services", "", some(late))
 		select {
