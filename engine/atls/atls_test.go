@@ -1043,6 +1043,21 @@ func TestHandshakeEnds(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	t.Run("when a client that need not attest speaks HTTP/1.1", func(t *testing.T) {
+		cr, sr := pipe(t)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			tls.Client(cr, &tls.Config{
+				InsecureSkipVerify: true, NextProtos: []string{"http/1.1", nonceProtocol + strings.Repeat("ab", nonceSize)},
+			}).Handshake()
+			cr.Close()
+		})
+		_, _, err := NewServer(Config{Purpose: PurposeInit, Issuer: w.node}).ServerHandshake(sr)
+		wg.Wait()
+		if err == nil || !strings.Contains(err.Error(), "the client does not speak h2") {
+			t.Errorf("got %v", err)
+		}
+	})
 	t.Run("without a report when the port was only probed", func(t *testing.T) {
 		cr, sr := pipe(t)
 		cr.Close()
@@ -1153,6 +1168,38 @@ func TestGRPC(t *testing.T) {
 			t.Error("there is one")
 		}
 	})
+}
+
+func TestPeerStatementOfTheUnattested(t *testing.T) {
+	for name, p := range map[string]*peer.Peer{
+		"a peer that was not asked": {AuthInfo: authInfo(nil)},
+		"a peer without TLS":        {},
+	} {
+		if st, ok := PeerStatement(peer.NewContext(t.Context(), p)); ok {
+			t.Errorf("%s states %v", name, st)
+		}
+	}
+}
+
+func TestNonceInAnAuthority(t *testing.T) {
+	nonce := bytes.Repeat([]byte{7}, nonceSize)
+	name, err := authority(nonce)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := parseAuthority(name); err != nil || !bytes.Equal(got, nonce) {
+		t.Errorf("came back as %x, %v", got, err)
+	}
+	for what, der := range map[string][]byte{
+		"nothing":                      nil,
+		"noise":                        []byte("noise"),
+		"a name with something behind": append(bytes.Clone(name), 0),
+		"a name without a nonce":       {0x30, 0},
+	} {
+		if got, err := parseAuthority(der); err == nil {
+			t.Errorf("%s was read as %x", what, got)
+		}
+	}
 }
 
 func TestBindingIsUnambiguous(t *testing.T) {

@@ -1,0 +1,88 @@
+package atls
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+)
+
+// startTPM runs a TPM emulator, provisioned and measured, for the test.
+func startTPM(t *testing.T, ca *attestation.CA, id attestation.Identity) (address string) {
+	t.Helper()
+	swtpm, err := exec.LookPath("swtpm")
+	if err != nil {
+		t.Skip("needs a TPM emulator: install the package swtpm")
+	}
+	dir, err := os.MkdirTemp("", "tpm") // t.TempDir can be too long for a socket's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "tpm.sock")
+	cmd := exec.Command(swtpm, "socket", "--tpm2", "--tpmstate", "dir="+dir,
+		"--server", "type=unixio,path="+socket, "--flags", "not-need-init,startup-clear")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		c, err := net.Dial("unix", socket)
+		if err == nil {
+			c.Close()
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("swtpm does not answer: %v", err)
+		}
+	}
+	address = "unix:" + socket
+	if err := errors.Join(
+		attestation.Provision(t.Context(), address, ca, id),
+		attestation.Measure(t.Context(), address, attestation.EventLogPath(address), events("v1.1.0")),
+		attestation.HandOver(t.Context(), address),
+	); err != nil {
+		t.Fatal(err)
+	}
+	return address
+}
+
+// TestJoinWithTPMs is a join as it is between two machines, and what happens when
+// the machine that joined tries again.
+func TestJoinWithTPMs(t *testing.T) {
+	w := newWorld(t)
+	node := startTPM(t, w.ca, identity("worker-0", cloud.Worker))
+	service := startTPM(t, w.ca, identity("control-plane-0", cloud.ControlPlane))
+	cluster := []byte("cluster")
+	if err := attestation.ExtendClusterID(t.Context(), service, cluster); err != nil {
+		t.Fatal(err)
+	}
+	client, server := w.clientConfig(), w.serverConfig()
+	client.Issuer, server.Issuer = attestation.NewTPMIssuer(node), attestation.NewTPMIssuer(service)
+
+	o := meet(t, client, server)
+	if o.client != nil || o.server != nil {
+		t.Fatalf("client: %v, server: %v", o.client, o.server)
+	}
+	if nameOf(o.toClient) != "control-plane-0" || nameOf(o.toServer) != "worker-0" {
+		t.Errorf("they took each other for %q and %q", nameOf(o.toClient), nameOf(o.toServer))
+	}
+	if err := attestation.ExtendClusterID(t.Context(), node, cluster); err != nil {
+		t.Fatal(err)
+	}
+	if o := meet(t, client, server); !errors.Is(o.server, attestation.ErrMember) || !errors.Is(o.client, ErrRefused) {
+		t.Errorf("the member joined again: client: %v, server: %v", o.client, o.server)
+	}
+	client.Purpose, server.Purpose = PurposeInit, PurposeInit
+	server.Issuer, server.Validator = client.Issuer, nil
+	client.Issuer, client.Validator = nil, w.accepts(attestation.PCR15Zero())
+	if o := meet(t, client, server); !errors.Is(o.client, attestation.ErrMember) {
+		t.Errorf("the member starts a cluster of its own: %v", o.client)
+	}
+}
