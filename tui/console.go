@@ -365,6 +365,11 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 		return nil
 	}
 	c.plan = msg.plan
+	if c.plan.Finished() && len(c.plan.Blocked()) == 0 {
+		c.exit = engine.ExitNothing
+		c.note = "the cluster is complete: there is nothing to do"
+		return c.goHome()
+	}
 	if c.resumed || c.deps.yes {
 		if len(c.plan.Blocked()) == 0 {
 			return c.startRun()

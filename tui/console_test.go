@@ -17,7 +17,8 @@ import (
 func TestWizardFromConfigToResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
-		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: planIn(t, events).Findings, events: events}
+		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
+		e.plan.Findings = e.findings
 		s := newStage(t, e, look{}, 80, 24).begin()
 		if s.c.screen != screenConfig {
 			t.Fatalf("begins at %s, want config", s.c.screen.title())
@@ -47,7 +48,7 @@ func TestWizardFromConfigToResult(t *testing.T) {
 			t.Errorf("%d nodes ready, want 3: events were lost", ready)
 		}
 		s.press("y")
-		if want := []string{"export KUBECONFIG=$PWD/constellation-admin.conf"}; !slices.Equal(s.copied, want) {
+		if want := []string{"export KUBECONFIG=/home/ops/demo/constellation-admin.conf"}; !slices.Equal(s.copied, want) {
 			t.Errorf("copied %q, want %q", s.copied, want)
 		}
 		s.press("q")
@@ -85,22 +86,22 @@ func TestBlockedPreflightStopsTheWizard(t *testing.T) {
 // An init that began was agreed to: the console goes on with it at once.
 func TestPartialInitIsResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		events := recorded(t, "resumed")
+		events := recorded(t, "taken-up")
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events}
 		s := newStage(t, e, look{}, 80, 24).begin()
 		s.settle()
 		if e.ran != 1 || s.c.screen != screenResult || !s.c.resumed {
 			t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
 		}
-		if got := s.c.t.steps[0].state; got != engine.StateSkipped {
-			t.Errorf("the first step is %q, want skipped", got)
+		if got := s.c.t.steps[1].state; got != engine.StateSkipped {
+			t.Errorf("the second step is %q, want skipped", got)
 		}
 	})
 }
 
 func TestPartialInitThatIsBlockedAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := planIn(t, recorded(t, "resumed"))
+		p := planIn(t, recorded(t, "taken-up"))
 		p.Findings = append(p.Findings, engine.Finding{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer"})
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: p}
 		s := newStage(t, e, look{}, 80, 24).begin()
@@ -114,7 +115,7 @@ func TestPartialInitThatIsBlockedAsks(t *testing.T) {
 func TestYesSkipsTheQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
-		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: planIn(t, events).Findings, events: events}
+		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
 		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
 		s.settle()
 		s.press("enter")
@@ -128,7 +129,7 @@ func TestYesSkipsTheQuestion(t *testing.T) {
 // running returns a console whose run waits in its first step.
 func running(t *testing.T) *stage {
 	events := recorded(t, "init")
-	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: 30}
+	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: 60}
 	s := newStage(t, e, look{}, 80, 24).begin()
 	s.settle()
 	if !s.c.running || s.c.screen != screenRun {
@@ -167,7 +168,7 @@ func TestLeaving(t *testing.T) {
 					t.Errorf("left: %v with exit %d; want %v with %d", s.quit, s.c.exit, tt.quit, tt.exit)
 				}
 				if tt.quit {
-					if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 6 done") {
+					if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 8 done") {
 						t.Errorf("what stays on the terminal does not say how to come back:\n%s", f)
 					}
 				}
@@ -222,7 +223,7 @@ func TestFailedRunIsTriedAgain(t *testing.T) {
 		if s.c.screen != screenResult || !strings.Contains(s.c.note, "off") {
 			t.Errorf("Enter on a failure leads to %s", s.c.screen.title())
 		}
-		ok := recorded(t, "resumed")
+		ok := recorded(t, "taken-up")
 		e.plan, e.events, e.runErr = planIn(t, ok), ok, nil
 		s.press("r")
 		s.settle()
@@ -232,9 +233,25 @@ func TestFailedRunIsTriedAgain(t *testing.T) {
 	})
 }
 
+func TestNothingToDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := planIn(t, recorded(t, "taken-up"))
+		for i := range p.Steps {
+			p.Steps[i].Finished = true
+		}
+		e := &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus(), plan: p}
+		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) { d.wizard = true }).begin()
+		s.press("enter")
+		s.press("enter")
+		if s.c.screen != screenHome || s.c.exit != engine.ExitNothing || e.ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
+			t.Errorf("shows %s, exit %d, ran %d times", s.c.screen.title(), s.c.exit, e.ran)
+		}
+	})
+}
+
 func TestHeldRunSaysWho(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "resumed")),
+		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "taken-up")),
 			runErr: &engine.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: engine.ExitHeld, Remedy: "wait for it to end"}}
 		s := newStage(t, e, look{}, 80, 24).begin()
 		s.settle()
@@ -259,7 +276,7 @@ func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 
 func TestConfigIsEditedInPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{home: demoHome(engine.StageReady), findings: planIn(t, recorded(t, "init")).Findings}
+		e := &fakeEngine{home: demoHome(engine.StageReady), findings: quorumFindings(t)}
 		s := newStage(t, e, look{}, 80, 24)
 		b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Name: "demo", Kubernetes: "v1.35.4"})
 		if err != nil {
@@ -392,7 +409,7 @@ func TestBackgroundChangesTheTheme(t *testing.T) {
 
 func TestLogScreen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24).replay(recorded(t, "failed"), 241200*time.Millisecond)
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24).replay(recorded(t, "hung"), 241200*time.Millisecond)
 		s.press("l")
 		count := func() int { return len(s.c.matching()) }
 		if count() != s.c.t.log.len() {

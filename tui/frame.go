@@ -274,8 +274,8 @@ func (c *console) why() string {
 			return "Looking at what is there already"
 		}
 		text := "Now (" + short(c.now.Sub(s.began)) + "): " + s.title
-		if s.text != "" {
-			text += ": " + s.text
+		if d := s.doing(); d != "" {
+			text += ": " + d
 		}
 		return text
 	case c.busy != "":
@@ -320,7 +320,7 @@ func (c *console) safetyLine() string {
 		default:
 			parts = append(parts, "leaving loses nothing")
 		}
-		if c.t.run != "" && c.w >= 100 {
+		if c.t.run != "" && c.w >= 120 {
 			parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
 		}
 		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")

@@ -60,7 +60,7 @@ var scenes = []struct {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).begin().press("down", "right")
 	}},
 	{"preflight-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
-		e := &fakeEngine{home: demoHome(engine.StageReady), findings: planIn(t, recorded(t, "init")).Findings}
+		e := &fakeEngine{home: demoHome(engine.StageReady), findings: quorumFindings(t)}
 		e.findings[3] = engine.Finding{ID: "machines", Severity: engine.Block, Title: "2 of 3 machines run", Source: "cloud",
 			Detail: "worker-1 is stopped", Remedy: "constellation -C .demo sandbox up", Took: 41 * time.Millisecond}
 		st := s(e).begin()
@@ -69,31 +69,38 @@ var scenes = []struct {
 		return st.press("enter")
 	}},
 	{"preflight-ready", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
-		st := s(&fakeEngine{home: demoHome(engine.StageReady), findings: planIn(t, recorded(t, "init")).Findings}).begin()
+		st := s(&fakeEngine{home: demoHome(engine.StageReady), findings: quorumFindings(t)}).begin()
 		st.do(st.c.startPreflight())
 		st.settle()
 		return st
 	}},
 	{"confirm", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, recorded(t, "init"))}
+		e.plan.Findings = quorumFindings(t)
 		st := s(e).begin()
 		st.do(st.c.makePlan())
 		st.settle()
 		return st
 	}},
 	{"run-kubeadm", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
-		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 12*time.Second)
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 5*time.Second)
 	}},
 	{"run-joining", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
-		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 29*time.Second)
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 20*time.Second)
 	}},
 	{"run-leaving", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
-		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 12*time.Second).press("ctrl+c")
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 5*time.Second).press("ctrl+c")
 	}},
 	{"run-resumed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := s(&fakeEngine{home: demoHome(engine.StagePartial)})
 		st.c.resumed = true
-		return st.replay(recorded(t, "resumed"), 25*time.Second)
+		return st.replay(recorded(t, "taken-up"), 3*time.Second)
+	}},
+	{"run-components", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 310*time.Millisecond)
+	}},
+	{"run-charts", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 11*time.Second)
 	}},
 	{"run-many", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "many"), 56*time.Second)
@@ -104,13 +111,19 @@ var scenes = []struct {
 	{"result-failed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "failed"), 5*time.Minute)
 	}},
+	{"result-hung", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "hung"), 5*time.Minute)
+	}},
 	{"log", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
-		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "failed"), 241200*time.Millisecond).press("l", "/", "e", "r", "r", "o", "enter")
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "hung"), 241200*time.Millisecond).press("l", "/", "e", "r", "r", "o", "enter")
 	}},
 	{"help", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 12*time.Second).press("?")
 	}},
 }
+
+// quorumFindings are findings with a warning.
+func quorumFindings(t *testing.T) []engine.Finding { return planIn(t, recorded(t, "hung")).Findings }
 
 func demoStatus() engine.Status {
 	node := func(name, group, role string) engine.Node {

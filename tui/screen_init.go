@@ -436,7 +436,7 @@ func (c *console) preflightView(w, h int) []string {
 		}
 		rows = append(rows, c.checkRow(x, left, i == p.at))
 		if left == w && (i == p.at || engine.Severity(x.state) == engine.Block || engine.Severity(x.state) == engine.Warn) {
-			rows = append(rows, c.checkDetail(x, w, 15)...)
+			rows = append(rows, c.checkDetail(x, w, 16)...)
 		}
 	}
 	from, to := window(len(rows), top, h-1)
@@ -474,7 +474,7 @@ func (c *console) checkRow(x check, w int, here bool) string {
 	if here {
 		name = strong
 	}
-	r := c.th.row(w).add(accent, c.marker(here)).add(st, sign).add(plain, " ").col(faint, x.source, 10)
+	r := c.th.row(w).add(accent, c.marker(here)).add(st, sign).add(plain, " ").col(faint, x.source, 11)
 	tail := ""
 	if x.took > 0 {
 		tail = fmt.Sprintf("%.2fs", x.took.Seconds())

@@ -90,11 +90,11 @@ func (c *console) successView(w, h int) []string {
 		lines = append(lines, "", c.th.row(w).add(plain, " ").add(strong, "Files written"+dir).String())
 		names := 20
 		for _, f := range res.Files {
-			names = max(names, width(f.Path))
+			names = max(names, width(c.inWorkspace(f.Path)))
 		}
 		names = min(names, w/2)
 		for _, f := range res.Files {
-			r := c.th.row(w).pad(2).col(plain, clean(f.Path), names)
+			r := c.th.row(w).pad(2).col(plain, c.inWorkspace(f.Path), names)
 			if f.Secret {
 				r.col(caution, "SECRET", 6)
 			} else {
@@ -124,6 +124,18 @@ func (c *console) successView(w, h int) []string {
 		lines = append(lines, c.machinesView(w, min(len(c.t.machines), left-2))...)
 	}
 	return lines
+}
+
+// inWorkspace is a path as seen from the workspace.
+func (c *console) inWorkspace(path string) string {
+	path = clean(path)
+	if c.home == nil {
+		return path
+	}
+	if rel, ok := strings.CutPrefix(path, clean(c.home.Dir)+"/"); ok {
+		return rel
+	}
+	return path
 }
 
 func (c *console) failureView(w, h int) []string {

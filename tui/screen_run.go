@@ -56,7 +56,7 @@ func (c *console) rows(p pane) int {
 	case paneSteps:
 		return len(c.stepRows(c.w))
 	case paneMachines:
-		return len(c.t.machines)
+		return len(c.t.machines) + len(c.t.missing())
 	}
 	return c.t.log.len()
 }
@@ -103,9 +103,10 @@ func (c *console) runView(w, h int) []string {
 	}
 	// Steps come first, then machines; the log gets what is left, but at least three lines.
 	const least = 4
-	sh := min(len(steps), max(3, h-2-least-min(len(c.t.machines)+1, 4)))
+	machines := c.rows(paneMachines)
+	sh := min(len(steps), max(3, h-2-least-min(machines+1, 4)))
 	mh := 0
-	if n := len(c.t.machines); n > 0 {
+	if n := machines; n > 0 {
 		mh = min(n, max(1, h-sh-2-least))
 		if h >= 24 {
 			mh = min(n, max(mh, 3))
@@ -129,7 +130,7 @@ func (c *console) runWide(w, h int) []string {
 	left := w * 55 / 100
 	right := w - left - 1
 	steps := c.stepRows(left)
-	machineRows := len(c.t.machines)
+	machineRows := c.rows(paneMachines)
 	if machineRows > manyMachines && c.run.at[paneMachines] < 0 {
 		machineRows = len(c.t.groups())
 	}
@@ -233,17 +234,16 @@ func (c *console) partRow(p part, w int) string {
 	switch {
 	case p.state == engine.StateFailed:
 		sign, st = c.th.fail, bad
-	case p.state == engine.StateDone || p.total > 0 && p.current >= p.total:
-		sign, st = c.th.ok, good
 	case p.state == engine.StateSkipped:
 		sign, st = c.th.skipped, good
+	case p.ended():
+		sign, st = c.th.ok, good
 	}
 	r := c.th.row(w).pad(3).add(st, sign).add(plain, " ").col(plain, p.name, 22)
-	if p.total > 0 && p.current < p.total {
-		r.add(accent, c.th.meter(p.current, p.total, 16)).add(faint, " "+amount(p.current, p.total))
-	} else {
-		r.add(faint, p.text)
+	if p.total > 0 && !p.ended() {
+		r.add(accent, c.th.meter(p.current, p.total, min(16, w/6))).add(plain, " "+amount(p.current, p.total)+" ")
 	}
+	r.add(faint, cut(p.text, w-r.used-8, c.th.ellipsis))
 	if p.took > 0 {
 		r.right(faint, short(p.took))
 	}
@@ -290,8 +290,7 @@ func (c *console) nodeSign(state string) (string, style) {
 func (c *console) machinesView(w, h int) []string {
 	ready, wanted := c.t.ready()
 	lines := []string{c.th.rule(w, c.paneTitle(paneMachines, "Machines"), fmt.Sprintf("%d of %d ready", ready, wanted))}
-	n := len(c.t.machines)
-	if n > manyMachines && c.run.at[paneMachines] < 0 {
+	if len(c.t.machines) > manyMachines && c.run.at[paneMachines] < 0 {
 		groups := c.t.groups()
 		for _, g := range groups[:min(len(groups), h)] {
 			done := g.states[engine.NodeReady]
@@ -307,28 +306,33 @@ func (c *console) machinesView(w, h int) []string {
 		}
 		return lines
 	}
+	rows := c.machineRows(w)
+	from, to := c.part(paneMachines, len(rows), h, c.firstUnready())
+	if to-from == len(rows) || h < 2 {
+		return append(lines, rows[from:to]...)
+	}
+	lines = append(lines, rows[from:to-1]...)
+	return append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: Tab to here, then ↑↓", len(rows)-(to-from)+1)).String())
+}
+
+// machineRows draws each machine, and how many there will be more.
+func (c *console) machineRows(w int) []string {
 	names := 14
 	for i := range c.t.machines {
 		names = max(names, width(c.t.machines[i].name))
 	}
 	names = min(names, w/3)
-	from, to := c.part(paneMachines, n, h, c.firstUnready())
-	if to-from == n || h < 2 {
-		return c.machineRows(lines, from, to, names, w)
-	}
-	hidden := n - (to - from) + 1
-	lines = c.machineRows(lines, from, to-1, names, w)
-	return append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: Tab to here, then ↑↓", hidden)).String())
-}
-
-func (c *console) machineRows(lines []string, from, to, names, w int) []string {
-	for i := from; i < to; i++ {
+	var rows []string
+	for i := range c.t.machines {
 		m := &c.t.machines[i]
 		sign, st := c.nodeSign(m.state)
 		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").col(plain, m.name, names).col(st, m.state, 9)
 		tail := short(c.now.Sub(m.since))
 		if m.state == engine.NodeReady {
-			tail = "in " + short(m.took)
+			tail = ""
+			if m.took > 0 {
+				tail = "in " + short(m.took)
+			}
 		}
 		text := m.text
 		if m.attempt > 1 {
@@ -337,10 +341,14 @@ func (c *console) machineRows(lines []string, from, to, names, w int) []string {
 		if room := w - r.used - width(tail) - 3; room > 4 {
 			r.add(faint, cut(text, room, c.th.ellipsis))
 		}
-		r.right(faint, tail)
-		lines = append(lines, r.String())
+		rows = append(rows, r.right(faint, tail).String())
 	}
-	return lines
+	if c.running {
+		for _, g := range c.t.missing() {
+			rows = append(rows, c.th.row(w).add(faint, " "+c.th.dot+" ").col(faint, g.group, names).add(faint, fmt.Sprintf("%d not heard of yet", g.total)).String())
+		}
+	}
+	return rows
 }
 
 func (c *console) firstUnready() int {

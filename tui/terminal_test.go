@@ -170,10 +170,11 @@ func stream(t *testing.T, name string) string {
 // Verbs without a console must not ask the terminal anything. The libraries would,
 // and wait five seconds for the answer: package quiet sees to it that they do not.
 func TestNothingIsAskedOfASilentTerminal(t *testing.T) {
-	for _, args := range [][]string{{"version"}, {"--help"}, {"config", "validate"}} {
-		t.Run(strings.Join(args, " "), func(t *testing.T) {
-			p := startOn(t, 80, 24, nil, nil, args...)
+	for args, says := range map[string]string{"version": "kubernetes ", "--help": "for more information", "config validate": "fix "} {
+		t.Run(args, func(t *testing.T) {
+			p := startOn(t, 80, 24, nil, nil, strings.Fields(args)...)
 			p.ends()
+			p.sees(says)
 			if out := p.output(); strings.Contains(out, "\x1b") {
 				t.Errorf("an escape sequence was written: %q", out)
 			}
@@ -354,7 +355,7 @@ func TestLeavingARunLeavesATrace(t *testing.T) {
 		t.Errorf("ended with %d, want 7", code)
 	}
 	p.restored()
-	p.sees("of 6 done")
+	p.sees("of 8 done")
 }
 
 // When nobody reads stdout any more the run goes on to its end.

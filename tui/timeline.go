@@ -2,6 +2,7 @@ package tui
 
 import (
 	"encoding/json"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,6 +53,31 @@ type step struct {
 	progress         int64 // of total
 	total            int64
 	parts            []part
+}
+
+// doing is what the step does now, in a few words; empty if it has not said.
+func (s *step) doing() string {
+	if s.text != "" {
+		return s.text
+	}
+	for i := len(s.parts) - 1; i >= 0; i-- {
+		if p := &s.parts[i]; !p.ended() {
+			text := p.name
+			if p.total > 0 {
+				text += ", " + amount(p.current, p.total)
+			}
+			if p.text != "" {
+				text += ": " + p.text
+			}
+			return text
+		}
+	}
+	return ""
+}
+
+// ended reports whether nothing more is expected of a part.
+func (p *part) ended() bool {
+	return p.state != "" && p.state != engine.StateRunning || p.state == "" && p.total > 0 && p.current >= p.total
 }
 
 // part is something inside a step that was told about by name: a component that is
@@ -413,6 +439,27 @@ func (t *timeline) ready() (ready, wanted int) {
 		wanted = max(wanted, sum)
 	}
 	return ready, wanted
+}
+
+// missing is how many machines of each group of the plan have not been heard of, in
+// the order of the groups' names. Many machines are not told one by one.
+func (t *timeline) missing() []groupCounts {
+	if t.plan == nil || len(t.machines) > manyMachines {
+		return nil
+	}
+	var list []groupCounts
+	for _, name := range slices.Sorted(maps.Keys(t.plan.Nodes)) {
+		n := t.plan.Nodes[name]
+		for i := range t.machines {
+			if m := &t.machines[i]; m.group == clean(name) && m.state != engine.NodeGone {
+				n--
+			}
+		}
+		if n > 0 {
+			list = append(list, groupCounts{group: clean(name), total: n})
+		}
+	}
+	return list
 }
 
 // groupCounts is how many machines of a group are in which state.
