@@ -23,7 +23,8 @@ import (
 // These tests run the built program as a user does, on real machines: bin/constellation
 // against a sandbox of its own. `make test` builds what they need.
 
-const agnhost = "registry.k8s.io/e2e-test-images/agnhost"
+// agnhost is the image that a sandbox's registry has for whoever wants to deploy something.
+const agnhost = "registry.k8s.io/e2e-test-images/agnhost:2.59"
 
 // cloud is a sandbox of one test, and the workspace it belongs to.
 type cloud struct {
@@ -50,11 +51,11 @@ func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
 		t.Fatal("bin/constellation is missing: run `make build` first, or `make test`, which does")
 	}
 	exclusive(t)
-	before := leftovers(t)
 	t.Cleanup(func() {
+		name := c.name()
 		c.run(5*time.Minute, "sandbox", "down").want(engine.ExitDone)
-		if d := gained(before, leftovers(t)); len(d) > 0 {
-			t.Errorf("sandbox down left something behind:\n%s", strings.Join(d, "\n"))
+		if left := leftovers(t, name); len(left) > 0 {
+			t.Errorf("sandbox down left something behind:\n%s", strings.Join(left, "\n"))
 		}
 	})
 	args := append([]string{"sandbox", "up", "--yes", "--control-planes", fmt.Sprint(controlPlanes), "--workers", fmt.Sprint(workers)}, more...)
@@ -191,9 +192,7 @@ func (c *cloud) wantNodes(names ...string) {
 func (c *cloud) wantVIP(machines ...string) {
 	t := c.t
 	t.Helper()
-	tag := strings.TrimSpace(c.run(time.Minute, "sandbox", "shell", machines[0], "--", "bash", "-c",
-		`exec 3<>/dev/tcp/10.42.0.1/5000; printf 'GET /v2/e2e-test-images/agnhost/tags/list HTTP/1.0\r\nHost: mirror\r\n\r\n' >&3; sed -n 's/.*"tags":\["\([^"]*\)".*/\1/p' <&3`).want(0).stdout)
-	c.kubectl("create", "deployment", "hello", "--image="+agnhost+":"+tag, "--replicas=3", "--", "/agnhost", "netexec", "--http-port=8080")
+	c.kubectl("create", "deployment", "hello", "--image="+agnhost, "--replicas=3", "--", "/agnhost", "netexec", "--http-port=8080")
 	c.kubectl("expose", "deployment", "hello", "--port=80", "--target-port=8080")
 	c.kubectl("rollout", "status", "deployment/hello", "--timeout=110s")
 	vip := c.kubectl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}")
@@ -207,8 +206,19 @@ func (c *cloud) wantVIP(machines ...string) {
 	}
 }
 
-// leftovers lists what a sandbox could leave on this computer.
-func leftovers(t *testing.T) []string {
+// name returns what the sandbox is called; everything of it carries the name.
+func (c *cloud) name() string {
+	c.t.Helper()
+	var status struct{ Name string }
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(engine.ExitDone).stdout), &status); err != nil || status.Name == "" {
+		c.t.Fatalf("sandbox status names no sandbox: %v", err)
+	}
+	return status.Name
+}
+
+// leftovers lists what is on this computer of the sandbox called name. While it runs
+// there is something of every kind; see wantTraces.
+func leftovers(t *testing.T, name string) []string {
 	t.Helper()
 	var out []string
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -216,8 +226,8 @@ func leftovers(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(mounts)) {
-		if f := strings.Fields(line); len(f) > 4 {
-			out = append(out, "mount "+f[4])
+		if strings.Contains(line, "/"+name+"/") {
+			out = append(out, "mount "+line)
 		}
 	}
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -226,16 +236,12 @@ func leftovers(t *testing.T) []string {
 	}
 	for _, p := range procs {
 		b, _ := os.ReadFile(p) // the process may have ended meanwhile
-		cmd := strings.ReplaceAll(string(b), "\x00", " ")
-		for _, word := range []string{"swtpm", "sandbox daemon", "containerd-shim", ".machine-init", "kubelet"} {
-			if strings.Contains(cmd, word) && !strings.Contains(cmd, "go test") {
-				out = append(out, "process "+filepath.Base(filepath.Dir(p))+" "+cmd)
-				break
-			}
+		if cmd := strings.ReplaceAll(string(b), "\x00", " "); strings.Contains(cmd, "/"+name+"/") || strings.Contains(cmd, "sandbox daemon "+name) {
+			out = append(out, "process "+filepath.Base(filepath.Dir(p))+" "+cmd)
 		}
 	}
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(p string, d os.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.Contains(p, "constellation") {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), name) {
 			out = append(out, "cgroup "+p)
 		}
 		return nil
@@ -248,21 +254,28 @@ func leftovers(t *testing.T) []string {
 		}
 		state = filepath.Join(home, ".local", "state")
 	}
-	dirs, _ := filepath.Glob(filepath.Join(state, "constellation", "sandbox", "*"))
-	for _, d := range dirs {
-		out = append(out, "file "+d)
+	for _, pattern := range []string{name + "*", "." + name + "*"} {
+		files, err := filepath.Glob(filepath.Join(state, "constellation", "sandbox", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			out = append(out, "file "+f)
+		}
 	}
 	return out
 }
 
-func gained(before, after []string) []string {
-	var out []string
-	for _, a := range after {
-		if !slices.Contains(before, a) {
-			out = append(out, a)
+// wantTraces checks that leftovers sees a sandbox that runs: a search that finds
+// nothing afterwards means something only then.
+func (c *cloud) wantTraces() {
+	c.t.Helper()
+	found := strings.Join(leftovers(c.t, c.name()), "\n")
+	for _, kind := range []string{"mount ", "process ", "cgroup ", "file "} {
+		if !strings.Contains(found, kind) {
+			c.t.Errorf("no %sof a running sandbox found in:\n%s", kind, found)
 		}
 	}
-	return out
 }
 
 func (c *cloud) mode(name string) os.FileMode {
@@ -277,6 +290,7 @@ func (c *cloud) mode(name string) os.FileMode {
 func TestInitOfOneControlPlaneAndTwoWorkers(t *testing.T) {
 	c := newCloud(t, 1, 2)
 
+	c.wantTraces()
 	c.run(time.Minute, "status").want(engine.ExitDone)
 	r := c.run(6*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone)
 	events := r.events()
