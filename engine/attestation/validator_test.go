@@ -612,7 +612,7 @@ func TestMutatedDocuments(t *testing.T) {
 		t.Errorf("%d documents with a flipped bit are accepted, more than the %d bits of the log that mean nothing", same, limit)
 	}
 	r := mathrand.New(mathrand.NewPCG(1, 2))
-	n := 20000
+	n := 10000
 	if testing.Short() {
 		n = 1000
 	}
