@@ -20,7 +20,7 @@ const (
 	// is from when on an answer is no longer called live.
 	refreshAfter, staleAfter = 10 * time.Second, 30 * time.Second
 	// spinGap is the time between two frames of what spins; nothing ticks when nothing does.
-	spinGap = 125 * time.Millisecond
+	spinGap = 200 * time.Millisecond
 	// patience is how long a signal waits for the run to end its step in order.
 	patience = 3 * time.Second
 	// armAfter is how old a confirm screen must be before it takes Enter: keys that were
@@ -310,6 +310,9 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 		return c.readStatus()
 	case first && c.deps.wizard && c.deps.yes && c.home.Config != nil:
 		return c.startPreflight()
+	case first && c.home.Stage == engine.StageEmpty:
+		c.screen = screenHome // machines come first; home says how
+		return nil
 	case first && (c.deps.wizard || c.home.Stage != engine.StageCluster):
 		c.screen = screenConfig
 		return nil

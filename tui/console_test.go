@@ -1,7 +1,14 @@
 package tui
 
 import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
+	"math/big"
 	"slices"
 	"strings"
 	"syscall"
@@ -303,10 +310,20 @@ func TestConfigIsEditedInPlace(t *testing.T) {
 
 func TestNewConfigIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var box *engine.SandboxInfo
 		e := &fakeEngine{home: engine.Home{Dir: "/x", Stage: engine.StageEmpty}}
-		s := newStage(t, e, look{}, 80, 24).begin()
-		s.press("e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
-		s.settle()
+		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) {
+			d.sandbox = func(context.Context) *engine.SandboxInfo { return box }
+		}).begin()
+		s.press("i", "e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
+		if _, err := s.c.deps.ws.ReadConfig(); err == nil || !strings.Contains(s.c.View(), "constellation sandbox up") {
+			t.Errorf("without machines a file was written (%v), or the screen does not say what to do:\n%s", err, s.c.View())
+		}
+		box = &engine.SandboxInfo{
+			Name: "box", Kubernetes: "v1.35.4", Image: "v1.1.0", Release: "v1.1.0", ControlPlanes: 1, Workers: 2,
+			Measurements: map[uint32]string{4: strings.Repeat("ab", 32)}, TrustRoots: certificate(t),
+		}
+		s.press("enter")
 		b, err := s.c.deps.ws.ReadConfig()
 		if err != nil {
 			t.Fatalf("%v, form says %v", err, s.c.form.err)
@@ -318,6 +335,21 @@ func TestNewConfigIsWritten(t *testing.T) {
 			t.Errorf("shows %s, want home, which says what comes next", s.c.screen.title())
 		}
 	})
+}
+
+// certificate returns some PEM certificate.
+func certificate(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	b, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b}))
 }
 
 // No two keys of one screen may mean different things, all must be in the help, and

@@ -44,8 +44,14 @@ var scenes = []struct {
 		st := s(&fakeEngine{home: h}).begin()
 		return st.press("esc")
 	}},
+	{"home-empty", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: engine.Home{Dir: "/home/ops/demo", Stage: engine.StageEmpty, Next: []engine.Suggestion{
+			{Title: "Start a sandbox", Command: "constellation sandbox up", Why: "a cloud on this computer, with machines that boot for real"},
+			{Title: "Write a configuration", Command: "constellation config generate sandbox", Why: "with comments, to be filled in"},
+		}}}).begin()
+	}},
 	{"config-new", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
-		return s(&fakeEngine{home: engine.Home{Dir: "/home/ops/demo", Stage: engine.StageEmpty}}).begin().press("e", "x")
+		return s(&fakeEngine{home: engine.Home{Dir: "/home/ops/demo", Stage: engine.StageEmpty}}).begin().press("i", "e", "x")
 	}},
 	{"config-broken", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		h := demoHome(engine.StageConfigured)

@@ -2,6 +2,7 @@ package tui
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -189,6 +190,12 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 		o := engine.GenerateOptions{Name: fields[0].value, Kubernetes: fields[1].value}
 		if d.sandbox != nil {
 			o.Sandbox = d.sandbox(ctx)
+		}
+		if o.Sandbox == nil {
+			// A file without the measurements of machines would only be in the way of the
+			// one that they come with.
+			return "", &engine.Error{Op: "write a configuration", Err: errors.New("this workspace has no machines yet"),
+				Remedy: "leave and run `constellation sandbox up`, which makes machines and writes the file"}
 		}
 		b, err := engine.GenerateConfig("sandbox", o)
 		if err != nil {

@@ -2,12 +2,17 @@ package tui
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -422,6 +427,85 @@ func TestSignalsEndAScriptedRun(t *testing.T) {
 			}
 		})
 	}
+}
+
+// BenchmarkEventToScreen is the way of one progress event of a run to the bytes that
+// the terminal gets, pauses between batches and frames included, with events at any
+// moment of them. The target is 100 ms.
+func BenchmarkEventToScreen(b *testing.B) {
+	tty, own, err := pty.Open()
+	if err != nil {
+		b.Skipf("needs pseudo terminals: %v", err)
+	}
+	defer tty.Close()
+	defer own.Close()
+	if err := pty.Setsize(tty, &pty.Winsize{Cols: 120, Rows: 40}); err != nil {
+		b.Fatal(err)
+	}
+	events := recorded(b, "init")
+	emits := make(chan func(engine.Event), 1)
+	e := &liveEngine{fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(b, events)}, emits}
+	term := newTerminal(own, own, func(k string) string { return map[string]string{"TERM": "xterm-256color", "LANG": "C.UTF-8"}[k] })
+	c := newConsole(b.Context(), term.look, consoleDeps{engine: e, now: time.Now, send: term.send})
+	ended := make(chan error, 1)
+	go func() { _, err := term.run(b.Context(), c); ended <- err }()
+	seen := make(chan int, 64)
+	go func() {
+		buf := make([]byte, 1<<16)
+		marker := regexp.MustCompile(`benchmark-([0-9]+)-`)
+		for {
+			n, err := tty.Read(buf)
+			if err != nil {
+				return
+			}
+			for _, m := range marker.FindAllSubmatch(buf[:n], -1) {
+				i, _ := strconv.Atoi(string(m[1]))
+				select {
+				case seen <- i:
+				default:
+				}
+			}
+		}
+	}()
+	emit := <-emits
+	emit(events[0])
+	emit(engine.Event{Kind: engine.KindStep, Step: "init-first-node", State: engine.StateRunning, Time: time.Now()})
+	var took []time.Duration
+	i := 0
+	for b.Loop() {
+		time.Sleep(time.Duration(rand.IntN(70)) * time.Millisecond)
+		i++
+		began := time.Now()
+		emit(engine.Event{Kind: engine.KindProgress, Step: "init-first-node", Time: began, Text: fmt.Sprintf("benchmark-%d-", i)})
+		for got := 0; got < i; {
+			select {
+			case got = <-seen:
+			case <-time.After(bound):
+				b.Fatal("the event does not reach the screen")
+			}
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
+	b.ReportMetric(float64(took[len(took)-1].Microseconds())/1000, "max-ms")
+	term.send(signalled{syscall.SIGTERM})
+	if err := <-ended; err != nil {
+		b.Fatal(err)
+	}
+}
+
+// liveEngine hands its emit function to whoever wants to emit.
+type liveEngine struct {
+	fakeEngine
+	emits chan func(engine.Event)
+}
+
+func (l *liveEngine) Run(ctx context.Context, _ *engine.Plan, emit func(engine.Event)) error {
+	l.emits <- emit
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 func TestLookOfTheEnvironment(t *testing.T) {
