@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -32,6 +33,9 @@ const DefaultSocket = "/run/constellation-agent/agent.sock"
 const (
 	// maxRequest is in bytes; no request of the contract comes near.
 	maxRequest = 64 << 10
+	// maxConnections bounds who may be connected at a time; others are hung up on.
+	// The operator needs one.
+	maxConnections = 32
 	// maxStreams bounds what one connection may ask at a time.
 	maxStreams = 16
 	// stopGrace is how long running requests may take after the end was asked for.
@@ -62,6 +66,8 @@ func (s *Server) Run(ctx context.Context) error {
 	g := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxHeaderListSize(16<<10),
+		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 5 * time.Minute}),
 	)
 	upgradeproto.RegisterAgentServer(g, s)
@@ -81,7 +87,7 @@ func (s *Server) Run(ctx context.Context) error {
 		g.GracefulStop()
 	})
 	s.log.Info("agent listened", "socket", s.socket)
-	if err := g.Serve(&rootOnly{Listener: l, log: s.log}); err != nil && ctx.Err() == nil {
+	if err := g.Serve(&rootOnly{Listener: l, log: s.log, slots: make(chan struct{}, maxConnections)}); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("serve %s: %w", s.socket, err)
 	}
 	return nil
@@ -108,9 +114,14 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: there is something that is no socket; remove it", path)
 	default:
 		var d net.Dialer
-		if c, err := d.DialContext(ctx, "unix", path); err == nil {
+		c, err := d.DialContext(ctx, "unix", path)
+		if err == nil {
 			c.Close()
 			return nil, fmt.Errorf("listen on %s: another agent answers there", path)
+		}
+		// A socket that nobody listens on refuses; any other error says nothing about that.
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return nil, fmt.Errorf("find out whether another agent listens: %w", err)
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("remove the socket of an agent that is gone: %w", err)

@@ -221,3 +221,52 @@ func wait(t *testing.T, socket string) {
 		t.Fatal(err)
 	}
 }
+
+func TestConnectionsAreBounded(t *testing.T) {
+	client, socket := start(t, Host{Root: t.TempDir()})
+	if _, err := client.Status(t.Context(), &upgradeproto.StatusRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Fatal(err)
+	}
+	greeted := 0 // the client above has one
+	var open []net.Conn
+	for range 3 * maxConnections {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if n, _ := c.Read(make([]byte, 1)); n == 1 { // gRPC servers speak first
+			greeted++
+			open = append(open, c)
+		} else {
+			c.Close()
+		}
+	}
+	if greeted >= maxConnections || greeted < maxConnections/2 {
+		t.Errorf("%d of %d were served at a time", greeted, 3*maxConnections)
+	}
+	for _, c := range open {
+		c.Close()
+	}
+	// Their places are free again, and who was served before still is.
+	if _, err := client.Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil {
+		t.Error(err)
+	}
+	wait(t, socket)
+}
+
+func TestUnclearSocketIsNotRemoved(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root may connect to any socket")
+	}
+	socket := filepath.Join(t.TempDir(), "a.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	os.Chmod(socket, 0)
+	if _, err := listen(t.Context(), socket); err == nil {
+		t.Error("took over a socket that somebody listens on")
+	}
+}

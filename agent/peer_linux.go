@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,9 +16,12 @@ import (
 type rootOnly struct {
 	net.Listener
 	log *slog.Logger
+	// slots holds one token for each connection that is open.
+	slots chan struct{}
 }
 
-// Accept returns the next connection of root or of the agent's own user.
+// Accept returns the next connection of root. The agent of a machine is root itself;
+// one that a developer runs serves its own user as well, who could trace it anyway.
 func (l *rootOnly) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -25,11 +30,28 @@ func (l *rootOnly) Accept() (net.Conn, error) {
 		}
 		uid, err := peerUID(c)
 		if err == nil && (uid == 0 || int(uid) == os.Geteuid()) {
-			return c, nil
+			select {
+			case l.slots <- struct{}{}:
+				return &counted{Conn: c, release: sync.OnceFunc(func() { <-l.slots })}, nil
+			default:
+				err = errors.New("too many connections")
+			}
 		}
 		l.log.Warn("caller refused", "uid", uid, "err", err)
 		c.Close()
 	}
+}
+
+// counted gives its slot back when it is closed.
+type counted struct {
+	net.Conn
+	release func()
+}
+
+// Close implements net.Conn.
+func (c *counted) Close() error {
+	defer c.release()
+	return c.Conn.Close()
 }
 
 // peerUID asks the kernel who connected.

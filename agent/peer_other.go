@@ -11,7 +11,8 @@ import (
 // rootOnly refuses everyone: only Linux says who a caller is in the way we ask.
 type rootOnly struct {
 	net.Listener
-	log *slog.Logger
+	log   *slog.Logger
+	slots chan struct{}
 }
 
 // Accept always fails.
