@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,13 +247,13 @@ func TestInitIsResumedAtEveryStep(t *testing.T) {
 			s := newStage(t, 1, 1)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			dead := false
+			var dead atomic.Bool
 			s.cluster.OnCall(func(c string) error {
 				if c == call {
-					dead = true
+					dead.Store(true)
 					cancel()
 				}
-				if dead {
+				if dead.Load() {
 					return context.Canceled
 				}
 				return nil
