@@ -103,7 +103,9 @@ func (s *Server) keepTurn(ctx context.Context, log *slog.Logger, node string) {
 	tick := time.NewTicker(turnRenewal)
 	defer tick.Stop()
 	for {
-		err := s.turn.renew(ctx, node)
+		try, cancel := context.WithTimeout(ctx, turnGap)
+		err := s.turn.renew(try, node)
+		cancel()
 		switch {
 		case ctx.Err() != nil:
 			return

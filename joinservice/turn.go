@@ -26,8 +26,13 @@ const (
 	turnRenewal  = 4 * time.Second
 	// turnLimit ends the turn of a joiner that is heard but gets nowhere.
 	turnLimit = 15 * time.Minute
-	// turnRetry is when a waiting control plane shall ask again.
+	// turnRetry is when a waiting control plane shall ask again, and how often the
+	// record is looked at while one waits.
 	turnRetry = 2 * time.Second
+	// turnGap is how long the record may be out of sight and still count as unchanged.
+	turnGap = 5 * time.Second
+	// turnInterest is how long a control plane that was turned away is taken to wait.
+	turnInterest = 30 * time.Second
 )
 
 // leases is what a turn needs of the API server: one Lease, with optimistic locking.
@@ -38,16 +43,46 @@ type leases interface {
 }
 
 // turn hands the Lease out. Whether a holder is still alive is judged by how long
-// its record has not changed on our own clock, so clocks need not agree.
+// its record was seen not to change, on our own clock, so clocks need not agree. Time
+// in which the API server did not answer does not count: the holder could not renew
+// either, and that is just what happens while a member is added to etcd.
 type turn struct {
 	leases leases
+	// waiter tells watch that a control plane was turned away.
+	waiter chan struct{}
 
 	mu      sync.Mutex
-	version string // of the record seen last
-	since   time.Time
+	version string    // of the record seen last
+	since   time.Time // when that version was seen first
+	seen    time.Time // and when last
 }
 
-func newTurn(l leases) *turn { return &turn{leases: l} }
+func newTurn(l leases) *turn { return &turn{leases: l, waiter: make(chan struct{}, 1)} }
+
+// watch looks at the record while somebody waits for the turn, so that its age is
+// known however seldom they ask. It ends with ctx.
+func (t *turn) watch(ctx context.Context) {
+	tick := time.NewTicker(turnRetry)
+	defer tick.Stop()
+	var until time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.waiter:
+			until = time.Now().Add(turnInterest)
+		case now := <-tick.C:
+			if now.After(until) {
+				continue
+			}
+			ctx, cancel := context.WithTimeout(ctx, turnGap)
+			if l, err := t.leases.getLease(ctx, turnName); err == nil {
+				t.observe(l, time.Now())
+			}
+			cancel()
+		}
+	}
+}
 
 // turnHeldError means that another control plane is joining.
 type turnHeldError struct{ holder string }
@@ -65,6 +100,10 @@ func (t *turn) take(ctx context.Context, node string) (time.Time, error) {
 	return t.change(ctx, func(l *coordinationv1.Lease, now time.Time) error {
 		holder := holderOf(l)
 		if holder != "" && holder != node && !t.expired(l, now) {
+			select {
+			case t.waiter <- struct{}{}:
+			default: // it knows already
+			}
 			return &turnHeldError{holder}
 		}
 		if holder != node || l.Spec.AcquireTime == nil || now.Sub(l.Spec.AcquireTime.Time) >= turnLimit {
@@ -146,13 +185,14 @@ func (t *turn) change(ctx context.Context, edit func(*coordinationv1.Lease, time
 	}
 }
 
-// observe notes since when the record is as it is.
+// observe notes since when the record is seen to be as it is.
 func (t *turn) observe(l *coordinationv1.Lease, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.version != l.ResourceVersion {
+	if t.version != l.ResourceVersion || now.Sub(t.seen) > turnGap {
 		t.version, t.since = l.ResourceVersion, now
 	}
+	t.seen = now
 }
 
 func (t *turn) expired(l *coordinationv1.Lease, now time.Time) bool {

@@ -20,6 +20,7 @@ type memory struct {
 	mu      sync.Mutex
 	lease   *coordinationv1.Lease
 	version int
+	down    bool
 }
 
 var leaseResource = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
@@ -27,6 +28,9 @@ var leaseResource = schema.GroupResource{Group: "coordination.k8s.io", Resource:
 func (m *memory) getLease(context.Context, string) (*coordinationv1.Lease, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.down {
+		return nil, apierrors.NewServiceUnavailable("no leader of etcd")
+	}
 	if m.lease == nil {
 		return nil, apierrors.NewNotFound(leaseResource, turnName)
 	}
@@ -51,6 +55,12 @@ func (m *memory) updateLease(_ context.Context, l *coordinationv1.Lease) (*coord
 	return m.put(l), nil
 }
 
+func (m *memory) set(down bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.down = down
+}
+
 func (m *memory) put(l *coordinationv1.Lease) *coordinationv1.Lease {
 	m.version++
 	m.lease = l.DeepCopy()
@@ -71,9 +81,9 @@ func TestTurn(t *testing.T) {
 	ctx := context.Background()
 	for _, tt := range []struct {
 		name string
-		run  func(t *testing.T, a, b *turn) // two replicas
+		run  func(t *testing.T, a, b *turn, api *memory) // two replicas
 	}{
-		{"one node has it, and asking again extends it", func(t *testing.T, a, b *turn) {
+		{"one node has it, and asking again extends it", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -88,7 +98,7 @@ func TestTurn(t *testing.T) {
 			_, err = a.take(ctx, "cp-2")
 			held(t, err, "cp-1")
 		}},
-		{"a dead holder loses it within 30 s of its last sign of life", func(t *testing.T, a, b *turn) {
+		{"a dead holder loses it within 30 s of its last sign of life", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -113,7 +123,7 @@ func TestTurn(t *testing.T) {
 				t.Errorf("taken over after %v", took)
 			}
 		}},
-		{"a renewed turn outlives its duration, an unrenewed one does not", func(t *testing.T, a, b *turn) {
+		{"a renewed turn outlives its duration, an unrenewed one does not", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -125,7 +135,7 @@ func TestTurn(t *testing.T) {
 				_, err := a.take(ctx, "cp-2")
 				held(t, err, "cp-1")
 			}
-			time.Sleep(turnDuration)
+			time.Sleep(turnDuration + turnRetry)
 			if _, err := a.take(ctx, "cp-2"); err != nil {
 				t.Errorf("after it expired: %v", err)
 			}
@@ -133,7 +143,7 @@ func TestTurn(t *testing.T) {
 				t.Errorf("the former holder renewed: %v", err)
 			}
 		}},
-		{"a released turn is free at once, and only its holder releases it", func(t *testing.T, a, b *turn) {
+		{"a released turn is free at once, and only its holder releases it", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -154,7 +164,41 @@ func TestTurn(t *testing.T) {
 			_, err = b.take(ctx, "cp-3")
 			held(t, err, "cp-2")
 		}},
-		{"a joiner that gets nowhere loses it in the end", func(t *testing.T, a, b *turn) {
+		{"an API server that is away costs the holder nothing", func(t *testing.T, a, b *turn, api *memory) {
+			// As while etcd gains a member: longer than a lease, in the middle of a join.
+			if _, err := a.take(ctx, "cp-1"); err != nil {
+				t.Fatal(err)
+			}
+			_, err := b.take(ctx, "cp-2")
+			held(t, err, "cp-1")
+			api.set(true)
+			for range 12 {
+				time.Sleep(turnRetry)
+				if _, err := b.take(ctx, "cp-2"); err == nil {
+					t.Fatal("taken from an API server that is away")
+				}
+				_ = a.renew(ctx, "cp-1")
+			}
+			api.set(false)
+			// Whoever comes first.
+			_, err = b.take(ctx, "cp-2")
+			held(t, err, "cp-1")
+			if err := a.renew(ctx, "cp-1"); err != nil {
+				t.Errorf("the holder lost its turn: %v", err)
+			}
+		}},
+		{"one that asks seldom is served as well", func(t *testing.T, a, b *turn, api *memory) {
+			if _, err := a.take(ctx, "cp-1"); err != nil {
+				t.Fatal(err)
+			}
+			_, err := b.take(ctx, "cp-2")
+			held(t, err, "cp-1")
+			time.Sleep(turnDuration + turnRetry)
+			if _, err := b.take(ctx, "cp-2"); err != nil {
+				t.Errorf("after the holder's silence: %v", err)
+			}
+		}},
+		{"a joiner that gets nowhere loses it in the end", func(t *testing.T, a, b *turn, api *memory) {
 			if _, err := a.take(ctx, "cp-1"); err != nil {
 				t.Fatal(err)
 			}
@@ -167,7 +211,7 @@ func TestTurn(t *testing.T) {
 			}
 			_, err := b.take(ctx, "cp-2")
 			held(t, err, "cp-1")
-			time.Sleep(turnDuration)
+			time.Sleep(turnDuration + turnRetry)
 			if _, err := b.take(ctx, "cp-2"); err != nil {
 				t.Error(err)
 			}
@@ -176,7 +220,12 @@ func TestTurn(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &memory{}
-				tt.run(t, newTurn(m), newTurn(m))
+				a, b := newTurn(m), newTurn(m)
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				go a.watch(ctx)
+				go b.watch(ctx)
+				tt.run(t, a, b, m)
 			})
 		})
 	}

@@ -90,6 +90,8 @@ func Run(ctx context.Context, c Config) error {
 	if c.DiscoveryInterval == 0 {
 		c.DiscoveryInterval = defaultDiscovery
 	}
+	// The framework's logger is the process's; so is the operator.
+	ctrl.SetLogger(logr.FromSlogHandler(quieter{c.Log.Handler()}))
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("register kinds: %w", err)

@@ -14,11 +14,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/go-logr/logr"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
-	ctrl "sigs.k8s.io/controller-runtime"
 
 	"constellation/engine/cloud/local"
 	"constellation/engine/version"
@@ -65,7 +63,6 @@ func run(ctx context.Context, args []string) error {
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
 	klog.SetSlogLogger(log)
-	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
 
 	cluster, err := access(*kubeconfig)
 	if err != nil {
