@@ -177,8 +177,10 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"attestation":         note(c.readAttestation(r)),
 	}, "version", "name", "image", "microserviceVersion", "kubernetesVersion", "provider", "nodeGroups", "attestation")
 	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
-		r.errs = append(r.errs, FieldError{"podCIDR", c.lines["podCIDR"],
-			fmt.Sprintf("%s overlaps serviceCIDR %s", c.PodCIDR, c.ServiceCIDR), "pods and services need ranges of their own"})
+		r.errs = append(r.errs, FieldError{
+			"podCIDR", c.lines["podCIDR"],
+			fmt.Sprintf("%s overlaps serviceCIDR %s", c.PodCIDR, c.ServiceCIDR), "pods and services need ranges of their own",
+		})
 	}
 }
 
@@ -370,7 +372,8 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 		TrustRoots   []string
 		Version      string
 	}{GenerateOptions: o, Version: ConfigVersion, SandboxName: o.Name, Measurements: map[uint32]string{
-		4: strings.Repeat("1234", 16), 9: strings.Repeat("1234", 16), 11: strings.Repeat("1234", 16)}}
+		4: strings.Repeat("1234", 16), 9: strings.Repeat("1234", 16), 11: strings.Repeat("1234", 16),
+	}}
 	if s := o.Sandbox; s != nil {
 		d.SandboxName, d.Measurements = s.Name, s.Measurements
 		d.TrustRoots = strings.Split(strings.TrimSpace(s.TrustRoots), "\n")

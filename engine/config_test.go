@@ -24,8 +24,10 @@ func testRoot(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "cloud"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "cloud"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}
 	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -125,8 +127,10 @@ func TestConfigProblems(t *testing.T) {
 		want     []FieldError
 	}{
 		{"an unknown key close to a known one", "podCIDR:", "podCidr:", []FieldError{{"podCidr", line(good, "podCIDR:"), "is not known", "did you mean podCIDR?"}}},
-		{"an unknown key like no other", "podCIDR:", "flavour:", []FieldError{{"flavour", line(good, "podCIDR:"), "is not known",
-			"known here: attestation, image, kubernetesVersion, microserviceVersion, name, nodeGroups, podCIDR, provider, serviceCIDR, version"}}},
+		{"an unknown key like no other", "podCIDR:", "flavour:", []FieldError{{
+			"flavour", line(good, "podCIDR:"), "is not known",
+			"known here: attestation, image, kubernetesVersion, microserviceVersion, name, nodeGroups, podCIDR, provider, serviceCIDR, version",
+		}}},
 		{"a text where a number belongs", "count: 3", "count: three", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), `is the text "three", want a number`, "write a number from 1 to 5000, without quotes"}}},
 		{"no control plane", "count: 3", "count: 0", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), "is 0, want 1 to 5000", ""}}},
 		{"a list where a name belongs", "\nname: demo\n\n", "\nname: [demo]\n\n", []FieldError{{"name", line(good, "name: demo"), "is a list, want a text", "put the value in quotes"}}},
@@ -252,7 +256,7 @@ func TestMigrateTouchesOnlyWhatChanges(t *testing.T) {
 		t.Errorf("a second time: changed %t, %v", changed, err)
 	}
 	c, err := ParseConfig(got)
-	if err != nil || c.Workers() != 2 || !c.Attestation.TPM2.Measurements[9].WarnOnly || c.Kubernetes != c.Kubernetes {
+	if err != nil || c.Workers() != 2 || !c.Attestation.TPM2.Measurements[9].WarnOnly || c.Kubernetes.String() != "v1.34.2" {
 		t.Errorf("%+v, %v", c, err)
 	}
 }

@@ -142,8 +142,7 @@ func (i *initRun) sameCluster(ctx context.Context) error {
 	if err != nil || !foreign {
 		return ctx.Err() // of other errors the steps tell
 	}
-	return &Error{Op: "use " + i.e.ws.Path(KubeconfigFile), Err: errors.New("it leads to another cluster than the one of " + StateFile), Exit: ExitUsage,
-		Remedy: "put the files of one cluster back together, or use another directory with -C"}
+	return i.e.ws.foreignKubeconfig()
 }
 
 // connect returns the cluster, which needs a kubeconfig.
@@ -340,7 +339,7 @@ func (i *initRun) clusterError(ctx context.Context, op string, err error) error 
 	switch {
 	case errors.Is(err, ErrUnreachable) || errors.Is(ctx.Err(), context.DeadlineExceeded):
 		// Not the end of the user's context: that one is cancelled, not timed out.
-		e.Err = fmt.Errorf("the API server at %s does not answer in time: %v", i.state.Infrastructure.ClusterEndpoint, err)
+		e.Err = fmt.Errorf("the API server at %s does not answer in time: %w", i.state.Infrastructure.ClusterEndpoint, err)
 		e.Remedy = "is the sandbox running, and its control plane up? `constellation status` tells; run the same command again afterwards"
 	case errors.Is(err, ErrDenied):
 		e.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
@@ -546,7 +545,7 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 			return nil, &attempt{e, false}
 		}
 	}
-	if context.Cause(ctx) == errSilent {
+	if errors.Is(context.Cause(ctx), errSilent) {
 		err = errSilent
 	}
 	e, again := streamError(name, err)

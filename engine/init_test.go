@@ -235,7 +235,7 @@ func TestInitIsResumedAtEveryStep(t *testing.T) {
 				if err != nil || last.State != engine.StateDetached {
 					t.Errorf("left after the target was set: %v, %s", err, last.State)
 				}
-			} else if engine.ExitCode(err) != engine.ExitStopped && !(err == nil && step == "set-target") {
+			} else if engine.ExitCode(err) != engine.ExitStopped && (err != nil || step != "set-target") {
 				t.Errorf("left before the target was set: %v, %s", err, last.State)
 			}
 			s.resume(step)
@@ -436,8 +436,10 @@ func TestBadLuckHasASentence(t *testing.T) {
 			m.stop()
 			m.start(bytes.Repeat([]byte{9}, 32))
 		}, engine.ExitFailed, "check that the first machine is unused", "used machine"},
-		{"a wrong init secret", func(t *testing.T, s *stage) { s.secret = []byte("quite another secret, also long.") },
-			engine.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml"},
+		{
+			"a wrong init secret", func(t *testing.T, s *stage) { s.secret = []byte("quite another secret, also long.") },
+			engine.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml",
+		},
 		{"an endpoint where something else listens", func(t *testing.T, s *stage) {
 			web := httptest.NewServer(http.NotFoundHandler())
 			t.Cleanup(web.Close)
@@ -460,38 +462,50 @@ func TestBadLuckHasASentence(t *testing.T) {
 		{"kubeadm fails", func(t *testing.T, s *stage) {
 			s.machines[0].fail = &initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "reset the machine"}
 		}, engine.ExitFailed, "make control-plane-0 the first node (kubeadm-init): port 6443 is in use", "reset the machine"},
-		{"the cloud is down", func(t *testing.T, s *stage) {
-			s.cloud.down = fmt.Errorf("%w: connection refused", cloud.ErrUnavailable)
+		{
+			"the cloud is down", func(t *testing.T, s *stage) {
+				s.cloud.down = fmt.Errorf("%w: connection refused", cloud.ErrUnavailable)
+			},
+			engine.ExitBlocked, "sandbox demo does not answer", "sandbox status",
 		},
-			engine.ExitBlocked, "sandbox demo does not answer", "sandbox status"},
 		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, engine.ExitBlocked, "earlier sandbox", "away"},
-		{"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.36.3") },
-			engine.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3"},
-		{"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.34.2") },
-			engine.ExitBlocked, "Kubernetes v1.34.2 is not offered", "constellation-conf.yaml, line "},
+		{
+			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.36.3") },
+			engine.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3",
+		},
+		{
+			"a Kubernetes version that the release has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.34.2") },
+			engine.ExitBlocked, "Kubernetes v1.34.2 is not offered", "constellation-conf.yaml, line ",
+		},
 		{"a release that this program does not know", func(t *testing.T, s *stage) {
 			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v7.0.0")
 		}, engine.ExitBlocked, "release v7.0.0 is not known", "name one of them"},
 		{"an image that is newer than the services", func(t *testing.T, s *stage) {
 			s.edit(engine.ConfigFile, "microserviceVersion: v1.1.0", "microserviceVersion: v1.0.0")
 		}, engine.ExitBlocked, "image v1.1.0 is newer than the services v1.0.0", "image: v1.0.0"},
-		{"more workers wanted than there are", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: 5") },
-			engine.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2"},
+		{
+			"more workers wanted than there are", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: 5") },
+			engine.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2",
+		},
 		{"a machine that failed to boot", func(t *testing.T, s *stage) {
 			s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "no space" })
 		}, engine.ExitBlocked, "1 machine(s) failed to start: worker-1: no space", "console"},
-		{"another pod network than the cloud's", func(t *testing.T, s *stage) {
-			s.edit(engine.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
+		{
+			"another pod network than the cloud's", func(t *testing.T, s *stage) {
+				s.edit(engine.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
+			},
+			engine.ExitBlocked, "podCIDR is not what the cloud routes", "podCIDR: 10.244.0.0/16",
 		},
-			engine.ExitBlocked, "podCIDR is not what the cloud routes", "podCIDR: 10.244.0.0/16"},
 		{"a wrong configuration", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "count: 2", "count: two") }, engine.ExitUsage, "nodeGroups.workers.count", "config validate"},
 		{"no state file", func(t *testing.T, s *stage) {
 			if err := os.Remove(filepath.Join(s.dir, engine.StateFile)); err != nil {
 				t.Fatal(err)
 			}
 		}, engine.ExitUsage, "there is no constellation-state.yaml", "sandbox up"},
-		{"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "name: demo", "name: other") },
-			engine.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "-C"},
+		{
+			"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "name: demo", "name: other") },
+			engine.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "-C",
+		},
 		{"a kubeconfig of another cluster", func(t *testing.T, s *stage) {
 			if err := os.WriteFile(filepath.Join(s.dir, engine.KubeconfigFile), []byte(testKubeconfig), 0o600); err != nil {
 				t.Fatal(err)
@@ -538,7 +552,7 @@ func TestNoSecretIsShown(t *testing.T) {
 	}
 	var canaries []string
 	for _, b := range [][]byte{s.secret, m.Key, m.Salt} {
-		canaries = append(canaries, string(b), hex.EncodeToString(b), strings.ToUpper(hex.EncodeToString(b)), base64.StdEncoding.EncodeToString(b), fmt.Sprint(b))
+		canaries = append(canaries, string(b), hex.EncodeToString(b), strings.ToUpper(hex.EncodeToString(b)), base64.StdEncoding.EncodeToString(b), fmt.Sprintf("%d", b))
 	}
 	canaries = append(canaries, bootstrapToken, "U0VDUkVULUtFWS1PRi1BRE1JTg==")
 

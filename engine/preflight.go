@@ -75,6 +75,14 @@ func (w *Workspace) belong(c *Config, s *State) error {
 	return nil
 }
 
+// foreignKubeconfig is the error of a kubeconfig that leads to another cluster.
+func (w *Workspace) foreignKubeconfig() error {
+	return &Error{
+		Op: "use " + w.Path(KubeconfigFile), Err: errors.New("it leads to another cluster than the one of " + StateFile), Exit: ExitUsage,
+		Remedy: "put the files of one cluster back together, or use another directory with -C",
+	}
+}
+
 // Preflight checks everything that init needs and can know beforehand, changes
 // nothing, and emits two events for each check: when it begins and when it ends.
 // The error is about the checking itself; what the checks say is in the findings.

@@ -49,7 +49,6 @@ type stage struct {
 	secret    []byte
 	events    []attestation.MeasuredEvent
 	rootsPEM  string
-	connects  int
 	lifeOnce  sync.Once
 	nodesOnly bool // machines never get Ready
 }

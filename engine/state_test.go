@@ -115,7 +115,7 @@ func TestStateHidesItsSecretsFromPrinting(t *testing.T) {
 	m := newMasterSecret()
 	for _, text := range []string{fmt.Sprint(s.Infrastructure), fmt.Sprintf("%v %+v", *s, m), fmt.Sprintf("%s %#v", m, m)} {
 		for _, secret := range [][]byte{s.Infrastructure.InitSecret, m.Key, m.Salt} {
-			for _, form := range []string{string(secret), hex.EncodeToString(secret), fmt.Sprint(secret)} {
+			for _, form := range []string{string(secret), hex.EncodeToString(secret), fmt.Sprintf("%d", secret)} {
 				if strings.Contains(text, form) {
 					t.Errorf("%q shows a secret", text)
 				}

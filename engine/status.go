@@ -209,8 +209,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		}
 	}
 	if st.Reachable && inside.clusterID != "" && inside.clusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
-		return Status{}, &Error{Op: "use " + e.ws.Path(KubeconfigFile), Err: errors.New("it leads to another cluster than the one of " + StateFile), Exit: ExitUsage,
-			Remedy: "put the files of one cluster back together, or use another directory with -C"}
+		return Status{}, e.ws.foreignKubeconfig()
 	}
 	st.APIServer, st.Services, st.Conditions = inside.version, inside.services, inside.target.Conditions
 	st.Target = Target{Image: inside.target.ImageVersion, Kubernetes: inside.target.Kubernetes}

@@ -370,8 +370,10 @@ func (r roll) hopeless() error {
 		}
 		parts = append(parts, s)
 	}
-	return &Error{Op: "wait for the nodes", Err: fmt.Errorf("%d machine(s) failed: %s", len(failed), strings.Join(parts, "; ")),
-		Remedy: "`constellation sandbox status` shows where their console is; replace them, then run the same command again"}
+	return &Error{
+		Op: "wait for the nodes", Err: fmt.Errorf("%d machine(s) failed: %s", len(failed), strings.Join(parts, "; ")),
+		Remedy: "`constellation sandbox status` shows where their console is; replace them, then run the same command again",
+	}
 }
 
 // follow passes on what the join service says about joining machines.

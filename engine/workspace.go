@@ -9,7 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -118,8 +118,10 @@ func (w *Workspace) Config() (*Config, error) {
 func (w *Workspace) ReadConfig() ([]byte, error) {
 	b, err := w.read(ConfigFile)
 	if errors.Is(err, errAbsent) {
-		return nil, &Error{Op: "read configuration", Err: absentFile{ConfigFile, w.dir}, Exit: ExitUsage,
-			Remedy: "run `constellation sandbox up`, which writes one, or `constellation config generate sandbox`; -C names another directory"}
+		return nil, &Error{
+			Op: "read configuration", Err: absentFile{ConfigFile, w.dir}, Exit: ExitUsage,
+			Remedy: "run `constellation sandbox up`, which writes one, or `constellation config generate sandbox`; -C names another directory",
+		}
 	}
 	return b, err
 }
@@ -129,8 +131,10 @@ func (w *Workspace) ReadConfig() ([]byte, error) {
 func (w *Workspace) State() (*State, error) {
 	b, err := w.read(StateFile)
 	if errors.Is(err, errAbsent) {
-		return nil, &Error{Op: "read state", Err: absentFile{StateFile, w.dir}, Exit: ExitUsage,
-			Remedy: "run `constellation sandbox up`, which makes machines and writes it; if they exist already, copy the file to this directory"}
+		return nil, &Error{
+			Op: "read state", Err: absentFile{StateFile, w.dir}, Exit: ExitUsage,
+			Remedy: "run `constellation sandbox up`, which makes machines and writes it; if they exist already, copy the file to this directory",
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -155,8 +159,10 @@ func (w *Workspace) writeState(s *State) error {
 // one.
 func (w *Workspace) WriteConfig(b []byte) (string, error) {
 	if w.has(ConfigFile) {
-		return "", &Error{Op: "write configuration", Err: fmt.Errorf("%s is there already", w.Path(ConfigFile)), Exit: ExitUsage,
-			Remedy: "move it away, or edit it"}
+		return "", &Error{
+			Op: "write configuration", Err: fmt.Errorf("%s is there already", w.Path(ConfigFile)), Exit: ExitUsage,
+			Remedy: "move it away, or edit it",
+		}
 	}
 	return w.Path(ConfigFile), w.write(ConfigFile, b, 0o644)
 }
@@ -176,8 +182,10 @@ func (w *Workspace) masterSecret() (MasterSecret, error) {
 	}
 	m, err := parseMasterSecret(b)
 	if err != nil {
-		return MasterSecret{}, &Error{Op: "read " + w.Path(MasterSecretFile), Err: err, Exit: ExitUsage,
-			Remedy: "restore the file from your copy; nothing can replace it once the cluster exists"}
+		return MasterSecret{}, &Error{
+			Op: "read " + w.Path(MasterSecretFile), Err: err, Exit: ExitUsage,
+			Remedy: "restore the file from your copy; nothing can replace it once the cluster exists",
+		}
 	}
 	return m, nil
 }
@@ -223,8 +231,10 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 		}
 	case errors.Is(err, errAbsent):
 		if leftover := w.leftovers(); len(leftover) > 0 {
-			return nil, &Error{Op: "write " + w.Path(StateFile), Err: fmt.Errorf("%s of another cluster would get mixed up with sandbox %s", strings.Join(leftover, " and "), i.Name),
-				Exit: ExitUsage, Remedy: "move these files to a safe place, or use another directory with -C"}
+			return nil, &Error{
+				Op: "write " + w.Path(StateFile), Err: fmt.Errorf("%s of another cluster would get mixed up with sandbox %s", strings.Join(leftover, " and "), i.Name),
+				Exit: ExitUsage, Remedy: "move these files to a safe place, or use another directory with -C",
+			}
 		}
 		s, err := newState(i)
 		if err != nil {
@@ -271,8 +281,10 @@ func (w *Workspace) sameSandbox(s *State, i SandboxInfo) error {
 	default:
 		return nil
 	}
-	return &Error{Op: "use " + w.Path(StateFile), Err: errors.New(why), Exit: ExitUsage,
-		Remedy: fmt.Sprintf("move %s away, or use another directory with -C", strings.Join(w.clusterFiles(), ", "))}
+	return &Error{
+		Op: "use " + w.Path(StateFile), Err: errors.New(why), Exit: ExitUsage,
+		Remedy: fmt.Sprintf("move %s away, or use another directory with -C", strings.Join(w.clusterFiles(), ", ")),
+	}
 }
 
 // clusterFiles are the names of the files that belong to one cluster and are there.
@@ -412,8 +424,8 @@ func (w *Workspace) lock(run string, now time.Time) (unlock func(), err error) {
 		return nil, &Error{Op: "lock workspace " + w.dir, Err: withoutPath(err)}
 	}
 	return func() {
-		f.Truncate(0)
-		f.Close() // releases the lock
+		_ = f.Truncate(0) // for tidiness; the lock counts, not its text
+		f.Close()         // releases the lock
 	}, nil
 }
 
@@ -440,6 +452,6 @@ func isHostPort(s string) bool {
 	if err != nil || h == "" || p == "" || strings.ContainsAny(h, "/ \t") {
 		return false
 	}
-	_, err = net.LookupPort("tcp", p)
-	return err == nil && !slices.Contains([]string{"0"}, p)
+	port, err := strconv.ParseUint(p, 10, 16)
+	return err == nil && port > 0
 }

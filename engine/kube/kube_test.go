@@ -268,7 +268,7 @@ func TestErrorsAreThoseOfTheEngine(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got := classify(tt.err)
 			for _, kind := range []error{engine.ErrAbsent, engine.ErrDenied, engine.ErrUnreachable} {
-				if errors.Is(got, kind) != (kind == tt.want) {
+				if errors.Is(got, kind) != errors.Is(tt.want, kind) {
 					t.Errorf("%v is %v: %t", got, kind, errors.Is(got, kind))
 				}
 			}

@@ -198,7 +198,9 @@ func (c *Client) Watch(ctx context.Context, changed func()) error {
 	err := <-ended // one without the other would be half the truth
 	cancel()
 	for range running - 1 {
-		<-ended
+		if e := <-ended; err == nil {
+			err = e
+		}
 	}
 	return err
 }
