@@ -139,7 +139,10 @@ func (s *Server) Run(ctx context.Context, join, health net.Listener) error {
 	defer join.Close()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.serveHealth(ctx, health) })
-	g.Go(func() error { return s.kube.watch(ctx) })
+	g.Go(func() error {
+		s.kube.await(ctx, s.log)
+		return s.kube.watch(ctx)
+	})
 	g.Go(func() error { s.turn.watch(ctx); return nil })
 	first := make(chan struct{})
 	g.Go(func() error { return s.watchDemands(ctx, sync.OnceFunc(func() { close(first) })) })

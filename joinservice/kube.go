@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
@@ -115,6 +116,28 @@ func (k *kube) informer(c cache.Getter, resource, namespace, name string, kind r
 	})
 	k.watches = append(k.watches, controller)
 	return store
+}
+
+// await returns when the API server answers, or ctx ends. On a new machine the service
+// may start before the machine's network leads to it; the watches would only come back
+// later each time.
+func (k *kube) await(ctx context.Context, log *slog.Logger) {
+	const least, most = 100 * time.Millisecond, 2 * time.Second
+	for wait := least; ; wait = min(2*wait, most) {
+		try, cancel := context.WithTimeout(ctx, turnGap)
+		err := k.core.RESTClient().Get().AbsPath("/version").Do(try).Error()
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if wait == least {
+			log.Info("API server not reachable yet", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
 }
 
 // watch keeps the stores up to date until ctx ends.

@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -99,6 +100,9 @@ func Run(ctx context.Context, c Config) error {
 	access := rest.CopyConfig(c.Cluster)
 	access.QPS, access.Burst = clientQPS, clientBurst
 	access.UserAgent = "constellation-operator"
+	if err := await(ctx, access, c.Log); err != nil {
+		return err
+	}
 	yes := true
 	metrics := c.MetricsAddress
 	if metrics == "" {
@@ -146,6 +150,32 @@ func Run(ctx context.Context, c Config) error {
 		return fmt.Errorf("run controllers: %w", err)
 	}
 	return nil
+}
+
+// await returns when the API server answers, or ctx ends. On a new machine the operator
+// may start before the machine's network leads to it, and giving up would cost it
+// kubelet's pause before the next start.
+func await(ctx context.Context, access *rest.Config, log *slog.Logger) error {
+	d, err := discovery.NewDiscoveryClientForConfig(access)
+	if err != nil {
+		return fmt.Errorf("connect to API server: %w", err)
+	}
+	const least, most = 100 * time.Millisecond, 2 * time.Second
+	for wait := least; ; wait = min(2*wait, most) {
+		try, cancel := context.WithTimeout(ctx, renewDeadline)
+		err := d.RESTClient().Get().AbsPath("/version").Do(try).Error()
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if wait == least {
+			log.Info("API server not reachable yet", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
 }
 
 // quieter lets controller-runtime's news of itself through as debug lines: the log is

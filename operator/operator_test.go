@@ -272,6 +272,7 @@ func TestOperator(t *testing.T) {
 		{"bad luck of joining nodes", joiningNodesBadLuck},
 		{"groups are never lost", groupsAreNeverLost},
 		{"one leader acts, and another takes over", leadersChange},
+		{"it starts before the API server", startsBeforeTheAPIServer},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			inner := *c
@@ -462,6 +463,20 @@ func groupsAreNeverLost(t *testing.T, c *cluster) {
 		}
 		return fmt.Sprint(len(l.Items)), len(l.Items) == 3
 	})
+}
+
+// startsBeforeTheAPIServer is what happens on a new machine.
+func startsBeforeTheAPIServer(t *testing.T, c *cluster) {
+	c.cp.StopAPIServer()
+	c.start()
+	if err := c.cp.StartAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.cloud.add("worker-30", workerGroup)
+	c.node("worker-30", false)
+	c.create(joiningNode("worker-30", refA, time.Hour))
+	c.annotated("worker-30")
+	c.denied.forget()
 }
 
 func leadersChange(_ *testing.T, c *cluster) {
