@@ -63,7 +63,8 @@ generate: ## regenerate protocol code, deep copies and CRDs beside their sources
 .PHONY: verify
 verify: generate ## regenerate and fail on a difference
 	@go mod verify >/dev/null
-	@git diff --exit-code -- '*.pb.go' '*zz_generated*' assets/crds || { echo "generated code differs from its source: run 'make generate' and commit" >&2; exit 1; }
+	@git diff --exit-code -- '*.pb.go' '*zz_generated*' assets/crds && \
+	 [ -z "$$(git ls-files --others --exclude-standard -- '*.pb.go' '*zz_generated*' assets/crds)" ] || { echo "generated code differs from its source: run 'make generate' and commit" >&2; exit 1; }
 
 .PHONY: lint
 lint: ## run the linters and check formatting

@@ -1,6 +1,12 @@
 package engine
 
-import "time"
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"constellation/engine/cloud"
+)
 
 // SetLimits shortens what init waits for.
 func (e *Engine) SetLimits(contact, silence, api, ack, chart, still time.Duration) {
@@ -21,3 +27,24 @@ func PlanFor(e *Engine, steps ...Step) *Plan {
 
 // ParseLine is what takes lines of the join service apart.
 var ParseLine = parseLine
+
+// BenchLook merges and tells n machines, one of which changes each time.
+func BenchLook(b *testing.B, n int) {
+	var machines []CloudMachine
+	var nodes []Node
+	for i := range n {
+		name := fmt.Sprintf("worker-%d", i)
+		machines = append(machines, CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}})
+		nodes = append(nodes, Node{Name: name, State: NodeReady})
+	}
+	i := &initRun{}
+	r := &Reporter{run: &run{plan: &Plan{}, now: time.Now, out: func(Event) {}}}
+	i.tell(r, call(machines, nodes, nil, nil))
+	b.ReportAllocs()
+	for b.Loop() {
+		nodes[0].State = map[string]string{NodeReady: NodeNotReady, NodeNotReady: NodeReady}[nodes[0].State]
+		if !i.tell(r, call(machines, nodes, nil, nil)) {
+			b.Fatal("nothing changed")
+		}
+	}
+}

@@ -83,6 +83,9 @@ func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if f.foreign != nil {
+		return nil, f.foreign
+	}
 	now := e.now()
 	p := &Plan{ID: newRunID(VerbInit, now), Verb: VerbInit, Findings: findings, Created: now.UTC()}
 	if f.config == nil || f.state == nil {

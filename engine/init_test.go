@@ -468,7 +468,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 			},
 			engine.ExitBlocked, "sandbox demo does not answer", "sandbox status",
 		},
-		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, engine.ExitBlocked, "earlier sandbox", "away"},
+		{"an earlier sandbox of that name", func(t *testing.T, s *stage) { s.cloud.uid = "fedcba9876543210" }, engine.ExitUsage, "it belongs to an earlier sandbox", "away"},
 		{
 			"a Kubernetes version that the mirror has not", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "v1.35.4", "v1.36.3") },
 			engine.ExitBlocked, "Kubernetes v1.36.3 cannot be had here", "sandbox fetch v1.36.3",

@@ -30,6 +30,8 @@ type facts struct {
 	machines []CloudMachine
 	image    cloud.Image
 	list     component.List
+	// foreign is why the workspace's files are not of these machines; nil if they are.
+	foreign error
 }
 
 // load reads configuration and state and makes sure that they, and the files beside
@@ -260,8 +262,11 @@ func (e *Engine) checks(f *facts) []check {
 				return e.whyCloudIsSilent(ctx, name, err)
 			}
 			if info.UID != f.state.Infrastructure.UID {
-				return block("the machines are not those of "+StateFile, fmt.Sprintf("the file belongs to an earlier sandbox %q, which was taken down", name),
-					"move "+strings.Join(e.ws.clusterFiles(), ", ")+" away and run `constellation sandbox up`, which writes the file anew")
+				f.foreign = &Error{
+					Op: "use " + e.ws.Path(StateFile), Err: fmt.Errorf("it belongs to an earlier sandbox %q, which was taken down", name), Exit: ExitUsage,
+					Remedy: "move " + strings.Join(e.ws.clusterFiles(), ", ") + " away and run `constellation sandbox up`, which writes the file anew",
+				}
+				return blockErr("the machines are not those of "+StateFile, f.foreign)
 			}
 			if f.groups, err = p.Groups(ctx); err == nil {
 				f.machines, err = p.Machines(ctx)

@@ -31,10 +31,6 @@ type ProviderInfo struct {
 	// UID names this incarnation of the infrastructure.
 	UID  string
 	Name string
-	// Release is what the infrastructure was made for; empty if it does not say.
-	Release string
-	// Kubernetes are the versions that nodes can get; nil if the provider does not limit them.
-	Kubernetes []string
 }
 
 // CloudMachine is an instance and how far its start has come.
@@ -58,7 +54,7 @@ func NewProvider(_ context.Context, c *Config, s *State) (Provider, error) {
 
 func (p sandboxProvider) Describe(ctx context.Context) (ProviderInfo, error) {
 	i, err := p.client.Sandbox(ctx)
-	return ProviderInfo{i.UID, i.Name, i.Release, i.KubernetesVersions}, err
+	return ProviderInfo{i.UID, i.Name}, err
 }
 
 func (p sandboxProvider) Groups(ctx context.Context) ([]cloud.Group, error) {

@@ -280,3 +280,6 @@ func BenchmarkEvents(b *testing.B) {
 		b.Fatalf("%d events, %v", n, err)
 	}
 }
+
+// BenchmarkLook is one look at a cluster of 5,000 nodes, of which one has changed.
+func BenchmarkLook(b *testing.B) { engine.BenchLook(b, 5000) }

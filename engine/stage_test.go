@@ -265,7 +265,7 @@ func (c *testCloud) set(name string, f func(*engine.CloudMachine)) {
 }
 
 func (c *testCloud) Describe(context.Context) (engine.ProviderInfo, error) {
-	return engine.ProviderInfo{UID: c.uid, Name: "demo", Release: "v1.1.0", Kubernetes: []string{"v1.35.4"}}, c.down
+	return engine.ProviderInfo{UID: c.uid, Name: "demo"}, c.down
 }
 
 func (c *testCloud) Machines(context.Context) ([]engine.CloudMachine, error) {
