@@ -102,6 +102,7 @@ type Machine struct {
 	apiPort   int            // of API servers at the load balancer; 0: 6443
 	joinPort  int            // of join services; 0: 30090
 	listening func(net.Addr) // nil: nobody asks
+	hurry     time.Duration  // bounds the pauses of joins; 0: they are as long as they are
 }
 
 // Metadata is what a machine asks its cloud.
@@ -315,7 +316,8 @@ func (b *bootstrapper) member(ctx context.Context, h holder) error {
 		return err
 	}
 	b.m.Log.Info("kubelet of a member started", "claimed_by", h.By, "since", h.Time)
-	if err := removeAll(b.state, ticketFile); err != nil {
+	// A ticket and the key of a request that nobody makes any more.
+	if err := removeAll(b.state, ticketFile, keyFile, requestCSR); err != nil {
 		return err
 	}
 	if _, err := b.state.Lstat(kubeconfigFile); err == nil {
@@ -358,7 +360,7 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 		Metadata: b.m.Metadata, Lock: b.lock, Issuer: b.m.Issuer,
 		Validator: func() attestation.Validator { return validator },
 		Installer: b.host.installer, Kubeadm: &b.host.kubeadm,
-		State: b.state, Root: b.m.Root, Cluster: cluster, Log: b.m.Log, port: b.m.joinPort,
+		State: b.state, Root: b.m.Root, Cluster: cluster, Log: b.m.Log, port: b.m.joinPort, hurry: b.m.hurry,
 	}
 	err = c.Run(ctx)
 	if errors.Is(err, errJoinFailed) {

@@ -56,6 +56,10 @@ const (
 	maxDirect = 3
 	// maxJoins bounds how often a join is tried with one ticket.
 	maxJoins = 5
+	// ghostLife is for how long the Node of a machine that joined before, and was
+	// reset, may still look alive to the cluster, which notices after 50 s. kubeadm
+	// refuses to join until then, which is no failure of this machine's.
+	ghostLife = 3 * time.Minute
 	// ticketLife is how long a ticket is good for; its token is valid for 15 minutes.
 	ticketLife = 14 * time.Minute
 
@@ -106,7 +110,8 @@ type JoinClient struct {
 	Cluster []byte
 	Log     *slog.Logger
 
-	port int // of join services
+	port  int           // of join services
+	hurry time.Duration // bounds all pauses; 0: they are as long as they are
 }
 
 // Run asks for a ticket until it gets one, claims the node and joins. It returns nil
@@ -202,10 +207,17 @@ func (c *JoinClient) ticket(ctx context.Context, self cloud.Instance, key *ecdsa
 			c.Log.Info("no join ticket yet", "err", err)
 			told = why
 		}
-		if err := p.wait(ctx, asked, limit); err != nil {
+		if err := c.pause(ctx, &p, asked, limit); err != nil {
 			return nil, nil, err
 		}
 	}
+}
+
+func (c *JoinClient) pause(ctx context.Context, p *pause, asked, limit time.Duration) error {
+	if c.hurry > 0 {
+		asked, limit = min(asked, c.hurry), min(limit, c.hurry)
+	}
+	return p.wait(ctx, asked, limit)
 }
 
 // endpoints are the load balancer, which knows who is healthy, then some other
@@ -328,8 +340,11 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 	r.say(stepClaim, stateDone, slog.LevelInfo, "this machine belongs to the cluster")
 
 	var p pause
+	start := time.Now()
+	clean := c.Cluster != nil
 	for try := 1; ; try++ {
-		step, err := c.joinOnce(ctx, t, r, try > 1 || c.Cluster != nil)
+		step, err := c.joinOnce(ctx, t, r, clean)
+		clean = true
 		if err == nil {
 			break
 		}
@@ -338,13 +353,21 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 		}
 		var k *kubeadm.Error
 		final := errors.As(err, &k) && k.InvalidConfig() || errors.Is(err, component.ErrDigest) || errors.Is(err, errVersion)
-		if try == maxJoins || final || time.Since(t.received) > ticketLife {
+		ghost := errors.As(err, &k) && strings.Contains(k.Message, ghostMessage) && time.Since(start) < ghostLife
+		if try == maxJoins && !ghost || final || time.Since(t.received) > ticketLife {
 			err = fmt.Errorf("%w after %d tries: %w", errJoinFailed, try, err)
 			r.say(step, stateFailed, slog.LevelError, err.Error())
 			return err
 		}
-		r.say(step, stateRunning, slog.LevelWarn, fmt.Sprintf("try %d of %d failed: %v", try, maxJoins, err))
-		if err := p.wait(ctx, 0, maxPause); err != nil {
+		limit := maxPause
+		if ghost {
+			try--
+			limit = quietPause
+			r.say(step, stateRunning, slog.LevelInfo, "waiting for the cluster to notice that this machine's earlier Node is gone")
+		} else {
+			r.say(step, stateRunning, slog.LevelWarn, fmt.Sprintf("try %d of %d failed: %v", try, maxJoins, err))
+		}
+		if err := c.pause(ctx, &p, 0, limit); err != nil {
 			return err
 		}
 	}
@@ -353,8 +376,11 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 	}
 	r.say(stepJoin, stateDone, slog.LevelInfo, "this machine is a node")
 	c.Log.Info("node joined", "node", self.Name, "version", t.version.String())
-	return removeAll(c.State, ticketFile)
+	return removeAll(c.State, ticketFile, keyFile, requestCSR)
 }
+
+// ghostMessage is part of what kubeadm says when a Node of this name looks alive.
+const ghostMessage = "already exists in the cluster"
 
 // errVersion means that what was installed is not what the ticket says it is.
 var errVersion = errors.New("installed kubeadm is of another version")
@@ -474,7 +500,7 @@ type pause struct{ last time.Duration }
 // wait pauses for limit at most; asked, if not zero, is how long the other side wants
 // it to be.
 func (p *pause) wait(ctx context.Context, asked, limit time.Duration) error {
-	p.last = min(max(p.last, minPause), limit)
+	p.last = max(minPause, min(p.last, limit))
 	d := min(limit, minPause+mathrand.N(3*p.last-minPause+1))
 	p.last = d
 	if asked > 0 {

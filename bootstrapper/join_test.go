@@ -170,8 +170,10 @@ func TestJoinMakesANode(t *testing.T) {
 			if i, err := os.Stat(filepath.Join(r.m.Root, kubeadm.KubeletKeyFile)); err != nil || i.Mode() != 0o600 {
 				t.Errorf("serving key: %v, %v", i, err)
 			}
-			if exists(filepath.Join(r.m.StateDir, ticketFile)) {
-				t.Error("the ticket is still there")
+			for _, name := range []string{ticketFile, keyFile, requestCSR} {
+				if exists(filepath.Join(r.m.StateDir, name)) {
+					t.Errorf("%s is still there", name)
+				}
 			}
 			want := "claim-node:running info writing the cluster's ID to register 15 of the TPM\n" +
 				"claim-node:done info this machine belongs to the cluster\n" +
@@ -300,6 +302,30 @@ func TestJoinTriesAgainAfterAReset(t *testing.T) {
 	}
 	if strings.Contains(said, "canary") || strings.Contains(r.logged(), "canary") || strings.Contains(said, "zyxwvu.98") {
 		t.Error("a secret got out")
+	}
+}
+
+func TestJoinWaitsForItsOwnGhost(t *testing.T) {
+	r := newRig(t, cloud.Worker)
+	r.script("fail-join", strings.Repeat("1 a Node with name \"worker-0\" and status \"Ready\" already exists in the cluster\n", 3*maxJoins))
+	s := r.serveJoins(nil)
+	if err := r.start().end(t); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(r.calls(), "reset join"); n != 3*maxJoins || strings.Contains(s.said(), "try 1 of") {
+		t.Errorf("%d further tries:\n%s", n, s.said())
+	}
+}
+
+func TestJoinThatKeepsFailingEnds(t *testing.T) {
+	r := newRig(t, cloud.Worker)
+	r.script("fail-join", strings.Repeat("1\n", 3*maxJoins))
+	r.serveJoins(nil)
+	if err := r.start().end(t); !errors.Is(err, ErrStuck) {
+		t.Errorf("got %v", err)
+	}
+	if n := strings.Count(r.calls(), "join"); n != maxJoins {
+		t.Errorf("%d tries", n)
 	}
 }
 

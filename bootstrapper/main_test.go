@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 // as far as it matters here. Files in ctl bend it:
 //
 //	hang-<call>   it says so in hanging-<call> and waits to be killed
-//	fail-<call>   it fails with the exit code in it, as often as it has lines
+//	fail-<call>   it fails with the exit code and words in it, as often as it has lines
 //
 // Calls are noted in ctl/calls.
 func scriptedKubeadm(ctl string, args []string) int {
@@ -142,9 +142,10 @@ func scriptedKubeadm(ctl string, args []string) int {
 		return 9
 	}
 	if b, err := os.ReadFile(filepath.Join(ctl, "fail-"+call)); err == nil && len(b) > 0 {
-		code, rest, _ := strings.Cut(string(b), "\n")
+		line, rest, _ := strings.Cut(string(b), "\n")
+		code, words, _ := strings.Cut(line, " ")
 		os.WriteFile(filepath.Join(ctl, "fail-"+call), []byte(rest), 0o600)
-		fmt.Println("error execution phase " + call + ": scripted; the token was zyxwvu.9876543210zyxwvu")
+		fmt.Println("error execution phase " + call + ": scripted; the token was zyxwvu.9876543210zyxwvu " + words)
 		fmt.Println(config)
 		n := 0
 		fmt.Sscan(code, &n)
@@ -396,7 +397,7 @@ func newRig(t *testing.T, role cloud.Role) *rig {
 	r.m = Machine{
 		StateDir: filepath.Join(r.ctl, "state"), RunDir: filepath.Join(r.ctl, "run"), Root: filepath.Join(r.ctl, "root"),
 		Listen: "127.0.0.1:0", Metadata: r.cloud, Issuer: r.tpm, Roots: r.ca.Roots(), registers: r.tpm,
-		apiPort: closedPort(t), joinPort: closedPort(t),
+		apiPort: closedPort(t), joinPort: closedPort(t), hurry: 20 * time.Millisecond,
 		StartKubelet: func(context.Context) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()

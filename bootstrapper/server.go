@@ -277,7 +277,7 @@ func (s *initServer) acknowledge() error {
 		return errNotFinished
 	}
 	// The kubeconfig last: while it is there, the next start serves again.
-	if err := removeAll(s.b.state, recordFile, requestFile, kubeconfigFile); err != nil {
+	if err := removeAll(s.b.state, recordFile, requestFile, keyFile, requestCSR, kubeconfigFile); err != nil {
 		return err
 	}
 	s.ackOnce.Do(func() { close(s.acked) })

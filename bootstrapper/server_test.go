@@ -101,7 +101,7 @@ func TestInitMakesTheFirstNode(t *testing.T) {
 	}
 	entries, _ := os.ReadDir(r.m.StateDir)
 	for _, e := range entries {
-		if e.Name() != holderFile && e.Name() != lockFileName && e.Name() != keyFile && e.Name() != requestCSR {
+		if e.Name() != holderFile && e.Name() != lockFileName {
 			t.Errorf("left behind: %s", e.Name())
 		}
 	}
