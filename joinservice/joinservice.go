@@ -98,7 +98,7 @@ const (
 	// concurrent tickets keep the API server busy without piling up inside it;
 	// more wait up to patience and are then asked to come back.
 	concurrent = 64
-	patience   = 3 * time.Second
+	patience   = 5 * time.Second
 	// joinDeadline is when a machine with a ticket is given up. It is longer than
 	// tokenTTL: a machine that registers at the last moment is still waited for.
 	joinDeadline = 20 * time.Minute
