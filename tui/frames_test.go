@@ -92,7 +92,7 @@ var scenes = []struct {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 5*time.Second)
 	}},
 	{"run-joining", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
-		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 20*time.Second)
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 28500*time.Millisecond)
 	}},
 	{"run-leaving", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 5*time.Second).press("ctrl+c")
@@ -106,7 +106,7 @@ var scenes = []struct {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 310*time.Millisecond)
 	}},
 	{"run-charts", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
-		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 11*time.Second)
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 20*time.Second)
 	}},
 	{"run-many", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "many"), 56*time.Second)
