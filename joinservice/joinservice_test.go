@@ -448,6 +448,7 @@ func TestJoinService(t *testing.T) {
 		{"a worker gets what it needs and no more", workerTicket},
 		{"asking again is safe", ticketAgain},
 		{"a reply that is cut off costs nothing", replyCut},
+		{"another machine's token is left alone", tokenTaken},
 		{"control planes join one at a time", controlPlanes},
 		{"nobody gets more than the cloud says it is", impostors},
 		{"what passes says when to come back", passing},
@@ -627,6 +628,32 @@ func replyCut(t *testing.T, s *site, r *replica) {
 	}
 	if _, err := s.authenticates(got.GetToken()); err != nil {
 		t.Error(err)
+	}
+}
+
+// tokenTaken is two machines whose names give the same six characters.
+func tokenTaken(t *testing.T, s *site, r *replica) {
+	for i, annotations := range []map[string]string{{tokenNode: "worker-77"}, nil} {
+		id, issuer := s.machine(fmt.Sprintf("worker-2%d", i), cloud.Worker, goodBoot, nil)
+		theirs := &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: tokenName(tokenID(id.Name)), Annotations: annotations},
+			Type:       corev1.SecretTypeBootstrapToken,
+			StringData: map[string]string{"token-id": tokenID(id.Name), "token-secret": "0123456789abcdef", "expiration": "2036-11-21T08:00:00Z"},
+		}
+		if _, err := s.admin.CoreV1().Secrets("kube-system").Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.ask(r.addr, id, issuer)
+		refused(t, err, codes.Unavailable, "in use by another")
+		if got := s.token(id.Name); string(got.Data["token-secret"]) != "0123456789abcdef" {
+			t.Error("the other machine's token was changed")
+		}
+		if err := s.admin.CoreV1().Secrets("kube-system").Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.ask(r.addr, id, issuer); err != nil {
+			t.Errorf("when it is gone: %v", err)
+		}
 	}
 }
 
