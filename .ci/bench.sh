@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# Measures what the console and its services promise to be fast at, each with its peer in the same run, and writes
+# docs/bench.md. A regular expression as first argument chooses sections (frame init joiners atls screen engine);
+# then the figures are only printed, because docs/bench.md is always one run on one machine.
+# It judges nothing: figures of a busy or a slow machine are no error. It needs what `make build` makes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+choice=${1:-.}
+out=$(mktemp -d "${TMPDIR:-/tmp}/constellation-bench.XXXXXX")
+trap 'rm -r -- "$out"' EXIT
+failed=0 chosen=0 complete=1
+
+for f in bin/constellation bin/kubectl; do
+  [ -x "$f" ] || { echo "$f is missing: run 'make build' first" >&2; exit 2; }
+done
+
+# go_bench NAME PACKAGE BENCHMARK RUNS COUNT [FLAG...] appends the benchmark's lines to $out/NAME.
+go_bench() {
+  local name=$1 package=$2 benchmark=$3 runs=$4 count=$5 rc=0
+  shift 5
+  echo "  $package $benchmark" >&2
+  go test -run '^$' -bench "$benchmark" -benchtime "$runs" -count "$count" -timeout 40m "$@" "$package" >"$out/log" 2>&1 || rc=$?
+  if [ "$rc" != 0 ] || ! grep -q '^Benchmark' "$out/log"; then
+    cat "$out/log" >&2
+    return 1
+  fi
+  grep '^Benchmark' "$out/log" >>"$out/$name"
+}
+
+# value NAME BENCHMARK UNIT prints the median of what the benchmark's runs gave for a unit.
+value() {
+  awk -v b="$2" -v u="$3" '$1 ~ "^Benchmark" b "(-[0-9]+)?$" { for (i = 3; i < NF; i += 2) if ($(i+1) == u) print $i }' "$out/$1" |
+    sort -g | awk '{ v[NR] = $1 } END { if (!NR) exit 1; print (NR % 2) ? v[(NR+1)/2] : (v[NR/2] + v[NR/2+1]) / 2 }' ||
+    { echo "no figure '$3' of benchmark $2" >&2; return 1; }
+}
+
+# number FORMAT EXPRESSION prints what the expression gives.
+number() { awk "BEGIN { printf \"$1\", $2 }" </dev/null; }
+
+# row WHAT OURS PEER RATIO TARGET
+row() { printf '| %s | %s | %s | %s | %s |\n' "$@" >>"$out/table"; }
+
+# heading NAME TITLE starts the table of a section.
+heading() {
+  printf '\n## %s\n\n`make bench BENCH=%s`\n\n| what | ours | peer | ours ÷ peer | target |\n|---|---|---|---|---|\n' "$2" "$1" >>"$out/table"
+}
+note() { printf '\n%s\n' "$*" >>"$out/table"; }
+
+frame() {
+  heading frame "First frame"
+  go_bench frame . FirstFrame 31x 1 || return
+  local f c v k
+  f=$(value frame FirstFrame frame-ms) && c=$(value frame FirstFrame contents-ms) || return
+  v=$(value frame FirstFrame version-ms) && k=$(value frame FirstFrame kubectl-ms) || return
+  row "console, first frame" "$(number %.0f "$f") ms" "\`kubectl version --client\` $(number %.0f "$k") ms" "$(number %.2f "$f/$k")" "≤ 1.1"
+  row "console, first frame with what is in the folder" "$(number %.0f "$c") ms" "the same" "$(number %.2f "$c/$k")" "-"
+  row "\`constellation version\`" "$(number %.0f "$v") ms" "the same" "$(number %.2f "$v/$k")" "-"
+  note "From exec to the end of the frame on a pseudo terminal in an empty folder, and from exec to exit; medians of 31 interleaved rounds."
+}
+
+init() {
+  heading init "Init of one control plane and two workers"
+  if [ "$(uname -s)" != Linux ] || [ "$(id -u)" != 0 ]; then
+    note "Skipped: real machines need Linux and root."
+    echo "  skipped: real machines need Linux and root" >&2
+    return 0
+  fi
+  bin/constellation sandbox fetch v1.35.4 >&2 || return
+  go_bench init . 'Init$' 3x 1 || return
+  local p rest
+  local -A t=()
+  for p in up init init-max down own evidence claim components joiners kubeadm pulls charts joins; do
+    t[$p]=$(value init Init "$p-s") || return
+  done
+  rest=$(number %.1f "${t[init]}-${t[own]}")
+  row "\`init\`, everything cached" "$(number %.1f "${t[init]}") s (slowest $(number %.1f "${t[init-max]}") s)" "-" "-" "≤ 75 s"
+  row "of it evidence, claim, install of components" "$(number %.1f "${t[own]}") s" "kubeadm, image pulls, charts $rest s" "$(number %.2f "${t[own]}/$rest")" "≤ 4 s"
+  note "$(printf 'Medians of 3 runs on machines that had booted (`sandbox up` %.1f s, `sandbox down` %.1f s). The parts, from the events of the run: the first node proved itself in %.2f s, was claimed in %.2f s and had its components after %.1f s more. kubeadm made it a node in %.1f s, of which %.1f s pulled images. The charts took %.1f s. Both workers had found the join service, proved themselves, been claimed and installed their components %.1f s after machines were let in, and were ready %.1f s later.' \
+    "${t[up]}" "${t[down]}" "${t[evidence]}" "${t[claim]}" "${t[components]}" "${t[kubeadm]}" "${t[pulls]}" "${t[charts]}" "${t[joiners]}" "${t[joins]}")"
+}
+
+joiners() {
+  heading joiners "A thousand joiners"
+  go_bench joiners ./joinservice 'Tickets$' 1x 3 || return
+  local mode total p50 p99 memory retries ours peer all cores retried=
+  for mode in spread burst; do
+    total=$(value joiners "Tickets/$mode" s-total) && p50=$(value joiners "Tickets/$mode" ms-p50) && p99=$(value joiners "Tickets/$mode" ms-p99) || return
+    memory=$(value joiners "Tickets/$mode" MB-server) && retries=$(value joiners "Tickets/$mode" retries) || return
+    ours=$(value joiners "Tickets/$mode" cpu-µs/ticket-joinservice) || return
+    peer=$(number %.1f "($(value joiners "Tickets/$mode" cpu-µs/ticket-kube-apiserver) + $(value joiners "Tickets/$mode" cpu-µs/ticket-etcd)) / 1000") || return
+    all=$(number %.1f "$(value joiners "Tickets/$mode" cpu-µs/ticket-joiners) / 1000 + $ours / 1000 + $peer") || return
+    row "$([ "$mode" = spread ] && echo "they boot within 5 s" || echo "all in the same instant"): until the last ticket" "$(number %.1f "$total") s, p50 $(number %.2f "$p50/1000") s, p99 $(number %.2f "$p99/1000") s, 0 failures" "-" "-" "≤ 10 s, p99 ≤ 3 s"
+    row "memory of the server, at most" "$(number %.0f "$memory") MB" "-" "-" "≤ 256 MB"
+    row "processor per ticket" "$(number %.1f "$ours/1000") ms" "kube-apiserver and etcd $peer ms" "$(number %.2f "$ours/1000/$peer")" "-"
+    retried+="${retried:+, }$(number %.0f "$retries") in the $([ "$mode" = spread ] && echo first || echo second) case"
+  done
+  cores=$(getconf _NPROCESSORS_ONLN)
+  note "Software quotes, one server process, a real kube-apiserver and etcd. A joiner's time counts from its first request and includes coming back when the server says that it is busy ($retried). A failure would end the measurement. Medians of 3 runs. The joiners run on the same processors: a ticket costs all sides together $all ms of processor, so $cores cores with nothing else to do need $(number %.1f "$all/$cores") s for a thousand, and as long is the least that the last of a thousand at once can wait."
+}
+
+atls() {
+  heading atls "Attested TLS"
+  go_bench atls ./engine/atls 'Handshake$' 400x 5 || return
+  local mode ours bare ratio
+  for mode in one-way mutual; do
+    ours=$(value atls "Handshake/$mode" atls-cpu-ns/op) && bare=$(value atls "Handshake/$mode" bare-cpu-ns/op) && ratio=$(value atls "Handshake/$mode" bare/atls) || return
+    row "handshakes per second of processor, both ends, $mode" "$(number %.0f "1e9/$ours")" "bare TLS 1.3 $(number %.0f "1e9/$bare")" "$(number %.2f "$ratio")" "≥ 0.8"
+  done
+  note "The peer does the same certificate work: it makes a certificate of the same size per connection, and signs and verifies as often. In turn with ours, 400 handshakes each, medians of 5 runs."
+}
+
+screen() {
+  heading screen "Event to screen"
+  go_bench screen ./tui 'EventToScreen$' 200x 1 || return
+  go_bench screen ./tui 'EventToFrame$' 300x 5 || return
+  local p50 p99 max frame
+  p50=$(value screen EventToScreen p50-ms) && p99=$(value screen EventToScreen p99-ms) && max=$(value screen EventToScreen max-ms) || return
+  frame=$(value screen EventToFrame/120x40 ns/op) || return
+  row "progress event of a run to bytes on the terminal" "p50 $(number %.0f "$p50") ms, p99 $(number %.0f "$p99") ms, slowest $(number %.0f "$max") ms" "composing the frame $(number %.1f "$frame/1e6") ms" "$(number %.0f "$p50/($frame/1e6)")" "≤ 100 ms"
+  note "200 events at any moment between two frames, 120x40. The rest are the pauses that batch events and limit the console to 30 frames per second, and waiting for a processor."
+}
+
+engine() {
+  heading engine "Inside"
+  go_bench engine ./engine '^BenchmarkEvents$' 20000x 3 || return
+  go_bench engine ./tui 'Fold$' 200x 3 || return
+  go_bench engine ./engine/component 'Install$' 2x 3 || return
+  go_bench engine ./engine/attestation 'Validate(BareSignatures)?$' 500x 5 || return
+  local e f o t v s
+  e=$(value engine Events ns/op) && f=$(value engine Fold ns/event) && o=$(value engine Install/one-pass MB/s) && t=$(value engine Install/three-pass MB/s) || return
+  v=$(value engine Validate ns/op) && s=$(value engine ValidateBareSignatures ns/op) || return
+  row "event, emitted and recorded" "$(number %.0f "$e/1000") µs" "-" "-" "-"
+  row "event, folded into what screens show" "$(number %.1f "$f/1000") µs" "-" "-" "-"
+  row "component, downloaded, verified and installed" "$(number %.0f "$o") MB/s" "write, read again for the digest, copy: $(number %.0f "$t") MB/s" "$(number %.2f "$o/$t")" "-"
+  row "evidence of a machine, validated" "$(number %.0f "$v/1000") µs" "two signatures of P-256 $(number %.0f "$s/1000") µs" "$(number %.2f "$v/$s")" "-"
+  note "Medians of 3 and 5 runs."
+}
+
+load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
+commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+for section in frame init joiners atls screen engine; do
+  if ! [[ $section =~ $choice ]]; then
+    complete=0
+    continue
+  fi
+  chosen=1
+  echo "measuring: $section" >&2
+  if ! "$section"; then
+    echo "section $section was not measured; the reason is above" >&2
+    failed=1
+  fi
+done
+[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, joiners, atls, screen, engine" >&2; exit 2; }
+
+{
+  cat <<TEXT
+# Figures
+
+Made by \`make bench\`. Every figure has its peer in the same run, so ratios carry over to other machines better than times do.
+
+| | |
+|---|---|
+| processor | $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null | head -n 1 | grep . || echo unknown), $(getconf _NPROCESSORS_ONLN) cores |
+| memory | $(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminfo 2>/dev/null | grep . || echo unknown) |
+| kernel | $(uname -sr) |
+| date | $(date -u +%Y-%m-%d), commit $commit |
+| Go | $(go env GOVERSION) |
+| load of other programs at the start | $load |
+TEXT
+  cat "$out/table"
+} >"$out/bench.md"
+if [ "$failed" = 0 ] && [ "$complete" = 1 ]; then
+  mkdir -p docs
+  cp -- "$out/bench.md" docs/bench.md
+  echo "written: docs/bench.md" >&2
+fi
+cat "$out/bench.md"
+exit "$failed"

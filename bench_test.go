@@ -1,0 +1,296 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+
+	"constellation/engine"
+)
+
+// These benchmarks run the built programs of bin/, which `make bench` makes.
+
+// frameEnd is what the console writes at the end of every frame.
+const frameEnd = "\x1b[?2026l"
+
+// BenchmarkFirstFrame is what a user waits for after Enter: the console's first frame
+// on a terminal, in an empty folder, and its first frame with what it found there.
+// Each round also takes the times of `constellation version` and of
+// `kubectl version --client`, exec to exit on a terminal like it. The order turns
+// with the rounds, and the figures are medians: other programs disturb all alike.
+func BenchmarkFirstFrame(b *testing.B) {
+	constellation, kubectl := built(b, "constellation"), built(b, "kubectl")
+	var frame, contents, version, peer []time.Duration
+	measures := []func(){
+		func() {
+			p := startOnTerminal(b, constellation)
+			frame = append(frame, p.until(b, frameEnd))
+			// What the console offers to write into an empty folder.
+			contents = append(contents, p.until(b, "constellation-conf.yaml", frameEnd))
+			p.stop(b)
+		},
+		func() { version = append(version, startOnTerminal(b, constellation, "version").exit(b)) },
+		func() { peer = append(peer, startOnTerminal(b, kubectl, "version", "--client").exit(b)) },
+	}
+	for _, measure := range measures { // so that all files are in memory
+		measure()
+	}
+	frame, contents, version, peer = nil, nil, nil, nil
+	for round := 0; b.Loop(); round++ {
+		for i := range measures {
+			measures[(i+round)%len(measures)]()
+		}
+	}
+	reportMedian(b, frame, time.Millisecond, "frame-ms")
+	reportMedian(b, contents, time.Millisecond, "contents-ms")
+	reportMedian(b, version, time.Millisecond, "version-ms")
+	reportMedian(b, peer, time.Millisecond, "kubectl-ms")
+}
+
+// BenchmarkInit makes clusters of one control plane and two workers, real machines of
+// a sandbox that is started for it and taken down after it. Its parts are taken from
+// the events of the run:
+//
+//   - evidence, claim and components are of the first node, until kubeadm starts;
+//   - joiners is from when machines may join until the last of them starts kubeadm:
+//     finding the join service, evidence of both sides, ticket, claim and components;
+//   - own is the sum of these: what init adds to kubeadm, image pulls and charts;
+//   - kubeadm is of the first node, with pulls in it; joins is kubeadm and the start of
+//     the other nodes.
+func BenchmarkInit(b *testing.B) {
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		b.Skip("real machines need Linux and root")
+	}
+	bin := built(b, "constellation")
+	aloneWithMachines(b)
+	parts := map[string][]time.Duration{}
+	for b.Loop() {
+		for name, took := range initOnce(b, bin) {
+			parts[name] = append(parts[name], took)
+		}
+	}
+	for name, took := range parts {
+		reportMedian(b, took, time.Second, name+"-s")
+	}
+	reportMedian(b, []time.Duration{slices.Max(parts["init"])}, time.Second, "init-max-s")
+}
+
+// initOnce returns the wall times of up, init and down, and of init's parts.
+func initOnce(b *testing.B, bin string) map[string]time.Duration {
+	b.Helper()
+	const workers = 2
+	dir := b.TempDir()
+	run := func(args ...string) ([]byte, time.Duration) {
+		cmd := exec.Command(bin, append([]string{"-C", dir}, args...)...)
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		start := time.Now()
+		if err := cmd.Run(); err != nil {
+			o := out.String()
+			b.Errorf("constellation %s: %v\n%s\n%s", strings.Join(args, " "), err, o[max(0, len(o)-4000):], errs.String())
+		}
+		return out.Bytes(), time.Since(start)
+	}
+	took := map[string]time.Duration{}
+	var stream []byte
+	_, took["up"] = run("sandbox", "up", "--yes", "--control-planes", "1", "--workers", fmt.Sprint(workers))
+	if !b.Failed() {
+		stream, took["init"] = run("init", "--non-interactive", "--yes", "-o", "json")
+	}
+	_, took["down"] = run("sandbox", "down")
+	if b.Failed() {
+		b.FailNow()
+	}
+
+	var events []engine.Event
+	for line := range bytes.Lines(stream) {
+		var e engine.Event
+		if err := json.Unmarshal(line, &e); err != nil {
+			b.Fatalf("parse event: %v: %q", err, line)
+		}
+		events = append(events, e)
+	}
+	// when is the time of the first event after another one that fits.
+	when := func(what string, after time.Time, fits func(engine.Event) bool) time.Time {
+		for _, e := range events {
+			if !e.Time.Before(after) && fits(e) {
+				return e.Time
+			}
+		}
+		b.Fatalf("no event tells of %s", what)
+		return time.Time{}
+	}
+	step := func(id, state string) time.Time {
+		return when("step "+id+" "+state, time.Time{}, func(e engine.Event) bool {
+			return e.Kind == engine.KindStep && e.Step == id && e.State == state
+		})
+	}
+	part := func(object string) time.Time {
+		return when(object+" done", time.Time{}, func(e engine.Event) bool {
+			return e.Kind == engine.KindProgress && e.Object == object && e.State == engine.StateDone
+		})
+	}
+	line := func(prefix string, after time.Time) time.Time {
+		return when(prefix, after, func(e engine.Event) bool {
+			return e.Kind == engine.KindLog && e.Source == "kubeadm" && strings.HasPrefix(e.Text, prefix)
+		})
+	}
+
+	began := step("init-first-node", engine.StateRunning)
+	attested := when("evidence", began, func(e engine.Event) bool { return e.Kind == engine.KindNode && e.Text == "attested" })
+	claimed, installed, made := part("claim-node"), part("install-components"), part("kubeadm-init")
+	pulling := line("[preflight] Pulling images", began)
+	open, ready := step("wait-ready", engine.StateRunning), step("wait-ready", engine.StateDone)
+	started := map[string]time.Time{}
+	for _, e := range events {
+		if e.Kind == engine.KindLog && e.Source == "bootstrapper" && e.Step == "wait-ready" && strings.HasPrefix(e.Text, "Kubernetes ") {
+			started[e.Node] = e.Time
+		}
+	}
+	if len(started) != workers {
+		b.Fatalf("%d machines reported that kubeadm starts, want %d", len(started), workers)
+	}
+	last := open
+	for _, t := range started {
+		if t.After(last) {
+			last = t
+		}
+	}
+	took["evidence"] = attested.Sub(began)
+	took["claim"] = claimed.Sub(attested)
+	took["components"] = installed.Sub(claimed)
+	took["joiners"] = last.Sub(open)
+	took["own"] = installed.Sub(began) + last.Sub(open)
+	took["kubeadm"] = made.Sub(installed)
+	took["pulls"] = line("[certs]", pulling).Sub(pulling)
+	took["charts"] = step("charts", engine.StateDone).Sub(step("charts", engine.StateRunning))
+	took["joins"] = ready.Sub(last)
+	return took
+}
+
+// built is the path of a program that `make build` makes.
+func built(b *testing.B, name string) string {
+	b.Helper()
+	p, err := filepath.Abs(filepath.Join("bin", name))
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := os.Stat(p); err != nil {
+		b.Fatalf("bin/%s is missing: run `make build` first", name)
+	}
+	return p
+}
+
+// aloneWithMachines waits until no test has machines on this computer, as exclusive
+// does for tests.
+func aloneWithMachines(b *testing.B) {
+	b.Helper()
+	f, err := os.OpenFile(filepath.Join(os.TempDir(), "constellation-machines.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		b.Fatalf("lock %s: %v", f.Name(), err)
+	}
+	b.Cleanup(func() { f.Close() })
+}
+
+// program is one that runs on a terminal of its own.
+type program struct {
+	cmd   *exec.Cmd
+	tty   *os.File
+	start time.Time
+	seen  []byte // what it wrote
+}
+
+func startOnTerminal(b *testing.B, path string, args ...string) *program {
+	b.Helper()
+	tty, own, err := pty.Open()
+	if err != nil {
+		b.Skipf("needs pseudo terminals: %v", err)
+	}
+	defer own.Close()
+	if err := pty.Setsize(tty, &pty.Winsize{Cols: 80, Rows: 24}); err != nil {
+		b.Fatal(err)
+	}
+	home := b.TempDir()
+	p := &program{cmd: exec.Command(path, args...), tty: tty}
+	p.cmd.Dir = home
+	// Nothing of whoever runs the benchmark: CI, for one, keeps the console away.
+	p.cmd.Env = []string{"TERM=xterm-256color", "LANG=C.UTF-8", "HOME=" + home, "PATH=" + os.Getenv("PATH")}
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = own, own, own
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	p.start = time.Now()
+	if err := p.cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	return p
+}
+
+// until waits for texts, one after the other, in all that the program wrote, and
+// returns how long after its start they were there.
+func (p *program) until(b *testing.B, texts ...string) time.Duration {
+	b.Helper()
+	buf := make([]byte, 1<<16)
+	guard := time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() }) // ends the reads
+	defer guard.Stop()
+	for !inOrder(p.seen, texts) {
+		n, err := p.tty.Read(buf)
+		p.seen = append(p.seen, buf[:n]...)
+		if err != nil {
+			b.Fatalf("%q was not written: %v; what was: %q", texts, err, p.seen)
+		}
+	}
+	return time.Since(p.start)
+}
+
+func inOrder(s []byte, texts []string) bool {
+	for _, text := range texts {
+		i := bytes.Index(s, []byte(text))
+		if i < 0 {
+			return false
+		}
+		s = s[i+len(text):]
+	}
+	return true
+}
+
+// stop ends the program, whatever it does.
+func (p *program) stop(b *testing.B) {
+	b.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		b.Fatal(err)
+	}
+	_ = p.cmd.Wait() // it was killed
+	p.tty.Close()
+}
+
+// exit waits for the end of the program, which must be a good one, and returns how
+// long it ran.
+func (p *program) exit(b *testing.B) time.Duration {
+	b.Helper()
+	err := p.cmd.Wait()
+	took := time.Since(p.start)
+	p.tty.Close()
+	if err != nil {
+		b.Fatalf("run %s: %v", p.cmd, err)
+	}
+	return took
+}
+
+func reportMedian(b *testing.B, took []time.Duration, unit time.Duration, name string) {
+	b.Helper()
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2])/float64(unit), name)
+}
