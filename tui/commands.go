@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -538,5 +537,3 @@ func (s *session) findSandbox(ctx context.Context, dir string) *engine.SandboxIn
 	}
 	return &st.SandboxInfo
 }
-
-var _ io.Writer = (*guarded)(nil)

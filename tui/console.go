@@ -230,7 +230,6 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		for _, ev := range msg.events {
 			t.apply(ev)
 		}
-		c.run.follow()
 	case ended:
 		if msg.task != c.task {
 			return nil

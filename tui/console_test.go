@@ -258,8 +258,10 @@ func TestNothingToDo(t *testing.T) {
 
 func TestHeldRunSaysWho(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "taken-up")),
-			runErr: &engine.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: engine.ExitHeld, Remedy: "wait for it to end"}}
+		e := &fakeEngine{
+			home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "taken-up")),
+			runErr: &engine.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: engine.ExitHeld, Remedy: "wait for it to end"},
+		}
 		s := newStage(t, e, look{}, 80, 24).begin()
 		s.settle()
 		if v := s.c.View(); s.c.exit != engine.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {

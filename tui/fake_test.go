@@ -188,8 +188,10 @@ func (f *fakeSandbox) Status(context.Context, string) (engine.SandboxStatus, err
 	return engine.SandboxStatus{
 		SandboxInfo: engine.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", Release: "v1.1.0", ClusterEndpoint: "127.0.0.1:41943", InitEndpoint: "127.0.0.1:43871"},
 		State:       "running", KubernetesVersions: []string{"v1.35.4"},
-		Machines: []engine.SandboxMachine{{Name: "control-plane-0", Group: "control-plane", IP: "10.42.0.2", Image: "v1.1.0", Boot: "ready"},
-			{Name: "worker-0", Group: "workers", IP: "10.42.0.3", Image: "v1.1.0", Boot: "failed", Message: "no \x1b[31mmetadata\x1b[0m"}},
+		Machines: []engine.SandboxMachine{
+			{Name: "control-plane-0", Group: "control-plane", IP: "10.42.0.2", Image: "v1.1.0", Boot: "ready"},
+			{Name: "worker-0", Group: "workers", IP: "10.42.0.3", Image: "v1.1.0", Boot: "failed", Message: "no \x1b[31mmetadata\x1b[0m"},
+		},
 	}, nil
 }
 

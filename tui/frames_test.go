@@ -67,8 +67,10 @@ var scenes = []struct {
 	}},
 	{"preflight-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: quorumFindings(t)}
-		e.findings[3] = engine.Finding{ID: "machines", Severity: engine.Block, Title: "2 of 3 machines run", Source: "cloud",
-			Detail: "worker-1 is stopped", Remedy: "constellation -C .demo sandbox up", Took: 41 * time.Millisecond}
+		e.findings[3] = engine.Finding{
+			ID: "machines", Severity: engine.Block, Title: "2 of 3 machines run", Source: "cloud",
+			Detail: "worker-1 is stopped", Remedy: "constellation -C .demo sandbox up", Took: 41 * time.Millisecond,
+		}
 		st := s(e).begin()
 		st.do(st.c.startPreflight())
 		st.settle()

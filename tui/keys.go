@@ -113,10 +113,8 @@ func (c *console) keys(k tea.KeyMsg) tea.Cmd {
 // key finds the binding of a key and does what it says.
 func (c *console) key(k tea.KeyMsg) tea.Cmd {
 	c.note = ""
-	if c.typing() {
-		if cmd, taken := c.typed(k); taken {
-			return cmd
-		}
+	if c.typing() && c.typed(k) {
+		return nil
 	}
 	name := k.String()
 	for _, b := range c.bindings() {

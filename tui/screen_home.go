@@ -139,15 +139,15 @@ func (c *console) workspaceView(w int) []string {
 		c.th.row(w).add(plain, "  ").add(plain, clean(c.home.Dir)).String(),
 		c.th.row(w).add(plain, "  ").add(strong, words[c.home.Stage]).String(),
 	}
-	return append(lines, c.findings(w, "Needs attention", c.home.Problems, 4)...)
+	return append(lines, c.findings(w, c.home.Problems, 4)...)
 }
 
 // findings lists what is not as it should be, with what to do about it.
-func (c *console) findings(w int, title string, list []engine.Finding, most int) []string {
+func (c *console) findings(w int, list []engine.Finding, most int) []string {
 	if len(list) == 0 {
 		return nil
 	}
-	lines := []string{c.th.rule(w, fmt.Sprintf("%s (%d)", title, len(list)), "")}
+	lines := []string{c.th.rule(w, fmt.Sprintf("Needs attention (%d)", len(list)), "")}
 	for i, f := range list {
 		if i == most {
 			lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("… %d more", len(list)-most)).String())
@@ -192,15 +192,17 @@ func (c *console) clusterView(w, h int) []string {
 		if c.statusErr != nil {
 			return c.problem(w, c.statusErr)
 		}
-		return append([]string{c.th.rule(w, "Cluster", ""),
-			c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "asking the cluster").String()}, c.recent(w, h-2)...)
+		return append([]string{
+			c.th.rule(w, "Cluster", ""),
+			c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "asking the cluster").String(),
+		}, c.recent(w, h-2)...)
 	}
 	lines := []string{c.th.rule(w, "Cluster", clean(st.Provider))}
 	lines = append(lines, c.summary(w, st)...)
 	if c.statusErr != nil {
 		lines = append(lines, c.th.row(w).add(plain, "  ").add(bad, c.th.fail+" ").add(plain, clean(c.statusErr.Error())).String())
 	}
-	lines = append(lines, c.findings(w, "Needs attention", st.Health, 3)...)
+	lines = append(lines, c.findings(w, st.Health, 3)...)
 	room := h - len(lines)
 	recent := 0
 	if room > 9 {

@@ -29,7 +29,6 @@ type configForm struct {
 	problems []engine.Finding
 	err      error
 	rows     [][2]string // what else the configuration says
-	busy     bool
 }
 
 type formField struct {
@@ -121,14 +120,15 @@ func (c *console) typing() bool {
 	return c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing
 }
 
-// typed gives a key to the text field that is open; taken is false for keys that
+// typed gives a key to the text field that is open. It reports false for keys that
 // mean the same everywhere.
-func (c *console) typed(k tea.KeyMsg) (cmd tea.Cmd, taken bool) {
+func (c *console) typed(k tea.KeyMsg) bool {
 	if k.Type == tea.KeyCtrlC {
-		return nil, false
+		return false
 	}
 	if c.screen == screenLog {
-		return c.log.typed(k), true
+		c.log.typed(k)
+		return true
 	}
 	f := &c.form
 	switch k.Type {
@@ -136,14 +136,13 @@ func (c *console) typed(k tea.KeyMsg) (cmd tea.Cmd, taken bool) {
 		f.fields[f.at].value = strings.TrimSpace(f.input.Value())
 		f.editing = false
 		f.input.Blur()
-		return nil, true
 	case tea.KeyEsc:
 		f.editing = false
 		f.input.Blur()
-		return nil, true
+	default:
+		f.input, _ = f.input.Update(k) // its command would make the cursor blink
 	}
-	f.input, cmd = f.input.Update(k)
-	return nil, true // the cursor does not blink: nothing on this screen moves by itself
+	return true
 }
 
 func (c *console) editField() tea.Cmd {
@@ -194,8 +193,10 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 		if o.Sandbox == nil {
 			// A file without the measurements of machines would only be in the way of the
 			// one that they come with.
-			return "", &engine.Error{Op: "write a configuration", Err: errors.New("this workspace has no machines yet"),
-				Remedy: "leave and run `constellation sandbox up`, which makes machines and writes the file"}
+			return "", &engine.Error{
+				Op: "write a configuration", Err: errors.New("this workspace has no machines yet"),
+				Remedy: "leave and run `constellation sandbox up`, which makes machines and writes the file",
+			}
 		}
 		b, err := engine.GenerateConfig("sandbox", o)
 		if err != nil {
@@ -312,7 +313,7 @@ func (c *console) configView(w, h int) []string {
 		lines = append(lines, "")
 		lines = append(lines, c.problem(w, f.err)...)
 	}
-	lines = append(lines, c.findings(w, "Needs attention", f.problems, max(1, (h-len(lines))/2))...)
+	lines = append(lines, c.findings(w, f.problems, max(1, (h-len(lines))/2))...)
 	return lines
 }
 

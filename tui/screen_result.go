@@ -195,7 +195,7 @@ var logKeys = []binding{
 }
 
 // typed takes a key of the filter.
-func (v *logView) typed(k tea.KeyMsg) tea.Cmd {
+func (v *logView) typed(k tea.KeyMsg) {
 	switch k.Type {
 	case tea.KeyEnter:
 		v.typing = false
@@ -211,7 +211,6 @@ func (v *logView) typed(k tea.KeyMsg) tea.Cmd {
 		v.filter += clean(string(k.Runes))
 	}
 	v.follow = true
-	return nil
 }
 
 // matching returns the indices of the lines that the filter lets through.

@@ -29,9 +29,6 @@ type runView struct {
 
 func newRunView() runView { return runView{focus: paneLog, at: [panes]int{-1, -1, -1}} }
 
-// follow is called when there is something new. Panes that follow need nothing done.
-func (v *runView) follow() {}
-
 var runKeys = []binding{
 	on("tab", "Tab", "next pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + 1) % panes })).footed("pane"),
 	on("shift+tab", "⇧Tab", "previous pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + panes - 1) % panes })),
@@ -414,7 +411,7 @@ func (c *console) speakers(line func(int) logLine, n int) speakers {
 	for i := range n {
 		s.width = max(s.width, width(s.of(line(i))))
 	}
-	s.width = min(s.width, max(14, c.w/5))
+	s.width = min(s.width, max(14, c.w/4))
 	return s
 }
 

@@ -84,14 +84,18 @@ func (s *session) refuse(plan *engine.Plan, out sink, exit int, cause error, rem
 	emit(engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation " + s.Release, Object: plan.Cluster})
 	emit(engine.Event{Kind: engine.KindPlan, Data: data(plan)})
 	for _, f := range plan.Findings {
-		emit(engine.Event{Kind: engine.KindCheck, Object: f.ID, State: string(f.Severity), Source: f.Source, Text: f.Title, Remedy: f.Remedy,
-			TookMS: f.Took.Milliseconds(), Data: data(f)})
+		emit(engine.Event{
+			Kind: engine.KindCheck, Object: f.ID, State: string(f.Severity), Source: f.Source, Text: f.Title, Remedy: f.Remedy,
+			TookMS: f.Took.Milliseconds(), Data: data(f),
+		})
 	}
 	if p, ok := out.(*plainPrinter); ok {
 		p.tellSteps(plan)
 	}
-	emit(engine.Event{Kind: engine.KindResult, State: engine.StateFailed, Text: "nothing was done: " + cause.Error(), Remedy: remedy, Exit: &exit,
-		Data: data(engine.Result{Status: engine.StateFailed})})
+	emit(engine.Event{
+		Kind: engine.KindResult, State: engine.StateFailed, Text: "nothing was done: " + cause.Error(), Remedy: remedy, Exit: &exit,
+		Data: data(engine.Result{Status: engine.StateFailed}),
+	})
 	return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: cause, Remedy: remedy, Exit: exit}
 }
 
@@ -167,7 +171,7 @@ func (s *session) statusText(st *engine.Status) []string {
 	w := sheetWidth
 	lines := []string{c.th.row(w).add(plain, "cluster "+orElse(clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)).String()}
 	lines = append(lines, c.summary(w, st)...)
-	lines = append(lines, c.findings(w, "Needs attention", st.Health, len(st.Health))...)
+	lines = append(lines, c.findings(w, st.Health, len(st.Health))...)
 	lines = append(lines, c.nodeRows(w, len(st.Nodes)+len(st.Machines)+2, st)...)
 	if len(st.Services) > 0 {
 		lines = append(lines, c.th.rule(w, "Services", ""))
@@ -215,7 +219,7 @@ func (s *session) printHome(ctx context.Context) error {
 	c := s.sheet()
 	c.w, c.home = sheetWidth, &h
 	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", clean(h.Dir), orElse(clean(h.Cluster), "(none)"), stageWord(h.Stage))
-	s.print(c.findings(sheetWidth, "Needs attention", h.Problems, len(h.Problems)))
+	s.print(c.findings(sheetWidth, h.Problems, len(h.Problems)))
 	s.print(c.recent(sheetWidth, 6))
 	for _, n := range h.Next {
 		line := "next      " + clean(n.Command)

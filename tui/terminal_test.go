@@ -551,8 +551,14 @@ func TestPaintShowsTheFrame(t *testing.T) {
 		"a\nb\nc\nd\ne is beyond the screen", "this line is longer than the screen is wide",
 	}
 	want := [][]string{
-		{"one", "two", "three", "four"}, {"one", "2", "three", "four"}, {"one", "2", "", ""}, {"exactly twenty chars", "ab", "", ""}, {"x", "", "", ""},
-		{"日本語", "red", "end", ""}, {"a", "b", "c", "d"}, {"this line is longer ", "", "", ""},
+		{"one", "two", "three", "four"},
+		{"one", "2", "three", "four"},
+		{"one", "2", "", ""},
+		{"exactly twenty chars", "ab", "", ""},
+		{"x", "", "", ""},
+		{"日本語", "red", "end", ""},
+		{"a", "b", "c", "d"},
+		{"this line is longer ", "", "", ""},
 	}
 	screen := newEmulator(20, 4)
 	go func() {
