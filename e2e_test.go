@@ -13,11 +13,11 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/sandbox/machine/machinetest"
 )
 
 // These tests run the built program as a user does, on real machines: bin/constellation
@@ -50,7 +50,11 @@ func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
 	if _, err := os.Stat(filepath.Join(c.bin, "constellation")); err != nil {
 		t.Fatal("bin/constellation is missing: run `make build` first, or `make test`, which does")
 	}
-	exclusive(t)
+	unlock, err := machinetest.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(unlock)
 	t.Cleanup(func() {
 		name := c.name()
 		c.run(5*time.Minute, "sandbox", "down").want(engine.ExitDone)
@@ -61,20 +65,6 @@ func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
 	args := append([]string{"sandbox", "up", "--yes", "--control-planes", fmt.Sprint(controlPlanes), "--workers", fmt.Sprint(workers)}, more...)
 	c.run(10*time.Minute, args...).want(engine.ExitDone)
 	return c
-}
-
-// exclusive waits for its turn: machines share this computer's memory, cores and
-// inotify instances, so only one test at a time starts some.
-func exclusive(t *testing.T) {
-	t.Helper()
-	f, err := os.OpenFile(filepath.Join(os.TempDir(), "constellation-machines.lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatalf("lock %s: %v", f.Name(), err)
-	}
-	t.Cleanup(func() { f.Close() })
 }
 
 // result is what a command left.

@@ -66,12 +66,39 @@ func OpenTPM(ctx context.Context, address string) (transport.TPMCloser, error) {
 		lock.Close()
 		return nil, fmt.Errorf("%w: %w", ErrTPM, err)
 	}
-	return &emulator{
+	e := &emulator{
 		ctx:  ctx,
 		conn: conn,
 		lock: lock,
 		stop: context.AfterFunc(ctx, func() { conn.Close() }),
-	}, nil
+	}
+	if err := forget(e); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: %w", ErrTPM, err), e.Close())
+	}
+	return e, nil
+}
+
+// forget flushes the objects that a client left which died: an emulator has room for
+// three, and no resource manager as a device has. Whoever holds the lock is alone. A
+// TPM that nobody has started yet has none.
+func forget(t transport.TPM) error {
+	got, err := tpm2.GetCapability{Capability: tpm2.TPMCapHandles, Property: uint32(tpm2.TPMHTTransient) << 24, PropertyCount: 16}.Execute(t)
+	if errors.Is(err, tpm2.TPMRCInitialize) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for objects of dead clients: %w", err)
+	}
+	handles, err := got.CapabilityData.Data.Handles()
+	if err != nil {
+		return fmt.Errorf("look for objects of dead clients: %w", err)
+	}
+	for _, h := range handles.Handle {
+		if _, err := (tpm2.FlushContext{FlushHandle: h}).Execute(t); err != nil {
+			return fmt.Errorf("flush an object of a dead client: %w", err)
+		}
+	}
+	return nil
 }
 
 // emulator speaks to a TPM behind a unix socket: commands go in, responses come

@@ -418,11 +418,11 @@ func TestTPMThatCannotBeUsed(t *testing.T) {
 		})
 	}
 	t.Run("a TPM that another process does not give back", func(t *testing.T) {
-		tpm, err := OpenTPM(t.Context(), "unix:"+socket)
+		holder, err := lockFile(t.Context(), socket+".lock") // as OpenTPM does first
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer tpm.Close()
+		defer holder.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if _, err := ReadPCRs(ctx, "unix:"+socket, 4); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "wait for other users") {
@@ -577,5 +577,39 @@ func must[T any](v T, err error) func(testing.TB) T {
 			t.Fatal(err)
 		}
 		return v
+	}
+}
+
+func TestDeadClientsLeaveRoomInTheTPM(t *testing.T) {
+	ca := newCA(t, "cloud")
+	address := bootedTPM(t, ca, worker(1))
+	for range 8 { // an emulator has room for three
+		c, err := OpenTPM(t.Context(), address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := primary(c, akPublic(make([]byte, 32), make([]byte, 32))); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Close(); err != nil { // without flushing, as the kernel does it for the dead
+			t.Fatal(err)
+		}
+	}
+	if _, err := NewTPMIssuer(address).Issue(t.Context(), []byte("nonce")); err != nil {
+		t.Errorf("quote after eight clients died: %v", err)
+	}
+}
+
+func TestLossesOfPowerDoNotLockTheTPM(t *testing.T) {
+	address, reset := startTPM(t)
+	ca := newCA(t, "cloud")
+	if err := Provision(t.Context(), address, ca, worker(1)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 40 { // a TPM locks itself after 32 wrong guesses at the most
+		if _, err := NewTPMIssuer(address).Issue(t.Context(), []byte("nonce")); err != nil {
+			t.Fatalf("quote after %d losses of power: %v", i, err)
+		}
+		reset()
 	}
 }

@@ -131,7 +131,7 @@ func (f *forger) useRSA(t testing.TB, bits int, scheme uint16) {
 	var b cryptobyte.Builder
 	b.AddUint16(algRSA)
 	b.AddUint16(algSHA256)
-	b.AddUint32(akAttributes | attrUserWithAuth)
+	b.AddUint32(akAttributes | attrUserWithAuth | attrNoDA)
 	addSized(&b, nil)
 	b.AddUint16(algNull)
 	b.AddUint16(scheme)

@@ -181,6 +181,7 @@ const (
 	attrFixedParent         = 1 << 4
 	attrSensitiveDataOrigin = 1 << 5
 	attrUserWithAuth        = 1 << 6
+	attrNoDA                = 1 << 10
 	attrRestricted          = 1 << 16
 	attrDecrypt             = 1 << 17
 	attrSign                = 1 << 18
@@ -357,7 +358,9 @@ func akPublic(x, y []byte) []byte {
 	var b cryptobyte.Builder
 	b.AddUint16(algECC)
 	b.AddUint16(algSHA256) // of its name
-	b.AddUint32(akAttributes | attrUserWithAuth)
+	// Without noDA a TPM takes each loss of power after the key was used for a wrong
+	// guess at its authorisation, and refuses to quote after a few.
+	b.AddUint32(akAttributes | attrUserWithAuth | attrNoDA)
 	addSized(&b, nil) // no policy
 	b.AddUint16(algNull)
 	b.AddUint16(algECDSA)

@@ -29,6 +29,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
+	"constellation/engine/sandbox/machine/machinetest"
 )
 
 // TestMain lets this test's binary be the program that Up starts as daemon.
@@ -71,6 +72,11 @@ func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
 			t.Skip(err, "; run `make binaries`")
 		}
 	}
+	unlock, err := machinetest.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(unlock)
 	for _, p := range machine.Check(t.Context(), dirs.Cache, t.TempDir(), want) {
 		t.Skip(p)
 	}

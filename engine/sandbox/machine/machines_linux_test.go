@@ -28,6 +28,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"constellation/engine/sandbox/machine/machinetest"
 )
 
 // crashEnv makes the test binary a sandbox's process that dies: its value is where.
@@ -59,6 +61,11 @@ func realMachines(t *testing.T) *bench {
 	if os.Geteuid() != 0 {
 		t.Skip("real machines need root")
 	}
+	unlock, err := machinetest.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(unlock)
 	cacheDir := testCache(t)
 	if problems := Check(t.Context(), cacheDir, os.TempDir(), Demand{Workers: 2}); len(problems) > 0 {
 		t.Skip("this computer cannot run real machines: ", problems)
