@@ -129,7 +129,7 @@ func (c *console) homeView(w, h int) []string {
 // workspaceView says what there is before there is a cluster.
 func (c *console) workspaceView(w int) []string {
 	words := map[engine.Stage]string{
-		engine.StageEmpty:      "This folder has no configuration yet.",
+		engine.StageEmpty:      "This folder has no " + configFile + " yet. Start with machines.",
 		engine.StageConfigured: "There is a configuration, and no machines yet.",
 		engine.StageReady:      "The machines are there. The cluster can be created.",
 		engine.StagePartial:    "An init began here and did not end.",
