@@ -588,13 +588,13 @@ func (s *Sandboxes) scale(ctx context.Context, c *local.Client, info local.Info,
 	begun := slices.ContainsFunc(info.Groups, func(g cloud.Group) bool { return g.Role == cloud.ControlPlane && g.Count > 0 })
 	groups := slices.Clone(info.Groups)
 	slices.SortStableFunc(groups, func(a, b cloud.Group) int {
-		switch {
-		case a.Role == b.Role:
+		last := func(g cloud.Group) int {
+			if g.Role == cloud.ControlPlane {
+				return 1
+			}
 			return 0
-		case a.Role == cloud.ControlPlane:
-			return 1
 		}
-		return -1
+		return last(a) - last(b)
 	})
 	for _, g := range groups {
 		wanted, byDefault := spec.ControlPlanes, defaultControlPlanes
