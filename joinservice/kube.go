@@ -122,7 +122,7 @@ func (k *kube) informer(c cache.Getter, resource, namespace, name string, kind r
 // may start before the machine's network leads to it; the watches would only come back
 // later each time.
 func (k *kube) await(ctx context.Context, log *slog.Logger) {
-	const least, most = 100 * time.Millisecond, 2 * time.Second
+	const least, most = 100 * time.Millisecond, 500 * time.Millisecond
 	for wait := least; ; wait = min(2*wait, most) {
 		try, cancel := context.WithTimeout(ctx, turnGap)
 		err := k.core.RESTClient().Get().AbsPath("/version").Do(try).Error()

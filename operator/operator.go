@@ -160,7 +160,7 @@ func await(ctx context.Context, access *rest.Config, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("connect to API server: %w", err)
 	}
-	const least, most = 100 * time.Millisecond, 2 * time.Second
+	const least, most = 100 * time.Millisecond, 500 * time.Millisecond
 	for wait := least; ; wait = min(2*wait, most) {
 		try, cancel := context.WithTimeout(ctx, renewDeadline)
 		err := d.RESTClient().Get().AbsPath("/version").Do(try).Error()
