@@ -139,7 +139,7 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 		done++
 		r.Part("kinds", StateRunning, name, done, total)
 	})
-	err = i.clusterError(limited, "apply kinds", err)
+	err = i.clusterError("apply kinds", err)
 	cancel()
 	if err != nil {
 		r.Part("kinds", StateFailed, "", done, total)
@@ -162,7 +162,7 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 			})
 			if err != nil {
 				r.Part(c.Name, StateFailed, err.Error(), 0, 0)
-				errs[n] = i.clusterError(working, "install chart "+c.Name, err)
+				errs[n] = i.clusterError("install chart "+c.Name, err)
 				return
 			}
 			r.Part(c.Name, StateDone, c.Version, 0, 0)

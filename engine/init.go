@@ -331,17 +331,16 @@ func (i *initRun) inCluster(ctx context.Context, r *Reporter, op string, f func(
 		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet", i.state.Infrastructure.ClusterEndpoint))
 	})
 	defer slow.Stop()
-	return i.clusterError(ctx, op, f(ctx, k))
+	return i.clusterError(op, f(ctx, k))
 }
 
-func (i *initRun) clusterError(ctx context.Context, op string, err error) error {
+func (i *initRun) clusterError(op string, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err
 	}
 	e := &Error{Op: op, Err: err}
 	switch {
-	case errors.Is(err, ErrUnreachable) || errors.Is(ctx.Err(), context.DeadlineExceeded):
-		// Not the end of the user's context: that one is cancelled, not timed out.
+	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		e.Err = fmt.Errorf("the API server at %s does not answer in time: %w", i.state.Infrastructure.ClusterEndpoint, err)
 		e.Remedy = "is the sandbox running, and its control plane up? `constellation status` tells; run the same command again afterwards"
 	case errors.Is(err, ErrDenied):
@@ -650,11 +649,11 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *Reporter) error {
 			return nil
 		}
 		if ctx.Err() != nil || !errors.Is(err, ErrUnreachable) {
-			return i.clusterError(ctx, "reach the API server", err)
+			return i.clusterError("reach the API server", err)
 		}
 		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet (%v)", endpoint, err))
 		if pause(ctx, wait.next()) != nil {
-			return i.clusterError(ctx, "reach the API server", err)
+			return i.clusterError("reach the API server", err)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -515,7 +516,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 			s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })
 		}, engine.ExitFailed, "install chart constellation-operator", "again"},
 		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, engine.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox running"},
-		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly = true }, engine.ExitFailed, "nothing changed for", "console"},
+		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly.Store(true) }, engine.ExitFailed, "nothing changed for", "console"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -732,4 +733,30 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 	if s.state().ClusterValues.InitNode != "" {
 		t.Error("it was remembered as the first node")
 	}
+}
+
+// An API server that goes away while nodes join is waited for; what the cluster does
+// meanwhile is told when it is back.
+func TestAPIServerThatGoesAwayIsWaitedFor(t *testing.T) {
+	s := newStage(t, 1, 1)
+	s.nodesOnly.Store(true)
+	var once, back sync.Once
+	events, _, err := s.init(t.Context(), func(e engine.Event) {
+		if e.Step == "wait-ready" && e.To == engine.NodeNotReady && e.Node == "worker-0" {
+			once.Do(func() { s.cluster.SetDown(true) })
+		}
+		if e.Kind == engine.KindWait && strings.Contains(e.Text, "no answer") {
+			back.Do(func() {
+				go func() {
+					s.cluster.SetDown(false)
+					s.nodesOnly.Store(false)
+					s.live()
+				}()
+			})
+		}
+	})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, states(events))
+	}
+	checkStream(t, events, err)
 }

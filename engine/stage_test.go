@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,7 +51,7 @@ type stage struct {
 	events    []attestation.MeasuredEvent
 	rootsPEM  string
 	lifeOnce  sync.Once
-	nodesOnly bool // machines never get Ready
+	nodesOnly atomic.Bool // machines never get Ready
 }
 
 const bootstrapToken = "abcdef.0123456789abcdef"
@@ -125,7 +126,7 @@ func (s *stage) live() {
 			s.cluster.Say(engine.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})
 		}
 		s.cluster.PutNode(n)
-		if s.nodesOnly {
+		if s.nodesOnly.Load() {
 			continue
 		}
 		time.Sleep(50 * time.Millisecond) // what a kubelet does takes time

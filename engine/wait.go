@@ -258,7 +258,9 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 	progress := i.e.now() // when something last changed
 	var last map[string]int64
 	for {
-		now, err := i.look(ctx, k)
+		limited, stop := context.WithTimeout(ctx, i.e.limits.glance)
+		now, err := i.look(limited, k)
+		stop()
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()

@@ -392,8 +392,25 @@ func (c *Client) problem(ctx context.Context, namespace string, waiting []string
 		})
 		if ours && p.Status.Phase != corev1.PodSucceeded {
 			if why := podProblem(p); why != "" {
-				return why
+				return joinNonEmpty(why, c.lastWords(ctx, p))
 			}
+		}
+	}
+	return ""
+}
+
+// lastWords returns the last line that a container of p wrote before it ended; empty
+// if none did, or nobody knows.
+func (c *Client) lastWords(ctx context.Context, p *corev1.Pod) string {
+	for _, s := range p.Status.ContainerStatuses {
+		if s.State.Terminated == nil && s.LastTerminationState.Terminated == nil {
+			continue
+		}
+		b, err := c.core.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
+			Container: s.Name, Previous: s.State.Terminated == nil, TailLines: new(int64(1)), LimitBytes: new(int64(1024)),
+		}).DoRaw(ctx)
+		if line := strings.TrimSpace(string(b)); err == nil && line != "" {
+			return fmt.Sprintf("its last words were %q", line)
 		}
 	}
 	return ""

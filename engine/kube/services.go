@@ -118,7 +118,7 @@ func (c *Client) whyNotReady(ctx context.Context, s engine.Service) string {
 	}
 	for i := range l.Items {
 		if why := podProblem(&l.Items[i]); why != "" {
-			return why
+			return joinNonEmpty(why, c.lastWords(ctx, &l.Items[i]))
 		}
 	}
 	return ""
