@@ -116,8 +116,8 @@ func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
 }
 
 // installCharts brings the kinds and then all charts at once: they do not depend on
-// each other, and each waits for its images. A chart that has begun is finished even
-// if the user leaves.
+// each other, and each waits for its images. Whoever leaves while they get ready finds
+// them installed the next time.
 func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {
@@ -147,10 +147,7 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	}
 	r.Part("kinds", StateDone, "", total, total)
 
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	working, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.e.limits.chart)
+	working, cancel := context.WithTimeout(ctx, i.e.limits.chart)
 	defer cancel()
 	errs := make([]error, len(charts))
 	var wg sync.WaitGroup
@@ -160,6 +157,11 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 			err := k.ApplyChart(working, c, func(text string, ready, wanted int64) {
 				r.Part(c.Name, StateRunning, text, ready, wanted)
 			})
+			if ctx.Err() != nil {
+				r.Part(c.Name, StateStopped, "", 0, 0)
+				errs[n] = ctx.Err()
+				return
+			}
 			if err != nil {
 				r.Part(c.Name, StateFailed, err.Error(), 0, 0)
 				errs[n] = i.clusterError("install chart "+c.Name, err)
@@ -169,8 +171,5 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 		})
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	return ctx.Err()
+	return errors.Join(errs...)
 }

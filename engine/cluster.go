@@ -52,8 +52,10 @@ type Cluster interface {
 	// half-way.
 	ChartCurrent(ctx context.Context, c Chart) (bool, error)
 	// ApplyChart installs or upgrades a chart and returns when what it deploys is
-	// ready. If it cannot, the cluster has what it had before. report says what is
-	// waited for, with how many of how many pods are ready.
+	// ready. If it does not get ready in time, the cluster has what it had before. If
+	// ctx is cancelled it returns soon; what was applied stays, and another call goes on
+	// from there. report says what is waited for, with how many of how many pods are
+	// ready.
 	ApplyChart(ctx context.Context, c Chart, report func(text string, ready, wanted int64)) error
 
 	// Expect records a machine that is becoming a node, unless that node is annotated

@@ -760,3 +760,23 @@ func TestAPIServerThatGoesAwayIsWaitedFor(t *testing.T) {
 	}
 	checkStream(t, events, err)
 }
+
+func TestLeavingDoesNotWaitForAChart(t *testing.T) {
+	s := newStage(t, 1, 0)
+	s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var left time.Time
+	events, _, err := s.init(ctx, func(e engine.Event) {
+		if e.Object == "constellation-operator" && strings.HasPrefix(e.Text, "deployment") {
+			left = time.Now()
+			cancel()
+		}
+	})
+	checkStream(t, events, err)
+	if engine.ExitCode(err) != engine.ExitStopped || time.Since(left) > 800*time.Millisecond {
+		t.Errorf("after %s: %v", time.Since(left), err)
+	}
+	s.cluster.NeverReady(func(engine.Chart) bool { return false })
+	s.resume("charts")
+}

@@ -41,6 +41,8 @@ const (
 	// readyPoll is how often the objects of a chart are looked at. Each look is a
 	// request per object, of which a chart of ours has about ten.
 	readyPoll = 300 * time.Millisecond
+	// bringLimit bounds the requests that make one revision.
+	bringLimit = 30 * time.Second
 	// undoLimit bounds the way back after a chart failed.
 	undoLimit = 2 * time.Minute
 )
@@ -168,13 +170,16 @@ func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(
 	}
 	var before *release.Release // what was deployed before; nil: nothing
 	var now *release.Release
-	err = retry(ctx, func(ctx context.Context) (err error) {
-		before, now, err = c.bring(ctx, cfg, ch, want)
+	err = retry(ctx, func(context.Context) (err error) {
+		// A few requests that belong together; whoever leaves meanwhile leaves after them.
+		whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), bringLimit)
+		defer cancel()
+		before, now, err = c.bring(whole, cfg, ch, want)
 		return err
 	})
 	if err != nil {
 		err = fmt.Errorf("apply chart %s: %w", want.Name, err)
-		if now == nil { // Helm recorded nothing that would have to be taken back
+		if now == nil || errors.Is(err, context.Canceled) { // Helm recorded nothing that would have to be taken back
 			return err
 		}
 		return c.takeBack(ctx, cfg, want, before, err)

@@ -270,6 +270,27 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 	})
 
+	mustRun("whoever leaves a chart that is not ready finds it as it is", func(t *testing.T) {
+		slow := good
+		slow.Values = map[string]any{"text": "four", "replicas": 1}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		start := time.Now()
+		err := c.ApplyChart(ctx, slow, func(string, int64, int64) { cancel() })
+		if !errors.Is(err, context.Canceled) || time.Since(start) > 10*time.Second {
+			t.Errorf("after %s: %v", time.Since(start), err)
+		}
+		if ok, err := c.ChartCurrent(t.Context(), slow); ok || err != nil {
+			t.Errorf("a chart that is not ready is current: %t, %v", ok, err)
+		}
+		if err := c.ApplyChart(t.Context(), good, func(string, int64, int64) {}); err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := c.ChartCurrent(t.Context(), good); !ok || err != nil {
+			t.Errorf("another chart afterwards: %t, %v", ok, err)
+		}
+	})
+
 	mustRun("a first installation that fails leaves nothing", func(t *testing.T) {
 		bad := chart(map[string]any{"replicas": 1})
 		bad.Name = "second"
