@@ -37,7 +37,7 @@ const (
 	// tellEvery bounds how often the progress of downloads is told.
 	tellEvery = 250 * time.Millisecond
 	// nodeResetAdvice is what helps after a failure.
-	nodeResetAdvice = "mend the cause, then replace the machine: it accepts no second init until it was reset"
+	nodeResetAdvice = "mend the cause, then replace the machine, which accepts no second init; in the sandbox by `constellation sandbox down` and `up`"
 )
 
 // initPhases are kubeadm's phases in their order, to show how far it is. Names that

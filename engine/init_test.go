@@ -404,7 +404,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 		}, engine.ExitFailed, "measurements differ: PCR 9", "measurements"},
 		{"measurements that are not the image's", func(t *testing.T, s *stage) {
 			s.cloud.measurements[9] = strings.Repeat("ee", 32)
-		}, engine.ExitBlocked, "the measurements are not those of image v1.1.0", "copy those of the image"},
+		}, engine.ExitBlocked, "the measurements are not those of image v1.1.0", "write the value that the image has"},
 		{"a cloud that we do not trust", func(t *testing.T, s *stage) {
 			certPEM, keyPEM, err := attestation.CreateCA("other")
 			if err != nil {

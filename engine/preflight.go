@@ -427,7 +427,7 @@ func (f *facts) checkMeasurements() *Finding {
 	warnings, err := m.Compare(known)
 	if err != nil {
 		b := blockErr("the measurements are not those of image "+f.config.Image.String(), err)
-		b.Field, b.Remedy = "attestation.tpm2.measurements", "every machine would be refused: copy those of the image; `constellation config generate sandbox` in another directory shows them"
+		b.Field, b.Remedy = "attestation.tpm2.measurements", "every machine would be refused: write the value that the image has, which is named here, or `constellation sandbox status -o json` lists them all"
 		return b
 	}
 	if len(warnings) > 0 {

@@ -51,7 +51,7 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(RunsDir, p.ID))}
 	r.resume = e.command(string(p.Verb))
 	defer r.close()
-	defer func() { err = r.finish(err, e) }()
+	defer func() { err = r.finish(ctx, err, e) }()
 
 	data, err := json.Marshal(p)
 	if err != nil {
@@ -320,8 +320,9 @@ func (r *run) setNodes(n int) {
 
 func (r *run) since(t time.Time) int64 { return r.now().Sub(t).Milliseconds() }
 
-// finish emits the result and returns the error of Run.
-func (r *run) finish(err error, e *Engine) error {
+// finish emits the result and returns the error of Run. A cause of ctx's end that is an
+// Error gives its exit code: that of a signal.
+func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	res := Result{Status: StateDone, TookMS: r.since(r.started), Nodes: r.nodes}
 	for _, f := range r.plan.Files {
 		if _, err := os.Lstat(f.Path); err == nil {
@@ -337,14 +338,28 @@ func (r *run) finish(err error, e *Engine) error {
 	case ExitCode(err) == ExitNothing:
 		res.Status, text = StateNothing, err.Error()
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
-		if r.final {
-			res.Status, text, err = StateDetached, "you left; the cluster goes on alone", nil
-			res.Resume = r.resume
+		res.Status, res.Resume = StateStopped, r.resume
+		stop := &Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
+		var why *Error
+		signalled := errors.As(context.Cause(ctx), &why) && why.Exit > 128
+		if signalled {
+			stop.Exit = why.Exit
+		}
+		err, text = stop, stop.Error()
+		if !r.final {
 			break
 		}
-		res.Status, res.Resume = StateStopped, r.resume
-		err = &Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
-		text = err.Error()
+		switch {
+		case signalled:
+			res.Status, stop.Err = StateDetached, fmt.Errorf("%w; the cluster goes on alone", why.Err)
+		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+			stop.Err = errors.New("the time was over before all nodes were ready; the cluster goes on alone")
+		default:
+			res.Status, text, err = StateDetached, "you left; the cluster goes on alone", nil
+		}
+		if err != nil {
+			stop.Remedy, text = "run `"+r.resume+"` to see the rest of it", stop.Error()
+		}
 	default:
 		res.Status, res.Resume, text = StateFailed, r.resume, err.Error()
 		if c := ExitCode(err); c == ExitHeld || c == ExitUsage || c == ExitBlocked {

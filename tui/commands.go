@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -80,6 +81,9 @@ func (s *session) execute(args []string) int {
 	switch {
 	case errors.As(err, &status):
 		return int(status)
+	case err == nil && caught == 0 && s.out.failed != nil:
+		writeError(s.Stderr, &engine.Error{Op: "write the answer", Err: s.out.failed, Remedy: "make room, or write it somewhere else, and ask again"})
+		return engine.ExitFailed
 	case err == nil && caught == 0:
 		return engine.ExitDone
 	case !s.began && err != nil:
@@ -105,7 +109,7 @@ func (s *session) remark(format string, args ...any) {
 // signals ends the returned context at SIGINT, SIGTERM or SIGHUP; the second signal
 // ends the program at once. Verbs without the console use it.
 func (s *session) signals(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	ch := make(chan os.Signal, 2)
 	watched := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // nohup
@@ -122,16 +126,18 @@ func (s *session) signals(ctx context.Context) (context.Context, context.CancelF
 				if n > 0 {
 					os.Exit(128 + int(sig.(syscall.Signal)))
 				}
+				got := sig.(syscall.Signal)
 				s.mu.Lock()
-				s.caught = sig.(syscall.Signal)
+				s.caught = got
 				s.mu.Unlock()
-				s.remark("%s: stopping where it can be taken up again; once more stops at once", signalName(sig.(syscall.Signal)))
-				cancel()
+				s.remark("%s: stopping where it can be taken up again; once more stops at once", signalName(got))
+				// The engine's result then says the exit code that the process will have.
+				cancel(&engine.Error{Err: errors.New(signalName(got)), Exit: 128 + int(got)})
 			}
 		}
 	}()
 	var once sync.Once
-	return ctx, func() { once.Do(func() { signal.Stop(ch); close(done) }); cancel() }
+	return ctx, func() { once.Do(func() { signal.Stop(ch); close(done) }); cancel(nil) }
 }
 
 func signalName(s syscall.Signal) string {
@@ -154,6 +160,15 @@ func (s *session) workspace() (*engine.Workspace, string, error) {
 	}
 	ws, err := engine.OpenWorkspace(dir)
 	return ws, dir, err
+}
+
+// newWorkspace is workspace for the verbs that begin one: the directory given with -C is
+// made if only it is missing.
+func (s *session) newWorkspace() (*engine.Workspace, string, error) {
+	if err := os.Mkdir(s.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) {
+		return nil, "", &engine.Error{Op: "make workspace " + s.dir, Err: err, Exit: engine.ExitUsage, Remedy: "name another directory with -C"}
+	}
+	return s.workspace()
 }
 
 // command writes a command line of this program for the same workspace.
@@ -351,7 +366,7 @@ If the workspace has a sandbox, its measurements and versions are filled in.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: fixed("sandbox"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ws, dir, err := s.workspace()
+			ws, dir, err := s.newWorkspace()
 			if err != nil {
 				return err
 			}

@@ -454,11 +454,13 @@ func (p *plainPrinter) tellResult(at time.Time) {
 }
 
 // guarded writes to the user's stdout. When the reader has gone it says so once and
-// swallows the rest: a run must not end because nobody listens.
+// swallows the rest: a run must not end because nobody listens. Any other error, such
+// as a full disk, is kept for the end.
 type guarded struct {
-	w    io.Writer
-	gone func()
-	lost bool
+	w      io.Writer
+	gone   func()
+	lost   bool
+	failed error
 }
 
 func (g *guarded) Write(p []byte) (int, error) {
@@ -467,8 +469,14 @@ func (g *guarded) Write(p []byte) (int, error) {
 	}
 	if _, err := g.w.Write(p); err != nil {
 		g.lost = true
-		if g.gone != nil && !errors.Is(err, syscall.EBADF) {
-			g.gone()
+		switch {
+		case errors.Is(err, syscall.EBADF): // stdout was closed on purpose
+		case errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe):
+			if g.gone != nil {
+				g.gone()
+			}
+		default:
+			g.failed = err
 		}
 	}
 	return len(p), nil

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -184,7 +186,7 @@ func TestPrinterAndConsoleAgree(t *testing.T) {
 
 // A reader that goes away is told once, and nothing more is written.
 func TestLostReader(t *testing.T) {
-	w := &failingWriter{}
+	w := &failingWriter{err: syscall.EPIPE}
 	told := 0
 	g := &guarded{w: w, gone: func() { told++ }}
 	p := newPlainPrinter(g, nil, time.Now)
@@ -197,9 +199,24 @@ func TestLostReader(t *testing.T) {
 	}
 }
 
-type failingWriter struct{ calls int }
+// A full disk is no reader that goes away: the error is kept for the end.
+func TestFullDisk(t *testing.T) {
+	told := 0
+	g := &guarded{w: &failingWriter{err: &os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.ENOSPC}}, gone: func() { told++ }}
+	if _, err := g.Write([]byte("the answer")); err != nil {
+		t.Errorf("write: %v; a run must not end because of it", err)
+	}
+	if told != 0 || !errors.Is(g.failed, syscall.ENOSPC) {
+		t.Errorf("told %d times that nobody reads, kept %v; want the full disk", told, g.failed)
+	}
+}
 
-func (f *failingWriter) Write([]byte) (int, error) { f.calls++; return 0, errors.New("broken pipe") }
+type failingWriter struct {
+	calls int
+	err   error
+}
+
+func (f *failingWriter) Write([]byte) (int, error) { f.calls++; return 0, f.err }
 
 func TestSetScalar(t *testing.T) {
 	const in = "# my cluster\nversion: v2\nname: demo # short\nkubernetesVersion: \"v1.35.4\"\nnodeGroups:\n  name: inner\n"

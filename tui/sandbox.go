@@ -107,7 +107,7 @@ func usageError(msg string, args ...any) error {
 }
 
 func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f format) error {
-	_, dir, err := s.workspace()
+	_, dir, err := s.newWorkspace()
 	if err != nil {
 		return err
 	}

@@ -44,6 +44,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -152,6 +153,18 @@ func usage(op, remedy string, format string, args ...any) error {
 	return &engine.Error{Op: op, Err: fmt.Errorf(format, args...), Remedy: remedy, Exit: engine.ExitUsage}
 }
 
+// onlyRoot says before anything else who can drive machines: without root not even the
+// directories in which sandboxes are kept are the same.
+func onlyRoot(op string) error {
+	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
+		return nil
+	}
+	return &engine.Error{
+		Op: op, Err: errors.New("real machines need Linux and root"),
+		Remedy: "run the same command as root, for example with sudo", Exit: engine.ExitBlocked,
+	}
+}
+
 // Up starts the sandbox that spec describes, or finds it running and makes the
 // sizes of its groups those of spec. It waits for machines to boot, but not for ever:
 // one that does not is told in an event, and the sandbox is up all the same.
@@ -164,6 +177,9 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 		return none, err
 	}
 	op := "start sandbox " + spec.Name
+	if err := onlyRoot(op); err != nil {
+		return none, err
+	}
 	unlock, err := s.dirs.lock(ctx, spec.Name, func() {
 		t.tell(engine.Event{Kind: engine.KindWait, Text: "another command is working on sandbox " + spec.Name})
 	})
@@ -722,6 +738,9 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 		return usage("take sandbox down", "give its name, or the directory it was made for", "%w", err)
 	}
 	op := "take sandbox " + name + " down"
+	if err := onlyRoot(op); err != nil {
+		return err
+	}
 	none := func() error {
 		t.step(stepRemove, engine.StateNothing, "there is no sandbox "+name)
 		if workspace == "" {
