@@ -49,7 +49,7 @@ const (
 	// comes up shall not wait for its machines.
 	minPause   = 500 * time.Millisecond
 	maxPause   = 30 * time.Second
-	quietPause = 3 * time.Second
+	quietPause = time.Second
 	// maxAsked bounds what a join service can ask a machine to wait.
 	maxAsked = 2 * time.Minute
 	// maxDirect is how many control planes are asked directly, beside the load balancer.

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -389,7 +390,16 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 			contact, limit = i.e.now(), i.e.limits.silence
 			wait.last = 0
 		}
-		if over := i.e.now().Sub(contact); over > limit {
+		over := i.e.now().Sub(contact)
+		if seq == 0 && over > resultGone && i.state.ClusterValues.InitNode != "" && servesTLS(ctx, i.state.Infrastructure.ClusterEndpoint) {
+			// Its bootstrapper ends when its result was fetched; one that only died is back
+			// long before.
+			failure.Op = "get the result of the first machine"
+			failure.Err = fmt.Errorf("it was fetched before: the API server at %s answers, and no bootstrapper does", i.state.Infrastructure.ClusterEndpoint)
+			failure.Remedy = "restore " + KubeconfigFile + " from your copy; if it is lost, take the machines down and up again"
+			return failure.Error
+		}
+		if over > limit {
 			failure.Op = fmt.Sprintf("wait %s for the first machine at %s", over.Round(time.Second), d.endpoint)
 			failure.Remedy = "is a machine up? `constellation sandbox status` shows them and where their console is. Run the same command again to go on waiting"
 			if errors.Is(failure.Err, errOther) {
@@ -407,6 +417,24 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 			return err
 		}
 	}
+}
+
+// resultGone is how long a first machine that an init is known of may be silent, while
+// its API server answers, until we believe that it has nothing more to say.
+const resultGone = 15 * time.Second
+
+// servesTLS reports whether somebody completes a TLS handshake at endpoint. Who that is
+// does not matter: nothing is sent.
+func servesTLS(ctx context.Context, endpoint string) bool {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}}
+	conn, err := d.DialContext(ctx, "tcp", endpoint)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
 }
 
 // attempt is a try that did not work.
