@@ -113,7 +113,7 @@ func (h *Host) Console(name string) string { return h.path(name, consoleName) }
 // makes the bridge that joins them, if it is not there. The error wraps ErrBusy when
 // another process drives them. Repeating it does nothing.
 func (h *Host) Network(ctx context.Context) error {
-	if err := h.drive(); err != nil {
+	if err := h.drive(ctx); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(h.dir, networkDir), machinePaths); err != nil {
@@ -122,8 +122,11 @@ func (h *Host) Network(ctx context.Context) error {
 	return createHub(h.hub())
 }
 
+// dying is how long the lock of a process that was killed may be held after its death.
+const dying = 3 * time.Second
+
 // drive takes the lock on the machines.
-func (h *Host) drive() error {
+func (h *Host) drive(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.lock != nil {
@@ -132,11 +135,12 @@ func (h *Host) drive() error {
 	if err := os.MkdirAll(filepath.Join(h.dir, machinesDir), machinePaths); err != nil {
 		return fmt.Errorf("drive machines: %w", err)
 	}
-	// An ended context: the lock is had at once, or not.
-	now, cancel := context.WithCancel(context.Background())
-	cancel()
-	unlock, err := lockFile(now, filepath.Join(h.dir, lockName))
-	if errors.Is(err, context.Canceled) {
+	// A process that was killed lets go only when the kernel has taken it apart, which on
+	// a busy computer takes a moment.
+	soon, cancel := context.WithTimeout(ctx, dying)
+	defer cancel()
+	unlock, err := lockFile(soon, filepath.Join(h.dir, lockName))
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return fmt.Errorf("drive machines of %s: %w", h.dir, ErrBusy)
 	}
 	if err != nil {
@@ -484,7 +488,7 @@ func (h *Host) sweep(ctx context.Context) error {
 	if _, err := os.Lstat(filepath.Join(h.dir, machinesDir)); errors.Is(err, fs.ErrNotExist) {
 		return nil // there never were machines
 	}
-	if err := h.drive(); err != nil {
+	if err := h.drive(ctx); err != nil {
 		return err
 	}
 	names, err := h.names()
