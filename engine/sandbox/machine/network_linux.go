@@ -362,19 +362,6 @@ func (h *Host) Listen(ctx context.Context, network, address string) (net.Listene
 	return l, err
 }
 
-// ListenPacket is Listen for datagrams.
-func (h *Host) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
-	if err := literal(address); err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", address, err)
-	}
-	var c net.PacketConn
-	err := inNamespace(h.hub(), func() (err error) {
-		c, err = new(net.ListenConfig).ListenPacket(ctx, network, address)
-		return err
-	})
-	return c, err
-}
-
 // Dial connects to an IP address and port from inside of the sandbox's network. It
 // has the type of http.Transport's DialContext.
 func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, error) {

@@ -51,11 +51,6 @@ func (h *Host) Listen(ctx context.Context, network, address string) (net.Listene
 	return nil, ErrUnsupported
 }
 
-// ListenPacket is Listen for datagrams.
-func (h *Host) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
-	return nil, ErrUnsupported
-}
-
 // Dial connects from inside of the sandbox's network.
 func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return nil, ErrUnsupported
