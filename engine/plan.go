@@ -17,11 +17,13 @@ const (
 type Severity string
 
 // Severities. Info findings are fine, Warn findings are acknowledged by the user,
-// Block findings cannot be forced.
+// Block findings cannot be forced. NotChecked means that nobody knows: the finding
+// says why.
 const (
-	Info  Severity = "ok"
-	Warn  Severity = "warn"
-	Block Severity = "block"
+	Info       Severity = "ok"
+	Warn       Severity = "warn"
+	Block      Severity = "block"
+	NotChecked Severity = "not-checked"
 )
 
 // Finding is what one check found.
@@ -37,8 +39,17 @@ type Finding struct {
 	Detail string `json:"detail,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
 	// Source is the area that the finding belongs to: config, files, cloud, network, release.
-	Source string        `json:"source,omitempty"`
-	Took   time.Duration `json:"took,omitempty"` // nanoseconds in JSON
+	Source string `json:"source,omitempty"`
+	// Owner is who can change it: "namespace shop, Helm release web", "argocd-controller".
+	Owner string `json:"owner,omitempty"`
+	// Objects are what it is about, "kind/namespace/name", the first few hundred.
+	Objects []string `json:"objects,omitempty"`
+	// Command is the one command that clears it; empty if there is none.
+	Command string `json:"command,omitempty"`
+	// Reference is where the rule comes from: a policy page, a KEP, an RFC.
+	Reference string `json:"reference,omitempty"`
+	// Took is how long the check ran.
+	Took time.Duration `json:"took,omitempty"` // nanoseconds in JSON
 }
 
 // Target is what a cluster is brought to. Empty fields are not known or do not change.

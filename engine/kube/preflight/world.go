@@ -1,0 +1,133 @@
+// Package preflight looks at a live cluster for what an upgrade would trip over.
+//
+// It hides how much of a cluster must be read, and how little of it kept: [Run]
+// collects what the checks need in pages, keeps slim copies (world), and runs every
+// check over them at the same time. Checks are pure functions over the world, but for
+// the few that ask the API server a question of their own (dry-run evictions, reviews
+// of access, TLS handshakes); nothing is ever changed. What could not be read makes
+// the checks that need it say so: never silence, never "ok".
+//
+// The package does not decide whether an upgrade goes on; package engine does.
+package preflight
+
+import (
+	"context"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"constellation/engine"
+)
+
+// world is what the checks look at: one look at the cluster. Small kinds are kept
+// whole, pods and the metadata of everything else as slim copies.
+type world struct {
+	now     time.Time
+	request engine.PreflightRequest
+	// unread says why a source could not be read: source ID to reason. Checks that need
+	// it are NotChecked.
+	unread map[source]string
+
+	nodes  []corev1.Node // sorted by name
+	leases map[string]time.Time
+	pods   []pod // sorted by namespace and name
+
+	pdbs         []policyv1.PodDisruptionBudget
+	namespaces   map[string]metav1.ObjectMeta
+	terminating  []string // namespaces that are going, with why
+	deployments  []appsv1.Deployment
+	statefulSets []appsv1.StatefulSet
+	daemonSets   []appsv1.DaemonSet
+	replicaSets  map[types.UID]owner // who owns a ReplicaSet
+	services     map[types.NamespacedName]corev1.Service
+	slices       []discoveryv1.EndpointSlice
+	validating   []admissionv1.ValidatingWebhookConfiguration
+	mutating     []admissionv1.MutatingWebhookConfiguration
+	volumes      map[string]corev1.PersistentVolume // by name
+	claims       map[types.NamespacedName]corev1.PersistentVolumeClaim
+	attachments  []storagev1.VolumeAttachment
+	csiNodes     []storagev1.CSINode
+	// kinds are the CustomResourceDefinitions, apiServices the registered APIs.
+	kinds       []unstructured.Unstructured
+	apiServices []unstructured.Unstructured
+}
+
+// source is one thing that is read: "pods", "nodes", "metrics of 10.42.1.2".
+type source string
+
+// owner is who an object belongs to.
+type owner struct {
+	apiVersion, kind, name string
+	uid                    types.UID
+}
+
+// pod is what matters of a pod.
+type pod struct {
+	namespace, name, node string
+	uid                   types.UID
+	labels                map[string]string
+	phase                 corev1.PodPhase
+	ready                 bool
+	terminating           time.Time // zero if it is not
+	finalizers            bool
+	created               time.Time
+	controller            owner // zero if nobody controls it; a ReplicaSet's owner is in world.replicaSets
+	mirror                bool  // a static pod
+	priority              int32
+	grace                 time.Duration
+	preStop               bool
+	request               resources
+	nodeSelector          map[string]string
+	affinity              *corev1.Affinity
+	tolerations           []corev1.Toleration
+	spread                []corev1.TopologySpreadConstraint
+	emptyDir, hostPath    []string // names of volumes with local data; hostPath those that are writable
+	claims                []string // names of PersistentVolumeClaims
+	hostPorts             []int32
+	notEvict              string // the annotation that forbids eviction; empty if none does
+	pending               string // why it is not scheduled
+	images                []string
+	args                  []string // command and args of the first container; of control plane pods alone
+	component             string   // label component, of control plane pods alone
+}
+
+// resources are amounts: milli-CPU, bytes, and others by name.
+type resources struct {
+	cpu, memory, ephemeral int64
+	other                  map[corev1.ResourceName]int64
+}
+
+func (p *pod) key() types.NamespacedName {
+	return types.NamespacedName{Namespace: p.namespace, Name: p.name}
+}
+
+// check is one question. run returns what it found; no finding means that all is
+// well, and is told as title. A finding's zero Severity is filled with Warn, its ID
+// with the check's.
+type check struct {
+	id    string // kebab-case and stable
+	title string // what is true if nothing is found: "every API server is one minor apart at most"
+	area  string // Finding.Source: versions, apis, webhooks, disruption, capacity, nodes, etcd, certificates, health, access
+	ref   string // where the rule comes from
+	needs []source
+	run   func(*world, *probe) []engine.Finding
+}
+
+// probe asks the API server what a copy of its objects cannot tell.
+type probe struct {
+	ctx    context.Context
+	config *rest.Config
+	core   kubernetes.Interface
+	// progress tells how far a long check has come.
+	progress func(current, total int64)
+}
