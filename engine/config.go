@@ -2,9 +2,7 @@ package engine
 
 import (
 	"bytes"
-	"crypto/x509"
 	"encoding/hex"
-	"encoding/pem"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -249,7 +247,7 @@ func (c *Config) readAttestation(r *reader) field {
 			c.Attestation.TPM2 = t
 			r.mapping(n, path, map[string]field{
 				"measurements": readMeasurements(r, &t.Measurements),
-				"trustRoots":   r.str(&t.TrustRoots, isCertificates, "holds no certificate", "paste the PEM certificates of the cloud that certifies attestation keys, after a |"),
+				"trustRoots":   readRoots(r, &t.TrustRoots),
 			}, "measurements", "trustRoots")
 		}})
 		if ok && len(r.errs) == before && c.Attestation.TPM2 == nil {
@@ -311,19 +309,17 @@ func isDigest(s string) bool {
 	return err == nil && len(b) == 32
 }
 
-func isCertificates(s string) bool {
-	n := 0
-	for rest := []byte(s); ; n++ {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			return n > 0 && len(bytes.TrimSpace(rest)) == 0
+func readRoots(r *reader, to *string) field {
+	return func(n *yaml.Node, path string) {
+		s, isText := r.text(n, path)
+		if !isText {
+			return
 		}
-		if block.Type != "CERTIFICATE" {
-			return false
+		if _, err := attestation.ParseRoots([]byte(s)); err != nil {
+			r.bad(n, path, fmt.Sprintf("cannot be used (%v)", err), "paste the PEM certificates of the cloud that certifies attestation keys, after a |, and nothing else")
+			return
 		}
-		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return false
-		}
+		*to = s
 	}
 }
 

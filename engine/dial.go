@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -159,12 +158,13 @@ func (v eitherValidator) Validate(ctx context.Context, document, userData []byte
 }
 
 // initValidator returns what judges the machine that becomes, or became, the first
-// node. Its register 15 is zero, or holds the ID of this very cluster.
+// node. Its register 15 is zero, or holds the ID of this very cluster. Its error is
+// an *Error about the trust roots.
 func initValidator(c *Config, s *State) (attestation.Validator, error) {
 	t := c.Attestation.TPM2
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM([]byte(t.TrustRoots)) {
-		return nil, errors.New("trustRoots hold no certificate")
+	roots, err := attestation.ParseRoots([]byte(t.TrustRoots))
+	if err != nil {
+		return nil, &Error{Op: "read attestation.tpm2.trustRoots", Err: err, Remedy: "correct the field in " + ConfigFile, Exit: ExitUsage}
 	}
 	o := attestation.Options{PCR15: attestation.PCR15Zero(), UID: s.Infrastructure.UID, Role: cloud.ControlPlane}
 	unused := attestation.NewTPMValidator(roots, t.Measurements, o)

@@ -364,7 +364,7 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 	i.tellBoot(ctx, r)
 	v, err := initValidator(i.config, i.state)
 	if err != nil {
-		return &Error{Op: "read attestation.tpm2", Err: err, Remedy: "correct " + ConfigFile, Exit: ExitUsage}
+		return err
 	}
 	d := dialer{i.state.Infrastructure.InitEndpoint, v, i.accept}
 

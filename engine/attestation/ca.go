@@ -181,7 +181,7 @@ func (ca *CA) Roots() *x509.CertPool {
 }
 
 // ParseRoots reads trust roots from PEM. Anything but certificates of authorities
-// is an error, and so is an empty list.
+// and white space is an error, and so is an empty list.
 func ParseRoots(pemBytes []byte) (*x509.CertPool, error) {
 	certs, err := parseCertificates(pemBytes)
 	if err != nil {
@@ -202,11 +202,17 @@ func ParseRoots(pemBytes []byte) (*x509.CertPool, error) {
 
 func parseCertificates(pemBytes []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
-	for rest := pemBytes; len(bytes.TrimSpace(rest)) > 0; {
-		var b *pem.Block
-		if b, rest = pem.Decode(rest); b == nil {
+	begin := []byte("-----BEGIN ")
+	for rest := bytes.TrimSpace(pemBytes); len(rest) > 0; {
+		b, after := pem.Decode(rest)
+		if b == nil {
 			return nil, errors.New("it is not PEM")
 		}
+		// The decoder skips what it does not understand, a damaged block as well.
+		if read := rest[:len(rest)-len(after)]; !bytes.HasPrefix(read, begin) || bytes.Count(read, begin) != 1 {
+			return nil, errors.New("it holds a damaged PEM block, or text beside its PEM blocks")
+		}
+		rest = bytes.TrimSpace(after)
 		if b.Type != "CERTIFICATE" {
 			return nil, fmt.Errorf("it holds a PEM block %s", b.Type)
 		}

@@ -6,6 +6,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/pem"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +117,10 @@ func TestFilesOfAuthorities(t *testing.T) {
 		{"the certificate of a machine", append(bytes.Clone(cert), leaf...), "is not the certificate of an authority"},
 		{"with a key among them", append(bytes.Clone(cert), key...), "PEM block PRIVATE KEY"},
 		{"with noise behind them", append(bytes.Clone(cert), "noise"...), "not PEM"},
+		{"with noise before them", append([]byte("noise\n"), cert...), "text beside its PEM blocks"},
+		{"with noise between them", slices.Concat(cert, []byte("noise\n"), cert2), "text beside its PEM blocks"},
+		{"with a damaged one between them", slices.Concat(cert, bytes.Replace(cert2, []byte("MII"), []byte("!!!"), 1), cert2), "damaged PEM block"},
+		{"with white space between them", slices.Concat([]byte("\n"), cert, []byte("\r\n \n"), cert2), ""},
 	} {
 		t.Run("roots: "+tt.name, func(t *testing.T) {
 			_, err := ParseRoots(tt.pem)
