@@ -16,6 +16,8 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -35,7 +37,7 @@ type world struct {
 	now     time.Time
 	request engine.PreflightRequest
 	// unread says why a source could not be read: source ID to reason. Checks that need
-	// it are NotChecked.
+	// it are NotChecked. Metadata keeps its managedFields: they tell who did what.
 	unread map[source]string
 
 	nodes  []corev1.Node // sorted by name
@@ -57,6 +59,11 @@ type world struct {
 	claims       map[types.NamespacedName]corev1.PersistentVolumeClaim
 	attachments  []storagev1.VolumeAttachment
 	csiNodes     []storagev1.CSINode
+	jobs         []batchv1.Job
+	autoscalers  []autoscalingv2.HorizontalPodAutoscaler
+	// others are the objects of kinds that may be absent (actorKinds), by "resource.group".
+	// A kind that is not served has no entry, and none in unread.
+	others map[string][]unstructured.Unstructured
 	// kinds are the CustomResourceDefinitions, apiServices the registered APIs.
 	kinds       []unstructured.Unstructured
 	apiServices []unstructured.Unstructured
@@ -64,6 +71,31 @@ type world struct {
 
 // source is one thing that is read: "pods", "nodes", "metrics of 10.42.1.2".
 type source string
+
+// Sources that are one list each. A kind of world.others is the source "resource.group".
+const (
+	sourceNodes        source = "nodes"
+	sourceLeases       source = "node leases"
+	sourcePods         source = "pods"
+	sourceBudgets      source = "poddisruptionbudgets"
+	sourceNamespaces   source = "namespaces"
+	sourceDeployments  source = "deployments"
+	sourceStatefulSets source = "statefulsets"
+	sourceDaemonSets   source = "daemonsets"
+	sourceReplicaSets  source = "replicasets"
+	sourceServices     source = "services"
+	sourceSlices       source = "endpointslices"
+	sourceValidating   source = "validatingwebhookconfigurations"
+	sourceMutating     source = "mutatingwebhookconfigurations"
+	sourceVolumes      source = "persistentvolumes"
+	sourceClaims       source = "persistentvolumeclaims"
+	sourceAttachments  source = "volumeattachments"
+	sourceCSINodes     source = "csinodes"
+	sourceJobs         source = "jobs"
+	sourceAutoscalers  source = "horizontalpodautoscalers"
+	sourceKinds        source = "customresourcedefinitions"
+	sourceAPIServices  source = "apiservices"
+)
 
 // owner is who an object belongs to.
 type owner struct {
@@ -78,8 +110,8 @@ type pod struct {
 	labels                map[string]string
 	phase                 corev1.PodPhase
 	ready                 bool
-	terminating           time.Time // zero if it is not
-	finalizers            bool
+	terminating           time.Time // its deletionTimestamp: when it should be gone; zero if it is not terminating
+	finalizers            []string
 	created               time.Time
 	controller            owner // zero if nobody controls it; a ReplicaSet's owner is in world.replicaSets
 	mirror                bool  // a static pod
@@ -91,14 +123,15 @@ type pod struct {
 	affinity              *corev1.Affinity
 	tolerations           []corev1.Toleration
 	spread                []corev1.TopologySpreadConstraint
-	emptyDir, hostPath    []string // names of volumes with local data; hostPath those that are writable
-	claims                []string // names of PersistentVolumeClaims
+	emptyDir, hostPath    []string // volumes with local data: "cache", "cache (Memory)", "cache (limit 1Gi)"; "data (/var/lib/data)", of hostPath those that a container mounts writable
+	claims                []string // names of PersistentVolumeClaims, those of ephemeral volumes ("pod-volume") too
 	hostPorts             []int32
 	notEvict              string // the annotation that forbids eviction; empty if none does
 	pending               string // why it is not scheduled
 	images                []string
 	args                  []string // command and args of the first container; of control plane pods alone
 	component             string   // label component, of control plane pods alone
+	keeper                string   // ownerOf its metadata; of pods without a controller alone
 }
 
 // resources are amounts: milli-CPU, bytes, and others by name.
