@@ -62,10 +62,12 @@ type daemon struct {
 // it down. Its machines outlive it; when it is started again it finds them.
 //
 // It wants the files that Up writes. It never starts twice: the error wraps
-// machine.ErrBusy.
+// machine.ErrBusy. What log writes to standard error is bounded, if that is the
+// sandbox's log file.
 func Serve(ctx context.Context, dirs Dirs, name string, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	log = slog.New(newBoundedLog(log.Handler(), dirs.of(name, logName), logLimit))
 	d := &daemon{dirs: dirs, name: name, log: log, seen: map[string]bool{}, stop: cancel}
 	if err := d.serve(ctx); err != nil {
 		return fmt.Errorf("serve sandbox %s: %w", name, err)
@@ -295,7 +297,8 @@ func hostListener(ctx context.Context, name string, port *uint16, what string) (
 }
 
 // firmware measures what boots and, once, lets the cloud certify the machine's
-// attestation key.
+// attestation key. Last of all it closes the TPM's platform hierarchy, so that the
+// machine can change nothing of that.
 func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
 	s, _ := d.fleet.snapshot()
 	return func(ctx context.Context, p machine.PowerOn) error {
@@ -306,12 +309,14 @@ func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
 		if err := attestation.Measure(ctx, p.TPM, p.EventLog, events); err != nil {
 			return err
 		}
-		if !p.First {
-			return nil
+		if p.First {
+			if err := attestation.Provision(ctx, p.TPM, d.ca, attestation.Identity{
+				Name: i.Name, ProviderID: i.ProviderID, UID: s.UID, Group: i.Group, Role: i.Role, IP: i.IP,
+			}); err != nil {
+				return err
+			}
 		}
-		return attestation.Provision(ctx, p.TPM, d.ca, attestation.Identity{
-			Name: i.Name, ProviderID: i.ProviderID, UID: s.UID, Group: i.Group, Role: i.Role, IP: i.IP,
-		})
+		return attestation.HandOver(ctx, p.TPM)
 	}
 }
 

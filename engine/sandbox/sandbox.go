@@ -77,6 +77,8 @@ const (
 	answerWithin = 8 * time.Second
 	// bootPatience is how long Up looks at booting machines.
 	bootPatience = time.Minute
+	// cacheUnused is how long something stays in the cache that no sandbox uses.
+	cacheUnused = 30 * 24 * time.Hour
 )
 
 // Sandboxes are the sandboxes of one user on this computer. It implements
@@ -237,7 +239,57 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 	if err != nil {
 		return none, err
 	}
-	return s.handOver(spec, status.SandboxInfo, t)
+	handed, err := s.handOver(spec, status.SandboxInfo, t)
+	if err == nil {
+		s.prune(ctx, t)
+	}
+	return handed, err
+}
+
+// prune removes from the cache what no sandbox has used for a long time. A cache that
+// cannot be pruned is no reason to fail.
+func (s *Sandboxes) prune(ctx context.Context, t *teller) {
+	dirs, files, err := s.inUse()
+	if err != nil { // a sandbox of another version of this program needs who knows what
+		s.log.Info("cache not pruned", "err", err)
+		return
+	}
+	gone, err1 := machine.Prune(ctx, s.dirs.Cache, dirs, cacheUnused)
+	more, err2 := build.PruneServices(s.dirs.Cache, files, cacheUnused)
+	for _, path := range append(gone, more...) {
+		s.log.Info("removed from the cache", "path", path, "unused", cacheUnused)
+	}
+	if err := errors.Join(err1, err2); err != nil {
+		t.warn(stepFiles, err.Error())
+	}
+}
+
+// inUse lists what the sandboxes here need of the cache, also while they are stopped:
+// directories of OS images and root file systems, and files of our services.
+func (s *Sandboxes) inUse() (dirs, files []string, err error) {
+	entries, err := os.ReadDir(s.dirs.sandboxes())
+	if err != nil {
+		return nil, nil, fmt.Errorf("look for sandboxes: %w", err)
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		st, err := readState(s.dirs.of(e.Name(), stateName))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, img := range st.Catalogue {
+			dirs = append(dirs, img.Dir, img.Rootfs)
+		}
+		for _, file := range st.Containers {
+			files = append(files, file)
+		}
+	}
+	return dirs, files, nil
 }
 
 // complete fills the zero fields of spec that do not depend on an existing sandbox.
@@ -576,6 +628,9 @@ func (s *Sandboxes) startDaemon(ctx context.Context, name string, client *local.
 // ended.
 func lastWords(logFile string, begin int64, ended error) error {
 	b, err := os.ReadFile(logFile)
+	if int64(len(b)) < begin {
+		begin = 0 // the file was full, and this is a new one
+	}
 	if err == nil && int64(len(b)) > begin {
 		return errors.New(lastLines(string(b[begin:]), 1))
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 )
@@ -53,6 +54,35 @@ func Services(ctx context.Context, cacheDir, release string, progress func(Progr
 	return images, nil
 }
 
+// PruneServices removes images of our own services that [Services] has not returned
+// for the time unused, and that are not in keep, from the cache. It returns the
+// paths of those. Versions of Kubernetes, which take minutes to make, stay.
+func PruneServices(cacheDir string, keep []string, unused time.Duration) ([]string, error) {
+	files, err := filepath.Glob(filepath.Join(cacheDir, "services", "*", "*.tar"))
+	if err != nil {
+		return nil, fmt.Errorf("prune services: %w", err)
+	}
+	since := time.Now().Add(-unused)
+	var removed []string
+	var errs []error
+	for _, f := range files {
+		info, err := os.Lstat(f)
+		if err != nil || !info.ModTime().Before(since) || slices.Contains(keep, f) {
+			continue
+		}
+		if err := os.Remove(f); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, f)
+		_ = os.Remove(filepath.Dir(f)) // the release's directory, if nothing else is in it
+	}
+	if err := errors.Join(errs...); err != nil {
+		return removed, fmt.Errorf("prune services: %w", err)
+	}
+	return removed, nil
+}
+
 // packService returns the image of binary, from dir if it is there already. Its file
 // is named after the binary's content, so that processes with different binaries of
 // one release, as in development, do not disturb each other.
@@ -66,6 +96,9 @@ func packService(dir string, spec imageSpec, binary string) (Image, error) {
 	// The name is given to finished files only; a foreign or broken one does not load.
 	if img, err := LoadImage(path); err == nil {
 		if hash, err := img.Digest(); err == nil {
+			// For PruneServices. Whether it succeeds decides nothing.
+			now := time.Now()
+			_ = os.Chtimes(path, now, now)
 			return Image{Ref: spec.ref, Path: path, Digest: hash.String()}, nil
 		}
 	}

@@ -5,7 +5,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 )
 
 // tree makes a source tree of ours with prebuilt services and goes there.
@@ -110,5 +112,58 @@ func TestMissingServicesNameTheRemedy(t *testing.T) {
 				t.Errorf("the error is %v with %+v, want the remedy %q", err, known, tt.remedy)
 			}
 		})
+	}
+}
+
+func TestServicesThatNobodyUsesArePruned(t *testing.T) {
+	dir := tree(t, map[string]string{"joinservice": "#!join", "operator": "#!operate"})
+	cache := t.TempDir()
+	const month = 30 * 24 * time.Hour
+	age := func(images ...Image) {
+		t.Helper()
+		long := time.Now().Add(-2 * month)
+		for _, i := range images {
+			if err := os.Chtimes(i.Path, long, long); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	first, err := Services(t.Context(), cache, "v9.9.9", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"joinservice", "operator"} {
+		if err := os.WriteFile(filepath.Join(dir, "bin/releases/v9.9.9", name), []byte("#!better "+name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second, err := Services(t.Context(), cache, "v9.9.9", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	age(append(first, second...)...)
+	if _, err := Services(t.Context(), cache, "v9.9.9", nil); err != nil { // uses the second ones
+		t.Fatal(err)
+	}
+	kubernetes := filepath.Join(cache, "kubernetes", "v1.30.0")
+	if err := os.MkdirAll(kubernetes, 0o755); err != nil {
+		t.Fatal(err)
+	}
+
+	removed, err := PruneServices(cache, []string{first[0].Path}, month)
+	if want := []string{first[1].Path}; err != nil || !slices.Equal(removed, want) {
+		t.Errorf("removed %q, %v; want %q", removed, err, want)
+	}
+	for _, path := range []string{first[0].Path, second[0].Path, second[1].Path, kubernetes} {
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+	}
+	age(first[0], second[0], second[1])
+	if removed, err := PruneServices(cache, nil, month); err != nil || len(removed) != 3 {
+		t.Errorf("removed %q, %v; want the other three", removed, err)
+	}
+	if _, err := os.Stat(filepath.Join(cache, "services", "v9.9.9")); err == nil {
+		t.Error("the empty directory of the release is left")
 	}
 }

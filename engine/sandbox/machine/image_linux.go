@@ -110,7 +110,7 @@ func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progr
 	if err := writeJSON(filepath.Join(fresh, imageRecord), image); err != nil {
 		return nil, err
 	}
-	if _, err := os.Stat(image.Dir); err == nil {
+	if used(image.Dir) == nil {
 		// Made before. It must still be what its name says.
 		events, err := measure(ctx, rootfs, filepath.Join(image.Dir, imageLayer), new(rootfsMemory))
 		if err != nil {

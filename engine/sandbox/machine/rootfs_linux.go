@@ -226,7 +226,7 @@ func Rootfs(ctx context.Context, cacheDir string, progress func(Progress)) (stri
 		return "", fmt.Errorf("make root file system: %w", err)
 	}
 	dir := filepath.Join(parent, rootfsKey(changes))
-	if _, err := os.Stat(dir); err == nil {
+	if used(dir) == nil {
 		return dir, nil
 	}
 	unlock, err := lockFile(ctx, filepath.Join(parent, "lock"))
@@ -234,7 +234,7 @@ func Rootfs(ctx context.Context, cacheDir string, progress func(Progress)) (stri
 		return "", fmt.Errorf("make root file system: %w", err)
 	}
 	defer unlock()
-	if _, err := os.Stat(dir); err == nil {
+	if used(dir) == nil {
 		return dir, nil // another process was faster
 	}
 	if err := removeUnfinished(parent); err != nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"time"
 )
 
 // Host is documented on Linux, the only system that has one.
@@ -29,6 +30,11 @@ func Rootfs(ctx context.Context, cacheDir string, progress func(Progress)) (stri
 
 // OSImage makes an OS image over a root file system, once per content.
 func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progress func(Progress)) (*Image, error) {
+	return nil, ErrUnsupported
+}
+
+// Prune removes from the cache what has not been used for the time unused.
+func Prune(ctx context.Context, cacheDir string, keep []string, unused time.Duration) ([]string, error) {
 	return nil, ErrUnsupported
 }
 
