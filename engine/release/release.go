@@ -52,6 +52,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"gopkg.in/yaml.v3"
 
@@ -69,6 +70,8 @@ var architectures = []string{"amd64", "arm64"}
 var (
 	binaries = []string{"kubeadm", "kubelet", "kubectl"}
 	archives = []string{"crictl", "cni-plugins"}
+	// bound are the services whose version follows from that of Kubernetes.
+	bound = []string{"kube-proxy", "coredns", "cluster-autoscaler"}
 )
 
 // ErrNotOffered means that a release has no such Kubernetes version. The text of the
@@ -86,6 +89,12 @@ type Release struct {
 	Kubernetes  []Kubernetes // oldest first
 	// DefaultKubernetes is what a new cluster gets if its owner names nothing.
 	DefaultKubernetes version.Version
+	// Published is when the release came out; zero if nobody said.
+	Published time.Time
+	// Faulty is why nobody may go to this release; empty if it is fine.
+	Faulty string
+	// CLI says where the program of this release is, by platform.
+	CLI []Download
 
 	artifacts map[string]artifact
 	archives  map[string]map[string]map[string]string // name, version, architecture
@@ -94,12 +103,15 @@ type Release struct {
 
 // Service is what runs in a cluster of a release and has a version.
 type Service struct {
-	Name    string          `yaml:"name"`
-	Version version.Version `yaml:"version"`
+	Name string `yaml:"name" json:"name"`
+	// Kind is OfRelease or OfKubernetes.
+	Kind string `yaml:"kind" json:"kind"`
+	// Version is zero for what is bound to Kubernetes.
+	Version version.Version `yaml:"version" json:"version,omitzero"`
 	// Image is empty for what is part of the OS image.
-	Image string `yaml:"image"`
+	Image string `yaml:"image" json:"image,omitempty"`
 	// Chart is the name of the chart that installs it.
-	Chart string `yaml:"chart"`
+	Chart string `yaml:"chart" json:"chart,omitempty"`
 }
 
 // Chart is a chart of a release.
@@ -119,6 +131,10 @@ type Kubernetes struct {
 	// Crictl and CNIPlugins are versions of archives.
 	Crictl     string `yaml:"crictl"`
 	CNIPlugins string `yaml:"cni-plugins"`
+	// Autoscaler is the tag of the cluster-autoscaler for this minor; may be empty.
+	Autoscaler string `yaml:"autoscaler"`
+	// Faulty is why nobody may go to this patch; empty if it is fine.
+	Faulty string `yaml:"faulty"`
 
 	// Digests are of the binaries: architecture, name.
 	Digests map[string]map[string]string `yaml:"digests"`
@@ -135,6 +151,9 @@ type file struct {
 	Schema            string                                  `yaml:"schema"`
 	Version           version.Version                         `yaml:"version"`
 	UpgradeFrom       version.Version                         `yaml:"upgradeFrom"`
+	Published         time.Time                               `yaml:"published"`
+	Faulty            string                                  `yaml:"faulty"`
+	CLI               []Download                              `yaml:"cli"`
 	Services          []Service                               `yaml:"services"`
 	Charts            []Chart                                 `yaml:"charts"`
 	CRDs              []string                                `yaml:"crds"`
@@ -156,12 +175,18 @@ func Parse(b []byte) (*Release, error) {
 	if f.Schema != schema {
 		return nil, fmt.Errorf("parse release: its format is %q and this program reads %q", f.Schema, schema)
 	}
+	for i := range f.Services {
+		if f.Services[i].Kind == "" {
+			f.Services[i].Kind = OfRelease
+		}
+	}
 	if errs := f.check(); len(errs) > 0 {
 		return nil, fmt.Errorf("parse release %s: %w", f.Version, errors.Join(errs...))
 	}
 	return &Release{
 		Version: f.Version, UpgradeFrom: f.UpgradeFrom, Services: f.Services, Charts: f.Charts, CRDs: f.CRDs,
 		Kubernetes: f.Kubernetes, DefaultKubernetes: f.DefaultKubernetes,
+		Published: f.Published, Faulty: f.Faulty, CLI: f.CLI,
 		artifacts: f.Artifacts, archives: f.Archives, images: f.Images,
 	}, nil
 }
@@ -205,6 +230,13 @@ func (f *file) check() []error {
 			bad("services[%d]: %q is no name", i, s.Name)
 		case services[s.Name]:
 			bad("services[%d]: %s occurs twice", i, s.Name)
+		case s.Kind == OfKubernetes && (!s.Version.IsZero() || s.Image != "" || s.Chart != ""):
+			bad("services[%d]: %s is bound to Kubernetes and has no version, image or chart of its own", i, s.Name)
+		case s.Kind == OfKubernetes && !slices.Contains(bound, s.Name):
+			bad("services[%d]: %s is not bound to Kubernetes; that are %s", i, s.Name, strings.Join(bound, ", "))
+		case s.Kind == OfKubernetes: // its version is that of the Kubernetes version
+		case s.Kind != OfRelease:
+			bad("services[%d]: kind %q is neither %s nor %s", i, s.Kind, OfRelease, OfKubernetes)
 		case s.Version.IsZero():
 			bad("services[%d]: %s has no version", i, s.Name)
 		case (s.Image == "") != (s.Chart == ""):
