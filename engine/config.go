@@ -2,15 +2,22 @@ package engine
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/x509"
 	"encoding/hex"
+	"encoding/pem"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"text/template"
+	"unicode"
 
 	"gopkg.in/yaml.v3"
 
@@ -34,6 +41,9 @@ type Config struct {
 	Image      version.Version `json:"image"`
 	Services   version.Version `json:"microserviceVersion"`
 	Kubernetes version.Version `json:"kubernetesVersion"`
+	// KeepWorkers leaves workers as they are during the next upgrade; they follow with a
+	// later one.
+	KeepWorkers bool `json:"keepWorkers,omitempty"`
 
 	ServiceCIDR netip.Prefix `json:"serviceCIDR"`
 	PodCIDR     netip.Prefix `json:"podCIDR"`
@@ -41,6 +51,7 @@ type Config struct {
 	Provider    ProviderConfig       `json:"provider"`
 	NodeGroups  map[string]NodeGroup `json:"nodeGroups"`
 	Attestation AttestationConfig    `json:"attestation"`
+	Releases    ReleasesConfig       `json:"releases,omitzero"`
 
 	lines map[string]int // field to line, for findings that are made later
 }
@@ -79,6 +90,16 @@ type TPM2Config struct {
 	Measurements attestation.Measurements `json:"measurements"`
 	// TrustRoots are PEM certificates; one of them must vouch for the attestation key.
 	TrustRoots string `json:"trustRoots"`
+}
+
+// ReleasesConfig says who is asked about releases. The zero value is what the program
+// brings with it.
+type ReleasesConfig struct {
+	// Feed is a directory, taken from the workspace if it is relative, or an address.
+	Feed string `json:"feed,omitempty"`
+	// Keys are public keys in PEM; one of them must have signed the feed. If there are
+	// none, it is one of the keys that the program brings with it.
+	Keys string `json:"keys,omitempty"`
 }
 
 // ControlPlanes returns how many control planes the cluster shall have.
@@ -173,6 +194,8 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"provider":            note(c.readProvider(r)),
 		"nodeGroups":          note(c.readGroups(r)),
 		"attestation":         note(c.readAttestation(r)),
+		"keepWorkers":         note(r.boolean(&c.KeepWorkers)),
+		"releases":            note(c.readReleases(r)),
 	}, "version", "name", "image", "microserviceVersion", "kubernetesVersion", "provider", "nodeGroups", "attestation")
 	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
 		r.errs = append(r.errs, FieldError{
@@ -254,6 +277,83 @@ func (c *Config) readAttestation(r *reader) field {
 			r.bad(n, path, "names no variant", "write tpm2: below it")
 		}
 	}
+}
+
+func (c *Config) readReleases(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		r.mapping(n, path, map[string]field{
+			"feed": func(n *yaml.Node, path string) {
+				s, isText := r.text(n, path)
+				if !isText {
+					return
+				}
+				if problem, remedy := badFeed(s); problem != "" {
+					r.bad(n, path, problem, remedy)
+					return
+				}
+				c.Releases.Feed = s
+			},
+			"keys": func(n *yaml.Node, path string) {
+				s, isText := r.text(n, path)
+				if !isText {
+					return
+				}
+				if problem := badKeys(s); problem != "" {
+					r.bad(n, path, problem, "paste the public keys in PEM after a |, and nothing else; `constellation release key new` makes a pair")
+					return
+				}
+				c.Releases.Keys = s
+			},
+		}, "feed")
+	}
+}
+
+// badFeed says what is wrong with where a feed shall be; empty if nothing is.
+func badFeed(s string) (problem, remedy string) {
+	if s == "" || s != strings.TrimSpace(s) || strings.ContainsFunc(s, unicode.IsControl) {
+		return fmt.Sprintf("%q is neither a directory nor an address", s), "write the path of a directory, or an https address"
+	}
+	scheme, _, isURL := strings.Cut(s, "://")
+	if !isURL {
+		return "", ""
+	}
+	u, err := url.Parse(s)
+	switch {
+	case err != nil || u.Host == "" || u.RawQuery != "" || u.Fragment != "":
+		return "is no address of a feed", "write it as https://host/path"
+	case u.User != nil:
+		return "holds credentials", "a feed is public: its files are signed"
+	case scheme == "https" || scheme == "http" && (u.Hostname() == "localhost" || net.ParseIP(u.Hostname()).IsLoopback()):
+		return "", ""
+	case scheme == "http":
+		return "is not encrypted", "write https://; http is for this computer alone"
+	}
+	return fmt.Sprintf("has the scheme %q", scheme), "write an https address, or the path of a directory"
+}
+
+// badKeys says what is wrong with a list of public keys; empty if nothing is.
+func badKeys(s string) string {
+	rest, n := []byte(s), 0
+	for len(bytes.TrimSpace(rest)) > 0 {
+		block, after := pem.Decode(rest)
+		if block == nil || !bytes.HasPrefix(bytes.TrimSpace(rest), []byte("-----BEGIN ")) {
+			return "holds something that is not PEM"
+		}
+		rest = after
+		n++
+		if strings.Contains(block.Type, "PRIVATE") {
+			return "holds a private key: it belongs to whoever publishes, and into no configuration"
+		}
+		k, err := x509.ParsePKIXPublicKey(block.Bytes)
+		p, ok := k.(*ecdsa.PublicKey)
+		if block.Type != "PUBLIC KEY" || err != nil || !ok || p.Curve != elliptic.P256() {
+			return fmt.Sprintf("has a block %d that is no public key of ECDSA P-256", n)
+		}
+	}
+	if n == 0 {
+		return "holds no key"
+	}
+	return ""
 }
 
 // pcrCluster is the register that tells whether a machine belongs to a cluster.

@@ -35,6 +35,20 @@ func testRoot(t testing.TB) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
+// publicKey returns a key in PEM that could sign a feed.
+func publicKey(t testing.TB) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
+}
+
 func testSandbox(t testing.TB) *SandboxInfo {
 	return &SandboxInfo{
 		Name: "demo", UID: "0123456789abcdef", Release: "v1.1.0", Kubernetes: "v1.35.4", Image: "v1.0.0",
@@ -127,6 +141,13 @@ func TestConfigProblems(t *testing.T) {
 			"paste the PEM certificates of the cloud that certifies attestation keys, after a |, and nothing else",
 		}
 	}
+	feedExample := "# releases:"
+	feed := func(problem, remedy string) []FieldError {
+		return []FieldError{{"releases.feed", line(good, feedExample), problem, remedy}}
+	}
+	keys := func(problem string) []FieldError {
+		return []FieldError{{"releases.keys", line(good, feedExample), problem, "paste the public keys in PEM after a |, and nothing else; `constellation release key new` makes a pair"}}
+	}
 	for _, tt := range []struct {
 		name     string
 		old, new string // replaced in a good file
@@ -135,7 +156,7 @@ func TestConfigProblems(t *testing.T) {
 		{"an unknown key close to a known one", "podCIDR:", "podCidr:", []FieldError{{"podCidr", line(good, "podCIDR:"), "is not known", "did you mean podCIDR?"}}},
 		{"an unknown key like no other", "podCIDR:", "flavour:", []FieldError{{
 			"flavour", line(good, "podCIDR:"), "is not known",
-			"known here: attestation, image, kubernetesVersion, microserviceVersion, name, nodeGroups, podCIDR, provider, serviceCIDR, version",
+			"known here: attestation, image, keepWorkers, kubernetesVersion, microserviceVersion, name, nodeGroups, podCIDR, provider, releases, serviceCIDR, version",
 		}}},
 		{"a text where a number belongs", "count: 3", "count: three", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), `is the text "three", want a number`, "write a number from 1 to 5000, without quotes"}}},
 		{"no control plane", "count: 3", "count: 0", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), "is 0, want 1 to 5000", ""}}},
@@ -160,6 +181,18 @@ func TestConfigProblems(t *testing.T) {
 		{"broken YAML", "nodeGroups:\n", "nodeGroups\n", []FieldError{{"", line(good, "nodeGroups:"), "is not YAML: could not find expected ':'", "check indentation, colons and quotes near this line"}}},
 		{"a certificate that is none", "-----BEGIN CERTIFICATE-----", "-----BEGIN CERT-----", []FieldError{roots("it is not PEM")}},
 		{"text between certificates", "    trustRoots: |\n", "    trustRoots: |\n      the root of 2026:\n", []FieldError{roots("it holds a damaged PEM block, or text beside its PEM blocks")}},
+		{"workers kept by a word", "# keepWorkers: false", "keepWorkers: maybe", []FieldError{{"keepWorkers", line(good, "# keepWorkers:"), `is the text "maybe", want true or false`, ""}}},
+		{"releases without a feed", "# releases:\n#   feed: https://releases.example/v1\n", "releases: {}\n", []FieldError{{"releases.feed", 0, "is missing", "`constellation config generate` shows an example"}}},
+		{"a feed over the wire in the clear", feedExample, "releases: {feed: http://releases.example}", feed("is not encrypted", "write https://; http is for this computer alone")},
+		{"a feed with credentials", feedExample, "releases: {feed: https://me:secret@releases.example}", feed("holds credentials", "a feed is public: its files are signed")},
+		{"a feed of another kind", feedExample, "releases: {feed: ftp://releases.example}", feed(`has the scheme "ftp"`, "write an https address, or the path of a directory")},
+		{"a feed without a host", feedExample, "releases: {feed: 'https:///v1'}", feed("is no address of a feed", "write it as https://host/path")},
+		{"an empty feed", feedExample, "releases: {feed: ''}", feed(`"" is neither a directory nor an address`, "write the path of a directory, or an https address")},
+		{"a key that is no key", feedExample, "releases: {feed: ./feed, keys: hello}", keys("holds something that is not PEM")},
+		{"no key", feedExample, "releases: {feed: ./feed, keys: ''}", keys("holds no key")},
+		{"a private key", feedExample, "releases: {feed: ./feed, keys: \"-----BEGIN PRIVATE KEY-----\\nAA==\\n-----END PRIVATE KEY-----\\n\"}", keys("holds a private key: it belongs to whoever publishes, and into no configuration")},
+		{"a certificate for a key", feedExample, "releases: {feed: ./feed, keys: \"-----BEGIN CERTIFICATE-----\\nAA==\\n-----END CERTIFICATE-----\\n\"}", keys("has a block 1 that is no public key of ECDSA P-256")},
+		{"feeds that are fine", feedExample, "releases: {feed: 'http://127.0.0.1:8080/feed', keys: \"" + strings.ReplaceAll(publicKey(t), "\n", "\\n") + "\"}", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			text := strings.ReplaceAll(good, tt.old, tt.new)
