@@ -131,6 +131,8 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	if err != nil {
 		return err
 	}
+	_, stop := i.lookOut(ctx, r, k)
+	defer stop()
 	total := int64(len(kinds))
 	done := int64(0)
 	r.Part("kinds", StateRunning, "", 0, total)

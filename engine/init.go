@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/attestation"
+	"constellation/engine/cloud"
 	"constellation/engine/component"
 )
 
@@ -44,6 +46,8 @@ type limits struct {
 	poll    time.Duration // between two looks at the cloud, which has no watch
 
 	services time.Duration // for pods on nodes that are Ready
+	gone     time.Duration // of a first machine that was asked before while its API server answers: it has nothing more to say
+	quiet    time.Duration // of the API server, until the user is told
 }
 
 var defaultLimits = limits{
@@ -57,6 +61,8 @@ var defaultLimits = limits{
 	poll:    time.Second,
 
 	services: time.Minute,
+	gone:     15 * time.Second,
+	quiet:    3 * time.Second,
 }
 
 // initRun is what the steps of one init plan share. Steps run one after the other.
@@ -69,6 +75,10 @@ type initRun struct {
 	cluster Cluster // nil until there is a kubeconfig
 	link    *link   // to the first node's bootstrapper; nil if there is none
 	nodes   tracker
+
+	// What this run has made before any machine was asked, and takes back if the
+	// machine turns out to be another's.
+	madeSecret, madeID bool
 }
 
 // PlanInit looks at everything and returns what is left to do to get the cluster that
@@ -328,10 +338,8 @@ func (i *initRun) inCluster(ctx context.Context, r *Reporter, op string, f func(
 	}
 	ctx, cancel := context.WithTimeout(ctx, i.e.limits.api)
 	defer cancel()
-	slow := time.AfterFunc(2*time.Second, func() {
-		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet", i.state.Infrastructure.ClusterEndpoint))
-	})
-	defer slow.Stop()
+	_, stop := i.lookOut(ctx, r, k)
+	defer stop()
 	return i.clusterError(op, f(ctx, k))
 }
 
@@ -361,7 +369,7 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 	if err := i.unpin(ctx, r); err != nil {
 		return err
 	}
-	i.tellBoot(ctx, r)
+	_ = i.tellBoot(ctx, r) // of a cloud that does not answer the waiting below tells
 	v, err := initValidator(i.config, i.state)
 	if err != nil {
 		return err
@@ -383,6 +391,9 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 			return i.store(r, result)
 		}
 		i.closeLink()
+		if failure.taken {
+			i.retreat(r)
+		}
 		if !failure.again {
 			return failure.Error
 		}
@@ -391,7 +402,7 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 			wait.last = 0
 		}
 		over := i.e.now().Sub(contact)
-		if seq == 0 && over > resultGone && i.state.ClusterValues.InitNode != "" && servesTLS(ctx, i.state.Infrastructure.ClusterEndpoint) {
+		if seq == 0 && over > i.e.limits.gone && i.state.ClusterValues.InitNode != "" && servesTLS(ctx, i.state.Infrastructure.ClusterEndpoint) {
 			// Its bootstrapper ends when its result was fetched; one that only died is back
 			// long before.
 			failure.Op = "get the result of the first machine"
@@ -407,8 +418,12 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 			}
 			return failure.Error
 		}
-		i.tellBoot(ctx, r)
-		r.send(Event{Kind: KindWait, Object: "first-node", Attempt: attempt, Text: i.whyWaiting(failure, seq)})
+		waiting := Event{Kind: KindWait, Object: "first-node", Attempt: attempt, Text: i.whyWaiting(failure, seq)}
+		if errors.Is(i.tellBoot(ctx, r), cloud.ErrUnavailable) {
+			waiting.Text = "the cloud does not answer, and so no machine can be reached; this goes on by itself when it does"
+			waiting.Remedy = i.restart()
+		}
+		r.send(waiting)
 		pauseFor := wait.next()
 		if errors.Is(failure.Err, errOther) {
 			pauseFor = wait.least // the load balancer takes the next one at once
@@ -418,10 +433,6 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 		}
 	}
 }
-
-// resultGone is how long a first machine that an init is known of may be silent, while
-// its API server answers, until we believe that it has nothing more to say.
-const resultGone = 15 * time.Second
 
 // servesTLS reports whether somebody completes a TLS handshake at endpoint. Who that is
 // does not matter: nothing is sent.
@@ -441,6 +452,7 @@ func servesTLS(ctx context.Context, endpoint string) bool {
 type attempt struct {
 	*Error
 	again bool // whether another one may
+	taken bool // the machine is another cluster's, and got nothing of ours
 }
 
 func (i *initRun) whyWaiting(a *attempt, seq uint64) string {
@@ -462,6 +474,7 @@ func (i *initRun) prepareSecrets(r *Reporter) error {
 	if errors.Is(err, errAbsent) {
 		m = newMasterSecret()
 		err = ws.writeMasterSecret(m)
+		i.madeSecret = err == nil
 	}
 	if err != nil {
 		return err
@@ -474,10 +487,33 @@ func (i *initRun) prepareSecrets(r *Reporter) error {
 		if err := ws.writeState(i.state); err != nil {
 			return err
 		}
+		i.madeID = true
 	}
 	r.run.hide(v.MeasurementSalt)
 	return nil
 }
+
+// retreat takes back what this run wrote for a cluster that will not be: the machine
+// belongs to another one, and no other machine was asked. What an earlier run wrote
+// stays, since that one may have got further.
+func (i *initRun) retreat(r *Reporter) {
+	if !i.madeID {
+		return
+	}
+	i.state.ClusterValues = ClusterValues{}
+	err := i.e.ws.writeState(i.state)
+	if err == nil && i.madeSecret {
+		err = withoutPath(os.Remove(i.e.ws.Path(MasterSecretFile)))
+	}
+	if err != nil {
+		r.Log("engine", "", "warn", fmt.Sprintf("what this run wrote could not be taken back: %v", err))
+	}
+	i.madeID, i.madeSecret = false, false
+}
+
+// taken is what to do about a machine that works for another cluster.
+const taken = "another init was there first: go on in the directory where it was run, which has that cluster's files. " +
+	"For a new cluster `constellation sandbox down`, then `up`, gives unused machines in place of used ones"
 
 // unpin forgets the machine that was asked before if the cloud says that it is gone:
 // then nothing of what it did is left, and another one may be asked.
@@ -532,10 +568,15 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 	if err != nil {
 		var own *Error
 		if errors.As(err, &own) { // the state could not be written
-			return nil, &attempt{own, false}
+			return nil, &attempt{Error: own}
 		}
 		e, again := dialError(d.endpoint, err)
-		return nil, &attempt{e, again}
+		a := &attempt{Error: e, again: again}
+		if errors.Is(err, attestation.ErrMember) {
+			e.Remedy, e.Exit = taken, ExitBlocked
+			a.taken = i.state.ClusterValues.InitNode == ""
+		}
+		return nil, a
 	}
 	i.link = l
 	name := l.machine.Name
@@ -572,14 +613,19 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 			if e.Remedy == "" {
 				e.Remedy = "take the machines down and up again: a machine accepts no second attempt until it was reset"
 			}
-			return nil, &attempt{e, false}
+			return nil, &attempt{Error: e}
 		}
 	}
 	if errors.Is(context.Cause(ctx), errSilent) {
 		err = errSilent
 	}
 	e, again := streamError(name, err)
-	return nil, &attempt{e, again}
+	a := &attempt{Error: e, again: again}
+	if c := status.Code(err); *seq == 0 && (c == codes.AlreadyExists || c == codes.FailedPrecondition) {
+		e.Remedy, e.Exit = taken, ExitBlocked
+		a.taken = true
+	}
+	return nil, a
 }
 
 // errSilent means that a machine said nothing for too long.
@@ -761,12 +807,12 @@ func (i *initRun) setTarget(ctx context.Context, r *Reporter) error {
 }
 
 // tellBoot passes on how far the machines' start has come.
-func (i *initRun) tellBoot(ctx context.Context, r *Reporter) {
+func (i *initRun) tellBoot(ctx context.Context, r *Reporter) error {
 	machines, err := i.provider.Machines(ctx)
-	if err != nil {
-		return // waiting for a machine is told anyway
+	if err == nil {
+		i.tell(r, call(machines, nil, nil, i.config.counts()))
 	}
-	i.tell(r, call(machines, nil, nil, i.config.counts()))
+	return err
 }
 
 // demands describes the measurements: "PCRs 4, 9 and 11".

@@ -436,10 +436,18 @@ func TestBadLuckHasASentence(t *testing.T) {
 			m := s.machines[0]
 			m.stop()
 			m.start(bytes.Repeat([]byte{9}, 32))
-		}, engine.ExitFailed, "check that the first machine is unused", "used machine"},
+		}, engine.ExitBlocked, "check that the first machine is unused", "used ones"},
 		{
 			"a wrong init secret", func(t *testing.T, s *stage) { s.secret = []byte("quite another secret, also long.") },
 			engine.ExitFailed, "wrong init secret", "init secret in constellation-state.yaml",
+		},
+		{"another initEndpoint than the cloud's", func(t *testing.T, s *stage) {
+			s.cloud.initEndpoint = s.balancer.addr()
+			s.edit(engine.StateFile, s.balancer.addr(), "127.0.0.1:1")
+		}, engine.ExitBlocked, "initEndpoint in constellation-state.yaml leads elsewhere: it says 127.0.0.1:1, and the cloud has 127.0.0.1:", "write initEndpoint: 127.0.0.1:"},
+		{
+			"another clusterEndpoint than the cloud's", func(t *testing.T, s *stage) { s.cloud.clusterEndpoint = "127.0.0.1:7" },
+			engine.ExitBlocked, "clusterEndpoint in constellation-state.yaml leads elsewhere", "sandbox up",
 		},
 		{"an endpoint where something else listens", func(t *testing.T, s *stage) {
 			web := httptest.NewServer(http.NotFoundHandler())
@@ -505,7 +513,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 		}, engine.ExitUsage, "there is no constellation-state.yaml", "sandbox up"},
 		{
 			"the state file of another sandbox", func(t *testing.T, s *stage) { s.edit(engine.ConfigFile, "name: demo", "name: other") },
-			engine.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "-C",
+			engine.ExitUsage, `it belongs to sandbox "demo", and the configuration names "other"`, "move constellation-state.yaml to a safe place and run `constellation sandbox up`",
 		},
 		{"a kubeconfig of another cluster", func(t *testing.T, s *stage) {
 			if err := os.WriteFile(filepath.Join(s.dir, engine.KubeconfigFile), []byte(testKubeconfig), 0o600); err != nil {
@@ -745,7 +753,7 @@ func TestAPIServerThatGoesAwayIsWaitedFor(t *testing.T) {
 		if e.Step == "wait-ready" && e.To == engine.NodeNotReady && e.Node == "worker-0" {
 			once.Do(func() { s.cluster.SetDown(true) })
 		}
-		if e.Kind == engine.KindWait && strings.Contains(e.Text, "no answer") {
+		if e.Kind == engine.KindWait && strings.Contains(e.Text, "the API server at 127.0.0.1:36443 has not answered since") {
 			back.Do(func() {
 				go func() {
 					s.cluster.SetDown(false)
@@ -759,6 +767,128 @@ func TestAPIServerThatGoesAwayIsWaitedFor(t *testing.T) {
 		t.Fatalf("%v\n%s", err, states(events))
 	}
 	checkStream(t, events, err)
+}
+
+// A cloud that ends while charts get ready is told with what to do about it, and init
+// goes on by itself when it is back.
+func TestCloudThatEndsIsToldWhileChartsGetReady(t *testing.T) {
+	s := newStage(t, 1, 0)
+	isBack := make(chan struct{})
+	s.cluster.OnCall(func(call string) error {
+		switch call {
+		case "ApplyChart constellation-operator":
+			s.cloud.end(fmt.Errorf("%w: connection refused", cloud.ErrUnavailable))
+			s.cluster.SetDown(true)
+			select { // as the real one, which tries until its time is over
+			case <-isBack:
+			case <-t.Context().Done():
+			}
+		case "SetNodeTarget":
+			s.lifeOnce.Do(func() { go s.live() })
+		}
+		return nil
+	})
+	var told engine.Event
+	events, _, err := s.init(t.Context(), func(e engine.Event) {
+		if told.Text == "" && e.Kind == engine.KindWait && e.Object == "api-server" {
+			told = e
+			s.cloud.end(nil)
+			s.cluster.SetDown(false)
+			close(isBack)
+		}
+	})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, states(events))
+	}
+	checkStream(t, events, err)
+	want := regexp.MustCompile(`^the cloud has ended, and with it the way in: the API server at 127\.0\.0\.1:36443 has not answered since \d\d:\d\d:\d\dZ; this goes on by itself when it does$`)
+	if !want.MatchString(told.Text) || told.Step != "charts" || !strings.Contains(told.Remedy, "sandbox up -C "+s.dir) {
+		t.Errorf("told %+v", told)
+	}
+}
+
+// Nobody can give a result a second time: that is said soon, not after the patience
+// for machines that boot.
+func TestResultThatWasFetchedBeforeIsSaidSo(t *testing.T) {
+	s := newStage(t, 1, 0)
+	s.mustInit()
+	api := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(api.Close)
+	s.edit(engine.StateFile, "127.0.0.1:36443", api.Listener.Addr().String())
+	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+		t.Fatal(err)
+	}
+	events, _, err := s.init(t.Context(), nil)
+	want := fmt.Sprintf("get the result of the first machine: it was fetched before: the API server at %s answers, and no bootstrapper does", api.Listener.Addr())
+	if err == nil || err.Error() != want || !strings.HasPrefix(engine.Remedy(err), "restore constellation-admin.conf from your copy") {
+		t.Errorf("got  %v (%s)\nwant %s", err, engine.Remedy(err), want)
+	}
+	checkStream(t, events, err)
+}
+
+// An API server that does not answer either leaves hope: the machine may be booting.
+func TestSilentFirstMachineIsWaitedForWhileItsAPIServerIsSilent(t *testing.T) {
+	s := newStage(t, 1, 0)
+	s.mustInit()
+	s.edit(engine.StateFile, "127.0.0.1:36443", "127.0.0.1:1")
+	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := s.init(t.Context(), nil)
+	if err == nil || !strings.HasPrefix(err.Error(), "wait ") || !strings.Contains(err.Error(), "s for the first machine at ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Of two consoles that ask the same machine, the one that was late leaves nothing
+// that could be taken for a cluster's.
+func TestInitThatLosesTheRaceLeavesNothingOfItsOwn(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		lose func(*stage)
+		left []string // beside what was there
+	}{
+		{"refused by the bootstrapper", func(s *stage) {
+			m := s.machines[0]
+			m.mu.Lock()
+			m.clusterID = bytes.Repeat([]byte{7}, 32)
+			m.mu.Unlock()
+		}, nil},
+		{"seen by its evidence", func(s *stage) {
+			s.machines[0].stop()
+			s.machines[0].start(bytes.Repeat([]byte{7}, 32))
+		}, nil},
+		{"with a master secret of the user's", func(s *stage) {
+			s.machines[0].stop()
+			s.machines[0].start(bytes.Repeat([]byte{7}, 32))
+			secret := `{"key":"` + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{1}, 32)) + `","salt":"` + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{2}, 32)) + `"}`
+			if err := os.WriteFile(filepath.Join(s.dir, engine.MasterSecretFile), []byte(secret), 0o600); err != nil {
+				s.t.Fatal(err)
+			}
+		}, []string{engine.MasterSecretFile}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newStage(t, 1, 0)
+			tt.lose(s)
+			before := s.read(engine.StateFile)
+			events, _, err := s.init(t.Context(), nil)
+			if engine.ExitCode(err) != engine.ExitBlocked || !strings.HasPrefix(engine.Remedy(err), "another init was there first: go on in the directory where it was run") {
+				t.Errorf("got %v, exit %d, remedy %q", err, engine.ExitCode(err), engine.Remedy(err))
+			}
+			want := append([]string{engine.ConfigFile}, tt.left...)
+			want = append(want, engine.StateFile, engine.RunsDir)
+			if got := list(t, s.dir); !cmp.Equal(got, want) {
+				t.Errorf("the directory holds %v, want %v", got, want)
+			}
+			if d := cmp.Diff(before, s.read(engine.StateFile)); d != "" {
+				t.Errorf("the state file changed (-before +after):\n%s", d)
+			}
+			var res engine.Result
+			if err := json.Unmarshal(events[len(events)-1].Data, &res); err != nil || res.Resume != "" {
+				t.Errorf("result %+v, %v", res, err)
+			}
+		})
+	}
 }
 
 func TestLeavingDoesNotWaitForAChart(t *testing.T) {

@@ -26,6 +26,7 @@ type facts struct {
 	state    *State
 	release  *release.Release
 	provider Provider
+	about    ProviderInfo
 	groups   []cloud.Group
 	machines []CloudMachine
 	image    cloud.Image
@@ -56,7 +57,7 @@ func (w *Workspace) belong(c *Config, s *State) error {
 	const away = "move it to a safe place, or use another directory with -C"
 	if want, have := c.Provider.Sandbox.Name, s.Infrastructure.Sandbox.Name; want != have {
 		return foreign(StateFile, fmt.Sprintf("it belongs to sandbox %q, and the configuration names %q%s", have, want, c.at("provider")),
-			fmt.Sprintf("write provider.sandbox.name: %s, or use another directory with -C", have))
+			fmt.Sprintf("move %s to a safe place and run `constellation sandbox up`, which writes that of sandbox %s. If sandbox %s is the one that you want, write provider.sandbox.name: %s", strings.Join(w.clusterFiles(), ", "), want, have, have))
 	}
 	v := s.ClusterValues
 	for _, f := range []string{KubeconfigFile, pendingFile} {
@@ -96,7 +97,7 @@ func (e *Engine) Preflight(ctx context.Context, emit func(Event)) ([]Finding, er
 // check is one question of the preflight. It returns nil if everything is fine.
 type check struct {
 	id, source, title string
-	needs             string // ID of the check without which this one cannot be made
+	needs             string // IDs of the checks without which this one cannot be made, with spaces between
 	run               func(context.Context) *Finding
 }
 
@@ -117,7 +118,7 @@ func (e *Engine) examine(ctx context.Context, emit func(Event)) (*facts, []Findi
 	var findings []Finding
 	failed := map[string]bool{}
 	for _, c := range e.checks(f) {
-		if failed[c.needs] {
+		if slices.ContainsFunc(strings.Fields(c.needs), func(id string) bool { return failed[id] }) {
 			failed[c.id] = true // the reason has been told
 			continue
 		}
@@ -274,9 +275,10 @@ func (e *Engine) checks(f *facts) []check {
 			if err != nil {
 				return blockErr("the cloud does not answer", cloudError("list machines", name, err))
 			}
-			f.provider = p
+			f.provider, f.about = p, info
 			return nil
 		}},
+		{"endpoints", "cloud", "the addresses in " + StateFile + " are the cloud's", "cloud", func(context.Context) *Finding { return f.checkEndpoints(e) }},
 		{"machines", "cloud", "the machines are there", "cloud", func(context.Context) *Finding { return f.checkGroups() }},
 		{"image", "cloud", "the image is in the catalogue and is what machines run", "cloud", func(ctx context.Context) *Finding {
 			images, err := f.provider.Images(ctx)
@@ -303,7 +305,7 @@ func (e *Engine) checks(f *facts) []check {
 			f.list = l
 			return nil
 		}},
-		{"init-endpoint", "network", "the first machine can be reached", "machines", func(ctx context.Context) *Finding {
+		{"init-endpoint", "network", "the first machine can be reached", "machines endpoints", func(ctx context.Context) *Finding {
 			if e.ws.has(KubeconfigFile) || e.ws.has(pendingFile) {
 				return nil // it has done its work
 			}
@@ -333,6 +335,37 @@ func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error)
 		return block("the daemon of sandbox "+name+" has ended", err.Error(), "run `"+e.command("sandbox up")+"`, which starts it again; its machines are kept")
 	}
 	return blockErr("sandbox "+name+" does not answer", err)
+}
+
+// checkEndpoints compares the addresses of the state file with those that the cloud
+// says. A wrong one would be waited for until the patience is over.
+func (f *facts) checkEndpoints(e *Engine) *Finding {
+	s := f.state.Infrastructure
+	for _, x := range []struct{ field, have, want string }{
+		{"initEndpoint", s.InitEndpoint, f.about.InitEndpoint},
+		{"clusterEndpoint", s.ClusterEndpoint, f.about.ClusterEndpoint},
+	} {
+		if x.want == "" || sameEndpoint(x.have, x.want) {
+			continue
+		}
+		b := block(x.field+" in "+StateFile+" leads elsewhere", fmt.Sprintf("it says %s, and the cloud has %s", x.have, x.want),
+			fmt.Sprintf("write %s: %s in %s, or run `%s`, which writes the right addresses", x.field, x.want, StateFile, e.command("sandbox up")))
+		b.Field = "infrastructure." + x.field
+		return b
+	}
+	return nil
+}
+
+// sameEndpoint reports whether two host:port lead to the same place as far as can be
+// told without asking anybody: this computer has more than one name for itself.
+func sameEndpoint(a, b string) bool {
+	hostA, portA, errA := net.SplitHostPort(a)
+	hostB, portB, errB := net.SplitHostPort(b)
+	if errA != nil || errB != nil {
+		return a == b
+	}
+	self := func(h string) bool { return h == "localhost" || net.ParseIP(h).IsLoopback() }
+	return portA == portB && (hostA == hostB || self(hostA) && self(hostB))
 }
 
 // checkGroups compares the cloud's groups with those of the configuration.

@@ -31,6 +31,10 @@ type ProviderInfo struct {
 	// UID names this incarnation of the infrastructure.
 	UID  string
 	Name string
+	// ClusterEndpoint and InitEndpoint are host:port as this computer reaches them;
+	// empty if the cloud does not tell.
+	ClusterEndpoint string
+	InitEndpoint    string
 }
 
 // CloudMachine is an instance and how far its start has come.
@@ -39,6 +43,8 @@ type CloudMachine struct {
 	// Stage is NodeCreating, NodeBooting, NodeFailed, NodeGone, or "" when it is up.
 	Stage string
 	Since time.Time // of the last start; zero if the cloud does not tell
+	// Console is the path of its console's log; empty if there is none here.
+	Console string
 }
 
 // sandboxProvider speaks to the sandbox on this computer through its socket.
@@ -54,7 +60,7 @@ func NewProvider(_ context.Context, c *Config, s *State) (Provider, error) {
 
 func (p sandboxProvider) Describe(ctx context.Context) (ProviderInfo, error) {
 	i, err := p.client.Sandbox(ctx)
-	return ProviderInfo{i.UID, i.Name}, err
+	return ProviderInfo{i.UID, i.Name, i.KubernetesEndpoint, i.InitEndpoint}, err
 }
 
 func (p sandboxProvider) Groups(ctx context.Context) ([]cloud.Group, error) {
@@ -76,7 +82,7 @@ func (p sandboxProvider) Machines(ctx context.Context) ([]CloudMachine, error) {
 	}
 	out := make([]CloudMachine, 0, len(i.Machines))
 	for _, m := range i.Machines {
-		c := CloudMachine{Instance: m.Instance, Since: m.Started}
+		c := CloudMachine{Instance: m.Instance, Since: m.Started, Console: m.Console}
 		switch {
 		case m.State == cloud.Terminating || m.State == cloud.Terminated:
 			c.Stage = NodeGone

@@ -234,6 +234,8 @@ type testCloud struct {
 	measurements map[uint32]string
 	down         error
 	components   error
+	// clusterEndpoint and initEndpoint are what it says about itself, if anything.
+	clusterEndpoint, initEndpoint string
 }
 
 func (c *testCloud) add(name string, role cloud.Role, n int) {
@@ -265,12 +267,25 @@ func (c *testCloud) set(name string, f func(*engine.CloudMachine)) {
 	}
 }
 
+// end makes the cloud answer with err; nil ends that.
+func (c *testCloud) end(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.down = err
+}
+
+func (c *testCloud) state() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.down
+}
+
 func (c *testCloud) Describe(context.Context) (engine.ProviderInfo, error) {
-	return engine.ProviderInfo{UID: c.uid, Name: "demo"}, c.down
+	return engine.ProviderInfo{UID: c.uid, Name: "demo", ClusterEndpoint: c.clusterEndpoint, InitEndpoint: c.initEndpoint}, c.state()
 }
 
 func (c *testCloud) Machines(context.Context) ([]engine.CloudMachine, error) {
-	return c.list(), c.down
+	return c.list(), c.state()
 }
 
 func (c *testCloud) Groups(context.Context) ([]cloud.Group, error) {
@@ -282,14 +297,14 @@ func (c *testCloud) Groups(context.Context) ([]cloud.Group, error) {
 	return []cloud.Group{
 		{ID: "sandboxes/demo/groups/control-plane", Name: "control-plane", Role: cloud.ControlPlane, Image: image, Count: counts[cloud.ControlPlane]},
 		{ID: "sandboxes/demo/groups/workers", Name: "workers", Role: cloud.Worker, Image: image, Count: counts[cloud.Worker]},
-	}, c.down
+	}, c.state()
 }
 
 func (c *testCloud) Images(context.Context) ([]cloud.Image, error) {
 	return []cloud.Image{
 		{Reference: "sandboxes/demo/images/v1.0.0", Version: "v1.0.0"},
 		{Reference: "sandboxes/demo/images/v1.1.0", Version: "v1.1.0", Measurements: c.measurements},
-	}, c.down
+	}, c.state()
 }
 
 func (c *testCloud) Components(_ context.Context, v version.Version) (component.List, error) {

@@ -279,10 +279,21 @@ func TestWorkspaceErrorsSayWhatToDo(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err := d.Config()
-			if err != nil && !strings.Contains(err.Error(), "is not a file") {
+			if err != nil && !strings.Contains(err.Error(), "it is a directory, want a file") {
 				t.Errorf("%v", err)
 			}
-			return &Error{Err: err, Remedy: "-", Exit: ExitCode(err)}
+			return err
+		},
+		"a configuration of 3 MiB": func() error {
+			d := testWorkspace(t)
+			if err := os.WriteFile(d.Path(ConfigFile), make([]byte, 3<<20), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			_, err := d.Config()
+			if err != nil && !strings.Contains(err.Error(), "it has 3.0 MiB, and more than 1.0 MiB is never right") {
+				t.Errorf("%v", err)
+			}
+			return err
 		},
 		"a wrong configuration": func() error {
 			d := testWorkspace(t)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"constellation/engine/cloud"
 )
 
 // tracker knows the last state of each machine and emits what changes.
@@ -73,7 +75,10 @@ type roll struct {
 
 type rollEntry struct {
 	name, group, state, text string
-	failed                   bool // for good, says the cloud
+	failed                   bool   // for good, says the cloud
+	booting                  bool   // it has not come up yet, says the cloud
+	console                  string // path of its console's log; empty if there is none
+	since                    time.Time
 }
 
 // call merges what cloud and cluster say about the machines.
@@ -91,7 +96,7 @@ func call(machines []CloudMachine, nodes []Node, expected []ExpectedNode, wanted
 		if m.Stage == NodeGone {
 			continue
 		}
-		e := rollEntry{name: m.Name, group: groupName(m.Group), text: m.Message}
+		e := rollEntry{name: m.Name, group: groupName(m.Group), text: m.Message, booting: m.Stage == NodeBooting, console: m.Console, since: m.Since}
 		n, isNode := byName[m.Name]
 		switch {
 		case isNode:
@@ -159,9 +164,12 @@ func (r roll) failed() (out []rollEntry) {
 	return out
 }
 
-// pending describes the machines that are not ready: "worker-1 is booting". Many are
-// summarised.
-func (r roll) pending() string {
+// slowBoot is how long a machine may boot until its console is pointed out.
+const slowBoot = 15 * time.Second
+
+// pending describes the machines that are not ready: "worker-1 is still booting". Many
+// are summarised.
+func (r roll) pending(at time.Time) string {
 	var parts []string
 	missing := maps.Clone(r.wanted)
 	for _, m := range r.machines {
@@ -170,8 +178,18 @@ func (r roll) pending() string {
 			continue
 		}
 		s := m.name + " " + stateWords[m.state]
+		if m.booting && m.state == NodeBooting {
+			s = m.name + " is still booting"
+		}
+		var more []string
 		if m.text != "" {
-			s += " (" + m.text + ")"
+			more = append(more, m.text)
+		}
+		if m.console != "" && (m.failed || m.booting && at.Sub(m.since) > slowBoot) {
+			more = append(more, "its console: "+m.console)
+		}
+		if len(more) > 0 {
+			s += " (" + strings.Join(more, "; ") + ")"
 		}
 		parts = append(parts, s)
 	}
@@ -252,21 +270,28 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 		}
 	})
 	wg.Go(func() { i.follow(ctx, r, k) })
+	lookout, stop := i.lookOut(ctx, r, k)
+	defer stop()
 
 	poll := time.NewTicker(i.e.limits.poll)
 	defer poll.Stop()
 	progress := i.e.now() // when something last changed
+	answered := progress  // when somebody last did
 	var last map[string]int64
 	for {
-		limited, stop := context.WithTimeout(ctx, i.e.limits.glance)
+		limited, end := context.WithTimeout(ctx, i.e.limits.glance)
 		now, err := i.look(limited, k)
-		stop()
+		end()
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			r.Wait("api-server", "", fmt.Sprintf("no answer (%v); machines go on joining meanwhile", err))
+			// Of an API server that is away the lookout tells, and better.
+			if i.e.now().Sub(answered) > 2*i.e.limits.quiet && !lookout.away() {
+				r.Wait("cloud", "", fmt.Sprintf("no answer (%v); machines go on joining meanwhile", err))
+			}
 		default:
+			answered = i.e.now()
 			if i.tell(r, now) {
 				progress = i.e.now()
 			}
@@ -282,13 +307,18 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 			if err := now.hopeless(); err != nil {
 				return err
 			}
-			r.Wait("nodes", "", now.pending())
+			if !lookout.away() {
+				r.Wait("nodes", "", now.pending(i.e.now()))
+			}
 		}
 		if still := i.e.now().Sub(progress); still > i.e.limits.still {
 			e := &Error{Op: "wait for the nodes", Remedy: "`constellation sandbox status` shows the machines and where their console is, `constellation status` the cluster; run the same command again to go on waiting"}
-			e.Err = fmt.Errorf("nothing changed for %s: %s", still.Round(time.Second), now.pending())
+			e.Err = fmt.Errorf("nothing changed for %s: %s", still.Round(time.Second), now.pending(i.e.now()))
 			if err != nil {
 				e.Err = fmt.Errorf("no answer for %s: %w", still.Round(time.Second), err)
+				if errors.Is(err, cloud.ErrUnavailable) {
+					e.Remedy = i.restart() + ". Then run the same command again to go on waiting"
+				}
 			}
 			return e
 		}
@@ -376,6 +406,9 @@ func (r roll) hopeless() error {
 		s := m.name
 		if m.text != "" {
 			s += ": " + m.text
+		}
+		if m.console != "" {
+			s += " (its console: " + m.console + ")"
 		}
 		parts = append(parts, s)
 	}

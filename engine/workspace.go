@@ -80,24 +80,36 @@ func (absentFile) Unwrap() error { return errAbsent }
 // read returns the content of a file of at most maxFile bytes.
 func (w *Workspace) read(name string) ([]byte, error) {
 	info, err := os.Stat(w.Path(name))
+	remedy := ""
 	switch {
+	case err == nil && info.IsDir():
+		err, remedy = errors.New("it is a directory, want a file"), "move it away, or name another workspace with -C"
 	case err == nil && !info.Mode().IsRegular():
-		err = errors.New("is not a file")
+		err, remedy = errors.New("it is not a file"), "move it away, or name another workspace with -C"
 	case err == nil && info.Size() > maxFile:
-		err = fmt.Errorf("is larger than %d bytes", maxFile)
+		err = fmt.Errorf("it has %s, and more than %s is never right", sizeOf(info.Size()), sizeOf(maxFile))
+		remedy = "is it the right file? Move it away and put the right one there"
 	}
 	var b []byte
 	if err == nil {
 		b, err = os.ReadFile(w.Path(name))
 	}
 	if err != nil {
-		e := &Error{Op: "read " + w.Path(name), Err: withoutPath(err), Exit: ExitUsage}
+		e := &Error{Op: "read " + w.Path(name), Err: withoutPath(err), Exit: ExitUsage, Remedy: remedy}
 		if errors.Is(err, fs.ErrPermission) {
 			e.Remedy = "run as the user that owns the file"
 		}
 		return nil, e
 	}
 	return b, nil
+}
+
+// sizeOf writes a number of bytes for people.
+func sizeOf(n int64) string {
+	if n >= 1<<20 {
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%d bytes", n)
 }
 
 // Config reads the configuration. A *ConfigErrors is inside the error if the file is
