@@ -16,14 +16,12 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
-	autoscalingv2 "k8s.io/api/autoscaling/v2"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -32,12 +30,13 @@ import (
 )
 
 // world is what the checks look at: one look at the cluster. Small kinds are kept
-// whole, pods and the metadata of everything else as slim copies.
+// whole but for their managed fields, pods and the metadata of everything else as
+// slim copies. Checks only read it.
 type world struct {
 	now     time.Time
 	request engine.PreflightRequest
 	// unread says why a source could not be read: source ID to reason. Checks that need
-	// it are NotChecked. Metadata keeps its managedFields: they tell who did what.
+	// it are NotChecked.
 	unread map[source]string
 
 	nodes  []corev1.Node // sorted by name
@@ -46,7 +45,7 @@ type world struct {
 
 	pdbs         []policyv1.PodDisruptionBudget
 	namespaces   map[string]metav1.ObjectMeta
-	terminating  []string // namespaces that are going, with why
+	terminating  []string // namespaces that are going, with why; sorted
 	deployments  []appsv1.Deployment
 	statefulSets []appsv1.StatefulSet
 	daemonSets   []appsv1.DaemonSet
@@ -59,25 +58,21 @@ type world struct {
 	claims       map[types.NamespacedName]corev1.PersistentVolumeClaim
 	attachments  []storagev1.VolumeAttachment
 	csiNodes     []storagev1.CSINode
-	jobs         []batchv1.Job
-	autoscalers  []autoscalingv2.HorizontalPodAutoscaler
-	// others are the objects of kinds that may be absent (actorKinds), by "resource.group".
-	// A kind that is not served has no entry, and none in unread.
-	others map[string][]unstructured.Unstructured
-	// kinds are the CustomResourceDefinitions, apiServices the registered APIs.
-	kinds       []unstructured.Unstructured
-	apiServices []unstructured.Unstructured
+	// kinds are the CustomResourceDefinitions, apiServices the registered APIs; sorted
+	// by name.
+	kinds       []kind
+	apiServices []apiService
 }
 
 // source is one thing that is read: "pods", "nodes", "metrics of 10.42.1.2".
 type source string
 
-// Sources that are one list each. A kind of world.others is the source "resource.group".
+// Sources that checks need, named as the API names its resources.
 const (
 	sourceNodes        source = "nodes"
-	sourceLeases       source = "node leases"
+	sourceLeases       source = "leases of nodes"
 	sourcePods         source = "pods"
-	sourceBudgets      source = "poddisruptionbudgets"
+	sourcePDBs         source = "poddisruptionbudgets"
 	sourceNamespaces   source = "namespaces"
 	sourceDeployments  source = "deployments"
 	sourceStatefulSets source = "statefulsets"
@@ -91,11 +86,49 @@ const (
 	sourceClaims       source = "persistentvolumeclaims"
 	sourceAttachments  source = "volumeattachments"
 	sourceCSINodes     source = "csinodes"
-	sourceJobs         source = "jobs"
-	sourceAutoscalers  source = "horizontalpodautoscalers"
 	sourceKinds        source = "customresourcedefinitions"
 	sourceAPIServices  source = "apiservices"
 )
+
+// kind is what matters of a CustomResourceDefinition: everything but its schemas.
+type kind struct {
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		Group    string                                        `json:"group"`
+		Names    apiextensionsv1.CustomResourceDefinitionNames `json:"names"`
+		Scope    apiextensionsv1.ResourceScope                 `json:"scope"`
+		Versions []kindVersion                                 `json:"versions"`
+		Convert  *apiextensionsv1.CustomResourceConversion     `json:"conversion"`
+	} `json:"spec"`
+	Status apiextensionsv1.CustomResourceDefinitionStatus `json:"status"`
+}
+
+// kindVersion is one version of a kind.
+type kindVersion struct {
+	Name       string `json:"name"`
+	Served     bool   `json:"served"`
+	Storage    bool   `json:"storage"`
+	Deprecated bool   `json:"deprecated"`
+}
+
+// apiService is what matters of an APIService.
+type apiService struct {
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		// Service is nil if the API server itself serves the API.
+		Service *struct {
+			Namespace string `json:"namespace"`
+			Name      string `json:"name"`
+			Port      *int32 `json:"port"`
+		} `json:"service"`
+		Group    string `json:"group"`
+		Version  string `json:"version"`
+		CABundle []byte `json:"caBundle"`
+	} `json:"spec"`
+	Status struct {
+		Conditions []metav1.Condition `json:"conditions"`
+	} `json:"status"`
+}
 
 // owner is who an object belongs to.
 type owner struct {
@@ -110,8 +143,8 @@ type pod struct {
 	labels                map[string]string
 	phase                 corev1.PodPhase
 	ready                 bool
-	terminating           time.Time // its deletionTimestamp: when it should be gone; zero if it is not terminating
-	finalizers            []string
+	terminating           time.Time // when its grace period ends; zero if it is not going
+	finalizers            bool
 	created               time.Time
 	controller            owner // zero if nobody controls it; a ReplicaSet's owner is in world.replicaSets
 	mirror                bool  // a static pod
@@ -123,15 +156,14 @@ type pod struct {
 	affinity              *corev1.Affinity
 	tolerations           []corev1.Toleration
 	spread                []corev1.TopologySpreadConstraint
-	emptyDir, hostPath    []string // volumes with local data: "cache", "cache (Memory)", "cache (limit 1Gi)"; "data (/var/lib/data)", of hostPath those that a container mounts writable
-	claims                []string // names of PersistentVolumeClaims, those of ephemeral volumes ("pod-volume") too
+	emptyDir, hostPath    []string // names of volumes with local data; hostPath those that are writable
+	claims                []string // names of PersistentVolumeClaims
 	hostPorts             []int32
 	notEvict              string // the annotation that forbids eviction; empty if none does
 	pending               string // why it is not scheduled
 	images                []string
 	args                  []string // command and args of the first container; of control plane pods alone
 	component             string   // label component, of control plane pods alone
-	keeper                string   // ownerOf its metadata; of pods without a controller alone
 }
 
 // resources are amounts: milli-CPU, bytes, and others by name.
@@ -145,8 +177,8 @@ func (p *pod) key() types.NamespacedName {
 }
 
 // check is one question. run returns what it found; no finding means that all is
-// well, and is told as title. A finding's zero Severity is filled with Warn, its ID
-// with the check's.
+// well, and is told as title. A finding's zero Severity is filled with Warn, its ID,
+// Source and Reference with the check's.
 type check struct {
 	id    string // kebab-case and stable
 	title string // what is true if nothing is found: "every API server is one minor apart at most"

@@ -1,0 +1,516 @@
+package preflight
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-helpers/resource"
+
+	"constellation/engine"
+)
+
+const (
+	// sourceLimit bounds the reading of one source.
+	sourceLimit = 30 * time.Second
+	// pageSize is how many objects one answer holds. It bounds what the API server and
+	// we have in memory at a time.
+	pageSize = 500
+	// kindPageSize is less, since a definition can be a megabyte.
+	kindPageSize = 50
+)
+
+// protobuf returns config for the builtin kinds, which the API server encodes several
+// times faster that way.
+func protobuf(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	config.ContentType = runtime.ContentTypeProtobuf
+	return config
+}
+
+// reader reads sources into a world. Each source writes fields that no other touches.
+type reader struct {
+	config *rest.Config
+	core   kubernetes.Interface
+	meta   metadata.Interface
+	w      *world
+}
+
+// collect reads the cluster, everything at the same time. What could not be read is in
+// world.unread; the error is that of ctx.
+func collect(ctx context.Context, config *rest.Config, core kubernetes.Interface, request engine.PreflightRequest) (*world, error) {
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make Kubernetes client: %w", err)
+	}
+	w := &world{now: time.Now(), request: request, unread: map[source]string{}}
+	r := &reader{config: config, core: core, meta: meta, w: w}
+	var mu sync.Mutex // of unread
+	var reading sync.WaitGroup
+	for id, read := range r.sources() {
+		reading.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, sourceLimit)
+			defer cancel()
+			if err := read(ctx); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				w.unread[id] = reason(ctx, err)
+			}
+		})
+	}
+	reading.Wait()
+	return w, ctx.Err()
+}
+
+// reason says in words why something could not be read.
+func reason(ctx context.Context, err error) string {
+	var status apierrors.APIStatus
+	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, context.DeadlineExceeded):
+		return fmt.Sprintf("the API server took more than %s", sourceLimit)
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return "forbidden: the kubeconfig's user may not read it"
+	case apierrors.IsTooManyRequests(err):
+		return "the API server has too much to do"
+	case apierrors.IsNotFound(err):
+		return "the API server does not have it"
+	case errors.As(err, &status):
+		return printable(err.Error())
+	}
+	return "the API server does not answer: " + printable(plain(err).Error())
+}
+
+// plain takes method and URL out of an error of the HTTP client.
+func plain(err error) error {
+	for {
+		u := errors.Unwrap(err)
+		if u == nil {
+			return err
+		}
+		var inner interface{ Timeout() bool }
+		if errors.As(u, &inner) {
+			err = u
+			continue
+		}
+		return u
+	}
+}
+
+func (r *reader) sources() map[source]func(context.Context) error {
+	return map[source]func(context.Context) error{
+		sourceNodes:        r.nodes,
+		sourceLeases:       r.leases,
+		sourcePods:         r.pods,
+		sourcePDBs:         r.pdbs,
+		sourceNamespaces:   r.namespaces,
+		sourceDeployments:  r.deployments,
+		sourceStatefulSets: r.statefulSets,
+		sourceDaemonSets:   r.daemonSets,
+		sourceReplicaSets:  r.replicaSets,
+		sourceServices:     r.services,
+		sourceSlices:       r.slices,
+		sourceValidating:   r.validating,
+		sourceMutating:     r.mutating,
+		sourceVolumes:      r.volumes,
+		sourceClaims:       r.claims,
+		sourceAttachments:  r.attachments,
+		sourceCSINodes:     r.csiNodes,
+		sourceKinds:        r.kinds,
+		sourceAPIServices:  r.apiServices,
+	}
+}
+
+// list is a typed list of the API.
+type list interface {
+	GetContinue() string
+}
+
+// pages calls f with every page of what get lists. Pages are of the same moment.
+func pages[L list](ctx context.Context, get func(context.Context, metav1.ListOptions) (L, error), f func(L)) error {
+	o := metav1.ListOptions{Limit: pageSize}
+	for {
+		l, err := get(ctx, o)
+		if err != nil {
+			return err
+		}
+		f(l)
+		if o.Continue = l.GetContinue(); o.Continue == "" {
+			return nil
+		}
+	}
+}
+
+// slim drops what no check looks at and is most of a small object.
+func slim(o *metav1.ObjectMeta) {
+	delete(o.Annotations, corev1.LastAppliedConfigAnnotation)
+	// Who wrote is asked of the newest entry alone, and never what.
+	for i := range o.ManagedFields {
+		o.ManagedFields[i].FieldsV1 = nil
+	}
+}
+
+func (r *reader) nodes(ctx context.Context) error {
+	err := pages(ctx, r.core.CoreV1().Nodes().List, func(l *corev1.NodeList) {
+		for _, n := range l.Items {
+			slim(&n.ObjectMeta)
+			n.Status.Images, n.Status.VolumesInUse, n.Status.VolumesAttached = nil, nil, nil
+			r.w.nodes = append(r.w.nodes, n)
+		}
+	})
+	slices.SortFunc(r.w.nodes, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return err
+}
+
+func (r *reader) leases(ctx context.Context) error {
+	r.w.leases = map[string]time.Time{}
+	return pages(ctx, r.core.CoordinationV1().Leases(corev1.NamespaceNodeLease).List, func(l *coordinationv1.LeaseList) {
+		for i := range l.Items {
+			if t := l.Items[i].Spec.RenewTime; t != nil {
+				r.w.leases[l.Items[i].Name] = t.Time
+			}
+		}
+	})
+}
+
+func (r *reader) pods(ctx context.Context) error {
+	err := pages(ctx, r.core.CoreV1().Pods("").List, func(l *corev1.PodList) {
+		for i := range l.Items {
+			r.w.pods = append(r.w.pods, slimPod(&l.Items[i]))
+		}
+	})
+	slices.SortFunc(r.w.pods, func(a, b pod) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	})
+	return err
+}
+
+func (r *reader) pdbs(ctx context.Context) error {
+	return pages(ctx, r.core.PolicyV1().PodDisruptionBudgets("").List, func(l *policyv1.PodDisruptionBudgetList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.pdbs = append(r.w.pdbs, o)
+		}
+	})
+}
+
+func (r *reader) namespaces(ctx context.Context) error {
+	r.w.namespaces = map[string]metav1.ObjectMeta{}
+	err := pages(ctx, r.core.CoreV1().Namespaces().List, func(l *corev1.NamespaceList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.namespaces[o.Name] = o.ObjectMeta
+			if o.Status.Phase != corev1.NamespaceTerminating {
+				continue
+			}
+			why := "it is waiting for what is in it"
+			for _, x := range o.Status.Conditions {
+				if x.Status == corev1.ConditionTrue {
+					why = x.Message
+				}
+			}
+			r.w.terminating = append(r.w.terminating, o.Name+": "+why)
+		}
+	})
+	slices.Sort(r.w.terminating)
+	return err
+}
+
+func (r *reader) deployments(ctx context.Context) error {
+	return pages(ctx, r.core.AppsV1().Deployments("").List, func(l *appsv1.DeploymentList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.deployments = append(r.w.deployments, o)
+		}
+	})
+}
+
+func (r *reader) statefulSets(ctx context.Context) error {
+	return pages(ctx, r.core.AppsV1().StatefulSets("").List, func(l *appsv1.StatefulSetList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.statefulSets = append(r.w.statefulSets, o)
+		}
+	})
+}
+
+func (r *reader) daemonSets(ctx context.Context) error {
+	return pages(ctx, r.core.AppsV1().DaemonSets("").List, func(l *appsv1.DaemonSetList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.daemonSets = append(r.w.daemonSets, o)
+		}
+	})
+}
+
+func (r *reader) replicaSets(ctx context.Context) error {
+	r.w.replicaSets = map[types.UID]owner{}
+	get := r.meta.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "replicasets"}).List
+	return pages(ctx, get, func(l *metav1.PartialObjectMetadataList) {
+		for i := range l.Items {
+			if o := &l.Items[i]; metav1.GetControllerOf(o) != nil {
+				r.w.replicaSets[o.UID] = ownerOf(o)
+			}
+		}
+	})
+}
+
+func (r *reader) services(ctx context.Context) error {
+	r.w.services = map[types.NamespacedName]corev1.Service{}
+	return pages(ctx, r.core.CoreV1().Services("").List, func(l *corev1.ServiceList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.services[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = o
+		}
+	})
+}
+
+func (r *reader) slices(ctx context.Context) error {
+	return pages(ctx, r.core.DiscoveryV1().EndpointSlices("").List, func(l *discoveryv1.EndpointSliceList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.slices = append(r.w.slices, o)
+		}
+	})
+}
+
+func (r *reader) validating(ctx context.Context) error {
+	return pages(ctx, r.core.AdmissionregistrationV1().ValidatingWebhookConfigurations().List, func(l *admissionv1.ValidatingWebhookConfigurationList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.validating = append(r.w.validating, o)
+		}
+	})
+}
+
+func (r *reader) mutating(ctx context.Context) error {
+	return pages(ctx, r.core.AdmissionregistrationV1().MutatingWebhookConfigurations().List, func(l *admissionv1.MutatingWebhookConfigurationList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.mutating = append(r.w.mutating, o)
+		}
+	})
+}
+
+func (r *reader) volumes(ctx context.Context) error {
+	r.w.volumes = map[string]corev1.PersistentVolume{}
+	return pages(ctx, r.core.CoreV1().PersistentVolumes().List, func(l *corev1.PersistentVolumeList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.volumes[o.Name] = o
+		}
+	})
+}
+
+func (r *reader) claims(ctx context.Context) error {
+	r.w.claims = map[types.NamespacedName]corev1.PersistentVolumeClaim{}
+	return pages(ctx, r.core.CoreV1().PersistentVolumeClaims("").List, func(l *corev1.PersistentVolumeClaimList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.claims[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = o
+		}
+	})
+}
+
+func (r *reader) attachments(ctx context.Context) error {
+	return pages(ctx, r.core.StorageV1().VolumeAttachments().List, func(l *storagev1.VolumeAttachmentList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.attachments = append(r.w.attachments, o)
+		}
+	})
+}
+
+func (r *reader) csiNodes(ctx context.Context) error {
+	return pages(ctx, r.core.StorageV1().CSINodes().List, func(l *storagev1.CSINodeList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.csiNodes = append(r.w.csiNodes, o)
+		}
+	})
+}
+
+// slimList is a list of which only some fields are decoded.
+type slimList[T any] struct {
+	metav1.ListMeta `json:"metadata"`
+	Items           []T `json:"items"`
+}
+
+// slimPages lists what no client of ours has types for.
+func slimPages[T any](ctx context.Context, r *reader, path string, limit int, f func(*T)) error {
+	next := ""
+	for {
+		b, err := r.core.Discovery().RESTClient().Get().AbsPath(path).
+			Param("limit", strconv.Itoa(limit)).Param("continue", next).
+			SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+		if err != nil {
+			return err
+		}
+		var l slimList[T]
+		if err := json.Unmarshal(b, &l); err != nil {
+			return fmt.Errorf("decode answer: %w", err)
+		}
+		for i := range l.Items {
+			f(&l.Items[i])
+		}
+		if next = l.Continue; next == "" {
+			return nil
+		}
+	}
+}
+
+func (r *reader) kinds(ctx context.Context) error {
+	err := slimPages(ctx, r, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kindPageSize, func(k *kind) {
+		slim(&k.ObjectMeta)
+		r.w.kinds = append(r.w.kinds, *k)
+	})
+	slices.SortFunc(r.w.kinds, func(a, b kind) int { return cmp.Compare(a.Name, b.Name) })
+	return err
+}
+
+func (r *reader) apiServices(ctx context.Context) error {
+	err := slimPages(ctx, r, "/apis/apiregistration.k8s.io/v1/apiservices", pageSize, func(s *apiService) {
+		slim(&s.ObjectMeta)
+		r.w.apiServices = append(r.w.apiServices, *s)
+	})
+	slices.SortFunc(r.w.apiServices, func(a, b apiService) int { return cmp.Compare(a.Name, b.Name) })
+	return err
+}
+
+func ownerOf(o metav1.Object) owner {
+	c := metav1.GetControllerOfNoCopy(o)
+	if c == nil {
+		return owner{}
+	}
+	return owner{c.APIVersion, c.Kind, c.Name, c.UID}
+}
+
+// doNotEvict are annotations that tell autoscalers, and people, to leave a pod where it
+// is, with the value that says so.
+var doNotEvict = []struct{ key, value string }{
+	{"cluster-autoscaler.kubernetes.io/safe-to-evict", "false"},
+	{"karpenter.sh/do-not-disrupt", "true"},
+	{"karpenter.sh/do-not-evict", "true"},
+}
+
+// slimPod copies what checks look at.
+func slimPod(p *corev1.Pod) pod {
+	out := pod{
+		namespace: p.Namespace, name: p.Name, node: p.Spec.NodeName, uid: p.UID, labels: p.Labels,
+		phase: p.Status.Phase, finalizers: len(p.Finalizers) > 0, created: p.CreationTimestamp.Time,
+		controller: ownerOf(p), mirror: p.Annotations[corev1.MirrorPodAnnotationKey] != "",
+		nodeSelector: p.Spec.NodeSelector, affinity: p.Spec.Affinity, tolerations: p.Spec.Tolerations, spread: p.Spec.TopologySpreadConstraints,
+		grace:   corev1.DefaultTerminationGracePeriodSeconds * time.Second,
+		request: requestOf(p),
+	}
+	if p.DeletionTimestamp != nil {
+		out.terminating = p.DeletionTimestamp.Time
+	}
+	if p.Spec.Priority != nil {
+		out.priority = *p.Spec.Priority
+	}
+	if s := p.Spec.TerminationGracePeriodSeconds; s != nil {
+		out.grace = time.Duration(*s) * time.Second
+	}
+	for _, a := range doNotEvict {
+		if p.Annotations[a.key] == a.value {
+			out.notEvict = a.key + "=" + a.value
+			break
+		}
+	}
+	for _, x := range p.Status.Conditions {
+		switch {
+		case x.Type == corev1.PodReady:
+			out.ready = x.Status == corev1.ConditionTrue
+		case x.Type == corev1.PodScheduled && x.Status == corev1.ConditionFalse:
+			out.pending = strings.Trim(x.Reason+": "+x.Message, ": ")
+		}
+	}
+	mounted := writable(p)
+	for _, v := range p.Spec.Volumes {
+		switch {
+		case v.EmptyDir != nil:
+			out.emptyDir = append(out.emptyDir, v.Name)
+		case v.HostPath != nil && mounted[v.Name]:
+			out.hostPath = append(out.hostPath, v.Name)
+		case v.PersistentVolumeClaim != nil:
+			out.claims = append(out.claims, v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			out.claims = append(out.claims, p.Name+"-"+v.Name)
+		}
+	}
+	for i := range p.Spec.Containers {
+		c := &p.Spec.Containers[i]
+		out.images = append(out.images, c.Image)
+		out.preStop = out.preStop || c.Lifecycle != nil && c.Lifecycle.PreStop != nil
+		for _, port := range c.Ports {
+			if port.HostPort != 0 {
+				out.hostPorts = append(out.hostPorts, port.HostPort)
+			}
+		}
+	}
+	if p.Namespace == metav1.NamespaceSystem && p.Labels["tier"] == "control-plane" {
+		out.component = p.Labels["component"]
+		if len(p.Spec.Containers) > 0 {
+			c := &p.Spec.Containers[0]
+			out.args = slices.Concat(c.Command, c.Args)
+		}
+	}
+	return out
+}
+
+// writable returns the names of the volumes that a container may write.
+func writable(p *corev1.Pod) map[string]bool {
+	out := map[string]bool{}
+	for _, containers := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range containers {
+			for _, m := range containers[i].VolumeMounts {
+				out[m.Name] = out[m.Name] || !m.ReadOnly
+			}
+		}
+	}
+	return out
+}
+
+// requestOf is what the scheduler counts.
+func requestOf(p *corev1.Pod) resources {
+	var out resources
+	for name, q := range resource.PodRequests(p, resource.PodResourcesOptions{}) {
+		switch name {
+		case corev1.ResourceCPU:
+			out.cpu = q.MilliValue()
+		case corev1.ResourceMemory:
+			out.memory = q.Value()
+		case corev1.ResourceEphemeralStorage:
+			out.ephemeral = q.Value()
+		default:
+			if out.other == nil {
+				out.other = map[corev1.ResourceName]int64{}
+			}
+			out.other[name] = q.Value()
+		}
+	}
+	return out
+}

@@ -1,0 +1,167 @@
+package preflight
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"constellation/engine"
+)
+
+// checks returns all checks in the order in which findings of equal severity are told.
+func checks() []check {
+	return slices.Concat([][]check{}...)
+}
+
+// answerLimit bounds the first question, which tells whether anybody is there.
+const answerLimit = 10 * time.Second
+
+// Run looks for what the hop of r would trip over in the cluster that config leads to.
+//
+// emit gets an event of the kind check when a check begins and one for each of its
+// findings when it ends, and events of the kind progress of those that take long; calls
+// do not overlap. Findings are sorted by severity, block first, and then by check. A
+// check that finds nothing has a finding with severity Info. The error is that of the
+// first request if the API server does not answer it, or the context's.
+func Run(ctx context.Context, config *rest.Config, r engine.PreflightRequest, emit func(engine.Event)) ([]engine.Finding, error) {
+	config = rest.CopyConfig(config)
+	// Reading everything is a burst by nature; priority and fairness on the other side
+	// sees to it that others are served.
+	config.QPS, config.Burst = 500, 1000
+	core, err := kubernetes.NewForConfig(protobuf(config))
+	if err != nil {
+		return nil, fmt.Errorf("make Kubernetes client: %w", err)
+	}
+	if err := answers(ctx, core); err != nil {
+		return nil, err
+	}
+	w, err := collect(ctx, config, core, r)
+	if err != nil {
+		return nil, err
+	}
+	return runChecks(ctx, checks(), w, probe{config: config, core: core}, emit)
+}
+
+// answers returns an error if the API server does not.
+func answers(ctx context.Context, core kubernetes.Interface) error {
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	if _, err := core.Discovery().RESTClient().Get().AbsPath("/version").DoRaw(ctx); err != nil {
+		return fmt.Errorf("read version: %w", err)
+	}
+	return nil
+}
+
+// runChecks runs all at the same time and returns what they found, sorted.
+func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(engine.Event)) ([]engine.Finding, error) {
+	var mu sync.Mutex // of emit
+	tell := func(e engine.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		emit(e)
+	}
+	found := make([][]engine.Finding, len(all))
+	var running sync.WaitGroup
+	for i, c := range all {
+		running.Go(func() {
+			start := time.Now()
+			tell(engine.Event{Time: start, Kind: engine.KindCheck, Object: c.id, State: engine.StateRunning, Text: c.title})
+			p := p
+			p.ctx = ctx
+			p.progress = func(current, total int64) {
+				tell(engine.Event{Time: time.Now(), Kind: engine.KindProgress, Object: c.id, Current: current, Total: total})
+			}
+			found[i] = c.find(w, &p)
+			if ctx.Err() != nil {
+				return
+			}
+			took := time.Since(start)
+			for j := range found[i] {
+				f := &found[i][j]
+				f.Took = took
+				data, err := json.Marshal(f)
+				if err != nil {
+					continue // a Finding has nothing that cannot be marshalled
+				}
+				tell(engine.Event{Time: time.Now(), Kind: engine.KindCheck, Object: c.id, State: string(f.Severity), Text: f.Title, Data: data, TookMS: took.Milliseconds()})
+			}
+		})
+	}
+	running.Wait()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	out := slices.Concat(found...)
+	slices.SortStableFunc(out, func(a, b engine.Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
+	return out, nil
+}
+
+// find returns what c has to say: one finding at least.
+func (c check) find(w *world, p *probe) []engine.Finding {
+	var why []string
+	for _, s := range c.needs {
+		if reason, ok := w.unread[s]; ok {
+			why = append(why, fmt.Sprintf("%s: %s", s, reason))
+		}
+	}
+	var found []engine.Finding
+	if len(why) > 0 {
+		found = []engine.Finding{{Severity: engine.NotChecked, Title: "not checked whether " + c.title, Detail: strings.Join(why, "; ")}}
+	} else {
+		found = c.run(w, p)
+	}
+	if len(found) == 0 {
+		found = []engine.Finding{{Severity: engine.Info, Title: c.title}}
+	}
+	for i := range found {
+		f := &found[i]
+		f.ID = cmp.Or(f.ID, c.id)
+		f.Severity = cmp.Or(f.Severity, engine.Warn)
+		f.Source = cmp.Or(f.Source, c.area)
+		f.Reference = cmp.Or(f.Reference, c.ref)
+	}
+	return found
+}
+
+func rank(s engine.Severity) int {
+	return slices.Index([]engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}, s)
+}
+
+// maxPrintable bounds what is quoted of one value, in runes.
+const maxPrintable = 300
+
+// printable returns s, which may come from anybody, so that a terminal shows it as it
+// is: control characters, invalid UTF-8 and what turns the direction of writing are
+// escaped as in a Go string. What is longer than 300 runes is cut.
+func printable(s string) string {
+	var b strings.Builder
+	n := 0
+	for i, size := 0, 0; i < len(s); i += size {
+		if n++; n > maxPrintable {
+			b.WriteString("...")
+			break
+		}
+		var r rune
+		r, size = utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case strconv.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			q := strconv.QuoteRune(r)
+			b.WriteString(q[1 : len(q)-1])
+		}
+	}
+	return b.String()
+}
