@@ -103,6 +103,7 @@ const (
 	stepRootfs   = "prepare-rootfs"
 	stepImages   = "prepare-images"
 	stepDaemon   = "start-cloud"
+	stepFaults   = "set-faults"
 	stepMachines = "boot-machines"
 	stepFiles    = "write-files"
 	stepRemove   = "remove-machines"
@@ -650,9 +651,13 @@ func lastLines(s string, n int) string {
 func (s *Sandboxes) scale(ctx context.Context, c *local.Client, info local.Info, spec engine.SandboxSpec, t *teller) error {
 	op := "set up sandbox " + spec.Name
 	if spec.Faults != nil && !slices.Equal(spec.Faults, info.Faults) {
+		if err := inTime(op, spec.Faults, info); err != nil {
+			return err
+		}
 		if err := c.SetFaults(ctx, spec.Faults); err != nil {
 			return &engine.Error{Op: op, Err: err}
 		}
+		t.step(stepFaults, engine.StateDone, fmt.Sprintf("faults: %s (before: %s)", orNone(spec.Faults), orNone(info.Faults)))
 	}
 	// Control planes come last, and a sandbox without one was never set up: after a
 	// refusal or a death in between, the next up begins with all groups again.
@@ -684,6 +689,39 @@ func (s *Sandboxes) scale(ctx context.Context, c *local.Client, info local.Info,
 		}
 		if err := c.SetGroupCount(ctx, g.ID, n); err != nil {
 			return &engine.Error{Op: op, Err: err, Remedy: "ask for fewer machines, or make room for them"}
+		}
+	}
+	return nil
+}
+
+func orNone(faults []string) string {
+	if len(faults) == 0 {
+		return "none"
+	}
+	return strings.Join(faults, ", ")
+}
+
+// inTime refuses new faults that can strike only when a machine is made, for machines
+// that were made already: they would do nothing.
+func inTime(op string, faults []string, info local.Info) error {
+	f, err := parseFaults(slices.DeleteFunc(slices.Clone(faults), func(s string) bool { return slices.Contains(info.Faults, s) }))
+	if err != nil { // complete has seen to it
+		return usage(op, "correct or leave out the faults", "%w", err)
+	}
+	for _, m := range info.Machines {
+		if m.Boot == local.BootCreating {
+			continue
+		}
+		fault := ""
+		if _, ok := f.bootDelay[m.Name]; ok {
+			fault = "boot-delay"
+		}
+		if f.neverBoot[m.Name] {
+			fault = "never-boot"
+		}
+		if fault != "" {
+			return usage(op, "name a machine that is not there yet and ask for one more, or take the sandbox down and up again with the fault",
+				"fault %s strikes when a machine is made, and %s is there already", fault, m.Name)
 		}
 	}
 	return nil
@@ -875,6 +913,22 @@ func (s *Sandboxes) remove(ctx context.Context, name string, t *teller) error {
 	return host.Sweep(ctx)
 }
 
+// noSuch is the error of a sandbox that this user does not have.
+func noSuch() error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("%w: you have no such sandbox", cloud.ErrNotFound)
+	}
+	return fmt.Errorf("%w: there is no such sandbox", cloud.ErrNotFound)
+}
+
+// otherUsers reminds those who cannot have started one that somebody else may have.
+func otherUsers() string {
+	if os.Geteuid() == 0 {
+		return ""
+	}
+	return "; a sandbox belongs to the user who started it, which takes root: ask again as root, for example with sudo"
+}
+
 // Status describes one sandbox, also if its daemon is not there. The error wraps
 // cloud.ErrNotFound if there is none.
 func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStatus, error) {
@@ -886,7 +940,7 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 	op := "look at sandbox " + name
 	st, err := readState(s.dirs.of(name, stateName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return out, &engine.Error{Op: op, Err: fmt.Errorf("%w: there is no such sandbox", cloud.ErrNotFound), Remedy: "start it with `constellation sandbox up`"}
+		return out, &engine.Error{Op: op, Err: noSuch(), Remedy: "start it with `constellation sandbox up`" + otherUsers()}
 	}
 	if err != nil {
 		return out, &engine.Error{Op: op, Err: err}
@@ -960,7 +1014,7 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 	op := fmt.Sprintf("run command in %s of sandbox %s", node, name)
 	st, err := readState(s.dirs.of(name, stateName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, &engine.Error{Op: op, Err: fmt.Errorf("%w: there is no such sandbox", cloud.ErrNotFound), Remedy: "start it with `constellation sandbox up`"}
+		return 0, &engine.Error{Op: op, Err: noSuch(), Remedy: "start it with `constellation sandbox up`" + otherUsers()}
 	}
 	if err != nil {
 		return 0, &engine.Error{Op: op, Err: err}

@@ -14,6 +14,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
 )
 
 func testCA(t *testing.T) (cert, key string) {
@@ -94,6 +95,35 @@ func TestBadSpecsAreRefusedBeforeAnythingIsTouched(t *testing.T) {
 	}
 	if got := files(t, w); len(got) != 0 {
 		t.Errorf("the workspace has %v", got)
+	}
+}
+
+// A fault that is accepted and does nothing would be taken for a cloud that copes.
+func TestFaultsThatComeTooLateAreRefused(t *testing.T) {
+	info := local.Info{
+		Faults: []string{"never-boot=worker-1"},
+		Machines: []local.Machine{
+			{Instance: cloud.Instance{Name: "worker-0"}, Boot: local.BootReady},
+			{Instance: cloud.Instance{Name: "worker-1"}, Boot: local.BootBooting},
+			{Instance: cloud.Instance{Name: "worker-2"}, Boot: local.BootCreating},
+		},
+	}
+	for _, tt := range []struct {
+		faults []string
+		want   string // "": they are taken
+	}{
+		{[]string{"api-429=0.2", "kill=worker-0:image"}, ""},
+		{[]string{}, ""},
+		{[]string{"never-boot=worker-1"}, ""}, // it was there before
+		{[]string{"boot-delay=worker-2:30s"}, ""},
+		{[]string{"never-boot=worker-7"}, ""},
+		{[]string{"never-boot=worker-0"}, "fault never-boot strikes when a machine is made, and worker-0 is there already"},
+		{[]string{"api-500=1", "boot-delay=worker-1:30s"}, "fault boot-delay strikes when a machine is made, and worker-1 is there already"},
+	} {
+		err := inTime("set up sandbox demo", tt.faults, info)
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != "set up sandbox demo: "+tt.want || engine.Remedy(err) == "" || engine.ExitCode(err) != engine.ExitUsage) {
+			t.Errorf("%v: got %v, want %q", tt.faults, err, tt.want)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -329,6 +330,8 @@ func withRemedy(op string, err error, again string) error {
 		remedy = "install Go 1.26 or newer (https://go.dev/dl), put `go` on the PATH, and run " + again + " again"
 	case errors.Is(err, syscall.ENOSPC) || has("no space left on device"):
 		remedy = "free some space (a version needs 2 GB in the cache directory, and Go's build cache up to 6 GB while it is built: `go env GOCACHE`), then run " + again + " again; finished parts are kept"
+	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
+		remedy = "the cache is in $XDG_CACHE_HOME/constellation, by default ~/.cache/constellation: set XDG_CACHE_HOME to a directory that you may write to, or run " + again + " as the user whose cache it is"
 	case has("requires go >="):
 		remedy = "update Go, or let it update itself with GOTOOLCHAIN=auto, and run " + again + " again"
 	case has("checksum mismatch", "SECURITY ERROR"):
