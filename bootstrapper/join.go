@@ -2,6 +2,7 @@ package bootstrapper
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -110,7 +111,7 @@ type JoinClient struct {
 	Cluster []byte
 	Log     *slog.Logger
 
-	port  int           // of join services
+	port  int           // of join services; 0: joinPort
 	hurry time.Duration // bounds all pauses; 0: they are as long as they are
 }
 
@@ -160,25 +161,59 @@ func (c *JoinClient) run(ctx context.Context) error {
 		}
 		t.received = received
 		c.Log.Info("ticket at hand used")
-		return c.join(ctx, self, t, newReport(ctx, nil, c.Log))
+		return c.join(ctx, self, t, c.newReport(ctx, self, t, nil))
 	}
 	t, conn, err := c.ticket(ctx, self, key, csr)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
 	// On disk before the claim: a machine that is claimed looks used and is given no
 	// other ticket until it is restarted.
 	if err := keepTicket(c.State, t.raw); err != nil {
+		conn.Close()
 		return err
 	}
-	// The join service keeps a control plane's turn for as long as it hears of it.
-	return c.join(ctx, self, t, newReport(ctx, conn, c.Log))
+	return c.join(ctx, self, t, c.newReport(ctx, self, t, conn))
+}
+
+// newReport begins the report of a join with ticket t, on conn if that is not nil, and
+// otherwise, and later, to members of the ticket's cluster.
+func (c *JoinClient) newReport(ctx context.Context, self cloud.Instance, t *ticket, conn *serviceConn) *report {
+	dial := func(ctx context.Context) ([]*serviceConn, error) {
+		endpoints, err := c.endpoints(ctx, self)
+		var conns []*serviceConn
+		for _, e := range endpoints {
+			conn, err := c.connect(e, memberValidator{c.Validator(), t.cluster})
+			if err != nil {
+				closeAll(conns)
+				return nil, err
+			}
+			conns = append(conns, conn)
+		}
+		return conns, err
+	}
+	wait := func(ctx context.Context, p *pause) error { return c.pause(ctx, p, 0, reportPause) }
+	return newReport(ctx, conn, dial, wait, c.Log)
+}
+
+// memberValidator accepts members of one cluster among those that Validator accepts.
+type memberValidator struct {
+	attestation.Validator
+	cluster []byte
+}
+
+// Validate implements attestation.Validator.
+func (v memberValidator) Validate(ctx context.Context, document, userData []byte) (attestation.Statement, error) {
+	st, err := v.Validator.Validate(ctx, document, userData)
+	if err == nil && !bytes.Equal(st.PCRs[clusterRegister], attestation.ClusterIDPCR(v.cluster)) {
+		err = fmt.Errorf("%w: %s belongs to another cluster", attestation.ErrMember, st.Identity.Name)
+	}
+	return st, err
 }
 
 // ticket asks the join services of the cluster, one after the other, until one
 // issues a ticket. The connection stays open for the report.
-func (c *JoinClient) ticket(ctx context.Context, self cloud.Instance, key *ecdsa.PrivateKey, csr []byte) (*ticket, *grpc.ClientConn, error) {
+func (c *JoinClient) ticket(ctx context.Context, self cloud.Instance, key *ecdsa.PrivateKey, csr []byte) (*ticket, *serviceConn, error) {
 	var p pause
 	var told string
 	for {
@@ -223,7 +258,7 @@ func (c *JoinClient) pause(ctx context.Context, p *pause, asked, limit time.Dura
 // endpoints are the load balancer, which knows who is healthy, then some other
 // control planes, in random order. This machine is never among them.
 func (c *JoinClient) endpoints(ctx context.Context, self cloud.Instance) ([]string, error) {
-	port := strconv.Itoa(c.port)
+	port := strconv.Itoa(cmp.Or(c.port, joinPort))
 	var out []string
 	lb, lbErr := c.Metadata.LoadBalancer(ctx)
 	if lbErr == nil && lb != "" && lb != self.IP.String() {
@@ -252,26 +287,55 @@ func gone(s cloud.State) bool {
 	return s == cloud.Stopped || s == cloud.Terminating || s == cloud.Terminated || s == cloud.Failed
 }
 
-// ask requests a ticket from one join service and checks that the service is a
-// member of the cluster that the ticket names. answered says that something spoke
-// attested TLS there, so that asking again is not free for it.
-func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instance, key *ecdsa.PrivateKey, csr []byte) (_ *ticket, _ *grpc.ClientConn, answered bool, err error) {
-	var mu sync.Mutex
-	var refusal error // why the handshake failed; gRPC keeps only its text
+// serviceConn is a connection to a join service.
+type serviceConn struct {
+	*grpc.ClientConn
+
+	mu      sync.Mutex
+	refusal error // why the handshake failed; gRPC keeps only its text
+}
+
+// why returns what is behind err, an error of a call.
+func (c *serviceConn) why(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.refusal != nil {
+		return c.refusal
+	}
+	return err
+}
+
+// connect returns a connection to a join service that v accepts. It is made by the
+// first call.
+func (c *JoinClient) connect(endpoint string, v attestation.Validator) (*serviceConn, error) {
+	conn := &serviceConn{}
 	creds := atls.NewClient(atls.Config{
-		Purpose: atls.PurposeJoin, Issuer: c.Issuer, Validator: c.Validator,
-		OnFailure: func(_ net.Addr, err error) { mu.Lock(); defer mu.Unlock(); refusal = err },
+		Purpose: atls.PurposeJoin, Issuer: c.Issuer, Validator: func() attestation.Validator { return v },
+		OnFailure: func(_ net.Addr, err error) { conn.mu.Lock(); defer conn.mu.Unlock(); conn.refusal = err },
 	})
-	conn, err := grpc.NewClient("passthrough:///"+endpoint,
+	var err error
+	conn.ClientConn, err = grpc.NewClient("passthrough:///"+endpoint,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDisableServiceConfig(),
 		// Not gRPC's own dialer, which would ask a proxy of the environment.
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", addr)
 		}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 15 * time.Second, Timeout: 10 * time.Second}),
+		// A control plane that is not heard for 15 s loses its turn.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 4 * time.Second}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxTicket)),
 	)
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
+}
+
+// ask requests a ticket from one join service and checks that the service is a
+// member of the cluster that the ticket names. answered says that something spoke
+// attested TLS there, so that asking again is not free for it.
+func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instance, key *ecdsa.PrivateKey, csr []byte) (_ *ticket, _ *serviceConn, answered bool, err error) {
+	conn, err := c.connect(endpoint, c.Validator())
 	if err != nil {
 		return nil, nil, false, err
 	}
@@ -285,12 +349,11 @@ func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instan
 	var p peer.Peer
 	raw, err := joinproto.NewJoinServiceClient(conn).IssueJoinTicket(ctx, &joinproto.IssueJoinTicketRequest{CertificateRequest: csr}, grpc.Peer(&p))
 	if err != nil {
-		mu.Lock()
-		defer mu.Unlock()
-		if p.AuthInfo == nil && refusal != nil {
-			return nil, nil, attested(refusal), refusal
+		if p.AuthInfo == nil {
+			err = conn.why(err)
+			return nil, nil, attested(err), err
 		}
-		return nil, nil, p.AuthInfo != nil, err
+		return nil, nil, true, err
 	}
 	st, ok := atls.PeerStatement(peer.NewContext(ctx, &p))
 	if !ok {

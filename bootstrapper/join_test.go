@@ -1,6 +1,7 @@
 package bootstrapper
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -42,6 +43,7 @@ type service struct {
 	ca authority
 	// member is the machine that it runs on.
 	member *softTPM
+	stop   func()
 
 	mu       sync.Mutex
 	answers  []error // one for each request, then tickets
@@ -49,7 +51,8 @@ type service struct {
 	requests [][]byte
 	reports  []string
 	refusals []error
-	ended    int // reports that ended in order
+	opened   int // reports
+	ended    int // those that ended in order
 }
 
 // serveJoins starts a join service on the rig's load balancer.
@@ -61,22 +64,36 @@ func (r *rig) serveJoins(bend func(*service)) *service {
 	if bend != nil {
 		bend(s)
 	}
+	s.serve()
+	return s
+}
+
+// serve starts it, again after a stop.
+func (s *service) serve() {
+	s.t.Helper()
+	r := s.r
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", r.m.joinPort))
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	v := attestation.NewTPMValidator(r.ca.Roots(), measured("v1.1.0"), attestation.Options{UID: "test-1"})
+	var v either // a machine that was claimed may report, and gets no ticket
+	for _, rule := range []attestation.PCR15{attestation.PCR15Zero(), attestation.PCR15Member()} {
+		v = append(v, attestation.NewTPMValidator(r.ca.Roots(), measured("v1.1.0"), attestation.Options{UID: "test-1", PCR15: rule}))
+	}
 	g := grpc.NewServer(grpc.Creds(atls.NewServer(atls.Config{
 		Purpose: atls.PurposeJoin, Issuer: s.member, Validator: func() attestation.Validator { return v },
 		OnFailure: func(_ net.Addr, err error) { s.mu.Lock(); defer s.mu.Unlock(); s.refusals = append(s.refusals, err) },
 	})))
 	joinproto.RegisterJoinServiceServer(g, s)
 	go g.Serve(l)
+	s.stop = g.Stop
 	r.t.Cleanup(g.Stop)
-	return s
 }
 
-func (s *service) IssueJoinTicket(_ context.Context, req *joinproto.IssueJoinTicketRequest) (*joinproto.IssueJoinTicketResponse, error) {
+func (s *service) IssueJoinTicket(ctx context.Context, req *joinproto.IssueJoinTicketRequest) (*joinproto.IssueJoinTicketResponse, error) {
+	if st, _ := atls.PeerStatement(ctx); len(bytes.Trim(st.PCRs[clusterRegister], "\x00")) > 0 {
+		return nil, status.Error(codes.PermissionDenied, "the machine already belongs to the cluster")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.requests = append(s.requests, req.GetCertificateRequest())
@@ -117,6 +134,9 @@ func (s *service) ticket(csr []byte) *joinproto.IssueJoinTicketResponse {
 }
 
 func (s *service) Report(stream grpc.ClientStreamingServer[joinproto.ReportRequest, joinproto.ReportResponse]) error {
+	s.mu.Lock()
+	s.opened++
+	s.mu.Unlock()
 	for {
 		m, err := stream.Recv()
 		s.mu.Lock()
@@ -375,6 +395,10 @@ func TestKilledJoinGoesOnWithItsTicket(t *testing.T) {
 	}
 	if s.asked() != 1 || r.calls() != "join reset join" {
 		t.Errorf("%d tickets, kubeadm was asked for %s", s.asked(), r.calls())
+	}
+	// It is reported as the first part was.
+	if said := s.said(); !strings.HasSuffix(said, "kubeadm-join:done info this machine is a node") || s.ended != 2 {
+		t.Errorf("reported (ended %d)\n%s\n%s", s.ended, said, r.logged())
 	}
 }
 
