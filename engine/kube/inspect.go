@@ -1,0 +1,332 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"constellation/engine"
+	"constellation/engine/kube/preflight"
+	"constellation/engine/version"
+	"constellation/operator/api/v1alpha1"
+)
+
+var _ engine.Inspector = (*Client)(nil)
+
+// inspectLimit bounds what Running retries.
+const inspectLimit = 30 * time.Second
+
+// Labels, and values of them, that kubeadm and our charts set.
+const (
+	componentLabel = "component"
+	dnsSelector    = "kube-dns" // of k8s-app, for CoreDNS too
+	partOfLabel    = "app.kubernetes.io/part-of"
+	partOf         = "constellation"
+)
+
+// seen is what Running has read, each field by one request.
+type seen struct {
+	version     string
+	nodes       []engine.Node
+	pods        []corev1.Pod // of kube-system, without those of DaemonSets
+	daemonSets  []engine.Service
+	deployments []engine.Service
+	target      engine.NodeTarget
+	join        engine.JoinConfig
+	kinds       []string
+}
+
+// Running implements [engine.Inspector].
+//
+// Eight requests, all at the same time, so that a slow line costs one round trip. The
+// API servers' versions come from one /version and the images of the static pods:
+// asking each would cost a request for every control plane, and many cannot be reached
+// from where people sit.
+func (c *Client) Running(ctx context.Context) (engine.Running, error) {
+	ctx, cancel := context.WithTimeout(ctx, inspectLimit)
+	defer cancel()
+	// Everything here is builtin, and nodes may be thousands.
+	config := rest.CopyConfig(c.config)
+	config.AcceptContentTypes, config.ContentType = runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON, runtime.ContentTypeProtobuf
+	core, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return engine.Running{}, fmt.Errorf("make Kubernetes client: %w", err)
+	}
+
+	var s seen
+	reads := map[string]func() error{
+		"nodes":       func() (err error) { s.nodes, err = allNodes(ctx, core); return err },
+		"system pods": func() (err error) { s.pods, err = systemPods(ctx, core); return err },
+		"DaemonSets":  func() (err error) { s.daemonSets, err = daemonSetServices(ctx, core); return err },
+		"Deployments": func() (err error) { s.deployments, err = deploymentServices(ctx, core); return err },
+		"NodeVersion": func() (err error) { s.target, err = c.NodeTarget(ctx); return err },
+		"join-config": func() (err error) { s.join, err = c.JoinConfig(ctx); return err },
+		"kinds":       func() (err error) { s.kinds, err = c.ownKinds(ctx); return err },
+	}
+	failed := map[string]error{}
+	var mu sync.Mutex // of failed
+	var reading sync.WaitGroup
+	for name, read := range reads {
+		reading.Go(func() {
+			if err := read(); err != nil {
+				mu.Lock()
+				failed[name] = err
+				mu.Unlock()
+			}
+		})
+	}
+	// This one does not retry: it tells soon whether anybody is there.
+	var down error
+	if s.version, down = c.Version(ctx); down != nil {
+		cancel()
+	}
+	reading.Wait()
+	if down != nil {
+		return engine.Running{}, down
+	}
+	if err := failed["nodes"]; err != nil {
+		return engine.Running{}, fmt.Errorf("list nodes: %w", err)
+	}
+	out := s.running()
+	for _, name := range slices.Sorted(maps.Keys(failed)) {
+		switch err := failed[name]; {
+		case errors.Is(err, context.Canceled):
+			return engine.Running{}, err
+		case errors.Is(err, engine.ErrAbsent):
+			out.Missing = append(out.Missing, name+": the cluster has none")
+		case errors.Is(err, engine.ErrDenied):
+			out.Missing = append(out.Missing, name+": the kubeconfig's user may not read it")
+		default:
+			out.Missing = append(out.Missing, fmt.Sprintf("%s: %v", name, err))
+		}
+	}
+	return out, nil
+}
+
+// Preflight implements [engine.Inspector].
+func (c *Client) Preflight(ctx context.Context, r engine.PreflightRequest, emit func(engine.Event)) ([]engine.Finding, error) {
+	found, err := preflight.Run(ctx, c.config, r, emit)
+	if err != nil {
+		return nil, fmt.Errorf("look for trouble: %w", classify(err))
+	}
+	return found, nil
+}
+
+// running makes sense of what was read.
+func (s *seen) running() engine.Running {
+	out := engine.Running{Nodes: s.nodes, Target: s.target, JoinConfig: s.join, Kinds: s.kinds}
+	missing := func(format string, args ...any) { out.Missing = append(out.Missing, fmt.Sprintf(format, args...)) }
+	add := func(to *engine.Span, of, v string) {
+		parsed, err := version.Parse(v)
+		if err != nil {
+			missing("%s: %q is no version", of, v)
+			return
+		}
+		*to = to.Add(parsed)
+	}
+
+	add(&out.Kubernetes, "version of the API server", s.version)
+	servers := map[string]bool{} // by node
+	for i := range s.pods {
+		switch p := &s.pods[i]; p.Labels[componentLabel] {
+		case "kube-apiserver":
+			servers[p.Spec.NodeName] = true
+			add(&out.Kubernetes, "version of the API server on "+p.Spec.NodeName, tagOf(p))
+			if !podReady(p) {
+				missing("API server on %s: it is not ready", p.Spec.NodeName)
+			}
+		case "etcd":
+			// The oldest decides what may come next.
+			if tag := tagOf(p); out.Etcd == "" || older(tag, out.Etcd) {
+				out.Etcd = tag
+			}
+		}
+	}
+	for _, n := range s.nodes {
+		image, kubelet := &out.WorkerImage, &out.WorkerKubelet
+		if n.Role == "control-plane" {
+			image, kubelet = &out.ControlPlaneImage, &out.ControlPlaneKubelet
+			if !servers[n.Name] && len(servers) > 0 {
+				missing("API server on %s: it has no pod", n.Name)
+			}
+		}
+		add(kubelet, "kubelet of "+n.Name, n.Kubernetes)
+		switch v := s.imageVersion(n.Image); {
+		case n.Image == "":
+			missing("image of %s: it has no annotation", n.Name)
+		case v.IsZero():
+			missing("image of %s: %q does not tell its version", n.Name, n.Image)
+		default:
+			*image = image.Add(v)
+		}
+	}
+
+	out.Parts = slices.Concat(s.daemonSets, s.deployments, s.dns())
+	for i := range out.Parts {
+		p := &out.Parts[i]
+		p.Name = cmp.Or(friendly[p.Name], p.Name)
+		if p.Kind == engine.ServiceOfRelease {
+			add(&out.Services, "version of "+p.Name, p.Version)
+		}
+	}
+	slices.SortFunc(out.Parts, func(a, b engine.Service) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// imageVersion returns the version of an image, zero if its reference does not tell.
+func (s *seen) imageVersion(reference string) version.Version {
+	name := reference[strings.LastIndexByte(reference, '/')+1:]
+	if reference == s.target.Image {
+		name = s.target.ImageVersion
+	}
+	v, _ := version.Parse(name)
+	return v
+}
+
+// dns returns CoreDNS as its pods tell, none if there are none.
+func (s *seen) dns() []engine.Service {
+	out := engine.Service{Name: "coredns", Kind: engine.ServiceOfKubernetes}
+	for i := range s.pods {
+		p := &s.pods[i]
+		if p.Labels["k8s-app"] != dnsSelector || p.DeletionTimestamp != nil {
+			continue
+		}
+		out.Wanted++
+		if podReady(p) {
+			out.Ready++
+		}
+		if tag := tagOf(p); out.Version == "" || older(tag, out.Version) {
+			out.Version = tag
+		}
+		out.Message = cmp.Or(out.Message, podProblem(p))
+	}
+	if out.Wanted == 0 {
+		return nil
+	}
+	return []engine.Service{out}
+}
+
+func tagOf(p *corev1.Pod) string { return versionOf(nil, p.Spec) }
+
+// older compares tags as versions; what is none is older than what is.
+func older(a, b string) bool {
+	x, errA := version.Parse(a)
+	y, errB := version.Parse(b)
+	if errA != nil || errB != nil {
+		return errB == nil
+	}
+	return x.Less(y)
+}
+
+func podReady(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(x corev1.PodCondition) bool {
+		return x.Type == corev1.PodReady && x.Status == corev1.ConditionTrue
+	})
+}
+
+// allNodes lists the nodes in one request: in protobuf even thousands are a few
+// megabytes, and pages would be requests.
+func allNodes(ctx context.Context, core kubernetes.Interface) (out []engine.Node, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		l, err := core.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		out = make([]engine.Node, len(l.Items))
+		for i := range l.Items {
+			out[i] = toNode(&l.Items[i])
+		}
+		return nil
+	})
+	slices.SortFunc(out, func(a, b engine.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return out, err
+}
+
+// systemPods lists the static pods of the control plane and CoreDNS, which have no
+// label in common but the lack of one that each pod of a DaemonSet has: those are as
+// many as there are nodes.
+func systemPods(ctx context.Context, core kubernetes.Interface) (out []corev1.Pod, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		l, err := core.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "!" + appsv1.ControllerRevisionHashLabelKey})
+		if err != nil {
+			return err
+		}
+		out = l.Items
+		return nil
+	})
+	return out, err
+}
+
+// daemonSetServices lists all DaemonSets in one request, and returns ours and kube-proxy.
+func daemonSetServices(ctx context.Context, core kubernetes.Interface) (out []engine.Service, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		l, err := core.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		out = nil
+		for i := range l.Items {
+			switch d := &l.Items[i]; {
+			case d.Namespace == Namespace && d.Labels[partOfLabel] == partOf:
+				out = append(out, ofDaemonSet(d, engine.ServiceOfRelease))
+			case d.Namespace == systemNamespace && d.Name == "kube-proxy":
+				out = append(out, ofDaemonSet(d, engine.ServiceOfKubernetes))
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+// deploymentServices returns our Deployments.
+func deploymentServices(ctx context.Context, core kubernetes.Interface) (out []engine.Service, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		l, err := core.AppsV1().Deployments(Namespace).List(ctx, metav1.ListOptions{LabelSelector: partOfLabel + "=" + partOf})
+		if err != nil {
+			return err
+		}
+		out = nil
+		for i := range l.Items {
+			out = append(out, ofDeployment(&l.Items[i], engine.ServiceOfRelease))
+		}
+		return nil
+	})
+	return out, err
+}
+
+// ownKinds returns the names of our definitions. It asks for the one group: a list of
+// all definitions would cost as much as others have installed.
+func (c *Client) ownKinds(ctx context.Context) (out []string, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		b, err := c.core.Discovery().RESTClient().Get().AbsPath("/apis", v1alpha1.GroupVersion.Group, v1alpha1.GroupVersion.Version).DoRaw(ctx)
+		if err != nil {
+			return err
+		}
+		var l metav1.APIResourceList
+		if err := unmarshal(b, &l); err != nil {
+			return err
+		}
+		out = nil
+		for _, r := range l.APIResources {
+			if !strings.Contains(r.Name, "/") {
+				out = append(out, r.Name+"."+v1alpha1.GroupVersion.Group)
+			}
+		}
+		return nil
+	})
+	slices.Sort(out)
+	return out, err
+}

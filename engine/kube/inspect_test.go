@@ -1,0 +1,338 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+
+	"constellation/assets"
+	"constellation/engine"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/version"
+)
+
+// counted returns a real control plane without controllers, a client of it, and the
+// number of requests that the client has made.
+func counted(t controlplane.T) (*controlplane.ControlPlane, *Client, *atomic.Int64) {
+	t.Helper()
+	// Pods are made by hand here, in namespaces that nobody gave a ServiceAccount.
+	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
+	requests := &atomic.Int64{}
+	config := cp.Config()
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			requests.Add(1)
+			return rt.RoundTrip(r)
+		})
+	})
+	c, err := ForConfig(config, nil)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	return cp, c, requests
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// putPod creates a pod of kube-system that runs image and is ready or not.
+func putPod(t *testing.T, c *Client, name, node, image string, labels map[string]string, ready corev1.ConditionStatus) {
+	t.Helper()
+	pods := c.core.CoreV1().Pods(systemNamespace)
+	p, err := pods.Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: image}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}}
+	if _, err := pods.UpdateStatus(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRunningIsToldInEightRequests(t *testing.T) {
+	cp, c, requests := counted(t)
+	ctx, w := t.Context(), world{t, c}
+
+	t.Run("an empty cluster misses everything and says so", func(t *testing.T) {
+		requests.Store(0)
+		r, err := c.Running(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := engine.Running{Kubernetes: engine.At(version.MustParse("v1.35.4")), Missing: []string{
+			"NodeVersion: the cluster has none", "join-config: the cluster has none", "kinds: the cluster has none",
+		}}
+		r.Nodes, r.Parts = nil, nil // empty or nil is the same
+		if d := cmp.Diff(want, r); d != "" {
+			t.Error(d)
+		}
+		if n := requests.Load(); n > 8 {
+			t.Errorf("%d requests", n)
+		}
+	})
+
+	// A rollout of which half is done.
+	if err := c.ApplyKinds(ctx, ownCRDs(t), func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.PublishJoinConfig(ctx, engine.JoinConfig{Attestation: "{}", TrustRoots: "pem", ClusterID: "aa"}); err != nil {
+		t.Fatal(err)
+	}
+	target := engine.NodeTarget{Image: "ami-2", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-1", Kubernetes: "v1.36.3"}
+	if err := c.SetNodeTarget(ctx, target); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []engine.Node{
+		{Name: "control-1", Role: "control-plane", State: engine.NodeReady, Kubernetes: "v1.36.3", Image: "ami-2", IP: "10.0.0.1"},
+		{Name: "control-2", Role: "control-plane", State: engine.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.0.0", IP: "10.0.0.2"},
+		{Name: "control-3", Role: "control-plane", State: engine.NodeReady, Kubernetes: "v1.35.4", Image: "ami-1", IP: "10.0.0.3"},
+		{Name: "worker-1", Role: "worker", State: engine.NodeReady, Kubernetes: "v1.34.4", Image: "sandboxes/demo/images/v1.0.0", IP: "10.0.0.4"},
+		{Name: "worker-2", Role: "worker", State: engine.NodeReady, Kubernetes: "\x1b[31mnew", IP: "10.0.0.5"},
+	} {
+		w.PutNode(n)
+	}
+	control := func(component string) map[string]string {
+		return map[string]string{"component": component, "tier": "control-plane"}
+	}
+	putPod(t, c, "kube-apiserver-control-1", "control-1", "registry.k8s.io/kube-apiserver:v1.36.3", control("kube-apiserver"), corev1.ConditionTrue)
+	putPod(t, c, "kube-apiserver-control-2", "control-2", "registry.k8s.io/kube-apiserver:v1.35.4", control("kube-apiserver"), corev1.ConditionFalse)
+	putPod(t, c, "etcd-control-1", "control-1", "registry.k8s.io/etcd:3.6.8-0", control("etcd"), corev1.ConditionTrue)
+	putPod(t, c, "etcd-control-2", "control-2", "registry.k8s.io/etcd:3.6.6-0@sha256:"+fmt.Sprintf("%064d", 1), control("etcd"), corev1.ConditionTrue)
+	putPod(t, c, "coredns-1", "worker-1", "registry.k8s.io/coredns/coredns:v1.13.1", map[string]string{"k8s-app": "kube-dns"}, corev1.ConditionTrue)
+	// There is one of these on each node: they are not asked for.
+	putPod(t, c, "kube-proxy-1", "worker-1", "registry.k8s.io/kube-apiserver:v1.30.0", map[string]string{"component": "kube-apiserver", "controller-revision-hash": "x"}, corev1.ConditionTrue)
+	for _, manifest := range []string{
+		workload("DaemonSet", systemNamespace, "kube-proxy", "registry.k8s.io/kube-proxy:v1.35.4", nil),
+		workload("DaemonSet", systemNamespace, "cni", "example/cni:v9.9.9", nil),
+		workload("DaemonSet", Namespace, "joinservice", "example/joinservice:v1.1.0", map[string]string{partOfLabel: partOf, versionLabel: "v1.1.0"}),
+		workload("Deployment", Namespace, "constellation-operator", "example/operator:v1.0.0", map[string]string{partOfLabel: partOf, versionLabel: "v1.0.0"}),
+		workload("Deployment", Namespace, "other", "example/other:v3.0.0", nil),
+	} {
+		if err := cp.Apply(ctx, []byte(manifest)); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	requests.Store(0)
+	r, err := c.Running(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := requests.Load(); n > 8 {
+		t.Errorf("%d requests", n)
+	}
+	v := version.MustParse
+	want := engine.Running{
+		Services:          engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")},
+		ControlPlaneImage: engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, WorkerImage: engine.At(v("v1.0.0")),
+		Kubernetes:          engine.Span{Oldest: v("v1.35.4"), Newest: v("v1.36.3")},
+		ControlPlaneKubelet: engine.Span{Oldest: v("v1.35.4"), Newest: v("v1.36.3")}, WorkerKubelet: engine.At(v("v1.34.4")),
+		Etcd: "3.6.6-0",
+		Parts: []engine.Service{
+			{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes, Ready: 1, Wanted: 1},
+			{Name: "join-service", Version: "v1.1.0", Kind: engine.ServiceOfRelease},
+			{Name: "kube-proxy", Version: "v1.35.4", Kind: engine.ServiceOfKubernetes},
+			{Name: "operator", Version: "v1.0.0", Kind: engine.ServiceOfRelease, Wanted: 1},
+		},
+		Target: target, JoinConfig: engine.JoinConfig{Attestation: "{}", TrustRoots: "pem", ClusterID: "aa"},
+		Kinds: []string{
+			"autoscalingstrategies.update.edgeless.systems", "joiningnodes.update.edgeless.systems", "nodeversions.update.edgeless.systems",
+			"pendingnodes.update.edgeless.systems", "scalinggroups.update.edgeless.systems",
+		},
+		Missing: []string{
+			"API server on control-2: it is not ready",
+			"API server on control-3: it has no pod",
+			`image of control-3: "ami-1" does not tell its version`,
+			`kubelet of worker-2: "\x1b[31mnew" is no version`,
+			"image of worker-2: it has no annotation",
+		},
+	}
+	if len(r.Nodes) != 5 || r.Nodes[0].Name != "control-1" || r.Nodes[4].Name != "worker-2" {
+		t.Errorf("nodes %+v", r.Nodes)
+	}
+	r.Nodes = nil
+	if d := cmp.Diff(want, r); d != "" {
+		t.Error(d)
+	}
+
+	t.Run("a user who may read nodes alone learns what is missing", func(t *testing.T) {
+		// system:node-reader is nobody's name; the role is made for this test.
+		if err := cp.Apply(ctx, []byte(nodeReader)); err != nil {
+			t.Fatal(err)
+		}
+		config := rest.CopyConfig(c.config)
+		config.Impersonate.UserName = "reader"
+		reader, err := ForConfig(config, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := reader.Running(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		denied := func(what string) string { return what + ": the kubeconfig's user may not read it" }
+		want := []string{
+			`image of control-1: "ami-2" does not tell its version`, `image of control-3: "ami-1" does not tell its version`,
+			`kubelet of worker-2: "\x1b[31mnew" is no version`, "image of worker-2: it has no annotation",
+			denied("DaemonSets"), denied("Deployments"), denied("NodeVersion"), denied("join-config"), denied("system pods"),
+		}
+		if d := cmp.Diff(want, r.Missing); d != "" {
+			t.Error(d)
+		}
+	})
+	t.Run("a user who may read nothing is told so", func(t *testing.T) {
+		config := rest.CopyConfig(c.config)
+		config.Impersonate.UserName = "nobody"
+		nobody, err := ForConfig(config, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := nobody.Running(ctx); !errors.Is(err, engine.ErrDenied) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+func TestRunningDoesNotWaitForAnAPIServerThatIsDown(t *testing.T) {
+	s := httptest.NewServer(http.NotFoundHandler())
+	url := s.URL
+	s.Close()
+	c, err := ForConfig(&rest.Config{Host: url}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	_, err = c.Running(t.Context())
+	if !errors.Is(err, engine.ErrUnreachable) {
+		t.Errorf("error %v", err)
+	}
+	if took := time.Since(start); took > inspectLimit/2 {
+		t.Errorf("took %s", took)
+	}
+}
+
+func TestTagsAreComparedAsVersions(t *testing.T) {
+	for _, tt := range []struct {
+		a, b string
+		want bool
+	}{
+		{"3.5.9-0", "3.5.26-0", true},
+		{"3.5.26-0", "3.5.9-0", false},
+		{"3.6.6-0", "3.6.6-0", false},
+		{"", "3.6.6-0", true},
+		{"3.6.6-0", "latest", false},
+	} {
+		if got := older(tt.a, tt.b); got != tt.want {
+			t.Errorf("%q older than %q: %t", tt.a, tt.b, got)
+		}
+	}
+}
+
+const nodeReader = `apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: node-reader}
+rules:
+- {apiGroups: [""], resources: [nodes], verbs: [get, list]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: node-reader}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: node-reader}
+subjects:
+- {apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}
+`
+
+// workload returns the manifest of a DaemonSet or Deployment.
+func workload(kind, namespace, name, image string, labels map[string]string) string {
+	set := "{"
+	for k, v := range labels {
+		set += fmt.Sprintf("%s: %q, ", k, v)
+	}
+	return fmt.Sprintf(`apiVersion: v1
+kind: Namespace
+metadata: {name: %[2]s}
+---
+apiVersion: apps/v1
+kind: %[1]s
+metadata: {name: %[3]s, namespace: %[2]s, labels: %[5]s}}
+spec:
+  selector: {matchLabels: {app: %[3]s}}
+  template:
+    metadata: {labels: {app: %[3]s}}
+    spec: {containers: [{name: main, image: %[4]q}]}
+`, kind, namespace, name, image, set)
+}
+
+// ownCRDs returns the kinds of the newest release.
+func ownCRDs(t controlplane.T) []assets.File {
+	t.Helper()
+	crds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	return crds
+}
+
+// BenchmarkRunning measures what `upgrade check` asks of a cluster with few and with
+// many kinds of others.
+func BenchmarkRunning(b *testing.B) {
+	for _, kinds := range []int{0, 2000} {
+		b.Run(fmt.Sprintf("%d kinds", kinds), func(b *testing.B) {
+			_, c, requests := counted(b)
+			if err := c.ApplyKinds(b.Context(), ownCRDs(b), func(string) {}); err != nil {
+				b.Fatal(err)
+			}
+			putKinds(b, c, kinds)
+			requests.Store(0)
+			for b.Loop() {
+				if _, err := c.Running(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(requests.Load())/float64(b.N), "requests/op")
+		})
+	}
+}
+
+// putKinds creates n definitions.
+func putKinds(b *testing.B, c *Client, n int) {
+	b.Helper()
+	group, ctx := errgroup.WithContext(b.Context())
+	group.SetLimit(16)
+	for i := range n {
+		group.Go(func() error {
+			u := &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+				"metadata": map[string]any{"name": fmt.Sprintf("things.g%d.example.com", i)},
+				"spec": map[string]any{
+					"group": fmt.Sprintf("g%d.example.com", i), "scope": "Cluster",
+					"names": map[string]any{"kind": "Thing", "plural": "things", "singular": "thing", "listKind": "ThingList"},
+					"versions": []any{map[string]any{
+						"name": "v1", "served": true, "storage": true,
+						"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+					}},
+				},
+			}}
+			_, err := c.dynamic.Resource(kindsOfKinds).Create(ctx, u, metav1.CreateOptions{})
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		b.Fatal(err)
+	}
+}
