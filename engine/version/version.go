@@ -7,6 +7,7 @@
 package version
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -21,7 +22,18 @@ var Release = "v1.1.0"
 
 // Version is a semantic version. The zero value is no version: it prints as "",
 // is older than any other, and marshals to an empty string.
-type Version struct{ v *goversion.Version }
+//
+// Two versions are compared with [Version.Equal], never with ==.
+type Version struct{ p *parsed }
+
+// parsed is a version taken apart. What is asked for a million times a second is
+// worked out once; go-version is asked only for the order of pre-releases.
+type parsed struct {
+	major, minor, patch int
+	prerelease          string
+	text, minorText     string // "v1.35.4", "v1.35"
+	v                   *goversion.Version
+}
 
 // Parse reads MAJOR.MINOR.PATCH with an optional leading "v", pre-release and
 // build metadata. Shorter forms such as "1.35" are refused: what is installed is
@@ -32,20 +44,26 @@ func Parse(s string) (Version, error) {
 		core = core[:i]
 	}
 	parts := strings.Split(core, ".")
+	var n [3]int
 	if len(parts) != 3 {
 		return Version{}, fmt.Errorf("parse version %q: want MAJOR.MINOR.PATCH, such as v1.35.4", s)
 	}
-	for _, p := range parts {
+	for i, p := range parts {
 		// go-version also takes "01" and numbers beyond 64 bits' reach of its tables.
-		if _, err := strconv.ParseUint(p, 10, 31); err != nil || len(p) > 1 && p[0] == '0' {
+		u, err := strconv.ParseUint(p, 10, 31)
+		if err != nil || len(p) > 1 && p[0] == '0' {
 			return Version{}, fmt.Errorf("parse version %q: %q is not a number", s, p)
 		}
+		n[i] = int(u)
 	}
 	v, err := goversion.NewSemver(s)
 	if err != nil {
 		return Version{}, fmt.Errorf("parse version %q: want MAJOR.MINOR.PATCH, such as v1.35.4", s)
 	}
-	return Version{v}, nil
+	return Version{&parsed{
+		major: n[0], minor: n[1], patch: n[2], prerelease: v.Prerelease(),
+		text: "v" + v.String(), minorText: fmt.Sprintf("v%d.%d", n[0], n[1]), v: v,
+	}}, nil
 }
 
 // MustParse is Parse for versions that are written in the program. It panics if s
@@ -59,60 +77,77 @@ func MustParse(s string) Version {
 }
 
 // IsZero reports whether v is no version.
-func (v Version) IsZero() bool { return v.v == nil }
+func (v Version) IsZero() bool { return v.p == nil }
 
 // String returns v with a leading "v", such as "v1.35.4".
 func (v Version) String() string {
-	if v.v == nil {
+	if v.p == nil {
 		return ""
 	}
-	return "v" + v.v.String()
+	return v.p.text
 }
 
 // Major returns the first number.
-func (v Version) Major() int { return v.segment(0) }
-
-// Minor returns the second number.
-func (v Version) Minor() int { return v.segment(1) }
-
-// Patch returns the third number.
-func (v Version) Patch() int { return v.segment(2) }
-
-func (v Version) segment(i int) int {
-	if v.v == nil {
+func (v Version) Major() int {
+	if v.p == nil {
 		return 0
 	}
-	return v.v.Segments()[i]
+	return v.p.major
+}
+
+// Minor returns the second number.
+func (v Version) Minor() int {
+	if v.p == nil {
+		return 0
+	}
+	return v.p.minor
+}
+
+// Patch returns the third number.
+func (v Version) Patch() int {
+	if v.p == nil {
+		return 0
+	}
+	return v.p.patch
 }
 
 // MinorString returns the minor that v belongs to, such as "v1.35".
 func (v Version) MinorString() string {
-	if v.v == nil {
+	if v.p == nil {
 		return ""
 	}
-	return fmt.Sprintf("v%d.%d", v.Major(), v.Minor())
+	return v.p.minorText
 }
 
 // Prerelease returns what follows the dash, such as "rc.1"; empty for a release.
 func (v Version) Prerelease() string {
-	if v.v == nil {
+	if v.p == nil {
 		return ""
 	}
-	return v.v.Prerelease()
+	return v.p.prerelease
 }
 
 // Compare returns -1 if v is older than other, 1 if it is newer and 0 if neither:
 // build metadata does not count.
 func (v Version) Compare(other Version) int {
+	a, b := v.p, other.p
 	switch {
-	case v.v == nil && other.v == nil:
+	case a == b:
 		return 0
-	case v.v == nil:
+	case a == nil:
 		return -1
-	case other.v == nil:
+	case b == nil:
 		return 1
+	case a.major != b.major:
+		return cmp.Compare(a.major, b.major)
+	case a.minor != b.minor:
+		return cmp.Compare(a.minor, b.minor)
+	case a.patch != b.patch:
+		return cmp.Compare(a.patch, b.patch)
+	case a.prerelease == b.prerelease:
+		return 0
 	}
-	return v.v.Compare(other.v)
+	return a.v.Compare(b.v)
 }
 
 // Less reports whether v is older than other.
