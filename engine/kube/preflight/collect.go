@@ -14,6 +14,8 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -138,6 +140,9 @@ func (r *reader) sources() map[source]func(context.Context) error {
 		sourceClaims:       r.claims,
 		sourceAttachments:  r.attachments,
 		sourceCSINodes:     r.csiNodes,
+		sourceJobs:         r.jobs,
+		sourceAutoscalers:  r.autoscalers,
+		sourceActors:       r.actors,
 		sourceKinds:        r.kinds,
 		sourceAPIServices:  r.apiServices,
 	}
@@ -166,7 +171,7 @@ func pages[L list](ctx context.Context, get func(context.Context, metav1.ListOpt
 // slim drops what no check looks at and is most of a small object.
 func slim(o *metav1.ObjectMeta) {
 	delete(o.Annotations, corev1.LastAppliedConfigAnnotation)
-	// Who wrote is asked of the newest entry alone, and never what.
+	// Who wrote is asked, and of cordoned nodes alone also what.
 	for i := range o.ManagedFields {
 		o.ManagedFields[i].FieldsV1 = nil
 	}
@@ -175,7 +180,11 @@ func slim(o *metav1.ObjectMeta) {
 func (r *reader) nodes(ctx context.Context) error {
 	err := pages(ctx, r.core.CoreV1().Nodes().List, func(l *corev1.NodeList) {
 		for _, n := range l.Items {
+			fields := slices.Clone(n.ManagedFields)
 			slim(&n.ObjectMeta)
+			if n.Spec.Unschedulable {
+				n.ManagedFields = fields
+			}
 			n.Status.Images, n.Status.VolumesInUse, n.Status.VolumesAttached = nil, nil, nil
 			r.w.nodes = append(r.w.nodes, n)
 		}
@@ -352,6 +361,56 @@ func (r *reader) csiNodes(ctx context.Context) error {
 	})
 }
 
+func (r *reader) jobs(ctx context.Context) error {
+	return pages(ctx, r.core.BatchV1().Jobs("").List, func(l *batchv1.JobList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			o.Spec.Template = corev1.PodTemplateSpec{}
+			r.w.jobs = append(r.w.jobs, o)
+		}
+	})
+}
+
+func (r *reader) autoscalers(ctx context.Context) error {
+	return pages(ctx, r.core.AutoscalingV2().HorizontalPodAutoscalers("").List, func(l *autoscalingv2.HorizontalPodAutoscalerList) {
+		for _, o := range l.Items {
+			slim(&o.ObjectMeta)
+			r.w.autoscalers = append(r.w.autoscalers, o)
+		}
+	})
+}
+
+// actors reads the actorKinds that the cluster serves.
+func (r *reader) actors(ctx context.Context) error {
+	r.w.actors = map[schema.GroupResource][]actor{}
+	var groups metav1.APIGroupList
+	b, err := r.core.Discovery().RESTClient().Get().AbsPath("/apis").SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, &groups); err != nil {
+		return fmt.Errorf("decode answer: %w", err)
+	}
+	preferred := map[string]string{}
+	for _, g := range groups.Groups {
+		preferred[g.Name] = g.PreferredVersion.Version
+	}
+	for _, k := range actorKinds {
+		if preferred[k.Group] == "" {
+			continue
+		}
+		err := slimPages(ctx, r, "/apis/"+k.Group+"/"+preferred[k.Group]+"/"+k.Resource, pageSize, func(a *actor) {
+			slim(&a.ObjectMeta)
+			r.w.actors[k] = append(r.w.actors[k], *a)
+		})
+		// A group can be served without this kind of it.
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
 // slimList is a list of which only some fields are decoded.
 type slimList[T any] struct {
 	metav1.ListMeta `json:"metadata"`
@@ -419,11 +478,14 @@ var doNotEvict = []struct{ key, value string }{
 func slimPod(p *corev1.Pod) pod {
 	out := pod{
 		namespace: p.Namespace, name: p.Name, node: p.Spec.NodeName, uid: p.UID, labels: p.Labels,
-		phase: p.Status.Phase, finalizers: len(p.Finalizers) > 0, created: p.CreationTimestamp.Time,
+		phase: p.Status.Phase, finalizers: p.Finalizers, created: p.CreationTimestamp.Time,
 		controller: ownerOf(p), mirror: p.Annotations[corev1.MirrorPodAnnotationKey] != "",
 		nodeSelector: p.Spec.NodeSelector, affinity: p.Spec.Affinity, tolerations: p.Spec.Tolerations, spread: p.Spec.TopologySpreadConstraints,
 		grace:   corev1.DefaultTerminationGracePeriodSeconds * time.Second,
 		request: requestOf(p),
+	}
+	if out.controller.kind == "" {
+		out.keeper = keeperOf(&p.ObjectMeta)
 	}
 	if p.DeletionTimestamp != nil {
 		out.terminating = p.DeletionTimestamp.Time
@@ -452,9 +514,9 @@ func slimPod(p *corev1.Pod) pod {
 	for _, v := range p.Spec.Volumes {
 		switch {
 		case v.EmptyDir != nil:
-			out.emptyDir = append(out.emptyDir, v.Name)
+			out.emptyDir = append(out.emptyDir, describeEmptyDir(&v))
 		case v.HostPath != nil && mounted[v.Name]:
-			out.hostPath = append(out.hostPath, v.Name)
+			out.hostPath = append(out.hostPath, fmt.Sprintf("%s (%s)", v.Name, v.HostPath.Path))
 		case v.PersistentVolumeClaim != nil:
 			out.claims = append(out.claims, v.PersistentVolumeClaim.ClaimName)
 		case v.Ephemeral != nil:
@@ -479,6 +541,21 @@ func slimPod(p *corev1.Pod) pod {
 		}
 	}
 	return out
+}
+
+// describeEmptyDir is "cache", "cache (Memory)", "cache (1Gi)" or "cache (Memory, 1Gi)".
+func describeEmptyDir(v *corev1.Volume) string {
+	var notes []string
+	if v.EmptyDir.Medium != "" {
+		notes = append(notes, string(v.EmptyDir.Medium))
+	}
+	if v.EmptyDir.SizeLimit != nil {
+		notes = append(notes, v.EmptyDir.SizeLimit.String())
+	}
+	if len(notes) == 0 {
+		return v.Name
+	}
+	return fmt.Sprintf("%s (%s)", v.Name, strings.Join(notes, ", "))
 }
 
 // writable returns the names of the volumes that a container may write.

@@ -16,12 +16,15 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -58,10 +61,16 @@ type world struct {
 	claims       map[types.NamespacedName]corev1.PersistentVolumeClaim
 	attachments  []storagev1.VolumeAttachment
 	csiNodes     []storagev1.CSINode
+	jobs         []batchv1.Job
+	autoscalers  []autoscalingv2.HorizontalPodAutoscaler
+	actors       map[schema.GroupResource][]actor // of actorKinds; a kind that is not served has none
 	// kinds are the CustomResourceDefinitions, apiServices the registered APIs; sorted
 	// by name.
 	kinds       []kind
 	apiServices []apiService
+
+	// lookups are what checks of workloads ask for; see world.lookup.
+	lookups lookups
 }
 
 // source is one thing that is read: "pods", "nodes", "metrics of 10.42.1.2".
@@ -86,6 +95,9 @@ const (
 	sourceClaims       source = "persistentvolumeclaims"
 	sourceAttachments  source = "volumeattachments"
 	sourceCSINodes     source = "csinodes"
+	sourceJobs         source = "jobs"
+	sourceAutoscalers  source = "horizontalpodautoscalers"
+	sourceActors       source = "what else changes nodes"
 	sourceKinds        source = "customresourcedefinitions"
 	sourceAPIServices  source = "apiservices"
 )
@@ -144,7 +156,7 @@ type pod struct {
 	phase                 corev1.PodPhase
 	ready                 bool
 	terminating           time.Time // when its grace period ends; zero if it is not going
-	finalizers            bool
+	finalizers            []string
 	created               time.Time
 	controller            owner // zero if nobody controls it; a ReplicaSet's owner is in world.replicaSets
 	mirror                bool  // a static pod
@@ -156,14 +168,15 @@ type pod struct {
 	affinity              *corev1.Affinity
 	tolerations           []corev1.Toleration
 	spread                []corev1.TopologySpreadConstraint
-	emptyDir, hostPath    []string // names of volumes with local data; hostPath those that are writable
-	claims                []string // names of PersistentVolumeClaims
+	emptyDir, hostPath    []string // volumes with local data: "cache", "cache (Memory, 1Gi)"; "data (/var/lib/data)", those that are writable
+	claims                []string // names of PersistentVolumeClaims, also of those made for an ephemeral volume
 	hostPorts             []int32
 	notEvict              string // the annotation that forbids eviction; empty if none does
 	pending               string // why it is not scheduled
 	images                []string
 	args                  []string // command and args of the first container; of control plane pods alone
 	component             string   // label component, of control plane pods alone
+	keeper                string   // keeperOf its metadata; of pods without a controller alone
 }
 
 // resources are amounts: milli-CPU, bytes, and others by name.

@@ -1,0 +1,371 @@
+package preflight
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"constellation/engine"
+)
+
+const (
+	controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+	// ownNamespace is where this product's parts run that are not static.
+	ownNamespace = "constellation-system"
+	// maxObjects bounds the objects of one finding.
+	maxObjects = 300
+	// maxTold is how many findings of one kind a check tells one by one.
+	maxTold = 10
+	// defaultDrainTimeout is how long a drain waits if the request does not say.
+	defaultDrainTimeout = 10 * time.Minute
+)
+
+// lookups are made from a world when they are first asked for.
+type lookups struct {
+	lookupOnce, placeOnce sync.Once
+	lookup                *lookup
+	placement             *placement
+}
+
+// lookup is a world by what the checks of workloads ask for. Pointers lead into the world.
+type lookup struct {
+	nodes map[string]*corev1.Node
+	pods  map[string][]*pod // by node
+	// order are the nodes that the hop replaces, in the order in which it does: control
+	// planes first, each role by name.
+	order []string
+	place map[string]int // in order, from 1
+	// moving are the pods that a drain evicts, in the order of the drains.
+	moving  []*pod
+	budgets []*budget
+	// covering are the budgets that select a pod, sorted by name.
+	covering map[*pod][]*budget
+	meta     map[types.UID]*metav1.ObjectMeta
+	byName   map[types.NamespacedName]*pod
+	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice // by service
+}
+
+// budget is a PodDisruptionBudget and the pods that it selects.
+type budget struct {
+	*policyv1.PodDisruptionBudget
+	selector labels.Selector
+	// pods are all that are not over, moving those that a drain evicts.
+	pods, moving []*pod
+}
+
+func (w *world) lookup() *lookup {
+	w.lookups.lookupOnce.Do(func() { w.lookups.lookup = newLookup(w) })
+	return w.lookups.lookup
+}
+
+func newLookup(w *world) *lookup {
+	l := &lookup{
+		nodes: map[string]*corev1.Node{}, pods: map[string][]*pod{}, place: map[string]int{}, covering: map[*pod][]*budget{},
+		meta: map[types.UID]*metav1.ObjectMeta{}, byName: make(map[types.NamespacedName]*pod, len(w.pods)),
+		slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
+	}
+	var controlPlanes, workers []string
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		l.nodes[n.Name] = n
+		if _, ok := n.Labels[controlPlaneLabel]; ok {
+			controlPlanes = append(controlPlanes, n.Name)
+		} else {
+			workers = append(workers, n.Name)
+		}
+	}
+	if w.request.ReplaceControlPlanes {
+		l.order = append(l.order, controlPlanes...)
+	}
+	if w.request.ReplaceWorkers {
+		l.order = append(l.order, workers...)
+	}
+	for i, name := range l.order {
+		l.place[name] = i + 1
+	}
+	for i := range w.deployments {
+		l.meta[w.deployments[i].UID] = &w.deployments[i].ObjectMeta
+	}
+	for i := range w.statefulSets {
+		l.meta[w.statefulSets[i].UID] = &w.statefulSets[i].ObjectMeta
+	}
+	for i := range w.daemonSets {
+		l.meta[w.daemonSets[i].UID] = &w.daemonSets[i].ObjectMeta
+	}
+	for i := range w.jobs {
+		l.meta[w.jobs[i].UID] = &w.jobs[i].ObjectMeta
+	}
+	for i := range w.slices {
+		s := &w.slices[i]
+		key := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+		l.slices[key] = append(l.slices[key], s)
+	}
+	for i := range w.pods {
+		p := &w.pods[i]
+		l.byName[p.key()] = p
+		if p.node != "" {
+			l.pods[p.node] = append(l.pods[p.node], p)
+		}
+	}
+	moves := map[*pod]bool{}
+	for _, node := range l.order {
+		for _, p := range l.pods[node] {
+			if !p.mirror && !p.over() && p.controller.kind != "DaemonSet" {
+				l.moving = append(l.moving, p)
+				moves[p] = true
+			}
+		}
+	}
+	l.selectPods(w, moves)
+	return l
+}
+
+// selectPods finds the pods of every budget. Selectors are made once per budget, and
+// met only by the pods of its namespace.
+func (l *lookup) selectPods(w *world, moves map[*pod]bool) {
+	byNamespace := map[string][]*budget{}
+	for i := range w.pdbs {
+		b := &budget{PodDisruptionBudget: &w.pdbs[i]}
+		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+		if err != nil {
+			selector = labels.Nothing() // the API server refuses such a budget
+		}
+		b.selector = selector
+		l.budgets = append(l.budgets, b)
+		byNamespace[b.Namespace] = append(byNamespace[b.Namespace], b)
+	}
+	slices.SortFunc(l.budgets, func(a, b *budget) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	for _, budgets := range byNamespace {
+		slices.SortFunc(budgets, func(a, b *budget) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	for i := range w.pods {
+		p := &w.pods[i]
+		if p.over() {
+			continue
+		}
+		for _, b := range byNamespace[p.namespace] {
+			if !b.selector.Matches(labels.Set(p.labels)) {
+				continue
+			}
+			b.pods = append(b.pods, p)
+			l.covering[p] = append(l.covering[p], b)
+			if moves[p] {
+				b.moving = append(b.moving, p)
+			}
+		}
+	}
+}
+
+// over reports whether p has ended: a drain only takes it away.
+func (p *pod) over() bool { return p.phase == corev1.PodSucceeded || p.phase == corev1.PodFailed }
+
+// ours reports whether p is a part of this product, whose upgrade is taken care of.
+func (p *pod) ours() bool {
+	return p.namespace == ownNamespace || p.namespace == metav1.NamespaceSystem && p.labels["k8s-app"] == "kube-dns"
+}
+
+func (p *pod) object() string { return object("pod", p.namespace, p.name) }
+
+// position is "2 of 5": when node is replaced.
+func (l *lookup) position(node string) string {
+	return fmt.Sprintf("%d of %d", l.place[node], len(l.order))
+}
+
+// workload is who people say that p belongs to: the Deployment rather than its
+// ReplicaSet, and p itself if nobody controls it.
+func (w *world) workload(p *pod) owner {
+	o := p.controller
+	if o.kind == "ReplicaSet" {
+		if above := w.replicaSets[o.uid]; above.kind != "" {
+			o = above
+		}
+	}
+	if o.kind == "" {
+		return owner{apiVersion: "v1", kind: "Pod", name: p.name, uid: p.uid}
+	}
+	return o
+}
+
+// keeper is who can change p's workload.
+func (w *world) keeper(p *pod) string {
+	if m := w.lookup().meta[w.workload(p).uid]; m != nil {
+		return keeperOf(m)
+	}
+	return cmp.Or(p.keeper, "namespace "+printable(p.namespace))
+}
+
+// keeperOf says who can change an object: "namespace shop, Helm release web", "Argo CD
+// application web", "kubectl-client-side-apply". Labels and annotations are believed
+// before the managers of fields, of which the last writer counts that is no controller.
+func keeperOf(m *metav1.ObjectMeta) string {
+	var parts []string
+	if m.Namespace != "" {
+		parts = append(parts, "namespace "+m.Namespace)
+	}
+	if who := tool(m); who != "" {
+		parts = append(parts, who)
+	}
+	return printable(strings.Join(parts, ", "))
+}
+
+func tool(m *metav1.ObjectMeta) string {
+	if id := m.Annotations["argocd.argoproj.io/tracking-id"]; id != "" {
+		app, _, _ := strings.Cut(id, ":")
+		return "Argo CD application " + app
+	}
+	if app := m.Labels["argocd.argoproj.io/instance"]; app != "" {
+		return "Argo CD application " + app
+	}
+	for _, flux := range []struct{ group, what string }{
+		{"kustomize.toolkit.fluxcd.io", "Flux kustomization "}, {"helm.toolkit.fluxcd.io", "Flux Helm release "},
+	} {
+		if name := m.Labels[flux.group+"/name"]; name != "" {
+			return flux.what + strings.TrimPrefix(m.Labels[flux.group+"/namespace"]+"/", "/") + name
+		}
+	}
+	if release := m.Annotations["meta.helm.sh/release-name"]; release != "" {
+		if ns := m.Annotations["meta.helm.sh/release-namespace"]; ns != "" && ns != m.Namespace {
+			return fmt.Sprintf("Helm release %s of namespace %s", release, ns)
+		}
+		return "Helm release " + release
+	}
+	if by := m.Labels["app.kubernetes.io/managed-by"]; by != "" {
+		return by
+	}
+	var last *metav1.ManagedFieldsEntry
+	for i := range m.ManagedFields {
+		f := &m.ManagedFields[i]
+		switch {
+		case f.Subresource != "", f.Manager == "kube-controller-manager", f.Manager == "kubelet", f.Manager == "kube-scheduler":
+		case last == nil, f.Time != nil && (last.Time == nil || last.Time.Before(f.Time)):
+			last = f
+		}
+	}
+	if last == nil {
+		return ""
+	}
+	return last.Manager
+}
+
+// object is "kind/namespace/name", or "kind/name" without a namespace.
+func object(kind, namespace, name string) string {
+	if namespace != "" {
+		name = namespace + "/" + name
+	}
+	return printable(strings.ToLower(kind) + "/" + name)
+}
+
+// objects are those of pods, sorted, the first few hundred.
+func objects(pods []*pod) []string {
+	out := make([]string, len(pods))
+	for i, p := range pods {
+		out[i] = p.object()
+	}
+	return first(out)
+}
+
+// first sorts names, takes out doubles and returns the first few hundred.
+func first(names []string) []string {
+	slices.Sort(names)
+	names = slices.Compact(names)
+	return names[:min(len(names), maxObjects)]
+}
+
+// enumerate is "a, b and 3 more", of cleaned names.
+func enumerate(names []string, most int) string {
+	var b strings.Builder
+	for i, n := range names[:min(len(names), most)] {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(printable(n))
+	}
+	if rest := len(names) - most; rest > 0 {
+		fmt.Fprintf(&b, " and %d more", rest)
+	}
+	return b.String()
+}
+
+// count is "1 pod", "2 pods".
+func count(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}
+
+// command formats a command that people paste into a shell. Words that come from the
+// API are arguments; if one is more than letters, digits and . _ : / = - , or begins
+// with a dash, there is no command: nobody shall paste what a stranger wrote.
+func command(format string, args ...any) string {
+	for _, a := range args {
+		s, ok := a.(string)
+		if !ok {
+			continue
+		}
+		if s == "" || s[0] == '-' {
+			return ""
+		}
+		for _, r := range s {
+			if !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("._:/=-~", r)) {
+				return ""
+			}
+		}
+	}
+	return fmt.Sprintf(format, args...)
+}
+
+// fold tells the worst findings one by one, and counts the rest in one more.
+func fold(found []engine.Finding, what string) []engine.Finding {
+	if len(found) <= maxTold+1 {
+		return found
+	}
+	slices.SortStableFunc(found, func(a, b engine.Finding) int {
+		return cmp.Compare(rank(cmp.Or(a.Severity, engine.Warn)), rank(cmp.Or(b.Severity, engine.Warn)))
+	})
+	told, rest := found[:maxTold:maxTold], found[maxTold:]
+	more := engine.Finding{
+		Severity: rest[0].Severity, Title: fmt.Sprintf("%d more %s", len(rest), what),
+		Remedy: "run the check again when those above are cleared, or look at the objects",
+	}
+	var titles []string
+	for _, f := range rest {
+		titles = append(titles, f.Title)
+		more.Objects = append(more.Objects, f.Objects...)
+	}
+	more.Detail, more.Objects = enumerate(titles, maxTold), first(more.Objects)
+	return append(told, more)
+}
+
+// replicas is how many a workload wants; nil means 1.
+func replicas(n *int32) int32 {
+	if n == nil {
+		return 1
+	}
+	return *n
+}
+
+// scalable is the argument of kubectl for the workload, and whether it can be scaled.
+func scalable(o owner) (string, bool) {
+	if strings.HasPrefix(o.apiVersion, appsv1.GroupName+"/") && (o.kind == "Deployment" || o.kind == "StatefulSet") {
+		return strings.ToLower(o.kind) + "/" + o.name, true
+	}
+	return "", false
+}
+
+func plainDuration(d time.Duration) string {
+	return d.Round(time.Second).String()
+}
