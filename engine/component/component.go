@@ -37,8 +37,8 @@ type Component struct {
 // List is what a node must have, in the order in which it is described.
 type List []Component
 
-// ErrDigest means that the bytes are not the ones named. It is final: trying
-// again without a new list cannot help.
+// ErrDigest means that the bytes are not the ones named. Trying again helps only after
+// somebody has mended the source, or with a new list.
 var ErrDigest = errors.New("digest mismatch")
 
 // Digest names the list by everything that decides what is installed: a change

@@ -90,7 +90,7 @@ func (in *Installer) fetch(ctx context.Context, client *http.Client, c Component
 			if d.correct() {
 				return d.n, nil
 			}
-			err = fmt.Errorf("%w: %s delivers %s, want %s", ErrDigest, source(c.URL), d.digest(), c.Digest)
+			err = fmt.Errorf("%w: %s delivers %d bytes with %s, want %s", ErrDigest, source(c.URL), d.n, d.digest(), c.Digest)
 			if !d.doubtful || d.again {
 				return 0, &finalError{err}
 			}
@@ -230,6 +230,19 @@ type retryLater struct {
 func (e *retryLater) Error() string { return e.err.Error() }
 func (e *retryLater) Unwrap() error { return e.err }
 
+// truncatedError is a download that ended before its time; total is 0 if it is not
+// known.
+type truncatedError struct{ n, total int64 }
+
+func (e *truncatedError) Error() string {
+	if e.total == 0 {
+		return fmt.Sprintf("ended after %d bytes, before its end", e.n)
+	}
+	return fmt.Sprintf("ended after %d of %d bytes", e.n, e.total)
+}
+
+func (e *truncatedError) Unwrap() error { return io.ErrUnexpectedEOF }
+
 // attempt asks for what is missing and reads until the end or an error. All errors
 // but finalError are worth another attempt.
 func (d *download) attempt(parent context.Context, client *http.Client) error {
@@ -246,6 +259,9 @@ func (d *download) attempt(parent context.Context, client *http.Client) error {
 	})
 	defer watch.Stop()
 	why := func(err error) error {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return fmt.Errorf("read %s: %w", source(d.c.URL), &truncatedError{d.n, d.total})
+		}
 		if errors.Is(context.Cause(ctx), errStalled) {
 			return fmt.Errorf("read %s: %w", source(d.c.URL), errStalled)
 		}
@@ -296,7 +312,7 @@ func (d *download) attempt(parent context.Context, client *http.Client) error {
 		}
 	}
 	if d.total > 0 && d.n != d.total {
-		return fmt.Errorf("read %s: %w", source(d.c.URL), io.ErrUnexpectedEOF)
+		return why(io.ErrUnexpectedEOF)
 	}
 	if d.total == 0 {
 		d.doubtful = d.doubtful || resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
