@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"constellation/engine"
 )
@@ -82,7 +83,7 @@ func (s *session) execute(args []string) int {
 	case errors.As(err, &status):
 		return int(status)
 	case err == nil && caught == 0 && s.out.failed != nil:
-		writeError(s.Stderr, &engine.Error{Op: "write the answer", Err: s.out.failed, Remedy: "make room, or write it somewhere else, and ask again"})
+		writeError(s.Stderr, s.speller(), &engine.Error{Op: "write the answer", Err: s.out.failed, Remedy: "make room, or write it somewhere else, and ask again"})
 		return engine.ExitFailed
 	case err == nil && caught == 0:
 		return engine.ExitDone
@@ -91,9 +92,9 @@ func (s *session) execute(args []string) int {
 	}
 	switch {
 	case err != nil && engine.ExitCode(err) == engine.ExitNothing:
-		s.remark("%s", explain(err).what)
+		s.remark("%s", explain(err, s.speller()).what)
 	case err != nil:
-		writeError(s.Stderr, err)
+		writeError(s.Stderr, s.speller(), err)
 	}
 	if caught != 0 {
 		return 128 + int(caught)
@@ -171,13 +172,11 @@ func (s *session) newWorkspace() (*engine.Workspace, string, error) {
 	return s.workspace()
 }
 
+// speller writes commands for the user of this invocation.
+func (s *session) speller() speller { return speller{s.Program, s.dir} }
+
 // command writes a command line of this program for the same workspace.
-func (s *session) command(args string) string {
-	if s.dir == "." {
-		return "constellation " + args
-	}
-	return "constellation -C " + quoteArg(s.dir) + " " + args
-}
+func (s *session) command(args string) string { return s.speller().command(args) }
 
 // format is the value of -o.
 type format string
@@ -257,7 +256,46 @@ it prints the same as text.`,
 		root.AddCommand(c)
 	}
 	root.SetCompletionCommandGroupID("around")
+	root.SetFlagErrorFunc(flagError)
+	s.completionExamples(root)
 	return root
+}
+
+// flagError says in words what value a flag wants; the library would show what its
+// parser said.
+func flagError(_ *cobra.Command, err error) error {
+	var bad *pflag.InvalidValueError
+	if !errors.As(err, &bad) {
+		return err
+	}
+	f := bad.GetFlag()
+	want := map[string]string{
+		"bool": "true or false", "int": "a whole number", "duration": "a time such as 90s, 10m or 1h30m", "text|json": "text or json",
+	}[f.Value.Type()]
+	if want == "" {
+		return err
+	}
+	return fmt.Errorf("--%s is %q, want %s", f.Name, clean(bad.GetValue()), want)
+}
+
+// completionExamples gives the library's commands for completion examples, as all
+// others have.
+func (s *session) completionExamples(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		c.Example = "  source <(constellation completion bash)\n  constellation completion fish > ~/.config/fish/completions/constellation.fish"
+		for _, sh := range c.Commands() {
+			sh.Example = map[string]string{
+				"bash":       "  source <(constellation completion bash)",
+				"zsh":        "  constellation completion zsh > \"${fpath[1]}/_constellation\"",
+				"fish":       "  constellation completion fish > ~/.config/fish/completions/constellation.fish",
+				"powershell": "  constellation completion powershell | Out-String | Invoke-Expression",
+			}[sh.Name()]
+		}
+	}
 }
 
 // group is a command that only has others below it.

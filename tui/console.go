@@ -2,6 +2,7 @@ package tui
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -49,8 +50,8 @@ func (s screenID) title() string {
 type consoleDeps struct {
 	engine Engine
 	ws     *engine.Workspace
-	// dir is the workspace as the user wrote it: for commands to copy.
-	dir string
+	// sp spells commands to copy.
+	sp speller
 	// versions of Kubernetes that may be chosen, the default first.
 	versions []string
 	// wizard starts with the init wizard even when there is something to see; yes
@@ -296,6 +297,10 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 		c.screen = screenHome
 		return nil
 	}
+	c.home.Next = slices.Clone(c.home.Next)
+	for i := range c.home.Next {
+		c.home.Next[i].Command = c.deps.sp.line(c.home.Next[i].Command)
+	}
 	c.form = newConfigForm(c.home, c.deps.versions)
 	first := c.screen == screenStart
 	switch {
@@ -484,17 +489,13 @@ func (c *console) leaveWord() string {
 
 // command is the command line that does what the screen does.
 func (c *console) command() string {
-	cmd := "constellation"
-	if c.deps.dir != "" && c.deps.dir != "." {
-		cmd += " -C " + quoteArg(c.deps.dir)
-	}
 	switch c.screen {
 	case screenHome:
-		return cmd + " status"
+		return c.deps.sp.command("status")
 	case screenConfig:
-		return cmd + " config validate"
+		return c.deps.sp.command("config validate")
 	}
-	return cmd + " init --non-interactive --yes"
+	return c.deps.sp.command("init --non-interactive --yes")
 }
 
 // quoteArg writes a word so that a shell reads it as one.

@@ -318,7 +318,7 @@ func TestNewConfigIsWritten(t *testing.T) {
 			d.sandbox = func(context.Context) *engine.SandboxInfo { return box }
 		}).begin()
 		s.press("i", "e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
-		if _, err := s.c.deps.ws.ReadConfig(); err == nil || !strings.Contains(s.c.View(), "constellation sandbox up") {
+		if _, err := s.c.deps.ws.ReadConfig(); err == nil || !strings.Contains(s.c.View(), "constellation -C .demo sandbox up") {
 			t.Errorf("without machines a file was written (%v), or the screen does not say what to do:\n%s", err, s.c.View())
 		}
 		box = &engine.SandboxInfo{
@@ -339,14 +339,14 @@ func TestNewConfigIsWritten(t *testing.T) {
 	})
 }
 
-// certificate returns some PEM certificate.
+// certificate returns the PEM certificate of some authority.
 func certificate(t *testing.T) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
 	b, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)

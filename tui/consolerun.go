@@ -42,7 +42,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	}
 	term := newTerminal(in, out, s.Env)
 	c := newConsole(ctx, term.look, consoleDeps{
-		engine: eng, ws: ws, dir: s.dir, versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, now: s.Now,
+		engine: eng, ws: ws, sp: s.speller(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, now: s.Now,
 		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
 		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
 	})
@@ -84,13 +84,10 @@ const farewellLines = 12
 // farewell is what stays on the terminal when the console is gone: how things are,
 // and how to come back.
 func (c *console) farewell() []string {
-	t, w := c.th, min(max(c.w, minWidth), 120)
+	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
 	var lines []string
 	add := func(r *row) { lines = append(lines, r.String()) }
-	back := "constellation"
-	if c.deps.dir != "" && c.deps.dir != "." {
-		back += " -C " + quoteArg(c.deps.dir)
-	}
+	back := c.deps.sp.command("")
 	switch {
 	case !c.ran:
 		if c.home == nil || c.home.Stage == engine.StageCluster {
@@ -107,7 +104,7 @@ func (c *console) farewell() []string {
 		}
 		add(t.row(w).add(good, t.ok+" ").add(strong, c.t.cluster+": ").add(plain, text))
 	default:
-		x := explain(c.err)
+		x := explain(c.err, c.deps.sp)
 		add(t.row(w).add(bad, t.fail+" ").add(strong, c.t.cluster+": ").add(plain, x.what))
 		if x.why != "" {
 			add(t.row(w).add(faint, "  why  ").add(plain, x.why))
@@ -131,7 +128,7 @@ func (c *console) farewell() []string {
 	}
 	if c.succeeded() && !c.leaving && c.t.result != nil {
 		for _, n := range c.t.result.Next {
-			add(t.row(w).add(faint, "  next ").add(accent, clean(n)))
+			add(t.row(w).add(faint, "  next ").add(accent, c.deps.sp.line(clean(n))))
 		}
 	}
 	add(t.row(w).add(faint, "  back ").add(accent, back))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"constellation/engine"
 )
@@ -15,8 +16,9 @@ type explanation struct {
 	details           []string // one line each
 }
 
-// explain takes an error apart. Everything in it is clean.
-func explain(err error) explanation {
+// explain takes an error apart. Everything in it is clean, and commands are spelled
+// for the user.
+func explain(err error, sp speller) explanation {
 	var x explanation
 	var list *engine.ConfigErrors
 	var e *engine.Error
@@ -24,13 +26,16 @@ func explain(err error) explanation {
 	case errors.As(err, &list):
 		x.what = fmt.Sprintf("%s has %s", clean(list.File), count(len(list.Errors), "error"))
 		for _, f := range list.Errors {
-			where := clean(f.Field)
+			var parts []string
 			if f.Line > 0 {
-				where = fmt.Sprintf("line %d: %s", f.Line, where)
+				parts = append(parts, fmt.Sprintf("line %d", f.Line))
 			}
-			x.details = append(x.details, where+": "+clean(f.Problem))
+			if f.Field != "" {
+				parts = append(parts, clean(f.Field))
+			}
+			x.details = append(x.details, strings.Join(append(parts, clean(f.Problem)), ": "))
 			if f.Remedy != "" {
-				x.details = append(x.details, "  fix: "+clean(f.Remedy))
+				x.details = append(x.details, "  fix: "+sp.text(clean(f.Remedy)))
 			}
 		}
 	case errors.As(err, &e) && e.Op != "" && e.Err != nil:
@@ -38,7 +43,7 @@ func explain(err error) explanation {
 	default:
 		x.what = oneLine(cleanLines(err.Error()))
 	}
-	x.remedy = clean(engine.Remedy(err))
+	x.remedy = sp.text(clean(engine.Remedy(err)))
 	if x.remedy == "" && errors.Is(err, context.DeadlineExceeded) {
 		x.remedy = "run the same command again; what is done stays done"
 	}
@@ -50,8 +55,8 @@ func explain(err error) explanation {
 //	error   connect to the first machine at 127.0.0.1:9000
 //	cause   connection refused
 //	fix     start the sandbox: constellation sandbox up
-func writeError(w io.Writer, err error) {
-	x := explain(err)
+func writeError(w io.Writer, sp speller, err error) {
+	x := explain(err, sp)
 	fmt.Fprintf(w, "error   %s\n", x.what)
 	if x.why != "" {
 		fmt.Fprintf(w, "cause   %s\n", x.why)

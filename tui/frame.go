@@ -234,12 +234,12 @@ func (c *console) footer() []string {
 	var lines []string
 	if c.asking {
 		lines = append(lines, c.leaveQuestion()...)
-	} else if l := c.whyLine(); l != "" {
-		lines = append(lines, l)
+	} else {
+		lines = append(lines, c.whyLines()...)
 	}
 	lines = append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
 	if c.note != "" {
-		lines = append(lines, c.th.row(c.w).add(plain, " ").add(caution, c.note).String())
+		lines = append(lines, c.th.row(c.w).add(plain, " ").add(caution, cutMiddle(asciiIf(c.th.ascii, c.note), c.w-1, c.th.ellipsis)).String())
 	} else {
 		lines = append(lines, c.keyLine(c.w))
 	}
@@ -284,7 +284,8 @@ func (c *console) why() string {
 	return ""
 }
 
-func (c *console) whyLine() string {
+// whyLines say why nothing moves, and what to do about it if anything.
+func (c *console) whyLines() []string {
 	screen := c.screen
 	if screen == screenLog {
 		screen = c.back
@@ -292,16 +293,31 @@ func (c *console) whyLine() string {
 	switch screen {
 	case screenRun:
 		if c.running || c.busy != "" {
-			return c.th.row(c.w).add(plain, " ").add(strong, c.why()).String()
+			// What goes on stands among the steps as well, and changes often: it must not
+			// make the panes jump. A small window needs its lines for them.
+			most := 3
+			if c.t.why.text == "" || c.h < 22 {
+				most = 1
+			}
+			lines := c.th.below(c.w, 1, most, strong, c.why())
+			if c.running && !c.leaving && c.t.why.remedy != "" {
+				for i, l := range c.th.below(c.w, 8, max(2, most), accent, c.deps.sp.text(c.t.why.remedy)) {
+					if i == 0 {
+						l = " " + c.th.paint(faint, "To do:") + " " + strings.TrimLeft(l, " ")
+					}
+					lines = append(lines, l)
+				}
+			}
+			return lines
 		}
 	case screenPreflight:
-		return c.pre.verdict(c)
+		return []string{c.pre.verdict(c)}
 	case screenConfirm:
-		return c.ask.verdict(c)
+		return []string{c.ask.verdict(c)}
 	case screenConfig:
-		return c.form.verdict(c)
+		return []string{c.form.verdict(c)}
 	}
-	return ""
+	return nil
 }
 
 // safetyLine is the last line: what keeps the user's work safe.

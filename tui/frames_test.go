@@ -1,8 +1,10 @@
 package tui
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -30,6 +32,9 @@ var scenes = []struct {
 		st.Machines = []engine.Machine{{Name: "worker-2", Group: "workers", Role: "worker", State: engine.NodeBooting, Image: "sandboxes/demo/images/v1.1.0", IP: "10.42.0.6"}}
 		st.Health = []engine.Finding{{ID: "nodes", Severity: engine.Warn, Title: "1 of 3 nodes is not ready", Detail: "worker-0 since 4m", Remedy: "constellation -C .demo sandbox shell worker-0"}}
 		return s(&fakeEngine{home: demoHome(engine.StageCluster), status: st}).begin()
+	}},
+	{"home-reasons", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageCluster), status: wordyStatus()}).begin()
 	}},
 	{"home-stale", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := s(&fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}).begin()
@@ -110,11 +115,34 @@ var scenes = []struct {
 	{"run-charts", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 20*time.Second)
 	}},
+	{"run-reason", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		events, i := untilCharts(t)
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(events, events[i].Time.Add(12*time.Second).Sub(start))
+	}},
+	{"run-away", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		events, i := untilCharts(t)
+		at := events[i].Time
+		away := engine.Event{
+			Time: at.Add(time.Second), Kind: engine.KindWait, Step: "charts", Object: "api-server",
+			Text:   "the cloud has ended, and with it the way in: the API server at 127.0.0.1:20919 has not answered since 07:05:16Z; this goes on by itself when it does",
+			Remedy: "run `constellation sandbox up -C /home/ops/demo` in another terminal, which starts it again; its machines are kept",
+		}
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(append(events, away), at.Add(12*time.Second).Sub(start))
+	}},
 	{"run-many", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "many"), 56*time.Second)
 	}},
 	{"result-done", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), time.Minute)
+	}},
+	{"result-far", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		const far = "/srv/clusters/europe-west3/production/customers/acme-corporation/constellation"
+		events := slices.Clone(recorded(t, "init"))
+		last := &events[len(events)-1]
+		last.Data = json.RawMessage(strings.ReplaceAll(string(last.Data), "/home/ops/demo", far))
+		h := demoHome(engine.StageReady)
+		h.Dir = "/home/ops/demo"
+		return s(&fakeEngine{home: h}).replay(events, time.Minute)
 	}},
 	{"result-failed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "failed"), 5*time.Minute)
@@ -132,6 +160,29 @@ var scenes = []struct {
 
 // quorumFindings are findings with a warning.
 func quorumFindings(t *testing.T) []engine.Finding { return planIn(t, recorded(t, "hung")).Findings }
+
+// untilCharts are the events of a run until a chart's pod cannot start, with why, which
+// is the last one.
+func untilCharts(t *testing.T) (events []engine.Event, last int) {
+	events = recorded(t, "init")
+	i := slices.IndexFunc(events, func(e engine.Event) bool { return e.Object == "constellation-operator" })
+	operator := events[i]
+	operator.Text, operator.Current, operator.Total = "pod constellation-operator-7d4b9c6f5-x2x8p: image registry.k8s.io/constellation/operator:v1.1.0 cannot be pulled: connection refused", 0, 1
+	return append(slices.Clone(events[:i+1]), operator), i + 1
+}
+
+// wordyStatus is a status with reasons that fit into no line.
+func wordyStatus() engine.Status {
+	st := demoStatus()
+	st.Nodes[1].State = engine.NodeNotReady
+	st.Nodes[1].Message = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized"
+	st.Services[1].Message = "pod join-service-7d4b9c6f5-x2x8p: image registry.k8s.io/constellation/join-service:v1.1.0 cannot be pulled: connection refused"
+	st.Health = []engine.Finding{{
+		ID: "service-join-service", Severity: engine.Warn, Title: "join-service is not ready: 0 of 1 pods", Detail: st.Services[1].Message,
+		Remedy: "`constellation sandbox shell control-plane-0` opens a shell on the machine; crictl ps -a and crictl logs tell more there",
+	}}
+	return st
+}
 
 func demoStatus() engine.Status {
 	node := func(name, group, role string) engine.Node {

@@ -46,6 +46,7 @@ type plainPrinter struct {
 	last     time.Time // of the last line
 	beat     int
 	groups   time.Time         // of the last summary of groups
+	waited   waiting           // what was last told to be waited for
 	told     map[string]string // what was last said of each group and check
 	dirty    bool              // machines have changed since
 	findings int
@@ -53,11 +54,16 @@ type plainPrinter struct {
 	timer    *time.Timer
 	spin     int
 	th       *theme
+	sp       speller
 }
 
 // newPlainPrinter returns a printer. live may be nil.
 func newPlainPrinter(out *guarded, live *liveLine, now func() time.Time) *plainPrinter {
-	p := &plainPrinter{out: out, live: live, now: now, th: newTheme(look{ascii: true})}
+	l := look{ascii: true}
+	if live != nil {
+		l = live.look
+	}
+	p := &plainPrinter{out: out, live: live, now: now, th: newTheme(l)}
 	p.last = now()
 	p.timer = time.AfterFunc(p.pause(), p.tick)
 	return p
@@ -148,10 +154,17 @@ func (p *plainPrinter) event(ev engine.Event) {
 		wrote = p.tellMachine(ev.Time, &p.t.machines[i])
 	case waits:
 		if p.t.why.text == "" {
-			wrote = false
+			// A wait that the user was to do something about has an end worth telling.
+			if wrote = p.waited.remedy != ""; wrote {
+				p.line(ev.Time, p.subject(), "go on", "the wait is over after "+short(ev.Time.Sub(p.waited.since)))
+			}
+			p.waited = waiting{}
 			break
 		}
-		p.line(ev.Time, p.subject(), "wait", p.t.why.text+remedyTail(p.t.why.remedy))
+		if p.waited.remedy == "" || p.waited.object != p.t.why.object {
+			p.waited = p.t.why
+		}
+		p.line(ev.Time, p.subject(), "wait", p.t.why.text+p.remedyTail(p.t.why.remedy))
 	case logged:
 		x := p.t.log.at(i)
 		// Machines warn a lot about things that are as they should be; their record has it.
@@ -210,11 +223,11 @@ func source(x logLine) string {
 	return x.node + x.source
 }
 
-func remedyTail(remedy string) string {
+func (p *plainPrinter) remedyTail(remedy string) string {
 	if remedy == "" {
 		return ""
 	}
-	return "; to do: " + remedy
+	return "; to do: " + p.sp.text(remedy)
 }
 
 func (p *plainPrinter) tellPlan(at time.Time) {
@@ -281,7 +294,7 @@ func (p *plainPrinter) tellCheck(at time.Time, c check) bool {
 		if c.detail != "" {
 			text += ": " + oneLine(c.detail)
 		}
-		p.line(at, "check", state, text+remedyTail(c.remedy))
+		p.line(at, "check", state, text+p.remedyTail(c.remedy))
 		return true
 	}
 	return false
@@ -338,7 +351,7 @@ func (p *plainPrinter) tellStep(at time.Time, s *step) {
 		p.line(at, s.id, "skip", text)
 	case engine.StateFailed:
 		p.tail(at)
-		p.line(at, s.id, "FAIL", s.text+remedyTail(s.remedy))
+		p.line(at, s.id, "FAIL", s.text+p.remedyTail(s.remedy))
 	default:
 		p.line(at, s.id, s.state, s.text)
 	}
@@ -446,10 +459,10 @@ func (p *plainPrinter) tellResult(at time.Time) {
 		p.line(at, "file", clean(f.Mode), strings.TrimSpace(clean(f.Path)+"  "+note))
 	}
 	if o.Resume != "" {
-		p.line(at, "resume", "", clean(o.Resume))
+		p.line(at, "resume", "", p.sp.line(clean(o.Resume)))
 	}
 	for _, n := range o.Next {
-		p.line(at, "next", "", clean(n))
+		p.line(at, "next", "", p.sp.line(clean(n)))
 	}
 }
 

@@ -48,6 +48,9 @@ func (s *session) nameFlag(cmd *cobra.Command, name *string) {
 	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
 }
 
+// noFaults is the fault that ends all others.
+const noFaults = "none"
+
 func (s *session) sandboxUp() *cobra.Command {
 	var (
 		spec engine.SandboxSpec
@@ -58,7 +61,8 @@ func (s *session) sandboxUp() *cobra.Command {
 		Short: "Start the sandbox of this workspace, or change its size",
 		Long: `Start the sandbox of this workspace and wait for its machines to boot. Where they are
 absent it writes constellation-conf.yaml and constellation-state.yaml, so that init can
-follow. If the sandbox runs already, its groups get the sizes that are asked for.
+follow. If the sandbox runs already, its groups get the sizes that are asked for, and
+the faults that are asked for take the place of those that it has.
 
 Debian packages that this computer lacks are named and installed only after a question,
 or without one with --yes.`,
@@ -72,7 +76,10 @@ or without one with --yes.`,
 			for flag, n := range map[string]*int{"control-planes": &spec.ControlPlanes, "workers": &spec.Workers} {
 				switch changed := cmd.Flags().Changed(flag); {
 				case *n < 0:
-					return usageError("--%s is %d; want 0 or more", flag, *n)
+					return &engine.Error{
+						Op: "start sandbox", Err: fmt.Errorf("--%s is %d, want 0 or more", flag, *n), Exit: engine.ExitUsage,
+						Remedy: "ask for a number of machines that this computer can run, or leave the flag out",
+					}
 				case changed && *n == 0:
 					*n = -1
 				case !changed:
@@ -80,7 +87,10 @@ or without one with --yes.`,
 				}
 			}
 			if spec.ControlPlanes < 0 {
-				return usageError("a cluster needs a control plane: --control-planes is 0")
+				return &engine.Error{
+					Op: "start sandbox", Err: errors.New("--control-planes is 0, and a cluster needs one"), Exit: engine.ExitUsage,
+					Remedy: "ask for 1 or more, or leave the flag out",
+				}
 			}
 			return s.upSandbox(cmd.Context(), spec, out)
 		},
@@ -91,19 +101,15 @@ or without one with --yes.`,
 	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes (default "+first(s.Kubernetes)+")")
 	f.StringVar(&spec.Image, "image", "", "version of the OS image (default: the release)")
 	f.StringVar(&spec.Release, "release", "", "release that init will deploy (default "+s.Release+")")
-	f.StringArrayVar(&spec.Faults, "fault", nil, "what the cloud shall do wrong, such as never-boot=worker-1; may be repeated")
+	f.StringArrayVar(&spec.Faults, "fault", nil, "what the cloud shall do wrong, such as never-boot=worker-1; may be repeated; "+noFaults+" ends those that there are")
 	f.BoolVarP(&spec.Install, "yes", "y", false, "install missing Debian packages without asking")
 	s.nameFlag(cmd, &spec.Name)
 	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
 	_ = cmd.RegisterFlagCompletionFunc("image", fixed(s.Images...))
 	_ = cmd.RegisterFlagCompletionFunc("release", fixed(s.Releases...))
-	_ = cmd.RegisterFlagCompletionFunc("fault", fixed("boot-delay=", "never-boot=", "kill=", "api-429=", "api-500=", "api-latency="))
+	_ = cmd.RegisterFlagCompletionFunc("fault", fixed(noFaults, "boot-delay=", "never-boot=", "kill=", "api-429=", "api-500=", "api-latency="))
 	return cmd
-}
-
-func usageError(msg string, args ...any) error {
-	return &engine.Error{Op: fmt.Sprintf(msg, args...), Exit: engine.ExitUsage}
 }
 
 func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f format) error {
@@ -112,6 +118,9 @@ func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f form
 		return err
 	}
 	spec.Workspace = dir
+	if slices.Equal(spec.Faults, []string{noFaults}) {
+		spec.Faults = []string{}
+	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
 	box, err := s.Sandbox(s.log)
@@ -145,10 +154,13 @@ func (s *session) asks() bool {
 // ask tells what is missing and asks whether to do something about it. No is the
 // default.
 func (s *session) ask(err error) bool {
-	x := explain(err)
+	x := explain(err, s.speller())
 	fmt.Fprintf(s.Stderr, "\n%s\n", orElse(x.why, x.what))
 	if x.remedy != "" {
 		fmt.Fprintf(s.Stderr, "  %s\n", x.remedy)
+	}
+	if f, ok := s.Stdin.(*os.File); ok {
+		dropTyped(f)
 	}
 	fmt.Fprint(s.Stderr, "Install them now? [y/N] ")
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')

@@ -120,6 +120,7 @@ func (c *console) homeView(w, h int) []string {
 			lines = append(lines, c.recent(w, room)...)
 		}
 	}
+	lines = lines[:max(0, min(len(lines), h-len(foot)))]
 	for len(lines)+len(foot) < h {
 		lines = append(lines, "")
 	}
@@ -142,6 +143,9 @@ func (c *console) workspaceView(w int) []string {
 	return append(lines, c.findings(w, c.home.Problems, 4)...)
 }
 
+// findingLines is how many lines a finding's detail, or its remedy, may take.
+const findingLines = 4
+
 // findings lists what is not as it should be, with what to do about it.
 func (c *console) findings(w int, list []engine.Finding, most int) []string {
 	if len(list) == 0 {
@@ -154,22 +158,33 @@ func (c *console) findings(w int, list []engine.Finding, most int) []string {
 			break
 		}
 		sign, st := c.severitySign(f.Severity)
-		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").add(plain, clean(f.Title))
+		title := wrap(clean(f.Title), w-5)
+		if c.th.uncut {
+			title = []string{clean(f.Title)}
+		}
+		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").add(plain, title[0])
+		for _, l := range title[1:] {
+			lines = append(lines, r.String())
+			r = c.th.row(w).pad(4).add(plain, l)
+		}
 		detail := cleanLines(f.Detail)
-		if !strings.Contains(detail, "\n") {
-			if detail != "" {
-				r.add(faint, ": "+detail)
-			}
+		if detail != "" && !strings.Contains(detail, "\n") && r.fits(": "+detail) {
+			r.add(faint, ": "+detail)
 			detail = ""
 		}
 		lines = append(lines, r.String())
-		if detail != "" {
-			for _, l := range wrap(detail, w-6) {
-				lines = append(lines, c.th.row(w).pad(4).add(faint, l).String())
+		for l := range strings.SplitSeq(detail, "\n") {
+			if l != "" {
+				lines = append(lines, c.th.below(w, 4, findingLines, faint, l)...)
 			}
 		}
 		if f.Remedy != "" {
-			lines = append(lines, c.th.row(w).pad(4).add(faint, c.th.branch+" ").add(accent, clean(f.Remedy)).String())
+			for i, l := range c.th.below(w, 6, findingLines, accent, c.deps.sp.text(clean(f.Remedy))) {
+				if i == 0 {
+					l = "    " + c.th.paint(faint, c.th.branch+" ") + strings.TrimPrefix(l, "      ")
+				}
+				lines = append(lines, l)
+			}
 		}
 	}
 	return lines
@@ -297,7 +312,13 @@ func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 	for _, e := range rows[from:to] {
 		names = max(names, width(e.name))
 	}
-	names = min(names, w/3)
+	if !c.th.uncut {
+		names = min(names, w/3)
+	}
+	spare := fit - (to - from)
+	if more > 0 {
+		spare--
+	}
 	for _, e := range rows[from:to] {
 		sign, sty := c.nodeSign(e.state)
 		r := c.th.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, e.name, names).col(sty, e.state, 9)
@@ -305,8 +326,19 @@ func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 		if w >= 100 {
 			r.col(faint, e.group, 14).col(faint, e.ip, 15)
 		}
-		r.col(faint, imageVersion(e.image), 8).add(faint, e.text)
-		lines = append(lines, r.String())
+		r.col(faint, imageVersion(e.image), 8)
+		var below []string // why, if it is too long for the row and there is room
+		if !r.fits(e.text) {
+			below = c.th.below(w, 4, 3, faint, e.text)
+		}
+		if len(below) > spare {
+			below = nil
+		}
+		if below == nil {
+			r.add(faint, e.text)
+		}
+		spare -= len(below)
+		lines = append(append(lines, r.String()), below...)
 	}
 	if more > 0 {
 		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: J and K move", more+1)).String())
@@ -353,7 +385,7 @@ func (c *console) recent(w, h int) []string {
 
 // problem shows an error: what, why, and what to do.
 func (c *console) problem(w int, err error) []string {
-	e := explain(err)
+	e := explain(err, c.deps.sp)
 	lines := []string{c.th.rule(w, "What happened", "")}
 	for i, l := range wrap(e.what, w-6) {
 		r := c.th.row(w).add(plain, " ")
@@ -379,7 +411,7 @@ func (c *console) problem(w int, err error) []string {
 		}
 	}
 	for _, d := range e.details {
-		lines = append(lines, c.th.row(w).add(plain, "   ").add(plain, d).String())
+		lines = append(lines, c.th.below(w, 3, findingLines, plain, d)...)
 	}
 	return lines
 }

@@ -385,7 +385,7 @@ var preflightKeys = []binding{
 	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.settle())-1, c.pre.at+1)) })),
 	on("y", "y", "copy what to do about the chosen check", "copy", act(func(c *console) {
 		if l := c.pre.settle(); c.pre.at < len(l) {
-			c.copyText(l[c.pre.at].remedy, "what to do")
+			c.copyText(c.deps.sp.text(l[c.pre.at].remedy), "what to do")
 		}
 	})).footed("copy fix"),
 	on("esc", "Esc", "back to the configuration", "back", act(func(c *console) {
@@ -493,7 +493,11 @@ func (c *console) checkRow(x check, w int, here bool) string {
 // checkDetail says why a check ended as it did and what to do.
 func (c *console) checkDetail(x check, w, indent int) []string {
 	var lines []string
-	for _, p := range []struct{ head, text string }{{"why", x.detail}, {"fix", x.remedy}} {
+	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", c.deps.sp.text(x.remedy)}}
+	if indent > 0 && width(x.title) > w-indent-3 { // its row has only the beginning
+		parts = slices.Insert(parts, 0, struct{ head, text string }{"what", x.title})
+	}
+	for _, p := range parts {
 		if p.text == "" {
 			continue
 		}
@@ -571,7 +575,13 @@ func (c *console) planRows(w int) []string {
 	var rows []string
 	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
 		sign, st := c.severitySign(f.Severity)
-		rows = append(rows, c.th.row(w).add(plain, " ").add(st, " "+sign+"  ").add(strong, clean(f.Title)).String())
+		for i, l := range wrap(clean(f.Title), w-6) {
+			r := c.th.row(w).pad(5)
+			if i == 0 {
+				r = c.th.row(w).add(plain, " ").add(st, " "+sign+"  ")
+			}
+			rows = append(rows, r.add(strong, l).String())
+		}
 		for _, l := range wrap(cleanLines(f.Detail), w-8) {
 			if l != "" {
 				rows = append(rows, c.th.row(w).pad(5).add(faint, l).String())

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	tea "github.com/charmbracelet/bubbletea"
+	"github.com/charmbracelet/x/ansi"
 
 	"constellation/engine"
 )
@@ -42,7 +43,7 @@ func (c *console) retry() tea.Cmd {
 
 func (c *console) copyResult() {
 	if c.t.result != nil && c.succeeded() && len(c.t.result.Next) > 0 {
-		c.copyText(c.t.result.Next[0], "the command")
+		c.copyText(c.deps.sp.line(c.t.result.Next[0]), "the command")
 		return
 	}
 	if c.err != nil {
@@ -80,12 +81,17 @@ func (c *console) successView(w, h int) []string {
 	}
 	lines := []string{c.th.rule(w, title, remark)}
 	if c.t.result != nil && c.t.result.text != "" {
-		lines = append(lines, c.th.row(w).add(plain, "  ").add(good, c.th.ok+" ").add(plain, c.t.result.text).String())
+		for i, l := range c.th.below(w, 4, 3, plain, c.t.result.text) {
+			if i == 0 {
+				l = "  " + c.th.paint(good, c.th.ok+" ") + strings.TrimPrefix(l, "    ")
+			}
+			lines = append(lines, l)
+		}
 	}
 	if len(res.Files) > 0 {
 		dir := ""
 		if c.home != nil {
-			dir = " in " + clean(c.home.Dir)
+			dir = " in " + cutMiddle(clean(c.home.Dir), w-18, c.th.ellipsis)
 		}
 		lines = append(lines, "", c.th.row(w).add(plain, " ").add(strong, "Files written"+dir).String())
 		names := 20
@@ -94,29 +100,36 @@ func (c *console) successView(w, h int) []string {
 		}
 		names = min(names, w/2)
 		for _, f := range res.Files {
-			r := c.th.row(w).pad(2).col(plain, c.inWorkspace(f.Path), names)
+			r := c.th.row(w).pad(2).col(plain, cutMiddle(c.inWorkspace(f.Path), names, c.th.ellipsis), names)
 			if f.Secret {
 				r.col(caution, "SECRET", 6)
 			} else {
 				r.pad(7)
 			}
-			lines = append(lines, r.col(faint, clean(f.Mode), 4).add(plain, " "+clean(f.Note)).String())
+			r.col(faint, clean(f.Mode), 4)
+			note := clean(f.Note)
+			if r.fits(" " + note) {
+				lines = append(lines, r.add(plain, " "+note).String())
+			} else {
+				lines = append(append(lines, r.String()), c.th.below(w, 4, 2, faint, note)...)
+			}
 		}
 	}
 	if len(res.Next) > 0 {
 		lines = append(lines, "")
 		for i, n := range res.Next {
-			r := c.th.row(w)
-			if i == 0 {
-				r.add(plain, " ").col(strong, "Next", 5)
-			} else {
-				r.pad(7)
+			for j, l := range strings.Split(ansi.Hardwrap(c.deps.sp.line(clean(n)), w-8, true), "\n") {
+				r := c.th.row(w)
+				if i == 0 && j == 0 {
+					r.add(plain, " ").col(strong, "Next", 5)
+				} else {
+					r.pad(7)
+				}
+				lines = append(lines, r.add(accent, l).String())
 			}
-			r.add(accent, clean(n))
 			if i == 0 {
-				r.add(faint, "   (y copies this)")
+				lines = append(lines, c.th.row(w).pad(7).add(faint, "y copies it").String())
 			}
-			lines = append(lines, r.String())
 		}
 	}
 	if left := h - len(lines); left > len(c.t.machines)+1 && len(c.t.machines) > 0 {
@@ -154,7 +167,7 @@ func (c *console) failureView(w, h int) []string {
 		lines = append(lines, r.right(faint, short(s.took)).String())
 	}
 	ready, wanted := c.t.ready()
-	lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("nodes %d/%d ready. What is done stays done; r or the same command goes on from here.", ready, wanted)).String())
+	lines = append(lines, c.th.below(w, 4, 2, faint, fmt.Sprintf("nodes %d/%d ready. What is done stays done; r or the same command goes on from here.", ready, wanted))...)
 	if room := h - len(lines); room > 3 {
 		lines = append(lines, c.logTail(w, room)...)
 	}

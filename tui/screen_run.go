@@ -112,7 +112,7 @@ func (c *console) runView(w, h int) []string {
 		}
 	}
 	lines := []string{c.th.rule(w, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
-	from, to := c.part(paneSteps, len(steps), sh, c.currentRow(steps))
+	from, to := c.part(paneSteps, len(steps), sh, c.currentRow(steps, sh))
 	for _, s := range steps[from:to] {
 		lines = append(lines, s.line)
 	}
@@ -133,7 +133,7 @@ func (c *console) runWide(w, h int) []string {
 	}
 	top := max(min(max(len(steps), machineRows)+1, h*3/5), min(8, h/2))
 	lines := []string{c.th.rule(left, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
-	from, to := c.part(paneSteps, len(steps), top-1, c.currentRow(steps))
+	from, to := c.part(paneSteps, len(steps), top-1, c.currentRow(steps, top-1))
 	for _, s := range steps[from:to] {
 		lines = append(lines, s.line)
 	}
@@ -159,14 +159,23 @@ func (c *console) stepsRemark() string {
 // stepRow is a line of the steps pane.
 type stepRow struct {
 	line    string
-	current bool
+	current bool // the step under way
+	inner   bool // something that it does
 }
 
-func (c *console) currentRow(rows []stepRow) int {
+// currentRow is the row in the middle of the h that are shown: the step under way, or
+// what is below it if not all that the step does can be seen otherwise.
+func (c *console) currentRow(rows []stepRow, h int) int {
 	for i, r := range rows {
-		if r.current {
-			return i
+		if !r.current {
+			continue
 		}
+		end := i + 1
+		for end < len(rows) && rows[end].inner {
+			end++
+		}
+		from := min(i, max(i-h/2, end-h))
+		return from + h/2
 	}
 	return 0
 }
@@ -208,7 +217,7 @@ func (c *console) stepRows(w int) []stepRow {
 			r.add(faint, cut(s.text, room, c.th.ellipsis))
 		}
 		r.right(faint, tail)
-		rows = append(rows, stepRow{r.String(), s.state == engine.StateRunning})
+		rows = append(rows, stepRow{line: r.String(), current: s.state == engine.StateRunning})
 		if s.state != engine.StateRunning {
 			continue
 		}
@@ -217,16 +226,19 @@ func (c *console) stepRows(w int) []stepRow {
 			if s.total > 0 {
 				bar.add(accent, c.th.meter(s.progress, s.total, min(24, w/4))).add(faint, " "+amount(s.progress, s.total)+"  ")
 			}
-			rows = append(rows, stepRow{line: bar.add(plain, s.text).String()})
+			rows = append(rows, stepRow{line: bar.add(plain, s.text).String(), inner: true})
 		}
 		for _, p := range s.parts {
-			rows = append(rows, stepRow{line: c.partRow(p, w)})
+			for _, l := range c.partRows(p, w) {
+				rows = append(rows, stepRow{line: l, inner: true})
+			}
 		}
 	}
 	return rows
 }
 
-func (c *console) partRow(p part, w int) string {
+// partRows draws a part of a step; what it says and does not fit stands below.
+func (c *console) partRows(p part, w int) []string {
 	sign, st := c.th.spin(c.frame), accent
 	switch {
 	case p.state == engine.StateFailed:
@@ -240,11 +252,16 @@ func (c *console) partRow(p part, w int) string {
 	if p.total > 0 && !p.ended() {
 		r.add(accent, c.th.meter(p.current, p.total, min(16, w/6))).add(plain, " "+amount(p.current, p.total)+" ")
 	}
-	r.add(faint, cut(p.text, w-r.used-8, c.th.ellipsis))
+	var below []string
+	if width(p.text) > w-r.used-8 {
+		below = c.th.below(w, 5, 3, faint, p.text)
+	} else {
+		r.add(faint, p.text)
+	}
 	if p.took > 0 {
 		r.right(faint, short(p.took))
 	}
-	return r.String()
+	return append([]string{r.String()}, below...)
 }
 
 func (c *console) stepSign(s *step) (string, style) {

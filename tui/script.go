@@ -20,9 +20,11 @@ func (s *session) printer(f format, live bool) sink {
 	}
 	var l *liveLine
 	if file, ok := s.Stdout.(*os.File); ok && live && notInteractive(file, file, s.Env) == "" {
-		l = &liveLine{out: file}
+		l = &liveLine{out: file, look: look{ascii: lookOf(s.Env).ascii}}
 	}
-	return newPlainPrinter(s.out, l, s.Now)
+	p := newPlainPrinter(s.out, l, s.Now)
+	p.sp = s.speller()
+	return p
 }
 
 // engineOf returns the engine of the workspace.
@@ -89,7 +91,8 @@ func (s *session) refuse(plan *engine.Plan, out sink, exit int, cause error, rem
 			TookMS: f.Took.Milliseconds(), Data: data(f),
 		})
 	}
-	if p, ok := out.(*plainPrinter); ok {
+	// What a blocked plan would do it will not do.
+	if p, ok := out.(*plainPrinter); ok && len(plan.Blocked()) == 0 {
 		p.tellSteps(plan)
 	}
 	emit(engine.Event{
@@ -119,10 +122,12 @@ func (p *plainPrinter) tellSteps(plan *engine.Plan) {
 // that fits most windows and every log.
 func (s *session) sheet() *console {
 	l := lookOf(s.Env)
-	return newConsole(context.Background(), look{ascii: l.ascii}, consoleDeps{now: s.Now, dir: s.dir})
+	c := newConsole(context.Background(), look{ascii: l.ascii}, consoleDeps{now: s.Now, sp: s.speller()})
+	c.th = c.th.printed()
+	return c
 }
 
-// sheetWidth is the width of printed answers.
+// sheetWidth is where the columns of printed answers end; what needs more goes on.
 const sheetWidth = 100
 
 // print writes lines without trailing spaces.
@@ -222,7 +227,7 @@ func (s *session) printHome(ctx context.Context) error {
 	s.print(c.findings(sheetWidth, h.Problems, len(h.Problems)))
 	s.print(c.recent(sheetWidth, 6))
 	for _, n := range h.Next {
-		line := "next      " + clean(n.Command)
+		line := "next      " + s.speller().line(clean(n.Command))
 		if t := clean(n.Title); t != "" {
 			line += "   # " + t
 		}

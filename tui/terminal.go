@@ -210,6 +210,10 @@ func (t *terminal) start() error {
 	if first {
 		t.saved = saved
 	}
+	if first {
+		// What was typed before there was anything to see was not meant for it.
+		dropTyped(t.in)
+	}
 	t.live, t.shown = true, nil
 	if w, h, err := term.GetSize(int(t.out.Fd())); err == nil && w > 0 && h > 0 {
 		t.width, t.height = w, h
@@ -631,6 +635,7 @@ func raw(f *os.File) (restore func(), err error) {
 // and again, on terminals only. The zero value writes nothing.
 type liveLine struct {
 	out   *os.File
+	look  look
 	drawn bool
 }
 
@@ -640,8 +645,9 @@ func (l *liveLine) set(text string) {
 		return
 	}
 	if w, _, err := term.GetSize(int(l.out.Fd())); err == nil && w > 1 {
-		text = cut(text, w-1, "~")
+		text = cut(text, w-1, newTheme(look{ascii: l.look.ascii}).ellipsis)
 	}
+	text = asciiIf(l.look.ascii, text)
 	l.drawn = true
 	_, _ = io.WriteString(l.out, "\r"+text+seqClearRight)
 }

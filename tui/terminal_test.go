@@ -54,6 +54,12 @@ func (p *onTerminal) output() string {
 // start runs the program with args on a terminal of w x h.
 func startOn(t *testing.T, w, h uint16, env []string, answer func([]byte) []byte, args ...string) *onTerminal {
 	t.Helper()
+	return startWith(t, "", w, h, env, answer, args...)
+}
+
+// startWith is startOn with keys that wait in the terminal before the program starts.
+func startWith(t *testing.T, typed string, w, h uint16, env []string, answer func([]byte) []byte, args ...string) *onTerminal {
+	t.Helper()
 	tty, own, err := pty.Open()
 	if err != nil {
 		t.Skipf("needs pseudo terminals: %v", err)
@@ -65,6 +71,7 @@ func startOn(t *testing.T, w, h uint16, env []string, answer func([]byte) []byte
 	if p.was, err = unix.IoctlGetTermios(int(own.Fd()), getTermios); err != nil {
 		t.Fatal(err)
 	}
+	p.types(typed)
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -196,6 +203,22 @@ func TestConsoleOnASilentTerminal(t *testing.T) {
 	}
 	p.restored()
 	p.sees("nothing has been created; come back: ")
+}
+
+// What was typed while something else had the terminal must not start anything here.
+func TestKeysTypedBeforeTheConsoleAreForgotten(t *testing.T) {
+	p := startWith(t, "q\r\rq?", 80, 24, []string{stream(t, "init")}, nil)
+	p.sees("Configuration")
+	p.types("?")
+	p.sees("Keys: config") // neither left, nor gone on, nor asked for the keys before
+	p.types("?q")
+	if code := p.ends(); code != 0 {
+		t.Errorf("ended with %d", code)
+	}
+	if strings.Contains(p.output(), "Preflight ▸") || strings.Contains(p.output(), "checks passed") {
+		t.Errorf("Enter was taken: %q", p.output())
+	}
+	p.restored()
 }
 
 // An answer in any shape changes the colours and is not taken for keys.

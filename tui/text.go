@@ -125,6 +125,20 @@ func cut(s string, w int, ellipsis string) string {
 	return ansi.Truncate(s, w, ellipsis)
 }
 
+// cutMiddle shortens s to w columns and keeps both ends; of a path it keeps the file
+// name, if that fits.
+func cutMiddle(s string, w int, ellipsis string) string {
+	room := w - width(ellipsis)
+	if width(s) <= w || room < 2 {
+		return cut(s, w, ellipsis)
+	}
+	tail := room * 2 / 3
+	if i := strings.LastIndexByte(s, '/'); i >= 0 && width(s[i:]) <= room {
+		tail = max(tail, width(s[i:]))
+	}
+	return ansi.Truncate(s, room-tail, "") + ellipsis + ansi.TruncateLeft(s, width(s)-tail, "")
+}
+
 // wrap breaks s at its line ends and at spaces into lines of at most w columns. Words that are longer
 // are broken anywhere; no others are, so that names and paths can be copied.
 func wrap(s string, w int) []string {

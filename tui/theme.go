@@ -48,6 +48,16 @@ type theme struct {
 	look
 	before, after [styles]string
 	signs
+	// uncut has rows grow beyond their width: for what is printed, not shown.
+	uncut bool
+}
+
+// printed is the theme for lines that stay: whoever reads them has more room than a
+// screen, or breaks lines.
+func (t *theme) printed() *theme {
+	p := *t
+	p.uncut = true
+	return &p
 }
 
 // signs are the characters of the screen that are no text.
@@ -120,7 +130,7 @@ func (t *theme) paint(st style, s string) string {
 // spin returns the sign of something that moves, as of frame n.
 func (t *theme) spin(n int) string { return t.spinner[n%len(t.spinner)] }
 
-// row builds one line of the screen, never wider than max.
+// row builds one line of the screen, never wider than max unless its theme is uncut.
 type row struct {
 	t        *theme
 	b        strings.Builder
@@ -130,6 +140,26 @@ type row struct {
 }
 
 func (t *theme) row(max int) *row { return &row{t: t, max: max} }
+
+// fits reports whether s can be added as it is.
+func (r *row) fits(s string) bool { return r.t.uncut || r.used+width(s) <= r.max }
+
+// below are the lines of a text that stands below a row, indented, at most most of
+// them; the last one ends with an ellipsis if there is more.
+func (t *theme) below(w, indent, most int, st style, s string) []string {
+	parts := wrap(s, max(10, w-indent))
+	if t.uncut {
+		parts = []string{s}
+	}
+	var lines []string
+	for i, p := range parts[:min(len(parts), most)] {
+		if i == most-1 && len(parts) > most {
+			p = cut(strings.Join(parts[i:], " "), max(10, w-indent), t.ellipsis)
+		}
+		lines = append(lines, t.row(w).pad(indent).add(st, p).String())
+	}
+	return lines
+}
 
 // add appends s in a style. What does not fit is cut off with an ellipsis, and
 // nothing more can be added.
@@ -141,7 +171,7 @@ func (r *row) add(st style, s string) *row {
 		s = asciiOf(s)
 	}
 	w := width(s)
-	if r.used+w > r.max {
+	if r.used+w > r.max && !r.t.uncut {
 		s = cut(s, r.max-r.used, r.t.ellipsis)
 		w = width(s)
 		r.overflow = true
@@ -156,8 +186,10 @@ func (r *row) col(st style, s string, w int) *row {
 	if r.t.ascii {
 		s = asciiOf(s)
 	}
-	s = cut(s, w, r.t.ellipsis)
-	return r.add(st, s).pad(w - width(s) + 1)
+	if !r.t.uncut {
+		s = cut(s, w, r.t.ellipsis)
+	}
+	return r.add(st, s).pad(max(1, w-width(s)+1))
 }
 
 // num appends s at the right end of w columns, and one space.
@@ -168,7 +200,10 @@ func (r *row) num(st style, s string, w int) *row {
 
 // pad appends n spaces.
 func (r *row) pad(n int) *row {
-	if n = min(n, r.max-r.used); n > 0 {
+	if !r.t.uncut {
+		n = min(n, r.max-r.used)
+	}
+	if n > 0 {
 		r.b.WriteString(strings.Repeat(" ", n))
 		r.used += n
 	}
@@ -186,6 +221,9 @@ func (r *row) right(st style, s string) *row {
 	}
 	w := width(s)
 	if s == "" || r.used+w+2 > r.max {
+		if s != "" && r.t.uncut {
+			return r.pad(2).add(st, s)
+		}
 		return r
 	}
 	return r.pad(r.max-r.used-w-1).add(st, s)

@@ -61,6 +61,10 @@ type App struct {
 	// daemon` does, started by Sandbox.Up.
 	Daemon func(ctx context.Context, name string, log *slog.Logger) error
 
+	// Program is how the user calls the program, for commands to copy; the default is
+	// taken from the process.
+	Program string
+
 	// Stdin, Stdout, Stderr, Env and Now default to those of the process.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -69,7 +73,13 @@ type App struct {
 }
 
 // Main runs the program with the arguments of the process and returns its exit code.
-func (a App) Main() int { return a.Run(os.Args[1:]) }
+func (a App) Main() int {
+	if a.Program == "" && len(os.Args) > 0 {
+		wd, _ := os.Getwd() // without one, paths stay whole
+		a.Program = calledAs(os.Args[0], wd)
+	}
+	return a.Run(os.Args[1:])
+}
 
 // Run runs the program with args, without the program's name, and returns its exit
 // code.

@@ -1,0 +1,123 @@
+package tui
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+// printed runs a verb without a terminal and returns what it wrote.
+func printed(t *testing.T, e *fakeEngine, program string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = App{
+		Release: "v1.1.0", Program: program, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
+		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return start },
+		Engine:  func(*engine.Workspace, *slog.Logger) (Engine, error) { return e, nil },
+		Sandbox: func(*slog.Logger) (engine.Sandbox, error) { return &fakeSandbox{}, nil },
+	}.Run(append([]string{"-C", t.TempDir()}, args...))
+	return out.String(), errs.String(), code
+}
+
+// Who reads a pipe has no edge of a screen.
+func TestPrintedAnswersAreNeverCut(t *testing.T) {
+	st := wordyStatus()
+	st.Nodes[2].Name = "worker-in-a-group-with-a-name-that-is-longer-than-any-column-1"
+	out, _, code := printed(t, &fakeEngine{status: st}, "", "status")
+	for _, want := range []string{st.Nodes[1].Message, st.Nodes[2].Name, st.Services[1].Message, "join-service is not ready: 0 of 1 pods: " + st.Health[0].Detail, "crictl logs tell more there"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not whole in\n%s", want, out)
+		}
+	}
+	if code != 0 || strings.Contains(out, "…") {
+		t.Errorf("exit %d:\n%s", code, out)
+	}
+
+	h := demoHome(engine.StageConfigured)
+	h.Problems = []engine.Finding{{Severity: engine.Block, Title: "cannot use constellation-state.yaml", Detail: strings.Repeat("a long story ", 20) + "with an end"}}
+	h.Runs = []engine.RunSummary{{Verb: engine.VerbInit, Status: engine.StateFailed, Started: start, Text: strings.Repeat("another story ", 20) + "with an end"}}
+	if out, _, _ := printed(t, &fakeEngine{home: h}, "", "--non-interactive"); strings.Count(out, "with an end") != 2 {
+		t.Errorf("home is cut:\n%s", out)
+	}
+}
+
+// What a blocked plan would do it will not do: only what blocks it is told.
+func TestBlockedPlanListsNoEffects(t *testing.T) {
+	plan := planIn(t, recorded(t, "init"))
+	if out, _, code := printed(t, &fakeEngine{plan: plan}, "", "init", "--non-interactive"); code != engine.ExitUnacknowledged || strings.Count(out, " would ") != 8 {
+		t.Errorf("a plan to be accepted: exit %d\n%s", code, out)
+	}
+	plan.Findings = []engine.Finding{{ID: "machines", Severity: engine.Block, Title: "group workers has 2 machines, and the configuration wants 5", Remedy: "write count: 2"}}
+	out, errs, code := printed(t, &fakeEngine{plan: plan}, "", "init", "--non-interactive", "--yes")
+	if code != engine.ExitBlocked || strings.Contains(out, " would ") || !strings.Contains(out, " check              BLOCK     group workers has 2 machines") {
+		t.Errorf("a blocked plan: exit %d\n%s", code, out)
+	}
+	if !strings.Contains(errs, "fix     write count: 2") {
+		t.Errorf("stderr says %q", errs)
+	}
+}
+
+// Commands can be copied from where the user stands.
+func TestCommandsCanBeCopied(t *testing.T) {
+	events := recorded(t, "init")
+	h := demoHome(engine.StageReady)
+	h.Next = []engine.Suggestion{{Title: "Create the cluster", Command: "constellation init -C /home/ops/demo"}}
+	h.Problems = []engine.Finding{{Severity: engine.Warn, Title: "old", Remedy: "run `constellation sandbox up`"}}
+	out, _, _ := printed(t, &fakeEngine{home: h, plan: planIn(t, events), events: events}, "bin/constellation", "--non-interactive")
+	if !strings.Contains(out, "next      bin/constellation init -C /home/ops/demo ") || !strings.Contains(out, "run `bin/constellation -C /") {
+		t.Errorf("home says\n%s", out)
+	}
+	out, errs, _ := printed(t, &fakeEngine{plan: planIn(t, events), events: recorded(t, "stopped")}, "bin/constellation", "init", "--non-interactive", "--yes")
+	if !strings.Contains(out, " resume                       bin/constellation init") {
+		t.Errorf("a run that was left says\n%s%s", out, errs)
+	}
+}
+
+// A wait that the user can end is told with how, and its end is told too.
+func TestWaitWithARemedyIsToldFromBeginningToEnd(t *testing.T) {
+	plan, err := json.Marshal(engine.Plan{ID: "r", Verb: engine.VerbInit, Cluster: "demo", Steps: []engine.Step{{ID: "charts", Title: "Install the services"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	out := plainOf(t, []engine.Event{
+		{Time: at(0), Kind: engine.KindPlan, Data: plan},
+		{Time: at(0), Kind: engine.KindStep, Step: "charts", State: engine.StateRunning},
+		{Time: at(1), Kind: engine.KindWait, Step: "charts", Object: "api-server", Text: "no answer since 07:05:01Z", Remedy: "run `constellation sandbox up`"},
+		{Time: at(9), Kind: engine.KindWait, Step: "charts"},
+		{Time: at(9), Kind: engine.KindWait, Step: "charts", Object: "nodes", Text: "worker-0 is joining"},
+		{Time: at(9), Kind: engine.KindWait, Step: "charts"},
+	})
+	want := `07:05:01Z plan               ok        init demo: 1 step
+07:05:01Z charts             start     Install the services
+07:05:02Z charts             wait      no answer since 07:05:01Z; to do: run ` + "`constellation sandbox up`" + `
+07:05:10Z charts             go on     the wait is over after 8.0s
+07:05:10Z charts             wait      worker-0 is joining
+`
+	if out != want {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+}
+
+func TestPathsKeepTheirFileName(t *testing.T) {
+	for _, tt := range []struct {
+		s    string
+		w    int
+		want string
+	}{
+		{"/home/ops/demo/constellation-admin.conf", 60, "/home/ops/demo/constellation-admin.conf"},
+		{"/home/ops/demo/constellation-admin.conf", 30, "/hom…/constellation-admin.conf"},
+		{"/home/ops/demo/constellation-admin.conf", 12, "/hom…in.conf"},
+		{"a sentence that has an end that matters", 20, "a sente…that matters"},
+		{"short", 2, "s…"},
+	} {
+		if got := cutMiddle(tt.s, tt.w, "…"); width(got) > tt.w || got != tt.want {
+			t.Errorf("%q in %d columns: %q, want %q", tt.s, tt.w, got, tt.want)
+		}
+	}
+}
