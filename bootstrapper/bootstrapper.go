@@ -20,12 +20,14 @@
 //   - Init. The request and everything that was told to the console are on disk. The
 //     next start extends register 15 first if the machine was rebooted, undoes with
 //     "kubeadm reset" what the unfinished init left, and begins again, for the same
-//     cluster. The console attaches again and gets the replay. A failure that was
-//     reported is final.
+//     cluster. The console attaches again and gets the replay.
 //   - Join. The ticket is on disk. The next start goes on with it while it is valid.
 //     Without one, a machine that was rebooted asks for another, and takes it from the
 //     same cluster only; one that was not cannot, as it no longer looks unused, and
 //     says that it must be restarted.
+//   - A reported failure of an init is final, unless kubeadm had not run yet: then
+//     nothing but the claim has happened, and the next request for the same cluster
+//     begins the work again.
 //   - In any state, [Reset] followed by a reboot makes the machine unused again; in
 //     the sandbox it is as cheap to replace it.
 //
@@ -206,7 +208,7 @@ func open(m Machine) (*bootstrapper, error) {
 	}
 	b := &bootstrapper{m: m, state: state, host: host{
 		root:      m.Root,
-		installer: &component.Installer{Root: m.Root, Client: m.Client, Log: m.Log},
+		installer: &component.Installer{Root: m.Root, Client: m.Client, Log: m.Log, MaxPause: m.hurry},
 		kubeadm:   kubeadm.Runner{Path: m.Kubeadm, Dir: m.RunDir},
 	}}
 	if b.flock, err = state.OpenFile(lockFileName, os.O_RDWR|os.O_CREATE, 0o600); err == nil {
@@ -365,7 +367,7 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 	err = c.Run(ctx)
 	if errors.Is(err, errJoinFailed) {
 		// Restarting the process would only repeat what was tried often enough.
-		if e := b.lock.fail(err.Error()); e != nil {
+		if e := b.lock.fail(err.Error(), false); e != nil {
 			return errors.Join(err, e)
 		}
 		return fmt.Errorf("%w: %w; restart the machine to let it try again, or replace it", ErrStuck, err)

@@ -415,7 +415,7 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 			return err
 		}
 		var k *kubeadm.Error
-		final := errors.As(err, &k) && k.InvalidConfig() || errors.Is(err, component.ErrDigest) || errors.Is(err, errVersion)
+		final := errors.As(err, &k) && k.InvalidConfig() || errors.Is(err, errVersion)
 		ghost := errors.As(err, &k) && strings.Contains(k.Message, ghostMessage) && time.Since(start) < ghostLife
 		if try == maxJoins && !ghost || final || time.Since(t.received) > ticketLife {
 			err = fmt.Errorf("%w after %d tries: %w", errJoinFailed, try, err)

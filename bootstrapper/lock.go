@@ -37,6 +37,9 @@ type holder struct {
 	Node string `json:"node,omitempty"`
 	// Failure is why the claimant will not make the node a member; "" while it may.
 	Failure string `json:"failure,omitempty"`
+	// Retry says that the claimant may try again after its Failure: nothing but the
+	// claim has happened.
+	Retry bool `json:"retry,omitempty"`
 }
 
 // registers is what the lock needs of the TPM.
@@ -225,14 +228,23 @@ func (l *lock) register(ctx context.Context) ([]byte, error) {
 
 // finish records that the node, called name, is a member.
 func (l *lock) finish(name string) error {
-	return l.change("record the membership", func(h *holder) { h.State, h.Node, h.Failure = member, name, "" })
+	return l.change("record the membership", func(h *holder) { h.State, h.Node, h.Failure, h.Retry = member, name, "", false })
 }
 
-// fail records why the claimant gave up.
-func (l *lock) fail(why string) error {
+// fail records why the claimant gave up, and whether it may try again.
+func (l *lock) fail(why string, retry bool) error {
 	return l.change("record the failure", func(h *holder) {
 		if h.State == claimed {
-			h.Failure = why
+			h.Failure, h.Retry = why, retry
+		}
+	})
+}
+
+// retry records that the claimant tries again.
+func (l *lock) retry() error {
+	return l.change("take back the failure", func(h *holder) {
+		if h.State == claimed && h.Retry {
+			h.Failure, h.Retry = "", false
 		}
 	})
 }

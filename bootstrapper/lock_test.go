@@ -115,16 +115,31 @@ func TestClaimIsForOneAndForEver(t *testing.T) {
 	if tpm.extends != 1 || !bytes.Equal(tpm.sealed(), clusterA) {
 		t.Errorf("extended %d times, with %x", tpm.extends, tpm.sealed())
 	}
-	if err := l.fail("broken"); err != nil {
+	if err := l.fail("broken", true); err != nil {
 		t.Fatal(err)
 	}
-	if h, _ := l.holder(); h.Failure != "broken" || h.State != claimed {
+	if h, _ := l.holder(); h.Failure != "broken" || !h.Retry || h.State != claimed {
 		t.Errorf("after a failure: %+v", h)
+	}
+	if err := l.retry(); err != nil {
+		t.Fatal(err)
+	}
+	if h, _ := l.holder(); h.Failure != "" || h.Retry || h.State != claimed {
+		t.Errorf("after it was taken back: %+v", h)
+	}
+	if err := l.fail("broken for good", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.retry(); err != nil {
+		t.Fatal(err)
+	}
+	if h, _ := l.holder(); h.Failure != "broken for good" {
+		t.Errorf("a final failure was taken back: %+v", h)
 	}
 	if err := l.finish("n"); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.fail("too late"); err != nil {
+	if err := l.fail("too late", false); err != nil {
 		t.Fatal(err)
 	}
 	again, err := openLock(t.Context(), openState(t, dir), tpm)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -41,7 +42,9 @@ type record struct {
 	left    int           // lines that were too many
 	changed chan struct{} // closed and replaced at each change
 	file    *os.File
-	broken  bool // the file cannot be written; memory goes on
+	size    int64 // of the file
+	last    int64 // of its last line
+	broken  bool  // the file cannot be written; memory goes on
 }
 
 // openRecord reads what an earlier process told, if any. A last line that was cut is
@@ -52,7 +55,6 @@ func openRecord(state *os.Root, log *slog.Logger) (*record, error) {
 		return nil, fmt.Errorf("open record of the init: %w", err)
 	}
 	r := &record{log: log, changed: make(chan struct{}), file: f}
-	var good int64
 	br := bufio.NewReaderSize(f, 64<<10)
 	for {
 		line, err := br.ReadBytes('\n')
@@ -63,12 +65,12 @@ func openRecord(state *os.Root, log *slog.Logger) (*record, error) {
 		if protojson.Unmarshal(line, m) != nil || m.GetKind() == nil {
 			break
 		}
-		good += int64(len(line))
+		r.size, r.last = r.size+int64(len(line)), int64(len(line))
 		r.keep(m)
 	}
-	err = f.Truncate(good)
+	err = f.Truncate(r.size)
 	if err == nil {
-		_, err = f.Seek(good, 0)
+		_, err = f.Seek(r.size, 0)
 	}
 	if err != nil {
 		f.Close()
@@ -109,6 +111,30 @@ func (r *record) keep(m *initproto.InitResponse) {
 	}
 }
 
+// reopen takes a failure back that was the last word, because the work goes on.
+// Whoever was told it has heard the end; all others hear how it goes on.
+func (r *record) reopen() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := len(r.said) - 1
+	if !r.final || r.said[n].GetFailure() == nil {
+		return
+	}
+	r.said, r.final = slices.Clone(r.said[:n]), false // others still read the old ones
+	if r.broken {
+		return
+	}
+	r.size -= r.last
+	err := r.file.Truncate(r.size)
+	if err == nil {
+		_, err = r.file.Seek(r.size, 0)
+	}
+	if err == nil {
+		err = r.file.Sync()
+	}
+	r.unwritten(err)
+}
+
 // add tells m to everybody who follows, now or later. After the last word nothing is
 // added.
 func (r *record) add(m *initproto.InitResponse) {
@@ -140,12 +166,19 @@ func (r *record) put(m *initproto.InitResponse) {
 	}
 	b, err := protojson.Marshal(m)
 	if err == nil {
-		_, err = r.file.Write(append(b, '\n'))
+		b = append(b, '\n')
+		_, err = r.file.Write(b)
+		r.size, r.last = r.size+int64(len(b)), int64(len(b))
 	}
 	// Lines are not worth a wait for the disk; what happened is.
 	if err == nil && m.GetLog() == nil {
 		err = r.file.Sync()
 	}
+	r.unwritten(err)
+}
+
+// unwritten gives the file up if err is not nil. The caller holds mu.
+func (r *record) unwritten(err error) {
 	if err != nil {
 		r.broken = true
 		r.log.Warn("record of the init not kept on disk", "err", err)

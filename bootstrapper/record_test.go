@@ -63,7 +63,7 @@ func TestEveryFollowerIsToldTheSame(t *testing.T) {
 			r.progress(&initproto.Progress{Step: fmt.Sprint("s", i), State: stateRunning})
 		}
 	}
-	r.add(failure("s", "m"))
+	r.add(failure("s", "m", false))
 	r.line("kubeadm", "info", "after the end")
 	wg.Wait()
 	for i := range outlines {
@@ -92,7 +92,7 @@ func TestRecordOutlivesItsProcess(t *testing.T) {
 		t.Error("state was lost")
 	}
 	r.progress(&initproto.Progress{Step: stepInstall, State: stateDone})
-	r.add(failure(stepInstall, "m"))
+	r.add(failure(stepInstall, "m", false))
 	r.close()
 
 	got := all(t, newRecord(t, dir))
@@ -109,7 +109,7 @@ func TestRecordIsBounded(t *testing.T) {
 	for range maxLines + 500 {
 		r.line("kubeadm", "info", "x")
 	}
-	r.add(failure("s", "m"))
+	r.add(failure("s", "m", false))
 	got := all(t, r)
 	if len(got) != maxLines+2 || got[maxLines].GetLog().GetLine() != "500 further lines are not kept" {
 		t.Errorf("%d messages, the last but one is %v", len(got), got[len(got)-2])
@@ -140,7 +140,7 @@ func TestFullDiskCostsTheReplayNotTheInit(t *testing.T) {
 	r := newRecord(t, t.TempDir())
 	r.file.Close()
 	r.progress(&initproto.Progress{Step: stepClaim, State: stateDone})
-	r.add(failure("s", "m"))
+	r.add(failure("s", "m", false))
 	if got := outline(all(t, r)); got != "claim-node:done failure s" {
 		t.Errorf("got %q", got)
 	}

@@ -52,6 +52,8 @@ type initServer struct {
 
 	mu      sync.Mutex // serialises what decides
 	working bool
+	// dirty says that kubeadm may have left something. The work owns it while it goes on.
+	dirty   bool
 	secret  []byte // SHA-256, as the cloud says; nil until it did
 	ackOnce sync.Once
 }
@@ -188,7 +190,10 @@ func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) erro
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if h, held := s.b.lock.holder(); held {
-		return s.attach(h, req)
+		if err := s.attach(h, req); err != nil || !h.Retry || s.working {
+			return err
+		}
+		return s.again(req)
 	}
 	if _, err := parseRequest(req); err != nil {
 		return err
@@ -207,7 +212,7 @@ func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) erro
 		return err
 	}
 	s.b.m.Log.Info("node claimed by an init", "cluster", req.GetClusterName(), "version", req.GetKubernetesVersion())
-	s.start(cloneRequest(req), false)
+	s.start(cloneRequest(req))
 	return nil
 }
 
@@ -224,6 +229,25 @@ func (s *initServer) attach(h holder, req *initproto.InitRequest) error {
 	return nil
 }
 
+// again begins the work anew after a failure that is not final, with what req asks
+// for: the configuration may have been the cause. The caller holds mu.
+func (s *initServer) again(req *initproto.InitRequest) error {
+	if _, err := parseRequest(req); err != nil {
+		return err
+	}
+	// The failure last: until it is gone, the next process tells it again.
+	if err := keepRequest(s.b.state, req); err != nil {
+		return err
+	}
+	s.rec.reopen()
+	if err := s.b.lock.retry(); err != nil {
+		return err
+	}
+	s.b.m.Log.Info("init tried again", "cluster", req.GetClusterName(), "version", req.GetKubernetesVersion())
+	s.start(cloneRequest(req))
+	return nil
+}
+
 // resume goes on with an init that an earlier process began.
 func (s *initServer) resume() error {
 	s.mu.Lock()
@@ -232,6 +256,7 @@ func (s *initServer) resume() error {
 	if !held || h.By != byInit {
 		return nil
 	}
+	s.dirty = true // as far as this process knows
 	req, err := keptRequest(s.b.state)
 	if err != nil {
 		return err
@@ -244,21 +269,21 @@ func (s *initServer) resume() error {
 		// The process died between its success and saying so.
 		s.rec.add(success(h))
 	case !s.rec.ended() && h.Failure != "":
-		s.rec.add(failure("", h.Failure))
+		s.rec.add(failure("", h.Failure, h.Retry))
 	case !s.rec.ended():
 		s.b.m.Log.Info("init taken up", "claimed_at", h.Time)
-		s.start(req, true)
+		s.start(req)
 	}
 	return nil
 }
 
 // start begins the work, which no connection can end. The caller holds mu.
-func (s *initServer) start(req *initproto.InitRequest, resumed bool) {
+func (s *initServer) start(req *initproto.InitRequest) {
 	if s.working {
 		return
 	}
 	s.working = true
-	s.spawn(func(ctx context.Context) { s.work(ctx, req, resumed) })
+	s.spawn(func(ctx context.Context) { s.work(ctx, req) })
 }
 
 // acknowledge forgets the result and ends the server.

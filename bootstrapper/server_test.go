@@ -2,17 +2,22 @@ package bootstrapper
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -369,7 +374,7 @@ func TestFailuresOfKubeadm(t *testing.T) {
 				x.stop(t)
 				return
 			}
-			if !strings.Contains(f.Message, "error execution phase init: scripted") || f.Remedy == "" {
+			if !strings.Contains(f.Message, "error execution phase init: scripted") || f.Remedy == "" || f.Retry {
 				t.Errorf("failure %v", f)
 			}
 			// It is final: for who attaches again, for the next process, and for an Ack.
@@ -421,15 +426,183 @@ func TestFailuresBeforeKubeadm(t *testing.T) {
 				t.Fatalf("%v %v", got, err)
 			}
 			f := got[len(got)-1].GetFailure()
-			if f.GetStep() != tt.step || !strings.Contains(f.GetMessage(), tt.want) || f.GetRemedy() == "" || strings.Contains(f.GetMessage(), "canary") {
+			if f.GetStep() != tt.step || !f.GetRetry() || !strings.Contains(f.GetMessage(), tt.want) || f.GetRemedy() == "" || strings.Contains(f.GetMessage(), "canary") {
 				t.Errorf("failure %v", f)
 			}
-			if h, held := r.holder(); !held || h.Failure == "" {
+			if h, held := r.holder(); !held || h.Failure == "" || !h.Retry {
 				t.Errorf("holder %+v", h)
 			}
 			x.stop(t)
 		})
 	}
+}
+
+// mirror serves a component as a broken mirror does, until it is mended.
+type mirror struct {
+	mu    sync.Mutex
+	body  []byte
+	asked int
+	bend  func(w http.ResponseWriter, body []byte) // nil: it is whole
+}
+
+func (m *mirror) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	m.mu.Lock()
+	bend := m.bend
+	m.asked++
+	m.mu.Unlock()
+	if bend == nil {
+		bend = func(w http.ResponseWriter, b []byte) { w.Write(b) }
+	}
+	bend(w, m.body)
+}
+
+func (m *mirror) mend() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.bend = nil
+}
+
+// attempts of a download are made by package component for each try.
+const attempts = 10
+
+// TestMendedMirrorAndTheSameRequestSucceed is a first node whose component cannot be
+// had at first. The claim is kept, and the same request goes on with the same machine.
+func TestMendedMirrorAndTheSameRequestSucceed(t *testing.T) {
+	early := func(w http.ResponseWriter, b []byte) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+		w.Write(b[:4])
+	}
+	for _, tt := range []struct {
+		name     string
+		bend     func(w http.ResponseWriter, body []byte)
+		want     string // in the failure
+		restart  bool   // of the process before the second request
+		reboot   bool   // of the machine as well
+		tries    int    // of the first request
+		passing  bool   // the mirror is mended while the first request works
+		newOrder bool   // the second request names another URL
+	}{
+		{name: "altered content", bend: func(w http.ResponseWriter, _ []byte) { w.Write([]byte("altered")) }, want: "digest mismatch", tries: maxInstalls},
+		{name: "altered content, and a restart", bend: func(w http.ResponseWriter, _ []byte) { w.Write([]byte("altered")) }, want: "digest mismatch", restart: true, tries: maxInstalls},
+		{name: "altered content, and a reboot", bend: func(w http.ResponseWriter, _ []byte) { w.Write([]byte("altered")) }, want: "digest mismatch", restart: true, reboot: true, tries: maxInstalls},
+		{name: "a download that ends early", bend: early, want: "ended after 4 of 10 bytes", tries: maxInstalls * attempts},
+		{name: "a download that ends early for a moment", bend: early, passing: true},
+		{name: "nothing there", bend: func(w http.ResponseWriter, _ []byte) { w.WriteHeader(404) }, want: "HTTP 404", tries: maxInstalls},
+		{name: "another mirror", bend: func(w http.ResponseWriter, _ []byte) { w.WriteHeader(404) }, want: "HTTP 404", newOrder: true, tries: maxInstalls},
+		{name: "altered content for a moment", bend: func(w http.ResponseWriter, _ []byte) { w.Write([]byte("altered")) }, passing: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, cloud.ControlPlane)
+			m := &mirror{body: []byte("#!/bin/sh\n"), bend: tt.bend} // the rig's kubelet
+			srv := httptest.NewServer(m)
+			defer srv.Close()
+			req := r.request(clusterA)
+			req.Components[1].Url = srv.URL + "/kubelet"
+			if tt.passing {
+				m.bend = func(w http.ResponseWriter, b []byte) { tt.bend(w, b); m.mend() }
+			}
+			x := r.start()
+			got, err := collect(r.console(x.addr).Init(t.Context(), req))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.passing {
+				if outline(got) != goodInit || m.asked != 2 {
+					t.Errorf("told %s, the mirror was asked %d times", outline(got), m.asked)
+				}
+				x.stop(t)
+				return
+			}
+			f := got[len(got)-1].GetFailure()
+			if f.GetStep() != stepInstall || !strings.Contains(f.GetMessage(), tt.want) || !f.GetRetry() || m.asked != tt.tries {
+				t.Errorf("failure %v, the mirror was asked %d times", f, m.asked)
+			}
+			if string(r.tpm.sealed()) != string(clusterA) || r.calls() != "" {
+				t.Errorf("register 15 %x, kubeadm was asked for %s", r.tpm.sealed(), r.calls())
+			}
+			before, _ := r.holder()
+			if tt.restart {
+				x.stop(t)
+				if tt.reboot {
+					r.tpm.reboot()
+				}
+				x = r.start()
+			}
+			// Nobody else gets the machine meanwhile.
+			if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterB))); status.Code(err) != codes.AlreadyExists {
+				t.Errorf("another cluster: %v", err)
+			}
+			if !tt.newOrder {
+				// While the mirror is as it was, it fails as before.
+				again, err := collect(r.console(x.addr).Init(t.Context(), req))
+				if err != nil || again[len(again)-1].GetFailure().GetMessage() != f.GetMessage() || m.asked != 2*tt.tries {
+					t.Errorf("too early: %s, %v, the mirror was asked %d times", outline(again), err, m.asked)
+				}
+				m.mend()
+			} else {
+				other := httptest.NewServer(&mirror{body: m.body})
+				defer other.Close()
+				req.Components[1].Url = other.URL + "/kubelet"
+			}
+			got, err = collect(r.console(x.addr).Init(t.Context(), req))
+			if err != nil || !strings.HasSuffix(outline(got), "install-components:failed claim-node:running claim-node:done "+
+				"install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0") {
+				t.Fatalf("told %s, %v", outline(got), err)
+			}
+			h, _ := r.holder()
+			if h.Time != before.Time || h.State != member || h.Failure != "" || h.Retry || r.tpm.extends != 1 && !tt.reboot {
+				t.Errorf("holder %+v, was %+v; %d extensions of register 15", h, before, r.tpm.extends)
+			}
+			if calls := r.calls(); !strings.HasSuffix(calls, "init-phase-certs-ca init") || !tt.restart && strings.Contains(calls, "reset") {
+				t.Errorf("kubeadm was asked for %s", calls)
+			}
+			// A console of a later process is told the same.
+			x.stop(t)
+			x = r.start()
+			again, err := collect(r.console(x.addr).Init(t.Context(), req))
+			if err != nil || fmt.Sprint(again) != fmt.Sprint(got) {
+				t.Errorf("replay: %s, %v", outline(again), err)
+			}
+			x.stop(t)
+		})
+	}
+}
+
+func TestRoomOnTheDiskAndTheSameRequestSucceed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount a small file system")
+	}
+	r := newRig(t, cloud.ControlPlane)
+	disk := filepath.Join(r.m.Root, "usr")
+	if err := os.MkdirAll(disk, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=128k"); err != nil {
+		t.Skip("cannot mount a small file system: ", err)
+	}
+	t.Cleanup(func() { syscall.Unmount(disk, syscall.MNT_DETACH) })
+	body := []byte("#!/bin/sh\n" + strings.Repeat("#", 256<<10))
+	srv := httptest.NewServer(&mirror{body: body})
+	defer srv.Close()
+	req := r.request(clusterA)
+	sum := sha256.Sum256(body)
+	req.Components[1].Url, req.Components[1].Digest = srv.URL+"/kubelet", "sha256:"+hex.EncodeToString(sum[:])
+	x := r.start()
+	got, err := collect(r.console(x.addr).Init(t.Context(), req))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := got[len(got)-1].GetFailure(); !strings.HasSuffix(f.GetMessage(), "no space left on device") || !f.GetRetry() {
+		t.Errorf("failure %v", f)
+	}
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", syscall.MS_REMOUNT, "size=4m"); err != nil {
+		t.Fatal(err)
+	}
+	got, err = collect(r.console(x.addr).Init(t.Context(), req))
+	if err != nil || !strings.HasSuffix(outline(got), "success control-plane-0") || r.tpm.extends != 1 {
+		t.Errorf("told %s, %v; %d extensions of register 15", outline(got), err, r.tpm.extends)
+	}
+	x.stop(t)
 }
 
 func TestInitIsRefused(t *testing.T) {

@@ -32,12 +32,20 @@ const (
 )
 
 const (
+	// maxInstalls bounds how often the installation of components is tried before the
+	// init has failed, and installPatience for how long: what was tried in vain for
+	// minutes is told, and the console's next try goes on. What is wrong with a mirror
+	// is usually a file that is just being replaced.
+	maxInstalls     = 3
+	installPatience = 30 * time.Second
 	// maxInits bounds how often kubeadm init is tried before the init has failed.
 	maxInits = 2
 	// tellEvery bounds how often the progress of downloads is told.
 	tellEvery = 250 * time.Millisecond
 	// nodeResetAdvice is what helps after a failure.
 	nodeResetAdvice = "mend the cause, then replace the machine, which accepts no second init; in the sandbox by `constellation sandbox down` and `up`"
+	// retryAdvice is what helps after one that is not final.
+	retryAdvice = "mend the cause, then run the same command again: the machine is still this cluster's and tries again"
 )
 
 // initPhases are kubeadm's phases in their order, to show how far it is. Names that
@@ -49,10 +57,10 @@ var initPhases = []string{
 
 // work makes this machine the first node and tells how it goes. When ctx ends, the
 // process is ending, and the next one goes on.
-func (s *initServer) work(ctx context.Context, req *initproto.InitRequest, resumed bool) {
+func (s *initServer) work(ctx context.Context, req *initproto.InitRequest) {
 	start := time.Now()
 	w := &worker{initServer: s, step: stepClaim}
-	err := w.run(ctx, req, resumed)
+	err := w.run(ctx, req)
 	if err == nil {
 		h, _ := s.b.lock.holder()
 		s.rec.add(success(h))
@@ -63,20 +71,29 @@ func (s *initServer) work(ctx context.Context, req *initproto.InitRequest, resum
 		s.b.m.Log.Info("init interrupted, the next start goes on", "step", w.step, "err", err)
 		return
 	}
-	s.b.m.Log.Error("init failed", "step", w.step, "err", err)
-	if e := s.b.lock.fail(err.Error()); e != nil {
+	retry := w.step == stepClaim || w.step == stepInstall
+	s.b.m.Log.Error("init failed", "step", w.step, "retry", retry, "err", err)
+	// Whoever hears the failure and asks at once finds it recorded and the work ended.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.working = false
+	if e := s.b.lock.fail(err.Error(), retry); e != nil {
 		s.b.m.Log.Error("failure not recorded", "err", e)
 	}
 	w.tell(stateFailed, err.Error())
-	s.rec.add(failure(w.step, err.Error()))
+	s.rec.add(failure(w.step, err.Error(), retry))
 }
 
 func success(h holder) *initproto.InitResponse {
 	return &initproto.InitResponse{Kind: &initproto.InitResponse_Success{Success: &initproto.Success{ClusterId: h.clusterID(), NodeName: h.Node}}}
 }
 
-func failure(step, message string) *initproto.InitResponse {
-	return &initproto.InitResponse{Kind: &initproto.InitResponse_Failure{Failure: &initproto.Failure{Step: step, Message: message, Remedy: nodeResetAdvice}}}
+func failure(step, message string, retry bool) *initproto.InitResponse {
+	remedy := nodeResetAdvice
+	if retry {
+		remedy = retryAdvice
+	}
+	return &initproto.InitResponse{Kind: &initproto.InitResponse_Failure{Failure: &initproto.Failure{Step: step, Message: message, Remedy: remedy, Retry: retry}}}
 }
 
 // worker is one run of the work.
@@ -96,7 +113,7 @@ func (w *worker) begin(step, text string) {
 }
 
 // run takes the steps. Each may be repeated.
-func (w *worker) run(ctx context.Context, req *initproto.InitRequest, resumed bool) error {
+func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	d, err := parseRequest(req)
 	if err != nil {
 		return err
@@ -121,24 +138,19 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest, resumed bo
 		PodCIDR: d.podCIDR, ServiceCIDR: d.serviceCIDR, CertSANs: d.sans,
 	}
 
-	if resumed && w.b.host.kubeadm.Installed() {
+	if w.dirty && w.b.host.kubeadm.Installed() {
 		if err := w.reset(ctx, "an earlier init was interrupted"); err != nil {
 			return err
 		}
 	}
+	w.dirty = false
 	w.begin(stepInstall, names(d.components))
-	if err := w.b.host.installer.Install(ctx, d.components, w.downloads(d.components)); err != nil {
+	if err := w.install(ctx, d); err != nil {
 		return err
-	}
-	v, err := w.b.host.kubeadm.Version(ctx)
-	if err != nil {
-		return err
-	}
-	if !v.Equal(d.version) {
-		return fmt.Errorf("installed kubeadm is %s, but Kubernetes %s was asked for", v, d.version)
 	}
 	w.tell(stateDone, names(d.components))
 
+	w.dirty = true
 	for try := 1; ; try++ {
 		w.begin(stepInit, fmt.Sprintf("Kubernetes %s", d.version))
 		err := w.b.host.init(ctx, cluster, node, w.lines())
@@ -167,6 +179,37 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest, resumed bo
 		return err
 	}
 	w.tell(stateDone, self.Name+" is the first node")
+	return nil
+}
+
+// install installs the components, and tries a few times.
+func (w *worker) install(ctx context.Context, d demand) error {
+	start := time.Now()
+	var p pause
+	for try := 1; ; try++ {
+		err := w.b.host.installer.Install(ctx, d.components, w.downloads(d.components))
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil || try >= maxInstalls || time.Since(start) > installPatience {
+			return err
+		}
+		w.rec.line("bootstrapper", "warn", fmt.Sprintf("try %d of %d failed: %v", try, maxInstalls, err))
+		limit := maxPause
+		if w.b.m.hurry > 0 {
+			limit = w.b.m.hurry
+		}
+		if err := p.wait(ctx, 0, limit); err != nil {
+			return err
+		}
+	}
+	v, err := w.b.host.kubeadm.Version(ctx)
+	if err != nil {
+		return err
+	}
+	if !v.Equal(d.version) {
+		return fmt.Errorf("installed kubeadm is %s, but Kubernetes %s was asked for", v, d.version)
+	}
 	return nil
 }
 

@@ -462,13 +462,16 @@ func (x *Success) GetNodeName() string {
 	return ""
 }
 
-// Failure ends the stream. After it the machine accepts no second attempt
-// until it was reset.
+// Failure ends the stream. What becomes of a later Init for the same cluster, with
+// the same secret, depends on retry.
 type Failure struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Step          string                 `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
-	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	Remedy        string                 `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Step    string                 `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
+	Message string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Remedy  string                 `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	// True: kubeadm has not run, and Init makes the machine try again. False: the
+	// machine repeats this failure until it was reset.
+	Retry         bool `protobuf:"varint,4,opt,name=retry,proto3" json:"retry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -522,6 +525,13 @@ func (x *Failure) GetRemedy() string {
 		return x.Remedy
 	}
 	return ""
+}
+
+func (x *Failure) GetRetry() bool {
+	if x != nil {
+		return x.Retry
+	}
+	return false
 }
 
 type AckRequest struct {
@@ -646,11 +656,12 @@ const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"kubeconfig\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\fR\tclusterId\x12\x1b\n" +
-	"\tnode_name\x18\x03 \x01(\tR\bnodeName\"O\n" +
+	"\tnode_name\x18\x03 \x01(\tR\bnodeName\"e\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
-	"\x06remedy\x18\x03 \x01(\tR\x06remedy\"-\n" +
+	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x14\n" +
+	"\x05retry\x18\x04 \x01(\bR\x05retry\"-\n" +
 	"\n" +
 	"AckRequest\x12\x1f\n" +
 	"\vinit_secret\x18\x01 \x01(\fR\n" +

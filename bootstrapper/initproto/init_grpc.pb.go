@@ -32,7 +32,8 @@ const (
 type BootstrapperClient interface {
 	// Init turns the machine into the first node of a new cluster. The first valid
 	// request starts the work; the same init secret attaches again and gets every
-	// response from the beginning. The work does not depend on the stream.
+	// response from the beginning. The work does not depend on the stream. After a
+	// failure with retry the next request starts the work again, with what it asks for.
 	Init(ctx context.Context, in *InitRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[InitResponse], error)
 	// Ack says that the client has stored the result. The bootstrapper then
 	// forgets the kubeconfig and stops.
@@ -82,7 +83,8 @@ func (c *bootstrapperClient) Ack(ctx context.Context, in *AckRequest, opts ...gr
 type BootstrapperServer interface {
 	// Init turns the machine into the first node of a new cluster. The first valid
 	// request starts the work; the same init secret attaches again and gets every
-	// response from the beginning. The work does not depend on the stream.
+	// response from the beginning. The work does not depend on the stream. After a
+	// failure with retry the next request starts the work again, with what it asks for.
 	Init(*InitRequest, grpc.ServerStreamingServer[InitResponse]) error
 	// Ack says that the client has stored the result. The bootstrapper then
 	// forgets the kubeconfig and stops.

@@ -32,6 +32,9 @@ type Installer struct {
 	Client *http.Client
 	// Log gets a line for each retry; nil means none.
 	Log *slog.Logger
+	// MaxPause is the longest pause between two attempts to download, unless a server
+	// asks for a longer one; zero means 15 s.
+	MaxPause time.Duration
 
 	limits limits // zero fields mean the defaults
 }
@@ -62,6 +65,7 @@ func (in *Installer) limit() limits {
 		size: 1 << 30, extracted: 2 << 30, entries: 20_000,
 		attempts: 10, progress: 1 << 20, stall: 30 * time.Second, pause: 200 * time.Millisecond, pauseMax: 15 * time.Second,
 	}
+	set(&l.pauseMax, in.MaxPause)
 	o := in.limits
 	set(&l.size, o.size)
 	set(&l.extracted, o.extracted)
