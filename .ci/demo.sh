@@ -5,7 +5,8 @@
 set -euo pipefail
 
 dir=${DEMO_DIR:?} kubernetes=${KUBERNETES:?} keep=${KEEP:-}
-bin=$PWD/bin/constellation
+bin=bin/constellation # as the user would call it: what it prints can be copied
+case $dir in "$PWD"/*) dir=${dir#"$PWD"/} ;; esac
 interactive=1 yes=()
 rest=()
 for a in "$@"; do
@@ -40,11 +41,15 @@ if [ -n "$interactive" ]; then
   "$bin" sandbox up -C "$dir" --kubernetes "$kubernetes" "${yes[@]}"
   rc=0
   "$bin" -C "$dir" "${rest[@]}" || rc=$?
+  case $rc in
+    3) rc=0 ;; # there was nothing to do
+    7) rc=0 && printf '\nYou left before the cluster was complete; nothing is lost, and the console goes on where it was.\n' ;;
+  esac
   cat <<TEXT
 
-The sandbox runs on.  Back to the console:  bin/constellation -C ${dir#"$PWD"/}
-                      kubectl:              bin/kubectl --kubeconfig ${dir#"$PWD"/}/constellation-admin.conf get nodes
-                      Take it down:         bin/constellation sandbox down -C ${dir#"$PWD"/}
+The sandbox runs on.  Back to the console:  $bin -C $dir
+                      kubectl:              bin/kubectl --kubeconfig $dir/constellation-admin.conf get nodes
+                      Take it down:         $bin sandbox down -C $dir
 TEXT
   exit "$rc"
 fi

@@ -215,9 +215,6 @@ func TestKeysTypedBeforeTheConsoleAreForgotten(t *testing.T) {
 	if code := p.ends(); code != 0 {
 		t.Errorf("ended with %d", code)
 	}
-	if strings.Contains(p.output(), "Preflight ▸") || strings.Contains(p.output(), "checks passed") {
-		t.Errorf("Enter was taken: %q", p.output())
-	}
 	p.restored()
 }
 
