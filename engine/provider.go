@@ -35,6 +35,9 @@ type ProviderInfo struct {
 	// empty if the cloud does not tell.
 	ClusterEndpoint string
 	InitEndpoint    string
+	// Kubernetes are the versions that the cloud has components of; nil if it has what
+	// releases name.
+	Kubernetes []version.Version
 }
 
 // CloudMachine is an instance and how far its start has come.
@@ -60,7 +63,13 @@ func NewProvider(_ context.Context, c *Config, s *State) (Provider, error) {
 
 func (p sandboxProvider) Describe(ctx context.Context) (ProviderInfo, error) {
 	i, err := p.client.Sandbox(ctx)
-	return ProviderInfo{i.UID, i.Name, i.KubernetesEndpoint, i.InitEndpoint}, err
+	out := ProviderInfo{UID: i.UID, Name: i.Name, ClusterEndpoint: i.KubernetesEndpoint, InitEndpoint: i.InitEndpoint, Kubernetes: []version.Version{}}
+	for _, s := range i.KubernetesVersions {
+		if v, err := version.Parse(s); err == nil {
+			out.Kubernetes = append(out.Kubernetes, v)
+		}
+	}
+	return out, err
 }
 
 func (p sandboxProvider) Groups(ctx context.Context) ([]cloud.Group, error) {
