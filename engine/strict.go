@@ -112,7 +112,7 @@ func (r *reader) document(b []byte) *yaml.Node {
 	var doc, second yaml.Node
 	if err := d.Decode(&doc); err != nil {
 		if len(strings.TrimSpace(string(b))) == 0 || err.Error() == "EOF" {
-			r.bad(nil, "", "is empty", "write a new one with `constellation config generate`")
+			r.bad(nil, "", "is empty", "move it away; `constellation sandbox up` writes a new one")
 			return nil
 		}
 		line, problem := yamlProblem(err)
