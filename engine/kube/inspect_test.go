@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -93,7 +94,7 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 	if err := c.PublishJoinConfig(ctx, engine.JoinConfig{Attestation: "{}", TrustRoots: "pem", ClusterID: "aa"}); err != nil {
 		t.Fatal(err)
 	}
-	target := engine.NodeTarget{Image: "ami-2", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-1", Kubernetes: "v1.36.3"}
+	target := engine.NodeTarget{Image: "ami-2", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + strings.Repeat("1", 64), Kubernetes: "v1.36.3"}
 	if err := c.SetNodeTarget(ctx, target); err != nil {
 		t.Fatal(err)
 	}

@@ -84,6 +84,7 @@ func collect(ctx context.Context, config *rest.Config, core kubernetes.Interface
 		})
 	}
 	reading.Wait()
+	w.noMetrics()
 	return w, ctx.Err()
 }
 
@@ -145,6 +146,12 @@ func (r *reader) sources() map[source]func(context.Context) error {
 		sourceActors:       r.actors,
 		sourceKinds:        r.kinds,
 		sourceAPIServices:  r.apiServices,
+		sourceServers:      r.servers,
+		sourceWriters:      r.writers,
+		sourceConfigs:      r.configs,
+		sourceLeaders:      r.leaders,
+		sourceSignings:     r.signings,
+		sourceCharts:       r.charts,
 	}
 }
 

@@ -18,6 +18,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	batchv1 "k8s.io/api/batch/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -69,6 +71,22 @@ type world struct {
 	kinds       []kind
 	apiServices []apiService
 
+	// servers are the API servers that answered, silent those that cannot be reached and
+	// were not met behind the balancer either.
+	servers []apiServer
+	silent  []silentServer
+	// writers are who wrote through APIs that the hop removes, the last first.
+	writers map[schema.GroupVersionResource][]writer
+	// configs is the data of kubeadm's ConfigMaps by name, leaders the leases of
+	// kube-system, signings the requests for certificates that wait.
+	configs  map[string]map[string]string
+	leaders  map[string]coordinationv1.LeaseSpec
+	signings []certificatesv1.CertificateSigningRequest
+	// charts are Helm's releases; unreadableCharts "namespace/name" of those that do not
+	// unpack.
+	charts           []helmRelease
+	unreadableCharts []string
+
 	// lookups are what checks of workloads ask for; see world.lookup.
 	lookups lookups
 }
@@ -100,6 +118,13 @@ const (
 	sourceActors       source = "what else changes nodes"
 	sourceKinds        source = "customresourcedefinitions"
 	sourceAPIServices  source = "apiservices"
+	sourceServers      source = "API servers"
+	sourceMetrics      source = "metrics of the API servers"
+	sourceWriters      source = "objects of removed APIs"
+	sourceConfigs      source = "ConfigMaps of kubeadm"
+	sourceLeaders      source = "leases of controllers"
+	sourceSignings     source = "certificatesigningrequests"
+	sourceCharts       source = "Helm's releases"
 )
 
 // kind is what matters of a CustomResourceDefinition: everything but its schemas.

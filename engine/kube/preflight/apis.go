@@ -1,0 +1,347 @@
+package preflight
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"constellation/engine"
+	"constellation/engine/version"
+)
+
+const (
+	deprecationGuide = "https://kubernetes.io/docs/reference/using-api/deprecation-guide/"
+	crdGuide         = "https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definition-versioning/"
+	apiServiceGuide  = "https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/"
+)
+
+var apiChecks = []check{
+	{
+		id: "removed-apis-used", title: "no client uses an API that the hop removes", area: "apis", ref: deprecationGuide,
+		needs: []source{sourceServers, sourceMetrics}, run: removedInUse,
+	},
+	{
+		id: "removed-apis-written", title: "no object was last written through an API that the hop removes", area: "apis", ref: deprecationGuide,
+		needs: []source{sourceWriters}, run: removedAtRest,
+	},
+	{
+		id: "kinds", title: "every CustomResourceDefinition is healthy, and stores what it serves", area: "apis", ref: crdGuide,
+		needs: []source{sourceKinds, sourceSlices, sourceServices}, run: kindsHealthy,
+	},
+	{
+		id: "api-services", title: "every aggregated API is available", area: "apis", ref: apiServiceGuide,
+		needs: []source{sourceAPIServices}, run: apiServicesAvailable,
+	},
+}
+
+// removedAPI is a version of an API that a release of Kubernetes no longer serves.
+type removedAPI struct {
+	resource    schema.GroupVersionResource
+	kind        string
+	minor       int                     // of 1.x, the first release without it
+	replacement schema.GroupVersionKind // zero if the types do not say
+}
+
+// dropped are APIs whose types k8s.io/api no longer has, which hides them from
+// knownRemovals. Source: the lifecycle methods of k8s.io/api v0.34, the deprecated API
+// migration guide for PodSecurityPolicy, and for the alphas of 1.34 that they are not
+// in v0.35.
+var dropped = []removedAPI{
+	{schema.GroupVersionResource{Group: "policy", Version: "v1beta1", Resource: "podsecuritypolicies"}, "PodSecurityPolicy", 25, schema.GroupVersionKind{}},
+	{schema.GroupVersionResource{Group: "autoscaling", Version: "v2beta1", Resource: "horizontalpodautoscalers"}, "HorizontalPodAutoscaler", 25, schema.GroupVersionKind{Group: "autoscaling", Version: "v2", Kind: "HorizontalPodAutoscaler"}},
+	{schema.GroupVersionResource{Group: "autoscaling", Version: "v2beta2", Resource: "horizontalpodautoscalers"}, "HorizontalPodAutoscaler", 26, schema.GroupVersionKind{Group: "autoscaling", Version: "v2", Kind: "HorizontalPodAutoscaler"}},
+	{schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1alpha1", Resource: "podcertificaterequests"}, "PodCertificateRequest", 35, schema.GroupVersionKind{Group: "certificates.k8s.io", Version: "v1beta1", Kind: "PodCertificateRequest"}},
+	{schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1alpha1", Resource: "storageversionmigrations"}, "StorageVersionMigration", 35, schema.GroupVersionKind{Group: "storagemigration.k8s.io", Version: "v1beta1", Kind: "StorageVersionMigration"}},
+}
+
+// knownRemovals returns all removals that the linked k8s.io/api knows of, which is as
+// new as the module, and those that it has forgotten; sorted.
+var knownRemovals = sync.OnceValue(func() []removedAPI {
+	out := slices.Clone(dropped)
+	for gvk, t := range scheme.Scheme.AllKnownTypes() {
+		o, ok := reflect.New(t).Interface().(interface{ APILifecycleRemoved() (major, minor int) })
+		if !ok || strings.HasSuffix(gvk.Kind, "List") {
+			continue
+		}
+		a := removedAPI{kind: gvk.Kind}
+		_, a.minor = o.APILifecycleRemoved()
+		a.resource, _ = meta.UnsafeGuessKindToResource(gvk)
+		if r, ok := o.(interface {
+			APILifecycleReplacement() schema.GroupVersionKind
+		}); ok {
+			a.replacement = r.APILifecycleReplacement()
+		}
+		out = append(out, a)
+	}
+	slices.SortFunc(out, func(a, b removedAPI) int {
+		return cmp.Or(cmp.Compare(a.minor, b.minor), cmp.Compare(a.resource.String(), b.resource.String()))
+	})
+	return out
+})
+
+// removedAPIs returns what is served in from and not in to.
+func removedAPIs(from, to version.Version) (out []removedAPI) {
+	for _, a := range knownRemovals() {
+		if from.Minor() < a.minor && a.minor <= to.Minor() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// survivors returns under which names objects of resources that go can be read, all
+// of which stay: the replacement, and every other version, the stable ones first.
+func survivors(gone []removedAPI, to version.Version) (out []schema.GroupVersionResource) {
+	for _, a := range gone {
+		if a.replacement.Version != "" {
+			r, _ := meta.UnsafeGuessKindToResource(a.replacement)
+			out = append(out, r)
+		}
+	}
+	group, name := gone[0].resource.Group, gone[0].kind
+	leaves := func(v string) bool {
+		return slices.ContainsFunc(knownRemovals(), func(a removedAPI) bool {
+			return a.resource.Group == group && a.resource.Version == v && a.kind == name && a.minor <= to.Minor()
+		})
+	}
+	// Versions by priority of the scheme: stable before beta before alpha.
+	for _, gv := range scheme.Scheme.PrioritizedVersionsForGroup(group) {
+		if scheme.Scheme.Recognizes(gv.WithKind(name)) && !leaves(gv.Version) {
+			out = append(out, gv.WithResource(gone[0].resource.Resource))
+		}
+	}
+	return slices.Compact(out)
+}
+
+// title is "networking.k8s.io/v1beta1 ipaddresses".
+func (a removedAPI) title() string {
+	return a.resource.GroupVersion().String() + " " + a.resource.Resource
+}
+
+// remedy says what to use instead.
+func (a removedAPI) remedy(who string) string {
+	instead := "another API: there is no successor of this one"
+	switch {
+	case a.replacement.Version != "":
+		instead = a.replacement.GroupVersion().String()
+	default:
+		if s := survivors([]removedAPI{a}, version.MustParse(fmt.Sprintf("v1.%d.0", a.minor))); len(s) > 0 {
+			instead = s[0].GroupVersion().String()
+		}
+	}
+	return fmt.Sprintf("change %s to %s, then look again; `kubectl convert` converts manifests", who, instead)
+}
+
+// removedInUse joins what clients requested with who wrote.
+func removedInUse(w *world, _ *probe) (out []engine.Finding) {
+	for _, a := range removedAPIs(w.request.From, w.request.To) {
+		var since time.Time // the youngest memory of all servers
+		verbs := map[string]float64{}
+		used := false
+		for i := range w.servers {
+			m := w.servers[i].metrics
+			if since.Before(m.started) {
+				since = m.started
+			}
+			for _, u := range m.deprecated {
+				if u.group != a.resource.Group || u.version != a.resource.Version || u.resource != a.resource.Resource {
+					continue
+				}
+				used = true
+				for verb, n := range u.verbs {
+					verbs[verb] += n
+				}
+			}
+		}
+		if !used {
+			continue
+		}
+		f := engine.Finding{Severity: engine.Warn, Title: fmt.Sprintf("clients read %s, which v1.%d no longer serves", a.title(), a.minor)}
+		var counts []string
+		for _, verb := range slices.Sorted(maps.Keys(verbs)) {
+			counts = append(counts, fmt.Sprintf("%s %.0f", printable(verb), verbs[verb]))
+			if !slices.Contains([]string{"get", "list", "watch"}, verb) {
+				f.Severity, f.Title = engine.Block, fmt.Sprintf("clients write %s, which v1.%d no longer serves", a.title(), a.minor)
+			}
+		}
+		f.Detail = fmt.Sprintf("requests since %s, when the youngest API server started: %s", stamp(since), cmp.Or(strings.Join(counts, ", "), "some"))
+		who := "the client"
+		if by := w.writers[a.resource]; len(by) > 0 {
+			f.Detail += "; " + wroteLast(by)
+			f.Owner, f.Objects = printable(by[0].manager), writtenObjects(a, by)
+			who = f.Owner
+		} else {
+			f.Detail += "; no object tells who it is; the API server's audit log does, by the annotation k8s.io/deprecated"
+		}
+		f.Remedy = a.remedy(who)
+		out = append(out, f)
+	}
+	return out
+}
+
+// removedAtRest finds what was written through an API that goes. The objects stay
+// readable; who wrote them will write again.
+func removedAtRest(w *world, _ *probe) (out []engine.Finding) {
+	used := map[schema.GroupVersionResource]bool{}
+	for i := range w.servers {
+		if m := w.servers[i].metrics; m != nil {
+			for _, u := range m.deprecated {
+				used[schema.GroupVersionResource{Group: u.group, Version: u.version, Resource: u.resource}] = true
+			}
+		}
+	}
+	for _, a := range removedAPIs(w.request.From, w.request.To) {
+		by := w.writers[a.resource]
+		if len(by) == 0 || used[a.resource] && len(w.unread[sourceMetrics]) == 0 {
+			continue // or told with who uses it now
+		}
+		out = append(out, engine.Finding{
+			Title:   fmt.Sprintf("objects were written through %s, which v1.%d no longer serves", a.title(), a.minor),
+			Detail:  wroteLast(by),
+			Owner:   printable(by[0].manager),
+			Objects: writtenObjects(a, by),
+			Remedy:  a.remedy(printable(by[0].manager)),
+		})
+	}
+	return out
+}
+
+// wroteLast is "last written by argocd-controller on 2026-11-20 07:05 UTC (3 objects), before by kubectl".
+func wroteLast(by []writer) string {
+	at := ""
+	if !by[0].at.IsZero() {
+		at = " on " + stamp(by[0].at)
+	}
+	s := fmt.Sprintf("last written by %s%s: %s, of %s", printable(by[0].manager), at, by[0].object, count(by[0].objects, "object"))
+	var others []string
+	for _, b := range by[1:] {
+		others = append(others, b.manager)
+	}
+	if len(others) > 0 {
+		s += "; before by " + enumerate(others, 5)
+	}
+	return s
+}
+
+func writtenObjects(a removedAPI, by []writer) (out []string) {
+	for _, b := range by {
+		out = append(out, printable(strings.ToLower(a.kind))+"/"+strings.TrimPrefix(b.object, "/"))
+	}
+	return first(out)
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 UTC") }
+
+// kindsHealthy looks at what the API server says of definitions.
+func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
+	for i := range w.kinds {
+		k := &w.kinds[i]
+		name := printable(k.Name)
+		add := func(s engine.Severity, title, detail, remedy, cmd string) {
+			out = append(out, engine.Finding{
+				Severity: s, Title: title, Detail: printable(detail), Remedy: remedy, Command: cmd,
+				Owner: keeperOf(&k.ObjectMeta), Objects: []string{object("CustomResourceDefinition", "", k.Name)},
+			})
+		}
+		for _, c := range k.Status.Conditions {
+			isTrue := c.Status == apiextensionsv1.ConditionTrue
+			switch {
+			case c.Type == apiextensionsv1.NonStructuralSchema && isTrue:
+				add(engine.Block, "the schema of "+name+" is not structural", c.Message, "install a version of its operator with apiextensions.k8s.io/v1 schemas", "")
+			case c.Type == apiextensionsv1.Terminating && isTrue:
+				add(engine.Block, name+" is being deleted", c.Message, "wait until its objects are gone; one with a finalizer needs its controller", command("kubectl get %s -A", k.Name))
+			case c.Type == apiextensionsv1.NamesAccepted && c.Status == apiextensionsv1.ConditionFalse:
+				add(engine.Block, "the names of "+name+" are taken", c.Message, "delete one of the two definitions", "")
+			case c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionFalse:
+				add(engine.Warn, name+" is not served", c.Message, "see why its names or its schema are not accepted, or delete it", "")
+			}
+		}
+		for _, stored := range k.Status.StoredVersions {
+			j := slices.IndexFunc(k.Spec.Versions, func(v kindVersion) bool { return v.Name == stored })
+			switch {
+			case j < 0:
+				add(engine.Block, fmt.Sprintf("%s may store objects as %s, which it does not have", name, printable(stored)),
+					"status.storedVersions names it, spec.versions does not: its objects cannot be read",
+					"bring the version back into the definition, rewrite every object, then take it out of status.storedVersions", "")
+			case !k.Spec.Versions[j].Served && !k.Spec.Versions[j].Storage:
+				add(engine.Warn, fmt.Sprintf("%s may store objects as %s, which it does not serve", name, printable(stored)),
+					"they can be read only as long as the definition keeps that version",
+					"rewrite every object in the version that is stored now, then take this one out of status.storedVersions", "")
+			}
+		}
+		if c := k.Spec.Convert; c != nil && c.Webhook != nil && c.Webhook.ClientConfig != nil && c.Webhook.ClientConfig.Service != nil {
+			s := c.Webhook.ClientConfig.Service
+			if why := w.notServed(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}); why != "" {
+				add(engine.Block, "nobody converts "+name, fmt.Sprintf("its conversion webhook is service %s/%s: %s", s.Namespace, s.Name, why),
+					"start what serves the webhook: without it the objects can be neither read nor written", command("kubectl -n %s get endpointslices,pods", s.Namespace))
+			}
+		}
+	}
+	return fold(out, "definitions with trouble")
+}
+
+// notServed says why a service has nobody who answers; empty if it has.
+func (w *world) notServed(service types.NamespacedName) string {
+	s, ok := w.services[service]
+	if !ok {
+		return "it does not exist"
+	}
+	if s.Spec.ExternalName != "" {
+		return "" // whoever that is, the cluster does not know
+	}
+	for i := range w.slices {
+		e := &w.slices[i]
+		if e.Namespace != service.Namespace || e.Labels["kubernetes.io/service-name"] != service.Name {
+			continue
+		}
+		for _, p := range e.Endpoints {
+			if p.Conditions.Ready == nil || *p.Conditions.Ready {
+				return ""
+			}
+		}
+	}
+	return "it has no ready endpoint"
+}
+
+// apiServicesAvailable finds registered APIs that do not answer. Discovery, garbage
+// collection and the deletion of namespaces stall on a single one.
+func apiServicesAvailable(w *world, _ *probe) (out []engine.Finding) {
+	for i := range w.apiServices {
+		s := &w.apiServices[i]
+		if s.Spec.Service == nil {
+			continue // the API server itself
+		}
+		j := slices.IndexFunc(s.Status.Conditions, func(c metav1.Condition) bool { return c.Type == "Available" })
+		if j >= 0 && s.Status.Conditions[j].Status == metav1.ConditionTrue {
+			continue
+		}
+		f := engine.Finding{
+			Severity: engine.Block, Title: fmt.Sprintf("the API %s is registered and not available", printable(s.Name)),
+			Detail: "nothing has been said about it yet",
+			Remedy: fmt.Sprintf("start what serves it (service %s/%s), or delete the registration if nobody needs it: until then discovery, garbage collection and the deletion of namespaces stall",
+				printable(s.Spec.Service.Namespace), printable(s.Spec.Service.Name)),
+			Owner: keeperOf(&s.ObjectMeta), Objects: []string{object("APIService", "", s.Name)},
+		}
+		if j >= 0 {
+			c := s.Status.Conditions[j]
+			f.Detail = printable(strings.TrimPrefix(c.Reason+": "+c.Message, ": "))
+			if c.Reason == "ServiceNotFound" {
+				f.Command = command("kubectl delete apiservice %s", s.Name)
+			}
+		}
+		out = append(out, f)
+	}
+	return fold(out, "aggregated APIs that are not available")
+}

@@ -1,0 +1,221 @@
+package preflight
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Names of ConfigMaps of kube-system that kubeadm keeps.
+const (
+	kubeadmConfig = "kubeadm-config"
+	kubeletConfig = "kubelet-config"
+	proxyConfig   = "kube-proxy"
+)
+
+// configs reads what kubeadm keeps in the cluster. One that is not there stays nil.
+func (r *reader) configs(ctx context.Context) error {
+	r.w.configs = map[string]map[string]string{}
+	for _, name := range []string{kubeadmConfig, kubeletConfig, proxyConfig} {
+		m, err := r.core.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return err
+		default:
+			r.w.configs[name] = m.Data
+		}
+	}
+	return nil
+}
+
+// leaders reads the leases of kube-system, by which controllers elect who works.
+func (r *reader) leaders(ctx context.Context) error {
+	r.w.leaders = map[string]coordinationv1.LeaseSpec{}
+	return pages(ctx, r.core.CoordinationV1().Leases(metav1.NamespaceSystem).List, func(l *coordinationv1.LeaseList) {
+		for i := range l.Items {
+			r.w.leaders[l.Items[i].Name] = l.Items[i].Spec
+		}
+	})
+}
+
+// signings reads requests for certificates that nobody has decided on.
+func (r *reader) signings(ctx context.Context) error {
+	return pages(ctx, r.core.CertificatesV1().CertificateSigningRequests().List, func(l *certificatesv1.CertificateSigningRequestList) {
+		for _, o := range l.Items {
+			if len(o.Status.Conditions) == 0 {
+				slim(&o.ObjectMeta)
+				o.Spec.Request = nil
+				r.w.signings = append(r.w.signings, o)
+			}
+		}
+	})
+}
+
+// helmRelease is what matters of a release of Helm.
+type helmRelease struct {
+	namespace, name string
+	chart, version  string
+	kubeVersion     string // the constraint; empty if it has none
+}
+
+const (
+	// helmPageSize is small: each can be a megabyte.
+	helmPageSize = 20
+	// maxChart bounds what a release unpacks to.
+	maxChart = 64 << 20
+)
+
+// charts reads which charts are deployed. Helm keeps a release in a secret, packed.
+func (r *reader) charts(ctx context.Context) error {
+	o := metav1.ListOptions{Limit: helmPageSize, LabelSelector: "owner=helm,status=deployed", FieldSelector: "type=helm.sh/release.v1"}
+	for {
+		l, err := r.core.CoreV1().Secrets(metav1.NamespaceAll).List(ctx, o)
+		if err != nil {
+			return err
+		}
+		for i := range l.Items {
+			s := &l.Items[i]
+			h := helmRelease{namespace: s.Namespace, name: cmp.Or(s.Labels["name"], s.Name)}
+			if h.chart, h.version, h.kubeVersion, err = readChart(s.Data["release"]); err != nil {
+				r.w.unreadableCharts = append(r.w.unreadableCharts, h.namespace+"/"+h.name)
+				continue
+			}
+			r.w.charts = append(r.w.charts, h)
+		}
+		if o.Continue = l.Continue; o.Continue == "" {
+			break
+		}
+	}
+	slices.SortFunc(r.w.charts, func(a, b helmRelease) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	})
+	return nil
+}
+
+// readChart unpacks a release as Helm packs it: JSON, perhaps with gzip, in base64.
+func readChart(data []byte) (name, version, kubeVersion string, err error) {
+	packed, err := base64.StdEncoding.DecodeString(string(data))
+	if err != nil {
+		return "", "", "", fmt.Errorf("read release: %w", err)
+	}
+	var in io.Reader = bytes.NewReader(packed)
+	if bytes.HasPrefix(packed, []byte{0x1f, 0x8b}) {
+		if in, err = gzip.NewReader(in); err != nil {
+			return "", "", "", fmt.Errorf("read release: %w", err)
+		}
+	}
+	var release struct {
+		Chart struct {
+			Metadata struct {
+				Name        string `json:"name"`
+				Version     string `json:"version"`
+				KubeVersion string `json:"kubeVersion"`
+			} `json:"metadata"`
+		} `json:"chart"`
+	}
+	if err := json.NewDecoder(io.LimitReader(in, maxChart)).Decode(&release); err != nil {
+		return "", "", "", fmt.Errorf("read release: %w", err)
+	}
+	m := release.Chart.Metadata
+	return m.Name, m.Version, m.KubeVersion, nil
+}
+
+// writer is who last wrote an object through a version of an API that goes away.
+type writer struct {
+	manager, operation string
+	at                 time.Time // zero if it is not known
+	object             string    // the object that was written last
+	objects            int       // how many it wrote
+}
+
+// writers reads who wrote objects of APIs that the hop removes. It asks for metadata
+// alone, and through a version that stays: what asks through one that goes would be
+// counted as a user of it.
+func (r *reader) writers(ctx context.Context) error {
+	r.w.writers = map[schema.GroupVersionResource][]writer{}
+	byResource := map[schema.GroupResource][]removedAPI{}
+	for _, a := range removedAPIs(r.w.request.From, r.w.request.To) {
+		byResource[a.resource.GroupResource()] = append(byResource[a.resource.GroupResource()], a)
+	}
+	for _, gone := range byResource {
+		seen := map[schema.GroupVersionResource]map[string]*writer{}
+		for _, a := range gone {
+			seen[a.resource] = map[string]*writer{}
+		}
+		for _, through := range survivors(gone, r.w.request.To) {
+			err := pages(ctx, r.meta.Resource(through).List, func(l *metav1.PartialObjectMetadataList) {
+				for i := range l.Items {
+					for _, a := range gone {
+						note(seen[a.resource], &l.Items[i], a.resource.GroupVersion().String())
+					}
+				}
+			})
+			if apierrors.IsNotFound(err) {
+				continue // not served here; another may be
+			}
+			if err != nil {
+				return err
+			}
+			break
+		}
+		for resource, by := range seen {
+			for _, w := range by {
+				r.w.writers[resource] = append(r.w.writers[resource], *w)
+			}
+			slices.SortFunc(r.w.writers[resource], func(a, b writer) int {
+				return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.manager, b.manager))
+			})
+		}
+	}
+	return nil
+}
+
+// note takes down who wrote o through apiVersion.
+func note(by map[string]*writer, o *metav1.PartialObjectMetadata, apiVersion string) {
+	wrote := func(manager, operation string, at time.Time) {
+		w := by[manager]
+		if w == nil {
+			w = &writer{manager: manager}
+			by[manager] = w
+		}
+		w.objects++
+		if w.object == "" || at.After(w.at) {
+			w.at, w.operation, w.object = at, operation, object("", o.Namespace, o.Name)
+		}
+	}
+	noted := false
+	for i := range o.ManagedFields {
+		f := &o.ManagedFields[i]
+		if f.APIVersion != apiVersion || f.Subresource != "" {
+			continue
+		}
+		at := o.CreationTimestamp.Time
+		if f.Time != nil {
+			at = f.Time.Time
+		}
+		wrote(f.Manager, string(f.Operation), at)
+		noted = true
+	}
+	if noted {
+		return
+	}
+	var applied metav1.TypeMeta
+	if json.Unmarshal([]byte(o.Annotations[corev1.LastAppliedConfigAnnotation]), &applied) == nil && applied.APIVersion == apiVersion {
+		wrote("kubectl apply", "Apply", time.Time{})
+	}
+}
