@@ -610,6 +610,9 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 			f := k.Failure
 			i.nodes.set(r, name, "", NodeFailed, f.Message)
 			e := &Error{Op: fmt.Sprintf("make %s the first node (%s)", name, f.Step), Err: errors.New(f.Message), Remedy: f.Remedy}
+			if !f.Retry {
+				e.Err = &deadEnd{e.Err}
+			}
 			if e.Remedy == "" {
 				e.Remedy = "take the machines down and up again: a machine accepts no second attempt until it was reset"
 			}
@@ -627,6 +630,11 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 	}
 	return nil, a
 }
+
+// deadEnd is an error that the same command meets again, whatever is mended.
+type deadEnd struct{ error }
+
+func (e *deadEnd) Unwrap() error { return e.error }
 
 // errSilent means that a machine said nothing for too long.
 var errSilent = errors.New("the machine says nothing any more")
@@ -662,7 +670,7 @@ func (i *initRun) request() *initproto.InitRequest {
 func (i *initRun) store(r *Reporter, s *initproto.Success) error {
 	defer i.nodes.set(r, s.NodeName, "", NodeNotReady, "")
 	if id := i.state.ClusterValues.ClusterID; string(s.ClusterId) != string(id) {
-		return &Error{Op: "store the result of " + s.NodeName, Err: errors.New("it is of another cluster"), Remedy: "take the machines down and up again"}
+		return &Error{Op: "store the result of " + s.NodeName, Err: &deadEnd{errors.New("it is of another cluster")}, Remedy: "take the machines down and up again"}
 	}
 	k, err := withServer(s.Kubeconfig, i.state.Infrastructure.ClusterEndpoint)
 	if err != nil {

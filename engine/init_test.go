@@ -891,6 +891,48 @@ func TestInitThatLosesTheRaceLeavesNothingOfItsOwn(t *testing.T) {
 	}
 }
 
+func TestFailedMachineOffersTheSameCommandIfThatCanSucceed(t *testing.T) {
+	s := newStage(t, 1, 0)
+	m := s.machines[0]
+	set := func(f *initproto.Failure) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.fail = f
+	}
+	result := func(events []engine.Event) (res engine.Result) {
+		t.Helper()
+		if err := json.Unmarshal(events[len(events)-1].Data, &res); err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	set(&initproto.Failure{Step: "install-components", Message: "install kubelet: digest mismatch", Remedy: "mend the cause", Retry: true})
+	for range 2 { // the mirror is as it was
+		events, _, err := s.init(t.Context(), nil)
+		checkStream(t, events, err)
+		if engine.ExitCode(err) != engine.ExitFailed || !strings.HasSuffix(err.Error(), "(install-components): install kubelet: digest mismatch") || engine.Remedy(err) != "mend the cause" {
+			t.Fatalf("got %v, remedy %q", err, engine.Remedy(err))
+		}
+		if res := result(events); res.Status != engine.StateFailed || !strings.Contains(res.Resume, "constellation init") {
+			t.Errorf("result %+v", res)
+		}
+	}
+	cluster := s.state().ClusterValues.ClusterID
+	set(nil)
+	s.mustInit()
+	if runs, _ := m.counts(); runs != 1 || !bytes.Equal(cluster, s.state().ClusterValues.ClusterID) {
+		t.Errorf("%d claims, cluster %x, was %x", runs, s.state().ClusterValues.ClusterID, cluster)
+	}
+
+	s = newStage(t, 1, 0)
+	m = s.machines[0]
+	set(&initproto.Failure{Step: "kubeadm-init", Message: "port 6443 is in use", Remedy: "replace the machine"})
+	events, _, err := s.init(t.Context(), nil)
+	if res := result(events); engine.ExitCode(err) != engine.ExitFailed || res.Resume != "" {
+		t.Errorf("final failure: %v, result %+v", err, res)
+	}
+}
+
 func TestLeavingDoesNotWaitForAChart(t *testing.T) {
 	s := newStage(t, 1, 0)
 	s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })

@@ -362,7 +362,8 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		}
 	default:
 		res.Status, res.Resume, text = StateFailed, r.resume, err.Error()
-		if c := ExitCode(err); c == ExitHeld || c == ExitUsage || c == ExitBlocked {
+		var end *deadEnd
+		if c := ExitCode(err); c == ExitHeld || c == ExitUsage || c == ExitBlocked || errors.As(err, &end) {
 			res.Resume = ""
 		}
 	}

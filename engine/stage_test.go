@@ -421,6 +421,9 @@ func (m *testMachine) Init(r *initproto.InitRequest, stream grpc.ServerStreaming
 		}
 		m.runs++
 		m.work(r)
+	} else if n := len(m.responses) - 1; n >= 0 && m.responses[n].GetFailure().GetRetry() {
+		m.responses = m.responses[:n]
+		m.work(r)
 	}
 	all, cut := m.responses, m.cut
 	m.cut = 0
