@@ -23,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -197,6 +198,11 @@ func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(
 // what a killed console has left. It returns the revision that was deployed before,
 // and the new one, which is not nil once Helm has recorded it.
 func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart.Chart, want engine.Chart) (before, now *release.Release, err error) {
+	if want.Namespace == Namespace {
+		if err := c.ownNamespace(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
 	r, err := last(cfg, want.Name)
 	if err != nil {
 		return nil, nil, err
@@ -239,6 +245,16 @@ func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart
 	i.Timeout = requestLimit
 	now, err = i.RunWithContext(ctx, ch, want.Values)
 	return nil, now, err
+}
+
+// ownNamespace makes the namespace of our services. They use the host's network, which
+// a cluster whose default is a stricter level than privileged would not admit.
+func (c *Client) ownNamespace(ctx context.Context) error {
+	n := applycorev1.Namespace(Namespace).WithLabels(map[string]string{"pod-security.kubernetes.io/enforce": "privileged"})
+	if _, err := c.core.CoreV1().Namespaces().Apply(ctx, n, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
+		return fmt.Errorf("make namespace %s: %w", Namespace, err)
+	}
+	return nil
 }
 
 // purge drops all records of a chart. Its objects stay.

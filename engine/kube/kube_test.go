@@ -143,6 +143,10 @@ func ourCharts(t *testing.T, c *Client) {
 			t.Errorf("%s of %s without a kubelet: %v", tt.chart, tt.release, err)
 		}
 	}
+	n, err := c.core.CoreV1().Namespaces().Get(t.Context(), Namespace, metav1.GetOptions{})
+	if err != nil || n.Labels["pod-security.kubernetes.io/enforce"] != "privileged" {
+		t.Errorf("namespace: labels %v, %v", n.Labels, err)
+	}
 }
 
 // adopt interrupts an installation and an upgrade as a kill does: the record says
