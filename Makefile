@@ -54,17 +54,18 @@ bench: build ## measure, with the peers of each figure in the same run, into doc
 	@.ci/bench.sh '$(BENCH)'
 
 .PHONY: generate
-generate: ## regenerate protocol code, deep copies and CRDs beside their sources
+generate: ## regenerate protocol code, deep copies, CRDs and the lists of releases beside their sources
 	@mkdir -p bin/tools
 	@go build -modfile=.ci/go.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc github.com/bufbuild/buf/cmd/buf sigs.k8s.io/controller-tools/cmd/controller-gen
 	@PATH="$(CURDIR)/bin/tools:$$PATH" buf generate --config .ci/buf.yaml --template .ci/buf.gen.yaml
 	@bin/tools/controller-gen object paths=./operator/api/... crd output:crd:dir=assets/crds
+	@go run ./engine/release/generate assets/releases
 
 .PHONY: verify
 verify: generate ## regenerate and fail on a difference
 	@go mod verify >/dev/null
-	@git diff --exit-code -- '*.pb.go' '*zz_generated*' assets/crds && \
-	 [ -z "$$(git ls-files --others --exclude-standard -- '*.pb.go' '*zz_generated*' assets/crds)" ] || { echo "generated code differs from its source: run 'make generate' and commit" >&2; exit 1; }
+	@git diff --exit-code -- '*.pb.go' '*zz_generated*' assets/crds assets/releases && \
+	 [ -z "$$(git ls-files --others --exclude-standard -- '*.pb.go' '*zz_generated*' assets/crds assets/releases)" ] || { echo "generated code differs from its source: run 'make generate' and commit" >&2; exit 1; }
 
 .PHONY: lint
 lint: ## run the linters and check formatting

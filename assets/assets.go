@@ -33,7 +33,8 @@ type File struct {
 	Data []byte
 }
 
-// Releases returns <version>.yaml of every release; package release reads them.
+// Releases returns what the program knows about releases, laid out as a feed; package
+// release reads it.
 func Releases() fs.FS { return sub("releases") }
 
 // DefaultConfig returns the commented configuration that package engine fills in: a

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -102,13 +103,13 @@ func TestUnknownNamesAreErrors(t *testing.T) {
 }
 
 func TestEveryReleaseHasCharts(t *testing.T) {
-	entries, err := fs.ReadDir(Releases(), ".")
-	if err != nil {
-		t.Fatal(err)
+	files, err := fs.Glob(Releases(), "releases/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
 	}
-	for _, e := range entries {
-		release := strings.TrimSuffix(e.Name(), ".yaml")
-		b, err := fs.ReadFile(Releases(), e.Name())
+	for _, f := range files {
+		release := strings.TrimSuffix(path.Base(f), ".yaml")
+		b, err := fs.ReadFile(Releases(), f)
 		if err != nil {
 			t.Fatal(err)
 		}

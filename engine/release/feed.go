@@ -2,46 +2,566 @@ package release
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
 	"constellation/engine/version"
 )
 
-// Feed is a set of releases from one source. *Feed implements [Source].
+// Why a feed, or a file of it, is not believed.
+var (
+	// ErrNoKeys means that there is no key to check a feed with.
+	ErrNoKeys = errors.New("there is no key to check it with")
+	// ErrUnreachable means that the source did not answer, or not in time.
+	ErrUnreachable = errors.New("it cannot be reached")
+	// ErrRedirect means that a server sends its readers where nobody should go.
+	ErrRedirect = errors.New("it redirects")
+	// ErrUntrusted means that what was found is unsigned, or signed by a key that is not
+	// trusted.
+	ErrUntrusted = errors.New("it is not trusted")
+	// ErrAltered means that a file is not the one that was published.
+	ErrAltered = errors.New("it was altered")
+	// ErrRollback means that something newer was seen before.
+	ErrRollback = errors.New("it is older than what was seen before")
+	// ErrExpired means that a publication has ended.
+	ErrExpired = errors.New("it has expired")
+	// ErrFuture means that a publication was made in the future of this computer's clock.
+	ErrFuture = errors.New("it is from the future")
+	// ErrConflict means that a feed gives a release of this program another content.
+	ErrConflict = errors.New("it is not the one that came with this program")
+)
+
+// embeddedSource is State.Source of what comes with the program.
+const embeddedSource = "embedded"
+
+// clockSkew is how far clocks may be apart without anybody minding.
+const clockSkew = time.Hour
+
+// Options say how a feed is opened.
+type Options struct {
+	// Keys are trusted from the beginning: one of them signed the index, or the first of
+	// the key sets that lead to the key that did. Without keys nothing can be opened.
+	Keys []Key
+	// Cache is a directory for what was seen last and the last good copy, shared by all
+	// feeds; empty: nothing is remembered, and nothing protects from replays.
+	Cache string
+	// Now defaults to time.Now, Client to one of this package's own.
+	Now    func() time.Time
+	Client *http.Client
+}
+
+// Feed is the releases of one source. *Feed implements [Source]; its methods may be
+// called concurrently.
 type Feed struct {
-	catalogue *Catalogue
+	store     store
+	cache     *cache
+	index     *index
+	summaries []Summary
 	state     State
+
+	mu       sync.Mutex
+	releases map[string]*Release
 }
 
 // Embedded returns the releases that come with the program; dir is assets.Releases().
+// They are not signed: whoever can change them can change the program.
 func Embedded(dir fs.FS) (*Feed, error) {
-	c, err := Load(dir)
+	f := &Feed{store: fsStore{dir}, state: State{Source: embeddedSource}}
+	b, err := fs.ReadFile(dir, indexName)
+	if err != nil {
+		return nil, fmt.Errorf("read embedded releases: %w", err)
+	}
+	if f.index, err = parseIndex(b); err != nil {
+		return nil, fmt.Errorf("read embedded releases: %w", err)
+	}
+	if err := f.readSummaries(context.Background()); err != nil {
+		return nil, fmt.Errorf("read embedded releases: %w", err)
+	}
+	return f, nil
+}
+
+// Open opens the feed at a location, a directory or an address (https, or http to this
+// computer), and checks all that a decision needs: who signed it, when it ends, and
+// that nothing newer was seen before.
+//
+// What is not believed is not used. If a good copy was kept in the cache, that is used
+// instead and State says that it is stale, and why; else the error says why. Open makes
+// three requests at most, and one if nothing changed.
+func Open(ctx context.Context, location string, o Options) (*Feed, error) {
+	now := time.Now
+	if o.Now != nil {
+		now = o.Now
+	}
+	if len(o.Keys) == 0 {
+		return nil, fmt.Errorf("open feed %s: %w", shorten(location), ErrNoKeys)
+	}
+	s, err := openStore(location, o)
 	if err != nil {
 		return nil, err
 	}
-	return &Feed{catalogue: c, state: State{Source: "embedded"}}, nil
+	c, err := openCache(o.Cache, s.location(), o.Keys)
+	if err != nil {
+		return nil, err
+	}
+	f, err := current(ctx, s, c, o.Keys, now())
+	if err == nil {
+		return f, nil
+	}
+	if cause := context.Cause(ctx); errors.Is(cause, context.Canceled) {
+		return nil, cause // nobody waits for an answer any more
+	}
+	f, ok := lastGood(s, c, o.Keys)
+	if !ok {
+		return nil, err
+	}
+	f.state.Stale, f.state.Problem, f.state.Err = true, err.Error(), err
+	return f, nil
+}
+
+// current is what the source has now.
+func current(ctx context.Context, s store, c *cache, roots []Key, now time.Time) (*Feed, error) {
+	last, err := c.seen()
+	if err != nil {
+		return nil, err
+	}
+	kept, _ := c.good()
+	in := func(name string, err error) error { return fmt.Errorf("read %s of %s: %w", name, s.location(), err) }
+	found, err := s.read(ctx, indexName, maxIndex, kept.ETag)
+	if err != nil {
+		return nil, in(indexName, err)
+	}
+	b, sig := found.bytes, []byte(kept.Signature)
+	if found.unchanged {
+		b = []byte(kept.Index)
+	} else {
+		found, err := s.read(ctx, indexName+signature, maxSignature, "")
+		if errors.Is(err, errAbsent) {
+			err = fmt.Errorf("%w: it is not signed", ErrUntrusted)
+		}
+		if err != nil {
+			return nil, in(indexName+signature, err)
+		}
+		sig = found.bytes
+	}
+	t, err := trust(b, sig, roots, last)
+	if err != nil {
+		return nil, in(indexName, err)
+	}
+	if err := t.fresh(now); err != nil {
+		return nil, in(indexName, err)
+	}
+	if t.seen.Location = s.location(); t.seen.Index != last.Index || t.seen.Keys != nil && (last.Keys == nil || t.seen.Keys.Set != last.Keys.Set) {
+		if err := c.note(t.seen); err != nil {
+			return nil, err
+		}
+	}
+	f := &Feed{store: s, cache: c, index: t.index, state: State{
+		Source: s.location(), Fetched: now, Signer: t.signer.String(), Sequence: t.index.Sequence, Expires: t.index.Expires,
+	}}
+	if err := f.readSummaries(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.keep(good{Index: string(b), Signature: string(sig), ETag: found.etag, Confirmed: now}, t.index.Files); err != nil {
+		return nil, fmt.Errorf("keep a copy of %s: %w", s.location(), err)
+	}
+	return f, nil
+}
+
+// lastGood is the copy that was accepted last. Who signed it is checked again, by the
+// key sets of its own time; its end is not: that it is old is what State says.
+func lastGood(s store, c *cache, roots []Key) (*Feed, bool) {
+	g, ok := c.good()
+	if !ok {
+		return nil, false
+	}
+	t, err := trust([]byte(g.Index), []byte(g.Signature), roots, seen{})
+	if err != nil {
+		return nil, false
+	}
+	f := &Feed{store: s, cache: c, index: t.index, state: State{
+		Source: s.location(), Fetched: g.Confirmed, Signer: t.signer.String(), Sequence: t.index.Sequence, Expires: t.index.Expires,
+	}}
+	e := f.index.Files[summariesName]
+	b, ok := c.content(e)
+	if !ok {
+		return nil, false
+	}
+	f.summaries, err = parseSummaries(b)
+	return f, err == nil && f.complete() == nil
+}
+
+// trusted is an index that was signed by a key that is trusted.
+type trusted struct {
+	index  *index
+	signer Key
+	keys   []Key
+	set    *keySet // nil if the feed has none
+	seen   seen
+}
+
+// trust checks who signed an index and that nothing newer was seen. Key sets are
+// followed from the keys that are trusted, the roots or the set that was seen last, to
+// the newest, each signed by a key of one that is trusted already.
+func trust(b, sig []byte, roots []Key, last seen) (*trusted, error) {
+	i, err := parseIndex(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	t := &trusted{index: i, keys: roots, seen: seen{Sequence: i.Sequence, Index: digest(b), Keys: last.Keys}}
+	if last.Keys != nil { // it was verified before it was remembered
+		if t.set, err = parseKeySet([]byte(last.Keys.Set)); err != nil {
+			return nil, err
+		}
+		t.keys = t.set.keys
+	}
+	if err := t.follow(i.Keys); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	if t.signer, err = verify(b, sig, t.keys); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	switch {
+	case i.Sequence == 0:
+		return nil, fmt.Errorf("%w: its sequence is zero", ErrUntrusted)
+	case i.Sequence < last.Sequence:
+		return nil, fmt.Errorf("%w: it is publication %d, and number %d was seen", ErrRollback, i.Sequence, last.Sequence)
+	case i.Sequence == last.Sequence && last.Index != t.seen.Index:
+		return nil, fmt.Errorf("%w: there are two publications with the number %d", ErrUntrusted, i.Sequence)
+	case i.Created.IsZero() || !i.Created.Before(i.Expires):
+		return nil, fmt.Errorf("%w: it does not say when it was made and when it ends", ErrUntrusted)
+	}
+	return t, nil
+}
+
+// follow goes from the keys that are trusted to the newest key set.
+func (t *trusted) follow(chain []signedKeySet) error {
+	sets := make([]*keySet, len(chain))
+	for n, signed := range chain {
+		var err error
+		if sets[n], err = parseKeySet([]byte(signed.Set)); err != nil {
+			return err
+		}
+		if n > 0 && sets[n].Sequence <= sets[n-1].Sequence {
+			return fmt.Errorf("key set %d follows key set %d", sets[n].Sequence, sets[n-1].Sequence)
+		}
+	}
+	known := uint64(0)
+	if t.set != nil {
+		known = t.set.Sequence
+		if len(sets) == 0 || sets[len(sets)-1].Sequence < known {
+			return fmt.Errorf("key set %d was seen before, and is not among its key sets", known)
+		}
+	}
+	// The newest that a trusted key signed comes first: a program that brings newer keys
+	// need not know how they came about.
+	for n := len(sets) - 1; n >= 0 && sets[n].Sequence > known; n-- {
+		if !chain[n].signedBy(t.keys) {
+			continue
+		}
+		t.set, t.keys, known = sets[n], sets[n].keys, sets[n].Sequence
+		t.seen.Keys = &chain[n]
+		n = len(sets) // from the end again, with these keys
+	}
+	if len(sets) == 0 {
+		return nil
+	}
+	newest := len(sets) - 1
+	if sets[newest].Sequence != known {
+		return fmt.Errorf("no trusted key leads to its key set %d", sets[newest].Sequence)
+	}
+	if t.seen.Keys.Set != chain[newest].Set {
+		return fmt.Errorf("there are two key sets with the number %d", known)
+	}
+	return nil
+}
+
+// fresh says why t must not be used any more, or not yet.
+func (t *trusted) fresh(now time.Time) error {
+	end, of := t.index.Expires, "it"
+	if t.set != nil && t.set.Expires.Before(end) {
+		end, of = t.set.Expires, "its key set"
+	}
+	clock := "this computer's clock says " + minute(now)
+	switch {
+	case now.Add(clockSkew).Before(t.index.Created):
+		return fmt.Errorf("%w: it was made on %s, and %s", ErrFuture, minute(t.index.Created), clock)
+	case !now.Before(end):
+		return fmt.Errorf("%w: %s ended on %s, and %s", ErrExpired, of, minute(end), clock)
+	}
+	return nil
+}
+
+func minute(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") + " UTC" }
+
+// readSummaries reads what every decision needs.
+func (f *Feed) readSummaries(ctx context.Context) error {
+	b, err := f.file(ctx, summariesName)
+	if err != nil {
+		return err
+	}
+	if f.summaries, err = parseSummaries(b); err != nil {
+		return fmt.Errorf("%s: %w", f.state.Source, err)
+	}
+	return f.complete()
+}
+
+// complete wants each release of the summaries to have its file, and the reverse.
+func (f *Feed) complete() error {
+	named := map[string]bool{}
+	for _, s := range f.summaries {
+		named[releaseName(s.Version)] = true
+		if _, ok := f.index.Files[releaseName(s.Version)]; !ok {
+			return fmt.Errorf("%s: the index does not name %s", f.state.Source, releaseName(s.Version))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.index.Files)) {
+		if path.Ext(name) == ".yaml" && !named[name] {
+			return fmt.Errorf("%s: %s is not among its summaries", f.state.Source, name)
+		}
+	}
+	return nil
+}
+
+// file returns a file that the index names, from the cache or the source. The error
+// wraps errAbsent if the index does not name it, and ErrAltered if it is another one.
+func (f *Feed) file(ctx context.Context, name string) ([]byte, error) {
+	e, ok := f.index.Files[name]
+	if !ok {
+		return nil, errAbsent
+	}
+	if b, ok := f.cache.content(e); ok {
+		return b, nil
+	}
+	in := func(err error) error { return fmt.Errorf("read %s of %s: %w", name, f.state.Source, err) }
+	found, err := f.store.read(ctx, name, e.Length, "")
+	if errors.Is(err, errAbsent) {
+		err = fmt.Errorf("%w: it is missing", ErrAltered)
+	}
+	if err != nil {
+		return nil, in(err)
+	}
+	if err := e.check(found.bytes); err != nil {
+		return nil, in(fmt.Errorf("%w: %w", ErrAltered, err))
+	}
+	if err := f.cache.add(e, found.bytes); err != nil {
+		return nil, in(fmt.Errorf("keep a copy: %w", err))
+	}
+	return found.bytes, nil
 }
 
 // Summaries returns all releases, oldest first.
-func (f *Feed) Summaries(context.Context) ([]Summary, error) {
-	var out []Summary
-	for _, r := range f.catalogue.Releases() {
-		out = append(out, r.Summary())
+func (f *Feed) Summaries(context.Context) ([]Summary, error) { return f.summaries, nil }
+
+func (f *Feed) summary(v version.Version) (Summary, error) {
+	var have []string
+	for _, s := range f.summaries {
+		if s.Version.Equal(v) {
+			return s, nil
+		}
+		have = append(have, s.Version.String())
 	}
-	return out, nil
+	where := f.state.Source
+	if where == embeddedSource {
+		where = "this program"
+	}
+	return Summary{}, fmt.Errorf("release %s is %w; %s has %s", v, ErrNotOffered, where, strings.Join(have, ", "))
 }
 
-// Release returns one release. The error wraps ErrNotOffered if there is none.
-func (f *Feed) Release(_ context.Context, v version.Version) (*Release, error) {
-	return f.catalogue.Release(v)
+// Release returns one release. The error wraps ErrNotOffered if there is none, and says
+// what there is.
+func (f *Feed) Release(ctx context.Context, v version.Version) (*Release, error) {
+	s, err := f.summary(v)
+	if err != nil {
+		return nil, err
+	}
+	name := releaseName(s.Version)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r := f.releases[name]; r != nil {
+		return r, nil
+	}
+	b, err := f.file(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	r, err := Parse(b)
+	if err != nil {
+		return nil, fmt.Errorf("read %s of %s: %w", name, f.state.Source, err)
+	}
+	if r.Version.String() != s.Version.String() {
+		return nil, fmt.Errorf("read %s of %s: %w: it holds release %s", name, f.state.Source, ErrAltered, r.Version)
+	}
+	r.apply(s)
+	if f.releases == nil {
+		f.releases = map[string]*Release{}
+	}
+	f.releases[name] = r
+	return r, nil
 }
 
-// Measurements returns what a machine of a provider must have measured that booted
-// the image of a release. The error wraps ErrNotOffered if they are not known.
-func (f *Feed) Measurements(_ context.Context, v version.Version, provider string) (map[uint32]string, error) {
-	return nil, fmt.Errorf("measurements of image %s for %s are %w by %s", v, provider, ErrNotOffered, f.state.Source)
+// apply adds what is not part of the file of a release.
+func (r *Release) apply(s Summary) {
+	r.Faulty, r.CLI = s.Faulty, s.CLI
+	for i := range r.Kubernetes {
+		for _, k := range s.Kubernetes {
+			if k.Version.Equal(r.Kubernetes[i].Version) {
+				r.Kubernetes[i].Faulty = k.Faulty
+			}
+		}
+	}
+}
+
+// Images returns the images of a release and their digests, where they are known. The
+// error wraps ErrNotOffered if the source does not know the release or its images.
+func (f *Feed) Images(ctx context.Context, v version.Version) (*Images, error) {
+	s, err := f.summary(v)
+	if err != nil {
+		return nil, err
+	}
+	b, err := f.file(ctx, imagesName(s.Version))
+	if errors.Is(err, errAbsent) {
+		return nil, fmt.Errorf("images of release %s are %w by %s", v, ErrNotOffered, f.state.Source)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parseImages(b, s.Version)
+}
+
+// Measurements returns what a machine of a provider must have measured that booted the
+// image of a release. The error wraps ErrNotOffered if the source does not know them.
+func (f *Feed) Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
+	b, err := []byte(nil), errAbsent
+	if providerRE.MatchString(provider) && validVersion(v.String()) {
+		b, err = f.file(ctx, measurementsName(v, provider))
+	}
+	if errors.Is(err, errAbsent) {
+		return nil, fmt.Errorf("measurements of image %s for %s are %w by %s", v, shorten(provider), ErrNotOffered, f.state.Source)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parseMeasurements(b, v, provider)
 }
 
 // State says where the knowledge comes from.
 func (f *Feed) State() State { return f.state }
+
+// digestOf returns the SHA-256 of the file of a release; empty if there is none.
+func (f *Feed) digestOf(v version.Version) string { return f.index.Files[releaseName(v)].SHA256 }
+
+// Fallback returns embedded in place of a feed that could not be opened, marked as
+// stale, with the reason.
+func Fallback(embedded *Feed, why error) Source {
+	s := embedded.state
+	s.Stale, s.Problem, s.Err = true, why.Error(), why
+	return &joined{embedded: embedded, all: embedded.summaries, state: s}
+}
+
+// Join returns what comes with the program together with what a feed says. Of a release
+// that both have, the feed adds which versions are faulty and where the program is; that
+// it has another content is an error that wraps ErrConflict.
+func Join(embedded, feed *Feed) (Source, error) {
+	j := &joined{embedded: embedded, feed: feed, state: feed.state}
+	for _, s := range embedded.summaries {
+		theirs, err := feed.summary(s.Version)
+		if err == nil {
+			if embedded.digestOf(s.Version) != feed.digestOf(theirs.Version) {
+				return nil, fmt.Errorf("release %s of %s: %w", s.Version, feed.state.Source, ErrConflict)
+			}
+			s = s.with(theirs)
+		}
+		j.all = append(j.all, s)
+	}
+	for _, s := range feed.summaries {
+		if _, err := embedded.summary(s.Version); err != nil {
+			j.all = append(j.all, s)
+		}
+	}
+	slices.SortFunc(j.all, func(a, b Summary) int { return a.Version.Compare(b.Version) })
+	return j, nil
+}
+
+// with returns s with what may be learned after its publication. What is faulty stays
+// so.
+func (s Summary) with(later Summary) Summary {
+	if later.Faulty != "" {
+		s.Faulty = later.Faulty
+	}
+	if len(later.CLI) > 0 {
+		s.CLI = later.CLI
+	}
+	s.Kubernetes = slices.Clone(s.Kubernetes)
+	for i, k := range s.Kubernetes {
+		for _, l := range later.Kubernetes {
+			if l.Version.Equal(k.Version) && l.Faulty != "" {
+				s.Kubernetes[i].Faulty = l.Faulty
+			}
+		}
+	}
+	return s
+}
+
+// joined is the program's own releases and those of a feed; feed may be nil.
+type joined struct {
+	embedded, feed *Feed
+	all            []Summary
+	state          State
+}
+
+func (j *joined) Summaries(context.Context) ([]Summary, error) { return j.all, nil }
+func (j *joined) State() State                                 { return j.state }
+
+func (j *joined) Release(ctx context.Context, v version.Version) (*Release, error) {
+	from := j.feed
+	if _, err := j.embedded.summary(v); err == nil || from == nil {
+		from = j.embedded // it has the same content, and is at hand
+	}
+	r, err := from.Release(ctx, v)
+	if errors.Is(err, ErrNotOffered) {
+		var have []string
+		for _, s := range j.all {
+			have = append(have, s.Version.String())
+		}
+		return nil, fmt.Errorf("release %s is %w; there are %s", v, ErrNotOffered, strings.Join(have, ", "))
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := *r
+	out.Kubernetes = slices.Clone(r.Kubernetes)
+	for _, s := range j.all {
+		if s.Version.Equal(v) {
+			out.apply(s)
+		}
+	}
+	return &out, nil
+}
+
+func (j *joined) Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
+	if j.feed != nil {
+		m, err := j.feed.Measurements(ctx, v, provider)
+		if !errors.Is(err, ErrNotOffered) {
+			return m, err
+		}
+	}
+	return j.embedded.Measurements(ctx, v, provider)
+}
+
+func (j *joined) Images(ctx context.Context, v version.Version) (*Images, error) {
+	if j.feed != nil {
+		i, err := j.feed.Images(ctx, v)
+		if !errors.Is(err, ErrNotOffered) {
+			return i, err
+		}
+	}
+	return j.embedded.Images(ctx, v)
+}

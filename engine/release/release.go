@@ -45,6 +45,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net/url"
@@ -91,10 +92,10 @@ type Release struct {
 	DefaultKubernetes version.Version
 	// Published is when the release came out; zero if nobody said.
 	Published time.Time
-	// Faulty is why nobody may go to this release; empty if it is fine.
+	// Faulty is why nobody may go to this release; empty if it is fine. CLI says where
+	// its program is. Neither is part of the file, which never changes.
 	Faulty string
-	// CLI says where the program of this release is, by platform.
-	CLI []Download
+	CLI    []Download
 
 	artifacts map[string]artifact
 	archives  map[string]map[string]map[string]string // name, version, architecture
@@ -133,8 +134,9 @@ type Kubernetes struct {
 	CNIPlugins string `yaml:"cni-plugins"`
 	// Autoscaler is the tag of the cluster-autoscaler for this minor; may be empty.
 	Autoscaler string `yaml:"autoscaler"`
-	// Faulty is why nobody may go to this patch; empty if it is fine.
-	Faulty string `yaml:"faulty"`
+	// Faulty is why nobody may go to this patch; empty if it is fine. It is not part of
+	// the file.
+	Faulty string `yaml:"-"`
 
 	// Digests are of the binaries: architecture, name.
 	Digests map[string]map[string]string `yaml:"digests"`
@@ -152,8 +154,6 @@ type file struct {
 	Version           version.Version                         `yaml:"version"`
 	UpgradeFrom       version.Version                         `yaml:"upgradeFrom"`
 	Published         time.Time                               `yaml:"published"`
-	Faulty            string                                  `yaml:"faulty"`
-	CLI               []Download                              `yaml:"cli"`
 	Services          []Service                               `yaml:"services"`
 	Charts            []Chart                                 `yaml:"charts"`
 	CRDs              []string                                `yaml:"crds"`
@@ -172,6 +172,9 @@ func Parse(b []byte) (*Release, error) {
 	if err := d.Decode(&f); err != nil {
 		return nil, fmt.Errorf("parse release: %w", err)
 	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("parse release: something follows the document")
+	}
 	if f.Schema != schema {
 		return nil, fmt.Errorf("parse release: its format is %q and this program reads %q", f.Schema, schema)
 	}
@@ -186,7 +189,7 @@ func Parse(b []byte) (*Release, error) {
 	return &Release{
 		Version: f.Version, UpgradeFrom: f.UpgradeFrom, Services: f.Services, Charts: f.Charts, CRDs: f.CRDs,
 		Kubernetes: f.Kubernetes, DefaultKubernetes: f.DefaultKubernetes,
-		Published: f.Published, Faulty: f.Faulty, CLI: f.CLI,
+		Published: f.Published,
 		artifacts: f.Artifacts, archives: f.Archives, images: f.Images,
 	}, nil
 }
@@ -206,6 +209,8 @@ func (f *file) check() []error {
 
 	if f.Version.IsZero() {
 		bad("version: missing")
+	} else if !validVersion(f.Version.String()) {
+		bad("version: cannot be the name of a file")
 	}
 	if !f.UpgradeFrom.IsZero() && !f.UpgradeFrom.Less(f.Version) {
 		bad("upgradeFrom: %s is not older than the release", f.UpgradeFrom)
@@ -223,34 +228,7 @@ func (f *file) check() []error {
 	if len(f.Charts) == 0 {
 		bad("charts: missing")
 	}
-	services := map[string]bool{}
-	for i, s := range f.Services {
-		switch {
-		case !nameRE.MatchString(s.Name):
-			bad("services[%d]: %q is no name", i, s.Name)
-		case services[s.Name]:
-			bad("services[%d]: %s occurs twice", i, s.Name)
-		case s.Kind == OfKubernetes && (!s.Version.IsZero() || s.Image != "" || s.Chart != ""):
-			bad("services[%d]: %s is bound to Kubernetes and has no version, image or chart of its own", i, s.Name)
-		case s.Kind == OfKubernetes && !slices.Contains(bound, s.Name):
-			bad("services[%d]: %s is not bound to Kubernetes; that are %s", i, s.Name, strings.Join(bound, ", "))
-		case s.Kind == OfKubernetes: // its version is that of the Kubernetes version
-		case s.Kind != OfRelease:
-			bad("services[%d]: kind %q is neither %s nor %s", i, s.Kind, OfRelease, OfKubernetes)
-		case s.Version.IsZero():
-			bad("services[%d]: %s has no version", i, s.Name)
-		case (s.Image == "") != (s.Chart == ""):
-			bad("services[%d]: %s needs both image and chart, or none", i, s.Name)
-		case s.Image != "" && !imageRE.MatchString(s.Image):
-			bad("services[%d]: %q is no image with a tag", i, s.Image)
-		case s.Chart != "" && !charts[s.Chart]:
-			bad("services[%d]: there is no chart %s", i, s.Chart)
-		}
-		services[s.Name] = true
-	}
-	if len(f.Services) == 0 {
-		bad("services: missing")
-	}
+	errs = append(errs, checkServices(f.Services, charts)...)
 	if len(f.CRDs) == 0 {
 		bad("crds: missing")
 	}
@@ -309,6 +287,9 @@ func (f *file) check() []error {
 		if i > 0 && !f.Kubernetes[i-1].Version.Less(k.Version) {
 			bad("%s: is not newer than the one before", where)
 		}
+		if k.Autoscaler != "" && !tagRE.MatchString(k.Autoscaler) {
+			bad("%s: autoscaler is no tag", where)
+		}
 		if !tagRE.MatchString(k.Etcd) || !tagRE.MatchString(k.CoreDNS) || !tagRE.MatchString(k.Pause) {
 			bad("%s: etcd, coredns or pause is no tag", where)
 		}
@@ -331,6 +312,60 @@ func (f *file) check() []error {
 		bad("defaultKubernetes: %q is not among kubernetes", f.DefaultKubernetes)
 	}
 	return errs
+}
+
+// checkServices wants services as a release names them; charts are those of the release,
+// nil if they are not at hand.
+func checkServices(all []Service, charts map[string]bool) (errs []error) {
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	services := map[string]bool{}
+	for i, s := range all {
+		switch {
+		case !nameRE.MatchString(s.Name):
+			bad("services[%d]: %q is no name", i, s.Name)
+		case services[s.Name]:
+			bad("services[%d]: %s occurs twice", i, s.Name)
+		case s.Kind == OfKubernetes && (!s.Version.IsZero() || s.Image != "" || s.Chart != ""):
+			bad("services[%d]: %s is bound to Kubernetes and has no version, image or chart of its own", i, s.Name)
+		case s.Kind == OfKubernetes && !slices.Contains(bound, s.Name):
+			bad("services[%d]: %s is not bound to Kubernetes; that are %s", i, s.Name, strings.Join(bound, ", "))
+		case s.Kind == OfKubernetes: // its version is that of the Kubernetes version
+		case s.Kind != OfRelease:
+			bad("services[%d]: kind %q is neither %s nor %s", i, s.Kind, OfRelease, OfKubernetes)
+		case s.Version.IsZero():
+			bad("services[%d]: %s has no version", i, s.Name)
+		case (s.Image == "") != (s.Chart == ""):
+			bad("services[%d]: %s needs both image and chart, or none", i, s.Name)
+		case s.Image != "" && !imageRE.MatchString(s.Image):
+			bad("services[%d]: %q is no image with a tag", i, s.Image)
+		case s.Chart != "" && !nameRE.MatchString(s.Chart) || charts != nil && s.Chart != "" && !charts[s.Chart]:
+			bad("services[%d]: there is no chart %s", i, s.Chart)
+		}
+		services[s.Name] = true
+	}
+	if len(all) == 0 {
+		bad("services: missing")
+	}
+	return errs
+}
+
+// checkDownloads wants one address for each platform.
+func checkDownloads(all []Download) error {
+	seen := map[string]bool{}
+	for _, d := range all {
+		u, err := url.Parse(d.URL)
+		switch platform := d.OS + "/" + d.Arch; {
+		case !nameRE.MatchString(d.OS) || !nameRE.MatchString(d.Arch) || seen[platform]:
+			return fmt.Errorf("download for %q: it is no platform, or occurs twice", shorten(platform))
+		case err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || badText(d.URL):
+			return fmt.Errorf("download for %s: %q is no https address", platform, shorten(d.URL))
+		case d.Digest != "" && !digestRE.MatchString(d.Digest):
+			return fmt.Errorf("download for %s: digest %q", platform, shorten(d.Digest))
+		default:
+			seen[platform] = true
+		}
+	}
+	return nil
 }
 
 // checkDigests wants exactly one digest for each of keys.
@@ -436,11 +471,11 @@ func (r *Release) Images(v version.Version) (map[string]string, error) {
 // Catalogue is a set of releases.
 type Catalogue struct{ releases []*Release }
 
-// Load reads every <version>.yaml of dir's top level. One file that cannot be used
-// makes the catalogue unusable: a hole in it would look like a release that does
-// not exist.
+// Load reads every release of dir, releases/<version>.yaml; dir is assets.Releases().
+// One file that cannot be used makes the catalogue unusable: a hole in it would look
+// like a release that does not exist.
 func Load(dir fs.FS) (*Catalogue, error) {
-	names, err := fs.Glob(dir, "*.yaml")
+	names, err := fs.Glob(dir, "releases/*.yaml")
 	if err != nil {
 		return nil, fmt.Errorf("list releases: %w", err)
 	}
@@ -454,7 +489,7 @@ func Load(dir fs.FS) (*Catalogue, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		if name != r.Version.String()+".yaml" {
+		if name != releaseName(r.Version) {
 			return nil, fmt.Errorf("%s: holds release %s", name, r.Version)
 		}
 		c.releases = append(c.releases, r)

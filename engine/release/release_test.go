@@ -138,7 +138,7 @@ func TestWhatIsNotOfferedIsNamed(t *testing.T) {
 }
 
 func TestUnusableFilesAreRefused(t *testing.T) {
-	good, err := os.ReadFile("../../assets/releases/v1.1.0.yaml")
+	good, err := os.ReadFile("../../assets/releases/releases/v1.1.0.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestUnusableFilesAreRefused(t *testing.T) {
 		{"a default that is not offered", "defaultKubernetes: v1.35.4", "defaultKubernetes: v1.30.0", "defaultKubernetes"},
 		{"an upgrade from the future", "upgradeFrom: v1.0.0", "upgradeFrom: v1.2.0", "upgradeFrom"},
 		{"a version that is no version", "version: v1.36.4", "version: v1.36", "MAJOR.MINOR.PATCH"},
-		{"versions out of order", "version: v1.36.4", "version: v1.35.1", "is not newer"},
+		{"versions out of order", "  - version: v1.36.4", "  - version: v1.35.1", "is not newer"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := strings.ReplaceAll(string(good), tt.old, tt.new)
@@ -166,12 +166,12 @@ func TestUnusableFilesAreRefused(t *testing.T) {
 			if _, err := Parse([]byte(b)); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error with %q", err, tt.want)
 			}
-			if _, err := Load(fstest.MapFS{"v1.1.0.yaml": {Data: []byte(b)}}); err == nil {
+			if _, err := Load(fstest.MapFS{"releases/v1.1.0.yaml": {Data: []byte(b)}}); err == nil {
 				t.Error("the catalogue accepts it")
 			}
 		})
 	}
-	if _, err := Load(fstest.MapFS{"v1.2.0.yaml": {Data: good}}); err == nil || !strings.Contains(err.Error(), "holds release v1.1.0") {
+	if _, err := Load(fstest.MapFS{"releases/v1.2.0.yaml": {Data: good}}); err == nil || !strings.Contains(err.Error(), "holds release v1.1.0") {
 		t.Errorf("a file under another name: %v", err)
 	}
 	if _, err := Load(fstest.MapFS{}); err == nil {

@@ -70,7 +70,8 @@ type Download struct {
 	Digest string `json:"digest,omitempty" yaml:"digest"`
 }
 
-// Source is where knowledge about releases comes from. *[Feed] is one. Methods may be
+// Source is where knowledge about releases comes from. *[Feed] is one, [Join] makes
+// another. Methods may be
 // called concurrently. What they return is shared and must not be changed.
 type Source interface {
 	// Summaries returns all releases, oldest first.
@@ -81,6 +82,9 @@ type Source interface {
 	// the image of a release: PCR index to 64 hex digits. The error wraps ErrNotOffered
 	// if the source does not know them.
 	Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error)
+	// Images returns the images of a release. The error wraps ErrNotOffered if the
+	// source does not know them.
+	Images(ctx context.Context, v version.Version) (*Images, error)
 	// State says where the knowledge comes from and how old it is.
 	State() State
 }
@@ -94,6 +98,8 @@ type State struct {
 	// Stale says that an older copy is used, and Problem why.
 	Stale   bool   `json:"stale,omitempty"`
 	Problem string `json:"problem,omitempty"`
+	// Err is Problem as an error, for errors.Is.
+	Err error `json:"-"`
 	// Signer names the key that signed; empty for embedded, which the program vouches for.
 	Signer string `json:"signer,omitempty"`
 	// Sequence counts the publications of a feed; Expires is when this one ends.

@@ -1,0 +1,519 @@
+package release
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"constellation/engine/version"
+)
+
+// Bounds of what a feed may hold, in bytes. The largest real files have some 10 kB.
+const (
+	maxIndex = 1 << 20
+	maxFile  = 4 << 20
+	// maxSequence keeps numbers exact for readers of JSON that know only floats.
+	maxSequence = 1 << 53
+)
+
+// Names of files of a feed.
+const (
+	indexName     = "index.json"
+	summariesName = "summaries.json"
+	signature     = ".sig" // follows the name of a file
+)
+
+// index names every file of a feed. Nothing of a feed is believed but what an index
+// says that was signed by a trusted key.
+type index struct {
+	Schema string `json:"schema"`
+	// Type keeps a signature over another document from being one over an index.
+	Type string `json:"type"`
+	// Sequence counts publications; it is zero in the program, which is not signed.
+	Sequence uint64    `json:"sequence"`
+	Created  time.Time `json:"created,omitzero"`
+	Expires  time.Time `json:"expires,omitzero"`
+	// Keys are the key sets since the first, oldest first.
+	Keys  []signedKeySet   `json:"keys,omitempty"`
+	Files map[string]entry `json:"files"`
+}
+
+const indexType = "constellation-release-index"
+
+// entry is what the index knows about one file.
+type entry struct {
+	SHA256 string `json:"sha256"` // 64 hex digits
+	Length int64  `json:"length"`
+}
+
+func entryOf(b []byte) entry { return entry{SHA256: digest(b), Length: int64(len(b))} }
+
+// digest returns the SHA-256 of b as hex digits.
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// check says why b is not the file; nil if it is.
+func (e entry) check(b []byte) error {
+	switch {
+	case int64(len(b)) != e.Length:
+		return fmt.Errorf("it has %d bytes, and the index says %d", len(b), e.Length)
+	case digest(b) != e.SHA256:
+		return fmt.Errorf("its digest is not the one in the index: it was changed, or belongs to another publication")
+	}
+	return nil
+}
+
+// signedKeySet is a key set as text, so that its bytes are those that were signed, and
+// its signatures: the first by a key of the set before it, each other by a key of its own,
+// for those who know that one alone.
+type signedKeySet struct {
+	Set        string   `json:"set"`
+	Signatures []string `json:"signatures"`
+}
+
+// last returns the newest signature; empty if there is none.
+func (s signedKeySet) last() string {
+	if len(s.Signatures) == 0 {
+		return ""
+	}
+	return s.Signatures[len(s.Signatures)-1]
+}
+
+// signedBy reports whether one of keys signed the set.
+func (s signedKeySet) signedBy(keys []Key) bool {
+	return slices.ContainsFunc(s.Signatures, func(sig string) bool {
+		_, err := verify([]byte(s.Set), []byte(sig), keys)
+		return err == nil
+	})
+}
+
+// keySet says which keys may sign a feed from now on.
+type keySet struct {
+	Schema   string    `json:"schema"`
+	Type     string    `json:"type"`
+	Sequence uint64    `json:"sequence"`
+	Created  time.Time `json:"created"`
+	Expires  time.Time `json:"expires"`
+	Keys     []setKey  `json:"keys"`
+
+	keys []Key
+}
+
+const keySetType = "constellation-release-keys"
+
+type setKey struct {
+	Name string `json:"name"`
+	PEM  string `json:"pem"`
+}
+
+func parseKeySet(b []byte) (*keySet, error) {
+	var s keySet
+	if err := strictJSON(b, &s); err != nil {
+		return nil, fmt.Errorf("read key set: %w", err)
+	}
+	switch {
+	case s.Schema != schema:
+		return nil, fmt.Errorf("read key set: its format is %q and this program reads %q", s.Schema, schema)
+	case s.Type != keySetType:
+		return nil, fmt.Errorf("read key set: it is a %q", s.Type)
+	case s.Sequence == 0 || s.Sequence > maxSequence:
+		return nil, fmt.Errorf("read key set: sequence %d is out of bounds", s.Sequence)
+	case len(s.Keys) == 0 || len(s.Keys) > 32:
+		return nil, fmt.Errorf("read key set: it has %d keys", len(s.Keys))
+	case s.Expires.IsZero():
+		return nil, errors.New("read key set: it has no end")
+	}
+	for _, k := range s.Keys {
+		if k.Name != "" && !nameRE.MatchString(k.Name) {
+			return nil, fmt.Errorf("read key set: %q is no name", k.Name)
+		}
+		keys, err := ParseKeys(k.Name, []byte(k.PEM))
+		if err != nil {
+			return nil, fmt.Errorf("read key set: %w", err)
+		}
+		if len(keys) != 1 || hasKey(s.keys, keys[0].id) {
+			return nil, fmt.Errorf("read key set: %s is not one key, or occurs twice", keys[0])
+		}
+		s.keys = append(s.keys, keys[0])
+	}
+	return &s, nil
+}
+
+// keySetName is the file of a key set, which holds the same as the index does.
+func keySetName(sequence uint64) string { return fmt.Sprintf("keys/%d.json", sequence) }
+
+func parseIndex(b []byte) (*index, error) {
+	var i index
+	if err := strictJSON(b, &i); err != nil {
+		return nil, fmt.Errorf("read index: %w", err)
+	}
+	switch {
+	case i.Schema != schema:
+		return nil, fmt.Errorf("read index: its format is %q and this program reads %q: is there a newer program?", i.Schema, schema)
+	case i.Type != indexType:
+		return nil, fmt.Errorf("read index: it is a %q", i.Type)
+	case i.Sequence > maxSequence:
+		return nil, fmt.Errorf("read index: sequence %d is out of bounds", i.Sequence)
+	case len(i.Keys) > 1000:
+		return nil, fmt.Errorf("read index: it has %d key sets", len(i.Keys))
+	}
+	for _, k := range i.Keys {
+		if n := len(k.Signatures); n == 0 || n > 32 {
+			return nil, fmt.Errorf("read index: a key set has %d signatures", n)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
+		e := i.Files[name]
+		switch {
+		case !validName(name):
+			return nil, fmt.Errorf("read index: %q is no file of a feed", shorten(name))
+		case !hexRE.MatchString(e.SHA256):
+			return nil, fmt.Errorf("read index: the digest of %s is %q", name, shorten(e.SHA256))
+		case e.Length <= 0 || e.Length > maxFile:
+			return nil, fmt.Errorf("read index: %s cannot have %d bytes", name, e.Length)
+		}
+	}
+	if _, ok := i.Files[summariesName]; !ok {
+		return nil, fmt.Errorf("read index: it does not name %s", summariesName)
+	}
+	return &i, nil
+}
+
+var (
+	hexRE      = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	providerRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	majorRE    = regexp.MustCompile(`^v(0|[1-9][0-9]{0,8})$`)
+	minorRE    = regexp.MustCompile(`^v(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$`)
+)
+
+// validName reports whether a feed may have a file of that name. Every name is made of
+// versions, numbers and names of providers, so none leads out of the feed.
+func validName(name string) bool {
+	if name == summariesName {
+		return true
+	}
+	dir, file, _ := strings.Cut(name, "/")
+	stem, isJSON := strings.CutSuffix(file, ".json")
+	switch dir {
+	case "majors":
+		return isJSON && majorRE.MatchString(stem)
+	case "minors":
+		return isJSON && minorRE.MatchString(stem)
+	case "keys":
+		n, err := strconv.ParseUint(stem, 10, 53)
+		return isJSON && err == nil && n > 0 && stem == strconv.FormatUint(n, 10)
+	case "releases":
+		if v, ok := strings.CutSuffix(file, ".yaml"); ok {
+			return validVersion(v)
+		}
+		v, rest, _ := strings.Cut(file, "/")
+		provider, isMeasurements := strings.CutPrefix(strings.TrimSuffix(rest, ".json"), "measurements/")
+		return validVersion(v) && isJSON && (rest == "images.json" || isMeasurements && providerRE.MatchString(provider))
+	}
+	return false
+}
+
+// validVersion reports whether s is a version as it is written in names.
+func validVersion(s string) bool {
+	v, err := version.Parse(s)
+	return err == nil && len(s) <= 128 && v.String() == s
+}
+
+// Names of files about one release.
+func releaseName(v version.Version) string { return "releases/" + v.String() + ".yaml" }
+func imagesName(v version.Version) string  { return "releases/" + v.String() + "/images.json" }
+func measurementsName(v version.Version, provider string) string {
+	return "releases/" + v.String() + "/measurements/" + provider + ".json"
+}
+
+// versionOf returns the release that a file is about; false if it is about none.
+func versionOf(name string) (version.Version, bool) {
+	rest, ok := strings.CutPrefix(name, "releases/")
+	if !ok {
+		return version.Version{}, false
+	}
+	first, _, _ := strings.Cut(rest, "/")
+	v, err := version.Parse(strings.TrimSuffix(first, ".yaml"))
+	return v, err == nil
+}
+
+// summaries is summaries.json: everything that a decision about versions needs.
+type summaries struct {
+	Schema   string    `json:"schema"`
+	Releases []Summary `json:"releases"` // oldest first
+}
+
+func parseSummaries(b []byte) ([]Summary, error) {
+	var s summaries
+	if err := strictJSON(b, &s); err != nil {
+		return nil, fmt.Errorf("read %s: %w", summariesName, err)
+	}
+	if s.Schema != schema {
+		return nil, fmt.Errorf("read %s: its format is %q and this program reads %q", summariesName, s.Schema, schema)
+	}
+	for i, r := range s.Releases {
+		if err := r.check(); err != nil {
+			return nil, fmt.Errorf("read %s: releases[%d]: %w", summariesName, i, err)
+		}
+		if i > 0 && !s.Releases[i-1].Version.Less(r.Version) {
+			return nil, fmt.Errorf("read %s: releases[%d]: %s is not newer than the one before", summariesName, i, r.Version)
+		}
+	}
+	if len(s.Releases) == 0 {
+		return nil, fmt.Errorf("read %s: it names no release", summariesName)
+	}
+	return s.Releases, nil
+}
+
+// check says what is wrong with a summary that came from elsewhere.
+func (s *Summary) check() error {
+	if !validVersion(s.Version.String()) {
+		return errors.New("it has no version")
+	}
+	if badText(s.Faulty) {
+		return fmt.Errorf("%s: faulty is no line of text", s.Version)
+	}
+	if len(s.Kubernetes) == 0 {
+		return fmt.Errorf("%s offers no Kubernetes", s.Version)
+	}
+	for i, k := range s.Kubernetes {
+		switch {
+		case k.Version.IsZero() || i > 0 && !s.Kubernetes[i-1].Version.Less(k.Version):
+			return fmt.Errorf("%s: kubernetes[%d] has no version that is newer than the one before", s.Version, i)
+		case !tagRE.MatchString(k.Etcd) || !tagRE.MatchString(k.CoreDNS) || k.Autoscaler != "" && !tagRE.MatchString(k.Autoscaler):
+			return fmt.Errorf("%s: Kubernetes %s: etcd, coredns or autoscaler is no tag", s.Version, k.Version)
+		case badText(k.Faulty):
+			return fmt.Errorf("%s: Kubernetes %s: faulty is no line of text", s.Version, k.Version)
+		}
+	}
+	if !slices.ContainsFunc(s.Kubernetes, func(k KubernetesSummary) bool { return k.Version.Equal(s.DefaultKubernetes) }) {
+		return fmt.Errorf("%s: defaultKubernetes is not among kubernetes", s.Version)
+	}
+	if errs := checkServices(s.Services, nil); len(errs) > 0 {
+		return fmt.Errorf("%s: %w", s.Version, errors.Join(errs...))
+	}
+	return checkDownloads(s.CLI)
+}
+
+// badText reports whether s cannot be shown as one line.
+func badText(s string) bool {
+	return len(s) > 1000 || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) })
+}
+
+// Images are the images of a release.
+type Images struct {
+	Schema  string          `json:"schema"`
+	Version version.Version `json:"version"`
+	// OS are the images that machines boot, by provider.
+	OS []OSImage `json:"os"`
+	// Containers are those that run on every cluster of the release.
+	Containers []ContainerImage `json:"containers"`
+}
+
+// OSImage is the image that the machines of one provider boot.
+type OSImage struct {
+	Provider string `json:"provider" yaml:"provider"`
+	// Reference is the provider's name for it.
+	Reference string `json:"reference" yaml:"reference"`
+	// Digest is sha256: and 64 hex digits; empty if it is not known.
+	Digest string `json:"digest,omitempty" yaml:"digest"`
+}
+
+// ContainerImage is an image with its tag.
+type ContainerImage struct {
+	Reference string `json:"reference"`
+	// Digest is sha256: and 64 hex digits; empty if it is not known.
+	Digest string `json:"digest,omitempty"`
+}
+
+func parseImages(b []byte, v version.Version) (*Images, error) {
+	var i Images
+	if err := strictJSON(b, &i); err != nil {
+		return nil, fmt.Errorf("read images of %s: %w", v, err)
+	}
+	if i.Schema != schema || i.Version.String() != v.String() {
+		return nil, fmt.Errorf("read images of %s: they are of %q, in format %q", v, i.Version, i.Schema)
+	}
+	for _, o := range i.OS {
+		if err := o.check(); err != nil {
+			return nil, fmt.Errorf("read images of %s: %w", v, err)
+		}
+	}
+	for _, c := range i.Containers {
+		if !imageRE.MatchString(c.Reference) || c.Digest != "" && !digestRE.MatchString(c.Digest) {
+			return nil, fmt.Errorf("read images of %s: %q with digest %q cannot be one", v, shorten(c.Reference), shorten(c.Digest))
+		}
+	}
+	return &i, nil
+}
+
+func (o OSImage) check() error {
+	switch {
+	case !providerRE.MatchString(o.Provider):
+		return fmt.Errorf("%q is no provider", shorten(o.Provider))
+	case o.Reference == "" || badText(o.Reference):
+		return fmt.Errorf("the image of %s has no reference that can be shown", o.Provider)
+	case o.Digest != "" && !digestRE.MatchString(o.Digest):
+		return fmt.Errorf("the digest of the image of %s is %q", o.Provider, shorten(o.Digest))
+	}
+	return nil
+}
+
+// measurements is what machines of one provider measure that boot one image.
+type measurements struct {
+	Schema       string            `json:"schema"`
+	Version      version.Version   `json:"version"`
+	Provider     string            `json:"provider"`
+	Measurements map[uint32]string `json:"measurements"` // PCR index to 64 hex digits
+}
+
+func parseMeasurements(b []byte, v version.Version, provider string) (map[uint32]string, error) {
+	var m measurements
+	if err := strictJSON(b, &m); err != nil {
+		return nil, fmt.Errorf("read measurements: %w", err)
+	}
+	if m.Schema != schema || m.Version.String() != v.String() || m.Provider != provider {
+		return nil, fmt.Errorf("read measurements of image %s for %s: they are of %q for %q, in format %q", v, provider, m.Version, shorten(m.Provider), m.Schema)
+	}
+	for i, s := range m.Measurements {
+		if i > 23 || !hexRE.MatchString(s) {
+			return nil, fmt.Errorf("read measurements of image %s for %s: PCR %d is %q", v, provider, i, shorten(s))
+		}
+	}
+	if len(m.Measurements) == 0 {
+		return nil, fmt.Errorf("read measurements of image %s for %s: there are none", v, provider)
+	}
+	return m.Measurements, nil
+}
+
+// list is majors/v1.json, which names minors, or minors/v1.1.json, which names releases.
+type list struct {
+	Schema   string   `json:"schema"`
+	Major    string   `json:"major,omitempty"`
+	Minor    string   `json:"minor,omitempty"`
+	Minors   []string `json:"minors,omitempty"`
+	Releases []string `json:"releases,omitempty"`
+}
+
+// lists returns the lists over some releases by file name.
+func lists(all []Summary) map[string]list {
+	out := map[string]list{}
+	for _, s := range all {
+		major, minor := fmt.Sprintf("v%d", s.Version.Major()), s.Version.MinorString()
+		m := out["majors/"+major+".json"]
+		m.Schema, m.Major = schema, major
+		if !slices.Contains(m.Minors, minor) {
+			m.Minors = append(m.Minors, minor)
+		}
+		out["majors/"+major+".json"] = m
+		n := out["minors/"+minor+".json"]
+		n.Schema, n.Minor, n.Releases = schema, minor, append(n.Releases, s.Version.String())
+		out["minors/"+minor+".json"] = n
+	}
+	return out
+}
+
+// encodeJSON is how the publisher writes every file.
+func encodeJSON(v any) ([]byte, error) {
+	b, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		return nil, err
+	}
+	return append(b, '\n'), nil
+}
+
+// strictJSON reads one JSON document. A key that v does not know or that occurs twice,
+// text that is not UTF-8, deep nesting and anything behind the document are errors:
+// two readers must not understand a signed file in two ways.
+func strictJSON(b []byte, v any) error {
+	if !utf8.Valid(b) {
+		return errors.New("it is not UTF-8")
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	if err := noDuplicates(d, 0); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows the document")
+	}
+	d = json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("%s", shorten(err.Error())) // it quotes what it did not like
+	}
+	return nil
+}
+
+// maxDepth is how deep documents nest; real ones have five levels.
+const maxDepth = 16
+
+// noDuplicates reads one value and compares the keys of every object as encoding/json
+// does, without regard to case.
+func noDuplicates(d *json.Decoder, depth int) error {
+	if depth > maxDepth {
+		return errors.New("it is nested too deeply")
+	}
+	t, err := d.Token()
+	if err != nil {
+		return fmt.Errorf("it is not JSON: %s", shorten(err.Error()))
+	}
+	delim, ok := t.(json.Delim)
+	if !ok {
+		return nil
+	}
+	seen := map[string]bool{}
+	for d.More() {
+		if delim == '{' {
+			t, err := d.Token()
+			if err != nil {
+				return fmt.Errorf("it is not JSON: %s", shorten(err.Error()))
+			}
+			key, _ := t.(string) // the decoder accepts nothing else here
+			folded := strings.ToLower(strings.ToUpper(key))
+			if seen[folded] {
+				return fmt.Errorf("the key %q occurs twice", shorten(key))
+			}
+			seen[folded] = true
+		}
+		if err := noDuplicates(d, depth+1); err != nil {
+			return err
+		}
+	}
+	if _, err := d.Token(); err != nil { // the closing delimiter
+		return fmt.Errorf("it is not JSON: %s", shorten(err.Error()))
+	}
+	return nil
+}
+
+// shorten keeps what a stranger wrote from filling the screen, or driving it.
+func shorten(s string) string {
+	if r := []rune(s); len(r) > 100 {
+		s = string(r[:99]) + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if strconv.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, s)
+}
+
+// isList reports whether a file is one of lists.
+func isList(name string) bool {
+	dir := path.Dir(name)
+	return dir == "majors" || dir == "minors"
+}

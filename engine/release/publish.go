@@ -1,0 +1,788 @@
+package release
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"constellation/engine/version"
+)
+
+// How long a publication and a key set are good for if nobody says, and the bounds of
+// what may be said.
+const (
+	DefaultExpiry     = 30 * 24 * time.Hour
+	DefaultKeysExpiry = 365 * 24 * time.Hour
+	MinExpiry         = time.Hour
+	MaxExpiry         = 400 * 24 * time.Hour
+)
+
+// ErrPublished means that a publication would drop or change what was published.
+var ErrPublished = errors.New("it was published")
+
+// BuildOptions say what to publish.
+type BuildOptions struct {
+	// From is a directory with what people write, see [Build].
+	From string
+	// Out is the directory of the feed, which is replaced as a whole. It may be absent.
+	Out string
+	Key *PrivateKey
+	// Trust are the keys that may sign from now on; nil leaves them as they are. Key must
+	// be among them, and among those that were trusted before.
+	Trust []Key
+	// Expires is how long this publication is good for, KeysExpire how long a new key set
+	// is; zero means the default.
+	Expires, KeysExpire time.Duration
+	// Now defaults to time.Now.
+	Now func() time.Time
+}
+
+// BuildReport says what was published.
+type BuildReport struct {
+	Out      string    `json:"out"`
+	Sequence uint64    `json:"sequence"`
+	Created  time.Time `json:"created"`
+	Expires  time.Time `json:"expires"`
+	Signer   string    `json:"signer"`
+	// Keys are all that may sign; KeySet is the number of their set, zero if there is none.
+	Keys   []string `json:"keys"`
+	KeySet uint64   `json:"keySet,omitempty"`
+	// Releases are all, oldest first; Added and Dropped compare with what was there.
+	Releases []string `json:"releases"`
+	Added    []string `json:"added,omitempty"`
+	Dropped  []string `json:"dropped,omitempty"`
+	Files    int      `json:"files"`
+	// NoDigest are images and downloads whose digest is not known.
+	NoDigest []string `json:"noDigest,omitempty"`
+}
+
+// Build publishes what From holds:
+//
+//	<version>.yaml                            a release; never changes afterwards
+//	<version>/images.yaml                     optional: os images, digests of containers
+//	<version>/downloads.yaml                  optional: where the program is
+//	<version>/measurements/<provider>.json    optional
+//	notices.yaml                              optional: what turned out to be faulty
+//
+// Everything is checked before anything is written, and Out changes at once: readers see
+// the old feed or the new one. Its sequence goes on from that of Out. A release that Out
+// has may be dropped only if it is faulty, and never changed; the error then wraps
+// ErrPublished.
+func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	now := o.Now().UTC().Truncate(time.Second)
+	for what, d := range map[string]*time.Duration{"feed": &o.Expires, "key set": &o.KeysExpire} {
+		if *d == 0 {
+			*d = map[string]time.Duration{"feed": DefaultExpiry, "key set": DefaultKeysExpiry}[what]
+		}
+		if *d < MinExpiry || *d > MaxExpiry {
+			return BuildReport{}, fmt.Errorf("publish: a %s cannot be good for %s: it is from %s to %s", what, *d, MinExpiry, MaxExpiry)
+		}
+	}
+	out, err := filepath.Abs(o.Out)
+	if err != nil {
+		return BuildReport{}, err
+	}
+	if real, err := filepath.EvalSymlinks(out); err == nil {
+		out = real // the link stays, what it leads to is replaced
+	}
+	p, err := compile(o.From)
+	if err != nil {
+		return BuildReport{}, err
+	}
+	old, err := published(ctx, out, o.Key)
+	if err != nil {
+		return BuildReport{}, err
+	}
+	r := BuildReport{Out: out, Created: now, Expires: now.Add(o.Expires), Signer: o.Key.String(), NoDigest: p.noDigest()}
+	i := index{Schema: schema, Type: indexType, Sequence: old.index.Sequence + 1, Created: now, Expires: r.Expires}
+	if i.Keys, err = nextKeys(old.index.Keys, o, now); err != nil {
+		return BuildReport{}, err
+	}
+	if err := p.keeps(old, &r); err != nil {
+		return BuildReport{}, err
+	}
+	sigs := map[string][]byte{}
+	for _, k := range i.Keys {
+		set, err := parseKeySet([]byte(k.Set))
+		if err != nil {
+			return BuildReport{}, err
+		}
+		name := keySetName(set.Sequence)
+		p.files[name], sigs[name] = []byte(k.Set), []byte(k.last())
+		r.KeySet, r.Keys = set.Sequence, nil
+		for _, k := range set.keys {
+			r.Keys = append(r.Keys, k.String())
+		}
+	}
+	if r.KeySet == 0 {
+		r.Keys = []string{o.Key.String()}
+	}
+	if p.files[indexName], err = p.index(i); err != nil {
+		return BuildReport{}, err
+	}
+	r.Sequence, r.Files = i.Sequence, len(p.files)
+	for _, s := range p.summaries {
+		r.Releases = append(r.Releases, s.Version.String())
+	}
+	for name, b := range maps.Clone(p.files) {
+		if sigs[name] == nil {
+			if sigs[name], err = o.Key.sign(b); err != nil {
+				return BuildReport{}, err
+			}
+		}
+		p.files[name+signature] = sigs[name]
+	}
+	return r, p.replace(ctx, out, o)
+}
+
+// Generate makes the lists and the index of the releases that come with the program, in
+// place: dir/releases is what Build takes as From. Nothing is signed.
+func Generate(dir string) error {
+	p, err := compile(filepath.Join(dir, "releases"))
+	if err != nil {
+		return err
+	}
+	if p.files[indexName], err = p.index(index{Schema: schema, Type: indexType}); err != nil {
+		return err
+	}
+	err = filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(dir, at)
+		if err != nil {
+			return err
+		}
+		if name = filepath.ToSlash(name); validName(name) && p.files[name] == nil {
+			return os.Remove(at) // made from a release that is not there any more
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.write(dir)
+}
+
+// publication is what a feed holds, before it is signed.
+type publication struct {
+	files     map[string][]byte
+	summaries []Summary
+	images    map[string]*Images
+	faulty    []faulty
+}
+
+// notices is what is known about releases only after they were published.
+type notices struct {
+	Schema string   `yaml:"schema"`
+	Faulty []faulty `yaml:"faulty"`
+}
+
+// faulty is a release or a patch of Kubernetes that nobody may go to.
+type faulty struct {
+	Release    version.Version `yaml:"release"`    // zero: in every release
+	Kubernetes version.Version `yaml:"kubernetes"` // zero: the release itself
+	Reason     string          `yaml:"reason"`
+}
+
+// imageNotes is images.yaml.
+type imageNotes struct {
+	OS []OSImage `yaml:"os"`
+	// Containers are digests by reference.
+	Containers map[string]string `yaml:"containers"`
+}
+
+// compile reads and checks what people wrote.
+func compile(from string) (*publication, error) {
+	root, err := os.OpenRoot(from)
+	if err != nil {
+		return nil, fmt.Errorf("read releases: %w", err)
+	}
+	defer root.Close()
+	dir := root.FS()
+	p := &publication{files: map[string][]byte{}, images: map[string]*Images{}}
+	entries, err := fs.ReadDir(dir, ".")
+	if err != nil {
+		return nil, fmt.Errorf("read releases: %w", err)
+	}
+	var folders []string
+	for _, e := range entries {
+		name := e.Name()
+		v, isYAML := strings.CutSuffix(name, ".yaml")
+		switch {
+		case e.IsDir() && validVersion(name):
+			folders = append(folders, name)
+		case name == "notices.yaml":
+			if err := p.readNotices(dir, name); err != nil {
+				return nil, err
+			}
+		case isYAML && validVersion(v) && !e.IsDir():
+			if err := p.readRelease(dir, name); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+		case name == "README.md":
+		default:
+			return nil, fmt.Errorf("read releases: %s has %q, which is no release (such as v1.1.0.yaml), no folder of one, and not notices.yaml", shorten(from), shorten(name))
+		}
+	}
+	if len(p.summaries) == 0 {
+		return nil, fmt.Errorf("read releases: %s has none, such as v1.1.0.yaml", shorten(from))
+	}
+	slices.SortFunc(p.summaries, func(a, b Summary) int { return a.Version.Compare(b.Version) })
+	for i := range p.summaries[1:] {
+		if a, b := p.summaries[i].Version, p.summaries[i+1].Version; !a.Less(b) {
+			return nil, fmt.Errorf("read releases: %s and %s are the same version", a, b)
+		}
+	}
+	for _, name := range folders {
+		if err := p.readFolder(dir, name); err != nil {
+			return nil, err
+		}
+	}
+	for v, i := range p.images {
+		if p.files["releases/"+v+"/images.json"], err = encodeJSON(i); err != nil {
+			return nil, err
+		}
+	}
+	p.markFaulty()
+	if p.files[summariesName], err = encodeJSON(summaries{schema, p.summaries}); err != nil {
+		return nil, err
+	}
+	if _, err := parseSummaries(p.files[summariesName]); err != nil {
+		return nil, err
+	}
+	for name, l := range lists(p.summaries) {
+		if p.files[name], err = encodeJSON(l); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func readSource(dir fs.FS, name string) ([]byte, error) {
+	f, err := dir.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.New("it is not a regular file")
+	}
+	return readAtMost(f, maxFile)
+}
+
+// readYAML reads what people write beside releases, strictly.
+func readYAML(dir fs.FS, name string, to any) error {
+	b, err := readSource(dir, name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	if err := d.Decode(to); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: something follows the document", name)
+	}
+	return nil
+}
+
+func (p *publication) readNotices(dir fs.FS, name string) error {
+	var n notices
+	if err := readYAML(dir, name, &n); err != nil {
+		return err
+	}
+	if n.Schema != schema {
+		return fmt.Errorf("%s: its format is %q and this program reads %q", name, n.Schema, schema)
+	}
+	for i, f := range n.Faulty {
+		switch {
+		case f.Release.IsZero() && f.Kubernetes.IsZero():
+			return fmt.Errorf("%s: faulty[%d] names neither a release nor a Kubernetes version", name, i)
+		case f.Reason == "" || badText(f.Reason):
+			return fmt.Errorf("%s: faulty[%d] needs a reason, one line of text", name, i)
+		}
+	}
+	p.faulty = n.Faulty
+	return nil
+}
+
+func (p *publication) readRelease(dir fs.FS, name string) error {
+	b, err := readSource(dir, name)
+	if err != nil {
+		return err
+	}
+	r, err := Parse(b)
+	if err != nil {
+		return err
+	}
+	if r.Version.String()+".yaml" != name {
+		return fmt.Errorf("holds release %s", r.Version)
+	}
+	p.files[releaseName(r.Version)] = b
+	p.summaries = append(p.summaries, r.Summary())
+	i := &Images{Schema: schema, Version: r.Version, OS: []OSImage{}}
+	for _, ref := range r.containers() {
+		_, d, _ := strings.Cut(ref, "@")
+		i.Containers = append(i.Containers, ContainerImage{ref, d})
+	}
+	p.images[r.Version.String()] = i
+	return nil
+}
+
+// containers returns every image that a cluster of the release can run, sorted.
+func (r *Release) containers() []string {
+	all := map[string]bool{}
+	for _, s := range r.Services {
+		if s.Image != "" {
+			all[s.Image] = true
+		}
+	}
+	for _, k := range r.Kubernetes {
+		for _, image := range r.images {
+			all[expandImage(image, k)] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+func (p *publication) readFolder(dir fs.FS, v string) error {
+	s := slices.IndexFunc(p.summaries, func(s Summary) bool { return s.Version.String() == v })
+	if s < 0 {
+		return fmt.Errorf("read releases: there is a folder %s and no %s.yaml", v, v)
+	}
+	return fs.WalkDir(dir, v, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rest := strings.TrimPrefix(strings.TrimPrefix(name, v), "/")
+		provider, isJSON := strings.CutSuffix(strings.TrimPrefix(rest, "measurements/"), ".json")
+		switch {
+		case d.IsDir() && (rest == "" || rest == "measurements"):
+			return nil
+		case rest == "images.yaml":
+			return p.readImages(dir, name, v)
+		case rest == "downloads.yaml":
+			if err := readYAML(dir, name, &p.summaries[s].CLI); err != nil {
+				return err
+			}
+			if err := checkDownloads(p.summaries[s].CLI); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			return nil
+		case rest == "images.json":
+			return p.madeHere(dir, name, v)
+		case path.Dir(rest) == "measurements" && isJSON && providerRE.MatchString(provider):
+			b, err := readSource(dir, name)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if _, err := parseMeasurements(b, p.summaries[s].Version, provider); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			p.files["releases/"+name] = b
+			return nil
+		}
+		return fmt.Errorf("read releases: %q is not images.yaml, downloads.yaml or measurements/<provider>.json", shorten(name))
+	})
+}
+
+func (p *publication) readImages(dir fs.FS, name, v string) error {
+	var notes imageNotes
+	if err := readYAML(dir, name, &notes); err != nil {
+		return err
+	}
+	i := p.images[v]
+	seen := map[string]bool{}
+	for _, o := range notes.OS {
+		if err := o.check(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if seen[o.Provider] {
+			return fmt.Errorf("%s: %s occurs twice", name, o.Provider)
+		}
+		seen[o.Provider] = true
+	}
+	i.OS = append(i.OS, notes.OS...)
+	for _, ref := range slices.Sorted(maps.Keys(notes.Containers)) {
+		at := slices.IndexFunc(i.Containers, func(c ContainerImage) bool { return c.Reference == ref })
+		d := notes.Containers[ref]
+		switch {
+		case at < 0:
+			return fmt.Errorf("%s: release %s has no image %q", name, v, shorten(ref))
+		case !digestRE.MatchString(d):
+			return fmt.Errorf("%s: the digest of %s is %q", name, ref, shorten(d))
+		case i.Containers[at].Digest != "" && i.Containers[at].Digest != d:
+			return fmt.Errorf("%s: %s has another digest in the release", name, ref)
+		}
+		i.Containers[at].Digest = d
+	}
+	return nil
+}
+
+// madeHere allows the images.json that Generate left, and nothing that would be lost.
+func (p *publication) madeHere(dir fs.FS, name, v string) error {
+	b, err := readSource(dir, name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	var i Images
+	if err := json.Unmarshal(b, &i); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if _, err := fs.Stat(dir, v+"/images.yaml"); errors.Is(err, fs.ErrNotExist) && len(i.OS) > 0 {
+		return fmt.Errorf("%s: that file is made from images.yaml, which is missing", name)
+	}
+	return nil
+}
+
+// markFaulty writes notices into summaries.
+func (p *publication) markFaulty() {
+	for _, f := range p.faulty {
+		for i := range p.summaries {
+			s := &p.summaries[i]
+			if !f.Release.IsZero() && !f.Release.Equal(s.Version) {
+				continue
+			}
+			if f.Kubernetes.IsZero() {
+				s.Faulty = f.Reason
+			}
+			for j := range s.Kubernetes {
+				if f.Kubernetes.Equal(s.Kubernetes[j].Version) {
+					s.Kubernetes[j].Faulty = f.Reason
+				}
+			}
+		}
+	}
+}
+
+// noDigest names what has no digest.
+func (p *publication) noDigest() []string {
+	var out []string
+	for _, s := range p.summaries {
+		out = append(out, withoutDigest(s, p.images[s.Version.String()])...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// withoutDigest names the images and downloads of a release whose digest nobody wrote.
+func withoutDigest(s Summary, i *Images) []string {
+	var out []string
+	for _, c := range i.Containers {
+		if c.Digest == "" {
+			out = append(out, c.Reference)
+		}
+	}
+	for _, o := range i.OS {
+		if o.Digest == "" {
+			out = append(out, fmt.Sprintf("OS image of %s for %s: %s", s.Version, o.Provider, o.Reference))
+		}
+	}
+	for _, d := range s.CLI {
+		if d.Digest == "" {
+			out = append(out, d.URL)
+		}
+	}
+	return out
+}
+
+// index returns index.json over the files.
+func (p *publication) index(i index) ([]byte, error) {
+	i.Files = map[string]entry{}
+	for name, b := range p.files {
+		if name == indexName {
+			continue
+		}
+		if !validName(name) || len(b) > maxFile {
+			return nil, fmt.Errorf("publish: %q cannot be in a feed", shorten(name))
+		}
+		i.Files[name] = entryOf(b)
+	}
+	b, err := encodeJSON(i)
+	if err == nil && len(b) > maxIndex {
+		err = fmt.Errorf("publish: the index would have %d bytes, more than %d", len(b), maxIndex)
+	}
+	return b, err
+}
+
+// existing is what a directory publishes now; empty if nothing.
+type existing struct {
+	index     *index
+	summaries []Summary
+	store     store
+}
+
+// published reads the feed in out, which must be one that key may go on with.
+func published(ctx context.Context, out string, key *PrivateKey) (*existing, error) {
+	e := &existing{index: &index{}}
+	entries, err := os.ReadDir(out)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+		return e, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", out, err)
+	}
+	err = filepath.WalkDir(out, func(at string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(out, at)
+		if err != nil {
+			return err
+		}
+		if n := strings.TrimSuffix(filepath.ToSlash(name), signature); n != indexName && !validName(n) {
+			return fmt.Errorf("%s has %q, which is no file of a feed: the folder is replaced as a whole, keep it for the feed alone", out, shorten(name))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if e.store, err = openDir(out); err != nil {
+		return nil, err
+	}
+	b, err := e.store.read(ctx, indexName, maxIndex, "")
+	if err != nil {
+		return nil, fmt.Errorf("read %s of %s: %w", indexName, out, err)
+	}
+	sig, err := e.store.read(ctx, indexName+signature, maxSignature, "")
+	if err != nil {
+		return nil, fmt.Errorf("read %s%s of %s: %w", indexName, signature, out, err)
+	}
+	if e.index, err = parseIndex(b.bytes); err != nil {
+		return nil, fmt.Errorf("%s: %w", out, err)
+	}
+	keys := []Key{key.Key}
+	if n := len(e.index.Keys); n > 0 {
+		set, err := parseKeySet([]byte(e.index.Keys[n-1].Set))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", out, err)
+		}
+		keys = set.keys
+	}
+	if _, err := verify(b.bytes, sig.bytes, keys); err != nil {
+		return nil, fmt.Errorf("%s holds a feed that this key cannot go on with: %w", out, err)
+	}
+	summed, err := e.read(ctx, summariesName)
+	if err != nil {
+		return nil, err
+	}
+	e.summaries, err = parseSummaries(summed)
+	return e, err
+}
+
+func (e *existing) read(ctx context.Context, name string) ([]byte, error) {
+	entry := e.index.Files[name]
+	a, err := e.store.read(ctx, name, maxFile, "")
+	if err == nil {
+		err = entry.check(a.bytes)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s of %s: %w", name, e.store.location(), err)
+	}
+	return a.bytes, nil
+}
+
+// nextKeys returns the key sets of the next publication.
+func nextKeys(chain []signedKeySet, o BuildOptions, now time.Time) ([]signedKeySet, error) {
+	chain = slices.Clone(chain)
+	var current *keySet
+	if n := len(chain); n > 0 {
+		var err error
+		if current, err = parseKeySet([]byte(chain[n-1].Set)); err != nil {
+			return nil, err
+		}
+		if !hasKey(current.keys, o.Key.id) {
+			return nil, fmt.Errorf("publish: %s is not in key set %d: sign with one that is", o.Key.Key, current.Sequence)
+		}
+		if !chain[n-1].signedBy([]Key{o.Key.Key}) {
+			// Who knows this key alone shall be able to believe the set.
+			sig, err := o.Key.sign([]byte(chain[n-1].Set))
+			if err != nil {
+				return nil, err
+			}
+			chain[n-1].Signatures = append(slices.Clone(chain[n-1].Signatures), string(sig))
+		}
+	}
+	next := keySet{Schema: schema, Type: keySetType, Sequence: 1, Created: now, Expires: now.Add(o.KeysExpire)}
+	keys := o.Trust
+	if current != nil {
+		next.Sequence = current.Sequence + 1
+		if keys == nil || sameKeys(keys, current.keys) {
+			if current.Expires.Sub(now) > o.KeysExpire/2 {
+				return chain, nil
+			}
+			keys = current.keys // the same for longer
+		}
+	}
+	if keys == nil {
+		return chain, nil
+	}
+	if !hasKey(keys, o.Key.id) {
+		return nil, fmt.Errorf("publish: %s signs and would not be trusted: to retire it, trust the next one beside it, publish, and sign with that one", o.Key.Key)
+	}
+	for _, k := range keys {
+		next.Keys = append(next.Keys, setKey{k.Name, string(k.PEM())})
+	}
+	b, err := encodeJSON(next)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := parseKeySet(b); err != nil {
+		return nil, err
+	}
+	sig, err := o.Key.sign(b)
+	if err != nil {
+		return nil, err
+	}
+	return append(chain, signedKeySet{Set: string(b), Signatures: []string{string(sig)}}), nil
+}
+
+func sameKeys(a, b []Key) bool {
+	ids := func(keys []Key) (out []string) {
+		for _, k := range keys {
+			out = append(out, k.id)
+		}
+		slices.Sort(out)
+		return slices.Compact(out)
+	}
+	return slices.Equal(ids(a), ids(b))
+}
+
+// keeps compares with what was published, and says what may not change.
+func (p *publication) keeps(old *existing, r *BuildReport) error {
+	have := map[string]bool{}
+	for _, s := range p.summaries {
+		have[s.Version.String()] = true
+	}
+	was := map[string]bool{}
+	for _, s := range old.summaries {
+		v := s.Version.String()
+		was[v] = true
+		if have[v] {
+			continue
+		}
+		bad := s.Faulty != ""
+		for _, f := range p.faulty {
+			bad = bad || f.Release.Equal(s.Version) && f.Kubernetes.IsZero()
+		}
+		if !bad {
+			return fmt.Errorf("drop release %s: %w, and clusters may run it; name it in notices.yaml with the reason why nobody may go to it, then it can go", v, ErrPublished)
+		}
+		r.Dropped = append(r.Dropped, v)
+	}
+	for v := range have {
+		if !was[v] {
+			r.Added = append(r.Added, v)
+		}
+	}
+	slices.Sort(r.Added)
+	for _, name := range slices.Sorted(maps.Keys(old.index.Files)) {
+		v, ok := versionOf(name)
+		if !ok || !have[v.String()] {
+			continue
+		}
+		b, kept := p.files[name]
+		if path.Base(name) == "images.json" {
+			if err := p.keepsImages(old, v, name); err != nil {
+				return err
+			}
+			continue
+		}
+		switch {
+		case !kept:
+			return fmt.Errorf("drop %s: %w, and machines are judged by it", name, ErrPublished)
+		case digest(b) != old.index.Files[name].SHA256:
+			return fmt.Errorf("change %s: %w; give what is different a new version", name, ErrPublished)
+		}
+	}
+	return nil
+}
+
+// keepsImages lets digests be added to images, and images of other providers.
+func (p *publication) keepsImages(old *existing, v version.Version, name string) error {
+	b, err := old.read(context.Background(), name)
+	if err != nil {
+		return err
+	}
+	before, err := parseImages(b, v)
+	if err != nil {
+		return err
+	}
+	now := p.images[v.String()]
+	for _, o := range before.OS {
+		n := slices.IndexFunc(now.OS, func(i OSImage) bool { return i.Provider == o.Provider })
+		if n < 0 || now.OS[n].Reference != o.Reference || o.Digest != "" && now.OS[n].Digest != o.Digest {
+			return fmt.Errorf("change the OS image of %s for %s: %w; give what is different a new version", v, o.Provider, ErrPublished)
+		}
+	}
+	for _, c := range before.Containers { // references are those of the release, which did not change
+		if c.Digest != "" && !slices.Contains(now.Containers, c) {
+			return fmt.Errorf("change the digest of %s: %w", c.Reference, ErrPublished)
+		}
+	}
+	return nil
+}
+
+// write puts the files below dir.
+func (p *publication) write(dir string) error {
+	for _, name := range slices.Sorted(maps.Keys(p.files)) {
+		at := filepath.Join(dir, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(at, p.files[name], 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace makes the files the whole content of out, at once.
+func (p *publication) replace(ctx context.Context, out string, o BuildOptions) error {
+	next, err := os.MkdirTemp(filepath.Dir(out), ".release-build-*")
+	if err != nil {
+		return fmt.Errorf("publish: %w", err)
+	}
+	defer os.RemoveAll(next)
+	if err := os.Chmod(next, 0o755); err != nil { // feeds are read by web servers
+		return err
+	}
+	if err := p.write(next); err != nil {
+		return fmt.Errorf("publish: %w", err)
+	}
+	// What readers will say is asked before they do.
+	if _, err := Open(ctx, next, Options{Keys: []Key{o.Key.Key}, Now: o.Now}); err != nil {
+		return fmt.Errorf("publish: %w", err)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if _, statErr := os.Lstat(out); statErr == nil {
+		err = exchange(next, out) // what was there goes with the deferred removal
+	} else {
+		err = os.Rename(next, out)
+	}
+	if err != nil {
+		return fmt.Errorf("publish: %w", err)
+	}
+	return nil
+}

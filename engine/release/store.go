@@ -1,0 +1,225 @@
+package release
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// errAbsent means that a source has no such file.
+var errAbsent = errors.New("it is not there")
+
+// store is where the files of a feed are. It believes nothing; a Feed compares what it
+// returns with the index.
+type store interface {
+	// location names the store for people and for the cache.
+	location() string
+	// read returns a file of at most limit bytes. If etag is not empty and the file
+	// still has it, unchanged is true and there are no bytes. The error wraps errAbsent
+	// if there is no such file, and ErrUnreachable if nobody could tell.
+	read(ctx context.Context, name string, limit int64, etag string) (answer, error)
+}
+
+type answer struct {
+	bytes     []byte
+	etag      string
+	unchanged bool
+}
+
+// openStore returns the store at a location: an https address, an http address of this
+// computer, or a directory.
+func openStore(location string, o Options) (store, error) {
+	scheme, _, isURL := strings.Cut(location, "://")
+	if !isURL {
+		return openDir(location)
+	}
+	u, err := url.Parse(location)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("open feed: %q is no address", shorten(location))
+	case u.User != nil:
+		return nil, errors.New("open feed: the address holds credentials; a feed is public, its files are signed")
+	case u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.Opaque != "":
+		return nil, fmt.Errorf("open feed: %q is no address of a folder", shorten(location))
+	case u.Scheme == "http" && !loopback(u.Hostname()):
+		return nil, fmt.Errorf("open feed %s: plain http is for this computer alone; use https", shorten(location))
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, fmt.Errorf("open feed: %q is not supported; use https, or the path of a directory", shorten(scheme)+"://")
+	}
+	return &httpStore{base: u, client: restrict(o.Client)}, nil
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// dirStore is a directory of this computer.
+type dirStore struct{ dir string }
+
+func openDir(dir string) (store, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open feed: %w", err)
+	}
+	return dirStore{abs}, nil
+}
+
+func (s dirStore) location() string { return s.dir }
+
+// read stays in the directory, also across links.
+func (s dirStore) read(ctx context.Context, name string, limit int64, _ string) (answer, error) {
+	if err := ctx.Err(); err != nil {
+		return answer{}, err
+	}
+	root, err := os.OpenRoot(s.dir)
+	if err != nil {
+		return answer{}, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	defer root.Close()
+	info, err := root.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return answer{}, errAbsent
+	case err != nil:
+		return answer{}, err
+	case !info.Mode().IsRegular(): // to open a pipe would wait for ever
+		return answer{}, errors.New("it is not a regular file")
+	}
+	f, err := root.Open(name)
+	if err != nil {
+		return answer{}, err
+	}
+	defer f.Close()
+	b, err := readAtMost(f, limit)
+	return answer{bytes: b}, err
+}
+
+// fsStore is what comes with the program.
+type fsStore struct{ dir fs.FS }
+
+func (fsStore) location() string { return embeddedSource }
+
+func (s fsStore) read(_ context.Context, name string, _ int64, _ string) (answer, error) {
+	b, err := fs.ReadFile(s.dir, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return answer{}, errAbsent
+	}
+	return answer{bytes: b}, err
+}
+
+// How long a server may take: to be reached, to begin an answer, for a whole request.
+const (
+	dialTimeout    = 3 * time.Second
+	headerTimeout  = 5 * time.Second
+	requestTimeout = 20 * time.Second
+	maxRedirects   = 3
+)
+
+// restrict returns a client that follows redirects to https only and that waits for no
+// one for ever. c may be nil; it is not changed.
+func restrict(c *http.Client) *http.Client {
+	out := &http.Client{Transport: &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:   headerTimeout,
+		ResponseHeaderTimeout: headerTimeout,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConns:          2,
+		IdleConnTimeout:       30 * time.Second,
+	}, Timeout: requestTimeout}
+	if c != nil {
+		copied := *c
+		out = &copied
+		if out.Timeout == 0 {
+			out.Timeout = requestTimeout
+		}
+	}
+	out.Jar = nil
+	out.CheckRedirect = func(r *http.Request, via []*http.Request) error {
+		switch {
+		case r.URL.Scheme != "https":
+			return fmt.Errorf("%w to %s, and only https is followed", ErrRedirect, shorten(r.URL.String()))
+		case len(via) > maxRedirects:
+			return fmt.Errorf("%w more than %d times", ErrRedirect, maxRedirects)
+		}
+		return nil
+	}
+	return out
+}
+
+type httpStore struct {
+	base   *url.URL
+	client *http.Client
+}
+
+func (s *httpStore) location() string { return strings.TrimSuffix(s.base.String(), "/") }
+
+func (s *httpStore) read(ctx context.Context, name string, limit int64, etag string) (answer, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.base.JoinPath(strings.Split(name, "/")...).String(), nil)
+	if err != nil {
+		return answer{}, err
+	}
+	r.Header.Set("User-Agent", "constellation")
+	r.Header.Set("Accept-Encoding", "identity") // lengths are those of the files
+	if etag != "" {
+		r.Header.Set("If-None-Match", etag)
+	}
+	res, err := s.client.Do(r)
+	if err != nil {
+		if ctx.Err() != nil {
+			return answer{}, fmt.Errorf("%w: %w", ErrUnreachable, context.Cause(ctx))
+		}
+		var u *url.Error
+		if errors.As(err, &u) { // its text repeats the address
+			err = u.Err
+		}
+		if errors.Is(err, ErrRedirect) {
+			return answer{}, err
+		}
+		return answer{}, fmt.Errorf("%w: %s", ErrUnreachable, shorten(err.Error()))
+	}
+	defer res.Body.Close()
+	switch {
+	case res.StatusCode == http.StatusNotModified && etag != "":
+		return answer{etag: etag, unchanged: true}, nil
+	case res.StatusCode == http.StatusNotFound || res.StatusCode == http.StatusGone:
+		return answer{}, errAbsent
+	case res.StatusCode != http.StatusOK:
+		return answer{}, fmt.Errorf("%w: the server answers %d %s", ErrUnreachable, res.StatusCode, http.StatusText(res.StatusCode))
+	case res.ContentLength > limit:
+		return answer{}, fmt.Errorf("%w: it has %d bytes, and %d are the most it may have", ErrAltered, res.ContentLength, limit)
+	}
+	b, err := readAtMost(res.Body, limit)
+	if err != nil && !errors.Is(err, ErrAltered) {
+		err = fmt.Errorf("%w: %s", ErrUnreachable, shorten(err.Error()))
+	}
+	tag := res.Header.Get("ETag")
+	if len(tag) > 256 || badText(tag) {
+		tag = ""
+	}
+	return answer{bytes: b, etag: tag}, err
+}
+
+// readAtMost reads r to its end, which must come within limit bytes.
+func readAtMost(r io.Reader, limit int64) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(b)) > limit {
+		return nil, fmt.Errorf("%w: it goes on after %d bytes, the most it may have", ErrAltered, limit)
+	}
+	return b, nil
+}
