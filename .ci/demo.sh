@@ -17,7 +17,8 @@ for a in "$@"; do
   esac
 done
 [ -t 0 ] && [ -t 1 ] || interactive=
-[ -z "${CI:-}" ] || yes=(--yes)
+# A script cannot be asked: missing Debian packages are named and installed. At a terminal the user is asked.
+[ -n "$interactive" ] && [ -z "${CI:-}" ] || yes=(--yes)
 
 say() { printf '\n== %s\n' "$*"; }
 
