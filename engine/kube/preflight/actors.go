@@ -1,8 +1,21 @@
 package preflight
 
 import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"constellation/engine"
 )
 
 // actorKinds are what others who change nodes or workloads are told by. They are read
@@ -23,15 +36,351 @@ var (
 // actor is what matters of an object of actorKinds.
 type actor struct {
 	metav1.ObjectMeta `json:"metadata"`
-	Spec              struct {
-		Suspend bool `json:"suspend"` // Flux
-	} `json:"spec"`
-	Status struct {
-		Applying       []string                                         `json:"applying"`       // nodes of a Plan
-		OperationState struct{ Phase string }                           `json:"operationState"` // Argo CD
-		Replicas       int64                                            `json:"replicas"`
-		UpToDate       *int64                                           `json:"upToDateReplicas"` // Cluster API, v1beta2
-		Updated        *int64                                           `json:"updatedReplicas"`
-		Conditions     []struct{ Type, Status, Reason, Message string } `json:"conditions"`
-	} `json:"status"`
+	Spec              actorSpec   `json:"spec"`
+	Status            actorStatus `json:"status"`
+}
+
+type actorSpec struct {
+	Suspend bool `json:"suspend"` // of Flux
+}
+
+type actorStatus struct {
+	Applying       []string         `json:"applying"`       // nodes of a Plan
+	OperationState operationState   `json:"operationState"` // of an Argo CD application
+	Replicas       int64            `json:"replicas"`
+	UpToDate       *int64           `json:"upToDateReplicas"` // of Cluster API, since v1beta2
+	Updated        *int64           `json:"updatedReplicas"`  // and before
+	Conditions     []actorCondition `json:"conditions"`
+}
+
+type operationState struct {
+	Phase string `json:"phase"`
+}
+
+type actorCondition struct {
+	Type    string `json:"type"`
+	Status  string `json:"status"`
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+}
+
+const (
+	rolloutPage    = "https://kubernetes.io/docs/concepts/workloads/controllers/deployment/"
+	jobPage        = "https://kubernetes.io/docs/concepts/workloads/controllers/job/"
+	autoscalerPage = "https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/"
+)
+
+var actorChecks = []check{
+	{
+		id: "node-actors", area: "actors", ref: "https://kubernetes.io/docs/concepts/cluster-administration/node-autoscaling/", run: nodeActors,
+		title: "nobody else replaces or reboots nodes",
+		needs: []source{sourceActors, sourceDaemonSets, sourceDeployments},
+	},
+	{
+		id: "gitops-sync", area: "actors", ref: "https://argo-cd.readthedocs.io/en/stable/user-guide/sync-options/", run: syncs,
+		title: "no Argo CD application and no Flux object is being applied",
+		needs: []source{sourceActors},
+	},
+	{
+		id: "rollouts", area: "actors", ref: rolloutPage, run: rollouts,
+		title: "no workload is in the middle of a rollout",
+		needs: []source{sourceDeployments, sourceStatefulSets, sourceDaemonSets},
+	},
+	{
+		id: "long-jobs", area: "actors", ref: jobPage, run: longJobs,
+		title: "no job that moves has run for long",
+		needs: workloadSources,
+	},
+	{
+		id: "autoscaler-limits", area: "actors", ref: autoscalerPage, run: autoscalerLimits,
+		title: "every autoscaled workload can grow",
+		needs: []source{sourceAutoscalers},
+	},
+}
+
+// kuredLock is the annotation by which kured lets one node reboot at a time.
+const kuredLock = "weave.works/kured-node-lock"
+
+// nodeActors tells who else drains, reboots or removes nodes.
+func nodeActors(w *world, _ *probe) []engine.Finding {
+	var found []engine.Finding
+	for i := range w.actors[plans] {
+		a := &w.actors[plans][i]
+		if len(a.Status.Applying) == 0 {
+			continue
+		}
+		found = append(found, engine.Finding{
+			Title: fmt.Sprintf("Plan %s of the system-upgrade-controller is being applied to %s", printable(a.Namespace+"/"+a.Name), enumerate(a.Status.Applying, 3)),
+			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("plan", a.Namespace, a.Name)},
+			Remedy:  "wait until it is complete; the command keeps it from taking more nodes",
+			Command: command(`kubectl -n %s patch plans.upgrade.cattle.io %s --type=merge -p '{"spec":{"concurrency":0}}'`, a.Namespace, a.Name),
+		})
+	}
+	for i := range w.daemonSets {
+		if f, ok := kured(&w.daemonSets[i]); ok {
+			found = append(found, f)
+		}
+	}
+	for i := range w.deployments {
+		d := &w.deployments[i]
+		// Ours is named in an AutoscalingStrategy and paused by the operator.
+		if d.Name == "constellation-cluster-autoscaler" || replicas(d.Spec.Replicas) == 0 || !runs(d, "cluster-autoscaler") {
+			continue
+		}
+		found = append(found, engine.Finding{
+			Title: "a cluster-autoscaler that is not ours may remove nodes while they are replaced: " + printable(d.Namespace+"/"+d.Name),
+			Owner: keeperOf(&d.ObjectMeta), Objects: []string{object("deployment", d.Namespace, d.Name)},
+			Remedy:  "stop it while nodes are replaced, and start it again afterwards",
+			Command: command("kubectl -n %s scale deployment/%s --replicas=0", d.Namespace, d.Name),
+		})
+	}
+	for i := range w.actors[nodePools] {
+		a := &w.actors[nodePools][i]
+		found = append(found, engine.Finding{
+			Title: "Karpenter may remove nodes of NodePool " + printable(a.Name) + " while others are replaced",
+			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("nodepool", "", a.Name)},
+			Remedy:  "give its disruption a budget of no nodes, and take it back afterwards",
+			Command: command(`kubectl patch nodepools.karpenter.sh %s --type=merge -p '{"spec":{"disruption":{"budgets":[{"nodes":"0"}]}}}'`, a.Name),
+		})
+	}
+	for i := range w.actors[machineDeployments] {
+		a := &w.actors[machineDeployments][i]
+		updated := cmp.Or(a.Status.UpToDate, a.Status.Updated)
+		if updated == nil || *updated >= a.Status.Replicas {
+			continue
+		}
+		found = append(found, engine.Finding{
+			Title: fmt.Sprintf("Cluster API is replacing machines of MachineDeployment %s: %d of %d are new", printable(a.Namespace+"/"+a.Name), *updated, a.Status.Replicas),
+			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("machinedeployment", a.Namespace, a.Name)},
+			Remedy:  "wait until it is done, or pause it",
+			Command: command(`kubectl -n %s patch machinedeployments.cluster.x-k8s.io %s --type=merge -p '{"spec":{"paused":true}}'`, a.Namespace, a.Name),
+		})
+	}
+	return fold(found, "others who replace or reboot nodes")
+}
+
+// kured tells who holds kured's lock: that node is about to reboot, or has.
+func kured(d *appsv1.DaemonSet) (engine.Finding, bool) {
+	value, ok := d.Annotations[kuredLock]
+	if !ok {
+		return engine.Finding{}, false
+	}
+	var lock struct {
+		Node string `json:"nodeID"`
+		// Locks is of kured that lets several nodes reboot at a time.
+		Locks []struct {
+			Node string `json:"nodeID"`
+		} `json:"locks"`
+	}
+	detail := "annotation " + kuredLock
+	if err := json.Unmarshal([]byte(value), &lock); err != nil {
+		detail += ": " + printable(value)
+	}
+	var nodes []string
+	if lock.Node != "" {
+		nodes = append(nodes, lock.Node)
+	}
+	for _, l := range lock.Locks {
+		nodes = append(nodes, l.Node)
+	}
+	who := "somebody"
+	if len(nodes) > 0 {
+		who = enumerate(nodes, 3)
+	}
+	f := engine.Finding{
+		Title: fmt.Sprintf("kured's lock is held by %s: a node may be rebooting", who), Detail: detail,
+		Owner: keeperOf(&d.ObjectMeta), Objects: []string{object("daemonset", d.Namespace, d.Name)},
+		Remedy:  "wait until it is given back; the command breaks it",
+		Command: command("kubectl -n %s annotate daemonset %s "+kuredLock+"-", d.Namespace, d.Name),
+	}
+	for _, n := range nodes {
+		f.Objects = append(f.Objects, object("node", "", n))
+	}
+	return f, true
+}
+
+// runs reports whether a container of d has an image of that name.
+func runs(d *appsv1.Deployment, image string) bool {
+	return slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
+		name := c.Image[strings.LastIndex(c.Image, "/")+1:]
+		return name == image || strings.HasPrefix(name, image+":") || strings.HasPrefix(name, image+"@")
+	})
+}
+
+// syncs tells what Argo CD and Flux apply at this moment.
+func syncs(w *world, _ *probe) []engine.Finding {
+	var found []engine.Finding
+	for i := range w.actors[applications] {
+		a := &w.actors[applications][i]
+		if a.Status.OperationState.Phase != "Running" {
+			continue
+		}
+		found = append(found, engine.Finding{
+			Title: "Argo CD is applying application " + printable(a.Namespace+"/"+a.Name),
+			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("application", a.Namespace, a.Name)}, Remedy: "wait until it is done",
+			Command: command("kubectl -n %s wait --for=jsonpath='{.status.operationState.phase}'=Succeeded applications.argoproj.io/%s --timeout=10m", a.Namespace, a.Name),
+		})
+	}
+	for _, k := range []schema.GroupResource{kustomizations, helmReleases} {
+		for i := range w.actors[k] {
+			a := &w.actors[k][i]
+			progressing := slices.ContainsFunc(a.Status.Conditions, func(c actorCondition) bool {
+				return c.Type == "Reconciling" && c.Status == "True" || c.Type == "Ready" && c.Status == "Unknown"
+			})
+			if a.Spec.Suspend || !progressing {
+				continue
+			}
+			found = append(found, engine.Finding{
+				Title: fmt.Sprintf("Flux is applying %s %s", strings.TrimSuffix(k.Resource, "s"), printable(a.Namespace+"/"+a.Name)),
+				Owner: keeperOf(&a.ObjectMeta), Objects: []string{object(strings.TrimSuffix(k.Resource, "s"), a.Namespace, a.Name)}, Remedy: "wait until it is done",
+				Command: command("kubectl -n %s wait --for=condition=Ready %s/%s --timeout=10m", a.Namespace, k.String(), a.Name),
+			})
+		}
+	}
+	return fold(found, "objects that are being applied")
+}
+
+// rollouts tells workloads whose pods are being replaced, or are not all there. The rules
+// are those of `kubectl rollout status`.
+func rollouts(w *world, _ *probe) []engine.Finding {
+	var found []engine.Finding
+	add := func(kind string, m *metav1.ObjectMeta, why string) {
+		if why == "" {
+			return
+		}
+		found = append(found, engine.Finding{
+			Title: fmt.Sprintf("%s %s is in the middle of a rollout: %s", kind, printable(m.Namespace+"/"+m.Name), why),
+			Owner: keeperOf(m), Objects: []string{object(kind, m.Namespace, m.Name)}, Remedy: "wait until it is done, or repair it",
+			Command: command("kubectl -n %s rollout status %s/%s --timeout=10m", m.Namespace, strings.ToLower(kind), m.Name),
+		})
+	}
+	for i := range w.deployments {
+		add("Deployment", &w.deployments[i].ObjectMeta, deploymentRollout(&w.deployments[i]))
+	}
+	for i := range w.statefulSets {
+		add("StatefulSet", &w.statefulSets[i].ObjectMeta, statefulSetRollout(&w.statefulSets[i]))
+	}
+	for i := range w.daemonSets {
+		add("DaemonSet", &w.daemonSets[i].ObjectMeta, daemonSetRollout(&w.daemonSets[i]))
+	}
+	return fold(found, "workloads in the middle of a rollout")
+}
+
+const unseen = "its controller has not seen its last change"
+
+func deploymentRollout(d *appsv1.Deployment) string {
+	s, want := &d.Status, replicas(d.Spec.Replicas)
+	for _, c := range s.Conditions {
+		if c.Type == appsv1.DeploymentProgressing && c.Reason == "ProgressDeadlineExceeded" {
+			return "it has made no progress for " + plainDuration(time.Duration(progressDeadline(d))*time.Second)
+		}
+	}
+	switch {
+	case s.ObservedGeneration < d.Generation:
+		return unseen
+	case d.Spec.Paused && s.UpdatedReplicas < want:
+		return fmt.Sprintf("it is paused with %d of %d pods new", s.UpdatedReplicas, want)
+	case s.UpdatedReplicas < want:
+		return fmt.Sprintf("%d of %d pods are new", s.UpdatedReplicas, want)
+	case s.Replicas > s.UpdatedReplicas:
+		return fmt.Sprintf("%d old pods are still there", s.Replicas-s.UpdatedReplicas)
+	case s.AvailableReplicas < s.UpdatedReplicas:
+		return fmt.Sprintf("%d of %d pods are available", s.AvailableReplicas, s.UpdatedReplicas)
+	}
+	return ""
+}
+
+func progressDeadline(d *appsv1.Deployment) int32 {
+	if s := d.Spec.ProgressDeadlineSeconds; s != nil {
+		return *s
+	}
+	return 600
+}
+
+func statefulSetRollout(d *appsv1.StatefulSet) string {
+	s, want := &d.Status, replicas(d.Spec.Replicas)
+	if s.ObservedGeneration < d.Generation {
+		return unseen
+	}
+	if s.ReadyReplicas < want {
+		return fmt.Sprintf("%d of %d pods are ready", s.ReadyReplicas, want)
+	}
+	if d.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType || s.UpdateRevision == s.CurrentRevision {
+		return ""
+	}
+	kept := int32(0)
+	if r := d.Spec.UpdateStrategy.RollingUpdate; r != nil && r.Partition != nil {
+		kept = *r.Partition
+	}
+	if s.UpdatedReplicas < want-kept {
+		return fmt.Sprintf("%d of %d pods are new", s.UpdatedReplicas, want-kept)
+	}
+	return ""
+}
+
+func daemonSetRollout(d *appsv1.DaemonSet) string {
+	s := &d.Status
+	switch {
+	case s.ObservedGeneration < d.Generation:
+		return unseen
+	case d.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType && s.UpdatedNumberScheduled < s.DesiredNumberScheduled:
+		return fmt.Sprintf("%d of %d pods are new", s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
+	case s.NumberAvailable < s.DesiredNumberScheduled:
+		return fmt.Sprintf("%d of %d pods are available", s.NumberAvailable, s.DesiredNumberScheduled)
+	}
+	return ""
+}
+
+// longTime is for how long a job must have run so that its starting again is worth a word.
+const longTime = 10 * time.Minute
+
+// longJobs tells jobs that lose what they have done so far.
+func longJobs(w *world, _ *probe) []engine.Finding {
+	running := map[types.UID]*batchv1.Job{}
+	for i := range w.jobs {
+		j := &w.jobs[i]
+		if j.Status.Active > 0 && j.Status.StartTime != nil && w.now.Sub(j.Status.StartTime.Time) > longTime {
+			running[j.UID] = j
+		}
+	}
+	var moving []*pod
+	for _, p := range w.lookup().moving {
+		if running[p.controller.uid] != nil && p.controller.kind == "Job" && p.terminating.IsZero() {
+			moving = append(moving, p)
+		}
+	}
+	var found []engine.Finding
+	for _, t := range w.teams(moving) {
+		j := running[t.uid]
+		found = append(found, engine.Finding{
+			Title:  fmt.Sprintf("job %s has run for %s, and its pods start again elsewhere", printable(t.namespace+"/"+t.name), plainDuration(w.now.Sub(j.Status.StartTime.Time))),
+			Detail: placesOf(t.pods), Owner: keeperOf(&j.ObjectMeta), Objects: append([]string{t.object()}, objects(t.pods)...),
+			Remedy:  "wait until it is done, if it cannot go on where it was",
+			Command: command("kubectl -n %s wait --for=condition=complete job/%s --timeout=1h", t.namespace, t.name),
+		})
+	}
+	return fold(found, "jobs that start again")
+}
+
+// autoscalerLimits tells workloads that want to grow and may not: a pod that moves is
+// missed there.
+func autoscalerLimits(w *world, _ *probe) []engine.Finding {
+	var found []engine.Finding
+	for i := range w.autoscalers {
+		a := &w.autoscalers[i]
+		s := &a.Status
+		if a.Spec.MaxReplicas == replicas(a.Spec.MinReplicas) || s.DesiredReplicas < a.Spec.MaxReplicas || s.CurrentReplicas < a.Spec.MaxReplicas {
+			continue
+		}
+		found = append(found, engine.Finding{
+			Title: fmt.Sprintf("%s %s is at the limit of its autoscaler: %s", printable(a.Spec.ScaleTargetRef.Kind), printable(a.Namespace+"/"+a.Spec.ScaleTargetRef.Name), count(int(a.Spec.MaxReplicas), "pod")),
+			Owner: keeperOf(&a.ObjectMeta),
+			Objects: []string{
+				object("horizontalpodautoscaler", a.Namespace, a.Name), object(a.Spec.ScaleTargetRef.Kind, a.Namespace, a.Spec.ScaleTargetRef.Name),
+			},
+			Remedy:  "let it have one more while nodes are replaced",
+			Command: command(`kubectl -n %s patch horizontalpodautoscaler %s --type=merge -p '{"spec":{"maxReplicas":%d}}'`, a.Namespace, a.Name, a.Spec.MaxReplicas+1),
+		})
+	}
+	return fold(found, "workloads at the limit of their autoscaler")
 }

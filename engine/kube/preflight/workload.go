@@ -33,9 +33,10 @@ const (
 
 // lookups are made from a world when they are first asked for.
 type lookups struct {
-	lookupOnce, placeOnce sync.Once
-	lookup                *lookup
-	placement             *placement
+	lookupOnce, placeOnce, hooksOnce sync.Once
+	lookup                           *lookup
+	placement                        *placement
+	hooks                            []*hook
 }
 
 // lookup is a world by what the checks of workloads ask for. Pointers lead into the world.
@@ -167,6 +168,15 @@ func (l *lookup) selectPods(w *world, moves map[*pod]bool) {
 			}
 		}
 	}
+}
+
+func (w *world) anyPod(is func(*pod) bool) bool {
+	for i := range w.pods {
+		if is(&w.pods[i]) {
+			return true
+		}
+	}
+	return false
 }
 
 // over reports whether p has ended: a drain only takes it away.

@@ -1,0 +1,778 @@
+package preflight
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"constellation/engine"
+)
+
+const (
+	evictionPage = "https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/"
+	budgetPage   = "https://kubernetes.io/docs/tasks/run-application/configure-pdb/"
+	drainPage    = "https://kubernetes.io/docs/tasks/administer-cluster/safely-drain-node/"
+	volumePage   = "https://kubernetes.io/docs/concepts/storage/volumes/"
+)
+
+// workloadSources are what it takes to know which pods move, and whose they are.
+var workloadSources = []source{
+	sourceNodes, sourcePods, sourceReplicaSets, sourceDeployments, sourceStatefulSets, sourceDaemonSets, sourceJobs,
+}
+
+var disruptionChecks = []check{
+	{
+		id: "pdb-room", area: "disruption", ref: budgetPage, run: budgetRoom,
+		title: "every PodDisruptionBudget of pods that move lets one of them go",
+		needs: append([]source{sourcePDBs}, workloadSources...),
+	},
+	{
+		id: "pdb-overlap", area: "disruption", ref: evictionPage, run: budgetOverlap,
+		title: "no pod that moves has two PodDisruptionBudgets",
+		needs: append([]source{sourcePDBs}, workloadSources...),
+	},
+	{
+		id: "drain-rehearsal", area: "disruption", ref: evictionPage, run: rehearse,
+		title: "every node that is replaced can be drained",
+		needs: append([]source{sourcePDBs, sourceVolumes, sourceClaims, sourceCSINodes}, workloadSources...),
+	},
+	{
+		id: "unmanaged-pods", area: "disruption", ref: drainPage, run: unmanagedPods,
+		title: "every pod that moves has a controller that makes it anew",
+		needs: append([]source{sourceKinds, sourceAPIServices}, workloadSources...),
+	},
+	{
+		id: "local-data", area: "disruption", ref: volumePage, run: localData,
+		title: "no pod that moves keeps data on its node",
+		needs: append([]source{sourceVolumes, sourceClaims}, workloadSources...),
+	},
+	{
+		id: "single-replica", area: "disruption", ref: drainPage, run: singleReplica,
+		title: "no workload that moves has a single pod",
+		needs: append([]source{sourcePDBs}, workloadSources...),
+	},
+	{
+		id: "volume-attachments", area: "disruption", ref: volumePage, run: volumeAttachments,
+		title: "volumes can follow their pods to other nodes",
+		needs: append([]source{sourceVolumes, sourceClaims, sourceAttachments}, workloadSources...),
+	},
+	{
+		id: "termination", area: "disruption", ref: drainPage, run: termination,
+		title: "every pod that moves ends in time",
+		needs: workloadSources,
+	},
+	{
+		id: "do-not-evict", area: "disruption", ref: drainPage, run: doNotEvictPods,
+		title: "no pod that moves asks to be left where it is",
+		needs: workloadSources,
+	},
+}
+
+// needless reports whether the API server evicts p without looking at budgets.
+func (p *pod) needless() bool {
+	return p.over() || p.phase == corev1.PodPending || !p.terminating.IsZero()
+}
+
+// spends reports whether the eviction of p, which b selects, needs room in b. It is the
+// API server's rule.
+func (b *budget) spends(p *pod) bool {
+	if p.needless() {
+		return false
+	}
+	if p.ready {
+		return true
+	}
+	if policy := b.Spec.UnhealthyPodEvictionPolicy; policy != nil && *policy == policyv1.AlwaysAllow {
+		return false
+	}
+	return b.Status.CurrentHealthy < b.Status.DesiredHealthy || b.Status.DesiredHealthy <= 0
+}
+
+// stale reports whether the controller has not seen the newest b. Evictions are refused
+// until it has.
+func (b *budget) stale() bool { return b.Status.ObservedGeneration < b.Generation }
+
+// expected is how many pods b counts with.
+func (b *budget) expected() int {
+	if b.stale() || b.Status.ExpectedPods == 0 {
+		return len(b.pods)
+	}
+	return int(b.Status.ExpectedPods)
+}
+
+// permanent says why b lets no pod go even if all of them are healthy; empty if it does.
+func (b *budget) permanent() string {
+	n := b.expected()
+	if v := b.Spec.MaxUnavailable; v != nil {
+		if most, err := intstr.GetScaledValueFromIntOrPercent(v, n, true); err == nil && most <= 0 {
+			return fmt.Sprintf("maxUnavailable is %s", printable(v.String()))
+		}
+	}
+	if v := b.Spec.MinAvailable; v != nil {
+		if least, err := intstr.GetScaledValueFromIntOrPercent(v, n, true); err == nil && least >= n {
+			return fmt.Sprintf("minAvailable is %s, and it has %s", printable(v.String()), count(n, "pod"))
+		}
+	}
+	return ""
+}
+
+func (b *budget) object() string { return object("poddisruptionbudget", b.Namespace, b.Name) }
+
+func (b *budget) name() string { return printable(b.Namespace + "/" + b.Name) }
+
+func (b *budget) evidence() string {
+	s := &b.Status
+	return fmt.Sprintf("%s expected, %d healthy, %d must stay healthy, %d may go", count(int(s.ExpectedPods), "pod"), s.CurrentHealthy, s.DesiredHealthy, s.DisruptionsAllowed)
+}
+
+// needing are the pods that move and need room in b.
+func (b *budget) needing() []*pod {
+	var out []*pod
+	for _, p := range b.moving {
+		if b.spends(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// budgetRoom tells budgets that let no pod go: for good, or as things are now.
+func budgetRoom(w *world, _ *probe) []engine.Finding {
+	l := w.lookup()
+	var found []engine.Finding
+	for _, b := range l.budgets {
+		if f, ok := w.roomOf(b); ok {
+			found = append(found, f)
+		}
+	}
+	return fold(found, "PodDisruptionBudgets without room")
+}
+
+func (w *world) roomOf(b *budget) (engine.Finding, bool) {
+	needing := b.needing()
+	if len(needing) == 0 {
+		return engine.Finding{}, false
+	}
+	l := w.lookup()
+	node := needing[0].node // moving is in the order of the drains
+	where := fmt.Sprintf("%s on nodes that are replaced, the first on %s (%s)", count(len(needing), "pod"), printable(node), l.position(node))
+	f := engine.Finding{
+		Severity: engine.Block, Owner: keeperOf(&b.ObjectMeta), Objects: append([]string{b.object()}, objects(needing)...),
+		Detail: b.evidence() + "; " + where,
+	}
+	condition := apimeta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition)
+	switch why := b.permanent(); {
+	case why != "":
+		f.Title = fmt.Sprintf("PodDisruptionBudget %s never lets a pod go: %s", b.name(), why)
+		f.Remedy = "let one pod go at a time; a replica more keeps as many available as now"
+		f.Command = b.allowOne()
+	case b.stale():
+		f.Severity = engine.Warn
+		f.Title = fmt.Sprintf("PodDisruptionBudget %s has changed, and its controller has not seen it", b.name())
+		f.Detail = fmt.Sprintf("generation %d, observed %d; evictions are refused until then; %s", b.Generation, b.Status.ObservedGeneration, where)
+		f.Remedy = "wait; if it stays so, look at kube-controller-manager"
+		f.Command = command("kubectl -n %s wait --for=jsonpath='{.status.observedGeneration}'=%d poddisruptionbudget/%s --timeout=1m", b.Namespace, b.Generation, b.Name)
+	case condition != nil && condition.Status == metav1.ConditionFalse && condition.Reason == policyv1.SyncFailedReason:
+		f.Title = fmt.Sprintf("PodDisruptionBudget %s cannot be computed, and lets no pod go", b.name())
+		f.Detail = printable(condition.Message) + "; " + where
+		f.Remedy = "say how many pods must be available as a number: it works without a controller that can be scaled"
+		f.Command = command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"maxUnavailable":null,"minAvailable":%d}}'`, b.Namespace, b.Name, len(b.pods)-1)
+	case b.Status.DisruptionsAllowed > 0:
+		return engine.Finding{}, false
+	default:
+		w.shortNow(b, needing, &f)
+	}
+	return f, true
+}
+
+// shortNow tells a budget that would have room if its pods were healthy.
+func (w *world) shortNow(b *budget, needing []*pod, f *engine.Finding) {
+	var unready []string
+	var sick *pod
+	for _, p := range b.pods {
+		if !p.ready {
+			unready = append(unready, p.name)
+		}
+	}
+	for _, p := range needing {
+		if !p.ready && sick == nil {
+			sick = p
+		}
+	}
+	if len(unready) > 0 {
+		f.Detail += "; not ready: " + enumerate(unready, 5)
+	}
+	if n := len(b.Status.DisruptedPods); n > 0 {
+		f.Detail += fmt.Sprintf("; %s being evicted now", count(n, "pod"))
+	}
+	if sick != nil {
+		// Unready pods wait for a budget that unready pods have used up.
+		f.Title = fmt.Sprintf("PodDisruptionBudget %s has no room now, and holds pods that are not ready", b.name())
+		f.Remedy = "let pods go that are not ready, or repair them"
+		f.Command = command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"unhealthyPodEvictionPolicy":"AlwaysAllow"}}'`, b.Namespace, b.Name)
+		return
+	}
+	f.Severity = engine.Warn
+	f.Title = fmt.Sprintf("PodDisruptionBudget %s has no room now", b.name())
+	f.Remedy = "wait until its pods are healthy"
+	if o, ok := scalable(w.workload(needing[0])); ok {
+		f.Command = command("kubectl -n %s rollout status %s --timeout=10m", b.Namespace, o)
+	}
+}
+
+// allowOne is the command that lets b give up one pod.
+func (b *budget) allowOne() string {
+	if b.Spec.MaxUnavailable != nil {
+		return command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"maxUnavailable":1}}'`, b.Namespace, b.Name)
+	}
+	return command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"minAvailable":%d}}'`, b.Namespace, b.Name, max(b.expected()-1, 0))
+}
+
+// budgetOverlap tells pods with two budgets: the API server evicts none of them.
+func budgetOverlap(w *world, _ *probe) []engine.Finding {
+	l := w.lookup()
+	type group struct {
+		budgets []*budget
+		pods    []*pod
+	}
+	groups := map[string]*group{}
+	var order []string
+	for _, p := range l.moving {
+		covering := l.covering[p]
+		if len(covering) < 2 || p.needless() {
+			continue
+		}
+		key := covering[0].Namespace + "/" + budgetNames(covering)
+		if groups[key] == nil {
+			groups[key] = &group{budgets: covering}
+			order = append(order, key)
+		}
+		groups[key].pods = append(groups[key].pods, p)
+	}
+	var found []engine.Finding
+	for _, key := range order {
+		g := groups[key]
+		youngest := slices.MaxFunc(g.budgets, func(a, b *budget) int {
+			return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+		})
+		node := g.pods[0].node
+		f := engine.Finding{
+			Severity: engine.Block,
+			Title:    fmt.Sprintf("%s in namespace %s cannot be evicted: PodDisruptionBudgets %s all select the same", count(len(g.pods), "pod"), printable(youngest.Namespace), budgetNames(g.budgets)),
+			Detail:   fmt.Sprintf("the API server answers 500 to the eviction of a pod with more than one budget; the first is %s on %s (%s)", printable(g.pods[0].name), printable(node), l.position(node)),
+			Remedy:   "keep one of them; the command deletes the youngest",
+			Owner:    keeperOf(&youngest.ObjectMeta),
+			Command:  command("kubectl -n %s delete poddisruptionbudget %s", youngest.Namespace, youngest.Name),
+		}
+		for _, b := range g.budgets {
+			f.Objects = append(f.Objects, b.object())
+		}
+		f.Objects = append(f.Objects, objects(g.pods)...)
+		found = append(found, f)
+	}
+	return fold(found, "groups of pods with two PodDisruptionBudgets")
+}
+
+func budgetNames(budgets []*budget) string {
+	names := make([]string, len(budgets))
+	for i, b := range budgets {
+		names[i] = printable(b.Name)
+	}
+	return strings.Join(names, " and ")
+}
+
+// team is the pods of one workload.
+type team struct {
+	owner
+	namespace string
+	pods      []*pod
+}
+
+func (t *team) object() string { return object(t.kind, t.namespace, t.name) }
+
+// teams groups pods by workload, sorted by namespace, kind and name.
+func (w *world) teams(pods []*pod) []*team {
+	type key struct {
+		namespace string
+		owner     owner
+	}
+	byKey := map[key]*team{}
+	var out []*team
+	for _, p := range pods {
+		k := key{p.namespace, w.workload(p)}
+		t := byKey[k]
+		if t == nil {
+			t = &team{owner: k.owner, namespace: p.namespace}
+			byKey[k] = t
+			out = append(out, t)
+		}
+		t.pods = append(t.pods, p)
+	}
+	slices.SortStableFunc(out, func(a, b *team) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name))
+	})
+	return out
+}
+
+// keepers is who can change all of pods, if that is one.
+func (w *world) keepers(pods []*pod) string {
+	one := ""
+	for _, p := range pods {
+		k := w.keeper(p)
+		if one != "" && k != one {
+			return ""
+		}
+		one = k
+	}
+	return one
+}
+
+// podsByNamespace keeps the order within a namespace and sorts namespaces.
+func podsByNamespace(pods []*pod) [][]*pod {
+	groups := map[string][]*pod{}
+	for _, p := range pods {
+		groups[p.namespace] = append(groups[p.namespace], p)
+	}
+	var out [][]*pod
+	for _, g := range groups {
+		out = append(out, g)
+	}
+	slices.SortFunc(out, func(a, b []*pod) int { return cmp.Compare(a[0].namespace, b[0].namespace) })
+	return out
+}
+
+// podNames are at most 20 names of pods for a command line.
+func podNames(pods []*pod) string {
+	var names []string
+	for _, p := range pods[:min(len(pods), 20)] {
+		if command("%s", p.name) == "" {
+			return ""
+		}
+		names = append(names, p.name)
+	}
+	return strings.Join(names, " ")
+}
+
+// unmanagedPods tells pods that nobody makes anew.
+func unmanagedPods(w *world, _ *probe) []engine.Finding {
+	served := map[string]bool{}
+	for i := range w.kinds {
+		k := &w.kinds[i].Spec
+		if slices.ContainsFunc(k.Versions, func(v kindVersion) bool { return v.Served }) {
+			served[k.Group+"/"+k.Names.Kind] = true
+		}
+	}
+	aggregated := map[string]bool{}
+	for i := range w.apiServices {
+		if s := &w.apiServices[i].Spec; s.Service != nil {
+			aggregated[s.Group] = true
+		}
+	}
+	var alone []*pod
+	gone := map[string][]*pod{}
+	for _, p := range w.lookup().moving {
+		if p.ours() {
+			continue
+		}
+		group, _, _ := strings.Cut(p.controller.apiVersion, "/")
+		switch {
+		case p.controller.kind == "":
+			alone = append(alone, p)
+		case p.controller.apiVersion == "v1", builtin(group), aggregated[group], served[group+"/"+p.controller.kind]:
+		default:
+			gone[p.controller.kind+"."+group] = append(gone[p.controller.kind+"."+group], p)
+		}
+	}
+	var found []engine.Finding
+	for _, pods := range podsByNamespace(alone) {
+		found = append(found, w.lost(pods, fmt.Sprintf("%s in namespace %s without a controller: lost for ever when the node goes", count(len(pods), "pod"), printable(pods[0].namespace))))
+	}
+	for _, kind := range sortedKeys(gone) {
+		for _, pods := range podsByNamespace(gone[kind]) {
+			f := w.lost(pods, fmt.Sprintf("%s in namespace %s controlled by %s, a kind that the cluster does not have: lost for ever when the node goes", count(len(pods), "pod"), printable(pods[0].namespace), printable(kind)))
+			found = append(found, f)
+		}
+	}
+	return fold(found, "groups of pods that nobody makes anew")
+}
+
+func (w *world) lost(pods []*pod, title string) engine.Finding {
+	f := engine.Finding{
+		Title: title, Detail: placesOf(pods), Owner: w.keepers(pods), Objects: objects(pods),
+		Remedy: "run them by a Deployment or a Job; the command keeps a copy from which they can be made again",
+	}
+	if names := podNames(pods); names != "" {
+		if get := command("kubectl -n %s get pods", pods[0].namespace); get != "" {
+			f.Command = fmt.Sprintf("%s %s -o yaml > pods-of-%s.yaml", get, names, pods[0].namespace)
+		}
+	}
+	return f
+}
+
+// placesOf is "web-0 on worker-1, web-1 on worker-2 and 3 more".
+func placesOf(pods []*pod) string {
+	names := make([]string, len(pods))
+	for i, p := range pods {
+		names[i] = p.name + " on " + p.node
+	}
+	return enumerate(names, 5)
+}
+
+// builtin reports whether the API server itself serves group.
+func builtin(group string) bool {
+	switch group {
+	case "apps", "batch", "autoscaling", "policy", "extensions", "":
+		return true
+	}
+	return false
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// localData tells what is on the disks of nodes that go.
+func localData(w *world, _ *probe) []engine.Finding {
+	var scratch, host, bound []*pod
+	for _, p := range w.lookup().moving {
+		if p.ours() {
+			continue
+		}
+		if len(p.emptyDir) > 0 {
+			scratch = append(scratch, p)
+		}
+		if len(p.hostPath) > 0 {
+			host = append(host, p)
+		}
+		if len(w.localVolumes(p)) > 0 {
+			bound = append(bound, p)
+		}
+	}
+	var found []engine.Finding
+	for _, t := range w.teams(bound) {
+		found = append(found, w.lostVolumes(t))
+	}
+	found = fold(found, "workloads with data on volumes of one node")
+	for _, x := range []struct {
+		pods    []*pod
+		title   string
+		volumes func(*pod) []string
+		remedy  string
+	}{
+		{host, "hostPath volumes that %s can write will be lost with the nodes", func(p *pod) []string { return p.hostPath }, "keep what must last in a PersistentVolumeClaim instead of a hostPath volume"},
+		{scratch, "emptyDir volumes of %s will be lost with the nodes", func(p *pod) []string { return p.emptyDir }, "nothing, if it is scratch data; otherwise keep it in a PersistentVolumeClaim"},
+	} {
+		teams := w.teams(x.pods)
+		if len(teams) == 0 {
+			continue
+		}
+		var names, lines []string
+		for _, t := range teams {
+			names = append(names, t.object())
+			lines = append(lines, t.object()+": "+enumerate(x.volumes(t.pods[0]), 5))
+		}
+		found = append(found, engine.Finding{
+			Title: fmt.Sprintf(x.title, count(len(teams), "workload")), Detail: enumerate(lines, maxTold), Remedy: x.remedy,
+			Owner: w.keepers(x.pods), Objects: first(names),
+		})
+	}
+	return found
+}
+
+// localVolume is a volume whose data is on one node.
+type localVolume struct {
+	claim string
+	pv    *corev1.PersistentVolume
+	// pinned reports whether a pod with it can run on no other node.
+	pinned bool
+}
+
+// localVolumes are those of p whose data goes with its node.
+func (w *world) localVolumes(p *pod) []localVolume {
+	node := w.lookup().nodes[p.node]
+	if node == nil || len(p.claims) == 0 {
+		return nil
+	}
+	var out []localVolume
+	for _, name := range p.claims {
+		claim, ok := w.claims[types.NamespacedName{Namespace: p.namespace, Name: name}]
+		if !ok {
+			continue
+		}
+		pv, ok := w.volumes[claim.Spec.VolumeName]
+		if !ok {
+			continue
+		}
+		switch {
+		case pinned(&pv, node):
+			out = append(out, localVolume{name, &pv, true})
+		case pv.Spec.HostPath != nil || pv.Spec.Local != nil:
+			out = append(out, localVolume{name, &pv, false})
+		}
+	}
+	return out
+}
+
+// pinned reports whether pv can be used on node and not on one that takes its place.
+func pinned(pv *corev1.PersistentVolume, node *corev1.Node) bool {
+	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		return false
+	}
+	selector, err := nodeaffinity.NewNodeSelector(pv.Spec.NodeAffinity.Required)
+	if err != nil {
+		return false
+	}
+	return selector.Match(node) && !selector.Match(heirOf(node))
+}
+
+func (w *world) lostVolumes(t *team) engine.Finding {
+	f := engine.Finding{Owner: w.keepers(t.pods)}
+	var lines []string
+	stuck := false
+	for _, p := range t.pods {
+		for _, v := range w.localVolumes(p) {
+			lines = append(lines, fmt.Sprintf("%s on %s", v.claim, p.node))
+			f.Objects = append(f.Objects, object("persistentvolumeclaim", p.namespace, v.claim), object("persistentvolume", "", v.pv.Name))
+			stuck = stuck || v.pinned
+		}
+	}
+	f.Title = fmt.Sprintf("data of %s %s is on volumes of one node, and will be lost: %s", t.kind, printable(t.namespace+"/"+t.name), enumerate(lines, 3))
+	f.Detail = "claims: " + enumerate(lines, maxTold)
+	if stuck {
+		f.Detail += "; a pod cannot start again until its claim is deleted"
+	}
+	f.Remedy = "back the data up, or let the application copy it to other nodes, one node at a time"
+	f.Objects = append([]string{t.object()}, first(f.Objects)...)
+	return f
+}
+
+// singleReplica tells workloads that are down while their one pod moves.
+func singleReplica(w *world, _ *probe) []engine.Finding {
+	want := map[types.UID]int32{}
+	for i := range w.deployments {
+		want[w.deployments[i].UID] = replicas(w.deployments[i].Spec.Replicas)
+	}
+	for i := range w.statefulSets {
+		want[w.statefulSets[i].UID] = replicas(w.statefulSets[i].Spec.Replicas)
+	}
+	l := w.lookup()
+	var single []*pod
+	for _, p := range l.moving {
+		if n, ok := want[w.workload(p).uid]; ok && n == 1 && !p.ours() && len(l.covering[p]) == 0 {
+			single = append(single, p)
+		}
+	}
+	var found []engine.Finding
+	for _, pods := range podsByNamespace(single) {
+		var names, scale []string
+		plain := true
+		for _, t := range w.teams(pods) {
+			names = append(names, t.object())
+			o, ok := scalable(t.owner)
+			if plain = plain && ok && command("%s", o) != ""; plain && t.kind == "Deployment" {
+				scale = append(scale, o)
+			}
+		}
+		f := engine.Finding{
+			Title:  fmt.Sprintf("%s in namespace %s with a single pod: down while it moves", count(len(names), "workload"), printable(pods[0].namespace)),
+			Detail: enumerate(names, maxTold), Owner: w.keepers(pods), Objects: first(names),
+			Remedy: "run two, if the application can; a budget then keeps one available",
+		}
+		if ns := pods[0].namespace; plain && len(scale) > 0 && len(scale) <= 20 && command("%s", ns) != "" {
+			f.Command = fmt.Sprintf("kubectl -n %s scale --replicas=2 %s", ns, strings.Join(scale, " "))
+		}
+		found = append(found, f)
+	}
+	return fold(found, "namespaces with workloads of a single pod")
+}
+
+// detachLimit is how long a volume takes to be detached if all is well.
+const detachLimit = 6 * time.Minute
+
+// volumeAttachments tells volumes that are stuck, and those that two pods would want at
+// the same time.
+func volumeAttachments(w *world, _ *probe) []engine.Finding {
+	l := w.lookup()
+	var found []engine.Finding
+	for i := range w.attachments {
+		if f, ok := stuckAttachment(w, l, &w.attachments[i]); ok {
+			found = append(found, f)
+		}
+	}
+	found = fold(found, "volumes that are stuck to a node")
+	var waiting []*pod
+	for _, p := range l.moving {
+		// A StatefulSet waits until the old pod is gone; others make the new one at once.
+		if p.controller.kind == "StatefulSet" || p.controller.kind == "" || len(w.singleAttach(p)) == 0 {
+			continue
+		}
+		waiting = append(waiting, p)
+	}
+	if teams := w.teams(waiting); len(teams) > 0 {
+		var names, lines []string
+		for _, t := range teams {
+			names = append(names, t.object())
+			lines = append(lines, t.object()+": "+enumerate(w.singleAttach(t.pods[0]), 3))
+		}
+		found = append(found, engine.Finding{
+			Title:  fmt.Sprintf("volumes of %s can be on one node only: new pods wait until the old are gone", count(len(teams), "workload")),
+			Detail: enumerate(lines, maxTold), Objects: first(names), Owner: w.keepers(waiting),
+			Remedy: "expect some minutes without them while volumes move",
+		})
+	}
+	return found
+}
+
+// singleAttach are the claims of p whose volume must be detached from its node first.
+func (w *world) singleAttach(p *pod) []string {
+	var out []string
+	for _, name := range p.claims {
+		claim, ok := w.claims[types.NamespacedName{Namespace: p.namespace, Name: name}]
+		if !ok {
+			continue
+		}
+		pv, ok := w.volumes[claim.Spec.VolumeName]
+		if !ok || pv.Spec.CSI == nil || pinned(&pv, w.lookup().nodes[p.node]) {
+			continue
+		}
+		many := slices.ContainsFunc(pv.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
+			return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
+		})
+		if !many {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func stuckAttachment(w *world, l *lookup, a *storagev1.VolumeAttachment) (engine.Finding, bool) {
+	volume := "of no PersistentVolume"
+	if n := a.Spec.Source.PersistentVolumeName; n != nil {
+		volume = *n
+	}
+	f := engine.Finding{
+		Owner: cmp.Or(keeperOf(&a.ObjectMeta), printable(a.Spec.Attacher)), Objects: []string{object("volumeattachment", "", a.Name), object("node", "", a.Spec.NodeName)},
+		Remedy: "look at the CSI driver " + printable(a.Spec.Attacher),
+	}
+	switch {
+	case l.nodes[a.Spec.NodeName] == nil:
+		f.Title = fmt.Sprintf("volume %s is attached to node %s, which is gone", printable(volume), printable(a.Spec.NodeName))
+		f.Remedy += "; if the machine does not run, delete the attachment"
+		f.Command = command("kubectl delete volumeattachment %s --wait=false", a.Name)
+	case a.DeletionTimestamp != nil && w.now.Sub(a.DeletionTimestamp.Time) > detachLimit:
+		f.Title = fmt.Sprintf("volume %s does not leave node %s", printable(volume), printable(a.Spec.NodeName))
+		f.Detail = "asked for " + plainDuration(w.now.Sub(a.DeletionTimestamp.Time)) + " ago"
+		if e := a.Status.DetachError; e != nil {
+			f.Detail += ": " + printable(e.Message)
+		}
+	case a.Status.AttachError != nil && !a.Status.Attached:
+		f.Title = fmt.Sprintf("volume %s cannot be attached to node %s", printable(volume), printable(a.Spec.NodeName))
+		f.Detail = printable(a.Status.AttachError.Message)
+	default:
+		return engine.Finding{}, false
+	}
+	return f, true
+}
+
+// terminationSlack is what a pod may take beyond its grace period before it is stuck.
+const terminationSlack = time.Minute
+
+// drainTimeout is how long a drain waits for one node.
+func (w *world) drainTimeout() time.Duration {
+	return cmp.Or(w.request.DrainTimeout, defaultDrainTimeout)
+}
+
+// termination tells pods that end later than a drain waits, or not at all.
+func termination(w *world, _ *probe) []engine.Finding {
+	var slow []*pod
+	var found []engine.Finding
+	for _, p := range w.lookup().moving {
+		switch {
+		case p.terminating.IsZero():
+			if p.grace > w.drainTimeout() {
+				slow = append(slow, p)
+			}
+		case w.now.Sub(p.terminating) > terminationSlack:
+			found = append(found, w.stuckPod(p))
+		}
+	}
+	found = fold(found, "pods that should be gone")
+	var late []engine.Finding
+	for _, t := range w.teams(slow) {
+		f := engine.Finding{
+			Title:  fmt.Sprintf("%s %s may take %s to end, and a drain waits %s", t.kind, printable(t.namespace+"/"+t.name), plainDuration(t.pods[0].grace), plainDuration(w.drainTimeout())),
+			Detail: fmt.Sprintf("terminationGracePeriodSeconds is %d: %s", int(t.pods[0].grace.Seconds()), placesOf(t.pods)),
+			Owner:  w.keepers(t.pods), Objects: append([]string{t.object()}, objects(t.pods)...),
+			Remedy: "shorten the grace period if its pods need less",
+		}
+		if o, ok := scalable(t.owner); ok {
+			f.Command = command(`kubectl -n %s patch %s --type=merge -p '{"spec":{"template":{"spec":{"terminationGracePeriodSeconds":%d}}}}'`, t.namespace, o, int(w.drainTimeout().Seconds()))
+		}
+		late = append(late, f)
+	}
+	return append(found, fold(late, "workloads that end late")...)
+}
+
+func (w *world) stuckPod(p *pod) engine.Finding {
+	f := engine.Finding{
+		Title:  fmt.Sprintf("pod %s should be gone since %s", printable(p.namespace+"/"+p.name), plainDuration(w.now.Sub(p.terminating))),
+		Detail: "on " + printable(p.node), Owner: w.keeper(p), Objects: []string{p.object()},
+		Remedy:  "look at the node's kubelet; a pod whose node is dead can be deleted by force",
+		Command: command("kubectl -n %s delete pod %s --force --grace-period=0", p.namespace, p.name),
+	}
+	if len(p.finalizers) > 0 {
+		f.Detail += ", held by " + enumerate(p.finalizers, 3)
+		f.Remedy = "look at who owns the finalizers; if nobody does any more, take them away"
+		f.Command = command(`kubectl -n %s patch pod %s --type=merge -p '{"metadata":{"finalizers":null}}'`, p.namespace, p.name)
+	}
+	return f
+}
+
+// doNotEvictPods tells pods whose annotations ask for what an upgrade cannot give.
+func doNotEvictPods(w *world, _ *probe) []engine.Finding {
+	var asking []*pod
+	for _, p := range w.lookup().moving {
+		if p.notEvict != "" && !p.ours() {
+			asking = append(asking, p)
+		}
+	}
+	var found []engine.Finding
+	for _, pods := range podsByNamespace(asking) {
+		var keys []string
+		for _, p := range pods {
+			key, _, _ := strings.Cut(p.notEvict, "=")
+			if !slices.Contains(keys, key) {
+				keys = append(keys, key)
+			}
+		}
+		slices.Sort(keys)
+		f := engine.Finding{
+			Title:  fmt.Sprintf("evicted although annotations ask for the opposite: %s in namespace %s", count(len(pods), "pod"), printable(pods[0].namespace)),
+			Detail: enumerate(keys, 3) + ": " + placesOf(pods), Owner: w.keepers(pods), Objects: objects(pods),
+			Remedy: "wait until they are done, or accept that they start again elsewhere",
+		}
+		if names := podNames(pods); names != "" {
+			if annotate := command("kubectl -n %s annotate pods", pods[0].namespace); annotate != "" {
+				f.Command = fmt.Sprintf("%s %s %s-", annotate, names, strings.Join(keys, "- "))
+			}
+		}
+		found = append(found, f)
+	}
+	return fold(found, "namespaces with pods that ask to be left where they are")
+}

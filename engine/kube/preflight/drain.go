@@ -1,0 +1,416 @@
+package preflight
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"constellation/engine"
+)
+
+const (
+	// maxEvictions bounds how many evictions are asked for.
+	maxEvictions = 300
+	// evictionWorkers ask at the same time. The API server is what is slow: with fewer
+	// it waits for us, with more they wait for it.
+	evictionWorkers = 16
+	// evictionLimit bounds one request. A webhook may take 30 s.
+	evictionLimit = 35 * time.Second
+	// maxBusy is how often a request is repeated that the API server was too busy for.
+	maxBusy = 5
+)
+
+// verdict is what the API server says about the eviction of a pod.
+type verdict int
+
+const (
+	notAsked  verdict = iota
+	evictable         // it would go
+	gone              // it has gone since
+	noRoom            // its budget has no room
+	overlap           // it has two budgets
+	denied            // a webhook or an admission policy says no
+	refused           // something else
+	noDryRun          // a webhook has side effects, and cannot be asked
+	forbidden         // we may not ask
+)
+
+// answer is a verdict and its reason, in the API server's words.
+type answer struct {
+	verdict verdict
+	text    string
+	by      string // the webhook or policy that denies
+}
+
+// rehearse asks the API server for evictions that it does not carry out, then follows
+// all drains one after the other, which such requests cannot: they use no budget up.
+func rehearse(w *world, p *probe) []engine.Finding {
+	l := w.lookup()
+	if len(l.moving) == 0 {
+		return nil
+	}
+	answers := map[*pod]answer{}
+	var err error
+	if w.request.DryRun {
+		answers, err = ask(p, w.rehearsed())
+	}
+	tally := map[verdict]int{}
+	for _, a := range answers {
+		tally[a.verdict]++
+	}
+	asked := len(answers) - tally[forbidden] - tally[noDryRun] - tally[notAsked]
+	basis := fmt.Sprintf("asked of the API server as a dry run: %d of %s", asked, count(len(l.moving), "eviction"))
+	if rest := len(l.moving) - asked; rest > 0 {
+		basis += fmt.Sprintf("; the other %d computed from the status of budgets", rest)
+	}
+	if !w.request.DryRun {
+		basis = "computed from the status of budgets alone: dry-run requests are switched off, so no webhook was asked"
+	}
+
+	found := w.denials(answers, basis)
+	if h, ok := w.follow(answers); ok {
+		found = append(found, w.hanging(h, answers, basis))
+	}
+	switch {
+	case err != nil:
+		found = append(found, engine.Finding{
+			Severity: engine.NotChecked, Title: "not checked whether evictions are granted: no request could be made", Detail: printable(plain(err).Error()) + "; " + basis,
+		})
+	case tally[forbidden] > 0:
+		found = append(found, engine.Finding{
+			Severity: engine.NotChecked, Title: "not checked whether evictions are granted: the kubeconfig's user may not ask for them", Detail: basis,
+			Remedy: "use a kubeconfig that may create pods/eviction",
+		})
+	case tally[notAsked] > 0:
+		found = append(found, engine.Finding{
+			Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether %s would be granted: the API server did not answer", count(tally[notAsked], "eviction")), Detail: basis,
+		})
+	case len(found) == 0 && asked < len(l.moving):
+		found = append(found, engine.Finding{Severity: engine.Info, Title: "every node that is replaced can be drained", Detail: basis})
+	}
+	return found
+}
+
+// rehearsed are the pods whose eviction is asked for: those with a budget, and one of
+// each other workload. If they are too many, one of every budget and workload comes first.
+func (w *world) rehearsed() []*pod {
+	l := w.lookup()
+	var early, late []*pod
+	seen := map[any]bool{}
+	for _, p := range l.moving {
+		covering := l.covering[p]
+		var key any = w.workload(p)
+		if len(covering) > 0 {
+			key = covering[0]
+		}
+		switch {
+		case !seen[key]:
+			seen[key] = true
+			early = append(early, p)
+		case len(covering) > 0:
+			late = append(late, p)
+		}
+	}
+	chosen := append(early, late...)
+	return chosen[:min(len(chosen), maxEvictions)]
+}
+
+// ask asks for the eviction of pods. The error is about the client.
+func ask(p *probe, pods []*pod) (map[*pod]answer, error) {
+	config := rest.CopyConfig(p.config)
+	config.QPS = -1 // the API server's own fairness is the limit
+	config.ContentType, config.AcceptContentTypes = "application/json", "application/json"
+	core, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make Kubernetes client: %w", err)
+	}
+	var (
+		mu      sync.Mutex
+		answers = make(map[*pod]answer, len(pods))
+		next    = make(chan *pod)
+		workers sync.WaitGroup
+	)
+	for range min(evictionWorkers, len(pods)) {
+		workers.Go(func() {
+			for pod := range next {
+				a := askOne(p.ctx, core.PolicyV1().RESTClient(), pod)
+				mu.Lock()
+				answers[pod] = a
+				if n := len(answers); n%20 == 0 || n == len(pods) {
+					p.progress(int64(n), int64(len(pods)))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, pod := range pods {
+		select {
+		case next <- pod:
+		case <-p.ctx.Done():
+		}
+	}
+	close(next)
+	workers.Wait()
+	return answers, nil
+}
+
+func askOne(ctx context.Context, client rest.Interface, p *pod) answer {
+	for attempt := 1; ; attempt++ {
+		err := evict(ctx, client, p)
+		wait, busy := apierrors.SuggestsClientDelay(err)
+		a := classify(err)
+		if a.verdict != notAsked || !busy || attempt == maxBusy {
+			return a
+		}
+		select {
+		case <-time.After(time.Duration(max(wait, 1)) * time.Second):
+		case <-ctx.Done():
+			return a
+		}
+	}
+}
+
+// evict asks for the eviction of p without its being carried out. That is said twice:
+// admission looks at the request, the eviction itself at its body.
+func evict(ctx context.Context, client rest.Interface, p *pod) error {
+	ctx, cancel := context.WithTimeout(ctx, evictionLimit)
+	defer cancel()
+	dryRun := []string{metav1.DryRunAll}
+	body, err := client.Post().AbsPath("/api/v1").Namespace(p.namespace).Resource("pods").Name(p.name).SubResource("eviction").
+		Param("dryRun", metav1.DryRunAll).MaxRetries(0).
+		Body(&policyv1.Eviction{
+			TypeMeta:      metav1.TypeMeta{APIVersion: policyv1.SchemeGroupVersion.String(), Kind: "Eviction"},
+			ObjectMeta:    metav1.ObjectMeta{Namespace: p.namespace, Name: p.name},
+			DeleteOptions: &metav1.DeleteOptions{DryRun: dryRun, Preconditions: &metav1.Preconditions{UID: &p.uid}},
+		}).DoRaw(ctx)
+	if err != nil {
+		return err
+	}
+	// A pod with two budgets is a failure inside an answer with the code of a success.
+	var status metav1.Status
+	if err := json.Unmarshal(body, &status); err == nil && status.Kind == "Status" && status.Status == metav1.StatusFailure {
+		return &apierrors.StatusError{ErrStatus: status}
+	}
+	return nil
+}
+
+// denier finds who denies in the messages of admission.
+var denier = regexp.MustCompile(`(?:admission|failed calling) webhook "([^"]*)"|(ValidatingAdmissionPolicy '[^']*')`)
+
+// classify tells what the answer err to an eviction means.
+func classify(err error) answer {
+	if err == nil {
+		return answer{verdict: evictable}
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return answer{verdict: notAsked, text: printable(plain(err).Error())}
+	}
+	s := status.Status()
+	a := answer{verdict: refused, text: printable(s.Message)}
+	if m := denier.FindStringSubmatch(s.Message); m != nil {
+		a.verdict, a.by = denied, printable(cmp.Or(m[2], `webhook "`+m[1]+`"`))
+		if strings.Contains(s.Message, "does not support dry run") {
+			a.verdict = noDryRun
+		}
+		return a
+	}
+	switch {
+	case s.Reason == metav1.StatusReasonTooManyRequests || s.Code == 429:
+		a.verdict = notAsked
+		if s.Details == nil {
+			break
+		}
+		for _, c := range s.Details.Causes {
+			if c.Type == policyv1.DisruptionBudgetCause {
+				a.verdict, a.text = noRoom, printable(c.Message)
+			}
+		}
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		a.verdict = gone
+	case strings.Contains(s.Message, "more than one PodDisruptionBudget"):
+		a.verdict = overlap
+	case apierrors.IsForbidden(err) && strings.Contains(s.Message, "pods/eviction"), apierrors.IsUnauthorized(err):
+		a.verdict = forbidden
+	}
+	return a
+}
+
+// denials tells evictions that the API server refuses for another reason than a budget.
+func (w *world) denials(answers map[*pod]answer, basis string) []engine.Finding {
+	groups := map[string][]*pod{}
+	for p, a := range answers {
+		switch a.verdict {
+		case denied:
+			groups[a.by] = append(groups[a.by], p)
+		case refused:
+			groups[""] = append(groups[""], p)
+		}
+	}
+	var found []engine.Finding
+	for _, by := range sortedKeys(groups) {
+		pods := w.inOrder(groups[by])
+		node := pods[0].node
+		f := engine.Finding{
+			Severity: engine.Block,
+			Title:    fmt.Sprintf("%s denies the eviction of %s", by, count(len(pods), "pod")),
+			Detail:   fmt.Sprintf("%s: %s; the first on %s (%s); %s", printable(pods[0].namespace+"/"+pods[0].name), answers[pods[0]].text, printable(node), w.lookup().position(node), basis),
+			Owner:    w.keepers(pods), Objects: objects(pods), Remedy: "do what the message asks for, or take the rule away while nodes are replaced",
+		}
+		if by == "" {
+			f.Title = fmt.Sprintf("the API server refuses the eviction of %s", count(len(pods), "pod"))
+			f.Remedy = "look at the message"
+		}
+		for _, h := range w.hooks() {
+			if by == `webhook "`+printable(h.name)+`"` {
+				f.Owner, f.Command = keeperOf(h.config), h.ignore()
+				f.Objects = append([]string{h.object()}, f.Objects...)
+			}
+		}
+		found = append(found, f)
+	}
+	return fold(found, "rules that deny evictions")
+}
+
+// inOrder sorts pods as the drains meet them.
+func (w *world) inOrder(pods []*pod) []*pod {
+	l := w.lookup()
+	slices.SortFunc(pods, func(a, b *pod) int {
+		return cmp.Or(cmp.Compare(l.place[a.node], l.place[b.node]), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	})
+	return pods
+}
+
+// hang is the first pod that a drain waits for in vain.
+type hang struct {
+	pod    *pod
+	why    string
+	object string
+	// keeper and command are of what holds it up.
+	keeper, command string
+	// passes reports whether it ends by itself if pods get healthy.
+	passes bool
+}
+
+// follow drains node after node in thought. A pod that is made anew gives its budget the
+// room back that it took; one that cannot come back keeps it.
+func (w *world) follow(answers map[*pod]answer) (hang, bool) {
+	l := w.lookup()
+	left := map[*budget]int32{}
+	spent := map[*budget][]string{}
+	for _, b := range l.budgets {
+		left[b] = b.Status.DisruptionsAllowed
+	}
+	var passing *hang
+	for _, p := range l.moving {
+		h, ok := w.holds(p, answers[p], left, spent)
+		switch {
+		case !ok:
+		case !h.passes:
+			return h, true
+		case passing == nil:
+			passing = &h
+		}
+	}
+	if passing != nil {
+		return *passing, true
+	}
+	return hang{}, false
+}
+
+// holds says whether the drain waits for p, and spends budgets for good.
+func (w *world) holds(p *pod, a answer, left map[*budget]int32, spent map[*budget][]string) (hang, bool) {
+	covering := w.lookup().covering[p]
+	switch {
+	case a.verdict == denied:
+		return hang{pod: p, why: a.by + " denies it: " + a.text, object: p.object(), keeper: w.keeper(p)}, true
+	case a.verdict == refused:
+		return hang{pod: p, why: "the API server refuses it: " + a.text, object: p.object(), keeper: w.keeper(p)}, true
+	case a.verdict == gone, p.needless(), len(covering) == 0:
+		return hang{}, false
+	case len(covering) > 1:
+		return hang{pod: p, why: "it has more than one PodDisruptionBudget: " + budgetNames(covering), object: covering[0].object(), keeper: keeperOf(&covering[0].ObjectMeta)}, true
+	}
+	b := covering[0]
+	if !b.spends(p) {
+		return hang{}, false
+	}
+	if left[b] > 0 {
+		if why := w.absent(p); why != "" {
+			left[b]--
+			spent[b] = append(spent[b], p.name+" ("+why+")")
+		}
+		return hang{}, false
+	}
+	h := hang{pod: p, object: b.object(), keeper: keeperOf(&b.ObjectMeta)}
+	f, known := w.roomOf(b)
+	switch {
+	case len(spent[b]) > 0:
+		h.why = fmt.Sprintf("PodDisruptionBudget %s has no room left: pods before it do not come back: %s", b.name(), enumerate(spent[b], 3))
+		h.command = b.allowOne()
+	case known:
+		h.why, h.command, h.passes = f.Title, f.Command, f.Severity != engine.Block
+	default:
+		h.why, h.passes = "PodDisruptionBudget "+b.name()+" has no room", true
+	}
+	return h, true
+}
+
+// absent says why p is not made anew after its eviction, or does not start; empty if it does.
+func (w *world) absent(p *pod) string {
+	if p.controller.kind == "" {
+		return "it has no controller"
+	}
+	for _, v := range w.localVolumes(p) {
+		if v.pinned {
+			return "its volume stays on " + printable(p.node)
+		}
+	}
+	return w.placed().lost[p]
+}
+
+func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Finding {
+	var held []*pod
+	for p, a := range answers {
+		if a.verdict == noRoom || a.verdict == overlap || a.verdict == denied || a.verdict == refused {
+			held = append(held, p)
+		}
+	}
+	held = w.inOrder(held)
+	name := printable(h.pod.namespace + "/" + h.pod.name)
+	f := engine.Finding{
+		Severity: engine.Block, Owner: h.keeper, Command: h.command,
+		Title:   fmt.Sprintf("the drain of %s (%s) would be the first to hang, at pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name),
+		Detail:  h.why + "; " + basis,
+		Remedy:  "clear this, then check again: drains after it were followed no further",
+		Objects: append([]string{object("node", "", h.pod.node), h.pod.object(), h.object}, objects(held)...),
+	}
+	if h.object == h.pod.object() {
+		f.Objects = slices.Delete(f.Objects, 2, 3)
+	}
+	if h.passes {
+		f.Severity = engine.Warn
+		f.Title = fmt.Sprintf("the drain of %s (%s) would be the first to wait, for pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name)
+		f.Remedy = "wait until pods are healthy, then check again"
+	}
+	if a, ok := answers[h.pod]; ok && a.text != "" && !strings.Contains(h.why, a.text) {
+		f.Detail = h.why + "; the API server says: " + a.text + "; " + basis
+	}
+	if len(held) > 1 {
+		f.Detail += fmt.Sprintf("; %s refused", count(len(held), "eviction"))
+	}
+	return f
+}

@@ -1,0 +1,242 @@
+package preflight
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"constellation/engine"
+)
+
+const (
+	nodePage   = "https://kubernetes.io/docs/reference/node/node-status/"
+	cordonPage = "https://kubernetes.io/docs/concepts/architecture/nodes/#manual-node-administration"
+)
+
+var nodeChecks = []check{
+	{
+		id: "node-conditions", area: "nodes", ref: nodePage, run: nodeConditions,
+		title: "every node is ready, reachable and not under pressure",
+		needs: []source{sourceNodes},
+	},
+	{
+		id: "node-leases", area: "nodes", ref: nodePage, run: nodeLeases,
+		title: "every node reports, and clocks agree",
+		needs: []source{sourceNodes, sourceLeases},
+	},
+	{
+		id: "cordoned-nodes", area: "nodes", ref: cordonPage, run: cordonedNodes,
+		title: "no node is cordoned",
+		needs: []source{sourceNodes},
+	},
+}
+
+func role(n *corev1.Node) string {
+	if _, ok := n.Labels[controlPlaneLabel]; ok {
+		return "control plane"
+	}
+	return "worker"
+}
+
+// nodeConditions tells nodes that are not well. A control plane that is not ready blocks:
+// the upgrade begins there. So does a cluster of whose nodes of a role none is ready.
+func nodeConditions(w *world, _ *probe) []engine.Finding {
+	ready := map[string]int{}
+	for i := range w.nodes {
+		if why, _ := unwell(&w.nodes[i]); why == "" {
+			ready[role(&w.nodes[i])]++
+		}
+	}
+	var found []engine.Finding
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		name := printable(n.Name)
+		f := engine.Finding{Objects: []string{object("node", "", n.Name)}, Owner: groupOf(n)}
+		if why, since := unwell(n); why != "" {
+			f.Severity = engine.Warn
+			if role(n) == "control plane" || ready[role(n)] == 0 {
+				f.Severity = engine.Block
+			}
+			f.Title = fmt.Sprintf("node %s (%s) is not well: %s", name, role(n), why)
+			if !since.IsZero() {
+				f.Detail = "since " + plainDuration(w.now.Sub(since))
+			}
+			f.Remedy = "repair the machine; if it is dead for good, delete the node, and its group makes a new one"
+			f.Command = command("kubectl delete node %s", n.Name)
+			if f.Severity == engine.Block {
+				f.Remedy = "repair the machine"
+				f.Command = ""
+			}
+			found = append(found, f)
+			continue
+		}
+		var pressed, details []string
+		for _, c := range n.Status.Conditions {
+			switch c.Type {
+			case corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure:
+				if c.Status == corev1.ConditionTrue {
+					pressed = append(pressed, string(c.Type))
+					details = append(details, fmt.Sprintf("%s for %s: %s", c.Type, plainDuration(w.now.Sub(c.LastTransitionTime.Time)), printable(c.Message)))
+				}
+			}
+		}
+		if len(pressed) > 0 {
+			f.Title = fmt.Sprintf("node %s (%s) is under pressure: %s", name, role(n), strings.Join(pressed, ", "))
+			f.Detail = strings.Join(details, "; ")
+			f.Remedy = "free what it lacks: the kubelet evicts pods by itself, and the node takes none"
+			found = append(found, f)
+		}
+	}
+	return fold(found, "nodes that are not well")
+}
+
+// groupOf names the scaling group of n; empty if it has none.
+func groupOf(n *corev1.Node) string {
+	if g := n.Annotations["constellation.edgeless.systems/scaling-group-id"]; g != "" {
+		return "scaling group " + printable(g)
+	}
+	return ""
+}
+
+// unwell says why n cannot run pods, and since when; empty if it can.
+func unwell(n *corev1.Node) (string, time.Time) {
+	if !n.DeletionTimestamp.IsZero() {
+		return "it is being deleted", n.DeletionTimestamp.Time
+	}
+	var why []string
+	var since time.Time
+	known := false
+	for _, c := range n.Status.Conditions {
+		switch {
+		case c.Type == corev1.NodeReady:
+			known = true
+			if c.Status != corev1.ConditionTrue {
+				why = append(why, strings.TrimSuffix(fmt.Sprintf("Ready is %s: %s", printable(string(c.Status)), printable(c.Message)), ": "))
+				since = c.LastTransitionTime.Time
+			}
+		case c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue:
+			why = append(why, strings.TrimSuffix("its network is not set up: "+printable(c.Message), ": "))
+		}
+	}
+	if !known {
+		why = append(why, "its kubelet has never reported")
+	}
+	for _, t := range n.Spec.Taints {
+		if t.Key == corev1.TaintNodeUnreachable {
+			why = append(why, "it is unreachable")
+			break
+		}
+	}
+	return strings.Join(why, "; "), since
+}
+
+const (
+	// leaseLimit is what Kubernetes allows a node between two signs of life (--node-monitor-grace-period).
+	leaseLimit = 50 * time.Second
+	// clockLimit is how far clocks may be apart.
+	clockLimit = 10 * time.Second
+)
+
+// nodeLeases tells nodes that are ready by what the API server says but do not report, or
+// whose clock is off. Leases bear the time of the node's clock, and are compared with
+// those of other nodes, so that it does not matter if this computer's clock is wrong; that
+// is told apart.
+func nodeLeases(w *world, _ *probe) []engine.Finding {
+	var ages []time.Duration
+	for i := range w.nodes {
+		if t, ok := w.leases[w.nodes[i].Name]; ok && isReady(&w.nodes[i]) {
+			ages = append(ages, w.now.Sub(t))
+		}
+	}
+	var found []engine.Finding
+	var offset time.Duration
+	if len(ages) > 0 {
+		slices.Sort(ages)
+		middle := ages[len(ages)/2]
+		if middle > leaseLimit || middle < -clockLimit {
+			offset = middle
+			found = append(found, engine.Finding{
+				Title:  "this computer's clock and those of the nodes are " + plainDuration(middle.Abs()) + " apart",
+				Detail: fmt.Sprintf("half of %s last reported at least that long %s now", count(len(ages), "ready node"), map[bool]string{true: "before", false: "after"}[middle > 0]),
+				Remedy: "set the clock: certificates and tokens are valid by the clock",
+			})
+		}
+	}
+	var wrong []engine.Finding
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		if !isReady(n) {
+			continue // told as such
+		}
+		t, ok := w.leases[n.Name]
+		age := w.now.Sub(t) - offset
+		f := engine.Finding{Objects: []string{object("node", "", n.Name)}, Owner: groupOf(n), Remedy: "look at its kubelet and at its clock"}
+		switch {
+		case !ok:
+			f.Title = fmt.Sprintf("node %s has never reported: it has no lease", printable(n.Name))
+		case age > leaseLimit:
+			f.Title = fmt.Sprintf("node %s reported %s ago: it is about to be lost, or its clock is behind", printable(n.Name), plainDuration(age))
+		case age < -clockLimit:
+			f.Title = fmt.Sprintf("the clock of node %s is %s ahead", printable(n.Name), plainDuration(-age))
+		default:
+			continue
+		}
+		wrong = append(wrong, f)
+	}
+	return append(found, fold(wrong, "nodes that do not report in time")...)
+}
+
+func isReady(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// cordonedNodes tells nodes that somebody has cordoned: they are left so.
+func cordonedNodes(w *world, _ *probe) []engine.Finding {
+	l := w.lookup()
+	var found []engine.Finding
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		if !n.Spec.Unschedulable {
+			continue
+		}
+		by, since := cordonedBy(n)
+		f := engine.Finding{
+			Title: fmt.Sprintf("node %s (%s) is cordoned", printable(n.Name), role(n)), Owner: printable(by), Objects: []string{object("node", "", n.Name)},
+			Detail: "nobody knows by whom", Remedy: "uncordon it if its reason is gone: pods that move cannot go there",
+			Command: command("kubectl uncordon %s", n.Name),
+		}
+		if by != "" {
+			f.Detail = "by " + printable(by)
+			if !since.IsZero() {
+				f.Detail += ", " + plainDuration(w.now.Sub(since)) + " ago"
+			}
+		}
+		if l.place[n.Name] > 0 {
+			f.Detail += fmt.Sprintf("; it is replaced (%s), and the new node will not be cordoned", l.position(n.Name))
+		} else {
+			f.Detail += "; it is kept, and stays cordoned"
+		}
+		found = append(found, f)
+	}
+	return fold(found, "cordoned nodes")
+}
+
+// cordonedBy is the manager of the field that cordons n, and when it wrote last.
+func cordonedBy(n *corev1.Node) (string, time.Time) {
+	for i := range n.ManagedFields {
+		m := &n.ManagedFields[i]
+		if m.FieldsV1 != nil && bytes.Contains(m.FieldsV1.Raw, []byte(`"f:unschedulable"`)) {
+			if m.Time == nil {
+				return m.Manager, time.Time{}
+			}
+			return m.Manager, m.Time.Time
+		}
+	}
+	return "", time.Time{}
+}
