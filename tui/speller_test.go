@@ -18,12 +18,14 @@ func TestCommandsAreSpelledAsTheUserWouldTypeThem(t *testing.T) {
 		{"as the engine does", speller{}, said, "constellation status -C /x", "constellation init"},
 		{"here", speller{"constellation", "."}, said, "constellation status -C /x", "constellation init"},
 		{
-			"by another name", speller{"bin/constellation", "."},
+			"by another name",
+			speller{"bin/constellation", "."},
 			"is it running? `bin/constellation sandbox status` tells, `bin/constellation init -C /x` goes on; see constellation's log",
 			"bin/constellation status -C /x", "bin/constellation init",
 		},
 		{
-			"about another directory", speller{"constellation", "my demo"},
+			"about another directory",
+			speller{"constellation", "my demo"},
 			"is it running? `constellation -C 'my demo' sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
 			"constellation status -C /x", "constellation -C 'my demo' init",
 		},
