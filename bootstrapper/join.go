@@ -221,8 +221,11 @@ func (c *JoinClient) ticket(ctx context.Context, self cloud.Instance, key *ecdsa
 		var asked time.Duration
 		limit := quietPause
 		for _, e := range endpoints {
+			start := time.Now()
 			t, conn, answered, e1 := c.ask(ctx, e, self, key, csr)
 			if e1 == nil {
+				// With connection and evidence of both sides; without the waiting before.
+				c.Log.Info("join ticket received", "from", e, "took", time.Since(start).Round(time.Millisecond))
 				return t, conn, nil
 			}
 			if ctx.Err() != nil {
