@@ -222,7 +222,8 @@ func TestDownloadsFromServersThatMisbehave(t *testing.T) {
 		{"a server that always cuts at once is given up", []http.HandlerFunc{cut(b, tag, 0)}, make([]request, 5), "gave up after 5 attempts"},
 		{
 			"a server that always cuts at the same place is told from one whose content is another",
-			[]http.HandlerFunc{cut(b, "", 60_000)}, nil, "ended after 60000 of 100000 bytes",
+			[]http.HandlerFunc{cut(b, "", 60_000)},
+			nil, "ended after 60000 of 100000 bytes",
 		},
 		{"the same, of an answer whose length is not known", []http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
 			w.Write(b[:60_000])
