@@ -49,12 +49,12 @@ func openStore(location string, o Options) (store, error) {
 		return nil, fmt.Errorf("open feed: %q is no address", shorten(location))
 	case u.User != nil:
 		return nil, errors.New("open feed: the address holds credentials; a feed is public, its files are signed")
-	case u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.Opaque != "":
-		return nil, fmt.Errorf("open feed: %q is no address of a folder", shorten(location))
 	case u.Scheme == "http" && !loopback(u.Hostname()):
 		return nil, fmt.Errorf("open feed %s: plain http is for this computer alone; use https", shorten(location))
 	case u.Scheme != "http" && u.Scheme != "https":
 		return nil, fmt.Errorf("open feed: %q is not supported; use https, or the path of a directory", shorten(scheme)+"://")
+	case u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.Opaque != "":
+		return nil, fmt.Errorf("open feed: %q is no address of a folder", shorten(location))
 	}
 	return &httpStore{base: u, client: restrict(o.Client)}, nil
 }
@@ -95,6 +95,8 @@ func (s dirStore) read(ctx context.Context, name string, limit int64, _ string) 
 		return answer{}, err
 	case !info.Mode().IsRegular(): // to open a pipe would wait for ever
 		return answer{}, errors.New("it is not a regular file")
+	case info.Size() > limit:
+		return answer{}, tooLong(info.Size(), limit)
 	}
 	f, err := root.Open(name)
 	if err != nil {
@@ -199,7 +201,7 @@ func (s *httpStore) read(ctx context.Context, name string, limit int64, etag str
 	case res.StatusCode != http.StatusOK:
 		return answer{}, fmt.Errorf("%w: the server answers %d %s", ErrUnreachable, res.StatusCode, http.StatusText(res.StatusCode))
 	case res.ContentLength > limit:
-		return answer{}, fmt.Errorf("%w: it has %d bytes, and %d are the most it may have", ErrAltered, res.ContentLength, limit)
+		return answer{}, tooLong(res.ContentLength, limit)
 	}
 	b, err := readAtMost(res.Body, limit)
 	if err != nil && !errors.Is(err, ErrAltered) {
@@ -210,6 +212,10 @@ func (s *httpStore) read(ctx context.Context, name string, limit int64, etag str
 		tag = ""
 	}
 	return answer{bytes: b, etag: tag}, err
+}
+
+func tooLong(n, limit int64) error {
+	return fmt.Errorf("%w: it has %d bytes, and %d are the most it may have", ErrAltered, n, limit)
 }
 
 // readAtMost reads r to its end, which must come within limit bytes.

@@ -1,0 +1,296 @@
+package release
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Report is what Verify found.
+type Report struct {
+	Source   string    `json:"source"`
+	Sequence uint64    `json:"sequence,omitempty"`
+	Created  time.Time `json:"created,omitzero"`
+	Expires  time.Time `json:"expires,omitzero"`
+	// Signer is the key that signed the index; empty if none that is trusted did.
+	Signer string `json:"signer,omitempty"`
+	// Keys are those that may sign; KeySet is the number of their set, zero if there is none.
+	Keys     []string `json:"keys"`
+	KeySet   uint64   `json:"keySet,omitempty"`
+	Releases []string `json:"releases"`
+	// Problems are about the feed as a whole, Files about each file.
+	Problems []string     `json:"problems"`
+	Files    []FileReport `json:"files"`
+	// NoDigest are images and downloads whose digest is not known: what will be fetched
+	// by these names cannot be compared with anything.
+	NoDigest []string `json:"noDigest"`
+}
+
+// FileReport is what Verify found about one file.
+type FileReport struct {
+	Name   string `json:"name"`
+	Length int64  `json:"length"`
+	SHA256 string `json:"sha256"`
+	// Signer is the key that signed it; empty if none that is trusted did.
+	Signer string `json:"signer,omitempty"`
+	// Problem is empty if all is well.
+	Problem string `json:"problem,omitempty"`
+}
+
+// OK reports whether there is no problem.
+func (r *Report) OK() bool {
+	return len(r.Problems) == 0 && !slices.ContainsFunc(r.Files, func(f FileReport) bool { return f.Problem != "" })
+}
+
+// Verify reads every file of the feed at a location and checks its signature, length,
+// digest, name and content. Options.Cache is not used: nothing is remembered, and a
+// replay is not noticed. What is wrong is in the report; the error says why there is
+// none.
+func Verify(ctx context.Context, location string, o Options) (Report, error) {
+	now := time.Now
+	if o.Now != nil {
+		now = o.Now
+	}
+	s, err := openStore(location, o)
+	if err != nil {
+		return Report{}, err
+	}
+	v := &verifier{ctx: ctx, store: s, keys: o.Keys, r: Report{Source: s.location(), Keys: []string{}, Releases: []string{}, Problems: []string{}, NoDigest: []string{}}}
+	b, err := s.read(ctx, indexName, maxIndex, "")
+	if err != nil {
+		return Report{}, fmt.Errorf("read %s of %s: %w", indexName, s.location(), err)
+	}
+	f := FileReport{Name: indexName, Length: int64(len(b.bytes)), SHA256: digest(b.bytes)}
+	i, err := parseIndex(b.bytes)
+	if err != nil {
+		f.Problem = err.Error()
+		v.r.Files = []FileReport{f}
+		return v.r, nil
+	}
+	v.r.Sequence, v.r.Created, v.r.Expires = i.Sequence, i.Created, i.Expires
+	switch sig, err := s.read(ctx, indexName+signature, maxSignature, ""); {
+	case errors.Is(err, errAbsent):
+		f.Problem = "it is not signed"
+	case err != nil:
+		f.Problem = err.Error()
+	case len(o.Keys) == 0:
+		f.Problem = ErrNoKeys.Error()
+	default:
+		t, err := trust(b.bytes, sig.bytes, o.Keys, seen{})
+		if err != nil {
+			f.Problem = err.Error()
+			break
+		}
+		f.Signer, v.keys = t.signer.String(), t.keys
+		v.r.Signer = f.Signer
+		if t.set != nil {
+			v.r.KeySet = t.set.Sequence
+		}
+		if err := t.fresh(now()); err != nil {
+			v.r.Problems = append(v.r.Problems, err.Error())
+		}
+	}
+	for _, k := range v.keys {
+		v.r.Keys = append(v.r.Keys, k.String())
+	}
+	v.r.Files = append(v.r.Files, f)
+	v.feed = &Feed{store: s, index: i, state: State{Source: s.location()}}
+	if b, err := v.feed.file(ctx, summariesName); err == nil {
+		v.feed.summaries, _ = parseSummaries(b) // the file's own row says what is wrong
+	}
+	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
+		if err := ctx.Err(); err != nil {
+			return Report{}, err
+		}
+		v.file(name)
+	}
+	v.whole(i)
+	return v.r, nil
+}
+
+type verifier struct {
+	ctx   context.Context
+	store store
+	keys  []Key // that may sign now
+	feed  *Feed
+	r     Report
+}
+
+func (v *verifier) file(name string) {
+	e := v.feed.index.Files[name]
+	f := FileReport{Name: name, Length: e.Length, SHA256: e.SHA256}
+	var problems []string
+	note := func(err error) {
+		if err != nil {
+			problems = append(problems, err.Error())
+		}
+	}
+	a, err := v.store.read(v.ctx, name, e.Length, "")
+	if err == nil {
+		err = e.check(a.bytes)
+	}
+	note(err)
+	if err == nil {
+		keys := v.keys
+		if path.Dir(name) == "keys" {
+			keys = append(slices.Clone(keys), v.everyKey()...) // signed when others were trusted
+		}
+		sig, err := v.store.read(v.ctx, name+signature, maxSignature, "")
+		var k Key
+		switch {
+		case errors.Is(err, errAbsent):
+			err = errors.New("it is not signed")
+		case err == nil && len(keys) == 0:
+			err = ErrNoKeys
+		case err == nil:
+			k, err = verify(a.bytes, sig.bytes, keys)
+		}
+		note(err)
+		if err == nil {
+			f.Signer = k.String()
+		}
+		note(v.content(name, a.bytes))
+	}
+	f.Problem = strings.Join(problems, "; ")
+	v.r.Files = append(v.r.Files, f)
+}
+
+// everyKey returns the keys of all sets of the index.
+func (v *verifier) everyKey() (out []Key) {
+	for _, k := range v.feed.index.Keys {
+		if s, err := parseKeySet([]byte(k.Set)); err == nil {
+			out = append(out, s.keys...)
+		}
+	}
+	return out
+}
+
+// content checks that a file says what its name says.
+func (v *verifier) content(name string, b []byte) error {
+	switch dir := path.Dir(name); {
+	case name == summariesName:
+		_, err := parseSummaries(b)
+		return err
+	case dir == "keys":
+		if !slices.ContainsFunc(v.feed.index.Keys, func(k signedKeySet) bool { return k.Set == string(b) }) {
+			return errors.New("the index has another key set")
+		}
+		s, err := parseKeySet(b)
+		if err == nil && keySetName(s.Sequence) != name {
+			err = fmt.Errorf("it is key set %d", s.Sequence)
+		}
+		return err
+	case isList(name):
+		var l list
+		if err := strictJSON(b, &l); err != nil {
+			return err
+		}
+		if want := lists(v.feed.summaries)[name]; !reflect.DeepEqual(l, want) {
+			return errors.New("it does not agree with " + summariesName)
+		}
+		return nil
+	}
+	ver, ok := versionOf(name)
+	if !ok {
+		return errors.New("nobody knows what it is")
+	}
+	s, err := v.feed.summary(ver)
+	if err != nil {
+		return fmt.Errorf("%s does not name release %s", summariesName, ver)
+	}
+	switch {
+	case name == releaseName(ver):
+		r, err := Parse(b)
+		if err != nil {
+			return err
+		}
+		if r.Version.String() != ver.String() {
+			return fmt.Errorf("it holds release %s", r.Version)
+		}
+		r.apply(s)
+		if canonical(r.Summary()) != canonical(s) {
+			return errors.New("it does not agree with " + summariesName)
+		}
+		return nil
+	case name == imagesName(ver):
+		i, err := parseImages(b, ver)
+		if err != nil {
+			return err
+		}
+		v.r.NoDigest = append(v.r.NoDigest, withoutDigest(s, i)...)
+		return nil
+	}
+	_, err = parseMeasurements(b, ver, strings.TrimSuffix(path.Base(name), ".json"))
+	return err
+}
+
+// canonical is s as it is after it was written and read.
+func canonical(s Summary) string {
+	b, err := encodeJSON(s)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// whole checks what is about more than one file.
+func (v *verifier) whole(i *index) {
+	note := func(format string, args ...any) { v.r.Problems = append(v.r.Problems, fmt.Sprintf(format, args...)) }
+	if err := v.feed.complete(); err != nil {
+		note("%v", err)
+	}
+	for _, s := range v.feed.summaries {
+		v.r.Releases = append(v.r.Releases, s.Version.String())
+		if _, ok := i.Files[imagesName(s.Version)]; !ok {
+			note("the index does not name %s", imagesName(s.Version))
+		}
+	}
+	for name := range maps.Keys(lists(v.feed.summaries)) {
+		if _, ok := i.Files[name]; !ok {
+			note("the index does not name %s", name)
+		}
+	}
+	for _, k := range i.Keys {
+		if s, err := parseKeySet([]byte(k.Set)); err == nil {
+			if _, ok := i.Files[keySetName(s.Sequence)]; !ok {
+				note("the index does not name %s", keySetName(s.Sequence))
+			}
+		}
+	}
+	if d, ok := v.store.(dirStore); ok {
+		for _, name := range extra(d.dir, i) {
+			note("%q is there, and the index does not name it", shorten(name))
+		}
+	}
+	slices.Sort(v.r.Problems)
+	slices.Sort(v.r.NoDigest)
+	v.r.NoDigest = slices.Compact(v.r.NoDigest)
+}
+
+// extra returns the files of a directory that an index does not name.
+func extra(dir string, i *index) (out []string) {
+	_ = filepath.WalkDir(dir, func(at string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil //nolint:nilerr // what cannot be listed was read, or reported, by name
+		}
+		name, err := filepath.Rel(dir, at)
+		if err != nil {
+			return err
+		}
+		name = filepath.ToSlash(name)
+		n := strings.TrimSuffix(name, signature)
+		if _, ok := i.Files[n]; !ok && n != indexName {
+			out = append(out, name)
+		}
+		return nil
+	})
+	return out
+}
