@@ -2,11 +2,15 @@ package release
 
 import (
 	"errors"
+	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"gopkg.in/yaml.v3"
 
 	"constellation/engine/version"
 )
@@ -119,6 +123,121 @@ func TestKnownDigests(t *testing.T) {
 	}
 }
 
+// Every patch that upstream has published, for both architectures, and no digest but
+// those that it published.
+func TestEveryPublishedPatchIsOffered(t *testing.T) {
+	b, err := os.ReadFile("testdata/upstream-digests.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type byArch map[string]map[string]string
+	var upstream struct {
+		Kubernetes struct{ Versions map[string]byArch }
+		Crictl     struct{ Versions map[string]map[string]string }
+		CNI        struct{ Versions map[string]map[string]string } `yaml:"cni-plugins"`
+	}
+	if err := yaml.Unmarshal(b, &upstream); err != nil {
+		t.Fatal(err)
+	}
+	if len(upstream.Kubernetes.Versions) != 26 {
+		t.Fatalf("upstream has %d versions", len(upstream.Kubernetes.Versions))
+	}
+	offered := map[string]bool{}
+	for _, r := range embedded(t).Releases() {
+		for _, k := range r.Kubernetes {
+			v := strings.TrimPrefix(k.Version.String(), "v")
+			offered[v] = true
+			if want := upstream.Kubernetes.Versions[v]; !reflect.DeepEqual(k.Digests, map[string]map[string]string(want)) {
+				t.Errorf("%s, Kubernetes %s: digests %v, want %v", r.Version, v, k.Digests, want)
+			}
+		}
+		for name, published := range map[string]map[string]map[string]string{"crictl": upstream.Crictl.Versions, "cni-plugins": upstream.CNI.Versions} {
+			for v, digests := range r.archives[name] {
+				if !maps.Equal(digests, published[strings.TrimPrefix(v, "v")]) {
+					t.Errorf("%s: %s %s is not as published", r.Version, name, v)
+				}
+			}
+		}
+	}
+	for v := range upstream.Kubernetes.Versions {
+		if !offered[v] {
+			t.Errorf("no release offers Kubernetes %s", v)
+		}
+	}
+}
+
+func TestBoundsAreSane(t *testing.T) {
+	c := embedded(t)
+	for i, r := range c.Releases() {
+		minors := r.Minors()
+		if len(minors) < 2 {
+			t.Errorf("%s offers %v alone: nobody could go from one minor to the next", r.Version, minors)
+		}
+		for j := 1; j < len(r.Kubernetes); j++ {
+			if d := r.Kubernetes[j-1].Version.MinorDistance(r.Kubernetes[j].Version); d > 1 {
+				t.Errorf("%s: there is a hole before Kubernetes %s", r.Version, r.Kubernetes[j].Version)
+			}
+		}
+		for _, k := range r.Kubernetes {
+			for name, v := range map[string]string{"crictl": k.Crictl, "cluster-autoscaler": k.Autoscaler} {
+				if p, err := version.Parse(v); err != nil || !p.SameMinor(k.Version) {
+					t.Errorf("%s, Kubernetes %s: %s is %s", r.Version, k.Version, name, v)
+				}
+			}
+			if s := (KubernetesSummary{Version: k.Version, CoreDNS: k.CoreDNS, Autoscaler: k.Autoscaler}); s.Service("kube-proxy") != k.Version.String() || s.Service("coredns") != k.CoreDNS || s.Service("cluster-autoscaler") != k.Autoscaler || s.Service("operator") != "" {
+				t.Errorf("%s: services bound to Kubernetes %s", r.Version, k.Version)
+			}
+		}
+		for _, name := range bound {
+			if s, ok := r.Service(name); !ok || s.Kind != OfKubernetes || !s.Version.IsZero() {
+				t.Errorf("%s: service %s is %+v", r.Version, name, s)
+			}
+		}
+		if i == 0 {
+			continue
+		}
+		before := c.Releases()[i-1]
+		if !r.UpgradeFrom.Equal(before.Version) {
+			t.Errorf("%s can be upgraded to from %s, want %s", r.Version, r.UpgradeFrom, before.Version)
+		}
+		if !slices.Contains(before.Minors(), minors[0]) {
+			t.Errorf("%s and %s have no Kubernetes minor in common", before.Version, r.Version)
+		}
+	}
+}
+
+// What `kubeadm config images list` says, from the sources of these versions.
+func TestImagesAreNamedAsKubeadmNamesThem(t *testing.T) {
+	c := embedded(t)
+	for _, tt := range []struct{ release, kubernetes, etcd, coredns, pause string }{
+		{"v1.0.0", "v1.34.0", "3.6.4-0", "v1.12.1", "3.10.1"},
+		{"v1.0.0", "v1.34.4", "3.6.5-0", "v1.12.1", "3.10.1"},
+		{"v1.0.0", "v1.34.10", "3.6.5-0", "v1.12.1", "3.10.1"},
+		{"v1.0.0", "v1.35.4", "3.6.6-0", "v1.13.1", "3.10.1"},
+		{"v1.1.0", "v1.35.4", "3.6.6-0", "v1.13.1", "3.10.1"},
+		{"v1.1.0", "v1.35.8", "3.6.6-0", "v1.13.1", "3.10.1"},
+		{"v1.1.0", "v1.36.4", "3.6.8-0", "v1.14.2", "3.10.2"},
+	} {
+		r, err := c.Release(version.MustParse(tt.release))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := r.Images(version.MustParse(tt.kubernetes))
+		want := map[string]string{
+			"kube-apiserver":          "registry.k8s.io/kube-apiserver:" + tt.kubernetes,
+			"kube-controller-manager": "registry.k8s.io/kube-controller-manager:" + tt.kubernetes,
+			"kube-scheduler":          "registry.k8s.io/kube-scheduler:" + tt.kubernetes,
+			"kube-proxy":              "registry.k8s.io/kube-proxy:" + tt.kubernetes,
+			"coredns":                 "registry.k8s.io/coredns/coredns:" + tt.coredns,
+			"pause":                   "registry.k8s.io/pause:" + tt.pause,
+			"etcd":                    "registry.k8s.io/etcd:" + tt.etcd,
+		}
+		if err != nil || !maps.Equal(got, want) {
+			t.Errorf("%s, Kubernetes %s: %v, %v", tt.release, tt.kubernetes, got, err)
+		}
+	}
+}
+
 func TestWhatIsNotOfferedIsNamed(t *testing.T) {
 	c := embedded(t)
 	_, err := c.Release(version.MustParse("v9.0.0"))
@@ -156,6 +275,11 @@ func TestUnusableFilesAreRefused(t *testing.T) {
 		{"a default that is not offered", "defaultKubernetes: v1.35.4", "defaultKubernetes: v1.30.0", "defaultKubernetes"},
 		{"an upgrade from the future", "upgradeFrom: v1.0.0", "upgradeFrom: v1.2.0", "upgradeFrom"},
 		{"a version that is no version", "version: v1.36.4", "version: v1.36", "MAJOR.MINOR.PATCH"},
+		{"a service bound to nothing", "  - name: coredns\n    kind: kubernetes", "  - name: corefile\n    kind: kubernetes", "corefile is not bound to Kubernetes; that are kube-proxy, coredns, cluster-autoscaler"},
+		{"a bound service with a version", "  - name: coredns\n    kind: kubernetes", "  - name: coredns\n    version: v1.0.0\n    kind: kubernetes", "has no version, image or chart of its own"},
+		{"a service of another kind", "kind: kubernetes", "kind: cloud", `kind "cloud" is neither`},
+		{"an autoscaler that is no tag", "autoscaler: v1.36.0", `autoscaler: "a b"`, "autoscaler is no tag"},
+		{"a second document", "\ndefaultKubernetes: v1.35.4", "\ndefaultKubernetes: v1.35.4\n---\na: b", "something follows the document"},
 		{"versions out of order", "  - version: v1.36.4", "  - version: v1.35.1", "is not newer"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
