@@ -85,6 +85,11 @@ func collect(ctx context.Context, config *rest.Config, core kubernetes.Interface
 	}
 	reading.Wait()
 	w.noMetrics()
+	for i := range w.servers {
+		if !w.servers[i].date.IsZero() {
+			w.now = w.servers[i].date // all other times are the cluster's too; ours may be a year off
+		}
+	}
 	return w, ctx.Err()
 }
 

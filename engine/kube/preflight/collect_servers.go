@@ -32,8 +32,9 @@ import (
 type apiServer struct {
 	address string // host:port that was asked; of the balancer for those behind it
 	version string // such as v1.35.4; from the server, so perhaps anything
-	// cert is its serving certificate; nil if the connection is not encrypted.
-	cert *x509.Certificate
+	// cert is its serving certificate, ca that of the authority which vouches for it; nil
+	// if the connection is not encrypted, or nobody checked.
+	cert, ca *x509.Certificate
 	// failing are its readiness checks that fail: "etcd"; notReady is why they could not
 	// be asked.
 	failing  []string
@@ -225,6 +226,9 @@ func askServer(ctx context.Context, config *rest.Config, address string) (*apiSe
 	}
 	if state != nil && len(state.PeerCertificates) > 0 {
 		out.cert = state.PeerCertificates[0]
+		for _, chain := range state.VerifiedChains {
+			out.ca = chain[len(chain)-1]
+		}
 	}
 	var v struct {
 		GitVersion string `json:"gitVersion"`

@@ -20,7 +20,10 @@ import (
 
 // checks returns all checks in the order in which findings of equal severity are told.
 func checks() []check {
-	return slices.Concat([][]check{}...)
+	return slices.Concat(
+		clusterChecks, kubeadmChecks, apiChecks, webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks,
+		certificateChecks, addonChecks, accessChecks,
+	)
 }
 
 // answerLimit bounds the first question, which tells whether anybody is there.

@@ -1,0 +1,352 @@
+package preflight
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+
+	"constellation/engine"
+)
+
+const (
+	certificateGuide = "https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/kubeadm-certs/"
+	signingGuide     = "https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/"
+)
+
+var certificateChecks = []check{
+	{
+		id: "api-certificates", title: "the certificates of the API servers are valid for long enough", area: "certificates", ref: certificateGuide,
+		needs: []source{sourceServers}, run: serverCertificates,
+	},
+	{
+		id: "kubelet-certificates", title: "the certificates of the kubelets are valid for long enough", area: "certificates", ref: certificateGuide,
+		needs: []source{sourceNodes, sourcePods}, run: kubeletCertificates,
+	},
+	{
+		id: "signing-requests", title: "no request for a certificate waits", area: "certificates", ref: signingGuide,
+		needs: []source{sourceSignings}, run: signingRequests,
+	},
+}
+
+const (
+	expiryWarn, expiryBlock = 30 * 24 * time.Hour, 7 * 24 * time.Hour
+	// signingPatience is how long a request may wait: controllers approve within seconds.
+	signingPatience = 10 * time.Minute
+)
+
+// expiry says what the rest of a certificate's life means. Those that are made for
+// less than the usual months are renewed by somebody, and have until little is left.
+func expiry(c *x509.Certificate, now time.Time) (s engine.Severity, left time.Duration) {
+	left = c.NotAfter.Sub(now)
+	life := c.NotAfter.Sub(c.NotBefore)
+	switch {
+	case left < min(expiryBlock, life/10):
+		return engine.Block, left
+	case left < min(expiryWarn, life/3):
+		return engine.Warn, left
+	}
+	return engine.Info, left
+}
+
+// remaining is "expires in 12 days", "expired 3 hours ago".
+func remaining(left time.Duration) string {
+	verb, ago := "expires in ", ""
+	if left < 0 {
+		verb, ago, left = "expired ", " ago", -left
+	}
+	switch {
+	case left >= 48*time.Hour:
+		return verb + count(int(left/(24*time.Hour)), "day") + ago
+	case left >= 2*time.Hour:
+		return verb + count(int(left/time.Hour), "hour") + ago
+	}
+	return verb + count(int(left/time.Minute), "minute") + ago
+}
+
+func serverCertificates(w *world, _ *probe) (out []engine.Finding) {
+	told := map[string]bool{} // behind one CA all have the same
+	add := func(what, address string, c *x509.Certificate, remedy, command string) {
+		if c == nil || told[string(c.Signature)] {
+			return
+		}
+		told[string(c.Signature)] = true
+		if s, left := expiry(c, w.now); s != engine.Info {
+			out = append(out, engine.Finding{
+				Severity: s, Title: fmt.Sprintf("the certificate of %s %s", what, remaining(left)),
+				Detail: fmt.Sprintf("met at %s: subject %s, not after %s", printable(address), printable(c.Subject.String()), stamp(c.NotAfter)),
+				Remedy: remedy, Command: command,
+			})
+		}
+	}
+	const renew = "renew it on every control plane; `kubeadm upgrade` renews it too, if it comes that far"
+	for i := range w.servers {
+		s := &w.servers[i]
+		add("API server "+printable(s.address), s.address, s.cert, renew, "kubeadm certs renew all")
+		add("the cluster's CA", s.address, s.ca, "make a new CA by hand, and join every node anew: kubeadm does not renew it", "")
+	}
+	for _, s := range w.silent {
+		add("API server "+printable(s.address), s.address, s.expired, renew, "kubeadm certs renew all")
+	}
+	return out
+}
+
+const (
+	// kubeletsAtOnce is how many kubelets are asked at the same time.
+	kubeletsAtOnce = 32
+	// kubeletSample is how many are tried before a way is given up.
+	kubeletSample = 3
+	// kubeletsLimit bounds asking all.
+	kubeletsLimit = 20 * time.Second
+)
+
+// kubeletCertificates shakes hands with every kubelet: by its address, or where the
+// network does not lead there, through the API server and a pod on its host's network.
+func kubeletCertificates(w *world, p *probe) []engine.Finding {
+	ctx, cancel := context.WithTimeout(p.ctx, kubeletsLimit)
+	defer cancel()
+	if len(w.nodes) == 0 {
+		return nil
+	}
+	helpers := w.hostPods()
+	ways := []func(context.Context, *corev1.Node) (*x509.Certificate, error){
+		func(ctx context.Context, n *corev1.Node) (*x509.Certificate, error) {
+			a := kubeletAddress(n)
+			if a == "" {
+				return nil, errors.New("it has no address")
+			}
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", a)
+			if err != nil {
+				return nil, err
+			}
+			return peerCertificate(ctx, conn)
+		},
+		func(ctx context.Context, n *corev1.Node) (*x509.Certificate, error) {
+			helper := helpers[n.Name]
+			if helper == nil {
+				return nil, errors.New("no pod runs on its host's network")
+			}
+			return forwarded(ctx, p, helper, kubeletPort(n))
+		},
+	}
+	var found []*x509.Certificate
+	var failed []error
+	for _, way := range ways {
+		// Where the network does not lead to three, it leads to none: thousands of
+		// timeouts would say no more.
+		found, failed = askKubelets(ctx, p, w.nodes[:min(len(w.nodes), kubeletSample)], way)
+		if slices.ContainsFunc(found, func(c *x509.Certificate) bool { return c != nil }) {
+			found, failed = askKubelets(ctx, p, w.nodes, way)
+			break
+		}
+	}
+	return tellKubelets(w, found, failed)
+}
+
+// tellKubelets makes findings of the certificates of the first len(found) nodes.
+func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []engine.Finding) {
+	type group struct {
+		names, objects []string
+		soonest        time.Duration
+	}
+	by := map[engine.Severity]*group{}
+	silent, why := len(w.nodes)-len(found), ""
+	for i, c := range found {
+		if c == nil {
+			silent++
+			if why == "" {
+				why = fmt.Sprintf("%s: %s", printable(w.nodes[i].Name), serverProblem(failed[i]))
+			}
+			continue
+		}
+		s, left := expiry(c, w.now)
+		if s == engine.Info {
+			continue
+		}
+		g := by[s]
+		if g == nil {
+			g = &group{soonest: left}
+			by[s] = g
+		}
+		g.soonest = min(g.soonest, left)
+		g.names = append(g.names, w.nodes[i].Name)
+		g.objects = append(g.objects, object("node", "", w.nodes[i].Name))
+	}
+	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
+		if g := by[s]; g != nil {
+			out = append(out, engine.Finding{
+				Severity: s, Title: fmt.Sprintf("the certificate of the kubelet of %s %s", count(len(g.names), "node"), remaining(g.soonest)),
+				Detail: "the first to go; nodes: " + enumerate(g.names, 20), Objects: first(g.objects),
+				Remedy: "let the kubelets rotate their certificates (serverTLSBootstrap, and somebody who approves), or replace the nodes",
+			})
+		}
+	}
+	if silent > 0 {
+		out = append(out, engine.Finding{
+			Severity: engine.NotChecked, Title: fmt.Sprintf("not checked how long the certificate of the kubelet of %s is valid", count(silent, "node")),
+			Detail: "neither by its address nor through the API server: " + why, Remedy: "run the check from where nodes can be reached, or as somebody who may create pods/portforward",
+		})
+	}
+	return out
+}
+
+// askKubelets asks the kubelets of nodes by one way, many at once.
+func askKubelets(ctx context.Context, p *probe, nodes []corev1.Node, way func(context.Context, *corev1.Node) (*x509.Certificate, error)) ([]*x509.Certificate, []error) {
+	found, failed := make([]*x509.Certificate, len(nodes)), make([]error, len(nodes))
+	var asking sync.WaitGroup
+	var mu sync.Mutex // of done
+	done := int64(0)
+	free := make(chan struct{}, kubeletsAtOnce)
+	for i := range nodes {
+		free <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-free }()
+			ctx, cancel := context.WithTimeout(ctx, serverLimit)
+			defer cancel()
+			found[i], failed[i] = way(ctx, &nodes[i])
+			mu.Lock()
+			defer mu.Unlock()
+			done++
+			if len(nodes) > kubeletSample {
+				p.progress(done, int64(len(nodes)))
+			}
+		})
+	}
+	asking.Wait()
+	return found, failed
+}
+
+func kubeletPort(n *corev1.Node) int32 {
+	if port := n.Status.DaemonEndpoints.KubeletEndpoint.Port; port != 0 {
+		return port
+	}
+	return 10250
+}
+
+func kubeletAddress(n *corev1.Node) string {
+	for _, a := range n.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			return net.JoinHostPort(a.Address, strconv.Itoa(int(kubeletPort(n))))
+		}
+	}
+	return ""
+}
+
+// hostPods returns a running pod on the host's network of each node that has one:
+// kube-proxy, or a part of the control plane.
+func (w *world) hostPods() map[string]*pod {
+	out := map[string]*pod{}
+	for i := range w.pods {
+		p := &w.pods[i]
+		if p.namespace == "kube-system" && p.ready && p.terminating.IsZero() && (p.labels["k8s-app"] == "kube-proxy" || p.mirror && p.component != "") {
+			out[p.node] = p
+		}
+	}
+	return out
+}
+
+// peerCertificate returns the certificate that the other side of conn shows, and
+// closes conn. Nothing is sent, so nothing need be trusted: the dates are what is
+// asked, and kubelets often sign their own.
+func peerCertificate(ctx context.Context, conn net.Conn) (*x509.Certificate, error) {
+	defer conn.Close()
+	c := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
+	if err := c.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	return c.ConnectionState().PeerCertificates[0], nil
+}
+
+// forwarded shakes hands with a port of the network that helper is on, as
+// `kubectl port-forward` gets there.
+func forwarded(ctx context.Context, p *probe, helper *pod, port int32) (*x509.Certificate, error) {
+	transport, upgrader, err := spdy.RoundTripperFor(p.config)
+	if err != nil {
+		return nil, err
+	}
+	url := p.core.CoreV1().RESTClient().Post().Resource("pods").Namespace(helper.namespace).Name(helper.name).SubResource("portforward").URL()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	conn, _, err := spdy.Negotiate(upgrader, &http.Client{Transport: transport}, req, portforward.PortForwardProtocolV1Name)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // a stream waits for longer than we do
+	headers := http.Header{}
+	headers.Set(corev1.PortHeader, strconv.Itoa(int(port)))
+	headers.Set(corev1.PortForwardRequestIDHeader, "0")
+	headers.Set(corev1.StreamType, corev1.StreamTypeError)
+	problems, err := conn.CreateStream(headers)
+	if err != nil {
+		return nil, err
+	}
+	if err := problems.Close(); err != nil { // our side: nothing is written there
+		return nil, err
+	}
+	headers.Set(corev1.StreamType, corev1.StreamTypeData)
+	data, err := conn.CreateStream(headers)
+	if err != nil {
+		return nil, err
+	}
+	ours, theirs := net.Pipe()
+	var copying sync.WaitGroup
+	defer copying.Wait()
+	defer conn.Close() // ends both copies
+	copying.Go(func() {
+		_, _ = io.Copy(data, theirs) // the handshake tells what went wrong
+	})
+	copying.Go(func() {
+		_, _ = io.Copy(theirs, data)
+		theirs.Close()
+	})
+	return peerCertificate(ctx, ours)
+}
+
+// signingRequests tells of requests that nobody approves or denies.
+func signingRequests(w *world, _ *probe) []engine.Finding {
+	var names, objects []string
+	signers := map[string]bool{}
+	for i := range w.signings {
+		s := &w.signings[i]
+		if w.now.Sub(s.CreationTimestamp.Time) > signingPatience {
+			names = append(names, s.Name)
+			objects = append(objects, object("CertificateSigningRequest", "", s.Name))
+			signers[s.Spec.SignerName] = true
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	f := engine.Finding{
+		Title:  fmt.Sprintf("%s for a certificate waiting for approval", are(len(names), "request")),
+		Detail: enumerate(names, 10), Objects: first(objects),
+		Remedy: "see who asks, and approve or deny; whoever approves them usually may have stopped",
+	}
+	if signers[certificatesv1.KubeletServingSignerName] {
+		f.Remedy = "kubelets ask for serving certificates, and new nodes of the hop will too: start what approves them, or approve by hand"
+	}
+	if len(names) == 1 {
+		f.Command = command("kubectl certificate approve %s", names[0])
+	} else {
+		f.Command = "kubectl get csr"
+	}
+	f.Title = strings.Replace(f.Title, "requests for a certificate", "requests for certificates", 1)
+	return []engine.Finding{f}
+}

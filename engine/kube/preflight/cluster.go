@@ -1,0 +1,492 @@
+package preflight
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/engine"
+	"constellation/engine/version"
+)
+
+const (
+	skewPolicy   = "https://kubernetes.io/releases/version-skew-policy/"
+	etcdUpgrades = "https://etcd.io/docs/latest/upgrades/upgrade_3_6/"
+	etcdFAQ      = "https://etcd.io/docs/latest/faq/#why-an-odd-number-of-cluster-members"
+	etcdQuota    = "https://etcd.io/docs/latest/op-guide/maintenance/#space-quota"
+	healthGuide  = "https://kubernetes.io/docs/reference/using-api/health-checks/"
+	fairness     = "https://kubernetes.io/docs/concepts/cluster-administration/flow-control/"
+	leaseGuide   = "https://kubernetes.io/docs/concepts/architecture/leases/"
+)
+
+var clusterChecks = []check{
+	{
+		id: "control-plane-versions", title: "the control plane runs versions that belong together", area: "versions", ref: skewPolicy,
+		needs: []source{sourceServers, sourcePods}, run: controlPlaneVersions,
+	},
+	{
+		id: "kubelet-versions", title: "every kubelet is near enough to the API servers, now and after the hop", area: "versions", ref: skewPolicy,
+		needs: []source{sourceNodes, sourceServers, sourcePods}, run: kubeletVersions,
+	},
+	{
+		id: "proxy-version", title: "kube-proxy is near enough to the API servers, now and after the hop", area: "versions", ref: skewPolicy,
+		needs: []source{sourceDaemonSets, sourceServers, sourcePods}, run: proxyVersion,
+	},
+	{
+		id: "etcd-members", title: "etcd is ready and of a version that the next one takes over", area: "etcd", ref: etcdUpgrades,
+		needs: []source{sourcePods, sourceServers}, run: etcdMembers,
+	},
+	{
+		id: "etcd-size", title: "etcd has room", area: "etcd", ref: etcdQuota,
+		needs: []source{sourcePods, sourceServers, sourceMetrics}, run: etcdSize,
+	},
+	{
+		id: "api-health", title: "every API server is ready", area: "health", ref: healthGuide,
+		needs: []source{sourceServers}, run: apiHealth,
+	},
+	{
+		id: "api-rejections", title: "the API servers turn hardly anybody away", area: "health", ref: fairness,
+		needs: []source{sourceServers, sourceMetrics}, run: apiRejections,
+	},
+	{
+		id: "leaders", title: "controller manager and scheduler have a leader", area: "health", ref: leaseGuide,
+		needs: []source{sourceLeaders, sourcePods}, run: leadersFresh,
+	},
+}
+
+// componentVersions returns the versions of a component of the control plane by node,
+// as the tags of its images tell. Those that are no version are in odd.
+func (w *world) componentVersions(component string) (found map[string]version.Version, odd []string) {
+	found = map[string]version.Version{}
+	for i := range w.pods {
+		p := &w.pods[i]
+		if p.component != component || p.terminating.After(time.Time{}) || len(p.images) == 0 {
+			continue
+		}
+		v, err := version.Parse(tagOf(p.images[0]))
+		if err != nil {
+			odd = append(odd, p.name+": "+p.images[0])
+			continue
+		}
+		found[p.node] = v
+	}
+	return found, odd
+}
+
+// tagOf is the tag of an image, empty if it has none.
+func tagOf(image string) string {
+	image, _, _ = strings.Cut(image, "@")
+	if i := strings.LastIndexByte(image, ':'); i > strings.LastIndexByte(image, '/') {
+		return image[i+1:]
+	}
+	return ""
+}
+
+// apiVersions are the versions of all API servers, as they say themselves and, of those
+// that cannot be asked, as their images tell.
+func (w *world) apiVersions() engine.Span {
+	var s engine.Span
+	for i := range w.servers {
+		if v, err := version.Parse(w.servers[i].version); err == nil {
+			s = s.Add(v)
+		}
+	}
+	byNode, _ := w.componentVersions("kube-apiserver")
+	for _, v := range byNode {
+		s = s.Add(v)
+	}
+	return s
+}
+
+// controlPlaneVersions checks API servers among each other, and those that follow them.
+func controlPlaneVersions(w *world, _ *probe) (out []engine.Finding) {
+	api := w.apiVersions()
+	for i := range w.servers {
+		if _, err := version.Parse(w.servers[i].version); err != nil {
+			out = append(out, engine.Finding{
+				Severity: engine.NotChecked, Title: "the version of an API server is not known",
+				Detail: fmt.Sprintf("%s says that it is %q", printable(w.servers[i].address), printable(w.servers[i].version)),
+			})
+		}
+	}
+	images, _ := w.componentVersions("kube-apiserver")
+	if len(w.silent) > 0 && len(images) < len(w.silent)+len(w.servers) {
+		out = append(out, engine.Finding{
+			Severity: engine.NotChecked, Title: fmt.Sprintf("the version of %s is not known", count(len(w.silent), "API server")),
+			Detail: w.silence(), Remedy: "run the check from where the control plane can be reached",
+		})
+	}
+	if d := ahead(api.Newest, api.Oldest); d > 1 {
+		out = append(out, engine.Finding{
+			Severity: engine.Block, Title: fmt.Sprintf("API servers run %s and %s, which are %d minor versions apart", api.Oldest, api.Newest, d),
+			Detail: perNode(images), Remedy: fmt.Sprintf("bring those of %s to the others' version first", api.Oldest),
+		})
+	}
+	for _, follower := range []string{"kube-controller-manager", "kube-scheduler"} {
+		byNode, odd := w.componentVersions(follower)
+		if len(odd) > 0 {
+			out = append(out, engine.Finding{
+				Severity: engine.NotChecked, Title: "the version of " + follower + " is not known", Detail: "the tag of its image is no version: " + enumerate(odd, 5),
+			})
+		}
+		for _, node := range slices.Sorted(maps.Keys(byNode)) {
+			v := byNode[node]
+			f := engine.Finding{Severity: engine.Block, Objects: []string{object("node", "", node)}}
+			switch {
+			case ahead(api.Oldest, v) < 0:
+				f.Title = fmt.Sprintf("%s on %s is %s, newer than the oldest API server with %s", follower, printable(node), v, api.Oldest)
+				f.Remedy = "bring every API server to that version first"
+			case ahead(api.Newest, v) > 1:
+				f.Title = fmt.Sprintf("%s on %s is %s, more than one minor version older than the newest API server with %s", follower, printable(node), v, api.Newest)
+				f.Remedy = "run `kubeadm upgrade node` there"
+			default:
+				continue
+			}
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// silence says which API servers could not be asked, and why.
+func (w *world) silence() string {
+	var parts []string
+	for _, s := range w.silent {
+		parts = append(parts, s.address+": "+s.why)
+	}
+	return enumerate(parts, 5)
+}
+
+// ahead is how many minor versions a is newer than b.
+func ahead(a, b version.Version) int { return b.MinorDistance(a) }
+
+// perNode is "control-1 v1.35.4, control-2 v1.36.3".
+func perNode(byNode map[string]version.Version) string {
+	var parts []string
+	for _, n := range slices.Sorted(maps.Keys(byNode)) {
+		parts = append(parts, n+" "+byNode[n].String())
+	}
+	return enumerate(parts, 10)
+}
+
+// maxSkew is how many minor versions a kubelet may be older than an API server.
+func maxSkew(kubelet version.Version) int {
+	if kubelet.Major() == 1 && kubelet.Minor() < 25 {
+		return 2
+	}
+	return 3
+}
+
+// kubeletVersions checks each node against what runs now and what will: while the
+// control plane is replaced, both.
+func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
+	api := w.apiVersions()
+	if api.IsZero() {
+		return nil // told by control-plane-versions
+	}
+	after := api.Add(w.request.To)
+	var odd []string
+	newer, tooOld, tooOldAfter := map[string][]string{}, map[string][]string{}, map[string][]string{}
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		v, err := version.Parse(n.Status.NodeInfo.KubeletVersion)
+		if err != nil {
+			odd = append(odd, fmt.Sprintf("%s says %q", n.Name, printable(n.Status.NodeInfo.KubeletVersion)))
+			continue
+		}
+		switch key := v.String(); {
+		case ahead(api.Oldest, v) < 0:
+			newer[key] = append(newer[key], n.Name)
+		case ahead(api.Newest, v) > maxSkew(v):
+			tooOld[key] = append(tooOld[key], n.Name)
+		case ahead(after.Newest, v) > maxSkew(v):
+			tooOldAfter[key] = append(tooOldAfter[key], n.Name)
+		}
+	}
+	told := func(by map[string][]string, f func(v string, names []string) engine.Finding) {
+		for _, v := range slices.Sorted(maps.Keys(by)) {
+			names := by[v]
+			x := f(v, names)
+			x.Severity, x.Detail = engine.Block, "nodes: "+enumerate(names, 20)
+			for _, n := range names {
+				x.Objects = append(x.Objects, object("node", "", n))
+			}
+			x.Objects = first(x.Objects)
+			out = append(out, x)
+		}
+	}
+	told(newer, func(v string, names []string) engine.Finding {
+		return engine.Finding{
+			Title:  fmt.Sprintf("the kubelet of %s is %s, newer than the oldest API server with %s", count(len(names), "node"), v, api.Oldest),
+			Remedy: "bring every API server to that version first, or replace the nodes",
+		}
+	})
+	told(tooOld, func(v string, names []string) engine.Finding {
+		return engine.Finding{
+			Title:  fmt.Sprintf("the kubelet of %s is %s, too old for the API servers with %s", count(len(names), "node"), v, api.Newest),
+			Remedy: fmt.Sprintf("replace these nodes before anything else: at most %d minor versions may lie between", maxSkew(version.MustParse(v))),
+		}
+	})
+	told(tooOldAfter, func(v string, names []string) engine.Finding {
+		return engine.Finding{
+			Title:  fmt.Sprintf("the kubelet of %s is %s, too old for the API servers of the hop with %s", count(len(names), "node"), v, after.Newest),
+			Remedy: fmt.Sprintf("replace these nodes first: while control planes are replaced, kubelets meet API servers of both versions, and at most %d minor versions may lie between", maxSkew(version.MustParse(v))),
+		}
+	})
+	if len(odd) > 0 {
+		out = append(out, engine.Finding{
+			Severity: engine.NotChecked, Title: fmt.Sprintf("the version of the kubelet of %s is not known", count(len(odd), "node")), Detail: enumerate(odd, 10),
+			Remedy: "see whether the kubelet runs: it has not said its version, or something that is none",
+		})
+	}
+	return out
+}
+
+// proxyVersion checks the image of kube-proxy's DaemonSet; what nodes say of it is
+// deprecated, and often wrong.
+func proxyVersion(w *world, _ *probe) []engine.Finding {
+	api := w.apiVersions()
+	for i := range w.daemonSets {
+		d := &w.daemonSets[i]
+		if d.Namespace != "kube-system" || d.Name != "kube-proxy" || len(d.Spec.Template.Spec.Containers) == 0 || api.IsZero() {
+			continue
+		}
+		image := d.Spec.Template.Spec.Containers[0].Image
+		f := engine.Finding{Severity: engine.Block, Detail: "image " + printable(image), Owner: keeperOf(&d.ObjectMeta), Objects: []string{object("DaemonSet", d.Namespace, d.Name)}}
+		v, err := version.Parse(tagOf(image))
+		switch after := api.Add(w.request.To).Newest; {
+		case err != nil:
+			f.Severity, f.Title = engine.NotChecked, "the version of kube-proxy is not known"
+		case ahead(api.Oldest, v) < 0:
+			f.Title = fmt.Sprintf("kube-proxy is %s, newer than the oldest API server with %s", v, api.Oldest)
+			f.Remedy = "bring every API server to that version first"
+		case ahead(after, v) > maxSkew(v):
+			f.Title = fmt.Sprintf("kube-proxy is %s, too old for API servers with %s", v, after)
+			f.Remedy = "run `kubeadm upgrade apply` for the version that runs now, which brings kube-proxy along"
+		default:
+			return nil
+		}
+		return []engine.Finding{f}
+	}
+	return nil // others do its work, such as Cilium
+}
+
+// etcd36Floor is the oldest 3.5 that may become 3.6: before it, learners that had left
+// could come back as voters.
+var etcd36Floor = version.MustParse("v3.5.26")
+
+// etcdMembers looks at etcd as far as the API shows it.
+func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
+	var members, notReady []string
+	versions := map[string]version.Version{}
+	for i := range w.pods {
+		p := &w.pods[i]
+		if p.component != "etcd" {
+			continue
+		}
+		members = append(members, p.node)
+		if !p.ready {
+			notReady = append(notReady, p.object())
+		}
+		if len(p.images) > 0 {
+			// The tag counts builds of an image after the version: 3.6.6-0.
+			base, _, _ := strings.Cut(tagOf(p.images[0]), "-")
+			if v, err := version.Parse(base); err == nil {
+				versions[p.node] = v
+			}
+		}
+	}
+	var failing []string
+	for i := range w.servers {
+		for _, c := range w.servers[i].failing {
+			if strings.HasPrefix(c, "etcd") {
+				failing = append(failing, fmt.Sprintf("%s of API server %s", c, w.servers[i].address))
+			}
+		}
+	}
+	if len(failing) > 0 {
+		out = append(out, engine.Finding{
+			Severity: engine.Block, Title: "etcd does not answer an API server", Detail: "failing readiness checks: " + enumerate(failing, 5),
+			Remedy: "bring etcd back first: an upgrade takes away one member at a time", Reference: healthGuide,
+		})
+	}
+	if len(notReady) > 0 {
+		out = append(out, engine.Finding{
+			Severity: engine.Block, Title: fmt.Sprintf("%s of etcd not ready", are(len(notReady), "member")), Detail: enumerate(notReady, 5), Objects: first(notReady),
+			Remedy: "bring it back, or remove it from etcd: an upgrade takes away one member at a time", Reference: etcdFAQ,
+		})
+	}
+	if n := len(members); n > 0 && n%2 == 0 {
+		out = append(out, engine.Finding{
+			Title: fmt.Sprintf("etcd has %d members, which survive no more failures than %d would", n, n-1), Detail: "on " + enumerate(members, 9),
+			Remedy: "run an odd number of control planes", Reference: etcdFAQ,
+		})
+	}
+	if w.request.Etcd == "" || len(versions) == 0 {
+		return out
+	}
+	base, _, _ := strings.Cut(w.request.Etcd, "-")
+	to, err := version.Parse(base)
+	if err != nil {
+		return out
+	}
+	for _, node := range slices.Sorted(maps.Keys(versions)) {
+		v := versions[node]
+		f := engine.Finding{Severity: engine.Block, Objects: []string{object("node", "", node)}}
+		switch {
+		case to.Major() == v.Major() && to.Minor() < v.Minor():
+			f.Title = fmt.Sprintf("etcd on %s is %s, newer than %s of the hop", printable(node), v, to)
+			f.Remedy = "choose a Kubernetes version with that etcd: its data cannot go back"
+		case ahead(to, v) > 1:
+			f.Title = fmt.Sprintf("etcd on %s is %s, more than one minor version older than %s of the hop", printable(node), v, to)
+			f.Remedy = "go through the minor version between"
+		case v.MinorString() == etcd36Floor.MinorString() && ahead(to, v) == 1 && v.Less(etcd36Floor):
+			f.Title = fmt.Sprintf("etcd on %s is %s, and only %s may become %s", printable(node), v, etcd36Floor, to)
+			f.Remedy = "upgrade to the newest patch of the Kubernetes version that runs, which brings a newer etcd"
+		default:
+			continue
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// are is "1 member is", "2 members are".
+func are(n int, one string) string {
+	if n == 1 {
+		return "1 " + one + " is"
+	}
+	return fmt.Sprintf("%d %ss are", n, one)
+}
+
+const (
+	// defaultQuota is etcd's if no flag says otherwise.
+	defaultQuota = 2 << 30
+	// Above fullWarn of its quota a database is worth a look; above fullBlock the rollout,
+	// with its events and leases, might fill it, and then nothing can be written.
+	fullWarn, fullBlock = 0.80, 0.95
+)
+
+// etcdSize compares etcd's database with its quota.
+func etcdSize(w *world, _ *probe) []engine.Finding {
+	quota := int64(defaultQuota)
+	for i := range w.pods {
+		if p := &w.pods[i]; p.component == "etcd" {
+			if q, ok := flagNumber(p.args, "--quota-backend-bytes"); ok && q > 0 {
+				quota = q
+			}
+		}
+	}
+	var largest int64
+	var where string
+	for i := range w.servers {
+		for _, endpoint := range slices.Sorted(maps.Keys(w.servers[i].metrics.storage)) {
+			if n := w.servers[i].metrics.storage[endpoint]; n > largest {
+				largest, where = n, endpoint
+			}
+		}
+	}
+	share := float64(largest) / float64(quota)
+	if share < fullWarn {
+		return nil
+	}
+	f := engine.Finding{
+		Title:  fmt.Sprintf("etcd's database has %.1f of %.1f GiB, %.0f %%", gib(largest), gib(quota), share*100),
+		Detail: "member " + printable(where) + "; when it is full, nothing can be written any more",
+		Remedy: "delete what nobody needs (events, old ReplicaSets, CustomResources), then defragment the members one by one, or raise --quota-backend-bytes",
+	}
+	if share >= fullBlock {
+		f.Severity = engine.Block
+	}
+	return []engine.Finding{f}
+}
+
+func gib(n int64) float64 { return float64(n) / (1 << 30) }
+
+// apiHealth asks for the readiness of every API server.
+func apiHealth(w *world, _ *probe) (out []engine.Finding) {
+	for i := range w.servers {
+		s := &w.servers[i]
+		// etcd-members tells of etcd.
+		failing := slices.DeleteFunc(slices.Clone(s.failing), func(c string) bool { return strings.HasPrefix(c, "etcd") })
+		switch {
+		case s.notReady != "":
+			out = append(out, engine.Finding{Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether API server %s is ready", printable(s.address)), Detail: s.notReady})
+		case len(failing) > 0:
+			out = append(out, engine.Finding{
+				Severity: engine.Block, Title: fmt.Sprintf("API server %s is not ready", printable(s.address)), Detail: "failing checks: " + enumerate(failing, 20),
+				Remedy: "see its log for the checks' names", Command: "kubectl get --raw '/readyz?verbose'",
+			})
+		}
+	}
+	if len(w.silent) > 0 {
+		f := engine.Finding{
+			Severity: engine.NotChecked, Title: fmt.Sprintf("%s could not be reached from here", count(len(w.silent), "API server")),
+			Detail: w.silence(), Remedy: "run the check from where the control plane can be reached",
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+const (
+	// maxRejected is the share of requests that may have been turned away.
+	maxRejected = 0.001
+	// manyRejected are so many that the share means something.
+	manyRejected = 50
+)
+
+// apiRejections tells when priority and fairness turned clients away: an upgrade is
+// more load than any other day.
+func apiRejections(w *world, _ *probe) (out []engine.Finding) {
+	for i := range w.servers {
+		m := w.servers[i].metrics
+		if m.rejected < manyRejected || m.rejected < maxRejected*m.requests {
+			continue
+		}
+		out = append(out, engine.Finding{
+			Title:  fmt.Sprintf("API server %s turned away %.0f requests of %.0f", printable(w.servers[i].address), m.rejected, m.requests),
+			Detail: fmt.Sprintf("since %s, most at the priority level %s", stamp(m.started), printable(m.rejectedLevel)),
+			Remedy: "find the client that floods it, or give its priority level more shares", Command: "kubectl get --raw /debug/api_priority_and_fairness/dump_priority_levels",
+		})
+	}
+	return out
+}
+
+// leaseSlack is how long after its end a lease is still taken for slow, not lost.
+const leaseSlack = 45 * time.Second
+
+// leadersFresh checks the leases of those that act on what the API servers store.
+func leadersFresh(w *world, _ *probe) (out []engine.Finding) {
+	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
+		l, ok := w.leaders[name]
+		runs := slices.ContainsFunc(w.pods, func(p pod) bool { return p.component == name })
+		f := engine.Finding{
+			Severity: engine.Block, Remedy: "see the log of its pods: without it no pod is made or placed",
+			Command: "kubectl -n kube-system logs -l component=" + name + " --tail=20",
+		}
+		switch {
+		case !ok && !runs:
+			continue // not ours to see: a managed control plane
+		case !ok || l.RenewTime == nil || deref(l.HolderIdentity) == "":
+			f.Title = name + " has no leader"
+		case w.now.Sub(l.RenewTime.Time) > time.Duration(deref(l.LeaseDurationSeconds))*time.Second+leaseSlack:
+			f.Title = name + " has lost its leader"
+			f.Detail = fmt.Sprintf("%s renewed its lease last on %s", printable(deref(l.HolderIdentity)), stamp(l.RenewTime.Time))
+		default:
+			continue
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+func deref[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}
