@@ -71,7 +71,7 @@ type scheduler struct {
 
 // placed drains node after node in thought and finds new places for the pods. If the hop
 // may have machines beyond the wanted number, each drain begins when the node's heir is
-// there: a machine of the same kind.
+// there, a machine of the same kind; otherwise the heir comes when the node is gone.
 func (w *world) placed() *placement {
 	w.lookups.placeOnce.Do(func() {
 		s := newScheduler(w)
@@ -219,12 +219,12 @@ func (s *scheduler) drain(name string) {
 	slices.SortStableFunc(moving, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(b.request.memory, a.request.memory), cmp.Compare(b.request.cpu, a.request.cpu))
 	})
-	var heir *room
-	if s.w.request.Surge > 0 {
-		heir = newRoom(heirOf(l.nodes[name]), s.limits[name])
-		for _, p := range staying {
-			s.take(heir, p)
-		}
+	heir := newRoom(heirOf(l.nodes[name]), s.limits[name])
+	for _, p := range staying {
+		s.take(heir, p)
+	}
+	surge := s.w.request.Surge > 0
+	if surge {
 		heir.coming = moving
 		s.rooms = append(s.rooms, heir)
 	}
@@ -237,19 +237,20 @@ func (s *scheduler) drain(name string) {
 		if p.controller.kind == "" {
 			continue // nobody makes it anew
 		}
-		if why := s.place(p, heir); why != "" {
+		if why := s.place(p, heir, surge); why != "" {
 			s.lost[p] = why
 			failed[p.controller.uid] = why
 		}
 	}
-	if heir != nil {
-		heir.coming = nil
+	heir.coming = nil
+	if !surge {
+		s.rooms = append(s.rooms, heir)
 	}
 }
 
-// place finds a room for p, the heir first. It returns why there is none.
-func (s *scheduler) place(p *pod, heir *room) string {
-	if heir != nil && s.misfit(heir, p) == "" {
+// place finds a room for p, the heir first if it is there. It returns why there is none.
+func (s *scheduler) place(p *pod, heir *room, there bool) string {
+	if there && s.misfit(heir, p) == "" {
 		s.take(heir, p)
 		return ""
 	}
@@ -487,7 +488,7 @@ func (w *world) homeless(t *team, placement *placement) engine.Finding {
 	}
 	f := engine.Finding{
 		Severity: engine.Block, Owner: w.keepers(pods), Objects: append([]string{t.object()}, objects(pods)...),
-		Title:  fmt.Sprintf("%s of %s %s find no place once %s (%s) is drained", count(len(pods), "pod"), t.kind, printable(t.namespace+"/"+t.name), printable(p.node), l.position(p.node)),
+		Title:  fmt.Sprintf("no place for %s of %s %s once %s (%s) is drained", count(len(pods), "pod"), t.kind, printable(t.namespace+"/"+t.name), printable(p.node), l.position(p.node)),
 		Detail: fmt.Sprintf("%s asks for %s; %s; computed with %s", printable(p.name), p.request, placement.lost[p], surge),
 		Remedy: "make room: fewer replicas, smaller requests, or another node",
 	}

@@ -731,7 +731,7 @@ func termination(w *world, _ *probe) []engine.Finding {
 
 func (w *world) stuckPod(p *pod) engine.Finding {
 	f := engine.Finding{
-		Title:  fmt.Sprintf("pod %s should be gone since %s", printable(p.namespace+"/"+p.name), plainDuration(w.now.Sub(p.terminating))),
+		Title:  fmt.Sprintf("pod %s should have been gone for %s", printable(p.namespace+"/"+p.name), plainDuration(w.now.Sub(p.terminating))),
 		Detail: "on " + printable(p.node), Owner: w.keeper(p), Objects: []string{p.object()},
 		Remedy:  "look at the node's kubelet; a pod whose node is dead can be deleted by force",
 		Command: command("kubectl -n %s delete pod %s --force --grace-period=0", p.namespace, p.name),

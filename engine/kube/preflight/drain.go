@@ -360,13 +360,27 @@ func (w *world) holds(p *pod, a answer, left map[*budget]int32, spent map[*budge
 	switch {
 	case len(spent[b]) > 0:
 		h.why = fmt.Sprintf("PodDisruptionBudget %s has no room left: pods before it do not come back: %s", b.name(), enumerate(spent[b], 3))
-		h.command = b.allowOne()
+		h.command = w.allowLost(b)
 	case known:
 		h.why, h.command, h.passes = f.Title, f.Command, f.Severity != engine.Block
 	default:
 		h.why, h.passes = "PodDisruptionBudget "+b.name()+" has no room", true
 	}
 	return h, true
+}
+
+// allowLost is the command that lets b miss the pods for good that do not come back.
+func (w *world) allowLost(b *budget) string {
+	n := 0
+	for _, p := range b.moving {
+		if w.absent(p) != "" {
+			n++
+		}
+	}
+	if b.Spec.MaxUnavailable != nil {
+		return command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"maxUnavailable":%d}}'`, b.Namespace, b.Name, n)
+	}
+	return command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"minAvailable":%d}}'`, b.Namespace, b.Name, max(b.expected()-n, 0))
 }
 
 // absent says why p is not made anew after its eviction, or does not start; empty if it does.

@@ -115,7 +115,7 @@ func unwell(n *corev1.Node) (string, time.Time) {
 		case c.Type == corev1.NodeReady:
 			known = true
 			if c.Status != corev1.ConditionTrue {
-				why = append(why, strings.TrimSuffix(fmt.Sprintf("Ready is %s: %s", printable(string(c.Status)), printable(c.Message)), ": "))
+				why = append(why, strings.TrimSuffix(fmt.Sprintf("Ready is %s: %s", printable(string(c.Status)), strings.TrimSuffix(printable(c.Message), ".")), ": "))
 				since = c.LastTransitionTime.Time
 			}
 		case c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue:

@@ -96,11 +96,11 @@ func (h *hook) finding(s engine.Severity, title string) engine.Finding {
 }
 
 // patch is the command that changes h alone: it tests for its name first.
-func (h *hook) patch(op, field string, value any) string {
+func (h *hook) patch(field string, value any) string {
 	path := fmt.Sprintf("/webhooks/%d/", h.index)
 	b, err := json.Marshal([]map[string]any{
 		{"op": "test", "path": path + "name", "value": h.name},
-		{"op": op, "path": path + field, "value": value},
+		{"op": "add", "path": path + field, "value": value},
 	})
 	// The patch stands in single quotes.
 	if err != nil || bytes.ContainsAny(b, "'\\") || printable(h.name) != h.name {
@@ -114,7 +114,7 @@ func (h *hook) patch(op, field string, value any) string {
 }
 
 // ignore is the command that lets pass what h cannot judge.
-func (h *hook) ignore() string { return h.patch("replace", "failurePolicy", admissionv1.Ignore) }
+func (h *hook) ignore() string { return h.patch("failurePolicy", admissionv1.Ignore) }
 
 // target is something that an upgrade does, and a webhook could forbid.
 type target struct {
@@ -418,15 +418,14 @@ func webhookExemption(w *world, _ *probe) []engine.Finding {
 		}
 		f := h.finding(engine.Warn, fmt.Sprintf("%s judges new pods of %s: if it fails, they do not come back", h.title(), enumerate(caught, 3)))
 		f.Remedy = "leave these namespaces out with its namespaceSelector"
-		selector := metav1.LabelSelector{}
-		op := "add"
+		var selector metav1.LabelSelector
 		if h.namespaceSelector != nil {
-			selector, op = *h.namespaceSelector.DeepCopy(), "replace"
+			selector = *h.namespaceSelector.DeepCopy()
 		}
 		selector.MatchExpressions = append(selector.MatchExpressions, metav1.LabelSelectorRequirement{
 			Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: caught,
 		})
-		f.Command = h.patch(op, "namespaceSelector", selector)
+		f.Command = h.patch("namespaceSelector", selector)
 		found = append(found, f)
 	}
 	return fold(found, "webhooks that judge pods of their own or of the system")
@@ -443,7 +442,7 @@ func webhookTimeout(w *world, _ *probe) []engine.Finding {
 		}
 		f := h.finding(engine.Warn, fmt.Sprintf("%s may take %d s of each request", h.title(), h.timeout))
 		f.Remedy = "lower timeoutSeconds: requests of nodes and controllers end after 10 s to 30 s"
-		f.Command = h.patch("replace", "timeoutSeconds", maxWebhookSeconds)
+		f.Command = h.patch("timeoutSeconds", maxWebhookSeconds)
 		found = append(found, f)
 	}
 	return fold(found, "webhooks that may take long")
@@ -527,7 +526,7 @@ func webhookMatchPolicy(w *world, _ *probe) []engine.Finding {
 		}
 		f := h.finding(engine.Warn, h.title()+" sees objects of the API versions in its rules alone")
 		f.Remedy = "with matchPolicy Equivalent it also sees requests of newer versions"
-		f.Command = h.patch("replace", "matchPolicy", admissionv1.Equivalent)
+		f.Command = h.patch("matchPolicy", admissionv1.Equivalent)
 		found = append(found, f)
 	}
 	return fold(found, "webhooks with matchPolicy Exact")

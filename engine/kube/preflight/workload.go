@@ -376,6 +376,14 @@ func scalable(o owner) (string, bool) {
 	return "", false
 }
 
+// plainDuration is "1h", "2m30s": without parts that are zero.
 func plainDuration(d time.Duration) string {
-	return d.Round(time.Second).String()
+	s := d.Round(time.Second).String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
 }

@@ -1,0 +1,852 @@
+package preflight
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"maps"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"constellation/engine"
+)
+
+// noon is when the tests' worlds are looked at.
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// workloadChecks are those that these tests are about.
+func workloadChecks() []check {
+	return slices.Concat(webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks)
+}
+
+func checkOf(id string) check {
+	all := workloadChecks()
+	return all[slices.IndexFunc(all, func(c check) bool { return c.id == id })]
+}
+
+// village is a cluster as the sandbox has it: a control plane, two workers, our parts
+// and the system's. Nothing is wrong with it. Everything is replaced, with one machine
+// more.
+func village() *world {
+	w := &world{
+		now:         noon,
+		request:     engine.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true, Surge: 1, DrainTimeout: 5 * time.Minute},
+		unread:      map[source]string{},
+		leases:      map[string]time.Time{},
+		namespaces:  map[string]metav1.ObjectMeta{},
+		replicaSets: map[types.UID]owner{},
+		services:    map[types.NamespacedName]corev1.Service{},
+		volumes:     map[string]corev1.PersistentVolume{},
+		claims:      map[types.NamespacedName]corev1.PersistentVolumeClaim{},
+	}
+	for _, name := range []string{"cp-0", "worker-0", "worker-1"} {
+		w.addNode(name)
+	}
+	for _, ns := range []string{"constellation-system", "kube-system", "shop"} {
+		w.namespaces[ns] = metav1.ObjectMeta{Name: ns, Labels: map[string]string{corev1.LabelMetadataName: ns}}
+	}
+	for _, component := range []string{"etcd", "kube-apiserver"} {
+		w.pods = append(w.pods, pod{
+			namespace: "kube-system", name: component + "-cp-0", node: "cp-0", phase: corev1.PodRunning, ready: true, mirror: true,
+			controller: owner{"v1", "Node", "cp-0", "node-cp-0"}, labels: map[string]string{"component": component, "tier": "control-plane"},
+			hostPath: []string{"data (/var/lib/etcd)"}, grace: 30 * time.Second,
+		})
+	}
+	w.addDaemonSet("kube-system", "kube-proxy", func(p *pod) { p.hostPath = []string{"xtables-lock (/run/xtables.lock)"} }, "cp-0", "worker-0", "worker-1")
+	w.addDaemonSet("constellation-system", "joinservice", func(p *pod) { p.hostPath = []string{"tpm (/run/tpm)"} }, "cp-0")
+	w.addDeployment("kube-system", "coredns", func(p *pod) {
+		p.labels = map[string]string{"k8s-app": "kube-dns"}
+		p.tolerations = []corev1.Toleration{{Key: controlPlaneLabel, Effect: corev1.TaintEffectNoSchedule}}
+		p.request = resources{cpu: 100, memory: 70 << 20}
+	}, "cp-0", "cp-0")
+	w.addDeployment("constellation-system", "constellation-operator", func(p *pod) {
+		p.nodeSelector = map[string]string{controlPlaneLabel: ""}
+		p.tolerations = []corev1.Toleration{{Key: controlPlaneLabel, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+		p.hostPorts = []int32{8080, 8081}
+	}, "cp-0")
+	return w
+}
+
+func (w *world) addNode(name string) *corev1.Node {
+	n := corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelTopologyZone: "a"}},
+		Status: corev1.NodeStatus{
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			Allocatable: corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("110"),
+			},
+		},
+	}
+	if strings.HasPrefix(name, "cp-") {
+		n.Labels[controlPlaneLabel] = ""
+		n.Spec.Taints = []corev1.Taint{{Key: controlPlaneLabel, Effect: corev1.TaintEffectNoSchedule}}
+	}
+	w.nodes = append(w.nodes, n)
+	w.leases[name] = w.now.Add(-5 * time.Second)
+	return &w.nodes[len(w.nodes)-1]
+}
+
+// node finds a node that the world has.
+func (w *world) node(name string) *corev1.Node {
+	return &w.nodes[slices.IndexFunc(w.nodes, func(n corev1.Node) bool { return n.Name == name })]
+}
+
+func metaOf(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + "/" + name), CreationTimestamp: metav1.NewTime(noon.Add(-24 * time.Hour))}
+}
+
+// team adds a ready pod per node, "web-0", "web-1", ..., that o controls.
+func (w *world) team(namespace, name string, o owner, change func(*pod), nodes []string) {
+	for i, node := range nodes {
+		p := pod{
+			namespace: namespace, name: name + "-" + strconv.Itoa(i), node: node, uid: types.UID(fmt.Sprintf("%s/%s-%d", namespace, name, i)),
+			labels: map[string]string{"app": name}, phase: corev1.PodRunning, ready: true, created: noon.Add(-24 * time.Hour), grace: 30 * time.Second, controller: o,
+		}
+		if change != nil {
+			change(&p)
+		}
+		w.pods = append(w.pods, p)
+	}
+}
+
+func (w *world) addDeployment(namespace, name string, change func(*pod), nodes ...string) {
+	n := int32(len(nodes))
+	d := appsv1.Deployment{ObjectMeta: metaOf(namespace, name), Spec: appsv1.DeploymentSpec{Replicas: &n}}
+	d.Annotations = map[string]string{"meta.helm.sh/release-name": name + "-release"}
+	d.Status = appsv1.DeploymentStatus{Replicas: n, UpdatedReplicas: n, ReadyReplicas: n, AvailableReplicas: n}
+	w.deployments = append(w.deployments, d)
+	set := types.UID("rs-" + namespace + "/" + name)
+	w.replicaSets[set] = owner{"apps/v1", "Deployment", name, d.UID}
+	w.team(namespace, name, owner{"apps/v1", "ReplicaSet", name + "-5f", set}, change, nodes)
+}
+
+func (w *world) addStatefulSet(namespace, name string, change func(*pod), nodes ...string) {
+	n := int32(len(nodes))
+	d := appsv1.StatefulSet{ObjectMeta: metaOf(namespace, name), Spec: appsv1.StatefulSetSpec{Replicas: &n}}
+	d.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl-client-side-apply"}, {Manager: "kube-controller-manager", Subresource: "status"}}
+	d.Status = appsv1.StatefulSetStatus{Replicas: n, UpdatedReplicas: n, ReadyReplicas: n, AvailableReplicas: n}
+	w.statefulSets = append(w.statefulSets, d)
+	w.team(namespace, name, owner{"apps/v1", "StatefulSet", name, d.UID}, change, nodes)
+}
+
+func (w *world) addDaemonSet(namespace, name string, change func(*pod), nodes ...string) {
+	n := int32(len(nodes))
+	d := appsv1.DaemonSet{ObjectMeta: metaOf(namespace, name)}
+	d.Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: n, UpdatedNumberScheduled: n, NumberAvailable: n}
+	w.daemonSets = append(w.daemonSets, d)
+	w.team(namespace, name, owner{"apps/v1", "DaemonSet", name, d.UID}, change, nodes)
+}
+
+// addBudget adds a budget over the pods of an app, with a status as its controller has it.
+func (w *world) addBudget(namespace, name, app string, change func(*policyv1.PodDisruptionBudget)) {
+	b := policyv1.PodDisruptionBudget{
+		ObjectMeta: metaOf(namespace, name),
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}},
+	}
+	for i := range w.pods {
+		if p := &w.pods[i]; p.namespace == namespace && p.labels["app"] == app {
+			b.Status.ExpectedPods++
+			if p.ready {
+				b.Status.CurrentHealthy++
+			}
+		}
+	}
+	change(&b)
+	n := int(b.Status.ExpectedPods)
+	if v := b.Spec.MinAvailable; v != nil {
+		least, _ := intstr.GetScaledValueFromIntOrPercent(v, n, true)
+		b.Status.DesiredHealthy = int32(least)
+	}
+	if v := b.Spec.MaxUnavailable; v != nil {
+		most, _ := intstr.GetScaledValueFromIntOrPercent(v, n, true)
+		b.Status.DesiredHealthy = int32(max(n-most, 0))
+	}
+	b.Status.DisruptionsAllowed = max(b.Status.CurrentHealthy-b.Status.DesiredHealthy, 0)
+	w.pdbs = append(w.pdbs, b)
+}
+
+func maxUnavailable(n int) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(int32(n))) }
+}
+
+func minAvailable(v string) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Spec.MinAvailable = ptr.To(intstr.Parse(v)) }
+}
+
+// addVolume adds a claim and its volume; node, if any, is where alone it can be used.
+func (w *world) addVolume(namespace, claim, node string, change func(*corev1.PersistentVolume)) {
+	pv := corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-" + claim}, Spec: corev1.PersistentVolumeSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}}}
+	if node != "" {
+		pv.Spec.Local = &corev1.LocalVolumeSource{Path: "/mnt/disk"}
+		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+		}}}}
+	}
+	if change != nil {
+		change(&pv)
+	}
+	w.volumes[pv.Name] = pv
+	w.claims[types.NamespacedName{Namespace: namespace, Name: claim}] = corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeName: pv.Name}}
+}
+
+// addWebhook adds a webhook for new pods such as those of shop/web, that pods of "hook" in its own namespace answer.
+func (w *world) addWebhook(nodes []string, change func(*admissionv1.ValidatingWebhook)) {
+	w.namespaces["policy"] = metav1.ObjectMeta{Name: "policy", Labels: map[string]string{corev1.LabelMetadataName: "policy"}}
+	w.addDeployment("policy", "hook", nil, nodes...)
+	w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+	slice := discoveryv1.EndpointSlice{ObjectMeta: metaOf("policy", "hook-1")}
+	slice.Labels = map[string]string{discoveryv1.LabelServiceName: "hook"}
+	for i, node := range nodes {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			NodeName: ptr.To(node), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "policy", Name: "hook-" + strconv.Itoa(i)},
+		})
+	}
+	w.slices = append(w.slices, slice)
+	w.services[types.NamespacedName{Namespace: "policy", Name: "hook"}] = corev1.Service{ObjectMeta: metaOf("policy", "hook"), Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}}}
+	hook := admissionv1.ValidatingWebhook{
+		Name: "pods.policy.example", FailurePolicy: ptr.To(admissionv1.Fail), TimeoutSeconds: ptr.To[int32](10), MatchPolicy: ptr.To(admissionv1.Equivalent),
+		ClientConfig: admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: "policy", Name: "hook"}, CABundle: caUntil(noon.Add(365 * 24 * time.Hour))},
+		Rules: []admissionv1.RuleWithOperations{{
+			Operations: []admissionv1.OperationType{admissionv1.Create},
+			Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+		}},
+		NamespaceSelector: exempt("policy", "kube-system", "constellation-system"),
+	}
+	change(&hook)
+	c := admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metaOf("", "policy"), Webhooks: []admissionv1.ValidatingWebhook{hook}}
+	c.Labels = map[string]string{"app.kubernetes.io/managed-by": "policy-operator"}
+	w.validating = append(w.validating, c)
+}
+
+func exempt(namespaces ...string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: namespaces}}}
+}
+
+// caUntil is a CA in PEM.
+func caUntil(until time.Time) []byte {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "hook-ca"}, NotBefore: noon.AddDate(-1, 0, 0), NotAfter: until, IsCA: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		panic(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// look runs one check, or all if id is empty, and returns what is not ok.
+func look(w *world, id string) []engine.Finding {
+	var out []engine.Finding
+	for _, c := range workloadChecks() {
+		if id != "" && c.id != id {
+			continue
+		}
+		for _, f := range c.find(w, &probe{ctx: context.Background(), progress: func(int64, int64) {}}) {
+			if f.Severity != engine.Info {
+				out = append(out, f)
+			}
+		}
+	}
+	return out
+}
+
+// verdicts are severities and check IDs: "block pdb-room".
+func verdicts(found []engine.Finding) []string {
+	var out []string
+	for _, f := range found {
+		out = append(out, string(f.Severity)+" "+f.ID)
+	}
+	return out
+}
+
+// golden compares whole findings with a file that people have read.
+func golden(t *testing.T, file string, name string, found []engine.Finding) {
+	t.Helper()
+	path := filepath.Join("testdata", file)
+	b, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	all := map[string][]engine.Finding{}
+	if err := yaml.Unmarshal(b, &all); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv("UPDATE_GOLDENS") != "" {
+		all[name] = found
+		var out bytes.Buffer
+		for _, k := range slices.Sorted(maps.Keys(all)) {
+			b, err := yaml.Marshal(map[string]any{k: all[k]})
+			if err != nil {
+				t.Fatal(err)
+			}
+			out.Write(b)
+		}
+		if err := os.WriteFile(path, out.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if d := cmp.Diff(all[name], found); d != "" {
+		t.Errorf("findings (-%s +got; UPDATE_GOLDENS=1 rewrites):\n%s", path, d)
+	}
+}
+
+func TestCleanClusterIsFine(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*world)
+	}{
+		{"a control plane and two workers", func(*world) {}},
+		{"one node alone", func(w *world) {
+			w.nodes = w.nodes[:1]
+			w.pods = slices.DeleteFunc(w.pods, func(p pod) bool { return p.node != "cp-0" })
+		}},
+		{"no node at all", func(w *world) { *w = world{now: noon, request: w.request, unread: map[source]string{}} }},
+		{"without machines beyond the wanted number, pods go to other nodes", func(w *world) {
+			w.request.Surge = 0
+			w.addNode("cp-1")
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+		}},
+		{"nothing is replaced", func(w *world) { w.request.ReplaceControlPlanes, w.request.ReplaceWorkers = false, false }},
+		{"a budget with room", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1", "worker-1")
+			w.addBudget("shop", "web", "web", maxUnavailable(1))
+		}},
+		{"a webhook on two nodes that leaves the system out", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(*admissionv1.ValidatingWebhook) {})
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := village()
+			tt.change(w)
+			if d := cmp.Diff([]engine.Finding(nil), look(w, "")); d != "" {
+				t.Errorf("findings (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestKeptWorkersAreNotLookedAt(t *testing.T) {
+	trouble := func(keep bool) []string {
+		w := village()
+		w.request.ReplaceWorkers = !keep
+		w.addDeployment("shop", "web", func(p *pod) {
+			p.emptyDir, p.notEvict, p.grace = []string{"tmp"}, "karpenter.sh/do-not-disrupt=true", time.Hour
+		}, "worker-0")
+		w.addDeployment("shop", "db", nil, "worker-0")
+		w.addBudget("shop", "db", "db", maxUnavailable(0))
+		w.team("shop", "alone", owner{}, nil, []string{"worker-1"})
+		return verdicts(look(w, ""))
+	}
+	want := []string{
+		"block pdb-room", "block drain-rehearsal", "warn unmanaged-pods", "warn local-data", "warn single-replica", "warn termination", "warn do-not-evict",
+	}
+	if d := cmp.Diff(want, trouble(false)); d != "" {
+		t.Errorf("workers are replaced: findings (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff([]string(nil), trouble(true)); d != "" {
+		t.Errorf("workers are kept: findings (-want +got):\n%s", d)
+	}
+}
+
+func TestUnreadSourcesAreNotChecked(t *testing.T) {
+	w := village()
+	for _, c := range workloadChecks() {
+		for _, s := range c.needs {
+			w.unread[s] = "forbidden"
+		}
+	}
+	for _, f := range look(w, "") {
+		if f.Severity != engine.NotChecked || !strings.Contains(f.Detail, "forbidden") {
+			t.Errorf("%s is %s (%s), want not-checked with the reason", f.ID, f.Severity, f.Detail)
+		}
+	}
+	if n := len(look(w, "")); n != len(workloadChecks()) {
+		t.Errorf("%d findings for %d checks", n, len(workloadChecks()))
+	}
+}
+
+func TestHostileNamesDoNoHarm(t *testing.T) {
+	const evil = "x'; rm -rf ~ #\x1b[2J\u202e\n"
+	w := village()
+	w.addNode(evil)
+	w.node(evil).Spec.Unschedulable = true
+	w.addDeployment(evil, evil, func(p *pod) {
+		p.emptyDir, p.hostPath, p.notEvict, p.grace, p.nodeSelector = []string{evil}, []string{evil}, evil+"=false", time.Hour, map[string]string{corev1.LabelHostname: evil}
+	}, evil)
+	w.team(evil, evil+"2", owner{}, func(p *pod) {
+		p.keeper = keeperOf(&metav1.ObjectMeta{Namespace: evil, Labels: map[string]string{"app.kubernetes.io/managed-by": evil}})
+	}, []string{evil})
+	w.team(evil, evil+"3", owner{evil + "/v1", evil, evil, "1"}, func(p *pod) { p.terminating, p.finalizers = noon.Add(-time.Hour), []string{evil} }, []string{evil})
+	w.addBudget(evil, evil, evil, maxUnavailable(0))
+	w.addBudget(evil, evil+"b", evil, maxUnavailable(0))
+	w.validating = append(w.validating, admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metaOf("", evil), Webhooks: []admissionv1.ValidatingWebhook{{
+		Name: evil, ClientConfig: admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: evil, Name: evil}, CABundle: []byte(evil)},
+		Rules:          []admissionv1.RuleWithOperations{{Operations: []admissionv1.OperationType{"*"}, Rule: admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}}}},
+		TimeoutSeconds: ptr.To[int32](30), MatchPolicy: ptr.To(admissionv1.Exact),
+	}}})
+	w.autoscalers = append(w.autoscalers, autoscalingv2.HorizontalPodAutoscaler{
+		ObjectMeta: metaOf(evil, evil), Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 3},
+		Status: autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 3, DesiredReplicas: 3},
+	})
+	found := look(w, "")
+	if len(found) < 15 {
+		t.Errorf("%d findings, want many: %v", len(found), verdicts(found))
+	}
+	for _, f := range found {
+		for _, s := range append([]string{f.Title, f.Detail, f.Remedy, f.Owner}, f.Objects...) {
+			if strings.ContainsAny(s, "\x1b\n\u202e") {
+				t.Errorf("%s tells %q raw", f.ID, s)
+			}
+		}
+		if f.Command != "" {
+			t.Errorf("%s offers a command made of hostile names: %q", f.ID, f.Command)
+		}
+	}
+}
+
+func TestWorkloadFindings(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		check  string
+		change func(*world)
+		want   []string
+	}{
+		// Budgets.
+		{"a budget of maxUnavailable 0", "pdb-room", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+			w.addBudget("shop", "web", "web", maxUnavailable(0))
+		}, []string{"block"}},
+		{"a budget whose minAvailable is all replicas", "pdb-room", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1", "worker-1")
+			w.addBudget("shop", "web", "web", minAvailable("90%"))
+		}, []string{"block"}},
+		{"a budget whose pods are on kept nodes alone", "pdb-room", func(w *world) {
+			w.request.ReplaceWorkers = false
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+			w.addBudget("shop", "web", "web", maxUnavailable(0))
+		}, nil},
+		{"a budget of pods that a drain leaves alone", "pdb-room", func(w *world) {
+			w.addBudget("kube-system", "proxy", "kube-proxy", maxUnavailable(0))
+		}, nil},
+		{"a budget that is short because a pod on another node is not ready", "pdb-room", func(w *world) {
+			w.request.ReplaceControlPlanes = false
+			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "cp-0" }, "cp-0", "worker-0", "worker-1")
+			w.addBudget("shop", "web", "web", minAvailable("2"))
+		}, []string{"warn"}},
+		{"a budget that holds pods which are not ready", "pdb-room", func(w *world) {
+			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "worker-0" }, "worker-0", "worker-0", "worker-1")
+			w.addBudget("shop", "web", "web", minAvailable("2"))
+		}, []string{"block"}},
+		{"a budget that lets pods go which are not ready", "pdb-room", func(w *world) {
+			w.addDeployment("shop", "web", func(p *pod) { p.ready = false }, "worker-0")
+			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
+				minAvailable("1")(b)
+				b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
+			})
+		}, nil},
+		{"a budget that its controller has not seen", "pdb-room", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
+				maxUnavailable(1)(b)
+				b.Generation, b.Status.ObservedGeneration = 3, 2
+			})
+		}, []string{"warn"}},
+		{"a budget that cannot be computed", "pdb-room", func(w *world) {
+			w.team("shop", "web", owner{}, nil, []string{"worker-0", "worker-1"})
+			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
+				maxUnavailable(1)(b)
+				b.Status = policyv1.PodDisruptionBudgetStatus{Conditions: []metav1.Condition{{
+					Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "found no controllers for pod web-0",
+				}}}
+			})
+		}, []string{"block"}},
+		{"a namespace full of budgets without room is told in one screen", "pdb-room", func(w *world) {
+			for i := range 15 {
+				name := fmt.Sprintf("web%02d", i)
+				w.addDeployment("shop", name, nil, "worker-0", "worker-1")
+				w.addBudget("shop", name, name, maxUnavailable(0))
+			}
+		}, slices.Repeat([]string{"block"}, 11)},
+		{"pods with two budgets", "pdb-overlap", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+			w.addBudget("shop", "all", "web", maxUnavailable(1))
+			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
+				maxUnavailable(1)(b)
+				b.CreationTimestamp = metav1.NewTime(noon)
+			})
+		}, []string{"block"}},
+		// Drains, computed.
+		{"the first drain that hangs is named, and why", "drain-rehearsal", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-1", "worker-1")
+			w.addBudget("shop", "web", "web", maxUnavailable(0))
+		}, []string{"block"}},
+		{"a budget is used up by pods that do not come back", "drain-rehearsal", func(w *world) {
+			w.addStatefulSet("shop", "db", func(p *pod) { p.claims = []string{"data-" + p.name} }, "worker-0", "worker-1", "worker-1")
+			w.addVolume("shop", "data-db-0", "worker-0", nil)
+			w.addVolume("shop", "data-db-1", "worker-1", nil)
+			w.addVolume("shop", "data-db-2", "worker-1", nil)
+			w.addBudget("shop", "db", "db", maxUnavailable(1))
+		}, []string{"block"}},
+		{"a drain waits for a pod elsewhere to get ready", "drain-rehearsal", func(w *world) {
+			w.request.ReplaceControlPlanes = false
+			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "cp-0" }, "cp-0", "worker-0", "worker-1")
+			w.addBudget("shop", "web", "web", minAvailable("2"))
+		}, []string{"warn"}},
+		// What is lost.
+		{"pods without a controller", "unmanaged-pods", func(w *world) {
+			w.team("shop", "debug", owner{}, func(p *pod) { p.keeper = "namespace shop, kubectl-run" }, []string{"worker-0", "worker-1"})
+		}, []string{"warn"}},
+		{"pods whose controller's kind is gone", "unmanaged-pods", func(w *world) {
+			w.team("shop", "old", owner{"apps.example/v1", "Fleet", "old", "1"}, nil, []string{"worker-0"})
+		}, []string{"warn"}},
+		{"pods of a kind that the cluster serves", "unmanaged-pods", func(w *world) {
+			var k kind
+			k.Spec.Group, k.Spec.Names.Kind, k.Spec.Versions = "apps.example", "Fleet", []kindVersion{{Name: "v1", Served: true}}
+			w.kinds = append(w.kinds, k)
+			w.team("shop", "new", owner{"apps.example/v1", "Fleet", "new", "1"}, nil, []string{"worker-0"})
+		}, nil},
+		{"pods that have ended", "unmanaged-pods", func(w *world) {
+			w.team("shop", "done", owner{}, func(p *pod) { p.phase = corev1.PodSucceeded }, []string{"worker-0"})
+		}, nil},
+		{"scratch data, files of the node and volumes of one node", "local-data", func(w *world) {
+			w.addDeployment("shop", "web", func(p *pod) { p.emptyDir = []string{"cache (Memory, 1Gi)", "tmp"} }, "worker-0", "worker-1")
+			w.addDeployment("shop", "logs", func(p *pod) { p.hostPath = []string{"out (/var/log/shop)"} }, "worker-0")
+			w.addStatefulSet("shop", "db", func(p *pod) { p.claims = []string{"data-" + p.name} }, "worker-0", "worker-1")
+			w.addVolume("shop", "data-db-0", "worker-0", nil)
+			w.addVolume("shop", "data-db-1", "worker-1", nil)
+		}, []string{"warn", "warn", "warn"}},
+		{"volumes that move within their zone", "local-data", func(w *world) {
+			w.addStatefulSet("shop", "db", func(p *pod) { p.claims = []string{"data-" + p.name} }, "worker-0")
+			w.addVolume("shop", "data-db-0", "", func(pv *corev1.PersistentVolume) {
+				pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "pd.csi"}
+				pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}},
+				}}}}
+			})
+		}, nil},
+		{"workloads with a single pod", "single-replica", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0")
+			w.addDeployment("shop", "mail", nil, "worker-1")
+			w.addStatefulSet("shop", "db", nil, "worker-1")
+		}, []string{"warn"}},
+		{"a single pod with a budget is the budget's matter", "single-replica", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0")
+			w.addBudget("shop", "web", "web", minAvailable("1"))
+		}, nil},
+		{"volumes that one node alone can have", "volume-attachments", func(w *world) {
+			w.addDeployment("shop", "web", func(p *pod) { p.claims = []string{"files"} }, "worker-0")
+			w.addVolume("shop", "files", "", func(pv *corev1.PersistentVolume) { pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "pd.csi"} })
+		}, []string{"warn"}},
+		{"volumes that are stuck", "volume-attachments", func(w *world) {
+			for i, node := range []string{"worker-9", "worker-0", "worker-1"} {
+				a := storagev1.VolumeAttachment{ObjectMeta: metaOf("", "csi-"+strconv.Itoa(i)), Spec: storagev1.VolumeAttachmentSpec{
+					Attacher: "pd.csi", NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("pv-" + strconv.Itoa(i))},
+				}}
+				w.attachments = append(w.attachments, a)
+			}
+			w.attachments[1].DeletionTimestamp = ptr.To(metav1.NewTime(noon.Add(-time.Hour)))
+			w.attachments[1].Status = storagev1.VolumeAttachmentStatus{Attached: true, DetachError: &storagev1.VolumeError{Message: "disk is busy"}}
+			w.attachments[2].Status.AttachError = &storagev1.VolumeError{Message: "no such disk"}
+		}, []string{"warn", "warn", "warn"}},
+		{"pods that end late, and pods that do not end", "termination", func(w *world) {
+			w.addStatefulSet("shop", "db", func(p *pod) { p.grace = time.Hour }, "worker-0")
+			w.addDeployment("shop", "web", func(p *pod) { p.terminating = noon.Add(-10 * time.Minute) }, "worker-0")
+			w.addDeployment("shop", "api", func(p *pod) { p.terminating, p.finalizers = noon.Add(-2*time.Hour), []string{"shop.example/billing"} }, "worker-1")
+			w.addDeployment("shop", "going", func(p *pod) { p.terminating = noon.Add(10 * time.Second) }, "worker-1")
+		}, []string{"warn", "warn", "warn"}},
+		{"pods that ask not to be evicted", "do-not-evict", func(w *world) {
+			w.addDeployment("shop", "web", func(p *pod) { p.notEvict = "cluster-autoscaler.kubernetes.io/safe-to-evict=false" }, "worker-0")
+			w.addDeployment("shop", "api", func(p *pod) { p.notEvict = "karpenter.sh/do-not-disrupt=true" }, "worker-0")
+		}, []string{"warn"}},
+		// Capacity.
+		{"without another machine, full nodes have no place", "capacity", func(w *world) {
+			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
+			w.addDeployment("shop", "web", func(p *pod) { p.request = resources{cpu: 3000, memory: 1 << 30} }, "worker-0", "worker-1")
+		}, []string{"block"}},
+		{"with another machine, full nodes have", "capacity", func(w *world) {
+			w.addDeployment("shop", "web", func(p *pod) { p.request = resources{cpu: 3000, memory: 1 << 30} }, "worker-0", "worker-1")
+		}, nil},
+		{"a pod that names its node", "capacity", func(w *world) {
+			w.addDeployment("shop", "web", func(p *pod) { p.nodeSelector = map[string]string{corev1.LabelHostname: "worker-0"} }, "worker-0")
+		}, []string{"block"}},
+		{"a pod that wants a device", "capacity", func(w *world) {
+			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
+			w.node("worker-0").Status.Allocatable["example.com/gpu"] = resource.MustParse("1")
+			w.addDeployment("shop", "train", func(p *pod) { p.request.other = map[corev1.ResourceName]int64{"example.com/gpu": 1} }, "worker-0")
+		}, []string{"block"}},
+		{"pods that keep each other away", "capacity", func(w *world) {
+			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
+			w.addDeployment("shop", "web", func(p *pod) {
+				p.affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+					TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+				}}}}
+			}, "worker-0", "worker-1")
+		}, []string{"block"}},
+		{"a port of the host that is taken", "capacity", func(w *world) {
+			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
+			w.addDeployment("shop", "web", func(p *pod) { p.hostPorts = []int32{80} }, "worker-0", "worker-1")
+		}, []string{"block"}},
+		{"more volumes than a node can have", "capacity", func(w *world) {
+			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
+			w.addStatefulSet("shop", "db", func(p *pod) { p.claims = []string{"data-" + p.name} }, "worker-0", "worker-1")
+			for _, claim := range []string{"data-db-0", "data-db-1"} {
+				w.addVolume("shop", claim, "", func(pv *corev1.PersistentVolume) { pv.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: "pd.csi"} })
+			}
+			for _, node := range []string{"worker-0", "worker-1"} {
+				w.csiNodes = append(w.csiNodes, storagev1.CSINode{ObjectMeta: metaOf("", node), Spec: storagev1.CSINodeSpec{
+					Drivers: []storagev1.CSINodeDriver{{Name: "pd.csi", Allocatable: &storagev1.VolumeNodeResources{Count: ptr.To[int32](1)}}},
+				}})
+			}
+		}, []string{"block"}},
+		{"a volume of another zone, and spread that is approximated", "capacity", func(w *world) {
+			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
+			w.node("worker-1").Labels[corev1.LabelTopologyZone] = "b"
+			w.addDeployment("shop", "web", func(p *pod) {
+				p.claims = []string{"files"}
+				p.spread = []corev1.TopologySpreadConstraint{{TopologyKey: corev1.LabelTopologyZone, MaxSkew: 1, WhenUnsatisfiable: corev1.DoNotSchedule}}
+			}, "worker-0")
+			w.addVolume("shop", "files", "", func(pv *corev1.PersistentVolume) {
+				pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelTopologyZone, Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}},
+				}}}}
+			})
+		}, []string{"block"}},
+		{"a group of pods moves together to the new machine", "capacity", func(w *world) {
+			w.addDeployment("shop", "cache", nil, "worker-0")
+			w.addDeployment("shop", "web", func(p *pod) {
+				p.priority = 10
+				p.affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+					TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "cache"}},
+				}}}}
+			}, "worker-0")
+		}, nil},
+		{"pods that wait for a place already", "pending-pods", func(w *world) {
+			w.addDeployment("shop", "big", func(p *pod) {
+				p.phase, p.ready, p.pending = corev1.PodPending, false, "Unschedulable: 0/3 nodes are available: 3 Insufficient cpu."
+			}, "", "")
+		}, []string{"warn"}},
+		// Nodes.
+		{"a control plane that is not ready", "node-conditions", func(w *world) {
+			w.node("cp-0").Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Message: "Kubelet stopped posting node status.", LastTransitionTime: metav1.NewTime(noon.Add(-time.Hour))}}
+			w.node("cp-0").Spec.Taints = append(w.node("cp-0").Spec.Taints, corev1.Taint{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute})
+		}, []string{"block"}},
+		{"one worker of two without a network", "node-conditions", func(w *world) {
+			w.node("worker-0").Status.Conditions = append(w.node("worker-0").Status.Conditions, corev1.NodeCondition{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, Message: "no route"})
+		}, []string{"warn"}},
+		{"no worker is ready", "node-conditions", func(w *world) {
+			for _, name := range []string{"worker-0", "worker-1"} {
+				w.node(name).Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Message: "container runtime is down", LastTransitionTime: metav1.NewTime(noon.Add(-time.Minute))}
+			}
+		}, []string{"block", "block"}},
+		{"a node under pressure", "node-conditions", func(w *world) {
+			w.node("worker-1").Status.Conditions = append(w.node("worker-1").Status.Conditions, corev1.NodeCondition{
+				Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue, Message: "kubelet has disk pressure", LastTransitionTime: metav1.NewTime(noon.Add(-3 * time.Minute)),
+			})
+		}, []string{"warn"}},
+		{"nodes that are silent, ahead, or have never reported", "node-leases", func(w *world) {
+			for _, name := range []string{"worker-2", "worker-3", "worker-4"} {
+				w.addNode(name)
+			}
+			w.leases["worker-1"] = noon.Add(-3 * time.Minute)
+			w.leases["worker-2"] = noon.Add(time.Minute)
+			delete(w.leases, "worker-3")
+		}, []string{"warn", "warn", "warn"}},
+		{"this computer's clock is wrong, not the nodes'", "node-leases", func(w *world) {
+			for name := range w.leases {
+				w.leases[name] = noon.Add(-time.Hour)
+			}
+		}, []string{"warn"}},
+		{"a node that somebody cordoned", "cordoned-nodes", func(w *world) {
+			n := w.node("worker-0")
+			n.Spec.Unschedulable = true
+			n.ManagedFields = []metav1.ManagedFieldsEntry{
+				{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{}}`)}},
+				{Manager: "kubectl-cordon", Time: ptr.To(metav1.NewTime(noon.Add(-2 * time.Hour))), FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:unschedulable":{}}}`)}},
+			}
+		}, []string{"warn"}},
+		// Others.
+		{"others who change nodes", "node-actors", func(w *world) {
+			w.actors = map[schema.GroupResource][]actor{
+				plans:              {{ObjectMeta: metaOf("system-upgrade", "k3s"), Status: actorStatus{Applying: []string{"worker-0"}}}, {ObjectMeta: metaOf("system-upgrade", "idle")}},
+				nodePools:          {{ObjectMeta: metaOf("", "spot")}},
+				machineDeployments: {{ObjectMeta: metaOf("fleet", "md-0"), Status: actorStatus{Replicas: 3, Updated: ptr.To[int64](1)}}, {ObjectMeta: metaOf("fleet", "md-1"), Status: actorStatus{Replicas: 3, UpToDate: ptr.To[int64](3)}}},
+			}
+			w.addDaemonSet("kube-system", "kured", nil, "worker-0", "worker-1")
+			w.daemonSets[len(w.daemonSets)-1].Annotations = map[string]string{kuredLock: `{"nodeID":"worker-1","metadata":{}}`}
+			w.addDeployment("kube-system", "ca", nil, "cp-0")
+			w.deployments[len(w.deployments)-1].Spec.Template.Spec.Containers = []corev1.Container{{Image: "registry.k8s.io/autoscaling/cluster-autoscaler:v1.35.0"}}
+		}, []string{"warn", "warn", "warn", "warn", "warn"}},
+		{"objects that are being applied", "gitops-sync", func(w *world) {
+			w.actors = map[schema.GroupResource][]actor{
+				applications:   {{ObjectMeta: metaOf("argocd", "shop"), Status: actorStatus{OperationState: operationState{"Running"}}}, {ObjectMeta: metaOf("argocd", "idle"), Status: actorStatus{OperationState: operationState{"Succeeded"}}}},
+				kustomizations: {{ObjectMeta: metaOf("flux-system", "apps"), Status: actorStatus{Conditions: []actorCondition{{Type: "Reconciling", Status: "True"}}}}},
+				helmReleases:   {{ObjectMeta: metaOf("flux-system", "db"), Spec: actorSpec{Suspend: true}, Status: actorStatus{Conditions: []actorCondition{{Type: "Ready", Status: "Unknown"}}}}},
+			}
+		}, []string{"warn", "warn"}},
+		{"workloads in the middle of a rollout", "rollouts", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+			w.deployments[len(w.deployments)-1].Status.UpdatedReplicas = 1
+			w.addDeployment("shop", "api", nil, "worker-0")
+			w.deployments[len(w.deployments)-1].Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: "ProgressDeadlineExceeded"}}
+			w.addStatefulSet("shop", "db", nil, "worker-0", "worker-1")
+			w.statefulSets[0].Status.UpdateRevision, w.statefulSets[0].Status.CurrentRevision, w.statefulSets[0].Status.UpdatedReplicas = "b", "a", 1
+			w.addStatefulSet("shop", "canary", nil, "worker-0", "worker-1")
+			w.statefulSets[1].Status.UpdateRevision, w.statefulSets[1].Status.UpdatedReplicas = "b", 1
+			w.statefulSets[1].Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateStatefulSetStrategy{Partition: ptr.To[int32](1)}
+			w.addDaemonSet("shop", "logs", nil, "worker-0", "worker-1")
+			w.daemonSets[len(w.daemonSets)-1].Generation = 2
+		}, []string{"warn", "warn", "warn", "warn"}},
+		{"a job that has run for long", "long-jobs", func(w *world) {
+			for name, since := range map[string]time.Duration{"export": 2 * time.Hour, "short": time.Minute} {
+				j := batchv1.Job{ObjectMeta: metaOf("shop", name), Status: batchv1.JobStatus{Active: 1, StartTime: ptr.To(metav1.NewTime(noon.Add(-since)))}}
+				w.jobs = append(w.jobs, j)
+				w.team("shop", name, owner{"batch/v1", "Job", name, j.UID}, nil, []string{"worker-0"})
+			}
+		}, []string{"warn"}},
+		{"an autoscaled workload at its limit", "autoscaler-limits", func(w *world) {
+			for name, least := range map[string]int32{"web": 2, "fixed": 3} {
+				w.autoscalers = append(w.autoscalers, autoscalingv2.HorizontalPodAutoscaler{
+					ObjectMeta: metaOf("shop", name),
+					Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &least, MaxReplicas: 3, ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{Kind: "Deployment", Name: name}},
+					Status:     autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 3, DesiredReplicas: 3},
+				})
+			}
+		}, []string{"warn"}},
+		// Webhooks.
+		{"a webhook that nobody answers", "webhook-endpoints", func(w *world) {
+			w.addWebhook([]string{"worker-0"}, func(h *admissionv1.ValidatingWebhook) {})
+			w.slices[0].Endpoints[0].Conditions.Ready = ptr.To(false)
+		}, []string{"block"}},
+		{"a webhook without its service", "webhook-endpoints", func(w *world) {
+			w.addWebhook([]string{"worker-0"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.Service.Name = "gone" })
+		}, []string{"block"}},
+		{"a webhook on a port that its service has not", "webhook-endpoints", func(w *world) {
+			w.addWebhook([]string{"worker-0"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.Service.Port = ptr.To[int32](8443) })
+		}, []string{"block"}},
+		{"a webhook whose conditions may leave the upgrade alone", "webhook-endpoints", func(w *world) {
+			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
+				h.MatchConditions = []admissionv1.MatchCondition{{Name: "x", Expression: "false"}}
+			})
+		}, []string{"warn"}},
+		{"a webhook that lets pass what it cannot judge", "webhook-endpoints", func(w *world) {
+			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) { h.FailurePolicy = ptr.To(admissionv1.Ignore) })
+		}, nil},
+		{"a webhook for what an upgrade does not touch", "webhook-endpoints", func(w *world) {
+			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
+				h.Rules[0].APIGroups, h.Rules[0].Resources = []string{"shop.example"}, []string{"*"}
+			})
+		}, nil},
+		{"a webhook for namespaces that do not exist", "webhook-endpoints", func(w *world) {
+			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
+				h.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"guarded": "yes"}}
+			})
+		}, nil},
+		{"a webhook at an address of the outside", "webhook-endpoints", func(w *world) {
+			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
+				h.ClientConfig = admissionv1.WebhookClientConfig{URL: ptr.To("https://hook.example")}
+			})
+		}, nil},
+		{"a webhook for everything", "webhook-endpoints", func(w *world) {
+			w.addWebhook(nil, func(h *admissionv1.ValidatingWebhook) {
+				h.NamespaceSelector = nil
+				h.Rules[0] = admissionv1.RuleWithOperations{Operations: []admissionv1.OperationType{"*"}, Rule: admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"*/*"}}}
+			})
+		}, []string{"block"}},
+		{"a webhook on one node that leaves itself out", "webhook-one-node", func(w *world) {
+			w.addWebhook([]string{"worker-1"}, func(h *admissionv1.ValidatingWebhook) {})
+		}, []string{"warn"}},
+		{"a webhook on one node that would refuse its own pods", "webhook-one-node", func(w *world) {
+			w.addWebhook([]string{"worker-1", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.NamespaceSelector = nil })
+		}, []string{"block"}},
+		{"a webhook on one node that is kept", "webhook-one-node", func(w *world) {
+			w.request.ReplaceWorkers = false
+			w.addWebhook([]string{"worker-1"}, func(h *admissionv1.ValidatingWebhook) {})
+		}, nil},
+		{"a webhook that judges its own pods and the system's", "webhook-exemption", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.NamespaceSelector = nil })
+		}, []string{"warn"}},
+		{"a webhook that leaves the system's pods out by their labels", "webhook-exemption", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) {
+				h.NamespaceSelector, h.ObjectSelector = nil, &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
+			})
+		}, nil},
+		{"a webhook that may take long", "webhook-timeout", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.TimeoutSeconds = ptr.To[int32](30) })
+		}, []string{"warn"}},
+		{"a CA that has expired", "webhook-ca", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.CABundle = caUntil(noon.Add(-24 * time.Hour)) })
+		}, []string{"block"}},
+		{"a CA that expires in six days", "webhook-ca", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) {
+				h.ClientConfig.CABundle = caUntil(noon.Add(6 * 24 * time.Hour))
+			})
+		}, []string{"block"}},
+		{"a CA that expires in three weeks", "webhook-ca", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) {
+				h.ClientConfig.CABundle = caUntil(noon.Add(21 * 24 * time.Hour))
+			})
+		}, []string{"warn"}},
+		{"an old CA next to a new one", "webhook-ca", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) {
+				h.ClientConfig.CABundle = append(caUntil(noon.Add(-24*time.Hour)), h.ClientConfig.CABundle...)
+			})
+		}, nil},
+		{"a CA that is no PEM", "webhook-ca", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.CABundle = []byte("Cg==") })
+		}, []string{"block"}},
+		{"a service without a CA", "webhook-ca", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.ClientConfig.CABundle = nil })
+		}, []string{"warn"}},
+		{"a webhook that misses newer versions", "webhook-match-policy", func(w *world) {
+			w.addWebhook([]string{"worker-0", "worker-1"}, func(h *admissionv1.ValidatingWebhook) { h.MatchPolicy = ptr.To(admissionv1.Exact) })
+		}, []string{"warn"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := village()
+			tt.change(w)
+			found := look(w, tt.check)
+			var got []string
+			for _, f := range found {
+				got = append(got, string(f.Severity))
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("severities %v, want %v", got, tt.want)
+			}
+			if len(tt.want) > 0 {
+				golden(t, "workloads.yaml", tt.name, found)
+			}
+		})
+	}
+}
