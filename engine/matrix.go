@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"constellation/engine/attestation"
 	"constellation/engine/release"
@@ -19,13 +20,16 @@ import (
 // first is in [Planned], the second in [Running], and both are only read.
 type Matrix struct {
 	releases []known // oldest first
-	etcd     map[string]version.Version
+	// patches are those of Kubernetes that any release has, oldest first, each once.
+	patches []patch
+	etcd    map[string]version.Version // by tag
 }
 
 // known is a release with what rules ask for worked out.
 type known struct {
 	release.Summary
-	patches []patch // of Kubernetes, oldest first
+	patches []patch           // of Kubernetes, oldest first
+	oldest  []version.Version // of each minor of Kubernetes
 }
 
 // patch is a version of Kubernetes that a release has.
@@ -108,7 +112,12 @@ func NewMatrix(releases []release.Summary) *Matrix {
 			}
 			k.patches = append(k.patches, patch{p.Version, m.etcd[p.Etcd], p.Faulty})
 		}
-		slices.SortFunc(k.patches, func(a, b patch) int { return a.version.Compare(b.version) })
+		slices.SortFunc(k.patches, byVersion)
+		for _, p := range k.patches {
+			if n := len(k.oldest); n == 0 || !k.oldest[n-1].SameMinor(p.version) {
+				k.oldest = append(k.oldest, p.version)
+			}
+		}
 		m.releases = append(m.releases, k)
 	}
 	slices.SortFunc(m.releases, func(a, b known) int {
@@ -120,8 +129,15 @@ func NewMatrix(releases []release.Summary) *Matrix {
 	// Of two that differ in build metadata only, one is as good as the other; the
 	// same one is taken whatever the order was.
 	m.releases = slices.CompactFunc(m.releases, func(a, b known) bool { return a.Version.Equal(b.Version) })
+	for _, k := range m.releases {
+		m.patches = append(m.patches, k.patches...)
+	}
+	slices.SortStableFunc(m.patches, byVersion)
+	m.patches = slices.CompactFunc(m.patches, func(a, b patch) bool { return a.version.Equal(b.version) })
 	return m
 }
+
+func byVersion(a, b patch) int { return a.version.Compare(b.version) }
 
 // parseEtcd reads the tag of etcd's image: 3.6.6-0 is etcd v3.6.6. Zero if it is none.
 func parseEtcd(tag string) version.Version {
@@ -135,26 +151,44 @@ func parseEtcd(tag string) version.Version {
 
 // find returns the release, or nil if it is not known.
 func (m *Matrix) find(v version.Version) *known {
-	i, ok := slices.BinarySearchFunc(m.releases, v, func(k known, v version.Version) int { return k.Version.Compare(v) })
-	if !ok {
-		return nil
+	low, high := 0, len(m.releases)
+	for low < high {
+		middle := (low + high) / 2
+		switch c := m.releases[middle].Version.Compare(v); {
+		case c == 0:
+			return &m.releases[middle]
+		case c < 0:
+			low = middle + 1
+		default:
+			high = middle
+		}
 	}
-	return &m.releases[i]
+	return nil
 }
 
 // patch returns what the release knows about a version of Kubernetes; nil if nothing.
-func (k *known) patch(v version.Version) *patch {
-	i, ok := slices.BinarySearchFunc(k.patches, v, func(p patch, v version.Version) int { return p.version.Compare(v) })
-	if !ok {
-		return nil
+func (k *known) patch(v version.Version) *patch { return findPatch(k.patches, v) }
+
+func findPatch(patches []patch, v version.Version) *patch {
+	low, high := 0, len(patches)
+	for low < high {
+		middle := (low + high) / 2
+		switch c := patches[middle].version.Compare(v); {
+		case c == 0:
+			return &patches[middle]
+		case c < 0:
+			low = middle + 1
+		default:
+			high = middle
+		}
 	}
-	return &k.patches[i]
+	return nil
 }
 
 // supports reports whether the release has any patch of v's minor.
 func (k *known) supports(v version.Version) bool {
-	for i := range k.patches {
-		if k.patches[i].version.SameMinor(v) {
+	for _, o := range k.oldest {
+		if o.SameMinor(v) {
 			return true
 		}
 	}
@@ -164,21 +198,23 @@ func (k *known) supports(v version.Version) bool {
 // minors is "v1.34 and v1.35".
 func (k *known) minors() string {
 	var out []string
-	for _, p := range k.patches {
-		out = append(out, p.version.MinorString())
+	for _, v := range k.oldest {
+		out = append(out, v.MinorString())
 	}
-	return and(slices.Compact(out))
+	return and(out)
 }
 
 // and joins words: "a, b and c".
-func and(words []string) string {
+func and(words []string) string { return enumerate(words, " and ") }
+
+func enumerate(words []string, last string) string {
 	switch n := len(words); n {
 	case 0:
 		return "nothing"
 	case 1:
 		return words[0]
 	default:
-		return strings.Join(words[:n-1], ", ") + " and " + words[n-1]
+		return strings.Join(words[:n-1], ", ") + last + words[n-1]
 	}
 }
 
@@ -200,6 +236,8 @@ type step struct {
 	// release, imageRelease and oldestRelease are of the services and the image after
 	// the hop, and of the oldest image of the control planes; nil if not known.
 	release, imageRelease, oldestRelease *known
+	// patch is what release knows about kubernetes; nil if nothing.
+	patch *patch
 
 	servicesChange, imageChange, kubernetesChange bool
 }
@@ -223,7 +261,10 @@ func (s *step) prepare() {
 	s.servicesChange = !n.Services.is(s.services)
 	s.imageChange = !s.runsImage.is(s.image)
 	s.kubernetesChange = !s.runsKubernetes.is(s.kubernetes)
-	s.release = s.m.find(s.services)
+	s.release, s.patch = s.m.find(s.services), nil
+	if s.release != nil {
+		s.patch = s.release.patch(s.kubernetes)
+	}
 	s.imageRelease, s.oldestRelease = s.release, s.release
 	if !s.image.Equal(s.services) {
 		s.imageRelease = s.m.find(s.image)
@@ -250,20 +291,47 @@ func widen(s Span, target string) Span {
 // is reports whether v, and nothing else, runs.
 func (s Span) is(v version.Version) bool { return s.Oldest.Equal(v) && s.Newest.Equal(v) }
 
+// fine are the results of a hop that all rules agree with.
+var fine = func() (out [len(rules)]RuleResult) {
+	for i, r := range rules {
+		out[i] = RuleResult{Rule: r.id, Severity: Info, Title: r.title, Reference: r.source}
+	}
+	return out
+}()
+
+// question is a step with what it points to, so that asking costs no memory.
+type question struct {
+	step  step
+	now   Running
+	offer Offer
+}
+
+var questions = sync.Pool{New: func() any { return new(question) }}
+
 // Check applies all rules to a hop that the CLI of a release makes. It returns one
 // result per rule, always in the same order, those that are satisfied included.
 func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []RuleResult {
-	s := step{m: m, cli: cli, now: &now, to: to, o: &o}
-	s.prepare()
-	out := make([]RuleResult, len(rules))
+	return m.AppendCheck(nil, cli, now, to, o)
+}
+
+// AppendCheck appends what Check returns to dst: who asks about many hops uses one
+// memory for all of them.
+func (m *Matrix) AppendCheck(dst []RuleResult, cli version.Version, now Running, to Planned, o Offer) []RuleResult {
+	now.Parts, now.Nodes, now.Kinds, now.Missing = nil, nil, nil, nil // no rule asks for them, and the pool shall keep nobody's nodes
+	q := questions.Get().(*question)
+	q.now, q.offer = now, o
+	q.step.m, q.step.cli, q.step.now, q.step.to, q.step.o = m, cli, &q.now, to, &q.offer
+	q.step.prepare()
+	dst = append(dst, fine[:]...)
+	out := dst[len(dst)-len(fine):]
 	for i := range rules {
-		r, res := &rules[i], &out[i]
-		res.Rule, res.Reference = r.id, r.source
-		if res.Severity, res.Title, res.Remedy = r.judge(&s); res.Title == "" {
-			res.Title = r.title
+		if severity, title, remedy := rules[i].judge(&q.step); severity != Info {
+			out[i].Severity, out[i].Title, out[i].Remedy = severity, title, remedy
 		}
 	}
-	return out
+	q.offer = Offer{}
+	questions.Put(q)
+	return dst
 }
 
 // allowed reports whether no rule forbids the hop.
@@ -336,10 +404,7 @@ func judgeFaulty(s *step) (Severity, string, string) {
 	if image && s.imageChange {
 		return Block, "image " + s.image.String() + " is faulty: " + s.imageRelease.Faulty, s.m.insteadOf(s.image)
 	}
-	var p *patch
-	if s.release != nil {
-		p = s.release.patch(s.kubernetes)
-	}
+	p := s.patch
 	kubernetes := p != nil && p.faulty != ""
 	switch {
 	case kubernetes && s.kubernetesChange:
@@ -373,7 +438,7 @@ func (k *known) patchesOf(v version.Version) string {
 	if len(out) == 0 {
 		return "release " + k.Version.String() + " has " + k.minors() + ": choose one of these"
 	}
-	return "choose " + and(out)
+	return "choose " + enumerate(out, " or ")
 }
 
 func judgeSameMajor(s *step) (Severity, string, string) {
@@ -529,8 +594,9 @@ func judgeOldestSupports(s *step) (Severity, string, string) {
 	case up && !s.oldestRelease.supports(s.kubernetes):
 		return Block, "Kubernetes " + s.kubernetes.MinorString() + " needs an image that supports it on all control planes first, and image " + s.runsImage.Oldest.String() + " supports " + s.oldestRelease.minors(),
 			s.m.whoSupports(s.kubernetes)
-	case s.imageRelease != nil && !s.imageRelease.supports(s.kubernetes):
-		return Block, "image " + s.image.String() + " does not support Kubernetes " + s.kubernetes.MinorString() + ", but " + s.imageRelease.minors(), s.m.whoSupports(s.kubernetes)
+	case s.imageRelease != nil && !s.imageRelease.supports(s.kubernetes) && (up || s.release == nil || s.release.supports(s.kubernetes)):
+		// If the services do not support it either, services-support-kubernetes says so.
+		return Block, "image " + s.image.String() + " does not support Kubernetes " + s.kubernetes.MinorString() + ", but " + s.imageRelease.minors(), "choose an image that does"
 	}
 	return Info, "", ""
 }
@@ -590,10 +656,10 @@ func judgeKubernetesOffered(s *step) (Severity, string, string) {
 		return Block, "not known whether release " + s.services.String() + " has Kubernetes " + s.kubernetes.String(), "choose a known release: " + s.m.list()
 	case s.release == nil:
 		return Info, "", ""
-	case s.kubernetesChange && s.release.patch(s.kubernetes) == nil:
+	case s.kubernetesChange && s.patch == nil:
 		return Block, "release " + s.services.String() + " has no Kubernetes " + s.kubernetes.String(), s.release.patchesOf(s.kubernetes)
 	case !s.kubernetesChange && !s.release.supports(s.kubernetes):
-		return Warn, "Kubernetes " + s.kubernetes.String() + ", which runs, is not supported by release " + s.services.String() + " any more", "go to one of " + s.release.minors()
+		return Warn, "Kubernetes " + s.kubernetes.String() + ", which runs, is not supported by release " + s.services.String() + " any more", "go to one of its minors: " + s.release.minors()
 	}
 	return Info, "", ""
 }
@@ -616,7 +682,7 @@ func judgeKubeletSkew(s *step) (Severity, string, string) {
 		switch {
 		case d > limit:
 			return Block, "kubelets " + old.String() + " of " + role.who + " would be more than " + number(limit) + " minors behind Kubernetes " + s.kubernetes.String(), "replace these nodes in a hop before, without going to a newer minor of Kubernetes"
-		case minorsUp(s.kubernetes, newest) > 0:
+		case minorsUp(s.kubernetes, newest) > 0 && minorsUp(n.Kubernetes.Newest, newest) > 0:
 			return Block, "kubelets " + newest.String() + " of " + role.who + " would be newer than Kubernetes " + s.kubernetes.String(), "go to Kubernetes " + newest.MinorString() + " at least"
 		}
 	}
@@ -676,10 +742,8 @@ func judgeEtcdStep(s *step) (Severity, string, string) {
 		return Info, "", ""
 	}
 	from, to := s.m.etcdOf(s.now), version.Version{}
-	if s.release != nil {
-		if p := s.release.patch(s.kubernetes); p != nil {
-			to = p.etcd
-		}
+	if s.patch != nil {
+		to = s.patch.etcd
 	}
 	d := minorsUp(from, to)
 	switch {
@@ -708,10 +772,8 @@ func (m *Matrix) etcdOf(n *Running) version.Version {
 		}
 		return parseEtcd(n.Etcd)
 	}
-	for i := range m.releases {
-		if p := m.releases[i].patch(n.Kubernetes.Oldest); p != nil && !p.etcd.IsZero() {
-			return p.etcd
-		}
+	if p := findPatch(m.patches, n.Kubernetes.Oldest); p != nil {
+		return p.etcd
 	}
 	return version.Version{}
 }

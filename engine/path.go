@@ -762,8 +762,10 @@ func (m *Matrix) Reachable(cli version.Version, now Running, o Offer) []Reach {
 	o = Offer{Images: memo(o.Images), Kubernetes: memo(o.Kubernetes)}
 	image, kubernetes := widen(now.ControlPlaneImage, now.Target.ImageVersion).Newest, widen(now.Kubernetes, now.Target.Kubernetes).Newest
 	out := []Reach{{Component: "cli"}, {Component: "services"}, {Component: "image"}, {Component: "kubernetes"}}
+	var results []RuleResult
 	add := func(r *Reach, v version.Version, cli version.Version, to Planned) {
-		for _, res := range m.Check(cli, now, to, o) {
+		results = m.AppendCheck(results[:0], cli, now, to, o)
+		for _, res := range results {
 			if res.Severity == Block {
 				r.Blocked = append(r.Blocked, Unreachable{Component: r.Component, Version: v.String(), Rule: res.Rule, Reason: res.Title, Remedy: res.Remedy, Reference: res.Reference})
 				return

@@ -151,10 +151,10 @@ func (v Version) Compare(other Version) int {
 }
 
 // Less reports whether v is older than other.
-func (v Version) Less(other Version) bool { return v.Compare(other) < 0 }
+func (v Version) Less(other Version) bool { return v.p != other.p && v.Compare(other) < 0 }
 
 // Equal reports whether neither is older.
-func (v Version) Equal(other Version) bool { return v.Compare(other) == 0 }
+func (v Version) Equal(other Version) bool { return v.p == other.p || v.Compare(other) == 0 }
 
 // SameMinor reports whether both belong to one minor of one major.
 func (v Version) SameMinor(other Version) bool {
