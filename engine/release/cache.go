@@ -98,7 +98,7 @@ func (c *cache) note(s seen) error {
 	if err != nil {
 		return err
 	}
-	return c.replace("seen.json", b)
+	return c.replace("seen.json", b, true)
 }
 
 // good returns the last good copy; false if there is none that can be read.
@@ -124,7 +124,7 @@ func (c *cache) keep(g good, files map[string]entry) error {
 	if err != nil {
 		return err
 	}
-	if err := c.replace("good.json", b); err != nil {
+	if err := c.replace("good.json", b, false); err != nil {
 		return err
 	}
 	wanted := map[string]bool{}
@@ -161,7 +161,7 @@ func (c *cache) add(e entry, b []byte) error {
 	if c == nil {
 		return nil
 	}
-	return c.replace(filepath.Join("files", e.SHA256), b)
+	return c.replace(filepath.Join("files", e.SHA256), b, false)
 }
 
 func (c *cache) file(name string) ([]byte, error) {
@@ -173,14 +173,16 @@ func (c *cache) file(name string) ([]byte, error) {
 	return readAtMost(f, 2*maxFile)
 }
 
-func (c *cache) replace(name string, b []byte) error {
+// replace writes a file anew. Only what protects from replays must survive a loss of
+// power: all else is checked when it is read, and fetched again.
+func (c *cache) replace(name string, b []byte, durable bool) error {
 	path := filepath.Join(c.dir, name)
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // 0600
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(b)
-	if err == nil {
+	if err == nil && durable {
 		err = f.Sync()
 	}
 	if e := f.Close(); err == nil {
