@@ -20,6 +20,8 @@ import (
 	"io"
 	"log/slog"
 	"time"
+
+	"constellation/engine/release"
 )
 
 // Exit codes, the same for every verb.
@@ -180,12 +182,20 @@ type SandboxMachine struct {
 	Started time.Time `json:"started,omitzero"`
 }
 
-// Deps are what an engine works with. Zero fields get defaults, except Connect and
-// Sandbox: without them, what needs a cluster or starts a sandbox is an error.
+// Deps are what an engine works with. Zero fields get defaults, except Connect,
+// Inspect and Sandbox: without them, what needs a cluster or starts a sandbox is an
+// error.
 type Deps struct {
 	// Connect returns the cluster that a kubeconfig leads to. It need not reach it.
 	Connect func(ctx context.Context, kubeconfig []byte) (Cluster, error)
 	Sandbox Sandbox
+	// Inspect returns what looks at the cluster that a kubeconfig leads to without changing
+	// it. It need not reach it.
+	Inspect func(ctx context.Context, kubeconfig []byte) (Inspector, error)
+	// Releases opens what is known about releases at a directory or an address, signed by
+	// one of keys; no location means what the program brings with it. The default is
+	// OpenReleases.
+	Releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 	// Provider returns the cloud that the machines are in; the default is NewProvider.
 	Provider func(ctx context.Context, c *Config, s *State) (Provider, error)
 	// Log is for those who debug the program; the default discards everything.
@@ -198,6 +208,8 @@ type Deps struct {
 type Engine struct {
 	ws       *Workspace
 	connect  func(context.Context, []byte) (Cluster, error)
+	inspect  func(context.Context, []byte) (Inspector, error)
+	releases func(context.Context, string, []release.Key) (release.Source, error)
 	sandbox  Sandbox
 	provider func(context.Context, *Config, *State) (Provider, error)
 	log      *slog.Logger
@@ -207,11 +219,22 @@ type Engine struct {
 
 // New returns an engine for a workspace.
 func New(w *Workspace, d Deps) *Engine {
-	e := &Engine{ws: w, connect: d.Connect, sandbox: d.Sandbox, provider: d.Provider, log: d.Log, now: d.Now, limits: defaultLimits}
+	e := &Engine{
+		ws: w, connect: d.Connect, inspect: d.Inspect, releases: d.Releases, sandbox: d.Sandbox, provider: d.Provider,
+		log: d.Log, now: d.Now, limits: defaultLimits,
+	}
 	if e.connect == nil {
 		e.connect = func(context.Context, []byte) (Cluster, error) {
 			return nil, errors.New("connect to cluster: this program has no Kubernetes client")
 		}
+	}
+	if e.inspect == nil {
+		e.inspect = func(context.Context, []byte) (Inspector, error) {
+			return nil, errors.New("look at the cluster: this program has no Kubernetes client")
+		}
+	}
+	if e.releases == nil {
+		e.releases = OpenReleases
 	}
 	if e.provider == nil {
 		e.provider = NewProvider

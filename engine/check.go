@@ -1,0 +1,605 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/release"
+	"constellation/engine/version"
+)
+
+// CheckVersions is the Object of the check event that carries the versions and the path:
+// a [Check] without what takes longer, in Data.
+const CheckVersions = "versions"
+
+// surge is how many machines a rollout makes beyond the wanted number.
+const surge = 1
+
+// checkLimit bounds how long the cluster is asked which versions it runs, and how long
+// the cloud is asked what it has.
+const checkLimit = 15 * time.Second
+
+// Check says what may be gone to from what runs, by which path, what the next hop will
+// change and what it would trip over. It changes nothing but the configuration, and that
+// only if the request says so.
+//
+// emit gets a check event called CheckVersions as soon as versions and path are known,
+// then those of the preflight; calls do not overlap. If the cluster cannot be asked, the
+// event and the result hold what is known without it, and the error says why; it has
+// ExitUsage if workspace or request are at fault.
+//
+// Exit of the result is ExitBlocked if there is something newer and no way to it, or the
+// preflight forbids the next hop; ExitUpgradeAvailable if there is a next hop; else zero.
+func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(Event)) (Check, error) {
+	c := &checkRun{e: e, request: r}
+	if err := c.begin(); err != nil {
+		return Check{}, err
+	}
+	if err := c.look(ctx); err != nil {
+		return Check{}, err
+	}
+	if c.down != nil {
+		c.without()
+		c.tell(emit)
+		return c.out, c.down
+	}
+	if err := c.decide(ctx); err != nil {
+		return Check{}, err
+	}
+	c.tell(emit)
+	if err := c.foresee(ctx, emit); err != nil {
+		return Check{}, err
+	}
+	if err := c.write(); err != nil {
+		return c.out, err
+	}
+	c.finish()
+	return c.out, nil
+}
+
+// checkRun is one check and what it has learned. Its methods run one after the other.
+type checkRun struct {
+	e       *Engine
+	request CheckRequest
+	cli     version.Version
+	out     Check
+
+	text     []byte // of the configuration
+	config   *Config
+	state    *State
+	location string // of the feed
+	keys     []release.Key
+
+	now  Running
+	down error // why the cluster could not be asked
+
+	provider   Provider
+	images     []cloud.Image
+	kubernetes []version.Version // that the cloud has; nil if it has what releases name
+	silent     error             // why the cloud could not be asked
+
+	known    *knowledge
+	releases []release.Summary // oldest first
+	past     experience
+
+	matrix *Matrix
+	offer  Offer
+	goal   Planned
+	path   []Hop
+	hop    *Hop    // the first of path; nil if there is none
+	next   *Config // nil if there is no hop
+	edited []byte  // the configuration with the values of the next hop; nil if it is not to be written
+	// unmeasured is why the measurements of the next hop's image are not known.
+	unmeasured error
+}
+
+// begin reads the workspace.
+func (c *checkRun) begin() (err error) {
+	e := c.e
+	if c.cli, err = version.Parse(version.Release); err != nil {
+		return fmt.Errorf("read own version: %w", err)
+	}
+	if c.config, c.state, err = e.load(); err != nil {
+		return err
+	}
+	// Read again: what is edited must be what was looked at.
+	if c.text, err = e.ws.ReadConfig(); err != nil {
+		return err
+	}
+	if c.config, err = ParseConfig(c.text); err != nil {
+		return &Error{Err: err, Exit: ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+	}
+	if !e.ws.has(KubeconfigFile) {
+		err := &Error{Op: "check for upgrades", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+		if len(c.state.ClusterValues.ClusterID) > 0 {
+			err.Remedy = "the cluster was begun and is not complete: `" + e.command("init") + "` goes on"
+		}
+		return err
+	}
+	c.location, c.keys, err = e.feedOf(c.config, c.request)
+	if err != nil {
+		return err
+	}
+	c.out = Check{
+		Schema: Schema, Cluster: c.config.Name, Provider: c.config.Provider.Name(), Time: e.now().UTC(), CLI: c.cli.String(),
+		Components: []ComponentCheck{}, Path: []Hop{}, Findings: []Finding{},
+	}
+	return nil
+}
+
+// look asks cluster, cloud and releases at the same time.
+func (c *checkRun) look(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		limited, cancel := context.WithTimeout(ctx, checkLimit)
+		defer cancel()
+		b, err := c.e.ws.Kubeconfig()
+		var i Inspector
+		if err == nil {
+			i, err = c.e.inspect(limited, b)
+		}
+		if err == nil {
+			c.now, err = i.Running(limited)
+		}
+		if c.down = c.clusterDown(err); c.down != nil {
+			c.now = Running{}
+		}
+	})
+	wg.Go(func() {
+		limited, cancel := context.WithTimeout(ctx, checkLimit)
+		defer cancel()
+		c.silent = c.askCloud(limited)
+	})
+	var releasesErr error
+	wg.Go(func() {
+		if c.known, releasesErr = c.e.learnReleases(ctx, c.location, c.keys); releasesErr == nil {
+			c.releases, releasesErr = c.known.summaries(ctx)
+		}
+	})
+	wg.Go(func() { c.past = c.e.ws.learn() })
+	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if releasesErr != nil {
+		return releasesErr
+	}
+	c.out.Feed = c.known.state
+	id := hex.EncodeToString(c.state.ClusterValues.ClusterID)
+	if j := c.now.JoinConfig; c.down == nil && j.ClusterID != "" && j.ClusterID != id {
+		return c.e.ws.foreignKubeconfig()
+	}
+	return nil
+}
+
+// askCloud learns what the cloud has. A foreign cloud is as good as none.
+func (c *checkRun) askCloud(ctx context.Context) error {
+	p, err := c.e.provider(ctx, c.config, c.state)
+	if err != nil {
+		return err
+	}
+	about, err := p.Describe(ctx)
+	if err != nil {
+		return err
+	}
+	if about.UID != c.state.Infrastructure.UID {
+		return &Error{
+			Err:    fmt.Errorf("it is not the one of %s: it was made anew", StateFile),
+			Remedy: "the cluster went with the earlier sandbox: use another directory with -C, or move this one's files away",
+		}
+	}
+	if c.images, err = p.Images(ctx); err != nil {
+		return err
+	}
+	c.provider, c.kubernetes = p, about.Kubernetes
+	return nil
+}
+
+// clusterDown puts why a cluster cannot be asked into the user's words.
+func (c *checkRun) clusterDown(err error) error {
+	if err == nil {
+		return nil
+	}
+	out := &Error{Op: "ask the cluster which versions it runs", Err: err}
+	switch {
+	case errors.Is(err, ErrDenied):
+		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+		out.Err = fmt.Errorf("the API server at %s does not answer: %w", c.state.Infrastructure.ClusterEndpoint, err)
+		out.Remedy = "is the control plane up? `" + c.e.command("status") + "` tells what the cloud knows; run the same command again afterwards"
+	default:
+		out.Remedy = "`" + c.e.command("status") + "` tells more"
+	}
+	return out
+}
+
+// without fills what can be told without the cluster.
+func (c *checkRun) without() {
+	c.out.Findings = append(c.out.Findings, Finding{
+		ID: "api-server", Severity: Block, Title: "the cluster could not be asked", Detail: c.down.Error(), Remedy: Remedy(c.down), Source: "versions",
+	})
+	c.matrix = NewMatrix(c.releases)
+	c.judgeFeed()
+	c.judgeCloud()
+	c.components(nil)
+	for i := range c.out.Components {
+		if r := &c.out.Components[i]; r.Now == "" {
+			r.Verdict = "not known"
+		}
+	}
+}
+
+// decide works out versions, path and what the next hop writes.
+func (c *checkRun) decide(ctx context.Context) error {
+	c.matrix = NewMatrix(c.releases)
+	c.offer = c.offers()
+	c.out.Current = Target{Release: c.now.Services.String(), Image: c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest).String(), Kubernetes: c.now.Kubernetes.String()}
+
+	var results []RuleResult
+	c.goal = Planned{Services: c.request.Release, Kubernetes: c.request.Kubernetes}
+	if !c.asked() {
+		c.goal = c.matrix.Goal(c.now, c.offer)
+	}
+	c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
+	c.out.Path = append(c.out.Path, c.path...)
+	c.out.Goal = c.reached()
+	if len(c.path) > 0 {
+		c.hop = &c.path[0]
+		if err := c.prepare(ctx); err != nil {
+			return err
+		}
+		results = c.matrix.Check(c.hop.CLI, c.now, c.planned(), c.offer)
+	}
+	for _, r := range results {
+		c.out.Findings = append(c.out.Findings, Finding{
+			ID: r.Rule, Severity: r.Severity, Title: r.Title, Remedy: r.Remedy, Reference: r.Reference, Source: "matrix",
+		})
+	}
+	reach := c.matrix.Reachable(c.cli, c.now, c.offer)
+	for _, r := range reach {
+		c.out.Blocked = append(c.out.Blocked, r.Blocked...)
+	}
+	c.components(reach)
+	c.judgeRunning()
+	c.judgeConfig()
+	c.judgeMeasured()
+	c.judgeFeed()
+	c.judgeCloud()
+	c.out.Notes = append(c.out.Notes, c.matrix.Notes(c.cli, c.now)...)
+	switch {
+	case c.hop != nil:
+		c.out.Changes = c.changes(ctx)
+	case len(results) == 0 && c.asked():
+		c.out.Notes = append(c.out.Notes, "What is asked for runs already.")
+	case len(results) == 0 && len(c.out.Blocked) == 0:
+		c.out.Notes = append(c.out.Notes, "Nothing that is known is newer than what runs.")
+	}
+	return nil
+}
+
+// asked reports whether the request names a goal.
+func (c *checkRun) asked() bool { return !c.request.Release.IsZero() || !c.request.Kubernetes.IsZero() }
+
+// reached is where the path ends.
+func (c *checkRun) reached() Target {
+	if n := len(c.path); n > 0 {
+		return c.path[n-1].To
+	}
+	return Target{
+		Release: cmp.Or(c.goal.Services.String(), c.now.Services.Oldest.String()), Image: cmp.Or(c.goal.Image.String(), c.now.ControlPlaneImage.Oldest.String()),
+		Kubernetes: cmp.Or(c.goal.Kubernetes.String(), c.now.Kubernetes.Oldest.String()),
+	}
+}
+
+// offers is the cloud's word. What a cloud that does not answer has is not known, and
+// told as such; it forbids nothing.
+func (c *checkRun) offers() Offer {
+	if c.silent != nil {
+		return Offer{}
+	}
+	o := Offer{Images: func(v version.Version) (bool, string, string) {
+		if c.image(v) != nil {
+			return true, "", ""
+		}
+		var have []string
+		for _, i := range c.images {
+			have = append(have, i.Version)
+		}
+		return false, "the cloud has no image " + v.String(), "the cloud has " + and(have) + "; the sandbox of constellation " + v.String() + " has this one"
+	}}
+	if c.kubernetes != nil {
+		o.Kubernetes = func(v version.Version) (bool, string, string) {
+			if slices.ContainsFunc(c.kubernetes, v.Equal) {
+				return true, "", ""
+			}
+			return false, "the mirror has no " + v.String(), "`constellation sandbox fetch " + v.String() + "`"
+		}
+	}
+	return o
+}
+
+// image returns the cloud's image of a release; nil if it has none.
+func (c *checkRun) image(v version.Version) *cloud.Image {
+	for i := range c.images {
+		if x, err := version.Parse(c.images[i].Version); err == nil && x.Equal(v) {
+			return &c.images[i]
+		}
+	}
+	return nil
+}
+
+// summary returns what is known about a release; nil if nothing is.
+func (c *checkRun) summary(v version.Version) *release.Summary {
+	for i := range c.releases {
+		if c.releases[i].Version.Equal(v) {
+			return &c.releases[i]
+		}
+	}
+	return nil
+}
+
+// prepare works out the configuration of the next hop.
+func (c *checkRun) prepare(ctx context.Context) error {
+	to := c.hop.Planned()
+	h := hopConfig{
+		image: to.Image, services: to.Services, kubernetes: to.Kubernetes,
+		keepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && !c.now.WorkerKubelet.IsZero(),
+	}
+	if h.measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
+		return ctx.Err()
+	}
+	c.next = h.apply(c.config)
+	out, fields, err := editConfig(c.text, h)
+	switch {
+	case err != nil && c.request.WriteConfig:
+		return err
+	case err != nil:
+		c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, Remedy(err)))
+	case c.unmeasured != nil && c.request.WriteConfig:
+		return &Error{
+			Op: "write " + c.e.ws.Path(ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
+			Remedy: "image and measurements belong together: get them from whoever published the image, and write both by hand",
+		}
+	default:
+		c.out.Config = &ConfigChange{Path: c.e.ws.Path(ConfigFile), Fields: append([]FieldChange{}, fields...)}
+		c.edited = out
+	}
+	return nil
+}
+
+// measured returns what the configuration demands with another image: registers that
+// the new image is known to leave otherwise get their new value, those that only the old
+// one is known to leave go, those that only the new one does come. Others are the
+// user's own and stay. Nil if the image stays.
+func (c *checkRun) measured(ctx context.Context, v version.Version) (attestation.Measurements, error) {
+	if v.Equal(c.config.Image) {
+		return nil, nil
+	}
+	then, err := c.registersOf(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	before, err := c.registersOf(ctx, c.config.Image)
+	if err != nil {
+		before = then // what comes and goes is not known
+	}
+	out := c.config.Attestation.TPM2.Measurements.Clone()
+	for _, i := range slices.Sorted(maps.Keys(then)) {
+		m, demanded := out[i]
+		if _, known := before[i]; demanded || !known {
+			m.Expected = then[i]
+			out[i] = m
+		}
+	}
+	for i := range before {
+		if _, ok := then[i]; !ok {
+			delete(out, i)
+		}
+	}
+	delete(out, pcrCluster) // of a machine that belongs to no cluster
+	return out, nil
+}
+
+// registersOf returns what a machine that booted an image has measured: the cloud knows
+// its own images, the feed all others.
+func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint32][]byte, error) {
+	text := map[uint32]string{}
+	if i := c.image(v); i != nil && len(i.Measurements) > 0 {
+		text = i.Measurements
+	} else {
+		var err error
+		if text, err = c.known.measurements(ctx, v, c.out.Provider); err != nil {
+			return nil, err
+		}
+	}
+	out := make(map[uint32][]byte, len(text))
+	for i, s := range text {
+		b, err := hex.DecodeString(s)
+		if err != nil || !isDigest(s) {
+			return nil, fmt.Errorf("register %d of image %s is %q, which is no SHA-256 value", i, v, s)
+		}
+		out[i] = b
+	}
+	return out, nil
+}
+
+// planned is the next hop as the rules take it.
+func (c *checkRun) planned() Planned {
+	to := c.hop.Planned()
+	if b, err := attestationJSON(c.next); err == nil {
+		to.Attestation = b
+	}
+	return to
+}
+
+// tell emits what is known so far.
+func (c *checkRun) tell(emit func(Event)) {
+	c.sort()
+	data, err := json.Marshal(c.out)
+	if err != nil {
+		c.e.log.Warn("check not told", "err", err)
+		return
+	}
+	ev := Event{Kind: KindCheck, Object: CheckVersions, Source: "versions", State: string(Info), Text: "Versions and path", Time: c.e.now().UTC(), Data: data}
+	if c.down != nil {
+		ev.State, ev.Text, ev.Remedy = string(Block), c.down.Error(), Remedy(c.down)
+	}
+	emit(ev)
+}
+
+// foresee makes the preflight of the next hop, and asks cluster and cloud what else it
+// will change.
+func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
+	if c.hop == nil || c.request.NoPreflight {
+		return nil
+	}
+	b, err := c.e.ws.Kubeconfig()
+	if err != nil {
+		return err
+	}
+	i, err := c.e.inspect(ctx, b)
+	if err != nil {
+		return c.clusterDown(err)
+	}
+	to := c.hop.Planned()
+	r := PreflightRequest{
+		From: c.now.Kubernetes.Oldest, To: to.Kubernetes, Release: to.Services, Etcd: c.etcd(to), Surge: surge, DryRun: !c.request.NoDryRun,
+		ReplaceControlPlanes: c.hop.ReplaceControlPlanes, ReplaceWorkers: c.hop.ReplaceWorkers,
+	}
+	var findings []Finding
+	var kinds, components error
+	var list Components
+	var outdated []string
+	var wg sync.WaitGroup
+	wg.Go(func() { findings, err = i.Preflight(ctx, r, emit) })
+	wg.Go(func() { outdated, kinds = c.outdated(ctx, b) })
+	wg.Go(func() { list, components = c.list(ctx, to.Kubernetes) })
+	wg.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		why := c.clusterDown(err)
+		findings = append(findings, Finding{
+			ID: "preflight", Severity: NotChecked, Title: "not checked what the hop would trip over", Detail: why.Error(), Remedy: Remedy(why), Source: "preflight",
+		})
+	}
+	c.out.Findings = append(c.out.Findings, findings...)
+	if kinds == nil {
+		c.out.Changes.KindsAdded, c.out.Changes.KindsChanged = nil, nil
+		for _, k := range outdated {
+			if slices.Contains(c.now.Kinds, k) {
+				c.out.Changes.KindsChanged = append(c.out.Changes.KindsChanged, k)
+			} else {
+				c.out.Changes.KindsAdded = append(c.out.Changes.KindsAdded, k)
+			}
+		}
+	} else if !errors.Is(kinds, assets.ErrUnknownRelease) {
+		c.e.log.Debug("kinds not compared", "err", kinds)
+	}
+	if components == nil && list.Name != c.now.Target.Components {
+		c.out.Changes.ConfigMaps = append([]string{"kube-system/" + list.Name + " (new)"}, c.out.Changes.ConfigMaps...)
+	}
+	return nil
+}
+
+// etcd returns the tag of etcd after a hop; empty if it is not known.
+func (c *checkRun) etcd(to Planned) string {
+	if s := c.summary(to.Services); s != nil {
+		for _, k := range s.Kubernetes {
+			if k.Version.Equal(to.Kubernetes) {
+				return k.Etcd
+			}
+		}
+	}
+	return ""
+}
+
+// outdated asks the cluster which definitions of the next hop's release it does not have
+// just so.
+func (c *checkRun) outdated(ctx context.Context, kubeconfig []byte) ([]string, error) {
+	want, err := c.kindsOf(ctx, c.hop.Planned().Services)
+	if err != nil {
+		return nil, err
+	}
+	k, err := c.e.connect(ctx, kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	return k.OutdatedKinds(limited, want)
+}
+
+// list returns what nodes install in the next hop.
+func (c *checkRun) list(ctx context.Context, v version.Version) (Components, error) {
+	if c.provider == nil {
+		return Components{}, c.silent
+	}
+	limited, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	l, err := c.provider.Components(limited, v)
+	return Components{Name: ComponentsName(l), Kubernetes: v.String(), List: l}, err
+}
+
+// write replaces the configuration, if that is asked for.
+func (c *checkRun) write() error {
+	if !c.request.WriteConfig {
+		return nil
+	}
+	if c.out.Config == nil || len(c.out.Config.Fields) == 0 {
+		c.out.Notes = append(c.out.Notes, "Nothing to write: "+ConfigFile+" says already what the next hop needs.")
+		if c.hop == nil {
+			c.out.Notes[len(c.out.Notes)-1] = "Nothing to write: there is no next hop."
+		}
+		return nil
+	}
+	if err := c.e.ws.updateConfig(c.text, c.edited); err != nil {
+		return err
+	}
+	c.out.Config.Written = true
+	// What was said about values that are not there any more.
+	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f Finding) bool { return f.ID == configTarget })
+	return nil
+}
+
+// finish sorts, and says how to exit.
+func (c *checkRun) finish() {
+	c.sort()
+	blocked := func(f Finding) bool { return f.Severity == Block && f.ID != configTarget }
+	switch {
+	case c.hop != nil && !slices.ContainsFunc(c.out.Findings, blocked):
+		c.out.Exit = ExitUpgradeAvailable
+	case c.hop != nil || slices.ContainsFunc(c.out.Findings, blocked) || len(c.out.Blocked) > 0 && !c.asked():
+		c.out.Exit = ExitBlocked
+	}
+}
+
+// sort brings the worst findings to the front and leaves the order of equals.
+func (c *checkRun) sort() {
+	order := []Severity{Block, Warn, NotChecked, Info}
+	slices.SortStableFunc(c.out.Findings, func(a, b Finding) int {
+		return cmp.Compare(slices.Index(order, a.Severity), slices.Index(order, b.Severity))
+	})
+}
+
+// attestationJSON is what the join service demands of joining machines under a
+// configuration.
+func attestationJSON(c *Config) (string, error) {
+	b, err := json.Marshal(demand{string(attestation.TPM2), c.Attestation.TPM2.Measurements})
+	if err != nil {
+		return "", fmt.Errorf("marshal measurements: %w", err)
+	}
+	return string(b), nil
+}

@@ -1,0 +1,618 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/assets"
+	"constellation/engine"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/release"
+	"constellation/engine/twin"
+	"constellation/engine/version"
+)
+
+var v = version.MustParse
+
+func at(s string) engine.Span { return engine.At(v(s)) }
+
+func value(b byte) string { return strings.Repeat(fmt.Sprintf("%02x", b), 32) }
+
+// pretendedCluster says which versions it runs and what it would trip over; the real
+// ones are tested where they are made, and in the benchmark.
+type pretendedCluster struct {
+	mu       sync.Mutex
+	running  engine.Running
+	err      error
+	findings []engine.Finding
+	broken   error // of the preflight
+	asked    []engine.PreflightRequest
+	// meanwhile is called when the preflight begins.
+	meanwhile func()
+}
+
+func (p *pretendedCluster) Running(ctx context.Context) (engine.Running, error) {
+	if p.err != nil {
+		return engine.Running{}, p.err
+	}
+	return p.running, nil
+}
+
+func (p *pretendedCluster) Preflight(_ context.Context, r engine.PreflightRequest, emit func(engine.Event)) ([]engine.Finding, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = append(p.asked, r)
+	if p.meanwhile != nil {
+		p.meanwhile()
+	}
+	for _, f := range p.findings {
+		emit(engine.Event{Kind: engine.KindCheck, Object: f.ID, State: string(f.Severity)})
+	}
+	return p.findings, p.broken
+}
+
+// pretendedCloud has two images and some versions of Kubernetes.
+type pretendedCloud struct {
+	testCloud
+	kubernetes []version.Version
+}
+
+func (c *pretendedCloud) Describe(context.Context) (engine.ProviderInfo, error) {
+	return engine.ProviderInfo{UID: c.uid, Name: "demo", Kubernetes: c.kubernetes}, c.state()
+}
+
+func (c *pretendedCloud) Images(context.Context) ([]cloud.Image, error) {
+	return []cloud.Image{
+		{Reference: "sandboxes/demo/images/v1.0.0", Version: "v1.0.0", Measurements: map[uint32]string{4: value(1), 9: value(2), 11: value(3)}},
+		{Reference: "sandboxes/demo/images/v1.1.0", Version: "v1.1.0", Measurements: map[uint32]string{4: value(1), 9: value(12), 11: value(13), 12: value(14)}},
+	}, c.state()
+}
+
+// checkStage is a workspace of a cluster of release v1.0.0 with Kubernetes v1.35.4, one
+// control plane and two workers.
+type checkStage struct {
+	*testing.T
+	dir     string
+	cloud   *pretendedCloud
+	inside  *pretendedCluster
+	cluster *twin.Cluster
+	// feed opens releases; nil means those of the program.
+	feed func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
+}
+
+const clusterID = "c1d2e3f405162738c1d2e3f405162738c1d2e3f405162738c1d2e3f405162738"
+
+func newCheckStage(t *testing.T) *checkStage {
+	t.Helper()
+	s := &checkStage{T: t, dir: t.TempDir(), inside: &pretendedCluster{}, cluster: twin.New()}
+	s.cloud = &pretendedCloud{testCloud: testCloud{uid: "0123456789abcdef"}, kubernetes: []version.Version{v("v1.34.2"), v("v1.35.4"), v("v1.36.3")}}
+	rootPEM, _, err := attestation.CreateCA("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.AdoptSandbox(engine.SandboxInfo{
+		Name: "demo", UID: s.cloud.uid, Release: "v1.0.0", Kubernetes: "v1.35.4", Image: "v1.0.0", TrustRoots: string(rootPEM),
+		Measurements:    map[uint32]string{4: value(1), 9: value(2), 11: value(3)},
+		ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: "127.0.0.1:39000", InClusterEndpoint: "10.42.0.1",
+		NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12",
+		ControlPlanes: 1, Workers: 2, Socket: "/nowhere/api.sock", InitSecret: []byte("init-secret-0123456789-abcdefghi"),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s.write(engine.StateFile, s.read(engine.StateFile)+"clusterValues:\n  clusterID: "+clusterID+"\n  measurementSalt: "+clusterID+"\n")
+	s.write(engine.KubeconfigFile, "leads to it")
+	s.inside.running = engine.Running{
+		Services: at("v1.0.0"), ControlPlaneImage: at("v1.0.0"), WorkerImage: at("v1.0.0"), Kubernetes: at("v1.35.4"),
+		ControlPlaneKubelet: at("v1.35.4"), WorkerKubelet: at("v1.35.4"), Etcd: "3.6.6-0",
+		Parts: []engine.Service{
+			{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes}, {Name: "join-service", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
+			{Name: "kube-proxy", Version: "v1.35.4", Kind: engine.ServiceOfKubernetes}, {Name: "operator", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
+		},
+		Nodes: []engine.Node{
+			{Name: "control-plane-0", Group: "control-plane", Role: "control-plane"}, {Name: "worker-0", Group: "workers", Role: "worker"}, {Name: "worker-1", Group: "workers", Role: "worker"},
+		},
+		Target: engine.NodeTarget{ImageVersion: "v1.0.0", Kubernetes: "v1.35.4", Components: "k8s-components-old"},
+		JoinConfig: engine.JoinConfig{ClusterID: clusterID, Attestation: fmt.Sprintf(
+			`{"variant":"tpm2","measurements":{"4":{"expected":"%s","warnOnly":false},"9":{"expected":"%s","warnOnly":false},"11":{"expected":"%s","warnOnly":false}}}`, value(1), value(2), value(3))},
+	}
+	kinds, err := assets.CRDsFor("v1.0.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.cluster.ApplyKinds(t.Context(), kinds, func(name string) { s.inside.running.Kinds = append(s.inside.running.Kinds, name) }); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *checkStage) read(name string) string {
+	s.Helper()
+	b, err := os.ReadFile(filepath.Join(s.dir, name))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return string(b)
+}
+
+func (s *checkStage) write(name, text string) {
+	s.Helper()
+	if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o600); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// edit replaces text in the configuration.
+func (s *checkStage) edit(old, with string) {
+	s.Helper()
+	text := s.read(engine.ConfigFile)
+	if !strings.Contains(text, old) {
+		s.Fatalf("the configuration has no %q", old)
+	}
+	s.write(engine.ConfigFile, strings.ReplaceAll(text, old, with))
+}
+
+func (s *checkStage) engine() *engine.Engine {
+	s.Helper()
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return engine.New(w, engine.Deps{
+		Connect:  func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
+		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
+		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
+		Releases: s.feed,
+		Now:      func() time.Time { return time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC) },
+	})
+}
+
+// check runs one check and returns what it emitted, too.
+func (s *checkStage) check(r engine.CheckRequest) (engine.Check, []engine.Event, error) {
+	s.Helper()
+	var events []engine.Event
+	c, err := s.engine().Check(s.Context(), r, func(e engine.Event) { events = append(events, e) })
+	return c, events, err
+}
+
+func (s *checkStage) mustCheck(r engine.CheckRequest) engine.Check {
+	s.Helper()
+	c, _, err := s.check(r)
+	if err != nil {
+		s.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+	}
+	return c
+}
+
+// found returns the findings that are worth reading, as "severity id: title".
+func found(c engine.Check) (out []string) {
+	for _, f := range c.Findings {
+		if f.Severity != engine.Info {
+			out = append(out, fmt.Sprintf("%s %s: %s", f.Severity, f.ID, f.Title))
+		}
+	}
+	return out
+}
+
+// table is the version table as text.
+func table(c engine.Check) string {
+	var b strings.Builder
+	for _, r := range c.Components {
+		fmt.Fprintf(&b, "%s | %s | %s | %s | %s | %s | %s\n", r.Name, r.Kind, r.Now, strings.Join(r.Reachable, ","), r.NextHop, r.Newest, r.Verdict)
+	}
+	return b.String()
+}
+
+func TestCheckTellsVersionsPathAndChanges(t *testing.T) {
+	s := newCheckStage(t)
+	s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Warn, Title: "a budget without room"}}
+	c, events, err := s.check(engine.CheckRequest{NoDryRun: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(`Kubernetes | kubernetes | v1.35.4 |  |  | v1.36.4 | in hop 2
+coredns | kubernetes | v1.13.1 |  |  | v1.14.2 | in Kubernetes
+kube-proxy | kubernetes | v1.35.4 |  |  | v1.36.4 | in Kubernetes
+OS image | image | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | 1 hop
+Services | services | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | 1 hop
+agent | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | in OS image
+join-service | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | in services
+operator | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | in services
+CLI | cli | v1.1.0 |  |  |  | not updated
+`, table(c)); d != "" {
+		t.Errorf("table (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.36.3"}, c.Goal); d != "" || len(c.Path) != 2 {
+		t.Errorf("goal (-want +got):\n%s%+v", d, c.Path)
+	}
+	components, err := s.cloud.Components(t.Context(), v("v1.35.4"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &engine.Changes{
+		Nodes:        map[string]int{"control-plane": 1},
+		KindsChanged: []string{"scalinggroups.update.edgeless.systems"},
+		Measurements: []engine.MeasurementChange{{PCR: 9, From: value(2), To: value(12)}, {PCR: 11, From: value(3), To: value(13)}, {PCR: 12, To: value(14)}},
+		ConfigMaps:   []string{"kube-system/" + engine.ComponentsName(components) + " (new)", "kube-system/join-config (changed)"},
+		Charts:       []string{"constellation-operator 1.0.0 to 1.1.0", "constellation-services 1.0.0 to 1.1.0"},
+		Images: []engine.ImageChange{
+			{Service: "join-service", From: "registry.constellation.example/joinservice:v1.0.0", To: "registry.constellation.example/joinservice:v1.1.0"},
+			{Service: "operator", From: "registry.constellation.example/operator:v1.0.0", To: "registry.constellation.example/operator:v1.1.0"},
+		},
+		Least: 36 * time.Second, Most: 12 * time.Minute,
+		Basis: "no run is recorded in this workspace: services 10s-5m (assumed); 1 machine(s) one after the other, each 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed)",
+	}
+	if d := cmp.Diff(want, c.Changes); d != "" {
+		t.Errorf("changes (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff([]string{"warn pdb: a budget without room"}, found(c)); d != "" {
+		t.Errorf("findings (-want +got):\n%s", d)
+	}
+	if c.Exit != engine.ExitUpgradeAvailable || c.Config == nil || c.Config.Written || len(c.Config.Fields) != 6 {
+		t.Errorf("exit %d, configuration %+v", c.Exit, c.Config)
+	}
+	request := engine.PreflightRequest{From: v("v1.35.4"), To: v("v1.35.4"), Release: v("v1.1.0"), Etcd: "3.6.6-0", ReplaceControlPlanes: true, Surge: 1}
+	if d := cmp.Diff([]engine.PreflightRequest{request}, s.inside.asked); d != "" {
+		t.Errorf("preflight (-want +got):\n%s", d)
+	}
+
+	// Versions and path come first, so that a screen can show them at once.
+	var first engine.Check
+	if len(events) != 2 || events[0].Object != engine.CheckVersions || events[1].Object != "pdb" {
+		t.Fatalf("events %+v", events)
+	}
+	if err := json.Unmarshal(events[0].Data, &first); err != nil {
+		t.Fatal(err)
+	}
+	if first.Changes == nil || len(found(first)) > 0 || table(first) != table(c) || !cmp.Equal(first.Path, c.Path) {
+		t.Errorf("the first event holds %+v", first)
+	}
+}
+
+func TestCheckWithBadLuck(t *testing.T) {
+	feed := func(err error, state release.State) func(context.Context, string, []release.Key) (release.Source, error) {
+		return func(ctx context.Context, location string, keys []release.Key) (release.Source, error) {
+			own, _ := engine.OpenReleases(ctx, "", nil)
+			switch {
+			case location == "":
+				return own, nil
+			case err != nil:
+				return nil, err
+			}
+			return staleSource{own, state}, nil
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		given   func(*checkStage)
+		request engine.CheckRequest
+		// err is a part of the error, remedy of its remedy; exit is its exit code, or that of
+		// the result.
+		err, remedy string
+		exit        int
+		find        []string
+	}{
+		{
+			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", engine.ErrUnreachable) }, engine.CheckRequest{},
+			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
+		},
+		{
+			"the API server is slow", func(s *checkStage) { s.inside.err = context.DeadlineExceeded }, engine.CheckRequest{},
+			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
+		},
+		{
+			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", engine.ErrDenied) }, engine.CheckRequest{},
+			"denied by the API server", "restore the file", 1, nil,
+		},
+		{
+			"the kubeconfig leads to another cluster", func(s *checkStage) { s.inside.running.JoinConfig.ClusterID = strings.Repeat("ab", 32) }, engine.CheckRequest{},
+			"it leads to another cluster", "put the files of one cluster back together", 2, nil,
+		},
+		{
+			"there is no cluster yet", func(s *checkStage) {
+				os.Remove(filepath.Join(s.dir, engine.KubeconfigFile))
+				text, _, _ := strings.Cut(s.read(engine.StateFile), "clusterValues:")
+				s.write(engine.StateFile, text)
+			}, engine.CheckRequest{}, "there is no constellation-admin.conf", "create the cluster first", 2, nil,
+		},
+		{
+			"the configuration is broken", func(s *checkStage) { s.edit("count: 2", "count: two") }, engine.CheckRequest{},
+			"constellation-conf.yaml has 1 problem", "correct the file", 2, nil,
+		},
+		{
+			"a key that is not there", nil, engine.CheckRequest{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
+			"read key /nowhere.pub: no such file or directory", "name a file with public keys", 2, nil,
+		},
+		{
+			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", engine.ErrUnreachable) }, engine.CheckRequest{},
+			"", "", 6, []string{"not-checked preflight: not checked what the hop would trip over"},
+		},
+		{
+			"the preflight forbids the hop", func(s *checkStage) {
+				s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Block, Title: "no room"}}
+			}, engine.CheckRequest{}, "", "", 4, []string{"block pdb: no room"},
+		},
+		{
+			"the cloud does not answer", func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) }, engine.CheckRequest{},
+			"", "", 6, []string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
+		},
+		{
+			"the sandbox was made anew", func(s *checkStage) { s.cloud.uid = "another" }, engine.CheckRequest{NoPreflight: true},
+			"", "", 6, []string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
+		},
+		{
+			"the feed cannot be used", func(s *checkStage) {
+				s.feed = feed(errors.New("read index.json: it is signed by none of the keys"), release.State{})
+			}, engine.CheckRequest{Feed: "https://releases.example"}, "", "", 6, []string{"not-checked feed: not checked what the feed knows"},
+		},
+		{
+			"the feed is old", func(s *checkStage) {
+				s.feed = feed(nil, release.State{Source: "https://releases.example", Stale: true, Problem: "no route to host"})
+			}, engine.CheckRequest{Feed: "https://releases.example"}, "", "", 6, []string{"warn feed: an older copy of the feed was used"},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newCheckStage(t)
+			if tt.given != nil {
+				tt.given(s)
+			}
+			c, events, err := s.check(tt.request)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) || !strings.Contains(engine.Remedy(err), tt.remedy) || engine.ExitCode(err) != tt.exit {
+					t.Errorf("error %v, remedy %q, exit %d", err, engine.Remedy(err), engine.ExitCode(err))
+				}
+				if tt.exit == 1 { // what can be told is told
+					if len(events) != 1 || events[0].State != "block" || !strings.HasPrefix(table(c), "Kubernetes | kubernetes |  |  |  | v1.36.4 | not known\n") || c.Components[len(c.Components)-1].Now != "v1.1.0" {
+						t.Errorf("told %d events\n%s", len(events), table(c))
+					}
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(tt.find, found(c)); d != "" || c.Exit != tt.exit {
+				t.Errorf("exit %d, findings (-want +got):\n%s", c.Exit, d)
+			}
+			for _, f := range c.Findings {
+				if f.Severity != engine.Info && f.ID != "pdb" && (f.Detail == "" || f.Remedy == "") {
+					t.Errorf("finding %+v lacks detail or remedy", f)
+				}
+			}
+		})
+	}
+}
+
+// staleSource is a source that says of itself what it is told to.
+type staleSource struct {
+	release.Source
+	state release.State
+}
+
+func (s staleSource) State() release.State { return s.state }
+
+func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
+	s := newCheckStage(t)
+	before := s.read(engine.ConfigFile)
+	if err := os.Chmod(filepath.Join(s.dir, engine.ConfigFile), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	c := s.mustCheck(engine.CheckRequest{WriteConfig: true})
+	if !c.Config.Written {
+		t.Errorf("configuration %+v", c.Config)
+	}
+	want := strings.NewReplacer(
+		"image: v1.0.0", "image: v1.1.0", "microserviceVersion: v1.0.0", "microserviceVersion: v1.1.0",
+		"# keepWorkers: false\n", "# keepWorkers: false\nkeepWorkers: true\n", value(2), value(12),
+		`"`+value(3)+"\"\n        warnOnly: false\n", `"`+value(13)+"\"\n        warnOnly: false\n      12:\n        expected: \""+value(14)+"\"\n        warnOnly: false\n",
+	).Replace(before)
+	if d := cmp.Diff(want, s.read(engine.ConfigFile)); d != "" {
+		t.Errorf("written (-want +got):\n%s", d)
+	}
+	if info, err := os.Stat(filepath.Join(s.dir, engine.ConfigFile)); err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+
+	c = s.mustCheck(engine.CheckRequest{WriteConfig: true})
+	if note := "Nothing to write: constellation-conf.yaml says already what the next hop needs."; c.Config.Written || !cmp.Equal(c.Notes, []string{note}) || s.read(engine.ConfigFile) != want {
+		t.Errorf("a second time: %+v, notes %q", c.Config, c.Notes)
+	}
+}
+
+func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
+	s := newCheckStage(t)
+	s.inside.meanwhile = func() { s.edit("count: 2", "count: 3") }
+	before := s.read(engine.ConfigFile)
+	_, _, err := s.check(engine.CheckRequest{WriteConfig: true})
+	if err == nil || !strings.Contains(err.Error(), "somebody changed it meanwhile") || engine.ExitCode(err) != engine.ExitUsage {
+		t.Errorf("got %v", err)
+	}
+	if got := s.read(engine.ConfigFile); got != strings.Replace(before, "count: 2", "count: 3", 1) {
+		t.Errorf("the configuration became\n%s", got)
+	}
+
+	s = newCheckStage(t)
+	s.cloud.end(cloud.ErrUnavailable)
+	before = s.read(engine.ConfigFile)
+	_, _, err = s.check(engine.CheckRequest{WriteConfig: true})
+	if err == nil || !strings.Contains(err.Error(), "the measurements of image v1.1.0 are not known") || engine.Remedy(err) == "" || s.read(engine.ConfigFile) != before {
+		t.Errorf("without measurements: %v", err)
+	}
+}
+
+func TestCheckEndsWhenItIsLeft(t *testing.T) {
+	s := newCheckStage(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	s.inside.meanwhile = cancel
+	if _, err := s.engine().Check(ctx, engine.CheckRequest{WriteConfig: true}, func(engine.Event) {}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if strings.Contains(s.read(engine.ConfigFile), "image: v1.1.0") {
+		t.Error("it has written all the same")
+	}
+}
+
+func TestEstimatesComeFromRecordedRuns(t *testing.T) {
+	s := newCheckStage(t)
+	dir := filepath.Join(s.dir, engine.RunsDir, "init-20261121070501-1a2b3c4d")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Date(2026, 11, 21, 7, 0, 0, 0, time.UTC)
+	var lines []byte
+	for _, e := range []engine.Event{
+		{Kind: engine.KindNode, Node: "a", To: engine.NodeBooting, Time: start},
+		{Kind: engine.KindNode, Node: "b", To: engine.NodeCreating, Time: start},
+		{Kind: engine.KindNode, Node: "b", To: engine.NodeBooting, Time: start.Add(5 * time.Second)},
+		{Kind: engine.KindNode, Node: "c", To: engine.NodeBooting, Time: start},
+		{Kind: engine.KindNode, Node: "a", To: engine.NodeReady, Time: start.Add(10 * time.Second)},
+		{Kind: engine.KindNode, Node: "c", To: engine.NodeFailed, Time: start.Add(12 * time.Second)},
+		{Kind: engine.KindNode, Node: "c", To: engine.NodeReady, Time: start.Add(time.Hour)},
+		{Kind: engine.KindNode, Node: "b", To: engine.NodeReady, Time: start.Add(20 * time.Second)},
+		{Kind: engine.KindStep, Step: engine.StepCharts, State: engine.StateDone, TookMS: 10_000},
+	} {
+		b, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(append(lines, b...), '\n')
+	}
+	if err := os.WriteFile(filepath.Join(dir, engine.EventsFile), append(lines, `{"kind":"node","no`...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
+	want := "1 run(s) recorded in constellation-upgrade: services 8s-15s (recorded); 1 machine(s) one after the other, each 8s-30s (from boot to Ready, 2 recorded) and 1s-2m for draining (assumed)"
+	if c.Changes.Basis != want || c.Changes.Least != 17*time.Second || c.Changes.Most != 165*time.Second {
+		t.Errorf("%s to %s: %s", c.Changes.Least, c.Changes.Most, c.Changes.Basis)
+	}
+}
+
+func TestCheckFollowsTheMatrix(t *testing.T) {
+	newest := func(s *checkStage) {
+		r := &s.inside.running
+		r.Services, r.ControlPlaneImage, r.WorkerImage = at("v1.1.0"), at("v1.1.0"), at("v1.1.0")
+		r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.36.4"), at("v1.36.4"), at("v1.36.4"), "3.6.8-0"
+		r.Target = engine.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.36.4"}
+		for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0", "v1.35.4": "v1.36.4"} {
+			s.edit(old, now)
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		given   func(*checkStage)
+		request engine.CheckRequest
+		path    []string // CLI: target
+		exit    int
+		find    []string // beginnings of findings, in order
+		notes   []string
+	}{
+		{
+			"an older CLI must bring Kubernetes up first", func(s *checkStage) {
+				r := &s.inside.running
+				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd, r.Target.Kubernetes = at("v1.34.2"), at("v1.34.2"), at("v1.34.2"), "3.6.5-0", "v1.34.2"
+				s.edit("v1.35.4", "v1.34.2")
+			}, engine.CheckRequest{},
+			[]string{"v1.0.0: v1.0.0, image v1.0.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil,
+		},
+		{"everything is new", newest, engine.CheckRequest{}, nil, 0, nil, []string{"Nothing that is known is newer than what runs."}},
+		{
+			"the mirror has nothing newer", func(s *checkStage) {
+				newest(s)
+				r := &s.inside.running
+				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "v1.36.3"
+				s.edit("v1.36.4", "v1.36.3")
+			}, engine.CheckRequest{}, nil, 4, nil, nil,
+		},
+		{"a goal that is reached", newest, engine.CheckRequest{Release: v("v1.1.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
+		{"a release alone", nil, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
+		{"a release that nobody knows", nil, engine.CheckRequest{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is not known"}, nil},
+		{"a Kubernetes that no release has", nil, engine.CheckRequest{Kubernetes: v("v1.36.99")}, nil, 4, []string{"block kubernetes-offered: "}, nil},
+		{"a Kubernetes that the mirror does not have", nil, engine.CheckRequest{Kubernetes: v("v1.36.4")}, nil, 4, []string{"block "}, nil},
+		{"a step back", newest, engine.CheckRequest{Release: v("v1.0.0")}, nil, 4, []string{"block never-down: "}, nil},
+		{
+			"a cluster that is newer than this program", func(s *checkStage) {
+				r := &s.inside.running
+				r.Services, r.ControlPlaneImage, r.WorkerImage, r.Target.ImageVersion = at("v1.2.0"), at("v1.2.0"), at("v1.2.0"), "v1.2.0"
+			}, engine.CheckRequest{}, nil, 4,
+			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "block config-target: ", "block config-target: ", "warn running-release: release v1.2.0, which runs, is not known"}, nil,
+		},
+		{
+			"a patch of Kubernetes that was never supported", func(s *checkStage) {
+				r := &s.inside.running
+				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.35.77"), at("v1.35.77"), at("v1.35.77"), "v1.35.77"
+			}, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"}, 6,
+			[]string{"block config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would go down from v1.35.77 to v1.35.4", "warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0"}, nil,
+		},
+		{
+			"a rollout that is under way", func(s *checkStage) {
+				r := &s.inside.running
+				r.Services, r.ControlPlaneImage, r.Target.ImageVersion = at("v1.1.0"), engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, "v1.1.0"
+			}, engine.CheckRequest{},
+			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6,
+			[]string{"block config-target: ", "block config-target: ", "warn rollout-running: a rollout is under way (image of the control planes v1.0.0 to v1.1.0)"}, nil,
+		},
+		{
+			"measurements that get weaker", func(s *checkStage) {
+				s.edit("expected: \""+value(2)+"\"\n        warnOnly: false", "expected: \""+value(2)+"\"\n        warnOnly: true")
+			}, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 4,
+			[]string{"block measurements-weaker: PCR 9 would not be enforced any more"}, nil,
+		},
+		{
+			"another variant of attestation", func(s *checkStage) {
+				s.inside.running.JoinConfig.Attestation = strings.Replace(s.inside.running.JoinConfig.Attestation, "tpm2", "sev-snp", 1)
+			}, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 4,
+			[]string{`block variant: the attestation variant would change from "sev-snp" to "tpm2"`}, nil,
+		},
+		{
+			"an API server that forbids a part", func(s *checkStage) {
+				r := &s.inside.running
+				r.Parts, r.Services = nil, engine.Span{}
+				r.Missing = []string{"Deployments: the kubeconfig's user may not read it"}
+			}, engine.CheckRequest{}, nil, 4, []string{"not-checked unknown-release: not known which version of the services runs"}, nil,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newCheckStage(t)
+			if tt.given != nil {
+				tt.given(s)
+			}
+			c := s.mustCheck(tt.request)
+			var path []string
+			for _, h := range c.Path {
+				path = append(path, h.CLI.String()+": "+h.To.String())
+			}
+			if d := cmp.Diff(tt.path, path); d != "" {
+				t.Errorf("path (-want +got):\n%s", d)
+			}
+			if c.Exit != tt.exit {
+				t.Errorf("exit %d, want %d", c.Exit, tt.exit)
+			}
+			got := found(c)
+			if len(got) < len(tt.find) || len(tt.find) == 0 && len(got) > 0 {
+				t.Fatalf("findings %q, want %q", got, tt.find)
+			}
+			for i, f := range tt.find {
+				if !strings.HasPrefix(got[i], f) {
+					t.Errorf("finding %q, want %q", got[i], f)
+				}
+			}
+			if d := cmp.Diff(tt.notes, c.Notes); d != "" {
+				t.Errorf("notes (-want +got):\n%s", d)
+			}
+		})
+	}
+}

@@ -1,0 +1,529 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"constellation/assets"
+	"constellation/engine/cloud"
+	"constellation/engine/release"
+	"constellation/engine/version"
+)
+
+// Kinds of rows of the version table that are no parts.
+const (
+	rowKubernetes = "kubernetes"
+	rowImage      = "image"
+	rowServices   = "services"
+	rowCLI        = "cli"
+)
+
+// configTarget is the ID of the finding about what the configuration asks for.
+const configTarget = "config-target"
+
+// components fills the version table. reach is what the matrix says; nil if nothing is
+// known about the cluster.
+func (c *checkRun) components(reach []Reach) {
+	versions := func(component string) []version.Version {
+		for _, r := range reach {
+			if r.Component == component {
+				return r.Versions
+			}
+		}
+		return nil
+	}
+	images := c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest)
+	newest, newestKubernetes := c.newest()
+	main := func(name, kind string, now Span, at func(Planned) version.Version, newest version.Version) ComponentCheck {
+		row := ComponentCheck{Name: name, Kind: kind, Now: now.String(), Reachable: texts(versions(kind))}
+		if newest = laterThan(newest, now.Newest); !newest.IsZero() {
+			row.Newest = newest.String()
+		}
+		hops, last := 0, -1
+		before := now
+		for i, h := range c.path {
+			to := at(h.Planned())
+			if to.IsZero() || before.is(to) {
+				continue
+			}
+			if i == 0 {
+				row.NextHop = to.String()
+			}
+			hops, last, before = hops+1, i, At(to)
+		}
+		switch {
+		case hops == 1 && last > 0:
+			row.Verdict = fmt.Sprintf("in hop %d", last+1)
+		case hops == 1:
+			row.Verdict = "1 hop"
+		case hops > 1:
+			row.Verdict = fmt.Sprintf("%d hops", hops)
+		case row.Newest != "":
+			row.Verdict = "not reachable"
+		default:
+			row.Verdict = "not updated"
+		}
+		if hops > 0 && !c.path[last].CLI.Equal(c.cli) {
+			row.Verdict += " + CLI"
+		}
+		return row
+	}
+	rows := []ComponentCheck{main("Kubernetes", rowKubernetes, c.now.Kubernetes, func(p Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
+	rows = append(rows, c.kubernetesParts(versions(rowKubernetes), newestKubernetes)...)
+	rows = append(rows,
+		main("OS image", rowImage, images, func(p Planned) version.Version { return p.Image }, newest),
+		main("Services", rowServices, c.now.Services, func(p Planned) version.Version { return p.Services }, newest))
+	rows = append(rows, c.releaseParts(images, versions(rowServices), versions(rowImage), newest)...)
+	rows = append(rows, c.cliRow(versions(rowCLI)))
+	c.out.Components = rows
+}
+
+// laterThan returns v if it is newer than now; zero if it is not.
+func laterThan(v, now version.Version) version.Version {
+	if now.Less(v) {
+		return v
+	}
+	return version.Version{}
+}
+
+func texts(versions []version.Version) (out []string) {
+	for _, v := range versions {
+		out = append(out, v.String())
+	}
+	return out
+}
+
+// newest returns the newest release and the newest Kubernetes that are known and fine.
+func (c *checkRun) newest() (r, k version.Version) {
+	for _, s := range c.releases {
+		if s.Faulty != "" || s.Version.Prerelease() != "" && !c.request.Release.Equal(s.Version) {
+			continue
+		}
+		if r.Less(s.Version) {
+			r = s.Version
+		}
+		for _, x := range s.Kubernetes {
+			if x.Faulty == "" && k.Less(x.Version) {
+				k = x.Version
+			}
+		}
+	}
+	return r, k
+}
+
+// part is a row of something that belongs to another row. of returns its version in a
+// version of that row, empty if it has none there.
+func (c *checkRun) part(name, kind, now, in string, reach []version.Version, next, newest version.Version, of func(version.Version) string) ComponentCheck {
+	row := ComponentCheck{Name: name, Kind: kind, Now: now, Verdict: "not updated"}
+	later := func(s string) bool {
+		a, errA := version.Parse(s)
+		b, errB := version.Parse(now[strings.LastIndexByte(now, '-')+1:]) // the newest of a span
+		if errA != nil || errB != nil {
+			return s != "" && s != now
+		}
+		return b.Less(a)
+	}
+	for _, v := range reach {
+		if s := of(v); later(s) && !slices.Contains(row.Reachable, s) {
+			row.Reachable = append(row.Reachable, s)
+		}
+	}
+	if s := of(newest); !newest.IsZero() && later(s) {
+		row.Newest, row.Verdict = s, "not reachable"
+	}
+	if s := of(next); !next.IsZero() && later(s) {
+		row.NextHop, row.Verdict = s, in
+	} else if len(row.Reachable) > 0 || row.Newest != "" && len(c.path) > 1 {
+		row.Verdict = in
+	}
+	return row
+}
+
+// after returns where the next hop leads; zero if there is none.
+func (c *checkRun) after() Planned {
+	if c.hop == nil {
+		return Planned{}
+	}
+	return c.hop.Planned()
+}
+
+// kubernetesParts are the rows of what is bound to the version of Kubernetes and runs.
+func (c *checkRun) kubernetesParts(reach []version.Version, newest version.Version) (rows []ComponentCheck) {
+	for _, p := range c.now.Parts {
+		if p.Kind != ServiceOfKubernetes {
+			continue
+		}
+		of := func(v version.Version) string { return c.bound(p.Name, v) }
+		rows = append(rows, c.part(p.Name, ServiceOfKubernetes, p.Version, "in Kubernetes", reach, c.after().Kubernetes, newest, of))
+	}
+	return rows
+}
+
+// bound returns the version of a service in a version of Kubernetes, as the newest
+// release that has this Kubernetes says; empty if none does.
+func (c *checkRun) bound(name string, v version.Version) string {
+	for _, s := range slices.Backward(c.releases) {
+		for _, k := range s.Kubernetes {
+			if k.Version.Equal(v) && s.Faulty == "" {
+				return k.Service(name)
+			}
+		}
+	}
+	return ""
+}
+
+// releaseParts are the rows of the services of a release. One that is part of the OS
+// image runs in the version that the image has.
+func (c *checkRun) releaseParts(images Span, reach, reachImages []version.Version, newest version.Version) (rows []ComponentCheck) {
+	running := map[string]bool{}
+	for _, p := range c.now.Parts {
+		if p.Kind != ServiceOfRelease {
+			continue
+		}
+		running[p.Name] = true
+		of := func(v version.Version) string { return c.serviceIn(p.Name, v) }
+		rows = append(rows, c.part(p.Name, ServiceOfRelease, p.Version, "in services", reach, c.after().Services, newest, of))
+	}
+	at := newest
+	if !c.now.Services.IsZero() {
+		at = c.now.Services.Newest
+	}
+	if c.hop != nil {
+		at = c.after().Services
+	}
+	s := c.summary(at)
+	if s == nil {
+		return rows
+	}
+	for _, x := range s.Services {
+		if x.Kind != release.OfRelease || running[x.Name] {
+			continue
+		}
+		of := func(v version.Version) string { return c.serviceIn(x.Name, v) }
+		if x.Image == "" {
+			rows = append(rows, c.part(x.Name, ServiceOfRelease, c.serviceSpan(x.Name, images), "in OS image", reachImages, c.after().Image, newest, of))
+			continue
+		}
+		rows = append(rows, c.part(x.Name, ServiceOfRelease, "", "in services", reach, c.after().Services, newest, of))
+	}
+	slices.SortFunc(rows, func(a, b ComponentCheck) int { return strings.Compare(a.Name, b.Name) })
+	return rows
+}
+
+// serviceIn returns the version of a service in a release; empty if it has none.
+func (c *checkRun) serviceIn(name string, v version.Version) string {
+	if s := c.summary(v); s != nil {
+		for _, x := range s.Services {
+			if x.Name == name {
+				return x.Version.String()
+			}
+		}
+	}
+	return ""
+}
+
+// serviceSpan is serviceIn for releases that run side by side.
+func (c *checkRun) serviceSpan(name string, of Span) string {
+	var s Span
+	for _, v := range []version.Version{of.Oldest, of.Newest} {
+		if x, err := version.Parse(c.serviceIn(name, v)); err == nil {
+			s = s.Add(x)
+		}
+	}
+	return s.String()
+}
+
+func (c *checkRun) cliRow(reach []version.Version) ComponentCheck {
+	row := ComponentCheck{Name: "CLI", Kind: rowCLI, Now: c.cli.String(), Reachable: texts(reach), Verdict: "not updated"}
+	newest, _ := c.newest()
+	if v := laterThan(newest, c.cli); !v.IsZero() {
+		row.Newest = v.String()
+	}
+	for i, h := range c.path {
+		if h.CLI.Equal(c.cli) {
+			continue
+		}
+		if i == 0 {
+			row.NextHop, row.Verdict = h.CLI.String(), "needed for hop 1"
+		} else {
+			row.Verdict = fmt.Sprintf("after hop %d", i)
+		}
+		break
+	}
+	return row
+}
+
+// find adds a finding.
+func (c *checkRun) find(f Finding) { c.out.Findings = append(c.out.Findings, f) }
+
+// judgeRunning says what is odd about what runs.
+func (c *checkRun) judgeRunning() {
+	for _, m := range c.now.Missing {
+		what, why, found := strings.Cut(m, ": ")
+		f := Finding{ID: "running", Severity: NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair what is named, then check again"}
+		if !found {
+			f.Title, f.Detail = m, ""
+		}
+		c.find(f)
+	}
+	if c.cli.Less(c.now.Services.Newest) {
+		severity := Block // there is nothing that this program can do
+		if c.hop != nil {
+			severity = Warn // the path says which program can
+		}
+		c.find(Finding{
+			ID: "cli-older", Severity: severity, Title: fmt.Sprintf("the cluster runs release %s, which is newer than this program, %s", c.now.Services.Newest, c.cli), Source: "versions",
+			Remedy: c.matrix.get(c.now.Services.Newest),
+		})
+	}
+	for _, v := range slices.CompactFunc([]version.Version{c.now.Services.Oldest, c.now.Services.Newest}, version.Version.Equal) {
+		if !v.IsZero() && c.summary(v) == nil {
+			c.find(Finding{
+				ID: "running-release", Severity: Warn, Title: fmt.Sprintf("release %s, which runs, is not known", v), Source: "versions",
+				Detail: "known are " + c.matrix.list(), Remedy: "point `--feed` to where it is published",
+			})
+		}
+	}
+	s := c.summary(c.now.Services.Oldest)
+	for _, v := range slices.CompactFunc([]version.Version{c.now.Kubernetes.Oldest, c.now.Kubernetes.Newest}, version.Version.Equal) {
+		if v.IsZero() || s == nil || slices.ContainsFunc(s.Kubernetes, func(k release.KubernetesSummary) bool { return k.Version.Equal(v) }) {
+			continue
+		}
+		var have []string
+		for _, k := range s.Kubernetes {
+			if k.Version.SameMinor(v) {
+				have = append(have, k.Version.String())
+			}
+		}
+		f := Finding{
+			ID: "running-kubernetes", Severity: Warn, Title: fmt.Sprintf("Kubernetes %s, which runs, is not in release %s", v, s.Version), Source: "versions",
+			Detail: "nodes of this version cannot be made from the release's data", Remedy: "go to " + or(have),
+		}
+		if len(have) == 0 {
+			f.Remedy = "go to a release that has Kubernetes " + v.MinorString()
+		}
+		c.find(f)
+	}
+}
+
+// or joins words: "a, b or c".
+func or(words []string) string {
+	if n := len(words); n > 1 {
+		return strings.Join(words[:n-1], ", ") + " or " + words[n-1]
+	}
+	return strings.Join(words, "")
+}
+
+// judgeConfig says whether an upgrade to what the configuration asks for would be
+// refused. It is about the configuration as it stands, not about the path.
+func (c *checkRun) judgeConfig() {
+	f := c.config
+	to := Planned{Services: f.Services, Image: f.Image, Kubernetes: f.Kubernetes, KeepWorkers: f.KeepWorkers}
+	if c.now.Services.is(to.Services) && c.now.ControlPlaneImage.is(to.Image) && c.now.Kubernetes.is(to.Kubernetes) {
+		return
+	}
+	if a, err := attestationJSON(f); err == nil {
+		to.Attestation = a
+	}
+	cli := c.cli
+	if c.now.Services.is(to.Services) {
+		cli = to.Services // which program would do it is not the configuration's business
+	}
+	said := map[string]bool{}
+	for _, r := range blocks(c.matrix.Check(cli, c.now, to, c.offer)) {
+		field := fieldOf(r.Rule, to, c.now)
+		if said[field] {
+			continue // of several reasons the first is enough
+		}
+		said[field] = true
+		c.find(Finding{
+			ID: configTarget, Field: field, Severity: Block, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", ConfigFile, f.at(field), r.Title),
+			Detail: fmt.Sprintf("rule %s: services %s, image %s, Kubernetes %s", r.Rule, f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
+			Remedy: r.Remedy + "; `constellation upgrade check --write-config` writes what the next hop needs",
+		})
+	}
+}
+
+// fieldOf is the field of the configuration that a rule is about.
+func fieldOf(rule string, to Planned, now Running) string {
+	switch {
+	case rule == "variant":
+		return "attestation"
+	case rule == "measurements-weaker":
+		return "attestation.tpm2.measurements"
+	case strings.Contains(rule, "kube") || rule == "etcd-step" || rule == "control-plane-skew":
+		return "kubernetesVersion"
+	case strings.Contains(rule, "image"):
+		return "image"
+	case now.Services.is(to.Services) && !now.ControlPlaneImage.is(to.Image):
+		return "image"
+	case now.Services.is(to.Services):
+		return "kubernetesVersion"
+	}
+	return "microserviceVersion"
+}
+
+// judgeMeasured says if the next hop's image cannot be demanded from machines.
+func (c *checkRun) judgeMeasured() {
+	if c.unmeasured != nil {
+		c.find(Finding{
+			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: Warn, Source: "attestation",
+			Title:  fmt.Sprintf("the measurements of image %s are not known", c.hop.To.Image),
+			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + ConfigFile,
+		})
+	}
+}
+
+// judgeFeed says if the feed could not be used as it should.
+func (c *checkRun) judgeFeed() {
+	s := c.out.Feed
+	switch {
+	case s.Problem != "" && s.Stale:
+		c.find(Finding{ID: "feed", Severity: Warn, Title: "an older copy of the feed was used", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
+	case s.Problem != "":
+		c.find(Finding{ID: "feed", Severity: NotChecked, Title: "not checked what the feed knows", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
+	}
+}
+
+// judgeCloud says if the cloud could not be asked what it has.
+func (c *checkRun) judgeCloud() {
+	if c.silent == nil {
+		return
+	}
+	name := c.config.Provider.Sandbox.Name
+	err := cloudError("ask sandbox "+name, name, c.silent)
+	c.find(Finding{
+		ID: "cloud-offers", Severity: NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
+		Remedy: Remedy(err),
+	})
+}
+
+// kindsOf returns the definitions of a release. The error wraps assets.ErrUnknownRelease
+// if only another program has them.
+func (c *checkRun) kindsOf(ctx context.Context, v version.Version) ([]assets.File, error) {
+	r, err := c.known.release(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	all, err := assets.CRDsFor(v.String())
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all, func(f assets.File) bool { return !slices.Contains(r.CRDs, f.Name) }), nil
+}
+
+// changes works out what the next hop changes, as far as that can be told without
+// asking anybody again.
+func (c *checkRun) changes(ctx context.Context) *Changes {
+	to := c.hop.Planned()
+	out := &Changes{Nodes: map[string]int{}}
+	replaced := 0
+	for _, n := range c.now.Nodes {
+		controlPlane := n.Role == string(cloud.ControlPlane)
+		if controlPlane && c.hop.ReplaceControlPlanes || !controlPlane && c.hop.ReplaceWorkers {
+			out.Nodes[orElse(n.Group, n.Role)]++
+			replaced++
+		}
+	}
+	whole, basis := c.past.estimate(replaced)
+	out.Least, out.Most, out.Basis = whole.least, whole.most, basis
+	out.Measurements = c.measurementChanges()
+	if want, err := attestationJSON(c.next); err == nil && want != c.now.JoinConfig.Attestation && c.now.JoinConfig.Attestation != "" {
+		out.ConfigMaps = append(out.ConfigMaps, "kube-system/join-config (changed)")
+	}
+	c.serviceChanges(ctx, out, to)
+	return out
+}
+
+// measurementChanges compares what the configuration demands with what it will.
+func (c *checkRun) measurementChanges() (out []MeasurementChange) {
+	before, after := c.config.Attestation.TPM2.Measurements, c.next.Attestation.TPM2.Measurements
+	for _, i := range registers(before, after) {
+		from, was := before[i]
+		to, is := after[i]
+		text := func(ok, warns bool, b []byte) string {
+			switch {
+			case !ok:
+				return ""
+			case warns:
+				return fmt.Sprintf("%x (warns only)", b)
+			}
+			return fmt.Sprintf("%x", b)
+		}
+		m := MeasurementChange{PCR: i, From: text(was, from.WarnOnly, from.Expected), To: text(is, to.WarnOnly, to.Expected)}
+		m.Weaker = was && !from.WarnOnly && (!is || to.WarnOnly)
+		if m.From != m.To {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// serviceChanges adds kinds, charts and images of services.
+func (c *checkRun) serviceChanges(ctx context.Context, out *Changes, to Planned) {
+	after, err := c.known.release(ctx, to.Services)
+	if err != nil {
+		c.e.log.Debug("release not read", "release", to.Services, "err", err)
+		return
+	}
+	before, err := c.known.release(ctx, c.now.Services.Oldest)
+	if err != nil {
+		before = &release.Release{} // not known: everything is new
+	}
+	image := func(name, from, now string) {
+		if from != now && now != "" {
+			out.Images = append(out.Images, ImageChange{name, from, now})
+		}
+	}
+	if !c.now.Services.is(to.Services) {
+		for _, x := range after.Charts {
+			from := strings.TrimPrefix(c.now.Services.Oldest.String(), "v")
+			out.Charts = append(out.Charts, fmt.Sprintf("%s %s to %s", x.Name, from, strings.TrimPrefix(to.Services.String(), "v")))
+		}
+		for _, s := range after.Services {
+			old, _ := before.Service(s.Name)
+			image(s.Name, old.Image, s.Image)
+		}
+		c.kindChanges(ctx, out, to)
+	}
+	if !c.now.Kubernetes.is(to.Kubernetes) {
+		old, _ := before.Images(c.now.Kubernetes.Oldest)
+		now, _ := after.Images(to.Kubernetes)
+		for _, name := range []string{"kube-proxy", "coredns"} {
+			image(name, old[name], now[name])
+		}
+	}
+}
+
+// kindChanges compares the definitions of two releases; what the cluster has made of
+// them only it can say.
+func (c *checkRun) kindChanges(ctx context.Context, out *Changes, to Planned) {
+	after, err := c.kindsOf(ctx, to.Services)
+	if err != nil {
+		if errors.Is(err, assets.ErrUnknownRelease) {
+			c.out.Notes = append(c.out.Notes, fmt.Sprintf("Which kinds hop 1 changes only constellation %s knows.", to.Services))
+		}
+		return
+	}
+	before, err := c.kindsOf(ctx, c.now.Services.Oldest)
+	if err != nil {
+		before = nil
+	}
+	for _, f := range after {
+		i := slices.IndexFunc(before, func(o assets.File) bool { return o.Name == f.Name })
+		switch {
+		case !slices.Contains(c.now.Kinds, f.Name):
+			out.KindsAdded = append(out.KindsAdded, f.Name)
+		case i < 0 || string(before[i].Data) != string(f.Data):
+			out.KindsChanged = append(out.KindsChanged, f.Name)
+		}
+	}
+	for _, k := range c.now.Kinds {
+		if !slices.ContainsFunc(after, func(f assets.File) bool { return f.Name == k }) {
+			out.KindsRemoved = append(out.KindsRemoved, k)
+		}
+	}
+}

@@ -1,0 +1,164 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine/release"
+	"constellation/engine/version"
+)
+
+// OpenReleases opens what is known about releases: what the program brings with it, or
+// a feed at a directory or an address, signed by one of keys; without keys, by one that
+// the program brings with it. Copies of feeds are kept below the user's cache directory.
+func OpenReleases(ctx context.Context, location string, keys []release.Key) (release.Source, error) {
+	if location == "" {
+		return release.Embedded(assets.Releases())
+	}
+	if len(keys) == 0 {
+		var err error
+		if keys, err = release.EmbeddedKeys(assets.Releases()); err != nil {
+			return nil, err
+		}
+	}
+	o := release.Options{Keys: keys}
+	if dir, err := os.UserCacheDir(); err == nil {
+		o.Cache = filepath.Join(dir, "constellation", "releases")
+	}
+	return release.Open(ctx, location, o)
+}
+
+// knowledge is what the program knows about releases: that of a feed, and what it
+// brings with it. Where the two know the same release, the feed is right: it may have
+// learned that the release is faulty.
+type knowledge struct {
+	feed     release.Source // nil if there is none, or it cannot be used
+	embedded release.Source
+	state    FeedState
+}
+
+// feedLimit bounds how long a feed is asked.
+const feedLimit = 10 * time.Second
+
+// feedOf returns where the feed is that a check shall use, and the keys for it. The
+// error has ExitUsage.
+func (e *Engine) feedOf(c *Config, r CheckRequest) (location string, keys []release.Key, err error) {
+	location = r.Feed
+	if location == "" {
+		location = c.Releases.Feed
+	}
+	if location != "" && !strings.Contains(location, "://") && !filepath.IsAbs(location) && r.Feed == "" {
+		location = e.ws.Path(location)
+	}
+	for _, name := range r.FeedKeys {
+		b, err := os.ReadFile(name)
+		if err == nil {
+			var more []release.Key
+			more, err = release.ParseKeys(strings.TrimSuffix(filepath.Base(name), ".pub"), b)
+			keys = append(keys, more...)
+		}
+		if err != nil {
+			return "", nil, &Error{
+				Op: "read key " + name, Err: withoutPath(err), Exit: ExitUsage,
+				Remedy: "name a file with public keys in PEM; `constellation release key new` makes a pair",
+			}
+		}
+	}
+	if len(r.FeedKeys) == 0 && c.Releases.Keys != "" && r.Feed == "" {
+		if keys, err = release.ParseKeys(ConfigFile, []byte(c.Releases.Keys)); err != nil {
+			return "", nil, &Error{Err: err, Exit: ExitUsage, Remedy: "correct releases.keys in " + ConfigFile + c.at("releases")}
+		}
+	}
+	return location, keys, nil
+}
+
+// learnReleases asks the feed, and falls back to what the program brings with it.
+func (e *Engine) learnReleases(ctx context.Context, location string, keys []release.Key) (*knowledge, error) {
+	embedded, err := e.releases(ctx, "", nil)
+	if err != nil {
+		return nil, &Error{Op: "read release data", Err: err, Remedy: "install the program anew"}
+	}
+	k := &knowledge{embedded: embedded, state: feedState(embedded.State())}
+	if location == "" {
+		return k, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, feedLimit)
+	defer cancel()
+	feed, err := e.releases(limited, location, keys)
+	if err == nil {
+		_, err = feed.Summaries(limited)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		k.state.Problem = fmt.Sprintf("the feed %s cannot be used: %v", location, err)
+		k.state.Remedy = "`constellation release verify " + location + "` says more; what this program brings with it was used instead"
+		if errors.Is(err, context.DeadlineExceeded) {
+			k.state.Problem = fmt.Sprintf("the feed %s did not answer within %s", location, feedLimit)
+		}
+	default:
+		k.feed, k.state = feed, feedState(feed.State())
+		if k.state.Problem != "" {
+			k.state.Remedy = "`constellation release verify " + location + "` says more"
+		}
+	}
+	return k, nil
+}
+
+func feedState(s release.State) FeedState {
+	return FeedState{Source: s.Source, Fetched: s.Fetched, Stale: s.Stale, Problem: s.Problem, Signer: s.Signer, Sequence: s.Sequence}
+}
+
+// summaries returns all releases, oldest first.
+func (k *knowledge) summaries(ctx context.Context) ([]release.Summary, error) {
+	var out []release.Summary
+	if k.feed != nil {
+		var err error
+		if out, err = k.feed.Summaries(ctx); err != nil {
+			return nil, err
+		}
+		out = slices.Clone(out)
+	}
+	own, err := k.embedded.Summaries(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range own {
+		if !slices.ContainsFunc(out, func(o release.Summary) bool { return o.Version.Equal(s.Version) }) {
+			out = append(out, s)
+		}
+	}
+	slices.SortFunc(out, func(a, b release.Summary) int { return a.Version.Compare(b.Version) })
+	return out, nil
+}
+
+// release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
+func (k *knowledge) release(ctx context.Context, v version.Version) (*release.Release, error) {
+	if k.feed != nil {
+		r, err := k.feed.Release(ctx, v)
+		if err == nil || !errors.Is(err, release.ErrNotOffered) {
+			return r, err
+		}
+	}
+	return k.embedded.Release(ctx, v)
+}
+
+// measurements returns what machines of an image must have measured. The error wraps
+// release.ErrNotOffered if nobody knows.
+func (k *knowledge) measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
+	if k.feed != nil {
+		m, err := k.feed.Measurements(ctx, v, provider)
+		if err == nil || !errors.Is(err, release.ErrNotOffered) {
+			return m, err
+		}
+	}
+	return k.embedded.Measurements(ctx, v, provider)
+}
