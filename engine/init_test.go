@@ -743,6 +743,21 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 	}
 }
 
+// What was begun can go on without a machine that failed: it is told, and blocks only
+// an init that has not begun.
+func TestFailedMachineDoesNotBlockWhatWasBegun(t *testing.T) {
+	s := newStage(t, 1, 2)
+	s.mustInit()
+	s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "no space" })
+	p, err := s.engine().PlanInit(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w := p.Warnings(); len(p.Blocked()) > 0 || len(w) != 1 || w[0].Title != "1 machine(s) failed to start" || w[0].Detail != "worker-1: no space" {
+		t.Errorf("blocked by %+v, warned of %+v", p.Blocked(), w)
+	}
+}
+
 // An API server that goes away while nodes join is waited for; what the cluster does
 // meanwhile is told when it is back.
 func TestAPIServerThatGoesAwayIsWaitedFor(t *testing.T) {

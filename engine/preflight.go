@@ -405,6 +405,10 @@ func (f *facts) checkGroups() *Finding {
 			broken = append(broken, m.Name+": "+m.Message)
 		}
 	}
+	if n := len(broken); n > 0 && len(f.state.ClusterValues.ClusterID) > 0 {
+		// What was begun can go on without them, and says at its end what is missing.
+		return warn(fmt.Sprintf("%d machine(s) failed to start", n), strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; replace them")
+	}
 	if len(broken) > 0 {
 		return block(fmt.Sprintf("%d machine(s) failed to start", len(broken)), strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; take the sandbox down and up again")
 	}

@@ -139,7 +139,7 @@ func TestAdoptSandbox(t *testing.T) {
 			}
 		}, nil, []string{StateFile}, ""},
 		{"the same sandbox again changes nothing", adopted, nil, nil, ""},
-		{"new ports of the same sandbox are noted", adopted, func(i *SandboxInfo) { i.ClusterEndpoint = "127.0.0.1:40000" }, nil, ""},
+		{"new ports of the same sandbox are noted", adopted, func(i *SandboxInfo) { i.ClusterEndpoint = "127.0.0.1:40000" }, []string{StateFile}, ""},
 		{"a sandbox that tells its secret no more", adopted, func(i *SandboxInfo) { i.InitSecret = nil }, nil, ""},
 		{"another sandbox", adopted, func(i *SandboxInfo) { i.Name = "other" }, nil, `it belongs to sandbox "demo"`},
 		{"an earlier sandbox of that name", adopted, func(i *SandboxInfo) { i.UID = "fedcba" }, nil, "an earlier sandbox"},

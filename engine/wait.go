@@ -302,6 +302,7 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 			}
 			r.run.setNodes(int(ready))
 			if now.complete() {
+				r.Wait("", "", "") // for machines; what is still waited for is told when it is known
 				return i.waitServices(ctx, r, k)
 			}
 			if err := now.hopeless(); err != nil {

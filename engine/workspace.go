@@ -211,7 +211,7 @@ func (w *Workspace) writeMasterSecret(m MasterSecret) error {
 }
 
 // AdoptSandbox writes constellation-conf.yaml and constellation-state.yaml for a
-// sandbox where they are absent, and returns the names of what it wrote.
+// sandbox where they are absent, and returns the names of what it wrote or changed.
 //
 // Files that belong to something else are never touched: a state file of another
 // sandbox, or of an earlier one of this name, is an error with ExitUsage that says
@@ -240,6 +240,7 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 			if err := w.write(StateFile, after, 0o600); err != nil {
 				return nil, err
 			}
+			written = append(written, StateFile)
 		}
 	case errors.Is(err, errAbsent):
 		if leftover := w.leftovers(); len(leftover) > 0 {

@@ -93,7 +93,11 @@ func (c *console) farewell() []string {
 		if c.home == nil || c.home.Stage == engine.StageCluster {
 			return nil
 		}
-		add(t.row(w).add(faint, "nothing has been created; come back: ").add(accent, back))
+		what := "nothing has been created; come back: "
+		if c.home != nil && c.home.Stage == engine.StagePartial {
+			what = "nothing has been changed; come back: "
+		}
+		add(t.row(w).add(faint, what).add(accent, back))
 		return lines
 	case c.running || c.leaving && !c.succeeded():
 		add(t.row(w).add(caution, t.stopped+" ").add(strong, c.t.cluster+": ").add(plain, fmt.Sprintf("left after %s, %s", clock(c.t.elapsed(c.now)), c.stepsRemark())))

@@ -95,6 +95,16 @@ var scenes = []struct {
 		st.settle()
 		return st
 	}},
+	{"confirm-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "init"))}
+		e.plan.Findings = []engine.Finding{{
+			ID: "endpoints", Severity: engine.Block, Title: "initEndpoint in constellation-state.yaml leads elsewhere", Detail: "it says 127.0.0.1:4711, and the cloud has 127.0.0.1:20182",
+			Remedy: "write initEndpoint: 127.0.0.1:20182 in constellation-state.yaml, or run `constellation sandbox up`, which writes the right addresses",
+		}}
+		st := s(e).begin()
+		st.settle()
+		return st
+	}},
 	{"run-kubeadm", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 5*time.Second)
 	}},

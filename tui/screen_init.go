@@ -587,6 +587,14 @@ func (c *console) planRows(w int) []string {
 				rows = append(rows, c.th.row(w).pad(5).add(faint, l).String())
 			}
 		}
+		if f.Remedy != "" {
+			for _, l := range wrap(c.deps.sp.text(clean(f.Remedy)), w-8) {
+				rows = append(rows, c.th.row(w).pad(5).add(accent, l).String())
+			}
+		}
+	}
+	if len(c.plan.Blocked()) > 0 {
+		return rows // what a blocked plan would do it will not do
 	}
 	for i, s := range c.plan.Steps {
 		sign, st := fmt.Sprintf("%2d", i+1), faint
