@@ -40,6 +40,13 @@ var (
 		"/usr/sbin/ip6tables-save":    "xtables-nft-multi",
 		"/usr/sbin/ip6tables-restore": "xtables-nft-multi",
 	}
+	// toolContents are files of no package. Without names of protocols nft lists "6"
+	// where kube-proxy has written "tcp". A kube-proxy that starts over the rules of
+	// another then takes each entry of its maps for a stale one beside its own, and
+	// removes the only one there is: until its next start no service answers.
+	toolContents = map[string]string{
+		"/etc/protocols": "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n",
+	}
 )
 
 // libraryDirs are where a package may have its shared libraries.
@@ -76,6 +83,9 @@ func (b *builder) tools(ctx context.Context) error {
 	}
 	for path, target := range toolLinks {
 		entries = append(entries, entry{path: path, link: target})
+	}
+	for path, content := range toolContents {
+		entries = append(entries, entry{path: path, content: content, mode: 0o644})
 	}
 	layer, err := newLayer(b.recipe.date, entries)
 	if err != nil {

@@ -204,7 +204,7 @@ func (i imageSpec) key(date time.Time, contents ...string) string {
 const toolsPath = "images/kube-proxy-tools.layer.tar"
 
 func toolsKey(date time.Time) string {
-	return keyOf("tools", toolPackages, toolFiles, toolLinks, runtime.GOARCH, date)
+	return keyOf("tools", toolPackages, toolFiles, toolLinks, toolContents, runtime.GOARCH, date)
 }
 
 // keyOf hashes parts. They are marshalled, so that no two lists of parts look alike.
