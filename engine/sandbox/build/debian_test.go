@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -170,40 +169,6 @@ func TestToolsRunOnTheirOwn(t *testing.T) {
 		if err != nil || !strings.Contains(string(out), tt.want) {
 			t.Errorf("%s: %v, %q, want %q in it", tt.command, err, out, tt.want)
 		}
-	}
-}
-
-// What kube-proxy reads back of its maps must be what it has written, or it removes it.
-func TestToolsNameProtocols(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root for chroot and a network namespace")
-	}
-	for _, r := range recipes {
-		t.Run(r.version, func(t *testing.T) {
-			a := cached(t, r.version)
-			root := t.TempDir()
-			f, err := os.Open(filepath.Join(a.Dir, filepath.FromSlash(toolsPath)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			unpack(t, f, root)
-			cmd := exec.Command("/usr/sbin/nft", "--file", "-")
-			cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Cloneflags: syscall.CLONE_NEWNET}
-			cmd.Dir = "/"
-			const element = "tcp . 80 : accept, udp . 53 : accept, sctp . 9 : accept"
-			cmd.Stdin = strings.NewReader("add table ip t\nadd map ip t m { type inet_proto . inet_service : verdict; }\n" +
-				"add element ip t m { " + element + " }\nlist map ip t m\n")
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Fatalf("nft: %v, %s", err, out)
-			}
-			for _, want := range strings.Split(element, ", ") {
-				if !strings.Contains(string(out), want) {
-					t.Errorf("nft lists %s, want %q in it", out, want)
-				}
-			}
-		})
 	}
 }
 
