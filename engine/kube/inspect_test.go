@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -103,7 +104,7 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 		{Name: "control-2", Role: "control-plane", State: engine.NodeReady, Kubernetes: "v1.35.4", Image: "sandboxes/demo/images/v1.0.0", IP: "10.0.0.2"},
 		{Name: "control-3", Role: "control-plane", State: engine.NodeReady, Kubernetes: "v1.35.4", Image: "ami-1", IP: "10.0.0.3"},
 		{Name: "worker-1", Role: "worker", State: engine.NodeReady, Kubernetes: "v1.34.4", Image: "sandboxes/demo/images/v1.0.0", IP: "10.0.0.4"},
-		{Name: "worker-2", Role: "worker", State: engine.NodeReady, Kubernetes: "\x1b[31mnew", IP: "10.0.0.5"},
+		{Name: "worker-2", Role: "worker", State: engine.NodeReady, Kubernetes: "v\u202enew", IP: "10.0.0.5"},
 	} {
 		w.PutNode(n)
 	}
@@ -159,7 +160,7 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 			"API server on control-2: it is not ready",
 			"API server on control-3: it has no pod",
 			`image of control-3: "ami-1" does not tell its version`,
-			`kubelet of worker-2: "\x1b[31mnew" is no version`,
+			`kubelet of worker-2: "v\u202enew" is no version`,
 			"image of worker-2: it has no annotation",
 		},
 	}
@@ -183,13 +184,16 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, err := reader.Running(ctx)
+		for deadline := time.Now().Add(10 * time.Second); errors.Is(err, engine.ErrDenied) && time.Now().Before(deadline); {
+			r, err = reader.Running(ctx) // the API server has not seen the role yet
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		denied := func(what string) string { return what + ": the kubeconfig's user may not read it" }
 		want := []string{
 			`image of control-1: "ami-2" does not tell its version`, `image of control-3: "ami-1" does not tell its version`,
-			`kubelet of worker-2: "\x1b[31mnew" is no version`, "image of worker-2: it has no annotation",
+			`kubelet of worker-2: "v\u202enew" is no version`, "image of worker-2: it has no annotation",
 			denied("DaemonSets"), denied("Deployments"), denied("NodeVersion"), denied("join-config"), denied("system pods"),
 		}
 		if d := cmp.Diff(want, r.Missing); d != "" {
@@ -299,6 +303,7 @@ func BenchmarkRunning(b *testing.B) {
 				b.Fatal(err)
 			}
 			putKinds(b, c, kinds)
+			settle(b, c)
 			requests.Store(0)
 			for b.Loop() {
 				if _, err := c.Running(b.Context()); err != nil {
@@ -335,5 +340,33 @@ func putKinds(b *testing.B, c *Client, n int) {
 	}
 	if err := group.Wait(); err != nil {
 		b.Fatal(err)
+	}
+}
+
+// settle returns when the API server has digested what it got: with two cores to share
+// it is the new kinds that would be measured.
+func settle(b *testing.B, c *Client) {
+	b.Helper()
+	cpu := func() (seconds float64) {
+		text, err := c.core.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if v, ok := strings.CutPrefix(line, "process_cpu_seconds_total "); ok {
+				if seconds, err = strconv.ParseFloat(strings.TrimSpace(v), 64); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		return seconds
+	}
+	for last := cpu(); ; {
+		time.Sleep(2 * time.Second)
+		now := cpu()
+		if now-last < 0.5 { // some of it is for the metrics
+			return
+		}
+		last = now
 	}
 }

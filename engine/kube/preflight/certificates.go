@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -335,7 +334,7 @@ func signingRequests(w *world, _ *probe) []engine.Finding {
 		return nil
 	}
 	f := engine.Finding{
-		Title:  fmt.Sprintf("%s for a certificate waiting for approval", are(len(names), "request")),
+		Title:  plural(len(names), "1 request for a certificate waits for approval", "%d requests for certificates wait for approval"),
 		Detail: enumerate(names, 10), Objects: first(objects),
 		Remedy: "see who asks, and approve or deny; whoever approves them usually may have stopped",
 	}
@@ -347,6 +346,5 @@ func signingRequests(w *world, _ *probe) []engine.Finding {
 	} else {
 		f.Command = "kubectl get csr"
 	}
-	f.Title = strings.Replace(f.Title, "requests for a certificate", "requests for certificates", 1)
 	return []engine.Finding{f}
 }

@@ -314,7 +314,7 @@ func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
 	}
 	if len(notReady) > 0 {
 		out = append(out, engine.Finding{
-			Severity: engine.Block, Title: fmt.Sprintf("%s of etcd not ready", are(len(notReady), "member")), Detail: enumerate(notReady, 5), Objects: first(notReady),
+			Severity: engine.Block, Title: plural(len(notReady), "1 member of etcd is not ready", "%d members of etcd are not ready"), Detail: enumerate(notReady, 5), Objects: first(notReady),
 			Remedy: "bring it back, or remove it from etcd: an upgrade takes away one member at a time", Reference: etcdFAQ,
 		})
 	}
@@ -353,12 +353,12 @@ func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
 	return out
 }
 
-// are is "1 member is", "2 members are".
-func are(n int, one string) string {
+// plural is one if n is 1, or else many with n in it.
+func plural(n int, one, many string) string {
 	if n == 1 {
-		return "1 " + one + " is"
+		return one
 	}
-	return fmt.Sprintf("%d %ss are", n, one)
+	return fmt.Sprintf(many, n)
 }
 
 const (

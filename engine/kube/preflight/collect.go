@@ -64,6 +64,11 @@ type reader struct {
 // collect reads the cluster, everything at the same time. What could not be read is in
 // world.unread; the error is that of ctx.
 func collect(ctx context.Context, config *rest.Config, core kubernetes.Interface, request engine.PreflightRequest) (*world, error) {
+	return collectWithin(ctx, sourceLimit, config, core, request)
+}
+
+// collectWithin is collect with a limit for each source.
+func collectWithin(ctx context.Context, limit time.Duration, config *rest.Config, core kubernetes.Interface, request engine.PreflightRequest) (*world, error) {
 	meta, err := metadata.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make Kubernetes client: %w", err)
@@ -74,7 +79,7 @@ func collect(ctx context.Context, config *rest.Config, core kubernetes.Interface
 	var reading sync.WaitGroup
 	for id, read := range r.sources() {
 		reading.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, sourceLimit)
+			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
 			if err := read(ctx); err != nil {
 				mu.Lock()
@@ -98,7 +103,7 @@ func reason(ctx context.Context, err error) string {
 	var status apierrors.APIStatus
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, context.DeadlineExceeded):
-		return fmt.Sprintf("the API server took more than %s", sourceLimit)
+		return "the API server did not answer in time"
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 		return "forbidden: the kubeconfig's user may not read it"
 	case apierrors.IsTooManyRequests(err):

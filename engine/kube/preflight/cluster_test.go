@@ -1,0 +1,643 @@
+package preflight
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"constellation/engine"
+	"constellation/engine/version"
+)
+
+// platformChecks are those that these tests are about.
+func platformChecks() []check {
+	return slices.Concat(clusterChecks, kubeadmChecks, apiChecks, certificateChecks, addonChecks, accessChecks)
+}
+
+// hop is a request from one version of Kubernetes to another.
+func hop(from, to string) engine.PreflightRequest {
+	return engine.PreflightRequest{From: version.MustParse(from), To: version.MustParse(to)}
+}
+
+// clean is what a sandbox of kubeadm v1.35.4 looks like before a hop to v1.36.3.
+func clean() *world {
+	w := &world{
+		now: noon, request: hop("v1.35.4", "v1.36.3"), unread: map[source]string{},
+		namespaces: map[string]metav1.ObjectMeta{ownNamespace: {Name: ownNamespace, Labels: map[string]string{psaLabel: "privileged"}}},
+		servers:    []apiServer{{address: "10.42.0.10:6443", version: "v1.35.4", metrics: &serverMetrics{started: noon.Add(-time.Hour), requests: 100000, storage: map[string]int64{"https://127.0.0.1:2379": 20 << 20}}}},
+		configs: map[string]map[string]string{
+			kubeadmConfig: {"ClusterConfiguration": `apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: v1.35.4
+apiServer: {extraArgs: [{name: profiling, value: "false"}, {name: authentication-config, value: /etc/kubernetes/authentication.yaml}]}
+controllerManager: {extraArgs: [{name: terminated-pod-gc-threshold, value: "1000"}]}
+scheduler: {extraArgs: [{name: profiling, value: "false"}]}
+`},
+			kubeletConfig: {"kubelet": "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nfailCgroupV1: false\n"},
+			proxyConfig:   {"config.conf": "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"},
+		},
+		leaders: map[string]coordinationv1.LeaseSpec{},
+	}
+	w.request.Etcd = "3.6.8-0"
+	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
+		w.leaders[name] = coordinationv1.LeaseSpec{HolderIdentity: new("control-plane-0_1"), LeaseDurationSeconds: new(int32(15)), RenewTime: &metav1.MicroTime{Time: noon.Add(-2 * time.Second)}}
+	}
+	w.addServerNode("control-plane-0", "v1.35.4", "3.6.6-0")
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-0"}}
+	n.Status.NodeInfo = corev1.NodeSystemInfo{KubeletVersion: "v1.35.4", ContainerRuntimeVersion: "containerd://1.6.20"}
+	w.nodes = append(w.nodes, n)
+	w.daemonSets = []appsv1.DaemonSet{{
+		ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy", Namespace: "kube-system"},
+		Spec:       appsv1.DaemonSetSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: "registry.k8s.io/kube-proxy:v1.35.4"}}}}},
+	}}
+	return w
+}
+
+// addServerNode adds a control plane with its pods.
+func (w *world) addServerNode(name, kubernetes, etcd string) {
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Status.NodeInfo = corev1.NodeSystemInfo{KubeletVersion: kubernetes, ContainerRuntimeVersion: "containerd://1.6.20"}
+	w.nodes = append(w.nodes, n)
+	for _, c := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+		tag := kubernetes
+		if c == "etcd" {
+			tag = etcd
+		}
+		w.pods = append(w.pods, pod{
+			namespace: "kube-system", name: c + "-" + name, node: name, component: c, mirror: true, ready: true,
+			images: []string{"registry.k8s.io/" + c + ":" + tag}, args: []string{c, "--profiling=false", "--feature-gates=ContextualLogging=true"},
+		})
+	}
+}
+
+func (w *world) component(name, node string) *pod {
+	i := slices.IndexFunc(w.pods, func(p pod) bool { return p.component == name && p.node == node })
+	return &w.pods[i]
+}
+
+// certificate is one that is valid for life, and for left from noon on.
+func certificate(life, left time.Duration) *x509.Certificate {
+	return &x509.Certificate{NotBefore: noon.Add(left - life), NotAfter: noon.Add(left), Signature: []byte(left.String())}
+}
+
+const day = 24 * time.Hour
+
+// told is a finding in short: what kind, and its title.
+func told(found []engine.Finding) (out []string) {
+	for _, f := range found {
+		if f.Severity != engine.Info {
+			out = append(out, fmt.Sprintf("%s %s: %s", f.Severity, f.ID, f.Title))
+		}
+	}
+	return out
+}
+
+func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		plant func(w *world)
+		want  []string
+	}{
+		{"a clean sandbox", func(*world) {}, nil},
+		{"API servers two minors apart", func(w *world) {
+			w.addServerNode("control-plane-1", "v1.33.1", "3.6.6-0")
+			w.addServerNode("control-plane-2", "v1.35.4", "3.6.6-0")
+		}, []string{
+			"block control-plane-versions: API servers run v1.33.1 and v1.35.4, which are 2 minor versions apart",
+			"block control-plane-versions: kube-controller-manager on control-plane-0 is v1.35.4, newer than the oldest API server with v1.33.1",
+			"block control-plane-versions: kube-controller-manager on control-plane-1 is v1.33.1, more than one minor version older than the newest API server with v1.35.4",
+			"block control-plane-versions: kube-controller-manager on control-plane-2 is v1.35.4, newer than the oldest API server with v1.33.1",
+			"block control-plane-versions: kube-scheduler on control-plane-0 is v1.35.4, newer than the oldest API server with v1.33.1",
+			"block control-plane-versions: kube-scheduler on control-plane-1 is v1.33.1, more than one minor version older than the newest API server with v1.35.4",
+			"block control-plane-versions: kube-scheduler on control-plane-2 is v1.35.4, newer than the oldest API server with v1.33.1",
+			"block kubelet-versions: the kubelet of 3 nodes is v1.35.4, newer than the oldest API server with v1.33.1",
+			"block proxy-version: kube-proxy is v1.35.4, newer than the oldest API server with v1.33.1",
+		}},
+		{"a scheduler that runs ahead", func(w *world) {
+			w.component("kube-scheduler", "control-plane-0").images = []string{"registry.k8s.io/kube-scheduler:v1.36.3"}
+		}, []string{"block control-plane-versions: kube-scheduler on control-plane-0 is v1.36.3, newer than the oldest API server with v1.35.4"}},
+		{"an image by digest alone", func(w *world) {
+			w.component("kube-scheduler", "control-plane-0").images = []string{"registry.example:5000/kube-scheduler@sha256:00"}
+		}, []string{"not-checked control-plane-versions: the version of kube-scheduler is not known"}},
+		{"a kubelet that the hop leaves behind", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.32.9" }, []string{
+			"block kubelet-versions: the kubelet of 1 node is v1.32.9, too old for the API servers of the hop with v1.36.3",
+		}},
+		{"a kubelet that is too old already", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.31.0" }, []string{
+			"block kubelet-versions: the kubelet of 1 node is v1.31.0, too old for the API servers with v1.35.4",
+		}},
+		{"a kubelet of before v1.25 may be two behind", func(w *world) {
+			w.request = hop("v1.26.1", "v1.27.1")
+			*w = *atVersion(w, "v1.26.1")
+			w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.24.3"
+		}, []string{"block kubelet-versions: the kubelet of 1 node is v1.24.3, too old for the API servers of the hop with v1.27.1"}},
+		{"a kubelet three behind may stay", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.33.0" }, nil},
+		{"a kubelet newer than its API server", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.36.0" }, []string{
+			"block kubelet-versions: the kubelet of 1 node is v1.36.0, newer than the oldest API server with v1.35.4",
+		}},
+		{"a node with a hostile version", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "\x1b[2Jv1.35.4" }, []string{
+			"not-checked kubelet-versions: the version of the kubelet of 1 node is not known",
+		}},
+		{"kube-proxy that nobody upgraded", func(w *world) {
+			w.daemonSets[0].Spec.Template.Spec.Containers[0].Image = "registry.k8s.io/kube-proxy:v1.32.0"
+		}, []string{"block proxy-version: kube-proxy is v1.32.0, too old for API servers with v1.36.3"}},
+		{"an API server that nobody reaches", func(w *world) {
+			w.silent = []silentServer{{address: "10.42.0.11:6443", why: "no answer"}}
+		}, []string{
+			"not-checked control-plane-versions: the version of 1 API server is not known",
+			"not-checked api-health: 1 API server could not be reached from here",
+		}},
+		{"etcd with two members", func(w *world) { w.addServerNode("control-plane-1", "v1.35.4", "3.6.6-0") }, []string{
+			"warn etcd-members: etcd has 2 members, which survive no more failures than 1 would",
+		}},
+		{"an etcd member that is not ready", func(w *world) { w.component("etcd", "control-plane-0").ready = false }, []string{
+			"block etcd-members: 1 member of etcd is not ready",
+		}},
+		{"an etcd too old to become 3.6", func(w *world) {
+			w.component("etcd", "control-plane-0").images = []string{"registry.k8s.io/etcd:3.5.24-0"}
+		}, []string{"block etcd-members: etcd on control-plane-0 is v3.5.24, and only v3.5.26 may become v3.6.8"}},
+		{"an etcd new enough to become 3.6", func(w *world) {
+			w.component("etcd", "control-plane-0").images = []string{"registry.k8s.io/etcd:3.5.26-0"}
+		}, nil},
+		{"an etcd that would go back", func(w *world) { w.request.Etcd = "3.5.26-0" }, []string{
+			"block etcd-members: etcd on control-plane-0 is v3.6.6, newer than v3.5.26 of the hop",
+		}},
+		{"etcd that does not answer an API server", func(w *world) { w.servers[0].failing = []string{"etcd", "etcd-readiness"} }, []string{
+			"block etcd-members: etcd does not answer an API server",
+		}},
+		{"etcd nearly full", func(w *world) { w.servers[0].metrics.storage["https://127.0.0.1:2379"] = 1750 << 20 }, []string{
+			"warn etcd-size: etcd's database has 1.7 of 2.0 GiB, 85 %",
+		}},
+		{"etcd full", func(w *world) { w.servers[0].metrics.storage["https://127.0.0.1:2379"] = 2030 << 20 }, []string{
+			"block etcd-size: etcd's database has 2.0 of 2.0 GiB, 99 %",
+		}},
+		{"etcd with a larger quota", func(w *world) {
+			w.servers[0].metrics.storage["https://127.0.0.1:2379"] = 2030 << 20
+			e := w.component("etcd", "control-plane-0")
+			e.args = append(e.args, "--quota-backend-bytes=8589934592")
+		}, nil},
+		{"an API server with a failing check", func(w *world) { w.servers[0].failing = []string{"informer-sync"} }, []string{
+			"block api-health: API server 10.42.0.10:6443 is not ready",
+		}},
+		{"an API server that turns clients away", func(w *world) { w.servers[0].metrics.rejected = 400 }, []string{
+			"warn api-rejections: API server 10.42.0.10:6443 turned away 400 requests of 100000",
+		}},
+		{"a scheduler without a leader", func(w *world) { delete(w.leaders, "kube-scheduler") }, []string{
+			"block leaders: kube-scheduler has no leader",
+		}},
+		{"a controller manager that stopped", func(w *world) {
+			l := w.leaders["kube-controller-manager"]
+			l.RenewTime = &metav1.MicroTime{Time: noon.Add(-5 * time.Minute)}
+			w.leaders["kube-controller-manager"] = l
+		}, []string{"block leaders: kube-controller-manager has lost its leader"}},
+		{"kubeadm's ConfigMap is gone", func(w *world) { delete(w.configs, kubeadmConfig) }, []string{
+			"block kubeadm-config: the ConfigMap kubeadm-config is gone, and `kubeadm upgrade` needs it",
+		}},
+		{"kubeadm's ConfigMap is of an age that kubeadm does not read", func(w *world) {
+			w.configs[kubeadmConfig]["ClusterConfiguration"] = "apiVersion: kubeadm.k8s.io/v1beta2\nkind: ClusterConfiguration\nkubernetesVersion: v1.35.4\n"
+		}, []string{"block kubeadm-config: the ConfigMap kubeadm-config holds a ClusterConfiguration of kubeadm.k8s.io/v1beta2, which kubeadm does not read"}},
+		{"the kubelets' ConfigMap is broken", func(w *world) { w.configs[kubeletConfig]["kubelet"] = "{{{" }, []string{
+			"block kubeadm-config: the ConfigMap kubelet-config cannot be read",
+		}},
+		{"flags and gates that the hop removes", func(w *world) {
+			a := w.component("kube-apiserver", "control-plane-0")
+			a.args = append(a.args, "--feature-gates=ContextualLogging=true,StructuredAuthorizationConfiguration=true,ImageVolume=false")
+			w.configs[kubeletConfig]["kubelet"] += "featureGates: {MemoryManager: true, KubeletPSI: true}\n"
+			w.configs[kubeadmConfig]["ClusterConfiguration"] = strings.Replace(w.configs[kubeadmConfig]["ClusterConfiguration"], `scheduler: {extraArgs: [`, `scheduler: {extraArgs: [{name: feature-gates, value: "kube:TopologyAwareHints=true"}, `, 1)
+		}, []string{
+			"block removed-flags: kube-apiserver would not start after the hop: the feature gate ImageVolume can only be true (v1.36)",
+			"block removed-flags: kube-apiserver would not start after the hop: the feature gate StructuredAuthorizationConfiguration is removed (v1.36)",
+			"block removed-flags: kube-scheduler would not start after the hop: the feature gate TopologyAwareHints is removed (v1.36)",
+			"block removed-flags: kubelet would not start after the hop: the feature gate MemoryManager is removed (v1.36)",
+		}},
+		{"a version whose flags are not known", func(w *world) {
+			w.request.From, w.request.To = version.MustParse("v1.36.3"), version.MustParse("v1.37.0")
+			*w = *atVersion(w, "v1.36.3")
+		}, []string{
+			"not-checked removed-flags: not checked whether v1.37 removes a flag or feature gate that is used",
+			"warn container-runtime: containerd 1.x runs on 2 nodes, and kubelets from v1.37 on need containerd 2",
+		}},
+		{"kube-proxy in mode ipvs", func(w *world) { w.configs[proxyConfig]["config.conf"] = "mode: ipvs" }, []string{
+			"warn proxy-mode: kube-proxy runs in mode ipvs, which is deprecated",
+		}},
+		{"an expired API server", func(w *world) { w.servers[0].cert = certificate(365*day, -3*time.Hour) }, []string{
+			"block api-certificates: the certificate of API server 10.42.0.10:6443 expired 3 hours ago",
+		}},
+		{"an API server that is near its end, and one further", func(w *world) {
+			w.servers[0].cert, w.servers[0].ca = certificate(365*day, 6*day), certificate(3650*day, 20*day)
+		}, []string{
+			"block api-certificates: the certificate of API server 10.42.0.10:6443 expires in 6 days",
+			"warn api-certificates: the certificate of the cluster's CA expires in 20 days",
+		}},
+		{"a certificate that is renewed every day", func(w *world) { w.servers[0].cert = certificate(day, 10*time.Hour) }, nil},
+		{"a request that nobody approves", func(w *world) {
+			w.signings = []certificatesv1.CertificateSigningRequest{
+				{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.Time{Time: noon.Add(-time.Hour)}}},
+				{ObjectMeta: metav1.ObjectMeta{Name: "csr-2", CreationTimestamp: metav1.Time{Time: noon.Add(-time.Second)}}},
+			}
+		}, []string{"warn signing-requests: 1 request for a certificate waits for approval"}},
+		{"a chart that does not allow the version", func(w *world) {
+			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", ">=1.25.0-0 <1.36.0-0"}, {"shop", "db", "db", "2.0.0", ">= 1.20"}, {"shop", "x", "x", "1.0.0", ""}}
+		}, []string{"warn helm-charts: the chart web 1.2.3 of Helm release shop/web does not allow Kubernetes v1.36.3"}},
+		{"a namespace that admits none of our pods", func(w *world) {
+			w.namespaces[ownNamespace] = metav1.ObjectMeta{Name: ownNamespace, Labels: map[string]string{psaLabel: "baseline"}}
+		}, []string{"block pod-security: the namespace constellation-system enforces the pod security level baseline"}},
+		{"an aggregated API that is down", func(w *world) {
+			a := apiService{ObjectMeta: metav1.ObjectMeta{Name: "v1beta1.metrics.k8s.io"}}
+			a.Spec.Service = &struct {
+				Namespace string `json:"namespace"`
+				Name      string `json:"name"`
+				Port      *int32 `json:"port"`
+			}{Namespace: "kube-system", Name: "metrics-server"}
+			a.Status.Conditions = []metav1.Condition{{Type: "Available", Status: metav1.ConditionFalse, Reason: "MissingEndpoints", Message: "endpoints \x1b[31m are missing"}}
+			w.apiServices = []apiService{{ObjectMeta: metav1.ObjectMeta{Name: "v1.apps"}}, a}
+		}, []string{"block api-services: the API v1beta1.metrics.k8s.io is registered and not available"}},
+		{"definitions with trouble", func(w *world) {
+			broken := kind{ObjectMeta: metav1.ObjectMeta{Name: "things.example.com"}}
+			broken.Spec.Versions = []kindVersion{{Name: "v1", Served: true, Storage: true}, {Name: "v1alpha1"}}
+			broken.Status.StoredVersions = []string{"v1alpha1", "v1beta1", "v1"}
+			broken.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{
+				{Type: apiextensionsv1.NonStructuralSchema, Status: apiextensionsv1.ConditionTrue},
+				{Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue},
+				{Type: apiextensionsv1.NamesAccepted, Status: apiextensionsv1.ConditionFalse},
+				{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionFalse},
+			}
+			w.kinds = []kind{broken}
+		}, []string{
+			"block kinds: the schema of things.example.com is not structural",
+			"block kinds: things.example.com is being deleted",
+			"block kinds: the names of things.example.com are taken",
+			"warn kinds: things.example.com is not served",
+			"warn kinds: things.example.com may store objects as v1alpha1, which it does not serve",
+			"block kinds: things.example.com may store objects as v1beta1, which it does not have",
+		}},
+		{"a definition whose converter is away", func(w *world) { w.converter(false) }, []string{"block kinds: nobody converts things.example.com"}},
+		{"a definition whose converter is there", func(w *world) { w.converter(true) }, nil},
+		{"a client that reads what goes, and one that writes it", func(w *world) {
+			w.request = hop("v1.31.2", "v1.32.0")
+			*w = *atVersion(w, "v1.31.2")
+			w.configs[kubeletConfig]["kubelet"] += "failCgroupV1: false\n"
+			use := func(resource string, verbs map[string]float64) deprecatedUse {
+				return deprecatedUse{group: "flowcontrol.apiserver.k8s.io", version: "v1beta3", resource: resource, removed: "1.32", verbs: verbs}
+			}
+			w.servers[0].metrics.deprecated = []deprecatedUse{use("flowschemas", map[string]float64{"list": 3, "put": 1}), use("prioritylevelconfigurations", map[string]float64{"watch": 2})}
+			w.writers = map[schema.GroupVersionResource][]writer{
+				{Group: "flowcontrol.apiserver.k8s.io", Version: "v1beta3", Resource: "flowschemas"}: {{manager: "argocd\x07-controller", at: noon.Add(-3 * day), object: "/mine", objects: 2}},
+			}
+		}, []string{
+			"block removed-apis-used: clients write flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves",
+			"warn removed-apis-used: clients read flowcontrol.apiserver.k8s.io/v1beta3 prioritylevelconfigurations, which v1.32 no longer serves",
+		}},
+		{"objects written long ago through what goes", func(w *world) {
+			w.request = hop("v1.31.2", "v1.32.0")
+			*w = *atVersion(w, "v1.31.2")
+			w.writers = map[schema.GroupVersionResource][]writer{
+				{Group: "flowcontrol.apiserver.k8s.io", Version: "v1beta3", Resource: "flowschemas"}: {{manager: "kubectl", at: noon.Add(-300 * day), object: "/mine", objects: 1}},
+			}
+		}, []string{"warn removed-apis-written: objects were written through flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := clean()
+			tt.plant(w)
+			var got []string
+			for _, c := range platformChecks() {
+				if slices.Contains([]string{"permissions", "kubelet-certificates"}, c.id) {
+					continue // they ask the cluster
+				}
+				found := c.find(w, nil)
+				got = append(got, told(found)...)
+				for _, f := range found {
+					complete(t, f)
+				}
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+// complete fails if a finding lacks what a reader needs, or could do something to a
+// terminal.
+func complete(t *testing.T, f engine.Finding) {
+	t.Helper()
+	all := strings.Join(append([]string{f.ID, f.Title, f.Detail, f.Remedy, f.Owner, f.Command}, f.Objects...), "")
+	if all != strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return -1
+		}
+		return r
+	}, all) {
+		t.Errorf("%s holds control characters: %q", f.ID, all)
+	}
+	if f.Source == "" || f.Reference == "" || f.Severity == "" {
+		t.Errorf("%s lacks where it belongs: %+v", f.ID, f)
+	}
+	if (f.Severity == engine.Block || f.Severity == engine.Warn) && f.Remedy == "" {
+		t.Errorf("%s has no remedy: %+v", f.ID, f)
+	}
+	if f.Severity == engine.NotChecked && f.Detail == "" {
+		t.Errorf("%s does not say why it was not checked: %+v", f.ID, f)
+	}
+}
+
+// atVersion returns w with everything at v.
+func atVersion(w *world, v string) *world {
+	w.servers[0].version = v
+	w.daemonSets[0].Spec.Template.Spec.Containers[0].Image = "registry.k8s.io/kube-proxy:" + v
+	for i := range w.nodes {
+		w.nodes[i].Status.NodeInfo.KubeletVersion = v
+	}
+	for i := range w.pods {
+		if p := &w.pods[i]; p.component != "etcd" {
+			p.images = []string{"registry.k8s.io/" + p.component + ":" + v}
+		}
+	}
+	return w
+}
+
+// converter adds a definition with a conversion webhook whose service has an endpoint.
+func (w *world) converter(ready bool) {
+	k := kind{ObjectMeta: metav1.ObjectMeta{Name: "things.example.com"}}
+	k.Spec.Convert = &apiextensionsv1.CustomResourceConversion{Webhook: &apiextensionsv1.WebhookConversion{
+		ClientConfig: &apiextensionsv1.WebhookClientConfig{Service: &apiextensionsv1.ServiceReference{Namespace: "shop", Name: "convert"}},
+	}}
+	w.kinds = []kind{k}
+	w.services = map[types.NamespacedName]corev1.Service{{Namespace: "shop", Name: "convert"}: {}}
+	w.slices = []discoveryv1.EndpointSlice{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{discoveryv1.LabelServiceName: "convert"}},
+		Endpoints:  []discoveryv1.Endpoint{{Conditions: discoveryv1.EndpointConditions{Ready: new(ready)}}},
+	}}
+}
+
+func TestAFindingAboutARemovedAPINamesWhoWroteAndWhen(t *testing.T) {
+	w := atVersion(clean(), "v1.31.2")
+	w.request = hop("v1.31.2", "v1.32.0")
+	w.servers[0].metrics.deprecated = []deprecatedUse{{group: "flowcontrol.apiserver.k8s.io", version: "v1beta3", resource: "flowschemas", verbs: map[string]float64{"put": 1, "get": 4}}}
+	w.writers = map[schema.GroupVersionResource][]writer{
+		{Group: "flowcontrol.apiserver.k8s.io", Version: "v1beta3", Resource: "flowschemas"}: {
+			{manager: "argocd-controller", at: noon.Add(-3 * day), object: "/mine", objects: 2}, {manager: "kubectl", at: noon.Add(-90 * day), object: "/mine", objects: 1},
+		},
+	}
+	want := []engine.Finding{{
+		ID: "removed-apis-used", Severity: engine.Block, Source: "apis", Reference: deprecationGuide,
+		Title:  "clients write flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves",
+		Detail: "requests since 2026-11-21 11:00 UTC, when the youngest API server started: get 4, put 1; last written by argocd-controller on 2026-11-18 12:00 UTC: /mine, of 2 objects; before by kubectl",
+		Owner:  "argocd-controller", Objects: []string{"flowschema/mine"},
+		Remedy: "change argocd-controller to flowcontrol.apiserver.k8s.io/v1, then look again; `kubectl convert` converts manifests",
+	}}
+	i := slices.IndexFunc(apiChecks, func(c check) bool { return c.id == "removed-apis-used" })
+	if d := cmp.Diff(want, apiChecks[i].find(w, nil)); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestRemovedAPIsAreThoseOfTheHop(t *testing.T) {
+	for _, tt := range []struct {
+		from, to string
+		want     []string
+	}{
+		{"v1.35.4", "v1.36.3", nil},
+		{"v1.35.1", "v1.35.4", nil},
+		{"v1.34.4", "v1.35.4", []string{
+			"certificates.k8s.io/v1alpha1 podcertificaterequests", "storage.k8s.io/v1alpha1 volumeattributesclasses", "storagemigration.k8s.io/v1alpha1 storageversionmigrations",
+		}},
+		{"v1.36.3", "v1.37.0", []string{
+			"certificates.k8s.io/v1alpha1 clustertrustbundles", "networking.k8s.io/v1beta1 ipaddresses", "networking.k8s.io/v1beta1 servicecidrs", "storage.k8s.io/v1beta1 volumeattributesclasses",
+		}},
+		{"v1.24.0", "v1.26.0", nil}, // see below: too many to list, but these must be there
+	} {
+		var got []string
+		for _, a := range removedAPIs(version.MustParse(tt.from), version.MustParse(tt.to)) {
+			got = append(got, a.title())
+		}
+		if tt.from == "v1.24.0" {
+			for _, want := range []string{"policy/v1beta1 podsecuritypolicies", "autoscaling/v2beta1 horizontalpodautoscalers", "autoscaling/v2beta2 horizontalpodautoscalers", "batch/v1beta1 cronjobs", "policy/v1beta1 poddisruptionbudgets"} {
+				if !slices.Contains(got, want) {
+					t.Errorf("%s to %s lacks %s", tt.from, tt.to, want)
+				}
+			}
+			continue
+		}
+		slices.Sort(got)
+		if d := cmp.Diff(tt.want, got); d != "" {
+			t.Errorf("%s to %s: %s", tt.from, tt.to, d)
+		}
+	}
+}
+
+func TestObjectsAreReadThroughAVersionThatStays(t *testing.T) {
+	for _, a := range knownRemovals() {
+		to := version.MustParse(fmt.Sprintf("v1.%d.0", a.minor))
+		for _, s := range survivors([]removedAPI{a}, to) {
+			if s == a.resource || slices.ContainsFunc(knownRemovals(), func(b removedAPI) bool { return b.resource == s && b.minor <= a.minor }) {
+				t.Errorf("%s is read through %s, which goes", a.title(), s)
+			}
+		}
+	}
+}
+
+func TestWritersAreReadFromMetadata(t *testing.T) {
+	at := metav1.NewTime(noon)
+	object := func(name string, fields ...metav1.ManagedFieldsEntry) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", ManagedFields: fields}}
+	}
+	applied := object("c")
+	applied.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: `{"apiVersion":"batch/v1beta1","kind":"CronJob"}`}
+	other := object("d")
+	other.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: `{"apiVersion":"batch/v1"`}
+	got := map[string]*writer{}
+	for _, o := range []*metav1.PartialObjectMetadata{
+		object("a", metav1.ManagedFieldsEntry{Manager: "argocd", Operation: "Apply", APIVersion: "batch/v1beta1", Time: &at}, metav1.ManagedFieldsEntry{Manager: "kcm", APIVersion: "batch/v1beta1", Subresource: "status", Time: &at}),
+		object("b", metav1.ManagedFieldsEntry{Manager: "argocd", APIVersion: "batch/v1beta1", Time: &metav1.Time{Time: noon.Add(-day)}}, metav1.ManagedFieldsEntry{Manager: "helm", APIVersion: "batch/v1", Time: &at}),
+		applied, other,
+	} {
+		note(got, o, "batch/v1beta1")
+	}
+	want := map[string]writer{
+		"argocd":        {manager: "argocd", operation: "Apply", at: noon, object: "/shop/a", objects: 2},
+		"kubectl apply": {manager: "kubectl apply", operation: "Apply", object: "/shop/c", objects: 1},
+	}
+	flat := map[string]writer{}
+	for k, v := range got {
+		flat[k] = *v
+	}
+	if d := cmp.Diff(want, flat, cmp.AllowUnexported(writer{})); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestMetricsAreRead(t *testing.T) {
+	got, err := parseMetrics([]byte(`# HELP process_start_time_seconds Start time.
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.7952408e+09
+# TYPE apiserver_requested_deprecated_apis gauge
+apiserver_requested_deprecated_apis{group="batch",removed_release="1.25",resource="cronjobs",subresource="",version="v1beta1"} 1
+# TYPE apiserver_request_total counter
+apiserver_request_total{code="200",group="batch",resource="cronjobs",verb="LIST",version="v1beta1"} 3
+apiserver_request_total{code="201",group="batch",resource="cronjobs",verb="POST",version="v1beta1"} 2
+apiserver_request_total{code="409",group="batch",resource="cronjobs",verb="POST",version="v1beta1"} 1
+apiserver_request_total{code="200",group="batch",resource="cronjobs",verb="LIST",version="v1"} 90
+# TYPE apiserver_request_duration_seconds histogram
+apiserver_request_duration_seconds_bucket{le="1"} 9
+# TYPE apiserver_storage_size_bytes gauge
+apiserver_storage_size_bytes{storage_cluster_id="etcd-0"} 2.097152e+07
+# TYPE apiserver_flowcontrol_rejected_requests_total counter
+apiserver_flowcontrol_rejected_requests_total{flow_schema="a",priority_level="workload-low",reason="queue-full"} 7
+apiserver_flowcontrol_rejected_requests_total{flow_schema="b",priority_level="catch-all",reason="queue-full"} 1
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &serverMetrics{
+		started: time.Unix(1795240800, 0).UTC(), storage: map[string]int64{"etcd-0": 20 << 20}, requests: 96, rejected: 8, rejectedLevel: "workload-low",
+		deprecated: []deprecatedUse{{"batch", "v1beta1", "cronjobs", "1.25", map[string]float64{"list": 3, "post": 3}}},
+	}
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(serverMetrics{}, deprecatedUse{})); d != "" {
+		t.Error(d)
+	}
+	for _, bad := range []string{"", "<html>", "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds{ 1\n"} {
+		if _, err := parseMetrics([]byte(bad)); err == nil {
+			t.Errorf("%q passes for metrics", bad)
+		}
+	}
+}
+
+func TestHelmReleasesAreUnpacked(t *testing.T) {
+	pack := func(text string, zip bool) []byte {
+		var b bytes.Buffer
+		if zip {
+			z := gzip.NewWriter(&b)
+			if _, err := z.Write([]byte(text)); err != nil {
+				t.Fatal(err)
+			}
+			if err := z.Close(); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			b.WriteString(text)
+		}
+		return []byte(base64.StdEncoding.EncodeToString(b.Bytes()))
+	}
+	const text = `{"name":"web","manifest":"---","chart":{"metadata":{"name":"web","version":"1.2.3","kubeVersion":"<1.36.0-0"},"templates":[]}}`
+	for _, zip := range []bool{true, false} {
+		name, v, kube, err := readChart(pack(text, zip))
+		if err != nil || name != "web" || v != "1.2.3" || kube != "<1.36.0-0" {
+			t.Errorf("packed %t: %q %q %q %v", zip, name, v, kube, err)
+		}
+	}
+	for _, bad := range [][]byte{nil, []byte("!"), pack("{", true), []byte(base64.StdEncoding.EncodeToString([]byte{0x1f, 0x8b, 1}))} {
+		if _, _, _, err := readChart(bad); err == nil {
+			t.Errorf("%q is taken for a release", bad)
+		}
+	}
+}
+
+func TestWhatIsPrintedDoesNothingToATerminal(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{"kube-proxy v1.35.4", "kube-proxy v1.35.4"},
+		{"größer ✓", "größer ✓"},
+		{"a\x1b[31mb\nc\td", `a\x1b[31mb\nc\td`},
+		{"\u202egnp.exe", `\u202egnp.exe`},
+		{"\xff\xfe", `\xff\xfe`},
+		{strings.Repeat("x", 400), strings.Repeat("x", 300) + "..."},
+	} {
+		if got := printable(tt.in); got != tt.want {
+			t.Errorf("%q is printed as %q, want %q", tt.in, got, tt.want)
+		}
+	}
+}
+
+func TestFindingsAreSortedByHowBadTheyAre(t *testing.T) {
+	give := func(s ...engine.Severity) func(*world, *probe) []engine.Finding {
+		return func(*world, *probe) (out []engine.Finding) {
+			for _, s := range s {
+				out = append(out, engine.Finding{Severity: s, Title: string(s)})
+			}
+			return out
+		}
+	}
+	all := []check{
+		{id: "a", title: "a is well", run: give()},
+		{id: "b", title: "b is well", run: give("", engine.Block)},
+		{id: "c", title: "c is well", needs: []source{sourcePods, sourceNodes}, run: give(engine.Block)},
+		{id: "d", title: "d is well", run: give(engine.Block)},
+	}
+	w := &world{unread: map[source]string{sourceNodes: "forbidden"}}
+	var events []string
+	found, err := runChecks(t.Context(), all, w, probe{}, func(e engine.Event) {
+		events = append(events, e.Object+" "+e.State)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range found {
+		got = append(got, fmt.Sprintf("%s %s %s %s", f.Severity, f.ID, f.Title, f.Detail))
+	}
+	want := []string{
+		"block b block ", "block d block ", "warn b  ",
+		"not-checked c not checked whether c is well nodes: forbidden", "ok a a is well ",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	slices.Sort(events)
+	wantEvents := []string{"a ok", "a running", "b block", "b running", "b warn", "c not-checked", "c running", "d block", "d running"}
+	if d := cmp.Diff(wantEvents, events); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestEveryCheckIsNamedOnceAndSaysWhereItComesFrom(t *testing.T) {
+	ids := map[string]bool{}
+	for _, c := range checks() {
+		if ids[c.id] || c.id == "" || strings.ToLower(c.id) != c.id || strings.ContainsAny(c.id, " _") {
+			t.Errorf("check %q: its ID is not its own, or not kebab-case", c.id)
+		}
+		ids[c.id] = true
+		if c.title == "" || c.area == "" || !strings.HasPrefix(c.ref, "https://") {
+			t.Errorf("check %s: title %q, area %q, reference %q", c.id, c.title, c.area, c.ref)
+		}
+		for _, s := range c.needs {
+			if _, ok := (&reader{}).sources()[s]; !ok && s != sourceMetrics {
+				t.Errorf("check %s needs %q, which nobody reads", c.id, s)
+			}
+		}
+	}
+	if len(ids) < 40 {
+		t.Errorf("%d checks: %v", len(ids), slices.Sorted(maps.Keys(ids)))
+	}
+}
+
+func TestReasonsAreWords(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{errors.New("dial tcp 10.0.0.1:6443: connect: connection refused"), "the API server does not answer: dial tcp 10.0.0.1:6443: connect: connection refused"},
+		{fmt.Errorf("x: %w", errors.New("a\x1bb")), `the API server does not answer: a\x1bb`},
+	} {
+		if got := reason(t.Context(), tt.err); got != tt.want {
+			t.Errorf("%v: %q, want %q", tt.err, got, tt.want)
+		}
+	}
+}
