@@ -274,6 +274,18 @@ func TestRealSandbox(t *testing.T) {
 	if err != nil || statement.Identity.ProviderID != local.ProviderID(name, "worker-0") || statement.Identity.IP != vm.IP || len(statement.Warnings) > 0 {
 		t.Errorf("evidence of worker-0: %+v, %v", statement, err)
 	}
+	// Nobody gives the machine another identity once its system runs.
+	cert, key, err := attestation.CreateCA("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := attestation.ParseCA(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := attestation.Provision(ctx, vm.TPM, other, statement.Identity); !errors.Is(err, attestation.ErrTPM) {
+		t.Errorf("the TPM of a machine that runs was provisioned again: %v", err)
+	}
 	if code, out := inside(t, s, name, "worker-0", "test -S /var/lib/constellation-tpm/tpm.sock && head -c 80 /usr/lib/constellation/peers.json"); code != 0 || !strings.Contains(out, "expected") {
 		t.Errorf("TPM and peers in the machine: %d %s", code, out)
 	}
