@@ -46,12 +46,10 @@ if [ -n "$interactive" ]; then
     3) rc=0 ;; # there was nothing to do
     7) rc=0 && printf '\nYou left before the cluster was complete; nothing is lost, and the console goes on where it was.\n' ;;
   esac
-  cat <<TEXT
-
-The sandbox runs on.  Back to the console:  $bin -C $dir
-                      kubectl:              bin/kubectl --kubeconfig $dir/constellation-admin.conf get nodes
-                      Take it down:         $bin sandbox down -C $dir
-TEXT
+  printf '\nThe sandbox runs on.  Back to the console:  %s\n' "$bin -C $dir"
+  [ ! -e "$dir/constellation-admin.conf" ] ||
+    printf '                      kubectl:              %s\n' "bin/kubectl --kubeconfig $dir/constellation-admin.conf get nodes"
+  printf '                      Take it down:         %s\n' "$bin sandbox down -C $dir"
   exit "$rc"
 fi
 

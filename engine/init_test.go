@@ -822,6 +822,32 @@ func TestCloudThatEndsIsToldWhileChartsGetReady(t *testing.T) {
 	}
 }
 
+// As long as the cloud is away no machine can be reached: it is not the machine's fault.
+func TestCloudThatEndsIsToldWhileTheFirstMachineIsAwaited(t *testing.T) {
+	s := newStage(t, 1, 0)
+	s.machines[0].stop()
+	var back sync.Once
+	var told engine.Event
+	events, _, err := s.init(t.Context(), func(e engine.Event) {
+		switch {
+		case e.Kind == engine.KindStep && e.Step == "init-first-node" && e.State == engine.StateRunning:
+			s.cloud.end(fmt.Errorf("%w: connection refused", cloud.ErrUnavailable))
+		case e.Kind == engine.KindWait && e.Remedy != "":
+			back.Do(func() {
+				told = e
+				s.cloud.end(nil)
+				s.machines[0].start(nil)
+			})
+		}
+	})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, states(events))
+	}
+	if told.Text != "the cloud does not answer, and so no machine can be reached; this goes on by itself when it does" || !strings.Contains(told.Remedy, "sandbox up -C "+s.dir) {
+		t.Errorf("told %+v", told)
+	}
+}
+
 // Nobody can give a result a second time: that is said soon, not after the patience
 // for machines that boot.
 func TestResultThatWasFetchedBeforeIsSaidSo(t *testing.T) {

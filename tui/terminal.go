@@ -645,7 +645,7 @@ func (l *liveLine) set(text string) {
 		return
 	}
 	if w, _, err := term.GetSize(int(l.out.Fd())); err == nil && w > 1 {
-		text = cut(text, w-1, newTheme(look{ascii: l.look.ascii}).ellipsis)
+		text = cutMiddle(text, w-1, newTheme(look{ascii: l.look.ascii}).ellipsis)
 	}
 	text = asciiIf(l.look.ascii, text)
 	l.drawn = true
