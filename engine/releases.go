@@ -17,7 +17,9 @@ import (
 
 // OpenReleases opens what is known about releases: what the program brings with it, or
 // a feed at a directory or an address, signed by one of keys; without keys, by one that
-// the program brings with it. Copies of feeds are kept below the user's cache directory.
+// the program brings with it. What the program brings is joined with a feed: a release that
+// both have must have the same content, and the feed says what turned out to be faulty.
+// Copies of feeds are kept below the user's cache directory.
 func OpenReleases(ctx context.Context, location string, keys []release.Key) (release.Source, error) {
 	if location == "" {
 		return release.Embedded(assets.Releases())
@@ -32,7 +34,15 @@ func OpenReleases(ctx context.Context, location string, keys []release.Key) (rel
 	if dir, err := os.UserCacheDir(); err == nil {
 		o.Cache = filepath.Join(dir, "constellation", "releases")
 	}
-	return release.Open(ctx, location, o)
+	feed, err := release.Open(ctx, location, o)
+	if err != nil {
+		return nil, err
+	}
+	own, err := release.Embedded(assets.Releases())
+	if err != nil {
+		return nil, err
+	}
+	return release.Join(own, feed)
 }
 
 // knowledge is what the program knows about releases: that of a feed, and what it
@@ -57,19 +67,8 @@ func (e *Engine) feedOf(c *Config, r CheckRequest) (location string, keys []rele
 	if location != "" && !strings.Contains(location, "://") && !filepath.IsAbs(location) && r.Feed == "" {
 		location = e.ws.Path(location)
 	}
-	for _, name := range r.FeedKeys {
-		b, err := os.ReadFile(name)
-		if err == nil {
-			var more []release.Key
-			more, err = release.ParseKeys(strings.TrimSuffix(filepath.Base(name), ".pub"), b)
-			keys = append(keys, more...)
-		}
-		if err != nil {
-			return "", nil, &Error{
-				Op: "read key " + name, Err: withoutPath(err), Exit: ExitUsage,
-				Remedy: "name a file with public keys in PEM; `constellation release key new` makes a pair",
-			}
-		}
+	if keys, err = readFeedKeys(r.FeedKeys); err != nil {
+		return "", nil, err
 	}
 	if len(r.FeedKeys) == 0 && c.Releases.Keys != "" && r.Feed == "" {
 		if keys, err = release.ParseKeys(ConfigFile, []byte(c.Releases.Keys)); err != nil {

@@ -115,8 +115,8 @@ func Open(ctx context.Context, location string, o Options) (*Feed, error) {
 	if err == nil {
 		return f, nil
 	}
-	if cause := context.Cause(ctx); errors.Is(cause, context.Canceled) {
-		return nil, cause // nobody waits for an answer any more
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return nil, context.Cause(ctx) // nobody waits for an answer any more
 	}
 	f, ok := lastGood(s, c, o.Keys)
 	if !ok {
@@ -519,6 +519,15 @@ type joined struct {
 
 func (j *joined) Summaries(context.Context) ([]Summary, error) { return j.all, nil }
 func (j *joined) State() State                                 { return j.state }
+
+// InFeed reports whether the feed has a release, not only the program.
+func (j *joined) InFeed(v version.Version) bool {
+	if j.feed == nil {
+		return false
+	}
+	_, err := j.feed.summary(v)
+	return err == nil
+}
 
 func (j *joined) Release(ctx context.Context, v version.Version) (*Release, error) {
 	from := j.feed

@@ -1,0 +1,383 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine/release"
+	"constellation/engine/version"
+)
+
+// FeedRequest says where releases are looked up: in what the program brings with it and
+// in a feed. Empty fields are those of the workspace's configuration.
+type FeedRequest struct {
+	// Feed is a directory or an address.
+	Feed string
+	// FeedKeys are files with public keys; one of them must have signed the feed.
+	FeedKeys []string
+}
+
+// ReleaseList is the answer of `release list`.
+type ReleaseList struct {
+	Schema   string       `json:"schema"`
+	Releases []ReleaseRow `json:"releases"` // oldest first
+	Feed     FeedState    `json:"feed"`
+}
+
+// ReleaseRow is one release of a list.
+type ReleaseRow struct {
+	Version     string    `json:"version"`
+	UpgradeFrom string    `json:"upgradeFrom,omitempty"`
+	Published   time.Time `json:"published,omitzero"`
+	// Faulty is why nobody may go to it; empty if it is fine.
+	Faulty string `json:"faulty,omitempty"`
+	// Kubernetes are the patches that it offers, oldest first; FaultyKubernetes those
+	// that nobody may go to, with the reason.
+	Kubernetes       []string          `json:"kubernetes"`
+	FaultyKubernetes map[string]string `json:"faultyKubernetes,omitempty"`
+	// Source is "program", "feed" or "program and feed".
+	Source string `json:"source"`
+}
+
+// ReleaseDetail is the answer of `release show`.
+type ReleaseDetail struct {
+	Schema string `json:"schema"`
+	ReleaseRow
+	// Signer is the key that the feed is signed with; empty if the release came with the
+	// program alone.
+	Signer            string             `json:"signer,omitempty"`
+	DefaultKubernetes string             `json:"defaultKubernetes"`
+	Services          []release.Service  `json:"services"`
+	Charts            []string           `json:"charts"`
+	CRDs              []string           `json:"crds"`
+	Patches           []KubernetesPatch  `json:"patches"`
+	Downloads         []release.Download `json:"downloads"`
+	Images            *release.Images    `json:"images"`
+	Feed              FeedState          `json:"feed"`
+}
+
+// KubernetesPatch is a patch release of Kubernetes, and what comes with it.
+type KubernetesPatch struct {
+	release.KubernetesSummary
+	Pause      string `json:"pause"`
+	Crictl     string `json:"crictl"`
+	CNIPlugins string `json:"cniPlugins"`
+	// Components are what nodes install, by architecture.
+	Components map[string][]ReleaseComponent `json:"components"`
+}
+
+// ReleaseComponent is what a node installs.
+type ReleaseComponent struct {
+	Name   string `json:"name"`
+	URL    string `json:"url"`
+	Digest string `json:"digest"`
+}
+
+// knownReleases opens what is known about releases.
+func knownReleases(ctx context.Context, w *Workspace, r FeedRequest) (*knowledge, error) {
+	c, err := w.Config()
+	switch {
+	case err == nil:
+	case r.Feed != "" || errors.Is(err, fs.ErrNotExist):
+		c = &Config{} // nothing of it is needed
+	default:
+		return nil, err
+	}
+	e := New(w, Deps{})
+	location, keys, err := e.feedOf(c, CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
+	if err != nil {
+		return nil, err
+	}
+	return e.learnReleases(ctx, location, keys)
+}
+
+// ListReleases returns all releases that are known. A feed that cannot be used is in the
+// answer, not an error.
+func ListReleases(ctx context.Context, w *Workspace, r FeedRequest) (ReleaseList, error) {
+	out := ReleaseList{Schema: Schema, Releases: []ReleaseRow{}}
+	k, err := knownReleases(ctx, w, r)
+	if err != nil {
+		return out, err
+	}
+	out.Feed = k.state
+	all, err := k.summaries(ctx)
+	if err != nil {
+		return out, &Error{Op: "read releases", Err: err}
+	}
+	for _, s := range all {
+		out.Releases = append(out.Releases, k.row(ctx, s))
+	}
+	return out, nil
+}
+
+func (k *knowledge) row(ctx context.Context, s release.Summary) ReleaseRow {
+	row := ReleaseRow{Version: s.Version.String(), UpgradeFrom: s.UpgradeFrom.String(), Published: s.Published, Faulty: s.Faulty}
+	for _, p := range s.Kubernetes {
+		row.Kubernetes = append(row.Kubernetes, p.Version.String())
+		if p.Faulty != "" {
+			if row.FaultyKubernetes == nil {
+				row.FaultyKubernetes = map[string]string{}
+			}
+			row.FaultyKubernetes[p.Version.String()] = p.Faulty
+		}
+	}
+	has := func(from release.Source) bool {
+		if from == nil {
+			return false
+		}
+		all, err := from.Summaries(ctx)
+		return err == nil && slices.ContainsFunc(all, func(o release.Summary) bool { return o.Version.Equal(s.Version) })
+	}
+	own, theirs := has(k.embedded), has(k.feed)
+	if f, ok := k.feed.(interface{ InFeed(version.Version) bool }); ok { // it is joined with the program's own
+		theirs = f.InFeed(s.Version)
+	}
+	switch {
+	case own && theirs:
+		row.Source = "program and feed"
+	case theirs:
+		row.Source = "feed"
+	default:
+		row.Source = "program"
+	}
+	return row
+}
+
+// ShowRelease returns what is in one release.
+func ShowRelease(ctx context.Context, w *Workspace, v version.Version, r FeedRequest) (ReleaseDetail, error) {
+	k, err := knownReleases(ctx, w, r)
+	if err != nil {
+		return ReleaseDetail{}, err
+	}
+	rel, err := k.release(ctx, v)
+	if errors.Is(err, release.ErrNotOffered) {
+		return ReleaseDetail{}, &Error{Op: "show release " + v.String(), Err: err, Exit: ExitUsage, Remedy: "`constellation release list` shows what is known"}
+	}
+	if err != nil {
+		return ReleaseDetail{}, &Error{Op: "show release " + v.String(), Err: err, Remedy: feedRemedy(err)}
+	}
+	out := ReleaseDetail{
+		Schema: Schema, ReleaseRow: k.row(ctx, rel.Summary()), DefaultKubernetes: rel.DefaultKubernetes.String(), Services: rel.Services,
+		Charts: []string{}, CRDs: rel.CRDs, Downloads: append([]release.Download{}, rel.CLI...), Feed: k.state,
+	}
+	if out.Source != "program" {
+		out.Signer = k.state.Signer
+	}
+	for _, c := range rel.Charts {
+		out.Charts = append(out.Charts, c.Name)
+	}
+	for i, s := range rel.Summary().Kubernetes {
+		p := rel.Kubernetes[i]
+		patch := KubernetesPatch{KubernetesSummary: s, Pause: p.Pause, Crictl: p.Crictl, CNIPlugins: p.CNIPlugins, Components: map[string][]ReleaseComponent{}}
+		for arch := range p.Digests {
+			list, err := rel.Components(p.Version, arch)
+			if err != nil {
+				return ReleaseDetail{}, &Error{Op: "show release " + v.String(), Err: err}
+			}
+			for _, c := range list {
+				patch.Components[arch] = append(patch.Components[arch], ReleaseComponent{c.Name, c.URL, c.Digest})
+			}
+		}
+		out.Patches = append(out.Patches, patch)
+	}
+	if out.Images, err = k.images(ctx, rel.Version); err != nil && !errors.Is(err, release.ErrNotOffered) {
+		return ReleaseDetail{}, &Error{Op: "show release " + v.String(), Err: err, Remedy: feedRemedy(err)}
+	}
+	return out, nil
+}
+
+// images returns the images of a release. The error wraps release.ErrNotOffered if
+// nobody knows.
+func (k *knowledge) images(ctx context.Context, v version.Version) (*release.Images, error) {
+	if k.feed != nil {
+		i, err := k.feed.Images(ctx, v)
+		if err == nil || !errors.Is(err, release.ErrNotOffered) {
+			return i, err
+		}
+	}
+	return k.embedded.Images(ctx, v)
+}
+
+// VerifyFeed checks every file of the feed at a directory or an address. What is wrong
+// is in the report. keyFiles hold public keys; without any, those that the program
+// brings with it are used.
+func VerifyFeed(ctx context.Context, location string, keyFiles []string) (release.Report, error) {
+	keys, err := readFeedKeys(keyFiles)
+	if err == nil && len(keyFiles) == 0 {
+		keys, err = release.EmbeddedKeys(assets.Releases())
+	}
+	if err != nil {
+		return release.Report{}, err
+	}
+	r, err := release.Verify(ctx, location, release.Options{Keys: keys})
+	if err != nil {
+		return r, &Error{Op: "verify feed " + location, Err: err, Remedy: feedRemedy(err)}
+	}
+	return r, nil
+}
+
+// readFeedKeys reads files with public keys.
+func readFeedKeys(files []string) ([]release.Key, error) {
+	var keys []release.Key
+	for _, name := range files {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return nil, &Error{
+				Op: "read key " + name, Err: withoutPath(err), Exit: ExitUsage,
+				Remedy: "name a file with a public key; `constellation release key new` makes a pair",
+			}
+		}
+		k, err := release.ParseKeys(keyName(name), b)
+		if err != nil {
+			return nil, &Error{Err: err, Exit: ExitUsage, Remedy: "name a file with a public key of ECDSA P-256 in PEM, such as feed.key.pub"}
+		}
+		keys = append(keys, k...)
+	}
+	return keys, nil
+}
+
+// keyName is what people call the key in a file: "feed" for keys/feed.key.pub.
+func keyName(path string) string {
+	name := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(path), ".pub"), ".key")
+	name = strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' {
+			return r
+		}
+		if r >= 'A' && r <= 'Z' {
+			return r - 'A' + 'a'
+		}
+		return '-'
+	}, name)
+	if name = strings.Trim(name, "-"); len(name) > 63 {
+		name = strings.Trim(name[:63], "-")
+	}
+	return cmp.Or(name, "key")
+}
+
+// feedRemedy says what to do about a feed that is not believed.
+func feedRemedy(err error) string {
+	for _, r := range []struct {
+		is     error
+		remedy string
+	}{
+		{release.ErrNoKeys, "name the publisher's public key with --feed-key FILE; no feed is official yet"},
+		{release.ErrConflict, "ask its publisher: a release never changes, so one of the two is not genuine"},
+		{release.ErrRedirect, "name the address that it leads to, if you trust it"},
+		{release.ErrExpired, "look at this computer's clock; if it is right, ask the publisher for a new publication"},
+		{release.ErrFuture, "look at this computer's clock; if it is right, ask the publisher"},
+		{release.ErrRollback, "try again later: an old copy was served; if that goes on, ask the publisher"},
+		{release.ErrUntrusted, "ask the publisher for the key that is used now; do not use the feed until you are sure"},
+		{release.ErrAltered, "try again in a minute, in case it was being published; then ask the publisher"},
+		{release.ErrUnreachable, "look at the address and the network, and try again"},
+	} {
+		if errors.Is(err, r.is) {
+			return r.remedy
+		}
+	}
+	return ""
+}
+
+// FeedBuild says what to publish.
+type FeedBuild struct {
+	// From holds releases, Out is the feed, KeyFile the private key.
+	From, Out, KeyFile string
+	// Trust are files with public keys that may sign from now on; empty: as it was.
+	Trust []string
+	// Expires is how long the publication is good for; zero means 30 days.
+	Expires time.Duration
+}
+
+// BuildFeed publishes releases as a signed feed.
+func BuildFeed(ctx context.Context, b FeedBuild) (release.BuildReport, error) {
+	pem, err := os.ReadFile(b.KeyFile)
+	if err != nil {
+		return release.BuildReport{}, &Error{Op: "read key " + b.KeyFile, Err: withoutPath(err), Exit: ExitUsage, Remedy: "make one with `constellation release key new " + b.KeyFile + "`"}
+	}
+	key, err := release.ParsePrivateKey(keyName(b.KeyFile), pem)
+	if err != nil {
+		return release.BuildReport{}, &Error{Err: err, Exit: ExitUsage, Remedy: "name the private key that `constellation release key new` made"}
+	}
+	if info, err := os.Stat(b.From); err != nil || !info.IsDir() {
+		return release.BuildReport{}, &Error{Op: "read releases", Err: fmt.Errorf("%s is no folder", b.From), Exit: ExitUsage, Remedy: "name the folder that holds v1.1.0.yaml and the like with --from"}
+	}
+	trust, err := readFeedKeys(b.Trust)
+	if err != nil {
+		return release.BuildReport{}, err
+	}
+	r, err := release.Build(ctx, release.BuildOptions{From: b.From, Out: b.Out, Key: key, Trust: trust, Expires: b.Expires})
+	switch {
+	case errors.Is(err, release.ErrPublished):
+		return r, &Error{Op: "publish to " + b.Out, Err: err, Exit: ExitBlocked}
+	case err != nil:
+		return r, &Error{Op: "publish to " + b.Out, Err: err}
+	}
+	return r, nil
+}
+
+// FeedKey is a new pair of keys.
+type FeedKey struct {
+	Schema  string `json:"schema"`
+	ID      string `json:"id"`
+	Private string `json:"private"` // path, 0600
+	Public  string `json:"public"`  // path
+}
+
+// NewFeedKey makes a pair of keys that a feed is signed with: the private one in file,
+// the public one in file.pub. A file that is there is never replaced.
+func NewFeedKey(file string) (FeedKey, error) {
+	out := FeedKey{Schema: Schema, Private: file, Public: file + ".pub"}
+	key, err := release.NewPrivateKey(keyName(file))
+	if err != nil {
+		return out, &Error{Op: "make a key", Err: err}
+	}
+	private, err := key.PrivatePEM()
+	if err != nil {
+		return out, &Error{Op: "make a key", Err: err}
+	}
+	out.ID = key.ID()
+	for _, f := range []struct {
+		path    string
+		content []byte
+		mode    os.FileMode
+	}{{out.Public, key.PEM(), 0o644}, {out.Private, private, 0o600}} {
+		if err = writeNew(f.path, f.content, f.mode); err != nil {
+			e := &Error{Op: "write " + f.path, Err: withoutPath(err), Exit: ExitUsage}
+			if errors.Is(err, fs.ErrExist) {
+				e.Remedy = "name another file: a key that is there is never replaced"
+			}
+			if f.path == out.Private {
+				_ = os.Remove(out.Public) // it was written just now, and is of no use alone
+			}
+			return out, e
+		}
+	}
+	return out, nil
+}
+
+// writeNew writes a file that is not there yet.
+func writeNew(path string, content []byte, mode os.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err != nil {
+		_ = os.Remove(path)
+	}
+	return err
+}
