@@ -102,6 +102,31 @@ type fakeEngine struct {
 
 	statusErr error
 	ran       int
+
+	// check is what Check returns, after events of its findings.
+	check     engine.Check
+	checkErr  error
+	checkedAs engine.CheckRequest
+}
+
+func (f *fakeEngine) Check(_ context.Context, r engine.CheckRequest, emit func(engine.Event)) (engine.Check, error) {
+	f.checkedAs = r
+	first := f.check
+	first.Findings = []engine.Finding{}
+	data, err := json.Marshal(first)
+	if err != nil {
+		return engine.Check{}, err
+	}
+	emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: engine.CheckVersions, State: string(engine.Info), Text: "Versions and path", Data: data})
+	for _, x := range f.check.Findings {
+		data, err := json.Marshal(x)
+		if err != nil {
+			return engine.Check{}, err
+		}
+		emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: x.ID, State: engine.StateRunning, Text: x.Title, Source: x.Source})
+		emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: x.ID, State: string(x.Severity), Text: x.Title, Source: x.Source, Data: data})
+	}
+	return f.check, f.checkErr
 }
 
 func (f *fakeEngine) Home(context.Context) (engine.Home, error) {

@@ -40,6 +40,8 @@ type Engine interface {
 	Run(context.Context, *engine.Plan, func(engine.Event)) error
 	// Status describes the cluster as it is now.
 	Status(context.Context) (engine.Status, error)
+	// Check says what may be gone to, by which path, and what the next hop would trip over.
+	Check(context.Context, engine.CheckRequest, func(engine.Event)) (engine.Check, error)
 }
 
 // App is the program: what main puts together, and the world around it.

@@ -1,0 +1,271 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"constellation/engine"
+)
+
+// checkFormat is the value of -o of `upgrade check`.
+type checkFormat string
+
+func (f *checkFormat) String() string { return string(*f) }
+func (f *checkFormat) Type() string   { return "text|json|markdown" }
+func (f *checkFormat) Set(s string) error {
+	switch s {
+	case "text", "json", "markdown":
+		*f = checkFormat(s)
+		return nil
+	}
+	return errors.New("want text, json or markdown")
+}
+
+func (s *session) upgradeCommand() *cobra.Command {
+	cmd := group("upgrade", "Check which upgrades are allowed, and what they would trip over",
+		"Which versions the cluster may go to, by which path, and what stands in the way.",
+		"  constellation upgrade check\n  constellation upgrade check --write-config")
+	cmd.AddCommand(s.upgradeCheckCommand())
+	return cmd
+}
+
+func (s *session) upgradeCheckCommand() *cobra.Command {
+	var (
+		r                engine.CheckRequest
+		exitCode, update bool
+		f                = checkFormat(text)
+	)
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Say which versions can be gone to, by which path, and what the next hop would trip over",
+		Long: `Check asks the cluster which versions run, the cloud what it has and the release feed
+what exists, and says what may be gone to, by which path, and what the next hop will
+change. Then it looks for what the hop would trip over: removed APIs still in use and
+who uses them, budgets that allow no eviction, webhooks that would be gone, nodes that
+are too old, and more.
+
+It changes nothing in the cluster. Some questions are asked as dry runs, which the API
+server answers without carrying them out; --no-dry-run leaves those out.
+
+--write-config writes the values of the next hop into constellation-conf.yaml, keeping
+comments and order.
+
+Exit code: 0 whatever is found. With --exit-code 4 if every path is blocked, 6 if an
+upgrade is available, else 0. 1 if the cluster cannot be asked.`,
+		Example: `  constellation upgrade check                          # what is newest, and the way there
+  constellation upgrade check --to v1.1.0 --kubernetes v1.36.3
+  constellation upgrade check --write-config           # write the next hop into the configuration
+  constellation upgrade check --exit-code -o json | jq '.path[0].to'
+  constellation upgrade check -o markdown > ticket.md
+  constellation upgrade check --feed https://releases.example.com --feed-key release.pub`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r.WriteConfig = r.WriteConfig || update
+			return s.printCheck(cmd.Context(), r, f, exitCode)
+		},
+	}
+	fl := cmd.Flags()
+	fl.BoolVar(&r.WriteConfig, "write-config", false, "write the values of the next hop into constellation-conf.yaml")
+	fl.BoolVar(&update, "update-config", false, "the same as --write-config")
+	fl.TextVar(&r.Release, "to", r.Release, "`release` to plan for (default: the newest that can be reached)")
+	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "Kubernetes `version` to plan for (default: the newest that can be reached)")
+	fl.BoolVar(&exitCode, "exit-code", false, "exit with 6 if an upgrade is available, with 4 if every path is blocked")
+	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "leave out questions that are asked as dry runs")
+	fl.BoolVar(&r.NoPreflight, "no-preflight", false, "versions and path only")
+	fl.StringVar(&r.Feed, "feed", "", "directory or address of the release feed (default: that of the configuration)")
+	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "file with a public key that the feed is signed with; may be repeated")
+	fl.VarP(&f, "output", "o", "output format")
+	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
+	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
+	_ = cmd.RegisterFlagCompletionFunc("to", fixed(s.Releases...))
+	_ = cmd.MarkFlagFilename("feed-key", "pub", "pem")
+	return cmd
+}
+
+// printCheck answers what may be gone to.
+func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f checkFormat, exitCode bool) error {
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	progress := s.checkProgress()
+	k, err := eng.Check(ctx, r, progress.event)
+	progress.live.clear()
+	if k.Schema != "" { // also without the cluster something may be known
+		if perr := s.tellCheck(&k, f); perr != nil {
+			return perr
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if exitCode && k.Exit != engine.ExitDone {
+		return exitStatus(k.Exit)
+	}
+	return nil
+}
+
+func (s *session) tellCheck(k *engine.Check, f checkFormat) error {
+	switch f {
+	case "json":
+		return document(s.out, k)
+	case "markdown":
+		_, err := fmt.Fprint(s.out, markdown(k, s.speller()))
+		return err
+	}
+	s.print(s.checkText(k))
+	return nil
+}
+
+// checkText draws a check on any number of lines.
+func (s *session) checkText(k *engine.Check) []string {
+	c := s.sheet()
+	c.w = sheetWidth
+	w := sheetWidth
+	lines := []string{"upgrade check of cluster " + clean(k.Cluster) + "   " + feedWords(k.Feed, c.now)}
+	lines = append(lines, c.versionRows(w, k)...)
+	lines = append(lines, c.pathRows(w, k, 0)...)
+	lines = append(lines, c.changeRows(w, k)...)
+	lines = append(lines, c.findingGroups(w, k, true)...)
+	for _, n := range k.Notes {
+		lines = append(lines, "", clean(n))
+	}
+	lines = append(lines, c.nextRows(k)...)
+	return lines
+}
+
+// nextRows says what can be done now.
+func (c *console) nextRows(k *engine.Check) []string {
+	var lines []string
+	sp := c.deps.sp
+	switch x := k.Config; {
+	case x != nil && x.Written:
+		lines = append(lines, "", "written to "+clean(x.Path)+":")
+		for _, f := range x.Fields {
+			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", clean(f.Field), clean(orElse(shortValue(f.From), "(not set)")), c.th.to, clean(orElse(shortValue(f.To), "(removed)"))))
+		}
+	case x != nil && len(x.Fields) > 0 && k.Exit == engine.ExitUpgradeAvailable:
+		lines = append(lines, "", "next  "+sp.command("upgrade check --write-config"))
+	}
+	return lines
+}
+
+// shortValue keeps digests readable.
+func shortValue(s string) string {
+	if len(s) > 24 && !strings.ContainsAny(s, " \n") {
+		return s[:12] + "..."
+	}
+	return s
+}
+
+// checkProgress tells on stderr how far a check has come, if that is a terminal.
+type checkProgress struct {
+	live        liveLine
+	now         func() time.Time
+	total, done int
+	shown       time.Time
+}
+
+func (s *session) checkProgress() *checkProgress {
+	p := &checkProgress{now: s.Now}
+	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) {
+		p.live = liveLine{out: f, look: look{ascii: lookOf(s.Env).ascii}}
+	}
+	return p
+}
+
+func (p *checkProgress) event(ev engine.Event) {
+	if ev.Kind != engine.KindCheck || ev.Object == engine.CheckVersions {
+		return
+	}
+	if ev.State == engine.StateRunning {
+		p.total++
+	} else {
+		p.done++
+	}
+	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
+		p.shown = now
+		p.live.set(fmt.Sprintf("checked %d of %d: %s", p.done, p.total, clean(ev.Text)))
+	}
+}
+
+// markdown writes a check for a ticket or a pull request.
+func markdown(k *engine.Check, sp speller) string {
+	var b strings.Builder
+	cell := func(s string) string {
+		s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(clean(s))
+		return orElse(s, "-")
+	}
+	// What comes from outside stands between backquotes, where nothing is obeyed.
+	code := func(s string) string { return "`" + strings.ReplaceAll(clean(s), "`", "'") + "`" }
+	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", code(k.Cluster), k.Time.UTC().Format(time.RFC3339), cell(k.CLI), cell(feedWords(k.Feed, k.Time)))
+	b.WriteString("| component | now | this CLI | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
+	for _, x := range k.Components {
+		name := cell(x.Name)
+		if isPart(x) {
+			name = "&nbsp;&nbsp;" + name
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cell(x.Now), cell(last(x.Reachable)), cell(x.NextHop), cell(x.Newest), cell(x.Verdict))
+	}
+	if len(k.Path) > 0 {
+		b.WriteString("\n### Path\n\n")
+		for _, h := range k.Path {
+			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cell(h.From.String()), cell(h.To.String()), cell(h.CLI.String()), replacesWords(h))
+			for _, why := range h.Why {
+				fmt.Fprintf(&b, "   - %s\n", cell(why))
+			}
+			if h.Get != "" {
+				fmt.Fprintf(&b, "   - %s\n", cell(h.Get))
+			}
+		}
+	}
+	if len(k.Blocked) > 0 {
+		b.WriteString("\n### Not reachable\n\n")
+		for _, x := range k.Blocked {
+			fmt.Fprintf(&b, "- %s %s: %s (%s)", componentWord(x.Component), cell(x.Version), cell(x.Reason), cell(x.Rule))
+			if x.Remedy != "" {
+				fmt.Fprintf(&b, "; %s", cell(sp.text(x.Remedy)))
+			}
+			b.WriteString("\n")
+		}
+	}
+	c := &console{th: newTheme(look{}).printed(), deps: consoleDeps{sp: sp}}
+	if rows := c.changeRows(sheetWidth, k); len(rows) > 1 {
+		b.WriteString("\n### Will change in hop 1\n\n```\n")
+		for _, l := range rows[1:] {
+			b.WriteString(strings.TrimRight(strings.TrimPrefix(l, "  "), " ") + "\n")
+		}
+		b.WriteString("```\n")
+	}
+	list, fine := worth(k.Findings)
+	fmt.Fprintf(&b, "\n### Findings: %s\n", orElse(tally(k.Findings), "none"))
+	for _, x := range list {
+		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cell(x.Title), code(x.ID))
+		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", x.Owner}, {"fix", sp.text(x.Remedy)}} {
+			if l.text != "" {
+				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cell(oneLine(l.text)))
+			}
+		}
+		if len(x.Objects) > 0 {
+			fmt.Fprintf(&b, "  - objects: %s\n", code(someNames(x.Objects, 12)))
+		}
+		if x.Command != "" {
+			fmt.Fprintf(&b, "  - command: %s\n", code(sp.line(x.Command)))
+		}
+	}
+	if fine > 0 {
+		fmt.Fprintf(&b, "\n%s fine.\n", count(fine, "check"))
+	}
+	for _, n := range k.Notes {
+		fmt.Fprintf(&b, "\n%s\n", cell(n))
+	}
+	return b.String()
+}
