@@ -263,9 +263,7 @@ func budgetOverlap(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for _, key := range order {
 		g := groups[key]
-		youngest := slices.MaxFunc(g.budgets, func(a, b *budget) int {
-			return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-		})
+		youngest := youngest(g.budgets)
 		node := g.pods[0].node
 		f := engine.Finding{
 			Severity: engine.Block,
@@ -273,7 +271,7 @@ func budgetOverlap(w *world, _ *probe) []engine.Finding {
 			Detail:   fmt.Sprintf("the API server answers 500 to the eviction of a pod with more than one budget; the first is %s on %s (%s)", printable(g.pods[0].name), printable(node), l.position(node)),
 			Remedy:   "keep one of them; the command deletes the youngest",
 			Owner:    keeperOf(&youngest.ObjectMeta),
-			Command:  command("kubectl -n %s delete poddisruptionbudget %s", youngest.Namespace, youngest.Name),
+			Command:  youngest.remove(),
 		}
 		for _, b := range g.budgets {
 			f.Objects = append(f.Objects, b.object())
@@ -282,6 +280,17 @@ func budgetOverlap(w *world, _ *probe) []engine.Finding {
 		found = append(found, f)
 	}
 	return fold(found, "groups of pods with two PodDisruptionBudgets")
+}
+
+func youngest(budgets []*budget) *budget {
+	return slices.MaxFunc(budgets, func(a, b *budget) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+// remove is the command that deletes b.
+func (b *budget) remove() string {
+	return command("kubectl -n %s delete poddisruptionbudget %s", b.Namespace, b.Name)
 }
 
 func budgetNames(budgets []*budget) string {

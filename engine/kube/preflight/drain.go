@@ -76,7 +76,10 @@ func rehearse(w *world, p *probe) []engine.Finding {
 	if rest := len(l.moving) - asked; rest > 0 {
 		basis += fmt.Sprintf("; the other %d computed from the status of budgets", rest)
 	}
-	if !w.request.DryRun {
+	switch {
+	case w.request.DryRun && asked == 0:
+		basis = "computed from the status of budgets alone"
+	case !w.request.DryRun:
 		basis = "computed from the status of budgets alone: dry-run requests are switched off, so no webhook was asked"
 	}
 
@@ -188,14 +191,21 @@ func askOne(ctx context.Context, client rest.Interface, p *pod) answer {
 func evict(ctx context.Context, client rest.Interface, p *pod) error {
 	ctx, cancel := context.WithTimeout(ctx, evictionLimit)
 	defer cancel()
-	dryRun := []string{metav1.DryRunAll}
-	body, err := client.Post().AbsPath("/api/v1").Namespace(p.namespace).Resource("pods").Name(p.name).SubResource("eviction").
+	o := &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
+	if p.uid != "" {
+		o.Preconditions = &metav1.Preconditions{UID: &p.uid}
+	}
+	answer := client.Post().AbsPath("/api/v1").Namespace(p.namespace).Resource("pods").Name(p.name).SubResource("eviction").
 		Param("dryRun", metav1.DryRunAll).MaxRetries(0).
 		Body(&policyv1.Eviction{
 			TypeMeta:      metav1.TypeMeta{APIVersion: policyv1.SchemeGroupVersion.String(), Kind: "Eviction"},
 			ObjectMeta:    metav1.ObjectMeta{Namespace: p.namespace, Name: p.name},
-			DeleteOptions: &metav1.DeleteOptions{DryRun: dryRun, Preconditions: &metav1.Preconditions{UID: &p.uid}},
-		}).DoRaw(ctx)
+			DeleteOptions: o,
+		}).Do(ctx)
+	if err := answer.Error(); err != nil {
+		return err
+	}
+	body, err := answer.Raw()
 	if err != nil {
 		return err
 	}
@@ -222,7 +232,7 @@ func classify(err error) answer {
 	s := status.Status()
 	a := answer{verdict: refused, text: printable(s.Message)}
 	if m := denier.FindStringSubmatch(s.Message); m != nil {
-		a.verdict, a.by = denied, printable(cmp.Or(m[2], `webhook "`+m[1]+`"`))
+		a.verdict, a.by = denied, printable(cmp.Or(m[2], "webhook "+m[1]))
 		if strings.Contains(s.Message, "does not support dry run") {
 			a.verdict = noDryRun
 		}
@@ -275,10 +285,22 @@ func (w *world) denials(answers map[*pod]answer, basis string) []engine.Finding 
 			f.Remedy = "look at the message"
 		}
 		for _, h := range w.hooks() {
-			if by == `webhook "`+printable(h.name)+`"` {
-				f.Owner, f.Command = keeperOf(h.config), h.ignore()
-				f.Objects = append([]string{h.object()}, f.Objects...)
+			if by != h.title() {
+				continue
 			}
+			f.Owner = keeperOf(h.config)
+			f.Objects = append([]string{h.object()}, f.Objects...)
+			if strings.Contains(answers[pods[0]].text, "failed calling webhook") {
+				f.Remedy = "bring back who answers it; or let pass what it cannot judge, which its owner may undo"
+				f.Command = h.ignore()
+				continue
+			}
+			var namespaces []string
+			for _, p := range pods {
+				namespaces = append(namespaces, p.namespace)
+			}
+			f.Remedy = "do what the message asks for; or leave these namespaces out, which its owner may undo"
+			f.Command = h.exempt(first(namespaces))
 		}
 		found = append(found, f)
 	}
@@ -305,18 +327,27 @@ type hang struct {
 	passes bool
 }
 
+// follower is the state of drains that are followed in thought.
+type follower struct {
+	*world
+	answers map[*pod]answer
+	left    map[*budget]int32
+	spent   map[*budget][]string // pods that do not come back, with why
+	without map[*budget]hang     // budgets that had no room from the start
+}
+
 // follow drains node after node in thought. A pod that is made anew gives its budget the
-// room back that it took; one that cannot come back keeps it.
+// room back that it took; one that cannot come back keeps it. Drains that run side by side
+// wait for each other's pods: that changes how long they take, not whether they end.
 func (w *world) follow(answers map[*pod]answer) (hang, bool) {
 	l := w.lookup()
-	left := map[*budget]int32{}
-	spent := map[*budget][]string{}
+	s := &follower{w, answers, map[*budget]int32{}, map[*budget][]string{}, map[*budget]hang{}}
 	for _, b := range l.budgets {
-		left[b] = b.Status.DisruptionsAllowed
+		s.left[b] = b.Status.DisruptionsAllowed
 	}
 	var passing *hang
 	for _, p := range l.moving {
-		h, ok := w.holds(p, answers[p], left, spent)
+		h, ok := s.holds(p)
 		switch {
 		case !ok:
 		case !h.passes:
@@ -332,40 +363,47 @@ func (w *world) follow(answers map[*pod]answer) (hang, bool) {
 }
 
 // holds says whether the drain waits for p, and spends budgets for good.
-func (w *world) holds(p *pod, a answer, left map[*budget]int32, spent map[*budget][]string) (hang, bool) {
-	covering := w.lookup().covering[p]
+func (s *follower) holds(p *pod) (hang, bool) {
+	covering, a := s.lookup().covering[p], s.answers[p]
 	switch {
 	case a.verdict == denied:
-		return hang{pod: p, why: a.by + " denies it: " + a.text, object: p.object(), keeper: w.keeper(p)}, true
+		return hang{pod: p, why: a.by + " denies it: " + a.text, object: p.object(), keeper: s.keeper(p)}, true
 	case a.verdict == refused:
-		return hang{pod: p, why: "the API server refuses it: " + a.text, object: p.object(), keeper: w.keeper(p)}, true
+		return hang{pod: p, why: "the API server refuses it: " + a.text, object: p.object(), keeper: s.keeper(p)}, true
 	case a.verdict == gone, p.needless(), len(covering) == 0:
 		return hang{}, false
 	case len(covering) > 1:
-		return hang{pod: p, why: "it has more than one PodDisruptionBudget: " + budgetNames(covering), object: covering[0].object(), keeper: keeperOf(&covering[0].ObjectMeta)}, true
+		b := youngest(covering)
+		return hang{pod: p, why: "it has more than one PodDisruptionBudget: " + budgetNames(covering), object: b.object(), keeper: keeperOf(&b.ObjectMeta), command: b.remove()}, true
 	}
 	b := covering[0]
 	if !b.spends(p) {
 		return hang{}, false
 	}
-	if left[b] > 0 {
-		if why := w.absent(p); why != "" {
-			left[b]--
-			spent[b] = append(spent[b], p.name+" ("+why+")")
+	if s.left[b] > 0 {
+		if why := s.absent(p); why != "" {
+			s.left[b]--
+			s.spent[b] = append(s.spent[b], p.name+" ("+why+")")
 		}
 		return hang{}, false
 	}
+	if h, ok := s.without[b]; ok {
+		h.pod = p
+		return h, true
+	}
 	h := hang{pod: p, object: b.object(), keeper: keeperOf(&b.ObjectMeta)}
-	f, known := w.roomOf(b)
-	switch {
-	case len(spent[b]) > 0:
-		h.why = fmt.Sprintf("PodDisruptionBudget %s has no room left: pods before it do not come back: %s", b.name(), enumerate(spent[b], 3))
-		h.command = w.allowLost(b)
+	if spent := s.spent[b]; len(spent) > 0 {
+		h.why = fmt.Sprintf("PodDisruptionBudget %s has no room left: pods before it do not come back: %s", b.name(), enumerate(spent, 3))
+		h.command = s.allowLost(b)
+		return h, true
+	}
+	switch f, known := s.roomOf(b); {
 	case known:
 		h.why, h.command, h.passes = f.Title, f.Command, f.Severity != engine.Block
 	default:
 		h.why, h.passes = "PodDisruptionBudget "+b.name()+" has no room", true
 	}
+	s.without[b] = h
 	return h, true
 }
 
@@ -407,21 +445,22 @@ func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Fi
 	name := printable(h.pod.namespace + "/" + h.pod.name)
 	f := engine.Finding{
 		Severity: engine.Block, Owner: h.keeper, Command: h.command,
-		Title:   fmt.Sprintf("the drain of %s (%s) would be the first to hang, at pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name),
-		Detail:  h.why + "; " + basis,
-		Remedy:  "clear this, then check again: drains after it were followed no further",
-		Objects: append([]string{object("node", "", h.pod.node), h.pod.object(), h.object}, objects(held)...),
+		Title:  fmt.Sprintf("the drain of %s (%s) would be the first to hang, at pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name),
+		Detail: h.why + "; " + basis,
+		Remedy: "clear this, then check again: drains after it were followed no further",
 	}
-	if h.object == h.pod.object() {
-		f.Objects = slices.Delete(f.Objects, 2, 3)
+	for _, o := range append([]string{object("node", "", h.pod.node), h.pod.object(), h.object}, objects(held)...) {
+		if !slices.Contains(f.Objects, o) {
+			f.Objects = append(f.Objects, o)
+		}
 	}
 	if h.passes {
 		f.Severity = engine.Warn
 		f.Title = fmt.Sprintf("the drain of %s (%s) would be the first to wait, for pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name)
 		f.Remedy = "wait until pods are healthy, then check again"
 	}
-	if a, ok := answers[h.pod]; ok && a.text != "" && !strings.Contains(h.why, a.text) {
-		f.Detail = h.why + "; the API server says: " + a.text + "; " + basis
+	if a := answers[h.pod]; a.verdict == noRoom || a.verdict == overlap {
+		f.Detail = h.why + "; the API server says: " + strings.TrimSuffix(a.text, ".") + "; " + basis
 	}
 	if len(held) > 1 {
 		f.Detail += fmt.Sprintf("; %s refused", count(len(held), "eviction"))

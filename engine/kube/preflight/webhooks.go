@@ -116,6 +116,18 @@ func (h *hook) patch(field string, value any) string {
 // ignore is the command that lets pass what h cannot judge.
 func (h *hook) ignore() string { return h.patch("failurePolicy", admissionv1.Ignore) }
 
+// exempt is the command that keeps h from judging what is in namespaces.
+func (h *hook) exempt(namespaces []string) string {
+	var selector metav1.LabelSelector
+	if h.namespaceSelector != nil {
+		selector = *h.namespaceSelector.DeepCopy()
+	}
+	selector.MatchExpressions = append(selector.MatchExpressions, metav1.LabelSelectorRequirement{
+		Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: namespaces,
+	})
+	return h.patch("namespaceSelector", selector)
+}
+
 // target is something that an upgrade does, and a webhook could forbid.
 type target struct {
 	group, resource string // resource "pods/eviction"
@@ -183,9 +195,16 @@ func newHooks(w *world) []*hook {
 			h.match = *match
 		}
 		h.namespaceSelector, h.namespaces, h.labels = ns, selectorOf(ns), selectorOf(obj)
+		seen := map[string]bool{}
 		for i := range targets {
 			t := &targets[i]
-			if slices.ContainsFunc(rules, func(r admissionv1.RuleWithOperations) bool { return t.hits(&r) }) && w.sees(&h, t) {
+			if !slices.ContainsFunc(rules, func(r admissionv1.RuleWithOperations) bool { return t.hits(&r) }) {
+				continue
+			}
+			if _, ok := seen[t.resource]; !ok {
+				seen[t.resource] = w.sees(&h, t)
+			}
+			if seen[t.resource] {
 				h.hits = append(h.hits, t.text)
 				h.pods = h.pods || t.text == targets[0].text
 			}
@@ -418,14 +437,7 @@ func webhookExemption(w *world, _ *probe) []engine.Finding {
 		}
 		f := h.finding(engine.Warn, fmt.Sprintf("%s judges new pods of %s: if it fails, they do not come back", h.title(), enumerate(caught, 3)))
 		f.Remedy = "leave these namespaces out with its namespaceSelector"
-		var selector metav1.LabelSelector
-		if h.namespaceSelector != nil {
-			selector = *h.namespaceSelector.DeepCopy()
-		}
-		selector.MatchExpressions = append(selector.MatchExpressions, metav1.LabelSelectorRequirement{
-			Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: caught,
-		})
-		f.Command = h.patch("namespaceSelector", selector)
+		f.Command = h.exempt(caught)
 		found = append(found, f)
 	}
 	return fold(found, "webhooks that judge pods of their own or of the system")

@@ -1,0 +1,291 @@
+package preflight
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	admissionapi "k8s.io/api/admission/v1"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"constellation/engine"
+	"constellation/engine/sandbox/controlplane"
+)
+
+// cluster is a real API server with nodes and pods that are objects alone.
+type cluster struct {
+	t    testing.TB
+	cp   *controlplane.ControlPlane
+	core kubernetes.Interface
+}
+
+func startCluster(t testing.TB) *cluster {
+	cp := controlplane.ForTest(t, controlplane.Options{})
+	config := cp.Config()
+	config.QPS = -1
+	core, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &cluster{t, cp, core}
+}
+
+func (c *cluster) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) namespace(name string) {
+	_, err := c.core.CoreV1().Namespaces().Create(c.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	c.must(err)
+	_, err = c.core.CoreV1().ServiceAccounts(name).Create(c.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
+	c.must(err)
+}
+
+func (c *cluster) node(name string) {
+	n := (&world{leases: map[string]time.Time{}}).addNode(name)
+	_, err := c.core.CoreV1().Nodes().Create(c.t.Context(), n, metav1.CreateOptions{})
+	c.must(err)
+}
+
+// deployment makes a Deployment, its ReplicaSet and ready pods: "web-0" on the first
+// node, and so on. There is no controller that would.
+func (c *cluster) deployment(namespace, name string, nodes ...string) {
+	labels := map[string]string{"app": name}
+	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "example.com/main:1"}}}}
+	n := int32(len(nodes))
+	d, err := c.core.AppsV1().Deployments(namespace).Create(c.t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       appsv1.DeploymentSpec{Replicas: &n, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template},
+	}, metav1.CreateOptions{})
+	c.must(err)
+	set, err := c.core.AppsV1().ReplicaSets(namespace).Create(c.t.Context(), &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name + "-5f", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))}},
+		Spec:       appsv1.ReplicaSetSpec{Replicas: &n, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template},
+	}, metav1.CreateOptions{})
+	c.must(err)
+	for i, node := range nodes {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: fmt.Sprintf("%s-%d", name, i), Labels: labels,
+				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))},
+			},
+			Spec: *template.Spec.DeepCopy(),
+		}
+		p.Spec.NodeName = node
+		p, err := c.core.CoreV1().Pods(namespace).Create(c.t.Context(), p, metav1.CreateOptions{})
+		c.must(err)
+		p.Status.Phase = corev1.PodRunning
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		_, err = c.core.CoreV1().Pods(namespace).UpdateStatus(c.t.Context(), p, metav1.UpdateOptions{})
+		c.must(err)
+	}
+}
+
+// budget makes a budget over the pods of a Deployment, with a status as of its controller.
+func (c *cluster) budget(namespace, name, app string, unavailable, pods, allowed int32) {
+	b, err := c.core.PolicyV1().PodDisruptionBudgets(namespace).Create(c.t.Context(), &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"meta.helm.sh/release-name": app + "-release"}},
+		Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(unavailable)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}},
+	}, metav1.CreateOptions{})
+	c.must(err)
+	b.Status = policyv1.PodDisruptionBudgetStatus{
+		ObservedGeneration: b.Generation, ExpectedPods: pods, CurrentHealthy: pods, DesiredHealthy: pods - unavailable, DisruptionsAllowed: allowed,
+	}
+	_, err = c.core.PolicyV1().PodDisruptionBudgets(namespace).UpdateStatus(c.t.Context(), b, metav1.UpdateOptions{})
+	c.must(err)
+}
+
+// guard is a webhook that denies the eviction of pods whose name begins with "locked".
+func (c *cluster) guard() (requests func() []*admissionapi.AdmissionRequest) {
+	var mu sync.Mutex
+	var seen []*admissionapi.AdmissionRequest
+	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		var review admissionapi.AdmissionReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			http.Error(rw, err.Error(), http.StatusBadRequest)
+			return
+		}
+		mu.Lock()
+		seen = append(seen, review.Request)
+		mu.Unlock()
+		review.Response = &admissionapi.AdmissionResponse{UID: review.Request.UID, Allowed: !strings.HasPrefix(review.Request.Name, "locked")}
+		if !review.Response.Allowed {
+			review.Response.Result = &metav1.Status{Message: "the safe is closed\x1b[2J until Monday"}
+		}
+		review.Request = nil
+		_ = json.NewEncoder(rw).Encode(review) // the API server tells if it misses the answer
+	}))
+	c.t.Cleanup(server.Close)
+	_, err := c.core.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(c.t.Context(), &admissionv1.ValidatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "safe", Labels: map[string]string{"app.kubernetes.io/managed-by": "bank-operator"}},
+		Webhooks: []admissionv1.ValidatingWebhook{{
+			Name: "safe.bank.example", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNoneOnDryRun),
+			ClientConfig: admissionv1.WebhookClientConfig{
+				URL:      ptr.To(server.URL + "/safe"),
+				CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+			},
+			Rules: []admissionv1.RuleWithOperations{{
+				Operations: []admissionv1.OperationType{admissionv1.Create},
+				Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
+			}},
+		}},
+	}, metav1.CreateOptions{})
+	c.must(err)
+	return func() []*admissionapi.AdmissionRequest {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(seen)
+	}
+}
+
+// look runs one check as config's user. What that user may not read, the admin does: the
+// test is about what is asked.
+func (c *cluster) look(config *rest.Config, id string, r engine.PreflightRequest, progress func(int64, int64)) []engine.Finding {
+	w, err := collect(c.t.Context(), c.cp.Config(), c.core, r)
+	c.must(err)
+	found := checkOf(id).find(w, &probe{ctx: c.t.Context(), config: config, core: c.core, progress: progress})
+	for i := range found {
+		found[i].Took = 0
+	}
+	return found
+}
+
+// state is what evictions would change.
+func (c *cluster) state() (out []string) {
+	pods, err := c.core.CoreV1().Pods("").List(c.t.Context(), metav1.ListOptions{})
+	c.must(err)
+	for i := range pods.Items {
+		out = append(out, pods.Items[i].Name+" "+pods.Items[i].ResourceVersion)
+	}
+	budgets, err := c.core.PolicyV1().PodDisruptionBudgets("").List(c.t.Context(), metav1.ListOptions{})
+	c.must(err)
+	for i := range budgets.Items {
+		out = append(out, budgets.Items[i].Name+" "+budgets.Items[i].ResourceVersion)
+	}
+	return out
+}
+
+func TestRehearsalAsksTheAPIServer(t *testing.T) {
+	c := startCluster(t)
+	for _, name := range []string{"cp-0", "worker-0", "worker-1"} {
+		c.node(name)
+	}
+	c.namespace("shop")
+	c.deployment("shop", "free", "worker-0", "worker-0")
+	c.deployment("shop", "web", "worker-0", "worker-1")
+	c.budget("shop", "web", "web", 1, 2, 1)
+	r := engine.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true, Surge: 1, DryRun: true}
+	quiet := func(int64, int64) {}
+
+	t.Run("every eviction is granted", func(t *testing.T) {
+		want := []engine.Finding{{
+			ID: "drain-rehearsal", Severity: engine.Info, Title: "every node that is replaced can be drained",
+			Detail: "asked of the API server as a dry run: 3 of 4 evictions; the other 1 computed from the status of budgets",
+			Source: "disruption", Reference: evictionPage,
+		}}
+		if d := cmp.Diff(want, c.look(c.cp.Config(), "drain-rehearsal", r, quiet)); d != "" {
+			t.Errorf("findings (-want +got):\n%s", d)
+		}
+	})
+
+	c.deployment("shop", "full", "worker-1", "worker-1")
+	c.budget("shop", "full", "full", 0, 2, 0)
+	c.deployment("shop", "double", "worker-1")
+	c.budget("shop", "double-a", "double", 1, 1, 1)
+	c.budget("shop", "double-b", "double", 1, 1, 1)
+	c.deployment("shop", "locked", "worker-1", "worker-1")
+	c.budget("shop", "locked", "locked", 1, 2, 1)
+	requests := c.guard()
+	// The API server learns of webhooks a moment later.
+	for deadline := time.Now().Add(20 * time.Second); len(requests()) == 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the API server never asks the webhook")
+		}
+		c.must(evict(t.Context(), c.core.PolicyV1().RESTClient(), c.pod("free-0")))
+	}
+	before := c.state()
+
+	t.Run("budgets, two budgets and a webhook refuse", func(t *testing.T) {
+		var mu sync.Mutex
+		var last, total int64
+		found := c.look(c.cp.Config(), "drain-rehearsal", r, func(current, of int64) {
+			mu.Lock()
+			defer mu.Unlock()
+			last, total = max(last, current), of
+		})
+		golden(t, "drains.yaml", "budgets, two budgets and a webhook refuse", found)
+		if last != total || total != 8 {
+			t.Errorf("progress ended at %d of %d, want 8 of 8", last, total)
+		}
+	})
+	t.Run("the verdicts are the API server's", func(t *testing.T) {
+		client := c.core.PolicyV1().RESTClient()
+		for name, want := range map[string]answer{
+			"free-0":   {verdict: evictable},
+			"web-0":    {verdict: evictable},
+			"full-0":   {verdict: noRoom, text: "The disruption budget full needs 2 healthy pods and has 2 currently"},
+			"double-0": {verdict: overlap, text: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."},
+			"locked-1": {verdict: denied, by: "webhook safe.bank.example", text: `admission webhook "safe.bank.example" denied the request: the safe is closed\x1b[2J until Monday`},
+			"nobody":   {verdict: gone, text: `pods "nobody" not found`},
+		} {
+			if got := classify(evict(t.Context(), client, c.pod(name))); got != want {
+				t.Errorf("%s: %+v, want %+v", name, got, want)
+			}
+		}
+	})
+	t.Run("a user who may not evict", func(t *testing.T) {
+		nobody, err := c.cp.ConfigFor("nobody")
+		c.must(err)
+		golden(t, "drains.yaml", "a user who may not evict", c.look(nobody, "drain-rehearsal", r, quiet))
+	})
+	t.Run("dry runs are switched off", func(t *testing.T) {
+		r := r
+		r.DryRun = false
+		n := len(requests())
+		golden(t, "drains.yaml", "dry runs are switched off", c.look(c.cp.Config(), "drain-rehearsal", r, quiet))
+		if len(requests()) != n {
+			t.Error("the webhook was asked")
+		}
+	})
+	t.Run("nothing has changed", func(t *testing.T) {
+		if d := cmp.Diff(before, c.state()); d != "" {
+			t.Errorf("objects (-before +after):\n%s", d)
+		}
+		for _, r := range requests() {
+			if r.DryRun == nil || !*r.DryRun {
+				t.Fatalf("the webhook was told of the eviction of %s as if it were meant", r.Name)
+			}
+		}
+	})
+}
+
+// pod is the slim copy of a pod of shop; of one that is not there its name alone.
+func (c *cluster) pod(name string) *pod {
+	p, err := c.core.CoreV1().Pods("shop").Get(c.t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return &pod{namespace: "shop", name: name}
+	}
+	c.must(err)
+	out := slimPod(p)
+	return &out
+}
