@@ -69,7 +69,10 @@ func newEngine(w *engine.Workspace, log *slog.Logger) (tui.Engine, error) {
 	connect := func(_ context.Context, kubeconfig []byte) (engine.Cluster, error) {
 		return kube.Connect(kubeconfig, log)
 	}
-	return engine.New(w, engine.Deps{Connect: connect, Sandbox: box, Log: log}), nil
+	inspect := func(_ context.Context, kubeconfig []byte) (engine.Inspector, error) {
+		return kube.Connect(kubeconfig, log)
+	}
+	return engine.New(w, engine.Deps{Connect: connect, Inspect: inspect, Sandbox: box, Log: log}), nil
 }
 
 func newSandbox(log *slog.Logger) (engine.Sandbox, error) {

@@ -335,7 +335,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 		},
 		{
 			"a key that is not there", nil, engine.CheckRequest{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
-			"read key /nowhere.pub: no such file or directory", "name a file with public keys", 2, nil,
+			"read key /nowhere.pub: no such file or directory", "name a file with", 2, nil,
 		},
 		{
 			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", engine.ErrUnreachable) }, engine.CheckRequest{},
@@ -463,6 +463,28 @@ func TestCheckEndsWhenItIsLeft(t *testing.T) {
 	}
 	if strings.Contains(s.read(engine.ConfigFile), "image: v1.1.0") {
 		t.Error("it has written all the same")
+	}
+}
+
+func TestHomeSuggestsToCheckForUpgrades(t *testing.T) {
+	for _, tt := range []struct{ name, old, with, why string }{
+		{"all is older", "", "", "release v1.1.0 and Kubernetes v1.36.4 are known"},
+		{"Kubernetes is older", "v1.0.0", "v1.1.0", "Kubernetes v1.36.4 is known"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newCheckStage(t)
+			if tt.old != "" {
+				s.edit(tt.old, tt.with)
+			}
+			h, err := s.engine().Home(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := engine.Suggestion{Title: "Check for upgrades", Command: "constellation upgrade check -C " + s.dir, Why: tt.why}
+			if len(h.Next) != 2 || h.Next[1] != want {
+				t.Errorf("next %+v, want %+v", h.Next, want)
+			}
+		})
 	}
 }
 

@@ -36,7 +36,7 @@ func (c *checkRun) components(reach []Reach) {
 		return nil
 	}
 	images := c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest)
-	newest, newestKubernetes := c.newest()
+	newest, newestKubernetes := newestOf(c.releases)
 	main := func(name, kind string, now Span, at func(Planned) version.Version, newest version.Version) ComponentCheck {
 		row := ComponentCheck{Name: name, Kind: kind, Now: now.String(), Reachable: texts(versions(kind))}
 		if newest = laterThan(newest, now.Newest); !newest.IsZero() {
@@ -96,10 +96,11 @@ func texts(versions []version.Version) (out []string) {
 	return out
 }
 
-// newest returns the newest release and the newest Kubernetes that are known and fine.
-func (c *checkRun) newest() (r, k version.Version) {
-	for _, s := range c.releases {
-		if s.Faulty != "" || s.Version.Prerelease() != "" && !c.request.Release.Equal(s.Version) {
+// newestOf returns the newest release and the newest Kubernetes that are known and fine;
+// pre-releases are left out.
+func newestOf(all []release.Summary) (r, k version.Version) {
+	for _, s := range all {
+		if s.Faulty != "" || s.Version.Prerelease() != "" {
 			continue
 		}
 		if r.Less(s.Version) {
@@ -238,7 +239,7 @@ func (c *checkRun) serviceSpan(name string, of Span) string {
 
 func (c *checkRun) cliRow(reach []version.Version) ComponentCheck {
 	row := ComponentCheck{Name: "CLI", Kind: rowCLI, Now: c.cli.String(), Reachable: texts(reach), Verdict: "not updated"}
-	newest, _ := c.newest()
+	newest, _ := newestOf(c.releases)
 	if v := laterThan(newest, c.cli); !v.IsZero() {
 		row.Newest = v.String()
 	}

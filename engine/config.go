@@ -2,11 +2,7 @@ package engine
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/x509"
 	"encoding/hex"
-	"encoding/pem"
 	"fmt"
 	"maps"
 	"net"
@@ -25,6 +21,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
+	"constellation/engine/release"
 	"constellation/engine/version"
 )
 
@@ -298,8 +295,8 @@ func (c *Config) readReleases(r *reader) field {
 				if !isText {
 					return
 				}
-				if problem := badKeys(s); problem != "" {
-					r.bad(n, path, problem, "paste the public keys in PEM after a |, and nothing else; `constellation release key new` makes a pair")
+				if _, err := release.ParseKeys(path, []byte(s)); err != nil {
+					r.bad(n, path, fmt.Sprintf("cannot be used (%v)", err), "paste the public keys in PEM after a |, and nothing else; `constellation release key new` makes a pair")
 					return
 				}
 				c.Releases.Keys = s
@@ -329,31 +326,6 @@ func badFeed(s string) (problem, remedy string) {
 		return "is not encrypted", "write https://; http is for this computer alone"
 	}
 	return fmt.Sprintf("has the scheme %q", scheme), "write an https address, or the path of a directory"
-}
-
-// badKeys says what is wrong with a list of public keys; empty if nothing is.
-func badKeys(s string) string {
-	rest, n := []byte(s), 0
-	for len(bytes.TrimSpace(rest)) > 0 {
-		block, after := pem.Decode(rest)
-		if block == nil || !bytes.HasPrefix(bytes.TrimSpace(rest), []byte("-----BEGIN ")) {
-			return "holds something that is not PEM"
-		}
-		rest = after
-		n++
-		if strings.Contains(block.Type, "PRIVATE") {
-			return "holds a private key: it belongs to whoever publishes, and into no configuration"
-		}
-		k, err := x509.ParsePKIXPublicKey(block.Bytes)
-		p, ok := k.(*ecdsa.PublicKey)
-		if block.Type != "PUBLIC KEY" || err != nil || !ok || p.Curve != elliptic.P256() {
-			return fmt.Sprintf("has a block %d that is no public key of ECDSA P-256", n)
-		}
-	}
-	if n == 0 {
-		return "holds no key"
-	}
-	return ""
 }
 
 // pcrCluster is the register that tells whether a machine belongs to a cluster.

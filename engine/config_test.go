@@ -146,7 +146,7 @@ func TestConfigProblems(t *testing.T) {
 		return []FieldError{{"releases.feed", line(good, feedExample), problem, remedy}}
 	}
 	keys := func(problem string) []FieldError {
-		return []FieldError{{"releases.keys", line(good, feedExample), problem, "paste the public keys in PEM after a |, and nothing else; `constellation release key new` makes a pair"}}
+		return []FieldError{{"releases.keys", line(good, feedExample), "cannot be used (read key releases.keys: " + problem + ")", "paste the public keys in PEM after a |, and nothing else; `constellation release key new` makes a pair"}}
 	}
 	for _, tt := range []struct {
 		name     string
@@ -188,10 +188,10 @@ func TestConfigProblems(t *testing.T) {
 		{"a feed of another kind", feedExample, "releases: {feed: ftp://releases.example}", feed(`has the scheme "ftp"`, "write an https address, or the path of a directory")},
 		{"a feed without a host", feedExample, "releases: {feed: 'https:///v1'}", feed("is no address of a feed", "write it as https://host/path")},
 		{"an empty feed", feedExample, "releases: {feed: ''}", feed(`"" is neither a directory nor an address`, "write the path of a directory, or an https address")},
-		{"a key that is no key", feedExample, "releases: {feed: ./feed, keys: hello}", keys("holds something that is not PEM")},
-		{"no key", feedExample, "releases: {feed: ./feed, keys: ''}", keys("holds no key")},
-		{"a private key", feedExample, "releases: {feed: ./feed, keys: \"-----BEGIN PRIVATE KEY-----\\nAA==\\n-----END PRIVATE KEY-----\\n\"}", keys("holds a private key: it belongs to whoever publishes, and into no configuration")},
-		{"a certificate for a key", feedExample, "releases: {feed: ./feed, keys: \"-----BEGIN CERTIFICATE-----\\nAA==\\n-----END CERTIFICATE-----\\n\"}", keys("has a block 1 that is no public key of ECDSA P-256")},
+		{"a key that is no key", feedExample, "releases: {feed: ./feed, keys: hello}", keys("it holds something that is not PEM")},
+		{"no key", feedExample, "releases: {feed: ./feed, keys: ''}", keys("it is empty")},
+		{"a private key", feedExample, "releases: {feed: ./feed, keys: \"-----BEGIN PRIVATE KEY-----\\nAA==\\n-----END PRIVATE KEY-----\\n\"}", keys("it is a private key, and a public one is needed")},
+		{"a certificate for a key", feedExample, "releases: {feed: ./feed, keys: \"-----BEGIN CERTIFICATE-----\\nAA==\\n-----END CERTIFICATE-----\\n\"}", keys("it is no public key of ECDSA")},
 		{"feeds that are fine", feedExample, "releases: {feed: 'http://127.0.0.1:8080/feed', keys: \"" + strings.ReplaceAll(publicKey(t), "\n", "\\n") + "\"}", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -3,6 +3,9 @@ package engine
 import (
 	"context"
 	"errors"
+
+	"constellation/assets"
+	"constellation/engine/release"
 )
 
 // Home reads the workspace and says what makes sense to do next. It asks neither cloud
@@ -78,6 +81,35 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Look at the cluster", "status", "")
 	case StageCluster:
 		suggest("Look at the cluster", "status", "")
+		suggest("Check for upgrades", "upgrade check", h.Config.newer())
 	}
 	return h, nil
+}
+
+// newer says what the program knows that is newer than what the configuration says;
+// empty if nothing is. Nobody is asked.
+func (c *Config) newer() string {
+	source, err := release.Embedded(assets.Releases())
+	if err != nil || c == nil {
+		return ""
+	}
+	all, err := source.Summaries(context.Background()) // which asks nobody: the releases are embedded
+	if err != nil {
+		return ""
+	}
+	r, k := newestOf(all)
+	var parts []string
+	if c.Services.Less(r) || c.Image.Less(r) {
+		parts = append(parts, "release "+r.String())
+	}
+	if c.Kubernetes.Less(k) {
+		parts = append(parts, "Kubernetes "+k.String())
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	if len(parts) == 1 {
+		return parts[0] + " is known"
+	}
+	return and(parts) + " are known"
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -784,14 +783,11 @@ func (i *initRun) acknowledge(ctx context.Context, r *Reporter) error {
 
 // joinConfig returns what the join service is to demand.
 func (i *initRun) joinConfig() (JoinConfig, error) {
-	b, err := json.Marshal(struct {
-		Variant      attestation.Variant      `json:"variant"`
-		Measurements attestation.Measurements `json:"measurements"`
-	}{attestation.TPM2, i.config.Attestation.TPM2.Measurements})
+	demanded, err := attestationJSON(i.config)
 	if err != nil {
-		return JoinConfig{}, fmt.Errorf("marshal measurements: %w", err)
+		return JoinConfig{}, err
 	}
-	return JoinConfig{Attestation: string(b), TrustRoots: i.config.Attestation.TPM2.TrustRoots, ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
+	return JoinConfig{Attestation: demanded, TrustRoots: i.config.Attestation.TPM2.TrustRoots, ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
 }
 
 // setTarget has the first node annotated as any other and tells the operator what all
