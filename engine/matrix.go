@@ -861,25 +861,29 @@ func judgeMeasurements(s *step) (Severity, string, string) {
 
 func judgeRolloutRunning(s *step) (Severity, string, string) {
 	n := s.now
-	what := ""
+	what, nodes := "", true
+	newMinor := minorsUp(n.Services.Newest, s.services) > 0
 	switch {
 	case s.runsKubernetes.Mixed():
 		what = "Kubernetes " + s.runsKubernetes.Oldest.String() + " to " + s.runsKubernetes.Newest.String()
 	case s.runsImage.Mixed():
 		what = "image of the control planes " + s.runsImage.Oldest.String() + " to " + s.runsImage.Newest.String()
-	case n.Services.Mixed():
-		what = "services " + n.Services.Oldest.String() + " to " + n.Services.Newest.String()
 	case n.ControlPlaneKubelet.Mixed() || !n.ControlPlaneKubelet.IsZero() && !n.ControlPlaneKubelet.is(n.Kubernetes.Newest):
 		what = "kubelets of the control planes " + n.ControlPlaneKubelet.Oldest.String() + " to " + n.Kubernetes.Newest.String()
 	case n.WorkerImage.Mixed():
 		what = "image of the workers " + n.WorkerImage.Oldest.String() + " to " + n.WorkerImage.Newest.String()
 	case n.WorkerKubelet.Mixed():
 		what = "kubelets of the workers " + n.WorkerKubelet.Oldest.String() + " to " + n.WorkerKubelet.Newest.String()
+	case n.Services.Mixed():
+		// Charts come first in a hop, and so end in it; a rollout of nodes does not.
+		what, nodes = "services "+n.Services.Oldest.String()+" to "+n.Services.Newest.String(), false
 	default:
 		return Info, "", ""
 	}
 	const remedy = "`constellation status` shows how far it is; go to a new minor when it has ended"
-	newMinor := minorsUp(n.Services.Newest, s.services) > 0 || minorsUp(s.runsKubernetes.Newest, s.kubernetes) > 0 || minorsUp(s.anyImage.Newest, s.image) > 0
+	if nodes {
+		newMinor = newMinor || minorsUp(s.runsKubernetes.Newest, s.kubernetes) > 0 || minorsUp(s.anyImage.Newest, s.image) > 0
+	}
 	if newMinor {
 		return Block, "a rollout is under way (" + what + ") and must end before a new minor", remedy
 	}

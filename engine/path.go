@@ -461,7 +461,7 @@ func (p *planner) replaces(newer, older *known) bool {
 
 // imagesOf returns which images a CLI may bring: the one that runs, and newer ones of
 // its minor. Of neighbours that support the same minors of Kubernetes the newest is
-// enough.
+// enough, but for the one that workers have already: it spares their replacement.
 func (p *planner) imagesOf(cli *known, runs version.Version) []version.Version {
 	newer, ok := p.images[cli.Version]
 	if !ok {
@@ -474,7 +474,7 @@ func (p *planner) imagesOf(cli *known, runs version.Version) []version.Version {
 			if p.beyond(k.Version, p.goal.Image) && !(k.Version.Equal(cli.Version) && p.goal.Image.IsZero()) {
 				continue
 			}
-			if minors := k.minors(); minors != last || len(newer) == 0 {
+			if minors := k.minors(); minors != last || len(newer) == 0 || p.start.workerImage.is(k.Version) {
 				newer, last = append(newer, p.intern(k.Version)), minors
 			}
 		}
@@ -490,7 +490,8 @@ func (p *planner) imagesOf(cli *known, runs version.Version) []version.Version {
 }
 
 // patchesOf returns which Kubernetes a release may bring: the one that runs, and newer
-// patches of its minor and the next. Of neighbours with one etcd the newest is enough.
+// patches of its minor and the next. Of neighbours with one etcd the newest is enough,
+// but for the one that workers have already.
 func (p *planner) patchesOf(r *known, runs version.Version) []version.Version {
 	key := [2]version.Version{r.Version, runs}
 	if out, ok := p.patches[key]; ok {
@@ -503,7 +504,7 @@ func (p *planner) patchesOf(r *known, runs version.Version) []version.Version {
 		if up := minorsUp(runs, q.version); up < 0 || up > 1 || !runs.Less(q.version) || q.faulty != "" || p.beyond(q.version, p.goal.Kubernetes) || !p.offersKubernetes(q.version) {
 			continue
 		}
-		if last == nil || !last.version.SameMinor(q.version) || !last.etcd.Equal(q.etcd) {
+		if last == nil || !last.version.SameMinor(q.version) || !last.etcd.Equal(q.etcd) || p.start.workerKubelet.is(q.version) {
 			out, last = append(out, p.intern(q.version)), q
 		}
 	}
@@ -694,7 +695,10 @@ func (p *planner) together(a, b *place, number int, first string) []string {
 		case "rollout-running":
 			out = append(out, r.Title+fmt.Sprintf(", and ends with hop %d", number))
 		case "cli-services", "cli-image":
-			// The same as minor-drift, seen from the CLI.
+			// Often minor-drift again, seen from the CLI.
+			if len(out) == 0 {
+				out = append(out, r.Title)
+			}
 		default:
 			out = append(out, r.Title)
 		}
