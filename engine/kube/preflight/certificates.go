@@ -128,7 +128,7 @@ func kubeletCertificates(w *world, p *probe) []engine.Finding {
 			if a == "" {
 				return nil, errors.New("it has no address")
 			}
-			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", a)
+			conn, err := (&net.Dialer{Timeout: dialLimit}).DialContext(ctx, "tcp", a)
 			if err != nil {
 				return nil, err
 			}

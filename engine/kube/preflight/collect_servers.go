@@ -65,8 +65,10 @@ type deprecatedUse struct {
 }
 
 const (
-	// serverLimit bounds what one API server takes to tell its version: from where people
-	// sit, many lead nowhere.
+	// dialLimit bounds a connection: from where people sit, many addresses lead nowhere,
+	// and no place on earth is further away.
+	dialLimit = 1500 * time.Millisecond
+	// serverLimit bounds a handshake or a short answer.
 	serverLimit = 4 * time.Second
 	// metricsLimit bounds the whole of it, with megabytes of metrics.
 	metricsLimit = 20 * time.Second
@@ -272,7 +274,16 @@ func ownConnection(config *rest.Config) (client *http.Client, done func(), err e
 	if err != nil {
 		return nil, nil, err
 	}
-	t := &http.Transport{TLSClientConfig: tlsConfig, DialContext: config.Dial, Proxy: config.Proxy, MaxConnsPerHost: 1, TLSHandshakeTimeout: serverLimit}
+	dial := config.Dial
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	limited := func(ctx context.Context, network, address string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, dialLimit)
+		defer cancel()
+		return dial(ctx, network, address)
+	}
+	t := &http.Transport{TLSClientConfig: tlsConfig, DialContext: limited, Proxy: config.Proxy, MaxConnsPerHost: 1, TLSHandshakeTimeout: serverLimit}
 	if t.Proxy == nil {
 		t.Proxy = http.ProxyFromEnvironment
 	}

@@ -41,6 +41,7 @@ func Run(ctx context.Context, config *rest.Config, r engine.PreflightRequest, em
 	// Reading everything is a burst by nature; priority and fairness on the other side
 	// sees to it that others are served.
 	config.QPS, config.Burst = 500, 1000
+	config.WarningHandler = rest.NoWarnings{} // what it would warn of is what we look for
 	core, err := kubernetes.NewForConfig(protobuf(config))
 	if err != nil {
 		return nil, fmt.Errorf("make Kubernetes client: %w", err)
