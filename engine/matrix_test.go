@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -371,4 +372,28 @@ func TestMatrixKeepsItsHandsOffItsInput(t *testing.T) {
 	if list[0].Version.String() != "v1.1.0" || list[0].Kubernetes[0].Version.String() != "v1.36.0" {
 		t.Errorf("the summaries are in another order: %v", list)
 	}
+}
+
+func TestMatrixAnswersManyAtOnce(t *testing.T) {
+	m := NewMatrix(two())
+	now, goal := at("v1.0.0", "v1.0.0", "v1.34.3"), to("v1.1.0", "v1.1.0", "v1.36.4")
+	checks := m.Check(ver("v1.1.0"), now, goal, Offer{})
+	hops, _ := m.Path(now, goal, Offer{})
+	paths := told(hops)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 50 {
+				if got := m.Check(ver("v1.1.0"), now, goal, Offer{}); !slices.Equal(got, checks) {
+					t.Errorf("%+v", got)
+				}
+				// Another question in between must not leave anything behind.
+				m.Check(ver("v1.0.0"), at("v1.1.0", "v1.1.0", "v1.36.3"), Planned{KeepWorkers: true, Attestation: attested}, Offer{})
+			}
+			if hops, _ := m.Path(now, goal, Offer{}); !slices.Equal(told(hops), paths) {
+				t.Errorf("%q", told(hops))
+			}
+		})
+	}
+	all.Wait()
 }

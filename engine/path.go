@@ -679,7 +679,7 @@ func (p *planner) together(a, b *place, number int, first string) []string {
 		case "oldest-supports-kubernetes":
 			out = append(out, "Kubernetes "+b.hop.kubernetes.MinorString()+" needs image "+a.hop.image.MinorString()+" on the control planes first"+brings)
 		case "services-support-kubernetes":
-			out = append(out, "release "+b.hop.services.String()+" does not support Kubernetes "+a.from.kubernetes.Oldest.MinorString()+": it needs "+a.hop.kubernetes.MinorString()+" first"+brings)
+			out = append(out, "release "+b.hop.services.String()+" does not support Kubernetes "+a.from.kubernetes.Oldest.MinorString()+" and needs "+a.hop.kubernetes.MinorString()+" first"+brings)
 		case "minor-drift":
 			out = append(out, "services and image go up one minor at a time: "+b.hop.services.MinorString()+" needs "+a.hop.services.MinorString()+" first"+brings)
 		case "kubernetes-minor":

@@ -181,7 +181,7 @@ func TestHopsExplainThemselves(t *testing.T) {
 		{
 			Number: 1, CLI: ver("v1.0.0"), From: Target{"v1.0.0", "v1.0.0", "v1.34.3"}, To: Target{"v1.0.0", "v1.0.0", "v1.35.4"}, ReplaceControlPlanes: true,
 			Why: []string{
-				"it comes before hop 2: release v1.1.0 does not support Kubernetes v1.34: it needs v1.35 first, which this hop brings",
+				"it comes before hop 2: release v1.1.0 does not support Kubernetes v1.34 and needs v1.35 first, which this hop brings",
 				"workers stay: kubelets v1.34 may be one minor behind",
 			},
 			Get: "take constellation v1.0.0 from where you got this one",
@@ -189,7 +189,7 @@ func TestHopsExplainThemselves(t *testing.T) {
 		{
 			Number: 2, CLI: ver("v1.1.0"), From: Target{"v1.0.0", "v1.0.0", "v1.35.4"}, To: Target{"v1.1.0", "v1.1.0", "v1.35.4"}, ReplaceControlPlanes: true,
 			Why: []string{
-				"release v1.1.0 does not support Kubernetes v1.34: it needs v1.35 first, which hop 1 brings",
+				"release v1.1.0 does not support Kubernetes v1.34 and needs v1.35 first, which hop 1 brings",
 				"workers stay: kubelets v1.34 may be one minor behind",
 			},
 		},
