@@ -1,0 +1,147 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"constellation/engine"
+	"constellation/engine/attestation"
+	"constellation/engine/cloud"
+	"constellation/engine/component"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/version"
+)
+
+// pretendedCloud has every version of Kubernetes and two images.
+type pretendedCloud struct{ engine.Provider }
+
+func (pretendedCloud) Describe(context.Context) (engine.ProviderInfo, error) {
+	return engine.ProviderInfo{UID: "0123456789abcdef", Name: "demo"}, nil
+}
+
+func (pretendedCloud) Images(context.Context) ([]cloud.Image, error) {
+	m := map[uint32]string{4: strings.Repeat("0a", 32)}
+	return []cloud.Image{{Reference: "sandboxes/demo/images/v1.0.0", Version: "v1.0.0", Measurements: m}, {Reference: "sandboxes/demo/images/v1.1.0", Version: "v1.1.0", Measurements: m}}, nil
+}
+
+func (pretendedCloud) Components(context.Context, version.Version) (component.List, error) {
+	return component.List{}, nil
+}
+
+// BenchmarkCheckVersions measures what a user waits for until `upgrade check` shows
+// versions and path: with a new client each time, as every start of the program has, of
+// a cluster with few and with many kinds of others.
+func BenchmarkCheckVersions(b *testing.B) {
+	for _, kinds := range []int{0, 2000} {
+		b.Run(fmt.Sprintf("%d kinds", kinds), func(b *testing.B) {
+			cp := controlplane.ForTest(b, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
+			c, err := ForConfig(cp.Config(), nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			workspace := populate(b, cp, c)
+			putKinds(b, c, kinds)
+			settle(b, c)
+
+			var requests atomic.Int64
+			inspect := func(context.Context, []byte) (engine.Inspector, error) {
+				config := cp.Config()
+				config.Wrap(func(rt http.RoundTripper) http.RoundTripper {
+					return roundTripper(func(r *http.Request) (*http.Response, error) {
+						requests.Add(1)
+						return rt.RoundTrip(r)
+					})
+				})
+				return ForConfig(config, nil)
+			}
+			e := engine.New(workspace, engine.Deps{
+				Inspect:  inspect,
+				Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return pretendedCloud{}, nil },
+			})
+			var shown time.Duration
+			for b.Loop() {
+				start := time.Now()
+				found, err := e.Check(b.Context(), engine.CheckRequest{NoPreflight: true}, func(ev engine.Event) {
+					if ev.Object == engine.CheckVersions {
+						shown += time.Since(start)
+					}
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if len(found.Path) != 2 {
+					b.Fatalf("path %+v, findings %+v", found.Path, found.Findings)
+				}
+			}
+			b.ReportMetric(float64(requests.Load())/float64(b.N), "requests/op")
+			b.ReportMetric(float64(shown.Microseconds())/float64(b.N)/1000, "shown-ms")
+		})
+	}
+}
+
+// populate makes a cluster of release v1.0.0 with three nodes, and a workspace for it.
+func populate(b *testing.B, cp *controlplane.ControlPlane, c *Client) *engine.Workspace {
+	b.Helper()
+	ctx := b.Context()
+	id := strings.Repeat("c1", 32)
+	rootPEM, _, err := attestation.CreateCA("bench")
+	if err != nil {
+		b.Fatal(err)
+	}
+	dir := b.TempDir()
+	w, err := engine.OpenWorkspace(dir)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := w.AdoptSandbox(engine.SandboxInfo{
+		Name: "demo", UID: "0123456789abcdef", Release: "v1.0.0", Kubernetes: "v1.35.4", Image: "v1.0.0", TrustRoots: string(rootPEM),
+		Measurements: map[uint32]string{4: strings.Repeat("0a", 32)}, ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: "127.0.0.1:39000",
+		InClusterEndpoint: "10.42.0.1", NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12",
+		ControlPlanes: 1, Workers: 2, Socket: "/nowhere/api.sock", InitSecret: []byte("init-secret-0123456789-abcdefghi"),
+	}); err != nil {
+		b.Fatal(err)
+	}
+	state, err := os.OpenFile(filepath.Join(dir, engine.StateFile), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := fmt.Fprintf(state, "clusterValues:\n  clusterID: %s\n  measurementSalt: %s\n", id, id); err != nil {
+		b.Fatal(err)
+	}
+	if err := state.Close(); err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, engine.KubeconfigFile), []byte("the client is made from the control plane's"), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	if err := c.ApplyKinds(ctx, ownCRDs(b), func(string) {}); err != nil {
+		b.Fatal(err)
+	}
+	demand := fmt.Sprintf(`{"variant":"tpm2","measurements":{"4":{"expected":"%s","warnOnly":false}}}`, strings.Repeat("0a", 32))
+	if err := c.PublishJoinConfig(ctx, engine.JoinConfig{Attestation: demand, TrustRoots: "pem", ClusterID: id}); err != nil {
+		b.Fatal(err)
+	}
+	target := engine.NodeTarget{Image: "sandboxes/demo/images/v1.0.0", ImageVersion: "v1.0.0", Components: "k8s-components-sha256-" + strings.Repeat("1", 64), Kubernetes: "v1.35.4"}
+	if err := c.SetNodeTarget(ctx, target); err != nil {
+		b.Fatal(err)
+	}
+	for _, n := range []struct{ name, role string }{{"control-plane-0", "node-role.kubernetes.io/control-plane: ''"}, {"worker-0", "a: b"}, {"worker-1", "a: b"}} {
+		if err := cp.Apply(ctx, fmt.Appendf(nil, `apiVersion: v1
+kind: Node
+metadata: {name: %s, labels: {%s}, annotations: {constellation.edgeless.systems/node-image: %s}}
+`, n.name, n.role, target.Image)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := cp.Apply(ctx, []byte(workload("Deployment", Namespace, "constellation-operator", "example/operator:v1.0.0", map[string]string{partOfLabel: partOf, versionLabel: "v1.0.0"}))); err != nil {
+		b.Fatal(err)
+	}
+	return w
+}
