@@ -5,10 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,6 +70,7 @@ func (p *pretendedCluster) Preflight(_ context.Context, r engine.PreflightReques
 type pretendedCloud struct {
 	testCloud
 	kubernetes []version.Version
+	extra      string // an image whose measurements it does not tell; empty for none
 }
 
 func (c *pretendedCloud) Describe(context.Context) (engine.ProviderInfo, error) {
@@ -73,10 +78,14 @@ func (c *pretendedCloud) Describe(context.Context) (engine.ProviderInfo, error) 
 }
 
 func (c *pretendedCloud) Images(context.Context) ([]cloud.Image, error) {
-	return []cloud.Image{
+	out := []cloud.Image{
 		{Reference: "sandboxes/demo/images/v1.0.0", Version: "v1.0.0", Measurements: map[uint32]string{4: value(1), 9: value(2), 11: value(3)}},
 		{Reference: "sandboxes/demo/images/v1.1.0", Version: "v1.1.0", Measurements: map[uint32]string{4: value(1), 9: value(12), 11: value(13), 12: value(14)}},
-	}, c.state()
+	}
+	if c.extra != "" {
+		out = append(out, cloud.Image{Reference: "sandboxes/demo/images/" + c.extra, Version: c.extra})
+	}
+	return out, c.state()
 }
 
 // checkStage is a workspace of a cluster of release v1.0.0 with Kubernetes v1.35.4, one
@@ -633,6 +642,122 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				}
 			}
 			if d := cmp.Diff(tt.notes, c.Notes); d != "" {
+				t.Errorf("notes (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// publish makes a signed feed of the program's releases and one that comes after them,
+// with its measurements, and returns where it is and the file of the public key.
+func publish(t *testing.T) (feed, key string) {
+	t.Helper()
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	from, dir := t.TempDir(), t.TempDir()
+	put := func(name string, b []byte) {
+		t.Helper()
+		path := filepath.Join(from, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"v1.0.0.yaml", "v1.1.0.yaml"} {
+		b, err := fs.ReadFile(assets.Releases(), "releases/"+name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(name, b)
+		if name == "v1.1.0.yaml" {
+			put("v1.2.0.yaml", []byte(strings.NewReplacer("v1.1.0", "v1.2.0", "upgradeFrom: v1.0.0", "upgradeFrom: v1.1.0").Replace(string(b))))
+		}
+	}
+	put("v1.2.0/measurements/sandbox.json", fmt.Appendf(nil, `{"schema": "1", "version": "v1.2.0", "provider": "sandbox", "measurements": {"4": "%s", "9": "%s"}}`, value(21), value(22)))
+	k, err := engine.NewFeedKey(filepath.Join(dir, "feed.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	feed = filepath.Join(dir, "feed")
+	if _, err := engine.BuildFeed(t.Context(), engine.FeedBuild{From: from, Out: feed, KeyFile: k.Private}); err != nil {
+		t.Fatal(err)
+	}
+	return feed, k.Public
+}
+
+func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
+	feed, key := publish(t)
+	var requests atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		http.FileServer(http.Dir(feed)).ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	pem, err := os.ReadFile(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name    string
+		given   func(*checkStage)
+		request engine.CheckRequest
+	}{
+		{"an address", nil, engine.CheckRequest{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true}},
+		{"a directory", nil, engine.CheckRequest{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}},
+		{"one that the configuration names", func(s *checkStage) {
+			if err := os.CopyFS(filepath.Join(s.dir, "feed"), os.DirFS(feed)); err != nil {
+				s.Fatal(err)
+			}
+			s.write(engine.ConfigFile, s.read(engine.ConfigFile)+"releases:\n  feed: feed\n  keys: |\n    "+strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ")+"\n")
+		}, engine.CheckRequest{NoPreflight: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newCheckStage(t)
+			s.cloud.extra = "v1.2.0"
+			if tt.given != nil {
+				tt.given(s)
+			}
+			requests.Store(0)
+			c := s.mustCheck(tt.request)
+			if n := requests.Load(); n > 3 {
+				t.Errorf("%d requests of the feed", n)
+			}
+			if c.Feed.Problem != "" || c.Feed.Source == "embedded" || c.Feed.Signer == "" || c.Feed.Sequence != 1 {
+				t.Errorf("feed %+v", c.Feed)
+			}
+			var path []string
+			for _, h := range c.Path {
+				path = append(path, h.CLI.String()+": "+h.To.String()+": "+h.Get)
+			}
+			if d := cmp.Diff([]string{
+				"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4: ",
+				"v1.2.0: v1.2.0, image v1.2.0, Kubernetes v1.36.3: take constellation v1.2.0 from where you got this one",
+			}, path); d != "" {
+				t.Errorf("path (-want +got):\n%s", d)
+			}
+			if d := cmp.Diff([]string{engine.NoteNewerCLI, engine.NoteFinishServices}, c.Notes); d != "" {
+				t.Errorf("notes (-want +got):\n%s", d)
+			}
+			if last := c.Components[len(c.Components)-1]; last.Newest != "v1.2.0" || last.Verdict != "after hop 1" {
+				t.Errorf("CLI %+v", last)
+			}
+
+			// The cluster has arrived at v1.1.0: now the other program is needed.
+			r := &s.inside.running
+			r.Services, r.ControlPlaneImage, r.WorkerImage, r.Target.ImageVersion = at("v1.1.0"), at("v1.1.0"), at("v1.1.0"), "v1.1.0"
+			s.edit("image: v1.0.0", "image: v1.1.0")
+			s.edit("microserviceVersion: v1.0.0", "microserviceVersion: v1.1.0")
+			s.edit(value(2), value(12))
+			c = s.mustCheck(tt.request)
+			if len(c.Path) != 1 || !c.Path[0].CLI.Equal(v("v1.2.0")) || len(c.Changes.KindsChanged) > 0 {
+				t.Errorf("path %+v, kinds %v", c.Path, c.Changes.KindsChanged)
+			}
+			want := []engine.MeasurementChange{{PCR: 4, From: value(1), To: value(21)}, {PCR: 9, From: value(12), To: value(22)}, {PCR: 11, From: value(3), Weaker: true}}
+			if d := cmp.Diff(want, c.Changes.Measurements); d != "" {
+				t.Errorf("measurements (-want +got):\n%s", d)
+			}
+			if d := cmp.Diff([]string{engine.NoteNewerCLI, "Which kinds hop 1 changes only constellation v1.2.0 knows."}, c.Notes); d != "" {
 				t.Errorf("notes (-want +got):\n%s", d)
 			}
 		})

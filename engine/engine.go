@@ -193,8 +193,8 @@ type Deps struct {
 	// it. It need not reach it.
 	Inspect func(ctx context.Context, kubeconfig []byte) (Inspector, error)
 	// Releases opens what is known about releases at a directory or an address, signed by
-	// one of keys; no location means what the program brings with it. The default is
-	// OpenReleases.
+	// one of keys, together with what the program brings with it; no location means that
+	// alone. The default is OpenReleases.
 	Releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 	// Provider returns the cloud that the machines are in; the default is NewProvider.
 	Provider func(ctx context.Context, c *Config, s *State) (Provider, error)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -45,11 +44,11 @@ func OpenReleases(ctx context.Context, location string, keys []release.Key) (rel
 	return release.Join(own, feed)
 }
 
-// knowledge is what the program knows about releases: that of a feed, and what it
-// brings with it. Where the two know the same release, the feed is right: it may have
-// learned that the release is faulty.
+// knowledge is what the program knows about releases.
 type knowledge struct {
-	feed     release.Source // nil if there is none, or it cannot be used
+	// feed is a feed joined with what the program brings with it; nil if there is none, or
+	// it cannot be used.
+	feed     release.Source
 	embedded release.Source
 	state    FeedState
 }
@@ -99,14 +98,16 @@ func (e *Engine) learnReleases(ctx context.Context, location string, keys []rele
 		return nil, ctx.Err()
 	case err != nil:
 		k.state.Problem = fmt.Sprintf("the feed %s cannot be used: %v", location, err)
-		k.state.Remedy = "`constellation release verify " + location + "` says more; what this program brings with it was used instead"
+		k.state.Remedy = feedRemedy(err)
 		if errors.Is(err, context.DeadlineExceeded) {
 			k.state.Problem = fmt.Sprintf("the feed %s did not answer within %s", location, feedLimit)
 		}
+		fill(&k.state.Remedy, "`constellation release verify "+location+"` says more; until then what this program brings with it is used")
 	default:
 		k.feed, k.state = feed, feedState(feed.State())
 		if k.state.Problem != "" {
-			k.state.Remedy = "`constellation release verify " + location + "` says more"
+			k.state.Remedy = feedRemedy(feed.State().Err)
+			fill(&k.state.Remedy, "`constellation release verify "+location+"` says more")
 		}
 	}
 	return k, nil
@@ -116,48 +117,26 @@ func feedState(s release.State) FeedState {
 	return FeedState{Source: s.Source, Fetched: s.Fetched, Stale: s.Stale, Problem: s.Problem, Signer: s.Signer, Sequence: s.Sequence}
 }
 
+// source is the best that there is.
+func (k *knowledge) source() release.Source {
+	if k.feed != nil {
+		return k.feed
+	}
+	return k.embedded
+}
+
 // summaries returns all releases, oldest first.
 func (k *knowledge) summaries(ctx context.Context) ([]release.Summary, error) {
-	var out []release.Summary
-	if k.feed != nil {
-		var err error
-		if out, err = k.feed.Summaries(ctx); err != nil {
-			return nil, err
-		}
-		out = slices.Clone(out)
-	}
-	own, err := k.embedded.Summaries(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range own {
-		if !slices.ContainsFunc(out, func(o release.Summary) bool { return o.Version.Equal(s.Version) }) {
-			out = append(out, s)
-		}
-	}
-	slices.SortFunc(out, func(a, b release.Summary) int { return a.Version.Compare(b.Version) })
-	return out, nil
+	return k.source().Summaries(ctx)
 }
 
 // release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
 func (k *knowledge) release(ctx context.Context, v version.Version) (*release.Release, error) {
-	if k.feed != nil {
-		r, err := k.feed.Release(ctx, v)
-		if err == nil || !errors.Is(err, release.ErrNotOffered) {
-			return r, err
-		}
-	}
-	return k.embedded.Release(ctx, v)
+	return k.source().Release(ctx, v)
 }
 
 // measurements returns what machines of an image must have measured. The error wraps
 // release.ErrNotOffered if nobody knows.
 func (k *knowledge) measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
-	if k.feed != nil {
-		m, err := k.feed.Measurements(ctx, v, provider)
-		if err == nil || !errors.Is(err, release.ErrNotOffered) {
-			return m, err
-		}
-	}
-	return k.embedded.Measurements(ctx, v, provider)
+	return k.source().Measurements(ctx, v, provider)
 }

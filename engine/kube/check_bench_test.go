@@ -62,8 +62,10 @@ func BenchmarkCheckVersions(b *testing.B) {
 				return ForConfig(config, nil)
 			}
 			e := engine.New(workspace, engine.Deps{
-				Inspect:  inspect,
-				Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return pretendedCloud{}, nil },
+				Inspect: inspect,
+				Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) {
+					return pretendedCloud{}, nil
+				},
 			})
 			var shown time.Duration
 			for b.Loop() {
