@@ -182,6 +182,8 @@ func removedInUse(w *world, _ *probe) (out []engine.Finding) {
 			f.Detail += "; " + wroteLast(by)
 			f.Owner, f.Objects = printable(by[0].manager), writtenObjects(a, by)
 			who = f.Owner
+		} else if why, ok := w.unread[sourceWriters]; ok {
+			f.Detail += "; who wrote could not be read: " + why
 		} else {
 			f.Detail += "; no object tells who it is; the API server's audit log does, by the annotation k8s.io/deprecated"
 		}

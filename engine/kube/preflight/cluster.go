@@ -134,12 +134,17 @@ func controlPlaneVersions(w *world, _ *probe) (out []engine.Finding) {
 		for _, node := range slices.Sorted(maps.Keys(byNode)) {
 			v := byNode[node]
 			f := engine.Finding{Severity: engine.Block, Objects: []string{object("node", "", node)}}
+			// kubeadm leads it to the API server beside it, and else to any.
+			oldest, newest, which := api.Oldest, api.Newest, "the oldest API server"
+			if beside, ok := images[node]; ok {
+				oldest, newest, which = beside, beside, "the API server beside it"
+			}
 			switch {
-			case ahead(api.Oldest, v) < 0:
-				f.Title = fmt.Sprintf("%s on %s is %s, newer than the oldest API server with %s", follower, printable(node), v, api.Oldest)
-				f.Remedy = "bring every API server to that version first"
-			case ahead(api.Newest, v) > 1:
-				f.Title = fmt.Sprintf("%s on %s is %s, more than one minor version older than the newest API server with %s", follower, printable(node), v, api.Newest)
+			case ahead(oldest, v) < 0:
+				f.Title = fmt.Sprintf("%s on %s is %s, newer than %s with %s", follower, printable(node), v, which, oldest)
+				f.Remedy = "bring that API server to the same version first"
+			case ahead(newest, v) > 1:
+				f.Title = fmt.Sprintf("%s on %s is %s, more than one minor version older than the API server with %s", follower, printable(node), v, newest)
 				f.Remedy = "run `kubeadm upgrade node` there"
 			default:
 				continue
@@ -188,6 +193,9 @@ func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
 	}
 	after := api.Add(w.request.To)
 	var odd []string
+	// kubeadm leads the kubelet of a control plane to the API server beside it, so that
+	// one which was replaced already is not ahead of it.
+	beside, _ := w.componentVersions("kube-apiserver")
 	newer, tooOld, tooOldAfter := map[string][]string{}, map[string][]string{}, map[string][]string{}
 	for i := range w.nodes {
 		n := &w.nodes[i]
@@ -196,8 +204,12 @@ func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
 			odd = append(odd, fmt.Sprintf("%s says %q", n.Name, printable(n.Status.NodeInfo.KubeletVersion)))
 			continue
 		}
+		oldest, ok := beside[n.Name]
+		if !ok {
+			oldest = api.Oldest
+		}
 		switch key := v.String(); {
-		case ahead(api.Oldest, v) < 0:
+		case ahead(oldest, v) < 0:
 			newer[key] = append(newer[key], n.Name)
 		case ahead(api.Newest, v) > maxSkew(v):
 			tooOld[key] = append(tooOld[key], n.Name)
@@ -219,7 +231,7 @@ func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
 	}
 	told(newer, func(v string, names []string) engine.Finding {
 		return engine.Finding{
-			Title:  fmt.Sprintf("the kubelet of %s is %s, newer than the oldest API server with %s", count(len(names), "node"), v, api.Oldest),
+			Title:  fmt.Sprintf("the kubelet of %s is %s, newer than an API server that it may meet (the oldest is %s)", count(len(names), "node"), v, api.Oldest),
 			Remedy: "bring every API server to that version first, or replace the nodes",
 		}
 	})

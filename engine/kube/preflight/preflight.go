@@ -31,9 +31,9 @@ const answerLimit = 10 * time.Second
 
 // Run looks for what the hop of r would trip over in the cluster that config leads to.
 //
-// emit gets an event of the kind check when a check begins and one for each of its
-// findings when it ends, and events of the kind progress of those that take long; calls
-// do not overlap. Findings are sorted by severity, block first, and then by check. A
+// emit gets an event of the kind check for each check before anything is read, and one
+// for each of its findings when it ends, and events of the kind progress of those that
+// take long; calls do not overlap. Findings are sorted by severity, block first, and then by check. A
 // check that finds nothing has a finding with severity Info. The error is that of the
 // first request if the API server does not answer it, or the context's.
 func Run(ctx context.Context, config *rest.Config, r engine.PreflightRequest, emit func(engine.Event)) ([]engine.Finding, error) {
@@ -49,11 +49,15 @@ func Run(ctx context.Context, config *rest.Config, r engine.PreflightRequest, em
 	if err := answers(ctx, core); err != nil {
 		return nil, err
 	}
+	all := checks()
+	for _, c := range all {
+		emit(engine.Event{Time: time.Now(), Kind: engine.KindCheck, Object: c.id, State: engine.StateRunning, Text: c.title})
+	}
 	w, err := collect(ctx, config, core, r)
 	if err != nil {
 		return nil, err
 	}
-	return runChecks(ctx, checks(), w, probe{config: config, core: core}, emit)
+	return runChecks(ctx, all, w, probe{config: config, core: core}, emit)
 }
 
 // answers returns an error if the API server does not.
@@ -66,7 +70,8 @@ func answers(ctx context.Context, core kubernetes.Interface) error {
 	return nil
 }
 
-// runChecks runs all at the same time and returns what they found, sorted.
+// runChecks runs all at the same time and returns what they found, sorted. emit gets
+// an event for each finding.
 func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(engine.Event)) ([]engine.Finding, error) {
 	var mu sync.Mutex // of emit
 	tell := func(e engine.Event) {
@@ -79,7 +84,6 @@ func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(en
 	for i, c := range all {
 		running.Go(func() {
 			start := time.Now()
-			tell(engine.Event{Time: start, Kind: engine.KindCheck, Object: c.id, State: engine.StateRunning, Text: c.title})
 			p := p
 			p.ctx = ctx
 			p.progress = func(current, total int64) {

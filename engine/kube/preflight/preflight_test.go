@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"math/big"
 	"net"
 	"net/http"
@@ -33,12 +34,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/httpstream"
-	"k8s.io/apimachinery/pkg/util/httpstream/spdy"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
 
 	"constellation/engine"
 	"constellation/engine/sandbox/controlplane"
@@ -166,7 +167,7 @@ func kubelet(t *testing.T, life, left time.Duration) (port int32) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Second, ErrorLog: nil}
+	server := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Second, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close() })
 	return int32(l.Addr().(*net.TCPAddr).Port)
@@ -315,15 +316,15 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 		s := s.in(t)
 		front := newFront(t, s.config)
 		front.handle = func(w http.ResponseWriter, r *http.Request) bool {
-			switch {
-			case r.URL.Path == "/api/v1/nodes":
+			switch r.URL.Path {
+			case "/api/v1/nodes":
 				<-r.Context().Done() // never
-			case r.URL.Path == "/apis/apps/v1/daemonsets": // client-go asks again and again
+			case "/apis/apps/v1/daemonsets": // client-go asks again and again
 				conn, _, err := http.NewResponseController(w).Hijack()
 				if err == nil {
 					conn.Close()
 				}
-			case r.URL.Path == "/apis/apiregistration.k8s.io/v1/apiservices":
+			case "/apis/apiregistration.k8s.io/v1/apiservices":
 				w.Header().Set("Content-Type", "application/json")
 				fmt.Fprint(w, `{"items":`)
 			default:
