@@ -272,7 +272,7 @@ func (p *planner) after(s *state, mv move) state {
 	if !s.kubernetes.is(mv.kubernetes) {
 		out.etcd = "" // that of the new patch
 		if k := p.m.find(mv.services); k != nil {
-			for _, q := range k.Summary.Kubernetes {
+			for _, q := range k.Kubernetes {
 				if q.Version.Equal(mv.kubernetes) {
 					out.etcd = q.Etcd
 				}
@@ -471,7 +471,7 @@ func (p *planner) imagesOf(cli *known, runs version.Version) []version.Version {
 			if !k.Version.SameMinor(cli.Version) || k.Faulty != "" || !p.offersImage(k.Version) {
 				continue
 			}
-			if p.beyond(k.Version, p.goal.Image) && !(k.Version.Equal(cli.Version) && p.goal.Image.IsZero()) {
+			if p.beyond(k.Version, p.goal.Image) && (!k.Version.Equal(cli.Version) || !p.goal.Image.IsZero()) {
 				continue
 			}
 			if minors := k.minors(); minors != last || len(newer) == 0 || p.start.workerImage.is(k.Version) {

@@ -481,7 +481,7 @@ func drawToy(t *rapid.T) *toy {
 			case rarely("from"):
 				r.from = num{1, minor, max(0, p-1)}
 			case minor > 0 || p > 0:
-				r.from = num{1, max(0, minor-1), rapid.IntRange(0, 1).Draw(t, "from patch")}
+				r.from = num{1, max(0, minor-1), rapid.IntRange(0, 4).Draw(t, "from patch") / 4}
 			}
 			for _, k := range patches {
 				if k[1]-33 >= minor && k[1]-33 <= minor+1+rapid.IntRange(0, 1).Draw(t, "more") && !rarely("without") {
@@ -525,13 +525,16 @@ func TestPathIsTheBestThereIs(t *testing.T) {
 			s.workerImage, s.kubelet = pick("worker image", releases), pick("kubelet", patches)
 		}
 		var services, image, kubernetes num
-		switch rapid.IntRange(0, 3).Draw(t, "goal") {
-		case 0:
+		if !odd("services are free") {
+			services = pick("goal services", high(releases))
+			if image = services; odd("another goal image") {
+				image = pick("goal image", releases)
+			}
+		}
+		if r := y.find(services); services == (num{}) || odd("any kubernetes") || len(r.patches) == 0 {
 			kubernetes = pick("goal kubernetes", high(patches))
-		case 1:
-			services, image = pick("goal services", high(releases)), pick("goal image", high(releases))
-		default:
-			services, image, kubernetes = pick("goal services", high(releases)), pick("goal image", high(releases)), pick("goal kubernetes", high(patches))
+		} else if !odd("kubernetes is free") {
+			kubernetes = pick("goal kubernetes of the release", r.patches)
 		}
 		now := Running{
 			Services: At(s.services.v()), ControlPlaneImage: At(s.image.v()), WorkerImage: At(s.workerImage.v()), Kubernetes: At(s.kubernetes.v()),
