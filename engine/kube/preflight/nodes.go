@@ -1,7 +1,6 @@
 package preflight
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -231,7 +230,7 @@ func cordonedNodes(w *world, _ *probe) []engine.Finding {
 func cordonedBy(n *corev1.Node) (string, time.Time) {
 	for i := range n.ManagedFields {
 		m := &n.ManagedFields[i]
-		if m.FieldsV1 != nil && bytes.Contains(m.FieldsV1.Raw, []byte(`"f:unschedulable"`)) {
+		if m.FieldsV1 != nil && strings.Contains(m.FieldsV1.GetRawString(), `"f:unschedulable"`) {
 			if m.Time == nil {
 				return m.Manager, time.Time{}
 			}

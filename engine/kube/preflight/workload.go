@@ -317,6 +317,8 @@ func count(n int, one string) string {
 	return fmt.Sprintf("%d %ss", n, one)
 }
 
+const commandLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/=-"
+
 // command formats a command that people paste into a shell. Words that come from the
 // API are arguments; if one is more than letters, digits and . _ : / = - , or begins
 // with a dash, there is no command: nobody shall paste what a stranger wrote.
@@ -329,10 +331,8 @@ func command(format string, args ...any) string {
 		if s == "" || s[0] == '-' {
 			return ""
 		}
-		for _, r := range s {
-			if !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("._:/=-~", r)) {
-				return ""
-			}
+		if strings.ContainsFunc(s, func(r rune) bool { return !strings.ContainsRune(commandLetters, r) }) {
+			return ""
 		}
 	}
 	return fmt.Sprintf(format, args...)

@@ -692,8 +692,8 @@ func TestWorkloadFindings(t *testing.T) {
 			n := w.node("worker-0")
 			n.Spec.Unschedulable = true
 			n.ManagedFields = []metav1.ManagedFieldsEntry{
-				{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{}}`)}},
-				{Manager: "kubectl-cordon", Time: ptr.To(metav1.NewTime(noon.Add(-2 * time.Hour))), FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:unschedulable":{}}}`)}},
+				{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{}}`)},
+				{Manager: "kubectl-cordon", Time: ptr.To(metav1.NewTime(noon.Add(-2 * time.Hour))), FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:unschedulable":{}}}`)},
 			}
 		}, []string{"warn"}},
 		// Others.
