@@ -352,10 +352,8 @@ func (c *checkRun) summary(v version.Version) *release.Summary {
 // prepare works out the configuration of the next hop.
 func (c *checkRun) prepare(ctx context.Context) error {
 	to := c.hop.Planned()
-	h := hopConfig{
-		image: to.Image, services: to.Services, kubernetes: to.Kubernetes,
-		keepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && !c.now.WorkerKubelet.IsZero(),
-	}
+	behind := !c.now.WorkerKubelet.IsZero() && !(c.now.WorkerKubelet.is(to.Kubernetes) && c.now.WorkerImage.is(to.Image))
+	h := hopConfig{image: to.Image, services: to.Services, kubernetes: to.Kubernetes, keepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && behind}
 	if h.measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -414,10 +412,11 @@ func (c *checkRun) measured(ctx context.Context, v version.Version) (attestation
 // registersOf returns what a machine that booted an image has measured: the cloud knows
 // its own images, the feed all others.
 func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint32][]byte, error) {
-	text := map[uint32]string{}
-	if i := c.image(v); i != nil && len(i.Measurements) > 0 {
+	var text map[uint32]string
+	if i := c.image(v); i != nil {
 		text = i.Measurements
-	} else {
+	}
+	if len(text) == 0 {
 		var err error
 		if text, err = c.known.measurements(ctx, v, c.out.Provider); err != nil {
 			return nil, err
@@ -483,7 +482,11 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 	var outdated []string
 	var wg sync.WaitGroup
 	wg.Go(func() { findings, err = i.Preflight(ctx, r, emit) })
-	wg.Go(func() { outdated, kinds = c.outdated(ctx, b) })
+	wg.Go(func() {
+		if kinds = errNotAsked; !c.request.NoDryRun {
+			outdated, kinds = c.outdated(ctx, b)
+		}
+	})
 	wg.Go(func() { list, components = c.list(ctx, to.Kubernetes) })
 	wg.Wait()
 	if ctx.Err() != nil {
@@ -505,7 +508,7 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 				c.out.Changes.KindsAdded = append(c.out.Changes.KindsAdded, k)
 			}
 		}
-	} else if !errors.Is(kinds, assets.ErrUnknownRelease) {
+	} else if !errors.Is(kinds, assets.ErrUnknownRelease) && !errors.Is(kinds, errNotAsked) {
 		c.e.log.Debug("kinds not compared", "err", kinds)
 	}
 	if components == nil && list.Name != c.now.Target.Components {
@@ -513,6 +516,9 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 	}
 	return nil
 }
+
+// errNotAsked means that the request leaves a question out.
+var errNotAsked = errors.New("not asked")
 
 // etcd returns the tag of etcd after a hop; empty if it is not known.
 func (c *checkRun) etcd(to Planned) string {
@@ -526,8 +532,8 @@ func (c *checkRun) etcd(to Planned) string {
 	return ""
 }
 
-// outdated asks the cluster which definitions of the next hop's release it does not have
-// just so.
+// outdated asks the cluster, by a dry run, which definitions of the next hop's release it
+// does not have just so.
 func (c *checkRun) outdated(ctx context.Context, kubeconfig []byte) ([]string, error) {
 	want, err := c.kindsOf(ctx, c.hop.Planned().Services)
 	if err != nil {

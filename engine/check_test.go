@@ -129,8 +129,10 @@ func newCheckStage(t *testing.T) *checkStage {
 		Services: at("v1.0.0"), ControlPlaneImage: at("v1.0.0"), WorkerImage: at("v1.0.0"), Kubernetes: at("v1.35.4"),
 		ControlPlaneKubelet: at("v1.35.4"), WorkerKubelet: at("v1.35.4"), Etcd: "3.6.6-0",
 		Parts: []engine.Service{
-			{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes}, {Name: "join-service", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
-			{Name: "kube-proxy", Version: "v1.35.4", Kind: engine.ServiceOfKubernetes}, {Name: "operator", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
+			{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes},
+			{Name: "join-service", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
+			{Name: "kube-proxy", Version: "v1.35.4", Kind: engine.ServiceOfKubernetes},
+			{Name: "operator", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
 		},
 		Nodes: []engine.Node{
 			{Name: "control-plane-0", Group: "control-plane", Role: "control-plane"}, {Name: "worker-0", Group: "workers", Role: "worker"}, {Name: "worker-1", Group: "workers", Role: "worker"},
@@ -316,19 +318,23 @@ func TestCheckWithBadLuck(t *testing.T) {
 		find        []string
 	}{
 		{
-			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", engine.ErrUnreachable) }, engine.CheckRequest{},
+			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", engine.ErrUnreachable) },
+			engine.CheckRequest{},
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
 		{
-			"the API server is slow", func(s *checkStage) { s.inside.err = context.DeadlineExceeded }, engine.CheckRequest{},
+			"the API server is slow", func(s *checkStage) { s.inside.err = context.DeadlineExceeded },
+			engine.CheckRequest{},
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
 		{
-			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", engine.ErrDenied) }, engine.CheckRequest{},
+			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", engine.ErrDenied) },
+			engine.CheckRequest{},
 			"denied by the API server", "restore the file", 1, nil,
 		},
 		{
-			"the kubeconfig leads to another cluster", func(s *checkStage) { s.inside.running.JoinConfig.ClusterID = strings.Repeat("ab", 32) }, engine.CheckRequest{},
+			"the kubeconfig leads to another cluster", func(s *checkStage) { s.inside.running.JoinConfig.ClusterID = strings.Repeat("ab", 32) },
+			engine.CheckRequest{},
 			"it leads to another cluster", "put the files of one cluster back together", 2, nil,
 		},
 		{
@@ -339,16 +345,20 @@ func TestCheckWithBadLuck(t *testing.T) {
 			}, engine.CheckRequest{}, "there is no constellation-admin.conf", "create the cluster first", 2, nil,
 		},
 		{
-			"the configuration is broken", func(s *checkStage) { s.edit("count: 2", "count: two") }, engine.CheckRequest{},
+			"the configuration is broken", func(s *checkStage) { s.edit("count: 2", "count: two") },
+			engine.CheckRequest{},
 			"constellation-conf.yaml has 1 problem", "correct the file", 2, nil,
 		},
 		{
-			"a key that is not there", nil, engine.CheckRequest{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
+			"a key that is not there", nil,
+			engine.CheckRequest{Feed: "/nowhere", FeedKeys: []string{"/nowhere.pub"}},
 			"read key /nowhere.pub: no such file or directory", "name a file with", 2, nil,
 		},
 		{
-			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", engine.ErrUnreachable) }, engine.CheckRequest{},
-			"", "", 6, []string{"not-checked preflight: not checked what the hop would trip over"},
+			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", engine.ErrUnreachable) },
+			engine.CheckRequest{},
+			"", "", 6,
+			[]string{"not-checked preflight: not checked what the hop would trip over"},
 		},
 		{
 			"the preflight forbids the hop", func(s *checkStage) {
@@ -356,12 +366,16 @@ func TestCheckWithBadLuck(t *testing.T) {
 			}, engine.CheckRequest{}, "", "", 4, []string{"block pdb: no room"},
 		},
 		{
-			"the cloud does not answer", func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) }, engine.CheckRequest{},
-			"", "", 6, []string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
+			"the cloud does not answer", func(s *checkStage) { s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable)) },
+			engine.CheckRequest{},
+			"", "", 6,
+			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
 		},
 		{
-			"the sandbox was made anew", func(s *checkStage) { s.cloud.uid = "another" }, engine.CheckRequest{NoPreflight: true},
-			"", "", 6, []string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
+			"the sandbox was made anew", func(s *checkStage) { s.cloud.uid = "another" },
+			engine.CheckRequest{NoPreflight: true},
+			"", "", 6,
+			[]string{"warn measurements-unknown: the measurements of image v1.1.0 are not known", "not-checked cloud-offers: not checked whether the cloud has the images and versions"},
 		},
 		{
 			"the feed cannot be used", func(s *checkStage) {
@@ -556,8 +570,10 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd, r.Target.Kubernetes = at("v1.34.2"), at("v1.34.2"), at("v1.34.2"), "3.6.5-0", "v1.34.2"
 				s.edit("v1.35.4", "v1.34.2")
-			}, engine.CheckRequest{},
-			[]string{"v1.0.0: v1.0.0, image v1.0.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil,
+			},
+			engine.CheckRequest{},
+			[]string{"v1.0.0: v1.0.0, image v1.0.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
+			6, nil, nil,
 		},
 		{"everything is new", newest, engine.CheckRequest{}, nil, 0, nil, []string{"Nothing that is known is newer than what runs."}},
 		{
@@ -578,35 +594,53 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			"a cluster that is newer than this program", func(s *checkStage) {
 				r := &s.inside.running
 				r.Services, r.ControlPlaneImage, r.WorkerImage, r.Target.ImageVersion = at("v1.2.0"), at("v1.2.0"), at("v1.2.0"), "v1.2.0"
-			}, engine.CheckRequest{}, nil, 4,
-			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "block config-target: ", "block config-target: ", "warn running-release: release v1.2.0, which runs, is not known"}, nil,
+			},
+			engine.CheckRequest{},
+			nil, 4,
+			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "block config-target: ", "block config-target: ", "warn running-release: release v1.2.0, which runs, is not known"},
+			nil,
 		},
 		{
 			"a patch of Kubernetes that was never supported", func(s *checkStage) {
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.35.77"), at("v1.35.77"), at("v1.35.77"), "v1.35.77"
-			}, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"}, 6,
-			[]string{"block config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would go down from v1.35.77 to v1.35.4", "warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0"}, nil,
+			},
+			engine.CheckRequest{Release: v("v1.1.0")},
+			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"},
+			6,
+			[]string{"block config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would go down from v1.35.77 to v1.35.4", "warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0"},
+			nil,
 		},
 		{
 			"a rollout that is under way", func(s *checkStage) {
 				r := &s.inside.running
 				r.Services, r.ControlPlaneImage, r.Target.ImageVersion = at("v1.1.0"), engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, "v1.1.0"
-			}, engine.CheckRequest{},
-			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6,
-			[]string{"block config-target: ", "block config-target: ", "warn rollout-running: a rollout is under way (image of the control planes v1.0.0 to v1.1.0)"}, nil,
+			},
+			engine.CheckRequest{},
+			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
+			6,
+			[]string{"block config-target: ", "block config-target: ", "warn rollout-running: a rollout is under way (image of the control planes v1.0.0 to v1.1.0)"},
+			nil,
 		},
 		{
 			"measurements that get weaker", func(s *checkStage) {
 				s.edit("expected: \""+value(2)+"\"\n        warnOnly: false", "expected: \""+value(2)+"\"\n        warnOnly: true")
-			}, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 4,
-			[]string{"block measurements-weaker: PCR 9 would not be enforced any more"}, nil,
+			},
+			engine.CheckRequest{Release: v("v1.1.0")},
+			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
+			4,
+			[]string{"block measurements-weaker: PCR 9 would not be enforced any more"},
+			nil,
 		},
 		{
 			"another variant of attestation", func(s *checkStage) {
 				s.inside.running.JoinConfig.Attestation = strings.Replace(s.inside.running.JoinConfig.Attestation, "tpm2", "sev-snp", 1)
-			}, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 4,
-			[]string{`block variant: the attestation variant would change from "sev-snp" to "tpm2"`}, nil,
+			},
+			engine.CheckRequest{Release: v("v1.1.0")},
+			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
+			4,
+			[]string{`block variant: the attestation variant would change from "sev-snp" to "tpm2"`},
+			nil,
 		},
 		{
 			"an API server that forbids a part", func(s *checkStage) {

@@ -234,27 +234,33 @@ func TestRegistersComeAndGo(t *testing.T) {
 		old, new   string
 	}{
 		{
-			"one is added to a block at the end of a file without a line end", blockMeasurements, map[uint32]byte{4: 1, 9: 3, 11: 5},
+			"one is added to a block at the end of a file without a line end", blockMeasurements,
+			map[uint32]byte{4: 1, 9: 3, 11: 5},
 			"warnOnly: false # for now", "warnOnly: false # for now\n            11:\n                expected: \"" + hexOf(5) + "\"\n                warnOnly: false",
 		},
 		{
-			"the first of a block is removed", blockMeasurements, map[uint32]byte{9: 3},
+			"the first of a block is removed", blockMeasurements,
+			map[uint32]byte{9: 3},
 			"            4:\n                expected: \"" + hexOf(1) + "\"\n", "",
 		},
 		{
-			"the last of a block is removed", blockMeasurements, map[uint32]byte{4: 1},
+			"the last of a block is removed", blockMeasurements,
+			map[uint32]byte{4: 1},
 			"            9: # it\n                expected: \"" + hexOf(3) + "\"\n                warnOnly: false # for now", "",
 		},
 		{
-			"two are added to JSON", flowMeasurements, map[uint32]byte{4: 1, 9: 3, 11: 5, 12: 6},
+			"two are added to JSON", flowMeasurements,
+			map[uint32]byte{4: 1, 9: 3, 11: 5, 12: 6},
 			`"warnOnly": false}`, `"warnOnly": false}, "11": {"expected": "` + hexOf(5) + `", "warnOnly": false}, "12": {"expected": "` + hexOf(6) + `", "warnOnly": false}`,
 		},
 		{
-			"the first of JSON is removed", flowMeasurements, map[uint32]byte{9: 3},
+			"the first of JSON is removed", flowMeasurements,
+			map[uint32]byte{9: 3},
 			`"4": {"expected": "` + hexOf(1) + "\"},\n   ", "\n   ",
 		},
 		{
-			"the last of JSON is removed", flowMeasurements, map[uint32]byte{4: 1},
+			"the last of JSON is removed", flowMeasurements,
+			map[uint32]byte{4: 1},
 			",\n   \"9\": {\"expected\": \"" + hexOf(3) + `", "warnOnly": false}`, "",
 		},
 	} {
