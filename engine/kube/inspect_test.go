@@ -231,6 +231,33 @@ func TestRunningDoesNotWaitForAnAPIServerThatIsDown(t *testing.T) {
 	}
 }
 
+func TestPreflightTellsWhyItCannotBegin(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		status int // of every answer; zero: nobody listens
+		want   error
+	}{
+		{"an API server that is down", 0, engine.ErrUnreachable},
+		{"a kubeconfig of another cluster", http.StatusUnauthorized, engine.ErrDenied},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(tt.status) }))
+			defer s.Close()
+			if tt.status == 0 {
+				s.Close()
+			}
+			c, err := ForConfig(&rest.Config{Host: s.URL}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found, err := c.Preflight(t.Context(), engine.PreflightRequest{}, func(e engine.Event) { t.Errorf("event %+v", e) })
+			if !errors.Is(err, tt.want) || found != nil {
+				t.Errorf("found %v, error %v", found, err)
+			}
+		})
+	}
+}
+
 func TestTagsAreComparedAsVersions(t *testing.T) {
 	for _, tt := range []struct {
 		a, b string
@@ -315,19 +342,20 @@ func BenchmarkRunning(b *testing.B) {
 	}
 }
 
-// putKinds creates n definitions.
+// putKinds creates n definitions in a few dozen groups.
 func putKinds(b *testing.B, c *Client, n int) {
 	b.Helper()
+	const groups = 40
 	group, ctx := errgroup.WithContext(b.Context())
 	group.SetLimit(16)
 	for i := range n {
 		group.Go(func() error {
 			u := &unstructured.Unstructured{Object: map[string]any{
 				"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-				"metadata": map[string]any{"name": fmt.Sprintf("things.g%d.example.com", i)},
+				"metadata": map[string]any{"name": fmt.Sprintf("thing%ds.g%d.example.com", i, i%groups)},
 				"spec": map[string]any{
-					"group": fmt.Sprintf("g%d.example.com", i), "scope": "Cluster",
-					"names": map[string]any{"kind": "Thing", "plural": "things", "singular": "thing", "listKind": "ThingList"},
+					"group": fmt.Sprintf("g%d.example.com", i%groups), "scope": "Cluster",
+					"names": map[string]any{"kind": fmt.Sprintf("Thing%d", i), "plural": fmt.Sprintf("thing%ds", i), "singular": fmt.Sprintf("thing%d", i), "listKind": fmt.Sprintf("Thing%dList", i)},
 					"versions": []any{map[string]any{
 						"name": "v1", "served": true, "storage": true,
 						"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}},

@@ -27,6 +27,9 @@ var addonChecks = []check{
 // chartsAllow compares the kubeVersion of charts with the target, as Helm does when
 // the release is upgraded next.
 func chartsAllow(w *world, _ *probe) (out []engine.Finding) {
+	if w.request.From.Equal(w.request.To) {
+		return nil
+	}
 	to := w.request.To.String()
 	for _, h := range w.charts {
 		if h.kubeVersion == "" || chartutil.IsCompatibleRange(h.kubeVersion, to) {

@@ -127,7 +127,7 @@ func survivors(gone []removedAPI, to version.Version) (out []schema.GroupVersion
 
 // title is "networking.k8s.io/v1beta1 ipaddresses".
 func (a removedAPI) title() string {
-	return a.resource.GroupVersion().String() + " " + a.resource.Resource
+	return printable(a.resource.GroupVersion().String() + " " + a.resource.Resource)
 }
 
 // remedy says what to use instead.
@@ -144,9 +144,28 @@ func (a removedAPI) remedy(who string) string {
 	return fmt.Sprintf("change %s to %s, then look again; `kubectl convert` converts manifests", who, instead)
 }
 
+// removals are those of the hop that the types know, and those that API servers know
+// of what was requested: they may be newer than the types.
+func (w *world) removals() []removedAPI {
+	out := removedAPIs(w.request.From, w.request.To)
+	for i := range w.servers {
+		for _, u := range w.servers[i].metrics.deprecated {
+			r := schema.GroupVersionResource{Group: u.group, Version: u.version, Resource: u.resource}
+			removed, err := version.Parse("v" + u.removed + ".0")
+			if err != nil || slices.ContainsFunc(out, func(a removedAPI) bool { return a.resource == r }) {
+				continue
+			}
+			if w.request.From.Minor() < removed.Minor() && removed.Minor() <= w.request.To.Minor() {
+				out = append(out, removedAPI{resource: r, minor: removed.Minor()})
+			}
+		}
+	}
+	return out
+}
+
 // removedInUse joins what clients requested with who wrote.
 func removedInUse(w *world, _ *probe) (out []engine.Finding) {
-	for _, a := range removedAPIs(w.request.From, w.request.To) {
+	for _, a := range w.removals() {
 		var since time.Time // the youngest memory of all servers
 		verbs := map[string]float64{}
 		used := false

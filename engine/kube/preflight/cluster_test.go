@@ -3,11 +3,13 @@ package preflight
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -258,6 +261,16 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 		{"a chart that does not allow the version", func(w *world) {
 			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", ">=1.25.0-0 <1.36.0-0"}, {"shop", "db", "db", "2.0.0", ">= 1.20"}, {"shop", "x", "x", "1.0.0", ""}}
 		}, []string{"warn helm-charts: the chart web 1.2.3 of Helm release shop/web does not allow Kubernetes v1.36.3"}},
+		{"a chart that never allowed it, and Kubernetes stays", func(w *world) {
+			w.request.To = w.request.From
+			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", "<1.30.0-0"}}
+		}, nil},
+		{"an API of which only the API server knows that it goes", func(w *world) {
+			w.servers[0].metrics.deprecated = []deprecatedUse{
+				{group: "new.k8s.io", version: "v1beta1", resource: "things", removed: "1.36", verbs: map[string]float64{"list": 1}},
+				{group: "new.k8s.io", version: "v1beta1", resource: "others", removed: "1.37"}, {group: "x", removed: "sometime"},
+			}
+		}, []string{"warn removed-apis-used: clients read new.k8s.io/v1beta1 things, which v1.36 no longer serves"}},
 		{"a namespace that admits none of our pods", func(w *world) {
 			w.namespaces[ownNamespace] = metav1.ObjectMeta{Name: ownNamespace, Labels: map[string]string{psaLabel: "baseline"}}
 		}, []string{"block pod-security: the namespace constellation-system enforces the pod security level baseline"}},
@@ -634,8 +647,13 @@ func TestReasonsAreWords(t *testing.T) {
 		err  error
 		want string
 	}{
-		{errors.New("dial tcp 10.0.0.1:6443: connect: connection refused"), "the API server does not answer: dial tcp 10.0.0.1:6443: connect: connection refused"},
-		{fmt.Errorf("x: %w", errors.New("a\x1bb")), `the API server does not answer: a\x1bb`},
+		{&url.Error{Op: "Get", URL: "https://10.0.0.1:6443/api/v1/pods", Err: errors.New("connection refused")}, "the API server does not answer: connection refused"},
+		{fmt.Errorf("read pods: %w", errors.New("a\x1bb")), `the API server does not answer: read pods: a\x1bb`},
+		{apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", nil), "forbidden: the kubeconfig's user may not read it"},
+		{apierrors.NewTooManyRequests("slow down", 1), "the API server has too much to do"},
+		{apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, ""), "the API server does not have it"},
+		{apierrors.NewInternalError(errors.New("no\nleader")), `Internal error occurred: no\nleader`},
+		{context.DeadlineExceeded, "the API server did not answer in time"},
 	} {
 		if got := reason(t.Context(), tt.err); got != tt.want {
 			t.Errorf("%v: %q, want %q", tt.err, got, tt.want)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,6 +99,9 @@ func collectWithin(ctx context.Context, limit time.Duration, config *rest.Config
 	return w, ctx.Err()
 }
 
+// errAnswer means that the API server answered, and not as it should.
+var errAnswer = errors.New("the answer cannot be read")
+
 // reason says in words why something could not be read.
 func reason(ctx context.Context, err error) string {
 	var status apierrors.APIStatus
@@ -110,7 +114,7 @@ func reason(ctx context.Context, err error) string {
 		return "the API server has too much to do"
 	case apierrors.IsNotFound(err):
 		return "the API server does not have it"
-	case errors.As(err, &status):
+	case errors.As(err, &status), errors.Is(err, errAnswer):
 		return printable(err.Error())
 	}
 	return "the API server does not answer: " + printable(plain(err).Error())
@@ -118,18 +122,11 @@ func reason(ctx context.Context, err error) string {
 
 // plain takes method and URL out of an error of the HTTP client.
 func plain(err error) error {
-	for {
-		u := errors.Unwrap(err)
-		if u == nil {
-			return err
-		}
-		var inner interface{ Timeout() bool }
-		if errors.As(u, &inner) {
-			err = u
-			continue
-		}
-		return u
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
 	}
+	return err
 }
 
 func (r *reader) sources() map[source]func(context.Context) error {
@@ -446,7 +443,7 @@ func slimPages[T any](ctx context.Context, r *reader, path string, limit int, f 
 		}
 		var l slimList[T]
 		if err := json.Unmarshal(b, &l); err != nil {
-			return fmt.Errorf("decode answer: %w", err)
+			return fmt.Errorf("%w: %w", errAnswer, err)
 		}
 		for i := range l.Items {
 			f(&l.Items[i])

@@ -338,7 +338,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 		s.must(err)
 		if d := cmp.Diff(map[source]string{
 			sourceNodes: "the API server did not answer in time", sourceDaemonSets: "the API server did not answer in time",
-			sourceAPIServices: "the API server does not answer: unexpected end of JSON input",
+			sourceAPIServices: "the answer cannot be read: unexpected end of JSON input",
 		}, w.unread); d != "" {
 			t.Error(d)
 		}
