@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"net/url"
@@ -516,7 +515,9 @@ func MigrateConfig(b []byte) (out []byte, changed bool, err error) {
 		}
 		return b, false, nil
 	}
-	out = migrateV1(b, doc)
+	if out, err = migrateV1(b, doc); err != nil {
+		return nil, false, &Error{Op: "migrate configuration", Err: err, Exit: ExitUsage, Remedy: "write a new one with `constellation config generate`"}
+	}
 	if _, err := ParseConfig(out); err != nil {
 		return nil, false, err
 	}
@@ -525,10 +526,11 @@ func MigrateConfig(b []byte) (out []byte, changed bool, err error) {
 
 // migrateV1 brings the format of release v1.0.0 to v2: groups had an initialCount,
 // and a measurement was its value alone.
-func migrateV1(b []byte, doc *yaml.Node) []byte {
-	var edits []edit
-	replace := func(n *yaml.Node, text string) { edits = append(edits, editOf(n, text)) }
-	replace(find(doc, "version"), ConfigVersion)
+func migrateV1(b []byte, doc *yaml.Node) ([]byte, error) {
+	s := newSource(b)
+	if err := s.set(find(doc, "version"), ConfigVersion, nil); err != nil {
+		return nil, err
+	}
 	if groups := find(doc, "nodeGroups"); groups != nil && groups.Kind == yaml.MappingNode {
 		for i := 1; i < len(groups.Content); i += 2 {
 			g := resolve(groups.Content[i])
@@ -536,8 +538,11 @@ func migrateV1(b []byte, doc *yaml.Node) []byte {
 				continue
 			}
 			for k := 0; k+1 < len(g.Content); k += 2 {
-				if g.Content[k].Value == "initialCount" {
-					replace(g.Content[k], "count")
+				if g.Content[k].Value != "initialCount" {
+					continue
+				}
+				if err := s.set(g.Content[k], "count", nil); err != nil {
+					return nil, err
 				}
 			}
 		}
@@ -545,42 +550,11 @@ func migrateV1(b []byte, doc *yaml.Node) []byte {
 	if m := find(find(find(doc, "attestation"), "tpm2"), "measurements"); m != nil && m.Kind == yaml.MappingNode {
 		for i := 1; i < len(m.Content); i += 2 {
 			if v := m.Content[i]; v.Kind == yaml.ScalarNode && isDigest(v.Value) {
-				replace(v, fmt.Sprintf(`{expected: "%s", warnOnly: false}`, v.Value))
+				if err := s.replace(v, fmt.Sprintf(`{expected: "%s", warnOnly: false}`, v.Value)); err != nil {
+					return nil, err
+				}
 			}
 		}
 	}
-	return apply(b, edits)
-}
-
-// edit replaces one scalar of a YAML file by a text, in its place.
-type edit struct {
-	line, column int // from 1
-	length       int
-	text         string
-}
-
-// editOf replaces a scalar on one line, with its quotes.
-func editOf(n *yaml.Node, text string) edit {
-	length := len(n.Value)
-	if n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0 {
-		length += 2 // what is replaced here never needs an escape
-	}
-	return edit{n.Line, n.Column, length, text}
-}
-
-// apply makes the edits from the end of each line, so that columns stay true. An
-// alias shows up twice as the same edit and is made once.
-func apply(b []byte, edits []edit) []byte {
-	lines := bytes.SplitAfter(b, []byte("\n"))
-	byPlace := map[[2]int]edit{}
-	for _, e := range edits {
-		byPlace[[2]int{e.line, e.column}] = e
-	}
-	places := slices.SortedFunc(maps.Keys(byPlace), func(a, b [2]int) int { return b[0]*1_000_000 + b[1] - a[0]*1_000_000 - a[1] })
-	for _, p := range places {
-		e, l := byPlace[p], lines[p[0]-1]
-		from := e.column - 1
-		lines[p[0]-1] = slices.Concat(l[:from], []byte(e.text), l[from+e.length:])
-	}
-	return bytes.Join(lines, nil)
+	return s.result()
 }

@@ -313,9 +313,20 @@ func (s *source) set(n *yaml.Node, text string, becomes map[*yaml.Node]string) e
 	return err
 }
 
-// result makes the edits, which must not overlap.
+// replace puts a text in the place of a scalar and its quotes.
+func (s *source) replace(n *yaml.Node, text string) error {
+	from, to, end, err := s.scalar(n)
+	if err == nil {
+		s.edits = append(s.edits, replacement{from - (end - to), end, text}) // a quote on either side, or none
+	}
+	return err
+}
+
+// result makes the edits, which must not overlap. What an alias stands for may have been
+// edited twice in the same way.
 func (s *source) result() ([]byte, error) {
 	slices.SortStableFunc(s.edits, func(a, b replacement) int { return a.from - b.from })
+	s.edits = slices.Compact(s.edits)
 	var out []byte
 	at := 0
 	for _, e := range s.edits {
