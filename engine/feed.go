@@ -17,6 +17,12 @@ import (
 	"constellation/engine/version"
 )
 
+// FeedReport is what was found in a feed, FeedPublication what was published.
+type (
+	FeedReport      = release.Report
+	FeedPublication = release.BuildReport
+)
+
 // FeedRequest says where releases are looked up: in what the program brings with it and
 // in a feed. Empty fields are those of the workspace's configuration.
 type FeedRequest struct {
@@ -84,13 +90,12 @@ type ReleaseComponent struct {
 
 // knownReleases opens what is known about releases.
 func knownReleases(ctx context.Context, w *Workspace, r FeedRequest) (*knowledge, error) {
-	c, err := w.Config()
-	switch {
-	case err == nil:
-	case r.Feed != "" || errors.Is(err, fs.ErrNotExist):
-		c = &Config{} // nothing of it is needed
-	default:
-		return nil, err
+	c := &Config{}
+	if r.Feed == "" {
+		var err error
+		if c, err = releasesConfig(w); err != nil {
+			return nil, err
+		}
 	}
 	e := New(w, Deps{})
 	location, keys, err := e.feedOf(c, CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
@@ -98,6 +103,26 @@ func knownReleases(ctx context.Context, w *Workspace, r FeedRequest) (*knowledge
 		return nil, err
 	}
 	return e.learnReleases(ctx, location, keys)
+}
+
+// releasesConfig reads where releases are looked up, and nothing else: the rest of a
+// configuration may still be unfinished.
+func releasesConfig(w *Workspace) (*Config, error) {
+	c := &Config{}
+	b, err := w.ReadConfig()
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{}
+	if doc := r.document(b); doc != nil {
+		if n := find(doc, "releases"); n != nil {
+			c.readReleases(r)(n, "releases")
+		}
+	}
+	return c, r.err(ConfigFile)
 }
 
 // ListReleases returns all releases that are known. A feed that cannot be used is in the
@@ -152,8 +177,12 @@ func (k *knowledge) row(ctx context.Context, s release.Summary) ReleaseRow {
 	return row
 }
 
-// ShowRelease returns what is in one release.
-func ShowRelease(ctx context.Context, w *Workspace, v version.Version, r FeedRequest) (ReleaseDetail, error) {
+// ShowRelease returns what is in one release, such as v1.1.0.
+func ShowRelease(ctx context.Context, w *Workspace, name string, r FeedRequest) (ReleaseDetail, error) {
+	v, err := version.Parse(name)
+	if err != nil {
+		return ReleaseDetail{}, &Error{Err: err, Exit: ExitUsage, Remedy: "`constellation release list` shows what is known"}
+	}
 	k, err := knownReleases(ctx, w, r)
 	if err != nil {
 		return ReleaseDetail{}, err
@@ -199,10 +228,7 @@ func ShowRelease(ctx context.Context, w *Workspace, v version.Version, r FeedReq
 // nobody knows.
 func (k *knowledge) images(ctx context.Context, v version.Version) (*release.Images, error) {
 	if k.feed != nil {
-		i, err := k.feed.Images(ctx, v)
-		if err == nil || !errors.Is(err, release.ErrNotOffered) {
-			return i, err
-		}
+		return k.feed.Images(ctx, v)
 	}
 	return k.embedded.Images(ctx, v)
 }
@@ -210,13 +236,13 @@ func (k *knowledge) images(ctx context.Context, v version.Version) (*release.Ima
 // VerifyFeed checks every file of the feed at a directory or an address. What is wrong
 // is in the report. keyFiles hold public keys; without any, those that the program
 // brings with it are used.
-func VerifyFeed(ctx context.Context, location string, keyFiles []string) (release.Report, error) {
+func VerifyFeed(ctx context.Context, location string, keyFiles []string) (FeedReport, error) {
 	keys, err := readFeedKeys(keyFiles)
 	if err == nil && len(keyFiles) == 0 {
 		keys, err = release.EmbeddedKeys(assets.Releases())
 	}
 	if err != nil {
-		return release.Report{}, err
+		return FeedReport{}, err
 	}
 	r, err := release.Verify(ctx, location, release.Options{Keys: keys})
 	if err != nil {
@@ -297,21 +323,24 @@ type FeedBuild struct {
 }
 
 // BuildFeed publishes releases as a signed feed.
-func BuildFeed(ctx context.Context, b FeedBuild) (release.BuildReport, error) {
+func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 	pem, err := os.ReadFile(b.KeyFile)
 	if err != nil {
-		return release.BuildReport{}, &Error{Op: "read key " + b.KeyFile, Err: withoutPath(err), Exit: ExitUsage, Remedy: "make one with `constellation release key new " + b.KeyFile + "`"}
+		return FeedPublication{}, &Error{Op: "read key " + b.KeyFile, Err: withoutPath(err), Exit: ExitUsage, Remedy: "make one with `constellation release key new " + b.KeyFile + "`"}
 	}
 	key, err := release.ParsePrivateKey(keyName(b.KeyFile), pem)
 	if err != nil {
-		return release.BuildReport{}, &Error{Err: err, Exit: ExitUsage, Remedy: "name the private key that `constellation release key new` made"}
+		return FeedPublication{}, &Error{Err: err, Exit: ExitUsage, Remedy: "name the private key that `constellation release key new` made"}
 	}
 	if info, err := os.Stat(b.From); err != nil || !info.IsDir() {
-		return release.BuildReport{}, &Error{Op: "read releases", Err: fmt.Errorf("%s is no folder", b.From), Exit: ExitUsage, Remedy: "name the folder that holds v1.1.0.yaml and the like with --from"}
+		return FeedPublication{}, &Error{Op: "read releases", Err: fmt.Errorf("%s is no folder", b.From), Exit: ExitUsage, Remedy: "name the folder that holds v1.1.0.yaml and the like with --from"}
+	}
+	if b.Expires != 0 && (b.Expires < release.MinExpiry || b.Expires > release.MaxExpiry) {
+		return FeedPublication{}, &Error{Op: "publish to " + b.Out, Err: errors.New("a publication is good for an hour to 400 days"), Exit: ExitUsage, Remedy: "say how long with --expires, such as 30d"}
 	}
 	trust, err := readFeedKeys(b.Trust)
 	if err != nil {
-		return release.BuildReport{}, err
+		return FeedPublication{}, err
 	}
 	r, err := release.Build(ctx, release.BuildOptions{From: b.From, Out: b.Out, Key: key, Trust: trust, Expires: b.Expires})
 	switch {

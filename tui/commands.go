@@ -251,7 +251,7 @@ it prints the same as text.`,
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{s.configCommand(), s.sandboxCommand(), s.versionCommand()} {
+	for _, c := range []*cobra.Command{s.configCommand(), s.releaseCommand(), s.sandboxCommand(), s.versionCommand()} {
 		c.GroupID = "around"
 		root.AddCommand(c)
 	}
@@ -271,6 +271,7 @@ func flagError(_ *cobra.Command, err error) error {
 	f := bad.GetFlag()
 	want := map[string]string{
 		"bool": "true or false", "int": "a whole number", "duration": "a time such as 90s, 10m or 1h30m", "text|json": "text or json",
+		"days": "a time such as 30d or 36h",
 	}[f.Value.Type()]
 	if want == "" {
 		return err

@@ -107,12 +107,17 @@ func TestScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	releases, err := filepath.Abs("../assets/releases/releases")
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		UpdateScripts:       *update,
 		RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("STREAMS", streams)
+			e.Setenv("RELEASES", releases)
 			e.Setenv("HOME", e.WorkDir)
 			e.Setenv("LANG", "C.UTF-8")
 			return nil

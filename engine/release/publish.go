@@ -91,7 +91,7 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 			*d = map[string]time.Duration{"feed": DefaultExpiry, "key set": DefaultKeysExpiry}[what]
 		}
 		if *d < MinExpiry || *d > MaxExpiry {
-			return BuildReport{}, fmt.Errorf("publish: a %s cannot be good for %s: it is from %s to %s", what, *d, MinExpiry, MaxExpiry)
+			return BuildReport{}, fmt.Errorf("a %s cannot be good for %s: from an hour to 400 days are possible", what, *d)
 		}
 	}
 	out, err := filepath.Abs(o.Out)
@@ -512,13 +512,13 @@ func (p *publication) index(i index) ([]byte, error) {
 			continue
 		}
 		if !validName(name) || len(b) > maxFile {
-			return nil, fmt.Errorf("publish: %q cannot be in a feed", shorten(name))
+			return nil, fmt.Errorf("%q cannot be in a feed", shorten(name))
 		}
 		i.Files[name] = entryOf(b)
 	}
 	b, err := encodeJSON(i)
 	if err == nil && len(b) > maxIndex {
-		err = fmt.Errorf("publish: the index would have %d bytes, more than %d", len(b), maxIndex)
+		err = fmt.Errorf("the index would have %d bytes, more than %d", len(b), maxIndex)
 	}
 	return b, err
 }
@@ -611,7 +611,7 @@ func nextKeys(chain []signedKeySet, o BuildOptions, now time.Time) ([]signedKeyS
 			return nil, err
 		}
 		if !hasKey(current.keys, o.Key.id) {
-			return nil, fmt.Errorf("publish: %s is not in key set %d: sign with one that is", o.Key.Key, current.Sequence)
+			return nil, fmt.Errorf("%s is not in key set %d: sign with one that is", o.Key.Key, current.Sequence)
 		}
 		if !chain[n-1].signedBy([]Key{o.Key.Key}) {
 			// Who knows this key alone shall be able to believe the set.
@@ -637,7 +637,7 @@ func nextKeys(chain []signedKeySet, o BuildOptions, now time.Time) ([]signedKeyS
 		return chain, nil
 	}
 	if !hasKey(keys, o.Key.id) {
-		return nil, fmt.Errorf("publish: %s signs and would not be trusted: to retire it, trust the next one beside it, publish, and sign with that one", o.Key.Key)
+		return nil, fmt.Errorf("%s signs and would not be trusted: to retire it, trust the next one beside it, publish, and sign with that one", o.Key.Key)
 	}
 	for _, k := range keys {
 		next.Keys = append(next.Keys, setKey{k.Name, string(k.PEM())})
@@ -760,18 +760,18 @@ func (p *publication) write(dir string) error {
 func (p *publication) replace(ctx context.Context, out string, o BuildOptions) error {
 	next, err := os.MkdirTemp(filepath.Dir(out), ".release-build-*")
 	if err != nil {
-		return fmt.Errorf("publish: %w", err)
+		return fmt.Errorf("write feed: %w", err)
 	}
 	defer os.RemoveAll(next)
 	if err := os.Chmod(next, 0o755); err != nil { // feeds are read by web servers
 		return err
 	}
 	if err := p.write(next); err != nil {
-		return fmt.Errorf("publish: %w", err)
+		return fmt.Errorf("write feed: %w", err)
 	}
 	// What readers will say is asked before they do.
 	if _, err := Open(ctx, next, Options{Keys: []Key{o.Key.Key}, Now: o.Now}); err != nil {
-		return fmt.Errorf("publish: %w", err)
+		return fmt.Errorf("write feed: %w", err)
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -782,7 +782,7 @@ func (p *publication) replace(ctx context.Context, out string, o BuildOptions) e
 		err = os.Rename(next, out)
 	}
 	if err != nil {
-		return fmt.Errorf("publish: %w", err)
+		return fmt.Errorf("write feed: %w", err)
 	}
 	return nil
 }

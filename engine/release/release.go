@@ -2,6 +2,44 @@
 // services and their images, charts, and the Kubernetes versions with the digest of
 // every component that a node installs.
 //
+// # Feeds
+//
+// The same files are embedded in the program, lie in a directory, or are served over
+// HTTP. All names are relative to the place of the feed:
+//
+//	index.json                        names every other file with its SHA-256 and length;
+//	                                  sequence, creation, end, and all key sets
+//	summaries.json                    what decisions about versions need, for all releases
+//	majors/v1.json                    the minors of a major
+//	minors/v1.1.json                  the releases of a minor
+//	releases/v1.1.0.yaml              a release, see below
+//	releases/v1.1.0/images.json       OS images by provider, container images, digests
+//	releases/v1.1.0/measurements/<provider>.json
+//	keys/1.json                       the key sets, as the index has them
+//	<file>.sig                        of each: base64 of an ASN.1 signature, ECDSA P-256
+//	                                  over SHA-256, as `cosign verify-blob --key` takes it
+//
+// A client believes an index that one of its keys signed, and any other file only with
+// the digest and length that this index gives for its name; the content must say the
+// version (and provider) that it was asked for. So files of two publications do not mix.
+// The sequence never goes back: what was seen last is remembered for each place and set
+// of keys, and the same sequence with another content is refused as well. What has
+// expired, or is from the future, is refused. Whatever is refused, the last good copy is
+// used, marked as stale with the reason, and without one the error says why.
+//
+// Keys change by key sets. Each is signed by a key of one before it, and from then on
+// its keys alone may sign, until it ends. The index carries all of them, so that a
+// client finds its way from any set that it trusts, in the same three requests.
+//
+// What is learned after a release was published does not change its file: what is
+// faulty and where the program is stand in summaries.json. Of a release that also comes
+// with the program, a feed may say no more than that; another content is an error.
+//
+// What comes with the program is not signed: whoever can change it can change the
+// program. There is no official feed yet, and so no embedded key.
+//
+// # Files of releases
+//
 // A release is one YAML file, <version>.yaml. It is read strictly: a key that this
 // program does not know, a missing digest or a name that leads nowhere makes the
 // file unusable, because whatever is installed on a node is named here.
@@ -10,8 +48,11 @@
 //	version: v1.1.0          the release; the same as the file's name
 //	upgradeFrom: v1.0.0      oldest release that can be upgraded to this one; absent
 //	                         if there is none
+//	published: 2026-11-21T12:00:00Z   optional
 //	services:                what runs and has a version
 //	- name: operator         unique
+//	  kind: release          the default; or kubernetes: kube-proxy, coredns and
+//	                         cluster-autoscaler, whose versions stand below
 //	  version: v1.1.0
 //	  image: host/name:tag   absent for what is part of the OS image
 //	  chart: name            the chart that installs it; with image only
@@ -33,6 +74,7 @@
 //	  etcd: 3.6.8-0          tags of the images, as kubeadm of that version names them
 //	  coredns: v1.14.2
 //	  pause: "3.10.2"
+//	  autoscaler: v1.36.0    tag of a cluster-autoscaler for this minor; optional
 //	  crictl: v1.36.0        which archive
 //	  cni-plugins: v1.9.1
 //	  digests: {amd64: {kubeadm: "sha256:...", ...}, arm64: {...}}
