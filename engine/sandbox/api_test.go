@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,31 @@ func testAPI(t *testing.T) (*api, *fleet, *computer) {
 		shutdown: func(context.Context, bool) error { return nil },
 	}
 	return a, f, c
+}
+
+func TestVersionsThatWereFetchedLaterAreOffered(t *testing.T) {
+	a, f, _ := testAPI(t)
+	scale(t, f, 1, 0)
+	from := f.instances()[0].IP.String()
+	c := local.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
+	if _, err := c.Components(t.Context(), "v1.36.4"); !errors.Is(err, cloud.ErrNotFound) {
+		t.Fatalf("before: %v", err)
+	}
+	a.refresh = func() { // what the daemon does: it looks into the cache
+		paths, digests := map[string]string{}, map[string]string{}
+		for _, name := range mirrored {
+			paths[name], digests[name] = "/cache/"+name, "sha256:00"
+		}
+		if err := a.mirror.add("v1.36.4", paths, digests); err != nil {
+			t.Error(err)
+		}
+	}
+	if i, err := c.Sandbox(t.Context()); err != nil || !slices.Contains(i.KubernetesVersions, "v1.36.4") {
+		t.Errorf("the sandbox has %v, %v", i.KubernetesVersions, err)
+	}
+	if l, err := c.Components(t.Context(), "v1.36.4"); err != nil || len(l) != len(mirrored) {
+		t.Errorf("components %v, %v", l, err)
+	}
 }
 
 func TestMetadataKnowsMachinesByTheirAddress(t *testing.T) {
