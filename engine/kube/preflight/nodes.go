@@ -136,14 +136,14 @@ func unwell(n *corev1.Node) (string, time.Time) {
 const (
 	// leaseLimit is what Kubernetes allows a node between two signs of life (--node-monitor-grace-period).
 	leaseLimit = 50 * time.Second
-	// clockLimit is how far clocks may be apart.
-	clockLimit = 10 * time.Second
+	// clockLimit is how far clocks may be apart: leases are read that much later at most.
+	clockLimit = sourceLimit
 )
 
 // nodeLeases tells nodes that are ready by what the API server says but do not report, or
-// whose clock is off. Leases bear the time of the node's clock, and are compared with
-// those of other nodes, so that it does not matter if this computer's clock is wrong; that
-// is told apart.
+// whose clock is off. Leases bear the time of the node's clock. If none of them agrees
+// with this computer's clock, it is that which is wrong, and nodes are compared with each
+// other.
 func nodeLeases(w *world, _ *probe) []engine.Finding {
 	var ages []time.Duration
 	for i := range w.nodes {
@@ -155,12 +155,13 @@ func nodeLeases(w *world, _ *probe) []engine.Finding {
 	var offset time.Duration
 	if len(ages) > 0 {
 		slices.Sort(ages)
-		middle := ages[len(ages)/2]
-		if middle > leaseLimit || middle < -clockLimit {
+		middle := ages[(len(ages)-1)/2]
+		agree := slices.ContainsFunc(ages, func(age time.Duration) bool { return -clockLimit <= age && age <= leaseLimit })
+		if !agree {
 			offset = middle
 			found = append(found, engine.Finding{
 				Title:  "this computer's clock and those of the nodes are " + plainDuration(middle.Abs()) + " apart",
-				Detail: fmt.Sprintf("half of %s last reported at least that long %s now", count(len(ages), "ready node"), map[bool]string{true: "before", false: "after"}[middle > 0]),
+				Detail: fmt.Sprintf("%s reported about that long %s now", count(len(ages), "ready node"), map[bool]string{true: "before", false: "after"}[middle > 0]),
 				Remedy: "set the clock: certificates and tokens are valid by the clock",
 			})
 		}

@@ -380,6 +380,26 @@ func TestKeptWorkersAreNotLookedAt(t *testing.T) {
 	}
 }
 
+// TestChecksMayRunSideBySide is worth most under the race detector.
+func TestChecksMayRunSideBySide(t *testing.T) {
+	var want []engine.Finding
+	alone := city(20, 600)
+	for _, c := range workloadChecks() {
+		want = append(want, c.find(alone, &probe{ctx: t.Context()})...)
+	}
+	slices.SortStableFunc(want, func(a, b engine.Finding) int { return rank(a.Severity) - rank(b.Severity) })
+	got, err := runChecks(t.Context(), workloadChecks(), city(20, 600), probe{}, func(engine.Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range got {
+		got[i].Took = 0
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("findings (-one by one +side by side):\n%s", d)
+	}
+}
+
 func TestUnreadSourcesAreNotChecked(t *testing.T) {
 	w := village()
 	for _, c := range workloadChecks() {
@@ -683,6 +703,10 @@ func TestWorkloadFindings(t *testing.T) {
 			w.leases["worker-2"] = noon.Add(time.Minute)
 			delete(w.leases, "worker-3")
 		}, []string{"warn", "warn", "warn"}},
+		{"one node of two is silent", "node-leases", func(w *world) {
+			w.nodes = w.nodes[:2]
+			w.leases["worker-0"] = noon.Add(-3 * time.Minute)
+		}, []string{"warn"}},
 		{"this computer's clock is wrong, not the nodes'", "node-leases", func(w *world) {
 			for name := range w.leases {
 				w.leases[name] = noon.Add(-time.Hour)
