@@ -268,7 +268,8 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 		{"an API of which only the API server knows that it goes", func(w *world) {
 			w.servers[0].metrics.deprecated = []deprecatedUse{
 				{group: "new.k8s.io", version: "v1beta1", resource: "things", removed: "1.36", verbs: map[string]float64{"list": 1}},
-				{group: "new.k8s.io", version: "v1beta1", resource: "others", removed: "1.37"}, {group: "x", removed: "sometime"},
+				{group: "new.k8s.io", version: "v1beta1", resource: "others", removed: "1.37"},
+				{group: "x", removed: "sometime"},
 			}
 		}, []string{"warn removed-apis-used: clients read new.k8s.io/v1beta1 things, which v1.36 no longer serves"}},
 		{"a namespace that admits none of our pods", func(w *world) {
