@@ -17,11 +17,11 @@ import (
 	"constellation/engine/version"
 )
 
-// FeedReport is what was found in a feed, FeedPublication what was published.
-type (
-	FeedReport      = release.Report
-	FeedPublication = release.BuildReport
-)
+// FeedReport is what was found in a feed.
+type FeedReport = release.Report
+
+// FeedPublication is what was published.
+type FeedPublication = release.BuildReport
 
 // FeedRequest says where releases are looked up: in what the program brings with it and
 // in a feed. Empty fields are those of the workspace's configuration.

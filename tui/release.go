@@ -197,8 +197,12 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 		from += ", signed by " + d.Signer
 	}
 	head := [][]string{
-		{"release", d.Version}, {"upgrade from", orElse(d.UpgradeFrom, "nothing")}, {"published", day(d.Published)}, {"known from", from},
-		{"charts", strings.Join(d.Charts, ", ")}, {"kinds", strings.Join(d.CRDs, ", ")},
+		{"release", d.Version},
+		{"upgrade from", orElse(d.UpgradeFrom, "nothing")},
+		{"published", day(d.Published)},
+		{"known from", from},
+		{"charts", strings.Join(d.Charts, ", ")},
+		{"kinds", strings.Join(d.CRDs, ", ")},
 	}
 	if d.Faulty != "" {
 		head = append(head, []string{"FAULTY", d.Faulty})
