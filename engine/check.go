@@ -352,7 +352,7 @@ func (c *checkRun) summary(v version.Version) *release.Summary {
 // prepare works out the configuration of the next hop.
 func (c *checkRun) prepare(ctx context.Context) error {
 	to := c.hop.Planned()
-	behind := !c.now.WorkerKubelet.IsZero() && !(c.now.WorkerKubelet.is(to.Kubernetes) && c.now.WorkerImage.is(to.Image))
+	behind := !c.now.WorkerKubelet.IsZero() && (!c.now.WorkerKubelet.is(to.Kubernetes) || !c.now.WorkerImage.is(to.Image))
 	h := hopConfig{image: to.Image, services: to.Services, kubernetes: to.Kubernetes, keepWorkers: to.KeepWorkers && c.hop.ReplaceControlPlanes && behind}
 	if h.measurements, c.unmeasured = c.measured(ctx, to.Image); ctx.Err() != nil {
 		return ctx.Err()
@@ -379,13 +379,14 @@ func (c *checkRun) prepare(ctx context.Context) error {
 // measured returns what the configuration demands with another image: registers that
 // the new image is known to leave otherwise get their new value, those that only the old
 // one is known to leave go, those that only the new one does come. Others are the
-// user's own and stay. Nil if the image stays.
+// user's own and stay. Nil if nothing is known about an image that the configuration has
+// already.
 func (c *checkRun) measured(ctx context.Context, v version.Version) (attestation.Measurements, error) {
-	if v.Equal(c.config.Image) {
-		return nil, nil
-	}
 	then, err := c.registersOf(ctx, v)
-	if err != nil {
+	switch {
+	case err != nil && v.Equal(c.config.Image):
+		return nil, nil
+	case err != nil:
 		return nil, err
 	}
 	before, err := c.registersOf(ctx, c.config.Image)

@@ -456,6 +456,21 @@ func TestCheckWritesTheNextHopIntoTheConfiguration(t *testing.T) {
 	}
 }
 
+func TestCheckPutsMeasurementsOfAnImageRightThatWasWrittenByHand(t *testing.T) {
+	s := newCheckStage(t)
+	s.edit("image: v1.0.0", "image: v1.1.0")
+	c := s.mustCheck(engine.CheckRequest{WriteConfig: true, NoPreflight: true})
+	want := []engine.FieldChange{
+		{Field: "microserviceVersion", From: "v1.0.0", To: "v1.1.0"},
+		{Field: "keepWorkers", From: "false", To: "true"},
+		{Field: "attestation.tpm2.measurements.9.expected", From: value(2), To: value(12)},
+		{Field: "attestation.tpm2.measurements.11.expected", From: value(3), To: value(13)},
+	}
+	if d := cmp.Diff(want, c.Config.Fields); d != "" {
+		t.Errorf("changes (-want +got):\n%s", d)
+	}
+}
+
 func TestCheckWritesNothingThatItDidNotSee(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.meanwhile = func() { s.edit("count: 2", "count: 3") }

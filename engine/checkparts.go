@@ -119,13 +119,16 @@ func newestOf(all []release.Summary) (r, k version.Version) {
 // version of that row, empty if it has none there.
 func (c *checkRun) part(name, kind, now, in string, reach []version.Version, next, newest version.Version, of func(version.Version) string) ComponentCheck {
 	row := ComponentCheck{Name: name, Kind: kind, Now: now, Verdict: "not updated"}
+	runs, unread := version.Parse(now)
+	if unread != nil {
+		runs, unread = version.Parse(now[strings.LastIndex(now, "-v")+1:]) // the newest of a span
+	}
 	later := func(s string) bool {
-		a, errA := version.Parse(s)
-		b, errB := version.Parse(now[strings.LastIndexByte(now, '-')+1:]) // the newest of a span
-		if errA != nil || errB != nil {
+		v, err := version.Parse(s)
+		if err != nil || unread != nil {
 			return s != "" && s != now
 		}
-		return b.Less(a)
+		return runs.Less(v)
 	}
 	for _, v := range reach {
 		if s := of(v); later(s) && !slices.Contains(row.Reachable, s) {
