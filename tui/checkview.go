@@ -3,7 +3,9 @@ package tui
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,9 +15,19 @@ import (
 // The sections of an upgrade check, as the screen and the printed answer show them. All
 // are pure functions of a check and a width.
 
-// isPart reports whether a row belongs to the one above it.
+// isPart reports whether a row belongs to the one above it. What is bound to Kubernetes
+// has the kind of Kubernetes itself.
 func isPart(x engine.ComponentCheck) bool {
-	return x.Kind == engine.ServiceOfRelease || x.Kind == engine.ServiceOfKubernetes
+	return x.Kind == engine.ServiceOfRelease || x.Kind == engine.ServiceOfKubernetes && x.Name != "Kubernetes"
+}
+
+// prose breaks a text into lines that stand indented, on the screen and in print.
+func (c *console) prose(w, indent int, st style, text string) []string {
+	var lines []string
+	for _, p := range wrap(text, max(20, w-indent)) {
+		lines = append(lines, c.th.row(w).pad(indent).add(st, p).String())
+	}
+	return lines
 }
 
 // last is the newest of the versions that this program can go to.
@@ -27,11 +39,18 @@ func last(versions []string) string {
 }
 
 // versionRows is the version table: what runs, what this program can go to, what the next
-// hop brings, and the newest that is known.
-func (c *console) versionRows(w int, k *engine.Check) []string {
-	lines := []string{c.th.rule(w, "Versions", "")}
+// hop brings, and the newest that is known. Without parts it has those rows alone that
+// others belong to.
+func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool) []string {
+	lines := []string{c.th.rule(w, "Versions", remark)}
 	widths := []int{14, 10, 10, 10, 10}
+	var rows []engine.ComponentCheck
 	for _, x := range k.Components {
+		if parts || !isPart(x) {
+			rows = append(rows, x)
+		}
+	}
+	for _, x := range rows {
 		name := width(x.Name) + 1
 		if isPart(x) {
 			name += 2
@@ -63,11 +82,11 @@ func (c *console) versionRows(w int, k *engine.Check) []string {
 		return r
 	}
 	lines = append(lines, row(faint, "component", "now", "this CLI", "next hop", "newest").add(faint, "verdict").String())
-	for i, x := range k.Components {
+	for i, x := range rows {
 		name := clean(x.Name)
 		if isPart(x) {
 			branch := c.th.tee
-			if i+1 == len(k.Components) || !isPart(k.Components[i+1]) {
+			if i+1 == len(rows) || !isPart(rows[i+1]) {
 				branch = c.th.branch
 			}
 			name = branch + " " + name
@@ -107,31 +126,49 @@ func (c *console) pathRows(w int, k *engine.Check, most int) []string {
 		}
 		return append([]string{c.th.rule(w, "Path", "none")}, c.blockedRows(w, k, most)...)
 	}
-	lines := []string{c.th.rule(w, "Path", fmt.Sprintf("%s, one minor at a time", count(len(k.Path), "hop")))}
+	lines := []string{c.th.rule(w, "Path", pathRemark(k))}
 	lines = append(lines, c.rails(w, k)...)
+	lines = append(lines, c.hopRows(w, k, most)...)
+	return append(lines, c.blockedRows(w, k, most)...)
+}
+
+func pathRemark(k *engine.Check) string {
+	if len(k.Path) == 1 {
+		return "1 hop"
+	}
+	return fmt.Sprintf("%d hops, one minor at a time", len(k.Path))
+}
+
+// hopRows says of each hop what it needs, and what it does. With most, reasons are left
+// to whoever has more room.
+func (c *console) hopRows(w int, k *engine.Check, most int) []string {
+	var lines []string
 	for _, h := range k.Path {
-		head := fmt.Sprintf("hop %d", h.Number)
 		with := "with constellation " + clean(h.CLI.String())
-		if h.Get == "" {
+		switch {
+		case h.Get == "" && h.Number == 1:
+			with = "now, with this CLI"
+		case h.Get == "":
 			with = "with this CLI"
 		}
-		if h.Number == 1 && h.Get == "" {
-			with = "now, with this CLI"
+		r := c.th.row(w).pad(2).col(strong, fmt.Sprintf("hop %d", h.Number), 6).col(plain, with, 27).add(plain, replacesWords(h))
+		if h.Number == 1 && k.Changes != nil && k.Changes.Most > 0 {
+			if est := "  est. " + durationRange(k.Changes.Least, k.Changes.Most); r.fits(est) {
+				r.add(faint, est)
+			}
 		}
-		r := c.th.row(w).pad(2).col(strong, head, 7).col(plain, with, 30).add(plain, replacesWords(h))
 		lines = append(lines, r.String())
-		if h.Get != "" && most == 0 {
-			lines = append(lines, c.th.below(w, 10, 2, accent, clean(h.Get))...)
+		if most > 0 {
+			continue
 		}
-		why := h.Why
-		if most > 0 && len(why) > most {
-			why = why[:most]
+		if h.Get != "" {
+			lines = append(lines, c.prose(w, 9, accent, clean(c.deps.sp.text(h.Get)))...)
 		}
-		for _, s := range why {
-			lines = append(lines, c.th.below(w, 10, 2, faint, clean(s))...)
+		for _, s := range h.Why {
+			lines = append(lines, c.prose(w, 9, faint, clean(s))...)
 		}
 	}
-	return append(lines, c.blockedRows(w, k, most)...)
+	return lines
 }
 
 // replacesWords says which nodes a hop makes anew.
@@ -147,78 +184,240 @@ func replacesWords(h engine.Hop) string {
 	return "replaces no node"
 }
 
-// rails draws one line per component that moves: v1.0.0 ━━hop 1━━▶ v1.1.0.
-func (c *console) rails(w int, k *engine.Check) []string {
-	var lines []string
-	for _, of := range []func(engine.Target) string{
-		func(t engine.Target) string { return t.Release },
-		func(t engine.Target) string { return t.Image },
-		func(t engine.Target) string { return t.Kubernetes },
+// rail is the way of one component, or of several that go together.
+type rail struct {
+	name  string
+	stops []string // its version before the first hop and after each
+}
+
+// railsOf are the ways of components that move.
+func railsOf(k *engine.Check) []rail {
+	var out []rail
+	for _, of := range []struct {
+		name string
+		at   func(engine.Target) string
+	}{
+		{"Kubernetes", func(t engine.Target) string { return t.Kubernetes }},
+		{"OS image", func(t engine.Target) string { return t.Image }},
+		{"Services", func(t engine.Target) string { return t.Release }},
 	} {
-		now := of(k.Path[0].From)
+		stops := []string{of.at(k.Path[0].From)}
 		moves := false
-		r := c.th.row(w).pad(3).add(plain, clean(now))
-		at := 3 + 16
-		for _, h := range k.Path {
-			to := of(h.To)
-			sign, st := c.th.heavy, good // the hop that can be made now is the heavy one
-			if h.Number > 1 {
-				sign, st = c.th.signs.rule, plain
-			}
-			label := fmt.Sprintf("hop %d", h.Number)
-			if to == "" || to == now {
-				label, st = strings.Repeat(sign, width(label)), faint
-			} else {
-				moves = true
-			}
-			r.pad(1).add(st, sign+sign+label+sign+sign+c.th.arrow+" ").add(plain, clean(orElse(to, now)))
-			at += 28
-			r.to(at)
-			now = orElse(to, now)
+		for i, h := range k.Path {
+			to := orElse(of.at(h.To), stops[i])
+			moves = moves || to != stops[i]
+			stops = append(stops, to)
 		}
 		if moves {
-			lines = append(lines, r.String())
+			out = append(out, rail{of.name, stops})
 		}
 	}
+	return out
+}
+
+// rails draws the ways: v1.0.0 ━━hop 1━━▶ v1.1.0.
+func (c *console) rails(w int, k *engine.Check) []string {
+	var list []rail
+	for _, r := range railsOf(k) {
+		if n := len(list); n > 0 && slices.Equal(list[n-1].stops, r.stops) {
+			list[n-1].name = "image, services"
+			continue
+		}
+		list = append(list, r)
+	}
+	widest := 0
+	for _, x := range list {
+		for _, v := range x.stops {
+			widest = max(widest, width(clean(v)))
+		}
+	}
+	var lines []string
+	for _, x := range list {
+		r := c.th.row(w).pad(2).col(faint, x.name, 15).col(plain, clean(x.stops[0]), widest)
+		end := len(x.stops) // where it moves no more
+		for end > 1 && x.stops[end-1] == x.stops[end-2] {
+			end--
+		}
+		for i, to := range x.stops[1:end] {
+			sign, st := c.th.heavy, good // the hop that can be made now is the heavy one
+			if i > 0 {
+				sign, st = c.th.signs.rule, plain
+			}
+			label := fmt.Sprintf("hop %d", i+1)
+			if len(k.Path) > 2 && w < 100 {
+				label = strconv.Itoa(i + 1)
+			}
+			if to == x.stops[i] { // it stays
+				r.add(faint, strings.Repeat(c.th.signs.rule, width(label)+7+widest))
+				continue
+			}
+			r.add(st, sign+sign+label+sign+sign+c.th.arrow).pad(1).col(plain, clean(to), widest)
+		}
+		lines = append(lines, r.String())
+	}
 	return lines
+}
+
+// reason is why newer versions cannot be gone to: those that one rule forbids with the
+// same words.
+type reason struct {
+	what                          string // "Kubernetes v1.36.4"
+	rule, text, remedy, reference string
+	// beyond says that no hop of the path comes that far.
+	beyond bool
+}
+
+// reasonsOf groups what cannot be gone to. First comes what the path does not bring
+// either.
+func reasonsOf(k *engine.Check) []reason {
+	type group struct {
+		reason
+		component string
+		versions  []string
+	}
+	var order []*group
+	for _, b := range k.Blocked {
+		if b.Component == "cli" && len(k.Path) > 0 {
+			continue // the path says which CLI is needed when
+		}
+		beyond := newer(b.Version, goalOf(k, b.Component))
+		without := func(s string) string { return strings.ReplaceAll(s, b.Version, "\x00") }
+		i := slices.IndexFunc(order, func(g *group) bool {
+			last := g.versions[len(g.versions)-1]
+			return g.rule == b.Rule && g.beyond == beyond && strings.ReplaceAll(g.text, last, "\x00") == without(b.Reason) && (g.component == b.Component || g.text == b.Reason)
+		})
+		if i < 0 {
+			order = append(order, &group{reason: reason{beyond: beyond}, component: b.Component})
+			i = len(order) - 1
+		}
+		g := order[i]
+		if g.component == b.Component {
+			g.versions = append(g.versions, b.Version)
+		} else {
+			g.what += ", " + componentWord(b.Component) + " " + b.Version
+		}
+		g.rule, g.text, g.remedy, g.reference = b.Rule, b.Reason, b.Remedy, b.Reference
+	}
+	var out []reason
+	for _, g := range order {
+		n := len(g.versions)
+		head := componentWord(g.component) + " " + g.versions[0]
+		switch {
+		case n == 2:
+			head += " and " + g.versions[1]
+		case n > 2:
+			head += fmt.Sprintf(" to %s (%d)", g.versions[n-1], n)
+		}
+		if n > 1 && strings.Contains(g.text, g.versions[n-1]) {
+			g.text += ", likewise the others"
+		}
+		g.what = head + g.what
+		out = append(out, g.reason)
+	}
+	slices.SortStableFunc(out, func(a, b reason) int {
+		switch {
+		case a.beyond == b.beyond:
+			return 0
+		case a.beyond:
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// goalOf is where the path brings a component; empty if there is no path.
+func goalOf(k *engine.Check, component string) string {
+	if len(k.Path) == 0 {
+		return ""
+	}
+	to := k.Path[len(k.Path)-1].To
+	switch component {
+	case "kubernetes":
+		return to.Kubernetes
+	case "image":
+		return to.Image
+	case "services":
+		return to.Release
+	}
+	return ""
+}
+
+// newer reports whether a version is after another one. What is no version is before all.
+func newer(a, b string) bool {
+	var x, y engine.CheckRequest // whose fields are versions
+	if x.Release.UnmarshalText([]byte(a)) != nil {
+		return false
+	}
+	return y.Release.UnmarshalText([]byte(b)) != nil || y.Release.Less(x.Release)
 }
 
 // blockedRows says why newer versions cannot be gone to, one line per reason. most
 // bounds the number of rows; 0 tells all, with remedy and rule.
 func (c *console) blockedRows(w int, k *engine.Check, most int) []string {
-	type reason struct{ rule, text, remedy, ref string }
-	var order []reason
-	versions := map[reason][]string{}
-	for _, b := range k.Blocked {
-		if b.Component == "cli" && len(k.Path) > 0 {
-			continue // the path says which CLI is needed when
-		}
-		x := reason{b.Rule, b.Reason, b.Remedy, b.Reference}
-		if versions[x] == nil {
-			order = append(order, x)
-		}
-		versions[x] = append(versions[x], componentWord(b.Component)+" "+b.Version)
-	}
 	var lines []string
-	for i, x := range order {
+	list := reasonsOf(k)
+	for i, x := range list {
 		if most > 0 && i == most {
-			lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("%s %d more that cannot be reached", c.th.ellipsis, len(order)-i)).String())
+			lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("%s %s", c.th.ellipsis, count(len(list)-i, "more reason"))).String())
 			break
 		}
-		what := versions[x]
-		names := clean(strings.Join(what, ", "))
-		if len(what) > 3 {
-			names = clean(fmt.Sprintf("%s and %d more", strings.Join(what[:2], ", "), len(what)-2))
+		if most > 0 {
+			lines = append(lines, c.reasonRow(w, x, false))
+			continue
 		}
-		r := c.th.row(w).pad(2).add(caution, c.th.fail+" ").add(plain, names).add(faint, ": "+clean(x.text))
-		lines = append(lines, r.String())
-		if most == 0 {
-			if x.remedy != "" {
-				lines = append(lines, c.th.row(w).pad(4).add(faint, c.th.branch+" ").add(accent, clean(c.deps.sp.text(x.remedy))).add(faint, "  ("+clean(x.rule)+")").String())
-			}
-		}
+		lines = append(lines, c.reasonBlock(w, x, false)...)
 	}
 	return lines
+}
+
+// reasonBlock is a reason on as many lines as it needs, with what to do about it.
+func (c *console) reasonBlock(w int, x reason, here bool) []string {
+	var lines []string
+	sign, st := c.reasonSign(x)
+	name := plain
+	if here {
+		name = strong
+	}
+	for i, p := range wrap(clean(x.what)+": "+clean(x.text), w-4) {
+		r := c.th.row(w).pad(4)
+		if i == 0 {
+			r = c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ")
+		}
+		lines = append(lines, r.add(name, p).String())
+	}
+	if !x.beyond {
+		return lines
+	}
+	what := clean(x.rule)
+	if x.remedy != "" {
+		what += ": " + clean(c.deps.sp.text(x.remedy))
+	}
+	for i, p := range wrap(what, w-6) {
+		r := c.th.row(w).pad(6)
+		if i == 0 {
+			r = c.th.row(w).pad(4).add(faint, c.th.branch+" ")
+		}
+		lines = append(lines, r.add(accent, p).String())
+	}
+	return lines
+}
+
+// reasonSign tells what no hop brings from what a later one does.
+func (c *console) reasonSign(x reason) (string, style) {
+	if x.beyond {
+		return c.th.fail, caution
+	}
+	return c.th.dot, faint
+}
+
+func (c *console) reasonRow(w int, x reason, here bool) string {
+	sign, st := c.reasonSign(x)
+	name := plain
+	if here {
+		name = strong
+	}
+	return c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ").add(name, clean(x.what)).add(faint, ": "+clean(x.text)).String()
 }
 
 func componentWord(s string) string {
@@ -244,11 +443,7 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 		if text == "" {
 			return
 		}
-		parts := []string{text}
-		if !c.th.uncut {
-			parts = wrap(text, max(20, w-18))
-		}
-		for i, p := range parts {
+		for i, p := range wrap(text, max(20, w-18)) {
 			if i > 0 {
 				head = ""
 			}
@@ -259,9 +454,10 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	for _, g := range slices.Sorted(maps.Keys(x.Nodes)) {
 		nodes = append(nodes, fmt.Sprintf("%d of %s", x.Nodes[g], clean(g)))
 	}
-	add("nodes", orElse(strings.Join(nodes, ", "), "none is replaced"))
-	if len(nodes) > 0 {
-		lines[len(lines)-1] = c.th.row(w).pad(2).col(faint, "nodes", 14).add(plain, strings.Join(nodes, ", ")+" replaced, one at a time beyond the wanted number").String()
+	if n := len(nodes); n > 0 {
+		add("nodes", "replaces "+strings.Join(nodes, ", ")+", one after the other")
+	} else {
+		add("nodes", "none is replaced")
 	}
 	var kinds []string
 	for _, l := range []struct {
@@ -283,26 +479,46 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	if weaker {
 		lines = append(lines, c.th.row(w).pad(16).add(bad, "some are demanded less strictly than before").String())
 	}
-	add("ConfigMaps", clean(strings.Join(x.ConfigMaps, ", ")))
+	add("ConfigMaps", shortDigests(clean(strings.Join(x.ConfigMaps, ", ")), c.th.ellipsis))
 	add("charts", clean(strings.Join(x.Charts, ", ")))
+	var images []string
+	for _, i := range x.Images {
+		images = append(images, i.Service)
+	}
+	add("images", clean(strings.Join(images, ", ")))
 	if x.Most > 0 {
-		add("takes", durationRange(x.Least, x.Most)+" ("+clean(x.Basis)+")")
+		add("takes", durationRange(x.Least, x.Most)+": "+clean(x.Basis))
 	}
 	return lines
 }
 
-// durationRange writes a range in whole minutes, or seconds below two minutes.
+// durationRange writes a range as coarsely as an estimate deserves: 36s to 12m.
 func durationRange(least, most time.Duration) string {
-	unit := time.Minute
-	if most < 2*time.Minute {
-		unit = time.Second
-	}
-	a, b := short(least.Round(unit)), short(most.Round(unit))
+	a, b := coarse(least), coarse(most)
 	if a == b {
 		return "about " + a
 	}
 	return a + " to " + b
 }
+
+// coarse writes a duration in seconds below two minutes, else in minutes.
+func coarse(d time.Duration) string {
+	switch {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", int(d.Round(time.Second)/time.Second))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Round(time.Minute)/time.Minute))
+	}
+	d = d.Round(time.Minute)
+	return fmt.Sprintf("%dh%02dm", int(d/time.Hour), int(d/time.Minute)%60)
+}
+
+// shortDigests keeps the beginning of SHA-256 values.
+func shortDigests(s, ellipsis string) string {
+	return digests.ReplaceAllStringFunc(s, func(d string) string { return d[:8] + ellipsis })
+}
+
+var digests = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
 // shortKinds leaves out the group that all share.
 func shortKinds(names []string) []string {
@@ -344,62 +560,148 @@ func worth(list []engine.Finding) (out []engine.Finding, fine int) {
 	return out, fine
 }
 
-// tally is "2 blocked, 1 warning, 31 ok".
+// tally is "2 block, 1 to know, 31 ok".
 func tally(list []engine.Finding) string {
-	n := map[engine.Severity]int{}
-	for _, f := range list {
-		n[f.Severity]++
-	}
+	n := severities(list)
 	var parts []string
 	for _, p := range []struct {
-		s    engine.Severity
-		word string
-	}{{engine.Block, "blocked"}, {engine.Warn, "to know"}, {engine.NotChecked, "not checked"}, {engine.Info, "ok"}} {
+		s         engine.Severity
+		one, many string
+	}{{engine.Block, "blocks", "block"}, {engine.Warn, "to know", "to know"}, {engine.NotChecked, "not checked", "not checked"}, {engine.Info, "ok", "ok"}} {
+		word := p.many
+		if n[p.s] == 1 {
+			word = p.one
+		}
 		if n[p.s] > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n[p.s], p.word))
+			parts = append(parts, fmt.Sprintf("%d %s", n[p.s], word))
 		}
 	}
 	return strings.Join(parts, ", ")
 }
 
-// findingDetail is all that is known about a finding: evidence, owner, what to do.
+func severities(list []engine.Finding) map[engine.Severity]int {
+	n := map[engine.Severity]int{}
+	for _, f := range list {
+		n[f.Severity]++
+	}
+	return n
+}
+
+// configTarget is the finding about what the configuration asks for, which is no matter
+// of the path.
+const configTarget = "config-target"
+
+// verdict answers in one line what the whole check is about. It is about what k holds,
+// which may be less than a whole check.
+func verdict(k *engine.Check) (engine.Severity, string) {
+	blocks, n := 0, severities(k.Findings)
+	for _, f := range k.Findings {
+		if f.Severity == engine.Block && f.ID != configTarget {
+			blocks++
+		}
+	}
+	remark := ""
+	if n[engine.Warn] > 0 {
+		remark += fmt.Sprintf("; %s to know before", count(n[engine.Warn], "finding"))
+	}
+	if n[engine.NotChecked] > 0 {
+		remark += fmt.Sprintf("; %d not checked", n[engine.NotChecked])
+	}
+	switch {
+	case k.Current == (engine.Target{}):
+		return engine.Block, "The cluster could not be asked: only what is known of releases is told."
+	case len(k.Path) > 0:
+		hop, to := "The upgrade", targetWords(k.Path[0])
+		if len(k.Path) > 1 {
+			hop = fmt.Sprintf("Hop 1 of %d", len(k.Path))
+		}
+		switch {
+		case blocks > 0:
+			return engine.Block, fmt.Sprintf("%s (%s) is blocked by %s.", hop, to, count(blocks, "finding"))
+		case k.Path[0].Get != "":
+			return engine.Warn, fmt.Sprintf("%s needs constellation %s: %s%s.", hop, k.Path[0].CLI, to, remark)
+		case remark != "":
+			return engine.Warn, hop + " can be made: " + to + remark + "."
+		}
+		return engine.Info, hop + " can be made: " + to + "."
+	case blocks > 0:
+		return engine.Block, fmt.Sprintf("No way: %s.", firstBlock(k))
+	case len(k.Blocked) > 0:
+		return engine.Block, "There is something newer, and no way to it from here."
+	case remark != "":
+		return engine.Warn, "The cluster is current" + remark + "."
+	case len(k.Findings) == 0:
+		return engine.Info, "The cluster is current."
+	}
+	return engine.Info, fmt.Sprintf("The cluster is current, and all %d checks are fine.", len(k.Findings))
+}
+
+func firstBlock(k *engine.Check) string {
+	for _, f := range k.Findings {
+		if f.Severity == engine.Block && f.ID != configTarget {
+			return f.Title
+		}
+	}
+	return ""
+}
+
+// targetWords are the versions that a hop changes: "release v1.1.0, image v1.1.0".
+func targetWords(h engine.Hop) string {
+	var parts []string
+	if h.To.Release != h.From.Release {
+		parts = append(parts, "release "+h.To.Release)
+	}
+	if h.To.Image != h.From.Image && h.To.Image != h.To.Release {
+		parts = append(parts, "image "+h.To.Image)
+	}
+	if h.To.Kubernetes != h.From.Kubernetes {
+		parts = append(parts, "Kubernetes "+h.To.Kubernetes)
+	}
+	if len(parts) == 0 && h.To.Image != h.From.Image {
+		parts = append(parts, "image "+h.To.Image)
+	}
+	return orElse(strings.Join(parts, " and "), "the nodes catch up")
+}
+
+// findingDetail is all that is known about a finding: evidence, owner, what to do. A
+// command is broken on the screen alone: what is printed can be copied.
 func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	var lines []string
-	add := func(head string, st style, text string) {
-		if text == "" {
-			return
-		}
-		for i, p := range c.lines(text, w-indent-10) {
+	add := func(head string, st style, parts ...string) {
+		for i, p := range parts {
 			r := c.th.row(w).pad(indent)
 			if i == 0 {
-				r.col(faint, head, 9)
+				r.col(faint, head, 7)
 			} else {
-				r.pad(10)
+				r.pad(8)
 			}
 			lines = append(lines, r.add(st, p).String())
 		}
 	}
-	add("why", plain, cleanLines(f.Detail))
+	text := func(head string, st style, s string) {
+		if s != "" {
+			add(head, st, wrap(s, max(20, w-indent-8))...)
+		}
+	}
+	text("why", plain, cleanLines(f.Detail))
 	if len(f.Objects) > 0 {
-		add("objects", plain, clean(someNames(f.Objects, 12)))
+		text("objects", plain, clean(someNames(f.Objects, 12)))
 	}
-	add("owner", plain, clean(f.Owner))
-	if f.Command == "" || !strings.Contains(f.Remedy, f.Command) {
-		add("fix", accent, clean(c.deps.sp.text(f.Remedy)))
+	text("owner", plain, clean(f.Owner))
+	text("fix", accent, clean(c.deps.sp.text(f.Remedy)))
+	switch command := clean(c.deps.sp.line(f.Command)); {
+	case command == "":
+	case c.th.uncut:
+		add("command", accent, command)
+	default:
+		text("command", accent, command)
 	}
-	if f.Command != "" {
-		add("command", accent, clean(c.deps.sp.line(f.Command)))
+	if ref := clean(f.Reference); ref != "" && c.th.uncut {
+		add("rule", faint, ref)
+	} else {
+		text("rule", faint, ref)
 	}
-	add("rule", faint, clean(f.Reference))
 	return lines
-}
-
-// lines breaks a text for the screen, and leaves it whole for what is printed.
-func (c *console) lines(text string, w int) []string {
-	if c.th.uncut {
-		return strings.Split(text, "\n")
-	}
-	return wrap(text, max(w, 20))
 }
 
 // severitySignOf also knows what was not checked.
@@ -410,27 +712,48 @@ func (c *console) severitySignOf(s engine.Severity) (string, style) {
 	return c.severitySign(s)
 }
 
-// findingGroups lists the findings that need somebody, by area, and folds the others
-// into one line.
-func (c *console) findingGroups(w int, k *engine.Check, detail bool) []string {
+// areaWidth is how wide the area of a finding is shown.
+const areaWidth = 12
+
+// findingGroups lists the findings that need somebody with all that is known of them,
+// and folds the others into one line.
+func (c *console) findingGroups(w int, k *engine.Check) []string {
 	list, fine := worth(k.Findings)
+	if len(k.Findings) == 0 {
+		return nil
+	}
 	lines := []string{c.th.rule(w, "Findings", tally(k.Findings))}
 	for _, f := range list {
 		sign, st := c.severitySignOf(f.Severity)
-		lines = append(lines, c.th.row(w).pad(2).add(st, sign+" ").col(faint, clean(f.Source), 13).add(plain, clean(f.Title)).String())
-		if detail {
-			lines = append(lines, c.findingDetail(w, 18, f)...)
+		for i, p := range wrap(clean(f.Title), max(20, w-areaWidth-5)) {
+			r := c.th.row(w).pad(areaWidth + 5)
+			if i == 0 {
+				r = c.th.row(w).pad(2).add(st, sign+" ").col(faint, clean(f.Source), areaWidth)
+			}
+			lines = append(lines, r.add(plain, p).String())
 		}
+		lines = append(lines, c.findingDetail(w, areaWidth+5, f)...)
 	}
-	switch {
-	case fine > 0 && len(list) == 0:
-		lines = append(lines, c.th.row(w).pad(2).add(good, c.th.ok+" ").add(plain, fmt.Sprintf("all %d checks are fine", fine)).String())
-	case fine > 0:
-		lines = append(lines, c.th.row(w).pad(2).add(good, c.th.ok+" ").add(faint, fmt.Sprintf("%s fine", count(fine, "other check"))).String())
-	case len(list) == 0:
-		return nil
+	if fine > 0 {
+		lines = append(lines, c.fineRow(w, fine, len(list) == 0, false))
 	}
 	return lines
+}
+
+// fineRow stands for the findings that need nobody.
+func (c *console) fineRow(w, fine int, all, here bool) string {
+	text := count(fine, "other check") + " fine"
+	switch {
+	case all && fine == 1:
+		text = "the only check is fine"
+	case all:
+		text = fmt.Sprintf("all %d checks are fine", fine)
+	}
+	st := faint
+	if here {
+		st = strong
+	}
+	return c.th.row(w).add(accent, c.marker(here)).add(good, c.th.ok+" ").add(st, text).String()
 }
 
 // feedWords says where the knowledge about releases comes from.

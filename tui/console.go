@@ -40,10 +40,11 @@ const (
 	screenRun
 	screenResult
 	screenLog
+	screenCheck
 )
 
 func (s screenID) title() string {
-	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log"}[s]
+	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check"}[s]
 }
 
 // consoleDeps is the world of a console.
@@ -103,6 +104,7 @@ type console struct {
 	t    timeline // of the run
 	run  runView
 	log  logView
+	chk  checkScreen
 
 	plan    *engine.Plan
 	resumed bool
@@ -215,13 +217,21 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 			c.status, c.statusAt = &msg.st, c.now
 		}
 		gen := c.statusGen
-		return tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
+		again := tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
+		if c.screen == screenHome && msg.err == nil && msg.st.Reachable {
+			return tea.Batch(again, c.quietCheck())
+		}
+		return again
 	case refresh:
 		if msg.gen == c.statusGen && c.screen == screenHome && !c.asksStatus {
 			return c.readStatus()
 		}
 	case batch:
 		if msg.task != c.task {
+			return nil
+		}
+		if c.chk.busy {
+			c.takeCheckEvents(msg.events)
 			return nil
 		}
 		t := &c.t
@@ -240,6 +250,12 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 	case preflightEnded:
 		c.pre.done, c.pre.err, c.pre.findings = true, msg.err, msg.findings
 		c.pre.choose()
+	case checkEnded:
+		return c.tookCheck(msg)
+	case quietEnded:
+		c.tookQuiet(msg)
+	case configWritten:
+		c.tookWritten(msg)
 	case planMade:
 		return c.tookPlan(msg)
 	case configSet:
@@ -345,6 +361,7 @@ func (c *console) readStatus() tea.Cmd {
 // goHome shows the home screen and reads everything anew.
 func (c *console) goHome() tea.Cmd {
 	c.screen, c.busy = screenHome, "reading the workspace"
+	c.chk.quiet = c.chk.known != nil // else ask again what there is
 	return c.readHome()
 }
 
@@ -492,6 +509,8 @@ func (c *console) command() string {
 	switch c.screen {
 	case screenHome:
 		return c.deps.sp.command("status")
+	case screenCheck:
+		return c.deps.sp.command("upgrade check")
 	case screenConfig:
 		return c.deps.sp.command("config validate")
 	}

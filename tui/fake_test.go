@@ -107,23 +107,41 @@ type fakeEngine struct {
 	check     engine.Check
 	checkErr  error
 	checkedAs engine.CheckRequest
+	// checkPause, if not zero, is how many events come before Check with a preflight
+	// waits for its context to end.
+	checkPause int
 }
 
-func (f *fakeEngine) Check(_ context.Context, r engine.CheckRequest, emit func(engine.Event)) (engine.Check, error) {
+func (f *fakeEngine) Check(ctx context.Context, r engine.CheckRequest, emit func(engine.Event)) (engine.Check, error) {
 	f.checkedAs = r
 	first := f.check
-	first.Findings = []engine.Finding{}
+	first.Findings = slices.DeleteFunc(slices.Clone(f.check.Findings), func(x engine.Finding) bool { return x.Source != "matrix" })
 	data, err := json.Marshal(first)
 	if err != nil {
 		return engine.Check{}, err
 	}
 	emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: engine.CheckVersions, State: string(engine.Info), Text: "Versions and path", Data: data})
+	if r.NoPreflight {
+		return first, f.checkErr
+	}
 	for _, x := range f.check.Findings {
+		if x.Source != "matrix" {
+			emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: x.ID, State: engine.StateRunning, Text: x.Title, Source: x.Source})
+		}
+	}
+	for i, x := range f.check.Findings {
+		if f.checkPause > 0 && i+1 == f.checkPause {
+			emit(engine.Event{Time: start, Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
+			<-ctx.Done()
+			return engine.Check{}, ctx.Err()
+		}
+		if x.Source == "matrix" {
+			continue
+		}
 		data, err := json.Marshal(x)
 		if err != nil {
 			return engine.Check{}, err
 		}
-		emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: x.ID, State: engine.StateRunning, Text: x.Title, Source: x.Source})
 		emit(engine.Event{Time: start, Kind: engine.KindCheck, Object: x.ID, State: string(x.Severity), Text: x.Title, Source: x.Source, Data: data})
 	}
 	return f.check, f.checkErr
@@ -252,7 +270,7 @@ type stage struct {
 func newStage(t *testing.T, eng *fakeEngine, l look, w, h int, change ...func(*consoleDeps)) *stage {
 	t.Helper()
 	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
-	t.Cleanup(func() { time.Sleep(time.Minute) }) // of the bubble: ticks under way end
+	t.Cleanup(func() { time.Sleep(time.Hour) }) // of the bubble: ticks under way end
 	ws, err := engine.OpenWorkspace(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

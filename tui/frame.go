@@ -59,6 +59,8 @@ func (c *console) body(w, h int) []string {
 		return c.resultView(w, h)
 	case screenLog:
 		return c.logView(w, h)
+	case screenCheck:
+		return c.checkView(w, h)
 	}
 	return []string{"", " " + c.th.spin(c.frame) + " " + c.busy}
 }
@@ -161,6 +163,8 @@ func (c *console) mode(s screenID) string {
 			return "STALE " + short(c.now.Sub(c.statusAt)) + "  " + utc
 		}
 		return "LIVE  as of " + c.statusAt.UTC().Format("15:04:05 UTC")
+	case s == screenCheck:
+		return c.checkMode()
 	case c.ran && (s == screenRun || s == screenResult):
 		word := "init"
 		if c.resumed {
@@ -174,8 +178,11 @@ func (c *console) mode(s screenID) string {
 	return ""
 }
 
-// stale reports whether the home screen shows what may no longer be true.
+// stale reports whether the screen shows what may no longer be true.
 func (c *console) stale() bool {
+	if c.screen == screenCheck {
+		return c.staleCheck()
+	}
 	return c.screen == screenHome && c.status != nil && (c.statusErr != nil || c.now.Sub(c.statusAt) > staleAfter)
 }
 
@@ -316,6 +323,8 @@ func (c *console) whyLines() []string {
 		return []string{c.ask.verdict(c)}
 	case screenConfig:
 		return []string{c.form.verdict(c)}
+	case screenCheck:
+		return c.checkWhy(c.w)
 	}
 	return nil
 }
@@ -342,6 +351,12 @@ func (c *console) safetyLine() string {
 		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
 	case screenConfig, screenPreflight, screenConfirm:
 		return "scripted  " + c.command()
+	case screenCheck:
+		s := "scripted  " + c.command()
+		if c.chk.whole && !c.chk.busy {
+			s += fmt.Sprintf("   with --exit-code: %d", c.chk.known.Exit)
+		}
+		return s
 	}
 	return ""
 }

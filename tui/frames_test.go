@@ -15,11 +15,14 @@ import (
 	"constellation/engine"
 )
 
-// scenes are what the console looks like at moments that matter.
-var scenes = []struct {
+// scene is a moment of the console.
+type scene struct {
 	name string
 	show func(t *testing.T, s func(*fakeEngine) *stage) *stage
-}{
+}
+
+// scenes are what the console looks like at moments that matter.
+var scenes = []scene{
 	{"home-cluster", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		h := demoHome(engine.StageCluster)
 		h.Next = []engine.Suggestion{{Title: "Use the cluster", Command: "export KUBECONFIG=$PWD/constellation-admin.conf"}, {Title: "Take it down", Command: "constellation -C .demo sandbox down"}}
@@ -208,7 +211,7 @@ func demoStatus() engine.Status {
 }
 
 func TestFrames(t *testing.T) {
-	for _, sc := range scenes {
+	for _, sc := range slices.Concat(scenes, checkScenes) {
 		for _, v := range []struct {
 			name string
 			look look
@@ -269,7 +272,7 @@ func TestLooks(t *testing.T) {
 
 // Every size must give a frame of that size, whatever is shown.
 func TestFramesFitEverySize(t *testing.T) {
-	for _, sc := range scenes {
+	for _, sc := range slices.Concat(scenes, checkScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })

@@ -47,6 +47,8 @@ func (c *console) bindings() []binding {
 		return leaveKeys
 	case c.help:
 		return helpKeys
+	case c.screen == screenCheck && c.chk.asks:
+		return askWriteKeys
 	}
 	return slices.Concat(c.screenKeys(), globalKeys)
 }
@@ -68,6 +70,8 @@ func (c *console) screenKeys() []binding {
 		return resultKeys
 	case screenLog:
 		return logKeys
+	case screenCheck:
+		return checkKeys
 	}
 	return nil
 }
@@ -169,7 +173,12 @@ func (c *console) helpView(w, h int) []string {
 		rows []binding
 	}
 	var heads []heading
-	all := slices.Concat(c.screenKeys(), globalKeys)
+	all := slices.Clone(c.screenKeys())
+	for _, b := range globalKeys {
+		if !slices.ContainsFunc(c.screenKeys(), func(s binding) bool { return slices.Equal(s.keys, b.keys) }) {
+			all = append(all, b) // others the screen has taken
+		}
+	}
 	for _, b := range all {
 		i := slices.IndexFunc(heads, func(x heading) bool { return x.name == b.group })
 		if i < 0 {

@@ -2,6 +2,7 @@ package tui
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,12 @@ var homeKeys = []binding{
 	})),
 	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.next.nodes = max(0, c.next.nodes-1) })),
 	on("r", "r", "ask the cluster again", "do", (*console).goHome).footed("refresh"),
+	on("c", "c", "check for upgrades", "do", (*console).openCheck).footed("check versions").unless(func(c *console) string {
+		if c.home == nil || c.home.Stage != engine.StageCluster {
+			return "there is no cluster yet"
+		}
+		return ""
+	}),
 	on("i", "i", "set up a cluster", "do", (*console).toWizard).footed("set up").unless(func(c *console) string {
 		if c.home != nil && c.home.Stage == engine.StageCluster {
 			return "this workspace has a cluster"
@@ -49,7 +56,15 @@ func (c *console) suggestions() []engine.Suggestion {
 	if c.home == nil {
 		return nil
 	}
-	return c.home.Next
+	i := slices.IndexFunc(c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
+	words := c.upgradeWords()
+	if i < 0 || words == "" {
+		return c.home.Next
+	}
+	// What can be upgraded comes first.
+	s := c.home.Next[i]
+	s.Title, s.Why = "Check "+words, ""
+	return slices.Concat([]engine.Suggestion{s}, c.home.Next[:i], c.home.Next[i+1:])
 }
 
 // doNext does what the cursor is on if the console can, else it copies the command.
@@ -63,6 +78,8 @@ func (c *console) doNext() tea.Cmd {
 		return c.toWizard()
 	case isVerb(cmd, "status"):
 		return c.goHome()
+	case isVerb(cmd, "upgrade"):
+		return c.openCheck()
 	default:
 		c.copyText(cmd, "it to run in a shell")
 	}
@@ -254,8 +271,22 @@ func (c *console) summary(w int, st *engine.Status) []string {
 	}
 	pair := func(role string) string { return fmt.Sprintf("%d/%d ready", ready[role][0], ready[role][1]) }
 	half := max(w/2, 38)
+	newer := map[string]string{}
+	if st.Reachable {
+		for _, x := range [][3]string{
+			{"Kubernetes", "kubernetes", st.Target.Kubernetes}, {"OS image", "image", st.Target.Image}, {"Release", "services", st.Target.Release},
+		} {
+			if v := c.available(x[1], x[2]); v != "" {
+				newer[x[0]], half = clean(v), max(half, 46)
+			}
+		}
+	}
 	rowOf := func(a, b, d, e string) string {
-		return c.th.row(w).add(plain, "  ").col(faint, a, 12).add(plain, dash(b)).to(half).col(faint, d, 14).add(plain, dash(e)).String()
+		r := c.th.row(w).add(plain, "  ").col(faint, a, 12).add(plain, dash(b))
+		if v := newer[a]; v != "" {
+			r.pad(2).add(good, c.th.up+" "+v).add(faint, " available")
+		}
+		return r.pad(1).to(half).col(faint, d, 14).add(plain, dash(e)).String()
 	}
 	return []string{
 		rowOf("Kubernetes", kubernetes, "control plane", pair("control-plane")),

@@ -117,7 +117,7 @@ func (c *console) typing() bool {
 	if c.asking || c.help {
 		return false
 	}
-	return c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing
+	return c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing
 }
 
 // typed gives a key to the text field that is open. It reports false for keys that
@@ -128,6 +128,10 @@ func (c *console) typed(k tea.KeyMsg) bool {
 	}
 	if c.screen == screenLog {
 		c.log.typed(k)
+		return true
+	}
+	if c.screen == screenCheck {
+		c.chk.typeFilter(k)
 		return true
 	}
 	f := &c.form

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 //
 //	FAKE_RUN     file with the events of a recorded run, which init replays
 //	FAKE_PACE    how many times faster; 0 or nothing: at once
+//	FAKE_CHECK   file with a check for upgrades, which upgrade check answers
 //	FAKE_STAGE   stage of the workspace that the fake engine reports
 //	FAKE_PACKAGES  set: the sandbox wants packages
 //	FAKE_PANIC   set: reading the workspace panics
@@ -37,6 +38,14 @@ func fakeApp() App {
 		Engine: func(ws *engine.Workspace, log *slog.Logger) (Engine, error) {
 			if os.Getenv("FAKE_RUN") != "" {
 				return fakeRun(ws)
+			}
+			if name := os.Getenv("FAKE_CHECK"); name != "" {
+				b, err := os.ReadFile(name)
+				if err != nil {
+					return nil, err
+				}
+				f := &fakeEngine{}
+				return f, json.Unmarshal(b, &f.check)
 			}
 			return engine.New(ws, engine.Deps{Log: log, Sandbox: &fakeSandbox{}}), nil
 		},
@@ -118,6 +127,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("STREAMS", streams)
 			e.Setenv("RELEASES", releases)
+			e.Setenv("CHECKS", filepath.Join(filepath.Dir(streams), "checks"))
 			e.Setenv("HOME", e.WorkDir)
 			e.Setenv("LANG", "C.UTF-8")
 			return nil

@@ -64,7 +64,7 @@ func (t *theme) printed() *theme {
 type signs struct {
 	brand, ok, warn, fail, running, pending, skipped, stopped string
 	rule, heavy, bar, rest, cursor, ellipsis, dot, branch     string
-	tee, arrow, to                                            string
+	tee, arrow, to, up                                        string
 	cornerTL, cornerTR, cornerBL, cornerBR, side              string
 	spinner                                                   []string
 }
@@ -72,7 +72,7 @@ type signs struct {
 var unicodeSigns = signs{
 	brand: "◉", ok: "✓", warn: "!", fail: "✗", running: "●", pending: "○", skipped: "↷", stopped: "◌",
 	rule: "─", heavy: "━", bar: "█", rest: "░", cursor: "▸", ellipsis: "…", dot: "·", branch: "└",
-	tee: "├", arrow: "▶", to: "→",
+	tee: "├", arrow: "▶", to: "→", up: "▲",
 	cornerTL: "╭", cornerTR: "╮", cornerBL: "╰", cornerBR: "╯", side: "│",
 	spinner: []string{"⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"},
 }
@@ -80,7 +80,7 @@ var unicodeSigns = signs{
 var asciiSigns = signs{
 	brand: "@", ok: "+", warn: "!", fail: "x", running: "*", pending: "o", skipped: ">", stopped: "_",
 	rule: "-", heavy: "=", bar: "#", rest: ".", cursor: ">", ellipsis: "~", dot: ".", branch: "`",
-	tee: "|", arrow: ">", to: "->",
+	tee: "|", arrow: ">", to: "->", up: "^",
 	cornerTL: "+", cornerTR: "+", cornerBL: "+", cornerBR: "+", side: "|",
 	spinner: []string{"|", "/", "-", `\`},
 }

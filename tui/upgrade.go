@@ -125,21 +125,41 @@ func (s *session) tellCheck(k *engine.Check, f checkFormat) error {
 	return nil
 }
 
-// checkText draws a check on any number of lines.
+// checkText draws a check on any number of lines: the answer first, then what it is
+// made of.
 func (s *session) checkText(k *engine.Check) []string {
 	c := s.sheet()
 	c.w = sheetWidth
-	w := sheetWidth
-	lines := []string{"upgrade check of cluster " + clean(k.Cluster) + "   " + feedWords(k.Feed, c.now)}
-	lines = append(lines, c.versionRows(w, k)...)
+	w := c.w
+	severity, text := verdict(k)
+	sign, st := c.severitySignOf(severity)
+	lines := []string{
+		"upgrade check of cluster " + clean(k.Cluster) + ", " + feedWords(k.Feed, c.now),
+		c.th.row(w).add(st, sign+" ").add(strong, clean(text)).String(),
+		"",
+	}
+	lines = append(lines, c.versionRows(w, k, "", true)...)
 	lines = append(lines, c.pathRows(w, k, 0)...)
 	lines = append(lines, c.changeRows(w, k)...)
-	lines = append(lines, c.findingGroups(w, k, true)...)
-	for _, n := range k.Notes {
-		lines = append(lines, "", clean(n))
+	lines = append(lines, c.findingGroups(w, k)...)
+	for i, n := range k.Notes {
+		if i == 0 {
+			lines = append(lines, "")
+		}
+		lines = append(lines, clean(n))
 	}
-	lines = append(lines, c.nextRows(k)...)
-	return lines
+	return append(lines, c.nextRows(k)...)
+}
+
+// targetOf names all versions of a target.
+func targetOf(t engine.Target) string {
+	var parts []string
+	for _, p := range [][2]string{{"release", t.Release}, {"image", t.Image}, {"Kubernetes", t.Kubernetes}} {
+		if p[1] != "" {
+			parts = append(parts, p[0]+" "+p[1])
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // nextRows says what can be done now.
@@ -207,6 +227,8 @@ func markdown(k *engine.Check, sp speller) string {
 	// What comes from outside stands between backquotes, where nothing is obeyed.
 	code := func(s string) string { return "`" + strings.ReplaceAll(clean(s), "`", "'") + "`" }
 	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", code(k.Cluster), k.Time.UTC().Format(time.RFC3339), cell(k.CLI), cell(feedWords(k.Feed, k.Time)))
+	severity, text := verdict(k)
+	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, cell(text))
 	b.WriteString("| component | now | this CLI | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
 	for _, x := range k.Components {
 		name := cell(x.Name)
@@ -218,7 +240,7 @@ func markdown(k *engine.Check, sp speller) string {
 	if len(k.Path) > 0 {
 		b.WriteString("\n### Path\n\n")
 		for _, h := range k.Path {
-			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cell(h.From.String()), cell(h.To.String()), cell(h.CLI.String()), replacesWords(h))
+			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cell(targetOf(h.From)), cell(targetOf(h.To)), cell(h.CLI.String()), replacesWords(h))
 			for _, why := range h.Why {
 				fmt.Fprintf(&b, "   - %s\n", cell(why))
 			}
@@ -227,12 +249,12 @@ func markdown(k *engine.Check, sp speller) string {
 			}
 		}
 	}
-	if len(k.Blocked) > 0 {
-		b.WriteString("\n### Not reachable\n\n")
-		for _, x := range k.Blocked {
-			fmt.Fprintf(&b, "- %s %s: %s (%s)", componentWord(x.Component), cell(x.Version), cell(x.Reason), cell(x.Rule))
-			if x.Remedy != "" {
-				fmt.Fprintf(&b, "; %s", cell(sp.text(x.Remedy)))
+	if reasons := reasonsOf(k); len(reasons) > 0 {
+		b.WriteString("\n### Not reachable in one hop\n\n")
+		for _, x := range reasons {
+			fmt.Fprintf(&b, "- %s: %s (%s)", cell(x.what), cell(x.text), code(x.rule))
+			if x.remedy != "" && x.beyond {
+				fmt.Fprintf(&b, "; %s", cell(sp.text(x.remedy)))
 			}
 			b.WriteString("\n")
 		}

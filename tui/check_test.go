@@ -1,0 +1,359 @@
+package tui
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"constellation/engine"
+)
+
+// checks are those that goldens are made of; the values are those of real checks.
+var checks = []string{
+	"two-hops", "newest", "patch", "blocked", "blocked-goal", "old-kubelet", "trouble", "api-down", "stale-feed", "mixed", "hostile", "many", "written",
+}
+
+// checkIn reads a check from testdata.
+func checkIn(t testing.TB, name string) engine.Check {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", "checks", name+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	var k engine.Check
+	if err := d.Decode(&k); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return k
+}
+
+// printedHere is printed in a workspace that commands need not name.
+func printedHere(t *testing.T, e *fakeEngine, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	var out, errs bytes.Buffer
+	code = App{
+		Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
+		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return start },
+		Engine: func(*engine.Workspace, *slog.Logger) (Engine, error) { return e, nil },
+	}.Run(args)
+	return out.String(), errs.String(), code
+}
+
+func TestPrintedChecks(t *testing.T) {
+	root, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range checks {
+		for _, f := range []struct{ format, file string }{{"text", "txt"}, {"json", "json"}, {"markdown", "md"}} {
+			t.Run(name+"/"+f.format, func(t *testing.T) {
+				out, errs, code := printedHere(t, &fakeEngine{check: checkIn(t, name)}, "upgrade", "check", "-o", f.format)
+				t.Chdir(root)
+				if code != 0 || errs != "" {
+					t.Errorf("exit %d, stderr %q", code, errs)
+				}
+				if i := strings.IndexAny(out, "\x1b\x07\u202e"); i >= 0 {
+					t.Errorf("what a terminal obeys is printed: %q", out[i:min(len(out), i+20)])
+				}
+				golden(t, "checked/"+name+"."+f.file, out)
+			})
+		}
+	}
+}
+
+// checkShown shows the screen of a check.
+func checkShown(name string, keys ...string) func(*testing.T, func(*fakeEngine) *stage) *stage {
+	return func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := &fakeEngine{home: upgradeHome(), status: demoStatus(), check: checkIn(t, name)}
+		if e.check.Current == (engine.Target{}) {
+			e.statusErr = errors.New("the API server at 127.0.0.1:36443 does not answer")
+			e.checkErr = &engine.Error{Op: "ask the cluster which versions it runs", Err: e.statusErr, Remedy: e.check.Findings[0].Remedy}
+		}
+		st := s(e).begin().press("c")
+		st.settle()
+		return st.press(keys...)
+	}
+}
+
+func upgradeHome() engine.Home {
+	h := demoHome(engine.StageCluster)
+	h.Next = []engine.Suggestion{{Title: "Look at the cluster", Command: "constellation -C .demo status"}, {Title: "Check for upgrades", Command: "constellation -C .demo upgrade check", Why: "release v1.1.0 and Kubernetes v1.36.4 are known"}}
+	return h
+}
+
+// checkScenes are the check for upgrades at moments that matter.
+var checkScenes = []scene{
+	{"check-two-hops", checkShown("two-hops")},
+	{"check-newest", checkShown("newest")},
+	{"check-patch", checkShown("patch")},
+	{"check-blocked", checkShown("blocked")},
+	{"check-blocked-goal", checkShown("blocked-goal")},
+	{"check-old-kubelet", checkShown("old-kubelet")},
+	{"check-trouble", checkShown("trouble")},
+	{"check-api-down", checkShown("api-down")},
+	{"check-stale-feed", checkShown("stale-feed")},
+	{"check-mixed", checkShown("mixed")},
+	{"check-hostile", checkShown("hostile")},
+	{"check-hostile-open", checkShown("hostile", "enter")},
+	{"check-many", checkShown("many")},
+	{"check-many-end", checkShown("many", "G")},
+	{"check-filter", checkShown("many", "/", "t", "e", "a", "m", "-", "1")},
+	{"check-finding", checkShown("trouble", "down", "down", "enter")},
+	{"check-rule", checkShown("two-hops", "tab", "enter")},
+	{"check-path", checkShown("two-hops", "tab")},
+	{"check-changes", checkShown("two-hops", "tab", "tab")},
+	{"check-write", checkShown("two-hops", "W")},
+	{"check-written", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := checkShown("two-hops", "W")(t, s)
+		st.eng.check = checkIn(t, "written")
+		st.press("enter")
+		st.settle()
+		return st
+	}},
+	{"check-fine", checkShown("two-hops", "enter")},
+	{"check-help", checkShown("two-hops", "?")},
+	{"check-old", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := checkShown("trouble")(t, s)
+		st.at(checkStale + 7*time.Minute)
+		return st.press("up")
+	}},
+	{"check-again-failed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := checkShown("two-hops")(t, s)
+		st.eng.check, st.eng.checkErr = checkIn(t, "api-down"), &engine.Error{Op: "ask the cluster which versions it runs", Err: errors.New("the API server at 127.0.0.1:36443 does not answer"), Remedy: "is the control plane up?"}
+		st.at(40 * time.Second)
+		st.press("r")
+		st.settle()
+		return st
+	}},
+	{"check-running", func(t *testing.T, s func(*fakeEngine) *stage) *stage { return checking(t, s, 31) }},
+	{"check-begun", func(t *testing.T, s func(*fakeEngine) *stage) *stage { return checking(t, s, 0) }},
+	{"check-quiet", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := demoStatus()
+		st.Target = checkIn(t, "two-hops").Current
+		return s(&fakeEngine{home: upgradeHome(), status: st, check: checkIn(t, "two-hops")}).begin()
+	}},
+}
+
+// checking shows a check of which so many findings are told, and no more come.
+func checking(t *testing.T, s func(*fakeEngine) *stage, told int) *stage {
+	e := &fakeEngine{home: upgradeHome(), status: demoStatus(), check: checkIn(t, "trouble"), checkPause: told + 1}
+	st := s(e).begin()
+	st.press("c")
+	st.settle()
+	time.Sleep(2 * frameGap) // of the bubble: what has come together is told
+	st.settle()
+	st.at(2300 * time.Millisecond)
+	return st
+}
+
+// Keys of the screen of a check do what they say, or say why they do not.
+func TestKeysOfACheck(t *testing.T) {
+	const pdb = `kubectl -n shop patch poddisruptionbudget cart --type=merge -p '{"spec":{"maxUnavailable":1}}'`
+	for _, tt := range []struct {
+		name, check string
+		keys        []string
+		copied      []string
+		note        string
+	}{
+		{"Y copies the finding's command", "trouble", []string{"Y"}, []string{pdb}, "copied the finding's command"},
+		{"Y copies the check if the finding has no command", "trouble", []string{"down", "down", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied this check as a command"},
+		{"Y copies the check where no finding is chosen", "two-hops", []string{"tab", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied this check as a command"},
+		{"Y copies no command that a terminal obeys", "hostile", []string{"Y"}, nil, "it is not copied"},
+		{"Y copies what is open", "trouble", []string{"enter", "Y"}, []string{pdb}, "copied the finding's command"},
+		{"y copies the line", "trouble", []string{"down", "y"}, []string{`the API v1beta1.metrics.k8s.io is registered and not available: ServiceNotFound: service/metrics-server in "kube-system" is not present`}, "copied the line"},
+		{"y copies no control characters", "hostile", []string{"down", "y"}, []string{`not known: image of \x1b]0;x\x07worker-0: it has no annotation`}, "copied the line"},
+		{"y copies the reason", "blocked", []string{"y"}, []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, likewise the others"}, "copied the line"},
+		{"y copies the answer", "two-hops", []string{"y"}, []string{"Hop 1 of 2 can be made: release v1.1.0."}, "copied the line"},
+		{"Y knows what the filter left", "many", []string{"/", "t", "e", "a", "m", "-", "0", "2", "enter", "Y"}, []string{`kubectl -n team-02 patch poddisruptionbudget web --type=merge -p '{"spec":{"maxUnavailable":1}}'`}, "copied"},
+		{"W is off without a hop", "newest", []string{"W"}, nil, "W is off: there is no next hop"},
+		{"W is off if the configuration has all", "mixed", []string{"W"}, nil, "W is off: the configuration has the values of the next hop"},
+		{"W is off after it has written", "written", []string{"W"}, nil, "W is off: it is written"},
+		{"Enter is off where there is nothing", "newest", []string{"enter"}, nil, "Enter is off: there is nothing to open here"},
+		{"nothing applies yet", "two-hops", []string{"a"}, nil, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				if !slices.Equal(s.copied, tt.copied) || !strings.Contains(s.c.note, tt.note) || tt.note == "" && s.c.note != "" {
+					t.Errorf("copied %q and says %q; want %q and %q", s.copied, s.c.note, tt.copied, tt.note)
+				}
+			})
+		})
+	}
+}
+
+func TestWritingAsksOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+		if s.eng.checkedAs.WriteConfig || s.c.chk.asks {
+			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.chk.asks)
+		}
+		s.eng.check = checkIn(t, "written")
+		s.press("W", "enter")
+		s.settle()
+		if want := (engine.CheckRequest{WriteConfig: true, NoPreflight: true}); !reflect.DeepEqual(s.eng.checkedAs, want) {
+			t.Errorf("asked for %+v, want %+v", s.eng.checkedAs, want)
+		}
+		if !s.c.chk.known.Config.Written || len(s.c.chk.known.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
+			t.Errorf("written: %v with %d findings, says %q", s.c.chk.known.Config.Written, len(s.c.chk.known.Findings), s.c.note)
+		}
+		s.press("r")
+		s.settle()
+		s.eng.checkErr = &engine.Error{Op: "write constellation-conf.yaml", Err: errors.New("it was changed meanwhile")}
+		s.c.chk.known.Config.Written = false
+		s.press("W", "enter")
+		s.settle()
+		if s.c.chk.known.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
+			t.Errorf("written: %v, says %q", s.c.chk.known.Config.Written, s.c.note)
+		}
+	})
+}
+
+// Versions and path are shown before the rest is known, and keys work meanwhile.
+func TestCheckTicksInLive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, 31)
+		v := s.c.View()
+		for _, want := range []string{"v1.34.2 ━━1━━▶ v1.35.4", "PodDisruptionBudget shop/cart", "Now (2.3s): 9 of 49 checked"} {
+			if !strings.Contains(v, want) {
+				t.Errorf("the screen has no %q:\n%s", want, v)
+			}
+		}
+		s.press("W")
+		if s.c.chk.asks || s.c.note != "W is off: it is being checked" {
+			t.Errorf("W during a check: asks %v, says %q", s.c.chk.asks, s.c.note)
+		}
+		s.press("r")
+		if s.c.note != "r is off: it is being checked" {
+			t.Errorf("r during a check says %q", s.c.note)
+		}
+		s.press("esc")
+		s.settle()
+		if s.c.screen != screenHome || s.c.chk.busy || s.c.busy != "" {
+			t.Errorf("Esc leads to %s, busy %v with %q", s.c.screen.title(), s.c.chk.busy, s.c.busy)
+		}
+		s.eng.checkPause = 0
+		s.press("c")
+		s.settle()
+		if !s.c.chk.whole || len(s.c.findingsNow()) != 71 {
+			t.Errorf("after coming back the check is whole: %v, with %d findings", s.c.chk.whole, len(s.c.findingsNow()))
+		}
+	})
+}
+
+// A check of this session is shown again without asking anybody; an old one is not.
+func TestCheckIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+		s.settle()
+		s.eng.check = checkIn(t, "trouble")
+		s.press("c")
+		s.settle()
+		if n := len(s.c.chk.known.Path); n != 2 {
+			t.Errorf("the path has %d hops, want those of the check before", n)
+		}
+		s.press("esc")
+		s.settle()
+		s.at(checkStale + time.Second)
+		s.press("c")
+		s.settle()
+		if n := len(s.c.chk.known.Path); n != 3 {
+			t.Errorf("the path has %d hops, want those of a new check", n)
+		}
+	})
+}
+
+// Home asks by itself what there is, and says nothing of what goes wrong.
+func TestHomeLooksForUpgrades(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := demoStatus()
+		st.Target = checkIn(t, "two-hops").Current
+		e := &fakeEngine{home: upgradeHome(), status: st, check: checkIn(t, "two-hops")}
+		s := newStage(t, e, look{}, 80, 24).begin()
+		if !e.checkedAs.NoPreflight {
+			t.Fatalf("asked for %+v, want versions alone", e.checkedAs)
+		}
+		v := s.c.View()
+		for _, want := range []string{"v1.35.4  ▲ v1.36.3 available", "▸ Check hop 1 of 2: release v1.1.0  constellation -C .demo upgrade check"} {
+			if !strings.Contains(v, want) {
+				t.Errorf("home has no %q:\n%s", want, v)
+			}
+		}
+		s.press("enter")
+		s.settle()
+		if s.c.screen != screenCheck || !s.c.chk.whole || e.checkedAs.NoPreflight {
+			t.Errorf("Enter shows %s, a whole check: %v", s.c.screen.title(), s.c.chk.whole)
+		}
+
+		e = &fakeEngine{home: upgradeHome(), status: st, checkErr: errors.New("no answer")}
+		s = newStage(t, e, look{}, 80, 24).begin()
+		if v := s.c.View(); strings.Contains(v, "no answer") || !strings.Contains(v, "release v1.1.0 and") {
+			t.Errorf("home says\n%s", v)
+		}
+
+		e = &fakeEngine{home: demoHome(engine.StageReady)}
+		s = newStage(t, e, look{}, 80, 24).begin()
+		s.c.screen = screenHome
+		s.press("c")
+		if s.c.screen != screenHome || s.c.note != "c is off: there is no cluster yet" {
+			t.Errorf("without a cluster c shows %s and says %q", s.c.screen.title(), s.c.note)
+		}
+	})
+}
+
+func TestNewer(t *testing.T) {
+	for _, tt := range []struct {
+		a, b string
+		want bool
+	}{
+		{"v1.36.10", "v1.36.9", true},
+		{"v1.36.3", "v1.36.3", false},
+		{"v1.36.0-rc.1", "v1.36.0", false},
+		{"v1.36.3", "", true},
+		{"", "v1.36.3", false},
+		{"v1.36.3", "v1.35.4-v1.36.3", true},
+	} {
+		if got := newer(tt.a, tt.b); got != tt.want {
+			t.Errorf("%q after %q: %v, want %v", tt.a, tt.b, got, tt.want)
+		}
+	}
+}
+
+func TestEstimates(t *testing.T) {
+	for _, tt := range []struct {
+		least, most time.Duration
+		want        string
+	}{
+		{36 * time.Second, 12 * time.Minute, "36s to 12m"},
+		{90 * time.Second, 90*time.Second + time.Millisecond, "about 90s"},
+		{190 * time.Minute, 230 * time.Minute, "3h10m to 3h50m"},
+		{119 * time.Second, 2 * time.Hour, "119s to 2h00m"},
+	} {
+		if got := durationRange(tt.least, tt.most); got != tt.want {
+			t.Errorf("%s, %s: %q, want %q", tt.least, tt.most, got, tt.want)
+		}
+	}
+}
+
+// Who reads a pipe can copy commands and addresses.
+func TestPrintedCommandsAreWhole(t *testing.T) {
+	k := checkIn(t, "trouble")
+	out, _, _ := printedHere(t, &fakeEngine{check: k}, "upgrade", "check")
+	for _, f := range k.Findings {
+		if f.Severity != engine.Info && (!strings.Contains(out, f.Command) || !strings.Contains(out, f.Reference)) {
+			t.Errorf("%q or %q is not whole in\n%s", f.Command, f.Reference, out)
+		}
+	}
+}

@@ -1,0 +1,1011 @@
+package tui
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+// checkStale is from when on a check is no longer taken for how things are. It is made
+// once, so it may be older than a status, which is asked for again and again.
+const checkStale = 5 * time.Minute
+
+// Panes of the screen of a check.
+const (
+	checkFindings = iota
+	checkPath
+	checkChanges
+	checkPanes
+)
+
+// checkScreen is the check for upgrades: what is known, and where the user looks. Text
+// in it is as it came; it is cleaned when it is drawn.
+type checkScreen struct {
+	known *engine.Check // nil if nothing is known yet
+	// whole says that known is of a check that has come to its end, preflight included.
+	whole bool
+	at    time.Time // known was learned
+	err   error     // of the last check
+	// busy says that a check is under way, live how far it is.
+	busy  bool
+	began time.Time
+	live  checkLive
+	// quiet says that home has asked, or is asking, which versions there are.
+	quiet bool
+
+	pane   int
+	sel    [checkPanes]int
+	fine   bool // findings that need nobody are shown as well
+	open   bool // what is selected fills the screen
+	scroll int  // of what is open
+	filter string
+	typing bool
+	asks   bool // whether to write the configuration
+	writes bool
+}
+
+// checkLive is how far a check has come.
+type checkLive struct {
+	total, done int
+	running     []string // ids, in the order in which they began
+	progress    map[string]string
+	found       []engine.Finding
+}
+
+func (l *checkLive) apply(ev engine.Event) {
+	i := slices.Index(l.running, ev.Object)
+	switch {
+	case ev.Kind == engine.KindProgress && i >= 0:
+		if l.progress == nil {
+			l.progress = map[string]string{}
+		}
+		l.progress[ev.Object] = amount(ev.Current, ev.Total)
+	case ev.Kind != engine.KindCheck:
+	case ev.State == engine.StateRunning:
+		l.total++
+		l.running = append(l.running, ev.Object)
+	default:
+		if i >= 0 {
+			l.running = slices.Delete(l.running, i, i+1)
+			l.done++
+		}
+		var f engine.Finding
+		if json.Unmarshal(ev.Data, &f) == nil && f.Severity != "" {
+			l.found = append(l.found, f)
+		}
+	}
+}
+
+// words are how far it is, and what is under way: "31 of 44 checked; drain-rehearsal 42 of 300".
+func (l *checkLive) words() string {
+	s := fmt.Sprintf("%d of %d checked", l.done, l.total)
+	var names []string
+	for _, id := range l.running {
+		name := clean(id)
+		if p := l.progress[id]; p != "" {
+			name += " " + p
+		}
+		names = append(names, name)
+	}
+	if len(names) > 0 {
+		s += "; " + someNames(names, 3)
+	}
+	return s
+}
+
+// Messages of checks.
+type (
+	checkEnded struct {
+		check engine.Check
+		err   error
+	}
+	quietEnded struct {
+		check engine.Check
+		err   error
+	}
+	configWritten struct {
+		check engine.Check
+		err   error
+	}
+)
+
+var checkKeys = []binding{
+	on("enter", "Enter", "open the finding, or the rule that blocks", "view", act((*console).openSelected)).footed("open").unless(func(c *console) string {
+		if c.chk.pane == checkChanges && !c.chk.open || len(c.checkItems()) == 0 {
+			return "there is nothing to open here"
+		}
+		return ""
+	}),
+	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.asks = true })).footed("write").unless(nothingToWrite),
+	on("r", "r", "check again", "do", (*console).startCheck).unless(func(c *console) string {
+		switch {
+		case c.chk.busy:
+			return "it is being checked"
+		case c.chk.writes:
+			return "the configuration is being written"
+		}
+		return ""
+	}),
+	on("Y", "Y", "copy the finding's command, or this check as a command", "copy", act((*console).copyCheckCommand)).footed("copy"),
+	on("y", "y", "copy the line", "copy", act((*console).copyCheckLine)),
+	on("tab", "Tab", "next pane", "panes", act((*console).nextCheckPane)).footed("pane"),
+	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveCheck(-1) })),
+	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveCheck(1) })),
+	on("pgup", "PgUp", "a page up", "move", act(func(c *console) { c.moveCheck(-8) })),
+	on("pgdown", "PgDn", "a page down", "move", act(func(c *console) { c.moveCheck(8) })),
+	on("home g", "g", "to the first", "move", act(func(c *console) { c.moveCheck(-1 << 20) })),
+	on("end G", "G", "to the last", "move", act(func(c *console) { c.moveCheck(1 << 20) })),
+	on("/", "/", "filter findings", "view", act(func(c *console) { c.chk.typing, c.chk.open, c.chk.pane = true, false, checkFindings })).footed("filter"),
+	on("esc", "Esc", "back", "back", (*console).leaveCheck).footed("back"),
+}
+
+var askWriteKeys = []binding{
+	on("enter", "Enter", "write them", "do", (*console).writeConfig).footed("write").unless(func(c *console) string {
+		if c.chk.writes {
+			return "it is being written"
+		}
+		return ""
+	}),
+	on("esc n q", "Esc", "leave the file as it is", "back", act(func(c *console) { c.chk.asks = false })).footed("leave it as it is"),
+	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
+}
+
+// nothingToWrite says why W does nothing.
+func nothingToWrite(c *console) string {
+	k := c.chk.known
+	switch {
+	case c.chk.busy || k == nil:
+		return "it is being checked"
+	case len(k.Path) == 0:
+		return "there is no next hop"
+	case k.Config == nil:
+		return "the configuration cannot be edited; the notes say why"
+	case k.Config.Written:
+		return "it is written"
+	case len(k.Config.Fields) == 0:
+		return "the configuration has the values of the next hop"
+	}
+	return ""
+}
+
+// openCheck shows the check, and begins one unless a whole one is there.
+func (c *console) openCheck() tea.Cmd {
+	c.screen = screenCheck
+	c.chk.open, c.chk.asks, c.chk.typing = false, false, false
+	if c.chk.whole && c.chk.err == nil && c.now.Sub(c.chk.at) < checkStale {
+		return nil
+	}
+	return c.startCheck()
+}
+
+// startCheck checks for upgrades. What was known stays until more is.
+func (c *console) startCheck() tea.Cmd {
+	c.chk.busy, c.chk.began, c.chk.live, c.chk.err = true, c.now, checkLive{}, nil
+	return c.launch("checking for upgrades", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
+		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{}, emit)
+		return checkEnded{k, err}
+	})
+}
+
+// quietCheck asks which versions there are without anybody noticing; nil if that was
+// done. Its error is nobody's business: who wants to know opens the screen.
+func (c *console) quietCheck() tea.Cmd {
+	if c.chk.quiet || c.chk.known != nil || c.chk.busy {
+		return nil
+	}
+	c.chk.quiet = true
+	return func() tea.Msg {
+		ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
+		defer cancel()
+		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{NoPreflight: true}, func(engine.Event) {})
+		return quietEnded{k, err}
+	}
+}
+
+// takeCheckEvents folds the events of a check that is under way.
+func (c *console) takeCheckEvents(events []engine.Event) {
+	for _, ev := range events {
+		if ev.Kind != engine.KindCheck || ev.Object != engine.CheckVersions {
+			c.chk.live.apply(ev)
+			continue
+		}
+		var k engine.Check
+		if json.Unmarshal(ev.Data, &k) != nil || k.Current == (engine.Target{}) && c.chk.known != nil {
+			continue // without the cluster less is known than before
+		}
+		c.chk.known, c.chk.at, c.chk.whole = &k, c.now, false
+	}
+}
+
+// tookCheck takes the end of a check.
+func (c *console) tookCheck(msg checkEnded) tea.Cmd {
+	c.chk.busy, c.chk.err = false, msg.err
+	if msg.check.Schema != "" && (msg.err == nil || c.chk.known == nil || c.chk.known.Current == (engine.Target{})) {
+		c.chk.known, c.chk.at, c.chk.whole = &msg.check, c.now, msg.err == nil
+	}
+	c.chk.live = checkLive{}
+	c.moveCheck(0)
+	if k := c.chk.known; k != nil && len(k.Findings) == 0 && len(k.Blocked) > 0 && c.chk.pane == checkFindings {
+		c.chk.pane = checkPath // where there is something to read
+	}
+	return tea.Tick(checkStale, func(time.Time) tea.Msg { return refresh{-1} }) // draws again
+}
+
+func (c *console) tookQuiet(msg quietEnded) {
+	if msg.err == nil && msg.check.Schema != "" && c.chk.known == nil {
+		c.chk.known, c.chk.at = &msg.check, c.now
+	}
+}
+
+// leaveCheck closes what is open; else it goes home, and a check that is under way ends.
+func (c *console) leaveCheck() tea.Cmd {
+	switch {
+	case c.chk.open:
+		c.chk.open = false
+		return nil
+	case c.chk.filter != "":
+		c.chk.filter = ""
+		return nil
+	}
+	if c.chk.busy && c.cancel != nil {
+		c.cancel()
+		c.cancel = nil
+		c.task++ // what it still says is not taken
+		c.chk.busy, c.chk.live = false, checkLive{}
+	}
+	return c.goHome()
+}
+
+func (c *console) writeConfig() tea.Cmd {
+	c.chk.writes = true
+	return c.launch("writing the configuration", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{WriteConfig: true, NoPreflight: true}, func(engine.Event) {})
+		return configWritten{k, err}
+	})
+}
+
+func (c *console) tookWritten(msg configWritten) {
+	c.chk.writes, c.chk.asks = false, false
+	switch x := msg.check.Config; {
+	case msg.err != nil:
+		e := explain(msg.err, c.deps.sp)
+		c.note = "not written: " + e.what
+		if e.why != "" {
+			c.note += ": " + e.why
+		}
+	case x == nil || !x.Written:
+		c.note = "nothing was written: there is nothing to write any more; r checks again"
+	default:
+		k := *c.chk.known
+		c.note = fmt.Sprintf("wrote %s into %s", count(len(x.Fields), "value"), clean(x.Path))
+		if !slices.Equal(k.Config.Fields, x.Fields) {
+			c.note += "; they are others than were shown, r shows why"
+		}
+		k.Config = x
+		k.Findings = slices.DeleteFunc(slices.Clone(k.Findings), func(f engine.Finding) bool { return f.ID == configTarget })
+		c.chk.known = &k
+	}
+}
+
+// findingsNow are the findings known so far, the worst first.
+func (c *console) findingsNow() []engine.Finding {
+	if c.chk.known == nil {
+		return nil
+	}
+	if len(c.chk.live.found) == 0 {
+		return c.chk.known.Findings
+	}
+	out := slices.Concat(c.chk.known.Findings, c.chk.live.found)
+	order := []engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}
+	slices.SortStableFunc(out, func(a, b engine.Finding) int {
+		return slices.Index(order, a.Severity) - slices.Index(order, b.Severity)
+	})
+	return out
+}
+
+// shown are the findings that the filter lets through. folded counts those that are
+// fine and stand in one line.
+func (c *console) shown() (list []engine.Finding, folded int) {
+	words := strings.Fields(strings.ToLower(c.chk.filter))
+	for _, f := range c.findingsNow() {
+		text := strings.ToLower(strings.Join([]string{f.ID, string(f.Severity), f.Source, f.Title, f.Detail, f.Owner, strings.Join(f.Objects, " ")}, " "))
+		switch {
+		case slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }):
+		case f.Severity == engine.Info && !c.chk.fine && len(words) == 0:
+			folded++
+		default:
+			list = append(list, f)
+		}
+	}
+	return list, folded
+}
+
+// checkItem is a row that can be chosen: a finding, a reason, or the line that stands
+// for those that are fine.
+type checkItem struct {
+	finding *engine.Finding
+	reason  *reason
+	fold    int
+}
+
+// checkItems are the rows of the pane that has the focus.
+func (c *console) checkItems() (items []checkItem) {
+	if c.chk.known == nil {
+		return nil
+	}
+	switch c.chk.pane {
+	case checkPath:
+		for _, r := range reasonsOf(c.chk.known) {
+			items = append(items, checkItem{reason: &r})
+		}
+	case checkFindings:
+		list, folded := c.shown()
+		for i := range list {
+			items = append(items, checkItem{finding: &list[i]})
+		}
+		if folded > 0 || c.chk.fine && c.chk.filter == "" && len(list) > 0 {
+			items = append(items, checkItem{fold: folded})
+		}
+	}
+	return items
+}
+
+// selected is the chosen row; the zero value if there is none.
+func (c *console) selected() checkItem {
+	items := c.checkItems()
+	if len(items) == 0 {
+		return checkItem{}
+	}
+	return items[max(0, min(c.chk.sel[c.chk.pane], len(items)-1))]
+}
+
+func (c *console) openSelected() {
+	switch x := c.selected(); {
+	case c.chk.open:
+		c.chk.open = false
+	case x.finding != nil || x.reason != nil:
+		c.chk.open, c.chk.scroll = true, 0
+	default:
+		c.chk.fine = !c.chk.fine
+		c.moveCheck(0)
+	}
+}
+
+func (c *console) nextCheckPane() {
+	c.chk.open = false
+	c.chk.pane = (c.chk.pane + 1) % checkPanes
+}
+
+func (c *console) moveCheck(by int) {
+	k := &c.chk
+	switch {
+	case k.open:
+		k.scroll = max(0, k.scroll+by)
+	case k.pane == checkChanges:
+		k.sel[k.pane] = max(0, min(k.sel[k.pane]+by, 200))
+	default:
+		k.sel[k.pane] = max(0, min(k.sel[k.pane]+by, len(c.checkItems())-1))
+	}
+}
+
+func (c *console) copyCheckCommand() {
+	if f := c.selected().finding; f != nil && f.Command != "" {
+		if clean(f.Command) != f.Command {
+			c.note = "the command holds characters that a terminal obeys: it is not copied"
+			return
+		}
+		c.copyText(c.deps.sp.line(f.Command), "the finding's command")
+		return
+	}
+	c.copyText(c.deps.sp.command("upgrade check"), "this check as a command")
+}
+
+func (c *console) copyCheckLine() {
+	switch x := c.selected(); {
+	case x.finding != nil:
+		s := clean(x.finding.Title)
+		if d := clean(oneLine(x.finding.Detail)); d != "" {
+			s += ": " + d
+		}
+		c.copyText(s, "the line")
+	case x.reason != nil:
+		c.copyText(clean(x.reason.what)+": "+clean(x.reason.text), "the line")
+	case c.chk.known != nil:
+		_, s := verdict(c.chk.known)
+		c.copyText(clean(s), "the line")
+	default:
+		c.copyText("", "")
+	}
+}
+
+// typeFilter gives a key to the filter.
+func (v *checkScreen) typeFilter(k tea.KeyMsg) {
+	switch k.Type {
+	case tea.KeyEnter:
+		v.typing = false
+	case tea.KeyEsc:
+		v.typing, v.filter = false, ""
+	case tea.KeyBackspace:
+		if r := []rune(v.filter); len(r) > 0 {
+			v.filter = string(r[:len(r)-1])
+		}
+	case tea.KeyCtrlU:
+		v.filter = ""
+	case tea.KeyRunes, tea.KeySpace:
+		v.filter += clean(string(k.Runes))
+	}
+	v.sel[checkFindings] = 0
+}
+
+// staleCheck reports whether the screen shows what may no longer be true.
+func (c *console) staleCheck() bool {
+	k := &c.chk
+	return k.known != nil && !k.busy && (k.err != nil && k.known.Current != (engine.Target{}) || c.now.Sub(k.at) > checkStale)
+}
+
+// checkMode is the right end of the first line.
+func (c *console) checkMode() string {
+	k := &c.chk
+	switch {
+	case k.busy && k.live.total > 0:
+		return fmt.Sprintf("upgrade check  %d of %d", k.live.done, k.live.total)
+	case k.busy:
+		return "upgrade check"
+	case k.known == nil:
+		return "upgrade check  " + c.now.UTC().Format("15:04:05 UTC")
+	case c.staleCheck():
+		return "upgrade check  STALE " + short(c.now.Sub(k.at)) + "  r refresh"
+	}
+	return "upgrade check  as of " + k.at.UTC().Format("15:04:05 UTC")
+}
+
+// checkWhy is the line below the body: what is going on, or what came of it.
+func (c *console) checkWhy(w int) []string {
+	k := &c.chk
+	r := c.th.row(w).add(plain, " ")
+	switch {
+	case k.busy && k.live.total > 0:
+		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): "+k.live.words()).String()}
+	case k.busy:
+		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): asking cluster, cloud and releases").String()}
+	case k.err != nil:
+		e := explain(k.err, c.deps.sp)
+		what := e.what
+		if e.why != "" {
+			what += ": " + e.why
+		}
+		lines := []string{r.add(bad, c.th.fail+" ").add(strong, what).String()}
+		if e.remedy != "" {
+			lines = append(lines, c.th.row(w).add(faint, "   fix ").add(accent, e.remedy).String())
+		}
+		return lines
+	case k.known == nil:
+		return nil
+	case !k.whole:
+		return []string{r.add(faint, "Only versions were looked at; r checks what a hop would trip over.").String()}
+	}
+	severity, text := verdict(k.known)
+	sign, st := c.severitySignOf(severity)
+	return []string{r.add(st, sign+" ").add(strong, clean(text)).String()}
+}
+
+// checkView draws the check in h lines.
+func (c *console) checkView(w, h int) []string {
+	k := c.chk.known
+	switch {
+	case k == nil && c.chk.err != nil:
+		return c.problem(w, c.chk.err)
+	case k == nil:
+		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "asking cluster, cloud and releases").String()}
+	case c.chk.asks:
+		return c.askWrite(w, h)
+	case c.chk.open:
+		return c.openView(w, h)
+	case w >= 110 && h >= 26:
+		return c.checkWide(w, h)
+	}
+	trouble, _ := worth(c.findingsNow())
+	roomy := len(k.Path) == 0 && len(trouble) == 0 && len(k.Components)+10 <= h
+	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), roomy)
+	most := h - len(lines) - 3
+	if len(trouble) > 0 && c.chk.pane != checkPath {
+		most -= min(2, len(trouble)-1) // the worst must be in sight
+	}
+	lines = append(lines, c.checkPathPane(w, most, k)...)
+	lines = append(lines, c.noteRows(w, k)...)
+	room := h - len(lines)
+	if c.chk.pane == checkChanges {
+		return append(lines, c.changesPane(w, room, k)...)
+	}
+	lines = append(lines, c.findingsPane(w, room)...)
+	return append(lines, c.below(w, h-len(lines), k)...)
+}
+
+// below fills the room under the findings of a narrow screen: with more about the chosen
+// one, or with what the next hop changes.
+func (c *console) below(w, room int, k *engine.Check) []string {
+	f := c.selected().finding
+	if f != nil && f.Severity != engine.Info && room > 2 {
+		detail := c.findingDetail(w, 4, *f)
+		lines := []string{c.th.rule(w, clean(f.ID), "Enter shows all")}
+		if len(detail)+1 <= room {
+			lines[0] = c.th.rule(w, clean(f.ID), "")
+		}
+		return append(lines, detail[:min(len(detail), room-1)]...)
+	}
+	if changes := c.changeRows(w, k); room > 2 && len(changes) > 0 {
+		if len(changes) > room {
+			changes[0] = c.th.rule(w, "Will change in hop 1", "Tab shows all")
+		}
+		return changes[:min(len(changes), room)]
+	}
+	return nil
+}
+
+func (c *console) noteRows(w int, k *engine.Check) []string {
+	var lines []string
+	for _, n := range k.Notes {
+		lines = append(lines, c.th.below(w, 2, 2, plain, clean(n))...)
+	}
+	return lines
+}
+
+// focusRule is the heading of a pane; the one with the focus has the cursor's sign.
+func (c *console) focusRule(w, pane int, title, remark string) string {
+	if c.chk.pane == pane {
+		title += " " + c.th.cursor
+	}
+	return c.th.rule(w, title, remark)
+}
+
+// checkPathPane draws the path in at most h lines; with the focus its reasons can be
+// chosen.
+func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
+	reasons := reasonsOf(k)
+	remark := "none"
+	if len(k.Path) > 0 {
+		remark = pathRemark(k)
+	}
+	if len(k.Path) == 0 && len(reasons) == 0 {
+		if c.chk.pane != checkPath {
+			return nil
+		}
+		return []string{c.focusRule(w, checkPath, "Path", remark), c.th.row(w).add(faint, "   nothing newer is known, so there is nowhere to go").String()}
+	}
+	lines := []string{c.focusRule(w, checkPath, "Path", remark)}
+	terse := 1 // why hops are needed stands there if nothing is more urgent
+	if trouble, _ := worth(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
+		terse = 0
+	}
+	switch {
+	case w >= 110:
+		lines = append(lines, c.lattice(w, k)...)
+	case len(k.Path) > 0:
+		lines = append(lines, c.rails(w, k)...)
+	}
+	lines = append(lines, c.hopRows(w, k, terse)...)
+	most := h - len(lines)
+	if c.chk.pane != checkPath {
+		switch {
+		case len(k.Path) == 0:
+			most = min(most, 8)
+		case w >= 110:
+			most = min(most, 4)
+		default:
+			most = min(most, 2)
+		}
+		beyond := 0
+		for _, x := range reasons {
+			if x.beyond {
+				beyond++
+			}
+		}
+		reasons = reasons[:beyond] // others a later hop brings
+	}
+	if most <= 0 || len(reasons) == 0 {
+		return lines[:min(len(lines), max(h, 2))]
+	}
+	at := -1
+	if c.chk.pane == checkPath {
+		at = max(0, min(c.chk.sel[checkPath], len(reasons)-1))
+	}
+	if len(k.Path) == 0 {
+		// Why there is no way is what the screen has to say.
+		var blocks []string
+		from := 0
+		for i, x := range reasons {
+			if i == at {
+				from = len(blocks)
+			}
+			blocks = append(blocks, c.reasonBlock(w, x, i == at)...)
+		}
+		from = max(0, min(from, len(blocks)-most))
+		return append(lines, blocks[from:min(len(blocks), from+most)]...)
+	}
+	from, to := window(len(reasons), max(at, 0), most)
+	for i := from; i < to; i++ {
+		lines = append(lines, c.reasonRow(w, reasons[i], i == at))
+	}
+	return lines
+}
+
+// findingsPane lists the findings in at most h lines.
+func (c *console) findingsPane(w, h int) []string {
+	all := c.findingsNow()
+	remark := tally(all)
+	if c.chk.filter != "" || c.chk.typing {
+		list, _ := c.shown()
+		remark = fmt.Sprintf("%d of %s", len(list), count(len(all), "finding"))
+	}
+	lines := []string{c.focusRule(w, checkFindings, "Findings", remark)}
+	if c.chk.typing || c.chk.filter != "" {
+		r := c.th.row(w).add(plain, " ").add(accent, "/ ").add(strong, c.chk.filter)
+		if c.chk.typing {
+			r.add(accent, "▏").add(faint, "  Enter keeps the filter, Esc drops it")
+		}
+		lines = append(lines, r.String())
+	}
+	focus := c.chk.pane
+	c.chk.pane = checkFindings
+	items := c.checkItems()
+	c.chk.pane = focus
+	if len(items) == 0 {
+		text := "none"
+		switch {
+		case c.chk.filter != "":
+			text = "no finding matches; Esc drops the filter"
+		case c.chk.busy:
+			text = "none so far"
+		case len(c.chk.known.Path) == 0:
+			text = "none: there is no hop that could trip over anything"
+		}
+		return append(lines, c.th.row(w).add(faint, "   "+text).String())
+	}
+	at := max(0, min(c.chk.sel[checkFindings], len(items)-1))
+	room := h - len(lines)
+	from, to := window(len(items), at, room)
+	if to < len(items) && to-from > 1 && to-1 > at { // the last line tells how many follow
+		to--
+	}
+	for i := from; i < to; i++ {
+		lines = append(lines, c.itemRow(w, items[i], i == at && focus == checkFindings, len(items)))
+	}
+	if n := len(items) - to; n > 0 && len(lines) < h {
+		lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("%s %d more", c.th.ellipsis, n)).String())
+	}
+	return lines
+}
+
+func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
+	switch {
+	case x.finding != nil:
+		sign, st := c.severitySignOf(x.finding.Severity)
+		title := plain
+		if here {
+			title = strong
+		}
+		return c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ").col(faint, clean(x.finding.Source), areaWidth).add(title, clean(x.finding.Title)).String()
+	case x.fold == 0:
+		st := faint
+		if here {
+			st = strong
+		}
+		return c.th.row(w).add(accent, c.marker(here)).add(st, "  fold what is fine").String()
+	}
+	return c.fineRow(w, x.fold, items == 1 && !c.chk.busy, here)
+}
+
+// changesPane lists what the next hop changes, scrolled.
+func (c *console) changesPane(w, h int, k *engine.Check) []string {
+	rows := c.changeRows(w, k)
+	if len(rows) == 0 {
+		return []string{c.focusRule(w, checkChanges, "Will change", ""), c.th.row(w).add(faint, "   nothing: there is no next hop").String()}
+	}
+	rows = rows[1:]
+	if x := k.Config; x != nil && len(x.Fields) > 0 {
+		rows = append(rows, c.fieldRows(w, x.Fields)...)
+	}
+	remark := ""
+	from := max(0, min(c.chk.sel[checkChanges], len(rows)-(h-1)))
+	if from+h-1 < len(rows) {
+		remark = "more below"
+	}
+	return append([]string{c.focusRule(w, checkChanges, "Will change in hop 1", remark)}, rows[from:min(len(rows), from+h-1)]...)
+}
+
+// fieldRows are values of the configuration that change.
+func (c *console) fieldRows(w int, fields []engine.FieldChange) []string {
+	names := 20
+	for _, f := range fields {
+		names = max(names, width(clean(f.Field)))
+	}
+	names = min(names, w/2)
+	var lines []string
+	for _, f := range fields {
+		from, to := orElse(shortDigests(f.From, c.th.ellipsis), "not set"), orElse(shortDigests(f.To, c.th.ellipsis), "removed")
+		lines = append(lines, c.th.row(w).pad(2).col(plain, cutMiddle(clean(f.Field), names, c.th.ellipsis), names).
+			add(bad, clean(oneLine(from))).add(faint, " "+c.th.to+" ").add(good, clean(oneLine(to))).String())
+	}
+	return lines
+}
+
+// askWrite shows what would be written, and asks.
+func (c *console) askWrite(w, h int) []string {
+	x := c.chk.known.Config
+	lines := []string{c.th.rule(w, "Write the configuration?", count(len(x.Fields), "value"))}
+	lines = append(lines, c.th.row(w).pad(2).add(faint, cutMiddle(clean(x.Path), w-3, c.th.ellipsis)).String())
+	rows := c.fieldRows(w, x.Fields)
+	if room := h - len(lines) - 4; len(rows) > room && room > 0 {
+		more := len(rows) - room + 1
+		rows = append(rows[:room-1], c.th.row(w).pad(2).add(faint, fmt.Sprintf("%s %d more", c.th.ellipsis, more)).String())
+	}
+	lines = append(append(lines, rows...), "")
+	lines = append(lines, c.prose(w, 2, plain, "Comments and order of the file are kept. The cluster is not changed: that is what upgrade apply is for.")...)
+	return lines
+}
+
+// openView shows what is chosen, all of it.
+func (c *console) openView(w, h int) []string {
+	lines := c.detail(w)
+	title := lines[0]
+	lines = lines[1:]
+	from := max(0, min(c.chk.scroll, len(lines)-(h-1)))
+	return append([]string{title}, lines[from:min(len(lines), from+h-1)]...)
+}
+
+// detail is all about what is chosen; the first line is its heading.
+func (c *console) detail(w int) []string {
+	switch x := c.selected(); {
+	case x.finding != nil:
+		f := x.finding
+		sign, st := c.severitySignOf(f.Severity)
+		lines := []string{c.th.rule(w, clean(f.ID), severityWord(f.Severity))}
+		for i, p := range wrap(clean(f.Title), max(20, w-4)) {
+			r := c.th.row(w).pad(3)
+			if i == 0 {
+				r = c.th.row(w).pad(1).add(st, sign+" ")
+			}
+			lines = append(lines, r.add(strong, p).String())
+		}
+		lines = append(lines, "")
+		return append(lines, c.findingDetail(w, 1, *f)...)
+	case x.reason != nil:
+		lines := []string{c.th.rule(w, "rule "+clean(x.reason.rule), "")}
+		add := func(head string, st style, s string) {
+			if s == "" {
+				return
+			}
+			for i, p := range wrap(s, max(20, w-11)) {
+				if i > 0 {
+					head = ""
+				}
+				lines = append(lines, c.th.row(w).pad(1).col(faint, head, 8).add(st, p).String())
+			}
+		}
+		add("version", strong, clean(x.reason.what))
+		add("why", plain, clean(x.reason.text))
+		add("fix", accent, clean(c.deps.sp.text(x.reason.remedy)))
+		add("source", faint, clean(x.reason.reference))
+		if !x.reason.beyond {
+			add("", faint, "A later hop of the path brings it, or what is newer.")
+		}
+		return lines
+	case x.fold > 0:
+		return []string{c.th.rule(w, "Details", ""), c.th.row(w).pad(1).add(faint, "Enter shows the checks that are fine.").String()}
+	}
+	return []string{c.th.rule(w, "Details", "")}
+}
+
+func severityWord(s engine.Severity) string {
+	switch s {
+	case engine.Block:
+		return "blocks"
+	case engine.Warn:
+		return "to know before"
+	case engine.NotChecked:
+		return "not checked"
+	}
+	return "fine"
+}
+
+// checkWide has room for parts of components, the lattice, and details at the right.
+func (c *console) checkWide(w, h int) []string {
+	k := c.chk.known
+	right := max(40, w*2/5)
+	left := w - right - 3
+	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), true)
+	lines = append(lines, c.checkPathPane(w, max(3, h-len(lines)-8), k)...)
+	lines = append(lines, c.noteRows(w, k)...)
+	room := h - len(lines)
+	var a []string
+	if c.chk.pane == checkChanges {
+		a = c.changesPane(left, room, k)
+	} else {
+		a = c.findingsPane(left, room)
+	}
+	b := c.detail(right)
+	if x := c.selected(); x.finding == nil && x.reason == nil {
+		if changes := c.changeRows(right, k); len(changes) > 0 && c.chk.pane != checkChanges {
+			b = changes
+		}
+	}
+	if len(b) > room && room > 1 {
+		how := "Enter shows all"
+		if c.selected().finding == nil && c.selected().reason == nil {
+			how = "Tab shows all"
+		}
+		b = append(b[:room-1], c.th.row(right).pad(1).add(faint, c.th.ellipsis+" "+how).String())
+	}
+	return append(lines, beside(a, b, left, room, c.th)...)
+}
+
+// beside puts two blocks next to each other, h lines high.
+func beside(a, b []string, left, h int, t *theme) []string {
+	var lines []string
+	for i := range min(h, max(len(a), len(b))) {
+		var l, r string
+		if i < len(a) {
+			l = a[i]
+		}
+		if i < len(b) {
+			r = b[i]
+		}
+		lines = append(lines, l+strings.Repeat(" ", max(0, left-styledWidth(l)))+" "+t.paint(faint, t.side)+" "+r)
+	}
+	return lines
+}
+
+// cell is a minor version in the lattice.
+type cell struct {
+	version, rule string
+	at            int // the hop that comes here; 0 if it is where things stand, -1 if none does
+}
+
+// lattice draws components as rows and minors as columns: those that the path comes
+// through are linked, those that cannot be reached have the rule that forbids them.
+func (c *console) lattice(w int, k *engine.Check) []string {
+	var lines []string
+	var minors []string // of the rows above
+	for _, row := range []struct{ name, component string }{{"Kubernetes", "kubernetes"}, {"OS image", "image"}, {"Services", "services"}} {
+		cells := latticeRow(k, row.component)
+		if len(cells) == 0 {
+			continue
+		}
+		var heads []string
+		for _, x := range cells {
+			heads = append(heads, minorOf(x.version))
+		}
+		col := max(20, min(28, (w-18)/len(cells)))
+		if !slices.Equal(heads, minors) {
+			r := c.th.row(w).pad(18)
+			for _, m := range heads {
+				r.col(faint, m, col-1)
+			}
+			lines, minors = append(lines, strings.TrimRight(r.String(), " ")), heads
+		}
+		r := c.th.row(w).pad(2).col(faint, row.name, 13)
+		for i, x := range cells {
+			r.to(16 + i*col)
+			switch {
+			case x.at < 0:
+				r.add(bad, c.th.fail+" ").add(faint, clean(x.version)+" "+clean(x.rule))
+			default:
+				sign, st := c.th.running, accent
+				if x.at > 0 {
+					sign, st = c.th.pending, good
+				}
+				r.add(st, sign+" ").add(plain, clean(x.version)+" ")
+			}
+			if i+1 < len(cells) && cells[i+1].at > 0 {
+				link, st := c.th.heavy, good
+				if cells[i+1].at > 1 {
+					link, st = c.th.signs.rule, plain
+				}
+				label := fmt.Sprintf("hop %d", cells[i+1].at)
+				n := 16 + (i+1)*col - r.used - width(label) - 2
+				r.add(st, strings.Repeat(link, max(1, n/2))+label+strings.Repeat(link, max(1, n-n/2))+c.th.arrow)
+			}
+		}
+		lines = append(lines, r.String())
+	}
+	return lines
+}
+
+// latticeRow are the minors of a component: where it stands, where the path leads it,
+// and what newer ones cannot be reached.
+func latticeRow(k *engine.Check, component string) []cell {
+	of := func(t engine.Target) string {
+		switch component {
+		case "kubernetes":
+			return t.Kubernetes
+		case "image":
+			return t.Image
+		}
+		return t.Release
+	}
+	now := of(k.Current)
+	if len(k.Path) > 0 {
+		now = orElse(of(k.Path[0].From), now)
+	}
+	if now == "" {
+		return nil
+	}
+	cells := []cell{{version: now}}
+	for _, h := range k.Path {
+		last := &cells[len(cells)-1]
+		switch to := of(h.To); {
+		case to == "" || to == last.version:
+		case minorOf(to) == minorOf(last.version) && last.at > 0: // a newer patch on the way
+			last.version = to
+		default:
+			cells = append(cells, cell{version: to, at: h.Number})
+		}
+	}
+	for _, b := range k.Blocked {
+		last := &cells[len(cells)-1]
+		if b.Component != component || !newer(b.Version, last.version) {
+			continue
+		}
+		switch {
+		case last.at < 0 && minorOf(last.version) == minorOf(b.Version):
+			last.version, last.rule = b.Version, b.Rule
+		case minorOf(last.version) == minorOf(b.Version): // a patch beyond the goal stands below
+		default:
+			cells = append(cells, cell{version: b.Version, rule: b.Rule, at: -1})
+		}
+	}
+	return cells
+}
+
+// minorOf is "v1.36" of v1.36.3.
+func minorOf(v string) string {
+	if i := strings.LastIndexByte(v, '.'); i > 0 && strings.Count(v, ".") >= 2 {
+		j := strings.IndexByte(v[strings.IndexByte(v, '.')+1:], '.')
+		return v[:strings.IndexByte(v, '.')+1+j]
+	}
+	return v
+}
+
+// feedRemark says where the knowledge about releases comes from, in few words.
+func feedRemark(f engine.FeedState, now time.Time) string {
+	if f.Source == "" || f.Source == "embedded" {
+		return ""
+	}
+	s := "feed " + ago(f.Fetched, now)
+	if f.Stale {
+		s = "feed STALE, of " + ago(f.Fetched, now)
+	}
+	return s
+}
+
+// available is what is newer of a component than now and can be reached; empty if
+// nothing is known to be.
+func (c *console) available(component, now string) string {
+	if c.chk.known == nil {
+		return ""
+	}
+	if goal := goalOf(c.chk.known, component); newer(goal, now) {
+		return goal
+	}
+	return ""
+}
+
+// upgradeWords say in a few words what the check knows; empty if it knows nothing that
+// is newer.
+func (c *console) upgradeWords() string {
+	k := c.chk.known
+	if k == nil || len(k.Path) == 0 {
+		return ""
+	}
+	if len(k.Path) == 1 {
+		return "the upgrade: " + targetWords(k.Path[0])
+	}
+	return fmt.Sprintf("hop 1 of %d: %s", len(k.Path), targetWords(k.Path[0]))
+}
