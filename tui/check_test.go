@@ -57,7 +57,8 @@ func TestPrintedChecks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range checks {
-		for _, f := range []struct{ format, file string }{{"text", "txt"}, {"json", "json"}, {"markdown", "md"}} {
+		// The JSON is what the check was read from.
+		for _, f := range []struct{ format, file string }{{"text", "checked/" + name + ".txt"}, {"json", "checks/" + name + ".json"}, {"markdown", "checked/" + name + ".md"}} {
 			t.Run(name+"/"+f.format, func(t *testing.T) {
 				out, errs, code := printedHere(t, &fakeEngine{check: checkIn(t, name)}, "upgrade", "check", "-o", f.format)
 				t.Chdir(root)
@@ -67,7 +68,7 @@ func TestPrintedChecks(t *testing.T) {
 				if i := strings.IndexAny(out, "\x1b\x07\u202e"); i >= 0 {
 					t.Errorf("what a terminal obeys is printed: %q", out[i:min(len(out), i+20)])
 				}
-				golden(t, "checked/"+name+"."+f.file, out)
+				golden(t, f.file, out)
 			})
 		}
 	}
@@ -355,5 +356,44 @@ func TestPrintedCommandsAreWhole(t *testing.T) {
 		if f.Severity != engine.Info && (!strings.Contains(out, f.Command) || !strings.Contains(out, f.Reference)) {
 			t.Errorf("%q or %q is not whole in\n%s", f.Command, f.Reference, out)
 		}
+	}
+}
+
+// The page names every field that the document has.
+func TestDocsNameEveryField(t *testing.T) {
+	page, err := os.ReadFile("../docs/upgrade-check.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[reflect.Type]bool{}
+	var look func(reflect.Type)
+	look = func(v reflect.Type) {
+		switch v.Kind() {
+		case reflect.Pointer, reflect.Slice:
+			look(v.Elem())
+			return
+		case reflect.Struct:
+		default:
+			return
+		}
+		if seen[v] {
+			return
+		}
+		seen[v] = true
+		for i := range v.NumField() {
+			f := v.Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name == "" || name == "-" {
+				continue
+			}
+			if !strings.Contains(string(page), "`"+name+"`") {
+				t.Errorf("docs/upgrade-check.md does not name %s of %s", name, v)
+			}
+			look(f.Type)
+		}
+	}
+	look(reflect.TypeFor[engine.Check]())
+	if len(seen) < 10 {
+		t.Errorf("only %d types were looked at", len(seen))
 	}
 }
