@@ -397,3 +397,40 @@ func TestDocsNameEveryField(t *testing.T) {
 		t.Errorf("only %d types were looked at", len(seen))
 	}
 }
+
+// A check that finds several things is one check.
+func TestChecksAreCounted(t *testing.T) {
+	var l checkLive
+	tell := func(kind engine.Kind, object, state string) {
+		ev := engine.Event{Kind: kind, Object: object, State: state}
+		if state != "" && state != engine.StateRunning {
+			ev.Data = json.RawMessage(`{"id":"x","severity":"` + state + `"}`)
+		}
+		l.apply(ev)
+	}
+	for _, id := range []string{"pdb-room", "capacity", "drain-rehearsal", "evil\x1b[2J", "leaders"} {
+		tell(engine.KindCheck, id, engine.StateRunning)
+	}
+	tell(engine.KindCheck, "pdb-room", "block")
+	tell(engine.KindCheck, "pdb-room", "warn")
+	l.apply(engine.Event{Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
+	l.apply(engine.Event{Kind: engine.KindProgress, Object: "pdb-room", Current: 1, Total: 2})
+	if got, want := l.words(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.found) != 2 {
+		t.Errorf("%q with %d findings, want %q", got, len(l.found), want)
+	}
+}
+
+func TestChecksInASCII(t *testing.T) {
+	for _, name := range checks {
+		for _, keys := range [][]string{nil, {"tab"}, {"tab", "tab"}, {"enter"}} {
+			synctest.Test(t, func(t *testing.T) {
+				s := checkShown(name, keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{ascii: true}, 120, 40) })
+				for _, r := range s.c.View() {
+					if r > 0x7e {
+						t.Fatalf("%s after %q: %q is not ASCII", name, keys, r)
+					}
+				}
+			})
+		}
+	}
+}

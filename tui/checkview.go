@@ -215,6 +215,21 @@ func railsOf(k *engine.Check) []rail {
 	return out
 }
 
+// link is how the way of a hop is drawn: the next one is the heavy one, green if it can
+// be made.
+func (c *console) link(k *engine.Check, hop int) (string, style) {
+	if hop > 1 {
+		return c.th.signs.rule, plain
+	}
+	switch severity, _ := verdict(k); severity {
+	case engine.Block:
+		return c.th.heavy, bad
+	case engine.Warn:
+		return c.th.heavy, caution
+	}
+	return c.th.heavy, good
+}
+
 // rails draws the ways: v1.0.0 ━━hop 1━━▶ v1.1.0.
 func (c *console) rails(w int, k *engine.Check) []string {
 	var list []rail
@@ -239,10 +254,7 @@ func (c *console) rails(w int, k *engine.Check) []string {
 			end--
 		}
 		for i, to := range x.stops[1:end] {
-			sign, st := c.th.heavy, good // the hop that can be made now is the heavy one
-			if i > 0 {
-				sign, st = c.th.signs.rule, plain
-			}
+			sign, st := c.link(k, i+1)
 			label := fmt.Sprintf("hop %d", i+1)
 			if len(k.Path) > 2 && w < 100 {
 				label = strconv.Itoa(i + 1)

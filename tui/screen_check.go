@@ -904,10 +904,7 @@ func (c *console) lattice(w int, k *engine.Check) []string {
 				r.add(st, sign+" ").add(plain, clean(x.version)+" ")
 			}
 			if i+1 < len(cells) && cells[i+1].at > 0 {
-				link, st := c.th.heavy, good
-				if cells[i+1].at > 1 {
-					link, st = c.th.signs.rule, plain
-				}
+				link, st := c.link(k, cells[i+1].at)
 				label := fmt.Sprintf("hop %d", cells[i+1].at)
 				n := 16 + (i+1)*col - r.used - width(label) - 2
 				r.add(st, strings.Repeat(link, max(1, n/2))+label+strings.Repeat(link, max(1, n-n/2))+c.th.arrow)

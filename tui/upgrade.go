@@ -188,10 +188,10 @@ func shortValue(s string) string {
 
 // checkProgress tells on stderr how far a check has come, if that is a terminal.
 type checkProgress struct {
-	live        liveLine
-	now         func() time.Time
-	total, done int
-	shown       time.Time
+	live  liveLine
+	now   func() time.Time
+	so    checkLive
+	shown time.Time
 }
 
 func (s *session) checkProgress() *checkProgress {
@@ -203,17 +203,13 @@ func (s *session) checkProgress() *checkProgress {
 }
 
 func (p *checkProgress) event(ev engine.Event) {
-	if ev.Kind != engine.KindCheck || ev.Object == engine.CheckVersions {
+	if ev.Object == engine.CheckVersions {
 		return
 	}
-	if ev.State == engine.StateRunning {
-		p.total++
-	} else {
-		p.done++
-	}
+	p.so.apply(ev)
 	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
 		p.shown = now
-		p.live.set(fmt.Sprintf("checked %d of %d: %s", p.done, p.total, clean(ev.Text)))
+		p.live.set(p.so.words())
 	}
 }
 
