@@ -29,11 +29,11 @@ const (
 
 var apiChecks = []check{
 	{
-		id: "removed-apis-used", title: "no client uses an API that the hop removes", area: "apis", ref: deprecationGuide,
+		id: "removed-apis-used", title: "no client uses an API that the hop or the minor after it removes", area: "apis", ref: deprecationGuide,
 		needs: []source{sourceServers, sourceMetrics}, run: removedInUse,
 	},
 	{
-		id: "removed-apis-written", title: "no object was last written through an API that the hop removes", area: "apis", ref: deprecationGuide,
+		id: "removed-apis-written", title: "no object was last written through an API that the hop or the minor after it removes", area: "apis", ref: deprecationGuide,
 		needs: []source{sourceWriters}, run: removedAtRest,
 	},
 	{
@@ -144,10 +144,17 @@ func (a removedAPI) remedy(who string) string {
 	return fmt.Sprintf("change %s to %s, then look again; `kubectl convert` converts manifests", who, instead)
 }
 
-// removals are those of the hop that the types know, and those that API servers know
-// of what was requested: they may be newer than the types.
+// minorAfter is the minor after the hop: what it removes does not stop this hop, but it
+// stops the next one, and whoever has to change a client wants to know in time.
+func minorAfter(to version.Version) version.Version {
+	return version.MustParse(fmt.Sprintf("v%d.%d.0", to.Major(), to.Minor()+1))
+}
+
+// removals are those of the hop and the minor after it that the types know, and those
+// that API servers know of what was requested: they may be newer than the types.
 func (w *world) removals() []removedAPI {
-	out := removedAPIs(w.request.From, w.request.To)
+	next := minorAfter(w.request.To)
+	out := removedAPIs(w.request.From, next)
 	for i := range w.servers {
 		for _, u := range w.servers[i].metrics.deprecated {
 			r := schema.GroupVersionResource{Group: u.group, Version: u.version, Resource: u.resource}
@@ -155,12 +162,20 @@ func (w *world) removals() []removedAPI {
 			if err != nil || slices.ContainsFunc(out, func(a removedAPI) bool { return a.resource == r }) {
 				continue
 			}
-			if w.request.From.Minor() < removed.Minor() && removed.Minor() <= w.request.To.Minor() {
+			if w.request.From.Minor() < removed.Minor() && removed.Minor() <= next.Minor() {
 				out = append(out, removedAPI{resource: r, minor: removed.Minor()})
 			}
 		}
 	}
 	return out
+}
+
+// goneIn says when an API goes.
+func (w *world) goneIn(a removedAPI) string {
+	if a.minor > w.request.To.Minor() {
+		return fmt.Sprintf("which v1.%d, the minor after this hop, no longer serves", a.minor)
+	}
+	return fmt.Sprintf("which v1.%d no longer serves", a.minor)
 }
 
 // removedInUse joins what clients requested with who wrote.
@@ -187,12 +202,16 @@ func removedInUse(w *world, _ *probe) (out []engine.Finding) {
 		if !used {
 			continue
 		}
-		f := engine.Finding{Severity: engine.Warn, Title: fmt.Sprintf("clients read %s, which v1.%d no longer serves", a.title(), a.minor)}
+		gone := w.goneIn(a)
+		f := engine.Finding{Severity: engine.Warn, Title: "clients read " + a.title() + ", " + gone}
 		var counts []string
 		for _, verb := range slices.Sorted(maps.Keys(verbs)) {
 			counts = append(counts, fmt.Sprintf("%s %.0f", printable(verb), verbs[verb]))
 			if !slices.Contains([]string{"get", "list", "watch"}, verb) {
-				f.Severity, f.Title = engine.Block, fmt.Sprintf("clients write %s, which v1.%d no longer serves", a.title(), a.minor)
+				f.Title = "clients write " + a.title() + ", " + gone
+				if a.minor <= w.request.To.Minor() {
+					f.Severity = engine.Block
+				}
 			}
 		}
 		f.Detail = fmt.Sprintf("requests since %s, when the youngest API server started: %s", stamp(since), cmp.Or(strings.Join(counts, ", "), "some"))
@@ -223,13 +242,13 @@ func removedAtRest(w *world, _ *probe) (out []engine.Finding) {
 			}
 		}
 	}
-	for _, a := range removedAPIs(w.request.From, w.request.To) {
+	for _, a := range removedAPIs(w.request.From, minorAfter(w.request.To)) {
 		by := w.writers[a.resource]
 		if len(by) == 0 || used[a.resource] && len(w.unread[sourceMetrics]) == 0 {
 			continue // or told with who uses it now
 		}
 		out = append(out, engine.Finding{
-			Title:   fmt.Sprintf("objects were written through %s, which v1.%d no longer serves", a.title(), a.minor),
+			Title:   "objects were written through " + a.title() + ", " + w.goneIn(a),
 			Detail:  wroteLast(by),
 			Owner:   printable(by[0].manager),
 			Objects: writtenObjects(a, by),

@@ -271,7 +271,10 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 				{group: "new.k8s.io", version: "v1beta1", resource: "others", removed: "1.37"},
 				{group: "x", removed: "sometime"},
 			}
-		}, []string{"warn removed-apis-used: clients read new.k8s.io/v1beta1 things, which v1.36 no longer serves"}},
+		}, []string{
+			"warn removed-apis-used: clients read new.k8s.io/v1beta1 things, which v1.36 no longer serves",
+			"warn removed-apis-used: clients read new.k8s.io/v1beta1 others, which v1.37, the minor after this hop, no longer serves",
+		}},
 		{"a namespace that admits none of our pods", func(w *world) {
 			w.namespaces[ownNamespace] = metav1.ObjectMeta{Name: ownNamespace, Labels: map[string]string{psaLabel: "baseline"}}
 		}, []string{"block pod-security: the namespace constellation-system enforces the pod security level baseline"}},

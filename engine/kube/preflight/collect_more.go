@@ -149,7 +149,7 @@ type writer struct {
 func (r *reader) writers(ctx context.Context) error {
 	r.w.writers = map[schema.GroupVersionResource][]writer{}
 	byResource := map[schema.GroupResource][]removedAPI{}
-	for _, a := range removedAPIs(r.w.request.From, r.w.request.To) {
+	for _, a := range removedAPIs(r.w.request.From, minorAfter(r.w.request.To)) {
 		byResource[a.resource.GroupResource()] = append(byResource[a.resource.GroupResource()], a)
 	}
 	for _, gone := range byResource {
@@ -157,7 +157,7 @@ func (r *reader) writers(ctx context.Context) error {
 		for _, a := range gone {
 			seen[a.resource] = map[string]*writer{}
 		}
-		for _, through := range survivors(gone, r.w.request.To) {
+		for _, through := range survivors(gone, minorAfter(r.w.request.To)) {
 			err := pages(ctx, r.meta.Resource(through).List, func(l *metav1.PartialObjectMetadataList) {
 				for i := range l.Items {
 					for _, a := range gone {

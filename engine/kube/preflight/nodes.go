@@ -176,6 +176,8 @@ func nodeLeases(w *world, _ *probe) []engine.Finding {
 		age := w.now.Sub(t) - offset
 		f := engine.Finding{Objects: []string{object("node", "", n.Name)}, Owner: groupOf(n), Remedy: "look at its kubelet and at its clock"}
 		switch {
+		case !ok && w.now.Sub(n.CreationTimestamp.Time) < leaseLimit:
+			continue // it has just come: the kubelet makes its lease a moment after its node
 		case !ok:
 			f.Title = fmt.Sprintf("node %s has never reported: it has no lease", printable(n.Name))
 		case age > leaseLimit:

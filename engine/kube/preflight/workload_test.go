@@ -703,6 +703,14 @@ func TestWorkloadFindings(t *testing.T) {
 			w.leases["worker-2"] = noon.Add(time.Minute)
 			delete(w.leases, "worker-3")
 		}, []string{"warn", "warn", "warn"}},
+		{"a node that has just come has no lease yet", "node-leases", func(w *world) {
+			delete(w.leases, "worker-3")
+			for i := range w.nodes {
+				if w.nodes[i].Name == "worker-3" {
+					w.nodes[i].CreationTimestamp = metav1.NewTime(noon.Add(-20 * time.Second))
+				}
+			}
+		}, nil},
 		{"one node of two is silent", "node-leases", func(w *world) {
 			w.nodes = w.nodes[:2]
 			w.leases["worker-0"] = noon.Add(-3 * time.Minute)
