@@ -44,7 +44,7 @@ func fakeApp() App {
 				if err != nil {
 					return nil, err
 				}
-				f := &fakeEngine{}
+				f := &fakeEngine{home: upgradeHome(), status: demoStatus()}
 				return f, json.Unmarshal(b, &f.check)
 			}
 			return engine.New(ws, engine.Deps{Log: log, Sandbox: &fakeSandbox{}}), nil
