@@ -323,7 +323,11 @@ func (c *checkRun) offers() Offer {
 			if slices.ContainsFunc(c.kubernetes, v.Equal) {
 				return true, "", ""
 			}
-			return false, "the mirror has no " + v.String(), "`constellation sandbox fetch " + v.String() + "`"
+			why := "the mirror has no " + v.String()
+			if b := c.e.buildable; len(b) > 0 && !slices.Contains(b, v.String()) {
+				return false, why, "of this Kubernetes a sandbox can have " + or(b) + " only"
+			}
+			return false, why, "`constellation sandbox fetch " + v.String() + "`"
 		}
 	}
 	return o
@@ -500,6 +504,13 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 		})
 	}
 	c.out.Findings = append(c.out.Findings, findings...)
+	if err == nil {
+		later, err := c.foreseeLater(ctx, i, r, findings, emit)
+		if err != nil {
+			return err
+		}
+		c.out.Findings = append(c.out.Findings, later...)
+	}
 	if kinds == nil {
 		c.out.Changes.KindsAdded, c.out.Changes.KindsChanged = nil, nil
 		for _, k := range outdated {
@@ -520,6 +531,54 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 
 // errNotAsked means that the request leaves a question out.
 var errNotAsked = errors.New("not asked")
+
+// laterHops is the ID of the check of what comes after the next hop.
+const laterHops = "later-hops"
+
+// foreseeLater looks for what the hops after the next one would trip over, as far as it
+// can be seen from here: what the next hop did not already tell. Nothing of it is in the
+// way yet, so it only warns.
+func (c *checkRun) foreseeLater(ctx context.Context, i Inspector, r PreflightRequest, told []Finding, emit func(Event)) ([]Finding, error) {
+	if len(c.path) < 2 {
+		return nil, nil
+	}
+	const title = "the hops after the next one find nothing in their way that can be seen from here"
+	tell := func(state, text string) {
+		emit(Event{Kind: KindCheck, Object: laterHops, Source: "path", State: state, Text: text, Time: c.e.now().UTC()})
+	}
+	tell(StateRunning, title)
+	end := c.path[len(c.path)-1].Planned()
+	r.To, r.Release, r.Etcd = end.Kubernetes, end.Services, c.etcd(end)
+	for _, h := range c.path[1:] {
+		r.ReplaceControlPlanes = r.ReplaceControlPlanes || h.ReplaceControlPlanes
+		r.ReplaceWorkers = r.ReplaceWorkers || h.ReplaceWorkers
+	}
+	findings, err := i.Preflight(ctx, r, func(Event) {})
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		why := c.clusterDown(err)
+		tell(string(NotChecked), why.Error())
+		return []Finding{{ID: laterHops, Severity: NotChecked, Title: "not checked what later hops would trip over", Detail: why.Error(), Remedy: Remedy(why), Source: "path"}}, nil
+	}
+	var out []Finding
+	for _, f := range findings {
+		known := slices.ContainsFunc(told, func(o Finding) bool { return o.ID == f.ID && o.Severity == f.Severity && o.Title == f.Title })
+		if f.Severity == Info || f.Severity == NotChecked || known {
+			continue
+		}
+		f.Severity, f.Title = Warn, "a later hop: "+f.Title
+		out = append(out, f)
+	}
+	if len(out) == 0 {
+		out = []Finding{{ID: laterHops, Severity: Info, Title: title, Source: "path"}}
+		tell(string(Info), title)
+	} else {
+		tell(string(Warn), "later hops will find something in their way")
+	}
+	return out, nil
+}
 
 // etcd returns the tag of etcd after a hop; empty if it is not known.
 func (c *checkRun) etcd(to Planned) string {

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,6 +45,8 @@ type pretendedCluster struct {
 	asked    []engine.PreflightRequest
 	// meanwhile is called when the preflight begins.
 	meanwhile func()
+	// later is what a preflight finds that also replaces workers.
+	later []engine.Finding
 }
 
 func (p *pretendedCluster) Running(ctx context.Context) (engine.Running, error) {
@@ -59,9 +62,13 @@ func (p *pretendedCluster) Preflight(_ context.Context, r engine.PreflightReques
 	p.asked = append(p.asked, r)
 	if p.meanwhile != nil {
 		p.meanwhile()
+		p.meanwhile = nil
 	}
 	for _, f := range p.findings {
 		emit(engine.Event{Kind: engine.KindCheck, Object: f.ID, State: string(f.Severity)})
+	}
+	if r.ReplaceWorkers {
+		return append(slices.Clone(p.findings), p.later...), p.broken
 	}
 	return p.findings, p.broken
 }
@@ -277,14 +284,20 @@ CLI | cli | v1.1.0 |  |  |  | not updated
 		t.Errorf("exit %d, configuration %+v", c.Exit, c.Config)
 	}
 	request := engine.PreflightRequest{From: v("v1.35.4"), To: v("v1.35.4"), Release: v("v1.1.0"), Etcd: "3.6.6-0", ReplaceControlPlanes: true, Surge: 1}
-	if d := cmp.Diff([]engine.PreflightRequest{request}, s.inside.asked); d != "" {
+	later := request // what the path ends with
+	later.To, later.Etcd, later.ReplaceWorkers = v("v1.36.3"), "3.6.8-0", true
+	if d := cmp.Diff([]engine.PreflightRequest{request, later}, s.inside.asked); d != "" {
 		t.Errorf("preflight (-want +got):\n%s", d)
 	}
 
 	// Versions and path come first, so that a screen can show them at once.
 	var first engine.Check
-	if len(events) != 2 || events[0].Object != engine.CheckVersions || events[1].Object != "pdb" {
-		t.Fatalf("events %+v", events)
+	var told []string
+	for _, e := range events {
+		told = append(told, e.Object+" "+e.State)
+	}
+	if d := cmp.Diff([]string{"versions ok", "pdb warn", "later-hops running", "later-hops ok"}, told); d != "" {
+		t.Fatalf("events (-want +got):\n%s", d)
 	}
 	if err := json.Unmarshal(events[0].Data, &first); err != nil {
 		t.Fatal(err)
@@ -468,6 +481,22 @@ func TestCheckPutsMeasurementsOfAnImageRightThatWasWrittenByHand(t *testing.T) {
 	}
 	if d := cmp.Diff(want, c.Config.Fields); d != "" {
 		t.Errorf("changes (-want +got):\n%s", d)
+	}
+}
+
+func TestCheckForeseesWhatLaterHopsTripOver(t *testing.T) {
+	s := newCheckStage(t)
+	s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Warn, Title: "a budget without room"}, {ID: "nodes", Severity: engine.Info, Title: "fine"}}
+	s.inside.later = []engine.Finding{
+		{ID: "webhook", Severity: engine.Block, Title: "nobody answers it"}, {ID: "capacity", Severity: engine.Info, Title: "fine"},
+		{ID: "metrics", Severity: engine.NotChecked, Title: "not read"},
+	}
+	c := s.mustCheck(engine.CheckRequest{})
+	if d := cmp.Diff([]string{"warn pdb: a budget without room", "warn webhook: a later hop: nobody answers it"}, found(c)); d != "" {
+		t.Errorf("findings (-want +got):\n%s", d)
+	}
+	if c.Exit != engine.ExitUpgradeAvailable {
+		t.Errorf("exit %d: what is in the way of a later hop does not block this one", c.Exit)
 	}
 }
 

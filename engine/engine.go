@@ -198,6 +198,9 @@ type Deps struct {
 	Releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 	// Provider returns the cloud that the machines are in; the default is NewProvider.
 	Provider func(ctx context.Context, c *Config, s *State) (Provider, error)
+	// Buildable are the versions of Kubernetes that Sandbox.Fetch can build; empty if
+	// that is not known.
+	Buildable []string
 	// Log is for those who debug the program; the default discards everything.
 	Log *slog.Logger
 	Now func() time.Time
@@ -215,13 +218,15 @@ type Engine struct {
 	log      *slog.Logger
 	now      func() time.Time
 	limits   limits
+
+	buildable []string
 }
 
 // New returns an engine for a workspace.
 func New(w *Workspace, d Deps) *Engine {
 	e := &Engine{
 		ws: w, connect: d.Connect, inspect: d.Inspect, releases: d.Releases, sandbox: d.Sandbox, provider: d.Provider,
-		log: d.Log, now: d.Now, limits: defaultLimits,
+		log: d.Log, now: d.Now, limits: defaultLimits, buildable: d.Buildable,
 	}
 	if e.connect == nil {
 		e.connect = func(context.Context, []byte) (Cluster, error) {
