@@ -564,7 +564,9 @@ func (c *checkRun) foreseeLater(ctx context.Context, i Inspector, r PreflightReq
 	}
 	var out []Finding
 	for _, f := range findings {
-		known := slices.ContainsFunc(told, func(o Finding) bool { return o.ID == f.ID && o.Severity == f.Severity && o.Title == f.Title })
+		known := slices.ContainsFunc(told, func(o Finding) bool {
+			return o.ID == f.ID && (o.Title == f.Title || len(f.Objects) > 0 && slices.Equal(o.Objects, f.Objects))
+		})
 		if f.Severity == Info || f.Severity == NotChecked || known {
 			continue
 		}
