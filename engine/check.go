@@ -246,7 +246,7 @@ func (c *checkRun) decide(ctx context.Context) error {
 	c.offer = c.offers()
 	c.out.Current = Target{Release: c.now.Services.String(), Image: c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest).String(), Kubernetes: c.now.Kubernetes.String()}
 
-	var results []RuleResult
+	var results []*RuleResult
 	c.goal = Planned{Services: c.request.Release, Kubernetes: c.request.Kubernetes}
 	if !c.asked() {
 		c.goal = c.matrix.Goal(c.now, c.offer)

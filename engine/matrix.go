@@ -28,8 +28,16 @@ type Matrix struct {
 // known is a release with what rules ask for worked out.
 type known struct {
 	release.Summary
-	patches []patch           // of Kubernetes, oldest first
-	oldest  []version.Version // of each minor of Kubernetes
+	patches []patch // of Kubernetes, oldest first
+	minors  []minor // of Kubernetes, oldest first
+	// supported is "v1.34 and v1.35".
+	supported string
+}
+
+// minor is one of Kubernetes that a release supports.
+type minor struct {
+	oldest version.Version
+	choice string // "choose v1.35.4 or v1.35.7"; empty if all are faulty
 }
 
 // patch is a version of Kubernetes that a release has.
@@ -113,11 +121,7 @@ func NewMatrix(releases []release.Summary) *Matrix {
 			k.patches = append(k.patches, patch{p.Version, m.etcd[p.Etcd], p.Faulty})
 		}
 		slices.SortFunc(k.patches, byVersion)
-		for _, p := range k.patches {
-			if n := len(k.oldest); n == 0 || !k.oldest[n-1].SameMinor(p.version) {
-				k.oldest = append(k.oldest, p.version)
-			}
-		}
+		k.sumUp()
 		m.releases = append(m.releases, k)
 	}
 	slices.SortFunc(m.releases, func(a, b known) int {
@@ -135,6 +139,27 @@ func NewMatrix(releases []release.Summary) *Matrix {
 	slices.SortStableFunc(m.patches, byVersion)
 	m.patches = slices.CompactFunc(m.patches, func(a, b patch) bool { return a.version.Equal(b.version) })
 	return m
+}
+
+// sumUp works out the minors: their sentences are asked for very often.
+func (k *known) sumUp() {
+	var names []string
+	for rest := k.patches; len(rest) > 0; {
+		m := minor{oldest: rest[0].version}
+		names = append(names, m.oldest.MinorString())
+		var choices []string
+		for len(rest) > 0 && rest[0].version.SameMinor(m.oldest) {
+			if rest[0].faulty == "" {
+				choices = append(choices, rest[0].version.String())
+			}
+			rest = rest[1:]
+		}
+		if len(choices) > 0 {
+			m.choice = "choose " + enumerate(choices, " or ")
+		}
+		k.minors = append(k.minors, m)
+	}
+	k.supported = and(names)
 }
 
 func byVersion(a, b patch) int { return a.version.Compare(b.version) }
@@ -186,22 +211,16 @@ func findPatch(patches []patch, v version.Version) *patch {
 }
 
 // supports reports whether the release has any patch of v's minor.
-func (k *known) supports(v version.Version) bool {
-	for _, o := range k.oldest {
-		if o.SameMinor(v) {
-			return true
+func (k *known) supports(v version.Version) bool { return k.minor(v) != nil }
+
+// minor returns the minor that v is of; nil if the release has no patch of it.
+func (k *known) minor(v version.Version) *minor {
+	for i := range k.minors {
+		if k.minors[i].oldest.SameMinor(v) {
+			return &k.minors[i]
 		}
 	}
-	return false
-}
-
-// minors is "v1.34 and v1.35".
-func (k *known) minors() string {
-	var out []string
-	for _, v := range k.oldest {
-		out = append(out, v.MinorString())
-	}
-	return and(out)
+	return nil
 }
 
 // and joins words: "a, b and c".
@@ -291,13 +310,17 @@ func widen(s Span, target string) Span {
 // is reports whether v, and nothing else, runs.
 func (s Span) is(v version.Version) bool { return s.Oldest.Equal(v) && s.Newest.Equal(v) }
 
-// fine are the results of a hop that all rules agree with.
-var fine = func() (out [len(rules)]RuleResult) {
+// fine are the results of a hop that all rules agree with. They are shared by all who
+// ask, because most rules agree with most hops.
+var fine = func() (out [len(rules)]*RuleResult) {
 	for i, r := range rules {
-		out[i] = RuleResult{Rule: r.id, Severity: Info, Title: r.title, Reference: r.source}
+		out[i] = &RuleResult{Rule: r.id, Severity: Info, Title: r.title, Reference: r.source}
 	}
 	return out
 }()
+
+// String is "block minor-drift: services would go ..."; the remedy is left out.
+func (r *RuleResult) String() string { return string(r.Severity) + " " + r.Rule + ": " + r.Title }
 
 // question is a step with what it points to, so that asking costs no memory.
 type question struct {
@@ -309,29 +332,34 @@ type question struct {
 var questions = sync.Pool{New: func() any { return new(question) }}
 
 // Check applies all rules to a hop that the CLI of a release makes. It returns one
-// result per rule, always in the same order, those that are satisfied included.
-func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []RuleResult {
-	return m.AppendCheck(nil, cli, now, to, o)
-}
-
-// AppendCheck appends what Check returns to dst: who asks about many hops uses one
-// memory for all of them.
-func (m *Matrix) AppendCheck(dst []RuleResult, cli version.Version, now Running, to Planned, o Offer) []RuleResult {
+// result per rule, always in the same order, those that are satisfied included. The
+// results must not be changed: those of satisfied rules are the same for everybody.
+func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []*RuleResult {
 	now.Parts, now.Nodes, now.Kinds, now.Missing = nil, nil, nil, nil // no rule asks for them, and the pool shall keep nobody's nodes
 	q := questions.Get().(*question)
 	q.now, q.offer = now, o
 	q.step.m, q.step.cli, q.step.now, q.step.to, q.step.o = m, cli, &q.now, to, &q.offer
 	q.step.prepare()
-	dst = append(dst, fine[:]...)
-	out := dst[len(dst)-len(fine):]
+	// Few rules have something to say, so there is room for a few here, and for no
+	// more than there are in what is returned.
+	var room [4]RuleResult
+	var at [len(rules)]int
+	said := room[:0]
 	for i := range rules {
 		if severity, title, remedy := rules[i].judge(&q.step); severity != Info {
-			out[i].Severity, out[i].Title, out[i].Remedy = severity, title, remedy
+			at[len(said)] = i
+			said = append(said, RuleResult{Rule: rules[i].id, Severity: severity, Title: title, Reference: rules[i].source, Remedy: remedy})
 		}
 	}
 	q.offer = Offer{}
 	questions.Put(q)
-	return dst
+	out := make([]*RuleResult, len(fine))
+	copy(out, fine[:])
+	kept := slices.Clone(said)
+	for i := range kept {
+		out[at[i]] = &kept[i]
+	}
+	return out
 }
 
 // allowed reports whether no rule forbids the hop.
@@ -345,8 +373,8 @@ func (s *step) allowed() bool {
 }
 
 // blocks returns the results that forbid a hop.
-func blocks(results []RuleResult) []RuleResult {
-	return slices.DeleteFunc(results, func(r RuleResult) bool { return r.Severity != Block })
+func blocks(results []*RuleResult) []*RuleResult {
+	return slices.DeleteFunc(results, func(r *RuleResult) bool { return r.Severity != Block })
 }
 
 // minorsUp is how many minors to is ahead of from; 0 across majors, which are the
@@ -429,16 +457,10 @@ func (m *Matrix) insteadOf(v version.Version) string {
 
 // patchesOf names what the release has of a minor of Kubernetes.
 func (k *known) patchesOf(v version.Version) string {
-	var out []string
-	for _, p := range k.patches {
-		if p.version.SameMinor(v) && p.faulty == "" {
-			out = append(out, p.version.String())
-		}
+	if m := k.minor(v); m != nil && m.choice != "" {
+		return m.choice
 	}
-	if len(out) == 0 {
-		return "release " + k.Version.String() + " has " + k.minors() + ": choose one of these"
-	}
-	return "choose " + enumerate(out, " or ")
+	return "release " + k.Version.String() + " has " + k.supported + ": choose one of these"
 }
 
 func judgeSameMajor(s *step) (Severity, string, string) {
@@ -588,15 +610,15 @@ func judgeOldestSupports(s *step) (Severity, string, string) {
 	case s.image.IsZero() || s.runsImage.IsZero():
 		return unknown("the image")
 	case up && s.release != nil && !s.release.supports(s.kubernetes):
-		return Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + ", but " + s.release.minors(), s.m.whoSupports(s.kubernetes)
+		return Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + ", but " + s.release.supported, s.m.whoSupports(s.kubernetes)
 	case up && s.oldestRelease == nil:
 		return Block, "not known whether image " + s.runsImage.Oldest.String() + " supports Kubernetes " + s.kubernetes.MinorString(), "go to the image of a known release first: " + s.m.list()
 	case up && !s.oldestRelease.supports(s.kubernetes):
-		return Block, "Kubernetes " + s.kubernetes.MinorString() + " needs an image that supports it on all control planes first, and image " + s.runsImage.Oldest.String() + " supports " + s.oldestRelease.minors(),
+		return Block, "Kubernetes " + s.kubernetes.MinorString() + " needs an image that supports it on all control planes first, and image " + s.runsImage.Oldest.String() + " supports " + s.oldestRelease.supported,
 			s.m.whoSupports(s.kubernetes)
 	case s.imageRelease != nil && !s.imageRelease.supports(s.kubernetes) && (up || s.release == nil || s.release.supports(s.kubernetes)):
 		// If the services do not support it either, services-support-kubernetes says so.
-		return Block, "image " + s.image.String() + " does not support Kubernetes " + s.kubernetes.MinorString() + ", but " + s.imageRelease.minors(), "choose an image that does"
+		return Block, "image " + s.image.String() + " does not support Kubernetes " + s.kubernetes.MinorString() + ", but " + s.imageRelease.supported, "choose an image that does"
 	}
 	return Info, "", ""
 }
@@ -619,9 +641,9 @@ func judgeServicesSupport(s *step) (Severity, string, string) {
 	case !s.servicesChange || s.release == nil:
 		return Info, "", ""
 	case !s.release.supports(runs.Oldest):
-		return Block, "release " + s.services.String() + " does not support Kubernetes " + runs.Oldest.MinorString() + ", which runs, but " + s.release.minors(), s.kubernetesFirst()
+		return Block, "release " + s.services.String() + " does not support Kubernetes " + runs.Oldest.MinorString() + ", which runs, but " + s.release.supported, s.kubernetesFirst()
 	case !s.release.supports(runs.Newest):
-		return Block, "release " + s.services.String() + " does not support Kubernetes " + runs.Newest.MinorString() + ", which runs, but " + s.release.minors(), s.kubernetesFirst()
+		return Block, "release " + s.services.String() + " does not support Kubernetes " + runs.Newest.MinorString() + ", which runs, but " + s.release.supported, s.kubernetesFirst()
 	}
 	return Info, "", ""
 }
@@ -659,7 +681,7 @@ func judgeKubernetesOffered(s *step) (Severity, string, string) {
 	case s.kubernetesChange && s.patch == nil:
 		return Block, "release " + s.services.String() + " has no Kubernetes " + s.kubernetes.String(), s.release.patchesOf(s.kubernetes)
 	case !s.kubernetesChange && !s.release.supports(s.kubernetes):
-		return Warn, "Kubernetes " + s.kubernetes.String() + ", which runs, is not supported by release " + s.services.String() + " any more", "go to one of its minors: " + s.release.minors()
+		return Warn, "Kubernetes " + s.kubernetes.String() + ", which runs, is not supported by release " + s.services.String() + " any more", "go to one of its minors: " + s.release.supported
 	}
 	return Info, "", ""
 }

@@ -110,7 +110,7 @@ func to(services, image, kubernetes string) Planned {
 }
 
 // ids returns the rules of results of a severity.
-func ids(results []RuleResult, s Severity) []string {
+func ids(results []*RuleResult, s Severity) []string {
 	var out []string
 	for _, r := range results {
 		if r.Severity == s {
@@ -299,7 +299,7 @@ func TestSentencesNameVersionsAndAWayOut(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff([]RuleResult{tt.want}, blocks(m.Check(ver(tt.cli), tt.now, tt.to, Offer{}))); diff != "" {
+			if diff := cmp.Diff([]*RuleResult{&tt.want}, blocks(m.Check(ver(tt.cli), tt.now, tt.to, Offer{}))); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -384,8 +384,8 @@ func TestMatrixAnswersManyAtOnce(t *testing.T) {
 	for range 8 {
 		all.Go(func() {
 			for range 50 {
-				if got := m.Check(ver("v1.1.0"), now, goal, Offer{}); !slices.Equal(got, checks) {
-					t.Errorf("%+v", got)
+				if diff := cmp.Diff(checks, m.Check(ver("v1.1.0"), now, goal, Offer{})); diff != "" {
+					t.Error(diff)
 				}
 				// Another question in between must not leave anything behind.
 				m.Check(ver("v1.0.0"), at("v1.1.0", "v1.1.0", "v1.36.3"), Planned{KeepWorkers: true, Attestation: attested}, Offer{})

@@ -31,7 +31,7 @@ import (
 //
 // If there is no way, the hops are nil, and the results are what is in the way. If
 // nothing needs to be done both are empty.
-func (m *Matrix) Path(now Running, goal Planned, o Offer) ([]Hop, []RuleResult) {
+func (m *Matrix) Path(now Running, goal Planned, o Offer) ([]Hop, []*RuleResult) {
 	p := newPlanner(m, now, o)
 	if p.lost() {
 		return nil, p.why(goal)
@@ -176,13 +176,13 @@ func (p *planner) lost() bool {
 }
 
 // why returns what cannot be checked.
-func (p *planner) why(goal Planned) []RuleResult {
+func (p *planner) why(goal Planned) []*RuleResult {
 	cli := goal.Services
 	if cli.IsZero() {
 		cli = p.now.Services.Newest
 	}
 	results := p.m.Check(cli, p.now, goal, p.o)
-	return slices.DeleteFunc(results, func(r RuleResult) bool { return r.Severity != Block && r.Severity != NotChecked })
+	return slices.DeleteFunc(results, func(r *RuleResult) bool { return r.Severity != Block && r.Severity != NotChecked })
 }
 
 // complete fills in the image that a release comes with, and interns.
@@ -474,7 +474,7 @@ func (p *planner) imagesOf(cli *known, runs version.Version) []version.Version {
 			if p.beyond(k.Version, p.goal.Image) && (!k.Version.Equal(cli.Version) || !p.goal.Image.IsZero()) {
 				continue
 			}
-			if minors := k.minors(); minors != last || len(newer) == 0 || p.start.workerImage.is(k.Version) {
+			if minors := k.supported; minors != last || len(newer) == 0 || p.start.workerImage.is(k.Version) {
 				newer, last = append(newer, p.intern(k.Version)), minors
 			}
 		}
@@ -518,7 +518,7 @@ var static = []string{"unknown-release", "faulty", "same-major", "never-down", "
 
 // inTheWay returns what forbids the goal: what is wrong with the goal itself, else
 // what forbids the last steps that could still be made.
-func (p *planner) inTheWay(goal Planned) []RuleResult {
+func (p *planner) inTheWay(goal Planned) []*RuleResult {
 	cli := goal.Services
 	if cli.IsZero() {
 		// The release that has this Kubernetes, or the newest, which says that it has not.
@@ -534,7 +534,7 @@ func (p *planner) inTheWay(goal Planned) []RuleResult {
 		goal.Services = cli
 	}
 	direct := blocks(p.m.Check(cli, p.now, goal, p.o))
-	if out := slices.DeleteFunc(slices.Clone(direct), func(r RuleResult) bool { return !slices.Contains(static, r.Rule) }); len(out) > 0 {
+	if out := slices.DeleteFunc(slices.Clone(direct), func(r *RuleResult) bool { return !slices.Contains(static, r.Rule) }); len(out) > 0 {
 		return out
 	}
 	// From the state that is nearest to the goal, look at all next steps, also those
@@ -590,8 +590,8 @@ func (p *planner) inTheWay(goal Planned) []RuleResult {
 }
 
 // gap is said if nothing leads on from a place: a minor is missing.
-func (p *planner) gap(nearest *place, goal Planned) []RuleResult {
-	return []RuleResult{{
+func (p *planner) gap(nearest *place, goal Planned) []*RuleResult {
+	return []*RuleResult{{
 		Rule: "unknown-release", Severity: Block, Reference: policyPage,
 		Title:  fmt.Sprintf("nothing that is known leads from services %s and Kubernetes %s to services %s and Kubernetes %s", nearest.services.Newest, nearest.kubernetes.Newest, goal.Services, orVersion(goal.Kubernetes, nearest.kubernetes.Newest)),
 		Remedy: "known are " + p.m.list() + "; point `--feed` to where the releases in between are published",
@@ -766,10 +766,8 @@ func (m *Matrix) Reachable(cli version.Version, now Running, o Offer) []Reach {
 	o = Offer{Images: memo(o.Images), Kubernetes: memo(o.Kubernetes)}
 	image, kubernetes := widen(now.ControlPlaneImage, now.Target.ImageVersion).Newest, widen(now.Kubernetes, now.Target.Kubernetes).Newest
 	out := []Reach{{Component: "cli"}, {Component: "services"}, {Component: "image"}, {Component: "kubernetes"}}
-	var results []RuleResult
 	add := func(r *Reach, v version.Version, cli version.Version, to Planned) {
-		results = m.AppendCheck(results[:0], cli, now, to, o)
-		for _, res := range results {
+		for _, res := range m.Check(cli, now, to, o) {
 			if res.Severity == Block {
 				r.Blocked = append(r.Blocked, Unreachable{Component: r.Component, Version: v.String(), Rule: res.Rule, Reason: res.Title, Remedy: res.Remedy, Reference: res.Reference})
 				return
