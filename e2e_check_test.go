@@ -1,0 +1,248 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+)
+
+// trouble is what stands in the way of an upgrade, each kind once: an aggregated API that
+// nobody serves, a budget without room, a webhook whose only pod sits on one node.
+const trouble = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
+---
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1.broken.example.com}
+spec:
+  group: broken.example.com
+  version: v1
+  groupPriorityMinimum: 100
+  versionPriority: 10
+  insecureSkipTLSVerify: true
+  service: {name: gone, namespace: shop}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: frontend, namespace: shop}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: frontend}}
+  template:
+    metadata: {labels: {app: frontend}}
+    spec:
+      containers: [{name: web, image: "registry.k8s.io/e2e-test-images/agnhost:2.59", args: [netexec, --http-port=8080]}]
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: frontend, namespace: shop}
+spec:
+  minAvailable: 2
+  selector: {matchLabels: {app: frontend}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: guard, namespace: shop}
+spec:
+  replicas: 1
+  selector: {matchLabels: {app: guard}}
+  template:
+    metadata: {labels: {app: guard}}
+    spec:
+      containers: [{name: web, image: "registry.k8s.io/e2e-test-images/agnhost:2.59", args: [netexec, --http-port=8443]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: guard, namespace: shop}
+spec:
+  selector: {app: guard}
+  ports: [{port: 443, targetPort: 8443}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: shop-guard}
+webhooks:
+- name: guard.shop.example.com
+  failurePolicy: Fail
+  sideEffects: None
+  admissionReviewVersions: [v1]
+  timeoutSeconds: 5
+  clientConfig: {service: {name: guard, namespace: shop, path: /}}
+  rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+`
+
+// oldAPI is an object that a client writes through an API which goes with v1.37.
+const oldAPI = `
+apiVersion: networking.k8s.io/v1beta1
+kind: ServiceCIDR
+metadata: {name: extra}
+spec: {cidrs: [10.200.0.0/24]}
+`
+
+// check runs `upgrade check -o json`.
+func (c *cloud) check(code int, args ...string) engine.Check {
+	c.t.Helper()
+	var k engine.Check
+	out := c.run(2*time.Minute, append([]string{"upgrade", "check", "-o", "json"}, args...)...).want(code).stdout
+	if err := json.Unmarshal([]byte(out), &k); err != nil {
+		c.t.Fatalf("upgrade check: %v\n%s", err, tail(out))
+	}
+	return k
+}
+
+// worth lists what is not fine, as "block pdb-room".
+func worth(k engine.Check) []string {
+	var out []string
+	for _, f := range k.Findings {
+		if f.Severity != engine.Info {
+			out = append(out, string(f.Severity)+" "+f.ID)
+		}
+	}
+	return out
+}
+
+// apply gives kubectl objects, as somebody.
+func (c *cloud) apply(manager, objects string) {
+	c.t.Helper()
+	file := filepath.Join(c.t.TempDir(), "objects.yaml")
+	if err := os.WriteFile(file, []byte(objects), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	c.kubectl("apply", "--field-manager="+manager, "-f", file)
+}
+
+// until asks kubectl until it succeeds.
+func (c *cloud) until(limit time.Duration, args ...string) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for {
+		cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf")}, args...)...)
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// TestUpgradeCheckOfAnOlderRelease checks a cluster of an older release as a new user
+// would: clean, then with planted trouble, each of which must be found and nothing else.
+func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
+	c := newCloud(t, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0")
+	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+
+	k := c.check(engine.ExitUpgradeAvailable, "--exit-code")
+	if d := cmp.Diff([]string(nil), worth(k)); d != "" {
+		t.Errorf("a clean cluster (-want +got):\n%s", d)
+	}
+	if len(k.Path) == 0 || k.Path[0].To.Release != "v1.1.0" || k.Path[0].To.Image != "v1.1.0" || k.Path[0].To.Kubernetes != "v1.35.4" || k.Path[0].Get != "" {
+		t.Errorf("path %+v, want release v1.1.0 with this program first", k.Path)
+	}
+	if k.Changes == nil || k.Changes.Nodes["control-plane"] != 1 || len(k.Changes.Measurements) == 0 || k.Changes.Most == 0 {
+		t.Errorf("changes %+v", k.Changes)
+	}
+	c.kubectl("get", "nodes") // the check has left everything as it was
+	if out := c.kubectl("get", "events", "-A", "--field-selector=reason=Evicted", "-o", "name"); strings.Contains(out, "event") {
+		t.Errorf("the check has evicted pods: %s", out)
+	}
+
+	c.apply("kubectl", trouble)
+	c.kubectl("-n", "shop", "rollout", "status", "deployment/frontend", "--timeout=110s")
+	c.kubectl("-n", "shop", "rollout", "status", "deployment/guard", "--timeout=110s")
+	const manifest = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+	c.run(time.Minute, "sandbox", "shell", "control-plane-0", "--", "sed", "-i",
+		`s|    - kube-apiserver$|&\n    - --runtime-config=networking.k8s.io/v1beta1=true|`, manifest).want(0)
+	c.until(2*time.Minute, "get", "--raw", "/apis/networking.k8s.io/v1beta1")
+	c.until(2*time.Minute, "-n", "kube-system", "wait", "--for=condition=Ready", "pod/kube-apiserver-control-plane-0", "--timeout=60s")
+	c.apply("argocd-controller", oldAPI)
+
+	// The budget and the webhook's pod sit on workers, which the second hop replaces if
+	// the mirror has its Kubernetes. It need not have it, so both hops are asked for by
+	// what the path says.
+	want := []string{"block api-services", "warn webhook-ca", "warn webhook-exemption"}
+	if len(k.Path) > 1 {
+		want = append(want, "warn webhook-one-node", "warn pdb-room", "warn drain-rehearsal", "warn removed-apis-used", "warn single-replica")
+	} else if k.Path[0].ReplaceWorkers {
+		want = append(want, "warn webhook-one-node", "block pdb-room", "block drain-rehearsal", "warn single-replica")
+	}
+	slices.Sort(want)
+	found := c.check(engine.ExitBlocked, "--exit-code")
+	got := worth(found)
+	slices.Sort(got)
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("planted trouble (-want +got):\n%s", d)
+	}
+	for _, f := range found.Findings {
+		switch {
+		case f.Severity == engine.Info:
+		case f.Title == "" || f.Reference == "" || f.Remedy == "" && f.Command == "":
+			t.Errorf("finding without an explanation: %+v", f)
+		case f.ID == "removed-apis-used" && f.Owner != "argocd-controller":
+			t.Errorf("the writer is called %q", f.Owner)
+		case f.ID == "pdb-room" && !strings.Contains(f.Command, "patch poddisruptionbudget frontend"):
+			t.Errorf("the command that makes room is %q", f.Command)
+		}
+	}
+
+	// A kubelet says again which version it is within seconds, so it is asked until the
+	// planted answer was seen.
+	seen := false
+	for range 20 {
+		var node struct {
+			Status struct {
+				NodeInfo map[string]any `json:"nodeInfo"`
+			} `json:"status"`
+		}
+		if err := json.Unmarshal([]byte(c.kubectl("get", "--raw", "/api/v1/nodes/worker-1")), &node); err != nil {
+			t.Fatal(err)
+		}
+		node.Status.NodeInfo["kubeletVersion"] = "v1.31.9"
+		patch, err := json.Marshal(node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.kubectl("patch", "node", "worker-1", "--subresource=status", "--type=merge", "-p", string(patch))
+		old := c.check(engine.ExitDone)
+		if seen = slices.ContainsFunc(old.Findings, func(f engine.Finding) bool {
+			return f.Severity != engine.Info && strings.Contains(fmt.Sprint(f.Title, f.Detail), "v1.31.9")
+		}); seen {
+			break
+		}
+	}
+	if !seen {
+		t.Error("an old kubelet is not found")
+	}
+
+	c.until(2*time.Minute, "wait", "--for=jsonpath={.status.nodeInfo.kubeletVersion}=v1.35.4", "node/worker-1", "--timeout=60s")
+	before, err := os.ReadFile(filepath.Join(c.dir, "constellation-conf.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := c.check(engine.ExitDone, "--write-config", "--to", "v1.1.0", "--no-preflight")
+	after, err := os.ReadFile(filepath.Join(c.dir, "constellation-conf.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if written.Config == nil || !written.Config.Written || !strings.Contains(string(after), "microserviceVersion: v1.1.0") || strings.Count(string(after), "#") < strings.Count(string(before), "#") {
+		t.Errorf("written %+v:\n%s", written.Config, after)
+	}
+	c.run(time.Minute, "config", "validate").want(engine.ExitDone)
+}
