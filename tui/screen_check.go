@@ -540,6 +540,10 @@ func (c *console) below(w, room int, k *engine.Check) []string {
 		}
 		return append(lines, detail[:min(len(detail), room-1)]...)
 	}
+	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // one line helps as well
+		what := clean(orElse(c.deps.sp.line(f.Command), c.deps.sp.text(f.Remedy)))
+		return []string{c.th.row(w).pad(2).add(faint, "To do: ").add(accent, what).String()}
+	}
 	if changes := c.changeRows(w, k); room > 2 && len(changes) > 0 {
 		if len(changes) > room {
 			changes[0] = c.th.rule(w, "Will change in hop 1", "Tab shows all")
