@@ -118,7 +118,7 @@ func newestOf(all []release.Summary) (r, k version.Version) {
 // part is a row of something that belongs to another row. of returns its version in a
 // version of that row, empty if it has none there.
 func (c *checkRun) part(name, kind, now, in string, reach []version.Version, next, newest version.Version, of func(version.Version) string) ComponentCheck {
-	row := ComponentCheck{Name: name, Kind: kind, Now: now, Verdict: "not updated"}
+	row := ComponentCheck{Name: name, Kind: kind, Part: true, Now: now, Verdict: "not updated"}
 	runs, unread := version.Parse(now)
 	if unread != nil {
 		runs, unread = version.Parse(now[strings.LastIndex(now, "-v")+1:]) // the newest of a span

@@ -170,6 +170,9 @@ type ComponentCheck struct {
 	Name string `json:"name"` // "Kubernetes", "OS image", "Services", "join-service", "CLI"
 	// Kind is cli, image, services, kubernetes, or for parts ServiceOfRelease and ServiceOfKubernetes.
 	Kind string `json:"kind"`
+	// Part says that the row belongs to the one above it that has no Part: a service of
+	// a release, or one that is bound to the version of Kubernetes.
+	Part bool `json:"part,omitempty"`
 	// Now is what runs; "v1.35.4-v1.36.3" while it is mixed.
 	Now string `json:"now"`
 	// Reachable are the newer versions that may be gone to in one hop with this

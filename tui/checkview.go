@@ -15,12 +15,6 @@ import (
 // The sections of an upgrade check, as the screen and the printed answer show them. All
 // are pure functions of a check and a width.
 
-// isPart reports whether a row belongs to the one above it. What is bound to Kubernetes
-// has the kind of Kubernetes itself.
-func isPart(x engine.ComponentCheck) bool {
-	return x.Kind == engine.ServiceOfRelease || x.Kind == engine.ServiceOfKubernetes && x.Name != "Kubernetes"
-}
-
 // prose breaks a text into lines that stand indented, on the screen and in print.
 func (c *console) prose(w, indent int, st style, text string) []string {
 	var lines []string
@@ -46,13 +40,13 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	widths := []int{14, 10, 10, 10, 10}
 	var rows []engine.ComponentCheck
 	for _, x := range k.Components {
-		if parts || !isPart(x) {
+		if parts || !x.Part {
 			rows = append(rows, x)
 		}
 	}
 	for _, x := range rows {
 		name := width(x.Name) + 1
-		if isPart(x) {
+		if x.Part {
 			name += 2
 		}
 		for i, s := range []string{strings.Repeat("x", name), x.Now, last(x.Reachable), x.NextHop, x.Newest} {
@@ -84,15 +78,15 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	lines = append(lines, row(faint, "component", "now", "this CLI", "next hop", "newest").add(faint, "verdict").String())
 	for i, x := range rows {
 		name := clean(x.Name)
-		if isPart(x) {
+		if x.Part {
 			branch := c.th.tee
-			if i+1 == len(rows) || !isPart(rows[i+1]) {
+			if i+1 == len(rows) || !rows[i+1].Part {
 				branch = c.th.branch
 			}
 			name = branch + " " + name
 		}
 		st := plain
-		if isPart(x) {
+		if x.Part {
 			st = faint
 		}
 		this := last(x.Reachable)

@@ -228,7 +228,7 @@ func markdown(k *engine.Check, sp speller) string {
 	b.WriteString("| component | now | this CLI | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
 	for _, x := range k.Components {
 		name := cell(x.Name)
-		if isPart(x) {
+		if x.Part {
 			name = "&nbsp;&nbsp;" + name
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cell(x.Now), cell(last(x.Reachable)), cell(x.NextHop), cell(x.Newest), cell(x.Verdict))
