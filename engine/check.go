@@ -270,6 +270,7 @@ func (c *checkRun) decide(ctx context.Context) error {
 	for _, r := range reach {
 		c.out.Blocked = append(c.out.Blocked, r.Blocked...)
 	}
+	c.beyond()
 	c.components(reach)
 	c.judgeRunning()
 	c.judgeConfig()
@@ -286,6 +287,32 @@ func (c *checkRun) decide(ctx context.Context) error {
 		c.out.Notes = append(c.out.Notes, "Nothing that is known is newer than what runs.")
 	}
 	return nil
+}
+
+// beyond says why versions of Kubernetes that are newer than where the path ends cannot
+// be gone to from there: what is in the way now the path clears.
+func (c *checkRun) beyond() {
+	if len(c.path) == 0 {
+		return
+	}
+	end := c.path[len(c.path)-1].Planned()
+	at := Running{
+		Services: At(end.Services), ControlPlaneImage: At(end.Image), Kubernetes: At(end.Kubernetes), ControlPlaneKubelet: At(end.Kubernetes),
+		JoinConfig: c.now.JoinConfig,
+	}
+	if !c.now.WorkerKubelet.IsZero() {
+		at.WorkerImage, at.WorkerKubelet = At(end.Image), At(end.Kubernetes)
+	}
+	for i := range c.out.Blocked {
+		b := &c.out.Blocked[i]
+		v, err := version.Parse(b.Version)
+		if err != nil || b.Component != rowKubernetes || !end.Kubernetes.Less(v) {
+			continue
+		}
+		if found := blocks(c.matrix.Check(end.Services, at, Planned{Services: end.Services, Image: end.Image, Kubernetes: v}, c.offer)); len(found) > 0 {
+			b.Rule, b.Reason, b.Remedy, b.Reference = found[0].Rule, found[0].Title, found[0].Remedy, found[0].Reference
+		}
+	}
 }
 
 // asked reports whether the request names a goal.

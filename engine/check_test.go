@@ -841,3 +841,20 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 		})
 	}
 }
+
+func TestCheckSaysWhatIsInTheWayBeyondThePath(t *testing.T) {
+	s := newCheckStage(t)
+	c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
+	if n := len(c.Path); n == 0 || c.Path[n-1].To.Kubernetes != "v1.36.3" {
+		t.Fatalf("path %+v", c.Path)
+	}
+	for _, b := range c.Blocked {
+		if b.Component == "kubernetes" && b.Version == "v1.36.4" {
+			if b.Rule != "offered-kubernetes" || b.Reason != "the mirror has no v1.36.4" {
+				t.Errorf("v1.36.4 is not reachable because of %s: %s; the path clears what is in its way now", b.Rule, b.Reason)
+			}
+			return
+		}
+	}
+	t.Errorf("nothing is said about v1.36.4: %+v", c.Blocked)
+}
