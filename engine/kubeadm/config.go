@@ -55,6 +55,7 @@ type Config struct {
 	Init    *InitConfiguration
 	Cluster *ClusterConfiguration
 	Join    *JoinConfiguration
+	Upgrade *UpgradeConfiguration
 	Kubelet *KubeletConfiguration
 	Proxy   *KubeProxyConfiguration
 }
@@ -360,6 +361,7 @@ func (c Config) YAML() ([]byte, error) {
 		add(c.Init != nil, c.Init),
 		add(c.Cluster != nil, c.Cluster),
 		add(c.Join != nil, c.Join),
+		add(c.Upgrade != nil, c.Upgrade),
 		add(c.Kubelet != nil, c.Kubelet),
 		add(c.Proxy != nil, c.Proxy),
 		e.Close(),

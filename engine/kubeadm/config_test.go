@@ -52,6 +52,11 @@ func configs(t *testing.T) map[string]Config {
 		}
 		m[name] = c
 	}
+	c, err := NewUpgrade(Upgrade{Version: version.MustParse("v1.36.3"), IgnorePreflightErrors: []string{"SystemVerification", "Swap"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m["upgrade"] = c
 	return m
 }
 

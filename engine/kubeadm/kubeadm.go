@@ -7,7 +7,7 @@
 // certificate keys are taken out of every line and every error, and configuration
 // is handed over in a file that only root can read and that is gone afterwards.
 //
-// The package never decides whether to init, join or reset, and never retries.
+// The package never decides whether to init, join, upgrade or reset, and never retries.
 package kubeadm
 
 import (

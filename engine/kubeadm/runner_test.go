@@ -4,6 +4,7 @@ package kubeadm
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,6 +26,9 @@ import (
 const scriptEnv = "TEST_KUBEADM"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == GateArgument {
+		Gate()
+	}
 	if s := os.Getenv(scriptEnv); s != "" {
 		os.Exit(scripted(s))
 	}
@@ -90,6 +94,27 @@ func scripted(script string) int {
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Println("pids", os.Getpid(), os.Getpid())
 		time.Sleep(5 * time.Minute)
+	case "spell": // starts a kubeadm that outlives it, and tells which
+		os.Setenv(scriptEnv, "slow")
+		d := Detached{Path: os.Args[0], Dir: os.Args[1]}
+		if _, err := d.Start(UpgradeNode, Config{Upgrade: &UpgradeConfiguration{}}, func(p Process) error {
+			return json.NewEncoder(os.Stdout).Encode(p)
+		}); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+	case "slow": // goes on when the test says so
+		fmt.Println("[upgrade] one")
+		dir := ""
+		for _, a := range os.Args {
+			if f, ok := strings.CutPrefix(a, "--config="); ok {
+				dir = filepath.Dir(f)
+			}
+		}
+		for _, err := os.Stat(filepath.Join(dir, "go")); err != nil; _, err = os.Stat(filepath.Join(dir, "go")) {
+			time.Sleep(5 * time.Millisecond)
+		}
+		fmt.Println("[upgrade] two")
 	case "parent": // a caller of kubeadm that is killed
 		os.Setenv(scriptEnv, "hang")
 		Runner{Path: os.Args[0], Dir: os.TempDir()}.Reset(context.Background(), func(l Line) { fmt.Println(l.Text) })

@@ -1,0 +1,107 @@
+package kubeadm
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"constellation/engine/version"
+)
+
+// Upgrade is what all verbs of kubeadm upgrade are told.
+type Upgrade struct {
+	Version version.Version
+	// IgnorePreflightErrors are names of checks, such as "NumCPU"; "all" is refused.
+	IgnorePreflightErrors []string
+	// ImagePullPolicy is IfNotPresent, Always or Never; empty means IfNotPresent.
+	ImagePullPolicy string
+}
+
+type (
+	// UpgradeConfiguration is about an upgrade; each verb reads its own part.
+	UpgradeConfiguration struct {
+		TypeMeta `yaml:",inline"`
+		Plan     UpgradePlanConfiguration  `yaml:"plan"`
+		Apply    UpgradeApplyConfiguration `yaml:"apply"`
+		Node     UpgradeNodeConfiguration  `yaml:"node"`
+	}
+	// UpgradePlanConfiguration is for kubeadm upgrade plan.
+	UpgradePlanConfiguration struct {
+		KubernetesVersion     string   `yaml:"kubernetesVersion"`
+		IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty"`
+	}
+	// UpgradeApplyConfiguration is for kubeadm upgrade apply.
+	UpgradeApplyConfiguration struct {
+		KubernetesVersion     string   `yaml:"kubernetesVersion"`
+		ImagePullPolicy       string   `yaml:"imagePullPolicy"`
+		IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty"`
+	}
+	// UpgradeNodeConfiguration is for kubeadm upgrade node, which takes the version
+	// from the cluster.
+	UpgradeNodeConfiguration struct {
+		ImagePullPolicy       string   `yaml:"imagePullPolicy"`
+		IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty"`
+	}
+)
+
+var checkRE = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,127}$`)
+
+// maxIgnored bounds the checks that one upgrade may ignore.
+const maxIgnored = 64
+
+// NewUpgrade returns the configuration for all verbs of kubeadm upgrade. A version
+// that is named keeps kubeadm from looking for releases in the network.
+func NewUpgrade(u Upgrade) (Config, error) {
+	var errs []error
+	if u.Version.IsZero() {
+		errs = append(errs, errors.New("version of Kubernetes is missing"))
+	}
+	if len(u.IgnorePreflightErrors) > maxIgnored {
+		errs = append(errs, fmt.Errorf("more than %d checks to ignore", maxIgnored))
+	}
+	for _, c := range u.IgnorePreflightErrors {
+		// "all" would also ignore that the control plane is broken.
+		if !checkRE.MatchString(c) || strings.EqualFold(c, "all") {
+			errs = append(errs, fmt.Errorf("%.130q is not the name of one check", c))
+			break
+		}
+	}
+	pull := u.ImagePullPolicy
+	switch pull {
+	case "":
+		pull = "IfNotPresent"
+	case "IfNotPresent", "Always", "Never":
+	default:
+		errs = append(errs, fmt.Errorf("image pull policy %.130q is not IfNotPresent, Always or Never", pull))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return Config{}, fmt.Errorf("configure kubeadm upgrade: %w", err)
+	}
+	v, ignore := u.Version.String(), u.IgnorePreflightErrors
+	return Config{Upgrade: &UpgradeConfiguration{
+		TypeMeta: TypeMeta{apiVersion, "UpgradeConfiguration"},
+		Plan:     UpgradePlanConfiguration{v, ignore},
+		Apply:    UpgradeApplyConfiguration{v, pull, ignore},
+		Node:     UpgradeNodeConfiguration{pull, ignore},
+	}}, nil
+}
+
+// transient are words of an API server that is away or only just back, and of
+// checks that depend on what starts after it. The exit code is the same for all.
+var transient = []string{
+	"connection refused", "connection reset by peer", "context deadline exceeded", "i/o timeout", "TLS handshake timeout",
+	"Client.Timeout exceeded", "unexpected EOF", "no route to host", "etcdserver: ", "the server is currently unable to handle the request",
+	"[ERROR CreateJob]", "[ERROR ControlPlaneNodesReady]", "could not find server",
+}
+
+// Transient reports whether kubeadm failed for want of an API server, or of what
+// needs a moment after one is back. The same command may succeed later.
+func (e *Error) Transient() bool {
+	for _, w := range transient {
+		if strings.Contains(e.Message, w) {
+			return true
+		}
+	}
+	return false
+}
