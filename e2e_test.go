@@ -180,11 +180,17 @@ func (c *cloud) wantNodes(names ...string) {
 
 // wantVIP deploys a web server by hand and asks it through its service from every machine.
 func (c *cloud) wantVIP(machines ...string) {
-	t := c.t
-	t.Helper()
+	c.t.Helper()
 	c.kubectl("create", "deployment", "hello", "--image="+agnhost, "--replicas=3", "--", "/agnhost", "netexec", "--http-port=8080")
 	c.kubectl("expose", "deployment", "hello", "--port=80", "--target-port=8080")
 	c.kubectl("rollout", "status", "deployment/hello", "--timeout=110s")
+	c.wantAnswer(machines...)
+}
+
+// wantAnswer asks the web server that wantVIP deployed through its service from every machine.
+func (c *cloud) wantAnswer(machines ...string) {
+	t := c.t
+	t.Helper()
 	vip := c.kubectl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}")
 	for _, m := range machines {
 		// kube-proxy may need a moment after the pods are ready, so the probe retries until its deadline.

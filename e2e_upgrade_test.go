@@ -1,0 +1,83 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+// upgradeConfig is what kubeadm reads, on a control plane and on a worker.
+const upgradeConfig = `apiVersion: kubeadm.k8s.io/v1beta4
+kind: UpgradeConfiguration
+apply:
+  kubernetesVersion: v1.36.3
+  imagePullPolicy: IfNotPresent
+  ignorePreflightErrors: [SystemVerification, Swap, Mem, NumCPU]
+node:
+  imagePullPolicy: IfNotPresent
+  ignorePreflightErrors: [SystemVerification, Swap, Mem, NumCPU]
+`
+
+// The machines of a sandbox, and the images that it serves, survive what kubeadm does to
+// a cluster. kube-proxy is replaced over the rules of its predecessor, which went wrong
+// silently once, and with each second restart: so a service that was there before is
+// asked from every machine afterwards, and after more restarts.
+//
+// It takes five minutes and a second Kubernetes in the cache, which nothing else needs
+// and whose build takes as long as all tests together. So only who asks for it runs it:
+//
+//	bin/constellation sandbox fetch v1.36.3
+//	CONSTELLATION_E2E_UPGRADE=1 go test -run TestKubeadmUpgrades .
+func TestKubeadmUpgradesMachinesOfASandbox(t *testing.T) {
+	if os.Getenv("CONSTELLATION_E2E_UPGRADE") == "" {
+		t.Skip("takes five minutes and Kubernetes v1.36.3, built from source; set CONSTELLATION_E2E_UPGRADE=1 to run it")
+	}
+	const from, to = "v1.35.4", "v1.36.3"
+	c := newCloud(t, 1, 1, "--kubernetes", from)
+	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	machines := []string{"control-plane-0", "worker-0"}
+	c.wantVIP(machines...)
+
+	inside := func(machine, script string) {
+		t.Helper()
+		c.run(10*time.Minute, "sandbox", "shell", machine, "--", "bash", "-ec", script).want(0)
+	}
+	install := func(machine, name string) {
+		t.Helper()
+		inside(machine, fmt.Sprintf(`exec 3<>/dev/tcp/10.42.0.1/8080
+printf 'GET /kubernetes/%[1]s/%[2]s HTTP/1.0\r\nHost: mirror\r\n\r\n' >&3
+sed '1,/^\r$/d' <&3 >/usr/local/bin/.%[2]s && chmod 755 /usr/local/bin/.%[2]s && mv /usr/local/bin/.%[2]s /usr/local/bin/%[2]s`, to, name))
+	}
+	for n, m := range machines {
+		verb := "apply --yes"
+		if n > 0 {
+			verb = "node"
+		}
+		install(m, "kubeadm")
+		inside(m, "cat >/root/upgrade.yaml <<'END'\n"+upgradeConfig+"END\nkubeadm upgrade "+verb+" --config /root/upgrade.yaml")
+		install(m, "kubelet")
+		inside(m, "systemctl restart kubelet")
+		c.kubectl("wait", "node/"+m, "--for=jsonpath={.status.nodeInfo.kubeletVersion}="+to, "--timeout=110s")
+	}
+	c.kubectl("wait", "nodes", "--all", "--for=condition=Ready", "--timeout=110s")
+	c.wantNodes(machines...)
+
+	proxies := func() {
+		t.Helper()
+		c.kubectl("-n", "kube-system", "rollout", "status", "daemonset/kube-proxy", "--timeout=110s")
+		c.wantAnswer(machines...)
+	}
+	proxies()
+	images := c.kubectl("-n", "kube-system", "get", "pods", "-o", "jsonpath={.items[*].spec.containers[*].image}")
+	if !strings.Contains(images, "/kube-proxy:"+to) || strings.Contains(images, ":"+from) {
+		t.Errorf("the cluster runs images other than those of %s: %s", to, images)
+	}
+	for range 2 {
+		c.kubectl("-n", "kube-system", "rollout", "restart", "daemonset/kube-proxy")
+		proxies()
+	}
+}
