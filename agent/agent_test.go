@@ -1,13 +1,17 @@
+//go:build linux
+
 package agent
 
 import (
-	"bytes"
 	"context"
+	"io"
 	"log/slog"
 	"net"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +22,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"constellation/agent/upgradeproto"
@@ -128,34 +133,16 @@ func TestSocketIsRootsAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The test binary itself lies where only root may look.
-	b, err := os.ReadFile(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	helper := filepath.Join(filepath.Dir(socket), "helper")
-	if err := os.WriteFile(helper, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), helper, "-test.run=^TestHelperConnect$")
-	cmd.Env = append(os.Environ(), "AGENT_TEST_SOCKET="+socket)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534, NoSetGroups: true}}
-	cmd.Dir = "/"
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("run the test binary as another user: %v\n%s", err, out.String())
-	}
-	if !strings.Contains(out.String(), "hung up") {
-		t.Errorf("another user was served: %s", out.String())
+	if out := connectAs(t, socket, 65534); !strings.Contains(out, "hung up") {
+		t.Errorf("another user was served: %s", out)
 	}
 }
 
-// TestHelperConnect is the other user's half of TestSocketIsRootsAlone.
+// TestHelperConnect is the other user's half of connectAs.
 func TestHelperConnect(t *testing.T) {
 	socket := os.Getenv("AGENT_TEST_SOCKET")
 	if socket == "" {
-		t.Skip("runs as a child of TestSocketIsRootsAlone")
+		t.Skip("runs as a child of other tests")
 	}
 	c, err := net.Dial("unix", socket)
 	if err != nil {
@@ -167,7 +154,10 @@ func TestHelperConnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	// gRPC servers speak first (SETTINGS), so whoever is let in reads something.
-	if n, err := c.Read(make([]byte, 1)); n == 0 && err != nil && !os.IsTimeout(err) {
+	switch n, err := c.Read(make([]byte, 1)); {
+	case n > 0:
+		os.Stdout.WriteString("greeted")
+	case err != nil && !os.IsTimeout(err):
 		os.Stdout.WriteString("hung up")
 	}
 }
@@ -189,7 +179,7 @@ func TestListenTakesOverOnlyFromTheDead(t *testing.T) {
 		}
 		l.SetUnlinkOnClose(false)
 		l.Close()
-		nl, err := listen(t.Context(), socket)
+		nl, err := listen(t.Context(), socket, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +190,7 @@ func TestListenTakesOverOnlyFromTheDead(t *testing.T) {
 		if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := listen(t.Context(), path); err == nil || !strings.Contains(err.Error(), "no socket") {
+		if _, err := listen(t.Context(), path, 0); err == nil || !strings.Contains(err.Error(), "no socket") {
 			t.Errorf("listen: %v, want a refusal", err)
 		}
 		if b, _ := os.ReadFile(path); string(b) != "mine" {
@@ -266,7 +256,205 @@ func TestUnclearSocketIsNotRemoved(t *testing.T) {
 	}
 	defer l.Close()
 	os.Chmod(socket, 0)
-	if _, err := listen(t.Context(), socket); err == nil {
+	if _, err := listen(t.Context(), socket, 0); err == nil {
 		t.Error("took over a socket that somebody listens on")
 	}
+}
+
+func TestThousandsOfConnections(t *testing.T) {
+	client, socket := start(t, Host{Root: t.TempDir()})
+	if _, err := client.Status(t.Context(), &upgradeproto.StatusRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Fatal(err)
+	}
+	before := openFiles(t)
+	// Kept open by the caller as long as it can.
+	var open []net.Conn
+	for range 10_000 {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			break // our own files are at their limit
+		}
+		if open = append(open, c); len(open) >= 500 {
+			open[0].Close()
+			open = open[1:]
+		}
+	}
+	if _, err := client.Status(t.Context(), &upgradeproto.StatusRequest{}); err != nil {
+		t.Errorf("who was served before: %v", err)
+	}
+	for _, c := range open {
+		c.Close()
+	}
+	wait(t, socket)
+	until(t, "nothing is left open", func() bool { return openFiles(t) <= before+maxConnections })
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	e, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(e)
+}
+
+func TestRequestsAreBounded(t *testing.T) {
+	client, _ := start(t, Host{Root: t.TempDir()})
+	var served, refused int
+	for range 10 * requestBurst {
+		switch _, err := client.EtcdMembers(t.Context(), &upgradeproto.EtcdMembersRequest{}, grpc.WaitForReady(true)); status.Code(err) {
+		case codes.FailedPrecondition: // there is no etcd
+			served++
+		case codes.ResourceExhausted:
+			refused++
+		default:
+			t.Fatal(err)
+		}
+	}
+	if served < requestBurst || refused == 0 {
+		t.Errorf("%d served, %d refused", served, refused)
+	}
+	until(t, "a place is free again", func() bool {
+		_, err := client.Status(t.Context(), &upgradeproto.StatusRequest{})
+		return err == nil
+	})
+}
+
+// FuzzFrames sends what is no HTTP/2, or nearly: the agent hangs up and serves others.
+func FuzzFrames(f *testing.F) {
+	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+	settings := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+	for _, s := range []string{
+		"", "GET / HTTP/1.1\r\n\r\n", preface, preface + settings,
+		preface + settings + "\x00\xff\xff\x00\x00\x00\x00\x00\x01",                     // data without a stream
+		preface + settings + "\x00\x00\x05\x01\x05\x00\x00\x00\x01\x82\x87\xff\xff\xff", // headers that are none
+		preface + settings + "\xff\xff\xff\x01\x04\x00\x00\x00\x01",                     // longer than allowed
+		preface + settings + "\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x08",     // the reset of an idle stream
+		preface + settings + "\x00\x00\x04\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00",     // a window that does not grow
+	} {
+		f.Add([]byte(s))
+	}
+	socket, root := filepath.Join(f.TempDir(), "a.sock"), f.TempDir()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- New(Host{Root: root}, socket, slog.New(slog.DiscardHandler)).Run(ctx)
+	}()
+	f.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			f.Errorf("agent ended with %v", err)
+		}
+	})
+	client := dial(f, socket)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		until(t, "the agent serves", func() bool {
+			_, err := client.Status(t.Context(), &upgradeproto.StatusRequest{})
+			return err == nil
+		})
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.Write(b)
+		c.(*net.UnixConn).CloseWrite()
+		c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if _, err := io.Copy(io.Discard, c); os.IsTimeout(err) {
+			t.Error("the agent keeps a connection that has ended")
+		}
+	})
+}
+
+// FuzzRequests parses what callers may send.
+func FuzzRequests(f *testing.F) {
+	good := (&rig{t: f, mirror: httptest.NewUnstartedServer(nil)}).request("t1")
+	b, err := proto.Marshal(good)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add(b[:len(b)/2])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		req := &upgradeproto.UpgradeRequest{}
+		if proto.Unmarshal(b, req) != nil {
+			return
+		}
+		o, err := parseOrder(req)
+		if err != nil {
+			return
+		}
+		for _, c := range append(slices.Clone(o.first), o.rest...) {
+			if !strings.HasPrefix(c.Path, "/usr/local/bin") && c.Path != "/opt/cni/bin" || c.Digest == "" {
+				t.Errorf("accepted %v", c)
+			}
+		}
+	})
+}
+
+func TestOperatorsUserIsServed(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("to give a socket away, the test must be root")
+	}
+	const nobody = 65534
+	dir, err := os.MkdirTemp("", "agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	os.Chmod(dir, 0o711)
+	socket := filepath.Join(dir, "s", "a.sock")
+	s := New(Host{Root: t.TempDir()}, socket, slog.New(slog.DiscardHandler))
+	s.Operator = nobody
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	wait(t, socket)
+	i, err := os.Lstat(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := i.Sys().(*syscall.Stat_t); o.Uid != nobody || i.Mode().Perm() != 0o600 {
+		t.Errorf("socket of %d, mode %o", o.Uid, i.Mode().Perm())
+	}
+	// By the file's mode, and by the kernel's word if that is loosened.
+	if out := connectAs(t, socket, nobody); !strings.Contains(out, "greeted") {
+		t.Errorf("operator: %s", out)
+	}
+	if out := connectAs(t, socket, nobody-1); !strings.Contains(out, "permission denied") {
+		t.Errorf("somebody else: %s", out)
+	}
+	os.Chmod(socket, 0o666)
+	if out := connectAs(t, socket, nobody-1); !strings.Contains(out, "hung up") {
+		t.Errorf("somebody else, by a socket that is open to all: %s", out)
+	}
+}
+
+// connectAs connects to socket as another user and says what came of it.
+func connectAs(t *testing.T, socket string, uid uint32) string {
+	t.Helper()
+	// The test binary itself lies where only root may look.
+	b, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	helper := filepath.Join(filepath.Dir(socket), "helper")
+	if err := os.WriteFile(helper, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), helper, "-test.run=^TestHelperConnect$")
+	cmd.Env = append(os.Environ(), "AGENT_TEST_SOCKET="+socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, NoSetGroups: true}}
+	cmd.Dir = "/"
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("run the test binary as another user: %v\n%s", err, out)
+	}
+	return string(out)
 }

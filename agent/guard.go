@@ -1,3 +1,5 @@
+//go:build linux
+
 package agent
 
 import (
@@ -7,42 +9,75 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 )
 
-// rootOnly is a listener that hangs up on everyone but root. The file's mode says
-// the same; this holds if someone loosens it, or bind-mounts the socket elsewhere.
-type rootOnly struct {
+// guard is a listener that hangs up on everyone but root and the operator. The file's
+// mode says the same; this holds if someone loosens it, or bind-mounts the socket
+// elsewhere.
+type guard struct {
 	net.Listener
-	log *slog.Logger
-	// slots holds one token for each connection that is open.
-	slots chan struct{}
+	operator uint32
+	log      *slog.Logger
+
+	mu   sync.Mutex
+	open map[uint32]int // connections by user
+	// Refusals are logged once a second: there may be thousands.
+	seldom  rate.Sometimes
+	refused int
 }
 
-// Accept returns the next connection of root. The agent of a machine is root itself;
-// one that a developer runs serves its own user as well, who could trace it anyway.
-func (l *rootOnly) Accept() (net.Conn, error) {
+func newGuard(l net.Listener, operator uint32, log *slog.Logger) *guard {
+	return &guard{Listener: l, operator: operator, log: log, open: map[uint32]int{}, seldom: rate.Sometimes{Interval: time.Second}}
+}
+
+// Accept returns the next connection of somebody who may ask. The agent of a machine
+// is root itself; one that a developer runs serves its own user as well, who could
+// trace it anyway.
+func (g *guard) Accept() (net.Conn, error) {
 	for {
-		c, err := l.Listener.Accept()
+		c, err := g.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
 		uid, err := peerUID(c)
-		if err == nil && (uid == 0 || int(uid) == os.Geteuid()) {
-			select {
-			case l.slots <- struct{}{}:
-				return &counted{Conn: c, release: sync.OnceFunc(func() { <-l.slots })}, nil
-			default:
-				err = errors.New("too many connections")
-			}
+		if err == nil && !g.enter(uid) {
+			err = errors.New("not served, or too many connections")
 		}
-		l.log.Warn("caller refused", "uid", uid, "err", err)
+		if err == nil {
+			return &counted{Conn: c, release: sync.OnceFunc(func() { g.leave(uid) })}, nil
+		}
 		c.Close()
+		g.refused++
+		g.seldom.Do(func() {
+			g.log.Warn("callers refused", "count", g.refused, "uid", uid, "err", err)
+			g.refused = 0
+		})
 	}
 }
 
-// counted gives its slot back when it is closed.
+// enter counts a connection of a user, if that may have another one.
+func (g *guard) enter(uid uint32) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	known := uid == 0 || uid == uint32(os.Geteuid()) || g.operator != 0 && uid == g.operator
+	if !known || g.open[uid] >= maxConnections {
+		return false
+	}
+	g.open[uid]++
+	return true
+}
+
+func (g *guard) leave(uid uint32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open[uid]--
+}
+
+// counted gives its place back when it is closed.
 type counted struct {
 	net.Conn
 	release func()

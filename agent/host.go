@@ -1,3 +1,5 @@
+//go:build linux
+
 package agent
 
 import (
@@ -12,8 +14,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"gopkg.in/yaml.v3"
@@ -31,6 +35,26 @@ type Host struct {
 	Root string
 	// Name is the name of the host. Empty means what the kernel says.
 	Name string
+	// StateDir is where runs are remembered. Empty means /var/lib/constellation/agent
+	// below Root.
+	StateDir string
+	// KubeadmTimeout is how long one run of kubeadm may take; zero means ten minutes.
+	KubeadmTimeout time.Duration
+	// RestartKubelet starts the kubelet that was installed; nil means systemctl.
+	RestartKubelet func(context.Context) error
+	// KubeletHealth is the URL of the kubelet's health. Empty means the one that
+	// kubelets have.
+	KubeletHealth string
+	// Etcd is how the host's member of etcd is reached. Its zero value is what kubeadm
+	// sets up.
+	Etcd Etcd
+}
+
+func (h Host) stateDir() string {
+	if h.StateDir == "" {
+		return h.path("var/lib/constellation/agent")
+	}
+	return h.StateDir
 }
 
 func (h Host) path(elem ...string) string {
@@ -70,8 +94,10 @@ func (h Host) Status(ctx context.Context) (*upgradeproto.StatusResponse, error) 
 		}
 	}
 	r.Role = "worker"
-	if _, ok := r.StaticPods["kube-apiserver"]; ok {
-		r.Role = "control-plane"
+	for _, name := range controlPlane { // one of them may be on its way to another version
+		if _, ok := r.StaticPods[name]; ok {
+			r.Role = "control-plane"
+		}
 	}
 	return r, nil
 }
@@ -151,13 +177,20 @@ func (h Host) staticPods() (map[string]string, error) {
 
 // toStatus gives an error of the host its gRPC code.
 func toStatus(err error) error {
-	switch {
+	var etcd rpctypes.EtcdError
+	switch _, known := status.FromError(err); {
+	case known:
+		return err
 	case errors.Is(err, context.Canceled):
 		return status.Error(codes.Canceled, err.Error())
 	case errors.Is(err, context.DeadlineExceeded):
 		return status.Error(codes.DeadlineExceeded, err.Error())
 	case errors.Is(err, fs.ErrPermission):
 		return status.Error(codes.PermissionDenied, err.Error())
+	case errors.Is(err, syscall.ENOSPC):
+		return status.Error(codes.ResourceExhausted, err.Error())
+	case errors.As(err, &etcd) && etcd.Code() != codes.Unknown:
+		return status.Error(etcd.Code(), err.Error())
 	}
 	return status.Error(codes.Unavailable, err.Error())
 }

@@ -1,3 +1,5 @@
+//go:build linux
+
 // The agent of a host: see package agent.
 package main
 
@@ -6,24 +8,34 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"constellation/agent"
+	"constellation/engine/kubeadm"
 	"constellation/engine/version"
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == kubeadm.GateArgument {
+		kubeadm.Gate()
+	}
+	operator := flag.Uint("operator", 0, "`user` ID that may ask besides root; 0 means nobody")
 	socket := flag.String("socket", agent.DefaultSocket, "unix socket to listen on, `path`")
 	show := flag.Bool("version", false, "print the version and exit")
 	flag.Usage = func() {
-		fmt.Fprint(flag.CommandLine.Output(), "agent tells the operator what this host is and runs, on a unix socket that only root can open.\n\nUsage:\n  agent [flags]\n\nFlags:\n")
+		fmt.Fprint(flag.CommandLine.Output(), "agent does for the operator what needs this host's rights: it upgrades Kubernetes and serves etcd, on a unix socket that only root and the operator can open.\n\nUsage:\n  agent [flags]\n\nFlags:\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "agent: unexpected argument %q; see agent -h\n", flag.Arg(0))
+		os.Exit(2)
+	}
+	if uint64(*operator) > math.MaxInt32 {
+		fmt.Fprintf(os.Stderr, "agent: -operator %d is no user ID\n", *operator)
 		os.Exit(2)
 	}
 	if *show {
@@ -33,7 +45,9 @@ func main() {
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := agent.New(agent.Host{}, *socket, log).Run(ctx); err != nil {
+	server := agent.New(agent.Host{}, *socket, log)
+	server.Operator = uint32(*operator)
+	if err := server.Run(ctx); err != nil {
 		log.Error("agent ended", "err", err)
 		stop()
 		os.Exit(1)

@@ -5,13 +5,15 @@
 // source: agent/upgradeproto/upgrade.proto
 
 // The contract of the agent: what the operator may ask of the host it runs on,
-// over a unix socket that only root can open.
+// over a unix socket that only root and the operator's user can open.
 
 package upgradeproto
 
 import (
+	componentproto "constellation/engine/component/componentproto"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -23,6 +25,114 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// What is upgraded.
+type What int32
+
+const (
+	What_WHAT_UNSPECIFIED What = 0
+	// The control plane of the cluster, on its first host: kubeadm upgrade apply.
+	What_APPLY What = 1
+	// What else runs on a host: kubeadm upgrade node.
+	What_NODE What = 2
+)
+
+// Enum value maps for What.
+var (
+	What_name = map[int32]string{
+		0: "WHAT_UNSPECIFIED",
+		1: "APPLY",
+		2: "NODE",
+	}
+	What_value = map[string]int32{
+		"WHAT_UNSPECIFIED": 0,
+		"APPLY":            1,
+		"NODE":             2,
+	}
+)
+
+func (x What) Enum() *What {
+	p := new(What)
+	*p = x
+	return p
+}
+
+func (x What) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (What) Descriptor() protoreflect.EnumDescriptor {
+	return file_agent_upgradeproto_upgrade_proto_enumTypes[0].Descriptor()
+}
+
+func (What) Type() protoreflect.EnumType {
+	return &file_agent_upgradeproto_upgrade_proto_enumTypes[0]
+}
+
+func (x What) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use What.Descriptor instead.
+func (What) EnumDescriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{0}
+}
+
+type Run_State int32
+
+const (
+	Run_STATE_UNSPECIFIED Run_State = 0
+	Run_RUNNING           Run_State = 1
+	// The agent ended in the middle, and nothing goes on until it is asked to.
+	Run_INTERRUPTED Run_State = 2
+	Run_SUCCEEDED   Run_State = 3
+	Run_FAILED      Run_State = 4
+)
+
+// Enum value maps for Run_State.
+var (
+	Run_State_name = map[int32]string{
+		0: "STATE_UNSPECIFIED",
+		1: "RUNNING",
+		2: "INTERRUPTED",
+		3: "SUCCEEDED",
+		4: "FAILED",
+	}
+	Run_State_value = map[string]int32{
+		"STATE_UNSPECIFIED": 0,
+		"RUNNING":           1,
+		"INTERRUPTED":       2,
+		"SUCCEEDED":         3,
+		"FAILED":            4,
+	}
+)
+
+func (x Run_State) Enum() *Run_State {
+	p := new(Run_State)
+	*p = x
+	return p
+}
+
+func (x Run_State) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Run_State) Descriptor() protoreflect.EnumDescriptor {
+	return file_agent_upgradeproto_upgrade_proto_enumTypes[1].Descriptor()
+}
+
+func (Run_State) Type() protoreflect.EnumType {
+	return &file_agent_upgradeproto_upgrade_proto_enumTypes[1]
+}
+
+func (x Run_State) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Run_State.Descriptor instead.
+func (Run_State) EnumDescriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{2, 0}
+}
 
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -72,8 +182,10 @@ type StatusResponse struct {
 	// IMAGE_VERSION of the host's os-release.
 	ImageVersion string `protobuf:"bytes,5,opt,name=image_version,json=imageVersion,proto3" json:"image_version,omitempty"`
 	// Node name and role, empty while the host belongs to no cluster.
-	NodeName      string `protobuf:"bytes,6,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	Role          string `protobuf:"bytes,7,opt,name=role,proto3" json:"role,omitempty"`
+	NodeName string `protobuf:"bytes,6,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	Role     string `protobuf:"bytes,7,opt,name=role,proto3" json:"role,omitempty"`
+	// The latest run of Upgrade that this host knows of, if any.
+	Run           *Run `protobuf:"bytes,8,opt,name=run,proto3" json:"run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -157,13 +269,1260 @@ func (x *StatusResponse) GetRole() string {
 	return ""
 }
 
+func (x *StatusResponse) GetRun() *Run {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+// Run is what became of a request.
+type Run struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Token             string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	KubernetesVersion string                 `protobuf:"bytes,2,opt,name=kubernetes_version,json=kubernetesVersion,proto3" json:"kubernetes_version,omitempty"`
+	What              What                   `protobuf:"varint,3,opt,name=what,proto3,enum=upgrade.v1.What" json:"what,omitempty"`
+	State             Run_State              `protobuf:"varint,4,opt,name=state,proto3,enum=upgrade.v1.Run_State" json:"state,omitempty"`
+	// The stage that it is in, or ended in.
+	Stage   string                 `protobuf:"bytes,5,opt,name=stage,proto3" json:"stage,omitempty"`
+	Started *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=started,proto3" json:"started,omitempty"`
+	// When it was last heard of; the end of a run that has ended.
+	Updated *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=updated,proto3" json:"updated,omitempty"`
+	// Number and text of the latest line.
+	Seq      uint64 `protobuf:"varint,8,opt,name=seq,proto3" json:"seq,omitempty"`
+	LastLine string `protobuf:"bytes,9,opt,name=last_line,json=lastLine,proto3" json:"last_line,omitempty"`
+	// Why it failed, or what interrupted it.
+	Message       string `protobuf:"bytes,10,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Run) Reset() {
+	*x = Run{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Run) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Run) ProtoMessage() {}
+
+func (x *Run) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Run.ProtoReflect.Descriptor instead.
+func (*Run) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Run) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *Run) GetKubernetesVersion() string {
+	if x != nil {
+		return x.KubernetesVersion
+	}
+	return ""
+}
+
+func (x *Run) GetWhat() What {
+	if x != nil {
+		return x.What
+	}
+	return What_WHAT_UNSPECIFIED
+}
+
+func (x *Run) GetState() Run_State {
+	if x != nil {
+		return x.State
+	}
+	return Run_STATE_UNSPECIFIED
+}
+
+func (x *Run) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *Run) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *Run) GetUpdated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Updated
+	}
+	return nil
+}
+
+func (x *Run) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Run) GetLastLine() string {
+	if x != nil {
+		return x.LastLine
+	}
+	return ""
+}
+
+func (x *Run) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+type UpgradeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Chosen by the caller, 1 to 128 printable ASCII characters: one try.
+	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// Such as "v1.36.3"; at most one minor above what the host runs, never below.
+	KubernetesVersion string `protobuf:"bytes,2,opt,name=kubernetes_version,json=kubernetesVersion,proto3" json:"kubernetes_version,omitempty"`
+	What              What   `protobuf:"varint,3,opt,name=what,proto3,enum=upgrade.v1.What" json:"what,omitempty"`
+	// kubeadm and kubelet must be among them. Each is known by its name, which decides
+	// its path: kubeadm, kubelet, kubectl, crictl, cni-plugins.
+	Components    []*componentproto.Component `protobuf:"bytes,4,rep,name=components,proto3" json:"components,omitempty"`
+	Configuration *Configuration              `protobuf:"bytes,5,opt,name=configuration,proto3" json:"configuration,omitempty"`
+	// Only what comes after this number is sent.
+	After         uint64 `protobuf:"varint,6,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeRequest) Reset() {
+	*x = UpgradeRequest{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeRequest) ProtoMessage() {}
+
+func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeRequest.ProtoReflect.Descriptor instead.
+func (*UpgradeRequest) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *UpgradeRequest) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *UpgradeRequest) GetKubernetesVersion() string {
+	if x != nil {
+		return x.KubernetesVersion
+	}
+	return ""
+}
+
+func (x *UpgradeRequest) GetWhat() What {
+	if x != nil {
+		return x.What
+	}
+	return What_WHAT_UNSPECIFIED
+}
+
+func (x *UpgradeRequest) GetComponents() []*componentproto.Component {
+	if x != nil {
+		return x.Components
+	}
+	return nil
+}
+
+func (x *UpgradeRequest) GetConfiguration() *Configuration {
+	if x != nil {
+		return x.Configuration
+	}
+	return nil
+}
+
+func (x *UpgradeRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+// Configuration is what kubeadm is told beside the version.
+type Configuration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names of checks, never "all".
+	IgnorePreflightErrors []string `protobuf:"bytes,1,rep,name=ignore_preflight_errors,json=ignorePreflightErrors,proto3" json:"ignore_preflight_errors,omitempty"`
+	// IfNotPresent, Always or Never; empty is IfNotPresent.
+	ImagePullPolicy string `protobuf:"bytes,2,opt,name=image_pull_policy,json=imagePullPolicy,proto3" json:"image_pull_policy,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Configuration) Reset() {
+	*x = Configuration{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Configuration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Configuration) ProtoMessage() {}
+
+func (x *Configuration) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Configuration.ProtoReflect.Descriptor instead.
+func (*Configuration) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Configuration) GetIgnorePreflightErrors() []string {
+	if x != nil {
+		return x.IgnorePreflightErrors
+	}
+	return nil
+}
+
+func (x *Configuration) GetImagePullPolicy() string {
+	if x != nil {
+		return x.ImagePullPolicy
+	}
+	return ""
+}
+
+type UpgradeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rising, not always by one: what was not kept is left out.
+	Seq  uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	// Types that are valid to be assigned to Kind:
+	//
+	//	*UpgradeResponse_Progress
+	//	*UpgradeResponse_Log
+	//	*UpgradeResponse_Success
+	//	*UpgradeResponse_Failure
+	Kind          isUpgradeResponse_Kind `protobuf_oneof:"kind"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeResponse) Reset() {
+	*x = UpgradeResponse{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeResponse) ProtoMessage() {}
+
+func (x *UpgradeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeResponse.ProtoReflect.Descriptor instead.
+func (*UpgradeResponse) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *UpgradeResponse) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *UpgradeResponse) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *UpgradeResponse) GetKind() isUpgradeResponse_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return nil
+}
+
+func (x *UpgradeResponse) GetProgress() *Progress {
+	if x != nil {
+		if x, ok := x.Kind.(*UpgradeResponse_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *UpgradeResponse) GetLog() *Log {
+	if x != nil {
+		if x, ok := x.Kind.(*UpgradeResponse_Log); ok {
+			return x.Log
+		}
+	}
+	return nil
+}
+
+func (x *UpgradeResponse) GetSuccess() *Success {
+	if x != nil {
+		if x, ok := x.Kind.(*UpgradeResponse_Success); ok {
+			return x.Success
+		}
+	}
+	return nil
+}
+
+func (x *UpgradeResponse) GetFailure() *Failure {
+	if x != nil {
+		if x, ok := x.Kind.(*UpgradeResponse_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
+type isUpgradeResponse_Kind interface {
+	isUpgradeResponse_Kind()
+}
+
+type UpgradeResponse_Progress struct {
+	Progress *Progress `protobuf:"bytes,3,opt,name=progress,proto3,oneof"`
+}
+
+type UpgradeResponse_Log struct {
+	Log *Log `protobuf:"bytes,4,opt,name=log,proto3,oneof"`
+}
+
+type UpgradeResponse_Success struct {
+	Success *Success `protobuf:"bytes,5,opt,name=success,proto3,oneof"`
+}
+
+type UpgradeResponse_Failure struct {
+	Failure *Failure `protobuf:"bytes,6,opt,name=failure,proto3,oneof"`
+}
+
+func (*UpgradeResponse_Progress) isUpgradeResponse_Kind() {}
+
+func (*UpgradeResponse_Log) isUpgradeResponse_Kind() {}
+
+func (*UpgradeResponse_Success) isUpgradeResponse_Kind() {}
+
+func (*UpgradeResponse_Failure) isUpgradeResponse_Kind() {}
+
+// Progress is a change of state of one stage.
+type Progress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// verify, install-kubeadm, plan, apply, node, install-kubelet or restart-kubelet.
+	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	State         string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // running, done, failed, interrupted
+	Text          string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Progress) Reset() {
+	*x = Progress{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Progress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Progress) ProtoMessage() {}
+
+func (x *Progress) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Progress.ProtoReflect.Descriptor instead.
+func (*Progress) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Progress) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *Progress) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Progress) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+// Log is one line of a program that runs on the host.
+type Log struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // kubeadm, agent
+	Level         string                 `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"`   // debug, info, warn, error
+	Line          string                 `protobuf:"bytes,3,opt,name=line,proto3" json:"line,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Log) Reset() {
+	*x = Log{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Log) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Log) ProtoMessage() {}
+
+func (x *Log) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Log.ProtoReflect.Descriptor instead.
+func (*Log) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Log) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Log) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+func (x *Log) GetLine() string {
+	if x != nil {
+		return x.Line
+	}
+	return ""
+}
+
+// Success ends the stream: the host runs the version.
+type Success struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	KubernetesVersion string                 `protobuf:"bytes,1,opt,name=kubernetes_version,json=kubernetesVersion,proto3" json:"kubernetes_version,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Success) Reset() {
+	*x = Success{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Success) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Success) ProtoMessage() {}
+
+func (x *Success) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Success.ProtoReflect.Descriptor instead.
+func (*Success) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Success) GetKubernetesVersion() string {
+	if x != nil {
+		return x.KubernetesVersion
+	}
+	return ""
+}
+
+// Failure ends the stream.
+type Failure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stage         string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Remedy        string                 `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failure) Reset() {
+	*x = Failure{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failure) ProtoMessage() {}
+
+func (x *Failure) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failure.ProtoReflect.Descriptor instead.
+func (*Failure) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Failure) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *Failure) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Failure) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
+type EtcdMembersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EtcdMembersRequest) Reset() {
+	*x = EtcdMembersRequest{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EtcdMembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EtcdMembersRequest) ProtoMessage() {}
+
+func (x *EtcdMembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EtcdMembersRequest.ProtoReflect.Descriptor instead.
+func (*EtcdMembersRequest) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{10}
+}
+
+type EtcdMembersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId     uint64                 `protobuf:"varint,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Members       []*EtcdMember          `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EtcdMembersResponse) Reset() {
+	*x = EtcdMembersResponse{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EtcdMembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EtcdMembersResponse) ProtoMessage() {}
+
+func (x *EtcdMembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EtcdMembersResponse.ProtoReflect.Descriptor instead.
+func (*EtcdMembersResponse) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *EtcdMembersResponse) GetClusterId() uint64 {
+	if x != nil {
+		return x.ClusterId
+	}
+	return 0
+}
+
+func (x *EtcdMembersResponse) GetMembers() []*EtcdMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+type EtcdMember struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Empty for a member that has not started.
+	Name       string   `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	PeerUrls   []string `protobuf:"bytes,3,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
+	ClientUrls []string `protobuf:"bytes,4,rep,name=client_urls,json=clientUrls,proto3" json:"client_urls,omitempty"`
+	Learner    bool     `protobuf:"varint,5,opt,name=learner,proto3" json:"learner,omitempty"`
+	Leader     bool     `protobuf:"varint,6,opt,name=leader,proto3" json:"leader,omitempty"`
+	// It answers, knows the leader, has no alarm and, unless a learner, reads with
+	// a quorum.
+	Healthy bool `protobuf:"varint,7,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	// What is wrong with it, if not healthy.
+	Trouble string `protobuf:"bytes,8,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Version string `protobuf:"bytes,9,opt,name=version,proto3" json:"version,omitempty"`
+	DbSize  int64  `protobuf:"varint,10,opt,name=db_size,json=dbSize,proto3" json:"db_size,omitempty"`
+	// How far it has come in what all members agree on.
+	AppliedIndex  uint64 `protobuf:"varint,11,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EtcdMember) Reset() {
+	*x = EtcdMember{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EtcdMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EtcdMember) ProtoMessage() {}
+
+func (x *EtcdMember) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EtcdMember.ProtoReflect.Descriptor instead.
+func (*EtcdMember) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *EtcdMember) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *EtcdMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EtcdMember) GetPeerUrls() []string {
+	if x != nil {
+		return x.PeerUrls
+	}
+	return nil
+}
+
+func (x *EtcdMember) GetClientUrls() []string {
+	if x != nil {
+		return x.ClientUrls
+	}
+	return nil
+}
+
+func (x *EtcdMember) GetLearner() bool {
+	if x != nil {
+		return x.Learner
+	}
+	return false
+}
+
+func (x *EtcdMember) GetLeader() bool {
+	if x != nil {
+		return x.Leader
+	}
+	return false
+}
+
+func (x *EtcdMember) GetHealthy() bool {
+	if x != nil {
+		return x.Healthy
+	}
+	return false
+}
+
+func (x *EtcdMember) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+func (x *EtcdMember) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *EtcdMember) GetDbSize() int64 {
+	if x != nil {
+		return x.DbSize
+	}
+	return 0
+}
+
+func (x *EtcdMember) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+type RemoveEtcdMemberRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Both must be those of one member.
+	Id            uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveEtcdMemberRequest) Reset() {
+	*x = RemoveEtcdMemberRequest{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveEtcdMemberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveEtcdMemberRequest) ProtoMessage() {}
+
+func (x *RemoveEtcdMemberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveEtcdMemberRequest.ProtoReflect.Descriptor instead.
+func (*RemoveEtcdMemberRequest) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RemoveEtcdMemberRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *RemoveEtcdMemberRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveEtcdMemberResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// False: it was not there.
+	Removed       bool `protobuf:"varint,1,opt,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveEtcdMemberResponse) Reset() {
+	*x = RemoveEtcdMemberResponse{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveEtcdMemberResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveEtcdMemberResponse) ProtoMessage() {}
+
+func (x *RemoveEtcdMemberResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveEtcdMemberResponse.ProtoReflect.Descriptor instead.
+func (*RemoveEtcdMemberResponse) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RemoveEtcdMemberResponse) GetRemoved() bool {
+	if x != nil {
+		return x.Removed
+	}
+	return false
+}
+
+type MoveEtcdLeaderRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The member that must not lead.
+	AwayFrom uint64 `protobuf:"varint,1,opt,name=away_from,json=awayFrom,proto3" json:"away_from,omitempty"`
+	// The member that shall lead then; zero lets the agent choose the one that has
+	// come farthest.
+	To            uint64 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveEtcdLeaderRequest) Reset() {
+	*x = MoveEtcdLeaderRequest{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveEtcdLeaderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveEtcdLeaderRequest) ProtoMessage() {}
+
+func (x *MoveEtcdLeaderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveEtcdLeaderRequest.ProtoReflect.Descriptor instead.
+func (*MoveEtcdLeaderRequest) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *MoveEtcdLeaderRequest) GetAwayFrom() uint64 {
+	if x != nil {
+		return x.AwayFrom
+	}
+	return 0
+}
+
+func (x *MoveEtcdLeaderRequest) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+type MoveEtcdLeaderResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// False: it did not lead.
+	Moved         bool   `protobuf:"varint,1,opt,name=moved,proto3" json:"moved,omitempty"`
+	Leader        uint64 `protobuf:"varint,2,opt,name=leader,proto3" json:"leader,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveEtcdLeaderResponse) Reset() {
+	*x = MoveEtcdLeaderResponse{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveEtcdLeaderResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveEtcdLeaderResponse) ProtoMessage() {}
+
+func (x *MoveEtcdLeaderResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveEtcdLeaderResponse.ProtoReflect.Descriptor instead.
+func (*MoveEtcdLeaderResponse) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *MoveEtcdLeaderResponse) GetMoved() bool {
+	if x != nil {
+		return x.Moved
+	}
+	return false
+}
+
+func (x *MoveEtcdLeaderResponse) GetLeader() uint64 {
+	if x != nil {
+		return x.Leader
+	}
+	return 0
+}
+
+type SnapshotEtcdRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotEtcdRequest) Reset() {
+	*x = SnapshotEtcdRequest{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotEtcdRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotEtcdRequest) ProtoMessage() {}
+
+func (x *SnapshotEtcdRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotEtcdRequest.ProtoReflect.Descriptor instead.
+func (*SnapshotEtcdRequest) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{17}
+}
+
+type SnapshotEtcdResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Kind:
+	//
+	//	*SnapshotEtcdResponse_Data
+	//	*SnapshotEtcdResponse_Summary
+	Kind          isSnapshotEtcdResponse_Kind `protobuf_oneof:"kind"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotEtcdResponse) Reset() {
+	*x = SnapshotEtcdResponse{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotEtcdResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotEtcdResponse) ProtoMessage() {}
+
+func (x *SnapshotEtcdResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotEtcdResponse.ProtoReflect.Descriptor instead.
+func (*SnapshotEtcdResponse) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SnapshotEtcdResponse) GetKind() isSnapshotEtcdResponse_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return nil
+}
+
+func (x *SnapshotEtcdResponse) GetData() []byte {
+	if x != nil {
+		if x, ok := x.Kind.(*SnapshotEtcdResponse_Data); ok {
+			return x.Data
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotEtcdResponse) GetSummary() *SnapshotSummary {
+	if x != nil {
+		if x, ok := x.Kind.(*SnapshotEtcdResponse_Summary); ok {
+			return x.Summary
+		}
+	}
+	return nil
+}
+
+type isSnapshotEtcdResponse_Kind interface {
+	isSnapshotEtcdResponse_Kind()
+}
+
+type SnapshotEtcdResponse_Data struct {
+	// The next part of the file.
+	Data []byte `protobuf:"bytes,1,opt,name=data,proto3,oneof"`
+}
+
+type SnapshotEtcdResponse_Summary struct {
+	// Ends the stream.
+	Summary *SnapshotSummary `protobuf:"bytes,2,opt,name=summary,proto3,oneof"`
+}
+
+func (*SnapshotEtcdResponse_Data) isSnapshotEtcdResponse_Kind() {}
+
+func (*SnapshotEtcdResponse_Summary) isSnapshotEtcdResponse_Kind() {}
+
+type SnapshotSummary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the whole file, with the hash of 32 bytes that etcd appends.
+	Size int64 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`
+	// Of the whole file.
+	Sha256 []byte `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Revision of the cluster just before: the snapshot shows it, or a later one.
+	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Version of etcd that made it.
+	EtcdVersion   string `protobuf:"bytes,4,opt,name=etcd_version,json=etcdVersion,proto3" json:"etcd_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotSummary) Reset() {
+	*x = SnapshotSummary{}
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotSummary) ProtoMessage() {}
+
+func (x *SnapshotSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_upgradeproto_upgrade_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotSummary.ProtoReflect.Descriptor instead.
+func (*SnapshotSummary) Descriptor() ([]byte, []int) {
+	return file_agent_upgradeproto_upgrade_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SnapshotSummary) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *SnapshotSummary) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+func (x *SnapshotSummary) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *SnapshotSummary) GetEtcdVersion() string {
+	if x != nil {
+		return x.EtcdVersion
+	}
+	return ""
+}
+
 var File_agent_upgradeproto_upgrade_proto protoreflect.FileDescriptor
 
 const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\n" +
 	" agent/upgradeproto/upgrade.proto\x12\n" +
-	"upgrade.v1\"\x0f\n" +
-	"\rStatusRequest\"\xe9\x02\n" +
+	"upgrade.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
+	"\rStatusRequest\"\x8c\x03\n" +
 	"\x0eStatusResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12'\n" +
 	"\x0fkubeadm_version\x18\x02 \x01(\tR\x0ekubeadmVersion\x12'\n" +
@@ -172,12 +1531,116 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"staticPods\x12#\n" +
 	"\rimage_version\x18\x05 \x01(\tR\fimageVersion\x12\x1b\n" +
 	"\tnode_name\x18\x06 \x01(\tR\bnodeName\x12\x12\n" +
-	"\x04role\x18\a \x01(\tR\x04role\x1a=\n" +
+	"\x04role\x18\a \x01(\tR\x04role\x12!\n" +
+	"\x03run\x18\b \x01(\v2\x0f.upgrade.v1.RunR\x03run\x1a=\n" +
 	"\x0fStaticPodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012H\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc1\x03\n" +
+	"\x03Run\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12-\n" +
+	"\x12kubernetes_version\x18\x02 \x01(\tR\x11kubernetesVersion\x12$\n" +
+	"\x04what\x18\x03 \x01(\x0e2\x10.upgrade.v1.WhatR\x04what\x12+\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x15.upgrade.v1.Run.StateR\x05state\x12\x14\n" +
+	"\x05stage\x18\x05 \x01(\tR\x05stage\x124\n" +
+	"\astarted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x124\n" +
+	"\aupdated\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aupdated\x12\x10\n" +
+	"\x03seq\x18\b \x01(\x04R\x03seq\x12\x1b\n" +
+	"\tlast_line\x18\t \x01(\tR\blastLine\x12\x18\n" +
+	"\amessage\x18\n" +
+	" \x01(\tR\amessage\"W\n" +
+	"\x05State\x12\x15\n" +
+	"\x11STATE_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aRUNNING\x10\x01\x12\x0f\n" +
+	"\vINTERRUPTED\x10\x02\x12\r\n" +
+	"\tSUCCEEDED\x10\x03\x12\n" +
+	"\n" +
+	"\x06FAILED\x10\x04\"\x8b\x02\n" +
+	"\x0eUpgradeRequest\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12-\n" +
+	"\x12kubernetes_version\x18\x02 \x01(\tR\x11kubernetesVersion\x12$\n" +
+	"\x04what\x18\x03 \x01(\x0e2\x10.upgrade.v1.WhatR\x04what\x127\n" +
+	"\n" +
+	"components\x18\x04 \x03(\v2\x17.component.v1.ComponentR\n" +
+	"components\x12?\n" +
+	"\rconfiguration\x18\x05 \x01(\v2\x19.upgrade.v1.ConfigurationR\rconfiguration\x12\x14\n" +
+	"\x05after\x18\x06 \x01(\x04R\x05after\"s\n" +
+	"\rConfiguration\x126\n" +
+	"\x17ignore_preflight_errors\x18\x01 \x03(\tR\x15ignorePreflightErrors\x12*\n" +
+	"\x11image_pull_policy\x18\x02 \x01(\tR\x0fimagePullPolicy\"\x96\x02\n" +
+	"\x0fUpgradeResponse\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x122\n" +
+	"\bprogress\x18\x03 \x01(\v2\x14.upgrade.v1.ProgressH\x00R\bprogress\x12#\n" +
+	"\x03log\x18\x04 \x01(\v2\x0f.upgrade.v1.LogH\x00R\x03log\x12/\n" +
+	"\asuccess\x18\x05 \x01(\v2\x13.upgrade.v1.SuccessH\x00R\asuccess\x12/\n" +
+	"\afailure\x18\x06 \x01(\v2\x13.upgrade.v1.FailureH\x00R\afailureB\x06\n" +
+	"\x04kind\"J\n" +
+	"\bProgress\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"G\n" +
+	"\x03Log\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
+	"\x04line\x18\x03 \x01(\tR\x04line\"8\n" +
+	"\aSuccess\x12-\n" +
+	"\x12kubernetes_version\x18\x01 \x01(\tR\x11kubernetesVersion\"Q\n" +
+	"\aFailure\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
+	"\x06remedy\x18\x03 \x01(\tR\x06remedy\"\x14\n" +
+	"\x12EtcdMembersRequest\"f\n" +
+	"\x13EtcdMembersResponse\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\x04R\tclusterId\x120\n" +
+	"\amembers\x18\x02 \x03(\v2\x16.upgrade.v1.EtcdMemberR\amembers\"\xac\x02\n" +
+	"\n" +
+	"EtcdMember\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
+	"\tpeer_urls\x18\x03 \x03(\tR\bpeerUrls\x12\x1f\n" +
+	"\vclient_urls\x18\x04 \x03(\tR\n" +
+	"clientUrls\x12\x18\n" +
+	"\alearner\x18\x05 \x01(\bR\alearner\x12\x16\n" +
+	"\x06leader\x18\x06 \x01(\bR\x06leader\x12\x18\n" +
+	"\ahealthy\x18\a \x01(\bR\ahealthy\x12\x18\n" +
+	"\atrouble\x18\b \x01(\tR\atrouble\x12\x18\n" +
+	"\aversion\x18\t \x01(\tR\aversion\x12\x17\n" +
+	"\adb_size\x18\n" +
+	" \x01(\x03R\x06dbSize\x12#\n" +
+	"\rapplied_index\x18\v \x01(\x04R\fappliedIndex\"=\n" +
+	"\x17RemoveEtcdMemberRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"4\n" +
+	"\x18RemoveEtcdMemberResponse\x12\x18\n" +
+	"\aremoved\x18\x01 \x01(\bR\aremoved\"D\n" +
+	"\x15MoveEtcdLeaderRequest\x12\x1b\n" +
+	"\taway_from\x18\x01 \x01(\x04R\bawayFrom\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\"F\n" +
+	"\x16MoveEtcdLeaderResponse\x12\x14\n" +
+	"\x05moved\x18\x01 \x01(\bR\x05moved\x12\x16\n" +
+	"\x06leader\x18\x02 \x01(\x04R\x06leader\"\x15\n" +
+	"\x13SnapshotEtcdRequest\"m\n" +
+	"\x14SnapshotEtcdResponse\x12\x14\n" +
+	"\x04data\x18\x01 \x01(\fH\x00R\x04data\x127\n" +
+	"\asummary\x18\x02 \x01(\v2\x1b.upgrade.v1.SnapshotSummaryH\x00R\asummaryB\x06\n" +
+	"\x04kind\"|\n" +
+	"\x0fSnapshotSummary\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\x03R\x04size\x12\x16\n" +
+	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\x12!\n" +
+	"\fetcd_version\x18\x04 \x01(\tR\vetcdVersion*1\n" +
+	"\x04What\x12\x14\n" +
+	"\x10WHAT_UNSPECIFIED\x10\x00\x12\t\n" +
+	"\x05APPLY\x10\x01\x12\b\n" +
+	"\x04NODE\x10\x022\xeb\x03\n" +
 	"\x05Agent\x12?\n" +
-	"\x06Status\x12\x19.upgrade.v1.StatusRequest\x1a\x1a.upgrade.v1.StatusResponseB\"Z constellation/agent/upgradeprotob\x06proto3"
+	"\x06Status\x12\x19.upgrade.v1.StatusRequest\x1a\x1a.upgrade.v1.StatusResponse\x12D\n" +
+	"\aUpgrade\x12\x1a.upgrade.v1.UpgradeRequest\x1a\x1b.upgrade.v1.UpgradeResponse0\x01\x12N\n" +
+	"\vEtcdMembers\x12\x1e.upgrade.v1.EtcdMembersRequest\x1a\x1f.upgrade.v1.EtcdMembersResponse\x12]\n" +
+	"\x10RemoveEtcdMember\x12#.upgrade.v1.RemoveEtcdMemberRequest\x1a$.upgrade.v1.RemoveEtcdMemberResponse\x12W\n" +
+	"\x0eMoveEtcdLeader\x12!.upgrade.v1.MoveEtcdLeaderRequest\x1a\".upgrade.v1.MoveEtcdLeaderResponse\x12S\n" +
+	"\fSnapshotEtcd\x12\x1f.upgrade.v1.SnapshotEtcdRequest\x1a .upgrade.v1.SnapshotEtcdResponse0\x01B\"Z constellation/agent/upgradeprotob\x06proto3"
 
 var (
 	file_agent_upgradeproto_upgrade_proto_rawDescOnce sync.Once
@@ -191,21 +1654,69 @@ func file_agent_upgradeproto_upgrade_proto_rawDescGZIP() []byte {
 	return file_agent_upgradeproto_upgrade_proto_rawDescData
 }
 
-var file_agent_upgradeproto_upgrade_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_agent_upgradeproto_upgrade_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_agent_upgradeproto_upgrade_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_agent_upgradeproto_upgrade_proto_goTypes = []any{
-	(*StatusRequest)(nil),  // 0: upgrade.v1.StatusRequest
-	(*StatusResponse)(nil), // 1: upgrade.v1.StatusResponse
-	nil,                    // 2: upgrade.v1.StatusResponse.StaticPodsEntry
+	(What)(0),                        // 0: upgrade.v1.What
+	(Run_State)(0),                   // 1: upgrade.v1.Run.State
+	(*StatusRequest)(nil),            // 2: upgrade.v1.StatusRequest
+	(*StatusResponse)(nil),           // 3: upgrade.v1.StatusResponse
+	(*Run)(nil),                      // 4: upgrade.v1.Run
+	(*UpgradeRequest)(nil),           // 5: upgrade.v1.UpgradeRequest
+	(*Configuration)(nil),            // 6: upgrade.v1.Configuration
+	(*UpgradeResponse)(nil),          // 7: upgrade.v1.UpgradeResponse
+	(*Progress)(nil),                 // 8: upgrade.v1.Progress
+	(*Log)(nil),                      // 9: upgrade.v1.Log
+	(*Success)(nil),                  // 10: upgrade.v1.Success
+	(*Failure)(nil),                  // 11: upgrade.v1.Failure
+	(*EtcdMembersRequest)(nil),       // 12: upgrade.v1.EtcdMembersRequest
+	(*EtcdMembersResponse)(nil),      // 13: upgrade.v1.EtcdMembersResponse
+	(*EtcdMember)(nil),               // 14: upgrade.v1.EtcdMember
+	(*RemoveEtcdMemberRequest)(nil),  // 15: upgrade.v1.RemoveEtcdMemberRequest
+	(*RemoveEtcdMemberResponse)(nil), // 16: upgrade.v1.RemoveEtcdMemberResponse
+	(*MoveEtcdLeaderRequest)(nil),    // 17: upgrade.v1.MoveEtcdLeaderRequest
+	(*MoveEtcdLeaderResponse)(nil),   // 18: upgrade.v1.MoveEtcdLeaderResponse
+	(*SnapshotEtcdRequest)(nil),      // 19: upgrade.v1.SnapshotEtcdRequest
+	(*SnapshotEtcdResponse)(nil),     // 20: upgrade.v1.SnapshotEtcdResponse
+	(*SnapshotSummary)(nil),          // 21: upgrade.v1.SnapshotSummary
+	nil,                              // 22: upgrade.v1.StatusResponse.StaticPodsEntry
+	(*timestamppb.Timestamp)(nil),    // 23: google.protobuf.Timestamp
+	(*componentproto.Component)(nil), // 24: component.v1.Component
 }
 var file_agent_upgradeproto_upgrade_proto_depIdxs = []int32{
-	2, // 0: upgrade.v1.StatusResponse.static_pods:type_name -> upgrade.v1.StatusResponse.StaticPodsEntry
-	0, // 1: upgrade.v1.Agent.Status:input_type -> upgrade.v1.StatusRequest
-	1, // 2: upgrade.v1.Agent.Status:output_type -> upgrade.v1.StatusResponse
-	2, // [2:3] is the sub-list for method output_type
-	1, // [1:2] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	22, // 0: upgrade.v1.StatusResponse.static_pods:type_name -> upgrade.v1.StatusResponse.StaticPodsEntry
+	4,  // 1: upgrade.v1.StatusResponse.run:type_name -> upgrade.v1.Run
+	0,  // 2: upgrade.v1.Run.what:type_name -> upgrade.v1.What
+	1,  // 3: upgrade.v1.Run.state:type_name -> upgrade.v1.Run.State
+	23, // 4: upgrade.v1.Run.started:type_name -> google.protobuf.Timestamp
+	23, // 5: upgrade.v1.Run.updated:type_name -> google.protobuf.Timestamp
+	0,  // 6: upgrade.v1.UpgradeRequest.what:type_name -> upgrade.v1.What
+	24, // 7: upgrade.v1.UpgradeRequest.components:type_name -> component.v1.Component
+	6,  // 8: upgrade.v1.UpgradeRequest.configuration:type_name -> upgrade.v1.Configuration
+	23, // 9: upgrade.v1.UpgradeResponse.time:type_name -> google.protobuf.Timestamp
+	8,  // 10: upgrade.v1.UpgradeResponse.progress:type_name -> upgrade.v1.Progress
+	9,  // 11: upgrade.v1.UpgradeResponse.log:type_name -> upgrade.v1.Log
+	10, // 12: upgrade.v1.UpgradeResponse.success:type_name -> upgrade.v1.Success
+	11, // 13: upgrade.v1.UpgradeResponse.failure:type_name -> upgrade.v1.Failure
+	14, // 14: upgrade.v1.EtcdMembersResponse.members:type_name -> upgrade.v1.EtcdMember
+	21, // 15: upgrade.v1.SnapshotEtcdResponse.summary:type_name -> upgrade.v1.SnapshotSummary
+	2,  // 16: upgrade.v1.Agent.Status:input_type -> upgrade.v1.StatusRequest
+	5,  // 17: upgrade.v1.Agent.Upgrade:input_type -> upgrade.v1.UpgradeRequest
+	12, // 18: upgrade.v1.Agent.EtcdMembers:input_type -> upgrade.v1.EtcdMembersRequest
+	15, // 19: upgrade.v1.Agent.RemoveEtcdMember:input_type -> upgrade.v1.RemoveEtcdMemberRequest
+	17, // 20: upgrade.v1.Agent.MoveEtcdLeader:input_type -> upgrade.v1.MoveEtcdLeaderRequest
+	19, // 21: upgrade.v1.Agent.SnapshotEtcd:input_type -> upgrade.v1.SnapshotEtcdRequest
+	3,  // 22: upgrade.v1.Agent.Status:output_type -> upgrade.v1.StatusResponse
+	7,  // 23: upgrade.v1.Agent.Upgrade:output_type -> upgrade.v1.UpgradeResponse
+	13, // 24: upgrade.v1.Agent.EtcdMembers:output_type -> upgrade.v1.EtcdMembersResponse
+	16, // 25: upgrade.v1.Agent.RemoveEtcdMember:output_type -> upgrade.v1.RemoveEtcdMemberResponse
+	18, // 26: upgrade.v1.Agent.MoveEtcdLeader:output_type -> upgrade.v1.MoveEtcdLeaderResponse
+	20, // 27: upgrade.v1.Agent.SnapshotEtcd:output_type -> upgrade.v1.SnapshotEtcdResponse
+	22, // [22:28] is the sub-list for method output_type
+	16, // [16:22] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_agent_upgradeproto_upgrade_proto_init() }
@@ -213,18 +1724,29 @@ func file_agent_upgradeproto_upgrade_proto_init() {
 	if File_agent_upgradeproto_upgrade_proto != nil {
 		return
 	}
+	file_agent_upgradeproto_upgrade_proto_msgTypes[5].OneofWrappers = []any{
+		(*UpgradeResponse_Progress)(nil),
+		(*UpgradeResponse_Log)(nil),
+		(*UpgradeResponse_Success)(nil),
+		(*UpgradeResponse_Failure)(nil),
+	}
+	file_agent_upgradeproto_upgrade_proto_msgTypes[18].OneofWrappers = []any{
+		(*SnapshotEtcdResponse_Data)(nil),
+		(*SnapshotEtcdResponse_Summary)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_upgradeproto_upgrade_proto_rawDesc), len(file_agent_upgradeproto_upgrade_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   3,
+			NumEnums:      2,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_agent_upgradeproto_upgrade_proto_goTypes,
 		DependencyIndexes: file_agent_upgradeproto_upgrade_proto_depIdxs,
+		EnumInfos:         file_agent_upgradeproto_upgrade_proto_enumTypes,
 		MessageInfos:      file_agent_upgradeproto_upgrade_proto_msgTypes,
 	}.Build()
 	File_agent_upgradeproto_upgrade_proto = out.File

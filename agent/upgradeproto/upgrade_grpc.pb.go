@@ -5,7 +5,7 @@
 // source: agent/upgradeproto/upgrade.proto
 
 // The contract of the agent: what the operator may ask of the host it runs on,
-// over a unix socket that only root can open.
+// over a unix socket that only root and the operator's user can open.
 
 package upgradeproto
 
@@ -22,7 +22,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Agent_Status_FullMethodName = "/upgrade.v1.Agent/Status"
+	Agent_Status_FullMethodName           = "/upgrade.v1.Agent/Status"
+	Agent_Upgrade_FullMethodName          = "/upgrade.v1.Agent/Upgrade"
+	Agent_EtcdMembers_FullMethodName      = "/upgrade.v1.Agent/EtcdMembers"
+	Agent_RemoveEtcdMember_FullMethodName = "/upgrade.v1.Agent/RemoveEtcdMember"
+	Agent_MoveEtcdLeader_FullMethodName   = "/upgrade.v1.Agent/MoveEtcdLeader"
+	Agent_SnapshotEtcd_FullMethodName     = "/upgrade.v1.Agent/SnapshotEtcd"
 )
 
 // AgentClient is the client API for Agent service.
@@ -31,6 +36,27 @@ const (
 type AgentClient interface {
 	// Status says what this host is and what it runs.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
+	// Upgrade brings Kubernetes on this host to a version and tells how it goes, until
+	// the end. The work does not depend on the stream: a request for the same thing
+	// attaches, from the line that it names. While a run is under way, a request for
+	// something else is refused with FailedPrecondition and the words of what runs.
+	// After it, the token decides: the same one is told the same outcome again, a new
+	// one starts a new run. A run that was interrupted goes on with a request for the
+	// same thing.
+	Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[UpgradeResponse], error)
+	// EtcdMembers lists the members of the cluster's etcd and asks each how it is. It is
+	// for control planes, as are the verbs below.
+	EtcdMembers(ctx context.Context, in *EtcdMembersRequest, opts ...grpc.CallOption) (*EtcdMembersResponse, error)
+	// RemoveEtcdMember takes a member out. One that is not there any more is no error.
+	// FailedPrecondition: it is the leader, or another member is not healthy, or too few
+	// would be left. Nothing has changed then.
+	RemoveEtcdMember(ctx context.Context, in *RemoveEtcdMemberRequest, opts ...grpc.CallOption) (*RemoveEtcdMemberResponse, error)
+	// MoveEtcdLeader makes sure that a member does not lead.
+	MoveEtcdLeader(ctx context.Context, in *MoveEtcdLeaderRequest, opts ...grpc.CallOption) (*MoveEtcdLeaderResponse, error)
+	// SnapshotEtcd streams a snapshot of this host's member. It is good only if the
+	// stream ends with its summary: the agent checks the hash that etcd appends before
+	// it sends one, and ends with DataLoss if it does not hold.
+	SnapshotEtcd(ctx context.Context, in *SnapshotEtcdRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotEtcdResponse], error)
 }
 
 type agentClient struct {
@@ -51,12 +77,101 @@ func (c *agentClient) Status(ctx context.Context, in *StatusRequest, opts ...grp
 	return out, nil
 }
 
+func (c *agentClient) Upgrade(ctx context.Context, in *UpgradeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[UpgradeResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Agent_ServiceDesc.Streams[0], Agent_Upgrade_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[UpgradeRequest, UpgradeResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Agent_UpgradeClient = grpc.ServerStreamingClient[UpgradeResponse]
+
+func (c *agentClient) EtcdMembers(ctx context.Context, in *EtcdMembersRequest, opts ...grpc.CallOption) (*EtcdMembersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EtcdMembersResponse)
+	err := c.cc.Invoke(ctx, Agent_EtcdMembers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentClient) RemoveEtcdMember(ctx context.Context, in *RemoveEtcdMemberRequest, opts ...grpc.CallOption) (*RemoveEtcdMemberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveEtcdMemberResponse)
+	err := c.cc.Invoke(ctx, Agent_RemoveEtcdMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentClient) MoveEtcdLeader(ctx context.Context, in *MoveEtcdLeaderRequest, opts ...grpc.CallOption) (*MoveEtcdLeaderResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MoveEtcdLeaderResponse)
+	err := c.cc.Invoke(ctx, Agent_MoveEtcdLeader_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentClient) SnapshotEtcd(ctx context.Context, in *SnapshotEtcdRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotEtcdResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Agent_ServiceDesc.Streams[1], Agent_SnapshotEtcd_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SnapshotEtcdRequest, SnapshotEtcdResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Agent_SnapshotEtcdClient = grpc.ServerStreamingClient[SnapshotEtcdResponse]
+
 // AgentServer is the server API for Agent service.
 // All implementations must embed UnimplementedAgentServer
 // for forward compatibility.
 type AgentServer interface {
 	// Status says what this host is and what it runs.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
+	// Upgrade brings Kubernetes on this host to a version and tells how it goes, until
+	// the end. The work does not depend on the stream: a request for the same thing
+	// attaches, from the line that it names. While a run is under way, a request for
+	// something else is refused with FailedPrecondition and the words of what runs.
+	// After it, the token decides: the same one is told the same outcome again, a new
+	// one starts a new run. A run that was interrupted goes on with a request for the
+	// same thing.
+	Upgrade(*UpgradeRequest, grpc.ServerStreamingServer[UpgradeResponse]) error
+	// EtcdMembers lists the members of the cluster's etcd and asks each how it is. It is
+	// for control planes, as are the verbs below.
+	EtcdMembers(context.Context, *EtcdMembersRequest) (*EtcdMembersResponse, error)
+	// RemoveEtcdMember takes a member out. One that is not there any more is no error.
+	// FailedPrecondition: it is the leader, or another member is not healthy, or too few
+	// would be left. Nothing has changed then.
+	RemoveEtcdMember(context.Context, *RemoveEtcdMemberRequest) (*RemoveEtcdMemberResponse, error)
+	// MoveEtcdLeader makes sure that a member does not lead.
+	MoveEtcdLeader(context.Context, *MoveEtcdLeaderRequest) (*MoveEtcdLeaderResponse, error)
+	// SnapshotEtcd streams a snapshot of this host's member. It is good only if the
+	// stream ends with its summary: the agent checks the hash that etcd appends before
+	// it sends one, and ends with DataLoss if it does not hold.
+	SnapshotEtcd(*SnapshotEtcdRequest, grpc.ServerStreamingServer[SnapshotEtcdResponse]) error
 	mustEmbedUnimplementedAgentServer()
 }
 
@@ -69,6 +184,21 @@ type UnimplementedAgentServer struct{}
 
 func (UnimplementedAgentServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedAgentServer) Upgrade(*UpgradeRequest, grpc.ServerStreamingServer[UpgradeResponse]) error {
+	return status.Error(codes.Unimplemented, "method Upgrade not implemented")
+}
+func (UnimplementedAgentServer) EtcdMembers(context.Context, *EtcdMembersRequest) (*EtcdMembersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EtcdMembers not implemented")
+}
+func (UnimplementedAgentServer) RemoveEtcdMember(context.Context, *RemoveEtcdMemberRequest) (*RemoveEtcdMemberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveEtcdMember not implemented")
+}
+func (UnimplementedAgentServer) MoveEtcdLeader(context.Context, *MoveEtcdLeaderRequest) (*MoveEtcdLeaderResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MoveEtcdLeader not implemented")
+}
+func (UnimplementedAgentServer) SnapshotEtcd(*SnapshotEtcdRequest, grpc.ServerStreamingServer[SnapshotEtcdResponse]) error {
+	return status.Error(codes.Unimplemented, "method SnapshotEtcd not implemented")
 }
 func (UnimplementedAgentServer) mustEmbedUnimplementedAgentServer() {}
 func (UnimplementedAgentServer) testEmbeddedByValue()               {}
@@ -109,6 +239,82 @@ func _Agent_Status_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Agent_Upgrade_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(UpgradeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AgentServer).Upgrade(m, &grpc.GenericServerStream[UpgradeRequest, UpgradeResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Agent_UpgradeServer = grpc.ServerStreamingServer[UpgradeResponse]
+
+func _Agent_EtcdMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EtcdMembersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).EtcdMembers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_EtcdMembers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).EtcdMembers(ctx, req.(*EtcdMembersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Agent_RemoveEtcdMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveEtcdMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).RemoveEtcdMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_RemoveEtcdMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).RemoveEtcdMember(ctx, req.(*RemoveEtcdMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Agent_MoveEtcdLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MoveEtcdLeaderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).MoveEtcdLeader(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_MoveEtcdLeader_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).MoveEtcdLeader(ctx, req.(*MoveEtcdLeaderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Agent_SnapshotEtcd_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(SnapshotEtcdRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AgentServer).SnapshotEtcd(m, &grpc.GenericServerStream[SnapshotEtcdRequest, SnapshotEtcdResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Agent_SnapshotEtcdServer = grpc.ServerStreamingServer[SnapshotEtcdResponse]
+
 // Agent_ServiceDesc is the grpc.ServiceDesc for Agent service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -120,7 +326,30 @@ var Agent_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Status",
 			Handler:    _Agent_Status_Handler,
 		},
+		{
+			MethodName: "EtcdMembers",
+			Handler:    _Agent_EtcdMembers_Handler,
+		},
+		{
+			MethodName: "RemoveEtcdMember",
+			Handler:    _Agent_RemoveEtcdMember_Handler,
+		},
+		{
+			MethodName: "MoveEtcdLeader",
+			Handler:    _Agent_MoveEtcdLeader_Handler,
+		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Upgrade",
+			Handler:       _Agent_Upgrade_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "SnapshotEtcd",
+			Handler:       _Agent_SnapshotEtcd_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "agent/upgradeproto/upgrade.proto",
 }

@@ -1,0 +1,452 @@
+//go:build linux
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"constellation/agent/upgradeproto"
+	"constellation/engine/component"
+	"constellation/engine/kubeadm"
+	"constellation/engine/version"
+)
+
+// Stages of a run, in their order. Each finds what an earlier run has done and leaves
+// it, so that a run that was interrupted begins with the first one again.
+const (
+	stageVerify         = "verify"
+	stageInstallKubeadm = "install-kubeadm"
+	stagePlan           = kubeadm.UpgradePlan
+	stageApply          = kubeadm.UpgradeApply
+	stageNode           = kubeadm.UpgradeNode
+	stageInstallKubelet = "install-kubelet"
+	stageRestartKubelet = "restart-kubelet"
+)
+
+// States of a stage.
+const (
+	running     = "running"
+	done        = "done"
+	failed      = "failed"
+	interrupted = "interrupted"
+)
+
+const (
+	// kubeletTimeout is how long a kubelet may take to be healthy after its start.
+	kubeletTimeout = 2 * time.Minute
+	// kubeadm is repeated while there is no API server for it, with pauses that grow.
+	pauseMin = time.Second
+	pauseMax = 15 * time.Second
+	// retryTimeout is how long, from its first attempt on.
+	retryTimeout = 15 * time.Minute
+)
+
+// upgrader runs one upgrade at a time, and knows the latest.
+type upgrader struct {
+	host    Host
+	log     *slog.Logger
+	dir     *os.Root
+	boot    string
+	journal *journal
+
+	// starting is held from the decision on a request until what it decides is so.
+	starting sync.Mutex
+	// life ends with the agent; work then stops where it can go on.
+	life context.Context //nolint:containedctx // runs outlive the requests that start them
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	running bool
+}
+
+// openUpgrader reads what an earlier agent was doing. If its kubeadm still runs, the
+// run goes on; otherwise it was interrupted.
+func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, error) {
+	boot, err := kubeadm.BootID()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(h.stateDir(), 0o700); err != nil {
+		return nil, fmt.Errorf("make the agent's directory: %w", err)
+	}
+	dir, err := os.OpenRoot(h.stateDir())
+	if err != nil {
+		return nil, fmt.Errorf("open the agent's directory: %w", err)
+	}
+	u := &upgrader{host: h, log: log, dir: dir, boot: boot, life: life}
+	if u.journal, err = openJournal(dir, boot, log); err != nil {
+		dir.Close()
+		return nil, err
+	}
+	req, _, final := u.journal.latest()
+	if req == nil || final {
+		return u, nil
+	}
+	o, err := parseOrder(req)
+	if p, _ := u.journal.kubeadm(); err == nil && p != nil && p.Running() {
+		log.Info("kubeadm found again", "pid", p.PID, "token", req.GetToken())
+		u.start(o, p)
+		return u, nil
+	}
+	if r := u.journal.run(false); r.GetMessage() == "" {
+		why := "the agent ended"
+		if u.journal.head.Boot != boot {
+			why = "the host was started anew"
+		}
+		// If it cannot be written, the next agent finds the same.
+		_ = u.journal.stageIs(u.journal.current(), interrupted, why)
+	}
+	log.Warn("upgrade was interrupted", "token", req.GetToken(), "stage", u.journal.current())
+	return u, nil
+}
+
+func (u *upgrader) close() {
+	u.wg.Wait()
+	u.journal.close()
+	u.dir.Close()
+}
+
+// status describes the latest run; nil if there never was one.
+func (u *upgrader) status() *upgradeproto.Run { return u.journal.run(u.isRunning()) }
+
+func (u *upgrader) isRunning() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.running
+}
+
+// take decides what becomes of o. It returns when the run began that answers it, and
+// whether that is a new one.
+func (u *upgrader) take(ctx context.Context, o *order) (started time.Time, begun bool, err error) {
+	u.starting.Lock()
+	defer u.starting.Unlock()
+	if u.life.Err() != nil {
+		return time.Time{}, false, status.Error(codes.Unavailable, errStopping.Error())
+	}
+	busy := u.isRunning() // first: a run tells its last word before it stops running
+	latest, started, final := u.journal.latest()
+	switch {
+	case latest == nil:
+	case busy && same(latest, o.proto):
+		return started, false, nil
+	case busy:
+		return time.Time{}, false, status.Errorf(codes.FailedPrecondition, "%s is under way, in stage %s; ask again when it has ended", words(latest), u.journal.current())
+	case latest.GetToken() == o.proto.GetToken() && !same(latest, o.proto):
+		return time.Time{}, false, status.Errorf(codes.InvalidArgument, "token: %s was another request; choose a new token", words(latest))
+	case latest.GetToken() == o.proto.GetToken() && final:
+		return started, false, nil
+	}
+	if err := u.host.admit(ctx, o); err != nil {
+		if ctx.Err() != nil {
+			return time.Time{}, false, toStatus(err)
+		}
+		return time.Time{}, false, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	if latest != nil && !final && same(latest, o.proto) {
+		err = u.journal.resume(o.proto, u.boot)
+	} else {
+		begun = true
+		err = u.journal.begin(o.proto, u.boot)
+	}
+	if err != nil {
+		return time.Time{}, false, toStatus(err)
+	}
+	u.start(o, nil)
+	_, started, _ = u.journal.latest()
+	return started, begun, nil
+}
+
+// start works on o, first of all on the kubeadm that still runs, if any.
+func (u *upgrader) start(o *order, found *kubeadm.Process) {
+	u.mu.Lock()
+	u.running = true
+	u.mu.Unlock()
+	u.wg.Go(func() {
+		err := u.run(u.life, o, found)
+		stage := u.journal.current()
+		switch {
+		case err == nil:
+			u.journal.succeed()
+			u.log.Info("upgrade succeeded", "token", o.proto.GetToken(), "version", o.version.String())
+		case u.life.Err() != nil:
+			// Not its end: the next agent finds what is on disk.
+			u.log.Info("upgrade left", "token", o.proto.GetToken(), "stage", stage)
+		default:
+			_ = u.journal.stageIs(stage, failed, "") // the failure says the same
+			u.journal.fail(&upgradeproto.Failure{Stage: stage, Message: clip(err.Error()), Remedy: remedy(err)})
+			u.log.Error("upgrade failed", "token", o.proto.GetToken(), "stage", stage, "err", err)
+		}
+		u.mu.Lock()
+		u.running = false
+		u.mu.Unlock()
+	})
+}
+
+// remedy says what a user can do about err; often nothing but to try again.
+func remedy(err error) string {
+	var e *kubeadm.Error
+	switch {
+	case errors.Is(err, component.ErrDigest):
+		return "Whoever serves the component delivers something else than was published; mend the source, or name another one."
+	case errors.Is(err, syscall.ENOSPC):
+		return "Free space on the host's disk; images and logs are usual."
+	case errors.Is(err, kubeadm.ErrDeadline):
+		return "Look at the control plane's containers and the kubelet's log on the host; what has been upgraded stays."
+	case errors.As(err, &e):
+		return "What kubeadm says is in the lines above; mend it and ask again with a new token. What has been upgraded stays."
+	}
+	return "Ask again with a new token."
+}
+
+// clip keeps an error short enough for a status.
+func clip(s string) string {
+	if len(s) > 2048 {
+		return strings.ToValidUTF8(s[:2048], "") + "..."
+	}
+	return s
+}
+
+// run does o, stage by stage.
+func (u *upgrader) run(ctx context.Context, o *order, found *kubeadm.Process) error {
+	if found != nil {
+		// Its outcome is not known, so it is run again: kubeadm finds what is done.
+		_, next := u.journal.kubeadm()
+		u.say("info", "the agent was started anew; kubeadm upgrade "+found.Verb+" still runs")
+		if err := u.wait(ctx, found, next); err != nil && !repeatable(err) {
+			return err
+		}
+	}
+	stages := []struct {
+		name string
+		do   func(context.Context, *order) error
+	}{
+		{stageVerify, u.verify},
+		{stageInstallKubeadm, u.installKubeadm},
+		{stagePlan, u.kubeadmStage(stagePlan)},
+		{stageApply, u.kubeadmStage(stageApply)},
+		{stageNode, u.kubeadmStage(stageNode)},
+		{stageInstallKubelet, u.installKubelet},
+		{stageRestartKubelet, u.restartKubelet},
+	}
+	apply := o.proto.GetWhat() == upgradeproto.What_APPLY
+	for _, s := range stages {
+		if s.name == stageNode && apply || (s.name == stageApply || s.name == stagePlan) && !apply {
+			continue
+		}
+		// Nothing is begun that is not on disk before.
+		if err := u.journal.stageIs(s.name, running, ""); err != nil {
+			return fmt.Errorf("begin stage %s: %w", s.name, err)
+		}
+		if err := s.do(ctx, o); err != nil {
+			return err
+		}
+		if err := u.journal.stageIs(s.name, done, ""); err != nil {
+			return fmt.Errorf("end stage %s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+func (u *upgrader) say(level, text string) { u.journal.line("agent", level, text, 0) }
+
+// verify looks at the host again: it may have changed since the request was taken.
+func (u *upgrader) verify(ctx context.Context, o *order) error {
+	if err := u.mend(); err != nil {
+		return err
+	}
+	return u.host.admit(ctx, o)
+}
+
+// mend puts back what an interrupted kubeadm lost.
+func (u *upgrader) mend() error {
+	root, err := os.OpenRoot(u.host.path())
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	restored, err := kubeadm.RestoreManifests(root)
+	for _, pod := range restored {
+		u.say("warn", "static pod "+pod+" was put back from its backup")
+	}
+	return err
+}
+
+func (u *upgrader) install(ctx context.Context, l component.List) error {
+	in := component.Installer{Root: u.host.path(), Log: u.log}
+	return in.Install(ctx, l, nil)
+}
+
+func (u *upgrader) installKubeadm(ctx context.Context, o *order) error {
+	if err := u.install(ctx, o.first); err != nil {
+		return err
+	}
+	v, err := programVersion(ctx, u.host.path("usr/local/bin/kubeadm"), "version", "-o", "short")
+	if err == nil {
+		err = is("kubeadm", v, o.version)
+	}
+	return err
+}
+
+func is(name, got string, want version.Version) error {
+	if v, err := version.Parse(got); err != nil || !v.Equal(want) {
+		return fmt.Errorf("%s is %q, want %s", name, got, want)
+	}
+	return nil
+}
+
+// kubeadmStage returns the stage that runs a verb of kubeadm upgrade until it
+// succeeds, or fails for another reason than an API server that is away.
+func (u *upgrader) kubeadmStage(verb string) func(context.Context, *order) error {
+	return func(ctx context.Context, o *order) error {
+		end := time.Now().Add(retryTimeout)
+		for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
+			if err := u.mend(); err != nil {
+				return err
+			}
+			p, err := u.detached().Start(verb, o.config, u.journal.started)
+			if err == nil {
+				err = u.wait(ctx, p, 0)
+			}
+			if err == nil {
+				break
+			}
+			if !repeatable(err) || time.Now().After(end) {
+				return err
+			}
+			u.say("warn", fmt.Sprintf("kubeadm upgrade %s is repeated in %s: it needs an API server and what runs on it", verb, pause))
+			if err := sleep(ctx, pause); err != nil {
+				return err
+			}
+		}
+		if verb == kubeadm.UpgradePlan {
+			return nil
+		}
+		// An exit code of zero says little; the manifests say what runs.
+		s, err := u.host.staticPods()
+		if err != nil {
+			return err
+		}
+		for _, name := range controlPlane {
+			image, ok := s[name]
+			if !ok && o.proto.GetWhat() == upgradeproto.What_NODE {
+				continue
+			}
+			if err := is(name, tag(image), o.version); err != nil {
+				return fmt.Errorf("kubeadm upgrade %s succeeded, but %w", verb, err)
+			}
+		}
+		root, err := os.OpenRoot(u.host.path())
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		if err := kubeadm.RemoveOldBackups(root); err != nil {
+			u.say("warn", clip(err.Error()))
+		}
+		return nil
+	}
+}
+
+// repeatable reports whether the same command may succeed later.
+func repeatable(err error) bool {
+	var e *kubeadm.Error
+	return errors.Is(err, kubeadm.ErrOutcomeUnknown) || errors.As(err, &e) && e.Transient()
+}
+
+func (u *upgrader) detached() kubeadm.Detached {
+	return kubeadm.Detached{Path: u.host.path("usr/local/bin/kubeadm"), Dir: u.host.stateDir(), Timeout: u.host.KubeadmTimeout}
+}
+
+// wait tells what kubeadm says until it ends.
+func (u *upgrader) wait(ctx context.Context, p *kubeadm.Process, from int64) error {
+	return u.detached().Wait(ctx, p, from, func(l kubeadm.Line, next int64) {
+		text := l.Text
+		if l.Phase != "" {
+			text = "[" + l.Phase + "] " + text
+		}
+		u.journal.line("kubeadm", strings.ToLower(l.Level.String()), text, next)
+	})
+}
+
+func (u *upgrader) installKubelet(ctx context.Context, o *order) error {
+	if err := u.install(ctx, o.rest); err != nil {
+		return err
+	}
+	v, err := programVersion(ctx, u.host.path("usr/local/bin/kubelet"), "--version")
+	if err == nil {
+		err = is("kubelet", v, o.version)
+	}
+	return err
+}
+
+// restartKubelet starts the new kubelet and waits until it is healthy.
+func (u *upgrader) restartKubelet(ctx context.Context, _ *order) error {
+	restart, address := u.host.RestartKubelet, u.host.KubeletHealth
+	if restart == nil {
+		restart = systemctlRestart
+	}
+	if address == "" {
+		address = "http://127.0.0.1:10248/healthz"
+	}
+	if err := restart(ctx); err != nil {
+		return fmt.Errorf("restart the kubelet: %w", err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, kubeletTimeout, fmt.Errorf("the kubelet was not healthy %s after its restart", kubeletTimeout))
+	defer cancel()
+	for {
+		if healthy(ctx, address) {
+			return nil
+		}
+		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func healthy(ctx context.Context, address string) bool {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return false
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+func systemctlRestart(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, "systemctl", "restart", "kubelet.service").CombinedOutput(); err != nil {
+		return fmt.Errorf("systemctl: %w: %s", err, clip(strings.ToValidUTF8(strings.TrimSpace(string(out)), "")))
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
