@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures what the console and its services promise to be fast at, each with its peer in the same run, and writes
-# docs/bench.md. A regular expression as first argument chooses sections (frame init joiners atls screen engine);
+# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners atls screen engine);
 # then the figures are only printed, because docs/bench.md is always one run on one machine.
 # It judges nothing: figures of a busy or a slow machine are no error. It needs what `make build` makes.
 set -euo pipefail
@@ -80,6 +80,33 @@ init() {
     "${t[up]}" "${t[down]}" "${t[evidence]}" "${t[claim]}" "${t[components]}" "${t[kubeadm]}" "${t[pulls]}" "${t[charts]}" "${t[joiners]}" "${t[joins]}")"
 }
 
+check() {
+  heading check "Upgrade check"
+  go_bench check ./engine '^BenchmarkMatrix$' 1000000x 3 || return
+  go_bench check ./engine '^BenchmarkPath$/^5-minors-of-5$' 50x 3 || return
+  go_bench check ./engine/kube '^BenchmarkCheckVersions$' 40x 1 || return
+  go_bench check ./engine/kube '^BenchmarkRunning$' 40x 1 || return
+  go_bench check ./engine/kube/preflight '^BenchmarkPreflight$' 3x 1 || return
+  go_bench check ./engine/kube/preflight '^BenchmarkEvictions$' 10x 3 || return
+  local m c b p kinds name t f r q a s h target
+  m=$(value check Matrix/all ns/op) && c=$(value check Matrix/all cpu-ns/op) && b=$(value check Matrix/bare ns/op) && p=$(value check Path/5-minors-of-5 ns/op) || return
+  row "a million pairs of versions through all rules" "$(number %.2f "$m/1000") s (processor $(number %.2f "$c/1000") s)" "compared by go-version alone $(number %.2f "$b/1000") s" "$(number %.1f "$m/$b")" "≤ 1 s"
+  row "path from the oldest of 25 releases to the newest" "$(number %.1f "$p/1e6") ms" "-" "-" "-"
+  for kinds in 0 2000; do
+    t=$(value check "CheckVersions/${kinds}_kinds" shown-ms) && q=$(value check "CheckVersions/${kinds}_kinds" requests) && f=$(value check "CheckVersions/${kinds}_kinds" feed-requests) || return
+    r=$(value check "Running/${kinds}_kinds" ns/op) || return
+    row "versions and path shown, a cluster with $([ "$kinds" = 0 ] && echo "no" || echo "$kinds") kinds of others" "$(number %.0f "$t") ms, $(number %.0f "$q") requests of the API server, $(number %.0f "$f") of the feed" "the requests of the API server alone $(number %.0f "$r/1e6") ms" "$(number %.1f "$t/($r/1e6)")" "≤ 150 ms, ≤ 8, ≤ 3"
+  done
+  for name in "100 nodes 5000 pods" "1000 nodes 20000 pods"; do
+    [ "${name%% *}" = 100 ] && target="≤ 3 s" || target="≤ 10 s, ≤ 200 MB"
+    s=$(value check "Preflight/${name// /_}" s/preflight) && h=$(value check "Preflight/${name// /_}" resident-MB) || return
+    row "preflight without evictions, ${name/nodes /nodes and }" "$(number %.1f "$s") s, $(number %.0f "$h") MB at most" "-" "-" "$target"
+  done
+  r=$(value check Evictions raw/s) && a=$(value check Evictions ours/s) && q=$(value check Evictions ratio) || return
+  row "evictions rehearsed per second" "$(number %.0f "$a")" "the same requests, sent as fast as the client can $(number %.0f "$r")" "$(number %.2f "$q")" "≥ 0.8"
+  note "Pairs are those of the versions of Kubernetes in 20 releases, each with each; most are forbidden, by sentences. A real kube-apiserver and etcd on the same processors; the cluster has been given its kinds, and the API server rests again. Each check makes its connections anew and asks a feed on this computer that it never saw. A preflight is a process of its own; what it holds in memory is that of all of it. Medians of 3 runs, 40 checks, 3 preflights."
+}
+
 joiners() {
   heading joiners "A thousand joiners"
   go_bench joiners ./joinservice 'Tickets$' 1x 3 || return
@@ -139,7 +166,7 @@ engine() {
 
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-for section in frame init joiners atls screen engine; do
+for section in frame init check joiners atls screen engine; do
   if ! [[ $section =~ $choice ]]; then
     complete=0
     continue
@@ -151,7 +178,7 @@ for section in frame init joiners atls screen engine; do
     failed=1
   fi
 done
-[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, joiners, atls, screen, engine" >&2; exit 2; }
+[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, atls, screen, engine" >&2; exit 2; }
 
 {
   cat <<TEXT
