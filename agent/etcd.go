@@ -21,6 +21,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -31,7 +32,9 @@ const (
 	// memberTimeout is how long one member may take to say how it is.
 	memberTimeout = 5 * time.Second
 	// chunkSize is in bytes, of a snapshot.
-	chunkSize = 64 << 10
+	chunkSize = 32 << 10
+	// window is in bytes, of what etcd may send before it was read.
+	window = 256 << 10
 	// snapshotStall is how long a snapshot may wait for whoever reads it, or for etcd:
 	// meanwhile etcd keeps all that is deleted.
 	snapshotStall = time.Minute
@@ -72,6 +75,8 @@ func newEtcd(h Host) *etcd {
 func (e *etcd) dial(ctx context.Context, endpoint string) (*clientv3.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints: []string{endpoint}, Context: ctx, DialTimeout: memberTimeout, Logger: zap.NewNop(),
+		// Fixed windows: gRPC's own grow to megabytes for a snapshot.
+		DialOptions:       []grpc.DialOption{grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window)},
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
 	}
 	if strings.HasPrefix(endpoint, "https:") {

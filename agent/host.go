@@ -45,6 +45,11 @@ type Host struct {
 	// KubeletHealth is the URL of the kubelet's health. Empty means the one that
 	// kubelets have.
 	KubeletHealth string
+	// APIHealth is the URL of the readiness of a control plane's API server. Empty
+	// means the one that kubeadm sets up.
+	APIHealth string
+	// APICalm is how long that must be good without a break; zero means 10 s.
+	APICalm time.Duration
 	// Etcd is how the host's member of etcd is reached. Its zero value is what kubeadm
 	// sets up.
 	Etcd Etcd

@@ -4,6 +4,8 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -34,6 +36,7 @@ const (
 	stageNode           = kubeadm.UpgradeNode
 	stageInstallKubelet = "install-kubelet"
 	stageRestartKubelet = "restart-kubelet"
+	stageWaitForAPI     = "wait-for-api"
 )
 
 // States of a stage.
@@ -47,6 +50,8 @@ const (
 const (
 	// kubeletTimeout is how long a kubelet may take to be healthy after its start.
 	kubeletTimeout = 2 * time.Minute
+	// apiTimeout is how long the API server may take to come to rest after that.
+	apiTimeout = 5 * time.Minute
 	// kubeadm is repeated while there is no API server for it, with pauses that grow.
 	pauseMin = time.Second
 	pauseMax = 15 * time.Second
@@ -240,6 +245,7 @@ func (u *upgrader) run(ctx context.Context, o *order, found *kubeadm.Process) er
 		{stageNode, u.kubeadmStage(stageNode)},
 		{stageInstallKubelet, u.installKubelet},
 		{stageRestartKubelet, u.restartKubelet},
+		{stageWaitForAPI, u.waitForAPI},
 	}
 	apply := o.proto.GetWhat() == upgradeproto.What_APPLY
 	for _, s := range stages {
@@ -407,7 +413,7 @@ func (u *upgrader) restartKubelet(ctx context.Context, _ *order) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, kubeletTimeout, fmt.Errorf("the kubelet was not healthy %s after its restart", kubeletTimeout))
 	defer cancel()
 	for {
-		if healthy(ctx, address) {
+		if healthy(ctx, http.DefaultClient, address) {
 			return nil
 		}
 		if err := sleep(ctx, 200*time.Millisecond); err != nil {
@@ -416,14 +422,54 @@ func (u *upgrader) restartKubelet(ctx context.Context, _ *order) error {
 	}
 }
 
-func healthy(ctx context.Context, address string) bool {
+// waitForAPI waits until a control plane's API server has answered without a break for
+// a while: a kubelet of another minor takes static pods for others and replaces them
+// once more, soon after its start. Its readiness includes that of etcd.
+func (u *upgrader) waitForAPI(ctx context.Context, _ *order) error {
+	if s, err := u.host.staticPods(); err != nil || s["kube-apiserver"] == "" {
+		return err
+	}
+	address, calm := u.host.APIHealth, u.host.APICalm
+	client := http.DefaultClient
+	if address == "" {
+		address = "https://127.0.0.1:6443/readyz"
+		ca, err := os.ReadFile(u.host.path("etc/kubernetes/pki/ca.crt"))
+		if err != nil {
+			return fmt.Errorf("read the cluster's authority: %w", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(ca) {
+			return errors.New("read the cluster's authority: no certificate in ca.crt")
+		}
+		// A new connection each time: one that is open says nothing about the next.
+		client = &http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool},
+		}}
+	}
+	if calm == 0 {
+		calm = 10 * time.Second
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, apiTimeout, fmt.Errorf("the API server did not come to rest within %s after the kubelet's restart", apiTimeout))
+	defer cancel()
+	for since := time.Now(); time.Since(since) < calm; {
+		if err := sleep(ctx, min(calm/10, 500*time.Millisecond)); err != nil {
+			return err
+		}
+		if !healthy(ctx, client, address) {
+			since = time.Now()
+		}
+	}
+	return nil
+}
+
+func healthy(ctx context.Context, client *http.Client, address string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return false
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return false
 	}

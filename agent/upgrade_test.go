@@ -61,7 +61,7 @@ type settings struct{ Root, Ctl, Socket, Health string }
 
 func (s settings) host() Host {
 	return Host{
-		Root: s.Root, Name: "node-0", KubeletHealth: s.Health,
+		Root: s.Root, Name: "node-0", KubeletHealth: s.Health, APIHealth: s.Health + "/readyz", APICalm: 50 * time.Millisecond,
 		RestartKubelet: func(ctx context.Context) error {
 			note(s.Ctl, "restart-kubelet")
 			hang(ctx, s.Ctl, "restart-kubelet")
@@ -179,9 +179,15 @@ func newRig(t testing.TB, controlPlane bool) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	health := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	ctl := filepath.Join(dir, "ctl")
+	health := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/readyz" && exists(filepath.Join(ctl, "hang-api")) {
+			os.WriteFile(filepath.Join(ctl, "hanging-api"), nil, 0o600)
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	}))
 	t.Cleanup(health.Close)
-	r := &rig{t: t, settings: settings{Root: filepath.Join(dir, "root"), Ctl: filepath.Join(dir, "ctl"), Socket: filepath.Join(dir, "s", "a.sock"), Health: health.URL}}
+	r := &rig{t: t, settings: settings{Root: filepath.Join(dir, "root"), Ctl: ctl, Socket: filepath.Join(dir, "s", "a.sock"), Health: health.URL}}
 	if err := os.MkdirAll(r.settings.Ctl, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -382,7 +388,7 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-const straight = "verify:running install-kubeadm:running plan:running apply:running install-kubelet:running restart-kubelet:running success"
+const straight = "verify:running install-kubeadm:running plan:running apply:running install-kubelet:running restart-kubelet:running wait-for-api:running success"
 
 func TestUpgradeOfAControlPlane(t *testing.T) {
 	r := newRig(t, true)
@@ -449,7 +455,7 @@ func TestUpgradeOfAWorker(t *testing.T) {
 	}
 	req.What = upgradeproto.What_NODE
 	all, err := collect(c.Upgrade(t.Context(), req))
-	if err != nil || outline(all) != "verify:running install-kubeadm:running node:running install-kubelet:running restart-kubelet:running success" {
+	if err != nil || outline(all) != "verify:running install-kubeadm:running node:running install-kubelet:running restart-kubelet:running wait-for-api:running success" {
 		t.Fatalf("%v\n%s", err, outline(all))
 	}
 	if d := r.deeds(); d != "node restart-kubelet" {
@@ -672,6 +678,7 @@ func TestKilledAgentGoesOn(t *testing.T) {
 		{"apply", "apply", true},
 		{"install-kubelet", "install-kubelet", false},
 		{"restart-kubelet", "restart-kubelet", false},
+		{"api", "wait-for-api", false},
 	} {
 		t.Run(tt.at, func(t *testing.T) {
 			t.Parallel()

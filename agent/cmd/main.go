@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"constellation/agent"
@@ -24,6 +25,9 @@ func main() {
 	}
 	operator := flag.Uint("operator", 0, "`user` ID that may ask besides root; 0 means nobody")
 	socket := flag.String("socket", agent.DefaultSocket, "unix socket to listen on, `path`")
+	root := flag.String("root", "/", "`directory` where the host's file system begins; kubeadm itself works on /")
+	etcd := flag.String("etcd", "", "`URL` of the host's member of etcd; empty is what kubeadm sets up")
+	pki := flag.String("etcd-pki", "", "`directory` of etcd's client certificate; empty is what kubeadm sets up")
 	show := flag.Bool("version", false, "print the version and exit")
 	flag.Usage = func() {
 		fmt.Fprint(flag.CommandLine.Output(), "agent does for the operator what needs this host's rights: it upgrades Kubernetes and serves etcd, on a unix socket that only root and the operator can open.\n\nUsage:\n  agent [flags]\n\nFlags:\n")
@@ -42,10 +46,12 @@ func main() {
 		fmt.Println(version.Release)
 		return
 	}
+	// A machine's memory is for its pods: collect early rather than grow.
+	debug.SetGCPercent(50)
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	server := agent.New(agent.Host{}, *socket, log)
+	server := agent.New(agent.Host{Root: *root, Etcd: agent.Etcd{Endpoint: *etcd, PKI: *pki}}, *socket, log)
 	server.Operator = uint32(*operator)
 	if err := server.Run(ctx); err != nil {
 		log.Error("agent ended", "err", err)

@@ -675,7 +675,8 @@ func (*UpgradeResponse_Failure) isUpgradeResponse_Kind() {}
 // Progress is a change of state of one stage.
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// verify, install-kubeadm, plan, apply, node, install-kubelet or restart-kubelet.
+	// verify, install-kubeadm, plan, apply, node, install-kubelet, restart-kubelet or
+	// wait-for-api.
 	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	State         string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // running, done, failed, interrupted
 	Text          string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
