@@ -13,6 +13,8 @@ KEEP       ?=
 DEMO_DIR   ?= $(CURDIR)/.demo
 TESTFLAGS  ?=
 BENCH      ?= .
+# How many states of each small world `make explore` visits at most.
+STATES     ?= 150000
 
 export CGO_ENABLED := 0
 GO_BUILD = go build -trimpath -buildvcs=false
@@ -48,6 +50,11 @@ demo: build ## start a sandbox and open the console on it; ARGS=--non-interactiv
 .PHONY: test
 test: build ## all tests, on a real control plane and, as root, on real machines
 	@.ci/test.sh $(TESTFLAGS)
+
+.PHONY: explore
+explore: ## search the states of small worlds for one in which the operator decides wrongly
+	@mkdir -p bin && go test -c -o bin/explore.test ./operator && cd operator && \
+	 GOMAXPROCS=1 ../bin/explore.test -test.run '^TestExplore$$|^TestMutants$$' -test.timeout 30m -explore.states $(STATES) && rm ../bin/explore.test
 
 .PHONY: bench
 bench: build ## measure, with the peers of each figure in the same run, into docs/bench.md

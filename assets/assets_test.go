@@ -73,6 +73,12 @@ func TestOlderReleaseLacksWhatCameLater(t *testing.T) {
 		if o.Name != n.Name || o.Name == "" {
 			t.Fatalf("kind %d is %q and %q", i, o.Name, n.Name)
 		}
+		if n.Name == "nodeversions.update.edgeless.systems" {
+			if strings.Contains(string(o.Data), "keepWorkers") || !strings.Contains(string(n.Data), "keepWorkers:") {
+				t.Error("workers can be kept from v1.1.0 on, and not before")
+			}
+			continue
+		}
 		if n.Name != "scalinggroups.update.edgeless.systems" {
 			if !bytes.Equal(o.Data, n.Data) {
 				t.Errorf("%s differs between the releases", n.Name)

@@ -12,38 +12,6 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// world is what was observed, as far as policy looks at it.
-type world struct {
-	nodes   []node
-	groups  []group
-	pending []pendingMachine
-}
-
-type node struct {
-	name              string
-	role              v1alpha1.Role
-	ready             bool
-	providerID        string
-	kubelet           string // version
-	image, components string // empty: not known yet
-	group             string // ID
-	donor, heir       string
-	obsolete          bool
-}
-
-type group struct {
-	name, id string
-	role     v1alpha1.Role
-	image    string // of its next machine; empty: not known yet
-}
-
-// pendingMachine is a machine that is tracked and not, or no longer, a Node.
-type pendingMachine struct {
-	kind, name string
-	node       string // name of its Node
-	ready      bool   // the cloud says that it runs and is to join
-}
-
 // class is what a node is to the rollout. Every node is in exactly one.
 type class int
 

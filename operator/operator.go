@@ -7,6 +7,12 @@
 // a while do no harm, because every write is conditional on what it was decided
 // from.
 //
+// How nodes are brought to the target is decided in one more pure function, decide:
+// the target and what was observed (world) go in, actions that are safe in any order
+// come out, each on a condition that it names (actionKind). Its conditions have names
+// (rule), and an explorer runs it through all states of small worlds and shows that
+// each is needed; ARCHITECTURE.md says how to change one. Nothing acts on it yet.
+//
 // This release reports outdated nodes and replaces none; it says so in NodeVersion's
 // conditions. It never deletes a Node or a machine, and never removes a ScalingGroup:
 // a cloud's list may be partial, and the object carries what its owner set.

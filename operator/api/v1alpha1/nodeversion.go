@@ -82,6 +82,11 @@ type Rollout struct {
 	// the autoscaler is given back, and nodes stay as they are until it is false again.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
+	// keepWorkers leaves workers as they are: only control planes are replaced. New
+	// workers get the target all the same, and a later rollout without it replaces the
+	// kept ones.
+	// +optional
+	KeepWorkers bool `json:"keepWorkers,omitempty"`
 }
 
 // NodeVersionStatus is what was found. It is bounded: at most 4 kB however many

@@ -1,0 +1,128 @@
+package operator
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// rollout is a cluster of three control planes at the target and two old workers, with
+// the autoscaler stopped, ready for its first worker to be replaced.
+func rollout(edit ...func(*v1alpha1.NodeVersionSpec, *world)) (v1alpha1.NodeVersionSpec, world) {
+	s := spec()
+	w := world{
+		now: modelNow, complete: true, autoscaler: autoscaler{ours: true}, versions: map[string]string{refA: "v1.35.4", refB: "v1.36.3"},
+		groups: []group{{name: "control-plane", id: cpGroup, role: v1alpha1.ControlPlaneRole, image: image2}, {name: "workers", id: workerGroup, role: v1alpha1.WorkerRole, image: image2}},
+	}
+	w.before.JoinComponents = v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}
+	for i := range 3 {
+		n := machine(fmt.Sprintf("control-plane-%d", i))
+		w.nodes = append(w.nodes, n)
+		w.etcd = append(w.etcd, member{node: n.name, voter: true, healthy: true, leader: i == 0})
+		w.instances = append(w.instances, instance{id: n.providerID, name: n.name, group: n.group, state: "Ready"})
+	}
+	for i := range 2 {
+		n := machine(fmt.Sprintf("worker-%d", i), func(n *node) { n.image = image1 })
+		w.nodes = append(w.nodes, n)
+		w.instances = append(w.instances, instance{id: n.providerID, name: n.name, group: n.group, state: "Ready"})
+	}
+	for _, e := range edit {
+		e(&s, &w)
+	}
+	return s, w
+}
+
+func TestDecide(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		edit    func(*v1alpha1.NodeVersionSpec, *world)
+		want    []string
+		waiting string
+		ready   string
+	}{
+		{"a worker's replacement begins with an intent", func(*v1alpha1.NodeVersionSpec, *world) {}, []string{"record intent replace-0 Join donor=worker-0"}, "", "False RollingOut"},
+		{"as many as the surge allows", func(s *v1alpha1.NodeVersionSpec, _ *world) {
+			surge := intstr.FromString("40%")
+			s.Rollout.MaxSurge = &surge
+		}, []string{"record intent replace-0 Join donor=worker-0", "record intent replace-1 Join donor=worker-1"}, "", "False RollingOut"},
+		{"the autoscaler is stopped first", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.autoscaler = autoscaler{enabled: true, running: true}
+		}, []string{"pause autoscaler"}, "", "False RollingOut"},
+		{"workers are kept and the autoscaler is given back", func(s *v1alpha1.NodeVersionSpec, _ *world) { s.Rollout.KeepWorkers = true }, []string{"resume autoscaler"}, "", "True WorkersKept"},
+		{"groups upgraded in place are left alone and reported", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.groups[1].strategy = v1alpha1.InPlaceStrategy }, []string{"resume autoscaler"}, "", "False GroupsLeftAlone"},
+		{"a cancelled rollout gives the autoscaler back", func(s *v1alpha1.NodeVersionSpec, _ *world) { s.Rollout.Cancel = true }, []string{"resume autoscaler"}, "", "False Cancelled"},
+		{"Kubernetes never goes down", func(s *v1alpha1.NodeVersionSpec, w *world) {
+			s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.34.1", "other"
+		}, []string{"resume autoscaler"}, "TargetRefused", "False TargetRefused"},
+		{"no minor is skipped", func(s *v1alpha1.NodeVersionSpec, w *world) {
+			s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.37.0", "other"
+		}, []string{"resume autoscaler"}, "TargetRefused", "False TargetRefused"},
+		{"Kubernetes is upgraded by the agent beside the operator", func(s *v1alpha1.NodeVersionSpec, w *world) {
+			s.KubernetesClusterVersion, s.KubernetesComponentsReference, w.leader = "v1.36.3", refB, "control-plane-1"
+		}, []string{"start upgrade control-plane-1 v1.36.3"}, "", "False RollingOut"},
+		{"a control plane comes before workers", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[2].image = image1 }, []string{"record intent replace-0 Join donor=control-plane-2"}, "", "False RollingOut"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			actions, status := decide(rollout(tt.edit))
+			var got []string
+			for _, a := range actions {
+				got = append(got, a.String())
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Errorf("actions, want and got:\n%s", d)
+			}
+			waiting := ""
+			if status.Waiting != nil {
+				waiting = status.Waiting.Reason
+			}
+			if ready := conditionText(status, v1alpha1.ConditionReady); waiting != tt.waiting || ready != tt.ready {
+				t.Errorf("waits for %q, Ready is %q; want %q and %q", waiting, ready, tt.waiting, tt.ready)
+			}
+		})
+	}
+}
+
+func TestBlockedDrainIsNamedAndItsTimeKept(t *testing.T) {
+	since := modelNow.Add(-7 * time.Minute)
+	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *world) {
+		heir := machine("worker-2", func(n *node) { n.donor = "worker-0" })
+		w.nodes[3].heir, w.nodes[3].cordon, w.nodes[3].cordonedSince, w.nodes[3].blocker = "worker-2", cordonedByUs, since, "PodDisruptionBudget web/web allows no eviction"
+		w.nodes = append(w.nodes, heir)
+		w.instances = append(w.instances, instance{id: heir.providerID, name: heir.name, group: heir.group, token: "t", state: "Ready", created: since})
+		w.intents = []intent{{name: "replace-0", goal: v1alpha1.JoinGoal, token: "t", donor: "worker-0", group: workerGroup}}
+		w.before.Waiting = &v1alpha1.Waiting{Reason: "DrainBlocked", Object: &v1alpha1.Reference{Kind: "Node", Name: "worker-0"}}
+		w.before.Waiting.Since.Time = since
+	})
+	_, status := decide(s, w)
+	want := &v1alpha1.Waiting{Reason: "DrainBlocked", Message: "worker-0 cannot be emptied: PodDisruptionBudget web/web allows no eviction", Object: &v1alpha1.Reference{Kind: "Node", Name: "worker-0"}}
+	want.Since.Time = since
+	if d := cmp.Diff(want, status.Waiting); d != "" {
+		t.Errorf("waiting, want and got:\n%s", d)
+	}
+}
+
+func TestStatusOfARolloutIsBounded(t *testing.T) {
+	s, w := rollout()
+	long := strings.Repeat("x", 240)
+	w.run = upgradeRun{version: "v1.35.4", components: refA, node: long, phase: "done", line: strings.Repeat("line ", 400), started: modelNow}
+	for i := range 3000 {
+		n := machine(fmt.Sprintf("%s-%d", long, i), func(n *node) {
+			n.image, n.blocker, n.heir, n.cordon = image1, strings.Repeat("budget ", 200), "heir", cordonedByUs
+		})
+		w.nodes = append(w.nodes, n)
+		w.groups = append(w.groups, group{name: fmt.Sprintf("g%d", i), id: fmt.Sprintf("g%d", i), role: v1alpha1.WorkerRole, image: image2})
+		w.intents = append(w.intents, intent{name: fmt.Sprintf("machine-%d", i), goal: v1alpha1.LeaveGoal, machine: n.providerID, node: n.name, group: workerGroup})
+	}
+	_, status := decide(s, w)
+	b, err := json.Marshal(status)
+	if err != nil || len(b) > 4096 || status.Waiting == nil {
+		t.Errorf("status of %d bytes, waiting %v: %v", len(b), status.Waiting, err)
+	}
+}

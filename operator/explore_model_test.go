@@ -1,0 +1,597 @@
+package operator
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// The model world of the explorer: a cluster so small that all of its states can be
+// visited, in which everything happens that happens to large ones. A state is a plain
+// value of bytes.
+
+const (
+	maxMachines = 7
+	maxPlaces   = 2
+	nobody      = maxMachines + 1 // a name that belongs to no machine any more
+)
+
+// Life of a machine in the cloud.
+const (
+	absent = iota
+	booting
+	running
+	terminating
+	terminated // and the cloud still says so
+)
+
+// Groups: the first holds the control planes.
+const (
+	cpModel = iota
+	workersA
+	workersB
+	modelGroups
+)
+
+type modelMachine struct {
+	life, group, image, comps, token uint8
+	failed                           bool // it never joins
+	isNode, ready, known             bool
+	cordon                           uint8
+	drained, postponed, obsolete     bool
+	donor, heir                      uint8 // 0: none, else machine+1
+	late, drainLate                  bool
+	member                           uint8 // 0 none, 1 learner, 2 voter
+	api                              uint8
+	tracked                          uint8 // PendingNode without place: 0 none, 1 Join, 2 Leave
+	trackedLate                      bool
+}
+
+type modelPlace struct {
+	used, leave  bool
+	donor, token uint8
+	machine      uint8 // machine+1 that it is bound to
+	group        uint8
+	late         bool
+}
+
+// modelAction is an action on its way: decided by a leader that is slow, or that is
+// leader no more, and done at any later time, or never.
+type modelAction struct {
+	kind                              actionKind
+	node, other, place, token, group  uint8
+	target, pubCP, pubW, donor, extra uint8
+	flag                              bool
+}
+
+type modelState struct {
+	m      [maxMachines]modelMachine
+	places [maxPlaces]modelPlace
+	flying modelAction
+
+	target                     uint8
+	paused, pausedLong, cancel bool
+	enabled, ours, scaling     bool // the autoscaler: told to run, stopped by us, runs
+	images                     [modelGroups]uint8
+	pubCP, pubW                uint8
+	run, runTarget, runNode    uint8             // run: 0 none, 1 active, 2 done, 3 failed
+	blocked                    [modelGroups]bool // by a PodDisruptionBudget
+	lease, leader              uint8
+	floor                      [modelGroups]uint8 // Ready nodes that nobody but us can take
+	voters                     uint8
+	faults                     uint8 // that may still happen
+}
+
+// scenario is where an exploration begins, and what may happen in it.
+type scenario struct {
+	name               string
+	nodes              [modelGroups]int
+	surge, faults      int
+	from, target       uint8
+	keepWorkers        bool
+	inPlace            bool   // workersB is upgraded in place
+	stale              bool   // slow leaders and incomplete views
+	with               string // kinds of faults, see fault
+	othersStoppedScale bool
+}
+
+func (c *scenario) total() int { return c.nodes[0] + c.nodes[1] + c.nodes[2] }
+
+// The targets: image and components, of which the second brings a newer Kubernetes.
+var modelTargets = [...]struct{ image, comps uint8 }{{0, 0}, {1, 0}, {1, 1}}
+
+var (
+	modelNow    = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
+	modelImages = [...]string{image1, image2}
+	modelComps  = [...]string{refA, refB}
+	modelKube   = [...]string{"v1.35.4", "v1.36.3"}
+	modelByRef  = map[string]string{refA: modelKube[0], refB: modelKube[1]}
+	modelName   = table("m", maxMachines)
+	modelID     = table("id", maxMachines)
+	modelGroup  = table("g", modelGroups)
+	modelToken  = table("t", 16)
+)
+
+func table(prefix string, n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = prefix + strconv.Itoa(i)
+	}
+	return out
+}
+
+func index(all []string, s string) int { return slices.Index(all, s) }
+
+// mention is the name of machine number i-1.
+func mention(i uint8) string {
+	switch i {
+	case 0:
+		return ""
+	case nobody:
+		return "gone"
+	}
+	return modelName[i-1]
+}
+
+// numbered is the inverse of mention.
+func numbered(name string) uint8 {
+	switch name {
+	case "":
+		return 0
+	case "gone":
+		return nobody
+	}
+	return uint8(index(modelName, name) + 1)
+}
+
+func (c *scenario) start() modelState {
+	var s modelState
+	i := 0
+	for g, n := range c.nodes {
+		for range n {
+			s.m[i] = modelMachine{
+				life: running, group: uint8(g), image: modelTargets[c.from].image, comps: modelTargets[c.from].comps,
+				isNode: true, ready: true, known: true,
+			}
+			if g == cpModel {
+				s.m[i].member, s.m[i].api = 2, s.m[i].comps
+			}
+			i++
+		}
+		s.floor[g], s.images[g] = uint8(n), modelTargets[c.from].image
+	}
+	s.pubCP, s.pubW = modelTargets[c.from].comps, modelTargets[c.from].comps
+	s.target, s.faults, s.voters = c.target, uint8(c.faults), uint8(c.nodes[0])
+	s.enabled, s.scaling = !c.othersStoppedScale, !c.othersStoppedScale
+	return s
+}
+
+func (c *scenario) spec(s *modelState) v1alpha1.NodeVersionSpec {
+	t := modelTargets[s.target]
+	surge := intstr.FromInt32(int32(c.surge))
+	return v1alpha1.NodeVersionSpec{
+		Image: modelImages[t.image], ImageVersion: "v1.1.0", KubernetesComponentsReference: modelComps[t.comps], KubernetesClusterVersion: modelKube[t.comps],
+		Rollout: v1alpha1.Rollout{MaxSurge: &surge, Paused: s.paused, Cancel: s.cancel, KeepWorkers: c.keepWorkers},
+	}
+}
+
+// hidden is what is missing from a view; -1 is nothing.
+type hidden struct{ node, instance, place int }
+
+var everything = hidden{-1, -1, -1}
+
+// view is what an operator sees of s.
+func (c *scenario) view(s *modelState, h hidden) world {
+	w := world{
+		now: modelNow, complete: h.instance < 0, versions: modelByRef, leader: modelName[s.lease],
+		autoscaler: autoscaler{enabled: s.enabled, ours: s.ours, running: s.scaling},
+		nodes:      make([]node, 0, maxMachines), instances: make([]instance, 0, maxMachines), etcd: make([]member, 0, 4), groups: make([]group, 0, modelGroups), intents: make([]intent, 0, 4),
+	}
+	w.before.JoinComponents = v1alpha1.JoinComponents{ControlPlane: modelComps[s.pubCP], Worker: modelComps[s.pubW]}
+	if s.paused {
+		since := modelNow
+		if s.pausedLong {
+			since = since.Add(-2 * pausedGivesBack)
+		}
+		w.before.Waiting = &v1alpha1.Waiting{Reason: reasonPaused}
+		w.before.Waiting.Since.Time = since
+	}
+	if s.run != 0 {
+		t := modelTargets[s.runTarget]
+		w.run = upgradeRun{version: modelKube[t.comps], components: modelComps[t.comps], node: modelName[s.runNode], phase: [...]string{"", "apply", "done", "failed"}[s.run], ended: modelNow.Add(-time.Hour)}
+	}
+	for g := range modelGroups {
+		if c.nodes[g] == 0 {
+			continue
+		}
+		mg := group{name: modelGroup[g], id: modelGroup[g], role: v1alpha1.WorkerRole, image: modelImages[s.images[g]], strategy: v1alpha1.ReplaceStrategy}
+		if g == cpModel {
+			mg.role = v1alpha1.ControlPlaneRole
+		}
+		if g == workersB && c.inPlace {
+			mg.strategy = v1alpha1.InPlaceStrategy
+		}
+		w.groups = append(w.groups, mg)
+	}
+	for i := range s.m {
+		m := &s.m[i]
+		if m.life != absent && i != h.instance {
+			in := instance{id: modelID[i], name: modelName[i], group: modelGroup[m.group], state: "Ready", created: modelNow.Add(-time.Minute)}
+			if m.token != 0 {
+				in.token = modelToken[m.token]
+			}
+			if m.late {
+				in.created = modelNow.Add(-2 * joinDeadline)
+			}
+			switch m.life {
+			case terminating:
+				in.state = "Terminating"
+			case terminated:
+				in.state = "Terminated"
+			}
+			w.instances = append(w.instances, in)
+		}
+		if m.isNode && i != h.node {
+			n := node{
+				name: modelName[i], role: v1alpha1.WorkerRole, ready: m.ready, providerID: modelID[i], group: modelGroup[m.group], kubelet: modelKube[m.comps],
+				donor: mention(m.donor), heir: mention(m.heir), obsolete: m.obsolete, cordon: cordon(m.cordon), drained: m.drained, cordonedSince: modelNow.Add(-time.Minute),
+			}
+			if m.group == cpModel {
+				n.role = v1alpha1.ControlPlaneRole
+			}
+			if m.known {
+				n.image, n.components = modelImages[m.image], modelComps[m.comps]
+			}
+			if m.drainLate {
+				n.cordonedSince = modelNow.Add(-2 * drainDeadline)
+			}
+			if m.postponed {
+				n.postponed = modelNow.Add(time.Minute)
+			}
+			if s.blocked[m.group] && !m.drained && n.cordon != uncordoned {
+				n.blocker = "PodDisruptionBudget web/web allows no eviction"
+			}
+			w.nodes = append(w.nodes, n)
+		}
+		if m.member != 0 {
+			w.etcd = append(w.etcd, member{node: modelName[i], voter: m.member == 2, healthy: m.life == running, leader: int(s.leader) == i})
+		}
+		if m.tracked != 0 {
+			in := intent{name: machinePrefix + modelName[i], goal: v1alpha1.JoinGoal, machine: modelID[i], node: modelName[i], group: modelGroup[m.group], deadline: modelNow.Add(time.Minute)}
+			if m.tracked == 2 {
+				in.goal = v1alpha1.LeaveGoal
+			}
+			if m.trackedLate {
+				in.deadline = modelNow.Add(-time.Minute)
+			}
+			w.intents = append(w.intents, in)
+		}
+	}
+	for p := range s.places {
+		if s.places[p].used && p != h.place {
+			w.intents = append(w.intents, s.intent(p))
+		}
+	}
+	return w
+}
+
+func (s *modelState) intent(p int) intent {
+	l := &s.places[p]
+	in := intent{name: placePrefix + strconv.Itoa(p), goal: v1alpha1.JoinGoal, token: modelToken[l.token], donor: mention(l.donor), deadline: modelNow.Add(time.Minute), group: modelGroup[l.group]}
+	if l.late {
+		in.deadline = modelNow.Add(-time.Minute)
+	}
+	if l.leave {
+		in.goal, in.machine, in.node = v1alpha1.LeaveGoal, modelID[l.machine-1], modelName[l.machine-1]
+	}
+	return in
+}
+
+func (s *modelState) byToken(t uint8) int {
+	for i := range s.m {
+		if t != 0 && s.m[i].token == t && s.m[i].life != absent {
+			return i
+		}
+	}
+	return -1
+}
+
+// encode makes a model's action of one that decide returned.
+func (s *modelState) encode(a *action) modelAction {
+	out := modelAction{kind: a.kind, node: numbered(a.node), other: numbered(a.heir), donor: numbered(a.donor), flag: a.uncordon, extra: uint8(a.voters), place: 255}
+	if a.machine != "" {
+		out.node = uint8(index(modelID, a.machine) + 1)
+	}
+	if a.group != "" {
+		out.group = uint8(index(modelGroup, a.group))
+	}
+	if a.image != "" {
+		out.extra = uint8(index(modelImages[:], a.image))
+	}
+	if a.kind == startUpgrade {
+		out.target = uint8(index(modelComps[:], a.components)) + 1 // the targets are in this order
+	}
+	if a.kind == publishComponents {
+		out.pubCP, out.pubW = uint8(index(modelComps[:], a.join.ControlPlane)), uint8(index(modelComps[:], a.join.Worker))
+	}
+	if in := &a.intent; in.name != "" {
+		out.flag = in.goal == v1alpha1.LeaveGoal
+		out.group = uint8(index(modelGroup, in.group))
+		out.donor, out.node = numbered(in.donor), uint8(index(modelID, in.machine)+1)
+		if p, ok := placeOf(in.name); ok {
+			out.place = uint8(p)
+			if t := index(modelToken, in.token); t > 0 {
+				out.token = uint8(t)
+			} else {
+				out.token = s.freeToken()
+			}
+		}
+	}
+	return out
+}
+
+func (s *modelState) freeToken() uint8 {
+	for t := uint8(1); int(t) < len(modelToken); t++ {
+		used := s.flying.token == t || s.byToken(t) >= 0
+		for _, l := range s.places {
+			used = used || l.used && l.token == t
+		}
+		if !used {
+			return t
+		}
+	}
+	panic("no token is free")
+}
+
+// apply does an action, on the conditions that its kind has.
+func (c *scenario) apply(s modelState, a modelAction) modelState {
+	var m *modelMachine
+	if a.node != 0 && a.node != nobody {
+		m = &s.m[a.node-1]
+	}
+	switch a.kind {
+	case pauseAutoscaler:
+		if s.enabled {
+			s.enabled, s.ours = false, true
+		}
+	case resumeAutoscaler:
+		if s.ours {
+			s.enabled, s.ours = true, false
+		}
+	case setGroupImage:
+		s.images[a.group] = a.extra
+	case recordIntent:
+		if a.place != 255 {
+			if l := &s.places[a.place]; !l.used {
+				*l = modelPlace{used: true, donor: a.donor, token: a.token, group: a.group}
+			}
+		} else if m.tracked == 0 && m.life != absent {
+			m.tracked = 1
+			if a.flag {
+				m.tracked = 2
+			}
+		}
+	case bindIntent:
+		if a.place != 255 {
+			if l := &s.places[a.place]; l.used && !l.leave && l.token == a.token {
+				l.leave, l.machine, l.late = true, a.node, false
+			}
+		} else if m.tracked == 1 {
+			m.tracked, m.trackedLate = 2, false
+		}
+	case clearIntent:
+		if a.place != 255 {
+			if l := &s.places[a.place]; l.used && l.leave == a.flag && l.token == a.token {
+				*l = modelPlace{}
+			}
+		} else if m.tracked != 0 && (m.tracked == 2) == a.flag {
+			m.tracked, m.trackedLate = 0, false
+		}
+	case createInstance:
+		if s.byToken(a.token) < 0 {
+			for i := range s.m {
+				if s.m[i].life == absent {
+					s.m[i] = modelMachine{life: booting, group: a.group, image: s.images[a.group], token: a.token}
+					break
+				}
+			}
+		}
+	case adoptHeir:
+		if m.isNode && (m.donor == 0 || m.donor == nobody || m.donor == a.donor) {
+			m.donor = a.donor
+		}
+	case cordonNode:
+		if m.isNode {
+			if m.cordon == uint8(uncordoned) {
+				m.cordon = uint8(cordonedByUs)
+			}
+			m.heir = a.other
+		}
+	case releaseNode:
+		if m.isNode {
+			m.heir = 0
+			if a.flag && m.cordon == uint8(cordonedByUs) {
+				m.cordon, m.drained, m.drainLate = 0, false, false
+			}
+		}
+	case postponeNode:
+		if m.isNode {
+			m.postponed = true
+		}
+	case drainNode:
+		if m.isNode && m.cordon != 0 && (!s.blocked[m.group] || !m.ready) {
+			m.drained = true
+			for i := range s.m { // what ran on it runs elsewhere now
+				if o := &s.m[i]; o != m && o.isNode && o.group == m.group && o.cordon == 0 {
+					o.drained = false
+				}
+			}
+		}
+	case yieldLease:
+		if int(s.lease) == int(a.node-1) {
+			for i := range s.m {
+				if o := &s.m[i]; o != m && o.isNode && o.ready && o.group == cpModel && o.cordon == 0 {
+					s.lease = uint8(i)
+					break
+				}
+			}
+		}
+	case moveLeader:
+		if o := &s.m[a.other-1]; int(s.leader) == int(a.node-1) && o.member == 2 && o.life == running {
+			s.leader = a.other - 1
+		}
+	case removeMember:
+		if m.member == 2 {
+			if left := s.countVoters() - 1; left < int(a.extra) || left < 1 {
+				break // the agent counts again
+			}
+		}
+		m.member = 0
+		if int(s.leader) == int(a.node-1) {
+			s.elect()
+		}
+	case deleteInstance:
+		if m.life == booting || m.life == running {
+			m.life, m.ready = terminating, false
+		}
+	case deleteNode:
+		*m = modelMachine{life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
+	case startUpgrade:
+		if s.run != 1 && (s.run != 2 || s.runTarget != a.target) {
+			s.run, s.runTarget, s.runNode = 1, a.target, a.node-1
+		}
+	case publishComponents:
+		s.pubCP, s.pubW = a.pubCP, a.pubW
+	}
+	return s
+}
+
+func (s *modelState) countVoters() (n int) {
+	for i := range s.m {
+		if s.m[i].member == 2 {
+			n++
+		}
+	}
+	return n
+}
+
+// elect lets etcd find a leader among what is healthy.
+func (s *modelState) elect() {
+	for i := range s.m {
+		if s.m[i].member == 2 && s.m[i].life == running {
+			s.leader = uint8(i)
+			return
+		}
+	}
+}
+
+// step is one thing that happens.
+type step struct {
+	next  modelState
+	kind  stepKind
+	act   modelAction
+	from  hidden
+	m     int
+	good  bool // it happens by itself if one only waits, so the goal may depend on it
+	wrong string
+}
+
+type stepKind int
+
+const (
+	stepAct stepKind = iota
+	stepDelay
+	stepLand
+	stepLose
+	stepJoin
+	stepAnnotate
+	stepVote
+	stepTerminated
+	stepForget
+	stepUpgraded
+	stepScaling
+	stepLate
+	stepPlaceLate
+	stepTrackedLate
+	stepDrainLate
+	stepPostponedOver
+	stepUnblock
+	stepUncordoned
+	stepReadyAgain
+	stepUnpause
+	stepUncancel
+	stepPausedLong
+	stepNewest
+	stepTarget
+	stepPause
+	stepCancel
+	stepBlock
+	stepCordoned
+	stepNotReady
+	stepDies
+	stepNeverJoins
+	stepNodeDeleted
+	stepIntentDeleted
+	stepUpgradeFails
+	stepAutoscalerOn
+	stepObsolete
+	stepLeaseMoves
+)
+
+var stepTexts = [...]string{
+	stepAct: "the operator does: %s", stepDelay: "a slow leader is about to do: %s", stepLand: "the slow leader does it only now: %s", stepLose: "the slow leader died before it did: %s",
+	stepJoin: "m%d joins", stepAnnotate: "m%d is annotated", stepVote: "etcd: m%d becomes a voter", stepTerminated: "the cloud has deleted m%d", stepForget: "the cloud forgets m%d",
+	stepUpgraded: "the agent on m%d has upgraded Kubernetes", stepScaling: "the autoscaler obeys (%d)", stepLate: "m%d is over its time to join", stepPlaceLate: "the time of intent %d is over",
+	stepTrackedLate: "the time of the intent of m%d is over", stepDrainLate: "the time to drain m%d is over", stepPostponedOver: "the postponement of m%d is over", stepUnblock: "the PodDisruptionBudget of group %d allows evictions",
+	stepUncordoned: "somebody uncordons m%d", stepReadyAgain: "m%d is Ready again", stepUnpause: "a person ends the pause (%d)", stepUncancel: "a person takes the cancel back (%d)", stepPausedLong: "the pause is long (%d)",
+	stepNewest: "a person sets the newest target (%d)", stepTarget: "a person sets target %d", stepPause: "a person pauses (%d)", stepCancel: "a person cancels (%d)", stepBlock: "a PodDisruptionBudget blocks group %d",
+	stepCordoned: "a person cordons m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
+	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",
+}
+
+func (t *step) String() string {
+	var s string
+	switch t.kind {
+	case stepAct, stepDelay, stepLand, stepLose:
+		s = fmt.Sprintf(stepTexts[t.kind], t.act)
+	default:
+		s = fmt.Sprintf(stepTexts[t.kind], t.m)
+	}
+	if t.from != everything && t.kind <= stepDelay {
+		s += fmt.Sprintf(" (it does not see node %d, machine %d, intent %d; -1 is none)", t.from.node, t.from.instance, t.from.place)
+	}
+	return s
+}
+
+func (a modelAction) String() string {
+	var b strings.Builder
+	b.WriteString(actionNames[a.kind])
+	if a.place != 255 {
+		fmt.Fprintf(&b, " replace-%d token=t%d donor=%s", a.place, a.token, mention(a.donor))
+	} else if a.donor != 0 {
+		fmt.Fprintf(&b, " donor=%s", mention(a.donor))
+	}
+	if a.node != 0 {
+		fmt.Fprintf(&b, " %s", mention(a.node))
+	}
+	if a.other != 0 {
+		fmt.Fprintf(&b, " heir=%s", mention(a.other))
+	}
+	switch a.kind {
+	case publishComponents:
+		fmt.Fprintf(&b, " control-plane=%d worker=%d", a.pubCP, a.pubW)
+	case setGroupImage:
+		fmt.Fprintf(&b, " g%d image=%d", a.group, a.extra)
+	case bindIntent, recordIntent, clearIntent:
+		fmt.Fprintf(&b, " leave=%v", a.flag)
+	case releaseNode:
+		fmt.Fprintf(&b, " uncordon=%v", a.flag)
+	}
+	return b.String()
+}

@@ -1,0 +1,125 @@
+package operator
+
+import (
+	"time"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// world is what was observed, as plain values: nothing in it is a pointer into a
+// cache, and who decides from it may keep it. An observation may be stale or
+// incomplete; what is missing from it is unknown, never gone. A machine is gone only
+// if the cloud says so of its ID.
+type world struct {
+	nodes   []node
+	groups  []group
+	pending []pendingMachine // for the status
+
+	// What only decide looks at.
+	generation int64                      // of the spec
+	before     v1alpha1.NodeVersionStatus // the status so far
+	now        time.Time
+	instances  []instance
+	complete   bool // every group's instances were listed
+	intents    []intent
+	etcd       []member
+	leader     string // node that runs the operator's leader; empty: outside of the cluster
+	run        upgradeRun
+	autoscaler autoscaler
+	versions   map[string]string // Kubernetes of a components ConfigMap, by its name
+}
+
+type node struct {
+	name              string
+	role              v1alpha1.Role
+	ready             bool
+	providerID        string
+	kubelet           string // version
+	image, components string // empty: not known yet
+	group             string // ID
+	donor, heir       string
+	obsolete          bool
+
+	cordon        cordon
+	cordonedSince time.Time // when we cordoned it
+	drained       bool      // nothing on it is left to evict
+	blocker       string    // what refused the last eviction; empty: nothing
+	postponed     time.Time // not replaced before; zero: any time
+}
+
+// cordon is whether a node takes new pods, and if not, at whose wish.
+type cordon int
+
+const (
+	uncordoned cordon = iota
+	cordonedByUs
+	cordonedByOthers
+)
+
+type group struct {
+	name, id string
+	role     v1alpha1.Role
+	image    string // of its next machine; empty: not known yet
+	strategy v1alpha1.Strategy
+}
+
+// pendingMachine is a machine that is tracked and not, or no longer, a Node.
+type pendingMachine struct {
+	kind, name string
+	node       string // name of its Node
+	ready      bool   // the cloud says that it runs and is to join
+}
+
+// instance is a machine as the cloud describes it. One that is asked for by ID and
+// not known is there with the state Terminated.
+type instance struct {
+	id, name, group string
+	token           string // that it was created with; empty: not by us
+	state           v1alpha1.InstanceState
+	created         time.Time
+}
+
+// intent is a PendingNode: what we are about to do with a machine. It is written
+// before the cloud is asked for anything.
+//
+// One with a token is a replacement: it holds a place of the surge budget, which its
+// name says, from before its machine is created until the donor's machine is gone.
+// While it says Join the machine is the heir, found by the token. Then it is bound,
+// once and for ever, to the machine that has to go: the donor's when all went well,
+// the heir's when it is given up. Because one object is bound, and the API server
+// binds it once, donor and heir cannot both go, whoever acts on whatever old view.
+type intent struct {
+	name     string
+	goal     v1alpha1.Goal
+	token    string
+	donor    string // name of the Node to replace
+	machine  string // ID; empty until it is bound
+	node     string // name of the machine's Node, as far as known
+	group    string // ID
+	deadline time.Time
+}
+
+// member is one of etcd.
+type member struct {
+	node                   string
+	voter, healthy, leader bool // a voter that has not started is no voter
+}
+
+// upgradeRun is the last run of an agent, as its journal or the last status says.
+type upgradeRun struct {
+	version, components, node string
+	phase                     string // as in UpgradeProgress; empty: no run
+	line                      string
+	started, ended            time.Time
+}
+
+func (r upgradeRun) active() bool {
+	return r.phase == "download" || r.phase == "plan" || r.phase == "apply"
+}
+
+// autoscaler is the state of the cluster autoscaler.
+type autoscaler struct {
+	enabled bool // it is told to run
+	running bool // it does, or may
+	ours    bool // we told it to stop
+}
