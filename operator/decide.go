@@ -479,7 +479,7 @@ func (d *decision) create(r *replacement) {
 			return
 		}
 		d.wait("IntentSettles", fmt.Sprintf("%s needs no replacement any more; whether the cloud has made a machine for it is known soon", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.deadline)
-	case !d.must(ruleLostFirst, d.lostHeirFor(r.donor) == nil):
+	case d.lostHeirFor(r.donor) != nil:
 		d.wait("IntentSettles", fmt.Sprintf("a machine that can replace %s is there already; its intent was deleted", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.deadline)
 	case !d.mayCreate(role, g):
 	default:

@@ -13,7 +13,6 @@ const (
 	ruleAutoscalerStopped   // nothing is begun or created while the autoscaler may act too
 	ruleStrayBudget         // machines of ours that lost their intent count as well
 	ruleWholeList           // nothing is begun or created while not all machines are listed
-	ruleLostFirst           // a machine that lost its intent is used before another is created
 	ruleCountedTwice        // the budget is counted again before a machine is created
 	ruleControlPlaneFirst   // no worker is begun while a control plane is not done
 	ruleOneControlPlane     // control planes use the first place only
