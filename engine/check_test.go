@@ -858,3 +858,72 @@ func TestCheckSaysWhatIsInTheWayBeyondThePath(t *testing.T) {
 	}
 	t.Errorf("nothing is said about v1.36.4: %+v", c.Blocked)
 }
+
+// faultySource says of versions of its own releases that they were found faulty.
+type faultySource struct {
+	release.Source
+	why map[string]string
+}
+
+func (f faultySource) Summaries(ctx context.Context) ([]release.Summary, error) {
+	all, err := f.Source.Summaries(ctx)
+	for i := range all {
+		all[i].Faulty = f.why[all[i].Version.String()]
+		all[i].Kubernetes = slices.Clone(all[i].Kubernetes)
+		for j, k := range all[i].Kubernetes {
+			all[i].Kubernetes[j].Faulty = f.why[k.Version.String()]
+		}
+	}
+	return all, err
+}
+
+func (f faultySource) State() release.State { return release.State{Source: "https://releases.example"} }
+
+// faulty makes the stage's feed say what was found faulty.
+func (s *checkStage) faulty(why map[string]string) {
+	s.feed = func(ctx context.Context, location string, _ []release.Key) (release.Source, error) {
+		own, err := engine.OpenReleases(ctx, "", nil)
+		if location == "" {
+			return own, err
+		}
+		return faultySource{own, why}, err
+	}
+}
+
+func TestCheckTellsWhatRunsAndWasFoundFaulty(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		given  func(*checkStage)
+		why    map[string]string
+		titles []string
+		remedy string
+	}{
+		{"nothing", nil, nil, nil, ""},
+		{"a release that the next hop leaves", nil, map[string]string{"v1.0.0": "leaks"}, []string{"release v1.0.0, which runs, was found faulty: leaks"}, "the next hop leads away from it, to v1.1.0"},
+		{"an image alone", func(s *checkStage) { s.inside.running.Services = at("v1.1.0") }, map[string]string{"v1.0.0": "leaks"}, []string{"image v1.0.0, which runs, was found faulty: leaks"}, "the next hop leads away from it, to v1.1.0"},
+		{"a Kubernetes that the second hop leaves", nil, map[string]string{"v1.35.4": "crashes"}, []string{"Kubernetes v1.35.4, which runs, was found faulty: crashes"}, "hop 2 leads away from it, to v1.36.3"},
+		{"one of those that nodes run", func(s *checkStage) { s.inside.running.WorkerKubelet = at("v1.34.2") }, map[string]string{"v1.34.2": "crashes"}, []string{"Kubernetes v1.34.2, which runs, was found faulty: crashes"}, "hop 2 leads away from it, to v1.36.3"},
+		{"a release that there is no way from", nil, map[string]string{"v1.0.0": "leaks", "v1.1.0": "leaks more", "v1.35.4": "", "v1.36.3": "", "v1.36.4": ""}, []string{"release v1.0.0, which runs, was found faulty: leaks"}, "wait for a newer version, and check again then"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newCheckStage(t)
+			if tt.given != nil {
+				tt.given(s)
+			}
+			s.faulty(tt.why)
+			c := s.mustCheck(engine.CheckRequest{NoPreflight: true, Feed: "https://releases.example"})
+			var titles []string
+			for _, f := range c.Findings {
+				if f.ID == "running-faulty" || f.ID == "faulty" && f.Severity != engine.Info {
+					titles = append(titles, f.Title)
+					if f.Severity != engine.Warn || f.Remedy != tt.remedy {
+						t.Errorf("%s: remedy %q, want %q", f.Severity, f.Remedy, tt.remedy)
+					}
+				}
+			}
+			if d := cmp.Diff(tt.titles, titles); d != "" {
+				t.Errorf("findings (-want +got):\n%s\n%+v", d, c.Path)
+			}
+		})
+	}
+}

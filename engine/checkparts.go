@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -291,6 +292,7 @@ func (c *checkRun) judgeRunning() {
 			})
 		}
 	}
+	c.judgeFaulty()
 	s := c.summary(c.now.Services.Oldest)
 	for _, v := range slices.CompactFunc([]version.Version{c.now.Kubernetes.Oldest, c.now.Kubernetes.Newest}, version.Version.Equal) {
 		if v.IsZero() || s == nil || slices.ContainsFunc(s.Kubernetes, func(k release.KubernetesSummary) bool { return k.Version.Equal(v) }) {
@@ -310,6 +312,80 @@ func (c *checkRun) judgeRunning() {
 			f.Remedy = "go to a release that has Kubernetes " + v.MinorString()
 		}
 		c.find(f)
+	}
+}
+
+// runningFaulty is the ID of the finding about what runs and was found faulty.
+const runningFaulty = "running-faulty"
+
+// judgeFaulty says what runs and was found faulty after it was released. It takes the
+// place of what the rule says about the same if a hop leaves it as it is.
+func (c *checkRun) judgeFaulty() {
+	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f Finding) bool { return f.ID == "faulty" && f.Severity == Warn })
+	told := map[string]bool{}
+	tell := func(what string, v version.Version, workers bool, why string, newer []version.Version, at func(Planned) version.Version) {
+		if why == "" || told[what+v.String()] {
+			return
+		}
+		told[what+v.String()] = true
+		f := Finding{
+			ID: runningFaulty, Severity: Warn, Title: fmt.Sprintf("%s %s, which runs, was found faulty: %s", what, v, why), Source: "versions",
+			Detail: "said by the releases of " + c.out.Feed.Source, Remedy: "wait for a newer version, and check again then", Reference: policyPage,
+		}
+		if len(newer) > 0 {
+			f.Remedy = fmt.Sprintf("go to %s as soon as there is a way: the findings and `-o json` say what is in it", newer[0])
+		}
+		for i, h := range c.path {
+			if to := at(h.Planned()); v.Less(to) && (!workers || h.ReplaceWorkers) {
+				f.Remedy = fmt.Sprintf("hop %d leads away from it, to %s", i+1, to)
+				if i == 0 {
+					f.Remedy = "the next hop leads away from it, to " + to.String()
+				}
+				break
+			}
+		}
+		c.find(f)
+	}
+	image := func(v version.Version) (string, []version.Version) {
+		var newer []version.Version
+		for _, s := range c.releases {
+			if v.Less(s.Version) && s.Faulty == "" && s.Version.Prerelease() == "" {
+				newer = append(newer, s.Version)
+			}
+		}
+		if s := c.summary(v); s != nil {
+			return s.Faulty, newer
+		}
+		return "", nil
+	}
+	for _, v := range []version.Version{c.now.Services.Oldest, c.now.Services.Newest} {
+		why, newer := image(v)
+		tell("release", v, false, why, newer, func(p Planned) version.Version { return p.Services })
+	}
+	for i, s := range []Span{c.now.ControlPlaneImage, c.now.WorkerImage} {
+		for _, v := range []version.Version{s.Oldest, s.Newest} {
+			if why, newer := image(v); !told["release"+v.String()] { // image and release are one
+				tell("image", v, i == 1, why, newer, func(p Planned) version.Version { return p.Image })
+			}
+		}
+	}
+	for i, s := range []Span{c.now.Kubernetes, c.now.ControlPlaneKubelet, c.now.WorkerKubelet} {
+		for _, v := range []version.Version{s.Oldest, s.Newest} {
+			why := ""
+			var newer []version.Version
+			for _, r := range c.releases {
+				for _, k := range r.Kubernetes {
+					switch {
+					case k.Version.Equal(v):
+						why = cmp.Or(why, k.Faulty)
+					case v.Less(k.Version) && k.Faulty == "" && r.Faulty == "":
+						newer = append(newer, k.Version)
+					}
+				}
+			}
+			slices.SortFunc(newer, version.Version.Compare)
+			tell("Kubernetes", v, i == 2, why, newer, func(p Planned) version.Version { return p.Kubernetes })
+		}
 	}
 }
 
