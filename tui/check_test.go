@@ -74,6 +74,37 @@ func TestPrintedChecks(t *testing.T) {
 	}
 }
 
+// The line to copy plans what was planned.
+func TestNextRepeatsFlags(t *testing.T) {
+	for _, tt := range []struct {
+		name, check string
+		args        []string
+		want        string
+	}{
+		{"none were given", "two-hops", nil, "next  constellation upgrade check --write-config"},
+		{
+			"all were given", "two-hops",
+			[]string{"--to", "v1.1.0", "--kubernetes=1.36.3", "--feed", "my feed", "--feed-key", "a.pub", "--feed-key", "it's.pub", "--no-dry-run", "--no-preflight"},
+			`next  constellation upgrade check --write-config --to v1.1.0 --kubernetes v1.36.3 --feed 'my feed' --feed-key a.pub --feed-key 'it'\''s.pub' --no-dry-run --no-preflight`,
+		},
+		{"it was written", "written", []string{"--write-config", "--to", "v1.1.0"}, "next  constellation config validate"},
+		{"nothing to write", "newest", []string{"--to", "v1.1.0"}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, errs, code := printedHere(t, &fakeEngine{check: checkIn(t, tt.check)}, append([]string{"upgrade", "check"}, tt.args...)...)
+			got := ""
+			for l := range strings.Lines(out) {
+				if strings.HasPrefix(l, "next ") {
+					got += strings.TrimSuffix(l, "\n")
+				}
+			}
+			if got != tt.want || code != 0 || errs != "" {
+				t.Errorf("exit %d, stderr %q, says\n%s\nwant\n%s", code, errs, got, tt.want)
+			}
+		})
+	}
+}
+
 // checkShown shows the screen of a check.
 func checkShown(name string, keys ...string) func(*testing.T, func(*fakeEngine) *stage) *stage {
 	return func(t *testing.T, s func(*fakeEngine) *stage) *stage {

@@ -100,7 +100,7 @@ func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f check
 	k, err := eng.Check(ctx, r, progress.event)
 	progress.live.clear()
 	if k.Schema != "" { // also without the cluster something may be known
-		if perr := s.tellCheck(&k, f); perr != nil {
+		if perr := s.tellCheck(&k, r, f); perr != nil {
 			return perr
 		}
 	}
@@ -113,7 +113,7 @@ func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f check
 	return nil
 }
 
-func (s *session) tellCheck(k *engine.Check, f checkFormat) error {
+func (s *session) tellCheck(k *engine.Check, r engine.CheckRequest, f checkFormat) error {
 	switch f {
 	case "json":
 		return document(s.out, k)
@@ -121,13 +121,13 @@ func (s *session) tellCheck(k *engine.Check, f checkFormat) error {
 		_, err := fmt.Fprint(s.out, markdown(k, s.speller()))
 		return err
 	}
-	s.print(s.checkText(k))
+	s.print(s.checkText(k, r))
 	return nil
 }
 
-// checkText draws a check on any number of lines: the answer first, then what it is
-// made of.
-func (s *session) checkText(k *engine.Check) []string {
+// checkText draws the check that r asked for on any number of lines: the answer first,
+// then what it is made of.
+func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
 	c := s.sheet()
 	c.w = sheetWidth
 	w := c.w
@@ -148,7 +148,7 @@ func (s *session) checkText(k *engine.Check) []string {
 		}
 		lines = append(lines, clean(n))
 	}
-	return append(lines, c.nextRows(k)...)
+	return append(lines, c.nextRows(k, r)...)
 }
 
 // targetOf names all versions of a target.
@@ -162,8 +162,39 @@ func targetOf(t engine.Target) string {
 	return strings.Join(parts, ", ")
 }
 
-// nextRows says what can be done now.
-func (c *console) nextRows(k *engine.Check) []string {
+// planFlags are the flags that make r plan what it plans, to be given again: with a
+// leading space each, empty if there are none.
+func planFlags(r engine.CheckRequest) string {
+	var b strings.Builder
+	add := func(flag, value string) {
+		b.WriteString(" --" + flag)
+		if value != "" {
+			b.WriteString(" " + quoteArg(value))
+		}
+	}
+	if !r.Release.IsZero() {
+		add("to", r.Release.String())
+	}
+	if !r.Kubernetes.IsZero() {
+		add("kubernetes", r.Kubernetes.String())
+	}
+	if r.Feed != "" {
+		add("feed", r.Feed)
+	}
+	for _, k := range r.FeedKeys {
+		add("feed-key", k)
+	}
+	if r.NoDryRun {
+		add("no-dry-run", "")
+	}
+	if r.NoPreflight {
+		add("no-preflight", "")
+	}
+	return b.String()
+}
+
+// nextRows says what can be done now, after the check that r asked for.
+func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
 	var lines []string
 	sp := c.deps.sp
 	switch x := k.Config; {
@@ -172,8 +203,9 @@ func (c *console) nextRows(k *engine.Check) []string {
 		for _, f := range x.Fields {
 			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", clean(f.Field), clean(orElse(shortValue(f.From), "(not set)")), c.th.to, clean(orElse(shortValue(f.To), "(removed)"))))
 		}
+		lines = append(lines, "", "next  "+sp.command("config validate"))
 	case x != nil && len(x.Fields) > 0 && k.Exit == engine.ExitUpgradeAvailable:
-		lines = append(lines, "", "next  "+sp.command("upgrade check --write-config"))
+		lines = append(lines, "", "next  "+sp.command("upgrade check --write-config"+planFlags(r)))
 	}
 	return lines
 }
