@@ -22,6 +22,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/discovery"
@@ -83,6 +84,7 @@ func Connect(kubeconfig []byte, log *slog.Logger) (*Client, error) {
 
 // ForConfig returns the cluster that config leads to.
 func ForConfig(config *rest.Config, log *slog.Logger) (*Client, error) {
+	quiet()
 	config = rest.CopyConfig(config)
 	// Enough for a status of everything at once; far from what an API server of one
 	// control plane can take.
@@ -105,16 +107,13 @@ func ForConfig(config *rest.Config, log *slog.Logger) (*Client, error) {
 	}
 	c.discovery = memory.NewMemCacheClient(c.core.Discovery())
 	c.kubeconfig = clientcmd.NewDefaultClientConfig(apiConfig(config), nil)
-	quiet()
 	return c, nil
 }
 
 // quiet keeps client-go's own log lines out of the console: what matters comes back as
-// an error.
-var quiet = sync.OnceFunc(func() {
-	klog.SetOutput(io.Discard)
-	klog.LogToStderr(false)
-})
+// an error. Another output is not enough, since klog writes errors to stderr as well;
+// with a logger it writes nowhere else. Clients log from the moment they are made.
+var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 
 // requestLimit bounds one request; retried ones get it each time.
 const requestLimit = 15 * time.Second
