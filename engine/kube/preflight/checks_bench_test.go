@@ -94,7 +94,7 @@ func BenchmarkEvictions(b *testing.B) {
 		rawEvictions(b, c.core, pods, evictionWorkers)
 		raw += time.Since(start)
 		start = time.Now()
-		answers, err := ask(p, pods)
+		answers, _, err := ask(p, pods)
 		c.must(err)
 		ours += time.Since(start)
 		for p, a := range answers {

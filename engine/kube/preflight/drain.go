@@ -27,8 +27,11 @@ const (
 	// evictionWorkers ask at the same time. The API server is what is slow: with fewer
 	// it waits for us, with more they wait for it.
 	evictionWorkers = 16
-	// evictionLimit bounds one request. A webhook may take 30 s.
-	evictionLimit = 35 * time.Second
+	// rehearsalLimit bounds all requests together: a webhook may take 30 s of each.
+	rehearsalLimit = 12 * time.Second
+	// maxStrikes is after how many answers that do not come, or that a webhook has spoilt
+	// which cannot be called, nothing more is asked.
+	maxStrikes = 3
 	// maxBusy is how often a request is repeated that the API server was too busy for.
 	maxBusy = 5
 )
@@ -38,6 +41,7 @@ type verdict int
 
 const (
 	notAsked  verdict = iota
+	late              // there was no answer in time
 	evictable         // it would go
 	gone              // it has gone since
 	noRoom            // its budget has no room
@@ -53,6 +57,12 @@ type answer struct {
 	verdict verdict
 	text    string
 	by      string // the webhook or policy that denies
+	took    time.Duration
+}
+
+// uncalled reports whether a webhook denies because it cannot be called.
+func (a answer) uncalled() bool {
+	return a.verdict == denied && strings.Contains(a.text, "failed calling webhook")
 }
 
 // rehearse asks the API server for evictions that it does not carry out, then follows
@@ -63,27 +73,37 @@ func rehearse(w *world, p *probe) []engine.Finding {
 		return nil
 	}
 	answers := map[*pod]answer{}
+	var stopped string
 	var err error
 	if w.request.DryRun {
-		answers, err = ask(p, w.rehearsed())
+		answers, stopped, err = ask(p, w.rehearsed())
 	}
 	tally := map[verdict]int{}
 	for _, a := range answers {
 		tally[a.verdict]++
 	}
-	asked := len(answers) - tally[forbidden] - tally[noDryRun] - tally[notAsked]
+	asked := len(answers) - tally[forbidden] - tally[noDryRun] - tally[notAsked] - tally[late]
 	basis := fmt.Sprintf("asked of the API server as a dry run: %d of %s", asked, count(len(l.moving), "eviction"))
 	if rest := len(l.moving) - asked; rest > 0 {
 		basis += fmt.Sprintf("; the other %d computed from the status of budgets", rest)
+		if stopped != "" {
+			basis += ", since " + stopped
+		}
 	}
 	switch {
+	case w.request.DryRun && asked == 0 && stopped != "":
+		basis = "computed from the status of budgets alone, since " + stopped
 	case w.request.DryRun && asked == 0:
 		basis = "computed from the status of budgets alone"
 	case !w.request.DryRun:
 		basis = "computed from the status of budgets alone: dry-run requests are switched off, so no webhook was asked"
 	}
 
-	found := w.denials(answers, basis)
+	found := w.denials(answers, p, basis)
+	slow, isSlow := w.slowHooks(answers, p, basis)
+	if isSlow {
+		found = append(found, slow)
+	}
 	if h, ok := w.follow(answers); ok {
 		found = append(found, w.hanging(h, answers, basis))
 	}
@@ -97,9 +117,9 @@ func rehearse(w *world, p *probe) []engine.Finding {
 			Severity: engine.NotChecked, Title: "not checked whether evictions are granted: the kubeconfig's user may not ask for them", Detail: basis,
 			Remedy: "use a kubeconfig that may create pods/eviction",
 		})
-	case tally[notAsked] > 0:
+	case tally[notAsked] > 0, tally[late] > 0 && !isSlow:
 		found = append(found, engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether %s would be granted: the API server did not answer", count(tally[notAsked], "eviction")), Detail: basis,
+			Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether %s would be granted: the API server did not answer", count(tally[notAsked]+tally[late], "eviction")), Detail: basis,
 		})
 	case len(found) == 0 && asked < len(l.moving):
 		found = append(found, engine.Finding{Severity: engine.Info, Title: "every node that is replaced can be drained", Detail: basis})
@@ -131,27 +151,54 @@ func (w *world) rehearsed() []*pod {
 	return chosen[:min(len(chosen), maxEvictions)]
 }
 
-// ask asks for the eviction of pods. The error is about the client.
-func ask(p *probe, pods []*pod) (map[*pod]answer, error) {
+// within is how long one check may ask for dry runs.
+func (p *probe) within() time.Duration { return cmp.Or(p.limit, rehearsalLimit) }
+
+// slow is what one dry run may take; if every eviction takes longer, that is worth a word.
+func (p *probe) slow() time.Duration { return p.within() / 4 }
+
+// ask asks for the eviction of pods. It stops when answers do not come, and says why;
+// then some pods have none. The error is about the client.
+func ask(p *probe, pods []*pod) (answers map[*pod]answer, stopped string, err error) {
 	config := rest.CopyConfig(p.config)
 	config.QPS = -1 // the API server's own fairness is the limit
 	config.ContentType, config.AcceptContentTypes = "application/json", "application/json"
 	core, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make Kubernetes client: %w", err)
+		return nil, "", fmt.Errorf("make Kubernetes client: %w", err)
 	}
+	ctx, cancel := context.WithTimeout(p.ctx, p.within())
+	defer cancel()
+	answers = make(map[*pod]answer, len(pods))
 	var (
-		mu      sync.Mutex
-		answers = make(map[*pod]answer, len(pods))
+		mu      sync.Mutex // of answers, stopped and strikes
+		strikes = map[string]int{}
 		next    = make(chan *pod)
 		workers sync.WaitGroup
 	)
 	for range min(evictionWorkers, len(pods)) {
 		workers.Go(func() {
 			for pod := range next {
-				a := askOne(p.ctx, core.PolicyV1().RESTClient(), pod)
+				start := time.Now()
+				a := askOne(ctx, core.PolicyV1().RESTClient(), pod)
+				a.took = time.Since(start)
 				mu.Lock()
+				switch ended := ctx.Err(); {
+				case a.verdict != notAsked || ended == nil:
+				case errors.Is(ended, context.DeadlineExceeded):
+					a.verdict = late
+					stopped = fmt.Sprintf("no answer came within %s", plainDuration(p.within()))
+				default: // others have made up our mind
+					mu.Unlock()
+					continue
+				}
 				answers[pod] = a
+				if a.uncalled() {
+					if strikes[a.by]++; strikes[a.by] >= maxStrikes && stopped == "" {
+						stopped = fmt.Sprintf("%s could not be called %d times", a.by, maxStrikes)
+						cancel()
+					}
+				}
 				if n := len(answers); n%20 == 0 || n == len(pods) {
 					p.progress(int64(n), int64(len(pods)))
 				}
@@ -162,12 +209,14 @@ func ask(p *probe, pods []*pod) (map[*pod]answer, error) {
 	for _, pod := range pods {
 		select {
 		case next <- pod:
-		case <-p.ctx.Done():
+			continue
+		case <-ctx.Done():
 		}
+		break
 	}
 	close(next)
 	workers.Wait()
-	return answers, nil
+	return answers, stopped, nil
 }
 
 func askOne(ctx context.Context, client rest.Interface, p *pod) answer {
@@ -189,8 +238,6 @@ func askOne(ctx context.Context, client rest.Interface, p *pod) answer {
 // evict asks for the eviction of p without its being carried out. That is said twice:
 // admission looks at the request, the eviction itself at its body.
 func evict(ctx context.Context, client rest.Interface, p *pod) error {
-	ctx, cancel := context.WithTimeout(ctx, evictionLimit)
-	defer cancel()
 	o := &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
 	if p.uid != "" {
 		o.Preconditions = &metav1.Preconditions{UID: &p.uid}
@@ -260,14 +307,14 @@ func classify(err error) answer {
 }
 
 // denials tells evictions that the API server refuses for another reason than a budget.
-func (w *world) denials(answers map[*pod]answer, basis string) []engine.Finding {
+func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engine.Finding {
 	groups := map[string][]*pod{}
-	for p, a := range answers {
+	for x, a := range answers {
 		switch a.verdict {
 		case denied:
-			groups[a.by] = append(groups[a.by], p)
+			groups[a.by] = append(groups[a.by], x)
 		case refused:
-			groups[""] = append(groups[""], p)
+			groups[""] = append(groups[""], x)
 		}
 	}
 	var found []engine.Finding
@@ -290,9 +337,12 @@ func (w *world) denials(answers map[*pod]answer, basis string) []engine.Finding 
 			}
 			f.Owner = keeperOf(h.config)
 			f.Objects = append([]string{h.object()}, f.Objects...)
-			if strings.Contains(answers[pods[0]].text, "failed calling webhook") {
+			if a := answers[pods[0]]; a.uncalled() {
 				f.Remedy = "bring back who answers it; or let pass what it cannot judge, which its owner may undo"
 				f.Command = h.ignore()
+				if a.took > p.slow() {
+					f.Command = h.ignoreSoon()
+				}
 				continue
 			}
 			var namespaces []string
@@ -305,6 +355,105 @@ func (w *world) denials(answers map[*pod]answer, basis string) []engine.Finding 
 		found = append(found, f)
 	}
 	return fold(found, "rules that deny evictions")
+}
+
+// slowHooks tells who makes evictions slow, if every one of them is: webhooks that
+// judge evictions, all that it can be.
+func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engine.Finding, bool) {
+	var took []time.Duration
+	var pods []*pod
+	lates, spoilt := 0, 0
+	for x, a := range answers {
+		switch {
+		case a.verdict == late:
+			lates++
+		case a.verdict == notAsked, a.verdict == forbidden, a.verdict == noDryRun, a.verdict == gone:
+			continue
+		case a.took <= p.slow():
+			return engine.Finding{}, false
+		case a.uncalled():
+			spoilt++ // told as a denial
+		}
+		took = append(took, a.took)
+		pods = append(pods, x)
+	}
+	if len(took) == 0 || spoilt == len(took) {
+		return engine.Finding{}, false
+	}
+	pods = w.inOrder(pods)
+	slices.Sort(took)
+	each := took[len(took)/2]
+	strict, lenient := w.judging(pods, each)
+	hooks := slices.Concat(strict, lenient)
+	if len(hooks) == 0 {
+		return engine.Finding{}, false
+	}
+	names := make([]string, len(hooks))
+	f := engine.Finding{Severity: engine.Warn, Owner: keeperOf(hooks[0].config)}
+	for i, h := range hooks {
+		names[i] = h.name
+		f.Objects = append(f.Objects, h.object())
+		if keeperOf(h.config) != f.Owner {
+			f.Owner = ""
+		}
+	}
+	who := hooks[0].title()
+	if len(hooks) > 1 {
+		who = "one of webhooks " + enumerate(names, 3)
+	}
+	moving := len(w.lookup().moving)
+	total := plainDuration(each * time.Duration(moving))
+	f.Detail = fmt.Sprintf("the first is %s on %s (%s); %s", printable(pods[0].namespace+"/"+pods[0].name), printable(pods[0].node), w.lookup().position(pods[0].node), basis)
+	f.Objects = append(f.Objects, objects(pods)...)
+	f.Remedy = "look at who answers it"
+	one := len(hooks) == 1
+	switch {
+	case lates == 0:
+		f.Title = fmt.Sprintf("%s answers evictions slowly: %s each, the drain of %s would take %s one after the other", who, plainDuration(each), count(moving, "pod"), total)
+	case len(strict) > 0:
+		f.Severity = engine.Block
+		f.Title = fmt.Sprintf("%s answers no eviction within %s, and fails what it cannot judge", who, plainDuration(p.within()))
+		f.Remedy += "; or let pass what it has not judged within a second, which its owner may undo"
+		if one {
+			f.Command = strict[0].ignoreSoon()
+		}
+		if slices.ContainsFunc(strict, func(h *hook) bool { return h.conditions }) {
+			f.Severity = engine.Warn
+			f.Detail += "; its matchConditions may leave evictions out, and were not evaluated"
+		}
+	default:
+		f.Title = fmt.Sprintf("%s answers evictions slowly: more than %s each, the drain of %s would take more than %s one after the other", who, plainDuration(p.within()), count(moving, "pod"), total)
+	}
+	if len(strict) == 0 {
+		f.Remedy += "; or give it a second only: it lets pass what it has not judged by then, and its owner may undo that"
+		if one {
+			f.Command = lenient[0].patch("timeoutSeconds", 1)
+		}
+	}
+	return f, true
+}
+
+// judging are the webhooks that judge the evictions of pods and may take that long; all
+// that judge them if none may.
+func (w *world) judging(pods []*pod, took time.Duration) (strict, lenient []*hook) {
+	find := func(hooks []*hook, took time.Duration) (out []*hook) {
+		for _, h := range hooks {
+			judges := slices.Contains(h.hits, evictions) && slices.ContainsFunc(pods, func(p *pod) bool {
+				return h.namespaces.Matches(w.namespaceLabels(p.namespace))
+			})
+			// An answer takes a little more than the webhook's.
+			if judges && time.Duration(h.timeout+1)*time.Second >= took {
+				out = append(out, h)
+			}
+		}
+		return out
+	}
+	for _, took := range []time.Duration{took, 0} {
+		if strict, lenient = find(w.hooks(), took), find(w.lenientHooks(), took); len(strict)+len(lenient) > 0 {
+			break
+		}
+	}
+	return strict, lenient
 }
 
 // inOrder sorts pods as the drains meet them.

@@ -1,14 +1,17 @@
 package preflight
 
 import (
+	"context"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -288,4 +291,128 @@ func (c *cluster) pod(name string) *pod {
 	c.must(err)
 	out := slimPod(p)
 	return &out
+}
+
+// TestTheRehearsalEndsInTime has webhooks that nobody answers, or late.
+func TestTheRehearsalEndsInTime(t *testing.T) {
+	c := startCluster(t)
+	for _, name := range []string{"worker-0", "worker-1"} {
+		c.node(name)
+	}
+	c.namespace("shop")
+	c.deployment("shop", "web", slices.Repeat([]string{"worker-0"}, 40)...)
+	c.budget("shop", "web", "web", 0, 40, 0)
+	seen := make(chan string, 1000)
+	silent := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case seen <- r.URL.Path:
+		default:
+		}
+		_, _ = io.Copy(io.Discard, r.Body) // or the server does not see that the client has gone
+		<-r.Context().Done()
+	}))
+	t.Cleanup(silent.Close)
+	refusing := httptest.NewTLSServer(http.NotFoundHandler())
+	refusing.Close()
+
+	for _, tt := range []struct {
+		name    string
+		url     string
+		failure admissionv1.FailurePolicyType
+		seconds int32
+		// want begins with severities; most is how many evictions are asked for.
+		want []string
+		most int
+	}{
+		{"it may take 30 s, and fails what it cannot judge", silent.URL + "/fail", admissionv1.Fail, 30, []string{
+			"block: webhook safe.bank.example answers no eviction within 2s, and fails what it cannot judge: " +
+				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/failurePolicy","value":"Ignore"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
+			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
+		}, evictionWorkers},
+		{"it may take 30 s, and lets pass what it cannot judge", silent.URL + "/ignore", admissionv1.Ignore, 30, []string{
+			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
+			"warn: webhook safe.bank.example answers evictions slowly: more than 2s each, the drain of 40 pods would take more than 1m20s one after the other: " +
+				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
+		}, evictionWorkers},
+		{"it may take 1 s, and lets pass what it cannot judge", silent.URL + "/slow", admissionv1.Ignore, 1, []string{
+			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
+			"warn: webhook safe.bank.example answers evictions slowly",
+		}, 3 * evictionWorkers},
+		{"nobody listens", refusing.URL + "/", admissionv1.Fail, 30, []string{
+			"block: webhook safe.bank.example denies the eviction of",
+			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
+		}, maxStrikes + evictionWorkers},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			hooks := c.core.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+			_ = hooks.Delete(t.Context(), "safe", metav1.DeleteOptions{}) // there is none the first time
+			_, err := hooks.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{
+				ObjectMeta: metav1.ObjectMeta{Name: "safe"},
+				Webhooks: []admissionv1.ValidatingWebhook{{
+					Name: "safe.bank.example", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone),
+					FailurePolicy: &tt.failure, TimeoutSeconds: &tt.seconds,
+					ClientConfig: admissionv1.WebhookClientConfig{URL: &tt.url, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: silent.Certificate().Raw})},
+					Rules: []admissionv1.RuleWithOperations{{
+						Operations: []admissionv1.OperationType{admissionv1.Create},
+						Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
+					}},
+				}},
+			}, metav1.CreateOptions{})
+			c.must(err)
+			c.untilAsked(tt.url, seen)
+
+			w, err := collect(t.Context(), c.cp.Config(), c.core, engine.PreflightRequest{ReplaceWorkers: true, Surge: 1, DryRun: true})
+			c.must(err)
+			var asked atomic.Int64
+			p := &probe{ctx: t.Context(), config: c.cp.Config(), core: c.core, limit: 2 * time.Second, progress: func(int64, int64) {}}
+			p.config.WrapTransport = func(rt http.RoundTripper) http.RoundTripper {
+				return transport(func(r *http.Request) (*http.Response, error) { asked.Add(1); return rt.RoundTrip(r) })
+			}
+			var got []string
+			found := checkOf("drain-rehearsal").find(w, p)
+			slices.SortStableFunc(found, func(a, b engine.Finding) int { return rank(a.Severity) - rank(b.Severity) })
+			for i, f := range found {
+				line := fmt.Sprintf("%s: %s: %s", f.Severity, f.Title, f.Command)
+				if i < len(tt.want) && strings.HasPrefix(line, tt.want[i]) {
+					line = tt.want[i]
+				}
+				got = append(got, line)
+				if !strings.Contains(f.Detail, "computed from the status of budgets") {
+					t.Errorf("%s: the detail does not say what was computed: %s", f.Title, f.Detail)
+				}
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Errorf("findings (-want +got):\n%s", d)
+			}
+			if n := int(asked.Load()); n > tt.most {
+				t.Errorf("%d evictions were asked for, want %d at most", n, tt.most)
+			}
+		})
+	}
+}
+
+type transport func(*http.Request) (*http.Response, error)
+
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// untilAsked waits until the API server knows of the webhook at address: it asks it, or
+// fails to.
+func (c *cluster) untilAsked(address string, seen chan string) {
+	c.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		ctx, cancel := context.WithTimeout(c.t.Context(), 200*time.Millisecond)
+		err := evict(ctx, c.core.PolicyV1().RESTClient(), c.pod("web-0"))
+		cancel()
+		if classify(err).uncalled() {
+			return
+		}
+		for len(seen) > 0 {
+			if strings.HasSuffix(address, <-seen) {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatal("the API server never asks the webhook")
+		}
+	}
 }

@@ -97,11 +97,22 @@ func (h *hook) finding(s engine.Severity, title string) engine.Finding {
 
 // patch is the command that changes h alone: it tests for its name first.
 func (h *hook) patch(field string, value any) string {
+	return h.patchAll(change{field, value})
+}
+
+// change is a field of a webhook and what it is set to.
+type change struct {
+	field string
+	value any
+}
+
+func (h *hook) patchAll(changes ...change) string {
 	path := fmt.Sprintf("/webhooks/%d/", h.index)
-	b, err := json.Marshal([]map[string]any{
-		{"op": "test", "path": path + "name", "value": h.name},
-		{"op": "add", "path": path + field, "value": value},
-	})
+	operations := []map[string]any{{"op": "test", "path": path + "name", "value": h.name}}
+	for _, c := range changes {
+		operations = append(operations, map[string]any{"op": "add", "path": path + c.field, "value": c.value})
+	}
+	b, err := json.Marshal(operations)
 	// The patch stands in single quotes.
 	if err != nil || bytes.ContainsAny(b, "'\\") || printable(h.name) != h.name {
 		return ""
@@ -111,6 +122,11 @@ func (h *hook) patch(field string, value any) string {
 		return ""
 	}
 	return fmt.Sprintf("%s '%s'", kubectl, b)
+}
+
+// ignoreSoon is the command that lets pass what h has not judged within a second.
+func (h *hook) ignoreSoon() string {
+	return h.patchAll(change{"failurePolicy", admissionv1.Ignore}, change{"timeoutSeconds", 1})
 }
 
 // ignore is the command that lets pass what h cannot judge.
@@ -136,10 +152,13 @@ type target struct {
 	scope           admissionv1.ScopeType
 }
 
+// evictions is how findings call what drains ask for.
+const evictions = "evictions"
+
 var targets = []target{
 	{"", "pods", []admissionv1.OperationType{admissionv1.Create}, "new pods", admissionv1.NamespacedScope},
 	{"", "pods", []admissionv1.OperationType{admissionv1.Delete}, "the end of pods", admissionv1.NamespacedScope},
-	{"", "pods/eviction", []admissionv1.OperationType{admissionv1.Create}, "evictions", admissionv1.NamespacedScope},
+	{"", "pods/eviction", []admissionv1.OperationType{admissionv1.Create}, evictions, admissionv1.NamespacedScope},
 	{"", "pods/binding", []admissionv1.OperationType{admissionv1.Create}, "the placing of pods", admissionv1.NamespacedScope},
 	{"", "pods/status", []admissionv1.OperationType{admissionv1.Update}, "the status of pods", admissionv1.NamespacedScope},
 	{"", "nodes", []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete}, "nodes", admissionv1.ClusterScope},
@@ -177,16 +196,19 @@ func (t *target) hits(r *admissionv1.RuleWithOperations) bool {
 
 // hooks are the webhooks that can stop an upgrade, by kind, configuration and index.
 func (w *world) hooks() []*hook {
-	w.lookups.hooksOnce.Do(func() { w.lookups.hooks = newHooks(w) })
+	w.lookups.hooksOnce.Do(func() { w.lookups.hooks, w.lookups.lenient = newHooks(w) })
 	return w.lookups.hooks
 }
 
-func newHooks(w *world) []*hook {
-	var out []*hook
+// lenientHooks are webhooks that judge what an upgrade does, and let pass what they
+// cannot judge: they can only slow it down.
+func (w *world) lenientHooks() []*hook {
+	w.hooks()
+	return w.lookups.lenient
+}
+
+func newHooks(w *world) (out, lenient []*hook) {
 	add := func(h hook, failure *admissionv1.FailurePolicyType, rules []admissionv1.RuleWithOperations, ns, obj *metav1.LabelSelector, timeout *int32, match *admissionv1.MatchPolicyType) {
-		if failure != nil && *failure != admissionv1.Fail {
-			return
-		}
 		h.timeout, h.match = 10, admissionv1.Equivalent
 		if timeout != nil {
 			h.timeout = *timeout
@@ -209,7 +231,11 @@ func newHooks(w *world) []*hook {
 				h.pods = h.pods || t.text == targets[0].text
 			}
 		}
-		if len(h.hits) > 0 {
+		switch {
+		case len(h.hits) == 0:
+		case failure != nil && *failure != admissionv1.Fail:
+			lenient = append(lenient, &h)
+		default:
 			out = append(out, &h)
 		}
 	}
@@ -229,10 +255,12 @@ func newHooks(w *world) []*hook {
 				x.FailurePolicy, x.Rules, x.NamespaceSelector, x.ObjectSelector, x.TimeoutSeconds, x.MatchPolicy)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b *hook) int {
-		return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.config.Name, b.config.Name), cmp.Compare(a.index, b.index))
-	})
-	return out
+	for _, hooks := range [][]*hook{out, lenient} {
+		slices.SortStableFunc(hooks, func(a, b *hook) int {
+			return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.config.Name, b.config.Name), cmp.Compare(a.index, b.index))
+		})
+	}
+	return out, lenient
 }
 
 // selectorOf is s; none selects everything, as webhooks have it.

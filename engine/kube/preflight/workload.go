@@ -37,6 +37,8 @@ type lookups struct {
 	lookup                           *lookup
 	placement                        *placement
 	hooks                            []*hook
+	// lenient are webhooks that let pass what they cannot judge.
+	lenient []*hook
 }
 
 // lookup is a world by what the checks of workloads ask for. Pointers lead into the world.

@@ -231,6 +231,8 @@ type probe struct {
 	ctx    context.Context
 	config *rest.Config
 	core   kubernetes.Interface
+	// limit bounds what one check asks for as a dry run, all together; zero means 12 s.
+	limit time.Duration
 	// progress tells how far a long check has come.
 	progress func(current, total int64)
 }
