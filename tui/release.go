@@ -440,7 +440,15 @@ can serve as it is. The folder to publish from holds:
                                        containers: {reference: digest} (optional)
   v1.1.0/downloads.yaml                [{os, arch, url, digest}] of the program (optional)
   v1.1.0/measurements/PROVIDER.json    what machines measure that boot the OS image (optional)
-  notices.yaml                         faulty: [{release, kubernetes, reason}] (optional)
+  notices.yaml                         what turned out to be faulty (optional):
+
+    schema: "1"
+    faulty:
+    - {release: v1.1.0, reason: forgets its keys}
+    - {kubernetes: v1.35.4, reason: loses volumes}
+
+A notice about what the folder does not hold is published too: a program that knows it
+from elsewhere hears of it.
 
 Everything is checked before anything is written, and the feed changes at once. Its
 number goes on from the feed that is there. A release that was published cannot be
@@ -497,6 +505,13 @@ func (s *session) buildText(r *engine.FeedPublication, public string) {
 	}
 	if len(r.Dropped) > 0 {
 		fmt.Fprintf(s.out, "dropped   %s\n", clean(strings.Join(r.Dropped, ", ")))
+	}
+	for _, n := range r.Elsewhere {
+		what := "which is not in this folder"
+		if n.Release.IsZero() {
+			what = "which no release in this folder offers"
+		}
+		fmt.Fprintf(s.out, "notice    about %s, %s: published for programs that know it\n", clean(n.String()), what)
 	}
 	if n := len(r.NoDigest); n > 0 {
 		fmt.Fprintf(s.out, "no digest of %d images and downloads is known; verify names them\n", n)

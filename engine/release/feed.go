@@ -65,6 +65,7 @@ type Feed struct {
 	cache     *cache
 	index     *index
 	summaries []Summary
+	notices   []Notice
 	state     State
 
 	mu       sync.Mutex
@@ -194,7 +195,7 @@ func lastGood(s store, c *cache, roots []Key) (*Feed, bool) {
 	if !ok {
 		return nil, false
 	}
-	f.summaries, err = parseSummaries(b)
+	f.summaries, f.notices, err = parseSummaries(b)
 	return f, err == nil && f.complete() == nil
 }
 
@@ -307,7 +308,7 @@ func (f *Feed) readSummaries(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if f.summaries, err = parseSummaries(b); err != nil {
+	if f.summaries, f.notices, err = parseSummaries(b); err != nil {
 		return fmt.Errorf("%s: %w", f.state.Source, err)
 	}
 	return f.complete()
@@ -466,9 +467,10 @@ func Fallback(embedded *Feed, why error) Source {
 	return &joined{embedded: embedded, all: embedded.summaries, state: s}
 }
 
-// Join returns what comes with the program together with what a feed says. Of a release
-// that both have, the feed adds which versions are faulty and where the program is; that
-// it has another content is an error that wraps ErrConflict.
+// Join returns what comes with the program together with what a feed says. To a
+// release of the program the feed adds which versions are faulty, also if it does not
+// have that release any more, and where the program is; that both have it with another
+// content is an error that wraps ErrConflict.
 func Join(embedded, feed *Feed) (Source, error) {
 	j := &joined{embedded: embedded, feed: feed, state: feed.state}
 	for _, s := range embedded.summaries {
@@ -484,6 +486,12 @@ func Join(embedded, feed *Feed) (Source, error) {
 	for _, s := range feed.summaries {
 		if _, err := embedded.summary(s.Version); err != nil {
 			j.all = append(j.all, s)
+		}
+	}
+	for i := range j.all {
+		j.all[i].Kubernetes = slices.Clone(j.all[i].Kubernetes)
+		for _, n := range slices.Concat(embedded.notices, feed.notices) {
+			n.mark(&j.all[i])
 		}
 	}
 	slices.SortFunc(j.all, func(a, b Summary) int { return a.Version.Compare(b.Version) })

@@ -477,6 +477,20 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 				substitute(t, dir, "summaries.json", key, []byte(strings.Replace(string(read(t, dir, "summaries.json")), `"version": "v1.1.0",`, `"version": "v1.2.0",`, 1)))
 			},
 		},
+		{
+			name: "a notice with control characters", want: "notices[0]: a notice needs a reason, one line of text",
+			change: func(t *testing.T, dir string) {
+				all, _, err := parseSummaries(read(t, dir, "summaries.json"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				b, err := encodeJSON(summaries{schema, all, []Notice{{Release: version.MustParse("v9.0.0"), Reason: "\x1b[2Jfine"}}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				substitute(t, dir, "summaries.json", key, b)
+			},
+		},
 		{name: "a feed that has expired", now: today.Add(DefaultExpiry), is: ErrExpired, want: "it ended on 2026-12-21 12:00 UTC, and this computer's clock says 2026-12-21 12:00 UTC"},
 		{name: "a clock a year ahead", now: today.AddDate(1, 0, 0), is: ErrExpired, want: "this computer's clock says 2027-11-21 12:00 UTC"},
 		{name: "a clock a year behind", now: today.AddDate(-1, 0, 0), is: ErrFuture, want: "it was made on 2026-11-21 12:00 UTC, and this computer's clock says 2025-11-21 12:00 UTC"},
@@ -1063,6 +1077,68 @@ func TestAFeedAddsToWhatTheProgramKnows(t *testing.T) {
 	}
 }
 
+func TestNoticesReachProgramsThatKnowWhatTheFeedDoesNotHave(t *testing.T) {
+	key := newTestKey(t, "tests")
+	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
+	remove(t, from, "v1.0.0.yaml")
+	write(t, from, "notices.yaml", `faulty:
+- {release: v1.0.0, reason: forgets its keys}
+- {release: v1.0.0, kubernetes: v1.34.2, reason: does not start}
+- {kubernetes: v1.34.3, reason: loses volumes}
+- {kubernetes: v1.35.4, reason: leaks}
+- {release: v9.0.0, reason: from elsewhere}
+`)
+	r := publish(t, BuildOptions{From: from, Out: dir, Key: key})
+	var elsewhere []string
+	for _, n := range r.Elsewhere {
+		elsewhere = append(elsewhere, n.String())
+	}
+	if want := []string{"v1.0.0", "Kubernetes v1.34.2 of v1.0.0", "Kubernetes v1.34.3", "v9.0.0"}; !slices.Equal(elsewhere, want) {
+		t.Errorf("about what is not here: %q, want %q", elsewhere, want)
+	}
+	embedded, err := Embedded(os.DirFS("../../assets/releases"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Keys: []Key{key.Key}, Now: at(today), Cache: t.TempDir()}
+	for _, where := range []string{"the feed", "the last good copy"} {
+		f, err := Open(t.Context(), dir, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := Join(embedded, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := all.Summaries(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var faulty []string
+		for _, s := range got {
+			faulty = append(faulty, s.Version.String()+": "+s.Faulty)
+			for _, k := range s.Kubernetes {
+				if k.Faulty != "" {
+					faulty = append(faulty, s.Version.String()+" "+k.Version.String()+": "+k.Faulty)
+				}
+			}
+		}
+		want := []string{"v1.0.0: forgets its keys", "v1.0.0 v1.34.2: does not start", "v1.0.0 v1.34.3: loses volumes", "v1.0.0 v1.35.4: leaks", "v1.1.0: ", "v1.1.0 v1.35.4: leaks"}
+		if !slices.Equal(faulty, want) {
+			t.Errorf("%s: %q, want %q", where, faulty, want)
+		}
+		if r, err := all.Release(t.Context(), version.MustParse("v1.0.0")); err != nil || r.Faulty != "forgets its keys" {
+			t.Errorf("%s: %v", where, err)
+		}
+		if where == "the feed" {
+			remove(t, dir, "index.json")
+		}
+	}
+	if own, _ := embedded.Summaries(t.Context()); own[0].Faulty != "" || slices.ContainsFunc(own[0].Kubernetes, func(k KubernetesSummary) bool { return k.Faulty != "" }) {
+		t.Error("the program's own summaries were changed")
+	}
+}
+
 func TestOneFeedServesManyAtOnce(t *testing.T) {
 	key := newTestKey(t, "tests")
 	server := serve(t, feed(t, key))
@@ -1123,7 +1199,7 @@ func FuzzSummaries(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		all, err := parseSummaries(b)
+		all, _, err := parseSummaries(b)
 		if err != nil {
 			return
 		}
@@ -1152,9 +1228,9 @@ func FuzzRelease(f *testing.F) {
 				}
 			}
 		}
-		if b, err := json.Marshal(summaries{schema, []Summary{r.Summary()}}); err != nil {
+		if b, err := json.Marshal(summaries{Schema: schema, Releases: []Summary{r.Summary()}}); err != nil {
 			t.Error(err)
-		} else if _, err := parseSummaries(b); err != nil {
+		} else if _, _, err := parseSummaries(b); err != nil {
 			t.Errorf("its summary cannot be read: %v\n%s", err, b)
 		}
 	})

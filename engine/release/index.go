@@ -230,8 +230,11 @@ func validName(name string) bool {
 // validVersion reports whether s is a version as it is written in names.
 func validVersion(s string) bool {
 	v, err := version.Parse(s)
-	return err == nil && len(s) <= 128 && v.String() == s
+	return err == nil && len(s) <= maxVersion && v.String() == s
 }
+
+// maxVersion bounds versions in bytes.
+const maxVersion = 128
 
 // Names of files about one release.
 func releaseName(v version.Version) string { return "releases/" + v.String() + ".yaml" }
@@ -255,28 +258,80 @@ func versionOf(name string) (version.Version, bool) {
 type summaries struct {
 	Schema   string    `json:"schema"`
 	Releases []Summary `json:"releases"` // oldest first
+	// Notices are those that may mean releases which are not in the feed.
+	Notices []Notice `json:"notices,omitempty"`
 }
 
-func parseSummaries(b []byte) ([]Summary, error) {
+// Notice says that nobody may go to a release, or to a patch of Kubernetes.
+type Notice struct {
+	Release    version.Version `json:"release,omitzero"`    // zero: every release that offers Kubernetes
+	Kubernetes version.Version `json:"kubernetes,omitzero"` // zero: the release itself
+	Reason     string          `json:"reason"`
+}
+
+// String is what a notice is about, such as "v1.0.0" or "Kubernetes v1.35.4 of v1.1.0".
+func (n Notice) String() string {
+	switch {
+	case n.Kubernetes.IsZero():
+		return n.Release.String()
+	case n.Release.IsZero():
+		return "Kubernetes " + n.Kubernetes.String()
+	}
+	return "Kubernetes " + n.Kubernetes.String() + " of " + n.Release.String()
+}
+
+func (n Notice) check() error {
+	switch {
+	case n.Release.IsZero() && n.Kubernetes.IsZero():
+		return errors.New("a notice names neither a release nor a Kubernetes version")
+	case n.Reason == "" || badText(n.Reason):
+		return errors.New("a notice needs a reason, one line of text")
+	}
+	return nil
+}
+
+// mark writes n into a summary that is not shared, and reports whether it is meant.
+func (n Notice) mark(s *Summary) (meant bool) {
+	if !n.Release.IsZero() && !n.Release.Equal(s.Version) {
+		return false
+	}
+	if n.Kubernetes.IsZero() {
+		s.Faulty = n.Reason
+		return true
+	}
+	for i := range s.Kubernetes {
+		if n.Kubernetes.Equal(s.Kubernetes[i].Version) {
+			s.Kubernetes[i].Faulty, meant = n.Reason, true
+		}
+	}
+	return meant
+}
+
+func parseSummaries(b []byte) ([]Summary, []Notice, error) {
 	var s summaries
 	if err := strictJSON(b, &s); err != nil {
-		return nil, fmt.Errorf("read %s: %w", summariesName, err)
+		return nil, nil, fmt.Errorf("read %s: %w", summariesName, err)
 	}
 	if s.Schema != schema {
-		return nil, fmt.Errorf("read %s: its format is %q and this program reads %q", summariesName, s.Schema, schema)
+		return nil, nil, fmt.Errorf("read %s: its format is %q and this program reads %q", summariesName, s.Schema, schema)
 	}
 	for i, r := range s.Releases {
 		if err := r.check(); err != nil {
-			return nil, fmt.Errorf("read %s: releases[%d]: %w", summariesName, i, err)
+			return nil, nil, fmt.Errorf("read %s: releases[%d]: %w", summariesName, i, err)
 		}
 		if i > 0 && !s.Releases[i-1].Version.Less(r.Version) {
-			return nil, fmt.Errorf("read %s: releases[%d]: %s is not newer than the one before", summariesName, i, r.Version)
+			return nil, nil, fmt.Errorf("read %s: releases[%d]: %s is not newer than the one before", summariesName, i, r.Version)
 		}
 	}
 	if len(s.Releases) == 0 {
-		return nil, fmt.Errorf("read %s: it names no release", summariesName)
+		return nil, nil, fmt.Errorf("read %s: it names no release", summariesName)
 	}
-	return s.Releases, nil
+	for i, n := range s.Notices {
+		if err := n.check(); err != nil {
+			return nil, nil, fmt.Errorf("read %s: notices[%d]: %w", summariesName, i, err)
+		}
+	}
+	return s.Releases, s.Notices, nil
 }
 
 // check says what is wrong with a summary that came from elsewhere.

@@ -65,6 +65,8 @@ type BuildReport struct {
 	Added    []string `json:"added,omitempty"`
 	Dropped  []string `json:"dropped,omitempty"`
 	Files    int      `json:"files"`
+	// Elsewhere are notices about what From does not hold: they reach programs that know it.
+	Elsewhere []Notice `json:"elsewhere,omitempty"`
 	// NoDigest are images and downloads whose digest is not known.
 	NoDigest []string `json:"noDigest,omitempty"`
 }
@@ -109,7 +111,7 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 	if err != nil {
 		return BuildReport{}, err
 	}
-	r := BuildReport{Out: out, Created: now, Expires: now.Add(o.Expires), Signer: o.Key.String(), NoDigest: p.noDigest()}
+	r := BuildReport{Out: out, Created: now, Expires: now.Add(o.Expires), Signer: o.Key.String(), Elsewhere: p.elsewhere, NoDigest: p.noDigest()}
 	i := index{Schema: schema, Type: indexType, Sequence: old.index.Sequence + 1, Created: now, Expires: r.Expires}
 	if i.Keys, err = nextKeys(old.index.Keys, o, now); err != nil {
 		return BuildReport{}, err
@@ -186,19 +188,66 @@ type publication struct {
 	summaries []Summary
 	images    map[string]*Images
 	faulty    []faulty
+	// elsewhere are the notices that nothing here is meant by.
+	elsewhere []Notice
 }
 
 // notices is what is known about releases only after they were published.
 type notices struct {
-	Schema string   `yaml:"schema"`
+	Schema string   `yaml:"schema"` // empty: the one that this program reads
 	Faulty []faulty `yaml:"faulty"`
 }
 
-// faulty is a release or a patch of Kubernetes that nobody may go to.
+// faulty is a notice as people write it.
 type faulty struct {
-	Release    version.Version `yaml:"release"`    // zero: in every release
-	Kubernetes version.Version `yaml:"kubernetes"` // zero: the release itself
-	Reason     string          `yaml:"reason"`
+	Notice
+	line int
+}
+
+// UnmarshalYAML reads a notice by hand: the decoder says of no version on which line it
+// is.
+func (f *faulty) UnmarshalYAML(n *yaml.Node) error {
+	f.line = n.Line
+	if n.Kind != yaml.MappingNode {
+		return fmt.Errorf("line %d: a notice is {release, kubernetes, reason}", n.Line)
+	}
+	seen := map[string]bool{}
+	for i := 0; i < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		if seen[key.Value] {
+			return fmt.Errorf("line %d: %q occurs twice", key.Line, shorten(key.Value))
+		}
+		seen[key.Value] = true
+		if value.Kind != yaml.ScalarNode {
+			return fmt.Errorf("line %d: %q is no text", value.Line, shorten(key.Value))
+		}
+		var err error
+		switch key.Value {
+		case "release":
+			f.Release, err = noticed(value.Value)
+		case "kubernetes":
+			f.Kubernetes, err = noticed(value.Value)
+		case "reason":
+			f.Reason = value.Value
+		default:
+			err = fmt.Errorf("field %s not found in a notice, which has release, kubernetes and reason", shorten(key.Value))
+		}
+		if err != nil {
+			return fmt.Errorf("line %d: %w", key.Line, err)
+		}
+	}
+	if err := f.check(); err != nil {
+		return fmt.Errorf("line %d: %w", n.Line, err)
+	}
+	return nil
+}
+
+func noticed(s string) (version.Version, error) {
+	v, err := version.Parse(s)
+	if err == nil && len(s) > maxVersion {
+		err = errors.New("parse version: it is too long")
+	}
+	return v, err
 }
 
 // imageNotes is images.yaml.
@@ -260,11 +309,14 @@ func compile(from string) (*publication, error) {
 			return nil, err
 		}
 	}
-	p.markFaulty()
-	if p.files[summariesName], err = encodeJSON(summaries{schema, p.summaries}); err != nil {
+	told, err := p.markFaulty()
+	if err != nil {
 		return nil, err
 	}
-	if _, err := parseSummaries(p.files[summariesName]); err != nil {
+	if p.files[summariesName], err = encodeJSON(summaries{schema, p.summaries, told}); err != nil {
+		return nil, err
+	}
+	if _, _, err := parseSummaries(p.files[summariesName]); err != nil {
 		return nil, err
 	}
 	for name, l := range lists(p.summaries) {
@@ -296,7 +348,7 @@ func readYAML(dir fs.FS, name string, to any) error {
 	d := yaml.NewDecoder(bytes.NewReader(b))
 	d.KnownFields(true)
 	if err := d.Decode(to); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return fmt.Errorf("%s: %s", name, strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: something follows the document", name)
@@ -309,16 +361,8 @@ func (p *publication) readNotices(dir fs.FS, name string) error {
 	if err := readYAML(dir, name, &n); err != nil {
 		return err
 	}
-	if n.Schema != schema {
-		return fmt.Errorf("%s: its format is %q and this program reads %q", name, n.Schema, schema)
-	}
-	for i, f := range n.Faulty {
-		switch {
-		case f.Release.IsZero() && f.Kubernetes.IsZero():
-			return fmt.Errorf("%s: faulty[%d] names neither a release nor a Kubernetes version", name, i)
-		case f.Reason == "" || badText(f.Reason):
-			return fmt.Errorf("%s: faulty[%d] needs a reason, one line of text", name, i)
-		}
+	if n.Schema != "" && n.Schema != schema {
+		return fmt.Errorf("%s: its format is %q and this program reads %q", name, shorten(n.Schema), schema)
 	}
 	p.faulty = n.Faulty
 	return nil
@@ -453,24 +497,26 @@ func (p *publication) madeHere(dir fs.FS, name, v string) error {
 	return nil
 }
 
-// markFaulty writes notices into summaries.
-func (p *publication) markFaulty() {
+// markFaulty writes notices into summaries. It returns those that other releases may be
+// meant by, which somebody else's program knows.
+func (p *publication) markFaulty() (told []Notice, err error) {
 	for _, f := range p.faulty {
+		here, meant := false, false
 		for i := range p.summaries {
-			s := &p.summaries[i]
-			if !f.Release.IsZero() && !f.Release.Equal(s.Version) {
-				continue
-			}
-			if f.Kubernetes.IsZero() {
-				s.Faulty = f.Reason
-			}
-			for j := range s.Kubernetes {
-				if f.Kubernetes.Equal(s.Kubernetes[j].Version) {
-					s.Kubernetes[j].Faulty = f.Reason
-				}
-			}
+			here = here || f.Release.Equal(p.summaries[i].Version)
+			meant = f.mark(&p.summaries[i]) || meant
+		}
+		if here && !meant {
+			return nil, fmt.Errorf("notices.yaml: line %d: release %s does not offer Kubernetes %s", f.line, f.Release, f.Kubernetes)
+		}
+		if !here {
+			told = append(told, f.Notice)
+		}
+		if !meant {
+			p.elsewhere = append(p.elsewhere, f.Notice)
 		}
 	}
+	return told, nil
 }
 
 // noDigest names what has no digest.
@@ -585,7 +631,7 @@ func published(ctx context.Context, out string, key *PrivateKey) (*existing, err
 	if err != nil {
 		return nil, err
 	}
-	e.summaries, err = parseSummaries(summed)
+	e.summaries, _, err = parseSummaries(summed)
 	return e, err
 }
 

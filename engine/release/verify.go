@@ -104,7 +104,7 @@ func Verify(ctx context.Context, location string, o Options) (Report, error) {
 	v.r.Files = append(v.r.Files, f)
 	v.feed = &Feed{store: s, index: i, state: State{Source: s.location()}}
 	if b, err := v.feed.file(ctx, summariesName); err == nil {
-		v.feed.summaries, _ = parseSummaries(b) // the file's own row says what is wrong
+		v.feed.summaries, v.feed.notices, _ = parseSummaries(b) // the file's own row says what is wrong
 	}
 	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
 		if err := ctx.Err(); err != nil {
@@ -177,7 +177,7 @@ func (v *verifier) everyKey() (out []Key) {
 func (v *verifier) content(name string, b []byte) error {
 	switch dir := path.Dir(name); {
 	case name == summariesName:
-		_, err := parseSummaries(b)
+		_, _, err := parseSummaries(b)
 		return err
 	case dir == "keys":
 		if !slices.ContainsFunc(v.feed.index.Keys, func(k signedKeySet) bool { return k.Set == string(b) }) {
