@@ -672,7 +672,7 @@ func (c *checkRun) write() error {
 // finish sorts, and says how to exit.
 func (c *checkRun) finish() {
 	c.sort()
-	blocked := func(f Finding) bool { return f.Severity == Block && f.ID != configTarget }
+	blocked := func(f Finding) bool { return f.Severity == Block }
 	switch {
 	case c.hop != nil && !slices.ContainsFunc(c.out.Findings, blocked):
 		c.out.Exit = ExitUpgradeAvailable

@@ -641,7 +641,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			},
 			engine.CheckRequest{},
 			nil, 4,
-			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "block config-target: ", "block config-target: ", "warn running-release: release v1.2.0, which runs, is not known"},
+			[]string{"block cli-older: the cluster runs release v1.2.0, which is newer than this program, v1.1.0", "warn running-release: release v1.2.0, which runs, is not known", "warn config-target: ", "warn config-target: "},
 			nil,
 		},
 		{
@@ -652,7 +652,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			engine.CheckRequest{Release: v("v1.1.0")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"},
 			6,
-			[]string{"block config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would go down from v1.35.77 to v1.35.4", "warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0"},
+			[]string{"warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would go down from v1.35.77 to v1.35.4"},
 			nil,
 		},
 		{
@@ -663,7 +663,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			engine.CheckRequest{},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6,
-			[]string{"block config-target: ", "block config-target: ", "warn rollout-running: a rollout is under way (image of the control planes v1.0.0 to v1.1.0)"},
+			[]string{"warn rollout-running: a rollout is under way (image of the control planes v1.0.0 to v1.1.0)", "warn config-target: ", "warn config-target: "},
 			nil,
 		},
 		{
@@ -700,6 +700,9 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				tt.given(s)
 			}
 			c := s.mustCheck(tt.request)
+			if c.Exit == engine.ExitUpgradeAvailable && slices.ContainsFunc(c.Findings, func(f engine.Finding) bool { return f.Severity == engine.Block }) {
+				t.Errorf("exit %d although something blocks: %q", c.Exit, found(c))
+			}
 			var path []string
 			for _, h := range c.Path {
 				path = append(path, h.CLI.String()+": "+h.To.String())

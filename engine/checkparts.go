@@ -398,7 +398,8 @@ func or(words []string) string {
 }
 
 // judgeConfig says whether an upgrade to what the configuration asks for would be
-// refused. It is about the configuration as it stands, not about the path.
+// refused. It is about the configuration as it stands, not about the path, so it only
+// warns: the next hop is made with what it needs written.
 func (c *checkRun) judgeConfig() {
 	f := c.config
 	to := Planned{Services: f.Services, Image: f.Image, Kubernetes: f.Kubernetes, KeepWorkers: f.KeepWorkers}
@@ -419,10 +420,18 @@ func (c *checkRun) judgeConfig() {
 			continue // of several reasons the first is enough
 		}
 		said[field] = true
+		remedy := r.Remedy
+		switch {
+		case r.Rule == "variant" || r.Rule == "measurements-weaker": // of which nothing is written
+		case c.hop != nil:
+			remedy += "; `constellation upgrade check --write-config` writes what the next hop needs"
+		default:
+			remedy += fmt.Sprintf("; what runs is services %s, image %s, Kubernetes %s", c.now.Services, c.now.ControlPlaneImage, c.now.Kubernetes)
+		}
 		c.find(Finding{
-			ID: configTarget, Field: field, Severity: Block, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", ConfigFile, f.at(field), r.Title),
+			ID: configTarget, Field: field, Severity: Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", ConfigFile, f.at(field), r.Title),
 			Detail: fmt.Sprintf("rule %s: services %s, image %s, Kubernetes %s", r.Rule, f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
-			Remedy: r.Remedy + "; `constellation upgrade check --write-config` writes what the next hop needs",
+			Remedy: remedy,
 		})
 	}
 }
