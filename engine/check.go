@@ -96,6 +96,7 @@ type checkRun struct {
 	matrix *Matrix
 	offer  Offer
 	goal   Planned
+	there  bool // what the request asks for runs already
 	path   []Hop
 	hop    *Hop    // the first of path; nil if there is none
 	next   *Config // nil if there is no hop
@@ -248,10 +249,14 @@ func (c *checkRun) decide(ctx context.Context) error {
 
 	var results []*RuleResult
 	c.goal = Planned{Services: c.request.Release, Kubernetes: c.request.Kubernetes}
-	if !c.asked() {
-		c.goal = c.matrix.Goal(c.now, c.offer)
+	if c.asked() {
+		c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
+		c.there = len(c.path)+len(results) == 0
 	}
-	c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
+	if !c.there {
+		c.goal = c.matrix.Goal(c.now, c.goal, c.offer)
+		c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
+	}
 	c.out.Path = append(c.out.Path, c.path...)
 	c.out.Goal = c.reached()
 	if len(c.path) > 0 {
@@ -268,6 +273,9 @@ func (c *checkRun) decide(ctx context.Context) error {
 	}
 	reach := c.matrix.Reachable(c.cli, c.now, c.offer)
 	for _, r := range reach {
+		if c.there {
+			break // nobody asks for what is newer
+		}
 		c.out.Blocked = append(c.out.Blocked, r.Blocked...)
 	}
 	c.beyond()
@@ -281,7 +289,7 @@ func (c *checkRun) decide(ctx context.Context) error {
 	switch {
 	case c.hop != nil:
 		c.out.Changes = c.changes(ctx)
-	case len(results) == 0 && c.asked():
+	case c.there:
 		c.out.Notes = append(c.out.Notes, "What is asked for runs already.")
 	case len(results) == 0 && len(c.out.Blocked) == 0:
 		c.out.Notes = append(c.out.Notes, "Nothing that is known is newer than what runs.")

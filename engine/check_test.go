@@ -629,7 +629,11 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			}, engine.CheckRequest{}, nil, 4, nil, nil,
 		},
 		{"a goal that is reached", newest, engine.CheckRequest{Release: v("v1.1.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"a release alone", nil, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
+		{"a release alone comes with the newest Kubernetes", nil, engine.CheckRequest{Release: v("v1.1.0")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
+		{"a Kubernetes alone comes with the newest release", nil, engine.CheckRequest{Kubernetes: v("v1.36.3")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"}, 6, nil, nil},
+		{"a release and a Kubernetes", nil, engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
+		{"the release that runs", nil, engine.CheckRequest{Release: v("v1.0.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
+		{"the Kubernetes that runs", nil, engine.CheckRequest{Kubernetes: v("v1.35.4")}, nil, 0, nil, []string{"What is asked for runs already."}},
 		{"a release that nobody knows", nil, engine.CheckRequest{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is not known"}, nil},
 		{"a Kubernetes that no release has", nil, engine.CheckRequest{Kubernetes: v("v1.36.99")}, nil, 4, []string{"block kubernetes-offered: "}, nil},
 		{"a Kubernetes that the mirror does not have", nil, engine.CheckRequest{Kubernetes: v("v1.36.4")}, nil, 4, []string{"block "}, nil},
@@ -649,7 +653,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 				r := &s.inside.running
 				r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Target.Kubernetes = at("v1.35.77"), at("v1.35.77"), at("v1.35.77"), "v1.35.77"
 			},
-			engine.CheckRequest{Release: v("v1.1.0")},
+			engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.77")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"},
 			6,
 			[]string{"warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would go down from v1.35.77 to v1.35.4"},
@@ -670,7 +674,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			"measurements that get weaker", func(s *checkStage) {
 				s.edit("expected: \""+value(2)+"\"\n        warnOnly: false", "expected: \""+value(2)+"\"\n        warnOnly: true")
 			},
-			engine.CheckRequest{Release: v("v1.1.0")},
+			engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
 			4,
 			[]string{"block measurements-weaker: PCR 9 would not be enforced any more"},
@@ -680,7 +684,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			"another variant of attestation", func(s *checkStage) {
 				s.inside.running.JoinConfig.Attestation = strings.Replace(s.inside.running.JoinConfig.Attestation, "tpm2", "sev-snp", 1)
 			},
-			engine.CheckRequest{Release: v("v1.1.0")},
+			engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
 			4,
 			[]string{`block variant: the attestation variant would change from "sev-snp" to "tpm2"`},
@@ -926,6 +930,38 @@ func TestCheckTellsWhatRunsAndWasFoundFaulty(t *testing.T) {
 			}
 			if d := cmp.Diff(tt.titles, titles); d != "" {
 				t.Errorf("findings (-want +got):\n%s\n%+v", d, c.Path)
+			}
+		})
+	}
+}
+
+func TestRowsOfWhatIsNotAskedFor(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		request engine.CheckRequest
+		want    map[string]string
+	}{
+		{"a release that runs", engine.CheckRequest{Release: v("v1.0.0")}, map[string]string{
+			"Kubernetes": "not asked for", "coredns": "not asked for", "kube-proxy": "not asked for", "OS image": "not asked for", "Services": "not asked for",
+			"agent": "not asked for", "join-service": "not asked for", "operator": "not asked for", "CLI": "not updated",
+		}},
+		{"a Kubernetes that stays", engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, map[string]string{
+			"Kubernetes": "not asked for", "coredns": "not asked for", "kube-proxy": "not asked for", "OS image": "1 hop", "Services": "1 hop",
+			"agent": "in OS image", "join-service": "in services", "operator": "in services", "CLI": "not updated",
+		}},
+		{"what cannot be", engine.CheckRequest{Kubernetes: v("v1.36.99")}, map[string]string{
+			"Kubernetes": "not reachable", "coredns": "not reachable", "kube-proxy": "not reachable", "OS image": "not reachable", "Services": "not reachable",
+			"agent": "not reachable", "join-service": "not reachable", "operator": "not reachable", "CLI": "not updated",
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.request.NoPreflight = true
+			c, got := newCheckStage(t).mustCheck(tt.request), map[string]string{}
+			for _, r := range c.Components {
+				got[r.Name] = r.Verdict
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Errorf("verdicts (-want +got):\n%s", d)
 			}
 		})
 	}

@@ -63,7 +63,7 @@ func (c *checkRun) components(reach []Reach) {
 		case hops > 1:
 			row.Verdict = fmt.Sprintf("%d hops", hops)
 		case row.Newest != "":
-			row.Verdict = "not reachable"
+			row.Verdict = c.unreached()
 		default:
 			row.Verdict = "not updated"
 		}
@@ -80,6 +80,14 @@ func (c *checkRun) components(reach []Reach) {
 	rows = append(rows, c.releaseParts(images, versions(rowServices), versions(rowImage), newest)...)
 	rows = append(rows, c.cliRow(versions(rowCLI)))
 	c.out.Components = rows
+}
+
+// unreached is the verdict of a row that no hop changes although there is something newer.
+func (c *checkRun) unreached() string {
+	if c.there || c.asked() && c.hop != nil {
+		return "not asked for"
+	}
+	return "not reachable"
 }
 
 // laterThan returns v if it is newer than now; zero if it is not.
@@ -137,11 +145,11 @@ func (c *checkRun) part(name, kind, now, in string, reach []version.Version, nex
 		}
 	}
 	if s := of(newest); !newest.IsZero() && later(s) {
-		row.Newest, row.Verdict = s, "not reachable"
+		row.Newest, row.Verdict = s, c.unreached()
 	}
 	if s := of(next); !next.IsZero() && later(s) {
 		row.NextHop, row.Verdict = s, in
-	} else if len(row.Reachable) > 0 || row.Newest != "" && len(c.path) > 1 {
+	} else if c.hop != nil && (len(row.Reachable) > 0 || row.Newest != "" && len(c.path) > 1) {
 		row.Verdict = in
 	}
 	return row

@@ -113,7 +113,7 @@ func BenchmarkPath(b *testing.B) {
 			now := at("v1.0.0", "v1.0.0", "v1.34.0")
 			var hops int
 			for b.Loop() {
-				way, why := m.Path(now, m.Goal(now, Offer{}), Offer{})
+				way, why := m.Path(now, m.Goal(now, Planned{}, Offer{}), Offer{})
 				if len(way) == 0 {
 					b.Fatal(why)
 				}

@@ -115,7 +115,7 @@ func compatibilityPage() string {
 		{"Back", at("v1.1.0", "v1.1.0", "v1.36.3"), to("v1.0.0", "", "")},
 	} {
 		if e.goal == (Planned{}) {
-			e.goal = m.Goal(e.now, Offer{})
+			e.goal = m.Goal(e.now, Planned{}, Offer{})
 		}
 		var goal []string
 		if !e.goal.Services.IsZero() {

@@ -49,24 +49,43 @@ func (m *Matrix) Path(now Running, goal Planned, o Offer) ([]Hop, []*RuleResult)
 	return p.hops(p.search(true)), nil
 }
 
-// Goal returns the newest state that there is a path to: first the release is as new
-// as can be, then Kubernetes, then the image. Releases that are a pre-release are left
-// out. If nothing newer can be reached it is what runs.
-func (m *Matrix) Goal(now Running, o Offer) Planned {
+// Goal fills in what given leaves open, so that the result is the newest state that
+// there is a path to: first the release is as new as can be, then Kubernetes, then the
+// image. Versions of given are met exactly; its other fields are not looked at. With a
+// zero given and nothing newer that can be reached, it is what runs.
+//
+// Releases that are a pre-release are left out, unless given names them. If there is
+// no path to what is given, it is returned as it is; [Matrix.Path] says why.
+func (m *Matrix) Goal(now Running, given Planned, o Offer) Planned {
 	p := newPlanner(m, now, o)
-	if p.lost() {
+	given = Planned{Services: p.intern(given.Services), Image: p.intern(given.Image), Kubernetes: p.intern(given.Kubernetes)}
+	open := given == Planned{}
+	switch {
+	case p.lost() && open:
 		return Planned{Services: now.Services.Newest, Image: now.ControlPlaneImage.Newest, Kubernetes: now.Kubernetes.Newest}
+	case p.lost():
+		return given
 	}
-	p.goal = Planned{}
-	best := p.start
+	p.goal = given
+	var best *place
+	if open {
+		best = p.start
+	}
+	at := func(s Span, want version.Version) bool { return want.IsZero() || s.is(want) }
 	p.explore(false, func(layer []*place) bool {
 		for _, n := range layer {
-			if cmp.Or(n.services.Newest.Compare(best.services.Newest), n.kubernetes.Newest.Compare(best.kubernetes.Newest), n.image.Newest.Compare(best.image.Newest)) > 0 {
+			if !at(n.services, given.Services) || !at(n.image, given.Image) || !at(n.kubernetes, given.Kubernetes) {
+				continue
+			}
+			if best == nil || cmp.Or(n.services.Newest.Compare(best.services.Newest), n.kubernetes.Newest.Compare(best.kubernetes.Newest), n.image.Newest.Compare(best.image.Newest)) > 0 {
 				best = n
 			}
 		}
 		return false
 	})
+	if best == nil {
+		return given
+	}
 	return Planned{Services: best.services.Newest, Image: best.image.Newest, Kubernetes: best.kubernetes.Newest}
 }
 

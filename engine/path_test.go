@@ -135,7 +135,7 @@ func TestPaths(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			goal := tt.goal
 			if goal == (Planned{}) {
-				goal = tt.m.Goal(tt.now, tt.offer)
+				goal = tt.m.Goal(tt.now, Planned{}, tt.offer)
 			}
 			hops, why := tt.m.Path(tt.now, goal, tt.offer)
 			if diff := gocmp.Diff(tt.want, told(hops)); diff != "" {
@@ -176,7 +176,7 @@ func reach(now Running, h Hop) Running {
 func TestHopsExplainThemselves(t *testing.T) {
 	m := NewMatrix(two())
 	now := at("v1.0.0", "v1.0.0", "v1.34.3")
-	hops, _ := m.Path(now, m.Goal(now, Offer{}), Offer{})
+	hops, _ := m.Path(now, m.Goal(now, Planned{}, Offer{}), Offer{})
 	want := []Hop{
 		{
 			Number: 1, CLI: ver("v1.0.0"), From: Target{"v1.0.0", "v1.0.0", "v1.34.3"}, To: Target{"v1.0.0", "v1.0.0", "v1.35.4"}, ReplaceControlPlanes: true,
@@ -254,7 +254,7 @@ func TestOurReleasesLeadToTheNewest(t *testing.T) {
 	for _, k := range m.releases {
 		for _, p := range k.patches {
 			now := at(k.Version.String(), k.Version.String(), p.version.String())
-			goal := m.Goal(now, Offer{})
+			goal := m.Goal(now, Planned{}, Offer{})
 			if !goal.Services.Equal(newest.Version) || !goal.Kubernetes.Equal(top) {
 				t.Errorf("from %s and Kubernetes %s no further than %v", k.Version, p.version, goal)
 			}
@@ -626,7 +626,7 @@ func TestGoalIsTheNewestThatCanBeReached(t *testing.T) {
 			t.Skip("a release without Kubernetes")
 		}
 		now := at(first.v.v().String(), first.v.v().String(), first.patches[0].v().String())
-		goal := m.Goal(now, offer)
+		goal := m.Goal(now, Planned{}, offer)
 		if _, why := m.Path(now, goal, offer); len(why) > 0 {
 			t.Fatalf("%v cannot be reached: %+v", goal, why)
 		}
@@ -640,4 +640,73 @@ func TestGoalIsTheNewestThatCanBeReached(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What is given is met, and nothing newer that meets it can be gone to.
+func TestGoalCompletesWhatIsGiven(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		y := drawToy(t)
+		m, offer := NewMatrix(y.summaries()), y.offer()
+		first := y.releases[0]
+		if len(first.patches) == 0 {
+			t.Skip("a release without Kubernetes")
+		}
+		now := at(first.v.v().String(), first.v.v().String(), first.patches[0].v().String())
+		start := toyState{first.v, first.v, first.patches[0], first.v, first.patches[0]}
+		var ends []toyState
+		for s := range y.explore(start, func(toyState) bool { return false }) {
+			if s.workerImage == s.image && s.kubelet == s.kubernetes {
+				ends = append(ends, s)
+			}
+		}
+		slices.SortFunc(ends, func(a, b toyState) int {
+			return cmp.Or(a.services.v().Compare(b.services.v()), a.kubernetes.v().Compare(b.kubernetes.v()), a.image.v().Compare(b.image.v()))
+		})
+		one := rapid.SampledFrom(ends).Draw(t, "end")
+		var given Planned
+		if rapid.Bool().Draw(t, "release") {
+			given.Services = one.services.v()
+		} else {
+			given.Kubernetes = one.kubernetes.v()
+		}
+		goal := m.Goal(now, given, offer)
+		if _, why := m.Path(now, goal, offer); len(why) > 0 {
+			t.Fatalf("%v cannot be reached: %+v", goal, why)
+		}
+		if !given.Services.IsZero() && !goal.Services.Equal(given.Services) || !given.Kubernetes.IsZero() && !goal.Kubernetes.Equal(given.Kubernetes) {
+			t.Fatalf("%v is not what was given, %v", goal, given)
+		}
+		for _, s := range ends {
+			if !given.Services.IsZero() && s.services != one.services || !given.Kubernetes.IsZero() && s.kubernetes != one.kubernetes {
+				continue
+			}
+			if cmp.Or(s.services.v().Compare(goal.Services), s.kubernetes.v().Compare(goal.Kubernetes), s.image.v().Compare(goal.Image)) > 0 {
+				t.Fatalf("%v can be reached, and is newer than %v", s, goal)
+			}
+		}
+	})
+}
+
+func TestGoalsThatAreGivenInPart(t *testing.T) {
+	m := NewMatrix(ours(t))
+	now := at("v1.0.0", "v1.0.0", "v1.35.4")
+	for _, tt := range []struct {
+		name        string
+		given, want Planned
+	}{
+		{"nothing", Planned{}, to("v1.1.0", "v1.1.0", "v1.36.4")},
+		{"the newest release", to("v1.1.0", "", ""), to("v1.1.0", "v1.1.0", "v1.36.4")},
+		{"a Kubernetes that the newest release has", to("", "", "v1.36.3"), to("v1.1.0", "v1.1.0", "v1.36.3")},
+		{"the release that runs", to("v1.0.0", "", ""), to("v1.0.0", "v1.0.0", "v1.35.4")},
+		{"the Kubernetes that runs", to("", "", "v1.35.4"), to("v1.1.0", "v1.1.0", "v1.35.4")},
+		{"a release that nobody knows", to("v1.7.0", "", ""), to("v1.7.0", "", "")},
+		{"a Kubernetes that nobody has", to("", "", "v1.36.99"), to("", "", "v1.36.99")},
+		{"a step back", to("", "", "v1.34.2"), to("", "", "v1.34.2")},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := m.Goal(now, tt.given, Offer{}); fmt.Sprint(got) != fmt.Sprint(tt.want) {
+				t.Errorf("goal %v, want %v", got, tt.want)
+			}
+		})
+	}
 }
