@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -26,6 +27,7 @@ type session struct {
 	dir       string // as given with -C
 	debug     bool
 	began     bool // the arguments were fine, and a verb has begun
+	runs      bool // the verb changes things step by step; others answer
 	out       *guarded
 	level     *slog.LevelVar
 	log       *slog.Logger
@@ -33,6 +35,7 @@ type session struct {
 
 	mu     sync.Mutex
 	caught syscall.Signal // that ended a verb; 0 if none did
+	wrote  string         // the file that a verb wrote which else only answers
 }
 
 // exitStatus ends the program with a code and without a word: somebody else has
@@ -41,9 +44,16 @@ type exitStatus int
 
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
+// longVerbs are those that leave something behind when they are interrupted, and go
+// on where it can be taken up again. All others answer.
+var longVerbs = []string{"init", "sandbox up", "sandbox down", "sandbox fetch", "sandbox daemon"}
+
 func newSession(a App) *session {
 	s := &session{App: a, level: &slog.LevelVar{}}
 	s.out = &guarded{w: a.Stdout, gone: func() {
+		if !s.runs {
+			return // who has read enough of an answer knows that
+		}
 		s.remark("nobody reads stdout any more; what runs goes on, and its record is in the workspace")
 	}}
 	// Debug output goes to stderr; without --debug nothing is logged: users read events.
@@ -87,6 +97,16 @@ func (s *session) execute(args []string) int {
 		return engine.ExitFailed
 	case err == nil && caught == 0:
 		return engine.ExitDone
+	case caught != 0 && !s.runs:
+		switch {
+		case s.wrote != "":
+			s.remark("%s; %s was written", signalName(caught), clean(s.wrote))
+		case err != nil:
+			s.remark("%s; nothing was changed", signalName(caught))
+		default:
+			s.remark("%s", signalName(caught))
+		}
+		return 128 + int(caught)
 	case !s.began && err != nil:
 		err = &engine.Error{Op: err.Error(), Remedy: "see " + cmd.CommandPath() + " --help", Exit: engine.ExitUsage}
 	}
@@ -131,7 +151,9 @@ func (s *session) signals(ctx context.Context) (context.Context, context.CancelF
 				s.mu.Lock()
 				s.caught = got
 				s.mu.Unlock()
-				s.remark("%s: stopping where it can be taken up again; once more stops at once", signalName(got))
+				if s.runs {
+					s.remark("%s: stopping where it can be taken up again; once more stops at once", signalName(got))
+				}
 				// The engine's result then says the exit code that the process will have.
 				cancel(&engine.Error{Err: errors.New(signalName(got)), Exit: 128 + int(got)})
 			}
@@ -228,6 +250,7 @@ it prints the same as text.`,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			s.began = true
+			s.runs = slices.Contains(longVerbs, strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "))
 			if s.debug {
 				s.level.Set(slog.LevelDebug)
 			}

@@ -29,6 +29,7 @@ func TestMain(m *testing.M) {
 //	FAKE_RUN     file with the events of a recorded run, which init replays
 //	FAKE_PACE    how many times faster; 0 or nothing: at once
 //	FAKE_CHECK   file with a check for upgrades, which upgrade check answers
+//	FAKE_HANGS   set: that check waits for its end before its first finding
 //	FAKE_STAGE   stage of the workspace that the fake engine reports
 //	FAKE_PACKAGES  set: the sandbox wants packages
 //	FAKE_PANIC   set: reading the workspace panics
@@ -45,6 +46,9 @@ func fakeApp() App {
 					return nil, err
 				}
 				f := &fakeEngine{home: upgradeHome(), status: demoStatus()}
+				if os.Getenv("FAKE_HANGS") != "" {
+					f.checkPause = 1
+				}
 				return f, json.Unmarshal(b, &f.check)
 			}
 			return engine.New(ws, engine.Deps{Log: log, Sandbox: &fakeSandbox{}}), nil

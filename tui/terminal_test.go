@@ -414,6 +414,52 @@ func TestRunOutlivesItsReader(t *testing.T) {
 	}
 }
 
+// answering tells the program which check to answer.
+func answering(t *testing.T, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("testdata", "checks", name+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "FAKE_CHECK=" + path
+}
+
+// A verb that answers has nothing to be taken up again.
+func TestInterruptedAnswer(t *testing.T) {
+	p := startOn(t, 80, 24, []string{answering(t, "trouble"), "FAKE_HANGS=1"}, nil, "upgrade", "check")
+	p.sees("0 of 1 checked")
+	p.types("\x03")
+	if code := p.ends(); code != engine.ExitInterrupted {
+		t.Errorf("ended with %d, want %d", code, engine.ExitInterrupted)
+	}
+	p.sees("remark  interrupted; nothing was changed")
+	if s := p.output(); strings.Contains(s, "taken up again") || strings.Contains(s, "error") || strings.Contains(s, "Versions") {
+		t.Errorf("it says %q", s)
+	}
+}
+
+// Who reads the beginning of an answer alone is told nothing.
+func TestAnswerWithoutReader(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	defer w.Close()
+	var stderr bytes.Buffer
+	cmd := exec.Command(exe)
+	cmd.Args = []string{"constellation", "upgrade", "check"}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = t.TempDir(), w, &stderr
+	cmd.Env = append(os.Environ(), answering(t, "trouble"))
+	if err := cmd.Run(); err != nil || stderr.Len() > 0 {
+		t.Errorf("ended with %v and says %q", err, stderr.String())
+	}
+}
+
 func TestSignalsEndAScriptedRun(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {

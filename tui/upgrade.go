@@ -99,7 +99,10 @@ func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f check
 	progress := s.checkProgress()
 	k, err := eng.Check(ctx, r, progress.event)
 	progress.live.clear()
-	if k.Schema != "" { // also without the cluster something may be known
+	if k.Config != nil && k.Config.Written {
+		s.wrote = k.Config.Path
+	}
+	if k.Schema != "" && ctx.Err() == nil { // also without the cluster something may be known
 		if perr := s.tellCheck(&k, r, f); perr != nil {
 			return perr
 		}
