@@ -42,13 +42,17 @@ func checkIn(t testing.TB, name string) engine.Check {
 func printedHere(t *testing.T, e *fakeEngine, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	t.Chdir(t.TempDir())
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
 	var out, errs bytes.Buffer
 	code = App{
 		Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
 		Env: func(k string) string { return map[string]string{"LANG": "C.UTF-8"}[k] }, Now: func() time.Time { return start },
 		Engine: func(*engine.Workspace, *slog.Logger) (Engine, error) { return e, nil },
 	}.Run(args)
-	return out.String(), errs.String(), code
+	return strings.ReplaceAll(out.String(), dir, "/home/ops/demo"), errs.String(), code
 }
 
 func TestPrintedChecks(t *testing.T) {
@@ -192,23 +196,23 @@ func checking(t *testing.T, s func(*fakeEngine) *stage, told int) *stage {
 
 // Keys of the screen of a check do what they say, or say why they do not.
 func TestKeysOfACheck(t *testing.T) {
-	const pdb = `kubectl -n shop patch poddisruptionbudget cart --type=merge -p '{"spec":{"maxUnavailable":1}}'`
+	const pdb = `kubectl --kubeconfig /home/ops/demo/constellation-admin.conf -n shop patch poddisruptionbudget cart --type=merge -p '{"spec":{"maxUnavailable":1}}'`
 	for _, tt := range []struct {
 		name, check string
 		keys        []string
 		copied      []string
 		note        string
 	}{
-		{"Y copies the finding's command", "trouble", []string{"Y"}, []string{pdb}, "copied the finding's command"},
-		{"Y copies the check if the finding has no command", "trouble", []string{"down", "down", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied this check as a command"},
-		{"Y copies the check where no finding is chosen", "two-hops", []string{"tab", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied this check as a command"},
+		{"Y copies the finding's command", "trouble", []string{"Y"}, []string{pdb}, "copied the command"},
+		{"Y copies the check if the finding has no command", "trouble", []string{"down", "down", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the check as a command"},
+		{"Y copies the check where no finding is chosen", "two-hops", []string{"tab", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the check as a command"},
 		{"Y copies no command that a terminal obeys", "hostile", []string{"Y"}, nil, "it is not copied"},
-		{"Y copies what is open", "trouble", []string{"enter", "Y"}, []string{pdb}, "copied the finding's command"},
+		{"Y copies what is open", "trouble", []string{"enter", "Y"}, []string{pdb}, "copied the command"},
 		{"y copies the line", "trouble", []string{"down", "y"}, []string{`the API v1beta1.metrics.k8s.io is registered and not available: ServiceNotFound: service/metrics-server in "kube-system" is not present`}, "copied the line"},
 		{"y copies no control characters", "hostile", []string{"down", "y"}, []string{`not known: image of \x1b]0;x\x07worker-0: it has no annotation`}, "copied the line"},
 		{"y copies the reason", "blocked", []string{"y"}, []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, likewise the others"}, "copied the line"},
 		{"y copies the answer", "two-hops", []string{"y"}, []string{"Hop 1 of 2 can be made: release v1.1.0."}, "copied the line"},
-		{"Y knows what the filter left", "many", []string{"/", "t", "e", "a", "m", "-", "0", "2", "enter", "Y"}, []string{`kubectl -n team-02 patch poddisruptionbudget web --type=merge -p '{"spec":{"maxUnavailable":1}}'`}, "copied"},
+		{"Y knows what the filter left", "many", []string{"/", "t", "e", "a", "m", "-", "0", "2", "enter", "Y"}, []string{`kubectl --kubeconfig /home/ops/demo/constellation-admin.conf -n team-02 patch poddisruptionbudget web --type=merge -p '{"spec":{"maxUnavailable":1}}'`}, "copied"},
 		{"W is off without a hop", "newest", []string{"W"}, nil, "W is off: there is no next hop"},
 		{"W is off if the configuration has all", "mixed", []string{"W"}, nil, "W is off: the configuration has the values of the next hop"},
 		{"W is off after it has written", "written", []string{"W"}, nil, "W is off: it is written"},

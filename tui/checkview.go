@@ -695,6 +695,9 @@ func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	}
 	text("owner", plain, clean(f.Owner))
 	text("fix", accent, clean(c.deps.sp.text(f.Remedy)))
+	if c.deps.sp.needsExport(f.Command) && !c.th.uncut { // in print it stands above, once
+		text("before", accent, clean(c.deps.sp.export()))
+	}
 	switch command := clean(c.deps.sp.line(f.Command)); {
 	case command == "":
 	case c.th.uncut:
@@ -718,6 +721,11 @@ func (c *console) severitySignOf(s engine.Severity) (string, style) {
 	return c.severitySign(s)
 }
 
+// needExport reports whether commands of findings lead to a cluster that they do not name.
+func (sp speller) needExport(list []engine.Finding) bool {
+	return slices.ContainsFunc(list, func(f engine.Finding) bool { return sp.needsExport(f.Command) })
+}
+
 // areaWidth is how wide the area of a finding is shown.
 const areaWidth = 12
 
@@ -729,6 +737,9 @@ func (c *console) findingGroups(w int, k *engine.Check) []string {
 		return nil
 	}
 	lines := []string{c.th.rule(w, "Findings", tally(k.Findings))}
+	if c.deps.sp.needExport(list) {
+		lines = append(lines, c.th.row(w).pad(2).add(accent, clean(c.deps.sp.export())).String())
+	}
 	for _, f := range list {
 		sign, st := c.severitySignOf(f.Severity)
 		for i, p := range wrap(clean(f.Title), max(20, w-areaWidth-5)) {

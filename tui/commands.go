@@ -195,7 +195,13 @@ func (s *session) newWorkspace() (*engine.Workspace, string, error) {
 }
 
 // speller writes commands for the user of this invocation.
-func (s *session) speller() speller { return speller{s.Program, s.dir} }
+func (s *session) speller() speller {
+	sp := speller{program: s.Program, dir: s.dir}
+	if dir, err := filepath.Abs(s.dir); err == nil { // else commands name no cluster
+		sp.kubeconfig = filepath.Join(dir, engine.KubeconfigFile)
+	}
+	return sp
+}
 
 // command writes a command line of this program for the same workspace.
 func (s *session) command(args string) string { return s.speller().command(args) }

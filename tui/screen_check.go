@@ -401,10 +401,10 @@ func (c *console) copyCheckCommand() {
 			c.note = "the command holds characters that a terminal obeys: it is not copied"
 			return
 		}
-		c.copyText(c.deps.sp.line(f.Command), "the finding's command")
+		c.copyText(c.deps.sp.alone(f.Command), "the command")
 		return
 	}
-	c.copyText(c.deps.sp.command("upgrade check"), "this check as a command")
+	c.copyText(c.deps.sp.command("upgrade check"), "the check as a command")
 }
 
 func (c *console) copyCheckLine() {

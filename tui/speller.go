@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -16,6 +17,8 @@ const programName = "constellation"
 type speller struct {
 	program string // "" means programName
 	dir     string // the workspace, as given with -C; "" or "." if it is the current one
+	// kubeconfig is the file that leads kubectl to the cluster; "" if none is known.
+	kubeconfig string
 }
 
 func (sp speller) name() string {
@@ -43,6 +46,26 @@ func (sp speller) line(cmd string) string {
 		return sp.name() + " " + rest
 	}
 	return cmd
+}
+
+// export is the line that leads kubectl to the cluster from there on.
+func (sp speller) export() string { return "export KUBECONFIG=" + quoteArg(sp.kubeconfig) }
+
+// kubectl matches where a command line calls kubectl, be it after another command.
+var kubectl = regexp.MustCompile(`(^|[;&|] )kubectl `)
+
+// needsExport reports whether a command line leads to a cluster that it does not name.
+func (sp speller) needsExport(cmd string) bool {
+	return sp.kubeconfig != "" && kubectl.MatchString(cmd)
+}
+
+// alone is a command line that needs nothing to be exported before.
+func (sp speller) alone(cmd string) string {
+	cmd = sp.line(cmd)
+	if sp.kubeconfig == "" {
+		return cmd
+	}
+	return kubectl.ReplaceAllStringFunc(cmd, func(s string) string { return s + "--kubeconfig " + quoteArg(sp.kubeconfig) + " " })
 }
 
 // text is a sentence with commands in it, which stand between backquotes. Those that

@@ -16,16 +16,16 @@ func TestCommandsAreSpelledAsTheUserWouldTypeThem(t *testing.T) {
 		cmd  string
 	}{
 		{"as the engine does", speller{}, said, "constellation status -C /x", "constellation init"},
-		{"here", speller{"constellation", "."}, said, "constellation status -C /x", "constellation init"},
+		{"here", speller{program: "constellation", dir: "."}, said, "constellation status -C /x", "constellation init"},
 		{
 			"by another name",
-			speller{"bin/constellation", "."},
+			speller{program: "bin/constellation", dir: "."},
 			"is it running? `bin/constellation sandbox status` tells, `bin/constellation init -C /x` goes on; see constellation's log",
 			"bin/constellation status -C /x", "bin/constellation init",
 		},
 		{
 			"about another directory",
-			speller{"constellation", "my demo"},
+			speller{program: "constellation", dir: "my demo"},
 			"is it running? `constellation -C 'my demo' sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
 			"constellation status -C /x", "constellation -C 'my demo' init",
 		},
@@ -71,5 +71,28 @@ func TestProgramIsNamedAsItWasCalled(t *testing.T) {
 		if got := calledAs(tt.arg0, tt.wd); got != tt.want {
 			t.Errorf("%s in %s is %s, want %s", tt.arg0, tt.wd, got, tt.want)
 		}
+	}
+}
+
+func TestKubectlNamesItsCluster(t *testing.T) {
+	sp := speller{program: "./bin/constellation", kubeconfig: "/home/my ops/admin.conf"}
+	for _, tt := range []struct {
+		cmd, want string
+		needs     bool
+	}{
+		{"kubectl uncordon worker-0", "kubectl --kubeconfig '/home/my ops/admin.conf' uncordon worker-0", true},
+		{"kubectl get csr; kubectl -n kubectl get pods", "kubectl --kubeconfig '/home/my ops/admin.conf' get csr; kubectl --kubeconfig '/home/my ops/admin.conf' -n kubectl get pods", true},
+		{"constellation config validate", "./bin/constellation config validate", false},
+		{"", "", false},
+	} {
+		if got, needs := sp.alone(tt.cmd), sp.needsExport(tt.cmd); got != tt.want || needs != tt.needs {
+			t.Errorf("%q is %q, needs the export: %v; want %q, %v", tt.cmd, got, needs, tt.want, tt.needs)
+		}
+	}
+	if got, want := sp.export(), "export KUBECONFIG='/home/my ops/admin.conf'"; got != want {
+		t.Errorf("export is %q, want %q", got, want)
+	}
+	if got := (speller{}).alone("kubectl get nodes"); got != "kubectl get nodes" {
+		t.Errorf("without a kubeconfig: %q", got)
 	}
 }

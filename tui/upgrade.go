@@ -300,6 +300,9 @@ func markdown(k *engine.Check, sp speller) string {
 	}
 	list, fine := worth(k.Findings)
 	fmt.Fprintf(&b, "\n### Findings: %s\n", orElse(tally(k.Findings), "none"))
+	if sp.needExport(list) {
+		fmt.Fprintf(&b, "\n```\n%s\n```\n", clean(sp.export()))
+	}
 	for _, x := range list {
 		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cell(x.Title), code(x.ID))
 		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", x.Owner}, {"fix", sp.text(x.Remedy)}} {
