@@ -136,6 +136,7 @@ func (r *reader) sources() map[source]func(context.Context) error {
 		sourcePods:         r.pods,
 		sourcePDBs:         r.pdbs,
 		sourceNamespaces:   r.namespaces,
+		sourceQuotas:       r.quotas,
 		sourceDeployments:  r.deployments,
 		sourceStatefulSets: r.statefulSets,
 		sourceDaemonSets:   r.daemonSets,
@@ -237,6 +238,20 @@ func (r *reader) pdbs(ctx context.Context) error {
 			r.w.pdbs = append(r.w.pdbs, o)
 		}
 	})
+}
+
+func (r *reader) quotas(ctx context.Context) error {
+	for _, namespace := range systemNamespaces {
+		if err := pages(ctx, r.core.CoreV1().ResourceQuotas(namespace).List, func(l *corev1.ResourceQuotaList) {
+			for _, o := range l.Items {
+				slim(&o.ObjectMeta)
+				r.w.quotas = append(r.w.quotas, o)
+			}
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *reader) namespaces(ctx context.Context) error {

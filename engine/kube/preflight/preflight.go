@@ -22,7 +22,7 @@ import (
 func checks() []check {
 	return slices.Concat(
 		clusterChecks, kubeadmChecks, apiChecks, webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks,
-		certificateChecks, addonChecks, accessChecks,
+		certificateChecks, addonChecks, accessChecks, admissionChecks,
 	)
 }
 

@@ -48,6 +48,7 @@ type world struct {
 	leases map[string]time.Time
 	pods   []pod // sorted by namespace and name
 
+	quotas       []corev1.ResourceQuota // of systemNamespaces
 	pdbs         []policyv1.PodDisruptionBudget
 	namespaces   map[string]metav1.ObjectMeta
 	terminating  []string // namespaces that are going, with why; sorted
@@ -101,6 +102,7 @@ const (
 	sourcePods         source = "pods"
 	sourcePDBs         source = "poddisruptionbudgets"
 	sourceNamespaces   source = "namespaces"
+	sourceQuotas       source = "resourcequotas"
 	sourceDeployments  source = "deployments"
 	sourceStatefulSets source = "statefulsets"
 	sourceDaemonSets   source = "daemonsets"

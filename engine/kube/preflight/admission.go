@@ -1,0 +1,235 @@
+package preflight
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	helpers "k8s.io/component-helpers/resource"
+
+	"constellation/engine"
+)
+
+const (
+	quotaPage    = "https://kubernetes.io/docs/concepts/policy/resource-quotas/"
+	operatorName = "constellation-operator"
+)
+
+// systemNamespaces are those whose pods an upgrade makes anew.
+var systemNamespaces = []string{ownNamespace, metav1.NamespaceSystem}
+
+var admissionChecks = []check{
+	{
+		id: "pod-quota", title: "quotas leave room for new pods of the services and the system", area: "access", ref: quotaPage,
+		needs: []source{sourceQuotas, sourceDeployments, sourceDaemonSets}, run: podQuota,
+	},
+	{
+		id: "pod-admission", title: "the cluster admits a new pod of the operator", area: "access",
+		ref:   "https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/",
+		needs: append([]source{sourceDeployments}, webhookSources...), run: podAdmission,
+	},
+}
+
+// template is what a new pod of a workload is made from.
+type template struct {
+	object string
+	spec   *corev1.PodSpec
+}
+
+// templates are those of the workloads of a namespace that want pods.
+func (w *world) templates(namespace string) (out []template) {
+	for i := range w.deployments {
+		if d := &w.deployments[i]; d.Namespace == namespace && replicas(d.Spec.Replicas) > 0 {
+			out = append(out, template{object("deployment", d.Namespace, d.Name), &d.Spec.Template.Spec})
+		}
+	}
+	for i := range w.daemonSets {
+		if d := &w.daemonSets[i]; d.Namespace == namespace {
+			out = append(out, template{object("daemonset", d.Namespace, d.Name), &d.Spec.Template.Spec})
+		}
+	}
+	return out
+}
+
+// needs is how much of a resource of a quota one pod takes up.
+func (t template) needs(name corev1.ResourceName) resource.Quantity {
+	p := &corev1.Pod{Spec: *t.spec}
+	switch name {
+	case corev1.ResourcePods, "count/pods":
+		return *resource.NewQuantity(1, resource.DecimalSI)
+	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+		return helpers.PodRequests(p, helpers.PodResourcesOptions{})[name]
+	}
+	if r, ok := strings.CutPrefix(string(name), "requests."); ok {
+		return helpers.PodRequests(p, helpers.PodResourcesOptions{})[corev1.ResourceName(r)]
+	}
+	if r, ok := strings.CutPrefix(string(name), "limits."); ok {
+		return helpers.PodLimits(p, helpers.PodResourcesOptions{})[corev1.ResourceName(r)]
+	}
+	return resource.Quantity{}
+}
+
+// counts reports whether q is about pods of t.
+func (t template) counts(q *corev1.ResourceQuota) bool {
+	var terms []corev1.ScopedResourceSelectorRequirement
+	for _, s := range q.Spec.Scopes {
+		terms = append(terms, corev1.ScopedResourceSelectorRequirement{ScopeName: s, Operator: corev1.ScopeSelectorOpExists})
+	}
+	if s := q.Spec.ScopeSelector; s != nil {
+		terms = append(terms, s.MatchExpressions...)
+	}
+	return !slices.ContainsFunc(terms, func(s corev1.ScopedResourceSelectorRequirement) bool { return !t.inScope(s) })
+}
+
+func (t template) inScope(s corev1.ScopedResourceSelectorRequirement) bool {
+	p := &corev1.Pod{Spec: *t.spec}
+	bestEffort := len(helpers.PodRequests(p, helpers.PodResourcesOptions{})) == 0 && len(helpers.PodLimits(p, helpers.PodResourcesOptions{})) == 0
+	switch s.ScopeName {
+	case corev1.ResourceQuotaScopeBestEffort:
+		return bestEffort
+	case corev1.ResourceQuotaScopeNotBestEffort:
+		return !bestEffort
+	case corev1.ResourceQuotaScopeTerminating:
+		return t.spec.ActiveDeadlineSeconds != nil
+	case corev1.ResourceQuotaScopeNotTerminating:
+		return t.spec.ActiveDeadlineSeconds == nil
+	case corev1.ResourceQuotaScopePriorityClass:
+		class := t.spec.PriorityClassName
+		switch s.Operator {
+		case corev1.ScopeSelectorOpIn:
+			return slices.Contains(s.Values, class)
+		case corev1.ScopeSelectorOpNotIn:
+			return !slices.Contains(s.Values, class)
+		case corev1.ScopeSelectorOpDoesNotExist:
+			return class == ""
+		}
+		return class != ""
+	}
+	return false // about affinity over namespaces, which none of these pods has
+}
+
+// podQuota tells quotas that refuse the next pod of a workload.
+func podQuota(w *world, _ *probe) (out []engine.Finding) {
+	for _, namespace := range systemNamespaces {
+		templates := w.templates(namespace)
+		for i := range w.quotas {
+			if q := &w.quotas[i]; q.Namespace == namespace {
+				out = append(out, quotaFindings(q, templates)...)
+			}
+		}
+	}
+	return fold(out, "quotas without room")
+}
+
+func quotaFindings(q *corev1.ResourceQuota, templates []template) (out []engine.Finding) {
+	for _, name := range sortedKeys(q.Status.Hard) {
+		hard := q.Status.Hard[name]
+		used, known := q.Status.Used[name]
+		if !known {
+			continue // its controller has not computed it
+		}
+		var refused []string
+		enough := used.DeepCopy() // for one more pod of each
+		for _, t := range templates {
+			if !t.counts(q) {
+				continue
+			}
+			need := t.needs(name)
+			enough.Add(need)
+			then := used.DeepCopy()
+			if then.Add(need); !need.IsZero() && then.Cmp(hard) > 0 {
+				refused = append(refused, t.object)
+			}
+		}
+		if len(refused) == 0 {
+			continue
+		}
+		out = append(out, engine.Finding{
+			Severity: engine.Block,
+			Title:    fmt.Sprintf("ResourceQuota %s refuses new pods: %s of %s %s are used", printable(q.Namespace+"/"+q.Name), used.String(), hard.String(), printable(string(name))),
+			Detail:   "no pod more of " + enumerate(refused, maxTold), Owner: keeperOf(&q.ObjectMeta),
+			Objects: append([]string{object("resourcequota", q.Namespace, q.Name)}, first(refused)...),
+			Remedy:  "raise the quota: new nodes and new versions of the services need one pod more of each",
+			Command: command(`kubectl -n %s patch resourcequota %s --type=merge -p '{"spec":{"hard":{"%s":"%s"}}}'`, q.Namespace, q.Name, string(name), enough.String()),
+		})
+	}
+	return out
+}
+
+// podAdmission asks for a pod like the operator's, which is not made.
+func podAdmission(w *world, p *probe) []engine.Finding {
+	i := slices.IndexFunc(w.deployments, func(d appsv1.Deployment) bool { return d.Namespace == ownNamespace && d.Name == operatorName })
+	if i < 0 {
+		return []engine.Finding{{Severity: engine.Info, Title: "no new pod was asked for: the cluster has no operator"}}
+	}
+	if !w.request.DryRun {
+		return []engine.Finding{{Severity: engine.Info, Title: "no new pod was asked for: dry-run requests are switched off"}}
+	}
+	d := &w.deployments[i]
+	ctx, cancel := context.WithTimeout(p.ctx, p.within())
+	defer cancel()
+	_, err := p.core.CoreV1().Pods(ownNamespace).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: operatorName + "-", Labels: d.Spec.Template.Labels, Annotations: d.Spec.Template.Annotations},
+		Spec:       *d.Spec.Template.Spec.DeepCopy(),
+	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err == nil {
+		return nil
+	}
+	a := classify(err)
+	f := engine.Finding{
+		Severity: engine.Block, Detail: a.text, Objects: []string{object("deployment", ownNamespace, operatorName)},
+		Remedy: "do what the message asks for, or take the rule away from namespace " + ownNamespace,
+	}
+	switch {
+	case a.verdict == noDryRun, a.verdict == notAsked, errors.Is(ctx.Err(), context.DeadlineExceeded):
+		f.Severity, f.Title, f.Remedy = engine.NotChecked, "not checked whether the cluster admits a new pod of the operator", ""
+		if ctx.Err() != nil {
+			f.Detail = "no answer came within " + plainDuration(p.within())
+		}
+	case apierrors.IsForbidden(err) && strings.Contains(a.text, "cannot create resource"), apierrors.IsUnauthorized(err):
+		f.Severity, f.Title = engine.NotChecked, "not checked whether the cluster admits a new pod of the operator: the kubeconfig's user may not ask"
+		f.Remedy = "use a kubeconfig that may create pods in " + ownNamespace
+	default:
+		kind, name := refuser(a)
+		f.Title = fmt.Sprintf("%s refuses new pods of the operator in namespace %s", strings.TrimSpace(kind+" "+name), ownNamespace)
+		if kind == "ResourceQuota" {
+			f.Objects = append([]string{object(kind, ownNamespace, name)}, f.Objects...)
+		}
+		for _, h := range w.hooks() {
+			if a.by != h.title() {
+				continue
+			}
+			f.Owner = keeperOf(h.config)
+			f.Objects = append([]string{h.object()}, f.Objects...)
+			if f.Command = h.exempt([]string{ownNamespace}); a.uncalled() {
+				f.Remedy = "bring back who answers it; or leave the namespace out, which its owner may undo"
+			}
+		}
+	}
+	return []engine.Finding{f}
+}
+
+var (
+	quotaDenier    = regexp.MustCompile(`(?:exceeded|failed) quota: ([^,: ]+)`)
+	securityDenier = regexp.MustCompile(`violates PodSecurity "([^"]*)"`)
+)
+
+// refuser names who refuses a pod: kind and name.
+func refuser(a answer) (kind, name string) {
+	if m := quotaDenier.FindStringSubmatch(a.text); m != nil {
+		return "ResourceQuota", m[1]
+	}
+	if m := securityDenier.FindStringSubmatch(a.text); m != nil {
+		return "pod security level", m[1]
+	}
+	return cmp.Or(a.by, "the API server"), ""
+}
