@@ -27,12 +27,9 @@ var addonChecks = []check{
 // chartsAllow compares the kubeVersion of charts with the target, as Helm does when
 // the release is upgraded next.
 func chartsAllow(w *world, _ *probe) (out []engine.Finding) {
-	if w.request.From.Equal(w.request.To) {
-		return nil
-	}
 	to := w.request.To.String()
 	for _, h := range w.charts {
-		if h.kubeVersion == "" || chartutil.IsCompatibleRange(h.kubeVersion, to) {
+		if w.request.From.Equal(w.request.To) || h.kubeVersion == "" || chartutil.IsCompatibleRange(h.kubeVersion, to) {
 			continue
 		}
 		f := engine.Finding{
@@ -47,13 +44,23 @@ func chartsAllow(w *world, _ *probe) (out []engine.Finding) {
 		}
 		out = append(out, f)
 	}
-	if len(w.unreadableCharts) > 0 {
+	out = fold(out, "Helm releases that do not allow the Kubernetes version")
+	if n := len(w.unreadableCharts); n > 0 {
+		var objects []string
+		for _, name := range w.unreadableCharts {
+			objects = append(objects, object("HelmRelease", "", name))
+		}
+		title := fmt.Sprintf("not checked whether Helm release %s allows Kubernetes %s: it cannot be read", printable(w.unreadableCharts[0]), to)
+		if n > 1 {
+			title = fmt.Sprintf("not checked whether %d Helm releases allow Kubernetes %s: they cannot be read", n, to)
+		}
 		out = append(out, engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("%s cannot be read", count(len(w.unreadableCharts), "Helm release")), Detail: enumerate(w.unreadableCharts, 10),
-			Remedy: "look at them with `helm list -A`; their secrets are damaged",
+			Severity: engine.NotChecked, Title: title,
+			Detail: "the secret that Helm keeps does not unpack: " + enumerate(w.unreadableCharts, 10),
+			Remedy: "repair or remove the releases: `helm upgrade` and `helm rollback` cannot read them either", Objects: first(objects),
 		})
 	}
-	return fold(out, "Helm releases that do not allow the Kubernetes version")
+	return out
 }
 
 // drivers are words in images of what connects pods and volumes.

@@ -261,6 +261,13 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 		{"a chart that does not allow the version", func(w *world) {
 			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", ">=1.25.0-0 <1.36.0-0"}, {"shop", "db", "db", "2.0.0", ">= 1.20"}, {"shop", "x", "x", "1.0.0", ""}}
 		}, []string{"warn helm-charts: the chart web 1.2.3 of Helm release shop/web does not allow Kubernetes v1.36.3"}},
+		{"a Helm release that does not unpack", func(w *world) { w.unreadableCharts = []string{"shop/web"} }, []string{
+			"not-checked helm-charts: not checked whether Helm release shop/web allows Kubernetes v1.36.3: it cannot be read",
+		}},
+		{"Helm releases that do not unpack, and Kubernetes stays", func(w *world) {
+			w.request.To = w.request.From
+			w.unreadableCharts = []string{"shop/web", "shop/x\x1b[2J"}
+		}, []string{"not-checked helm-charts: not checked whether 2 Helm releases allow Kubernetes v1.35.4: they cannot be read"}},
 		{"a chart that never allowed it, and Kubernetes stays", func(w *world) {
 			w.request.To = w.request.From
 			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", "<1.30.0-0"}}
@@ -562,7 +569,14 @@ func TestHelmReleasesAreUnpacked(t *testing.T) {
 			t.Errorf("packed %t: %q %q %q %v", zip, name, v, kube, err)
 		}
 	}
-	for _, bad := range [][]byte{nil, []byte("!"), pack("{", true), []byte(base64.StdEncoding.EncodeToString([]byte{0x1f, 0x8b, 1}))} {
+	cut := func(n int) []byte {
+		b, err := base64.StdEncoding.DecodeString(string(pack(text, true)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []byte(base64.StdEncoding.EncodeToString(b[:len(b)-n]))
+	}
+	for _, bad := range [][]byte{nil, []byte("!"), pack("{", true), cut(1), cut(8), cut(60), []byte(base64.StdEncoding.EncodeToString([]byte{0x1f, 0x8b, 1}))} {
 		if _, _, _, err := readChart(bad); err == nil {
 			t.Errorf("%q is taken for a release", bad)
 		}

@@ -101,6 +101,7 @@ func (r *reader) charts(ctx context.Context) error {
 			break
 		}
 	}
+	slices.Sort(r.w.unreadableCharts)
 	slices.SortFunc(r.w.charts, func(a, b helmRelease) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	})
@@ -128,7 +129,12 @@ func readChart(data []byte) (name, version, kubeVersion string, err error) {
 			} `json:"metadata"`
 		} `json:"chart"`
 	}
-	if err := json.NewDecoder(io.LimitReader(in, maxChart)).Decode(&release); err != nil {
+	in = io.LimitReader(in, maxChart)
+	if err := json.NewDecoder(in).Decode(&release); err != nil {
+		return "", "", "", fmt.Errorf("read release: %w", err)
+	}
+	// Helm reads to the end, where gzip has its checksum.
+	if _, err := io.Copy(io.Discard, in); err != nil {
 		return "", "", "", fmt.Errorf("read release: %w", err)
 	}
 	m := release.Chart.Metadata

@@ -252,7 +252,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 		s := s.in(t)
 		s.putNode("worker-0", "v1.32.9", kubelet(t, 365*day, -time.Hour))
 		s.must(s.cp.Apply(ctx, []byte(brokenKinds)))
-		s.must(s.cp.Apply(ctx, []byte(fmt.Sprintf(restrictedNamespace, helmSecret(t, "w\x1b[2Jeb", "<1.36.0-0")))))
+		s.must(s.cp.Apply(ctx, []byte(fmt.Sprintf(restrictedNamespace, helmSecret(t, "w\x1b[2Jeb", "<1.36.0-0"), cutSecret))))
 		crds := objects.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 		_, err := crds.Patch(ctx, "things.example.com", types.MergePatchType, []byte(`{"status":{"storedVersions":["v1alpha1","v1"]}}`), metav1.PatchOptions{}, "status")
 		s.must(err)
@@ -263,6 +263,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 				"block kubelet-certificates: the certificate of the kubelet of 1 node expired 60 minutes ago",
 				"block kubelet-versions: the kubelet of 1 node is v1.32.9, too old for the API servers of the hop with v1.36.3",
 				"block pod-security: the namespace constellation-system enforces the pod security level baseline",
+				"not-checked helm-charts: not checked whether Helm release constellation-system/cut allows Kubernetes v1.36.3: it cannot be read",
 				"warn helm-charts: the chart w\\x1b[2Jeb 1.2.3 of Helm release constellation-system/web does not allow Kubernetes v1.36.3",
 				"warn kinds: things.example.com may store objects as v1alpha1, which it does not serve",
 			}, tellsNext...)...,
@@ -419,7 +420,16 @@ kind: Secret
 type: helm.sh/release.v1
 metadata: {name: sh.helm.release.v1.web.v1, namespace: constellation-system, labels: {owner: helm, status: deployed, name: web}}
 data: {release: %s}
+---
+apiVersion: v1
+kind: Secret
+type: helm.sh/release.v1
+metadata: {name: sh.helm.release.v1.cut.v1, namespace: constellation-system, labels: {owner: helm, status: deployed, name: cut}}
+data: {release: %s}
 `
+
+// cutSecret is a release of which gzip's header alone is left, as it is in a secret's data.
+var cutSecret = base64.StdEncoding.EncodeToString([]byte("H4sIAAAAAAAA/w=="))
 
 // helmSecret is a release as it is in a secret's data: packed by Helm, then by the API.
 func helmSecret(t *testing.T, chart, kubeVersion string) string {
