@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -226,6 +227,53 @@ func TestKeysOfACheck(t *testing.T) {
 					t.Errorf("copied %q and says %q; want %q and %q", s.copied, s.c.note, tt.copied, tt.note)
 				}
 			})
+		})
+	}
+}
+
+// The smallest window still says what may be gone to, and with what.
+func TestSmallestChecks(t *testing.T) {
+	for _, tt := range []struct {
+		check string
+		keys  []string
+		want  []string
+	}{
+		{"two-hops", nil, []string{"1 hop\n", "in hop 2\n", "  hop 1  now, with this CLI  replaces the control planes\n", "  hop 2  with this CLI       replaces every node\n"}},
+		{"two-hops", []string{"tab"}, []string{"▸ ✗ Kubernetes v1.36.4", "  hop 2  with this CLI "}},
+		{"trouble", nil, []string{"2 hops\n", "in hop 2\n", "needed for hop 1\n", "  hop 1  with v1.0.0 ", "▸ ✗ disruption"}},
+		{"mixed", nil, []string{"v1.35.4-v1.36.3", "  hop 1  "}},
+	} {
+		t.Run(strings.Join(append([]string{tt.check}, tt.keys...), " "), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 60, 16) }).c.View()
+				for _, want := range tt.want {
+					if !strings.Contains(v, want) {
+						t.Errorf("there is no %q in\n%s", want, v)
+					}
+				}
+				golden(t, "frames/check-"+strings.Join(append([]string{tt.check}, tt.keys...), "-")+".60x16.txt", v+"\n")
+			})
+		})
+	}
+}
+
+// On a terminal an answer takes its width.
+func TestAnswersFitTheTerminal(t *testing.T) {
+	for _, tt := range []struct{ columns, least, most int }{{60, 50, 60}, {80, 76, 80}, {118, 110, 118}, {200, 110, 120}, {40, 50, 60}} {
+		t.Run(strconv.Itoa(tt.columns), func(t *testing.T) {
+			p := startOn(t, uint16(tt.columns), 24, []string{answering(t, "two-hops")}, nil, "upgrade", "check")
+			if code := p.ends(); code != 0 {
+				t.Fatalf("ended with %d", code)
+			}
+			p.sees("Will change in hop 1")
+			widest := 0
+			for l := range strings.Lines(p.output()) {
+				l = strings.TrimRight(l[strings.LastIndexByte(strings.TrimRight(l, "\r\n"), '\r')+1:], "\r\n")
+				widest = max(widest, width(stripStyle(l)))
+			}
+			if widest < tt.least || widest > tt.most {
+				t.Errorf("the widest line has %d columns, want %d to %d:\n%s", widest, tt.least, tt.most, p.output())
+			}
 		})
 	}
 }

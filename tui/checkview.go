@@ -53,20 +53,14 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 			widths[i] = min(max(widths[i], width(clean(s))), 24)
 		}
 	}
-	for sum := 0; ; { // what a narrow screen cannot show is cut, the verdict last
-		sum = 2
-		for _, n := range widths {
-			sum += n + 1
-		}
-		widest := slices.Index(widths, slices.Max(widths))
-		if sum <= w-12 || widths[widest] <= 10 || c.th.uncut {
-			break
-		}
-		widths[widest]--
+	verdicts := 12
+	for _, x := range rows {
+		verdicts = max(verdicts, width(clean(verdictWord(x))))
 	}
+	columns := fitColumns(widths, w-verdicts, c.th.uncut)
 	row := func(st style, name string, cells ...string) *row {
 		r := c.th.row(w).pad(2).col(st, name, widths[0])
-		for i, s := range cells {
+		for i, s := range cells[:columns-1] {
 			st := st
 			if s == "-" {
 				st = faint
@@ -94,10 +88,38 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 			this = ""
 		}
 		r := row(st, name, dash(clean(x.Now)), dash(clean(this)), dash(clean(x.NextHop)), dash(clean(x.Newest)))
-		lines = append(lines, r.add(verdictStyle(x), clean(x.Verdict)).String())
+		lines = append(lines, r.add(verdictStyle(x), clean(verdictWord(x))).String())
 	}
 	return lines
 }
+
+// fitColumns makes columns of these widths fit into w and returns how many are shown.
+// What is too wide is cut, unless it is printed; then columns go, the last one first,
+// but never the first three.
+func fitColumns(widths []int, w int, printed bool) int {
+	n := len(widths)
+	sum := func() int {
+		s := 2
+		for _, x := range widths[:n] {
+			s += x + 1
+		}
+		return s
+	}
+	for !printed && sum() > w {
+		widest := slices.Index(widths, slices.Max(widths))
+		if widths[widest] <= 10 {
+			break
+		}
+		widths[widest]--
+	}
+	for n > 3 && sum() > w {
+		n--
+	}
+	return n
+}
+
+// verdictWord is the verdict of a row in words.
+func verdictWord(x engine.ComponentCheck) string { return x.Verdict }
 
 func verdictStyle(x engine.ComponentCheck) style {
 	switch {
@@ -145,9 +167,15 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 		case h.Get == "":
 			with = "with this CLI"
 		}
-		r := c.th.row(w).pad(2).col(strong, fmt.Sprintf("hop %d", h.Number), 6).col(plain, with, 27).add(plain, replacesWords(h))
+		r := c.th.row(w).pad(2).col(strong, fmt.Sprintf("hop %d", h.Number), 6)
+		if what := replacesWords(h); w >= 78 {
+			r.col(plain, with, 27).add(plain, what)
+		} else {
+			with = strings.Replace(with, "with constellation ", "with ", 1)
+			r.col(plain, with, 19).add(plain, strings.Replace(what, "the control planes, workers stay", "the control planes", 1))
+		}
 		if h.Number == 1 && k.Changes != nil && k.Changes.Most > 0 {
-			if est := "  est. " + durationRange(k.Changes.Least, k.Changes.Most); r.fits(est) {
+			if est := "  est. " + durationRange(k.Changes.Least, k.Changes.Most); r.used+width(est) <= w {
 				r.add(faint, est)
 			}
 		}
@@ -240,6 +268,20 @@ func (c *console) rails(w int, k *engine.Check) []string {
 			widest = max(widest, width(clean(v)))
 		}
 	}
+	label := func(hop int) string { return fmt.Sprintf("hop %d", hop) }
+	bars := 2
+	if len(k.Path) > 2 && w < 100 {
+		label = strconv.Itoa
+	}
+	// step is how much room a hop takes, up to the version that it leads to.
+	step := func() int { return width(label(len(k.Path))) + 2*bars + 2 }
+	long := func() bool { return 18+widest+len(k.Path)*(step()+1+widest) > w }
+	if long() {
+		label, bars = strconv.Itoa, 1
+	}
+	if long() {
+		label, bars = func(int) string { return c.th.signs.rule }, 0
+	}
 	var lines []string
 	for _, x := range list {
 		r := c.th.row(w).pad(2).col(faint, x.name, 15).col(plain, clean(x.stops[0]), widest)
@@ -249,15 +291,12 @@ func (c *console) rails(w int, k *engine.Check) []string {
 		}
 		for i, to := range x.stops[1:end] {
 			sign, st := c.link(k, i+1)
-			label := fmt.Sprintf("hop %d", i+1)
-			if len(k.Path) > 2 && w < 100 {
-				label = strconv.Itoa(i + 1)
-			}
 			if to == x.stops[i] { // it stays
-				r.add(faint, strings.Repeat(c.th.signs.rule, width(label)+7+widest))
+				r.add(faint, strings.Repeat(c.th.signs.rule, step()+1+widest))
 				continue
 			}
-			r.add(st, sign+sign+label+sign+sign+c.th.arrow).pad(1).col(plain, clean(to), widest)
+			way := strings.Repeat(sign, bars)
+			r.add(st, way+label(i+1)+way+c.th.arrow).pad(1).col(plain, clean(to), widest)
 		}
 		lines = append(lines, r.String())
 	}

@@ -515,7 +515,12 @@ func (c *console) checkView(w, h int) []string {
 	roomy := len(k.Path) == 0 && len(trouble) == 0 && len(k.Components)+10 <= h
 	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), roomy)
 	most := h - len(lines) - 3
-	if len(trouble) > 0 && c.chk.pane != checkPath {
+	switch low := h < 14; {
+	case low && c.chk.pane == checkPath:
+		most = h - len(lines)
+	case low:
+		most = h - len(lines) - 2
+	case len(trouble) > 0 && c.chk.pane != checkPath:
 		most -= min(2, len(trouble)-1) // the worst must be in sight
 	}
 	lines = append(lines, c.checkPathPane(w, most, k)...)
@@ -588,13 +593,20 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 	if trouble, _ := worth(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
 		terse = 0
 	}
+	hops := c.hopRows(w, k, terse)
 	switch {
 	case w >= 110:
 		lines = append(lines, c.lattice(w, k)...)
 	case len(k.Path) > 0:
-		lines = append(lines, c.rails(w, k)...)
+		more := 0
+		if c.chk.pane == checkPath {
+			more = min(2, len(reasons))
+		}
+		if rails := c.rails(w, k); len(lines)+len(rails)+len(hops)+more <= h { // the others matter more
+			lines = append(lines, rails...)
+		}
 	}
-	lines = append(lines, c.hopRows(w, k, terse)...)
+	lines = append(lines, hops...)
 	most := h - len(lines)
 	if c.chk.pane != checkPath {
 		switch {

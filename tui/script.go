@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/term"
+
 	"constellation/engine"
 )
 
@@ -129,6 +131,20 @@ func (s *session) sheet() *console {
 
 // sheetWidth is where the columns of printed answers end; what needs more goes on.
 const sheetWidth = 100
+
+// answerWidth is where lines of an answer end: at the edge of the terminal that it is
+// printed on, within reason, else at sheetWidth.
+func (s *session) answerWidth() int {
+	f, ok := s.Stdout.(*os.File)
+	if !ok {
+		return sheetWidth
+	}
+	w, _, err := term.GetSize(int(f.Fd()))
+	if err != nil || w <= 0 {
+		return sheetWidth
+	}
+	return max(minWidth, min(w, 120))
+}
 
 // print writes lines without trailing spaces.
 func (s *session) print(lines []string) {

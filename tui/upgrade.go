@@ -132,15 +132,20 @@ func (s *session) tellCheck(k *engine.Check, r engine.CheckRequest, f checkForma
 // then what it is made of.
 func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
 	c := s.sheet()
-	c.w = sheetWidth
+	c.w = s.answerWidth()
 	w := c.w
 	severity, text := verdict(k)
 	sign, st := c.severitySignOf(severity)
-	lines := []string{
-		"upgrade check of cluster " + clean(k.Cluster) + ", " + feedWords(k.Feed, c.now),
-		c.th.row(w).add(st, sign+" ").add(strong, clean(text)).String(),
-		"",
+	head, feed := "upgrade check of cluster "+clean(k.Cluster), feedWords(k.Feed, c.now)
+	lines := []string{head + ", " + feed}
+	if width(lines[0]) > w {
+		lines = append([]string{head}, wrap(feed, w)...)
 	}
+	for _, p := range wrap(clean(text), w-2) {
+		lines = append(lines, c.th.row(w).add(st, sign+" ").add(strong, p).String())
+		sign = " "
+	}
+	lines = append(lines, "")
 	lines = append(lines, c.versionRows(w, k, "", true)...)
 	lines = append(lines, c.pathRows(w, k, 0)...)
 	lines = append(lines, c.changeRows(w, k)...)
