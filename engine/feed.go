@@ -18,7 +18,11 @@ import (
 )
 
 // FeedReport is what was found in a feed.
-type FeedReport = release.Report
+type FeedReport struct {
+	release.Report
+	// Remedy says what to do about the first problem; empty if there is none.
+	Remedy string `json:"remedy,omitempty"`
+}
 
 // FeedPublication is what was published.
 type FeedPublication = release.BuildReport
@@ -246,9 +250,11 @@ func VerifyFeed(ctx context.Context, location string, keyFiles []string) (FeedRe
 	}
 	r, err := release.Verify(ctx, location, release.Options{Keys: keys})
 	if err != nil {
-		return r, &Error{Op: "verify feed " + location, Err: err, Remedy: feedRemedy(err)}
+		e := &Error{Op: "verify feed " + location, Err: err, Remedy: feedRemedy(err)}
+		fill(&e.Remedy, "look at the folder, or ask its publisher")
+		return FeedReport{Report: r}, e
 	}
-	return r, nil
+	return FeedReport{r, feedRemedy(r.Err)}, nil
 }
 
 // readFeedKeys reads files with public keys.
@@ -266,9 +272,33 @@ func readFeedKeys(files []string) ([]release.Key, error) {
 		if err != nil {
 			return nil, &Error{Err: err, Exit: ExitUsage, Remedy: "name a file with a public key of ECDSA P-256 in PEM, such as feed.key.pub"}
 		}
+		for i := range k {
+			k[i].File = name
+		}
 		keys = append(keys, k...)
 	}
 	return keys, nil
+}
+
+// verifyCommand is the command that looks at every file of a feed, with the same keys.
+func verifyCommand(location string, keys []release.Key) string {
+	command := "`constellation release verify " + shellQuote(location)
+	var files []string
+	configured := false
+	for _, k := range keys {
+		if k.File == "" {
+			configured = k.Name == ConfigFile
+		} else if !slices.Contains(files, k.File) {
+			files = append(files, k.File)
+		}
+	}
+	if configured {
+		return "copy releases.keys of " + ConfigFile + " into a file feed.pub: then " + command + " --feed-key feed.pub`"
+	}
+	for _, f := range files {
+		command += " --feed-key " + shellQuote(f)
+	}
+	return command + "`"
 }
 
 // keyName is what people call the key in a file: "feed" for keys/feed.key.pub.
@@ -289,21 +319,29 @@ func keyName(path string) string {
 	return cmp.Or(name, "key")
 }
 
+const feedAddresses = "a feed is at an https address, at an http address of this computer, or in a folder"
+
 // feedRemedy says what to do about a feed that is not believed.
 func feedRemedy(err error) string {
+	if err == nil {
+		return ""
+	}
 	for _, r := range []struct {
 		is     error
 		remedy string
 	}{
+		{release.ErrAddress, feedAddresses},
 		{release.ErrNoKeys, "name the publisher's public key with --feed-key FILE; no feed is official yet"},
 		{release.ErrConflict, "ask its publisher: a release never changes, so one of the two is not genuine"},
 		{release.ErrRedirect, "name the address that it leads to, if you trust it"},
 		{release.ErrExpired, "look at this computer's clock; if it is right, ask the publisher for a new publication"},
 		{release.ErrFuture, "look at this computer's clock; if it is right, ask the publisher"},
 		{release.ErrRollback, "try again later: an old copy was served; if that goes on, ask the publisher"},
+		{release.ErrSigner, "if the publisher has another key, name its file with --feed-key (or put it into releases.keys); if this is his key, the file was altered: try again in a minute, in case it was being published, then ask him"},
 		{release.ErrUntrusted, "ask the publisher for the key that is used now; do not use the feed until you are sure"},
 		{release.ErrAltered, "try again in a minute, in case it was being published; then ask the publisher"},
-		{release.ErrUnreachable, "look at the address and the network, and try again"},
+		{release.ErrUnreachable, "look at the address and the network, and try again; " + feedAddresses},
+		{release.ErrAbsent, "name the folder that holds index.json; `constellation release build` makes one"},
 	} {
 		if errors.Is(err, r.is) {
 			return r.remedy
@@ -343,13 +381,24 @@ func BuildFeed(ctx context.Context, b FeedBuild) (FeedPublication, error) {
 		return FeedPublication{}, err
 	}
 	r, err := release.Build(ctx, release.BuildOptions{From: b.From, Out: b.Out, Key: key, Trust: trust, Expires: b.Expires})
+	if err == nil || ctx.Err() != nil {
+		return r, err
+	}
+	e := &Error{Op: "publish to " + b.Out, Err: err, Remedy: "correct what is named and publish again: nothing was changed; `constellation release build --help` says what the folder holds"}
 	switch {
 	case errors.Is(err, release.ErrPublished):
-		return r, &Error{Op: "publish to " + b.Out, Err: err, Exit: ExitBlocked}
-	case err != nil:
-		return r, &Error{Op: "publish to " + b.Out, Err: err}
+		e.Exit = ExitBlocked
+		e.Remedy = "put back what was published, then publish again: nothing was changed"
+	case errors.Is(err, release.ErrSigner):
+		e.Remedy = "sign with the key that " + b.Out + " was signed with, or name another folder with --out; if it is that key, restore " + b.Out + " from a copy"
+	case errors.Is(err, release.ErrKeySet):
+		e.Remedy = "name the private key of one that may sign with --key, and all that may sign from now on with --trust"
+	case errors.Is(err, release.ErrOut):
+		e.Remedy = "name a folder that holds the feed and nothing else with --out"
+	case errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist):
+		e.Remedy = "look at whether you may read " + b.From + " and write " + b.Out + ", and whether the folder around that is there"
 	}
-	return r, nil
+	return r, e
 }
 
 // FeedKey is a new pair of keys.
@@ -359,6 +408,8 @@ type FeedKey struct {
 	Private string `json:"private"` // path, 0600
 	Public  string `json:"public"`  // path
 }
+
+const otherKeyFile = "name another file: a key that is there is never replaced"
 
 // NewFeedKey makes a pair of keys that a feed is signed with: the private one in file,
 // the public one in file.pub. A file that is there is never replaced.
@@ -373,15 +424,29 @@ func NewFeedKey(file string) (FeedKey, error) {
 		return out, &Error{Op: "make a key", Err: err}
 	}
 	out.ID = key.ID()
+	op := "make the keys " + out.Private + " and " + out.Public
+	var there []string
+	for _, path := range []string{out.Private, out.Public} {
+		if _, err := os.Lstat(path); err == nil {
+			there = append(there, path)
+		}
+	}
+	if len(there) > 0 {
+		verb := " is"
+		if len(there) > 1 {
+			verb = " are"
+		}
+		return out, &Error{Op: op, Err: errors.New(and(there) + verb + " there already"), Exit: ExitUsage, Remedy: otherKeyFile}
+	}
 	for _, f := range []struct {
 		path    string
 		content []byte
 		mode    os.FileMode
 	}{{out.Public, key.PEM(), 0o644}, {out.Private, private, 0o600}} {
 		if err = writeNew(f.path, f.content, f.mode); err != nil {
-			e := &Error{Op: "write " + f.path, Err: withoutPath(err), Exit: ExitUsage}
-			if errors.Is(err, fs.ErrExist) {
-				e.Remedy = "name another file: a key that is there is never replaced"
+			e := &Error{Op: op, Err: fmt.Errorf("write %s: %w", f.path, withoutPath(err)), Exit: ExitUsage, Remedy: "name a file in a folder that is there and that you may write to"}
+			if errors.Is(err, fs.ErrExist) { // somebody else made it just now
+				e.Remedy = otherKeyFile
 			}
 			if f.path == out.Private {
 				_ = os.Remove(out.Public) // it was written just now, and is of no use alone

@@ -102,12 +102,12 @@ func (e *Engine) learnReleases(ctx context.Context, location string, keys []rele
 		if errors.Is(err, context.DeadlineExceeded) {
 			k.state.Problem = fmt.Sprintf("the feed %s did not answer within %s", location, feedLimit)
 		}
-		fill(&k.state.Remedy, "`constellation release verify "+location+"` says more; until then what this program brings with it is used")
+		fill(&k.state.Remedy, verifyCommand(location, keys)+" says more; until then what this program brings with it is used")
 	default:
 		k.feed, k.state = feed, feedState(feed.State())
 		if k.state.Problem != "" {
 			k.state.Remedy = feedRemedy(feed.State().Err)
-			fill(&k.state.Remedy, "`constellation release verify "+location+"` says more")
+			fill(&k.state.Remedy, verifyCommand(location, keys)+" says more")
 		}
 	}
 	return k, nil

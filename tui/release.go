@@ -131,6 +131,14 @@ func day(t time.Time) string {
 	return t.UTC().Format(time.DateOnly)
 }
 
+// minute is when a publication begins or ends.
+func minute(t time.Time) string {
+	if t.IsZero() {
+		return "not said"
+	}
+	return t.UTC().Format("2006-01-02 15:04 UTC")
+}
+
 // feedText says where knowledge comes from.
 func (s *session) feedText(f engine.FeedState) {
 	embedded := f.Source == "embedded"
@@ -350,7 +358,7 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	for _, n := range byImage(r.NoDigest) {
 		fmt.Fprintf(s.out, "no digest  %s\n", n)
 	}
-	fmt.Fprintf(s.out, "feed    %s, publication %d, from %s to %s\n", clean(r.Source), r.Sequence, day(r.Created), day(r.Expires))
+	fmt.Fprintf(s.out, "feed    %s, publication %d, from %s to %s\n", clean(r.Source), r.Sequence, minute(r.Created), minute(r.Expires))
 	signer := orElse(r.Signer, "nobody who is trusted")
 	if r.KeySet > 0 {
 		signer += fmt.Sprintf("; key set %d may sign: %s", r.KeySet, strings.Join(r.Keys, ", "))
@@ -364,6 +372,9 @@ func (s *session) verifyText(r *engine.FeedReport) {
 		verdict += fmt.Sprintf("; %s without a digest cannot be compared with anything when fetched", count(n, "image or download"))
 	}
 	fmt.Fprintf(s.out, "result  %s\n", strings.Replace(verdict, "image or downloads", "images or downloads", 1))
+	if r.Remedy != "" {
+		fmt.Fprintf(s.out, "fix     %s\n", s.speller().text(oneLine(clean(r.Remedy))))
+	}
 }
 
 // byImage folds the tags of one image into one line and cleans the rest.
@@ -495,7 +506,7 @@ one the next time; who trusts the old one follows.`,
 }
 
 func (s *session) buildText(r *engine.FeedPublication, public string) {
-	fmt.Fprintf(s.out, "published %s in %s: publication %d, good until %s\n", count(len(r.Releases), "release"), clean(r.Out), r.Sequence, day(r.Expires))
+	fmt.Fprintf(s.out, "published %s in %s: publication %d, good until %s\n", count(len(r.Releases), "release"), clean(r.Out), r.Sequence, minute(r.Expires))
 	fmt.Fprintf(s.out, "signed    by %s\n", clean(r.Signer))
 	if r.KeySet > 0 {
 		fmt.Fprintf(s.out, "keys      set %d: %s\n", r.KeySet, clean(strings.Join(r.Keys, ", ")))

@@ -20,6 +20,10 @@ import (
 var (
 	// ErrNoKeys means that there is no key to check a feed with.
 	ErrNoKeys = errors.New("there is no key to check it with")
+	// ErrAddress means that feeds are not looked for at such an address.
+	ErrAddress = errors.New("no address that is supported")
+	// ErrAbsent means that a source has no such file.
+	ErrAbsent = errors.New("it is not there")
 	// ErrUnreachable means that the source did not answer, or not in time.
 	ErrUnreachable = errors.New("it cannot be reached")
 	// ErrRedirect means that a server sends its readers where nobody should go.
@@ -144,7 +148,7 @@ func current(ctx context.Context, s store, c *cache, roots []Key, now time.Time)
 		b = []byte(kept.Index)
 	} else {
 		found, err := s.read(ctx, indexName+signature, maxSignature, "")
-		if errors.Is(err, errAbsent) {
+		if errors.Is(err, ErrAbsent) {
 			err = fmt.Errorf("%w: it is not signed", ErrUntrusted)
 		}
 		if err != nil {
@@ -332,18 +336,18 @@ func (f *Feed) complete() error {
 }
 
 // file returns a file that the index names, from the cache or the source. The error
-// wraps errAbsent if the index does not name it, and ErrAltered if it is another one.
+// wraps ErrAbsent if the index does not name it, and ErrAltered if it is another one.
 func (f *Feed) file(ctx context.Context, name string) ([]byte, error) {
 	e, ok := f.index.Files[name]
 	if !ok {
-		return nil, errAbsent
+		return nil, ErrAbsent
 	}
 	if b, ok := f.cache.content(e); ok {
 		return b, nil
 	}
 	in := func(err error) error { return fmt.Errorf("read %s of %s: %w", name, f.state.Source, err) }
 	found, err := f.store.read(ctx, name, e.Length, "")
-	if errors.Is(err, errAbsent) {
+	if errors.Is(err, ErrAbsent) {
 		err = fmt.Errorf("%w: it is missing", ErrAltered)
 	}
 	if err != nil {
@@ -428,7 +432,7 @@ func (f *Feed) Images(ctx context.Context, v version.Version) (*Images, error) {
 		return nil, err
 	}
 	b, err := f.file(ctx, imagesName(s.Version))
-	if errors.Is(err, errAbsent) {
+	if errors.Is(err, ErrAbsent) {
 		return nil, fmt.Errorf("images of release %s are %w by %s", v, ErrNotOffered, f.state.Source)
 	}
 	if err != nil {
@@ -440,11 +444,11 @@ func (f *Feed) Images(ctx context.Context, v version.Version) (*Images, error) {
 // Measurements returns what a machine of a provider must have measured that booted the
 // image of a release. The error wraps ErrNotOffered if the source does not know them.
 func (f *Feed) Measurements(ctx context.Context, v version.Version, provider string) (map[uint32]string, error) {
-	b, err := []byte(nil), errAbsent
+	b, err := []byte(nil), ErrAbsent
 	if providerRE.MatchString(provider) && validVersion(v.String()) {
 		b, err = f.file(ctx, measurementsName(v, provider))
 	}
-	if errors.Is(err, errAbsent) {
+	if errors.Is(err, ErrAbsent) {
 		return nil, fmt.Errorf("measurements of image %s for %s are %w by %s", v, shorten(provider), ErrNotOffered, f.state.Source)
 	}
 	if err != nil {

@@ -339,7 +339,7 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 		{
 			name:   "an empty signature",
 			change: func(t *testing.T, dir string) { write(t, dir, "index.json.sig", "") },
-			is:     ErrUntrusted, want: "signed by none of the keys that are trusted: tests (",
+			is:     ErrSigner, want: "or it was altered or replaced after it was signed; trusted: tests (",
 		},
 		{
 			name:   "a signature that is no base64",
@@ -354,14 +354,14 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 		{
 			name:   "another key",
 			change: func(t *testing.T, dir string) { forge(t, dir, stranger, func(*index) {}) },
-			is:     ErrUntrusted, want: "signed by none of the keys",
+			is:     ErrSigner, want: "a key signed it that is not trusted, or it was altered",
 		},
 		{
 			name: "an index of another publication",
 			change: func(t *testing.T, dir string) {
 				write(t, dir, "index.json", strings.Replace(string(read(t, dir, "index.json")), `"sequence": `, `"sequence": 1`, 1))
 			},
-			is: ErrUntrusted, want: "signed by none of the keys",
+			is: ErrSigner, want: "a key signed it that is not trusted, or it was altered",
 		},
 		{
 			name: "a signed file in place of the index",
@@ -414,7 +414,7 @@ func TestWhatIsNotBelievedIsRefusedWithTheReason(t *testing.T) {
 			change: func(t *testing.T, dir string) { remove(t, dir, "summaries.json") },
 		},
 		{
-			name: "no index", is: errAbsent, want: "it is not there",
+			name: "no index", is: ErrAbsent, want: "it is not there",
 			change: func(t *testing.T, dir string) { remove(t, dir, "index.json") },
 		},
 		{
@@ -647,11 +647,11 @@ func TestLocations(t *testing.T) {
 	for location, want := range map[string]string{
 		"http://releases.example/v1":            "plain http is for this computer alone",
 		"http://10.0.0.1/v1":                    "plain http is for this computer alone",
-		"ftp://releases.example":                `"ftp://" is not supported`,
-		"file:///etc":                           `"file://" is not supported`,
+		"ftp://releases.example":                `"ftp://" is no address that is supported`,
+		"file:///etc":                           `"file://" is no address that is supported`,
 		"https://me:secret@releases.example":    "holds credentials",
-		"https://releases.example/?a=b":         "is no address of a folder",
-		"https:///v1":                           "is no address of a folder",
+		"https://releases.example/?a=b":         "it names no folder",
+		"https:///v1":                           "it names no folder",
 		"https://releases.example/\x1b[2J":      "is no address",
 		filepath.Join(t.TempDir(), "not-there"): "cannot be reached",
 	} {

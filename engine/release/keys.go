@@ -22,7 +22,9 @@ import (
 // Key is a public key that a feed may be signed with: ECDSA on P-256.
 type Key struct {
 	// Name is for people: the file it was read from, without .pub; may be empty.
-	Name   string
+	Name string
+	// File is where whoever reads keys found it; may be empty. Nothing here looks at it.
+	File   string
 	public *ecdsa.PublicKey
 	id     string
 }
@@ -184,10 +186,11 @@ func (k *PrivateKey) sign(b []byte) ([]byte, error) {
 // maxSignature bounds a .sig file in bytes; a real one has about 96.
 const maxSignature = 1 << 10
 
-// errSigner means that a signature is of none of the keys.
-var errSigner = errors.New("it is signed by none of the keys that are trusted")
+// ErrSigner means that a signature does not fit. A signature does not say which key made
+// it, so the key may be another one, or the file.
+var ErrSigner = errors.New("its signature does not fit: a key signed it that is not trusted, or it was altered or replaced after it was signed")
 
-// verify returns which of keys signed b. The error wraps errSigner if none did.
+// verify returns which of keys signed b. The error wraps ErrSigner if none did.
 func verify(b, sig []byte, keys []Key) (Key, error) {
 	der, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(sig)))
 	if err != nil || len(sig) > maxSignature {
@@ -203,7 +206,7 @@ func verify(b, sig []byte, keys []Key) (Key, error) {
 	for _, k := range keys {
 		names = append(names, k.String())
 	}
-	return Key{}, fmt.Errorf("%w: %s", errSigner, strings.Join(names, ", "))
+	return Key{}, fmt.Errorf("%w; trusted: %s", ErrSigner, strings.Join(names, ", "))
 }
 
 // hasKey reports whether keys holds one with that ID.

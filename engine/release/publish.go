@@ -33,6 +33,14 @@ const (
 // ErrPublished means that a publication would drop or change what was published.
 var ErrPublished = errors.New("it was published")
 
+// Why nothing is published.
+var (
+	// ErrKeySet means that a key may not sign what follows.
+	ErrKeySet = errors.New("the keys do not allow it")
+	// ErrOut means that the directory of the feed holds something else.
+	ErrOut = errors.New("the folder is replaced as a whole, keep it for the feed alone")
+)
+
 // BuildOptions say what to publish.
 type BuildOptions struct {
 	// From is a directory with what people write, see [Build].
@@ -595,7 +603,7 @@ func published(ctx context.Context, out string, key *PrivateKey) (*existing, err
 			return err
 		}
 		if n := strings.TrimSuffix(filepath.ToSlash(name), signature); n != indexName && !validName(n) {
-			return fmt.Errorf("%s has %q, which is no file of a feed: the folder is replaced as a whole, keep it for the feed alone", out, shorten(name))
+			return fmt.Errorf("%s has %q, which is no file of a feed: %w", out, shorten(name), ErrOut)
 		}
 		return nil
 	})
@@ -657,7 +665,7 @@ func nextKeys(chain []signedKeySet, o BuildOptions, now time.Time) ([]signedKeyS
 			return nil, err
 		}
 		if !hasKey(current.keys, o.Key.id) {
-			return nil, fmt.Errorf("%s is not in key set %d: sign with one that is", o.Key.Key, current.Sequence)
+			return nil, fmt.Errorf("%w: %s is not in key set %d", ErrKeySet, o.Key.Key, current.Sequence)
 		}
 		if !chain[n-1].signedBy([]Key{o.Key.Key}) {
 			// Who knows this key alone shall be able to believe the set.
@@ -683,7 +691,7 @@ func nextKeys(chain []signedKeySet, o BuildOptions, now time.Time) ([]signedKeyS
 		return chain, nil
 	}
 	if !hasKey(keys, o.Key.id) {
-		return nil, fmt.Errorf("%s signs and would not be trusted: to retire it, trust the next one beside it, publish, and sign with that one", o.Key.Key)
+		return nil, fmt.Errorf("%w: %s signs and would not be trusted: to retire it, trust the next one beside it, publish, and sign with that one", ErrKeySet, o.Key.Key)
 	}
 	for _, k := range keys {
 		next.Keys = append(next.Keys, setKey{k.Name, string(k.PEM())})

@@ -232,7 +232,7 @@ func TestAFolderWithOtherThingsIsNotReplaced(t *testing.T) {
 	}
 	out := feed(t, key)
 	write(t, out, "index.json", strings.Replace(string(read(t, out, "index.json")), `"sequence": 1`, `"sequence": 9007199254740990`, 1))
-	if _, err := Build(t.Context(), BuildOptions{From: from, Out: out, Key: key, Now: at(today)}); !errors.Is(err, errSigner) {
+	if _, err := Build(t.Context(), BuildOptions{From: from, Out: out, Key: key, Now: at(today)}); !errors.Is(err, ErrSigner) {
 		t.Errorf("an index that somebody changed: %v", err)
 	}
 }
@@ -254,7 +254,7 @@ func TestVerifyNamesEachFileThatIsWrong(t *testing.T) {
 			name: "a signature of a stranger", change: func(t *testing.T, dir string) {
 				resign(t, dir, "minors/v1.0.json", stranger, read(t, dir, "minors/v1.0.json"))
 			},
-			files: map[string]string{"minors/v1.0.json": "signed by none of the keys"},
+			files: map[string]string{"minors/v1.0.json": "a key signed it that is not trusted"},
 		},
 		{
 			name: "a list that disagrees", change: func(t *testing.T, dir string) {
@@ -282,7 +282,7 @@ func TestVerifyNamesEachFileThatIsWrong(t *testing.T) {
 		}, problems: []string{`"minors/v1.1.json" is there`, `"minors/v1.1.json.sig" is there`, "does not name minors/v1.1.json"}},
 		{name: "it has expired", now: today.AddDate(1, 0, 0), problems: []string{"it has expired: it ended on 2026-12-21 12:00 UTC, and this computer's clock says 2027-11-21"}},
 		{name: "another key", keys: []Key{stranger.Key}, files: map[string]string{
-			"index.json": "signed by none of the keys", "summaries.json": "signed by none", "releases/v1.0.0.yaml": "signed by none", "releases/v1.1.0.yaml": "", "releases/v1.0.0/images.json": "",
+			"index.json": "a key signed it that is not trusted", "summaries.json": "a key signed it that is not trusted", "releases/v1.0.0.yaml": "a key signed it that is not trusted", "releases/v1.1.0.yaml": "", "releases/v1.0.0/images.json": "",
 			"releases/v1.1.0/images.json": "", "releases/v1.1.0/measurements/cloudy.json": "", "majors/v1.json": "", "minors/v1.0.json": "", "minors/v1.1.json": "",
 		}},
 	} {

@@ -16,16 +16,13 @@ import (
 	"time"
 )
 
-// errAbsent means that a source has no such file.
-var errAbsent = errors.New("it is not there")
-
 // store is where the files of a feed are. It believes nothing; a Feed compares what it
 // returns with the index.
 type store interface {
 	// location names the store for people and for the cache.
 	location() string
 	// read returns a file of at most limit bytes. If etag is not empty and the file
-	// still has it, unchanged is true and there are no bytes. The error wraps errAbsent
+	// still has it, unchanged is true and there are no bytes. The error wraps ErrAbsent
 	// if there is no such file, and ErrUnreachable if nobody could tell.
 	read(ctx context.Context, name string, limit int64, etag string) (answer, error)
 }
@@ -46,15 +43,15 @@ func openStore(location string, o Options) (store, error) {
 	u, err := url.Parse(location)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("open feed: %q is no address", shorten(location))
+		return nil, fmt.Errorf("open feed: %q is %w", shorten(location), ErrAddress)
 	case u.User != nil:
-		return nil, errors.New("open feed: the address holds credentials; a feed is public, its files are signed")
+		return nil, fmt.Errorf("open feed: it holds credentials, and is %w; a feed is public, its files are signed", ErrAddress)
 	case u.Scheme == "http" && !loopback(u.Hostname()):
-		return nil, fmt.Errorf("open feed %s: plain http is for this computer alone; use https", shorten(location))
+		return nil, fmt.Errorf("open feed: %s is %w: plain http is for this computer alone", shorten(location), ErrAddress)
 	case u.Scheme != "http" && u.Scheme != "https":
-		return nil, fmt.Errorf("open feed: %q is not supported; use https, or the path of a directory", shorten(scheme)+"://")
+		return nil, fmt.Errorf("open feed: %q is %w", shorten(scheme)+"://", ErrAddress)
 	case u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.Opaque != "":
-		return nil, fmt.Errorf("open feed: %q is no address of a folder", shorten(location))
+		return nil, fmt.Errorf("open feed: %q is %w: it names no folder", shorten(location), ErrAddress)
 	}
 	return &httpStore{base: u, client: restrict(o.Client)}, nil
 }
@@ -90,7 +87,7 @@ func (s dirStore) read(ctx context.Context, name string, limit int64, _ string) 
 	info, err := root.Stat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return answer{}, errAbsent
+		return answer{}, ErrAbsent
 	case err != nil:
 		return answer{}, err
 	case !info.Mode().IsRegular(): // to open a pipe would wait for ever
@@ -115,7 +112,7 @@ func (fsStore) location() string { return embeddedSource }
 func (s fsStore) read(_ context.Context, name string, _ int64, _ string) (answer, error) {
 	b, err := fs.ReadFile(s.dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return answer{}, errAbsent
+		return answer{}, ErrAbsent
 	}
 	return answer{bytes: b}, err
 }
@@ -197,7 +194,7 @@ func (s *httpStore) read(ctx context.Context, name string, limit int64, etag str
 	case res.StatusCode == http.StatusNotModified && etag != "":
 		return answer{etag: etag, unchanged: true}, nil
 	case res.StatusCode == http.StatusNotFound || res.StatusCode == http.StatusGone:
-		return answer{}, errAbsent
+		return answer{}, ErrAbsent
 	case res.StatusCode != http.StatusOK:
 		return answer{}, fmt.Errorf("%w: the server answers %d %s", ErrUnreachable, res.StatusCode, http.StatusText(res.StatusCode))
 	case res.ContentLength > limit:

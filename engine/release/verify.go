@@ -32,6 +32,16 @@ type Report struct {
 	// NoDigest are images and downloads whose digest is not known: what will be fetched
 	// by these names cannot be compared with anything.
 	NoDigest []string `json:"noDigest"`
+	// Err is the first problem as an error, for errors.Is; nil if there is none.
+	Err error `json:"-"`
+}
+
+// note keeps the first problem as an error.
+func (r *Report) note(err error) string {
+	if r.Err == nil {
+		r.Err = err
+	}
+	return err.Error()
 }
 
 // FileReport is what Verify found about one file.
@@ -72,21 +82,23 @@ func Verify(ctx context.Context, location string, o Options) (Report, error) {
 	i, err := parseIndex(b.bytes)
 	if err != nil {
 		f.Problem = err.Error()
+		v.r.note(fmt.Errorf("%w: %w", ErrAltered, err))
 		v.r.Files = []FileReport{f}
 		return v.r, nil
 	}
 	v.r.Sequence, v.r.Created, v.r.Expires = i.Sequence, i.Created, i.Expires
 	switch sig, err := s.read(ctx, indexName+signature, maxSignature, ""); {
-	case errors.Is(err, errAbsent):
+	case errors.Is(err, ErrAbsent):
 		f.Problem = "it is not signed"
+		v.r.note(fmt.Errorf("%w: %s", ErrUntrusted, f.Problem))
 	case err != nil:
-		f.Problem = err.Error()
+		f.Problem = v.r.note(err)
 	case len(o.Keys) == 0:
-		f.Problem = ErrNoKeys.Error()
+		f.Problem = v.r.note(ErrNoKeys)
 	default:
 		t, err := trust(b.bytes, sig.bytes, o.Keys, seen{})
 		if err != nil {
-			f.Problem = err.Error()
+			f.Problem = v.r.note(err)
 			break
 		}
 		f.Signer, v.keys = t.signer.String(), t.keys
@@ -95,7 +107,7 @@ func Verify(ctx context.Context, location string, o Options) (Report, error) {
 			v.r.KeySet = t.set.Sequence
 		}
 		if err := t.fresh(now()); err != nil {
-			v.r.Problems = append(v.r.Problems, err.Error())
+			v.r.Problems = append(v.r.Problems, v.r.note(err))
 		}
 	}
 	for _, k := range v.keys {
@@ -129,9 +141,15 @@ func (v *verifier) file(name string) {
 	f := FileReport{Name: name, Length: e.Length, SHA256: e.SHA256}
 	var problems []string
 	note := func(err error) {
-		if err != nil {
-			problems = append(problems, err.Error())
+		switch {
+		case err == nil:
+			return
+		case !errors.Is(err, ErrUnreachable) && !errors.Is(err, ErrSigner) && !errors.Is(err, ErrNoKeys):
+			v.r.note(fmt.Errorf("%w: %w", ErrAltered, err))
+		default:
+			v.r.note(err)
 		}
+		problems = append(problems, err.Error())
 	}
 	a, err := v.store.read(v.ctx, name, e.Length, "")
 	if err == nil {
@@ -146,7 +164,7 @@ func (v *verifier) file(name string) {
 		sig, err := v.store.read(v.ctx, name+signature, maxSignature, "")
 		var k Key
 		switch {
-		case errors.Is(err, errAbsent):
+		case errors.Is(err, ErrAbsent):
 			err = errors.New("it is not signed")
 		case err == nil && len(keys) == 0:
 			err = ErrNoKeys
@@ -243,7 +261,11 @@ func canonical(s Summary) string {
 
 // whole checks what is about more than one file.
 func (v *verifier) whole(i *index) {
-	note := func(format string, args ...any) { v.r.Problems = append(v.r.Problems, fmt.Sprintf(format, args...)) }
+	note := func(format string, args ...any) {
+		text := fmt.Sprintf(format, args...)
+		v.r.note(fmt.Errorf("%w: %s", ErrAltered, text))
+		v.r.Problems = append(v.r.Problems, text)
+	}
 	if v.feed.summaries == nil { // its row says why
 		note("without %s, nothing can be said about what is missing", summariesName)
 	} else if err := v.feed.complete(); err != nil {

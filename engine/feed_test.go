@@ -1,0 +1,155 @@
+package engine_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"constellation/engine"
+)
+
+// feedError returns the cause and the remedy of an error.
+func feedError(t *testing.T, err error) (cause, remedy string) {
+	t.Helper()
+	var e *engine.Error
+	if !errors.As(err, &e) {
+		t.Fatalf("%T %v has no remedy", err, err)
+	}
+	return e.Error(), e.Remedy
+}
+
+func TestWhatSaysMoreOfAFeedIsACommandThatWorks(t *testing.T) {
+	feed, key := publish(t)
+	pem, err := os.ReadFile(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	odd := filepath.Join(t.TempDir(), "my key.pub")
+	if err := os.WriteFile(odd, pem, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Nothing can be remembered in a cache that is a file.
+	t.Setenv("XDG_CACHE_HOME", odd)
+	dir := t.TempDir()
+	w, err := engine.OpenWorkspace(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := engine.ListReleases(t.Context(), w, engine.FeedRequest{Feed: feed, FeedKeys: []string{key, odd}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "`constellation release verify " + feed + " --feed-key " + key + " --feed-key '" + odd + "'` says more; "; !strings.HasPrefix(l.Feed.Remedy, want) {
+		t.Errorf("remedy %q, want %q", l.Feed.Remedy, want)
+	}
+	config := "releases:\n  feed: " + feed + "\n  keys: |\n    " + strings.ReplaceAll(strings.TrimSpace(string(pem)), "\n", "\n    ") + "\n"
+	if err := os.WriteFile(filepath.Join(dir, engine.ConfigFile), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if l, err = engine.ListReleases(t.Context(), w, engine.FeedRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "copy releases.keys of constellation-conf.yaml into a file feed.pub: then `constellation release verify " + feed + " --feed-key feed.pub` says more; "; !strings.HasPrefix(l.Feed.Remedy, want) {
+		t.Errorf("remedy %q, want %q", l.Feed.Remedy, want)
+	}
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	for _, address := range []string{"ftp://releases.example", "http://releases.example", filepath.Join(dir, "nowhere")} {
+		l, err := engine.ListReleases(t.Context(), w, engine.FeedRequest{Feed: address, FeedKeys: []string{key}})
+		if want := "a feed is at an https address, at an http address of this computer, or in a folder"; err != nil || l.Feed.Problem == "" || !strings.Contains(l.Feed.Remedy, want) {
+			t.Errorf("%s: %+v, %v", address, l.Feed, err)
+		}
+	}
+}
+
+func TestKeysThatAreThereStay(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		there []string
+		want  string
+	}{
+		{"both", []string{"feed.key", "feed.key.pub"}, "DIR/feed.key and DIR/feed.key.pub are there already"},
+		{"the private one", []string{"feed.key"}, "DIR/feed.key is there already"},
+		{"the public one", []string{"feed.key.pub"}, "DIR/feed.key.pub is there already"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, name := range tt.there {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte("kept"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, err := engine.NewFeedKey(filepath.Join(dir, "feed.key"))
+			cause, remedy := feedError(t, err)
+			want := "make the keys DIR/feed.key and DIR/feed.key.pub: " + tt.want
+			if cause = strings.ReplaceAll(cause, dir, "DIR"); cause != want || !strings.HasPrefix(remedy, "name another file") {
+				t.Errorf("got %q, want %q; remedy %q", cause, want, remedy)
+			}
+			left, err := os.ReadDir(dir)
+			if err != nil || len(left) != len(tt.there) {
+				t.Errorf("left %v, %v", left, err)
+			}
+		})
+	}
+	_, err := engine.NewFeedKey(filepath.Join(t.TempDir(), "nowhere", "feed.key"))
+	if cause, remedy := feedError(t, err); !strings.Contains(cause, "no such file or directory") || !strings.Contains(remedy, "in a folder that is there") {
+		t.Errorf("%q, %q", cause, remedy)
+	}
+}
+
+func TestWhatIsNotPublishedHasARemedy(t *testing.T) {
+	publish(t) // the cache is its own
+	dir := t.TempDir()
+	k, err := engine.NewFeedKey(filepath.Join(dir, "feed.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := engine.NewFeedKey(filepath.Join(dir, "other.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(name, content string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return filepath.Dir(path)
+	}
+	b, err := os.ReadFile("../assets/releases/releases/v1.1.0.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := put("releases/v1.1.0.yaml", string(b))
+	bad := put("bad/v1.1.0.yaml", "version: v1.1.0\n")
+	home := put("home/thesis.txt", "the only copy")
+	feed := filepath.Join(dir, "feed")
+	if _, err := engine.BuildFeed(t.Context(), engine.FeedBuild{From: from, Out: feed, KeyFile: k.Private}); err != nil {
+		t.Fatal(err)
+	}
+	changed := put("changed/v1.1.0.yaml", string(b)+"# more\n")
+	for _, tt := range []struct {
+		name   string
+		build  engine.FeedBuild
+		remedy string
+	}{
+		{"a release that is none", engine.FeedBuild{From: bad, Out: feed, KeyFile: k.Private}, "correct what is named and publish again"},
+		{"an empty folder", engine.FeedBuild{From: t.TempDir(), Out: feed, KeyFile: k.Private}, "`constellation release build --help` says what the folder holds"},
+		{"another key", engine.FeedBuild{From: from, Out: feed, KeyFile: other.Private}, "sign with the key that " + feed + " was signed with"},
+		{"a signer who is not trusted", engine.FeedBuild{From: from, Out: feed, KeyFile: k.Private, Trust: []string{other.Public}}, "name the private key of one that may sign"},
+		{"a folder of something else", engine.FeedBuild{From: from, Out: home, KeyFile: k.Private}, "name a folder that holds the feed and nothing else"},
+		{"a folder in no folder", engine.FeedBuild{From: from, Out: filepath.Join(dir, "a", "b"), KeyFile: k.Private}, "whether the folder around that is there"},
+		{"a release that was changed", engine.FeedBuild{From: changed, Out: feed, KeyFile: k.Private}, "put back what was published"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := engine.BuildFeed(t.Context(), tt.build)
+			if cause, remedy := feedError(t, err); !strings.Contains(remedy, tt.remedy) {
+				t.Errorf("%s: remedy %q, want %q", cause, remedy, tt.remedy)
+			}
+		})
+	}
+}
