@@ -8,7 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -62,6 +65,8 @@ func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(Event)) (C
 		return Check{}, err
 	}
 	if err := c.write(); err != nil {
+		c.sort()
+		c.out.Exit = ExitCode(err)
 		return c.out, err
 	}
 	c.finish()
@@ -155,6 +160,8 @@ func (c *checkRun) look(ctx context.Context) error {
 		}
 		if c.down = c.clusterDown(err); c.down != nil {
 			c.now = Running{}
+		} else if c.now.Services.IsZero() || c.now.ControlPlaneImage.IsZero() || c.now.Kubernetes.IsZero() {
+			c.down = c.denied() // nothing can be planned
 		}
 	})
 	wg.Go(func() {
@@ -214,6 +221,8 @@ func (c *checkRun) clusterDown(err error) error {
 	}
 	out := &Error{Op: "ask the cluster which versions it runs", Err: err}
 	switch {
+	case errors.Is(err, ErrForbidden):
+		out.Remedy = "use a kubeconfig that may do this, such as the one that `constellation init` wrote"
 	case errors.Is(err, ErrDenied):
 		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
@@ -225,20 +234,78 @@ func (c *checkRun) clusterDown(err error) error {
 	return out
 }
 
-// without fills what can be told without the cluster.
+// denied is why the cluster could not be asked if the API server refused to tell; nil
+// if it did not.
+func (c *checkRun) denied() error {
+	f := deniedFinding(c.now.Denied)
+	if f == nil {
+		return nil
+	}
+	return &Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", ErrForbidden, f.Detail), Remedy: f.Remedy}
+}
+
+// plainUser are the names that a shell takes as they are.
+var plainUser = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:@._-]*$`)
+
+// deniedFinding is the one finding about all reads that the API server refused, and how
+// to allow them; nil if there are none.
+func deniedFinding(denied []Denial) *Finding {
+	if len(denied) == 0 {
+		return nil
+	}
+	who, subject := "the kubeconfig's user", "--user=NAME"
+	if user := denied[0].User; user != "" {
+		who = "user " + strconv.Quote(user)
+		if plainUser.MatchString(user) {
+			subject = "--user=" + user
+		}
+		if account, ok := strings.CutPrefix(user, "system:serviceaccount:"); ok && plainUser.MatchString(account) {
+			subject = "--serviceaccount=" + account
+		}
+	}
+	var reads, verbs, resources []string
+	for _, d := range denied {
+		reads, verbs, resources = append(reads, d.String()), append(verbs, d.Verb), append(resources, d.Resource)
+	}
+	slices.Sort(verbs)
+	slices.Sort(resources)
+	f := &Finding{
+		ID: runningDenied, Severity: NotChecked, Source: "versions", Title: who + " may not read all that tells which versions run",
+		Detail: "the API server refused to " + and(reads), Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
+		Remedy: "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it",
+	}
+	if slices.ContainsFunc(denied, func(d Denial) bool { return d.User == "" }) {
+		return f // in words that no command can be made of
+	}
+	f.Command = fmt.Sprintf("kubectl create clusterrole constellation-check --verb=%s --resource=%s && kubectl create clusterrolebinding constellation-check --clusterrole=constellation-check %s",
+		strings.Join(slices.Compact(verbs), ","), strings.Join(slices.Compact(resources), ","), subject)
+	f.Remedy += ": `" + f.Command + "`"
+	return f
+}
+
+// runningDenied is the ID of the finding about what the API server refused to tell.
+const runningDenied = "running-denied"
+
+// without fills what can be told without the cluster, or with the little that it told.
 func (c *checkRun) without() {
-	c.out.Findings = append(c.out.Findings, Finding{
-		ID: "api-server", Severity: Block, Title: "the cluster could not be asked", Detail: c.down.Error(), Remedy: Remedy(c.down), Source: "versions",
-	})
+	if f := deniedFinding(c.now.Denied); f != nil {
+		f.Severity = Block
+		c.find(*f)
+	} else {
+		c.find(Finding{
+			ID: "api-server", Severity: Block, Title: "the cluster could not be asked", Detail: c.down.Error(), Remedy: Remedy(c.down), Source: "versions",
+		})
+	}
 	c.matrix = NewMatrix(c.releases)
 	c.judgeFeed()
 	c.judgeCloud()
 	c.components(nil)
 	for i := range c.out.Components {
-		if r := &c.out.Components[i]; r.Now == "" {
+		if r := &c.out.Components[i]; r.Kind != rowCLI {
 			r.Verdict = "not known"
 		}
 	}
+	c.out.Exit = ExitCode(c.down)
 }
 
 // decide works out versions, path and what the next hop writes.

@@ -346,6 +346,11 @@ func TestCheckWithBadLuck(t *testing.T) {
 			"denied by the API server", "restore the file", 1, nil,
 		},
 		{
+			"the API server knows the user and refuses", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", engine.ErrForbidden) },
+			engine.CheckRequest{},
+			"denied by the API server: too few rights", "use a kubeconfig that may do this", 1, nil,
+		},
+		{
 			"the kubeconfig leads to another cluster", func(s *checkStage) { s.inside.running.JoinConfig.ClusterID = strings.Repeat("ab", 32) },
 			engine.CheckRequest{},
 			"it leads to another cluster", "put the files of one cluster back together", 2, nil,
@@ -410,6 +415,9 @@ func TestCheckWithBadLuck(t *testing.T) {
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) || !strings.Contains(engine.Remedy(err), tt.remedy) || engine.ExitCode(err) != tt.exit {
 					t.Errorf("error %v, remedy %q, exit %d", err, engine.Remedy(err), engine.ExitCode(err))
+				}
+				if tt.exit == 1 && c.Exit != 1 {
+					t.Errorf("the document says exit %d", c.Exit)
 				}
 				if tt.exit == 1 { // what can be told is told
 					if len(events) != 1 || events[0].State != "block" || !strings.HasPrefix(table(c), "Kubernetes | kubernetes |  |  |  | v1.36.4 | not known\n") || c.Components[len(c.Components)-1].Now != "v1.1.0" {
@@ -691,11 +699,11 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			nil,
 		},
 		{
-			"an API server that forbids a part", func(s *checkStage) {
-				r := &s.inside.running
-				r.Parts, r.Services = nil, engine.Span{}
-				r.Missing = []string{"Deployments: the kubeconfig's user may not read it"}
-			}, engine.CheckRequest{}, nil, 4, []string{"not-checked unknown-release: not known which version of the services runs"}, nil,
+			"an API server that forbids what the path does not need", func(s *checkStage) {
+				s.inside.running.Denied = []engine.Denial{{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"}, {Verb: "list", Resource: "customresourcedefinitions.apiextensions.k8s.io", User: "reader"}}
+			}, engine.CheckRequest{NoPreflight: true},
+			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
+			6, []string{`not-checked running-denied: user "reader" may not read all that tells which versions run`}, nil,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -964,5 +972,43 @@ func TestRowsOfWhatIsNotAskedFor(t *testing.T) {
 				t.Errorf("verdicts (-want +got):\n%s", d)
 			}
 		})
+	}
+}
+
+func TestCheckWithFewRights(t *testing.T) {
+	s := newCheckStage(t)
+	r := &s.inside.running
+	r.Parts, r.Services, r.Kinds, r.Target, r.JoinConfig = nil, engine.Span{}, nil, engine.NodeTarget{}, engine.JoinConfig{}
+	r.Denied = []engine.Denial{
+		{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "system:serviceaccount:ops:reader"},
+		{Verb: "list", Resource: "deployments.apps", Namespace: "constellation-system", User: "system:serviceaccount:ops:reader"},
+		{Verb: "get", Resource: "nodeversions.update.edgeless.systems", User: "system:serviceaccount:ops:reader"},
+	}
+	c, events, err := s.check(engine.CheckRequest{})
+	if err == nil || engine.ExitCode(err) != 1 || c.Exit != 1 || !errors.Is(err, engine.ErrForbidden) || len(events) != 1 || events[0].State != "block" {
+		t.Errorf("error %v, the document says exit %d, told %+v", err, c.Exit, events)
+	}
+	const command = "kubectl create clusterrole constellation-check --verb=get,list --resource=configmaps,deployments.apps,nodeversions.update.edgeless.systems" +
+		" && kubectl create clusterrolebinding constellation-check --clusterrole=constellation-check --serviceaccount=ops:reader"
+	want := []engine.Finding{{
+		ID: "running-denied", Severity: engine.Block, Source: "versions", Title: `user "system:serviceaccount:ops:reader" may not read all that tells which versions run`,
+		Detail:  "the API server refused to get configmaps in kube-system, list deployments.apps in constellation-system and get nodeversions.update.edgeless.systems",
+		Remedy:  "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it: `" + command + "`",
+		Command: command, Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
+	}}
+	if d := cmp.Diff(want, c.Findings); d != "" {
+		t.Errorf("findings (-want +got):\n%s", d)
+	}
+	if len(c.Path) > 0 || len(c.Blocked) > 0 || !strings.HasPrefix(table(c), "Kubernetes | kubernetes | v1.35.4 |  |  | v1.36.4 | not known\n") {
+		t.Errorf("path %v, blocked %v\n%s", c.Path, c.Blocked, table(c))
+	}
+
+	// Whoever the user calls itself, nothing of it gets into a command.
+	for i := range r.Denied {
+		r.Denied[i].User = "x; rm -rf /"
+	}
+	c, _, _ = s.check(engine.CheckRequest{})
+	if f := c.Findings[0]; !strings.HasSuffix(f.Command, " --user=NAME") || !strings.HasPrefix(f.Title, `user "x; rm -rf /" may`) {
+		t.Errorf("%q, command %q", f.Title, f.Command)
 	}
 }

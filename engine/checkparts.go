@@ -274,6 +274,9 @@ func (c *checkRun) find(f Finding) { c.out.Findings = append(c.out.Findings, f) 
 
 // judgeRunning says what is odd about what runs.
 func (c *checkRun) judgeRunning() {
+	if f := deniedFinding(c.now.Denied); f != nil {
+		c.find(*f)
+	}
 	for _, m := range c.now.Missing {
 		what, why, found := strings.Cut(m, ": ")
 		f := Finding{ID: "running", Severity: NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair what is named, then check again"}

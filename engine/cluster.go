@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"constellation/assets"
@@ -18,6 +19,9 @@ var (
 	// ErrDenied means that the kubeconfig does not allow the call, or is not of this
 	// cluster. Trying again does not help.
 	ErrDenied = errors.New("denied by the API server")
+	// ErrForbidden is an ErrDenied of a user that the API server knows: the kubeconfig is
+	// of this cluster, and its user has not the rights that the call needs.
+	ErrForbidden = fmt.Errorf("%w: too few rights", ErrDenied)
 )
 
 // Cluster is what the engine needs from the inside of a cluster. engine/kube

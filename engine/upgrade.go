@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"constellation/engine/version"
@@ -68,6 +69,27 @@ type Running struct {
 	Kinds []string
 	// Missing says what could not be learned, and why: "image of worker-3: it has no annotation".
 	Missing []string
+	// Denied are the reads that the API server refused, sorted by resource.
+	Denied []Denial
+}
+
+// Denial is a request that the API server refused to a user that it knows.
+type Denial struct {
+	Verb     string // list
+	Resource string // with its group: deployments.apps
+	// Namespace is empty if it is asked for in all of them, or in none.
+	Namespace string
+	// User is empty if the API server does not tell. It is not cleaned.
+	User string
+}
+
+// String is "list deployments.apps in kube-system".
+func (d Denial) String() string {
+	s := strings.TrimSpace(d.Verb + " " + d.Resource)
+	if d.Namespace != "" {
+		s += " in " + d.Namespace
+	}
+	return s
 }
 
 // Inspector is what a check needs to see of a cluster. It changes nothing: no request
@@ -161,7 +183,7 @@ type Check struct {
 	Feed FeedState `json:"feed"`
 	// Config is what --write-config would write, or has written.
 	Config *ConfigChange `json:"config,omitempty"`
-	// Exit is the exit code with --exit-code: 4, 6 or 0.
+	// Exit is the exit code with --exit-code: 4, 6 or 0; that of the error if there is one.
 	Exit int `json:"exit"`
 }
 

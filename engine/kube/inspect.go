@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -97,7 +98,7 @@ func (c *Client) Running(ctx context.Context) (engine.Running, error) {
 	if down != nil {
 		return engine.Running{}, down
 	}
-	if err := failed["nodes"]; err != nil {
+	if err := failed["nodes"]; err != nil && !errors.Is(err, engine.ErrForbidden) {
 		return engine.Running{}, fmt.Errorf("list nodes: %w", err)
 	}
 	out := s.running()
@@ -107,13 +108,36 @@ func (c *Client) Running(ctx context.Context) (engine.Running, error) {
 			return engine.Running{}, err
 		case errors.Is(err, engine.ErrAbsent):
 			out.Missing = append(out.Missing, name+": the cluster has none")
+		case errors.Is(err, engine.ErrForbidden):
+			out.Denied = append(out.Denied, denial(name, err))
 		case errors.Is(err, engine.ErrDenied):
-			out.Missing = append(out.Missing, name+": the kubeconfig's user may not read it")
+			out.Missing = append(out.Missing, name+": "+err.Error())
 		default:
 			out.Missing = append(out.Missing, fmt.Sprintf("%s: %v", name, err))
 		}
 	}
+	slices.SortFunc(out.Denied, func(a, b engine.Denial) int {
+		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Verb, b.Verb))
+	})
+	out.Denied = slices.Compact(out.Denied)
 	return out, nil
+}
+
+// refusal is how an API server says who may not do what.
+var refusal = regexp.MustCompile(`User "((?:[^"\\]|\\.)*)" cannot (\S+) resource "([^"]*)" in API group "([^"]*)"(?: in the namespace "([^"]*)")?`)
+
+// denial reads what was refused. An authorizer may say it in its own words; then only
+// the name of what was read is known.
+func denial(name string, err error) engine.Denial {
+	m := refusal.FindStringSubmatch(err.Error())
+	if m == nil {
+		return engine.Denial{Verb: "read", Resource: name}
+	}
+	d := engine.Denial{User: m[1], Verb: m[2], Resource: m[3], Namespace: m[5]}
+	if m[4] != "" {
+		d.Resource += "." + m[4]
+	}
+	return d
 }
 
 // Preflight implements [engine.Inspector].

@@ -173,6 +173,8 @@ func classify(err error) error {
 		return err
 	case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
 		return fmt.Errorf("%w: %w", engine.ErrAbsent, err)
+	case apierrors.IsForbidden(err) && !strings.Contains(err.Error(), `"system:anonymous"`):
+		return fmt.Errorf("%w: %w", engine.ErrForbidden, err)
 	case apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || isCertificate(err):
 		return fmt.Errorf("%w: %w", engine.ErrDenied, err)
 	case apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||

@@ -260,7 +260,8 @@ func TestErrorsAreThoseOfTheEngine(t *testing.T) {
 		want error // nil: none of them
 	}{
 		{"absent", apierrors.NewNotFound(gr, "x"), engine.ErrAbsent},
-		{"forbidden", apierrors.NewForbidden(gr, "x", errors.New("no")), engine.ErrDenied},
+		{"forbidden", apierrors.NewForbidden(gr, "x", errors.New("no")), engine.ErrForbidden},
+		{"forbidden to nobody in particular", apierrors.NewForbidden(gr, "x", errors.New(`User "system:anonymous" cannot list resource "pods"`)), engine.ErrDenied},
 		{"a kubeconfig of another cluster", apierrors.NewUnauthorized("who?"), engine.ErrDenied},
 		{"a busy API server", apierrors.NewTooManyRequests("slow down", 1), engine.ErrUnreachable},
 		{"etcd without a leader", apierrors.NewInternalError(errors.New("etcdserver: no leader")), engine.ErrUnreachable},
@@ -271,7 +272,7 @@ func TestErrorsAreThoseOfTheEngine(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := classify(tt.err)
-			for _, kind := range []error{engine.ErrAbsent, engine.ErrDenied, engine.ErrUnreachable} {
+			for _, kind := range []error{engine.ErrAbsent, engine.ErrDenied, engine.ErrForbidden, engine.ErrUnreachable} {
 				if errors.Is(got, kind) != errors.Is(tt.want, kind) {
 					t.Errorf("%v is %v: %t", got, kind, errors.Is(got, kind))
 				}
