@@ -293,8 +293,18 @@ func TestWritingAsksOnce(t *testing.T) {
 		if !s.c.chk.known.Config.Written || len(s.c.chk.known.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
 			t.Errorf("written: %v with %d findings, says %q", s.c.chk.known.Config.Written, len(s.c.chk.known.Findings), s.c.note)
 		}
+		s.press("W")
+		if s.c.chk.asks || s.c.note != "W is off: it is written" {
+			t.Errorf("after writing W asks: %v, says %q", s.c.chk.asks, s.c.note)
+		}
+		s.eng.check = checkIn(t, "two-hops") // the file was changed back meanwhile
 		s.press("r")
 		s.settle()
+		s.press("W")
+		if !s.c.chk.asks {
+			t.Errorf("after r W does not ask, and says %q", s.c.note)
+		}
+		s.press("esc")
 		s.eng.checkErr = &engine.Error{Op: "write constellation-conf.yaml", Err: errors.New("it was changed meanwhile")}
 		s.c.chk.known.Config.Written = false
 		s.press("W", "enter")
@@ -337,6 +347,32 @@ func TestCheckTicksInLive(t *testing.T) {
 	})
 }
 
+// While it is checked again, what was known before is shown without its colours.
+func TestOldCheckIsDimmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{colours: colours256}, 80, 24) })
+		s.settle()
+		s.at(staleAfter + time.Second)
+		cmd := s.c.openCheck()
+		row := func() string {
+			for l := range strings.Lines(s.c.View()) {
+				if strings.Contains(l, "v1.36.4") {
+					return strings.TrimSuffix(l, "\n")
+				}
+			}
+			return ""
+		}
+		if got := row(); !s.c.chk.busy || got != s.c.dim(got) {
+			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
+		}
+		s.do(cmd)
+		s.settle()
+		if got := row(); s.c.chk.busy || got == s.c.dim(got) {
+			t.Errorf("busy %v, shows %q", s.c.chk.busy, got)
+		}
+	})
+}
+
 // A check of this session is shown again without asking anybody; an old one is not.
 func TestCheckIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -350,7 +386,7 @@ func TestCheckIsKept(t *testing.T) {
 		}
 		s.press("esc")
 		s.settle()
-		s.at(checkStale + time.Second)
+		s.at(staleAfter + time.Second)
 		s.press("c")
 		s.settle()
 		if n := len(s.c.chk.known.Path); n != 3 {

@@ -13,8 +13,8 @@ import (
 	"constellation/engine"
 )
 
-// checkStale is from when on a check is no longer taken for how things are. It is made
-// once, so it may be older than a status, which is asked for again and again.
+// checkStale is from when on a check that is shown is no longer taken for how things are.
+// It is made once, so it may be older than a status, which is asked for again and again.
 const checkStale = 5 * time.Minute
 
 // Panes of the screen of a check.
@@ -175,11 +175,12 @@ func nothingToWrite(c *console) string {
 	return ""
 }
 
-// openCheck shows the check, and begins one unless a whole one is there.
+// openCheck shows the check, and begins one unless a whole one was just made: who comes
+// here wants to know how things are now.
 func (c *console) openCheck() tea.Cmd {
 	c.screen = screenCheck
 	c.chk.open, c.chk.asks, c.chk.typing = false, false, false
-	if c.chk.whole && c.chk.err == nil && c.now.Sub(c.chk.at) < checkStale {
+	if c.chk.whole && c.chk.err == nil && c.now.Sub(c.chk.at) <= staleAfter {
 		return nil
 	}
 	return c.startCheck()
@@ -447,7 +448,10 @@ func (v *checkScreen) typeFilter(k tea.KeyMsg) {
 // staleCheck reports whether the screen shows what may no longer be true.
 func (c *console) staleCheck() bool {
 	k := &c.chk
-	return k.known != nil && !k.busy && (k.err != nil && k.known.Current != (engine.Target{}) || c.now.Sub(k.at) > checkStale)
+	if k.busy { // until more is known, what was known before
+		return k.known != nil && k.began.Sub(k.at) > staleAfter
+	}
+	return k.known != nil && (k.err != nil && k.known.Current != (engine.Target{}) || c.now.Sub(k.at) > checkStale)
 }
 
 // checkMode is the right end of the first line.
