@@ -240,6 +240,30 @@ func TestFailedRunIsTriedAgain(t *testing.T) {
 	})
 }
 
+func TestRunThatNoTryCanCompleteIsNotTriedAgain(t *testing.T) {
+	for name, tt := range map[string]struct {
+		exit int
+		ran  int
+	}{
+		"the same reason will be there again": {engine.ExitFailed, 1},
+		"another run may have ended by then":  {engine.ExitHeld, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				events := deadEnd(t)
+				e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("no"), Exit: tt.exit}}
+				s := newStage(t, e, look{}, 80, 24).begin()
+				s.settle()
+				s.press("r")
+				s.settle()
+				if e.ran != tt.ran || s.c.screen != screenResult || tt.ran == 1 && !strings.Contains(s.c.note, "another try would end the same way") {
+					t.Errorf("ran %d times, want %d; shows %s, says %q", e.ran, tt.ran, s.c.screen.title(), s.c.note)
+				}
+			})
+		})
+	}
+}
+
 func TestNothingToDo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := planIn(t, recorded(t, "taken-up"))

@@ -163,12 +163,42 @@ var scenes = []scene{
 	{"result-hung", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "hung"), 5*time.Minute)
 	}},
+	{"result-long-cause", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(longFailure(t), 5*time.Minute)
+	}},
+	{"result-long-cause-log", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(longFailure(t), 5*time.Minute).press("l", "w")
+	}},
+	{"result-dead-end", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(deadEnd(t), 5*time.Minute).press("r")
+	}},
 	{"log", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "hung"), 241200*time.Millisecond).press("l", "/", "e", "r", "r", "o", "enter")
 	}},
 	{"help", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return s(&fakeEngine{home: demoHome(engine.StageReady)}).replay(recorded(t, "init"), 12*time.Second).press("?")
 	}},
+}
+
+// longFailure is a run that fails for a reason of many lines and can be tried again.
+func longFailure(t *testing.T) []engine.Event {
+	events := slices.Clone(recorded(t, "hung"))
+	last := &events[len(events)-1]
+	var why []string
+	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd", "pause", "coredns", "kube-proxy"} {
+		why = append(why, "failed to pull image registry.k8s.io/"+name+":v1.35.4: failed to resolve reference: connection refused")
+	}
+	last.Text = "kubeadm init on control-plane-0: pull images: " + strings.Join(why, "\n")
+	return events
+}
+
+// deadEnd is a run that fails for a reason that the same command meets again.
+func deadEnd(t *testing.T) []engine.Event {
+	events := slices.Clone(recorded(t, "hung"))
+	last := &events[len(events)-1]
+	last.Text, last.Remedy = "store the result of control-plane-0: it is of another cluster", "take the machines down and up again"
+	last.Data = json.RawMessage(`{"status": "failed", "took_ms": 241400}`)
+	return events
 }
 
 // quorumFindings are findings with a warning.

@@ -415,10 +415,20 @@ func (c *console) recent(w, h int) []string {
 }
 
 // problem shows an error: what, why, and what to do.
-func (c *console) problem(w int, err error) []string {
+func (c *console) problem(w int, err error) []string { return c.problemWithin(w, 0, "", err) }
+
+// problemWithin is problem with at most so many lines for each of what failed and why,
+// so that the fix is in sight; 0 means all. rest says where the other lines are.
+func (c *console) problemWithin(w, most int, rest string, err error) []string {
 	e := explain(err, c.deps.sp)
 	lines := []string{c.th.rule(w, "What happened", "")}
-	for i, l := range wrap(e.what, w-6) {
+	bound := func(all []string) []string {
+		if most == 0 || len(all) <= most+1 { // the hint would take the place of the line
+			return all
+		}
+		return append(all[:most:most], fmt.Sprintf("%s %d more lines: %s", c.th.ellipsis, len(all)-most, rest))
+	}
+	for i, l := range bound(wrap(e.what, w-6)) {
 		r := c.th.row(w).add(plain, " ")
 		if i == 0 {
 			r.add(bad, c.th.fail+" ")
@@ -431,7 +441,11 @@ func (c *console) problem(w int, err error) []string {
 		if p.text == "" {
 			continue
 		}
-		for i, l := range wrap(p.text, w-10) {
+		all := wrap(p.text, w-10)
+		if p.head == "why" {
+			all = bound(all)
+		}
+		for i, l := range all {
 			r := c.th.row(w).add(plain, "   ")
 			if i == 0 {
 				r.col(faint, p.head, 4)

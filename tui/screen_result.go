@@ -22,11 +22,21 @@ var resultKeys = []binding{
 		if c.succeeded() {
 			return "it is done"
 		}
+		if c.deadEnd() {
+			return "another try would end the same way; the fix says what to do"
+		}
 		return ""
 	}),
 	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed("full log"),
 	on("y", "y", "copy the next command, or the cause", "copy", act((*console).copyResult)).footed("copy"),
 	on("esc", "Esc", "home", "back", (*console).goHome),
+}
+
+// deadEnd reports whether no further run of this plan can succeed. Where something
+// else is in the way, such as another run or a file, a new plan finds out whether it
+// still is.
+func (c *console) deadEnd() bool {
+	return c.ran && c.t.result != nil && c.t.result.Resume == "" && engine.ExitCode(c.err) == engine.ExitFailed
 }
 
 // retry plans anew and goes on where the run ended.
@@ -151,8 +161,15 @@ func (c *console) inWorkspace(path string) string {
 	return path
 }
 
+// causeLines is how much of what failed, and of why, is shown above the fix.
+const causeLines = 4
+
 func (c *console) failureView(w, h int) []string {
-	lines := c.problem(w, c.err)
+	rest := "l shows the log"
+	if !c.ran {
+		rest = "y copies them" // there is no log yet
+	}
+	lines := c.problemWithin(w, causeLines, rest, c.err)
 	if !c.ran {
 		return append(lines, "", c.th.row(w).add(plain, "   ").add(faint, "Nothing has been created.").String())
 	}
@@ -167,7 +184,11 @@ func (c *console) failureView(w, h int) []string {
 		lines = append(lines, r.right(faint, short(s.took)).String())
 	}
 	ready, wanted := c.t.ready()
-	lines = append(lines, c.th.below(w, 4, 2, faint, fmt.Sprintf("nodes %d/%d ready. What is done stays done; r or the same command goes on from here.", ready, wanted))...)
+	on := "What is done stays done; r or the same command goes on from here."
+	if c.deadEnd() {
+		on = "The same command cannot go on: see the fix."
+	}
+	lines = append(lines, c.th.below(w, 4, 2, faint, fmt.Sprintf("nodes %d/%d ready. %s", ready, wanted, on))...)
 	if room := h - len(lines); room > 3 {
 		lines = append(lines, c.logTail(w, room)...)
 	}

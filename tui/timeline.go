@@ -200,6 +200,12 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 			o.exit = *ev.Exit
 		}
 		t.result, t.why = o, waiting{}
+		if o.status == engine.StateFailed {
+			// The result has room for its beginning only, and nothing else holds the rest.
+			for l := range strings.SplitSeq(cleanLines(ev.Text), "\n") {
+				t.log.add(logLine{at: ev.Time, level: "error", text: l})
+			}
+		}
 		return concluded, 0
 	}
 	return nothing, 0
