@@ -25,9 +25,9 @@
 //     Without one, a machine that was rebooted asks for another, and takes it from the
 //     same cluster only; one that was not cannot, as it no longer looks unused, and
 //     says that it must be restarted.
-//   - A reported failure of an init is final, unless kubeadm had not run yet: then
-//     nothing but the claim has happened, and the next request for the same cluster
-//     begins the work again.
+//   - A reported failure of an init is final, unless kubeadm had not run yet or had got
+//     no further than its preflight: then there is the claim and nothing of a cluster,
+//     and the next request for the same cluster begins the work again.
 //   - In any state, [Reset] followed by a reboot makes the machine unused again; in
 //     the sandbox it is as cheap to replace it.
 //

@@ -95,6 +95,31 @@ func (h host) init(ctx context.Context, c kubeadm.Cluster, n kubeadm.Node, lines
 	return h.kubeadm.Init(ctx, config, lines)
 }
 
+// untouched reports whether nothing of a cluster is on this machine: no kubelet was
+// told of one, no control plane was to run, and no etcd has data. A kubeadm init that
+// got no further than its preflight leaves it so. What cannot be read is taken for a
+// trace.
+func (h host) untouched() bool {
+	root, err := os.OpenRoot(h.root)
+	if err != nil {
+		return false
+	}
+	defer root.Close()
+	for _, name := range []string{"etc/kubernetes/kubelet.conf", "etc/kubernetes/manifests", "var/lib/etcd"} {
+		i, err := root.Stat(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil || !i.IsDir() {
+			return false
+		}
+		if entries, err := fs.ReadDir(root.FS(), name); err != nil || len(entries) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // signServing makes the kubelet's serving certificate with the cluster's authority,
 // as the join service does for all other nodes.
 func (h host) signServing(n kubeadm.Node, now time.Time) error {

@@ -37,8 +37,8 @@ type holder struct {
 	Node string `json:"node,omitempty"`
 	// Failure is why the claimant will not make the node a member; "" while it may.
 	Failure string `json:"failure,omitempty"`
-	// Retry says that the claimant may try again after its Failure: nothing but the
-	// claim has happened.
+	// Retry says that the claimant may try again after its Failure: there is nothing of
+	// a cluster on the machine yet.
 	Retry bool `json:"retry,omitempty"`
 }
 

@@ -57,6 +57,7 @@ func TestMain(m *testing.M) {
 //
 //	hang-<call>   it says so in hanging-<call> and waits to be killed
 //	fail-<call>   it fails with the exit code and words in it, as often as it has lines
+//	preflight     it refuses to init for the errors in it, one in each line
 //
 // Calls are noted in ctl/calls.
 func scriptedKubeadm(ctl string, args []string) int {
@@ -120,6 +121,15 @@ func scriptedKubeadm(ctl string, args []string) int {
 		}
 		fmt.Println("[preflight] Running pre-flight checks")
 		fmt.Fprintln(os.Stderr, "\t[WARNING Service-Kubelet]: kubelet service is not enabled")
+		if b, err := os.ReadFile(filepath.Join(ctl, "preflight")); err == nil {
+			fmt.Fprintln(os.Stderr, "[preflight] Some fatal errors occurred:")
+			for l := range strings.Lines(string(b)) {
+				fmt.Fprintln(os.Stderr, "\t[ERROR ImagePull]: "+strings.TrimSpace(l))
+			}
+			fmt.Fprintln(os.Stderr, "[preflight] If you know what you are doing, you can make a check non-fatal with `--ignore-preflight-errors=...`")
+			fmt.Fprintln(os.Stderr, "error: error execution phase preflight: preflight checks failed")
+			return 1
+		}
 		fmt.Println("[certs] Using certificateDir folder")
 		put("etc/kubernetes/kubelet.conf", nil)
 		fmt.Println("[kubelet-start] Starting the kubelet")

@@ -568,6 +568,118 @@ func TestMendedMirrorAndTheSameRequestSucceed(t *testing.T) {
 	}
 }
 
+// TestFilledRegistryAndTheSameRequestSucceed is a first node whose kubeadm is refused
+// by its preflight. Nothing of a cluster is there, and so the claim is kept.
+func TestFilledRegistryAndTheSameRequestSucceed(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		restart bool // of the process before the second request
+		reboot  bool // of the machine as well
+		retry   bool
+		trace   string // a file of a cluster
+	}{
+		{name: "at once", retry: true},
+		{name: "after a restart", retry: true, restart: true},
+		{name: "after a reboot", retry: true, restart: true, reboot: true},
+		{name: "not where etcd has data", trace: "var/lib/etcd/member/wal"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, cloud.ControlPlane)
+			r.script("preflight", "failed to pull image registry.k8s.io/etcd: not found\nfailed to pull image registry.k8s.io/pause: not found\n")
+			if tt.trace != "" {
+				file := filepath.Join(r.m.Root, tt.trace)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			x := r.start()
+			got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := got[len(got)-1].GetFailure()
+			if f.GetStep() != stepInit || f.GetRetry() != tt.retry || !strings.Contains(f.GetMessage(), "failed to pull image registry.k8s.io/etcd") ||
+				(f.GetRemedy() == retryAdvice) != tt.retry {
+				t.Errorf("failure %v", f)
+			}
+			before, held := r.holder()
+			if !held || before.Retry != tt.retry || before.Failure != f.GetMessage() {
+				t.Errorf("holder %+v", before)
+			}
+			calls := r.calls()
+			if tt.restart {
+				x.stop(t)
+				if tt.reboot {
+					r.tpm.reboot()
+				}
+				x = r.start()
+			}
+			if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterB))); status.Code(err) != codes.AlreadyExists {
+				t.Errorf("another cluster: %v", err)
+			}
+			r.unscript("preflight")
+			got, err = collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+			if !tt.retry {
+				if err != nil || got[len(got)-1].GetFailure() == nil || r.calls() != calls {
+					t.Errorf("told %s, %v; kubeadm was asked for %s", outline(got), err, r.calls())
+				}
+				x.stop(t)
+				return
+			}
+			if err != nil || !strings.HasSuffix(outline(got), "kubeadm-init:failed claim-node:running claim-node:done reset-node:running reset-node:done "+
+				"install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0") {
+				t.Errorf("told %s, %v", outline(got), err)
+			}
+			if r.calls() != calls+" reset init-phase-certs-ca init" {
+				t.Errorf("kubeadm was asked for %s", r.calls())
+			}
+			h, _ := r.holder()
+			if h.Time != before.Time || h.State != member || h.Failure != "" || h.Retry || string(r.tpm.sealed()) != string(clusterA) || r.tpm.extends != 1 && !tt.reboot {
+				t.Errorf("holder %+v, was %+v; %d extensions of register 15", h, before, r.tpm.extends)
+			}
+			x.stop(t)
+		})
+	}
+}
+
+func TestWhatIsOfAClusterIsSeen(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		files []string // a directory if it ends in a slash
+		want  bool
+	}{
+		{"a new machine", nil, true},
+		{"a certificate authority, which is made before the preflight", []string{"etc/kubernetes/pki/ca.key", "var/lib/kubelet/pki/serving.key"}, true},
+		{"empty directories", []string{"etc/kubernetes/manifests/", "var/lib/etcd/"}, true},
+		{"a kubelet's kubeconfig", []string{"etc/kubernetes/kubelet.conf"}, false},
+		{"a static pod", []string{"etc/kubernetes/manifests/etcd.yaml"}, false},
+		{"data of etcd", []string{"var/lib/etcd/member/wal/"}, false},
+		{"a file in place of a directory", []string{"var/lib/etcd"}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := host{root: t.TempDir()}
+			for _, f := range tt.files {
+				path := filepath.Join(h.root, f)
+				err := os.MkdirAll(filepath.Dir(path), 0o755)
+				if strings.HasSuffix(f, "/") {
+					err = os.MkdirAll(path, 0o755)
+				} else if err == nil {
+					err = os.WriteFile(path, nil, 0o600)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := h.untouched(); got != tt.want {
+				t.Errorf("untouched: %t", got)
+			}
+		})
+	}
+	if (host{root: filepath.Join(t.TempDir(), "absent")}).untouched() {
+		t.Error("a file system that cannot be read is untouched")
+	}
+}
+
 func TestRoomOnTheDiskAndTheSameRequestSucceed(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount a small file system")

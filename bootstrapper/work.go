@@ -71,7 +71,7 @@ func (s *initServer) work(ctx context.Context, req *initproto.InitRequest) {
 		s.b.m.Log.Info("init interrupted, the next start goes on", "step", w.step, "err", err)
 		return
 	}
-	retry := w.step == stepClaim || w.step == stepInstall
+	retry := w.step == stepClaim || w.step == stepInstall || w.b.host.untouched()
 	s.b.m.Log.Error("init failed", "step", w.step, "retry", retry, "err", err)
 	// Whoever hears the failure and asks at once finds it recorded and the work ended.
 	s.mu.Lock()
@@ -139,7 +139,7 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	}
 
 	if w.dirty && w.b.host.kubeadm.Installed() {
-		if err := w.reset(ctx, "an earlier init was interrupted"); err != nil {
+		if err := w.reset(ctx, "an earlier try was not finished"); err != nil {
 			return err
 		}
 	}

@@ -469,8 +469,8 @@ type Failure struct {
 	Step    string                 `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
 	Message string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	Remedy  string                 `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
-	// True: kubeadm has not run, and Init makes the machine try again. False: the
-	// machine repeats this failure until it was reset.
+	// True: nothing of a cluster is on the machine, and Init makes it try again.
+	// False: the machine repeats this failure until it was reset.
 	Retry         bool `protobuf:"varint,4,opt,name=retry,proto3" json:"retry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
