@@ -334,9 +334,11 @@ func (c *checkRun) decide(ctx context.Context) error {
 		results = c.matrix.Check(c.hop.CLI, c.now, c.planned(), c.offer)
 	}
 	for _, r := range results {
-		c.out.Findings = append(c.out.Findings, Finding{
-			ID: r.Rule, Severity: r.Severity, Title: r.Title, Remedy: r.Remedy, Reference: r.Reference, Source: "matrix",
-		})
+		f := Finding{ID: r.Rule, Severity: r.Severity, Title: r.Title, Remedy: r.Remedy, Reference: r.Reference, Source: "matrix"}
+		if weakens(f) {
+			f.Detail = c.weaker(ctx)
+		}
+		c.find(f)
 	}
 	reach := c.matrix.Reachable(c.cli, c.now, c.offer)
 	for _, r := range reach {
@@ -470,6 +472,7 @@ func (c *checkRun) prepare(ctx context.Context) error {
 		return err
 	case err != nil:
 		c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, Remedy(err)))
+		c.out.Config = &ConfigChange{Path: c.e.ws.Path(ConfigFile), Fields: []FieldChange{}}
 	case c.unmeasured != nil && c.request.WriteConfig:
 		return &Error{
 			Op: "write " + c.e.ws.Path(ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
@@ -538,6 +541,37 @@ func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint
 		out[i] = b
 	}
 	return out, nil
+}
+
+// ruleWeaker is the rule that no register is enforced less.
+const ruleWeaker = "measurements-weaker"
+
+func weakens(f Finding) bool { return f.ID == ruleWeaker && f.Severity == Block }
+
+// weaker says which values the registers should have that the configuration weakens.
+func (c *checkRun) weaker(ctx context.Context) string {
+	var now demand
+	if json.Unmarshal([]byte(c.now.JoinConfig.Attestation), &now) != nil || c.next == nil {
+		return ""
+	}
+	of := c.hop.To.Image
+	known, err := c.registersOf(ctx, c.hop.Planned().Image)
+	if err != nil {
+		c.e.log.Debug("registers not known", "image", of, "err", err)
+	}
+	var out []string
+	for _, i := range slices.Sorted(maps.Keys(now.Measurements)) {
+		m := now.Measurements[i]
+		if then, ok := c.next.Attestation.TPM2.Measurements[i]; m.WarnOnly || ok && !then.WarnOnly {
+			continue
+		}
+		if b, ok := known[i]; ok {
+			out = append(out, fmt.Sprintf("PCR %d of image %s is %x", i, of, b))
+			continue
+		}
+		out = append(out, fmt.Sprintf("PCR %d of image %s is not known (the cluster demands %x now)", i, of, m.Expected))
+	}
+	return strings.Join(out, "; ")
 }
 
 // planned is the next hop as the rules take it.
@@ -728,11 +762,20 @@ func (c *checkRun) write() error {
 	if !c.request.WriteConfig {
 		return nil
 	}
-	if c.out.Config == nil || len(c.out.Config.Fields) == 0 {
-		c.out.Notes = append(c.out.Notes, "Nothing to write: "+ConfigFile+" says already what the next hop needs.")
-		if c.hop == nil {
-			c.out.Notes[len(c.out.Notes)-1] = "Nothing to write: there is no next hop."
+	for _, f := range c.out.Findings {
+		if weakens(f) {
+			c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config leaves measurements weakened: %s (%s); %s.", f.Title, f.Detail, f.Remedy))
 		}
+	}
+	if c.out.Config == nil || len(c.out.Config.Fields) == 0 {
+		note := "Nothing to write: " + ConfigFile + " says already what the next hop needs."
+		switch {
+		case c.hop == nil:
+			note = "Nothing to write: there is no next hop."
+		case slices.ContainsFunc(c.out.Findings, weakens):
+			note = "Nothing else to write: " + ConfigFile + " says already what the next hop needs but for the measurements."
+		}
+		c.out.Notes = append(c.out.Notes, note)
 		return nil
 	}
 	if err := c.e.ws.updateConfig(c.text, c.edited); err != nil {

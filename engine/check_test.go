@@ -263,7 +263,7 @@ CLI | cli | v1.1.0 |  |  |  | not updated
 	}
 	want := &engine.Changes{
 		Nodes:        map[string]int{"control-plane": 1},
-		KindsChanged: []string{"scalinggroups.update.edgeless.systems"},
+		KindsChanged: []string{"nodeversions.update.edgeless.systems", "scalinggroups.update.edgeless.systems"},
 		Measurements: []engine.MeasurementChange{{PCR: 9, From: value(2), To: value(12)}, {PCR: 11, From: value(3), To: value(13)}, {PCR: 12, To: value(14)}},
 		ConfigMaps:   []string{"kube-system/" + engine.ComponentsName(components) + " (new)", "kube-system/join-config (changed)"},
 		Charts:       []string{"constellation-operator 1.0.0 to 1.1.0", "constellation-services 1.0.0 to 1.1.0"},
@@ -813,7 +813,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			}
 			requests.Store(0)
 			c := s.mustCheck(tt.request)
-			if n := requests.Load(); n > 3 {
+			if n := requests.Load(); n > 4 { // one is for v1.2.0, which only the feed has
 				t.Errorf("%d requests of the feed", n)
 			}
 			if c.Feed.Problem != "" || c.Feed.Source == "embedded" || c.Feed.Signer == "" || c.Feed.Sequence != 1 {
@@ -842,6 +842,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			s.edit("image: v1.0.0", "image: v1.1.0")
 			s.edit("microserviceVersion: v1.0.0", "microserviceVersion: v1.1.0")
 			s.edit(value(2), value(12))
+			r.JoinConfig.Attestation = strings.Replace(r.JoinConfig.Attestation, value(2), value(12), 1)
 			c = s.mustCheck(tt.request)
 			if len(c.Path) != 1 || !c.Path[0].CLI.Equal(v("v1.2.0")) || len(c.Changes.KindsChanged) > 0 {
 				t.Errorf("path %+v, kinds %v", c.Path, c.Changes.KindsChanged)
@@ -1010,5 +1011,57 @@ func TestCheckWithFewRights(t *testing.T) {
 	c, _, _ = s.check(engine.CheckRequest{})
 	if f := c.Findings[0]; !strings.HasSuffix(f.Command, " --user=NAME") || !strings.HasPrefix(f.Title, `user "x; rm -rf /" may`) {
 		t.Errorf("%q, command %q", f.Title, f.Command)
+	}
+}
+
+func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
+	s := newCheckStage(t)
+	s.edit("expected: \""+value(2)+"\"\n        warnOnly: false", "expected: \""+value(2)+"\"\n        warnOnly: true")
+	s.edit("      11:\n        expected: \""+value(3)+"\"\n        warnOnly: false\n", "")
+	changes := []engine.MeasurementChange{
+		{PCR: 9, From: value(2), To: value(12) + " (warns only)", Weaker: true}, {PCR: 11, From: value(3), Weaker: true}, {PCR: 12, To: value(14)},
+	}
+	const title = "PCR 9 and 11 would not be enforced any more"
+	detail := "PCR 9 of image v1.1.0 is " + value(12) + "; PCR 11 of image v1.1.0 is " + value(13)
+	remedy := "write the expected value of PCR 9 and 11 of the new image into the configuration, without warnOnly"
+	note := "--write-config leaves measurements weakened: " + title + " (" + detail + "); " + remedy + "."
+	for _, tt := range []struct {
+		name    string
+		request engine.CheckRequest
+		written bool
+		notes   []string
+	}{
+		{"before the configuration is written", engine.CheckRequest{NoPreflight: true}, false, nil},
+		{"while it is written", engine.CheckRequest{NoPreflight: true, WriteConfig: true}, true, []string{note}},
+		{"after it was written", engine.CheckRequest{NoPreflight: true}, false, nil},
+		{"with nothing left to write", engine.CheckRequest{NoPreflight: true, WriteConfig: true}, false, []string{note, "Nothing else to write: constellation-conf.yaml says already what the next hop needs but for the measurements."}},
+	} {
+		c := s.mustCheck(tt.request)
+		if d := cmp.Diff(changes, c.Changes.Measurements); d != "" {
+			t.Errorf("%s: changes (-want +got):\n%s", tt.name, d)
+		}
+		i := slices.IndexFunc(c.Findings, func(f engine.Finding) bool { return f.ID == "measurements-weaker" })
+		if f := c.Findings[i]; f.Severity != engine.Block || f.Title != title || f.Detail != detail || f.Remedy != remedy {
+			t.Errorf("%s: finding %+v", tt.name, f)
+		}
+		if d := cmp.Diff(tt.notes, c.Notes); d != "" {
+			t.Errorf("%s: notes (-want +got):\n%s", tt.name, d)
+		}
+		if c.Config == nil || c.Config.Written != tt.written || c.Exit != engine.ExitBlocked {
+			t.Errorf("%s: configuration %+v, exit %d", tt.name, c.Config, c.Exit)
+		}
+	}
+}
+
+func TestCheckTellsWhatTheHopNeedsIfTheFileCannotBeEdited(t *testing.T) {
+	s := newCheckStage(t)
+	s.edit("image: v1.0.0", "image: &same v1.0.0")
+	s.write(engine.ConfigFile, s.read(engine.ConfigFile)+"releases:\n  feed: *same\n") // which must not change with it
+	c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
+	if len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], "--write-config cannot be used: ") {
+		t.Errorf("notes %q", c.Notes)
+	}
+	if d := cmp.Diff(&engine.ConfigChange{Path: filepath.Join(s.dir, engine.ConfigFile), Fields: []engine.FieldChange{}}, c.Config); d != "" {
+		t.Errorf("configuration (-want +got):\n%s", d)
 	}
 }

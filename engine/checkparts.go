@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -433,7 +434,7 @@ func (c *checkRun) judgeConfig() {
 		said[field] = true
 		remedy := r.Remedy
 		switch {
-		case r.Rule == "variant" || r.Rule == "measurements-weaker": // of which nothing is written
+		case r.Rule == "variant" || r.Rule == ruleWeaker: // of which nothing is written
 		case c.hop != nil:
 			remedy += "; `constellation upgrade check --write-config` writes what the next hop needs"
 		default:
@@ -538,9 +539,14 @@ func (c *checkRun) changes(ctx context.Context) *Changes {
 	return out
 }
 
-// measurementChanges compares what the configuration demands with what it will.
+// measurementChanges compares what the cluster demands of joining machines with what it
+// will. If it could not be asked, what the configuration demands stands for it.
 func (c *checkRun) measurementChanges() (out []MeasurementChange) {
 	before, after := c.config.Attestation.TPM2.Measurements, c.next.Attestation.TPM2.Measurements
+	var now demand
+	if err := json.Unmarshal([]byte(c.now.JoinConfig.Attestation), &now); err == nil {
+		before = now.Measurements
+	}
 	for _, i := range registers(before, after) {
 		from, was := before[i]
 		to, is := after[i]
