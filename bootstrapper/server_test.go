@@ -598,8 +598,8 @@ func TestFilledRegistryAndTheSameRequestSucceed(t *testing.T) {
 				t.Fatal(err)
 			}
 			f := got[len(got)-1].GetFailure()
-			if f.GetStep() != stepInit || f.GetRetry() != tt.retry || !strings.Contains(f.GetMessage(), "failed to pull image registry.k8s.io/etcd") ||
-				(f.GetRemedy() == retryAdvice) != tt.retry {
+			if f.GetStep() != stepInit || f.GetRetry() != tt.retry || f.GetMessage() != "kubeadm init: [ERROR ImagePull]: failed to pull image registry.k8s.io/etcd: not found, and 1 more" ||
+				!strings.Contains(fmt.Sprint(got), "failed to pull image registry.k8s.io/pause") || (f.GetRemedy() == retryAdvice) != tt.retry {
 				t.Errorf("failure %v", f)
 			}
 			before, held := r.holder()

@@ -292,7 +292,7 @@ func (d Detached) Wait(ctx context.Context, p *Process, from int64, lines func(l
 	}
 	var e *exec.ExitError
 	if errors.As(exit, &e) {
-		return &Error{Command: command, Code: e.ExitCode(), Message: last.message(), cause: exit}
+		return &Error{Command: command, Code: e.ExitCode(), Message: last.message(), brief: last.brief(), cause: exit}
 	}
 	return fmt.Errorf("%s: %w", command, exit)
 }

@@ -44,16 +44,23 @@ type Error struct {
 	Command string
 	// Code is kubeadm's exit code, or -1 if a signal ended it.
 	Code int
-	// Message is what kubeadm said about it, in one line without secrets.
+	// Message is what kubeadm said about it, in one line of at most 2 kB without
+	// secrets.
 	Message string
+	brief   string // of Message; "" if that is all
 	cause   error
 }
 
+// Error is one line of a few hundred bytes. Of several causes it names the first and
+// counts the others; all are in the lines.
 func (e *Error) Error() string {
-	if e.Message == "" {
-		return fmt.Sprintf("%s: %v", e.Command, e.cause)
+	switch {
+	case e.brief != "":
+		return e.Command + ": " + e.brief
+	case e.Message != "":
+		return e.Command + ": " + e.Message
 	}
-	return e.Command + ": " + e.Message
+	return fmt.Sprintf("%s: %v", e.Command, e.cause)
 }
 
 // Unwrap returns why the process ended.
@@ -188,7 +195,7 @@ func (r Runner) run(ctx context.Context, c *Config, lines func(Line), args ...st
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return &Error{Command: command, Code: exit.ExitCode(), Message: last.message(), cause: err}
+		return &Error{Command: command, Code: exit.ExitCode(), Message: last.message(), brief: last.brief(), cause: err}
 	}
 	return fmt.Errorf("%s: %w", command, err)
 }
@@ -214,6 +221,8 @@ func (r Runner) writeConfig(c Config) (dir string, err error) {
 type tail struct {
 	errors []string
 	last   string
+	check  string // the first error of a preflight check
+	checks int
 }
 
 func (t *tail) add(l Line) {
@@ -223,6 +232,34 @@ func (t *tail) add(l Line) {
 	if l.Level >= slog.LevelError && len(t.errors) < 8 {
 		t.errors = append(t.errors, l.Text)
 	}
+	if strings.HasPrefix(l.Text, "[ERROR") {
+		if t.checks++; t.checks == 1 {
+			t.check = l.Text
+		}
+	}
+}
+
+// maxBrief is in bytes: about what a line or two of a terminal hold.
+const maxBrief = 300
+
+// brief is what a failure's cause is: the first check that failed, which says more
+// than the lines that announce it, or else the message unless it is long. It has
+// little more than maxBrief bytes.
+func (t *tail) brief() string {
+	s, more := t.check, t.checks-1
+	if s == "" {
+		if s, more = t.message(), 0; len(s) > maxBrief && len(t.errors) > 0 {
+			s, more = t.errors[0], len(t.errors)-1
+		}
+	}
+	// The end of a long line is what happened, its beginning where.
+	if n := len(s); n > maxBrief {
+		s = strings.ToValidUTF8(s[:maxBrief/2], "") + " ... " + strings.ToValidUTF8(s[n-maxBrief/2:], "")
+	}
+	if more > 0 {
+		s += fmt.Sprintf(", and %d more", more)
+	}
+	return s
 }
 
 // message is one line of at most 2 kB.

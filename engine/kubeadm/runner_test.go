@@ -212,8 +212,11 @@ func TestFailuresSayWhatKubeadmSaid(t *testing.T) {
 	if !errors.As(err, &e) || !e.Preflight() || e.InvalidConfig() {
 		t.Fatalf("got %#v", err)
 	}
-	want := "kubeadm init: error execution phase preflight: [preflight] Some fatal errors occurred:; [ERROR Port-6443]: Port 6443 is in use"
-	if err.Error() != want {
+	want := "error execution phase preflight: [preflight] Some fatal errors occurred:; [ERROR Port-6443]: Port 6443 is in use"
+	if e.Message != want {
+		t.Errorf("got  %s\nwant %s", e.Message, want)
+	}
+	if want := "kubeadm init: [ERROR Port-6443]: Port 6443 is in use"; err.Error() != want {
 		t.Errorf("got  %s\nwant %s", err, want)
 	}
 
@@ -301,6 +304,43 @@ func TestEndOfContextStopsTheWholeGroup(t *testing.T) {
 			waitGone(t, b)
 			if left, _ := os.ReadDir(r.Dir); len(left) != 0 {
 				t.Errorf("configuration was left: %v", left)
+			}
+		})
+	}
+}
+
+func TestManyCausesAreOneLine(t *testing.T) {
+	const pull = `	[ERROR ImagePull]: failed to pull image registry.k8s.io/kube-apiserver:v1.35.4: not found`
+	far := strings.Repeat("x", 1000)
+	for _, tt := range []struct {
+		name  string
+		lines []string
+		want  string
+	}{
+		{"nothing", nil, ""},
+		{"one error", []string{"[init] Using Kubernetes", "error: it broke"}, "error: it broke"},
+		{"short errors without a check", []string{"error: it broke", "error: so it ends"}, "error: it broke; error: so it ends"},
+		{"no error", []string{"killed"}, "killed"},
+		{
+			"checks of kubeadm 1.35",
+			[]string{"[preflight] Some fatal errors occurred:", pull, pull, pull, "error: error execution phase preflight: preflight checks failed"},
+			strings.TrimSpace(pull) + ", and 2 more",
+		},
+		{
+			"more checks than are kept",
+			[]string{"error execution phase preflight: [preflight] Some fatal errors occurred:", pull, pull, pull, pull, pull, pull, pull, pull, pull, pull},
+			strings.TrimSpace(pull) + ", and 9 more",
+		},
+		{"a long check", []string{"[ERROR ImagePull]: " + far + ": not found"}, "[ERROR ImagePull]: " + far[:131] + " ... " + far[:139] + ": not found"},
+		{"long errors", []string{"error: it broke", "error: " + far}, "error: it broke, and 1 more"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var last tail
+			for _, l := range tt.lines {
+				last.add(parseLine(l, nil))
+			}
+			if got := last.brief(); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 		})
 	}
