@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -226,6 +227,9 @@ func TestKeysOfACheck(t *testing.T) {
 				if !slices.Equal(s.copied, tt.copied) || !strings.Contains(s.c.note, tt.note) || tt.note == "" && s.c.note != "" {
 					t.Errorf("copied %q and says %q; want %q and %q", s.copied, s.c.note, tt.copied, tt.note)
 				}
+				if v := strings.Join(strings.Fields(s.c.View()), " "); !strings.Contains(v, s.c.note) || !strings.Contains(v, fmt.Sprintf(" exit %d", s.eng.check.Exit)) {
+					t.Errorf("the note or the exit code is not whole in\n%s", s.c.View())
+				}
 			})
 		})
 	}
@@ -309,6 +313,9 @@ func TestWritingAsksOnce(t *testing.T) {
 		s.c.chk.known.Config.Written = false
 		s.press("W", "enter")
 		s.settle()
+		if v := strings.Join(strings.Fields(s.c.View()), " "); !strings.Contains(v, s.c.note) {
+			t.Errorf("the error is not whole in\n%s", s.c.View())
+		}
 		if s.c.chk.known.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
 			t.Errorf("written: %v, says %q", s.c.chk.known.Config.Written, s.c.note)
 		}

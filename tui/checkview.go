@@ -38,6 +38,9 @@ func last(versions []string) string {
 func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool) []string {
 	lines := []string{c.th.rule(w, "Versions", remark)}
 	widths := []int{14, 10, 10, 10, 10}
+	if w < 80 {
+		widths[0] = 11
+	}
 	var rows []engine.ComponentCheck
 	for _, x := range k.Components {
 		if parts || !x.Part {
@@ -57,7 +60,7 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	for _, x := range rows {
 		verdicts = max(verdicts, width(clean(verdictWord(x))))
 	}
-	columns := fitColumns(widths, w-verdicts, c.th.uncut)
+	columns := fitColumns(widths, w-verdicts, w >= 80 && !c.th.uncut)
 	row := func(st style, name string, cells ...string) *row {
 		r := c.th.row(w).pad(2).col(st, name, widths[0])
 		for i, s := range cells[:columns-1] {
@@ -94,9 +97,9 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 }
 
 // fitColumns makes columns of these widths fit into w and returns how many are shown.
-// What is too wide is cut, unless it is printed; then columns go, the last one first,
-// but never the first three.
-func fitColumns(widths []int, w int, printed bool) int {
+// What is too wide is cut, if it may be; then columns go, the last one first, but never
+// the first three.
+func fitColumns(widths []int, w int, cuts bool) int {
 	n := len(widths)
 	sum := func() int {
 		s := 2
@@ -105,7 +108,7 @@ func fitColumns(widths []int, w int, printed bool) int {
 		}
 		return s
 	}
-	for !printed && sum() > w {
+	for cuts && sum() > w {
 		widest := slices.Index(widths, slices.Max(widths))
 		if widths[widest] <= 10 {
 			break
@@ -800,6 +803,8 @@ func (c *console) findingGroups(w int, k *engine.Check) []string {
 func (c *console) fineRow(w, fine int, all, here bool) string {
 	text := count(fine, "other check") + " fine"
 	switch {
+	case c.chk.busy:
+		text = count(fine, "check") + " fine so far"
 	case all && fine == 1:
 		text = "the only check is fine"
 	case all:

@@ -530,7 +530,7 @@ func (c *console) copyText(text, what string) {
 	case text == "":
 		c.note = "nothing to copy here"
 	case c.deps.copy(text):
-		c.note = "copied " + what + ", if this terminal allows it: " + text
+		c.note = "copied " + what
 	default:
 		c.note = "too long for the clipboard of a terminal"
 	}

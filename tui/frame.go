@@ -246,7 +246,7 @@ func (c *console) footer() []string {
 	}
 	lines = append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
 	if c.note != "" {
-		lines = append(lines, c.th.row(c.w).add(plain, " ").add(caution, cutMiddle(asciiIf(c.th.ascii, c.note), c.w-1, c.th.ellipsis)).String())
+		lines = append(lines, c.th.below(c.w, 1, 2, caution, c.note)...)
 	} else {
 		lines = append(lines, c.keyLine(c.w))
 	}
@@ -353,10 +353,11 @@ func (c *console) safetyLine() string {
 		return "scripted  " + c.command()
 	case screenCheck:
 		s := "scripted  " + c.command()
-		if c.chk.whole && !c.chk.busy {
-			s += fmt.Sprintf("   with --exit-code: %d", c.chk.known.Exit)
+		if !c.chk.whole || c.chk.busy {
+			return s
 		}
-		return s
+		exit := fmt.Sprintf("   exit %d", c.chk.known.Exit)
+		return cut(s+" --exit-code", c.w-1-width(exit), c.th.ellipsis) + exit
 	}
 	return ""
 }

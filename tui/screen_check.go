@@ -485,7 +485,7 @@ func (c *console) checkWhy(w int) []string {
 		if e.why != "" {
 			what += ": " + e.why
 		}
-		lines := []string{r.add(bad, c.th.fail+" ").add(strong, what).String()}
+		lines := c.signed(w, bad, c.th.fail, what)
 		if e.remedy != "" {
 			lines = append(lines, c.th.row(w).add(faint, "   fix ").add(accent, e.remedy).String())
 		}
@@ -497,7 +497,14 @@ func (c *console) checkWhy(w int) []string {
 	}
 	severity, text := verdict(k.known)
 	sign, st := c.severitySignOf(severity)
-	return []string{r.add(st, sign+" ").add(strong, clean(text)).String()}
+	return c.signed(w, st, sign, clean(text))
+}
+
+// signed is a sentence after a sign, on two lines if one is too short.
+func (c *console) signed(w int, st style, sign, text string) []string {
+	lines := c.th.below(w, 3, 2, strong, text)
+	lines[0] = " " + c.th.paint(st, asciiIf(c.th.ascii, sign)) + lines[0][2:]
+	return lines
 }
 
 // checkView draws the check in h lines.
