@@ -82,6 +82,7 @@ webhooks:
   timeoutSeconds: 5
   clientConfig: {service: {name: guard, namespace: shop, path: /}}
   rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}
 `
 
 // oldAPI is an object that a client writes through an API which goes with v1.37.
@@ -124,20 +125,20 @@ func (c *cloud) apply(manager, objects string) {
 	c.kubectl("apply", "--field-manager="+manager, "-f", file)
 }
 
-// until asks kubectl until it succeeds.
-func (c *cloud) until(limit time.Duration, args ...string) {
+// eventually asks kubectl until it succeeds with what is wanted.
+func (c *cloud) eventually(limit time.Duration, what string, wanted func(out string) bool, args ...string) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	for {
 		cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf")}, args...)...)
 		out, err := cmd.CombinedOutput()
-		if err == nil {
+		if err == nil && wanted(string(out)) {
 			return
 		}
 		select {
 		case <-ctx.Done():
-			c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+			c.t.Fatalf("after %v it is not so that %s: kubectl %s: %v\n%s", limit, what, strings.Join(args, " "), err, tail(string(out)))
 		case <-time.After(500 * time.Millisecond):
 		}
 	}
@@ -164,15 +165,17 @@ func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
 		t.Errorf("the check has evicted pods: %s", out)
 	}
 
-	c.apply("kubectl", trouble)
-	c.kubectl("-n", "shop", "rollout", "status", "deployment/frontend", "--timeout=110s")
-	c.kubectl("-n", "shop", "rollout", "status", "deployment/guard", "--timeout=110s")
 	const manifest = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 	c.run(time.Minute, "sandbox", "shell", "control-plane-0", "--", "sed", "-i",
 		`s|    - kube-apiserver$|&\n    - --runtime-config=networking.k8s.io/v1beta1=true|`, manifest).want(0)
-	c.until(2*time.Minute, "get", "--raw", "/apis/networking.k8s.io/v1beta1")
-	c.until(2*time.Minute, "-n", "kube-system", "wait", "--for=condition=Ready", "pod/kube-apiserver-control-plane-0", "--timeout=60s")
+	c.eventually(2*time.Minute, "the API is served", func(string) bool { return true }, "get", "--raw", "/apis/networking.k8s.io/v1beta1")
+	c.eventually(5*time.Minute, "the API server's pod runs with the new argument", func(pod string) bool {
+		return strings.Contains(pod, "--runtime-config=networking.k8s.io/v1beta1=true") && strings.Contains(pod, "Ready=True")
+	}, "-n", "kube-system", "get", "pod", "kube-apiserver-control-plane-0", "-o", `jsonpath={.spec.containers[0].command} {range .status.conditions[*]}{.type}={.status} {end}`)
 	c.apply("argocd-controller", oldAPI)
+	c.apply("kubectl", trouble)
+	c.kubectl("-n", "shop", "rollout", "status", "deployment/frontend", "--timeout=110s")
+	c.kubectl("-n", "shop", "rollout", "status", "deployment/guard", "--timeout=110s")
 
 	// The budget and the webhook's pod sit on workers, which the second hop replaces if
 	// the mirror has its Kubernetes. It need not have it, so both hops are asked for by
@@ -181,7 +184,7 @@ func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
 	if len(k.Path) > 1 {
 		want = append(want, "warn webhook-one-node", "warn pdb-room", "warn drain-rehearsal", "warn removed-apis-used", "warn single-replica")
 	} else if k.Path[0].ReplaceWorkers {
-		want = append(want, "warn webhook-one-node", "block pdb-room", "block drain-rehearsal", "warn single-replica")
+		want = append(want, "block webhook-one-node", "block pdb-room", "block drain-rehearsal", "warn single-replica")
 	}
 	slices.Sort(want)
 	found := c.check(engine.ExitBlocked, "--exit-code")
@@ -231,7 +234,8 @@ func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
 		t.Error("an old kubelet is not found")
 	}
 
-	c.until(2*time.Minute, "wait", "--for=jsonpath={.status.nodeInfo.kubeletVersion}=v1.35.4", "node/worker-1", "--timeout=60s")
+	c.eventually(2*time.Minute, "the kubelet has corrected its version", func(v string) bool { return v == "v1.35.4" },
+		"get", "node", "worker-1", "-o", "jsonpath={.status.nodeInfo.kubeletVersion}")
 	before, err := os.ReadFile(filepath.Join(c.dir, "constellation-conf.yaml"))
 	if err != nil {
 		t.Fatal(err)
