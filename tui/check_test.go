@@ -458,6 +458,21 @@ func TestNewer(t *testing.T) {
 	}
 }
 
+func TestOwners(t *testing.T) {
+	for _, tt := range []struct{ owner, want string }{
+		{"kubectl-client-side-apply", "last changed with kubectl"},
+		{"namespace shop, kubectl-client-side-apply", "namespace shop, last changed with kubectl"},
+		{"namespace shop, kubectl; namespace web, kubectl-edit", "namespace shop, last changed with kubectl; namespace web, last changed with kubectl"},
+		{"namespace kubectl, Helm release kubectl-tools", "namespace kubectl, Helm release kubectl-tools"},
+		{"argocd-controller", "argocd-controller"},
+		{"", ""},
+	} {
+		if got := ownerWords(tt.owner); got != tt.want {
+			t.Errorf("%q: %q, want %q", tt.owner, got, tt.want)
+		}
+	}
+}
+
 func TestEstimates(t *testing.T) {
 	for _, tt := range []struct {
 		least, most time.Duration

@@ -36,7 +36,11 @@ func last(versions []string) string {
 // hop brings, and the newest that is known. Without parts it has those rows alone that
 // others belong to.
 func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool) []string {
-	lines := []string{c.th.rule(w, "Versions", remark)}
+	about := "this CLI: in one hop"
+	if remark != "" {
+		about = remark + ", " + about
+	}
+	lines := []string{c.th.rule(w, "Versions", about)}
 	widths := []int{14, 10, 10, 10, 10}
 	if w < 80 {
 		widths[0] = 11
@@ -121,12 +125,20 @@ func fitColumns(widths []int, w int, cuts bool) int {
 	return n
 }
 
-// verdictWord is the verdict of a row in words.
-func verdictWord(x engine.ComponentCheck) string { return x.Verdict }
+// notUpdated is the verdict of what no hop changes.
+const notUpdated = "not updated"
+
+// verdictWord is the verdict of a row in words. A program is not what a hop updates.
+func verdictWord(x engine.ComponentCheck) string {
+	if x.Kind == "cli" && x.Verdict == notUpdated && x.Newest == "" {
+		return "newest known"
+	}
+	return x.Verdict
+}
 
 func verdictStyle(x engine.ComponentCheck) style {
 	switch {
-	case x.Verdict == "not updated":
+	case x.Verdict == notUpdated:
 		return faint
 	case x.NextHop != "":
 		return good
@@ -615,7 +627,7 @@ func tally(list []engine.Finding) string {
 	for _, p := range []struct {
 		s         engine.Severity
 		one, many string
-	}{{engine.Block, "blocks", "block"}, {engine.Warn, "to know", "to know"}, {engine.NotChecked, "not checked", "not checked"}, {engine.Info, "ok", "ok"}} {
+	}{{engine.Block, "blocking", "blocking"}, {engine.Warn, "to know", "to know"}, {engine.NotChecked, "not checked", "not checked"}, {engine.Info, "ok", "ok"}} {
 		word := p.many
 		if n[p.s] == 1 {
 			word = p.one
@@ -735,7 +747,7 @@ func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	if len(f.Objects) > 0 {
 		text("objects", plain, clean(someNames(f.Objects, 12)))
 	}
-	text("owner", plain, clean(f.Owner))
+	text("owner", plain, clean(ownerWords(f.Owner)))
 	text("fix", accent, clean(c.deps.sp.text(f.Remedy)))
 	if c.deps.sp.needsExport(f.Command) && !c.th.uncut { // in print it stands above, once
 		text("before", accent, clean(c.deps.sp.export()))
@@ -762,6 +774,13 @@ func (c *console) severitySignOf(s engine.Severity) (string, style) {
 	}
 	return c.severitySign(s)
 }
+
+// byKubectl matches a field manager of kubectl among the words about an owner.
+var byKubectl = regexp.MustCompile(`(^|[,;] )kubectl(-[a-z-]+)?([,;]|$)`)
+
+// ownerWords says who can change an object. That kubectl changed it last tells how, not
+// who.
+func ownerWords(s string) string { return byKubectl.ReplaceAllString(s, "${1}last changed with kubectl$3") }
 
 // needExport reports whether commands of findings lead to a cluster that they do not name.
 func (sp speller) needExport(list []engine.Finding) bool {

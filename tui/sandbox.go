@@ -204,6 +204,7 @@ The files of the workspace that belong to you stay.`,
 		},
 	}
 	s.nameFlag(cmd, &name)
+	cmd.Flags().BoolP("yes", "y", false, "nothing is asked anyway; taken so that up and down can be called alike")
 	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
 	return cmd
 }

@@ -265,13 +265,13 @@ func markdown(k *engine.Check, sp speller) string {
 	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", code(k.Cluster), k.Time.UTC().Format(time.RFC3339), cell(k.CLI), cell(feedWords(k.Feed, k.Time)))
 	severity, text := verdict(k)
 	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, cell(text))
-	b.WriteString("| component | now | this CLI | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
+	b.WriteString("| component | now | this CLI, in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
 	for _, x := range k.Components {
 		name := cell(x.Name)
 		if x.Part {
 			name = "&nbsp;&nbsp;" + name
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cell(x.Now), cell(last(x.Reachable)), cell(x.NextHop), cell(x.Newest), cell(x.Verdict))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cell(x.Now), cell(last(x.Reachable)), cell(x.NextHop), cell(x.Newest), cell(verdictWord(x)))
 	}
 	if len(k.Path) > 0 {
 		b.WriteString("\n### Path\n\n")
@@ -310,7 +310,7 @@ func markdown(k *engine.Check, sp speller) string {
 	}
 	for _, x := range list {
 		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cell(x.Title), code(x.ID))
-		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", x.Owner}, {"fix", sp.text(x.Remedy)}} {
+		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", ownerWords(x.Owner)}, {"fix", sp.text(x.Remedy)}} {
 			if l.text != "" {
 				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cell(oneLine(l.text)))
 			}
