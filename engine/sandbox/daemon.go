@@ -332,6 +332,7 @@ func (d *daemon) complete(_ cloud.Instance, spec *machine.Spec) {
 
 // admit counts what this computer has left for machines.
 func (d *daemon) admit(ctx context.Context, more machine.Demand) error {
+	more.There = d.dirs.residents()
 	var all []string
 	for _, p := range machine.Check(ctx, d.dirs.Cache, d.dirs.of(d.name), more) {
 		all = append(all, p.String())

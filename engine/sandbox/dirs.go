@@ -17,7 +17,9 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/machine"
 )
 
 // Dirs are where sandboxes keep things.
@@ -102,6 +104,24 @@ func (d Dirs) resolve(nameOrWorkspace string) (string, error) {
 		}
 	}
 	return defaultName(workspace), nil
+}
+
+// residents lists the machines that the sandboxes here have and are to keep, started or
+// not. What cannot be read is left out: its machines are still seen while they run.
+func (d Dirs) residents() (all []machine.Resident) {
+	entries, _ := os.ReadDir(d.sandboxes())
+	for _, e := range entries {
+		s, err := readState(d.of(e.Name(), stateName))
+		if err != nil {
+			continue
+		}
+		for _, i := range s.Instances {
+			if i.Want == wantRunning && i.Boot != local.BootFailed {
+				all = append(all, machine.Resident{Dir: d.of(s.Name), Sandbox: s.Name, Name: i.Name, ControlPlane: i.Role == cloud.ControlPlane})
+			}
+		}
+	}
+	return all
 }
 
 // lock keeps two verbs off the same sandbox. It is waited for; waiting is called

@@ -382,7 +382,7 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	}
 
 	t.step(stepCheck, engine.StateRunning, "Check this computer")
-	want := machine.Demand{ControlPlanes: count(spec.ControlPlanes, defaultControlPlanes), Workers: count(spec.Workers, defaultWorkers)}
+	want := machine.Demand{ControlPlanes: count(spec.ControlPlanes, defaultControlPlanes), Workers: count(spec.Workers, defaultWorkers), There: s.dirs.residents()}
 	if err := s.check(ctx, spec, want, t); err != nil {
 		t.step(stepCheck, engine.StateFailed, err.Error())
 		return err

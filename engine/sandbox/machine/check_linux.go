@@ -373,26 +373,57 @@ func checkInotify(want Demand) (*Problem, error) {
 	if err != nil {
 		return nil, err
 	}
+	return inotifyProblem(limit, used, want), nil
+}
+
+// inotifyProblem adds up what is in use, by machine as inotifyInstances says, what the
+// machines that are there will open yet, and what the wanted ones need.
+func inotifyProblem(limit int, used map[string]int, want Demand) *Problem {
+	needs := map[string]int{}
+	for machine := range used {
+		if machine != "" {
+			needs[machine] = inotifyWorker // of whatever kind it is, it takes as much
+		}
+	}
+	for _, r := range want.There {
+		n := inotifyWorker
+		if r.ControlPlane {
+			n = inotifyControlPlane
+		}
+		needs[hostID(r.Dir, r.Sandbox)+"/"+r.Name] = n
+	}
+	inUse, yet := 0, 0
+	for _, n := range used {
+		inUse += n
+	}
+	for machine, n := range needs {
+		yet += max(0, n-used[machine])
+	}
 	need := want.ControlPlanes*inotifyControlPlane + want.Workers*inotifyWorker
-	if used+need <= limit {
-		return nil, nil
+	if inUse+yet+need <= limit {
+		return nil
+	}
+	also := ""
+	if yet > 0 {
+		also = fmt.Sprintf(", and the machines that are there will take %d more", yet)
 	}
 	return &Problem{
 		ID: "inotify",
-		What: fmt.Sprintf("%d control planes and %d workers need %d inotify instances more, and %d of the %d that root may have on this computer are in use",
-			want.ControlPlanes, want.Workers, need, used, limit),
-		Remedy: fmt.Sprintf("take down another sandbox, start fewer machines, or raise the limit with sysctl fs.inotify.max_user_instances=%d", max(512, 2*(used+need))),
-	}, nil
+		What: fmt.Sprintf("%d control planes and %d workers need %d inotify instances; %d of the %d that root may have on this computer are in use%s",
+			want.ControlPlanes, want.Workers, need, inUse, limit, also),
+		Remedy: fmt.Sprintf("take down another sandbox, start fewer machines, or raise the limit with sysctl fs.inotify.max_user_instances=%d", max(512, 2*(inUse+yet+need))),
+	}
 }
 
-// inotifyInstances counts the inotify instances of root's processes, those in
-// machines included. One that two processes share is counted twice, to be safe.
-func inotifyInstances() (int, error) {
+// inotifyInstances counts the inotify instances of root's processes by the machine that
+// they are in, as "<sandbox's cgroup>/<machine>", and "" for all others. One that two
+// processes share is counted twice, to be safe. A machine that has none is there too.
+func inotifyInstances() (map[string]int, error) {
 	pids, err := processNumbers()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	n := 0
+	used := map[string]int{}
 	for _, pid := range pids {
 		var st unix.Stat_t
 		dir := "/proc/" + pid
@@ -403,13 +434,34 @@ func inotifyInstances() (int, error) {
 		if err != nil {
 			continue // it has ended
 		}
+		cgroups, err := os.ReadFile(dir + "/cgroup")
+		if err != nil {
+			continue // it has ended
+		}
+		n := 0
 		for _, fd := range fds {
 			if target, err := os.Readlink(dir + "/fd/" + fd.Name()); err == nil && target == "anon_inode:inotify" {
 				n++
 			}
 		}
+		used[machineOf(string(cgroups))] += n
 	}
-	return n, nil
+	return used, nil
+}
+
+// machineOf finds the machine in the list of a process's cgroups, one a line as
+// "<number>:<controllers>:<path>"; "" if it is in none.
+func machineOf(cgroups string) string {
+	for line := range strings.Lines(cgroups) {
+		_, rest, found := strings.Cut(strings.TrimSpace(line), "/"+cgroupParent+"/")
+		if !found {
+			continue
+		}
+		if e := strings.SplitN(rest, "/", 3); len(e) >= 2 {
+			return e[0] + "/" + e[1]
+		}
+	}
+	return ""
 }
 
 func checkMemory(want Demand) (*Problem, error) {

@@ -83,12 +83,17 @@ func NewHost(dir, name string, log *slog.Logger) (*Host, error) {
 		return nil, fmt.Errorf("open machines: %w", err)
 	}
 	h := &Host{dir: dir, log: log, busy: map[string]*sync.Mutex{}}
-	sum := sha256.Sum256([]byte(dir))
-	h.id = name + "-" + hex.EncodeToString(sum[:4])
+	h.id = hostID(dir, name)
 	if usual := (tpm{h.path(strings.Repeat("m", 20), "tpm")}).socket(); len(usual) > socketPathMax {
 		return nil, fmt.Errorf("open machines: the path %s is too long for sockets below it; choose a shorter one, for instance by XDG_STATE_HOME", dir)
 	}
 	return h, nil
+}
+
+// hostID names the cgroups of the sandbox with this name in the absolute path dir.
+func hostID(dir, name string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return name + "-" + hex.EncodeToString(sum[:4])
 }
 
 func (h *Host) path(machine string, elements ...string) string {

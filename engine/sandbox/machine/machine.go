@@ -212,6 +212,17 @@ type Stdio struct {
 // Demand says how many machines a caller is about to start.
 type Demand struct {
 	ControlPlanes, Workers int
+	// There are machines that run or will soon, of any sandbox. They are counted with
+	// all that they will take, of which a machine without a cluster has only a part.
+	There []Resident
+}
+
+// Resident is a machine as those see it who reckon with it.
+type Resident struct {
+	// Dir and Sandbox are what [NewHost] was given.
+	Dir, Sandbox string
+	Name         string
+	ControlPlane bool
 }
 
 // Problem is a reason why machines cannot be started, found before anything was

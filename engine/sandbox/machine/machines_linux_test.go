@@ -917,8 +917,16 @@ func TestInotifyInstancesAreCounted(t *testing.T) {
 	}
 	const more = 3
 	// Others on this computer open and close some, too, so it may take a few tries.
+	total := func() (int, error) {
+		used, err := inotifyInstances()
+		n := 0
+		for _, u := range used {
+			n += u
+		}
+		return n, err
+	}
 	for range 50 {
-		before, err := inotifyInstances()
+		before, err := total()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -930,7 +938,7 @@ func TestInotifyInstancesAreCounted(t *testing.T) {
 			}
 			fds = append(fds, fd)
 		}
-		after, err := inotifyInstances()
+		after, err := total()
 		for _, fd := range fds {
 			_ = unix.Close(fd)
 		}
@@ -942,6 +950,66 @@ func TestInotifyInstancesAreCounted(t *testing.T) {
 		}
 	}
 	t.Error("three instances more are not counted as three")
+}
+
+// Machines without a cluster have a few instances only, and take the others as soon as
+// it is made, when nothing can be refused any more.
+func TestInotifyInstancesThatMachinesWillTakeAreCounted(t *testing.T) {
+	there := func(dir, sandbox, name string) Resident {
+		return Resident{Dir: dir, Sandbox: sandbox, Name: name, ControlPlane: strings.HasPrefix(name, "control-plane")}
+	}
+	first := []Resident{there("/s/one", "one", "control-plane-0"), there("/s/one", "one", "worker-0"), there("/s/one", "one", "worker-1")}
+	one, two := hostID("/s/one", "one")+"/", hostID("/s/two", "two")+"/"
+	for name, tt := range map[string]struct {
+		limit int
+		used  map[string]int
+		want  Demand
+		what  string
+	}{
+		"an empty computer has room": {128, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2}, ""},
+		"to the last one":            {122, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2}, ""},
+		"one too many":               {121, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2}, "3 control planes and 2 workers need 102 inotify instances; 20 of the 121 that root may have on this computer are in use"},
+		"machines without a cluster will take theirs": {
+			128, map[string]int{"": 20, one + "control-plane-0": 4, one + "worker-0": 4, one + "worker-1": 4}, Demand{ControlPlanes: 1, Workers: 3, There: first},
+			"1 control planes and 3 workers need 62 inotify instances; 32 of the 128 that root may have on this computer are in use, and the machines that are there will take 38 more",
+		},
+		"machines that have not started yet will take theirs": {
+			128, map[string]int{"": 20}, Demand{ControlPlanes: 1, Workers: 3, There: first},
+			"1 control planes and 3 workers need 62 inotify instances; 20 of the 128 that root may have on this computer are in use, and the machines that are there will take 50 more",
+		},
+		"machines in a cluster have theirs, or more": {
+			130, map[string]int{"": 15, one + "control-plane-0": 30, one + "worker-0": 12, one + "worker-1": 12}, Demand{ControlPlanes: 1, Workers: 2, There: first}, "",
+		},
+		"machines that nobody knows of count as workers at least": {
+			100, map[string]int{"": 20, two + "a": 4, two + "b": 26}, Demand{ControlPlanes: 1, Workers: 2},
+			"1 control planes and 2 workers need 50 inotify instances; 50 of the 100 that root may have on this computer are in use, and the machines that are there will take 8 more",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			if p := inotifyProblem(tt.limit, tt.used, tt.want); p != nil {
+				got = p.What
+			}
+			if got != tt.what {
+				t.Errorf("got  %q\nwant %q", got, tt.what)
+			}
+		})
+	}
+}
+
+func TestProcessesAreFoundInTheirMachine(t *testing.T) {
+	for cgroups, want := range map[string]string{
+		"0::/\n": "",
+		"0::/system.slice/constellation.service\n":                                                               "",
+		"12:pids:/constellation/demo-1a2b-00c0ffee/worker-0/init.scope\n0::/\n":                                  "demo-1a2b-00c0ffee/worker-0",
+		"3:cpu:/\n0::/user.slice/constellation/demo-00c0ffee/control-plane-0/kubepods.slice/constellation/x/y\n": "demo-00c0ffee/control-plane-0",
+		"0::/constellation/demo-00c0ffee\n":                                                                      "",
+		"0::/constellation/demo-00c0ffee/worker-1\n":                                                             "demo-00c0ffee/worker-1",
+	} {
+		if got := machineOf(cgroups); got != want {
+			t.Errorf("%q: in %q, want %q", cgroups, got, want)
+		}
+	}
 }
 
 // observation is what of this computer machines must not change.
