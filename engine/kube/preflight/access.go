@@ -81,8 +81,7 @@ func permissions(_ *world, p *probe) []engine.Finding {
 	if len(denied) > 0 {
 		out = append(out, engine.Finding{
 			Severity: engine.Block, Title: fmt.Sprintf("the kubeconfig's user may not do %s that the hop needs", count(len(denied), "thing")),
-			Detail: "not allowed: " + enumerate(denied, len(denied)), Remedy: "use the kubeconfig of an administrator, or have these verbs granted",
-			Command: "kubectl auth can-i --list",
+			Detail: "not allowed: " + enumerate(denied, len(denied)), Remedy: "use the kubeconfig of an administrator, or have these verbs granted; look at what it may with `kubectl auth can-i --list`",
 		})
 	}
 	if i := slices.IndexFunc(failed, func(err error) bool { return err != nil }); i >= 0 {

@@ -301,7 +301,7 @@ func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
 			case c.Type == apiextensionsv1.NonStructuralSchema && isTrue:
 				add(engine.Block, "the schema of "+name+" is not structural", c.Message, "install a version of its operator with apiextensions.k8s.io/v1 schemas", "")
 			case c.Type == apiextensionsv1.Terminating && isTrue:
-				add(engine.Block, name+" is being deleted", c.Message, "wait until its objects are gone; one with a finalizer needs its controller", command("kubectl get %s -A", k.Name))
+				add(engine.Block, name+" is being deleted", c.Message, "wait until its objects are gone; one with a finalizer needs its controller"+lookAt("kubectl get %s -A", k.Name), "")
 			case c.Type == apiextensionsv1.NamesAccepted && c.Status == apiextensionsv1.ConditionFalse:
 				add(engine.Block, "the names of "+name+" are taken", c.Message, "delete one of the two definitions", "")
 			case c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionFalse:
@@ -325,7 +325,7 @@ func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
 			s := c.Webhook.ClientConfig.Service
 			if why := w.notServed(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}); why != "" {
 				add(engine.Block, "nobody converts "+name, fmt.Sprintf("its conversion webhook is service %s/%s: %s", s.Namespace, s.Name, why),
-					"start what serves the webhook: without it the objects can be neither read nor written", command("kubectl -n %s get endpointslices,pods", s.Namespace))
+					"start what serves the webhook: without it the objects can be neither read nor written"+lookAt("kubectl -n %s get endpointslices,pods", s.Namespace), "")
 			}
 		}
 	}

@@ -429,7 +429,7 @@ func apiHealth(w *world, _ *probe) (out []engine.Finding) {
 		case len(failing) > 0:
 			out = append(out, engine.Finding{
 				Severity: engine.Block, Title: fmt.Sprintf("API server %s is not ready", printable(s.address)), Detail: "failing checks: " + enumerate(failing, 20),
-				Remedy: "see its log for the checks' names", Command: "kubectl get --raw '/readyz?verbose'",
+				Remedy: "see its log for the checks' names; look with `kubectl get --raw '/readyz?verbose'`",
 			})
 		}
 	}
@@ -461,7 +461,7 @@ func apiRejections(w *world, _ *probe) (out []engine.Finding) {
 		out = append(out, engine.Finding{
 			Title:  fmt.Sprintf("API server %s turned away %.0f requests of %.0f", printable(w.servers[i].address), m.rejected, m.requests),
 			Detail: fmt.Sprintf("since %s, most at the priority level %s", stamp(m.started), printable(m.rejectedLevel)),
-			Remedy: "find the client that floods it, or give its priority level more shares", Command: "kubectl get --raw /debug/api_priority_and_fairness/dump_priority_levels",
+			Remedy: "find the client that floods it, or give its priority level more shares; look with `kubectl get --raw /debug/api_priority_and_fairness/dump_priority_levels`",
 		})
 	}
 	return out

@@ -678,3 +678,12 @@ func TestReasonsAreWords(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatOnlyLooksIsNoCommand(t *testing.T) {
+	w := clean()
+	w.converter(false)
+	found := kindsHealthy(w, nil)
+	if len(found) != 1 || found[0].Command != "" || !strings.Contains(found[0].Remedy, "look with `kubectl -n ") {
+		t.Errorf("findings %+v, want one with a look as remedy", found)
+	}
+}

@@ -152,11 +152,19 @@ func budgetRoom(w *world, _ *probe) []engine.Finding {
 	l := w.lookup()
 	var found []engine.Finding
 	for _, b := range l.budgets {
-		if f, ok := w.roomOf(b); ok {
-			found = append(found, f)
+		f, ok := w.roomOf(b)
+		if !ok || b.permanent() == "" && w.doubled(b) {
+			continue
 		}
+		found = append(found, f)
 	}
 	return fold(found, "PodDisruptionBudgets without room")
+}
+
+// doubled reports whether every pod that needs room in b has another budget too: then
+// that is what is in the way.
+func (w *world) doubled(b *budget) bool {
+	return !slices.ContainsFunc(b.needing(), func(p *pod) bool { return len(w.lookup().covering[p]) < 2 })
 }
 
 func (w *world) roomOf(b *budget) (engine.Finding, bool) {
@@ -171,12 +179,27 @@ func (w *world) roomOf(b *budget) (engine.Finding, bool) {
 		Severity: engine.Block, Owner: keeperOf(&b.ObjectMeta), Objects: append([]string{b.object()}, objects(needing)...),
 		Detail: b.evidence() + "; " + where,
 	}
+	sick := 0
+	for _, p := range needing {
+		if !p.ready {
+			sick++
+		}
+	}
 	condition := apimeta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition)
 	switch why := b.permanent(); {
 	case why != "":
 		f.Title = fmt.Sprintf("PodDisruptionBudget %s never lets a pod go: %s", b.name(), why)
 		f.Remedy = "let one pod go at a time; a replica more keeps as many available as now"
-		f.Command = b.allowOne()
+		f.Command = b.patch(b.oneLess())
+		// Room comes from healthy pods: a pod that is not ready would still wait for it.
+		if sick > 0 {
+			f.Remedy = "let one pod go at a time, and those that are not ready at once"
+			f.Command = b.patch(b.oneLess() + "," + sickMayGo)
+		}
+		if sick == len(needing) {
+			f.Remedy = "let pods go that are not ready, or repair them"
+			f.Command = b.patch(sickMayGo)
+		}
 	case b.stale():
 		f.Severity = engine.Warn
 		f.Title = fmt.Sprintf("PodDisruptionBudget %s has changed, and its controller has not seen it", b.name())
@@ -187,7 +210,11 @@ func (w *world) roomOf(b *budget) (engine.Finding, bool) {
 		f.Title = fmt.Sprintf("PodDisruptionBudget %s cannot be computed, and lets no pod go", b.name())
 		f.Detail = printable(condition.Message) + "; " + where
 		f.Remedy = "say how many pods must be available as a number: it works without a controller that can be scaled"
-		f.Command = command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"maxUnavailable":null,"minAvailable":%d}}'`, b.Namespace, b.Name, len(b.pods)-1)
+		f.Command = b.patch(fmt.Sprintf(`"maxUnavailable":null,"minAvailable":%d`, len(b.pods)-1))
+		if sick == len(needing) {
+			f.Remedy = "let pods go that are not ready, or repair them"
+			f.Command = b.patch(sickMayGo)
+		}
 	case b.Status.DisruptionsAllowed > 0:
 		return engine.Finding{}, false
 	default:
@@ -220,23 +247,38 @@ func (w *world) shortNow(b *budget, needing []*pod, f *engine.Finding) {
 		// Unready pods wait for a budget that unready pods have used up.
 		f.Title = fmt.Sprintf("PodDisruptionBudget %s has no room now, and holds pods that are not ready", b.name())
 		f.Remedy = "let pods go that are not ready, or repair them"
-		f.Command = command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"unhealthyPodEvictionPolicy":"AlwaysAllow"}}'`, b.Namespace, b.Name)
+		f.Command = b.patch(sickMayGo)
 		return
 	}
 	f.Severity = engine.Warn
 	f.Title = fmt.Sprintf("PodDisruptionBudget %s has no room now", b.name())
+	if len(unready) == 0 && int(b.Status.ExpectedPods) <= len(b.pods) {
+		f.Remedy = "look again in a minute: its pods are ready, and its controller will count them"
+		return
+	}
 	f.Remedy = "wait until its pods are healthy"
 	if o, ok := scalable(w.workload(needing[0])); ok {
 		f.Command = command("kubectl -n %s rollout status %s --timeout=10m", b.Namespace, o)
 	}
 }
 
-// allowOne is the command that lets b give up one pod.
-func (b *budget) allowOne() string {
+// sickMayGo is the field of a budget that lets pods go which are not ready.
+const sickMayGo = `"unhealthyPodEvictionPolicy":"AlwaysAllow"`
+
+// oneLess is the field that lets b give up one pod.
+func (b *budget) oneLess() string {
 	if b.Spec.MaxUnavailable != nil {
-		return command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"maxUnavailable":1}}'`, b.Namespace, b.Name)
+		return `"maxUnavailable":1`
 	}
-	return command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"minAvailable":%d}}'`, b.Namespace, b.Name, max(b.expected()-1, 0))
+	return fmt.Sprintf(`"minAvailable":%d`, max(b.expected()-1, 0))
+}
+
+// patch is the command that sets fields of b, JSON without braces.
+func (b *budget) patch(fields string) string {
+	if kubectl := command("kubectl -n %s patch poddisruptionbudget %s --type=merge", b.Namespace, b.Name); kubectl != "" {
+		return kubectl + ` -p '{"spec":{` + fields + `}}'`
+	}
+	return ""
 }
 
 // budgetOverlap tells pods with two budgets: the API server evicts none of them.

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -50,6 +51,7 @@ const (
 	refused           // something else
 	noDryRun          // a webhook has side effects, and cannot be asked
 	forbidden         // we may not ask
+	ending            // its namespace is being deleted
 )
 
 // answer is a verdict and its reason, in the API server's words.
@@ -296,6 +298,10 @@ func classify(err error) answer {
 				a.verdict, a.text = noRoom, printable(c.Message)
 			}
 		}
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		a.verdict = ending
+	case apierrors.IsForbidden(err) && strings.Contains(s.Message, "disruptions allowed is negative"):
+		a.verdict = noRoom
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		a.verdict = gone
 	case strings.Contains(s.Message, "more than one PodDisruptionBudget"):
@@ -472,6 +478,7 @@ type hang struct {
 	object string
 	// keeper and command are of what holds it up.
 	keeper, command string
+	remedy          string // of what passes
 	// passes reports whether it ends by itself if pods get healthy.
 	passes bool
 }
@@ -519,6 +526,11 @@ func (s *follower) holds(p *pod) (hang, bool) {
 		return hang{pod: p, why: a.by + " denies it: " + a.text, object: p.object(), keeper: s.keeper(p)}, true
 	case a.verdict == refused:
 		return hang{pod: p, why: "the API server refuses it: " + a.text, object: p.object(), keeper: s.keeper(p)}, true
+	case a.verdict == ending, s.namespaces[p.namespace].DeletionTimestamp != nil:
+		return hang{
+			pod: p, why: "namespace " + printable(p.namespace) + " is being deleted, and admits no evictions", object: object("namespace", "", p.namespace),
+			remedy: "look again in a minute: its pods go with it", passes: true,
+		}, true
 	case a.verdict == gone, p.needless(), len(covering) == 0:
 		return hang{}, false
 	case len(covering) > 1:
@@ -529,7 +541,7 @@ func (s *follower) holds(p *pod) (hang, bool) {
 	if !b.spends(p) {
 		return hang{}, false
 	}
-	if s.left[b] > 0 {
+	if s.left[b] > 0 && !b.stale() {
 		if why := s.absent(p); why != "" {
 			s.left[b]--
 			s.spent[b] = append(s.spent[b], p.name+" ("+why+")")
@@ -548,7 +560,7 @@ func (s *follower) holds(p *pod) (hang, bool) {
 	}
 	switch f, known := s.roomOf(b); {
 	case known:
-		h.why, h.command, h.passes = f.Title, f.Command, f.Severity != engine.Block
+		h.why, h.command, h.remedy, h.passes = f.Title, f.Command, f.Remedy, f.Severity != engine.Block
 	default:
 		h.why, h.passes = "PodDisruptionBudget "+b.name()+" has no room", true
 	}
@@ -565,9 +577,9 @@ func (w *world) allowLost(b *budget) string {
 		}
 	}
 	if b.Spec.MaxUnavailable != nil {
-		return command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"maxUnavailable":%d}}'`, b.Namespace, b.Name, n)
+		return b.patch(fmt.Sprintf(`"maxUnavailable":%d`, n))
 	}
-	return command(`kubectl -n %s patch poddisruptionbudget %s --type=merge -p '{"spec":{"minAvailable":%d}}'`, b.Namespace, b.Name, max(b.expected()-n, 0))
+	return b.patch(fmt.Sprintf(`"minAvailable":%d`, max(b.expected()-n, 0)))
 }
 
 // absent says why p is not made anew after its eviction, or does not start; empty if it does.
@@ -584,13 +596,12 @@ func (w *world) absent(p *pod) string {
 }
 
 func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Finding {
-	var held []*pod
-	for p, a := range answers {
+	held := 0
+	for _, a := range answers {
 		if a.verdict == noRoom || a.verdict == overlap || a.verdict == denied || a.verdict == refused {
-			held = append(held, p)
+			held++
 		}
 	}
-	held = w.inOrder(held)
 	name := printable(h.pod.namespace + "/" + h.pod.name)
 	f := engine.Finding{
 		Severity: engine.Block, Owner: h.keeper, Command: h.command,
@@ -598,7 +609,9 @@ func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Fi
 		Detail: h.why + "; " + basis,
 		Remedy: "clear this, then check again: drains after it were followed no further",
 	}
-	for _, o := range append([]string{object("node", "", h.pod.node), h.pod.object(), h.object}, objects(held)...) {
+	// What was refused besides is not among the objects: they are what it is about, whether
+	// evictions were asked for or computed.
+	for _, o := range []string{object("node", "", h.pod.node), h.pod.object(), h.object} {
 		if !slices.Contains(f.Objects, o) {
 			f.Objects = append(f.Objects, o)
 		}
@@ -606,13 +619,13 @@ func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Fi
 	if h.passes {
 		f.Severity = engine.Warn
 		f.Title = fmt.Sprintf("the drain of %s (%s) would be the first to wait, for pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name)
-		f.Remedy = "wait until pods are healthy, then check again"
+		f.Remedy = cmp.Or(h.remedy, "wait until pods are healthy, then check again")
 	}
 	if a := answers[h.pod]; a.verdict == noRoom || a.verdict == overlap {
 		f.Detail = h.why + "; the API server says: " + strings.TrimSuffix(a.text, ".") + "; " + basis
 	}
-	if len(held) > 1 {
-		f.Detail += fmt.Sprintf("; %s refused", count(len(held), "eviction"))
+	if held > 1 {
+		f.Detail += fmt.Sprintf("; %s refused", count(held, "eviction"))
 	}
 	return f
 }

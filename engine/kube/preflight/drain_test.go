@@ -23,6 +23,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -414,5 +415,116 @@ func (c *cluster) untilAsked(address string, seen chan string) {
 		if time.Now().After(deadline) {
 			c.t.Fatal("the API server never asks the webhook")
 		}
+	}
+}
+
+// TestComputedDrainsAreThoseThatAreAskedFor looks at the same cluster twice.
+func TestComputedDrainsAreThoseThatAreAskedFor(t *testing.T) {
+	c := startCluster(t)
+	for _, name := range []string{"worker-0", "worker-1"} {
+		c.node(name)
+	}
+	sick := func(namespace, name string) {
+		t.Helper()
+		_, err := c.core.CoreV1().Pods(namespace).Patch(t.Context(), name, types.StrategicMergePatchType, []byte(`{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`), metav1.PatchOptions{}, "status")
+		c.must(err)
+	}
+	change := func(namespace, name string, change func(*policyv1.PodDisruptionBudget)) {
+		t.Helper()
+		budgets := c.core.PolicyV1().PodDisruptionBudgets(namespace)
+		b, err := budgets.Get(t.Context(), name, metav1.GetOptions{})
+		c.must(err)
+		change(b)
+		status := b.Status
+		b, err = budgets.Update(t.Context(), b, metav1.UpdateOptions{})
+		c.must(err)
+		b.Status = status
+		_, err = budgets.UpdateStatus(t.Context(), b, metav1.UpdateOptions{})
+		c.must(err)
+	}
+	allowSick := func(b *policyv1.PodDisruptionBudget) {
+		b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
+		b.Status.ObservedGeneration = b.Generation + 1
+	}
+	short := func(healthy, desired int32) func(*policyv1.PodDisruptionBudget) {
+		return func(b *policyv1.PodDisruptionBudget) {
+			b.Status.CurrentHealthy, b.Status.DesiredHealthy, b.Status.DisruptionsAllowed = healthy, desired, max(healthy-desired, 0)
+		}
+	}
+	for i, tt := range []struct {
+		name  string
+		plant func(namespace string)
+		want  string // severity and title, without the namespace
+	}{
+		{"room", func(ns string) { c.budget(ns, "web", "web", 1, 2, 1) }, "ok every node that is replaced can be drained"},
+		{"none ever", func(ns string) { c.budget(ns, "web", "web", 0, 2, 0) }, "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
+		{"none now", func(ns string) {
+			c.budget(ns, "web", "web", 1, 2, 0)
+		}, "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
+		{"two budgets", func(ns string) {
+			c.budget(ns, "a", "web", 1, 2, 1)
+			c.budget(ns, "b", "web", 1, 2, 1)
+		}, "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
+		{"a budget that its controller has not seen", func(ns string) {
+			c.budget(ns, "web", "web", 1, 2, 1)
+			change(ns, "web", func(b *policyv1.PodDisruptionBudget) { b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(2)) })
+		}, "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
+		{"no pod is ready", func(ns string) {
+			c.budget(ns, "web", "web", 1, 2, 0)
+			sick(ns, "web-0")
+			sick(ns, "web-1")
+			change(ns, "web", short(0, 1))
+		}, "block the drain of worker-0 (1 of 2) would be the first to hang, at pod /web-0"},
+		{"no pod is ready, and such may go", func(ns string) {
+			c.budget(ns, "web", "web", 1, 2, 0)
+			sick(ns, "web-0")
+			sick(ns, "web-1")
+			change(ns, "web", func(b *policyv1.PodDisruptionBudget) { short(0, 1)(b); allowSick(b) })
+		}, "ok every node that is replaced can be drained"},
+		{"a pod that is not ready beyond what must be healthy", func(ns string) {
+			c.budget(ns, "web", "web", 1, 2, 0)
+			sick(ns, "web-0")
+			change(ns, "web", short(1, 1))
+		}, "warn the drain of worker-1 (2 of 2) would be the first to wait, for pod /web-1"},
+		{"a namespace that is being deleted", func(ns string) {
+			c.budget(ns, "web", "web", 1, 2, 1)
+			c.must(c.core.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}))
+			// Its end comes to the API server's admission a moment later.
+			for deadline := time.Now().Add(20 * time.Second); ; {
+				p := &pod{namespace: ns, name: "web-0"}
+				if a := classify(evict(t.Context(), c.core.PolicyV1().RESTClient(), p)); a.verdict == ending {
+					break
+				} else if time.Now().After(deadline) {
+					t.Fatalf("evictions are still admitted: %+v", a)
+				}
+			}
+		}, "warn the drain of worker-0 (1 of 2) would be the first to wait, for pod /web-0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ns := fmt.Sprintf("shop-%d", i)
+			c.namespace(ns)
+			c.deployment(ns, "web", "worker-0", "worker-1")
+			tt.plant(ns)
+			look := func(dryRun bool) []engine.Finding {
+				w, err := collect(t.Context(), c.cp.Config(), c.core, engine.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true, Surge: 1, DryRun: dryRun})
+				c.must(err)
+				w.pods = slices.DeleteFunc(w.pods, func(p pod) bool { return p.namespace != ns })
+				found := checkOf("drain-rehearsal").find(w, &probe{ctx: t.Context(), config: c.cp.Config(), core: c.core, progress: func(int64, int64) {}})
+				for i := range found {
+					found[i].Detail = "" // says what was asked
+				}
+				return found
+			}
+			asked, computed := look(true), look(false)
+			if d := cmp.Diff(asked, computed); d != "" {
+				t.Errorf("findings (-asked +computed):\n%s", d)
+			}
+			if len(asked) != 1 {
+				t.Fatalf("findings %+v, want one", asked)
+			}
+			if got := string(asked[0].Severity) + " " + strings.ReplaceAll(asked[0].Title, ns, ""); got != tt.want {
+				t.Errorf("found %q, want %q", got, tt.want)
+			}
+		})
 	}
 }

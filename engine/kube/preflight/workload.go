@@ -340,6 +340,14 @@ func command(format string, args ...any) string {
 	return fmt.Sprintf(format, args...)
 }
 
+// lookAt ends a remedy with a command that clears nothing, if there is one.
+func lookAt(format string, args ...any) string {
+	if c := command(format, args...); c != "" {
+		return "; look with `" + c + "`"
+	}
+	return ""
+}
+
 // fold tells the worst findings one by one, and counts the rest in one more.
 func fold(found []engine.Finding, what string) []engine.Finding {
 	if len(found) <= maxTold+1 {

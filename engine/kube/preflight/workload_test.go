@@ -489,6 +489,40 @@ func TestWorkloadFindings(t *testing.T) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "worker-0" }, "worker-0", "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("2"))
 		}, []string{"block"}},
+		{"a budget without any healthy pod", "pdb-room", func(w *world) {
+			w.addDeployment("shop", "web", func(p *pod) { p.ready = false }, "worker-0")
+			w.addBudget("shop", "web", "web", minAvailable("1"))
+		}, []string{"block"}},
+		{"a budget that never lets a pod go, and one of them is not ready", "pdb-room", func(w *world) {
+			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "worker-0" }, "worker-0", "worker-1")
+			w.addBudget("shop", "web", "web", minAvailable("2"))
+		}, []string{"block"}},
+		{"a budget whose healthy pods have another one is told as two budgets", "", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+			w.addBudget("shop", "all", "web", maxUnavailable(1))
+			w.addBudget("shop", "web", "web", maxUnavailable(1))
+			for i := range w.pdbs {
+				w.pdbs[i].Status.DisruptionsAllowed = 0
+			}
+		}, []string{"block", "block"}},
+		{"a budget whose controller has not counted yet", "pdb-room", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+			w.addBudget("shop", "web", "web", maxUnavailable(1))
+			w.pdbs[0].Status.DisruptionsAllowed = 0
+		}, []string{"warn"}},
+		{"pods of a namespace that is being deleted", "drain-rehearsal", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+			m := w.namespaces["shop"]
+			m.DeletionTimestamp = ptr.To(metav1.NewTime(noon.Add(-time.Second)))
+			w.namespaces["shop"] = m
+		}, []string{"warn"}},
+		{"a drain waits for a budget that its controller has not seen", "drain-rehearsal", func(w *world) {
+			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
+			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
+				maxUnavailable(1)(b)
+				b.Generation, b.Status.ObservedGeneration = 3, 2
+			})
+		}, []string{"warn"}},
 		{"a budget that lets pods go which are not ready", "pdb-room", func(w *world) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = false }, "worker-0")
 			w.addBudget("shop", "web", "web", func(b *policyv1.PodDisruptionBudget) {
