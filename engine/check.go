@@ -128,8 +128,15 @@ func (c *checkRun) begin() (err error) {
 	}
 	if !e.ws.has(KubeconfigFile) {
 		err := &Error{Op: "check for upgrades", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
-		if len(c.state.ClusterValues.ClusterID) > 0 {
+		runs, _ := e.Runs() // without them less is known
+		switch {
+		case len(c.state.ClusterValues.ClusterID) == 0:
+		case e.ws.has(pendingFile):
 			err.Remedy = "the cluster was begun and is not complete: `" + e.command("init") + "` goes on"
+		case e.ws.completed(runs):
+			err.Remedy = restoreKubeconfig
+		default:
+			err.Remedy = "if the cluster was complete before, " + restoreKubeconfig + ". If it never was: `" + e.command("init") + "` goes on"
 		}
 		return err
 	}

@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"errors"
+	"os"
+	"slices"
 
 	"constellation/assets"
 	"constellation/engine/release"
@@ -58,12 +60,11 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	if h.Runs, err = e.Runs(); err != nil {
 		problem(RunsDir, err)
 	}
-	if len(h.Runs) > 0 && h.Stage == StageCluster {
-		switch last := h.Runs[0]; {
-		case last.Verb == VerbInit && last.Status != StateDone && last.Status != StateNothing && last.Status != StateDetached:
-			h.Stage = StagePartial // the first node is there, the rest may not be
-		}
+	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == VerbInit && !h.Runs[0].whole() && !e.ws.completed(h.Runs) {
+		h.Stage = StagePartial // the first node is there, the rest may not be
 	}
+	// Only the first init of a cluster gets a kubeconfig.
+	lost := h.Stage == StagePartial && !e.ws.has(KubeconfigFile) && !e.ws.has(pendingFile) && e.ws.completed(h.Runs)
 
 	if h.Config == nil && len(h.Problems) > 0 {
 		suggest("Check the configuration", "config validate", "it cannot be read as it is")
@@ -77,6 +78,11 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	case StageReady:
 		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
 	case StagePartial:
+		if lost {
+			problem(KubeconfigFile, &Error{Err: absentFile{KubeconfigFile, e.ws.dir}, Remedy: restoreKubeconfig})
+			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
+			break
+		}
 		suggest("Go on creating the cluster", "init", "it was begun and did not end; finished steps are skipped")
 		suggest("Look at the cluster", "status", "")
 	case StageCluster:
@@ -84,6 +90,27 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Check for upgrades", "upgrade check", h.Config.newer())
 	}
 	return h, nil
+}
+
+// restoreKubeconfig is what helps against a kubeconfig that is gone: the first node
+// gives it away once.
+const restoreKubeconfig = "restore the file from your copy: the first machine gave it away once, and `init` cannot get it again. If it is lost, take the machines down and up again"
+
+// whole reports whether the run left a complete cluster, if it was an init.
+func (r RunSummary) whole() bool {
+	return r.Status == StateDone || r.Status == StateNothing || r.Status == StateDetached
+}
+
+// completed reports whether one of the runs made the cluster of this workspace complete.
+// A run that ended before the master secret was written was of an earlier cluster.
+func (w *Workspace) completed(runs []RunSummary) bool {
+	info, err := os.Stat(w.Path(MasterSecretFile))
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(runs, func(r RunSummary) bool {
+		return r.Verb == VerbInit && r.whole() && !r.Ended.Before(info.ModTime())
+	})
 }
 
 // newer says what the program knows that is newer than what the configuration says;

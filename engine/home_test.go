@@ -1,0 +1,68 @@
+package engine_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+func TestHomeOfAClusterWhoseKubeconfigWasLost(t *testing.T) {
+	s := newStage(t, 1, 1)
+	s.mustInit()
+	kubeconfig := s.read(engine.KubeconfigFile)
+	home := func() engine.Home {
+		t.Helper()
+		h, err := s.engine().Home(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+		t.Fatal(err)
+	}
+	lost := func() {
+		t.Helper()
+		h := home()
+		if h.Stage != engine.StagePartial || len(h.Problems) != 1 || h.Problems[0].ID != engine.KubeconfigFile || !strings.HasPrefix(h.Problems[0].Remedy, "restore the file from your copy") {
+			t.Errorf("stage %s, problems %+v", h.Stage, h.Problems)
+		}
+		for _, n := range h.Next {
+			if strings.Contains(n.Command, " init") {
+				t.Errorf("suggested is %q, which cannot succeed", n.Command)
+			}
+		}
+		_, err := s.engine().Check(t.Context(), engine.CheckRequest{}, func(engine.Event) {})
+		if engine.ExitCode(err) != engine.ExitUsage || !strings.HasPrefix(engine.Remedy(err), "restore the file from your copy") {
+			t.Errorf("check: %v (remedy %q)", err, engine.Remedy(err))
+		}
+	}
+	lost()
+	if _, _, err := s.init(t.Context(), nil); err == nil {
+		t.Fatal("init went on without a kubeconfig")
+	}
+	lost()
+	if err := os.WriteFile(filepath.Join(s.dir, engine.KubeconfigFile), []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := home()
+	if len(h.Runs) != 2 || h.Runs[0].Status == engine.StateDone {
+		t.Fatalf("runs %+v", h.Runs)
+	}
+	if h.Stage != engine.StageCluster || len(h.Problems) > 0 {
+		t.Errorf("with the file restored: stage %s, problems %+v", h.Stage, h.Problems)
+	}
+
+	// A run that ended before the master secret was written was of an earlier cluster.
+	later := time.Now().Add(time.Hour)
+	if err := os.Chtimes(filepath.Join(s.dir, engine.MasterSecretFile), later, later); err != nil {
+		t.Fatal(err)
+	}
+	if h := home(); h.Stage != engine.StagePartial {
+		t.Errorf("with runs of an earlier cluster: stage %s", h.Stage)
+	}
+}
