@@ -500,6 +500,44 @@ func TestPrintedCommandsAreWhole(t *testing.T) {
 	}
 }
 
+// What several checks find about one object is told once.
+func TestSameTroubleIsToldOnce(t *testing.T) {
+	finding := func(id, title, command string, objects ...string) engine.Finding {
+		return engine.Finding{ID: id, Severity: engine.Block, Source: "disruption", Title: title, Command: command, Objects: objects}
+	}
+	const allow, scale = "kubectl -n shop patch poddisruptionbudget cart", "kubectl -n shop scale deployment/cart --replicas=2"
+	k := &engine.Check{Findings: []engine.Finding{
+		finding("pdb-room", "the budget never lets a pod go", allow, "poddisruptionbudget/shop/cart", "pod/shop/cart-0"),
+		finding("node-conditions", "worker-1 is not ready", "", "node/worker-1"),
+		finding("drain-rehearsal", "the drain of worker-0 would hang on it", allow, "node/worker-0", "pod/shop/cart-0", "poddisruptionbudget/shop/cart", "pod/web/w-0"),
+		finding("pdb-overlap", "the budget is not alone", scale, "poddisruptionbudget/shop/cart"),
+		finding("volume-attachments", "a volume stays on worker-1", "", "volumeattachment/v", "node/worker-1"),
+		finding("feed", "the feed is old", ""),
+		finding("running", "an image is not known", ""),
+	}}
+	got := ""
+	for _, l := range (&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).sheet().findingGroups(100, k) {
+		got += strings.TrimRight(l, " ") + "\n"
+	}
+	want := `
+  x disruption   the budget never lets a pod go
+                 objects poddisruptionbudget/shop/cart, pod/shop/cart-0
+                 command kubectl -n shop patch poddisruptionbudget cart
+                 also    the drain of worker-0 would hang on it
+                 also    the budget is not alone
+                         kubectl -n shop scale deployment/cart --replicas=2
+  x disruption   worker-1 is not ready
+                 objects node/worker-1
+  x disruption   a volume stays on worker-1
+                 objects volumeattachment/v, node/worker-1
+  x disruption   the feed is old
+  x disruption   an image is not known
+`
+	if _, rest, _ := strings.Cut(got, "\n"); !strings.HasSuffix(rest, want[1:]) {
+		t.Errorf("it says\n%s\nwant at its end\n%s", got, want)
+	}
+}
+
 // The page names every field that the document has.
 func TestDocsNameEveryField(t *testing.T) {
 	page, err := os.ReadFile("../docs/upgrade-check.md")

@@ -780,7 +780,9 @@ var byKubectl = regexp.MustCompile(`(^|[,;] )kubectl(-[a-z-]+)?([,;]|$)`)
 
 // ownerWords says who can change an object. That kubectl changed it last tells how, not
 // who.
-func ownerWords(s string) string { return byKubectl.ReplaceAllString(s, "${1}last changed with kubectl$3") }
+func ownerWords(s string) string {
+	return byKubectl.ReplaceAllString(s, "${1}last changed with kubectl$3")
+}
 
 // needExport reports whether commands of findings lead to a cluster that they do not name.
 func (sp speller) needExport(list []engine.Finding) bool {
@@ -801,7 +803,8 @@ func (c *console) findingGroups(w int, k *engine.Check) []string {
 	if c.deps.sp.needExport(list) {
 		lines = append(lines, c.th.row(w).pad(2).add(accent, clean(c.deps.sp.export())).String())
 	}
-	for _, f := range list {
+	for _, g := range troubles(list) {
+		f := g[0]
 		sign, st := c.severitySignOf(f.Severity)
 		for i, p := range wrap(clean(f.Title), max(20, w-areaWidth-5)) {
 			r := c.th.row(w).pad(areaWidth + 5)
@@ -811,11 +814,44 @@ func (c *console) findingGroups(w int, k *engine.Check) []string {
 			lines = append(lines, r.add(plain, p).String())
 		}
 		lines = append(lines, c.findingDetail(w, areaWidth+5, f)...)
+		for _, also := range g[1:] {
+			lines = append(lines, c.th.row(w).pad(areaWidth+5).col(faint, "also", 7).add(plain, clean(also.Title)).String())
+			if also.Command != "" && also.Command != f.Command {
+				lines = append(lines, c.th.row(w).pad(areaWidth+13).add(accent, clean(c.deps.sp.line(also.Command))).String())
+			}
+		}
 	}
 	if fine > 0 {
 		lines = append(lines, c.fineRow(w, fine, len(list) == 0, false))
 	}
 	return lines
+}
+
+// troubles puts findings that tell of the same trouble together, in the order of the
+// first of each.
+func troubles(list []engine.Finding) (out [][]engine.Finding) {
+	for _, f := range list {
+		i := slices.IndexFunc(out, func(g []engine.Finding) bool { return sameTrouble(g[0], f) })
+		if i < 0 {
+			i, out = len(out), append(out, nil)
+		}
+		out[i] = append(out[i], f)
+	}
+	return out
+}
+
+// sameTrouble reports whether f tells of what first tells of: both are about the same
+// object above all, or f is a drain that hangs at it. A drain names its node first, then
+// the pod that would stay, then what keeps the pod.
+func sameTrouble(first, f engine.Finding) bool {
+	if len(first.Objects) == 0 || len(f.Objects) == 0 {
+		return false
+	}
+	about := f.Objects[:1]
+	if f.ID == "drain-rehearsal" {
+		about = f.Objects[:min(3, len(f.Objects))]
+	}
+	return slices.Contains(about, first.Objects[0])
 }
 
 // fineRow stands for the findings that need nobody.
