@@ -322,14 +322,19 @@ func (c *checkRun) decide(ctx context.Context) error {
 	c.out.Current = Target{Release: c.now.Services.String(), Image: c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest).String(), Kubernetes: c.now.Kubernetes.String()}
 
 	var results []*RuleResult
-	c.goal = Planned{Services: c.request.Release, Kubernetes: c.request.Kubernetes}
-	if c.asked() {
-		c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
-		c.there = len(c.path)+len(results) == 0
-	}
-	if !c.there {
-		c.goal = c.matrix.Goal(c.now, c.goal, c.offer)
-		c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
+	for read := map[string]bool{}; ; c.matrix = NewMatrix(c.releases) {
+		c.goal = Planned{Services: c.request.Release, Kubernetes: c.request.Kubernetes}
+		if c.asked() {
+			c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
+			c.there = len(c.path)+len(results) == 0
+		}
+		if !c.there {
+			c.goal = c.matrix.Goal(c.now, c.goal, c.offer)
+			c.path, results = c.matrix.Path(c.now, c.goal, c.offer)
+		}
+		if !c.refuse(ctx, read) {
+			break
+		}
 	}
 	c.out.Path = append(c.out.Path, c.path...)
 	c.out.Goal = c.reached()

@@ -153,3 +153,62 @@ func TestWhatIsNotPublishedHasARemedy(t *testing.T) {
 		})
 	}
 }
+
+func TestAReleaseWhoseFileIsNotTheOneThatWasPublishedIsNoGoal(t *testing.T) {
+	const file = "releases/v1.2.0.yaml"
+	remove := func(t *testing.T, path string) {
+		t.Helper()
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		change  func(t *testing.T, path string)
+		request engine.CheckRequest
+		path    int    // how many hops
+		found   string // the finding about it
+		faulty  bool   // a rule of the matrix blocks it
+	}{
+		{"it is as published", func(*testing.T, string) {}, engine.CheckRequest{}, 2, "", false},
+		{"altered", func(t *testing.T, path string) {
+			t.Helper()
+			b, err := os.ReadFile(path)
+			if err == nil {
+				b[len(b)/2] ^= 1
+				err = os.WriteFile(path, b, 0o644)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}, engine.CheckRequest{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: its digest is not the one in the index", false},
+		{"deleted", remove, engine.CheckRequest{}, 2, "not-checked release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", false},
+		{"deleted, and asked for", remove, engine.CheckRequest{Release: v("v1.2.0")}, 0, "block release v1.2.0 is not gone to: its file in the feed cannot be used: it was altered: it is missing", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			feed, key := publish(t)
+			tt.change(t, filepath.Join(feed, file))
+			s := newCheckStage(t)
+			s.cloud.extra = "v1.2.0"
+			tt.request.Feed, tt.request.FeedKeys, tt.request.NoPreflight = feed, []string{key}, true
+			c := s.mustCheck(tt.request)
+			found, faulty, there := "", false, false
+			for _, f := range c.Findings {
+				if f.ID == "feed-release" {
+					_, why, _ := strings.Cut(f.Detail, file+" of "+feed+": ")
+					found += string(f.Severity) + " " + f.Title + ": " + why
+					if want := "try again in a minute, in case it was being published; then ask the publisher"; f.Remedy != want {
+						t.Errorf("remedy %q, want %q", f.Remedy, want)
+					}
+				}
+				faulty = faulty || f.ID == "faulty" && f.Severity == engine.Block
+			}
+			for _, h := range c.Path {
+				there = there || h.To.Release == "v1.2.0"
+			}
+			if !strings.HasPrefix(found, tt.found) || (found == "") != (tt.found == "") || there != (tt.found == "") || faulty != tt.faulty || len(c.Path) != tt.path {
+				t.Errorf("path of %d that leads there: %t, faulty: %t, finding %q; want a path of %d, finding %q", len(c.Path), there, faulty, found, tt.path, tt.found)
+			}
+		})
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -133,6 +134,50 @@ func (k *knowledge) summaries(ctx context.Context) ([]release.Summary, error) {
 // release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
 func (k *knowledge) release(ctx context.Context, v version.Version) (*release.Release, error) {
 	return k.source().Release(ctx, v)
+}
+
+// refuse reads the files of the releases that the path leads to, which was found by
+// summaries alone, and that are not in read. A release whose file is not the one that was
+// published is marked as faulty, so that it is nobody's goal; refuse reports whether there
+// is one: then there is another path. What the program brings with it and what was read
+// before needs no request.
+func (c *checkRun) refuse(ctx context.Context, read map[string]bool) (refused bool) {
+	ctx, cancel := context.WithTimeout(ctx, feedLimit)
+	defer cancel()
+	for _, h := range c.path {
+		v := h.Planned().Services
+		if read[v.String()] {
+			continue
+		}
+		read[v.String()] = true
+		_, err := c.known.release(ctx, v)
+		if err == nil || errors.Is(err, release.ErrNotOffered) {
+			continue
+		}
+		f := Finding{
+			ID: "feed-release", Severity: NotChecked, Title: fmt.Sprintf("not checked whether the file of release %s is genuine", v), Detail: err.Error(),
+			Remedy: feedRemedy(err), Source: "release",
+		}
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, release.ErrUnreachable) {
+			fill(&f.Remedy, "look at the address and the network, and try again")
+			c.find(f)
+			continue // its summary is signed
+		}
+		f.Title = fmt.Sprintf("release %s is not gone to: its file in the feed cannot be used", v)
+		if v.Equal(c.request.Release) {
+			f.Severity = Block
+		}
+		fill(&f.Remedy, verifyCommand(c.location, c.keys)+" says more")
+		c.find(f)
+		c.releases = slices.Clone(c.releases) // they are shared
+		for i := range c.releases {
+			if c.releases[i].Version.Equal(v) {
+				c.releases[i].Faulty = "its file in the feed cannot be used"
+			}
+		}
+		refused = true
+	}
+	return refused
 }
 
 // measurements returns what machines of an image must have measured. The error wraps

@@ -380,8 +380,10 @@ func (f *Feed) summary(v version.Version) (Summary, error) {
 	return Summary{}, fmt.Errorf("release %s is %w; %s has %s", v, ErrNotOffered, where, strings.Join(have, ", "))
 }
 
-// Release returns one release. The error wraps ErrNotOffered if there is none, and says
-// what there is.
+// Release returns one release, whose file is read and checked: against the index, and
+// against the summaries that decisions are made by. The error wraps ErrNotOffered if there
+// is none, and says what there is; ErrAltered if the file is not the one that was
+// published.
 func (f *Feed) Release(ctx context.Context, v version.Version) (*Release, error) {
 	s, err := f.summary(v)
 	if err != nil {
@@ -405,6 +407,9 @@ func (f *Feed) Release(ctx context.Context, v version.Version) (*Release, error)
 		return nil, fmt.Errorf("read %s of %s: %w: it holds release %s", name, f.state.Source, ErrAltered, r.Version)
 	}
 	r.apply(s)
+	if canonical(r.Summary()) != canonical(s) {
+		return nil, fmt.Errorf("read %s of %s: %w: it does not agree with %s", name, f.state.Source, ErrAltered, summariesName)
+	}
 	if f.releases == nil {
 		f.releases = map[string]*Release{}
 	}
