@@ -104,7 +104,7 @@ type Machine struct {
 	apiPort   int            // of API servers at the load balancer; 0: 6443
 	joinPort  int            // of join services; 0: 30090
 	listening func(net.Addr) // nil: nobody asks
-	hurry     time.Duration  // bounds the pauses of joins; 0: they are as long as they are
+	hurry     time.Duration  // bounds pauses; 0: they are as long as they are
 }
 
 // Metadata is what a machine asks its cloud.

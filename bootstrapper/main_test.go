@@ -306,6 +306,7 @@ type fakeCloud struct {
 	lb       string
 	secret   []byte
 	err      error
+	lbErrs   []error // of the next questions for the load balancer
 }
 
 func (f *fakeCloud) Self(context.Context) (cloud.Instance, error) {
@@ -323,6 +324,11 @@ func (f *fakeCloud) Peers(context.Context) ([]cloud.Instance, error) {
 func (f *fakeCloud) LoadBalancer(context.Context) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if len(f.lbErrs) > 0 {
+		err := f.lbErrs[0]
+		f.lbErrs = f.lbErrs[1:]
+		return "", err
+	}
 	return f.lb, f.err
 }
 

@@ -642,6 +642,49 @@ func TestFilledRegistryAndTheSameRequestSucceed(t *testing.T) {
 	}
 }
 
+func TestCloudThatIsAwayForAMomentIsAskedAgain(t *testing.T) {
+	away, throttled := fmt.Errorf("%w: down", cloud.ErrUnavailable), fmt.Errorf("%w: too often", cloud.ErrThrottled)
+	for _, tt := range []struct {
+		name  string
+		errs  []error // of the cloud
+		want  string
+		lines int
+	}{
+		{"away, then throttled", []error{away, away, throttled}, "claim-node:done reset-node:running reset-node:done install-components:running install-components:done kubeadm-init:running kubeadm-init:done success control-plane-0", 3},
+		{"denied", []error{cloud.ErrDenied}, "claim-node:running claim-node:done claim-node:failed failure claim-node", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, cloud.ControlPlane)
+			// A machine that is claimed asks for nothing but this init: one that is tried again.
+			r.script("preflight", "not yet")
+			x := r.start()
+			if _, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil {
+				t.Fatal(err)
+			}
+			x.stop(t)
+			r.unscript("preflight")
+			x = r.start()
+			r.cloud.mu.Lock()
+			r.cloud.lbErrs = tt.errs
+			r.cloud.mu.Unlock()
+			got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA)))
+			if err != nil || !strings.HasSuffix(outline(got), tt.want) {
+				t.Errorf("told %s, %v", outline(got), err)
+			}
+			lines := 0
+			for _, m := range got {
+				if strings.HasPrefix(m.GetLog().GetLine(), "find the load balancer: ") {
+					lines++
+				}
+			}
+			if lines != tt.lines {
+				t.Errorf("%d lines about it, want %d", lines, tt.lines)
+			}
+			x.stop(t)
+		})
+	}
+}
+
 func TestWhatIsOfAClusterIsSeen(t *testing.T) {
 	for _, tt := range []struct {
 		name  string

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"constellation/bootstrapper/initproto"
+	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
 )
@@ -38,6 +39,8 @@ const (
 	// is usually a file that is just being replaced.
 	maxInstalls     = 3
 	installPatience = 30 * time.Second
+	// cloudPatience is for how long a cloud that does not answer is asked again.
+	cloudPatience = 30 * time.Second
 	// maxInits bounds how often kubeadm init is tried before the init has failed.
 	maxInits = 2
 	// tellEvery bounds how often the progress of downloads is told.
@@ -128,9 +131,9 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	if err != nil {
 		return err
 	}
-	lb, err := w.b.m.Metadata.LoadBalancer(ctx)
+	lb, err := w.loadBalancer(ctx)
 	if err != nil {
-		return fmt.Errorf("find the load balancer: %w", err)
+		return err
 	}
 	node := kubeadm.Node{Name: self.Name, ProviderID: self.ProviderID, IP: self.IP}
 	cluster := kubeadm.Cluster{
@@ -182,6 +185,36 @@ func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
 	return nil
 }
 
+// loadBalancer asks the cloud for its address, and rides a cloud out that is away for
+// a moment.
+func (w *worker) loadBalancer(ctx context.Context) (string, error) {
+	start := time.Now()
+	var p pause
+	for {
+		lb, err := w.b.m.Metadata.LoadBalancer(ctx)
+		if err == nil {
+			return lb, nil
+		}
+		err = fmt.Errorf("find the load balancer: %w", err)
+		passing := errors.Is(err, cloud.ErrUnavailable) || errors.Is(err, cloud.ErrThrottled)
+		if ctx.Err() != nil || !passing || time.Since(start) > cloudPatience {
+			return "", err
+		}
+		w.rec.line("bootstrapper", "warn", err.Error())
+		if err := p.wait(ctx, 0, w.hurried(quietPause)); err != nil {
+			return "", err
+		}
+	}
+}
+
+// hurried is how long a pause may be, which is less in tests.
+func (w *worker) hurried(limit time.Duration) time.Duration {
+	if w.b.m.hurry > 0 {
+		return w.b.m.hurry
+	}
+	return limit
+}
+
 // install installs the components, and tries a few times.
 func (w *worker) install(ctx context.Context, d demand) error {
 	start := time.Now()
@@ -195,11 +228,7 @@ func (w *worker) install(ctx context.Context, d demand) error {
 			return err
 		}
 		w.rec.line("bootstrapper", "warn", fmt.Sprintf("try %d of %d failed: %v", try, maxInstalls, err))
-		limit := maxPause
-		if w.b.m.hurry > 0 {
-			limit = w.b.m.hurry
-		}
-		if err := p.wait(ctx, 0, limit); err != nil {
+		if err := p.wait(ctx, 0, w.hurried(maxPause)); err != nil {
 			return err
 		}
 	}
