@@ -230,7 +230,7 @@ func found(c engine.Check) (out []string) {
 func table(c engine.Check) string {
 	var b strings.Builder
 	for _, r := range c.Components {
-		fmt.Fprintf(&b, "%s | %s | %s | %s | %s | %s | %s\n", r.Name, r.Kind, r.Now, strings.Join(r.Reachable, ","), r.NextHop, r.Newest, r.Verdict)
+		fmt.Fprintf(&b, "%s | %s | %s | %s | %s | %s | %s | %s\n", r.Name, r.Kind, r.Now, strings.Join(r.Reachable, ","), r.NextHop, r.Goal, r.Newest, r.Verdict)
 	}
 	return b.String()
 }
@@ -242,15 +242,15 @@ func TestCheckTellsVersionsPathAndChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(`Kubernetes | kubernetes | v1.35.4 |  |  | v1.36.4 | in hop 2
-coredns | kubernetes | v1.13.1 |  |  | v1.14.2 | in Kubernetes
-kube-proxy | kubernetes | v1.35.4 |  |  | v1.36.4 | in Kubernetes
-OS image | image | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | 1 hop
-Services | services | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | 1 hop
-agent | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | in OS image
-join-service | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | in services
-operator | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | in services
-CLI | cli | v1.1.0 |  |  |  | not updated
+	if d := cmp.Diff(`Kubernetes | kubernetes | v1.35.4 |  |  | v1.36.3 | v1.36.4 | v1.36.3 in hop 2
+coredns | kubernetes | v1.13.1 |  |  | v1.14.2 | v1.14.2 | in Kubernetes
+kube-proxy | kubernetes | v1.35.4 |  |  | v1.36.3 | v1.36.4 | in Kubernetes
+OS image | image | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | v1.1.0 | 1 hop
+Services | services | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | v1.1.0 | 1 hop
+agent | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | v1.1.0 | in OS image
+join-service | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | v1.1.0 | in services
+operator | release | v1.0.0 | v1.1.0 | v1.1.0 | v1.1.0 | v1.1.0 | in services
+CLI | cli | v1.1.0 |  |  |  |  | not updated
 `, table(c)); d != "" {
 		t.Errorf("table (-want +got):\n%s", d)
 	}
@@ -420,7 +420,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 					t.Errorf("the document says exit %d", c.Exit)
 				}
 				if tt.exit == 1 { // what can be told is told
-					if len(events) != 1 || events[0].State != "block" || !strings.HasPrefix(table(c), "Kubernetes | kubernetes |  |  |  | v1.36.4 | not known\n") || c.Components[len(c.Components)-1].Now != "v1.1.0" {
+					if len(events) != 1 || events[0].State != "block" || !strings.HasPrefix(table(c), "Kubernetes | kubernetes |  |  |  |  | v1.36.4 | not known\n") || c.Components[len(c.Components)-1].Now != "v1.1.0" {
 						t.Errorf("told %d events\n%s", len(events), table(c))
 					}
 				}
@@ -1000,7 +1000,7 @@ func TestCheckWithFewRights(t *testing.T) {
 	if d := cmp.Diff(want, c.Findings); d != "" {
 		t.Errorf("findings (-want +got):\n%s", d)
 	}
-	if len(c.Path) > 0 || len(c.Blocked) > 0 || !strings.HasPrefix(table(c), "Kubernetes | kubernetes | v1.35.4 |  |  | v1.36.4 | not known\n") {
+	if len(c.Path) > 0 || len(c.Blocked) > 0 || !strings.HasPrefix(table(c), "Kubernetes | kubernetes | v1.35.4 |  |  |  | v1.36.4 | not known\n") {
 		t.Errorf("path %v, blocked %v\n%s", c.Path, c.Blocked, table(c))
 	}
 
@@ -1063,5 +1063,23 @@ func TestCheckTellsWhatTheHopNeedsIfTheFileCannotBeEdited(t *testing.T) {
 	}
 	if d := cmp.Diff(&engine.ConfigChange{Path: filepath.Join(s.dir, engine.ConfigFile), Fields: []engine.FieldChange{}}, c.Config); d != "" {
 		t.Errorf("configuration (-want +got):\n%s", d)
+	}
+}
+
+func TestVerdictsNameWhereThePathEnds(t *testing.T) {
+	feed, key := publish(t) // with v1.2.0, of which the cloud has no image
+	s := newCheckStage(t)
+	c, got := s.mustCheck(engine.CheckRequest{Feed: feed, FeedKeys: []string{key}, NoPreflight: true}), map[string][3]string{}
+	for _, r := range c.Components {
+		if !r.Part {
+			got[r.Name] = [3]string{r.Goal, r.Newest, r.Verdict}
+		}
+	}
+	want := map[string][3]string{
+		"Kubernetes": {"v1.36.3", "v1.36.4", "v1.36.3 in hop 2 + CLI"}, "OS image": {"v1.1.0", "v1.2.0", "v1.1.0 in 1 hop"},
+		"Services": {"v1.2.0", "v1.2.0", "2 hops + CLI"}, "CLI": {"", "v1.2.0", "after hop 1"},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("goal, newest and verdict (-want +got):\n%s", d)
 	}
 }

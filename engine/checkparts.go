@@ -68,6 +68,12 @@ func (c *checkRun) components(reach []Reach) {
 		default:
 			row.Verdict = "not updated"
 		}
+		if hops > 0 {
+			row.Goal = before.Newest.String()
+			if row.Newest != "" && row.Newest != row.Goal {
+				row.Verdict = row.Goal + " in " + strings.TrimPrefix(row.Verdict, "in ")
+			}
+		}
 		if hops > 0 && !c.path[last].CLI.Equal(c.cli) {
 			row.Verdict += " + CLI"
 		}
@@ -127,7 +133,7 @@ func newestOf(all []release.Summary) (r, k version.Version) {
 
 // part is a row of something that belongs to another row. of returns its version in a
 // version of that row, empty if it has none there.
-func (c *checkRun) part(name, kind, now, in string, reach []version.Version, next, newest version.Version, of func(version.Version) string) ComponentCheck {
+func (c *checkRun) part(name, kind, now, in string, reach []version.Version, at func(Planned) version.Version, newest version.Version, of func(version.Version) string) ComponentCheck {
 	row := ComponentCheck{Name: name, Kind: kind, Part: true, Now: now, Verdict: "not updated"}
 	runs, unread := version.Parse(now)
 	if unread != nil {
@@ -148,8 +154,13 @@ func (c *checkRun) part(name, kind, now, in string, reach []version.Version, nex
 	if s := of(newest); !newest.IsZero() && later(s) {
 		row.Newest, row.Verdict = s, c.unreached()
 	}
-	if s := of(next); !next.IsZero() && later(s) {
-		row.NextHop, row.Verdict = s, in
+	if n := len(c.path); n > 0 {
+		if end := at(c.path[n-1].Planned()); !end.IsZero() && later(of(end)) {
+			row.Goal = of(end)
+		}
+	}
+	if next := at(c.after()); !next.IsZero() && later(of(next)) {
+		row.NextHop, row.Verdict = of(next), in
 	} else if c.hop != nil && (len(row.Reachable) > 0 || row.Newest != "" && len(c.path) > 1) {
 		row.Verdict = in
 	}
@@ -171,7 +182,7 @@ func (c *checkRun) kubernetesParts(reach []version.Version, newest version.Versi
 			continue
 		}
 		of := func(v version.Version) string { return c.bound(p.Name, v) }
-		rows = append(rows, c.part(p.Name, ServiceOfKubernetes, p.Version, "in Kubernetes", reach, c.after().Kubernetes, newest, of))
+		rows = append(rows, c.part(p.Name, ServiceOfKubernetes, p.Version, "in Kubernetes", reach, func(p Planned) version.Version { return p.Kubernetes }, newest, of))
 	}
 	return rows
 }
@@ -199,7 +210,7 @@ func (c *checkRun) releaseParts(images Span, reach, reachImages []version.Versio
 		}
 		running[p.Name] = true
 		of := func(v version.Version) string { return c.serviceIn(p.Name, v) }
-		rows = append(rows, c.part(p.Name, ServiceOfRelease, p.Version, "in services", reach, c.after().Services, newest, of))
+		rows = append(rows, c.part(p.Name, ServiceOfRelease, p.Version, "in services", reach, func(p Planned) version.Version { return p.Services }, newest, of))
 	}
 	at := newest
 	if !c.now.Services.IsZero() {
@@ -218,10 +229,10 @@ func (c *checkRun) releaseParts(images Span, reach, reachImages []version.Versio
 		}
 		of := func(v version.Version) string { return c.serviceIn(x.Name, v) }
 		if x.Image == "" {
-			rows = append(rows, c.part(x.Name, ServiceOfRelease, c.serviceSpan(x.Name, images), "in OS image", reachImages, c.after().Image, newest, of))
+			rows = append(rows, c.part(x.Name, ServiceOfRelease, c.serviceSpan(x.Name, images), "in OS image", reachImages, func(p Planned) version.Version { return p.Image }, newest, of))
 			continue
 		}
-		rows = append(rows, c.part(x.Name, ServiceOfRelease, "", "in services", reach, c.after().Services, newest, of))
+		rows = append(rows, c.part(x.Name, ServiceOfRelease, "", "in services", reach, func(p Planned) version.Version { return p.Services }, newest, of))
 	}
 	slices.SortFunc(rows, func(a, b ComponentCheck) int { return strings.Compare(a.Name, b.Name) })
 	return rows

@@ -204,7 +204,10 @@ type ComponentCheck struct {
 	// empty if they are not newer than Now.
 	NextHop string `json:"nextHop,omitempty"`
 	Newest  string `json:"newest,omitempty"`
-	// Verdict is the row in three words: "not updated", "1 hop", "after hop 1", "in services".
+	// Goal is the version at the end of the path; empty if it is not newer than Now.
+	Goal string `json:"goal,omitempty"`
+	// Verdict is the row in a few words: "not updated", "1 hop", "after hop 1", "in services".
+	// It names the version where the path ends if that is not the newest: "v1.36.3 in hop 2".
 	Verdict string `json:"verdict"`
 }
 
