@@ -2,8 +2,11 @@ package engine_test
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -210,5 +213,27 @@ func TestAReleaseWhoseFileIsNotTheOneThatWasPublishedIsNoGoal(t *testing.T) {
 				t.Errorf("path of %d that leads there: %t, faulty: %t, finding %q; want a path of %d, finding %q", len(c.Path), there, faulty, found, tt.path, tt.found)
 			}
 		})
+	}
+}
+
+func TestAReleaseWhoseFileCannotBeReachedIsNotChecked(t *testing.T) {
+	feed, key := publish(t)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/releases/v1.2.0.yaml") {
+			http.Error(w, "out of order", http.StatusServiceUnavailable)
+			return
+		}
+		http.FileServer(http.Dir(feed)).ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	s := newCheckStage(t)
+	s.cloud.extra = "v1.2.0"
+	c := s.mustCheck(engine.CheckRequest{Feed: server.URL, FeedKeys: []string{key}, NoPreflight: true})
+	i := slices.IndexFunc(c.Findings, func(f engine.Finding) bool { return f.ID == "feed-release" })
+	if i < 0 || c.Findings[i].Severity != engine.NotChecked || !strings.Contains(c.Findings[i].Detail, "the server answers 503") || c.Findings[i].Remedy == "" {
+		t.Fatalf("findings %+v", c.Findings)
+	}
+	if last := c.Path[len(c.Path)-1]; last.To.Release != "v1.2.0" { // its summary is signed
+		t.Errorf("the path ends at %s", last.To)
 	}
 }
