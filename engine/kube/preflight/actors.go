@@ -354,7 +354,7 @@ func longJobs(w *world, _ *probe) []engine.Finding {
 		j := running[t.uid]
 		found = append(found, engine.Finding{
 			Title:  fmt.Sprintf("job %s has run for %s, and its pods start again elsewhere", printable(t.namespace+"/"+t.name), plainDuration(w.now.Sub(j.Status.StartTime.Time))),
-			Detail: placesOf(t.pods), Owner: keeperOf(&j.ObjectMeta), Objects: append([]string{t.object()}, objects(t.pods)...),
+			Detail: placesOf(t.pods), Owner: keeperOf(&j.ObjectMeta), Objects: t.objects(t.pods),
 			Remedy:  "wait until it is done, if it cannot go on where it was",
 			Command: command("kubectl -n %s wait --for=condition=complete job/%s --timeout=1h", t.namespace, t.name),
 		})

@@ -218,8 +218,8 @@ func removedInUse(w *world, _ *probe) (out []engine.Finding) {
 		who := "the client"
 		if by := w.writers[a.resource]; len(by) > 0 {
 			f.Detail += "; " + wroteLast(by)
-			f.Owner, f.Objects = printable(by[0].manager), writtenObjects(a, by)
-			who = f.Owner
+			f.Owner, f.Objects = asked(by[0].manager), writtenObjects(a, by)
+			who = lastWriter(by)
 		} else if why, ok := w.unread[sourceWriters]; ok {
 			f.Detail += "; who wrote could not be read: " + why
 		} else {
@@ -250,12 +250,17 @@ func removedAtRest(w *world, _ *probe) (out []engine.Finding) {
 		out = append(out, engine.Finding{
 			Title:   "objects were written through " + a.title() + ", " + w.goneIn(a),
 			Detail:  wroteLast(by),
-			Owner:   printable(by[0].manager),
+			Owner:   asked(by[0].manager),
 			Objects: writtenObjects(a, by),
-			Remedy:  a.remedy(printable(by[0].manager)),
+			Remedy:  a.remedy(lastWriter(by)),
 		})
 	}
 	return out
+}
+
+// lastWriter is who must change, of writers of which the last is first.
+func lastWriter(by []writer) string {
+	return cmp.Or(asked(by[0].manager), "what is applied with kubectl")
 }
 
 // wroteLast is "last written by argocd-controller on 2026-11-20 07:05 UTC (3 objects), before by kubectl".

@@ -487,7 +487,7 @@ func (w *world) homeless(t *team, placement *placement) engine.Finding {
 		surge = "a new machine of the same kind first"
 	}
 	f := engine.Finding{
-		Severity: engine.Block, Owner: w.keepers(pods), Objects: append([]string{t.object()}, objects(pods)...),
+		Severity: engine.Block, Owner: w.keepers(pods), Objects: t.objects(pods),
 		Title:  fmt.Sprintf("no place for %s of %s %s once %s (%s) is drained", count(len(pods), "pod"), t.kind, printable(t.namespace+"/"+t.name), printable(p.node), l.position(p.node)),
 		Detail: fmt.Sprintf("%s asks for %s; %s; computed with %s", printable(p.name), p.request, placement.lost[p], surge),
 		Remedy: "make room: fewer replicas, smaller requests, or another node",
@@ -563,11 +563,17 @@ func pendingPods(w *world, _ *probe) []engine.Finding {
 	}
 	var found []engine.Finding
 	for _, t := range w.teams(waiting) {
+		title := fmt.Sprintf("%s of %s %s without a node", count(len(t.pods), "pod"), t.kind, printable(t.namespace+"/"+t.name))
+		remedy := "make room for it, or scale it down: drains leave less room"
+		if t.pods[0].controller.kind == "" {
+			title = fmt.Sprintf("pod %s waits for a node", printable(t.namespace+"/"+t.name))
+			remedy = "make room for it, or delete it: drains leave less room"
+		}
 		f := engine.Finding{
-			Title:  fmt.Sprintf("%s of %s %s without a node", count(len(t.pods), "pod"), t.kind, printable(t.namespace+"/"+t.name)),
+			Title:  title,
 			Detail: printable(cmp.Or(t.pods[0].pending, "the scheduler has not looked at it")),
-			Owner:  w.keepers(t.pods), Objects: append([]string{t.object()}, objects(t.pods)...),
-			Remedy: "make room for it, or scale it down: drains leave less room",
+			Owner:  w.keepers(t.pods), Objects: t.objects(t.pods),
+			Remedy: remedy,
 		}
 		if o, ok := scalable(t.owner); ok {
 			if n := w.wanted(t.uid); int(n) >= len(t.pods) {

@@ -687,3 +687,21 @@ func TestWhatOnlyLooksIsNoCommand(t *testing.T) {
 		t.Errorf("findings %+v, want one with a look as remedy", found)
 	}
 }
+
+func TestKubectlIsNobodyToAsk(t *testing.T) {
+	at := func(hour int) *metav1.Time { return new(metav1.NewTime(noon.Add(time.Duration(hour) * time.Hour))) }
+	for _, tt := range []struct {
+		name   string
+		fields []metav1.ManagedFieldsEntry
+		want   string
+	}{
+		{"nobody", nil, "namespace shop"},
+		{"an operator", []metav1.ManagedFieldsEntry{{Manager: "rancher", Time: at(1)}}, "namespace shop, rancher"},
+		{"kubectl alone", []metav1.ManagedFieldsEntry{{Manager: "kubectl-client-side-apply", Time: at(1)}, {Manager: "kubectl", Time: at(2)}}, "namespace shop"},
+		{"kubectl after an operator", []metav1.ManagedFieldsEntry{{Manager: "rancher", Time: at(1)}, {Manager: "kubectl-edit", Time: at(2)}, {Manager: "kubectl-patch", Time: at(3)}}, "namespace shop, rancher"},
+	} {
+		if got := keeperOf(&metav1.ObjectMeta{Namespace: "shop", ManagedFields: tt.fields}); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}

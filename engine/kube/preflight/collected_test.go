@@ -59,9 +59,9 @@ func TestWhoDidItSurvivesReading(t *testing.T) {
 		}
 	}
 	want := []told{
-		{"unmanaged-pods", "1 pod in namespace shop without a controller: lost for ever when the node goes", "namespace shop, kubectl-run", "kubectl -n shop get pods debug -o yaml > pods-of-shop.yaml"},
-		{"local-data", "emptyDir volumes of 1 workload will be lost with the nodes", "namespace shop, kubectl-run", ""},
-		{"cordoned-nodes", "node worker-1 (worker) is cordoned", "kubectl-cordon", "kubectl uncordon worker-1"},
+		{"unmanaged-pods", "1 pod in namespace shop without a controller: lost for ever when the node goes", "namespace shop", "kubectl -n shop get pods debug -o yaml > pods-of-shop.yaml"},
+		{"local-data", "emptyDir volumes of 1 workload will be lost with the nodes", "namespace shop", ""},
+		{"cordoned-nodes", "node worker-1 (worker) is cordoned", "", "kubectl uncordon worker-1"},
 		{
 			"node-actors", "Plan shop/k3s of the system-upgrade-controller is being applied to worker-0", "namespace shop, rancher",
 			`kubectl -n shop patch plans.upgrade.cattle.io k3s --type=merge -p '{"spec":{"concurrency":0}}'`,

@@ -352,6 +352,11 @@ type team struct {
 
 func (t *team) object() string { return object(t.kind, t.namespace, t.name) }
 
+// objects are the workload and pods of it, a pod of its own once.
+func (t *team) objects(pods []*pod) []string {
+	return slices.Compact(append([]string{t.object()}, objects(pods)...))
+}
+
 // teams groups pods by workload, sorted by namespace, kind and name.
 func (w *world) teams(pods []*pod) []*team {
 	type key struct {
@@ -769,7 +774,7 @@ func termination(w *world, _ *probe) []engine.Finding {
 		f := engine.Finding{
 			Title:  fmt.Sprintf("%s %s may take %s to end, and a drain waits %s", t.kind, printable(t.namespace+"/"+t.name), plainDuration(t.pods[0].grace), plainDuration(w.drainTimeout())),
 			Detail: fmt.Sprintf("terminationGracePeriodSeconds is %d: %s", int(t.pods[0].grace.Seconds()), placesOf(t.pods)),
-			Owner:  w.keepers(t.pods), Objects: append([]string{t.object()}, objects(t.pods)...),
+			Owner:  w.keepers(t.pods), Objects: t.objects(t.pods),
 			Remedy: "shorten the grace period if its pods need less",
 		}
 		if o, ok := scalable(t.owner); ok {

@@ -209,7 +209,7 @@ func cordonedNodes(w *world, _ *probe) []engine.Finding {
 		}
 		by, since := cordonedBy(n)
 		f := engine.Finding{
-			Title: fmt.Sprintf("node %s (%s) is cordoned", printable(n.Name), role(n)), Owner: printable(by), Objects: []string{object("node", "", n.Name)},
+			Title: fmt.Sprintf("node %s (%s) is cordoned", printable(n.Name), role(n)), Owner: asked(by), Objects: []string{object("node", "", n.Name)},
 			Detail: "nobody knows by whom", Remedy: "uncordon it if its reason is gone: pods that move cannot go there",
 			Command: command("kubectl uncordon %s", n.Name),
 		}

@@ -220,8 +220,8 @@ func (w *world) keeper(p *pod) string {
 }
 
 // keeperOf says who can change an object: "namespace shop, Helm release web", "Argo CD
-// application web", "kubectl-client-side-apply". Labels and annotations are believed
-// before the managers of fields, of which the last writer counts that is no controller.
+// application web", "rancher". Labels and annotations are believed before the managers of
+// fields, of which the last writer counts that is no controller and not kubectl.
 func keeperOf(m *metav1.ObjectMeta) string {
 	var parts []string
 	if m.Namespace != "" {
@@ -261,7 +261,7 @@ func tool(m *metav1.ObjectMeta) string {
 	for i := range m.ManagedFields {
 		f := &m.ManagedFields[i]
 		switch {
-		case f.Subresource != "", f.Manager == "kube-controller-manager", f.Manager == "kubelet", f.Manager == "kube-scheduler":
+		case f.Subresource != "", byHand(f.Manager), f.Manager == "kube-controller-manager", f.Manager == "kubelet", f.Manager == "kube-scheduler":
 		case last == nil, f.Time != nil && (last.Time == nil || last.Time.Before(f.Time)):
 			last = f
 		}
@@ -270,6 +270,19 @@ func tool(m *metav1.ObjectMeta) string {
 		return ""
 	}
 	return last.Manager
+}
+
+// byHand reports whether a manager of fields is kubectl: somebody, and nobody to ask.
+func byHand(manager string) bool {
+	return manager == "kubectl" || strings.HasPrefix(manager, "kubectl-")
+}
+
+// asked is manager if there is somebody behind it who can be asked; otherwise empty.
+func asked(manager string) string {
+	if byHand(manager) {
+		return ""
+	}
+	return printable(manager)
 }
 
 // object is "kind/namespace/name", or "kind/name" without a namespace.

@@ -580,7 +580,9 @@ func TestWorkloadFindings(t *testing.T) {
 		}, []string{"warn"}},
 		// What is lost.
 		{"pods without a controller", "unmanaged-pods", func(w *world) {
-			w.team("shop", "debug", owner{}, func(p *pod) { p.keeper = "namespace shop, kubectl-run" }, []string{"worker-0", "worker-1"})
+			w.team("shop", "debug", owner{}, func(p *pod) {
+				p.keeper = keeperOf(&metav1.ObjectMeta{Namespace: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl-run"}}})
+			}, []string{"worker-0", "worker-1"})
 		}, []string{"warn"}},
 		{"pods whose controller's kind is gone", "unmanaged-pods", func(w *world) {
 			w.team("shop", "old", owner{"apps.example/v1", "Fleet", "old", "1"}, nil, []string{"worker-0"})
@@ -706,6 +708,9 @@ func TestWorkloadFindings(t *testing.T) {
 				}}}}
 			}, "worker-0")
 		}, nil},
+		{"a pod of its own that waits for a node", "pending-pods", func(w *world) {
+			w.team("shop", "pending", owner{}, func(p *pod) { p.phase, p.ready = corev1.PodPending, false }, []string{""})
+		}, []string{"warn"}},
 		{"pods that wait for a place already", "pending-pods", func(w *world) {
 			w.addDeployment("shop", "big", func(p *pod) {
 				p.phase, p.ready, p.pending = corev1.PodPending, false, "Unschedulable: 0/3 nodes are available: 3 Insufficient cpu."
