@@ -323,7 +323,7 @@ func (c *checkRun) judgeRunning() {
 		}
 		var have []string
 		for _, k := range s.Kubernetes {
-			if k.Version.SameMinor(v) {
+			if k.Version.SameMinor(v) && v.Less(k.Version) && k.Faulty == "" && c.offered(k.Version) {
 				have = append(have, k.Version.String())
 			}
 		}
@@ -332,7 +332,7 @@ func (c *checkRun) judgeRunning() {
 			Detail: "nodes of this version cannot be made from the release's data", Remedy: "go to " + or(have),
 		}
 		if len(have) == 0 {
-			f.Remedy = "go to a release that has Kubernetes " + v.MinorString()
+			f.Remedy = "go to a newer minor, or to a release that has a newer Kubernetes " + v.MinorString()
 		}
 		c.find(f)
 	}
@@ -410,6 +410,15 @@ func (c *checkRun) judgeFaulty() {
 			tell("Kubernetes", v, i == 2, why, newer, func(p Planned) version.Version { return p.Kubernetes })
 		}
 	}
+}
+
+// offered reports whether the cloud has a Kubernetes, as far as it tells.
+func (c *checkRun) offered(v version.Version) bool {
+	if c.offer.Kubernetes == nil {
+		return true
+	}
+	ok, _, _ := c.offer.Kubernetes(v)
+	return ok
 }
 
 // or joins words: "a, b or c".

@@ -436,9 +436,9 @@ func judgeFaulty(s *step) (Severity, string, string) {
 	kubernetes := p != nil && p.faulty != ""
 	switch {
 	case kubernetes && s.kubernetesChange:
-		return Block, "Kubernetes " + s.kubernetes.String() + " is faulty: " + p.faulty, s.release.patchesOf(s.kubernetes)
+		return Block, "Kubernetes " + s.kubernetes.String() + " is faulty: " + p.faulty, s.choose()
 	case kubernetes:
-		return Warn, "Kubernetes " + s.kubernetes.String() + ", which runs, is faulty: " + p.faulty, s.release.patchesOf(s.kubernetes)
+		return Warn, "Kubernetes " + s.kubernetes.String() + ", which runs, is faulty: " + p.faulty, s.choose()
 	case image:
 		return Warn, "image " + s.image.String() + ", which runs, is faulty: " + s.imageRelease.Faulty, s.m.insteadOf(s.image)
 	}
@@ -455,12 +455,40 @@ func (m *Matrix) insteadOf(v version.Version) string {
 	return "wait for a newer patch of " + v.MinorString()
 }
 
-// patchesOf names what the release has of a minor of Kubernetes.
-func (k *known) patchesOf(v version.Version) string {
-	if m := k.minor(v); m != nil && m.choice != "" {
+// choose names what the release after the hop has of a minor of Kubernetes that may be
+// gone to: nothing faulty, nothing that the provider does not have, nothing older than
+// what runs.
+func (s *step) choose() string {
+	m := s.release.minor(s.kubernetes)
+	if m == nil || m.choice == "" {
+		return "release " + s.release.Version.String() + " has " + s.release.supported + ": choose one of these"
+	}
+	runs := s.runsKubernetes.Newest
+	if s.o.Kubernetes == nil && minorsUp(runs, s.kubernetes) > 0 {
 		return m.choice
 	}
-	return "release " + k.Version.String() + " has " + k.supported + ": choose one of these"
+	var choices []string
+	lacking := "" // of the newest that the provider does not have
+	for i := range s.release.patches {
+		p := &s.release.patches[i]
+		if !p.version.SameMinor(s.kubernetes) || p.faulty != "" || p.version.Less(runs) {
+			continue
+		}
+		if s.o.Kubernetes != nil && !p.version.Equal(runs) { // what runs may stay
+			if ok, why, remedy := s.o.Kubernetes(p.version); !ok {
+				lacking = orElse(why, "the provider does not have "+p.version.String()) + ": " + orElse(remedy, "choose another minor")
+				continue
+			}
+		}
+		choices = append(choices, p.version.String())
+	}
+	switch {
+	case len(choices) > 0:
+		return "choose " + enumerate(choices, " or ")
+	case lacking != "":
+		return lacking
+	}
+	return "wait for a newer patch of " + s.kubernetes.MinorString() + " or choose a newer minor"
 }
 
 func judgeSameMajor(s *step) (Severity, string, string) {
@@ -679,7 +707,7 @@ func judgeKubernetesOffered(s *step) (Severity, string, string) {
 	case s.release == nil:
 		return Info, "", ""
 	case s.kubernetesChange && s.patch == nil:
-		return Block, "release " + s.services.String() + " has no Kubernetes " + s.kubernetes.String(), s.release.patchesOf(s.kubernetes)
+		return Block, "release " + s.services.String() + " has no Kubernetes " + s.kubernetes.String(), s.choose()
 	case !s.kubernetesChange && !s.release.supports(s.kubernetes):
 		return Warn, "Kubernetes " + s.kubernetes.String() + ", which runs, is not supported by release " + s.services.String() + " any more", "go to one of its minors: " + s.release.supported
 	}

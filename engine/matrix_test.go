@@ -306,6 +306,46 @@ func TestSentencesNameVersionsAndAWayOut(t *testing.T) {
 	}
 }
 
+func TestRemediesNameOnlyPatchesThatCanBeGoneTo(t *testing.T) {
+	only := func(have ...string) Offer {
+		return Offer{Kubernetes: func(v version.Version) (bool, string, string) {
+			return slices.Contains(have, v.String()), "the mirror has no " + v.String(), "fetch " + v.String()
+		}}
+	}
+	all := two()
+	faulty := two()
+	for i, k := range faulty[1].Kubernetes {
+		if k.Version.String() == "v1.36.4" {
+			faulty[1].Kubernetes = slices.Clone(faulty[1].Kubernetes)
+			faulty[1].Kubernetes[i].Faulty = "crashes"
+		}
+	}
+	for _, tt := range []struct {
+		name     string
+		releases []release.Summary
+		runs     string
+		offer    Offer
+		want     string
+	}{
+		{"all are there", all, "v1.35.4", Offer{}, "choose v1.36.0, v1.36.3 or v1.36.4"},
+		{"one was found faulty", faulty, "v1.35.4", Offer{}, "choose v1.36.0 or v1.36.3"},
+		{"the provider has two", all, "v1.35.4", only("v1.36.0", "v1.36.4"), "choose v1.36.0 or v1.36.4"},
+		{"the provider has a faulty one", faulty, "v1.35.4", only("v1.36.3", "v1.36.4"), "choose v1.36.3"},
+		{"the provider has none", all, "v1.35.4", only(), "the mirror has no v1.36.4: fetch v1.36.4"},
+		{"a newer one runs", all, "v1.36.3", Offer{}, "choose v1.36.3 or v1.36.4"},
+		{"a newer one runs that the provider has not any more", all, "v1.36.3", only("v1.36.0"), "choose v1.36.3"},
+		{"one that no release has runs", all, "v1.36.7", Offer{}, "wait for a newer patch of v1.36 or choose a newer minor"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			results := blocks(NewMatrix(tt.releases).Check(ver("v1.1.0"), at("v1.1.0", "v1.1.0", tt.runs), to("", "", "v1.36.9"), tt.offer))
+			i := slices.IndexFunc(results, func(r *RuleResult) bool { return r.Rule == "kubernetes-offered" })
+			if i < 0 || results[i].Remedy != tt.want {
+				t.Errorf("want %q, got %+v", tt.want, results)
+			}
+		})
+	}
+}
+
 func TestReachableNamesEveryNewerVersion(t *testing.T) {
 	m := NewMatrix(two())
 	texts := func(r Reach) (out []string) {
