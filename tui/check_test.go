@@ -538,6 +538,43 @@ func TestSameTroubleIsToldOnce(t *testing.T) {
 	}
 }
 
+// The picture in the README is what the console shows.
+func TestReadmeShowsACheck(t *testing.T) {
+	page, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	frame, err := os.ReadFile("testdata/frames/check-trouble.80x24.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := strings.ReplaceAll(string(frame), "-C .demo", "-C demo"); !strings.Contains(string(page), "```\n"+want+"```\n") {
+		t.Errorf("README.md does not show\n%s", want)
+	}
+}
+
+// Help and pages say the same of exit code 4.
+func TestExitCodesAreToldAlike(t *testing.T) {
+	pages := ""
+	for _, name := range []string{"../README.md", "../docs/upgrade-check.md"} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages += string(b)
+	}
+	const blocked = "every path is blocked or a finding blocks the next hop"
+	out, _, _ := printedHere(t, &fakeEngine{}, "upgrade", "check", "--help")
+	if n := strings.Count(strings.Join(strings.Fields(out), " "), blocked); n != 2 {
+		t.Errorf("the help says %d times %q:\n%s", n, blocked, out)
+	}
+	for _, row := range []string{"| 4 | - | something is newer, and " + blocked + " |", "| 4 | blocked by a finding; `upgrade check --exit-code`: " + blocked + " |"} {
+		if !strings.Contains(pages, row) {
+			t.Errorf("no page has the row %q", row)
+		}
+	}
+}
+
 // The page names every field that the document has.
 func TestDocsNameEveryField(t *testing.T) {
 	page, err := os.ReadFile("../docs/upgrade-check.md")

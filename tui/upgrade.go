@@ -56,8 +56,9 @@ server answers without carrying them out; --no-dry-run leaves those out.
 --write-config writes the values of the next hop into constellation-conf.yaml, keeping
 comments and order.
 
-Exit code: 0 whatever is found. With --exit-code 4 if every path is blocked, 6 if an
-upgrade is available, else 0. 1 if the cluster cannot be asked.`,
+Exit code: 0 whatever is found; 1 if the cluster cannot be asked. With --exit-code 4 if
+every path is blocked or a finding blocks the next hop, 6 if an upgrade is available and
+nothing blocks it, 0 if nothing is newer.`,
 		Example: `  constellation upgrade check                          # what is newest, and the way there
   constellation upgrade check --to v1.1.0 --kubernetes v1.36.3
   constellation upgrade check --write-config           # write the next hop into the configuration
@@ -75,7 +76,7 @@ upgrade is available, else 0. 1 if the cluster cannot be asked.`,
 	fl.BoolVar(&update, "update-config", false, "the same as --write-config")
 	fl.TextVar(&r.Release, "to", r.Release, "`release` to plan for (default: the newest that can be reached)")
 	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "Kubernetes `version` to plan for (default: the newest that can be reached)")
-	fl.BoolVar(&exitCode, "exit-code", false, "exit with 6 if an upgrade is available, with 4 if every path is blocked")
+	fl.BoolVar(&exitCode, "exit-code", false, "exit with 6 if an upgrade is available, with 4 if every path is blocked or a finding blocks the next hop")
 	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "leave out questions that are asked as dry runs")
 	fl.BoolVar(&r.NoPreflight, "no-preflight", false, "versions and path only")
 	fl.StringVar(&r.Feed, "feed", "", "directory or address of the release feed (default: that of the configuration)")
