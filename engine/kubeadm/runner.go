@@ -252,6 +252,15 @@ func (t *tail) brief() string {
 			s, more = t.errors[0], len(t.errors)-1
 		}
 	}
+	// A check that failed several times may tell it as "[ERROR Check]: [one, another]".
+	if name, list, ok := strings.Cut(s, "]: ["); ok && strings.HasSuffix(list, "]") {
+		list = strings.TrimSuffix(list, "]")
+		all := []string{list}
+		if w := strings.SplitAfterN(list, " ", 3); len(w) == 3 { // causes hold commas, but begin alike
+			all = strings.Split(list, ", "+w[0]+w[1])
+		}
+		s, more = name+"]: "+all[0], more+len(all)-1
+	}
 	// The end of a long line is what happened, its beginning where.
 	if n := len(s); n > maxBrief {
 		s = strings.ToValidUTF8(s[:maxBrief/2], "") + " ... " + strings.ToValidUTF8(s[n-maxBrief/2:], "")

@@ -331,6 +331,12 @@ func TestManyCausesAreOneLine(t *testing.T) {
 			[]string{"error execution phase preflight: [preflight] Some fatal errors occurred:", pull, pull, pull, pull, pull, pull, pull, pull, pull, pull},
 			strings.TrimSpace(pull) + ", and 9 more",
 		},
+		{
+			"a check with several causes",
+			[]string{"[ERROR ImagePull]: [failed to pull image a, b: not found, failed to pull image c: not found, failed to pull image d: not found]", "error: it broke"},
+			"[ERROR ImagePull]: failed to pull image a, b: not found, and 2 more",
+		},
+		{"a check with one cause in brackets", []string{"[ERROR CRI]: [not, running]"}, "[ERROR CRI]: not, running"},
 		{"a long check", []string{"[ERROR ImagePull]: " + far + ": not found"}, "[ERROR ImagePull]: " + far[:131] + " ... " + far[:139] + ": not found"},
 		{"long errors", []string{"error: it broke", "error: " + far}, "error: it broke, and 1 more"},
 	} {
