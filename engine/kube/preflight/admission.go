@@ -201,7 +201,11 @@ func podAdmission(w *world, p *probe) []engine.Finding {
 	default:
 		kind, name := refuser(a)
 		f.Title = fmt.Sprintf("%s refuses new pods of the operator in namespace %s", strings.TrimSpace(kind+" "+name), ownNamespace)
+		if kind == "pod security level" {
+			f.Detail += follows(podSecurity(w, nil), "pod-security", object("Namespace", "", ownNamespace))
+		}
 		if kind == "ResourceQuota" {
+			f.Detail += follows(podQuota(w, nil), "pod-quota", object(kind, ownNamespace, name))
 			f.Objects = append([]string{object(kind, ownNamespace, name)}, f.Objects...)
 		}
 		for _, h := range w.hooks() {

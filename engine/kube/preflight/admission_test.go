@@ -161,7 +161,7 @@ func TestAPodLikeTheOperatorsIsAskedFor(t *testing.T) {
 	q.Status.Hard, q.Status.Used = q.Spec.Hard, corev1.ResourceList{"pods": resource.MustParse("0")}
 	_, err = c.core.CoreV1().ResourceQuotas(ownNamespace).UpdateStatus(t.Context(), q, metav1.UpdateOptions{})
 	c.must(err)
-	f := until(engine.Block, "ResourceQuota none refuses new pods of the operator in namespace constellation-system", "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0")
+	f := until(engine.Block, "ResourceQuota none refuses new pods of the operator in namespace constellation-system", "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0; it follows from pod-quota")
 	if want := []string{"resourcequota/constellation-system/none", "deployment/constellation-system/constellation-operator"}; !slices.Equal(f.Objects, want) {
 		t.Errorf("objects %q, want %q", f.Objects, want)
 	}

@@ -349,6 +349,9 @@ func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engin
 				if a.took > p.slow() {
 					f.Command = h.ignoreSoon()
 				}
+				if w.unread[sourceServices] == "" && w.unread[sourceSlices] == "" {
+					f.Detail += follows(webhookEndpoints(w, nil), "webhook-endpoints", h.object())
+				}
 				continue
 			}
 			var namespaces []string
@@ -479,6 +482,7 @@ type hang struct {
 	// keeper and command are of what holds it up.
 	keeper, command string
 	remedy          string // of what passes
+	follows         string // ends the detail; see follows
 	// passes reports whether it ends by itself if pods get healthy.
 	passes bool
 }
@@ -523,7 +527,7 @@ func (s *follower) holds(p *pod) (hang, bool) {
 	covering, a := s.lookup().covering[p], s.answers[p]
 	switch {
 	case a.verdict == denied:
-		return hang{pod: p, why: a.by + " denies it: " + a.text, object: p.object(), keeper: s.keeper(p)}, true
+		return hang{pod: p, why: a.by + " denies it: " + a.text, object: p.object(), keeper: s.keeper(p), follows: "; it follows from the denial by " + a.by}, true
 	case a.verdict == refused:
 		return hang{pod: p, why: "the API server refuses it: " + a.text, object: p.object(), keeper: s.keeper(p)}, true
 	case a.verdict == ending, s.namespaces[p.namespace].DeletionTimestamp != nil:
@@ -535,7 +539,7 @@ func (s *follower) holds(p *pod) (hang, bool) {
 		return hang{}, false
 	case len(covering) > 1:
 		b := youngest(covering)
-		return hang{pod: p, why: "it has more than one PodDisruptionBudget: " + budgetNames(covering), object: b.object(), keeper: keeperOf(&b.ObjectMeta), command: b.remove()}, true
+		return hang{pod: p, why: "it has more than one PodDisruptionBudget: " + budgetNames(covering), object: b.object(), keeper: keeperOf(&b.ObjectMeta), command: b.remove(), follows: "; it follows from pdb-overlap"}, true
 	}
 	b := covering[0]
 	if !b.spends(p) {
@@ -560,6 +564,7 @@ func (s *follower) holds(p *pod) (hang, bool) {
 	}
 	switch f, known := s.roomOf(b); {
 	case known:
+		h.follows = "; it follows from pdb-room"
 		h.why, h.command, h.remedy, h.passes = f.Title, f.Command, f.Remedy, f.Severity != engine.Block
 	default:
 		h.why, h.passes = "PodDisruptionBudget "+b.name()+" has no room", true
@@ -627,5 +632,6 @@ func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Fi
 	if held > 1 {
 		f.Detail += fmt.Sprintf("; %s refused", count(held, "eviction"))
 	}
+	f.Detail += h.follows
 	return f
 }

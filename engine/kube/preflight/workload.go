@@ -353,6 +353,15 @@ func command(format string, args ...any) string {
 	return fmt.Sprintf(format, args...)
 }
 
+// follows ends the detail of a finding that is a consequence of another: of what check
+// id has found about an object, if it has.
+func follows(found []engine.Finding, id, object string) string {
+	if slices.ContainsFunc(found, func(f engine.Finding) bool { return slices.Contains(f.Objects, object) }) {
+		return "; it follows from " + id
+	}
+	return ""
+}
+
 // lookAt ends a remedy with a command that clears nothing, if there is one.
 func lookAt(format string, args ...any) string {
 	if c := command(format, args...); c != "" {
