@@ -496,7 +496,8 @@ func TestCheckForeseesWhatLaterHopsTripOver(t *testing.T) {
 	s := newCheckStage(t)
 	s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Warn, Title: "a budget without room"}, {ID: "nodes", Severity: engine.Info, Title: "fine"}}
 	s.inside.later = []engine.Finding{
-		{ID: "webhook", Severity: engine.Block, Title: "nobody answers it"}, {ID: "capacity", Severity: engine.Info, Title: "fine"},
+		{ID: "webhook", Severity: engine.Block, Title: "nobody answers it"},
+		{ID: "capacity", Severity: engine.Info, Title: "fine"},
 		{ID: "metrics", Severity: engine.NotChecked, Title: "not read"},
 	}
 	c := s.mustCheck(engine.CheckRequest{})
