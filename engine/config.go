@@ -353,8 +353,8 @@ func readMeasurements(r *reader, to *attestation.Measurements) field {
 				"warnOnly": r.boolean(&one.WarnOnly),
 			}, "expected")
 			one.Expected, _ = hex.DecodeString(expected) // checked above
-			if strings.Count(strings.ToLower(expected), "1234") == 16 {
-				r.bad(value, path, "is a placeholder", "fill in the measurements of the image; `constellation config generate sandbox` knows those of the sandbox")
+			if isPlaceholder(expected) {
+				r.bad(value, path, "is a placeholder", "run `constellation sandbox up`, which fills in the measurements of the sandbox's image")
 			}
 			m[uint32(index)] = one
 		})
@@ -387,6 +387,10 @@ func readRoots(r *reader, to *string) field {
 			return
 		}
 		if _, err := attestation.ParseRoots([]byte(s)); err != nil {
+			if strings.TrimSpace(s) == "" {
+				r.bad(n, path, "is left to be filled in", "run `constellation sandbox up`, which fills in those of the sandbox")
+				return
+			}
 			r.bad(n, path, fmt.Sprintf("cannot be used (%v)", err), "paste the PEM certificates of the cloud that certifies attestation keys, after a |, and nothing else")
 			return
 		}

@@ -243,11 +243,8 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 			written = append(written, StateFile)
 		}
 	case errors.Is(err, errAbsent):
-		if leftover := w.leftovers(); len(leftover) > 0 {
-			return nil, &Error{
-				Op: "write " + w.Path(StateFile), Err: fmt.Errorf("%s of another cluster would get mixed up with sandbox %s", strings.Join(leftover, " and "), i.Name),
-				Exit: ExitUsage, Remedy: "move these files to a safe place, or use another directory with -C",
-			}
+		if err := w.checkLeftovers(i.Name); err != nil {
+			return nil, err
 		}
 		s, err := newState(i)
 		if err != nil {
@@ -273,14 +270,21 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 	return written, nil
 }
 
-// leftovers are files of a cluster that need a state file to belong to it.
-func (w *Workspace) leftovers() (names []string) {
+// checkLeftovers refuses files of a cluster that need a state file to belong to it.
+func (w *Workspace) checkLeftovers(sandbox string) error {
+	var names []string
 	for _, f := range []string{KubeconfigFile, MasterSecretFile} {
 		if w.has(f) {
 			names = append(names, f)
 		}
 	}
-	return names
+	if len(names) == 0 {
+		return nil
+	}
+	return &Error{
+		Op: "write " + w.Path(StateFile), Err: fmt.Errorf("%s of another cluster would get mixed up with sandbox %s", strings.Join(names, " and "), sandbox),
+		Exit: ExitUsage, Remedy: "move these files to a safe place, or use another directory with -C",
+	}
 }
 
 // sameSandbox returns an error unless s is the state of sandbox i.

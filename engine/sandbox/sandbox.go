@@ -200,12 +200,27 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 	if err != nil && !fresh {
 		return none, &engine.Error{Op: op, Err: err, Remedy: "run `constellation sandbox down` for it with the program that made it, or again with this one"}
 	}
+	if !fresh {
+		if err := agree(st, spec); err != nil {
+			return none, err
+		}
+	}
+	// What the workspace would refuse at the end is said before machines are made for it.
+	ws, err := engine.OpenWorkspace(spec.Workspace)
+	if err != nil {
+		return none, err
+	}
+	uid := ""
+	if !fresh {
+		uid = st.UID
+	}
+	if err := ws.CheckForSandbox(spec.Name, uid); err != nil {
+		return none, err
+	}
 	if fresh {
 		if err := s.create(ctx, spec, t); err != nil {
 			return none, err
 		}
-	} else if err := agree(st, spec); err != nil {
-		return none, err
 	}
 
 	client := local.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
@@ -805,10 +820,14 @@ func (s *Sandboxes) handOver(spec engine.SandboxSpec, info engine.SandboxInfo, t
 		return info, &engine.Error{Op: "read the init secret of sandbox " + info.Name, Err: err}
 	}
 	t.step(stepFiles, engine.StateRunning, "Write the files of the workspace")
-	written, err := adopt(spec.Workspace, info, s.dirs.of(info.Name, configSumName))
+	written, differs, err := adopt(spec.Workspace, info, s.dirs.of(info.Name, configSumName))
 	if err != nil {
 		t.step(stepFiles, engine.StateFailed, err.Error())
 		return info, err
+	}
+	if len(differs) > 0 {
+		t.warn(stepFiles, fmt.Sprintf("%s has other values than the sandbox in %s: init needs provider.sandbox.name: %s, and measurements and trustRoots as `constellation sandbox status -o json` shows them",
+			engine.ConfigFile, strings.Join(differs, ", "), info.Name))
 	}
 	if len(written) == 0 {
 		t.step(stepFiles, engine.StateSkipped, "they are there")

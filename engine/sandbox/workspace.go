@@ -33,45 +33,51 @@ func digest(b []byte) string {
 
 // adopt writes the files of a workspace that describe its sandbox and returns the
 // names of what it wrote. A configuration that is as it was written before, as the
-// file sumFile tells, follows the sandbox; one that somebody has edited is theirs.
-func adopt(workspace string, info engine.SandboxInfo, sumFile string) ([]string, error) {
+// file sumFile tells, follows the sandbox; one that somebody has edited or made is
+// theirs: its placeholders are filled in, and differs names its fields that are not
+// those of the sandbox.
+func adopt(workspace string, info engine.SandboxInfo, sumFile string) (written, differs []string, err error) {
 	ws, err := engine.OpenWorkspace(workspace)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	written, err := ws.AdoptSandbox(info)
+	written, err = ws.AdoptSandbox(info)
 	if err != nil {
-		return written, err
+		return written, nil, err
 	}
 	if !slices.Contains(written, engine.ConfigFile) {
 		before, _ := os.ReadFile(sumFile)
 		sum, err := configSum(workspace)
 		if err != nil {
-			return written, fmt.Errorf("read configuration: %w", err)
+			return written, nil, fmt.Errorf("read configuration: %w", err)
 		}
 		if sum != strings.TrimSpace(string(before)) {
-			return written, nil
+			filled, differs, err := ws.FillConfig(info)
+			if len(filled) > 0 {
+				written = append(written, engine.ConfigFile)
+			}
+			return written, differs, err
 		}
 		b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Sandbox: &info})
 		if err != nil {
-			return written, err
+			return written, nil, err
 		}
 		if digest(b) == sum {
-			return written, nil
+			return written, nil, nil
 		}
 		if err := ws.ReplaceConfig(b); err != nil {
-			return written, err
+			return written, nil, err
 		}
 		written = append(written, engine.ConfigFile)
 	}
 	sum, err := configSum(workspace)
 	if err != nil {
-		return written, fmt.Errorf("read configuration: %w", err)
+		return written, nil, fmt.Errorf("read configuration: %w", err)
 	}
 	if err := writeFile(sumFile, []byte(sum+"\n"), 0o600); err != nil {
-		return written, fmt.Errorf("remember configuration: %w", err)
+		return written, nil, fmt.Errorf("remember configuration: %w", err)
 	}
-	return written, nil
+	return written, nil, nil
 }
 
 // forget removes from a workspace what describes the sandbox called name and the

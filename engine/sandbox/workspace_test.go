@@ -51,11 +51,11 @@ func TestConfigurationFollowsItsSandboxUntilSomebodyEditsIt(t *testing.T) {
 	dirs := Dirs{State: t.TempDir()}
 	workspace, sumFile := t.TempDir(), filepath.Join(t.TempDir(), configSumName)
 	info := testInfo(t, dirs)
-	written, err := adopt(workspace, info, sumFile)
+	written, _, err := adopt(workspace, info, sumFile)
 	if err != nil || !slices.Contains(written, engine.ConfigFile) {
 		t.Fatalf("wrote %v, %v", written, err)
 	}
-	if written, err = adopt(workspace, info, sumFile); err != nil || len(written) != 0 {
+	if written, _, err = adopt(workspace, info, sumFile); err != nil || len(written) != 0 {
 		t.Errorf("again: wrote %v, %v", written, err)
 	}
 	workers := func() int {
@@ -70,7 +70,7 @@ func TestConfigurationFollowsItsSandboxUntilSomebodyEditsIt(t *testing.T) {
 		return c.Workers()
 	}
 	info.Workers = 5
-	if written, err = adopt(workspace, info, sumFile); err != nil || !slices.Equal(written, []string{engine.ConfigFile}) || workers() != 5 {
+	if written, _, err = adopt(workspace, info, sumFile); err != nil || !slices.Equal(written, []string{engine.ConfigFile}) || workers() != 5 {
 		t.Errorf("grown: wrote %v, %v, %d workers", written, err, workers())
 	}
 	f, err := os.OpenFile(filepath.Join(workspace, engine.ConfigFile), os.O_APPEND|os.O_WRONLY, 0)
@@ -80,7 +80,7 @@ func TestConfigurationFollowsItsSandboxUntilSomebodyEditsIt(t *testing.T) {
 	f.WriteString("# mine\n")
 	f.Close()
 	info.Workers = 7
-	if written, err = adopt(workspace, info, sumFile); err != nil || len(written) != 0 || workers() != 5 {
+	if written, _, err = adopt(workspace, info, sumFile); err != nil || len(written) != 0 || workers() != 5 {
 		t.Errorf("edited: wrote %v, %v, %d workers", written, err, workers())
 	}
 }

@@ -1,0 +1,177 @@
+package sandbox
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"constellation/engine"
+)
+
+func fillInfo(t *testing.T) engine.SandboxInfo {
+	info := testInfo(t, Dirs{State: t.TempDir()})
+	info.Measurements = map[uint32]string{4: strings.Repeat("a4", 32), 9: strings.Repeat("a9", 32), 11: strings.Repeat("ab", 32)}
+	return info
+}
+
+// generated is what `config generate sandbox` writes before there is a sandbox.
+func generated(t *testing.T, o engine.GenerateOptions) string {
+	t.Helper()
+	b, err := engine.GenerateConfig("sandbox", o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestGeneratedConfigurationGetsWhatOnlyTheSandboxKnows(t *testing.T) {
+	info := fillInfo(t)
+	all := []string{"provider.sandbox.name", "attestation.tpm2.measurements", "attestation.tpm2.trustRoots"}
+	pem := firstOfPEM(info.TrustRoots)
+	for _, tt := range []struct {
+		name    string
+		edit    func(string) string
+		filled  []string
+		differs []string
+		keeps   []string
+	}{
+		{"as it was generated", func(s string) string { return s }, all, nil, []string{"# Name of the cluster", "name: shop", "count: 3", "# releases:"}},
+		{"with comments of the user's", func(s string) string {
+			return strings.Replace(strings.Replace(s, `trustRoots: ""`, `trustRoots: "" # ask Ann`, 1), "name: shop", "name: shop # mine", 1)
+		}, all, nil, []string{"# ask Ann", "name: shop # mine"}},
+		{"with the line ends of Windows", func(s string) string { return strings.ReplaceAll(s, "\n", "\r\n") }, all, nil, []string{"name: shop\r\n", "-----END CERTIFICATE-----\r\n"}},
+		{"without a register", func(s string) string { return cutLines(s, "      9:\n", 3) }, all, nil, []string{strings.Repeat("a9", 32)}},
+		{"with a register that the sandbox has not", func(s string) string {
+			return strings.Replace(s, "      11:\n", "      10:\n        expected: \""+strings.Repeat("1234", 16)+"\"\n        warnOnly: false\n      11:\n", 1)
+		}, all, nil, nil},
+		{"with a register of the user's own", func(s string) string {
+			return strings.Replace(s, strings.Repeat("1234", 16), strings.Repeat("77", 32), 1)
+		}, all, []string{"attestation.tpm2.measurements.4.expected"}, []string{strings.Repeat("77", 32)}},
+		{"with all values of the user's own", func(string) string {
+			other := fillInfo(t) // of another authority
+			other.Name, other.Measurements[9] = "other", strings.Repeat("99", 32)
+			return generated(t, engine.GenerateOptions{Name: "shop", Sandbox: &other})
+		}, nil, []string{"provider.sandbox.name", "attestation.tpm2.measurements.9.expected", "attestation.tpm2.trustRoots"}, nil},
+		{"of the sandbox", func(string) string { return generated(t, engine.GenerateOptions{Name: "shop", Sandbox: &info}) }, nil, nil, []string{pem}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			before := tt.edit(generated(t, engine.GenerateOptions{Name: "shop", ControlPlanes: 3}))
+			dir := t.TempDir()
+			file := filepath.Join(dir, engine.ConfigFile)
+			if err := os.WriteFile(file, []byte(before), 0o640); err != nil {
+				t.Fatal(err)
+			}
+			ws, err := engine.OpenWorkspace(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := ws.CheckForSandbox(info.Name, ""); err != nil {
+				t.Errorf("refused before there is a sandbox: %v", err)
+			}
+			filled, differs, err := ws.FillConfig(info)
+			if err != nil || !slices.Equal(filled, tt.filled) || !slices.Equal(differs, tt.differs) {
+				t.Errorf("filled %q, differs %q, %v; want %q, %q", filled, differs, err, tt.filled, tt.differs)
+			}
+			after, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, k := range tt.keeps {
+				if !strings.Contains(string(after), k) {
+					t.Errorf("no %q in\n%s", k, after)
+				}
+			}
+			if len(tt.filled) == 0 && string(after) != before {
+				t.Error("it was changed")
+			}
+			if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o640 {
+				t.Errorf("mode %v, %v", st.Mode(), err)
+			}
+			c, err := ws.Config()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(tt.differs) == 0 {
+				got := map[uint32]string{}
+				for r, m := range c.Attestation.TPM2.Measurements {
+					got[r] = string(m.Expected)
+				}
+				want := map[uint32]string{4: strings.Repeat("\xa4", 32), 9: strings.Repeat("\xa9", 32), 11: strings.Repeat("\xab", 32)}
+				if !maps.Equal(got, want) || c.Provider.Sandbox.Name != info.Name || strings.TrimSpace(c.Attestation.TPM2.TrustRoots) != strings.TrimSpace(info.TrustRoots) {
+					t.Errorf("got %+v", c)
+				}
+			}
+			if filled, _, err := ws.FillConfig(info); err != nil || len(filled) != 0 {
+				t.Errorf("again: filled %q, %v", filled, err)
+			}
+		})
+	}
+}
+
+// firstOfPEM is the first line of base64 of a certificate.
+func firstOfPEM(pem string) string { return strings.Split(pem, "\n")[1] }
+
+// cutLines removes n lines from the one that begins at from.
+func cutLines(s, from string, n int) string {
+	head, tail, _ := strings.Cut(s, from)
+	lines := strings.SplitAfter(from+tail, "\n")
+	return head + strings.Join(lines[n:], "")
+}
+
+func TestFilesThatCannotBeUsedAreRefusedBeforeMachinesAreMade(t *testing.T) {
+	info := fillInfo(t)
+	for name, tt := range map[string]struct {
+		prepare func(t *testing.T, dir string)
+		want    string
+	}{
+		"a configuration that is a directory": {func(t *testing.T, dir string) { must(t, os.Mkdir(filepath.Join(dir, engine.ConfigFile), 0o755)) }, "it is a directory, want a file"},
+		"a configuration that is no YAML": {func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, engine.ConfigFile), []byte("a: [\n"), 0o644))
+		}, "is not YAML"},
+		"a key that nobody knows beside placeholders": {func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, engine.ConfigFile), []byte(generated(t, engine.GenerateOptions{})+"colour: red\n"), 0o644))
+		}, "colour"},
+		"a state that is no JSON or YAML": {func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, engine.StateFile), []byte("{"), 0o600))
+		}, engine.StateFile},
+		"a state of a sandbox that is gone": {func(t *testing.T, dir string) {
+			ws, err := engine.OpenWorkspace(dir)
+			must(t, err)
+			_, err = ws.AdoptSandbox(info)
+			must(t, err)
+		}, "earlier sandbox"},
+		"a master secret without a state": {func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, engine.MasterSecretFile), []byte("{}"), 0o600))
+		}, "of another cluster would get mixed up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			tt.prepare(t, dir)
+			dirs := Dirs{Cache: filepath.Join(t.TempDir(), "cache"), State: filepath.Join(t.TempDir(), "state")}
+			if os.Geteuid() != 0 {
+				t.Skip("only root may start a sandbox")
+			}
+			_, err := New(dirs, "", discard()).Up(t.Context(), engine.SandboxSpec{Workspace: dir, Name: info.Name}, nil)
+			if err == nil || !strings.Contains(err.Error(), tt.want) || engine.Remedy(err) == "" || engine.ExitCode(err) != engine.ExitUsage {
+				t.Errorf("got %v (exit %d, remedy %q), want %q", err, engine.ExitCode(err), engine.Remedy(err), tt.want)
+			}
+			for _, d := range []string{dirs.Cache, dirs.State} {
+				if _, err := os.Lstat(d); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("%s was made", d)
+				}
+			}
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
