@@ -702,9 +702,12 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		{
 			"an API server that forbids what the path does not need", func(s *checkStage) {
 				s.inside.running.Denied = []engine.Denial{{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"}, {Verb: "list", Resource: "customresourcedefinitions.apiextensions.k8s.io", User: "reader"}}
-			}, engine.CheckRequest{NoPreflight: true},
+			},
+			engine.CheckRequest{NoPreflight: true},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
-			6, []string{`not-checked running-denied: user "reader" may not read all that tells which versions run`}, nil,
+			6,
+			[]string{`not-checked running-denied: user "reader" may not read all that tells which versions run`},
+			nil,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
