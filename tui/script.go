@@ -42,9 +42,18 @@ func (s *session) engineOf() (Engine, *engine.Workspace, string, error) {
 // scriptedInit runs init without the console: nothing is asked, so that everything
 // must have been answered with flags.
 func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format) error {
+	out := s.printer(f, false)
+	defer out.close()
+	// Who reads events gets a whole stream also where no plan could be made.
+	unplanned := func(err error) error {
+		if f == asJSON {
+			s.framed(out, "").end("", err, engine.Result{})
+		}
+		return err
+	}
 	eng, _, _, err := s.engineOf()
 	if err != nil {
-		return err
+		return unplanned(err)
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
@@ -53,11 +62,9 @@ func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format) 
 		ctx, cancel = context.WithTimeout(ctx, o.timeout)
 		defer cancel()
 	}
-	out := s.printer(f, false)
-	defer out.close()
 	plan, err := eng.PlanInit(ctx)
 	if err != nil {
-		return err
+		return unplanned(err)
 	}
 	if list := plan.Blocked(); len(list) > 0 {
 		return s.refuse(plan, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
