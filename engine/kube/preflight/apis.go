@@ -294,9 +294,9 @@ func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
 	for i := range w.kinds {
 		k := &w.kinds[i]
 		name := printable(k.Name)
-		add := func(s engine.Severity, title, detail, remedy, cmd string) {
+		add := func(s engine.Severity, title, detail, remedy string) {
 			out = append(out, engine.Finding{
-				Severity: s, Title: title, Detail: printable(detail), Remedy: remedy, Command: cmd,
+				Severity: s, Title: title, Detail: printable(detail), Remedy: remedy,
 				Owner: keeperOf(&k.ObjectMeta), Objects: []string{object("CustomResourceDefinition", "", k.Name)},
 			})
 		}
@@ -304,13 +304,13 @@ func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
 			isTrue := c.Status == apiextensionsv1.ConditionTrue
 			switch {
 			case c.Type == apiextensionsv1.NonStructuralSchema && isTrue:
-				add(engine.Block, "the schema of "+name+" is not structural", c.Message, "install a version of its operator with apiextensions.k8s.io/v1 schemas", "")
+				add(engine.Block, "the schema of "+name+" is not structural", c.Message, "install a version of its operator with apiextensions.k8s.io/v1 schemas")
 			case c.Type == apiextensionsv1.Terminating && isTrue:
-				add(engine.Block, name+" is being deleted", c.Message, "wait until its objects are gone; one with a finalizer needs its controller"+lookAt("kubectl get %s -A", k.Name), "")
+				add(engine.Block, name+" is being deleted", c.Message, "wait until its objects are gone; one with a finalizer needs its controller"+lookAt("kubectl get %s -A", k.Name))
 			case c.Type == apiextensionsv1.NamesAccepted && c.Status == apiextensionsv1.ConditionFalse:
-				add(engine.Block, "the names of "+name+" are taken", c.Message, "delete one of the two definitions", "")
+				add(engine.Block, "the names of "+name+" are taken", c.Message, "delete one of the two definitions")
 			case c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionFalse:
-				add(engine.Warn, name+" is not served", c.Message, "see why its names or its schema are not accepted, or delete it", "")
+				add(engine.Warn, name+" is not served", c.Message, "see why its names or its schema are not accepted, or delete it")
 			}
 		}
 		for _, stored := range k.Status.StoredVersions {
@@ -319,18 +319,18 @@ func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
 			case j < 0:
 				add(engine.Block, fmt.Sprintf("%s may store objects as %s, which it does not have", name, printable(stored)),
 					"status.storedVersions names it, spec.versions does not: its objects cannot be read",
-					"bring the version back into the definition, rewrite every object, then take it out of status.storedVersions", "")
+					"bring the version back into the definition, rewrite every object, then take it out of status.storedVersions")
 			case !k.Spec.Versions[j].Served && !k.Spec.Versions[j].Storage:
 				add(engine.Warn, fmt.Sprintf("%s may store objects as %s, which it does not serve", name, printable(stored)),
 					"they can be read only as long as the definition keeps that version",
-					"rewrite every object in the version that is stored now, then take this one out of status.storedVersions", "")
+					"rewrite every object in the version that is stored now, then take this one out of status.storedVersions")
 			}
 		}
 		if c := k.Spec.Convert; c != nil && c.Webhook != nil && c.Webhook.ClientConfig != nil && c.Webhook.ClientConfig.Service != nil {
 			s := c.Webhook.ClientConfig.Service
 			if why := w.notServed(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}); why != "" {
 				add(engine.Block, "nobody converts "+name, fmt.Sprintf("its conversion webhook is service %s/%s: %s", s.Namespace, s.Name, why),
-					"start what serves the webhook: without it the objects can be neither read nor written"+lookAt("kubectl -n %s get endpointslices,pods", s.Namespace), "")
+					"start what serves the webhook: without it the objects can be neither read nor written"+lookAt("kubectl -n %s get endpointslices,pods", s.Namespace))
 			}
 		}
 	}
