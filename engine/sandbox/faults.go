@@ -3,6 +3,7 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"regexp"
 	"slices"
@@ -165,3 +166,46 @@ func share(s string) (float64, error) {
 
 // strikes throws the dice for a fault of probability p.
 func strikes(p float64) bool { return p > 0 && rand.Float64() < p }
+
+// machineRE matches the names that machines get, now or later.
+var machineRE = regexp.MustCompile(`^(control-plane|worker)-(0|[1-9][0-9]*)$`)
+
+// unknownNames reports the faults of machines and components that there will never be,
+// with the names that there are. A fault may well name a machine that is made later.
+func (f *faults) unknownNames(machines []string) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(f.bootDelay)) {
+		errs = append(errs, noMachine("boot-delay", name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.neverBoot)) {
+		errs = append(errs, noMachine("never-boot", name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.kill)) {
+		errs = append(errs, noMachine("kill", name))
+	}
+	if err := errors.Join(errs...); err != nil {
+		errs = []error{fmt.Errorf("%w; the machines are %s, and later ones are numbered on", err, strings.Join(machines, ", "))}
+	}
+	var wrong []error
+	for _, k := range []struct {
+		kind  string
+		names map[string]bool
+	}{{"component-truncate", f.truncate}, {"component-corrupt", f.corrupt}, {"component-cut", f.cut}} {
+		for _, name := range slices.Sorted(maps.Keys(k.names)) {
+			if !slices.Contains(mirrored, name) {
+				wrong = append(wrong, fmt.Errorf("fault %s=%s: there is no such component", k.kind, name))
+			}
+		}
+	}
+	if err := errors.Join(wrong...); err != nil {
+		errs = append(errs, fmt.Errorf("%w; the components are %s", err, strings.Join(mirrored, ", ")))
+	}
+	return errors.Join(errs...)
+}
+
+func noMachine(kind, name string) error {
+	if machineRE.MatchString(name) {
+		return nil
+	}
+	return fmt.Errorf("fault %s=%s: there is no such machine", kind, name)
+}

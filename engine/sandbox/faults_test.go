@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"constellation/engine"
 )
 
 func TestFaultsAreParsed(t *testing.T) {
@@ -47,6 +49,32 @@ func TestWrongFaultsAreNamedAllAtOnce(t *testing.T) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error %q does not say %q", err, want)
 				}
+			}
+		})
+	}
+}
+
+func TestFaultsOfNamesThatThereWillNeverBeAreRefused(t *testing.T) {
+	for _, tt := range []struct{ name, fault, want string }{
+		{"a machine that is there", "never-boot=worker-1", ""},
+		{"a machine that an upgrade will make", "kill=control-plane-12:image", ""},
+		{"a component", "component-cut=kubectl", ""},
+		{"a machine of no group", "never-boot=nope", "fault never-boot=nope: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{"a delay of a group", "boot-delay=worker:1s", "fault boot-delay=worker: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{"a number that is none", "kill=worker-01:image", "fault kill=worker-01: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{"a component that is none", "component-truncate=bogus", "fault component-truncate=bogus: there is no such component; the components are kubeadm, kubelet, kubectl"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f, err := parseFaults([]string{tt.fault})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			if err := f.unknownNames(machineNames(nil, engine.SandboxSpec{})); err != nil {
+				got = err.Error()
+			}
+			if got != tt.want {
+				t.Errorf("got  %q\nwant %q", got, tt.want)
 			}
 		})
 	}

@@ -205,6 +205,13 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 			return none, err
 		}
 	}
+	f, err := parseFaults(spec.Faults)
+	if err == nil {
+		err = f.unknownNames(machineNames(st, spec))
+	}
+	if err != nil {
+		return none, usage(op, "correct or leave out the faults", "%w", err)
+	}
 	// What the workspace would refuse at the end is said before machines are made for it.
 	ws, err := engine.OpenWorkspace(spec.Workspace)
 	if err != nil {
@@ -343,6 +350,23 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 		return spec, usage(op, "correct or leave out the faults", "%w", err)
 	}
 	return spec, nil
+}
+
+// machineNames lists the machines of a sandbox, or of one that is new what spec makes.
+func machineNames(st *state, spec engine.SandboxSpec) (names []string) {
+	if st != nil && len(st.Instances) > 0 {
+		for _, i := range st.ordered() {
+			names = append(names, i.Name)
+		}
+		return names
+	}
+	for n := range count(spec.ControlPlanes, defaultControlPlanes) {
+		names = append(names, fmt.Sprint("control-plane-", n))
+	}
+	for n := range count(spec.Workers, defaultWorkers) {
+		names = append(names, fmt.Sprint("worker-", n))
+	}
+	return names
 }
 
 // agree refuses a spec that an existing sandbox cannot become.
