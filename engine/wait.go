@@ -415,7 +415,7 @@ func (r roll) hopeless() error {
 	}
 	return &Error{
 		Op: "wait for the nodes", Err: fmt.Errorf("%d machine(s) failed: %s", len(failed), strings.Join(parts, "; ")),
-		Remedy: "`constellation sandbox status` shows where their console is; replace them, then run the same command again",
+		Remedy: "`constellation sandbox status` shows where their console is; to begin anew, run `constellation sandbox down` and `constellation sandbox up`, then the same command again",
 	}
 }
 

@@ -262,6 +262,9 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 		t.row(w).add(plain, "  ").col(faint, "OS image", 12).col(plain, clean(st.Image), 22).col(faint, "init", 12).add(plain, clean(st.InitEndpoint)).String(),
 		t.row(w).add(plain, "  ").col(faint, "Release", 12).col(plain, clean(st.Release), 22).col(faint, "mirror has", 12).add(plain, clean(strings.Join(st.KubernetesVersions, " "))).String(),
 	}
+	if st.State == "stopped" {
+		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "stopped", 12).add(caution, "nobody drives its machines; `"+s.command("sandbox up")+"` starts the cloud again and keeps them").String())
+	}
 	for _, f := range st.Faults {
 		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "fault", 12).add(caution, clean(f)).String())
 	}
@@ -278,6 +281,9 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 		}
 		lines = append(lines, t.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, clean(m.Name), 18).col(sty, clean(m.Boot), 9).
 			col(plain, clean(m.Group), 14).col(plain, clean(m.IP), 15).col(plain, clean(m.Image), 8).add(faint, clean(m.Message)).String())
+		if (m.Boot == "failed" || m.Boot == "stopped") && m.Console != "" {
+			lines = append(lines, t.row(w).pad(3).col(faint, "console", 18).add(plain, clean(m.Console)).String())
+		}
 	}
 	return lines
 }

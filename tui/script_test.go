@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -159,4 +160,28 @@ func TestScripts(t *testing.T) {
 		},
 		Deadline: time.Now().Add(2 * time.Minute),
 	})
+}
+
+func TestSandboxStatusSaysWhereToLookAndWhatToDo(t *testing.T) {
+	s := &session{App: fakeApp(), dir: "."}
+	s.Env = func(string) string { return "" }
+	s.Now = func() time.Time { return start }
+	machine := func(name, boot string) engine.SandboxMachine {
+		return engine.SandboxMachine{Name: name, Boot: boot, Console: "/state/" + name + "/console.log"}
+	}
+	st := engine.SandboxStatus{State: "stopped", Machines: []engine.SandboxMachine{
+		machine("worker-0", "ready"), machine("worker-1", "failed"), machine("worker-2", "stopped"),
+	}}
+	text := strings.Join(s.sandboxText(&st), "\n")
+	for want, there := range map[string]bool{
+		"/state/worker-0/console.log": false, "/state/worker-1/console.log": true, "/state/worker-2/console.log": true, "sandbox up` starts the cloud again and keeps them": true,
+	} {
+		if strings.Contains(text, want) != there {
+			t.Errorf("%q: want %t in\n%s", want, there, text)
+		}
+	}
+	st.State = "running"
+	if text := strings.Join(s.sandboxText(&st), "\n"); strings.Contains(text, "starts the cloud again") {
+		t.Errorf("a cloud that runs is to be started:\n%s", text)
+	}
 }
