@@ -970,18 +970,24 @@ func TestInotifyInstancesThatMachinesWillTakeAreCounted(t *testing.T) {
 		"to the last one":            {122, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2}, ""},
 		"one too many":               {121, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2}, "3 control planes and 2 workers need 102 inotify instances; 20 of the 121 that root may have on this computer are in use"},
 		"machines without a cluster will take theirs": {
-			128, map[string]int{"": 20, one + "control-plane-0": 4, one + "worker-0": 4, one + "worker-1": 4}, Demand{ControlPlanes: 1, Workers: 3, There: first},
+			128,
+			map[string]int{"": 20, one + "control-plane-0": 4, one + "worker-0": 4, one + "worker-1": 4},
+			Demand{ControlPlanes: 1, Workers: 3, There: first},
 			"1 control planes and 3 workers need 62 inotify instances; 32 of the 128 that root may have on this computer are in use, and the machines that are there will take 38 more",
 		},
 		"machines that have not started yet will take theirs": {
-			128, map[string]int{"": 20}, Demand{ControlPlanes: 1, Workers: 3, There: first},
+			128,
+			map[string]int{"": 20},
+			Demand{ControlPlanes: 1, Workers: 3, There: first},
 			"1 control planes and 3 workers need 62 inotify instances; 20 of the 128 that root may have on this computer are in use, and the machines that are there will take 50 more",
 		},
 		"machines in a cluster have theirs, or more": {
 			130, map[string]int{"": 15, one + "control-plane-0": 30, one + "worker-0": 12, one + "worker-1": 12}, Demand{ControlPlanes: 1, Workers: 2, There: first}, "",
 		},
 		"machines that nobody knows of count as workers at least": {
-			100, map[string]int{"": 20, two + "a": 4, two + "b": 26}, Demand{ControlPlanes: 1, Workers: 2},
+			100,
+			map[string]int{"": 20, two + "a": 4, two + "b": 26},
+			Demand{ControlPlanes: 1, Workers: 2},
 			"1 control planes and 2 workers need 50 inotify instances; 50 of the 100 that root may have on this computer are in use, and the machines that are there will take 8 more",
 		},
 	} {
