@@ -128,7 +128,9 @@ func proveContainer(pid int, root string) error {
 		if err != nil {
 			return fmt.Errorf("check container: %w", err)
 		}
-		ours, err := os.Readlink("/proc/self/ns/" + ns)
+		// Not /proc/self, which is the main thread: if that one once made a network
+		// namespace it stays there, because the runtime cannot end it.
+		ours, err := os.Readlink("/proc/thread-self/ns/" + ns)
 		if err != nil {
 			return fmt.Errorf("check container: %w", err)
 		}

@@ -1126,7 +1126,7 @@ func observe(t *testing.T, b *bench) observation {
 		o.links = append(o.links, fmt.Sprint(r))
 	}
 	for _, ns := range []string{"mnt", "net", "pid", "ipc", "uts", "cgroup", "user"} {
-		link, err := os.Readlink("/proc/self/ns/" + ns)
+		link, err := os.Readlink("/proc/thread-self/ns/" + ns)
 		if err != nil {
 			t.Fatal(err)
 		}
