@@ -514,10 +514,12 @@ func workerTicket(t *testing.T, s *site, r *replica) {
 		t.Errorf("CA pin %s", got.GetDiscoveryTokenCaCertHash())
 	}
 
-	user, err := s.authenticates(got.GetToken())
-	if err != nil {
-		t.Fatalf("the token does not authenticate: %v", err)
-	}
+	var user authenticationv1.UserInfo
+	eventually(t, "the token is known", func() (string, bool) {
+		var err error
+		user, err = s.authenticates(got.GetToken())
+		return fmt.Sprint(err), err == nil
+	})
 	if !slices.Contains(user.Groups, "system:bootstrappers:kubeadm:default-node-token") {
 		t.Errorf("the token's groups are %v", user.Groups)
 	}
@@ -636,9 +638,10 @@ func replyCut(t *testing.T, s *site, r *replica) {
 	if err != nil {
 		t.Fatalf("again after the cut: %v", err)
 	}
-	if _, err := s.authenticates(got.GetToken()); err != nil {
-		t.Error(err)
-	}
+	eventually(t, "the token is known", func() (string, bool) {
+		_, err := s.authenticates(got.GetToken())
+		return fmt.Sprint(err), err == nil
+	})
 }
 
 // tokenTaken is two machines whose names give the same six characters.
