@@ -431,8 +431,8 @@ func inotifyInstances() (map[string]int, error) {
 			continue
 		}
 		fds, err := os.ReadDir(dir + "/fd")
-		if err != nil {
-			continue // it has ended
+		if err != nil || len(fds) == 0 {
+			continue // it has ended, and nobody may have asked yet how
 		}
 		cgroups, err := os.ReadFile(dir + "/cgroup")
 		if err != nil {
