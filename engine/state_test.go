@@ -327,3 +327,19 @@ func TestOneRunAtATime(t *testing.T) {
 	}
 	unlock()
 }
+
+func TestAMissingStateFileOfALiveClusterIsRestored(t *testing.T) {
+	w, err := OpenWorkspace(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.State(); !strings.Contains(Remedy(err), "constellation sandbox up") {
+		t.Errorf("an empty workspace: %q", Remedy(err))
+	}
+	if err := w.write(KubeconfigFile, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.State(); strings.Contains(Remedy(err), "sandbox up") || !strings.Contains(Remedy(err), "move "+KubeconfigFile+" away") {
+		t.Errorf("a workspace with a cluster: %q", Remedy(err))
+	}
+}

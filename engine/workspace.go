@@ -143,10 +143,16 @@ func (w *Workspace) ReadConfig() ([]byte, error) {
 func (w *Workspace) State() (*State, error) {
 	b, err := w.read(StateFile)
 	if errors.Is(err, errAbsent) {
-		return nil, &Error{
+		e := &Error{
 			Op: "read state", Err: absentFile{StateFile, w.dir}, Exit: ExitUsage,
 			Remedy: "run `constellation sandbox up`, which makes machines and writes it; if they exist already, copy the file to this directory",
 		}
+		if w.has(KubeconfigFile) || w.has(MasterSecretFile) {
+			// `sandbox up` would refuse: these are of a cluster that it does not know.
+			e.Remedy = "restore the file from your copy: the other files here are of a cluster that it belongs to; if that is gone, move " +
+				strings.Join(w.clusterFiles(), ", ") + " away first"
+		}
+		return nil, e
 	}
 	if err != nil {
 		return nil, err
