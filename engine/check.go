@@ -629,12 +629,13 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 		From: c.now.Kubernetes.Oldest, To: to.Kubernetes, Release: to.Services, Etcd: c.etcd(to), Surge: surge, DryRun: !c.request.NoDryRun,
 		ReplaceControlPlanes: c.hop.ReplaceControlPlanes, ReplaceWorkers: c.hop.ReplaceWorkers,
 	}
-	var findings []Finding
+	hops := append([]PreflightRequest{r}, c.later(r)...)
+	var found [][]Finding
 	var kinds, components error
 	var list Components
 	var outdated []string
 	var wg sync.WaitGroup
-	wg.Go(func() { findings, err = i.Preflight(ctx, r, emit) })
+	wg.Go(func() { found, err = i.Preflight(ctx, hops, emit) })
 	wg.Go(func() {
 		if kinds = errNotAsked; !c.request.NoDryRun {
 			outdated, kinds = c.outdated(ctx, b)
@@ -647,17 +648,16 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 	}
 	if err != nil {
 		why := c.clusterDown(err)
-		findings = append(findings, Finding{
+		c.find(Finding{
 			ID: "preflight", Severity: NotChecked, Title: "not checked what the hop would trip over", Detail: why.Error(), Remedy: Remedy(why), Source: "preflight",
 		})
 	}
-	c.out.Findings = append(c.out.Findings, findings...)
-	if err == nil {
-		later, err := c.foreseeLater(ctx, i, r, findings, emit)
-		if err != nil {
-			return err
+	for n, f := range found {
+		if n > 0 {
+			f = onlyLater(found[0], f)
+			emit(Event{Kind: KindCheck, Object: laterHops, Source: "path", State: string(f[0].Severity), Text: f[0].Title, Time: c.e.now().UTC()})
 		}
-		c.out.Findings = append(c.out.Findings, later...)
+		c.out.Findings = append(c.out.Findings, f...)
 	}
 	if kinds == nil {
 		c.out.Changes.KindsAdded, c.out.Changes.KindsChanged = nil, nil
@@ -683,51 +683,39 @@ var errNotAsked = errors.New("not asked")
 // laterHops is the ID of the check of what comes after the next hop.
 const laterHops = "later-hops"
 
-// foreseeLater looks for what the hops after the next one would trip over, as far as it
-// can be seen from here: what the next hop did not already tell. Nothing of it is in the
-// way yet, so it only warns.
-func (c *checkRun) foreseeLater(ctx context.Context, i Inspector, r PreflightRequest, told []Finding, emit func(Event)) ([]Finding, error) {
+// later is what the hops after the next one do, taken together; nothing if there are
+// none.
+func (c *checkRun) later(r PreflightRequest) []PreflightRequest {
 	if len(c.path) < 2 {
-		return nil, nil
+		return nil
 	}
-	const title = "the hops after the next one find nothing in their way that can be seen from here"
-	tell := func(state, text string) {
-		emit(Event{Kind: KindCheck, Object: laterHops, Source: "path", State: state, Text: text, Time: c.e.now().UTC()})
-	}
-	tell(StateRunning, title)
 	end := c.path[len(c.path)-1].Planned()
 	r.To, r.Release, r.Etcd = end.Kubernetes, end.Services, c.etcd(end)
 	for _, h := range c.path[1:] {
 		r.ReplaceControlPlanes = r.ReplaceControlPlanes || h.ReplaceControlPlanes
 		r.ReplaceWorkers = r.ReplaceWorkers || h.ReplaceWorkers
 	}
-	findings, err := i.Preflight(ctx, r, func(Event) {})
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	if err != nil {
-		why := c.clusterDown(err)
-		tell(string(NotChecked), why.Error())
-		return []Finding{{ID: laterHops, Severity: NotChecked, Title: "not checked what later hops would trip over", Detail: why.Error(), Remedy: Remedy(why), Source: "path"}}, nil
-	}
-	var out []Finding
-	for _, f := range findings {
-		known := slices.ContainsFunc(told, func(o Finding) bool {
+	return []PreflightRequest{r}
+}
+
+// onlyLater returns what later hops would trip over and the next one does not, as far as
+// it can be seen from here. Nothing of it is in the way yet, so it only warns. There is
+// one finding at least.
+func onlyLater(next, later []Finding) (out []Finding) {
+	for _, f := range later {
+		told := slices.ContainsFunc(next, func(o Finding) bool {
 			return o.ID == f.ID && (o.Title == f.Title || len(f.Objects) > 0 && slices.Equal(o.Objects, f.Objects))
 		})
-		if f.Severity == Info || f.Severity == NotChecked || known {
+		if f.Severity == Info || f.Severity == NotChecked || told {
 			continue
 		}
 		f.Severity, f.Title = Warn, "a later hop: "+f.Title
 		out = append(out, f)
 	}
 	if len(out) == 0 {
-		out = []Finding{{ID: laterHops, Severity: Info, Title: title, Source: "path"}}
-		tell(string(Info), title)
-	} else {
-		tell(string(Warn), "later hops will find something in their way")
+		out = []Finding{{ID: laterHops, Severity: Info, Title: "the hops after the next one find nothing in their way that can be seen from here", Source: "path"}}
 	}
-	return out, nil
+	return out
 }
 
 // etcd returns the tag of etcd after a hop; empty if it is not known.
@@ -795,7 +783,7 @@ func (c *checkRun) write() error {
 	}
 	c.out.Config.Written = true
 	// What was said about values that are not there any more.
-	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f Finding) bool { return f.ID == configTarget })
+	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f Finding) bool { return f.ID == CheckConfigTarget })
 	return nil
 }
 

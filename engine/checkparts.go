@@ -23,8 +23,8 @@ const (
 	rowCLI        = "cli"
 )
 
-// configTarget is the ID of the finding about what the configuration asks for.
-const configTarget = "config-target"
+// CheckConfigTarget is the ID of the finding about what the configuration asks for.
+const CheckConfigTarget = "config-target"
 
 // components fills the version table. reach is what the matrix says; nil if nothing is
 // known about the cluster.
@@ -461,7 +461,7 @@ func (c *checkRun) judgeConfig() {
 			remedy += fmt.Sprintf("; what runs is services %s, image %s, Kubernetes %s", c.now.Services, c.now.ControlPlaneImage, c.now.Kubernetes)
 		}
 		c.find(Finding{
-			ID: configTarget, Field: field, Severity: Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", ConfigFile, f.at(field), r.Title),
+			ID: CheckConfigTarget, Field: field, Severity: Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", ConfigFile, f.at(field), r.Title),
 			Detail: fmt.Sprintf("rule %s: services %s, image %s, Kubernetes %s", r.Rule, f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
 			Remedy: remedy,
 		})

@@ -98,11 +98,12 @@ type Inspector interface {
 	// Running returns which versions run. It makes at most 8 requests, however many
 	// kinds the cluster has.
 	Running(ctx context.Context) (Running, error)
-	// Preflight looks for what a hop would trip over. emit gets a check event when a
-	// check begins and when it ends; calls do not overlap. A check that could not be
+	// Preflight looks for what hops would trip over, the next one and others as if they
+	// came next, and returns the findings of each. It reads the cluster once. emit gets
+	// an event when a check of the first begins and when it ends; calls do not overlap. A check that could not be
 	// made is a finding with the severity NotChecked. The error is about the checking
 	// as a whole: the API server does not answer, or ctx ended.
-	Preflight(ctx context.Context, r PreflightRequest, emit func(Event)) ([]Finding, error)
+	Preflight(ctx context.Context, hops []PreflightRequest, emit func(Event)) ([][]Finding, error)
 }
 
 // PreflightRequest says what is planned.

@@ -647,19 +647,11 @@ func severities(list []engine.Finding) map[engine.Severity]int {
 	return n
 }
 
-// configTarget is the finding about what the configuration asks for, which is no matter
-// of the path.
-const configTarget = "config-target"
-
 // verdict answers in one line what the whole check is about. It is about what k holds,
 // which may be less than a whole check.
 func verdict(k *engine.Check) (engine.Severity, string) {
-	blocks, n := 0, severities(k.Findings)
-	for _, f := range k.Findings {
-		if f.Severity == engine.Block && f.ID != configTarget {
-			blocks++
-		}
-	}
+	n := severities(k.Findings)
+	blocks := n[engine.Block]
 	remark := ""
 	if n[engine.Warn] > 0 {
 		remark += fmt.Sprintf("; %s to know before", count(n[engine.Warn], "finding"))
@@ -698,7 +690,7 @@ func verdict(k *engine.Check) (engine.Severity, string) {
 
 func firstBlock(k *engine.Check) string {
 	for _, f := range k.Findings {
-		if f.Severity == engine.Block && f.ID != configTarget {
+		if f.Severity == engine.Block {
 			return f.Title
 		}
 	}

@@ -290,7 +290,7 @@ func (c *console) tookWritten(msg configWritten) {
 			c.note += "; they are others than were shown, r shows why"
 		}
 		k.Config = x
-		k.Findings = slices.DeleteFunc(slices.Clone(k.Findings), func(f engine.Finding) bool { return f.ID == configTarget })
+		k.Findings = slices.DeleteFunc(slices.Clone(k.Findings), func(f engine.Finding) bool { return f.ID == engine.CheckConfigTarget })
 		c.chk.known = &k
 	}
 }

@@ -141,8 +141,8 @@ func denial(name string, err error) engine.Denial {
 }
 
 // Preflight implements [engine.Inspector].
-func (c *Client) Preflight(ctx context.Context, r engine.PreflightRequest, emit func(engine.Event)) ([]engine.Finding, error) {
-	found, err := preflight.Run(ctx, c.config, r, emit)
+func (c *Client) Preflight(ctx context.Context, hops []engine.PreflightRequest, emit func(engine.Event)) ([][]engine.Finding, error) {
+	found, err := preflight.Run(ctx, c.config, hops, emit)
 	if err != nil {
 		return nil, fmt.Errorf("look for trouble: %w", classify(err))
 	}

@@ -265,7 +265,7 @@ func TestPreflightTellsWhyItCannotBegin(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			found, err := c.Preflight(t.Context(), engine.PreflightRequest{}, func(e engine.Event) { t.Errorf("event %+v", e) })
+			found, err := c.Preflight(t.Context(), []engine.PreflightRequest{{}}, func(e engine.Event) { t.Errorf("event %+v", e) })
 			if !errors.Is(err, tt.want) || found != nil {
 				t.Errorf("found %v, error %v", found, err)
 			}

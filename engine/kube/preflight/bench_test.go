@@ -57,10 +57,11 @@ func measure(kubeconfig string) error {
 	r := hop("v1.35.4", "v1.36.3")
 	r.ReplaceControlPlanes, r.ReplaceWorkers, r.Surge = true, true, 1
 	start := time.Now()
-	found, err := Run(context.Background(), config, r, func(engine.Event) {})
+	all, err := Run(context.Background(), config, []engine.PreflightRequest{r}, func(engine.Event) {})
 	if err != nil {
 		return err
 	}
+	found := all[0]
 	for _, f := range found {
 		if f.Severity == engine.NotChecked && f.ID != "kubelet-certificates" {
 			return fmt.Errorf("not everything was checked: %s: %s", f.Title, f.Detail)

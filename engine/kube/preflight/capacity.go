@@ -73,14 +73,15 @@ type scheduler struct {
 // may have machines beyond the wanted number, each drain begins when the node's heir is
 // there, a machine of the same kind; otherwise the heir comes when the node is gone.
 func (w *world) placed() *placement {
-	w.lookups.placeOnce.Do(func() {
+	m := w.made()
+	m.placeOnce.Do(func() {
 		s := newScheduler(w)
 		for _, node := range w.lookup().order {
 			s.drain(node)
 		}
-		w.lookups.placement = &s.placement
+		m.placement = &s.placement
 	})
-	return w.lookups.placement
+	return m.placement
 }
 
 func newScheduler(w *world) *scheduler {

@@ -60,7 +60,7 @@ func BenchmarkChecks(b *testing.B) {
 			w.request.Surge = size.surge
 			b.ReportAllocs()
 			for b.Loop() {
-				w.lookups = lookups{}
+				w.lookups = nil
 				for _, c := range workloadChecks() {
 					c.find(w, &probe{ctx: context.Background(), progress: func(int64, int64) {}})
 				}

@@ -29,14 +29,16 @@ func checks() []check {
 // answerLimit bounds the first question, which tells whether anybody is there.
 const answerLimit = 10 * time.Second
 
-// Run looks for what the hop of r would trip over in the cluster that config leads to.
+// Run looks for what hops would trip over in the cluster that config leads to: the next
+// one first, then others as if they came next. It reads the cluster once, and returns
+// what it found for each. Checks that say the same of every hop are made for the first.
 //
-// emit gets an event of the kind check for each check before anything is read, and one
-// for each of its findings when it ends, and events of the kind progress of those that
+// emit is told about the first hop: it gets an event of the kind check for each check
+// before anything is read, and one for each of its findings when it ends, and events of the kind progress of those that
 // take long; calls do not overlap. Findings are sorted by severity, block first, and then by check. A
 // check that finds nothing has a finding with severity Info. The error is that of the
 // first request if the API server does not answer it, or the context's.
-func Run(ctx context.Context, config *rest.Config, r engine.PreflightRequest, emit func(engine.Event)) ([]engine.Finding, error) {
+func Run(ctx context.Context, config *rest.Config, hops []engine.PreflightRequest, emit func(engine.Event)) ([][]engine.Finding, error) {
 	config = rest.CopyConfig(config)
 	// Reading everything is a burst by nature; priority and fairness on the other side
 	// sees to it that others are served.
@@ -53,11 +55,27 @@ func Run(ctx context.Context, config *rest.Config, r engine.PreflightRequest, em
 	for _, c := range all {
 		emit(engine.Event{Time: time.Now(), Kind: engine.KindCheck, Object: c.id, State: engine.StateRunning, Text: c.title})
 	}
-	w, err := collect(ctx, config, core, r)
+	reading := hops[0] // what is read depends on where the hops lead in the end
+	for _, r := range hops[1:] {
+		if reading.To.Less(r.To) {
+			reading.To = r.To
+		}
+	}
+	w, err := collect(ctx, config, core, reading)
 	if err != nil {
 		return nil, err
 	}
-	return runChecks(ctx, all, w, probe{config: config, core: core}, emit)
+	var found [][]engine.Finding
+	for _, r := range hops {
+		f, err := runChecks(ctx, all, w.under(r), probe{config: config, core: core}, emit)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, f)
+		all = slices.DeleteFunc(all, func(c check) bool { return slices.Contains([]string{"health", "certificates", "access"}, c.area) })
+		emit = func(engine.Event) {}
+	}
+	return found, nil
 }
 
 // answers returns an error if the API server does not.
@@ -73,6 +91,7 @@ func answers(ctx context.Context, core kubernetes.Interface) error {
 // runChecks runs all at the same time and returns what they found, sorted. emit gets
 // an event for each finding.
 func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(engine.Event)) ([]engine.Finding, error) {
+	w.made()          // before there are many who ask
 	var mu sync.Mutex // of emit
 	tell := func(e engine.Event) {
 		mu.Lock()

@@ -353,7 +353,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 	t.Run("an API server that is down", func(t *testing.T) {
 		s := s.in(t)
 		s.cp.StopAPIServer()
-		if _, err := Run(ctx, s.config, request, func(engine.Event) {}); err == nil || !strings.Contains(err.Error(), "refused") {
+		if _, err := Run(ctx, s.config, []engine.PreflightRequest{request}, func(engine.Event) {}); err == nil || !strings.Contains(err.Error(), "refused") {
 			t.Errorf("error %v", err)
 		}
 		s.must(s.cp.StartAPIServer(ctx))
@@ -362,7 +362,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 	t.Run("a user who leaves", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(ctx)
 		cancel()
-		if found, err := Run(ctx, s.config, request, func(engine.Event) {}); err == nil || found != nil {
+		if found, err := Run(ctx, s.config, []engine.PreflightRequest{request}, func(engine.Event) {}); err == nil || found != nil {
 			t.Errorf("found %v, error %v", found, err)
 		}
 	})

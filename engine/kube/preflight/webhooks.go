@@ -196,15 +196,16 @@ func (t *target) hits(r *admissionv1.RuleWithOperations) bool {
 
 // hooks are the webhooks that can stop an upgrade, by kind, configuration and index.
 func (w *world) hooks() []*hook {
-	w.lookups.hooksOnce.Do(func() { w.lookups.hooks, w.lookups.lenient = newHooks(w) })
-	return w.lookups.hooks
+	m := w.made()
+	m.hooksOnce.Do(func() { m.hooks, m.lenient = newHooks(w) })
+	return m.hooks
 }
 
 // lenientHooks are webhooks that judge what an upgrade does, and let pass what they
 // cannot judge: they can only slow it down.
 func (w *world) lenientHooks() []*hook {
 	w.hooks()
-	return w.lookups.lenient
+	return w.made().lenient
 }
 
 func newHooks(w *world) (out, lenient []*hook) {

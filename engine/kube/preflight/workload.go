@@ -67,9 +67,26 @@ type budget struct {
 	pods, moving []*pod
 }
 
+// made returns the lookups of w. The first call makes room for them and must not meet
+// another one.
+func (w *world) made() *lookups {
+	if w.lookups == nil {
+		w.lookups = &lookups{}
+	}
+	return w.lookups
+}
+
+// under returns the same cluster under another hop. What was read is shared.
+func (w *world) under(r engine.PreflightRequest) *world {
+	other := *w
+	other.request, other.lookups = r, nil // what is looked up depends on the hop
+	return &other
+}
+
 func (w *world) lookup() *lookup {
-	w.lookups.lookupOnce.Do(func() { w.lookups.lookup = newLookup(w) })
-	return w.lookups.lookup
+	m := w.made()
+	m.lookupOnce.Do(func() { m.lookup = newLookup(w) })
+	return m.lookup
 }
 
 func newLookup(w *world) *lookup {

@@ -88,8 +88,8 @@ type world struct {
 	charts           []helmRelease
 	unreadableCharts []string
 
-	// lookups are what checks of workloads ask for; see world.lookup.
-	lookups lookups
+	// lookups are what checks of workloads ask for; see world.made.
+	lookups *lookups
 }
 
 // source is one thing that is read: "pods", "nodes", "metrics of 10.42.1.2".
