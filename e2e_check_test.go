@@ -151,8 +151,10 @@ func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
 
 	k := c.check(engine.ExitUpgradeAvailable, "--exit-code")
-	if d := cmp.Diff([]string(nil), worth(k)); d != "" {
-		t.Errorf("a clean cluster (-want +got):\n%s", d)
+	for _, f := range k.Findings {
+		if f.Severity != engine.Info {
+			t.Errorf("a clean cluster: %s %s: %s: %s", f.Severity, f.ID, f.Title, f.Detail)
+		}
 	}
 	if len(k.Path) == 0 || k.Path[0].To.Release != "v1.1.0" || k.Path[0].To.Image != "v1.1.0" || k.Path[0].To.Kubernetes != "v1.35.4" || k.Path[0].Get != "" {
 		t.Errorf("path %+v, want release v1.1.0 with this program first", k.Path)

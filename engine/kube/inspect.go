@@ -164,19 +164,25 @@ func (s *seen) running() engine.Running {
 
 	add(&out.Kubernetes, "version of the API server", s.version)
 	servers := map[string]bool{} // by node
+	var silent []string          // nodes of those that are not ready
 	for i := range s.pods {
 		switch p := &s.pods[i]; p.Labels[componentLabel] {
 		case "kube-apiserver":
 			servers[p.Spec.NodeName] = true
 			add(&out.Kubernetes, "version of the API server on "+p.Spec.NodeName, tagOf(p))
 			if !podReady(p) {
-				missing("API server on %s: it is not ready", p.Spec.NodeName)
+				silent = append(silent, p.Spec.NodeName)
 			}
 		case "etcd":
 			// The oldest decides what may come next.
 			if tag := tagOf(p); out.Etcd == "" || older(tag, out.Etcd) {
 				out.Etcd = tag
 			}
+		}
+	}
+	for _, node := range silent {
+		if len(servers) > 1 { // the only one has just answered, whatever its kubelet says yet
+			missing("API server on %s: it is not ready", node)
 		}
 	}
 	for _, n := range s.nodes {
