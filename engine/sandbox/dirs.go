@@ -108,6 +108,7 @@ func (d Dirs) resolve(nameOrWorkspace string) (string, error) {
 
 // residents lists the machines that the sandboxes here have and are to keep, started or
 // not. What cannot be read is left out: its machines are still seen while they run.
+// Where no daemon lives, as after a crash of the computer, only those count that do.
 func (d Dirs) residents() (all []machine.Resident) {
 	entries, _ := os.ReadDir(d.sandboxes())
 	for _, e := range entries {
@@ -115,9 +116,11 @@ func (d Dirs) residents() (all []machine.Resident) {
 		if err != nil {
 			continue
 		}
+		daemon, err := readProcess(d.of(e.Name(), pidName))
+		abandoned := err != nil || !daemon.alive()
 		for _, i := range s.Instances {
 			if i.Want == wantRunning && i.Boot != local.BootFailed {
-				all = append(all, machine.Resident{Dir: d.of(s.Name), Sandbox: s.Name, Name: i.Name, ControlPlane: i.Role == cloud.ControlPlane})
+				all = append(all, machine.Resident{Dir: d.of(s.Name), Sandbox: s.Name, Name: i.Name, ControlPlane: i.Role == cloud.ControlPlane, Abandoned: abandoned})
 			}
 		}
 	}

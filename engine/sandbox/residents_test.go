@@ -28,6 +28,11 @@ func TestMachinesOfAllSandboxesAreReckonedWith(t *testing.T) {
 		if err := os.MkdirAll(d.of(name), 0o700); err != nil {
 			t.Fatal(err)
 		}
+		if name == "one" {
+			if err := self().write(d.of(name, pidName)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		st := newState(name, "/home/me/"+name, time.Now())
 		st.Instances = instances
 		if err := st.write(d.of(name, stateName)); err != nil {
@@ -43,7 +48,7 @@ func TestMachinesOfAllSandboxesAreReckonedWith(t *testing.T) {
 	want := []machine.Resident{
 		{Dir: d.of("one"), Sandbox: "one", Name: "control-plane-0", ControlPlane: true},
 		{Dir: d.of("one"), Sandbox: "one", Name: "worker-0"},
-		{Dir: d.of("two"), Sandbox: "two", Name: "worker-0"},
+		{Dir: d.of("two"), Sandbox: "two", Name: "worker-0", Abandoned: true},
 	}
 	if got := d.residents(); !slices.Equal(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)

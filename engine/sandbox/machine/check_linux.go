@@ -390,7 +390,10 @@ func inotifyProblem(limit int, used map[string]int, want Demand) *Problem {
 		if r.ControlPlane {
 			n = inotifyControlPlane
 		}
-		needs[hostID(r.Dir, r.Sandbox)+"/"+r.Name] = n
+		id := hostID(r.Dir, r.Sandbox) + "/" + r.Name
+		if _, runs := used[id]; runs || !r.Abandoned {
+			needs[id] = n
+		}
 	}
 	inUse, yet := 0, 0
 	for _, n := range used {

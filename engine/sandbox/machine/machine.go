@@ -223,6 +223,8 @@ type Resident struct {
 	Dir, Sandbox string
 	Name         string
 	ControlPlane bool
+	// Abandoned says that nobody will start it: it counts only while it runs.
+	Abandoned bool
 }
 
 // Problem is a reason why machines cannot be started, found before anything was

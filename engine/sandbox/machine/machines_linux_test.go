@@ -959,6 +959,10 @@ func TestInotifyInstancesThatMachinesWillTakeAreCounted(t *testing.T) {
 		return Resident{Dir: dir, Sandbox: sandbox, Name: name, ControlPlane: strings.HasPrefix(name, "control-plane")}
 	}
 	first := []Resident{there("/s/one", "one", "control-plane-0"), there("/s/one", "one", "worker-0"), there("/s/one", "one", "worker-1")}
+	abandoned := slices.Clone(first)
+	for i := range abandoned {
+		abandoned[i].Abandoned = true
+	}
 	one, two := hostID("/s/one", "one")+"/", hostID("/s/two", "two")+"/"
 	for name, tt := range map[string]struct {
 		limit int
@@ -980,6 +984,15 @@ func TestInotifyInstancesThatMachinesWillTakeAreCounted(t *testing.T) {
 			map[string]int{"": 20},
 			Demand{ControlPlanes: 1, Workers: 3, There: first},
 			"1 control planes and 3 workers need 62 inotify instances; 20 of the 128 that root may have on this computer are in use, and the machines that are there will take 50 more",
+		},
+		"machines that nobody will start take nothing": {
+			128, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2, There: abandoned}, "",
+		},
+		"machines that nobody looks after and that run take theirs": {
+			128,
+			map[string]int{"": 20, one + "control-plane-0": 4},
+			Demand{ControlPlanes: 3, Workers: 2, There: abandoned},
+			"3 control planes and 2 workers need 102 inotify instances; 24 of the 128 that root may have on this computer are in use, and the machines that are there will take 22 more",
 		},
 		"machines in a cluster have theirs, or more": {
 			130, map[string]int{"": 15, one + "control-plane-0": 30, one + "worker-0": 12, one + "worker-1": 12}, Demand{ControlPlanes: 1, Workers: 2, There: first}, "",
