@@ -412,8 +412,8 @@ func (c *Client) problem(ctx context.Context, namespace string, waiting []string
 			return strings.HasPrefix(p.Name, name+"-")
 		})
 		if ours && p.Status.Phase != corev1.PodSucceeded {
-			if why := podProblem(p); why != "" {
-				return joinNonEmpty(why, c.lastWords(ctx, p))
+			if why := c.trouble(ctx, p); why != "" {
+				return why
 			}
 		}
 	}

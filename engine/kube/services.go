@@ -117,11 +117,44 @@ func (c *Client) whyNotReady(ctx context.Context, s engine.Service) string {
 		return ""
 	}
 	for i := range l.Items {
-		if why := podProblem(&l.Items[i]); why != "" {
-			return joinNonEmpty(why, c.lastWords(ctx, &l.Items[i]))
+		if why := c.trouble(ctx, &l.Items[i]); why != "" {
+			return why
 		}
 	}
 	return ""
+}
+
+// trouble is podProblem with what else is known of its cause.
+func (c *Client) trouble(ctx context.Context, p *corev1.Pod) string {
+	why := podProblem(p)
+	if why == "" {
+		return ""
+	}
+	return joinNonEmpty(why, c.lastWords(ctx, p), c.pressure(ctx, p))
+}
+
+// pressure names the nodes that take no pods because they run short of something, if p
+// waits for a node: the scheduler only says that there are taints.
+func (c *Client) pressure(ctx context.Context, p *corev1.Pod) string {
+	if p.Spec.NodeName != "" {
+		return ""
+	}
+	l, err := c.core.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: 100})
+	if err != nil {
+		return ""
+	}
+	var short []string
+	for i := range l.Items {
+		for _, x := range l.Items[i].Status.Conditions {
+			if strings.HasSuffix(string(x.Type), "Pressure") && x.Status == corev1.ConditionTrue {
+				short = append(short, fmt.Sprintf("node %s has %s", l.Items[i].Name, x.Type))
+			}
+		}
+	}
+	if len(short) > 3 {
+		short = append(short[:3], fmt.Sprintf("and %d more", len(short)-3))
+	}
+	return strings.Join(short, ", ")
 }
 
 // podProblem says why a pod is not ready: "joinservice-x4k2z: ImagePullBackOff: ...".

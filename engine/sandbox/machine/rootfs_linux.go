@@ -152,6 +152,7 @@ func customisation() ([]change, error) {
 		{"machine-setup.service", units + "machine-setup.service", 0o644},
 		{"kubelet.service", units + "kubelet.service", 0o644},
 		{"10-kubeadm.conf", units + "kubelet.service.d/10-kubeadm.conf", 0o644},
+		{"10-kubelet.conf", "usr/lib/constellation/kubelet.conf.d/10-machine.conf", 0o644},
 		{"10-containerd.conf", units + "containerd.service.d/10-containerd.conf", 0o644},
 		{"10-journald.conf", "usr/lib/systemd/journald.conf.d/10-machine.conf", 0o644},
 	} {
