@@ -44,19 +44,52 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"constellation/engine/cloud"
+	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
 )
 
 // LeaseName is the Lease of the leader, in the operator's namespace.
 const LeaseName = "constellation-operator"
 
-// machines is where the cluster's nodes come from.
+// machines is where the cluster's nodes come from. Its methods are called at the same
+// time by several goroutines. Errors wrap those of package cloud; after one, nothing
+// is known about what was asked for.
 type machines interface {
 	// Groups returns the scaling groups. The list may be partial.
 	Groups(context.Context) ([]cloud.Group, error)
 	// Instance returns one instance; the error wraps cloud.ErrNotFound if the cloud
-	// does not know it.
+	// does not know it, or no longer.
 	Instance(ctx context.Context, providerID string) (cloud.Instance, error)
+}
+
+// host is the machine that the operator runs on, through its agent. Only control
+// planes have members of etcd, and all of these know all members.
+type host interface {
+	// Members returns the members of etcd.
+	Members(context.Context) ([]member, error)
+	// MoveLeader makes another member than from the leader: that of node to, or, if to
+	// is empty, one that the agent chooses.
+	MoveLeader(ctx context.Context, from, to string) error
+	// RemoveMember removes the member of a node, unless fewer than voters started ones
+	// would stay. If there is none nothing happens.
+	RemoveMember(ctx context.Context, node string, voters int) error
+	// Run returns the latest run of this machine's agent; zero: there was none.
+	Run(context.Context) (upgradeRun, error)
+	// Upgrade asks for an upgrade of Kubernetes, or attaches to it, and follows it to its
+	// end, over cut connections and restarts of the agent. What happens goes to tell. It
+	// returns nil when the machine runs the version.
+	Upgrade(ctx context.Context, token, version, reference string, components component.List, tell func(upgradeRun)) error
+}
+
+// drains empties nodes in the background. See drainer.
+type drains interface {
+	// drain begins to evict what is on the node, or goes on. It returns at once.
+	drain(node string)
+	// state returns what was seen last: whether nothing is left to evict, and what
+	// refuses. Of a node that was never drained nothing is known: false, "".
+	state(node string) (drained bool, blocker string)
+	// keep ends work on all other nodes and forgets them.
+	keep(nodes map[string]bool)
 }
 
 // Config is what the operator needs. Cluster, Namespace and Cloud are required.
@@ -66,6 +99,11 @@ type Config struct {
 	// Namespace holds the leader's Lease.
 	Namespace string
 	Cloud     machines
+	// Host is this machine's agent; nil: none can be asked, and then no control plane is
+	// replaced and Kubernetes is not upgraded. Node is the name of this machine's Node
+	// and Pod that of the operator's pod; both are empty outside of the cluster.
+	Host      host
+	Node, Pod string
 	// MetricsAddress and HealthAddress are host:port of plain HTTP; empty serves none.
 	MetricsAddress, HealthAddress string
 	// DiscoveryInterval is how often the cloud is asked for its groups, besides when

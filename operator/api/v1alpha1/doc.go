@@ -46,7 +46,8 @@ const (
 	AutoscalingStrategyName = "autoscalingstrategy"
 )
 
-// Annotations of a Node. The operator writes them; nobody else needs to.
+// Annotations of a Node. The operator writes them; nobody else needs to. Taking one
+// off by hand loses no machine.
 const (
 	// AnnotationImage is the reference of the OS image that the machine was created from.
 	AnnotationImage = "constellation.edgeless.systems/node-image"
@@ -60,7 +61,16 @@ const (
 	AnnotationHeir = "constellation.edgeless.systems/heir"
 	// AnnotationObsolete marks a node ("true") that is to go without a replacement.
 	AnnotationObsolete = "constellation.edgeless.systems/obsolete"
+	// AnnotationCordoned says since when (RFC 3339) the operator keeps new pods off the
+	// node. A node that is unschedulable without it was cordoned by somebody else.
+	AnnotationCordoned = "constellation.edgeless.systems/cordoned"
+	// AnnotationPostponed says until when (RFC 3339) other nodes are replaced first.
+	AnnotationPostponed = "constellation.edgeless.systems/postponed-until"
 )
+
+// AnnotationPaused, on the AutoscalingStrategy, is "true" while it is the operator
+// that has stopped the autoscaler.
+const AnnotationPaused = "constellation.edgeless.systems/paused"
 
 // Condition types. Ready, Reconciling and Stalled are those that generic tools
 // know how to wait for.
