@@ -1,0 +1,366 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"constellation/agent/upgradeproto"
+	"constellation/engine/component"
+)
+
+const (
+	// agentTimeout bounds a request that the agent answers at once; it allows itself a
+	// minute.
+	agentTimeout = 70 * time.Second
+	// A stream that was cut is made again, with pauses that grow.
+	reconnectMin = 200 * time.Millisecond
+	reconnectMax = 5 * time.Second
+)
+
+// agentHost is the agent of one host, through its socket. It connects when it is
+// first asked, and again when the agent was started anew. It is safe for concurrent
+// use.
+type agentHost struct {
+	node  string
+	conn  *grpc.ClientConn
+	agent upgradeproto.AgentClient
+	// log gets every line of an upgrade; nil: nobody does.
+	log *slog.Logger
+}
+
+// newHost returns the agent of node, whose socket is at the absolute path socket. The
+// socket need not be there yet. The caller closes it.
+func newHost(socket, node string) (*agentHost, error) {
+	if !filepath.IsAbs(socket) {
+		return nil, fmt.Errorf("connect to the agent: %q is no absolute path", socket)
+	}
+	conn, err := grpc.NewClient("unix:"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel says who asks
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: reconnectMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectMax},
+			MinConnectTimeout: reconnectMax,
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("connect to the agent: %w", err)
+	}
+	return &agentHost{node: node, conn: conn, agent: upgradeproto.NewAgentClient(conn)}, nil
+}
+
+// Close ends what is under way with an error.
+func (h *agentHost) Close() error { return h.conn.Close() }
+
+// Members lists the members of etcd, as a quorum of them knows them. A member that
+// has not started has no name yet, and is there under the URL of its peers.
+func (h *agentHost) Members(ctx context.Context) ([]member, error) {
+	all, err := h.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	members := make([]member, 0, len(all))
+	for _, m := range all {
+		members = append(members, member{node: nodeOf(m), voter: started(m), healthy: m.GetHealthy(), leader: m.GetLeader()})
+	}
+	return members, nil
+}
+
+func (h *agentHost) list(ctx context.Context) ([]*upgradeproto.EtcdMember, error) {
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	r, err := h.agent.EtcdMembers(ctx, &upgradeproto.EtcdMembersRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list members of etcd: %w", words(err))
+	}
+	return r.GetMembers(), nil
+}
+
+// nodeOf names the node of a member: kubeadm gives both one name. It is never empty,
+// so that no member is taken for that of a node whose name is not known.
+func nodeOf(m *upgradeproto.EtcdMember) string {
+	switch {
+	case m.GetName() != "":
+		return m.GetName()
+	case len(m.GetPeerUrls()) > 0:
+		return m.GetPeerUrls()[0]
+	}
+	return strconv.FormatUint(m.GetId(), 16)
+}
+
+// started reports whether m is a voter that has been heard of.
+func started(m *upgradeproto.EtcdMember) bool { return m.GetName() != "" && !m.GetLearner() }
+
+func memberOf(all []*upgradeproto.EtcdMember, node string) *upgradeproto.EtcdMember {
+	for _, m := range all {
+		if nodeOf(m) == node {
+			return m
+		}
+	}
+	return nil
+}
+
+// MoveLeader makes sure that the member of from does not lead, by making that of to
+// the leader; to empty leaves the choice to the agent. If from does not lead, or has
+// no member, nothing happens.
+func (h *agentHost) MoveLeader(ctx context.Context, from, to string) error {
+	all, err := h.list(ctx)
+	if err != nil {
+		return err
+	}
+	req := &upgradeproto.MoveEtcdLeaderRequest{}
+	m := memberOf(all, from)
+	if m == nil {
+		return nil
+	}
+	req.AwayFrom = m.GetId()
+	if to != "" {
+		heir := memberOf(all, to)
+		if heir == nil {
+			return fmt.Errorf("move the leader of etcd from %s to %s: %s has no member", from, to, to)
+		}
+		req.To = heir.GetId()
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	if _, err := h.agent.MoveEtcdLeader(ctx, req); err != nil {
+		return fmt.Errorf("move the leader of etcd away from %s: %w", from, words(err))
+	}
+	return nil
+}
+
+// RemoveMember removes the member of node from etcd, if at least voters started
+// voters stay. A node that has no member is a success.
+func (h *agentHost) RemoveMember(ctx context.Context, node string, voters int) error {
+	if node == "" {
+		return errors.New("remove member of etcd: no node is named")
+	}
+	all, err := h.list(ctx)
+	if err != nil {
+		return err
+	}
+	leaving := memberOf(all, node)
+	if leaving == nil {
+		return nil
+	}
+	stay := 0
+	for _, m := range all {
+		if m != leaving && started(m) {
+			stay++
+		}
+	}
+	if stay < voters {
+		return fmt.Errorf("remove member %s of etcd: %d voters would stay, and %d are wanted", node, stay, voters)
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	if _, err := h.agent.RemoveEtcdMember(ctx, &upgradeproto.RemoveEtcdMemberRequest{Id: leaving.GetId(), Name: leaving.GetName()}); err != nil {
+		return fmt.Errorf("remove member %s of etcd: %w", node, words(err))
+	}
+	return nil
+}
+
+// upgradeToken names one try at a target: the first, or the one after a run that
+// failed. Decided again from the same run it is the same, so that who lost its memory
+// attaches to the try that is under way. The agent keeps it, and Run reads from it
+// what the run was for.
+func upgradeToken(version, reference string, last upgradeRun) string {
+	try := int64(0)
+	if last.phase == "failed" && !last.ended.IsZero() && last.version == version {
+		try = last.ended.UnixMilli()
+	}
+	return fmt.Sprintf("%s/%d/%s", version, try, reference)
+}
+
+// Run returns the latest run that the host knows of; the zero value if there is none.
+// One that was interrupted is asked for again: before it began to change the host it
+// is as none, afterwards as one that failed and needs no pause (ended is zero).
+func (h *agentHost) Run(ctx context.Context) (upgradeRun, error) {
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	s, err := h.agent.Status(ctx, &upgradeproto.StatusRequest{})
+	if err != nil {
+		return upgradeRun{}, fmt.Errorf("ask the agent of %s for its run: %w", h.node, words(err))
+	}
+	r := s.GetRun()
+	if r == nil {
+		return upgradeRun{}, nil
+	}
+	run := upgradeRun{version: r.GetKubernetesVersion(), node: h.node, phase: phaseOf(r.GetStage()), line: r.GetLastLine(), started: r.GetStarted().AsTime()}
+	if parts := strings.SplitN(r.GetToken(), "/", 3); len(parts) == 3 && parts[0] == run.version {
+		run.components = parts[2]
+	}
+	switch r.GetState() {
+	case upgradeproto.Run_SUCCEEDED:
+		run.phase, run.ended = "done", r.GetUpdated().AsTime()
+	case upgradeproto.Run_FAILED:
+		run.phase, run.line, run.ended = "failed", r.GetMessage(), r.GetUpdated().AsTime()
+	case upgradeproto.Run_INTERRUPTED:
+		if run.phase != "apply" {
+			return upgradeRun{}, nil
+		}
+		run.phase, run.line = "failed", "interrupted: "+r.GetMessage()
+	case upgradeproto.Run_RUNNING, upgradeproto.Run_STATE_UNSPECIFIED:
+	}
+	return run, nil
+}
+
+// phaseOf says in the words of the status what a stage does. Only in the last of the
+// three anything on the host is of the new version but kubeadm.
+func phaseOf(stage string) string {
+	switch stage {
+	case "", "verify", "install-kubeadm":
+		return "download"
+	case "plan":
+		return "plan"
+	}
+	return "apply"
+}
+
+// Upgrade asks for a run, or attaches to it, and follows it to its end. tell is told
+// of every change of phase and every line, from one goroutine; all lines go to the
+// log besides. Upgrade returns nil when the host runs the version.
+//
+// Connections that are cut, by an agent that is started anew for example, are made
+// again until ctx ends, and go on with the line after the last. A refusal, because
+// another run is under way for example, is returned in the agent's words.
+func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.List, tell func(upgradeRun)) error {
+	req := &upgradeproto.UpgradeRequest{Token: token, KubernetesVersion: version, What: upgradeproto.What_APPLY, Components: component.ToProto(components)}
+	f := &following{host: h, tell: tell, run: upgradeRun{version: version, components: reference, node: h.node, phase: "download"}}
+	cut := false
+	for pause := reconnectMin; ; pause = min(2*pause, reconnectMax) {
+		before := f.after
+		req.After = f.after
+		err := f.follow(ctx, req)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("follow the upgrade of %s: %w", h.node, context.Cause(ctx))
+		case !wasCut(err):
+			return fmt.Errorf("upgrade %s to Kubernetes %s: %w", h.node, version, words(err))
+		}
+		if f.after > before {
+			pause, cut = reconnectMin, false
+		}
+		if !cut && h.log != nil {
+			h.log.Warn("agent not reached, the upgrade is followed again when it is", "node", h.node, "err", words(err))
+		}
+		cut = true
+		t := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("follow the upgrade of %s: %w", h.node, context.Cause(ctx))
+		case <-t.C:
+		}
+	}
+}
+
+// following is one call of Upgrade.
+type following struct {
+	host  *agentHost
+	tell  func(upgradeRun)
+	run   upgradeRun
+	stage string
+	after uint64 // number of the last line
+}
+
+// errFailed ends a run that failed; nothing is gained by following it again.
+type errFailed struct{ *upgradeproto.Failure }
+
+func (e errFailed) Error() string {
+	s := e.GetStage() + ": " + e.GetMessage()
+	if r := e.GetRemedy(); r != "" {
+		s += " (" + r + ")"
+	}
+	return s
+}
+
+// follow asks once, and tells what comes until the end of the run or the stream.
+func (f *following) follow(ctx context.Context, req *upgradeproto.UpgradeRequest) error {
+	ctx, cancel := context.WithCancel(ctx) // ends the stream
+	defer cancel()
+	stream, err := f.host.agent.Upgrade(ctx, req)
+	if err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return io.ErrUnexpectedEOF // no last word
+		}
+		if err != nil {
+			return err
+		}
+		f.after = m.GetSeq()
+		if f.run.started.IsZero() {
+			f.run.started = m.GetTime().AsTime()
+		}
+		switch k := m.GetKind().(type) {
+		case *upgradeproto.UpgradeResponse_Progress:
+			f.stage = k.Progress.GetStage()
+			f.run.phase = phaseOf(f.stage)
+			text := k.Progress.GetState()
+			if t := k.Progress.GetText(); t != "" {
+				text += ": " + t
+			}
+			f.note("agent", text)
+		case *upgradeproto.UpgradeResponse_Log:
+			f.run.line = k.Log.GetLine()
+			f.note(k.Log.GetSource(), k.Log.GetLine())
+		case *upgradeproto.UpgradeResponse_Success:
+			f.run.phase, f.run.ended = "done", m.GetTime().AsTime()
+			f.tell(f.run)
+			return nil
+		case *upgradeproto.UpgradeResponse_Failure:
+			f.run.phase, f.run.line, f.run.ended = "failed", k.Failure.GetMessage(), m.GetTime().AsTime()
+			f.tell(f.run)
+			return errFailed{k.Failure}
+		}
+		f.tell(f.run)
+	}
+}
+
+func (f *following) note(source, line string) {
+	if f.host.log != nil {
+		f.host.log.Info("upgrade", "node", f.host.node, "stage", f.stage, "source", source, "line", line)
+	}
+}
+
+// wasCut reports whether the same request may be answered if it is made again.
+func wasCut(err error) bool {
+	if errors.As(err, new(errFailed)) {
+		return false
+	}
+	switch status.Code(err) {
+	case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted:
+		return true
+	}
+	return errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// refused is an answer of the agent, in its own words, with its code.
+type refused struct{ error }
+
+func (r refused) Error() string {
+	if s, ok := status.FromError(r.error); ok {
+		return s.Message()
+	}
+	return r.error.Error()
+}
+
+func (r refused) Unwrap() error { return r.error }
+
+// words gives an error of the agent in its own words.
+func words(err error) error { return refused{err} }
