@@ -342,7 +342,7 @@ func TestRealSandbox(t *testing.T) {
 		return nil
 	}
 	eventually(t, "the API server's port on the host leads to the machine", func() bool { return echo("tcp", info.ClusterEndpoint) == nil })
-	if code, out := inside(t, s, name, "worker-0", "exec 3<>/dev/tcp/10.42.0.1/6443; echo hi >&3; read -t 2 x <&3; echo $x"); code != 0 || out != "hi\n" {
+	if code, out := inside(t, s, name, "worker-0", "exec 3<>/dev/tcp/10.42.0.1/6443; echo hi >&3; read -t 30 x <&3; echo $x"); code != 0 || out != "hi\n" {
 		t.Errorf("load balancer seen from a machine: %d %q", code, out)
 	}
 
