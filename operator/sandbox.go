@@ -32,9 +32,32 @@ func (c *SandboxCloud) Groups(ctx context.Context) ([]cloud.Group, error) {
 	return call(ctx, c, func(l *local.Client) ([]cloud.Group, error) { return l.Groups(ctx) })
 }
 
+// Instances returns all instances, as [local.Client.Instances] does.
+func (c *SandboxCloud) Instances(ctx context.Context) ([]cloud.Instance, error) {
+	return call(ctx, c, func(l *local.Client) ([]cloud.Instance, error) { return l.Instances(ctx) })
+}
+
 // Instance returns one instance; the error wraps cloud.ErrNotFound if there is none.
 func (c *SandboxCloud) Instance(ctx context.Context, providerID string) (cloud.Instance, error) {
 	return call(ctx, c, func(l *local.Client) (cloud.Instance, error) { return l.Instance(ctx, providerID) })
+}
+
+// SetGroupImage sets the image of a group's future instances.
+func (c *SandboxCloud) SetGroupImage(ctx context.Context, groupID, image string) error {
+	_, err := call(ctx, c, func(l *local.Client) (struct{}, error) { return struct{}{}, l.SetGroupImage(ctx, groupID, image) })
+	return err
+}
+
+// CreateInstances adds an instance to a group for each token, once per token, as
+// [local.Client.CreateInstances] does.
+func (c *SandboxCloud) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
+	return call(ctx, c, func(l *local.Client) ([]cloud.Instance, error) { return l.CreateInstances(ctx, groupID, tokens) })
+}
+
+// DeleteInstances deletes instances; that some are not there is no error.
+func (c *SandboxCloud) DeleteInstances(ctx context.Context, providerIDs []string) error {
+	_, err := call(ctx, c, func(l *local.Client) (struct{}, error) { return struct{}{}, l.DeleteInstances(ctx, providerIDs) })
+	return err
 }
 
 func call[T any](ctx context.Context, c *SandboxCloud, f func(*local.Client) (T, error)) (T, error) {

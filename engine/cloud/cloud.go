@@ -57,6 +57,9 @@ type Instance struct {
 	// PodCIDR is the range that the cloud routes to the instance.
 	PodCIDR netip.Prefix `json:"podCIDR"`
 	Created time.Time    `json:"created"`
+	// Token is what the caller that created the instance named its request by; empty
+	// if nobody did, as for instances that came with a group's count.
+	Token string `json:"token,omitempty"`
 	// Message says why the state is what it is, for people; often empty.
 	Message string `json:"message,omitempty"`
 }
@@ -94,6 +97,9 @@ var (
 	ErrThrottled = errors.New("throttled by the cloud")
 	// ErrUnavailable means the cloud could not be reached or failed (HTTP 5xx).
 	ErrUnavailable = errors.New("cloud unavailable")
+	// ErrPartial comes with a list of which the cloud itself says that it is not
+	// whole.
+	ErrPartial = errors.New("list is not complete")
 	// ErrDenied means that the credentials do not allow the call.
 	ErrDenied = errors.New("denied by the cloud")
 )

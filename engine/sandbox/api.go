@@ -214,8 +214,26 @@ func (a *api) instances(mux *http.ServeMux) {
 		}
 		return nil, a.fleet.setCount(r.Context(), r.PathValue("group"), *in.Count)
 	})
-	object("PUT "+group+"/instances/{token}", func(r *http.Request) (any, error) {
-		return a.fleet.create(r.Context(), r.PathValue("group"), r.PathValue("token"))
+	object("POST "+group+"/instances", func(r *http.Request) (any, error) {
+		var in local.NewInstances
+		if err := decode(r, &in); err != nil {
+			return nil, err
+		}
+		for _, t := range in.Tokens {
+			if !local.ValidToken(t) {
+				return nil, fmt.Errorf("%w: %q is not a token", errRequest, t)
+			}
+		}
+		l, err := a.fleet.create(r.Context(), r.PathValue("group"), in.Tokens)
+		return local.InstanceList{Instances: l}, err
+	})
+	mux.HandleFunc("POST /v1/instances/delete", func(w http.ResponseWriter, r *http.Request) {
+		var in local.OldInstances
+		err := decode(r, &in)
+		if err == nil {
+			err = a.delete(r, in.ProviderIDs)
+		}
+		a.reply(w, nil, err)
 	})
 
 	const machine = "/v1/sandboxes/{sandbox}/instances/{machine}"
@@ -227,21 +245,34 @@ func (a *api) instances(mux *http.ServeMux) {
 		}
 		return s.describe(i), nil
 	})
-	object("DELETE "+machine, func(r *http.Request) (any, error) {
-		name := r.PathValue("machine")
-		// The host's own deletes come without a token and are never lost.
-		if r.Header.Get("Authorization") != "" && strikes(a.fleet.active().lostDelete) {
-			a.log.Warn("fault injected", "fault", "lost-delete", "node", name)
-			return nil, nil
-		}
-		return nil, a.fleet.remove(name)
-	})
 	object("POST "+machine+"/reboot", func(r *http.Request) (any, error) {
 		return nil, a.fleet.reboot(r.Context(), r.PathValue("machine"))
 	})
 	object("POST "+machine+"/stop", func(r *http.Request) (any, error) {
 		return nil, a.fleet.stop(r.Context(), r.PathValue("machine"), "its plug was pulled")
 	})
+}
+
+// delete deletes instances by their provider IDs.
+func (a *api) delete(r *http.Request, ids []string) error {
+	s, _ := a.fleet.snapshot()
+	var names []string
+	for _, id := range ids {
+		sandbox, name, err := local.ParseProviderID(id)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errRequest, err)
+		}
+		if sandbox != s.Name {
+			return fmt.Errorf("sandbox %s: %w, which is %s", sandbox, errNoSuch, s.Name)
+		}
+		// The host's own deletes come without a token and are never lost.
+		if r.Header.Get("Authorization") != "" && strikes(a.fleet.active().lostDelete) {
+			a.log.Warn("fault injected", "fault", "lost-delete", "node", name)
+			continue
+		}
+		names = append(names, name)
+	}
+	return a.fleet.remove(names...)
 }
 
 // describe tells the owner everything.

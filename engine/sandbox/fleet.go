@@ -168,7 +168,7 @@ func (s *state) ordered() []*instance {
 func (s *state) describe(i *instance) cloud.Instance {
 	out := cloud.Instance{
 		Name: i.Name, ProviderID: local.ProviderID(s.Name, i.Name), Group: local.GroupID(s.Name, i.Group), Role: i.Role,
-		Image: local.ImageReference(s.Name, i.Image), IP: i.ip(), PodCIDR: i.podCIDR(), Created: i.Created, Message: i.Message,
+		Image: local.ImageReference(s.Name, i.Image), IP: i.ip(), PodCIDR: i.podCIDR(), Created: i.Created, Token: i.Token, Message: i.Message,
 	}
 	switch {
 	case i.Want == wantDeleted:
@@ -307,64 +307,100 @@ func (s *state) add(g *group) (*instance, error) {
 	return i, nil
 }
 
-// create makes an instance for a caller's token, once.
-func (f *fleet) create(ctx context.Context, groupName, token string) (cloud.Instance, error) {
-	if out, ok := f.created(groupName, token); ok {
-		return out, nil
-	}
+// create makes an instance for each of a caller's tokens, once per token: all or,
+// after an error, none of those that were not there. The result is in the order of
+// tokens; instances that are no more are Terminated.
+func (f *fleet) create(ctx context.Context, groupName string, tokens []string) ([]cloud.Instance, error) {
 	s, _ := f.snapshot()
 	g := s.group(groupName)
 	if g == nil {
-		return cloud.Instance{}, fmt.Errorf("group %s: %w", groupName, errNoSuch)
+		return nil, fmt.Errorf("group %s: %w", groupName, errNoSuch)
 	}
-	if err := f.check(ctx, g.Role, 1); err != nil {
-		return cloud.Instance{}, err
+	if err := f.check(ctx, g.Role, len(s.unused(groupName, tokens))); err != nil {
+		return nil, err
 	}
 	f.mu.Lock()
-	var name string
-	err := f.update(func(s *state) error {
-		if s.Tokens[groupName+"/"+token] != "" {
-			return nil // another call with this token was faster
-		}
-		g := s.group(groupName)
-		i, err := s.add(g)
+	defer f.mu.Unlock()
+	if len(f.st.unused(groupName, tokens)) > 0 { // no other call was faster
+		var names []string
+		err := f.update(func(s *state) error {
+			g := s.group(groupName)
+			for _, token := range s.unused(groupName, tokens) {
+				i, err := s.add(g)
+				if err != nil {
+					return err
+				}
+				g.Count++
+				i.Token, s.Tokens[groupName+"/"+token] = token, i.Name
+				names = append(names, i.Name)
+			}
+			return nil
+		})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		g.Count++
-		s.Tokens[groupName+"/"+token], name = i.Name, i.Name
-		return nil
-	})
-	if err == nil && name != "" {
-		f.rouse(name)
+		f.rouse(names...)
 	}
-	f.mu.Unlock()
-	if err != nil {
-		return cloud.Instance{}, err
+	out := make([]cloud.Instance, 0, len(tokens))
+	for _, token := range tokens {
+		out = append(out, f.st.created(groupName, token))
 	}
-	out, _ := f.created(groupName, token)
 	return out, nil
 }
 
-// created returns the instance that a token made, Terminated if it is no more.
-func (f *fleet) created(groupName, token string) (cloud.Instance, bool) {
-	s, _ := f.snapshot()
-	name := s.Tokens[groupName+"/"+token]
-	if name == "" {
-		return cloud.Instance{}, false
+// unused returns, each once, the tokens that have made no instance.
+func (s *state) unused(group string, tokens []string) []string {
+	var out []string
+	for _, t := range tokens {
+		if s.Tokens[group+"/"+t] == "" && !slices.Contains(out, t) {
+			out = append(out, t)
+		}
 	}
+	return out
+}
+
+// created returns the instance that a token made, Terminated if it is no more.
+func (s *state) created(groupName, token string) cloud.Instance {
+	name := s.Tokens[groupName+"/"+token]
 	if i := s.instance(name); i != nil {
-		return s.describe(i), true
+		return s.describe(i)
 	}
 	return cloud.Instance{
 		Name: name, ProviderID: local.ProviderID(s.Name, name), Group: local.GroupID(s.Name, groupName),
-		Role: s.group(groupName).Role, State: cloud.Terminated,
-	}, true
+		Role: s.group(groupName).Role, State: cloud.Terminated, Token: token,
+	}
 }
 
-// remove deletes an instance, if it is there.
-func (f *fleet) remove(name string) error {
-	return f.wantFor(name, wantDeleted, "")
+// remove deletes instances, those that are there.
+func (f *fleet) remove(names ...string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var touched []string
+	for _, name := range names {
+		if i := f.st.instance(name); i != nil && i.Want != wantDeleted {
+			touched = append(touched, name)
+		}
+	}
+	if len(touched) == 0 {
+		return nil
+	}
+	err := f.update(func(s *state) error {
+		for _, name := range touched {
+			i := s.instance(name)
+			if i.Want == wantDeleted { // named twice
+				continue
+			}
+			i.Want, i.Message = wantDeleted, ""
+			if g := s.group(i.Group); g.Count > 0 {
+				g.Count--
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		f.rouse(touched...)
+	}
+	return err
 }
 
 // stop pulls an instance's plug and returns when it is off.
@@ -396,13 +432,12 @@ func (f *fleet) until(ctx context.Context, name string, ok func(*instance) bool)
 	}
 }
 
+// wantFor sets what shall become of an instance that is not being deleted.
 func (f *fleet) wantFor(name string, w want, why string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	i := f.st.instance(name)
 	switch {
-	case i == nil && w == wantDeleted:
-		return nil
 	case i == nil:
 		return fmt.Errorf("instance %s: %w", name, errNoSuch)
 	case i.Want == w || i.Want == wantDeleted:
@@ -411,9 +446,6 @@ func (f *fleet) wantFor(name string, w want, why string) error {
 	err := f.update(func(s *state) error {
 		i := s.instance(name)
 		i.Want, i.Message = w, why
-		if g := s.group(i.Group); w == wantDeleted && g.Count > 0 {
-			g.Count--
-		}
 		return nil
 	})
 	if err == nil {

@@ -290,7 +290,7 @@ func TestCreateIsIdempotentAndCounts(t *testing.T) {
 		got := make([]cloud.Instance, 8)
 		for n := range got {
 			wg.Go(func() {
-				i, err := f.create(t.Context(), local.WorkerGroup, "heir-1")
+				i, err := first(f.create(t.Context(), local.WorkerGroup, []string{"heir-1"}))
 				if err != nil {
 					t.Error(err)
 				}
@@ -320,11 +320,64 @@ func TestCreateIsIdempotentAndCounts(t *testing.T) {
 		if n := s.group(local.WorkerGroup).Count; n != 1 {
 			t.Errorf("group counts %d after the delete", n)
 		}
-		again, err := f.create(t.Context(), local.WorkerGroup, "heir-1")
+		again, err := first(f.create(t.Context(), local.WorkerGroup, []string{"heir-1"}))
 		if err != nil || again.Name != "worker-1" || again.State != cloud.Terminated {
 			t.Errorf("the spent token made %+v, %v", again, err)
 		}
 		wantList(t, "machines", c.names(), "control-plane-0", "worker-0")
+	})
+}
+
+func first[T any](l []T, err error) (T, error) {
+	if len(l) == 0 {
+		var none T
+		return none, err
+	}
+	return l[0], err
+}
+
+func TestManyAreMadeAndDeletedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 0, 1)
+		summary := func(l []cloud.Instance) (out []string) {
+			for _, i := range l {
+				out = append(out, fmt.Sprintf("%s %s %s", i.Token, i.Name, i.State))
+			}
+			return out
+		}
+		l, err := f.create(t.Context(), local.WorkerGroup, []string{"b", "a", "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantList(t, "created", summary(l), "b worker-1 Creating", "a worker-2 Creating", "b worker-1 Creating")
+		time.Sleep(5 * time.Second)
+		if err := f.remove("worker-0", "worker-1", "worker-1", "worker-7"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		// The order is the caller's: one that is no more, one that runs, one that is new.
+		l, err = f.create(t.Context(), local.WorkerGroup, []string{"b", "a", "c"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantList(t, "asked again", summary(l), "b worker-1 Terminated", "a worker-2 Ready", "c worker-3 Creating")
+		time.Sleep(5 * time.Second)
+		wantList(t, "listed", summary(f.instances()), "a worker-2 Ready", "c worker-3 Ready")
+		if s, _ := f.snapshot(); s.group(local.WorkerGroup).Count != 2 {
+			t.Errorf("group counts %d", s.group(local.WorkerGroup).Count)
+		}
+
+		f.save = func(*state) error { return errors.New("no space left on device") }
+		if _, err := f.create(t.Context(), local.WorkerGroup, []string{"d", "e"}); err == nil {
+			t.Error("what could not be written was created")
+		}
+		if err := f.remove("worker-2", "worker-3"); err == nil {
+			t.Error("what could not be written was deleted")
+		}
+		wantList(t, "after errors", summary(f.instances()), "a worker-2 Ready", "c worker-3 Ready")
 	})
 }
 
@@ -337,7 +390,7 @@ func TestFleetFindsWhatACrashLeft(t *testing.T) {
 		if err := f.stop(t.Context(), "worker-2", "test"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.create(t.Context(), local.WorkerGroup, "late"); err != nil {
+		if _, err := f.create(t.Context(), local.WorkerGroup, []string{"late"}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(500 * time.Millisecond)
@@ -354,7 +407,7 @@ func TestFleetFindsWhatACrashLeft(t *testing.T) {
 		if !c.look("control-plane-0").Booted.Equal(before) {
 			t.Error("a machine that ran was booted again")
 		}
-		if i, err := f.create(t.Context(), local.WorkerGroup, "late"); err != nil || i.Name != "worker-3" {
+		if i, err := first(f.create(t.Context(), local.WorkerGroup, []string{"late"})); err != nil || i.Name != "worker-3" {
 			t.Errorf("the token was forgotten: %+v %v", i, err)
 		}
 	})
@@ -496,7 +549,7 @@ func TestWhatCannotBeWrittenDoesNotHappen(t *testing.T) {
 		if err := f.setCount(t.Context(), local.WorkerGroup, 2); err == nil {
 			t.Error("accepted")
 		}
-		if _, err := f.create(t.Context(), local.WorkerGroup, "heir"); err == nil {
+		if _, err := f.create(t.Context(), local.WorkerGroup, []string{"heir"}); err == nil {
 			t.Error("accepted")
 		}
 		synctest.Wait()
@@ -517,7 +570,7 @@ func TestFullComputerRefuses(t *testing.T) {
 		if err := f.setCount(t.Context(), local.WorkerGroup, 1); !errors.Is(err, errCapacity) {
 			t.Errorf("got %v", err)
 		}
-		if _, err := f.create(t.Context(), local.WorkerGroup, "heir"); !errors.Is(err, errCapacity) {
+		if _, err := f.create(t.Context(), local.WorkerGroup, []string{"heir"}); !errors.Is(err, errCapacity) {
 			t.Errorf("got %v", err)
 		}
 	})

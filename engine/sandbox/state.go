@@ -86,6 +86,7 @@ type instance struct {
 	Message string     `json:"message"`
 	Created time.Time  `json:"created"`
 	Started time.Time  `json:"started"`
+	Token   string     `json:"token,omitempty"` // of the call that created it, if one did
 }
 
 // Addresses of machines: 10.42.0.<index> and 10.244.<index>.0/24. Index 1 is the

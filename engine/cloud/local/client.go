@@ -23,6 +23,18 @@ type (
 	// InstanceList answers GET /v1/instances.
 	InstanceList struct {
 		Instances []cloud.Instance `json:"instances"`
+		// Partial means that the cloud knows of instances that the list lacks. One that
+		// lacks some without knowing does not say so.
+		Partial bool `json:"partial,omitempty"`
+	}
+	// NewInstances is the body of POST /v1/<group ID>/instances, which answers with an
+	// InstanceList in the same order.
+	NewInstances struct {
+		Tokens []string `json:"tokens"`
+	}
+	// OldInstances is the body of POST /v1/instances/delete.
+	OldInstances struct {
+		ProviderIDs []string `json:"providerIDs"`
 	}
 	// ImageList answers GET /v1/images.
 	ImageList struct {
@@ -88,13 +100,18 @@ func (c *Client) SetGroupCount(ctx context.Context, groupID string, count int) e
 	return nil
 }
 
-// Instances returns the instances of the sandbox. As in any cloud the list may be
-// behind: that an instance is missing here does not prove that it is gone;
-// [Client.Instance] does.
+// Instances returns the instances of the sandbox, those that are being deleted
+// included. As in any cloud the list may be behind, or lack some: that an instance
+// is missing here does not prove that it is gone; [Client.Instance] does. If the
+// cloud knows that the list is not whole, the list comes with an error that wraps
+// cloud.ErrPartial.
 func (c *Client) Instances(ctx context.Context) ([]cloud.Instance, error) {
 	var l InstanceList
 	if err := c.call(ctx, http.MethodGet, "/v1/instances", nil, nil, &l); err != nil {
 		return nil, fmt.Errorf("list instances: %w", err)
+	}
+	if l.Partial {
+		return l.Instances, fmt.Errorf("list instances: %w", cloud.ErrPartial)
 	}
 	return l.Instances, nil
 }
@@ -113,38 +130,76 @@ func (c *Client) Instance(ctx context.Context, providerID string) (cloud.Instanc
 	return i, nil
 }
 
-// CreateInstance adds an instance with the group's image to a group, which raises
-// the group's count, and returns before the machine has booted.
-//
-// name is the caller's token, not the name of the machine: a repeated call with
-// the same name returns the instance of the first, even after its deletion, then
-// with state cloud.Terminated. A name is at most 63 characters of letters, digits,
-// '.', '+' and '-'.
-func (c *Client) CreateInstance(ctx context.Context, groupID, name string) (cloud.Instance, error) {
-	var i cloud.Instance
-	if _, _, err := ParseGroupID(groupID); err != nil {
-		return i, err
+// CreateInstance is [Client.CreateInstances] for one.
+func (c *Client) CreateInstance(ctx context.Context, groupID, token string) (cloud.Instance, error) {
+	l, err := c.CreateInstances(ctx, groupID, []string{token})
+	if err != nil {
+		return cloud.Instance{}, err
 	}
-	if !validSegment(name) {
-		return i, fmt.Errorf("create instance in group %s: %q is not a name", groupID, name)
-	}
-	if err := c.call(ctx, http.MethodPut, "/v1/"+groupID+"/instances/"+name, nil, nil, &i); err != nil {
-		return i, fmt.Errorf("create instance %s in group %s: %w", name, groupID, err)
-	}
-	return i, nil
+	return l[0], nil
 }
 
-// DeleteInstance deletes an instance, which lowers the group's count, and returns
-// before the machine is gone. Deleting what is not there is a success.
-func (c *Client) DeleteInstance(ctx context.Context, providerID string) error {
-	path, err := instancePath(providerID)
-	if err != nil {
-		return err
+// CreateInstances adds one instance with the group's image to a group for each
+// token, which raises the group's count, and returns them in the order of tokens
+// before their machines have booted. It is one request.
+//
+// A token is the caller's and not the name of a machine. A repeated call with the
+// same token returns the instance of the first, even after its deletion, then with
+// state cloud.Terminated. A token is at most 63 characters of letters, digits, '.',
+// '+' and '-'. After an error each of the instances may exist or not, unless the
+// request was not valid; a call with the same tokens finds out.
+func (c *Client) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
+	if _, _, err := ParseGroupID(groupID); err != nil {
+		return nil, err
 	}
-	if err := c.call(ctx, http.MethodDelete, path, nil, nil, nil); err != nil {
-		return fmt.Errorf("delete instance %s: %w", providerID, err)
+	for _, t := range tokens {
+		if !ValidToken(t) {
+			return nil, fmt.Errorf("create instances in group %s: %q is not a token", groupID, t)
+		}
+	}
+	if len(tokens) == 0 {
+		return nil, nil
+	}
+	var l InstanceList
+	err := c.callWithin(ctx, bulkTimeout, http.MethodPost, "/v1/"+groupID+"/instances", nil, NewInstances{tokens}, &l)
+	if err == nil && len(l.Instances) != len(tokens) {
+		err = fmt.Errorf("%w: %d instances came for %d tokens", cloud.ErrUnavailable, len(l.Instances), len(tokens))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create %s in group %s: %w", count(tokens), groupID, err)
+	}
+	return l.Instances, nil
+}
+
+// DeleteInstance is [Client.DeleteInstances] for one.
+func (c *Client) DeleteInstance(ctx context.Context, providerID string) error {
+	return c.DeleteInstances(ctx, []string{providerID})
+}
+
+// DeleteInstances deletes instances, which lowers the counts of their groups, and
+// returns before the machines are gone. It is one request. Deleting what is not
+// there is a success. After an error some may be on their way, others not.
+func (c *Client) DeleteInstances(ctx context.Context, providerIDs []string) error {
+	for _, id := range providerIDs {
+		if _, _, err := ParseProviderID(id); err != nil {
+			return err
+		}
+	}
+	if len(providerIDs) == 0 {
+		return nil
+	}
+	if err := c.callWithin(ctx, bulkTimeout, http.MethodPost, "/v1/instances/delete", nil, OldInstances{providerIDs}, nil); err != nil {
+		return fmt.Errorf("delete %s: %w", count(providerIDs), err)
 	}
 	return nil
+}
+
+// count says how many instances a request was for, or which one.
+func count(names []string) string {
+	if len(names) == 1 {
+		return "instance " + names[0]
+	}
+	return fmt.Sprint(len(names), " instances")
 }
 
 // RebootInstance switches a machine off and on again. Its disk and its TPM's

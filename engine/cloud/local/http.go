@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	// requestTimeout bounds a call that the cloud answers from memory, actionTimeout
-	// one that waits for machines. An earlier deadline of the caller counts.
+	// requestTimeout bounds a call that the cloud answers from memory, bulkTimeout one
+	// that may change thousands of instances, actionTimeout one that waits for
+	// machines. An earlier deadline of the caller counts.
 	requestTimeout = 15 * time.Second
+	bulkTimeout    = 30 * time.Second
 	actionTimeout  = 2 * time.Minute
 	// maxBody bounds an answer: a thousand instances are about 400 kB.
 	maxBody = 16 << 20

@@ -98,6 +98,9 @@ func parseResource(id, collection string) (sandbox, name string, ok bool) {
 
 var segmentRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.+-]{0,62}$`)
 
+// ValidToken reports whether s may name a request to create an instance.
+func ValidToken(s string) bool { return validSegment(s) }
+
 // validSegment keeps a name from changing the path that it becomes part of.
 func validSegment(s string) bool { return segmentRE.MatchString(s) }
 

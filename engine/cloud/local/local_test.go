@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -152,8 +153,16 @@ func TestRequestsNameTheirObject(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		got = append(got, r.Method+" "+r.URL.RequestURI())
-		json.NewEncoder(w).Encode(map[string]string{})
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		got = append(got, strings.TrimSpace(r.Method+" "+r.URL.RequestURI()+" "+string(body)))
+		var in NewInstances
+		if strings.HasSuffix(r.URL.Path, "/instances") && json.Unmarshal(body, &in) != nil {
+			t.Errorf("body %q", body)
+		}
+		json.NewEncoder(w).Encode(InstanceList{Instances: make([]cloud.Instance, len(in.Tokens))})
 	})}}
 	s.Start()
 	defer s.Close()
@@ -163,7 +172,11 @@ func TestRequestsNameTheirObject(t *testing.T) {
 		func() error { return c.SetGroupImage(ctx, group, ImageReference("demo", "v1.1.0")) },
 		func() error { return c.SetGroupCount(ctx, group, 3) },
 		func() error { _, err := c.CreateInstance(ctx, group, "heir-of-worker-0"); return err },
+		func() error { _, err := c.CreateInstances(ctx, group, []string{"a", "b"}); return err },
+		func() error { _, err := c.CreateInstances(ctx, group, nil); return err }, // no request
 		func() error { return c.DeleteInstance(ctx, id) },
+		func() error { return c.DeleteInstances(ctx, []string{id, ProviderID("demo", "worker-1")}) },
+		func() error { return c.DeleteInstances(ctx, nil) }, // no request
 		func() error { return c.RebootInstance(ctx, id) },
 		func() error { return c.StopInstance(ctx, id) },
 		func() error { _, err := c.Components(ctx, "v1.35.4"); return err },
@@ -175,21 +188,40 @@ func TestRequestsNameTheirObject(t *testing.T) {
 		}
 	}
 	want := []string{
-		"PUT /v1/sandboxes/demo/groups/workers/image",
-		"PUT /v1/sandboxes/demo/groups/workers/count",
-		"PUT /v1/sandboxes/demo/groups/workers/instances/heir-of-worker-0",
-		"DELETE /v1/sandboxes/demo/instances/worker-0",
+		`PUT /v1/sandboxes/demo/groups/workers/image {"image":"sandboxes/demo/images/v1.1.0"}`,
+		`PUT /v1/sandboxes/demo/groups/workers/count {"count":3}`,
+		`POST /v1/sandboxes/demo/groups/workers/instances {"tokens":["heir-of-worker-0"]}`,
+		`POST /v1/sandboxes/demo/groups/workers/instances {"tokens":["a","b"]}`,
+		`POST /v1/instances/delete {"providerIDs":["sandbox://demo/worker-0"]}`,
+		`POST /v1/instances/delete {"providerIDs":["sandbox://demo/worker-0","sandbox://demo/worker-1"]}`,
 		"POST /v1/sandboxes/demo/instances/worker-0/reboot",
 		"POST /v1/sandboxes/demo/instances/worker-0/stop",
 		"GET /v1/components?kubernetes=v1.35.4",
-		"PUT /v1/faults",
+		`PUT /v1/faults {"faults":null}`,
 		"POST /v1/shutdown?machines=true",
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	if _, err := c.CreateInstance(ctx, group, "../../shutdown"); err == nil {
-		t.Error("a name that climbs was sent")
+		t.Error("a token that is no name was sent")
+	}
+	if err := c.DeleteInstances(ctx, []string{id, "gce://project/zone/instance"}); err == nil {
+		t.Error("another cloud's instance was sent")
+	}
+}
+
+func TestAnswersThatAreNotWholeAreErrors(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		json.NewEncoder(w).Encode(InstanceList{Instances: []cloud.Instance{{Name: "worker-0"}}, Partial: true})
+	}))
+	defer s.Close()
+	c, ctx := NewClient(s.URL, ""), t.Context()
+	if l, err := c.Instances(ctx); !errors.Is(err, cloud.ErrPartial) || len(l) != 1 {
+		t.Errorf("partial list: %v, %v", l, err)
+	}
+	if l, err := c.CreateInstances(ctx, GroupID("demo", WorkerGroup), []string{"a", "b"}); !errors.Is(err, cloud.ErrUnavailable) || l != nil {
+		t.Errorf("one instance for two tokens: %v, %v", l, err)
 	}
 }
 
