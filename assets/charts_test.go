@@ -6,22 +6,33 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
+	"path"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
 
+	"constellation/agent"
 	"constellation/assets"
 	"constellation/assets/render"
 	"constellation/engine/sandbox/controlplane"
@@ -67,71 +78,243 @@ func documents(t *testing.T, stream []byte, into func(kind string) any) {
 	}
 }
 
-// TestRightsAreExactly is the list of what each service may do in the cluster. Who
-// changes a role changes this list, and has to say why.
+// rightsOf is the list of what each service may do in the cluster. Who changes a role
+// changes this list, and has to say why.
+var rightsOf = map[string][]string{
+	"constellation-operator": {
+		"*: apps/daemonsets: get",
+		"*: nodes: delete,list,patch,watch",
+		"*: pods/eviction: create",
+		"*: pods: get,list",
+		"*: update.edgeless.systems/autoscalingstrategies (autoscalingstrategy): patch",
+		"*: update.edgeless.systems/autoscalingstrategies/status (autoscalingstrategy): patch",
+		"*: update.edgeless.systems/autoscalingstrategies: create,list,watch",
+		"*: update.edgeless.systems/joiningnodes/status: patch",
+		"*: update.edgeless.systems/joiningnodes: delete,list,watch",
+		"*: update.edgeless.systems/nodeversions (constellation-version): get,list,watch",
+		"*: update.edgeless.systems/nodeversions/status (constellation-version): patch",
+		"*: update.edgeless.systems/pendingnodes/status: patch",
+		"*: update.edgeless.systems/pendingnodes: create,delete,list,patch,watch",
+		"*: update.edgeless.systems/scalinggroups/status: patch",
+		"*: update.edgeless.systems/scalinggroups: create,list,patch,watch",
+		"constellation-system: coordination.k8s.io/leases (constellation-operator): get,update",
+		"constellation-system: coordination.k8s.io/leases: create",
+		"constellation-system: events: create,patch",
+		"default: events.k8s.io/events: create,patch",
+		"kube-system: apps/deployments (constellation-cluster-autoscaler): get,patch",
+		"kube-system: configmaps (k8s-version): create,patch",
+		"kube-system: configmaps: get",
+	},
+	"constellation-services": {
+		"*: update.edgeless.systems/joiningnodes: create,patch",
+		"*: update.edgeless.systems/nodeversions (constellation-version): get,list,watch",
+		"constellation-system: coordination.k8s.io/leases (control-plane-join): get,update",
+		"constellation-system: coordination.k8s.io/leases: create",
+		"kube-system: configmaps (join-config): get,list,watch",
+		"kube-system: configmaps: get",
+		"kube-system: secrets: create,delete,patch",
+	},
+}
+
+// TestRightsAreExactly asks the real authorizer as each service: for its rules, and
+// for every verb on every resource that the API server knows. Neither may give more or
+// less than the list above.
 func TestRightsAreExactly(t *testing.T) {
-	want := map[string][]string{
-		"constellation-operator": {
-			"*: nodes: list,patch,watch",
-			"*: update.edgeless.systems/autoscalingstrategies: create",
-			"*: update.edgeless.systems/joiningnodes/status: patch",
-			"*: update.edgeless.systems/joiningnodes: delete,list,watch",
-			"*: update.edgeless.systems/nodeversions/status (constellation-version): patch",
-			"*: update.edgeless.systems/nodeversions (constellation-version): list,watch",
-			"*: update.edgeless.systems/pendingnodes: list,watch",
-			"*: update.edgeless.systems/scalinggroups/status: patch",
-			"*: update.edgeless.systems/scalinggroups: create,list,patch,watch",
-			"constellation-system: coordination.k8s.io/leases (constellation-operator): get,update",
-			"constellation-system: coordination.k8s.io/leases: create",
-			"constellation-system: events: create,patch",
-			"default: events.k8s.io/events: create,patch",
-		},
-		"constellation-services": {
-			"*: update.edgeless.systems/joiningnodes: create,patch",
-			"*: update.edgeless.systems/nodeversions (constellation-version): get,list,watch",
-			"constellation-system: coordination.k8s.io/leases (control-plane-join): get,update",
-			"constellation-system: coordination.k8s.io/leases: create",
-			"kube-system: configmaps (join-config): get,list,watch",
-			"kube-system: configmaps: get",
-			"kube-system: secrets: create,delete,patch",
-		},
+	cp := controlplane.ForTest(t, controlplane.Options{})
+	admin := kubernetes.NewForConfigOrDie(unlimited(cp.Config()))
+	for _, ns := range []string{namespace, "other"} {
+		if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
+	applyKinds(t, cp)
 	for _, chart := range charts {
-		t.Run(chart, func(t *testing.T) {
-			var roles []*rbacv1.Role
-			var clusterRoles []*rbacv1.ClusterRole
-			documents(t, rendered(t, chart, "v1.1.0", nil), func(kind string) any {
-				switch kind {
-				case "Role":
-					roles = append(roles, &rbacv1.Role{})
-					return roles[len(roles)-1]
-				case "ClusterRole":
-					clusterRoles = append(clusterRoles, &rbacv1.ClusterRole{})
-					return clusterRoles[len(clusterRoles)-1]
+		if err := cp.Apply(t.Context(), rendered(t, chart, "v1.1.0", nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	known := resources(t, admin)
+	for chart, account := range map[string]string{"constellation-operator": "constellation-operator", "constellation-services": "joinservice"} {
+		want := slices.Sorted(slices.Values(rightsOf[chart]))
+		for _, r := range want {
+			for _, never := range []string{"*:*", ": *", "/*", "escalate", "impersonate", "bind", "nodes/proxy", "pods/exec"} {
+				if strings.Contains(r, never) {
+					t.Errorf("right %q holds %q", r, never)
 				}
-				return nil
+			}
+		}
+		user, groups := "system:serviceaccount:"+namespace+":"+account, []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
+		cfg, err := cp.ConfigFor(user, groups...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := kubernetes.NewForConfigOrDie(cfg)
+
+		t.Run(account+" has these rules", func(t *testing.T) {
+			everywhere := rulesIn(t, c, "other")
+			got := rights("*", everywhere)
+			for _, ns := range []string{namespace, "kube-system", "default"} {
+				here := slices.DeleteFunc(rulesIn(t, c, ns), func(r rbacv1.PolicyRule) bool {
+					return slices.ContainsFunc(everywhere, func(e rbacv1.PolicyRule) bool { return reflect.DeepEqual(r, e) })
+				})
+				got = append(got, rights(ns, here)...)
+			}
+			// What everybody with an account may ask about himself.
+			got = slices.DeleteFunc(got, func(r string) bool {
+				return slices.Contains([]string{
+					"*: authentication.k8s.io/selfsubjectreviews: create",
+					"*: authorization.k8s.io/selfsubjectaccessreviews: create", "*: authorization.k8s.io/selfsubjectrulesreviews: create",
+				}, r)
 			})
-			var got []string
-			for _, r := range roles {
-				got = append(got, rights(r.Namespace, r.Rules)...)
-			}
-			for _, r := range clusterRoles {
-				got = append(got, rights("*", r.Rules)...)
-			}
 			slices.Sort(got)
-			slices.Sort(want[chart])
-			if d := cmp.Diff(want[chart], got); d != "" {
-				t.Errorf("rights (-want +got):\n%s", d)
+			if d := cmp.Diff(want, slices.Compact(got)); d != "" {
+				t.Errorf("rules (-want +got):\n%s", d)
 			}
-			for _, r := range got {
-				for _, never := range []string{"*:*", ": *", "escalate", "impersonate", "bind", "nodes/proxy", "pods/exec"} {
-					if strings.Contains(r, never) {
-						t.Errorf("right %q holds %q", r, never)
+		})
+		t.Run(account+" is let do that and nothing else", func(t *testing.T) {
+			var mu sync.Mutex
+			asked := 0
+			var g errgroup.Group
+			g.SetLimit(16)
+			for _, a := range questions(known, want) {
+				g.Go(func() error {
+					r, err := admin.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+						Spec: authorizationv1.SubjectAccessReviewSpec{User: user, Groups: groups, ResourceAttributes: &a},
+					}, metav1.CreateOptions{})
+					if err != nil {
+						return err
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					asked++
+					if should := listed(want, a); r.Status.Allowed != should {
+						t.Errorf("%s %s/%s/%s %q in %q: allowed %v, want %v (%s)", a.Verb, a.Group, a.Resource, a.Subresource, a.Name, a.Namespace, r.Status.Allowed, should, r.Status.Reason)
+					}
+					return nil
+				})
+			}
+			if err := g.Wait(); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%d questions", asked)
+		})
+	}
+}
+
+func unlimited(c *rest.Config) *rest.Config {
+	c = rest.CopyConfig(c)
+	c.QPS = -1
+	return c
+}
+
+func applyKinds(t *testing.T, cp *controlplane.ControlPlane) {
+	t.Helper()
+	crds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range crds {
+		if err := cp.Apply(t.Context(), f.Data); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// resources returns what the API server serves, subresources included, once each.
+func resources(t *testing.T, c kubernetes.Interface) []authorizationv1.ResourceAttributes {
+	t.Helper()
+	var out []authorizationv1.ResourceAttributes
+	await(t, func() bool { // new kinds take a moment
+		_, lists, err := c.Discovery().ServerGroupsAndResources()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = nil
+		for _, l := range lists {
+			gv, err := schema.ParseGroupVersion(l.GroupVersion)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range l.APIResources {
+				a := authorizationv1.ResourceAttributes{Group: gv.Group}
+				a.Resource, a.Subresource, _ = strings.Cut(r.Name, "/")
+				if !slices.Contains(out, a) {
+					out = append(out, a)
+				}
+			}
+		}
+		return slices.Contains(out, authorizationv1.ResourceAttributes{Group: "update.edgeless.systems", Resource: "pendingnodes", Subresource: "status"})
+	})
+	return out
+}
+
+// rulesIn asks for the rules that the caller has in a namespace.
+func rulesIn(t *testing.T, c kubernetes.Interface, ns string) []rbacv1.PolicyRule {
+	t.Helper()
+	r, err := c.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), &authorizationv1.SelfSubjectRulesReview{
+		Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: ns},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []rbacv1.PolicyRule
+	for _, rule := range r.Status.ResourceRules {
+		out = append(out, rbacv1.PolicyRule{Verbs: rule.Verbs, APIGroups: rule.APIGroups, Resources: rule.Resources, ResourceNames: rule.ResourceNames})
+	}
+	return out
+}
+
+// questions asks for every verb on every resource, in namespaces with and without
+// rights of their own, by names of the list and another one.
+func questions(known []authorizationv1.ResourceAttributes, want []string) []authorizationv1.ResourceAttributes {
+	verbs := []string{
+		"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection",
+		"approve", "sign", "attest", "bind", "escalate", "impersonate", "use", "*",
+	}
+	names := []string{"", "other"}
+	for _, w := range want {
+		if _, n, ok := strings.Cut(w, "("); ok {
+			n, _, _ = strings.Cut(n, ")")
+			names = append(names, strings.Split(n, ",")...)
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	var out []authorizationv1.ResourceAttributes
+	for _, a := range known {
+		if a.Group == "authorization.k8s.io" || a.Group == "authentication.k8s.io" {
+			continue // what everybody may ask about himself; the rules are compared whole
+		}
+		for _, a.Verb = range verbs {
+			for _, a.Namespace = range []string{"", namespace, "kube-system", "default", "other"} {
+				for _, a.Name = range names {
+					// Other names are as good as "other" where nothing is given by name.
+					if a.Name == "" || a.Name == "other" || slices.ContainsFunc(want, func(w string) bool { return strings.Contains(w, a.Resource) && strings.Contains(w, a.Name) }) {
+						out = append(out, a)
 					}
 				}
 			}
-		})
+		}
 	}
+	return out
+}
+
+// listed reports whether the list of rights has the answer yes.
+func listed(want []string, a authorizationv1.ResourceAttributes) bool {
+	return slices.ContainsFunc(want, func(w string) bool {
+		where, rest, _ := strings.Cut(w, ": ")
+		what, verbs, _ := strings.Cut(rest, ": ")
+		what, names, byName := strings.Cut(strings.TrimSuffix(what, ")"), " (")
+		resource := a.Resource
+		if a.Group != "" {
+			resource = a.Group + "/" + resource
+		}
+		if a.Subresource != "" {
+			resource += "/" + a.Subresource
+		}
+		return (where == "*" || where == a.Namespace) && what == resource && slices.Contains(strings.Split(verbs, ","), a.Verb) &&
+			(!byName || slices.Contains(strings.Split(names, ","), a.Name))
+	})
 }
 
 func rights(where string, rules []rbacv1.PolicyRule) []string {
@@ -152,28 +335,15 @@ func rights(where string, rules []rbacv1.PolicyRule) []string {
 	return out
 }
 
-// TestPodsAreRestricted asks the real admission plugin: apart from what each pod must
-// have of its host, it meets the strictest level of the Pod Security standards.
+// TestPodsAreRestricted lists, for each pod as the API server completes it, every rule
+// of the strictest level of the Pod Security standards that it breaks, and why.
 func TestPodsAreRestricted(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{})
 	c := kubernetes.NewForConfigOrDie(cp.Config())
-	for name, level := range map[string]string{namespace: "privileged", "strict": "restricted"} {
-		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-			"pod-security.kubernetes.io/enforce": level, "pod-security.kubernetes.io/enforce-version": "latest",
-		}}}
-		if _, err := c.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// The controller that makes it does not run here.
-	if _, err := c.CoreV1().ServiceAccounts("strict").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if _, err := c.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	host := map[string][]string{
-		"joinservice":            {"/var/lib/constellation-tpm", "/etc/kubernetes/pki (read-only)"},
-		"constellation-operator": nil,
-	}
-	root := []string{"joinservice"} // reads root's files
 	pods := map[string]corev1.PodTemplateSpec{}
 	for _, chart := range charts {
 		if err := cp.Apply(t.Context(), rendered(t, chart, "v1.1.0", nil)); err != nil {
@@ -194,61 +364,125 @@ func TestPodsAreRestricted(t *testing.T) {
 	for _, d := range deployments.Items {
 		pods[d.Name] = d.Spec.Template
 	}
-	if got := slices.Sorted(maps.Keys(pods)); !slices.Equal(got, slices.Sorted(maps.Keys(host))) {
+	// The host's network makes ports the host's, and has kubelet's probes name loopback.
+	want := map[string]struct{ broken, mounts []string }{
+		"constellation-operator": {
+			broken: []string{
+				"host namespaces (hostNetwork=true)",
+				"hostPort (container \"operator\" uses hostPorts 9092, 9093)",
+				"probe or lifecycle host (container \"operator\" uses probe or lifecycle host \"127.0.0.1\")",
+				"restricted volume types (volume \"agent\" uses restricted volume type \"hostPath\")",
+			},
+			mounts: []string{"/run/constellation-agent at /run/constellation-agent (read-only)"},
+		},
+		"joinservice": { // reads root's files
+			broken: []string{
+				"host namespaces (hostNetwork=true)",
+				"hostPort (container \"joinservice\" uses hostPorts 9090, 9091)",
+				"probe or lifecycle host (container \"joinservice\" uses probe or lifecycle host \"127.0.0.1\")",
+				"restricted volume types (volumes \"tpm\", \"pki\" use restricted volume type \"hostPath\")",
+				"runAsNonRoot != true (pod or container \"joinservice\" must set securityContext.runAsNonRoot=true)",
+				"runAsUser=0 (pod must not set runAsUser=0)",
+			},
+			mounts: []string{"/etc/kubernetes/pki at /pki (read-only)", "/var/lib/constellation-tpm at /run/tpm"},
+		},
+	}
+	if got := slices.Sorted(maps.Keys(pods)); !slices.Equal(got, slices.Sorted(maps.Keys(want))) {
 		t.Fatalf("workloads %v", got)
 	}
+	rules, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, template := range pods {
-		spec := template.Spec.DeepCopy()
-		var paths []string
-		for _, v := range spec.Volumes {
-			if v.HostPath == nil {
-				continue
+		t.Run(name, func(t *testing.T) {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: template.Labels}, Spec: template.Spec}
+			pod, err := c.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err != nil {
+				t.Fatal(err)
 			}
-			p := v.HostPath.Path
-			for _, m := range spec.Containers[0].VolumeMounts {
-				if m.Name == v.Name && m.ReadOnly {
-					p += " (read-only)"
+			var broken []string
+			for _, r := range rules.EvaluatePod(api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}, &pod.ObjectMeta, &pod.Spec) {
+				if !r.Allowed {
+					broken = append(broken, fmt.Sprintf("%s (%s)", r.ForbiddenReason, r.ForbiddenDetail))
 				}
 			}
-			paths = append(paths, p)
-		}
-		if !slices.Equal(paths, host[name]) {
-			t.Errorf("%s mounts %v of its host, want %v", name, paths, host[name])
-		}
-		// Take away what is known and reasoned; nothing else may be in the way.
-		if !spec.HostNetwork {
-			t.Errorf("%s is not in its host's network, where the cloud would know it", name)
-		}
-		spec.HostNetwork, spec.Volumes, spec.ServiceAccountName, spec.DeprecatedServiceAccount = false, nil, "default", ""
-		no := false
-		spec.AutomountServiceAccountToken = &no
-		for i := range spec.Containers {
-			ctr := &spec.Containers[i]
-			ctr.VolumeMounts = nil
-			for j := range ctr.Ports {
-				ctr.Ports[j].HostPort = 0
+			slices.Sort(broken)
+			if d := cmp.Diff(want[name].broken, broken); d != "" {
+				t.Errorf("broken rules (-want +got):\n%s", d)
 			}
-			// kubelet's probes of a pod in its host's network must name loopback.
-			for _, p := range []*corev1.Probe{ctr.StartupProbe, ctr.LivenessProbe, ctr.ReadinessProbe} {
-				if p != nil {
-					p.HTTPGet.Host = ""
+			if d := cmp.Diff(want[name].mounts, mountsOfHost(t, &template.Spec)); d != "" {
+				t.Errorf("mounts of the host (-want +got):\n%s", d)
+			}
+			for _, ctr := range template.Spec.Containers {
+				if s := ctr.SecurityContext; s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
+					t.Errorf("container %s can write to its root file system", ctr.Name)
+				}
+				if ctr.Resources.Limits.Memory().IsZero() || ctr.Resources.Requests.Cpu().IsZero() {
+					t.Errorf("container %s has no limit of memory or asks for no processor", ctr.Name)
 				}
 			}
-			if s := ctr.SecurityContext; s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
-				t.Errorf("%s can write to its root file system", name)
-			}
-			if ctr.Resources.Limits.Memory().IsZero() || ctr.Resources.Requests.Cpu().IsZero() {
-				t.Errorf("%s has no limit of memory or asks for no processor", name)
+		})
+	}
+}
+
+// mountsOfHost returns which directories of the host a pod mounts, and where. Each has
+// to be there before: kubelet would make it with a mode of its own.
+func mountsOfHost(t *testing.T, pod *corev1.PodSpec) []string {
+	t.Helper()
+	var out []string
+	for _, v := range pod.Volumes {
+		if v.HostPath == nil {
+			t.Errorf("volume %s is not a directory of the host", v.Name)
+			continue
+		}
+		if v.HostPath.Type == nil || *v.HostPath.Type != corev1.HostPathDirectory {
+			t.Errorf("volume %s may be made by kubelet", v.Name)
+		}
+		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+			for _, m := range c.VolumeMounts {
+				if m.Name != v.Name {
+					continue
+				}
+				s := v.HostPath.Path + " at " + m.MountPath
+				if m.ReadOnly {
+					s += " (read-only)"
+				}
+				out = append(out, s)
 			}
 		}
-		if slices.Contains(root, name) {
-			user, yes := int64(1), true
-			spec.SecurityContext.RunAsUser, spec.SecurityContext.RunAsNonRoot = &user, &yes
+	}
+	slices.Sort(out)
+	return out
+}
+
+// TestOperatorMeetsAgent: the pod finds the agent's socket, and the agent lets it in.
+func TestOperatorMeetsAgent(t *testing.T) {
+	var d appsv1.Deployment
+	documents(t, rendered(t, "constellation-operator", "v1.1.0", nil), func(kind string) any {
+		if kind == "Deployment" {
+			return &d
 		}
-		_, err := c.CoreV1().Pods("strict").Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *spec},
-			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
+		return nil
+	})
+	pod := d.Spec.Template.Spec
+	if got := mountsOfHost(t, &pod); len(got) != 1 || !strings.HasPrefix(got[0], path.Dir(agent.DefaultSocket)+" at "+path.Dir(agent.DefaultSocket)) {
+		t.Errorf("mounts %q, want the folder of %s", got, agent.DefaultSocket)
+	}
+	// The agent asks the kernel; in a user namespace of its own the pod would be another user.
+	if pod.HostUsers != nil && !*pod.HostUsers {
+		t.Error("the pod has a user namespace of its own")
+	}
+	unit, err := fs.ReadFile(assets.Systemd(), "constellation-agent.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		fmt.Sprintf("ExecStart=/usr/lib/constellation/agent -operator %d\n", *pod.SecurityContext.RunAsUser),
+		"RuntimeDirectory=" + path.Base(path.Dir(agent.DefaultSocket)) + "\n", "RuntimeDirectoryPreserve=yes\n",
+	} {
+		if !strings.Contains(string(unit), line) {
+			t.Errorf("the agent's unit has no line %q", line)
 		}
 	}
 }
