@@ -57,9 +57,21 @@ const LeaseName = "constellation-operator"
 type machines interface {
 	// Groups returns the scaling groups. The list may be partial.
 	Groups(context.Context) ([]cloud.Group, error)
+	// Instances returns the machines of all groups, those that are being deleted
+	// included. The list may be partial.
+	Instances(context.Context) ([]cloud.Instance, error)
 	// Instance returns one instance; the error wraps cloud.ErrNotFound if the cloud
 	// does not know it, or no longer.
 	Instance(ctx context.Context, providerID string) (cloud.Instance, error)
+	// SetGroupImage sets the image of the group's next machines.
+	SetGroupImage(ctx context.Context, groupID, image string) error
+	// CreateInstances makes a machine per token, and none for a token that was used
+	// before: that one's instance is returned, Terminated if it is gone. The answer is
+	// in the order of the tokens.
+	CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error)
+	// DeleteInstances asks for the machines to be deleted. What is not there is a
+	// success.
+	DeleteInstances(ctx context.Context, providerIDs []string) error
 }
 
 // host is the machine that the operator runs on, through its agent. Only control

@@ -75,6 +75,50 @@ func (s *sky) Instance(_ context.Context, id string) (cloud.Instance, error) {
 	return i, nil
 }
 
+func (s *sky) Instances(context.Context) (all []cloud.Instance, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range s.instances {
+		all = append(all, i)
+	}
+	return all, s.err
+}
+
+func (s *sky) SetGroupImage(_ context.Context, id, image string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.groups {
+		if s.err == nil && strings.EqualFold(s.groups[i].ID, id) {
+			s.groups[i].Image = image
+		}
+	}
+	return s.err
+}
+
+func (s *sky) CreateInstances(_ context.Context, group string, tokens []string) (made []cloud.Instance, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, token := range tokens {
+		id := "sandbox://t/" + token
+		if _, ok := s.instances[id]; !ok && s.err == nil {
+			s.instances[id] = cloud.Instance{Name: token, ProviderID: id, Group: group, Token: token, State: cloud.Creating, Created: time.Now()}
+		}
+		made = append(made, s.instances[id])
+	}
+	return made, s.err
+}
+
+func (s *sky) DeleteInstances(_ context.Context, ids []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		if s.err == nil {
+			delete(s.instances, id)
+		}
+	}
+	return s.err
+}
+
 func (s *sky) set(f func(*sky)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
