@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -104,6 +105,20 @@ func (d Dirs) resolve(nameOrWorkspace string) (string, error) {
 		}
 	}
 	return defaultName(workspace), nil
+}
+
+// Reach returns the cloud of a running sandbox, as its owner, and its machines to look
+// at. nameOrWorkspace is as in [Sandboxes.Status].
+func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*local.Client, *machine.Host, error) {
+	name, err := d.resolve(nameOrWorkspace)
+	if err != nil {
+		return nil, nil, err
+	}
+	host, err := machine.NewHost(d.of(name), name, log)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reach sandbox %s: %w", name, err)
+	}
+	return local.NewClient("unix:"+d.of(name, socketName), ""), host, nil
 }
 
 // residents lists the machines that the sandboxes here have and are to keep, started or

@@ -375,3 +375,17 @@ func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, err
 	})
 	return c, err
 }
+
+// DialFrom connects to an IP address and port from inside of a machine, as a process in
+// its network would, services of its cluster included.
+func (h *Host) DialFrom(ctx context.Context, name, network, address string) (net.Conn, error) {
+	if err := literal(address); err != nil {
+		return nil, fmt.Errorf("dial %s from machine %s: %w", address, name, err)
+	}
+	var c net.Conn
+	err := inNamespace(h.namespace(name), func() (err error) {
+		c, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return c, err
+}

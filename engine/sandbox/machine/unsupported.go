@@ -62,6 +62,11 @@ func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, err
 	return nil, ErrUnsupported
 }
 
+// DialFrom connects from inside of a machine.
+func (h *Host) DialFrom(ctx context.Context, name, network, address string) (net.Conn, error) {
+	return nil, ErrUnsupported
+}
+
 // LimitMemory bounds the memory of all machines together.
 func (h *Host) LimitMemory(bytes int64) {}
 

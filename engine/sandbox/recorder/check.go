@@ -1,0 +1,671 @@
+package recorder
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"constellation/engine/cloud"
+	"constellation/engine/version"
+)
+
+// Limits are what a rollout was allowed. The zero value is that of a NodeVersion that
+// says nothing.
+type Limits struct {
+	// Surge is how many machines there may be beyond those at Begin. Zero means 1.
+	Surge int
+	// Join is how long a machine may be neither a Node nor in a PendingNode. Zero means
+	// 30 minutes.
+	Join time.Duration
+	// Settle is how long two kinds of objects may contradict each other: they are watched
+	// apart. Time in which a watch was cut does not count. Zero means 10 seconds.
+	Settle time.Duration
+	// Blink is how long a node may be not Ready before it is missed, as when its kubelet
+	// is restarted. Zero means one minute.
+	Blink time.Duration
+	// Repair is how long a donor and an heir may not point at each other, and how long a
+	// finished rollout may keep the autoscaler. Zero means one minute.
+	Repair time.Duration
+	// Gap is how long a service may not answer a machine. Zero means 15 seconds.
+	Gap time.Duration
+}
+
+func (l Limits) filled() Limits {
+	or := func(d *time.Duration, by time.Duration) {
+		if *d == 0 {
+			*d = by
+		}
+	}
+	or(&l.Join, 30*time.Minute)
+	or(&l.Settle, 10*time.Second)
+	or(&l.Blink, time.Minute)
+	or(&l.Repair, time.Minute)
+	or(&l.Gap, 15*time.Second)
+	l.Surge = max(l.Surge, 1)
+	return l
+}
+
+// Rule is an invariant of a rollout.
+type Rule string
+
+// The invariants that a journal can show to be broken.
+const (
+	// ReadyFloor: Ready nodes of a group never fall below the number at Begin.
+	ReadyFloor Rule = "ready-floor"
+	// SurgeBudget: there are never more machines than at Begin and the surge; of control
+	// planes never more than one more.
+	SurgeBudget Rule = "surge-budget"
+	// EtcdVoters: etcd never has fewer voters than at Begin, and no machine goes whose
+	// member is still there.
+	EtcdVoters Rule = "etcd-voters"
+	// WorkersLast: no replacement of a worker begins while a control plane is outdated or
+	// being replaced.
+	WorkersLast Rule = "workers-last"
+	// Pairs: donor and heir point at each other, and a donor has one heir.
+	Pairs Rule = "pairs"
+	// AutoscalerPaused: it runs if and only if no replacement is under way.
+	AutoscalerPaused Rule = "autoscaler-paused"
+	// MachineTracked: every machine is a Node or in a PendingNode; no Node is deleted
+	// whose machine runs.
+	MachineTracked Rule = "machine-tracked"
+	// VersionSkew: no version goes down or jumps a minor, no kubelet is newer than the API
+	// servers that it may talk to.
+	VersionSkew Rule = "version-skew"
+	// ForeignCordon: what somebody else cordoned stays cordoned.
+	ForeignCordon Rule = "foreign-cordon"
+	// LeaseMoved: the operator does not remove the machine that it runs on.
+	LeaseMoved Rule = "lease-moved"
+	// ServiceAnswers: services answer every machine all the time, and after each
+	// replacement.
+	ServiceAnswers Rule = "service-answers"
+	// Converged: in the end all nodes are at the target.
+	Converged Rule = "converged"
+	// NothingLeft: in the end there is no cordon, intent, taint, mark, lease, member or
+	// machine too many.
+	NothingLeft Rule = "nothing-left"
+	// Whole: the journal has what is needed to judge.
+	Whole Rule = "whole-journal"
+)
+
+// Breach is an invariant that did not hold.
+type Breach struct {
+	Time time.Time
+	Rule Rule
+	What string
+}
+
+// String tells the breach in one line.
+func (b Breach) String() string {
+	return fmt.Sprintf("%s %s: %s", b.Time.UTC().Format("15:04:05.000"), b.Rule, b.What)
+}
+
+// Check judges a journal of one rollout, from Begin to End, in which nobody but the
+// operator took machines away. It returns what did not hold, each once, in the order
+// in which it was seen.
+func Check(journal []Entry, limits Limits) []Breach {
+	c := &checker{limits: limits.filled(), v: newView(), since: map[string]time.Duration{}, told: map[string]bool{}}
+	for i := range journal {
+		c.next(&journal[i])
+	}
+	switch {
+	case c.start == nil:
+		c.tell(Whole, "", "the journal has no beginning")
+	case !c.ended:
+		c.tell(Whole, "", "the journal has no end")
+	}
+	return c.breaches
+}
+
+// view is what is known after some entries.
+type view struct {
+	now  time.Time
+	seen time.Duration // time in which no watch was cut
+	cut  map[string]bool
+
+	nodes    map[string]Node
+	pending  map[string]Pending
+	joining  map[string]bool
+	servers  map[string]string // version of the API server, by node
+	machines map[string]Machine
+	members  []Member
+	target   *Target
+	strategy *Strategy
+	scaler   Scaler
+	lease    string
+	versions map[string]string // Kubernetes of components, as far as they were a target
+
+	lastReady map[string]time.Duration // in seen, by node
+	listed    bool                     // machines and members were
+	asked     bool
+}
+
+func newView() *view {
+	return &view{
+		cut: map[string]bool{}, nodes: map[string]Node{}, pending: map[string]Pending{}, joining: map[string]bool{}, servers: map[string]string{},
+		machines: map[string]Machine{}, versions: map[string]string{}, lastReady: map[string]time.Duration{},
+	}
+}
+
+// apply takes in one entry.
+func (v *view) apply(e *Entry) {
+	if !v.now.IsZero() && len(v.cut) == 0 {
+		v.seen += max(0, e.Time.Sub(v.now))
+	}
+	v.now = e.Time
+	set := func(gone bool, put, drop func()) {
+		if gone {
+			drop()
+		} else {
+			put()
+		}
+	}
+	switch {
+	case e.Stream != nil:
+		set(!e.Stream.Cut, func() { v.cut[e.Stream.Kind] = true }, func() { delete(v.cut, e.Stream.Kind) })
+	case e.Node != nil:
+		set(e.Node.Gone, func() { v.nodes[e.Node.Name] = *e.Node }, func() { delete(v.nodes, e.Node.Name); delete(v.lastReady, e.Node.Name) })
+	case e.Pending != nil:
+		set(e.Pending.Gone, func() { v.pending[e.Pending.Name] = *e.Pending }, func() { delete(v.pending, e.Pending.Name) })
+	case e.Joining != nil:
+		set(e.Joining.Gone, func() { v.joining[e.Joining.Name] = true }, func() { delete(v.joining, e.Joining.Name) })
+	case e.Server != nil:
+		set(e.Server.Gone, func() { v.servers[e.Server.Node] = e.Server.Version }, func() { delete(v.servers, e.Server.Node) })
+	case e.Target != nil:
+		v.target = e.Target
+		v.versions[e.Target.Components] = e.Target.Kubernetes
+	case e.Strategy != nil:
+		v.strategy = e.Strategy
+	case e.Scaler != nil:
+		v.scaler = *e.Scaler
+	case e.Lease != nil:
+		v.lease = e.Lease.Holder
+	case e.Machines != nil:
+		v.machines = make(map[string]Machine, len(e.Machines.List))
+		for _, m := range e.Machines.List {
+			if m.State != string(cloud.Terminated) {
+				v.machines[m.ID] = m
+			}
+		}
+		v.listed = true
+	case e.Members != nil:
+		v.members, v.asked = e.Members.List, true
+	}
+	for name, n := range v.nodes {
+		if n.Ready {
+			v.lastReady[name] = v.seen
+		}
+	}
+}
+
+// clone keeps what is compared with later.
+func (v *view) clone() *view {
+	c := *v
+	c.nodes, c.machines, c.lastReady = maps.Clone(v.nodes), maps.Clone(v.machines), maps.Clone(v.lastReady)
+	return &c
+}
+
+func (v *view) voters() int {
+	n := 0
+	for _, m := range v.members {
+		if m.Name != "" && !m.Learner {
+			n++
+		}
+	}
+	return n
+}
+
+func (v *view) isMember(node string) bool {
+	return slices.ContainsFunc(v.members, func(m Member) bool { return m.Name == node })
+}
+
+func (v *view) controlPlanes() int {
+	n := 0
+	for _, m := range v.machines {
+		if m.ControlPlane {
+			n++
+		}
+	}
+	return n
+}
+
+// leaves reports whether a machine is on its way out for the cloud.
+func (v *view) leaves(id string) bool {
+	m, ok := v.machines[id]
+	return v.listed && (!ok || m.State == string(cloud.Terminating))
+}
+
+// ready counts the nodes of each group that are Ready, or were within blink, and whose
+// machine is there to stay.
+func (v *view) ready(blink time.Duration) map[string]int {
+	count := map[string]int{}
+	for name, n := range v.nodes {
+		last, ever := v.lastReady[name]
+		if n.Group != "" && ever && v.seen-last <= blink && !v.leaves(n.ProviderID) {
+			count[n.Group]++
+		}
+	}
+	return count
+}
+
+// atTarget reports whether a node is what the target says.
+func (v *view) atTarget(n Node) bool {
+	return v.target != nil && n.Image == v.target.Image && n.Components == v.target.Components
+}
+
+// replacement reports whether p replaces a node, and whether that is a worker.
+func (v *view) replacement(p Pending) (replaces, worker bool) {
+	if p.Donor == "" {
+		return false, false
+	}
+	if n, ok := v.nodes[p.Donor]; ok {
+		return true, !n.ControlPlane
+	}
+	for _, m := range v.machines {
+		if m.Group == p.Group {
+			return true, !m.ControlPlane
+		}
+	}
+	return true, false
+}
+
+// controlPlanesSettled reports whether all are at the target and none is on its way.
+func (v *view) controlPlanesSettled() bool {
+	for _, n := range v.nodes {
+		if n.ControlPlane && !v.atTarget(n) {
+			return false
+		}
+	}
+	for _, p := range v.pending {
+		if replaces, worker := v.replacement(p); replaces && !worker {
+			return false
+		}
+	}
+	return true
+}
+
+func (v *view) upgrading() bool {
+	if v.target == nil {
+		return false
+	}
+	switch v.target.Phase {
+	case "download", "plan", "apply":
+		return true
+	}
+	return false
+}
+
+type checker struct {
+	limits   Limits
+	v        *view
+	start    *view // at Begin
+	ended    bool
+	breaches []Breach
+	told     map[string]bool
+	since    map[string]time.Duration // in seen, since when something holds
+	answered map[string]time.Time     // when a service answered last, by machine
+	readyAt  map[string]time.Time     // when a node became Ready
+	removed  time.Time                // when the last Node went
+	begun    map[string]bool          // tokens of replacements of workers that began in order
+}
+
+// tell notes a breach; key tells apart what is to be told more than once.
+func (c *checker) tell(rule Rule, key, format string, args ...any) {
+	if id := string(rule) + "\x00" + key; !c.told[id] {
+		c.told[id] = true
+		c.breaches = append(c.breaches, Breach{Time: c.v.now, Rule: rule, What: fmt.Sprintf(format, args...)})
+	}
+}
+
+// lasting tells a breach once something has held for longer than limit; zero is at once.
+func (c *checker) lasting(holds bool, limit time.Duration, rule Rule, key, format string, args ...any) {
+	id := string(rule) + "\x00" + key
+	if !holds {
+		delete(c.since, id)
+		delete(c.told, id)
+		return
+	}
+	since, ok := c.since[id]
+	if !ok {
+		since = c.v.seen
+		c.since[id] = since
+	}
+	if limit == 0 || c.v.seen-since > limit {
+		c.tell(rule, key, format, args...)
+	}
+}
+
+func (c *checker) next(e *Entry) {
+	before, there := Node{}, false
+	if e.Node != nil {
+		before, there = c.v.nodes[e.Node.Name]
+	}
+	was := c.v.target
+	c.v.apply(e)
+	switch {
+	case e.Mark == Begin:
+		c.start = c.v.clone()
+		c.answered, c.readyAt, c.begun = map[string]time.Time{}, map[string]time.Time{}, map[string]bool{}
+		for name, n := range c.v.nodes {
+			if n.Ready {
+				c.readyAt[name] = e.Time
+			}
+		}
+		c.complete()
+		return
+	case c.start == nil || c.ended:
+		return
+	case e.Mark == End:
+		c.end()
+		c.ended = true
+		return
+	case e.Node != nil:
+		c.node(before, there, *e.Node)
+	case e.Target != nil:
+		c.published(was, e.Target)
+	case e.Probe != nil:
+		c.probe(e.Probe)
+	case e.Machines != nil:
+		c.machines()
+	}
+	c.always()
+}
+
+// complete demands at Begin that there is something to compare with.
+func (c *checker) complete() {
+	for what, ok := range map[string]bool{
+		"nodes": len(c.v.nodes) > 0, "machines": c.v.listed, "members of etcd": c.v.asked && c.v.voters() > 0, "NodeVersion": c.v.target != nil,
+		"AutoscalingStrategy": c.v.strategy != nil,
+	} {
+		if !ok {
+			c.tell(Whole, what, "nothing is known of %s at the beginning", what)
+		}
+	}
+}
+
+// node judges a change of a Node.
+func (c *checker) node(before Node, there bool, n Node) {
+	same := there && before.UID == n.UID
+	if n.Gone {
+		c.removed = c.v.now
+		delete(c.readyAt, n.Name)
+		delete(c.answered, n.Name)
+		return
+	}
+	if n.Ready && (!same || !before.Ready) {
+		c.readyAt[n.Name] = c.v.now
+	}
+	if same && older(n.Kubelet, before.Kubelet) {
+		c.tell(VersionSkew, n.Name, "the kubelet of %s goes down from %s to %s", n.Name, before.Kubelet, n.Kubelet)
+	}
+	if same && before.Cordoned && !before.CordonedByUs && (!n.Cordoned || n.CordonedByUs) {
+		c.tell(ForeignCordon, n.Name, "%s was cordoned by somebody else, and is not so any more", n.Name)
+	}
+	if d, ok := c.v.nodes[n.Donor]; ok && older(n.Kubelet, d.Kubelet) {
+		c.tell(VersionSkew, "heir "+n.Name, "%s with kubelet %s replaces %s, which has %s", n.Name, n.Kubelet, d.Name, d.Kubelet)
+	}
+}
+
+// published judges what joining machines get.
+func (c *checker) published(was, is *Target) {
+	if was == nil {
+		return
+	}
+	for _, r := range []struct{ role, before, after string }{{"control planes", was.ControlPlane, is.ControlPlane}, {"workers", was.Worker, is.Worker}} {
+		from, to := c.v.versions[r.before], c.v.versions[r.after]
+		if from == "" || to == "" || from == to {
+			continue
+		}
+		a, err1 := version.Parse(from)
+		b, err2 := version.Parse(to)
+		switch {
+		case err1 != nil || err2 != nil:
+		case b.Less(a):
+			c.tell(VersionSkew, "join "+r.role+to, "what joining %s get goes down from %s to %s", r.role, from, to)
+		case a.Major() != b.Major() || b.Minor() > a.Minor()+1:
+			c.tell(VersionSkew, "join "+r.role+to, "what joining %s get jumps from %s to %s", r.role, from, to)
+		}
+	}
+}
+
+// machines judges a list of the cloud.
+func (c *checker) machines() {
+	if n, most := len(c.v.machines), len(c.start.machines)+c.limits.Surge; n > most {
+		c.tell(SurgeBudget, fmt.Sprint(n), "there are %d machines, %d are allowed", n, most)
+	}
+	if n, most := c.v.controlPlanes(), c.start.controlPlanes()+1; n > most {
+		c.tell(SurgeBudget, fmt.Sprint("control planes ", n), "there are %d control planes, %d are allowed", n, most)
+	}
+}
+
+// always judges what must hold after every entry.
+func (c *checker) always() {
+	v, l := c.v, c.limits
+	have := v.ready(l.Blink)
+	for group, floor := range c.start.ready(0) {
+		c.lasting(have[group] < floor, 0, ReadyFloor, group, "group %s has %d Ready nodes, it had %d", group, have[group], floor)
+	}
+	if v.asked {
+		c.lasting(v.voters() < c.start.voters(), 0, EtcdVoters, "", "etcd has %d voters, it had %d", v.voters(), c.start.voters())
+	}
+	settled := v.controlPlanesSettled()
+	replaces := 0
+	for name, p := range v.pending {
+		is, worker := v.replacement(p)
+		if !is {
+			continue
+		}
+		replaces++
+		if worker && settled {
+			c.begun[p.Token] = true // a target that changes afterwards is not its fault
+		}
+		c.lasting(worker && !settled && !c.begun[p.Token], l.Settle, WorkersLast, name+p.Token, "the replacement of worker %s has begun while a control plane is outdated or being replaced", p.Donor)
+	}
+	c.pairs()
+	busy := replaces > 0 || v.upgrading()
+	runs := v.strategy != nil && v.strategy.Enabled || v.scaler.Replicas > 0 || v.scaler.Pods > 0
+	c.lasting(busy && runs, l.Settle, AutoscalerPaused, "runs", "the autoscaler runs, or is told to, while a replacement is under way")
+	c.lasting(!busy && v.strategy != nil && v.strategy.Paused && v.target != nil && v.target.Ready, l.Repair, AutoscalerPaused, "kept", "the autoscaler is not given back though the rollout is over")
+	c.tracked()
+	c.skew()
+}
+
+func (c *checker) pairs() {
+	v := c.v
+	heirs := map[string][]string{} // by donor
+	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
+		n := v.nodes[name]
+		h, exists := v.nodes[n.Heir]
+		c.lasting(n.Heir != "" && !v.leaves(n.ProviderID) && (!exists || h.Donor != name), c.limits.Repair, Pairs, name, "%s names %s as its heir, which does not name it as its donor", name, n.Heir)
+		if donor, exists := v.nodes[n.Donor]; !exists || v.leaves(n.ProviderID) || v.atTarget(donor) || c.bound(n.ProviderID) {
+			continue
+		}
+		heirs[n.Donor] = append(heirs[n.Donor], name)
+	}
+	for name := range v.nodes {
+		c.lasting(len(heirs[name]) > 1, c.limits.Repair, Pairs, "two "+name, "%v are all heirs of %s", heirs[name], name)
+	}
+}
+
+// bound reports whether a machine was told to leave.
+func (c *checker) bound(id string) bool {
+	for _, p := range c.v.pending {
+		if p.Goal == "Leave" && p.Machine == id {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *checker) tracked() {
+	v := c.v
+	known, tokens := map[string]bool{}, map[string]bool{}
+	for _, n := range v.nodes {
+		known[n.ProviderID] = true
+	}
+	for _, p := range v.pending {
+		known[p.Machine] = true
+		if p.Token != "" {
+			tokens[p.Token] = true
+		}
+	}
+	for id, m := range v.machines {
+		going := m.State == string(cloud.Terminating)
+		c.lasting(!known[id] && !tokens[m.Token] && !going, c.limits.Join, MachineTracked, id, "machine %s is neither a Node nor in a PendingNode", m.Name)
+		c.lasting(going && v.lease == m.Name, c.limits.Settle, LeaseMoved, id, "%s is deleted while the operator runs on it", m.Name)
+		c.lasting(going && m.ControlPlane && v.isMember(m.Name), c.limits.Settle, EtcdVoters, id, "machine %s is deleted though it is a member of etcd", m.Name)
+	}
+	if !v.listed {
+		return
+	}
+	for name := range c.start.nodes {
+		if _, there := v.nodes[name]; there {
+			continue
+		}
+		m, running := v.machines[c.start.nodes[name].ProviderID]
+		c.lasting(running && m.State != string(cloud.Terminating), c.limits.Settle, MachineTracked, "node "+name, "Node %s was deleted, its machine runs", name)
+	}
+}
+
+func (c *checker) skew() {
+	v := c.v
+	oldest := ""
+	for node, s := range v.servers {
+		if _, there := v.nodes[node]; there && (oldest == "" || older(s, oldest)) {
+			oldest = s
+		}
+	}
+	for name, n := range v.nodes {
+		server := oldest
+		if n.ControlPlane {
+			server = v.servers[name]
+		}
+		c.lasting(server != "" && older(server, n.Kubelet), c.limits.Settle, VersionSkew, "kubelet "+name, "the kubelet of %s has %s, newer than an API server with %s", name, n.Kubelet, server)
+	}
+}
+
+// probe judges a request to a service.
+func (c *checker) probe(p *Probe) {
+	if p.From == "" {
+		return
+	}
+	if p.Err == "" {
+		c.answered[p.From] = c.v.now
+		return
+	}
+	n, there := c.v.nodes[p.From]
+	if !there || !n.Ready || c.v.leaves(n.ProviderID) || c.bound(n.ProviderID) {
+		return
+	}
+	last := c.answered[p.From]
+	if last.Before(c.readyAt[p.From]) {
+		last = c.readyAt[p.From]
+	}
+	if silent := c.v.now.Sub(last); silent > c.limits.Gap {
+		c.tell(ServiceAnswers, p.From+last.String(), "a service has not answered %s for %s: %s", p.From, silent.Round(time.Second), p.Err)
+	}
+}
+
+// end judges what is left.
+func (c *checker) end() {
+	v := c.v
+	if v.target == nil || !v.target.Ready {
+		c.tell(Converged, "", "NodeVersion is not Ready")
+	}
+	left := func(what string, args ...any) { c.tell(NothingLeft, fmt.Sprintf(what, args...), what, args...) }
+	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
+		n := v.nodes[name]
+		if !v.atTarget(n) {
+			c.tell(Converged, name, "%s is not at the target: image %q, components %q", name, n.Image, n.Components)
+		}
+		if !n.Ready {
+			c.tell(Converged, "ready "+name, "%s is not Ready", name)
+		}
+		if n.CordonedByUs {
+			left("cordon of %s", name)
+		}
+		if n.Heir != "" {
+			left("mark of an heir on %s", name)
+		}
+		if d, ok := v.nodes[n.Donor]; ok && n.Donor != "" {
+			left("mark on %s, heir of %s, which is still there", name, d.Name)
+		}
+		if n.Postponed || n.Obsolete {
+			left("mark of postponement, or as obsolete, on %s", name)
+		}
+		for _, t := range n.Taints {
+			if !c.usual(n.ControlPlane, t) {
+				left("taint %s of %s", t, name)
+			}
+		}
+		if _, there := v.machines[n.ProviderID]; !there {
+			left("Node %s without a machine", name)
+		}
+		if len(c.answered) > 0 && c.answered[name].Before(c.removed) {
+			c.tell(ServiceAnswers, "end "+name, "no service has answered %s since the last replacement", name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.pending)) {
+		left("PendingNode %s", name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.joining)) {
+		left("JoiningNode %s", name)
+	}
+	now, then := groups(v.machines), groups(c.start.machines)
+	for _, g := range slices.Sorted(maps.Keys(then)) {
+		if now[g] != then[g] {
+			left("%d machines in group %s, which had %d", now[g], g, then[g])
+		}
+	}
+	known := map[string]bool{}
+	for _, n := range v.nodes {
+		known[n.ProviderID] = true
+	}
+	for _, id := range slices.Sorted(maps.Keys(v.machines)) {
+		if !known[id] {
+			left("machine %s, which is no Node", v.machines[id].Name)
+		}
+	}
+	for _, m := range v.members {
+		if n, ok := v.nodes[m.Name]; !ok || !n.ControlPlane || m.Learner {
+			left("member %q of etcd, a learner or no control plane", m.Name)
+		}
+	}
+	if len(v.members) != len(c.start.members) {
+		left("%d members of etcd, which had %d", len(v.members), len(c.start.members))
+	}
+	if _, ok := v.nodes[v.lease]; v.lease != "" && !ok {
+		left("lease of %s, which is gone", v.lease)
+	}
+	if a, b := v.strategy, c.start.strategy; a != nil && b != nil && *a != *b {
+		c.tell(AutoscalerPaused, "end", "the AutoscalingStrategy was %+v and is %+v", *b, *a)
+	}
+	if v.scaler.Replicas != c.start.scaler.Replicas || v.scaler.Gone != c.start.scaler.Gone {
+		c.tell(AutoscalerPaused, "replicas", "the autoscaler had %d replicas and has %d", c.start.scaler.Replicas, v.scaler.Replicas)
+	}
+}
+
+// usual reports whether nodes of a role had a taint at Begin.
+func (c *checker) usual(controlPlane bool, taint string) bool {
+	for _, n := range c.start.nodes {
+		if n.ControlPlane == controlPlane && slices.Contains(n.Taints, taint) {
+			return true
+		}
+	}
+	return false
+}
+
+func groups(machines map[string]Machine) map[string]int {
+	out := map[string]int{}
+	for _, m := range machines {
+		out[m.Group]++
+	}
+	return out
+}
+
+// older reports whether version a is older than b. What is no version is not.
+func older(a, b string) bool {
+	x, err1 := version.Parse(a)
+	y, err2 := version.Parse(b)
+	return err1 == nil && err2 == nil && x.Less(y)
+}

@@ -1,0 +1,418 @@
+package recorder
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	oldImage, newImage = "sandboxes/s/images/v1.0.0", "sandboxes/s/images/v1.1.0"
+	oldParts, newParts = "k8s-components-sha256-old", "k8s-components-sha256-new"
+	cps, workers       = "sandboxes/s/groups/control-planes", "sandboxes/s/groups/workers"
+)
+
+// story is a journal under construction, by seconds.
+type story []Entry
+
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func at(second float64) time.Time { return start.Add(time.Duration(second * float64(time.Second))) }
+
+// tell adds entries at a time, behind those of the same time.
+func (s *story) tell(second float64, entries ...Entry) {
+	for _, e := range entries {
+		e.Time = at(second)
+		*s = append(*s, e)
+	}
+	slices.SortStableFunc(*s, func(a, b Entry) int { return a.Time.Compare(b.Time) })
+}
+
+// drop removes entries.
+func (s *story) drop(which func(Entry) bool) { *s = slices.DeleteFunc(*s, which) }
+
+// edit changes entries; what they point to is copied first.
+func (s *story) edit(change func(*Entry)) {
+	for i := range *s {
+		e := &(*s)[i]
+		switch {
+		case e.Node != nil:
+			n := *e.Node
+			e.Node = &n
+		case e.Target != nil:
+			t := *e.Target
+			e.Target = &t
+		case e.Members != nil:
+			e.Members = &Members{List: slices.Clone(e.Members.List)}
+		case e.Machines != nil:
+			e.Machines = &Machines{List: slices.Clone(e.Machines.List)}
+		}
+		change(e)
+	}
+}
+
+// later moves all from a time on by seconds.
+func (s *story) later(from, by float64) {
+	for i := range *s {
+		if e := &(*s)[i]; !e.Time.Before(at(from)) {
+			e.Time = e.Time.Add(at(by).Sub(start))
+		}
+	}
+}
+
+func node(name string, change func(*Node)) Entry {
+	cp := name[0] == 'c'
+	n := &Node{Name: name, UID: "uid of " + name, Ready: true, ControlPlane: cp, ProviderID: "sandbox://s/" + name, Kubelet: "v1.35.4", Image: oldImage, Components: oldParts, Group: workers}
+	if cp {
+		n.Group, n.Taints = cps, []string{"node-role.kubernetes.io/control-plane"}
+	}
+	if change != nil {
+		change(n)
+	}
+	return Entry{Node: n}
+}
+
+// heir makes a node the new one of a donor.
+func heir(donor string) func(*Node) {
+	return func(n *Node) {
+		n.Kubelet, n.Image, n.Components, n.Donor = "v1.36.3", newImage, newParts, donor
+	}
+}
+
+// leaving makes a node the donor of an heir.
+func leaving(heir string) func(*Node) {
+	return func(n *Node) {
+		n.Heir, n.Cordoned, n.CordonedByUs = heir, true, true
+		n.Taints = append(n.Taints, "node.kubernetes.io/unschedulable")
+	}
+}
+
+func gone(name string) Entry { return Entry{Node: &Node{Name: name, Gone: true}} }
+
+// cloudHas lists machines, as "worker-2 Creating token".
+func cloudHas(list ...[3]string) Entry {
+	m := &Machines{}
+	for _, l := range list {
+		e := Machine{ID: "sandbox://s/" + l[0], Name: l[0], Group: workers, State: l[1], Token: l[2]}
+		if l[0][0] == 'c' {
+			e.Group, e.ControlPlane = cps, true
+		}
+		m.List = append(m.List, e)
+	}
+	return Entry{Machines: m}
+}
+
+func etcdHas(names ...string) Entry {
+	m := &Members{}
+	for _, n := range names {
+		m.List = append(m.List, Member{Name: n})
+	}
+	return Entry{Members: m}
+}
+
+func target(kubernetes, cp, worker, phase string, ready bool) Entry {
+	t := &Target{Image: newImage, Components: newParts, Kubernetes: "v1.36.3", ControlPlane: cp, Worker: worker, Phase: phase, Ready: ready}
+	if kubernetes == "v1.35.4" {
+		t.Image, t.Components, t.Kubernetes = oldImage, oldParts, kubernetes
+	}
+	return Entry{Target: t}
+}
+
+func intent(name, donor, group, goal, machine string) Entry {
+	return Entry{Pending: &Pending{Name: name, Goal: goal, Token: "token of " + donor, Donor: donor, Group: group, Machine: machine}}
+}
+
+func cleared(name, donor string) Entry {
+	return Entry{Pending: &Pending{Name: name, Gone: true, Token: "token of " + donor, Donor: donor}}
+}
+
+// good is the journal of a rollout as it should be: one control plane, one worker.
+func good() story {
+	var s story
+	cp, w := [3]string{"control-plane-0", "Ready"}, [3]string{"worker-0", "Ready"}
+	s.tell(0,
+		node("control-plane-0", nil), node("worker-0", nil), cloudHas(cp, w), etcdHas("control-plane-0"), target("v1.35.4", oldParts, oldParts, "", true),
+		Entry{Strategy: &Strategy{Enabled: true}}, Entry{Scaler: &Scaler{Replicas: 1, Pods: 1}}, Entry{Lease: &Lease{Holder: "control-plane-0"}},
+		Entry{Server: &Server{Node: "control-plane-0", Version: "v1.35.4"}}, Entry{Mark: Begin})
+	s.tell(1, target("v1.36.3", oldParts, oldParts, "", false))
+	s.tell(2, Entry{Strategy: &Strategy{Paused: true}}, Entry{Scaler: &Scaler{}})
+	s.tell(3, target("v1.36.3", oldParts, oldParts, "apply", false))
+	s.tell(60, Entry{Stream: &Stream{Kind: "nodes", Cut: true}})
+	s.tell(150, Entry{Stream: &Stream{Kind: "nodes"}}, Entry{Server: &Server{Node: "control-plane-0", Version: "v1.36.3"}})
+	s.tell(151, node("control-plane-0", func(n *Node) { n.Ready, n.Kubelet = false, "v1.36.3" }))
+	s.tell(160, node("control-plane-0", func(n *Node) { n.Kubelet = "v1.36.3" }))
+	s.tell(170, target("v1.36.3", newParts, oldParts, "done", false))
+
+	kubelet := func(n *Node) { n.Kubelet = "v1.36.3" }
+	cp1 := [3]string{"control-plane-1", "Ready", "token of control-plane-0"}
+	s.tell(171, intent("replace-0", "control-plane-0", cps, "Join", ""))
+	s.tell(172, cloudHas(cp, w, [3]string{cp1[0], "Creating", cp1[2]}))
+	s.tell(175, cloudHas(cp, w, cp1))
+	s.tell(180, node("control-plane-1", func(n *Node) { heir("")(n); n.Ready = false }), Entry{Joining: &Joining{Name: "control-plane-1"}})
+	s.tell(182, etcdHas("control-plane-0", "control-plane-1"), Entry{Joining: &Joining{Name: "control-plane-1", Gone: true}})
+	s.tell(185, node("control-plane-1", heir("control-plane-0")), Entry{Server: &Server{Node: "control-plane-1", Version: "v1.36.3"}}, Entry{Probe: &Probe{From: "control-plane-1"}})
+	s.tell(186, node("control-plane-0", func(n *Node) { kubelet(n); leaving("control-plane-1")(n) }))
+	s.tell(190, Entry{Lease: &Lease{Holder: "control-plane-1"}})
+	s.tell(200, intent("replace-0", "control-plane-0", cps, "Leave", "sandbox://s/control-plane-0"))
+	s.tell(202, etcdHas("control-plane-1"))
+	s.tell(203, cloudHas([3]string{cp[0], "Terminating"}, w, cp1))
+	s.tell(205, cloudHas(w, cp1), gone("control-plane-0"), Entry{Server: &Server{Node: "control-plane-0", Gone: true}})
+	s.tell(206, cleared("replace-0", "control-plane-0"), target("v1.36.3", newParts, newParts, "done", false))
+
+	w1 := [3]string{"worker-1", "Ready", "token of worker-0"}
+	s.tell(210, intent("replace-0", "worker-0", workers, "Join", ""))
+	s.tell(212, cloudHas(w, cp1, w1))
+	s.tell(216, node("worker-1", heir("worker-0")), Entry{Probe: &Probe{From: "worker-1"}})
+	s.tell(217, node("worker-0", leaving("worker-1")))
+	s.tell(225, intent("replace-0", "worker-0", workers, "Leave", "sandbox://s/worker-0"))
+	s.tell(226, cloudHas([3]string{w[0], "Terminating"}, cp1, w1))
+	s.tell(228, cloudHas(cp1, w1), gone("worker-0"))
+	s.tell(229, cleared("replace-0", "worker-0"))
+	s.tell(230, target("v1.36.3", newParts, newParts, "done", true), Entry{Strategy: &Strategy{Enabled: true}}, Entry{Scaler: &Scaler{Replicas: 1}})
+	s.tell(235, Entry{Probe: &Probe{From: "control-plane-1"}}, Entry{Probe: &Probe{From: "worker-1"}})
+	s.tell(240, Entry{Mark: End})
+	return s
+}
+
+func TestCheck(t *testing.T) {
+	isPending := func(e Entry) bool { return e.Pending != nil }
+	between := func(e Entry, from, to float64) bool { return !e.Time.Before(at(from)) && e.Time.Before(at(to)) }
+	for _, tt := range []struct {
+		name string
+		bad  func(s *story)
+		want []Rule // each once, in order of the alphabet
+	}{
+		{"a rollout as it should be", func(*story) {}, nil},
+		{"nothing at all", func(s *story) { *s = nil }, []Rule{Whole}},
+		{"no end", func(s *story) { s.drop(func(e Entry) bool { return e.Mark == End }) }, []Rule{Whole}},
+		{"nobody asked etcd", func(s *story) { s.drop(func(e Entry) bool { return e.Members != nil }) }, []Rule{Whole}},
+
+		{"a donor goes whose heir is not Ready", func(s *story) {
+			s.edit(func(e *Entry) {
+				if e.Node != nil && e.Node.Name == "worker-1" {
+					e.Node.Ready = false
+				}
+			})
+			s.tell(232, node("worker-1", heir("worker-0")))
+			s.tell(236, Entry{Probe: &Probe{From: "worker-1"}})
+		}, []Rule{ReadyFloor}},
+		{"a node is deleted before its heir is there", func(s *story) { s.tell(207, gone("worker-0")); s.tell(208, node("worker-0", nil)) }, []Rule{ReadyFloor}},
+		{"a node is not Ready for two minutes", func(s *story) {
+			s.tell(20, node("worker-0", func(n *Node) { n.Ready = false }))
+			s.tell(59, target("v1.36.3", oldParts, oldParts, "apply", false))
+			s.tell(190, node("worker-0", nil))
+		}, []Rule{ReadyFloor}},
+		{"a node is not Ready while its kubelet restarts", func(s *story) {
+			s.tell(20, node("worker-0", func(n *Node) { n.Ready = false }))
+			s.tell(40, node("worker-0", nil))
+		}, nil},
+
+		{"a machine too many", func(s *story) {
+			s.tell(213, cloudHas([3]string{"worker-0", "Ready"}, [3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready", "token of worker-0"}, [3]string{"worker-2", "Creating"}))
+		}, []Rule{SurgeBudget}},
+
+		{"a member leaves before the heir has started", func(s *story) { s.drop(func(e Entry) bool { return e.Members != nil && between(e, 170, 200) }) }, nil},
+		{"a voter is missing for a moment", func(s *story) { s.tell(181, etcdHas("")) }, []Rule{EtcdVoters}},
+		{"the heir is only a learner", func(s *story) {
+			s.edit(func(e *Entry) {
+				if e.Members != nil && between(*e, 182, 204) {
+					for i := range e.Members.List {
+						e.Members.List[i].Learner = e.Members.List[i].Name == "control-plane-1"
+					}
+				}
+			})
+			s.tell(204, etcdHas("control-plane-1"))
+		}, []Rule{EtcdVoters}},
+		{"a machine goes before its member", func(s *story) {
+			s.drop(func(e Entry) bool { return between(e, 202, 203) || between(e, 205, 206) && e.Machines != nil })
+			s.tell(218, etcdHas("control-plane-1"))
+			s.edit(func(e *Entry) {
+				if e.Machines != nil && between(*e, 203, 220) {
+					e.Machines.List = append([]Machine{{ID: "sandbox://s/control-plane-0", Name: "control-plane-0", Group: cps, ControlPlane: true, State: "Terminating"}}, slices.DeleteFunc(e.Machines.List, func(m Machine) bool {
+						return m.Name == "control-plane-0" || m.Name == "worker-1" && between(*e, 205, 219)
+					})...)
+				}
+			})
+			s.tell(219, cloudHas([3]string{"worker-0", "Ready"}, [3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready", "token of worker-0"}))
+		}, []Rule{EtcdVoters}},
+
+		{"a worker is replaced before the control plane", func(s *story) {
+			s.tell(100, intent("replace-1", "worker-0", workers, "Join", ""))
+			s.tell(165, target("v1.36.3", oldParts, oldParts, "apply", false))
+			s.tell(168, cleared("replace-1", "worker-0"))
+		}, []Rule{WorkersLast}},
+		{"a worker is replaced while a control plane is on its way", func(s *story) {
+			s.tell(172, Entry{Pending: &Pending{Name: "replace-1", Goal: "Join", Token: "other", Donor: "worker-0", Group: workers}})
+			s.tell(189, Entry{Pending: &Pending{Name: "replace-1", Token: "other", Donor: "worker-0", Gone: true}})
+		}, []Rule{WorkersLast}},
+
+		{"a donor names an heir that does not know", func(s *story) {
+			s.tell(2, node("worker-0", func(n *Node) { n.Heir = "control-plane-0" }))
+			s.tell(200, node("worker-0", nil))
+		}, []Rule{Pairs}},
+		{"two heirs of one donor", func(s *story) {
+			s.drop(func(e Entry) bool { return between(e, 217, 230) })
+			s.later(230, 100)
+			s.tell(218, node("control-plane-1", heir("worker-0")))
+			s.tell(285, Entry{Note: "a minute later"})
+			s.tell(300, cloudHas([3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready"}), gone("worker-0"), cleared("replace-0", "worker-0"))
+		}, []Rule{Pairs}},
+
+		{"the autoscaler runs on", func(s *story) { s.drop(func(e Entry) bool { return between(e, 2, 3) }) }, []Rule{AutoscalerPaused}},
+		{"its Deployment runs on", func(s *story) { s.drop(func(e Entry) bool { return e.Scaler != nil && between(e, 2, 3) }) }, []Rule{AutoscalerPaused}},
+		{"the autoscaler is kept", func(s *story) { s.drop(func(e Entry) bool { return e.Strategy != nil && between(e, 230, 231) }) }, []Rule{AutoscalerPaused}},
+		{"the autoscaler is given back late", func(s *story) {
+			s.drop(func(e Entry) bool { return (e.Strategy != nil || e.Scaler != nil) && between(e, 230, 231) })
+			s.later(235, 90)
+			s.tell(300, Entry{Note: "a minute later"})
+			s.tell(320, Entry{Strategy: &Strategy{Enabled: true}}, Entry{Scaler: &Scaler{Replicas: 1}})
+		}, []Rule{AutoscalerPaused}},
+
+		{"nobody tracks the new machine", func(s *story) {
+			s.drop(func(e Entry) bool { return isPending(e) && between(e, 210, 230) })
+			s.later(213, 40*60)
+			s.tell(35*60, Entry{Note: "half an hour later"})
+		}, []Rule{MachineTracked}},
+		{"the Node of a running machine is deleted", func(s *story) {
+			s.drop(func(e Entry) bool { return e.Node != nil && e.Node.Name == "worker-0" && between(e, 217, 229) })
+			s.later(217, 15)
+			s.tell(217, gone("worker-0"))
+		}, []Rule{MachineTracked}},
+
+		{"a kubelet goes down", func(s *story) {
+			s.tell(165, node("control-plane-0", nil))
+			s.tell(166, node("control-plane-0", kubelet36))
+		}, []Rule{VersionSkew}},
+		{"an heir is older than its donor", func(s *story) {
+			s.tell(185.5, node("control-plane-1", func(n *Node) { heir("control-plane-0")(n); n.UID = "other"; n.Kubelet = "v1.35.4" }), node("control-plane-1", func(n *Node) { heir("control-plane-0")(n); n.UID = "other" }))
+		}, []Rule{VersionSkew}},
+		{"a kubelet is newer than its API server", func(s *story) {
+			s.drop(func(e Entry) bool { return e.Server != nil && between(e, 150, 151) })
+		}, []Rule{VersionSkew}},
+		{"a worker is newer than the oldest API server", func(s *story) {
+			s.tell(10, node("worker-0", kubelet36))
+			s.tell(30, target("v1.36.3", oldParts, oldParts, "apply", false))
+			s.edit(func(e *Entry) {
+				if e.Node != nil && e.Node.Name == "worker-0" && between(*e, 100, 300) && !e.Node.Gone {
+					e.Node.Kubelet = "v1.36.3"
+				}
+			})
+		}, []Rule{VersionSkew}},
+		{"joining machines get less than before", func(s *story) {
+			s.tell(207, target("v1.36.3", oldParts, newParts, "done", false), target("v1.36.3", newParts, newParts, "done", false))
+		}, []Rule{VersionSkew}},
+		{"joining machines jump a minor", func(s *story) {
+			s.edit(func(e *Entry) {
+				if e.Target != nil && e.Target.Kubernetes == "v1.35.4" {
+					e.Target.Kubernetes = "v1.34.9"
+				}
+			})
+		}, []Rule{VersionSkew}},
+
+		{"a foreign cordon is taken off", func(s *story) {
+			s.tell(20, node("worker-0", func(n *Node) { n.Cordoned = true }))
+			s.tell(30, node("worker-0", nil))
+		}, []Rule{ForeignCordon}},
+		{"a foreign cordon becomes ours", func(s *story) { s.tell(20, node("worker-0", func(n *Node) { n.Cordoned = true })) }, []Rule{ForeignCordon}},
+		{"the operator removes its own machine", func(s *story) {
+			s.edit(func(e *Entry) {
+				if e.Lease != nil && e.Time.After(at(2)) {
+					e.Time = at(234)
+				}
+			})
+			s.drop(func(e Entry) bool { return e.Machines != nil && between(e, 205, 206) })
+			s.tell(217.5, cloudHas([3]string{"worker-0", "Ready"}, [3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready", "token of worker-0"}))
+			s.drop(func(e Entry) bool { return e.Machines != nil && between(e, 206, 217) })
+		}, []Rule{LeaseMoved}},
+
+		{"a service is silent after a replacement", func(s *story) {
+			s.drop(func(e Entry) bool { return e.Probe != nil && between(e, 235, 236) && e.Probe.From == "worker-1" })
+		}, []Rule{ServiceAnswers}},
+		{"a service is silent for twenty seconds", func(s *story) {
+			s.tell(190, Entry{Probe: &Probe{From: "control-plane-1", Err: "timeout"}})
+			s.tell(207, Entry{Probe: &Probe{From: "control-plane-1", Err: "timeout"}})
+			s.tell(208, Entry{Probe: &Probe{From: "control-plane-1"}})
+		}, []Rule{ServiceAnswers}},
+		{"a service is silent for ten seconds", func(s *story) {
+			s.tell(190, Entry{Probe: &Probe{From: "control-plane-1", Err: "timeout"}})
+			s.tell(195, Entry{Probe: &Probe{From: "control-plane-1"}})
+		}, nil},
+
+		{"a node is forgotten", func(s *story) {
+			s.drop(func(e Entry) bool { return between(e, 210, 230) })
+			s.edit(func(e *Entry) {
+				if e.Probe != nil && e.Probe.From == "worker-1" {
+					e.Probe = &Probe{From: "worker-0"}
+				}
+			})
+		}, []Rule{Converged}},
+		{"NodeVersion is not Ready", func(s *story) {
+			s.edit(func(e *Entry) {
+				if e.Target != nil {
+					e.Target.Ready = false
+				}
+			})
+		}, []Rule{Converged}},
+
+		{"a cordon is left", func(s *story) {
+			s.tell(239, node("worker-1", func(n *Node) { heir("worker-0")(n); n.Cordoned, n.CordonedByUs = true, true }))
+		}, []Rule{NothingLeft}},
+		{"a taint is left", func(s *story) {
+			s.tell(239, node("worker-1", func(n *Node) {
+				heir("worker-0")(n)
+				n.Taints = []string{"node.cloudprovider.kubernetes.io/uninitialized"}
+			}))
+		}, []Rule{NothingLeft}},
+		{"a mark is left", func(s *story) {
+			s.tell(239, node("worker-1", func(n *Node) { heir("worker-0")(n); n.Heir = "worker-0" }))
+		}, []Rule{NothingLeft}},
+		{"an intent is left", func(s *story) { s.tell(239, Entry{Pending: &Pending{Name: "machine-worker-7", Goal: "Join"}}) }, []Rule{NothingLeft}},
+		{"a joining node is left", func(s *story) { s.tell(239, Entry{Joining: &Joining{Name: "worker-7"}}) }, []Rule{NothingLeft}},
+		{"a machine is left", func(s *story) {
+			s.tell(239, cloudHas([3]string{"control-plane-1", "Ready"}, [3]string{"worker-1", "Ready"}, [3]string{"worker-2", "Ready"}))
+		}, []Rule{NothingLeft}},
+		{"a member is left", func(s *story) { s.tell(239, etcdHas("control-plane-0", "control-plane-1")) }, []Rule{NothingLeft}},
+		{"the lease of a gone node is left", func(s *story) { s.drop(func(e Entry) bool { return e.Lease != nil && e.Time.After(at(2)) }) }, []Rule{NothingLeft}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := good()
+			tt.bad(&s)
+			var got []Rule
+			breaches := Check(s, Limits{})
+			for _, b := range breaches {
+				got = append(got, b.Rule)
+			}
+			slices.Sort(got)
+			if d := cmp.Diff(tt.want, slices.Compact(got)); d != "" {
+				t.Errorf("rules that were broken (-want +got):\n%s%v", d, breaches)
+			}
+		})
+	}
+}
+
+func kubelet36(n *Node) { n.Kubelet = "v1.36.3" }
+
+func TestSummarize(t *testing.T) {
+	s := good()
+	for i := range 5 {
+		p := Entry{Probe: &Probe{From: "control-plane-1"}}
+		if i == 1 || i == 2 {
+			p.Probe = &Probe{From: "control-plane-1", Err: "timeout"}
+		}
+		s.tell(190+float64(i), p)
+	}
+	s.tell(50, Entry{Probe: &Probe{Err: "refused"}})
+	want := Summary{
+		Makespan: 239 * time.Second, Upgrade: 167 * time.Second, Machines: 3,
+		Replacements: []Replacement{
+			{Donor: "control-plane-0", Heir: "control-plane-1", Begun: at(171), Joined: 14 * time.Second, Cordoned: 15 * time.Second, Over: 35 * time.Second},
+			{Donor: "worker-0", Heir: "worker-1", Begun: at(210), Joined: 6 * time.Second, Cordoned: 7 * time.Second, Over: 19 * time.Second},
+		},
+		API: Answers{Asked: 1, Failed: 1}, Services: Answers{Asked: 9, Failed: 2, Gap: 3 * time.Second},
+	}
+	if d := cmp.Diff(want, Summarize(s)); d != "" {
+		t.Errorf("summary (-want +got):\n%s", d)
+	}
+}

@@ -1,0 +1,182 @@
+package recorder
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// Entry is one observation. Beside Time exactly one field is set. Entries are in the
+// order of their times.
+type Entry struct {
+	Time time.Time `json:"time"`
+
+	Mark     Mark      `json:"mark,omitempty"`
+	Note     string    `json:"note,omitempty"` // what whoever drives the rollout did, for people
+	Stream   *Stream   `json:"stream,omitempty"`
+	Node     *Node     `json:"node,omitempty"`
+	Pending  *Pending  `json:"pending,omitempty"`
+	Joining  *Joining  `json:"joining,omitempty"`
+	Target   *Target   `json:"target,omitempty"`
+	Strategy *Strategy `json:"strategy,omitempty"`
+	Scaler   *Scaler   `json:"scaler,omitempty"`
+	Lease    *Lease    `json:"lease,omitempty"`
+	Server   *Server   `json:"server,omitempty"`
+	Machines *Machines `json:"machines,omitempty"`
+	Members  *Members  `json:"members,omitempty"`
+	Probe    *Probe    `json:"probe,omitempty"`
+}
+
+// Mark divides a journal.
+type Mark string
+
+// What was there at Begin is what a rollout may not lose; what is there at End is what
+// it has left.
+const (
+	Begin Mark = "begin"
+	End   Mark = "end"
+)
+
+type (
+	// Stream says that a watch was cut, or that it sees again: what is known from it is
+	// old in between.
+	Stream struct {
+		Kind string `json:"kind"`
+		Cut  bool   `json:"cut,omitempty"`
+	}
+
+	// Node is a Node of Kubernetes after a change.
+	Node struct {
+		Name         string   `json:"name"`
+		UID          string   `json:"uid,omitempty"`
+		Gone         bool     `json:"gone,omitempty"`
+		Ready        bool     `json:"ready,omitempty"`
+		ControlPlane bool     `json:"controlPlane,omitempty"`
+		ProviderID   string   `json:"providerID,omitempty"`
+		Kubelet      string   `json:"kubelet,omitempty"`
+		Image        string   `json:"image,omitempty"`
+		Components   string   `json:"components,omitempty"`
+		Group        string   `json:"group,omitempty"`
+		Donor        string   `json:"donor,omitempty"`
+		Heir         string   `json:"heir,omitempty"`
+		Cordoned     bool     `json:"cordoned,omitempty"`
+		CordonedByUs bool     `json:"cordonedByUs,omitempty"`
+		Postponed    bool     `json:"postponed,omitempty"`
+		Obsolete     bool     `json:"obsolete,omitempty"`
+		Taints       []string `json:"taints,omitempty"` // keys
+	}
+
+	// Pending is a PendingNode after a change.
+	Pending struct {
+		Name    string `json:"name"`
+		Gone    bool   `json:"gone,omitempty"`
+		Goal    string `json:"goal,omitempty"`
+		Token   string `json:"token,omitempty"`
+		Donor   string `json:"donor,omitempty"`
+		Machine string `json:"machine,omitempty"` // ID
+		Node    string `json:"node,omitempty"`
+		Group   string `json:"group,omitempty"`
+	}
+
+	// Joining is a JoiningNode after a change.
+	Joining struct {
+		Name string `json:"name"`
+		Gone bool   `json:"gone,omitempty"`
+	}
+
+	// Target is the NodeVersion after a change.
+	Target struct {
+		Image        string `json:"image"`
+		Components   string `json:"components"`
+		Kubernetes   string `json:"kubernetes"`
+		ControlPlane string `json:"controlPlane,omitempty"` // what joining control planes get
+		Worker       string `json:"worker,omitempty"`
+		Phase        string `json:"phase,omitempty"` // of the agent's run
+		Line         string `json:"line,omitempty"`
+		Waiting      string `json:"waiting,omitempty"`
+		Ready        bool   `json:"ready,omitempty"` // for the generation of the spec
+		Reason       string `json:"reason,omitempty"`
+	}
+
+	// Strategy is the AutoscalingStrategy after a change.
+	Strategy struct {
+		Enabled bool `json:"enabled,omitempty"`
+		Paused  bool `json:"paused,omitempty"` // by us
+	}
+
+	// Scaler is the autoscaler's Deployment after a change.
+	Scaler struct {
+		Gone     bool  `json:"gone,omitempty"`
+		Replicas int32 `json:"replicas,omitempty"` // that shall run
+		Pods     int32 `json:"pods,omitempty"`     // that do
+	}
+
+	// Lease is that of the operator's leader after its holder changed.
+	Lease struct {
+		Holder string `json:"holder,omitempty"` // name of the Node, empty: nobody
+	}
+
+	// Server is the pod of a control plane's API server after a change.
+	Server struct {
+		Node    string `json:"node"`
+		Gone    bool   `json:"gone,omitempty"`
+		Version string `json:"version,omitempty"`
+	}
+
+	// Machines are all that the cloud has.
+	Machines struct {
+		List []Machine `json:"list"`
+	}
+
+	// Machine is one of the cloud's.
+	Machine struct {
+		ID           string `json:"id"`
+		Name         string `json:"name"`
+		Group        string `json:"group"`
+		ControlPlane bool   `json:"controlPlane,omitempty"`
+		State        string `json:"state"`
+		Token        string `json:"token,omitempty"`
+		Image        string `json:"image,omitempty"`
+	}
+
+	// Members are those of etcd.
+	Members struct {
+		List []Member `json:"list"`
+	}
+
+	// Member is one of etcd's. One that has not started has no name.
+	Member struct {
+		Name    string `json:"name,omitempty"`
+		Learner bool   `json:"learner,omitempty"`
+	}
+
+	// Probe is a request, to a service from a machine, or to the API server from outside.
+	Probe struct {
+		From   string `json:"from,omitempty"` // name of the machine; empty: to the API server
+		Err    string `json:"err,omitempty"`  // empty: answered
+		TookMS int64  `json:"tookMS,omitempty"`
+	}
+)
+
+// Read reads a journal that a [Recorder] wrote.
+func Read(file string) ([]Entry, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("read journal: %w", err)
+	}
+	defer f.Close()
+	var out []Entry
+	d := json.NewDecoder(bufio.NewReader(f))
+	for {
+		var e Entry
+		if err := d.Decode(&e); err == io.EOF {
+			return out, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("read journal: entry %d: %w", len(out)+1, err)
+		}
+		out = append(out, e)
+	}
+}

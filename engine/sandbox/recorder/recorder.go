@@ -1,0 +1,463 @@
+// Package recorder watches a rollout from outside and judges it afterwards.
+//
+// A [Recorder] sees a cluster in a sandbox as its owner could: Nodes, the operator's
+// objects, the autoscaler and the leader's lease through the API server, machines
+// through the cloud, members through etcd itself, and services from the network of every
+// machine. It writes down what changes, in a [Entry] each, and asks the operator
+// nothing. [Check] is a pure function of such a journal: it says which invariants of a
+// rollout did not hold. [Summarize] says how long things took.
+//
+// What it sees is as old as the network makes it, a few milliseconds as a rule; watches
+// that were cut are said to be, and polls are at [Poll].
+package recorder
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/machine"
+	"constellation/operator/api/v1alpha1"
+)
+
+// Poll is how often the cloud, etcd and services are asked.
+const Poll = 500 * time.Millisecond
+
+// Config says what is watched. Cluster, Cloud and Host are required.
+type Config struct {
+	Cluster *rest.Config
+	Cloud   *local.Client
+	Host    *machine.Host
+	// Namespace and Lease are those of the operator's leader. Empty means
+	// constellation-system and constellation-operator.
+	Namespace, Lease string
+	// Service is the address, as IP:port, of a web server that is asked for "/" from every
+	// machine. Empty asks none.
+	Service string
+	// File is where the journal is written to as JSON Lines. Empty writes none.
+	File string
+	Log  *slog.Logger
+}
+
+// Recorder watches until it is closed. Its methods may be called concurrently.
+type Recorder struct {
+	cfg    Config
+	api    client.WithWatch
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+
+	mu      sync.Mutex
+	file    *os.File
+	journal []Entry
+	err     error // of writing the file
+
+	probing map[string]context.CancelFunc // by machine
+	synced  map[string]bool               // kinds that were listed
+	change  chan struct{}                 // closed and replaced at each entry
+}
+
+// Start begins to watch, and returns when everything was seen once. The caller calls
+// Close in the end.
+func Start(ctx context.Context, cfg Config) (*Recorder, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Namespace == "" {
+		cfg.Namespace = "constellation-system"
+	}
+	if cfg.Lease == "" {
+		cfg.Lease = "constellation-operator"
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, fmt.Errorf("start recorder: %w", err)
+	}
+	access := rest.CopyConfig(cfg.Cluster)
+	access.QPS, access.Burst, access.UserAgent = 50, 100, "constellation-recorder"
+	api, err := client.NewWithWatch(access, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("start recorder: %w", err)
+	}
+	r := &Recorder{cfg: cfg, api: api, probing: map[string]context.CancelFunc{}, synced: map[string]bool{}, change: make(chan struct{})}
+	if cfg.File != "" {
+		if r.file, err = os.OpenFile(cfg.File, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600); err != nil {
+			return nil, fmt.Errorf("start recorder: %w", err)
+		}
+	}
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	r.cancel = cancel
+	kinds := r.kinds()
+	for _, k := range kinds {
+		r.done.Go(func() { r.watch(run, k) })
+	}
+	r.done.Go(func() { r.pollMachines(run) })
+	r.done.Go(func() { r.pollMembers(run) })
+	r.done.Go(func() { r.pollAPI(run, access) })
+	all := len(kinds) + 2
+	if err := r.Wait(ctx, func([]Entry) bool { return len(r.synced) == all }); err != nil {
+		r.Close()
+		return nil, fmt.Errorf("start recorder: see everything once: %w", err)
+	}
+	return r, nil
+}
+
+// Close ends the watching. It returns the first error of writing the file.
+func (r *Recorder) Close() error {
+	r.cancel()
+	r.done.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.file != nil {
+		r.err = errors.Join(r.err, r.file.Close())
+		r.file = nil
+	}
+	return r.err
+}
+
+// Begin marks what is there now as what a rollout may not lose.
+func (r *Recorder) Begin() { r.add(Entry{Mark: Begin}) }
+
+// End marks the end of the rollout.
+func (r *Recorder) End() { r.add(Entry{Mark: End}) }
+
+// Note writes down what the caller did.
+func (r *Recorder) Note(format string, args ...any) { r.add(Entry{Note: fmt.Sprintf(format, args...)}) }
+
+// Journal returns what was seen so far.
+func (r *Recorder) Journal() []Entry {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.journal)
+}
+
+// Wait returns when reached says so of the journal, of which it is asked after every
+// entry and which it may not keep; or when ctx ends, with its error.
+func (r *Recorder) Wait(ctx context.Context, reached func([]Entry) bool) error {
+	for {
+		r.mu.Lock()
+		ok, change := reached(r.journal), r.change
+		r.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-change:
+		}
+	}
+}
+
+func (r *Recorder) add(e Entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.Time = time.Now().UTC()
+	r.journal = append(r.journal, e)
+	close(r.change)
+	r.change = make(chan struct{})
+	if r.file == nil {
+		return
+	}
+	b, err := json.Marshal(e)
+	if err == nil {
+		_, err = r.file.Write(append(b, '\n'))
+	}
+	r.err = errors.Join(r.err, err)
+}
+
+// seen notes that something was listed for the first time.
+func (r *Recorder) seen(what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.synced[what] {
+		r.synced[what] = true
+		close(r.change)
+		r.change = make(chan struct{})
+	}
+}
+
+// kind is one kind of objects that is watched.
+type kind struct {
+	name string
+	list func() client.ObjectList
+	only []client.ListOption
+	// entry returns what is worth noting of an object; nothing if it is zero. The same
+	// entry is noted once until another one of the same object comes.
+	entry func(o client.Object, gone bool) Entry
+}
+
+func (r *Recorder) kinds() []kind {
+	named := func(name string) client.ListOption {
+		return client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name)}
+	}
+	return []kind{
+		{"nodes", func() client.ObjectList { return &corev1.NodeList{} }, nil, nodeEntry},
+		{"pendingnodes", func() client.ObjectList { return &v1alpha1.PendingNodeList{} }, nil, func(o client.Object, gone bool) Entry {
+			p := o.(*v1alpha1.PendingNode).Spec
+			return Entry{Pending: &Pending{
+				Name: o.GetName(), Gone: gone, Goal: string(p.Goal), Token: p.Token, Donor: p.Donor, Machine: p.ProviderID, Node: p.NodeName, Group: p.GroupID,
+			}}
+		}},
+		{"joiningnodes", func() client.ObjectList { return &v1alpha1.JoiningNodeList{} }, nil, func(o client.Object, gone bool) Entry {
+			return Entry{Joining: &Joining{Name: o.GetName(), Gone: gone}}
+		}},
+		{"nodeversions", func() client.ObjectList { return &v1alpha1.NodeVersionList{} }, []client.ListOption{named(v1alpha1.NodeVersionName)}, targetEntry},
+		{"autoscalingstrategies", func() client.ObjectList { return &v1alpha1.AutoscalingStrategyList{} }, nil, r.strategyEntry},
+		{"deployments", func() client.ObjectList { return &appsv1.DeploymentList{} }, nil, r.deploymentEntry},
+		{"leases", func() client.ObjectList { return &coordinationv1.LeaseList{} }, []client.ListOption{client.InNamespace(r.cfg.Namespace), named(r.cfg.Lease)}, leaseEntry},
+		{"pods", func() client.ObjectList { return &corev1.PodList{} }, []client.ListOption{
+			client.InNamespace("kube-system"), client.MatchingLabelsSelector{Selector: labels.SelectorFromSet(labels.Set{"component": "kube-apiserver"})},
+		}, serverEntry},
+	}
+}
+
+func nodeEntry(o client.Object, gone bool) Entry {
+	n := o.(*corev1.Node)
+	_, controlPlane := n.Labels["node-role.kubernetes.io/control-plane"]
+	_, ours := n.Annotations[v1alpha1.AnnotationCordoned]
+	_, postponed := n.Annotations[v1alpha1.AnnotationPostponed]
+	e := &Node{
+		Name: n.Name, UID: string(n.UID), Gone: gone, ControlPlane: controlPlane, ProviderID: n.Spec.ProviderID, Kubelet: n.Status.NodeInfo.KubeletVersion,
+		Image: n.Annotations[v1alpha1.AnnotationImage], Components: n.Annotations[v1alpha1.AnnotationComponents], Group: n.Annotations[v1alpha1.AnnotationGroup],
+		Donor: n.Annotations[v1alpha1.AnnotationDonor], Heir: n.Annotations[v1alpha1.AnnotationHeir], Obsolete: n.Annotations[v1alpha1.AnnotationObsolete] == "true",
+		Cordoned: n.Spec.Unschedulable, CordonedByUs: ours && n.Spec.Unschedulable, Postponed: postponed,
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			e.Ready = c.Status == corev1.ConditionTrue
+		}
+	}
+	for _, t := range n.Spec.Taints {
+		e.Taints = append(e.Taints, t.Key)
+	}
+	slices.Sort(e.Taints)
+	return Entry{Node: e}
+}
+
+func targetEntry(o client.Object, gone bool) Entry {
+	nv := o.(*v1alpha1.NodeVersion)
+	if gone {
+		return Entry{Note: "NodeVersion was deleted"}
+	}
+	t := &Target{
+		Image: nv.Spec.Image, Components: nv.Spec.KubernetesComponentsReference, Kubernetes: nv.Spec.KubernetesClusterVersion,
+		ControlPlane: nv.Status.JoinComponents.ControlPlane, Worker: nv.Status.JoinComponents.Worker,
+	}
+	if u := nv.Status.Upgrade; u != nil {
+		t.Phase, t.Line = u.Phase, u.Line
+	}
+	if w := nv.Status.Waiting; w != nil {
+		t.Waiting = w.Reason + ": " + w.Message
+	}
+	for _, c := range nv.Status.Conditions {
+		if c.Type == v1alpha1.ConditionReady {
+			t.Ready = c.Status == metav1.ConditionTrue && c.ObservedGeneration == nv.Generation
+			t.Reason = c.Reason
+		}
+	}
+	return Entry{Target: t}
+}
+
+func (r *Recorder) strategyEntry(o client.Object, gone bool) Entry {
+	if gone {
+		return Entry{Note: "AutoscalingStrategy was deleted"}
+	}
+	s := o.(*v1alpha1.AutoscalingStrategy)
+	return Entry{Strategy: &Strategy{Enabled: s.Spec.Enabled, Paused: s.Annotations[v1alpha1.AnnotationPaused] == "true"}}
+}
+
+// autoscalerName begins the names of the Deployment that an AutoscalingStrategy names
+// by default.
+const autoscalerName = "constellation-cluster-autoscaler"
+
+func (r *Recorder) deploymentEntry(o client.Object, gone bool) Entry {
+	d := o.(*appsv1.Deployment)
+	if d.Name != autoscalerName {
+		return Entry{}
+	}
+	e := &Scaler{Gone: gone, Replicas: 1, Pods: d.Status.Replicas}
+	if d.Spec.Replicas != nil {
+		e.Replicas = *d.Spec.Replicas
+	}
+	return Entry{Scaler: e}
+}
+
+func leaseEntry(o client.Object, gone bool) Entry {
+	l := o.(*coordinationv1.Lease)
+	holder := ""
+	if h := l.Spec.HolderIdentity; h != nil && !gone {
+		holder, _, _ = strings.Cut(*h, "_") // host name, which is the node's, and an ID of the process
+	}
+	return Entry{Lease: &Lease{Holder: holder}}
+}
+
+func serverEntry(o client.Object, gone bool) Entry {
+	p := o.(*corev1.Pod)
+	e := &Server{Node: p.Spec.NodeName, Gone: gone}
+	for _, c := range p.Spec.Containers {
+		if i := strings.LastIndexByte(c.Image, ':'); c.Name == "kube-apiserver" && i > 0 {
+			e.Version = c.Image[i+1:]
+		}
+	}
+	return Entry{Server: e}
+}
+
+// retry is how long a watch that was cut waits before the next try.
+const retry = 300 * time.Millisecond
+
+// watch lists and watches one kind until ctx ends.
+func (r *Recorder) watch(ctx context.Context, k kind) {
+	last := map[string]client.Object{}
+	noted := map[string]string{} // the last entry of an object
+	note := func(o client.Object, gone bool) {
+		key := o.GetNamespace() + "/" + o.GetName()
+		if gone {
+			delete(last, key)
+		} else {
+			last[key] = o
+		}
+		e := k.entry(o, gone)
+		if e == (Entry{}) {
+			return
+		}
+		b, err := json.Marshal(e)
+		if err != nil {
+			r.cfg.Log.Warn("entry not written", "kind", k.name, "err", err)
+			return
+		}
+		if noted[key] != string(b) {
+			noted[key] = string(b)
+			r.add(e)
+		}
+	}
+	cut := false
+	for ctx.Err() == nil {
+		l := k.list()
+		err := r.once(ctx, k, l, last, note, func() {
+			if cut {
+				r.add(Entry{Stream: &Stream{Kind: k.name}})
+			}
+			cut = false
+			r.seen(k.name)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		if !cut && err != nil {
+			cut = true
+			r.cfg.Log.Debug("watch cut", "kind", k.name, "err", err)
+			r.add(Entry{Stream: &Stream{Kind: k.name, Cut: true}})
+		}
+		pause(ctx, retry)
+	}
+}
+
+// once lists, compares with what was there last, and watches until the watch ends. A
+// watch that the server ends in order is no error.
+func (r *Recorder) once(ctx context.Context, k kind, l client.ObjectList, last map[string]client.Object, note func(client.Object, bool), listed func()) error {
+	lctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := r.api.List(lctx, l, k.only...); err != nil {
+		return err
+	}
+	there := map[string]bool{}
+	if err := eachItem(l, func(o client.Object) {
+		there[o.GetNamespace()+"/"+o.GetName()] = true
+		note(o, false)
+	}); err != nil {
+		return err
+	}
+	for key, o := range last {
+		if !there[key] {
+			note(o, true)
+		}
+	}
+	listed()
+	w, err := r.api.Watch(ctx, k.list(), append(slices.Clone(k.only), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: l.GetResourceVersion()}})...)
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e, ok := <-w.ResultChan():
+			if !ok {
+				return errors.New("watch ended")
+			}
+			o, is := e.Object.(client.Object)
+			switch {
+			case e.Type == watch.Error || !is:
+				return fmt.Errorf("watch refused: %v", e.Object)
+			case e.Type == watch.Deleted:
+				note(o, true)
+			case e.Type != watch.Bookmark:
+				note(o, false)
+			}
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// pollMachines asks the cloud, and sees to it that every machine asks the service.
+func (r *Recorder) pollMachines(ctx context.Context) {
+	last := ""
+	defer func() {
+		for _, stop := range r.probing {
+			stop()
+		}
+	}()
+	for ; ctx.Err() == nil; pause(ctx, Poll) {
+		list, err := r.cloud(ctx)
+		if err != nil {
+			continue // a daemon that is restarted
+		}
+		slices.SortFunc(list, func(a, b cloud.Instance) int { return strings.Compare(a.Name, b.Name) })
+		m := &Machines{List: make([]Machine, 0, len(list))}
+		for _, i := range list {
+			m.List = append(m.List, Machine{
+				ID: i.ProviderID, Name: i.Name, Group: i.Group, ControlPlane: i.Role == cloud.ControlPlane, State: string(i.State), Token: i.Token, Image: i.Image,
+			})
+		}
+		if b, err := json.Marshal(m); err == nil && string(b) != last {
+			last = string(b)
+			r.add(Entry{Machines: m})
+		}
+		r.seen("machines")
+		r.probeFrom(ctx, list)
+	}
+}
+
+func (r *Recorder) cloud(ctx context.Context) ([]cloud.Instance, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	return r.cfg.Cloud.Instances(ctx)
+}

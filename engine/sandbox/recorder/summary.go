@@ -1,0 +1,135 @@
+package recorder
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Summary says how long the parts of a rollout took.
+type Summary struct {
+	// Makespan is from the first entry of a new target, or Begin, to End.
+	Makespan time.Duration
+	// Upgrade is how long the agent's run was reported; zero: there was none.
+	Upgrade time.Duration
+	// Replacements are in the order of their beginnings.
+	Replacements []Replacement
+	// Machines is the most that there were at a time.
+	Machines int
+	// API is what the API server answered; Services what a service answered to all
+	// machines while they were Ready nodes.
+	API, Services Answers
+}
+
+// Replacement is how one node made way for another. Durations are from Begun.
+type Replacement struct {
+	Donor, Heir string
+	Begun       time.Time
+	// Joined is until the heir was Ready, Cordoned until the donor was, Over until the
+	// intent was cleared. Zero: it did not happen.
+	Joined, Cordoned, Over time.Duration
+}
+
+// Answers counts requests.
+type Answers struct {
+	Asked, Failed int
+	// Gap is the longest time between two answers to the same machine, as far as there
+	// were failures between them.
+	Gap time.Duration
+}
+
+// Summarize counts what is between Begin and End.
+func Summarize(journal []Entry) Summary {
+	var (
+		s       Summary
+		v       = newView()
+		begin   time.Time
+		upgrade time.Time
+		last    = map[string]time.Time{} // answer, by machine
+		failed  = map[string]bool{}
+		open    = map[string]int{} // token to index
+	)
+	for i := range journal {
+		e := &journal[i]
+		was := v.target
+		v.apply(e)
+		if e.Mark == Begin {
+			begin = e.Time
+		}
+		if begin.IsZero() {
+			continue
+		}
+		switch {
+		case e.Mark == End:
+			s.Makespan = e.Time.Sub(begin)
+			return s
+		case e.Target != nil:
+			if was != nil && (was.Components != e.Target.Components || was.Image != e.Target.Image) {
+				begin = e.Time
+			}
+			if v.upgrading() && upgrade.IsZero() {
+				upgrade = e.Time
+			} else if !v.upgrading() && !upgrade.IsZero() {
+				s.Upgrade += e.Time.Sub(upgrade)
+				upgrade = time.Time{}
+			}
+		case e.Machines != nil:
+			s.Machines = max(s.Machines, len(v.machines))
+		case e.Pending != nil && !e.Pending.Gone && e.Pending.Donor != "" && e.Pending.Token != "":
+			if _, ok := open[e.Pending.Token]; !ok {
+				open[e.Pending.Token] = len(s.Replacements)
+				s.Replacements = append(s.Replacements, Replacement{Donor: e.Pending.Donor, Begun: e.Time})
+			}
+		case e.Pending != nil && e.Pending.Gone:
+			if r := open[e.Pending.Token]; e.Pending.Token != "" && r < len(s.Replacements) {
+				s.Replacements[r].Over = e.Time.Sub(s.Replacements[r].Begun)
+			}
+		case e.Node != nil:
+			for i := range s.Replacements {
+				r := &s.Replacements[i]
+				since := e.Time.Sub(r.Begun)
+				if r.Over == 0 && e.Node.Donor == r.Donor && e.Node.Ready && !e.Node.Gone {
+					r.Heir, r.Joined = e.Node.Name, cmp.Or(r.Joined, since)
+				}
+				if e.Node.Name == r.Donor && e.Node.CordonedByUs {
+					r.Cordoned = cmp.Or(r.Cordoned, since)
+				}
+			}
+		case e.Probe != nil:
+			a := &s.Services
+			if e.Probe.From == "" {
+				a = &s.API
+			} else if n, ok := v.nodes[e.Probe.From]; !ok || !n.Ready || v.leaves(n.ProviderID) || last[e.Probe.From].IsZero() && e.Probe.Err != "" {
+				continue // not yet, or no longer, a node that services need to answer
+			}
+			a.Asked++
+			if e.Probe.Err != "" {
+				a.Failed++
+				failed[e.Probe.From] = true
+				continue
+			}
+			if failed[e.Probe.From] {
+				a.Gap = max(a.Gap, e.Time.Sub(last[e.Probe.From]))
+			}
+			last[e.Probe.From], failed[e.Probe.From] = e.Time, false
+		}
+	}
+	return s
+}
+
+// String tells the summary to people, in several lines.
+func (s Summary) String() string {
+	var b strings.Builder
+	round := func(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }
+	fmt.Fprintf(&b, "makespan %v, agent's run %v, at most %d machines\n", round(s.Makespan), round(s.Upgrade), s.Machines)
+	for _, r := range s.Replacements {
+		fmt.Fprintf(&b, "%s → %s: heir Ready after %v, donor cordoned %v, over %v\n", r.Donor, cmp.Or(r.Heir, "?"), round(r.Joined), round(r.Cordoned), round(r.Over))
+	}
+	slowest := slices.MaxFunc(append(slices.Clone(s.Replacements), Replacement{}), func(a, b Replacement) int { return cmp.Compare(a.Over, b.Over) })
+	fmt.Fprintf(&b, "slowest replacement %v\n", round(slowest.Over))
+	fmt.Fprintf(&b, "API server: %d of %d requests failed, longest gap %v\n", s.API.Failed, s.API.Asked, round(s.API.Gap))
+	fmt.Fprintf(&b, "services: %d of %d requests failed, longest gap %v", s.Services.Failed, s.Services.Asked, round(s.Services.Gap))
+	return b.String()
+}
