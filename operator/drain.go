@@ -1,0 +1,515 @@
+package operator
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	appsclient "k8s.io/client-go/kubernetes/typed/apps/v1"
+	"k8s.io/kubectl/pkg/drain"
+)
+
+const (
+	// evictionsAtOnce bounds what is asked of the API server at a time, for all nodes
+	// together: it sheds load at some 285 evictions a second.
+	evictionsAtOnce = 16
+	// evictionTimeout bounds one request.
+	evictionTimeout = 15 * time.Second
+	// An eviction that was refused is asked for again, with pauses that grow. Budgets
+	// have room again when pods elsewhere are ready, which takes seconds.
+	evictAgainMin = 250 * time.Millisecond
+	evictAgainMax = 5 * time.Second
+	// A pod may take so much longer to end than its grace before it is named. With
+	// finalizers nothing is awaited of kubelet, which ends it as ever.
+	endMargin       = 30 * time.Second
+	finalizerMargin = 5 * time.Second
+	// daemonSetsFor is how long a DaemonSet is taken for one that exists: each of its
+	// pods on each node asks.
+	daemonSetsFor = 10 * time.Second
+)
+
+// drainer empties nodes in the background: it evicts what `kubectl drain` would, and
+// goes on while budgets refuse. It never deletes a pod and never cordons; a node takes
+// new pods unless somebody else keeps them off. It is safe for concurrent use.
+//
+// Pods of DaemonSets and mirror pods stay; pods without a controller and pods with
+// data in emptyDir do not. A pod that comes after the first look, and may although
+// the node is unschedulable, stays too: it would come again.
+//
+// It needs to list and watch pods, to create pods/eviction, and to get daemonsets.
+type drainer struct {
+	client kubernetes.Interface
+	wake   func()
+	log    *slog.Logger
+	slots  chan struct{}
+
+	mu   sync.Mutex
+	work map[string]*emptying
+	wg   sync.WaitGroup
+}
+
+// newDrainer returns a drainer that calls wake, from any goroutine, when a state
+// changes. wake must not call the drainer back.
+func newDrainer(c kubernetes.Interface, wake func(), log *slog.Logger) *drainer {
+	return &drainer{client: &knownDaemonSets{Interface: c, known: map[string]time.Time{}}, wake: wake, log: log, slots: make(chan struct{}, evictionsAtOnce), work: map[string]*emptying{}}
+}
+
+// drain begins to evict what is on the node, or goes on. It returns at once.
+func (d *drainer) drain(node string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.work[node] != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	e := &emptying{drainer: d, node: node, cancel: cancel, begun: time.Now(), again: evictAgainMin}
+	d.work[node] = e
+	d.wg.Go(func() { e.run(ctx) })
+}
+
+// state returns what was seen last: whether nothing is left to evict, and what
+// refuses. Of a node that is not being drained nothing is known: false, "".
+func (d *drainer) state(node string) (drained bool, blocker string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e := d.work[node]
+	if e == nil {
+		return false, ""
+	}
+	return e.drained, e.blocker
+}
+
+// keep ends work on all other nodes and forgets them. It does not wait for requests
+// that are under way: each evicts one pod, which does no harm.
+func (d *drainer) keep(nodes map[string]bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for node, e := range d.work {
+		if !nodes[node] {
+			e.cancel()
+			delete(d.work, node)
+		}
+	}
+}
+
+// close ends all work and waits for its end.
+func (d *drainer) close() {
+	d.keep(nil)
+	d.wg.Wait()
+}
+
+// report notes a state. What a node's earlier work reports is of no interest.
+func (d *drainer) report(e *emptying, drained bool, blocker string) {
+	d.mu.Lock()
+	changed := d.work[e.node] == e && (e.drained != drained || e.blocker != blocker)
+	was := e.drained
+	if changed {
+		e.drained, e.blocker = drained, blocker
+	}
+	d.mu.Unlock()
+	if !changed {
+		return
+	}
+	switch {
+	case drained:
+		d.log.Info("node drained", "node", e.node, "took", time.Since(e.begun).Round(time.Millisecond))
+	case was:
+		d.log.Info("node has pods again", "node", e.node)
+	case blocker != "":
+		d.log.Info("drain blocked", "node", e.node, "blocker", blocker)
+	}
+	d.wake()
+}
+
+// emptying is the work on one node. What is below cancel belongs to its goroutine, but
+// for drained and blocker, which belong to the drainer's lock.
+type emptying struct {
+	*drainer
+	node   string
+	cancel context.CancelFunc
+
+	drained bool
+	blocker string
+
+	begun  time.Time
+	looked bool // at what was there when it began
+	empty  bool // at the last look
+	left   map[types.UID]*leaving
+	stays  map[types.UID]bool // came later, and would come again
+	again  time.Duration      // pause before pods are looked at again after an error
+}
+
+// leaving is a pod that is to go.
+type leaving struct {
+	pod     corev1.Pod
+	refused string        // why it was not evicted; empty: it was, or was not asked yet
+	pause   time.Duration // before it is asked again
+	next    time.Time     // when it is asked again
+	ending  time.Time     // since when it is known to end; zero: it does not
+}
+
+func (l *leaving) name() string { return l.pod.Namespace + "/" + l.pod.Name }
+
+// overdue returns when a pod that ends should be gone.
+func (l *leaving) overdue() time.Time {
+	grace, margin := int64(corev1.DefaultTerminationGracePeriodSeconds), endMargin
+	if s := cmp.Or(l.pod.DeletionGracePeriodSeconds, l.pod.Spec.TerminationGracePeriodSeconds); s != nil {
+		grace = *s
+	}
+	if len(l.pod.Finalizers) > 0 {
+		margin = finalizerMargin
+	}
+	return l.ending.Add(time.Duration(grace)*time.Second + margin)
+}
+
+// blocker says what keeps the pod, if anything does.
+func (l *leaving) blocker(now time.Time) string {
+	switch {
+	case !l.ending.IsZero() && !now.Before(l.overdue()) && len(l.pod.Finalizers) > 0:
+		return fmt.Sprintf("pod %s was evicted and does not go: its finalizer %s holds it", l.name(), strings.Join(l.pod.Finalizers, ", "))
+	case !l.ending.IsZero() && !now.Before(l.overdue()):
+		return fmt.Sprintf("pod %s was evicted and has not ended %s after its grace", l.name(), endMargin)
+	case l.refused != "":
+		return fmt.Sprintf("pod %s: %s", l.name(), l.refused)
+	}
+	return ""
+}
+
+// run works until ctx ends.
+func (e *emptying) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := e.follow(ctx); err != nil && ctx.Err() == nil {
+			e.log.Warn("node not drained yet, tried again", "node", e.node, "err", err)
+			sleepFor(ctx, e.again)
+			e.again = min(2*e.again, evictAgainMax)
+		}
+	}
+}
+
+func sleepFor(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// follow looks at the node's pods and watches them until the watch ends.
+func (e *emptying) follow(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// Watched before they are listed, so that nothing is missed between the two.
+	w, err := e.client.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", e.node).String()})
+	if err != nil {
+		return fmt.Errorf("watch pods: %w", err)
+	}
+	defer w.Stop()
+	if err := e.look(ctx); err != nil {
+		return err
+	}
+	e.again = evictAgainMin
+	for {
+		e.evict(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if len(e.left) == 0 && !e.empty {
+			// The events say so; what counts is what the API server says now.
+			if err := e.look(ctx); err != nil {
+				return err
+			}
+			if len(e.left) > 0 {
+				continue
+			}
+		}
+		e.tell()
+		look, err := e.await(ctx, w)
+		switch {
+		case errors.Is(err, errWatchEnded):
+			return nil
+		case err != nil:
+			return err
+		}
+		if look {
+			if err := e.look(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// errWatchEnded is no trouble: watches end after some minutes.
+var errWatchEnded = errors.New("watch of pods ended")
+
+// await waits until there is something to do, and reports whether pods must be listed.
+func (e *emptying) await(ctx context.Context, w watch.Interface) (look bool, err error) {
+	t := time.NewTimer(e.nextLook(time.Now()))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-t.C:
+		return false, nil
+	case ev, ok := <-w.ResultChan():
+		for ok { // and what has come meanwhile
+			if ev.Type == watch.Error {
+				return false, apierrors.FromObject(ev.Object)
+			}
+			look = e.heard(ev) || look
+			select {
+			case ev, ok = <-w.ResultChan():
+			default:
+				return look, nil
+			}
+		}
+		return false, errWatchEnded
+	}
+}
+
+// heard takes an event in and reports whether it tells of a pod that is not known.
+func (e *emptying) heard(ev watch.Event) bool {
+	p, ok := ev.Object.(*corev1.Pod)
+	if !ok {
+		return false
+	}
+	l := e.left[p.UID]
+	switch {
+	case ev.Type == watch.Deleted:
+		delete(e.left, p.UID)
+		return false
+	case l != nil:
+		l.see(*p, time.Now())
+		return false
+	}
+	return !e.stays[p.UID] && !isDaemon(p)
+}
+
+// isDaemon reports whether a pod belongs to its node.
+func isDaemon(p *corev1.Pod) bool {
+	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
+	c := metav1.GetControllerOf(p)
+	return mirror || c != nil && c.Kind == "DaemonSet" && c.APIVersion == appsv1.SchemeGroupVersion.String()
+}
+
+// see notes the pod as it is now.
+func (l *leaving) see(p corev1.Pod, now time.Time) {
+	p.ManagedFields = nil
+	l.pod = p
+	// By our own clock: another's may differ.
+	if p.DeletionTimestamp != nil && l.ending.IsZero() {
+		l.ending, l.refused = now, ""
+	}
+}
+
+// nextLook is how long nothing happens by itself.
+func (e *emptying) nextLook(now time.Time) time.Duration {
+	next := now.Add(time.Hour)
+	for _, l := range e.left {
+		t := l.next
+		if !l.ending.IsZero() {
+			if t = l.overdue(); !now.Before(t) {
+				continue // named already
+			}
+		}
+		if t.Before(next) {
+			next = t
+		}
+	}
+	return max(0, next.Sub(now))
+}
+
+// look lists what is to go.
+func (e *emptying) look(ctx context.Context) error {
+	if !e.slot(ctx) {
+		return ctx.Err()
+	}
+	defer func() { <-e.slots }()
+	h := drain.Helper{Ctx: ctx, Client: e.client, Force: true, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true, GracePeriodSeconds: -1}
+	list, errs := h.GetPodsForDeletion(e.node)
+	if len(errs) > 0 {
+		return fmt.Errorf("list pods of %s: %w", e.node, errors.Join(errs...))
+	}
+	now, left, stays := time.Now(), map[types.UID]*leaving{}, map[types.UID]bool{}
+	for _, p := range list.Pods() {
+		l := e.left[p.UID]
+		if l == nil {
+			if e.stays[p.UID] || e.looked && unshy(&p) {
+				stays[p.UID] = true
+				continue
+			}
+			l = &leaving{pause: evictAgainMin}
+		}
+		l.see(p, now)
+		left[p.UID] = l
+	}
+	e.left, e.stays, e.looked, e.empty = left, stays, true, len(left) == 0
+	return nil
+}
+
+// unshy reports whether the scheduler may put a pod on a node that is unschedulable.
+func unshy(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool {
+		return (t.Key == "" && t.Operator == corev1.TolerationOpExists || t.Key == corev1.TaintNodeUnschedulable) && (t.Effect == "" || t.Effect == corev1.TaintEffectNoSchedule)
+	})
+}
+
+// slot waits until the API server may be asked; false: ctx has ended.
+func (e *emptying) slot(ctx context.Context) bool {
+	select {
+	case e.slots <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// evict asks for the eviction of all pods whose turn it is, and waits for the answers.
+func (e *emptying) evict(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, l := range e.left {
+		if !l.ending.IsZero() || time.Now().Before(l.next) {
+			continue
+		}
+		if !e.slot(ctx) {
+			return
+		}
+		wg.Go(func() {
+			defer func() { <-e.slots }()
+			l.answer(e.ask(ctx, &l.pod), time.Now())
+		})
+	}
+}
+
+// ask asks for one eviction. kubectl's own would evict a pod of the same name that
+// has come up on another node since, and client-go would sit out ten seconds, up to
+// ten times, for a budget that is a moment behind.
+func (e *emptying) ask(ctx context.Context, p *corev1.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, evictionTimeout)
+	defer cancel()
+	return e.client.CoreV1().RESTClient().Post().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("eviction").MaxRetries(0).
+		Body(&policyv1.Eviction{
+			ObjectMeta:    metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
+			DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}},
+		}).Do(ctx).Error()
+}
+
+// answer notes what came of an eviction.
+func (l *leaving) answer(err error, now time.Time) {
+	if err == nil || apierrors.IsNotFound(err) {
+		// Of one that is gone the watch tells, or has told.
+		l.ending, l.refused = now, ""
+		return
+	}
+	l.refused = refusedEviction(err)
+	l.next = now.Add(l.pause)
+	l.pause = min(2*l.pause, evictAgainMax)
+}
+
+// refusedEviction says why an eviction was refused, for people.
+func refusedEviction(err error) string {
+	var s apierrors.APIStatus
+	if !errors.As(err, &s) {
+		return "its eviction could not be asked for: " + err.Error()
+	}
+	if d := s.Status().Details; d != nil {
+		for _, c := range d.Causes {
+			if c.Type == policyv1.DisruptionBudgetCause {
+				return lowerFirst(c.Message)
+			}
+		}
+	}
+	switch {
+	case apierrors.IsConflict(err): // the pod has just changed, or is gone
+		return ""
+	case s.Status().Code == 500 && strings.Contains(s.Status().Message, "more than one PodDisruptionBudget"):
+		return "more than one PodDisruptionBudget selects it, and such a pod is never evicted; change them so that one is left"
+	case apierrors.IsTooManyRequests(err):
+		return "the API server is too busy to evict it"
+	}
+	return "its eviction was refused: " + s.Status().Message
+}
+
+func lowerFirst(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToLower(s[:1]) + s[1:]
+}
+
+// tell reports the state, with the first pod by name that does not go.
+func (e *emptying) tell() {
+	now := time.Now()
+	var blockers []string
+	for _, l := range slices.SortedFunc(maps.Values(e.left), func(a, b *leaving) int { return cmp.Compare(a.name(), b.name()) }) {
+		if b := l.blocker(now); b != "" {
+			blockers = append(blockers, b)
+		}
+	}
+	blocker := ""
+	if len(blockers) > 0 {
+		blocker = blockers[0]
+	}
+	if len(blockers) > 1 {
+		blocker = fmt.Sprintf("%s; and %d more", blockers[0], len(blockers)-1)
+	}
+	e.report(e, len(e.left) == 0, blocker)
+}
+
+// knownDaemonSets remembers for a while which DaemonSets there are.
+type knownDaemonSets struct {
+	kubernetes.Interface
+	mu    sync.Mutex
+	known map[string]time.Time
+}
+
+func (k *knownDaemonSets) AppsV1() appsclient.AppsV1Interface {
+	return appsWithKnown{k.Interface.AppsV1(), k}
+}
+
+type appsWithKnown struct {
+	appsclient.AppsV1Interface
+	k *knownDaemonSets
+}
+
+func (a appsWithKnown) DaemonSets(namespace string) appsclient.DaemonSetInterface {
+	return daemonSetsWithKnown{a.AppsV1Interface.DaemonSets(namespace), namespace, a.k}
+}
+
+type daemonSetsWithKnown struct {
+	appsclient.DaemonSetInterface
+	namespace string
+	k         *knownDaemonSets
+}
+
+// Get returns no more than that the DaemonSet exists.
+func (d daemonSetsWithKnown) Get(ctx context.Context, name string, o metav1.GetOptions) (*appsv1.DaemonSet, error) {
+	key, now := d.namespace+"/"+name, time.Now()
+	d.k.mu.Lock()
+	defer d.k.mu.Unlock() // while one asks, the others wait for the answer
+	if now.Before(d.k.known[key].Add(daemonSetsFor)) {
+		return &appsv1.DaemonSet{}, nil
+	}
+	s, err := d.DaemonSetInterface.Get(ctx, name, o)
+	if err == nil {
+		d.k.known[key] = now
+	}
+	return s, err
+}
