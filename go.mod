@@ -51,7 +51,7 @@ require (
 	go.etcd.io/etcd/client/pkg/v3 v3.7.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20260526163538-3dc84a4a5aaa // indirect
 	k8s.io/kubectl v0.37.2
-	k8s.io/pod-security-admission v0.37.2 // indirect
+	k8s.io/pod-security-admission v0.37.2
 )
 
 require (

@@ -1,35 +1,79 @@
 package operator
 
 import (
+	"context"
 	"errors"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 )
 
-// gauges are the figures of the NodeVersion for whoever watches the operator.
+// gauges are the figures of the NodeVersion for whoever watches the operator. They are
+// those of the last pass, all of the same one, and there are none before the first: a
+// replica that does not lead shows nothing. No label names a node or a machine, so
+// that their number does not grow with the cluster.
+//
+// It is safe for concurrent use.
 type gauges struct {
-	nodes *prometheus.GaugeVec
-	ready prometheus.Gauge
+	drained prometheus.Histogram
+
+	mu       sync.Mutex
+	status   *v1alpha1.NodeVersionStatus
+	rollout  *rolloutCounts
+	last     time.Time // of a pass without an error
+	emptying map[string]bool
+}
+
+// rolloutCounts is what a world says and the status does not.
+type rolloutCounts struct {
+	inFlight, joining, leaving, draining, blocked int
+	autoscalerPaused                              bool
+}
+
+var (
+	descNodes      = desc("nodes", "Nodes of the cluster by class; every node is in exactly one, pending machines are not nodes.", "class")
+	descGroup      = desc("group_nodes", "Nodes of a scaling group. Of many groups, the 16 that the status of the NodeVersion lists.", "group", "role")
+	descGroupNew   = desc("group_nodes_up_to_date", "Nodes of a scaling group that are at the target.", "group", "role")
+	descGroupReady = desc("group_nodes_ready", "Nodes of a scaling group that are Ready.", "group", "role")
+	descReached    = desc("target_reached", "1 if every node is at the target of the NodeVersion, else 0.")
+	descCondition  = desc("condition", "1 if the condition of the NodeVersion is True, else 0.", "type")
+	descBudget     = desc("surge_budget", "How many more machines may be created now.")
+	descWaiting    = desc("waiting_since_timestamp_seconds", "Since when nothing moves, and why; absent while something does or nothing needs to.", "reason")
+	descPhase      = desc("upgrade_phase", "1 for the phase of the latest run of an agent that upgrades Kubernetes, 0 for the others; absent before the first run.", "phase")
+	descStarted    = desc("upgrade_started_timestamp_seconds", "When the latest upgrade of Kubernetes began.")
+	descInFlight   = desc("replacements_in_flight", "Replacements under way: each holds a place of the surge budget.")
+	descPending    = desc("pending_machines", "Machines on their way into the cluster or out of it, by goal.", "goal")
+	descDraining   = desc("draining_nodes", "Nodes that the operator cordoned and that are not empty yet.")
+	descBlocked    = desc("blocked_drains", "Nodes of those whose last eviction was refused.")
+	descPaused     = desc("autoscaler_paused", "1 while the operator holds the cluster autoscaler stopped, else 0.")
+	descLast       = desc("last_reconcile_timestamp_seconds", "When the operator last looked at the whole cluster and did what there was to do, without an error.")
+
+	// phases of an agent's run, as in UpgradeProgress.
+	phases = []string{"download", "plan", "apply", "done", "failed"}
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("constellation_"+name, help, labels, nil)
 }
 
 // newGauges registers the gauges with controller-runtime's registry, or finds them there.
 func newGauges() (*gauges, error) {
-	nodes, err := register(prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "constellation_nodes", Help: "Nodes of the cluster by class; every node is in exactly one, pending machines are not nodes.",
-	}, []string{"class"}))
-	if err != nil {
-		return nil, err
-	}
-	ready, err := register(prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "constellation_target_reached", Help: "1 if every node is at the target of the NodeVersion, else 0.",
+	drained, err := register(prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "constellation_drain_duration_seconds", Help: "How long nodes took from their cordon until they were empty.",
+		Buckets: []float64{1, 3, 10, 30, 60, 120, 300, 600, 900, 1800, 3600},
 	}))
 	if err != nil {
 		return nil, err
 	}
-	return &gauges{nodes: nodes, ready: ready}, nil
+	return register(&gauges{drained: drained, emptying: map[string]bool{}})
 }
 
 func register[C prometheus.Collector](c C) (C, error) {
@@ -43,15 +87,215 @@ func register[C prometheus.Collector](c C) (C, error) {
 	return c, err
 }
 
+// set takes over what a pass has found and decided.
 func (g *gauges) set(s v1alpha1.NodeVersionStatus) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.status = s.DeepCopy()
+}
+
+// observe takes over what a pass has seen besides, and how long nodes took to drain
+// that are seen empty for the first time.
+func (g *gauges) observe(w world) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var c rolloutCounts
+	for _, in := range w.intents {
+		if _, ok := placeOf(in.name); ok {
+			c.inFlight++
+		}
+		if in.goal == v1alpha1.LeaveGoal {
+			c.leaving++
+		} else {
+			c.joining++
+		}
+	}
+	emptying := make(map[string]bool, len(g.emptying))
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		switch {
+		case n.cordon != cordonedByUs:
+		case !n.drained:
+			emptying[n.name] = true
+			c.draining++
+			if n.blocker != "" {
+				c.blocked++
+			}
+		case g.emptying[n.name] && !n.cordonedSince.IsZero():
+			g.drained.Observe(max(0, w.now.Sub(n.cordonedSince).Seconds()))
+		}
+	}
+	c.autoscalerPaused = w.autoscaler.ours
+	g.rollout, g.emptying = &c, emptying
+}
+
+// reconciled notes that a pass has ended without an error.
+func (g *gauges) reconciled(now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.last = now
+}
+
+// Describe implements prometheus.Collector.
+func (g *gauges) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descNodes, descGroup, descGroupNew, descGroupReady, descReached, descCondition, descBudget, descWaiting, descPhase, descStarted,
+		descInFlight, descPending, descDraining, descBlocked, descPaused, descLast,
+	} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (g *gauges) Collect(out chan<- prometheus.Metric) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	put := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	if !g.last.IsZero() {
+		put(descLast, seconds(g.last))
+	}
+	if r := g.rollout; r != nil {
+		put(descInFlight, float64(r.inFlight))
+		put(descPending, float64(r.joining), "join")
+		put(descPending, float64(r.leaving), "leave")
+		put(descDraining, float64(r.draining))
+		put(descBlocked, float64(r.blocked))
+		put(descPaused, is(r.autoscalerPaused))
+	}
+	s := g.status
+	if s == nil {
+		return
+	}
 	for class, n := range map[string]int32{
 		"up_to_date": s.Nodes.UpToDate, "outdated": s.Nodes.Outdated, "donor": s.Nodes.Donors, "heir": s.Nodes.Heirs, "mint": s.Nodes.Mints,
 		"awaiting_annotation": s.Nodes.AwaitingAnnotation, "obsolete": s.Nodes.Obsolete, "invalid": s.Nodes.Invalid, "pending": s.Nodes.Pending,
 	} {
-		g.nodes.WithLabelValues(class).Set(float64(n))
+		put(descNodes, float64(n), class)
 	}
-	g.ready.Set(0)
-	if readyCondition(s).Reason == reasonUpToDate {
-		g.ready.Set(1)
+	for _, c := range s.Groups {
+		put(descGroup, float64(c.Total), c.Name, string(c.Role))
+		put(descGroupNew, float64(c.UpToDate), c.Name, string(c.Role))
+		put(descGroupReady, float64(c.Ready), c.Name, string(c.Role))
 	}
+	put(descReached, is(readyCondition(*s).Reason == reasonUpToDate))
+	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled, v1alpha1.ConditionOutdated} {
+		for _, c := range s.Conditions {
+			if c.Type == kind {
+				put(descCondition, is(c.Status == metav1.ConditionTrue), kind)
+			}
+		}
+	}
+	put(descBudget, float64(s.Budget))
+	if w := s.Waiting; w != nil {
+		put(descWaiting, seconds(w.Since.Time), w.Reason)
+	}
+	if u := s.Upgrade; u != nil {
+		for _, p := range phases {
+			put(descPhase, is(p == u.Phase), p)
+		}
+		put(descStarted, seconds(u.Started.Time))
+	}
+}
+
+func is(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
+
+// counters count what the operator does. It is safe for concurrent use.
+type counters struct {
+	actions *prometheus.CounterVec
+	calls   *prometheus.HistogramVec
+}
+
+// newCounters registers the counters with controller-runtime's registry, or finds them there.
+func newCounters() (*counters, error) {
+	actions, err := register(prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "constellation_actions_total", Help: "Actions of the operator by kind and result: ok, conflict, cancelled or error.",
+	}, []string{"kind", "result"}))
+	if err != nil {
+		return nil, err
+	}
+	calls, err := register(prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "constellation_cloud_call_duration_seconds",
+		Help:    "How long calls of the cloud's API took, by verb and result: ok, partial, not_found, throttled, denied, unavailable, cancelled or error.",
+		Buckets: []float64{.005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+	}, []string{"verb", "result"}))
+	if err != nil {
+		return nil, err
+	}
+	// A first failure must be seen as a change, not as a beginning.
+	for kind := range actionNames {
+		if actionNames[kind] != "" {
+			actions.WithLabelValues(metricKind(actionKind(kind)), "ok")
+			actions.WithLabelValues(metricKind(actionKind(kind)), "error")
+		}
+	}
+	return &counters{actions: actions, calls: calls}, nil
+}
+
+func metricKind(k actionKind) string { return strings.ReplaceAll(actionNames[k], " ", "_") }
+
+// action counts an action and its result. That the world has moved on is no error: the
+// next pass decides again.
+func (c *counters) action(k actionKind, err error) {
+	result := "error"
+	switch {
+	case err == nil:
+		result = "ok"
+	case errors.Is(err, context.Canceled):
+		result = "cancelled"
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err):
+		result = "conflict"
+	}
+	c.actions.WithLabelValues(metricKind(k), result).Inc()
+}
+
+// cloudCall counts a call of the cloud that began at start, and its result.
+func (c *counters) cloudCall(verb string, start time.Time, err error) {
+	result := "error"
+	switch {
+	case err == nil:
+		result = "ok"
+	case errors.Is(err, context.Canceled):
+		result = "cancelled"
+	case errors.Is(err, cloud.ErrPartial):
+		result = "partial"
+	case errors.Is(err, cloud.ErrNotFound):
+		result = "not_found"
+	case errors.Is(err, cloud.ErrThrottled):
+		result = "throttled"
+	case errors.Is(err, cloud.ErrDenied):
+		result = "denied"
+	case errors.Is(err, cloud.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
+		result = "unavailable"
+	}
+	c.calls.WithLabelValues(verb, result).Observe(time.Since(start).Seconds())
+}
+
+// countedCloud counts what is asked of a cloud.
+type countedCloud struct {
+	machines
+	counters *counters
+}
+
+func counted[T any](c *counters, verb string, ask func() (T, error)) (T, error) {
+	start := time.Now()
+	v, err := ask()
+	c.cloudCall(verb, start, err)
+	return v, err
+}
+
+func (c countedCloud) Groups(ctx context.Context) ([]cloud.Group, error) {
+	return counted(c.counters, "list_groups", func() ([]cloud.Group, error) { return c.machines.Groups(ctx) })
+}
+
+func (c countedCloud) Instance(ctx context.Context, providerID string) (cloud.Instance, error) {
+	return counted(c.counters, "get_instance", func() (cloud.Instance, error) { return c.machines.Instance(ctx, providerID) })
 }

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -33,7 +34,7 @@ func testAPI(t *testing.T) (*api, *fleet, *computer) {
 	f, _ := testFleet(t, c, nil)
 	m, _, _ := testMirror(t)
 	a := &api{
-		log: discard(), fleet: f, mirror: m, refresh: func() {}, info: func(*local.Info) {},
+		Control: NewControl(f, discard()), log: discard(), fleet: f, mirror: m, refresh: func() {}, info: func(*local.Info) {},
 		images: func() []cloud.Image {
 			return []cloud.Image{{Reference: "sandboxes/demo/images/v1.0.0", Version: "v1.0.0"}}
 		},
@@ -45,7 +46,7 @@ func testAPI(t *testing.T) (*api, *fleet, *computer) {
 func TestVersionsThatWereFetchedLaterAreOffered(t *testing.T) {
 	a, f, _ := testAPI(t)
 	scale(t, f, 1, 0)
-	from := f.instances()[0].IP.String()
+	from := f.Instances()[0].IP.String()
 	c := local.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
 	if _, err := c.Components(t.Context(), "v1.36.4"); !errors.Is(err, cloud.ErrNotFound) {
 		t.Fatalf("before: %v", err)
@@ -70,7 +71,7 @@ func TestVersionsThatWereFetchedLaterAreOffered(t *testing.T) {
 func TestMetadataKnowsMachinesByTheirAddress(t *testing.T) {
 	a, f, _ := testAPI(t)
 	scale(t, f, 1, 1)
-	cp, worker := f.instances()[0], f.instances()[1]
+	cp, worker := f.Instances()[0], f.Instances()[1]
 	from := ""
 	m, ctx := local.NewMetadata(callFrom(t, a.metadata(), &from).URL), t.Context()
 
@@ -194,7 +195,7 @@ func TestControlAPIDoesWhatTheClientSays(t *testing.T) {
 	if img, err := c.Images(ctx); err != nil || len(img) != 1 {
 		t.Errorf("%v, %v", img, err)
 	}
-	if got := f.active().spec; len(got) != 0 {
+	if got := f.Faults().spec; len(got) != 0 {
 		t.Errorf("faults %v", got)
 	}
 
@@ -248,7 +249,7 @@ func TestControlAPIRefusesWhatItDoesNotKnow(t *testing.T) {
 func TestAPIFaultsHitMachinesAndSpareTheHost(t *testing.T) {
 	a, f, comp := testAPI(t)
 	scale(t, f, 1, 1)
-	from := f.instances()[0].IP.String()
+	from := f.Instances()[0].IP.String()
 	remote := local.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
 	meta := local.NewMetadata(callFrom(t, a.metadata(), &from).URL)
 	hs := httptest.NewServer(a.host())
@@ -300,5 +301,99 @@ func TestAPIFaultsHitMachinesAndSpareTheHost(t *testing.T) {
 	host.SetFaults(ctx, nil)
 	if _, err := remote.Groups(ctx); err != nil {
 		t.Errorf("after the faults: %v", err)
+	}
+}
+
+func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
+	a, f, comp := testAPI(t)
+	scale(t, f, 1, 1)
+	eventually(t, "machines are ready", func() bool {
+		return !slices.ContainsFunc(f.Instances(), func(i cloud.Instance) bool { return i.State != cloud.Ready })
+	})
+	from := f.Instances()[0].IP.String()
+	remote := local.NewClient(callFrom(t, a.control(), &from).URL, "the-token")
+	hs := httptest.NewServer(a.host())
+	defer hs.Close()
+	host, ctx := local.NewClient(hs.URL, ""), t.Context()
+	workers := local.GroupID("demo", local.WorkerGroup)
+	names := func(l []cloud.Instance, err error) string {
+		var out []string
+		for _, i := range l {
+			out = append(out, i.Name)
+		}
+		return fmt.Sprint(out, " ", err)
+	}
+	with := func(faults ...string) {
+		t.Helper()
+		if err := host.SetFaults(ctx, faults); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	with("partial-list-told=1")
+	if l, err := remote.Instances(ctx); !errors.Is(err, cloud.ErrPartial) || len(l) > 1 {
+		t.Errorf("partial-list-told: %s", names(l, err))
+	}
+	if l, err := host.Instances(ctx); err != nil || len(l) != 2 {
+		t.Errorf("the host is told %s", names(l, err))
+	}
+
+	// What timed out was done, and who asks again with the same token finds it.
+	with("create-timeout=1")
+	if _, err := remote.CreateInstances(ctx, workers, []string{"a"}); !errors.Is(err, cloud.ErrUnavailable) {
+		t.Errorf("create-timeout: %v", err)
+	}
+	with()
+	if l, err := remote.CreateInstances(ctx, workers, []string{"a"}); names(l, err) != "[worker-1] <nil>" {
+		t.Errorf("asked again: %s", names(l, err))
+	}
+
+	// A quota lets some through, and nobody is told which.
+	with("quota=4")
+	if l, err := remote.CreateInstances(ctx, workers, []string{"b", "a", "c"}); !errors.Is(err, cloud.ErrUnavailable) || !strings.Contains(err.Error(), "quota is 4 machines, 1 more") {
+		t.Errorf("quota: %s", names(l, err))
+	}
+	if l, err := remote.Instances(ctx); names(l, err) != "[control-plane-0 worker-0 worker-1 worker-2] <nil>" || l[3].Token != "b" {
+		t.Errorf("within the quota: %s", names(l, err))
+	}
+
+	// A lagging cloud shows neither what came nor that something goes.
+	eventually(t, "the newest is ready", func() bool { i, _ := f.Instance("worker-2"); return i.State == cloud.Ready })
+	with("describe-lag=1h")
+	if l, err := remote.CreateInstances(ctx, workers, []string{"c"}); names(l, err) != "[worker-3] <nil>" {
+		t.Errorf("created with a lag: %s", names(l, err))
+	}
+	if err := remote.DeleteInstances(ctx, []string{"sandbox://demo/worker-0", "sandbox://demo/worker-9"}); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the deleted machine is gone", func() bool { return !slices.Contains(comp.names(), "worker-0") })
+	if l, err := remote.Instances(ctx); names(l, err) != "[control-plane-0 worker-0 worker-1 worker-2] <nil>" {
+		t.Errorf("lagging list: %s", names(l, err))
+	}
+	eventually(t, "the new machine is ready", func() bool { i, _ := f.Instance("worker-3"); return i.State == cloud.Ready })
+	for name, want := range map[string]cloud.State{"worker-0": cloud.Ready, "worker-3": cloud.Creating} {
+		if i, err := remote.Instance(ctx, local.ProviderID("demo", name)); err != nil || i.State != want {
+			t.Errorf("lagging description of %s: %s, %v; want %s", name, i.State, err, want)
+		}
+	}
+	if _, err := remote.Instance(ctx, "sandbox://demo/worker-9"); !errors.Is(err, cloud.ErrNotFound) {
+		t.Errorf("an instance that never was: %v", err)
+	}
+	with()
+	if l, err := remote.Instances(ctx); names(l, err) != "[control-plane-0 worker-1 worker-2 worker-3] <nil>" {
+		t.Errorf("without faults: %s", names(l, err))
+	}
+
+	// A machine that never joins is told nothing about itself.
+	i, _ := f.Instance("worker-1")
+	from = i.IP.String()
+	meta := local.NewMetadata(callFrom(t, a.metadata(), &from).URL)
+	with("never-join=worker-1")
+	if _, err := meta.Self(ctx); !errors.Is(err, cloud.ErrUnavailable) {
+		t.Errorf("never-join: %v", err)
+	}
+	with("never-join=worker-2")
+	if self, err := meta.Self(ctx); err != nil || self.Name != "worker-1" {
+		t.Errorf("never-join of another: %+v, %v", self, err)
 	}
 }

@@ -103,11 +103,11 @@ func (d *daemon) serve(ctx context.Context) error {
 		save: func(s *state) error { return s.write(d.dirs.of(d.name, stateName)) },
 	}
 	d.mirror = &mirror{
-		log: d.log, base: "http://" + netip.AddrPortFrom(gateway, mirrorPort).String(), faults: d.fleet.active,
+		log: d.log, base: "http://" + netip.AddrPortFrom(gateway, mirrorPort).String(), faults: d.fleet.Faults,
 		requested: func(remote string) { d.pass(remote, pointComponent) },
 	}
 	d.registry = &registry{
-		log: d.log, faults: d.fleet.active,
+		log: d.log, faults: d.fleet.Faults,
 		pulled: func(remote string) { d.pass(remote, pointImage) },
 	}
 	for ref, file := range st.Containers {
@@ -135,7 +135,7 @@ func (d *daemon) serve(ctx context.Context) error {
 	d.log.Info("sandbox served", "sandbox", d.name, "machines", len(st.Instances), "pid", os.Getpid())
 
 	a := &api{
-		log: d.log, fleet: d.fleet, mirror: d.mirror, images: d.images, refresh: d.refresh, shutdown: d.shutdown,
+		Control: NewControl(d.fleet, d.log), log: d.log, fleet: d.fleet, mirror: d.mirror, images: d.images, refresh: d.refresh, shutdown: d.shutdown,
 		info: func(i *local.Info) { i.TrustRoots = d.trust },
 	}
 	apiServers := d.balancer("kubernetes", func() []backend { return d.fleet.controlPlanes(apiServerPort) })
@@ -436,7 +436,7 @@ func (f *fleet) clear(ctx context.Context) error {
 	for {
 		s, changed := f.snapshot()
 		for _, i := range s.Instances {
-			if err := f.remove(i.Name); err != nil {
+			if err := f.Remove(i.Name); err != nil {
 				return err
 			}
 		}

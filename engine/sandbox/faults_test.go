@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -9,15 +10,17 @@ import (
 )
 
 func TestFaultsAreParsed(t *testing.T) {
-	f, err := parseFaults([]string{
+	f, err := ParseFaults([]string{
 		"boot-delay=worker-1:30s", "never-boot=worker-2", "kill=worker-0:component", "api-429=0.2", "api-500=1", "api-latency=250ms",
 		"metadata-500=0.5", "partial-list=0.1", "lost-delete=0.3", "component-truncate=kubelet", "component-corrupt=kubeadm",
-		"component-cut=kubectl", "registry-empty",
+		"component-cut=kubectl", "registry-empty", "never-join=worker-3", "create-timeout=0.4", "describe-lag=2m", "quota=12",
+		"partial-list-told=0.6",
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.bootDelay["worker-1"] != 30*time.Second || !f.neverBoot["worker-2"] || f.kill["worker-0"] != pointComponent ||
+	if f.BootDelay("worker-1") != 30*time.Second || !f.NeverBoots("worker-2") || !f.NeverJoins("worker-3") || f.BootDelay("worker-2") != 0 ||
+		f.NeverBoots("worker-1") || f.NeverJoins("worker-1") || f.createTimeout != 0.4 || f.describeLag != 2*time.Minute || f.quota != 12 || f.toldPartial != 0.6 || f.kill["worker-0"] != pointComponent ||
 		f.throttle != 0.2 || f.fail != 1 || f.latency != 250*time.Millisecond || f.metadataFail != 0.5 || f.partialList != 0.1 ||
 		f.lostDelete != 0.3 || !f.truncate["kubelet"] || !f.corrupt["kubeadm"] || !f.cut["kubectl"] || !f.registryEmpty {
 		t.Errorf("got %+v", f)
@@ -27,21 +30,48 @@ func TestFaultsAreParsed(t *testing.T) {
 	}
 }
 
+func TestAShareOfMachinesIsAlwaysTheSame(t *testing.T) {
+	f, err := ParseFaults([]string{"boot-delay=0.3:1m", "never-boot=1", "never-join=0.2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow, never := 0, 0
+	for n := range 1000 {
+		name := fmt.Sprint("worker-", n)
+		d, j := f.BootDelay(name), f.NeverJoins(name)
+		if !f.NeverBoots(name) || d != f.BootDelay(name) || j != f.NeverJoins(name) {
+			t.Fatalf("%s: %t %s %t, and then otherwise", name, f.NeverBoots(name), d, j)
+		}
+		if d == time.Minute {
+			slow++
+		}
+		if j {
+			never++
+		}
+	}
+	if slow < 250 || slow > 350 || never < 150 || never > 250 {
+		t.Errorf("of 1000 machines %d are slow and %d never join, want about 300 and 200", slow, never)
+	}
+}
+
 func TestWrongFaultsAreNamedAllAtOnce(t *testing.T) {
 	for _, tt := range []struct{ name, fault, want string }{
 		{"unknown fault", "meteor=now", `fault "meteor=now" is unknown`},
-		{"delay without duration", "boot-delay=worker-1", `want boot-delay=MACHINE:DURATION`},
+		{"delay without duration", "boot-delay=worker-1", `want boot-delay=MACHINE|SHARE:DURATION`},
 		{"negative delay", "boot-delay=worker-1:-1s", `must be positive`},
 		{"delay without machine", "boot-delay=:1s", `"" is not a name`},
 		{"share above one", "api-429=2", `not above 0 and at most 1`},
 		{"share of nothing", "api-500=0", `not above 0 and at most 1`},
 		{"share that is no number", "lost-delete=NaN", `not above 0`},
+		{"share of all machines above one", "never-join=1.5", `not a name`},
+		{"quota of nothing", "quota=0", `want quota=MACHINES`},
+		{"lag that is none", "describe-lag=0s", `must be positive`},
 		{"unknown point", "kill=worker-0:lunch", `no point "lunch"`},
 		{"value where none belongs", "registry-empty=yes", `takes no value`},
 		{"machine that is none", "never-boot=../etc", `not a name`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := parseFaults([]string{tt.fault, "second=wrong"})
+			_, err := ParseFaults([]string{tt.fault, "second=wrong"})
 			if err == nil {
 				t.Fatal("accepted")
 			}
@@ -58,6 +88,7 @@ func TestFaultsOfNamesThatThereWillNeverBeAreRefused(t *testing.T) {
 	for _, tt := range []struct{ name, fault, want string }{
 		{"a machine that is there", "never-boot=worker-1", ""},
 		{"a machine that an upgrade will make", "kill=control-plane-12:image", ""},
+		{"a share of machines", "never-join=0.5", ""},
 		{"a component", "component-cut=kubectl", ""},
 		{"a machine of no group", "never-boot=nope", "fault never-boot=nope: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
 		{"a delay of a group", "boot-delay=worker:1s", "fault boot-delay=worker: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
@@ -65,7 +96,7 @@ func TestFaultsOfNamesThatThereWillNeverBeAreRefused(t *testing.T) {
 		{"a component that is none", "component-truncate=bogus", "fault component-truncate=bogus: there is no such component; the components are kubeadm, kubelet, kubectl"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			f, err := parseFaults([]string{tt.fault})
+			f, err := ParseFaults([]string{tt.fault})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -60,7 +59,7 @@ type fleet struct {
 
 	mu      sync.Mutex
 	st      *state
-	faults  *faults
+	faults  *Faults
 	drivers map[string]*driver
 	changed chan struct{} // closed and replaced with each change
 
@@ -75,16 +74,9 @@ type driver struct {
 	reboot []chan error // who waits for a reboot
 }
 
-// Reasons for which a request cannot be met.
-var (
-	errNoSuch   = errors.New("not in this sandbox")
-	errConflict = errors.New("not possible")
-	errCapacity = errors.New("this computer can run no more machines")
-)
-
 // start drives all instances of st until ctx ends; wait blocks until they stopped.
 func (f *fleet) start(ctx context.Context, st *state) error {
-	flt, err := parseFaults(st.Faults)
+	flt, err := ParseFaults(st.Faults)
 	if err != nil {
 		return err
 	}
@@ -124,17 +116,18 @@ func (f *fleet) snapshot() (*state, <-chan struct{}) {
 	return f.st, f.changed // update replaces the state, it never changes one
 }
 
-// active returns the faults that are injected now.
-func (f *fleet) active() *faults {
+// Faults returns the faults that are injected now.
+func (f *fleet) Faults() *Faults {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.faults
 }
 
-func (f *fleet) setFaults(spec []string) error {
-	flt, err := parseFaults(spec)
+// SetFaults replaces the faults.
+func (f *fleet) SetFaults(spec []string) error {
+	flt, err := ParseFaults(spec)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errConflict, err)
+		return fmt.Errorf("%w: %w", ErrConflict, err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,8 +141,26 @@ func (f *fleet) setFaults(spec []string) error {
 	return nil
 }
 
-// instances returns all instances by role and number.
-func (f *fleet) instances() []cloud.Instance {
+// Sandbox returns the sandbox's name.
+func (f *fleet) Sandbox() string { s, _ := f.snapshot(); return s.Name }
+
+// Token returns the token of the control API.
+func (f *fleet) Token() string { s, _ := f.snapshot(); return s.Token }
+
+// Groups returns the groups.
+func (f *fleet) Groups() []cloud.Group { s, _ := f.snapshot(); return s.groups() }
+
+// Instance returns an instance by its name.
+func (f *fleet) Instance(name string) (cloud.Instance, bool) {
+	s, _ := f.snapshot()
+	if i := s.instance(name); i != nil {
+		return s.describe(i), true
+	}
+	return cloud.Instance{}, false
+}
+
+// Instances returns all instances by role and number.
+func (f *fleet) Instances() []cloud.Instance {
 	s, _ := f.snapshot()
 	out := make([]cloud.Instance, 0, len(s.Instances))
 	for _, i := range s.ordered() {
@@ -207,8 +218,8 @@ func (f *fleet) byIP(ip netip.Addr) (cloud.Instance, bool) {
 	return cloud.Instance{}, false
 }
 
-// setImage sets what future instances of a group are made of.
-func (f *fleet) setImage(group, version string) error {
+// SetImage sets what future instances of a group are made of.
+func (f *fleet) SetImage(group, version string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.update(func(s *state) error {
@@ -224,11 +235,11 @@ func (f *fleet) setImage(group, version string) error {
 	})
 }
 
-// setCount adds instances to a group or deletes those with the highest numbers.
-func (f *fleet) setCount(ctx context.Context, name string, count int) error {
+// SetCount adds instances to a group or deletes those with the highest numbers.
+func (f *fleet) SetCount(ctx context.Context, name string, count int) error {
 	limit := lastIndex - firstIndex + 1
 	if count < 0 || count > limit {
-		return fmt.Errorf("%w: a group has 0 to %d machines", errConflict, limit)
+		return fmt.Errorf("%w: a group has 0 to %d machines", ErrConflict, limit)
 	}
 	s, _ := f.snapshot()
 	if g := s.group(name); g != nil {
@@ -292,7 +303,7 @@ func (f *fleet) check(ctx context.Context, role cloud.Role, n int) error {
 func (s *state) add(g *group) (*instance, error) {
 	index, ok := s.freeIndex()
 	if !ok {
-		return nil, fmt.Errorf("%w: all %d addresses are taken", errConflict, lastIndex-firstIndex+1)
+		return nil, fmt.Errorf("%w: all %d addresses are taken", ErrConflict, lastIndex-firstIndex+1)
 	}
 	prefix := "worker-"
 	if g.Role == cloud.ControlPlane {
@@ -307,10 +318,10 @@ func (s *state) add(g *group) (*instance, error) {
 	return i, nil
 }
 
-// create makes an instance for each of a caller's tokens, once per token: all or,
+// Create makes an instance for each of a caller's tokens, once per token: all or,
 // after an error, none of those that were not there. The result is in the order of
 // tokens; instances that are no more are Terminated.
-func (f *fleet) create(ctx context.Context, groupName string, tokens []string) ([]cloud.Instance, error) {
+func (f *fleet) Create(ctx context.Context, groupName string, tokens []string) ([]cloud.Instance, error) {
 	s, _ := f.snapshot()
 	g := s.group(groupName)
 	if g == nil {
@@ -371,8 +382,8 @@ func (s *state) created(groupName, token string) cloud.Instance {
 	}
 }
 
-// remove deletes instances, those that are there.
-func (f *fleet) remove(names ...string) error {
+// Remove deletes instances, those that are there.
+func (f *fleet) Remove(names ...string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var touched []string
@@ -647,8 +658,8 @@ func (f *fleet) keep(ctx context.Context, i *instance, log *slog.Logger) error {
 
 // make creates a machine and boots it for the first time.
 func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
-	flt := f.active()
-	if flt.neverBoot[i.Name] {
+	flt := f.Faults()
+	if flt.NeverBoots(i.Name) {
 		log.Warn("fault injected", "fault", "never-boot")
 		if err := f.note(i.Name, func(i *instance) { i.Boot = local.BootBooting }); err != nil {
 			return err
@@ -662,7 +673,7 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	if d := flt.bootDelay[i.Name]; d > 0 {
+	if d := flt.BootDelay(i.Name); d > 0 {
 		log.Warn("fault injected", "fault", "boot-delay", "delay", d)
 		if err := pause(ctx, d); err != nil {
 			return err
@@ -846,16 +857,4 @@ func (f *fleet) pass(ip netip.Addr, point string) {
 			f.log.Warn("fault not injected", "node", i.Name, "err", err)
 		}
 	}
-}
-
-// partial leaves one element out of a list, now and then, as clouds do while a
-// change travels; keep is never left out.
-func (f *fleet) partial(l []cloud.Instance, keep string) []cloud.Instance {
-	if len(l) == 0 || !strikes(f.active().partialList) {
-		return l
-	}
-	if i := rand.IntN(len(l)); l[i].Name != keep {
-		return slices.Delete(slices.Clone(l), i, i+1)
-	}
-	return l
 }

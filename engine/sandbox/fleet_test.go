@@ -232,7 +232,7 @@ func boots(f *fleet) []string {
 
 func scale(t *testing.T, f *fleet, controlPlanes, workers int) {
 	t.Helper()
-	if err := errors.Join(f.setCount(t.Context(), local.ControlPlaneGroup, controlPlanes), f.setCount(t.Context(), local.WorkerGroup, workers)); err != nil {
+	if err := errors.Join(f.SetCount(t.Context(), local.ControlPlaneGroup, controlPlanes), f.SetCount(t.Context(), local.WorkerGroup, workers)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -264,7 +264,7 @@ func TestFleetFollowsItsGroups(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		wantList(t, "numbers are not used again", c.names(), "control-plane-0", "worker-0", "worker-2")
 		seen := map[string]bool{}
-		for _, i := range f.instances() {
+		for _, i := range f.Instances() {
 			if seen[i.IP.String()] || !machine.Nodes.Contains(i.IP) || i.IP == machine.Gateway {
 				t.Errorf("%s has address %s", i.Name, i.IP)
 			}
@@ -283,14 +283,14 @@ func TestCreateIsIdempotentAndCounts(t *testing.T) {
 		f, stop := testFleet(t, c, nil)
 		defer stop()
 		scale(t, f, 1, 1)
-		if err := f.setImage(local.WorkerGroup, "v1.1.0"); err != nil {
+		if err := f.SetImage(local.WorkerGroup, "v1.1.0"); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
 		got := make([]cloud.Instance, 8)
 		for n := range got {
 			wg.Go(func() {
-				i, err := first(f.create(t.Context(), local.WorkerGroup, []string{"heir-1"}))
+				i, err := first(f.Create(t.Context(), local.WorkerGroup, []string{"heir-1"}))
 				if err != nil {
 					t.Error(err)
 				}
@@ -311,7 +311,7 @@ func TestCreateIsIdempotentAndCounts(t *testing.T) {
 
 		// Deleting lowers the count, once; the token is spent.
 		for range 3 {
-			if err := f.remove("worker-1"); err != nil {
+			if err := f.Remove("worker-1"); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -320,7 +320,7 @@ func TestCreateIsIdempotentAndCounts(t *testing.T) {
 		if n := s.group(local.WorkerGroup).Count; n != 1 {
 			t.Errorf("group counts %d after the delete", n)
 		}
-		again, err := first(f.create(t.Context(), local.WorkerGroup, []string{"heir-1"}))
+		again, err := first(f.Create(t.Context(), local.WorkerGroup, []string{"heir-1"}))
 		if err != nil || again.Name != "worker-1" || again.State != cloud.Terminated {
 			t.Errorf("the spent token made %+v, %v", again, err)
 		}
@@ -348,36 +348,36 @@ func TestManyAreMadeAndDeletedAtOnce(t *testing.T) {
 			}
 			return out
 		}
-		l, err := f.create(t.Context(), local.WorkerGroup, []string{"b", "a", "b"})
+		l, err := f.Create(t.Context(), local.WorkerGroup, []string{"b", "a", "b"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		wantList(t, "created", summary(l), "b worker-1 Creating", "a worker-2 Creating", "b worker-1 Creating")
 		time.Sleep(5 * time.Second)
-		if err := f.remove("worker-0", "worker-1", "worker-1", "worker-7"); err != nil {
+		if err := f.Remove("worker-0", "worker-1", "worker-1", "worker-7"); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
 		// The order is the caller's: one that is no more, one that runs, one that is new.
-		l, err = f.create(t.Context(), local.WorkerGroup, []string{"b", "a", "c"})
+		l, err = f.Create(t.Context(), local.WorkerGroup, []string{"b", "a", "c"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		wantList(t, "asked again", summary(l), "b worker-1 Terminated", "a worker-2 Ready", "c worker-3 Creating")
 		time.Sleep(5 * time.Second)
-		wantList(t, "listed", summary(f.instances()), "a worker-2 Ready", "c worker-3 Ready")
+		wantList(t, "listed", summary(f.Instances()), "a worker-2 Ready", "c worker-3 Ready")
 		if s, _ := f.snapshot(); s.group(local.WorkerGroup).Count != 2 {
 			t.Errorf("group counts %d", s.group(local.WorkerGroup).Count)
 		}
 
 		f.save = func(*state) error { return errors.New("no space left on device") }
-		if _, err := f.create(t.Context(), local.WorkerGroup, []string{"d", "e"}); err == nil {
+		if _, err := f.Create(t.Context(), local.WorkerGroup, []string{"d", "e"}); err == nil {
 			t.Error("what could not be written was created")
 		}
-		if err := f.remove("worker-2", "worker-3"); err == nil {
+		if err := f.Remove("worker-2", "worker-3"); err == nil {
 			t.Error("what could not be written was deleted")
 		}
-		wantList(t, "after errors", summary(f.instances()), "a worker-2 Ready", "c worker-3 Ready")
+		wantList(t, "after errors", summary(f.Instances()), "a worker-2 Ready", "c worker-3 Ready")
 	})
 }
 
@@ -390,7 +390,7 @@ func TestFleetFindsWhatACrashLeft(t *testing.T) {
 		if err := f.stop(t.Context(), "worker-2", "test"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.create(t.Context(), local.WorkerGroup, []string{"late"}); err != nil {
+		if _, err := f.Create(t.Context(), local.WorkerGroup, []string{"late"}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(500 * time.Millisecond)
@@ -407,7 +407,7 @@ func TestFleetFindsWhatACrashLeft(t *testing.T) {
 		if !c.look("control-plane-0").Booted.Equal(before) {
 			t.Error("a machine that ran was booted again")
 		}
-		if i, err := first(f.create(t.Context(), local.WorkerGroup, []string{"late"})); err != nil || i.Name != "worker-3" {
+		if i, err := first(f.Create(t.Context(), local.WorkerGroup, []string{"late"})); err != nil || i.Name != "worker-3" {
 			t.Errorf("the token was forgotten: %+v %v", i, err)
 		}
 	})
@@ -421,13 +421,13 @@ func TestMachineThatDoesNotStartIsFailedAndTriedAgain(t *testing.T) {
 		c.script("start", "worker-0", errors.New("no space left on device"))
 		scale(t, f, 0, 1)
 		time.Sleep(500 * time.Millisecond)
-		if i, _ := f.byIP(f.instances()[0].IP); !strings.Contains(i.Message, "no space left on device") {
+		if i, _ := f.byIP(f.Instances()[0].IP); !strings.Contains(i.Message, "no space left on device") {
 			t.Errorf("message %q", i.Message)
 		}
 		wantList(t, "nothing half-made stays", c.names())
 		time.Sleep(5 * time.Second)
 		wantList(t, "second try", boots(f), "worker-0:ready")
-		if m := f.instances()[0].Message; m != "" {
+		if m := f.Instances()[0].Message; m != "" {
 			t.Errorf("old message %q stays", m)
 		}
 
@@ -448,11 +448,11 @@ func TestMachineThatHangsIsFailedUntilItIsReady(t *testing.T) {
 		defer stop()
 		scale(t, f, 0, 1)
 		time.Sleep(bootTimeout + 5*time.Second)
-		i := f.instances()[0]
+		i := f.Instances()[0]
 		if i.State != cloud.Failed || !strings.Contains(i.Message, "/state/worker-0/console.log") {
 			t.Errorf("got %+v", i)
 		}
-		if err := f.remove("worker-0"); err != nil {
+		if err := f.Remove("worker-0"); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -502,7 +502,7 @@ func TestRebootAndStop(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		if i := f.instances()[0]; i.State != cloud.Stopped || i.Message != "unplugged" {
+		if i := f.Instances()[0]; i.State != cloud.Stopped || i.Message != "unplugged" {
 			t.Errorf("got %+v", i)
 		}
 		if err := f.reboot(t.Context(), "control-plane-0"); err != nil {
@@ -526,15 +526,15 @@ func TestRemovalIsRepeatedUntilItSucceeds(t *testing.T) {
 		scale(t, f, 0, 1)
 		time.Sleep(3 * time.Second)
 		c.script("remove", "worker-0", errors.New("device or resource busy"))
-		if err := f.remove("worker-0"); err != nil {
+		if err := f.Remove("worker-0"); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(100 * time.Millisecond)
-		if i := f.instances(); len(i) != 1 || i[0].State != cloud.Terminating || !strings.Contains(i[0].Message, "busy") {
+		if i := f.Instances(); len(i) != 1 || i[0].State != cloud.Terminating || !strings.Contains(i[0].Message, "busy") {
 			t.Errorf("got %+v", i)
 		}
 		time.Sleep(2 * time.Second)
-		if i := f.instances(); len(i) != 0 || len(c.names()) != 0 {
+		if i := f.Instances(); len(i) != 0 || len(c.names()) != 0 {
 			t.Errorf("left: %+v %v", i, c.names())
 		}
 	})
@@ -546,16 +546,16 @@ func TestWhatCannotBeWrittenDoesNotHappen(t *testing.T) {
 		f, stop := testFleet(t, c, nil)
 		defer stop()
 		f.save = func(*state) error { return errors.New("no space left on device") }
-		if err := f.setCount(t.Context(), local.WorkerGroup, 2); err == nil {
+		if err := f.SetCount(t.Context(), local.WorkerGroup, 2); err == nil {
 			t.Error("accepted")
 		}
-		if _, err := f.create(t.Context(), local.WorkerGroup, []string{"heir"}); err == nil {
+		if _, err := f.Create(t.Context(), local.WorkerGroup, []string{"heir"}); err == nil {
 			t.Error("accepted")
 		}
 		synctest.Wait()
 		wantList(t, "machines", c.names())
-		if len(f.instances()) != 0 {
-			t.Errorf("instances %v", f.instances())
+		if len(f.Instances()) != 0 {
+			t.Errorf("instances %v", f.Instances())
 		}
 	})
 }
@@ -567,10 +567,10 @@ func TestFullComputerRefuses(t *testing.T) {
 		f.admit = func(context.Context, machine.Demand) error {
 			return errors.New("124 of 128 inotify instances are in use")
 		}
-		if err := f.setCount(t.Context(), local.WorkerGroup, 1); !errors.Is(err, errCapacity) {
+		if err := f.SetCount(t.Context(), local.WorkerGroup, 1); !errors.Is(err, errCapacity) {
 			t.Errorf("got %v", err)
 		}
-		if _, err := f.create(t.Context(), local.WorkerGroup, []string{"heir"}); !errors.Is(err, errCapacity) {
+		if _, err := f.Create(t.Context(), local.WorkerGroup, []string{"heir"}); !errors.Is(err, errCapacity) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -581,7 +581,7 @@ func TestBootFaults(t *testing.T) {
 		c := newComputer()
 		f, stop := testFleet(t, c, nil)
 		defer stop()
-		if err := f.setFaults([]string{"boot-delay=worker-0:30s", "never-boot=worker-1"}); err != nil {
+		if err := f.SetFaults([]string{"boot-delay=worker-0:30s", "never-boot=worker-1"}); err != nil {
 			t.Fatal(err)
 		}
 		scale(t, f, 1, 2)
@@ -591,12 +591,12 @@ func TestBootFaults(t *testing.T) {
 		wantList(t, "delay over", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:booting")
 		time.Sleep(bootTimeout)
 		wantList(t, "given up", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:failed")
-		if err := f.setFaults(nil); err != nil {
+		if err := f.SetFaults(nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(3 * time.Second)
 		wantList(t, "faults over", boots(f), "control-plane-0:ready", "worker-0:ready", "worker-1:ready")
-		if err := f.setFaults([]string{"meteor"}); err == nil {
+		if err := f.SetFaults([]string{"meteor"}); err == nil {
 			t.Error("an unknown fault was accepted")
 		}
 	})
@@ -607,13 +607,13 @@ func TestKillFaultStrikesOnceAtItsPoint(t *testing.T) {
 		c := newComputer()
 		f, stop := testFleet(t, c, nil)
 		defer stop()
-		if err := f.setFaults([]string{"kill=worker-0:component"}); err != nil {
+		if err := f.SetFaults([]string{"kill=worker-0:component"}); err != nil {
 			t.Fatal(err)
 		}
 		scale(t, f, 0, 2)
 		time.Sleep(3 * time.Second)
 		ips := map[string]cloud.Instance{}
-		for _, i := range f.instances() {
+		for _, i := range f.Instances() {
 			ips[i.Name] = i
 			f.pass(i.IP, pointMetadata)
 		}
@@ -644,7 +644,7 @@ func TestInitPortStaysWithItsMachine(t *testing.T) {
 			}
 			return "nobody"
 		}
-		if err := f.setFaults([]string{"never-boot=control-plane-0"}); err != nil {
+		if err := f.SetFaults([]string{"never-boot=control-plane-0"}); err != nil {
 			t.Fatal(err)
 		}
 		scale(t, f, 3, 0)
@@ -655,7 +655,7 @@ func TestInitPortStaysWithItsMachine(t *testing.T) {
 		if got := at(); got != "control-plane-1" {
 			t.Errorf("the first that booted is control-plane-1, not %s", got)
 		}
-		if err := f.setFaults(nil); err != nil {
+		if err := f.SetFaults(nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(3 * time.Second)

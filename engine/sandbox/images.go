@@ -24,7 +24,7 @@ type registry struct {
 	log *slog.Logger
 	// pulled is called with the address of who asks for a manifest.
 	pulled func(remoteAddr string)
-	faults func() *faults
+	faults func() *Faults
 
 	mu    sync.RWMutex
 	refs  map[string]descriptor // "registry.k8s.io/pause:3.10.1"

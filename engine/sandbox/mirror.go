@@ -29,7 +29,7 @@ type mirror struct {
 	base string
 	// requested is called with the address of who asks for a component.
 	requested func(remoteAddr string)
-	faults    func() *faults
+	faults    func() *Faults
 
 	mu       sync.Mutex
 	versions map[string]map[string]binary // Kubernetes version → name

@@ -28,7 +28,7 @@ func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func testMirror(t *testing.T, spec ...string) (*mirror, *httptest.Server, map[string][]byte) {
 	t.Helper()
-	f, err := parseFaults(spec)
+	f, err := ParseFaults(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func testMirror(t *testing.T, spec ...string) (*mirror, *httptest.Server, map[st
 			t.Fatal(err)
 		}
 	}
-	m := &mirror{log: discard(), faults: func() *faults { return f }}
+	m := &mirror{log: discard(), faults: func() *Faults { return f }}
 	s := httptest.NewServer(m)
 	t.Cleanup(s.Close)
 	m.base = s.URL
@@ -232,8 +232,8 @@ func TestRegistryMirrorsTheRegistryThatContainerdNames(t *testing.T) {
 
 func TestEmptyRegistryServesNothing(t *testing.T) {
 	dir, _ := writeImage(t)
-	f, _ := parseFaults([]string{"registry-empty"})
-	r := &registry{log: discard(), faults: func() *faults { return f }}
+	f, _ := ParseFaults([]string{"registry-empty"})
+	r := &registry{log: discard(), faults: func() *Faults { return f }}
 	if err := r.add("registry.k8s.io/pause:3.10.1", dir); err != nil {
 		t.Fatal(err)
 	}

@@ -205,7 +205,7 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 			return none, err
 		}
 	}
-	f, err := parseFaults(spec.Faults)
+	f, err := ParseFaults(spec.Faults)
 	if err == nil {
 		err = f.unknownNames(machineNames(st, spec))
 	}
@@ -346,7 +346,7 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 	default:
 		return spec, usage(op, "leave --machines out, or say real", "there are no %q machines in this release", spec.Machines)
 	}
-	if _, err := parseFaults(spec.Faults); err != nil {
+	if _, err := ParseFaults(spec.Faults); err != nil {
 		return spec, usage(op, "correct or leave out the faults", "%w", err)
 	}
 	return spec, nil
@@ -743,7 +743,7 @@ func orNone(faults []string) string {
 // inTime refuses new faults that can strike only when a machine is made, for machines
 // that were made already: they would do nothing.
 func inTime(op string, faults []string, info local.Info) error {
-	f, err := parseFaults(slices.DeleteFunc(slices.Clone(faults), func(s string) bool { return slices.Contains(info.Faults, s) }))
+	f, err := ParseFaults(slices.DeleteFunc(slices.Clone(faults), func(s string) bool { return slices.Contains(info.Faults, s) }))
 	if err != nil { // complete has seen to it
 		return usage(op, "correct or leave out the faults", "%w", err)
 	}

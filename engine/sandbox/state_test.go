@@ -71,7 +71,7 @@ func TestAddressesAreUniqueUntilTheyRunOut(t *testing.T) {
 		}
 		seen[i.ip().String()], seen[i.podCIDR().String()] = true, true
 	}
-	if _, err := s.add(g); !errors.Is(err, errConflict) {
+	if _, err := s.add(g); !errors.Is(err, ErrConflict) {
 		t.Errorf("one too many: %v", err)
 	}
 	freed := s.Instances[7].Index

@@ -1,0 +1,233 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"constellation/engine/cloud"
+	"constellation/operator/api/v1alpha1"
+)
+
+// figures gathers what c exports: "name{label=value,...}" to value; of a histogram its
+// count and sum.
+func figures(t *testing.T, c ...prometheus.Collector) map[string]float64 {
+	t.Helper()
+	out := map[string]float64{}
+	for _, f := range gathered(t, c...) {
+		for _, m := range f.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				labels = append(labels, l.GetName()+"="+l.GetValue())
+			}
+			name := f.GetName()
+			if len(labels) > 0 {
+				name += "{" + strings.Join(labels, ",") + "}"
+			}
+			switch {
+			case m.Gauge != nil:
+				out[name] = m.Gauge.GetValue()
+			case m.Counter != nil:
+				out[name] = m.Counter.GetValue()
+			case m.Histogram != nil:
+				out[name+" count"] = float64(m.Histogram.GetSampleCount())
+				out[name+" sum"] = m.Histogram.GetSampleSum()
+			}
+		}
+	}
+	return out
+}
+
+func gathered(t *testing.T, c ...prometheus.Collector) []*dto.MetricFamily {
+	t.Helper()
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(c...)
+	all, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// freshGauges are not those of the process.
+func freshGauges() *gauges {
+	return &gauges{drained: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "constellation_drain_duration_seconds"}), emptying: map[string]bool{}}
+}
+
+func TestGaugesTellOfARollout(t *testing.T) {
+	at := time.Unix(1_800_000_000, 0)
+	g := freshGauges()
+	if got := figures(t, g); len(got) != 0 {
+		t.Errorf("before the first pass there is %v", got)
+	}
+	status := v1alpha1.NodeVersionStatus{
+		Nodes:   v1alpha1.NodeCounts{Total: 6, UpToDate: 1, Outdated: 2, Donors: 1, Heirs: 1, AwaitingAnnotation: 1, Pending: 2},
+		Groups:  []v1alpha1.GroupCounts{{Name: "workers", Role: v1alpha1.WorkerRole, Total: 6, UpToDate: 1, Ready: 5}},
+		Budget:  3,
+		Upgrade: &v1alpha1.UpgradeProgress{Phase: "apply", Started: metav1.NewTime(at.Add(-time.Minute))},
+		Waiting: &v1alpha1.Waiting{Reason: "DrainBlocked", Since: metav1.NewTime(at.Add(-time.Hour))},
+		Conditions: []metav1.Condition{
+			{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reasonRollout},
+			{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: "DrainBlocked"},
+		},
+	}
+	w := world{
+		now: at, autoscaler: autoscaler{ours: true},
+		nodes: []node{
+			{name: "a", cordon: cordonedByUs, cordonedSince: at.Add(-40 * time.Second)},
+			{name: "b", cordon: cordonedByUs, cordonedSince: at.Add(-30 * time.Second), blocker: "budget web"},
+			{name: "c", cordon: cordonedByOthers, blocker: "whatever"},
+			{name: "d"},
+		},
+		intents: []intent{
+			{name: "replace-0", goal: v1alpha1.JoinGoal}, {name: "replace-1", goal: v1alpha1.LeaveGoal, machine: "m"},
+			{name: "machine-x", goal: v1alpha1.LeaveGoal, machine: "x"},
+		},
+	}
+	g.set(status)
+	g.observe(w)
+	g.reconciled(at)
+	want := map[string]float64{
+		"constellation_nodes{class=up_to_date}": 1, "constellation_nodes{class=outdated}": 2, "constellation_nodes{class=donor}": 1,
+		"constellation_nodes{class=heir}": 1, "constellation_nodes{class=mint}": 0, "constellation_nodes{class=awaiting_annotation}": 1,
+		"constellation_nodes{class=obsolete}": 0, "constellation_nodes{class=invalid}": 0, "constellation_nodes{class=pending}": 2,
+		"constellation_group_nodes{group=workers,role=Worker}": 6, "constellation_group_nodes_up_to_date{group=workers,role=Worker}": 1,
+		"constellation_group_nodes_ready{group=workers,role=Worker}": 5,
+		"constellation_target_reached":                               0,
+		"constellation_condition{type=Ready}":                        0, "constellation_condition{type=Stalled}": 1,
+		"constellation_surge_budget":                                         3,
+		"constellation_waiting_since_timestamp_seconds{reason=DrainBlocked}": 1_799_996_400,
+		"constellation_upgrade_phase{phase=download}":                        0, "constellation_upgrade_phase{phase=plan}": 0,
+		"constellation_upgrade_phase{phase=apply}": 1, "constellation_upgrade_phase{phase=done}": 0, "constellation_upgrade_phase{phase=failed}": 0,
+		"constellation_upgrade_started_timestamp_seconds": 1_799_999_940,
+		"constellation_replacements_in_flight":            2,
+		"constellation_pending_machines{goal=join}":       1, "constellation_pending_machines{goal=leave}": 2,
+		"constellation_draining_nodes":                   2,
+		"constellation_blocked_drains":                   1,
+		"constellation_autoscaler_paused":                1,
+		"constellation_last_reconcile_timestamp_seconds": 1_800_000_000,
+	}
+	if d := cmp.Diff(want, figures(t, g)); d != "" {
+		t.Errorf("during the rollout (-want +got):\n%s", d)
+	}
+
+	// What is over leaves nothing behind.
+	g.set(v1alpha1.NodeVersionStatus{Nodes: v1alpha1.NodeCounts{Total: 1, UpToDate: 1}, Conditions: []metav1.Condition{
+		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonUpToDate},
+	}})
+	g.observe(world{now: at})
+	got := figures(t, g)
+	for name := range got {
+		if strings.Contains(name, "waiting_since") || strings.Contains(name, "phase") || strings.Contains(name, "group=") || strings.Contains(name, "Stalled") {
+			t.Errorf("%s is still there", name)
+		}
+	}
+	if got["constellation_target_reached"] != 1 || got["constellation_replacements_in_flight"] != 0 {
+		t.Errorf("after the rollout: %v", got)
+	}
+}
+
+func TestDrainsAreMeasuredOnce(t *testing.T) {
+	start := time.Unix(1_800_000_000, 0)
+	ours := func(name string, drained bool) node {
+		return node{name: name, cordon: cordonedByUs, cordonedSince: start, drained: drained}
+	}
+	g := freshGauges()
+	for _, w := range []world{
+		{now: start.Add(5 * time.Second), nodes: []node{ours("a", false), ours("b", false), ours("c", false)}},
+		{now: start.Add(20 * time.Second), nodes: []node{ours("a", true), ours("b", false), {name: "c"}}},
+		{now: start.Add(25 * time.Second), nodes: []node{ours("a", true), ours("b", false)}},
+		{now: start.Add(60 * time.Second), nodes: []node{ours("b", true), ours("never seen full", true)}},
+	} {
+		g.observe(w)
+	}
+	want := map[string]float64{"constellation_drain_duration_seconds count": 2, "constellation_drain_duration_seconds sum": 80}
+	if d := cmp.Diff(want, figures(t, g.drained)); d != "" {
+		t.Errorf("drains (-want +got):\n%s", d)
+	}
+}
+
+func TestActionsAndCallsAreCountedByResult(t *testing.T) {
+	c, err := newCounters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.actions.Reset()
+	c.calls.Reset()
+	nodes := schema.GroupResource{Resource: "nodes"}
+	for _, err := range []error{nil, apierrors.NewConflict(nodes, "a", nil), fmt.Errorf("cordon: %w", apierrors.NewNotFound(nodes, "a")), context.Canceled, errors.New("x")} {
+		c.action(cordonNode, err)
+	}
+	c.action(removeMember, nil)
+	want := map[string]float64{
+		"constellation_actions_total{kind=cordon,result=ok}": 1, "constellation_actions_total{kind=cordon,result=conflict}": 2,
+		"constellation_actions_total{kind=cordon,result=cancelled}": 1, "constellation_actions_total{kind=cordon,result=error}": 1,
+		"constellation_actions_total{kind=remove_etcd_member,result=ok}": 1,
+	}
+	if d := cmp.Diff(want, figures(t, c.actions)); d != "" {
+		t.Errorf("actions (-want +got):\n%s", d)
+	}
+	for _, err := range []error{
+		nil, cloud.ErrPartial, cloud.ErrNotFound, fmt.Errorf("list: %w", cloud.ErrThrottled), cloud.ErrDenied, cloud.ErrUnavailable,
+		context.DeadlineExceeded, context.Canceled, errors.New("x"),
+	} {
+		c.cloudCall("get_instance", time.Now(), err)
+	}
+	calls := figures(t, c.calls)
+	maps.DeleteFunc(calls, func(name string, _ float64) bool { return strings.HasSuffix(name, " sum") })
+	want = map[string]float64{}
+	for result, n := range map[string]float64{"ok": 1, "partial": 1, "not_found": 1, "throttled": 1, "denied": 1, "unavailable": 2, "cancelled": 1, "error": 1} {
+		want["constellation_cloud_call_duration_seconds{result="+result+",verb=get_instance} count"] = n
+	}
+	if d := cmp.Diff(want, calls); d != "" {
+		t.Errorf("calls (-want +got):\n%s", d)
+	}
+}
+
+// TestMetricsAreNamedAsIsCustomary asks Prometheus' own checks.
+func TestMetricsAreNamedAsIsCustomary(t *testing.T) {
+	problems, err := promlint.NewWithMetricFamilies(sampleMetrics(t)).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+// sampleMetrics is one sample at least of everything that the operator itself exports.
+func sampleMetrics(t *testing.T) []*dto.MetricFamily {
+	t.Helper()
+	now := time.Now()
+	g := freshGauges()
+	g.set(v1alpha1.NodeVersionStatus{
+		Groups: []v1alpha1.GroupCounts{{Name: "workers"}}, Waiting: &v1alpha1.Waiting{Reason: "DrainBlocked"}, Upgrade: &v1alpha1.UpgradeProgress{Phase: "plan"},
+		Conditions: []metav1.Condition{
+			{Type: v1alpha1.ConditionReady}, {Type: v1alpha1.ConditionStalled}, {Type: v1alpha1.ConditionReconciling}, {Type: v1alpha1.ConditionOutdated},
+		},
+	})
+	g.observe(world{now: now, nodes: []node{{name: "a", cordon: cordonedByUs}}})
+	g.reconciled(now)
+	c, err := newCounters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.action(cordonNode, nil)
+	c.cloudCall("list_groups", now, nil)
+	all := gathered(t, g, g.drained, c.actions, c.calls)
+	slices.SortFunc(all, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
+	return all
+}
