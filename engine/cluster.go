@@ -22,6 +22,8 @@ var (
 	// ErrForbidden is an ErrDenied of a user that the API server knows: the kubeconfig is
 	// of this cluster, and its user has not the rights that the call needs.
 	ErrForbidden = fmt.Errorf("%w: too few rights", ErrDenied)
+	// ErrConflict means that the object was changed after it was read.
+	ErrConflict = errors.New("changed by somebody else")
 )
 
 // Cluster is what the engine needs from the inside of a cluster. engine/kube
@@ -42,7 +44,8 @@ type Cluster interface {
 
 	// JoinConfig returns what the join service demands of joining machines.
 	JoinConfig(ctx context.Context) (JoinConfig, error)
-	// PublishJoinConfig creates or replaces it.
+	// PublishJoinConfig creates it, or replaces it as a whole. With a Revision the error
+	// wraps ErrConflict, and nothing is changed, if the cluster has another one by now.
 	PublishJoinConfig(ctx context.Context, c JoinConfig) error
 
 	// OutdatedKinds returns the names of those kinds that the cluster does not have, or
@@ -102,10 +105,29 @@ func ComponentsName(l component.List) string {
 
 // JoinConfig is what the join service demands of joining machines.
 type JoinConfig struct {
-	// Attestation is JSON: {"variant": "tpm2", "measurements": {...}}.
+	// Attestation is JSON: {"variant": "tpm2", "measurements": {...}}. It is what the newest
+	// image is to show, and all that join services of v1.1.0 and before look at.
 	Attestation string
 	TrustRoots  string // PEM
 	ClusterID   string // hex
+	// Generations are all demands of which a machine must satisfy one, Attestation among
+	// them, by the version of the image that they describe. Nil: Attestation alone.
+	Generations map[string]string
+	// Weakened tells who reads the cluster when and how demands were weakened on request, a
+	// line for each time, oldest first. Empty: never.
+	Weakened string
+	// Revision says what was read, for PublishJoinConfig; empty: whatever is there.
+	Revision string
+}
+
+// accepts reports whether a machine that satisfies a demand is let in.
+func (j JoinConfig) accepts(demanded string) bool {
+	for _, g := range j.Generations {
+		if g == demanded {
+			return true
+		}
+	}
+	return j.Attestation == demanded
 }
 
 // Chart is a chart with its values.
@@ -135,10 +157,14 @@ type NodeTarget struct {
 	ImageVersion string
 	Components   string
 	Kubernetes   string
+	// KeepWorkers says that workers stay as they are. SetNodeTarget takes back only what it
+	// has set itself.
+	KeepWorkers bool
 	// Conditions are what the operator says about it. SetNodeTarget ignores them.
 	Conditions []Condition
 }
 
+// same reports whether nodes are brought to the same, whichever of them are.
 func (t NodeTarget) same(o NodeTarget) bool {
 	return t.Image == o.Image && t.ImageVersion == o.ImageVersion && t.Components == o.Components && t.Kubernetes == o.Kubernetes
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -226,20 +227,7 @@ func (i *initRun) steps() []Step {
 			Done:   i.kubeconfigWritten,
 			Run:    i.writeKubeconfig,
 		},
-		{
-			ID:     StepComponents,
-			Title:  "Publish what nodes install",
-			Effect: fmt.Sprintf("ConfigMap %s lists %s", shortName(i.components.Name), names(i.list)),
-			Done: func(ctx context.Context) (bool, error) {
-				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
-					got, err := k.Components(ctx, i.components.Name)
-					return got.Kubernetes == i.components.Kubernetes && slices.Equal(got.List, i.components.List), err
-				})
-			},
-			Run: func(ctx context.Context, r *Reporter) error {
-				return i.inCluster(ctx, r, "publish components", func(ctx context.Context, k Cluster) error { return k.PublishComponents(ctx, i.components) })
-			},
-		},
+		i.componentsStep(),
 		{
 			ID:     StepJoinConfig,
 			Title:  "Publish what machines must prove",
@@ -251,7 +239,7 @@ func (i *initRun) steps() []Step {
 				}
 				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 					got, err := k.JoinConfig(ctx)
-					return got == want, err
+					return got.accepts(want.Attestation) && got.TrustRoots == want.TrustRoots && got.ClusterID == want.ClusterID, err
 				})
 			},
 			Run: func(ctx context.Context, r *Reporter) error {
@@ -259,7 +247,17 @@ func (i *initRun) steps() []Step {
 				if err != nil {
 					return err
 				}
-				return i.inCluster(ctx, r, "publish join configuration", func(ctx context.Context, k Cluster) error { return k.PublishJoinConfig(ctx, want) })
+				return i.inCluster(ctx, r, "publish join configuration", func(ctx context.Context, k Cluster) error {
+					return changeJoinConfig(ctx, k, func(have JoinConfig) (JoinConfig, error) {
+						if have.Generations == nil {
+							return want, nil
+						}
+						// An upgrade was prepared meanwhile; machines of other images still join.
+						want.Generations, want.Weakened = maps.Clone(have.Generations), have.Weakened
+						want.Generations[i.config.Image.String()] = want.Attestation
+						return want, nil
+					})
+				})
 			},
 		},
 		{
@@ -291,6 +289,46 @@ func (i *initRun) steps() []Step {
 		},
 	}
 	return steps
+}
+
+// componentsStep publishes what nodes install.
+func (i *initRun) componentsStep() Step {
+	return Step{
+		ID:     StepComponents,
+		Title:  "Publish what nodes install",
+		Effect: fmt.Sprintf("ConfigMap %s lists %s", shortName(i.components.Name), names(i.components.List)),
+		Done: func(ctx context.Context) (bool, error) {
+			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+				got, err := k.Components(ctx, i.components.Name)
+				return got.Kubernetes == i.components.Kubernetes && slices.Equal(got.List, i.components.List), err
+			})
+		},
+		Run: func(ctx context.Context, r *Reporter) error {
+			return i.inCluster(ctx, r, "publish components", func(ctx context.Context, k Cluster) error { return k.PublishComponents(ctx, i.components) })
+		},
+	}
+}
+
+// changeJoinConfig replaces what machines must prove by what change makes of it, which
+// may be asked again if somebody else is faster. have is zero if there is nothing yet.
+func changeJoinConfig(ctx context.Context, k Cluster, change func(have JoinConfig) (JoinConfig, error)) error {
+	for {
+		have, err := k.JoinConfig(ctx)
+		if err != nil && !errors.Is(err, ErrAbsent) {
+			return err
+		}
+		want, err := change(have)
+		if err != nil {
+			return err
+		}
+		want.Revision = have.Revision
+		if err := k.PublishJoinConfig(ctx, want); !errors.Is(err, ErrConflict) {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
 }
 
 // finished reports whether every later step is done, so that there is nothing to

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"constellation/engine/attestation"
@@ -19,6 +20,8 @@ import (
 type snapshot struct {
 	validator attestation.Validator
 	clusterID []byte
+	// generations is how many demands there are; a machine must satisfy one.
+	generations int
 }
 
 // demandsRetry is how long a join-config that cannot be used is left alone, unless
@@ -56,7 +59,7 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 		}
 		used = data
 		s.snapshot.Store(next)
-		s.log.Info("join-config loaded", "variant", string(next.validator.Variant()))
+		s.log.Info("join-config loaded", "variant", string(next.validator.Variant()), "generations", next.generations)
 		ready()
 	}
 }
@@ -65,18 +68,9 @@ func (s *Server) watchDemands(ctx context.Context, ready func()) error {
 // project of the cloud as this machine, which issuer proves to be a member of the
 // cluster that join-config names.
 func newSnapshot(ctx context.Context, data map[string]string, issuer attestation.Issuer) (*snapshot, error) {
-	var config struct {
-		Variant      attestation.Variant      `json:"variant"`
-		Measurements attestation.Measurements `json:"measurements"`
-	}
-	if err := json.Unmarshal([]byte(data["attestationConfig"]), &config); err != nil {
-		return nil, fmt.Errorf("read attestationConfig: %w", err)
-	}
-	if config.Variant != attestation.TPM2 {
-		return nil, fmt.Errorf("read attestationConfig: variant %q is not known", config.Variant)
-	}
-	if len(config.Measurements) == 0 {
-		return nil, errors.New("read attestationConfig: no measurements, which would let every machine in")
+	newest, others, err := accepted(data)
+	if err != nil {
+		return nil, err
 	}
 	id, err := hex.DecodeString(data["clusterID"])
 	if err != nil || len(id) != 32 {
@@ -89,7 +83,7 @@ func newSnapshot(ctx context.Context, data map[string]string, issuer attestation
 	// What this machine runs is not the question here: during an upgrade join-config
 	// already describes the next image.
 	lenient := attestation.Measurements{}
-	for pcr, m := range config.Measurements {
+	for pcr, m := range newest {
 		lenient[pcr] = attestation.Measurement{Expected: m.Expected, WarnOnly: true}
 	}
 	nonce := make([]byte, attestation.MaxUserData)
@@ -105,12 +99,53 @@ func newSnapshot(ctx context.Context, data map[string]string, issuer attestation
 		return nil, fmt.Errorf("attest this machine: %w", err)
 	}
 	judge := func(rule attestation.PCR15) attestation.Validator {
-		return attestation.NewTPMValidator(roots, config.Measurements, attestation.Options{PCR15: rule, UID: self.Identity.UID})
+		return attestation.NewTPMValidator(roots, newest, attestation.Options{PCR15: rule, UID: self.Identity.UID, Alternatives: others})
 	}
 	return &snapshot{
-		clusterID: id,
-		validator: joiner{fresh: judge(attestation.PCR15Zero()), claimed: judge(attestation.PCR15ClusterID(id))},
+		clusterID:   id,
+		generations: 1 + len(others),
+		validator:   joiner{fresh: judge(attestation.PCR15Zero()), claimed: judge(attestation.PCR15ClusterID(id))},
 	}, nil
+}
+
+// Keys of join-config. The newest demand has a key of its own, which is all that join
+// services of v1.1.0 and before read; each generation, the newest among them, has the key
+// followed by the version of its image.
+const (
+	keyNewest     = "attestationConfig"
+	keyGeneration = keyNewest + "."
+)
+
+// accepted returns the measurements of the newest image and those of the other
+// generations, in the order of their keys. A machine must fit one of them. A generation that
+// cannot be read, or names no register, makes the whole unusable: a part of it could
+// refuse machines that belong here.
+func accepted(data map[string]string) (newest attestation.Measurements, others []attestation.Measurements, err error) {
+	keys := slices.DeleteFunc(slices.Collect(maps.Keys(data)), func(k string) bool {
+		return !strings.HasPrefix(k, keyGeneration) || data[k] == data[keyNewest]
+	})
+	slices.Sort(keys)
+	for _, key := range append([]string{keyNewest}, keys...) {
+		var c struct {
+			Variant      attestation.Variant      `json:"variant"`
+			Measurements attestation.Measurements `json:"measurements"`
+		}
+		if err := json.Unmarshal([]byte(data[key]), &c); err != nil {
+			return nil, nil, fmt.Errorf("read %s: %w", key, err)
+		}
+		if c.Variant != attestation.TPM2 {
+			return nil, nil, fmt.Errorf("read %s: variant %q is not known", key, c.Variant)
+		}
+		if len(c.Measurements) == 0 {
+			return nil, nil, fmt.Errorf("read %s: no measurements, which would let every machine in", key)
+		}
+		if key == keyNewest {
+			newest = c.Measurements
+			continue
+		}
+		others = append(others, c.Measurements)
+	}
+	return newest, others, nil
 }
 
 // joiner accepts a machine that belongs to no cluster, which may ask for a ticket, and

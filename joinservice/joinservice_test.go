@@ -217,18 +217,29 @@ func (s *site) joinComponents(controlPlane, worker string) {
 
 func (s *site) joinConfig(boot []attestation.MeasuredEvent) {
 	s.t.Helper()
+	s.rawJoinConfig(s.demand(boot), nil)
+}
+
+// demand is what machines of one image are to show.
+func (s *site) demand(boot []attestation.MeasuredEvent) string {
+	s.t.Helper()
 	m, err := json.Marshal(map[string]any{"variant": "tpm2", "measurements": attestation.Enforced(attestation.PredictPCRs(boot))})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.rawJoinConfig(string(m))
+	return string(m)
 }
 
-func (s *site) rawJoinConfig(attestationConfig string) {
+// rawJoinConfig publishes the newest demand and generations by image.
+func (s *site) rawJoinConfig(attestationConfig string, generations map[string]string) {
 	s.t.Helper()
+	data := map[string]string{"attestationConfig": attestationConfig, "clusterID": hex.EncodeToString(clusterID), "trustRoots": s.roots}
+	for image, g := range generations {
+		data["attestationConfig."+image] = g
+	}
 	b, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "join-config", "namespace": "kube-system"},
-		"data": map[string]string{"attestationConfig": attestationConfig, "clusterID": hex.EncodeToString(clusterID), "trustRoots": s.roots},
+		"data": data,
 	})
 	if err != nil {
 		s.t.Fatal(err)
@@ -905,18 +916,57 @@ func measurementsChange(t *testing.T, s *site, r *replica) {
 	if _, err := s.ask(r.addr, oldID, oldIssuer); err == nil {
 		t.Error("the former image still joins")
 	}
-	// What cannot be used, or would let everybody in, leaves the last good in place.
+	// While an upgrade is under way machines of either image join, and no others.
+	otherID, otherIssuer := s.machine("worker-6b", cloud.Worker, []attestation.MeasuredEvent{{PCR: 4, Digest: digest("boot loader v1.3.0"), Description: "boot loader"}}, nil)
+	s.rawJoinConfig(s.demand(nextBoot), map[string]string{"v1.1.0": s.demand(goodBoot), "v1.2.0": s.demand(nextBoot)})
+	eventually(t, "the former image joins, too", func() (string, bool) {
+		_, err := s.ask(r.addr, oldID, oldIssuer)
+		return fmt.Sprint(err), err == nil
+	})
+	if _, err := s.ask(r.addr, newID, newIssuer); err != nil {
+		t.Errorf("the next image beside the former one: %v", err)
+	}
+	if _, err := s.ask(r.addr, otherID, otherIssuer); err == nil {
+		t.Error("an image of no generation joins")
+	}
+	// A register that one generation enforces is not made up for by another generation.
+	mixed := append(slices.Clone(nextBoot), attestation.MeasuredEvent{PCR: 9, Digest: digest("root of v1.2.0"), Description: "root"})
+	former := append(slices.Clone(goodBoot), attestation.MeasuredEvent{PCR: 9, Digest: digest("root of v1.1.0"), Description: "root"})
+	s.rawJoinConfig(s.demand(mixed), map[string]string{"v1.1.0": s.demand(former), "v1.2.0": s.demand(mixed)})
+	crossID, crossIssuer := s.machine("worker-6c", cloud.Worker, append(slices.Clone(nextBoot), former[len(former)-1]), nil)
+	eventually(t, "a mixture of two images is refused", func() (string, bool) {
+		_, err := s.ask(r.addr, newID, newIssuer) // its PCR 9 is nothing by now
+		return fmt.Sprint(err), err != nil
+	})
+	if _, err := s.ask(r.addr, crossID, crossIssuer); err == nil {
+		t.Error("a mixture of two images joins")
+	}
+	s.joinConfig(nextBoot)
+	eventually(t, "the former image is pruned", func() (string, bool) {
+		_, err := s.ask(r.addr, newID, newIssuer)
+		return fmt.Sprint(err), err == nil
+	})
+	if _, err := s.ask(r.addr, oldID, oldIssuer); err == nil {
+		t.Error("the former image joins although it was pruned")
+	}
+	// What cannot be used, or would let everybody in, leaves the last good in place; also if
+	// it is but one of the generations.
 	for _, bad := range []string{"", "{", `{"variant":"tpm2","measurements":{}}`, `{"variant":"dummy","measurements":{}}`, `{"variant":"tpm2","measurements":{"4":{"expected":"zz"}}}`} {
-		before := strings.Count(r.log.String(), "join-config not usable")
-		s.rawJoinConfig(bad)
-		eventually(t, "the bad one is noticed", func() (string, bool) {
-			return bad, strings.Count(r.log.String(), "join-config not usable") > before
-		})
-		if _, err := s.ask(r.addr, newID, newIssuer); err != nil {
-			t.Errorf("with join-config %q: %v", bad, err)
-		}
-		if _, err := s.ask(r.addr, oldID, oldIssuer); err == nil {
-			t.Errorf("join-config %q let the former image in", bad)
+		for _, publish := range []func(){
+			func() { s.rawJoinConfig(bad, nil) },
+			func() { s.rawJoinConfig(s.demand(goodBoot), map[string]string{"v1.1.0": bad}) },
+		} {
+			before := strings.Count(r.log.String(), "join-config not usable")
+			publish()
+			eventually(t, "the bad one is noticed", func() (string, bool) {
+				return bad, strings.Count(r.log.String(), "join-config not usable") > before
+			})
+			if _, err := s.ask(r.addr, newID, newIssuer); err != nil {
+				t.Errorf("with join-config %q: %v", bad, err)
+			}
+			if _, err := s.ask(r.addr, oldID, oldIssuer); err == nil {
+				t.Errorf("join-config %q let the former image in", bad)
+			}
 		}
 	}
 	s.joinConfig(goodBoot)

@@ -34,10 +34,14 @@ const (
 	keyComponents = "components"
 	keyVersion    = "cluster-version"
 
+	// The newest demand; with a dot and the version of an image, that of the image.
 	keyAttestation = "attestationConfig"
 	keyClusterID   = "clusterID"
 	keyTrustRoots  = "trustRoots"
 )
+
+// annotationWeakened tells when and how demands on joining machines were weakened.
+const annotationWeakened = "constellation.edgeless.systems/measurements-weakened"
 
 func resourceOf(plural string) schema.GroupVersionResource {
 	return v1alpha1.GroupVersion.WithResource(plural)
@@ -117,7 +121,18 @@ func (c *Client) JoinConfig(ctx context.Context) (engine.JoinConfig, error) {
 		if err != nil {
 			return err
 		}
-		out = engine.JoinConfig{Attestation: m.Data[keyAttestation], TrustRoots: m.Data[keyTrustRoots], ClusterID: m.Data[keyClusterID]}
+		out = engine.JoinConfig{
+			Attestation: m.Data[keyAttestation], TrustRoots: m.Data[keyTrustRoots], ClusterID: m.Data[keyClusterID],
+			Weakened: m.Annotations[annotationWeakened], Revision: m.ResourceVersion,
+		}
+		for k, v := range m.Data {
+			if image, ok := strings.CutPrefix(k, keyAttestation+"."); ok {
+				if out.Generations == nil {
+					out.Generations = map[string]string{}
+				}
+				out.Generations[image] = v
+			}
+		}
 		return nil
 	})
 	if err != nil {
@@ -131,10 +146,22 @@ func (c *Client) PublishJoinConfig(ctx context.Context, j engine.JoinConfig) err
 	m := applycorev1.ConfigMap(joinConfigName, systemNamespace).
 		WithLabels(map[string]string{"app.kubernetes.io/part-of": "constellation"}).
 		WithData(map[string]string{keyAttestation: j.Attestation, keyTrustRoots: j.TrustRoots, keyClusterID: j.ClusterID})
+	for image, g := range j.Generations {
+		m.WithData(map[string]string{keyAttestation + "." + image: g})
+	}
+	if j.Weakened != "" {
+		m.WithAnnotations(map[string]string{annotationWeakened: j.Weakened})
+	}
+	if j.Revision != "" {
+		m.WithResourceVersion(j.Revision)
+	}
 	err := retry(ctx, func(ctx context.Context) error {
 		_, err := c.core.CoreV1().ConfigMaps(systemNamespace).Apply(ctx, m, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 		return err
 	})
+	if apierrors.IsConflict(err) {
+		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, engine.ErrConflict)
+	}
 	if err != nil {
 		return fmt.Errorf("apply ConfigMap %s: %w", joinConfigName, err)
 	}
@@ -334,6 +361,7 @@ func (c *Client) NodeTarget(ctx context.Context) (engine.NodeTarget, error) {
 	t := engine.NodeTarget{
 		Image: nv.Spec.Image, ImageVersion: nv.Spec.ImageVersion,
 		Components: nv.Spec.KubernetesComponentsReference, Kubernetes: nv.Spec.KubernetesClusterVersion,
+		KeepWorkers: nv.Spec.Rollout.KeepWorkers,
 	}
 	for _, x := range nv.Status.Conditions {
 		t.Conditions = append(t.Conditions, engine.Condition{Type: x.Type, Status: string(x.Status), Reason: x.Reason, Message: x.Message, Since: x.LastTransitionTime.Time})
@@ -344,15 +372,19 @@ func (c *Client) NodeTarget(ctx context.Context) (engine.NodeTarget, error) {
 
 // SetNodeTarget implements [engine.Cluster].
 func (c *Client) SetNodeTarget(ctx context.Context, t engine.NodeTarget) error {
-	// Only these four: server-side apply leaves to others what is not named here.
+	// Only these: server-side apply leaves to others what is not named here.
+	spec := map[string]any{
+		"image": t.Image, "imageVersion": t.ImageVersion,
+		"kubernetesComponentsReference": t.Components, "kubernetesClusterVersion": t.Kubernetes,
+	}
+	if t.KeepWorkers { // release v1.0.0 has no such field
+		spec["rollout"] = map[string]any{"keepWorkers": true}
+	}
 	nv := map[string]any{
 		"apiVersion": v1alpha1.GroupVersion.String(),
 		"kind":       "NodeVersion",
 		"metadata":   map[string]any{"name": v1alpha1.NodeVersionName},
-		"spec": map[string]any{
-			"image": t.Image, "imageVersion": t.ImageVersion,
-			"kubernetesComponentsReference": t.Components, "kubernetesClusterVersion": t.Kubernetes,
-		},
+		"spec":       spec,
 	}
 	b, err := json.Marshal(nv)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -73,14 +74,43 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 		for _, want := range []engine.JoinConfig{
 			{Attestation: `{"variant":"tpm2"}`, TrustRoots: "PEM", ClusterID: "00"},
+			{
+				Attestation: `{"variant":"tpm2","measurements":{}}`, TrustRoots: "PEM2", ClusterID: "00",
+				Generations: map[string]string{"v1.0.0": `{"variant":"tpm2"}`, "v1.1.0-rc.1": `{"variant":"tpm2","measurements":{}}`}, Weakened: "at five: PCR 9\nat six: PCR 11",
+			},
+			{Attestation: `{"variant":"tpm2"}`, TrustRoots: "PEM2", ClusterID: "00", Generations: map[string]string{"v1.1.0": `{"variant":"tpm2"}`}},
 			{Attestation: `{"variant":"tpm2","measurements":{}}`, TrustRoots: "PEM2", ClusterID: "00"},
 		} {
 			if err := c.PublishJoinConfig(ctx, want); err != nil {
 				t.Fatal(err)
 			}
-			if got, err := c.JoinConfig(ctx); err != nil || got != want {
+			got, err := c.JoinConfig(ctx)
+			got.Revision = ""
+			if err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("read back %+v, %v", got, err)
 			}
+		}
+	})
+
+	mustRun("of two who change the join configuration at once one is told so", func(t *testing.T) {
+		read, err := c.JoinConfig(ctx)
+		if err != nil || read.Revision == "" {
+			t.Fatalf("%+v, %v", read, err)
+		}
+		mine, theirs := read, read
+		mine.TrustRoots, theirs.TrustRoots = "mine", "theirs"
+		if err := c.PublishJoinConfig(ctx, theirs); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.PublishJoinConfig(ctx, mine); !errors.Is(err, engine.ErrConflict) {
+			t.Errorf("mine: %v", err)
+		}
+		if got, err := c.JoinConfig(ctx); err != nil || got.TrustRoots != "theirs" {
+			t.Errorf("afterwards %+v, %v", got, err)
+		}
+		read.Revision = ""
+		if err := c.PublishJoinConfig(ctx, read); err != nil {
+			t.Fatal(err)
 		}
 	})
 
@@ -139,6 +169,15 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 		if !w.Paused() {
 			t.Error("the rollout is not paused any more")
+		}
+		for _, keep := range []bool{true, false} {
+			want.KeepWorkers = keep
+			if err := c.SetNodeTarget(ctx, want); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := c.NodeTarget(ctx); err != nil || got.KeepWorkers != keep || !w.Paused() {
+				t.Errorf("keep workers %t: read back %+v, %v", keep, got, err)
+			}
 		}
 	})
 

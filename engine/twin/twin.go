@@ -13,7 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -31,6 +33,8 @@ type Cluster struct {
 	version    string
 	components map[string]engine.Components
 	joinConfig *engine.JoinConfig
+	// joinRevision counts its changes.
+	joinRevision int
 	kinds      map[string][32]byte
 	charts     map[string][]revision
 	neverReady func(engine.Chart) bool
@@ -225,7 +229,10 @@ func (c *Cluster) JoinConfig(ctx context.Context) (engine.JoinConfig, error) {
 	if c.joinConfig == nil {
 		return engine.JoinConfig{}, absent("join-config")
 	}
-	return *c.joinConfig, nil
+	out := *c.joinConfig
+	out.Generations = maps.Clone(out.Generations)
+	out.Revision = strconv.Itoa(c.joinRevision)
+	return out, nil
 }
 
 // PublishJoinConfig implements [engine.Cluster].
@@ -234,6 +241,14 @@ func (c *Cluster) PublishJoinConfig(ctx context.Context, j engine.JoinConfig) er
 		return err
 	}
 	defer c.mu.Unlock()
+	if j.Revision != "" && (c.joinConfig == nil || j.Revision != strconv.Itoa(c.joinRevision)) {
+		return fmt.Errorf("join-config: %w", engine.ErrConflict)
+	}
+	j.Generations = maps.Clone(j.Generations)
+	j.Revision = ""
+	if c.joinConfig == nil || !reflect.DeepEqual(*c.joinConfig, j) {
+		c.joinRevision++
+	}
 	c.joinConfig = &j
 	return nil
 }
