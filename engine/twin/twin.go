@@ -35,16 +35,16 @@ type Cluster struct {
 	joinConfig *engine.JoinConfig
 	// joinRevision counts its changes.
 	joinRevision int
-	kinds      map[string][32]byte
-	charts     map[string][]revision
-	neverReady func(engine.Chart) bool
-	expected   map[string]engine.ExpectedNode
-	target     *engine.NodeTarget
-	paused     bool
-	nodes      map[string]engine.Node
-	services   []engine.Service
-	watchers   map[chan struct{}]bool
-	lines      []engine.LogLine
+	kinds        map[string][32]byte
+	charts       map[string][]revision
+	neverReady   func(engine.Chart) bool
+	expected     map[string]engine.ExpectedNode
+	target       *engine.NodeTarget
+	paused       bool
+	nodes        map[string]engine.Node
+	services     []engine.Service
+	watchers     map[chan struct{}]bool
+	lines        []engine.LogLine
 }
 
 type revision struct {
