@@ -299,3 +299,21 @@ func (c countedCloud) Groups(ctx context.Context) ([]cloud.Group, error) {
 func (c countedCloud) Instance(ctx context.Context, providerID string) (cloud.Instance, error) {
 	return counted(c.counters, "get_instance", func() (cloud.Instance, error) { return c.machines.Instance(ctx, providerID) })
 }
+
+func (c countedCloud) Instances(ctx context.Context) ([]cloud.Instance, error) {
+	return counted(c.counters, "list_instances", func() ([]cloud.Instance, error) { return c.machines.Instances(ctx) })
+}
+
+func (c countedCloud) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
+	return counted(c.counters, "create_instances", func() ([]cloud.Instance, error) { return c.machines.CreateInstances(ctx, groupID, tokens) })
+}
+
+func (c countedCloud) DeleteInstances(ctx context.Context, providerIDs []string) error {
+	_, err := counted(c.counters, "delete_instances", func() (struct{}, error) { return struct{}{}, c.machines.DeleteInstances(ctx, providerIDs) })
+	return err
+}
+
+func (c countedCloud) SetGroupImage(ctx context.Context, groupID, image string) error {
+	_, err := counted(c.counters, "set_group_image", func() (struct{}, error) { return struct{}{}, c.machines.SetGroupImage(ctx, groupID, image) })
+	return err
+}

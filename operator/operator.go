@@ -190,11 +190,17 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
+	counters, err := newCounters()
+	if err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	c.Cloud = countedCloud{c.Cloud, counters}
 	events := mgr.GetEventRecorder("constellation-operator")
 	for _, add := range []func(manager.Manager) error{
 		(&joiningNodes{client: mgr.GetClient(), cloud: c.Cloud, events: events, log: c.Log}).setup,
 		(&groups{client: mgr.GetClient(), cloud: c.Cloud, events: events, log: c.Log, interval: c.DiscoveryInterval}).setup,
 		(&nodeVersions{client: mgr.GetClient(), events: events, gauges: gauges, log: c.Log}).setup,
+		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
 		readiness,
 	} {
 		if err := add(mgr); err != nil {
