@@ -41,8 +41,8 @@ type Options struct {
 	// Controllers also starts kube-controller-manager and kube-scheduler.
 	Controllers bool
 	// APIServerArgs are added to the API server's command line; of two equal flags the
-	// last counts.
-	APIServerArgs []string
+	// last counts. So are ControllerManagerArgs and SchedulerArgs.
+	APIServerArgs, ControllerManagerArgs, SchedulerArgs []string
 }
 
 // ControlPlane is a running control plane.
@@ -51,7 +51,7 @@ type ControlPlane struct {
 	bin      string
 	port     int
 	etcdPort int
-	args     []string
+	args     map[string][]string // added to the command line of each part
 	pki      pki
 	admin    *rest.Config
 
@@ -78,7 +78,9 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	c := &ControlPlane{dir: o.Dir, bin: o.BinDir, args: o.APIServerArgs, procs: map[string]*process{}}
+	c := &ControlPlane{dir: o.Dir, bin: o.BinDir, procs: map[string]*process{}, args: map[string][]string{
+		"kube-apiserver": o.APIServerArgs, "kube-controller-manager": o.ControllerManagerArgs, "kube-scheduler": o.SchedulerArgs,
+	}}
 	var err error
 	if c.pki, err = newPKI(filepath.Join(o.Dir, "pki")); err != nil {
 		return nil, fmt.Errorf("make certificates: %w", err)
@@ -126,7 +128,7 @@ func (c *ControlPlane) start(ctx context.Context, controllers bool) error {
 		if name == "kube-controller-manager" {
 			args = append(args, c.controllerManagerArgs()...)
 		}
-		if err := c.run(ctx, name, args, nil); err != nil {
+		if err := c.run(ctx, name, append(args, c.args[name]...), nil); err != nil {
 			return err
 		}
 	}
@@ -167,7 +169,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--requestheader-client-ca-file=" + p("front-proxy-ca.crt"), "--requestheader-allowed-names=front-proxy-client",
 		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
-	}, c.args...)
+	}, c.args["kube-apiserver"]...)
 }
 
 func (c *ControlPlane) controllerManagerArgs() []string {

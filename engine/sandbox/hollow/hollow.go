@@ -1,0 +1,648 @@
+// Package hollow simulates machines: thousands in one process, none of which runs
+// anything.
+//
+// To a cluster each looks like a machine with a kubelet. It boots, notes as the join
+// service does that it is about to join, with the components that NodeVersion.status
+// publishes for its role, registers a Node, renews a Lease, reports the pods that are
+// bound to it as Running, and ends those that are deleted or evicted. To whoever
+// manages machines it is the cloud of package sandbox: the same control API, the same
+// faults. What is simulated takes virtual times: to boot, to join, to end a pod, to
+// go.
+//
+// So rollouts of thousands of machines, and thousands of rollouts that go wrong, run
+// on a real control plane of plain processes; see package controlplane. Nothing is
+// attested, nothing is installed and no container runs: what is measured here is who
+// manages machines, never machines. All is lost when the process ends.
+package hollow
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
+
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox"
+)
+
+// Times are how long the machines of a [Cloud] take for what they do not do.
+type Times struct {
+	// Boot is from the request until the cloud calls the machine ready, Join from there
+	// until its Node is registered.
+	Boot, Join time.Duration
+	// Drain is from the deletion of a pod until it is gone; never longer than its grace
+	// period.
+	Drain time.Duration
+	// Off is from the request to delete a machine until the cloud no longer knows it.
+	Off time.Duration
+	// Heartbeat is how often a machine renews its Lease; zero means 10 s, as kubelets do.
+	Heartbeat time.Duration
+}
+
+// Options describe a cloud of hollow machines. Cluster and Images are required.
+type Options struct {
+	// Cluster is the administrator's access to the cluster that machines join.
+	Cluster *rest.Config
+	// Name of the sandbox; empty means hollow.
+	Name string
+	// Images are the versions of the OS that there are. Groups begin with the first.
+	Images []string
+	Times  Times
+	Log    *slog.Logger // nil: discarded
+}
+
+// Cloud is a cloud of hollow machines. It is safe for concurrent use.
+type Cloud struct {
+	// Control and Metadata are the URLs of the control API, for callers over the network,
+	// and of the metadata server, which knows the token for it and nothing else. Both are
+	// on loopback. Host is the owner's address of the control API: it wants no token, is
+	// spared faults and sets them.
+	Control, Metadata, Host string
+
+	name    string
+	token   string
+	images  []string
+	log     *slog.Logger
+	kubelet *kubelet
+	queue   workqueue.TypedRateLimitingInterface[task]
+
+	mu       sync.Mutex
+	times    Times
+	groups   []*group
+	machines map[string]*machine
+	tokens   map[string]string // "<group>/<token>" to the name of the machine, for ever
+	faults   *sandbox.Faults
+	spec     []string
+	next     int // what differs in the addresses of machines
+	calls    map[string]int
+}
+
+type group struct {
+	name  string
+	role  cloud.Role
+	image string
+	count int
+	next  int
+}
+
+// machine is one that does not exist.
+type machine struct {
+	cloud.Instance
+	number     int
+	registered bool      // it has a Node
+	renew      time.Time // when its Lease is due
+	components string    // that it was given
+}
+
+// task is something to be done for a machine or a pod, at once or after a while.
+type task struct {
+	what string // one of the constants below
+	name string // of the machine, or namespace/name of the pod
+}
+
+const (
+	taskBoot     = "boot"
+	taskJoin     = "join"
+	taskRegister = "register"
+	taskRenew    = "renew"
+	taskGone     = "gone"
+	taskPod      = "pod"
+)
+
+const (
+	// workers is how many things are done at a time: enough to keep an API server busy.
+	workers = 48
+	// again is when a machine that may not boot or join looks whether it may now.
+	again = time.Second
+
+	defaultHeartbeat = 10 * time.Second
+)
+
+// Start starts a cloud without machines. It serves until ctx ends; then wait returns
+// once nothing is left of it but Nodes.
+func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
+	if len(o.Images) == 0 {
+		return nil, nil, errors.New("start hollow machines: no images")
+	}
+	c = &Cloud{
+		name: cmp.Or(o.Name, "hollow"), token: rand.Text(), images: o.Images, log: o.Log, times: o.Times,
+		machines: map[string]*machine{}, tokens: map[string]string{}, faults: &sandbox.Faults{}, calls: map[string]int{},
+		groups: []*group{
+			{name: local.ControlPlaneGroup, role: cloud.ControlPlane, image: o.Images[0]},
+			{name: local.WorkerGroup, role: cloud.Worker, image: o.Images[0]},
+		},
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[task](50*time.Millisecond, 5*time.Second)),
+	}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	if c.kubelet, err = newKubelet(o.Cluster, c); err != nil {
+		return nil, nil, fmt.Errorf("start hollow machines: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	stop, err := c.listen(ctx, &wg)
+	if err != nil {
+		cancel()
+		return nil, nil, fmt.Errorf("start hollow machines: %w", err)
+	}
+	wg.Go(func() { c.kubelet.watch(ctx) })
+	wg.Go(func() { c.heartbeat(ctx) })
+	for range workers {
+		wg.Go(func() {
+			for {
+				t, end := c.queue.Get()
+				if end {
+					return
+				}
+				c.do(ctx, t)
+				c.queue.Done(t)
+			}
+		})
+	}
+	context.AfterFunc(ctx, c.queue.ShutDown)
+	return c, func() {
+		<-ctx.Done()
+		wg.Wait()
+		cancel()
+		stop()
+	}, nil
+}
+
+// listen opens the three APIs.
+func (c *Cloud) listen(ctx context.Context, wg *sync.WaitGroup) (stop func(), err error) {
+	dir, err := os.MkdirTemp("", "hollow-*") // short, for the name of the socket
+	if err != nil {
+		return nil, err
+	}
+	var open []net.Listener
+	stop = func() {
+		for _, l := range open {
+			l.Close()
+		}
+		os.RemoveAll(dir)
+	}
+	control := sandbox.NewControl(c, c.log)
+	metadata := http.NewServeMux()
+	metadata.HandleFunc("GET /v1/token", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"token":%q}`, c.token)
+	})
+	var lc net.ListenConfig
+	for _, s := range []struct {
+		network, address string
+		url              *string
+		handler          http.Handler
+	}{
+		{"tcp", "127.0.0.1:0", &c.Control, c.counted(control.Network(nil))},
+		{"tcp", "127.0.0.1:0", &c.Metadata, metadata},
+		{"unix", filepath.Join(dir, "api.sock"), &c.Host, control.Host(nil)},
+	} {
+		l, err := lc.Listen(ctx, s.network, s.address)
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		open = append(open, l)
+		*s.url = "unix:" + l.Addr().String()
+		if s.network == "tcp" {
+			*s.url = "http://" + l.Addr().String()
+		}
+		srv := &http.Server{Handler: s.handler, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug)}
+		wg.Go(func() {
+			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				c.log.Warn("hollow cloud not served", "err", err)
+			}
+		})
+		context.AfterFunc(ctx, func() { srv.Close() })
+	}
+	return stop, nil
+}
+
+// counted notes what the control API was asked.
+func (c *Cloud) counted(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		what := r.Method + " one"
+		switch path := r.URL.Path; {
+		case r.Method == http.MethodGet && (strings.HasSuffix(path, "/instances") || strings.HasSuffix(path, "/groups")):
+			what = "list " + filepath.Base(path)
+		case strings.HasSuffix(path, "/instances"):
+			what = "create"
+		case strings.HasSuffix(path, "/delete"):
+			what = "delete"
+		case strings.HasSuffix(path, "/image"):
+			what = "set image"
+		}
+		c.mu.Lock()
+		c.calls[what]++
+		c.mu.Unlock()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Calls counts the calls of the control API over the network, by kind.
+func (c *Cloud) Calls() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.calls)
+}
+
+// SetTimes changes how long things take, for what begins from now on.
+func (c *Cloud) SetTimes(t Times) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.times = t
+}
+
+// PowerOff pulls a machine's plug: it is called Stopped, renews no Lease and ends no
+// pod. Nothing switches it on again.
+func (c *Cloud) PowerOff(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.machines[name]; m != nil && m.State != cloud.Terminating {
+		m.State, m.Message = cloud.Stopped, "its plug was pulled"
+	}
+}
+
+// Sandbox returns the cloud's name.
+func (c *Cloud) Sandbox() string { return c.name }
+
+// Token returns the token of the control API.
+func (c *Cloud) Token() string { return c.token }
+
+// Groups returns the two groups.
+func (c *Cloud) Groups() []cloud.Group {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []cloud.Group
+	for _, g := range c.groups {
+		id := local.GroupID(c.name, g.name)
+		out = append(out, cloud.Group{ID: id, Name: g.name, Role: g.role, Image: local.ImageReference(c.name, g.image), Count: g.count, AutoscalerName: id})
+	}
+	return out
+}
+
+// Instances returns the machines in the order in which they were asked for.
+func (c *Cloud) Instances() []cloud.Instance {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.ordered()
+	out := make([]cloud.Instance, len(all))
+	for n, m := range all {
+		out[n] = m.Instance
+	}
+	return out
+}
+
+// ordered returns the machines by number. The caller holds mu.
+func (c *Cloud) ordered() []*machine {
+	return slices.SortedFunc(maps.Values(c.machines), func(a, b *machine) int { return cmp.Compare(a.number, b.number) })
+}
+
+// Instance returns one machine.
+func (c *Cloud) Instance(name string) (cloud.Instance, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.machines[name]; m != nil {
+		return m.Instance, true
+	}
+	return cloud.Instance{}, false
+}
+
+// group finds a group. The caller holds mu.
+func (c *Cloud) group(name string) (*group, error) {
+	for _, g := range c.groups {
+		if g.name == name {
+			return g, nil
+		}
+	}
+	return nil, fmt.Errorf("group %s: %w", name, cloud.ErrNotFound)
+}
+
+// SetImage sets what future machines of a group are made of.
+func (c *Cloud) SetImage(name, version string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g, err := c.group(name)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(c.images, version) {
+		return fmt.Errorf("image %s: %w", version, cloud.ErrNotFound)
+	}
+	g.image = version
+	return nil
+}
+
+// SetCount adds machines to a group or deletes the newest.
+func (c *Cloud) SetCount(_ context.Context, name string, count int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g, err := c.group(name)
+	if err != nil {
+		return err
+	}
+	if count < 0 {
+		return fmt.Errorf("%w: a group has no fewer than 0 machines", sandbox.ErrConflict)
+	}
+	var members []*machine
+	for _, m := range c.ordered() {
+		if m.Group == local.GroupID(c.name, name) && m.State != cloud.Terminating {
+			members = append(members, m)
+		}
+	}
+	for len(members) > count {
+		c.remove(members[len(members)-1])
+		members = members[:len(members)-1]
+	}
+	for n := len(members); n < count; n++ {
+		c.add(g, "")
+	}
+	return nil
+}
+
+// Create makes a machine for each token, once per token.
+func (c *Cloud) Create(_ context.Context, name string, tokens []string) ([]cloud.Instance, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g, err := c.group(name)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]cloud.Instance, 0, len(tokens))
+	for _, token := range tokens {
+		key := name + "/" + token
+		if c.tokens[key] == "" {
+			c.tokens[key] = c.add(g, token).Name
+		}
+		i := cloud.Instance{
+			Name: c.tokens[key], ProviderID: local.ProviderID(c.name, c.tokens[key]), Group: local.GroupID(c.name, name),
+			Role: g.role, State: cloud.Terminated, Token: token,
+		}
+		if m := c.machines[i.Name]; m != nil {
+			i = m.Instance
+		}
+		out = append(out, i)
+	}
+	return out, nil
+}
+
+// add makes a machine, which begins to boot. The caller holds mu.
+func (c *Cloud) add(g *group, token string) *machine {
+	m := c.draft(g)
+	m.Token, m.State = token, cloud.Creating
+	c.queue.AddAfter(task{taskBoot, m.Name}, c.times.Boot+c.faults.BootDelay(m.Name))
+	return m
+}
+
+// draft is a machine that nothing has happened to. The caller holds mu.
+func (c *Cloud) draft(g *group) *machine {
+	prefix := "worker-"
+	if g.role == cloud.ControlPlane {
+		prefix = "control-plane-"
+	}
+	// Addresses repeat after 16384 machines; nothing is ever sent to them.
+	n := c.next % (1 << 14)
+	m := &machine{number: c.next, Instance: cloud.Instance{
+		Name: fmt.Sprint(prefix, g.next), Group: local.GroupID(c.name, g.name), Role: g.role,
+		Image: local.ImageReference(c.name, g.image), Created: time.Now().UTC(),
+		IP:      netip.AddrFrom4([4]byte{10, 42 + byte(n/62500), byte(n / 250), byte(n%250) + 2}),
+		PodCIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64 + byte(n>>8), byte(n), 0}), 24),
+	}}
+	m.ProviderID = local.ProviderID(c.name, m.Name)
+	c.machines[m.Name] = m
+	c.next++
+	g.next++
+	g.count++
+	return m
+}
+
+// Remove deletes machines, those that are there.
+func (c *Cloud) Remove(names ...string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range names {
+		if m := c.machines[name]; m != nil {
+			c.remove(m)
+		}
+	}
+	return nil
+}
+
+// remove begins to delete a machine. The caller holds mu.
+func (c *Cloud) remove(m *machine) {
+	if m.State == cloud.Terminating {
+		return
+	}
+	m.State = cloud.Terminating
+	for _, g := range c.groups {
+		if local.GroupID(c.name, g.name) == m.Group && g.count > 0 {
+			g.count--
+		}
+	}
+	c.queue.AddAfter(task{taskGone, m.Name}, c.times.Off)
+}
+
+// Faults returns what goes wrong at the moment.
+func (c *Cloud) Faults() *sandbox.Faults {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.faults
+}
+
+// SetFaults replaces the faults; see [sandbox.ParseFaults]. Those of metadata,
+// components and images never strike: hollow machines ask for none.
+func (c *Cloud) SetFaults(spec []string) error {
+	f, err := sandbox.ParseFaults(spec)
+	if err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrConflict, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.faults = f
+	return nil
+}
+
+// Seed adds machines that have joined long ago, and returns when their Nodes are
+// Ready: they carry what the operator would have noted on them, components being the
+// name of the components that they were joined with.
+func (c *Cloud) Seed(ctx context.Context, groupName string, count int, components string) error {
+	c.mu.Lock()
+	g, err := c.group(groupName)
+	if err != nil {
+		c.mu.Unlock()
+		return err
+	}
+	all := make(chan *machine, count)
+	for range count {
+		m := c.draft(g)
+		m.State, m.components = cloud.Ready, components
+		all <- m
+	}
+	close(all)
+	c.mu.Unlock()
+	errs := make(chan error, workers)
+	for range workers {
+		go func() {
+			for m := range all {
+				if err := c.kubelet.register(ctx, c.snapshot(m.Name), true); err != nil {
+					errs <- err
+					return
+				}
+				c.registered(m.Name)
+			}
+			errs <- nil
+		}()
+	}
+	err = nil
+	for range workers {
+		err = errors.Join(err, <-errs)
+	}
+	if err != nil {
+		return fmt.Errorf("seed hollow machines: %w", err)
+	}
+	return nil
+}
+
+// snapshot returns a copy of a machine; the zero value if it is gone.
+func (c *Cloud) snapshot(name string) machine {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.machines[name]; m != nil {
+		return *m
+	}
+	return machine{}
+}
+
+// registered notes that a machine has its Node and, from now on, a Lease to renew.
+func (c *Cloud) registered(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.machines[name]; m != nil {
+		// Machines that registered together need not renew together.
+		period := c.period()
+		m.registered, m.renew = true, time.Now().Add(period/2+period*time.Duration(m.number%64)/128)
+	}
+}
+
+// period is how often Leases are renewed. The caller holds mu.
+func (c *Cloud) period() time.Duration { return cmp.Or(c.times.Heartbeat, defaultHeartbeat) }
+
+// heartbeat renews the Leases that are due, for all machines from one timer.
+func (c *Cloud) heartbeat(ctx context.Context) {
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			c.mu.Lock()
+			for name, m := range c.machines {
+				if m.registered && m.State == cloud.Ready && now.After(m.renew) {
+					m.renew = now.Add(c.period())
+					c.queue.Add(task{taskRenew, name})
+				}
+			}
+			c.mu.Unlock()
+		}
+	}
+}
+
+// do does a task and, if that is not possible yet, has it done again.
+func (c *Cloud) do(ctx context.Context, t task) {
+	wait, err := c.try(ctx, t)
+	switch {
+	case err != nil:
+		if ctx.Err() == nil {
+			c.log.Debug("hollow machine tries again", "what", t.what, "name", t.name, "err", err)
+		}
+		c.queue.AddRateLimited(t)
+		return
+	case wait > 0:
+		c.queue.AddAfter(t, wait)
+	}
+	c.queue.Forget(t)
+}
+
+// try does a task; after wait, unless that is zero, it is to be done again.
+func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error) {
+	if t.what == taskPod {
+		return c.kubelet.pod(ctx, t.name)
+	}
+	m := c.snapshot(t.name)
+	switch {
+	case m.Name == "":
+		return 0, nil
+	case t.what == taskGone:
+		c.mu.Lock()
+		delete(c.machines, t.name)
+		c.mu.Unlock()
+		return 0, nil
+	case m.State == cloud.Terminating || m.State == cloud.Stopped:
+		return 0, nil
+	}
+	switch t.what {
+	case taskBoot:
+		if c.Faults().NeverBoots(t.name) {
+			return again, nil
+		}
+		c.mu.Lock()
+		if m := c.machines[t.name]; m != nil && m.State == cloud.Creating {
+			m.State = cloud.Ready
+		}
+		c.mu.Unlock()
+		c.queue.Add(task{taskJoin, t.name})
+	case taskJoin:
+		if c.Faults().NeverJoins(t.name) {
+			return again, nil
+		}
+		components := c.kubelet.joinComponents(m.Role)
+		if components == "" {
+			return again, nil
+		}
+		if err := c.kubelet.expect(ctx, m, components); err != nil {
+			return 0, err
+		}
+		c.mu.Lock()
+		if m := c.machines[t.name]; m != nil {
+			m.components = components
+		}
+		join := c.times.Join
+		c.mu.Unlock()
+		c.queue.AddAfter(task{taskRegister, t.name}, join)
+	case taskRegister:
+		if err := c.kubelet.register(ctx, m, false); err != nil {
+			return 0, err
+		}
+		c.registered(t.name)
+	case taskRenew:
+		there, err := c.kubelet.renew(ctx, t.name)
+		if err == nil && !there { // its Node was deleted, and the Lease with it
+			c.mu.Lock()
+			if m := c.machines[t.name]; m != nil {
+				m.registered = false
+			}
+			c.mu.Unlock()
+		}
+		if err != nil { // tried again when it is due
+			c.log.Debug("lease not renewed", "node", t.name, "err", err)
+		}
+	}
+	return 0, nil
+}

@@ -1,0 +1,359 @@
+package hollow
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"constellation/engine/cloud"
+	"constellation/operator/api/v1alpha1"
+)
+
+// User agents, by which an audit log tells what a machine would do from what is done
+// about it.
+const (
+	KubeletAgent     = "hollow-kubelet"
+	JoinServiceAgent = "hollow-joinservice"
+)
+
+const (
+	systemNamespace = "kube-system"
+	leaseNamespace  = "kube-node-lease"
+	leaseSeconds    = 40
+
+	// joinTime is how long a machine is expected, as the join service has it.
+	joinTime = 30 * time.Minute
+)
+
+// kubelet is what the kubelets of all hollow machines do, and the join service for
+// them.
+type kubelet struct {
+	cloud *Cloud
+	core  coreclient.CoreV1Interface
+	coord coordinationclient.LeasesGetter
+	joins *rest.RESTClient // our own kinds
+
+	pods     cache.Store // those that are bound to a node
+	target   cache.Store // the NodeVersion
+	watches  []cache.Controller
+	versions sync.Map // name of a components ConfigMap to the version of Kubernetes
+	ending   sync.Map // UID of a pod to when its deletion was seen
+}
+
+func newKubelet(cluster *rest.Config, c *Cloud) (*kubelet, error) {
+	k := &kubelet{cloud: c}
+	access := rest.CopyConfig(cluster)
+	access.QPS, access.UserAgent = -1, KubeletAgent // a thousand kubelets have a thousand limits
+	access.ContentType = "application/vnd.kubernetes.protobuf"
+	access.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	core, err := coreclient.NewForConfig(access)
+	if err != nil {
+		return nil, err
+	}
+	k.core = core
+	if k.coord, err = coordinationclient.NewForConfig(access); err != nil {
+		return nil, err
+	}
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	joins := rest.CopyConfig(cluster)
+	joins.QPS, joins.UserAgent = -1, JoinServiceAgent
+	joins.GroupVersion, joins.APIPath = &v1alpha1.GroupVersion, "/apis"
+	joins.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	if k.joins, err = rest.RESTClientFor(joins); err != nil {
+		return nil, err
+	}
+	changed := func(obj any) {
+		if p, ok := obj.(*corev1.Pod); ok {
+			c.queue.Add(task{taskPod, p.Namespace + "/" + p.Name})
+		}
+	}
+	k.pods = k.informer(core.RESTClient(), "pods", fields.OneTermNotEqualSelector("spec.nodeName", ""), &corev1.Pod{}, cache.ResourceEventHandlerFuncs{
+		AddFunc:    changed,
+		UpdateFunc: func(_, obj any) { changed(obj) },
+		DeleteFunc: func(obj any) {
+			if p, ok := obj.(*corev1.Pod); ok {
+				k.ending.Delete(p.UID)
+			}
+		},
+	}, trimPod)
+	k.target = k.informer(k.joins, "nodeversions", fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName), &v1alpha1.NodeVersion{}, cache.ResourceEventHandlerFuncs{}, nil)
+	return k, nil
+}
+
+func (k *kubelet) informer(c cache.Getter, resource string, which fields.Selector, kind runtime.Object, h cache.ResourceEventHandler, trim cache.TransformFunc) cache.Store {
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(c, resource, metav1.NamespaceAll, which),
+		ObjectType:    kind, Handler: h, Transform: trim,
+	})
+	k.watches = append(k.watches, controller)
+	return store
+}
+
+// trimPod keeps of a pod what a hollow kubelet reads.
+func trimPod(obj any) (any, error) {
+	p, ok := obj.(*corev1.Pod)
+	if !ok { // a tombstone
+		return obj, nil
+	}
+	out := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+			DeletionTimestamp: p.DeletionTimestamp, DeletionGracePeriodSeconds: p.DeletionGracePeriodSeconds,
+		},
+		Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName},
+		Status: corev1.PodStatus{Phase: p.Status.Phase},
+	}
+	for _, c := range p.Spec.Containers {
+		out.Spec.Containers = append(out.Spec.Containers, corev1.Container{Name: c.Name, Image: c.Image})
+	}
+	return out, nil
+}
+
+// watch keeps the stores up to date until ctx ends.
+func (k *kubelet) watch(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, w := range k.watches {
+		wg.Go(func() { w.RunWithContext(ctx) })
+	}
+	wg.Wait()
+}
+
+// joinComponents returns the name of what machines of a role are given; empty while
+// none may join.
+func (k *kubelet) joinComponents(role cloud.Role) string {
+	obj, ok, err := k.target.GetByKey(v1alpha1.NodeVersionName)
+	if err != nil || !ok {
+		return ""
+	}
+	j := obj.(*v1alpha1.NodeVersion).Status.JoinComponents
+	if role == cloud.ControlPlane {
+		return j.ControlPlane
+	}
+	return j.Worker
+}
+
+// expect notes that a machine is about to join, as the join service does.
+func (k *kubelet) expect(ctx context.Context, m machine, components string) error {
+	d := metav1.NewTime(time.Now().Add(joinTime).UTC().Truncate(time.Second))
+	jn := &v1alpha1.JoiningNode{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "JoiningNode"},
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name},
+		Spec: v1alpha1.JoiningNodeSpec{
+			Name: m.Name, ComponentsReference: components, IsControlPlane: m.Role == cloud.ControlPlane, ProviderID: m.ProviderID, Deadline: &d,
+		},
+	}
+	err := k.joins.Post().Resource("joiningnodes").Body(jn).Do(ctx).Error()
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("write JoiningNode %s: %w", m.Name, err)
+	}
+	return nil
+}
+
+// version returns the version of Kubernetes that components install.
+func (k *kubelet) version(ctx context.Context, components string) (string, error) {
+	if v, ok := k.versions.Load(components); ok {
+		return v.(string), nil
+	}
+	cm, err := k.core.ConfigMaps(systemNamespace).Get(ctx, components, metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("read components: %w", err)
+	}
+	v := cm.Data["cluster-version"]
+	if v == "" {
+		return "", fmt.Errorf("read components: %s names no version", components)
+	}
+	k.versions.Store(components, v)
+	return v, nil
+}
+
+// register makes the Node of a machine, and its Lease. A kubelet registers before it
+// is Ready; one that joined long ago carries what the operator noted on it.
+func (k *kubelet) register(ctx context.Context, m machine, seeded bool) error {
+	version, err := k.version(ctx, m.components)
+	if err != nil {
+		return fmt.Errorf("register Node %s: %w", m.Name, err)
+	}
+	now := metav1.Now()
+	amounts := corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("110"),
+	}
+	n := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: map[string]string{
+			corev1.LabelHostname: m.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
+		}},
+		Spec: corev1.NodeSpec{ProviderID: m.ProviderID, PodCIDR: m.PodCIDR.String(), PodCIDRs: []string{m.PodCIDR.String()}},
+		Status: corev1.NodeStatus{
+			Capacity: amounts, Allocatable: amounts,
+			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: m.IP.String()}, {Type: corev1.NodeHostName, Address: m.Name}},
+			NodeInfo: corev1.NodeSystemInfo{
+				KubeletVersion: version, OperatingSystem: "linux", Architecture: "amd64", OSImage: "hollow", ContainerRuntimeVersion: "hollow://0",
+			},
+			Conditions: conditions(now, seeded),
+		},
+	}
+	if m.Role == cloud.ControlPlane {
+		n.Labels["node-role.kubernetes.io/control-plane"] = ""
+		n.Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
+	}
+	if seeded {
+		n.Annotations = map[string]string{
+			v1alpha1.AnnotationImage: m.Image, v1alpha1.AnnotationComponents: m.components, v1alpha1.AnnotationGroup: m.Group,
+		}
+	}
+	made, err := k.core.Nodes().Create(ctx, n, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) { // an earlier try came so far
+		made, err = k.core.Nodes().Get(ctx, m.Name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("register Node %s: %w", m.Name, err)
+	}
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name, Namespace: leaseNamespace, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "v1", Kind: "Node", Name: m.Name, UID: made.UID},
+		}},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &m.Name, LeaseDurationSeconds: new(int32(leaseSeconds)), RenewTime: &metav1.MicroTime{Time: now.Time}},
+	}
+	if _, err := k.coord.Leases(leaseNamespace).Create(ctx, lease, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create Lease %s: %w", m.Name, err)
+	}
+	if seeded {
+		return nil
+	}
+	ready := map[string]any{"metadata": map[string]any{"uid": made.UID}, "status": map[string]any{"conditions": conditions(metav1.Now(), true)}}
+	if err := patch(ready, func(b []byte) error {
+		_, err := k.core.Nodes().PatchStatus(ctx, m.Name, b)
+		return err
+	}); err != nil {
+		return fmt.Errorf("report Node %s ready: %w", m.Name, err)
+	}
+	return nil
+}
+
+func conditions(now metav1.Time, ready bool) []corev1.NodeCondition {
+	out := []corev1.NodeCondition{{
+		Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "hollow machine starts", LastHeartbeatTime: now, LastTransitionTime: now,
+	}}
+	if ready {
+		out[0].Status, out[0].Reason, out[0].Message = corev1.ConditionTrue, "KubeletReady", "hollow machine runs nothing"
+	}
+	return out
+}
+
+func patch(body map[string]any, send func([]byte) error) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	return send(b)
+}
+
+// renew renews a machine's Lease; there is false if the Lease, and so the Node, is gone.
+func (k *kubelet) renew(ctx context.Context, name string) (there bool, err error) {
+	err = patch(map[string]any{"spec": map[string]any{"renewTime": metav1.NowMicro()}}, func(b []byte) error {
+		_, err := k.coord.Leases(leaseNamespace).Patch(ctx, name, types.MergePatchType, b, metav1.PatchOptions{})
+		return err
+	})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return true, err
+}
+
+// pod does for a pod what its machine's kubelet would: starts it, or ends it once its
+// time is over.
+func (k *kubelet) pod(ctx context.Context, key string) (wait time.Duration, err error) {
+	obj, ok, err := k.pods.GetByKey(key)
+	if err != nil || !ok {
+		return 0, err
+	}
+	p := obj.(*corev1.Pod)
+	m := k.cloud.snapshot(p.Spec.NodeName)
+	if m.State != cloud.Ready { // nobody is there to do it
+		return 0, nil
+	}
+	if !m.registered { // the scheduler was faster than we with our notes
+		return again / 4, nil
+	}
+	if p.DeletionTimestamp != nil {
+		if left := time.Until(k.ends(p)); left > 0 {
+			return left, nil
+		}
+		err := k.core.Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{
+			GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &p.UID},
+		})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return 0, fmt.Errorf("end pod %s: %w", key, err)
+		}
+		return 0, nil
+	}
+	if p.Status.Phase != corev1.PodPending && p.Status.Phase != "" {
+		return 0, nil
+	}
+	now := metav1.Now()
+	status := corev1.PodStatus{
+		Phase: corev1.PodRunning, StartTime: &now, HostIP: m.IP.String(), PodIP: podIP(m.PodCIDR, key).String(),
+	}
+	status.PodIPs = []corev1.PodIP{{IP: status.PodIP}}
+	status.HostIPs = []corev1.HostIP{{IP: status.HostIP}}
+	for _, t := range []corev1.PodConditionType{corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
+		status.Conditions = append(status.Conditions, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: now})
+	}
+	started := true
+	for _, c := range p.Spec.Containers {
+		status.ContainerStatuses = append(status.ContainerStatuses, corev1.ContainerStatus{
+			Name: c.Name, Image: c.Image, Ready: true, Started: &started, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}},
+		})
+	}
+	err = patch(map[string]any{"metadata": map[string]any{"uid": p.UID}, "status": status}, func(b []byte) error {
+		_, err := k.core.Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, b, metav1.PatchOptions{}, "status")
+		return err
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return 0, fmt.Errorf("start pod %s: %w", key, err)
+	}
+	return 0, nil
+}
+
+// ends is when a deleted pod is over. That counts from when its machine saw the
+// deletion: the API tells times in whole seconds.
+func (k *kubelet) ends(p *corev1.Pod) time.Time {
+	k.cloud.mu.Lock()
+	drain := k.cloud.times.Drain
+	k.cloud.mu.Unlock()
+	if s := p.DeletionGracePeriodSeconds; s != nil {
+		drain = min(drain, time.Duration(*s)*time.Second)
+	}
+	since, _ := k.ending.LoadOrStore(p.UID, time.Now())
+	return since.(time.Time).Add(drain)
+}
+
+// podIP is an address of the machine's range, by the pod's name.
+func podIP(r netip.Prefix, key string) netip.Addr {
+	a := r.Addr().As4()
+	var h byte
+	for _, c := range []byte(key) {
+		h = h*31 + c
+	}
+	a[3] = h | 1
+	return netip.AddrFrom4(a)
+}
