@@ -51,13 +51,10 @@ func classify(spec v1alpha1.NodeVersionSpec, n node, mints map[string]bool) clas
 // Reasons of the condition Ready. The texts of Outdated are those that scripts of
 // older clusters look for.
 const (
-	reasonUpToDate   = "UpToDate"
-	reasonJoining    = "NodesJoining"
-	reasonOutdated   = "NodesOutdated"
-	reasonInvalid    = "NodesInvalid"
-	reasonGroups     = "GroupsOutdated"
-	reasonNoNodes    = "NoNodes"
-	reasonComponents = "ComponentsUnknown"
+	reasonUpToDate = "UpToDate"
+	reasonJoining  = "NodesJoining"
+	reasonInvalid  = "NodesInvalid"
+	reasonNoNodes  = "NoNodes"
 
 	textUpToDate = "Node version of every node is up to date"
 	textOutdated = "Some node versions are out of date"
@@ -72,9 +69,9 @@ const (
 	maxGroupBytes   = 1000
 )
 
-// assess returns the status that spec has in world w. It is pure: before is the
-// status so far, which keeps the times of its conditions and what was published for
-// joining machines.
+// assess returns what of the status can be told without deciding anything: counts,
+// examples and the condition Outdated. It is pure: before is the status so far, which
+// keeps the times of its conditions and what was published for joining machines.
 func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w world, now time.Time) v1alpha1.NodeVersionStatus {
 	s := v1alpha1.NodeVersionStatus{
 		ObservedGeneration: generation,
@@ -140,54 +137,12 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 	s.Outdated = room.of(byClass[outdated])
 	s.UpToDate = room.of(byClass[upToDate])
 
-	for _, c := range conditions(generation, s, w, spec) {
-		setCondition(&s.Conditions, c, metav1.NewTime(now.Truncate(time.Second)))
+	outdated := condition(v1alpha1.ConditionOutdated, false, generation, "NodeVersionsUpToDate", textUpToDate)
+	if s.Nodes.Outdated+s.Nodes.Donors+s.Nodes.Obsolete > 0 {
+		outdated = condition(v1alpha1.ConditionOutdated, true, generation, "NodeVersionsOutOfDate", textOutdated)
 	}
+	setCondition(&s.Conditions, outdated, metav1.NewTime(now.Truncate(time.Second)))
 	return s
-}
-
-// conditions sums a status up.
-func conditions(generation int64, s v1alpha1.NodeVersionStatus, w world, spec v1alpha1.NodeVersionSpec) []metav1.Condition {
-	c := s.Nodes
-	behind := c.Outdated + c.Donors + c.Obsolete
-	oldGroups := 0
-	for _, g := range w.groups {
-		if g.image != "" && !strings.EqualFold(g.image, spec.Image) {
-			oldGroups++
-		}
-	}
-	is := func(kind string, status bool, reason, format string, args ...any) metav1.Condition {
-		return condition(kind, status, generation, reason, format, args...)
-	}
-	out := []metav1.Condition{is(v1alpha1.ConditionOutdated, false, "NodeVersionsUpToDate", textUpToDate)}
-	if behind > 0 {
-		out[0] = is(v1alpha1.ConditionOutdated, true, "NodeVersionsOutOfDate", textOutdated)
-	}
-	ready := is(v1alpha1.ConditionReady, true, reasonUpToDate, "%d of %d nodes are at the target", c.UpToDate+c.Heirs+c.Mints, c.Total)
-	stalled := is(v1alpha1.ConditionStalled, false, reasonUpToDate, "nothing needs anybody's attention")
-	stall := func(reason, format string, args ...any) {
-		ready = is(v1alpha1.ConditionReady, false, reason, format, args...)
-		stalled = is(v1alpha1.ConditionStalled, true, reason, format, args...)
-	}
-	switch joining := c.AwaitingAnnotation + c.Pending; {
-	case c.Total == 0:
-		ready = is(v1alpha1.ConditionReady, false, reasonNoNodes, "the cluster has no nodes yet")
-	case s.JoinComponents.ControlPlane == "" || s.JoinComponents.Worker == "":
-		stall(reasonComponents, "no machine can join: the control plane does not run Kubernetes %s, and what fits it was never published", spec.KubernetesClusterVersion)
-	case c.Invalid > 0:
-		stall(reasonInvalid, "%d of %d nodes have no providerID, so nothing is known of their machines", c.Invalid, c.Total)
-	case behind > 0:
-		stall(reasonOutdated, "%d of %d nodes are not at the target; this operator reports that and replaces no nodes", behind, c.Total)
-	case oldGroups > 0:
-		stall(reasonGroups, "all nodes are at the target, but %d of %d scaling groups make new machines from another image; this operator does not change it", oldGroups, len(w.groups))
-	case joining > 0:
-		ready = is(v1alpha1.ConditionReady, false, reasonJoining, "%d machines are joining; %d of %d nodes are at the target", joining, c.UpToDate+c.Heirs+c.Mints, c.Total)
-	}
-	reconciling := is(v1alpha1.ConditionReconciling, false, reasonUpToDate, "nothing is under way")
-	if joining := c.AwaitingAnnotation + c.Pending; joining > 0 {
-		reconciling = is(v1alpha1.ConditionReconciling, true, reasonJoining, "%d machines are joining", joining)
-	}
-	return append(out, ready, reconciling, stalled)
 }
 
 // joinComponents returns what joining machines get. What was published once stays: it

@@ -111,7 +111,7 @@ func limited(s string, bytes int) string {
 	return strings.ToValidUTF8(s[:bytes], "") + "…"
 }
 
-// conditions replaces those with which assess says that nothing will be done.
+// conditions sums up what is left to do and why it is not done.
 func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left int32) []metav1.Condition {
 	c := s.Nodes
 	todo := c.Outdated + c.Donors - kept - left

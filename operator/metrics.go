@@ -317,3 +317,12 @@ func (c countedCloud) SetGroupImage(ctx context.Context, groupID, image string) 
 	_, err := counted(c.counters, "set_group_image", func() (struct{}, error) { return struct{}{}, c.machines.SetGroupImage(ctx, groupID, image) })
 	return err
 }
+
+// Describe implements describer, if the cloud does.
+func (c countedCloud) Describe(ctx context.Context, ids []string) ([]cloud.Instance, error) {
+	d, ok := c.machines.(describer)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return counted(c.counters, "get_instances", func() ([]cloud.Instance, error) { return d.Describe(ctx, ids) })
+}

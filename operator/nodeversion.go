@@ -2,16 +2,23 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,16 +26,104 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
 )
 
-// nodeVersions keeps the status of the NodeVersion: observe, assess, report.
+// nodeVersions brings the cluster to the NodeVersion: observe, decide, act, report.
+// There is one reconciliation at a time; what waits for the cloud or for the host is
+// done beside it and wakes it.
 type nodeVersions struct {
-	client client.Client
-	events events.EventRecorder
-	gauges *gauges
-	log    *slog.Logger
+	client   client.Client
+	live     client.Reader // past the cache
+	fleet    *fleet
+	host     host // nil: none
+	drains   drains
+	scaling  scaling
+	events   events.EventRecorder
+	gauges   *gauges
+	counters *counters
+	log      *slog.Logger
+	nodeName string
+	interval time.Duration // of lists of the cloud's machines while some come or go
+	// leave makes another replica the leader.
+	leave func(context.Context) error
+	// regrouped lets the groups be read again after one was changed.
+	regrouped func()
+	now       func() time.Time
+	// spawn runs what waits for others; it need not wait for it.
+	spawn func(func(context.Context))
+	// at is told before and after each effect; see crashAt.
+	at func(point string)
+
+	view     *view
+	hostView *hostView
+	efforts  *efforts
+	versions map[string]string // Kubernetes of components, by name
+
+	queueMu sync.Mutex
+	queue   workqueue.TypedRateLimitingInterface[ctrl.Request]
+
+	last      time.Time // when the last reconciliation began
+	heard     time.Time // when the API server last answered past the cache
+	behind    time.Time // since when the cache is behind it; zero: it is not
+	reported  time.Time // when the status was written last
+	told      map[string]string
+	followed  bool // a run of the agent is being followed
+	telling   *rate.Limiter
+	recording *rate.Limiter
+}
+
+// scaling is the cluster autoscaler.
+type scaling interface {
+	observe(context.Context) (autoscaler, error)
+	pause(context.Context) error
+	resume(context.Context) error
+}
+
+// Times of a reconciliation.
+const (
+	// pace is the least time between two, so that a wave of events is one.
+	pace = 20 * time.Millisecond
+	// statusPace is the least time between two writes of a status that only counts on.
+	statusPace = time.Second
+	// Deadlines are looked at this often while something is under way, and otherwise.
+	restless, resting = 10 * time.Second, 5 * time.Minute
+	// The API server is asked past the cache after askAgain, and nothing is done with a
+	// view, of it or of the cloud, that could not be renewed for tooOld.
+	askAgain, tooOld = 20 * time.Second, time.Minute
+	// staleView is how long the cache is given to catch up.
+	staleView = 100 * time.Millisecond
+	// offline is the pause after the API server has failed us.
+	offline = 2 * time.Second
+)
+
+// What is told about single machines is limited, so that a rollout over thousands of
+// nodes does not cost the API server more for being told than for being done: events,
+// and what the cloud says about pending machines.
+const (
+	eventBurst, eventRate   = 100, 0.5
+	statusBurst, statusRate = 50, 4
+)
+
+func (r *nodeVersions) init() {
+	if r.now == nil {
+		r.now = time.Now
+	}
+	if r.interval == 0 {
+		r.interval = fleetMoves
+	}
+	if r.at == nil {
+		r.at = func(string) {}
+	}
+	if r.regrouped == nil {
+		r.regrouped = func() {}
+	}
+	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
+	r.versions, r.told = map[string]string{}, map[string]string{}
+	r.telling, r.recording = rate.NewLimiter(statusRate, statusBurst), rate.NewLimiter(eventRate, eventBurst)
 }
 
 func (r *nodeVersions) setup(mgr manager.Manager) error {
@@ -39,8 +134,15 @@ func (r *nodeVersions) setup(mgr manager.Manager) error {
 		For(&v1alpha1.NodeVersion{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Node{}, it, builder.WithPredicates(nodeMatters())).
 		Watches(&v1alpha1.ScalingGroup{}, it).
-		Watches(&v1alpha1.PendingNode{}, it).
+		Watches(&v1alpha1.AutoscalingStrategy{}, it).
+		Watches(&v1alpha1.PendingNode{}, it, builder.WithPredicates(intentMatters())).
 		Watches(&v1alpha1.JoiningNode{}, it, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[ctrl.Request]) error {
+			r.queueMu.Lock()
+			defer r.queueMu.Unlock()
+			r.queue = q
+			return nil
+		})).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("add controller of NodeVersion: %w", err)
@@ -48,45 +150,292 @@ func (r *nodeVersions) setup(mgr manager.Manager) error {
 	return nil
 }
 
-// nodeMatters lets through what assess looks at; heartbeats are most of the rest.
+// wake lets the world be looked at again. It is safe for concurrent use.
+func (r *nodeVersions) wake() {
+	r.queueMu.Lock()
+	defer r.queueMu.Unlock()
+	if r.queue != nil {
+		r.queue.Add(named(v1alpha1.NodeVersionName))
+	}
+}
+
+// nodeMatters lets through what decide looks at; heartbeats are most of the rest.
 func nodeMatters() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		o, ok1 := e.ObjectOld.(*corev1.Node)
 		n, ok2 := e.ObjectNew.(*corev1.Node)
 		return ok1 && ok2 && (ready(o) != ready(n) || o.Spec.ProviderID != n.Spec.ProviderID || roleOf(o) != roleOf(n) ||
-			o.Status.NodeInfo.KubeletVersion != n.Status.NodeInfo.KubeletVersion || !maps.Equal(o.Annotations, n.Annotations))
+			o.Spec.Unschedulable != n.Spec.Unschedulable || o.Status.NodeInfo.KubeletVersion != n.Status.NodeInfo.KubeletVersion ||
+			!maps.Equal(o.Annotations, n.Annotations))
 	}}
 }
 
-// staleView is how long the cache is given to catch up.
-const staleView = 100 * time.Millisecond
+// intentMatters lets through what is not only told about an intent.
+func intentMatters() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() }}
+}
+
+func sortIntents(all []intent) {
+	slices.SortFunc(all, func(a, b intent) int { return strings.Compare(a.name, b.name) })
+}
 
 // Reconcile implements reconcile.Reconciler.
 func (r *nodeVersions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	if left := pace - r.now().Sub(r.last); left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
+	}
+	r.last = r.now()
 	var nv v1alpha1.NodeVersion
 	if err := r.client.Get(ctx, req.NamespacedName, &nv); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	w, err := r.observe(ctx)
-	if err != nil {
-		return ctrl.Result{}, fmt.Errorf("observe cluster: %w", err)
+	again, err := r.reconcile(ctx, &nv)
+	if err != nil && ctx.Err() == nil {
+		// The framework's pauses grow to a quarter of an hour, which is too long for
+		// those who wait for an API server that was away for a minute.
+		r.once("reconcile", err.Error(), func() { r.log.Warn("cluster not observed", "err", err) })
+		return ctrl.Result{RequeueAfter: offline}, nil
 	}
-	changed := nv.DeepCopy()
-	changed.Status = assess(nv.Spec, nv.Generation, nv.Status, w, time.Now())
-	r.gauges.set(changed.Status)
-	if equality.Semantic.DeepEqual(changed.Status, nv.Status) {
-		return ctrl.Result{}, nil
+	r.quiet("reconcile")
+	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// reconcile does one round, and returns when the next is due at the latest.
+func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) (time.Duration, error) {
+	current, err := r.current(ctx, nv)
+	if err != nil {
+		return 0, fmt.Errorf("reach API server: %w", err)
+	}
+	o, err := r.observe(ctx, nv)
+	if err != nil {
+		return 0, fmt.Errorf("observe cluster: %w", err)
+	}
+	d := plan(o.version.Spec, o.world, everyRule)
+	r.able(d)
+	status := d.status()
+	_, _, age := r.fleet.view()
+	moving := r.renew(o, d.actions, age)
+	switch {
+	case !current:
+		status.Waiting = d.since(wait{reason: "ClusterStale", message: "the view of the cluster is too old to act on; it is renewed"})
+		d.actions = nil
+	case len(d.actions) > 0 && age > tooOld:
+		status.Waiting = d.since(wait{reason: "CloudUnavailable", message: limited("the cloud has not listed its machines for a minute; "+r.efforts.trouble(listing), 200)})
+		d.actions = nil
+	case r.host != nil && !r.runKnown():
+		d.actions = nil // what an agent may be doing counts
+	}
+	published := r.act(ctx, o, d.actions)
+	if published != nil {
+		status.JoinComponents = *published
+	}
+	r.tellPending(ctx, o)
+	r.tellDrains(o)
+	again, err := r.report(ctx, o, status, published != nil)
+	if err != nil {
+		return 0, err
+	}
+	r.gauges.set(status)
+	r.gauges.observe(o.world)
+	r.gauges.reconciled(r.now())
+	next := resting
+	if moving || len(d.actions) > 0 || len(o.intents) > 0 {
+		next = restless
+	}
+	if age > tooOld {
+		next = min(next, r.interval)
+	}
+	for _, w := range d.waits {
+		if left := w.next.Sub(r.now()); !w.next.IsZero() && left > 0 {
+			next = min(next, left+10*time.Millisecond)
+		}
+	}
+	if moving {
+		next = min(next, r.interval)
+	}
+	next = min(next, r.efforts.due(r.now()))
+	if again > 0 {
+		next = min(next, again)
+	}
+	return max(next, pace), nil
+}
+
+// able takes out of a decision what cannot be done from here, and says so.
+func (r *nodeVersions) able(d *decision) {
+	d.actions = slices.DeleteFunc(d.actions, func(a action) bool {
+		if a.kind != startUpgrade || r.host != nil && a.node == r.nodeName {
+			return false
+		}
+		d.wait("NoAgent", fmt.Sprintf("Kubernetes is upgraded by the agent of %s, and this operator has no connection to it", a.node), ref(a.node), time.Time{})
+		return true
+	})
+}
+
+// since is a wait of the status that has lasted since the same one was told.
+func (d *decision) since(w wait) *v1alpha1.Waiting {
+	d.waits, d.actions = []wait{w}, nil
+	return d.waiting()
+}
+
+// current asks the API server past the cache now and then, and reports whether the
+// cache may be acted on. It fails if the API server does not answer for too long.
+func (r *nodeVersions) current(ctx context.Context, nv *v1alpha1.NodeVersion) (bool, error) {
+	now := r.now()
+	if now.Sub(r.heard) > askAgain || !r.behind.IsZero() {
+		try, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		var is v1alpha1.NodeVersion
+		if err := r.live.Get(try, client.ObjectKeyFromObject(nv), &is); err != nil {
+			if now.Sub(r.heard) > tooOld {
+				return false, err
+			}
+			return true, nil
+		}
+		r.heard = now
+		switch {
+		case !newer(&is, nv):
+			r.behind = time.Time{}
+		case r.behind.IsZero():
+			r.behind = now
+		}
+	}
+	return r.behind.IsZero() || now.Sub(r.behind) < tooOld, nil
+}
+
+// Keys of efforts that are not actions.
+const (
+	listing   = "list machines"
+	asking    = "list etcd members"
+	recalling = "read the agent's run"
+)
+
+// renew lets what is known of the cloud and of the host be asked for anew, as often as
+// it matters, and reports whether something is moving there.
+func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) bool {
+	moving, due := false, resting*3
+	for i := range o.instances {
+		if s := o.instances[i].state; s == "Creating" || s == "Terminating" || s == "Unknown" {
+			moving = true
+		}
+	}
+	x := newLookup(&o.world)
+	for i := range o.world.intents {
+		in := &o.world.intents[i]
+		m := x.instances[in.machine]
+		if in.machine == "" {
+			m = x.tokens[in.token]
+		}
+		moving = moving || m == nil || in.goal == v1alpha1.JoinGoal && x.machineOf[m.id] == nil || in.goal == v1alpha1.LeaveGoal && !gone(m) && m.state != "Ready"
+	}
+	controlPlanes := false
+	for i := range o.world.nodes {
+		n := &o.world.nodes[i]
+		if n.providerID != "" && x.instances[n.providerID] == nil {
+			due = min(due, r.interval)
+		}
+		if !n.ready {
+			due = min(due, fleetSick)
+		}
+		controlPlanes = controlPlanes || n.role == v1alpha1.ControlPlaneRole && n.cordon != uncordoned
+	}
+	for i := range o.world.intents {
+		if g := o.group(o.world.intents[i].group); g != nil && g.role == v1alpha1.ControlPlaneRole {
+			controlPlanes = true
+		}
+	}
+	if len(actions) > 0 {
+		due = min(due, tooOld/2)
+	}
+	if moving {
+		due = min(due, r.interval)
+	}
+	if r.efforts.outdated(listing) {
+		due = min(due, fleetLeast)
+	}
+	if age >= due {
+		about := o.about()
+		r.try(listing, func(ctx context.Context) error { return r.fleet.refresh(ctx, about) })
+	}
+	if r.host == nil {
+		return moving
+	}
+	fresh := staleMembers / 2
+	if controlPlanes {
+		fresh = freshMembers
+	}
+	if !r.hostView.fresh(r.now(), fresh) {
+		r.try(asking, func(ctx context.Context) error {
+			asked := r.now()
+			m, err := r.host.Members(ctx)
+			if err == nil {
+				r.hostView.setMembers(m, asked)
+			}
+			return err
+		})
+	}
+	if !r.runKnown() {
+		r.try(recalling, func(ctx context.Context) error {
+			run, err := r.host.Run(ctx)
+			if err == nil {
+				r.hostView.setRun(run)
+			}
+			return err
+		})
+	}
+	return moving || controlPlanes
+}
+
+func (o *observed) group(id string) *group {
+	for i := range o.world.groups {
+		if strings.EqualFold(o.world.groups[i].id, id) {
+			return &o.world.groups[i]
+		}
+	}
+	return nil
+}
+
+func (r *nodeVersions) runKnown() bool {
+	_, known := r.hostView.run()
+	return known
+}
+
+// report writes the status if it has changed: at once what others wait for, and what
+// only counts on once a second. It returns when the rest is due.
+func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.NodeVersionStatus, publish bool) (time.Duration, error) {
+	before := o.version
+	if equality.Semantic.DeepEqual(status, before.Status) {
+		return 0, nil
+	}
+	urgent := publish || status.ObservedGeneration != before.Status.ObservedGeneration || len(status.Conditions) != len(before.Status.Conditions)
+	for i := range status.Conditions {
+		if !urgent {
+			urgent = status.Conditions[i].Status != before.Status.Conditions[i].Status
+		}
+	}
+	if left := statusPace - r.now().Sub(r.reported); !urgent && left > 0 {
+		return left, nil
+	}
+	changed := before.DeepCopy()
+	changed.Status = status
+	if publish {
+		r.point("before", publishComponents)
 	}
 	// What joining machines get must not be overwritten from a stale view.
-	err = r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(&nv, client.MergeFromWithOptimisticLock{}))
+	err := r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(before.DeepCopy(), client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: staleView}, nil // the cache is behind our own last write
+		r.view.forget(kindVersion, before.Name)
+		return staleView, nil // the cache is behind somebody's write
 	}
 	if err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(fmt.Errorf("report on NodeVersion: %w", err))
+		return 0, client.IgnoreNotFound(fmt.Errorf("report on NodeVersion: %w", err))
 	}
-	r.tell(&nv, changed)
-	return ctrl.Result{}, nil
+	if publish {
+		r.point("after", publishComponents)
+	}
+	r.reported, r.heard = r.now(), r.now()
+	r.view.wrote(kindVersion, changed.DeepCopy())
+	r.tell(before, changed)
+	return 0, nil
 }
 
 // tell logs and records what has changed for people.
@@ -95,59 +444,127 @@ func (r *nodeVersions) tell(before, after *v1alpha1.NodeVersion) {
 		r.log.Info("components of joining machines published", "control_plane", j.ControlPlane, "worker", j.Worker)
 	}
 	was, is := readyCondition(before.Status), readyCondition(after.Status)
+	if w, b := after.Status.Waiting, before.Status.Waiting; w != nil && (b == nil || b.Reason != w.Reason || b.Message != w.Message) {
+		r.log.Info("rollout waits", "reason", w.Reason, "message", w.Message)
+	}
 	if was.Reason == is.Reason {
 		return
 	}
 	n := after.Status.Nodes
 	r.log.Info("node versions assessed", "reason", is.Reason, "nodes", n.Total, "up_to_date", n.UpToDate, "outdated", n.Outdated, "pending", n.Pending)
 	kind := corev1.EventTypeNormal
-	if is.Status != metav1.ConditionTrue && is.Reason != reasonJoining {
+	if stalled := conditionOf(after.Status, v1alpha1.ConditionStalled); stalled.Status == metav1.ConditionTrue {
 		kind = corev1.EventTypeWarning
 	}
-	r.events.Eventf(after, nil, kind, is.Reason, "Assess", "%s", is.Message)
+	r.event(after, kind, is.Reason, "Assess", is.Message)
+}
+
+// event records one, unless there were too many lately.
+func (r *nodeVersions) event(about client.Object, kind, reason, action, note string) {
+	if r.recording.AllowN(r.now(), 1) {
+		r.events.Eventf(about, nil, kind, reason, action, "%s", note)
+	}
 }
 
 func readyCondition(s v1alpha1.NodeVersionStatus) metav1.Condition {
+	return conditionOf(s, v1alpha1.ConditionReady)
+}
+
+func conditionOf(s v1alpha1.NodeVersionStatus, kind string) metav1.Condition {
 	for _, c := range s.Conditions {
-		if c.Type == v1alpha1.ConditionReady {
+		if c.Type == kind {
 			return c
 		}
 	}
 	return metav1.Condition{}
 }
 
-func (r *nodeVersions) observe(ctx context.Context) (world, error) {
-	var (
-		w       world
-		nodes   corev1.NodeList
-		groups  v1alpha1.ScalingGroupList
-		pending v1alpha1.PendingNodeList
-		joining v1alpha1.JoiningNodeList
-	)
-	for _, l := range []client.ObjectList{&nodes, &groups, &pending, &joining} {
-		if err := r.client.List(ctx, l); err != nil {
-			return w, err
+// tellPending writes what the cloud says about pending machines into their objects,
+// once per change, and later if there is much to tell.
+func (r *nodeVersions) tellPending(ctx context.Context, o *observed) {
+	x := newLookup(&o.world)
+	all := slices.Clone(o.world.intents)
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	for _, in := range all {
+		p := o.pending[in.name]
+		if p == nil {
+			continue
+		}
+		if cur := r.view.current(kindPending, in.name); cur != nil {
+			var ok bool
+			if p, ok = cur.(*v1alpha1.PendingNode); !ok || p == nil { // changed or deleted in this round
+				continue
+			}
+		}
+		in = intentOf(p)
+		status := pendingStatus(in, x, p.Status)
+		if equality.Semantic.DeepEqual(status, p.Status) || in.goal == v1alpha1.LeaveGoal && status.ReachedGoal {
+			continue // what has reached its end is about to be removed
+		}
+		if !r.telling.AllowN(r.now(), 1) {
+			return
+		}
+		changed := p.DeepCopy()
+		changed.Status = status
+		err := r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(p.DeepCopy(), client.MergeFromWithOptimisticLock{}))
+		if err == nil {
+			r.view.wrote(kindPending, changed)
+		} else if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+			r.once("status of "+in.name, err.Error(), func() { r.log.Warn("pending node not reported", "pending_node", in.name, "err", err) })
 		}
 	}
-	for i := range nodes.Items {
-		n := &nodes.Items[i]
-		w.nodes = append(w.nodes, node{
-			name: n.Name, role: roleOf(n), ready: ready(n), providerID: n.Spec.ProviderID, kubelet: n.Status.NodeInfo.KubeletVersion,
-			image: n.Annotations[v1alpha1.AnnotationImage], components: n.Annotations[v1alpha1.AnnotationComponents],
-			group: n.Annotations[v1alpha1.AnnotationGroup], donor: n.Annotations[v1alpha1.AnnotationDonor],
-			heir: n.Annotations[v1alpha1.AnnotationHeir], obsolete: n.Annotations[v1alpha1.AnnotationObsolete] == "true",
-		})
+}
+
+// tellDrains records what has become of drains.
+func (r *nodeVersions) tellDrains(o *observed) {
+	for i := range o.world.nodes {
+		n := &o.world.nodes[i]
+		key := "drain " + n.name
+		if n.cordon == uncordoned {
+			delete(r.told, key)
+			continue
+		}
+		switch obj := o.nodes[n.name]; {
+		case n.drained:
+			r.once(key, "drained", func() {
+				r.log.Info("node drained", "node", n.name)
+				r.event(obj, corev1.EventTypeNormal, "Drained", "Drain", "nothing is left to evict")
+			})
+		case n.blocker != "":
+			r.once(key, n.blocker, func() {
+				r.log.Warn("drain blocked", "node", n.name, "blocker", n.blocker)
+				r.event(obj, corev1.EventTypeWarning, "DrainBlocked", "Drain", limited(n.blocker, 500))
+			})
+		}
 	}
-	for i := range groups.Items {
-		g := &groups.Items[i]
-		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference})
+}
+
+// once calls tell if text is not what was told last about key.
+func (r *nodeVersions) once(key, text string, tell func()) {
+	if r.told[key] != text {
+		r.told[key] = text
+		tell()
 	}
-	for i := range pending.Items {
-		p := &pending.Items[i]
-		w.pending = append(w.pending, pendingMachine{kind: "PendingNode", name: p.Name, node: p.Spec.NodeName, ready: p.Spec.Goal == v1alpha1.JoinGoal && p.Status.CSPState == "Ready"})
+}
+
+func (r *nodeVersions) quiet(key string) { delete(r.told, key) }
+
+// components is what a ConfigMap of components holds.
+type components struct {
+	version string
+	list    component.List
+}
+
+// readComponents reads a components ConfigMap. The error of one that does not exist
+// satisfies IsNotFound.
+func (r *nodeVersions) readComponents(ctx context.Context, name string) (components, error) {
+	var m corev1.ConfigMap
+	if err := r.live.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: name}, &m); err != nil {
+		return components{}, fmt.Errorf("read ConfigMap %s: %w", name, err)
 	}
-	for i := range joining.Items {
-		w.pending = append(w.pending, pendingMachine{kind: "JoiningNode", name: joining.Items[i].Name, node: joining.Items[i].Spec.Name})
+	c := components{version: m.Data["cluster-version"]}
+	if err := json.Unmarshal([]byte(m.Data["components"]), &c.list); err != nil {
+		return components{}, fmt.Errorf("read ConfigMap %s: %w", name, err)
 	}
-	return w, nil
+	return c, nil
 }

@@ -1,21 +1,25 @@
-// Package operator keeps a cluster's nodes accounted for: it finds the scaling
-// groups of the cloud, notes on every Node what it was made from, and says in
-// NodeVersion how many nodes are at the target.
+// Package operator brings a cluster's nodes to their target. It finds the scaling
+// groups of the cloud, notes on every Node what it was made from, replaces machines
+// that differ from the target, one safe step at a time, lets the agent upgrade
+// Kubernetes, and says in NodeVersion how far all that is and what it waits for.
 //
-// Policy is in pure functions of what was observed (assess); effects live beside
-// them and are idempotent. A leader election makes one replica act; two that act for
-// a while do no harm, because every write is conditional on what it was decided
-// from.
+// One round is: observe, decide, act, report. What was observed is a plain value
+// (world); it may be old or incomplete. All policy is in one pure function of it,
+// decide: the target and the world go in, actions that are safe in any order come out,
+// each on a condition that it names (actionKind). Its conditions have names (rule),
+// and an explorer runs it through all states of small worlds and shows that each is
+// needed; ARCHITECTURE.md says how to change one. Whoever acts (act.go) makes every
+// effect conditional on what it was decided from, so rounds may be repeated, may stop
+// anywhere, and may be done by two leaders at a time.
 //
-// How nodes are brought to the target is decided in one more pure function, decide:
-// the target and what was observed (world) go in, actions that are safe in any order
-// come out, each on a condition that it names (actionKind). Its conditions have names
-// (rule), and an explorer runs it through all states of small worlds and shows that
-// each is needed; ARCHITECTURE.md says how to change one. Nothing acts on it yet.
+// Nothing is kept but in the cluster: intents are PendingNodes, written before the
+// cloud is asked for anything, and marks are annotations of Nodes. What the operator
+// itself remembers (fleet, view, hostView, efforts) only saves it from asking again
+// or too often; a new process starts without it.
 //
-// This release reports outdated nodes and replaces none; it says so in NodeVersion's
-// conditions. It never deletes a Node or a machine, and never removes a ScalingGroup:
-// a cloud's list may be partial, and the object carries what its owner set.
+// No machine is deleted unless a PendingNode is bound to it, and no ScalingGroup is
+// ever removed: a cloud's list may be partial, and the object carries what its owner
+// set.
 package operator
 
 import (
@@ -24,15 +28,18 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -111,26 +118,37 @@ type Config struct {
 	// Namespace holds the leader's Lease.
 	Namespace string
 	Cloud     machines
-	// Host is this machine's agent; nil: none can be asked, and then no control plane is
-	// replaced and Kubernetes is not upgraded. Node is the name of this machine's Node
-	// and Pod that of the operator's pod; both are empty outside of the cluster.
-	Host      host
+	// Agent is the path of the socket of this machine's agent. Empty: there is none, and
+	// then no control plane is replaced and Kubernetes is not upgraded. Host, if not nil,
+	// is asked instead.
+	Agent string
+	Host  host
+	// Node is the name of this machine's Node and Pod that of the operator's pod; both
+	// are empty outside of the cluster.
 	Node, Pod string
 	// MetricsAddress and HealthAddress are host:port of plain HTTP; empty serves none.
 	MetricsAddress, HealthAddress string
 	// DiscoveryInterval is how often the cloud is asked for its groups, besides when
 	// nodes come and go. Zero means 15 minutes.
 	DiscoveryInterval time.Duration
+	// CloudInterval is how often machines are listed while some come or go. Zero means
+	// 2 seconds.
+	CloudInterval time.Duration
 	// NoElection acts without being elected, for development.
 	NoElection bool
 	Log        *slog.Logger
+
+	// For tests. at is told before and after each effect; leave takes the place of what
+	// makes another replica the leader.
+	at    func(point string)
+	leave func(context.Context) error
 }
 
 const (
 	defaultDiscovery = 15 * time.Minute
 
 	// The API server sheds load by itself; these only keep a bug from becoming a flood.
-	clientQPS, clientBurst = 100, 200
+	clientQPS, clientBurst = 500, 1000
 
 	// A leader that hangs is replaced after leaseDuration, one that stops at once.
 	leaseDuration = 15 * time.Second
@@ -143,6 +161,9 @@ const (
 func Run(ctx context.Context, c Config) error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.at == nil {
+		c.at = crashAt
 	}
 	if c.DiscoveryInterval == 0 {
 		c.DiscoveryInterval = defaultDiscovery
@@ -175,6 +196,8 @@ func Run(ctx context.Context, c Config) error {
 				&v1alpha1.NodeVersion{}: {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.NodeVersionName)},
 			},
 		},
+		// These are read by name and now and then; nobody may list them.
+		Client:         client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &appsv1.Deployment{}}}},
 		LeaderElection: !c.NoElection, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
 		LeaderElectionReleaseOnCancel: true,
 		LeaseDuration:                 ptr(leaseDuration), RenewDeadline: ptr(renewDeadline), RetryPeriod: ptr(retryPeriod),
@@ -194,12 +217,43 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	c.Cloud = countedCloud{c.Cloud, counters}
+	core, err := kubernetes.NewForConfig(access)
+	if err != nil {
+		return fmt.Errorf("connect to API server: %w", err)
+	}
+	if c.Host == nil && c.Agent != "" {
+		h, err := newHost(c.Agent, c.Node)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = h.Close() }()
+		h.log = c.Log
+		c.Host = h
+	}
+	if c.leave == nil {
+		c.leave = func(ctx context.Context) error { return evictSelf(ctx, core, c.Namespace, c.Pod) }
+	}
+	// What was begun as leader ends before Run returns.
+	lead, resign := context.WithCancel(ctx)
+	var begun sync.WaitGroup
+	defer begun.Wait()
+	defer resign()
+	fleet := newFleet(countedCloud{c.Cloud, counters}, time.Now)
 	events := mgr.GetEventRecorder("constellation-operator")
+	groups := &groups{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, interval: c.DiscoveryInterval}
+	versions := &nodeVersions{
+		client: mgr.GetClient(), live: mgr.GetAPIReader(), fleet: fleet, host: c.Host, scaling: strategy{mgr.GetClient()},
+		events: events, gauges: gauges, counters: counters, log: c.Log, nodeName: c.Node, interval: c.CloudInterval, regrouped: groups.wake, at: c.at,
+		leave: c.leave,
+		spawn: func(do func(context.Context)) { begun.Go(func() { do(lead) }) },
+	}
+	drainer := newDrainer(core, versions.wake, c.Log)
+	defer drainer.close()
+	versions.drains = drainer
+	versions.init()
 	for _, add := range []func(manager.Manager) error{
-		(&joiningNodes{client: mgr.GetClient(), cloud: c.Cloud, events: events, log: c.Log}).setup,
-		(&groups{client: mgr.GetClient(), cloud: c.Cloud, events: events, log: c.Log, interval: c.DiscoveryInterval}).setup,
-		(&nodeVersions{client: mgr.GetClient(), events: events, gauges: gauges, log: c.Log}).setup,
+		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log}).setup,
+		groups.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
 		readiness,
 	} {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
@@ -37,6 +39,18 @@ type groups struct {
 	events   events.EventRecorder
 	log      *slog.Logger
 	interval time.Duration
+
+	mu    sync.Mutex
+	queue workqueue.TypedRateLimitingInterface[ctrl.Request]
+}
+
+// wake lets the cloud be asked again. It is safe for concurrent use.
+func (r *groups) wake() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.queue != nil {
+		r.queue.Add(named(allGroups))
+	}
 }
 
 // allGroups is the only request of the controller.
@@ -59,6 +73,12 @@ func (r *groups) setup(mgr manager.Manager) error {
 				later(q)
 			},
 		}).
+		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[ctrl.Request]) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.queue = q
+			return nil
+		})).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("add controller of ScalingGroup: %w", err)

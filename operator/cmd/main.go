@@ -1,4 +1,4 @@
-// Command operator keeps a cluster's nodes accounted for; see package operator. It
+// Command operator brings a cluster's nodes to their target; see package operator. It
 // runs as a Deployment on control planes and, with --kubeconfig, outside the cluster
 // for development.
 package main
@@ -46,6 +46,9 @@ func run(ctx context.Context, args []string) error {
 		health     = f.String("health", "127.0.0.1:9093", "`address` for /healthz and /readyz; empty serves none")
 		interval   = f.Duration("discovery-interval", 15*time.Minute, "how often the cloud is asked for scaling groups")
 		election   = f.Bool("leader-elect", true, "act only when elected")
+		agent      = f.String("agent", "", "`socket` of this machine's agent; empty: no control plane is replaced")
+		node       = f.String("node", os.Getenv("NODE_NAME"), "`name` of this machine's Node; empty outside of the cluster")
+		pod        = f.String("pod", os.Getenv("POD_NAME"), "`name` of the operator's pod; empty outside of the cluster")
 		kubeconfig = f.String("kubeconfig", "", "`file` to reach the cluster with, for development; empty inside a pod")
 		level      slog.LevelVar
 	)
@@ -56,6 +59,8 @@ func run(ctx context.Context, args []string) error {
 	switch {
 	case f.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
+	case *agent != "" && *node == "":
+		return errors.New("--agent needs --node: an agent speaks for one node")
 	case *role != "operator":
 		return fmt.Errorf("role %q is not known: use operator", *role)
 	case *provider != "sandbox":
@@ -71,7 +76,8 @@ func run(ctx context.Context, args []string) error {
 	log.Info("starting", "release", version.Release, "provider", *provider, "role", *role)
 	return operator.Run(ctx, operator.Config{
 		Cluster: cluster, Namespace: *namespace,
-		Cloud:          operator.NewSandboxCloud(local.NewMetadata(*metadata), *address),
+		Cloud: operator.NewSandboxCloud(local.NewMetadata(*metadata), *address),
+		Agent: *agent, Node: *node, Pod: *pod,
 		MetricsAddress: *metrics, HealthAddress: *health,
 		DiscoveryInterval: *interval, NoElection: !*election, Log: log,
 	})

@@ -1,0 +1,671 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/engine/cloud"
+	"constellation/operator/api/v1alpha1"
+)
+
+// writers is how many writes to the API server are made at a time.
+const writers = 16
+
+// act does what was decided. What the API server does is done when it returns, as far
+// as it succeeded; what the cloud, the host or a drain does goes on beside it. What
+// fails is decided again in the next round, and tried again after a pause that grows.
+// It returns what joining machines shall get, if that is to change.
+func (r *nodeVersions) act(ctx context.Context, o *observed, actions []action) *v1alpha1.JoinComponents {
+	var (
+		publish  *v1alpha1.JoinComponents
+		creates  = map[string][]string{} // tokens by group
+		deletes  []string
+		writes   errgroup.Group
+		draining = map[string]bool{}
+	)
+	writes.SetLimit(writers)
+	wrote := newCounter()
+	for _, a := range actions {
+		switch a.kind {
+		case publishComponents:
+			join := a.join
+			publish = &join
+		case createInstance:
+			if p := o.pending[a.intent.name]; p != nil && p.Spec.Goal == v1alpha1.JoinGoal && p.Spec.Token == a.intent.token {
+				creates[p.Spec.GroupID] = append(creates[p.Spec.GroupID], a.intent.token)
+			}
+		case deleteInstance:
+			if o.bound(a.machine) { // no machine is deleted that nothing is written about
+				deletes = append(deletes, a.machine)
+			}
+		case drainNode:
+			draining[a.node] = true
+		case setGroupImage:
+			r.effort(a, "image of "+a.group, func(ctx context.Context) error {
+				err := r.fleet.SetGroupImage(ctx, a.group, a.image)
+				r.regrouped()
+				return err
+			})
+		case yieldLease:
+			r.effort(a, "leave", r.leave)
+		case moveLeader, removeMember:
+			r.member(a)
+		case startUpgrade:
+			r.follow(a.version, a.components)
+		default:
+			if a.kind == bindIntent && r.host != nil && o.controlPlane(a.intent.node) && !r.hostView.fresh(r.now(), actMembers) {
+				continue
+			}
+			key := a.String()
+			if !r.efforts.begin(key) {
+				continue
+			}
+			writes.Go(func() error {
+				r.point("before", a.kind)
+				did, err := r.write(ctx, o, a)
+				r.counters.action(a.kind, err)
+				if err == nil {
+					r.point("after", a.kind)
+				}
+				if r.efforts.end(key, 0, err) && ctx.Err() == nil {
+					r.log.Warn("not done, tried again", "action", a.String(), "err", err)
+				}
+				if did && err == nil {
+					wrote.add()
+					r.did(o, a)
+				}
+				return nil
+			})
+		}
+	}
+	_ = writes.Wait() // errors were dealt with one by one
+	for group, tokens := range creates {
+		r.create(group, tokens)
+	}
+	r.remove(deletes)
+	r.drain(o, draining)
+	if run, known := r.hostView.run(); known && r.host != nil && run.active() && run.components != "" {
+		r.follow(run.version, run.components) // begun before we were
+	}
+	if wrote.n() > 0 {
+		r.heard = r.now()
+		r.wake()
+	}
+	return publish
+}
+
+// actMembers is how old the members may be when one of them is to go.
+const actMembers = 5 * time.Second
+
+func (r *nodeVersions) point(when string, kind actionKind) { r.at(when + ":" + actionNames[kind]) }
+
+// bound reports whether a PendingNode says that the machine goes.
+func (o *observed) bound(machine string) bool {
+	for _, p := range o.pending {
+		if p.Spec.Goal == v1alpha1.LeaveGoal && p.Spec.ProviderID == machine && machine != "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *observed) controlPlane(name string) bool {
+	n := o.nodes[name]
+	return n != nil && roleOf(n) == v1alpha1.ControlPlaneRole
+}
+
+// write does an action that the API server does. did is false if it was not needed.
+func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bool, err error) {
+	switch a.kind {
+	case pauseAutoscaler:
+		return true, r.scaling.pause(ctx)
+	case resumeAutoscaler:
+		return true, r.scaling.resume(ctx)
+	case recordIntent:
+		p := a.intent.pendingNode()
+		err := r.client.Create(ctx, p)
+		if apierrors.IsAlreadyExists(err) {
+			return false, nil
+		}
+		if err == nil {
+			r.view.wrote(kindPending, p)
+		}
+		return true, err
+	case bindIntent:
+		return r.patchPending(ctx, o.pending[a.intent.name], func(p *v1alpha1.PendingNode) bool { return a.intent.bind(p, r.now()) })
+	case clearIntent:
+		p := o.pending[a.intent.name]
+		if p == nil || p.Spec.Goal != a.intent.goal || p.Spec.Token != a.intent.token {
+			return false, nil
+		}
+		err := r.client.Delete(ctx, p.DeepCopy(), client.Preconditions{UID: &p.UID, ResourceVersion: &p.ResourceVersion})
+		if client.IgnoreNotFound(err) == nil {
+			r.view.deleted(kindPending, p.Name, p.UID)
+		}
+		return err == nil, client.IgnoreNotFound(err)
+	case adoptHeir:
+		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+			if d := n.Annotations[v1alpha1.AnnotationDonor]; d != "" && d != a.donor {
+				return false
+			}
+			if donor := o.nodes[a.donor]; donor != nil {
+				inherit(n, donor)
+			}
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationDonor, a.donor)
+			return true
+		})
+	case cordonNode:
+		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+			if !n.Spec.Unschedulable {
+				n.Spec.Unschedulable = true
+				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationCordoned, r.now().UTC().Format(time.RFC3339))
+			}
+			if a.heir != "" {
+				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationHeir, a.heir)
+			}
+			return true
+		})
+	case releaseNode:
+		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+			delete(n.Annotations, v1alpha1.AnnotationHeir)
+			if _, ours := n.Annotations[v1alpha1.AnnotationCordoned]; ours && a.uncordon {
+				delete(n.Annotations, v1alpha1.AnnotationCordoned)
+				n.Spec.Unschedulable = false
+			}
+			return true
+		})
+	case postponeNode:
+		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationPostponed, a.until.UTC().Format(time.RFC3339))
+			return true
+		})
+	case deleteNode:
+		n := o.nodes[a.node]
+		if n == nil || n.Spec.ProviderID != a.machine {
+			return false, nil
+		}
+		err := r.client.Delete(ctx, n.DeepCopy(), client.Preconditions{UID: &n.UID})
+		if client.IgnoreNotFound(err) == nil {
+			r.view.deleted(kindNode, n.Name, n.UID)
+		}
+		return err == nil, client.IgnoreNotFound(err)
+	}
+	return false, fmt.Errorf("do %q: nobody knows how", actionNames[a.kind])
+}
+
+// patchNode changes a Node as it was seen; if it has changed since, nothing happens
+// and the error is a conflict.
+func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change func(*corev1.Node) bool) (did bool, err error) {
+	if n == nil {
+		return false, nil
+	}
+	before, after := n.DeepCopy(), n.DeepCopy()
+	if !change(after) {
+		return false, nil
+	}
+	err = r.client.Patch(ctx, after, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	if err == nil {
+		r.view.wrote(kindNode, after)
+		return true, nil
+	}
+	if apierrors.IsConflict(err) {
+		r.view.forget(kindNode, n.Name)
+	}
+	return false, client.IgnoreNotFound(err)
+}
+
+// patchPending changes a PendingNode as it was seen.
+func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode, change func(*v1alpha1.PendingNode) bool) (did bool, err error) {
+	if p == nil {
+		return false, nil
+	}
+	before, after := p.DeepCopy(), p.DeepCopy()
+	if !change(after) {
+		return false, nil
+	}
+	err = r.client.Patch(ctx, after, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	if err == nil {
+		r.view.wrote(kindPending, after)
+		return true, nil
+	}
+	if apierrors.IsConflict(err) {
+		r.view.forget(kindPending, p.Name)
+	}
+	return false, client.IgnoreNotFound(err)
+}
+
+// did tells what was done.
+func (r *nodeVersions) did(o *observed, a action) {
+	args := []any{"action", actionNames[a.kind]}
+	for _, f := range []struct{ key, value string }{
+		{"node", a.node}, {"heir", a.heir}, {"donor", a.donor}, {"machine", a.machine}, {"group", a.group},
+		{"image", a.image}, {"pending_node", a.intent.name}, {"replaces", a.intent.donor}, {"leaves", a.intent.machine},
+	} {
+		if f.value != "" {
+			args = append(args, f.key, f.value)
+		}
+	}
+	r.log.Info("rollout", args...)
+	normal := corev1.EventTypeNormal
+	switch n := o.nodes[a.node]; a.kind {
+	case recordIntent:
+		if donor := o.nodes[a.intent.donor]; donor != nil {
+			r.event(donor, normal, "ReplacementBegins", "Replace", "a machine of the target's image is asked for, as "+a.intent.name)
+		}
+	case adoptHeir:
+		r.event(n, normal, "Replaces", "Replace", "this node takes the place of "+a.donor)
+	case cordonNode:
+		if a.heir != "" {
+			r.event(n, normal, "Cordoned", "Cordon", "this node is emptied; its pods go to others, and "+a.heir+" takes its place")
+		}
+	case releaseNode:
+		if a.uncordon {
+			r.event(n, normal, "Uncordoned", "Cordon", "this node stays")
+		}
+	case postponeNode:
+		r.event(n, corev1.EventTypeWarning, "Postponed", "Replace", "the replacement of this node is tried again after "+a.until.UTC().Format(time.RFC3339))
+	case bindIntent:
+		if p := o.pending[a.intent.name]; p != nil {
+			r.event(p, normal, "Leaves", "Bind", "the machine of "+a.intent.node+" goes")
+		}
+	case deleteNode:
+		if n != nil {
+			r.event(n, normal, "Deleted", "Delete", "its machine "+a.machine+" goes or is gone")
+		}
+	}
+}
+
+// effort does beside the rounds what may take its time.
+func (r *nodeVersions) effort(a action, key string, do func(context.Context) error) {
+	r.try(key, func(ctx context.Context) error {
+		r.point("before", a.kind)
+		err := do(ctx)
+		r.counters.action(a.kind, err)
+		if err == nil {
+			r.point("after", a.kind)
+			r.log.Info("rollout", "action", a.String())
+		}
+		return err
+	})
+}
+
+// member changes the members of etcd, one thing at a time, and never from an old view.
+func (r *nodeVersions) member(a action) {
+	if r.host == nil || !r.hostView.fresh(r.now(), actMembers) {
+		return
+	}
+	r.effort(a, "etcd", func(ctx context.Context) error {
+		defer r.hostView.outdate()
+		if a.kind == moveLeader {
+			return r.host.MoveLeader(ctx, a.node, a.heir)
+		}
+		return r.host.RemoveMember(ctx, a.node, a.voters)
+	})
+}
+
+// create asks the cloud for the machines of a group in one request.
+func (r *nodeVersions) create(group string, tokens []string) {
+	key := "create in " + group
+	r.try(key, func(ctx context.Context) error {
+		tokens := r.efforts.some(key, tokens)
+		r.point("before", createInstance)
+		_, err := r.fleet.CreateInstances(ctx, group, tokens)
+		r.counters.action(createInstance, err)
+		if err == nil {
+			r.point("after", createInstance)
+			r.log.Info("rollout", "action", actionNames[createInstance], "group", group, "machines", len(tokens))
+		}
+		return err
+	})
+}
+
+// remove asks the cloud to delete machines in one request, and then what it says of them.
+func (r *nodeVersions) remove(ids []string) {
+	if len(ids) == 0 {
+		return
+	}
+	const key = "delete machines"
+	r.try(key, func(ctx context.Context) error {
+		ids := r.efforts.some(key, ids)
+		r.point("before", deleteInstance)
+		err := r.fleet.DeleteInstances(ctx, ids)
+		r.counters.action(deleteInstance, err)
+		if err == nil {
+			r.point("after", deleteInstance)
+			r.log.Info("rollout", "action", actionNames[deleteInstance], "machines", len(ids), "first", ids[0])
+		}
+		r.efforts.outdate(listing)
+		return err
+	})
+}
+
+// drain goes on with what is to be emptied, and ends the rest. What is empty is kept
+// in mind as long as it takes no new pods.
+func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
+	keep := map[string]bool{}
+	for i := range o.world.nodes {
+		if n := &o.world.nodes[i]; n.cordon != uncordoned && n.drained {
+			keep[n.name] = true
+		}
+	}
+	for name := range nodes {
+		keep[name] = true
+	}
+	r.drains.keep(keep)
+	for name := range nodes {
+		r.point("before", drainNode)
+		r.drains.drain(name)
+		r.point("after", drainNode)
+	}
+}
+
+// follow lets the host's agent upgrade Kubernetes, or attaches to its run, and follows
+// it to its end.
+func (r *nodeVersions) follow(version, reference string) {
+	r.try("upgrade", func(ctx context.Context) error {
+		last, err := r.host.Run(ctx)
+		if err != nil {
+			return err
+		}
+		c, err := r.readComponents(ctx, reference)
+		if err != nil {
+			return err
+		}
+		r.point("before", startUpgrade)
+		r.log.Info("upgrade of Kubernetes followed", "node", r.nodeName, "version", version, "components", reference)
+		r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the control plane's Kubernetes is brought to %s by the agent of %s", version, r.nodeName))
+		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.list, func(run upgradeRun) {
+			r.hostView.setRun(run)
+			r.wake()
+		})
+		if failed == nil {
+			r.point("after", startUpgrade)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		run, err := r.host.Run(ctx)
+		if err != nil {
+			return errors.Join(failed, err)
+		}
+		r.hostView.setRun(run)
+		if failed != nil {
+			r.tellVersion(ctx, corev1.EventTypeWarning, "UpgradeFailed", limited(failed.Error(), 500))
+			return failed
+		}
+		r.tellVersion(ctx, corev1.EventTypeNormal, "Upgraded", fmt.Sprintf("the control plane runs Kubernetes %s", version))
+		return nil
+	})
+}
+
+func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note string) {
+	var nv v1alpha1.NodeVersion
+	if err := r.client.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv); err == nil {
+		r.event(&nv, kind, reason, "Upgrade", note)
+	}
+}
+
+// try does something beside the rounds, unless it is under way or has failed a moment
+// ago, and wakes the next round at its end.
+func (r *nodeVersions) try(key string, do func(context.Context) error) {
+	if !r.efforts.begin(key) {
+		return
+	}
+	r.spawn(func(ctx context.Context) {
+		err := do(ctx)
+		if r.efforts.end(key, fleetLeast/2, err) && ctx.Err() == nil {
+			r.log.Warn("not done, tried again", "action", key, "err", err)
+		}
+		r.wake()
+	})
+}
+
+// efforts remembers what is under way and what has failed, so that nothing is done
+// twice at a time and what fails is tried less and less often. It is safe for
+// concurrent use.
+type efforts struct {
+	now func() time.Time
+
+	mu  sync.Mutex
+	all map[string]*effort
+}
+
+type effort struct {
+	running  bool
+	wanted   bool // it was to be done while it had to pause
+	outdated bool // what it read last has changed since
+	fails    int
+	next     time.Time
+	used     time.Time
+	last     string // error
+	most     int    // of what one request may hold; 0: everything
+}
+
+func newEfforts(now func() time.Time) *efforts { return &efforts{now: now, all: map[string]*effort{}} }
+
+func (e *efforts) of(key string) *effort {
+	t := e.all[key]
+	if t == nil {
+		t = &effort{}
+		e.all[key] = t
+	}
+	t.used = e.now()
+	return t
+}
+
+// begin reports whether key may be done now, and takes it.
+func (e *efforts) begin(key string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.of(key)
+	if t.running {
+		return false
+	}
+	if e.now().Before(t.next) {
+		t.wanted = true
+		return false
+	}
+	t.running, t.wanted, t.outdated = true, false, false
+	return true
+}
+
+// end gives key back. After a success it rests for so long. It reports whether an
+// error is news.
+func (e *efforts) end(key string, rest time.Duration, err error) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.of(key)
+	t.running = false
+	if err == nil {
+		if rest == 0 {
+			delete(e.all, key)
+			return false
+		}
+		t.fails, t.last, t.next = 0, "", e.now().Add(rest)
+		if t.most > 0 {
+			t.most *= 2
+		}
+		return false
+	}
+	t.next, t.wanted = e.now().Add(pauseAfter(t.fails, err)), true
+	t.fails++
+	text := err.Error()
+	news := t.last != text && !apierrors.IsConflict(err)
+	t.last = text
+	return news
+}
+
+// pauseAfter is how long to wait after so many failures and one more.
+func pauseAfter(fails int, err error) time.Duration {
+	least, most := 250*time.Millisecond, 10*time.Second
+	switch {
+	case apierrors.IsConflict(err):
+		least, most = 30*time.Millisecond, time.Second // the cache is behind
+	case errors.Is(err, cloud.ErrThrottled), apierrors.IsTooManyRequests(err):
+		least, most = time.Second, 30*time.Second
+	}
+	d := min(most, least<<min(fails, 10))
+	return d/2 + rand.N(d/2)
+}
+
+// some returns as much as one request may hold: all, unless larger requests have
+// failed. Which is chance, so that one that always fails does not stop the others.
+func (e *efforts) some(key string, all []string) []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.of(key)
+	all = slices.Clone(all)
+	slices.Sort(all)
+	all = slices.Compact(all)
+	if t.fails > 0 {
+		t.most = max(1, min(len(all), cmpOr(t.most, len(all)))/2)
+	}
+	if t.most > 0 && len(all) > t.most {
+		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		return all[:t.most]
+	}
+	return all
+}
+
+func cmpOr(a, b int) int {
+	if a != 0 {
+		return a
+	}
+	return b
+}
+
+func (e *efforts) outdate(key string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.of(key).outdated = true
+}
+
+func (e *efforts) outdated(key string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.all[key]
+	return t != nil && t.outdated && !t.running
+}
+
+// trouble is the last error of key.
+func (e *efforts) trouble(key string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if t := e.all[key]; t != nil {
+		return t.last
+	}
+	return ""
+}
+
+// due returns when the next of what was refused may be done, and forgets what was not
+// asked for in a long time.
+func (e *efforts) due(now time.Time) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	next := resting
+	for key, t := range e.all {
+		switch {
+		case t.running:
+		case now.Sub(t.used) > resting:
+			delete(e.all, key)
+		case t.wanted:
+			next = min(next, max(pace, t.next.Sub(now)))
+		}
+	}
+	return next
+}
+
+type counter struct {
+	mu    sync.Mutex
+	count int
+}
+
+func newCounter() *counter { return &counter{} }
+
+func (c *counter) add() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.count++
+}
+
+func (c *counter) n() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.count
+}
+
+// inherit copies to an heir what its donor was given by people: labels, taints, and
+// the annotations that are listed here. ARCHITECTURE.md says by which rules. What the
+// heir has already is its own.
+func inherit(heir, donor *corev1.Node) {
+	for k, v := range donor.Labels {
+		if _, has := heir.Labels[k]; !has && inherited(k) {
+			metav1.SetMetaDataLabel(&heir.ObjectMeta, k, v)
+		}
+	}
+	for k, v := range donor.Annotations {
+		if _, has := heir.Annotations[k]; !has && (k == annotationScaleDown || strings.HasPrefix(k, ownersPrefix)) {
+			metav1.SetMetaDataAnnotation(&heir.ObjectMeta, k, v)
+		}
+	}
+	for _, t := range donor.Spec.Taints {
+		has := slices.ContainsFunc(heir.Spec.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) })
+		if !has && taintInherited(t.Key) {
+			heir.Spec.Taints = append(heir.Spec.Taints, t)
+		}
+	}
+}
+
+// Annotations of a Node that go to its heir: the autoscaler's, and those that an owner
+// writes for this purpose.
+const (
+	annotationScaleDown = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+	ownersPrefix        = "node.constellation.edgeless.systems/"
+)
+
+// inherited reports whether a label goes to the heir: people's do, those of Kubernetes
+// and of the machine's place do not.
+func inherited(key string) bool {
+	host, name, ok := strings.Cut(key, "/")
+	if !ok {
+		return true
+	}
+	switch {
+	case host == "node-role.kubernetes.io":
+		return name != "control-plane"
+	case host == "node-restriction.kubernetes.io": // kubelets may not set them, so people did
+		return true
+	case strings.HasPrefix(host, "topology."):
+		return false
+	}
+	return !reserved(host)
+}
+
+func taintInherited(key string) bool {
+	if key == "ToBeDeletedByClusterAutoscaler" || key == "DeletionCandidateOfClusterAutoscaler" {
+		return false
+	}
+	host, _, _ := strings.Cut(key, "/")
+	return host != "node.kubernetes.io" && host != "node.cloudprovider.kubernetes.io"
+}
+
+func reserved(host string) bool {
+	for _, domain := range []string{"kubernetes.io", "k8s.io"} {
+		if host == domain || strings.HasSuffix(host, "."+domain) {
+			return true
+		}
+	}
+	return false
+}

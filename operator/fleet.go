@@ -1,0 +1,232 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"constellation/engine/cloud"
+	"constellation/operator/api/v1alpha1"
+)
+
+// Times of the view of the cloud. A machine that is coming or going changes within
+// seconds; for the rest the view is renewed as often as groups are.
+const (
+	fleetMoves = 2 * time.Second
+	fleetSick  = time.Minute // while a Node is not Ready: its machine may be gone
+	fleetLeast = 500 * time.Millisecond
+
+	// An instance of which the cloud's answer to its creation is all that was ever
+	// seen may be unknown for a while to whoever asks for it. One whose Node is Ready
+	// is believed to be there for a while.
+	unseenLag = createDeadline
+	readyLag  = time.Minute
+)
+
+// describer is a cloud that can be asked for many instances at a time. What it does
+// not know is not in the answer.
+type describer interface {
+	Describe(ctx context.Context, providerIDs []string) ([]cloud.Instance, error)
+}
+
+// fleet is the last view of the cloud's instances. It asks the cloud only when it is
+// told to, and is safe for concurrent use.
+//
+// An instance that is missing from the list is asked for by its ID, if somebody speaks
+// of it. If the cloud does not know the ID it is gone, and is remembered as
+// Terminated; if it does, the list was partial.
+type fleet struct {
+	machines
+	now func() time.Time
+
+	mu       sync.Mutex
+	known    map[string]seen // by ID
+	complete bool
+	listed   time.Time // when the last list was asked for
+}
+
+// seen is an instance as it was seen last.
+type seen struct {
+	cloud.Instance
+	listed  bool      // by the list or by its ID, not only by the answer to its creation
+	missing time.Time // since when the cloud says that there is none; zero: it does not
+}
+
+// spoken is an instance that a Node or an intent speaks of.
+type spoken struct {
+	ready  bool // its Node is Ready
+	leaves bool // it is bound to go
+}
+
+func newFleet(m machines, now func() time.Time) *fleet {
+	return &fleet{machines: m, now: now, known: map[string]seen{}}
+}
+
+// view returns the instances, whether they are all, and how old the view is. Before
+// the first list it is older than anything.
+func (f *fleet) view() (all []instance, complete bool, age time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all = make([]instance, 0, len(f.known))
+	for _, s := range f.known {
+		all = append(all, instance{id: s.ProviderID, name: s.Name, group: s.Group, token: s.Token, state: v1alpha1.InstanceState(s.State), created: s.Created})
+	}
+	slices.SortFunc(all, func(a, b instance) int { return strings.Compare(a.id, b.id) })
+	if f.listed.IsZero() {
+		return all, false, time.Duration(1<<63 - 1)
+	}
+	return all, f.complete, f.now().Sub(f.listed)
+}
+
+// refresh lists the instances, and asks for those of about that the list lacks.
+func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
+	begun := f.now()
+	list, err := f.Instances(ctx)
+	partial := errors.Is(err, cloud.ErrPartial)
+	if err != nil && !partial {
+		return err
+	}
+	known := make(map[string]seen, len(list))
+	for _, i := range list {
+		known[i.ProviderID] = seen{Instance: i, listed: true}
+	}
+	f.mu.Lock()
+	before := maps.Clone(f.known)
+	f.mu.Unlock()
+	var ask []string
+	for id := range about {
+		if _, ok := known[id]; ok {
+			continue
+		}
+		if s, ok := before[id]; ok && s.State == cloud.Terminated {
+			known[id] = s // an ID is given once
+			continue
+		}
+		ask = append(ask, id)
+	}
+	for id, s := range before { // made by us a moment ago
+		if _, ok := known[id]; !ok && !s.listed && s.State != cloud.Terminated {
+			if _, ok := about[id]; !ok {
+				ask = append(ask, id)
+			}
+		}
+	}
+	slices.Sort(ask)
+	found, asked := f.describe(ctx, ask)
+	for _, id := range ask {
+		if i, ok := found[id]; ok {
+			known[id] = seen{Instance: i, listed: true}
+			partial = true // it is there, and the list does not say so
+			continue
+		}
+		s, was := before[id]
+		if !asked[id] {
+			if was {
+				known[id] = s
+			}
+			continue
+		}
+		if !was {
+			s = seen{Instance: cloud.Instance{ProviderID: id, Name: id[strings.LastIndex(id, "/")+1:]}, listed: true}
+		}
+		if s.missing.IsZero() {
+			s.missing = begun
+		}
+		a := about[id]
+		for_ := begun.Sub(s.missing)
+		switch {
+		case s.State == cloud.Terminating, a.leaves && s.listed, for_ >= unseenLag, s.listed && (!a.ready || for_ >= readyLag):
+			s.State = cloud.Terminated
+		case s.State == "":
+			s.State = cloud.Unknown
+		}
+		known[id] = s
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, s := range f.known { // what was made meanwhile
+		if _, ok := before[id]; !ok {
+			if _, ok := known[id]; !ok {
+				known[id] = s
+			}
+		}
+	}
+	f.known, f.complete, f.listed = known, !partial, begun
+	return nil
+}
+
+// describe asks for instances by ID. asked are those about which there was an answer.
+func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cloud.Instance, asked map[string]bool) {
+	found, asked = map[string]cloud.Instance{}, map[string]bool{}
+	if len(ids) == 0 {
+		return found, asked
+	}
+	if d, ok := f.machines.(describer); ok {
+		list, err := d.Describe(ctx, ids)
+		if err == nil {
+			for _, id := range ids {
+				asked[id] = true
+			}
+			for _, i := range list {
+				found[i.ProviderID] = i
+			}
+		}
+		if !errors.Is(err, errors.ErrUnsupported) {
+			return found, asked
+		}
+	}
+	var mu sync.Mutex
+	var g errgroup.Group
+	g.SetLimit(8)
+	for _, id := range ids {
+		g.Go(func() error {
+			i, err := f.machines.Instance(ctx, id)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				found[id] = i
+			}
+			asked[id] = err == nil || errors.Is(err, cloud.ErrNotFound)
+			return nil
+		})
+	}
+	_ = g.Wait() // what was not answered is asked again
+	return found, asked
+}
+
+// Instance implements machines. What was listed is not asked for again: what the
+// callers want to know of a machine, its group and image, does not change.
+func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error) {
+	f.mu.Lock()
+	s, ok := f.known[id]
+	f.mu.Unlock()
+	if ok && s.listed && s.missing.IsZero() && s.Image != "" && s.Group != "" {
+		return s.Instance, nil
+	}
+	return f.machines.Instance(ctx, id)
+}
+
+// CreateInstances implements machines, and takes the answer into the view.
+func (f *fleet) CreateInstances(ctx context.Context, groupID string, tokens []string) ([]cloud.Instance, error) {
+	made, err := f.machines.CreateInstances(ctx, groupID, tokens)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, i := range made {
+		if i.Token == "" || i.ProviderID == "" {
+			continue
+		}
+		if _, ok := f.known[i.ProviderID]; !ok {
+			f.known[i.ProviderID] = seen{Instance: i}
+		}
+	}
+	return made, nil
+}

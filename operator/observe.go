@@ -1,0 +1,372 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/engine/cloud"
+	"constellation/operator/api/v1alpha1"
+)
+
+// view is the cache of the API server with our own last writes laid over it. What was
+// just written is thereby not decided once more from a cache that is behind.
+//
+// It is safe for concurrent use.
+type view struct {
+	client client.Client
+	now    func() time.Time
+
+	mu  sync.Mutex
+	own map[viewKey]ownWrite
+}
+
+type viewKey struct{ kind, name string }
+
+// ownWrite is an object after our write; nil means deleted.
+type ownWrite struct {
+	object client.Object
+	uid    types.UID
+	at     time.Time
+}
+
+// unseenWrite is how long an object that we wrote is believed to exist though the
+// cache does not show it; somebody else may have deleted it at once.
+const unseenWrite = 5 * time.Second
+
+func newView(c client.Client, now func() time.Time) *view {
+	return &view{client: c, now: now, own: map[viewKey]ownWrite{}}
+}
+
+// wrote remembers an object as the API server returned it.
+func (v *view) wrote(kind string, o client.Object) {
+	if n, ok := o.(*corev1.Node); ok {
+		_, _ = trimNode(n)
+	}
+	o.SetManagedFields(nil)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.own[viewKey{kind, o.GetName()}] = ownWrite{object: o, uid: o.GetUID(), at: v.now()}
+}
+
+// deleted remembers that an object is gone.
+func (v *view) deleted(kind, name string, uid types.UID) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.own[viewKey{kind, name}] = ownWrite{uid: uid, at: v.now()}
+}
+
+// forget drops what was written to an object: the cache knows better.
+func (v *view) forget(kind, name string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.own, viewKey{kind, name})
+}
+
+// over lays our writes of a kind over what the cache has. Objects belong to the cache
+// and must not be changed.
+func over[T any, P interface {
+	*T
+	client.Object
+}](v *view, kind string, cached []T,
+) map[string]P {
+	out := make(map[string]P, len(cached))
+	for i := range cached {
+		o := P(&cached[i])
+		out[o.GetName()] = o
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for k, w := range v.own {
+		if k.kind != kind {
+			continue
+		}
+		c, there := out[k.name]
+		switch {
+		case w.object == nil: // deleted
+			if there && c.GetUID() == w.uid {
+				delete(out, k.name)
+				continue
+			}
+			delete(v.own, k)
+		case there && !newer(w.object, c):
+			delete(v.own, k)
+		case !there && v.now().Sub(w.at) > unseenWrite:
+			delete(v.own, k)
+		default:
+			if o, ok := w.object.(P); ok {
+				out[k.name] = o
+			}
+		}
+	}
+	return out
+}
+
+// newer reports whether a is a later state than b.
+func newer(a, b client.Object) bool {
+	c, err := resourceversion.CompareResourceVersion(a.GetResourceVersion(), b.GetResourceVersion())
+	return err == nil && c > 0
+}
+
+// observed is a world with the objects that it was read from, by name.
+type observed struct {
+	world
+	version *v1alpha1.NodeVersion
+	nodes   map[string]*corev1.Node
+	pending map[string]*v1alpha1.PendingNode
+}
+
+// Kinds in a view.
+const (
+	kindNode    = "Node"
+	kindPending = "PendingNode"
+	kindVersion = "NodeVersion"
+)
+
+// observe reads the world from the cache, and from what was last heard of the cloud
+// and of this host. Nothing of it waits for the network, but names of components that
+// were never read.
+func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*observed, error) {
+	var (
+		nodes   corev1.NodeList
+		groups  v1alpha1.ScalingGroupList
+		pending v1alpha1.PendingNodeList
+		joining v1alpha1.JoiningNodeList
+	)
+	for _, l := range []client.ObjectList{&nodes, &groups, &pending, &joining} {
+		if err := r.client.List(ctx, l, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, err
+		}
+	}
+	o := &observed{
+		nodes:   over(r.view, kindNode, nodes.Items),
+		pending: over(r.view, kindPending, pending.Items),
+	}
+	o.version = over(r.view, kindVersion, []v1alpha1.NodeVersion{*nv})[nv.Name]
+	w := &o.world
+	w.now, w.generation, w.before, w.leader = r.now(), o.version.Generation, o.version.Status, r.nodeName
+	w.instances, w.complete, _ = r.fleet.view()
+	for _, n := range o.nodes {
+		w.nodes = append(w.nodes, r.nodeOf(n))
+	}
+	for i := range groups.Items {
+		g := &groups.Items[i]
+		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy})
+	}
+	for _, p := range o.pending {
+		w.intents = append(w.intents, intentOf(p))
+	}
+	sortIntents(w.intents)
+	x := newLookup(w)
+	for i := range w.intents {
+		in := &w.intents[i]
+		s := pendingStatus(*in, x, v1alpha1.PendingNodeStatus{})
+		p := pendingMachine{kind: kindPending, name: in.name, node: in.node, ready: in.goal == v1alpha1.JoinGoal && s.CSPState == v1alpha1.InstanceState(cloud.Ready)}
+		if m := x.tokens[in.token]; in.node == "" && in.token != "" && m != nil {
+			p.node = m.name
+		}
+		w.pending = append(w.pending, p)
+	}
+	for i := range joining.Items {
+		w.pending = append(w.pending, pendingMachine{kind: "JoiningNode", name: joining.Items[i].Name, node: joining.Items[i].Spec.Name})
+	}
+	var err error
+	if w.autoscaler, err = r.scaling.observe(ctx); err != nil {
+		return nil, err
+	}
+	if w.versions, err = r.componentVersions(ctx, o.version); err != nil {
+		return nil, err
+	}
+	w.etcd = r.hostView.etcd(w.now)
+	journal, _ := r.hostView.run()
+	w.run = lastRun(journal, o.version.Status.Upgrade, o.version.Spec, *x, w.leader, w.now)
+	return o, nil
+}
+
+func (r *nodeVersions) nodeOf(n *corev1.Node) node {
+	a := n.Annotations
+	out := node{
+		name: n.Name, role: roleOf(n), ready: ready(n), providerID: n.Spec.ProviderID, kubelet: n.Status.NodeInfo.KubeletVersion,
+		image: a[v1alpha1.AnnotationImage], components: a[v1alpha1.AnnotationComponents],
+		group: a[v1alpha1.AnnotationGroup], donor: a[v1alpha1.AnnotationDonor],
+		heir: a[v1alpha1.AnnotationHeir], obsolete: a[v1alpha1.AnnotationObsolete] == "true",
+	}
+	if n.Spec.Unschedulable {
+		out.cordon = cordonedByOthers
+		if since, ok := a[v1alpha1.AnnotationCordoned]; ok {
+			out.cordon, out.cordonedSince = cordonedByUs, stamp(since)
+		}
+		out.drained, out.blocker = r.drains.state(n.Name)
+	}
+	out.postponed = stamp(a[v1alpha1.AnnotationPostponed])
+	return out
+}
+
+// stamp reads a time that we wrote; zero if somebody else did.
+func stamp(s string) time.Time {
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// componentVersions returns the Kubernetes versions of the components that matter. The
+// ConfigMaps never change, so each is read once.
+func (r *nodeVersions) componentVersions(ctx context.Context, nv *v1alpha1.NodeVersion) (map[string]string, error) {
+	out := map[string]string{}
+	j := nv.Status.JoinComponents
+	for _, name := range []string{nv.Spec.KubernetesComponentsReference, j.ControlPlane, j.Worker} {
+		if name == "" {
+			continue
+		}
+		if _, ok := r.versions[name]; !ok {
+			c, err := r.readComponents(ctx, name)
+			if apierrors.IsNotFound(err) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			r.versions[name] = c.version
+		}
+		out[name] = r.versions[name]
+	}
+	return out, nil
+}
+
+// lastRun is the latest run of an agent that is known of: that of this host's journal,
+// or, if the leader has moved since, the one that the last status speaks of.
+//
+// A run on another host cannot be followed. It is over when its Node has the version,
+// since the kubelet comes last. Otherwise it is given as long as a run takes, so that
+// no second control plane restarts meanwhile, and is then tried again from here.
+func lastRun(journal upgradeRun, told *v1alpha1.UpgradeProgress, spec v1alpha1.NodeVersionSpec, x lookup, here string, now time.Time) upgradeRun {
+	if told == nil || told.Node == here || !told.Started.After(journal.started) {
+		return journal
+	}
+	r := upgradeRun{version: told.Version, node: told.Node, phase: told.Phase, line: told.Line, started: told.Started.Time}
+	if told.Version == spec.KubernetesClusterVersion {
+		r.components = spec.KubernetesComponentsReference
+	}
+	n := x.nodes[told.Node]
+	switch {
+	case !r.active():
+	case n != nil && n.ready && n.kubelet == told.Version:
+		r.phase = "done"
+	case n == nil, now.Sub(r.started) > lostRun:
+		r.phase, r.line = "failed", fmt.Sprintf("nothing was heard of the upgrade on %s since the operator has left it", told.Node)
+	}
+	if r.phase == "failed" {
+		r.ended = told.Started.Time // no pause: it was long enough
+	}
+	return r
+}
+
+// lostRun is longer than a run of the agent takes.
+const lostRun = 30 * time.Minute
+
+// hostView is what was last heard of this host's agent. It is safe for concurrent use.
+type hostView struct {
+	mu       sync.Mutex
+	members  []member
+	heard    time.Time // when members was asked for
+	outdated bool      // we have changed them since
+	latest   upgradeRun
+	runKnown bool
+}
+
+// Members are asked for again after freshMembers while control planes move, and not
+// believed any more after staleMembers.
+const (
+	freshMembers = 2 * time.Second
+	staleMembers = time.Minute
+)
+
+func (h *hostView) etcd(now time.Time) []member {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if now.Sub(h.heard) > staleMembers {
+		return nil
+	}
+	return h.members
+}
+
+// fresh reports whether the members are as they were a moment ago, so that they may
+// be changed.
+func (h *hostView) fresh(now time.Time, within time.Duration) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.outdated && now.Sub(h.heard) <= within
+}
+
+func (h *hostView) outdate() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.outdated = true
+}
+
+func (h *hostView) setMembers(m []member, asked time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.members, h.heard, h.outdated = m, asked, false
+}
+
+// run returns the latest run; known is false before it was asked for.
+func (h *hostView) run() (latest upgradeRun, known bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.latest, h.runKnown
+}
+
+func (h *hostView) setRun(r upgradeRun) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.latest, h.runKnown = r, true
+}
+
+// about are the machines that Nodes and intents speak of.
+func (o *observed) about() map[string]spoken {
+	out := make(map[string]spoken, len(o.world.nodes))
+	for i := range o.world.nodes {
+		if n := &o.world.nodes[i]; n.providerID != "" {
+			out[n.providerID] = spoken{ready: n.ready}
+		}
+	}
+	for _, in := range o.world.intents {
+		if in.machine != "" {
+			s := out[in.machine]
+			s.leaves = s.leaves || in.goal == v1alpha1.LeaveGoal
+			out[in.machine] = s
+		}
+	}
+	for id := range out {
+		if !strings.Contains(id, "://") { // no ID of a cloud: nobody to ask
+			delete(out, id)
+		}
+	}
+	return out
+}
+
+// current returns our last write of an object that the cache may not show yet; a typed
+// nil if it was deleted.
+func (v *view) current(kind, name string) client.Object {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	w, ok := v.own[viewKey{kind, name}]
+	if !ok {
+		return nil
+	}
+	if w.object == nil {
+		return (*v1alpha1.PendingNode)(nil)
+	}
+	return w.object
+}

@@ -1,0 +1,107 @@
+package operator
+
+import (
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// intentOf is what a PendingNode says.
+func intentOf(p *v1alpha1.PendingNode) intent {
+	in := intent{
+		name: p.Name, goal: p.Spec.Goal, token: p.Spec.Token, donor: p.Spec.Donor, machine: p.Spec.ProviderID,
+		node: p.Spec.NodeName, group: p.Spec.GroupID,
+	}
+	if p.Spec.Deadline != nil {
+		in.deadline = p.Spec.Deadline.Time
+	} else { // written by hand
+		in.deadline = p.CreationTimestamp.Add(joinDeadline)
+	}
+	return in
+}
+
+// unknownGroup stands for the group of a machine of which nobody knows it.
+const unknownGroup = "unknown"
+
+// pendingNode is the object of a new intent.
+func (in intent) pendingNode() *v1alpha1.PendingNode {
+	p := &v1alpha1.PendingNode{
+		ObjectMeta: metav1.ObjectMeta{Name: strings.ToLower(in.name)},
+		Spec: v1alpha1.PendingNodeSpec{
+			ProviderID: in.machine, GroupID: in.group, NodeName: in.node, Goal: in.goal, Token: in.token, Donor: in.donor,
+		},
+	}
+	if p.Spec.GroupID == "" {
+		p.Spec.GroupID = unknownGroup
+	}
+	if !in.deadline.IsZero() {
+		p.Spec.Deadline = &metav1.Time{Time: in.deadline.Truncate(time.Second)}
+	}
+	return p
+}
+
+// bind tells p which machine goes, if it says so of none yet.
+func (in intent) bind(p *v1alpha1.PendingNode, now time.Time) bool {
+	s := &p.Spec
+	if s.Goal != v1alpha1.JoinGoal || s.Token != in.token || s.ProviderID != "" && s.ProviderID != in.machine || in.machine == "" {
+		return false
+	}
+	s.Goal, s.ProviderID = v1alpha1.LeaveGoal, in.machine
+	if s.NodeName == "" {
+		s.NodeName = in.node
+	}
+	s.Deadline = &metav1.Time{Time: now.Add(joinDeadline).Truncate(time.Second)}
+	return true
+}
+
+// pendingStatus is how far the machine of an intent has come. before keeps what is not
+// known.
+func pendingStatus(in intent, w *lookup, before v1alpha1.PendingNodeStatus) v1alpha1.PendingNodeStatus {
+	m := w.instances[in.machine]
+	if in.machine == "" {
+		m = w.tokens[in.token]
+	}
+	s := before
+	if m == nil {
+		return s
+	}
+	s.CSPState = m.state
+	if in.goal == v1alpha1.LeaveGoal {
+		s.ReachedGoal = gone(m)
+	} else {
+		s.ReachedGoal = w.machineOf[m.id] != nil
+	}
+	return s
+}
+
+// lookup finds what a world holds.
+type lookup struct {
+	nodes             map[string]*node // by name
+	machineOf         map[string]*node // by ID of the machine
+	instances, tokens map[string]*instance
+}
+
+func newLookup(w *world) *lookup {
+	x := &lookup{
+		nodes: make(map[string]*node, len(w.nodes)), machineOf: make(map[string]*node, len(w.nodes)),
+		instances: make(map[string]*instance, len(w.instances)), tokens: map[string]*instance{},
+	}
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		x.nodes[n.name] = n
+		if n.providerID != "" {
+			x.machineOf[n.providerID] = n
+		}
+	}
+	for i := range w.instances {
+		m := &w.instances[i]
+		x.instances[m.id] = m
+		if m.token != "" {
+			x.tokens[m.token] = m
+		}
+	}
+	return x
+}
