@@ -108,6 +108,11 @@ type checkRun struct {
 	edited []byte  // the configuration with the values of the next hop; nil if it is not to be written
 	// unmeasured is why the measurements of the next hop's image are not known.
 	unmeasured error
+
+	// prepares says that the next hop is to be prepared: it may be another one than that of
+	// the shortest path then, and is as the configuration has it if configured is set.
+	prepares, configured bool
+	acknowledged         []string // IDs of findings
 }
 
 // begin reads the workspace.
@@ -336,11 +341,16 @@ func (c *checkRun) decide(ctx context.Context) error {
 			break
 		}
 	}
+	if c.prepares {
+		c.choose()
+	}
 	c.out.Path = append(c.out.Path, c.path...)
 	c.out.Goal = c.reached()
 	if len(c.path) > 0 {
 		c.hop = &c.path[0]
-		if err := c.prepare(ctx); err != nil {
+		if c.configured {
+			c.next = c.config
+		} else if err := c.prepare(ctx); err != nil {
 			return err
 		}
 		results = c.matrix.Check(c.hop.CLI, c.now, c.planned(), c.offer)

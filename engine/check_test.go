@@ -23,6 +23,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/component"
 	"constellation/engine/release"
 	"constellation/engine/twin"
 	"constellation/engine/version"
@@ -90,6 +91,26 @@ type pretendedCloud struct {
 
 func (c *pretendedCloud) Describe(context.Context) (engine.ProviderInfo, error) {
 	return engine.ProviderInfo{UID: c.uid, Name: "demo", Kubernetes: c.kubernetes}, c.state()
+}
+
+// Components are other files for each version.
+func (c *pretendedCloud) Components(ctx context.Context, k version.Version) (component.List, error) {
+	if !slices.ContainsFunc(c.kubernetes, k.Equal) {
+		return nil, fmt.Errorf("%w: the mirror has no %s", cloud.ErrNotFound, k)
+	}
+	l, err := c.testCloud.Components(ctx, v("v1.35.4"))
+	for i := range l {
+		l[i].URL = strings.Replace(l[i].URL, ":8080/", ":8080/"+k.String()+"/", 1)
+	}
+	return l, err
+}
+
+func (c *pretendedCloud) Groups(context.Context) ([]cloud.Group, error) {
+	const image = "sandboxes/demo/images/v1.0.0"
+	return []cloud.Group{
+		{ID: "sandboxes/demo/groups/control-plane", Name: "control-plane", Role: cloud.ControlPlane, Image: image, Count: 1},
+		{ID: "sandboxes/demo/groups/workers", Name: "workers", Role: cloud.Worker, Image: image, Count: 2},
+	}, c.state()
 }
 
 func (c *pretendedCloud) Images(context.Context) ([]cloud.Image, error) {

@@ -438,6 +438,9 @@ func (c *checkRun) judgeConfig() {
 	if c.now.Services.is(to.Services) && c.now.ControlPlaneImage.is(to.Image) && c.now.Kubernetes.is(to.Kubernetes) {
 		return
 	}
+	if c.configured {
+		return // it is the next hop, of which the rules speak
+	}
 	if a, err := attestationJSON(f); err == nil {
 		to.Attestation = a
 	}

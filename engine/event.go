@@ -97,6 +97,8 @@ type Result struct {
 	Resume string `json:"resume,omitempty"`
 	// Next are commands that make sense now.
 	Next []string `json:"next,omitempty"`
+	// Patch is the merge patch of NodeVersion that sets what was prepared.
+	Patch json.RawMessage `json:"patch,omitempty"`
 	// Nodes is how many nodes are Ready.
 	Nodes  int   `json:"nodes,omitempty"`
 	TookMS int64 `json:"took_ms"`

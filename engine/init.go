@@ -381,7 +381,8 @@ func (i *initRun) inCluster(ctx context.Context, r *Reporter, op string, f func(
 }
 
 func (i *initRun) clusterError(op string, err error) error {
-	if err == nil || errors.Is(err, context.Canceled) {
+	var own *Error
+	if err == nil || errors.Is(err, context.Canceled) || errors.As(err, &own) {
 		return err
 	}
 	e := &Error{Op: op, Err: err}

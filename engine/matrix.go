@@ -859,6 +859,17 @@ type demand struct {
 	Measurements attestation.Measurements `json:"measurements"`
 }
 
+// weakenedBy returns the registers that d enforces and then does not, in order.
+func (d demand) weakenedBy(then demand) (lost []uint32) {
+	for i, m := range d.Measurements {
+		if after, ok := then.Measurements[i]; !m.WarnOnly && (!ok || after.WarnOnly) {
+			lost = append(lost, i)
+		}
+	}
+	slices.Sort(lost)
+	return lost
+}
+
 // demands reads what is demanded now and after the hop.
 func (s *step) demands() (now, then demand, err error) {
 	if err = json.Unmarshal([]byte(s.now.JoinConfig.Attestation), &now); err != nil {
@@ -892,19 +903,13 @@ func judgeMeasurements(s *step) (Severity, string, string) {
 	if err != nil {
 		return NotChecked, "measurements could not be compared: " + err.Error(), "repair what is named, then check again"
 	}
-	var lost []int
-	for i, m := range now.Measurements {
-		if after, ok := then.Measurements[i]; !m.WarnOnly && (!ok || after.WarnOnly) {
-			lost = append(lost, int(i))
-		}
-	}
+	lost := now.weakenedBy(then)
 	if len(lost) == 0 {
 		return Info, "", ""
 	}
-	slices.Sort(lost)
 	var names []string
 	for _, i := range lost {
-		names = append(names, strconv.Itoa(i))
+		names = append(names, strconv.Itoa(int(i)))
 	}
 	return Block, "PCR " + and(names) + " would not be enforced any more", "write the expected value of PCR " + and(names) + " of the new image into the configuration, without warnOnly"
 }

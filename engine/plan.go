@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 )
 
@@ -10,7 +11,8 @@ type Verb string
 
 // Verbs that have a plan.
 const (
-	VerbInit Verb = "init"
+	VerbInit    Verb = "init"
+	VerbPrepare Verb = "upgrade prepare"
 )
 
 // Severity is what a finding means for the plan.
@@ -72,9 +74,23 @@ type Plan struct {
 	Nodes    map[string]int `json:"nodes,omitempty"`
 	Findings []Finding      `json:"findings,omitempty"`
 	Steps    []Step         `json:"steps"`
+	// Notes are sentences that people must read before they accept the plan.
+	Notes []string `json:"notes,omitempty"`
 	// Files will be there afterwards.
 	Files   []File    `json:"files,omitempty"`
 	Created time.Time `json:"created"`
+
+	// What the result says; zero fields have defaults.
+	end ending
+}
+
+// ending is what a run tells when it has ended.
+type ending struct {
+	command string   // that goes on; the default is the verb
+	done    string   // what there is then
+	nothing string   // the same if there was nothing to do
+	next    []string // commands that make sense then
+	patch   json.RawMessage
 }
 
 // Blocked returns the findings that forbid the plan.
@@ -121,6 +137,8 @@ type Step struct {
 	Title string `json:"title"`
 	// Effect says what will be different afterwards, with names and numbers.
 	Effect string `json:"effect"`
+	// Details say it line by line where there is more to say.
+	Details []string `json:"details,omitempty"`
 	// Warning, if set, must be acknowledged before Run.
 	Warning string `json:"warning,omitempty"`
 	// Final marks the point of no return: from here on the cluster goes on alone.

@@ -35,7 +35,7 @@ const (
 func newRunID(v Verb, now time.Time) string {
 	b := make([]byte, 4)
 	rand.Read(b)
-	return fmt.Sprintf("%s-%s-%x", v, now.UTC().Format("20060102150405"), b)
+	return fmt.Sprintf("%s-%s-%x", strings.ReplaceAll(string(v), " ", "-"), now.UTC().Format("20060102150405"), b)
 }
 
 // Run executes a plan and emits everything that happens, the result included.
@@ -49,7 +49,7 @@ func newRunID(v Verb, now time.Time) string {
 // an error with ExitNothing, a second run in the same workspace one with ExitHeld.
 func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error) {
 	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(RunsDir, p.ID))}
-	r.resume = e.command(string(p.Verb))
+	r.resume = orElse(p.end.command, e.command(string(p.Verb)))
 	defer r.close()
 	defer func() { err = r.finish(ctx, err, e) }()
 
@@ -81,7 +81,7 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 		}
 	}
 	if did == 0 {
-		return &Error{Err: fmt.Errorf("cluster %s is complete: nothing to do", p.Cluster), Exit: ExitNothing}
+		return &Error{Err: errors.New(orElse(p.end.nothing, "cluster "+p.Cluster+" is complete: nothing to do")), Exit: ExitNothing}
 	}
 	return nil
 }
@@ -332,7 +332,13 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	if e.ws.has(KubeconfigFile) {
 		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(KubeconfigFile)), "kubectl get nodes"}
 	}
-	text := fmt.Sprintf("cluster %s is up", r.plan.Cluster)
+	if end := r.plan.end; err == nil || ExitCode(err) == ExitNothing {
+		if len(end.next) > 0 && len(res.Next) > 0 {
+			res.Next = res.Next[:1] // access to the cluster
+		}
+		res.Next, res.Patch = append(res.Next, end.next...), end.patch
+	}
+	text := orElse(r.plan.end.done, "cluster "+r.plan.Cluster+" is up")
 	switch {
 	case err == nil:
 	case ExitCode(err) == ExitNothing:

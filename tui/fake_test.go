@@ -107,6 +107,8 @@ type fakeEngine struct {
 	check     engine.Check
 	checkErr  error
 	checkedAs engine.CheckRequest
+	// preparedAs is what PlanPrepare was asked for.
+	preparedAs engine.PrepareRequest
 	// checkPause, if not zero, is how many events come before Check with a preflight
 	// waits for its context to end.
 	checkPause int
@@ -163,6 +165,11 @@ func (f *fakeEngine) Preflight(_ context.Context, emit func(engine.Event)) ([]en
 		emit(engine.Event{Seq: uint64(i + 1), Time: start, Kind: engine.KindCheck, Object: x.ID, State: string(x.Severity), Text: x.Title, Source: x.Source, Data: data})
 	}
 	return f.findings, nil
+}
+
+func (f *fakeEngine) PlanPrepare(_ context.Context, r engine.PrepareRequest, _ func(engine.Event)) (*engine.Plan, error) {
+	f.preparedAs = r
+	return f.plan, f.planErr
 }
 
 func (f *fakeEngine) PlanInit(context.Context) (*engine.Plan, error) { return f.plan, f.planErr }

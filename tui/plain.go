@@ -253,6 +253,17 @@ func (p *plainPrinter) tellPlan(at time.Time) {
 		p.tellCheck(at, c)
 	}
 	p.tellChecks(at)
+	for _, n := range plan.Notes {
+		p.line(at, "plan", "note", p.sp.text(clean(n)))
+	}
+	for _, s := range plan.Steps {
+		if s.Finished {
+			continue
+		}
+		for _, d := range s.Details {
+			p.line(at, clean(s.ID), "plan", clean(d))
+		}
+	}
 }
 
 // target writes the versions of a target.
@@ -281,15 +292,12 @@ func (p *plainPrinter) tellCheck(at time.Time, c check) bool {
 	case engine.Info:
 		p.findings++
 		return false
-	case engine.Warn, engine.Block:
+	case engine.Warn, engine.Block, engine.NotChecked:
 		p.findings++
 		if !p.news("check "+c.id, c.state+c.title+c.detail) {
 			return false
 		}
-		state := "WARN"
-		if engine.Severity(c.state) == engine.Block {
-			state = "BLOCK"
-		}
+		state := map[engine.Severity]string{engine.Warn: "WARN", engine.Block: "BLOCK", engine.NotChecked: "unknown"}[engine.Severity(c.state)]
 		text := c.title
 		if c.detail != "" {
 			text += ": " + oneLine(c.detail)

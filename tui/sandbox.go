@@ -159,10 +159,15 @@ func (s *session) ask(err error) bool {
 	if x.remedy != "" {
 		fmt.Fprintf(s.Stderr, "  %s\n", x.remedy)
 	}
+	return s.confirmed("Install them now?")
+}
+
+// confirmed asks a question. No is the default.
+func (s *session) confirmed(question string) bool {
 	if f, ok := s.Stdin.(*os.File); ok {
 		dropTyped(f)
 	}
-	fmt.Fprint(s.Stderr, "Install them now? [y/N] ")
+	fmt.Fprintf(s.Stderr, "%s [y/N] ", question)
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
 	answer := strings.ToLower(strings.TrimSpace(line))
 	return err == nil && (answer == "y" || answer == "yes")

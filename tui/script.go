@@ -78,20 +78,33 @@ func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format) 
 // refuse tells a plan that will not be run as the stream of a run that ended before
 // its first step, so that a reader of events learns as much as one of stderr.
 func (s *session) refuse(plan *engine.Plan, out sink, exit int, cause error, remedy string) error {
+	emit := s.preview(plan, out)
+	emit(engine.Event{
+		Kind: engine.KindResult, State: engine.StateFailed, Text: "nothing was done: " + cause.Error(), Remedy: remedy, Exit: &exit,
+		Data: s.data(engine.Result{Status: engine.StateFailed}),
+	})
+	return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: cause, Remedy: remedy, Exit: exit}
+}
+
+// data is what an event carries.
+func (s *session) data(v any) json.RawMessage {
+	b, err := json.Marshal(v)
+	if err != nil {
+		s.log.Debug("event data not encoded", "err", err)
+		return nil
+	}
+	return b
+}
+
+// preview tells a plan before it is run, if it is. What it returns goes on with the stream.
+func (s *session) preview(plan *engine.Plan, out sink) (emit func(engine.Event)) {
 	seq := uint64(0)
-	emit := func(ev engine.Event) {
+	emit = func(ev engine.Event) {
 		seq++
 		ev.Seq, ev.Time, ev.Run = seq, s.Now().UTC(), plan.ID
 		out.event(ev)
 	}
-	data := func(v any) json.RawMessage {
-		b, err := json.Marshal(v)
-		if err != nil {
-			s.log.Debug("event data not encoded", "err", err)
-			return nil
-		}
-		return b
-	}
+	data := s.data
 	emit(engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation " + s.Release, Object: plan.Cluster})
 	emit(engine.Event{Kind: engine.KindPlan, Data: data(plan)})
 	for _, f := range plan.Findings {
@@ -104,11 +117,7 @@ func (s *session) refuse(plan *engine.Plan, out sink, exit int, cause error, rem
 	if p, ok := out.(*plainPrinter); ok && len(plan.Blocked()) == 0 {
 		p.tellSteps(plan)
 	}
-	emit(engine.Event{
-		Kind: engine.KindResult, State: engine.StateFailed, Text: "nothing was done: " + cause.Error(), Remedy: remedy, Exit: &exit,
-		Data: data(engine.Result{Status: engine.StateFailed}),
-	})
-	return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: cause, Remedy: remedy, Exit: exit}
+	return emit
 }
 
 // tellSteps writes what a plan would do, for those who must accept it.

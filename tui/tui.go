@@ -42,6 +42,9 @@ type Engine interface {
 	Status(context.Context) (engine.Status, error)
 	// Check says what may be gone to, by which path, and what the next hop would trip over.
 	Check(context.Context, engine.CheckRequest, func(engine.Event)) (engine.Check, error)
+	// PlanPrepare returns the plan to publish what nodes need after the next hop, with the
+	// findings of its check. It changes nothing.
+	PlanPrepare(context.Context, engine.PrepareRequest, func(engine.Event)) (*engine.Plan, error)
 }
 
 // App is the program: what main puts together, and the world around it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,10 +29,10 @@ func (f *checkFormat) Set(s string) error {
 }
 
 func (s *session) upgradeCommand() *cobra.Command {
-	cmd := group("upgrade", "Check which upgrades are allowed, and what they would trip over",
-		"Which versions the cluster may go to, by which path, and what stands in the way.",
-		"  constellation upgrade check\n  constellation upgrade check --write-config")
-	cmd.AddCommand(s.upgradeCheckCommand())
+	cmd := group("upgrade", "Check which upgrades are allowed, and prepare one",
+		"Which versions the cluster may go to, by which path, and what stands in the way; and\nwhat has to be in the cluster before its nodes can go there.",
+		"  constellation upgrade check\n  constellation upgrade check --write-config\n  constellation upgrade prepare")
+	cmd.AddCommand(s.upgradeCheckCommand(), s.upgradePrepareCommand())
 	return cmd
 }
 
@@ -87,6 +88,110 @@ nothing blocks it, 0 if nothing is newer.`,
 	_ = cmd.RegisterFlagCompletionFunc("to", fixed(s.Releases...))
 	_ = cmd.MarkFlagFilename("feed-key", "pub", "pem")
 	return cmd
+}
+
+// prepareOptions are what the command line says about `upgrade prepare` beside the request.
+type prepareOptions struct {
+	yes, nonInteractive bool
+	timeout             time.Duration
+	out                 format
+}
+
+func (s *session) upgradePrepareCommand() *cobra.Command {
+	var (
+		r engine.PrepareRequest
+		o prepareOptions
+	)
+	cmd := &cobra.Command{
+		Use:   "prepare",
+		Short: "Publish what nodes need for the next hop, without setting the target",
+		Long: `Prepare checks the next hop as upgrade check does, and puts into the cluster what its
+nodes will need: the components that they install, and the measurements that they must
+show. Machines of the old and of the new image are let in from then on.
+
+It replaces no node and does not set the target. At the end it prints the one kubectl
+command that does, and writes the same target into constellation-nodeversion.yaml, for
+GitOps. From then on the operator in the cluster replaces nodes by itself.
+
+What is prepared is the hop to what constellation-conf.yaml asks for, or on the way to
+--to and --kubernetes. If neither asks for anything newer than what runs, it is the next
+hop to the newest that can be reached.
+
+Findings that block stop it with exit code 4. Warnings are accepted with --yes, or each by
+its name with --acknowledge. These two block unless they are acknowledged by name:
+measurements-weaker, with which registers are not enforced any more (recorded in the
+cluster), and oldest-supports-kubernetes, with which image and Kubernetes go up in one
+write. Prepare can be interrupted at any time: the same command goes on where it was.`,
+		Example: `  constellation upgrade check --write-config && constellation upgrade prepare
+  constellation upgrade prepare --non-interactive --yes
+  constellation upgrade prepare --to v1.1.0 --kubernetes v1.36.3 --acknowledge oldest-supports-kubernetes
+  constellation upgrade prepare --yes -o json | jq 'select(.kind == "result").data.patch'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.prepare(cmd.Context(), r, o) },
+	}
+	fl := cmd.Flags()
+	fl.BoolVarP(&o.yes, "yes", "y", false, "the plan and its warnings are accepted")
+	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "ask nothing")
+	fl.StringArrayVar(&r.Acknowledge, "acknowledge", nil, "`ID` of a finding that is accepted; may be repeated")
+	fl.TextVar(&r.Release, "to", r.Release, "`release` to go to (default: what the configuration asks for)")
+	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "Kubernetes `version` to go to (default: what the configuration asks for)")
+	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "leave out questions that are asked as dry runs")
+	fl.StringVar(&r.Feed, "feed", "", "directory or address of the release feed (default: that of the configuration)")
+	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "file with a public key that the feed is signed with; may be repeated")
+	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this long, such as 10m; the same command goes on (0: never)")
+	s.outputFlag(cmd, &o.out, "what to print: text, or json for one event per line")
+	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
+	_ = cmd.RegisterFlagCompletionFunc("to", fixed(s.Releases...))
+	_ = cmd.RegisterFlagCompletionFunc("acknowledge", fixed("measurements-weaker", "oldest-supports-kubernetes"))
+	_ = cmd.MarkFlagFilename("feed-key", "pub", "pem")
+	return cmd
+}
+
+// prepare runs `upgrade prepare`. On a terminal it asks once, after the plan was shown.
+func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o prepareOptions) error {
+	out := s.printer(o.out, true)
+	defer func() { out.close() }()
+	// Who reads events gets a whole stream also where no plan could be made.
+	unplanned := func(err error) error {
+		if o.out == asJSON {
+			s.framed(out, "").end("", err, engine.Result{})
+		}
+		return err
+	}
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return unplanned(err)
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	if o.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
+	progress := s.checkProgress()
+	plan, err := eng.PlanPrepare(ctx, r, progress.event)
+	progress.live.clear()
+	if err != nil {
+		return unplanned(err)
+	}
+	if list := plan.Blocked(); len(list) > 0 {
+		return s.refuse(plan, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
+	}
+	unnamed := slices.DeleteFunc(plan.Warnings(), func(f engine.Finding) bool { return slices.Contains(r.Acknowledge, f.ID) })
+	switch {
+	case o.yes || plan.Finished() || len(unnamed) == 0 && len(plan.Warnings()) > 0:
+	case o.out == text && !o.nonInteractive && s.asks():
+		s.preview(plan, out)
+		out.close()
+		if !s.confirmed("Publish this?") {
+			return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: errors.New("the plan was not accepted; nothing was changed"), Exit: engine.ExitUnacknowledged}
+		}
+		out = s.printer(o.out, true)
+	default:
+		return s.refuse(plan, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+	}
+	return eng.Run(ctx, plan, out.event)
 }
 
 // printCheck answers what may be gone to.
