@@ -229,13 +229,7 @@ func (r *groups) create(ctx context.Context, f cloud.Group, known []v1alpha1.Sca
 
 // ensureStrategy makes the AutoscalingStrategy of a new cluster.
 func (r *groups) ensureStrategy(ctx context.Context) error {
-	err := r.client.Create(ctx, &v1alpha1.AutoscalingStrategy{
-		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.AutoscalingStrategyName},
-		Spec: v1alpha1.AutoscalingStrategySpec{
-			Enabled: true, DeploymentName: "constellation-cluster-autoscaler", DeploymentNamespace: "kube-system",
-			AutoscalerExtraArgs: map[string]string{"logtostderr": "true", "stderrthreshold": "info", "v": "2", "namespace": "kube-system"},
-		},
-	})
+	err := r.client.Create(ctx, newStrategy())
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create AutoscalingStrategy: %w", err)
 	}

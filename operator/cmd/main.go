@@ -35,9 +35,13 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
+	if len(args) > 0 && args[0] == roleStandIn {
+		standIn(ctx, args[1:], slog.New(slog.NewJSONHandler(os.Stderr, nil)))
+		return nil
+	}
 	f := flag.NewFlagSet("operator", flag.ContinueOnError)
 	var (
-		role       = f.String("role", "operator", "what this process does: operator")
+		role       = f.String("role", "operator", "what this process does: operator, or, as the first argument, autoscaler-stand-in")
 		provider   = f.String("provider", "sandbox", "where the machines come from: sandbox")
 		metadata   = f.String("metadata", local.DefaultMetadata, "`URL` of the cloud's metadata server")
 		address    = f.String("cloud", local.DefaultControl, "`URL` of the cloud's control API, or unix:PATH")

@@ -61,7 +61,7 @@ type AutoscalingStrategyStatus struct {
 	// +optional
 	Replicas int32 `json:"replicas,omitempty"`
 	// conditions: Stalled is True, with the reason, if the Deployment does not exist or
-	// cannot be changed.
+	// cannot be changed; Reconciling is True while its pods still end.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
