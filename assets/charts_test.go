@@ -85,7 +85,7 @@ var rightsOf = map[string][]string{
 		"*: apps/daemonsets: get",
 		"*: nodes: delete,list,patch,watch",
 		"*: pods/eviction: create",
-		"*: pods: get,list",
+		"*: pods: list,watch",
 		"*: update.edgeless.systems/autoscalingstrategies (autoscalingstrategy): patch",
 		"*: update.edgeless.systems/autoscalingstrategies/status (autoscalingstrategy): patch",
 		"*: update.edgeless.systems/autoscalingstrategies: create,list,watch",
@@ -108,6 +108,7 @@ var rightsOf = map[string][]string{
 	"constellation-services": {
 		"*: update.edgeless.systems/joiningnodes: create,patch",
 		"*: update.edgeless.systems/nodeversions (constellation-version): get,list,watch",
+		"*: update.edgeless.systems/pendingnodes: list,watch",
 		"constellation-system: coordination.k8s.io/leases (control-plane-join): get,update",
 		"constellation-system: coordination.k8s.io/leases: create",
 		"kube-system: configmaps (join-config): get,list,watch",

@@ -36,7 +36,10 @@ var (
 // answer turns an error into what the caller is told: a code, a sentence and, where
 // asking again can help, when. Details of the cluster stay in the log.
 func answer(err error) error {
-	var held *turnHeldError
+	var (
+		held    *turnHeldError
+		leaving *leavingError
+	)
 	switch {
 	case errors.Is(err, errNoEvidence):
 		return status.Error(codes.Unauthenticated, err.Error())
@@ -44,6 +47,8 @@ func answer(err error) error {
 		return status.Error(codes.PermissionDenied, err.Error())
 	case errors.Is(err, errRequest):
 		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.As(err, &leaving):
+		return status.Error(codes.FailedPrecondition, leaving.Error())
 	case errors.As(err, &held):
 		return later(codes.Unavailable, err.Error(), turnRetry)
 	case errors.Is(err, errBusy):

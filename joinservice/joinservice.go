@@ -6,8 +6,9 @@
 // identity; a request decides nothing but the public key of the kubelet's
 // certificate. Joining machines report their progress on the same connection.
 //
-// The order of a ticket is: evidence; the instance as its cloud knows it; for a
-// control plane its turn; components as the operator published them for the role;
+// The order of a ticket is: evidence; the instance as its cloud knows it; that it is not
+// bound to leave; for a control plane its turn; components as the operator published
+// them for the role;
 // the certificate, bound to the identity; a JoiningNode, so that the machine is
 // accounted for; a bootstrap token. No secret is made or read before the steps
 // above it are passed, and asking again at any point is safe.
@@ -247,6 +248,9 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 	if err := s.directory.verify(ctx, id); err != nil {
 		return nil, err
 	}
+	if err := s.kube.staying(id); err != nil {
+		return nil, err
+	}
 	csr, err := parseRequest(req.GetCertificateRequest(), id)
 	if err != nil {
 		return nil, err
@@ -260,6 +264,11 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 		}
 		log.Info("control-plane turn taken", "until", expires)
 		t.TurnExpires = timestamppb.New(expires)
+		// The watch may be behind, and a machine that goes must not become a member of
+		// etcd. The turn is left to end by itself: this machine may be half joined.
+		if err := s.kube.stayingNow(ctx, id); err != nil {
+			return nil, err
+		}
 	}
 	c, err := s.kube.components(ctx, id.Role)
 	if err != nil {

@@ -39,6 +39,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"constellation/assets"
@@ -469,6 +470,7 @@ func TestJoinService(t *testing.T) {
 		{"another machine's token is left alone", tokenTaken},
 		{"control planes join one at a time", controlPlanes},
 		{"nobody gets more than the cloud says it is", impostors},
+		{"a machine that is bound to leave gets nothing", leavers},
 		{"what passes says when to come back", passing},
 		{"measurements change without a restart", measurementsChange},
 		{"reports become bounded lines", reports},
@@ -825,6 +827,76 @@ func impostors(t *testing.T, s *site, r *replica) {
 	if _, err := s.ask(r.addr, honest, own); err != nil {
 		t.Errorf("the honest machine: %v", err)
 	}
+}
+
+// bind makes an intent of the operator's; goal Leave binds its machine to leave.
+func (s *site) bind(name string, goal v1alpha1.Goal, providerID string) (undo func()) {
+	s.t.Helper()
+	pn := fmt.Sprintf(`{apiVersion: update.edgeless.systems/v1alpha1, kind: PendingNode, metadata: {name: %s},
+		spec: {groupID: sandboxes/test/groups/x, goal: %s, providerID: %q, token: t}}`, name, goal, providerID)
+	if err := s.cp.Apply(s.t.Context(), []byte(pn)); err != nil {
+		s.t.Fatal(err)
+	}
+	return func() {
+		s.t.Helper()
+		if err := s.kinds.Resource(v1alpha1.GroupVersion.WithResource("pendingnodes")).Delete(s.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+func leavers(t *testing.T, s *site, r *replica) {
+	worker, workerIssuer := s.machine("worker-l", cloud.Worker, goodBoot, nil)
+	cp, cpIssuer := s.machine("control-plane-l", cloud.ControlPlane, goodBoot, nil)
+	other, otherIssuer := s.machine("control-plane-m", cloud.ControlPlane, goodBoot, nil)
+
+	// Its intent says Join: that is what it is there for.
+	free := s.bind("replace-1", v1alpha1.JoinGoal, worker.ProviderID)
+	if _, err := s.ask(r.addr, worker, workerIssuer); err != nil {
+		t.Errorf("a machine that is to join: %v", err)
+	}
+	free()
+	// A control plane is refused at once, however far behind the watch is.
+	told := r.kube.pending
+	staleIntents(r)
+	free = s.bind("replace-2", v1alpha1.LeaveGoal, cp.ProviderID)
+	_, err := s.ask(r.addr, cp, cpIssuer)
+	refused(t, err, codes.FailedPrecondition, "this machine is to leave the cluster, says PendingNode replace-2")
+	if s.token(cp.Name) != nil || s.noted(cp.Name) != nil {
+		t.Error("a machine that is bound to leave got something")
+	}
+	r.kube.pending = told
+	// It goes on asking and keeps nobody from their turn.
+	eventually(t, "another control plane's turn", func() (string, bool) {
+		_, err := s.ask(r.addr, cp, cpIssuer)
+		refused(t, err, codes.FailedPrecondition, "this machine is to leave")
+		_, err = s.ask(r.addr, other, otherIssuer)
+		return fmt.Sprint(err), err == nil
+	})
+	if err := r.turn.release(t.Context(), other.Name); err != nil {
+		t.Error(err)
+	}
+	free()
+	eventually(t, "the way back", func() (string, bool) {
+		_, err := s.ask(r.addr, cp, cpIssuer)
+		return fmt.Sprint(err), err == nil
+	})
+	if err := r.turn.release(t.Context(), cp.Name); err != nil {
+		t.Error(err)
+	}
+	// A worker is refused when the watch has told; some clouds change the case of IDs.
+	free = s.bind("replace-3", v1alpha1.LeaveGoal, strings.ToUpper(worker.ProviderID))
+	defer free()
+	eventually(t, "no ticket for the worker", func() (string, bool) {
+		_, err = s.ask(r.addr, worker, workerIssuer)
+		return fmt.Sprint(err), err != nil
+	})
+	refused(t, err, codes.FailedPrecondition, "this machine is to leave the cluster, says PendingNode replace-3")
+}
+
+// staleIntents is what a watch has told that never told anything.
+func staleIntents(r *replica) {
+	r.kube.pending = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byLeaver: func(any) ([]string, error) { return nil, nil }})
 }
 
 func passing(t *testing.T, s *site, r *replica) {

@@ -58,8 +58,9 @@ type kube struct {
 	update *rest.RESTClient // our own kinds
 	ns     string
 
-	configs  cache.Store // the ConfigMap join-config
-	versions cache.Store // the NodeVersion
+	configs  cache.Store   // the ConfigMap join-config
+	versions cache.Store   // the NodeVersion
+	pending  cache.Indexer // PendingNodes, by machine
 	changed  chan struct{}
 	watches  []cache.Controller
 
@@ -94,7 +95,63 @@ func newKube(c *rest.Config, namespace string) (*kube, error) {
 	}
 	k.configs = k.informer(core.RESTClient(), "configmaps", systemNamespace, joinConfig, &corev1.ConfigMap{})
 	k.versions = k.informer(k.update, "nodeversions", metav1.NamespaceAll, v1alpha1.NodeVersionName, &v1alpha1.NodeVersion{})
+	k.pending = k.pendingNodes()
 	return k, nil
+}
+
+// byLeaver is the index of PendingNodes whose machine is bound to leave, by the
+// machine's ID.
+const byLeaver = "leaver"
+
+// pendingNodes keeps all PendingNodes in a store. They are as many as machines are on
+// their way, not as nodes.
+func (k *kube) pendingNodes() cache.Indexer {
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(k.update, "pendingnodes", metav1.NamespaceAll, fields.Everything()),
+		ObjectType:    &v1alpha1.PendingNode{},
+		Handler:       cache.ResourceEventHandlerFuncs{},
+		Indexers: cache.Indexers{byLeaver: func(obj any) ([]string, error) {
+			if p, ok := obj.(*v1alpha1.PendingNode); ok && p.Spec.Goal == v1alpha1.LeaveGoal {
+				return []string{strings.ToLower(p.Spec.ProviderID)}, nil // some clouds change the case between calls
+			}
+			return nil, nil
+		}},
+	})
+	k.watches = append(k.watches, controller)
+	return store.(cache.Indexer)
+}
+
+// leavingError means that a machine is bound to leave the cluster, for ever.
+type leavingError struct{ intent string }
+
+func (e *leavingError) Error() string {
+	return fmt.Sprintf("this machine is to leave the cluster, says PendingNode %s", e.intent)
+}
+
+// staying returns a *leavingError if the machine was seen to be bound to leave.
+func (k *kube) staying(id attestation.Identity) error {
+	bound, err := k.pending.ByIndex(byLeaver, strings.ToLower(id.ProviderID))
+	if err != nil {
+		return fmt.Errorf("find PendingNode: %w", err)
+	}
+	if len(bound) > 0 {
+		return &leavingError{bound[0].(*v1alpha1.PendingNode).Name}
+	}
+	return nil
+}
+
+// stayingNow is staying as the API server knows it now, not as it was seen last.
+func (k *kube) stayingNow(ctx context.Context, id attestation.Identity) error {
+	var all v1alpha1.PendingNodeList
+	if err := k.update.Get().Resource("pendingnodes").Do(ctx).Into(&all); err != nil {
+		return fmt.Errorf("list PendingNodes: %w", err)
+	}
+	for _, p := range all.Items {
+		if p.Spec.Goal == v1alpha1.LeaveGoal && strings.EqualFold(p.Spec.ProviderID, id.ProviderID) {
+			return &leavingError{p.Name}
+		}
+	}
+	return nil
 }
 
 // informer keeps one object in a store.
