@@ -239,6 +239,9 @@ func (p *plainPrinter) tellPlan(at time.Time) {
 		}
 	}
 	text := fmt.Sprintf("%s %s: %s", plan.Verb, clean(plan.Cluster), count(len(plan.Steps), "step"))
+	if len(plan.Steps) == 0 { // it is blocked, and nobody knows of what
+		text = fmt.Sprintf("%s %s", plan.Verb, clean(plan.Cluster))
+	}
 	if done > 0 {
 		text += fmt.Sprintf(", %d done before", done)
 	}

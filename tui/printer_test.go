@@ -37,7 +37,7 @@ func plainOf(t *testing.T, events []engine.Event) string {
 }
 
 func TestPlainPrinter(t *testing.T) {
-	for _, name := range []string{"init", "failed", "hung", "stopped", "resumed", "taken-up", "many"} {
+	for _, name := range []string{"init", "failed", "hung", "stopped", "resumed", "taken-up", "many", "prepare"} {
 		t.Run(name, func(t *testing.T) {
 			out := plainOf(t, recorded(t, name))
 			golden(t, "plain/"+name+".txt", out)
@@ -79,7 +79,7 @@ func TestHeartbeat(t *testing.T) {
 }
 
 func TestJSONLinesAreTheEvents(t *testing.T) {
-	for _, name := range []string{"init", "failed", "hung"} {
+	for _, name := range []string{"init", "failed", "hung", "prepare"} {
 		events := recorded(t, name)
 		var b bytes.Buffer
 		p := jsonPrinter{&b}
@@ -104,7 +104,7 @@ func TestJSONLinesAreTheEvents(t *testing.T) {
 				t.Errorf("line %d reads back as %+v, want %+v", i+1, back, events[i])
 			}
 		}
-		if name == "hung" {
+		if name == "hung" || name == "prepare" {
 			golden(t, "json/"+name+".jsonl", b.String())
 		}
 	}

@@ -195,6 +195,36 @@ func TestNothingIsAskedOfASilentTerminal(t *testing.T) {
 	}
 }
 
+// On a terminal prepare asks once, after the plan; what was typed before is no answer.
+func TestPrepareAsksOnATerminal(t *testing.T) {
+	for _, tt := range []struct {
+		name, answer string
+		exit         int
+		says         string
+	}{
+		{"yes", "y\n", engine.ExitDone, "cluster demo is prepared for image v1.1.0"},
+		{"no is the default", "\n", engine.ExitUnacknowledged, "the plan was not accepted; nothing was changed"},
+		{"no", "never\n", engine.ExitUnacknowledged, "the plan was not accepted; nothing was changed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := startWith(t, "y\n", 100, 30, []string{stream(t, "prepare")}, nil, "upgrade", "prepare")
+			p.sees("Publish this? [y/N]")
+			if out := p.output(); !strings.Contains(out, " target-file        would ") || strings.Contains(out, " start     Publish") {
+				t.Errorf("before the answer:\n%s", out)
+			}
+			p.types(tt.answer)
+			p.sees(tt.says)
+			if code := p.ends(); code != tt.exit {
+				t.Errorf("exit %d, want %d", code, tt.exit)
+			}
+		})
+	}
+	p := startWith(t, "", 100, 30, []string{stream(t, "prepare")}, nil, "upgrade", "prepare", "--non-interactive")
+	if code := p.ends(); code != engine.ExitUnacknowledged || strings.Contains(p.output(), "[y/N]") {
+		t.Errorf("non-interactive: exit %d\n%s", code, p.output())
+	}
+}
+
 func TestConsoleOnASilentTerminal(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init")}, nil)
 	p.sees("Configuration")

@@ -317,7 +317,11 @@ func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
 		for _, f := range x.Fields {
 			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", clean(f.Field), clean(orElse(shortValue(f.From), "(not set)")), c.th.to, clean(orElse(shortValue(f.To), "(removed)"))))
 		}
-		lines = append(lines, "", "next  "+sp.command("config validate"))
+		next := "config validate"
+		if len(k.Path) > 0 && k.Path[0].To.Release == k.Current.Release && k.Path[0].CLI.String() == k.CLI {
+			next = "upgrade prepare" // the services are there already
+		}
+		lines = append(lines, "", "next  "+sp.command(next))
 	case x != nil && len(x.Fields) > 0 && k.Exit == engine.ExitUpgradeAvailable:
 		lines = append(lines, "", "next  "+sp.command("upgrade check --write-config"+planFlags(r)))
 	}

@@ -50,7 +50,7 @@ func BenchmarkCheckVersions(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			workspace := populate(b, cp, c)
+			workspace := populate(b, cp, c, "v1.0.0")
 			putKinds(b, c, kinds)
 			settle(b, c)
 
@@ -137,8 +137,9 @@ func serveFeed(b *testing.B) (address, key string, requests *atomic.Int64) {
 	return server.URL, k.Public, requests
 }
 
-// populate makes a cluster of release v1.0.0 with three nodes, and a workspace for it.
-func populate(b *testing.B, cp *controlplane.ControlPlane, c *Client) *engine.Workspace {
+// populate makes a cluster with services of a release and three nodes of image v1.0.0, and
+// a workspace for it.
+func populate(b testing.TB, cp *controlplane.ControlPlane, c *Client, release string) *engine.Workspace {
 	b.Helper()
 	ctx := b.Context()
 	id := strings.Repeat("c1", 32)
@@ -152,7 +153,7 @@ func populate(b *testing.B, cp *controlplane.ControlPlane, c *Client) *engine.Wo
 		b.Fatal(err)
 	}
 	if _, err := w.AdoptSandbox(engine.SandboxInfo{
-		Name: "demo", UID: "0123456789abcdef", Release: "v1.0.0", Kubernetes: "v1.35.4", Image: "v1.0.0", TrustRoots: string(rootPEM),
+		Name: "demo", UID: "0123456789abcdef", Release: release, Kubernetes: "v1.35.4", Image: "v1.0.0", TrustRoots: string(rootPEM),
 		Measurements: map[uint32]string{4: strings.Repeat("0a", 32)}, ClusterEndpoint: "127.0.0.1:36443", InitEndpoint: "127.0.0.1:39000",
 		InClusterEndpoint: "10.42.0.1", NodeCIDR: "10.42.0.0/24", PodCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/12",
 		ControlPlanes: 1, Workers: 2, Socket: "/nowhere/api.sock", InitSecret: []byte("init-secret-0123456789-abcdefghi"),
@@ -191,7 +192,7 @@ metadata: {name: %s, labels: {%s}, annotations: {constellation.edgeless.systems/
 			b.Fatal(err)
 		}
 	}
-	if err := cp.Apply(ctx, []byte(workload("Deployment", Namespace, "constellation-operator", "example/operator:v1.0.0", map[string]string{partOfLabel: partOf, versionLabel: "v1.0.0"}))); err != nil {
+	if err := cp.Apply(ctx, []byte(workload("Deployment", Namespace, "constellation-operator", "example/operator:"+release, map[string]string{partOfLabel: partOf, versionLabel: release}))); err != nil {
 		b.Fatal(err)
 	}
 	return w
