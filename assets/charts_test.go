@@ -467,6 +467,9 @@ func TestOperatorMeetsAgent(t *testing.T) {
 		return nil
 	})
 	pod := d.Spec.Template.Spec
+	if args := pod.Containers[0].Args; !slices.Contains(args, "--agent="+agent.DefaultSocket) {
+		t.Errorf("arguments %q do not name the socket %s", args, agent.DefaultSocket)
+	}
 	if got := mountsOfHost(t, &pod); len(got) != 1 || !strings.HasPrefix(got[0], path.Dir(agent.DefaultSocket)+" at "+path.Dir(agent.DefaultSocket)) {
 		t.Errorf("mounts %q, want the folder of %s", got, agent.DefaultSocket)
 	}

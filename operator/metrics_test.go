@@ -2,9 +2,12 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +20,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/yaml"
 
+	"constellation/assets/render"
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 )
@@ -230,4 +236,155 @@ func sampleMetrics(t *testing.T) []*dto.MetricFamily {
 	all := gathered(t, g, g.drained, c.actions, c.calls)
 	slices.SortFunc(all, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
 	return all
+}
+
+// expressions are what dashboard and alerts of the chart ask Prometheus, by where they stand.
+func expressions(t *testing.T) map[string]string {
+	t.Helper()
+	chart, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{
+		"release": "v1.1.0", "metrics": map[string]any{"dashboard": true, "prometheusOperator": true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, doc := range strings.Split(string(chart), "\n---\n") {
+		var o struct {
+			Kind string            `json:"kind"`
+			Data map[string]string `json:"data"`
+			Spec struct {
+				Groups []struct {
+					Rules []struct{ Alert, Expr string } `json:"rules"`
+				} `json:"groups"`
+			} `json:"spec"`
+		}
+		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
+			continue // a kind whose spec is another
+		}
+		for _, g := range o.Spec.Groups {
+			for _, r := range g.Rules {
+				out["alert "+r.Alert] = r.Expr
+			}
+		}
+		for name, text := range o.Data {
+			var d struct {
+				Panels []struct {
+					Title   string
+					Targets []struct{ RefID, Expr string }
+				}
+			}
+			if err := json.Unmarshal([]byte(text), &d); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			for _, p := range d.Panels {
+				for _, target := range p.Targets {
+					out["panel "+p.Title+" "+target.RefID] = target.Expr
+				}
+			}
+		}
+	}
+	return out
+}
+
+var (
+	metricName = regexp.MustCompile(`\b(?:constellation|controller_runtime)_[a-z0-9_]+`)
+	selector   = regexp.MustCompile(`\b((?:constellation|controller_runtime)_[a-z0-9_]+)\{([^}]*)\}`)
+	matcher    = regexp.MustCompile(`^([a-z_]+)(=|!=|=~|!~)"([^"]*)"$`)
+)
+
+// TestDashboardAndAlertsAskForWhatThereIs: every metric and label that they name is
+// exported, and every label has values that they compare it with.
+func TestDashboardAndAlertsAskForWhatThereIs(t *testing.T) {
+	labels := map[string]map[string][]string{} // of each series name: labels to values
+	framework, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range append(framework, sampleMetrics(t)...) {
+		all := labels[f.GetName()]
+		if all == nil {
+			all = map[string][]string{}
+		}
+		for _, m := range f.Metric {
+			for _, l := range m.Label {
+				all[l.GetName()] = append(all[l.GetName()], l.GetValue())
+			}
+		}
+		labels[f.GetName()] = all
+		if f.GetType() == dto.MetricType_HISTOGRAM {
+			for _, s := range []string{"_bucket", "_sum", "_count"} {
+				labels[f.GetName()+s] = all
+			}
+		}
+	}
+	// Shows nothing before a controller has failed.
+	labels["controller_runtime_reconcile_errors_total"] = map[string][]string{"controller": nil}
+	exprs := expressions(t)
+	alerts, panels := 0, 0
+	for where, e := range exprs {
+		if strings.HasPrefix(where, "alert ") {
+			alerts++
+		} else {
+			panels++
+		}
+		names := metricName.FindAllString(e, -1)
+		if len(names) == 0 {
+			t.Errorf("%s asks for no metric: %s", where, e)
+		}
+		for _, n := range names {
+			if labels[n] == nil {
+				t.Errorf("%s asks for %s, which does not exist", where, n)
+			}
+		}
+		for _, s := range selector.FindAllStringSubmatch(e, -1) {
+			for _, m := range strings.Split(s[2], ",") {
+				parts := matcher.FindStringSubmatch(m)
+				if parts == nil {
+					t.Errorf("%s: %q is no matcher", where, m)
+					continue
+				}
+				if _, ok := labels[s[1]][parts[1]]; !ok {
+					t.Errorf("%s: %s has no label %s", where, s[1], parts[1])
+				}
+				// Values that always exist; others, such as reasons, come and go.
+				if parts[2] == "=" && !slices.Contains(labels[s[1]][parts[1]], parts[3]) {
+					t.Errorf("%s: %s of %s is never %q", where, parts[1], s[1], parts[3])
+				}
+			}
+		}
+		for _, pair := range []string{"()", "{}", "[]"} {
+			if strings.Count(e, pair[:1]) != strings.Count(e, pair[1:]) {
+				t.Errorf("%s: brackets do not match: %s", where, e)
+			}
+		}
+	}
+	if alerts < 5 || panels < 10 {
+		t.Errorf("found %d alerts and %d panels; are they still rendered?", alerts, panels)
+	}
+}
+
+// TestMetricsAreDocumented: the document lists what is exported, and nothing else.
+func TestMetricsAreDocumented(t *testing.T) {
+	b, err := os.ReadFile("../docs/operator-metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, f := range sampleMetrics(t) {
+		want = append(want, f.GetName())
+	}
+	got := regexp.MustCompile("(?m)^\\| `(constellation_[a-z_]+)`").FindAllStringSubmatch(string(b), -1)
+	var listed []string
+	for _, m := range got {
+		listed = append(listed, m[1])
+	}
+	slices.Sort(listed)
+	if d := cmp.Diff(want, listed); d != "" {
+		t.Errorf("docs/operator-metrics.md (-exported +listed):\n%s", d)
+	}
+	for where := range expressions(t) {
+		if name, ok := strings.CutPrefix(where, "alert "); ok && !strings.Contains(string(b), "`"+name+"`") {
+			t.Errorf("docs/operator-metrics.md does not mention %s", name)
+		}
+	}
 }
