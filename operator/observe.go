@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -154,12 +155,18 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	w := &o.world
 	w.now, w.generation, w.before, w.leader = r.now(), o.version.Generation, o.version.Status, r.nodeName
 	w.instances, w.complete, _ = r.fleet.view()
-	for _, n := range o.nodes {
-		w.nodes = append(w.nodes, r.nodeOf(n))
-	}
+	// kubeadm labels a control plane some time after its Node is there, so a Node that
+	// has no such label is a worker only if its group says so.
+	roles := make(map[string]v1alpha1.Role, len(groups.Items))
 	for i := range groups.Items {
 		g := &groups.Items[i]
 		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy})
+		roles[strings.ToLower(g.Spec.GroupID)] = g.Spec.Role
+	}
+	for _, n := range o.nodes {
+		of := r.nodeOf(n)
+		of.role = cmp.Or(roles[strings.ToLower(of.group)], of.role)
+		w.nodes = append(w.nodes, of)
 	}
 	for _, p := range o.pending {
 		w.intents = append(w.intents, intentOf(p))
