@@ -310,7 +310,11 @@ func (f *following) follow(ctx context.Context, req *upgradeproto.UpgradeRequest
 		switch k := m.GetKind().(type) {
 		case *upgradeproto.UpgradeResponse_Progress:
 			f.stage = k.Progress.GetStage()
-			f.run.phase = phaseOf(f.stage)
+			// A run that is taken up again begins with the first stage, and has changed the
+			// host all the same.
+			if f.run.phase != "apply" {
+				f.run.phase = phaseOf(f.stage)
+			}
 			text := k.Progress.GetState()
 			if t := k.Progress.GetText(); t != "" {
 				text += ": " + t

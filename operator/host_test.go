@@ -1,0 +1,503 @@
+//go:build linux
+
+package operator
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"constellation/agent"
+	"constellation/agent/upgradeproto"
+	"constellation/engine/component"
+	"constellation/engine/kubeadm"
+	"constellation/engine/sandbox/controlplane"
+)
+
+// The agent starts its kubeadm through a gate in its own binary, here that of the test.
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == kubeadm.GateArgument {
+		kubeadm.Gate()
+	}
+}
+
+// hostRig is a control plane's host with the real agent. kubeadm and kubelet are
+// scripts: they tell a version, wait while the test wants them to, and write manifests.
+type hostRig struct {
+	t      *testing.T
+	dir    string
+	mirror *httptest.Server
+	host   agent.Host
+	stop   func()
+}
+
+const oldKubernetes, newKubernetes = "v1.35.4", "v1.36.3"
+
+func newHostRig(t *testing.T) *hostRig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "host") // t.TempDir can be too long for a socket's name
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	health := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(health.Close)
+	r := &hostRig{t: t, dir: dir, host: agent.Host{
+		Root: filepath.Join(dir, "root"), Name: "cp-1", KubeletHealth: health.URL, APIHealth: health.URL, APICalm: 20 * time.Millisecond,
+		RestartKubelet: func(context.Context) error { return nil },
+	}}
+	r.mirror = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Write(r.script(filepath.Base(req.URL.Path)))
+	}))
+	t.Cleanup(r.mirror.Close)
+	r.write("ctl/x", "", 0o600)
+	for _, name := range []string{"kubeadm", "kubelet"} {
+		r.write("root/usr/local/bin/"+name, string(r.script(oldKubernetes)), 0o755)
+	}
+	r.write("root/etc/kubernetes/kubelet.conf", "", 0o600)
+	for _, v := range []string{oldKubernetes, newKubernetes} {
+		for _, pod := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+			m := fmt.Sprintf("spec: {containers: [{name: %s, image: 'registry.example/%s:%s'}]}\n", pod, pod, v)
+			r.write("manifests-"+v+"/"+pod+".yaml", m, 0o600)
+			if v == oldKubernetes {
+				r.write("root/etc/kubernetes/manifests/"+pod+".yaml", m, 0o600)
+			}
+		}
+	}
+	t.Cleanup(r.down)
+	return r
+}
+
+func (r *hostRig) write(name, content string, mode os.FileMode) {
+	r.t.Helper()
+	p := filepath.Join(r.dir, name)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, []byte(content), mode)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// script stands in for kubeadm and kubelet of a version.
+func (r *hostRig) script(version string) []byte {
+	return []byte(strings.NewReplacer("@DIR", r.dir, "@VERSION", version).Replace(`#!/bin/sh
+case "$1" in version|--version) echo @VERSION; exit 0;; esac
+echo "[upgrade] running $2 of @VERSION"
+touch "@DIR/ctl/at-$2"
+while [ -e "@DIR/ctl/hang-$2" ]; do sleep 0.02; done
+if [ -e "@DIR/ctl/fail-$2" ]; then rm "@DIR/ctl/fail-$2"; echo "error: the disk is made of cheese" >&2; exit 1; fi
+[ "$2" = apply ] && cp "@DIR/manifests-@VERSION/"* "@DIR/root/etc/kubernetes/manifests/"
+echo "[upgrade] SUCCESS of $2"
+`))
+}
+
+func (r *hostRig) components(version string) component.List {
+	sum := sha256.Sum256(r.script(version))
+	var l component.List
+	for _, name := range []string{"kubeadm", "kubelet"} {
+		l = append(l, component.Component{Name: name, URL: r.mirror.URL + "/" + name + "/" + version, Digest: "sha256:" + hex.EncodeToString(sum[:]), Path: "/usr/local/bin/" + name})
+	}
+	return l
+}
+
+func (r *hostRig) socket() string { return filepath.Join(r.dir, "s", "agent.sock") }
+
+// up starts an agent, down ends it; what kubeadm does goes on.
+func (r *hostRig) up() {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	s := agent.New(r.host, r.socket(), slog.New(slog.DiscardHandler))
+	s.Operator = uint32(os.Getuid())
+	go func() { done <- s.Run(ctx) }()
+	r.stop = func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Errorf("agent ended: %v", err)
+		}
+	}
+}
+
+func (r *hostRig) down() {
+	if r.stop != nil {
+		found, _ := filepath.Glob(filepath.Join(r.dir, "ctl/hang-*"))
+		if r.t.Failed() {
+			for _, f := range found {
+				os.Remove(f)
+			}
+		}
+		r.stop()
+		r.stop = nil
+	}
+}
+
+func (r *hostRig) client() *agentHost {
+	r.t.Helper()
+	h, err := newHost(r.socket(), "cp-1")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { h.Close() })
+	return h
+}
+
+func (r *hostRig) until(what string, holds func() bool) {
+	r.t.Helper()
+	(&cluster{t: r.t}).eventually(what, func() (string, bool) { return "not so", holds() })
+}
+
+func (r *hostRig) at(verb string) bool {
+	_, err := os.Stat(filepath.Join(r.dir, "ctl/at-"+verb))
+	return err == nil
+}
+
+func (r *hostRig) release(what string) {
+	r.t.Helper()
+	if err := os.Remove(filepath.Join(r.dir, "ctl", what)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// told gathers what Upgrade tells.
+type told struct {
+	mu  sync.Mutex
+	all []upgradeRun
+}
+
+func (t *told) tell(r upgradeRun) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.all = append(t.all, r)
+}
+
+func (t *told) phases() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []string
+	for _, r := range t.all {
+		out = append(out, r.phase)
+	}
+	return slices.Compact(out)
+}
+
+func TestHostUpgrades(t *testing.T) {
+	const reference = "k8s-components-sha256-abc"
+	r := newHostRig(t)
+	h := r.client()
+	var log syncBuffer
+	h.log = slog.New(slog.NewTextHandler(&log, nil))
+	if _, err := h.Run(t.Context()); status.Code(err) != codes.Unavailable {
+		t.Errorf("an agent that is away says %v", err)
+	}
+	r.up()
+	r.until("the agent answers", func() bool { run, err := h.Run(t.Context()); return err == nil && run == upgradeRun{} })
+
+	// The agent is started anew in the middle: the upgrade goes on, and so does its tale.
+	r.write("ctl/hang-apply", "", 0o600)
+	token := upgradeToken(newKubernetes, reference, upgradeRun{})
+	var tale told
+	done := make(chan error, 1)
+	go func() {
+		done <- h.Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), tale.tell)
+	}()
+	r.until("kubeadm applies", func() bool { return r.at("apply") && slices.Contains(tale.phases(), "apply") })
+	run, err := h.Run(t.Context())
+	if want := (upgradeRun{version: newKubernetes, components: reference, node: "cp-1", phase: "apply", line: run.line, started: run.started}); err != nil || run != want || run.started.IsZero() {
+		t.Errorf("run is %+v, %v; want %+v", run, err, want)
+	}
+	if got := upgradeToken(newKubernetes, reference, run); got != token {
+		t.Errorf("whoever forgot the token %s would ask with %s", token, got)
+	}
+	err = r.client().Upgrade(t.Context(), "another/0/one", "v1.35.5", "one", r.components("v1.35.5"), func(upgradeRun) {})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "upgrade of the control plane to "+newKubernetes+" ("+token+") is under way") {
+		t.Errorf("another upgrade is answered: %v", err)
+	}
+	r.down()
+	r.until("the cut is noted", func() bool { return strings.Contains(log.String(), "agent not reached") })
+	r.up()
+	r.release("hang-apply")
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if got := tale.phases(); !slices.Equal(got, []string{"download", "plan", "apply", "done"}) {
+		t.Errorf("phases %v", got)
+	}
+	last := tale.all[len(tale.all)-1]
+	if last.ended.Before(last.started) || last.started.IsZero() || last.version != newKubernetes || last.components != reference || last.node != "cp-1" {
+		t.Errorf("in the end %+v", last)
+	}
+	// The second agent begins with the first stage again; no line is told twice for that.
+	for line, want := range map[string]int{
+		`msg=upgrade node=cp-1 stage=verify source=agent line=running`:                                                       2,
+		`msg=upgrade node=cp-1 stage=plan source=kubeadm line="[upgrade] SUCCESS of plan"`:                                   2,
+		`msg=upgrade node=cp-1 stage=apply source=agent line="the agent was started anew; kubeadm upgrade apply still runs"`: 1,
+		`msg=upgrade node=cp-1 stage=apply source=kubeadm line="[upgrade] running apply of v1.36.3"`:                         2,
+		`msg=upgrade node=cp-1 stage=wait-for-api source=agent line=done`:                                                    1,
+	} {
+		if n := strings.Count(log.String(), line); n != want {
+			t.Errorf("%d times in the log, want %d: %s\n%s", n, want, line, log.String())
+		}
+	}
+	run, err = h.Run(t.Context())
+	if err != nil || run.phase != "done" || run.ended.IsZero() || run.components != reference {
+		t.Errorf("afterwards run is %+v, %v", run, err)
+	}
+
+	// The same once more tells the same and does nothing.
+	deeds := log.String()
+	if err := r.client().Upgrade(t.Context(), token, newKubernetes, reference, r.components(newKubernetes), func(upgradeRun) {}); err != nil {
+		t.Errorf("the same once more: %v", err)
+	}
+	if log.String() != deeds {
+		t.Error("the same once more did something")
+	}
+}
+
+func TestHostUpgradeFails(t *testing.T) {
+	r := newHostRig(t)
+	r.up()
+	h := r.client()
+	r.until("the agent answers", func() bool { _, err := h.Run(t.Context()); return err == nil })
+	r.write("ctl/fail-apply", "", 0o600)
+	var tale told
+	first := upgradeToken(newKubernetes, "ref", upgradeRun{})
+	err := h.Upgrade(t.Context(), first, newKubernetes, "ref", r.components(newKubernetes), tale.tell)
+	if err == nil || !strings.Contains(err.Error(), "apply: ") || !strings.Contains(err.Error(), "cheese") {
+		t.Fatalf("failed with %v", err)
+	}
+	run, err := h.Run(t.Context())
+	if err != nil || run.phase != "failed" || !strings.Contains(run.line, "cheese") || run.ended.IsZero() || tale.all[len(tale.all)-1].phase != "failed" {
+		t.Errorf("run is %+v, %v; told %v", run, err, tale.phases())
+	}
+	second := upgradeToken(newKubernetes, "ref", run)
+	if second == first {
+		t.Fatal("trying again would tell the same failure again")
+	}
+	if err := h.Upgrade(t.Context(), second, newKubernetes, "ref", r.components(newKubernetes), tale.tell); err != nil {
+		t.Errorf("the second try: %v", err)
+	}
+	if run, err := h.Run(t.Context()); err != nil || run.phase != "done" {
+		t.Errorf("run is %+v, %v", run, err)
+	}
+	// Whoever gives up is told so.
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r.down()
+	cancel(errors.New("the target changed"))
+	if err := h.Upgrade(ctx, second, newKubernetes, "ref", r.components(newKubernetes), tale.tell); err == nil || !strings.Contains(err.Error(), "the target changed") {
+		t.Errorf("given up with %v", err)
+	}
+}
+
+// realEtcd runs a cluster of n members called m0, m1, ... and returns the URL of each.
+func realEtcd(t *testing.T, n int) (urls []string) {
+	t.Helper()
+	bin, err := controlplane.FindBinaries()
+	if errors.Is(err, controlplane.ErrNoBinaries) {
+		t.Skip(err)
+	}
+	var peers, initial []string
+	for i := range n {
+		for _, l := range []*[]string{&urls, &peers} {
+			s, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			*l = append(*l, "http://"+s.Addr().String())
+			s.Close()
+		}
+		initial = append(initial, fmt.Sprintf("m%d=%s", i, peers[i]))
+	}
+	for i := range n {
+		cmd := exec.Command(filepath.Join(bin, "etcd"), "--name", fmt.Sprintf("m%d", i), "--data-dir", t.TempDir(), "--log-level", "error",
+			"--listen-client-urls", urls[i], "--advertise-client-urls", urls[i], "--listen-peer-urls", peers[i], "--initial-advertise-peer-urls", peers[i],
+			"--initial-cluster", strings.Join(initial, ","), "--heartbeat-interval", "200", "--election-timeout", "2000", "--unsafe-no-fsync")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	}
+	return urls
+}
+
+func TestHostChangesEtcd(t *testing.T) {
+	r := newHostRig(t)
+	r.host.Etcd.Endpoint = realEtcd(t, 3)[0]
+	r.up()
+	h := r.client()
+	var members []member
+	leader := func() (name string) {
+		t.Helper()
+		r.until("all members are healthy", func() bool {
+			var err error
+			members, err = h.Members(t.Context())
+			i := slices.IndexFunc(members, func(m member) bool { return m.leader })
+			if i >= 0 {
+				name = members[i].node
+			}
+			return err == nil && i >= 0 && !slices.ContainsFunc(members, func(m member) bool { return !m.healthy })
+		})
+		return name
+	}
+	first := leader()
+	var want []member
+	for _, name := range []string{"m0", "m1", "m2"} {
+		want = append(want, member{node: name, voter: true, healthy: true, leader: name == first})
+	}
+	slices.SortFunc(members, func(a, b member) int { return cmp.Compare(a.node, b.node) })
+	if !reflect.DeepEqual(members, want) {
+		t.Fatalf("members %+v, want %+v", members, want)
+	}
+	others := slices.DeleteFunc([]string{"m0", "m1", "m2"}, func(s string) bool { return s == first })
+
+	if err := h.RemoveMember(t.Context(), first, 2); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "leads") {
+		t.Errorf("the leader was removed: %v", err)
+	}
+	if err := h.MoveLeader(t.Context(), first, "nobody"); err == nil {
+		t.Error("the leader moved to nobody")
+	}
+	for range 2 { // it is moved only from where it is
+		if err := h.MoveLeader(t.Context(), first, others[1]); err != nil {
+			t.Fatal(err)
+		}
+		r.until("the leader moved", func() bool { return leader() == others[1] })
+	}
+	if err := h.MoveLeader(t.Context(), "nobody", ""); err != nil {
+		t.Errorf("a node without a member: %v", err)
+	}
+	if err := h.MoveLeader(t.Context(), others[1], ""); err != nil {
+		t.Fatal(err)
+	}
+	r.until("the leader moved on", func() bool { return leader() != others[1] })
+
+	if err := h.RemoveMember(t.Context(), others[1], 3); err == nil || !strings.Contains(err.Error(), "2 voters would stay, and 3 are wanted") {
+		t.Errorf("removed with too few left: %v", err)
+	}
+	if n := len(members); n != 3 {
+		t.Fatalf("%d members", n)
+	}
+	for range 2 { // one that is gone is a success
+		// etcd itself refuses until its members have known each other for some seconds.
+		(&cluster{t: t}).eventually("the member is removed", func() (string, bool) {
+			err := h.RemoveMember(t.Context(), others[1], 2)
+			return fmt.Sprint(err), err == nil
+		})
+	}
+	leader()
+	if len(members) != 2 || slices.ContainsFunc(members, func(m member) bool { return m.node == others[1] }) {
+		t.Errorf("members %+v", members)
+	}
+	if err := h.RemoveMember(t.Context(), "", 0); err == nil {
+		t.Error("the member of no node was removed")
+	}
+}
+
+// standInAgent stands in for an agent in states that are hard to bring about.
+type standInAgent struct {
+	upgradeproto.UnimplementedAgentServer
+	run     *upgradeproto.Run
+	members []*upgradeproto.EtcdMember
+}
+
+func (s *standInAgent) Status(context.Context, *upgradeproto.StatusRequest) (*upgradeproto.StatusResponse, error) {
+	return &upgradeproto.StatusResponse{Run: s.run}, nil
+}
+
+func (s *standInAgent) EtcdMembers(context.Context, *upgradeproto.EtcdMembersRequest) (*upgradeproto.EtcdMembersResponse, error) {
+	return &upgradeproto.EtcdMembersResponse{Members: s.members}, nil
+}
+
+func (s *standInAgent) serve(t *testing.T) *agentHost {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	l, err := net.Listen("unix", filepath.Join(dir, "a.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	upgradeproto.RegisterAgentServer(g, s)
+	go g.Serve(l)
+	t.Cleanup(g.Stop)
+	h, err := newHost(l.Addr().String(), "cp-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+func TestHostSaysWhatBecameOfARun(t *testing.T) {
+	begun, heard := time.Unix(1000, 0).UTC(), time.Unix(2000, 0).UTC()
+	run := func(state upgradeproto.Run_State, stage, token string) *upgradeproto.Run {
+		return &upgradeproto.Run{
+			Token: token, KubernetesVersion: newKubernetes, State: state, Stage: stage, LastLine: "a line", Message: "why",
+			Started: timestamppb.New(begun), Updated: timestamppb.New(heard),
+		}
+	}
+	token := upgradeToken(newKubernetes, "a/ref", upgradeRun{})
+	base := upgradeRun{version: newKubernetes, components: "a/ref", node: "cp-1", line: "a line", started: begun}
+	with := func(change func(*upgradeRun)) upgradeRun { r := base; change(&r); return r }
+	for _, tt := range []struct {
+		name string
+		run  *upgradeproto.Run
+		want upgradeRun
+	}{
+		{"there was none", nil, upgradeRun{}},
+		{"its components are fetched", run(upgradeproto.Run_RUNNING, "install-kubeadm", token), with(func(r *upgradeRun) { r.phase = "download" })},
+		{"it is planned", run(upgradeproto.Run_RUNNING, "plan", token), with(func(r *upgradeRun) { r.phase = "plan" })},
+		{"kubelet is part of it", run(upgradeproto.Run_RUNNING, "restart-kubelet", token), with(func(r *upgradeRun) { r.phase = "apply" })},
+		{"it succeeded", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", token), with(func(r *upgradeRun) { r.phase, r.ended = "done", heard })},
+		{"it failed", run(upgradeproto.Run_FAILED, "plan", token), with(func(r *upgradeRun) { r.phase, r.line, r.ended = "failed", "why", heard })},
+		{"it was interrupted before it did anything", run(upgradeproto.Run_INTERRUPTED, "plan", token), upgradeRun{}},
+		{"it was interrupted later, and needs no pause", run(upgradeproto.Run_INTERRUPTED, "apply", token), with(func(r *upgradeRun) { r.phase, r.line = "failed", "interrupted: why" })},
+		{"somebody else asked for it", run(upgradeproto.Run_SUCCEEDED, "wait-for-api", "mine"), with(func(r *upgradeRun) { r.phase, r.ended, r.components = "done", heard, "" })},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := (&standInAgent{run: tt.run}).serve(t).Run(t.Context())
+			if err != nil || got != tt.want {
+				t.Errorf("run is %+v, %v; want %+v", got, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestHostTakesNoMemberForAnother(t *testing.T) {
+	s := &standInAgent{members: []*upgradeproto.EtcdMember{
+		{Id: 1, Name: "cp-1", Healthy: true, Leader: true},
+		{Id: 2, Name: "cp-2", Learner: true, Healthy: true},
+		{Id: 3, PeerUrls: []string{"https://10.42.0.7:2380"}},
+		{Id: 255},
+	}}
+	h := s.serve(t)
+	got, err := h.Members(t.Context())
+	want := []member{{node: "cp-1", voter: true, healthy: true, leader: true}, {node: "cp-2", healthy: true}, {node: "https://10.42.0.7:2380"}, {node: "ff"}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("members %+v, %v; want %+v", got, err, want)
+	}
+	// A learner and one that has not started are no voters that could stay.
+	if err := h.RemoveMember(t.Context(), "cp-1", 1); err == nil || !strings.Contains(err.Error(), "0 voters would stay, and 1 are wanted") {
+		t.Errorf("the only voter: %v", err)
+	}
+}
