@@ -36,7 +36,8 @@ func TestAutoscalerArgs(t *testing.T) {
 		{"nothing is nothing", nil, nil, nil},
 		{"extra arguments are sorted", map[string]string{"v": "2", "logtostderr": "true", "cloud-provider": "x"}, nil, []string{"--cloud-provider=x", "--logtostderr=true", "--v=2"}},
 		{
-			"only groups of workers with autoscaling are among them", map[string]string{"v": "2", "balance": "true"},
+			"only groups of workers with autoscaling are among them",
+			map[string]string{"v": "2", "balance": "true"},
 			[]v1alpha1.ScalingGroup{
 				group(v1alpha1.WorkerRole, true, "pool-b", 2, 7),
 				group(v1alpha1.WorkerRole, false, "pool-c", 1, 3),
