@@ -83,6 +83,8 @@ func documents(t *testing.T, stream []byte, into func(kind string) any) {
 var rightsOf = map[string][]string{
 	"constellation-operator": {
 		"*: apps/daemonsets: get",
+		"*: authentication.k8s.io/tokenreviews: create",
+		"*: authorization.k8s.io/subjectaccessreviews: create",
 		"*: nodes: delete,list,patch,watch",
 		"*: pods/eviction: create",
 		"*: pods: list,watch",
@@ -370,7 +372,7 @@ func TestPodsAreRestricted(t *testing.T) {
 		"constellation-operator": {
 			broken: []string{
 				"host namespaces (hostNetwork=true)",
-				"hostPort (container \"operator\" uses hostPorts 9092, 9093)",
+				"hostPort (container \"operator\" uses hostPorts 9092, 9093, 9094)",
 				"probe or lifecycle host (container \"operator\" uses probe or lifecycle host \"127.0.0.1\")",
 				"restricted volume types (volume \"agent\" uses restricted volume type \"hostPath\")",
 			},

@@ -128,6 +128,9 @@ type Config struct {
 	Node, Pod string
 	// MetricsAddress and HealthAddress are host:port of plain HTTP; empty serves none.
 	MetricsAddress, HealthAddress string
+	// SnapshotAddress is host:port where snapshots of etcd are had, see [SnapshotPath];
+	// empty, or without Agent, serves none.
+	SnapshotAddress string
 	// DiscoveryInterval is how often the cloud is asked for its groups, besides when
 	// nodes come and go. Zero means 15 minutes.
 	DiscoveryInterval time.Duration
@@ -229,6 +232,13 @@ func Run(ctx context.Context, c Config) error {
 		defer func() { _ = h.Close() }()
 		h.log = c.Log
 		c.Host = h
+		if c.SnapshotAddress != "" {
+			// Every replica does, leader or not: each speaks for its own host.
+			s := newSnapshots(core, h.snapshot, c.Log)
+			if err := mgr.Add(everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) })); err != nil {
+				return err
+			}
+		}
 	}
 	if c.leave == nil {
 		c.leave = func(ctx context.Context) error { return evictSelf(ctx, core, c.Namespace, c.Pod) }

@@ -48,6 +48,7 @@ func run(ctx context.Context, args []string) error {
 		namespace  = f.String("namespace", "constellation-system", "`namespace` of the leader's lease")
 		metrics    = f.String("metrics", "127.0.0.1:9092", "`address` for /metrics; empty serves none")
 		health     = f.String("health", "127.0.0.1:9093", "`address` for /healthz and /readyz; empty serves none")
+		snapshots  = f.String("snapshots", "", "`address` where snapshots of etcd are had through a port-forward, such as 127.0.0.1:9094; empty serves none")
 		interval   = f.Duration("discovery-interval", 15*time.Minute, "how often the cloud is asked for scaling groups")
 		election   = f.Bool("leader-elect", true, "act only when elected")
 		agent      = f.String("agent", "", "`socket` of this machine's agent; empty: no control plane is replaced")
@@ -82,7 +83,7 @@ func run(ctx context.Context, args []string) error {
 		Cluster: cluster, Namespace: *namespace,
 		Cloud: operator.NewSandboxCloud(local.NewMetadata(*metadata), *address),
 		Agent: *agent, Node: *node, Pod: *pod,
-		MetricsAddress: *metrics, HealthAddress: *health,
+		MetricsAddress: *metrics, HealthAddress: *health, SnapshotAddress: *snapshots,
 		DiscoveryInterval: *interval, NoElection: !*election, Log: log,
 	})
 }
