@@ -347,6 +347,10 @@ func TestPodsAreRestricted(t *testing.T) {
 	if _, err := c.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	if _, err := c.CoreV1().ServiceAccounts(namespace).Create(t.Context(), sa, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	pods := map[string]corev1.PodTemplateSpec{}
 	for _, chart := range charts {
 		if err := cp.Apply(t.Context(), rendered(t, chart, "v1.1.0", nil)); err != nil {
@@ -360,12 +364,14 @@ func TestPodsAreRestricted(t *testing.T) {
 	for _, d := range ds.Items {
 		pods[d.Name] = d.Spec.Template
 	}
-	deployments, err := c.AppsV1().Deployments(namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range deployments.Items {
-		pods[d.Name] = d.Spec.Template
+	for _, ns := range []string{namespace, "kube-system"} {
+		deployments, err := c.AppsV1().Deployments(ns).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range deployments.Items {
+			pods[d.Name] = d.Spec.Template
+		}
 	}
 	// The host's network makes ports the host's, and has kubelet's probes name loopback.
 	want := map[string]struct{ broken, mounts []string }{
@@ -378,6 +384,7 @@ func TestPodsAreRestricted(t *testing.T) {
 			},
 			mounts: []string{"/run/constellation-agent at /run/constellation-agent (read-only)"},
 		},
+		"constellation-cluster-autoscaler": {}, // the stand-in
 		"joinservice": { // reads root's files
 			broken: []string{
 				"host namespaces (hostNetwork=true)",
