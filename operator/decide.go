@@ -267,12 +267,7 @@ func (d *decision) controlPlanes() {
 			d.cpDone = false
 		}
 	}
-	for i := range d.w.instances {
-		m := &d.w.instances[i]
-		if g := d.group(m.group); g != nil && g.role == v1alpha1.ControlPlaneRole && d.machineOf[m.id] == nil && !gone(m) {
-			d.cpDone = false // it may be about to join
-		}
-	}
+	d.cpDone = d.cpDone && !d.cpComes() // one may be about to join
 }
 
 // refuse says why the target cannot be gone to, whatever the cluster does.
@@ -393,6 +388,14 @@ func (d *decision) cpMoves() bool {
 		}
 	}
 	return false
+}
+
+// cpComes reports whether the cloud has a machine of a control plane that is no Node yet.
+func (d *decision) cpComes() bool {
+	return slices.ContainsFunc(d.w.instances, func(m instance) bool {
+		g := d.group(m.group)
+		return g != nil && g.role == v1alpha1.ControlPlaneRole && d.machineOf[m.id] == nil && !gone(&m)
+	})
 }
 
 // agent returns the control plane whose agent upgrades Kubernetes: the one that the
@@ -851,6 +854,9 @@ func (d *decision) deadMembers() {
 	for _, m := range d.w.etcd {
 		exists := d.nodes[m.node] != nil || slices.ContainsFunc(d.w.instances, func(i instance) bool { return i.name == m.node && i.state != "Terminated" })
 		bound := slices.ContainsFunc(d.w.intents, func(i intent) bool { return i.node == m.node && i.goal == v1alpha1.LeaveGoal })
+		if m.nameless && (d.cpMoves() || d.cpComes()) {
+			continue // whose member it is shows when it starts
+		}
 		if d.when(ruleDeadMember, !exists && !bound && !m.healthy) {
 			d.do(action{kind: removeMember, node: m.node, voters: d.votersWithout(m.node)})
 		}

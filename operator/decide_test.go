@@ -67,6 +67,16 @@ func TestDecide(t *testing.T) {
 		{"Kubernetes is upgraded by the agent beside the operator", func(s *v1alpha1.NodeVersionSpec, w *world) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference, w.leader = "v1.36.3", refB, "control-plane-1"
 		}, []string{"start upgrade control-plane-1 v1.36.3"}, "", "False RollingOut"},
+		{"a member that has not started stays while a control plane joins", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.etcd = append(w.etcd, member{node: "https://10.42.0.9:2380", nameless: true})
+			w.instances = append(w.instances, instance{id: "sandbox://demo/control-plane-3", name: "control-plane-3", group: cpGroup, token: "t", state: "Ready", created: w.now})
+			w.nodes[2].image = image1
+			w.intents = []intent{{name: "replace-0", goal: v1alpha1.JoinGoal, token: "t", donor: "control-plane-2", group: cpGroup}}
+		}, nil, "MachineJoins", "False MachineJoins"},
+		{"a member that never started goes when none joins", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.etcd = append(w.etcd, member{node: "https://10.42.0.9:2380", nameless: true})
+			w.nodes[3].image, w.nodes[4].image = image2, image2
+		}, []string{"remove etcd member https://10.42.0.9:2380 leaving=3", "resume autoscaler"}, "", "True UpToDate"},
 		{"a control plane comes before workers", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[2].image = image1 }, []string{"record intent replace-0 Join donor=control-plane-2"}, "", "False RollingOut"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

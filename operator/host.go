@@ -71,7 +71,7 @@ func (h *agentHost) Members(ctx context.Context) ([]member, error) {
 	}
 	members := make([]member, 0, len(all))
 	for _, m := range all {
-		members = append(members, member{node: nodeOf(m), voter: started(m), healthy: m.GetHealthy(), leader: m.GetLeader()})
+		members = append(members, member{node: nodeOf(m), voter: started(m), healthy: m.GetHealthy(), leader: m.GetLeader(), nameless: m.GetName() == ""})
 	}
 	return members, nil
 }

@@ -492,7 +492,7 @@ func TestHostTakesNoMemberForAnother(t *testing.T) {
 	}}
 	h := s.serve(t)
 	got, err := h.Members(t.Context())
-	want := []member{{node: "cp-1", voter: true, healthy: true, leader: true}, {node: "cp-2", healthy: true}, {node: "https://10.42.0.7:2380"}, {node: "ff"}}
+	want := []member{{node: "cp-1", voter: true, healthy: true, leader: true}, {node: "cp-2", healthy: true}, {node: "https://10.42.0.7:2380", nameless: true}, {node: "ff", nameless: true}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("members %+v, %v; want %+v", got, err, want)
 	}

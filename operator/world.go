@@ -103,6 +103,7 @@ type intent struct {
 type member struct {
 	node                   string
 	voter, healthy, leader bool // a voter that has not started is no voter
+	nameless               bool // it has not started, so node is an address and not a name
 }
 
 // upgradeRun is the last run of an agent, as its journal or the last status says.
