@@ -88,9 +88,19 @@ type Cloud struct {
 	machines map[string]*machine
 	tokens   map[string]string // "<group>/<token>" to the name of the machine, for ever
 	faults   *sandbox.Faults
-	spec     []string
 	next     int // what differs in the addresses of machines
 	calls    map[string]int
+	lives    map[string]*Life
+}
+
+// Life is when what happened to a machine; zero: not yet.
+type Life struct {
+	Requested time.Time
+	Ready     time.Time // the cloud calls it ready
+	Joined    time.Time // its Node is Ready
+	Emptied   time.Time // its last pod so far ended
+	Deleted   time.Time // its deletion was asked for
+	Gone      time.Time
 }
 
 type group struct {
@@ -142,7 +152,7 @@ func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 	}
 	c = &Cloud{
 		name: cmp.Or(o.Name, "hollow"), token: rand.Text(), images: o.Images, log: o.Log, times: o.Times,
-		machines: map[string]*machine{}, tokens: map[string]string{}, faults: &sandbox.Faults{}, calls: map[string]int{},
+		machines: map[string]*machine{}, tokens: map[string]string{}, faults: &sandbox.Faults{}, calls: map[string]int{}, lives: map[string]*Life{},
 		groups: []*group{
 			{name: local.ControlPlaneGroup, role: cloud.ControlPlane, image: o.Images[0]},
 			{name: local.WorkerGroup, role: cloud.Worker, image: o.Images[0]},
@@ -260,6 +270,26 @@ func (c *Cloud) Calls() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.calls)
+}
+
+// Lives tells of all machines that there ever were, by name.
+func (c *Cloud) Lives() map[string]Life {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make(map[string]Life, len(c.lives))
+	for name, l := range c.lives {
+		out[name] = *l
+	}
+	return out
+}
+
+// happened notes something in the life of a machine.
+func (c *Cloud) happened(name string, what func(l *Life, now time.Time)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := c.lives[name]; l != nil {
+		what(l, time.Now())
+	}
 }
 
 // SetTimes changes how long things take, for what begins from now on.
@@ -425,7 +455,7 @@ func (c *Cloud) draft(g *group) *machine {
 		PodCIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64 + byte(n>>8), byte(n), 0}), 24),
 	}}
 	m.ProviderID = local.ProviderID(c.name, m.Name)
-	c.machines[m.Name] = m
+	c.machines[m.Name], c.lives[m.Name] = m, &Life{Requested: time.Now()}
 	c.next++
 	g.next++
 	g.count++
@@ -449,7 +479,7 @@ func (c *Cloud) remove(m *machine) {
 	if m.State == cloud.Terminating {
 		return
 	}
-	m.State = cloud.Terminating
+	m.State, c.lives[m.Name].Deleted = cloud.Terminating, time.Now()
 	for _, g := range c.groups {
 		if local.GroupID(c.name, g.name) == m.Group && g.count > 0 {
 			g.count--
@@ -536,6 +566,7 @@ func (c *Cloud) registered(name string) {
 	if m := c.machines[name]; m != nil {
 		// Machines that registered together need not renew together.
 		period := c.period()
+		c.lives[name].Joined = time.Now()
 		m.registered, m.renew = true, time.Now().Add(period/2+period*time.Duration(m.number%64)/128)
 	}
 }
@@ -592,6 +623,7 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 	case t.what == taskGone:
 		c.mu.Lock()
 		delete(c.machines, t.name)
+		c.lives[t.name].Gone = time.Now()
 		c.mu.Unlock()
 		return 0, nil
 	case m.State == cloud.Terminating || m.State == cloud.Stopped:
@@ -604,7 +636,7 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 		}
 		c.mu.Lock()
 		if m := c.machines[t.name]; m != nil && m.State == cloud.Creating {
-			m.State = cloud.Ready
+			m.State, c.lives[t.name].Ready = cloud.Ready, time.Now()
 		}
 		c.mu.Unlock()
 		c.queue.Add(task{taskJoin, t.name})

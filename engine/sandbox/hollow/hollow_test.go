@@ -84,13 +84,16 @@ func (c *cluster) create(o client.Object) {
 }
 
 // target makes the NodeVersion.
-func (c *cluster) target(image string) *v1alpha1.NodeVersion {
+func (c *cluster) target(image string, edit ...func(*v1alpha1.NodeVersionSpec)) *v1alpha1.NodeVersion {
 	c.t.Helper()
 	nv := &v1alpha1.NodeVersion{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName},
 		Spec: v1alpha1.NodeVersionSpec{
 			Image: local.ImageReference("hollow", image), ImageVersion: image, KubernetesComponentsReference: refA, KubernetesClusterVersion: clusterVersionA,
 		},
+	}
+	for _, e := range edit {
+		e(&nv.Spec)
 	}
 	c.create(nv)
 	return nv

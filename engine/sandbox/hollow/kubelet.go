@@ -304,6 +304,7 @@ func (k *kubelet) pod(ctx context.Context, key string) (wait time.Duration, err 
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return 0, fmt.Errorf("end pod %s: %w", key, err)
 		}
+		k.cloud.happened(p.Spec.NodeName, func(l *Life, now time.Time) { l.Emptied = now })
 		return 0, nil
 	}
 	if p.Status.Phase != corev1.PodPending && p.Status.Phase != "" {

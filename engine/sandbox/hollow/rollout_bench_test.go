@@ -1,0 +1,357 @@
+package hollow_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/hollow"
+	"constellation/operator/api/v1alpha1"
+)
+
+// BenchmarkRollout has the operator replace all workers of a cluster, with machines
+// that are hollow and everything else real: the operator's binary, etcd, API server,
+// controllers and scheduler. A worker holds one pod, of a Deployment. Three control
+// planes are at the target already.
+//
+// It reports the time from the moment that the operator may begin until it calls the
+// target reached, and that time over the ideal, ceil(N/surge) × (boot + drain); what
+// the API server's audit log counts of the operator's writes, evictions apart, and of
+// the writes by which machines join; calls of the cloud; memory and processor time of
+// the operator; and how long it takes from an event to what follows from it: from a
+// Node's becoming Ready to the operator's first write to it, and from the end of a
+// node's last pod to the request that deletes its machine, which is two steps.
+func BenchmarkRollout(b *testing.B) {
+	for _, size := range []struct{ workers, surge int }{{100, 10}, {1000, 100}, {5000, 100}} {
+		b.Run(strconv.Itoa(size.workers), func(b *testing.B) {
+			for b.Loop() {
+				r := rollout(b, size.workers, size.surge, hollow.Times{Boot: 5 * time.Second, Join: time.Second, Drain: 3 * time.Second, Off: time.Second, Heartbeat: time.Minute})
+				for unit, v := range r {
+					b.ReportMetric(v, unit)
+				}
+			}
+		})
+	}
+}
+
+const controlPlanes = 3
+
+func rollout(b *testing.B, workers, surge int, times hollow.Times) map[string]float64 {
+	b.Helper()
+	ctx := b.Context()
+	dir := b.TempDir()
+	log := filepath.Join(dir, "audit.log")
+	policy := filepath.Join(dir, "policy.yaml")
+	if err := os.WriteFile(policy, []byte(`apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+- {level: None, verbs: [get, list, watch]}
+- {level: None, namespaces: [kube-node-lease]}
+- {level: Metadata}
+`), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	c := newCluster(b, controlplane.Options{
+		APIServerArgs: []string{
+			"--audit-policy-file=" + policy, "--audit-log-path=" + log, "--audit-log-maxsize=4000",
+			"--audit-log-mode=batch", "--audit-log-batch-max-wait=1s", "--audit-log-batch-buffer-size=200000",
+		},
+		// Defaults are made for machines that take minutes, and heartbeats are rarer here.
+		ControllerManagerArgs: []string{"--kube-api-qps=1000", "--kube-api-burst=2000", "--node-monitor-grace-period=5m", "--controllers=*,-ttl-controller"},
+		SchedulerArgs:         []string{"--kube-api-qps=1000", "--kube-api-burst=2000"},
+	})
+	h := start(b, c, times)
+
+	// All is at the target but the workers, and they may not be replaced yet.
+	nv := c.target("v1.1.0", func(s *v1alpha1.NodeVersionSpec) {
+		max := intstr.FromInt(surge)
+		s.Rollout = v1alpha1.Rollout{MaxSurge: &max, Paused: true}
+	})
+	c.publish(nv, v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA})
+	owner := local.NewClient(h.Host, "")
+	if err := owner.SetGroupImage(ctx, local.GroupID("hollow", local.ControlPlaneGroup), local.ImageReference("hollow", "v1.1.0")); err != nil {
+		b.Fatal(err)
+	}
+	for group, n := range map[string]int{local.ControlPlaneGroup: controlPlanes, local.WorkerGroup: workers} {
+		if err := h.Seed(ctx, group, n, refA); err != nil {
+			b.Fatal(err)
+		}
+	}
+	c.workload(workers)
+	long(b, "a pod runs on every worker", func() (string, bool) {
+		pods := c.pods()
+		return fmt.Sprint(len(pods), " have one"), len(pods) == workers
+	})
+	op := startOperator(b, c, h)
+	total := int32(workers + controlPlanes)
+	status := func() (v1alpha1.NodeVersion, string) {
+		var nv v1alpha1.NodeVersion
+		if err := c.admin.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv); err != nil {
+			b.Fatal(err)
+		}
+		return nv, fmt.Sprintf("%+v, waiting %+v; the operator's log ends with %s", nv.Status.Nodes, nv.Status.Waiting, op.tail())
+	}
+	long(b, "the operator knows all nodes", func() (string, bool) {
+		nv, is := status()
+		return is, nv.Status.Nodes.Total == total && nv.Status.Nodes.Outdated == int32(workers)
+	})
+
+	before, calls := op.seconds(), h.Calls()
+	begun := time.Now()
+	if err := c.admin.Patch(ctx, &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}},
+		client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"rollout":{"paused":false}}}`))); err != nil {
+		b.Fatal(err)
+	}
+	most := 0
+	long(b, "all nodes are at the target", func() (string, bool) {
+		most = max(most, len(h.Instances()))
+		nv, is := status()
+		done := false
+		for _, cond := range nv.Status.Conditions {
+			done = done || cond.Type == v1alpha1.ConditionReady && cond.Status == metav1.ConditionTrue && cond.ObservedGeneration == nv.Generation
+		}
+		return is, done && nv.Status.Nodes.UpToDate == total
+	})
+	ended := time.Now()
+	if most > int(total)+surge {
+		b.Errorf("there were %d machines at a time, %d more than the surge of %d allows", most, most-int(total)-surge, surge)
+	}
+	used := op.seconds() - before
+	out := map[string]float64{}
+	makespan := ended.Sub(begun).Seconds()
+	ideal := float64((workers+surge-1)/surge) * (times.Boot + times.Join + times.Drain).Seconds()
+	n := float64(workers)
+	out["s-makespan"], out["x-ideal"] = makespan, makespan/ideal
+	out["MB-operator"] = op.megabytes()
+	out["cpu-ms/node"] = used * 1000 / n
+	for kind, after := range h.Calls() {
+		out["calls/node"] += float64(after-calls[kind]) / n
+	}
+	b.Logf("calls of the cloud: %v, before: %v", h.Calls(), calls)
+
+	time.Sleep(3 * time.Second) // the audit log is written in batches, each second
+	w := readAudit(b, log, begun, ended)
+	b.Logf("writes per node by operator: %v", perNode(w.operator, n))
+	b.Logf("writes per node by others: %v", perNode(w.others, n))
+	out["writes/node"] = float64(sum(w.operator)-w.operator["create pods/eviction"]) / n
+	out["evictions/node"] = float64(w.operator["create pods/eviction"]) / n
+	out["join-writes/node"] = float64(w.join) / n
+	var annotate, remove []float64
+	for name, l := range h.Lives() {
+		if l.Joined.After(begun) {
+			if at, ok := w.first[name]; ok {
+				annotate = append(annotate, max(0, at.Sub(w.ready[name]).Seconds()*1000))
+			}
+		}
+		if l.Deleted.After(begun) && l.Emptied.After(begun) && l.Deleted.After(l.Emptied) {
+			remove = append(remove, l.Deleted.Sub(l.Emptied).Seconds()*1000)
+		}
+	}
+	out["ms-p50-ready-to-write"], out["ms-p99-ready-to-write"] = quantile(annotate, 0.5), quantile(annotate, 0.99)
+	out["ms-p50-empty-to-delete"], out["ms-p99-empty-to-delete"] = quantile(remove, 0.5), quantile(remove, 0.99)
+	b.Logf("%d nodes were written to after they became ready, %d machines deleted after they were empty", len(annotate), len(remove))
+	return out
+}
+
+func long(b *testing.B, what string, holds func() (string, bool)) {
+	b.Helper()
+	deadline := time.Now().Add(20 * time.Minute)
+	for {
+		is, ok := holds()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.Fatalf("%s: not so after 20 minutes; it is: %s", what, is)
+		}
+		time.Sleep(250 * time.Millisecond)
+	}
+}
+
+// operatorProcess is the operator's own binary.
+type operatorProcess struct {
+	b   *testing.B
+	cmd *exec.Cmd
+	log string
+}
+
+func startOperator(b *testing.B, c *cluster, h *hollow.Cloud) *operatorProcess {
+	b.Helper()
+	dir := b.TempDir()
+	bin, kubeconfig := filepath.Join(dir, "operator"), filepath.Join(dir, "kubeconfig")
+	if out, err := exec.CommandContext(b.Context(), "go", "build", "-o", bin, "constellation/operator/cmd").CombinedOutput(); err != nil {
+		b.Fatalf("build operator: %v\n%s", err, out)
+	}
+	k, err := c.cp.Kubeconfig()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(kubeconfig, k, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	c.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "constellation-system"}})
+	p := &operatorProcess{b: b, log: filepath.Join(dir, "operator.log")}
+	f, err := os.Create(p.log)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	p.cmd = exec.CommandContext(context.WithoutCancel(b.Context()), bin, "--kubeconfig", kubeconfig, "--metadata", h.Metadata, "--cloud", h.Control, "--metrics", "", "--health", "")
+	p.cmd.Stdout, p.cmd.Stderr = f, f
+	if err := p.cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+	})
+	return p
+}
+
+func (p *operatorProcess) tail() string {
+	data, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data[max(0, len(data)-1500):])
+}
+
+// seconds is the processor time of the process so far.
+func (p *operatorProcess) seconds() float64 {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		p.b.Fatalf("operator ended: %v; its log ends with %s", err, p.tail())
+	}
+	// After the name in parentheses: utime and stime, in hundredths of a second.
+	f := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+2:]))
+	u, err1 := strconv.ParseFloat(f[11], 64)
+	s, err2 := strconv.ParseFloat(f[12], 64)
+	if err1 != nil || err2 != nil {
+		p.b.Fatal(err1, err2)
+	}
+	return (u + s) / 100
+}
+
+// megabytes is the most memory that was resident.
+func (p *operatorProcess) megabytes() float64 {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		p.b.Fatalf("operator ended: %v; its log ends with %s", err, p.tail())
+	}
+	for line := range strings.Lines(string(data)) {
+		var kib float64
+		if _, err := fmt.Sscanf(line, "VmHWM: %f kB", &kib); err == nil {
+			return kib / 1000
+		}
+	}
+	p.b.Fatal("no VmHWM")
+	return 0
+}
+
+// audit is what the API server's log tells.
+type audit struct {
+	operator, others map[string]int       // writes by verb and resource
+	join             int                  // writes by which machines join
+	ready            map[string]time.Time // of Nodes, when they became so
+	first            map[string]time.Time // of Nodes, when the operator wrote first after that
+}
+
+func readAudit(b *testing.B, path string, from, to time.Time) audit {
+	b.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	type event struct {
+		Verb, UserAgent string
+		ObjectRef       struct{ Resource, Subresource, Name string }
+		User            struct{ Username string }
+		ResponseStatus  struct{ Code int }
+		// The request came in at the first, the answer went out at the second.
+		RequestReceivedTimestamp, StageTimestamp time.Time
+	}
+	var all []event
+	in := bufio.NewScanner(f)
+	in.Buffer(nil, 1<<20)
+	for in.Scan() {
+		var e event
+		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
+			b.Fatal(err)
+		}
+		if e.RequestReceivedTimestamp.After(from) && e.RequestReceivedTimestamp.Before(to) {
+			all = append(all, e)
+		}
+	}
+	if err := in.Err(); err != nil {
+		b.Fatal(err)
+	}
+	slices.SortStableFunc(all, func(a, b event) int { return a.RequestReceivedTimestamp.Compare(b.RequestReceivedTimestamp) })
+	out := audit{operator: map[string]int{}, others: map[string]int{}, ready: map[string]time.Time{}, first: map[string]time.Time{}}
+	for _, e := range all {
+		what := e.Verb + " " + e.ObjectRef.Resource
+		if e.ObjectRef.Subresource != "" {
+			what += "/" + e.ObjectRef.Subresource
+		}
+		agent, _, _ := strings.Cut(e.UserAgent, "/")
+		switch {
+		case agent == "constellation-operator":
+			out.operator[what]++
+			if at, ok := out.ready[e.ObjectRef.Name]; ok && e.ObjectRef.Resource == "nodes" && out.first[e.ObjectRef.Name].IsZero() && e.RequestReceivedTimestamp.After(at) {
+				out.first[e.ObjectRef.Name] = e.RequestReceivedTimestamp
+			}
+			continue
+		case agent == hollow.JoinServiceAgent:
+			out.join++
+		case agent == hollow.KubeletAgent && e.ObjectRef.Resource == "nodes":
+			out.join++
+			if e.ObjectRef.Subresource == "status" {
+				out.ready[e.ObjectRef.Name] = e.StageTimestamp
+			}
+		}
+		out.others[agent+": "+what]++
+	}
+	return out
+}
+
+func sum(m map[string]int) int {
+	n := 0
+	for _, v := range m {
+		n += v
+	}
+	return n
+}
+
+func perNode(m map[string]int, nodes float64) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, fmt.Sprintf("%s %.2f", k, float64(m[k])/nodes))
+	}
+	return strings.Join(out, ", ")
+}
+
+func quantile(v []float64, q float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	slices.Sort(v)
+	return v[min(len(v)-1, int(float64(len(v))*q))]
+}
