@@ -55,6 +55,7 @@ type kubelet struct {
 	watches  []cache.Controller
 	versions sync.Map // name of a components ConfigMap to the version of Kubernetes
 	ending   sync.Map // UID of a pod to when its deletion was seen
+	ended    sync.Map // UIDs of pods that were ended and may still be in the store
 }
 
 func newKubelet(cluster *rest.Config, c *Cloud) (*kubelet, error) {
@@ -93,6 +94,7 @@ func newKubelet(cluster *rest.Config, c *Cloud) (*kubelet, error) {
 		DeleteFunc: func(obj any) {
 			if p, ok := obj.(*corev1.Pod); ok {
 				k.ending.Delete(p.UID)
+				k.ended.Delete(p.UID)
 			}
 		},
 	}, trimPod)
@@ -295,6 +297,9 @@ func (k *kubelet) pod(ctx context.Context, key string) (wait time.Duration, err 
 		return again / 4, nil
 	}
 	if p.DeletionTimestamp != nil {
+		if _, done := k.ended.Load(p.UID); done {
+			return 0, nil
+		}
 		if left := time.Until(k.ends(p)); left > 0 {
 			return left, nil
 		}
@@ -304,6 +309,7 @@ func (k *kubelet) pod(ctx context.Context, key string) (wait time.Duration, err 
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return 0, fmt.Errorf("end pod %s: %w", key, err)
 		}
+		k.ended.Store(p.UID, true)
 		k.cloud.happened(p.Spec.NodeName, func(l *Life, now time.Time) { l.Emptied = now })
 		return 0, nil
 	}
