@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures what the console and its services promise to be fast at, each with its peer in the same run, and writes
-# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners atls screen engine);
+# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout atls screen engine);
 # then the figures are only printed, because docs/bench.md is always one run on one machine.
 # It judges nothing: figures of a busy or a slow machine are no error. It needs what `make build` makes.
 set -euo pipefail
@@ -126,6 +126,31 @@ joiners() {
   note "Software quotes, one server process, a real kube-apiserver and etcd. A joiner's time counts from its first request and includes coming back when the server says that it is busy ($retried). A failure would end the measurement. Medians of 3 runs. The joiners run on the same processors: a ticket costs all sides together $all ms of processor, so $cores cores with nothing else to do need $(number %.1f "$all/$cores") s for a thousand, and as long is the least that the last of a thousand at once can wait."
 }
 
+rollout() {
+  heading rollout "Rollout"
+  bin/constellation sandbox fetch v1.35.4 >&2 || return
+  go_bench rollout ./engine/sandbox/hollow 'Rollout$' 1x 1 || return
+  local n k cost small= target
+  for n in 100 1000 5000; do
+    [ "$n" = 100 ] && k=10 || k=100
+    local -A t=()
+    for unit in s-makespan x-ideal writes/node join-writes/node evictions/node calls/node MB-operator cpu-ms/node ms-p99-ready-to-write ms-p99-empty-to-delete; do
+      t[$unit]=$(value rollout "Rollout/$n" "$unit") || return
+    done
+    [ -n "$small" ] || small=${t[cpu-ms/node]}
+    target="-"
+    [ "$n" = 1000 ] && target="≤ 1.15"
+    row "$n workers replaced, $k at a time" "$(number %.0f "${t[s-makespan]}") s" "boot and drain alone $(number %.0f "${t[s-makespan]}/${t[x-ideal]}") s" "$(number %.2f "${t[x-ideal]}")" "$target"
+    row "writes of the operator per node, evictions apart" "$(number %.1f "${t[writes/node]}")" "the machine's own, to join $(number %.1f "${t[join-writes/node]}"); evictions $(number %.1f "${t[evictions/node]}")" "-" "≤ 9"
+    row "calls of the cloud per node" "$(number %.2f "${t[calls/node]}")" "-" "-" "≤ 0.2"
+    row "memory of the operator, at most" "$(number %.0f "${t[MB-operator]}") MB" "-" "-" "≤ 120 MB"
+    row "processor of the operator per node" "$(number %.0f "${t[cpu-ms/node]}") ms" "with 100 workers $(number %.0f "$small") ms" "$(number %.2f "${t[cpu-ms/node]}/$small")" "$([ "$n" = 5000 ] && echo "≤ 1.3" || echo "-")"
+    row "from a Node's becoming Ready to the operator's first write to it, p99" "$(number %.0f "${t[ms-p99-ready-to-write]}") ms" "-" "-" "≤ 50 ms"
+    row "from the end of a node's last pod to the request that deletes its machine, two steps, p99" "$(number %.0f "${t[ms-p99-empty-to-delete]}") ms" "-" "-" "-"
+  done
+  note "Hollow machines: simulated, 6 s to boot and join, 3 s to end a pod, gone as soon as that is asked for. A worker holds one pod of a Deployment. Real are the operator's binary, etcd, kube-apiserver, controllers and scheduler, all on the same processors; three control planes are at the target already. Writes are those of the API server's audit log. Processor is user and system time of the operator's process while it replaces."
+}
+
 atls() {
   heading atls "Attested TLS"
   go_bench atls ./engine/atls 'Handshake$' 400x 5 || return
@@ -166,7 +191,7 @@ engine() {
 
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-for section in frame init check joiners atls screen engine; do
+for section in frame init check joiners rollout atls screen engine; do
   if ! [[ $section =~ $choice ]]; then
     complete=0
     continue
@@ -178,7 +203,7 @@ for section in frame init check joiners atls screen engine; do
     failed=1
   fi
 done
-[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, atls, screen, engine" >&2; exit 2; }
+[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, atls, screen, engine" >&2; exit 2; }
 
 {
   cat <<TEXT
