@@ -68,6 +68,8 @@ func compatibilityPage() string {
 	line("  operator was told to bring the cluster to counts as running.")
 	line("- **Charts come first.** New services meet the Kubernetes and the images that run, so they must support them. New nodes come after that.")
 	line("- **A new minor of Kubernetes comes last.** Every control plane must have an image that supports it before: image and minor take two hops.")
+	line("  `constellation upgrade prepare --acknowledge oldest-supports-kubernetes` makes one of them, for one write; then control planes of the old")
+	line("  image run the new minor until they are replaced. `measurements-weaker` is the other rule that can be acknowledged, by name only.")
 	line("- **Faulty versions.** A release or a patch can be found faulty after it was released. It is not gone to any more, no CLI of it is used,")
 	line("  and what runs it is told.")
 	line("- **A rollout of nodes** that is under way may be ended, or led to a newer patch. A new minor waits for its end.")

@@ -110,8 +110,8 @@ func (r PrepareRequest) flags() string {
 	if !r.Release.IsZero() {
 		add("to", r.Release.String())
 	}
-	if !r.CheckRequest.Kubernetes.IsZero() {
-		add("kubernetes", r.CheckRequest.Kubernetes.String())
+	if !r.Kubernetes.IsZero() {
+		add("kubernetes", r.Kubernetes.String())
 	}
 	if r.Feed != "" {
 		add("feed", r.Feed)

@@ -110,7 +110,7 @@ func forget(workspace, name, uid, configSHA256 string) (removed []string, kept b
 	sum, err := configSum(workspace)
 	hasConfig := err == nil
 	// The state goes last: as long as it is there, a repeated Down finds the others.
-	files := []string{engine.KubeconfigFile, "." + engine.KubeconfigFile + ".pending", engine.MasterSecretFile, engine.StateFile}
+	files := []string{engine.KubeconfigFile, "." + engine.KubeconfigFile + ".pending", engine.MasterSecretFile, engine.TargetFile, engine.StateFile}
 	if hasConfig && sum == configSHA256 {
 		files = append([]string{engine.ConfigFile}, files...)
 	}
