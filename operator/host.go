@@ -19,6 +19,7 @@ import (
 
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
+	"constellation/engine/kubeadm"
 )
 
 const (
@@ -235,7 +236,10 @@ func phaseOf(stage string) string {
 // again until ctx ends, and go on with the line after the last. A refusal, because
 // another run is under way for example, is returned in the agent's words.
 func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.List, tell func(upgradeRun)) error {
-	req := &upgradeproto.UpgradeRequest{Token: token, KubernetesVersion: version, What: upgradeproto.What_APPLY, Components: component.ToProto(components)}
+	req := &upgradeproto.UpgradeRequest{
+		Token: token, KubernetesVersion: version, What: upgradeproto.What_APPLY, Components: component.ToProto(components),
+		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // as when the machine joined
+	}
 	f := &following{host: h, tell: tell, run: upgradeRun{version: version, components: reference, node: h.node, phase: "download"}}
 	cut := false
 	for pause := reconnectMin; ; pause = min(2*pause, reconnectMax) {

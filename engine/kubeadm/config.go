@@ -306,7 +306,7 @@ func (n Node) registration() NodeRegistration {
 		ImagePullPolicy: "IfNotPresent",
 		// Kernels of containers and small computers are what these checks are about;
 		// both work.
-		IgnorePreflightErrors: []string{"SystemVerification", "Swap", "Mem", "NumCPU"},
+		IgnorePreflightErrors: IgnoredChecks(),
 		// Flags, not KubeletConfiguration: kubeadm gives the first node's file to all.
 		KubeletExtraArgs: []Arg{{"node-ip", n.IP.String()}, {"provider-id", n.ProviderID}},
 	}
@@ -383,3 +383,7 @@ func (c Config) secrets() (s []string) {
 	}
 	return s
 }
+
+// IgnoredChecks are the checks of kubeadm whose failures are accepted on machines of this
+// project, when they join and when they are upgraded.
+func IgnoredChecks() []string { return []string{"SystemVerification", "Swap", "Mem", "NumCPU"} }

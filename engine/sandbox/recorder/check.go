@@ -79,7 +79,7 @@ const (
 	// ServiceAnswers: services answer every machine all the time, and after each
 	// replacement.
 	ServiceAnswers Rule = "service-answers"
-	// Converged: in the end all nodes are at the target.
+	// Converged: in the end all nodes are at the target, but for workers that were to be kept.
 	Converged Rule = "converged"
 	// NothingLeft: in the end there is no cordon, intent, taint, mark, lease, member or
 	// machine too many.
@@ -575,7 +575,7 @@ func (c *checker) end() {
 	left := func(what string, args ...any) { c.tell(NothingLeft, fmt.Sprintf(what, args...), what, args...) }
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
 		n := v.nodes[name]
-		if !v.atTarget(n) {
+		if !v.atTarget(n) && !(v.target != nil && v.target.KeepWorkers && !n.ControlPlane) {
 			c.tell(Converged, name, "%s is not at the target: image %q, components %q", name, n.Image, n.Components)
 		}
 		if !n.Ready {

@@ -348,6 +348,17 @@ func TestCheck(t *testing.T) {
 				}
 			})
 		}, []Rule{Converged}},
+		{"workers are kept", func(s *story) {
+			s.drop(func(e Entry) bool { return between(e, 210, 230) })
+			s.edit(func(e *Entry) {
+				if e.Target != nil {
+					e.Target.KeepWorkers = true
+				}
+				if e.Probe != nil && e.Probe.From == "worker-1" {
+					e.Probe = &Probe{From: "worker-0"}
+				}
+			})
+		}, nil},
 		{"NodeVersion is not Ready", func(s *story) {
 			s.edit(func(e *Entry) {
 				if e.Target != nil {

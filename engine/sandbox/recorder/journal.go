@@ -99,6 +99,7 @@ type (
 		Waiting      string `json:"waiting,omitempty"`
 		Ready        bool   `json:"ready,omitempty"` // for the generation of the spec
 		Reason       string `json:"reason,omitempty"`
+		KeepWorkers  bool   `json:"keepWorkers,omitempty"`
 	}
 
 	// Strategy is the AutoscalingStrategy after a change.

@@ -262,7 +262,7 @@ func targetEntry(o client.Object, gone bool) Entry {
 	}
 	t := &Target{
 		Image: nv.Spec.Image, Components: nv.Spec.KubernetesComponentsReference, Kubernetes: nv.Spec.KubernetesClusterVersion,
-		ControlPlane: nv.Status.JoinComponents.ControlPlane, Worker: nv.Status.JoinComponents.Worker,
+		ControlPlane: nv.Status.JoinComponents.ControlPlane, Worker: nv.Status.JoinComponents.Worker, KeepWorkers: nv.Spec.Rollout.KeepWorkers,
 	}
 	if u := nv.Status.Upgrade; u != nil {
 		t.Phase, t.Line = u.Phase, u.Line

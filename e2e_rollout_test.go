@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"constellation/engine"
+	"constellation/engine/sandbox"
+	"constellation/engine/sandbox/recorder"
+)
+
+// targetFile is what `upgrade prepare` leaves for those who set the target.
+const targetFile = "constellation-nodeversion.yaml"
+
+// record watches the cluster from outside, with the service hello asked from every machine.
+func (c *cloud) record() *recorder.Recorder {
+	t := c.t
+	t.Helper()
+	access, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, "constellation-admin.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dirs, err := sandbox.DefaultDirs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	machines, host, err := dirs.Reach(c.name(), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	vip := c.kubectl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}")
+	r, err := recorder.Start(ctx, recorder.Config{
+		Cluster: access, Cloud: machines, Host: host, Service: vip + ":80", Log: log,
+		File: filepath.Join(t.ArtifactDir(), "rollout.jsonl"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// killOperator kills the process of the operator's leader with -9, in its machine, and
+// says where. It goes on until there was one to kill.
+func (c *cloud) killOperator(r *recorder.Recorder) {
+	c.t.Helper()
+	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Second) {
+		holder := ""
+		for _, e := range slices.Backward(r.Journal()) {
+			if e.Lease != nil {
+				holder = e.Lease.Holder
+				break
+			}
+		}
+		if holder == "" {
+			continue
+		}
+		// Machines have no pkill. A process is the operator's if that is its program.
+		const kill = `for p in /proc/[0-9]*; do case "$(readlink $p/exe)" in */operator) kill -9 ${p#/proc/} && exit 0;; esac; done; exit 1`
+		if out := c.run(time.Minute, "sandbox", "shell", holder, "--", "bash", "-c", kill); out.code == 0 {
+			r.Note("the operator was killed on %s", holder)
+			return
+		}
+	}
+	c.t.Error("there was no operator to kill")
+}
+
+// rollout sets what was prepared as the target with one kubectl, kills the operator on
+// the way, waits until NodeVersion is Ready, and lets the recorder judge.
+func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) {
+	t := c.t
+	t.Helper()
+	c.kubectl("create", "poddisruptionbudget", "hello", "--selector=app=hello", "--min-available=2")
+	r := c.record()
+	r.Begin()
+	c.kubectl("patch", "nodeversion", "constellation-version", "--type=merge", "--patch-file", filepath.Join(c.dir, targetFile))
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	from := 0
+	// next waits for an entry after those that were seen.
+	next := func(what string, is func(recorder.Entry) bool) {
+		t.Helper()
+		err := r.Wait(ctx, func(j []recorder.Entry) bool {
+			for ; from < len(j); from++ {
+				if is(j[from]) {
+					from++
+					return true
+				}
+			}
+			return false
+		})
+		if err != nil {
+			t.Fatalf("after %v it is not so that %s\n%s", limit, what, c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
+		}
+	}
+	next("the target is seen", func(e recorder.Entry) bool { return e.Target != nil && !e.Target.Ready })
+	for i, k := range kills {
+		next(fmt.Sprintf("the operator is at the point of kill %d", i+1), k)
+		c.killOperator(r)
+	}
+	next("NodeVersion is Ready", func(e recorder.Entry) bool { return e.Target != nil && e.Target.Ready })
+	// Each machine has asked the service since, and the autoscaler is back.
+	nodes := strings.Fields(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
+	for _, n := range nodes {
+		next("the service answers "+n, func(e recorder.Entry) bool { return e.Probe != nil && e.Probe.From == n && e.Probe.Err == "" })
+	}
+	c.eventually(2*time.Minute, "the autoscaler runs again", func(n string) bool { return n == "1" },
+		"-n", "kube-system", "get", "deployment", "constellation-cluster-autoscaler", "-o", "jsonpath={.status.replicas}")
+	r.End()
+	journal := r.Journal()
+	t.Logf("%d entries\n%s", len(journal), recorder.Summarize(journal))
+	for _, b := range recorder.Check(journal, recorder.Limits{Join: 2 * time.Minute}) {
+		t.Error(b)
+	}
+	c.wantAnswer(nodes...)
+}
+
+func adopted(e recorder.Entry) bool  { return e.Node != nil && e.Node.Donor != "" && !e.Node.Ready }
+func cordoned(e recorder.Entry) bool { return e.Node != nil && e.Node.CordonedByUs }
+
+// TestRolloutOfAnImage replaces one control plane and one worker by machines of a newer
+// image, with the operator killed twice: when the new control plane has joined, and when
+// a node is being drained.
+func TestRolloutOfAnImage(t *testing.T) {
+	c := newCloud(t, 1, 1, "--image", "v1.0.0")
+	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	c.wantVIP("control-plane-0", "worker-0")
+	c.run(2*time.Minute, "upgrade", "prepare", "--non-interactive", "--yes").want(engine.ExitDone)
+	c.rollout(8*time.Minute, []func(recorder.Entry) bool{adopted, cordoned})
+	c.wantNodes("control-plane-1", "worker-1")
+}
+
+// TestRolloutToTheNextKubernetes brings three control planes and two workers from one image and
+// Kubernetes minor to the next, as a user would: `upgrade prepare` and one kubectl. The
+// operator is killed twice on the way.
+//
+// It takes about twenty minutes and a second Kubernetes in the cache, which nothing else
+// needs. So only who asks for it runs it:
+//
+//	bin/constellation sandbox fetch v1.36.3
+//	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 60m -run TestRolloutToTheNextKubernetes .
+func TestRolloutToTheNextKubernetes(t *testing.T) {
+	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
+		t.Skip("takes twenty minutes and Kubernetes v1.36.3, built from source; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
+	}
+	c := newCloud(t, 3, 2, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	c.run(10*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	c.wantVIP("control-plane-0", "control-plane-1", "control-plane-2", "worker-0", "worker-1")
+	c.run(2*time.Minute, "upgrade", "prepare", "--non-interactive", "--yes",
+		"--to", "v1.1.0", "--kubernetes", "v1.36.3", "--acknowledge", "oldest-supports-kubernetes").want(engine.ExitDone)
+	c.rollout(40*time.Minute, []func(recorder.Entry) bool{
+		func(e recorder.Entry) bool { return e.Target != nil && e.Target.Phase == "apply" },
+		cordoned,
+	})
+	if out := c.kubectl("get", "nodes", "-o", `jsonpath={.items[*].status.nodeInfo.kubeletVersion}`); strings.Contains(out, "v1.35") || strings.Count(out, "v1.36.3") != 5 {
+		t.Errorf("kubelets are %s, want five of v1.36.3", out)
+	}
+}
