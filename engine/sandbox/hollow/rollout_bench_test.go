@@ -16,10 +16,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
@@ -52,9 +54,21 @@ func BenchmarkRollout(b *testing.B) {
 	}
 }
 
+// TestRolloutEndsWhateverTheCloudDoes replaces workers while the cloud does about
+// everything wrong that a cloud can.
+func TestRolloutEndsWhateverTheCloudDoes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a rollout takes a minute")
+	}
+	times := hollow.Times{Boot: 500 * time.Millisecond, Join: 200 * time.Millisecond, Drain: 500 * time.Millisecond, Off: 500 * time.Millisecond}
+	rollout(t, 12, 3, times,
+		"api-429=0.1", "api-500=0.1", "api-latency=20ms", "partial-list=0.2", "partial-list-told=0.1", "lost-delete=0.3",
+		"create-timeout=0.3", "describe-lag=3s", "boot-delay=0.2:5s", "quota=17")
+}
+
 const controlPlanes = 3
 
-func rollout(b *testing.B, workers, surge int, times hollow.Times) map[string]float64 {
+func rollout(b testing.TB, workers, surge int, times hollow.Times, faults ...string) map[string]float64 {
 	b.Helper()
 	ctx := b.Context()
 	dir := b.TempDir()
@@ -115,6 +129,9 @@ rules:
 		return is, nv.Status.Nodes.Total == total && nv.Status.Nodes.Outdated == int32(workers)
 	})
 
+	if err := owner.SetFaults(ctx, faults); err != nil {
+		b.Fatal(err)
+	}
 	before, calls := op.seconds(), h.Calls()
 	begun := time.Now()
 	if err := c.admin.Patch(ctx, &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}},
@@ -135,7 +152,30 @@ rules:
 	if most > int(total)+surge {
 		b.Errorf("there were %d machines at a time, %d more than the surge of %d allows", most, most-int(total)-surge, surge)
 	}
+	// Nothing is left behind.
+	long(b, "no machine is there but those of the nodes", func() (string, bool) {
+		l := h.Instances()
+		old := slices.ContainsFunc(l, func(i cloud.Instance) bool { return i.Image != local.ImageReference("hollow", "v1.1.0") })
+		return fmt.Sprint(len(l), " machines"), len(l) == int(total) && !old
+	})
+	for name, node := range c.nodes() {
+		if _, ok := h.Instance(name); !ok || node.Spec.Unschedulable || !isReady(node) {
+			b.Errorf("Node %s: its machine exists: %t, unschedulable %t, ready %t", name, ok, node.Spec.Unschedulable, isReady(node))
+		}
+	}
+	for _, list := range []client.ObjectList{&v1alpha1.PendingNodeList{}, &v1alpha1.JoiningNodeList{}} {
+		if err := c.admin.List(ctx, list); err != nil {
+			b.Fatal(err)
+		}
+		if n := meta.LenList(list); n > 0 {
+			b.Errorf("%d left in %T", n, list)
+		}
+	}
 	used := op.seconds() - before
+	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+		b.Logf("processor of %s since its start: %.0f s", name, seconds(b, c.cp.PID(name)))
+	}
+	b.Logf("processor of the operator meanwhile: %.0f s, of the hollow machines since their start: %.0f s", used, seconds(b, os.Getpid()))
 	out := map[string]float64{}
 	makespan := ended.Sub(begun).Seconds()
 	ideal := float64((workers+surge-1)/surge) * (times.Boot + times.Join + times.Drain).Seconds()
@@ -172,7 +212,7 @@ rules:
 	return out
 }
 
-func long(b *testing.B, what string, holds func() (string, bool)) {
+func long(b testing.TB, what string, holds func() (string, bool)) {
 	b.Helper()
 	deadline := time.Now().Add(20 * time.Minute)
 	for {
@@ -189,12 +229,12 @@ func long(b *testing.B, what string, holds func() (string, bool)) {
 
 // operatorProcess is the operator's own binary.
 type operatorProcess struct {
-	b   *testing.B
+	b   testing.TB
 	cmd *exec.Cmd
 	log string
 }
 
-func startOperator(b *testing.B, c *cluster, h *hollow.Cloud) *operatorProcess {
+func startOperator(b testing.TB, c *cluster, h *hollow.Cloud) *operatorProcess {
 	b.Helper()
 	dir := b.TempDir()
 	bin, kubeconfig := filepath.Join(dir, "operator"), filepath.Join(dir, "kubeconfig")
@@ -235,18 +275,21 @@ func (p *operatorProcess) tail() string {
 	return string(data[max(0, len(data)-1500):])
 }
 
-// seconds is the processor time of the process so far.
-func (p *operatorProcess) seconds() float64 {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+func (p *operatorProcess) seconds() float64 { return seconds(p.b, p.cmd.Process.Pid) }
+
+// seconds is the processor time of a process so far.
+func seconds(b testing.TB, pid int) float64 {
+	b.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		p.b.Fatalf("operator ended: %v; its log ends with %s", err, p.tail())
+		b.Fatalf("a process ended: %v", err)
 	}
 	// After the name in parentheses: utime and stime, in hundredths of a second.
 	f := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+2:]))
 	u, err1 := strconv.ParseFloat(f[11], 64)
 	s, err2 := strconv.ParseFloat(f[12], 64)
 	if err1 != nil || err2 != nil {
-		p.b.Fatal(err1, err2)
+		b.Fatal(err1, err2)
 	}
 	return (u + s) / 100
 }
@@ -275,7 +318,7 @@ type audit struct {
 	first            map[string]time.Time // of Nodes, when the operator wrote first after that
 }
 
-func readAudit(b *testing.B, path string, from, to time.Time) audit {
+func readAudit(b testing.TB, path string, from, to time.Time) audit {
 	b.Helper()
 	f, err := os.Open(path)
 	if err != nil {
