@@ -1,0 +1,1088 @@
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/engine/cloud"
+	"constellation/engine/component"
+	"constellation/operator/api/v1alpha1"
+)
+
+// cloudInTest is a cloud in this process, for the operator's tests: the machines that
+// it makes are Nodes that run nothing, and agents and etcd are lists. It judges what it
+// is asked for by the invariants of a rollout, and breaks in the ways that faults says.
+// It is safe for concurrent use.
+type cloudInTest struct {
+	t     *testing.T
+	admin client.Client
+
+	mu        sync.Mutex
+	groups    []cloud.Group
+	instances map[string]*cloud.Instance
+	byToken   map[string]string // ID
+	next      int
+	shall     int // machines without surge
+	surge     int
+	leader    string
+	members   map[string]bool // healthy voters by node
+	run       upgradeRun
+	calls     map[string]int
+	breaches  []string
+	stopped   bool // the machines of the scenario are no more
+
+	// faults
+	fail        func(verb string) error // before anything happens; nil: works
+	createLies  int                     // so many creates succeed and say that they timed out
+	deleteLost  int                     // so many deletes are accepted and lost
+	partial     bool                    // lists lack half and say so
+	neverJoin   map[string]bool         // tokens
+	joinLate    time.Duration
+	wrongJoin   int // so many machines join with other components
+	upgradeFail int
+
+	work sync.WaitGroup
+}
+
+const bootTime, endTime = 60 * time.Millisecond, 60 * time.Millisecond
+
+func (c *cloudInTest) breach(format string, args ...any) {
+	c.breaches = append(c.breaches, fmt.Sprintf(format, args...))
+}
+
+func (c *cloudInTest) enter(verb string) error {
+	c.mu.Lock()
+	c.calls[verb]++
+	fail := c.fail
+	c.mu.Unlock()
+	if fail != nil {
+		return fail(verb)
+	}
+	return nil
+}
+
+func (c *cloudInTest) Groups(context.Context) ([]cloud.Group, error) {
+	if err := c.enter("groups"); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.groups), nil
+}
+
+func (c *cloudInTest) Instances(context.Context) ([]cloud.Instance, error) {
+	if err := c.enter("list"); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []cloud.Instance
+	for _, id := range slices.Sorted(maps.Keys(c.instances)) {
+		if i := c.instances[id]; i.State != cloud.Terminated {
+			all = append(all, *i)
+		}
+	}
+	if c.partial {
+		return all[:len(all)/2], cloud.ErrPartial
+	}
+	return all, nil
+}
+
+func (c *cloudInTest) Instance(_ context.Context, id string) (cloud.Instance, error) {
+	if err := c.enter("get"); err != nil {
+		return cloud.Instance{}, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := c.instances[id]
+	if i == nil || i.State == cloud.Terminated {
+		return cloud.Instance{}, fmt.Errorf("read instance %s: %w", id, cloud.ErrNotFound)
+	}
+	return *i, nil
+}
+
+// Describe implements describer.
+func (c *cloudInTest) Describe(_ context.Context, ids []string) (found []cloud.Instance, err error) {
+	if err := c.enter("describe"); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, id := range ids {
+		if i := c.instances[id]; i != nil && i.State != cloud.Terminated {
+			found = append(found, *i)
+		}
+	}
+	return found, nil
+}
+
+func (c *cloudInTest) SetGroupImage(_ context.Context, id, image string) error {
+	if err := c.enter("image"); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.groups {
+		if c.groups[i].ID == id {
+			c.groups[i].Image = image
+		}
+	}
+	return nil
+}
+
+func (c *cloudInTest) group(id string) cloud.Group {
+	i := slices.IndexFunc(c.groups, func(g cloud.Group) bool { return g.ID == id })
+	return c.groups[i]
+}
+
+// alive counts what the owner pays for.
+func (c *cloudInTest) alive() (n int) {
+	for _, i := range c.instances {
+		if i.State != cloud.Terminated {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *cloudInTest) CreateInstances(_ context.Context, group string, tokens []string) ([]cloud.Instance, error) {
+	if err := c.enter("create"); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g := c.group(group)
+	var made []cloud.Instance
+	for _, token := range tokens {
+		if id, ok := c.byToken[token]; ok {
+			made = append(made, *c.instances[id])
+			continue
+		}
+		if !c.intended(token) {
+			c.breach("machine created for token %s, which no PendingNode speaks of", token)
+		}
+		made = append(made, c.add(g, token))
+	}
+	if n := c.alive(); n > c.shall+c.surge {
+		c.breach("%d machines where %d shall be and %d more may", n, c.shall, c.surge)
+	}
+	if c.createLies > 0 {
+		c.createLies--
+		return nil, fmt.Errorf("create in %s: %w", group, context.DeadlineExceeded)
+	}
+	return made, nil
+}
+
+func (c *cloudInTest) intended(token string) bool {
+	var l v1alpha1.PendingNodeList
+	if err := c.admin.List(context.Background(), &l); err != nil {
+		return true // an API server that is away tells nothing
+	}
+	return slices.ContainsFunc(l.Items, func(p v1alpha1.PendingNode) bool { return p.Spec.Token == token })
+}
+
+// add makes a machine; the caller holds mu.
+func (c *cloudInTest) add(g cloud.Group, token string) cloud.Instance {
+	c.next++
+	name := fmt.Sprintf("%s-%d", strings.ToLower(g.Name), c.next)
+	i := &cloud.Instance{
+		Name: name, ProviderID: "sandbox://t/" + name, Group: g.ID, Role: g.Role, Image: g.Image, Token: token, State: cloud.Creating, Created: time.Now(),
+	}
+	c.instances[i.ProviderID] = i
+	if token != "" {
+		c.byToken[token] = i.ProviderID
+		late := c.joinLate
+		c.work.Go(func() { c.boot(i, late) })
+	}
+	return *i
+}
+
+// boot lets a machine join as one does: a note, a Node, and then it is Ready.
+func (c *cloudInTest) boot(i *cloud.Instance, late time.Duration) {
+	time.Sleep(bootTime + late)
+	c.mu.Lock()
+	never := c.neverJoin[i.Token] || c.neverJoin["*"]
+	lives := i.State == cloud.Creating && !c.stopped
+	if lives {
+		i.State = cloud.Ready
+	}
+	wrong := lives && !never && c.wrongJoin > 0
+	if wrong {
+		c.wrongJoin--
+	}
+	c.mu.Unlock()
+	if !lives || never {
+		return
+	}
+	c.persist("join "+i.Name, func(ctx context.Context) error {
+		var nv v1alpha1.NodeVersion
+		if err := c.admin.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv); err != nil {
+			return err
+		}
+		ref := nv.Status.JoinComponents.Worker
+		if i.Role == cloud.ControlPlane {
+			ref = nv.Status.JoinComponents.ControlPlane
+		}
+		if wrong {
+			ref = refA
+		}
+		err := c.admin.Create(ctx, &v1alpha1.JoiningNode{
+			ObjectMeta: metav1.ObjectMeta{Name: i.Name},
+			Spec:       v1alpha1.JoiningNodeSpec{Name: i.Name, ComponentsReference: ref, ProviderID: i.ProviderID, IsControlPlane: i.Role == cloud.ControlPlane},
+		})
+		return ignoreExists(err)
+	})
+	c.register(i, "v1.36.3", nil)
+	if i.Role == cloud.ControlPlane {
+		c.mu.Lock()
+		c.members[i.Name] = true
+		c.mu.Unlock()
+	}
+}
+
+func ignoreExists(err error) error {
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// persist does something with the API server, which may be away.
+func (c *cloudInTest) persist(what string, do func(context.Context) error) {
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := do(context.Background())
+		if err == nil {
+			return
+		}
+		c.mu.Lock()
+		stopped := c.stopped
+		c.mu.Unlock()
+		if stopped || time.Now().After(deadline) {
+			if !stopped {
+				c.mu.Lock()
+				c.breach("%s: %v", what, err)
+				c.mu.Unlock()
+			}
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// register makes the Node of a machine, Ready.
+func (c *cloudInTest) register(i *cloud.Instance, kubelet string, edit func(*corev1.Node)) {
+	c.persist("register "+i.Name, func(ctx context.Context) error {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: i.Name, Labels: map[string]string{"kubernetes.io/hostname": i.Name}}, Spec: corev1.NodeSpec{ProviderID: i.ProviderID}}
+		if i.Role == cloud.ControlPlane {
+			n.Labels["node-role.kubernetes.io/control-plane"] = ""
+		}
+		if edit != nil {
+			edit(n)
+		}
+		if err := ignoreExists(c.admin.Create(ctx, n)); err != nil {
+			return err
+		}
+		if err := c.admin.Get(ctx, client.ObjectKey{Name: i.Name}, n); err != nil {
+			return err
+		}
+		n.Status.NodeInfo.KubeletVersion = kubelet
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		return c.admin.Status().Update(ctx, n)
+	})
+}
+
+func (c *cloudInTest) DeleteInstances(ctx context.Context, ids []string) error {
+	if err := c.enter("delete"); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		c.judgeDelete(id)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deleteLost > 0 {
+		c.deleteLost--
+		return nil
+	}
+	for _, id := range ids {
+		c.terminate(id)
+	}
+	return nil
+}
+
+// terminate ends a machine; the caller holds mu.
+func (c *cloudInTest) terminate(id string) {
+	i := c.instances[id]
+	if i == nil || i.State == cloud.Terminating || i.State == cloud.Terminated {
+		return
+	}
+	i.State = cloud.Terminating
+	c.work.Go(func() {
+		time.Sleep(endTime)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		i.State = cloud.Terminated
+	})
+}
+
+// judgeDelete checks that a machine may go: a PendingNode is bound to it, it is
+// cordoned and empty, its member has left etcd.
+func (c *cloudInTest) judgeDelete(id string) {
+	ctx := context.Background()
+	var pending v1alpha1.PendingNodeList
+	var pods corev1.PodList
+	if c.admin.List(ctx, &pending) != nil || c.admin.List(ctx, &pods) != nil {
+		return // an API server that is away tells nothing
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := c.instances[id]
+	if i == nil || i.State == cloud.Terminating || i.State == cloud.Terminated {
+		return
+	}
+	if !slices.ContainsFunc(pending.Items, func(p v1alpha1.PendingNode) bool {
+		return p.Spec.ProviderID == id && p.Spec.Goal == v1alpha1.LeaveGoal
+	}) {
+		c.breach("%s deleted without a PendingNode that is bound to it", id)
+	}
+	for _, p := range pods.Items {
+		if p.Spec.NodeName == i.Name {
+			c.breach("%s deleted with pod %s on it", id, p.Name)
+		}
+	}
+	if c.members[i.Name] {
+		c.breach("%s deleted as a member of etcd", id)
+	}
+}
+
+// hostInTest is the agent of one of the machines of a cloudInTest.
+type hostInTest struct {
+	*cloudInTest
+	node string
+}
+
+func (h hostInTest) Members(context.Context) (all []member, err error) {
+	if err := h.enter("members"); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(h.members)) {
+		all = append(all, member{node: name, voter: true, healthy: h.members[name], leader: name == h.leader})
+	}
+	return all, nil
+}
+
+func (h hostInTest) MoveLeader(_ context.Context, from, to string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.leader == from {
+		h.leader = to
+	}
+	return nil
+}
+
+func (h hostInTest) RemoveMember(_ context.Context, node string, voters int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, ok := h.members[node]; !ok {
+		return nil
+	}
+	if len(h.members)-1 < voters || h.leader == node {
+		return errors.New("refused")
+	}
+	delete(h.members, node)
+	return nil
+}
+
+func (h hostInTest) Run(context.Context) (upgradeRun, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.run.node != h.node {
+		return upgradeRun{}, nil
+	}
+	return h.run, nil
+}
+
+func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, list component.List, tell func(upgradeRun)) error {
+	if len(list) == 0 {
+		return errors.New("no components")
+	}
+	h.mu.Lock()
+	h.calls["upgrade"]++
+	if h.run.active() && h.run.node != h.node {
+		h.breach("two control planes upgraded at a time")
+	}
+	if h.run.phase == "done" && h.run.version == version {
+		h.mu.Unlock()
+		return nil
+	}
+	h.run = upgradeRun{version: version, components: reference, node: h.node, phase: "download", started: time.Now()}
+	fails := h.upgradeFail > 0
+	if fails {
+		h.upgradeFail--
+	}
+	h.mu.Unlock()
+	for _, phase := range []string{"plan", "apply"} {
+		h.mu.Lock()
+		h.run.phase, h.run.line = phase, "[upgrade] "+phase
+		run := h.run
+		h.mu.Unlock()
+		tell(run)
+		time.Sleep(20 * time.Millisecond)
+	}
+	var err error
+	h.mu.Lock()
+	h.run.phase, h.run.ended = "done", time.Now()
+	if fails {
+		h.run.phase, h.run.line, h.run.ended = "failed", "kubeadm has failed", time.Now().Add(-upgradeRetry)
+		err = errors.New("kubeadm has failed")
+	}
+	run := h.run
+	h.mu.Unlock()
+	tell(run)
+	return err
+}
+
+// rolling is a scenario on a cluster: a cloud, and operators that may be killed.
+type rolling struct {
+	*cluster
+	cloud  *cloudInTest
+	writes *writeCounter
+
+	mu      sync.Mutex
+	crashed map[string]bool // points that were come to
+	crashes bool
+	leftAt  string
+}
+
+// writeCounter counts what the operator writes to the API server.
+type writeCounter struct {
+	mu  sync.Mutex
+	all map[string]int
+}
+
+func (w *writeCounter) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.Method != http.MethodGet {
+			path := strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/api/v1/"), "/apis/"), "/")
+			key := r.Method + " " + path[0]
+			switch {
+			case strings.Contains(r.URL.Path, "/events"):
+				key = "events"
+			case strings.Contains(r.URL.Path, "/leases/"):
+				key = "leases"
+			case strings.HasSuffix(r.URL.Path, "/eviction"):
+				key = "evictions"
+			case len(path) > 2 && strings.Contains(path[0], "."):
+				key = r.Method + " " + path[2]
+				if strings.HasSuffix(r.URL.Path, "/status") {
+					key += " status"
+				}
+			}
+			w.mu.Lock()
+			w.all[key]++
+			w.mu.Unlock()
+		}
+		return next.RoundTrip(r)
+	})
+}
+
+const rolloutGroupCP, rolloutGroupW = "sandboxes/t/groups/cp", "sandboxes/t/groups/w"
+
+// newRollout makes a cluster of old machines on the API server, from nothing.
+func (c *cluster) newRollout(t *testing.T, controlPlanes, workers, surge int) *rolling {
+	t.Helper()
+	inner := *c
+	inner.t = t
+	inner.denied = &denials{}
+	r := &rolling{cluster: &inner, writes: &writeCounter{all: map[string]int{}}, crashed: map[string]bool{}}
+	r.cloud = &cloudInTest{
+		t: t, admin: c.admin, instances: map[string]*cloud.Instance{}, byToken: map[string]string{}, members: map[string]bool{}, calls: map[string]int{},
+		neverJoin: map[string]bool{}, shall: controlPlanes + workers, surge: surge,
+		groups: []cloud.Group{
+			{ID: rolloutGroupCP, Name: "cp", Role: cloud.ControlPlane, Image: image1, AutoscalerName: "cp"},
+			{ID: rolloutGroupW, Name: "w", Role: cloud.Worker, Image: image1, AutoscalerName: "w"},
+		},
+	}
+	t.Cleanup(func() {
+		r.cloud.mu.Lock()
+		r.cloud.stopped = true
+		r.cloud.mu.Unlock()
+		r.cloud.work.Wait()
+		for _, b := range r.cloud.breaches {
+			t.Errorf("invariant broken: %s", b)
+		}
+	})
+	for _, o := range []client.Object{&v1alpha1.NodeVersion{}, &v1alpha1.PendingNode{}, &v1alpha1.JoiningNode{}, &v1alpha1.ScalingGroup{}, &v1alpha1.AutoscalingStrategy{}, &corev1.Node{}} {
+		if err := c.admin.DeleteAllOf(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.admin.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	for ref, v := range map[string]string{refA: "v1.35.4", refB: "v1.36.3"} {
+		list, err := json.Marshal(component.List{{Name: "kubeadm"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: ref, Namespace: "kube-system"}, Data: map[string]string{"cluster-version": v, "components": string(list)}}
+		if err := ignoreExists(c.admin.Create(t.Context(), m)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range controlPlanes + workers {
+		g := r.cloud.groups[0]
+		if i >= controlPlanes {
+			g = r.cloud.groups[1]
+		}
+		r.cloud.mu.Lock()
+		made := r.cloud.add(g, "")
+		m := r.cloud.instances[made.ProviderID]
+		m.State = cloud.Ready
+		if g.Role == cloud.ControlPlane {
+			r.cloud.members[m.Name], r.cloud.leader = true, m.Name
+		}
+		r.cloud.mu.Unlock()
+		r.cloud.register(m, "v1.35.4", func(n *corev1.Node) {
+			n.Annotations = map[string]string{v1alpha1.AnnotationImage: image1, v1alpha1.AnnotationComponents: refA, v1alpha1.AnnotationGroup: g.ID}
+			n.Labels["disk"] = "ssd-" + n.Name
+			n.Labels["topology.kubernetes.io/zone"] = "a"
+			n.Spec.Taints = []corev1.Taint{{Key: "dedicated", Value: n.Name, Effect: corev1.TaintEffectPreferNoSchedule}}
+		})
+	}
+	old := spec()
+	old.Image, old.KubernetesComponentsReference, old.KubernetesClusterVersion = image1, refA, "v1.35.4"
+	n := intstr.FromInt32(int32(surge))
+	old.Rollout.MaxSurge = &n
+	nv := &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}, Spec: old}
+	r.create(nv)
+	nv.Status.JoinComponents = v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}
+	if err := c.admin.Status().Update(t.Context(), nv); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// pod puts a pod on a node; it ends as soon as it is evicted.
+func (r *rolling) pod(name, node string) {
+	zero := int64(0)
+	r.create(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+		Spec: corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &zero, AutomountServiceAccountToken: ptr(false), Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	})
+}
+
+// edit changes the spec of the NodeVersion.
+func (r *rolling) edit(change func(*v1alpha1.NodeVersionSpec)) {
+	r.t.Helper()
+	r.eventually("the target is written", func() (string, bool) {
+		var nv v1alpha1.NodeVersion
+		r.get(v1alpha1.NodeVersionName, &nv)
+		change(&nv.Spec)
+		err := r.admin.Update(r.t.Context(), &nv)
+		return fmt.Sprint(err), err == nil
+	})
+}
+
+func toNew(s *v1alpha1.NodeVersionSpec) {
+	s.Image, s.ImageVersion = image2, "v1.1.0"
+	s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.36.3", refB
+}
+
+// operate runs an operator as if on the first control plane that is not cordoned, and
+// starts it anew there when it has crashed or left. stop ends it for good.
+func (r *rolling) operate() (stop func()) {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			r.life(ctx)
+		}
+	}()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	r.t.Cleanup(stop)
+	return stop
+}
+
+// life is that of one process.
+func (r *rolling) life(ctx context.Context) {
+	ctx, die := context.WithCancel(ctx)
+	defer die()
+	node := ""
+	var nodes corev1.NodeList
+	if r.admin.List(ctx, &nodes) != nil {
+		time.Sleep(50 * time.Millisecond)
+		return
+	}
+	for _, n := range nodes.Items {
+		if roleOf(&n) == v1alpha1.ControlPlaneRole && !n.Spec.Unschedulable && ready(&n) {
+			node = n.Name
+			break
+		}
+	}
+	access := r.access()
+	access.Wrap(r.writes.wrap)
+	cfg := Config{
+		Cluster: access, Namespace: namespace, Cloud: r.cloud, Node: node, DiscoveryInterval: time.Minute,
+		CloudInterval: 100 * time.Millisecond, NoElection: true, Log: slog.New(slog.NewTextHandler(r.t.Output(), nil)),
+		leave: func(context.Context) error { die(); return nil },
+		at: func(point string) {
+			r.mu.Lock()
+			first := r.crashes && !r.crashed[point]
+			r.crashed[point] = true
+			r.mu.Unlock()
+			if first {
+				die()
+				<-ctx.Done()
+			}
+		},
+	}
+	if node != "" {
+		cfg.Host = hostInTest{r.cloud, node}
+	}
+	if err := Run(ctx, cfg); err != nil && ctx.Err() == nil {
+		r.t.Errorf("operator ended: %v", err)
+		time.Sleep(time.Second)
+	}
+}
+
+// within waits longer than eventually does.
+func (r *rolling) within(limit time.Duration, what string, holds func() (string, bool)) {
+	r.t.Helper()
+	for deadline := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
+		is, ok := holds()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("%s: not so after %s; it is: %s", what, limit, is)
+		}
+	}
+}
+
+// finished waits until every node is at the target and nothing is left behind.
+func (r *rolling) finished(image string) {
+	r.t.Helper()
+	r.within(40*time.Second, "every node is at the target and nothing is left behind", func() (string, bool) {
+		var (
+			nodes   corev1.NodeList
+			pending v1alpha1.PendingNodeList
+			as      v1alpha1.AutoscalingStrategy
+			nv      v1alpha1.NodeVersion
+		)
+		for _, l := range []client.ObjectList{&nodes, &pending} {
+			if err := r.admin.List(r.t.Context(), l); err != nil {
+				return err.Error(), false
+			}
+		}
+		r.get(v1alpha1.AutoscalingStrategyName, &as)
+		r.get(v1alpha1.NodeVersionName, &nv)
+		r.cloud.mu.Lock()
+		alive := r.cloud.alive()
+		members := len(r.cloud.members)
+		r.cloud.mu.Unlock()
+		is := fmt.Sprintf("Ready %s, waiting %+v, %+v, %d machines, %d members, autoscaler %v; intents", conditionText(nv.Status, v1alpha1.ConditionReady), nv.Status.Waiting, nv.Status.Nodes, alive, members, as.Spec.Enabled)
+		for _, p := range pending.Items {
+			is += fmt.Sprintf(" %s %s %s donor=%s", p.Name, p.Spec.Goal, p.Spec.NodeName, p.Spec.Donor)
+		}
+		ok := len(pending.Items) == 0 && alive == r.cloud.shall && len(nodes.Items) == r.cloud.shall && as.Spec.Enabled && as.Annotations[v1alpha1.AnnotationPaused] == "" &&
+			conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate"
+		cps := 0
+		for _, n := range nodes.Items {
+			ok = ok && n.Annotations[v1alpha1.AnnotationImage] == image && !n.Spec.Unschedulable && n.Annotations[v1alpha1.AnnotationHeir] == ""
+			if roleOf(&n) == v1alpha1.ControlPlaneRole {
+				cps++
+			}
+		}
+		return is, ok && members == cps
+	})
+	b, err := json.Marshal(func() v1alpha1.NodeVersionStatus {
+		var nv v1alpha1.NodeVersion
+		r.get(v1alpha1.NodeVersionName, &nv)
+		return nv.Status
+	}())
+	if err != nil || len(b) > 4096 {
+		r.t.Errorf("status of %d bytes, %v", len(b), err)
+	}
+}
+
+// TestRollout runs scenarios on one real API server, one after the other, with the
+// rights of the chart.
+func TestRollout(t *testing.T) {
+	c := newCluster(t)
+	// No controllers run here that would make it.
+	c.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}})
+	for _, tt := range []struct {
+		name                          string
+		controlPlanes, workers, surge int
+		run                           func(*testing.T, *rolling)
+	}{
+		{"control planes first, then workers, and what people gave to a node goes to its heir", 3, 3, 2, everythingInOrder},
+		{"a killed operator goes on where it was, from each point", 3, 2, 1, killedAtEachPoint},
+		{"two operators at once", 3, 4, 2, twoOperators},
+		{"paused, cancelled, and the target changed on the way and back", 1, 4, 1, mindsChange},
+		{"a cloud that fails, lies and forgets", 1, 4, 2, badCloud},
+		{"machines that join late, wrong or never are given up", 1, 2, 1, badMachines},
+		{"people intervene", 1, 3, 1, peopleIntervene},
+		{"the API server is away", 1, 3, 1, apiServerAway},
+		{"few writes and calls per node", 1, 24, 8, fewWrites},
+	} {
+		t.Run(tt.name, func(t *testing.T) { tt.run(t, c.newRollout(t, tt.controlPlanes, tt.workers, tt.surge)) })
+	}
+}
+
+func everythingInOrder(t *testing.T, r *rolling) {
+	var nodes corev1.NodeList
+	if err := r.admin.List(t.Context(), &nodes); err != nil {
+		t.Fatal(err)
+	}
+	for i, n := range nodes.Items {
+		r.pod(fmt.Sprintf("pod-%d", i), n.Name)
+	}
+	r.operate()
+	r.eventually("nothing is to be done", func() (string, bool) {
+		var nv v1alpha1.NodeVersion
+		r.get(v1alpha1.NodeVersionName, &nv)
+		return conditionText(nv.Status, v1alpha1.ConditionReady), conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate"
+	})
+	stop := r.watch(t)
+	r.edit(toNew)
+	r.finished(image2)
+	stop()
+	if err := r.admin.List(t.Context(), &nodes); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.Items {
+		donor := n.Annotations[v1alpha1.AnnotationDonor]
+		if n.Labels["disk"] != "ssd-"+donor || n.Labels["kubernetes.io/hostname"] != n.Name || n.Labels["topology.kubernetes.io/zone"] != "" {
+			t.Errorf("%s replaces %s and has labels %v", n.Name, donor, n.Labels)
+		}
+		if !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "dedicated" && t.Value == donor }) {
+			t.Errorf("%s replaces %s and has taints %v", n.Name, donor, n.Spec.Taints)
+		}
+	}
+	if n := r.cloud.calls["upgrade"]; n != 1 {
+		t.Errorf("Kubernetes was upgraded %d times", n)
+	}
+	var events corev1.EventList
+	if err := r.admin.List(t.Context(), &events); err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]bool{}
+	for _, e := range events.Items {
+		told[e.Reason] = true
+	}
+	for _, reason := range []string{"ReplacementBegins", "Replaces", "Cordoned", "Drained", "Leaves", "Deleted", "UpgradeStarted", "Upgraded", "UpToDate"} {
+		if !told[reason] {
+			t.Errorf("no event %s among %v", reason, slices.Sorted(maps.Keys(told)))
+		}
+	}
+}
+
+// watch looks all the time at what must hold all the time: no worker is touched before
+// the last control plane is done, and only one control plane at a time.
+func (r *rolling) watch(t *testing.T) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			var nodes corev1.NodeList
+			if r.admin.List(ctx, &nodes) == nil {
+				old, cordoned, worker := 0, 0, 0
+				for _, n := range nodes.Items {
+					switch cp := roleOf(&n) == v1alpha1.ControlPlaneRole; {
+					case cp && n.Annotations[v1alpha1.AnnotationImage] == image1:
+						old++
+						if n.Spec.Unschedulable {
+							cordoned++
+						}
+					case !cp && (n.Spec.Unschedulable || n.Annotations[v1alpha1.AnnotationDonor] != ""):
+						worker++
+					}
+				}
+				if cordoned > 1 {
+					t.Errorf("%d control planes cordoned at a time", cordoned)
+				}
+				if old > 0 && worker > 0 {
+					t.Errorf("%d workers touched while %d control planes are old", worker, old)
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	return sync.OnceFunc(func() { cancel(); <-done })
+}
+
+func killedAtEachPoint(t *testing.T, r *rolling) {
+	r.pod("pod-0", "w-4")
+	r.crashes = true
+	r.edit(toNew)
+	r.operate()
+	r.finished(image2)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, kind := range []actionKind{
+		pauseAutoscaler, resumeAutoscaler, setGroupImage, recordIntent, bindIntent, clearIntent, createInstance, adoptHeir, cordonNode, drainNode,
+		yieldLease, moveLeader, removeMember, deleteInstance, deleteNode, startUpgrade, publishComponents,
+	} {
+		for _, when := range []string{"before:", "after:"} {
+			if !r.crashed[when+actionNames[kind]] {
+				t.Errorf("never came to %s%s", when, actionNames[kind])
+			}
+		}
+	}
+	// A run is not begun anew where one has finished.
+	if n := r.cloud.calls["upgrade"]; n > 3 {
+		t.Errorf("Kubernetes was upgraded %d times", n)
+	}
+}
+
+func twoOperators(t *testing.T, r *rolling) {
+	r.edit(toNew)
+	r.operate()
+	r.operate()
+	r.finished(image2)
+}
+
+func mindsChange(t *testing.T, r *rolling) {
+	r.cloud.joinLate = 200 * time.Millisecond
+	r.operate()
+	r.edit(toNew)
+	count := func(image string) (n int) {
+		var nodes corev1.NodeList
+		if err := r.admin.List(t.Context(), &nodes); err != nil {
+			t.Fatal(err)
+		}
+		for _, n_ := range nodes.Items {
+			if n_.Annotations[v1alpha1.AnnotationImage] == image {
+				n++
+			}
+		}
+		return n
+	}
+	r.within(30*time.Second, "two are new", func() (string, bool) { n := count(image2); return fmt.Sprint(n), n >= 2 })
+	settled := func(reason string) {
+		t.Helper()
+		r.within(30*time.Second, "it stands still: "+reason, func() (string, bool) {
+			var nv v1alpha1.NodeVersion
+			var l v1alpha1.PendingNodeList
+			r.get(v1alpha1.NodeVersionName, &nv)
+			if err := r.admin.List(t.Context(), &l); err != nil {
+				t.Fatal(err)
+			}
+			is := readyCondition(nv.Status).Reason
+			return fmt.Sprintf("%s, %d intents", is, len(l.Items)), is == reason && len(l.Items) == 0
+		})
+	}
+	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Rollout.Paused = true })
+	settled("Paused")
+	before := count(image2)
+	if before == 5 {
+		t.Fatal("nothing was left to pause")
+	}
+	time.Sleep(300 * time.Millisecond)
+	if n := count(image2); n != before {
+		t.Errorf("%d new nodes became %d while paused", before, n)
+	}
+	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Rollout.Paused, s.Rollout.Cancel = false, true })
+	settled("Cancelled")
+	r.eventually("the autoscaler is given back", func() (string, bool) {
+		var as v1alpha1.AutoscalingStrategy
+		r.get(v1alpha1.AutoscalingStrategyName, &as)
+		return fmt.Sprint(as.Spec.Enabled), as.Spec.Enabled
+	})
+	// Back to the old image, then to the new one, while machines are on their way.
+	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Rollout.Cancel = false })
+	r.within(30*time.Second, "it goes on", func() (string, bool) { n := count(image2); return fmt.Sprint(n), n > before })
+	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Image = image1 })
+	r.within(30*time.Second, "it goes back", func() (string, bool) { n := count(image1); return fmt.Sprint(n), n >= 3 })
+	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Image = image2 })
+	r.finished(image2)
+}
+
+func badCloud(t *testing.T, r *rolling) {
+	var mu sync.Mutex
+	calls := 0
+	r.cloud.fail = func(string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		calls++
+		switch calls % 4 {
+		case 1:
+			return fmt.Errorf("asked too often: %w", cloud.ErrThrottled)
+		case 3:
+			return fmt.Errorf("HTTP 500: %w", cloud.ErrUnavailable)
+		}
+		return nil
+	}
+	r.cloud.createLies, r.cloud.deleteLost = 2, 2
+	r.operate()
+	r.edit(toNew)
+	r.finished(image2)
+	if r.cloud.createLies+r.cloud.deleteLost != 0 {
+		t.Errorf("%d lies and %d losses are left", r.cloud.createLies, r.cloud.deleteLost)
+	}
+	if n := len(r.cloud.byToken); n != 5 {
+		t.Errorf("%d machines were made for 5 nodes", n)
+	}
+}
+
+func badMachines(t *testing.T, r *rolling) {
+	r.cloud.mu.Lock()
+	r.cloud.wrongJoin = 1 // the first control plane that joins has the old components
+	r.cloud.mu.Unlock()
+	r.operate()
+	r.edit(toNew)
+	r.finished(image2)
+	if n := len(r.cloud.byToken); n != 4 {
+		t.Errorf("%d machines were made; want one for each of 3 nodes, and one for that which joined wrong", n)
+	}
+}
+
+func peopleIntervene(t *testing.T, r *rolling) {
+	// Somebody has cordoned a worker, and means it.
+	var n corev1.Node
+	r.get("w-2", &n)
+	n.Spec.Unschedulable = true
+	if err := r.admin.Update(t.Context(), &n); err != nil {
+		t.Fatal(err)
+	}
+	r.cloud.joinLate = 300 * time.Millisecond
+	stop := r.operate()
+	// The old target again: nothing happens to it.
+	time.Sleep(200 * time.Millisecond)
+	r.get("w-2", &n)
+	if !n.Spec.Unschedulable {
+		t.Error("somebody else's cordon was taken off")
+	}
+	r.edit(toNew)
+	// Every intent is deleted by hand once, and an heir's machine vanishes.
+	deleted := map[string]bool{}
+	vanished := false
+	r.within(90*time.Second, "a heir has vanished and intents were deleted", func() (string, bool) {
+		var l v1alpha1.PendingNodeList
+		if err := r.admin.List(t.Context(), &l); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range l.Items {
+			if !deleted[p.Spec.Token] && p.Spec.Goal == v1alpha1.JoinGoal && p.Status.CSPState == "Creating" && len(deleted) < 2 {
+				deleted[p.Spec.Token] = true
+				if err := r.admin.Delete(t.Context(), &p); client.IgnoreNotFound(err) != nil {
+					t.Fatal(err)
+				}
+			} else if !vanished && len(deleted) == 2 && !deleted[p.Spec.Token] && p.Spec.Goal == v1alpha1.JoinGoal {
+				r.cloud.mu.Lock()
+				if id, ok := r.cloud.byToken[p.Spec.Token]; ok {
+					r.cloud.terminate(id)
+					vanished = true
+				}
+				r.cloud.mu.Unlock()
+			}
+		}
+		return fmt.Sprintf("%d deleted, vanished %v", len(deleted), vanished), vanished
+	})
+	r.finished(image2)
+	stop()
+}
+
+func apiServerAway(t *testing.T, r *rolling) {
+	r.operate()
+	r.edit(toNew)
+	r.within(30*time.Second, "it has begun", func() (string, bool) {
+		r.cloud.mu.Lock()
+		defer r.cloud.mu.Unlock()
+		return fmt.Sprint(len(r.cloud.byToken)), len(r.cloud.byToken) >= 2
+	})
+	r.cp.StopAPIServer()
+	r.cloud.mu.Lock()
+	before := maps.Clone(r.cloud.calls)
+	r.cloud.mu.Unlock()
+	requests := r.writes.total()
+	time.Sleep(3 * time.Second)
+	r.cloud.mu.Lock()
+	for verb, n := range r.cloud.calls {
+		if d := n - before[verb]; d > 40 { // lists go on, ten a second at most
+			t.Errorf("%d calls of %s in 3 s without an API server", d, verb)
+		}
+	}
+	r.cloud.mu.Unlock()
+	if d := r.writes.total() - requests; d > 60 {
+		t.Errorf("%d writes were tried in 3 s without an API server", d)
+	}
+	if err := r.cp.StartAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.finished(image2)
+	r.denied.forget()
+}
+
+func (w *writeCounter) total() (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, v := range w.all {
+		n += v
+	}
+	return n
+}
+
+func fewWrites(t *testing.T, r *rolling) {
+	r.operate()
+	r.eventually("the operator has started", func() (string, bool) {
+		var as v1alpha1.AutoscalingStrategy
+		var l v1alpha1.ScalingGroupList
+		if err := r.admin.List(t.Context(), &l); err != nil {
+			t.Fatal(err)
+		}
+		return "not yet", r.get(v1alpha1.AutoscalingStrategyName, &as) && len(l.Items) == 2
+	})
+	r.writes.mu.Lock()
+	clear(r.writes.all)
+	r.writes.mu.Unlock()
+	r.edit(toNew)
+	r.finished(image2)
+	r.writes.mu.Lock()
+	defer r.writes.mu.Unlock()
+	// What is told about machines is limited by the second, so in a rollout as short as
+	// this one there is more of it per node than in a long one; see eventRate.
+	writes := 0
+	for key, n := range r.writes.all {
+		switch key {
+		case "evictions", "leases", "events", "PATCH pendingnodes status":
+		default:
+			writes += n
+		}
+	}
+	t.Logf("writes of 25 replacements: %v", r.writes.all)
+	t.Logf("calls of the cloud: %v", r.cloud.calls)
+	if per := float64(writes) / 25; per > 9 {
+		t.Errorf("%.1f writes per node: %v", per, r.writes.all)
+	}
+	if n := r.writes.all["PATCH pendingnodes status"]; n > 4*25 {
+		t.Errorf("%d writes of what the cloud says about 25 machines", n)
+	}
+	if n := r.cloud.calls["create"] + r.cloud.calls["delete"]; n > 25 {
+		t.Errorf("%d requests to the cloud to replace 25 machines, 8 at a time", n)
+	}
+}
