@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -36,7 +38,7 @@ func (r *nodeVersions) act(ctx context.Context, o *observed, actions []action) *
 		draining = map[string]bool{}
 	)
 	writes.SetLimit(writers)
-	wrote := newCounter()
+	var wrote atomic.Int32
 	for _, a := range actions {
 		switch a.kind {
 		case publishComponents:
@@ -47,7 +49,9 @@ func (r *nodeVersions) act(ctx context.Context, o *observed, actions []action) *
 				creates[p.Spec.GroupID] = append(creates[p.Spec.GroupID], a.intent.token)
 			}
 		case deleteInstance:
-			if o.bound(a.machine) { // no machine is deleted that nothing is written about
+			// No machine is deleted that nothing is written about, and none of a control plane
+			// by an old view of etcd.
+			if o.bound(a.machine) && (!o.controlPlane(a.node) || r.hostView.fresh(r.now(), actMembers)) {
 				deletes = append(deletes, a.machine)
 			}
 		case drainNode:
@@ -55,7 +59,9 @@ func (r *nodeVersions) act(ctx context.Context, o *observed, actions []action) *
 		case setGroupImage:
 			r.effort(a, "image of "+a.group, func(ctx context.Context) error {
 				err := r.fleet.SetGroupImage(ctx, a.group, a.image)
-				r.regrouped()
+				if err == nil {
+					r.regrouped()
+				}
 				return err
 			})
 		case yieldLease:
@@ -83,7 +89,7 @@ func (r *nodeVersions) act(ctx context.Context, o *observed, actions []action) *
 					r.log.Warn("not done, tried again", "action", a.String(), "err", err)
 				}
 				if did && err == nil {
-					wrote.add()
+					wrote.Add(1)
 					r.did(o, a)
 				}
 				return nil
@@ -99,7 +105,7 @@ func (r *nodeVersions) act(ctx context.Context, o *observed, actions []action) *
 	if run, known := r.hostView.run(); known && r.host != nil && run.active() && run.components != "" {
 		r.follow(run.version, run.components) // begun before we were
 	}
-	if wrote.n() > 0 {
+	if wrote.Load() > 0 {
 		r.heard = r.now()
 		r.wake()
 	}
@@ -530,20 +536,13 @@ func (e *efforts) some(key string, all []string) []string {
 	slices.Sort(all)
 	all = slices.Compact(all)
 	if t.fails > 0 {
-		t.most = max(1, min(len(all), cmpOr(t.most, len(all)))/2)
+		t.most = max(1, min(len(all), cmp.Or(t.most, len(all)))/2)
 	}
 	if t.most > 0 && len(all) > t.most {
 		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		return all[:t.most]
 	}
 	return all
-}
-
-func cmpOr(a, b int) int {
-	if a != 0 {
-		return a
-	}
-	return b
 }
 
 func (e *efforts) outdate(key string) {
@@ -557,6 +556,19 @@ func (e *efforts) outdated(key string) bool {
 	defer e.mu.Unlock()
 	t := e.all[key]
 	return t != nil && t.outdated && !t.running
+}
+
+// failing returns what has failed several times in a row, and the last error.
+func (e *efforts) failing() (key, text string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	most := 2
+	for k, t := range e.all {
+		if t.fails > most {
+			key, text, most = k, t.last, t.fails
+		}
+	}
+	return key, text
 }
 
 // trouble is the last error of key.
@@ -585,25 +597,6 @@ func (e *efforts) due(now time.Time) time.Duration {
 		}
 	}
 	return next
-}
-
-type counter struct {
-	mu    sync.Mutex
-	count int
-}
-
-func newCounter() *counter { return &counter{} }
-
-func (c *counter) add() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.count++
-}
-
-func (c *counter) n() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.count
 }
 
 // inherit copies to an heir what its donor was given by people: labels, taints, and

@@ -29,6 +29,9 @@ const (
 	readyLag  = time.Minute
 )
 
+// never is the age of a view that nobody has seen.
+const never = time.Duration(1<<63 - 1)
+
 // describer is a cloud that can be asked for many instances at a time. What it does
 // not know is not in the answer.
 type describer interface {
@@ -79,7 +82,7 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration) {
 	}
 	slices.SortFunc(all, func(a, b instance) int { return strings.Compare(a.id, b.id) })
 	if f.listed.IsZero() {
-		return all, false, time.Duration(1<<63 - 1)
+		return all, false, never
 	}
 	return all, f.complete, f.now().Sub(f.listed)
 }
@@ -139,9 +142,9 @@ func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 			s.missing = begun
 		}
 		a := about[id]
-		for_ := begun.Sub(s.missing)
+		lag := begun.Sub(s.missing)
 		switch {
-		case s.State == cloud.Terminating, a.leaves && s.listed, for_ >= unseenLag, s.listed && (!a.ready || for_ >= readyLag):
+		case s.State == cloud.Terminating, a.leaves && s.listed, lag >= unseenLag, s.listed && (!a.ready || lag >= readyLag):
 			s.State = cloud.Terminated
 		case s.State == "":
 			s.State = cloud.Unknown
@@ -206,7 +209,7 @@ func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error)
 	f.mu.Lock()
 	s, ok := f.known[id]
 	f.mu.Unlock()
-	if ok && s.listed && s.missing.IsZero() && s.Image != "" && s.Group != "" {
+	if ok && s.missing.IsZero() && s.Image != "" && s.Group != "" {
 		return s.Instance, nil
 	}
 	return f.machines.Instance(ctx, id)

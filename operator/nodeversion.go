@@ -66,6 +66,7 @@ type nodeVersions struct {
 	queueMu sync.Mutex
 	queue   workqueue.TypedRateLimitingInterface[ctrl.Request]
 
+	begun     time.Time
 	last      time.Time // when the last reconciliation began
 	heard     time.Time // when the API server last answered past the cache
 	behind    time.Time // since when the cache is behind it; zero: it is not
@@ -121,6 +122,7 @@ func (r *nodeVersions) init() {
 	if r.regrouped == nil {
 		r.regrouped = func() {}
 	}
+	r.begun = r.now()
 	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
 	r.versions, r.told = map[string]string{}, map[string]string{}
 	r.telling, r.recording = rate.NewLimiter(statusRate, statusBurst), rate.NewLimiter(eventRate, eventBurst)
@@ -210,22 +212,36 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if err != nil {
 		return 0, fmt.Errorf("observe cluster: %w", err)
 	}
+	_, _, age := r.fleet.view()
+	if age == never && r.now().Sub(r.begun) < tooOld { // nothing is known yet
+		r.renew(o, nil, age)
+		return r.interval, nil
+	}
 	d := plan(o.version.Spec, o.world, everyRule)
 	r.able(d)
 	status := d.status()
-	_, _, age := r.fleet.view()
-	moving := r.renew(o, d.actions, age)
+	actions, waits := d.actions, d.waits
+	moving := r.renew(o, actions, age)
+	stale := false
 	switch {
 	case !current:
 		status.Waiting = d.since(wait{reason: "ClusterStale", message: "the view of the cluster is too old to act on; it is renewed"})
-		d.actions = nil
-	case len(d.actions) > 0 && age > tooOld:
-		status.Waiting = d.since(wait{reason: "CloudUnavailable", message: limited("the cloud has not listed its machines for a minute; "+r.efforts.trouble(listing), 200)})
-		d.actions = nil
+		actions = nil
+	case len(actions) > 0 && age > tooOld:
+		actions, stale = nil, true
+		if why := r.efforts.trouble(listing); why != "" {
+			status.Waiting = d.since(wait{reason: "CloudUnavailable", message: limited("the cloud has not listed its machines for a minute: "+why, 200)})
+		}
 	case r.host != nil && !r.runKnown():
-		d.actions = nil // what an agent may be doing counts
+		actions = nil // what an agent may be doing counts
+		if why := r.efforts.trouble(recalling); why != "" {
+			status.Waiting = d.since(wait{reason: "AgentUnavailable", message: limited("the agent of "+r.nodeName+" does not answer: "+why, 200)})
+		}
 	}
-	published := r.act(ctx, o, d.actions)
+	if key, text := r.efforts.failing(); key != "" && status.Waiting == nil {
+		status.Waiting = d.since(wait{reason: "Failing", message: limited(key+" fails and is tried again: "+text, 200)})
+	}
+	published := r.act(ctx, o, actions)
 	if published != nil {
 		status.JoinComponents = *published
 	}
@@ -239,19 +255,22 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	r.gauges.observe(o.world)
 	r.gauges.reconciled(r.now())
 	next := resting
-	if moving || len(d.actions) > 0 || len(o.intents) > 0 {
+	if moving || len(actions) > 0 || len(o.intents) > 0 {
 		next = restless
 	}
-	if age > tooOld {
+	if stale {
 		next = min(next, r.interval)
 	}
-	for _, w := range d.waits {
+	for _, w := range waits {
 		if left := w.next.Sub(r.now()); !w.next.IsZero() && left > 0 {
 			next = min(next, left+10*time.Millisecond)
 		}
 	}
 	if moving {
 		next = min(next, r.interval)
+	}
+	if o.autoscaler.running && !o.autoscaler.enabled { // nobody tells when it has ended
+		next = min(next, time.Second)
 	}
 	next = min(next, r.efforts.due(r.now()))
 	if again > 0 {
@@ -263,6 +282,10 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 // able takes out of a decision what cannot be done from here, and says so.
 func (r *nodeVersions) able(d *decision) {
 	d.actions = slices.DeleteFunc(d.actions, func(a action) bool {
+		if a.kind == setGroupImage {
+			g := d.group(a.group)
+			return g != nil && g.image == "" // about to be read
+		}
 		if a.kind != startUpgrade || r.host != nil && a.node == r.nodeName {
 			return false
 		}
@@ -431,6 +454,7 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	}
 	if publish {
 		r.point("after", publishComponents)
+		r.wake()
 	}
 	r.reported, r.heard = r.now(), r.now()
 	r.view.wrote(kindVersion, changed.DeepCopy())

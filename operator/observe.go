@@ -348,7 +348,11 @@ func (o *observed) about() map[string]spoken {
 			out[n.providerID] = spoken{ready: n.ready}
 		}
 	}
+	tokens := newLookup(&o.world).tokens
 	for _, in := range o.world.intents {
+		if m := tokens[in.token]; m != nil {
+			out[m.id] = spoken{ready: out[m.id].ready}
+		}
 		if in.machine != "" {
 			s := out[in.machine]
 			s.leaves = s.leaves || in.goal == v1alpha1.LeaveGoal

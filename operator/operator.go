@@ -241,7 +241,7 @@ func Run(ctx context.Context, c Config) error {
 		}
 	}
 	if c.leave == nil {
-		c.leave = func(ctx context.Context) error { return evictSelf(ctx, core, c.Namespace, c.Pod) }
+		c.leave = func(ctx context.Context) error { return leave(ctx, core, c.Namespace, c.Pod) }
 	}
 	// What was begun as leader ends before Run returns.
 	lead, resign := context.WithCancel(ctx)
@@ -251,8 +251,9 @@ func Run(ctx context.Context, c Config) error {
 	fleet := newFleet(countedCloud{c.Cloud, counters}, time.Now)
 	events := mgr.GetEventRecorder("constellation-operator")
 	groups := &groups{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, interval: c.DiscoveryInterval}
+	scaling := newAutoscaling(mgr.GetClient(), mgr.GetAPIReader(), c.Log)
 	versions := &nodeVersions{
-		client: mgr.GetClient(), live: mgr.GetAPIReader(), fleet: fleet, host: c.Host, scaling: strategy{mgr.GetClient()},
+		client: mgr.GetClient(), live: mgr.GetAPIReader(), fleet: fleet, host: c.Host, scaling: scaling,
 		events: events, gauges: gauges, counters: counters, log: c.Log, nodeName: c.Node, interval: c.CloudInterval, regrouped: groups.wake, at: c.at,
 		leave: c.leave,
 		spawn: func(do func(context.Context)) { begun.Go(func() { do(lead) }) },
@@ -263,7 +264,7 @@ func Run(ctx context.Context, c Config) error {
 	versions.init()
 	for _, add := range []func(manager.Manager) error{
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log}).setup,
-		groups.setup, versions.setup,
+		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
 		readiness,
 	} {

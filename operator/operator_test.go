@@ -370,7 +370,7 @@ func clusterGrows(t *testing.T, c *cluster) {
 	if err := c.admin.Update(t.Context(), &nv); err != nil {
 		t.Fatal(err)
 	}
-	c.target("nothing is done without an agent", "False NoAgent", 0, 2)
+	c.target("nothing is begun while the autoscaler may run", "False AutoscalerRuns", 0, 2)
 	c.get(v1alpha1.NodeVersionName, &nv)
 	if nv.Status.JoinComponents.Worker != refA {
 		t.Errorf("joining machines get %+v before the control plane was upgraded", nv.Status.JoinComponents)

@@ -229,7 +229,10 @@ func (r *groups) create(ctx context.Context, f cloud.Group, known []v1alpha1.Sca
 
 // ensureStrategy makes the AutoscalingStrategy of a new cluster.
 func (r *groups) ensureStrategy(ctx context.Context) error {
-	err := r.client.Create(ctx, newStrategy())
+	err := r.client.Get(ctx, client.ObjectKey{Name: v1alpha1.AutoscalingStrategyName}, &v1alpha1.AutoscalingStrategy{})
+	if apierrors.IsNotFound(err) {
+		err = r.client.Create(ctx, newStrategy())
+	}
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create AutoscalingStrategy: %w", err)
 	}
