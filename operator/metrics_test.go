@@ -99,7 +99,8 @@ func TestGaugesTellOfARollout(t *testing.T) {
 			{name: "d"},
 		},
 		intents: []intent{
-			{name: "replace-0", goal: v1alpha1.JoinGoal}, {name: "replace-1", goal: v1alpha1.LeaveGoal, machine: "m"},
+			{name: "replace-0", goal: v1alpha1.JoinGoal},
+			{name: "replace-1", goal: v1alpha1.LeaveGoal, machine: "m"},
 			{name: "machine-x", goal: v1alpha1.LeaveGoal, machine: "x"},
 		},
 	}

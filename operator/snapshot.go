@@ -68,7 +68,7 @@ func newSnapshots(c kubernetes.Interface, take func(context.Context, io.Writer) 
 
 // serve answers at address until ctx ends.
 func (s *snapshots) serve(ctx context.Context, address string) error {
-	l, err := net.Listen("tcp", address)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("serve snapshots: %w", err)
 	}

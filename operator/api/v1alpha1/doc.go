@@ -68,7 +68,7 @@ const (
 	AnnotationPostponed = "constellation.edgeless.systems/postponed-until"
 )
 
-// AnnotationPaused, on the AutoscalingStrategy, is "true" while it is the operator
+// AnnotationPaused is "true" on the AutoscalingStrategy while it is the operator
 // that has stopped the autoscaler.
 const AnnotationPaused = "constellation.edgeless.systems/paused"
 
