@@ -256,8 +256,15 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 func (r *nodeVersions) did(o *observed, a action) {
 	args := []any{"action", actionNames[a.kind]}
 	for _, f := range []struct{ key, value string }{
-		{"node", a.node}, {"heir", a.heir}, {"donor", a.donor}, {"machine", a.machine}, {"group", a.group},
-		{"image", a.image}, {"pending_node", a.intent.name}, {"replaces", a.intent.donor}, {"leaves", a.intent.machine},
+		{"node", a.node},
+		{"heir", a.heir},
+		{"donor", a.donor},
+		{"machine", a.machine},
+		{"group", a.group},
+		{"image", a.image},
+		{"pending_node", a.intent.name},
+		{"replaces", a.intent.donor},
+		{"leaves", a.intent.machine},
 	} {
 		if f.value != "" {
 			args = append(args, f.key, f.value)

@@ -72,7 +72,6 @@ type nodeVersions struct {
 	behind    time.Time // since when the cache is behind it; zero: it is not
 	reported  time.Time // when the status was written last
 	told      map[string]string
-	followed  bool // a run of the agent is being followed
 	telling   *rate.Limiter
 	recording *rate.Limiter
 }
@@ -342,8 +341,8 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) b
 		}
 	}
 	x := newLookup(&o.world)
-	for i := range o.world.intents {
-		in := &o.world.intents[i]
+	for i := range o.intents {
+		in := &o.intents[i]
 		m := x.instances[in.machine]
 		if in.machine == "" {
 			m = x.tokens[in.token]
@@ -361,8 +360,8 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) b
 		}
 		controlPlanes = controlPlanes || n.role == v1alpha1.ControlPlaneRole && n.cordon != uncordoned
 	}
-	for i := range o.world.intents {
-		if g := o.group(o.world.intents[i].group); g != nil && g.role == v1alpha1.ControlPlaneRole {
+	for i := range o.intents {
+		if g := o.group(o.intents[i].group); g != nil && g.role == v1alpha1.ControlPlaneRole {
 			controlPlanes = true
 		}
 	}
@@ -507,7 +506,7 @@ func conditionOf(s v1alpha1.NodeVersionStatus, kind string) metav1.Condition {
 // once per change, and later if there is much to tell.
 func (r *nodeVersions) tellPending(ctx context.Context, o *observed) {
 	x := newLookup(&o.world)
-	all := slices.Clone(o.world.intents)
+	all := slices.Clone(o.intents)
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for _, in := range all {
 		p := o.pending[in.name]

@@ -476,7 +476,6 @@ type rolling struct {
 	mu      sync.Mutex
 	crashed map[string]bool // points that were come to
 	crashes bool
-	leftAt  string
 }
 
 // writeCounter counts what the operator writes to the API server.
