@@ -124,11 +124,14 @@ func TestRealClusterKeepsTheContract(t *testing.T) {
 // ourCharts applies the charts of each release. The only node has no kubelet, so no
 // pod gets ready: what the API server did not like would be another error.
 func ourCharts(t *testing.T, c *Client) {
-	for _, tt := range []struct{ release, chart, service string }{
-		{"v1.0.0", "constellation-services", "joinservice"},
-		{"v1.1.0", "constellation-services", "joinservice"},
-		{"v1.0.0", "constellation-operator", "operator"},
-		{"v1.1.0", "constellation-operator", "operator"},
+	for _, tt := range []struct {
+		release, chart, service string
+		pods                    int
+	}{
+		{"v1.0.0", "constellation-services", "joinservice", 1},
+		{"v1.1.0", "constellation-services", "joinservice", 1},
+		{"v1.0.0", "constellation-operator", "operator", 2}, // and the autoscaler's stand-in
+		{"v1.1.0", "constellation-operator", "operator", 2},
 	} {
 		files, err := assets.ChartFor(tt.chart, tt.release)
 		if err != nil {
@@ -139,7 +142,7 @@ func ourCharts(t *testing.T, c *Client) {
 		err = c.ApplyChart(ctx, engine.Chart{Name: tt.chart, Namespace: Namespace, Version: tt.release[1:], Files: files, Values: map[string]any{
 			"release": tt.release, "provider": "sandbox", tt.service: map[string]any{"image": "registry.constellation.example/" + tt.service + ":" + tt.release},
 		}}, func(string, int64, int64) {})
-		if err == nil || !strings.Contains(err.Error(), "Unschedulable") || !strings.HasSuffix(err.Error(), ": not ready in time, 0 of 1 pods are; it was removed again") {
+		if err == nil || !strings.Contains(err.Error(), "Unschedulable") || !strings.HasSuffix(err.Error(), fmt.Sprintf(": not ready in time, 0 of %d pods are; it was removed again", tt.pods)) {
 			t.Errorf("%s of %s without a kubelet: %v", tt.chart, tt.release, err)
 		}
 	}
