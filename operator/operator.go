@@ -180,6 +180,7 @@ func Run(ctx context.Context, c Config) error {
 	access := rest.CopyConfig(c.Cluster)
 	access.QPS, access.Burst = clientQPS, clientBurst
 	access.UserAgent = "constellation-operator"
+	hangUp(access)
 	if err := await(ctx, access, c.Log); err != nil {
 		return err
 	}
