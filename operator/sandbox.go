@@ -42,6 +42,11 @@ func (c *SandboxCloud) Instance(ctx context.Context, providerID string) (cloud.I
 	return call(ctx, c, func(l *local.Client) (cloud.Instance, error) { return l.Instance(ctx, providerID) })
 }
 
+// Describe returns those of the instances that there are; it is one call.
+func (c *SandboxCloud) Describe(ctx context.Context, providerIDs []string) ([]cloud.Instance, error) {
+	return call(ctx, c, func(l *local.Client) ([]cloud.Instance, error) { return l.Describe(ctx, providerIDs) })
+}
+
 // SetGroupImage sets the image of a group's future instances.
 func (c *SandboxCloud) SetGroupImage(ctx context.Context, groupID, image string) error {
 	_, err := call(ctx, c, func(l *local.Client) (struct{}, error) { return struct{}{}, l.SetGroupImage(ctx, groupID, image) })

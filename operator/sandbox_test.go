@@ -58,4 +58,7 @@ func TestSandboxCloudNeedsNoTokenOnTheHost(t *testing.T) {
 	if i, err := c.Instance(t.Context(), "sandbox://t/worker-0"); err != nil || i.Name != "worker-0" {
 		t.Errorf("%+v, %v", i, err)
 	}
+	if _, ok := any(c).(describer); !ok {
+		t.Error("the sandbox's cloud cannot be asked for many instances at a time")
+	}
 }

@@ -379,6 +379,16 @@ func TestTheCloudIsVagueAboutItsMachines(t *testing.T) {
 	if _, err := remote.Instance(ctx, "sandbox://demo/worker-9"); !errors.Is(err, cloud.ErrNotFound) {
 		t.Errorf("an instance that never was: %v", err)
 	}
+	some := []string{"sandbox://demo/worker-3", "sandbox://demo/worker-9", "sandbox://demo/worker-0"}
+	if l, err := remote.Describe(ctx, some); names(l, err) != "[worker-3 worker-0] <nil>" || l[0].State != cloud.Creating || l[1].State != cloud.Ready {
+		t.Errorf("lagging descriptions: %s, %+v", names(l, err), l)
+	}
+	if l, err := host.Describe(ctx, some); names(l, err) != "[worker-3] <nil>" || l[0].State != cloud.Ready || l[0].Token != "c" {
+		t.Errorf("the host is told %s, %+v", names(l, err), l)
+	}
+	if l, err := remote.Describe(ctx, []string{"sandbox://other/worker-3"}); !errors.Is(err, cloud.ErrNotFound) {
+		t.Errorf("another sandbox's instance: %s", names(l, err))
+	}
 	with()
 	if l, err := remote.Instances(ctx); names(l, err) != "[control-plane-0 worker-1 worker-2 worker-3] <nil>" {
 		t.Errorf("without faults: %s", names(l, err))

@@ -165,6 +165,15 @@ func (c *Control) routes(mux *http.ServeMux, faulty bool) {
 		}
 		c.reply(w, out, nil)
 	})
+	mux.HandleFunc("POST /v1/instances/describe", func(w http.ResponseWriter, r *http.Request) {
+		var in local.SomeInstances
+		var names []string
+		err := decode(r, &in)
+		if err == nil {
+			names, err = c.names(in.ProviderIDs)
+		}
+		c.reply(w, local.InstanceList{Instances: c.describe(names, active())}, err)
+	})
 	mux.HandleFunc("POST /v1/instances/delete", func(w http.ResponseWriter, r *http.Request) {
 		var in local.OldInstances
 		err := decode(r, &in)
@@ -215,7 +224,12 @@ func (c *Control) routes(mux *http.ServeMux, faulty bool) {
 		return local.InstanceList{Instances: l}, err
 	})
 	c.object(mux, "GET "+machinePath, func(r *http.Request) (any, error) {
-		return c.describe(r.PathValue("machine"), active())
+		name := r.PathValue("machine")
+		l := c.describe([]string{name}, active())
+		if len(l) == 0 {
+			return nil, fmt.Errorf("instance %s: %w", name, errNoSuch)
+		}
+		return l[0], nil
 	})
 }
 
@@ -267,15 +281,12 @@ func (c *Control) create(ctx context.Context, group string, tokens []string, flt
 // delete deletes instances by their provider IDs.
 func (c *Control) delete(ids []string, flt *Faults) error {
 	c.seen(flt)
+	all, err := c.names(ids)
+	if err != nil {
+		return err
+	}
 	var names []string
-	for _, id := range ids {
-		sandbox, name, err := local.ParseProviderID(id)
-		if err != nil {
-			return fmt.Errorf("%w: %w", errRequest, err)
-		}
-		if sandbox != c.fleet.Sandbox() {
-			return fmt.Errorf("sandbox %s: %w, which is %s", sandbox, errNoSuch, c.fleet.Sandbox())
-		}
+	for _, name := range all {
 		if strikes(flt.lostDelete) {
 			c.log.Warn("fault injected", "fault", "lost-delete", "node", name)
 			continue
@@ -283,6 +294,22 @@ func (c *Control) delete(ids []string, flt *Faults) error {
 		names = append(names, name)
 	}
 	return c.fleet.Remove(names...)
+}
+
+// names returns the names of instances of this sandbox.
+func (c *Control) names(ids []string) ([]string, error) {
+	names := make([]string, 0, len(ids))
+	for _, id := range ids {
+		sandbox, name, err := local.ParseProviderID(id)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", errRequest, err)
+		}
+		if sandbox != c.fleet.Sandbox() {
+			return nil, fmt.Errorf("sandbox %s: %w, which is %s", sandbox, errNoSuch, c.fleet.Sandbox())
+		}
+		names = append(names, name)
+	}
+	return names, nil
 }
 
 // seen returns the instances as callers are told of them: as they are, or, while
@@ -300,24 +327,30 @@ func (c *Control) seen(flt *Faults) []cloud.Instance {
 	return c.view
 }
 
-// describe returns one instance. Whether there is one is always told as it is; what
-// is told of it may lag behind.
-func (c *Control) describe(name string, flt *Faults) (any, error) {
+// describe returns those of the instances that there are, in the order of names.
+// Whether there is one is told as it is, but for one that the lagging view still has;
+// what is told of it may lag behind.
+func (c *Control) describe(names []string, flt *Faults) []cloud.Instance {
+	old := map[string]cloud.Instance{}
 	if flt.describeLag > 0 {
 		for _, i := range c.seen(flt) {
-			if i.Name == name {
-				return i, nil
-			}
+			old[i.Name] = i
 		}
 	}
-	i, ok := c.fleet.Instance(name)
-	if !ok {
-		return nil, fmt.Errorf("instance %s: %w", name, errNoSuch)
+	out := []cloud.Instance{}
+	for _, name := range names {
+		i, ok := old[name]
+		if !ok {
+			if i, ok = c.fleet.Instance(name); !ok {
+				continue
+			}
+			if flt.describeLag > 0 {
+				i.State = cloud.Creating
+			}
+		}
+		out = append(out, i)
 	}
-	if flt.describeLag > 0 {
-		i.State = cloud.Creating
-	}
-	return i, nil
+	return out
 }
 
 func decode(r *http.Request, v any) error {

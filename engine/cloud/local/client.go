@@ -32,6 +32,11 @@ type (
 	NewInstances struct {
 		Tokens []string `json:"tokens"`
 	}
+	// SomeInstances is the body of POST /v1/instances/describe, which answers with an
+	// InstanceList of those that there are.
+	SomeInstances struct {
+		ProviderIDs []string `json:"providerIDs"`
+	}
 	// OldInstances is the body of POST /v1/instances/delete.
 	OldInstances struct {
 		ProviderIDs []string `json:"providerIDs"`
@@ -128,6 +133,25 @@ func (c *Client) Instance(ctx context.Context, providerID string) (cloud.Instanc
 		return i, fmt.Errorf("read instance %s: %w", providerID, err)
 	}
 	return i, nil
+}
+
+// Describe returns those of the instances that the cloud knows, in the order of
+// providerIDs. What is not in the answer is no more, as if [Client.Instance] said so.
+// It is one request.
+func (c *Client) Describe(ctx context.Context, providerIDs []string) ([]cloud.Instance, error) {
+	for _, id := range providerIDs {
+		if _, _, err := ParseProviderID(id); err != nil {
+			return nil, err
+		}
+	}
+	if len(providerIDs) == 0 {
+		return nil, nil
+	}
+	var l InstanceList
+	if err := c.callWithin(ctx, bulkTimeout, http.MethodPost, "/v1/instances/describe", nil, SomeInstances{providerIDs}, &l); err != nil {
+		return nil, fmt.Errorf("read %s: %w", count(providerIDs), err)
+	}
+	return l.Instances, nil
 }
 
 // CreateInstance is [Client.CreateInstances] for one.

@@ -253,6 +253,8 @@ func (c *Cloud) counted(next http.Handler) http.Handler {
 			what = "list " + filepath.Base(path)
 		case strings.HasSuffix(path, "/instances"):
 			what = "create"
+		case strings.HasSuffix(path, "/describe"):
+			what = "describe"
 		case strings.HasSuffix(path, "/delete"):
 			what = "delete"
 		case strings.HasSuffix(path, "/image"):
