@@ -15,6 +15,9 @@ TESTFLAGS  ?=
 BENCH      ?= .
 # How many states of each small world `make explore` visits at most.
 STATES     ?= 150000
+# How many seeds `make sim` lives through, and which is the first.
+SEEDS      ?= 2000
+SEED       ?= 1
 
 export CGO_ENABLED := 0
 GO_BUILD = go build -trimpath -buildvcs=false
@@ -55,6 +58,12 @@ test: build ## all tests, on a real control plane and, as root, on real machines
 explore: ## search the states of small worlds for one in which the operator decides wrongly
 	@mkdir -p bin && go test -c -o bin/explore.test ./operator && cd operator && \
 	 GOMAXPROCS=1 ../bin/explore.test -test.run '^TestExplore$$|^TestMutants$$' -test.timeout 30m -explore.states $(STATES) && rm ../bin/explore.test
+
+.PHONY: sim
+sim: ## live through random rollouts with bad luck; SEEDS=n SEED=s, a seed alone is told as a story
+	@mkdir -p bin && go test -c -o bin/sim.test ./operator && cd operator && \
+	 ../bin/sim.test -test.run '^TestSimulate$$' -test.timeout 60m -test.v=$(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),false,true),false) \
+	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../bin/sim.test
 
 .PHONY: bench
 bench: build ## measure, with the peers of each figure in the same run, into docs/bench.md

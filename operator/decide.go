@@ -72,12 +72,16 @@ type decision struct {
 	donors    map[string]bool    // names of nodes with a replacement
 	leaving   map[string]*intent // by ID of the machine
 	tracked   map[string]bool    // IDs and tokens that an intent speaks of
-	cordoned  map[string]bool    // nodes whose cordon is meant
-	refused   string             // why the target is not gone to; empty: it is
-	cpDone    bool               // every control plane is at the target, and none on its way in or out
-	cpWork    bool               // a control plane is to be replaced
-	inFlight  int                // machines beyond those that the groups shall have
-	surge     int
+	taken     map[int]bool       // places that an intent holds
+	lost      []*instance        // machines of ours that lost their intent
+	// A control plane is on its way in or out whose intent was deleted.
+	lostControlPlane bool
+	cordoned         map[string]bool // nodes whose cordon is meant
+	refused          string          // why the target is not gone to; empty: it is
+	cpDone           bool            // every control plane is at the target, and none on its way in or out
+	cpWork           bool            // a control plane is to be replaced
+	inFlight         int             // machines beyond those that the groups shall have
+	surge            int
 
 	actions []action
 	waits   []wait
@@ -114,7 +118,7 @@ func (d *decision) read() {
 	d.nodes, d.machineOf = make(map[string]*node, len(d.w.nodes)), make(map[string]*node, len(d.w.nodes))
 	d.instances, d.tokens = make(map[string]*instance, len(d.w.instances)), map[string]*instance{}
 	d.groups, d.leaving = make(map[string]*group, len(d.w.groups)), map[string]*intent{}
-	d.tracked, d.cordoned, d.donors = map[string]bool{}, map[string]bool{}, map[string]bool{}
+	d.tracked, d.cordoned, d.donors, d.taken = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}
 	d.w.nodes = slices.Clone(d.w.nodes)
 	slices.SortFunc(d.w.nodes, func(a, b node) int { return strings.Compare(a.name, b.name) })
 	for i := range d.w.nodes {
@@ -146,6 +150,7 @@ func (d *decision) read() {
 			d.tracked[in.token] = true
 		}
 		if p, ok := placeOf(in.name); ok {
+			d.taken[p] = true
 			d.inFlight++
 			if in.goal == v1alpha1.JoinGoal {
 				d.places = append(d.places, d.replacement(in, p))
@@ -159,13 +164,36 @@ func (d *decision) read() {
 	for i := range d.w.instances {
 		m := &d.w.instances[i]
 		leaves := m.state == "Terminating" && d.machineOf[m.id] == nil && !d.tracked[m.id] && !d.tracked[m.token]
-		if d.when(ruleStrayBudget, d.lostHeir(m) || leaves) {
+		lost := d.lostHeir(m)
+		if lost {
+			d.lost = append(d.lost, m)
+		}
+		if g := d.group(m.group); g != nil && g.role == v1alpha1.ControlPlaneRole {
+			d.lostControlPlane = d.lostControlPlane || lost || leaves
+		}
+		if d.when(ruleStrayBudget, lost || leaves) {
 			d.inFlight++
 		}
 	}
-	d.surge = surge(d.spec.Rollout.MaxSurge, len(d.w.nodes)-len(d.places))
+	d.surge = surge(d.spec.Rollout.MaxSurge, len(d.w.nodes)-d.doubles())
 	d.refused = d.refuse()
 	d.controlPlanes()
+}
+
+// doubles counts the nodes beyond those that there shall be: of a replacement whose
+// donor and heir are both Nodes, one is to go. One whose heir has not joined has none.
+func (d *decision) doubles() int {
+	n := 0
+	for i := range d.w.intents {
+		in := &d.w.intents[i]
+		if _, ok := placeOf(in.name); !ok || d.nodes[in.donor] == nil {
+			continue
+		}
+		if m := d.tokens[in.token]; m != nil && d.machineOf[m.id] != nil {
+			n++
+		}
+	}
+	return n
 }
 
 func (d *decision) replacement(in *intent, place int) replacement {
@@ -277,7 +305,12 @@ func (d *decision) refuse() string {
 		return err.Error()
 	}
 	newest := version.Version{}
+	seen := map[string]bool{} // thousands of nodes run one or two versions
 	see := func(s string) {
+		if seen[s] {
+			return
+		}
+		seen[s] = true
 		if v, err := version.Parse(s); err == nil && (newest.IsZero() || newest.Less(v)) {
 			newest = v
 		}
@@ -447,7 +480,8 @@ func (d *decision) unneeded(r *replacement) bool {
 	if r.donor == nil {
 		return false
 	}
-	if known(r.donor) && d.atTarget(r.donor) || r.donor.obsolete || d.leaves(r.donor) {
+	// A donor whose member has left etcd cannot stay, so its heir has to.
+	if !d.halfGone(r.donor) && (known(r.donor) && d.atTarget(r.donor) || r.donor.obsolete || d.leaves(r.donor)) {
 		return true
 	}
 	for i := range d.places {
@@ -469,6 +503,8 @@ func (d *decision) create(r *replacement) {
 	late := d.w.now.After(r.deadline)
 	needed := r.donor != nil && d.outdated(r.donor) && !d.unneeded(r)
 	switch role, g := d.roleOf(r.intent), d.group(r.group); {
+	case late && !d.w.complete:
+		d.wait("CloudListPartial", fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, time.Time{})
 	case !d.must(ruleNoLateCreate, !late):
 		// A request that is still on its way has arrived or failed by now.
 		if needed && !d.postponed(r.donor) {
@@ -484,6 +520,8 @@ func (d *decision) create(r *replacement) {
 		d.wait("IntentSettles", fmt.Sprintf("%s needs no replacement any more; whether the cloud has made a machine for it is known soon", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.deadline)
 	case d.lostHeirFor(r.donor) != nil:
 		d.wait("IntentSettles", fmt.Sprintf("a machine that can replace %s is there already; its intent was deleted", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.deadline)
+	case role == v1alpha1.ControlPlaneRole && !d.must(ruleCountedTwice, !d.lostControlPlane):
+		d.wait("ControlPlaneMoves", "a control plane is on its way in or out whose intent was deleted; the next one waits until it has settled", v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.deadline)
 	case !d.mayCreate(role, g):
 	default:
 		d.do(action{kind: createInstance, intent: *r.intent})
@@ -546,6 +584,11 @@ func (d *decision) handOver(r *replacement) {
 	overdue := d.w.now.After(r.machine.created.Add(joinDeadline))
 	worker := h.role != v1alpha1.ControlPlaneRole
 	switch {
+	case h.donor != "" && h.donor != r.intent.donor:
+		// The replacement was begun before the heir's Node was seen. Without the intent it
+		// is found again for the one that it belongs to.
+		d.do(action{kind: clearIntent, intent: *r.intent})
+		return
 	case donor == nil:
 		d.orphaned(r)
 		return
@@ -865,7 +908,7 @@ func (d *decision) deadMembers() {
 
 // candidate reports whether a replacement of n could begin now, given a place.
 func (d *decision) candidate(n *node) bool {
-	return d.outdated(n) && !d.donors[n.name] && !d.postponed(n)
+	return d.outdated(n) && !d.donors[n.name] && !d.postponed(n) && !d.halfGone(n)
 }
 
 // begin records intents for nodes that are to be replaced, as far as there are places.
@@ -888,18 +931,25 @@ func (d *decision) begin() {
 			}
 		}
 	}
-	for len(next) > 0 {
+	for len(next) > 0 && (d.inFlight < d.surge || len(d.lost) > 0) {
 		// The group with the fewest under way comes next; within it those that were never
 		// postponed, then by name.
-		slices.SortStableFunc(next, func(a, b *node) int {
-			return cmp.Or(strings.Compare(string(a.role), string(b.role)), boolOrder(!a.postponed.IsZero(), !b.postponed.IsZero()), cmp.Compare(busy[a.group], busy[b.group]))
-		})
-		n := next[0]
-		next = next[1:]
+		first := 0
+		for i, n := range next {
+			if o := next[first]; cmp.Or(strings.Compare(string(n.role), string(o.role)), boolOrder(!n.postponed.IsZero(), !o.postponed.IsZero()), cmp.Compare(busy[n.group], busy[o.group])) < 0 {
+				first = i
+			}
+		}
+		n := next[first]
+		next = slices.Delete(next, first, first+1)
 		place := d.freePlace(n.role)
 		lost := d.lostHeirFor(n)
 		if place < 0 || lost == nil && d.inFlight >= d.surge {
 			continue // a later one may have a machine already
+		}
+		if n.role == v1alpha1.ControlPlaneRole && lost == nil && d.lostControlPlane {
+			d.wait("ControlPlaneMoves", "a control plane is on its way in or out whose intent was deleted; the next one waits until it has settled", ref(n.name), time.Time{})
+			continue
 		}
 		if !d.mayCreate(n.role, d.group(n.group)) {
 			continue
@@ -912,16 +962,15 @@ func (d *decision) begin() {
 			d.inFlight++
 		}
 		d.do(action{kind: recordIntent, intent: in})
-		d.donors[n.name], d.tracked[in.token], d.tracked[in.name] = true, true, true
+		d.donors[n.name], d.tracked[in.token], d.taken[place] = true, true, true
 		busy[n.group]++
 	}
 }
 
 // lostHeirFor returns a machine whose intent was lost and that can replace n.
 func (d *decision) lostHeirFor(n *node) *instance {
-	for i := range d.w.instances {
-		m := &d.w.instances[i]
-		if !strings.EqualFold(m.group, n.group) || !d.lostHeir(m) || d.leaving[m.id] != nil || m.state == "Terminating" {
+	for _, m := range d.lost {
+		if !strings.EqualFold(m.group, n.group) || d.tracked[m.token] || d.leaving[m.id] != nil || m.state == "Terminating" {
 			continue
 		}
 		if h := d.machineOf[m.id]; h == nil || !d.halfGone(h) && (h.donor == "" || h.donor == n.name) && d.atTarget(h) {
@@ -949,8 +998,7 @@ func (d *decision) freePlace(role v1alpha1.Role) int {
 		places = 1
 	}
 	for p := range places {
-		name := placePrefix + strconv.Itoa(p)
-		if !d.tracked[name] && !slices.ContainsFunc(d.w.intents, func(i intent) bool { return i.name == name }) {
+		if !d.taken[p] {
 			return p
 		}
 	}

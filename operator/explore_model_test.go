@@ -293,6 +293,61 @@ func (s *modelState) intent(p int) intent {
 	return in
 }
 
+// facts are what the invariants look at. They hold until the next call.
+func (e *explorer) facts(s *modelState) *facts {
+	f := &e.truth
+	t := modelTargets[s.target]
+	c := e.scenario
+	if f.machines == nil {
+		*f = facts{machines: make([]fact, maxMachines), groups: make([]groupFacts, modelGroups), places: make([]placeFacts, maxPlaces), kube: []int{0, 1}}
+	}
+	f.shall, f.surge, f.controlPlanes, f.voters = c.total(), c.surge, c.nodes[cpModel], int(s.voters)
+	f.image, f.comps, f.keepWorkers, f.paused, f.cancel = int(t.image), int(t.comps), c.keepWorkers, s.paused, s.cancel
+	f.enabled, f.ours, f.scaling, f.othersStopped = s.enabled, s.ours, s.scaling, c.othersStoppedScale
+	f.pubCP, f.pubW, f.run, f.runComps, f.leader = int(s.pubCP), int(s.pubW), int(s.run), int(modelTargets[s.runTarget].comps), int(s.leader)
+	for g := range f.groups {
+		f.groups[g] = groupFacts{controlPlanes: g == cpModel, inPlace: g == workersB && c.inPlace, blocked: s.blocked[g], floor: int(s.floor[g]), image: int(s.images[g])}
+	}
+	for p := range f.places {
+		l := &s.places[p]
+		f.places[p] = placeFacts{used: l.used, leave: l.leave, late: l.late, group: int(l.group)}
+	}
+	for i := range f.machines {
+		m := &s.m[i]
+		f.machines[i] = fact{
+			life: int(m.life), group: int(m.group), image: int(m.image), comps: int(m.comps), ours: m.token != 0, place: s.placeOfToken(m.token),
+			isNode: m.isNode, ready: m.ready, known: m.known, cordon: cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed,
+			donor: indexed(m.donor), heir: indexed(m.heir), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
+		}
+	}
+	return f
+}
+
+// indexed is the index of machine number i-1.
+func indexed(i uint8) int {
+	if i == nobody {
+		return forgotten
+	}
+	return int(i) - 1
+}
+
+// effect is a as the invariants see it.
+func (s *modelState) effect(a *modelAction) effect {
+	e := effect{kind: a.kind, machine: indexed(a.node), donor: indexed(a.donor), heir: indexed(a.other), made: s.byToken(a.token), place: -1, group: int(a.group), leave: a.flag, uncordon: a.flag, pubCP: int(a.pubCP), pubW: int(a.pubW), host: int(s.lease)}
+	if a.place != 255 {
+		e.place = int(a.place)
+	}
+	if a.kind == startUpgrade {
+		e.comps = int(modelTargets[a.target].comps)
+	}
+	return e
+}
+
+// finished reports whether s is where a rollout ends.
+func (e *explorer) finished(s *modelState) bool {
+	return s.flying.kind == 0 && e.facts(s).unfinished() == ""
+}
+
 func (s *modelState) byToken(t uint8) int {
 	for i := range s.m {
 		if t != 0 && s.m[i].token == t && s.m[i].life != absent {

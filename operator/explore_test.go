@@ -38,6 +38,7 @@ type explorer struct {
 	edges    [][2]int32 // good ones, from and to
 	decided  int
 	seed     maphash.Seed
+	truth    facts
 }
 
 type finding struct {
@@ -146,13 +147,13 @@ func (e *explorer) explore() *finding {
 		buf, acts = e.steps(&s, buf[:0])
 		e.expanded++
 		// What a PodDisruptionBudget blocks for ever is tried for ever.
-		e.goal[i] = (acts == 0 || s.blocked != [modelGroups]bool{}) && e.done(&s)
+		e.goal[i] = (acts == 0 || s.blocked != [modelGroups]bool{}) && e.finished(&s)
 		for n := range buf {
 			t := &buf[n]
 			if t.wrong != "" {
 				return &finding{t.wrong, int32(i), n}
 			}
-			if w := e.broken(&t.next); w != "" {
+			if w := e.facts(&t.next).broken(); w != "" {
 				return &finding{w, int32(i), n}
 			}
 			j := e.add(&t.next, int32(i), n)
@@ -234,7 +235,7 @@ func (e *explorer) story(trace []int) string {
 		}
 		t := &steps[n]
 		fmt.Fprintf(&b, "%3d. %s\n", i+1, t)
-		if w := t.wrong + e.broken(&t.next); w != "" {
+		if w := t.wrong + e.facts(&t.next).broken(); w != "" {
 			fmt.Fprintf(&b, "     -> %s\n", w)
 		}
 		s = t.next
@@ -275,7 +276,11 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 	}
 	var whole []modelAction
 	act := func(a modelAction, h hidden) {
-		t := step{kind: stepAct, act: a, from: h, good: h == everything, wrong: e.wrongEffect(s, &a, h == everything)}
+		t := step{kind: stepAct, act: a, from: h, good: h == everything}
+		truth, effect := e.facts(s), s.effect(&a)
+		if t.wrong = truth.wrongEffect(&effect, h == everything); t.wrong == "" {
+			t.wrong = truth.irrevocable(&effect, h == everything)
+		}
 		t.next = e.apply(*s, a)
 		if again := e.apply(t.next, a); again != t.next {
 			t.wrong += "invariant 6: done twice is not the same"
@@ -634,6 +639,7 @@ var scenarios = []scenario{
 	{name: "paused", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "p"},
 	{name: "target", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "t"},
 	{name: "intent-deleted", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "i"},
+	{name: "intent-of-control-plane", nodes: [3]int{2, 0, 0}, surge: 2, target: 1, faults: 1, with: "i"},
 	{name: "two-groups", nodes: [3]int{1, 1, 1}, surge: 1, target: 1, faults: 1, with: "Bbj"},
 	{name: "two-at-a-time", nodes: [3]int{1, 2, 0}, surge: 2, target: 1, faults: 1, with: "tx"},
 	{name: "three-control-planes", nodes: [3]int{3, 0, 0}, surge: 2, target: 2, faults: 1, with: "xl"},

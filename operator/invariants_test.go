@@ -1,234 +1,367 @@
 package operator
 
-import (
-	"fmt"
-	"slices"
+import "fmt"
+
+// The invariants of a rollout, written against facts and not in terms of decide. broken
+// looks at the facts; wrongEffect at an effect that is decided, in the facts before it;
+// irrevocable at one that happens, however old the view was from which it was decided.
+// Explorer and simulator share them.
+
+// noMachine and forgotten stand for the index of a machine that there is not, or that
+// is not there any more.
+const (
+	noMachine = -1
+	forgotten = -2
 )
 
-// The invariants of a rollout, written against the model world and not in terms of
-// decide. broken looks at a state; wrongEffect at one effect in the state before it.
+// facts are a cluster as it is, whatever anybody sees of it. Machines, groups, places,
+// images and components are numbers: their index.
+type facts struct {
+	machines []fact
+	groups   []groupFacts
+	places   []placeFacts // by place of the surge budget
+	kube     []int        // version of components: the greater one is newer
 
-// broken says which invariant does not hold in s; empty: all do.
-func (c *scenario) broken(s *modelState) string {
-	machines, controlPlanes, healthy := 0, 0, 0
-	var ready [modelGroups]uint8
-	oldestAPI := uint8(255)
-	for i := range s.m {
-		m := &s.m[i]
+	shall, surge   int // machines that there shall be, and may be beyond
+	controlPlanes  int // that there shall be
+	voters         int // that etcd shall keep
+	image, comps   int // target
+	keepWorkers    bool
+	paused, cancel bool
+
+	enabled, ours, scaling bool // the autoscaler: told to run, stopped by us, runs
+	othersStopped          bool // people do not want it to run
+	pubCP, pubW            int  // components that joining machines get
+	run, runComps          int  // run: 0 none, 1 active, 2 done, 3 failed
+	leader                 int  // of etcd
+}
+
+// fact is a machine.
+type fact struct {
+	life, group, image, comps   int
+	ours                        bool // it was created by us, with a token
+	place                       int  // that holds its token; -1: none
+	isNode, ready, known        bool
+	cordon                      cordon
+	drained, obsolete           bool
+	postponed                   bool
+	donor, heir                 int
+	member                      int // 0 none, 1 learner, 2 voter
+	sick                        bool
+	api                         int // components of its API server
+	tracked                     int // PendingNode without place: 0 none, 1 Join, 2 Leave
+	trackedLate, nodeWasDeleted bool
+	counted                     bool // there shall be one more because of it
+}
+
+type groupFacts struct {
+	controlPlanes, inPlace, blocked bool
+	floor                           int // Ready nodes that nobody but us can take
+	image                           int // of its next machine
+}
+
+type placeFacts struct {
+	used, leave, late bool
+	group             int
+}
+
+// effect is an action as the invariants see it.
+type effect struct {
+	kind        actionKind
+	machine     int // that it is done to
+	donor, heir int
+	made        int // machine of the intent's token
+	place       int // -1: none
+	group       int
+	leave       bool // the intent is bound
+	uncordon    bool
+	comps       int // that the agent is asked for
+	pubCP, pubW int
+	host        int // machine that the operator runs on
+}
+
+func (f *facts) control(m *fact) bool { return f.groups[m.group].controlPlanes }
+
+func (f *facts) atTarget(m *fact) bool { return m.image == f.image && m.comps == f.comps }
+
+// orphan reports whether a person has deleted the intent that m was made for, and then
+// it was outdated: it is a node like any other, and one more.
+func (f *facts) orphan(m *fact) bool {
+	return m.isNode && m.ours && m.place < 0 && !f.atTarget(m) && m.donor != forgotten && !m.counted
+}
+
+// broken says which invariant does not hold; empty: all do.
+func (f *facts) broken() string {
+	machines, controlPlanes, healthy, voters := 0, 0, 0, 0
+	allowed, allowedControl := f.shall+f.surge, f.controlPlanes+1
+	var ready [32]int
+	oldestAPI := 1 << 30
+	for i := range f.machines {
+		m := &f.machines[i]
+		cp := f.control(m)
 		if m.life == booting || m.life == running || m.life == terminating {
 			machines++
-			if m.group == cpModel {
+			if cp {
 				controlPlanes++
 			}
+			// A person has made us forget it.
+			if m.nodeWasDeleted || f.orphan(m) {
+				allowed++
+				if cp {
+					allowedControl++
+				}
+			}
 		}
-		if m.isNode && m.ready && m.life == running {
+		if m.member == 2 {
+			voters++
+		}
+		if m.life != running {
+			continue
+		}
+		if m.isNode && m.ready {
 			ready[m.group]++
 		}
-		if m.member == 2 && m.life == running {
+		if m.member == 2 && !m.sick {
 			healthy++
 		}
-		if m.isNode && m.group == cpModel && m.life == running {
-			oldestAPI = min(oldestAPI, m.api)
+		if m.isNode && cp {
+			oldestAPI = min(oldestAPI, f.kube[m.api])
 		}
 	}
-	for g := range ready {
-		if ready[g] < s.floor[g] {
-			return fmt.Sprintf("invariant 1: %d nodes of group %d are Ready because of us, there were %d", ready[g], g, s.floor[g])
-		}
-	}
-	allowed := c.total() + c.surge
-	t := modelTargets[s.target]
-	for i := range s.m {
-		// A person has made us forget it, and then it was outdated: a node like any other.
-		if m := &s.m[i]; m.isNode && m.token != 0 && s.placeOfToken(m.token) < 0 && (m.image != t.image || m.comps != t.comps) && m.donor != nobody {
-			allowed++
+	for g := range f.groups {
+		if ready[g] < f.groups[g].floor {
+			return fmt.Sprintf("invariant 1: %d nodes of group %d are Ready because of us, there were %d", ready[g], g, f.groups[g].floor)
 		}
 	}
 	if machines > allowed {
 		return fmt.Sprintf("invariant 2: %d machines exist, %d are allowed", machines, allowed)
 	}
-	if controlPlanes > c.nodes[cpModel]+1 {
-		return fmt.Sprintf("invariant 2: %d control planes exist, one more than %d is allowed", controlPlanes, c.nodes[cpModel])
+	if controlPlanes > allowedControl {
+		return fmt.Sprintf("invariant 2: %d control planes exist, %d are allowed", controlPlanes, allowedControl)
 	}
-	voters := s.countVoters()
-	if voters < int(s.voters) {
-		return fmt.Sprintf("invariant 3: etcd has %d voters, it had %d", voters, s.voters)
+	if voters < f.voters {
+		return fmt.Sprintf("invariant 3: etcd has %d voters, it had %d", voters, f.voters)
 	}
 	if healthy < voters/2+1 {
 		return fmt.Sprintf("invariant 3: etcd has lost its quorum: %d of %d voters are healthy", healthy, voters)
 	}
-	for i := range s.m {
-		m := &s.m[i]
-		if m.isNode && m.ready && m.group != cpModel && m.comps > oldestAPI {
+	for i := range f.machines {
+		m := &f.machines[i]
+		if m.isNode && m.ready && f.kube[m.comps] > oldestAPI && !f.control(m) {
 			return fmt.Sprintf("invariant 11: the kubelet of worker m%d is newer than an API server", i)
 		}
 	}
 	return ""
 }
 
-// wrongEffect says which invariant an effect breaks that was decided in s; whole is
-// whether the operator saw all of s.
-func (c *scenario) wrongEffect(s *modelState, a *modelAction, whole bool) string {
-	t := modelTargets[s.target]
-	var m *modelMachine
-	if a.node != 0 && a.node != nobody {
-		m = &s.m[a.node-1]
+func (f *facts) controlPlanesDone(whole bool) bool {
+	for i := range f.machines {
+		if m := &f.machines[i]; m.isNode && f.control(m) && !(m.known && f.atTarget(m)) {
+			return false
+		}
 	}
-	donor := func() *modelMachine {
-		if a.donor == 0 || a.donor == nobody {
+	for _, p := range f.places {
+		if whole && p.used && f.groups[p.group].controlPlanes {
+			return false
+		}
+	}
+	return true
+}
+
+// wrongEffect says which invariant an effect breaks that was decided from these facts;
+// whole is whether the operator saw all of them.
+func (f *facts) wrongEffect(e *effect, whole bool) string {
+	at := func(i int) *fact {
+		if i < 0 {
 			return nil
 		}
-		return &s.m[a.donor-1]
+		return &f.machines[i]
 	}
-	controlPlanesDone := true
-	for i := range s.m {
-		if o := &s.m[i]; o.isNode && o.group == cpModel {
-			controlPlanesDone = controlPlanesDone && o.known && o.image == t.image && o.comps == t.comps
-		}
-	}
-	for p := range s.places {
-		controlPlanesDone = controlPlanesDone && (!whole || !s.places[p].used || s.places[p].group != cpModel)
-	}
+	m, d := at(e.machine), at(e.donor)
 	worker := false
-	switch a.kind {
+	switch e.kind {
 	case recordIntent, createInstance:
-		worker = a.place != 255 && a.group != cpModel
-		if d := donor(); a.place != 255 && a.kind == recordIntent && d != nil {
+		worker = e.place >= 0 && !f.groups[e.group].controlPlanes
+		if e.place >= 0 && e.kind == recordIntent && d != nil {
 			switch {
-			case s.paused || s.cancel:
+			case f.paused || f.cancel:
 				return "a replacement is begun while the rollout is stopped"
 			case d.isNode && !d.known:
 				return "a node of which too little is known is replaced"
-			case c.inPlace && d.group == workersB:
+			case f.groups[d.group].inPlace:
 				return "a node of a group that is upgraded in place is replaced"
-			case c.keepWorkers && d.group != cpModel:
+			case f.keepWorkers && !f.control(d):
 				return "a kept worker is replaced"
 			}
 		}
-		if s.scaling && a.place != 255 {
+		if f.scaling && e.place >= 0 {
 			return "invariant 7: a machine is made while the autoscaler runs"
 		}
-		if a.kind == createInstance && s.byToken(a.token) < 0 {
-			pub := s.pubW
-			if a.group == cpModel {
-				pub = s.pubCP
+		if e.kind == createInstance && e.made < 0 {
+			pub := f.pubW
+			if f.groups[e.group].controlPlanes {
+				pub = f.pubCP
 			}
-			if s.images[a.group] != t.image || pub != t.comps {
+			if f.groups[e.group].image != f.image || pub != f.comps {
 				return "a machine is made that will not be at the target"
 			}
 		}
 	case bindIntent:
-		d := donor()
-		worker = a.place != 255 && d != nil && m == d && m.group != cpModel
-		if a.place != 255 && m == d {
-			h := s.byToken(a.token)
+		leaves := d != nil && e.machine == e.donor // the donor, and not its heir
+		worker = e.place >= 0 && leaves && !f.control(m)
+		if e.place >= 0 && leaves {
+			h := at(e.made)
 			switch {
-			case h < 0 || !s.m[h].isNode || !s.m[h].ready:
+			case h == nil || !h.isNode || !h.ready:
 				return "invariant 1: a donor is to leave without a Ready heir"
-			case s.m[h].image != t.image || s.m[h].comps != t.comps:
+			case !f.atTarget(h):
 				return "a donor is to leave for an heir of another version"
-			case s.m[h].cordon == uint8(cordonedByOthers):
+			case h.cordon == cordonedByOthers:
 				return "a donor is to leave for an heir that takes no pods"
-			case m.group == cpModel && s.m[h].member != 2:
+			case f.control(m) && h.member != 2:
 				return "invariant 3: a control plane is to leave before its heir votes"
 			}
 		}
-		if a.place == 255 && !m.trackedLate {
+		if e.place < 0 && !m.trackedLate {
 			return "a machine is given up that had time to join"
 		}
 	case cordonNode:
-		worker = a.other != 0 && m.group != cpModel && m.heir != a.other
-	case releaseNode:
-		if a.flag && m.cordon == uint8(cordonedByOthers) {
-			return "invariant 13: what somebody else cordoned is uncordoned"
-		}
+		worker = e.heir != noMachine && !f.control(m) && m.heir != e.heir
 	case deleteInstance:
 		if m.isNode && m.ready && !m.drained && whole {
 			return "a machine is deleted with work on it"
 		}
-		if m.member != 0 {
-			return "a control plane is deleted that is still a member of etcd"
-		}
-		if int(s.lease) == int(a.node-1) && m.isNode && m.ready && whole {
+		if e.host == e.machine && m.isNode && m.ready && whole {
 			return "the operator deletes the machine that it runs on"
 		}
-	case deleteNode:
-		if m.life == running || m.life == booting {
-			return "the Node of a running machine is deleted"
-		}
 	case removeMember:
-		if int(s.leader) == int(a.node-1) && m.life == running {
+		if f.leader == e.machine && m.life == running {
 			return "invariant 3: the leader of etcd is removed"
 		}
-		for i := range s.m {
-			if o := &s.m[i]; o != m && o.member != 0 && m.life == running && (o.member == 1 || o.life != running) {
+		for i := range f.machines {
+			o := &f.machines[i]
+			if i != e.machine && o.member != 0 && m.life == running && (o.member == 1 || o.life != running || o.sick) {
 				return "invariant 3: a member is removed while another is not healthy"
 			}
 		}
 	case clearIntent:
-		if a.flag && m.life != terminated && m.life != absent && m.member == 0 && (!m.isNode || m.group != cpModel) {
-			return "invariant 8: a machine that leaves is forgotten before it is gone"
-		}
-		if a.place != 255 && !a.flag && s.byToken(a.token) < 0 && !s.places[a.place].late && whole {
+		if e.place >= 0 && !e.leave && e.made < 0 && !f.places[e.place].late && whole {
 			return "invariant 8: an intent is forgotten whose machine may be on its way"
 		}
 	case resumeAutoscaler:
-		if !s.ours {
+		if !f.ours {
 			return "an autoscaler is started that somebody else stopped"
 		}
-		if whole && (s.places[0].used || s.places[1].used || s.run == 1) {
-			return "invariant 7: the autoscaler is given back while a replacement is under way"
+		for _, p := range f.places {
+			if whole && p.used {
+				return "invariant 7: the autoscaler is given back while a replacement is under way"
+			}
+		}
+		if whole && f.run == 1 {
+			return "invariant 7: the autoscaler is given back while Kubernetes is upgraded"
 		}
 	case startUpgrade:
-		if s.run == 2 && s.runTarget == a.target {
+		if f.run == 2 && f.runComps == e.comps {
 			return "a finished upgrade of Kubernetes is started again"
 		}
-		if modelTargets[a.target].comps < s.pubCP {
+		if f.kube[e.comps] < f.kube[f.pubCP] {
 			return "invariant 11: Kubernetes goes down"
 		}
-	case publishComponents:
-		if a.pubCP > s.pubCP && (s.run != 2 || modelTargets[s.runTarget].comps < a.pubCP) {
-			return "invariant 11: joining control planes get what no agent has finished"
-		}
-		if a.pubW > s.pubW && !controlPlanesDone {
-			return "invariant 11: joining workers get what not every control plane has"
-		}
-		if a.pubCP < s.pubCP || a.pubW < s.pubW {
-			return "invariant 11: what joining machines get goes down"
-		}
 	}
-	if worker && !controlPlanesDone {
+	if worker && !f.controlPlanesDone(whole) {
 		return "invariant 4: a worker is replaced while a control plane is outdated or being replaced"
 	}
 	return ""
 }
 
-// done reports whether s is where a rollout ends: nothing is under way, nothing is left
-// behind, and every node that shall be is at the target.
-func (c *scenario) done(s *modelState) bool {
-	t := modelTargets[s.target]
-	stuck := slices.Contains(s.blocked[:], true)
-	if s.flying.kind != 0 || s.run == 1 || s.paused || s.cancel || (s.places[0].used || s.places[1].used) && !stuck || s.pubCP != t.comps || s.pubW != t.comps {
-		return false
+// irrevocable says which invariant an effect breaks that cannot be taken back, or that
+// is only done if nothing has changed since it was decided.
+func (f *facts) irrevocable(e *effect, whole bool) string {
+	var m *fact
+	if e.machine >= 0 {
+		m = &f.machines[e.machine]
 	}
-	if !stuck && (s.ours || s.enabled != s.scaling || s.enabled == c.othersStoppedScale) {
-		return false
-	}
-	for i := range s.m {
-		m := &s.m[i]
-		if s.blocked[m.group] {
-			continue // it says why it waits
+	switch e.kind {
+	case releaseNode:
+		if e.uncordon && m.cordon == cordonedByOthers {
+			return "invariant 13: what somebody else cordoned is uncordoned"
 		}
-		kept := c.keepWorkers && m.group != cpModel || c.inPlace && m.group == workersB
+	case deleteInstance:
+		if m.member != 0 {
+			return "a control plane is deleted that is still a member of etcd"
+		}
+	case deleteNode:
+		if m.life == running || m.life == booting {
+			return "the Node of a running machine is deleted"
+		}
+	case clearIntent:
+		if e.leave && m.life != terminated && m.life != absent && m.member == 0 && (!m.isNode || !f.control(m)) {
+			return "invariant 8: a machine that leaves is forgotten before it is gone"
+		}
+	case publishComponents:
+		newer := func(a, b int) bool { return f.kube[a] > f.kube[b] }
+		if newer(e.pubCP, f.pubCP) && (f.run != 2 || newer(e.pubCP, f.runComps)) {
+			return "invariant 11: joining control planes get what no agent has finished"
+		}
+		if newer(e.pubW, f.pubW) && !f.controlPlanesDone(whole) {
+			return "invariant 11: joining workers get what not every control plane has"
+		}
+		if newer(f.pubCP, e.pubCP) || newer(f.pubW, e.pubW) {
+			return "invariant 11: what joining machines get goes down"
+		}
+	}
+	return ""
+}
+
+// unfinished says what is missing to the end of a rollout: that nothing is under way,
+// nothing is left behind, and every node that shall be is at the target. What a
+// PodDisruptionBudget blocks for ever says why it waits, and is let be.
+func (f *facts) unfinished() string {
+	stuck := false
+	for g := range f.groups {
+		stuck = stuck || f.groups[g].blocked
+	}
+	switch {
+	case f.run == 1:
+		return "Kubernetes is being upgraded"
+	case f.paused || f.cancel:
+		return "the rollout is stopped"
+	case f.pubCP != f.comps || f.pubW != f.comps:
+		return "joining machines do not get the target's components"
+	case !stuck && (f.ours || f.enabled != f.scaling || f.enabled == f.othersStopped):
+		return "the autoscaler is not given back"
+	}
+	for p := range f.places {
+		if f.places[p].used && !stuck {
+			return fmt.Sprintf("place %d is taken", p)
+		}
+	}
+	for i := range f.machines {
+		m := &f.machines[i]
+		if f.groups[m.group].blocked || m.life == absent && !m.isNode && m.member == 0 {
+			continue
+		}
+		kept := f.keepWorkers && !f.control(m) || f.groups[m.group].inPlace
+		what := ""
 		switch {
-		case m.life == absent && !m.isNode && m.member == 0:
-		case m.life != running || !m.isNode || !m.ready || !m.known || m.tracked != 0:
-			return false
-		case m.cordon != 0 || m.heir != 0 || m.postponed || m.obsolete || m.member == 1:
-			return false
-		case !kept && (m.image != t.image || m.comps != t.comps):
-			return false
+		case m.life != running || !m.isNode:
+			what = "is no node, or no machine"
+		case !m.ready || !m.known:
+			what = "is not Ready, or not known"
+		case m.tracked != 0:
+			what = "is tracked by an intent"
+		case m.cordon != uncordoned:
+			what = "is cordoned"
+		case m.heir >= 0 || m.heir == forgotten || m.postponed || m.obsolete:
+			what = "is marked"
+		case m.member == 1:
+			what = "does not vote"
+		case !kept && !f.atTarget(m):
+			what = "is not at the target"
+		default:
+			continue
 		}
+		return fmt.Sprintf("m%d %s", i, what)
 	}
-	return true
+	return ""
 }
