@@ -181,9 +181,15 @@ func (d *decision) read() {
 }
 
 // doubles counts the nodes beyond those that there shall be: of a replacement whose
-// donor and heir are both Nodes, one is to go. One whose heir has not joined has none.
+// donor and heir are both Nodes, one is to go. One whose heir has not joined has none. An
+// heir that lost its intent is one as well.
 func (d *decision) doubles() int {
 	n := 0
+	for _, m := range d.lost {
+		if d.machineOf[m.id] != nil {
+			n++
+		}
+	}
 	for i := range d.w.intents {
 		in := &d.w.intents[i]
 		if _, ok := placeOf(in.name); !ok || d.nodes[in.donor] == nil {

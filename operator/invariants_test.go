@@ -156,7 +156,7 @@ func (f *facts) broken() string {
 
 func (f *facts) controlPlanesDone(whole bool) bool {
 	for i := range f.machines {
-		if m := &f.machines[i]; m.isNode && f.control(m) && !(m.known && f.atTarget(m)) {
+		if m := &f.machines[i]; m.isNode && f.control(m) && (!m.known || !f.atTarget(m)) {
 			return false
 		}
 	}

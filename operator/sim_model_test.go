@@ -159,11 +159,11 @@ func (s *simulation) fail(format string, args ...any) {
 
 // Kinds of objects, each of which is watched by itself.
 const (
-	kindNode = iota
-	kindIntent
-	kindVersion
-	kindAutoscaler
-	kindGroup
+	simNodes = iota
+	simIntents
+	simVersions
+	simAutoscaler
+	simGroups
 	kinds
 )
 
@@ -218,7 +218,7 @@ func (s *simulation) storeNode(i int, n *node) {
 		m.isNode, m.known, m.obsolete, m.cordon = true, n.image != "" && n.components != "", n.obsolete, n.cordon
 		m.donor, m.heir = s.named(n.donor), s.named(n.heir)
 	}
-	s.changed(kindNode, func(o *simOperator) {
+	s.changed(simNodes, func(o *simOperator) {
 		for len(o.nodes) <= i {
 			o.nodes = append(o.nodes, nil)
 		}
@@ -247,7 +247,7 @@ func (s *simulation) setVersion(change func(v *simVersion)) {
 	s.image, s.comps = v.image, v.comp
 	s.paused, s.cancel, s.keepWorkers = v.spec.Rollout.Paused, v.spec.Rollout.Cancel, v.spec.Rollout.KeepWorkers
 	s.pubCP, s.pubW = slices.Index(simComps, v.status.JoinComponents.ControlPlane), slices.Index(simComps, v.status.JoinComponents.Worker)
-	s.changed(kindVersion, func(o *simOperator) { o.version = &v })
+	s.changed(simVersions, func(o *simOperator) { o.version = &v })
 }
 
 func (v *simVersion) setTarget(image, comps int) {
@@ -260,20 +260,20 @@ func (v *simVersion) setTarget(image, comps int) {
 func (s *simulation) setAutoscaler(enabled, ours bool) {
 	s.enabled, s.ours = enabled, ours
 	a := autoscaler{enabled: enabled, ours: ours, running: s.scaling}
-	s.changed(kindAutoscaler, func(o *simOperator) { o.autoscaler = a })
+	s.changed(simAutoscaler, func(o *simOperator) { o.autoscaler = a })
 	s.after(s.between(time.Second, 10*time.Second), func() {
 		if s.scaling != s.enabled {
 			s.scaling = s.enabled
 			s.say("the autoscaler runs: %v", s.scaling)
 			a := autoscaler{enabled: s.enabled, ours: s.ours, running: s.scaling}
-			s.changed(kindAutoscaler, func(o *simOperator) { o.autoscaler = a })
+			s.changed(simAutoscaler, func(o *simOperator) { o.autoscaler = a })
 		}
 	})
 }
 
 func (s *simulation) setGroup(g int) {
 	v := s.gs[g].group
-	s.changed(kindGroup, func(o *simOperator) {
+	s.changed(simGroups, func(o *simOperator) {
 		for len(o.groups) <= g {
 			o.groups = append(o.groups, group{})
 		}
@@ -320,7 +320,7 @@ func (s *simulation) storeIntent(old, next *simIntent) {
 			}
 		}
 	}
-	s.changed(kindIntent, func(o *simOperator) {
+	s.changed(simIntents, func(o *simOperator) {
 		if old != nil {
 			if i := slices.Index(o.intents, old); i >= 0 {
 				if next == nil {
@@ -375,7 +375,7 @@ func (s *simulation) machine(g int, token string) int {
 	i := len(s.m)
 	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), token: token, created: s.clock()}
 	s.m = append(s.m, m)
-	s.machines = append(s.machines, fact{life: booting, group: g, image: s.facts.groups[g].image, ours: token != "", place: -1, donor: noMachine, heir: noMachine})
+	s.machines = append(s.machines, fact{life: booting, group: g, image: s.groups[g].image, ours: token != "", place: -1, donor: noMachine, heir: noMachine})
 	s.byName[m.name], s.byID[m.id] = i, i
 	if token != "" {
 		s.byToken[token] = i
@@ -617,8 +617,8 @@ func (s *simulation) leaving() map[int]bool {
 // forgive lowers what has to be kept to what a fault has left.
 func (s *simulation) forgive() {
 	ready, voters := s.counts()
-	for g := range s.facts.groups {
-		s.facts.groups[g].floor = min(s.facts.groups[g].floor, ready[g])
+	for g := range s.groups {
+		s.groups[g].floor = min(s.groups[g].floor, ready[g])
 	}
 	s.voters = min(s.voters, voters)
 }
@@ -626,8 +626,8 @@ func (s *simulation) forgive() {
 // rely raises what has to be kept to what there is.
 func (s *simulation) rely() {
 	ready, voters := s.counts()
-	for g := range s.facts.groups {
-		s.facts.groups[g].floor = max(s.facts.groups[g].floor, ready[g])
+	for g := range s.groups {
+		s.groups[g].floor = max(s.groups[g].floor, ready[g])
 	}
 	s.voters = max(s.voters, min(voters, s.controlPlanes))
 }
@@ -740,11 +740,11 @@ func (s *simulation) luck(l luck, percent int) bool { return s.has(l) && s.chanc
 
 func newSimulation(seed uint64, off rule) *simulation {
 	s := &simulation{seed: seed, off: off, rng: rand.New(rand.NewPCG(seed, 1)), byName: map[string]int{}, byID: map[string]int{}, byToken: map[string]int{}, latency: 0}
-	nodes := 10 + s.rng.IntN(30)
+	nodes := 10 + s.rng.IntN(20)
 	switch p := s.rng.IntN(1000); {
 	case p < 2:
 		nodes = 300 + s.rng.IntN(201)
-	case p < 20:
+	case p < 15:
 		nodes = 60 + s.rng.IntN(100)
 	}
 	s.controlPlanes = []int{1, 3, 3, 3, 5}[s.rng.IntN(5)]
@@ -819,7 +819,7 @@ func (s *simulation) addGroup(role v1alpha1.Role) int {
 		strategy = v1alpha1.InPlaceStrategy
 	}
 	s.gs = append(s.gs, simGroup{group: group{name: fmt.Sprintf("g%d", g), id: id, role: role, image: simImages[0], strategy: strategy}, id: id, role: role})
-	s.facts.groups = append(s.facts.groups, groupFacts{controlPlanes: role == v1alpha1.ControlPlaneRole, inPlace: strategy == v1alpha1.InPlaceStrategy})
+	s.groups = append(s.groups, groupFacts{controlPlanes: role == v1alpha1.ControlPlaneRole, inPlace: strategy == v1alpha1.InPlaceStrategy})
 	return g
 }
 
@@ -974,12 +974,12 @@ func (s *simulation) strikes(l luck) func() {
 	case budgetBlocks:
 		return func() {
 			g := 1 + s.rng.IntN(len(s.gs)-1)
-			if s.facts.groups[g].blocked {
+			if s.groups[g].blocked {
 				return
 			}
 			s.say("a PodDisruptionBudget blocks group %d", g)
-			s.facts.groups[g].blocked = true
-			s.after(s.between(time.Minute, time.Hour), func() { s.facts.groups[g].blocked = false })
+			s.groups[g].blocked = true
+			s.after(s.between(time.Minute, time.Hour), func() { s.groups[g].blocked = false })
 		}
 	case cordons:
 		return func() {
@@ -1073,8 +1073,8 @@ func (s *simulation) strikes(l luck) func() {
 			s.gs[g].group = group{}
 			n := 1 + s.rng.IntN(3)
 			s.say("a person makes group %d with %d machines", g, n)
-			s.facts.groups[g].image = s.rng.IntN(len(simImages))
-			hidden.image = simImages[s.facts.groups[g].image]
+			s.groups[g].image = s.rng.IntN(len(simImages))
+			hidden.image = simImages[s.groups[g].image]
 			for range n {
 				s.machine(g, "")
 			}
@@ -1147,8 +1147,8 @@ func (s *simulation) heal() {
 			s.setReady(i, true)
 		}
 	}
-	for g := range s.facts.groups {
-		s.facts.groups[g].blocked = false
+	for g := range s.groups {
+		s.groups[g].blocked = false
 	}
 	s.ops[1].leads = false
 	s.ops[1].stop()
