@@ -56,10 +56,10 @@ type AutoscalingStrategyStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// enabled is true if the Deployment is told to run the autoscaler.
 	// +optional
-	Enabled bool `json:"enabled,omitempty"`
+	Enabled bool `json:"enabled"`
 	// replicas that the Deployment is told to run: 0 or 1.
 	// +optional
-	Replicas int32 `json:"replicas,omitempty"`
+	Replicas int32 `json:"replicas"`
 	// conditions: Stalled is True, with the reason, if the Deployment does not exist or
 	// cannot be changed; Reconciling is True while its pods still end.
 	// +optional
