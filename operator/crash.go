@@ -4,20 +4,30 @@ package operator
 
 import (
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"syscall"
 )
 
-// crashAt ends the process without a word when it comes to the point that the
-// environment variable CONSTELLATION_CRASH_AT names, such as "before:create machine":
-// the words are those of actionNames. If CONSTELLATION_CRASH_ONCE names a file, that
-// happens once: the file is made first. Only binaries for tests are built like this.
+// crashing is taken at the point where the process dies, and not given back.
+var crashing sync.Mutex
+
+// crashAt ends the process without a word when it comes to one of the points that the
+// environment variable CONSTELLATION_CRASH_AT names, with commas between them, such as
+// "before:create machine,after:cordon": the words are those of actionNames. If
+// CONSTELLATION_CRASH_ONCE names a directory, each happens once: a file with the
+// point's name is made there first. Only binaries for tests are built like this.
 func crashAt(point string) {
-	if os.Getenv("CONSTELLATION_CRASH_AT") != point {
+	if !slices.Contains(strings.Split(os.Getenv("CONSTELLATION_CRASH_AT"), ","), point) {
 		return
 	}
+	crashing.Lock()
 	if once := os.Getenv("CONSTELLATION_CRASH_ONCE"); once != "" {
-		f, err := os.OpenFile(once, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		f, err := os.OpenFile(filepath.Join(once, point), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
+			crashing.Unlock()
 			return
 		}
 		_ = f.Close()

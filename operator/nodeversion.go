@@ -408,9 +408,9 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) b
 }
 
 func (o *observed) group(id string) *group {
-	for i := range o.world.groups {
-		if strings.EqualFold(o.world.groups[i].id, id) {
-			return &o.world.groups[i]
+	for i := range o.groups {
+		if strings.EqualFold(o.groups[i].id, id) {
+			return &o.groups[i]
 		}
 	}
 	return nil

@@ -349,7 +349,7 @@ func (o *observed) about() map[string]spoken {
 		}
 	}
 	tokens := newLookup(&o.world).tokens
-	for _, in := range o.world.intents {
+	for _, in := range o.intents {
 		if m := tokens[in.token]; m != nil {
 			out[m.id] = spoken{ready: out[m.id].ready}
 		}

@@ -237,10 +237,7 @@ type operatorProcess struct {
 func startOperator(b testing.TB, c *cluster, h *hollow.Cloud) *operatorProcess {
 	b.Helper()
 	dir := b.TempDir()
-	bin, kubeconfig := filepath.Join(dir, "operator"), filepath.Join(dir, "kubeconfig")
-	if out, err := exec.CommandContext(b.Context(), "go", "build", "-o", bin, "constellation/operator/cmd").CombinedOutput(); err != nil {
-		b.Fatalf("build operator: %v\n%s", err, out)
-	}
+	bin, kubeconfig := buildOperator(b), filepath.Join(dir, "kubeconfig")
 	k, err := c.cp.Kubeconfig()
 	if err != nil {
 		b.Fatal(err)
@@ -267,8 +264,21 @@ func startOperator(b testing.TB, c *cluster, h *hollow.Cloud) *operatorProcess {
 	return p
 }
 
-func (p *operatorProcess) tail() string {
-	data, err := os.ReadFile(p.log)
+// buildOperator builds the operator's binary and returns its path.
+func buildOperator(b testing.TB, flags ...string) string {
+	b.Helper()
+	bin := filepath.Join(b.TempDir(), "operator")
+	args := append([]string{"build", "-o", bin}, flags...)
+	if out, err := exec.CommandContext(b.Context(), "go", append(args, "constellation/operator/cmd")...).CombinedOutput(); err != nil {
+		b.Fatalf("build operator: %v\n%s", err, out)
+	}
+	return bin
+}
+
+func (p *operatorProcess) tail() string { return tail(p.log) }
+
+func tail(log string) string {
+	data, err := os.ReadFile(log)
 	if err != nil {
 		return err.Error()
 	}

@@ -29,6 +29,8 @@ type Limits struct {
 	Repair time.Duration
 	// Gap is how long a service may not answer a machine. Zero means 15 seconds.
 	Gap time.Duration
+	// NoMembers is for machines without etcd: the journal need not tell of its members.
+	NoMembers bool
 }
 
 func (l Limits) filled() Limits {
@@ -374,7 +376,7 @@ func (c *checker) next(e *Entry) {
 // complete demands at Begin that there is something to compare with.
 func (c *checker) complete() {
 	for what, ok := range map[string]bool{
-		"nodes": len(c.v.nodes) > 0, "machines": c.v.listed, "members of etcd": c.v.asked && c.v.voters() > 0, "NodeVersion": c.v.target != nil,
+		"nodes": len(c.v.nodes) > 0, "machines": c.v.listed, "members of etcd": c.limits.NoMembers || c.v.asked && c.v.voters() > 0, "NodeVersion": c.v.target != nil,
 		"AutoscalingStrategy": c.v.strategy != nil,
 	} {
 		if !ok {
@@ -575,7 +577,7 @@ func (c *checker) end() {
 	left := func(what string, args ...any) { c.tell(NothingLeft, fmt.Sprintf(what, args...), what, args...) }
 	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
 		n := v.nodes[name]
-		if !v.atTarget(n) && !(v.target != nil && v.target.KeepWorkers && !n.ControlPlane) {
+		if !v.atTarget(n) && (n.ControlPlane || v.target == nil || !v.target.KeepWorkers) {
 			c.tell(Converged, name, "%s is not at the target: image %q, components %q", name, n.Image, n.Components)
 		}
 		if !n.Ready {

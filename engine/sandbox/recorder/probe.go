@@ -32,7 +32,7 @@ const probeTimeout = 3 * time.Second
 // probeFrom starts to ask the service from machines that are new, and ends it on those
 // that are gone.
 func (r *Recorder) probeFrom(ctx context.Context, list []cloud.Instance) {
-	if r.cfg.Service == "" {
+	if r.cfg.Service == "" || r.cfg.Host == nil {
 		return
 	}
 	there := map[string]bool{}

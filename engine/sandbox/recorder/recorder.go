@@ -44,11 +44,13 @@ import (
 // Poll is how often the cloud, etcd and services are asked.
 const Poll = 500 * time.Millisecond
 
-// Config says what is watched. Cluster, Cloud and Host are required.
+// Config says what is watched. Cluster and Cloud are required.
 type Config struct {
 	Cluster *rest.Config
 	Cloud   *local.Client
-	Host    *machine.Host
+	// Host is the way to the machines. Nil means that there is none: neither etcd nor a
+	// service is asked; see [Limits.NoMembers].
+	Host *machine.Host
 	// Namespace and Lease are those of the operator's leader. Empty means
 	// constellation-system and constellation-operator.
 	Namespace, Lease string
@@ -112,9 +114,12 @@ func Start(ctx context.Context, cfg Config) (*Recorder, error) {
 		r.done.Go(func() { r.watch(run, k) })
 	}
 	r.done.Go(func() { r.pollMachines(run) })
-	r.done.Go(func() { r.pollMembers(run) })
 	r.done.Go(func() { r.pollAPI(run, access) })
-	all := len(kinds) + 2
+	all := len(kinds) + 1
+	if cfg.Host != nil {
+		r.done.Go(func() { r.pollMembers(run) })
+		all++
+	}
 	if err := r.Wait(ctx, func([]Entry) bool { return len(r.synced) == all }); err != nil {
 		r.Close()
 		return nil, fmt.Errorf("start recorder: see everything once: %w", err)

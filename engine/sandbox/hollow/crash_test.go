@@ -1,0 +1,400 @@
+package hollow_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"constellation/assets/render"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/hollow"
+	"constellation/engine/sandbox/recorder"
+	"constellation/operator/api/v1alpha1"
+)
+
+// effects are what the operator does to replace workers, by the names of its points.
+// A control plane's are tried in package operator, where there is an agent.
+var effects = []string{
+	"release", "publish components", "set image of group", "pause autoscaler", "record intent", "create machine", "adopt heir", "cordon", "drain",
+	"bind intent", "delete machine", "delete node", "clear intent", "resume autoscaler",
+}
+
+// TestOperatorIsKilled replaces workers with operators that are killed all the time.
+// First one dies before and after each effect, and starts again as the leader with the
+// rights of its chart. Then there are two at once, of which the second does not ask
+// who leads, and both die at moments of nobody's choice. A recorder watches.
+func TestOperatorIsKilled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a rollout takes a minute")
+	}
+	const workers, surge = 16, 2
+	ctx := t.Context()
+	bin := buildOperator(t, "-tags", "crash")
+	c := newCluster(t, controlplane.Options{ControllerManagerArgs: []string{"--kube-api-qps=1000", "--kube-api-burst=2000"}})
+	h := start(t, c, hollow.Times{Boot: 200 * time.Millisecond, Join: 100 * time.Millisecond, Drain: 200 * time.Millisecond, Off: 200 * time.Millisecond})
+	owner := local.NewClient(h.Host, "")
+	c.chart()
+
+	// Control planes are at the target already, and workers are given it with the first
+	// steps. What happens only once happens alone while the rollout is paused: nothing
+	// else may end the operator between such an effect and the point behind it.
+	max := intstr.FromInt32(surge)
+	nv := c.target("v1.1.0", func(s *v1alpha1.NodeVersionSpec) {
+		s.KubernetesClusterVersion, s.KubernetesComponentsReference, s.Rollout = clusterVersionB, refB, v1alpha1.Rollout{MaxSurge: &max, Paused: true}
+	})
+	c.publish(nv, v1alpha1.JoinComponents{ControlPlane: refB, Worker: refA})
+	if err := owner.SetGroupImage(ctx, local.GroupID("hollow", local.ControlPlaneGroup), local.ImageReference("hollow", "v1.1.0")); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(h.Seed(ctx, local.ControlPlaneGroup, controlPlanes, refB), h.Seed(ctx, local.WorkerGroup, workers, refA)); err != nil {
+		t.Fatal(err)
+	}
+	c.workload(workers)
+	c.autoscaler()
+	eventually(t, "pods and the autoscaler run", func() (string, bool) {
+		var d appsv1.Deployment
+		err := c.admin.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: "constellation-cluster-autoscaler"}, &d)
+		n := len(c.pods())
+		return fmt.Sprintf("%d nodes have pods, autoscaler %+v, %v", n, d.Status, err), n == workers && d.Status.Replicas == 1
+	})
+	// One that went before has left a cordon and the mark of an heir that is no more.
+	last := c.nodes()[fmt.Sprintf("worker-%d", workers-1)]
+	left := last.DeepCopy()
+	left.Spec.Unschedulable = true
+	metav1.SetMetaDataAnnotation(&left.ObjectMeta, v1alpha1.AnnotationCordoned, time.Now().UTC().Format(time.RFC3339))
+	metav1.SetMetaDataAnnotation(&left.ObjectMeta, v1alpha1.AnnotationHeir, "worker-99")
+	if err := c.admin.Patch(ctx, left, client.MergeFrom(&last)); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := recorder.Start(ctx, recorder.Config{Cluster: c.cp.Config(), Cloud: owner})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Close()
+	rec.Begin()
+
+	once := t.TempDir()
+	var points []string
+	for _, e := range effects {
+		points = append(points, "before:"+e, "after:"+e)
+	}
+	k := &killed{t: t, c: c, bin: bin, kubeconfig: c.kubeconfigFor(t), cloud: h, env: []string{"CONSTELLATION_CRASH_AT=" + strings.Join(points, ","), "CONSTELLATION_CRASH_ONCE=" + once}}
+	missing := func() (all []string) {
+		for _, p := range points {
+			if _, err := os.Stat(filepath.Join(once, p)); err != nil {
+				all = append(all, p)
+			}
+		}
+		return all
+	}
+	status := func() (v1alpha1.NodeVersionStatus, bool) {
+		var nv v1alpha1.NodeVersion
+		if err := c.admin.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv); err != nil {
+			t.Fatal(err)
+		}
+		ready := false
+		for _, cond := range nv.Status.Conditions {
+			ready = ready || cond.Type == v1alpha1.ConditionReady && cond.Status == metav1.ConditionTrue && cond.ObservedGeneration == nv.Generation
+		}
+		return nv.Status, ready
+	}
+	within := func(what string, holds func() (string, bool)) {
+		t.Helper()
+		for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+			is, ok := holds()
+			if ok {
+				return
+			}
+			if s, _ := status(); time.Now().After(deadline) {
+				t.Fatalf("%s: not so after 3 minutes; it is: %s; %+v, waiting %+v, operators %+v", what, is, s.Nodes, s.Waiting, k.count())
+			}
+		}
+	}
+
+	begun := time.Now()
+	leader := k.operate("leader")
+	died := func(upTo string) {
+		t.Helper()
+		within("the operator has died before and after all effects up to "+upTo, func() (string, bool) {
+			m := missing()
+			return fmt.Sprint("it has not at ", m), !slices.ContainsFunc(m, func(p string) bool {
+				_, e, _ := strings.Cut(p, ":")
+				return slices.Index(effects, e) <= slices.Index(effects, upTo)
+			})
+		})
+	}
+	died("set image of group")
+	if err := c.admin.Patch(ctx, &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}},
+		client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"rollout":{"paused":false}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	died("clear intent")
+	old := func() (n int) {
+		for _, node := range c.nodes() {
+			if node.Annotations[v1alpha1.AnnotationImage] != local.ImageReference("hollow", "v1.1.0") {
+				n++
+			}
+		}
+		return n
+	}
+	if old() < workers/4 {
+		t.Errorf("%d of %d workers were left when the second operator came", old(), workers)
+	}
+	t.Logf("died at %d points in %s, %d nodes are outdated yet", len(points)-len(missing()), time.Since(begun).Round(time.Millisecond), old())
+	k.anytime.Store(true)
+	second := k.operate("second", "--leader-elect=false")
+	within("all nodes but a few are replaced", func() (string, bool) { return fmt.Sprint(old(), " are not"), old() <= surge })
+	k.anytime.Store(false) // the last effect happens once, too
+	within("nothing is under way, and the operator has died everywhere", func() (string, bool) {
+		_, ready := status()
+		m := missing()
+		return fmt.Sprint("it has not at ", m), ready && len(m) == 0
+	})
+	within("the cloud has the machines of the nodes and no other", func() (string, bool) {
+		l := h.Instances()
+		return fmt.Sprint(l), len(l) == workers+controlPlanes
+	})
+	within("the autoscaler runs", func() (string, bool) {
+		var d appsv1.Deployment
+		err := c.admin.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: "constellation-cluster-autoscaler"}, &d)
+		return fmt.Sprint(d.Status, err), err == nil && d.Status.Replicas == 1
+	})
+	second()
+	leader()
+	lives := k.count()
+	t.Logf("rollout of %d workers in %s, operators: %+v", workers, time.Since(begun).Round(time.Millisecond), lives)
+	if lives.atPoints != len(points) || lives.anytime < 5 {
+		t.Errorf("operators died %d times at %d points, and %d times at any moment; want at least 5", lives.atPoints, len(points), lives.anytime)
+	}
+
+	// The recorder has seen the end when the cloud's last list has no machine that goes.
+	wait, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := rec.Wait(wait, func(j []recorder.Entry) bool {
+		var machines *recorder.Machines
+		var lease *recorder.Lease
+		for i := range j {
+			if j[i].Machines != nil {
+				machines = j[i].Machines
+			}
+			if j[i].Lease != nil {
+				lease = j[i].Lease
+			}
+		}
+		if machines == nil || lease == nil || lease.Holder != "" || len(machines.List) != workers+controlPlanes {
+			return false
+		}
+		for _, m := range machines.List {
+			if m.State != string(cloud.Ready) {
+				return false
+			}
+		}
+		return true
+	}); err != nil {
+		t.Error("the leader's lease was not given up, or machines are left:", err)
+	}
+	rec.End()
+	journal := rec.Journal()
+	t.Logf("%d entries\n%s", len(journal), recorder.Summarize(journal))
+	for _, b := range recorder.Check(journal, recorder.Limits{Surge: surge, NoMembers: true, Join: time.Minute}) {
+		t.Error(b)
+	}
+}
+
+// chart applies the rights of the operator's chart; nobody runs its Deployment here.
+func (c *cluster) chart() {
+	c.t.Helper()
+	const namespace = "constellation-system"
+	c.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+	all, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
+	if err != nil {
+		c.t.Fatalf("%v", err)
+	}
+	rights := 0
+	for _, doc := range bytes.Split(all, []byte("\n---")) {
+		var m metav1.TypeMeta
+		if err := yaml.Unmarshal(doc, &m); err != nil {
+			c.t.Fatalf("%v", err)
+		}
+		if !strings.HasPrefix(m.APIVersion, "rbac.authorization.k8s.io/") {
+			continue
+		}
+		rights++
+		if err := c.cp.Apply(c.t.Context(), doc); err != nil {
+			c.t.Fatalf("%v", err)
+		}
+	}
+	if rights == 0 {
+		c.t.Fatalf("the chart gives no rights")
+	}
+}
+
+// kubeconfigFor writes the access of the chart's ServiceAccount.
+func (c *cluster) kubeconfigFor(t *testing.T) string {
+	t.Helper()
+	const namespace, user = "constellation-system", "operator"
+	r, err := c.cp.ConfigFor("system:serviceaccount:"+namespace+":constellation-operator", "system:serviceaccounts", "system:serviceaccounts:"+namespace, "system:authenticated")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := clientcmdapi.NewConfig()
+	k.Clusters[user] = &clientcmdapi.Cluster{Server: r.Host, CertificateAuthorityData: r.CAData}
+	k.AuthInfos[user] = &clientcmdapi.AuthInfo{ClientCertificateData: r.CertData, ClientKeyData: r.KeyData}
+	k.Contexts[user] = &clientcmdapi.Context{Cluster: user, AuthInfo: user}
+	k.CurrentContext = user
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*k, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// autoscaler makes what the cluster's owner has of it.
+func (c *cluster) autoscaler() {
+	c.t.Helper()
+	const name, ns = "constellation-cluster-autoscaler", "kube-system"
+	labels := map[string]string{"app": name}
+	c.create(&appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: name, Image: "none"}}}},
+		},
+	})
+	c.create(&v1alpha1.AutoscalingStrategy{
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.AutoscalingStrategyName},
+		Spec:       v1alpha1.AutoscalingStrategySpec{Enabled: true, DeploymentName: name, DeploymentNamespace: ns},
+	})
+}
+
+// killed starts operators again and again. It is safe for concurrent use.
+type killed struct {
+	t               *testing.T
+	c               *cluster
+	bin, kubeconfig string
+	cloud           *hollow.Cloud
+	env             []string
+	anytime         atomic.Bool // they are killed at any moment, too
+
+	mu    sync.Mutex
+	lives lives
+}
+
+// lives counts how operators ended.
+type lives struct{ atPoints, anytime int }
+
+func (k *killed) count() lives {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.lives
+}
+
+// operate runs an operator, and another one when it was killed. stop ends it in order.
+func (k *killed) operate(name string, args ...string) (stop func()) {
+	k.t.Helper()
+	log := filepath.Join(k.t.TempDir(), name+".log")
+	f, err := os.Create(log)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer f.Close()
+		for ctx.Err() == nil {
+			if err := k.live(ctx, f, args); err != nil {
+				k.t.Errorf("%s: %v; its log ends with %s", name, err, tail(log))
+				return
+			}
+		}
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+		if text, err := os.ReadFile(log); err != nil || bytes.Contains(text, []byte("is forbidden")) {
+			k.t.Errorf("%s lacks rights: %v, %s", name, err, tail(log))
+		}
+	})
+	k.t.Cleanup(stop)
+	return stop
+}
+
+// live is the life of one process. The error is that of one that ended by itself.
+func (k *killed) live(ctx context.Context, log *os.File, args []string) error {
+	cmd := exec.Command(k.bin, append([]string{
+		"--kubeconfig", k.kubeconfig, "--metadata", k.cloud.Metadata, "--cloud", k.cloud.Control, "--metrics", "", "--health", "",
+	}, args...)...)
+	cmd.Env = append(os.Environ(), k.env...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	var fate <-chan time.Time
+	if k.anytime.Load() {
+		fate = time.After(300*time.Millisecond + rand.N(1200*time.Millisecond))
+	}
+	atPoint := 1
+	var err error
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		return <-ended
+	case <-fate:
+		if k.anytime.Load() {
+			_ = cmd.Process.Kill()
+			atPoint = 0
+		}
+		err = <-ended
+	}
+	if w, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || w.Signal() != syscall.SIGKILL {
+		return fmt.Errorf("ended by itself: %w", err)
+	}
+	k.mu.Lock()
+	k.lives.atPoints += atPoint
+	k.lives.anytime += 1 - atPoint
+	k.mu.Unlock()
+	if len(args) == 0 {
+		return k.inherit(ctx)
+	}
+	return nil
+}
+
+// inherit takes the leader's lease from one that is known to be dead, which everybody
+// else would only know when the lease has run out.
+func (k *killed) inherit(ctx context.Context) error {
+	var l coordinationv1.Lease
+	err := k.c.admin.Get(ctx, client.ObjectKey{Namespace: "constellation-system", Name: "constellation-operator"}, &l)
+	if err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	l.Spec.HolderIdentity = new("")
+	return k.c.admin.Update(ctx, &l)
+}
