@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/client-go/tools/clientcmd"
+	ctrl "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"constellation/engine"
 	"constellation/engine/sandbox"
@@ -34,6 +36,7 @@ func (c *cloud) record() *recorder.Recorder {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
 	machines, host, err := dirs.Reach(c.name(), log)
 	if err != nil {
 		t.Fatal(err)

@@ -38,6 +38,7 @@ import (
 type nodeVersions struct {
 	client   client.Client
 	live     client.Reader // past the cache
+	settled  settled
 	fleet    *fleet
 	host     host // nil: none
 	drains   drains

@@ -173,6 +173,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	}
 	sortIntents(w.intents)
 	x := newLookup(w)
+	r.settle(o, x)
 	for i := range w.intents {
 		in := &w.intents[i]
 		s := pendingStatus(*in, x, v1alpha1.PendingNodeStatus{})
