@@ -9,10 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,23 +20,22 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// writers is how many writes to the API server are made at a time.
-const writers = 16
+// writers is how many writes to the API server are made at a time: enough to keep it
+// busy while some of them wait.
+const writers = 48
 
-// act does what was decided. What the API server does is done when it returns, as far
-// as it succeeded; what the cloud, the host or a drain does goes on beside it. What
-// fails is decided again in the next round, and tried again after a pause that grows.
-// It returns what joining machines shall get, if that is to change.
+// act lets what was decided be done, and does not wait for it: a round that waits for
+// the slowest of a hundred writes sees late what has happened meanwhile. What is under
+// way is not begun again; what fails is decided again in the next round, and tried again
+// after a pause that grows. It returns what joining machines shall get, if that is to
+// change.
 func (r *nodeVersions) act(ctx context.Context, o *observed, actions []action) *v1alpha1.JoinComponents {
 	var (
 		publish  *v1alpha1.JoinComponents
 		creates  = map[string][]string{} // tokens by group
 		deletes  []string
-		writes   errgroup.Group
 		draining = map[string]bool{}
 	)
-	writes.SetLimit(writers)
-	var wrote atomic.Int32
 	for _, a := range actions {
 		switch a.kind {
 		case publishComponents:
@@ -74,43 +71,97 @@ func (r *nodeVersions) act(ctx context.Context, o *observed, actions []action) *
 			if a.kind == bindIntent && r.host != nil && o.controlPlane(a.intent.node) && !r.hostView.fresh(r.now(), actMembers) {
 				continue
 			}
-			key := a.String()
-			if !r.efforts.begin(key) {
-				continue
+			if a.kind == recordIntent && !o.begins {
+				continue // which places are free is known when the last ones are taken
 			}
-			writes.Go(func() error {
-				r.point("before", a.kind)
-				did, err := r.write(ctx, o, a)
-				r.counters.action(a.kind, err)
-				if err == nil {
-					r.point("after", a.kind)
-				}
-				if r.efforts.end(key, 0, err) && ctx.Err() == nil {
-					r.log.Warn("not done, tried again", "action", a.String(), "err", err)
-				}
-				if did && err == nil {
-					wrote.Add(1)
-					r.did(o, a)
-				}
-				return nil
-			})
+			r.put(o, a)
 		}
 	}
-	_ = writes.Wait() // errors were dealt with one by one
-	for group, tokens := range creates {
-		r.create(group, tokens)
-	}
-	r.remove(deletes)
+	r.gather(o, creates, deletes)
 	r.drain(o, draining)
 	if run, known := r.hostView.run(); known && r.host != nil && run.active() && run.components != "" {
 		r.follow(run.version, run.components) // begun before we were
 	}
-	if wrote.Load() > 0 {
-		r.heard = r.now()
-		r.wake()
-	}
 	return publish
 }
+
+// put lets an action be done that the API server does.
+func (r *nodeVersions) put(o *observed, a action) {
+	key := a.String()
+	if !r.efforts.begin(key) {
+		return
+	}
+	if a.kind == recordIntent {
+		r.beginning.Add(1)
+	}
+	r.spawn(func(ctx context.Context) {
+		r.writes <- struct{}{}
+		r.point("before", a.kind)
+		did, err := r.write(ctx, o, a)
+		<-r.writes
+		r.counters.action(a.kind, err)
+		if err == nil {
+			r.point("after", a.kind)
+			r.answered.Store(true)
+		}
+		if r.efforts.end(key, 0, err) && ctx.Err() == nil {
+			r.log.Warn("not done, tried again", "action", key, "err", err)
+		}
+		if did && err == nil {
+			r.did(o, a)
+		}
+		if a.kind == recordIntent {
+			r.beginning.Add(-1)
+		}
+		r.wake()
+	})
+}
+
+// Machines are created and deleted in few requests: one waits for others until a part of
+// those under way has come together, which is at once if they are few, or patience, which
+// grows with their number, has an end.
+const (
+	gatherPart = 4
+	patience   = 10 * time.Millisecond // for each that is under way
+	patienceUp = time.Second
+)
+
+// gather asks the cloud for machines and for their deletion when enough has come
+// together.
+func (r *nodeVersions) gather(o *observed, creates map[string][]string, deletes []string) {
+	before, waits := r.gathered, map[string]time.Time{}
+	r.gathered, r.ripens = waits, never
+	ripe := func(key string, n int) bool {
+		if r.efforts.running(key) {
+			return false // what it asks for is among them
+		}
+		since, ok := before[key]
+		if !ok {
+			since = r.now()
+		}
+		waits[key] = since
+		left := min(patience*time.Duration(len(o.intents)), patienceUp) - r.now().Sub(since)
+		if n*gatherPart >= len(o.intents) || left <= 0 {
+			return true
+		}
+		r.ripens = min(r.ripens, left)
+		return false
+	}
+	for group, tokens := range creates {
+		if ripe(creating+group, len(tokens)) {
+			r.create(group, tokens)
+		}
+	}
+	if len(deletes) > 0 && ripe(deleting, len(deletes)) {
+		r.remove(deletes)
+	}
+}
+
+// Keys of efforts that are asked of the cloud for many machines at a time.
+const (
+	creating = "create in " // and the group
+	deleting = "delete machines"
+)
 
 // actMembers is how old the members may be when one of them is to go.
 const actMembers = 5 * time.Second
@@ -330,7 +381,7 @@ func (r *nodeVersions) member(a action) {
 
 // create asks the cloud for the machines of a group in one request.
 func (r *nodeVersions) create(group string, tokens []string) {
-	key := "create in " + group
+	key := creating + group
 	r.try(key, func(ctx context.Context) error {
 		tokens := r.efforts.some(key, tokens)
 		r.point("before", createInstance)
@@ -346,12 +397,8 @@ func (r *nodeVersions) create(group string, tokens []string) {
 
 // remove asks the cloud to delete machines in one request, and then what it says of them.
 func (r *nodeVersions) remove(ids []string) {
-	if len(ids) == 0 {
-		return
-	}
-	const key = "delete machines"
-	r.try(key, func(ctx context.Context) error {
-		ids := r.efforts.some(key, ids)
+	r.try(deleting, func(ctx context.Context) error {
+		ids := r.efforts.some(deleting, ids)
 		r.point("before", deleteInstance)
 		err := r.fleet.DeleteInstances(ctx, ids)
 		r.counters.action(deleteInstance, err)
@@ -359,7 +406,7 @@ func (r *nodeVersions) remove(ids []string) {
 			r.point("after", deleteInstance)
 			r.log.Info("rollout", "action", actionNames[deleteInstance], "machines", len(ids), "first", ids[0])
 		}
-		r.efforts.outdate(listing)
+		r.efforts.outdate(describing)
 		return err
 	})
 }
@@ -453,6 +500,8 @@ type efforts struct {
 
 	mu  sync.Mutex
 	all map[string]*effort
+	// done has what has ended well since the last round began, which cannot have seen it.
+	done map[string]bool
 }
 
 type effort struct {
@@ -466,7 +515,16 @@ type effort struct {
 	most     int    // of what one request may hold; 0: everything
 }
 
-func newEfforts(now func() time.Time) *efforts { return &efforts{now: now, all: map[string]*effort{}} }
+func newEfforts(now func() time.Time) *efforts {
+	return &efforts{now: now, all: map[string]*effort{}, done: map[string]bool{}}
+}
+
+// round begins a round, which sees what was done before.
+func (e *efforts) round() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	clear(e.done)
+}
 
 func (e *efforts) of(key string) *effort {
 	t := e.all[key]
@@ -478,10 +536,14 @@ func (e *efforts) of(key string) *effort {
 	return t
 }
 
-// begin reports whether key may be done now, and takes it.
+// begin reports whether key may be done now, and takes it. What ended in this round was
+// decided again from before it, and waits for the next.
 func (e *efforts) begin(key string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.done[key] {
+		return false
+	}
 	t := e.of(key)
 	if t.running {
 		return false
@@ -494,6 +556,23 @@ func (e *efforts) begin(key string) bool {
 	return true
 }
 
+// ready reports whether begin would, and if not, remembers that key was to be done.
+func (e *efforts) ready(key string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.of(key)
+	wait := e.now().Before(t.next)
+	t.wanted = t.wanted || wait && !t.running
+	return !wait && !t.running
+}
+
+func (e *efforts) running(key string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.all[key]
+	return t != nil && t.running
+}
+
 // end gives key back. After a success it rests for so long. It reports whether an
 // error is news.
 func (e *efforts) end(key string, rest time.Duration, err error) bool {
@@ -504,6 +583,7 @@ func (e *efforts) end(key string, rest time.Duration, err error) bool {
 	if err == nil {
 		if rest == 0 {
 			delete(e.all, key)
+			e.done[key] = true
 			return false
 		}
 		t.fails, t.last, t.next = 0, "", e.now().Add(rest)

@@ -16,7 +16,8 @@ import (
 )
 
 // Times of the view of the cloud. A machine that is coming or going changes within
-// seconds; for the rest the view is renewed as often as groups are.
+// seconds, and is asked for by its ID as often; all are listed less often the more of
+// them move, and otherwise as often as groups are.
 const (
 	fleetMoves = 2 * time.Second
 	fleetSick  = time.Minute // while a Node is not Ready: its machine may be gone
@@ -52,6 +53,7 @@ type fleet struct {
 	known    map[string]seen // by ID
 	complete bool
 	listed   time.Time // when the last list was asked for
+	heard    time.Time // when anything was
 }
 
 // seen is an instance as it was seen last.
@@ -85,6 +87,16 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration) {
 		return all, false, never
 	}
 	return all, f.complete, f.now().Sub(f.listed)
+}
+
+// quiet returns how long nothing was asked about instances.
+func (f *fleet) quiet() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.heard.IsZero() {
+		return never
+	}
+	return f.now().Sub(f.heard)
 }
 
 // refresh lists the instances, and asks for those of about that the list lacks.
@@ -121,68 +133,116 @@ func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 		}
 	}
 	slices.Sort(ask)
-	found, asked := f.describe(ctx, ask)
+	found, asked := f.describe(ctx, ask) // what was not answered is asked again
 	for _, id := range ask {
-		if i, ok := found[id]; ok {
-			known[id] = seen{Instance: i, listed: true}
-			partial = true // it is there, and the list does not say so
-			continue
+		if _, there := found[id]; there {
+			partial = true // and the list does not say so
 		}
 		s, was := before[id]
-		if !asked[id] {
-			if was {
-				known[id] = s
-			}
-			continue
+		if asked[id] {
+			known[id] = s.told(id, found, about[id], begun)
+		} else if was {
+			known[id] = s
 		}
-		if !was {
-			s = seen{Instance: cloud.Instance{ProviderID: id, Name: id[strings.LastIndex(id, "/")+1:]}, listed: true}
-		}
-		if s.missing.IsZero() {
-			s.missing = begun
-		}
-		a := about[id]
-		lag := begun.Sub(s.missing)
-		switch {
-		case s.State == cloud.Terminating, a.leaves && s.listed, lag >= unseenLag, s.listed && (!a.ready || lag >= readyLag):
-			s.State = cloud.Terminated
-		case s.State == "":
-			s.State = cloud.Unknown
-		}
-		known[id] = s
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for id, s := range f.known { // what was made meanwhile
-		if _, ok := before[id]; !ok {
-			if _, ok := known[id]; !ok {
-				known[id] = s
-			}
+	for id, s := range f.known { // what was made or has ended meanwhile
+		was, ok := before[id]
+		if _, listed := known[id]; !ok && !listed || ok && s.State == cloud.Terminated && was.State != cloud.Terminated {
+			known[id] = s
 		}
 	}
-	f.known, f.complete, f.listed = known, !partial, begun
+	f.known, f.complete, f.listed, f.heard = known, !partial, begun, begun
 	return nil
 }
 
-// describe asks for instances by ID. asked are those about which there was an answer.
-func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cloud.Instance, asked map[string]bool) {
+// follow asks for those of about that were seen to come or go, or are bound to go, and
+// leaves the others as they were seen. A cloud that can only be asked for one at a time
+// lists all instead.
+func (f *fleet) follow(ctx context.Context, about map[string]spoken) error {
+	begun := f.now()
+	var ask []string
+	f.mu.Lock()
+	for id, s := range f.known {
+		if a, ok := about[id]; s.State != cloud.Terminated && (a.leaves || ok && s.moves()) {
+			ask = append(ask, id)
+		}
+	}
+	f.mu.Unlock()
+	slices.Sort(ask)
+	found, _, err := f.bulk(ctx, ask)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return f.refresh(ctx, about)
+	}
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, id := range ask {
+		f.known[id] = f.known[id].told(id, found, about[id], begun)
+	}
+	f.heard = begun
+	return nil
+}
+
+// moves reports whether the cloud says that it changes by itself.
+func (s seen) moves() bool {
+	return s.State == cloud.Creating || s.State == cloud.Terminating || s.State == cloud.Unknown
+}
+
+// told is what is known of an instance after the cloud was asked for it by its ID. s is
+// what was known before; zero: nothing.
+func (s seen) told(id string, found map[string]cloud.Instance, a spoken, now time.Time) seen {
+	if i, ok := found[id]; ok {
+		return seen{Instance: i, listed: true}
+	}
+	if s.ProviderID == "" {
+		s = seen{Instance: cloud.Instance{ProviderID: id, Name: id[strings.LastIndex(id, "/")+1:]}, listed: true}
+	}
+	if s.missing.IsZero() {
+		s.missing = now
+	}
+	lag := now.Sub(s.missing)
+	switch {
+	case s.State == cloud.Terminating, a.leaves && s.listed, lag >= unseenLag, s.listed && (!a.ready || lag >= readyLag):
+		s.State = cloud.Terminated
+	case s.State == "":
+		s.State = cloud.Unknown
+	}
+	return s
+}
+
+// bulk asks for instances by ID in one call. asked are those about which there was an
+// answer. The error is errors.ErrUnsupported if the cloud cannot be asked like that.
+func (f *fleet) bulk(ctx context.Context, ids []string) (found map[string]cloud.Instance, asked map[string]bool, err error) {
 	found, asked = map[string]cloud.Instance{}, map[string]bool{}
 	if len(ids) == 0 {
-		return found, asked
+		return found, asked, nil
 	}
-	if d, ok := f.machines.(describer); ok {
-		list, err := d.Describe(ctx, ids)
-		if err == nil {
-			for _, id := range ids {
-				asked[id] = true
-			}
-			for _, i := range list {
-				found[i.ProviderID] = i
-			}
-		}
-		if !errors.Is(err, errors.ErrUnsupported) {
-			return found, asked
-		}
+	d, ok := f.machines.(describer)
+	if !ok {
+		return found, asked, errors.ErrUnsupported
+	}
+	list, err := d.Describe(ctx, ids)
+	if err != nil {
+		return found, asked, err
+	}
+	for _, id := range ids {
+		asked[id] = true
+	}
+	for _, i := range list {
+		found[i.ProviderID] = i
+	}
+	return found, asked, nil
+}
+
+// describe asks for instances by ID, in one call if possible.
+func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cloud.Instance, asked map[string]bool) {
+	found, asked, err := f.bulk(ctx, ids)
+	if !errors.Is(err, errors.ErrUnsupported) {
+		return found, asked
 	}
 	var mu sync.Mutex
 	var g errgroup.Group
@@ -199,7 +259,7 @@ func (f *fleet) describe(ctx context.Context, ids []string) (found map[string]cl
 			return nil
 		})
 	}
-	_ = g.Wait() // what was not answered is asked again
+	_ = g.Wait() // asked has those that were answered
 	return found, asked
 }
 

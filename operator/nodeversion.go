@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -62,6 +63,14 @@ type nodeVersions struct {
 	view     *view
 	hostView *hostView
 	efforts  *efforts
+	writes   chan struct{} // holds the writes that are being made
+	answered atomic.Bool   // the API server has answered a write
+	// beginning is how many replacements are being written down.
+	beginning atomic.Int32
+	// gathered is since when a request to the cloud waits for more, and ripens when the
+	// first is due.
+	gathered map[string]time.Time
+	ripens   time.Duration
 	versions map[string]string // Kubernetes of components, by name
 
 	queueMu sync.Mutex
@@ -106,7 +115,7 @@ const (
 // and what the cloud says about pending machines.
 const (
 	eventBurst, eventRate   = 100, 0.5
-	statusBurst, statusRate = 50, 4
+	statusBurst, statusRate = 50, 2
 )
 
 func (r *nodeVersions) init() {
@@ -124,6 +133,7 @@ func (r *nodeVersions) init() {
 	}
 	r.begun = r.now()
 	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
+	r.writes, r.gathered = make(chan struct{}, writers), map[string]time.Time{}
 	r.versions, r.told = map[string]string{}, map[string]string{}
 	r.telling, r.recording = rate.NewLimiter(statusRate, statusBurst), rate.NewLimiter(eventRate, eventBurst)
 }
@@ -245,7 +255,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if published != nil {
 		status.JoinComponents = *published
 	}
-	r.tellPending(ctx, o)
+	r.tellPending(ctx, o, actions)
 	r.tellDrains(o)
 	again, err := r.report(ctx, o, status, published != nil)
 	if err != nil {
@@ -272,7 +282,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if o.autoscaler.running && !o.autoscaler.enabled { // nobody tells when it has ended
 		next = min(next, time.Second)
 	}
-	next = min(next, r.efforts.due(r.now()))
+	next = min(next, r.efforts.due(r.now()), r.ripens)
 	if again > 0 {
 		next = min(next, again)
 	}
@@ -304,6 +314,9 @@ func (d *decision) since(w wait) *v1alpha1.Waiting {
 // cache may be acted on. It fails if the API server does not answer for too long.
 func (r *nodeVersions) current(ctx context.Context, nv *v1alpha1.NodeVersion) (bool, error) {
 	now := r.now()
+	if r.answered.Swap(false) {
+		r.heard = now
+	}
 	if now.Sub(r.heard) > askAgain || !r.behind.IsZero() {
 		try, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
@@ -327,18 +340,19 @@ func (r *nodeVersions) current(ctx context.Context, nv *v1alpha1.NodeVersion) (b
 
 // Keys of efforts that are not actions.
 const (
-	listing   = "list machines"
-	asking    = "list etcd members"
-	recalling = "read the agent's run"
+	listing    = "list machines"
+	describing = "ask for machines"
+	asking     = "list etcd members"
+	recalling  = "read the agent's run"
 )
 
 // renew lets what is known of the cloud and of the host be asked for anew, as often as
 // it matters, and reports whether something is moving there.
 func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) bool {
-	moving, due := false, resting*3
+	moves, due := 0, resting*3
 	for i := range o.instances {
 		if s := o.instances[i].state; s == "Creating" || s == "Terminating" || s == "Unknown" {
-			moving = true
+			moves++
 		}
 	}
 	x := newLookup(&o.world)
@@ -348,7 +362,9 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) b
 		if in.machine == "" {
 			m = x.tokens[in.token]
 		}
-		moving = moving || m == nil || in.goal == v1alpha1.JoinGoal && x.machineOf[m.id] == nil || in.goal == v1alpha1.LeaveGoal && !gone(m) && m.state != "Ready"
+		if m == nil || in.goal == v1alpha1.JoinGoal && x.machineOf[m.id] == nil || in.goal == v1alpha1.LeaveGoal && !gone(m) && m.state != "Ready" {
+			moves++
+		}
 	}
 	controlPlanes := false
 	for i := range o.world.nodes {
@@ -369,16 +385,25 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) b
 	if len(actions) > 0 {
 		due = min(due, tooOld/2)
 	}
-	if moving {
-		due = min(due, r.interval)
+	// One that comes or goes is asked for by its ID, so the list only tells of those that
+	// nobody knows.
+	follow := never
+	if moves > 0 {
+		due = min(due, r.interval*time.Duration(min(moves, 10)))
+		follow = r.interval * time.Duration(min(1+moves/20, 5))
 	}
-	if r.efforts.outdated(listing) {
-		due = min(due, fleetLeast)
+	if r.efforts.outdated(describing) {
+		follow = fleetLeast
 	}
-	if age >= due {
+	switch {
+	case age >= due && r.efforts.ready(listing):
 		about := o.about()
 		r.try(listing, func(ctx context.Context) error { return r.fleet.refresh(ctx, about) })
+	case r.fleet.quiet() >= follow && r.efforts.ready(describing):
+		about := o.about()
+		r.try(describing, func(ctx context.Context) error { return r.fleet.follow(ctx, about) })
 	}
+	moving := moves > 0
 	if r.host == nil {
 		return moving
 	}
@@ -504,14 +529,21 @@ func conditionOf(s v1alpha1.NodeVersionStatus, kind string) metav1.Condition {
 }
 
 // tellPending writes what the cloud says about pending machines into their objects,
-// once per change, and later if there is much to tell.
-func (r *nodeVersions) tellPending(ctx context.Context, o *observed) {
+// once per change, and later if there is much to tell. Those that are about to change
+// are left for a later round.
+func (r *nodeVersions) tellPending(ctx context.Context, o *observed, actions []action) {
+	change := map[string]bool{}
+	for i := range actions {
+		if a := &actions[i]; a.kind == recordIntent || a.kind == bindIntent || a.kind == clearIntent {
+			change[a.intent.name] = true
+		}
+	}
 	x := newLookup(&o.world)
 	all := slices.Clone(o.intents)
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for _, in := range all {
 		p := o.pending[in.name]
-		if p == nil {
+		if p == nil || change[in.name] {
 			continue
 		}
 		if cur := r.view.current(kindPending, in.name); cur != nil {

@@ -55,6 +55,9 @@ func (v *view) wrote(kind string, o client.Object) {
 	o.SetManagedFields(nil)
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if w := v.own[viewKey{kind, o.GetName()}]; w.object != nil && w.uid == o.GetUID() && newer(w.object, o) {
+		return // answers came in another order
+	}
 	v.own[viewKey{kind, o.GetName()}] = ownWrite{object: o, uid: o.GetUID(), at: v.now()}
 }
 
@@ -123,6 +126,7 @@ type observed struct {
 	version *v1alpha1.NodeVersion
 	nodes   map[string]*corev1.Node
 	pending map[string]*v1alpha1.PendingNode
+	begins  bool // no replacement was being written down
 }
 
 // Kinds in a view.
@@ -142,12 +146,15 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		pending v1alpha1.PendingNodeList
 		joining v1alpha1.JoiningNodeList
 	)
+	r.efforts.round()
+	begins := r.beginning.Load() == 0
 	for _, l := range []client.ObjectList{&nodes, &groups, &pending, &joining} {
 		if err := r.client.List(ctx, l, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, err
 		}
 	}
 	o := &observed{
+		begins:  begins,
 		nodes:   over(r.view, kindNode, nodes.Items),
 		pending: over(r.view, kindPending, pending.Items),
 	}
