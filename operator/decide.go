@@ -958,6 +958,7 @@ func (d *decision) begin() {
 			continue
 		}
 		if !d.mayCreate(n.role, d.group(n.group)) {
+			next = slices.DeleteFunc(next, func(o *node) bool { return o.role == n.role && o.group == n.group }) // nor for these
 			continue
 		}
 		in := intent{name: placePrefix + strconv.Itoa(place), goal: v1alpha1.JoinGoal, donor: n.name, group: n.group, deadline: d.w.now.Add(createDeadline)}

@@ -51,6 +51,7 @@ type fleet struct {
 
 	mu       sync.Mutex
 	known    map[string]seen // by ID
+	sorted   []instance      // known as view returns it; nil: known has changed
 	complete bool
 	listed   time.Time // when the last list was asked for
 	heard    time.Time // when anything was
@@ -78,11 +79,14 @@ func newFleet(m machines, now func() time.Time) *fleet {
 func (f *fleet) view() (all []instance, complete bool, age time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all = make([]instance, 0, len(f.known))
-	for _, s := range f.known {
-		all = append(all, instance{id: s.ProviderID, name: s.Name, group: s.Group, token: s.Token, state: v1alpha1.InstanceState(s.State), created: s.Created})
+	if f.sorted == nil {
+		f.sorted = make([]instance, 0, len(f.known))
+		for _, s := range f.known {
+			f.sorted = append(f.sorted, instance{id: s.ProviderID, name: s.Name, group: s.Group, token: s.Token, state: v1alpha1.InstanceState(s.State), created: s.Created})
+		}
+		slices.SortFunc(f.sorted, func(a, b instance) int { return strings.Compare(a.id, b.id) })
 	}
-	slices.SortFunc(all, func(a, b instance) int { return strings.Compare(a.id, b.id) })
+	all = slices.Clone(f.sorted)
 	if f.listed.IsZero() {
 		return all, false, never
 	}
@@ -153,7 +157,7 @@ func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 			known[id] = s
 		}
 	}
-	f.known, f.complete, f.listed, f.heard = known, !partial, begun, begun
+	f.known, f.sorted, f.complete, f.listed, f.heard = known, nil, !partial, begun, begun
 	return nil
 }
 
@@ -183,7 +187,7 @@ func (f *fleet) follow(ctx context.Context, about map[string]spoken) error {
 	for _, id := range ask {
 		f.known[id] = f.known[id].told(id, found, about[id], begun)
 	}
-	f.heard = begun
+	f.sorted, f.heard = nil, begun
 	return nil
 }
 
@@ -283,6 +287,7 @@ func (f *fleet) CreateInstances(ctx context.Context, groupID string, tokens []st
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.sorted = nil
 	for _, i := range made {
 		if i.Token == "" || i.ProviderID == "" {
 			continue

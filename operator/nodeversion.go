@@ -77,10 +77,11 @@ type nodeVersions struct {
 	queue   workqueue.TypedRateLimitingInterface[ctrl.Request]
 
 	begun     time.Time
-	last      time.Time // when the last reconciliation began
-	heard     time.Time // when the API server last answered past the cache
-	behind    time.Time // since when the cache is behind it; zero: it is not
-	reported  time.Time // when the status was written last
+	last      time.Time     // when the last reconciliation began
+	took      time.Duration // to observe, to decide and to begin what was decided
+	heard     time.Time     // when the API server last answered past the cache
+	behind    time.Time     // since when the cache is behind it; zero: it is not
+	reported  time.Time     // when the status was written last
 	told      map[string]string
 	telling   *rate.Limiter
 	recording *rate.Limiter
@@ -95,8 +96,11 @@ type scaling interface {
 
 // Times of a reconciliation.
 const (
-	// pace is the least time between two, so that a wave of events is one.
-	pace = 20 * time.Millisecond
+	// pace is the least time between two, so that a wave of events is one. In a large
+	// cluster it is so many times what one takes, up to paceUp, so that what a rollout
+	// costs per node does not grow with their number.
+	pace, paceUp = 20 * time.Millisecond, 500 * time.Millisecond
+	paceTimes    = 3
 	// statusPace is the least time between two writes of a status that only counts on.
 	statusPace = time.Second
 	// Deadlines are looked at this often while something is under way, and otherwise.
@@ -193,7 +197,7 @@ func sortIntents(all []intent) {
 
 // Reconcile implements reconcile.Reconciler.
 func (r *nodeVersions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	if left := pace - r.now().Sub(r.last); left > 0 {
+	if left := max(pace, min(r.took*paceTimes, paceUp)) - r.now().Sub(r.last); left > 0 {
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
 	r.last = r.now()
@@ -218,6 +222,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if err != nil {
 		return 0, fmt.Errorf("reach API server: %w", err)
 	}
+	began := r.now()
 	o, err := r.observe(ctx, nv)
 	if err != nil {
 		return 0, fmt.Errorf("observe cluster: %w", err)
@@ -255,7 +260,8 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if published != nil {
 		status.JoinComponents = *published
 	}
-	r.tellPending(ctx, o, actions)
+	r.tellPending(o, actions)
+	r.took = r.now().Sub(began)
 	r.tellDrains(o)
 	again, err := r.report(ctx, o, status, published != nil)
 	if err != nil {
@@ -531,7 +537,7 @@ func conditionOf(s v1alpha1.NodeVersionStatus, kind string) metav1.Condition {
 // tellPending writes what the cloud says about pending machines into their objects,
 // once per change, and later if there is much to tell. Those that are about to change
 // are left for a later round.
-func (r *nodeVersions) tellPending(ctx context.Context, o *observed, actions []action) {
+func (r *nodeVersions) tellPending(o *observed, actions []action) {
 	change := map[string]bool{}
 	for i := range actions {
 		if a := &actions[i]; a.kind == recordIntent || a.kind == bindIntent || a.kind == clearIntent {
@@ -560,14 +566,26 @@ func (r *nodeVersions) tellPending(ctx context.Context, o *observed, actions []a
 		if !r.telling.AllowN(r.now(), 1) {
 			return
 		}
-		changed := p.DeepCopy()
-		changed.Status = status
-		err := r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(p.DeepCopy(), client.MergeFromWithOptimisticLock{}))
-		if err == nil {
-			r.view.wrote(kindPending, changed)
-		} else if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-			r.once("status of "+in.name, err.Error(), func() { r.log.Warn("pending node not reported", "pending_node", in.name, "err", err) })
+		key := "status of " + in.name
+		if !r.efforts.begin(key) {
+			continue
 		}
+		before, changed := p.DeepCopy(), p.DeepCopy()
+		changed.Status = status
+		r.spawn(func(ctx context.Context) {
+			r.writes <- struct{}{}
+			err := r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+			<-r.writes
+			if err == nil {
+				r.view.wrote(kindPending, changed)
+			}
+			if apierrors.IsNotFound(err) {
+				err = nil
+			}
+			if r.efforts.end(key, 0, err) && ctx.Err() == nil {
+				r.log.Warn("pending node not reported", "pending_node", changed.Name, "err", err)
+			}
+		})
 	}
 }
 
