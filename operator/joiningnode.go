@@ -17,6 +17,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -44,12 +45,17 @@ func (r *joiningNodes) setup(mgr manager.Manager) error {
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []ctrl.Request {
 			return []ctrl.Request{named(o.GetName())}
 		}), builder.WithPredicates(nodeAppears())).
+		WithOptions(controller.Options{MaxConcurrentReconciles: joiners}).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("add controller of JoiningNode: %w", err)
 	}
 	return nil
 }
+
+// joiners is how many notes are turned into annotations at a time: machines that were
+// created together join together.
+const joiners = 16
 
 // nodeAppears lets through what can make a Node annotatable; heartbeats cannot.
 func nodeAppears() predicate.Predicate {

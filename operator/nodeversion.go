@@ -399,7 +399,7 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) b
 		follow = r.interval * time.Duration(min(1+moves/20, 5))
 	}
 	if r.efforts.outdated(describing) {
-		follow = fleetLeast
+		follow = max(fleetLeast, min(patience*time.Duration(len(o.intents)), patienceUp))
 	}
 	switch {
 	case age >= due && r.efforts.ready(listing):

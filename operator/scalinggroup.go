@@ -57,7 +57,7 @@ func (r *groups) wake() {
 const allGroups = "all"
 
 // settle is how long a wave of nodes is let pass before the cloud is asked again.
-const settle = 5 * time.Second
+const settle = 15 * time.Second
 
 func (r *groups) setup(mgr manager.Manager) error {
 	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request { return []ctrl.Request{named(allGroups)} })
