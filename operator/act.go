@@ -29,7 +29,7 @@ const writers = 48
 // way is not begun again; what fails is decided again in the next round, and tried again
 // after a pause that grows. It returns what joining machines shall get, if that is to
 // change.
-func (r *nodeVersions) act(ctx context.Context, o *observed, actions []action) *v1alpha1.JoinComponents {
+func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponents {
 	var (
 		publish  *v1alpha1.JoinComponents
 		creates  = map[string][]string{} // tokens by group

@@ -256,7 +256,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if key, text := r.efforts.failing(); key != "" && status.Waiting == nil {
 		status.Waiting = d.since(wait{reason: "Failing", message: limited(key+" fails and is tried again: "+text, 200)})
 	}
-	published := r.act(ctx, o, actions)
+	published := r.act(o, actions)
 	if published != nil {
 		status.JoinComponents = *published
 	}
