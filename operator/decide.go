@@ -510,7 +510,7 @@ func (d *decision) create(r *replacement) {
 	needed := r.donor != nil && d.outdated(r.donor) && !d.unneeded(r)
 	switch role, g := d.roleOf(r.intent), d.group(r.group); {
 	case late && !d.w.complete:
-		d.wait("CloudListPartial", fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, time.Time{})
+		d.wait(reasonPartial, fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, time.Time{})
 	case !d.must(ruleNoLateCreate, !late):
 		// A request that is still on its way has arrived or failed by now.
 		if needed && !d.postponed(r.donor) {
@@ -545,7 +545,7 @@ func (d *decision) mayCreate(role v1alpha1.Role, g *group) bool {
 	case g == nil || d.refused != "":
 		return false
 	case !d.must(ruleWholeList, d.w.complete):
-		d.wait("CloudListPartial", "the cloud did not list all machines, so no more are made", v1alpha1.Reference{}, time.Time{})
+		d.wait(reasonPartial, "the cloud did not list all machines, so no more are made", v1alpha1.Reference{}, time.Time{})
 		return false
 	case !d.must(ruleCountedTwice, d.inFlight <= d.surge):
 		d.wait("BudgetExceeded", fmt.Sprintf("%d machines are on their way in or out already, and %d may be", d.inFlight, d.surge), v1alpha1.Reference{}, time.Time{})

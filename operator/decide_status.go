@@ -19,6 +19,7 @@ type wait struct {
 
 const (
 	reasonPaused    = "Paused"
+	reasonPartial   = "CloudListPartial"
 	reasonCancelled = "Cancelled"
 	reasonRollout   = "RollingOut"
 	reasonKept      = "WorkersKept"

@@ -112,6 +112,9 @@ const (
 	staleView = 100 * time.Millisecond
 	// offline is the pause after the API server has failed us.
 	offline = 2 * time.Second
+	// While a whole list of machines is waited for they are listed every partialPace
+	// intervals: some clouds fail for longer than a moment.
+	partialPace = 5
 )
 
 // What is told about single machines is limited, so that a rollout over thousands of
@@ -229,14 +232,16 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	_, _, age := r.fleet.view()
 	if age == never && r.now().Sub(r.begun) < tooOld { // nothing is known yet
-		r.renew(o, nil, age)
+		r.renew(o, nil, age, false)
 		return r.interval, nil
 	}
 	d := plan(o.version.Spec, o.world, everyRule)
 	r.able(d)
 	status := d.status()
 	actions, waits := d.actions, d.waits
-	moving := r.renew(o, actions, age)
+	// A list that some machines are missing from is all that such a wait is for.
+	lacking := slices.ContainsFunc(waits, func(w wait) bool { return w.reason == reasonPartial })
+	moving := r.renew(o, actions, age, lacking)
 	stale := false
 	switch {
 	case !current:
@@ -284,6 +289,9 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	if moving {
 		next = min(next, r.interval)
+	}
+	if lacking {
+		next = min(next, partialPace*r.interval)
 	}
 	if o.autoscaler.running && !o.autoscaler.enabled { // nobody tells when it has ended
 		next = min(next, time.Second)
@@ -353,8 +361,9 @@ const (
 )
 
 // renew lets what is known of the cloud and of the host be asked for anew, as often as
-// it matters, and reports whether something is moving there.
-func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) bool {
+// it matters, and reports whether something is moving there. lacking is whether a whole
+// list is waited for.
+func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, lacking bool) bool {
 	moves, due := 0, resting*3
 	for i := range o.instances {
 		if s := o.instances[i].state; s == "Creating" || s == "Terminating" || s == "Unknown" {
@@ -397,6 +406,9 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration) b
 	if moves > 0 {
 		due = min(due, r.interval*time.Duration(min(moves, 10)))
 		follow = r.interval * time.Duration(min(1+moves/20, 5))
+	}
+	if lacking {
+		due = min(due, partialPace*r.interval)
 	}
 	if r.efforts.outdated(describing) {
 		follow = max(fleetLeast, min(patience*time.Duration(len(o.intents)), patienceUp))
