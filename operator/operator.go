@@ -142,9 +142,10 @@ type Config struct {
 	Log        *slog.Logger
 
 	// For tests. at is told before and after each effect; leave takes the place of what
-	// makes another replica the leader.
+	// makes another replica the leader; now is the clock of all deadlines.
 	at    func(point string)
 	leave func(context.Context) error
+	now   func() time.Time
 }
 
 const (
@@ -167,6 +168,9 @@ func Run(ctx context.Context, c Config) error {
 	}
 	if c.at == nil {
 		c.at = crashAt
+	}
+	if c.now == nil {
+		c.now = time.Now
 	}
 	if c.DiscoveryInterval == 0 {
 		c.DiscoveryInterval = defaultDiscovery
@@ -249,14 +253,14 @@ func Run(ctx context.Context, c Config) error {
 	var begun sync.WaitGroup
 	defer begun.Wait()
 	defer resign()
-	fleet := newFleet(countedCloud{c.Cloud, counters}, time.Now)
+	fleet := newFleet(countedCloud{c.Cloud, counters}, c.now)
 	events := mgr.GetEventRecorder("constellation-operator")
 	groups := &groups{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, interval: c.DiscoveryInterval}
 	scaling := newAutoscaling(mgr.GetClient(), mgr.GetAPIReader(), c.Log)
 	versions := &nodeVersions{
 		client: mgr.GetClient(), live: mgr.GetAPIReader(), fleet: fleet, host: c.Host, scaling: scaling,
 		events: events, gauges: gauges, counters: counters, log: c.Log, nodeName: c.Node, interval: c.CloudInterval, regrouped: groups.wake, at: c.at,
-		leave: c.leave,
+		leave: c.leave, now: c.now,
 		spawn: func(do func(context.Context)) { begun.Go(func() { do(lead) }) },
 	}
 	drainer := newDrainer(core, versions.wake, c.Log)

@@ -18,7 +18,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -34,6 +37,7 @@ import (
 type cloudInTest struct {
 	t     *testing.T
 	admin client.Client
+	now   func() time.Time // of everybody
 
 	mu        sync.Mutex
 	groups    []cloud.Group
@@ -54,8 +58,9 @@ type cloudInTest struct {
 	fail        func(verb string) error // before anything happens; nil: works
 	createLies  int                     // so many creates succeed and say that they timed out
 	deleteLost  int                     // so many deletes are accepted and lost
-	partial     bool                    // lists lack half and say so
-	neverJoin   map[string]bool         // tokens
+	partial     bool                    // two of three lists lack half, and one of these says so
+	lists       int
+	neverJoin   map[string]bool // groups
 	joinLate    time.Duration
 	wrongJoin   int // so many machines join with other components
 	upgradeFail int
@@ -103,7 +108,17 @@ func (c *cloudInTest) Instances(context.Context) ([]cloud.Instance, error) {
 		}
 	}
 	if c.partial {
-		return all[:len(all)/2], cloud.ErrPartial
+		c.lists++
+		half := all[:len(all)/2]
+		if c.lists%2 == 0 {
+			half = all[len(all)/2:]
+		}
+		switch c.lists % 3 {
+		case 0:
+			return half, cloud.ErrPartial
+		case 1:
+			return half, nil
+		}
 	}
 	return all, nil
 }
@@ -206,7 +221,7 @@ func (c *cloudInTest) add(g cloud.Group, token string) cloud.Instance {
 	c.next++
 	name := fmt.Sprintf("%s-%d", strings.ToLower(g.Name), c.next)
 	i := &cloud.Instance{
-		Name: name, ProviderID: "sandbox://t/" + name, Group: g.ID, Role: g.Role, Image: g.Image, Token: token, State: cloud.Creating, Created: time.Now(),
+		Name: name, ProviderID: "sandbox://t/" + name, Group: g.ID, Role: g.Role, Image: g.Image, Token: token, State: cloud.Creating, Created: c.now(),
 	}
 	c.instances[i.ProviderID] = i
 	if token != "" {
@@ -221,7 +236,7 @@ func (c *cloudInTest) add(g cloud.Group, token string) cloud.Instance {
 func (c *cloudInTest) boot(i *cloud.Instance, late time.Duration) {
 	time.Sleep(bootTime + late)
 	c.mu.Lock()
-	never := c.neverJoin[i.Token] || c.neverJoin["*"]
+	never := c.neverJoin[i.Group]
 	lives := i.State == cloud.Creating && !c.stopped
 	if lives {
 		i.State = cloud.Ready
@@ -231,9 +246,13 @@ func (c *cloudInTest) boot(i *cloud.Instance, late time.Duration) {
 		c.wrongJoin--
 	}
 	c.mu.Unlock()
-	if !lives || never {
-		return
+	if lives && !never {
+		c.join(i, wrong)
 	}
+}
+
+// join makes a machine a Node; wrong is with other components than those of its role.
+func (c *cloudInTest) join(i *cloud.Instance, wrong bool) {
 	c.persist("join "+i.Name, func(ctx context.Context) error {
 		var nv v1alpha1.NodeVersion
 		if err := c.admin.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv); err != nil {
@@ -476,12 +495,28 @@ type rolling struct {
 	mu      sync.Mutex
 	crashed map[string]bool // points that were come to
 	crashes bool
+	ahead   time.Duration // of our clock
+}
+
+// now is what the operator and the cloud take for the time.
+func (r *rolling) now() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return time.Now().Add(r.ahead)
+}
+
+// pass lets time pass for them.
+func (r *rolling) pass(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ahead += d
 }
 
 // writeCounter counts what the operator writes to the API server.
 type writeCounter struct {
-	mu  sync.Mutex
-	all map[string]int
+	mu        sync.Mutex
+	all       map[string]int
+	conflicts int // answers
 }
 
 func (w *writeCounter) wrap(next http.RoundTripper) http.RoundTripper {
@@ -506,7 +541,13 @@ func (w *writeCounter) wrap(next http.RoundTripper) http.RoundTripper {
 			w.all[key]++
 			w.mu.Unlock()
 		}
-		return next.RoundTrip(r)
+		resp, err := next.RoundTrip(r)
+		if err == nil && resp.StatusCode == http.StatusConflict && !strings.Contains(r.URL.Path, "/leases/") {
+			w.mu.Lock()
+			w.conflicts++
+			w.mu.Unlock()
+		}
+		return resp, err
 	})
 }
 
@@ -520,7 +561,7 @@ func (c *cluster) newRollout(t *testing.T, controlPlanes, workers, surge int) *r
 	inner.denied = &denials{}
 	r := &rolling{cluster: &inner, writes: &writeCounter{all: map[string]int{}}, crashed: map[string]bool{}}
 	r.cloud = &cloudInTest{
-		t: t, admin: c.admin, instances: map[string]*cloud.Instance{}, byToken: map[string]string{}, members: map[string]time.Time{}, listed: map[string]bool{}, calls: map[string]int{},
+		t: t, admin: c.admin, now: r.now, instances: map[string]*cloud.Instance{}, byToken: map[string]string{}, members: map[string]time.Time{}, listed: map[string]bool{}, calls: map[string]int{},
 		neverJoin: map[string]bool{}, shall: controlPlanes + workers, surge: surge,
 		groups: []cloud.Group{
 			{ID: rolloutGroupCP, Name: "cp", Role: cloud.ControlPlane, Image: image1, AutoscalerName: "cp"},
@@ -669,7 +710,7 @@ func (r *rolling) life(ctx context.Context) {
 	cfg := Config{
 		Cluster: access, Namespace: namespace, Cloud: r.cloud, Node: node, DiscoveryInterval: time.Minute,
 		CloudInterval: 100 * time.Millisecond, NoElection: true, Log: slog.New(slog.NewTextHandler(r.t.Output(), nil)),
-		leave: func(context.Context) error { die(); return nil },
+		leave: func(context.Context) error { die(); return nil }, now: r.now,
 		at: func(point string) {
 			r.mu.Lock()
 			first := r.crashes && !r.crashed[point]
@@ -707,7 +748,7 @@ func (r *rolling) within(limit time.Duration, what string, holds func() (string,
 // finished waits until every node is at the target and nothing is left behind.
 func (r *rolling) finished(image string) {
 	r.t.Helper()
-	r.within(40*time.Second, "every node is at the target and nothing is left behind", func() (string, bool) {
+	r.within(90*time.Second, "every node is at the target and nothing is left behind", func() (string, bool) {
 		var (
 			nodes   corev1.NodeList
 			pending v1alpha1.PendingNodeList
@@ -750,29 +791,53 @@ func (r *rolling) finished(image string) {
 	}
 }
 
-// TestRollout runs scenarios on one real API server, one after the other, with the
-// rights of the chart.
-func TestRollout(t *testing.T) {
+// trial is a scenario for a cluster of its own.
+type trial struct {
+	name                          string
+	controlPlanes, workers, surge int
+	run                           func(*testing.T, *rolling)
+}
+
+// trials runs scenarios on one real API server, one after the other, with the rights
+// of the chart.
+func trials(t *testing.T, all []trial) {
+	t.Parallel() // they wait most of the time
 	c := newCluster(t)
 	// No controllers run here that would make it.
 	c.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}})
-	for _, tt := range []struct {
-		name                          string
-		controlPlanes, workers, surge int
-		run                           func(*testing.T, *rolling)
-	}{
+	for _, tt := range all {
+		t.Run(tt.name, func(t *testing.T) { tt.run(t, c.newRollout(t, tt.controlPlanes, tt.workers, tt.surge)) })
+	}
+}
+
+func TestRollout(t *testing.T) {
+	trials(t, []trial{
 		{"control planes first, then workers, and what people gave to a node goes to its heir", 3, 3, 2, everythingInOrder},
 		{"a killed operator goes on where it was, from each point", 3, 2, 1, killedAtEachPoint},
 		{"two operators at once", 3, 4, 2, twoOperators},
-		{"paused, cancelled, and the target changed on the way and back", 1, 4, 1, mindsChange},
-		{"a cloud that fails, lies and forgets", 1, 4, 2, badCloud},
-		{"machines that join late, wrong or never are given up", 1, 2, 1, badMachines},
-		{"people intervene", 1, 3, 1, peopleIntervene},
-		{"the API server is away", 1, 3, 1, apiServerAway},
 		{"few writes and calls per node", 1, 24, 8, fewWrites},
-	} {
-		t.Run(tt.name, func(t *testing.T) { tt.run(t, c.newRollout(t, tt.controlPlanes, tt.workers, tt.surge)) })
-	}
+	})
+}
+
+func TestRolloutThoughPeopleIntervene(t *testing.T) {
+	trials(t, []trial{
+		{"paused, cancelled, and the target changed on the way and back", 1, 4, 1, mindsChange},
+		{"intents are deleted and a machine vanishes", 1, 3, 1, peopleIntervene},
+		{"what somebody else has cordoned stays cordoned", 1, 3, 1, foreignCordons},
+		{"objects are deleted and made anew while no operator runs", 1, 4, 1, objectsMadeAnew},
+		{"somebody writes to every object all the time", 1, 4, 2, conflicts},
+	})
+}
+
+func TestRolloutThoughMachinesFail(t *testing.T) {
+	trials(t, []trial{
+		{"a cloud that fails, lies and forgets", 1, 4, 2, badCloud},
+		{"a cloud that seldom lists all machines", 1, 4, 2, partialLists},
+		{"a machine that joins wrong is given up", 1, 2, 1, badMachines},
+		{"a machine that does not join in time is given up, though it joins at last", 1, 2, 1, lateMachine},
+		{"a machine that never joins is given up, and others come first", 1, 2, 1, lostMachine},
+		{"the API server is away", 1, 3, 1, apiServerAway},
+	})
 }
 
 func everythingInOrder(t *testing.T, r *rolling) {
@@ -949,10 +1014,10 @@ func mindsChange(t *testing.T, r *rolling) {
 
 func badCloud(t *testing.T, r *rolling) {
 	r.cloud.fail = func(string) error { // a seed would not repeat what goroutines do
-		switch rand.N(4) {
+		switch rand.N(8) {
 		case 0:
 			return fmt.Errorf("asked too often: %w", cloud.ErrThrottled)
-		case 1:
+		case 1, 2:
 			return fmt.Errorf("HTTP 500: %w", cloud.ErrUnavailable)
 		}
 		return nil
@@ -978,6 +1043,265 @@ func badMachines(t *testing.T, r *rolling) {
 	r.finished(image2)
 	if n := len(r.cloud.byToken); n != 4 {
 		t.Errorf("%d machines were made; want one for each of 3 nodes, and one for that which joined wrong", n)
+	}
+}
+
+// noIntents waits until nothing is under way.
+func (r *rolling) noIntents() {
+	r.t.Helper()
+	r.within(60*time.Second, "no intent is left", func() (string, bool) {
+		var l v1alpha1.PendingNodeList
+		if err := r.admin.List(r.t.Context(), &l); err != nil {
+			r.t.Fatal(err)
+		}
+		return fmt.Sprintf("%+v", l.Items), len(l.Items) == 0
+	})
+}
+
+// outOfTime lets the time of the first new worker pass before it has joined, and
+// returns it and its donor's name when it is bound to go. The cloud does not delete
+// anything meanwhile.
+func (r *rolling) outOfTime() (m *cloud.Instance, donor string) {
+	r.t.Helper()
+	r.cloud.mu.Lock()
+	r.cloud.neverJoin[rolloutGroupW] = true
+	r.cloud.fail = func(verb string) error {
+		if verb == "delete" && m != nil {
+			return fmt.Errorf("delete: %w", cloud.ErrUnavailable)
+		}
+		return nil
+	}
+	r.cloud.mu.Unlock()
+	r.operate()
+	r.edit(toNew)
+	r.within(60*time.Second, "a new worker runs and has not joined", func() (string, bool) {
+		r.cloud.mu.Lock()
+		defer r.cloud.mu.Unlock()
+		for _, i := range r.cloud.instances {
+			if i.Group == rolloutGroupW && i.Token != "" && i.State == cloud.Ready && r.cloud.listed[i.ProviderID] {
+				m = i
+			}
+		}
+		return fmt.Sprint(len(r.cloud.byToken), " were made"), m != nil
+	})
+	// It has as long as it has, and not less.
+	r.pass(joinDeadline - time.Minute)
+	r.within(10*time.Second, "it is waited for", func() (string, bool) {
+		var nv v1alpha1.NodeVersion
+		r.get(v1alpha1.NodeVersionName, &nv)
+		w := nv.Status.Waiting
+		return fmt.Sprintf("%+v", w), w != nil && w.Reason == "MachineJoins" && w.NextTry != nil && w.NextTry.Sub(r.now()) < 2*time.Minute
+	})
+	var p v1alpha1.PendingNode
+	if !r.get("replace-0", &p) || p.Spec.Goal != v1alpha1.JoinGoal {
+		r.t.Fatalf("its intent is %+v", p.Spec)
+	}
+	donor = p.Spec.Donor
+	r.pass(2 * time.Minute)
+	r.within(30*time.Second, "it is bound to go", func() (string, bool) {
+		r.get("replace-0", &p)
+		return fmt.Sprintf("%+v", p.Spec), p.Spec.Goal == v1alpha1.LeaveGoal && p.Spec.ProviderID == m.ProviderID
+	})
+	return m, donor
+}
+
+// givenUp waits until a machine is gone, and checks that its donor is as it was.
+func (r *rolling) givenUp(m *cloud.Instance, donor string) {
+	r.t.Helper()
+	r.cloud.mu.Lock()
+	r.cloud.fail, r.cloud.neverJoin = nil, map[string]bool{}
+	r.cloud.mu.Unlock()
+	r.within(30*time.Second, "its machine and its Node are gone", func() (string, bool) {
+		r.cloud.mu.Lock()
+		defer r.cloud.mu.Unlock()
+		return string(m.State), m.State == cloud.Terminated && !r.get(m.Name, &corev1.Node{})
+	})
+	var n corev1.Node
+	if !r.get(donor, &n) || n.Spec.Unschedulable || n.Annotations[v1alpha1.AnnotationHeir] != "" || n.Annotations[v1alpha1.AnnotationPostponed] == "" {
+		r.t.Errorf("%s was to be replaced later and is %+v with %v", donor, n.Spec, n.Annotations)
+	}
+	// The other worker comes first.
+	r.within(60*time.Second, "the other worker is replaced", func() (string, bool) {
+		var l corev1.NodeList
+		if err := r.admin.List(r.t.Context(), &l); err != nil {
+			r.t.Fatal(err)
+		}
+		old := 0
+		for _, n := range l.Items {
+			if n.Annotations[v1alpha1.AnnotationImage] != image2 {
+				old++
+			}
+		}
+		return fmt.Sprint(old, " are old"), old == 1 && r.get(donor, &n)
+	})
+	r.noIntents()
+	r.pass(postponement)
+	r.finished(image2)
+	if n := len(r.cloud.byToken); n != 4 {
+		r.t.Errorf("%d machines were made; want one for each of 3 nodes, and one that was given up", n)
+	}
+}
+
+func lateMachine(_ *testing.T, r *rolling) {
+	m, donor := r.outOfTime()
+	r.cloud.join(m, false)
+	r.givenUp(m, donor)
+}
+
+func lostMachine(_ *testing.T, r *rolling) { r.givenUp(r.outOfTime()) }
+
+func partialLists(t *testing.T, r *rolling) {
+	r.cloud.partial = true
+	r.operate()
+	r.edit(toNew)
+	r.finished(image2)
+	if n := len(r.cloud.byToken); n != 5 {
+		t.Errorf("%d machines were made for 5 nodes", n)
+	}
+}
+
+func conflicts(t *testing.T, r *rolling) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	defer cancel()
+	busy.Go(func() {
+		for n := 0; ctx.Err() == nil; n++ {
+			for _, l := range []client.ObjectList{&corev1.NodeList{}, &v1alpha1.PendingNodeList{}, &v1alpha1.NodeVersionList{}} {
+				_ = r.admin.List(ctx, l)
+				_ = meta.EachListItem(l, func(o runtime.Object) error {
+					p := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"example.com/noise":"%d"}}}`, n))
+					_ = r.admin.Patch(ctx, o.(client.Object), p) // it may be gone
+					return nil
+				})
+			}
+		}
+	})
+	r.operate()
+	r.edit(toNew)
+	r.finished(image2)
+	r.writes.mu.Lock()
+	defer r.writes.mu.Unlock()
+	if r.writes.conflicts == 0 {
+		t.Error("nobody was in the way")
+	}
+	t.Logf("%d conflicts", r.writes.conflicts)
+}
+
+func foreignCordons(t *testing.T, r *rolling) {
+	cordon := func(name string, yes bool) {
+		t.Helper()
+		if err := r.admin.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, yes))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	theirs := func(n *corev1.Node) bool {
+		_, ours := n.Annotations[v1alpha1.AnnotationCordoned]
+		return n.Spec.Unschedulable && !ours
+	}
+	// An old one is replaced all the same, and is theirs to the end.
+	const old = "w-2"
+	cordon(old, true)
+	r.operate()
+	r.edit(toNew)
+	kept, fresh := true, ""
+	r.within(60*time.Second, "the cordoned node was replaced", func() (string, bool) {
+		var n corev1.Node
+		there := r.get(old, &n)
+		if there && !theirs(&n) {
+			kept = false
+		}
+		return fmt.Sprint(n.Annotations), !there
+	})
+	if !kept {
+		t.Errorf("the cordon of %s was taken off, or over", old)
+	}
+	// So is a new one that goes on as it is while others are replaced.
+	r.within(30*time.Second, "its heir is there for good", func() (string, bool) {
+		var l corev1.NodeList
+		var p v1alpha1.PendingNodeList
+		if err := errors.Join(r.admin.List(t.Context(), &p), r.admin.List(t.Context(), &l)); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range l.Items {
+			if n.Annotations[v1alpha1.AnnotationDonor] == old && !slices.ContainsFunc(p.Items, func(p v1alpha1.PendingNode) bool { return p.Spec.Donor == old }) {
+				fresh = n.Name
+				if n.Spec.Unschedulable {
+					t.Errorf("%s took the cordon over", fresh)
+				}
+			}
+		}
+		return "", fresh != ""
+	})
+	cordon(fresh, true)
+	r.within(60*time.Second, "all nodes are replaced", func() (string, bool) {
+		var l corev1.NodeList
+		if err := r.admin.List(t.Context(), &l); err != nil {
+			t.Fatal(err)
+		}
+		done := true
+		for _, n := range l.Items {
+			done = done && n.Annotations[v1alpha1.AnnotationImage] == image2
+			if n.Name == fresh && !theirs(&n) {
+				kept = false
+			}
+		}
+		return "", done
+	})
+	r.noIntents()
+	var n corev1.Node
+	if r.get(fresh, &n); !kept || !theirs(&n) {
+		t.Errorf("the cordon of %s was taken off, or over: %+v with %v", fresh, n.Spec, n.Annotations)
+	}
+	cordon(fresh, false)
+	r.finished(image2)
+}
+
+func objectsMadeAnew(t *testing.T, r *rolling) {
+	begun := func(machines int) {
+		t.Helper()
+		r.within(60*time.Second, fmt.Sprintf("%d machines were made", machines), func() (string, bool) {
+			r.cloud.mu.Lock()
+			defer r.cloud.mu.Unlock()
+			return fmt.Sprint(len(r.cloud.byToken)), len(r.cloud.byToken) >= machines
+		})
+	}
+	stop := r.operate()
+	r.edit(toNew)
+	begun(2) // the control plane is done
+	stop()
+	// Edited: back and forth, of which only the last counts.
+	r.edit(func(s *v1alpha1.NodeVersionSpec) { s.Image = image1 })
+	r.edit(toNew)
+	stop = r.operate()
+	begun(3)
+	stop()
+	// Deleted, with all that the status remembers, and made anew; so is what the operator
+	// has made itself.
+	var nv v1alpha1.NodeVersion
+	r.get(v1alpha1.NodeVersionName, &nv)
+	for _, o := range []client.Object{&v1alpha1.NodeVersion{}, &v1alpha1.ScalingGroup{}, &v1alpha1.AutoscalingStrategy{}} {
+		if err := r.admin.DeleteAllOf(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.create(&v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}, Spec: nv.Spec})
+	stop = r.operate()
+	begun(4)
+	// Deleted while an operator runs, it stops until there is one again.
+	if err := r.admin.Delete(t.Context(), &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}}); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	r.create(&v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}, Spec: nv.Spec})
+	r.operate()
+	r.finished(image2)
+	if n := len(r.cloud.byToken); n != 5 {
+		t.Errorf("%d machines were made for 5 nodes", n)
+	}
+	if n := r.cloud.calls["upgrade"]; n != 1 {
+		t.Errorf("Kubernetes was upgraded %d times", n)
 	}
 }
 

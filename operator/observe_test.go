@@ -1,0 +1,165 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+func TestLastRun(t *testing.T) {
+	const here, there = "control-plane-0", "control-plane-1"
+	s := spec()
+	s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.36.3", refB
+	begun := modelNow.Add(-10 * time.Minute)
+	ours := upgradeRun{version: "v1.36.3", components: refB, node: here, phase: "apply", line: "ours", started: begun}
+	told := func(edit func(*v1alpha1.UpgradeProgress)) *v1alpha1.UpgradeProgress {
+		u := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: there, Phase: "apply", Line: "theirs", Started: metav1.NewTime(begun)}
+		if edit != nil {
+			edit(u)
+		}
+		return u
+	}
+	theirs := upgradeRun{version: "v1.36.3", components: refB, node: there, phase: "apply", line: "theirs", started: begun}
+	with := func(r upgradeRun, edit func(*upgradeRun)) upgradeRun { edit(&r); return r }
+	other := func(edit func(*node)) lookup { // control plane
+		n := machine(there, edit)
+		return lookup{nodes: map[string]*node{there: &n}}
+	}
+	old := other(func(n *node) { n.kubelet = "v1.35.4" })
+	for _, tt := range []struct {
+		name    string
+		journal upgradeRun
+		told    *v1alpha1.UpgradeProgress
+		x       lookup
+		want    upgradeRun
+	}{
+		{"nobody ever ran", upgradeRun{}, nil, old, upgradeRun{}},
+		{"the journal of this host knows best of its own run", ours, told(func(u *v1alpha1.UpgradeProgress) { u.Node = here; u.Phase = "plan" }), old, ours},
+		{"a journal that was lost is believed", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Node = here }), old, upgradeRun{}},
+		{"a run here after that of another host counts", with(ours, func(r *upgradeRun) { r.started = begun.Add(time.Minute) }), told(nil), old, with(ours, func(r *upgradeRun) { r.started = begun.Add(time.Minute) })},
+		{"a run on another host goes on", upgradeRun{}, told(nil), old, theirs},
+		{"and is later than one here", with(ours, func(r *upgradeRun) { r.started = begun.Add(-time.Hour); r.phase = "failed" }), told(nil), old, theirs},
+		{"it is over when the Node has the version", upgradeRun{}, told(nil), other(func(n *node) { n.kubelet = "v1.36.3" }), with(theirs, func(r *upgradeRun) { r.phase = "done" })},
+		{"but not before the Node is Ready", upgradeRun{}, told(nil), other(func(n *node) { n.kubelet, n.ready = "v1.36.3", false }), theirs},
+		{"one that finished stays so", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Phase = "done" }), old, with(theirs, func(r *upgradeRun) { r.phase = "done" })},
+		{"one that failed may be tried again at once", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Phase = "failed" }), old, with(theirs, func(r *upgradeRun) { r.phase, r.ended = "failed", begun })},
+		{"with the host it is lost", upgradeRun{}, told(nil), lookup{}, with(theirs, func(r *upgradeRun) {
+			r.phase, r.ended, r.line = "failed", begun, "nothing was heard of the upgrade on control-plane-1 since the operator has left it"
+		})},
+		{"and after the time that a run takes", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Started = metav1.NewTime(modelNow.Add(-lostRun - time.Second)) }), old, with(theirs, func(r *upgradeRun) {
+			r.started = modelNow.Add(-lostRun - time.Second)
+			r.phase, r.ended, r.line = "failed", r.started, "nothing was heard of the upgrade on control-plane-1 since the operator has left it"
+		})},
+		{"that of another target says nothing of this one's components", upgradeRun{}, told(func(u *v1alpha1.UpgradeProgress) { u.Version, u.Phase = "v1.35.9", "done" }), old, upgradeRun{version: "v1.35.9", node: there, phase: "done", line: "theirs", started: begun}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := lastRun(tt.journal, tt.told, s, tt.x, here, modelNow)
+			if d := cmp.Diff(tt.want, got, cmp.AllowUnexported(upgradeRun{})); d != "" {
+				t.Errorf("run, want and got:\n%s", d)
+			}
+		})
+	}
+}
+
+// server is an API server that answers with one NodeVersion, or not at all.
+type server struct {
+	client.Reader
+	version string
+	err     error
+	asked   int
+}
+
+func (s *server) Get(_ context.Context, _ client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+	s.asked++
+	if s.err == nil {
+		o.SetResourceVersion(s.version)
+	}
+	return s.err
+}
+
+func TestAViewIsActedOnOnlyWhileItIsCurrent(t *testing.T) {
+	api, now := &server{version: "7"}, modelNow
+	r := &nodeVersions{live: api, now: func() time.Time { return now }, log: slog.New(slog.DiscardHandler)}
+	r.init()
+	for _, tt := range []struct {
+		name   string
+		after  time.Duration
+		edit   func()
+		cached string
+		want   bool
+		asked  int // so far
+		fails  bool
+	}{
+		{"the first is compared", 0, nil, "7", true, 1, false},
+		{"nobody is asked again soon", askAgain, nil, "7", true, 1, false},
+		{"but after a while", 2 * time.Second, nil, "7", true, 2, false},
+		{"a cache that is behind may catch up", askAgain + time.Second, func() { api.version = "9" }, "7", true, 3, false},
+		{"and is looked at all the time meanwhile", time.Second, nil, "8", true, 4, false},
+		{"it has, so all is well", time.Second, nil, "9", true, 5, false},
+		{"a cache may be ahead", askAgain + time.Second, func() { api.version = "8" }, "9", true, 6, false},
+		{"behind again", askAgain + time.Second, func() { api.version = "10" }, "9", true, 7, false},
+		{"for a minute, and it is acted on no more", tooOld, nil, "9", false, 8, false},
+		{"until it has caught up", time.Second, nil, "10", true, 9, false},
+		{"an API server may be away for a while", askAgain + time.Second, func() { api.err = errors.New("refused") }, "10", true, 10, false},
+		{"which is not believed for longer than a minute", tooOld, nil, "10", false, 11, true},
+		{"it is back", time.Second, func() { api.err = nil }, "10", true, 12, false},
+	} {
+		now = now.Add(tt.after)
+		if tt.edit != nil {
+			tt.edit()
+		}
+		ok, err := r.current(t.Context(), &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{ResourceVersion: tt.cached}})
+		if ok != tt.want || (err != nil) != tt.fails || api.asked != tt.asked {
+			t.Errorf("%s: current %t, %v, asked %d times; want %t, error %t, %d", tt.name, ok, err, api.asked, tt.want, tt.fails, tt.asked)
+		}
+	}
+}
+
+func TestOwnWritesLieOverTheCache(t *testing.T) {
+	now := modelNow
+	v := newView(nil, func() time.Time { return now })
+	object := func(name, uid, version string) corev1.Node {
+		return corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), ResourceVersion: version}}
+	}
+	see := func(cached ...corev1.Node) map[string]string {
+		out := map[string]string{}
+		for name, n := range over(v, kindNode, cached) {
+			out[name] = fmt.Sprint(n.UID, " ", n.ResourceVersion)
+		}
+		return out
+	}
+	want := func(what string, got, want map[string]string) {
+		t.Helper()
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s: want and got:\n%s", what, d)
+		}
+	}
+	a, b := object("a", "1", "10"), object("b", "2", "5")
+	written, made := object("a", "1", "12"), object("c", "3", "13")
+	v.wrote(kindNode, &written)
+	v.wrote(kindNode, &made)
+	v.wrote(kindPending, &v1alpha1.PendingNode{ObjectMeta: metav1.ObjectMeta{Name: "b", ResourceVersion: "99"}})
+	v.deleted(kindNode, "b", "2")
+	want("what was written counts, what was deleted is gone", see(a, b), map[string]string{"a": "1 12", "c": "3 13"})
+	want("a cache on its way changes nothing", see(object("a", "1", "11"), b), map[string]string{"a": "1 12", "c": "3 13"})
+	want("one that is ahead is believed, and a new object of an old name is another", see(object("a", "1", "14"), object("b", "9", "15"), object("c", "3", "13")),
+		map[string]string{"a": "1 14", "b": "9 15", "c": "3 13"})
+	want("and from then on", see(object("a", "1", "14")), map[string]string{"a": "1 14"})
+	v.wrote(kindNode, &made)
+	now = now.Add(unseenWrite + time.Second)
+	want("what is not seen for long was deleted by somebody else", see(), map[string]string{})
+	v.wrote(kindNode, &written)
+	v.forget(kindNode, "a")
+	want("after a conflict the cache knows better", see(a), map[string]string{"a": "1 10"})
+}
