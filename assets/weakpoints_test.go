@@ -1,0 +1,82 @@
+package assets_test
+
+import (
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"constellation/assets"
+)
+
+// The old way, R21: upgrades are done by privileged pods with the host's processes and
+// its whole file system, writable, from images whose tag is moved. TestPodsAreRestricted
+// lists what each pod breaks of the restricted level, on a real API server.
+func TestWeakPointR21NoPodOwnsItsHost(t *testing.T) {
+	// A tag says which release it is, or a digest what it is; neither is moved.
+	fixed := regexp.MustCompile(`(:v\d+\.\d+\.\d+|@sha256:[0-9a-f]{64})$`)
+	pods := 0
+	for _, chart := range charts {
+		var deployments []*appsv1.Deployment
+		var daemons []*appsv1.DaemonSet
+		documents(t, rendered(t, chart, "v1.1.0", nil), func(kind string) any {
+			switch kind {
+			case "Deployment":
+				deployments = append(deployments, &appsv1.Deployment{})
+				return deployments[len(deployments)-1]
+			case "DaemonSet":
+				daemons = append(daemons, &appsv1.DaemonSet{})
+				return daemons[len(daemons)-1]
+			case "Pod", "Job", "CronJob", "StatefulSet", "ReplicaSet":
+				t.Errorf("chart %s has a %s, which nobody looks at here", chart, kind)
+			}
+			return nil
+		})
+		all := map[string]corev1.PodSpec{}
+		for _, d := range deployments {
+			all[d.Name] = d.Spec.Template.Spec
+		}
+		for _, d := range daemons {
+			all[d.Name] = d.Spec.Template.Spec
+		}
+		for name, pod := range all {
+			pods++
+			if pod.HostPID || pod.HostIPC {
+				t.Errorf("%s sees the host's processes", name)
+			}
+			for _, m := range mountsOfHost(t, &pod) {
+				dir, _, _ := strings.Cut(m, " ")
+				if dir == "/" || slices.Contains([]string{"/etc", "/usr", "/var", "/run", "/root", "/etc/kubernetes"}, dir) {
+					t.Errorf("%s mounts %s", name, m)
+				}
+			}
+			for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+				s := c.SecurityContext
+				if s == nil || s.Privileged != nil && *s.Privileged || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || s.Capabilities == nil || !slices.Contains(s.Capabilities.Drop, "ALL") {
+					t.Errorf("%s: container %s is privileged, or may become so: %+v", name, c.Name, s)
+				}
+				if !fixed.MatchString(c.Image) {
+					t.Errorf("%s: image %s can be another one tomorrow", name, c.Image)
+				}
+			}
+		}
+	}
+	if pods < 3 {
+		t.Errorf("only %d pods were looked at", pods)
+	}
+	// What does upgrade a host is one of its own services, which no pod can become: it
+	// has a socket and a user that it serves.
+	unit, err := fs.ReadFile(assets.Systemd(), "constellation-agent.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"ExecStart=/usr/lib/constellation/agent -operator 65532\n", "RuntimeDirectoryMode=0711\n", "StateDirectoryMode=0700\n"} {
+		if !strings.Contains(string(unit), line) {
+			t.Errorf("the agent's unit has no line %q", line)
+		}
+	}
+}
