@@ -1014,10 +1014,10 @@ func mindsChange(t *testing.T, r *rolling) {
 
 func badCloud(t *testing.T, r *rolling) {
 	r.cloud.fail = func(string) error { // a seed would not repeat what goroutines do
-		switch rand.N(8) {
+		switch rand.N(16) {
 		case 0:
 			return fmt.Errorf("asked too often: %w", cloud.ErrThrottled)
-		case 1, 2:
+		case 1, 2, 3:
 			return fmt.Errorf("HTTP 500: %w", cloud.ErrUnavailable)
 		}
 		return nil
