@@ -74,14 +74,15 @@ type decision struct {
 	tracked   map[string]bool    // IDs and tokens that an intent speaks of
 	taken     map[int]bool       // places that an intent holds
 	lost      []*instance        // machines of ours that lost their intent
-	// A control plane is on its way in or out whose intent was deleted.
-	lostControlPlane bool
-	cordoned         map[string]bool // nodes whose cordon is meant
-	refused          string          // why the target is not gone to; empty: it is
-	cpDone           bool            // every control plane is at the target, and none on its way in or out
-	cpWork           bool            // a control plane is to be replaced
-	inFlight         int             // machines beyond those that the groups shall have
-	surge            int
+	// A control plane is on its way in or out beside the one place: its intent was
+	// deleted, or it is bound to leave by an intent that holds no place.
+	looseControlPlane bool
+	cordoned          map[string]bool // nodes whose cordon is meant
+	refused           string          // why the target is not gone to; empty: it is
+	cpDone            bool            // every control plane is at the target, and none on its way in or out
+	cpWork            bool            // a control plane is to be replaced
+	inFlight          int             // machines beyond those that the groups shall have
+	surge             int
 
 	actions []action
 	waits   []wait
@@ -140,8 +141,10 @@ func (d *decision) read() {
 	}
 	for i := range d.w.intents {
 		in := &d.w.intents[i]
+		_, place := placeOf(in.name)
 		if in.goal == v1alpha1.LeaveGoal {
 			d.leaving[in.machine] = in
+			d.looseControlPlane = d.looseControlPlane || !place && d.roleOf(in) == v1alpha1.ControlPlaneRole
 		}
 		if in.machine != "" {
 			d.tracked[in.machine] = true
@@ -169,11 +172,15 @@ func (d *decision) read() {
 			d.lost = append(d.lost, m)
 		}
 		if g := d.group(m.group); g != nil && g.role == v1alpha1.ControlPlaneRole {
-			d.lostControlPlane = d.lostControlPlane || lost || leaves
+			d.looseControlPlane = d.looseControlPlane || lost || leaves
 		}
 		if d.when(ruleStrayBudget, lost || leaves) {
 			d.inFlight++
 		}
+	}
+	for i := range d.w.nodes {
+		n := &d.w.nodes[i]
+		d.looseControlPlane = d.looseControlPlane || d.halfGone(n) && !d.leaves(n)
 	}
 	d.surge = surge(d.spec.Rollout.MaxSurge, len(d.w.nodes)-d.doubles())
 	d.refused = d.refuse()
@@ -464,6 +471,12 @@ func (d *decision) carry(r *replacement) {
 		if r.heir == nil { // else its Node goes first
 			d.do(action{kind: clearIntent, intent: *r.intent})
 		}
+	case d.when(ruleHeirStays, d.replaced(r)):
+		if r.heir == nil {
+			d.wait("IntentSettles", fmt.Sprintf("the etcd member of %s votes, and its Node is not seen", r.machine.name), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, time.Time{})
+			return
+		}
+		d.do(action{kind: clearIntent, intent: *r.intent}) // the donor goes as one that is half gone
 	case d.unneeded(r) || r.donor != nil && d.postponed(r.donor):
 		d.giveUp(r)
 	case r.heir == nil:
@@ -503,6 +516,16 @@ func (d *decision) unneeded(r *replacement) bool {
 	return r.heir != nil && r.heir.obsolete
 }
 
+// replaced reports whether the donor of r has left etcd, and the heir votes in its
+// place. The intent under which that happened was deleted by somebody. It is settled
+// all the same that the donor goes, and the heir must not be given up any more,
+// however long the donor's drain takes. Members are not known to be gone by Nodes,
+// which may not be seen.
+func (d *decision) replaced(r *replacement) bool {
+	return d.roleOf(r.intent) == v1alpha1.ControlPlaneRole && r.donor != nil && !d.isMember(r.donor.name) && d.votes(r.machine.name) &&
+		(r.heir == nil || r.heir.donor == r.donor.name)
+}
+
 // create asks the cloud for the machine of an intent. It is the same request however
 // often it is made, since the token is the same.
 func (d *decision) create(r *replacement) {
@@ -526,8 +549,8 @@ func (d *decision) create(r *replacement) {
 		d.wait("IntentSettles", fmt.Sprintf("%s needs no replacement any more; whether the cloud has made a machine for it is known soon", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.deadline)
 	case d.lostHeirFor(r.donor) != nil:
 		d.wait("IntentSettles", fmt.Sprintf("a machine that can replace %s is there already; its intent was deleted", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.deadline)
-	case role == v1alpha1.ControlPlaneRole && !d.must(ruleCountedTwice, !d.lostControlPlane):
-		d.wait("ControlPlaneMoves", "a control plane is on its way in or out whose intent was deleted; the next one waits until it has settled", v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.deadline)
+	case role == v1alpha1.ControlPlaneRole && !d.must(ruleCountedTwice, !d.looseControlPlane):
+		d.wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.deadline)
 	case !d.mayCreate(role, g):
 	default:
 		d.do(action{kind: createInstance, intent: *r.intent})
@@ -781,10 +804,11 @@ func (d *decision) memberGone(in *intent, n *node, name string) bool {
 	m := d.w.etcd[i]
 	if in.donor == name && n != nil && m.voter && m.healthy {
 		heir := d.heirOf(n, in)
-		if heir == "" {
-			// The heir was lost after the donor was bound. As long as the member is in etcd
-			// nothing of the machine was touched, and it stays what it was.
-			if m := d.tokens[in.token]; d.when(ruleRevive, gone(m) || m == nil && d.w.complete) {
+		if heir == "" || !d.isMember(heir) {
+			// The heir was lost after the donor was bound, or has left etcd: it voted when that
+			// was done. As long as the donor's member is in etcd nothing of its machine was
+			// touched, and it stays what it was.
+			if m := d.tokens[in.token]; d.when(ruleRevive, heir != "" || gone(m) || m == nil && d.w.complete) {
 				d.do(action{kind: clearIntent, intent: *in})
 			}
 			return false
@@ -880,9 +904,21 @@ func (d *decision) strays() {
 
 // halfGone reports whether n is a control plane that was bound to leave and whose
 // member has left etcd, while its intent was deleted by somebody: it goes all the
-// same. A member is only removed after the bond, so this holds in any old view.
+// same. A member is only removed after the bond, so this holds in any old view. It is
+// known by our cordon or, where an old view has taken that off, by an heir that votes:
+// heirs join one at a time, so n is not about to become a member then.
 func (d *decision) halfGone(n *node) bool {
-	return n.role == v1alpha1.ControlPlaneRole && n.cordon == cordonedByUs && len(d.w.etcd) > 0 && !d.isMember(n.name)
+	if n.role != v1alpha1.ControlPlaneRole || len(d.w.etcd) == 0 || d.isMember(n.name) {
+		return false
+	}
+	return n.cordon == cordonedByUs || d.when(ruleHeirVotes, d.heirVotes(n))
+}
+
+// heirVotes reports whether a node that took n's place, and stays, votes in etcd.
+func (d *decision) heirVotes(n *node) bool {
+	return slices.ContainsFunc(d.w.nodes, func(h node) bool {
+		return h.donor == n.name && h.name != n.name && !d.leaves(&h) && d.votes(h.name)
+	})
 }
 
 func (d *decision) isMember(name string) bool {
@@ -953,8 +989,8 @@ func (d *decision) begin() {
 		if place < 0 || lost == nil && d.inFlight >= d.surge {
 			continue // a later one may have a machine already
 		}
-		if n.role == v1alpha1.ControlPlaneRole && lost == nil && d.lostControlPlane {
-			d.wait("ControlPlaneMoves", "a control plane is on its way in or out whose intent was deleted; the next one waits until it has settled", ref(n.name), time.Time{})
+		if n.role == v1alpha1.ControlPlaneRole && lost == nil && d.looseControlPlane {
+			d.wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", ref(n.name), time.Time{})
 			continue
 		}
 		if !d.mayCreate(n.role, d.group(n.group)) {

@@ -42,7 +42,8 @@ const (
 	// recordIntent creates the PendingNode. If one of its name exists nothing happens.
 	recordIntent
 	// bindIntent sets machine, node and Leave, if the PendingNode with that token is
-	// not bound yet. It is never taken back: what goes and what stays is settled here.
+	// not bound yet and is the object that was seen. It is never taken back: what goes
+	// and what stays is settled here.
 	bindIntent
 	// clearIntent deletes the PendingNode as it was seen.
 	clearIntent

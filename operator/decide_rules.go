@@ -53,6 +53,8 @@ const (
 	ruleRevive        // a control plane whose heir is lost before its member left stays
 	ruleDeadMember    // a member without machine and Node is removed
 	ruleHalfGone      // a control plane that has left etcd goes, though its intent was deleted
+	ruleHeirVotes     // it also goes if its cordon was taken off, and its heir votes
+	ruleHeirStays     // the heir of a control plane that has left etcd is not given up
 	ruleDeadNode      // a Node whose machine is gone is removed
 	ruleVanishedDonor // a replacement whose donor is gone ends
 	ruleSecondPublish // workers are given the target in the end

@@ -77,6 +77,24 @@ func TestDecide(t *testing.T) {
 			w.etcd = append(w.etcd, member{node: "https://10.42.0.9:2380", nameless: true})
 			w.nodes[3].image, w.nodes[4].image = image2, image2
 		}, []string{"remove etcd member https://10.42.0.9:2380 leaving=3", "resume autoscaler"}, "", "True UpToDate"},
+		{"a control plane that is a Node before it is a member of etcd is let join", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			heir := machine("control-plane-3", func(n *node) { n.donor = "control-plane-2" })
+			w.nodes[2].image = image1
+			w.nodes = append(w.nodes, heir)
+			w.instances = append(w.instances, instance{id: heir.providerID, name: heir.name, group: cpGroup, token: "t", state: "Ready", created: w.now})
+			w.intents = []intent{{name: "replace-0", goal: v1alpha1.JoinGoal, token: "t", donor: "control-plane-2", group: cpGroup}}
+		}, nil, "HeirNotVoting", "False HeirNotVoting"},
+		{"so is one that a person has added, however old its machine is", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			added := machine("control-plane-3")
+			w.nodes[3].image, w.nodes[4].image = image2, image2
+			w.nodes = append(w.nodes, added)
+			w.instances = append(w.instances, instance{id: added.providerID, name: added.name, group: cpGroup, state: "Ready", created: w.now.Add(-24 * time.Hour)})
+		}, []string{"resume autoscaler"}, "", "True UpToDate"},
+		{"a control plane outside of etcd goes when its heir votes, though intent and cordon were taken off", func(s *v1alpha1.NodeVersionSpec, w *world) {
+			s.Rollout.Paused = true
+			w.nodes[1].donor = "control-plane-2"
+			w.etcd = w.etcd[:2]
+		}, []string{"record intent machine-control-plane-2 Leave machine=sandbox://t/control-plane-2"}, "", "False Paused"},
 		{"a control plane comes before workers", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[2].image = image1 }, []string{"record intent replace-0 Join donor=control-plane-2"}, "", "False RollingOut"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

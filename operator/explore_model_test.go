@@ -99,6 +99,7 @@ type scenario struct {
 	stale              bool   // slow leaders and incomplete views
 	with               string // kinds of faults, see fault
 	othersStoppedScale bool
+	halfGone           bool // it begins with a control plane that has left etcd and lost its intent and its cordon
 }
 
 func (c *scenario) total() int { return c.nodes[0] + c.nodes[1] + c.nodes[2] }
@@ -169,6 +170,11 @@ func (c *scenario) start() modelState {
 	s.pubCP, s.pubW = modelTargets[c.from].comps, modelTargets[c.from].comps
 	s.target, s.faults, s.voters = c.target, uint8(c.faults), uint8(c.nodes[0])
 	s.enabled, s.scaling = !c.othersStoppedScale, !c.othersStoppedScale
+	if c.halfGone {
+		s.m[0].member, s.lease, s.leader = 0, 1, 1
+		s.m[i] = modelMachine{life: running, group: cpModel, image: modelTargets[c.target].image, comps: modelTargets[c.target].comps, isNode: true, ready: true, known: true, token: 1, donor: 1, member: 2, api: modelTargets[c.target].comps}
+		s.images[cpModel], s.enabled, s.scaling, s.ours = modelTargets[c.target].image, false, false, true
+	}
 	return s
 }
 
@@ -534,6 +540,11 @@ func (s *modelState) countVoters() (n int) {
 		}
 	}
 	return n
+}
+
+// votes reports whether machine number i-1 votes in etcd.
+func (s *modelState) votes(i uint8) bool {
+	return i != 0 && i != nobody && s.m[i-1].member == 2 && s.m[i-1].life == running
 }
 
 // elect lets etcd find a leader among what is healthy.

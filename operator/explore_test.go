@@ -390,14 +390,15 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if m.life == terminating {
 			happens(stepTerminated, i, true, func(n *modelState) { n.m[i].life = terminated })
 		}
-		// Time passes for a machine only when no request of its attempt is on its way.
-		if m.life != terminated && m.life != terminating && !m.late && m.token != 0 && (!m.isNode || !m.ready || !m.known || m.cordon == uint8(cordonedByOthers) || m.member == 1) && s.flying.token != m.token {
+		// Time passes for a machine only when no request of its attempt is on its way, and
+		// for a drain only when none to etcd is.
+		if m.life != terminated && m.life != terminating && !m.late && m.token != 0 && (!m.isNode || !m.ready || !m.known || m.cordon == uint8(cordonedByOthers) || m.group == cpModel && m.member != 2) && s.flying.token != m.token {
 			happens(stepLate, i, true, func(n *modelState) { n.m[i].late = true })
 		}
 		if m.tracked == 1 && !m.trackedLate && !m.isNode && s.flying.kind == 0 {
 			happens(stepTrackedLate, i, true, func(n *modelState) { n.m[i].trackedLate = true })
 		}
-		if m.isNode && m.cordon == uint8(cordonedByUs) && !m.drainLate && !m.drained && m.heir != 0 {
+		if m.isNode && m.cordon == uint8(cordonedByUs) && !m.drainLate && (!m.drained || m.group == cpModel && !s.votes(m.heir)) && m.heir != 0 && s.flying.kind != removeMember {
 			happens(stepDrainLate, i, true, func(n *modelState) { n.m[i].drainLate = true })
 		}
 		if m.postponed {
@@ -534,6 +535,15 @@ func (n *modelState) settle(before *modelState) {
 		if a.cordon != b.cordon || a.heir != b.heir || a.donor != b.donor || a.isNode != b.isNode || a.postponed != b.postponed {
 			n.flying = modelAction{}
 		}
+	case bindIntent, clearIntent:
+		if f.place != 255 {
+			a, b := n.places[f.place], before.places[f.place]
+			if a.late = b.late; a != b {
+				n.flying = modelAction{}
+			}
+		} else if n.m[f.node-1].tracked != before.m[f.node-1].tracked {
+			n.flying = modelAction{}
+		}
 	case publishComponents:
 		if n.pubCP != before.pubCP || n.pubW != before.pubW || n.target != before.target {
 			n.flying = modelAction{}
@@ -639,7 +649,8 @@ var scenarios = []scenario{
 	{name: "paused", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "p"},
 	{name: "target", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "t"},
 	{name: "intent-deleted", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "i"},
-	{name: "intent-of-control-plane", nodes: [3]int{2, 0, 0}, surge: 2, target: 1, faults: 1, with: "i"},
+	{name: "intent-of-control-plane", nodes: [3]int{2, 0, 0}, surge: 2, target: 1, faults: 1, with: "i", stale: true},
+	{name: "half-gone", nodes: [3]int{2, 0, 0}, surge: 1, target: 1, faults: 1, with: "t", stale: true, halfGone: true},
 	{name: "two-groups", nodes: [3]int{1, 1, 1}, surge: 1, target: 1, faults: 1, with: "Bbj"},
 	{name: "two-at-a-time", nodes: [3]int{1, 2, 0}, surge: 2, target: 1, faults: 1, with: "tx"},
 	{name: "three-control-planes", nodes: [3]int{3, 0, 0}, surge: 2, target: 2, faults: 1, with: "xl"},

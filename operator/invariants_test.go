@@ -354,7 +354,7 @@ func (f *facts) unfinished() string {
 			what = "is cordoned"
 		case m.heir >= 0 || m.heir == forgotten || m.postponed || m.obsolete:
 			what = "is marked"
-		case m.member == 1:
+		case f.control(m) && m.member != 2:
 			what = "does not vote"
 		case !kept && !f.atTarget(m):
 			what = "is not at the target"

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -162,19 +163,11 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	w := &o.world
 	w.now, w.generation, w.before, w.leader = r.now(), o.version.Generation, o.version.Status, r.nodeName
 	w.instances, w.complete, _ = r.fleet.view()
-	// kubeadm labels a control plane some time after its Node is there, so a Node that
-	// has no such label is a worker only if its group says so.
-	roles := make(map[string]v1alpha1.Role, len(groups.Items))
 	for i := range groups.Items {
 		g := &groups.Items[i]
 		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy})
-		roles[strings.ToLower(g.Spec.GroupID)] = g.Spec.Role
 	}
-	for _, n := range o.nodes {
-		of := r.nodeOf(n)
-		of.role = cmp.Or(roles[strings.ToLower(of.group)], of.role)
-		w.nodes = append(w.nodes, of)
-	}
+	w.nodes = r.nodesOf(o.nodes, w.groups)
 	for _, p := range o.pending {
 		w.intents = append(w.intents, intentOf(p))
 	}
@@ -204,6 +197,24 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	journal, _ := r.hostView.run()
 	w.run = lastRun(journal, o.version.Status.Upgrade, o.version.Spec, *x, w.leader, w.now)
 	return o, nil
+}
+
+// nodesOf returns the nodes, by name, with the role of their group. kubeadm labels a
+// control plane some time after its Node is there, so one that has no such label is a
+// worker only if its group says so, or is not known.
+func (r *nodeVersions) nodesOf(all map[string]*corev1.Node, groups []group) []node {
+	roles := make(map[string]v1alpha1.Role, len(groups))
+	for i := range groups {
+		roles[strings.ToLower(groups[i].id)] = groups[i].role
+	}
+	out := make([]node, 0, len(all))
+	for _, n := range all {
+		of := r.nodeOf(n)
+		of.role = cmp.Or(roles[strings.ToLower(of.group)], of.role)
+		out = append(out, of)
+	}
+	slices.SortFunc(out, func(a, b node) int { return strings.Compare(a.name, b.name) })
+	return out
 }
 
 func (r *nodeVersions) nodeOf(n *corev1.Node) node {

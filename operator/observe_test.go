@@ -163,3 +163,32 @@ func TestOwnWritesLieOverTheCache(t *testing.T) {
 	v.forget(kindNode, "a")
 	want("after a conflict the cache knows better", see(a), map[string]string{"a": "1 10"})
 }
+
+func TestNodesHaveTheRoleOfTheirGroup(t *testing.T) {
+	labelled := map[string]string{"node-role.kubernetes.io/control-plane": ""}
+	groups := []group{{id: cpGroup, role: v1alpha1.ControlPlaneRole}, {id: workerGroup, role: v1alpha1.WorkerRole}}
+	for _, tt := range []struct {
+		name   string
+		labels map[string]string
+		group  string
+		want   v1alpha1.Role
+	}{
+		{"a control plane that kubeadm has labelled", labelled, cpGroup, v1alpha1.ControlPlaneRole},
+		{"a joining control plane without a label", nil, cpGroup, v1alpha1.ControlPlaneRole},
+		{"IDs of groups are the same in any case", nil, "SANDBOXES/T/Groups/Control-Plane", v1alpha1.ControlPlaneRole},
+		{"a worker", nil, workerGroup, v1alpha1.WorkerRole},
+		{"a worker stays one whatever its labels say", labelled, workerGroup, v1alpha1.WorkerRole},
+		{"a labelled control plane whose group is not known yet", labelled, "", v1alpha1.ControlPlaneRole},
+		{"of neither label nor group", nil, "", v1alpha1.WorkerRole},
+		{"of a group without a ScalingGroup", nil, "sandboxes/t/groups/other", v1alpha1.WorkerRole},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: tt.labels, Annotations: map[string]string{v1alpha1.AnnotationGroup: tt.group}}}
+			got := new(nodeVersions).nodesOf(map[string]*corev1.Node{n.Name: n}, groups)
+			want := []node{{name: "n", role: tt.want, group: tt.group}}
+			if d := cmp.Diff(want, got, cmp.AllowUnexported(node{})); d != "" {
+				t.Errorf("nodes, want and got:\n%s", d)
+			}
+		})
+	}
+}
