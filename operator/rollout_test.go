@@ -748,7 +748,7 @@ func (r *rolling) within(limit time.Duration, what string, holds func() (string,
 // finished waits until every node is at the target and nothing is left behind.
 func (r *rolling) finished(image string) {
 	r.t.Helper()
-	r.within(90*time.Second, "every node is at the target and nothing is left behind", func() (string, bool) {
+	r.within(3*time.Minute, "every node is at the target and nothing is left behind", func() (string, bool) {
 		var (
 			nodes   corev1.NodeList
 			pending v1alpha1.PendingNodeList

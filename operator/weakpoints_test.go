@@ -191,7 +191,7 @@ func TestWeakPointR1IntentBeforeMachine(t *testing.T) {
 		if tt.is != nil {
 			o.pending["replace-0"] = tt.is
 		}
-		actor(t, c, nil).act(t.Context(), o, []action{create})
+		actor(t, c, nil).act(o, []action{create})
 		if d := cmp.Diff(tt.want, c.calls); d != "" {
 			t.Errorf("%s: calls, want and got:\n%s", tt.name, d)
 		}
