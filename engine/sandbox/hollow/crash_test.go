@@ -39,7 +39,7 @@ import (
 // effects are what the operator does to replace workers, by the names of its points.
 // A control plane's are tried in package operator, where there is an agent.
 var effects = []string{
-	"release", "publish components", "set image of group", "pause autoscaler", "record intent", "create machine", "adopt heir", "cordon", "drain",
+	"publish components", "set image of group", "release", "pause autoscaler", "record intent", "create machine", "adopt heir", "cordon", "drain",
 	"bind intent", "delete machine", "delete node", "clear intent", "resume autoscaler",
 }
 
@@ -81,15 +81,6 @@ func TestOperatorIsKilled(t *testing.T) {
 		n := len(c.pods())
 		return fmt.Sprintf("%d nodes have pods, autoscaler %+v, %v", n, d.Status, err), n == workers && d.Status.Replicas == 1
 	})
-	// One that went before has left a cordon and the mark of an heir that is no more.
-	last := c.nodes()[fmt.Sprintf("worker-%d", workers-1)]
-	left := last.DeepCopy()
-	left.Spec.Unschedulable = true
-	metav1.SetMetaDataAnnotation(&left.ObjectMeta, v1alpha1.AnnotationCordoned, time.Now().UTC().Format(time.RFC3339))
-	metav1.SetMetaDataAnnotation(&left.ObjectMeta, v1alpha1.AnnotationHeir, "worker-99")
-	if err := c.admin.Patch(ctx, left, client.MergeFrom(&last)); err != nil {
-		t.Fatal(err)
-	}
 	rec, err := recorder.Start(ctx, recorder.Config{Cluster: c.cp.Config(), Cloud: owner})
 	if err != nil {
 		t.Fatal(err)
@@ -148,6 +139,16 @@ func TestOperatorIsKilled(t *testing.T) {
 		})
 	}
 	died("set image of group")
+	// One that went before has left a cordon and the mark of an heir that is no more.
+	last := c.nodes()[fmt.Sprintf("worker-%d", workers-1)]
+	left := last.DeepCopy()
+	left.Spec.Unschedulable = true
+	metav1.SetMetaDataAnnotation(&left.ObjectMeta, v1alpha1.AnnotationCordoned, time.Now().UTC().Format(time.RFC3339))
+	metav1.SetMetaDataAnnotation(&left.ObjectMeta, v1alpha1.AnnotationHeir, "worker-99")
+	if err := c.admin.Patch(ctx, left, client.MergeFrom(&last)); err != nil {
+		t.Fatal(err)
+	}
+	died("release")
 	if err := c.admin.Patch(ctx, &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}},
 		client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"rollout":{"paused":false}}}`))); err != nil {
 		t.Fatal(err)
