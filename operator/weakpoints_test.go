@@ -230,7 +230,7 @@ func TestWeakPointR2NodeAfterMachine(t *testing.T) {
 	r.now, r.efforts.now = func() time.Time { return now }, func() time.Time { return now }
 	o := &observed{pending: map[string]*v1alpha1.PendingNode{"replace-0": pendingNode(v1alpha1.LeaveGoal, "t", "sandbox://t/worker-0")}}
 	for range 2 {
-		r.act(t.Context(), o, []action{
+		r.act(o, []action{
 			{kind: deleteInstance, machine: "sandbox://t/worker-0", node: "worker-0"}, {kind: deleteInstance, machine: "sandbox://t/worker-1", node: "worker-1"},
 		})
 		now = now.Add(time.Minute)
@@ -331,13 +331,13 @@ func TestWeakPointR5MembersAreGuarded(t *testing.T) {
 	r.hostView.setMembers([]member{{node: "a"}}, now.Add(-actMembers-time.Second))
 	a := []action{{kind: removeMember, node: "control-plane-0", voters: 3}}
 	o := &observed{}
-	r.act(t.Context(), o, a)
+	r.act(o, a)
 	if len(h.calls) > 0 {
 		t.Errorf("from an old view: %v", h.calls)
 	}
 	r.hostView.setMembers([]member{{node: "a"}}, now)
-	r.act(t.Context(), o, a)
-	r.act(t.Context(), o, a) // we have changed them, so what was seen is old
+	r.act(o, a)
+	r.act(o, a) // we have changed them, so what was seen is old
 	if d := cmp.Diff([]string{"remove control-plane-0 leaving 3"}, h.calls); d != "" {
 		t.Errorf("calls, want and got:\n%s", d)
 	}
@@ -385,7 +385,7 @@ func TestWeakPointR7UpgradeIsNotLockedByAField(t *testing.T) {
 	r := actor(t, &cloudOfCalls{}, h)
 	r.nodeName = "control-plane-0"
 	r.hostView.setRun(run)
-	r.act(t.Context(), &observed{}, nil)
+	r.act(&observed{}, nil)
 	if d := cmp.Diff([]string{"upgrade to v1.36.3 with " + refB}, h.calls); d != "" {
 		t.Errorf("calls, want and got:\n%s", d)
 	}
