@@ -101,6 +101,10 @@ var actorChecks = []check{
 // kuredLock is the annotation by which kured lets one node reboot at a time.
 const kuredLock = "weave.works/kured-node-lock"
 
+// autoscalerName is the Deployment of the autoscaler that is ours: it is named in the
+// AutoscalingStrategy, and the operator pauses it.
+const autoscalerName = "constellation-cluster-autoscaler"
+
 // nodeActors tells who else drains, reboots or removes nodes.
 func nodeActors(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
@@ -123,8 +127,7 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 	}
 	for i := range w.deployments {
 		d := &w.deployments[i]
-		// Ours is named in an AutoscalingStrategy and paused by the operator.
-		if d.Name == "constellation-cluster-autoscaler" || replicas(d.Spec.Replicas) == 0 || !runs(d, "cluster-autoscaler") {
+		if d.Name == autoscalerName || replicas(d.Spec.Replicas) == 0 || !runs(d, "cluster-autoscaler") {
 			continue
 		}
 		found = append(found, engine.Finding{

@@ -622,7 +622,9 @@ func (w *world) lostVolumes(t *team) engine.Finding {
 func singleReplica(w *world, _ *probe) []engine.Finding {
 	want := map[types.UID]int32{}
 	for i := range w.deployments {
-		want[w.deployments[i].UID] = replicas(w.deployments[i].Spec.Replicas)
+		if w.deployments[i].Name != autoscalerName { // it is stopped while nodes are replaced
+			want[w.deployments[i].UID] = replicas(w.deployments[i].Spec.Replicas)
+		}
 	}
 	for i := range w.statefulSets {
 		want[w.statefulSets[i].UID] = replicas(w.statefulSets[i].Spec.Replicas)

@@ -617,6 +617,9 @@ func TestWorkloadFindings(t *testing.T) {
 			w.addDeployment("shop", "mail", nil, "worker-1")
 			w.addStatefulSet("shop", "db", nil, "worker-1")
 		}, []string{"warn"}},
+		{"the autoscaler is stopped meanwhile", "single-replica", func(w *world) {
+			w.addDeployment("kube-system", "constellation-cluster-autoscaler", nil, "worker-0")
+		}, nil},
 		{"a single pod with a budget is the budget's matter", "single-replica", func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0")
 			w.addBudget("shop", "web", "web", minAvailable("1"))
