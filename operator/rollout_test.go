@@ -507,9 +507,20 @@ func (r *rolling) now() time.Time {
 
 // pass lets time pass for them.
 func (r *rolling) pass(d time.Duration) {
+	r.t.Helper()
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.ahead += d
+	ahead := r.ahead
+	r.mu.Unlock()
+	// The operator sleeps by the real clock. An event wakes it.
+	var nodes corev1.NodeList
+	if err := r.admin.List(r.t.Context(), &nodes); err != nil || len(nodes.Items) == 0 {
+		r.t.Fatalf("%d nodes, %v", len(nodes.Items), err)
+	}
+	p := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"example.com/ahead":"%s"}}}`, ahead))
+	for i := range nodes.Items {
+		_ = r.admin.Patch(r.t.Context(), &nodes.Items[i], p) // it may be gone
+	}
 }
 
 // writeCounter counts what the operator writes to the API server.
