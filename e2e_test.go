@@ -333,9 +333,25 @@ func TestInitOfThreeControlPlanesAndAWorker(t *testing.T) {
 	machines := []string{"control-plane-0", "control-plane-1", "control-plane-2", "worker-0"}
 	c.wantNodes(machines...)
 	c.wantVIP(machines...)
-	members := c.kubectl("-n", "kube-system", "get", "pods", "-l", "component=etcd", "--field-selector=status.phase=Running", "-o", "name")
-	if n := strings.Count(members, "pod/etcd-"); n != 3 {
-		t.Errorf("%d etcd members, want 3:\n%s", n, members)
+	c.wantEtcdMembers(3)
+}
+
+// wantEtcdMembers waits until n members of etcd are told Running. A kubelet makes the
+// mirror pod of a static pod at its next sync, up to a minute and a half after the
+// member itself serves.
+func (c *cloud) wantEtcdMembers(n int) {
+	c.t.Helper()
+	deadline := time.Now().Add(3 * time.Minute)
+	for {
+		members := c.kubectl("-n", "kube-system", "get", "pods", "-l", "component=etcd", "--field-selector=status.phase=Running", "-o", "name")
+		found := strings.Count(members, "pod/etcd-")
+		if found == n {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("%d etcd members, want %d:\n%s", found, n, c.kubectl("-n", "kube-system", "get", "pods", "-o", "wide"))
+		}
+		time.Sleep(2 * time.Second)
 	}
 }
 
