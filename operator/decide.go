@@ -16,8 +16,9 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// Times of the policy. Creating is short because the cloud accepts a request or does
-// not; joining is as long as the slowest machine that was seen to join.
+// Times of the policy, all measured by our own clock. Creating is short because the
+// cloud accepts a request or does not; joining is as long as the slowest machine that
+// was seen to join.
 const (
 	createDeadline  = 5 * time.Minute
 	joinDeadline    = 30 * time.Minute
@@ -480,12 +481,12 @@ func (d *decision) carry(r *replacement) {
 	case d.unneeded(r) || r.donor != nil && d.postponed(r.donor):
 		d.giveUp(r)
 	case r.heir == nil:
-		late := d.w.now.After(r.machine.created.Add(joinDeadline)) || r.machine.state == "Failed"
+		late := d.w.now.After(r.machine.since.Add(joinDeadline)) || r.machine.state == "Failed"
 		if d.when(ruleOverdue, late) {
 			d.postpone(r, "")
 			return
 		}
-		d.wait("MachineJoins", fmt.Sprintf("machine %s, which replaces %s, has not joined yet; it is given up when its time is over", r.machine.name, r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.machine.created.Add(joinDeadline))
+		d.wait("MachineJoins", fmt.Sprintf("machine %s, which replaces %s, has not joined yet; it is given up when its time is over", r.machine.name, r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, r.machine.since.Add(joinDeadline))
 	default:
 		d.handOver(r)
 	}
@@ -610,7 +611,7 @@ func (d *decision) postpone(r *replacement, why string) {
 // handOver lets the heir, which is a Node, take the donor's place.
 func (d *decision) handOver(r *replacement) {
 	h, donor := r.heir, r.donor
-	overdue := d.w.now.After(r.machine.created.Add(joinDeadline))
+	overdue := d.w.now.After(r.machine.since.Add(joinDeadline))
 	worker := h.role != v1alpha1.ControlPlaneRole
 	switch {
 	case h.donor != "" && h.donor != r.intent.donor:

@@ -59,7 +59,7 @@ func halfWay(w *world) {
 			break
 		}
 		heir := machine("heir-of-" + n.name)
-		m := instance{id: heir.providerID, name: heir.name, group: n.group, token: "token-" + heir.name, state: "Ready", created: w.now}
+		m := instance{id: heir.providerID, name: heir.name, group: n.group, token: "token-" + heir.name, state: "Ready", since: w.now}
 		w.instances = append(w.instances, m)
 		w.intents = append(w.intents, intent{
 			name: fmt.Sprint(placePrefix, busy), goal: v1alpha1.JoinGoal, token: m.token, donor: n.name, group: n.group, deadline: w.now.Add(time.Minute),

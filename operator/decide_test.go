@@ -69,7 +69,7 @@ func TestDecide(t *testing.T) {
 		}, []string{"start upgrade control-plane-1 v1.36.3"}, "", "False RollingOut"},
 		{"a member that has not started stays while a control plane joins", func(_ *v1alpha1.NodeVersionSpec, w *world) {
 			w.etcd = append(w.etcd, member{node: "https://10.42.0.9:2380", nameless: true})
-			w.instances = append(w.instances, instance{id: "sandbox://demo/control-plane-3", name: "control-plane-3", group: cpGroup, token: "t", state: "Ready", created: w.now})
+			w.instances = append(w.instances, instance{id: "sandbox://demo/control-plane-3", name: "control-plane-3", group: cpGroup, token: "t", state: "Ready", since: w.now})
 			w.nodes[2].image = image1
 			w.intents = []intent{{name: "replace-0", goal: v1alpha1.JoinGoal, token: "t", donor: "control-plane-2", group: cpGroup}}
 		}, nil, "MachineJoins", "False MachineJoins"},
@@ -81,14 +81,14 @@ func TestDecide(t *testing.T) {
 			heir := machine("control-plane-3", func(n *node) { n.donor = "control-plane-2" })
 			w.nodes[2].image = image1
 			w.nodes = append(w.nodes, heir)
-			w.instances = append(w.instances, instance{id: heir.providerID, name: heir.name, group: cpGroup, token: "t", state: "Ready", created: w.now})
+			w.instances = append(w.instances, instance{id: heir.providerID, name: heir.name, group: cpGroup, token: "t", state: "Ready", since: w.now})
 			w.intents = []intent{{name: "replace-0", goal: v1alpha1.JoinGoal, token: "t", donor: "control-plane-2", group: cpGroup}}
 		}, nil, "HeirNotVoting", "False HeirNotVoting"},
 		{"so is one that a person has added, however old its machine is", func(_ *v1alpha1.NodeVersionSpec, w *world) {
 			added := machine("control-plane-3")
 			w.nodes[3].image, w.nodes[4].image = image2, image2
 			w.nodes = append(w.nodes, added)
-			w.instances = append(w.instances, instance{id: added.providerID, name: added.name, group: cpGroup, state: "Ready", created: w.now.Add(-24 * time.Hour)})
+			w.instances = append(w.instances, instance{id: added.providerID, name: added.name, group: cpGroup, state: "Ready", since: w.now.Add(-24 * time.Hour)})
 		}, []string{"resume autoscaler"}, "", "True UpToDate"},
 		{"a control plane outside of etcd goes when its heir votes, though intent and cordon were taken off", func(s *v1alpha1.NodeVersionSpec, w *world) {
 			s.Rollout.Paused = true
@@ -123,7 +123,7 @@ func TestBlockedDrainIsNamedAndItsTimeKept(t *testing.T) {
 		heir := machine("worker-2", func(n *node) { n.donor = "worker-0" })
 		w.nodes[3].heir, w.nodes[3].cordon, w.nodes[3].cordonedSince, w.nodes[3].blocker = "worker-2", cordonedByUs, since, "PodDisruptionBudget web/web allows no eviction"
 		w.nodes = append(w.nodes, heir)
-		w.instances = append(w.instances, instance{id: heir.providerID, name: heir.name, group: heir.group, token: "t", state: "Ready", created: since})
+		w.instances = append(w.instances, instance{id: heir.providerID, name: heir.name, group: heir.group, token: "t", state: "Ready", since: since})
 		w.intents = []intent{{name: "replace-0", goal: v1alpha1.JoinGoal, token: "t", donor: "worker-0", group: workerGroup}}
 		w.before.Waiting = &v1alpha1.Waiting{Reason: "DrainBlocked", Object: &v1alpha1.Reference{Kind: "Node", Name: "worker-0"}}
 		w.before.Waiting.Since.Time = since

@@ -228,12 +228,12 @@ func (c *scenario) view(s *modelState, h hidden) world {
 	for i := range s.m {
 		m := &s.m[i]
 		if m.life != absent && i != h.instance {
-			in := instance{id: modelID[i], name: modelName[i], group: modelGroup[m.group], state: "Ready", created: modelNow.Add(-time.Minute)}
+			in := instance{id: modelID[i], name: modelName[i], group: modelGroup[m.group], state: "Ready", since: modelNow.Add(-time.Minute)}
 			if m.token != 0 {
 				in.token = modelToken[m.token]
 			}
 			if m.late {
-				in.created = modelNow.Add(-2 * joinDeadline)
+				in.since = modelNow.Add(-2 * joinDeadline)
 			}
 			switch m.life {
 			case terminating:

@@ -50,8 +50,9 @@ type fleet struct {
 	now func() time.Time
 
 	mu       sync.Mutex
-	known    map[string]seen // by ID
-	sorted   []instance      // known as view returns it; nil: known has changed
+	known    map[string]seen      // by ID
+	since    map[string]time.Time // when view first showed those of known
+	sorted   []instance           // known as view returns it; nil: known has changed
 	complete bool
 	listed   time.Time // when the last list was asked for
 	heard    time.Time // when anything was
@@ -71,7 +72,7 @@ type spoken struct {
 }
 
 func newFleet(m machines, now func() time.Time) *fleet {
-	return &fleet{machines: m, now: now, known: map[string]seen{}}
+	return &fleet{machines: m, now: now, known: map[string]seen{}, since: map[string]time.Time{}}
 }
 
 // view returns the instances, whether they are all, and how old the view is. Before
@@ -81,8 +82,17 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration) {
 	defer f.mu.Unlock()
 	if f.sorted == nil {
 		f.sorted = make([]instance, 0, len(f.known))
-		for _, s := range f.known {
-			f.sorted = append(f.sorted, instance{id: s.ProviderID, name: s.Name, group: s.Group, token: s.Token, state: v1alpha1.InstanceState(s.State), created: s.Created})
+		before := f.since
+		f.since = make(map[string]time.Time, len(f.known))
+		now := f.now()
+		for id, s := range f.known {
+			// Not when it was created: that is told by another clock.
+			since, ok := before[id]
+			if !ok {
+				since = now
+			}
+			f.since[id] = since
+			f.sorted = append(f.sorted, instance{id: s.ProviderID, name: s.Name, group: s.Group, token: s.Token, state: v1alpha1.InstanceState(s.State), since: since})
 		}
 		slices.SortFunc(f.sorted, func(a, b instance) int { return strings.Compare(a.id, b.id) })
 	}

@@ -36,6 +36,8 @@ type joiningNodes struct {
 	cloud  machines
 	events events.EventRecorder
 	log    *slog.Logger
+	now    func() time.Time
+	clocks sightings
 }
 
 func (r *joiningNodes) setup(mgr manager.Manager) error {
@@ -112,7 +114,11 @@ func (r *joiningNodes) absent(ctx context.Context, jn *v1alpha1.JoiningNode) (ct
 	if jn.Spec.Deadline == nil {
 		return ctrl.Result{}, nil // the Node's arrival wakes us
 	}
-	if left := time.Until(jn.Spec.Deadline.Time); left > 0 {
+	// The join service wrote the deadline by its clock. By ours the machine has as long as
+	// it was given.
+	given := jn.Spec.Deadline.Sub(jn.CreationTimestamp.Time)
+	over := r.clocks.until(string(jn.UID)+jn.Spec.Deadline.String(), jn.Spec.Deadline.Time, r.now(), given)
+	if left := over.Sub(r.now()); left > 0 {
 		return ctrl.Result{RequeueAfter: left + time.Second}, nil
 	}
 	if err := r.remove(ctx, jn); err != nil {

@@ -61,6 +61,7 @@ type nodeVersions struct {
 	at func(point string)
 
 	view     *view
+	clocks   sightings
 	hostView *hostView
 	efforts  *efforts
 	writes   chan struct{} // holds the writes that are being made

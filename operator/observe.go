@@ -169,7 +169,13 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	}
 	w.nodes = r.nodesOf(o.nodes, w.groups)
 	for _, p := range o.pending {
-		w.intents = append(w.intents, intentOf(p))
+		in := intentOf(p)
+		least := createDeadline
+		if in.token == "" { // its machine exists, and is to join
+			least = joinDeadline / 2
+		}
+		in.deadline = r.clocks.until("intent "+string(p.UID)+string(in.goal), in.deadline, w.now, least)
+		w.intents = append(w.intents, in)
 	}
 	sortIntents(w.intents)
 	x := newLookup(w)
@@ -195,7 +201,11 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	}
 	w.etcd = r.hostView.etcd(w.now)
 	journal, _ := r.hostView.run()
-	w.run = lastRun(journal, o.version.Status.Upgrade, o.version.Spec, *x, w.leader, w.now)
+	known := time.Duration(0)
+	if u := o.version.Status.Upgrade; u != nil {
+		known = w.now.Sub(r.clocks.since("run "+u.Node+u.Started.String(), w.now))
+	}
+	w.run = lastRun(journal, o.version.Status.Upgrade, known, o.version.Spec, *x, w.leader)
 	return o, nil
 }
 
@@ -228,7 +238,8 @@ func (r *nodeVersions) nodeOf(n *corev1.Node) node {
 	if n.Spec.Unschedulable {
 		out.cordon = cordonedByOthers
 		if since, ok := a[v1alpha1.AnnotationCordoned]; ok {
-			out.cordon, out.cordonedSince = cordonedByUs, stamp(since)
+			out.cordon = cordonedByUs
+			out.cordonedSince = r.clocks.until("cordon "+n.Name+since, stamp(since).Add(drainDeadline), r.now(), drainDeadline/3).Add(-drainDeadline)
 		}
 		out.drained, out.blocker = r.drains.state(n.Name)
 	}
@@ -274,8 +285,9 @@ func (r *nodeVersions) componentVersions(ctx context.Context, nv *v1alpha1.NodeV
 //
 // A run on another host cannot be followed. It is over when its Node has the version,
 // since the kubelet comes last. Otherwise it is given as long as a run takes, so that
-// no second control plane restarts meanwhile, and is then tried again from here.
-func lastRun(journal upgradeRun, told *v1alpha1.UpgradeProgress, spec v1alpha1.NodeVersionSpec, x lookup, here string, now time.Time) upgradeRun {
+// no second control plane restarts meanwhile, and is then tried again from here. known
+// is how long we have known of it: when it began is told by the clock of its host.
+func lastRun(journal upgradeRun, told *v1alpha1.UpgradeProgress, known time.Duration, spec v1alpha1.NodeVersionSpec, x lookup, here string) upgradeRun {
 	if told == nil || told.Node == here || !told.Started.After(journal.started) {
 		return journal
 	}
@@ -288,13 +300,10 @@ func lastRun(journal upgradeRun, told *v1alpha1.UpgradeProgress, spec v1alpha1.N
 	case !r.active():
 	case n != nil && n.ready && n.kubelet == told.Version:
 		r.phase = "done"
-	case n == nil, now.Sub(r.started) > lostRun:
+	case n == nil, known > lostRun:
 		r.phase, r.line = "failed", fmt.Sprintf("nothing was heard of the upgrade on %s since the operator has left it", told.Node)
 	}
-	if r.phase == "failed" {
-		r.ended = told.Started.Time // no pause: it was long enough
-	}
-	return r
+	return r // a failed one has not ended a moment ago, so it needs no pause
 }
 
 // lostRun is longer than a run of the agent takes.

@@ -268,7 +268,7 @@ func Run(ctx context.Context, c Config) error {
 	versions.drains = drainer
 	versions.init()
 	for _, add := range []func(manager.Manager) error{
-		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log}).setup,
+		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,
 		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
 		readiness,

@@ -62,7 +62,8 @@ type cloudInTest struct {
 	lists       int
 	neverJoin   map[string]bool // groups
 	joinLate    time.Duration
-	wrongJoin   int // so many machines join with other components
+	joinTime    time.Duration // from its ticket to its Node
+	wrongJoin   int           // so many machines join with other components
 	upgradeFail int
 
 	work sync.WaitGroup
@@ -267,10 +268,13 @@ func (c *cloudInTest) join(i *cloud.Instance, wrong bool) {
 		}
 		err := c.admin.Create(ctx, &v1alpha1.JoiningNode{
 			ObjectMeta: metav1.ObjectMeta{Name: i.Name},
-			Spec:       v1alpha1.JoiningNodeSpec{Name: i.Name, ComponentsReference: ref, ProviderID: i.ProviderID, IsControlPlane: i.Role == cloud.ControlPlane},
+			Spec: v1alpha1.JoiningNodeSpec{
+				Name: i.Name, ComponentsReference: ref, ProviderID: i.ProviderID, IsControlPlane: i.Role == cloud.ControlPlane, Deadline: &metav1.Time{Time: c.now().Add(20 * time.Minute)},
+			},
 		})
 		return ignoreExists(err)
 	})
+	time.Sleep(c.joinTime)
 	c.register(i, "v1.36.3", nil)
 	if i.Role == cloud.ControlPlane {
 		c.mu.Lock()
@@ -495,7 +499,8 @@ type rolling struct {
 	mu      sync.Mutex
 	crashed map[string]bool // points that were come to
 	crashes bool
-	ahead   time.Duration // of our clock
+	ahead   time.Duration   // of our clock
+	skews   []time.Duration // of the clock of the next operators, in turn
 }
 
 // now is what the operator and the cloud take for the time.
@@ -716,12 +721,19 @@ func (r *rolling) life(ctx context.Context) {
 			break
 		}
 	}
+	r.mu.Lock()
+	skew := time.Duration(0)
+	if len(r.skews) > 0 {
+		skew = r.skews[0]
+		r.skews = append(r.skews[1:], skew)
+	}
+	r.mu.Unlock()
 	access := r.access()
 	access.Wrap(r.writes.wrap)
 	cfg := Config{
 		Cluster: access, Namespace: namespace, Cloud: r.cloud, Node: node, DiscoveryInterval: time.Minute,
 		CloudInterval: 100 * time.Millisecond, NoElection: true, Log: slog.New(slog.NewTextHandler(r.t.Output(), nil)),
-		leave: func(context.Context) error { die(); return nil }, now: r.now,
+		leave: func(context.Context) error { die(); return nil }, now: func() time.Time { return r.now().Add(skew) },
 		at: func(point string) {
 			r.mu.Lock()
 			first := r.crashes && !r.crashed[point]
@@ -847,6 +859,7 @@ func TestRolloutThoughMachinesFail(t *testing.T) {
 		{"a machine that joins wrong is given up", 1, 2, 1, badMachines},
 		{"a machine that does not join in time is given up, though it joins at last", 1, 2, 1, lateMachine},
 		{"a machine that never joins is given up, and others come first", 1, 2, 1, lostMachine},
+		{"the clocks of operators are half an hour off", 1, 3, 1, clocksDiffer},
 		{"the API server is away", 1, 3, 1, apiServerAway},
 	})
 }
@@ -1360,6 +1373,37 @@ func peopleIntervene(t *testing.T, r *rolling) {
 	})
 	r.finished(image2)
 	stop()
+}
+
+// clocksDiffer has machines that take their time to join, and operators, one after the
+// other, whose clocks are far ahead of and behind the cloud's and each other's.
+func clocksDiffer(t *testing.T, r *rolling) {
+	r.cloud.joinLate, r.cloud.joinTime = 300*time.Millisecond, 300*time.Millisecond
+	r.skews = []time.Duration{35 * time.Minute, -35 * time.Minute}
+	stop := r.operate()
+	r.edit(toNew)
+	for machines := 1; machines <= 3; machines++ { // the next operator finds one that has not joined
+		r.within(60*time.Second, "the next machine is made", func() (string, bool) {
+			r.cloud.mu.Lock()
+			defer r.cloud.mu.Unlock()
+			return fmt.Sprint(len(r.cloud.byToken), " were made"), len(r.cloud.byToken) > machines-1
+		})
+		stop()
+		stop = r.operate()
+	}
+	r.finished(image2)
+	if n := len(r.cloud.byToken); n != 4 {
+		t.Errorf("%d machines were made for 4 nodes", n)
+	}
+	var nodes corev1.NodeList
+	if err := r.admin.List(t.Context(), &nodes); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.Items {
+		if n.Annotations[v1alpha1.AnnotationComponents] == "" {
+			t.Errorf("nobody noted what %s was made from: %v", n.Name, n.Annotations)
+		}
+	}
 }
 
 func apiServerAway(t *testing.T, r *rolling) {

@@ -73,6 +73,7 @@ type simIntent struct {
 	intent
 	place              int // -1: none
 	machineNo, donorNo int
+	recorded           time.Duration
 }
 
 // simVersion is the NodeVersion as the API server has it, never changed in place.
@@ -646,11 +647,12 @@ func (s *simulation) size(g int) (n int) {
 // deadlines notes which intents are over their time.
 func (s *simulation) deadlines() {
 	for _, in := range s.intents {
-		late := s.clock().After(in.deadline)
+		// Whatever the clocks say that operators go by.
+		age := s.now - in.recorded
 		if in.place >= 0 {
-			s.places[in.place].late = late
+			s.places[in.place].late = age >= createDeadline
 		} else if in.machineNo >= 0 {
-			s.machines[in.machineNo].trackedLate = late
+			s.machines[in.machineNo].trackedLate = age >= joinDeadline/2
 		}
 	}
 }
@@ -720,6 +722,7 @@ const (
 	autoscalerActs
 	autoscalerSet
 	groupAppears
+	clockSkew
 	lucks
 )
 
@@ -728,7 +731,7 @@ var luckNames = [...]string{
 	createsFail: "creates-fail", createsTimeOut: "creates-time-out", deletesLost: "deletes-lost", cloudAway: "cloud-away", cloudLags: "cloud-lags", cloudPartial: "cloud-partial", cloudSilent: "cloud-silent",
 	neverJoins: "never-joins", joinsLate: "joins-late", joinsWrong: "joins-wrong", machineDies: "machine-dies", notReady: "not-ready", memberSick: "member-sick", upgradeFails: "upgrade-fails",
 	budgetBlocks: "budget-blocks", cordons: "cordons", uncordons: "uncordons", nodeDeleted: "node-deleted", intentDeleted: "intent-deleted", marksObsolete: "marks-obsolete",
-	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears",
+	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew",
 }
 
 func (l luck) String() string { return luckNames[l] }

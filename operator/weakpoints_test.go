@@ -55,7 +55,7 @@ func replacing(goal v1alpha1.Goal, machineState v1alpha1.InstanceState, heir boo
 		}
 		w.intents = []intent{in}
 		if machineState != "" {
-			w.instances = append(w.instances, instance{id: "sandbox://t/worker-9", name: "worker-9", group: workerGroup, token: "t", state: machineState, created: modelNow})
+			w.instances = append(w.instances, instance{id: "sandbox://t/worker-9", name: "worker-9", group: workerGroup, token: "t", state: machineState, since: modelNow})
 		}
 		if heir {
 			w.nodes = append(w.nodes, machine("worker-9", func(n *node) { n.donor = "worker-0" }))
@@ -73,7 +73,7 @@ func leavingControlPlane(edit func(*world)) func(*v1alpha1.NodeVersionSpec, *wor
 		d.image, d.heir, d.cordon, d.cordonedSince, d.drained = image1, "control-plane-9", cordonedByUs, modelNow, true
 		w.nodes[3].image, w.nodes[4].image = image2, image2
 		w.nodes = append(w.nodes, machine("control-plane-9", func(n *node) { n.donor = "control-plane-0" }))
-		w.instances = append(w.instances, instance{id: "sandbox://t/control-plane-9", name: "control-plane-9", group: cpGroup, token: "t", state: "Ready", created: modelNow})
+		w.instances = append(w.instances, instance{id: "sandbox://t/control-plane-9", name: "control-plane-9", group: cpGroup, token: "t", state: "Ready", since: modelNow})
 		w.intents = []intent{{name: "replace-0", goal: v1alpha1.LeaveGoal, token: "t", donor: "control-plane-0", group: cpGroup, machine: "sandbox://t/control-plane-0", node: "control-plane-0", deadline: modelNow.Add(time.Hour)}}
 		w.etcd = append(w.etcd, member{node: "control-plane-9", voter: true, healthy: true})
 		w.etcd[0].leader, w.etcd[1].leader = false, true
@@ -172,7 +172,7 @@ func TestWeakPointR1IntentBeforeMachine(t *testing.T) {
 	wantActions(t, "the crash was after the machine was made", decided(everyRule, replacing(v1alpha1.JoinGoal, "Creating", false)))
 	wantActions(t, "a machine that nobody has written down", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *world) {
 		s.Rollout.Paused = true
-		w.instances = append(w.instances, instance{id: "sandbox://t/worker-9", name: "worker-9", group: workerGroup, state: "Ready", created: modelNow})
+		w.instances = append(w.instances, instance{id: "sandbox://t/worker-9", name: "worker-9", group: workerGroup, state: "Ready", since: modelNow})
 	}), "record intent machine-worker-9 Join machine=sandbox://t/worker-9")
 
 	create := action{kind: createInstance, intent: intent{name: "replace-0", goal: v1alpha1.JoinGoal, token: "t", donor: "worker-0", group: workerGroup}}
@@ -246,7 +246,7 @@ func TestWeakPointR3HeirByToken(t *testing.T) {
 	strangers := func(s *v1alpha1.NodeVersionSpec, w *world) {
 		for _, name := range []string{"worker-7", "worker-8"} {
 			w.nodes = append(w.nodes, machine(name))
-			w.instances = append(w.instances, instance{id: "sandbox://t/" + name, name: name, group: workerGroup, state: "Ready", created: modelNow.Add(time.Second)})
+			w.instances = append(w.instances, instance{id: "sandbox://t/" + name, name: name, group: workerGroup, state: "Ready", since: modelNow.Add(time.Second)})
 		}
 		w.nodes[4].image = image2 // nobody else is outdated
 	}
@@ -372,12 +372,12 @@ func TestWeakPointR7UpgradeIsNotLockedByAField(t *testing.T) {
 	wantActions(t, "the status says that one is active, and none is", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *world) {
 		target(s, w)
 		w.before.Upgrade = &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-0", Phase: "apply", Started: metav1.NewTime(modelNow)}
-		w.run = lastRun(upgradeRun{}, w.before.Upgrade, *s, *newLookup(w), w.leader, w.now)
+		w.run = lastRun(upgradeRun{}, w.before.Upgrade, 0, *s, *newLookup(w), w.leader)
 	}), begin)
 	wantActions(t, "of another host, for longer than a run takes", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *world) {
 		target(s, w)
-		told := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-1", Phase: "apply", Started: metav1.NewTime(modelNow.Add(-lostRun - time.Minute))}
-		w.run = lastRun(upgradeRun{}, told, *s, *newLookup(w), w.leader, w.now)
+		told := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-1", Phase: "apply", Started: metav1.NewTime(modelNow)}
+		w.run = lastRun(upgradeRun{}, told, lostRun+time.Minute, *s, *newLookup(w), w.leader)
 	}), begin)
 
 	// A new process follows the run that it finds, without being told to by anybody.

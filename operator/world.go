@@ -76,7 +76,7 @@ type instance struct {
 	id, name, group string
 	token           string // that it was created with; empty: not by us
 	state           v1alpha1.InstanceState
-	created         time.Time
+	since           time.Time // when it was first seen, by our own clock
 }
 
 // intent is a PendingNode: what we are about to do with a machine. It is written
