@@ -57,6 +57,10 @@ func (p *pretendedCluster) Running(ctx context.Context) (engine.Running, error) 
 	return p.running, nil
 }
 
+func (p *pretendedCluster) LocalData(context.Context) (engine.LocalData, error) {
+	return engine.LocalData{}, nil
+}
+
 func (p *pretendedCluster) Preflight(_ context.Context, hops []engine.PreflightRequest, emit func(engine.Event)) ([][]engine.Finding, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

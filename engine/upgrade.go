@@ -104,6 +104,8 @@ type Inspector interface {
 	// made is a finding with the severity NotChecked. The error is about the checking
 	// as a whole: the API server does not answer, or ctx ended.
 	Preflight(ctx context.Context, hops []PreflightRequest, emit func(Event)) ([][]Finding, error)
+	// LocalData returns what is on the disks of nodes and in no backup.
+	LocalData(ctx context.Context) (LocalData, error)
 }
 
 // PreflightRequest says what is planned.

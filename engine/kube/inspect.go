@@ -360,3 +360,12 @@ func (c *Client) ownKinds(ctx context.Context) (out []string, err error) {
 	slices.Sort(out)
 	return out, err
 }
+
+// LocalData implements [engine.Inspector].
+func (c *Client) LocalData(ctx context.Context) (engine.LocalData, error) {
+	d, err := preflight.LocalData(ctx, c.config)
+	if err != nil {
+		return d, fmt.Errorf("look for volumes on nodes: %w", classify(err))
+	}
+	return d, nil
+}

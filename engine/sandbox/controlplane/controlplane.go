@@ -260,6 +260,10 @@ func (c *ControlPlane) Kubeconfig() ([]byte, error) {
 	return clientcmd.Write(*kubeconfigOf(c.admin, "kubernetes-admin"))
 }
 
+// EtcdEndpoint is the URL of etcd, which takes certificates of its own authority alone:
+// apiserver-etcd-client in [ControlPlane.PKI] is one.
+func (c *ControlPlane) EtcdEndpoint() string { return "https://127.0.0.1:" + strconv.Itoa(c.etcdPort) }
+
 // PKI returns the folder of certificates and keys, laid out as /etc/kubernetes/pki.
 func (c *ControlPlane) PKI() string { return c.pki.dir }
 

@@ -1,0 +1,121 @@
+package preflight
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+
+	"constellation/engine"
+)
+
+// LocalData reads what is on the disks of nodes and in no backup. Unlike Run it reads
+// only what that takes, and every node counts, whichever a hop replaces.
+func LocalData(ctx context.Context, config *rest.Config) (engine.LocalData, error) {
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = 500, 1000
+	config.WarningHandler = rest.NoWarnings{}
+	core, err := kubernetes.NewForConfig(protobuf(config))
+	if err != nil {
+		return engine.LocalData{}, fmt.Errorf("make Kubernetes client: %w", err)
+	}
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return engine.LocalData{}, fmt.Errorf("make Kubernetes client: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, sourceLimit)
+	defer cancel()
+	w := &world{request: engine.PreflightRequest{ReplaceControlPlanes: true, ReplaceWorkers: true}}
+	r := &reader{config: config, core: core, meta: meta, w: w}
+	var mu sync.Mutex // of failed
+	var failed error
+	var reading sync.WaitGroup
+	for what, read := range map[source]func(context.Context) error{
+		sourceNodes: r.nodes, sourcePods: r.pods, sourceReplicaSets: r.replicaSets, sourceVolumes: r.volumes, sourceClaims: r.claims,
+	} {
+		reading.Go(func() {
+			if err := read(ctx); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = cmp.Or(failed, fmt.Errorf("read %s: %w", what, err))
+			}
+		})
+	}
+	reading.Wait()
+	if failed != nil {
+		return engine.LocalData{}, failed
+	}
+	return w.localData(), nil
+}
+
+// localData finds volumes that are bound to a claim, whether or not a pod runs with it.
+func (w *world) localData() engine.LocalData {
+	var out engine.LocalData
+	users := map[types.NamespacedName][]*pod{}
+	for i := range w.pods {
+		p := &w.pods[i]
+		if p.over() || p.ours() || p.mirror {
+			continue
+		}
+		for _, c := range p.claims {
+			key := types.NamespacedName{Namespace: p.namespace, Name: c}
+			users[key] = append(users[key], p)
+		}
+		if p.namespace == metav1.NamespaceSystem {
+			continue
+		}
+		if len(p.emptyDir) > 0 {
+			out.EmptyDirs++
+		}
+		if len(p.hostPath) > 0 {
+			out.HostPaths++
+		}
+	}
+	for key, claim := range w.claims {
+		pv, ok := w.volumes[claim.Spec.VolumeName]
+		if !ok {
+			continue
+		}
+		v := engine.LocalVolume{Namespace: printable(key.Namespace), Claim: printable(key.Name), Volume: printable(pv.Name)}
+		for i := range w.nodes {
+			if pinned(&pv, &w.nodes[i]) {
+				v.Nodes = append(v.Nodes, w.nodes[i].Name)
+			}
+		}
+		switch {
+		case pv.Spec.Local != nil:
+			v.Path = printable(pv.Spec.Local.Path)
+		case pv.Spec.HostPath != nil:
+			v.Path = printable(pv.Spec.HostPath.Path)
+		case len(v.Nodes) == 0:
+			continue
+		}
+		for _, p := range users[key] {
+			o := w.workload(p)
+			v.Workloads = append(v.Workloads, object(o.kind, key.Namespace, o.name))
+			// Without an affinity the data is where the pod has been.
+			if pv.Spec.NodeAffinity == nil && p.node != "" {
+				v.Nodes = append(v.Nodes, p.node)
+			}
+		}
+		slices.Sort(v.Workloads)
+		slices.Sort(v.Nodes)
+		v.Workloads, v.Nodes = slices.Compact(v.Workloads), slices.Compact(v.Nodes)
+		if size, ok := pv.Spec.Capacity[corev1.ResourceStorage]; ok {
+			v.Bytes = size.Value()
+		}
+		out.Volumes = append(out.Volumes, v)
+	}
+	slices.SortFunc(out.Volumes, func(a, b engine.LocalVolume) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim))
+	})
+	return out
+}
