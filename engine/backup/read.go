@@ -1,0 +1,474 @@
+package backup
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// maxHead bounds what of a manifest is kept in memory: all but the owners.
+const maxHead = 64 << 20
+
+var ownersMark = []byte(",\n\"owners\":{")
+
+// Backup is a backup that was opened. It is safe for concurrent use.
+type Backup struct {
+	id       string
+	disk     *disk
+	manifest Manifest
+	owners   int64 // where they begin in the manifest
+}
+
+// Open opens the backup id in dir, and judges it only as far as its manifest can be read:
+// see [Backup.Verify]. The error is a [*NotWhole] if there is no manifest or not a sound
+// one, and wraps fs.ErrNotExist if there is no such backup, [ErrRefused] if a directory is
+// not safe to use.
+func Open(dir, id string) (*Backup, error) {
+	if !ValidID(id) {
+		return nil, fmt.Errorf("open backup %q: that is no ID", id)
+	}
+	top, err := openDisk(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer top.close()
+	run, err := top.sub(id)
+	if err != nil {
+		return nil, err
+	}
+	defer run.close()
+	d, err := run.sub(Dir)
+	if err != nil {
+		return nil, err
+	}
+	b := &Backup{id: id, disk: d}
+	if err := b.read(); err != nil {
+		d.close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// Close ends the use of the backup.
+func (b *Backup) Close() { b.disk.close() }
+
+// ID returns the ID of the backup.
+func (b *Backup) ID() string { return b.id }
+
+// Path returns the directory of the backup.
+func (b *Backup) Path() string { return b.disk.root.Name() }
+
+// Manifest returns what the backup holds.
+func (b *Backup) Manifest() Manifest { return b.manifest }
+
+func (b *Backup) damaged(format string, a ...any) error {
+	return &NotWhole{ID: b.id, Damage: []string{fmt.Sprintf(format, a...)}}
+}
+
+// damage is the error of a file that cannot be used.
+func (b *Backup) damage(name string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return b.damaged("%s is not there", name)
+	case errors.Is(err, ErrRefused):
+		return fmt.Errorf("backup %s: %w", b.id, err)
+	}
+	return b.damaged("%v", err)
+}
+
+// read reads the manifest but for the owners.
+func (b *Backup) read() error {
+	f, _, err := b.disk.open(ManifestFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return b.damaged("%s is not there: it was not made to the end", ManifestFile)
+	}
+	if err != nil {
+		return b.damage(ManifestFile, err)
+	}
+	defer f.Close()
+	var head []byte
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := f.Read(buf)
+		from := max(0, len(head)-len(ownersMark))
+		head = append(head, buf[:n]...)
+		if i := bytes.Index(head[from:], ownersMark); i >= 0 {
+			head = head[:from+i]
+			break
+		}
+		if err == io.EOF || len(head) > maxHead {
+			return b.damaged("%s is cut off", ManifestFile)
+		}
+		if err != nil {
+			return b.damaged("read %s: %v", ManifestFile, bare(err))
+		}
+	}
+	b.owners = int64(len(head) + len(ownersMark) - 1)
+	if err := json.Unmarshal(append(head, '}'), &b.manifest); err != nil {
+		return b.damaged("%s cannot be read: %v", ManifestFile, err)
+	}
+	return b.check()
+}
+
+// check returns an error unless the manifest is one that Commit writes.
+func (b *Backup) check() error {
+	m := &b.manifest
+	if major, _, _ := strings.Cut(m.Schema, "."); major != "1" {
+		return fmt.Errorf("backup %s has format %q, and this program reads %s: use a newer one", b.id, m.Schema, Schema)
+	}
+	if m.ID != b.id {
+		return b.damaged("%s is that of backup %q", ManifestFile, m.ID)
+	}
+	var objects, size, ofTypes int64
+	files := map[string]*File{}
+	for i := range m.Files {
+		f := &m.Files[i]
+		if err := checkName(f.Name); err != nil || f.Name == ManifestFile || files[f.Name] != nil || f.Size < 0 || f.Objects < 0 || f.Owners != nil && (f.Owners.At < 1 || f.Owners.Size < 0) {
+			return b.damaged("%s names a file %q that cannot be", ManifestFile, f.Name)
+		}
+		files[f.Name] = f
+		objects += f.Objects
+		size += f.Size
+	}
+	named := map[string]bool{}
+	for _, t := range m.Types {
+		ofTypes += t.Objects
+		for _, name := range t.Files {
+			if files[name] == nil || named[name] {
+				return b.damaged("%s names %s where it cannot be", ManifestFile, name)
+			}
+			named[name] = true
+		}
+	}
+	if f := files[SnapshotFile]; (f != nil) != (m.Etcd != nil) || f != nil && (f.Size != m.Etcd.Size || f.SHA256 != m.Etcd.SHA256) {
+		return b.damaged("%s contradicts itself about %s", ManifestFile, SnapshotFile)
+	} else if f != nil {
+		named[SnapshotFile] = true
+	}
+	if objects != m.Objects || size != m.Bytes || ofTypes != m.Objects || len(named) != len(files) {
+		return b.damaged("%s contradicts itself: its sums are wrong", ManifestFile)
+	}
+	return nil
+}
+
+func (b *Backup) file(name string) *File {
+	i := slices.IndexFunc(b.manifest.Files, func(f File) bool { return f.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &b.manifest.Files[i]
+}
+
+// Objects yields the objects of t, which is one of the manifest's, in the order of the
+// files: those without owners first. Memory is that of one object. After an error nothing
+// follows; it is a [*NotWhole] if a file is damaged, as far as that can be seen without
+// [Backup.Verify].
+func (b *Backup) Objects(t Type) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		for _, name := range t.Files {
+			if !b.objects(name, yield) {
+				return
+			}
+		}
+	}
+}
+
+func (b *Backup) objects(name string, yield func(Object, error) bool) bool {
+	entry := b.file(name)
+	if entry == nil {
+		yield(Object{}, fmt.Errorf("backup %s has no file %q", b.id, name))
+		return false
+	}
+	f, _, err := b.disk.open(name)
+	if err != nil {
+		yield(Object{}, b.damage(name, err))
+		return false
+	}
+	defer f.Close()
+	next := func() (Owned, error) { return Owned{}, nil }
+	if entry.Owners != nil {
+		owners, stop := iter.Pull2(b.ownersOf(entry))
+		defer stop()
+		next = func() (Owned, error) {
+			o, err, ok := owners()
+			if !ok {
+				return o, b.damaged("%s has too few owners for %s", ManifestFile, name)
+			}
+			return o, err
+		}
+	}
+	s := NewScanner(f)
+	var n int64
+	for s.Next() {
+		n++
+		o, err := next()
+		if err != nil {
+			yield(Object{}, err)
+			return false
+		}
+		if entry.Owners != nil && (len(s.Item().UID) < 2 || string(s.Item().UID[1:len(s.Item().UID)-1]) != o.UID) {
+			yield(Object{}, b.damaged("%s names the owners of another object than %s", ManifestFile, name))
+			return false
+		}
+		if !yield(Object{JSON: s.Item().JSON, Owners: o.References}, nil) {
+			return false
+		}
+	}
+	if err := s.Err(); err != nil {
+		yield(Object{}, b.damaged("read %s: %v", name, bare(err)))
+		return false
+	}
+	if n != entry.Objects {
+		yield(Object{}, b.damaged("%s has %d objects, and %d is written in %s", name, n, entry.Objects, ManifestFile))
+		return false
+	}
+	return true
+}
+
+// Owners yields who owned the objects of t that had owners, in the order of the file.
+// Memory is that of one object.
+func (b *Backup) Owners(t Type) iter.Seq2[Owned, error] {
+	return func(yield func(Owned, error) bool) {
+		for _, name := range t.Files {
+			f := b.file(name)
+			if f == nil || f.Owners == nil {
+				continue
+			}
+			for o, err := range b.ownersOf(f) {
+				if !yield(o, err) || err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (b *Backup) ownersOf(entry *File) iter.Seq2[Owned, error] {
+	return func(yield func(Owned, error) bool) {
+		f, _, err := b.disk.open(ManifestFile)
+		if err != nil {
+			yield(Owned{}, b.damage(ManifestFile, err))
+			return
+		}
+		defer f.Close()
+		lines := bufio.NewReaderSize(io.NewSectionReader(f, b.owners+entry.Owners.At, entry.Owners.Size), 64<<10)
+		for {
+			line, err := lines.ReadBytes('\n')
+			if len(line) > 0 {
+				var o Owned
+				if json.Unmarshal(bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte(",")), &o) != nil {
+					yield(Owned{}, b.damaged("%s has no owners for %s where it should", ManifestFile, entry.Name))
+					return
+				}
+				if !yield(o, nil) {
+					return
+				}
+			}
+			if err == io.EOF {
+				return
+			}
+			if err != nil {
+				yield(Owned{}, b.damaged("read %s: %v", ManifestFile, bare(err)))
+				return
+			}
+		}
+	}
+}
+
+// Verify reads all of the backup and returns nil if it is whole: nothing is missing,
+// nothing is there that does not belong, every byte is as it was written, and there is no
+// hole. Else the error is a [*NotWhole] with all reasons, or that of ctx. progress, which
+// may be nil, is told how many bytes of how many were read, from one goroutine at a time.
+func (b *Backup) Verify(ctx context.Context, progress func(done, total int64)) error {
+	return b.verify(ctx, true, progress)
+}
+
+// Look is Verify without reading the files' content: a byte that changed is not found.
+func (b *Backup) Look(ctx context.Context) error { return b.verify(ctx, false, nil) }
+
+func (b *Backup) verify(ctx context.Context, deep bool, progress func(done, total int64)) error {
+	out := &NotWhole{ID: b.id, Holes: b.manifest.Holes}
+	var mu sync.Mutex
+	wrong := func(format string, a ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		out.Damage = append(out.Damage, fmt.Sprintf(format, a...))
+	}
+	b.strangers(wrong)
+	var done atomic.Int64
+	total := b.manifest.Bytes
+	names := make([]string, 0, len(b.manifest.Files)+1)
+	names = append(names, ManifestFile)
+	for _, f := range b.manifest.Files {
+		names = append(names, f.Name)
+	}
+	if info, err := b.disk.root.Lstat(ManifestFile); err == nil {
+		total += info.Size()
+	}
+	read := func(n int) {
+		now := done.Add(int64(n))
+		if progress != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			progress(now, total)
+		}
+	}
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			buf := make([]byte, 256<<10)
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= len(names) {
+					return
+				}
+				if names[i] == ManifestFile {
+					b.verifyManifest(ctx, buf, read, wrong)
+				} else {
+					b.verifyFile(ctx, &b.manifest.Files[i-1], deep, buf, read, wrong)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("verify backup %s: %w", b.id, context.Cause(ctx))
+	}
+	if len(out.Damage)+len(out.Holes) == 0 {
+		return nil
+	}
+	slices.Sort(out.Damage)
+	return out
+}
+
+// strangers tells of what is there and does not belong, and of directories that are not
+// safe.
+func (b *Backup) strangers(wrong func(string, ...any)) {
+	known, dirs := map[string]bool{ManifestFile: true}, map[string]bool{}
+	for _, f := range b.manifest.Files {
+		known[f.Name] = true
+		if d := path.Dir(f.Name); d != "." {
+			dirs[d] = true
+		}
+	}
+	var walk func(dir string)
+	walk = func(dir string) {
+		entries, err := b.disk.entries(dir)
+		if err != nil {
+			wrong("%v", err)
+			return
+		}
+		for _, e := range entries {
+			name := path.Join(dir, e.Name())
+			switch {
+			case e.IsDir() && dirs[name]:
+				info, err := b.disk.root.Lstat(name)
+				if err == nil {
+					err = own(info, true)
+				}
+				if err != nil {
+					wrong("directory %s: %v", name, bare(err))
+				}
+				walk(name)
+			case e.IsDir() || !known[name]:
+				wrong("%s does not belong to it", name)
+			}
+		}
+	}
+	walk(".")
+}
+
+// each reads a file block by block.
+func each(ctx context.Context, f io.Reader, buf []byte, do func([]byte)) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := f.Read(buf)
+		do(buf[:n])
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return bare(err)
+		}
+	}
+}
+
+func (b *Backup) verifyManifest(ctx context.Context, buf []byte, read func(int), wrong func(string, ...any)) {
+	f, _, err := b.disk.open(ManifestFile)
+	if err != nil {
+		wrong("%v", b.damage(ManifestFile, err))
+		return
+	}
+	defer f.Close()
+	h := sha256.New()
+	var tail []byte // the last bytes, which are not of the digest
+	err = each(ctx, f, buf, func(p []byte) {
+		read(len(p))
+		tail = append(tail, p...)
+		if n := len(tail) - sumSize; n > 0 {
+			h.Write(tail[:n])
+			tail = append(tail[:0], tail[n:]...)
+		}
+	})
+	if err != nil {
+		wrong("read %s: %v", ManifestFile, err)
+		return
+	}
+	if string(tail) != sumHead+hex.EncodeToString(h.Sum(nil))+sumTail {
+		wrong("%s is not what was written: its SHA-256 differs", ManifestFile)
+	}
+}
+
+func (b *Backup) verifyFile(ctx context.Context, want *File, deep bool, buf []byte, read func(int), wrong func(string, ...any)) {
+	f, info, err := b.disk.open(want.Name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		wrong("%s is not there", want.Name)
+		return
+	case err != nil:
+		wrong("%v", err)
+		return
+	}
+	defer f.Close()
+	if info.Size() != want.Size {
+		wrong("%s has %d bytes, and %d were written", want.Name, info.Size(), want.Size)
+		return
+	}
+	if !deep {
+		return
+	}
+	h := sha256.New()
+	var lines int64
+	err = each(ctx, f, buf, func(p []byte) {
+		h.Write(p)
+		lines += int64(bytes.Count(p, []byte("\n")))
+		read(len(p))
+	})
+	if err != nil {
+		wrong("read %s: %v", want.Name, err)
+		return
+	}
+	if hex.EncodeToString(h.Sum(nil)) != want.SHA256 {
+		wrong("%s is not what was written: its SHA-256 differs", want.Name)
+		return
+	}
+	if want.Name != SnapshotFile && lines != want.Objects+2 { // a line each, one before and one after
+		wrong("%s has %d objects, and %d is written in %s", want.Name, lines-2, want.Objects, ManifestFile)
+	}
+}
