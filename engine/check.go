@@ -380,6 +380,10 @@ func (c *checkRun) decide(ctx context.Context) error {
 	switch {
 	case c.hop != nil:
 		c.out.Changes = c.changes(ctx)
+		if !c.prepares { // which destroys nothing
+			last, err := c.e.lastBackup(c.state)
+			c.find(c.e.backupFinding(last, err))
+		}
 	case c.there:
 		c.out.Notes = append(c.out.Notes, "What is asked for runs already.")
 	case len(results) == 0 && len(c.out.Blocked) == 0:

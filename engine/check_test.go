@@ -140,6 +140,9 @@ type checkStage struct {
 	feed func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 }
 
+// checkTime is when all checks are made.
+var checkTime = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
+
 const clusterID = "c1d2e3f405162738c1d2e3f405162738c1d2e3f405162738c1d2e3f405162738"
 
 func newCheckStage(t *testing.T) *checkStage {
@@ -188,6 +191,7 @@ func newCheckStage(t *testing.T) *checkStage {
 	if err := s.cluster.ApplyKinds(t.Context(), kinds, func(name string) { s.inside.running.Kinds = append(s.inside.running.Kinds, name) }); err != nil {
 		t.Fatal(err)
 	}
+	s.backup(time.Hour, clusterID)
 	return s
 }
 
@@ -228,7 +232,7 @@ func (s *checkStage) engine() *engine.Engine {
 		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
 		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
 		Releases: s.feed,
-		Now:      func() time.Time { return time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC) },
+		Now:      func() time.Time { return checkTime },
 	})
 }
 

@@ -88,6 +88,14 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	case StageCluster:
 		suggest("Look at the cluster", "status", "")
 		suggest("Check for upgrades", "upgrade check", h.Config.newer())
+		var err error
+		if h.Backup, err = e.lastBackup(h.State); err == nil && h.Backup.Old(e.now()) {
+			why := "there is none yet"
+			if h.Backup != nil {
+				why = "the last one is " + hours(e.now().Sub(h.Backup.Created)) + " old"
+			}
+			suggest("Make a backup", "backup create", why)
+		}
 	}
 	return h, nil
 }

@@ -36,6 +36,8 @@ type Status struct {
 	Machines []Machine `json:"machines"`
 	// Counts are the totals of the above: nodes, ready, current, machines, wanted.
 	Counts map[string]int64 `json:"counts"`
+	// Backup is the last one; nil if there is none.
+	Backup *LastBackup `json:"backup,omitempty"`
 	// Health is what is not as it should be; empty if all is well.
 	Health []Finding `json:"health"`
 }
@@ -128,6 +130,8 @@ type Home struct {
 	Next []Suggestion `json:"next"`
 	// Runs are the past runs, the newest first.
 	Runs []RunSummary `json:"runs,omitempty"`
+	// Backup is the last one of the cluster; nil if there is none, or no cluster.
+	Backup *LastBackup `json:"backup,omitempty"`
 }
 
 // Suggestion is a command that makes sense now.
@@ -218,6 +222,13 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	}
 	st.merge(machines, inside)
 	st.judge(c, cloudErr, inside)
+	if st.Stage == StageCluster {
+		var err error
+		st.Backup, err = e.lastBackup(s)
+		if f := e.backupFinding(st.Backup, err); f.Severity != Info {
+			st.Health = append(st.Health, f)
+		}
+	}
 	return st, nil
 }
 

@@ -80,6 +80,8 @@ type Manifest struct {
 type Cluster struct {
 	// Name is what the configuration calls it; empty if there is none.
 	Name string `json:"name,omitempty"`
+	// ID is what the cluster's machines are bound to, in hex; empty if it is not known.
+	ID string `json:"id,omitempty"`
 	// UID is that of the namespace kube-system.
 	UID string `json:"uid"`
 	// Server is the version of the API server, such as v1.35.4.

@@ -62,7 +62,10 @@ type Client struct {
 	expected mirror[engine.ExpectedNode]
 }
 
-var _ engine.Cluster = (*Client)(nil)
+var (
+	_ engine.Cluster       = (*Client)(nil)
+	_ engine.EtcdSnapshots = (*Client)(nil)
+)
 
 // Connect returns the cluster that a kubeconfig leads to. Nothing is sent yet.
 func Connect(kubeconfig []byte, log *slog.Logger) (*Client, error) {

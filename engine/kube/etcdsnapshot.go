@@ -1,0 +1,506 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+
+	"constellation/engine"
+	"constellation/engine/backup"
+)
+
+// What the operator serves snapshots of etcd with; package operator says it too, and a
+// test there takes one with this client.
+const (
+	operatorName     = "constellation-operator" // its label
+	snapshotPort     = "snapshots"              // the name of its container's port
+	snapshotPath     = "/v1/etcd-snapshot"
+	snapshotAccount  = "etcd-snapshot"
+	snapshotAudience = "constellation-etcd-snapshot"
+	snapshotReader   = "pods/portforward and serviceaccounts/token in " + Namespace
+)
+
+const (
+	// snapshotPrepare bounds what comes before a snapshot's first byte, for all tries.
+	snapshotPrepare = time.Minute
+	// snapshotDial bounds one port-forward until it stands.
+	snapshotDial = 20 * time.Second
+	// snapshotStill is how long a snapshot may stand still. The agent ends its own side
+	// after a minute and says why; this is for connections on which nothing arrives.
+	snapshotStill = 90 * time.Second
+	// snapshotBuffer is in bytes.
+	snapshotBuffer = 64 << 10
+)
+
+// errSnapshotBusy means that the operator takes a snapshot for somebody else.
+var errSnapshotBusy = errors.New("another snapshot is being taken")
+
+// EtcdSnapshot implements [engine.EtcdSnapshots]. A snapshot of which no byte was
+// written is tried again, at each operator in turn, for a minute at most; one that breaks
+// off later is not, since w cannot be rewound.
+func (c *Client) EtcdSnapshot(ctx context.Context, w io.Writer) (backup.Snapshot, error) {
+	prepare, cancel := context.WithTimeout(ctx, snapshotPrepare)
+	defer cancel()
+	token, err := c.snapshotToken(prepare)
+	if err != nil {
+		return backup.Snapshot{}, snapshotError(err)
+	}
+	out := &countingWriter{to: w}
+	wait := time.Second
+	for {
+		pods, err := c.operators(prepare)
+		if err != nil {
+			return backup.Snapshot{}, snapshotError(err)
+		}
+		for i := range pods {
+			var s backup.Snapshot
+			s, err = c.snapshotFrom(ctx, &pods[i], token, out)
+			if err == nil {
+				return s, nil
+			}
+			if ctx.Err() != nil {
+				return backup.Snapshot{}, ctx.Err()
+			}
+			if out.n > 0 || !errors.Is(err, engine.ErrUnreachable) {
+				return backup.Snapshot{}, snapshotError(err)
+			}
+			c.log.Debug("snapshot of etcd not taken", "pod", pods[i].Name, "err", err)
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-prepare.Done():
+			t.Stop()
+			if ctx.Err() != nil {
+				return backup.Snapshot{}, ctx.Err()
+			}
+			return backup.Snapshot{}, snapshotError(err)
+		case <-t.C:
+		}
+		wait = min(2*wait, 10*time.Second)
+	}
+}
+
+// snapshotError puts why there is no snapshot into the user's words.
+func snapshotError(err error) error {
+	out := &engine.Error{Op: "take a snapshot of etcd", Err: err}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return err
+	case errors.Is(err, errSnapshotBusy):
+		out.Remedy = "try again when it has ended"
+	case errors.Is(err, engine.ErrForbidden):
+		out.Remedy = "use a kubeconfig that may create " + snapshotReader + ", such as the one that `constellation init` wrote, or make the backup without it: `--etcd=false`"
+	case errors.Is(err, engine.ErrDenied):
+		out.Remedy = engine.KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	case errors.Is(err, engine.ErrAbsent):
+		out.Remedy = "`constellation status` tells how the operator is; the backup can be made without a snapshot: `--etcd=false`"
+	case errors.Is(err, errNotWhole):
+		out.Remedy = "take it again; if it fails again, look at etcd's disk on the control planes"
+	case errors.Is(err, engine.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+		out.Remedy = "run the same command again; `kubectl -n " + Namespace + " logs deployment/" + operatorName + "` tells what the operator saw"
+	}
+	return out
+}
+
+// errNotWhole means that a snapshot came to its end and is not what it says.
+var errNotWhole = errors.New("the snapshot is not whole")
+
+// snapshotToken returns the token that the operator asks for.
+func (c *Client) snapshotToken(ctx context.Context) (token string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	seconds := int64(600) // the least there is; it is looked at when the snapshot begins
+	err = retry(ctx, func(ctx context.Context) error {
+		r, err := c.core.CoreV1().ServiceAccounts(Namespace).CreateToken(ctx, snapshotAccount, &authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{Audiences: []string{snapshotAudience}, ExpirationSeconds: &seconds},
+		}, metav1.CreateOptions{})
+		if err == nil {
+			token = r.Status.Token
+		}
+		return err
+	})
+	if errors.Is(err, engine.ErrAbsent) {
+		return "", fmt.Errorf("%w: the cluster's operator is not installed, or older than snapshots", engine.ErrAbsent)
+	}
+	if err != nil {
+		return "", fmt.Errorf("ask for a token of %s: %w", snapshotAccount, err)
+	}
+	return token, nil
+}
+
+// operators returns the operator's pods that are ready and serve snapshots, the one
+// that runs longest first. The error wraps engine.ErrAbsent if there is none.
+func (c *Client) operators(ctx context.Context) (out []corev1.Pod, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	var all []corev1.Pod
+	err = retry(ctx, func(ctx context.Context) error {
+		l, err := c.core.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: podLabel + "=" + operatorName})
+		if err == nil {
+			all = l.Items
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for the operator: %w", err)
+	}
+	why := "the operator has no pod"
+	for i := range all {
+		p := &all[i]
+		switch {
+		case p.DeletionTimestamp != nil || p.Spec.NodeName == "":
+		case snapshotPortOf(p) == 0:
+			why = "the operator's version serves no snapshots"
+		case !podReady(p):
+			why = "the operator's pod on " + p.Spec.NodeName + " is not ready"
+		default:
+			out = append(out, *p)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%w: %s", engine.ErrAbsent, why)
+	}
+	slices.SortFunc(out, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	return out, nil
+}
+
+// snapshotPortOf returns where a pod of the operator serves snapshots; zero if it does
+// not.
+func snapshotPortOf(p *corev1.Pod) int32 {
+	for i := range p.Spec.Containers {
+		for _, port := range p.Spec.Containers[i].Ports {
+			if port.Name == snapshotPort {
+				return port.ContainerPort
+			}
+		}
+	}
+	return 0
+}
+
+// snapshotFrom takes a snapshot through one pod. The error wraps engine.ErrUnreachable
+// if another pod, or the same one later, may do better.
+func (c *Client) snapshotFrom(ctx context.Context, p *corev1.Pod, token string, w *countingWriter) (backup.Snapshot, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	still := time.AfterFunc(snapshotStill, func() {
+		cancel(fmt.Errorf("%w: nothing arrived for %s", engine.ErrUnreachable, snapshotStill))
+	})
+	defer still.Stop()
+	s, err := c.streamSnapshot(ctx, p, token, w, func() { still.Reset(snapshotStill) })
+	if why := context.Cause(ctx); err != nil && why != nil {
+		err = why
+	}
+	if err != nil {
+		return s, fmt.Errorf("through the operator on %s: %w", p.Spec.NodeName, err)
+	}
+	return s, nil
+}
+
+// streamSnapshot does so, and calls alive for all that arrives.
+func (c *Client) streamSnapshot(ctx context.Context, p *corev1.Pod, token string, w *countingWriter, alive func()) (backup.Snapshot, error) {
+	tunnel, err := c.tunnel(ctx, p, snapshotPortOf(p))
+	if err != nil {
+		return backup.Snapshot{}, err
+	}
+	defer tunnel.end()
+	stop := context.AfterFunc(ctx, tunnel.end) // which ends a read
+	defer stop()
+	client := &http.Client{
+		Transport: &http.Transport{
+			DialContext:       func(context.Context, string, string) (net.Conn, error) { return tunnel, nil },
+			DisableKeepAlives: true, DisableCompression: true,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token goes nowhere else
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+operatorName+snapshotPath, nil)
+	if err != nil {
+		return backup.Snapshot{}, err
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	resp, err := client.Do(r)
+	if err != nil {
+		return backup.Snapshot{}, fmt.Errorf("%w: %w", engine.ErrUnreachable, tunnel.why(errors.Unwrap(err)))
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return backup.Snapshot{}, refused(resp)
+	}
+	started, sum := time.Now(), sha256.New()
+	buf := make([]byte, snapshotBuffer)
+	for {
+		n, err := resp.Body.Read(buf)
+		if n > 0 {
+			alive()
+			sum.Write(buf[:n])
+			if _, err := w.Write(buf[:n]); err != nil {
+				return backup.Snapshot{}, fmt.Errorf("write the snapshot: %w", err)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return backup.Snapshot{}, fmt.Errorf("%w: it broke off after %d bytes: %w", engine.ErrUnreachable, w.n, tunnel.why(err))
+		}
+	}
+	s, err := trailers(resp.Trailer, w.n, sum.Sum(nil))
+	s.Member = p.Spec.NodeName
+	if err == nil {
+		c.log.Debug("snapshot of etcd taken", "pod", p.Name, "bytes", s.Size, "revision", s.Revision, "took", time.Since(started))
+	}
+	return s, err
+}
+
+// refused makes an error of an answer that is no snapshot.
+func refused(resp *http.Response) error {
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // what arrived says enough
+	text := strings.TrimSpace(string(b))
+	if text == "" {
+		text = resp.Status
+	}
+	switch resp.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return fmt.Errorf("%w: %s", engine.ErrForbidden, text)
+	case http.StatusServiceUnavailable:
+		if resp.Header.Get("Retry-After") != "" {
+			return fmt.Errorf("%w: %w", engine.ErrUnreachable, errSnapshotBusy)
+		}
+	case http.StatusNotFound:
+		return fmt.Errorf("%w: the operator's version serves no snapshots", engine.ErrAbsent)
+	}
+	return fmt.Errorf("%w: %s", engine.ErrUnreachable, text)
+}
+
+// trailers reads what a snapshot says of itself at its end, which it must be.
+func trailers(h http.Header, size int64, sum []byte) (backup.Snapshot, error) {
+	s := backup.Snapshot{SHA256: h.Get("Snapshot-Sha256"), Version: h.Get("Snapshot-Etcd-Version")}
+	var err, err2 error
+	s.Size, err = strconv.ParseInt(h.Get("Snapshot-Size"), 10, 64)
+	s.Revision, err2 = strconv.ParseInt(h.Get("Snapshot-Revision"), 10, 64)
+	switch {
+	case s.SHA256 == "":
+		return s, fmt.Errorf("%w: its end is missing, %d bytes came", errNotWhole, size)
+	case err != nil || err2 != nil:
+		return s, fmt.Errorf("%w: its end is not readable", errNotWhole)
+	case s.Size != size:
+		return s, fmt.Errorf("%w: %d bytes came, and it has %d", errNotWhole, size, s.Size)
+	case s.SHA256 != hex.EncodeToString(sum):
+		return s, fmt.Errorf("%w: its SHA-256 is another one", errNotWhole)
+	}
+	return s, nil
+}
+
+// countingWriter counts what it writes, in bytes.
+type countingWriter struct {
+	to io.Writer
+	n  int64
+}
+
+func (c *countingWriter) Write(p []byte) (int, error) {
+	n, err := c.to.Write(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// tunnel connects to a port of a pod through the API server. No port is opened on this
+// computer, which others here could use.
+func (c *Client) tunnel(ctx context.Context, p *corev1.Pod, port int32) (*tunnel, error) {
+	dialer, err := c.forwarder(p)
+	if err != nil {
+		return nil, fmt.Errorf("forward a port: %w", err)
+	}
+	type dialed struct {
+		conn httpstream.Connection
+		err  error
+	}
+	// The dialer knows no context. What it brings too late is closed.
+	done, late := make(chan dialed), make(chan struct{})
+	go func() {
+		conn, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
+		select {
+		case done <- dialed{conn, err}:
+		case <-late:
+			if err == nil {
+				_ = conn.Close()
+			}
+		}
+	}()
+	limit := time.NewTimer(snapshotDial)
+	defer limit.Stop()
+	var conn httpstream.Connection
+	select {
+	case d := <-done:
+		if d.err != nil {
+			return nil, c.forwardError(ctx, p, d.err)
+		}
+		conn = d.conn
+	case <-ctx.Done():
+		close(late)
+		return nil, ctx.Err()
+	case <-limit.C:
+		close(late)
+		return nil, fmt.Errorf("%w: no port-forward within %s", engine.ErrUnreachable, snapshotDial)
+	}
+	t, err := openTunnel(conn, port)
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("%w: forward a port: %w", engine.ErrUnreachable, err)
+	}
+	return t, nil
+}
+
+// forwarder returns what connects to a pod: through a websocket, as kubectl does, or
+// with SPDY where an old API server or a proxy takes none.
+func (c *Client) forwarder(p *corev1.Pod) (httpstream.Dialer, error) {
+	u := c.core.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL()
+	config := rest.CopyConfig(c.config)
+	transport, upgrader, err := spdy.RoundTripperFor(config)
+	if err != nil {
+		return nil, err
+	}
+	old := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
+	socket, err := portforward.NewSPDYOverWebsocketDialer(u, config)
+	if err != nil {
+		return nil, err
+	}
+	// Whatever the reason: a websocket needs the right to get besides that to create.
+	return portforward.NewFallbackDialer(socket, old, func(error) bool { return true }), nil
+}
+
+// forwardError says why a port-forward does not stand. What the dialers say has no
+// type, so the API server is asked whether the user may.
+func (c *Client) forwardError(ctx context.Context, p *corev1.Pod, err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		err = u.Err // which request it was, we say
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	may, rerr := c.core.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Namespace: p.Namespace, Name: p.Name, Verb: "create", Resource: "pods", Subresource: "portforward",
+		}},
+	}, metav1.CreateOptions{})
+	if rerr == nil && !may.Status.Allowed {
+		return fmt.Errorf("%w: the kubeconfig's user may not create pods/portforward in %s", engine.ErrForbidden, p.Namespace)
+	}
+	return fmt.Errorf("%w: forward a port: %w", engine.ErrUnreachable, err)
+}
+
+// tunnel is one connection to a port of a pod. Close ends what is said on it; what the
+// node says about it can be read until end.
+type tunnel struct {
+	conn httpstream.Connection
+	data httpstream.Stream
+
+	told chan struct{} // closed when the node has said all that it says about the connection
+	text bytes.Buffer  // which is read then
+}
+
+func openTunnel(conn httpstream.Connection, port int32) (*tunnel, error) {
+	h := http.Header{}
+	h.Set(corev1.PortHeader, strconv.Itoa(int(port)))
+	h.Set(corev1.PortForwardRequestIDHeader, "0")
+	h.Set(corev1.StreamType, corev1.StreamTypeError)
+	failure, err := conn.CreateStream(h)
+	if err != nil {
+		return nil, err
+	}
+	if err := failure.Close(); err != nil { // nothing is written to it
+		return nil, err
+	}
+	h.Set(corev1.StreamType, corev1.StreamTypeData)
+	data, err := conn.CreateStream(h)
+	if err != nil {
+		return nil, err
+	}
+	t := &tunnel{conn: conn, data: data, told: make(chan struct{})}
+	go func() {
+		defer close(t.told)
+		_, _ = io.Copy(&t.text, io.LimitReader(failure, 1024)) // it ends with the connection at the latest
+	}()
+	go func() {
+		<-conn.CloseChan()
+		// Whoever reads a stream does not learn that its connection has ended.
+		_ = data.Reset()
+		_ = failure.Reset()
+	}()
+	return t, nil
+}
+
+// why returns what the node says about the end of the connection, err if it says
+// nothing.
+func (t *tunnel) why(err error) error {
+	limit := time.NewTimer(time.Second)
+	defer limit.Stop()
+	select {
+	case <-t.told:
+	case <-limit.C:
+		return err
+	}
+	// "error forwarding port 9094 to pod ...: failed to execute portforward in network
+	// namespace ...: dial tcp4 127.0.0.1:9094: connect: connection refused"
+	text := strings.TrimSpace(t.text.String())
+	if i := strings.LastIndex(text, "dial tcp"); i >= 0 {
+		text = text[i:]
+	}
+	if text == "" {
+		return err
+	}
+	return errors.New(text)
+}
+
+// Read implements net.Conn.
+func (t *tunnel) Read(b []byte) (int, error) { return t.data.Read(b) }
+
+// Write implements net.Conn.
+func (t *tunnel) Write(b []byte) (int, error) { return t.data.Write(b) }
+
+// Close implements net.Conn.
+func (t *tunnel) Close() error { return t.data.Reset() }
+
+// end closes the connection, and may be called more than once.
+func (t *tunnel) end() { _ = t.conn.Close() }
+
+// LocalAddr implements net.Conn.
+func (t *tunnel) LocalAddr() net.Addr { return tunnelAddr{} }
+
+// RemoteAddr implements net.Conn.
+func (t *tunnel) RemoteAddr() net.Addr { return tunnelAddr{} }
+
+// SetDeadline implements net.Conn. There is none: whoever waits closes the connection.
+func (t *tunnel) SetDeadline(time.Time) error { return nil }
+
+// SetReadDeadline implements net.Conn.
+func (t *tunnel) SetReadDeadline(time.Time) error { return nil }
+
+// SetWriteDeadline implements net.Conn.
+func (t *tunnel) SetWriteDeadline(time.Time) error { return nil }
+
+type tunnelAddr struct{}
+
+// Network implements net.Addr.
+func (tunnelAddr) Network() string { return "portforward" }
+
+// String implements net.Addr.
+func (tunnelAddr) String() string { return operatorName }
