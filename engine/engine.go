@@ -192,6 +192,9 @@ type Deps struct {
 	// Inspect returns what looks at the cluster that a kubeconfig leads to without changing
 	// it. It need not reach it.
 	Inspect func(ctx context.Context, kubeconfig []byte) (Inspector, error)
+	// Backups returns what reads and restores backups of the cluster that a kubeconfig leads
+	// to. It need not reach it.
+	Backups func(ctx context.Context, kubeconfig []byte) (BackupCluster, error)
 	// Releases opens what is known about releases at a directory or an address, signed by
 	// one of keys, together with what the program brings with it; no location means that
 	// alone. The default is OpenReleases.
@@ -212,6 +215,7 @@ type Engine struct {
 	ws       *Workspace
 	connect  func(context.Context, []byte) (Cluster, error)
 	inspect  func(context.Context, []byte) (Inspector, error)
+	backups  func(context.Context, []byte) (BackupCluster, error)
 	releases func(context.Context, string, []release.Key) (release.Source, error)
 	sandbox  Sandbox
 	provider func(context.Context, *Config, *State) (Provider, error)
@@ -225,7 +229,7 @@ type Engine struct {
 // New returns an engine for a workspace.
 func New(w *Workspace, d Deps) *Engine {
 	e := &Engine{
-		ws: w, connect: d.Connect, inspect: d.Inspect, releases: d.Releases, sandbox: d.Sandbox, provider: d.Provider,
+		ws: w, connect: d.Connect, inspect: d.Inspect, backups: d.Backups, releases: d.Releases, sandbox: d.Sandbox, provider: d.Provider,
 		log: d.Log, now: d.Now, limits: defaultLimits, buildable: d.Buildable,
 	}
 	if e.connect == nil {
@@ -236,6 +240,11 @@ func New(w *Workspace, d Deps) *Engine {
 	if e.inspect == nil {
 		e.inspect = func(context.Context, []byte) (Inspector, error) {
 			return nil, errors.New("look at the cluster: this program has no Kubernetes client")
+		}
+	}
+	if e.backups == nil {
+		e.backups = func(context.Context, []byte) (BackupCluster, error) {
+			return nil, errors.New("back up the cluster: this program has no Kubernetes client")
 		}
 	}
 	if e.releases == nil {

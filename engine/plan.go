@@ -13,6 +13,7 @@ type Verb string
 const (
 	VerbInit    Verb = "init"
 	VerbPrepare Verb = "upgrade prepare"
+	VerbBackup  Verb = "backup create"
 )
 
 // Severity is what a finding means for the plan.
@@ -91,6 +92,7 @@ type ending struct {
 	nothing string   // the same if there was nothing to do
 	next    []string // commands that make sense then
 	patch   json.RawMessage
+	cleanup func() // is called when the run is over, before its result is told
 }
 
 // Blocked returns the findings that forbid the plan.

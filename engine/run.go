@@ -52,6 +52,9 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 	r.resume = orElse(p.end.command, e.command(string(p.Verb)))
 	defer r.close()
 	defer func() { err = r.finish(ctx, err, e) }()
+	if p.end.cleanup != nil {
+		defer p.end.cleanup()
+	}
 
 	data, err := json.Marshal(p)
 	if err != nil {

@@ -52,6 +52,7 @@ type Writer struct {
 	holes  []Hole
 	notes  []string
 	etcd   *Snapshot
+	from   Cluster
 	open   map[*stream]bool
 	bytes  atomic.Int64
 	made   bool // the directory of the run
@@ -114,6 +115,20 @@ func (w *Writer) Hole(h Hole) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.holes = append(w.holes, h)
+}
+
+// From says where the objects come from.
+func (w *Writer) From(c Cluster) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.from = c
+}
+
+// Holes returns the holes that were noted so far.
+func (w *Writer) Holes() []Hole {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.holes)
 }
 
 // Note adds a sentence to the manifest.
@@ -462,14 +477,15 @@ type writerFunc func([]byte) (int, error)
 // Write implements [io.Writer].
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// Commit makes the backup one. Of m, Cluster and Secrets are taken, and Created if it is
-// set; the manifest that was written is returned. After an error the backup is not one,
+// Commit makes the backup one. Of m, Secrets and the Cluster's name are taken, and Created
+// if it is set; the manifest that was written is returned. After an error the backup is not one,
 // and Abort removes it.
 func (w *Writer) Commit(m Manifest) (Manifest, error) {
 	out := Manifest{
-		Schema: Schema, ID: w.id, Created: w.began, Ended: time.Now().UTC(), Cluster: m.Cluster, Secrets: m.Secrets,
+		Schema: Schema, ID: w.id, Created: w.began, Ended: time.Now().UTC(), Cluster: w.from, Secrets: m.Secrets,
 		Types: w.types, Files: w.files, Holes: w.holes, Etcd: w.etcd, Notes: w.notes,
 	}
+	out.Cluster.Name = m.Cluster.Name
 	if !m.Created.IsZero() {
 		out.Created = m.Created.UTC()
 	}

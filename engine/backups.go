@@ -1,0 +1,489 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"constellation/engine/backup"
+)
+
+// IDs of the steps of `backup create`.
+const (
+	StepBackupResources = "backup-resources"
+	StepBackupEtcd      = "backup-etcd"
+	StepBackupFinish    = "backup-finish"
+)
+
+// BackupCluster is what backups need from a cluster.
+type BackupCluster interface {
+	Backups
+}
+
+// Backups reads what a backup holds.
+type Backups interface {
+	// Dump writes every kind, every custom resource and what an upgrade changes besides to
+	// w, and says where it comes from. What cannot be read for good is a hole of w; the
+	// error is of the writer, of ctx, or wraps ErrUnreachable or ErrDenied. report is called
+	// from one goroutine at a time and holds the reading up.
+	Dump(ctx context.Context, w *backup.Writer, o DumpOptions, report func(BackupProgress)) error
+}
+
+// Snapshots takes snapshots of etcd.
+type Snapshots interface {
+	// EtcdSnapshot writes a snapshot that was verified by the agent to w. The error wraps
+	// ErrAbsent if there is nobody who takes one.
+	EtcdSnapshot(ctx context.Context, w io.Writer) (backup.Snapshot, error)
+}
+
+// DumpOptions say what of a cluster is wanted.
+type DumpOptions struct {
+	// Secrets is whether all Secrets are, too.
+	Secrets bool
+}
+
+// BackupProgress says how far a dump is.
+type BackupProgress struct {
+	// Type is what is read at the moment: "widgets.example.com".
+	Type string
+	// Types is how many have been read of how many. More may be found meanwhile.
+	Types, AllTypes int64
+	// AllObjects is what the API server says; zero if it does not.
+	Objects, AllObjects int64
+	Bytes               int64
+}
+
+// What a backup is made of, for those who import package engine alone.
+type (
+	BackupEntry    = backup.Entry
+	BackupManifest = backup.Manifest
+)
+
+// When a snapshot of etcd is taken.
+const (
+	EtcdAuto  = ""      // where there is somebody who takes one
+	EtcdTake  = "true"  // in any case: without one the backup has a hole
+	EtcdLeave = "false" // never
+)
+
+// BackupRequest says what kind of backup is wanted.
+type BackupRequest struct {
+	// Dir is the directory that the backup gets its own in; empty means that of the runs.
+	Dir string
+	// Etcd is one of EtcdAuto, EtcdTake, EtcdLeave.
+	Etcd string
+	// Secrets is whether Secrets are backed up, too.
+	Secrets bool
+}
+
+// BackupDir returns the directory that holds backups: dir, or that of the workspace's runs
+// if dir is empty.
+func (e *Engine) BackupDir(dir string) (string, error) {
+	if dir == "" {
+		return e.ws.Path(RunsDir), nil
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", &Error{Op: "find directory " + dir, Err: err, Exit: ExitUsage}
+	}
+	return abs, nil
+}
+
+// backupRun is what the steps of one plan share. Steps run one after the other.
+type backupRun struct {
+	e       *Engine
+	request BackupRequest
+	dir     string
+	id      string
+	name    string // of the cluster
+	cluster BackupCluster
+	w       *backup.Writer
+	done    backup.Manifest // what was committed
+}
+
+// PlanBackup returns the plan to back up what an upgrade can destroy. It changes nothing
+// yet, and does not ask the cluster. The error has ExitUsage if the workspace or the
+// request are at fault.
+func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*Plan, error) {
+	kubeconfig, err := e.ws.Kubeconfig()
+	if errors.Is(err, errAbsent) {
+		return nil, &Error{Op: "back up the cluster", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	b := &backupRun{e: e, request: r, name: "of " + KubeconfigFile}
+	if b.cluster, err = e.backups(ctx, kubeconfig); err != nil {
+		return nil, &Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Exit: ExitUsage, Remedy: "restore the file from a backup"}
+	}
+	// A configuration that cannot be read must not keep anybody from making a backup.
+	if c, err := e.ws.Config(); err == nil {
+		b.name = c.Name
+	}
+	if b.dir, err = e.BackupDir(r.Dir); err != nil {
+		return nil, err
+	}
+	_, takes := b.cluster.(Snapshots)
+	if r.Etcd == EtcdTake && !takes {
+		return nil, &Error{Op: "back up the cluster", Err: errors.New("this program takes no snapshots of etcd"), Exit: ExitUsage, Remedy: "leave --etcd out"}
+	}
+	now := e.now()
+	b.id = newRunID("backup", now)
+	path := filepath.Join(b.dir, b.id, backup.Dir)
+	p := &Plan{ID: b.id, Verb: VerbBackup, Cluster: b.name, Created: now.UTC()}
+	p.Files = []File{
+		{Path: filepath.Join(path, backup.ManifestFile), Mode: "0600", Note: "says what the backup beside it holds"},
+		{Path: filepath.Join(path, backup.Releases+".json"), Mode: "0600", Secret: true, Note: "Helm's records, with the values of charts"},
+		{Path: filepath.Join(path, "core", "secrets.json"), Mode: "0600", Secret: true, Note: "the Secrets of the cluster"},
+		{Path: filepath.Join(path, backup.SnapshotFile), Mode: "0600", Secret: true, Note: "all of etcd, Secrets included"},
+	}
+	what := "every definition and custom resource, Helm's records and the ConfigMaps that an upgrade changes"
+	if r.Secrets {
+		what += ", and all Secrets,"
+	}
+	p.Steps = []Step{{ID: StepBackupResources, Title: "Back up custom resources", Effect: what + " are in " + path, Run: b.resources}}
+	if takes && r.Etcd != EtcdLeave {
+		p.Steps = append(p.Steps, Step{ID: StepBackupEtcd, Title: "Take a snapshot of etcd", Effect: "all of etcd is in " + filepath.Join(path, backup.SnapshotFile), Run: b.etcd})
+	}
+	p.Steps = append(p.Steps, Step{ID: StepBackupFinish, Title: "Complete and verify the backup", Effect: "the backup is on the disk, and was read again", Run: b.finish})
+	p.end.command = e.command(string(VerbBackup)) + r.flags()
+	p.end.done = "backup " + b.id + " of cluster " + b.name + " is whole"
+	at := ""
+	if r.Dir != "" {
+		at = " --dir " + shellQuote(b.dir)
+	}
+	p.end.next = []string{e.command("backup verify "+b.id) + at, e.command("backup restore "+b.id) + at}
+	p.end.cleanup = b.abort
+	return p, nil
+}
+
+// flags are the arguments that make the same request, with a leading space each.
+func (r BackupRequest) flags() string {
+	var b strings.Builder
+	if r.Dir != "" {
+		b.WriteString(" --dir " + shellQuote(r.Dir))
+	}
+	if r.Etcd != EtcdAuto {
+		b.WriteString(" --etcd=" + r.Etcd)
+	}
+	if r.Secrets {
+		b.WriteString(" --secrets")
+	}
+	return b.String()
+}
+
+// abort removes a backup that was not committed.
+func (b *backupRun) abort() {
+	if b.w == nil {
+		return
+	}
+	if err := b.w.Abort(); err != nil {
+		b.e.log.Warn("unfinished backup not removed", "id", b.id, "err", err)
+	}
+	b.w = nil
+}
+
+func (b *backupRun) fail(err error) error {
+	var have *Error
+	if errors.As(err, &have) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	e := &Error{Op: "back up to " + filepath.Join(b.dir, b.id), Err: err}
+	switch {
+	case errors.Is(err, backup.ErrRefused):
+		e.Exit, e.Remedy = ExitUsage, "a backup may hold secrets: use a directory that is yours alone (chmod 0700), or another one with --dir"
+	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
+		e.Remedy = "free some space (`constellation backup prune --keep 1` removes old backups), or use another disk with --dir; nothing is left of this one"
+	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrNotExist):
+		e.Exit, e.Remedy = ExitUsage, "make the directory, and writable for this user, or use another one with --dir"
+	case errors.Is(err, ErrUnreachable):
+		e.Op, e.Remedy = "read the cluster", "see that its API server is up, then run the same command again"
+	case errors.Is(err, ErrDenied):
+		e.Op, e.Remedy = "read the cluster", "see that "+KubeconfigFile+" is of this cluster"
+	}
+	return e
+}
+
+func (b *backupRun) resources(ctx context.Context, r *Reporter) (err error) {
+	if b.w, err = backup.Create(b.dir, b.id); err != nil {
+		return b.fail(err)
+	}
+	m := newMeter(b.e.now)
+	err = b.cluster.Dump(ctx, b.w, DumpOptions{Secrets: b.request.Secrets}, func(p BackupProgress) {
+		if ev, ok := m.event(p, false); ok {
+			r.send(ev)
+		}
+	})
+	if err != nil {
+		return b.fail(err)
+	}
+	if ev, ok := m.event(m.last, true); ok {
+		r.send(ev)
+	}
+	for _, h := range b.w.Holes() {
+		r.Log("backup", "", "error", "missing: "+h.String())
+	}
+	return nil
+}
+
+func (b *backupRun) etcd(ctx context.Context, r *Reporter) error {
+	var n int64
+	said := b.e.now()
+	err := b.w.Snapshot(func(w io.Writer) (backup.Snapshot, error) {
+		return b.cluster.(Snapshots).EtcdSnapshot(ctx, counted(func(p []byte) (int, error) {
+			n += int64(len(p))
+			if now := b.e.now(); now.Sub(said) >= progressEvery {
+				said = now
+				r.Progress(n, 0, "bytes")
+			}
+			return w.Write(p)
+		}))
+	})
+	switch {
+	case err == nil:
+		r.Progress(n, n, "bytes")
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case b.request.Etcd == EtcdAuto && errors.Is(err, ErrAbsent):
+		text := "no snapshot of etcd: " + err.Error()
+		b.w.Note(text)
+		r.Log("backup", "", "warn", text)
+		return nil
+	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EIO):
+		return b.fail(err)
+	}
+	h := backup.Hole{Resource: "etcd", Reason: err.Error()}
+	b.w.Hole(h)
+	r.Log("backup", "", "error", "missing: "+h.String())
+	return nil
+}
+
+type counted func([]byte) (int, error)
+
+// Write implements [io.Writer].
+func (c counted) Write(b []byte) (int, error) { return c(b) }
+
+func (b *backupRun) finish(ctx context.Context, r *Reporter) error {
+	m, err := b.w.Commit(backup.Manifest{Secrets: b.request.Secrets, Cluster: backup.Cluster{Name: b.name}})
+	if err != nil {
+		return b.fail(err)
+	}
+	b.done, b.w = m, nil
+	said := b.e.now()
+	err = b.e.verify(ctx, b.dir, b.id, func(done, total int64) {
+		if now := b.e.now(); now.Sub(said) >= progressEvery {
+			said = now
+			r.Progress(done, total, "bytes verified")
+		}
+	})
+	r.Counts(m.Objects, m.Objects, map[string]int64{"objects": m.Objects, "bytes": m.Bytes, "types": int64(len(m.Types)), "files": int64(len(m.Files)), "holes": int64(len(m.Holes))})
+	return err
+}
+
+// progressEvery is how often progress is told: it is recorded, too.
+const progressEvery = 500 * time.Millisecond
+
+// meter makes events of progress, with rate and time left.
+type meter struct {
+	now   func() time.Time
+	begun time.Time
+	said  time.Time
+	past  []sample // the last few seconds
+	last  BackupProgress
+	total int64
+}
+
+type sample struct {
+	at             time.Time
+	objects, bytes int64
+}
+
+func newMeter(now func() time.Time) *meter { t := now(); return &meter{now: now, begun: t, said: t} }
+
+// event returns the event of p, if it is time for one.
+func (m *meter) event(p BackupProgress, last bool) (Event, bool) {
+	m.last = p
+	now := m.now()
+	if !last && now.Sub(m.said) < progressEvery {
+		return Event{}, false
+	}
+	m.said = now
+	if len(m.past) == 0 {
+		m.past = append(m.past, sample{at: m.begun})
+	}
+	m.past = append(m.past, sample{now, p.Objects, p.Bytes})
+	for len(m.past) > 2 && now.Sub(m.past[0].at) > 5*time.Second {
+		m.past = m.past[1:]
+	}
+	m.total = max(m.total, p.AllObjects, p.Objects)
+	if last {
+		m.total, m.past = p.Objects, []sample{{at: m.begun}, {now, p.Objects, p.Bytes}}
+	}
+	old := m.past[0]
+	seconds := max(now.Sub(old.at).Seconds(), 1e-3)
+	rate, objects := float64(p.Bytes-old.bytes)/seconds, float64(p.Objects-old.objects)/seconds
+	counts := map[string]int64{
+		"types": p.Types, "all_types": p.AllTypes, "objects": p.Objects, "bytes": p.Bytes, "bytes_per_second": max(0, int64(rate)),
+	}
+	text := fmt.Sprintf("%d of %d types, %d", p.Types, p.AllTypes, p.Objects)
+	if p.AllObjects > 0 && !last {
+		text += fmt.Sprintf(" of %d", m.total)
+	}
+	text += fmt.Sprintf(" objects, %s, %s/s", sizeOf(p.Bytes), sizeOf(max(0, int64(rate))))
+	if left := m.total - p.Objects; !last && p.AllObjects > 0 && left >= 0 && objects > 0 {
+		s := int64(float64(left)/objects + 0.5)
+		counts["seconds_left"] = s
+		text += fmt.Sprintf(", %s left", time.Duration(s)*time.Second)
+	}
+	total := m.total
+	if p.AllObjects == 0 && !last {
+		total = 0
+	}
+	return Event{Kind: KindProgress, Object: p.Type, Current: p.Objects, Total: total, Counts: counts, Text: text}, true
+}
+
+// ListBackups returns the backups in dir, the newest first; an empty dir means that of the
+// workspace's runs. With verify each is read as a whole, else judged by names and sizes.
+// progress, which may be nil, is told which is read and how much of it.
+func (e *Engine) ListBackups(ctx context.Context, dir string, verify bool, progress func(id string, done, total int64)) ([]BackupEntry, error) {
+	path, err := e.BackupDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Lstat(path); dir != "" && err != nil {
+		return nil, &Error{Op: "list backups in " + path, Err: withoutPath(err), Exit: ExitUsage, Remedy: "name the directory that `backup create --dir` was given"}
+	}
+	var out []BackupEntry
+	if verify {
+		out, err = backup.ListVerified(ctx, path, progress)
+	} else {
+		out, err = backup.List(path)
+	}
+	if err != nil {
+		return nil, backupError("list backups in "+path, err)
+	}
+	return out, nil
+}
+
+// OpenBackup opens a backup in dir; an empty dir means that of the workspace's runs. The
+// caller closes it. The error has ExitUsage if there is none of this ID.
+func (e *Engine) OpenBackup(dir, id string) (*backup.Backup, error) {
+	path, err := e.BackupDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	return openBackup(path, id)
+}
+
+func openBackup(dir, id string) (*backup.Backup, error) {
+	if !backup.ValidID(id) {
+		return nil, &Error{Op: "open backup " + id, Err: errors.New("that is no ID of a backup"), Exit: ExitUsage, Remedy: "`constellation backup list` shows those that there are"}
+	}
+	b, err := backup.Open(dir, id)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &Error{Op: "open backup " + id, Err: fmt.Errorf("there is none in %s", dir), Exit: ExitUsage, Remedy: "`constellation backup list` shows those that there are; --dir names another directory"}
+	}
+	if err != nil {
+		return nil, backupError("open backup "+id, err)
+	}
+	return b, nil
+}
+
+// backupError gives an error of package backup what the user can do.
+func backupError(op string, err error) error {
+	var n *backup.NotWhole
+	switch {
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.As(err, &n):
+		remedy := "use another backup: `constellation backup list` shows which are whole"
+		if len(n.Damage) == 0 {
+			remedy = "what it names was not readable when the backup was made; mend that, then run `constellation backup create` again"
+		}
+		return &Error{Err: err, Remedy: remedy}
+	case errors.Is(err, backup.ErrRefused):
+		return &Error{Op: op, Err: err, Exit: ExitUsage, Remedy: "somebody else could have changed it: if you trust what is there, make it yours alone (chown, chmod go-w)"}
+	}
+	return &Error{Op: op, Err: err}
+}
+
+// ShowBackup returns what a backup holds, as its manifest says, and the directory that it
+// is in. Nothing else of it is read.
+func (e *Engine) ShowBackup(dir, id string) (m BackupManifest, path string, err error) {
+	b, err := e.OpenBackup(dir, id)
+	if err != nil {
+		return BackupManifest{}, "", err
+	}
+	defer b.Close()
+	return b.Manifest(), b.Path(), nil
+}
+
+// VerifyBackup reads all of a backup and returns nil if it is whole. The error says
+// everything that is wrong; a *backup.NotWhole is inside it. progress may be nil.
+func (e *Engine) VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) error {
+	path, err := e.BackupDir(dir)
+	if err != nil {
+		return err
+	}
+	return e.verify(ctx, path, id, progress)
+}
+
+func (e *Engine) verify(ctx context.Context, dir, id string, progress func(done, total int64)) error {
+	b, err := openBackup(dir, id)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := b.Verify(ctx, progress); err != nil {
+		return backupError("verify backup "+id, err)
+	}
+	return nil
+}
+
+// BackupProblems returns what is wrong with a backup, as sentences, if err says that it is
+// not whole.
+func BackupProblems(err error) []string {
+	var n *backup.NotWhole
+	if !errors.As(err, &n) {
+		return nil
+	}
+	out := append([]string(nil), n.Damage...)
+	for _, h := range n.Holes {
+		out = append(out, "missing: "+h.String())
+	}
+	return out
+}
+
+// PruneBackups removes backups but for the newest keep whole ones, and returns the IDs of
+// those that it removed. The error has ExitNothing if there is nothing to remove, and
+// ExitHeld while a run holds the workspace.
+func (e *Engine) PruneBackups(_ context.Context, dir string, keep int) (removed []string, err error) {
+	if keep < 1 {
+		return nil, &Error{Op: "prune backups", Err: fmt.Errorf("--keep is %d: the newest whole backup always stays", keep), Exit: ExitUsage, Remedy: "keep at least one"}
+	}
+	path, err := e.BackupDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := e.ws.lock("backup prune", e.now())
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	removed, err = backup.Prune(path, keep)
+	if err != nil {
+		return removed, backupError("prune backups in "+path, err)
+	}
+	if len(removed) == 0 {
+		return nil, &Error{Err: fmt.Errorf("nothing to prune: there are no more than %d whole backups, and nothing unfinished is older than them", keep), Exit: ExitNothing}
+	}
+	return removed, nil
+}
