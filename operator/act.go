@@ -3,6 +3,7 @@ package operator
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/engine/cloud"
@@ -35,8 +37,10 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 		creates  = map[string][]string{} // tokens by group
 		deletes  []string
 		draining = map[string]bool{}
+		begins   = false
 	)
 	for _, a := range actions {
+		begins = begins || a.kind == recordIntent
 		switch a.kind {
 		case publishComponents:
 			join := a.join
@@ -77,7 +81,7 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 			r.put(o, a)
 		}
 	}
-	r.gather(o, creates, deletes)
+	r.gather(o, begins, creates, deletes)
 	r.drain(o, draining)
 	if run, known := r.hostView.run(); known && r.host != nil && run.active() && run.components != "" {
 		r.follow(run.version, run.components) // begun before we were
@@ -118,41 +122,56 @@ func (r *nodeVersions) put(o *observed, a action) {
 }
 
 // Machines are created and deleted in few requests: one waits for others until a part of
-// those under way has come together, which is at once if they are few, or patience, which
-// grows with their number, has an end.
+// those under way has come together, which is at once if they are few; or, if it is a
+// smaller part, no more come for a while; or patience, which grows with their number, has
+// an end.
 const (
-	gatherPart = 4
-	patience   = 10 * time.Millisecond // for each that is under way
-	patienceUp = time.Second
+	gatherPart, gatherLess = 4, 8
+	gatherQuiet            = 100 * time.Millisecond
+	patience               = 12 * time.Millisecond // for each that is under way
+	patienceUp             = 1200 * time.Millisecond
 )
 
+// gathering is a request to the cloud that waits for more.
+type gathering struct {
+	since, grown time.Time // when the first came, and the last
+	n            int
+}
+
 // gather asks the cloud for machines and for their deletion when enough has come
-// together.
-func (r *nodeVersions) gather(o *observed, creates map[string][]string, deletes []string) {
-	before, waits := r.gathered, map[string]time.Time{}
+// together. begins is whether more replacements begin in this round.
+func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]string, deletes []string) {
+	before, waits, now := r.gathered, map[string]gathering{}, r.now()
 	r.gathered, r.ripens = waits, never
-	ripe := func(key string, n int) bool {
+	ripe := func(key string, n int, all bool) bool {
 		if r.efforts.running(key) {
 			return false // what it asks for is among them
 		}
-		since, ok := before[key]
+		g, ok := before[key]
 		if !ok {
-			since = r.now()
+			g.since = now
 		}
-		waits[key] = since
-		left := min(patience*time.Duration(len(o.intents)), patienceUp) - r.now().Sub(since)
-		if n*gatherPart >= len(o.intents) || left <= 0 {
+		if n != g.n {
+			g.n, g.grown = n, now
+		}
+		waits[key] = g
+		left := min(patience*time.Duration(len(o.intents)), patienceUp) - now.Sub(g.since)
+		if n*gatherLess >= len(o.intents) {
+			left = min(left, gatherQuiet-now.Sub(g.grown))
+		}
+		if all || n*gatherPart >= len(o.intents) || left <= 0 {
 			return true
 		}
 		r.ripens = min(r.ripens, left)
 		return false
 	}
 	for group, tokens := range creates {
-		if ripe(creating+group, len(tokens)) {
+		// More come as long as intents are written down.
+		if ripe(creating+group, len(tokens), o.begins && !begins) {
 			r.create(group, tokens)
 		}
 	}
-	if len(deletes) > 0 && ripe(deleting, len(deletes)) {
+	if len(deletes) > 0 && ripe(deleting, len(deletes), false) {
 		r.remove(deletes)
 	}
 }
@@ -213,16 +232,7 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 		}
 		return err == nil, client.IgnoreNotFound(err)
 	case adoptHeir:
-		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			if d := n.Annotations[v1alpha1.AnnotationDonor]; d != "" && d != a.donor {
-				return false
-			}
-			if donor := o.nodes[a.donor]; donor != nil {
-				inherit(n, donor)
-			}
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationDonor, a.donor)
-			return true
-		})
+		return r.adopt(ctx, o.nodes[a.node], o.nodes[a.donor], a.donor)
 	case cordonNode:
 		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
 			if !n.Spec.Unschedulable {
@@ -281,6 +291,71 @@ func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change fun
 		r.view.forget(kindNode, n.Name)
 	}
 	return false, client.IgnoreNotFound(err)
+}
+
+// adopt notes the donor on its heir, with what the heir takes over. A new Node changes
+// several times within a moment, by its kubelet and by controllers, so what is written
+// depends only on that it is the same Node and has no other donor. Taints are a list
+// that others change, too: with them, the heir is changed as it was seen.
+func (r *nodeVersions) adopt(ctx context.Context, heir, donor *corev1.Node, name string) (did bool, err error) {
+	change := func(n *corev1.Node) bool {
+		if d := n.Annotations[v1alpha1.AnnotationDonor]; d != "" && d != name {
+			return false
+		}
+		if donor != nil {
+			inherit(n, donor)
+		}
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationDonor, name)
+		return true
+	}
+	if heir == nil {
+		return false, nil
+	}
+	after := heir.DeepCopy()
+	switch {
+	case !change(after):
+		return false, nil
+	case len(heir.Annotations) == 0 || len(after.Spec.Taints) != len(heir.Spec.Taints) || len(heir.Labels) == 0 && len(after.Labels) > 0:
+		return r.patchNode(ctx, heir, change)
+	}
+	ops := []patchOp{{"test", "/metadata/uid", heir.UID}}
+	if d, ok := heir.Annotations[v1alpha1.AnnotationDonor]; ok {
+		ops = append(ops, patchOp{"test", pathOf("annotations", v1alpha1.AnnotationDonor), d}, patchOp{"replace", pathOf("annotations", v1alpha1.AnnotationDonor), name})
+	}
+	for field, m := range map[string][2]map[string]string{"labels": {heir.Labels, after.Labels}, "annotations": {heir.Annotations, after.Annotations}} {
+		for k, v := range m[1] {
+			if _, has := m[0][k]; !has { // null fits what is not there
+				ops = append(ops, patchOp{"test", pathOf(field, k), nil}, patchOp{"add", pathOf(field, k), v})
+			}
+		}
+	}
+	body, err := json.Marshal(ops)
+	if err != nil {
+		return false, fmt.Errorf("adopt Node %s: %w", heir.Name, err)
+	}
+	changed := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: heir.Name}}
+	err = r.client.Patch(ctx, changed, client.RawPatch(types.JSONPatchType, body))
+	if err == nil {
+		r.view.wrote(kindNode, changed)
+		return true, nil
+	}
+	if apierrors.IsInvalid(err) { // a test did not hold
+		r.view.forget(kindNode, heir.Name)
+		err = apierrors.NewConflict(corev1.Resource("nodes"), heir.Name, err)
+	}
+	return false, client.IgnoreNotFound(err)
+}
+
+// patchOp is an operation of a JSON patch (RFC 6902).
+type patchOp struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+// pathOf is the path of an entry of an object's labels or annotations.
+func pathOf(field, key string) string {
+	return "/metadata/" + field + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
 }
 
 // patchPending changes a PendingNode as it was seen.

@@ -68,11 +68,12 @@ type nodeVersions struct {
 	answered atomic.Bool   // the API server has answered a write
 	// beginning is how many replacements are being written down.
 	beginning atomic.Int32
-	// gathered is since when a request to the cloud waits for more, and ripens when the
+	// gathered are the requests to the cloud that wait for more, and ripens when the
 	// first is due.
-	gathered map[string]time.Time
+	gathered map[string]gathering
 	ripens   time.Duration
 	versions map[string]string // Kubernetes of components, by name
+	read     []readNode        // the Nodes as they were read last, by name
 
 	queueMu sync.Mutex
 	queue   workqueue.TypedRateLimitingInterface[ctrl.Request]
@@ -141,7 +142,7 @@ func (r *nodeVersions) init() {
 	}
 	r.begun = r.now()
 	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
-	r.writes, r.gathered = make(chan struct{}, writers), map[string]time.Time{}
+	r.writes, r.gathered = make(chan struct{}, writers), map[string]gathering{}
 	r.versions, r.told = map[string]string{}, map[string]string{}
 	r.telling, r.recording = rate.NewLimiter(statusRate, statusBurst), rate.NewLimiter(eventRate, eventBurst)
 }
@@ -412,7 +413,7 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 		due = min(due, partialPace*r.interval)
 	}
 	if r.efforts.outdated(describing) {
-		follow = max(fleetLeast, min(patience*time.Duration(len(o.intents)), patienceUp))
+		follow = fleetLeast
 	}
 	switch {
 	case age >= due && r.efforts.ready(listing):

@@ -212,22 +212,58 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 // nodesOf returns the nodes, by name, with the role of their group. kubeadm labels a
 // control plane some time after its Node is there, so one that has no such label is a
 // worker only if its group says so, or is not known.
+//
+// Few Nodes change between two rounds, so what was read of the others is remembered.
 func (r *nodeVersions) nodesOf(all map[string]*corev1.Node, groups []group) []node {
 	roles := make(map[string]v1alpha1.Role, len(groups))
 	for i := range groups {
 		roles[strings.ToLower(groups[i].id)] = groups[i].role
 	}
-	out := make([]node, 0, len(all))
-	for _, n := range all {
-		of := r.nodeOf(n)
-		of.role = cmp.Or(roles[strings.ToLower(of.group)], of.role)
-		out = append(out, of)
+	known := make([]readNode, 0, len(all))
+	for i := range r.read {
+		if n := all[r.read[i].name]; n != nil {
+			k := r.read[i]
+			if k.uid != n.UID || k.version != n.ResourceVersion || k.version == "" {
+				k = readNode{node: nodeFrom(n), uid: n.UID, version: n.ResourceVersion}
+			}
+			known = append(known, k)
+		}
 	}
-	slices.SortFunc(out, func(a, b node) int { return strings.Compare(a.name, b.name) })
+	if len(known) < len(all) {
+		old := make(map[string]bool, len(known))
+		for i := range known {
+			old[known[i].name] = true
+		}
+		for name, n := range all {
+			if !old[name] {
+				known = append(known, readNode{node: nodeFrom(n), uid: n.UID, version: n.ResourceVersion})
+			}
+		}
+		slices.SortFunc(known, func(a, b readNode) int { return strings.Compare(a.name, b.name) })
+	}
+	r.read = known
+	out := make([]node, len(known))
+	for i := range known {
+		out[i] = known[i].node
+		if role, ok := roles[strings.ToLower(out[i].group)]; ok {
+			out[i].role = cmp.Or(role, out[i].role)
+		}
+		if out[i].cordon != uncordoned {
+			out[i].drained, out[i].blocker = r.drains.state(out[i].name)
+		}
+	}
 	return out
 }
 
-func (r *nodeVersions) nodeOf(n *corev1.Node) node {
+// readNode is a node as it was read from its object.
+type readNode struct {
+	node
+	uid     types.UID
+	version string // of the object
+}
+
+// nodeFrom is what a Node says; of its drain nothing is known.
+func nodeFrom(n *corev1.Node) node {
 	a := n.Annotations
 	out := node{
 		name: n.Name, role: roleOf(n), ready: ready(n), providerID: n.Spec.ProviderID, kubelet: n.Status.NodeInfo.KubeletVersion,
@@ -241,7 +277,6 @@ func (r *nodeVersions) nodeOf(n *corev1.Node) node {
 			out.cordon = cordonedByUs
 			out.cordonedSince = r.clocks.until("cordon "+n.Name+since, stamp(since).Add(drainDeadline), r.now(), drainDeadline/3).Add(-drainDeadline)
 		}
-		out.drained, out.blocker = r.drains.state(n.Name)
 	}
 	out.postponed = stamp(a[v1alpha1.AnnotationPostponed])
 	return out

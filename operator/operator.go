@@ -225,7 +225,9 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	core, err := kubernetes.NewForConfig(access)
+	binary := rest.CopyConfig(access)
+	binary.ContentType, binary.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	core, err := kubernetes.NewForConfig(binary)
 	if err != nil {
 		return fmt.Errorf("connect to API server: %w", err)
 	}

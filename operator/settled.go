@@ -70,7 +70,9 @@ func (r *nodeVersions) settle(o *observed, x *lookup) {
 		}
 		r.try("look whether "+n.name+" has settled", func(ctx context.Context) error {
 			var pods corev1.PodList
-			if err := r.live.List(ctx, &pods, client.MatchingFields{"spec.nodeName": is.Name}); err != nil {
+			// Not older than what says that the Node is Ready; the API server has it in memory.
+			which := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: is.ResourceVersion}}
+			if err := r.live.List(ctx, &pods, which, client.MatchingFields{"spec.nodeName": is.Name}); err != nil {
 				return err
 			}
 			for i := range pods.Items {

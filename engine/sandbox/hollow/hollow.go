@@ -487,7 +487,18 @@ func (c *Cloud) remove(m *machine) {
 			g.count--
 		}
 	}
+	if c.times.Off == 0 {
+		c.gone(m.Name)
+		return
+	}
 	c.queue.AddAfter(task{taskGone, m.Name}, c.times.Off)
+}
+
+// gone ends a machine that is being deleted. The caller holds mu.
+func (c *Cloud) gone(name string) {
+	delete(c.machines, name)
+	c.lives[name].Gone = time.Now()
+	c.kubelet.leases.Delete(name)
 }
 
 // Faults returns what goes wrong at the moment.
@@ -624,8 +635,7 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 		return 0, nil
 	case t.what == taskGone:
 		c.mu.Lock()
-		delete(c.machines, t.name)
-		c.lives[t.name].Gone = time.Now()
+		c.gone(t.name)
 		c.mu.Unlock()
 		return 0, nil
 	case m.State == cloud.Terminating || m.State == cloud.Stopped:

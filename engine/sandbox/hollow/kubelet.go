@@ -56,6 +56,7 @@ type kubelet struct {
 	versions sync.Map // name of a components ConfigMap to the version of Kubernetes
 	ending   sync.Map // UID of a pod to when its deletion was seen
 	ended    sync.Map // UIDs of pods that were ended and may still be in the store
+	leases   sync.Map // name of a machine to its Lease as it was written last
 }
 
 func newKubelet(cluster *rest.Config, c *Cloud) (*kubelet, error) {
@@ -202,6 +203,8 @@ func (k *kubelet) register(ctx context.Context, m machine, seeded bool) error {
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: map[string]string{
 			corev1.LabelHostname: m.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
+			// A controller would add these, in a write of its own.
+			"beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": "amd64",
 		}},
 		Spec: corev1.NodeSpec{ProviderID: m.ProviderID, PodCIDR: m.PodCIDR.String(), PodCIDRs: []string{m.PodCIDR.String()}},
 		Status: corev1.NodeStatus{
@@ -235,7 +238,9 @@ func (k *kubelet) register(ctx context.Context, m machine, seeded bool) error {
 		}},
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: &m.Name, LeaseDurationSeconds: new(int32(leaseSeconds)), RenewTime: &metav1.MicroTime{Time: now.Time}},
 	}
-	if _, err := k.coord.Leases(leaseNamespace).Create(ctx, lease, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if l, err := k.coord.Leases(leaseNamespace).Create(ctx, lease, metav1.CreateOptions{}); err == nil {
+		k.leases.Store(m.Name, l)
+	} else if !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create Lease %s: %w", m.Name, err)
 	}
 	if seeded {
@@ -271,13 +276,26 @@ func patch(body map[string]any, send func([]byte) error) error {
 
 // renew renews a machine's Lease; there is false if the Lease, and so the Node, is gone.
 func (k *kubelet) renew(ctx context.Context, name string) (there bool, err error) {
-	err = patch(map[string]any{"spec": map[string]any{"renewTime": metav1.NowMicro()}}, func(b []byte) error {
-		_, err := k.coord.Leases(leaseNamespace).Patch(ctx, name, types.MergePatchType, b, metav1.PatchOptions{})
-		return err
-	})
-	if apierrors.IsNotFound(err) {
+	leases := k.coord.Leases(leaseNamespace)
+	var l *coordinationv1.Lease
+	if old, ok := k.leases.Load(name); ok {
+		l = old.(*coordinationv1.Lease).DeepCopy()
+	} else {
+		l, err = leases.Get(ctx, name, metav1.GetOptions{})
+	}
+	if err == nil {
+		l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+		l, err = leases.Update(ctx, l, metav1.UpdateOptions{})
+	}
+	switch {
+	case err == nil:
+		k.leases.Store(name, l)
+		return true, nil
+	case apierrors.IsNotFound(err):
+		k.leases.Delete(name)
 		return false, nil
 	}
+	k.leases.Delete(name) // whoever changed it, it is read anew
 	return true, err
 }
 

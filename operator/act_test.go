@@ -1,0 +1,96 @@
+package operator
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/operator/api/v1alpha1"
+)
+
+// A new Node is changed by its kubelet and by controllers while its donor is noted on
+// it.
+func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
+	c := newCluster(t)
+	donor := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "donor", Labels: map[string]string{"team": "blue"}}}
+	tainted := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "tainted"},
+		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}},
+	}
+	image := map[string]string{v1alpha1.AnnotationImage: image2}
+	noted := func(donor string) map[string]string {
+		m := maps.Clone(image)
+		m[v1alpha1.AnnotationDonor] = donor
+		return m
+	}
+	for name, tt := range map[string]struct {
+		donor    *corev1.Node
+		seen     map[string]string // annotations when it was seen
+		change   func(*corev1.Node)
+		conflict bool
+		labels   map[string]string
+		want     map[string]string // annotations
+	}{
+		"as it was seen":       {donor: donor, seen: image, labels: map[string]string{"team": "blue"}, want: noted("donor")},
+		"whose donor is gone":  {seen: image, want: noted("donor")},
+		"that was adopted":     {donor: donor, seen: noted("donor"), labels: map[string]string{"team": "blue"}, want: noted("donor")},
+		"that is another's":    {donor: donor, seen: noted("other"), want: noted("other")},
+		"without annotations":  {donor: donor, labels: map[string]string{"team": "blue"}, want: map[string]string{v1alpha1.AnnotationDonor: "donor"}},
+		"with a donor's taint": {donor: tainted, seen: image, want: noted("donor")},
+		"that has changed": {
+			donor: donor, seen: image, change: func(n *corev1.Node) { n.Labels["beta"] = "yes" },
+			labels: map[string]string{"team": "blue", "beta": "yes"}, want: noted("donor"),
+		},
+		"that became another's": {
+			donor: donor, seen: image, change: func(n *corev1.Node) { n.Annotations[v1alpha1.AnnotationDonor] = "other" },
+			conflict: true, want: noted("other"),
+		},
+		"that was given a label": {
+			donor: donor, seen: image, change: func(n *corev1.Node) { n.Labels["team"] = "red" },
+			conflict: true, labels: map[string]string{"team": "red"}, want: image,
+		},
+	} {
+		t.Run("an heir "+name, func(t *testing.T) {
+			heir := &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: "heir-", Labels: map[string]string{"os": "linux"}, Annotations: tt.seen}}
+			c.create(heir)
+			if tt.change != nil {
+				changed := heir.DeepCopy()
+				tt.change(changed)
+				if err := c.admin.Update(t.Context(), changed); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r := &nodeVersions{client: c.admin, view: newView(c.admin, time.Now)}
+			if _, err := r.adopt(t.Context(), heir, tt.donor, "donor"); apierrors.IsConflict(err) != tt.conflict || err != nil && !tt.conflict {
+				t.Errorf("adopted: %v", err)
+			}
+			var is corev1.Node
+			if err := c.admin.Get(t.Context(), client.ObjectKeyFromObject(heir), &is); err != nil {
+				t.Fatal(err)
+			}
+			delete(is.Labels, "os")
+			if !maps.Equal(is.Labels, tt.labels) || !maps.Equal(is.Annotations, tt.want) {
+				t.Errorf("labels %v, annotations %v; want %v, %v", is.Labels, is.Annotations, tt.labels, tt.want)
+			}
+			gpu := false
+			for _, taint := range is.Spec.Taints {
+				gpu = gpu || taint.Key == "gpu"
+			}
+			if gpu != (tt.donor == tainted) {
+				t.Errorf("taints %v", is.Spec.Taints)
+			}
+		})
+	}
+	r := &nodeVersions{client: c.admin, view: newView(c.admin, time.Now)}
+	gone := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone", UID: "1", Labels: map[string]string{"os": "linux"}, Annotations: image}}
+	for _, n := range []*corev1.Node{nil, gone} {
+		if did, err := r.adopt(t.Context(), n, donor, "donor"); did || err != nil {
+			t.Errorf("an heir that is gone: %t, %v", did, err)
+		}
+	}
+}
