@@ -248,8 +248,13 @@ func (r *nodeVersions) nodesOf(all map[string]*corev1.Node, groups []group) []no
 		if role, ok := roles[strings.ToLower(out[i].group)]; ok {
 			out[i].role = cmp.Or(role, out[i].role)
 		}
-		if out[i].cordon != uncordoned {
-			out[i].drained, out[i].blocker = r.drains.state(out[i].name)
+		n := &out[i]
+		if n.cordon != uncordoned {
+			n.drained, n.blocker = r.drains.state(n.name)
+		}
+		if n.cordon == cordonedByUs {
+			key := "cordon " + n.name + all[n.name].Annotations[v1alpha1.AnnotationCordoned]
+			n.cordonedSince = r.clocks.until(key, n.cordonedSince.Add(drainDeadline), r.now(), drainDeadline/3).Add(-drainDeadline)
 		}
 	}
 	return out
@@ -262,7 +267,8 @@ type readNode struct {
 	version string // of the object
 }
 
-// nodeFrom is what a Node says; of its drain nothing is known.
+// nodeFrom is what a Node says, with times by the clocks of others; of its drain nothing
+// is known.
 func nodeFrom(n *corev1.Node) node {
 	a := n.Annotations
 	out := node{
@@ -274,8 +280,7 @@ func nodeFrom(n *corev1.Node) node {
 	if n.Spec.Unschedulable {
 		out.cordon = cordonedByOthers
 		if since, ok := a[v1alpha1.AnnotationCordoned]; ok {
-			out.cordon = cordonedByUs
-			out.cordonedSince = r.clocks.until("cordon "+n.Name+since, stamp(since).Add(drainDeadline), r.now(), drainDeadline/3).Add(-drainDeadline)
+			out.cordon, out.cordonedSince = cordonedByUs, stamp(since)
 		}
 	}
 	out.postponed = stamp(a[v1alpha1.AnnotationPostponed])
