@@ -2,9 +2,9 @@ package engine
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -34,13 +34,6 @@ type Backups interface {
 	// error is of the writer, of ctx, or wraps ErrUnreachable or ErrDenied. report is called
 	// from one goroutine at a time and holds the reading up.
 	Dump(ctx context.Context, w *backup.Writer, o DumpOptions, report func(BackupProgress)) error
-}
-
-// Snapshots takes snapshots of etcd.
-type Snapshots interface {
-	// EtcdSnapshot writes a snapshot that was verified by the agent to w. The error wraps
-	// ErrAbsent if there is nobody who takes one.
-	EtcdSnapshot(ctx context.Context, w io.Writer) (backup.Snapshot, error)
 }
 
 // DumpOptions say what of a cluster is wanted.
@@ -103,9 +96,11 @@ type backupRun struct {
 	dir     string
 	id      string
 	name    string // of the cluster
-	cluster BackupCluster
-	w       *backup.Writer
-	done    backup.Manifest // what was committed
+	// clusterID is what the workspace's state says; empty if it says nothing.
+	clusterID string
+	cluster   BackupCluster
+	w         *backup.Writer
+	done      backup.Manifest // what was committed
 }
 
 // PlanBackup returns the plan to back up what an upgrade can destroy. It changes nothing
@@ -126,6 +121,9 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*Plan, error)
 	// A configuration that cannot be read must not keep anybody from making a backup.
 	if c, err := e.ws.Config(); err == nil {
 		b.name = c.Name
+	}
+	if s, err := e.ws.State(); err == nil {
+		b.clusterID = hex.EncodeToString(s.ClusterValues.ClusterID)
 	}
 	if b.dir, err = e.BackupDir(r.Dir); err != nil {
 		return nil, err
@@ -233,46 +231,13 @@ func (b *backupRun) resources(ctx context.Context, r *Reporter) (err error) {
 	return nil
 }
 
-func (b *backupRun) etcd(ctx context.Context, r *Reporter) error {
-	var n int64
-	said := b.e.now()
-	err := b.w.Snapshot(func(w io.Writer) (backup.Snapshot, error) {
-		return b.cluster.(Snapshots).EtcdSnapshot(ctx, counted(func(p []byte) (int, error) {
-			n += int64(len(p))
-			if now := b.e.now(); now.Sub(said) >= progressEvery {
-				said = now
-				r.Progress(n, 0, "bytes")
-			}
-			return w.Write(p)
-		}))
-	})
-	switch {
-	case err == nil:
-		r.Progress(n, n, "bytes")
-		return nil
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case b.request.Etcd == EtcdAuto && errors.Is(err, ErrAbsent):
-		text := "no snapshot of etcd: " + err.Error()
-		b.w.Note(text)
-		r.Log("backup", "", "warn", text)
-		return nil
-	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EIO):
-		return b.fail(err)
-	}
-	h := backup.Hole{Resource: "etcd", Reason: err.Error()}
-	b.w.Hole(h)
-	r.Log("backup", "", "error", "missing: "+h.String())
-	return nil
-}
-
 type counted func([]byte) (int, error)
 
 // Write implements [io.Writer].
 func (c counted) Write(b []byte) (int, error) { return c(b) }
 
 func (b *backupRun) finish(ctx context.Context, r *Reporter) error {
-	m, err := b.w.Commit(backup.Manifest{Secrets: b.request.Secrets, Cluster: backup.Cluster{Name: b.name}})
+	m, err := b.w.Commit(backup.Manifest{Secrets: b.request.Secrets, Cluster: backup.Cluster{Name: b.name, ID: b.clusterID}})
 	if err != nil {
 		return b.fail(err)
 	}

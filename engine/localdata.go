@@ -1,5 +1,10 @@
 package engine
 
+import (
+	"context"
+	"fmt"
+)
+
 // LocalData is what is on the disks of nodes. No backup holds it, and it is lost when
 // its node is replaced.
 type LocalData struct {
@@ -24,4 +29,17 @@ type LocalVolume struct {
 	Bytes int64 `json:"bytes,omitempty"`
 	// Workloads are those whose pods use it, "statefulset/db/postgres"; empty if none runs.
 	Workloads []string `json:"workloads,omitempty"`
+}
+
+// LocalData asks the cluster what is on the disks of its nodes and in no backup.
+func (e *Engine) LocalData(ctx context.Context) (LocalData, error) {
+	b, err := e.ws.Kubeconfig()
+	if err != nil {
+		return LocalData{}, err
+	}
+	i, err := e.inspect(ctx, b)
+	if err != nil {
+		return LocalData{}, fmt.Errorf("look for volumes on nodes: %w", err)
+	}
+	return i.LocalData(ctx)
 }

@@ -477,7 +477,7 @@ type writerFunc func([]byte) (int, error)
 // Write implements [io.Writer].
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// Commit makes the backup one. Of m, Secrets and the Cluster's name are taken, and Created
+// Commit makes the backup one. Of m, Secrets and the Cluster's name and ID are taken, and Created
 // if it is set; the manifest that was written is returned. After an error the backup is not one,
 // and Abort removes it.
 func (w *Writer) Commit(m Manifest) (Manifest, error) {
@@ -485,7 +485,7 @@ func (w *Writer) Commit(m Manifest) (Manifest, error) {
 		Schema: Schema, ID: w.id, Created: w.began, Ended: time.Now().UTC(), Cluster: w.from, Secrets: m.Secrets,
 		Types: w.types, Files: w.files, Holes: w.holes, Etcd: w.etcd, Notes: w.notes,
 	}
-	out.Cluster.Name = m.Cluster.Name
+	out.Cluster.Name, out.Cluster.ID = m.Cluster.Name, m.Cluster.ID
 	if !m.Created.IsZero() {
 		out.Created = m.Created.UTC()
 	}

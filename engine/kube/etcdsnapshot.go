@@ -55,7 +55,7 @@ const (
 // errSnapshotBusy means that the operator takes a snapshot for somebody else.
 var errSnapshotBusy = errors.New("another snapshot is being taken")
 
-// EtcdSnapshot implements [engine.EtcdSnapshots]. A snapshot of which no byte was
+// EtcdSnapshot implements [engine.Snapshots]. A snapshot of which no byte was
 // written is tried again, at each operator in turn, for a minute at most; one that breaks
 // off later is not, since w cannot be rewound.
 func (c *Client) EtcdSnapshot(ctx context.Context, w io.Writer) (backup.Snapshot, error) {

@@ -63,8 +63,8 @@ type Client struct {
 }
 
 var (
-	_ engine.Cluster       = (*Client)(nil)
-	_ engine.EtcdSnapshots = (*Client)(nil)
+	_ engine.Cluster   = (*Client)(nil)
+	_ engine.Snapshots = (*Client)(nil)
 )
 
 // Connect returns the cluster that a kubeconfig leads to. Nothing is sent yet.
