@@ -41,10 +41,11 @@ const (
 	screenResult
 	screenLog
 	screenCheck
+	screenBackup
 )
 
 func (s screenID) title() string {
-	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check"}[s]
+	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check", "backup"}[s]
 }
 
 // consoleDeps is the world of a console.
@@ -105,6 +106,7 @@ type console struct {
 	run  runView
 	log  logView
 	chk  checkScreen
+	bak  backupScreen
 
 	plan    *engine.Plan
 	resumed bool
@@ -230,6 +232,12 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		if msg.task != c.task {
 			return nil
 		}
+		if c.bak.running {
+			for _, ev := range msg.events {
+				c.bak.t.apply(ev)
+			}
+			return nil
+		}
 		if c.chk.busy {
 			c.takeCheckEvents(msg.events)
 			return nil
@@ -262,6 +270,9 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		return c.tookConfig(msg)
 	case runEnded:
 		return c.tookRunEnd(msg.err)
+	default:
+		cmd, _ := c.takeBackup(msg)
+		return cmd
 	}
 	return nil
 }
@@ -472,6 +483,12 @@ func (c *console) detach() tea.Cmd {
 // themselves, and the next start finds what they did.
 func (c *console) quitNow() tea.Cmd {
 	c.asking, c.leaving = false, true
+	if c.bak.running { // what it has written is removed first
+		if c.cancel != nil {
+			c.cancel()
+		}
+		return tea.Tick(patience, func(time.Time) tea.Msg { return giveUp{} })
+	}
 	if c.cancel != nil {
 		c.cancel()
 	}
@@ -498,7 +515,7 @@ func (c *console) signal(sig syscall.Signal) tea.Cmd {
 
 // leaveWord is what leaving means now.
 func (c *console) leaveWord() string {
-	if c.running {
+	if c.running && !c.bak.running {
 		return "detach"
 	}
 	return "quit"
@@ -511,6 +528,8 @@ func (c *console) command() string {
 		return c.deps.sp.command("status")
 	case screenCheck:
 		return c.deps.sp.command("upgrade check")
+	case screenBackup:
+		return c.backupCommand()
 	case screenConfig:
 		return c.deps.sp.command("config validate")
 	}

@@ -109,6 +109,14 @@ type fakeEngine struct {
 	checkedAs engine.CheckRequest
 	// preparedAs is what PlanPrepare was asked for.
 	preparedAs engine.PrepareRequest
+	// backedUpAs is what PlanBackup was asked for; the others are what the engine says
+	// about backups.
+	backedUpAs engine.BackupRequest
+	backups    []engine.BackupEntry
+	backupsErr error
+	verifyErr  error
+	local      engine.LocalData
+	localErr   error
 	// checkPause, if not zero, is how many events come before Check with a preflight
 	// waits for its context to end.
 	checkPause int
@@ -170,6 +178,24 @@ func (f *fakeEngine) Preflight(_ context.Context, emit func(engine.Event)) ([]en
 func (f *fakeEngine) PlanPrepare(_ context.Context, r engine.PrepareRequest, _ func(engine.Event)) (*engine.Plan, error) {
 	f.preparedAs = r
 	return f.plan, f.planErr
+}
+
+func (f *fakeEngine) PlanBackup(_ context.Context, r engine.BackupRequest) (*engine.Plan, error) {
+	f.backedUpAs = r
+	return f.plan, f.planErr
+}
+
+func (f *fakeEngine) ListBackups(context.Context, string, bool, func(string, int64, int64)) ([]engine.BackupEntry, error) {
+	return f.backups, f.backupsErr
+}
+
+func (f *fakeEngine) VerifyBackup(_ context.Context, _, _ string, progress func(done, total int64)) error {
+	progress(1<<20, 2<<20)
+	return f.verifyErr
+}
+
+func (f *fakeEngine) LocalData(context.Context) (engine.LocalData, error) {
+	return f.local, f.localErr
 }
 
 func (f *fakeEngine) PlanInit(context.Context) (*engine.Plan, error) { return f.plan, f.planErr }

@@ -61,6 +61,8 @@ func (c *console) body(w, h int) []string {
 		return c.logView(w, h)
 	case screenCheck:
 		return c.checkView(w, h)
+	case screenBackup:
+		return c.backupView(w, h)
 	}
 	return []string{"", " " + c.th.spin(c.frame) + " " + c.busy}
 }
@@ -165,6 +167,8 @@ func (c *console) mode(s screenID) string {
 		return "LIVE  as of " + c.statusAt.UTC().Format("15:04:05 UTC")
 	case s == screenCheck:
 		return c.checkMode()
+	case s == screenBackup:
+		return c.backupMode()
 	case c.ran && (s == screenRun || s == screenResult):
 		word := "init"
 		if c.resumed {
@@ -259,6 +263,12 @@ func (c *console) footer() []string {
 // leaveQuestion says what leaving does, before it is done.
 func (c *console) leaveQuestion() []string {
 	what := "The step under way is ended first; the same command goes on."
+	if c.bak.running {
+		return []string{
+			c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Stop this backup, and leave? ").add(plain, "Nothing of it is left.").String(),
+			c.th.row(c.w).add(faint, "   Enter leaves, Esc stays. Backups that are whole are not touched.").String(),
+		}
+	}
 	if c.t.pastFinal() {
 		what = "The cluster goes on alone; the same command looks again."
 	}
@@ -325,6 +335,8 @@ func (c *console) whyLines() []string {
 		return []string{c.form.verdict(c)}
 	case screenCheck:
 		return c.checkWhy(c.w)
+	case screenBackup:
+		return c.backupWhy()
 	}
 	return nil
 }
@@ -349,7 +361,7 @@ func (c *console) safetyLine() string {
 			parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
 		}
 		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
-	case screenConfig, screenPreflight, screenConfirm:
+	case screenConfig, screenPreflight, screenConfirm, screenBackup:
 		return "scripted  " + c.command()
 	case screenCheck:
 		s := "scripted  " + c.command()

@@ -43,6 +43,8 @@ func act(f func(*console)) func(*console) tea.Cmd {
 // bindings are the keys that work now, the innermost first.
 func (c *console) bindings() []binding {
 	switch {
+	case c.asking && c.bak.running:
+		return stopBackupKeys
 	case c.asking:
 		return leaveKeys
 	case c.help:
@@ -72,6 +74,8 @@ func (c *console) screenKeys() []binding {
 		return logKeys
 	case screenCheck:
 		return checkKeys
+	case screenBackup:
+		return backupKeys
 	}
 	return nil
 }
@@ -86,6 +90,11 @@ var globalKeys = []binding{
 var leaveKeys = []binding{
 	on("y enter", "Enter", "leave; the run can be taken up again", "leave", (*console).detach).footed("leave, take it up later"),
 	on("ctrl+c", "Ctrl-C", "leave at once", "leave", (*console).interruptAgain).footed("leave at once"),
+	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.asking = false })).footed("stay"),
+}
+
+var stopBackupKeys = []binding{
+	on("y enter ctrl+c", "Enter", "stop the backup, remove what there is of it, and leave", "leave", (*console).detach).footed("stop it and leave"),
 	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.asking = false })).footed("stay"),
 }
 

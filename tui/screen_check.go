@@ -143,6 +143,12 @@ var checkKeys = []binding{
 	on("home g", "g", "to the first", "move", act(func(c *console) { c.moveCheck(-1 << 20) })),
 	on("end G", "G", "to the last", "move", act(func(c *console) { c.moveCheck(1 << 20) })),
 	on("/", "/", "filter findings", "view", act(func(c *console) { c.chk.typing, c.chk.open, c.chk.pane = true, false, checkFindings })).footed("filter"),
+	on("b", "b", "backups: what is kept, and a new one", "do", (*console).openBackup).unless(func(c *console) string {
+		if c.chk.writes {
+			return "the configuration is being written"
+		}
+		return ""
+	}),
 	on("esc", "Esc", "back", "back", (*console).leaveCheck).footed("back"),
 }
 

@@ -34,6 +34,12 @@ var homeKeys = []binding{
 		}
 		return ""
 	}),
+	on("b", "b", "backups: what is kept, and a new one", "do", (*console).openBackup).footed("back up").unless(func(c *console) string {
+		if c.home == nil || c.home.Stage != engine.StageCluster {
+			return "there is no cluster yet"
+		}
+		return ""
+	}),
 	on("i", "i", "set up a cluster", "do", (*console).toWizard).footed("set up").unless(func(c *console) string {
 		if c.home != nil && c.home.Stage == engine.StageCluster {
 			return "this workspace has a cluster"
@@ -80,6 +86,8 @@ func (c *console) doNext() tea.Cmd {
 		return c.goHome()
 	case isVerb(cmd, "upgrade"):
 		return c.openCheck()
+	case isVerb(cmd, "backup"):
+		return c.openBackup()
 	default:
 		c.copyText(cmd, "it to run in a shell")
 	}
@@ -269,6 +277,13 @@ func (c *console) summary(w int, st *engine.Status) []string {
 	if st.APIServer != "" && st.APIServer != st.Target.Kubernetes {
 		kubernetes += " (API server " + clean(st.APIServer) + ")"
 	}
+	age, etcd := "none", "-"
+	if b := st.Backup; b != nil {
+		age, etcd = ago(b.Created, c.now), "not in it"
+		if b.Etcd {
+			etcd = "in it"
+		}
+	}
 	pair := func(role string) string { return fmt.Sprintf("%d/%d ready", ready[role][0], ready[role][1]) }
 	half := max(w/2, 38)
 	newer := map[string]string{}
@@ -292,6 +307,7 @@ func (c *console) summary(w int, st *engine.Status) []string {
 		rowOf("Kubernetes", kubernetes, "control plane", pair("control-plane")),
 		rowOf("OS image", clean(st.Target.Image), "workers", pair("worker")),
 		rowOf("Release", clean(st.Target.Release), "health", health),
+		rowOf("Last backup", age, "etcd snapshot", etcd),
 	}
 }
 

@@ -45,6 +45,15 @@ type Engine interface {
 	// PlanPrepare returns the plan to publish what nodes need after the next hop, with the
 	// findings of its check. It changes nothing.
 	PlanPrepare(context.Context, engine.PrepareRequest, func(engine.Event)) (*engine.Plan, error)
+	// PlanBackup returns the plan to back up what an upgrade can destroy. It changes nothing.
+	PlanBackup(context.Context, engine.BackupRequest) (*engine.Plan, error)
+	// ListBackups returns the backups in a directory, the newest first; empty means that of
+	// the workspace. With verify each is read as a whole.
+	ListBackups(ctx context.Context, dir string, verify bool, progress func(id string, done, total int64)) ([]engine.BackupEntry, error)
+	// VerifyBackup reads all of a backup and returns nil if it is whole.
+	VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) error
+	// LocalData says what is on the disks of nodes and in no backup.
+	LocalData(context.Context) (engine.LocalData, error)
 }
 
 // App is the program: what main puts together, and the world around it.

@@ -1,0 +1,642 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+// backupScreen shows what is kept and what is not, lists the backups, and makes one.
+// Text in it is as it came; it is cleaned when it is drawn.
+type backupScreen struct {
+	from screenID // where Esc leads
+
+	entries []engine.BackupEntry
+	listErr error
+	listed  bool
+	local   *engine.LocalData // nil if it is not known yet
+	lackErr error             // why it is not known
+	gen     int               // of what was asked for
+
+	sel  int
+	open bool // volumes fill the screen
+	at   int  // first volume shown
+	etcd string
+
+	// t is the backup that is being made, or was made last; the run begins with began.
+	t        timeline
+	running  bool
+	stopping bool
+	began    time.Time
+	ended    bool
+	err      error
+
+	// verifying is the ID of the backup that is read again, verified what came of it.
+	verifying   string
+	done, total int64
+	verified    map[string]error
+}
+
+// Messages of the backup screen.
+type (
+	backupsListed struct {
+		gen     int
+		entries []engine.BackupEntry
+		err     error
+	}
+	localDataRead struct {
+		gen   int
+		local engine.LocalData
+		err   error
+	}
+	backupPlanned struct {
+		plan *engine.Plan
+		err  error
+	}
+	backupEnded    struct{ err error }
+	verifyAdvanced struct {
+		id          string
+		done, total int64
+	}
+	verifyEnded struct {
+		id  string
+		err error
+	}
+)
+
+// whileIdle keeps a key off while something is being done.
+func whileIdle(c *console) string {
+	switch {
+	case c.bak.running:
+		return "a backup is being made"
+	case c.bak.verifying != "":
+		return "a backup is being verified"
+	case c.busy != "":
+		return "the console is " + c.busy
+	}
+	return ""
+}
+
+var backupKeys = []binding{
+	on("b", "b", "make a backup now", "do", (*console).startBackup).footed("back up now").unless(whileIdle),
+	on("e", "e", "with a snapshot of etcd: where it can be had, in any case, never", "do", act((*console).nextEtcd)).footed("etcd").unless(whileIdle),
+	on("v", "v", "read the chosen backup again, and judge it", "do", (*console).verifyBackup).footed("verify").unless(func(c *console) string {
+		if len(c.bak.entries) == 0 {
+			return "there is no backup yet"
+		}
+		return whileIdle(c)
+	}),
+	on("enter", "Enter", "list the volumes that no backup holds", "view", act(func(c *console) { c.bak.open, c.bak.at = true, 0 })).footed("volumes").unless(func(c *console) string {
+		if c.bak.local == nil || len(c.bak.local.Volumes) == 0 {
+			return "there are no local volumes to list"
+		}
+		return ""
+	}),
+	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveBackup(-1) })),
+	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveBackup(1) })),
+	on("r", "r", "look again", "do", (*console).readBackups).unless(whileIdle),
+	on("y", "y", "copy the command that restores the chosen backup", "copy", act(func(c *console) {
+		if b := c.chosenBackup(); b != nil {
+			c.copyText(c.deps.sp.command("backup restore "+quoteArg(b.ID)), "the command that restores it")
+			return
+		}
+		c.copyText("", "")
+	})).footed("copy restore"),
+	on("esc", "Esc", "back; a backup that is being made is stopped, and nothing of it is left", "leave", (*console).leaveBackup).footed("back"),
+}
+
+// openBackup shows the screen, and looks for backups and volumes.
+func (c *console) openBackup() tea.Cmd {
+	from := c.screen
+	if from != screenCheck {
+		from = screenHome
+	}
+	c.screen = screenBackup
+	c.bak.from, c.bak.open = from, false
+	if c.bak.running {
+		return nil
+	}
+	c.bak.ended = false
+	return c.readBackups()
+}
+
+// readBackups asks workspace and cluster. What was known stays until more is.
+func (c *console) readBackups() tea.Cmd {
+	c.bak.gen++
+	gen, eng := c.bak.gen, c.deps.engine
+	return tea.Batch(
+		func() tea.Msg {
+			l, err := eng.ListBackups(c.ctx, "", false, nil)
+			return backupsListed{gen, l, err}
+		},
+		func() tea.Msg {
+			ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
+			defer cancel()
+			d, err := eng.LocalData(ctx)
+			return localDataRead{gen, d, err}
+		},
+	)
+}
+
+// takeBackup handles the messages of the screen; it reports whether msg is one.
+func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
+	b := &c.bak
+	switch msg := msg.(type) {
+	case backupsListed:
+		if msg.gen == b.gen {
+			b.listed, b.entries, b.listErr = true, msg.entries, msg.err
+			b.sel = max(0, min(b.sel, len(b.entries)-1))
+		}
+	case localDataRead:
+		if msg.gen != b.gen {
+			break
+		}
+		if b.lackErr = msg.err; msg.err == nil {
+			b.local = &msg.local
+		}
+	case backupPlanned:
+		if msg.err != nil {
+			b.running, b.ended, b.err = false, true, msg.err
+			break
+		}
+		b.t.setPlan(msg.plan)
+		b.t.run = clean(msg.plan.ID)
+		plan := msg.plan
+		return c.launch("making a backup", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
+			return backupEnded{c.deps.engine.Run(ctx, plan, emit)}
+		}), true
+	case backupEnded:
+		return c.tookBackupEnd(msg.err), true
+	case verifyAdvanced:
+		if msg.id == b.verifying {
+			b.done, b.total = msg.done, msg.total
+		}
+	case verifyEnded:
+		if b.verified == nil {
+			b.verified = map[string]error{}
+		}
+		b.verifying = ""
+		if !errors.Is(msg.err, context.Canceled) { // which says nothing about the backup
+			b.verified[msg.id] = msg.err
+		}
+		return c.readBackups(), true
+	default:
+		return nil, false
+	}
+	return nil, true
+}
+
+// startBackup makes a backup.
+func (c *console) startBackup() tea.Cmd {
+	b := &c.bak
+	b.t, b.began, b.err = timeline{}, c.now, nil
+	b.running, b.ended, b.stopping, b.open = true, false, false, false
+	c.running = true
+	c.chk.busy = false // a check that was under way is given up
+	r := engine.BackupRequest{Etcd: b.etcd}
+	return c.launch("planning the backup", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+		p, err := c.deps.engine.PlanBackup(ctx, r)
+		if err == nil {
+			err = ctx.Err()
+		}
+		return backupPlanned{p, err}
+	})
+}
+
+func (c *console) tookBackupEnd(err error) tea.Cmd {
+	b := &c.bak
+	c.running, c.asking = false, false
+	b.running, b.ended, b.err = false, true, err
+	if c.leaving {
+		if !c.hasExit {
+			c.exit = engine.ExitCode(err)
+		}
+		return tea.Quit
+	}
+	b.sel = 0
+	// Its age is shown at home, too.
+	return tea.Batch(c.readBackups(), c.readHome())
+}
+
+// leaveBackup stops a backup that is being made, or goes back.
+func (c *console) leaveBackup() tea.Cmd {
+	b := &c.bak
+	switch {
+	case b.running:
+		b.stopping = true
+		if c.cancel != nil {
+			c.cancel()
+		}
+		return nil
+	case b.verifying != "":
+		if c.cancel != nil {
+			c.cancel()
+		}
+		return nil
+	case b.open:
+		b.open = false
+		return nil
+	case b.from == screenCheck:
+		return c.openCheck()
+	}
+	return c.goHome()
+}
+
+// verifyBackup reads the chosen backup again.
+func (c *console) verifyBackup() tea.Cmd {
+	e := c.chosenBackup()
+	if e == nil {
+		return nil
+	}
+	id, send := e.ID, c.deps.send
+	c.bak.verifying, c.bak.done, c.bak.total, c.bak.ended = id, 0, 0, false
+	var last time.Time
+	return c.launch("verifying a backup", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
+		err := c.deps.engine.VerifyBackup(ctx, "", id, func(done, total int64) {
+			if now := time.Now(); now.Sub(last) >= spinGap {
+				last = now
+				send(verifyAdvanced{id, done, total})
+			}
+		})
+		return verifyEnded{id, err}
+	})
+}
+
+func (c *console) nextEtcd() {
+	all := []string{engine.EtcdAuto, engine.EtcdTake, engine.EtcdLeave}
+	c.bak.etcd = all[(slices.Index(all, c.bak.etcd)+1)%len(all)]
+}
+
+func (c *console) chosenBackup() *engine.BackupEntry {
+	if c.bak.sel >= len(c.bak.entries) {
+		return nil
+	}
+	return &c.bak.entries[c.bak.sel]
+}
+
+func (c *console) moveBackup(by int) {
+	if c.bak.open {
+		c.bak.at = max(0, min(c.bak.at+by, len(c.bak.local.Volumes)-1))
+		return
+	}
+	c.bak.sel = max(0, min(c.bak.sel+by, len(c.bak.entries)-1))
+}
+
+// lastWhole is the newest backup that is whole; nil if there is none.
+func (b *backupScreen) lastWhole() *engine.BackupEntry {
+	for i := range b.entries {
+		if b.entries[i].Whole {
+			return &b.entries[i]
+		}
+	}
+	return nil
+}
+
+// backupView draws the screen in h lines.
+func (c *console) backupView(w, h int) []string {
+	b := &c.bak
+	if b.open && b.local != nil {
+		return c.volumesView(w, h)
+	}
+	lines := []string{c.th.rule(w, "What a backup keeps, and what it does not", "")}
+	for _, l := range wrap("Upgrades can delete custom resources with their definitions, and replace nodes with their disks.", w-2) {
+		lines = append(lines, c.th.row(w).add(plain, " ").add(plain, l).String())
+	}
+	lines = append(lines, c.keptRows(w, h)...)
+	var below []string
+	switch {
+	case b.running:
+		below = c.backupProgress(w)
+	case b.verifying != "":
+		below = []string{
+			c.th.rule(w, "Verify", clean(b.verifying)),
+			c.th.row(w).add(plain, " ").add(accent, c.th.spin(c.frame)+" ").add(accent, c.th.meter(b.done, b.total, min(30, w/3))).
+				add(plain, " "+bytesOf(b.done)+" of "+bytesOf(b.total)).String(),
+		}
+	case b.ended:
+		below = c.backupOutcome(w)
+	}
+	room := h - len(lines) - len(below)
+	lines = append(lines, c.backupRows(w, room)...)
+	for len(lines)+len(below) < h {
+		lines = append(lines, "")
+	}
+	if over := len(lines) + len(below) - h; over > 0 {
+		lines = lines[:max(0, len(lines)-over)]
+	}
+	return append(lines, below...)
+}
+
+// keptRows say of each thing that can be lost how it is kept.
+func (c *console) keptRows(w, h int) []string {
+	b := &c.bak
+	last := b.lastWhole()
+	const what = 26
+	row := func(st style, sign, name string, state style, text, age string) string {
+		return c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").col(plain, name, what).add(state, text).right(faint, age).String()
+	}
+	var lines []string
+	switch {
+	case b.listErr != nil:
+		lines = append(lines, row(caution, c.th.warn, "definitions and objects", plain, "not known: the backups cannot be listed", ""))
+	case !b.listed:
+		lines = append(lines, row(accent, c.th.spin(c.frame), "definitions and objects", faint, "looking for backups", ""))
+	case last == nil:
+		lines = append(lines, row(bad, c.th.fail, "definitions and objects", plain, "no whole backup yet: press b", "-"),
+			row(bad, c.th.fail, "etcd snapshot", plain, "none yet", "-"))
+	default:
+		old := c.now.Sub(last.Created) > 24*time.Hour
+		st, sign := good, c.th.ok
+		if old {
+			st, sign = caution, c.th.warn
+		}
+		lines = append(lines, row(st, sign, "definitions and objects", plain, amountOf(last.Objects, "object")+", "+bytesOf(last.Bytes), ago(last.Created, c.now)))
+		i := slices.IndexFunc(b.entries, func(e engine.BackupEntry) bool { return e.Whole && e.Etcd })
+		switch {
+		case i < 0:
+			lines = append(lines, row(bad, c.th.fail, "etcd snapshot", plain, "in no backup", "-"))
+		case i > 0 && b.entries[i].ID != last.ID:
+			lines = append(lines, row(caution, c.th.warn, "etcd snapshot", plain, "not in the last backup", ago(b.entries[i].Created, c.now)))
+		default:
+			lines = append(lines, row(st, sign, "etcd snapshot", plain, "in the last backup", ago(b.entries[i].Created, c.now)))
+		}
+	}
+	switch l := b.local; {
+	case l == nil && b.lackErr != nil:
+		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", plain, "not known: "+clean(b.lackErr.Error()), ""))
+	case l == nil:
+		lines = append(lines, row(accent, c.th.spin(c.frame), "volumes on nodes", faint, "asking the cluster", ""))
+	case len(l.Volumes) == 0:
+		lines = append(lines, row(good, c.th.ok, "volumes on nodes", plain, "none are bound to a claim", ""))
+	default:
+		nodes := map[string]bool{}
+		for _, v := range l.Volumes {
+			for _, n := range v.Nodes {
+				nodes[n] = true
+			}
+		}
+		text := fmt.Sprint(len(l.Volumes))
+		if len(nodes) > 0 {
+			text += " on " + count(len(nodes), "node")
+		}
+		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", caution, text+": in no backup, lost with the node", ""))
+		most := 2
+		if h > 24 {
+			most = 8
+		}
+		shown := min(most, len(l.Volumes))
+		for i, v := range l.Volumes[:shown] {
+			r := c.th.row(w).pad(3).add(faint, c.th.branch+" ").add(plain, clean(volumeWords(v)))
+			if i == shown-1 && shown < len(l.Volumes) {
+				r.right(faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
+			}
+			lines = append(lines, r.String())
+		}
+	}
+	if l := b.local; l != nil && l.EmptyDirs+l.HostPaths > 0 {
+		var parts []string
+		if l.EmptyDirs > 0 {
+			parts = append(parts, "emptyDir of "+count(l.EmptyDirs, "pod"))
+		}
+		if l.HostPaths > 0 {
+			parts = append(parts, fmt.Sprintf("hostPath of %d", l.HostPaths))
+		}
+		lines = append(lines, row(faint, c.th.dot, "scratch space of pods", faint, strings.Join(parts, ", ")+": in no backup", ""))
+	}
+	return append(lines, row(faint, c.th.dot, "master secret, kubeconfig", faint, "not in it: keep a copy of this folder's files", ""))
+}
+
+// volumeWords are "db/pg-0  worker-0  statefulset/db/postgres".
+func volumeWords(v engine.LocalVolume) string {
+	s := v.Namespace + "/" + v.Claim
+	if len(v.Nodes) > 0 {
+		s += "  " + someNames(v.Nodes, 2)
+	}
+	if len(v.Workloads) > 0 {
+		return s + "  " + someNames(v.Workloads, 2)
+	}
+	return s + "  (no pod uses it now)"
+}
+
+func amountOf(n int64, noun string) string {
+	s := thousands(n) + " " + noun
+	if n != 1 {
+		s += "s"
+	}
+	return s
+}
+
+// thousands writes 12345 as 12,345.
+func thousands(n int64) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// backupRows lists the backups in at most h lines.
+func (c *console) backupRows(w, h int) []string {
+	b := &c.bak
+	if h < 2 {
+		return nil
+	}
+	remark := map[string]string{
+		engine.EtcdAuto: "a new one: with etcd if it can be had", engine.EtcdTake: "a new one: with etcd in any case", engine.EtcdLeave: "a new one: without etcd",
+	}[b.etcd]
+	lines := []string{c.th.rule(w, fmt.Sprintf("Backups %d", len(b.entries)), remark)}
+	switch {
+	case b.listErr != nil:
+		x := explain(b.listErr, c.deps.sp)
+		lines = append(lines, c.th.row(w).add(plain, " ").add(bad, c.th.fail+" ").add(plain, x.what).String())
+		lines = append(lines, c.th.below(w, 3, 2, faint, x.why)...)
+		lines = append(lines, c.th.below(w, 3, 3, accent, x.remedy)...)
+		return lines[:min(len(lines), h)]
+	case !b.listed:
+		return lines
+	case len(b.entries) == 0:
+		return append(lines, c.th.row(w).add(faint, "   none yet: b makes one, in "+engine.RunsDir).String())
+	}
+	from, to := window(len(b.entries), b.sel, h-1)
+	for i, e := range b.entries[from:to] {
+		sign, st, text := c.th.ok, good, ""
+		if !e.Whole {
+			sign, st, text = c.th.fail, bad, clean(e.Why)
+		}
+		switch err, ok := b.verified[e.ID]; {
+		case ok && err == nil:
+			text = "verified"
+		case ok:
+			sign, st, text = c.th.fail, bad, clean(err.Error())
+			if p := engine.BackupProblems(err); len(p) > 0 {
+				text = clean(p[0])
+			}
+		}
+		name := plain
+		if from+i == b.sel {
+			name = strong
+		}
+		etcd := ""
+		if e.Etcd {
+			etcd = "etcd"
+		}
+		r := c.th.row(w).add(accent, c.marker(from+i == b.sel)).add(st, sign).add(plain, " ").col(name, clean(e.ID), 31)
+		r.num(plain, ago(e.Created, c.now), 8).num(plain, thousands(e.Objects), 10).num(plain, bytesOf(e.Bytes), 9).pad(1).col(faint, etcd, 4)
+		var below []string // why, if it is too long for the row
+		if r.fits(text) {
+			r.add(faint, text)
+		} else if from+i == b.sel {
+			below = c.th.below(w, 4, 2, faint, text)
+		}
+		lines = append(append(lines, r.String()), below...)
+	}
+	return lines[:min(len(lines), h)]
+}
+
+// backupProgress draws the backup that is being made: its steps, and how far the one
+// under way is.
+func (c *console) backupProgress(w int) []string {
+	b := &c.bak
+	lines := []string{c.th.rule(w, "Making a backup", clock(c.now.Sub(b.began)))}
+	if len(b.t.steps) == 0 {
+		return append(lines, c.th.row(w).add(accent, " "+c.th.spin(c.frame)+" ").add(plain, "planning").String())
+	}
+	for i := range b.t.steps {
+		s := &b.t.steps[i]
+		sign, st := c.th.dot, faint
+		switch s.state {
+		case engine.StateRunning:
+			sign, st = c.th.spin(c.frame), accent
+		case engine.StateDone, engine.StateSkipped:
+			sign, st = c.th.ok, good
+		case engine.StateFailed:
+			sign, st = c.th.fail, bad
+		case engine.StateStopped:
+			sign, st = c.th.stopped, caution
+		}
+		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").add(plain, s.title)
+		if s.took > 0 {
+			r.right(faint, short(s.took))
+		}
+		lines = append(lines, r.String())
+		if s.state == engine.StateRunning {
+			lines = append(lines, c.stepProgress(w, s)...)
+		}
+	}
+	return lines
+}
+
+// stepProgress is types, objects, bytes, rate and time left of the step under way.
+func (c *console) stepProgress(w int, s *step) []string {
+	b := &c.bak
+	n := b.t.counts
+	switch {
+	case s.id == engine.StepBackupResources && n["all_types"] > 0:
+		left := ""
+		if v, ok := n["seconds_left"]; ok {
+			left = ", " + short(time.Duration(v)*time.Second) + " left"
+		}
+		doing := ""
+		for _, p := range s.parts {
+			doing = p.name
+		}
+		return []string{
+			c.th.row(w).pad(3).add(accent, c.th.meter(n["types"], n["all_types"], min(24, w/4))).add(plain, fmt.Sprintf(" %d of %d types  ", n["types"], n["all_types"])).add(faint, doing).String(),
+			c.th.row(w).pad(3).add(plain, amountOf(n["objects"], "object")+", "+bytesOf(n["bytes"])).add(faint, ", "+bytesOf(n["bytes_per_second"])+"/s"+left).String(),
+		}
+	case s.total > 0:
+		return []string{c.th.row(w).pad(3).add(accent, c.th.meter(s.progress, s.total, min(24, w/4))).add(plain, " "+bytesOf(s.progress)+" of "+bytesOf(s.total)).String()}
+	case s.progress > 0:
+		text := bytesOf(s.progress)
+		if d := c.now.Sub(s.began); d >= time.Second {
+			text += ", " + bytesOf(int64(float64(s.progress)/d.Seconds())) + "/s"
+		}
+		return []string{c.th.row(w).pad(3).add(plain, text).String()}
+	}
+	return nil
+}
+
+// backupOutcome says what came of the backup that was made.
+func (c *console) backupOutcome(w int) []string {
+	b := &c.bak
+	if b.err == nil {
+		lines := []string{c.th.rule(w, "Done", clock(b.t.last.Sub(b.t.started)))}
+		text := "the backup is whole"
+		if b.t.result != nil && b.t.result.text != "" {
+			text = b.t.result.text
+		}
+		lines = append(lines, c.th.row(w).add(plain, " ").add(good, c.th.ok+" ").add(plain, text).String())
+		for i := range b.t.log.len() {
+			if l := b.t.log.at(i); l.level == "warn" || l.level == "error" {
+				lines = append(lines, c.th.below(w, 3, 2, caution, l.text)...)
+			}
+		}
+		return lines
+	}
+	if engine.ExitCode(b.err) == engine.ExitStopped {
+		return []string{c.th.rule(w, "Stopped", ""), c.th.row(w).add(plain, " ").add(caution, c.th.stopped+" ").add(plain, "the backup was stopped; nothing of it is left").String()}
+	}
+	return c.problemWithin(w, 3, "`"+c.command()+"` shows them", b.err)
+}
+
+// volumesView lists the volumes that no backup holds.
+func (c *console) volumesView(w, h int) []string {
+	all := c.bak.local.Volumes
+	lines := []string{
+		c.th.rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
+		c.th.row(w).pad(1).col(faint, "claim", 28).col(faint, "node", 18).col(faint, "size", 9).add(faint, "used by").String(),
+	}
+	from := min(c.bak.at, max(0, len(all)-(h-3)))
+	for _, v := range all[from:min(len(all), from+max(1, h-3))] {
+		size, nodes, users := "-", "-", "nobody now"
+		if v.Bytes > 0 {
+			size = bytesOf(v.Bytes)
+		}
+		if len(v.Nodes) > 0 {
+			nodes = someNames(v.Nodes, 1)
+		}
+		if len(v.Workloads) > 0 {
+			users = someNames(v.Workloads, 2)
+		}
+		lines = append(lines, c.th.row(w).pad(1).col(plain, clean(v.Namespace+"/"+v.Claim), 28).col(plain, clean(nodes), 18).col(faint, size, 9).add(plain, clean(users)).String())
+	}
+	if rest := len(all) - (len(lines) - 2); rest > 0 {
+		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("%s %d more: ↑↓ moves", c.th.ellipsis, rest)).String())
+	}
+	return lines
+}
+
+// backupMode is the right end of the first line.
+func (c *console) backupMode() string { return "backup  " + c.now.UTC().Format("15:04:05 UTC") }
+
+// backupWhy is the line above the keys.
+func (c *console) backupWhy() []string {
+	b := &c.bak
+	text := ""
+	switch {
+	case b.stopping && b.running, c.leaving:
+		text = "Stopping; what was written of this backup is removed."
+	case b.running && b.t.why.text != "":
+		text = "Why waiting (" + short(c.now.Sub(b.t.why.since)) + "): " + b.t.why.text
+	}
+	if text == "" {
+		return nil
+	}
+	return c.th.below(c.w, 1, 2, strong, text)
+}
+
+// backupCommand is the command line that makes the backup that b makes.
+func (c *console) backupCommand() string {
+	verb := "backup create"
+	if c.bak.etcd != engine.EtcdAuto {
+		verb += " --etcd=" + c.bak.etcd
+	}
+	return c.deps.sp.command(verb)
+}
