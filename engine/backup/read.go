@@ -455,8 +455,15 @@ func (b *Backup) verifyFile(ctx context.Context, want *File, deep bool, buf []by
 	}
 	h := sha256.New()
 	var lines int64
+	var end *etcdEnd
+	if want.Name == SnapshotFile {
+		end = newEtcdEnd()
+	}
 	err = each(ctx, f, buf, func(p []byte) {
 		h.Write(p)
+		if end != nil {
+			end.write(p)
+		}
 		lines += int64(bytes.Count(p, []byte("\n")))
 		read(len(p))
 	})
@@ -468,7 +475,13 @@ func (b *Backup) verifyFile(ctx context.Context, want *File, deep bool, buf []by
 		wrong("%s is not what was written: its SHA-256 differs", want.Name)
 		return
 	}
-	if want.Name != SnapshotFile && lines != want.Objects+2 { // a line each, one before and one after
+	if end != nil {
+		if text := end.wrong(); text != "" {
+			wrong("%s %s", want.Name, text)
+		}
+		return
+	}
+	if lines != want.Objects+2 { // a line each, one before and one after
 		wrong("%s has %d objects, and %d is written in %s", want.Name, lines-2, want.Objects, ManifestFile)
 	}
 }
