@@ -93,6 +93,9 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(Ev
 	c.settle()
 	c.sort()
 	p.To, p.Findings = c.hop.To, c.out.Findings
+	if err := c.unknown(); err != nil {
+		return nil, err
+	}
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
@@ -322,6 +325,48 @@ func (c *checkRun) settle() {
 			f.Remedy += "; if it is meant as it is, `--acknowledge " + f.ID + "`"
 		}
 	}
+}
+
+// occasional are the IDs of findings that are not rules and are only told when there is
+// something to tell.
+var occasional = []string{
+	"api-server", "cli", "cli-older", "cloud", "cloud-offers", "components", "feed", "image", "measurements", "measurements-unknown", "node-version", "preflight",
+	"running", "running-denied", "running-kubernetes", "running-release", "services-first", "trust-roots",
+}
+
+// unknown refuses IDs that no finding has: a word that was mistyped would be taken for
+// one that was given. One whose finding did not come up this time is no mistake: the
+// same command may be given again.
+func (c *checkRun) unknown() error {
+	var open []string // what a word would change
+	known := map[string]bool{}
+	for _, id := range slices.Concat(acknowledgeable, occasional) {
+		known[id] = true
+	}
+	for _, r := range rules {
+		known[r.id] = true
+	}
+	for _, f := range c.out.Findings {
+		known[f.ID] = true
+		if f.Severity == Warn || f.Severity == Block && slices.Contains(acknowledgeable, f.ID) {
+			open = append(open, f.ID)
+		}
+	}
+	var wrong []string
+	for _, id := range c.acknowledged {
+		if !known[id] {
+			wrong = append(wrong, id)
+		}
+	}
+	if len(wrong) == 0 {
+		return nil
+	}
+	slices.Sort(open)
+	remedy := "nothing needs to be acknowledged here; leave it out"
+	if open = slices.Compact(open); len(open) > 0 {
+		remedy = "here these can be: " + strings.Join(open, ", ")
+	}
+	return &Error{Op: "acknowledge " + strings.Join(wrong, ", "), Err: errors.New("no finding has this ID"), Remedy: remedy, Exit: ExitUsage}
 }
 
 // prepareRun is what the steps of one plan share. Steps run one after the other.

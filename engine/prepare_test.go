@@ -277,6 +277,7 @@ func TestPrepareRefuses(t *testing.T) {
 		{"a new image and a new minor at once, without a word", config, engine.PrepareRequest{}, []string{"oldest-supports-kubernetes"}, 0},
 		{"they are asked for with a word, and all is fine", config, engine.PrepareRequest{Acknowledge: []string{"oldest-supports-kubernetes"}}, nil, 0},
 		{"a word for something else", config, engine.PrepareRequest{Acknowledge: []string{"measurements-weaker", "kubernetes-minor"}}, []string{"oldest-supports-kubernetes"}, 0},
+		{"a word that no finding knows", config, engine.PrepareRequest{Acknowledge: []string{"oldest-supports-kubernetes", "measurement-weaker"}}, nil, engine.ExitUsage},
 		{"a finding that cannot be acknowledged", func(s *checkStage) {
 			s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Block, Title: "no room"}}
 		}, engine.PrepareRequest{Acknowledge: []string{"pdb"}}, []string{"pdb"}, 0},
@@ -315,6 +316,9 @@ func TestPrepareRefuses(t *testing.T) {
 			p, err := s.engine().PlanPrepare(t.Context(), tt.request, func(engine.Event) {})
 			if engine.ExitCode(err) != tt.exit {
 				t.Fatalf("%v: exit %d, want %d", err, engine.ExitCode(err), tt.exit)
+			}
+			if len(tt.request.Acknowledge) > 1 && err != nil && (!strings.Contains(err.Error(), "measurement-weaker") || !strings.Contains(engine.Remedy(err), "oldest-supports-kubernetes")) {
+				t.Errorf("refused with %q and the remedy %q", err, engine.Remedy(err))
 			}
 			if err != nil {
 				return
