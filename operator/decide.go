@@ -672,7 +672,7 @@ func (d *decision) handOver(r *replacement) {
 			d.postpone(r, "its drain is blocked: "+shorten(donor.blocker))
 		}
 	case !worker && !d.othersHealthy(donor.name):
-		d.wait("EtcdUnhealthy", fmt.Sprintf("not every other member of etcd is healthy, so %s cannot leave", donor.name), ref(donor.name), time.Time{})
+		d.wait("EtcdUnhealthy", d.sickBut(donor.name), ref(donor.name), time.Time{})
 	default:
 		in := *r.intent
 		in.goal, in.machine, in.node = v1alpha1.LeaveGoal, donor.providerID, donor.name
@@ -798,11 +798,12 @@ func (d *decision) memberGone(in *intent, n *node, name string) bool {
 		d.wait("EtcdUnknown", "the members of etcd could not be listed", v1alpha1.Reference{}, time.Time{})
 		return false
 	}
-	i := slices.IndexFunc(d.w.etcd, func(m member) bool { return m.node == name })
+	i := slices.IndexFunc(d.w.etcd, func(m member) bool { return m.node == name || m.nameless && d.owns(name, m) })
 	if i < 0 {
 		return true
 	}
 	m := d.w.etcd[i]
+	member := m.node
 	if in.donor == name && n != nil && m.voter && m.healthy {
 		heir := d.heirOf(n, in)
 		if heir == "" || !d.isMember(heir) {
@@ -820,14 +821,14 @@ func (d *decision) memberGone(in *intent, n *node, name string) bool {
 		}
 	}
 	switch {
-	case !d.othersHealthy(name):
-		d.wait("EtcdUnhealthy", fmt.Sprintf("not every other member of etcd is healthy, so %s cannot leave", name), ref(name), time.Time{})
+	case !d.othersHealthy(member):
+		d.wait("EtcdUnhealthy", d.sickBut(member), ref(name), time.Time{})
 	case !d.must(ruleLeaderMoved, !m.leader):
 		if to := d.nextLeader(name); to != "" {
 			d.do(action{kind: moveLeader, node: name, heir: to})
 		}
 	default:
-		d.do(action{kind: removeMember, node: name, voters: d.votersWithout(name)})
+		d.do(action{kind: removeMember, node: member, voters: d.votersWithout(member)})
 	}
 	return false
 }
@@ -853,6 +854,22 @@ func (d *decision) votes(name string) bool {
 // othersHealthy reports whether all members but one are started, healthy voters.
 func (d *decision) othersHealthy(but string) bool {
 	return d.must(ruleMembersHealthy, !slices.ContainsFunc(d.w.etcd, func(m member) bool { return m.node != but && (!m.voter || !m.healthy) }))
+}
+
+// sickBut says which other member keeps one from leaving.
+func (d *decision) sickBut(name string) string {
+	for _, m := range d.w.etcd {
+		switch {
+		case m.node == name:
+		case m.nameless:
+			return fmt.Sprintf("the member %s of etcd has not started, so %s cannot leave", m.node, name)
+		case !m.voter:
+			return fmt.Sprintf("the member of etcd on %s does not vote yet, so %s cannot leave", m.node, name)
+		case !m.healthy:
+			return fmt.Sprintf("the member of etcd on %s is not healthy, so %s cannot leave", m.node, name)
+		}
+	}
+	return fmt.Sprintf("not every other member of etcd is healthy, so %s cannot leave", name)
 }
 
 func (d *decision) votersWithout(name string) int {
@@ -940,13 +957,64 @@ func (d *decision) deadMembers() {
 	for _, m := range d.w.etcd {
 		exists := d.nodes[m.node] != nil || slices.ContainsFunc(d.w.instances, func(i instance) bool { return i.name == m.node && i.state != "Terminated" })
 		bound := slices.ContainsFunc(d.w.intents, func(i intent) bool { return i.node == m.node && i.goal == v1alpha1.LeaveGoal })
-		if m.nameless && (d.cpMoves() || d.cpComes()) {
+		if m.nameless && !d.abandoned(m) {
 			continue // whose member it is shows when it starts
 		}
 		if d.when(ruleDeadMember, !exists && !bound && !m.healthy) {
 			d.do(action{kind: removeMember, node: m.node, voters: d.votersWithout(m.node)})
 		}
 	}
+}
+
+// A machine that joins etcd is a member before its etcd has started and told its name.
+// That takes seconds, or as long as an image takes to be there.
+const memberStarts = 2 * time.Minute
+
+// owns reports whether a member that has not started is that of the machine called
+// name. Its address is all that is known of it.
+func (d *decision) owns(name string, m member) bool {
+	return m.address != "" && slices.ContainsFunc(d.w.instances, func(i instance) bool {
+		g := d.group(i.group)
+		return i.name == name && i.address == m.address && !gone(&i) && (g == nil || g.role == v1alpha1.ControlPlaneRole)
+	})
+}
+
+// abandoned reports whether the machine of a member that has not started is no more.
+// Such a member keeps all others from joining and from leaving, so it does not wait
+// until no control plane moves, unless the address of one is not known.
+func (d *decision) abandoned(m member) bool {
+	if d.w.now.Before(m.since.Add(memberStarts)) {
+		return false
+	}
+	known := m.address != ""
+	for i := range d.w.instances {
+		o := &d.w.instances[i]
+		if g := d.group(o.group); gone(o) || g != nil && g.role != v1alpha1.ControlPlaneRole {
+			continue
+		}
+		if known && o.address == m.address {
+			return false
+		}
+		known = known && o.address != ""
+	}
+	return known && d.seeControlPlanes() || !d.cpMoves() && !d.cpComes()
+}
+
+// seeControlPlanes reports whether the machine of each control plane, and of each that
+// is asked for, is seen.
+func (d *decision) seeControlPlanes() bool {
+	for i := range d.w.nodes {
+		if n := &d.w.nodes[i]; n.role == v1alpha1.ControlPlaneRole && d.instances[n.providerID] == nil {
+			return false
+		}
+	}
+	for i := range d.w.intents {
+		in := &d.w.intents[i]
+		if d.roleOf(in) == v1alpha1.ControlPlaneRole && in.goal == v1alpha1.JoinGoal && d.tokens[in.token] == nil && d.instances[in.machine] == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // candidate reports whether a replacement of n could begin now, given a place.

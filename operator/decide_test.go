@@ -39,6 +39,13 @@ func rollout(edit ...func(*v1alpha1.NodeVersionSpec, *world)) (v1alpha1.NodeVers
 	return s, w
 }
 
+// addressed gives the machines addresses, from 10.42.0.1.
+func addressed(w *world) {
+	for i := range w.instances {
+		w.instances[i].address = fmt.Sprintf("10.42.0.%d", i+1)
+	}
+}
+
 func TestDecide(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -77,6 +84,33 @@ func TestDecide(t *testing.T) {
 			w.etcd = append(w.etcd, member{node: "https://10.42.0.9:2380", nameless: true})
 			w.nodes[3].image, w.nodes[4].image = image2, image2
 		}, []string{"remove etcd member https://10.42.0.9:2380 leaving=3", "resume autoscaler"}, "", "True UpToDate"},
+		{"nor while it may just be about to start", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.etcd = append(w.etcd, member{node: "https://10.42.0.9:2380", nameless: true, address: "10.42.0.9", since: w.now.Add(-time.Minute)})
+			w.nodes[3].image, w.nodes[4].image = image2, image2
+		}, []string{"resume autoscaler"}, "", "True UpToDate"},
+		{"nor that of a control plane that is there", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.etcd = append(w.etcd, member{node: "https://10.42.0.2:2380", nameless: true, address: "10.42.0.2"})
+			w.nodes[3].image, w.nodes[4].image = image2, image2
+			addressed(w)
+		}, []string{"resume autoscaler"}, "", "True UpToDate"},
+		{"it goes at once when no control plane has its address, though one is leaving", func(s *v1alpha1.NodeVersionSpec, w *world) {
+			leavingControlPlane(nil)(s, w)
+			addressed(w)
+			w.etcd = append(w.etcd, member{node: "https://10.42.0.99:2380", nameless: true, address: "10.42.0.99"})
+		}, []string{"remove etcd member https://10.42.0.99:2380 leaving=4"}, "EtcdUnhealthy", "False EtcdUnhealthy"},
+		{"but not while a machine is asked for that is not seen", func(s *v1alpha1.NodeVersionSpec, w *world) {
+			leavingControlPlane(nil)(s, w)
+			addressed(w)
+			w.etcd = append(w.etcd, member{node: "https://10.42.0.99:2380", nameless: true, address: "10.42.0.99"})
+			w.intents = append(w.intents, intent{name: "replace-1", goal: v1alpha1.JoinGoal, token: "u", donor: "control-plane-1", group: cpGroup, deadline: w.now.Add(time.Minute)})
+		}, nil, "EtcdUnhealthy", "False EtcdUnhealthy"},
+		{"a machine that is given up takes its member with it", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.intents = []intent{{name: "replace-0", goal: v1alpha1.LeaveGoal, token: "t", donor: "control-plane-2", group: cpGroup, machine: "sandbox://t/control-plane-9", node: "control-plane-9"}}
+			w.instances = append(w.instances, instance{id: "sandbox://t/control-plane-9", name: "control-plane-9", group: cpGroup, token: "t", state: "Ready", since: w.now})
+			addressed(w)
+			last := w.instances[len(w.instances)-1]
+			w.etcd = append(w.etcd, member{node: "https://" + last.address + ":2380", nameless: true, address: last.address})
+		}, []string{"remove etcd member https://10.42.0.6:2380 leaving=3"}, "", "False RollingOut"},
 		{"a control plane that is a Node before it is a member of etcd is let join", func(_ *v1alpha1.NodeVersionSpec, w *world) {
 			heir := machine("control-plane-3", func(n *node) { n.donor = "control-plane-2" })
 			w.nodes[2].image = image1

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -92,7 +93,7 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration) {
 				since = now
 			}
 			f.since[id] = since
-			f.sorted = append(f.sorted, instance{id: s.ProviderID, name: s.Name, group: s.Group, token: s.Token, state: v1alpha1.InstanceState(s.State), since: since})
+			f.sorted = append(f.sorted, instance{id: s.ProviderID, name: s.Name, group: s.Group, token: s.Token, state: v1alpha1.InstanceState(s.State), since: since, address: addressOf(s.IP)})
 		}
 		slices.SortFunc(f.sorted, func(a, b instance) int { return strings.Compare(a.id, b.id) })
 	}
@@ -101,6 +102,13 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration) {
 		return all, false, never
 	}
 	return all, f.complete, f.now().Sub(f.listed)
+}
+
+func addressOf(ip netip.Addr) string {
+	if !ip.IsValid() {
+		return ""
+	}
+	return ip.String()
 }
 
 // quiet returns how long nothing was asked about instances.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -72,7 +73,7 @@ func (h *agentHost) Members(ctx context.Context) ([]member, error) {
 	}
 	members := make([]member, 0, len(all))
 	for _, m := range all {
-		members = append(members, member{node: nodeOf(m), voter: started(m), healthy: m.GetHealthy(), leader: m.GetLeader(), nameless: m.GetName() == ""})
+		members = append(members, member{node: nodeOf(m), voter: started(m), healthy: m.GetHealthy(), leader: m.GetLeader(), nameless: m.GetName() == "", address: addressIn(m)})
 	}
 	return members, nil
 }
@@ -97,6 +98,18 @@ func nodeOf(m *upgradeproto.EtcdMember) string {
 		return m.GetPeerUrls()[0]
 	}
 	return strconv.FormatUint(m.GetId(), 16)
+}
+
+// addressIn is the host in the URL of the peers of a member without a name.
+func addressIn(m *upgradeproto.EtcdMember) string {
+	if m.GetName() != "" || len(m.GetPeerUrls()) == 0 {
+		return ""
+	}
+	u, err := url.Parse(m.GetPeerUrls()[0])
+	if err != nil {
+		return ""
+	}
+	return u.Hostname()
 }
 
 // started reports whether m is a voter that has been heard of.

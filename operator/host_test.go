@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -410,6 +411,56 @@ func TestHostChangesEtcd(t *testing.T) {
 	}
 }
 
+// A machine that died while it joined leaves a member that never starts. etcd lets no
+// other join or leave until it is removed.
+func TestHostRemovesAMemberThatNeverStarted(t *testing.T) {
+	for _, learner := range []bool{true, false} {
+		t.Run(fmt.Sprintf("learner %v", learner), func(t *testing.T) {
+			r := newHostRig(t)
+			url := realEtcd(t, 3)[0]
+			r.host.Etcd.Endpoint = url
+			r.up()
+			h := r.client()
+			dead := member{node: "https://10.42.0.99:2380", voter: false, nameless: true, address: "10.42.0.99"}
+			add := func(peer string) (string, error) {
+				resp, err := http.Post(url+"/v3/cluster/member/add", "application/json", strings.NewReader(fmt.Sprintf(`{"peerURLs":[%q],"isLearner":%v}`, peer, learner)))
+				if err != nil {
+					return "", err
+				}
+				defer resp.Body.Close()
+				b, err := io.ReadAll(resp.Body)
+				return string(b), err
+			}
+			// etcd itself refuses until its members have known each other for some seconds.
+			r.until("it is added", func() bool {
+				answer, err := add(dead.node)
+				return err == nil && strings.Contains(answer, `"member":`)
+			})
+			if answer, err := add("https://10.42.0.98:2380"); err != nil || strings.Contains(answer, `"member":`) {
+				t.Errorf("another one joined: %s, %v", answer, err)
+			}
+			members, err := h.Members(t.Context())
+			if err != nil || !slices.Contains(members, dead) || len(members) != 4 {
+				t.Fatalf("members %+v, %v", members, err)
+			}
+			led := members[slices.IndexFunc(members, func(m member) bool { return m.leader })].node
+			other := slices.DeleteFunc([]string{"m0", "m1", "m2"}, func(s string) bool { return s == led })[0]
+			if err := h.RemoveMember(t.Context(), other, 2); err == nil || !strings.Contains(err.Error(), "has not started") {
+				t.Errorf("a member left beside it: %v", err)
+			}
+			if err := h.RemoveMember(t.Context(), dead.node, 4); err == nil || !strings.Contains(err.Error(), "3 voters would stay") {
+				t.Errorf("it left though more voters were wanted: %v", err)
+			}
+			if err := h.RemoveMember(t.Context(), dead.node, 3); err != nil {
+				t.Fatal(err)
+			}
+			if members, err = h.Members(t.Context()); err != nil || slices.ContainsFunc(members, func(m member) bool { return m.nameless }) || len(members) != 3 {
+				t.Errorf("members %+v, %v", members, err)
+			}
+		})
+	}
+}
+
 // standInAgent stands in for an agent in states that are hard to bring about.
 type standInAgent struct {
 	upgradeproto.UnimplementedAgentServer
@@ -492,7 +543,7 @@ func TestHostTakesNoMemberForAnother(t *testing.T) {
 	}}
 	h := s.serve(t)
 	got, err := h.Members(t.Context())
-	want := []member{{node: "cp-1", voter: true, healthy: true, leader: true}, {node: "cp-2", healthy: true}, {node: "https://10.42.0.7:2380", nameless: true}, {node: "ff", nameless: true}}
+	want := []member{{node: "cp-1", voter: true, healthy: true, leader: true}, {node: "cp-2", healthy: true}, {node: "https://10.42.0.7:2380", nameless: true, address: "10.42.0.7"}, {node: "ff", nameless: true}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("members %+v, %v; want %+v", got, err, want)
 	}

@@ -199,7 +199,12 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	if w.versions, err = r.componentVersions(ctx, o.version); err != nil {
 		return nil, err
 	}
-	w.etcd = r.hostView.etcd(w.now)
+	w.etcd = slices.Clone(r.hostView.etcd(w.now))
+	for i := range w.etcd {
+		if m := &w.etcd[i]; m.nameless {
+			m.since = r.clocks.since("member "+m.node, w.now)
+		}
+	}
 	journal, _ := r.hostView.run()
 	known := time.Duration(0)
 	if u := o.version.Status.Upgrade; u != nil {

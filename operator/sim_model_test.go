@@ -59,6 +59,7 @@ type simMachine struct {
 	neverJoins      bool
 	wrong           bool          // it joins with another version
 	late            time.Duration // it joins so much later
+	unnamed         bool          // its member of etcd has not started
 	untracked       time.Duration // since when it is neither a Node nor tracked; 0: it is one
 }
 
@@ -378,6 +379,7 @@ func (s *simulation) machine(g int, token string) int {
 	s.m = append(s.m, m)
 	s.machines = append(s.machines, fact{life: booting, group: g, image: s.groups[g].image, ours: token != "", place: -1, donor: noMachine, heir: noMachine})
 	s.byName[m.name], s.byID[m.id] = i, i
+	s.byName[peerURL(i)] = i
 	if token != "" {
 		s.byToken[token] = i
 		if k := slices.IndexFunc(s.intents, func(in *simIntent) bool { return in.token == token }); k >= 0 {
@@ -446,14 +448,19 @@ func (s *simulation) join(i int) {
 		}
 	})
 	if cp {
+		m.unnamed = true
+		s.after(s.between(0, 15*time.Second), func() { m.unnamed = m.unnamed && s.machines[i].life != running })
 		s.vote(i)
 	}
 }
 
+func simAddress(i int) string { return fmt.Sprintf("10.0.%d.%d", i/256, i%256) }
+func peerURL(i int) string    { return "https://" + simAddress(i) + ":2380" }
+
 // vote makes a learner a voter.
 func (s *simulation) vote(i int) {
 	s.after(s.between(2*time.Second, 15*time.Second), func() {
-		if f := &s.machines[i]; f.member == 1 && f.life == running && !f.sick {
+		if f := &s.machines[i]; f.member == 1 && f.life == running && !f.sick && !s.m[i].unnamed {
 			f.member = 2
 			s.say("etcd: %s becomes a voter", s.m[i].name)
 			s.wakeAll()
@@ -602,6 +609,9 @@ func (s *simulation) counts() (ready [32]int, voters int) {
 func (s *simulation) stays(i int, leaves map[int]bool) bool {
 	m := &s.machines[i]
 	heir := m.ours && m.donor != forgotten && (m.donor < 0 || s.machines[m.donor].isNode && !leaves[m.donor])
+	if h := m.heir; h >= 0 && s.machines[h].life == terminated && s.m[h].node != nil && s.m[h].node.ready {
+		return false // it may go before anybody can know that its heir has died
+	}
 	return m.isNode && !m.obsolete && !leaves[i] && !heir && (m.place < 0 || s.places[m.place].leave)
 }
 

@@ -207,7 +207,7 @@ func (o *simOperator) world() world {
 	w.instances = make([]instance, 0, len(o.list)+4)
 	one := func(i int, state string) {
 		m := s.m[i]
-		in := instance{id: m.id, name: m.name, group: s.gs[s.machines[i].group].id, token: m.token, state: v1alpha1.InstanceState(state), since: o.clocks.since(m.id, w.now)}
+		in := instance{id: m.id, name: m.name, group: s.gs[s.machines[i].group].id, token: m.token, state: v1alpha1.InstanceState(state), since: o.clocks.since(m.id, w.now), address: simAddress(i)}
 		if state == "Terminated" && o.answers[m.token] != i {
 			in.token = "" // the cloud knows nothing of it any more
 		}
@@ -227,6 +227,10 @@ func (o *simOperator) world() world {
 	}
 	for i := range s.machines {
 		if m := &s.machines[i]; m.member != 0 {
+			if s.m[i].unnamed {
+				w.etcd = append(w.etcd, member{node: peerURL(i), nameless: true, address: simAddress(i), since: o.clocks.since(peerURL(i), w.now)})
+				continue
+			}
 			w.etcd = append(w.etcd, member{node: s.m[i].name, voter: m.member == 2, healthy: m.life == running && !m.sick, leader: s.leader == i})
 		}
 	}

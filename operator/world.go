@@ -77,6 +77,7 @@ type instance struct {
 	token           string // that it was created with; empty: not by us
 	state           v1alpha1.InstanceState
 	since           time.Time // when it was first seen, by our own clock
+	address         string    // in the cluster's network; empty: not known
 }
 
 // intent is a PendingNode: what we are about to do with a machine. It is written
@@ -103,7 +104,11 @@ type intent struct {
 type member struct {
 	node                   string
 	voter, healthy, leader bool // a voter that has not started is no voter
-	nameless               bool // it has not started, so node is an address and not a name
+	// It has not started, so node is the URL of its peers and not a name. address is the
+	// host in it, and since is when it was first seen so, by our own clock.
+	nameless bool
+	address  string
+	since    time.Time
 }
 
 // upgradeRun is the last run of an agent, as its journal or the last status says.
