@@ -55,6 +55,7 @@ func main() {
 		Kubernetes: build.Versions(),
 		Images:     []string{version.Release, "v1.0.0"},
 		Releases:   []string{version.Release, "v1.0.0"},
+		Faults:     sandbox.FaultNames(),
 		Engine:     newEngine,
 		Sandbox:    newSandbox,
 		Daemon:     serveSandbox,

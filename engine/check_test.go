@@ -636,6 +636,25 @@ func TestEstimatesComeFromRecordedRuns(t *testing.T) {
 	}
 }
 
+// Where Kubernetes changes, kubeadm takes its time beside that of the machines.
+func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
+	s := newCheckStage(t)
+	r := &s.inside.running
+	r.Services, r.ControlPlaneImage, r.WorkerImage = at("v1.1.0"), at("v1.1.0"), at("v1.1.0")
+	r.Target = engine.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}
+	for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0"} {
+		s.edit(old, now)
+	}
+	c := s.mustCheck(engine.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	if c.Changes == nil {
+		t.Fatalf("no hop: %v", found(c))
+	}
+	want := "no run is recorded in this workspace: services 10s-5m (assumed); kubeadm on one control plane 1m30s-10m (assumed); 3 machine(s) one after the other, each 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed)"
+	if c.Changes.Basis != want || c.Changes.Least != 178*time.Second || c.Changes.Most != 36*time.Minute {
+		t.Errorf("%s to %s: %s", c.Changes.Least, c.Changes.Most, c.Changes.Basis)
+	}
+}
+
 func TestCheckFollowsTheMatrix(t *testing.T) {
 	newest := func(s *checkStage) {
 		r := &s.inside.running

@@ -552,7 +552,7 @@ func (c *checkRun) changes(ctx context.Context) *Changes {
 			replaced++
 		}
 	}
-	whole, basis := c.past.estimate(replaced)
+	whole, basis := c.past.estimate(replaced, c.hop.To.Kubernetes != c.hop.From.Kubernetes)
 	out.Least, out.Most, out.Basis = whole.least, whole.most, basis
 	out.Measurements = c.measurementChanges()
 	if want, err := attestationJSON(c.next); err == nil && want != c.now.JoinConfig.Attestation && c.now.JoinConfig.Attestation != "" {

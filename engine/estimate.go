@@ -19,6 +19,10 @@ var (
 	assumedJoin   = interval{5 * time.Second, time.Minute}      // from there to a Ready node
 	assumedDrain  = interval{time.Second, 2 * time.Minute}      // of one node
 	assumedCharts = interval{10 * time.Second, 5 * time.Minute}
+	// kubeadm upgrades one control plane in place, once per hop; the others are replaced.
+	// With one control plane it was measured to take 3m5s, the time without an API server
+	// included; images may have to be pulled from far, and one run may take ten minutes.
+	assumedKubeadm = interval{90 * time.Second, 10 * time.Minute}
 )
 
 // recordedRuns is how many of the newest runs are looked at.
@@ -150,8 +154,9 @@ func (x *experience) read(path string) {
 }
 
 // estimate says how long a hop takes that replaces so many nodes, one after the other,
-// and where that comes from.
-func (x experience) estimate(replaced int) (whole interval, basis string) {
+// after it has brought Kubernetes to another version if kubernetes is set, and where that
+// comes from.
+func (x experience) estimate(replaced int, kubernetes bool) (whole interval, basis string) {
 	var parts []string
 	whole = assumedCharts
 	charts := "assumed"
@@ -159,6 +164,10 @@ func (x experience) estimate(replaced int) (whole interval, basis string) {
 		whole, charts = beyond(x.charts), "recorded"
 	}
 	parts = append(parts, fmt.Sprintf("services %s (%s)", whole, charts))
+	if kubernetes {
+		whole = whole.add(assumedKubeadm)
+		parts = append(parts, fmt.Sprintf("kubeadm on one control plane %s (assumed)", assumedKubeadm))
+	}
 	if replaced > 0 {
 		var machine interval
 		var from string

@@ -108,7 +108,7 @@ or without one with --yes.`,
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
 	_ = cmd.RegisterFlagCompletionFunc("image", fixed(s.Images...))
 	_ = cmd.RegisterFlagCompletionFunc("release", fixed(s.Releases...))
-	_ = cmd.RegisterFlagCompletionFunc("fault", fixed(noFaults, "boot-delay=", "never-boot=", "kill=", "api-429=", "api-500=", "api-latency="))
+	_ = cmd.RegisterFlagCompletionFunc("fault", fixed(append([]string{noFaults}, s.Faults...)...))
 	return cmd
 }
 

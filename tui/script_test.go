@@ -37,6 +37,7 @@ func TestMain(m *testing.M) {
 func fakeApp() App {
 	return App{
 		Release: "v1.1.0", Kubernetes: []string{"v1.35.4", "v1.36.3"}, Images: []string{"v1.1.0", "v1.0.0"}, Releases: []string{"v1.1.0", "v1.0.0"},
+		Faults: []string{"quota=", "registry-empty"},
 		Engine: func(ws *engine.Workspace, log *slog.Logger) (Engine, error) {
 			if os.Getenv("FAKE_RUN") != "" {
 				return fakeRun(ws)

@@ -65,6 +65,9 @@ type App struct {
 	Kubernetes []string
 	// Images and Releases are those that a sandbox can be made with, the default first.
 	Images, Releases []string
+	// Faults are the beginnings of the faults that a sandbox can have, such as "quota=";
+	// they are offered as completions.
+	Faults []string
 
 	// Engine returns the engine of a workspace. It is called at most once, and only by
 	// verbs that need it: starting must stay fast.

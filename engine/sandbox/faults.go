@@ -143,6 +143,18 @@ var faultKinds = []struct {
 	}},
 }
 
+// FaultNames returns the beginnings of all faults, as users write them: "quota=".
+func FaultNames() []string {
+	names := make([]string, len(faultKinds))
+	for i, k := range faultKinds {
+		names[i] = k.name
+		if strings.Contains(k.form, "=") {
+			names[i] += "="
+		}
+	}
+	return names
+}
+
 // ParseFaults reads faults as users write them: a word, "=" and what it is about. The error names every fault that
 // is wrong and lists those that exist; probabilities ("SHARE") lie in (0, 1].
 // A share of machines is always the same machines.

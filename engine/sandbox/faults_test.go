@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +28,11 @@ func TestFaultsAreParsed(t *testing.T) {
 	}
 	if len(f.spec) != len(faultKinds) {
 		t.Errorf("%d of %d kinds of fault are in this test", len(f.spec), len(faultKinds))
+	}
+	for _, name := range FaultNames() { // what is completed is the beginning of what is parsed
+		if n := slices.IndexFunc(f.spec, func(s string) bool { return strings.HasPrefix(s, name) }); n < 0 || strings.HasSuffix(name, "=") != strings.Contains(f.spec[n], "=") {
+			t.Errorf("%q begins no fault", name)
+		}
 	}
 }
 
