@@ -73,7 +73,10 @@ func newEngine(w *engine.Workspace, log *slog.Logger) (tui.Engine, error) {
 	inspect := func(_ context.Context, kubeconfig []byte) (engine.Inspector, error) {
 		return kube.Connect(kubeconfig, log)
 	}
-	return engine.New(w, engine.Deps{Connect: connect, Inspect: inspect, Sandbox: box, Buildable: build.Versions(), Log: log}), nil
+	backups := func(_ context.Context, kubeconfig []byte) (engine.BackupCluster, error) {
+		return kube.Connect(kubeconfig, log)
+	}
+	return engine.New(w, engine.Deps{Connect: connect, Inspect: inspect, Backups: backups, Sandbox: box, Buildable: build.Versions(), Log: log}), nil
 }
 
 func newSandbox(log *slog.Logger) (engine.Sandbox, error) {

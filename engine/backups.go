@@ -118,7 +118,8 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*Plan, error)
 	if b.cluster, err = e.backups(ctx, kubeconfig); err != nil {
 		return nil, &Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Exit: ExitUsage, Remedy: "restore the file from a backup"}
 	}
-	// A configuration that cannot be read must not keep anybody from making a backup.
+	// A configuration or state that cannot be read must not keep anybody from making a
+	// backup.
 	if c, err := e.ws.Config(); err == nil {
 		b.name = c.Name
 	}
@@ -312,7 +313,7 @@ func (m *meter) event(p BackupProgress, last bool) (Event, bool) {
 	if p.AllObjects == 0 && !last {
 		total = 0
 	}
-	return Event{Kind: KindProgress, Object: p.Type, Current: p.Objects, Total: total, Counts: counts, Text: text}, true
+	return Event{Kind: KindProgress, Current: p.Objects, Total: total, Counts: counts, Text: text}, true
 }
 
 // ListBackups returns the backups in dir, the newest first; an empty dir means that of the

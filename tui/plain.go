@@ -115,7 +115,7 @@ func (p *plainPrinter) draw() {
 		text += ": " + d
 	}
 	if s.total > 0 {
-		text += fmt.Sprintf("  %s %s", p.th.meter(s.progress, s.total, 20), amount(s.progress, s.total))
+		text += "  " + p.th.meter(s.progress, s.total, 20) + s.amount(" ")
 	}
 	p.live.set(p.th.spin(p.spin) + " " + text + "  " + short(p.now().Sub(s.began)))
 }
@@ -435,7 +435,7 @@ func (p *plainPrinter) tellStill() {
 			text += ": " + d
 		}
 		if s.total > 0 {
-			text += ", " + amount(s.progress, s.total)
+			text += s.amount(", ")
 		}
 	}
 	if p.t.why.text != "" {

@@ -224,7 +224,7 @@ func (c *console) stepRows(w int) []stepRow {
 		if s.text != "" || s.total > 0 {
 			bar := c.th.row(w).pad(3)
 			if s.total > 0 {
-				bar.add(accent, c.th.meter(s.progress, s.total, min(24, w/4))).add(faint, " "+amount(s.progress, s.total)+"  ")
+				bar.add(accent, c.th.meter(s.progress, s.total, min(24, w/4))).add(faint, s.amount(" ")+"  ")
 			}
 			rows = append(rows, stepRow{line: bar.add(plain, s.text).String(), inner: true})
 		}

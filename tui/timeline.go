@@ -52,6 +52,7 @@ type step struct {
 	took             time.Duration
 	progress         int64 // of total
 	total            int64
+	spelled          bool // how much of the total is there, text says
 	parts            []part
 }
 
@@ -73,6 +74,15 @@ func (s *step) doing() string {
 		}
 	}
 	return ""
+}
+
+// amount is how much of the total is there, with a leading separator, unless the text
+// says so.
+func (s *step) amount(separator string) string {
+	if s.spelled {
+		return ""
+	}
+	return separator + amount(s.progress, s.total)
 }
 
 // ended reports whether nothing more is expected of a part.
@@ -408,7 +418,7 @@ func (t *timeline) applyProgress(ev engine.Event) (change, int) {
 	if ev.Total != s.total { // another thing is counted now, or nothing
 		s.progress, s.total = 0, ev.Total
 	}
-	s.progress = max(s.progress, ev.Current)
+	s.progress, s.spelled = max(s.progress, ev.Current), ev.Text != "" && ev.Counts["objects"] > 0
 	return advanced, i
 }
 

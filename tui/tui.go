@@ -54,6 +54,10 @@ type Engine interface {
 	VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) error
 	// LocalData says what is on the disks of nodes and in no backup.
 	LocalData(context.Context) (engine.LocalData, error)
+	// ShowBackup returns what a backup holds, and where.
+	ShowBackup(dir, id string) (engine.BackupManifest, string, error)
+	// PruneBackups removes backups but for the newest whole ones.
+	PruneBackups(ctx context.Context, dir string, keep int) (removed []string, err error)
 }
 
 // App is the program: what main puts together, and the world around it.

@@ -3,6 +3,7 @@ package backup
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -274,6 +275,9 @@ func (t *TypeWriter) Reset() error {
 	return t.owned.back(position{})
 }
 
+// Retype says that the objects are read anew as another version.
+func (t *TypeWriter) Retype(as Type) { t.t.Version, t.t.Status = as.Version, as.Status }
+
 // Objects returns how many objects there are.
 func (t *TypeWriter) Objects() int64 { return t.plain.at.objects + t.owned.at.objects }
 
@@ -477,15 +481,16 @@ type writerFunc func([]byte) (int, error)
 // Write implements [io.Writer].
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// Commit makes the backup one. Of m, Secrets and the Cluster's name and ID are taken, and Created
-// if it is set; the manifest that was written is returned. After an error the backup is not one,
+// Commit makes the backup one. Of m, Secrets is taken, Created if it is set, and what
+// From has not said of the Cluster; the manifest that was written is returned. After an error the backup is not one,
 // and Abort removes it.
 func (w *Writer) Commit(m Manifest) (Manifest, error) {
 	out := Manifest{
 		Schema: Schema, ID: w.id, Created: w.began, Ended: time.Now().UTC(), Cluster: w.from, Secrets: m.Secrets,
 		Types: w.types, Files: w.files, Holes: w.holes, Etcd: w.etcd, Notes: w.notes,
 	}
-	out.Cluster.Name, out.Cluster.ID = m.Cluster.Name, m.Cluster.ID
+	out.Cluster.Name, out.Cluster.ID = cmp.Or(out.Cluster.Name, m.Cluster.Name), cmp.Or(out.Cluster.ID, m.Cluster.ID)
+	out.Cluster.UID, out.Cluster.Server = cmp.Or(out.Cluster.UID, m.Cluster.UID), cmp.Or(out.Cluster.Server, m.Cluster.Server)
 	if !m.Created.IsZero() {
 		out.Created = m.Created.UTC()
 	}
