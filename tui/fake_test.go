@@ -117,6 +117,8 @@ type fakeEngine struct {
 	verifyErr  error
 	local      engine.LocalData
 	localErr   error
+	manifest   engine.BackupManifest
+	pruned     []string
 	// checkPause, if not zero, is how many events come before Check with a preflight
 	// waits for its context to end.
 	checkPause int
