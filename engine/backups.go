@@ -25,6 +25,7 @@ const (
 // BackupCluster is what backups need from a cluster.
 type BackupCluster interface {
 	Backups
+	Restorer
 }
 
 // Backups reads what a backup holds.

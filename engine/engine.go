@@ -35,6 +35,7 @@ const (
 	ExitUpgradeAvailable = 6 // only with `upgrade check --exit-code`
 	ExitStopped          = 7 // part-way, can be resumed
 	ExitHeld             = 8 // another console holds the run
+	ExitDiffers          = 9 // only `backup diff`: the cluster is not as it was
 	ExitHungUp           = 129
 	ExitInterrupted      = 130
 	ExitTerminated       = 143

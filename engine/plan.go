@@ -14,6 +14,7 @@ const (
 	VerbInit    Verb = "init"
 	VerbPrepare Verb = "upgrade prepare"
 	VerbBackup  Verb = "backup create"
+	VerbRestore Verb = "backup restore"
 )
 
 // Severity is what a finding means for the plan.
@@ -83,6 +84,17 @@ type Plan struct {
 
 	// What the result says; zero fields have defaults.
 	end ending
+	// close gives back what the plan holds open; nil if it holds nothing.
+	close func()
+}
+
+// Close gives back what the plan holds open, after which it cannot be run. It can be called
+// more than once.
+func (p *Plan) Close() {
+	if p.close != nil {
+		p.close()
+		p.close = nil
+	}
 }
 
 // ending is what a run tells when it has ended.

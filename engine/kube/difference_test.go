@@ -1,0 +1,110 @@
+package kube
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestOnlyWhatPeopleAndControllersSetDiffers(t *testing.T) {
+	for _, tt := range []struct {
+		name, saved, live string
+		owners            string // of saved
+		status            bool
+		want              []string
+	}{
+		{
+			"what an API server sets is another one in each cluster",
+			`{"apiVersion":"a/v1","kind":"K","metadata":{"name":"x","uid":"1"},"spec":{"a":1}}`,
+			`{"apiVersion":"a/v2","kind":"K","metadata":{"name":"x","uid":"2","resourceVersion":"7","generation":3,"creationTimestamp":"2026-01-01T00:00:00Z","managedFields":[{}],"selfLink":"/x"},"spec":{"a":1}}`,
+			"", true, nil,
+		},
+		{"values at any depth", `{"metadata":{"name":"x"},"spec":{"a":{"b":[{"c":1},{"d":"e"}]}}}`, `{"metadata":{"name":"x"},"spec":{"a":{"b":[{"c":2},{"d":"f"}]}}}`, "", true, []string{"spec.a.b[0].c", "spec.a.b[1].d"}},
+		{"keys that are new or gone", `{"metadata":{"name":"x"},"data":{"a":"1","b":"2"}}`, `{"metadata":{"name":"x"},"data":{"b":"2","c.d/e":"3"}}`, "", true, []string{"data.a", `data["c.d/e"]`}},
+		{"lists of other lengths are one difference", `{"metadata":{"name":"x"},"spec":[1,2,3]}`, `{"metadata":{"name":"x"},"spec":[1,2]}`, "", true, []string{"spec"}},
+		{"another type", `{"metadata":{"name":"x"},"spec":{"a":1}}`, `{"metadata":{"name":"x"},"spec":{"a":"1"}}`, "", true, []string{"spec.a"}},
+		{"null is not false", `{"metadata":{"name":"x"},"spec":{"a":null,"b":false}}`, `{"metadata":{"name":"x"},"spec":{"a":false,"b":false}}`, "", true, []string{"spec.a"}},
+		{"the order of keys and spaces are nothing", `{"metadata":{"name":"x"},"spec":{"a":1,"b":2}}`, `{"metadata":{"name":"x"},"spec":{"b": 2,"a": 1}}`, "", true, nil},
+		{"numbers beyond 2^53", `{"metadata":{"name":"x"},"spec":{"a":9007199254740993}}`, `{"metadata":{"name":"x"},"spec":{"a":9007199254740992}}`, "", true, []string{"spec.a"}},
+		{"one number written in two ways", `{"metadata":{"name":"x"},"spec":{"a":1.0}}`, `{"metadata":{"name":"x"},"spec":{"a":1}}`, "", true, nil},
+		{"no labels are no labels", `{"metadata":{"name":"x","labels":{}},"status":{}}`, `{"metadata":{"name":"x","finalizers":[]}}`, "", true, nil},
+		{"labels, annotations and finalizers", `{"metadata":{"name":"x","labels":{"a":"b"},"finalizers":["f"]}}`, `{"metadata":{"name":"x","annotations":{"c":"d"}}}`, "", true, []string{"metadata.annotations", "metadata.finalizers", "metadata.labels"}},
+		{"a status, if it counts", `{"metadata":{"name":"x"},"status":{"a":1}}`, `{"metadata":{"name":"x"},"status":{"a":2}}`, "", true, []string{"status.a"}},
+		{"a status, if it does not", `{"metadata":{"name":"x"},"status":{"a":1}}`, `{"metadata":{"name":"x"},"status":{"a":2}}`, "", false, nil},
+		{"an object that is being deleted", `{"metadata":{"name":"x"}}`, `{"metadata":{"name":"x","deletionTimestamp":"2026-01-01T00:00:00Z","deletionGracePeriodSeconds":0}}`, "", true, []string{"metadata.deletionTimestamp"}},
+		{
+			"owners are the same by name", `{"metadata":{"name":"x"}}`,
+			`{"metadata":{"name":"x","ownerReferences":[{"apiVersion":"g/v2","kind":"B","name":"b","uid":"9"},{"apiVersion":"v1","kind":"A","name":"a","uid":"8","controller":true}]}}`,
+			`[{"apiVersion":"v1","kind":"A","name":"a","uid":"1","controller":true},{"apiVersion":"g/v1","kind":"B","name":"b","uid":"2"}]`, true, nil,
+		},
+		{"an owner that is gone", `{"metadata":{"name":"x"}}`, `{"metadata":{"name":"x"}}`, `[{"apiVersion":"v1","kind":"A","name":"a","uid":"1"}]`, true, []string{"metadata.ownerReferences"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			saved, err := parseObject([]byte(tt.saved))
+			if err != nil {
+				t.Fatal(err)
+			}
+			live, err := parseObject([]byte(tt.live))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f := compare(saved, live, tt.status, json.RawMessage(tt.owners)); !slices.Equal(f.paths, tt.want) || f.more != 0 {
+				t.Errorf("differs in %q and %d more, want %q", f.paths, f.more, tt.want)
+			}
+		})
+	}
+}
+
+func TestManyDifferencesAreCounted(t *testing.T) {
+	list := func(x string) *object {
+		o, err := parseObject([]byte(`{"metadata":{"name":"x"},"spec":[` + strings.Repeat(x+",", 30) + `0]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	if f := compare(list("1"), list("2"), true, nil); len(f.paths) != maxFields || f.more != 30-maxFields || f.String() != "spec[0], spec[10], spec[11], spec[12], spec[13] and 25 more" {
+		t.Errorf("%d paths, %d more: %s", len(f.paths), f.more, f)
+	}
+}
+
+func TestTwoStreamsMeetByKey(t *testing.T) {
+	stream := func(keys ...string) func(func(*object, error) bool) {
+		return func(yield func(*object, error) bool) {
+			for _, k := range keys {
+				ns, name, _ := strings.Cut(k, "/")
+				if !yield(&object{namespace: ns, name: name}, nil) {
+					return
+				}
+			}
+		}
+	}
+	// As in etcd: a-b comes before a/x, since - comes before /.
+	a := merged(inOrder("a", stream("a-b/x", "a/x", "a/z")), inOrder("a", stream("a/b", "b/a")))
+	b := inOrder("b", stream("a/b", "a/c", "a/z", "c/c"))
+	var got []string
+	for p, err := range pairs(a, b) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case p.live == nil:
+			got = append(got, "-"+p.saved.key())
+		case p.saved == nil:
+			got = append(got, "+"+p.live.key())
+		default:
+			got = append(got, p.live.key())
+		}
+	}
+	if want := []string{"-a-b/x", "a/b", "+a/c", "-a/x", "a/z", "-b/a", "+c/c"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	var failed error
+	for _, err := range pairs(inOrder("the backup", stream("b/a", "a/b")), stream()) {
+		failed = err
+	}
+	if failed == nil || !strings.Contains(failed.Error(), "the backup: a/b comes after b/a") {
+		t.Errorf("out of order: %v", failed)
+	}
+}

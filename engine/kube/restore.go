@@ -1,0 +1,1380 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/restmapper"
+
+	"constellation/engine"
+	"constellation/engine/backup"
+	"constellation/operator/api/v1alpha1"
+)
+
+var _ engine.Restorer = (*Client)(nil)
+
+// restoreManager owns the fields that a restore sets. It tells objects that an
+// interrupted restore made from those that others did.
+const restoreManager = "constellation-restore"
+
+const (
+	// kindLimit is how long a definition may take until it is served, or until an old one
+	// of its name is gone.
+	kindLimit = time.Minute
+	kindPoll  = 50 * time.Millisecond
+	// hardTries is how often a write is tried that fails with an internal error.
+	hardTries = 3
+)
+
+// Why an object is not restored or not overwritten although the backup has it. Each rule
+// is off for objects that a selector names: who names them knows what they do.
+const (
+	ruleIntents = "it records what was under way, and the operator would go on with it; name it with --only to restore it all the same"
+	ruleOther   = "it belongs to the cluster that the backup is of; name it with --only to restore it into this one"
+	ruleCareful = "it decides what nodes run or who may join, or what Helm believes; name it with --only to overwrite it"
+	ruleRecord  = "the cluster has a newer record of this Helm release; name it with --only to restore it all the same"
+	ruleTicket  = "it is a bootstrap token; name it with --only to restore it all the same"
+	ruleToken   = "it is the token of a ServiceAccount that is no more"
+)
+
+// restore is one call of Restore.
+type restore struct {
+	c      *Client
+	w      *wire
+	b      *backup.Backup
+	o      engine.RestoreOptions
+	pace   *pace
+	report func(engine.RestoreReport) // calls do not overlap
+	mapper meta.ResettableRESTMapper
+
+	types   []backup.Type   // that are restored, without definitions
+	foreign bool            // the backup is of another cluster
+	owned   map[string]bool // files of the backup whose objects have owners
+	level   map[string]int  // how many owners stand one above the other, by UID
+	kinds   map[schema.GroupResource]*kind
+	records map[string]int // newest revision by namespace and name of a Helm release
+
+	mu sync.Mutex
+	// uids maps owners as the backup knows them to those of the cluster: to "" before they
+	// are restored.
+	uids       map[string]owner
+	found      map[string]string // UIDs of owners that were looked up by name
+	namespaces map[string]*namespace
+}
+
+// owner is what became of an object that others name as their owner.
+type owner struct {
+	uid    string
+	would  bool   // it would be made: it has no UID yet
+	failed string // what it is called, if it could not be restored
+}
+
+// kind is what is known of the definition of a type in the cluster.
+type kind struct {
+	crd    *apiextensionsv1.CustomResourceDefinition
+	fresh  bool   // it was made by this restore
+	would  bool   // it would be
+	absent bool   // there is none
+	err    string // why its objects cannot be restored
+}
+
+type namespace struct {
+	once  sync.Once
+	would bool
+	err   error
+}
+
+// Restore implements [engine.Restorer].
+//
+// Definitions come first and are waited for until they are served. Then come objects
+// without owners, then those whose owners are there, and so on. Objects are sent as they
+// were in the version in which they were read, without what API servers set; the API
+// server converts them to what it stores. Their owners are named by their new UIDs. What
+// exists is read in pages in the same order and compared, so that a restore that goes on
+// after an interruption costs little more than reading.
+//
+// At most mostWriters objects are in flight. Besides, it remembers something of each owner
+// and each object with owners, and nothing of all others.
+func (c *Client) Restore(ctx context.Context, b *backup.Backup, o engine.RestoreOptions, report func(engine.RestoreReport)) error {
+	w, err := c.wire()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	r := &restore{
+		c: c, w: w, b: b, o: o, pace: newPace(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(c.discovery),
+		owned: map[string]bool{}, level: map[string]int{}, kinds: map[schema.GroupResource]*kind{}, records: map[string]int{},
+		uids: map[string]owner{}, found: map[string]string{}, namespaces: map[string]*namespace{},
+	}
+	var mu sync.Mutex
+	r.report = func(x engine.RestoreReport) {
+		mu.Lock()
+		defer mu.Unlock()
+		report(x)
+	}
+	if err := chosen(b, o.Only); err != nil {
+		return err
+	}
+	c.discovery.Invalidate()
+	if err := r.look(ctx); err != nil {
+		return err
+	}
+	if err := r.restoreKinds(ctx, cancel); err != nil {
+		return err
+	}
+	most := 0
+	for _, l := range r.level {
+		most = max(most, l)
+	}
+	for level := range most + 1 {
+		if err := r.restoreLevel(ctx, cancel, level); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// look reads what has to be known before the first write.
+func (r *restore) look(ctx context.Context) error {
+	here, err := r.c.ClusterUID(ctx)
+	if err != nil {
+		return err
+	}
+	r.foreign = here != r.b.Manifest().Cluster.UID
+	for o, err := range r.w.list(ctx, "/api/v1/namespaces", nil) {
+		if err != nil {
+			return fmt.Errorf("list namespaces: %w", err)
+		}
+		n, err := parseObject(o)
+		if err != nil {
+			return fmt.Errorf("list namespaces: %w", err)
+		}
+		there := &namespace{}
+		there.once.Do(func() {})
+		r.namespaces[n.name] = there
+	}
+	for _, f := range r.b.Manifest().Files {
+		r.owned[f.Name] = f.Owners != nil
+	}
+	dependants := map[string][]string{}
+	for _, t := range r.b.Manifest().Types {
+		if isKinds(t) || !r.ofType(t) {
+			continue
+		}
+		r.types = append(r.types, t)
+		if isRecords(t) {
+			if err := r.readRecords(ctx); err != nil {
+				return err
+			}
+		}
+		for x, err := range r.b.Owners(t) {
+			if err != nil {
+				return err
+			}
+			list, err := ownersOf(x.References)
+			if err != nil {
+				return fmt.Errorf("read owners of %s of the backup: %w", t, err)
+			}
+			for _, owned := range list {
+				dependants[x.UID] = append(dependants[x.UID], owned.UID)
+				r.uids[owned.UID] = owner{}
+			}
+		}
+	}
+	for uid := range dependants {
+		r.levelOf(uid, dependants)
+	}
+	return nil
+}
+
+// levelOf is how many owners stand one above the other. Of owners in a circle, one is
+// taken for none.
+func (r *restore) levelOf(uid string, dependants map[string][]string) int {
+	if l, ok := r.level[uid]; ok {
+		return max(l, 0)
+	}
+	owners, ok := dependants[uid]
+	if !ok {
+		return 0
+	}
+	r.level[uid] = -1 // under way
+	level := 0
+	for _, o := range owners {
+		level = max(level, r.levelOf(o, dependants))
+	}
+	r.level[uid] = level + 1
+	return level + 1
+}
+
+// readRecords learns how far the releases of Helm have come.
+func (r *restore) readRecords(ctx context.Context) error {
+	for o, err := range r.w.list(ctx, "/api/v1/secrets", url.Values{"labelSelector": {"owner=helm"}, "fieldSelector": {"type=" + recordType}}) {
+		if err != nil {
+			return fmt.Errorf("list Helm records: %w", err)
+		}
+		s, err := parseObject(o)
+		if err != nil {
+			return fmt.Errorf("list Helm records: %w", err)
+		}
+		release, revision := recordOf(s)
+		r.records[release] = max(r.records[release], revision)
+	}
+	return nil
+}
+
+// recordOf returns the release that a record is of, and which revision.
+func recordOf(s *object) (release string, revision int) {
+	var labels map[string]string
+	_ = json.Unmarshal(s.meta["labels"], &labels) // without labels it is no record
+	revision, _ = strconv.Atoi(labels["version"])
+	return s.namespace + "/" + labels["name"], revision
+}
+
+func isKinds(t backup.Type) bool {
+	return t.Group == kindsOfKinds.Group && t.Resource == kindsOfKinds.Resource
+}
+
+func isRecords(t backup.Type) bool {
+	return slices.ContainsFunc(t.Files, func(f string) bool { return strings.HasPrefix(f, backup.Releases) })
+}
+
+// perFile makes a type of each file of a type.
+func perFile(t backup.Type) (list []backup.Type) {
+	for i := range t.Files {
+		one := t
+		one.Files = t.Files[i : i+1]
+		list = append(list, one)
+	}
+	return list
+}
+
+// chosen returns an error unless each selector matches something.
+func chosen(b *backup.Backup, only []engine.Selector) error {
+	all := b.Manifest().Types
+	for _, s := range only {
+		of := slices.DeleteFunc(slices.Clone(all), func(t backup.Type) bool { return !s.OfType(t.Group, t.Resource) })
+		if len(of) == 0 {
+			return &engine.Error{Op: "select " + s.String(), Err: fmt.Errorf("the backup has no %s", backup.Type{Group: s.Group, Resource: s.Resource}), Remedy: near(all, s), Exit: engine.ExitUsage}
+		}
+		if !of[0].Namespaced && s.Name != "" && s.Namespace != "" {
+			return &engine.Error{Op: "select " + s.String(), Err: fmt.Errorf("objects of %s have no namespace", of[0]), Remedy: "write " + engine.Selector{Group: s.Group, Resource: s.Resource, Namespace: s.Name}.String(), Exit: engine.ExitUsage}
+		}
+		match := s.Namespace == "" && s.Name == "" && slices.ContainsFunc(of, func(t backup.Type) bool { return t.Objects > 0 || !isKinds(t) && t.Group != "" })
+		for _, t := range of {
+			if match {
+				break
+			}
+			for o, err := range saved(b, t) {
+				if err != nil {
+					return err
+				}
+				if match = s.Matches(nameOf(t, o)); match {
+					break
+				}
+			}
+		}
+		if !match {
+			return &engine.Error{Op: "select " + s.String(), Err: errors.New("nothing in the backup matches"), Remedy: fmt.Sprintf("`constellation backup show %s` names what it has", b.Manifest().ID), Exit: engine.ExitUsage}
+		}
+	}
+	return nil
+}
+
+// near says which types come close to what was asked for.
+func near(all []backup.Type, s engine.Selector) string {
+	var close []string
+	for _, t := range all {
+		if t.Group == s.Group || t.Resource == s.Resource || strings.EqualFold(t.Kind, s.Resource) || t.Resource == s.Resource+"s" {
+			close = append(close, engine.Selector{Group: t.Group, Resource: t.Resource}.String())
+		}
+	}
+	if len(close) == 0 || len(close) > 10 {
+		return "`constellation backup show ID` names the types that it has"
+	}
+	return "it has " + strings.Join(slices.Compact(close), ", ")
+}
+
+// saved yields the objects of a type in a backup in the order of their keys.
+func saved(b *backup.Backup, t backup.Type) iter.Seq2[*object, error] {
+	var streams []iter.Seq2[*object, error]
+	for _, one := range perFile(t) {
+		if !isKinds(t) {
+			streams = append(streams, inOrder(one.Files[0]+" of the backup", file(b, one)))
+			continue
+		}
+		// Definitions that appeared while the backup was made come after the others, again in
+		// order.
+		runs, last := 1, ""
+		for o, err := range file(b, one) {
+			if err != nil {
+				return func(yield func(*object, error) bool) { yield(nil, err) }
+			}
+			if o.key() < last {
+				runs++
+			}
+			last = o.key()
+		}
+		for run := range runs {
+			streams = append(streams, inOrder(one.Files[0]+" of the backup", func(yield func(*object, error) bool) {
+				now, last := 0, ""
+				for o, err := range file(b, one) {
+					if err == nil {
+						if o.key() < last {
+							now++
+						}
+						last = o.key()
+						if now > run {
+							return
+						}
+					}
+					if (err != nil || now == run) && (!yield(o, err) || err != nil) {
+						return
+					}
+				}
+			}))
+		}
+	}
+	if len(streams) == 0 {
+		return func(func(*object, error) bool) {}
+	}
+	return merged(streams...)
+}
+
+// file yields the objects of the only file of a type.
+func file(b *backup.Backup, t backup.Type) iter.Seq2[*object, error] {
+	return func(yield func(*object, error) bool) {
+		for x, err := range b.Objects(t) {
+			var o *object
+			if err == nil {
+				if o, err = parseObject(x.JSON); err == nil {
+					o.owners = slices.Clone(x.Owners)
+				} else {
+					err = fmt.Errorf("read %s of the backup: %w", t.Files[0], err)
+				}
+			}
+			if !yield(o, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func nameOf(t backup.Type, o *object) engine.ObjectName {
+	return engine.ObjectName{Group: t.Group, Resource: t.Resource, Namespace: o.namespace, Name: o.name}
+}
+
+// pathOf is the path of a type, in a namespace if one is given.
+func pathOf(t backup.Type, namespace string) string {
+	p := "/apis/" + t.Group + "/" + t.Version
+	if t.Group == "" {
+		p = "/api/" + t.Version
+	}
+	if namespace != "" {
+		p += "/namespaces/" + namespace
+	}
+	return p + "/" + t.Resource
+}
+
+// ofType reports whether objects of t are restored, or some.
+func (r *restore) ofType(t backup.Type) bool {
+	return len(r.o.Only) == 0 || slices.ContainsFunc(r.o.Only, func(s engine.Selector) bool { return s.OfType(t.Group, t.Resource) })
+}
+
+func (r *restore) wants(o engine.ObjectName) bool {
+	return len(r.o.Only) == 0 || r.named(o)
+}
+
+// named reports whether a selector matches an object.
+func (r *restore) named(o engine.ObjectName) bool {
+	return slices.ContainsFunc(r.o.Only, func(s engine.Selector) bool { return s.Matches(o) })
+}
+
+// live yields what the cluster has of a type in the order of keys.
+func (w *wire) live(ctx context.Context, t backup.Type, q url.Values) iter.Seq2[*object, error] {
+	return inOrder(t.String()+" of the cluster", func(yield func(*object, error) bool) {
+		for b, err := range w.list(ctx, pathOf(t, within(t)), q) {
+			var o *object
+			if err == nil {
+				o, err = parseObject(b)
+			}
+			if err != nil {
+				err = &unreadable{t, err}
+			}
+			if !yield(o, err) || err != nil {
+				return
+			}
+		}
+	})
+}
+
+// unreadable is the error of a type that the cluster does not tell of.
+type unreadable struct {
+	t   backup.Type
+	err error
+}
+
+func (e *unreadable) Error() string { return fmt.Sprintf("list %s: %v", e.t, e.err) }
+
+func (e *unreadable) Unwrap() error { return e.err }
+
+// task is an object that is restored.
+type task struct {
+	t           backup.Type
+	k           *kind   // nil of built-in types
+	saved, live *object // live may be nil
+}
+
+// crew carries out jobs, at most mostWriters at a time.
+type crew struct {
+	jobs chan task
+	wg   sync.WaitGroup
+}
+
+func (r *restore) crew(ctx context.Context, give func(error)) *crew {
+	c := &crew{jobs: make(chan task)}
+	for range mostWriters {
+		c.wg.Go(func() {
+			for j := range c.jobs {
+				if ctx.Err() != nil {
+					continue
+				}
+				x, err := r.one(ctx, j)
+				switch {
+				case ctx.Err() != nil: // what became of it nobody knows
+				case errors.Is(err, engine.ErrDenied) && !errors.Is(err, engine.ErrForbidden):
+					give(err)
+				case err != nil:
+					r.fail(j, err)
+				default:
+					r.report(x)
+				}
+			}
+		})
+	}
+	return c
+}
+
+// end returns when all jobs are done.
+func (c *crew) end() {
+	close(c.jobs)
+	c.wg.Wait()
+}
+
+// fail reports that an object could not be restored.
+func (r *restore) fail(j task, err error) {
+	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreFailed, Text: brief(err), Remedy: engine.Remedy(err)}
+	r.mu.Lock()
+	if _, ok := r.uids[j.saved.uid]; ok {
+		r.uids[j.saved.uid] = owner{failed: x.Object.String()}
+	}
+	r.mu.Unlock()
+	r.report(x)
+}
+
+// brief takes away what the engine puts before an error for itself.
+func brief(err error) string {
+	s := err.Error()
+	for _, e := range []error{engine.ErrAbsent, engine.ErrForbidden, engine.ErrDenied, engine.ErrUnreachable} {
+		s = strings.TrimPrefix(s, e.Error()+": ")
+	}
+	return s
+}
+
+// restoreKinds restores the definitions, and those that chosen types need.
+func (r *restore) restoreKinds(ctx context.Context, give func(error)) error {
+	all := slices.IndexFunc(r.b.Manifest().Types, isKinds)
+	if all < 0 {
+		return nil
+	}
+	t := r.b.Manifest().Types[all]
+	t.Status = false // it is what the API server says about a definition
+	wanted := func(o *object) bool {
+		if r.wants(nameOf(t, o)) {
+			return true
+		}
+		resource, group, _ := strings.Cut(o.name, ".")
+		return slices.ContainsFunc(r.o.Only, func(s engine.Selector) bool { return s.OfType(group, resource) })
+	}
+	crew := r.crew(ctx, give)
+	err := func() error {
+		defer crew.end()
+		for p, err := range pairs(saved(r.b, t), r.w.live(ctx, t, nil)) {
+			if err != nil {
+				return err
+			}
+			if p.saved == nil || !wanted(p.saved) {
+				continue
+			}
+			select {
+			case crew.jobs <- task{t, nil, p.saved, p.live}:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		return nil
+	}()
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	r.c.discovery.Invalidate()
+	r.mapper.Reset()
+	return r.awaitKinds(ctx)
+}
+
+// awaitKinds returns when all definitions that were made are served, or will not be.
+func (r *restore) awaitKinds(ctx context.Context) error {
+	var wait []schema.GroupResource
+	fresh := false
+	for gr, k := range r.kinds {
+		if k.err == "" && !k.would {
+			wait = append(wait, gr)
+			fresh = fresh || k.fresh
+		}
+	}
+	if fresh {
+		r.report(engine.RestoreReport{State: engine.RestoreWaits, Text: "until the API server serves what was defined anew"})
+	}
+	limited, cancel := context.WithTimeout(ctx, kindLimit)
+	defer cancel()
+	var group errgroup.Group
+	group.SetLimit(firstWriters)
+	for _, gr := range wait {
+		k := r.kinds[gr]
+		group.Go(func() error {
+			if err := r.awaitKind(limited, gr, k); err != nil {
+				k.err = "its definition is not served: " + brief(err)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // nobody fails
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+func (r *restore) awaitKind(ctx context.Context, gr schema.GroupResource, k *kind) error {
+	crd := kindsOfKinds.GroupVersion().String()
+	why := errors.New("the API server has not established it")
+	for {
+		err := retry(ctx, func(ctx context.Context) error {
+			b, err := r.w.do(ctx, http.MethodGet, "/apis/"+crd+"/customresourcedefinitions/"+gr.String(), nil, "application/json", nil)
+			if err != nil {
+				return err
+			}
+			k.crd = &apiextensionsv1.CustomResourceDefinition{}
+			return unmarshal(b, k.crd)
+		})
+		if err != nil {
+			return err
+		}
+		established := false
+		for _, c := range k.crd.Status.Conditions {
+			switch {
+			case c.Type == apiextensionsv1.NamesAccepted && c.Status == apiextensionsv1.ConditionFalse:
+				return fmt.Errorf("its names are not accepted: %s", c.Message)
+			case c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue:
+				established = true
+			}
+		}
+		if established {
+			served, err := r.inDiscovery(ctx, k.crd)
+			if err != nil || served {
+				return err
+			}
+			why = errors.New("discovery does not tell of it")
+		}
+		select { // nothing tells when; the gap is a fraction of a second
+		case <-ctx.Done():
+			return why
+		case <-time.After(kindPoll):
+		}
+	}
+}
+
+// inDiscovery reports whether the API server tells of each served version of a kind.
+func (r *restore) inDiscovery(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) (bool, error) {
+	for _, v := range crd.Spec.Versions {
+		if !v.Served {
+			continue
+		}
+		var list metav1.APIResourceList
+		err := retry(ctx, func(ctx context.Context) error {
+			b, err := r.w.do(ctx, http.MethodGet, "/apis/"+crd.Spec.Group+"/"+v.Name, nil, "application/json", nil)
+			if err != nil {
+				return err
+			}
+			return unmarshal(b, &list)
+		})
+		if errors.Is(err, engine.ErrAbsent) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if !slices.ContainsFunc(list.APIResources, func(x metav1.APIResource) bool { return x.Name == crd.Spec.Names.Plural }) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// restoreLevel restores the objects that have as many owners one above the other as level
+// says.
+func (r *restore) restoreLevel(ctx context.Context, give func(error), level int) error {
+	crew := r.crew(ctx, give)
+	err := func() error {
+		defer crew.end()
+		for _, t := range r.types {
+			if err := r.restoreType(ctx, crew, t, level); err != nil {
+				return err
+			}
+		}
+		return nil
+	}()
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+func (r *restore) restoreType(ctx context.Context, crew *crew, t backup.Type, level int) error {
+	t.Files = slices.DeleteFunc(slices.Clone(t.Files), func(f string) bool { return r.owned[f] != (level > 0) })
+	if len(t.Files) == 0 {
+		return nil
+	}
+	mine := func(o *object) bool { return r.wants(nameOf(t, o)) && r.level[o.uid] == level }
+	if level > 0 { // is there any? Reading what the cluster has would be for nothing
+		some := false
+		for o, err := range saved(r.b, t) {
+			if err != nil {
+				return err
+			}
+			if some = mine(o); some {
+				break
+			}
+		}
+		if !some {
+			return nil
+		}
+	}
+	k := r.kindOf(ctx, &t)
+	live := func(func(*object, error) bool) {} // nothing
+	if k == nil || k.err == "" && !k.fresh && !k.would {
+		live = r.w.live(ctx, t, selection(t))
+	}
+	for p, err := range pairs(saved(r.b, t), live) {
+		var silent *unreadable
+		if errors.As(err, &silent) && ctx.Err() == nil && (!errors.Is(err, engine.ErrDenied) || errors.Is(err, engine.ErrForbidden)) {
+			r.report(engine.RestoreReport{
+				Object: engine.ObjectName{Group: t.Group, Resource: t.Resource}, State: engine.RestoreFailed,
+				Text: "what the cluster has could not be read, so no more was restored of it: " + brief(silent.err), Remedy: "make that possible, then run the same command again",
+			})
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if p.saved == nil || !mine(p.saved) {
+			continue
+		}
+		if k != nil && k.err != "" {
+			r.fail(task{t: t, saved: p.saved}, errors.New(k.err))
+			continue
+		}
+		select {
+		case crew.jobs <- task{t, k, p.saved, p.live}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// selection is which objects of a type a backup can have, as far as the API server can
+// say.
+func selection(t backup.Type) url.Values {
+	switch {
+	case isRecords(t):
+		return url.Values{"fieldSelector": {"type=" + recordType}}
+	case t.Group == "" && t.Resource == "secrets":
+		return url.Values{"fieldSelector": {"type!=" + recordType}}
+	}
+	return nil
+}
+
+// recordType is the type of Secrets that are Helm's records.
+const recordType = "helm.sh/release.v1"
+
+// within is the namespace that a backup has of a type; empty if it is all of them. Of
+// ConfigMaps there is a type for each namespace, in a folder called so.
+func within(t backup.Type) string {
+	if t.Group != "" || t.Resource != "configmaps" || len(t.Files) == 0 {
+		return ""
+	}
+	dir, _, _ := strings.Cut(t.Files[0], "/")
+	if dir == "core" {
+		return ""
+	}
+	return dir
+}
+
+// kindOf returns what is known of the definition of t, and puts into t the version in which
+// its objects are written. Built-in types have none.
+func (r *restore) kindOf(ctx context.Context, t *backup.Type) *kind {
+	if t.Group == "" {
+		return nil
+	}
+	gr := schema.GroupResource{Group: t.Group, Resource: t.Resource}
+	k := r.kinds[gr]
+	if k == nil {
+		k = &kind{}
+		r.kinds[gr] = k
+		limited, cancel := context.WithTimeout(ctx, requestLimit)
+		defer cancel()
+		if err := r.awaitKind(limited, gr, k); err != nil {
+			k.absent = errors.Is(err, engine.ErrAbsent)
+			k.err = "it has no definition: " + brief(err)
+		}
+	}
+	if k.err != "" || k.would {
+		return k
+	}
+	var stored apiextensionsv1.CustomResourceDefinitionVersion
+	for _, v := range k.crd.Spec.Versions {
+		if v.Name == t.Version && v.Served {
+			t.Status = v.Subresources != nil && v.Subresources.Status != nil
+			return k
+		}
+		if v.Storage {
+			stored = v
+		}
+	}
+	// Without conversion, versions differ by their name alone; what a schema does not know
+	// is refused by it.
+	if c := k.crd.Spec.Conversion; stored.Served && (c == nil || c.Strategy == apiextensionsv1.NoneConverter) {
+		t.Version = stored.Name
+		t.Status = stored.Subresources != nil && stored.Subresources.Status != nil
+		return k
+	}
+	return &kind{err: fmt.Sprintf("its version %s is not served any more; restore its definition with --overwrite, or serve that version again", t.Version)}
+}
+
+// one restores an object.
+func (r *restore) one(ctx context.Context, j task) (engine.RestoreReport, error) {
+	x := engine.RestoreReport{Object: nameOf(j.t, j.saved)}
+	if isKinds(j.t) {
+		return r.oneKind(ctx, j)
+	}
+	why, err := r.rule(ctx, j)
+	if err != nil {
+		return x, err
+	}
+	if why != "" {
+		x.State, x.Text = engine.RestoreLeftOut, why
+		return x, nil
+	}
+	refs, note, err := r.owners(ctx, j)
+	if err != nil {
+		return x, err
+	}
+	if j.live != nil {
+		return r.existing(ctx, j, refs)
+	}
+	x.State, x.Text = engine.RestoreCreated, note
+	made, err := r.namespace(ctx, j.saved.namespace)
+	if err != nil {
+		return x, err
+	}
+	would := j.k != nil && j.k.would || made
+	if r.o.Look || r.o.DryRun && would {
+		r.made(j.saved.uid, "")
+		if r.o.DryRun && would {
+			x.Text = join(note, "the API server was not asked: its definition or namespace would only be made by the restore")
+		}
+		return x, nil
+	}
+	got, again, err := r.create(ctx, j, refs)
+	if apierrors.IsAlreadyExists(err) {
+		if j.live, err = r.get(ctx, j); err != nil {
+			return x, err
+		}
+		there, err := r.existing(ctx, j, refs)
+		if again && err == nil && (there.State == engine.RestoreSame || there.State == engine.RestoreCompleted) {
+			there.State = engine.RestoreCreated // by the request whose answer was lost
+		}
+		return there, err
+	}
+	if err != nil {
+		return x, err
+	}
+	r.made(j.saved.uid, string(got.UID))
+	if kept, err := r.writeStatus(ctx, j, got); err != nil {
+		return x, err
+	} else if kept {
+		x.Text = join(note, "its controller was faster; the status is what that wrote")
+	}
+	return x, nil
+}
+
+func join(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a + "; " + b
+}
+
+// made notes that an owner is there; without a UID it would be.
+func (r *restore) made(old, uid string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.uids[old]; ok {
+		r.uids[old] = owner{uid: uid, would: uid == ""}
+	}
+}
+
+// rule returns why an object is not restored; empty if it is.
+func (r *restore) rule(ctx context.Context, j task) (string, error) {
+	o := nameOf(j.t, j.saved)
+	if o.Resource == "secrets" && o.Group == "" && text(j.saved.fields["type"]) == string(corev1.SecretTypeServiceAccountToken) {
+		return r.tokenRule(ctx, j)
+	}
+	if r.named(o) {
+		return "", nil
+	}
+	switch {
+	case o.Group == v1alpha1.GroupVersion.Group && (o.Resource == "pendingnodes" || o.Resource == "joiningnodes"):
+		return ruleIntents, nil
+	case r.foreign && careful(j.t):
+		return ruleOther, nil
+	case isRecords(j.t) && j.live == nil:
+		release, revision := recordOf(j.saved)
+		if newest := r.records[release]; newest > revision {
+			return ruleRecord, nil
+		}
+	case o.Resource == "secrets" && o.Group == "" && text(j.saved.fields["type"]) == string(corev1.SecretTypeBootstrapToken):
+		return ruleTicket, nil
+	}
+	return "", nil
+}
+
+// careful reports whether the cluster itself lives by objects of a type.
+func careful(t backup.Type) bool {
+	return t.Group == v1alpha1.GroupVersion.Group || t.Group == "" && t.Resource == "configmaps" || isRecords(t)
+}
+
+// tokenRule leaves out tokens that the cluster would remove at once.
+func (r *restore) tokenRule(ctx context.Context, j task) (string, error) {
+	var notes map[string]string
+	_ = json.Unmarshal(j.saved.meta["annotations"], &notes) // without them it is nobody's
+	var m metav1.PartialObjectMetadata
+	err := retry(ctx, func(ctx context.Context) error {
+		b, err := r.w.do(ctx, http.MethodGet, "/api/v1/namespaces/"+j.saved.namespace+"/serviceaccounts/"+notes[corev1.ServiceAccountNameKey], nil, onlyMetadata, nil)
+		if err != nil {
+			return err
+		}
+		return unmarshal(b, &m)
+	})
+	switch {
+	case errors.Is(err, engine.ErrAbsent):
+		return ruleToken, nil
+	case err != nil:
+		return "", err
+	case string(m.UID) != notes[corev1.ServiceAccountUIDKey]:
+		return ruleToken, nil
+	}
+	return "", nil
+}
+
+// owners returns the ownerReferences of an object with UIDs of this cluster; nil without.
+// An owner that is gone, and that the backup does not have, is left out, and the note says
+// so: whoever deleted it would not want the object to go with it now.
+func (r *restore) owners(ctx context.Context, j task) (refs json.RawMessage, note string, err error) {
+	list, err := ownersOf(j.saved.owners)
+	if err != nil || len(list) == 0 {
+		return nil, "", err
+	}
+	var out []ownerReference
+	for _, o := range list {
+		r.mu.Lock()
+		known := r.uids[o.UID]
+		r.mu.Unlock()
+		switch {
+		case known.failed != "":
+			return nil, "", &engine.Error{Err: fmt.Errorf("its owner %s could not be restored", known.failed), Remedy: "restore that first, then run the same command again"}
+		case known.would:
+			out = append(out, o) // for comparing only
+			continue
+		case known.uid == "":
+			if known.uid, err = r.find(ctx, o, j.saved.namespace); err != nil {
+				return nil, "", err
+			}
+		}
+		if known.uid == "" {
+			note = join(note, fmt.Sprintf("without its owner %s %s, which is gone", o.Kind, o.Name))
+			continue
+		}
+		o.UID = known.uid
+		out = append(out, o)
+	}
+	if len(out) == 0 {
+		return nil, note, nil
+	}
+	refs, err = json.Marshal(out)
+	return refs, note, err
+}
+
+// find returns the UID of an owner that this restore does not make; empty if there is none.
+func (r *restore) find(ctx context.Context, o ownerReference, namespace string) (string, error) {
+	gv, err := schema.ParseGroupVersion(o.APIVersion)
+	if err != nil {
+		return "", fmt.Errorf("read owner %s: %w", o.Name, err)
+	}
+	m, err := r.mapper.RESTMapping(o.groupKind(), gv.Version)
+	if meta.IsNoMatchError(err) {
+		m, err = r.mapper.RESTMapping(o.groupKind())
+	}
+	if meta.IsNoMatchError(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("find owner %s %s: %w", o.Kind, o.Name, classify(err))
+	}
+	t := backup.Type{Group: m.Resource.Group, Version: m.Resource.Version, Resource: m.Resource.Resource}
+	if m.Scope.Name() == meta.RESTScopeNameRoot {
+		namespace = ""
+	}
+	path := pathOf(t, namespace) + "/" + o.Name
+	r.mu.Lock()
+	uid, ok := r.found[path]
+	r.mu.Unlock()
+	if ok {
+		return uid, nil
+	}
+	var there metav1.PartialObjectMetadata
+	err = retry(ctx, func(ctx context.Context) error {
+		b, err := r.w.do(ctx, http.MethodGet, path, nil, onlyMetadata, nil)
+		if err != nil {
+			return err
+		}
+		return unmarshal(b, &there)
+	})
+	if err != nil && !errors.Is(err, engine.ErrAbsent) {
+		return "", fmt.Errorf("find owner %s %s: %w", o.Kind, o.Name, err)
+	}
+	if there.DeletionTimestamp == nil { // else it is as good as gone
+		uid = string(there.UID)
+	}
+	r.mu.Lock()
+	r.found[path] = uid
+	r.mu.Unlock()
+	return uid, nil
+}
+
+// namespace makes a namespace unless it is there. The backup has no namespaces: one that
+// is made has neither labels nor annotations. It reports whether it only would be made.
+func (r *restore) namespace(ctx context.Context, name string) (would bool, err error) {
+	if name == "" {
+		return false, nil
+	}
+	r.mu.Lock()
+	n := r.namespaces[name]
+	if n == nil {
+		n = &namespace{}
+		r.namespaces[name] = n
+	}
+	r.mu.Unlock()
+	n.once.Do(func() {
+		x := engine.RestoreReport{
+			Object: engine.ObjectName{Resource: "namespaces", Name: name}, State: engine.RestoreCreated,
+			Text: "objects of the backup are in it; what labels and annotations it had is not in the backup",
+		}
+		if r.o.Look || r.o.DryRun {
+			n.would = true
+			r.report(x)
+			return
+		}
+		b := []byte(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":` + strconv.Quote(name) + `}}`)
+		_, _, n.err = r.send(ctx, http.MethodPost, "/api/v1/namespaces", nil, b, nil)
+		switch {
+		case apierrors.IsAlreadyExists(n.err):
+			n.err = nil
+		case n.err != nil:
+			n.err = fmt.Errorf("make namespace %s: %w", name, n.err)
+		default:
+			r.report(x)
+		}
+	})
+	return n.would, n.err
+}
+
+// body is an object as it is sent: without what API servers set, with owners of this
+// cluster, and with what meta says besides.
+func (r *restore) body(j task, refs json.RawMessage, more map[string]string) ([]byte, error) {
+	m := maps.Clone(j.saved.meta)
+	for _, k := range serverSet {
+		delete(m, k)
+	}
+	if len(refs) > 0 && !r.o.DryRun { // in a dry run new owners have no UID
+		m["ownerReferences"] = refs
+	}
+	for k, v := range more {
+		m[k] = json.RawMessage(strconv.Quote(v))
+	}
+	mb, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	f := maps.Clone(j.saved.fields)
+	f["apiVersion"] = json.RawMessage(strconv.Quote(j.t.APIVersion()))
+	f["kind"] = json.RawMessage(strconv.Quote(j.t.Kind))
+	f["metadata"] = mb
+	if j.t.Status || isKinds(j.t) {
+		delete(f, "status")
+	}
+	return json.Marshal(f)
+}
+
+// parameters of writes. Fields that a schema does not know would else be dropped without
+// a word.
+func (r *restore) parameters() url.Values {
+	q := url.Values{"fieldManager": {restoreManager}, "fieldValidation": {"Strict"}}
+	if r.o.DryRun {
+		q.Set("dryRun", metav1.DryRunAll)
+	}
+	return q
+}
+
+// create makes an object, and reports whether an earlier try may have made it.
+func (r *restore) create(ctx context.Context, j task, refs json.RawMessage) (got metav1.ObjectMeta, again bool, err error) {
+	b, err := r.body(j, refs, nil)
+	if err != nil {
+		return got, false, err
+	}
+	return r.send(ctx, http.MethodPost, pathOf(j.t, j.saved.namespace), r.parameters(), b, j.k)
+}
+
+// get reads an object of the cluster.
+func (r *restore) get(ctx context.Context, j task) (o *object, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		b, err := r.w.do(ctx, http.MethodGet, pathOf(j.t, j.saved.namespace)+"/"+j.saved.name, nil, "application/json", nil)
+		if err != nil {
+			return err
+		}
+		o, err = parseObject(b)
+		return err
+	})
+	return o, err
+}
+
+// existing compares an object with that of the cluster, and makes it as it was if that is
+// asked for.
+func (r *restore) existing(ctx context.Context, j task, refs json.RawMessage) (engine.RestoreReport, error) {
+	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreSame}
+	for try := 0; ; try++ {
+		if j.live.deleting() {
+			return x, &engine.Error{Err: errors.New("it is there, but is being deleted"), Remedy: "wait until its finalizers are gone, then run the same command again"}
+		}
+		r.made(j.saved.uid, j.live.uid)
+		// The status of an object that lives is what its controller says.
+		f := compare(j.saved, j.live, !j.t.Status && !isKinds(j.t), refs)
+		if !f.any() {
+			if !j.t.Status || !r.interrupted(j.live) || len(j.saved.fields["status"]) == 0 {
+				return x, nil
+			}
+			x.State = engine.RestoreCompleted
+			if r.o.Look || r.o.DryRun {
+				return x, nil
+			}
+			_, err := r.writeStatus(ctx, j, metaOf(j.live))
+			return x, err
+		}
+		x.State, x.Text = engine.RestoreLeft, "differs in "+f.String()
+		if !r.o.Overwrite {
+			return x, nil
+		}
+		if careful(j.t) && !r.named(x.Object) {
+			x.Text += "; " + ruleCareful
+			return x, nil
+		}
+		x.State = engine.RestoreOverwritten
+		if r.o.Look {
+			return x, nil
+		}
+		err := r.overwrite(ctx, j, refs)
+		if (apierrors.IsConflict(err) || apierrors.IsNotFound(err)) && try < hardTries {
+			if j.live, err = r.get(ctx, j); err != nil {
+				return x, err
+			}
+			continue
+		}
+		return x, err
+	}
+}
+
+// String is "spec.a, spec.b and 3 more".
+func (f fields) String() string {
+	const most = 5
+	shown := f.paths[:min(most, len(f.paths))]
+	s := strings.Join(shown, ", ")
+	if n := len(f.paths) - len(shown) + f.more; n > 0 {
+		s += fmt.Sprintf(" and %d more", n)
+	}
+	return s
+}
+
+// interrupted reports whether a restore made an object and ended before it wrote the
+// status, which nobody has written since.
+func (r *restore) interrupted(o *object) bool {
+	var list []metav1.ManagedFieldsEntry
+	if json.Unmarshal(o.meta["managedFields"], &list) != nil {
+		return false
+	}
+	ours := false
+	for _, m := range list {
+		if m.Subresource == "status" {
+			return false
+		}
+		ours = ours || m.Manager == restoreManager
+	}
+	return ours
+}
+
+func metaOf(o *object) metav1.ObjectMeta {
+	return metav1.ObjectMeta{ResourceVersion: text(o.meta["resourceVersion"]), UID: types.UID(o.uid)}
+}
+
+// overwrite makes an object of the cluster as it was. One that is immutable is made anew.
+func (r *restore) overwrite(ctx context.Context, j task, refs json.RawMessage) error {
+	path := pathOf(j.t, j.saved.namespace)
+	now := metaOf(j.live)
+	if string(j.live.fields["immutable"]) == "true" {
+		b, err := json.Marshal(metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &now.UID, ResourceVersion: &now.ResourceVersion}, DryRun: r.parameters()["dryRun"]})
+		if err != nil {
+			return err
+		}
+		if _, _, err := r.send(ctx, http.MethodDelete, path+"/"+j.saved.name, nil, b, nil); err != nil || r.o.DryRun {
+			return err
+		}
+		got, _, err := r.create(ctx, j, refs)
+		r.made(j.saved.uid, string(got.UID))
+		return err
+	}
+	b, err := r.body(j, refs, map[string]string{"resourceVersion": now.ResourceVersion, "uid": string(now.UID)})
+	if err != nil {
+		return err
+	}
+	got, _, err := r.send(ctx, http.MethodPut, path+"/"+j.saved.name, r.parameters(), b, nil)
+	if err != nil || r.o.DryRun {
+		return err
+	}
+	_, err = r.writeStatus(ctx, j, got)
+	return err
+}
+
+// writeStatus writes the status of an object that was just written, if it has one. Kept is
+// whether somebody else was faster.
+func (r *restore) writeStatus(ctx context.Context, j task, got metav1.ObjectMeta) (kept bool, err error) {
+	status := j.saved.fields["status"]
+	if !j.t.Status || len(status) == 0 || string(status) == "null" || r.o.DryRun {
+		return false, nil
+	}
+	b, err := json.Marshal(map[string]any{
+		"apiVersion": j.t.APIVersion(), "kind": j.t.Kind, "status": status,
+		"metadata": map[string]string{"name": j.saved.name, "namespace": j.saved.namespace, "resourceVersion": got.ResourceVersion, "uid": string(got.UID)},
+	})
+	if err != nil {
+		return false, err
+	}
+	_, again, err := r.send(ctx, http.MethodPut, pathOf(j.t, j.saved.namespace)+"/"+j.saved.name+"/status", r.parameters(), b, nil)
+	if apierrors.IsConflict(err) {
+		return !again, nil // if it was tried twice, the first may have been us
+	}
+	if err != nil {
+		return false, fmt.Errorf("write its status: %w", err)
+	}
+	return false, nil
+}
+
+// send makes a write, at the pace that the API server can take, until it is done or
+// refused. Again is whether more than one was sent.
+func (r *restore) send(ctx context.Context, method, path string, q url.Values, b []byte, k *kind) (got metav1.ObjectMeta, again bool, err error) {
+	since := time.Now()
+	hard := 0
+	for {
+		began, err := r.pace.begin(ctx)
+		if err != nil {
+			return got, again, err
+		}
+		limited, cancel := context.WithTimeout(ctx, requestLimit)
+		answer, err := r.w.do(limited, method, path, q, onlyMetadata, b)
+		cancel()
+		if err == nil {
+			r.pace.end(began, false, 0)
+			var m metav1.PartialObjectMetadata
+			return m.ObjectMeta, again, decodeMeta(answer, &m, &got)
+		}
+		soon, _ := apierrors.SuggestsClientDelay(err)
+		wait := max(time.Duration(soon)*time.Second, 100*time.Millisecond)
+		switch {
+		case ctx.Err() != nil:
+			r.pace.end(began, false, 0)
+			return got, again, ctx.Err()
+		case unserved(err) && k != nil && k.fresh && time.Since(since) < kindLimit:
+			// Another API server than that which said so, or the same a moment later.
+			r.pace.end(began, false, 0)
+			select {
+			case <-ctx.Done():
+				return got, again, ctx.Err()
+			case <-time.After(kindPoll):
+			}
+		case apierrors.IsInternalError(err) && hard == hardTries-1:
+			r.pace.end(began, false, 0)
+			return got, again, err
+		case errors.Is(classify(err), engine.ErrUnreachable):
+			if apierrors.IsInternalError(err) {
+				hard++ // a webhook that is gone does not come back soon
+			}
+			r.pace.end(began, true, wait)
+			again = again || !apierrors.IsTooManyRequests(err)
+		default:
+			r.pace.end(began, false, 0)
+			return got, again, classify(err)
+		}
+	}
+}
+
+func decodeMeta(b []byte, m *metav1.PartialObjectMetadata, into *metav1.ObjectMeta) error {
+	if err := unmarshal(b, m); err != nil {
+		return err
+	}
+	*into = m.ObjectMeta
+	return nil
+}
+
+// unserved reports whether the API server does not know the type at all.
+func unserved(err error) bool {
+	var s apierrors.APIStatus
+	return apierrors.IsNotFound(err) && asStatus(err, &s) && (s.Status().Details == nil || s.Status().Details.Name == "")
+}
+
+func asStatus(err error, s *apierrors.APIStatus) bool { return errors.As(err, s) }
+
+// oneKind restores a definition.
+func (r *restore) oneKind(ctx context.Context, j task) (engine.RestoreReport, error) {
+	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreCreated}
+	resource, group, _ := strings.Cut(j.saved.name, ".")
+	k := &kind{}
+	defer func() {
+		r.mu.Lock()
+		r.kinds[schema.GroupResource{Group: group, Resource: resource}] = k
+		r.mu.Unlock()
+	}()
+	broken := func(err error) (engine.RestoreReport, error) {
+		k.err = "its definition could not be restored: " + brief(err)
+		return x, err
+	}
+	if j.live != nil && j.live.deleting() {
+		if r.o.Look || r.o.DryRun {
+			k.would = true
+			x.Text = "once the deletion of the present one has ended"
+			return x, nil
+		}
+		if err := r.awaitGone(ctx, j); err != nil {
+			return broken(err)
+		}
+		j.live = nil
+	}
+	if j.live == nil {
+		if r.o.Look {
+			k.would = true
+			r.made(j.saved.uid, "")
+			return x, nil
+		}
+		got, _, err := r.create(ctx, j, nil)
+		if err == nil {
+			k.fresh, k.would = !r.o.DryRun, r.o.DryRun
+			r.made(j.saved.uid, string(got.UID))
+			return x, nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return broken(err)
+		}
+		if j.live, err = r.get(ctx, j); err != nil {
+			return broken(err)
+		}
+	}
+	x, err := r.existing(ctx, j, nil)
+	if err != nil {
+		// The one that is there goes on to serve.
+		return x, &engine.Error{Err: err, Remedy: cmp.Or(engine.Remedy(err), "its objects are restored into the definition that is there; delete it and run the same command again if that is not meant")}
+	}
+	return x, nil
+}
+
+// awaitGone waits for the end of a definition's deletion.
+func (r *restore) awaitGone(ctx context.Context, j task) error {
+	r.report(engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreWaits, Text: "until the deletion of " + j.saved.name + " has ended"})
+	limited, cancel := context.WithTimeout(ctx, kindLimit)
+	defer cancel()
+	for {
+		o, err := r.get(limited, j)
+		if errors.Is(err, engine.ErrAbsent) || err == nil && !o.deleting() {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil && limited.Err() == nil {
+			return err
+		}
+		select { // its objects go one by one
+		case <-limited.Done():
+			return &engine.Error{
+				Err:    errors.New("it is being deleted, and waits for the finalizers of its objects"),
+				Remedy: fmt.Sprintf("take the finalizers off those that are left (`kubectl get %s -A`), then run the same command again", j.saved.name),
+			}
+		case <-time.After(kindPoll):
+		}
+	}
+}
+
+// ClusterUID implements [engine.Restorer].
+func (c *Client) ClusterUID(ctx context.Context) (uid string, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		n, err := c.core.CoreV1().Namespaces().Get(ctx, systemNamespace, metav1.GetOptions{})
+		if err == nil {
+			uid = string(n.UID)
+		}
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read namespace %s: %w", systemNamespace, err)
+	}
+	return uid, nil
+}

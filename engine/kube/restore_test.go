@@ -1,0 +1,1090 @@
+package kube
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
+
+	"constellation/engine"
+	"constellation/engine/backup"
+	"constellation/engine/sandbox/controlplane"
+)
+
+// lone starts a control plane without controllers.
+func lone(t testing.TB) (*controlplane.ControlPlane, *Client) {
+	t.Helper()
+	cp := controlplane.ForTest(t.(controlplane.T), controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
+	c, err := ForConfig(cp.Config(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cp, c
+}
+
+// definition is a CustomResourceDefinition for tests.
+type definition struct {
+	plural, kind string
+	cluster      bool // its objects have no namespace
+	status       bool // is a subresource
+	versions     []string
+	unserved     []string
+	spec         string // the schema of spec; any if empty
+}
+
+func (d definition) name() string { return d.plural + ".shop.example.com" }
+
+func (d definition) json() []byte {
+	spec := d.spec
+	if spec == "" {
+		spec = `{"type":"object","x-kubernetes-preserve-unknown-fields":true}`
+	}
+	scope := "Namespaced"
+	if d.cluster {
+		scope = "Cluster"
+	}
+	var versions []string
+	for i, v := range d.versions {
+		sub := ""
+		if d.status {
+			sub = `"subresources":{"status":{}},`
+		}
+		versions = append(versions, fmt.Sprintf(`{"name":%q,"served":%t,"storage":%t,%s"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":%s,"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}}}`,
+			v, !slices.Contains(d.unserved, v), i == len(d.versions)-1, sub, spec))
+	}
+	return fmt.Appendf(nil, `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":%q},"spec":{"group":"shop.example.com","scope":%q,"names":{"plural":%q,"singular":%q,"kind":%q,"listKind":"%sList"},"versions":[%s]}}`,
+		d.name(), scope, d.plural, strings.ToLower(d.kind), d.kind, d.kind, strings.Join(versions, ","))
+}
+
+// hand does to a cluster what people and controllers do.
+type hand struct {
+	t testing.TB
+	c *Client
+	w *wire
+}
+
+func newHand(t testing.TB, c *Client) hand {
+	t.Helper()
+	w, err := c.wire()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return hand{t, c, w}
+}
+
+const kindsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+func (h hand) do(method, path, body string) []byte {
+	h.t.Helper()
+	var in []byte
+	if body != "" {
+		in = []byte(body)
+	}
+	b, err := h.w.do(h.t.Context(), method, path, nil, "application/json", in)
+	if err != nil {
+		h.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return b
+}
+
+// define makes or replaces a definition and waits until it is served.
+func (h hand) define(list ...definition) {
+	h.t.Helper()
+	for _, d := range list {
+		var have struct {
+			Metadata struct {
+				ResourceVersion string `json:"resourceVersion"`
+			} `json:"metadata"`
+		}
+		b, err := h.w.do(h.t.Context(), http.MethodGet, kindsPath+"/"+d.name(), nil, "application/json", nil)
+		switch {
+		case apierrors.IsNotFound(err):
+			h.do(http.MethodPost, kindsPath, string(d.json()))
+		case err != nil:
+			h.t.Fatal(err)
+		default:
+			if err := json.Unmarshal(b, &have); err != nil {
+				h.t.Fatal(err)
+			}
+			body := bytes.Replace(d.json(), []byte(`"metadata":{`), fmt.Appendf(nil, `"metadata":{"resourceVersion":%q,`, have.Metadata.ResourceVersion), 1)
+			h.do(http.MethodPut, kindsPath+"/"+d.name(), string(body))
+		}
+	}
+	for _, d := range list {
+		for _, v := range d.versions {
+			for !slices.Contains(d.unserved, v) {
+				_, err := h.w.do(h.t.Context(), http.MethodGet, "/apis/shop.example.com/"+v+"/"+d.plural, nil, "application/json", nil)
+				if err == nil {
+					break
+				}
+				if h.t.Context().Err() != nil {
+					h.t.Fatal(err)
+				}
+				time.Sleep(20 * time.Millisecond) // between two looks at a condition
+			}
+		}
+	}
+}
+
+// path is that of objects of a definition.
+func (d definition) path(namespace string) string {
+	t := backup.Type{Group: "shop.example.com", Version: d.versions[len(d.versions)-1], Resource: d.plural}
+	return pathOf(t, namespace)
+}
+
+// put makes an object with a status, and returns its UID.
+func (h hand) put(d definition, namespace, name, meta, spec, status string) string {
+	h.t.Helper()
+	uid, err := h.tryPut(h.t.Context(), d, namespace, name, meta, spec, status)
+	if err != nil {
+		h.t.Fatalf("make %s %s/%s: %v", d.plural, namespace, name, err)
+	}
+	return uid
+}
+
+func (h hand) tryPut(ctx context.Context, d definition, namespace, name, meta, spec, status string) (string, error) {
+	if meta != "" {
+		meta = "," + meta
+	}
+	version := d.versions[len(d.versions)-1]
+	b, err := h.w.do(ctx, http.MethodPost, d.path(namespace), nil, "application/json", fmt.Appendf(nil, `{"apiVersion":"shop.example.com/%s","kind":%q,"metadata":{"name":%q%s},"spec":%s}`, version, d.kind, name, meta, spec))
+	if err != nil {
+		return "", err
+	}
+	o, err := parseObject(b)
+	if err != nil || status == "" {
+		return o.uid, err
+	}
+	_, err = h.w.do(ctx, http.MethodPut, d.path(namespace)+"/"+name+"/status", nil, "application/json",
+		fmt.Appendf(nil, `{"apiVersion":"shop.example.com/%s","kind":%q,"metadata":{"name":%q,"resourceVersion":%s},"status":%s}`, version, d.kind, name, o.meta["resourceVersion"], status))
+	return o.uid, err
+}
+
+// destroy deletes definitions with all of their objects, finalizers or not.
+func (h hand) destroy(list ...definition) {
+	h.t.Helper()
+	for _, d := range list {
+		for b, err := range h.w.list(h.t.Context(), d.path(""), nil) {
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			o, err := parseObject(b)
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			if len(o.meta["finalizers"]) > 0 {
+				var m map[string]any
+				if err := json.Unmarshal(b, &m); err != nil {
+					h.t.Fatal(err)
+				}
+				delete(m["metadata"].(map[string]any), "finalizers")
+				b, err := json.Marshal(m)
+				if err != nil {
+					h.t.Fatal(err)
+				}
+				h.do(http.MethodPut, d.path(o.namespace)+"/"+o.name, string(b))
+			}
+		}
+		h.do(http.MethodDelete, kindsPath+"/"+d.name(), "")
+	}
+	for _, d := range list {
+		for {
+			_, err := h.w.do(h.t.Context(), http.MethodGet, kindsPath+"/"+d.name(), nil, "application/json", nil)
+			if apierrors.IsNotFound(err) {
+				break
+			}
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			time.Sleep(20 * time.Millisecond) // between two looks at a condition
+		}
+	}
+}
+
+// all returns the objects of a definition by key.
+func (h hand) all(path string) map[string]*object {
+	h.t.Helper()
+	out := map[string]*object{}
+	for b, err := range h.w.list(h.t.Context(), path, nil) {
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		o, err := parseObject(b)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		out[o.key()] = o
+	}
+	return out
+}
+
+// each runs f n times, 16 at once.
+func each16(t testing.TB, n int, f func(ctx context.Context, i int) error) {
+	t.Helper()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	var failed atomic.Pointer[error]
+	for range 16 {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				if err := f(t.Context(), int(i)); err != nil {
+					failed.CompareAndSwap(nil, &err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		t.Fatal(*err)
+	}
+}
+
+// testBackup is the ID of backups of tests.
+const testBackup = "backup-20261121070501-1a2b3c4d"
+
+// backUp makes a backup of the cluster.
+func (h hand) backUp(secrets bool) *backup.Backup {
+	h.t.Helper()
+	dir := h.t.TempDir()
+	w, err := backup.Create(dir, testBackup)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := h.dump(w, secrets); err != nil {
+		h.t.Fatal(err)
+	}
+	b, err := backup.Open(dir, testBackup)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(b.Close)
+	if err := b.Verify(h.t.Context(), nil); err != nil {
+		h.t.Fatal(err)
+	}
+	return b
+}
+
+// outcome counts reports by state, and keeps those that are neither created nor the same.
+type outcome struct {
+	states map[string]int
+	told   []engine.RestoreReport
+	all    []engine.RestoreReport
+}
+
+func (h hand) restore(b *backup.Backup, o engine.RestoreOptions) outcome {
+	h.t.Helper()
+	out, err := h.tryRestore(h.t.Context(), b, o)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return out
+}
+
+func (h hand) tryRestore(ctx context.Context, b *backup.Backup, o engine.RestoreOptions) (outcome, error) {
+	out := outcome{states: map[string]int{}}
+	err := h.c.Restore(ctx, b, o, func(x engine.RestoreReport) {
+		if x.State == engine.RestoreWaits {
+			return
+		}
+		out.states[x.State]++
+		out.all = append(out.all, x)
+		if x.State != engine.RestoreCreated && x.State != engine.RestoreSame || x.Text != "" {
+			out.told = append(out.told, x)
+		}
+	})
+	return out, err
+}
+
+// lines writes reports for comparing.
+func lines(list []engine.RestoreReport) (out []string) {
+	for _, x := range list {
+		s := x.State + " " + x.Object.String()
+		if x.Text != "" {
+			s += ": " + x.Text
+		}
+		out = append(out, s)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (h hand) diff(b *backup.Backup, only ...engine.Selector) (out []string) {
+	h.t.Helper()
+	c, err := h.c.Differences(h.t.Context(), b, only, func(d engine.Difference) {
+		s := d.Change + " " + d.Object.String()
+		if len(d.Fields) > 0 {
+			s += ": " + strings.Join(d.Fields, " ")
+		}
+		out = append(out, s)
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return append(out, c.Skipped...)
+}
+
+var (
+	fleets  = definition{plural: "fleets", kind: "Fleet", cluster: true, versions: []string{"v1"}}
+	widgets = definition{plural: "widgets", kind: "Widget", status: true, versions: []string{"v1"}}
+	parts   = definition{plural: "parts", kind: "Part", status: true, versions: []string{"v1"}}
+)
+
+// shop makes n objects of three kinds: fleets own some of the widgets, widgets own parts.
+func (h hand) shop(n int) {
+	h.t.Helper()
+	h.define(fleets, widgets, parts)
+	for _, ns := range []string{"shop", "shop-2"} {
+		h.do(http.MethodPost, "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"`+ns+`"}}`)
+	}
+	const many = 10
+	var uids [many]string
+	for i := range many {
+		uids[i] = h.put(fleets, "", fmt.Sprintf("fleet-%d", i), `"labels":{"a":"b"}`, fmt.Sprintf(`{"n":%d}`, i), "")
+	}
+	each16(h.t, (n-many)/2, func(ctx context.Context, i int) error {
+		ns := []string{"shop", "shop-2"}[i%2]
+		name, meta := fmt.Sprintf("w-%05d", i), `"annotations":{"example.com/note":"kept"}`
+		if i%3 == 0 {
+			meta += fmt.Sprintf(`,"ownerReferences":[{"apiVersion":"shop.example.com/v1","kind":"Fleet","name":"fleet-%d","uid":%q,"controller":true}]`, i%many, uids[i%many])
+		}
+		if i%7 == 0 {
+			meta += `,"finalizers":["example.com/hold"]`
+		}
+		uid, err := h.tryPut(ctx, widgets, ns, name, meta, fmt.Sprintf(`{"size":%d,"float":1.5,"text":"ü \u2028 <x>"}`, i), fmt.Sprintf(`{"phase":"Ready","n":%d,"nothing":null}`, i))
+		if err != nil {
+			return err
+		}
+		_, err = h.tryPut(ctx, parts, ns, "p-"+name, fmt.Sprintf(`"ownerReferences":[{"apiVersion":"shop.example.com/v1","kind":"Widget","name":%q,"uid":%q,"blockOwnerDeletion":true}]`, name, uid), `{"a":{"b":[1,2,3]}}`, "")
+		return err
+	})
+}
+
+func TestWhatWasDestroyedIsBroughtBack(t *testing.T) {
+	const n = 1000
+	_, c := lone(t)
+	h := newHand(t, c)
+	h.shop(n)
+	before := map[string]map[string]*object{}
+	for _, d := range []definition{fleets, widgets, parts} {
+		before[d.plural] = h.all(d.path(""))
+	}
+	b := h.backUp(false)
+	if d := h.diff(b); len(d) > 0 {
+		t.Fatalf("differs at once: %q", d[:min(9, len(d))])
+	}
+	h.destroy(fleets, widgets, parts)
+	if d := h.diff(b, engine.Selector{Group: "shop.example.com", Resource: "widgets"}); len(d) != (n-10)/2+1 {
+		t.Errorf("%d differences of widgets after they were destroyed: %q", len(d), d[:min(9, len(d))])
+	}
+	looked := h.restore(b, engine.RestoreOptions{Look: true})
+	if looked.states[engine.RestoreCreated] != n+3 {
+		t.Errorf("would: %v", looked.states)
+	}
+	did := h.restore(b, engine.RestoreOptions{})
+	if did.states[engine.RestoreCreated] != n+3 || len(did.told) > 0 {
+		t.Errorf("did: %v, %q", did.states, lines(did.told)[:min(9, len(did.told))])
+	}
+	if d := h.diff(b); len(d) > 0 {
+		t.Errorf("differs after it was restored: %q", d[:min(9, len(d))])
+	}
+	// Not by what compares, but as whoever lists them sees them.
+	after := map[string]map[string]*object{}
+	for _, d := range []definition{fleets, widgets, parts} {
+		after[d.plural] = h.all(d.path(""))
+	}
+	uids := map[string]string{}
+	for kind, list := range after {
+		for key, o := range list {
+			uids[kind+"/"+o.name] = o.uid
+			if was := before[kind][key]; was == nil || was.uid == o.uid {
+				t.Fatalf("%s %s was there before: %t", kind, key, was != nil)
+			}
+		}
+		if len(list) != len(before[kind]) {
+			t.Errorf("%d %s, had %d", len(list), kind, len(before[kind]))
+		}
+	}
+	owned := 0
+	for kind, list := range before {
+		for key, was := range list {
+			o := after[kind][key]
+			for _, f := range []string{"spec", "status"} {
+				if !bytes.Equal(was.fields[f], o.fields[f]) {
+					t.Fatalf("%s %s: %s is %s, was %s", kind, key, f, o.fields[f], was.fields[f])
+				}
+			}
+			for _, f := range []string{"labels", "annotations", "finalizers"} {
+				if !bytes.Equal(was.meta[f], o.meta[f]) {
+					t.Fatalf("%s %s: %s are %s, were %s", kind, key, f, o.meta[f], was.meta[f])
+				}
+			}
+			wasOf, err := ownersOf(was.meta["ownerReferences"])
+			if err != nil {
+				t.Fatal(err)
+			}
+			isOf, err := ownersOf(o.meta["ownerReferences"])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range wasOf {
+				owned++
+				wasOf[i].UID = uids[map[string]string{"Fleet": "fleets/", "Widget": "widgets/"}[wasOf[i].Kind]+wasOf[i].Name]
+			}
+			if d := cmp.Diff(wasOf, isOf); d != "" {
+				t.Fatalf("%s %s: owners (-want +got):\n%s", kind, key, d)
+			}
+		}
+	}
+	if want := (n-10)/2 + (n-10)/2/3; owned != want {
+		t.Errorf("%d owners, want %d", owned, want)
+	}
+	again := h.restore(b, engine.RestoreOptions{})
+	if want := map[string]int{engine.RestoreSame: n + 3}; !maps.Equal(again.states, want) {
+		t.Errorf("again: %v, want %v; %q", again.states, want, lines(again.told)[:min(9, len(again.told))])
+	}
+}
+
+// A restore is killed again and again, a little later each time. What was made without its
+// status is completed, and in the end everything is as it was.
+func TestAKilledRestoreGoesOn(t *testing.T) {
+	if dir := os.Getenv("TEST_RESTORE_DIR"); dir != "" {
+		restoreUntilKilled(t, dir)
+		return
+	}
+	const n = 610
+	cp, c := lone(t)
+	h := newHand(t, c)
+	h.shop(n)
+	b := h.backUp(false)
+	h.destroy(fleets, widgets, parts)
+	kubeconfig, err := cp.Kubeconfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, kubeconfig, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, created := range []int{1, 3, 40, 150, 300} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAKilledRestoreGoesOn$")
+		cmd.Env = append(os.Environ(), "TEST_RESTORE_DIR="+filepath.Dir(filepath.Dir(b.Path())), "TEST_RESTORE_KUBECONFIG="+file)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		seen := 0
+		for l := bufio.NewScanner(out); seen < created && l.Scan(); {
+			if strings.HasPrefix(l.Text(), engine.RestoreCreated) || strings.HasPrefix(l.Text(), engine.RestoreCompleted) {
+				seen++
+			}
+		}
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err == nil || seen < created {
+			t.Fatalf("it ended by itself, with %d objects: %v", seen, err)
+		}
+	}
+	last := h.restore(b, engine.RestoreOptions{})
+	if last.states[engine.RestoreSame] < 300 || last.states[engine.RestoreCreated] == 0 || last.states[engine.RestoreFailed]+last.states[engine.RestoreLeft]+last.states[engine.RestoreLeftOut] > 0 {
+		t.Errorf("after it was killed: %v, %q", last.states, lines(last.told)[:min(9, len(last.told))])
+	}
+	if d := h.diff(b); len(d) > 0 {
+		t.Errorf("differs: %q", d[:min(9, len(d))])
+	}
+	if again := h.restore(b, engine.RestoreOptions{}); !maps.Equal(again.states, map[string]int{engine.RestoreSame: n + 3}) {
+		t.Errorf("again: %v, %q", again.states, lines(again.told)[:min(9, len(again.told))])
+	}
+}
+
+func restoreUntilKilled(t *testing.T, dir string) {
+	kubeconfig, err := os.ReadFile(os.Getenv("TEST_RESTORE_KUBECONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Connect(kubeconfig, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := backup.Open(dir, testBackup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Restore(t.Context(), b, engine.RestoreOptions{}, func(x engine.RestoreReport) { fmt.Println(x.State, x.Object) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnObjectMadeWithoutItsStatusIsCompleted(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	h.define(widgets)
+	for _, name := range []string{"cut", "theirs", "touched"} {
+		h.put(widgets, "default", name, "", `{"a":1}`, `{"phase":"Ready"}`)
+	}
+	b := h.backUp(false)
+	for name, manager := range map[string]string{"cut": restoreManager, "theirs": "kubectl", "touched": restoreManager} {
+		h.do(http.MethodDelete, widgets.path("default")+"/"+name, "")
+		if _, err := h.w.do(t.Context(), http.MethodPost, widgets.path("default"), url.Values{"fieldManager": {manager}}, "application/json",
+			fmt.Appendf(nil, `{"apiVersion":"shop.example.com/v1","kind":"Widget","metadata":{"name":%q},"spec":{"a":1}}`, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := h.all(widgets.path("default"))["default/touched"]
+	h.do(http.MethodPut, widgets.path("default")+"/touched/status", fmt.Sprintf(`{"apiVersion":"shop.example.com/v1","kind":"Widget","metadata":{"name":"touched","resourceVersion":%s},"status":{"phase":"New"}}`, o.meta["resourceVersion"]))
+	did := h.restore(b, engine.RestoreOptions{Only: []engine.Selector{{Group: "shop.example.com", Resource: "widgets"}}})
+	if want := []string{"completed shop.example.com/widgets/default/cut"}; !slices.Equal(lines(did.told), want) {
+		t.Errorf("told %q, want %q", lines(did.told), want)
+	}
+	if d, want := h.diff(b, engine.Selector{Group: "shop.example.com", Resource: "widgets"}), []string{"changed shop.example.com/widgets/default/theirs: status", "changed shop.example.com/widgets/default/touched: status.phase"}; !slices.Equal(d, want) {
+		t.Errorf("differs %q, want %q", d, want)
+	}
+}
+
+// An API server that has too much to do says so, and is left alone for as long as it says.
+func TestAServerThatHasEnoughIsGivenTime(t *testing.T) {
+	const n = 210
+	cp, direct := lone(t)
+	h := newHand(t, direct)
+	h.shop(n)
+	b := h.backUp(false)
+	h.destroy(fleets, widgets, parts)
+
+	upstream, err := url.Parse(cp.Config().Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport, err := rest.TransportFor(cp.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(upstream)
+	proxy.Transport = transport
+	var mu sync.Mutex
+	var writes, refused, lost, early, most, now int
+	var until time.Time
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet || !strings.Contains(r.URL.Path, "shop.example.com") {
+			proxy.ServeHTTP(w, r)
+			return
+		}
+		mu.Lock()
+		writes++
+		now++
+		most = max(most, now)
+		// What was on its way when the first was refused may still arrive.
+		if time.Until(until) > 0 && time.Until(until) < 700*time.Millisecond {
+			early++
+		}
+		refuse := writes%60 == 0
+		lose := writes%45 == 0 && !refuse
+		if refuse {
+			refused++
+			until = time.Now().Add(time.Second)
+		}
+		mu.Unlock()
+		defer func() { mu.Lock(); now--; mu.Unlock() }()
+		switch {
+		case refuse:
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "too many requests, please try again later", http.StatusTooManyRequests)
+		case lose: // it is done, and the answer does not arrive
+			mu.Lock()
+			lost++
+			mu.Unlock()
+			proxy.ServeHTTP(httptest.NewRecorder(), r)
+			panic(http.ErrAbortHandler)
+		default:
+			proxy.ServeHTTP(w, r)
+		}
+	}))
+	defer s.Close()
+	c, err := ForConfig(&rest.Config{Host: s.URL}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	did := newHand(t, c).restore(b, engine.RestoreOptions{})
+	if want := map[string]int{engine.RestoreCreated: n + 3}; !maps.Equal(did.states, want) {
+		t.Errorf("did %v, want %v; %q", did.states, want, lines(did.told)[:min(9, len(did.told))])
+	}
+	if d := h.diff(b); len(d) > 0 {
+		t.Errorf("differs: %q", d[:min(9, len(d))])
+	}
+	if refused == 0 || lost == 0 || early > 0 || most > mostWriters {
+		t.Errorf("%d of %d writes refused, %d answers lost, %d came too early, %d at once", refused, writes, lost, early, most)
+	}
+}
+
+// What exists is compared, and left or made as it was.
+func TestWhatExistsIsLeftUnlessItIsToBeOverwritten(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	h.define(widgets, fleets)
+	for _, name := range []string{"same", "changed", "status", "ends"} {
+		h.put(widgets, "default", name, `"labels":{"a":"b"},"finalizers":["example.com/hold"]`, `{"a":1}`, `{"phase":"Ready"}`)
+	}
+	h.put(fleets, "", "changed", "", `{"a":1}`, "")
+	b := h.backUp(false)
+	h.change(widgets.path("default")+"/changed", `"spec":{"a":1}`, `"spec":{"a":2,"b":3}`)
+	h.change(widgets.path("default")+"/changed", `"labels":{"a":"b"}`, `"labels":{"c":"d"}`)
+	h.change(widgets.path("default")+"/status/status", `"phase":"Ready"`, `"phase":"Bad"`)
+	h.change(fleets.path("")+"/changed", `"a":1`, `"a":2`)
+	h.do(http.MethodDelete, widgets.path("default")+"/ends", "")
+	only := []engine.Selector{{Group: "shop.example.com", Resource: "widgets"}, {Group: "shop.example.com", Resource: "fleets", Namespace: "changed"}}
+	check := func(name string, o engine.RestoreOptions, want, differs []string) {
+		t.Helper()
+		o.Only = only
+		did := h.restore(b, o)
+		if got := lines(did.told); !slices.Equal(got, want) {
+			t.Errorf("%s: told %q, want %q", name, got, want)
+		}
+		if d := h.diff(b, only...); !slices.Equal(d, differs) {
+			t.Errorf("%s: differs %q, want %q", name, d, differs)
+		}
+	}
+	ends := "failed shop.example.com/widgets/default/ends: it is there, but is being deleted"
+	all := []string{
+		"changed shop.example.com/fleets/changed: spec.a",
+		"changed shop.example.com/widgets/default/changed: metadata.labels.a metadata.labels.c spec.a spec.b",
+		"changed shop.example.com/widgets/default/ends: metadata.deletionTimestamp", "changed shop.example.com/widgets/default/status: status.phase",
+	}
+	left := []string{ends, "left shop.example.com/fleets/changed: differs in spec.a", "left shop.example.com/widgets/default/changed: differs in metadata.labels.a, metadata.labels.c, spec.a, spec.b"}
+	check("without --overwrite", engine.RestoreOptions{}, left, all)
+	would := []string{ends, "overwritten shop.example.com/fleets/changed: differs in spec.a", "overwritten shop.example.com/widgets/default/changed: differs in metadata.labels.a, metadata.labels.c, spec.a, spec.b"}
+	check("a look", engine.RestoreOptions{Look: true, Overwrite: true}, would, all)
+	check("a dry run", engine.RestoreOptions{DryRun: true, Overwrite: true}, would, all)
+	check("with --overwrite", engine.RestoreOptions{Overwrite: true}, would, all[2:])
+	check("again", engine.RestoreOptions{Overwrite: true}, []string{ends}, all[2:])
+}
+
+// change replaces a part of the JSON of an object of the cluster.
+func (h hand) change(path, old, new string) {
+	h.t.Helper()
+	was := string(h.do(http.MethodGet, path, ""))
+	if !strings.Contains(was, old) {
+		h.t.Fatalf("%s: no %s in %s", path, old, was)
+	}
+	h.do(http.MethodPut, path, strings.Replace(was, old, new, 1))
+}
+
+// core makes an object of the core group.
+func (h hand) core(kind, namespace, meta, rest string) {
+	h.t.Helper()
+	h.do(http.MethodPost, "/api/v1/namespaces/"+namespace+"/"+strings.ToLower(kind)+"s", `{"apiVersion":"v1","kind":"`+kind+`","metadata":{`+meta+`},`+rest+`}`)
+}
+
+// What the cluster itself lives by is restored by rules.
+func TestWhatAClusterLivesByIsRestoredWithCare(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	pending := definition{plural: "pendingnodes", kind: "PendingNode", cluster: true, versions: []string{"v1alpha1"}}
+	nodeVersion := definition{plural: "nodeversions", kind: "NodeVersion", cluster: true, versions: []string{"v1alpha1"}}
+	own := func(d definition) string {
+		return strings.ReplaceAll(strings.ReplaceAll(string(d.json()), "shop.example.com", "update.edgeless.systems"), "\n", "")
+	}
+	for _, d := range []definition{pending, nodeVersion} {
+		h.do(http.MethodPost, kindsPath, own(d))
+	}
+	ownPath := "/apis/update.edgeless.systems/v1alpha1/"
+	for _, d := range []definition{pending, nodeVersion} {
+		body := fmt.Sprintf(`{"apiVersion":"update.edgeless.systems/v1alpha1","kind":%q,"metadata":{"name":"x"},"spec":{"a":1}}`, d.kind)
+		for {
+			if _, err := h.w.do(t.Context(), http.MethodPost, ownPath+d.plural, nil, "application/json", []byte(body)); err == nil {
+				break
+			} else if !unserved(err) {
+				t.Fatal(err)
+			}
+			time.Sleep(20 * time.Millisecond) // between two looks at a condition
+		}
+	}
+	h.core("ConfigMap", "kube-system", `"name":"join-config"`, `"data":{"a":"old"}`)
+	h.core("ConfigMap", "kube-system", `"name":"k8s-components-1"`, `"immutable":true,"data":{"a":"old"}`)
+	h.core("ConfigMap", "kube-system", `"name":"gone"`, `"data":{"a":"old"}`)
+	record := func(release string, revision int) {
+		t.Helper()
+		h.core("Secret", "default", fmt.Sprintf(`"name":"sh.helm.release.v1.%s.v%d","labels":{"owner":"helm","name":%q,"version":"%d"}`, release, revision, release, revision), `"type":"helm.sh/release.v1","data":{"release":"eHg="}`)
+	}
+	record("moved", 1)
+	record("moved", 2)
+	record("lost", 1)
+	b := h.backUp(false)
+
+	secret := "/api/v1/namespaces/default/secrets/sh.helm.release.v1."
+	for _, p := range []string{secret + "moved.v1", secret + "moved.v2", secret + "lost.v1", "/api/v1/namespaces/kube-system/configmaps/gone", ownPath + "pendingnodes/x"} {
+		h.do(http.MethodDelete, p, "")
+	}
+	record("moved", 3)
+	maps := "/api/v1/namespaces/kube-system/configmaps/"
+	h.change(maps+"join-config", `"old"`, `"new"`)
+	h.do(http.MethodDelete, maps+"k8s-components-1", "")
+	h.core("ConfigMap", "kube-system", `"name":"k8s-components-1"`, `"immutable":true,"data":{"a":"new"}`)
+	h.change(ownPath+"nodeversions/x", `"a":1`, `"a":2`)
+
+	told := func(list []engine.RestoreReport) (out []string) {
+		for _, x := range list {
+			if x.State == engine.RestoreSame || x.Object.Resource == "customresourcedefinitions" {
+				continue
+			}
+			out = append(out, lines([]engine.RestoreReport{x})...)
+		}
+		slices.Sort(out)
+		return out
+	}
+	did := h.restore(b, engine.RestoreOptions{Overwrite: true})
+	want := []string{
+		"created core/configmaps/kube-system/gone", "created core/secrets/default/sh.helm.release.v1.lost.v1",
+		"left core/configmaps/kube-system/join-config: differs in data.a; " + ruleCareful, "left core/configmaps/kube-system/k8s-components-1: differs in data.a; " + ruleCareful,
+		"left update.edgeless.systems/nodeversions/x: differs in spec.a; " + ruleCareful,
+		"left-out core/secrets/default/sh.helm.release.v1.moved.v1: " + ruleRecord, "left-out core/secrets/default/sh.helm.release.v1.moved.v2: " + ruleRecord,
+		"left-out update.edgeless.systems/pendingnodes/x: " + ruleIntents,
+	}
+	if d := cmp.Diff(want, told(did.all)); d != "" {
+		t.Errorf("everything (-want +got):\n%s", d)
+	}
+	var only []engine.Selector
+	for _, s := range []string{
+		"core/configmaps/kube-system/join-config", "core/configmaps/kube-system/k8s-components-1", "update.edgeless.systems/nodeversions/x", "update.edgeless.systems/pendingnodes",
+		"core/secrets/default/sh.helm.release.v1.moved.v2",
+	} {
+		o, err := engine.ParseSelector(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		only = append(only, o)
+	}
+	did = h.restore(b, engine.RestoreOptions{Overwrite: true, Only: only})
+	want = []string{
+		"created core/secrets/default/sh.helm.release.v1.moved.v2", "created update.edgeless.systems/pendingnodes/x",
+		"overwritten core/configmaps/kube-system/join-config: differs in data.a", "overwritten core/configmaps/kube-system/k8s-components-1: differs in data.a",
+		"overwritten update.edgeless.systems/nodeversions/x: differs in spec.a",
+	}
+	if d := cmp.Diff(want, told(did.all)); d != "" {
+		t.Errorf("what is named (-want +got):\n%s", d)
+	}
+	if d := h.diff(b, only...); len(d) > 0 {
+		t.Errorf("differs: %q", d)
+	}
+
+	other, _ := lone(t)
+	there, err := ForConfig(other.Config(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	did = newHand(t, there).restore(b, engine.RestoreOptions{})
+	if did.states[engine.RestoreCreated] != 2 {
+		t.Errorf("into another cluster: %v, %q", did.states, told(did.all))
+	}
+	for _, x := range did.all {
+		if x.Object.Resource != "customresourcedefinitions" && (x.State != engine.RestoreLeftOut || x.Text != ruleOther && x.Text != ruleIntents) {
+			t.Errorf("into another cluster: %s", lines([]engine.RestoreReport{x}))
+		}
+	}
+}
+
+func TestSecretsThatTheClusterWouldRemoveAreLeftOut(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	h.core("ServiceAccount", "default", `"name":"here"`, `"secrets":[]`)
+	uid := h.all("/api/v1/serviceaccounts")["default/here"].uid
+	for name, uid := range map[string]string{"here": uid, "gone": "2b4c7bd1-0000-4000-8000-000000000000"} {
+		h.core("Secret", "default", fmt.Sprintf(`"name":"token-%s","annotations":{"kubernetes.io/service-account.name":%q,"kubernetes.io/service-account.uid":%q}`, name, name, uid), `"type":"kubernetes.io/service-account-token","data":{"token":"eHg="}`)
+	}
+	h.core("Secret", "kube-system", `"name":"bootstrap-token-abcdef"`, `"type":"bootstrap.kubernetes.io/token","data":{"token-id":"YWJjZGVm"}`)
+	h.core("Secret", "default", `"name":"password"`, `"immutable":true,"data":{"p":"c3dvcmRmaXNo"}`)
+	b := h.backUp(true)
+	for _, p := range []string{"default/secrets/token-here", "default/secrets/token-gone", "kube-system/secrets/bootstrap-token-abcdef", "default/secrets/password"} {
+		h.do(http.MethodDelete, "/api/v1/namespaces/"+p, "")
+	}
+	did := h.restore(b, engine.RestoreOptions{})
+	want := []string{
+		"created core/secrets/default/password", "created core/secrets/default/token-here", "left-out core/secrets/default/token-gone: " + ruleToken,
+		"left-out core/secrets/kube-system/bootstrap-token-abcdef: " + ruleTicket,
+	}
+	got := slices.DeleteFunc(lines(did.all), func(s string) bool { return strings.HasPrefix(s, engine.RestoreSame) })
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	h.do(http.MethodDelete, "/api/v1/namespaces/default/secrets/password", "")
+	h.core("Secret", "default", `"name":"password"`, `"immutable":true,"data":{"p":"b3RoZXJmaXNo"}`)
+	all, err := json.Marshal(h.diff(b))
+	if err != nil || !bytes.Contains(all, []byte("changed core/secrets/default/password: data.p")) || bytes.Contains(all, []byte("fish")) || bytes.Contains(all, []byte("c3dv")) {
+		t.Errorf("difference of a Secret: %s, %v", all, err)
+	}
+}
+
+// Objects come in the version in which they were read, into whatever the cluster has now.
+func TestAnOlderVersionIsRestoredThroughConversion(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	schema := func(fields string) string { return `{"type":"object","properties":{` + fields + `}}` }
+	old := definition{plural: "gizmos", kind: "Gizmo", status: true, versions: []string{"v1alpha1"}, spec: schema(`"a":{"type":"integer"}`)}
+	h.define(old)
+	for i := range 5 {
+		h.put(old, "default", fmt.Sprintf("g-%d", i), "", `{"a":1}`, `{"phase":"Ready"}`)
+	}
+	b := h.backUp(false)
+	only := []engine.Selector{{Group: "shop.example.com", Resource: "gizmos"}}
+	for _, tt := range []struct {
+		name string
+		now  definition
+		want map[string]int
+		text string // of what failed
+	}{
+		{"a newer version is stored", definition{versions: []string{"v1alpha1", "v1"}}, map[string]int{engine.RestoreCreated: 5, engine.RestoreLeft: 1}, ""},
+		{"the older is not served any more", definition{versions: []string{"v1alpha1", "v1"}, unserved: []string{"v1alpha1"}}, map[string]int{engine.RestoreCreated: 5, engine.RestoreLeft: 1}, ""},
+		{"a field is not known any more", definition{versions: []string{"v1alpha1", "v1"}, spec: schema(`"b":{"type":"integer"}`)}, map[string]int{engine.RestoreFailed: 5, engine.RestoreLeft: 1}, `unknown field "spec.a"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newHand(t, c)
+			now := tt.now
+			now.plural, now.kind, now.status = old.plural, old.kind, true
+			if now.spec == "" {
+				now.spec = old.spec
+			}
+			h.destroy(old)
+			h.define(now)
+			did := h.restore(b, engine.RestoreOptions{Only: only})
+			if !maps.Equal(did.states, tt.want) {
+				t.Errorf("%v, want %v: %q", did.states, tt.want, lines(did.told))
+			}
+			if l := lines(did.told); tt.text != "" && !strings.Contains(l[0], tt.text) {
+				t.Errorf("%q does not say %s", l[0], tt.text)
+			}
+			if tt.text != "" {
+				return
+			}
+			for key, o := range h.all(now.path("")) {
+				if text(o.fields["apiVersion"]) != "shop.example.com/v1" || string(o.fields["spec"]) != `{"a":1}` || string(o.fields["status"]) != `{"phase":"Ready"}` {
+					t.Errorf("%s: %s %s %s", key, o.fields["apiVersion"], o.fields["spec"], o.fields["status"])
+				}
+			}
+			if again := h.restore(b, engine.RestoreOptions{Only: only}); again.states[engine.RestoreSame] != 5 {
+				t.Errorf("again: %v", again.states)
+			}
+		})
+	}
+}
+
+// Owners that the restore does not bring are found by name, and left out if they are gone.
+func TestOwnersAreFoundByName(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	h.define(widgets, fleets)
+	apps := "/apis/apps/v1/namespaces/default/deployments"
+	deploy := func(name string) string {
+		t.Helper()
+		o, err := parseObject(h.do(http.MethodPost, apps, `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"`+name+`"},"spec":{"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.uid
+	}
+	ref := func(apiVersion, kind, name, uid string) string {
+		return fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"name":%q,"uid":%q}`, apiVersion, kind, name, uid)
+	}
+	refs := func(list ...string) string { return `"ownerReferences":[` + strings.Join(list, ",") + `]` }
+	lives, anew, gone := deploy("lives"), deploy("anew"), deploy("gone")
+	fleet := h.put(fleets, "", "fleet", "", "{}", "")
+	h.put(widgets, "default", "a", refs(ref("apps/v1", "Deployment", "lives", lives)), "{}", "")
+	h.put(widgets, "default", "b", refs(ref("apps/v1", "Deployment", "anew", anew), ref("shop.example.com/v1", "Fleet", "fleet", fleet)), "{}", "")
+	h.put(widgets, "default", "c", refs(ref("apps/v1", "Deployment", "gone", gone), ref("example.com/v1", "Nothing", "nowhere", "1")), "{}", "")
+	// In a circle, one has to be the first.
+	x := h.put(widgets, "default", "x", "", "{}", "")
+	y := h.put(widgets, "default", "y", refs(ref("shop.example.com/v1", "Widget", "x", x)), "{}", "")
+	h.change(widgets.path("default")+"/x", `"metadata":{`, `"metadata":{`+refs(ref("shop.example.com/v1", "Widget", "y", y))+`,`)
+	b := h.backUp(false)
+	h.destroy(widgets)
+	h.do(http.MethodDelete, apps+"/gone", "")
+	h.do(http.MethodDelete, apps+"/anew", "")
+	anew = deploy("anew")
+	did := h.restore(b, engine.RestoreOptions{Only: []engine.Selector{{Group: "shop.example.com", Resource: "widgets"}}})
+	now := h.all(widgets.path(""))
+	got := map[string][]string{}
+	for _, o := range now {
+		list, err := ownersOf(o.meta["ownerReferences"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range list {
+			got[o.name] = append(got[o.name], r.Name+" "+r.UID)
+		}
+	}
+	circle := "x"
+	if len(got["x"]) > 0 {
+		circle = "y"
+	}
+	want := map[string][]string{"a": {"lives " + lives}, "b": {"anew " + anew, "fleet " + fleet}}
+	for _, name := range []string{"x", "y"} {
+		if name != circle {
+			want[name] = []string{circle + " " + now["default/"+circle].uid}
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("owners (-want +got):\n%s", d)
+	}
+	wantTold := []string{
+		"created shop.example.com/widgets/default/c: without its owner Deployment gone, which is gone; without its owner Nothing nowhere, which is gone",
+		fmt.Sprintf("created shop.example.com/widgets/default/%s: without its owner Widget %s, which is gone", circle, map[string]string{"x": "y", "y": "x"}[circle]),
+	}
+	if d := cmp.Diff(wantTold, lines(did.told)); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+}
+
+// The API server judges a dry run, and changes nothing.
+func TestADryRunChangesNothing(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	h.define(widgets, fleets)
+	h.do(http.MethodPost, "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop"}}`)
+	fleet := h.put(fleets, "", "fleet", "", "{}", "")
+	owner := fmt.Sprintf(`"ownerReferences":[{"apiVersion":"shop.example.com/v1","kind":"Fleet","name":"fleet","uid":%q}]`, fleet)
+	h.put(widgets, "default", "good", owner, `{"a":1}`, `{"phase":"Ready"}`)
+	h.put(widgets, "default", "bad", "", `{"a":"b"}`, "")
+	h.put(widgets, "shop", "elsewhere", "", `{"a":1}`, "")
+	b := h.backUp(false)
+	h.do(http.MethodDelete, widgets.path("shop")+"/elsewhere", "")
+	h.do(http.MethodDelete, widgets.path("default")+"/good", "")
+	h.do(http.MethodDelete, widgets.path("default")+"/bad", "")
+	h.destroy(fleets)
+	// Nobody finalizes namespaces here: this one is gone for good.
+	h.do(http.MethodDelete, "/api/v1/namespaces/shop", "")
+	h.do(http.MethodPut, "/api/v1/namespaces/shop/finalize", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop"},"spec":{"finalizers":[]}}`)
+	strict := widgets
+	strict.spec = `{"type":"object","properties":{"a":{"type":"integer"}}}`
+	h.define(strict)
+	for { // until the API server judges by the new schema
+		_, err := h.w.do(t.Context(), http.MethodPost, widgets.path("default"), url.Values{"dryRun": {"All"}}, "application/json", []byte(`{"apiVersion":"shop.example.com/v1","kind":"Widget","metadata":{"name":"try"},"spec":{"a":"b"}}`))
+		if apierrors.IsInvalid(err) {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	before := h.diff(b)
+	did := h.restore(b, engine.RestoreOptions{DryRun: true})
+	notAsked := ": the API server was not asked: its definition or namespace would only be made by the restore"
+	want := []string{
+		"created apiextensions.k8s.io/customresourcedefinitions/fleets.shop.example.com",
+		"created core/namespaces/shop: objects of the backup are in it; what labels and annotations it had is not in the backup",
+		"created shop.example.com/fleets/fleet" + notAsked,
+		"created shop.example.com/widgets/default/good",
+		"created shop.example.com/widgets/shop/elsewhere" + notAsked,
+		`failed shop.example.com/widgets/default/bad: Widget.shop.example.com "bad" is invalid: spec.a: Invalid value: "string": spec.a in body must be of type integer: "string"`,
+	}
+	got := slices.DeleteFunc(lines(did.all), func(s string) bool {
+		return strings.HasPrefix(s, engine.RestoreSame) || strings.HasPrefix(s, engine.RestoreLeft)
+	})
+	for i := range got { // how API servers write it changes
+		if strings.HasPrefix(got[i], "failed") && strings.Contains(got[i], "spec.a: Invalid value") {
+			got[i] = want[len(want)-1]
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(before, h.diff(b)); d != "" {
+		t.Errorf("it changed something (-before +after):\n%s", d)
+	}
+	did = h.restore(b, engine.RestoreOptions{})
+	if did.states[engine.RestoreCreated] != 5 || did.states[engine.RestoreFailed] != 1 {
+		t.Errorf("not dry: %v, %q", did.states, lines(did.told))
+	}
+}
+
+func TestSelectorsThatMatchNothingAreTold(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	h.define(widgets, fleets)
+	h.put(widgets, "default", "w", "", "{}", "")
+	h.put(fleets, "", "f", "", "{}", "")
+	b := h.backUp(false)
+	for _, tt := range []struct{ selector, want, remedy string }{
+		{"shop.example.com/widgets", "", ""},
+		{"widgets.shop.example.com", "", ""},
+		{"shop.example.com/widgets/default", "", ""},
+		{"shop.example.com/widgets/default/w", "", ""},
+		{"shop.example.com/fleets/f", "", ""},
+		{"apiextensions.k8s.io/customresourcedefinitions/fleets.shop.example.com", "", ""},
+		{"shop.example.com/widget", "select shop.example.com/widget: the backup has no widget.shop.example.com", "it has shop.example.com/fleets, shop.example.com/widgets"},
+		{"example.com/widgets", "select example.com/widgets: the backup has no widgets.example.com", "it has shop.example.com/widgets"},
+		{"core/nothing", "select core/nothing: the backup has no nothing", "it has core/configmaps, core/secrets"},
+		{"shop.example.com/widgets/w", "select shop.example.com/widgets/w: nothing in the backup matches", "`constellation backup show " + testBackup + "` names what it has"},
+		{"shop.example.com/widgets/default/v", "select shop.example.com/widgets/default/v: nothing in the backup matches", "`constellation backup show " + testBackup + "` names what it has"},
+		{"shop.example.com/fleets/default/f", "select shop.example.com/fleets/default/f: objects of fleets.shop.example.com have no namespace", "write shop.example.com/fleets/f"},
+	} {
+		t.Run(tt.selector, func(t *testing.T) {
+			s, err := engine.ParseSelector(tt.selector)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = h.tryRestore(t.Context(), b, engine.RestoreOptions{Only: []engine.Selector{s}, Look: true})
+			switch {
+			case tt.want == "" && err != nil:
+				t.Error(err)
+			case tt.want != "" && (err == nil || err.Error() != tt.want || engine.Remedy(err) != tt.remedy || engine.ExitCode(err) != engine.ExitUsage):
+				t.Errorf("%v; remedy %q; exit %d", err, engine.Remedy(err), engine.ExitCode(err))
+			}
+		})
+	}
+}
+
+// A definition that waits for the finalizers of its objects is waited for.
+func TestADefinitionThatIsBeingDeletedIsWaitedFor(t *testing.T) {
+	_, c := lone(t)
+	h := newHand(t, c)
+	h.define(widgets)
+	h.put(widgets, "default", "held", `"finalizers":["example.com/hold"]`, `{"a":1}`, `{"b":2}`)
+	b := h.backUp(false)
+	h.do(http.MethodDelete, kindsPath+"/"+widgets.name(), "")
+	did, released := h.outcomeWith(b, func(x engine.RestoreReport) bool {
+		if x.State != engine.RestoreWaits || x.Object.Name != widgets.name() {
+			return false
+		}
+		was := string(h.do(http.MethodGet, widgets.path("default")+"/held", ""))
+		h.do(http.MethodPut, widgets.path("default")+"/held", strings.Replace(was, `"example.com/hold"`, "", 1))
+		return true
+	})
+	if did[engine.RestoreCreated] != 2 || !released {
+		t.Errorf("%v, released %t", did, released)
+	}
+	if d := h.diff(b); len(d) > 0 {
+		t.Errorf("differs: %q", d)
+	}
+}
+
+// outcomeWith restores everything and calls see with every report until it returns true.
+func (h hand) outcomeWith(b *backup.Backup, see func(engine.RestoreReport) bool) (states map[string]int, seen bool) {
+	h.t.Helper()
+	states = map[string]int{}
+	err := h.c.Restore(h.t.Context(), b, engine.RestoreOptions{}, func(x engine.RestoreReport) {
+		states[x.State]++
+		seen = seen || see(x)
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return states, seen
+}

@@ -1,0 +1,465 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"constellation/engine/backup"
+)
+
+// Restorer is what restoring a backup and comparing with it need of a cluster. engine/kube
+// implements it on the Kubernetes API.
+type Restorer interface {
+	// Restore brings back what the cluster does not have of a backup, and reports each
+	// object once; calls of report do not overlap. What fails for one object is in its
+	// report. The error is about the restoring as a whole: the API server refuses the user,
+	// the backup cannot be read, a selector matches nothing, or ctx ended. It can be
+	// called again after any interruption and goes on then.
+	Restore(ctx context.Context, b *backup.Backup, o RestoreOptions, report func(RestoreReport)) error
+	// Differences compares the cluster with a backup, without what API servers set, and
+	// reports each object that differs. It needs the same memory however many there are.
+	Differences(ctx context.Context, b *backup.Backup, only []Selector, report func(Difference)) (Compared, error)
+	// ClusterUID returns what tells the cluster from all others: the UID of the namespace
+	// kube-system.
+	ClusterUID(ctx context.Context) (string, error)
+}
+
+// RestoreOptions say what is restored and how.
+type RestoreOptions struct {
+	// Only restores what one of them matches, with the definitions that it needs; empty
+	// restores everything.
+	Only []Selector
+	// Overwrite makes objects that exist and differ as they were. Without it they are left.
+	Overwrite bool
+	// DryRun has the API server judge each write without carrying it out.
+	DryRun bool
+	// Look sends no writes at all: reports say what would be tried.
+	Look bool
+}
+
+// What became of an object, or would.
+const (
+	RestoreCreated     = "created"
+	RestoreCompleted   = "completed"   // a restore that was interrupted had made it without its status
+	RestoreOverwritten = "overwritten" // it differed
+	RestoreSame        = "same"        // it is there as it was
+	RestoreLeft        = "left"        // it is there and differs
+	RestoreLeftOut     = "left-out"    // a rule says that it is not restored
+	RestoreFailed      = "failed"
+	// RestoreWaits is no end: Text says what is waited for.
+	RestoreWaits = "waits"
+)
+
+// RestoreReport says what became of an object.
+type RestoreReport struct {
+	Object ObjectName
+	// State is one of the constants above.
+	State string
+	// Text says why, or what is to be known about it. It holds no content of the object.
+	Text string
+	// Remedy is what can be done about it; often empty.
+	Remedy string
+}
+
+// ObjectName names an object of a cluster.
+type ObjectName struct {
+	Group     string `json:"group"` // empty for the core group
+	Resource  string `json:"resource"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}
+
+// String is "example.com/widgets/shop/blue", without a namespace
+// "example.com/widgets/blue", "core/secrets/shop/password" for the core group.
+func (o ObjectName) String() string {
+	parts := []string{orElse(o.Group, "core"), o.Resource}
+	if o.Namespace != "" {
+		parts = append(parts, o.Namespace)
+	}
+	if o.Name != "" {
+		parts = append(parts, o.Name)
+	}
+	return strings.Join(parts, "/")
+}
+
+// Selector chooses objects: those of a type, of a namespace, or one.
+type Selector struct {
+	Group, Resource string
+	// Namespace and Name are empty if any will do. With one of them alone, Namespace is
+	// set: of types without namespaces it is the name.
+	Namespace, Name string
+}
+
+// ParseSelector reads "group/resource[/namespace[/name]]", and "group/resource/name" for
+// types without namespaces. The core group is "core". "resource.group", as kubectl writes
+// it, is a type, too.
+func ParseSelector(s string) (Selector, error) {
+	parts := strings.Split(s, "/")
+	if len(parts) == 1 {
+		if resource, group, ok := strings.Cut(s, "."); ok && resource != "" && group != "" {
+			return Selector{Group: group, Resource: resource}, nil
+		}
+	}
+	if len(parts) < 2 || len(parts) > 4 || parts[0] == "" || parts[1] == "" || parts[len(parts)-1] == "" {
+		return Selector{}, fmt.Errorf("%q: want group/resource[/namespace/name], such as example.com/widgets/shop/blue or core/secrets", s)
+	}
+	o := Selector{Group: parts[0], Resource: parts[1]}
+	if o.Group == "core" {
+		o.Group = ""
+	}
+	if len(parts) > 2 {
+		o.Namespace = parts[2]
+	}
+	if len(parts) > 3 {
+		o.Name = parts[3]
+	}
+	return o, nil
+}
+
+// String is what ParseSelector reads.
+func (s Selector) String() string {
+	return ObjectName(s).String()
+}
+
+// OfType reports whether objects of a type can match.
+func (s Selector) OfType(group, resource string) bool {
+	return s.Group == group && s.Resource == resource
+}
+
+// Matches reports whether an object is chosen.
+func (s Selector) Matches(o ObjectName) bool {
+	switch {
+	case !s.OfType(o.Group, o.Resource):
+		return false
+	case s.Namespace == "" && s.Name == "":
+		return true
+	case o.Namespace == "":
+		return s.Name == "" && s.Namespace == o.Name || s.Namespace == "" && s.Name == o.Name
+	}
+	return s.Namespace == o.Namespace && (s.Name == "" || s.Name == o.Name)
+}
+
+// How an object differs from a backup.
+const (
+	ChangeAdded   = "added"   // the cluster has it, the backup has not
+	ChangeRemoved = "removed" // the backup has it, the cluster has not
+	ChangeChanged = "changed"
+)
+
+// Difference is an object that is not as it was.
+type Difference struct {
+	Object ObjectName `json:"object"`
+	Change string     `json:"change"`
+	// Fields are the paths that differ, sorted: "spec.replicas". Values are not told, since
+	// they may be secret. More counts those that are not named.
+	Fields []string `json:"fields,omitempty"`
+	More   int      `json:"more,omitempty"`
+}
+
+// Compared says what was compared.
+type Compared struct {
+	// Types and Objects count what the backup has of what was asked for.
+	Types   int64 `json:"types"`
+	Objects int64 `json:"objects"`
+	// Skipped says what could not be compared, and why.
+	Skipped []string `json:"skipped,omitempty"`
+}
+
+// StepRestore is the ID of the only step of `backup restore`.
+const StepRestore = "restore"
+
+// RestoreRequest says which backup is restored, and how.
+type RestoreRequest struct {
+	// ID is that of the backup, Dir the directory that its run is in; empty means that of
+	// the workspace.
+	ID, Dir string
+	// Only are selectors, see [ParseSelector]; empty means everything.
+	Only              []string
+	Overwrite, DryRun bool
+}
+
+// flags are the arguments that make the same request, with a leading space each.
+func (r RestoreRequest) flags() string {
+	s := " " + shellQuote(r.ID)
+	if r.Dir != "" {
+		s += " --dir " + shellQuote(r.Dir)
+	}
+	for _, o := range r.Only {
+		s += " --only " + shellQuote(o)
+	}
+	if r.Overwrite {
+		s += " --overwrite"
+	}
+	if r.DryRun {
+		s += " --dry-run"
+	}
+	return s
+}
+
+// restoring is one request with what it is about.
+type restoring struct {
+	e       *Engine
+	r       RestoreRequest
+	only    []Selector
+	b       *backup.Backup
+	cluster Restorer
+	name    string // of the cluster
+	holes   []backup.Hole
+}
+
+// openRestore opens and verifies a backup and connects to the cluster. The backup has to
+// be closed.
+func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(Event)) (x *restoring, err error) {
+	x = &restoring{e: e, r: r}
+	for _, o := range r.Only {
+		s, err := ParseSelector(o)
+		if err != nil {
+			return nil, &Error{Op: "read --only", Err: err, Exit: ExitUsage, Remedy: "`constellation backup show " + shellQuote(r.ID) + "` names the types of the backup"}
+		}
+		x.only = append(x.only, s)
+	}
+	kubeconfig, err := e.ws.Kubeconfig()
+	if errors.Is(err, errAbsent) {
+		return nil, &Error{Op: "use backup " + r.ID, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if x.cluster, err = e.backups(ctx, kubeconfig); err != nil {
+		return nil, &Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Exit: ExitUsage, Remedy: restoreKubeconfig}
+	}
+	if x.b, err = e.OpenBackup(r.Dir, r.ID); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			x.b.Close()
+		}
+	}()
+	m := x.b.Manifest()
+	x.name = m.Cluster.Name
+	if c, err := e.ws.Config(); err == nil { // a workspace without one can be restored, too
+		x.name = c.Name
+	}
+	x.name = orElse(x.name, "the cluster")
+	err = x.b.Verify(ctx, func(done, total int64) {
+		emit(Event{Kind: KindProgress, Object: "verify", Text: "backup " + r.ID, Current: done, Total: total})
+	})
+	var broken *backup.NotWhole
+	if errors.As(err, &broken) && len(broken.Damage) == 0 {
+		x.holes, err = broken.Holes, nil // what it has is as it was written
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		err = backupError("verify backup "+r.ID, err)
+		return nil, &Error{Err: err, Remedy: Remedy(err) + ". Files of this one that are sound can be given to `kubectl create -f`"}
+	}
+	return x, nil
+}
+
+// clusterFailed makes an error in the user's words of one of [Restorer].
+func (x *restoring) clusterFailed(what string, err error) error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return err
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+		return err
+	}
+	out := &Error{Op: what, Err: err, Remedy: "run the same command again; what was restored stays"}
+	switch {
+	case errors.Is(err, ErrForbidden):
+		out.Remedy = "use a kubeconfig of a user who may do that"
+	case errors.Is(err, ErrDenied):
+		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
+	}
+	return out
+}
+
+// tally counts what became of objects.
+type tally map[string]int64
+
+// did counts what was changed, or would be.
+func (t tally) did() int64 {
+	return t[RestoreCreated] + t[RestoreCompleted] + t[RestoreOverwritten]
+}
+
+// String is "1,003 created, 2 left as they are now".
+func (t tally) String() string {
+	var parts []string
+	for _, p := range []struct{ state, words string }{
+		{RestoreCreated, "created"},
+		{RestoreCompleted, "completed"},
+		{RestoreOverwritten, "overwritten"},
+		{RestoreSame, "there as they were"},
+		{RestoreLeft, "differ and are left"},
+		{RestoreLeftOut, "left out by a rule"},
+		{RestoreFailed, "failed"},
+	} {
+		if n := t[p.state]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, p.words))
+		}
+	}
+	return orElse(strings.Join(parts, ", "), "no objects")
+}
+
+// PlanRestore verifies a backup and looks at the cluster, and returns the plan to bring
+// back what is not there any more. It changes nothing. emit gets progress; calls do not
+// overlap. The plan has to be closed in the end, run or not.
+//
+// The error has ExitUsage if the request is at fault. A backup that is damaged is refused;
+// one that has a hole is a warning.
+func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(Event)) (*Plan, error) {
+	x, err := e.openRestore(ctx, r, emit)
+	if err != nil {
+		return nil, err
+	}
+	m := x.b.Manifest()
+	would := tally{}
+	var seen int64
+	var failed []RestoreReport
+	err = x.cluster.Restore(ctx, x.b, RestoreOptions{Only: x.only, Overwrite: r.Overwrite, Look: true}, func(o RestoreReport) {
+		if o.State == RestoreWaits {
+			return
+		}
+		would[o.State]++
+		if o.State == RestoreFailed && len(failed) < maxFailures {
+			failed = append(failed, o)
+		}
+		if seen++; seen%1000 == 0 {
+			emit(Event{Kind: KindProgress, Object: "compare", Text: "objects with those of the cluster", Current: seen, Total: m.Objects})
+		}
+	})
+	var here string
+	if err == nil {
+		here, err = x.cluster.ClusterUID(ctx)
+	}
+	if err != nil {
+		x.b.Close()
+		return nil, x.clusterFailed("compare backup "+r.ID+" with the cluster", err)
+	}
+	now := e.now()
+	p := &Plan{ID: newRunID(VerbRestore, now), Verb: VerbRestore, Cluster: x.name, Created: now.UTC()}
+	p.close = x.b.Close
+	p.end.command = e.command(string(VerbRestore)) + r.flags()
+	p.end.next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}
+	p.end.nothing = "nothing to restore: " + would.String()
+	if would[RestoreLeft] > 0 {
+		p.end.nothing += "; --overwrite makes what differs as it was"
+	}
+	find := func(id string, s Severity, title, detail, remedy string) {
+		p.Findings = append(p.Findings, Finding{ID: id, Severity: s, Source: "backup", Title: title, Detail: detail, Remedy: remedy})
+	}
+	if here != m.Cluster.UID {
+		find("other-cluster", Warn, "the backup is of another cluster", "what that cluster itself lives by is left out: its ConfigMaps, Helm's records and our own kinds, unless --only names them",
+			"go on if this cluster is to take its place")
+	}
+	for _, h := range x.holes {
+		find("hole", Warn, "the backup was never whole: it has no "+Selector{Group: h.Group, Resource: h.Resource}.String(), h.Reason, "go on if that is not what you miss; else `constellation backup list` names others")
+	}
+	for _, o := range failed {
+		find("cannot", Warn, o.Object.String()+" cannot be restored as the cluster is now", o.Text, o.Remedy)
+	}
+	if r.Overwrite && would[RestoreOverwritten] > 0 {
+		find("overwrite", Warn, fmt.Sprintf("%d objects that differ are made as they were", would[RestoreOverwritten]), "what was changed in them since is lost", p.end.next[0]+" names them and the fields")
+	}
+	p.Steps = []Step{x.step(p, would)}
+	if would[RestoreFailed] > 0 { // of each the run says why
+		p.Steps[0].Finished = false
+	}
+	return p, nil
+}
+
+// maxFailures bounds how many objects that fail are told one by one as such.
+const maxFailures = 20
+
+// step restores, and tells what becomes of each object.
+func (x *restoring) step(p *Plan, would tally) Step {
+	title, what := "Restore backup "+x.r.ID, "of "+x.name
+	if x.r.DryRun {
+		title = "Try to restore backup " + x.r.ID + " (dry run)"
+	}
+	finished := would.did() == 0 && would[RestoreFailed] == 0
+	s := Step{ID: StepRestore, Title: title, Effect: would.String(), Finished: finished}
+	if x.r.DryRun {
+		s.Effect = "the API server judges what would be done and changes nothing: " + s.Effect
+	}
+	// What the cluster has was looked at when the plan was made, and Run looks again.
+	s.Done = func(context.Context) (bool, error) { return finished, nil }
+	s.Run = func(ctx context.Context, r *Reporter) error {
+		got, told := tally{}, int64(0)
+		var total, seen int64
+		for _, n := range would {
+			total += n
+		}
+		var first RestoreReport
+		last := x.e.now()
+		err := x.cluster.Restore(ctx, x.b, RestoreOptions{Only: x.only, Overwrite: x.r.Overwrite, DryRun: x.r.DryRun}, func(o RestoreReport) {
+			if o.State == RestoreWaits {
+				r.Wait(o.Object.String(), "", o.Text)
+				return
+			}
+			r.Wait("", "", "")
+			got[o.State]++
+			seen++
+			level := "info"
+			switch {
+			case o.State == RestoreSame:
+				level = "debug"
+			case o.State == RestoreFailed && told < maxFailures:
+				level = "error"
+				if told++; told == 1 {
+					first = o
+				}
+			}
+			text := o.State + " " + o.Object.String()
+			if o.Text != "" {
+				text += ": " + o.Text
+			}
+			r.send(Event{Kind: KindLog, Source: "restore", Level: level, Object: o.Object.String(), State: o.State, Text: text, Remedy: o.Remedy})
+			if now := x.e.now(); now.Sub(last) >= progressEvery {
+				last = now
+				r.Progress(seen, max(total, seen), "objects")
+			}
+		})
+		if err != nil {
+			return x.clusterFailed("restore backup "+x.r.ID, err)
+		}
+		r.Progress(seen, max(total, seen), "objects")
+		p.end.done = fmt.Sprintf("backup %s %s: %s", x.r.ID, what, got)
+		if x.r.DryRun {
+			p.end.done = fmt.Sprintf("nothing was changed; backup %s %s would be restored: %s", x.r.ID, what, got)
+		}
+		if n := got[RestoreFailed]; n > 0 {
+			return &Error{
+				Op: "restore backup " + x.r.ID, Err: fmt.Errorf("%d of %d objects could not be restored; the first: %s: %s", n, seen, first.Object, first.Text),
+				Remedy: orElse(first.Remedy, "see to the reasons, then run the same command again; what was restored stays"),
+			}
+		}
+		return nil
+	}
+	return s
+}
+
+// Differ compares the cluster with a backup and reports each object that differs, in the
+// order of the backup; calls of report do not overlap. emit gets progress. A backup that
+// is damaged is refused; what one with a hole does not have is told as skipped.
+func (e *Engine) Differ(ctx context.Context, r RestoreRequest, emit func(Event), report func(Difference)) (Compared, error) {
+	x, err := e.openRestore(ctx, r, emit)
+	if err != nil {
+		return Compared{}, err
+	}
+	defer x.b.Close()
+	c, err := x.cluster.Differences(ctx, x.b, x.only, report)
+	for _, h := range x.holes {
+		c.Skipped = append(c.Skipped, "not in the backup: "+h.String())
+	}
+	if err != nil {
+		return c, x.clusterFailed("compare backup "+r.ID+" with the cluster", err)
+	}
+	return c, nil
+}
