@@ -52,7 +52,7 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 		case deleteInstance:
 			// No machine is deleted that nothing is written about, and none of a control plane
 			// by an old view of etcd.
-			if o.bound(a.machine) && (!o.controlPlane(a.node) || r.hostView.fresh(r.now(), actMembers)) {
+			if !r.fleet.goes(a.machine) && o.bound(a.machine) && (!o.controlPlane(a.node) || r.hostView.fresh(r.now(), actMembers)) {
 				deletes = append(deletes, a.machine)
 			}
 		case drainNode:

@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -93,4 +96,49 @@ func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
 			t.Errorf("an heir that is gone: %t, %v", did, err)
 		}
 	}
+}
+
+// deletions is a cloud that takes deletions and is slow to say so.
+type deletions struct {
+	machines
+	is  []cloud.Instance
+	err error
+}
+
+func (d *deletions) DeleteInstances(context.Context, []string) error { return d.err }
+
+func (d *deletions) Describe(context.Context, []string) ([]cloud.Instance, error) { return d.is, nil }
+
+func TestAnAcceptedDeletionIsNotAskedForAgainBeforeItCanBeSeen(t *testing.T) {
+	now := time.Now()
+	c := &deletions{is: []cloud.Instance{{ProviderID: "x://a", State: cloud.Ready}}}
+	f := newFleet(c, func() time.Time { return now })
+	f.known["x://a"] = seen{Instance: c.is[0], listed: true}
+	step := func(what string, want bool) {
+		t.Helper()
+		if is := f.goes("x://a"); is != want {
+			t.Errorf("%s: %t, want %t", what, is, want)
+		}
+	}
+	remove := func(fails error) {
+		t.Helper()
+		c.err = fails
+		if err := f.DeleteInstances(t.Context(), []string{"x://a"}); !errors.Is(err, fails) {
+			t.Fatal(err)
+		}
+	}
+	step("nobody asked", false)
+	remove(cloud.ErrThrottled)
+	step("the cloud refused", false)
+	remove(nil)
+	step("the cloud accepted", true)
+	now = now.Add(time.Second)
+	if err := f.follow(t.Context(), map[string]spoken{"x://a": {leaves: true}}); err != nil {
+		t.Fatal(err)
+	}
+	step("the cloud says that it is there", false)
+	remove(nil)
+	step("the cloud accepted once more", true)
+	now = now.Add(askedFor)
+	step("the cloud says nothing", false)
 }

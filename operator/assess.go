@@ -27,7 +27,7 @@ const (
 )
 
 // classify says what n is; the first rule that matches counts.
-func classify(spec v1alpha1.NodeVersionSpec, n node, mints map[string]bool) class {
+func classify(spec v1alpha1.NodeVersionSpec, n *node, mints map[string]bool) class {
 	switch {
 	case n.providerID == "":
 		return invalid
@@ -79,8 +79,13 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 		Conditions:         slices.Clone(before.Conditions),
 	}
 	mints, exists := map[string]bool{}, map[string]bool{}
-	for _, n := range w.nodes {
-		exists[n.name] = true
+	for _, p := range w.pending {
+		exists[p.node] = false // for all we know
+	}
+	for i := range w.nodes {
+		if _, asked := exists[w.nodes[i].name]; asked {
+			exists[w.nodes[i].name] = true
+		}
 	}
 	pending := map[string]v1alpha1.Reference{}
 	for _, p := range w.pending {
@@ -94,15 +99,21 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 			pending[key] = v1alpha1.Reference{Kind: p.kind, Name: p.name}
 		}
 	}
-	byClass := map[class][]v1alpha1.Reference{}
+	var byClass [mint + 1]struct {
+		n     int32
+		first []v1alpha1.Reference // as many as are told
+	}
 	counts := map[string]*v1alpha1.GroupCounts{}
 	for _, g := range w.groups {
 		counts[strings.ToLower(g.id)] = &v1alpha1.GroupCounts{Name: g.name, Role: g.role}
 	}
 	slices.SortFunc(w.nodes, func(a, b node) int { return strings.Compare(a.name, b.name) })
-	for _, n := range w.nodes {
+	for i := range w.nodes {
+		n := &w.nodes[i]
 		c := classify(spec, n, mints)
-		byClass[c] = append(byClass[c], v1alpha1.Reference{Kind: "Node", Name: n.name})
+		if byClass[c].n++; byClass[c].n <= maxExamples {
+			byClass[c].first = append(byClass[c].first, v1alpha1.Reference{Kind: "Node", Name: n.name})
+		}
 		if g := counts[strings.ToLower(n.group)]; g != nil {
 			g.Total++
 			if n.ready {
@@ -119,7 +130,7 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 	}
 	slices.SortFunc(waiting, func(a, b v1alpha1.Reference) int { return strings.Compare(a.Name, b.Name) })
 
-	n := func(c class) int32 { return int32(len(byClass[c])) }
+	n := func(c class) int32 { return byClass[c].n }
 	s.Nodes = v1alpha1.NodeCounts{
 		Total: int32(len(w.nodes)), UpToDate: n(upToDate), Outdated: n(outdated), Donors: n(donor), Heirs: n(heir), Mints: n(mint),
 		AwaitingAnnotation: n(awaiting), Obsolete: n(obsolete), Invalid: n(invalid), Pending: int32(len(waiting)),
@@ -127,15 +138,15 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 	s.Groups = groupCounts(counts)
 	// What wants attention comes first; the many that are fine get what room is left.
 	room := examples{n: maxExamples, bytes: maxExampleBytes}
-	s.Invalid = room.of(byClass[invalid])
-	s.AwaitingAnnotation = room.of(byClass[awaiting])
+	s.Invalid = room.of(byClass[invalid].first)
+	s.AwaitingAnnotation = room.of(byClass[awaiting].first)
 	s.Pending = room.of(waiting)
-	s.Obsolete = room.of(byClass[obsolete])
-	s.Donors = room.of(byClass[donor])
-	s.Heirs = room.of(byClass[heir])
-	s.Mints = room.of(byClass[mint])
-	s.Outdated = room.of(byClass[outdated])
-	s.UpToDate = room.of(byClass[upToDate])
+	s.Obsolete = room.of(byClass[obsolete].first)
+	s.Donors = room.of(byClass[donor].first)
+	s.Heirs = room.of(byClass[heir].first)
+	s.Mints = room.of(byClass[mint].first)
+	s.Outdated = room.of(byClass[outdated].first)
+	s.UpToDate = room.of(byClass[upToDate].first)
 
 	outdated := condition(v1alpha1.ConditionOutdated, false, generation, "NodeVersionsUpToDate", textUpToDate)
 	if s.Nodes.Outdated+s.Nodes.Donors+s.Nodes.Obsolete > 0 {

@@ -26,9 +26,10 @@ import (
 )
 
 const (
-	// evictionsAtOnce bounds what is asked of the API server at a time, for all nodes
-	// together: it sheds load at some 285 evictions a second.
-	evictionsAtOnce = 16
+	// evictionsAtOnce and looksAtOnce bound what is asked of the API server at a time, for
+	// all nodes together: it sheds load at some 285 evictions a second. Most of the time
+	// both wait there for its memory to be current.
+	evictionsAtOnce, looksAtOnce = 32, 32
 	// evictionTimeout bounds one request.
 	evictionTimeout = 15 * time.Second
 	// An eviction that was refused is asked for again, with pauses that grow. Budgets
@@ -57,7 +58,8 @@ type drainer struct {
 	client kubernetes.Interface
 	wake   func()
 	log    *slog.Logger
-	slots  chan struct{}
+	slots  chan struct{} // evictions that are being asked for
+	looks  chan struct{} // lists of pods that are being read
 
 	mu   sync.Mutex
 	work map[string]*emptying
@@ -67,7 +69,10 @@ type drainer struct {
 // newDrainer returns a drainer that calls wake, from any goroutine, when a state
 // changes. wake must not call the drainer back.
 func newDrainer(c kubernetes.Interface, wake func(), log *slog.Logger) *drainer {
-	return &drainer{client: &knownDaemonSets{Interface: c, known: map[string]time.Time{}}, wake: wake, log: log, slots: make(chan struct{}, evictionsAtOnce), work: map[string]*emptying{}}
+	return &drainer{
+		client: &knownDaemonSets{Interface: c, known: map[string]time.Time{}}, wake: wake, log: log,
+		slots: make(chan struct{}, evictionsAtOnce), looks: make(chan struct{}, looksAtOnce), work: map[string]*emptying{},
+	}
 }
 
 // drain begins to evict what is on the node, or goes on. It returns at once.
@@ -337,10 +342,10 @@ func (e *emptying) nextLook(now time.Time) time.Duration {
 
 // look lists what is to go.
 func (e *emptying) look(ctx context.Context) error {
-	if !e.slot(ctx) {
+	if !slot(ctx, e.looks) {
 		return ctx.Err()
 	}
-	defer func() { <-e.slots }()
+	defer func() { <-e.looks }()
 	h := drain.Helper{Ctx: ctx, Client: e.client, Force: true, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true, GracePeriodSeconds: -1}
 	list, errs := h.GetPodsForDeletion(e.node)
 	if len(errs) > 0 {
@@ -371,9 +376,9 @@ func unshy(p *corev1.Pod) bool {
 }
 
 // slot waits until the API server may be asked; false: ctx has ended.
-func (e *emptying) slot(ctx context.Context) bool {
+func slot(ctx context.Context, slots chan<- struct{}) bool {
 	select {
-	case e.slots <- struct{}{}:
+	case slots <- struct{}{}:
 		return true
 	case <-ctx.Done():
 		return false
@@ -388,7 +393,7 @@ func (e *emptying) evict(ctx context.Context) {
 		if !l.ending.IsZero() || time.Now().Before(l.next) {
 			continue
 		}
-		if !e.slot(ctx) {
+		if !slot(ctx, e.slots) {
 			return
 		}
 		wg.Go(func() {

@@ -29,6 +29,10 @@ const (
 	// is believed to be there for a while.
 	unseenLag = createDeadline
 	readyLag  = time.Minute
+
+	// askedFor is how long a deletion that was accepted is not asked for again though
+	// nothing was heard of the instance since.
+	askedFor = 5 * time.Second
 )
 
 // never is the age of a view that nobody has seen.
@@ -57,6 +61,8 @@ type fleet struct {
 	complete bool
 	listed   time.Time // when the last list was asked for
 	heard    time.Time // when anything was
+	// asked is when the deletion of instances was asked for that nothing was heard of since.
+	asked map[string]time.Time
 }
 
 // seen is an instance as it was seen last.
@@ -73,7 +79,7 @@ type spoken struct {
 }
 
 func newFleet(m machines, now func() time.Time) *fleet {
-	return &fleet{machines: m, now: now, known: map[string]seen{}, since: map[string]time.Time{}}
+	return &fleet{machines: m, now: now, known: map[string]seen{}, since: map[string]time.Time{}, asked: map[string]time.Time{}}
 }
 
 // view returns the instances, whether they are all, and how old the view is. Before
@@ -295,6 +301,30 @@ func (f *fleet) Instance(ctx context.Context, id string) (cloud.Instance, error)
 		return s.Instance, nil
 	}
 	return f.machines.Instance(ctx, id)
+}
+
+// DeleteInstances implements machines, and remembers what was asked for.
+func (f *fleet) DeleteInstances(ctx context.Context, ids []string) error {
+	if err := f.machines.DeleteInstances(ctx, ids); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.now()
+	maps.DeleteFunc(f.asked, func(_ string, at time.Time) bool { return now.Sub(at) > askedFor })
+	for _, id := range ids {
+		f.asked[id] = now
+	}
+	return nil
+}
+
+// goes reports whether the deletion of an instance was asked for and what has become of
+// it not yet. After a while it is to be asked for again.
+func (f *fleet) goes(id string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	at, ok := f.asked[id]
+	return ok && !f.heard.After(at) && f.now().Sub(at) < askedFor
 }
 
 // CreateInstances implements machines, and takes the answer into the view.

@@ -128,6 +128,16 @@ type observed struct {
 	nodes   map[string]*corev1.Node
 	pending map[string]*v1alpha1.PendingNode
 	begins  bool // no replacement was being written down
+
+	found *lookup // see find
+}
+
+// find finds what the world holds, whose nodes and instances must be complete by then.
+func (o *observed) find() *lookup {
+	if o.found == nil {
+		o.found = newLookup(&o.world)
+	}
+	return o.found
 }
 
 // Kinds in a view.
@@ -178,7 +188,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		w.intents = append(w.intents, in)
 	}
 	sortIntents(w.intents)
-	x := newLookup(w)
+	x := o.find()
 	r.settle(o, x)
 	for i := range w.intents {
 		in := &w.intents[i]
@@ -421,7 +431,7 @@ func (o *observed) about() map[string]spoken {
 			out[n.providerID] = spoken{ready: n.ready}
 		}
 	}
-	tokens := newLookup(&o.world).tokens
+	tokens := o.find().tokens
 	for _, in := range o.intents {
 		if m := tokens[in.token]; m != nil {
 			out[m.id] = spoken{ready: out[m.id].ready}
