@@ -88,6 +88,7 @@ var rightsOf = map[string][]string{
 		"*: nodes: delete,list,patch,watch",
 		"*: pods/eviction: create",
 		"*: pods: list,watch",
+		"*: policy/poddisruptionbudgets: list",
 		"*: update.edgeless.systems/autoscalingstrategies (autoscalingstrategy): patch",
 		"*: update.edgeless.systems/autoscalingstrategies/status (autoscalingstrategy): patch",
 		"*: update.edgeless.systems/autoscalingstrategies: create,list,watch",

@@ -381,6 +381,10 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 // did tells what was done.
 func (r *nodeVersions) did(o *observed, a action) {
 	args := []any{"action", actionNames[a.kind]}
+	tracked, leaves := a.intent.machine, ""
+	if a.intent.goal == v1alpha1.LeaveGoal {
+		tracked, leaves = "", a.intent.machine
+	}
 	for _, f := range []struct{ key, value string }{
 		{"node", a.node},
 		{"heir", a.heir},
@@ -390,7 +394,8 @@ func (r *nodeVersions) did(o *observed, a action) {
 		{"image", a.image},
 		{"pending_node", a.intent.name},
 		{"replaces", a.intent.donor},
-		{"leaves", a.intent.machine},
+		{"tracks", tracked},
+		{"leaves", leaves},
 	} {
 		if f.value != "" {
 			args = append(args, f.key, f.value)

@@ -390,7 +390,7 @@ func (d *decision) kubernetes() {
 		if g.role == v1alpha1.ControlPlaneRole {
 			given = pub.ControlPlane
 		}
-		if given == want && !strings.EqualFold(g.image, d.spec.Image) {
+		if given == want && !g.missing && !strings.EqualFold(g.image, d.spec.Image) {
 			d.do(action{kind: setGroupImage, group: g.id, image: d.spec.Image})
 		}
 	}
@@ -567,6 +567,9 @@ func (d *decision) mayCreate(role v1alpha1.Role, g *group) bool {
 	}
 	switch {
 	case g == nil || d.refused != "":
+		return false
+	case g.missing:
+		d.wait("GroupMissing", fmt.Sprintf("the cloud does not list group %s, so none of its machines can be made; delete its ScalingGroup if it is gone", g.name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.name}, time.Time{})
 		return false
 	case !d.must(ruleWholeList, d.w.complete):
 		d.wait(reasonPartial, "the cloud did not list all machines, so no more are made", v1alpha1.Reference{}, time.Time{})

@@ -27,7 +27,7 @@ const (
 )
 
 // stalling are the reasons that last until somebody intervenes.
-var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "HeirCordoned"}
+var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "HeirCordoned", "GroupMissing"}
 
 func (d *decision) wait(reason, message string, object v1alpha1.Reference, next time.Time) {
 	d.waits = append(d.waits, wait{reason: reason, message: message, object: object, next: next})

@@ -129,6 +129,14 @@ func TestDecide(t *testing.T) {
 			w.nodes[1].donor = "control-plane-2"
 			w.etcd = w.etcd[:2]
 		}, []string{"record intent machine-control-plane-2 Leave machine=sandbox://t/control-plane-2"}, "", "False Paused"},
+		{"a group that the cloud does not list is said to be missing, and its nodes stay", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.groups[1].missing, w.groups[1].image = true, image1
+		}, nil, "GroupMissing", "False GroupMissing"},
+		{"the nodes of other groups are replaced meanwhile", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.groups[1].missing = true
+			w.groups = append(w.groups, group{name: "more", id: "more", role: v1alpha1.WorkerRole, image: image2})
+			w.nodes[4].group = "more"
+		}, []string{"record intent replace-0 Join donor=worker-1"}, "GroupMissing", "False GroupMissing"},
 		{"a control plane comes before workers", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[2].image = image1 }, []string{"record intent replace-0 Join donor=control-plane-2"}, "", "False RollingOut"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

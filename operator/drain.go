@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
@@ -53,7 +54,8 @@ const (
 // data in emptyDir do not. A pod that comes after the first look, and may although
 // the node is unschedulable, stays too: it would come again.
 //
-// It needs to list and watch pods, to create pods/eviction, and to get daemonsets.
+// It needs to list and watch pods, to create pods/eviction, to get daemonsets, and to
+// list poddisruptionbudgets, which it does when the API server refuses without a name.
 type drainer struct {
 	client kubernetes.Interface
 	wake   func()
@@ -398,7 +400,11 @@ func (e *emptying) evict(ctx context.Context) {
 		}
 		wg.Go(func() {
 			defer func() { <-e.slots }()
-			l.answer(e.ask(ctx, &l.pod), time.Now())
+			err := e.ask(ctx, &l.pod)
+			if twoBudgets(err) {
+				err = e.named(ctx, &l.pod, err)
+			}
+			l.answer(err, time.Now())
 		})
 	}
 }
@@ -444,12 +450,55 @@ func refusedEviction(err error) string {
 	switch {
 	case apierrors.IsConflict(err): // the pod has just changed, or is gone
 		return ""
-	case s.Status().Code == 500 && strings.Contains(s.Status().Message, "more than one PodDisruptionBudget"):
-		return "more than one PodDisruptionBudget selects it, and such a pod is never evicted; change them so that one is left"
+	case twoBudgets(err):
+		budgets := "more than one PodDisruptionBudget selects it"
+		if n := new(budgetsNamed); errors.As(err, &n) {
+			budgets = "the PodDisruptionBudgets " + strings.Join(n.names[:len(n.names)-1], ", ") + " and " + n.names[len(n.names)-1] + " select it"
+		}
+		return budgets + ", and a pod with more than one is never evicted; change them so that one is left"
 	case apierrors.IsTooManyRequests(err):
 		return "the API server is too busy to evict it"
 	}
 	return "its eviction was refused: " + s.Status().Message
+}
+
+// twoBudgets reports whether the API server has found more than one budget for a pod.
+// It does not say which.
+func twoBudgets(err error) bool {
+	var s apierrors.APIStatus
+	return errors.As(err, &s) && s.Status().Code == 500 && strings.Contains(s.Status().Message, "more than one PodDisruptionBudget")
+}
+
+// budgetsNamed is a refusal with the names of the budgets, of which there are two or more.
+type budgetsNamed struct {
+	error
+	names []string
+}
+
+func (b *budgetsNamed) Unwrap() error { return b.error }
+
+// named adds to a refusal which budgets select the pod. Where they cannot be read it
+// stays as it is.
+func (e *emptying) named(ctx context.Context, p *corev1.Pod, refused error) error {
+	ctx, cancel := context.WithTimeout(ctx, evictionTimeout)
+	defer cancel()
+	l, err := e.client.PolicyV1().PodDisruptionBudgets(p.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		e.log.Debug("budgets not read", "namespace", p.Namespace, "err", err)
+		return refused
+	}
+	var names []string
+	for i := range l.Items {
+		// As the API server does: one that selects nothing selects all.
+		if s, err := metav1.LabelSelectorAsSelector(l.Items[i].Spec.Selector); err == nil && s.Matches(labels.Set(p.Labels)) {
+			names = append(names, l.Items[i].Name)
+		}
+	}
+	if len(names) < 2 { // they have changed meanwhile
+		return refused
+	}
+	slices.Sort(names)
+	return &budgetsNamed{refused, names}
 }
 
 func lowerFirst(s string) string {

@@ -217,8 +217,12 @@ func TestDrain(t *testing.T) {
 				w.runs(ns, "n1", 1)
 				w.budget(ns, "one", "web")
 				w.budget(ns, "two", "web")
+				must[*policyv1.PodDisruptionBudget](w.t)(w.client.PolicyV1().PodDisruptionBudgets(ns).Create(w.t.Context(), &policyv1.PodDisruptionBudget{
+					ObjectMeta: metav1.ObjectMeta{Name: "of-another"},
+					Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}},
+				}, metav1.CreateOptions{}))
 			},
-			blocker: "more than one PodDisruptionBudget selects it, and such a pod is never evicted; change them so that one is left",
+			blocker: "the PodDisruptionBudgets one and two select it, and a pod with more than one is never evicted; change them so that one is left",
 			free: func(w *workshop, ns string) {
 				for _, b := range []string{"one", "two"} {
 					if err := w.client.PolicyV1().PodDisruptionBudgets(ns).Delete(w.t.Context(), b, metav1.DeleteOptions{}); err != nil {

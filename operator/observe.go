@@ -175,7 +175,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	w.instances, w.complete, _ = r.fleet.view()
 	for i := range groups.Items {
 		g := &groups.Items[i]
-		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy})
+		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy, missing: notListed(g)})
 	}
 	w.nodes = r.nodesOf(o.nodes, w.groups)
 	for _, p := range o.pending {

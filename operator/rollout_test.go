@@ -16,6 +16,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -63,6 +64,7 @@ type cloudInTest struct {
 	neverJoin   map[string]bool // groups
 	joinLate    time.Duration
 	joinTime    time.Duration // from its ticket to its Node
+	hidden      string        // a group that is there no more
 	wrongJoin   int           // so many machines join with other components
 	upgradeFail int
 
@@ -92,7 +94,7 @@ func (c *cloudInTest) Groups(context.Context) ([]cloud.Group, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Clone(c.groups), nil
+	return slices.DeleteFunc(slices.Clone(c.groups), func(g cloud.Group) bool { return g.ID == c.hidden }), nil
 }
 
 func (c *cloudInTest) Instances(context.Context) ([]cloud.Instance, error) {
@@ -158,6 +160,9 @@ func (c *cloudInTest) SetGroupImage(_ context.Context, id, image string) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if id == c.hidden {
+		return fmt.Errorf("set image of %s: %w", id, cloud.ErrNotFound)
+	}
 	for i := range c.groups {
 		if c.groups[i].ID == id {
 			c.groups[i].Image = image
@@ -187,6 +192,9 @@ func (c *cloudInTest) CreateInstances(_ context.Context, group string, tokens []
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if group == c.hidden {
+		return nil, fmt.Errorf("create in %s: %w", group, cloud.ErrNotFound)
+	}
 	g := c.group(group)
 	var made []cloud.Instance
 	for _, token := range tokens {
@@ -496,6 +504,7 @@ type rolling struct {
 	cloud  *cloudInTest
 	writes *writeCounter
 
+	elects  bool // operators have to be elected, as they are in a cluster
 	mu      sync.Mutex
 	crashed map[string]bool // points that were come to
 	crashes bool
@@ -532,11 +541,15 @@ func (r *rolling) pass(d time.Duration) {
 type writeCounter struct {
 	mu        sync.Mutex
 	all       map[string]int
+	requests  int // writes or not, answered or not
 	conflicts int // answers
 }
 
 func (w *writeCounter) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		w.mu.Lock()
+		w.requests++
+		w.mu.Unlock()
 		if r.Method != http.MethodGet {
 			path := strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/api/v1/"), "/apis/"), "/")
 			key := r.Method + " " + path[0]
@@ -732,7 +745,7 @@ func (r *rolling) life(ctx context.Context) {
 	access.Wrap(r.writes.wrap)
 	cfg := Config{
 		Cluster: access, Namespace: namespace, Cloud: r.cloud, Node: node, DiscoveryInterval: time.Minute,
-		CloudInterval: 100 * time.Millisecond, NoElection: true, Log: slog.New(slog.NewTextHandler(r.t.Output(), nil)),
+		CloudInterval: 100 * time.Millisecond, NoElection: !r.elects, Log: slog.New(slog.NewTextHandler(r.t.Output(), nil)),
 		leave: func(context.Context) error { die(); return nil }, now: func() time.Time { return r.now().Add(skew) },
 		at: func(point string) {
 			r.mu.Lock()
@@ -748,7 +761,7 @@ func (r *rolling) life(ctx context.Context) {
 	if node != "" {
 		cfg.Host = hostInTest{r.cloud, node}
 	}
-	if err := Run(ctx, cfg); err != nil && ctx.Err() == nil {
+	if err := Run(ctx, cfg); err != nil && ctx.Err() == nil && !r.elects {
 		r.t.Errorf("operator ended: %v", err)
 		time.Sleep(time.Second)
 	}
@@ -859,6 +872,8 @@ func TestRolloutThoughMachinesFail(t *testing.T) {
 		{"a machine that joins wrong is given up", 1, 2, 1, badMachines},
 		{"a machine that does not join in time is given up, though it joins at last", 1, 2, 1, lateMachine},
 		{"a machine that never joins is given up, and others come first", 1, 2, 1, lostMachine},
+		{"a group is gone from the cloud for a while, and another appears", 1, 2, 1, groupsChange},
+		{"the API server is away for ten minutes, and the lease is lost", 1, 3, 1, apiServerAwayForLong},
 		{"the clocks of operators are half an hour off", 1, 3, 1, clocksDiffer},
 		{"the API server is away", 1, 3, 1, apiServerAway},
 	})
@@ -1404,6 +1419,117 @@ func clocksDiffer(t *testing.T, r *rolling) {
 			t.Errorf("nobody noted what %s was made from: %v", n.Name, n.Annotations)
 		}
 	}
+}
+
+// addGroup makes a group of workers with one old node.
+func (r *rolling) addGroup(name string) (id string) {
+	r.t.Helper()
+	g := cloud.Group{ID: "sandboxes/t/groups/" + name, Name: name, Role: cloud.Worker, Image: image1, AutoscalerName: name}
+	r.cloud.mu.Lock()
+	r.cloud.groups = append(r.cloud.groups, g)
+	r.cloud.shall++
+	made := r.cloud.add(g, "")
+	m := r.cloud.instances[made.ProviderID]
+	m.State = cloud.Ready
+	r.cloud.mu.Unlock()
+	r.cloud.register(m, "v1.35.4", func(n *corev1.Node) {
+		n.Annotations = map[string]string{v1alpha1.AnnotationImage: image1, v1alpha1.AnnotationComponents: refA, v1alpha1.AnnotationGroup: g.ID}
+	})
+	return g.ID
+}
+
+func groupsChange(t *testing.T, r *rolling) {
+	v := r.addGroup("v")
+	r.operate()
+	var g v1alpha1.ScalingGroup
+	r.within(30*time.Second, "the group is known", func() (string, bool) {
+		return fmt.Sprintf("%+v", g.Status), r.get("v", &g) && len(g.Status.Conditions) > 0
+	})
+	r.cloud.mu.Lock()
+	r.cloud.hidden = v
+	r.cloud.mu.Unlock()
+	r.edit(toNew)
+	r.within(60*time.Second, "the other groups are at the target, and it is told what is missing", func() (string, bool) {
+		var nodes corev1.NodeList
+		var nv v1alpha1.NodeVersion
+		if err := r.admin.List(t.Context(), &nodes); err != nil {
+			t.Fatal(err)
+		}
+		old := ""
+		for _, n := range nodes.Items {
+			if n.Annotations[v1alpha1.AnnotationImage] != image2 || n.Spec.Unschedulable {
+				old += " " + n.Name
+			}
+		}
+		r.get(v1alpha1.NodeVersionName, &nv)
+		w := nv.Status.Waiting
+		return fmt.Sprintf("not at the target:%s; waiting %+v", old, w), old == " v-4" && w != nil && w.Reason == "GroupMissing" && w.Object.Name == "v"
+	})
+	r.noIntents()
+	if !r.get("v", &g) || !notListed(&g) {
+		t.Errorf("the object of the group is %+v", g)
+	}
+	if n := r.cloud.calls["create"]; n > 3 {
+		t.Errorf("machines were asked for %d times; want once for each of 3 nodes", n)
+	}
+	r.cloud.mu.Lock()
+	r.cloud.hidden = ""
+	r.cloud.mu.Unlock()
+	r.addGroup("u")
+	r.finished(image2)
+}
+
+// apiServerAwayForLong stops the API server for longer than a leader keeps its lease,
+// and lets ten minutes pass meanwhile.
+func apiServerAwayForLong(t *testing.T, r *rolling) {
+	r.elects = true
+	r.operate()
+	r.edit(toNew)
+	r.within(60*time.Second, "it has begun", func() (string, bool) {
+		r.cloud.mu.Lock()
+		defer r.cloud.mu.Unlock()
+		return fmt.Sprint(len(r.cloud.byToken)), len(r.cloud.byToken) >= 2
+	})
+	r.cp.StopAPIServer()
+	stopped := time.Now()
+	r.writes.mu.Lock()
+	before := r.writes.requests
+	r.writes.mu.Unlock()
+	r.cloud.mu.Lock()
+	calls := maps.Clone(r.cloud.calls)
+	r.cloud.mu.Unlock()
+	r.mu.Lock()
+	r.ahead += 10 * time.Minute
+	r.mu.Unlock()
+	time.Sleep(leaseDuration + 2*time.Second) // the outage
+	away := time.Since(stopped).Seconds()
+	r.writes.mu.Lock()
+	requests := r.writes.requests - before
+	r.writes.mu.Unlock()
+	if perSecond := float64(requests) / away; perSecond > 20 {
+		t.Errorf("%.0f requests a second were made to an API server that is away", perSecond)
+	}
+	r.cloud.mu.Lock()
+	for verb, n := range r.cloud.calls {
+		if perSecond := float64(n-calls[verb]) / away; perSecond > 11 { // lists may go on, ten a second
+			t.Errorf("%.0f calls of %s a second without an API server", perSecond, verb)
+		}
+	}
+	r.cloud.mu.Unlock()
+	if err := r.cp.StartAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	back := time.Now()
+	r.finished(image2)
+	var leases coordinationv1.LeaseList
+	if err := r.admin.List(t.Context(), &leases, client.InNamespace(namespace)); err != nil || len(leases.Items) != 1 {
+		t.Fatalf("leases %+v, %v", leases.Items, err)
+	}
+	if s := leases.Items[0].Spec; s.HolderIdentity == nil || *s.HolderIdentity == "" || s.RenewTime == nil || s.RenewTime.Before(&metav1.MicroTime{Time: back}) {
+		t.Errorf("the lease is %+v since %s", s, back)
+	}
+	t.Logf("%d requests in %.0f s without an API server", requests, away)
+	r.denied.forget()
 }
 
 func apiServerAway(t *testing.T, r *rolling) {

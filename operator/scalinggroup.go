@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,6 +56,9 @@ func (r *groups) wake() {
 
 // allGroups is the only request of the controller.
 const allGroups = "all"
+
+// missingAgain is how long the cloud is not asked again for a group that it did not list.
+const missingAgain = time.Minute
 
 // settle is how long a wave of nodes is let pass before the cloud is asked again.
 const settle = 15 * time.Second
@@ -139,7 +143,11 @@ func (r *groups) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, er
 	if created {
 		return ctrl.Result{RequeueAfter: time.Second}, nil // for their status
 	}
-	return ctrl.Result{RequeueAfter: r.interval}, nil
+	next := r.interval
+	if slices.ContainsFunc(known.Items, func(g v1alpha1.ScalingGroup) bool { return groupByID(found, g.Spec.GroupID) == nil }) {
+		next = min(next, missingAgain) // the list may have been partial
+	}
+	return ctrl.Result{RequeueAfter: next}, nil
 }
 
 // target returns the image that groups shall have; empty while there is no target.
@@ -161,7 +169,7 @@ func groupCondition(g *v1alpha1.ScalingGroup, target string, found []cloud.Group
 	case err != nil:
 		c.Reason, c.Message = "CloudUnavailable", shorten(err.Error())
 	case f == nil:
-		c.Reason, c.Message = "NotListed", "the cloud does not list this group; the object is kept, delete it if the group is gone"
+		c.Reason, c.Message = reasonNotListed, "the cloud does not list this group; the object is kept, delete it if the group is gone"
 	case target == "":
 		c.Reason, c.Message = "NoTarget", "there is no NodeVersion "+v1alpha1.NodeVersionName+" yet"
 	case strings.EqualFold(f.Image, target):
@@ -170,6 +178,15 @@ func groupCondition(g *v1alpha1.ScalingGroup, target string, found []cloud.Group
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, "ImageDiffers", "new machines of this group would be made from another image than the target's"
 	}
 	return c
+}
+
+const reasonNotListed = "NotListed"
+
+// notListed reports whether the cloud did not list a group when it was asked last.
+func notListed(g *v1alpha1.ScalingGroup) bool {
+	return slices.ContainsFunc(g.Status.Conditions, func(c metav1.Condition) bool {
+		return c.Type == v1alpha1.ConditionOutdated && c.Reason == reasonNotListed
+	})
 }
 
 // describe takes over what the cloud calls the group. What its owner sets is not

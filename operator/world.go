@@ -61,6 +61,7 @@ type group struct {
 	role     v1alpha1.Role
 	image    string // of its next machine; empty: not known yet
 	strategy v1alpha1.Strategy
+	missing  bool // the cloud did not list it last
 }
 
 // pendingMachine is a machine that is tracked and not, or no longer, a Node.
