@@ -57,49 +57,66 @@ type Writer struct {
 	open   map[*stream]bool
 	bytes  atomic.Int64
 	made   bool // the directory of the run
+	inside bool // the directory of the backup is made
 }
 
 // Create begins a backup in parent, which is made if it is absent, but not what is above
 // it. The error wraps [ErrRefused] if a directory is not safe to use.
 func Create(parent, id string) (*Writer, error) { return create(parent, id, nil) }
 
-func create(parent, id string, before func(op, name string, n int) error) (w *Writer, err error) {
+func create(parent, id string, before func(op, name string, n int) error) (*Writer, error) {
 	if !ValidID(id) {
 		return nil, fmt.Errorf("make backup %q: that is no ID", id)
 	}
-	if parent, err = filepath.Abs(parent); err != nil {
+	parent, err := filepath.Abs(parent)
+	if err != nil {
 		return nil, fmt.Errorf("make backup %s: %w", id, err)
 	}
 	if err := os.Mkdir(parent, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make %s: %w", parent, bare(err))
 	}
-	w = &Writer{parent: parent, id: id, began: time.Now().UTC(), names: map[string]bool{}, owners: map[string][]block{}, open: map[*stream]bool{}}
-	defer func() {
-		if err != nil {
-			w.close()
+	w := &Writer{parent: parent, id: id, began: time.Now().UTC(), names: map[string]bool{}, owners: map[string][]block{}, open: map[*stream]bool{}}
+	if err := w.begin(before); err != nil {
+		// What is refused or somebody else's was not made here, and stays.
+		if w.disk != nil {
+			_ = w.disk.remove(spoolFile)
 		}
-	}()
-	if w.top, err = openDisk(parent); err != nil {
+		if w.inside {
+			_ = w.run.remove(Dir)
+		}
+		if w.made {
+			_ = w.top.remove(id)
+		}
+		w.close()
 		return nil, err
 	}
+	return w, nil
+}
+
+// begin makes the directories.
+func (w *Writer) begin(before func(op, name string, n int) error) (err error) {
+	if w.top, err = openDisk(w.parent); err != nil {
+		return err
+	}
 	w.top.before = before
-	switch err := w.top.mkdir(id); {
+	switch err := w.top.mkdir(w.id); {
 	case err == nil:
 		w.made = true
 	case !errors.Is(err, fs.ErrExist): // it is there if the run keeps its events in it
-		return nil, err
+		return err
 	}
-	if w.run, err = w.top.sub(id); err != nil {
-		return nil, err
+	if w.run, err = w.top.sub(w.id); err != nil {
+		return err
 	}
 	if err = w.run.mkdir(Dir); err != nil {
-		return nil, err
+		return err
 	}
+	w.inside = true
 	if w.disk, err = w.run.sub(Dir); err != nil {
-		return nil, err
+		return err
 	}
 	w.spool, err = newSpool(w.disk)
-	return w, err
+	return err
 }
 
 // Path returns the directory of the backup.

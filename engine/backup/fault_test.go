@@ -1,0 +1,474 @@
+package backup
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// whole is what a whole backup of fill holds.
+const wholeObjects = 12
+
+// make writes a backup with everything, as the engine does; before may be nil.
+func makeBackup(dir string, before func(op, name string, n int) error) (err error) {
+	w, err := create(dir, testID, before)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Abort())
+		}
+	}()
+	if err := fill(w); err != nil {
+		return err
+	}
+	if err := w.Snapshot(func(out io.Writer) (Snapshot, error) {
+		db := []byte(strings.Repeat("etcd", 1024))
+		sum := sha256.Sum256(db)
+		_, err := out.Write(append(db, sum[:]...))
+		return Snapshot{Revision: 7}, err
+	}); err != nil {
+		return err
+	}
+	_, err = w.Commit(Manifest{})
+	return err
+}
+
+// verdict returns what is in dir: nothing, whole, or why it is not. It fails the test if
+// something verifies and is not whole.
+func verdict(t *testing.T, dir string) string {
+	t.Helper()
+	all, err := ListVerified(t.Context(), dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) == 0 {
+		return "nothing"
+	}
+	if len(all) != 1 {
+		t.Fatalf("%d backups", len(all))
+	}
+	if !all[0].Whole {
+		return all[0].Why
+	}
+	b, err := Open(dir, testID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	n := 0
+	for _, typ := range b.Manifest().Types {
+		for _, err := range b.Objects(typ) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+	}
+	if n != wholeObjects || b.Manifest().Etcd.Size != 4128 {
+		t.Errorf("it verifies and has %d objects and %d bytes of etcd", n, b.Manifest().Etcd.Size)
+	}
+	return "whole"
+}
+
+// effects counts what makeBackup does to the disk.
+func effects(t *testing.T) (ops []string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "runs")
+	if err := makeBackup(dir, func(op, name string, _ int) error { ops = append(ops, op+" "+name); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if v := verdict(t, dir); v != "whole" {
+		t.Fatal(v)
+	}
+	return ops
+}
+
+func TestWhereverItIsKilledNothingVerifiesThatIsNotWhole(t *testing.T) {
+	ops := effects(t)
+	killed := errors.New("killed")
+	seen := map[string]int{}
+	for i := range ops {
+		dir := filepath.Join(t.TempDir(), "runs")
+		n := 0
+		err := makeBackup(dir, func(string, string, int) error {
+			if n++; n > i { // what is dead does nothing more, Abort included
+				return killed
+			}
+			return nil
+		})
+		if !errors.Is(err, killed) {
+			t.Fatalf("before %q: %v", ops[i], err)
+		}
+		v := verdict(t, dir)
+		seen[v]++
+		if renamed := i > slices.IndexFunc(ops, func(op string) bool { return op == opRename+" "+ManifestFile }); (v == "whole") != renamed {
+			t.Errorf("before %q: %s", ops[i], v)
+		}
+	}
+	t.Logf("%d points: %v", len(ops), seen)
+}
+
+func TestWhateverFailsIsToldAndRemoved(t *testing.T) {
+	ops := effects(t)
+	for _, fault := range []error{syscall.ENOSPC, syscall.EIO, syscall.EDQUOT, syscall.EROFS} {
+		for i := range ops {
+			dir := filepath.Join(t.TempDir(), "runs")
+			n := 0
+			err := makeBackup(dir, func(string, string, int) error {
+				if n++; n == i+1 {
+					return fault
+				}
+				return nil
+			})
+			if !errors.Is(err, fault) {
+				t.Fatalf("%v at %q: %v", fault, ops[i], err)
+			}
+			if v := verdict(t, dir); v != "nothing" {
+				t.Errorf("%v at %q leaves: %s", fault, ops[i], v)
+			}
+		}
+	}
+}
+
+func TestEverythingIsOnTheDiskBeforeTheManifestHasItsName(t *testing.T) {
+	ops := effects(t)
+	at := slices.Index(ops, opRename+" "+ManifestFile)
+	if at < 0 || slices.Index(ops[at:], opSyncDir+" .") != 1 || len(ops) != at+2 {
+		t.Fatalf("the end is %q", ops[max(0, at):])
+	}
+	dirty, entries := map[string]bool{}, map[string]bool{}
+	for _, op := range ops[:at] {
+		for _, kind := range []string{opSyncDir, opSync, opWrite, opCreate, opMkdir, opCut, opRemove} {
+			name, ok := strings.CutPrefix(op, kind+" ")
+			if !ok {
+				continue
+			}
+			switch kind {
+			case opWrite, opCut:
+				dirty[name] = name != spoolFile
+			case opSync:
+				delete(dirty, name)
+			case opCreate, opMkdir:
+				dirty[name] = kind == opCreate && name != spoolFile
+				entries[name] = true
+			case opSyncDir:
+				for e := range entries {
+					if filepath.Dir(e) == name || name == "." && !strings.Contains(e, "/") {
+						delete(entries, e)
+					}
+				}
+			}
+			break
+		}
+	}
+	for name, d := range dirty {
+		if d {
+			t.Errorf("%s is not flushed", name)
+		}
+	}
+	for name := range entries {
+		t.Errorf("the directory of %s is not flushed", name)
+	}
+}
+
+func TestEveryFlippedBitIsFound(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "runs")
+	if err := makeBackup(dir, nil); err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join(dir, testID, Dir)
+	bits := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		good, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for i := range good {
+			bad := bytes.Clone(good)
+			bad[i] ^= 1 << (i % 8)
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt(bad[i:i+1], int64(i))
+			if err = errors.Join(err, f.Close()); err != nil {
+				return err
+			}
+			bits++
+			b, err := Open(dir, testID)
+			if err == nil {
+				err = b.Verify(context.Background(), nil)
+				b.Close()
+			}
+			if err == nil {
+				t.Errorf("%s, byte %d: not found", filepath.Base(path), i)
+			}
+			if err := os.WriteFile(path, good, 0o600); err != nil {
+				return err
+			}
+		}
+		return os.WriteFile(path, good, 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := verdict(t, dir); v != "whole" || bits < 5000 {
+		t.Errorf("%s after %d bits", v, bits)
+	}
+}
+
+func TestWhatIsMissingOrTooMuchIsFound(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(root string) error
+		want   string // in the reason
+	}{
+		{"a file less", func(r string) error { return os.Remove(filepath.Join(r, "a.example.com/widgets.json")) }, "widgets.json is not there"},
+		{"a file more", func(r string) error { return os.WriteFile(filepath.Join(r, "a.example.com/x.json"), nil, 0o600) }, "x.json does not belong to it"},
+		{"a directory more", func(r string) error { return os.Mkdir(filepath.Join(r, "x"), 0o700) }, "x does not belong to it"},
+		{"a file cut off", func(r string) error { return os.Truncate(filepath.Join(r, SnapshotFile), 10) }, "has 10 bytes, and 4128 were written"},
+		{"a manifest cut off", func(r string) error { return os.Truncate(filepath.Join(r, ManifestFile), 100) }, "manifest.json is cut off"},
+		{"no manifest", func(r string) error { return os.Remove(filepath.Join(r, ManifestFile)) }, "it was not made to the end"},
+		{"a file that is a link", func(r string) error {
+			f := filepath.Join(r, "a.example.com/widgets.json")
+			return errors.Join(os.Rename(f, r+"/../moved"), os.Symlink(r+"/../moved", f))
+		}, "it is a symbolic link"},
+		{"a file that others may write", func(r string) error { return os.Chmod(filepath.Join(r, "a.example.com/widgets.json"), 0o620) }, "others may write it"},
+		{"a directory that others may write", func(r string) error { return os.Chmod(filepath.Join(r, "a.example.com"), 0o770) }, "others may write it"},
+		{"a directory that is a link", func(r string) error {
+			d := filepath.Join(r, "a.example.com")
+			return errors.Join(os.Rename(d, r+"/../moved"), os.Symlink("../moved", d))
+		}, "a.example.com does not belong to it"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "runs")
+			if err := makeBackup(dir, nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := tt.change(filepath.Join(dir, testID, Dir)); err != nil {
+				t.Fatal(err)
+			}
+			var all []string
+			b, err := Open(dir, testID)
+			if err == nil {
+				err = b.Verify(t.Context(), nil)
+				b.Close()
+			}
+			var n *NotWhole
+			if errors.As(err, &n) {
+				all = n.Damage
+			}
+			if !strings.Contains(strings.Join(all, "\n"), tt.want) {
+				t.Errorf("%v: %q", err, all)
+			}
+		})
+	}
+}
+
+func TestUnsafeDirectoriesAreRefused(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(dir string) error
+	}{
+		{"a link", func(d string) error { return errors.Join(os.Mkdir(d+"2", 0o700), os.Symlink(d+"2", d)) }},
+		{"writable by the group", func(d string) error { return errors.Join(os.Mkdir(d, 0o700), os.Chmod(d, 0o770)) }},
+		{"writable by all", func(d string) error { return errors.Join(os.Mkdir(d, 0o700), os.Chmod(d, 0o777)) }},
+		{"a file", func(d string) error { return os.WriteFile(d, nil, 0o600) }},
+		{"that of a run is a link", func(d string) error {
+			return errors.Join(os.Mkdir(d, 0o700), os.Mkdir(d+"2", 0o700), os.Symlink(d+"2", filepath.Join(d, testID)))
+		}},
+		{"somebody else's", func(d string) error {
+			if os.Geteuid() != 0 {
+				return errors.ErrUnsupported // only root can give something away
+			}
+			return errors.Join(os.Mkdir(d, 0o700), os.Chown(d, 12345, 12345))
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "runs")
+			err := tt.change(dir)
+			if errors.Is(err, errors.ErrUnsupported) {
+				t.Skip("only root can give a directory away")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Create(dir, testID); !errors.Is(err, ErrRefused) {
+				t.Errorf("create: %v", err)
+			}
+			if _, err := Open(dir, testID); !errors.Is(err, ErrRefused) {
+				t.Errorf("open: %v", err)
+			}
+		})
+	}
+}
+
+func TestHolesAreNotWhole(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "runs")
+	w, err := Create(dir, testID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Hole(Hole{Group: "example.com", Resource: "widgets", Reason: "its conversion webhook does not answer"})
+	if _, err := w.Commit(Manifest{}); err != nil {
+		t.Fatal(err)
+	}
+	if v := verdict(t, dir); v != "it has no widgets.example.com: its conversion webhook does not answer" {
+		t.Error(v)
+	}
+}
+
+func TestPrune(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "runs")
+	put := func(day int, whole bool) string {
+		id := fmt.Sprintf("backup-202611%02d070501-1a2b3c4d", day)
+		w, err := Create(dir, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if whole {
+			if _, err := w.Commit(Manifest{Created: time.Date(2026, 11, day, 7, 5, 1, 0, time.UTC)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return id
+	}
+	torn, first, second, third, newest := put(1, false), put(2, true), put(3, true), put(4, true), put(5, false)
+	if err := os.WriteFile(filepath.Join(dir, first, "plan.json"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Prune(dir, 2)
+	if err != nil || !slices.Equal(got, []string{torn, first}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := Prune(dir, 0); err != nil || !slices.Equal(got, []string{second}) {
+		t.Errorf("keep none: %v, %v", got, err)
+	}
+	all, err := List(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, e := range all {
+		ids = append(ids, e.ID)
+	}
+	slices.Sort(ids)
+	if !slices.Equal(ids, []string{third, newest}) {
+		t.Errorf("left: %v", ids)
+	}
+	if _, err := os.Stat(filepath.Join(dir, first, "plan.json")); err != nil {
+		t.Errorf("the record of the run: %v", err)
+	}
+}
+
+func TestPruneThatIsKilledLeavesNothingThatVerifies(t *testing.T) {
+	for i := range 100 {
+		dir := filepath.Join(t.TempDir(), "runs")
+		if err := makeBackup(dir, nil); err != nil {
+			t.Fatal(err)
+		}
+		d, err := openDisk(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		d.before = func(string, string, int) error {
+			if n++; n > i {
+				return errors.New("killed")
+			}
+			return nil
+		}
+		err = d.removeBackup(testID)
+		d.close()
+		if v := verdict(t, dir); i > 0 && v == "whole" {
+			t.Errorf("after %d effects: %s", i, v)
+		}
+		if err == nil {
+			return
+		}
+	}
+	t.Error("it does not end")
+}
+
+// helperDir says to the test binary that it is the program that is killed.
+const helperDir = "BACKUP_TEST_HELPER_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(helperDir); dir != "" {
+		if err := makeBackup(dir, nil); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// TestKernelFaults does to the system calls of a process of its own what the tests above
+// do to the package's: kill it at each, or let it fail.
+func TestKernelFaults(t *testing.T) {
+	strace, err := exec.LookPath("strace")
+	if err != nil {
+		t.Skip("there is no strace here")
+	}
+	if testing.Short() {
+		t.Skip("hundreds of processes")
+	}
+	run := func(inject string) (dir string, err error) {
+		dir = filepath.Join(t.TempDir(), "runs")
+		args := []string{"-f", "-o", os.DevNull}
+		if inject != "" {
+			args = append(args, "-e", "inject="+inject)
+		}
+		cmd := exec.CommandContext(t.Context(), strace, append(args, os.Args[0])...)
+		cmd.Env = append(os.Environ(), helperDir+"="+dir, "GOMAXPROCS=1")
+		err = cmd.Run()
+		return dir, err
+	}
+	if dir, err := run(""); err != nil || verdict(t, dir) != "whole" {
+		t.Skipf("strace cannot trace here: %v", err)
+	}
+	runs, whole := 0, 0
+	for _, call := range []string{"mkdirat", "openat", "write", "pwrite64", "fsync", "renameat", "unlinkat"} {
+		for _, fault := range []string{"signal=KILL", "error=ENOSPC", "error=EIO", "error=EDQUOT"} {
+			for n := 1; ; n++ {
+				dir, err := run(fmt.Sprintf("%s:%s:when=%d", call, fault, n))
+				runs++
+				v := "nothing"
+				if _, serr := os.Stat(dir); serr == nil {
+					v = verdict(t, dir)
+				}
+				if v == "whole" {
+					whole++
+				}
+				if err == nil { // that one was one too many, or harmless to the runtime
+					if v != "whole" {
+						t.Errorf("%s %s %d: it ended well, and there is: %s", call, fault, n, v)
+					}
+					break
+				}
+				if n > 200 {
+					t.Fatalf("%s %s: no end", call, fault)
+				}
+			}
+		}
+	}
+	t.Logf("%d runs, whole after %d", runs, whole)
+}
