@@ -233,9 +233,10 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 	if x.b, err = e.OpenBackup(r.Dir, r.ID); err != nil {
 		return nil, err
 	}
+	opened := x.b
 	defer func() {
 		if err != nil {
-			x.b.Close()
+			opened.Close()
 		}
 	}()
 	m := x.b.Manifest()

@@ -19,7 +19,7 @@ func (s *session) backupCommand() *cobra.Command {
 		`Write definitions and custom resources of the cluster to files, verify them, and bring
 them back. A backup is a directory of Lists that kubectl create -f takes, too.`,
 		"  constellation backup create\n  constellation backup list\n  constellation backup verify backup-20261121070501-1a2b3c4d")
-	cmd.AddCommand(s.backupCreate(), s.backupList(), s.backupShow(), s.backupVerify(), s.backupPrune())
+	cmd.AddCommand(s.backupCreate(), s.backupList(), s.backupShow(), s.backupVerify(), s.backupRestoreCommand(), s.backupDiffCommand(), s.backupPrune())
 	return cmd
 }
 

@@ -112,13 +112,17 @@ type fakeEngine struct {
 	// backedUpAs is what PlanBackup was asked for; the others are what the engine says
 	// about backups.
 	backedUpAs engine.BackupRequest
-	backups    []engine.BackupEntry
-	backupsErr error
-	verifyErr  error
-	local      engine.LocalData
-	localErr   error
-	manifest   engine.BackupManifest
-	pruned     []string
+	// restoredAs is what PlanRestore or Differ was asked for; the others are what Differ says.
+	restoredAs  engine.RestoreRequest
+	differences []engine.Difference
+	compared    engine.Compared
+	backups     []engine.BackupEntry
+	backupsErr  error
+	verifyErr   error
+	local       engine.LocalData
+	localErr    error
+	manifest    engine.BackupManifest
+	pruned      []string
 	// checkPause, if not zero, is how many events come before Check with a preflight
 	// waits for its context to end.
 	checkPause int

@@ -58,6 +58,11 @@ type Engine interface {
 	ShowBackup(dir, id string) (engine.BackupManifest, string, error)
 	// PruneBackups removes backups but for the newest whole ones.
 	PruneBackups(ctx context.Context, dir string, keep int) (removed []string, err error)
+	// PlanRestore returns the plan to bring back what a backup has and the cluster has not.
+	// It changes nothing. The plan has to be closed.
+	PlanRestore(context.Context, engine.RestoreRequest, func(engine.Event)) (*engine.Plan, error)
+	// Differ compares the cluster with a backup, and reports each object that differs.
+	Differ(context.Context, engine.RestoreRequest, func(engine.Event), func(engine.Difference)) (engine.Compared, error)
 }
 
 // App is the program: what main puts together, and the world around it.

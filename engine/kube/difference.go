@@ -117,7 +117,7 @@ func (d *differing) compared(t backup.Type, o engine.ObjectName) bool {
 
 // kept reports whether a backup would hold an object of the cluster.
 func kept(t backup.Type, o *object) bool {
-	return t.Group != "" || t.Resource != "configmaps" || within(t) != "" && !slices.Contains([]string{"kube-root-ca.crt", "extension-apiserver-authentication", "cluster-autoscaler-status"}, o.name)
+	return t.Group != "" || t.Resource != "configmaps" || within(t) != "" && !volatile[o.name]
 }
 
 // object is a JSON object that is taken apart as far as its metadata.

@@ -229,7 +229,7 @@ func (r *restore) levelOf(uid string, dependants map[string][]string) int {
 
 // readRecords learns how far the releases of Helm have come.
 func (r *restore) readRecords(ctx context.Context) error {
-	for o, err := range r.w.list(ctx, "/api/v1/secrets", url.Values{"labelSelector": {"owner=helm"}, "fieldSelector": {"type=" + recordType}}) {
+	for o, err := range r.w.list(ctx, "/api/v1/secrets", url.Values{"labelSelector": {"owner=helm"}, "fieldSelector": {"type=" + helmType}}) {
 		if err != nil {
 			return fmt.Errorf("list Helm records: %w", err)
 		}
@@ -721,15 +721,12 @@ func (r *restore) restoreType(ctx context.Context, crew *crew, t backup.Type, le
 func selection(t backup.Type) url.Values {
 	switch {
 	case isRecords(t):
-		return url.Values{"fieldSelector": {"type=" + recordType}}
+		return url.Values{"fieldSelector": {"type=" + helmType}}
 	case t.Group == "" && t.Resource == "secrets":
-		return url.Values{"fieldSelector": {"type!=" + recordType}}
+		return url.Values{"fieldSelector": {"type!=" + helmType}}
 	}
 	return nil
 }
-
-// recordType is the type of Secrets that are Helm's records.
-const recordType = "helm.sh/release.v1"
 
 // within is the namespace that a backup has of a type; empty if it is all of them. Of
 // ConfigMaps there is a type for each namespace, in a folder called so.

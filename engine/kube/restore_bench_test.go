@@ -130,4 +130,3 @@ func kubectlOf(b *testing.B, cp *controlplane.ControlPlane) (program, kubeconfig
 	}
 	return filepath.Join(dir, "kubectl"), kubeconfig
 }
-

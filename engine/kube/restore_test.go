@@ -270,7 +270,10 @@ func (h hand) backUp(secrets bool) *backup.Backup {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if err := h.dump(w, secrets); err != nil {
+	if err := h.c.Dump(h.t.Context(), w, engine.DumpOptions{Secrets: secrets}, func(engine.BackupProgress) {}); err != nil {
+		h.t.Fatal(err)
+	}
+	if _, err := w.Commit(backup.Manifest{Secrets: secrets}); err != nil {
 		h.t.Fatal(err)
 	}
 	b, err := backup.Open(dir, testBackup)
@@ -459,7 +462,7 @@ func TestWhatWasDestroyedIsBroughtBack(t *testing.T) {
 		t.Errorf("%d owners, want %d", owned, want)
 	}
 	again := h.restore(b, engine.RestoreOptions{})
-	if want := map[string]int{engine.RestoreSame: n + 3}; !maps.Equal(again.states, want) {
+	if want := map[string]int{engine.RestoreSame: int(b.Manifest().Objects)}; !maps.Equal(again.states, want) {
 		t.Errorf("again: %v, want %v; %q", again.states, want, lines(again.told)[:min(9, len(again.told))])
 	}
 }
@@ -515,7 +518,7 @@ func TestAKilledRestoreGoesOn(t *testing.T) {
 	if d := h.diff(b); len(d) > 0 {
 		t.Errorf("differs: %q", d[:min(9, len(d))])
 	}
-	if again := h.restore(b, engine.RestoreOptions{}); !maps.Equal(again.states, map[string]int{engine.RestoreSame: n + 3}) {
+	if again := h.restore(b, engine.RestoreOptions{}); !maps.Equal(again.states, map[string]int{engine.RestoreSame: int(b.Manifest().Objects)}) {
 		t.Errorf("again: %v, %q", again.states, lines(again.told)[:min(9, len(again.told))])
 	}
 }
@@ -627,7 +630,7 @@ func TestAServerThatHasEnoughIsGivenTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	did := newHand(t, c).restore(b, engine.RestoreOptions{})
-	if want := map[string]int{engine.RestoreCreated: n + 3}; !maps.Equal(did.states, want) {
+	if want := map[string]int{engine.RestoreCreated: n + 3, engine.RestoreSame: int(b.Manifest().Objects) - n - 3}; !maps.Equal(did.states, want) {
 		t.Errorf("did %v, want %v; %q", did.states, want, lines(did.told)[:min(9, len(did.told))])
 	}
 	if d := h.diff(b); len(d) > 0 {
@@ -1087,4 +1090,135 @@ func (h hand) outcomeWith(b *backup.Backup, see func(engine.RestoreReport) bool)
 		h.t.Fatal(err)
 	}
 	return states, seen
+}
+
+// A user backs up, loses, compares and restores: what the engine says and how it ends.
+func TestAUserRestores(t *testing.T) {
+	cp, c := lone(t)
+	h := newHand(t, c)
+	h.define(widgets)
+	for i := range 30 {
+		h.put(widgets, "default", fmt.Sprintf("w-%02d", i), "", `{"a":1}`, `{"b":2}`)
+	}
+	dir := t.TempDir()
+	kubeconfig, err := cp.Kubeconfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, engine.KubeconfigFile), kubeconfig, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ws, err := engine.OpenWorkspace(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := engine.New(ws, engine.Deps{Backups: func(_ context.Context, kubeconfig []byte) (engine.BackupCluster, error) {
+		return Connect(kubeconfig, nil)
+	}})
+	var events []engine.Event
+	run := func(p *engine.Plan) error {
+		t.Helper()
+		events = nil
+		return e.Run(t.Context(), p, func(ev engine.Event) { events = append(events, ev) })
+	}
+	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdLeave})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := run(p); err != nil {
+		t.Fatal(err)
+	}
+	restore := func(r engine.RestoreRequest) error {
+		t.Helper()
+		p, err := e.PlanRestore(t.Context(), r, func(engine.Event) {})
+		if err != nil {
+			return err
+		}
+		defer p.Close()
+		return run(p)
+	}
+	request := engine.RestoreRequest{ID: p.ID}
+	if err := restore(request); engine.ExitCode(err) != engine.ExitNothing || !strings.HasPrefix(err.Error(), "nothing to restore: ") {
+		t.Errorf("with nothing gone: %v", err)
+	}
+	for i := range 20 {
+		h.do(http.MethodDelete, widgets.path("default")+fmt.Sprintf("/w-%02d", i), "")
+	}
+	var differ []string
+	compare := func() {
+		t.Helper()
+		differ = nil
+		if _, err := e.Differ(t.Context(), request, func(engine.Event) {}, func(d engine.Difference) { differ = append(differ, d.Change+" "+d.Object.String()) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if compare(); len(differ) != 20 || differ[0] != "removed shop.example.com/widgets/default/w-00" {
+		t.Errorf("differ: %q", differ)
+	}
+	if err := restore(engine.RestoreRequest{ID: p.ID, DryRun: true}); err != nil || !strings.HasPrefix(events[len(events)-1].Text, "nothing was changed; backup "+p.ID) {
+		t.Errorf("dry run: %v, %q", err, events[len(events)-1].Text)
+	}
+	if compare(); len(differ) != 20 {
+		t.Errorf("after a dry run: %q", differ)
+	}
+	if err := restore(request); err != nil {
+		t.Fatal(err)
+	}
+	created := 0
+	for _, ev := range events {
+		if ev.Kind == engine.KindLog && ev.State == engine.RestoreCreated && strings.HasPrefix(ev.Object, "shop.example.com/widgets/default/w-") {
+			created++
+		}
+	}
+	if compare(); created != 20 || len(differ) > 0 {
+		t.Errorf("%d events of objects, differ %q", created, differ)
+	}
+	if err := restore(request); engine.ExitCode(err) != engine.ExitNothing {
+		t.Errorf("again: %v", err)
+	}
+
+	h.do(http.MethodDelete, widgets.path("default")+"/w-07", "")
+	b, err := e.OpenBackup("", p.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(b.Path(), "shop.example.com", "widgets.json")
+	b.Close()
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, bytes.Replace(good, []byte(`"a":1`), []byte(`"a":2`), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := restore(request); err == nil || !strings.Contains(err.Error(), "its SHA-256 differs") || engine.Remedy(err) == "" {
+		t.Errorf("damaged: %v", err)
+	}
+	if err := os.WriteFile(file, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// What cannot be restored fails the run, and does not keep the rest from coming back.
+	h.do(http.MethodDelete, widgets.path("default")+"/w-08", "")
+	h.put(widgets, "default", "w-08", `"finalizers":["example.com/hold"]`, "{}", "")
+	h.do(http.MethodDelete, widgets.path("default")+"/w-08", "")
+	if err := restore(request); engine.ExitCode(err) != engine.ExitFailed || !strings.Contains(err.Error(), "shop.example.com/widgets/default/w-08: it is there, but is being deleted") {
+		t.Errorf("with an object that cannot be: %v", err)
+	}
+	if _, ok := h.all(widgets.path(""))["default/w-07"]; !ok {
+		t.Error("w-07 did not come back")
+	}
+	for _, tt := range []struct {
+		name string
+		r    engine.RestoreRequest
+		want string
+	}{
+		{"no such backup", engine.RestoreRequest{ID: "backup-20200101000000-00000000"}, "there is none in"},
+		{"no ID", engine.RestoreRequest{ID: "x"}, "that is no ID"},
+		{"a selector that says nothing", engine.RestoreRequest{ID: p.ID, Only: []string{"widgets"}}, "want group/resource"},
+		{"a selector that matches nothing", engine.RestoreRequest{ID: p.ID, Only: []string{"shop.example.com/fleets"}}, "the backup has no fleets.shop.example.com"},
+	} {
+		if err := restore(tt.r); engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(err.Error(), tt.want) || engine.Remedy(err) == "" {
+			t.Errorf("%s: %v; exit %d, remedy %q", tt.name, err, engine.ExitCode(err), engine.Remedy(err))
+		}
+	}
 }

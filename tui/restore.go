@@ -1,0 +1,284 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"constellation/engine"
+)
+
+func (s *session) backupRestoreCommand() *cobra.Command {
+	var (
+		r                   engine.RestoreRequest
+		yes, nonInteractive bool
+		timeout             time.Duration
+		out                 format
+	)
+	cmd := &cobra.Command{
+		Use:   "restore ID",
+		Short: "Bring back what a backup has and the cluster has not",
+		Long: `Restore verifies a backup, compares it with the cluster, and brings back what is gone:
+first definitions, then objects without owners, then those that belong to others, with
+labels, finalizers and status as they were. Namespaces that are missing are made.
+
+What exists is left as it is. With --overwrite, what differs is made as it was; a status
+that its controller wrote stays. Some things the cluster itself lives by, so they are
+overwritten only if --only names them: ConfigMaps, the records of Helm, and the kinds of
+update.edgeless.systems. Records of what was under way (pendingnodes, joiningnodes), Helm
+records older than those of the cluster and bootstrap tokens are not restored at all
+unless --only names them.
+
+A restore can be interrupted at any time: the same command goes on where it was. A backup
+that is damaged is refused.
+
+Exit code: 0 done; 1 if an object could not be restored; 3 if there is nothing to
+restore; 5 if it was not accepted.`,
+		Example: `  constellation backup restore backup-20261121070501-1a2b3c4d --dry-run
+  constellation backup restore backup-20261121070501-1a2b3c4d
+  constellation backup restore backup-20261121070501-1a2b3c4d --only example.com/widgets/shop --yes
+  constellation backup restore backup-20261121070501-1a2b3c4d --only core/configmaps/kube-system/join-config --overwrite
+  constellation backup restore backup-20261121070501-1a2b3c4d --yes -o json | jq 'select(.state == "failed")'`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: s.completeBackup,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.ID = args[0]
+			ctx := cmd.Context()
+			if timeout > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, timeout)
+				defer cancel()
+			}
+			return s.restore(ctx, r, yes, nonInteractive, out)
+		},
+	}
+	fl := cmd.Flags()
+	s.restoreFlags(cmd, &r)
+	fl.BoolVar(&r.DryRun, "dry-run", false, "have the API server judge every write, and change nothing")
+	fl.BoolVar(&r.Overwrite, "overwrite", false, "make objects that differ as they were")
+	fl.BoolVarP(&yes, "yes", "y", false, "the plan and its warnings are accepted")
+	fl.BoolVar(&nonInteractive, "non-interactive", false, "ask nothing")
+	fl.DurationVar(&timeout, "timeout", 0, "stop after this long, such as 10m; the same command goes on (0: never)")
+	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	return cmd
+}
+
+// restoreFlags are those that say what is restored or compared.
+func (s *session) restoreFlags(cmd *cobra.Command, r *engine.RestoreRequest) {
+	fl := cmd.Flags()
+	s.backupDirFlag(cmd, &r.Dir, "`directory` that the backup was put in (default: constellation-upgrade in the workspace)")
+	fl.StringArrayVar(&r.Only, "only", nil, "`group/resource[/namespace/name]` alone, with its definition; may be repeated")
+	_ = cmd.RegisterFlagCompletionFunc("only", fixed())
+}
+
+// restore runs `backup restore`. On a terminal it asks once, after the plan was shown.
+func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, nonInteractive bool, f format) error {
+	out := s.printer(f, true)
+	defer func() { out.close() }()
+	// Who reads events gets a whole stream also where no plan could be made.
+	unplanned := func(err error) error {
+		if f == asJSON {
+			s.framed(out, "").end("", err, engine.Result{})
+		}
+		return err
+	}
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return unplanned(err)
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	progress := s.restoreProgress()
+	plan, err := eng.PlanRestore(ctx, r, progress.event)
+	progress.live.clear()
+	if err != nil {
+		return unplanned(err)
+	}
+	defer plan.Close()
+	switch {
+	case yes || r.DryRun || plan.Finished():
+	case f == text && !nonInteractive && s.asks():
+		s.preview(plan, out)
+		out.close()
+		if !s.confirmed("Restore this?") {
+			return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: errors.New("the plan was not accepted; nothing was changed"), Exit: engine.ExitUnacknowledged}
+		}
+		out = s.printer(f, true)
+	default:
+		return s.refuse(plan, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+	}
+	return eng.Run(ctx, plan, out.event)
+}
+
+func (s *session) backupDiffCommand() *cobra.Command {
+	var (
+		r   engine.RestoreRequest
+		out format
+	)
+	cmd := &cobra.Command{
+		Use:   "diff ID",
+		Short: "Show what changed in the cluster since a backup",
+		Long: `Diff verifies a backup and compares the cluster with it: objects that are new, gone or
+changed, and which fields. Values are not shown, since they may be secret. What API
+servers set themselves, such as UIDs and times, does not count; what controllers write
+into a status does. Of kinds that were defined since, the definition is shown alone.
+
+It changes nothing.
+
+Exit code: 0 if nothing differs, 9 if something does; 1 if something could not be
+compared.`,
+		Example: `  constellation backup diff backup-20261121070501-1a2b3c4d
+  constellation backup diff backup-20261121070501-1a2b3c4d --only example.com/widgets
+  constellation backup diff backup-20261121070501-1a2b3c4d -o json | jq '.differences[] | select(.change == "removed")'`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: s.completeBackup,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.ID = args[0]
+			return s.differ(cmd.Context(), r, out)
+		},
+	}
+	s.restoreFlags(cmd, &r)
+	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	return cmd
+}
+
+// differ answers what changed since a backup. Differences are written as they are found.
+func (s *session) differ(ctx context.Context, r engine.RestoreRequest, f format) error {
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	progress := s.restoreProgress()
+	var d differences = &differenceLines{out: s.out}
+	if f == asJSON {
+		d = &differenceDocument{out: s.out, id: r.ID}
+	}
+	counts := map[string]int64{}
+	c, err := eng.Differ(ctx, r, progress.event, func(x engine.Difference) {
+		progress.live.clear()
+		counts[x.Change]++
+		d.tell(x)
+	})
+	progress.live.clear()
+	if err != nil && c.Types == 0 && len(counts) == 0 {
+		return err // there is nothing to answer
+	}
+	d.end(r.ID, c, counts, err)
+	switch {
+	case err != nil:
+		return err
+	case len(c.Skipped) > 0:
+		return &engine.Error{Op: "compare with backup " + r.ID, Err: fmt.Errorf("%s: %s", count(len(c.Skipped), "part")+" could not be compared", clean(c.Skipped[0])), Remedy: "what was compared is above"}
+	case len(counts) > 0:
+		return exitStatus(engine.ExitDiffers)
+	}
+	return nil
+}
+
+// differences writes what differs.
+type differences interface {
+	tell(engine.Difference)
+	end(id string, c engine.Compared, counts map[string]int64, err error)
+}
+
+// differenceLines writes a line for each object.
+type differenceLines struct{ out io.Writer }
+
+func (d *differenceLines) tell(x engine.Difference) {
+	sign := map[string]string{engine.ChangeAdded: "+", engine.ChangeRemoved: "-", engine.ChangeChanged: "~"}[x.Change]
+	line := sign + " " + clean(x.Object.String())
+	if len(x.Fields) > 0 {
+		line += "  " + clean(strings.Join(x.Fields, ", "))
+	}
+	if x.More > 0 {
+		line += fmt.Sprintf(" and %d more", x.More)
+	}
+	fmt.Fprintln(d.out, line)
+}
+
+func (d *differenceLines) end(id string, c engine.Compared, counts map[string]int64, err error) {
+	for _, s := range c.Skipped {
+		fmt.Fprintln(d.out, "? "+clean(s))
+	}
+	text := fmt.Sprintf("%d removed, %d changed, %d added since backup %s", counts[engine.ChangeRemoved], counts[engine.ChangeChanged], counts[engine.ChangeAdded], id)
+	switch {
+	case err != nil:
+		text += ", as far as it was compared"
+	case len(counts) == 0 && len(c.Skipped) == 0:
+		text = "nothing differs from backup " + id
+	}
+	fmt.Fprintf(d.out, "%s (%s of %s)\n", text, count(int(c.Objects), "object"), count(int(c.Types), "type"))
+}
+
+// differenceDocument writes one JSON document, and keeps nothing of it.
+type differenceDocument struct {
+	out   io.Writer
+	id    string
+	wrote bool
+}
+
+func (d *differenceDocument) begin() string {
+	if d.wrote {
+		return ",\n    "
+	}
+	d.wrote = true
+	return fmt.Sprintf("{\n  \"schema\": %q,\n  \"backup\": %q,\n  \"differences\": [\n    ", engine.Schema, d.id)
+}
+
+func (d *differenceDocument) tell(x engine.Difference) {
+	b, err := encode(x, "")
+	if err != nil { // strings and numbers
+		return
+	}
+	fmt.Fprint(d.out, d.begin()+strings.TrimSuffix(string(b), "\n"))
+}
+
+func (d *differenceDocument) end(id string, c engine.Compared, counts map[string]int64, err error) {
+	if !d.wrote {
+		fmt.Fprint(d.out, strings.TrimSuffix(d.begin(), "\n    "))
+	} else {
+		fmt.Fprint(d.out, "\n  ")
+	}
+	tail := struct {
+		Complete bool  `json:"complete"`
+		Added    int64 `json:"added"`
+		Removed  int64 `json:"removed"`
+		Changed  int64 `json:"changed"`
+		engine.Compared
+	}{err == nil && len(c.Skipped) == 0, counts[engine.ChangeAdded], counts[engine.ChangeRemoved], counts[engine.ChangeChanged], c}
+	b, err := encode(tail, "  ")
+	if err != nil {
+		return
+	}
+	fmt.Fprint(d.out, "],"+strings.TrimPrefix(string(b), "{"))
+}
+
+// restoreProgress tells on stderr how far reading has come, if that is a terminal.
+type restoreProgress struct {
+	live  liveLine
+	now   func() time.Time
+	shown time.Time
+}
+
+func (s *session) restoreProgress() *restoreProgress {
+	p := &restoreProgress{now: s.Now}
+	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) {
+		p.live = liveLine{out: f, look: look{ascii: lookOf(s.Env).ascii}}
+	}
+	return p
+}
+
+func (p *restoreProgress) event(ev engine.Event) {
+	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
+		p.shown = now
+		p.live.set(clean(ev.Object + " " + ev.Text + ": " + amount(ev.Current, ev.Total)))
+	}
+}

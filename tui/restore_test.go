@@ -1,0 +1,129 @@
+package tui
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+)
+
+func (f *fakeEngine) PlanRestore(_ context.Context, r engine.RestoreRequest, emit func(engine.Event)) (*engine.Plan, error) {
+	f.restoredAs = r
+	emit(engine.Event{Kind: engine.KindProgress, Object: "verify", Text: "backup " + r.ID, Current: 1, Total: 2})
+	return f.plan, f.planErr
+}
+
+func (f *fakeEngine) Differ(_ context.Context, r engine.RestoreRequest, _ func(engine.Event), report func(engine.Difference)) (engine.Compared, error) {
+	f.restoredAs = r
+	for _, d := range f.differences {
+		report(d)
+	}
+	return f.compared, f.planErr
+}
+
+const restoredID = "backup-20261121070501-1a2b3c4d"
+
+func TestDifferencesAreTold(t *testing.T) {
+	widget := engine.ObjectName{Group: "example.com", Resource: "widgets", Namespace: "shop", Name: "blue"}
+	some := []engine.Difference{
+		{Object: widget, Change: engine.ChangeChanged, Fields: []string{"spec.a", `data["\u202ex"]`}, More: 2},
+		{Object: engine.ObjectName{Group: "example.com", Resource: "fleets", Name: "one"}, Change: engine.ChangeRemoved},
+		{Object: engine.ObjectName{Resource: "secrets", Namespace: "shop", Name: "new"}, Change: engine.ChangeAdded},
+	}
+	compared := engine.Compared{Types: 3, Objects: 1200}
+	for _, tt := range []struct {
+		name   string
+		e      fakeEngine
+		text   string
+		json   string
+		code   int
+		stderr string
+	}{
+		{
+			"nothing differs", fakeEngine{compared: compared}, "nothing differs from backup " + restoredID + " (1200 objects of 3 types)\n",
+			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":true,"added":0,"removed":0,"changed":0,"types":3,"objects":1200}`, engine.ExitDone, "",
+		},
+		{
+			"some objects differ", fakeEngine{compared: compared, differences: some},
+			"~ example.com/widgets/shop/blue  spec.a, data[\"\\u202ex\"] and 2 more\n- example.com/fleets/one\n+ core/secrets/shop/new\n1 removed, 1 changed, 1 added since backup " + restoredID + " (1200 objects of 3 types)\n",
+			`{"schema":"1.0","backup":"` + restoredID + `","differences":[{"object":{"group":"example.com","resource":"widgets","namespace":"shop","name":"blue"},"change":"changed","fields":["spec.a","data[\"\\u202ex\"]"],"more":2},` +
+				`{"object":{"group":"example.com","resource":"fleets","name":"one"},"change":"removed"},{"object":{"group":"","resource":"secrets","namespace":"shop","name":"new"},"change":"added"}],"complete":true,"added":1,"removed":1,"changed":1,"types":3,"objects":1200}`,
+			engine.ExitDiffers, "",
+		},
+		{
+			"a part could not be compared", fakeEngine{compared: engine.Compared{Types: 3, Objects: 2, Skipped: []string{"gizmos.example.com: no"}}},
+			"? gizmos.example.com: no\n0 removed, 0 changed, 0 added since backup " + restoredID + " (2 objects of 3 types)\n",
+			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":false,"added":0,"removed":0,"changed":0,"types":3,"objects":2,"skipped":["gizmos.example.com: no"]}`,
+			engine.ExitFailed, "1 part could not be compared: gizmos.example.com: no",
+		},
+		{"nothing could be asked", fakeEngine{planErr: &engine.Error{Op: "open backup", Err: errors.New("there is none"), Exit: engine.ExitUsage}}, "", "", engine.ExitUsage, "there is none"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := tt.e
+			out, errs, code := printedHere(t, &e, "backup", "diff", restoredID, "--only", "example.com/widgets", "--dir", "d")
+			if out != tt.text || code != tt.code || !strings.Contains(errs, tt.stderr) {
+				t.Errorf("exit %d, stderr %q\n got %q\nwant %q", code, errs, out, tt.text)
+			}
+			if want := (engine.RestoreRequest{ID: restoredID, Dir: "d", Only: []string{"example.com/widgets"}}); !cmp.Equal(e.restoredAs, want) {
+				t.Errorf("asked for %+v", e.restoredAs)
+			}
+			out, _, code = printedHere(t, &e, "backup", "diff", restoredID, "-o", "json")
+			if tt.json == "" {
+				if out != "" || code != tt.code {
+					t.Errorf("exit %d, JSON %s", code, out)
+				}
+				return
+			}
+			var got, want any
+			if err := json.Unmarshal([]byte(out), &got); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if err := json.Unmarshal([]byte(tt.json), &want); err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(want, got); d != "" || code != tt.code {
+				t.Errorf("exit %d (-want +got):\n%s", code, d)
+			}
+		})
+	}
+}
+
+func TestARestoreIsAskedFor(t *testing.T) {
+	plan := func(finished bool) *engine.Plan {
+		return &engine.Plan{
+			ID: "backup-restore-20261121070501-1a2b3c4d", Verb: engine.VerbRestore, Cluster: "demo", Created: start,
+			Findings: []engine.Finding{{ID: "other-cluster", Severity: engine.Warn, Title: "the backup is of another cluster"}},
+			Steps:    []engine.Step{{ID: engine.StepRestore, Title: "Restore backup " + restoredID, Effect: "2 created", Finished: finished}},
+		}
+	}
+	for _, tt := range []struct {
+		name      string
+		e         fakeEngine
+		args      []string
+		ran, code int
+		stdout    string
+	}{
+		{"nobody accepts it", fakeEngine{plan: plan(false)}, nil, 0, engine.ExitUnacknowledged, "would     Restore backup " + restoredID + ": 2 created"},
+		{"it is accepted", fakeEngine{plan: plan(false)}, []string{"--yes", "--overwrite"}, 1, engine.ExitDone, ""},
+		{"a dry run needs nobody", fakeEngine{plan: plan(false)}, []string{"--dry-run"}, 1, engine.ExitDone, ""},
+		{"there is nothing to restore", fakeEngine{plan: plan(true), runErr: &engine.Error{Err: errors.New("nothing to restore"), Exit: engine.ExitNothing}}, nil, 1, engine.ExitNothing, ""},
+		{"it is damaged", fakeEngine{planErr: &engine.Error{Err: errors.New("not whole"), Remedy: "take another"}}, []string{"--yes"}, 0, engine.ExitFailed, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := tt.e
+			out, errs, code := printedHere(t, &e, append([]string{"backup", "restore", restoredID}, tt.args...)...)
+			if code != tt.code || e.ran != tt.ran || !strings.Contains(out, tt.stdout) {
+				t.Errorf("exit %d, ran %d times, stderr %q\n%s", code, e.ran, errs, out)
+			}
+			overwrite := strings.Contains(strings.Join(tt.args, " "), "overwrite")
+			if e.restoredAs.ID != restoredID || e.restoredAs.Overwrite != overwrite {
+				t.Errorf("asked for %+v", e.restoredAs)
+			}
+		})
+	}
+}
