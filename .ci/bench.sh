@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures what the console and its services promise to be fast at, each with its peer in the same run, and writes
-# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout atls screen engine);
+# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout backup atls screen engine);
 # then the figures are only printed, because docs/bench.md is always one run on one machine.
 # It judges nothing: figures of a busy or a slow machine are no error. It needs what `make build` makes.
 set -euo pipefail
@@ -189,9 +189,28 @@ engine() {
   note "Medians of 3 and 5 runs."
 }
 
+backup() {
+  heading backup "Backup and restore"
+  local n=${BENCH_BACKUP_OBJECTS:-100000} o b j y m s v h small p r w k
+  BENCH_BACKUP_OBJECTS=$n go_bench backup ./engine/kube '^BenchmarkBackup$' 1x 1 || return
+  BENCH_RESTORE_OBJECTS=$((n / 10)) go_bench backup ./engine/kube '^BenchmarkRestore$' 1x 1 || return
+  p="Backup/${n}_objects"
+  o=$(value backup "$p" ours-s) && b=$(value backup "$p" bare-s) && j=$(value backup "$p" json-s) && y=$(value backup "$p" yaml-s) && s=$(value backup "$p" MB) || return
+  m=$(value backup "$p" resident-MB) && small=$(value backup Backup/1000_objects resident-MB) && v=$(value backup "$p" verify-MB/s) && h=$(value backup "$p" sha256-MB/s) || return
+  r=$(value backup Restore objects/s) && w=$(value backup Restore raw-objects/s) && k=$(value backup Restore kubectl-objects/s) || return
+  row "\`backup create\` of $n objects of 1.5 kB and $((n / 50)) of 64 kB in 20 types, $(number %.0f "$s") MB" "$(number %.1f "$o") s" "\`kubectl get -o yaml\` $(number %.1f "$y") s" "$(number %.3f "$o/$y")" "≤ 0.1"
+  row "the same" "$(number %.1f "$o") s" "\`kubectl get -o json\` $(number %.1f "$j") s" "$(number %.3f "$o/$j")" "≤ 0.14"
+  row "the same" "$(number %.1f "$o") s" "listed in pages, gzipped, and thrown away $(number %.1f "$b") s" "$(number %.2f "$o/$b")" "≤ 1.5"
+  row "memory of it, at most" "$(number %.0f "$m") MB" "with 1000 objects $(number %.0f "$small") MB" "$(number %.2f "$m/$small")" "≤ 64 MB"
+  row "\`backup verify\`" "$(number %.0f "$v") MB/s" "SHA-256 of the same files $(number %.0f "$h") MB/s" "$(number %.2f "$v/$h")" "≥ 0.5"
+  row "restored objects of 1.5 kB per second" "$(number %.0f "$r")" "16 writers that only create $(number %.0f "$w")" "$(number %.2f "$r/$w")" "≥ 0.9"
+  row "the same" "$(number %.0f "$r")" "\`kubectl create -f\` $(number %.0f "$k")" "$(number %.1f "$r/$k")" "≥ 5"
+  note "A real kube-apiserver and etcd on the same processors, asked in turn. Programs are measured from exec to exit: ours has its files on the disk and has read them again then, kubectl's output goes nowhere. Memory is what the kernel says, program text included. Restored are $((n / 10)) objects; kubectl creates a twentieth of them."
+}
+
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-for section in frame init check joiners rollout atls screen engine; do
+for section in frame init check joiners rollout backup atls screen engine; do
   if ! [[ $section =~ $choice ]]; then
     complete=0
     continue
@@ -203,7 +222,7 @@ for section in frame init check joiners rollout atls screen engine; do
     failed=1
   fi
 done
-[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, atls, screen, engine" >&2; exit 2; }
+[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, backup, atls, screen, engine" >&2; exit 2; }
 
 {
   cat <<TEXT
