@@ -54,11 +54,11 @@ type BackupProgress struct {
 	Bytes               int64
 }
 
-// What a backup is made of, for those who import package engine alone.
-type (
-	BackupEntry    = backup.Entry
-	BackupManifest = backup.Manifest
-)
+// BackupEntry is a backup of a list, for those who import package engine alone.
+type BackupEntry = backup.Entry
+
+// BackupManifest says what a backup holds, for the same.
+type BackupManifest = backup.Manifest
 
 // When a snapshot of etcd is taken.
 const (

@@ -203,7 +203,7 @@ func (s *Scanner) whole(f func(b []byte) (int, error)) bool {
 			s.pos += n
 			return true
 		}
-		if err != errShort {
+		if !errors.Is(err, errShort) {
 			s.err = err
 			return false
 		}
@@ -607,30 +607,30 @@ func skipEscape(b []byte, i int) (int, error) {
 // skipNumber returns where the number ends that begins at i. A number at the end of b may
 // go on, of which its caller must think; inside objects and arrays something follows.
 func skipNumber(b []byte, i int) (int, error) {
-	digits := func() (int, error) {
+	digits := func() error {
 		from := i
 		for i < len(b) && b[i] >= '0' && b[i] <= '9' {
 			i++
 		}
 		if i == from {
 			if i == len(b) {
-				return 0, errShort
+				return errShort
 			}
-			return 0, fmt.Errorf("%w: %q in a number", ErrSyntax, b[i])
+			return fmt.Errorf("%w: %q in a number", ErrSyntax, b[i])
 		}
-		return i, nil
+		return nil
 	}
 	if b[i] == '-' {
 		i++
 	}
 	if i < len(b) && b[i] == '0' {
 		i++
-	} else if _, err := digits(); err != nil {
+	} else if err := digits(); err != nil {
 		return 0, err
 	}
 	if i < len(b) && b[i] == '.' {
 		i++
-		if _, err := digits(); err != nil {
+		if err := digits(); err != nil {
 			return 0, err
 		}
 	}
@@ -639,7 +639,7 @@ func skipNumber(b []byte, i int) (int, error) {
 		if i < len(b) && (b[i] == '+' || b[i] == '-') {
 			i++
 		}
-		if _, err := digits(); err != nil {
+		if err := digits(); err != nil {
 			return 0, err
 		}
 	}

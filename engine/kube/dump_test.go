@@ -321,10 +321,10 @@ func TestDumpGoesOnWhereItCanAndSaysWhereItCannot(t *testing.T) {
 			return 200, scriptList("8", "", "c")
 		}}, "a c", "8", " t  u", "", ""},
 		{"an answer that is cut off is asked for again", &script{widget: func(n int, q url.Values) (int, string) {
-			switch {
-			case n == 1:
+			switch n {
+			case 1:
 				return 200, scriptList("7", "t", "a", "b")
-			case n == 2:
+			case 2:
 				list := scriptList("7", "", "c", "d")
 				return -200, list[:len(list)-20]
 			}
