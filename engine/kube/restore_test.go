@@ -1066,9 +1066,13 @@ func TestADefinitionThatIsBeingDeletedIsWaitedFor(t *testing.T) {
 		if x.State != engine.RestoreWaits || x.Object.Name != widgets.name() {
 			return false
 		}
-		was := string(h.do(http.MethodGet, widgets.path("default")+"/held", ""))
-		h.do(http.MethodPut, widgets.path("default")+"/held", strings.Replace(was, `"example.com/hold"`, "", 1))
-		return true
+		for { // who deletes the definition writes to it at the same time
+			was := string(h.do(http.MethodGet, widgets.path("default")+"/held", ""))
+			_, err := h.w.do(t.Context(), http.MethodPut, widgets.path("default")+"/held", nil, "application/json", []byte(strings.Replace(was, `"example.com/hold"`, "", 1)))
+			if !apierrors.IsConflict(err) {
+				return err == nil
+			}
+		}
 	})
 	if did[engine.RestoreCreated] != 2 || !released {
 		t.Errorf("%v, released %t", did, released)
