@@ -130,25 +130,26 @@ rollout() {
   heading rollout "Rollout"
   bin/constellation sandbox fetch v1.35.4 >&2 || return
   go_bench rollout ./engine/sandbox/hollow 'Rollout$' 1x 1 || return
-  local n k cost small= target
+  local n k small=
   for n in 100 1000 5000; do
     [ "$n" = 100 ] && k=10 || k=100
     local -A t=()
-    for unit in s-makespan x-ideal writes/node join-writes/node evictions/node calls/node MB-operator cpu-ms/node ms-p99-ready-to-write ms-p99-empty-to-delete; do
+    for unit in s-makespan x-ideal writes/node join-writes/node evictions/node calls/node MB-operator cpu-ms/node ms-p99-ready-to-cordon ms-p99-empty-to-delete; do
       t[$unit]=$(value rollout "Rollout/$n" "$unit") || return
     done
     [ -n "$small" ] || small=${t[cpu-ms/node]}
-    target="-"
-    [ "$n" = 1000 ] && target="≤ 1.15"
-    row "$n workers replaced, $k at a time" "$(number %.0f "${t[s-makespan]}") s" "boot and drain alone $(number %.0f "${t[s-makespan]}/${t[x-ideal]}") s" "$(number %.2f "${t[x-ideal]}")" "$target"
-    row "writes of the operator per node, evictions apart" "$(number %.1f "${t[writes/node]}")" "the machine's own, to join $(number %.1f "${t[join-writes/node]}"); evictions $(number %.1f "${t[evictions/node]}")" "-" "≤ 9"
-    row "calls of the cloud per node" "$(number %.2f "${t[calls/node]}")" "-" "-" "≤ 0.2"
-    row "memory of the operator, at most" "$(number %.0f "${t[MB-operator]}") MB" "-" "-" "≤ 120 MB"
-    row "processor of the operator per node" "$(number %.0f "${t[cpu-ms/node]}") ms" "with 100 workers $(number %.0f "$small") ms" "$(number %.2f "${t[cpu-ms/node]}/$small")" "$([ "$n" = 5000 ] && echo "≤ 1.3" || echo "-")"
-    row "from a Node's becoming Ready to the operator's first write to it, p99" "$(number %.0f "${t[ms-p99-ready-to-write]}") ms" "-" "-" "≤ 50 ms"
+    local -A goal=()
+    [ "$n" != 1000 ] || goal=([time]="≤ 1.15" [writes]="≤ 9" [calls]="≤ 0.2" [memory]="≤ 120 MB" [wait]="≤ 50 ms")
+    [ "$n" != 5000 ] || goal=([cost]="≤ 1.3")
+    row "$n workers replaced, $k at a time" "$(number %.0f "${t[s-makespan]}") s" "boot and drain alone $(number %.0f "${t[s-makespan]}/${t[x-ideal]}") s" "$(number %.2f "${t[x-ideal]}")" "${goal[time]:--}"
+    row "writes of the operator per node, evictions apart" "$(number %.1f "${t[writes/node]}")" "the machine's own, to join $(number %.1f "${t[join-writes/node]}"); evictions $(number %.1f "${t[evictions/node]}")" "-" "${goal[writes]:--}"
+    row "calls of the cloud per node" "$(number %.2f "${t[calls/node]}")" "-" "-" "${goal[calls]:--}"
+    row "memory of the operator, at most" "$(number %.0f "${t[MB-operator]}") MB" "-" "-" "${goal[memory]:--}"
+    row "processor of the operator per node" "$(number %.0f "${t[cpu-ms/node]}") ms" "with 100 workers $(number %.0f "$small") ms" "$(number %.2f "${t[cpu-ms/node]}/$small")" "${goal[cost]:--}"
+    row "from a new Node's becoming Ready to the request that cordons the one it replaces, two steps, p99" "$(number %.0f "${t[ms-p99-ready-to-cordon]}") ms" "-" "-" "${goal[wait]:--}"
     row "from the end of a node's last pod to the request that deletes its machine, two steps, p99" "$(number %.0f "${t[ms-p99-empty-to-delete]}") ms" "-" "-" "-"
   done
-  note "Hollow machines: simulated, 6 s to boot and join, 3 s to end a pod, gone as soon as that is asked for. A worker holds one pod of a Deployment. Real are the operator's binary, etcd, kube-apiserver, controllers and scheduler, all on the same processors; three control planes are at the target already. Writes are those of the API server's audit log. Processor is user and system time of the operator's process while it replaces."
+  note "Hollow machines: simulated, 6 s to boot and join, 3 s to end a pod, gone as soon as that is asked for. A worker holds one pod of a Deployment. Real are the operator's binary, etcd, kube-apiserver, controllers and scheduler, all on the same processors; three control planes are at the target already. Writes are those of the API server's audit log. Processor is user and system time of the operator's process while it replaces; the control plane is given more memory than it needs (GOGC 400), so that less of the processors goes to its garbage."
 }
 
 atls() {

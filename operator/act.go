@@ -126,7 +126,7 @@ func (r *nodeVersions) put(o *observed, a action) {
 // smaller part, no more come for a while; or patience, which grows with their number, has
 // an end.
 const (
-	gatherPart, gatherLess = 4, 8
+	gatherPart, gatherLess = 4, 6
 	gatherQuiet            = 100 * time.Millisecond
 	patience               = 12 * time.Millisecond // for each that is under way
 	patienceUp             = 1200 * time.Millisecond

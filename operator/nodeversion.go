@@ -124,7 +124,7 @@ const (
 // and what the cloud says about pending machines.
 const (
 	eventBurst, eventRate   = 100, 0.5
-	statusBurst, statusRate = 50, 2
+	statusBurst, statusRate = 50, 1
 )
 
 func (r *nodeVersions) init() {
