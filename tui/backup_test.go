@@ -109,7 +109,8 @@ func backupPlan() *engine.Plan {
 	return &engine.Plan{
 		ID: "backup-20261121070501-1a2b3c4d", Verb: engine.VerbBackup, Cluster: "demo", Created: start,
 		Steps: []engine.Step{
-			{ID: engine.StepBackupResources, Title: "Back up custom resources"}, {ID: engine.StepBackupEtcd, Title: "Take a snapshot of etcd"},
+			{ID: engine.StepBackupResources, Title: "Back up custom resources"},
+			{ID: engine.StepBackupEtcd, Title: "Take a snapshot of etcd"},
 			{ID: engine.StepBackupFinish, Title: "Complete and verify the backup"},
 		},
 	}

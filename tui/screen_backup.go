@@ -488,7 +488,7 @@ func (c *console) backupRows(w, h int) []string {
 			etcd = "etcd"
 		}
 		r := c.th.row(w).add(accent, c.marker(from+i == b.sel)).add(st, sign).add(plain, " ").col(name, clean(e.ID), 31)
-		r.num(plain, ago(e.Created, c.now), 8).num(plain, thousands(e.Objects), 10).num(plain, bytesOf(e.Bytes), 9).pad(1).col(faint, etcd, 4)
+		r.num(faint, ago(e.Created, c.now), 8).num(plain, thousands(e.Objects), 10).num(plain, bytesOf(e.Bytes), 9).pad(1).col(faint, etcd, 4)
 		var below []string // why, if it is too long for the row
 		if r.fits(text) {
 			r.add(faint, text)

@@ -20,10 +20,10 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	"k8s.io/streaming/pkg/httpstream"
 
 	"constellation/engine"
 	"constellation/engine/backup"
@@ -378,13 +378,13 @@ func (c *Client) forwarder(p *corev1.Pod) (httpstream.Dialer, error) {
 	if err != nil {
 		return nil, err
 	}
-	old := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
-	socket, err := portforward.NewSPDYOverWebsocketDialer(u, config)
+	old := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
+	socket, err := portforward.NewSPDYOverWebsocketDialerForStreaming(u, config)
 	if err != nil {
 		return nil, err
 	}
 	// Whatever the reason: a websocket needs the right to get besides that to create.
-	return portforward.NewFallbackDialer(socket, old, func(error) bool { return true }), nil
+	return portforward.NewFallbackDialerForStreaming(socket, old, func(error) bool { return true }), nil
 }
 
 // forwardError says why a port-forward does not stand. What the dialers say has no
