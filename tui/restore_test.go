@@ -45,18 +45,22 @@ func TestDifferencesAreTold(t *testing.T) {
 		stderr string
 	}{
 		{
-			"nothing differs", fakeEngine{compared: compared}, "nothing differs from backup " + restoredID + " (1200 objects of 3 types)\n",
+			"nothing differs",
+			fakeEngine{compared: compared},
+			"nothing differs from backup " + restoredID + " (1200 objects of 3 types)\n",
 			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":true,"added":0,"removed":0,"changed":0,"types":3,"objects":1200}`, engine.ExitDone, "",
 		},
 		{
-			"some objects differ", fakeEngine{compared: compared, differences: some},
+			"some objects differ",
+			fakeEngine{compared: compared, differences: some},
 			"~ example.com/widgets/shop/blue  spec.a, data[\"\\u202ex\"] and 2 more\n- example.com/fleets/one\n+ core/secrets/shop/new\n1 removed, 1 changed, 1 added since backup " + restoredID + " (1200 objects of 3 types)\n",
 			`{"schema":"1.0","backup":"` + restoredID + `","differences":[{"object":{"group":"example.com","resource":"widgets","namespace":"shop","name":"blue"},"change":"changed","fields":["spec.a","data[\"\\u202ex\"]"],"more":2},` +
 				`{"object":{"group":"example.com","resource":"fleets","name":"one"},"change":"removed"},{"object":{"group":"","resource":"secrets","namespace":"shop","name":"new"},"change":"added"}],"complete":true,"added":1,"removed":1,"changed":1,"types":3,"objects":1200}`,
 			engine.ExitDiffers, "",
 		},
 		{
-			"a part could not be compared", fakeEngine{compared: engine.Compared{Types: 3, Objects: 2, Skipped: []string{"gizmos.example.com: no"}}},
+			"a part could not be compared",
+			fakeEngine{compared: engine.Compared{Types: 3, Objects: 2, Skipped: []string{"gizmos.example.com: no"}}},
 			"? gizmos.example.com: no\n0 removed, 0 changed, 0 added since backup " + restoredID + " (2 objects of 3 types)\n",
 			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":false,"added":0,"removed":0,"changed":0,"types":3,"objects":2,"skipped":["gizmos.example.com: no"]}`,
 			engine.ExitFailed, "1 part could not be compared: gizmos.example.com: no",
