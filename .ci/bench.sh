@@ -203,6 +203,7 @@ backup() {
   row "the same" "$(number %.1f "$o") s" "\`kubectl get -o json\` $(number %.1f "$j") s" "$(number %.3f "$o/$j")" "≤ 0.14"
   row "the same" "$(number %.1f "$o") s" "listed in pages, gzipped, and thrown away $(number %.1f "$b") s" "$(number %.2f "$o/$b")" "≤ 1.5"
   row "memory of it, at most" "$(number %.0f "$m") MB" "with 1000 objects $(number %.0f "$small") MB" "$(number %.2f "$m/$small")" "≤ 64 MB"
+  row "the same, without pages of the program's file" "$(number %.0f "$(value backup "$p" own-MB)") MB" "with 1000 objects $(number %.0f "$(value backup Backup/1000_objects own-MB)") MB" "-" "-"
   row "\`backup verify\`" "$(number %.0f "$v") MB/s" "SHA-256 of the same files $(number %.0f "$h") MB/s" "$(number %.2f "$v/$h")" "≥ 0.5"
   row "restored objects of 1.5 kB per second" "$(number %.0f "$r")" "16 writers that only create $(number %.0f "$w")" "$(number %.2f "$r/$w")" "≥ 0.9"
   row "the same" "$(number %.0f "$r")" "\`kubectl create -f\` $(number %.0f "$k")" "$(number %.1f "$r/$k")" "≥ 5"
