@@ -70,8 +70,20 @@ type Cluster interface {
 	Expect(ctx context.Context, n ExpectedNode) error
 	// NodeTarget returns what the nodes are brought to.
 	NodeTarget(ctx context.Context) (NodeTarget, error)
-	// SetNodeTarget sets it in one write. What else NodeVersion says stays.
+	// SetNodeTarget sets it in one write, and ends the cancelling of an earlier one. What
+	// else NodeVersion says stays.
 	SetNodeTarget(ctx context.Context, t NodeTarget) error
+	// TryNodeTarget asks whether SetNodeTarget would be accepted and changes nothing.
+	TryNodeTarget(ctx context.Context, t NodeTarget) error
+	// Rollout returns how far the nodes are on their way to the target.
+	Rollout(ctx context.Context) (Rollout, error)
+	// ChangeRollout changes it, in one write.
+	ChangeRollout(ctx context.Context, c RolloutChange) error
+	// Hold takes the cluster for one run, for as long as the process lives, until release
+	// is called. The error is a *HeldError if somebody else has it; one who has died is
+	// waited for, 15 s at most, and not at all if h is the Same. lost is called once if
+	// somebody else took it all the same.
+	Hold(ctx context.Context, h Holder, lost func(error)) (release func(), err error)
 
 	// Nodes returns the nodes, sorted by name. Their Current is not set.
 	Nodes(ctx context.Context) ([]Node, error)
@@ -80,6 +92,8 @@ type Cluster interface {
 	// Watch calls changed at once and after every change of nodes or expected nodes
 	// until ctx ends or the connection is lost, and returns why.
 	Watch(ctx context.Context, changed func()) error
+	// WatchRollout is Watch that also tells changes of the rollout.
+	WatchRollout(ctx context.Context, changed func()) error
 	// Follow calls line for every line that the pods of a service write, from since
 	// on, until ctx ends. Pods that come and go are followed. It returns only an error
 	// that no waiting cures.
@@ -160,6 +174,11 @@ type NodeTarget struct {
 	// KeepWorkers says that workers stay as they are. SetNodeTarget takes back only what it
 	// has set itself.
 	KeepWorkers bool
+	// MaxSurge is how many machines there may be beyond the wanted number, such as 2 or
+	// 10%. Empty: SetNodeTarget leaves it to the default, unless somebody else has set it.
+	MaxSurge string
+	// Paused and Cancelled say that the rollout does not go on. SetNodeTarget ignores them.
+	Paused, Cancelled bool
 	// Conditions are what the operator says about it. SetNodeTarget ignores them.
 	Conditions []Condition
 }

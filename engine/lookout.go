@@ -19,6 +19,7 @@ type lookout struct {
 	mu    sync.Mutex
 	since time.Time // of the first look that had no answer; zero while it answers
 	told  bool
+	last  string // what is said about the time before
 }
 
 // lookOut begins to look, until stop is called or ctx ends. While the API server does
@@ -65,10 +66,20 @@ func (l *lookout) note(ctx context.Context, silent bool, began time.Time) {
 		return
 	}
 	e := l.i.silence(ctx, l.since)
+	if l.last != "" {
+		e.Text += "; " + l.last
+	}
 	if ctx.Err() == nil {
 		l.r.send(e)
 		l.told = true
 	}
+}
+
+// remember has what was last known told with every silence from now on.
+func (l *lookout) remember(text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = text
 }
 
 // away reports whether the user was told that the API server does not answer.
@@ -89,6 +100,9 @@ func (i *initRun) silence(ctx context.Context, since time.Time) Event {
 	}
 	limited, cancel := context.WithTimeout(ctx, i.e.limits.glance)
 	defer cancel()
+	if i.provider == nil {
+		return e
+	}
 	if _, err := i.provider.Describe(limited); errors.Is(err, cloud.ErrUnavailable) {
 		e.Text = "the cloud has ended, and with it the way in: " + e.Text
 		e.Remedy = i.restart()

@@ -86,7 +86,11 @@ type Node struct {
 	ProviderID string `json:"providerID,omitempty"`
 	Cordoned   bool   `json:"cordoned,omitempty"`
 	// Current reports whether image and components are the target's.
-	Current bool      `json:"current"`
+	Current bool `json:"current"`
+	// Heir is the node that replaces it, Donor the one that it replaces; empty outside of
+	// a rollout.
+	Heir    string    `json:"heir,omitempty"`
+	Donor   string    `json:"donor,omitempty"`
 	Message string    `json:"message,omitempty"` // why it is not ready
 	Created time.Time `json:"created,omitzero"`
 }

@@ -255,21 +255,8 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 		default:
 		}
 	}
-	wg.Go(func() {
-		wait := backoff{least: 200 * time.Millisecond, most: 5 * time.Second}
-		for ctx.Err() == nil {
-			began := i.e.now()
-			err := k.Watch(ctx, poke)
-			i.e.log.Debug("watch of nodes ended", "err", err)
-			if i.e.now().Sub(began) > time.Minute {
-				wait.last = 0
-			}
-			if pause(ctx, wait.next()) != nil {
-				return
-			}
-		}
-	})
-	wg.Go(func() { i.follow(ctx, r, k) })
+	wg.Go(func() { i.keepWatching(ctx, poke, k.Watch) })
+	wg.Go(func() { i.followService(ctx, r, k, "joinservice") })
 	lookout, stop := i.lookOut(ctx, r, k)
 	defer stop()
 
@@ -419,21 +406,25 @@ func (r roll) hopeless() error {
 	}
 }
 
-// follow passes on what the join service says about joining machines.
-func (i *initRun) follow(ctx context.Context, r *Reporter, k Cluster) {
+// sources are the names of services as log events have them.
+var sources = map[string]string{"joinservice": "join-service", "constellation-operator": "operator"}
+
+// followService passes on what a service says from now on, such as the join service about
+// joining machines.
+func (i *initRun) followService(ctx context.Context, r *Reporter, k Cluster, service string) {
 	since := i.e.now()
 	wait := backoff{least: 500 * time.Millisecond, most: 10 * time.Second}
 	for ctx.Err() == nil {
-		err := k.Follow(ctx, "joinservice", since, func(l LogLine) {
+		err := k.Follow(ctx, service, since, func(l LogLine) {
 			since = l.Time
 			e := parseLine(l.Text)
 			if e.Source == "" {
-				e.Source = "join-service"
+				e.Source = sources[service]
 			}
 			e.Kind = KindLog
 			r.send(e)
 		})
-		i.e.log.Debug("log of join service ended", "err", err)
+		i.e.log.Debug("log ended", "service", service, "err", err)
 		if pause(ctx, wait.next()) != nil {
 			return
 		}

@@ -60,6 +60,8 @@ type Client struct {
 
 	nodes    mirror[engine.Node]
 	expected mirror[engine.ExpectedNode]
+	rollouts mirror[engine.Rollout] // by the name of NodeVersion; without moves
+	moves    mirror[engine.Move]
 }
 
 var (

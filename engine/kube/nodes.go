@@ -27,6 +27,7 @@ func toNode(n *corev1.Node) engine.Node {
 		Name: n.Name, Role: "worker", State: engine.NodeNotReady, Kubernetes: n.Status.NodeInfo.KubeletVersion,
 		Image: n.Annotations[v1alpha1.AnnotationImage], Components: n.Annotations[v1alpha1.AnnotationComponents],
 		ProviderID: n.Spec.ProviderID, Cordoned: n.Spec.Unschedulable, Created: n.CreationTimestamp.Time,
+		Heir: n.Annotations[v1alpha1.AnnotationHeir], Donor: n.Annotations[v1alpha1.AnnotationDonor],
 	}
 	group := n.Annotations[v1alpha1.AnnotationGroup]
 	out.Group = group[strings.LastIndexByte(group, '/')+1:]
@@ -185,24 +186,9 @@ func asJoiningNode(u *unstructured.Unstructured) (*v1alpha1.JoiningNode, error) 
 
 // Watch implements [engine.Cluster].
 func (c *Client) Watch(ctx context.Context, changed func()) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan error, 2)
-	running := 0
-	start := func(f func() error) {
-		running++
-		go func() { ended <- f() }()
-	}
-	start(func() error { return c.watchNodes(ctx, changed) })
-	start(func() error { return c.watchExpected(ctx, changed) })
-	err := <-ended // one without the other would be half the truth
-	cancel()
-	for range running - 1 {
-		if e := <-ended; err == nil {
-			err = e
-		}
-	}
-	return err
+	return together(ctx,
+		func(ctx context.Context) error { return c.watchNodes(ctx, changed) },
+		func(ctx context.Context) error { return c.watchExpected(ctx, changed) })
 }
 
 func (c *Client) watchNodes(ctx context.Context, changed func()) error {

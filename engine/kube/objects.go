@@ -345,61 +345,6 @@ func (c *Client) apply(ctx context.Context, r schema.GroupVersionResource, name 
 	})
 }
 
-// NodeTarget implements [engine.Cluster].
-func (c *Client) NodeTarget(ctx context.Context) (engine.NodeTarget, error) {
-	var nv v1alpha1.NodeVersion
-	err := retry(ctx, func(ctx context.Context) error {
-		u, err := c.dynamic.Resource(nodeVersions).Get(ctx, v1alpha1.NodeVersionName, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		return runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &nv)
-	})
-	if err != nil {
-		return engine.NodeTarget{}, fmt.Errorf("read NodeVersion: %w", err)
-	}
-	t := engine.NodeTarget{
-		Image: nv.Spec.Image, ImageVersion: nv.Spec.ImageVersion,
-		Components: nv.Spec.KubernetesComponentsReference, Kubernetes: nv.Spec.KubernetesClusterVersion,
-		KeepWorkers: nv.Spec.Rollout.KeepWorkers,
-	}
-	for _, x := range nv.Status.Conditions {
-		t.Conditions = append(t.Conditions, engine.Condition{Type: x.Type, Status: string(x.Status), Reason: x.Reason, Message: x.Message, Since: x.LastTransitionTime.Time})
-	}
-	slices.SortFunc(t.Conditions, func(a, b engine.Condition) int { return strings.Compare(a.Type, b.Type) })
-	return t, nil
-}
-
-// SetNodeTarget implements [engine.Cluster].
-func (c *Client) SetNodeTarget(ctx context.Context, t engine.NodeTarget) error {
-	// Only these: server-side apply leaves to others what is not named here.
-	spec := map[string]any{
-		"image": t.Image, "imageVersion": t.ImageVersion,
-		"kubernetesComponentsReference": t.Components, "kubernetesClusterVersion": t.Kubernetes,
-	}
-	if t.KeepWorkers { // release v1.0.0 has no such field
-		spec["rollout"] = map[string]any{"keepWorkers": true}
-	}
-	nv := map[string]any{
-		"apiVersion": v1alpha1.GroupVersion.String(),
-		"kind":       "NodeVersion",
-		"metadata":   map[string]any{"name": v1alpha1.NodeVersionName},
-		"spec":       spec,
-	}
-	b, err := json.Marshal(nv)
-	if err != nil {
-		return fmt.Errorf("marshal NodeVersion: %w", err)
-	}
-	err = retry(ctx, func(ctx context.Context) error {
-		_, err := c.dynamic.Resource(nodeVersions).Patch(ctx, v1alpha1.NodeVersionName, types.ApplyPatchType, b, metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("apply NodeVersion: %w", err)
-	}
-	return nil
-}
-
 // apiConfig makes a kubeconfig of config for those who insist on one.
 func apiConfig(config *rest.Config) clientcmdapi.Config {
 	k := clientcmdapi.NewConfig()

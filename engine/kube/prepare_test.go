@@ -181,7 +181,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 		t.Fatalf("patch %s: %v", results[0].Patch, err)
 	}
 	target, err := c.NodeTarget(t.Context())
-	if d := cmp.Diff(engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3"}, target); d != "" || err != nil {
+	if d := cmp.Diff(engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: name, Kubernetes: "v1.36.3", MaxSurge: "1"}, target); d != "" || err != nil {
 		t.Errorf("target (-want +got):\n%s%v", d, err)
 	}
 	if _, err := prepare(t.Context(), first.Dir(), func(engine.Event) {}); engine.ExitCode(err) != engine.ExitNothing || !strings.Contains(err.Error(), "are the target of all nodes already") {

@@ -181,6 +181,81 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 	})
 
+	mustRun("a rollout is paused, resumed and cancelled, and a new target ends the cancelling", func(t *testing.T) {
+		yes, no := true, false
+		target, err := c.NodeTarget(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range []struct {
+			change            engine.RolloutChange
+			paused, cancelled bool
+		}{
+			{engine.RolloutChange{Paused: &yes}, true, false},
+			{engine.RolloutChange{Cancelled: &yes}, true, true},
+			{engine.RolloutChange{Paused: &no}, false, true},
+			{engine.RolloutChange{Paused: &yes, Cancelled: &no}, true, false},
+			{engine.RolloutChange{Paused: &no, Cancelled: &yes}, false, true},
+		} {
+			if err := c.ChangeRollout(ctx, x.change); err != nil {
+				t.Fatal(err)
+			}
+			ro, err := c.Rollout(ctx)
+			if got := ro.Target; err != nil || got.Paused != x.paused || got.Cancelled != x.cancelled || got.Image != target.Image {
+				t.Errorf("%+v: %+v, %v", x, got, err)
+			}
+		}
+		target.MaxSurge = "10%"
+		if err := c.TryNodeTarget(ctx, target); err != nil {
+			t.Error(err)
+		}
+		if got, err := c.NodeTarget(ctx); err != nil || !got.Cancelled || got.MaxSurge == "10%" {
+			t.Errorf("trying changed the target: %+v, %v", got, err)
+		}
+		if err := c.SetNodeTarget(ctx, target); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.NodeTarget(ctx); err != nil || got.Cancelled || got.MaxSurge != "10%" {
+			t.Errorf("target %+v, %v", got, err)
+		}
+		if ro, err := c.Rollout(ctx); err != nil || ro.Observed || ro.Reached || len(ro.Moves) > 0 {
+			t.Errorf("nobody has looked at it yet: %+v, %v", ro, err)
+		}
+	})
+
+	mustRun("one holds the cluster, and who comes back takes over at once", func(t *testing.T) {
+		mine := engine.Holder{User: "ops", Host: "laptop", Workspace: "/clusters/demo", PID: 1, Run: "upgrade-1", Since: time.Now().UTC().Truncate(time.Second)}
+		again, other := mine, mine
+		again.PID, again.Run = 2, "upgrade-2"
+		other.Host, other.Run = "desk", "upgrade-3"
+		lost := make(chan error, 1)
+		first, err := c.Hold(ctx, mine, func(err error) { lost <- err })
+		if err != nil {
+			t.Fatal(err)
+		}
+		var held *engine.HeldError
+		if _, err := c.Hold(ctx, other, func(error) {}); !errors.As(err, &held) || held.By != mine {
+			t.Fatalf("another one: %v", err)
+		}
+		second, err := c.Hold(ctx, again, func(error) { t.Error("lost without anybody who took it") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := <-lost; !errors.As(err, &held) || held.By != again {
+			t.Errorf("lost: %v", err)
+		}
+		first() // leaves it to whom it belongs
+		if _, err := c.Hold(ctx, other, func(error) {}); !errors.As(err, &held) || held.By != again {
+			t.Errorf("another one: %v", err)
+		}
+		second()
+		third, err := c.Hold(ctx, other, func(error) {})
+		if err != nil {
+			t.Fatalf("after it was given back: %v", err)
+		}
+		third()
+	})
+
 	mustRun("a machine is expected until its node has its components", func(t *testing.T) {
 		x := engine.ExpectedNode{Name: "control-plane-0", Components: components.Name, ControlPlane: true, ProviderID: "sandbox://demo/control-plane-0", Deadline: time.Now().Add(time.Hour).Truncate(time.Second)}
 		for range 2 {

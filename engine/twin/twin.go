@@ -40,11 +40,19 @@ type Cluster struct {
 	neverReady   func(engine.Chart) bool
 	expected     map[string]engine.ExpectedNode
 	target       *engine.NodeTarget
-	paused       bool
+	rollout      engine.Rollout // its target's own fields are not looked at
+	holder       *holding
 	nodes        map[string]engine.Node
 	services     []engine.Service
 	watchers     map[chan struct{}]bool
 	lines        []engine.LogLine
+}
+
+// holding is who has the cluster.
+type holding struct {
+	by    engine.Holder
+	lost  func(error)
+	alive bool
 }
 
 type revision struct {
@@ -127,14 +135,47 @@ func (c *Cluster) SetServices(s ...engine.Service) {
 func (c *Cluster) SetPaused(paused bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.paused = paused
+	c.rollout.Target.Paused = paused
+	c.changedLocked()
 }
 
 // Paused returns it.
 func (c *Cluster) Paused() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.paused
+	return c.rollout.Target.Paused
+}
+
+// SetRollout sets what the operator says; f gets what it said last. The target is the
+// cluster's own.
+func (c *Cluster) SetRollout(f func(*engine.Rollout)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	how := c.rollout.Target
+	f(&c.rollout)
+	c.rollout.Target = how
+	c.changedLocked()
+}
+
+// Holder returns who has the cluster; the zero value if nobody does.
+func (c *Cluster) Holder() engine.Holder {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.holder == nil {
+		return engine.Holder{}
+	}
+	return c.holder.by
+}
+
+// Seize makes somebody else the holder. One who lives is not taken over from.
+func (c *Cluster) Seize(by engine.Holder, alive bool) {
+	c.mu.Lock()
+	before := c.holder
+	c.holder = &holding{by: by, alive: alive}
+	c.mu.Unlock()
+	if before != nil && before.lost != nil {
+		before.lost(&engine.HeldError{By: by})
+	}
 }
 
 // Say adds a line to the log of the join service.
@@ -365,7 +406,13 @@ func (c *Cluster) NodeTarget(ctx context.Context) (engine.NodeTarget, error) {
 	if c.target == nil {
 		return engine.NodeTarget{}, absent("NodeVersion")
 	}
-	return *c.target, nil
+	return c.targetLocked(), nil
+}
+
+func (c *Cluster) targetLocked() engine.NodeTarget {
+	t := *c.target
+	t.Paused, t.Cancelled = c.rollout.Target.Paused, c.rollout.Target.Cancelled
+	return t
 }
 
 // SetNodeTarget implements [engine.Cluster].
@@ -375,8 +422,85 @@ func (c *Cluster) SetNodeTarget(ctx context.Context, t engine.NodeTarget) error 
 	}
 	defer c.mu.Unlock()
 	t.Conditions = nil
+	if c.target != nil && !reflect.DeepEqual(*c.target, t) {
+		c.rollout.Observed, c.rollout.Reached = false, false
+	}
 	c.target = &t
+	c.rollout.Target.Cancelled = false
+	c.changedLocked()
 	return nil
+}
+
+// TryNodeTarget implements [engine.Cluster].
+func (c *Cluster) TryNodeTarget(ctx context.Context, _ engine.NodeTarget) error {
+	if err := c.enter(ctx, "TryNodeTarget", false); err != nil {
+		return err
+	}
+	c.mu.Unlock()
+	return nil
+}
+
+// Rollout implements [engine.Cluster].
+func (c *Cluster) Rollout(ctx context.Context) (engine.Rollout, error) {
+	if err := c.enter(ctx, "Rollout", false); err != nil {
+		return engine.Rollout{}, err
+	}
+	defer c.mu.Unlock()
+	if c.target == nil {
+		return engine.Rollout{}, absent("NodeVersion")
+	}
+	out := c.rollout
+	out.Target, out.Moves = c.targetLocked(), slices.Clone(out.Moves)
+	return out, nil
+}
+
+// ChangeRollout implements [engine.Cluster].
+func (c *Cluster) ChangeRollout(ctx context.Context, change engine.RolloutChange) error {
+	if err := c.enter(ctx, "ChangeRollout", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	if c.target == nil {
+		return absent("NodeVersion")
+	}
+	if change.Paused != nil {
+		c.rollout.Target.Paused = *change.Paused
+	}
+	if change.Cancelled != nil {
+		c.rollout.Target.Cancelled = *change.Cancelled
+	}
+	c.changedLocked()
+	return nil
+}
+
+// WatchRollout implements [engine.Cluster].
+func (c *Cluster) WatchRollout(ctx context.Context, changed func()) error {
+	return c.watchAs(ctx, "WatchRollout", changed)
+}
+
+// Hold implements [engine.Cluster]. Who has died is not waited for.
+func (c *Cluster) Hold(ctx context.Context, h engine.Holder, lost func(error)) (release func(), err error) {
+	if err := c.enter(ctx, "Hold", false); err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	if x := c.holder; x != nil {
+		if x.alive && !x.by.Same(h) {
+			return nil, &engine.HeldError{By: x.by}
+		}
+		if x.lost != nil {
+			go x.lost(&engine.HeldError{By: h})
+		}
+	}
+	mine := &holding{by: h, lost: lost, alive: true}
+	c.holder = mine
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.holder == mine {
+			c.holder = nil
+		}
+	}, nil
 }
 
 // Nodes implements [engine.Cluster].
@@ -411,7 +535,11 @@ func (c *Cluster) unwatch(w chan struct{}) {
 
 // Watch implements [engine.Cluster].
 func (c *Cluster) Watch(ctx context.Context, changed func()) error {
-	if err := c.enter(ctx, "Watch", false); err != nil {
+	return c.watchAs(ctx, "Watch", changed)
+}
+
+func (c *Cluster) watchAs(ctx context.Context, call string, changed func()) error {
+	if err := c.enter(ctx, call, false); err != nil {
 		return err
 	}
 	w := c.watch()

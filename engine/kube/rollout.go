@@ -1,0 +1,196 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"constellation/engine"
+	"constellation/operator/api/v1alpha1"
+)
+
+var pendingNodes = resourceOf("pendingnodes")
+
+// Rollout implements [engine.Cluster]. While a WatchRollout runs it asks nobody.
+func (c *Client) Rollout(ctx context.Context) (engine.Rollout, error) {
+	var ro engine.Rollout
+	if seen, ok := c.rollouts.get(); ok && len(seen) == 1 {
+		ro = seen[0]
+	} else {
+		nv, err := c.nodeVersion(ctx)
+		if err != nil {
+			return engine.Rollout{}, err
+		}
+		ro = toRollout(nv)
+	}
+	moves, ok := c.moves.get()
+	if !ok {
+		err := retry(ctx, func(ctx context.Context) error {
+			l, err := c.dynamic.Resource(pendingNodes).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			moves = nil
+			for i := range l.Items {
+				m, err := toMove(&l.Items[i])
+				if err != nil {
+					return err
+				}
+				moves = append(moves, m)
+			}
+			return nil
+		})
+		if err != nil {
+			return engine.Rollout{}, fmt.Errorf("list PendingNodes: %w", err)
+		}
+	}
+	slices.SortFunc(moves, func(a, b engine.Move) int { return cmp.Compare(a.Name, b.Name) })
+	ro.Moves = moves
+	return ro, nil
+}
+
+func toRollout(nv *v1alpha1.NodeVersion) engine.Rollout {
+	s := nv.Status
+	ro := engine.Rollout{Target: targetOf(nv)}
+	is := func(kind string) bool { return meta.IsStatusConditionTrue(s.Conditions, kind) }
+	ro.Reached, ro.Busy, ro.Stalled = is(v1alpha1.ConditionReady), is(v1alpha1.ConditionReconciling), is(v1alpha1.ConditionStalled)
+	if ready := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); ready != nil {
+		ro.Reason, ro.Message = ready.Reason, ready.Message
+		ro.Observed = ready.ObservedGeneration == nv.Generation
+	}
+	if u := s.Upgrade; u != nil {
+		ro.Agent = engine.AgentRun{Version: u.Version, Node: u.Node, Phase: u.Phase, Line: u.Line, Started: u.Started.Time}
+	}
+	if w := s.Waiting; w != nil {
+		ro.Waiting = engine.RolloutWait{Reason: w.Reason, Message: w.Message, Since: w.Since.Time}
+		if w.Object != nil && w.Object.Kind == "Node" {
+			ro.Waiting.Node = w.Object.Name
+		}
+		if w.NextTry != nil {
+			ro.Waiting.NextTry = w.NextTry.Time
+		}
+	}
+	return ro
+}
+
+func toMove(u *unstructured.Unstructured) (engine.Move, error) {
+	var p v1alpha1.PendingNode
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &p); err != nil {
+		return engine.Move{}, fmt.Errorf("decode PendingNode %s: %w", u.GetName(), err)
+	}
+	group := p.Spec.GroupID
+	return engine.Move{
+		Name: p.Name, Node: p.Spec.NodeName, Group: group[strings.LastIndexByte(group, '/')+1:],
+		Leaves: p.Spec.Goal == v1alpha1.LeaveGoal, Donor: p.Spec.Donor, Machine: string(p.Status.CSPState),
+	}, nil
+}
+
+// ChangeRollout implements [engine.Cluster].
+func (c *Client) ChangeRollout(ctx context.Context, change engine.RolloutChange) error {
+	how := map[string]any{}
+	if change.Paused != nil {
+		how["paused"] = *change.Paused
+	}
+	if change.Cancelled != nil {
+		how["cancel"] = *change.Cancelled
+	}
+	b, err := json.Marshal(map[string]any{"spec": map[string]any{"rollout": how}})
+	if err != nil {
+		return fmt.Errorf("marshal patch: %w", err)
+	}
+	err = retry(ctx, func(ctx context.Context) error {
+		_, err := c.dynamic.Resource(nodeVersions).Patch(ctx, v1alpha1.NodeVersionName, types.MergePatchType, b, metav1.PatchOptions{FieldManager: fieldManager})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("patch NodeVersion: %w", err)
+	}
+	return nil
+}
+
+// WatchRollout implements [engine.Cluster].
+func (c *Client) WatchRollout(ctx context.Context, changed func()) error {
+	return together(ctx,
+		func(ctx context.Context) error { return c.watchNodes(ctx, changed) },
+		func(ctx context.Context) error { return c.watchExpected(ctx, changed) },
+		func(ctx context.Context) error {
+			return watchAll(ctx, c, nodeVersions, &c.rollouts, changed, func(u *unstructured.Unstructured) (engine.Rollout, error) {
+				var nv v1alpha1.NodeVersion
+				err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &nv)
+				return toRollout(&nv), err
+			})
+		},
+		func(ctx context.Context) error {
+			return watchAll(ctx, c, pendingNodes, &c.moves, changed, toMove)
+		})
+}
+
+// together runs watches side by side until one ends: one without the others would be half
+// of the truth.
+func together(ctx context.Context, watches ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, len(watches))
+	for _, w := range watches {
+		go func() { ended <- w(ctx) }()
+	}
+	err := <-ended
+	cancel()
+	for range len(watches) - 1 {
+		if e := <-ended; err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+// watchAll keeps m a copy of all objects of a kind of ours, which are not many, until the
+// watch ends.
+func watchAll[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, m *mirror[T], changed func(), to func(*unstructured.Unstructured) (T, error)) error {
+	l, err := c.dynamic.Resource(r).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list %s: %w", r.Resource, classify(err))
+	}
+	items := map[string]T{}
+	for i := range l.Items {
+		if items[l.Items[i].GetName()], err = to(&l.Items[i]); err != nil {
+			return err
+		}
+	}
+	w, err := c.dynamic.Resource(r).Watch(ctx, metav1.ListOptions{ResourceVersion: l.GetResourceVersion(), AllowWatchBookmarks: true})
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", r.Resource, classify(err))
+	}
+	defer w.Stop()
+	m.begin(items)
+	defer m.end()
+	changed()
+	return each(ctx, w, func(t watch.EventType, o runtime.Object) error {
+		u, ok := o.(*unstructured.Unstructured)
+		if !ok {
+			return fmt.Errorf("watch %s: got a %T", r.Resource, o)
+		}
+		if t == watch.Deleted {
+			m.remove(u.GetName())
+		} else {
+			v, err := to(u)
+			if err != nil {
+				return err
+			}
+			m.set(u.GetName(), v)
+		}
+		changed()
+		return nil
+	})
+}

@@ -1,0 +1,188 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"constellation/assets"
+	"constellation/engine"
+	"constellation/operator/api/v1alpha1"
+)
+
+func init() {
+	leaseDuration, leaseRenewal, leaseLook = time.Second, 100*time.Millisecond, 20*time.Millisecond
+}
+
+// What the operator writes is read as it is meant, by asking and while a watch runs.
+func TestRolloutIsReadAndFollowed(t *testing.T) {
+	c := start(t)
+	ctx := t.Context()
+	kinds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ApplyKinds(ctx, kinds, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Rollout(ctx); !errors.Is(err, engine.ErrAbsent) {
+		t.Fatalf("without a NodeVersion: %v", err)
+	}
+	target := engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + fmt.Sprintf("%064d", 1), Kubernetes: "v1.35.4", MaxSurge: "2"}
+	if err := c.SetNodeTarget(ctx, target); err != nil {
+		t.Fatal(err)
+	}
+	changed := make(chan struct{}, 100)
+	watching, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- c.WatchRollout(watching, func() { changed <- struct{}{} }) }()
+	until := func(what string, is func(engine.Rollout) bool) engine.Rollout {
+		t.Helper()
+		limit := time.After(20 * time.Second)
+		for {
+			ro, err := c.Rollout(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if is(ro) {
+				return ro
+			}
+			select {
+			case <-changed:
+			case <-limit:
+				t.Fatalf("never %s: %+v", what, ro)
+			}
+		}
+	}
+	for range 4 { // each of the four watches says that it has begun
+		<-changed
+	}
+
+	since := time.Now().UTC().Truncate(time.Second)
+	next := metav1.NewTime(since.Add(time.Minute))
+	nv, err := c.nodeVersion(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nv.Status = v1alpha1.NodeVersionStatus{
+		Upgrade: &v1alpha1.UpgradeProgress{Version: "v1.35.4", Node: "control-plane-0", Phase: "apply", Line: "[upgrade] ...", Started: metav1.NewTime(since)},
+		Waiting: &v1alpha1.Waiting{Reason: "DrainBlocked", Message: "pod shop/cart-1: no room", Object: &v1alpha1.Reference{Kind: "Node", Name: "worker-0"}, Since: metav1.NewTime(since), NextTry: &next},
+		Conditions: []metav1.Condition{
+			{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, ObservedGeneration: nv.Generation, Reason: "DrainBlocked", Message: "no room", LastTransitionTime: metav1.NewTime(since)},
+			{Type: v1alpha1.ConditionReconciling, Status: metav1.ConditionTrue, Reason: "DrainBlocked", LastTransitionTime: metav1.NewTime(since)},
+			{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: "DrainBlocked", LastTransitionTime: metav1.NewTime(since)},
+		},
+	}
+	put(t, c, "status", nv)
+	pending := &v1alpha1.PendingNode{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "PendingNode"}, ObjectMeta: metav1.ObjectMeta{Name: "replace-0"},
+		Spec: v1alpha1.PendingNodeSpec{ProviderID: "sandbox://demo/worker-0", GroupID: "sandboxes/demo/groups/workers", NodeName: "worker-0", Goal: v1alpha1.LeaveGoal, Donor: "worker-0"},
+	}
+	u := asUnstructured(t, pending)
+	if _, err := c.dynamic.Resource(pendingNodes).Create(ctx, u, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got := until("leaving", func(ro engine.Rollout) bool { return len(ro.Moves) == 1 && ro.Waiting.Reason != "" })
+	got.Target.Conditions = nil
+	want := engine.Rollout{
+		Target: target, Observed: true, Busy: true, Stalled: true, Reason: "DrainBlocked", Message: "no room",
+		Agent:   engine.AgentRun{Version: "v1.35.4", Node: "control-plane-0", Phase: "apply", Line: "[upgrade] ...", Started: since.Local()},
+		Waiting: engine.RolloutWait{Reason: "DrainBlocked", Message: "pod shop/cart-1: no room", Node: "worker-0", Since: since.Local(), NextTry: next.Local()},
+		Moves:   []engine.Move{{Name: "replace-0", Node: "worker-0", Group: "workers", Leaves: true, Donor: "worker-0"}},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("watched (-want +got):\n%s", d)
+	}
+	stop()
+	<-ended
+	asked, err := c.Rollout(ctx)
+	asked.Target.Conditions = nil
+	if d := cmp.Diff(want, asked); d != "" || err != nil {
+		t.Errorf("asked (-want +got):\n%s%v", d, err)
+	}
+
+	// A change of the target is another generation, of which nothing is known yet.
+	target.ImageVersion, target.Image = "v1.0.0", "sandboxes/demo/images/v1.0.0"
+	if err := c.SetNodeTarget(ctx, target); err != nil {
+		t.Fatal(err)
+	}
+	if ro, err := c.Rollout(ctx); err != nil || ro.Observed {
+		t.Errorf("after a change: %+v, %v", ro, err)
+	}
+}
+
+func asUnstructured(t *testing.T, o any) *unstructured.Unstructured {
+	t.Helper()
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &unstructured.Unstructured{Object: m}
+}
+
+// put writes a subresource of NodeVersion as the operator does.
+func put(t *testing.T, c *Client, sub string, nv *v1alpha1.NodeVersion) {
+	t.Helper()
+	b, err := asUnstructured(t, nv).MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.dynamic.Resource(nodeVersions).Patch(t.Context(), nv.Name, types.MergePatchType, b, metav1.PatchOptions{FieldManager: "operator"}, sub); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A console that died without a word is waited for, and no longer than its lease lasts;
+// one that cannot reach the API server for a while keeps what it has.
+func TestLeaseOfADeadConsoleIsTakenOver(t *testing.T) {
+	c := start(t)
+	ctx := t.Context()
+	if err := c.ownNamespace(ctx); err != nil {
+		t.Fatal(err)
+	}
+	dead := engine.Holder{User: "ops", Host: "gone", Workspace: "/w", PID: 1, Run: "upgrade-1", Since: time.Now().UTC().Truncate(time.Second)}
+	if err := c.writeLease(ctx, nil, dead); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	heir := dead
+	heir.Host, heir.Run = "here", "upgrade-2"
+	release, err := c.Hold(ctx, heir, func(err error) { t.Error(err) })
+	if took := time.Since(began); err != nil || took < leaseDuration {
+		t.Fatalf("after %v: %v", took, err)
+	}
+	// Somebody tidies up: it is made again.
+	if err := c.core.CoordinationV1().Leases(Namespace).Delete(ctx, consoleLease, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for limit := time.Now().Add(10 * time.Second); ; {
+		if _, by, err := c.readLease(ctx); err == nil && by == heir {
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatal("the lease was not made again")
+		}
+		time.Sleep(leaseRenewal)
+	}
+	release()
+	if _, by, err := c.readLease(ctx); err == nil {
+		t.Errorf("not given back: %+v", by)
+	}
+	// Whoever leaves while it waits leaves at once.
+	if err := c.writeLease(ctx, nil, dead); err != nil {
+		t.Fatal(err)
+	}
+	leaving, leave := context.WithCancel(ctx)
+	leave()
+	if _, err := c.Hold(leaving, heir, func(error) {}); !errors.Is(err, context.Canceled) {
+		t.Errorf("left: %v", err)
+	}
+}

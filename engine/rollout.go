@@ -1,0 +1,456 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// States of a node that a rollout replaces, as node events tell them. Its heir goes
+// through those of any machine on its way into the cluster.
+const (
+	NodeOutdated  = "outdated"  // it waits for its turn
+	NodeReplacing = "replacing" // the machine that will replace it is on its way
+	NodeDraining  = "draining"  // it takes no new pods, and those that it has are evicted
+	NodeLeaving   = "leaving"   // it is no node any more, and its machine is deleted
+)
+
+// Rollout is how far the nodes of a cluster are on their way to its target, as the
+// operator says.
+type Rollout struct {
+	Target NodeTarget
+	// Observed reports whether the operator has seen the target as it is now. Until then
+	// the rest is about another one.
+	Observed bool
+	// Reached means that all nodes are at the target, Busy that something is being done,
+	// Stalled that nothing goes on until somebody does something. Reason and Message say
+	// why it is so.
+	Reached, Busy, Stalled bool
+	Reason, Message        string
+	// Agent is the upgrade of Kubernetes on a control plane; zero if there was none.
+	Agent AgentRun
+	// Waiting says why nothing moves; zero while something does.
+	Waiting RolloutWait
+	// Moves are the machines on their way in or out, sorted by name.
+	Moves []Move
+}
+
+// AgentRun is how far the agent of a control plane is with Kubernetes.
+type AgentRun struct {
+	Version, Node string
+	// Phase is download, plan, apply, done or failed.
+	Phase string
+	// Line is the last line that kubeadm printed.
+	Line    string
+	Started time.Time
+}
+
+// Active reports whether it is under way.
+func (a AgentRun) Active() bool {
+	return a.Phase == "download" || a.Phase == "plan" || a.Phase == "apply"
+}
+
+// RolloutWait is why nothing moves.
+type RolloutWait struct {
+	// Reason is a word for programs, Message the same for people.
+	Reason, Message string
+	// Node is whom it is about; empty if that is no node.
+	Node  string
+	Since time.Time
+	// NextTry is when it is tried again; zero if that is not known.
+	NextTry time.Time
+}
+
+// Move is a machine on its way into a rollout's cluster, or out of it.
+type Move struct {
+	// Name is that of its record, which is there before the machine is asked for.
+	Name string
+	// Node is the name of the machine; empty until the cloud has named it.
+	Node, Group string
+	Leaves      bool
+	// Donor is the node that it replaces; for one that leaves often itself.
+	Donor string
+	// Machine is what the cloud says: Creating, Ready, Terminating, Failed, ...
+	Machine string
+}
+
+// RolloutChange says what is done to a rollout; nil fields stay.
+type RolloutChange struct{ Paused, Cancelled *bool }
+
+// Holder is who works on a cluster.
+type Holder struct {
+	User string `json:"user"`
+	Host string `json:"host"`
+	// Workspace is a path on Host.
+	Workspace string    `json:"workspace"`
+	PID       int       `json:"pid"`
+	Run       string    `json:"run"`
+	Since     time.Time `json:"since"`
+}
+
+// String is "ops@laptop (process 4711, run upgrade-…) since 14:02:01Z".
+func (h Holder) String() string {
+	return fmt.Sprintf("%s@%s (process %d in %s, run %s) since %s", h.User, h.Host, h.PID, h.Workspace, h.Run, h.Since.UTC().Format(time.RFC3339))
+}
+
+// Same reports whether o is of the same workspace of the same user on the same computer.
+func (h Holder) Same(o Holder) bool {
+	return h.User == o.User && h.Host == o.Host && h.Workspace == o.Workspace
+}
+
+// HeldError means that somebody else works on the cluster.
+type HeldError struct{ By Holder }
+
+// Error names the holder.
+func (e *HeldError) Error() string { return "it is held by " + e.By.String() }
+
+// lineup derives what state each machine of a rollout is in.
+func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
+	byNode, donors := map[string]Move{}, map[string]Move{}
+	for _, m := range ro.Moves {
+		if m.Node != "" {
+			byNode[m.Node] = m
+		}
+		if m.Donor != "" && m.Donor != m.Node {
+			donors[m.Donor] = m
+		}
+	}
+	joining := map[string]bool{}
+	for _, x := range expected {
+		joining[x.Name] = true
+	}
+	out := make([]rollEntry, 0, len(nodes)+len(ro.Moves))
+	for _, n := range nodes {
+		m, moves := byNode[n.Name]
+		delete(byNode, n.Name)
+		e := rollEntry{name: n.Name, group: orElse(n.Group, n.Role), state: NodeNotReady, text: n.Message}
+		heir, replaced := donors[n.Name]
+		switch current := ro.Target.has(n); {
+		case moves && m.Leaves && gone(m.Machine):
+			e.state = NodeLeaving
+		case moves && m.Leaves && n.Cordoned:
+			e.state = NodeDraining
+		case moves && m.Leaves:
+			e.state = NodeReplacing
+		case replaced || n.Heir != "" && !current:
+			if e.state = NodeReplacing; n.Cordoned {
+				e.state = NodeDraining
+			}
+			if by := orElse(n.Heir, heir.Node); by != "" && e.text == "" {
+				e.text = "by " + by
+			}
+		case n.State != NodeReady && (current || n.Image == "" || moves):
+		case current, ro.Target.KeepWorkers && n.Role != "control-plane" && n.Image != "":
+			e.state = NodeReady
+		case n.Image == "" || n.Components == "":
+			e.state, e.text = NodeJoining, "ready, and not known to the operator yet"
+		default:
+			e.state = NodeOutdated
+		}
+		out = append(out, e)
+	}
+	for _, m := range byNode {
+		e := rollEntry{name: m.Node, group: m.Group}
+		switch {
+		case m.Leaves:
+			e.state = NodeLeaving
+		case joining[m.Node]:
+			e.state = NodeJoining
+		case m.Machine == "Failed":
+			e.state, e.failed = NodeFailed, true
+		case m.Machine == "Ready":
+			e.state = NodeBooting
+		default:
+			e.state = NodeCreating
+		}
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(a, b rollEntry) int { return strings.Compare(a.name, b.name) })
+	return out
+}
+
+// gone reports whether the cloud removes a machine, or has.
+func gone(machine string) bool { return machine == "Terminating" || machine == "Terminated" }
+
+// has reports whether a node is at the target.
+func (t NodeTarget) has(n Node) bool {
+	return t.Components != "" && n.Components == t.Components && strings.EqualFold(n.Image, t.Image)
+}
+
+// rolloutView is a rollout at one moment.
+type rolloutView struct {
+	Rollout
+	at       time.Time
+	machines []rollEntry
+	// current of total nodes are at the target, and Ready.
+	current, total int64
+	states         map[string]int64
+}
+
+func (e *Engine) seeRollout(ctx context.Context, k Cluster) (rolloutView, error) {
+	at := e.now()
+	ro, err := k.Rollout(ctx)
+	if err != nil {
+		return rolloutView{}, err
+	}
+	nodes, err := k.Nodes(ctx)
+	if err != nil {
+		return rolloutView{}, err
+	}
+	expected, err := k.Expected(ctx)
+	if err != nil && !errors.Is(err, ErrAbsent) {
+		return rolloutView{}, err
+	}
+	v := rolloutView{Rollout: ro, at: at, machines: lineup(ro, nodes, expected), states: map[string]int64{}}
+	for _, m := range v.machines {
+		v.states[m.state]++
+		switch m.state {
+		case NodeOutdated, NodeReplacing, NodeDraining, NodeLeaving:
+			v.total++
+		}
+	}
+	v.current = v.states[NodeReady]
+	v.total = max(v.current, v.total+v.current-v.replacements())
+	return v, nil
+}
+
+// replacements is how many Ready nodes have come for one that has not gone yet.
+func (v *rolloutView) replacements() (n int64) {
+	for _, m := range v.machines {
+		if m.state == NodeDraining || m.state == NodeLeaving {
+			n++
+		}
+	}
+	return min(n, v.states[NodeReady])
+}
+
+// String is "3 of 5 nodes at the target, 1 draining, 1 outdated".
+func (v *rolloutView) String() string {
+	parts := []string{fmt.Sprintf("%d of %d nodes at the target", v.current, v.total)}
+	for _, s := range []string{NodeFailed, NodeCreating, NodeBooting, NodeJoining, NodeNotReady, NodeReplacing, NodeDraining, NodeLeaving, NodeOutdated} {
+		if n := v.states[s]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, s))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// What to do about a rollout that waits, by reason. For others there is nothing to do.
+var rolloutRemedies = map[string]string{
+	"Paused":            "`constellation upgrade resume` goes on",
+	"Cancelled":         "`constellation upgrade resume` goes on with the same target",
+	"DrainBlocked":      "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
+	"HeirCordoned":      "uncordon the new node with kubectl",
+	"EtcdUnhealthy":     "mend the member of etcd that is named",
+	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is tried again by itself",
+	"TargetRefused":     "set a target that can be gone to: `constellation upgrade check`",
+	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",
+	"NoAgent":           "the operator must run in the cluster, beside the agent of a control plane: `kubectl -n constellation-system get pods`",
+}
+
+// why is the wait event of a moment; an empty text if nothing is waited for.
+func (v *rolloutView) why() Event {
+	e := Event{Kind: KindWait}
+	w := v.Waiting
+	switch {
+	case !v.Observed:
+		e.Object, e.Text = "operator", "the operator has not looked at the target yet"
+	case w.Reason != "":
+		e.Object, e.State, e.Node, e.Text = "rollout", w.Reason, w.Node, w.Message
+		if !w.NextTry.IsZero() {
+			e.Text += "; it is tried again at " + w.NextTry.UTC().Format("15:04:05Z")
+		}
+		e.Remedy = rolloutRemedies[w.Reason]
+	case v.Stalled || v.Reason == "Paused" || v.Reason == "Cancelled":
+		e.Object, e.State, e.Text, e.Remedy = "rollout", v.Reason, v.Message, rolloutRemedies[v.Reason]
+	}
+	return e
+}
+
+// rolloutDone reports whether all nodes are at a target.
+func (i *initRun) rolloutDone(ctx context.Context, want NodeTarget) (bool, error) {
+	return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		ro, err := k.Rollout(ctx)
+		return ro.Observed && ro.Reached && ro.Target.same(want) && ro.Target.KeepWorkers == want.KeepWorkers, err
+	})
+}
+
+// restPoll is how much rarer the cluster is asked while a watch of it works.
+const restPoll = 5
+
+// waitRollout watches until all nodes are at a target. It changes nothing: whoever
+// leaves misses nothing but the sight.
+func (i *initRun) waitRollout(ctx context.Context, r *Reporter, want NodeTarget) error {
+	k, err := i.connect(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	changed := make(chan struct{}, 1) // holds the news that there is some
+	wg.Go(func() {
+		i.keepWatching(ctx, func() {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}, k.WatchRollout)
+	})
+	for _, service := range []string{"constellation-operator", "joinservice"} {
+		wg.Go(func() { i.followService(ctx, r, k, service) })
+	}
+	lookout, stop := i.lookOut(ctx, r, k)
+	defer stop()
+
+	poll := time.NewTicker(restPoll * i.e.limits.poll)
+	defer poll.Stop()
+	var told map[string]int64
+	var agent AgentRun
+	for {
+		limited, end := context.WithTimeout(ctx, i.e.limits.glance)
+		now, err := i.e.seeRollout(limited, k)
+		end()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, ErrDenied):
+			return i.clusterError("watch the rollout", err)
+		case err != nil:
+			i.e.log.Debug("rollout not seen", "err", err) // of an API server that is away the lookout tells
+		default:
+			lookout.remember("last seen at " + now.at.UTC().Format("15:04:05Z") + ": " + now.String())
+			i.tell(r, roll{machines: now.machines})
+			if !maps.Equal(now.states, told) {
+				told = now.states
+				r.Counts(now.current, now.total, now.states)
+			}
+			if a := now.Agent; now.Observed && a.Phase != "" && a != agent && a.Version == want.Kubernetes {
+				agent = a
+				i.tellAgent(r, a)
+			}
+			r.run.setNodes(int(now.current))
+			if err := now.over(want); err != nil {
+				return err
+			}
+			if now.Observed && now.Reached {
+				r.Wait("", "", "")
+				return i.waitServices(ctx, r, k)
+			}
+			if !lookout.away() {
+				r.send(now.why())
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+			if err := pause(ctx, gather); err != nil { // one change seldom comes alone
+				return err
+			}
+		case <-poll.C:
+		}
+	}
+}
+
+// tellAgent passes on how far the agent is with Kubernetes.
+func (i *initRun) tellAgent(r *Reporter, a AgentRun) {
+	state := StateRunning
+	switch a.Phase {
+	case "done":
+		state = StateDone
+	case "failed":
+		state = StateFailed
+	}
+	text := a.Version + " on " + a.Node + ", " + a.Phase
+	if a.Line != "" && state != StateDone {
+		text += ": " + a.Line
+	}
+	r.Part("kubernetes", state, text, 0, 0)
+}
+
+// over returns why there is no use in waiting any longer for a target; nil if there is.
+func (v *rolloutView) over(want NodeTarget) error {
+	switch t := v.Target; {
+	case !t.same(want):
+		return &Error{
+			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to image %s and Kubernetes %s; the cluster goes there", t.ImageVersion, t.Kubernetes),
+			Remedy: "`constellation status` shows how far it is",
+		}
+	case !v.Observed:
+	case v.Reason == "Cancelled" && t.Cancelled:
+		return &Error{
+			Op: "wait for the rollout", Err: fmt.Errorf("it was cancelled with %s; nodes stay as they are", v), Exit: ExitStopped,
+			Remedy: "`constellation upgrade resume` goes on with the same target",
+		}
+	case v.Stalled && v.Reason == "TargetRefused":
+		return &Error{Op: "wait for the rollout", Err: errors.New("the operator refuses the target: " + v.Message), Remedy: rolloutRemedies[v.Reason]}
+	}
+	return nil
+}
+
+// keepWatching calls watch again whenever it ends, until ctx does.
+func (i *initRun) keepWatching(ctx context.Context, changed func(), watch func(context.Context, func()) error) {
+	wait := backoff{least: 200 * time.Millisecond, most: 5 * time.Second}
+	for ctx.Err() == nil {
+		began := i.e.now()
+		err := watch(ctx, changed)
+		i.e.log.Debug("watch ended", "err", err)
+		if i.e.now().Sub(began) > time.Minute {
+			wait.last = 0
+		}
+		if pause(ctx, wait.next()) != nil {
+			return
+		}
+	}
+}
+
+// ChangeRollout pauses, resumes or cancels the rollout of the cluster and returns what it
+// was before. The error has ExitNothing if it is so already.
+func (e *Engine) ChangeRollout(ctx context.Context, c RolloutChange) (Rollout, error) {
+	b, err := e.ws.Kubeconfig()
+	if err != nil {
+		return Rollout{}, err
+	}
+	k, err := e.connect(ctx, b)
+	if err != nil {
+		return Rollout{}, &Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.limits.api)
+	defer cancel()
+	fail := func(err error) (Rollout, error) {
+		out := &Error{Op: "change the rollout", Err: err, Remedy: "`constellation status` tells whether the control plane is up; run the same command again afterwards"}
+		switch {
+		case errors.Is(err, ErrAbsent):
+			out.Remedy = "`constellation init` sets the target of a cluster"
+		case errors.Is(err, ErrDenied):
+			out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's"
+		}
+		return Rollout{}, out
+	}
+	ro, err := k.Rollout(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	same := func(have bool, want *bool) bool { return want == nil || *want == have }
+	if same(ro.Target.Paused, c.Paused) && same(ro.Target.Cancelled, c.Cancelled) {
+		what := "is not paused and not cancelled"
+		switch {
+		case c.Cancelled != nil && *c.Cancelled:
+			what = "is cancelled already"
+		case c.Paused != nil && *c.Paused:
+			what = "is paused already"
+		}
+		return ro, &Error{Err: errors.New("the rollout " + what + ": nothing to do"), Exit: ExitNothing}
+	}
+	if err := k.ChangeRollout(ctx, c); err != nil {
+		return fail(err)
+	}
+	return ro, nil
+}
