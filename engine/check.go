@@ -112,7 +112,9 @@ type checkRun struct {
 	// prepares says that the next hop is to be prepared: it may be another one than that of
 	// the shortest path then, and is as the configuration has it if configured is set.
 	prepares, configured bool
-	acknowledged         []string // IDs of findings
+	// applies says that the hop is also carried out, beginning with the services.
+	applies      bool
+	acknowledged []string // IDs of findings
 }
 
 // begin reads the workspace.

@@ -48,3 +48,11 @@ func BenchLook(b *testing.B, n int) {
 		}
 	}
 }
+
+// Lineup is what state each machine of a rollout is in: "worker-0 draining".
+func Lineup(ro Rollout, nodes []Node, expected []ExpectedNode) (out []string) {
+	for _, m := range lineup(ro, nodes, expected) {
+		out = append(out, m.name+" "+m.state)
+	}
+	return out
+}

@@ -15,6 +15,8 @@ const (
 	VerbPrepare Verb = "upgrade prepare"
 	VerbBackup  Verb = "backup create"
 	VerbRestore Verb = "backup restore"
+	VerbApply   Verb = "upgrade apply"
+	VerbExecute Verb = "upgrade execute"
 )
 
 // Severity is what a finding means for the plan.
@@ -38,6 +40,8 @@ type Finding struct {
 	// "nodeGroups.control-plane.count"; often empty.
 	Field    string   `json:"field,omitempty"`
 	Severity Severity `json:"severity"`
+	// Named says that it is accepted by its ID alone, not together with the plan.
+	Named bool `json:"named,omitempty"`
 	// Title is one line, Detail the evidence, Remedy what to do about it.
 	Title  string `json:"title"`
 	Detail string `json:"detail,omitempty"`
@@ -75,13 +79,24 @@ type Plan struct {
 	// Nodes is how many machines the cluster will have, by group.
 	Nodes    map[string]int `json:"nodes,omitempty"`
 	Findings []Finding      `json:"findings,omitempty"`
-	Steps    []Step         `json:"steps"`
+	// Acknowledged are the IDs of the findings that were accepted by name.
+	Acknowledged []string `json:"acknowledged,omitempty"`
+	// Components are the rows of the version table that the plan changes, Changes what else
+	// it does; empty for verbs that change no versions.
+	Components []ComponentCheck `json:"components,omitempty"`
+	Changes    *Changes         `json:"changes,omitempty"`
+	// Rehearsal says that running the plan has no effect.
+	Rehearsal bool   `json:"rehearsal,omitempty"`
+	Steps     []Step `json:"steps"`
 	// Notes are sentences that people must read before they accept the plan.
 	Notes []string `json:"notes,omitempty"`
 	// Files will be there afterwards.
 	Files   []File    `json:"files,omitempty"`
 	Created time.Time `json:"created"`
 
+	// hold takes the cluster for the run, which ends with lost; nil if nobody has to be
+	// kept from it.
+	hold func(ctx context.Context, r *Reporter, lost func(error)) (release func(), err error)
 	// What the result says; zero fields have defaults.
 	end ending
 	// close gives back what the plan holds open; nil if it holds nothing.

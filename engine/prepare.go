@@ -186,6 +186,21 @@ func (c *checkRun) choose() {
 	}
 }
 
+// verb is what is done with the hop, flag how a finding is accepted by name.
+func (c *checkRun) verb() string {
+	if c.applies {
+		return "upgrade"
+	}
+	return "prepare"
+}
+
+func (c *checkRun) flag() string {
+	if c.applies {
+		return "--ack"
+	}
+	return "--acknowledge"
+}
+
 // configuredHop is the hop to what the configuration asks for; false if nothing of that
 // is newer than what runs.
 func (c *checkRun) configuredHop() (Hop, bool) {
@@ -225,8 +240,8 @@ func (c *checkRun) join() {
 		return
 	}
 	c.out.Notes = append(c.out.Notes, fmt.Sprintf(
-		"This is hop 1 of %d; prepare again when its rollout has ended. `--acknowledge %s` prepares all of them for one write, in which control planes of image %s run Kubernetes %s until they are replaced.",
-		len(c.path), ruleOldest, first.From.Image, last.To.Kubernetes))
+		"This is hop 1 of %d; %s again when its rollout has ended. `%s %s` %s all of them for one write, in which control planes of image %s run Kubernetes %s until they are replaced.",
+		len(c.path), c.verb(), c.flag(), ruleOldest, c.verb()+"s", first.From.Image, last.To.Kubernetes))
 }
 
 // judgePrepare finds what stands against preparing the hop, and returns what its nodes
@@ -239,7 +254,7 @@ func (c *checkRun) judgePrepare(ctx context.Context) Components {
 	if !c.hop.CLI.Equal(c.cli) {
 		block("cli", "release", fmt.Sprintf("the hop needs constellation %s, and this is %s", c.hop.CLI, c.cli), "", cmp.Or(c.hop.Get, c.matrix.get(c.hop.CLI)))
 	}
-	if !c.now.Services.is(to.Services) {
+	if !c.applies && !c.now.Services.is(to.Services) {
 		block("services-first", "release", fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, to.Services),
 			"the operator and the join service in the cluster do the work, and those of another release may not know how",
 			fmt.Sprintf("write microserviceVersion: %s into %s, with image and kubernetesVersion as they run, and bring the services with `constellation init`; then prepare again", to.Services, ConfigFile))

@@ -35,7 +35,11 @@ const (
 func newRunID(v Verb, now time.Time) string {
 	b := make([]byte, 4)
 	rand.Read(b)
-	return fmt.Sprintf("%s-%s-%x", strings.ReplaceAll(string(v), " ", "-"), now.UTC().Format("20060102150405"), b)
+	name := strings.ReplaceAll(string(v), " ", "-")
+	if v == VerbApply {
+		name = "upgrade"
+	}
+	return fmt.Sprintf("%s-%s-%x", name, now.UTC().Format("20060102150405"), b)
 }
 
 // Run executes a plan and emits everything that happens, the result included.
@@ -46,7 +50,9 @@ func newRunID(v Verb, now time.Time) string {
 // When ctx ends the run stops soon, having finished what must not be cut in half: as
 // an error with ExitStopped before the final step of the plan was done, else without
 // an error, since the cluster goes on alone. A plan whose effects are all there gives
-// an error with ExitNothing, a second run in the same workspace one with ExitHeld.
+// an error with ExitNothing, a second run in the same workspace, or of another one in the
+// same cluster where the plan needs it for itself, one with ExitHeld. A finding that is
+// to be accepted by name and is not gives ExitUnacknowledged. A rehearsal leaves no trace.
 func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error) {
 	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(RunsDir, p.ID))}
 	r.resume = orElse(p.end.command, e.command(string(p.Verb)))
@@ -60,10 +66,12 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 	if err != nil {
 		return fmt.Errorf("marshal plan: %w", err)
 	}
-	unlock, err := e.ws.lock(p.ID, r.started)
-	if err == nil {
-		defer unlock()
-		err = r.record(p)
+	if !p.Rehearsal {
+		var unlock func()
+		if unlock, err = e.ws.lock(p.ID, r.started); err == nil {
+			defer unlock()
+			err = r.record(p)
+		}
 	}
 	r.send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Text: r.title()})
 	if err != nil {
@@ -72,6 +80,20 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 	r.send(Event{Kind: KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
 	if b := p.Blocked(); len(b) > 0 {
 		return blocked(b)
+	}
+	if f := p.Unacknowledged(); len(f) > 0 {
+		return &Error{Op: "check before start", Err: errors.New(f[0].Title + " (not accepted by name)"), Remedy: f[0].Remedy, Exit: ExitUnacknowledged}
+	}
+	if p.hold != nil && !p.Rehearsal && !p.Finished() {
+		held, stop := context.WithCancelCause(ctx)
+		defer stop(nil)
+		release, err := p.hold(held, &Reporter{run: r}, stop)
+		if err != nil {
+			return err
+		}
+		defer release()
+		ctx = held
+		r.lost = func() error { return context.Cause(held) }
 	}
 	did := 0
 	for i := range p.Steps {
@@ -136,6 +158,9 @@ type run struct {
 	final    bool   // the final step is done
 	current  string // ID of the step that runs
 	nodes    int    // that are Ready
+	// lost is why the cluster was lost to somebody else, or the run's context ended; nil if
+	// it needs no cluster for itself.
+	lost func() error
 }
 
 func (r *run) title() string {
@@ -277,9 +302,10 @@ func (r *run) step(ctx context.Context, s *Step) (ran bool, err error) {
 		return false, err
 	}
 	r.send(Event{Kind: KindStep, Step: s.ID, State: StateRunning, Text: s.Title})
-	err = r.guard(s.ID, func() error { return s.Run(ctx, &Reporter{r, s.ID}) })
+	to := &Reporter{run: r, step: s.ID}
+	err = r.guard(s.ID, func() error { return s.Run(ctx, to) })
 	r.send(Event{Kind: KindWait, Step: s.ID}) // ends a wait, if there was one
-	e := Event{Kind: KindStep, Step: s.ID, State: StateDone, Text: s.Title, TookMS: r.since(start)}
+	e := Event{Kind: KindStep, Step: s.ID, State: StateDone, Text: orElse(to.concluded(), s.Title), TookMS: r.since(start)}
 	if err != nil {
 		e.State, e.Text, e.Remedy = StateFailed, err.Error(), Remedy(err)
 		if left(ctx, err) {
@@ -354,6 +380,14 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		if signalled {
 			stop.Exit = why.Exit
 		}
+		if r.lost != nil && errors.As(r.lost(), &why) && why.Exit == ExitHeld {
+			stop.Err, stop.Exit, stop.Remedy = fmt.Errorf("stopped before step %s was done: %w", r.current, why), ExitHeld, why.Remedy
+			if r.final { // somebody else watches now, or goes on
+				stop.Err, stop.Remedy = fmt.Errorf("%w; the cluster goes on alone", why), "`constellation status` shows how far it is"
+			}
+			err, text = stop, stop.Error()
+			break
+		}
 		err, text = stop, stop.Error()
 		if !r.final {
 			break
@@ -394,6 +428,21 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 type Reporter struct {
 	run  *run
 	step string
+	end  string // guarded by run.mu
+}
+
+// Conclude says what the step has done, in place of its title. It is told when the step is
+// done.
+func (r *Reporter) Conclude(text string) {
+	r.run.mu.Lock()
+	defer r.run.mu.Unlock()
+	r.end = text
+}
+
+func (r *Reporter) concluded() string {
+	r.run.mu.Lock()
+	defer r.run.mu.Unlock()
+	return r.end
 }
 
 func (r *Reporter) send(e Event) {

@@ -1,0 +1,641 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/user"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/engine/backup"
+	"constellation/engine/cloud"
+	"constellation/engine/version"
+)
+
+// IDs of the steps of `upgrade apply` that other verbs do not have.
+const (
+	StepBackup  = "backup"
+	StepRollout = "wait-for-rollout"
+)
+
+// ApplySteps are the IDs of the steps of `upgrade apply`, in order.
+var ApplySteps = []string{StepBackup, StepComponents, StepJoinConfig, StepCharts, StepTarget, StepRollout}
+
+// IDs of findings of `upgrade apply`.
+const (
+	findingNoBackup = "no-backup"
+	findingLocal    = "local-data"
+)
+
+// ApplyRequest says to what the cluster is upgraded, and how.
+type ApplyRequest struct {
+	// PrepareRequest names the hop. What it acknowledges are findings that `--yes` does not
+	// accept.
+	PrepareRequest
+	// Skip are IDs of steps that are left out.
+	Skip []string
+	// Surge is how many machines there may be beyond the wanted number: a number or a
+	// percentage; empty leaves it as it is.
+	Surge string
+	// Detach ends the run when the target is set, Rehearse makes one that has no effect.
+	Detach, Rehearse bool
+}
+
+var surgeRE = regexp.MustCompile(`^([1-9][0-9]{0,4}|([1-9][0-9]?|100)%)$`)
+
+func (r ApplyRequest) check() error {
+	if r.Surge != "" && !surgeRE.MatchString(r.Surge) {
+		return &Error{Err: fmt.Errorf("surge is %q", r.Surge), Remedy: "give a number of machines of at least 1, or a percentage of all nodes from 1% to 100%", Exit: ExitUsage}
+	}
+	for _, id := range r.Skip {
+		if !slices.Contains(ApplySteps, id) {
+			return &Error{Err: fmt.Errorf("there is no step %q to skip", id), Remedy: "the steps are " + and(ApplySteps), Exit: ExitUsage}
+		}
+	}
+	return nil
+}
+
+// flags are the arguments that make the same request, with a leading space each.
+func (r ApplyRequest) flags() string {
+	s := strings.ReplaceAll(r.PrepareRequest.flags(), " --acknowledge ", " --ack ")
+	if r.Surge != "" {
+		s += " --surge " + r.Surge
+	}
+	if len(r.Skip) > 0 {
+		s += " --skip-phases " + strings.Join(r.Skip, ",")
+	}
+	return s
+}
+
+func (r ApplyRequest) skips(id string) bool { return slices.Contains(r.Skip, id) }
+
+// PlanApply checks the next hop as Check does and returns the plan to carry it out: backup,
+// what nodes install and must prove, charts, the target, and the waiting until all nodes
+// are there. Where the target is set already, what is left is the waiting. It changes
+// nothing. emit gets the events of the check; calls do not overlap.
+//
+// Findings that forbid the plan are in it. The error has ExitNothing if there is nothing
+// to do, and ExitUsage if workspace or request are at fault.
+func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)) (*Plan, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	r.WriteConfig = false
+	c := &checkRun{e: e, request: r.CheckRequest, prepares: true, applies: true, acknowledged: r.Acknowledge}
+	if err := c.begin(); err != nil {
+		return nil, err
+	}
+	if err := c.look(ctx); err != nil {
+		return nil, err
+	}
+	if c.down != nil {
+		return nil, c.down
+	}
+	now := e.now()
+	p := &Plan{
+		ID: newRunID(VerbApply, now), Verb: VerbApply, Cluster: c.config.Name, Nodes: c.config.counts(), Created: now.UTC(),
+		Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse,
+	}
+	p.end.command = e.command(string(VerbApply)) + r.flags()
+	if c.set() && !c.now.Services.Oldest.Less(c.services()) {
+		return p, c.goOn(ctx, p, r)
+	}
+	if err := c.decide(ctx); err != nil {
+		return nil, err
+	}
+	p.From = c.out.Current
+	if c.hop == nil {
+		c.sort()
+		p.To, p.Findings = c.out.Goal, c.out.Findings
+		if len(p.Blocked()) > 0 {
+			return p, nil
+		}
+		return nil, c.current()
+	}
+	if err := c.foresee(ctx, emit); err != nil {
+		return nil, err
+	}
+	list := c.judgePrepare(ctx)
+	c.judgeApply(r)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c.name()
+	c.sort()
+	p.To, p.Findings, p.Changes = c.hop.To, c.out.Findings, c.out.Changes
+	p.Components = slices.DeleteFunc(slices.Clone(c.out.Components), func(x ComponentCheck) bool { return x.NextHop == "" })
+	if len(p.Blocked()) > 0 {
+		return p, nil
+	}
+	prepared, err := c.prepareRun(list)
+	if err != nil {
+		return nil, err
+	}
+	a := &applyRun{prepareRun: prepared, request: r, plan: p}
+	if a.release, err = c.known.release(ctx, c.hop.Planned().Services); err != nil {
+		return nil, &Error{Op: "read release " + c.hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
+	}
+	a.weaker = slices.ContainsFunc(p.Findings, func(f Finding) bool { return f.ID == ruleWeaker }) // Run makes sure that it is accepted
+	a.target.MaxSurge = r.Surge
+	return p, a.fill(ctx, c)
+}
+
+// services is the release of the services that is asked for.
+func (c *checkRun) services() version.Version {
+	if !c.request.Release.IsZero() {
+		return c.request.Release
+	}
+	return c.config.Services
+}
+
+// current says that there is nothing to apply.
+func (c *checkRun) current() error {
+	what := fmt.Sprintf("cluster %s runs release %s with Kubernetes %s", c.config.Name, c.now.Services, c.now.Kubernetes)
+	e := &Error{Err: errors.New(what + ": nothing that can be reached is newer"), Remedy: "`constellation upgrade check` says what there is", Exit: ExitNothing}
+	if c.there {
+		e.Err = errors.New(what + ": what is asked for runs already")
+	}
+	return e
+}
+
+// judgeApply finds what stands against applying the hop beside what stands against
+// preparing it.
+func (c *checkRun) judgeApply(r ApplyRequest) {
+	if r.skips(StepBackup) {
+		c.find(withoutBackup)
+	} else {
+		c.drop(BackupAge) // one is made
+	}
+	if r.skips(StepCharts) && !r.skips(StepTarget) && !c.now.Services.is(c.hop.Planned().Services) {
+		c.find(Finding{
+			ID: "services-first", Severity: Block, Source: "release", Title: fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, c.hop.To.Release),
+			Detail: "the operator and the join service in the cluster do the work, and those of another release may not know how",
+			Remedy: "leave `--skip-phases " + StepCharts + "` out",
+		})
+	}
+}
+
+// name marks the findings that are accepted by name alone. Those that block without their
+// name are warnings then: who runs the plan is asked for the name.
+func (c *checkRun) name() {
+	for i := range c.out.Findings {
+		f := &c.out.Findings[i]
+		lost := func(o string) bool { return strings.HasPrefix(o, "persistentvolume") }
+		switch {
+		case f.Severity == Block && slices.Contains(acknowledgeable, f.ID):
+			f.Severity, f.Named = Warn, true
+		case f.Severity == Warn && (f.ID == findingNoBackup || f.ID == findingLocal && slices.ContainsFunc(f.Objects, lost)):
+			f.Named = true
+		default:
+			continue
+		}
+		if !slices.Contains(c.acknowledged, f.ID) {
+			f.Remedy = strings.TrimPrefix(f.Remedy+"; if it is meant as it is, `--ack "+f.ID+"`", "; ")
+		}
+	}
+}
+
+// Unacknowledged returns the findings that must be accepted by name and are not.
+func (p *Plan) Unacknowledged() []Finding {
+	var out []Finding
+	for _, f := range p.Findings {
+		if f.Named && f.Severity != Block && !slices.Contains(p.Acknowledged, f.ID) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// OnlyWatches reports whether all that is left of the plan is to wait: it changes nothing.
+func (p *Plan) OnlyWatches() bool {
+	for _, s := range p.Steps {
+		if !s.Finished && s.ID != StepRollout {
+			return false
+		}
+	}
+	return true
+}
+
+// applyRun is what the steps of one upgrade share. Steps run one after the other.
+type applyRun struct {
+	*prepareRun
+	request ApplyRequest
+	plan    *Plan
+}
+
+// fill completes the plan.
+func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
+	join, err := a.joinConfigStep(ctx)
+	if err != nil {
+		return err
+	}
+	p := a.plan
+	p.Notes = a.notes
+	replaced := 0
+	var groups []string
+	for _, g := range slices.Sorted(maps.Keys(c.out.Changes.Nodes)) {
+		n := c.out.Changes.Nodes[g]
+		replaced += n
+		groups = append(groups, fmt.Sprintf("%d of %s", n, g))
+	}
+	charts := a.chartsStep()
+	for _, x := range c.out.Changes.Charts {
+		charts.Details = append(charts.Details, "chart "+x)
+	}
+	for _, x := range []struct {
+		what  string
+		kinds []string
+	}{{"is new", c.out.Changes.KindsAdded}, {"changes", c.out.Changes.KindsChanged}} {
+		for _, k := range x.kinds {
+			charts.Details = append(charts.Details, "kind "+k+" "+x.what)
+		}
+	}
+	steps := []Step{a.componentsStep(), join, charts, a.targetStep(replaced, groups), a.rolloutStep()}
+	rollout := &steps[len(steps)-1]
+	rollout.Effect = "all nodes are at the target"
+	if replaced > 0 {
+		rollout.Effect = fmt.Sprintf("%d node(s) are replaced, control planes first, one after the other", replaced)
+	}
+	rollout.Details = append(rollout.Details, fmt.Sprintf("takes about %s: %s", interval{c.out.Changes.Least, c.out.Changes.Most}, c.out.Changes.Basis))
+	// What mutates decides whether a backup is needed.
+	steps = append([]Step{a.backupStep(steps[:len(steps)-1])}, steps...)
+	if err := a.skip(ctx, steps); err != nil {
+		return err
+	}
+	what := fmt.Sprintf("image %s and Kubernetes %s", a.target.ImageVersion, a.target.Kubernetes)
+	p.end.done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
+	p.end.nothing = p.end.done + " already: nothing to do"
+	if a.hops > 1 {
+		p.end.done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.hops)
+	}
+	a.finish(fmt.Sprintf("the target of cluster %s is set to %s; the cluster goes there alone", p.Cluster, what))
+	return nil
+}
+
+// finish applies what the request says about how the plan ends.
+func (a *applyRun) finish(detached string) {
+	p := a.plan
+	p.hold = func(ctx context.Context, r *Reporter, lost func(error)) (func(), error) {
+		return a.hold(ctx, r, p.ID, lost)
+	}
+	p.end.next = []string{a.e.command("status")}
+	if p.end.done == "" || len(p.Steps) == 0 || p.Steps[len(p.Steps)-1].ID != StepRollout {
+		p.end.done = detached
+		p.end.next = append([]string{a.e.command(string(VerbApply))}, p.end.next...)
+	}
+	if a.request.Rehearse {
+		p.end.done = "this was a rehearsal: nothing was changed"
+		for i := range p.Steps {
+			s := &p.Steps[i]
+			s.Final = false
+			s.Run = a.rehearsed(s)
+		}
+	}
+}
+
+// skip puts the steps into the plan, without those that are skipped, and notes which of
+// them are done.
+func (a *applyRun) skip(ctx context.Context, steps []Step) error {
+	p := a.plan
+	for _, s := range steps {
+		done, err := s.Done(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.Finished = err == nil && done
+		leave := a.request.skips(s.ID)
+		switch {
+		case leave && !s.Finished && (s.ID == StepComponents || s.ID == StepJoinConfig) && !a.request.skips(StepTarget):
+			p.Findings = append([]Finding{{
+				ID: "skipped-step", Severity: Block, Source: "versions", Title: "without step " + s.ID + " no machine could join with the target",
+				Remedy: "leave `--skip-phases " + s.ID + "` out, or skip " + StepTarget + ", too",
+			}}, p.Findings...)
+			continue
+		case leave:
+			p.Notes = append(p.Notes, "Step "+s.ID+" is left out on request.")
+			continue
+		case s.ID == StepRollout && (a.request.Detach || a.request.skips(StepTarget)):
+			continue
+		}
+		p.Steps = append(p.Steps, s)
+	}
+	return nil
+}
+
+func (a *applyRun) chartsStep() Step {
+	return Step{ID: StepCharts, Title: "Upgrade the services", Effect: a.chartsEffect(), Done: a.chartsDone, Run: a.installCharts}
+}
+
+func (a *applyRun) targetStep(replaced int, groups []string) Step {
+	s := Step{
+		ID:    StepTarget,
+		Title: "Set the target of all nodes",
+		Effect: fmt.Sprintf("NodeVersion %s asks for image %s and Kubernetes %s in one write%s; from then on the cluster goes on alone, also without this program",
+			nodeVersionName, a.target.ImageVersion, a.target.Kubernetes, a.workers()),
+		Final: true,
+		Done:  a.targetSet,
+		Run: func(ctx context.Context, r *Reporter) error {
+			return a.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error { return k.SetNodeTarget(ctx, a.target) })
+		},
+	}
+	if replaced > 0 {
+		s.Details = []string{
+			"replaced: " + strings.Join(groups, ", "),
+			"kubelets get new certificates; the certificate authority of the cluster stays",
+		}
+		s.Warning = "The disks of replaced nodes are gone for good, and Kubernetes never goes down again. Back up etcd and whatever is on local volumes before; services can be taken back with helm, nodes only forward."
+	}
+	if a.request.Surge != "" {
+		s.Details = append(s.Details, "at most "+a.request.Surge+" machine(s) beyond the wanted number at any moment")
+	}
+	return s
+}
+
+// targetSet reports whether the target is set as it is wanted, and may be gone to.
+func (a *applyRun) targetSet(ctx context.Context) (bool, error) {
+	return a.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+		got, err := k.NodeTarget(ctx)
+		return got.same(a.target) && got.KeepWorkers == a.target.KeepWorkers && !got.Cancelled && (a.request.Surge == "" || got.MaxSurge == a.request.Surge), err
+	})
+}
+
+func (a *applyRun) rolloutStep() Step {
+	return Step{
+		ID: StepRollout, Title: "Wait until all nodes are new", Effect: "all nodes are at the target",
+		Done: func(ctx context.Context) (bool, error) { return a.rolloutDone(ctx, a.target) },
+		Run:  func(ctx context.Context, r *Reporter) error { return a.waitRollout(ctx, r, a.target) },
+	}
+}
+
+// goOn fills the plan where the target is set and not reached: what is left is to wait,
+// and to end a cancelling.
+func (c *checkRun) goOn(ctx context.Context, p *Plan, r ApplyRequest) error {
+	n, t := &c.now, c.now.Target
+	images := n.ControlPlaneImage.Add(n.WorkerImage.Oldest).Add(n.WorkerImage.Newest)
+	p.From = Target{Release: n.Services.String(), Image: images.String(), Kubernetes: n.ControlPlaneKubelet.Add(n.WorkerKubelet.Oldest).Add(n.Kubernetes.Newest).String()}
+	p.To = Target{Release: n.Services.String(), Image: t.ImageVersion, Kubernetes: t.Kubernetes}
+	a := &applyRun{
+		prepareRun: &prepareRun{initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}, target: t},
+		request:    r, plan: p,
+	}
+	a.target.MaxSurge = cmp.Or(r.Surge, t.MaxSurge)
+	left := 0
+	for _, node := range n.Nodes {
+		if !t.has(node) && !(t.KeepWorkers && node.Role != string(cloud.ControlPlane)) {
+			left++
+		}
+	}
+	kubernetes, _ := version.Parse(t.Kubernetes) // one that cannot be read is another one
+	rollout := a.rolloutStep()
+	rollout.Effect = fmt.Sprintf("%d node(s) that are not at the target yet are replaced", left)
+	least, basis := c.past.estimate(left, !n.Kubernetes.is(kubernetes))
+	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
+	steps := []Step{a.targetStep(0, nil), rollout}
+	a.request.Skip = nil // what could be skipped is done
+	if err := a.skip(ctx, steps); err != nil {
+		return err
+	}
+	if t.Paused {
+		p.Notes = append(p.Notes, "The rollout is paused; `constellation upgrade resume` goes on.")
+	}
+	what := fmt.Sprintf("image %s and Kubernetes %s", t.ImageVersion, t.Kubernetes)
+	p.end.done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
+	p.end.nothing = p.end.done + " already: nothing to do"
+	if r.Detach {
+		p.end.nothing = fmt.Sprintf("the target of cluster %s is set to %s already; the cluster goes there alone", p.Cluster, what)
+	}
+	a.finish(p.end.nothing)
+	return nil
+}
+
+// rehearsed is what a step does in a rehearsal: it asks what it can ask.
+func (a *applyRun) rehearsed(s *Step) func(context.Context, *Reporter) error {
+	effect := s.Effect
+	return func(ctx context.Context, r *Reporter) error {
+		r.Conclude("would: " + effect)
+		if s.ID != StepTarget {
+			return nil
+		}
+		return a.inCluster(ctx, r, "ask whether the target would be taken", func(ctx context.Context, k Cluster) error {
+			return k.TryNodeTarget(ctx, a.target)
+		})
+	}
+}
+
+// holdLimit bounds how long the cluster is waited for that somebody else may have.
+const holdLimit = 30 * time.Second
+
+// hold takes the cluster for a run.
+func (i *initRun) hold(ctx context.Context, r *Reporter, run string, lost func(error)) (release func(), err error) {
+	k, err := i.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h := Holder{User: "somebody", Workspace: i.e.ws.dir, PID: os.Getpid(), Run: run, Since: i.e.now().UTC().Truncate(time.Second)}
+	if u, err := user.Current(); err == nil {
+		h.User = u.Username
+	}
+	h.Host, _ = os.Hostname() // an empty one is as good
+	held := func(err error) error {
+		return &Error{
+			Op: "take the cluster for this run", Err: err, Exit: ExitHeld,
+			Remedy: "wait for that run to end, or end its process; what it began can be resumed. `constellation status` shows the cluster meanwhile",
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, holdLimit)
+	defer cancel()
+	tell := time.AfterFunc(2*time.Second, func() {
+		r.Wait("lease", "", "somebody else works on the cluster, or did: whether that process lives is known in 15 seconds at most")
+	})
+	release, err = k.Hold(ctx, h, func(err error) { lost(held(err)) })
+	if !tell.Stop() {
+		r.Wait("", "", "")
+	}
+	var other *HeldError
+	switch {
+	case errors.As(err, &other):
+		return nil, held(err)
+	case errors.Is(err, ErrAbsent):
+		return nil, &Error{Op: "take the cluster for this run", Err: err, Remedy: "the services are not installed: `constellation init` installs them"}
+	}
+	return release, i.clusterError("take the cluster for this run", err)
+}
+
+// reusable is how long the backup of a run that did not get to its end serves the next one.
+const reusable = time.Hour
+
+// backupStep backs up what the given steps can destroy. It is done where they are done, or
+// where an earlier run to the same target made a whole backup and got no further.
+func (a *applyRun) backupStep(mutating []Step) Step {
+	dir := a.e.ws.Path(filepath.Join(RunsDir, a.plan.ID, backup.Dir))
+	return Step{
+		ID: StepBackup, Title: "Back up what an upgrade can destroy",
+		Effect: "every definition and custom resource, Helm's records and the ConfigMaps that an upgrade changes are in " + dir + ", with a snapshot of etcd where one can be had",
+		Done: func(ctx context.Context) (bool, error) {
+			all := true
+			for _, s := range mutating {
+				done, err := s.Done(ctx)
+				if ctx.Err() != nil {
+					return false, ctx.Err()
+				}
+				all = all && err == nil && done
+			}
+			return all || a.backedUp(ctx), nil
+		},
+		Run: a.backUp,
+	}
+}
+
+// backedUp reports whether an earlier run to the same target left a whole backup.
+func (a *applyRun) backedUp(ctx context.Context) bool {
+	runs, err := a.e.Runs()
+	if err != nil {
+		return false
+	}
+	for _, r := range runs {
+		if r.Verb != a.plan.Verb || r.To != a.plan.To || r.Exit == ExitDone || a.e.now().Sub(r.Started) > reusable {
+			continue
+		}
+		if a.e.verify(ctx, a.e.ws.Path(RunsDir), r.ID, nil) == nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *applyRun) backUp(ctx context.Context, r *Reporter) error {
+	kubeconfig, err := a.e.ws.Kubeconfig()
+	if err != nil {
+		return err
+	}
+	cluster, err := a.e.backups(ctx, kubeconfig)
+	if err != nil {
+		return &Error{Op: "back up the cluster", Err: err, Remedy: "restore " + KubeconfigFile + " from a backup"}
+	}
+	b := &backupRun{
+		e: a.e, dir: a.e.ws.Path(RunsDir), id: a.plan.ID, name: a.plan.Cluster,
+		clusterID: hex.EncodeToString(a.state.ClusterValues.ClusterID), cluster: cluster,
+	}
+	defer b.abort()
+	if err := b.resources(ctx, r); err != nil {
+		return err
+	}
+	if _, takes := cluster.(Snapshots); takes {
+		if err := b.etcd(ctx, r); err != nil {
+			return err
+		}
+	}
+	if err := b.finish(ctx, r); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return &Error{
+			Op: "back up before the upgrade", Err: err,
+			Remedy: strings.TrimPrefix(Remedy(err)+"; ", "; ") + "nothing was changed. To go on without a backup: `--skip-phases " + StepBackup + " --ack " + findingNoBackup + "`",
+		}
+	}
+	text := fmt.Sprintf("Backed up %d objects of %d kinds, %s, verified", b.done.Objects, len(b.done.Types), sizeOf(b.done.Bytes))
+	if b.done.Etcd == nil {
+		text += "; without a snapshot of etcd"
+	}
+	r.Conclude(text)
+	return nil
+}
+
+// PlanExecute returns the plan to bring the services of the cluster to the release of this
+// program, after a backup, and nothing else: no target is set. It needs no configuration.
+// Of the request only Acknowledge, Skip and Rehearse count. It changes nothing.
+//
+// Findings that forbid the plan are in it. The error has ExitUsage if the workspace is at
+// fault.
+func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	s, err := e.ws.State()
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig, err := e.ws.Kubeconfig()
+	if errors.Is(err, errAbsent) {
+		return nil, &Error{Op: "upgrade the services", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	c := &checkRun{e: e, state: s, acknowledged: r.Acknowledge}
+	if c.cli, err = version.Parse(version.Release); err != nil {
+		return nil, fmt.Errorf("read own version: %w", err)
+	}
+	if c.known, err = e.learnReleases(ctx, "", nil); err != nil {
+		return nil, err
+	}
+	if c.releases, err = c.known.summaries(ctx); err != nil {
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	inside, err := e.inspect(limited, kubeconfig)
+	if err == nil {
+		c.now, err = inside.Running(limited)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, c.clusterDown(err)
+	}
+	if j := c.now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
+		return nil, e.ws.foreignKubeconfig()
+	}
+	c.matrix = NewMatrix(c.releases)
+	if !c.now.Services.is(c.cli) {
+		for _, x := range c.matrix.Check(c.cli, c.now, Planned{Services: c.cli}, Offer{}) {
+			c.find(Finding{ID: x.Rule, Severity: x.Severity, Title: x.Title, Remedy: x.Remedy, Reference: x.Reference, Source: "matrix"})
+		}
+	}
+	if r.skips(StepBackup) {
+		c.find(withoutBackup)
+	}
+	c.name()
+	c.sort()
+	now := e.now()
+	p := &Plan{
+		ID: newRunID(VerbApply, now), Verb: VerbExecute, Cluster: s.Infrastructure.Name, Findings: c.out.Findings, Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse, Created: now.UTC(),
+		From: Target{Release: c.now.Services.String()}, To: Target{Release: c.cli.String()},
+	}
+	if cfg, err := e.ws.Config(); err == nil { // it is not needed
+		p.Cluster = cfg.Name
+	}
+	if len(p.Blocked()) > 0 {
+		return p, nil
+	}
+	a := &applyRun{prepareRun: &prepareRun{initRun: &initRun{e: e, facts: &facts{state: s}}}, request: r, plan: p}
+	a.request.Detach = true
+	if a.release, err = c.known.release(ctx, c.cli); err != nil {
+		return nil, &Error{Op: "read release " + c.cli.String(), Err: err, Remedy: "install the program anew"}
+	}
+	charts := a.chartsStep()
+	if err := a.skip(ctx, []Step{a.backupStep([]Step{charts}), charts}); err != nil {
+		return nil, err
+	}
+	p.end.nothing = fmt.Sprintf("the services of cluster %s are those of release %s already: nothing to do", p.Cluster, c.cli)
+	a.finish(fmt.Sprintf("the services of cluster %s are those of release %s; nothing else was changed", p.Cluster, c.cli))
+	p.end.command = e.command(string(VerbExecute)) + " --helm" + r.flags()
+	p.end.next = []string{e.command("status")}
+	return p, nil
+}
+
+// withoutBackup is the finding about a backup that is left out.
+var withoutBackup = Finding{
+	ID: findingNoBackup, Severity: Warn, Source: "backup", Title: "no backup is made: what the upgrade destroys cannot be restored",
+	Remedy: "leave `--skip-phases " + StepBackup + "` out",
+}

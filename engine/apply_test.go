@@ -1,0 +1,564 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+	"constellation/engine/backup"
+)
+
+// applyStage is a cluster that an operator looks after.
+type applyStage struct {
+	*checkStage
+	dumps int
+	holes bool
+	moves bool              // whether the operator does anything
+	told  chan engine.Event // node events, for those who wait for one
+}
+
+func newApplyStage(t *testing.T) *applyStage {
+	s := &applyStage{checkStage: newPrepareStage(t), moves: true, told: make(chan engine.Event, 1000)}
+	for i := range s.inside.running.Nodes {
+		n := &s.inside.running.Nodes[i]
+		n.Components = s.inside.running.Target.Components
+		s.cluster.PutNode(*n)
+	}
+	s.hook(nil)
+	return s
+}
+
+// hook has f called at each call of the cluster.
+func (s *applyStage) hook(f func(call string) error) {
+	s.cluster.OnCall(func(call string) error {
+		if f != nil {
+			if err := f(call); err != nil {
+				return err
+			}
+		}
+		if call == "WatchRollout" {
+			s.operate()
+		}
+		return nil
+	})
+}
+
+// dumper is what reads a backup.
+type dumper struct {
+	engine.BackupCluster
+	s *applyStage
+}
+
+func (d dumper) Dump(_ context.Context, w *backup.Writer, _ engine.DumpOptions, report func(engine.BackupProgress)) error {
+	d.s.dumps++
+	tw, err := w.Type(backup.Type{Version: "v1", Resource: "configmaps", Kind: "ConfigMap", Namespaced: true}, "")
+	if err != nil {
+		return err
+	}
+	if err := tw.Add(&backup.Item{JSON: []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"b"}}`)}); err != nil {
+		return err
+	}
+	if d.s.holes {
+		w.Hole(backup.Hole{Resource: "widgets", Reason: "its webhook does not answer"})
+	}
+	report(engine.BackupProgress{Types: 1, AllTypes: 1, Objects: 1})
+	return tw.Close("1")
+}
+
+func (s *applyStage) engine() *engine.Engine {
+	s.Helper()
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		s.Fatal(err)
+	}
+	e := engine.New(w, engine.Deps{
+		Connect:  func(context.Context, []byte) (engine.Cluster, error) { return s.cluster, nil },
+		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return s.inside, nil },
+		Backups:  func(context.Context, []byte) (engine.BackupCluster, error) { return dumper{s: s}, nil },
+		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
+	})
+	e.SetLimits(2*time.Second, 5*time.Second, time.Second, 500*time.Millisecond, time.Second, 1500*time.Millisecond)
+	return e
+}
+
+// apply plans and runs once. see is called with every event.
+func (s *applyStage) apply(ctx context.Context, r engine.ApplyRequest, see func(engine.Event)) (*engine.Plan, []engine.Event, error) {
+	s.Helper()
+	e := s.engine()
+	p, err := e.PlanApply(ctx, r, func(engine.Event) {})
+	if err != nil {
+		return nil, nil, err
+	}
+	var events []engine.Event
+	err = e.Run(ctx, p, func(ev engine.Event) {
+		events = append(events, ev)
+		if ev.Kind == engine.KindNode {
+			s.told <- ev
+		}
+		if see != nil {
+			see(ev)
+		}
+	})
+	checkStream(s.T, events, err)
+	return p, events, err
+}
+
+// operate brings all nodes to the target, one after the other, as the operator does, and
+// each time goes on when the last thing it did was told.
+func (s *applyStage) operate() {
+	if !s.moves {
+		return
+	}
+	s.moves = false
+	go func() {
+		await := func(node, state string) {
+			for ev := range s.told {
+				if ev.Node == node && ev.To == state {
+					return
+				}
+			}
+		}
+		target, err := s.cluster.NodeTarget(s.Context())
+		if err != nil {
+			return
+		}
+		await(s.inside.running.Nodes[0].Name, engine.NodeOutdated)
+		s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Busy, r.Reason = true, true, "RollingOut" })
+		for _, old := range s.inside.running.Nodes {
+			heir := strings.TrimRight(old.Name, "0123456789") + "9"
+			if strings.HasSuffix(old.Name, "1") {
+				heir = "worker-8"
+			}
+			move := engine.Move{Name: "replace-0", Node: heir, Group: old.Group, Donor: old.Name, Machine: "Creating"}
+			set := func() { s.cluster.SetRollout(func(r *engine.Rollout) { r.Moves = []engine.Move{move} }) }
+			set()
+			await(heir, engine.NodeCreating)
+			n := old
+			n.Name, n.Image, n.Components, n.Kubernetes = heir, target.Image, target.Components, target.Kubernetes
+			s.cluster.PutNode(n)
+			await(heir, engine.NodeReady)
+			old.Cordoned, old.Heir = true, heir
+			s.cluster.PutNode(old)
+			move.Node, move.Leaves = old.Name, true
+			set()
+			await(old.Name, engine.NodeDraining)
+			s.cluster.RemoveNode(old.Name)
+			await(old.Name, engine.NodeLeaving)
+			s.cluster.SetRollout(func(r *engine.Rollout) { r.Moves = nil })
+			await(old.Name, engine.NodeGone)
+		}
+		s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reached, r.Busy, r.Reason = true, true, false, "UpToDate" })
+	}()
+}
+
+// steps are what became of the steps.
+func steps(events []engine.Event) (out []string) {
+	for _, e := range events {
+		if e.Kind == engine.KindStep && e.State != engine.StateRunning {
+			out = append(out, e.Step+" "+e.State)
+		}
+	}
+	return out
+}
+
+// upgrade is a request for image and Kubernetes in one write.
+var upgrade = engine.ApplyRequest{PrepareRequest: both, Surge: "10%"}
+
+func TestApplyUpgradesACluster(t *testing.T) {
+	s := newApplyStage(t)
+	p, events, err := s.apply(t.Context(), upgrade, nil)
+	if err != nil {
+		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+	}
+	if d := cmp.Diff([]string{"backup done", "components done", "join-config done", "charts done", "set-target done", "wait-for-rollout done"}, steps(events)); d != "" {
+		t.Errorf("steps (-want +got):\n%s", d)
+	}
+	var nodes []string
+	for _, e := range events {
+		if e.Kind == engine.KindNode && e.Node != "worker-1" && e.Node != "worker-8" && e.Node != "worker-0" && e.Node != "worker-9" {
+			nodes = append(nodes, e.Node+" "+e.To)
+		}
+	}
+	if d := cmp.Diff([]string{
+		"control-plane-0 outdated", "control-plane-0 replacing", "control-plane-9 creating", "control-plane-9 ready",
+		"control-plane-0 draining", "control-plane-0 leaving", "control-plane-0 gone",
+	}, nodes); d != "" {
+		t.Errorf("what was told of control planes (-want +got):\n%s", d)
+	}
+	target, err := s.cluster.NodeTarget(t.Context())
+	if err != nil || target.ImageVersion != "v1.1.0" || target.Kubernetes != "v1.36.3" || target.MaxSurge != "10%" || target.KeepWorkers {
+		t.Errorf("target %+v, %v", target, err)
+	}
+	if got := s.joined(); got.Attestation != newDemand {
+		t.Errorf("join-config %+v", got)
+	}
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := backup.Open(w.Path(engine.RunsDir), p.ID); err != nil {
+		t.Error(err)
+	} else if err := b.Verify(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if h := s.cluster.Holder(); h.Run != "" {
+		t.Errorf("the cluster is still held by %v", h)
+	}
+	final := 0
+	for _, st := range p.Steps {
+		if st.Final {
+			final++
+			if st.ID != engine.StepTarget || !strings.Contains(st.Warning, "Back up etcd") || !slices.Contains(st.Details, "kubelets get new certificates; the certificate authority of the cluster stays") {
+				t.Errorf("%+v", st)
+			}
+		}
+	}
+	if final != 1 || !strings.HasPrefix(p.ID, "upgrade-2") || len(p.Components) == 0 || p.Changes == nil || !strings.HasPrefix(p.Steps[5].Details[0], "takes about ") {
+		t.Errorf("plan %+v", p)
+	}
+
+	r := &s.inside.running
+	r.Target, r.ControlPlaneImage, r.WorkerImage = target, at("v1.1.0"), at("v1.1.0")
+	r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.36.3"), at("v1.36.3"), at("v1.36.3"), "3.6.8-0"
+	if _, _, err := s.apply(t.Context(), upgrade, nil); engine.ExitCode(err) != engine.ExitNothing || !strings.Contains(err.Error(), "what is asked for runs already") {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// Wherever it is interrupted, the same command goes on, and makes no second backup.
+func TestApplyIsInterruptedAnywhereAndGoesOn(t *testing.T) {
+	for _, call := range []string{"PublishComponents", "PublishJoinConfig", "ApplyKinds", "ApplyChart constellation-operator", "SetNodeTarget", "WatchRollout"} {
+		t.Run(call, func(t *testing.T) {
+			s := newApplyStage(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			s.moves = false
+			s.hook(func(c string) error {
+				if c == call {
+					cancel()
+					return ctx.Err()
+				}
+				return nil
+			})
+			_, events, err := s.apply(ctx, upgrade, nil)
+			want := engine.ExitStopped
+			if call == "WatchRollout" {
+				want = engine.ExitDone // the cluster goes on alone
+			}
+			if engine.ExitCode(err) != want {
+				t.Fatalf("interrupted: %v", err)
+			}
+			resume := "constellation upgrade apply -C " + s.dir + " --to v1.1.0 --kubernetes v1.36.3 --ack oldest-supports-kubernetes --surge 10%"
+			if r := result(t, events); r.Resume != resume {
+				t.Errorf("resume %q, want %q", r.Resume, resume)
+			}
+			s.moves = true
+			s.hook(nil)
+			if s.inside.running.Target, err = s.cluster.NodeTarget(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			_, events, err = s.apply(t.Context(), upgrade, nil)
+			if err != nil {
+				t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+			}
+			if s.dumps != 1 {
+				t.Errorf("%d backups", s.dumps)
+			}
+			if target, err := s.cluster.NodeTarget(t.Context()); err != nil || target.ImageVersion != "v1.1.0" {
+				t.Errorf("target %+v, %v; steps %q", target, err, steps(events))
+			}
+		})
+	}
+}
+
+func TestApplyRefuses(t *testing.T) {
+	other := engine.Holder{User: "ops", Host: "desk", Workspace: "/w", PID: 7, Run: "upgrade-1", Since: checkTime}
+	with := func(f func(*engine.ApplyRequest)) engine.ApplyRequest {
+		r := upgrade
+		f(&r)
+		return r
+	}
+	for _, tt := range []struct {
+		name    string
+		given   func(*applyStage)
+		request engine.ApplyRequest
+		exit    int
+		says    string
+	}{
+		{"a surge that is none", nil, with(func(r *engine.ApplyRequest) { r.Surge = "0" }), engine.ExitUsage, `surge is "0"`},
+		{"a step that there is not", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{"preflight"} }), engine.ExitUsage, `no step "preflight"`},
+		{"image and minor at once, asked for in the configuration without the name", func(s *applyStage) {
+			s.edit("image: v1.0.0", "image: v1.1.0")
+			s.edit("kubernetesVersion: v1.35.4", "kubernetesVersion: v1.36.3")
+			s.edit(value(2), value(12))
+			s.edit(value(3), value(13))
+		}, engine.ApplyRequest{}, engine.ExitUnacknowledged, "not accepted by name"},
+		{"local volumes go", func(s *applyStage) {
+			s.inside.findings = []engine.Finding{{ID: "local-data", Severity: engine.Warn, Title: "data will be lost", Objects: []string{"statefulset/db/pg", "persistentvolumeclaim/db/data"}}}
+		}, upgrade, engine.ExitUnacknowledged, "data will be lost"},
+		{"no backup", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepBackup} }), engine.ExitUnacknowledged, "no backup is made"},
+		{"a finding that blocks", func(s *applyStage) {
+			s.inside.findings = []engine.Finding{{ID: "pdb", Severity: engine.Block, Title: "no room"}}
+		}, upgrade, engine.ExitBlocked, "no room"},
+		{"components are skipped that nobody has published", nil, with(func(r *engine.ApplyRequest) { r.Skip = []string{engine.StepComponents} }), engine.ExitBlocked, "without step components"},
+		{"a backup with a hole", func(s *applyStage) { s.holes = true }, upgrade, engine.ExitFailed, "back up before the upgrade"},
+		{"somebody else works on it", func(s *applyStage) { s.cluster.Seize(other, true) }, upgrade, engine.ExitHeld, "held by ops@desk (process 7 in /w, run upgrade-1) since 2026-11-21T07:05:01Z"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newApplyStage(t)
+			if tt.given != nil {
+				tt.given(s)
+			}
+			before := len(s.cluster.Calls())
+			_, _, err := s.apply(t.Context(), tt.request, nil)
+			if engine.ExitCode(err) != tt.exit || err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%v (exit %d), want exit %d and %q", err, engine.ExitCode(err), tt.exit, tt.says)
+			}
+			if calls := s.cluster.Calls()[before:]; len(calls) > 0 {
+				t.Errorf("changed: %q", calls)
+			}
+		})
+	}
+}
+
+func TestApplyTakesNamesForWhatItDestroys(t *testing.T) {
+	s := newApplyStage(t)
+	s.inside.findings = []engine.Finding{{ID: "local-data", Severity: engine.Warn, Title: "data will be lost", Objects: []string{"persistentvolumeclaim/db/data"}}}
+	r := upgrade
+	r.Acknowledge = append(slices.Clone(r.Acknowledge), "local-data", "no-backup")
+	r.Skip = []string{engine.StepBackup}
+	p, events, err := s.apply(t.Context(), r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := steps(events); s.dumps > 0 || got[0] != "components done" || !slices.Contains(p.Acknowledged, "local-data") {
+		t.Errorf("%d backups, steps %q, acknowledged %q", s.dumps, got, p.Acknowledged)
+	}
+}
+
+func TestARehearsalHasNoEffect(t *testing.T) {
+	s := newApplyStage(t)
+	before := len(s.cluster.Calls())
+	r := upgrade
+	r.Rehearse = true
+	p, events, err := s.apply(t.Context(), r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if calls := s.cluster.Calls()[before:]; len(calls) > 0 || s.dumps > 0 {
+		t.Errorf("changed: %q, %d backups", calls, s.dumps)
+	}
+	if left, err := filepath.Glob(filepath.Join(s.dir, engine.RunsDir, "upgrade-*")); err != nil || len(left) > 0 {
+		t.Errorf("a record was made: %q, %v", left, err)
+	}
+	if !p.Rehearsal || len(steps(events)) != 6 || !strings.Contains(events[len(events)-1].Text, "nothing was changed") {
+		t.Errorf("steps %q, result %+v", steps(events), events[len(events)-1])
+	}
+}
+
+// Who loses the cluster to somebody else stops, and says to whom.
+func TestApplyStopsWhenSomebodyElseHasTakenTheCluster(t *testing.T) {
+	s := newApplyStage(t)
+	other := engine.Holder{User: "ops", Host: "desk", Run: "upgrade-2"}
+	s.hook(func(call string) error {
+		if call == "PublishJoinConfig" {
+			s.cluster.Seize(other, true)
+		}
+		return nil
+	})
+	_, events, err := s.apply(t.Context(), upgrade, nil)
+	if engine.ExitCode(err) != engine.ExitHeld || !strings.Contains(err.Error(), "ops@desk") || result(t, events).Status != engine.StateStopped {
+		t.Errorf("%v; %+v", err, events[len(events)-1])
+	}
+}
+
+func TestDetachLeavesWhenTheTargetIsSet(t *testing.T) {
+	s := newApplyStage(t)
+	r := upgrade
+	r.Detach = true
+	_, events, err := s.apply(t.Context(), r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := steps(events)
+	if last := events[len(events)-1]; got[len(got)-1] != "set-target done" || !strings.Contains(last.Text, "the cluster goes there alone") || result(t, events).Next[1] != "constellation upgrade apply -C "+s.dir {
+		t.Errorf("steps %q, result %+v", got, last)
+	}
+}
+
+// What becomes of the waiting is told, whatever the operator or other people do.
+func TestTheRolloutIsWaitedFor(t *testing.T) {
+	yes := true
+	for _, tt := range []struct {
+		name string
+		do   func(*applyStage)
+		wait string // what is told meanwhile; empty: the run ends
+		exit int
+		says string
+	}{
+		{"it is cancelled", func(s *applyStage) {
+			s.must(s.cluster.ChangeRollout(s.Context(), engine.RolloutChange{Cancelled: &yes}))
+			s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reason = true, "Cancelled" })
+		}, "", engine.ExitStopped, "it was cancelled with 0 of 3 nodes at the target, 3 outdated"},
+		{"the target is refused", func(s *applyStage) {
+			s.cluster.SetRollout(func(r *engine.Rollout) {
+				r.Observed, r.Stalled, r.Reason, r.Message = true, true, "TargetRefused", "it is older"
+			})
+		}, "", engine.ExitFailed, "the operator refuses the target: it is older"},
+		{"somebody sets another target", func(s *applyStage) {
+			s.must(s.cluster.SetNodeTarget(s.Context(), engine.NodeTarget{Image: "x", ImageVersion: "v1.2.0", Kubernetes: "v1.36.4"}))
+		}, "", engine.ExitFailed, "the target was changed meanwhile, to image v1.2.0 and Kubernetes v1.36.4"},
+		{"a drain is blocked", func(s *applyStage) {
+			s.cluster.SetRollout(func(r *engine.Rollout) {
+				r.Observed, r.Stalled = true, true
+				r.Waiting = engine.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0", NextTry: checkTime}
+			})
+		}, "no room for shop/cart; it is tried again at 07:05:01Z", 0, ""},
+		{"nobody looks at it", func(*applyStage) {}, "the operator has not looked at the target yet", 0, ""},
+		{"the API server is away", func(s *applyStage) { s.cluster.SetDown(true) }, "0 of 3 nodes at the target, 3 outdated", 0, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newApplyStage(t)
+			s.moves = false
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			seen := 0
+			_, events, err := s.apply(ctx, upgrade, func(ev engine.Event) {
+				if ev.Kind == engine.KindNode {
+					if seen++; seen == 3 {
+						go tt.do(s)
+					}
+				}
+				if ev.Kind == engine.KindWait && tt.wait != "" && strings.Contains(ev.Text, tt.wait) {
+					cancel()
+				}
+			})
+			if tt.wait != "" {
+				if err != nil || result(t, events).Status != engine.StateDetached {
+					t.Errorf("left: %v", err)
+				}
+				return
+			}
+			if engine.ExitCode(err) != tt.exit || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%v (exit %d), want exit %d and %q", err, engine.ExitCode(err), tt.exit, tt.says)
+			}
+		})
+	}
+}
+
+func (s *applyStage) must(err error) {
+	if err != nil {
+		s.Error(err)
+	}
+}
+
+func TestExecuteBringsTheServicesAlone(t *testing.T) {
+	s := newApplyStage(t)
+	if err := os.Remove(filepath.Join(s.dir, engine.ConfigFile)); err != nil {
+		t.Fatal(err)
+	}
+	execute := func() ([]engine.Event, error) {
+		e := s.engine()
+		p, err := e.PlanExecute(t.Context(), engine.ApplyRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var events []engine.Event
+		err = e.Run(t.Context(), p, func(ev engine.Event) { events = append(events, ev) })
+		checkStream(t, events, err)
+		return events, err
+	}
+	events, err := execute()
+	if d := cmp.Diff([]string{"backup done", "charts done"}, steps(events)); d != "" || err != nil {
+		t.Errorf("steps (-want +got):\n%s%v", d, err)
+	}
+	if target, err := s.cluster.NodeTarget(t.Context()); err != nil || target.ImageVersion != "v1.0.0" {
+		t.Errorf("target %+v, %v", target, err)
+	}
+	if _, err := execute(); engine.ExitCode(err) != engine.ExitNothing {
+		t.Errorf("again: %v", err)
+	}
+}
+
+func TestChangeRollout(t *testing.T) {
+	s := newApplyStage(t)
+	yes, no := true, false
+	for _, tt := range []struct {
+		change engine.RolloutChange
+		exit   int
+	}{
+		{engine.RolloutChange{Paused: &no, Cancelled: &no}, engine.ExitNothing},
+		{engine.RolloutChange{Paused: &yes}, engine.ExitDone},
+		{engine.RolloutChange{Paused: &yes}, engine.ExitNothing},
+		{engine.RolloutChange{Cancelled: &yes}, engine.ExitDone},
+		{engine.RolloutChange{Paused: &no, Cancelled: &no}, engine.ExitDone},
+	} {
+		if _, err := s.engine().ChangeRollout(t.Context(), tt.change); engine.ExitCode(err) != tt.exit {
+			b, _ := json.Marshal(tt.change)
+			t.Errorf("%s: %v, want exit %d", b, err, tt.exit)
+		}
+	}
+}
+
+func TestNodesOfARolloutAreInOneState(t *testing.T) {
+	target := engine.NodeTarget{Image: "img/v2", Components: "c2"}
+	old := func(name string, f func(*engine.Node)) engine.Node {
+		n := engine.Node{Name: name, Role: "worker", Group: "workers", State: engine.NodeReady, Image: "img/v1", Components: "c1"}
+		if f != nil {
+			f(&n)
+		}
+		return n
+	}
+	fresh := func(n *engine.Node) { n.Image, n.Components = "IMG/v2", "c2" }
+	for _, tt := range []struct {
+		name     string
+		node     *engine.Node
+		move     *engine.Move
+		expected string
+		keep     bool
+		want     string
+	}{
+		{name: "it waits for its turn", node: new(old("w", nil)), want: "w outdated"},
+		{name: "it is at the target, however the cloud writes its image", node: new(old("w", fresh)), want: "w ready"},
+		{name: "it is at the target and not ready", node: new(old("w", func(n *engine.Node) { fresh(n); n.State = engine.NodeNotReady })), want: "w not-ready"},
+		{name: "workers are kept", node: new(old("w", nil)), keep: true, want: "w ready"},
+		{name: "its heir is on its way", node: new(old("w", nil)), move: &engine.Move{Node: "", Donor: "w"}, want: "w replacing"},
+		{name: "it is emptied", node: new(old("w", func(n *engine.Node) { n.Cordoned, n.Heir = true, "x" })), move: &engine.Move{Node: "w", Donor: "w", Leaves: true}, want: "w draining"},
+		{name: "it is emptied before its leave is written", node: new(old("w", func(n *engine.Node) { n.Cordoned, n.Heir = true, "x" })), want: "w draining"},
+		{name: "its machine is deleted", node: new(old("w", nil)), move: &engine.Move{Node: "w", Leaves: true, Machine: "Terminating"}, want: "w leaving"},
+		{name: "it is a node no more", move: &engine.Move{Node: "w", Leaves: true}, want: "w leaving"},
+		{name: "a new machine is made", move: &engine.Move{Node: "x", Machine: "Creating"}, want: "x creating"},
+		{name: "it boots", move: &engine.Move{Node: "x", Machine: "Ready"}, want: "x booting"},
+		{name: "it joins", move: &engine.Move{Node: "x", Machine: "Ready"}, expected: "x", want: "x joining"},
+		{name: "it has joined and is not known yet", node: new(old("x", func(n *engine.Node) { n.Image, n.Components = "", "" })), move: &engine.Move{Node: "x"}, want: "x joining"},
+		{name: "the cloud has given it up", move: &engine.Move{Node: "x", Machine: "Failed"}, want: "x failed"},
+		{name: "somebody else's cordon changes nothing", node: new(old("w", func(n *engine.Node) { n.Cordoned = true })), want: "w outdated"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ro := engine.Rollout{Target: target}
+			ro.Target.KeepWorkers = tt.keep
+			var nodes []engine.Node
+			var expected []engine.ExpectedNode
+			if tt.node != nil {
+				nodes = append(nodes, *tt.node)
+			}
+			if tt.move != nil {
+				ro.Moves = append(ro.Moves, *tt.move)
+			}
+			if tt.expected != "" {
+				expected = append(expected, engine.ExpectedNode{Name: tt.expected})
+			}
+			if got := fmt.Sprint(engine.Lineup(ro, nodes, expected)); got != "["+tt.want+"]" {
+				t.Errorf("%s, want [%s]", got, tt.want)
+			}
+		})
+	}
+}
