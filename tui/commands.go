@@ -46,7 +46,7 @@ func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)
 
 // longVerbs are those that leave something behind when they are interrupted, and go
 // on where it can be taken up again. All others answer.
-var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "sandbox up", "sandbox down", "sandbox fetch", "sandbox daemon"}
+var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "sandbox up", "sandbox down", "sandbox fetch", "sandbox daemon"}
 
 func newSession(a App) *session {
 	s := &session{App: a, level: &slog.LevelVar{}}

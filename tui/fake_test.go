@@ -109,6 +109,11 @@ type fakeEngine struct {
 	checkedAs engine.CheckRequest
 	// preparedAs is what PlanPrepare was asked for.
 	preparedAs engine.PrepareRequest
+	// appliedAs is what PlanApply or PlanExecute was asked for, changed what ChangeRollout
+	// was; it returns rollout.
+	appliedAs engine.ApplyRequest
+	changed   engine.RolloutChange
+	rollout   engine.Rollout
 	// backedUpAs is what PlanBackup was asked for; the others are what the engine says
 	// about backups.
 	backedUpAs engine.BackupRequest
@@ -179,6 +184,21 @@ func (f *fakeEngine) Preflight(_ context.Context, emit func(engine.Event)) ([]en
 		emit(engine.Event{Seq: uint64(i + 1), Time: start, Kind: engine.KindCheck, Object: x.ID, State: string(x.Severity), Text: x.Title, Source: x.Source, Data: data})
 	}
 	return f.findings, nil
+}
+
+func (f *fakeEngine) PlanApply(_ context.Context, r engine.ApplyRequest, _ func(engine.Event)) (*engine.Plan, error) {
+	f.appliedAs = r
+	return f.plan, f.planErr
+}
+
+func (f *fakeEngine) PlanExecute(_ context.Context, r engine.ApplyRequest) (*engine.Plan, error) {
+	f.appliedAs = r
+	return f.plan, f.planErr
+}
+
+func (f *fakeEngine) ChangeRollout(_ context.Context, c engine.RolloutChange) (engine.Rollout, error) {
+	f.changed = c
+	return f.rollout, f.planErr
 }
 
 func (f *fakeEngine) PlanPrepare(_ context.Context, r engine.PrepareRequest, _ func(engine.Event)) (*engine.Plan, error) {

@@ -252,6 +252,9 @@ func (p *plainPrinter) tellPlan(at time.Time) {
 		text += "  " + count(n, "machine")
 	}
 	p.line(at, "plan", "ok", text)
+	for _, x := range plan.Components {
+		p.line(at, "version", "plan", fmt.Sprintf("%s %s -> %s", clean(x.Name), orElse(clean(x.Now), "(none)"), clean(x.NextHop)))
+	}
 	for _, c := range p.t.checks {
 		p.tellCheck(at, c)
 	}

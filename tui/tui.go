@@ -42,6 +42,12 @@ type Engine interface {
 	Status(context.Context) (engine.Status, error)
 	// Check says what may be gone to, by which path, and what the next hop would trip over.
 	Check(context.Context, engine.CheckRequest, func(engine.Event)) (engine.Check, error)
+	// PlanApply returns the plan to carry out the next hop, with the findings of its check;
+	// PlanExecute that to upgrade the services alone. They change nothing.
+	PlanApply(context.Context, engine.ApplyRequest, func(engine.Event)) (*engine.Plan, error)
+	PlanExecute(context.Context, engine.ApplyRequest) (*engine.Plan, error)
+	// ChangeRollout pauses, resumes or cancels the rollout and returns what it was.
+	ChangeRollout(context.Context, engine.RolloutChange) (engine.Rollout, error)
 	// PlanPrepare returns the plan to publish what nodes need after the next hop, with the
 	// findings of its check. It changes nothing.
 	PlanPrepare(context.Context, engine.PrepareRequest, func(engine.Event)) (*engine.Plan, error)

@@ -29,10 +29,11 @@ func (f *checkFormat) Set(s string) error {
 }
 
 func (s *session) upgradeCommand() *cobra.Command {
-	cmd := group("upgrade", "Check which upgrades are allowed, and prepare one",
-		"Which versions the cluster may go to, by which path, and what stands in the way; and\nwhat has to be in the cluster before its nodes can go there.",
-		"  constellation upgrade check\n  constellation upgrade check --write-config\n  constellation upgrade prepare")
-	cmd.AddCommand(s.upgradeCheckCommand(), s.upgradePrepareCommand())
+	cmd := group("upgrade", "Check which upgrades are allowed, and upgrade the cluster",
+		"Which versions the cluster may go to, by which path, and what stands in the way; the way\nthere, as a whole or in parts; and what can be done while it is under way.",
+		"  constellation upgrade check --write-config\n  constellation upgrade apply\n  constellation upgrade pause")
+	cmd.AddCommand(s.upgradeCheckCommand(), s.upgradeApplyCommand(), s.upgradePrepareCommand(), s.upgradeExecuteCommand())
+	cmd.AddCommand(s.rolloutCommands()...)
 	return cmd
 }
 

@@ -1,0 +1,344 @@
+package tui
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"constellation/engine"
+)
+
+// applyOptions are what the command line says about `upgrade apply` and `upgrade execute`
+// beside the request.
+type applyOptions struct {
+	yes, nonInteractive bool
+	timeout             time.Duration
+	out                 format
+}
+
+func (s *session) upgradeApplyCommand() *cobra.Command {
+	var (
+		r engine.ApplyRequest
+		o applyOptions
+	)
+	cmd := &cobra.Command{
+		Use:   "apply",
+		Short: "Upgrade the cluster: backup, services, then node after node",
+		Long: `Apply checks the next hop as upgrade check does, shows what will change, asks once, and
+carries it out: a verified backup, what the new nodes install and must prove, the
+services, and the target of all nodes, image and Kubernetes in one write. From then on
+the operator replaces node after node, and apply only watches.
+
+The hop is the one to what constellation-conf.yaml asks for, or on the way to --to and
+--kubernetes. If neither asks for anything newer than what runs, it is the next hop to the
+newest that can be reached.
+
+Findings that block stop it with exit code 4. --yes answers the question and accepts
+ordinary warnings. What weakens or destroys something is accepted by its name alone, typed
+or with --ack: measurements-weaker, oldest-supports-kubernetes (image and Kubernetes minor
+in one write), local-data (volumes that go with their nodes), no-backup. Nothing is asked
+later.
+
+Apply can be interrupted at any time: before the target is set it stops after the current
+step, afterwards the cluster goes on alone, and the same command comes back to it. One
+console at a time works on a cluster; another one ends with 8 and says who does.`,
+		Example: `  constellation upgrade check --write-config && constellation upgrade apply
+  constellation upgrade apply --non-interactive --yes -o json > events.jsonl
+  constellation upgrade apply --to v1.1.0 --kubernetes v1.36.3 --ack oldest-supports-kubernetes
+  constellation upgrade apply --dry-run                  # the whole of it, without any effect
+  constellation upgrade apply --yes --surge 10% --detach  # set the target, then leave`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return s.apply(cmd.Context(), &r, o, func(ctx context.Context, e Engine, emit func(engine.Event)) (*engine.Plan, error) {
+				return e.PlanApply(ctx, r, emit)
+			})
+		},
+	}
+	s.applyFlags(cmd, &r, &o)
+	fl := cmd.Flags()
+	fl.StringVar(&r.Surge, "surge", "", "machines beyond the wanted number at any moment: `N or P%` (default: as it is, 1 at first)")
+	fl.BoolVar(&r.Detach, "detach", false, "leave when the target is set; the cluster goes on alone")
+	fl.TextVar(&r.Release, "to", r.Release, "`release` to go to (default: what the configuration asks for)")
+	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "Kubernetes `version` to go to (default: what the configuration asks for)")
+	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "leave out questions of the check that are asked as dry runs")
+	fl.StringVar(&r.Feed, "feed", "", "directory or address of the release feed (default: that of the configuration)")
+	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "file with a public key that the feed is signed with; may be repeated")
+	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
+	_ = cmd.RegisterFlagCompletionFunc("to", fixed(s.Releases...))
+	_ = cmd.RegisterFlagCompletionFunc("surge", fixed("1", "2", "10%"))
+	_ = cmd.MarkFlagFilename("feed-key", "pub", "pem")
+	return cmd
+}
+
+// applyFlags are those that apply and execute share.
+func (s *session) applyFlags(cmd *cobra.Command, r *engine.ApplyRequest, o *applyOptions) {
+	fl := cmd.Flags()
+	fl.BoolVarP(&o.yes, "yes", "y", false, "the plan and its ordinary warnings are accepted")
+	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "ask nothing")
+	fl.StringArrayVar(&r.Acknowledge, "ack", nil, "`ID` of a finding that is accepted by name; may be repeated")
+	fl.StringSliceVar(&r.Skip, "skip-phases", nil, "`steps` to leave out, with commas between: "+strings.Join(engine.ApplySteps, ", "))
+	fl.BoolVar(&r.Rehearse, "dry-run", false, "rehearse the plan: ask what can be asked, change nothing")
+	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this long, such as 1h; the same command goes on (0: never)")
+	s.outputFlag(cmd, &o.out, "what to print: text, or json for one event per line")
+	_ = cmd.RegisterFlagCompletionFunc("ack", fixed("measurements-weaker", "oldest-supports-kubernetes", "local-data", "no-backup"))
+	_ = cmd.RegisterFlagCompletionFunc("skip-phases", fixed(engine.ApplySteps...))
+}
+
+func (s *session) upgradeExecuteCommand() *cobra.Command {
+	var (
+		r    engine.ApplyRequest
+		o    applyOptions
+		helm bool
+	)
+	cmd := &cobra.Command{
+		Use:   "execute --helm",
+		Short: "Bring the services alone to the release of this program",
+		Long: `Execute --helm backs up, and brings kinds and charts of the services to the release of
+this program. It sets no target, replaces no node, and needs no configuration.`,
+		Example: `  constellation upgrade execute --helm
+  constellation upgrade execute --helm --non-interactive --yes -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !helm {
+				return &engine.Error{Err: errors.New("nothing is named that is to be executed"), Remedy: "add --helm", Exit: engine.ExitUsage}
+			}
+			return s.apply(cmd.Context(), &r, o, func(ctx context.Context, e Engine, _ func(engine.Event)) (*engine.Plan, error) {
+				return e.PlanExecute(ctx, r)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&helm, "helm", false, "the charts of the services")
+	s.applyFlags(cmd, &r, &o)
+	return cmd
+}
+
+// apply plans, asks if somebody is there to answer, and runs.
+func (s *session) apply(ctx context.Context, r *engine.ApplyRequest, o applyOptions, planOf func(context.Context, Engine, func(engine.Event)) (*engine.Plan, error)) error {
+	out := s.printer(o.out, true)
+	defer func() { out.close() }()
+	// Who reads events gets a whole stream also where no plan could be made.
+	unplanned := func(err error) error {
+		if o.out == asJSON {
+			s.framed(out, "").end("", err, engine.Result{})
+		}
+		return err
+	}
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return unplanned(err)
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	if o.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
+	progress := s.checkProgress()
+	plan, err := planOf(ctx, eng, progress.event)
+	progress.live.clear()
+	if err != nil {
+		return unplanned(err)
+	}
+	if list := plan.Blocked(); len(list) > 0 {
+		return s.refuse(plan, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
+	}
+	unnamed := plan.Unacknowledged()
+	warned := slices.DeleteFunc(plan.Warnings(), func(f engine.Finding) bool { return f.Named || slices.Contains(r.Acknowledge, f.ID) })
+	harmless := plan.Rehearsal || plan.Finished() || plan.OnlyWatches()
+	accepted := o.yes || harmless || len(warned) == 0 && len(plan.Warnings()) > 0
+	asks := o.out == text && !o.nonInteractive && s.asks()
+	switch {
+	case plan.Rehearsal: // of what has no effect nothing need be accepted
+		plan.Acknowledged = append(plan.Acknowledged, ids(unnamed)...)
+	case len(unnamed) == 0 && accepted:
+	case asks:
+		out.close()
+		s.print(s.planText(plan))
+		for _, f := range unnamed {
+			if !s.typed(f) {
+				return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: fmt.Errorf("%s was not accepted; nothing was changed", f.ID), Exit: engine.ExitUnacknowledged}
+			}
+			plan.Acknowledged = append(plan.Acknowledged, f.ID)
+		}
+		if !accepted && !s.confirmed("Upgrade cluster "+clean(plan.Cluster)+"?") {
+			return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: errors.New("the plan was not accepted; nothing was changed"), Exit: engine.ExitUnacknowledged}
+		}
+		out = s.printer(o.out, true)
+	case len(unnamed) > 0:
+		return s.refuse(plan, out, engine.ExitUnacknowledged, fmt.Errorf("%s must be accepted by name", strings.Join(ids(unnamed), ", ")),
+			"read the plan above; if it is meant as it is, run the same command with --ack "+strings.Join(ids(unnamed), " --ack "))
+	default:
+		return s.refuse(plan, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+	}
+	return eng.Run(ctx, plan, out.event)
+}
+
+func ids(findings []engine.Finding) (out []string) {
+	for _, f := range findings {
+		if !slices.Contains(out, f.ID) {
+			out = append(out, f.ID)
+		}
+	}
+	return out
+}
+
+// typed asks for the name of a finding. Anything else is a no.
+func (s *session) typed(f engine.Finding) bool {
+	if f, ok := s.Stdin.(*os.File); ok {
+		dropTyped(f)
+	}
+	fmt.Fprintf(s.Stderr, "%s\nType %s to accept it: ", clean(f.Title), clean(f.ID))
+	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
+	return err == nil && strings.TrimSpace(line) == f.ID
+}
+
+// planText draws an upgrade for those who must accept it.
+func (s *session) planText(p *engine.Plan) []string {
+	c := s.sheet()
+	c.w = s.answerWidth()
+	w := c.w
+	k := &engine.Check{Findings: p.Findings, Changes: p.Changes, Path: []engine.Hop{{}}}
+	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, clean(p.Cluster), clean(p.From.String()), clean(p.To.String())), ""}
+	if len(p.Components) > 0 {
+		lines = append(lines, c.th.rule(w, "Versions", ""))
+		for _, x := range p.Components {
+			lines = append(lines, "  "+c.componentLine(x))
+		}
+	}
+	if rows := c.changeRows(w, k); len(rows) > 0 {
+		rows[0] = c.th.rule(w, "Will change", "")
+		lines = append(lines, rows...)
+	}
+	lines = append(lines, c.th.rule(w, "Steps", count(len(p.Steps), "step")))
+	for i, st := range p.Steps {
+		head := fmt.Sprintf("%2d  %-17s ", i+1, clean(st.ID))
+		if st.Finished {
+			lines = append(lines, head+"done before: "+clean(st.Title))
+			continue
+		}
+		text := clean(st.Title) + ": " + clean(st.Effect)
+		if st.Final {
+			text += " (point of no return)"
+		}
+		for n, l := range wrap(text, max(20, w-len(head))) {
+			if n > 0 {
+				head = strings.Repeat(" ", len(head))
+			}
+			lines = append(lines, head+l)
+		}
+	}
+	lines = append(lines, c.findingGroups(w, k)...)
+	lines = append(lines, "")
+	for _, n := range p.Notes {
+		lines = append(lines, wrap(clean(s.speller().text(n)), w)...)
+	}
+	for _, st := range p.Steps {
+		if st.Warning != "" && !st.Finished {
+			lines = append(lines, wrap("Warning: "+clean(st.Warning), w)...)
+		}
+	}
+	return lines
+}
+
+// componentLine is "Kubernetes: v1.35.4 -> v1.36.3".
+func (c *console) componentLine(x engine.ComponentCheck) string {
+	name := clean(x.Name)
+	if x.Part {
+		name = "  " + name
+	}
+	return fmt.Sprintf("%-22s %s %s %s", name, orElse(clean(x.Now), "(none)"), c.th.to, clean(x.NextHop))
+}
+
+// rolloutCommands are pause, resume and cancel.
+func (s *session) rolloutCommands() []*cobra.Command {
+	yes, no := true, false
+	var out []*cobra.Command
+	for _, x := range []struct {
+		use, short, long, done string
+		change                 engine.RolloutChange
+	}{
+		{
+			"pause", "Begin no further replacement",
+			"Pause the rollout: nothing more is begun, and what is under way is finished. The cluster\nworks as before meanwhile; after ten minutes its autoscaler is given back.",
+			"paused: what is under way is finished, nothing more is begun", engine.RolloutChange{Paused: &yes},
+		},
+		{
+			"resume", "Go on with a rollout that was paused or cancelled",
+			"Resume goes on with the same target after pause or cancel.",
+			"goes on", engine.RolloutChange{Paused: &no, Cancelled: &no},
+		},
+		{
+			"cancel", "End the rollout where it stands",
+			"Cancel ends the rollout where it stands: what is under way is finished, the autoscaler is\ngiven back, and nodes stay as they are. Resume goes on with the same target; upgrade apply\nsets it, or another one, anew.",
+			"cancelled: what is under way is finished, all other nodes stay as they are", engine.RolloutChange{Cancelled: &yes},
+		},
+	} {
+		var f format
+		cmd := &cobra.Command{
+			Use: x.use, Short: x.short, Long: x.long + "\n\nThe exit code is 3 if it is so already.",
+			Example: "  constellation upgrade " + x.use + "\n  constellation upgrade " + x.use + " -o json",
+			Args:    cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return s.changeRollout(cmd.Context(), x.change, x.done, f)
+			},
+		}
+		s.outputFlag(cmd, &f, "what to print: text, or json for one document")
+		out = append(out, cmd)
+	}
+	return out
+}
+
+// rolloutAnswer is the answer of pause, resume and cancel.
+type rolloutAnswer struct {
+	Schema    string        `json:"schema"`
+	Target    engine.Target `json:"target"`
+	Paused    bool          `json:"paused"`
+	Cancelled bool          `json:"cancelled"`
+	// Changed is false if it was so before.
+	Changed bool   `json:"changed"`
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
+}
+
+func (s *session) changeRollout(ctx context.Context, c engine.RolloutChange, done string, f format) error {
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	ro, err := eng.ChangeRollout(ctx, c)
+	if err != nil && engine.ExitCode(err) != engine.ExitNothing {
+		return err
+	}
+	a := rolloutAnswer{
+		Schema: engine.Schema, Target: engine.Target{Image: ro.Target.ImageVersion, Kubernetes: ro.Target.Kubernetes},
+		Paused: ro.Target.Paused, Cancelled: ro.Target.Cancelled, Changed: err == nil, Reason: ro.Reason, Message: ro.Message,
+	}
+	if err == nil && c.Paused != nil {
+		a.Paused = *c.Paused
+	}
+	if err == nil && c.Cancelled != nil {
+		a.Cancelled = *c.Cancelled
+	}
+	if f == asJSON {
+		if derr := document(s.out, a); derr != nil {
+			return derr
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.out, "the rollout to image %s and Kubernetes %s %s\n", clean(a.Target.Image), clean(a.Target.Kubernetes), done)
+	fmt.Fprintf(s.out, "next  %s\n", s.command("status"))
+	return nil
+}

@@ -1,0 +1,93 @@
+package tui
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+)
+
+// upgradePlan is a plan with one finding that is accepted by name.
+func upgradePlan() *engine.Plan {
+	return &engine.Plan{
+		ID: "upgrade-20261121070501-1a2b3c4d", Verb: engine.VerbApply, Cluster: "demo", Nodes: map[string]int{"workers": 2},
+		From:       engine.Target{Release: "v1.1.0", Image: "v1.0.0", Kubernetes: "v1.35.4"},
+		To:         engine.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"},
+		Components: []engine.ComponentCheck{{Name: "OS image", Kind: "image", Now: "v1.0.0", NextHop: "v1.1.0"}},
+		Changes:    &engine.Changes{Nodes: map[string]int{"workers": 2}},
+		Findings: []engine.Finding{
+			{ID: "local-data", Severity: engine.Warn, Named: true, Title: "data of db/pg will be lost", Source: "disruption"},
+			{ID: "probes", Severity: engine.Warn, Title: "some pods have no probes", Source: "disruption"},
+		},
+		Steps: []engine.Step{
+			{ID: engine.StepBackup, Title: "Back up", Effect: "all is kept", Finished: true},
+			{ID: engine.StepTarget, Title: "Set the target", Effect: "nodes are replaced", Warning: "their disks are gone", Final: true},
+			{ID: engine.StepRollout, Title: "Wait", Effect: "all nodes are new"},
+		},
+	}
+}
+
+func TestApplyAsksForWhatItNeeds(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args string
+		exit int
+		says string // on stderr
+	}{
+		{"nothing is accepted", "", engine.ExitUnacknowledged, "local-data must be accepted by name"},
+		{"--yes is not a name", "--yes", engine.ExitUnacknowledged, "--ack local-data"},
+		{"the name is not the plan", "--ack local-data", engine.ExitUnacknowledged, "run the same command with --yes"},
+		{"both", "--yes --ack local-data", engine.ExitDone, ""},
+		{"every warning has its name", "--ack local-data --ack probes", engine.ExitDone, ""},
+		{"a rehearsal needs nothing", "--dry-run", engine.ExitDone, ""},
+		{"a format that there is not", "-o xml", engine.ExitUsage, "want text or json"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &fakeEngine{plan: upgradePlan()}
+			args := append([]string{"upgrade", "apply", "--non-interactive"}, strings.Fields(tt.args)...)
+			if slices.Contains(args, "--dry-run") {
+				f.plan.Rehearsal = true
+			}
+			if i := slices.Index(args, "--ack"); i >= 0 {
+				f.plan.Acknowledged = []string{"local-data"}
+			}
+			_, errs, code := printed(t, f, "", args...)
+			if code != tt.exit || !strings.Contains(errs, tt.says) {
+				t.Errorf("exit %d, want %d; stderr %q, want %q", code, tt.exit, errs, tt.says)
+			}
+			if ran := f.ran > 0; ran != (tt.exit == engine.ExitDone) {
+				t.Errorf("ran: %t", ran)
+			}
+		})
+	}
+}
+
+func TestApplyShowsItsPlanOnOneScreen(t *testing.T) {
+	s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }})
+	text := strings.Join(s.planText(upgradePlan()), "\n")
+	for _, want := range []string{"OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+func TestRolloutIsPausedResumedAndCancelled(t *testing.T) {
+	yes, no := true, false
+	for verb, want := range map[string]engine.RolloutChange{
+		"pause": {Paused: &yes}, "resume": {Paused: &no, Cancelled: &no}, "cancel": {Cancelled: &yes},
+	} {
+		f := &fakeEngine{rollout: engine.Rollout{Target: engine.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}}}
+		out, _, code := printed(t, f, "", "upgrade", verb)
+		if d := cmp.Diff(want, f.changed); code != 0 || d != "" || !strings.Contains(out, "the rollout to image v1.1.0 and Kubernetes v1.35.4 ") {
+			t.Errorf("%s: exit %d, %q (-want +got):\n%s", verb, code, out, d)
+		}
+		if out, _, code := printed(t, f, "", "upgrade", verb, "-o", "json"); code != 0 || !strings.Contains(out, `"changed": true`) {
+			t.Errorf("%s: exit %d, %s", verb, code, out)
+		}
+	}
+}
