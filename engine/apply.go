@@ -389,7 +389,7 @@ func (c *checkRun) goOn(ctx context.Context, p *Plan, r ApplyRequest) error {
 	a.target.MaxSurge = cmp.Or(r.Surge, t.MaxSurge)
 	left := 0
 	for _, node := range n.Nodes {
-		if !t.has(node) && !(t.KeepWorkers && node.Role != string(cloud.ControlPlane)) {
+		if kept := t.KeepWorkers && node.Role != string(cloud.ControlPlane); !kept && !t.has(node) {
 			left++
 		}
 	}

@@ -268,17 +268,20 @@ func (s *session) rolloutCommands() []*cobra.Command {
 		{
 			"pause", "Begin no further replacement",
 			"Pause the rollout: nothing more is begun, and what is under way is finished. The cluster\nworks as before meanwhile; after ten minutes its autoscaler is given back.",
-			"paused: what is under way is finished, nothing more is begun", engine.RolloutChange{Paused: &yes},
+			"paused: what is under way is finished, nothing more is begun",
+			engine.RolloutChange{Paused: &yes},
 		},
 		{
 			"resume", "Go on with a rollout that was paused or cancelled",
 			"Resume goes on with the same target after pause or cancel.",
-			"goes on", engine.RolloutChange{Paused: &no, Cancelled: &no},
+			"goes on",
+			engine.RolloutChange{Paused: &no, Cancelled: &no},
 		},
 		{
 			"cancel", "End the rollout where it stands",
 			"Cancel ends the rollout where it stands: what is under way is finished, the autoscaler is\ngiven back, and nodes stay as they are. Resume goes on with the same target; upgrade apply\nsets it, or another one, anew.",
-			"cancelled: what is under way is finished, all other nodes stay as they are", engine.RolloutChange{Cancelled: &yes},
+			"cancelled: what is under way is finished, all other nodes stay as they are",
+			engine.RolloutChange{Cancelled: &yes},
 		},
 	} {
 		var f format
