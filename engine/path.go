@@ -469,10 +469,15 @@ func (p *planner) replaces(newer, older *known) bool {
 		return false
 	}
 	for i := range older.patches {
-		if o := &older.patches[i]; o.faulty == "" {
-			if n := newer.patch(o.version); n == nil || n.faulty != "" || !n.etcd.Equal(o.etcd) {
+		o := &older.patches[i]
+		if o.faulty != "" { // nobody goes to it; but who runs a patch of its minor may stay there
+			if !slices.ContainsFunc(newer.patches, func(n patch) bool { return n.version.SameMinor(o.version) }) {
 				return false
 			}
+			continue
+		}
+		if n := newer.patch(o.version); n == nil || n.faulty != "" || !n.etcd.Equal(o.etcd) {
+			return false
 		}
 	}
 	return true
