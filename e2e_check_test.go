@@ -150,6 +150,10 @@ func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
 	c := newCloud(t, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0")
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
 
+	if got := worth(c.check(engine.ExitUpgradeAvailable, "--exit-code")); !slices.Equal(got, []string{"warn backup-age"}) {
+		t.Errorf("a cluster that was never backed up: %q", got)
+	}
+	c.run(2*time.Minute, "backup", "create").want(engine.ExitDone)
 	k := c.check(engine.ExitUpgradeAvailable, "--exit-code")
 	for _, f := range k.Findings {
 		if f.Severity != engine.Info {

@@ -53,7 +53,7 @@ func (b *LastBackup) Old(now time.Time) bool { return b == nil || now.Sub(b.Crea
 
 // backupFinding judges the age of the last backup. err is why it is not known.
 func (e *Engine) backupFinding(b *LastBackup, err error) Finding {
-	f := Finding{ID: BackupAge, Severity: Warn, Source: "backup", Remedy: "make one: `" + e.command("backup create") + "`"}
+	f := Finding{ID: BackupAge, Severity: Warn, Source: "backup", Reference: "docs/backup.md", Remedy: "make one: `" + e.command("backup create") + "`"}
 	switch {
 	case err != nil:
 		f.Severity, f.Title, f.Detail, f.Remedy = NotChecked, "not checked how old the last backup is", err.Error(), Remedy(err)
