@@ -146,6 +146,8 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 		t.Errorf("%d requests", n)
 	}
 	v := version.MustParse
+	read := target
+	read.MaxSurge = "1" // as the API server fills it in
 	want := engine.Running{
 		Services:          engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")},
 		ControlPlaneImage: engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, WorkerImage: engine.At(v("v1.0.0")),
@@ -158,7 +160,7 @@ func TestRunningIsToldInEightRequests(t *testing.T) {
 			{Name: "kube-proxy", Version: "v1.35.4", Kind: engine.ServiceOfKubernetes},
 			{Name: "operator", Version: "v1.0.0", Kind: engine.ServiceOfRelease, Wanted: 1},
 		},
-		Target: target, JoinConfig: engine.JoinConfig{Attestation: "{}", TrustRoots: "pem", ClusterID: "aa"},
+		Target: read, JoinConfig: engine.JoinConfig{Attestation: "{}", TrustRoots: "pem", ClusterID: "aa"},
 		Kinds: []string{
 			"autoscalingstrategies.update.edgeless.systems", "joiningnodes.update.edgeless.systems", "nodeversions.update.edgeless.systems",
 			"pendingnodes.update.edgeless.systems", "scalinggroups.update.edgeless.systems",
