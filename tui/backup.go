@@ -114,26 +114,15 @@ is kept, is not whole, and the exit code is 1. What is interrupted leaves no bac
 func (s *session) createBackup(ctx context.Context, r engine.BackupRequest, timeout time.Duration, f format) error {
 	out := s.printer(f, true)
 	defer out.close()
-	unplanned := func(err error) error {
-		if f == asJSON {
-			s.framed(out, "").end("", err, engine.Result{})
-		}
-		return err
-	}
 	eng, _, _, err := s.engineOf()
 	if err != nil {
-		return unplanned(err)
+		return s.unplanned(out, f, err)
 	}
-	ctx, stop := s.signals(ctx)
+	ctx, stop := s.limited(ctx, timeout)
 	defer stop()
-	if timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, timeout)
-		defer cancel()
-	}
 	plan, err := eng.PlanBackup(ctx, r)
 	if err != nil {
-		return unplanned(err)
+		return s.unplanned(out, f, err)
 	}
 	return eng.Run(ctx, plan, out.event)
 }

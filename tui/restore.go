@@ -81,16 +81,9 @@ func (s *session) restoreFlags(cmd *cobra.Command, r *engine.RestoreRequest) {
 func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, nonInteractive bool, f format) error {
 	out := s.printer(f, true)
 	defer func() { out.close() }()
-	// Who reads events gets a whole stream also where no plan could be made.
-	unplanned := func(err error) error {
-		if f == asJSON {
-			s.framed(out, "").end("", err, engine.Result{})
-		}
-		return err
-	}
 	eng, _, _, err := s.engineOf()
 	if err != nil {
-		return unplanned(err)
+		return s.unplanned(out, f, err)
 	}
 	ctx, stop := s.signals(ctx)
 	defer stop()
@@ -98,7 +91,7 @@ func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, non
 	plan, err := eng.PlanRestore(ctx, r, progress.event)
 	progress.live.clear()
 	if err != nil {
-		return unplanned(err)
+		return s.unplanned(out, f, err)
 	}
 	defer plan.Close()
 	switch {

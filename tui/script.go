@@ -14,6 +14,25 @@ import (
 	"constellation/engine"
 )
 
+// unplanned ends the stream of events of a verb for which no plan could be made: who
+// reads events gets a whole one. It returns err.
+func (s *session) unplanned(out sink, f format, err error) error {
+	if f == asJSON {
+		s.framed(out, "").end("", err, engine.Result{})
+	}
+	return err
+}
+
+// limited is signals, and a limit of time unless that is 0.
+func (s *session) limited(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	ctx, stop := s.signals(ctx)
+	if limit <= 0 {
+		return ctx, stop
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	return ctx, func() { cancel(); stop() }
+}
+
 // printer returns what renders the events of a run without the console. A live line
 // at the bottom is for people who watch; scripts get words every so often.
 func (s *session) printer(f format, live bool) sink {
@@ -44,27 +63,15 @@ func (s *session) engineOf() (Engine, *engine.Workspace, string, error) {
 func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format) error {
 	out := s.printer(f, false)
 	defer out.close()
-	// Who reads events gets a whole stream also where no plan could be made.
-	unplanned := func(err error) error {
-		if f == asJSON {
-			s.framed(out, "").end("", err, engine.Result{})
-		}
-		return err
-	}
 	eng, _, _, err := s.engineOf()
 	if err != nil {
-		return unplanned(err)
+		return s.unplanned(out, f, err)
 	}
-	ctx, stop := s.signals(ctx)
+	ctx, stop := s.limited(ctx, o.timeout)
 	defer stop()
-	if o.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.timeout)
-		defer cancel()
-	}
 	plan, err := eng.PlanInit(ctx)
 	if err != nil {
-		return unplanned(err)
+		return s.unplanned(out, f, err)
 	}
 	if list := plan.Blocked(); len(list) > 0 {
 		return s.refuse(plan, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)

@@ -152,29 +152,17 @@ write. Prepare can be interrupted at any time: the same command goes on where it
 func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o prepareOptions) error {
 	out := s.printer(o.out, true)
 	defer func() { out.close() }()
-	// Who reads events gets a whole stream also where no plan could be made.
-	unplanned := func(err error) error {
-		if o.out == asJSON {
-			s.framed(out, "").end("", err, engine.Result{})
-		}
-		return err
-	}
 	eng, _, _, err := s.engineOf()
 	if err != nil {
-		return unplanned(err)
+		return s.unplanned(out, o.out, err)
 	}
-	ctx, stop := s.signals(ctx)
+	ctx, stop := s.limited(ctx, o.timeout)
 	defer stop()
-	if o.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.timeout)
-		defer cancel()
-	}
 	progress := s.checkProgress()
 	plan, err := eng.PlanPrepare(ctx, r, progress.event)
 	progress.live.clear()
 	if err != nil {
-		return unplanned(err)
+		return s.unplanned(out, o.out, err)
 	}
 	if list := plan.Blocked(); len(list) > 0 {
 		return s.refuse(plan, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
