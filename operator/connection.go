@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"context"
-	"errors"
 	"net"
 	"net/http"
 	"time"
@@ -29,8 +27,11 @@ type impatient struct {
 // RoundTrip implements http.RoundTripper.
 func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := i.next.RoundTrip(r)
-	if err != nil && errors.Is(r.Context().Err(), context.DeadlineExceeded) {
-		i.cut()
+	if err != nil {
+		// The client's own timer may end the request a moment before its context knows that it is over.
+		if deadline, ok := r.Context().Deadline(); ok && !time.Now().Before(deadline) {
+			i.cut()
+		}
 	}
 	return resp, err
 }
