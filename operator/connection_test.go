@@ -27,7 +27,7 @@ func TestAServerThatHangsIsLeft(t *testing.T) {
 	s.EnableHTTP2 = true
 	s.StartTLS()
 	defer s.Close()
-	c := &rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, Timeout: 200 * time.Millisecond}
+	c := &rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, Timeout: time.Second}
 	hangUp(c)
 	h, err := rest.HTTPClientFor(c)
 	if err != nil {
