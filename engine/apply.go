@@ -214,6 +214,21 @@ func (p *Plan) Unacknowledged() []Finding {
 	return out
 }
 
+// Accept notes that findings were accepted by their IDs; in a rehearsal, of which nothing
+// need be accepted, all are.
+func (p *Plan) Accept(ids ...string) {
+	if p.Rehearsal {
+		for _, f := range p.Unacknowledged() {
+			ids = append(ids, f.ID)
+		}
+	}
+	for _, id := range ids {
+		if !slices.Contains(p.Acknowledged, id) {
+			p.Acknowledged = append(p.Acknowledged, id)
+		}
+	}
+}
+
 // OnlyWatches reports whether all that is left of the plan is to wait: it changes nothing.
 func (p *Plan) OnlyWatches() bool {
 	for _, s := range p.Steps {

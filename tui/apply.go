@@ -1,12 +1,9 @@
 package tui
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -135,57 +132,14 @@ func (s *session) apply(ctx context.Context, r *engine.ApplyRequest, o applyOpti
 	if err != nil {
 		return s.unplanned(out, o.out, err)
 	}
-	if list := plan.Blocked(); len(list) > 0 {
-		return s.refuse(plan, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
-	}
-	unnamed := plan.Unacknowledged()
-	warned := slices.DeleteFunc(plan.Warnings(), func(f engine.Finding) bool { return f.Named || slices.Contains(r.Acknowledge, f.ID) })
-	harmless := plan.Rehearsal || plan.Finished() || plan.OnlyWatches()
-	accepted := o.yes || harmless || len(warned) == 0 && len(plan.Warnings()) > 0
-	asks := o.out == text && !o.nonInteractive && s.asks()
-	switch {
-	case plan.Rehearsal: // of what has no effect nothing need be accepted
-		plan.Acknowledged = append(plan.Acknowledged, ids(unnamed)...)
-	case len(unnamed) == 0 && accepted:
-	case asks:
-		out.close()
-		s.print(s.planText(plan))
-		for _, f := range unnamed {
-			if !s.typed(f) {
-				return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: fmt.Errorf("%s was not accepted; nothing was changed", f.ID), Exit: engine.ExitUnacknowledged}
-			}
-			plan.Acknowledged = append(plan.Acknowledged, f.ID)
-		}
-		if !accepted && !s.confirmed("Upgrade cluster "+clean(plan.Cluster)+"?") {
-			return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: errors.New("the plan was not accepted; nothing was changed"), Exit: engine.ExitUnacknowledged}
-		}
-		out = s.printer(o.out, true)
-	case len(unnamed) > 0:
-		return s.refuse(plan, out, engine.ExitUnacknowledged, fmt.Errorf("%s must be accepted by name", strings.Join(ids(unnamed), ", ")),
-			"read the plan above; if it is meant as it is, run the same command with --ack "+strings.Join(ids(unnamed), " --ack "))
-	default:
-		return s.refuse(plan, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+	out, err = s.accept(plan, out, o.out, acceptance{
+		yes: o.yes, acknowledged: r.Acknowledge, asks: o.out == text && !o.nonInteractive && s.asks(),
+		question: "Upgrade cluster " + clean(plan.Cluster) + "?", show: func(p *engine.Plan, _ sink) { s.print(s.planText(p)) },
+	})
+	if err != nil {
+		return err
 	}
 	return eng.Run(ctx, plan, out.event)
-}
-
-func ids(findings []engine.Finding) (out []string) {
-	for _, f := range findings {
-		if !slices.Contains(out, f.ID) {
-			out = append(out, f.ID)
-		}
-	}
-	return out
-}
-
-// typed asks for the name of a finding. Anything else is a no.
-func (s *session) typed(f engine.Finding) bool {
-	if f, ok := s.Stdin.(*os.File); ok {
-		dropTyped(f)
-	}
-	fmt.Fprintf(s.Stderr, "%s\nType %s to accept it: ", clean(f.Title), clean(f.ID))
-	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
-	return err == nil && strings.TrimSpace(line) == f.ID
 }
 
 // planText draws an upgrade for those who must accept it.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -215,9 +214,7 @@ type reading struct {
 
 func (s *session) reading() *reading {
 	r := &reading{now: s.Now}
-	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) {
-		r.liveLine = liveLine{out: f, look: look{ascii: lookOf(s.Env).ascii}}
-	}
+	r.liveLine = s.liveLine()
 	return r
 }
 

@@ -24,14 +24,16 @@ import (
 // session is one invocation of the program.
 type session struct {
 	App
-	dir       string // as given with -C
-	debug     bool
-	began     bool // the arguments were fine, and a verb has begun
-	runs      bool // the verb changes things step by step; others answer
-	out       *guarded
-	level     *slog.LevelVar
-	log       *slog.Logger
-	debugFile *os.File
+	dir   string // as given with -C
+	debug bool
+	// accessible says that nothing is drawn; see plainly.
+	accessible bool
+	began      bool // the arguments were fine, and a verb has begun
+	runs       bool // the verb changes things step by step; others answer
+	out        *guarded
+	level      *slog.LevelVar
+	log        *slog.Logger
+	debugFile  *os.File
 
 	mu     sync.Mutex
 	caught syscall.Signal // that ended a verb; 0 if none did
@@ -272,6 +274,7 @@ it prints the same as text.`,
 	f := root.PersistentFlags()
 	f.StringVarP(&s.dir, "workspace", "C", ".", "folder with the files of the cluster")
 	f.BoolVar(&s.debug, "debug", false, "log to stderr what goes on inside")
+	f.BoolVar(&s.accessible, "accessible", false, "no console: line by line, questions in words (also with ACCESSIBLE=1)")
 	root.Flags().BoolVar(&nonInteractive, "non-interactive", false, "print, ask nothing")
 	_ = root.MarkPersistentFlagDirname("workspace")
 	root.SetHelpCommandGroupID("around")
@@ -347,7 +350,7 @@ func group(use, short, long, example string) *cobra.Command {
 // interactive reports whether the console can be shown; if it was wanted and cannot
 // be, it says so.
 func (s *session) interactive(declined bool) bool {
-	if declined {
+	if declined || s.plainly() {
 		return false
 	}
 	why := notInteractive(s.Stdin, s.Stdout, s.Env)
@@ -382,7 +385,7 @@ Init can be left and interrupted at any time: the same command goes on where it 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if out == asJSON || !s.interactive(nonInteractive) {
-				return s.scriptedInit(cmd.Context(), o, out)
+				return s.scriptedInit(cmd.Context(), o, out, out == text && !nonInteractive && s.plainly() && s.asks())
 			}
 			o.wizard = true
 			return s.console(cmd.Context(), o)

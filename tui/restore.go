@@ -2,10 +2,8 @@ package tui
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -94,17 +92,11 @@ func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, non
 		return s.unplanned(out, f, err)
 	}
 	defer plan.Close()
-	switch {
-	case yes || r.DryRun || plan.Finished():
-	case f == text && !nonInteractive && s.asks():
-		s.preview(plan, out)
-		out.close()
-		if !s.confirmed("Restore this?") {
-			return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: errors.New("the plan was not accepted; nothing was changed"), Exit: engine.ExitUnacknowledged}
-		}
-		out = s.printer(f, true)
-	default:
-		return s.refuse(plan, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+	out, err = s.accept(plan, out, f, acceptance{
+		yes: yes || r.DryRun, asks: f == text && !nonInteractive && s.asks(), question: "Restore this?", show: s.tellPreview,
+	})
+	if err != nil {
+		return err
 	}
 	return eng.Run(ctx, plan, out.event)
 }
@@ -263,9 +255,7 @@ type restoreProgress struct {
 
 func (s *session) restoreProgress() *restoreProgress {
 	p := &restoreProgress{now: s.Now}
-	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) {
-		p.live = liveLine{out: f, look: look{ascii: lookOf(s.Env).ascii}}
-	}
+	p.live = s.liveLine()
 	return p
 }
 

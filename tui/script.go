@@ -40,13 +40,26 @@ func (s *session) printer(f format, live bool) sink {
 		return jsonPrinter{s.out}
 	}
 	var l *liveLine
-	if file, ok := s.Stdout.(*os.File); ok && live && notInteractive(file, file, s.Env) == "" {
+	if file, ok := s.Stdout.(*os.File); ok && live && !s.plainly() && notInteractive(file, file, s.Env) == "" {
 		l = &liveLine{out: file, look: look{ascii: lookOf(s.Env).ascii}}
 	}
 	p := newPlainPrinter(s.out, l, s.Now)
 	p.sp = s.speller()
 	return p
 }
+
+// liveLine is the line on stderr that tells how far something is; it shows nothing if
+// stderr is no terminal, or lines are not to be written over.
+func (s *session) liveLine() liveLine {
+	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) && !s.plainly() {
+		return liveLine{out: f, look: look{ascii: lookOf(s.Env).ascii}}
+	}
+	return liveLine{}
+}
+
+// plainly reports whether everything is written line by line, below what was written
+// before, and questions are asked in words: for screen readers and braille lines.
+func (s *session) plainly() bool { return s.accessible || s.Env("ACCESSIBLE") != "" }
 
 // engineOf returns the engine of the workspace.
 func (s *session) engineOf() (Engine, *engine.Workspace, string, error) {
@@ -58,11 +71,11 @@ func (s *session) engineOf() (Engine, *engine.Workspace, string, error) {
 	return eng, ws, dir, err
 }
 
-// scriptedInit runs init without the console: nothing is asked, so that everything
-// must have been answered with flags.
-func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format) error {
+// scriptedInit runs init without the console. Unless asks is set nothing is asked, so that
+// everything must have been answered with flags.
+func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format, asks bool) error {
 	out := s.printer(f, false)
-	defer out.close()
+	defer func() { out.close() }()
 	eng, _, _, err := s.engineOf()
 	if err != nil {
 		return s.unplanned(out, f, err)
@@ -73,11 +86,9 @@ func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format) 
 	if err != nil {
 		return s.unplanned(out, f, err)
 	}
-	if list := plan.Blocked(); len(list) > 0 {
-		return s.refuse(plan, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
-	}
-	if !o.yes && !plan.Finished() {
-		return s.refuse(plan, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+	out, err = s.accept(plan, out, f, acceptance{yes: o.yes, asks: asks, question: "Create cluster " + clean(plan.Cluster) + "?", show: s.tellPreview})
+	if err != nil {
+		return err
 	}
 	return eng.Run(ctx, plan, out.event)
 }
@@ -126,6 +137,9 @@ func (s *session) preview(plan *engine.Plan, out sink) (emit func(engine.Event))
 	}
 	return emit
 }
+
+// tellPreview is preview for those who are asked.
+func (s *session) tellPreview(p *engine.Plan, out sink) { s.preview(p, out) }
 
 // tellSteps writes what a plan would do, for those who must accept it.
 func (p *plainPrinter) tellSteps(plan *engine.Plan) {

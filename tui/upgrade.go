@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -164,21 +162,12 @@ func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o prepar
 	if err != nil {
 		return s.unplanned(out, o.out, err)
 	}
-	if list := plan.Blocked(); len(list) > 0 {
-		return s.refuse(plan, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
-	}
-	unnamed := slices.DeleteFunc(plan.Warnings(), func(f engine.Finding) bool { return slices.Contains(r.Acknowledge, f.ID) })
-	switch {
-	case o.yes || plan.Finished() || len(unnamed) == 0 && len(plan.Warnings()) > 0:
-	case o.out == text && !o.nonInteractive && s.asks():
-		s.preview(plan, out)
-		out.close()
-		if !s.confirmed("Publish this?") {
-			return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: errors.New("the plan was not accepted; nothing was changed"), Exit: engine.ExitUnacknowledged}
-		}
-		out = s.printer(o.out, true)
-	default:
-		return s.refuse(plan, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
+	out, err = s.accept(plan, out, o.out, acceptance{
+		yes: o.yes, acknowledged: r.Acknowledge, asks: o.out == text && !o.nonInteractive && s.asks(),
+		question: "Publish this?", show: s.tellPreview,
+	})
+	if err != nil {
+		return err
 	}
 	return eng.Run(ctx, plan, out.event)
 }
@@ -335,9 +324,7 @@ type checkProgress struct {
 
 func (s *session) checkProgress() *checkProgress {
 	p := &checkProgress{now: s.Now}
-	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) {
-		p.live = liveLine{out: f, look: look{ascii: lookOf(s.Env).ascii}}
-	}
+	p.live = s.liveLine()
 	return p
 }
 
