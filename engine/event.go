@@ -66,6 +66,10 @@ type Event struct {
 	Group string `json:"group,omitempty"`
 	From  string `json:"from,omitempty"`
 	To    string `json:"to,omitempty"`
+	// With is the other machine of a replacement: the heir of a node that leaves, the donor
+	// of one that comes. Role is control-plane of a machine that is one.
+	With string `json:"with,omitempty"`
+	Role string `json:"role,omitempty"`
 	// Source is who speaks in a log event: kubeadm, bootstrapper, join-service.
 	Source string `json:"source,omitempty"`
 	// Level is debug, info, warn or error.
@@ -82,7 +86,11 @@ type Event struct {
 	Current int64            `json:"current,omitempty"`
 	Total   int64            `json:"total,omitempty"`
 	Counts  map[string]int64 `json:"counts,omitempty"`
-	Data    json.RawMessage  `json:"data,omitempty"`
+	// ETALeast and ETAMost say between which times all nodes will be at the target. They are
+	// set in progress of a rollout, once anything is known about its pace.
+	ETALeast time.Time       `json:"eta_least,omitzero"`
+	ETAMost  time.Time       `json:"eta_most,omitzero"`
+	Data     json.RawMessage `json:"data,omitempty"`
 	// Exit is set in the result alone.
 	Exit *int `json:"exit,omitempty"`
 }

@@ -619,7 +619,7 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 	i.link = l
 	name := l.machine.Name
 	r.Wait("", "", "")
-	i.nodes.set(r, name, groupName(l.machine.Group), NodeJoining, "attested")
+	i.nodes.set(r, rollEntry{name: name, group: groupName(l.machine.Group), state: NodeJoining, text: "attested"})
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -646,7 +646,7 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 			return k.Success, nil
 		case *initproto.InitResponse_Failure:
 			f := k.Failure
-			i.nodes.set(r, name, "", NodeFailed, f.Message)
+			i.nodes.set(r, rollEntry{name: name, state: NodeFailed, text: f.Message})
 			e := &Error{Op: fmt.Sprintf("make %s the first node (%s)", name, f.Step), Err: errors.New(f.Message), Remedy: f.Remedy}
 			if !f.Retry {
 				e.Err = &deadEnd{e.Err}
@@ -706,7 +706,7 @@ func (i *initRun) request() *initproto.InitRequest {
 // store keeps the result of the first node where no crash can lose it. The machine
 // has it until it is told so, which is the next step's business.
 func (i *initRun) store(r *Reporter, s *initproto.Success) error {
-	defer i.nodes.set(r, s.NodeName, "", NodeNotReady, "")
+	defer i.nodes.set(r, rollEntry{name: s.NodeName, state: NodeNotReady})
 	if id := i.state.ClusterValues.ClusterID; string(s.ClusterId) != string(id) {
 		return &Error{Op: "store the result of " + s.NodeName, Err: &deadEnd{errors.New("it is of another cluster")}, Remedy: "take the machines down and up again"}
 	}

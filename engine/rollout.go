@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"constellation/engine/cloud"
 )
 
 // States of a node that a rollout replaces, as node events tell them. Its heir goes
@@ -128,7 +130,10 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 	for _, n := range nodes {
 		m, moves := byNode[n.Name]
 		delete(byNode, n.Name)
-		e := rollEntry{name: n.Name, group: orElse(n.Group, n.Role), state: NodeNotReady, text: n.Message}
+		e := rollEntry{name: n.Name, group: orElse(n.Group, n.Role), state: NodeNotReady, text: n.Message, with: orElse(n.Heir, n.Donor)}
+		if n.Role == controlPlaneRole {
+			e.role = n.Role
+		}
 		heir, replaced := donors[n.Name]
 		switch current := ro.Target.has(n); {
 		case moves && m.Leaves && gone(m.Machine):
@@ -141,11 +146,12 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 			if e.state = NodeReplacing; n.Cordoned {
 				e.state = NodeDraining
 			}
-			if by := orElse(n.Heir, heir.Node); by != "" && e.text == "" {
-				e.text = "by " + by
+			e.with = orElse(n.Heir, heir.Node)
+			if e.with != "" && e.text == "" {
+				e.text = "by " + e.with
 			}
 		case n.State != NodeReady && (current || n.Image == "" || moves):
-		case current, ro.Target.KeepWorkers && n.Role != "control-plane" && n.Image != "":
+		case current, ro.Target.KeepWorkers && n.Role != controlPlaneRole && n.Image != "":
 			e.state = NodeReady
 		case n.Image == "" || n.Components == "":
 			e.state, e.text = NodeJoining, "ready, and not known to the operator yet"
@@ -156,6 +162,9 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 	}
 	for _, m := range byNode {
 		e := rollEntry{name: m.Node, group: m.Group}
+		if m.Donor != m.Node {
+			e.with = m.Donor
+		}
 		switch {
 		case m.Leaves:
 			e.state = NodeLeaving
@@ -176,6 +185,9 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 
 // gone reports whether the cloud removes a machine, or has.
 func gone(machine string) bool { return machine == "Terminating" || machine == "Terminated" }
+
+// controlPlaneRole is the role of nodes that are one.
+const controlPlaneRole = string(cloud.ControlPlane)
 
 // has reports whether a node is at the target.
 func (t NodeTarget) has(n Node) bool {

@@ -466,11 +466,6 @@ func (r *Reporter) Log(source, node, level, line string) {
 	r.send(Event{Kind: KindLog, Source: source, Node: node, Level: level, Text: line})
 }
 
-// Node tells that a machine went from one state to another.
-func (r *Reporter) Node(node, group, from, to, text string) {
-	r.send(Event{Kind: KindNode, Node: node, Group: group, From: from, To: to, Text: text})
-}
-
 // Wait tells why nothing happens; an empty text ends the wait. The same text again is
 // not repeated.
 func (r *Reporter) Wait(object, node, text string) {

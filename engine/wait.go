@@ -20,31 +20,28 @@ type tracker struct {
 	states map[string]machineState
 }
 
-type machineState struct{ group, state, text string }
+type machineState struct{ group, state, text, with, role string }
 
 // rank orders the states on the way into a cluster, so that a cloud that lags behind
 // does not send a machine back to where it came from.
 var rank = map[string]int{NodeCreating: 1, NodeBooting: 2, NodeJoining: 3, NodeNotReady: 4, NodeReady: 5}
 
-// set notes a machine's state and emits an event if it changed. An empty group keeps
-// the one that is known.
-func (t *tracker) set(r *Reporter, name, group, state, text string) (changed bool) {
+// set notes what a machine is and emits an event if that changed. An empty group, other
+// machine or role keeps the one that is known.
+func (t *tracker) set(r *Reporter, m rollEntry) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.states == nil {
 		t.states = map[string]machineState{}
 	}
-	old := t.states[name]
-	if group == "" {
-		group = old.group
-	}
-	now := machineState{group, state, text}
-	if old == now || old.state == state && text == "" {
+	old := t.states[m.name]
+	now := machineState{orElse(m.group, old.group), m.state, m.text, orElse(m.with, old.with), orElse(m.role, old.role)}
+	if old == now || old.state == now.state && old.with == now.with && now.text == "" {
 		return false
 	}
-	t.states[name] = now
-	r.Node(name, group, old.state, state, text)
-	return old.state != state
+	t.states[m.name] = now
+	r.send(Event{Kind: KindNode, Node: m.name, Group: now.group, From: old.state, To: now.state, Text: now.text, With: now.with, Role: now.role})
+	return old.state != now.state
 }
 
 // forget drops machines that are not in names and tells that they are gone.
@@ -54,7 +51,7 @@ func (t *tracker) forget(r *Reporter, names map[string]bool) (changed bool) {
 	for _, name := range slices.Sorted(maps.Keys(t.states)) {
 		if s := t.states[name]; !names[name] {
 			delete(t.states, name)
-			r.Node(name, s.group, s.state, NodeGone, "")
+			r.send(Event{Kind: KindNode, Node: name, Group: s.group, From: s.state, To: NodeGone, With: s.with, Role: s.role})
 			changed = true
 		}
 	}
@@ -75,6 +72,8 @@ type roll struct {
 
 type rollEntry struct {
 	name, group, state, text string
+	with                     string // the other machine of its replacement
+	role                     string // control-plane of one that is
 	failed                   bool   // for good, says the cloud
 	booting                  bool   // it has not come up yet, says the cloud
 	console                  string // path of its console's log; empty if there is none
@@ -372,7 +371,7 @@ func (i *initRun) tell(r *Reporter, now roll) (changed bool) {
 		if rank[m.state] > 0 && rank[m.state] < rank[i.nodes.state(m.name)] && rank[m.state] < rank[NodeNotReady] {
 			continue // a cloud that lags behind
 		}
-		if i.nodes.set(r, m.name, m.group, m.state, m.text) {
+		if i.nodes.set(r, m) {
 			changed = true
 		}
 	}

@@ -42,10 +42,11 @@ const (
 	screenLog
 	screenCheck
 	screenBackup
+	screenWatch
 )
 
 func (s screenID) title() string {
-	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check", "backup"}[s]
+	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check", "backup", "watch"}[s]
 }
 
 // consoleDeps is the world of a console.
@@ -107,6 +108,7 @@ type console struct {
 	log  logView
 	chk  checkScreen
 	bak  backupScreen
+	wat  watchScreen // also of the events of a run
 
 	plan    *engine.Plan
 	resumed bool
@@ -248,6 +250,9 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		}
 		for _, ev := range msg.events {
 			t.apply(ev)
+		}
+		if t == &c.t {
+			c.watchEvents(msg.events)
 		}
 	case ended:
 		if msg.task != c.task {
@@ -420,7 +425,7 @@ func (c *console) startRun() tea.Cmd {
 	plan := c.plan
 	c.screen, c.running, c.ran = screenRun, true, true
 	c.err = nil
-	c.t, c.run = timeline{}, newRunView()
+	c.t, c.run, c.wat = timeline{}, newRunView(), watchScreen{}
 	c.t.setPlan(plan)
 	c.t.run = clean(plan.ID)
 	return c.launch("running", func(ctx context.Context, emit func(engine.Event)) tea.Msg {

@@ -63,6 +63,8 @@ func (c *console) body(w, h int) []string {
 		return c.checkView(w, h)
 	case screenBackup:
 		return c.backupView(w, h)
+	case screenWatch:
+		return c.watchView(w, h)
 	}
 	return []string{"", " " + c.th.spin(c.frame) + " " + c.busy}
 }

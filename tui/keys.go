@@ -76,6 +76,8 @@ func (c *console) screenKeys() []binding {
 		return checkKeys
 	case screenBackup:
 		return backupKeys
+	case screenWatch:
+		return watchKeys
 	}
 	return nil
 }

@@ -1,0 +1,77 @@
+package engine_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+)
+
+var boardStart = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
+
+// replacement are the events of one node's replacement, beginning at a time. The heir is
+// told of before its donor says so, or after.
+func replacement(group, donor, heir string, at time.Time, heirFirst bool) []engine.Event {
+	node := func(after time.Duration, name, with, from, to string) engine.Event {
+		return engine.Event{Time: at.Add(after), Kind: engine.KindNode, Node: name, With: with, Group: group, From: from, To: to}
+	}
+	begin := []engine.Event{
+		node(0, donor, heir, engine.NodeOutdated, engine.NodeReplacing),
+		node(0, heir, donor, "", engine.NodeCreating),
+	}
+	if heirFirst {
+		begin[0], begin[1] = begin[1], begin[0]
+	}
+	return append(begin,
+		node(2*time.Second, heir, donor, engine.NodeCreating, engine.NodeBooting),
+		node(12*time.Second, heir, donor, engine.NodeBooting, engine.NodeJoining),
+		node(15*time.Second, heir, donor, engine.NodeJoining, engine.NodeNotReady),
+		node(20*time.Second, heir, donor, engine.NodeNotReady, engine.NodeReady),
+		node(21*time.Second, donor, heir, engine.NodeReplacing, engine.NodeDraining),
+		node(51*time.Second, donor, heir, engine.NodeDraining, engine.NodeLeaving),
+		node(54*time.Second, donor, heir, engine.NodeLeaving, engine.NodeGone),
+	)
+}
+
+func TestBoardFollowsAReplacement(t *testing.T) {
+	for _, heirFirst := range []bool{false, true} {
+		t.Run(fmt.Sprintf("heir first %v", heirFirst), func(t *testing.T) {
+			var b engine.Board
+			for i := range 4 {
+				b.Apply(engine.Event{Time: boardStart, Kind: engine.KindNode, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: engine.NodeOutdated})
+			}
+			place := b.Node("worker-1").Place
+			var states []string
+			for _, e := range replacement("workers", "worker-1", "worker-9", boardStart.Add(time.Minute), heirFirst) {
+				b.Apply(e)
+				states = append(states, place.State())
+				if _, total := b.Places(); total != 4 {
+					t.Fatalf("%d places after %s of %s, want 4", total, e.To, e.Node)
+				}
+			}
+			want := []string{"creating", "booting", "joining", "not-ready", "replacing", "draining", "leaving", "ready"}
+			if diff := cmp.Diff(want, states[1:]); diff != "" {
+				t.Errorf("states of the place (-want +got):\n%s", diff)
+			}
+			if got := b.Node("worker-9").Place; got != place || place.Index != 1 {
+				t.Errorf("the heir stands at %v, want the place of its donor", got)
+			}
+			if done, total := b.Places(); done != 1 || total != 4 {
+				t.Errorf("%d of %d done, want 1 of 4", done, total)
+			}
+			if diff := cmp.Diff(map[string]int64{"outdated": 3, "ready": 1}, b.Counts()); diff != "" {
+				t.Errorf("counts (-want +got):\n%s", diff)
+			}
+			now := boardStart.Add(2 * time.Minute)
+			if got := b.Dwell(engine.NodeDraining, 0.5); got != 30*time.Second {
+				t.Errorf("half drain in %s, want 30s", got)
+			}
+			if got := b.Pace(now); got != 0.5 {
+				t.Errorf("%v nodes per minute, want 0.5", got)
+			}
+		})
+	}
+}
