@@ -112,7 +112,7 @@ func (s *session) backupDiffCommand() *cobra.Command {
 		Long: `Diff verifies a backup and compares the cluster with it: objects that are new, gone or
 changed, and which fields. Values are not shown, since they may be secret. What API
 servers set themselves, such as UIDs and times, does not count; what controllers write
-into a status does. Of kinds that were defined since, the definition is shown alone.
+into a status does. What is looked at is what a backup made now would hold.
 
 It changes nothing.
 

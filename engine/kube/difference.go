@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -22,8 +23,8 @@ import (
 
 // Differences implements [engine.Restorer].
 //
-// Backup and cluster are read side by side, both in the order of the keys in etcd, so that
-// nothing has to be remembered.
+// What is compared is what a backup made now would hold. Backup and cluster are read side by
+// side, both in the order of the keys in etcd, so that nothing has to be remembered.
 func (c *Client) Differences(ctx context.Context, b *backup.Backup, only []engine.Selector, report func(engine.Difference)) (engine.Compared, error) {
 	var out engine.Compared
 	w, err := c.wire()
@@ -35,18 +36,17 @@ func (c *Client) Differences(ctx context.Context, b *backup.Backup, only []engin
 	}
 	c.discovery.Invalidate()
 	d := &differing{restore: &restore{c: c, w: w, b: b, o: engine.RestoreOptions{Only: only}, kinds: map[schema.GroupResource]*kind{}}, report: report}
-	for _, t := range b.Manifest().Types {
-		if !isKinds(t) && !d.ofType(t) {
+	for _, p := range d.parts() {
+		if !isKinds(p.t) && !d.ofType(p.t) {
 			continue
 		}
-		err := d.ofOne(ctx, t, &out)
-		var silent *unreadable
-		switch {
-		case ctx.Err() != nil:
-			return out, context.Cause(ctx)
-		case errors.As(err, &silent) && (!errors.Is(err, engine.ErrDenied) || errors.Is(err, engine.ErrForbidden)):
-			out.Skipped = append(out.Skipped, fmt.Sprintf("%s: %s", t, brief(silent.err)))
-		case err != nil:
+		out.Types++
+		if err := d.try(ctx, p, &out); err != nil {
+			return out, err
+		}
+	}
+	for _, p := range d.since { // of kinds that the backup does not have
+		if err := d.try(ctx, p, &out); err != nil {
 			return out, err
 		}
 	}
@@ -57,10 +57,65 @@ func (c *Client) Differences(ctx context.Context, b *backup.Backup, only []engin
 type differing struct {
 	*restore
 	report func(engine.Difference)
+	since  []part // of kinds that were defined since
 }
 
-func (d *differing) ofOne(ctx context.Context, t backup.Type, out *engine.Compared) error {
-	live := d.w.live(ctx, t, selection(t))
+// part is what is compared at a time: a type, or what a backup can have of one.
+type part struct {
+	t     backup.Type
+	path  string
+	query url.Values
+	skip  func(name string) bool // may be nil
+}
+
+// parts are what a backup made now would have of the types of this one: definitions,
+// what is built in, and custom resources.
+func (d *differing) parts() (list []part) {
+	m := d.b.Manifest()
+	for _, t := range m.Types {
+		if isKinds(t) {
+			list = append(list, part{t: t, path: pathOf(t, "")})
+		}
+	}
+	// Of types without objects the manifest does not say in which files they would be.
+	for _, j := range builtIn(engine.DumpOptions{Secrets: m.Secrets}) {
+		p := part{t: j.t, path: j.path, skip: j.skip}
+		if j.selector != "" {
+			p.query = url.Values{"fieldSelector": {j.selector}}
+		}
+		for _, f := range m.Files {
+			name := strings.TrimSuffix(strings.TrimSuffix(f.Name, ".json"), ".owned")
+			if name == cmp.Or(j.file, "core/"+j.t.Resource) {
+				p.t.Files = append(p.t.Files, f.Name)
+			}
+		}
+		list = append(list, p)
+	}
+	for _, t := range m.Types {
+		if !isKinds(t) && t.Group != "" {
+			list = append(list, part{t: t, path: pathOf(t, "")})
+		}
+	}
+	return list
+}
+
+// try compares a part. What cannot be read of the cluster is noted.
+func (d *differing) try(ctx context.Context, p part, out *engine.Compared) error {
+	err := d.ofOne(ctx, p, out)
+	var silent *unreadable
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.As(err, &silent) && (!errors.Is(err, engine.ErrDenied) || errors.Is(err, engine.ErrForbidden)):
+		out.Skipped = append(out.Skipped, fmt.Sprintf("%s: %s", p.t, brief(silent.err)))
+		return nil
+	}
+	return err
+}
+
+func (d *differing) ofOne(ctx context.Context, part part, out *engine.Compared) error {
+	t := part.t
+	live := d.w.live(ctx, t, part.path, part.query)
 	if !isKinds(t) {
 		k := d.kindOf(ctx, &t)
 		switch {
@@ -68,14 +123,18 @@ func (d *differing) ofOne(ctx context.Context, t backup.Type, out *engine.Compar
 			live = func(func(*object, error) bool) {} // as are all objects of it
 		case k != nil && k.err != "":
 			return &unreadable{t, errors.New(k.err)}
-		default:
-			live = d.w.live(ctx, t, selection(t))
+		case k != nil:
+			live = d.w.live(ctx, t, pathOf(t, ""), part.query) // in the version that is served now
 		}
 	}
-	out.Types++
 	for p, err := range pairs(saved(d.b, t), live) {
 		if err != nil {
 			return err
+		}
+		if isKinds(t) && p.live != nil {
+			if err := d.defined(p.live, out); err != nil {
+				return err
+			}
 		}
 		x := engine.Difference{Change: engine.ChangeChanged}
 		switch {
@@ -86,7 +145,7 @@ func (d *differing) ofOne(ctx context.Context, t backup.Type, out *engine.Compar
 		default:
 			x.Object = nameOf(t, p.saved)
 		}
-		if !d.compared(t, x.Object) || p.saved == nil && !kept(t, p.live) {
+		if !d.compared(t, x.Object) || p.saved == nil && part.skip != nil && part.skip(p.live.name) {
 			continue
 		}
 		if p.saved != nil {
@@ -105,6 +164,31 @@ func (d *differing) ofOne(ctx context.Context, t backup.Type, out *engine.Compar
 	return nil
 }
 
+// defined notes a kind of which the backup knows nothing: all its objects are new.
+func (d *differing) defined(o *object, out *engine.Compared) error {
+	var k kindInfo
+	for field, into := range map[string]any{"spec": &k.Spec, "status": &k.Status} {
+		if b := o.fields[field]; len(b) > 0 {
+			if err := json.Unmarshal(b, into); err != nil {
+				return fmt.Errorf("read kind %s: %w", o.name, err)
+			}
+		}
+	}
+	t := backup.Type{Group: k.Spec.Group, Resource: k.Spec.Names.Plural}
+	known := func(have backup.Type) bool { return have.Group == t.Group && have.Resource == t.Resource }
+	if slices.ContainsFunc(d.b.Manifest().Types, known) || !d.ofType(t) {
+		return nil
+	}
+	j, ok := jobOf(&k)
+	switch {
+	case ok:
+		d.since = append(d.since, part{t: j.t, path: j.path})
+	case k.established():
+		out.Skipped = append(out.Skipped, fmt.Sprintf("%s: no version of it is served", t))
+	}
+	return nil
+}
+
 // compared reports whether a selector matches an object, or the definition of what it
 // matches.
 func (d *differing) compared(t backup.Type, o engine.ObjectName) bool {
@@ -113,11 +197,6 @@ func (d *differing) compared(t backup.Type, o engine.ObjectName) bool {
 	}
 	resource, group, _ := strings.Cut(o.Name, ".")
 	return isKinds(t) && slices.ContainsFunc(d.o.Only, func(s engine.Selector) bool { return s.OfType(group, resource) })
-}
-
-// kept reports whether a backup would hold an object of the cluster.
-func kept(t backup.Type, o *object) bool {
-	return t.Group != "" || t.Resource != "configmaps" || within(t) != "" && !volatile[o.name]
 }
 
 // object is a JSON object that is taken apart as far as its metadata.

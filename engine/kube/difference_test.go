@@ -2,9 +2,17 @@ package kube
 
 import (
 	"encoding/json"
+	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+	"constellation/engine/backup"
 )
 
 func TestOnlyWhatPeopleAndControllersSetDiffers(t *testing.T) {
@@ -66,6 +74,73 @@ func TestManyDifferencesAreCounted(t *testing.T) {
 	}
 	if f := compare(list("1"), list("2"), true, nil); len(f.paths) != maxFields || f.more != 30-maxFields || f.String() != "spec[0], spec[10], spec[11], spec[12], spec[13] and 25 more" {
 		t.Errorf("%d paths, %d more: %s", len(f.paths), f.more, f)
+	}
+}
+
+// What is new and what is gone is what a backup made now has and has not, also of types of
+// which there was nothing.
+func TestDifferencesAreThoseOfTwoBackups(t *testing.T) {
+	for _, secrets := range []bool{false, true} {
+		t.Run(fmt.Sprintf("with secrets %t", secrets), func(t *testing.T) {
+			_, c := lone(t)
+			h := newHand(t, c)
+			h.do(http.MethodPost, "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"constellation-system"}}`)
+			// This one the API server itself makes, when it has been up for a moment.
+			for h.all("/api/v1/namespaces/kube-system/configmaps")["kube-system/kube-apiserver-legacy-service-account-token-tracking"] == nil {
+				time.Sleep(20 * time.Millisecond) // between two looks at a condition
+			}
+			h.define(widgets)
+			h.put(widgets, "default", "goes", "", "{}", "")
+			before := h.backUp(secrets)
+			if d := h.diff(before); len(d) > 0 {
+				t.Errorf("differs at once: %q", d)
+			}
+			h.do(http.MethodDelete, widgets.path("default")+"/goes", "")
+			h.put(widgets, "default", "comes", "", "{}", "")
+			h.define(parts)
+			h.put(parts, "default", "of-a-new-kind", "", "{}", "")
+			for _, ns := range []string{"default", systemNamespace, Namespace} {
+				for _, name := range []string{"new", "kube-root-ca.crt"} {
+					h.core("ConfigMap", ns, `"name":"`+name+`"`, `"data":{"a":"b"}`)
+				}
+				h.core("Secret", ns, `"name":"sh.helm.release.v1.new.v1","labels":{"owner":"helm","name":"new","version":"1"}`, `"type":"helm.sh/release.v1","data":{"release":"eHg="}`)
+				h.core("Secret", ns, `"name":"new"`, `"data":{"a":"eHg="}`)
+			}
+			now := map[string]bool{}
+			h.eachOf(h.backUp(secrets), func(name string) { now[name] = true })
+			var want []string
+			h.eachOf(before, func(name string) {
+				if !now[name] {
+					want = append(want, "removed "+name)
+				}
+				delete(now, name)
+			})
+			for name := range now {
+				want = append(want, "added "+name)
+			}
+			slices.Sort(want)
+			got := h.diff(before)
+			slices.Sort(got)
+			if d := cmp.Diff(want, got); d != "" || len(want) < 8 {
+				t.Errorf("%d differences (-want +got):\n%s", len(want), d)
+			}
+			if d := h.diff(before, engine.Selector{Group: "shop.example.com", Resource: "widgets"}); !slices.Equal(d, []string{"added shop.example.com/widgets/default/comes", "removed shop.example.com/widgets/default/goes"}) {
+				t.Errorf("of widgets alone: %q", d)
+			}
+		})
+	}
+}
+
+// eachOf calls f with the name of each object of a backup.
+func (h hand) eachOf(b *backup.Backup, f func(name string)) {
+	h.t.Helper()
+	for _, typ := range b.Manifest().Types {
+		for o, err := range saved(b, typ) {
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			f(nameOf(typ, o).String())
+		}
 	}
 }
 

@@ -74,15 +74,15 @@ func etcdOf(t testing.TB, cp *controlplane.ControlPlane) *clientv3.Client {
 	return c
 }
 
-// seed writes objects of a kind of example.com straight into etcd, which is ten times as
+// seed writes objects of a kind of a group straight into etcd, which is ten times as
 // fast as creating them.
-func seed(t testing.TB, c *clientv3.Client, plural, kind, name string, n, size int) {
+func seed(t testing.TB, c *clientv3.Client, group, plural, kind, name string, n, size int) {
 	t.Helper()
 	var ops []clientv3.Op
 	for i := range n {
-		object := fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"%s","metadata":{"creationTimestamp":"2026-11-21T07:05:01Z","generation":1,"name":"%s-%06d","namespace":"default","uid":"%s-%s-%06[3]d"},"spec":{"payload":"%s"}}`,
-			kind, name, i, plural, name, strings.Repeat("half random ", size/12))
-		ops = append(ops, clientv3.OpPut(fmt.Sprintf("/registry/example.com/%s/default/%s-%06d", plural, name, i), object))
+		object := fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"%s","metadata":{"creationTimestamp":"2026-11-21T07:05:01Z","generation":1,"name":"%s-%06d","namespace":"default","uid":"%s-%s-%06[4]d"},"spec":{"payload":"%s"}}`,
+			group, kind, name, i, plural, name, strings.Repeat("half random ", size/12))
+		ops = append(ops, clientv3.OpPut(fmt.Sprintf("/registry/%s/%s/default/%s-%06d", group, plural, name, i), object))
 		if len(ops) == max(1, min(100, 1<<20/size)) || i == n-1 {
 			if _, err := c.Txn(t.Context()).Then(ops...).Commit(); err != nil {
 				t.Fatal(err)
@@ -107,8 +107,8 @@ func TestDumpOfARealCluster(t *testing.T) {
 	apply(widgetKind("example.com", "widgets", "Widget"))
 	apply(widgetKind("example.com", "gadgets", "Gadget"))
 	etcd := etcdOf(t, cp)
-	seed(t, etcd, "widgets", "Widget", "stays", 3000, 1200)
-	seed(t, etcd, "gadgets", "Gadget", "stays", 20, 64000)
+	seed(t, etcd, "example.com", "widgets", "Widget", "stays", 3000, 1200)
+	seed(t, etcd, "example.com", "gadgets", "Gadget", "stays", 20, 64000)
 	apply("apiVersion: example.com/v1\nkind: Gadget\nmetadata: {name: owned, namespace: default, ownerReferences: [{apiVersion: example.com/v1, kind: Widget, name: x, uid: u}]}\n")
 	const canary = "swordfish-0815"
 	apply("apiVersion: v1\nkind: Secret\nmetadata: {name: secret, namespace: default}\nstringData: {password: " + canary + "}\n")
@@ -443,8 +443,8 @@ func BenchmarkDump(b *testing.B) {
 				if err := cp.Apply(b.Context(), []byte(widgetKind("example.com", plural, kind))); err != nil {
 					b.Fatal(err)
 				}
-				seed(b, etcd, plural, kind, "small", n/20, 1500)
-				seed(b, etcd, plural, kind, "large", max(1, n/1000), 64000)
+				seed(b, etcd, "example.com", plural, kind, "small", n/20, 1500)
+				seed(b, etcd, "example.com", plural, kind, "large", max(1, n/1000), 64000)
 			}
 			var bytes, objects int64
 			for b.Loop() {

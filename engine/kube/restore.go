@@ -410,10 +410,10 @@ func (r *restore) named(o engine.ObjectName) bool {
 	return slices.ContainsFunc(r.o.Only, func(s engine.Selector) bool { return s.Matches(o) })
 }
 
-// live yields what the cluster has of a type in the order of keys.
-func (w *wire) live(ctx context.Context, t backup.Type, q url.Values) iter.Seq2[*object, error] {
+// live yields what the cluster has of a type at a path, in the order of keys.
+func (w *wire) live(ctx context.Context, t backup.Type, path string, q url.Values) iter.Seq2[*object, error] {
 	return inOrder(t.String()+" of the cluster", func(yield func(*object, error) bool) {
-		for b, err := range w.list(ctx, pathOf(t, within(t)), q) {
+		for b, err := range w.list(ctx, path, q) {
 			var o *object
 			if err == nil {
 				o, err = parseObject(b)
@@ -519,7 +519,7 @@ func (r *restore) restoreKinds(ctx context.Context, give func(error)) error {
 	crew := r.crew(ctx, give)
 	err := func() error {
 		defer crew.end()
-		for p, err := range pairs(saved(r.b, t), r.w.live(ctx, t, nil)) {
+		for p, err := range pairs(saved(r.b, t), r.w.live(ctx, t, pathOf(t, ""), nil)) {
 			if err != nil {
 				return err
 			}
@@ -686,7 +686,7 @@ func (r *restore) restoreType(ctx context.Context, crew *crew, t backup.Type, le
 	k := r.kindOf(ctx, &t)
 	live := func(func(*object, error) bool) {} // nothing
 	if k == nil || k.err == "" && !k.fresh && !k.would {
-		live = r.w.live(ctx, t, selection(t))
+		live = r.w.live(ctx, t, pathOf(t, within(t)), selection(t))
 	}
 	for p, err := range pairs(saved(r.b, t), live) {
 		var silent *unreadable

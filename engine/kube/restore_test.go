@@ -383,7 +383,7 @@ func (h hand) shop(n int) {
 }
 
 func TestWhatWasDestroyedIsBroughtBack(t *testing.T) {
-	const n = 1000
+	n := proof(1000, 10_000)
 	_, c := lone(t)
 	h := newHand(t, c)
 	h.shop(n)
