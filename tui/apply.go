@@ -53,9 +53,7 @@ console at a time works on a cluster; another one ends with 8 and says who does.
   constellation upgrade apply --yes --surge 10% --detach  # set the target, then leave`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return s.apply(cmd.Context(), &r, o, func(ctx context.Context, e Engine, emit func(engine.Event)) (*engine.Plan, error) {
-				return e.PlanApply(ctx, r, emit)
-			})
+			return s.apply(cmd.Context(), applyStart(r, o.yes), o)
 		},
 	}
 	s.applyFlags(cmd, &r, &o)
@@ -106,9 +104,7 @@ this program. It sets no target, replaces no node, and needs no configuration.`,
 			if !helm {
 				return &engine.Error{Err: errors.New("nothing is named that is to be executed"), Remedy: "add --helm", Exit: engine.ExitUsage}
 			}
-			return s.apply(cmd.Context(), &r, o, func(ctx context.Context, e Engine, _ func(engine.Event)) (*engine.Plan, error) {
-				return e.PlanExecute(ctx, r)
-			})
+			return s.apply(cmd.Context(), executeStart(r, o.yes), o)
 		},
 	}
 	cmd.Flags().BoolVar(&helm, "helm", false, "the charts of the services")
@@ -116,8 +112,12 @@ this program. It sets no target, replaces no node, and needs no configuration.`,
 	return cmd
 }
 
-// apply plans, asks if somebody is there to answer, and runs.
-func (s *session) apply(ctx context.Context, r *engine.ApplyRequest, o applyOptions, planOf func(context.Context, Engine, func(engine.Event)) (*engine.Plan, error)) error {
+// apply plans, asks if somebody is there to answer, and runs: in the console if there can
+// be one.
+func (s *session) apply(ctx context.Context, u *upgradeStart, o applyOptions) error {
+	if o.out == text && s.interactive(o.nonInteractive) {
+		return s.console(ctx, consoleOptions{upgrade: u, timeout: o.timeout})
+	}
 	out := s.printer(o.out, true)
 	defer func() { out.close() }()
 	eng, _, _, err := s.engineOf()
@@ -127,13 +127,13 @@ func (s *session) apply(ctx context.Context, r *engine.ApplyRequest, o applyOpti
 	ctx, stop := s.limited(ctx, o.timeout)
 	defer stop()
 	progress := s.checkProgress()
-	plan, err := planOf(ctx, eng, progress.event)
+	plan, err := u.plan(ctx, eng, u.request, progress.event)
 	progress.live.clear()
 	if err != nil {
 		return s.unplanned(out, o.out, err)
 	}
 	out, err = s.accept(plan, out, o.out, acceptance{
-		yes: o.yes, acknowledged: r.Acknowledge, asks: o.out == text && !o.nonInteractive && s.asks(),
+		yes: o.yes, acknowledged: u.request.Acknowledge, asks: o.out == text && !o.nonInteractive && s.asks(),
 		question: "Upgrade cluster " + clean(plan.Cluster) + "?", show: func(p *engine.Plan, _ sink) { s.print(s.planText(p)) },
 	})
 	if err != nil {
@@ -147,12 +147,22 @@ func (s *session) planText(p *engine.Plan) []string {
 	c := s.sheet()
 	c.w = s.answerWidth()
 	w := c.w
-	k := &engine.Check{Findings: p.Findings, Changes: p.Changes, Path: []engine.Hop{{}}}
 	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, clean(p.Cluster), clean(p.From.String()), clean(p.To.String())), ""}
+	return append(lines, c.upgradeSections(w, p)...)
+}
+
+// upgradeSections are those of an upgrade's plan: versions, what else changes, steps,
+// findings, and what must be read. On the screen what speaks against it comes first.
+func (c *console) upgradeSections(w int, p *engine.Plan) []string {
+	k := &engine.Check{Findings: p.Findings, Changes: p.Changes, Path: []engine.Hop{{}}}
+	var lines []string
+	if !c.th.uncut && len(p.Blocked()) > 0 {
+		return c.findingGroups(w, &engine.Check{Findings: p.Findings})
+	}
 	if len(p.Components) > 0 {
 		lines = append(lines, c.th.rule(w, "Versions", ""))
 		for _, x := range p.Components {
-			lines = append(lines, "  "+c.componentLine(x))
+			lines = append(lines, c.th.row(w).pad(2).add(plain, c.componentLine(x)).String())
 		}
 	}
 	if rows := c.changeRows(w, k); len(rows) > 0 {
@@ -160,31 +170,35 @@ func (s *session) planText(p *engine.Plan) []string {
 		lines = append(lines, rows...)
 	}
 	lines = append(lines, c.th.rule(w, "Steps", count(len(p.Steps), "step")))
+	const indent = 22
 	for i, st := range p.Steps {
-		head := fmt.Sprintf("%2d  %-17s ", i+1, clean(st.ID))
+		r := c.th.row(w).num(faint, fmt.Sprint(i+1), 2).pad(1).col(strong, clean(st.ID), 17)
 		if st.Finished {
-			lines = append(lines, head+"done before: "+clean(st.Title))
+			lines = append(lines, r.add(faint, "done before: "+clean(st.Title)).String())
 			continue
 		}
 		text := clean(st.Title) + ": " + clean(st.Effect)
 		if st.Final {
 			text += " (point of no return)"
 		}
-		for n, l := range wrap(text, max(20, w-len(head))) {
+		for n, l := range wrap(text, max(20, w-indent)) {
 			if n > 0 {
-				head = strings.Repeat(" ", len(head))
+				r = c.th.row(w).pad(indent)
 			}
-			lines = append(lines, head+l)
+			lines = append(lines, r.add(plain, l).String())
+		}
+		for _, d := range st.Details {
+			lines = append(lines, c.prose(w, indent, faint, clean(d))...)
 		}
 	}
 	lines = append(lines, c.findingGroups(w, k)...)
 	lines = append(lines, "")
 	for _, n := range p.Notes {
-		lines = append(lines, wrap(clean(s.speller().text(n)), w)...)
+		lines = append(lines, c.prose(w, 0, plain, clean(c.deps.sp.text(n)))...)
 	}
 	for _, st := range p.Steps {
 		if st.Warning != "" && !st.Finished {
-			lines = append(lines, wrap("Warning: "+clean(st.Warning), w)...)
+			lines = append(lines, c.prose(w, 0, caution, "Warning: "+clean(st.Warning))...)
 		}
 	}
 	return lines

@@ -219,7 +219,7 @@ func TestKeysOfACheck(t *testing.T) {
 		{"W is off if the configuration has all", "mixed", []string{"W"}, nil, "W is off: the configuration has the values of the next hop"},
 		{"W is off after it has written", "written", []string{"W"}, nil, "W is off: it is written"},
 		{"Enter is off where there is nothing", "newest", []string{"enter"}, nil, "Enter is off: there is nothing to open here"},
-		{"nothing applies yet", "two-hops", []string{"a"}, nil, ""},
+		{"a is off without a hop", "newest", []string{"a"}, nil, "a is off: there is no next hop"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

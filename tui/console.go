@@ -43,10 +43,12 @@ const (
 	screenCheck
 	screenBackup
 	screenWatch
+	screenPlan   // of an upgrade
+	screenAccept // the question about it
 )
 
 func (s screenID) title() string {
-	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check", "backup", "watch"}[s]
+	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check", "backup", "watch", "plan", "confirm"}[s]
 }
 
 // consoleDeps is the world of a console.
@@ -60,6 +62,8 @@ type consoleDeps struct {
 	// wizard starts with the init wizard even when there is something to see; yes
 	// skips the question before a run.
 	wizard, yes bool
+	// upgrade, if not nil, is the upgrade that the console begins with.
+	upgrade *upgradeStart
 	// sandbox finds the sandbox of the workspace; nil if there is none.
 	sandbox func(context.Context) *engine.SandboxInfo
 	now     func() time.Time
@@ -109,6 +113,9 @@ type console struct {
 	chk  checkScreen
 	bak  backupScreen
 	wat  watchScreen // also of the events of a run
+	upg  upgradeScreen
+	// question is asked before something is done to the cluster; nil if nothing is asked.
+	question *question
 
 	plan    *engine.Plan
 	resumed bool
@@ -244,6 +251,14 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 			c.takeCheckEvents(msg.events)
 			return nil
 		}
+		if c.upg.planning {
+			for _, ev := range msg.events {
+				if ev.Object != engine.CheckVersions {
+					c.upg.live.apply(ev)
+				}
+			}
+			return nil
+		}
 		t := &c.t
 		if c.screen == screenPreflight && !c.running {
 			t = &c.pre.t
@@ -275,6 +290,10 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		return c.tookConfig(msg)
 	case runEnded:
 		return c.tookRunEnd(msg.err)
+	case upgradePlanned:
+		return c.tookUpgradePlan(msg)
+	case rolloutChanged:
+		c.tookRolloutChange(msg)
 	default:
 		cmd, _ := c.takeBackup(msg)
 		return cmd
@@ -336,6 +355,8 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	c.form = newConfigForm(c.home, c.deps.versions)
 	first := c.screen == screenStart
 	switch {
+	case first && c.deps.upgrade != nil:
+		return c.openUpgrade(c.deps.upgrade)
 	case first && c.home.Stage == engine.StagePartial && len(c.home.Problems) == 0:
 		// An init that began was agreed to; going on needs no second agreement.
 		c.resumed = true
@@ -378,13 +399,16 @@ func (c *console) readStatus() tea.Cmd {
 func (c *console) goHome() tea.Cmd {
 	c.screen, c.busy = screenHome, "reading the workspace"
 	c.chk.quiet = c.chk.known != nil // else ask again what there is
+	if !c.ran {
+		c.upg = upgradeScreen{}
+	}
 	return c.readHome()
 }
 
 // startPreflight runs the checks.
 func (c *console) startPreflight() tea.Cmd {
 	c.screen = screenPreflight
-	c.pre = preflight{}
+	c.pre, c.upg = preflight{}, upgradeScreen{}
 	return c.launch("checking", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		f, err := c.deps.engine.Preflight(ctx, emit)
 		return preflightEnded{f, err}
@@ -455,7 +479,7 @@ func (c *console) fail(err error) {
 
 // leave asks whether to leave a run; without a run it just leaves.
 func (c *console) leave() tea.Cmd {
-	c.help = false
+	c.help, c.question = false, nil
 	if !c.running {
 		return tea.Quit
 	}
@@ -537,6 +561,9 @@ func (c *console) command() string {
 		return c.backupCommand()
 	case screenConfig:
 		return c.deps.sp.command("config validate")
+	}
+	if c.upgrading() {
+		return c.upgradeCommand()
 	}
 	return c.deps.sp.command("init --non-interactive --yes")
 }

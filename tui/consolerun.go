@@ -18,6 +18,7 @@ type consoleOptions struct {
 	wizard  bool // start with the way to a cluster
 	yes     bool // the plan is accepted
 	timeout time.Duration
+	upgrade *upgradeStart // to begin with; nil if there is none
 }
 
 // console shows the console on the terminal and returns when the user leaves.
@@ -42,7 +43,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	}
 	term := newTerminal(in, out, s.Env)
 	c := newConsole(ctx, term.look, consoleDeps{
-		engine: eng, ws: ws, sp: s.speller(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, now: s.Now,
+		engine: eng, ws: ws, sp: s.speller(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
 		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
 		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
 	})
@@ -88,7 +89,24 @@ func (c *console) farewell() []string {
 	var lines []string
 	add := func(r *row) { lines = append(lines, r.String()) }
 	back := c.deps.sp.command("")
+	if c.upgrading() {
+		back = c.comeBack()
+	}
+	frame := c.lastFrame()
 	switch {
+	case !c.ran && c.upgrading():
+		what := "nothing has been changed; come back: "
+		if c.err != nil {
+			x := explain(c.err, c.deps.sp)
+			add(t.row(w).add(bad, t.fail+" ").add(strong, x.what))
+			for _, p := range [][2]string{{"why", x.why}, {"fix", x.remedy}} {
+				if p[1] != "" {
+					add(t.row(w).add(faint, "  "+p[0]+"  ").add(plain, p[1]))
+				}
+			}
+		}
+		add(t.row(w).add(faint, what).add(accent, back))
+		return lines
 	case !c.ran:
 		if c.home == nil || c.home.Stage == engine.StageCluster {
 			return nil
@@ -127,7 +145,9 @@ func (c *console) farewell() []string {
 	if len(steps) > 0 {
 		add(t.row(w).add(faint, "  at   ").add(plain, strings.Join(steps, ", ")))
 	}
-	if ready, wanted := c.t.ready(); wanted > 0 {
+	if n, total := c.atTarget(); total > 0 && c.upgrading() {
+		add(t.row(w).add(faint, "  nodes ").add(plain, fmt.Sprintf("%d of %d at the target", n, total)))
+	} else if ready, wanted := c.t.ready(); wanted > 0 && !c.upgrading() {
 		add(t.row(w).add(faint, "  nodes ").add(plain, fmt.Sprintf("%d of %d ready", ready, wanted)))
 	}
 	if c.succeeded() && !c.leaving && c.t.result != nil {
@@ -139,5 +159,20 @@ func (c *console) farewell() []string {
 	if c.t.run != "" && c.deps.ws != nil {
 		add(t.row(w).add(faint, "  log  ").add(plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.run)))
 	}
-	return lines[:min(len(lines), farewellLines)]
+	return append(frame, lines[:min(len(lines), farewellLines)]...)
+}
+
+// lastFrame is what an upgrade looked like when the console was left, without what only
+// helps who sits before it; nil if there was no run.
+func (c *console) lastFrame() []string {
+	if !c.upgrading() || !c.ran || c.w < minWidth || c.h < minHeight {
+		return nil
+	}
+	c.help, c.asking, c.question, c.note = false, false, nil, ""
+	head, foot := c.header(), c.footer()
+	lines := append(head, c.body(c.w, c.h-len(head)-len(foot))...)
+	for len(lines) > 0 && strings.TrimSpace(stripStyle(lines[len(lines)-1])) == "" {
+		lines = lines[:len(lines)-1]
+	}
+	return append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
 }

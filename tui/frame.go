@@ -65,6 +65,10 @@ func (c *console) body(w, h int) []string {
 		return c.backupView(w, h)
 	case screenWatch:
 		return c.watchView(w, h)
+	case screenPlan:
+		return c.planView(w, h)
+	case screenAccept:
+		return c.acceptView(w, h)
 	}
 	return []string{"", " " + c.th.spin(c.frame) + " " + c.busy}
 }
@@ -112,7 +116,7 @@ var wizardSteps = []struct {
 func (c *console) header() []string {
 	name := "no cluster yet"
 	switch {
-	case c.t.cluster != "" && c.ran:
+	case c.t.cluster != "" && (c.ran || c.upgrading()):
 		name = c.t.cluster
 	case c.home != nil && c.home.Cluster != "":
 		name = clean(c.home.Cluster)
@@ -127,10 +131,18 @@ func (c *console) header() []string {
 	}
 	r.right(faint, c.mode(screen))
 	lines := []string{r.String()}
-	if i := wizardAt(screen); i >= 0 {
+	switch i := wizardAt(screen); {
+	case c.aboutUpgrade(screen):
+		lines = append(lines, c.upgradeRail(screen))
+	case i >= 0:
 		lines = append(lines, c.rail(i))
 	}
 	return lines
+}
+
+// aboutUpgrade reports whether a screen is one of an upgrade.
+func (c *console) aboutUpgrade(s screenID) bool {
+	return c.upgrading() && (s == screenPlan || s == screenAccept || s == screenRun || s == screenResult)
 }
 
 func wizardAt(s screenID) int {
@@ -143,6 +155,9 @@ func wizardAt(s screenID) int {
 }
 
 func (c *console) headTarget() string {
+	if c.plan != nil && c.upgrading() {
+		return c.changeWords(c.plan)
+	}
 	if c.plan != nil && c.w >= 80 {
 		var parts []string
 		for _, v := range []string{c.plan.To.Kubernetes, c.plan.To.Release} {
@@ -171,6 +186,8 @@ func (c *console) mode(s screenID) string {
 		return c.checkMode()
 	case s == screenBackup:
 		return c.backupMode()
+	case c.aboutUpgrade(s):
+		return c.upgradeMode(s)
 	case c.ran && (s == screenRun || s == screenResult):
 		word := "init"
 		if c.resumed {
@@ -245,7 +262,10 @@ func (c *console) succeeded() bool {
 // footer is what is at the bottom: why we wait, what leaving means, keys, safety.
 func (c *console) footer() []string {
 	var lines []string
-	if c.asking {
+	if q := c.question; q != nil {
+		lines = append(lines, c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" "+q.text+" ").String())
+		lines = append(lines, c.th.below(c.w, 3, 2, plain, q.detail+" Enter does it, Esc leaves it as it is.")...)
+	} else if c.asking {
 		lines = append(lines, c.leaveQuestion()...)
 	} else {
 		lines = append(lines, c.whyLines()...)
@@ -339,6 +359,8 @@ func (c *console) whyLines() []string {
 		return c.checkWhy(c.w)
 	case screenBackup:
 		return c.backupWhy()
+	case screenPlan, screenAccept:
+		return c.upgradeWhy()
 	}
 	return nil
 }
@@ -351,6 +373,9 @@ func (c *console) safetyLine() string {
 	}
 	switch screen {
 	case screenRun:
+		if c.upgrading() {
+			return c.upgradeSafety()
+		}
 		ready, wanted := c.t.ready()
 		parts := []string{fmt.Sprintf("nodes %d/%d ready", ready, wanted)}
 		switch {
@@ -363,7 +388,7 @@ func (c *console) safetyLine() string {
 			parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
 		}
 		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
-	case screenConfig, screenPreflight, screenConfirm, screenBackup:
+	case screenConfig, screenPreflight, screenConfirm, screenBackup, screenPlan, screenAccept:
 		return "scripted  " + c.command()
 	case screenCheck:
 		s := "scripted  " + c.command()

@@ -47,6 +47,8 @@ func (c *console) bindings() []binding {
 		return stopBackupKeys
 	case c.asking:
 		return leaveKeys
+	case c.question != nil:
+		return questionKeys
 	case c.help:
 		return helpKeys
 	case c.screen == screenCheck && c.chk.asks:
@@ -66,7 +68,14 @@ func (c *console) screenKeys() []binding {
 		return preflightKeys
 	case screenConfirm:
 		return confirmKeys
+	case screenPlan:
+		return planKeys
+	case screenAccept:
+		return acceptKeys
 	case screenRun:
+		if c.upgrading() {
+			return slices.Concat(runKeys, rolloutKeys)
+		}
 		return runKeys
 	case screenResult:
 		return resultKeys
@@ -149,7 +158,7 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 // are off are left out, but for Enter: whoever waits to press it must see that.
 func (c *console) keyLine(w int) string {
 	leave := ""
-	if !c.asking && !c.help {
+	if !c.asking && !c.help && c.question == nil {
 		leave = "q " + c.leaveWord()
 	}
 	r := c.th.row(w).add(plain, " ")

@@ -340,6 +340,10 @@ func (c *console) keptRows(w, h int) []string {
 	last := b.lastWhole()
 	const what = 26
 	row := func(st style, sign, name string, state style, text, age string) string {
+		if w < 70 { // two lines are better than half a sentence
+			r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").add(plain, name).right(faint, age)
+			return strings.Join(append([]string{r.String()}, c.th.below(w, 5, 2, state, text)...), "\n")
+		}
 		return c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").col(plain, name, what).add(state, text).right(faint, age).String()
 	}
 	var lines []string
@@ -410,7 +414,8 @@ func (c *console) keptRows(w, h int) []string {
 		}
 		lines = append(lines, row(faint, c.th.dot, "scratch space of pods", faint, strings.Join(parts, ", ")+": in no backup", ""))
 	}
-	return append(lines, row(faint, c.th.dot, "master secret, kubeconfig", faint, "not in it: keep a copy of this folder's files", ""))
+	lines = append(lines, row(faint, c.th.dot, "master secret, kubeconfig", faint, "not in it: keep a copy of this folder's files", ""))
+	return strings.Split(strings.Join(lines, "\n"), "\n")
 }
 
 // volumeWords are "db/pg-0  worker-0  statefulset/db/postgres".

@@ -123,6 +123,19 @@ var checkKeys = []binding{
 		}
 		return ""
 	}),
+	on("a", "a", "upgrade: plan the next hop, and ask before anything is changed", "do", (*console).startUpgrade).footed("apply").unless(func(c *console) string {
+		switch {
+		case c.chk.busy:
+			return "it is being checked"
+		case c.chk.writes:
+			return "the configuration is being written"
+		case c.chk.known == nil:
+			return "nothing is known yet; r checks"
+		case len(c.chk.known.Path) == 0:
+			return "there is no next hop"
+		}
+		return ""
+	}),
 	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.asks = true })).footed("write").unless(nothingToWrite),
 	on("r", "r", "check again", "do", (*console).startCheck).unless(func(c *console) string {
 		switch {

@@ -34,6 +34,12 @@ var homeKeys = []binding{
 		}
 		return ""
 	}),
+	on("u", "u", "upgrade: plan the next hop, and ask before anything is changed", "do", (*console).startUpgrade).footed("upgrade").unless(func(c *console) string {
+		if c.home == nil || c.home.Stage != engine.StageCluster {
+			return "there is no cluster yet"
+		}
+		return ""
+	}),
 	on("b", "b", "backups: what is kept, and a new one", "do", (*console).openBackup).footed("back up").unless(func(c *console) string {
 		if c.home == nil || c.home.Stage != engine.StageCluster {
 			return "there is no cluster yet"
@@ -84,6 +90,8 @@ func (c *console) doNext() tea.Cmd {
 		return c.toWizard()
 	case isVerb(cmd, "status"):
 		return c.goHome()
+	case isVerb(cmd, "upgrade") && strings.Contains(cmd+" ", " apply "):
+		return c.startUpgrade()
 	case isVerb(cmd, "upgrade"):
 		return c.openCheck()
 	case isVerb(cmd, "backup"):

@@ -114,10 +114,10 @@ func configLocked(c *console) string { return c.form.locked }
 
 // typing reports whether keys go into a text field.
 func (c *console) typing() bool {
-	if c.asking || c.help {
+	if c.asking || c.help || c.question != nil {
 		return false
 	}
-	return c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing
+	return c.naming() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing
 }
 
 // typed gives a key to the text field that is open. It reports false for keys that
@@ -125,6 +125,10 @@ func (c *console) typing() bool {
 func (c *console) typed(k tea.KeyMsg) bool {
 	if k.Type == tea.KeyCtrlC {
 		return false
+	}
+	if c.screen == screenAccept {
+		c.typeName(k)
+		return true
 	}
 	if c.screen == screenLog {
 		c.log.typed(k)

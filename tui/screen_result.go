@@ -13,7 +13,7 @@ import (
 
 var resultKeys = []binding{
 	on("enter", "Enter", "home", "do", (*console).goHome).footed("home").unless(func(c *console) string {
-		if !c.succeeded() {
+		if !c.succeeded() && !c.upgrading() {
 			return "there is no cluster to show; r tries again"
 		}
 		return ""
@@ -41,6 +41,9 @@ func (c *console) deadEnd() bool {
 
 // retry plans anew and goes on where the run ended.
 func (c *console) retry() tea.Cmd {
+	if c.upgrading() {
+		return c.openUpgrade(c.upg.start)
+	}
 	c.resumed = c.ran
 	c.err = nil
 	if c.ran {
@@ -72,10 +75,16 @@ func (c *console) resultView(w, h int) []string {
 
 func (c *console) successView(w, h int) []string {
 	name := c.t.cluster
+	if name == "" && c.home != nil {
+		name = clean(c.home.Cluster)
+	}
 	if name == "" {
 		name = "the cluster"
 	}
 	remark, title := "", name+" is up"
+	if c.upgrading() {
+		title = name + " is upgraded"
+	}
 	var res engine.Result
 	if c.t.result != nil {
 		res = c.t.result.Result
@@ -89,6 +98,12 @@ func (c *console) successView(w, h int) []string {
 			title = name + " goes on alone"
 		}
 	}
+	switch {
+	case c.upgrading() && !c.ran && c.err != nil: // there was nothing to plan
+		title = name + ": nothing to do"
+	case c.plan != nil && c.plan.Rehearsal:
+		title = name + ": rehearsed"
+	}
 	lines := []string{c.th.rule(w, title, remark)}
 	if c.t.result != nil && c.t.result.text != "" {
 		for i, l := range c.th.below(w, 4, 3, plain, c.t.result.text) {
@@ -97,6 +112,11 @@ func (c *console) successView(w, h int) []string {
 			}
 			lines = append(lines, l)
 		}
+	}
+	if c.t.result == nil && c.err != nil {
+		x := explain(c.err, c.deps.sp)
+		lines = append(lines, c.th.below(w, 2, 3, plain, x.what)...)
+		lines = append(lines, c.th.below(w, 2, 3, faint, x.remedy)...)
 	}
 	if len(res.Files) > 0 {
 		dir := ""
@@ -170,6 +190,9 @@ func (c *console) failureView(w, h int) []string {
 		rest = "y copies them" // there is no log yet
 	}
 	lines := c.problemWithin(w, causeLines, rest, c.err)
+	if !c.ran && c.upgrading() {
+		return append(lines, "", c.th.row(w).add(plain, "   ").add(faint, "Nothing has been changed. r checks and plans again.").String())
+	}
 	if !c.ran {
 		return append(lines, "", c.th.row(w).add(plain, "   ").add(faint, "Nothing has been created.").String())
 	}
@@ -180,7 +203,7 @@ func (c *console) failureView(w, h int) []string {
 			continue
 		}
 		sign, st := c.stepSign(s)
-		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(plain, s.title, 34)
+		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(plain, s.title, min(48, w-24))
 		lines = append(lines, r.right(faint, short(s.took)).String())
 	}
 	ready, wanted := c.t.ready()
@@ -188,7 +211,17 @@ func (c *console) failureView(w, h int) []string {
 	if c.deadEnd() {
 		on = "The same command cannot go on: see the fix."
 	}
-	lines = append(lines, c.th.below(w, 4, 2, faint, fmt.Sprintf("nodes %d/%d ready. %s", ready, wanted, on))...)
+	nodes := fmt.Sprintf("nodes %d/%d ready", ready, wanted)
+	if c.upgrading() {
+		n, total := c.atTarget()
+		if nodes = fmt.Sprintf("%d/%d nodes at the target", n, total); total == 0 {
+			nodes = "No node was replaced"
+		}
+	}
+	lines = append(lines, c.th.below(w, 4, 2, faint, nodes+". "+on)...)
+	if c.upgrading() {
+		lines = append(lines, c.th.row(w).pad(4).add(faint, "come back: ").add(accent, c.comeBack()).String())
+	}
 	if room := h - len(lines); room > 3 {
 		lines = append(lines, c.logTail(w, room)...)
 	}

@@ -53,6 +53,9 @@ func (c *console) rows(p pane) int {
 	case paneSteps:
 		return len(c.stepRows(c.w))
 	case paneMachines:
+		if c.upgrading() {
+			return len(c.t.machines) // the others are there, and nothing has become of them yet
+		}
 		return len(c.t.machines) + len(c.t.missing())
 	}
 	return c.t.log.len()
@@ -294,6 +297,8 @@ func (c *console) nodeSign(state string) (string, style) {
 		return c.th.warn, caution
 	case engine.NodeJoining:
 		return c.th.running, accent
+	case engine.NodeReplacing, engine.NodeDraining, engine.NodeLeaving:
+		return c.th.running, caution
 	case engine.NodeGone:
 		return c.th.fail, faint
 	}
@@ -357,7 +362,7 @@ func (c *console) machineRows(w int) []string {
 		}
 		rows = append(rows, r.right(faint, tail).String())
 	}
-	if c.running {
+	if c.running && !c.upgrading() {
 		for _, g := range c.t.missing() {
 			rows = append(rows, c.th.row(w).add(faint, " "+c.th.dot+" ").col(faint, g.group, names).add(faint, fmt.Sprintf("%d not heard of yet", g.total)).String())
 		}
@@ -389,7 +394,11 @@ func (c *console) logTail(w, h int) []string {
 	}
 	lines := []string{c.th.rule(w, c.paneTitle(paneLog, "Log"), remark)}
 	if n == 0 {
-		return append(lines, c.th.row(w).add(faint, "   what kubeadm and the bootstrapper say appears here").String())
+		what := "what kubeadm and the bootstrapper say appears here"
+		if c.upgrading() {
+			what = "what the services, the operator and kubeadm say appears here"
+		}
+		return append(lines, c.th.row(w).add(faint, "   "+what).String())
 	}
 	from, to := c.part(paneLog, n, h-1, n-1)
 	if c.run.at[paneLog] < 0 {

@@ -1,0 +1,393 @@
+package tui
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"constellation/engine"
+)
+
+// hopPlan is the plan of an image change of a small cluster, with what a real one has.
+func hopPlan() *engine.Plan {
+	const digest = "3f1c9e5b7a2d4c6e8f0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60"
+	p := upgradePlan()
+	p.Components = []engine.ComponentCheck{{Name: "Kubernetes", Kind: "kubernetes", Now: "v1.35.4", NextHop: "v1.36.3"}, {Name: "OS image", Kind: "image", Now: "v1.0.0", NextHop: "v1.1.0"}}
+	p.To.Kubernetes = "v1.36.3"
+	p.Changes = &engine.Changes{
+		Nodes: map[string]int{"control-plane": 1, "workers": 2}, KindsChanged: []string{"nodeversions.update.edgeless.systems"},
+		Measurements: []engine.MeasurementChange{{PCR: 9, From: digest, To: "8" + digest[1:]}},
+		ConfigMaps:   []string{"kube-system/join-config (changed)"}, Charts: []string{"constellation-operators"},
+		Least: 3 * time.Minute, Most: 8 * time.Minute, Basis: "three replacements, as long as those before",
+	}
+	p.Findings = []engine.Finding{
+		{
+			ID: "local-data", Severity: engine.Warn, Named: true, Title: "1 volume goes with its node", Source: "disruption",
+			Detail: "db/pg-0 is on worker-0", Objects: []string{"persistentvolume/pg-0"}, Remedy: "if it is meant as it is, `--ack local-data`",
+		},
+		{
+			ID: "oldest-supports-kubernetes", Severity: engine.Warn, Named: true, Title: "image v1.0.0 does not list Kubernetes v1.36.3", Source: "versions",
+			Detail: "control planes of the old image run it until they are replaced",
+		},
+		{ID: "probes", Severity: engine.Warn, Title: "2 workloads have no readiness probe", Source: "disruption"},
+	}
+	p.Notes = []string{"Image and Kubernetes go up in one write."}
+	p.Steps = []engine.Step{
+		{ID: engine.StepBackup, Title: "Back up what an upgrade can destroy", Effect: "every definition and custom resource is in /home/ops/demo/constellation-upgrade/upgrade-20261121070501-1a2b3c4d"},
+		{ID: engine.StepComponents, Title: "Publish node components", Effect: "ConfigMap k8s-components-sha256-cb7e says what nodes install", Finished: true},
+		{ID: engine.StepJoinConfig, Title: "Let in machines of the new image", Effect: "machines of image v1.1.0 are let in, beside those of v1.0.0", Details: []string{"PCR 9: 3f1c9e5b to 8f1c9e5b"}},
+		{ID: engine.StepCharts, Title: "Upgrade the services", Effect: "4 kinds and 2 charts with operator v1.1.0, join-service v1.1.0"},
+		{ID: engine.StepTarget, Title: "Set the target of all nodes", Effect: "NodeVersion asks for image v1.1.0 and Kubernetes v1.36.3 in one write", Final: true, Warning: "The disks of replaced nodes are gone for good, and Kubernetes never goes down again."},
+		{ID: engine.StepRollout, Title: "Wait until all nodes are new", Effect: "3 node(s) are replaced, control planes first, one after the other"},
+	}
+	return p
+}
+
+// hopEvents are those of a run of a plan, up to the middle of its rollout and to its end.
+func hopEvents(t *testing.T, p *engine.Plan) (events []engine.Event, middle int) {
+	t.Helper()
+	data, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := start
+	add := func(after time.Duration, ev engine.Event) {
+		at = at.Add(after)
+		ev.Seq, ev.Time, ev.Run = uint64(len(events)+1), at, p.ID
+		events = append(events, ev)
+	}
+	add(0, engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation v1.1.0", Object: p.Cluster})
+	add(0, engine.Event{Kind: engine.KindPlan, Data: data})
+	for i, s := range p.Steps {
+		switch {
+		case s.Finished:
+			add(time.Second, engine.Event{Kind: engine.KindStep, Step: s.ID, State: engine.StateSkipped, Text: s.Title})
+			continue
+		default:
+			add(time.Second, engine.Event{Kind: engine.KindStep, Step: s.ID, State: engine.StateRunning, Text: s.Title})
+		}
+		if i == len(p.Steps)-1 {
+			add(time.Second, engine.Event{Kind: engine.KindProgress, Step: s.ID, Current: 1, Total: 3, Counts: map[string]int64{engine.NodeReady: 1, engine.NodeOutdated: 1, engine.NodeDraining: 1}})
+			for _, n := range [][3]string{{"control-plane-1", "control-plane", engine.NodeReady}, {"worker-0", "workers", engine.NodeDraining}, {"worker-1", "workers", engine.NodeOutdated}, {"worker-2", "workers", engine.NodeReady}} {
+				add(0, engine.Event{Kind: engine.KindNode, Step: s.ID, Node: n[0], Group: n[1], To: n[2]})
+			}
+			add(time.Second, engine.Event{Kind: engine.KindLog, Step: s.ID, Source: "operator", Level: "info", Text: "worker-0 is drained: 3 of 7 pods"})
+			add(time.Second, engine.Event{
+				Kind: engine.KindWait, Step: s.ID, Object: "rollout", State: "DrainBlocked", Node: "worker-0", Text: "the budget shop/cart allows no eviction of shop/cart-0",
+				Remedy: "make room for the pod that is named",
+			})
+			middle = len(events)
+			add(40*time.Second, engine.Event{Kind: engine.KindWait, Step: s.ID})
+			add(0, engine.Event{Kind: engine.KindProgress, Step: s.ID, Current: 3, Total: 3, Counts: map[string]int64{engine.NodeReady: 3}})
+		}
+		add(5*time.Second, engine.Event{Kind: engine.KindStep, Step: s.ID, State: engine.StateDone, Text: s.Title, TookMS: 5000})
+	}
+	exit := 0
+	res, err := json.Marshal(engine.Result{Status: engine.StateDone, Nodes: 3, Next: []string{"export KUBECONFIG=/home/ops/demo/constellation-admin.conf", "constellation status -C /home/ops/demo"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	add(0, engine.Event{Kind: engine.KindResult, State: engine.StateDone, Text: "cluster demo runs release v1.1.0 with image v1.1.0 and Kubernetes v1.36.3", Exit: &exit, Data: res})
+	return events, middle
+}
+
+// hopEngine is an engine that can make the upgrade.
+func hopEngine(t *testing.T) *fakeEngine {
+	p := hopPlan()
+	events, _ := hopEvents(t, p)
+	return &fakeEngine{
+		home: demoHome(engine.StageCluster), status: demoStatus(), plan: p, events: events,
+		backups: []engine.BackupEntry{{ID: "backup-20261120050501-1a2b3c4d", Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 1 << 20, Whole: true, Etcd: true}},
+		local:   engine.LocalData{Volumes: []engine.LocalVolume{{Namespace: "db", Claim: "pg-0", Volume: "pg-0", Nodes: []string{"worker-0"}, Workloads: []string{"statefulset/db/postgres"}}}, EmptyDirs: 3},
+	}
+}
+
+// upgrades shows the plan, as `upgrade apply` begins.
+func upgrades(s *stage, change ...func(*upgradeStart)) *stage {
+	u := applyStart(engine.ApplyRequest{}, false)
+	for _, f := range change {
+		f(u)
+	}
+	s.c.deps.upgrade = u
+	s.begin()
+	s.settle()
+	return s
+}
+
+// accepts types the names and says yes.
+func accepts(s *stage) *stage {
+	s.press("enter")
+	s.press("local-data", "enter", "oldest-supports-kubernetes", "enter")
+	s.at(s.clock.Sub(start) + armAfter)
+	return s.press("y", "enter")
+}
+
+func rehearses(u *upgradeStart) { u.request.Rehearse = true }
+
+// upgradeScenes are what an upgrade looks like at moments that matter.
+var upgradeScenes = []scene{
+	{"upgrade-plan", func(t *testing.T, s func(*fakeEngine) *stage) *stage { return upgrades(s(hopEngine(t))) }},
+	{"upgrade-plan-end", func(t *testing.T, s func(*fakeEngine) *stage) *stage { return upgrades(s(hopEngine(t))).press("G") }},
+	{"upgrade-plan-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		e.plan.Findings = append([]engine.Finding{{
+			ID: "pdb-room", Severity: engine.Block, Title: "the budget shop/cart allows no eviction", Source: "disruption", Detail: "1 of 1 pods are wanted",
+			Remedy: "let one pod be away: `kubectl -n shop patch pdb cart --type=merge -p '{\"spec\":{\"maxUnavailable\":1}}'`",
+		}}, e.plan.Findings...)
+		return upgrades(s(e)).press("enter")
+	}},
+	{"upgrade-rehearsal", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		e.plan.Rehearsal = true
+		e.plan.Steps[4].Final = false
+		return upgrades(s(e), rehearses).press("enter")
+	}},
+	{"upgrade-names", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return upgrades(s(hopEngine(t))).press("enter", "local", "enter")
+	}},
+	{"upgrade-answer", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return upgrades(s(hopEngine(t))).press("enter", "local-data", "enter", "oldest-supports-kubernetes", "enter")
+	}},
+	{"upgrade-run-charts", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts }) + 1
+		st := accepts(upgrades(s(e)))
+		st.settle()
+		return st.at(20 * time.Second)
+	}},
+	{"upgrade-run-leave", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts }) + 1
+		st := accepts(upgrades(s(e)))
+		st.settle()
+		return st.at(20 * time.Second).press("q")
+	}},
+	{"upgrade-done", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := accepts(upgrades(s(hopEngine(t))))
+		st.settle()
+		return st
+	}},
+	{"upgrade-failed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		i := slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts })
+		e.runErr = &engine.Error{Op: "install chart join-service", Err: errors.New("pod join-service-x2x8p: image cannot be pulled"), Remedy: "run the same command again when the registry answers"}
+		exit := engine.ExitFailed
+		failed, result := e.events[i], e.events[len(e.events)-1]
+		failed.State, failed.Text, failed.Remedy, failed.TookMS = engine.StateFailed, e.runErr.Error(), engine.Remedy(e.runErr), 9000
+		result.State, result.Text, result.Remedy, result.Exit, result.Time = engine.StateFailed, e.runErr.Error(), engine.Remedy(e.runErr), &exit, failed.Time
+		result.Data = json.RawMessage(`{"status":"failed","resume":"constellation upgrade apply -C /home/ops/demo"}`)
+		e.events = append(slices.Clone(e.events[:i+1]), failed, result)
+		st := accepts(upgrades(s(e)))
+		st.settle()
+		return st
+	}},
+	{"upgrade-nothing", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		e.planErr = &engine.Error{
+			Err:  errors.New("cluster demo runs release v1.1.0 with Kubernetes v1.36.3: nothing that can be reached is newer"),
+			Exit: engine.ExitNothing, Remedy: "`constellation upgrade check` says what there is",
+		}
+		return upgrades(s(e))
+	}},
+}
+
+// From the check to the result, with keys alone.
+func TestUpgradeFromCheckToResult(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := hopEngine(t)
+		e.check = engine.Check{Schema: "1.0", Cluster: "demo", Path: []engine.Hop{{Number: 1}}, Exit: engine.ExitUpgradeAvailable}
+		s := newStage(t, e, look{}, 80, 24).begin()
+		s.settle()
+		s.press("c")
+		s.settle()
+		s.press("a")
+		s.settle()
+		if s.c.screen != screenPlan || s.c.plan == nil {
+			t.Fatalf("a shows %s", s.c.screen.title())
+		}
+		s.press("enter")
+		if s.c.screen != screenAccept || !s.c.naming() {
+			t.Fatalf("after the plan comes %s", s.c.screen.title())
+		}
+		s.press("n", "o", "enter")
+		if !s.c.upg.wrong || s.c.upg.at != 0 {
+			t.Fatal("a wrong name was taken")
+		}
+		s.press("ctrl+u", "local-data", "enter", "oldest-supports-kubernetes", "enter", "y", "enter") // typed ahead
+		s.settle()
+		if e.ran != 0 {
+			t.Fatal("keys that were typed ahead began the upgrade")
+		}
+		s.at(armAfter).press("enter")
+		s.settle()
+		if want := []string{"local-data", "oldest-supports-kubernetes"}; e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 || !slices.Equal(e.plan.Acknowledged, want) {
+			t.Fatalf("ran %d times, shows %s, exit %d, accepted %q; want one run, its result and %q", e.ran, s.c.screen.title(), s.c.exit, e.plan.Acknowledged, want)
+		}
+		if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "cluster demo runs release v1.1.0 with image v1.1.0") || !strings.Contains(f, "constellation -C .demo upgrade apply") {
+			t.Errorf("what stays on the terminal does not tell how it ended, or how to come back:\n%s", f)
+		}
+		s.press("enter")
+		s.settle()
+		if s.c.screen != screenHome {
+			t.Errorf("Enter on the result shows %s", s.c.screen.title())
+		}
+	})
+}
+
+func TestUpgradesThatAreNotAccepted(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		keys []string
+		exit int
+	}{
+		{"left at the plan", []string{"q"}, engine.ExitUnacknowledged},
+		{"Ctrl-C at the name", []string{"enter", "ctrl+c"}, engine.ExitUnacknowledged},
+		{"No", []string{"enter", "local-data", "enter", "oldest-supports-kubernetes", "enter", "wait", "enter"}, engine.ExitUnacknowledged},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := upgrades(newStage(t, hopEngine(t), look{}, 80, 24))
+				for _, k := range tt.keys {
+					if k == "wait" {
+						s.at(armAfter)
+						continue
+					}
+					s.press(k)
+				}
+				if !s.quit || s.c.exit != tt.exit || s.eng.ran != 0 {
+					t.Errorf("left: %t, exit %d, ran %d times; want exit %d and no run", s.quit, s.c.exit, s.eng.ran, tt.exit)
+				}
+				if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "nothing has been changed; come back: constellation -C .demo upgrade apply") {
+					t.Errorf("what stays on the terminal is %q", f)
+				}
+			})
+		})
+	}
+}
+
+// What needs no answer is not asked: the same command comes back to a rollout.
+func TestUpgradesThatAskNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*engine.Plan)
+		yes    bool
+	}{
+		{"only the waiting is left", func(p *engine.Plan) {
+			p.Findings = nil
+			for i := range p.Steps[:len(p.Steps)-1] {
+				p.Steps[i].Finished = true
+			}
+		}, false},
+		{"all was accepted on the command line", func(p *engine.Plan) {
+			p.Acknowledged = []string{"local-data", "oldest-supports-kubernetes"}
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := hopEngine(t)
+				tt.change(e.plan)
+				s := upgrades(newStage(t, e, look{}, 80, 24), func(u *upgradeStart) { u.yes = tt.yes })
+				s.settle()
+				if e.ran != 1 || s.c.screen != screenResult {
+					t.Errorf("ran %d times, shows %s", e.ran, s.c.screen.title())
+				}
+			})
+		})
+	}
+}
+
+// rolling returns a console in the middle of a rollout.
+func rolling(t *testing.T, w, h int) *stage {
+	e := hopEngine(t)
+	_, e.pauseAt = hopEvents(t, e.plan)
+	s := accepts(upgrades(newStage(t, e, look{}, w, h)))
+	s.settle()
+	if !s.c.running || !s.c.t.pastFinal() {
+		t.Fatalf("shows %s, running %t", s.c.screen.title(), s.c.running)
+	}
+	return s
+}
+
+func TestRolloutIsChangedFromTheConsole(t *testing.T) {
+	yes, no := true, false
+	for key, want := range map[string]engine.RolloutChange{"P": {Paused: &yes}, "R": {Paused: &no, Cancelled: &no}, "C": {Cancelled: &yes}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := rolling(t, 80, 24).press(key)
+			if s.c.question == nil || !strings.Contains(s.c.View(), s.c.question.text) {
+				t.Fatalf("%s does not ask", key)
+			}
+			s.press("esc")
+			if s.eng.changed != (engine.RolloutChange{}) {
+				t.Fatalf("%s changed the rollout although Esc was the answer", key)
+			}
+			s.press(key, "enter")
+			s.settle()
+			same := func(a, b *bool) bool { return (a == nil) == (b == nil) && (a == nil || *a == *b) }
+			if got := s.eng.changed; !same(got.Paused, want.Paused) || !same(got.Cancelled, want.Cancelled) {
+				t.Errorf("%s changed %+v", key, got)
+			}
+			if !s.c.running || !strings.Contains(s.c.note, "the rollout is ") {
+				t.Errorf("running: %t, note %q", s.c.running, s.c.note)
+			}
+		})
+	}
+}
+
+// Before the target is set there is nothing to pause.
+func TestRolloutKeysAreOffBeforeTheTargetIsSet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := hopEngine(t)
+		e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts }) + 1
+		s := accepts(upgrades(newStage(t, e, look{}, 80, 24)))
+		s.settle()
+		s.press("P")
+		if s.c.question != nil || !strings.Contains(s.c.note, "no node is being replaced yet") {
+			t.Errorf("asks: %v, note %q", s.c.question, s.c.note)
+		}
+	})
+}
+
+// Leaving never stops a rollout, and never undoes a step.
+func TestLeavingAnUpgrade(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		until string // the step in which it is left
+		leave func(*stage)
+		exit  int
+		says  string
+	}{
+		{"a step before the target, q", engine.StepCharts, func(s *stage) { s.press("q", "enter") }, engine.ExitStopped, "left after"},
+		{"a step before the target, Ctrl-C twice", engine.StepCharts, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, engine.ExitStopped, "left after"},
+		{"the rollout, Ctrl-C twice", engine.StepRollout, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, engine.ExitDone, "1 of 3 at the target"},
+		{"hung up", engine.StepCharts, func(s *stage) { s.tell(signalled{syscall.SIGHUP}) }, 129, "left after"},
+		{"terminated", engine.StepRollout, func(s *stage) { s.tell(signalled{syscall.SIGTERM}) }, 143, "1 of 3 at the target"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := hopEngine(t)
+				e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == tt.until }) + 1
+				if tt.until == engine.StepRollout {
+					_, e.pauseAt = hopEvents(t, e.plan)
+				}
+				s := accepts(upgrades(newStage(t, e, look{}, 80, 24)))
+				s.settle()
+				tt.leave(s)
+				s.settle()
+				if !s.quit || s.c.exit != tt.exit {
+					t.Errorf("left: %t, exit %d; want %d", s.quit, s.c.exit, tt.exit)
+				}
+				f := strings.Join(s.c.farewell(), "\n")
+				for _, want := range []string{"constellation -C .demo upgrade apply", "set-target", tt.says} { // the rail is of the last frame
+					if !strings.Contains(f, want) {
+						t.Errorf("what stays on the terminal lacks %q:\n%s", want, f)
+					}
+				}
+			})
+		})
+	}
+}
