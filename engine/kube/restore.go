@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -483,7 +484,7 @@ func (c *crew) end() {
 
 // fail reports that an object could not be restored.
 func (r *restore) fail(j task, err error) {
-	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreFailed, Text: brief(err), Remedy: engine.Remedy(err)}
+	x := engine.RestoreReport{Object: nameOf(j.t, j.saved), State: engine.RestoreFailed, Text: without(brief(err), j.saved, j.live), Remedy: engine.Remedy(err)}
 	r.mu.Lock()
 	if _, ok := r.uids[j.saved.uid]; ok {
 		r.uids[j.saved.uid] = owner{failed: x.Object.String()}
@@ -499,6 +500,63 @@ func brief(err error) string {
 		s = strings.TrimPrefix(s, e.Error()+": ")
 	}
 	return s
+}
+
+// hidden stands for a value of an object.
+const hidden = "…"
+
+// numberRE finds the numbers that an API server quotes from an object.
+var numberRE = regexp.MustCompile(`\b(value: )-?[0-9][0-9.eE+-]*`)
+
+// without takes the values of objects out of what an API server says about them: it quotes
+// what it does not accept, and that may be secret. A short value is taken out where it is
+// quoted only, else no sentence would be left. Objects may be nil.
+func without(text string, objects ...*object) string {
+	const short = 8
+	var values []string
+	var collect func(v any)
+	collect = func(v any) {
+		switch v := v.(type) {
+		case string:
+			values = append(values, v)
+		case []any:
+			for _, x := range v {
+				collect(x)
+			}
+		case map[string]any:
+			for _, x := range v {
+				collect(x)
+			}
+		}
+	}
+	names := map[string]bool{} // which are told anyway
+	for _, o := range objects {
+		if o == nil {
+			continue
+		}
+		names[o.name], names[o.namespace] = true, true
+		for k, b := range o.fields {
+			if k != "apiVersion" && k != "kind" {
+				collect(value(b))
+			}
+		}
+		for _, k := range []string{"annotations", "labels"} {
+			collect(value(o.meta[k]))
+		}
+	}
+	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) }) // what is part of another comes after it
+	for _, v := range slices.Compact(values) {
+		coded, err := json.Marshal(v) // another way to write it in quotes
+		if err != nil || v == "" || names[v] {
+			continue
+		}
+		text = strings.ReplaceAll(text, strconv.Quote(v), strconv.Quote(hidden))
+		text = strings.ReplaceAll(text, string(coded), strconv.Quote(hidden))
+		if len(v) >= short {
+			text = strings.ReplaceAll(text, v, hidden)
+		}
+	}
+	return numberRE.ReplaceAllString(text, "${1}"+hidden)
 }
 
 // restoreKinds restores the definitions, and those that chosen types need.

@@ -838,6 +838,39 @@ func TestSecretsThatTheClusterWouldRemoveAreLeftOut(t *testing.T) {
 	}
 }
 
+// What an API server says about an object is told without what is in it.
+func TestRefusalsAreToldWithoutValues(t *testing.T) {
+	o := func(fields string) *object {
+		t.Helper()
+		o, err := parseObject([]byte(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"swordfish","annotations":{"note":"a long annotation"}},` + fields + `}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	for _, tt := range []struct {
+		name        string
+		saved, live *object
+		text, want  string
+	}{
+		{"a value that is refused", o(`"spec":{"a":"trout-0815","b":["x"]}`), nil, `spec.a: Invalid value: "trout-0815": spec.a in body should match '^x$'`, `spec.a: Invalid value: "…": spec.a in body should match '^x$'`},
+		{"twice, and in a sentence", o(`"spec":{"a":"trout-0815"}`), nil, `must be of type date: "trout-0815"; it is trout-0815!`, `must be of type date: "…"; it is …!`},
+		{"with what has to be written otherwise", o(`"spec":{"a":"a\"<b\u00fc>"}`), nil, `Invalid value: "a\"<bü>" and {"a":"a\"\u003cbü\u003e"}`, `Invalid value: "…" and {"a":"…"}`},
+		{"short ones where they are quoted", o(`"spec":{"a":"in"}`), nil, `Invalid value: "in": spec.a in body is wrong`, `Invalid value: "…": spec.a in body is wrong`},
+		{"one that is part of another", o(`"spec":{"a":"trout-0815","b":"trout-0815-16"}`), nil, `it is trout-0815-16`, `it is …`},
+		{"numbers", o(`"spec":{"pin":4711}`), nil, `spec.pin: Invalid value: 4711: must be less than or equal to 9`, `spec.pin: Invalid value: …: must be less than or equal to 9`},
+		{"what is there now", o(`"spec":{}`), o(`"data":{"p":"trout-0815"}`), `data: Forbidden: was trout-0815`, `data: Forbidden: was …`},
+		{"annotations", o(`"spec":{}`), nil, `it has a long annotation`, `it has …`},
+		{"names stay", o(`"spec":{"a":"swordfish"}`), nil, `Widget.example.com "swordfish" is invalid`, `Widget.example.com "swordfish" is invalid`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := without(tt.text, tt.saved, tt.live); got != tt.want {
+				t.Errorf("%s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
 // Objects come in the version in which they were read, into whatever the cluster has now.
 func TestAnOlderVersionIsRestoredThroughConversion(t *testing.T) {
 	_, c := lone(t)
