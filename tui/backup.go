@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -352,7 +351,7 @@ if it is not.`,
 				return err
 			}
 			if out == asJSON {
-				if derr := document(s.out, verification{engine.Schema, args[0], err == nil, slices.Concat([]string{}, problems)}); derr != nil {
+				if derr := document(s.out, verification{engine.Schema, args[0], err == nil, append([]string{}, problems...)}); derr != nil {
 					return derr
 				}
 				if err != nil {
@@ -400,7 +399,7 @@ is newer. The exit code is 3 if there is nothing to remove.`,
 				v := struct {
 					Schema  string   `json:"schema"`
 					Removed []string `json:"removed"`
-				}{engine.Schema, slices.Concat([]string{}, removed)}
+				}{engine.Schema, append([]string{}, removed...)}
 				if derr := document(s.out, v); derr != nil {
 					return derr
 				}

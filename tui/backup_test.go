@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/backup"
 )
 
 // backupScenes are the screen of backups at moments that matter.
@@ -238,4 +240,125 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 			}
 		})
 	})
+}
+
+// listedBackups are three backups, one of which is not whole.
+func listedBackups() []engine.BackupEntry {
+	return []engine.BackupEntry{
+		{ID: "backup-20261120050000-0a1b2c3d", Created: start.Add(-26 * time.Hour), Objects: 12345, Bytes: 18 << 20, Whole: true, Etcd: true},
+		{ID: "backup-20261119050000-99aa00ff", Created: start.Add(-50 * time.Hour), Why: "manifest.json is not there: it was not made to the end"},
+		{ID: "upgrade-20261101120000-00ff00ff", Created: start.Add(-20 * 24 * time.Hour), Objects: 987, Bytes: 3 << 30, Whole: true},
+	}
+}
+
+// shownBackup is the manifest of a backup with a hole.
+func shownBackup() engine.BackupManifest {
+	var m engine.BackupManifest
+	err := json.Unmarshal([]byte(`{"schema":"1.0","id":"backup-20261120050000-0a1b2c3d","created":"2026-11-20T05:00:00Z","ended":"2026-11-20T05:00:03.5Z","cluster":{"name":"demo","uid":"4c8b2e70-0000-4000-8000-000000000000","server":"v1.35.4"},
+		"secrets":false,"objects":1203,"bytes":2097152,"holes":[{"group":"example.com","resource":"gizmos","reason":"conversion webhook failed: no endpoints"}],"notes":["parts.example.com was removed while the backup was made; its objects are not in it"],
+		"types":[{"group":"apiextensions.k8s.io","version":"v1","resource":"customresourcedefinitions","kind":"CustomResourceDefinition","resource_version":"7","objects":3,"files":["crds.json"]},
+		{"group":"","version":"v1","resource":"configmaps","kind":"ConfigMap","namespaced":true,"resource_version":"8","objects":0},
+		{"group":"","version":"v1","resource":"configmaps","kind":"ConfigMap","namespaced":true,"resource_version":"8","objects":4,"files":["kube-system/configmaps.json"]},
+		{"group":"example.com","version":"v1","resource":"widgets","kind":"Widget","namespaced":true,"status":true,"resource_version":"9","objects":1196,"files":["example.com/widgets.json","example.com/widgets.owned.json"]}],
+		"files":[{"name":"crds.json","size":97152,"objects":3,"sha256":"00"},{"name":"kube-system/configmaps.json","size":2000,"objects":4,"sha256":"01"},
+		{"name":"example.com/widgets.json","size":1898000,"objects":1000,"sha256":"02"},{"name":"example.com/widgets.owned.json","size":100000,"objects":196,"sha256":"03","owners":{"at":0,"size":17}}]}`), &m)
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
+// What programs read of backups stays as it is.
+func TestAnswersAboutBackups(t *testing.T) {
+	root, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	utc := time.Local
+	time.Local = time.UTC // times are shown as those of the user's place
+	defer func() { time.Local = utc }()
+	broken := &engine.Error{Err: &backup.NotWhole{ID: "backup-20261120050000-0a1b2c3d", Damage: []string{"example.com/widgets.json is not what was written: its SHA-256 differs"}, Holes: shownBackup().Holes}}
+	for _, tt := range []struct {
+		name string
+		e    fakeEngine
+		args string
+		code int
+	}{
+		{"create", fakeEngine{plan: backupPlan(), events: backupEvents()}, "create --etcd --dir /mnt/safe --secrets", 0},
+		{"list", fakeEngine{backups: listedBackups()}, "list", 0},
+		{"list-none", fakeEngine{}, "list", 0},
+		{"show", fakeEngine{manifest: shownBackup()}, "show backup-20261120050000-0a1b2c3d", 0},
+		{"verify", fakeEngine{}, "verify backup-20261120050000-0a1b2c3d", 0},
+		{"verify-broken", fakeEngine{verifyErr: broken}, "verify backup-20261120050000-0a1b2c3d", engine.ExitFailed},
+		{"prune", fakeEngine{pruned: []string{"upgrade-20261101120000-00ff00ff"}}, "prune --keep 1", 0},
+		{"prune-none", fakeEngine{verifyErr: &engine.Error{Err: errors.New("nothing to prune"), Exit: engine.ExitNothing}}, "prune --keep 1", engine.ExitNothing},
+	} {
+		for format, ext := range map[string]string{"text": "txt", "json": "json"} {
+			t.Run(tt.name+"/"+format, func(t *testing.T) {
+				e := tt.e
+				out, errs, code := printedHere(t, &e, append(append([]string{"backup"}, strings.Fields(tt.args)...), "-o", format)...)
+				t.Chdir(root)
+				if code != tt.code || (errs != "") != (tt.code != 0 && (format == "text" || tt.name == "prune-none")) {
+					t.Errorf("exit %d, stderr %q", code, errs)
+				}
+				golden(t, "backup/"+tt.name+"."+ext, out)
+				if format != "json" {
+					return
+				}
+				// As docs say: one document, or an event a line, and what jq is told to read.
+				d := json.NewDecoder(strings.NewReader(out))
+				for n := 0; d.More(); n++ {
+					var v map[string]any
+					if err := d.Decode(&v); err != nil {
+						t.Fatalf("document %d: %v", n, err)
+					}
+					if n == 0 && v["schema"] != engine.Schema {
+						t.Errorf("the schema is %v", v["schema"])
+					}
+				}
+				if want := (engine.BackupRequest{Dir: "/mnt/safe", Etcd: engine.EtcdTake, Secrets: true}); tt.name == "create" && e.backedUpAs != want {
+					t.Errorf("asked for %+v", e.backedUpAs)
+				}
+			})
+		}
+	}
+}
+
+func TestBackupsAreCompleted(t *testing.T) {
+	ids := "backup-20261120050000-0a1b2c3d\t26h ago, 12345 objects\nbackup-20261119050000-99aa00ff\tnot whole\nupgrade-20261101120000-00ff00ff\t20d ago, 987 objects\n"
+	types := "apiextensions.k8s.io/customresourcedefinitions\t3 objects\ncore/configmaps\t4 objects\nexample.com/widgets\t1196 objects\n"
+	for _, tt := range []struct {
+		args, want string
+		e          fakeEngine
+	}{
+		{"show ", ids, fakeEngine{}},
+		{"verify ", ids, fakeEngine{}},
+		{"restore ", ids, fakeEngine{}},
+		{"diff ", ids, fakeEngine{}},
+		{"show backup-20261120050000-0a1b2c3d ", "", fakeEngine{}},
+		{"restore backup-20261120050000-0a1b2c3d --only ", types, fakeEngine{manifest: shownBackup()}},
+		{"diff --only ", types, fakeEngine{manifest: shownBackup()}},
+		{"list --dir ", "", fakeEngine{}},
+		{"create --etcd=", "true\nfalse\n", fakeEngine{}},
+		{"prune --keep ", "1\n3\n10\n", fakeEngine{}},
+	} {
+		t.Run(tt.args, func(t *testing.T) {
+			e := tt.e
+			e.backups = listedBackups()
+			out, _, code := printedHere(t, &e, append([]string{"__complete", "backup"}, strings.Split(tt.args, " ")...)...)
+			got, rest, ok := strings.Cut(out, ":")
+			if got != tt.want || code != 0 || !ok || strings.HasPrefix(rest, "0\n") {
+				t.Errorf("exit %d\n%s", code, out)
+			}
+		})
+	}
+	// Without backups, or without any that is whole, nothing is offered, and nothing said.
+	e := &fakeEngine{backups: listedBackups()[1:2]}
+	if out, _, code := printedHere(t, e, "__complete", "backup", "diff", "--only", ""); !strings.HasPrefix(out, ":") || code != 0 {
+		t.Errorf("exit %d\n%s", code, out)
+	}
+	e = &fakeEngine{backupsErr: errors.New("refused")}
+	if out, _, code := printedHere(t, e, "__complete", "backup", "show", ""); !strings.HasPrefix(out, ":") || code != 0 {
+		t.Errorf("exit %d\n%s", code, out)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,7 +73,41 @@ func (s *session) restoreFlags(cmd *cobra.Command, r *engine.RestoreRequest) {
 	fl := cmd.Flags()
 	s.backupDirFlag(cmd, &r.Dir, "`directory` that the backup was put in (default: constellation-upgrade in the workspace)")
 	fl.StringArrayVar(&r.Only, "only", nil, "`group/resource[/namespace/name]` alone, with its definition; may be repeated")
-	_ = cmd.RegisterFlagCompletionFunc("only", fixed())
+	_ = cmd.RegisterFlagCompletionFunc("only", s.completeOnly)
+}
+
+// completeOnly completes the types of the backup that is named before, or of the newest.
+func (s *session) completeOnly(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	const done = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return nil, done
+	}
+	dir, _ := cmd.Flags().GetString("dir")
+	if len(args) == 0 {
+		all, err := eng.ListBackups(cmd.Context(), dir, false, nil)
+		i := slices.IndexFunc(all, func(b engine.BackupEntry) bool { return b.Whole })
+		if err != nil || i < 0 {
+			return nil, done
+		}
+		args = []string{all[i].ID}
+	}
+	m, _, err := eng.ShowBackup(dir, args[0])
+	if err != nil {
+		return nil, done
+	}
+	objects := map[engine.Selector]int64{}
+	for _, t := range m.Types {
+		if t.Objects > 0 {
+			objects[engine.Selector{Group: t.Group, Resource: t.Resource}] += t.Objects
+		}
+	}
+	var out []string
+	for o, n := range objects {
+		out = append(out, o.String()+"\t"+count(int(n), "object"))
+	}
+	slices.Sort(out)
+	return out, done
 }
 
 // restore runs `backup restore`. On a terminal it asks once, after the plan was shown.
