@@ -106,7 +106,7 @@ func scriptedKubeadm(ctl string, args []string) int {
 		fmt.Println("error execution phase preflight: [ERROR FileAvailable--etc-kubernetes-kubelet.conf]: it exists")
 		return 2
 	}
-	serving := there("var/lib/kubelet/pki/serving.crt") && there("var/lib/kubelet/pki/serving.key")
+	serving := there("var/lib/kubelet/pki/kubelet-server.crt") && there("var/lib/kubelet/pki/kubelet-server.key")
 	switch call {
 	case "init-phase-certs-ca":
 		if !there("etc/kubernetes/pki/ca.crt") {

@@ -692,7 +692,7 @@ func TestWhatIsOfAClusterIsSeen(t *testing.T) {
 		want  bool
 	}{
 		{"a new machine", nil, true},
-		{"a certificate authority, which is made before the preflight", []string{"etc/kubernetes/pki/ca.key", "var/lib/kubelet/pki/serving.key"}, true},
+		{"a certificate authority, which is made before the preflight", []string{"etc/kubernetes/pki/ca.key", "var/lib/kubelet/pki/kubelet-server.key"}, true},
 		{"empty directories", []string{"etc/kubernetes/manifests/", "var/lib/etcd/"}, true},
 		{"a kubelet's kubeconfig", []string{"etc/kubernetes/kubelet.conf"}, false},
 		{"a static pod", []string{"etc/kubernetes/manifests/etcd.yaml"}, false},

@@ -212,6 +212,7 @@ func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
 type counters struct {
 	actions *prometheus.CounterVec
 	calls   *prometheus.HistogramVec
+	serving *prometheus.CounterVec
 }
 
 // newCounters registers the counters with controller-runtime's registry, or finds them there.
@@ -230,14 +231,24 @@ func newCounters() (*counters, error) {
 	if err != nil {
 		return nil, err
 	}
+	serving, err := register(prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "constellation_serving_requests_total",
+		Help: "Requests of kubelets for serving certificates by result: approved, denied, waiting (each time that one could not be judged yet) or left (not a kubelet's).",
+	}, []string{"result"}))
+	if err != nil {
+		return nil, err
+	}
 	// A first failure must be seen as a change, not as a beginning.
+	for _, result := range verdictNames {
+		serving.WithLabelValues(result)
+	}
 	for kind := range actionNames {
 		if actionNames[kind] != "" {
 			actions.WithLabelValues(metricKind(actionKind(kind)), "ok")
 			actions.WithLabelValues(metricKind(actionKind(kind)), "error")
 		}
 	}
-	return &counters{actions: actions, calls: calls}, nil
+	return &counters{actions: actions, calls: calls, serving: serving}, nil
 }
 
 func metricKind(k actionKind) string { return strings.ReplaceAll(actionNames[k], " ", "_") }

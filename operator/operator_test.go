@@ -162,7 +162,12 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	cp := controlplane.ForTest(t, controlplane.Options{})
+	return newClusterWith(t, controlplane.Options{})
+}
+
+func newClusterWith(t *testing.T, o controlplane.Options) *cluster {
+	t.Helper()
+	cp := controlplane.ForTest(t, o)
 	c := &cluster{t: t, cp: cp, denied: &denials{}, cloud: &sky{
 		instances: map[string]cloud.Instance{},
 		groups: []cloud.Group{

@@ -92,12 +92,14 @@ type (
 	}
 	// KubeletConfiguration is what all kubelets of the cluster share.
 	KubeletConfiguration struct {
-		TypeMeta          `yaml:",inline"`
-		CgroupDriver      string `yaml:"cgroupDriver"`
-		FailCgroupV1      *bool  `yaml:"failCgroupV1,omitempty"`
-		FailSwapOn        bool   `yaml:"failSwapOn"`
-		TLSCertFile       string `yaml:"tlsCertFile"`
-		TLSPrivateKeyFile string `yaml:"tlsPrivateKeyFile"`
+		TypeMeta     `yaml:",inline"`
+		CgroupDriver string `yaml:"cgroupDriver"`
+		FailCgroupV1 *bool  `yaml:"failCgroupV1,omitempty"`
+		FailSwapOn   bool   `yaml:"failSwapOn"`
+		// RotateCertificates is about the certificate that a kubelet is a client with,
+		// ServerTLSBootstrap about the one that it serves with.
+		RotateCertificates bool `yaml:"rotateCertificates"`
+		ServerTLSBootstrap bool `yaml:"serverTLSBootstrap"`
 	}
 	// KubeProxyConfiguration is what all kube-proxies of the cluster share.
 	KubeProxyConfiguration struct {
@@ -286,10 +288,13 @@ func NewJoin(j Join, n Node) (Config, error) {
 
 func newKubelet(v version.Version) *KubeletConfiguration {
 	k := &KubeletConfiguration{
-		TypeMeta:          TypeMeta{"kubelet.config.k8s.io/v1beta1", "KubeletConfiguration"},
-		CgroupDriver:      "systemd",
-		TLSCertFile:       KubeletCertFile,
-		TLSPrivateKeyFile: KubeletKeyFile,
+		TypeMeta:     TypeMeta{"kubelet.config.k8s.io/v1beta1", "KubeletConfiguration"},
+		CgroupDriver: "systemd",
+		// Kubelets renew both certificates when 70 to 90 % of their life is over. No file
+		// is named: a kubelet that is told one (tlsCertFile) shows it to callers that
+		// come by address, as the API server does, whatever it has renewed.
+		RotateCertificates: true,
+		ServerTLSBootstrap: true,
 	}
 	// From 1.35 on kubelets refuse cgroup v1 unless told otherwise; before, they
 	// accept it.

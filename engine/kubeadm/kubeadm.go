@@ -26,10 +26,12 @@ const (
 	PKIDir = "/etc/kubernetes/pki"
 	// AdminKubeconfig is what kubeadm init leaves for the administrator.
 	AdminKubeconfig = "/etc/kubernetes/admin.conf"
-	// KubeletCertFile and KubeletKeyFile are what every kubelet serves with. They
-	// must exist before the kubelet starts; "kubeadm reset" removes them.
-	KubeletCertFile = "/var/lib/kubelet/pki/serving.crt"
-	KubeletKeyFile  = "/var/lib/kubelet/pki/serving.key"
+	// KubeletCertFile and KubeletKeyFile are what every kubelet serves with at first.
+	// They must exist before the kubelet starts; "kubeadm reset" removes them. The names
+	// are those under which a kubelet that renews its certificate looks for one that it
+	// did not ask for itself; renewed ones lie beside them, and come before them.
+	KubeletCertFile = "/var/lib/kubelet/pki/kubelet-server.crt"
+	KubeletKeyFile  = "/var/lib/kubelet/pki/kubelet-server.key"
 	// criSocket is containerd's.
 	criSocket = "unix:///run/containerd/containerd.sock"
 	// hardeningDir holds the files of ControlPlaneFiles; API servers mount it.

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	"sigs.k8s.io/yaml"
 
 	"constellation/engine"
 )
@@ -34,7 +35,7 @@ var certificateChecks = []check{
 	},
 	{
 		id: "kubelet-certificates", title: "the certificates of the kubelets are valid for long enough", area: "certificates", ref: certificateGuide,
-		needs: []source{sourceNodes, sourcePods}, run: kubeletCertificates,
+		needs: []source{sourceNodes, sourcePods, sourceConfigs}, run: kubeletCertificates,
 	},
 	{
 		id: "signing-requests", title: "no request for a certificate waits", area: "certificates", ref: signingGuide,
@@ -57,6 +58,20 @@ func expiry(c *x509.Certificate, now time.Time) (s engine.Severity, left time.Du
 	case left < min(expiryBlock, life/10):
 		return engine.Block, left
 	case left < min(expiryWarn, life/3):
+		return engine.Warn, left
+	}
+	return engine.Info, left
+}
+
+// renewedExpiry is expiry for certificates that are renewed at the latest when a tenth of
+// their life is left.
+func renewedExpiry(c *x509.Certificate, now time.Time) (s engine.Severity, left time.Duration) {
+	left = c.NotAfter.Sub(now)
+	life := c.NotAfter.Sub(c.NotBefore)
+	switch {
+	case left < min(expiryBlock, life/20):
+		return engine.Block, left
+	case left < life/10:
 		return engine.Warn, left
 	}
 	return engine.Info, left
@@ -163,6 +178,13 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 		soonest        time.Duration
 	}
 	by := map[engine.Severity]*group{}
+	judge := expiry
+	remedy := "let the kubelets rotate their certificates (serverTLSBootstrap, and somebody who approves), or replace the nodes"
+	var configured kubeletConfiguration
+	if yaml.Unmarshal([]byte(w.configs[kubeletConfig]["kubelet"]), &configured) == nil && configured.ServerTLSBootstrap {
+		judge = renewedExpiry
+		remedy = "the kubelet should have renewed it: see who approves requests for kubernetes.io/kubelet-serving (`kubectl get csr`, and the operator's log), or replace the nodes"
+	}
 	silent, why := len(w.nodes)-len(found), ""
 	for i, c := range found {
 		if c == nil {
@@ -172,7 +194,7 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 			}
 			continue
 		}
-		s, left := expiry(c, w.now)
+		s, left := judge(c, w.now)
 		if s == engine.Info {
 			continue
 		}
@@ -190,7 +212,7 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 			out = append(out, engine.Finding{
 				Severity: s, Title: fmt.Sprintf("the certificate of the kubelet of %s %s", count(len(g.names), "node"), remaining(g.soonest)),
 				Detail: "the first to go; nodes: " + enumerate(g.names, 20), Objects: first(g.objects),
-				Remedy: "let the kubelets rotate their certificates (serverTLSBootstrap, and somebody who approves), or replace the nodes",
+				Remedy: remedy,
 			})
 		}
 	}

@@ -141,6 +141,8 @@ type kubeletConfiguration struct {
 	Kind         string          `json:"kind"`
 	FeatureGates map[string]bool `json:"featureGates"`
 	FailCgroupV1 *bool           `json:"failCgroupV1"`
+	// ServerTLSBootstrap has kubelets renew the certificates that they serve with.
+	ServerTLSBootstrap bool `json:"serverTLSBootstrap"`
 }
 
 // madeByKubeadm reports whether the control plane is one of kubeadm's.

@@ -593,6 +593,40 @@ func TestKubeletsThatCannotBeReachedAreMetThroughTheAPIServer(t *testing.T) {
 	}
 }
 
+// A kubelet that renews its certificate does so when 70 to 90 % of its life are over.
+func TestCertificatesOfKubeletsAreDueByWhoRenewsThem(t *testing.T) {
+	const renews, keeps = "serverTLSBootstrap: true", "serverTLSBootstrap: false"
+	for _, tt := range []struct {
+		name, config string
+		life, left   time.Duration
+		want         []string
+	}{
+		{"a third is left of one that is renewed", renews, 90 * day, 30*day - time.Hour, nil},
+		{"a tenth is left of one that is renewed", renews, 90 * day, 9*day + time.Hour, nil},
+		{"less than a tenth is left of one that is renewed", renews, 90 * day, 9*day - time.Hour, []string{"warn : the certificate of the kubelet of 1 node expires in 8 days"}},
+		{"little is left of one that is renewed", renews, 90 * day, 4 * day, []string{"block : the certificate of the kubelet of 1 node expires in 3 days"}},
+		{"one that is renewed has expired", renews, 90 * day, -3 * day, []string{"block : the certificate of the kubelet of 1 node expired 3 days ago"}},
+		{"a third is left of one that nobody renews", keeps, 90 * day, 30*day - time.Hour, []string{"warn : the certificate of the kubelet of 1 node expires in 29 days"}},
+		{"less than a week is left of one that nobody renews", "", 90 * day, 7*day - time.Hour, []string{"block : the certificate of the kubelet of 1 node expires in 6 days"}},
+		{"a configuration that cannot be read", "{", 90 * day, 20 * day, []string{"warn : the certificate of the kubelet of 1 node expires in 19 days"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := selfSigned(t, tt.life, tt.left)
+			leaf, err := x509.ParseCertificate(c.Certificate[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := &world{
+				now: time.Now(), nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}},
+				configs: map[string]map[string]string{kubeletConfig: {"kubelet": tt.config}},
+			}
+			if d := cmp.Diff(tt.want, told(tellKubelets(w, []*x509.Certificate{leaf}, nil))); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
 // newForwarder returns the address of a server that forwards to any port of loopback.
 func newForwarder(t *testing.T) string {
 	t.Helper()

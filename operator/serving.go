@@ -1,0 +1,290 @@
+package operator
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"constellation/engine/cloud"
+)
+
+const (
+	nodeUser  = "system:node:"
+	nodeGroup = "system:nodes"
+	// minRSA is in bits.
+	minRSA = 2048
+	// approvers is how many requests are judged at a time, and so how many questions the
+	// cloud is asked at a time about them.
+	approvers = 4
+)
+
+// servingRequests approves what kubelets ask for when the certificate that they serve
+// with is due: one for the same node, under the name and the address that the cloud
+// knows of its machine. (The first one comes with the ticket; see package joinservice.)
+// What a Node says of its own addresses counts for nothing, because the kubelet writes it.
+//
+// A request that a kubelet may not make is denied with the reason. One that cannot be
+// judged yet waits, and one that is not a kubelet's is left to people.
+type servingRequests struct {
+	client   client.Client
+	cloud    machines // asked anew for each request: addresses are given again
+	events   events.EventRecorder
+	counters *counters
+	log      *slog.Logger
+	now      func() time.Time
+}
+
+func (r *servingRequests) setup(mgr manager.Manager) error {
+	err := ctrl.NewControllerManagedBy(mgr).Named("servingrequest").
+		For(&certificatesv1.CertificateSigningRequest{}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: approvers}).
+		Complete(r)
+	if err != nil {
+		return fmt.Errorf("add controller of CertificateSigningRequest: %w", err)
+	}
+	return nil
+}
+
+// verdict is what becomes of a request.
+type verdict int
+
+const (
+	approved  verdict = iota
+	denied            // it may never be approved
+	undecided         // it cannot be judged yet
+	foreign           // no kubelet asks
+)
+
+// verdictNames are the results of the metric.
+var verdictNames = [...]string{approved: "approved", denied: "denied", undecided: "waiting", foreign: "left"}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *servingRequests) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var csr certificatesv1.CertificateSigningRequest
+	if err := r.client.Get(ctx, req.NamespacedName, &csr); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if csr.Spec.SignerName != certificatesv1.KubeletServingSignerName || len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0 || csr.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil
+	}
+	v, why, node := r.judge(ctx, &csr)
+	if ctx.Err() != nil {
+		return ctrl.Result{}, ctx.Err()
+	}
+	if v == approved || v == denied {
+		err := r.answer(ctx, &csr, v, why)
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return ctrl.Result{}, nil // what has become of it comes by itself
+		}
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	r.counters.serving.WithLabelValues(verdictNames[v]).Inc()
+	log := r.log.With("request", csr.Name, "by", csr.Spec.Username, "reason", why)
+	switch v {
+	case approved:
+		log.Info("serving certificate approved")
+	case denied:
+		log.Warn("serving certificate denied")
+		r.tell(&csr, node, "ServingCertificateDenied", "Deny", why)
+	case undecided:
+		log.Warn("serving certificate waits")
+		r.tell(&csr, node, "ServingCertificateWaits", "Approve", why)
+		// Later each time, until the cluster forgets the request after a day.
+		return ctrl.Result{RequeueAfter: min(max(r.now().Sub(csr.CreationTimestamp.Time)/2, minServingPause), maxServingPause)}, nil
+	case foreign:
+		log.Info("serving certificate left to others")
+	}
+	return ctrl.Result{}, nil
+}
+
+// A request that cannot be judged is looked at again after half of its age, within these
+// bounds. A kubelet waits for 15 minutes, and then makes another request.
+const minServingPause, maxServingPause = 2 * time.Second, 5 * time.Minute
+
+// tell writes an event about the Node, or about the request if there is none. Many of the
+// same kind become one with a count.
+func (r *servingRequests) tell(csr *certificatesv1.CertificateSigningRequest, node *corev1.Node, reason, action, note string) {
+	var about runtime.Object = csr
+	if node != nil {
+		about = node
+	}
+	r.events.Eventf(about, nil, corev1.EventTypeWarning, reason, action, "%s", note)
+}
+
+// answer writes the verdict into the request as it was judged.
+func (r *servingRequests) answer(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, v verdict, why string) error {
+	c := certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "MachineConfirmed", Message: why, LastUpdateTime: metav1.NewTime(r.now()),
+	}
+	if v == denied {
+		c.Type, c.Reason = certificatesv1.CertificateDenied, "NotThisMachine"
+	}
+	changed := csr.DeepCopy()
+	changed.Status.Conditions = append(changed.Status.Conditions, c)
+	if err := r.client.SubResource("approval").Update(ctx, changed); err != nil {
+		return fmt.Errorf("answer request %s for a serving certificate: %w", csr.Name, err)
+	}
+	return nil
+}
+
+// judge returns what becomes of a request for a kubelet's serving certificate and why,
+// and the Node that asks if there is one.
+func (r *servingRequests) judge(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) (verdict, string, *corev1.Node) {
+	// Both are what the API server knows of the caller.
+	name, ok := strings.CutPrefix(csr.Spec.Username, nodeUser)
+	if !ok || name == "" || !slices.Contains(csr.Spec.Groups, nodeGroup) {
+		return foreign, "no kubelet has asked for it", nil
+	}
+	asked, err := parseServing(csr.Spec.Request, csr.Spec.Usages, csr.Spec.Username)
+	if err != nil {
+		return denied, err.Error(), r.node(ctx, name)
+	}
+	var node corev1.Node
+	if err := r.client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
+		if !apierrors.IsNotFound(err) {
+			return undecided, fmt.Sprintf("Node %s cannot be read: %v", name, err), nil
+		}
+		return undecided, fmt.Sprintf("there is no Node %s", name), nil
+	}
+	id := node.Spec.ProviderID
+	if id == "" {
+		return undecided, fmt.Sprintf("Node %s has no providerID, so its machine cannot be found", name), &node
+	}
+	instance, err := r.cloud.Instance(ctx, id)
+	switch {
+	case errors.Is(err, cloud.ErrNotFound):
+		return undecided, fmt.Sprintf("the cloud does not know machine %s", id), &node
+	case err != nil:
+		return undecided, fmt.Sprintf("the cloud does not say what machine %s is: %v", id, err), &node
+	case instance.State == cloud.Terminating || instance.State == cloud.Terminated:
+		return undecided, fmt.Sprintf("machine %s is being deleted", id), &node
+	case instance.ProviderID != id || instance.Name != name:
+		// A kubelet names its machine when it registers.
+		return denied, fmt.Sprintf("machine %s is called %s, so it is not Node %s", id, instance.Name, name), &node
+	case !instance.IP.IsValid():
+		return undecided, fmt.Sprintf("the cloud does not say which address machine %s has", id), &node
+	}
+	if err := asked.within(instance); err != nil {
+		return denied, err.Error(), &node
+	}
+	return approved, fmt.Sprintf("names and addresses are those of machine %s", id), &node
+}
+
+func (r *servingRequests) node(ctx context.Context, name string) *corev1.Node {
+	var node corev1.Node
+	if err := r.client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
+		return nil // it is for an event only
+	}
+	return &node
+}
+
+// servingRequest is what a kubelet asks to be called: at least one name or address.
+type servingRequest struct {
+	names     []string
+	addresses []netip.Addr
+}
+
+// within returns an error if something is asked for that is not the machine's.
+func (s servingRequest) within(i cloud.Instance) error {
+	for _, n := range s.names {
+		if n != i.Name {
+			return fmt.Errorf("it asks for the name %.100q, the cloud calls the machine %s", n, i.Name)
+		}
+	}
+	for _, a := range s.addresses {
+		if a != i.IP.Unmap() {
+			return fmt.Errorf("it asks for the address %s, the cloud says that the machine has %s", a, i.IP)
+		}
+	}
+	return nil
+}
+
+var (
+	// A kubelet asks for exactly one of these sets; the second is that of keys that only
+	// sign. https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kubernetes-signers
+	servingUsages = [][]certificatesv1.KeyUsage{
+		{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageServerAuth},
+		{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
+	}
+	oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
+)
+
+// parseServing reads the request of user for a certificate that a kubelet serves with: one
+// PEM block, signed with its own key, with the subject of a node and names of a server.
+// What it cannot read whole it refuses, so that no signer finds more in it than we do.
+func parseServing(request []byte, usages []certificatesv1.KeyUsage, user string) (servingRequest, error) {
+	bad := func(format string, args ...any) (servingRequest, error) {
+		return servingRequest{}, fmt.Errorf(format, args...)
+	}
+	got := slices.Compact(slices.Sorted(slices.Values(usages)))
+	if !slices.ContainsFunc(servingUsages, func(want []certificatesv1.KeyUsage) bool { return slices.Equal(got, want) }) {
+		return bad("its usages are %q, not those of a server's certificate", got)
+	}
+	block, rest := pem.Decode(request)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" || len(block.Headers) > 0 || strings.TrimSpace(string(rest)) != "" {
+		return bad("it is not one CERTIFICATE REQUEST in PEM")
+	}
+	c, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return bad("it is no PKCS #10 request")
+	}
+	if err := c.CheckSignature(); err != nil {
+		return bad("its signature is wrong")
+	}
+	switch k := c.PublicKey.(type) {
+	case *ecdsa.PublicKey, ed25519.PublicKey:
+	case *rsa.PublicKey:
+		if k.N.BitLen() < minRSA {
+			return bad("its RSA key has %d bits, at least %d are needed", k.N.BitLen(), minRSA)
+		}
+	default:
+		return bad("its kind of key is not known")
+	}
+	if len(c.Subject.Names) != 2 || c.Subject.CommonName != user || !slices.Equal(c.Subject.Organization, []string{nodeGroup}) {
+		return bad("its subject is %.200q, want CN=%s,O=%s", c.Subject.String(), user, nodeGroup)
+	}
+	if len(c.EmailAddresses) > 0 || len(c.URIs) > 0 {
+		return bad("it asks for e-mail addresses or URIs")
+	}
+	if len(c.Extensions) != 1 || !c.Extensions[0].Id.Equal(oidSubjectAltName) {
+		return bad("it asks for something else than names of a server")
+	}
+	// Kinds of names that Go does not read are left out of its answer.
+	var all []asn1.RawValue
+	if left, err := asn1.Unmarshal(c.Extensions[0].Value, &all); err != nil || len(left) > 0 || len(all) != len(c.DNSNames)+len(c.IPAddresses) || len(all) == 0 {
+		return bad("it asks for other names than those of a server")
+	}
+	s := servingRequest{names: c.DNSNames}
+	for _, ip := range c.IPAddresses {
+		a, ok := netip.AddrFromSlice(ip)
+		if !ok {
+			return bad("it asks for an address that is none")
+		}
+		s.addresses = append(s.addresses, a.Unmap())
+	}
+	return s, nil
+}
