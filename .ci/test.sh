@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# All tests. Those that start machines need root and Debian packages; without them they say why they skip.
+# All tests. Those that start machines need root and Debian packages, those that inject faults into system calls need strace;
+# without them they say why they skip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(runc debootstrap swtpm swtpm-tools)
+packages=(runc debootstrap swtpm swtpm-tools strace)
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   missing=()
   for p in "${packages[@]}"; do dpkg -s "$p" >/dev/null 2>&1 || missing+=("$p"); done
   if [ ${#missing[@]} -gt 0 ]; then
-    echo "installing ${missing[*]} for the tests on real machines"
+    echo "installing ${missing[*]} for the tests"
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
   fi
 fi

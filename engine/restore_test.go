@@ -1,0 +1,174 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"constellation/engine"
+	"constellation/engine/backup"
+)
+
+func TestSelectors(t *testing.T) {
+	widget := engine.ObjectName{Group: "example.com", Resource: "widgets", Namespace: "shop", Name: "blue"}
+	fleet := engine.ObjectName{Group: "example.com", Resource: "fleets", Name: "one"}
+	password := engine.ObjectName{Resource: "secrets", Namespace: "shop", Name: "password"}
+	for _, tt := range []struct {
+		text    string
+		want    engine.Selector
+		matches []engine.ObjectName
+		bad     bool
+	}{
+		{"example.com/widgets", engine.Selector{Group: "example.com", Resource: "widgets"}, []engine.ObjectName{widget}, false},
+		{"widgets.example.com", engine.Selector{Group: "example.com", Resource: "widgets"}, []engine.ObjectName{widget}, false},
+		{"example.com/widgets/shop", engine.Selector{Group: "example.com", Resource: "widgets", Namespace: "shop"}, []engine.ObjectName{widget}, false},
+		{"example.com/widgets/blue", engine.Selector{Group: "example.com", Resource: "widgets", Namespace: "blue"}, nil, false},
+		{"example.com/widgets/shop/blue", engine.Selector{Group: "example.com", Resource: "widgets", Namespace: "shop", Name: "blue"}, []engine.ObjectName{widget}, false},
+		{"example.com/fleets/one", engine.Selector{Group: "example.com", Resource: "fleets", Namespace: "one"}, []engine.ObjectName{fleet}, false},
+		{"core/secrets", engine.Selector{Resource: "secrets"}, []engine.ObjectName{password}, false},
+		{"core/secrets/shop/password", engine.Selector{Resource: "secrets", Namespace: "shop", Name: "password"}, []engine.ObjectName{password}, false},
+		{text: "", bad: true},
+		{text: "widgets", bad: true},
+		{text: ".", bad: true},
+		{text: "widgets.", bad: true},
+		{text: "/", bad: true},
+		{text: "/widgets", bad: true},
+		{text: "example.com/", bad: true},
+		{text: "example.com/widgets/", bad: true},
+		{text: "example.com/widgets/shop/", bad: true},
+		{text: "example.com/widgets/shop/blue/more", bad: true},
+	} {
+		t.Run(tt.text, func(t *testing.T) {
+			got, err := engine.ParseSelector(tt.text)
+			if (err != nil) != tt.bad || got != tt.want {
+				t.Fatalf("%+v, %v", got, err)
+			}
+			if tt.bad {
+				return
+			}
+			again, err := engine.ParseSelector(got.String())
+			if err != nil || again != got {
+				t.Errorf("%s is read as %+v, %v", got, again, err)
+			}
+			var matches []engine.ObjectName
+			for _, o := range []engine.ObjectName{widget, fleet, password} {
+				if got.Matches(o) {
+					matches = append(matches, o)
+				}
+			}
+			if fmt.Sprint(matches) != fmt.Sprint(tt.matches) {
+				t.Errorf("matches %v, want %v", matches, tt.matches)
+			}
+		})
+	}
+}
+
+// failingTwin is a cluster that gives a little, and then what end says.
+type failingTwin struct {
+	engine.BackupCluster
+	end func(ctx context.Context, w *backup.Writer) error
+}
+
+func (f *failingTwin) Dump(ctx context.Context, w *backup.Writer, _ engine.DumpOptions, report func(engine.BackupProgress)) error {
+	t, err := w.Type(backup.Type{Group: "example.com", Version: "v1", Resource: "widgets", Kind: "Widget", Namespaced: true}, "")
+	if err != nil {
+		return err
+	}
+	s := backup.NewScanner(strings.NewReader(`{"metadata":{"resourceVersion":"7"},"items":[{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w","namespace":"shop","uid":"u"}}]}`))
+	for s.Next() {
+		if err := t.Add(s.Item()); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(s.Err(), t.Close("7")); err != nil {
+		return err
+	}
+	report(engine.BackupProgress{Objects: 1})
+	return f.end(ctx, w)
+}
+
+// A backup that does not come to its end leaves nothing, and says what to do.
+func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		dir    func(t *testing.T) string // to put it in; empty: that of the workspace
+		end    error
+		exit   int
+		says   string
+		remedy string
+	}{
+		{"there is no room", nil, fmt.Errorf("write x: %w", syscall.ENOSPC), engine.ExitFailed, "no space left", "free some space"},
+		{"a quota is used up", nil, fmt.Errorf("write x: %w", syscall.EDQUOT), engine.ExitFailed, "quota", "free some space"},
+		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), engine.ExitFailed, "input/output error", ""},
+		{"the API server is away", nil, fmt.Errorf("list widgets: %w", engine.ErrUnreachable), engine.ExitFailed, "read the cluster", "see that its API server is up"},
+		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", engine.ErrDenied), engine.ExitFailed, "read the cluster", engine.KubeconfigFile},
+		{"the user has enough", nil, context.Canceled, engine.ExitStopped, "", ""},
+		{"others may write the directory", func(t *testing.T) string {
+			dir := t.TempDir()
+			if err := os.Chmod(dir, 0o770); err != nil {
+				t.Fatal(err)
+			}
+			return dir
+		}, nil, engine.ExitUsage, "others may write it", "chmod 0700"},
+		{"the directory is a link", func(t *testing.T) string {
+			dir := filepath.Join(t.TempDir(), "link")
+			if err := os.Symlink(t.TempDir(), dir); err != nil {
+				t.Fatal(err)
+			}
+			return dir
+		}, nil, engine.ExitUsage, "it is a symbolic link", "use a directory that is yours alone"},
+		{"what is above the directory is not there", func(t *testing.T) string { return filepath.Join(t.TempDir(), "a", "b") }, nil, engine.ExitUsage, "no such file or directory", "make the directory"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newCheckStage(t)
+			w, err := engine.OpenWorkspace(s.dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			cluster := &failingTwin{end: func(ctx context.Context, _ *backup.Writer) error {
+				if errors.Is(tt.end, context.Canceled) {
+					cancel()
+					return ctx.Err()
+				}
+				return tt.end
+			}}
+			e := engine.New(w, engine.Deps{
+				Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
+				Now:     func() time.Time { return checkTime },
+			})
+			r := engine.BackupRequest{Etcd: engine.EtcdLeave}
+			if tt.dir != nil {
+				r.Dir = tt.dir(t)
+			}
+			p, err := e.PlanBackup(ctx, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = e.Run(ctx, p, func(engine.Event) {})
+			if engine.ExitCode(err) != tt.exit || !strings.Contains(fmt.Sprint(err), tt.says) || !strings.Contains(engine.Remedy(err), tt.remedy) {
+				t.Errorf("exit %d: %v\nfix %s", engine.ExitCode(err), err, engine.Remedy(err))
+			}
+			dir, err := e.BackupDir(r.Dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if left, err := os.Lstat(filepath.Join(dir, p.ID, backup.Dir)); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("left: %v, %v", left, err)
+			}
+			list, err := e.ListBackups(t.Context(), "", true, nil)
+			if err != nil || slices.ContainsFunc(list, func(b engine.BackupEntry) bool { return b.ID == p.ID }) {
+				t.Errorf("listed: %v, %v", list, err)
+			}
+		})
+	}
+}
