@@ -2,12 +2,10 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"constellation/assets"
 )
@@ -45,7 +43,7 @@ func (i *initRun) charts() ([]Chart, error) {
 				setValue(values, s.Image, valueKey(s.Name), "image")
 			}
 		}
-		out = append(out, Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values})
+		out = append(out, Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
 	}
 	return out, nil
 }
@@ -115,9 +113,8 @@ func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
 	})
 }
 
-// installCharts brings the kinds and then all charts at once: they do not depend on
-// each other, and each waits for its images. Whoever leaves while they get ready finds
-// them installed the next time.
+// installCharts brings the kinds and then the charts. Whoever leaves while they get ready
+// finds them installed the next time.
 func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {
@@ -149,29 +146,6 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	}
 	r.Part("kinds", StateDone, "", total, total)
 
-	working, cancel := context.WithTimeout(ctx, i.e.limits.chart)
-	defer cancel()
-	errs := make([]error, len(charts))
-	var wg sync.WaitGroup
-	for n, c := range charts {
-		wg.Go(func() {
-			r.Part(c.Name, StateRunning, "install "+c.Version, 0, 0)
-			err := k.ApplyChart(working, c, func(text string, ready, wanted int64) {
-				r.Part(c.Name, StateRunning, text, ready, wanted)
-			})
-			if ctx.Err() != nil {
-				r.Part(c.Name, StateStopped, "", 0, 0)
-				errs[n] = ctx.Err()
-				return
-			}
-			if err != nil {
-				r.Part(c.Name, StateFailed, err.Error(), 0, 0)
-				errs[n] = i.clusterError("install chart "+c.Name, err)
-				return
-			}
-			r.Part(c.Name, StateDone, c.Version, 0, 0)
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	set := ChartSet{Charts: charts, Limit: i.e.limits.chart, Report: r.Part, Explain: i.clusterError}
+	return set.Apply(ctx, k)
 }

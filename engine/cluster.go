@@ -64,6 +64,13 @@ type Cluster interface {
 	// from there. report says what is waited for, with how many of how many pods are
 	// ready.
 	ApplyChart(ctx context.Context, c Chart, report func(text string, ready, wanted int64)) error
+	// ChartRevision returns the number of the revision of the chart that is deployed; zero if
+	// none is.
+	ChartRevision(ctx context.Context, c Chart) (int, error)
+	// RevertChart brings back what an earlier revision of the chart deployed, as a new
+	// revision; with zero it removes the chart. If that revision is deployed nothing happens.
+	// It does not wait until anything is ready.
+	RevertChart(ctx context.Context, c Chart, revision int) error
 
 	// Expect records a machine that is becoming a node, unless that node is annotated
 	// with its components already.
@@ -152,6 +159,8 @@ type Chart struct {
 	Version string
 	Files   []assets.File
 	Values  map[string]any
+	// Needs are names of charts of the same set that must be ready before.
+	Needs []string
 }
 
 // ExpectedNode is a machine that is becoming a node.

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -792,6 +793,9 @@ func TestCloudThatEndsIsToldWhileChartsGetReady(t *testing.T) {
 	s.cluster.OnCall(func(call string) error {
 		switch call {
 		case "ApplyChart constellation-operator":
+			for !slices.Contains(s.cluster.Calls(), "ApplyChart constellation-services") { // which the real one would try again
+				time.Sleep(time.Millisecond)
+			}
 			s.cloud.end(fmt.Errorf("%w: connection refused", cloud.ErrUnavailable))
 			s.cluster.SetDown(true)
 			select { // as the real one, which tries until its time is over

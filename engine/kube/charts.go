@@ -276,31 +276,76 @@ func purge(cfg *action.Configuration, name string) error {
 func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want engine.Chart, before *release.Release, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
-	err := retry(ctx, func(context.Context) error {
-		if before == nil {
-			u := action.NewUninstall(cfg)
-			u.IgnoreNotFound, u.Wait, u.Timeout = true, false, undoLimit
-			_, err := u.Run(want.Name)
-			return err
-		}
-		r, err := last(cfg, want.Name)
-		if err != nil {
-			return err
-		}
-		if r != nil && r.Version == before.Version {
-			return nil // it failed without having been changed
-		}
-		b := action.NewRollback(cfg)
-		b.Version, b.MaxHistory, b.Timeout = before.Version, maxRevisions, undoLimit
-		return b.Run(want.Name)
-	})
-	if err != nil {
+	revision := 0
+	if before != nil {
+		revision = before.Version
+	}
+	if err := revert(ctx, cfg, want.Name, revision); err != nil {
 		return fmt.Errorf("%w; and it could not be taken back: %w", cause, err)
 	}
 	if before == nil {
 		return fmt.Errorf("%w; it was removed again", cause)
 	}
 	return fmt.Errorf("%w; revision %d is back", cause, before.Version)
+}
+
+// revert brings a revision of a chart back, unless it is there; with zero it removes the
+// chart.
+func revert(ctx context.Context, cfg *action.Configuration, name string, revision int) error {
+	return retry(ctx, func(context.Context) error {
+		if revision == 0 {
+			u := action.NewUninstall(cfg)
+			u.IgnoreNotFound, u.Wait, u.Timeout = true, false, undoLimit
+			_, err := u.Run(name)
+			return err
+		}
+		r, err := last(cfg, name)
+		if err != nil {
+			return err
+		}
+		if r != nil && r.Version == revision {
+			return nil // it was not changed
+		}
+		b := action.NewRollback(cfg)
+		b.Version, b.MaxHistory, b.Timeout = revision, maxRevisions, undoLimit
+		return b.Run(name)
+	})
+}
+
+// ChartRevision implements [engine.Cluster].
+func (c *Client) ChartRevision(ctx context.Context, want engine.Chart) (n int, err error) {
+	cfg, err := c.helm(want.Namespace)
+	if err != nil {
+		return 0, err
+	}
+	err = retry(ctx, func(context.Context) error {
+		r, err := cfg.Releases.Deployed(want.Name)
+		switch {
+		case errors.Is(err, driver.ErrNoDeployedReleases) || errors.Is(err, driver.ErrReleaseNotFound):
+			n = 0
+			return nil
+		case err != nil:
+			return err
+		}
+		n = r.Version
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read chart %s: %w", want.Name, err)
+	}
+	return n, nil
+}
+
+// RevertChart implements [engine.Cluster].
+func (c *Client) RevertChart(ctx context.Context, want engine.Chart, revision int) error {
+	cfg, err := c.helm(want.Namespace)
+	if err != nil {
+		return err
+	}
+	if err := revert(ctx, cfg, want.Name, revision); err != nil {
+		return fmt.Errorf("bring chart %s back: %w", want.Name, err)
+	}
+	return nil
 }
 
 // readiness is how far the objects of a chart are.

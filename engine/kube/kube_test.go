@@ -117,6 +117,7 @@ func TestRealClusterKeepsTheContract(t *testing.T) {
 
 	t.Run("our own charts are accepted by the API server", func(t *testing.T) { ourCharts(t, c) })
 	t.Run("what a killed console has left is adopted", func(t *testing.T) { adopt(t, c) })
+	t.Run("a set of charts that fails goes back", func(t *testing.T) { set(t, c) })
 	t.Run("services are told with what they wait for", func(t *testing.T) { services(t, c) })
 	t.Run("history is bounded", func(t *testing.T) { bounded(t, c) })
 }
@@ -149,6 +150,61 @@ func ourCharts(t *testing.T, c *Client) {
 	n, err := c.core.CoreV1().Namespaces().Get(t.Context(), Namespace, metav1.GetOptions{})
 	if err != nil || n.Labels["pod-security.kubernetes.io/enforce"] != "privileged" {
 		t.Errorf("namespace: labels %v, %v", n.Labels, err)
+	}
+}
+
+// set upgrades two charts, of which the second one never gets ready: the first one, which
+// did, and the one that is new go back as well, and helm finds a deployed revision of each.
+func set(t *testing.T, c *Client) {
+	chartOf := func(name, text string, replicas int, needs ...string) engine.Chart {
+		return engine.Chart{
+			Name: name, Namespace: Namespace, Version: "1.0.0", Values: map[string]any{"text": text, "replicas": replicas}, Needs: needs,
+			Files: []assets.File{
+				{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: " + name + "\nversion: 1.0.0\n")},
+				{Name: "templates/all.yaml", Data: []byte(`apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Chart.Name }}, namespace: constellation-system}
+data: {text: {{ .Values.text }}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: {{ .Chart.Name }}, namespace: constellation-system}
+spec:
+  replicas: {{ .Values.replicas }}
+  selector: {matchLabels: {app: {{ .Chart.Name }}}}
+  template:
+    metadata: {labels: {app: {{ .Chart.Name }}}}
+    spec: {containers: [{name: c, image: registry.constellation.example/c:v1}]}
+`)},
+			},
+		}
+	}
+	apply := func(limit time.Duration, charts ...engine.Chart) error {
+		return engine.ChartSet{Charts: charts, Limit: limit, Report: func(string, string, string, int64, int64) {}}.Apply(t.Context(), c)
+	}
+	old := []engine.Chart{chartOf("set-a", "old", 0), chartOf("set-b", "old", 0)}
+	if err := apply(time.Minute, old...); err != nil {
+		t.Fatal(err)
+	}
+	err := apply(3*time.Second, chartOf("set-a", "new", 0), chartOf("set-c", "new", 0, "set-a"), chartOf("set-b", "new", 1, "set-c"))
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{"install chart set-b: ", "0 of 1 pods are; revision 1 is back", "chart set-c was removed again", "chart set-a is back at revision 1"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not say %q", err, want)
+		}
+	}
+	for _, ch := range old {
+		if ok, err := c.ChartCurrent(t.Context(), ch); !ok || err != nil {
+			t.Errorf("chart %s is what it was: %t, %v", ch.Name, ok, err)
+		}
+		if m, err := c.core.CoreV1().ConfigMaps(Namespace).Get(t.Context(), ch.Name, metav1.GetOptions{}); err != nil || m.Data["text"] != "old" {
+			t.Errorf("object of %s: %v, %v", ch.Name, m.Data, err)
+		}
+	}
+	if _, err := c.core.AppsV1().Deployments(Namespace).Get(t.Context(), "set-c", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the new chart's deployment: %v", err)
 	}
 }
 

@@ -162,6 +162,8 @@ type Chart struct {
 	Name      string         `yaml:"name"`
 	Namespace string         `yaml:"namespace"`
 	Values    map[string]any `yaml:"values"`
+	// Needs are names of charts above it that must be ready before it is installed.
+	Needs []string `yaml:"needs,omitempty"`
 }
 
 // Kubernetes is a patch release of Kubernetes that a release offers.
@@ -264,6 +266,11 @@ func (f *file) check() []error {
 			bad("charts[%d]: name %q or namespace %q cannot be one", i, c.Name, c.Namespace)
 		case charts[c.Name]:
 			bad("charts[%d]: %s occurs twice", i, c.Name)
+		}
+		for _, n := range c.Needs { // what stands above cannot need it in turn
+			if !charts[n] {
+				bad("charts[%d]: %s needs %s, which is no chart above it", i, c.Name, n)
+			}
 		}
 		charts[c.Name] = true
 	}

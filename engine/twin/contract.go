@@ -367,6 +367,48 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 	})
 
+	mustRun("a chart goes back to a revision that it had", func(t *testing.T) {
+		revision := func(ch engine.Chart) int {
+			t.Helper()
+			n, err := c.ChartRevision(ctx, ch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		before := revision(good)
+		if err := c.ApplyChart(ctx, chart(map[string]any{"text": "more"}), func(string, int64, int64) {}); err != nil {
+			t.Fatal(err)
+		}
+		changed := revision(good)
+		for range 2 { // the second time it is there
+			if err := c.RevertChart(ctx, good, before); err != nil {
+				t.Fatal(err)
+			}
+			before = revision(good)
+		}
+		if ok, err := c.ChartCurrent(ctx, good); !ok || err != nil || changed <= 1 || before != changed+1 {
+			t.Errorf("what was there before is current: %t, %v; revision %d after %d", ok, err, before, changed)
+		}
+		gone := chart(nil)
+		gone.Name = "gone"
+		gone.Files = slices.Clone(gone.Files)
+		gone.Files[0].Data = []byte("apiVersion: v2\nname: gone\nversion: 1.1.0\n")
+		gone.Files[2].Data = []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: gone, namespace: {{ .Release.Namespace }}}\n")
+		if n := revision(gone); n != 0 {
+			t.Errorf("a chart that was never there has revision %d", n)
+		}
+		if err := c.ApplyChart(ctx, gone, func(string, int64, int64) {}); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.RevertChart(ctx, gone, 0); err != nil {
+			t.Fatal(err)
+		}
+		if n := revision(gone); n != 0 {
+			t.Errorf("a chart that was removed has revision %d", n)
+		}
+	})
+
 	mustRun("a chart that does not become ready is taken back", func(t *testing.T) {
 		bad := good
 		bad.Values = map[string]any{"text": "three", "replicas": 1}

@@ -363,6 +363,33 @@ func (c *Cluster) ApplyChart(ctx context.Context, ch engine.Chart, report func(s
 	return nil
 }
 
+// ChartRevision implements [engine.Cluster].
+func (c *Cluster) ChartRevision(ctx context.Context, ch engine.Chart) (int, error) {
+	if err := c.enter(ctx, "ChartRevision", false); err != nil {
+		return 0, err
+	}
+	defer c.mu.Unlock()
+	return len(c.charts[key(ch)]), nil
+}
+
+// RevertChart implements [engine.Cluster].
+func (c *Cluster) RevertChart(ctx context.Context, ch engine.Chart, to int) error {
+	if err := c.enter(ctx, "RevertChart "+ch.Name, true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	all := c.charts[key(ch)]
+	switch {
+	case to == 0:
+		delete(c.charts, key(ch))
+	case to > len(all):
+		return fmt.Errorf("chart %s has no revision %d", ch.Name, to)
+	case to < len(all):
+		c.charts[key(ch)] = append(all, revision{all[to-1].chart, len(all) + 1})
+	}
+	return nil
+}
+
 // Revisions returns how often a chart was changed.
 func (c *Cluster) Revisions(ch engine.Chart) int {
 	c.mu.Lock()

@@ -1,0 +1,194 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+	"constellation/engine/twin"
+)
+
+// told are the reports of a set: "probe done".
+type told struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (x *told) report(chart, state, text string, _, _ int64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if state != engine.StateRunning {
+		x.lines = append(x.lines, strings.TrimSpace(fmt.Sprintf("%s %s %s", chart, state, text)))
+	}
+}
+
+func setOf(version string, charts ...string) engine.ChartSet {
+	s := engine.ChartSet{Limit: 10 * time.Second}
+	for _, c := range charts {
+		name, needs, _ := strings.Cut(c, " after ")
+		s.Charts = append(s.Charts, engine.Chart{Name: name, Namespace: "n", Version: version, Needs: strings.Fields(needs)})
+	}
+	return s
+}
+
+// applied returns the charts that were applied, in order.
+func applied(c *twin.Cluster) (out []string) {
+	for _, call := range c.Calls() {
+		if name, ok := strings.CutPrefix(call, "ApplyChart "); ok {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func TestChartsWaitForThoseThatTheyNeed(t *testing.T) {
+	c := twin.New()
+	set := setOf("1.0.0", "a", "b after a", "c after b a")
+	set.Report = (&told{}).report
+	if err := set.Apply(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"a", "b", "c"}, applied(c)); d != "" {
+		t.Errorf("order (-want +got):\n%s", d)
+	}
+}
+
+// Charts that do not need each other are under way at the same time: each call waits until
+// all have begun.
+func TestChartsGoTogether(t *testing.T) {
+	c := twin.New()
+	var all sync.WaitGroup
+	all.Add(3)
+	c.OnCall(func(call string) error {
+		if strings.HasPrefix(call, "ApplyChart ") {
+			all.Done()
+			all.Wait()
+		}
+		return nil
+	})
+	set := setOf("1.0.0", "a", "b", "c")
+	set.Report = (&told{}).report
+	if err := set.Apply(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestChartsThatAreJustSoAreLeftAlone(t *testing.T) {
+	c := twin.New()
+	x := &told{}
+	set := setOf("1.0.0", "a", "b")
+	set.Report = x.report
+	for range 2 {
+		if err := set.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices.Sort(x.lines)
+	if d := cmp.Diff([]string{"a done 1.0.0", "a skipped 1.0.0, as before", "b done 1.0.0", "b skipped 1.0.0, as before"}, x.lines); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+	if n := len(applied(c)); n != 2 {
+		t.Errorf("%d charts were applied, want 2", n)
+	}
+}
+
+// If one of a set fails, all are what they were before: the one that was ready, the one that
+// was under way, and the one that is new.
+func TestSetOfChartsThatFailsGoesBack(t *testing.T) {
+	c := twin.New()
+	old := setOf("1.0.0", "ready", "slow", "bad")
+	old.Report = (&told{}).report
+	if err := old.Apply(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	set := setOf("1.1.0", "ready", "fresh after ready", "slow", "bad after fresh")
+	x := &told{}
+	waits := make(chan struct{})
+	var once sync.Once
+	set.Report = func(chart, state, text string, ready, wanted int64) {
+		x.report(chart, state, text, ready, wanted)
+		if text == "deployment slow" {
+			once.Do(func() { close(waits) })
+		}
+	}
+	c.NeverReady(func(ch engine.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
+	c.OnCall(func(call string) error {
+		if call == "ApplyChart bad" {
+			<-waits
+			return errors.New("deployment bad: not ready in time; revision 1 is back")
+		}
+		return nil
+	})
+	err := set.Apply(t.Context(), c)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{"install chart bad: deployment bad: not ready in time", "chart slow is back at revision 1", "chart fresh was removed again", "chart ready is back at revision 1"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not say %q", err, want)
+		}
+	}
+	for _, ch := range old.Charts {
+		if ok, err := c.ChartCurrent(t.Context(), ch); !ok || err != nil {
+			t.Errorf("chart %s is what it was: %t, %v", ch.Name, ok, err)
+		}
+	}
+	if n, err := c.ChartRevision(t.Context(), set.Charts[1]); n != 0 || err != nil {
+		t.Errorf("the new chart has revision %d, %v", n, err)
+	}
+	if !slices.Contains(x.lines, "ready stopped chart ready is back at revision 1") {
+		t.Errorf("told %q", x.lines)
+	}
+}
+
+// On a cluster without charts what is ready stays: the next run needs only the rest.
+func TestFirstChartsThatFailStay(t *testing.T) {
+	c := twin.New()
+	c.OnCall(func(call string) error {
+		if call == "ApplyChart bad" {
+			return errors.New("not ready")
+		}
+		return nil
+	})
+	set := setOf("1.0.0", "good", "bad after good")
+	set.Report = (&told{}).report
+	if err := set.Apply(t.Context(), c); err == nil || strings.Contains(err.Error(), "removed") {
+		t.Errorf("got %v", err)
+	}
+	if ok, err := c.ChartCurrent(t.Context(), set.Charts[0]); !ok || err != nil {
+		t.Errorf("the chart that was ready: %t, %v", ok, err)
+	}
+}
+
+// Whoever leaves finds what was applied, and nothing goes back.
+func TestSetOfChartsThatIsLeftStays(t *testing.T) {
+	c := twin.New()
+	old := setOf("1.0.0", "a", "slow")
+	old.Report = (&told{}).report
+	if err := old.Apply(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	set := setOf("1.1.0", "a", "slow after a")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c.NeverReady(func(ch engine.Chart) bool { return ch.Name == "slow" && ch.Version == "1.1.0" })
+	set.Report = func(chart, state, text string, _, _ int64) {
+		if chart == "slow" && text == "deployment slow" {
+			cancel()
+		}
+	}
+	if err := set.Apply(ctx, c); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if ok, err := c.ChartCurrent(t.Context(), set.Charts[0]); !ok || err != nil {
+		t.Errorf("the new chart: %t, %v", ok, err)
+	}
+}
