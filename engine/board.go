@@ -36,7 +36,7 @@ var (
 // All texts are as the events have them: clean them before they are shown. The zero value
 // is a rollout of which nothing is known. It is not safe for concurrent use.
 type Board struct {
-	Run, Cluster, Tool string
+	Run, Cluster, Tool, By string
 	// From and To are the versions of the plan, as text.
 	From, To string
 	Plan     *Plan // nil if the stream has none
@@ -67,8 +67,11 @@ type Board struct {
 	counts  map[string]int64
 	stages  map[string]*stage
 	ended   recently // places that were done while we watched
+	moving  map[*BoardNode]struct{}
 	// moved counts changes of machines, for those who keep lists of them.
 	moved int
+	// worked is when the first machine went from one state to another.
+	worked time.Time
 }
 
 // BoardStep is a step, as far as it is.
@@ -176,6 +179,20 @@ type BoardGroup struct {
 	Total  int
 }
 
+// Serving is how many places of how many have a node that is up, be it an old one: one that
+// is emptied is up until it leaves.
+func (g *BoardGroup) Serving() (up, total int) {
+	for _, p := range g.Places {
+		switch {
+		case p.New != nil && p.New.State == NodeReady:
+			up++
+		case p.Old != nil && (p.Old.State == NodeOutdated || p.Old.State == NodeReplacing || p.Old.State == NodeDraining || p.Old.State == NodeReady):
+			up++
+		}
+	}
+	return up, g.Total
+}
+
 // Done is how many places have a node that is at the target.
 func (g *BoardGroup) Done() int { return g.Counts[NodeReady] }
 
@@ -242,7 +259,7 @@ func (b *Board) Apply(e Event) {
 	}
 	switch e.Kind {
 	case KindHello:
-		b.Cluster, b.Tool = bounded(e.Object), bounded(e.Tool)
+		b.Cluster, b.Tool, b.By = bounded(e.Object), bounded(e.Tool), bounded(e.By)
 	case KindPlan:
 		b.plan(e)
 	case KindStep:
@@ -397,7 +414,7 @@ func (b *Board) node(e Event) {
 	}
 	if b.nodes == nil {
 		b.nodes, b.groups = map[string]*BoardNode{}, map[string]*BoardGroup{}
-		b.counts, b.stages = map[string]int64{}, map[string]*stage{}
+		b.counts, b.stages, b.moving = map[string]int64{}, map[string]*stage{}, map[*BoardNode]struct{}{}
 	}
 	b.moved++
 	n := b.nodes[name]
@@ -464,6 +481,9 @@ func (b *Board) move(n *BoardNode, state string, e Event) {
 		if len(n.Past) >= boardPast {
 			n.Past = slices.Delete(n.Past, 0, 1)
 		}
+		if b.worked.IsZero() {
+			b.worked = e.Time
+		}
 		n.Past = append(n.Past, Moment{n.State, n.Text, n.Since, took, n.Seen})
 		n.Seen = true
 	}
@@ -474,6 +494,12 @@ func (b *Board) move(n *BoardNode, state string, e Event) {
 	}
 	n.State, n.Since = state, e.Time
 	b.counts[state]++
+	switch state {
+	case NodeOutdated, NodeReady, NodeGone:
+		delete(b.moving, n)
+	default:
+		b.moving[n] = struct{}{}
+	}
 }
 
 // settle gives n its place: that of the other machine of its replacement, else a new one.
@@ -587,6 +613,36 @@ func (b *Board) Nodes() iter.Seq[*BoardNode] {
 			}
 		}
 	}
+}
+
+// Moving are the machines on their way, and those that failed on it, in no order.
+func (b *Board) Moving() iter.Seq[*BoardNode] { return maps.Keys(b.moving) }
+
+// InFlight is how many machines are moving.
+func (b *Board) InFlight() int { return len(b.moving) }
+
+// Slowest is the machine in flight that has been in its state longest; nil if none is in
+// flight.
+func (b *Board) Slowest() *BoardNode {
+	var out *BoardNode
+	for n := range b.moving {
+		if out == nil || n.Since.Before(out.Since) || n.Since.Equal(out.Since) && n.Name < out.Name {
+			out = n
+		}
+	}
+	return out
+}
+
+// Extra is how many machines there are beyond one for each place.
+func (b *Board) Extra() int {
+	n := 0
+	for s, k := range b.counts {
+		if s != NodeGone {
+			n += int(k)
+		}
+	}
+	_, total := b.Places()
+	return n - total
 }
 
 // Groups are the groups, by name.
@@ -758,6 +814,10 @@ func (b *Board) Clone() *Board {
 		}
 		c.groups[x.Name] = &x
 		c.ordered = append(c.ordered, &x)
+	}
+	c.moving = map[*BoardNode]struct{}{}
+	for n := range b.moving {
+		c.moving[copied(n)] = struct{}{}
 	}
 	c.nodes = map[string]*BoardNode{}
 	for name, n := range b.nodes {

@@ -5,10 +5,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -72,6 +75,7 @@ func beyond(samples []time.Duration) interval {
 type experience struct {
 	boot   []time.Duration // of machines, from the order to Ready
 	join   []time.Duration // of machines whose boot was not seen, from joining to Ready
+	drain  []time.Duration // of nodes, until their machines are gone
 	charts []time.Duration
 	runs   int // that had any of it
 }
@@ -114,7 +118,7 @@ func (x *experience) read(path string) {
 		return
 	}
 	defer f.Close()
-	ordered, joined := map[string]time.Time{}, map[string]time.Time{}
+	ordered, joined, drained := map[string]time.Time{}, map[string]time.Time{}, map[string]time.Time{}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -146,7 +150,15 @@ func (x *experience) read(path string) {
 			}
 			delete(ordered, e.Node)
 			delete(joined, e.Node)
+		case e.To == NodeDraining:
+			if _, ok := drained[e.Node]; !ok && e.From != "" {
+				drained[e.Node] = e.Time
+			}
 		case e.To == NodeGone || e.To == NodeFailed:
+			if at, ok := drained[e.Node]; ok && e.To == NodeGone && e.Time.After(at) {
+				x.drain = append(x.drain, e.Time.Sub(at))
+			}
+			delete(drained, e.Node)
 			delete(ordered, e.Node)
 			delete(joined, e.Node)
 		}
@@ -182,11 +194,96 @@ func (x experience) estimate(replaced int, kubernetes bool) (whole interval, bas
 			machine = assumedBoot.add(assumedJoin)
 			from = "assumed: none was recorded"
 		}
-		whole = whole.add(machine.add(assumedDrain).times(replaced))
-		parts = append(parts, fmt.Sprintf("%d machine(s) one after the other, each %s (%s) and %s for draining (assumed)", replaced, machine, from, assumedDrain))
+		drain, known := assumedDrain, "assumed"
+		if len(x.drain) > 0 {
+			drain, known = beyond(x.drain), fmt.Sprintf("%d recorded", len(x.drain))
+		}
+		whole = whole.add(machine.add(drain).times(replaced))
+		parts = append(parts, fmt.Sprintf("%d machine(s) one after the other, each %s (%s) and %s for draining (%s)", replaced, machine, from, drain, known))
 	}
 	if x.runs > 0 {
 		return whole, fmt.Sprintf("%d run(s) recorded in %s: %s", x.runs, RunsDir, strings.Join(parts, "; "))
 	}
 	return whole, "no run is recorded in this workspace: " + strings.Join(parts, "; ")
+}
+
+// outlook says when a rollout will be over, from how it goes and from how earlier ones
+// went. It is used from one place at a time, but for look.
+type outlook struct {
+	board Board
+	past  experience
+
+	mu    sync.Mutex
+	held  bool // nothing goes on until somebody does something
+	surge int
+}
+
+func newOutlook(past experience) *outlook { return &outlook{past: past, surge: 1} }
+
+// look takes what the operator says about the rollout.
+func (o *outlook) look(v *rolloutView) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.held = v.Stalled || v.Target.Paused || v.Target.Cancelled || !v.Observed
+	o.surge = surgeOf(v.Target.MaxSurge, int(v.total))
+}
+
+// surgeOf is how many machines there may be beyond the wanted number: of "2" two, of "10%"
+// a tenth of all.
+func surgeOf(s string, nodes int) int {
+	n, err := strconv.Atoi(strings.TrimSuffix(s, "%"))
+	switch {
+	case err != nil || n < 1:
+		return 1
+	case strings.HasSuffix(s, "%"):
+		return max(1, (nodes*n+99)/100)
+	}
+	return n
+}
+
+// complete folds an event in, and gives one that tells how far the rollout is the times
+// between which it will be over.
+func (o *outlook) complete(e *Event) {
+	switch {
+	case e.Kind == KindNode:
+		o.board.Apply(*e)
+	case e.Kind == KindProgress && len(e.Counts) > 0 && e.Object == "":
+		e.ETALeast, e.ETAMost = o.over(e.Time)
+	}
+}
+
+// enough is how many nodes must have been replaced until their pace says more than the
+// record of earlier rollouts.
+const enough = 3
+
+// over returns between which times the rollout will be over; zero if nobody can know.
+func (o *outlook) over(now time.Time) (least, most time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	done, total := o.board.Places()
+	left := total - done
+	if left <= 0 || o.held {
+		return time.Time{}, time.Time{}
+	}
+	var i interval
+	switch n := o.board.ended.total; {
+	case n >= enough:
+		// The pace of all the time and that of the last minutes, and less trust in few.
+		whole := now.Sub(o.board.worked) / time.Duration(n)
+		i = interval{whole, whole}
+		if lately := o.board.ended.over(now, flowOver); lately > 0 && now.Sub(o.board.worked) > flowOver {
+			each := flowOver / time.Duration(lately)
+			i = interval{min(whole, each), max(whole, each)}
+		}
+		i = i.times(left)
+		doubt := min(0.5, 1/math.Sqrt(float64(n)))
+		i.least -= time.Duration(float64(i.least) * doubt)
+		i.most += time.Duration(float64(i.most) * doubt)
+	case len(o.past.boot) > 0 && len(o.past.drain) > 0:
+		i = beyond(o.past.boot).add(beyond(o.past.drain)).times((left + o.surge - 1) / o.surge)
+	default:
+		return time.Time{}, time.Time{}
+	}
+	// Seconds would promise more than anybody knows.
+	return now.Add(i.least).Truncate(time.Second), now.Add(i.most).Truncate(time.Second)
 }

@@ -17,6 +17,7 @@ const (
 	VerbRestore Verb = "backup restore"
 	VerbApply   Verb = "upgrade apply"
 	VerbExecute Verb = "upgrade execute"
+	VerbWatch   Verb = "watch"
 )
 
 // Severity is what a finding means for the plan.
@@ -85,6 +86,9 @@ type Plan struct {
 	// it does; empty for verbs that change no versions.
 	Components []ComponentCheck `json:"components,omitempty"`
 	Changes    *Changes         `json:"changes,omitempty"`
+	// Surge is how many machines there may be beyond the wanted number, such as 2 or 10%;
+	// empty if that is not known.
+	Surge string `json:"surge,omitempty"`
 	// Rehearsal says that running the plan has no effect.
 	Rehearsal bool   `json:"rehearsal,omitempty"`
 	Steps     []Step `json:"steps"`
@@ -93,6 +97,8 @@ type Plan struct {
 	// Files will be there afterwards.
 	Files   []File    `json:"files,omitempty"`
 	Created time.Time `json:"created"`
+	// By is who runs it, such as ops@laptop; empty until somebody does.
+	By string `json:"by,omitempty"`
 
 	// hold takes the cluster for the run, which ends with lost; nil if nobody has to be
 	// kept from it.

@@ -202,6 +202,7 @@ type rolloutView struct {
 	// current of total nodes are at the target, and Ready.
 	current, total int64
 	states         map[string]int64
+	oldest         string // version of Kubernetes among the nodes
 }
 
 func (e *Engine) seeRollout(ctx context.Context, k Cluster) (rolloutView, error) {
@@ -218,7 +219,7 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster) (rolloutView, error)
 	if err != nil && !errors.Is(err, ErrAbsent) {
 		return rolloutView{}, err
 	}
-	v := rolloutView{Rollout: ro, at: at, machines: lineup(ro, nodes, expected), states: map[string]int64{}}
+	v := rolloutView{Rollout: ro, at: at, machines: lineup(ro, nodes, expected), states: map[string]int64{}, oldest: oldestKubernetes(nodes)}
 	for _, m := range v.machines {
 		v.states[m.state]++
 		switch m.state {
@@ -302,6 +303,18 @@ func (i *initRun) waitRollout(ctx context.Context, r *Reporter, want NodeTarget)
 	if err != nil {
 		return err
 	}
+	err = i.followRollout(ctx, r, k, func(now *rolloutView) (bool, error) {
+		return now.Observed && now.Reached, now.over(want)
+	})
+	if err != nil {
+		return err
+	}
+	return i.waitServices(ctx, r, k)
+}
+
+// followRollout tells how the rollout goes until seen, which gets each look at it, says
+// that it was the last one, or ctx ends.
+func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, seen func(*rolloutView) (last bool, err error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -320,6 +333,8 @@ func (i *initRun) waitRollout(ctx context.Context, r *Reporter, want NodeTarget)
 	}
 	lookout, stop := i.lookOut(ctx, r, k)
 	defer stop()
+	outlook := newOutlook(i.e.ws.learn())
+	r.run.foresee(outlook)
 
 	poll := time.NewTicker(restPoll * i.e.limits.poll)
 	defer poll.Stop()
@@ -338,22 +353,23 @@ func (i *initRun) waitRollout(ctx context.Context, r *Reporter, want NodeTarget)
 			i.e.log.Debug("rollout not seen", "err", err) // of an API server that is away the lookout tells
 		default:
 			lookout.remember("last seen at " + now.at.UTC().Format("15:04:05Z") + ": " + now.String())
+			outlook.look(&now)
 			i.tell(r, roll{machines: now.machines})
-			if !maps.Equal(now.states, told) {
-				told = now.states
-				r.Counts(now.current, now.total, now.states)
+			// What machines are is told one by one, and counted as it was told.
+			if states := i.nodes.counts(); !maps.Equal(states, told) {
+				told = states
+				r.Counts(now.current, now.total, states)
 			}
-			if a := now.Agent; now.Observed && a.Phase != "" && a != agent && a.Version == want.Kubernetes {
+			if a := now.Agent; now.Observed && a.Phase != "" && a != agent && a.Version == now.Target.Kubernetes {
 				agent = a
 				i.tellAgent(r, a)
 			}
 			r.run.setNodes(int(now.current))
-			if err := now.over(want); err != nil {
+			if last, err := seen(&now); err != nil {
 				return err
-			}
-			if now.Observed && now.Reached {
+			} else if last {
 				r.Wait("", "", "")
-				return i.waitServices(ctx, r, k)
+				return nil
 			}
 			if !lookout.away() {
 				r.send(now.why())

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/user"
 	"path/filepath"
 	"regexp"
 	"runtime/debug"
@@ -54,7 +55,9 @@ func newRunID(v Verb, now time.Time) string {
 // same cluster where the plan needs it for itself, one with ExitHeld. A finding that is
 // to be accepted by name and is not gives ExitUnacknowledged. A rehearsal leaves no trace.
 func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error) {
+	p.By = orElse(p.By, someone())
 	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(RunsDir, p.ID))}
+	r.final = p.Verb == VerbWatch // the cluster goes on alone from the beginning
 	r.resume = orElse(p.end.command, e.command(string(p.Verb)))
 	defer r.close()
 	defer func() { err = r.finish(ctx, err, e) }()
@@ -62,22 +65,20 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 		defer p.end.cleanup()
 	}
 
-	data, err := json.Marshal(p)
-	if err != nil {
-		return fmt.Errorf("marshal plan: %w", err)
-	}
-	if !p.Rehearsal {
+	if !p.Rehearsal && p.Verb != VerbWatch {
 		var unlock func()
 		if unlock, err = e.ws.lock(p.ID, r.started); err == nil {
 			defer unlock()
 			err = r.record(p)
 		}
 	}
-	r.send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Text: r.title()})
+	r.send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Text: r.title(), By: p.By})
 	if err != nil {
 		return err
 	}
-	r.send(Event{Kind: KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
+	if err := r.sendPlan(); err != nil {
+		return err
+	}
 	if b := p.Blocked(); len(b) > 0 {
 		return blocked(b)
 	}
@@ -108,6 +109,29 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 	if did == 0 {
 		return &Error{Err: errors.New(orElse(p.end.nothing, "cluster "+p.Cluster+" is complete: nothing to do")), Exit: ExitNothing}
 	}
+	return nil
+}
+
+// someone is who runs this program: ops@laptop.
+func someone() string {
+	name := "somebody"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	if host, err := os.Hostname(); err == nil && host != "" {
+		name += "@" + host
+	}
+	return name
+}
+
+// sendPlan tells what will be done.
+func (r *run) sendPlan() error {
+	p := r.plan
+	data, err := json.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("marshal plan: %w", err)
+	}
+	r.send(Event{Kind: KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
 	return nil
 }
 
@@ -161,6 +185,15 @@ type run struct {
 	// lost is why the cluster was lost to somebody else, or the run's context ended; nil if
 	// it needs no cluster for itself.
 	lost func() error
+	// outlook says when a rollout will be over; nil before one is waited for.
+	outlook *outlook
+}
+
+// foresee has progress of a rollout told with when it will be over.
+func (r *run) foresee(o *outlook) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.outlook = o
 }
 
 func (r *run) title() string {
@@ -218,6 +251,9 @@ func (r *run) sendLocked(e Event) {
 	e.Text, e.Remedy = r.clean(e.Text), r.clean(e.Remedy)
 	if r.replacer != nil && len(e.Data) > 0 {
 		e.Data = json.RawMessage(r.replacer.Replace(string(e.Data)))
+	}
+	if r.outlook != nil {
+		r.outlook.complete(&e)
 	}
 	if r.file != nil {
 		b, err := json.Marshal(e)
@@ -358,7 +394,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 			res.Files = append(res.Files, f)
 		}
 	}
-	if e.ws.has(KubeconfigFile) {
+	if e.ws.has(KubeconfigFile) && r.plan.Verb != VerbWatch {
 		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(KubeconfigFile)), "kubectl get nodes"}
 	}
 	if end := r.plan.end; err == nil || ExitCode(err) == ExitNothing {
@@ -549,7 +585,7 @@ func summarise(dir string) (RunSummary, error) {
 	if err := json.Unmarshal(b, &p); err != nil {
 		return RunSummary{}, err
 	}
-	s := RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, To: p.To, Started: p.Created, Status: "interrupted", Dir: dir, Exit: ExitStopped}
+	s := RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, By: p.By, To: p.To, Started: p.Created, Status: "interrupted", Dir: dir, Exit: ExitStopped}
 	events, err := lastEvents(filepath.Join(dir, eventsFile))
 	if err != nil {
 		return RunSummary{}, err

@@ -147,9 +147,11 @@ type Suggestion struct {
 
 // RunSummary is a past or current run as its directory tells it.
 type RunSummary struct {
-	ID      string    `json:"id"`
-	Verb    Verb      `json:"verb"`
-	Cluster string    `json:"cluster,omitempty"`
+	ID      string `json:"id"`
+	Verb    Verb   `json:"verb"`
+	Cluster string `json:"cluster,omitempty"`
+	// By is who ran it, such as ops@laptop; empty in records of older programs.
+	By      string    `json:"by,omitempty"`
 	To      Target    `json:"to,omitzero"`
 	Started time.Time `json:"started"`
 	Ended   time.Time `json:"ended,omitzero"` // zero if it was cut off or still runs

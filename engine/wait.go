@@ -58,6 +58,17 @@ func (t *tracker) forget(r *Reporter, names map[string]bool) (changed bool) {
 	return changed
 }
 
+// counts returns how many machines are in each state.
+func (t *tracker) counts() map[string]int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := map[string]int64{}
+	for _, s := range t.states {
+		out[s.state]++
+	}
+	return out
+}
+
 func (t *tracker) state(name string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

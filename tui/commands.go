@@ -279,7 +279,7 @@ it prints the same as text.`,
 	_ = root.MarkPersistentFlagDirname("workspace")
 	root.SetHelpCommandGroupID("around")
 	root.AddGroup(&cobra.Group{ID: "cluster", Title: "The cluster:"}, &cobra.Group{ID: "around", Title: "Around it:"})
-	for _, c := range []*cobra.Command{s.initCommand(), s.upgradeCommand(), s.backupCommand(), s.statusCommand()} {
+	for _, c := range []*cobra.Command{s.initCommand(), s.upgradeCommand(), s.backupCommand(), s.statusCommand(), s.watchCommand(), s.historyCommand()} {
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}

@@ -64,6 +64,11 @@ type consoleDeps struct {
 	wizard, yes bool
 	// upgrade, if not nil, is the upgrade that the console begins with.
 	upgrade *upgradeStart
+	// watch is what a live watch is asked for; onlyWatch starts with it, and replay with that
+	// of a record if it is not nil. Neither has a home to go back to.
+	watch     engine.WatchRequest
+	onlyWatch bool
+	replay    *record
 	// sandbox finds the sandbox of the workspace; nil if there is none.
 	sandbox func(context.Context) *engine.SandboxInfo
 	now     func() time.Time
@@ -177,8 +182,13 @@ func newConsole(ctx context.Context, l look, d consoleDeps) *console {
 	return c
 }
 
-// Init reads the workspace.
-func (c *console) Init() tea.Cmd { return tea.Batch(c.readHome(), c.spinning()) }
+// Init reads the workspace, or begins to watch.
+func (c *console) Init() tea.Cmd {
+	if c.deps.onlyWatch {
+		return c.beginWatch()
+	}
+	return tea.Batch(c.readHome(), c.spinning())
+}
 
 func (c *console) readHome() tea.Cmd {
 	return func() tea.Msg {
@@ -294,6 +304,8 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		return c.tookUpgradePlan(msg)
 	case rolloutChanged:
 		c.tookRolloutChange(msg)
+	case watchBatch, watchEnded, watchTick:
+		return c.takeWatch(msg)
 	default:
 		cmd, _ := c.takeBackup(msg)
 		return cmd
@@ -559,6 +571,8 @@ func (c *console) command() string {
 		return c.deps.sp.command("upgrade check")
 	case screenBackup:
 		return c.backupCommand()
+	case screenWatch:
+		return c.watchLine()
 	case screenConfig:
 		return c.deps.sp.command("config validate")
 	}

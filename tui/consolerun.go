@@ -19,6 +19,9 @@ type consoleOptions struct {
 	yes     bool // the plan is accepted
 	timeout time.Duration
 	upgrade *upgradeStart // to begin with; nil if there is none
+	// watch is what it was opened to watch; nil if it was not. replay is the record of it.
+	watch  *watchOptions
+	replay *record
 }
 
 // console shows the console on the terminal and returns when the user leaves.
@@ -47,6 +50,10 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
 		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
 	})
+	if o.watch != nil {
+		c.deps.watch, c.deps.onlyWatch, c.deps.replay = o.watch.WatchRequest, true, o.replay
+		c.wat.filter, c.screen = o.watch.filter, screenWatch
+	}
 	c.w, c.h = term.width, term.height
 	// The context ends the run, not the screen: leaving is the console's own doing.
 	m, err := term.run(context.WithoutCancel(ctx), c)
@@ -94,6 +101,8 @@ func (c *console) farewell() []string {
 	}
 	frame := c.lastFrame()
 	switch {
+	case c.deps.onlyWatch:
+		return c.watchFarewell()
 	case !c.ran && c.upgrading():
 		what := "nothing has been changed; come back: "
 		if c.err != nil {
@@ -175,4 +184,31 @@ func (c *console) lastFrame() []string {
 		lines = lines[:len(lines)-1]
 	}
 	return append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
+}
+
+// watchFarewell is what stays of a watch: how far it was, and how to look again.
+func (c *console) watchFarewell() []string {
+	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
+	b, now := c.wat.shown(), c.watchNow()
+	if b.Events == 0 {
+		if c.wat.err != nil {
+			x := explain(c.wat.err, c.deps.sp)
+			return []string{t.row(w).add(bad, t.fail+" ").add(plain, x.what).String(), t.row(w).add(faint, "  fix  ").add(plain, x.remedy).String()}
+		}
+		return nil
+	}
+	done, total := b.Places()
+	head := fmt.Sprintf("%d of %s at the target", done, count(total, "node"))
+	if eta := c.eta(b, now); eta != "" {
+		head += ", " + eta
+	}
+	if c.wat.origin == fromReplay {
+		head += ", recorded"
+	}
+	reason, _ := c.reason(b, now)
+	return []string{
+		t.row(w).add(strong, orElse(clean(b.Cluster), "cluster")+": ").add(plain, head+", "+now.UTC().Format("15:04:05Z")).String(),
+		t.row(w).add(faint, "  why  ").add(plain, asciiIf(t.ascii, reason)).String(),
+		t.row(w).add(faint, "  back ").add(accent, c.watchLine()).String(),
+	}
 }

@@ -131,6 +131,15 @@ type fakeEngine struct {
 	// checkPause, if not zero, is how many events come before Check with a preflight
 	// waits for its context to end.
 	checkPause int
+	// watchedAs is what Watch was asked for, watched what it tells; the others are what is
+	// recorded.
+	watchedAs engine.WatchRequest
+	watched   []engine.Event
+	watchErr  error
+	runs      []engine.RunSummary
+	past      engine.PastRun
+	pastErr   error
+	records   string
 }
 
 func (f *fakeEngine) Check(ctx context.Context, r engine.CheckRequest, emit func(engine.Event)) (engine.Check, error) {
@@ -223,6 +232,23 @@ func (f *fakeEngine) VerifyBackup(_ context.Context, _, _ string, progress func(
 func (f *fakeEngine) LocalData(context.Context) (engine.LocalData, error) {
 	return f.local, f.localErr
 }
+
+func (f *fakeEngine) Watch(ctx context.Context, r engine.WatchRequest, emit func(engine.Event)) error {
+	f.watchedAs = r
+	for _, ev := range f.watched {
+		emit(ev)
+	}
+	if r.Stay && f.watchErr == nil {
+		<-ctx.Done()
+	}
+	return f.watchErr
+}
+
+func (f *fakeEngine) Runs() ([]engine.RunSummary, error) { return f.runs, nil }
+
+func (f *fakeEngine) PastRun(string) (engine.PastRun, error) { return f.past, f.pastErr }
+
+func (f *fakeEngine) Record(id string) (string, error) { return filepath.Join(f.records, id), nil }
 
 func (f *fakeEngine) PlanInit(context.Context) (*engine.Plan, error) { return f.plan, f.planErr }
 

@@ -114,6 +114,9 @@ var wizardSteps = []struct {
 
 // header is what is at the top: what cluster, what is done with it, where we are.
 func (c *console) header() []string {
+	if c.screen == screenWatch {
+		return c.watchHeader()
+	}
 	name := "no cluster yet"
 	switch {
 	case c.t.cluster != "" && (c.ran || c.upgrading()):
@@ -203,8 +206,11 @@ func (c *console) mode(s screenID) string {
 
 // stale reports whether the screen shows what may no longer be true.
 func (c *console) stale() bool {
-	if c.screen == screenCheck {
+	switch c.screen {
+	case screenCheck:
 		return c.staleCheck()
+	case screenWatch:
+		return c.staleWatch()
 	}
 	return c.screen == screenHome && c.status != nil && (c.statusErr != nil || c.now.Sub(c.statusAt) > staleAfter)
 }
@@ -361,6 +367,8 @@ func (c *console) whyLines() []string {
 		return c.backupWhy()
 	case screenPlan, screenAccept:
 		return c.upgradeWhy()
+	case screenWatch:
+		return c.watchWhy()
 	}
 	return nil
 }
@@ -388,6 +396,8 @@ func (c *console) safetyLine() string {
 			parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
 		}
 		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
+	case screenWatch:
+		return c.watchSafety()
 	case screenConfig, screenPreflight, screenConfirm, screenBackup, screenPlan, screenAccept:
 		return "scripted  " + c.command()
 	case screenCheck:

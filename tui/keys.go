@@ -86,7 +86,7 @@ func (c *console) screenKeys() []binding {
 	case screenBackup:
 		return backupKeys
 	case screenWatch:
-		return watchKeys
+		return c.watchKeys()
 	}
 	return nil
 }

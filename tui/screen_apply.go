@@ -200,6 +200,9 @@ var rolloutKeys = []binding{
 
 // targetNotSet says why a rollout cannot be changed yet.
 func targetNotSet(c *console) string {
+	if c.screen == screenWatch && c.wat.origin != fromRun {
+		return c.cannotChange()
+	}
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
 		return "this is a rehearsal"

@@ -46,6 +46,12 @@ var homeKeys = []binding{
 		}
 		return ""
 	}),
+	on("w", "w", "watch the nodes on their way to the target", "do", (*console).openWatch).footed("watch").unless(func(c *console) string {
+		if c.home == nil || c.home.Stage != engine.StageCluster {
+			return "there is no cluster yet"
+		}
+		return ""
+	}),
 	on("i", "i", "set up a cluster", "do", (*console).toWizard).footed("set up").unless(func(c *console) string {
 		if c.home != nil && c.home.Stage == engine.StageCluster {
 			return "this workspace has a cluster"

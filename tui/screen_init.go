@@ -117,7 +117,7 @@ func (c *console) typing() bool {
 	if c.asking || c.help || c.question != nil {
 		return false
 	}
-	return c.naming() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing
+	return c.naming() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing || c.screen == screenWatch && c.wat.typing
 }
 
 // typed gives a key to the text field that is open. It reports false for keys that
@@ -132,6 +132,10 @@ func (c *console) typed(k tea.KeyMsg) bool {
 	}
 	if c.screen == screenLog {
 		c.log.typed(k)
+		return true
+	}
+	if c.screen == screenWatch {
+		c.typedWatch(k)
 		return true
 	}
 	if c.screen == screenCheck {

@@ -3,6 +3,7 @@ package tui
 import (
 	"io"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/charmbracelet/lipgloss"
 	"github.com/muesli/termenv"
@@ -181,6 +182,15 @@ func (r *row) add(st style, s string) *row {
 	}
 	r.b.WriteString(r.t.paint(st, s))
 	r.used += w
+	return r
+}
+
+// raw appends s, which holds nothing but signs of one column that the look has, in a style.
+func (r *row) raw(st style, s string) *row {
+	if n := utf8.RuneCountInString(s); n > 0 && (r.t.uncut || r.used+n <= r.max) {
+		r.b.WriteString(r.t.paint(st, s))
+		r.used += n
+	}
 	return r
 }
 

@@ -48,6 +48,13 @@ type Engine interface {
 	PlanExecute(context.Context, engine.ApplyRequest) (*engine.Plan, error)
 	// ChangeRollout pauses, resumes or cancels the rollout and returns what it was.
 	ChangeRollout(context.Context, engine.RolloutChange) (engine.Rollout, error)
+	// Watch tells how a rollout goes until it ends or ctx does; see engine.Engine.
+	Watch(context.Context, engine.WatchRequest, func(engine.Event)) error
+	// Runs are the runs that the workspace has a record of, the newest first; PastRun tells
+	// all about one, and Record where its events are.
+	Runs() ([]engine.RunSummary, error)
+	PastRun(id string) (engine.PastRun, error)
+	Record(id string) (path string, err error)
 	// PlanPrepare returns the plan to publish what nodes need after the next hop, with the
 	// findings of its check. It changes nothing.
 	PlanPrepare(context.Context, engine.PrepareRequest, func(engine.Event)) (*engine.Plan, error)

@@ -3,26 +3,232 @@ package tui
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	tea "github.com/charmbracelet/bubbletea"
+
 	"constellation/engine"
 )
 
-// watchNow is the time on the clock of the board that is shown: that of the replay, or
-// ours.
-func (c *console) watchNow() time.Time {
-	if c.wat.frozen != nil {
-		return c.wat.frozenAt
+// watchHeader is the head of the watch screen: which cluster goes where, whether that is
+// how things are now, since when and until when; and below it how far it is.
+func (c *console) watchHeader() []string {
+	b, now := c.wat.shown(), c.watchNow()
+	r := c.th.row(c.w).add(accent, " "+c.th.brand+" ").add(strong, orElse(clean(b.Cluster), "cluster"))
+	word, st := c.watchMode(b)
+	tail := []string{now.UTC().Format("15:04:05 UTC")}
+	if !b.Started.IsZero() {
+		tail = append(tail, clock(now.Sub(b.Started)))
 	}
-	return c.now
+	if eta := c.eta(b, now); eta != "" {
+		tail = append(tail, eta)
+	}
+	right := strings.Join(tail, "  ")
+	if to := c.aim(b); to != "" && r.used+width(to)+width(word)+width(right)+8 <= c.w {
+		r.add(faint, "  "+to)
+	}
+	if room := c.w - r.used - width(asciiIf(c.th.ascii, word)) - 4; width(right) > room {
+		right = strings.Join(tail[:1], "  ")
+		if eta := c.eta(b, now); eta != "" && width(tail[0]+"  "+eta) <= room {
+			right += "  " + eta
+		}
+	}
+	gap := c.w - r.used - width(asciiIf(c.th.ascii, word)) - width(asciiIf(c.th.ascii, right)) - 3
+	r.pad(max(2, gap)).add(st, word).add(faint, "  "+right)
+	return []string{r.String(), c.watchRail(b)}
+}
+
+// watchMode says whether what is shown is how things are.
+func (c *console) watchMode(b *engine.Board) (string, style) {
+	w := &c.wat
+	word, st := "LIVE", good
+	switch {
+	case w.origin == fromReplay:
+		word, st = "REPLAY "+"×"+strconv.Itoa(speeds[w.player.speed]), accent
+		switch {
+		case w.player.at == len(w.player.events):
+			word = "REPLAY end"
+		case !w.player.playing:
+			word = "REPLAY held"
+		}
+	case w.frozen != nil:
+		word, st = "FROZEN "+short(c.now.Sub(w.frozenAt)), caution
+	case !b.Away.IsZero():
+		word, st = "STALE "+short(c.now.Sub(b.Away)), bad
+	case b.Result != nil || w.ended:
+		word, st = "ENDED", faint
+	case b.Events == 0:
+		word, st = "connecting", faint
+	}
+	if w.origin == fromLive && c.deps.watch.Kubeconfig != "" {
+		word = "READ-ONLY " + word
+	}
+	return word, st
+}
+
+// aim is where the cluster goes.
+func (c *console) aim(b *engine.Board) string {
+	if b.Plan == nil {
+		return clean(b.To)
+	}
+	to := clean(b.Plan.To.Kubernetes)
+	if from := clean(b.Plan.From.Kubernetes); from != "" && to != "" && from != to {
+		to = from + c.th.to + to
+	}
+	if i := clean(b.Plan.To.Image); i != "" {
+		to = strings.TrimSpace(to + "  image " + i)
+	}
+	return to
+}
+
+// eta is in how long it will be over, as a range.
+func (c *console) eta(b *engine.Board, now time.Time) string {
+	if b.ETAMost.IsZero() || b.Result != nil {
+		return ""
+	}
+	least, most := b.ETALeast.Sub(now), b.ETAMost.Sub(now)
+	switch {
+	case most < 0:
+		return "ETA later than it looked"
+	case least < time.Second:
+		return "ETA within " + short(most)
+	}
+	return "ETA " + short(least) + "-" + short(most)
+}
+
+// railPart is a part of the way.
+type railPart struct {
+	name, state string
+}
+
+// watchRail shows how far the run is, part by part; what waits for nodes is taken apart.
+func (c *console) watchRail(b *engine.Board) string {
+	var parts []railPart
+	for _, s := range b.Steps {
+		if s.ID == engine.StepRollout {
+			continue
+		}
+		parts = append(parts, railPart{clean(s.ID), clean(s.State)})
+	}
+	steps := len(parts)
+	for _, s := range b.Steps {
+		for _, p := range s.Parts {
+			if s.ID == engine.StepRollout && p.Name == "kubernetes" {
+				parts = append(parts, railPart{"kubeadm", clean(p.State)})
+			}
+		}
+	}
+	for _, control := range []bool{true, false} {
+		for _, g := range b.Groups() {
+			if g.Control != control || g.Total == 0 {
+				continue
+			}
+			p := railPart{fmt.Sprintf("%s %d/%d", clean(g.Name), g.Done(), g.Total), engine.StateRunning}
+			switch {
+			case g.Done() == g.Total:
+				p.state = engine.StateDone
+			case g.Counts[engine.NodeFailed] > 0:
+				p.state = engine.StateFailed
+			case g.Counts[engine.NodeOutdated]+g.Done() == g.Total:
+				p.state = ""
+			}
+			parts = append(parts, p)
+		}
+	}
+	long := func(ps []railPart) int {
+		n := 1
+		for _, p := range ps {
+			n += width(p.name) + 5
+		}
+		return n
+	}
+	if steps > 1 && long(parts) > c.w && !slices.ContainsFunc(parts[:steps], func(p railPart) bool { return p.state != engine.StateDone && p.state != engine.StateSkipped }) {
+		parts = append([]railPart{{fmt.Sprintf("%d steps", steps), engine.StateDone}}, parts[steps:]...)
+	}
+	if most := max(2, (c.w-20)/14); len(parts) > most && long(parts) > c.w { // groups, all but the first few
+		more := len(parts) - most
+		parts = append(parts[:most:most], railPart{fmt.Sprintf("%d more", more), ""})
+	}
+	r := c.th.row(c.w).add(plain, " ")
+	for i, p := range parts {
+		sign, st, name := c.th.pending, faint, faint
+		switch p.state {
+		case engine.StateDone, engine.StateSkipped:
+			sign, st, name = c.th.ok, good, plain
+		case engine.StateRunning:
+			sign, st, name = c.th.running, accent, strong
+		case engine.StateFailed:
+			sign, st, name = c.th.fail, bad, strong
+		case engine.StateStopped, engine.StateDetached:
+			sign, st, name = c.th.stopped, caution, plain
+		}
+		if i > 0 {
+			line := c.th.signs.rule
+			if p.state != "" {
+				line = c.th.heavy
+			}
+			r.add(faint, " "+line+" ")
+		}
+		r.add(st, sign).add(name, " "+p.name)
+	}
+	if len(parts) == 0 {
+		r.add(faint, "nothing is known yet")
+	}
+	return r.String()
+}
+
+// staleWatch reports whether what the watch screen shows may no longer be true.
+func (c *console) staleWatch() bool {
+	return c.wat.origin != fromReplay && c.wat.frozen == nil && !c.wat.shown().Away.IsZero()
 }
 
 // watchView draws the lens in w columns and h lines.
 func (c *console) watchView(w, h int) []string {
 	b := c.wat.shown()
-	return c.pipeline(b, w, h)
+	switch c.wat.lens {
+	case lensMap:
+		return c.mapView(b, w, h)
+	case lensNode:
+		return c.nodeView(b, w, h)
+	case lensLog:
+		return c.linesView(b, w, h)
+	case lensTrouble:
+		return c.troubleView(b, w, h)
+	}
+	return c.tableView(b, w, h)
+}
+
+func (c *console) tableView(b *engine.Board, w, h int) []string {
+	if b.Events == 0 || b.Moves() == 0 && b.Running() == nil && c.wat.origin == fromLive {
+		return c.emptyWatch(b, w)
+	}
+	lines := c.pipeline(b, w, h)
+	if g := b.Groups(); h >= 30 && len(g) > 1 {
+		lines = append(lines, c.groupRows(b, w, min(len(g), h/6))...)
+	}
+	said := 0
+	if h-len(lines) >= 8 {
+		said = min(max(4, (h-len(lines))/3), 14)
+	}
+	lines = append(lines, c.flightView(b, w, h-len(lines)-said)...)
+	if said > 0 {
+		lines = append(lines, c.saidView(b, w, min(said, h-len(lines)))...)
+	}
+	return lines
+}
+
+// emptyWatch is what there is to see before anything is known.
+func (c *console) emptyWatch(b *engine.Board, w int) []string {
+	switch {
+	case c.wat.err != nil:
+		return append([]string{""}, c.problem(w, c.wat.err)...)
+	case b.Events == 0 && c.wat.origin == fromRun:
+		return []string{"", c.th.row(w).add(faint, "  No run is under way here. Esc goes back.").String()}
+	}
+	return []string{"", c.th.row(w).add(accent, "  "+c.th.running+" ").add(plain, "asking the cluster which nodes there are").String()}
 }
 
 // pipeline shows how many machines are in each stage, how many leave it in a minute, and
@@ -35,45 +241,141 @@ func (c *console) pipeline(b *engine.Board, w, h int) []string {
 		remark += ", " + perMinute(p)
 	}
 	lines := []string{c.th.rule(w, "Pipeline", remark)}
-	lines = append(lines, c.stageRows(b, "old", engine.StagesOld, w, now, h < 12)...)
-	lines = append(lines, c.stageRows(b, "new", append(append([]string{}, engine.StagesNew...), engine.NodeFailed), w, now, h < 12)...)
-	if total > 0 {
-		lines = append(lines, c.th.row(w).pad(1).add(good, c.th.meter(int64(done), int64(total), w-10)).add(plain, fmt.Sprintf(" %5.1f%%", 100*float64(done)/float64(total))).String())
+	if w >= 112 {
+		return append(lines, c.wideStages(b, w, now, done, total)...)
 	}
-	return lines
+	brief := h < 16
+	lines = append(lines, c.stageRows(b, "old", engine.StagesOld, w, now, brief)...)
+	lines = append(lines, c.stageRows(b, "new", newStages, w, now, brief)...)
+	return append(lines, c.doneBar(w, done, total))
+}
+
+// newStages are those of machines that come, and of those that will not.
+var newStages = append(slices.Clone(engine.StagesNew), engine.NodeFailed)
+
+func (c *console) doneBar(w, done, total int) string {
+	if total == 0 {
+		return ""
+	}
+	return c.th.row(w).pad(1).add(good, c.th.meter(int64(done), int64(total), w-10)).add(plain, fmt.Sprintf(" %5.1f%%", 100*float64(done)/float64(total))).String()
 }
 
 // stageRows are the rows of some stages: names, numbers, and unless brief flow and dwell.
 func (c *console) stageRows(b *engine.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
-	col := (w - 6) / 6
-	names, numbers, flows, dwells := c.th.row(w).pad(1).col(faint, title, 4), c.th.row(w).pad(6), c.th.row(w).pad(6), c.th.row(w).pad(6)
+	col := (w - 7) / 6
+	names, numbers, speeds := c.th.row(w).pad(1).col(faint, title, 4), c.th.row(w).pad(6), c.th.row(w).pad(6)
 	for i, s := range stages {
-		link := " " + c.th.arrow
+		link := " " + asciiIf(c.th.ascii, c.th.arrow)
 		if i == len(stages)-1 || s == engine.NodeReady {
-			link = ""
+			link = "  "
 		}
 		n := b.Count(s)
-		st := plain
+		st := faint
 		if n > 0 {
-			_, st = c.nodeSign(s)
+			_, st = c.stageSign(s)
 		}
-		names.add(plain, strings.Repeat(" ", max(0, col-1-width(s)-width(link)))).add(st, s).add(faint, link).pad(1)
-		numbers.num(st, strconv.FormatInt(n, 10), col-1-width(link)).pad(width(link))
-		flow, dwell := "", ""
-		if f := b.Flow(s, now); f > 0 && s != engine.NodeGone {
-			flow = perMinute(f)
-		}
-		if d := b.Dwell(s, 0.5); d > 0 && s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
-			dwell = short(d)
-		}
-		flows.num(faint, flow, col-1-width(link)).pad(width(link))
-		dwells.num(faint, dwell, col-1-width(link)).pad(width(link))
+		names.pad(col-width(s)-width(link)).add(st, s).add(faint, link)
+		number := strconv.FormatInt(n, 10)
+		numbers.pad(col-2-width(number)).add(st, number).pad(2)
+		speed := c.stageSpeed(b, s, now, col-3)
+		speeds.pad(col-2-width(speed)).add(faint, speed).pad(2)
 	}
 	out := []string{names.String(), numbers.String()}
 	if !brief {
-		out = append(out, flows.String(), dwells.String())
+		out = append(out, speeds.String())
 	}
 	return out
+}
+
+// stageSpeed is how many machines leave a stage in a minute, and how long half of them stay
+// at most, in most columns.
+func (c *console) stageSpeed(b *engine.Board, s string, now time.Time, most int) string {
+	if s == engine.NodeGone || s == engine.NodeReady || s == engine.NodeFailed {
+		return ""
+	}
+	var parts []string
+	if f := b.Flow(s, now); f > 0 {
+		parts = append(parts, perMinute(f))
+	}
+	if d := b.Dwell(s, 0.5); d > 0 && s != engine.NodeOutdated {
+		parts = append(parts, short(d))
+	}
+	if text := strings.Join(parts, " "); width(text) <= most {
+		return text
+	}
+	return parts[len(parts)-1]
+}
+
+// wideStages have a row for each: where there is room, more can be told.
+func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total int) []string {
+	half := (w - 1) / 2
+	side := func(title string, stages []string) []string {
+		head := c.th.row(half).pad(1).col(faint, title, 12).num(faint, "nodes", 7).num(faint, "leave", 9).num(faint, "p50", 7).num(faint, "p95", 7)
+		rows := []string{head.String()}
+		most := int64(1)
+		for _, s := range stages {
+			if s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
+				most = max(most, b.Count(s))
+			}
+		}
+		for _, s := range stages {
+			n := b.Count(s)
+			sign, st := c.stageSign(s)
+			if n == 0 {
+				st = faint
+			}
+			r := c.th.row(half).pad(1).add(st, sign).add(plain, " ").col(st, s, 10).num(st, strconv.FormatInt(n, 10), 7)
+			flow, p50, p95 := "", "", ""
+			if f := b.Flow(s, now); f > 0 && s != engine.NodeGone && s != engine.NodeReady {
+				flow = perMinute(f)
+			}
+			if d := b.Dwell(s, 0.5); d > 0 && s != engine.NodeOutdated && s != engine.NodeReady {
+				p50, p95 = short(d), short(b.Dwell(s, 0.95))
+			}
+			r.num(faint, flow, 9).num(faint, p50, 7).num(faint, p95, 7)
+			if room := half - r.used - 2; room > 4 && n > 0 && s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
+				r.add(st, strings.Repeat(c.th.bar, int(max(1, n*int64(room)/most))))
+			}
+			rows = append(rows, r.String())
+		}
+		return rows
+	}
+	old, come := side("old", engine.StagesOld), side("new", newStages)
+	old = append(old, c.sparkline(b, half, now))
+	var out []string
+	for i := range max(len(old), len(come)) {
+		l, r := "", ""
+		if i < len(old) {
+			l = old[i]
+		}
+		if i < len(come) {
+			r = come[i]
+		}
+		out = append(out, l+strings.Repeat(" ", max(0, half-styledWidth(l)))+c.th.paint(faint, c.th.side)+r)
+	}
+	return append(out, c.doneBar(w, done, total))
+}
+
+// sparkline shows how many nodes came to the target in each ten seconds of the last minutes.
+func (c *console) sparkline(b *engine.Board, w int, now time.Time) string {
+	list := b.Finished(min(30, w-24), now)
+	most := slices.Max(list)
+	if most == 0 {
+		return ""
+	}
+	bars := []rune("▁▂▃▄▅▆▇█")
+	if c.th.ascii {
+		bars = []rune("_.:-=+*#")
+	}
+	var s strings.Builder
+	for _, n := range list {
+		i := 0
+		if n > 0 {
+			i = 1 + (n*(len(bars)-2))/most
+		}
+		s.WriteRune(bars[min(i, len(bars)-1)])
+	}
+	return c.th.row(w).pad(1).col(faint, "done/10s", 12).raw(good, s.String()).add(faint, " last 5m").String()
 }
 
 // perMinute is "24/min".
@@ -82,4 +384,828 @@ func perMinute(f float64) string {
 		return strconv.FormatFloat(f, 'f', 1, 64) + "/min"
 	}
 	return strconv.Itoa(int(math.Round(f))) + "/min"
+}
+
+// stageSign is the sign of a state, and its style.
+func (c *console) stageSign(state string) (string, style) {
+	switch state {
+	case engine.NodeDraining:
+		return c.th.running, caution
+	case engine.NodeReplacing, engine.NodeLeaving, engine.NodeBooting, engine.NodeCreating:
+		return c.th.running, accent
+	case engine.NodeGone:
+		return c.th.dot, faint
+	}
+	return c.nodeSign(state)
+}
+
+// groupRows are the groups, each with how far it is.
+func (c *console) groupRows(b *engine.Board, w, most int) []string {
+	lines := []string{c.th.rule(w, "Groups", "")}
+	groups := b.Groups()
+	for i, g := range groups {
+		if i == most-1 && len(groups) > most {
+			lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more groups", len(groups)-i)).String())
+			break
+		}
+		r := c.th.row(w).pad(1).col(plain, clean(g.Name), 18).num(plain, fmt.Sprintf("%d/%d", g.Done(), g.Total), 12)
+		r.add(good, c.th.meter(int64(g.Done()), int64(max(g.Total, 1)), min(30, w/4))).pad(2)
+		for _, s := range nodeStates[1:] {
+			if n := g.Counts[s]; n > 0 {
+				_, st := c.stageSign(s)
+				r.add(st, strconv.Itoa(n)+" "+s+"  ")
+			}
+		}
+		lines = append(lines, r.String())
+	}
+	return lines
+}
+
+// flightView lists machines in h lines.
+func (c *console) flightView(b *engine.Board, w, h int) []string {
+	if h < 2 {
+		return nil
+	}
+	list := c.machines()
+	_, total := b.Places()
+	title := fmt.Sprintf("In flight %d of %d", len(list), total)
+	if c.wat.filter != "" {
+		title = fmt.Sprintf("Chosen %d", len(list))
+	}
+	lines := []string{c.th.rule(w, title, "sort: "+c.wat.sort.String())}
+	if c.wat.typing || c.wat.filter != "" {
+		r := c.th.row(w).add(plain, " ").add(accent, "/ ").add(strong, c.wat.filter)
+		if c.wat.typing {
+			r.add(accent, "▏")
+		}
+		if err := c.wat.rows.err; err != nil {
+			r.add(caution, "  "+clean(err.Error()))
+		} else if c.wat.typing {
+			r.add(faint, "  Enter keeps it, Esc drops it")
+		}
+		lines = append(lines, r.String())
+	}
+	if len(list) == 0 {
+		text := "no node is on its way; / looks among all, m shows where each is"
+		switch {
+		case c.wat.filter != "":
+			text = "no machine is like that; Esc drops the filter"
+		case b.Moves() == 0:
+			text = "no machine was told of yet"
+		}
+		return append(lines, c.th.row(w).add(faint, "   "+text).String())[:min(len(lines)+1, h)]
+	}
+	names := 12
+	for _, n := range list[:min(len(list), 200)] {
+		names = max(names, width(clean(n.Name)))
+	}
+	names = min(names, max(16, w/3))
+	groups := 0
+	if w >= 112 {
+		groups = 14
+	}
+	head := c.th.row(w).pad(3).col(faint, "node", names).col(faint, "state", 10).num(faint, "for", 8)
+	if groups > 0 {
+		head.col(faint, "group", groups).col(faint, "with", names)
+	}
+	head.add(faint, "what").right(faint, "try")
+	room := h - len(lines)
+	if room > 3 {
+		lines = append(lines, head.String())
+		room--
+	}
+	at := c.rowAt(list)
+	from, to := window(len(list), at, room)
+	if to < len(list) && room > 2 {
+		from, to = window(len(list), at, room-1)
+	}
+	for i := from; i < to; i++ {
+		n := list[i]
+		_, st := c.stageSign(n.State)
+		name := plain
+		if i == at {
+			name = strong
+		}
+		r := c.th.row(w).add(accent, " "+c.marker(i == at)).col(name, clean(n.Name), names).col(st, clean(n.State), 10).num(plain, c.age(n), 8)
+		if groups > 0 {
+			r.col(faint, clean(n.Group), groups).col(faint, clean(n.With), names)
+		}
+		tail := ""
+		if n.Attempts > 0 {
+			tail = strconv.Itoa(n.Attempts)
+		}
+		if left := w - r.used - width(tail) - 3; left > 3 {
+			r.add(c.textStyle(n), cut(asciiIf(c.th.ascii, clean(n.Text)), left, c.th.ellipsis))
+		}
+		lines = append(lines, r.right(faint, tail).String())
+	}
+	if left := len(list) - to; left > 0 && len(lines) < h {
+		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more (↓, G, / filter)", left)).String())
+	}
+	return lines
+}
+
+// textStyle marks the words about a machine that is waited for.
+func (c *console) textStyle(n *engine.BoardNode) style {
+	if w := c.wat.shown().Wait; n.State == engine.NodeFailed || w.Node != "" && w.Node == n.Name {
+		return caution
+	}
+	return faint
+}
+
+// saidView shows the newest lines in h lines.
+func (c *console) saidView(b *engine.Board, w, h int) []string {
+	if h < 2 {
+		return nil
+	}
+	n := b.Log.Len()
+	remark := "l all, with filters"
+	if n > 0 {
+		remark = count(n+b.Log.Dropped(), "line")
+	}
+	lines := []string{c.th.rule(w, "Said", remark)}
+	if n == 0 {
+		return append(lines, c.th.row(w).add(faint, "   what the operator and the machines say appears here").String())
+	}
+	from := max(0, n-h+1)
+	whose := c.speakers(func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
+	whose.node = ""
+	for i := from; i < n; i++ {
+		lines = append(lines, c.logRow(lineOf(b.Log.At(i)), w, whose))
+	}
+	return lines
+}
+
+// lineOf makes a line of a board harmless.
+func lineOf(x engine.BoardLine) logLine {
+	return logLine{x.Time, clean(x.Source), clean(x.Node), x.Level, clean(x.Text)}
+}
+
+// watchWhy says what is waited for, always, and what to do about it.
+func (c *console) watchWhy() []string {
+	b, now := c.wat.shown(), c.watchNow()
+	text, remedy := c.reason(b, now)
+	most := 3
+	if c.h < 22 {
+		most = 1
+	}
+	lines := c.th.below(c.w, 1, most, strong, text)
+	if remedy != "" {
+		for i, l := range c.th.below(c.w, 8, most, accent, c.deps.sp.text(remedy)) {
+			if i == 0 {
+				l = " " + c.th.paint(faint, "To do:") + " " + strings.TrimLeft(l, " ")
+			}
+			lines = append(lines, l)
+		}
+	}
+	return lines
+}
+
+// reason is why nothing moves, or what does.
+func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
+	if c.wat.err != nil && c.wat.frozen == nil {
+		x := explain(c.wat.err, c.deps.sp)
+		return "The watch has ended: " + x.what, x.remedy
+	}
+	switch w := b.Wait; {
+	case w.Text != "":
+		return "Why waiting (" + short(now.Sub(w.Since)) + "): " + clean(w.Text), clean(w.Remedy)
+	case b.Result != nil:
+		return "It has ended: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
+	}
+	done, total := b.Places()
+	if s := b.Running(); s != nil && s.ID != engine.StepRollout {
+		return "Now (" + short(now.Sub(s.Began)) + "): " + clean(s.Title) + tailOf(clean(s.Text), clean(s.Title)), ""
+	}
+	n := b.Slowest()
+	switch {
+	case b.Events == 0:
+		return "Waiting for the first answer of the cluster", ""
+	case n != nil && n.State != engine.NodeNotReady:
+		left := b.InFlight() - 1
+		text = fmt.Sprintf("Nothing is stuck. Longest: %s, %s for %s", clean(n.Name), clean(n.State), c.age(n))
+		if left > 0 {
+			text += fmt.Sprintf("; %d more on their way", left)
+		}
+		return text, ""
+	case n != nil:
+		return fmt.Sprintf("%s is not ready for %s: %s", clean(n.Name), c.age(n), orElse(clean(n.Text), "it does not say why")), ""
+	case total > 0 && done == total:
+		return fmt.Sprintf("Nothing is waited for: all %s are at the target", count(total, "node")), ""
+	case total == 0:
+		return "Waiting until a node is told of", ""
+	}
+	return fmt.Sprintf("The operator has not begun with the next of %s", count(total-done, "node")), ""
+}
+
+func tailOf(text, title string) string {
+	if text == "" || text == title {
+		return ""
+	}
+	return ": " + text
+}
+
+// watchSafety is what keeps the workloads safe: machines beyond the wanted number, control
+// planes, the API server, the backup.
+func (c *console) watchSafety() string {
+	b := c.wat.shown()
+	var parts []string
+	extra := b.Extra()
+	surge := ""
+	if b.Plan != nil && b.Plan.Surge != "" {
+		surge = "/" + clean(b.Plan.Surge)
+	}
+	parts = append(parts, fmt.Sprintf("extra machines %d%s", extra, surge))
+	ready, total := 0, 0
+	for _, g := range b.Groups() {
+		if g.Control {
+			r, t := g.Serving()
+			ready, total = ready+r, total+t
+		}
+	}
+	if total > 0 {
+		parts = append(parts, fmt.Sprintf("control planes %d/%d up", ready, total))
+	}
+	switch {
+	case !b.Away.IsZero():
+		parts = append(parts, "API away since "+b.Away.UTC().Format("15:04:05Z"))
+	case c.wat.origin != fromReplay:
+		parts = append(parts, "API answers")
+	}
+	if n := b.Count(engine.NodeFailed); n > 0 {
+		parts = append(parts, fmt.Sprintf("failed %d", n))
+	}
+	if c.wat.origin != fromReplay && c.home != nil && c.home.Backup != nil {
+		parts = append(parts, "backup "+short(c.now.Sub(c.home.Backup.Created))+" old")
+	}
+	return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
+}
+
+// linesView is the log lens.
+func (c *console) linesView(b *engine.Board, w, h int) []string {
+	list := c.lines()
+	v := &c.wat.log
+	remark := count(b.Log.Len(), "line")
+	if len(list) != b.Log.Len() {
+		remark = fmt.Sprintf("%d of %s", len(list), remark)
+	}
+	if d := b.Log.Dropped(); d > 0 {
+		remark += fmt.Sprintf(", %d older ones in the record", d)
+	}
+	if !v.pinned {
+		remark += ", following"
+	}
+	lines := []string{c.th.rule(w, "Log", remark)}
+	r := c.th.row(w).add(faint, " sources ")
+	counts := b.Log.Sources()
+	for _, s := range c.sources()[1:] {
+		st := faint
+		if v.source == "" || v.source == s {
+			st = accent
+		}
+		r.add(st, clean(s)).add(faint, " "+strconv.Itoa(counts[s])+"  ")
+	}
+	if v.level > 1 {
+		r.right(caution, logLevels[v.level]+" and worse")
+	}
+	lines = append(lines, r.String())
+	r = c.th.row(w).add(plain, " ").add(accent, "/ ")
+	switch {
+	case c.wat.typing:
+		r.add(strong, v.filter).add(accent, "▏").add(faint, "  Enter keeps the filter, Esc drops it")
+	case v.filter != "":
+		r.add(plain, v.filter)
+	default:
+		r.add(faint, "no filter")
+	}
+	if v.found.err != nil {
+		r.add(caution, "  "+clean(v.found.err.Error()))
+	}
+	lines = append(lines, r.String())
+	if len(list) == 0 {
+		text := "nothing has been said yet"
+		if b.Log.Len() > 0 {
+			text = "no line is like that; Esc drops the filter"
+		}
+		return append(lines, c.th.row(w).add(faint, "   "+text).String())
+	}
+	return append(lines, c.linePart(b, list, w, h-len(lines), v.wrap)...)
+}
+
+// linePart draws those of some lines that fit into h, the one under the cursor among them.
+func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []string {
+	at := c.lineIndex(list)
+	v := &c.wat.log
+	first, last := at, at
+	var rows []string
+	entry := func(i int) []string {
+		x := lineOf(b.Log.At(list[i] - b.Log.Dropped()))
+		whose := speakers{width: min(22, w/4)}
+		here := i == at && v.pinned
+		if !wraps || !here && width(x.text) < w-whose.width-14 {
+			row := c.logRow(x, w, whose)
+			if here {
+				row = c.th.paint(chosen, stripStyle(row))
+			}
+			return []string{row}
+		}
+		head := x
+		parts := wrap(x.text, max(20, w-whose.width-14))
+		head.text = parts[0]
+		out := []string{c.logRow(head, w, whose)}
+		for _, p := range parts[1:] {
+			out = append(out, c.th.row(w).pad(whose.width+13).add(plain, p).String())
+		}
+		if here {
+			for k := range out {
+				out[k] = c.th.paint(chosen, stripStyle(out[k]))
+			}
+		}
+		return out
+	}
+	rows = entry(at)
+	for len(rows) < h {
+		grown := false
+		if first > 0 {
+			first--
+			rows = append(entry(first), rows...)
+			grown = true
+		}
+		if last < len(list)-1 && len(rows) < h {
+			last++
+			rows = append(rows, entry(last)...)
+			grown = true
+		}
+		if !grown {
+			break
+		}
+	}
+	if n := len(rows) - h; n > 0 {
+		rows = rows[n:]
+	}
+	return rows
+}
+
+// mapCursor is a cell of the map.
+type mapCursor struct {
+	group string
+	cell  int
+	// What the map was last drawn with, for keys.
+	columns, each int
+}
+
+// mapCell is the sign of a state on the map.
+func (c *console) mapCell(state string) (string, style) {
+	type cell struct {
+		sign, ascii string
+		st          style
+	}
+	x := map[string]cell{
+		engine.NodeReady: {"█", "#", good}, engine.NodeNotReady: {"▓", "n", caution}, engine.NodeJoining: {"▓", "j", accent},
+		engine.NodeBooting: {"░", "b", accent}, engine.NodeCreating: {"░", "c", accent}, engine.NodeReplacing: {"░", "r", accent},
+		engine.NodeDraining: {"▒", "d", caution}, engine.NodeLeaving: {"▒", "l", caution}, engine.NodeOutdated: {"·", ".", faint},
+		engine.NodeFailed: {"✗", "X", bad},
+	}[state]
+	switch {
+	case x.sign == "":
+		return " ", plain
+	case c.th.ascii:
+		return x.ascii, x.st
+	}
+	return x.sign, x.st
+}
+
+// worst orders states from what matters most.
+var worst = []string{
+	engine.NodeFailed, engine.NodeNotReady, engine.NodeDraining, engine.NodeLeaving, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting,
+	engine.NodeJoining, engine.NodeOutdated, engine.NodeReady, "",
+}
+
+// worstOf is the place that matters most among those of a cell.
+func worstOf(places []*engine.BoardPlace) *engine.BoardPlace {
+	var out *engine.BoardPlace
+	rank := len(worst)
+	for _, p := range places {
+		if r := slices.Index(worst, p.State()); r >= 0 && r < rank {
+			out, rank = p, r
+		}
+	}
+	return out
+}
+
+const mapName = 12 // columns of a group's name
+
+// mapScale is how many nodes a cell stands for, so that all groups fit into h lines.
+func mapScale(groups []*engine.BoardGroup, columns, h int) int {
+	for each := 1; ; each++ {
+		rows := 0
+		for _, g := range groups {
+			cells := (len(g.Places) + each - 1) / each
+			rows += max(1, (cells+columns-1)/columns)
+		}
+		if rows <= max(h, len(groups)) || each > 1<<16 {
+			return each
+		}
+	}
+}
+
+func (c *console) mapView(b *engine.Board, w, h int) []string {
+	groups := b.Groups()
+	columns := w - mapName - 10
+	if w >= 112 {
+		columns = w - mapName - 10 - 36
+	}
+	room := h - 4
+	each := mapScale(groups, columns, room)
+	c.wat.place.columns, c.wat.place.each = columns, each
+	remark := "1 cell = " + count(each, "node")
+	if each > 1 {
+		remark += ", shows the worst"
+	}
+	lines := []string{c.th.rule(w, "Fleet map", remark)}
+	at, cell := c.cursorCell(groups)
+	var rows []string
+	cursorRow := 0
+	for gi, g := range groups {
+		cells := (len(g.Places) + each - 1) / each
+		for row := 0; row == 0 || row*columns < cells; row++ {
+			r := c.th.row(w).pad(1)
+			switch row {
+			case 0:
+				r.col(plain, clean(g.Name), mapName).num(faint, strconv.Itoa(g.Total), 6)
+			default:
+				r.pad(mapName + 8)
+			}
+			// Cells of one state are written together: a sequence for each would be ten
+			// times as much.
+			run, style := "", plain
+			for k := row * columns; k < min(cells, (row+1)*columns); k++ {
+				sign, st := " ", plain
+				if p := worstOf(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
+					sign, st = c.mapCell(p.State())
+				}
+				if gi == at && k == cell {
+					r.raw(style, run).raw(chosen, sign)
+					run, cursorRow = "", len(rows)
+					continue
+				}
+				if st != style {
+					r.raw(style, run)
+					run, style = "", st
+				}
+				run += sign
+			}
+			rows = append(rows, r.raw(style, run).String())
+		}
+	}
+	from, to := window(len(rows), cursorRow, room)
+	rows = rows[from:to]
+	if w >= 112 && at >= 0 {
+		rows = c.beside(rows, c.cellDetail(groups[at], cell, each, 34, room), w-36, room)
+	}
+	lines = append(lines, rows...)
+	for len(lines) < h-3 {
+		lines = append(lines, "")
+	}
+	if at >= 0 {
+		lines = append(lines, c.cellLine(groups[at], cell, each, w))
+	} else {
+		lines = append(lines, c.th.row(w).add(faint, "   no node was told of yet").String())
+	}
+	return append(lines, c.legend(b, w)...)
+}
+
+// beside puts a pane at the right of some lines.
+func (c *console) beside(left, right []string, at, h int) []string {
+	out := make([]string, 0, h)
+	for i := range h {
+		l, r := "", ""
+		if i < len(left) {
+			l = left[i]
+		}
+		if i < len(right) {
+			r = right[i]
+		}
+		out = append(out, l+strings.Repeat(" ", max(0, at-styledWidth(l)))+c.th.paint(faint, c.th.side)+r)
+	}
+	return out
+}
+
+// cursorCell is the group and the cell under the cursor; -1 if there are no groups.
+func (c *console) cursorCell(groups []*engine.BoardGroup) (group, cell int) {
+	if len(groups) == 0 {
+		return -1, 0
+	}
+	i := max(0, slices.IndexFunc(groups, func(g *engine.BoardGroup) bool { return g.Name == c.wat.place.group }))
+	each := max(1, c.wat.place.each)
+	cells := max(1, (len(groups[i].Places)+each-1)/each)
+	return i, min(c.wat.place.cell, cells-1)
+}
+
+// cellPlaces are the places of a cell.
+func cellPlaces(g *engine.BoardGroup, cell, each int) []*engine.BoardPlace {
+	from := min(cell*each, len(g.Places))
+	return g.Places[from:min(len(g.Places), from+each)]
+}
+
+// cellLine says what is in the cell under the cursor.
+func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
+	places := cellPlaces(g, cell, each)
+	r := c.th.row(w).add(faint, " cursor ").add(strong, clean(g.Name)+":"+strconv.Itoa(cell*each)+"  ")
+	if len(places) == 1 {
+		if n := places[0].Node(); n != nil {
+			_, st := c.stageSign(n.State)
+			return r.add(plain, clean(n.Name)+"  ").add(st, clean(n.State)+" ").add(faint, c.age(n)+"  "+clean(n.Text)).right(faint, "Enter opens").String()
+		}
+		return r.add(faint, "nothing is here now").String()
+	}
+	counts := map[string]int{}
+	first, last := "", ""
+	for _, p := range places {
+		counts[p.State()]++
+		if n := p.Node(); n != nil {
+			last = clean(n.Name)
+			if first == "" {
+				first = last
+			}
+		}
+	}
+	r.add(plain, first+" … "+last+"  ")
+	for _, s := range worst {
+		if n := counts[s]; n > 0 && s != "" {
+			_, st := c.stageSign(s)
+			r.add(st, strconv.Itoa(n)+" "+s+" ")
+		}
+	}
+	return r.right(faint, "Enter opens").String()
+}
+
+// cellDetail lists the nodes of the cell under the cursor.
+func (c *console) cellDetail(g *engine.BoardGroup, cell, each, w, h int) []string {
+	places := cellPlaces(g, cell, each)
+	lines := []string{c.th.row(w).add(faint, fmt.Sprintf(" group %s  cell %d", clean(g.Name), cell)).String()}
+	for _, p := range places {
+		n := p.Node()
+		if n == nil {
+			continue
+		}
+		if len(lines) == h-1 && len(places) > h-1 {
+			lines = append(lines, c.th.row(w).pad(1).add(faint, "…").String())
+			break
+		}
+		sign, st := c.stageSign(n.State)
+		lines = append(lines, c.th.row(w).pad(1).add(st, sign).add(plain, " ").add(plain, cut(clean(n.Name), w-20, c.th.ellipsis)+" ").add(st, clean(n.State)).right(faint, c.age(n)).String())
+	}
+	return lines
+}
+
+// legend explains the signs of the map, with how many nodes each stands for.
+func (c *console) legend(b *engine.Board, w int) []string {
+	counts := map[string]int{}
+	for _, g := range b.Groups() {
+		for s, n := range g.Counts {
+			counts[s] += n
+		}
+	}
+	lines := make([]string, 0, 2)
+	r := c.th.row(w).pad(1)
+	for _, s := range []string{
+		engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting, engine.NodeJoining, engine.NodeNotReady,
+		engine.NodeDraining, engine.NodeLeaving, engine.NodeFailed,
+	} {
+		if counts[s] == 0 && s != engine.NodeReady && s != engine.NodeOutdated {
+			continue
+		}
+		sign, st := c.mapCell(s)
+		text := " " + s + " " + strconv.Itoa(counts[s]) + "  "
+		if r.used+1+width(text) > w && len(lines) == 0 {
+			lines = append(lines, r.String())
+			r = c.th.row(w).pad(1)
+		}
+		r.raw(st, sign).add(plain, text)
+	}
+	lines = append(lines, r.String())
+	for len(lines) < 2 {
+		lines = append(lines, "")
+	}
+	return lines[:2]
+}
+
+// moveCell moves the cursor of the map.
+func (c *console) moveCell(rows, columns int) {
+	groups := c.wat.shown().Groups()
+	g, cell := c.cursorCell(groups)
+	if g < 0 {
+		return
+	}
+	p := &c.wat.place
+	wide, each := max(1, p.columns), max(1, p.each)
+	cells := func(i int) int { return max(1, (len(groups[i].Places)+each-1)/each) }
+	to := cell + rows*wide + columns
+	switch {
+	case to < 0 && rows < 0 && g > 0: // into the last line of the group above
+		g--
+		to = min(cells(g)-1, (cells(g)-1)/wide*wide+cell%wide)
+	case to >= cells(g) && rows > 0 && cell/wide == (cells(g)-1)/wide && g < len(groups)-1:
+		g++
+		to = min(cells(g)-1, cell%wide)
+	}
+	p.group, p.cell = groups[g].Name, max(0, min(to, cells(g)-1))
+}
+
+func (c *console) nextGroup(by int) {
+	groups := c.wat.shown().Groups()
+	if g, _ := c.cursorCell(groups); g >= 0 {
+		c.wat.place.group, c.wat.place.cell = groups[(g+by+len(groups))%len(groups)].Name, 0
+	}
+}
+
+// nextBusy goes to the next cell in which something goes wrong or moves.
+func (c *console) nextBusy() tea.Cmd {
+	groups := c.wat.shown().Groups()
+	g, cell := c.cursorCell(groups)
+	if g < 0 {
+		return nil
+	}
+	each := max(1, c.wat.place.each)
+	at := cell + 1
+	for range len(groups) + 1 {
+		cells := (len(groups[g].Places) + each - 1) / each
+		for ; at < cells; at++ {
+			if p := worstOf(cellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && inFlight(p.Node()) {
+				c.wat.place.group, c.wat.place.cell = groups[g].Name, at
+				return nil
+			}
+		}
+		g, at = (g+1)%len(groups), 0
+	}
+	c.note = "nothing moves"
+	return nil
+}
+
+func (c *console) openCell() tea.Cmd {
+	groups := c.wat.shown().Groups()
+	g, cell := c.cursorCell(groups)
+	if g >= 0 {
+		if p := worstOf(cellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
+			c.openNode(p.Node().Name)
+			return nil
+		}
+	}
+	c.note = "no machine is there"
+	return nil
+}
+
+func (c *console) copyCell() {
+	groups := c.wat.shown().Groups()
+	g, cell := c.cursorCell(groups)
+	var names []string
+	if g >= 0 {
+		for _, p := range cellPlaces(groups[g], cell, max(1, c.wat.place.each)) {
+			if n := p.Node(); n != nil {
+				names = append(names, clean(n.Name))
+			}
+		}
+	}
+	c.copyText(strings.Join(names, " "), count(len(names), "name"))
+}
+
+// nodeView is the page of one machine.
+func (c *console) nodeView(b *engine.Board, w, h int) []string {
+	n := b.Node(c.wat.node)
+	if n == nil {
+		return []string{c.th.rule(w, "Machine "+clean(c.wat.node), ""), c.th.row(w).add(faint, "   it is not known at this moment; Esc goes back").String()}
+	}
+	lines := []string{c.th.rule(w, "Machine "+clean(n.Name), "group "+clean(n.Group))}
+	pair := []*engine.BoardNode{n}
+	if o := b.Node(n.With); o != nil {
+		pair = []*engine.BoardNode{o, n}
+		if slices.Contains(engine.StagesOld, n.State) {
+			pair = []*engine.BoardNode{n, o}
+		}
+	}
+	for _, x := range pair {
+		lines = append(lines, c.film(b, x, x == n, w)...)
+	}
+	if len(pair) > 1 && h >= 16 {
+		lines = append(lines, c.strip(pair, w)...)
+	}
+	lines = append(lines, "")
+	facts := []string{c.facts(n)}
+	if wt := b.Wait; wt.Node == n.Name && wt.Text != "" {
+		facts = append(facts, "waited for: "+clean(wt.Text))
+	}
+	if n.Text != "" {
+		facts = append(facts, clean(n.State)+": "+clean(n.Text))
+	}
+	for _, f := range facts {
+		lines = append(lines, c.th.below(w, 2, 2, plain, f)...)
+	}
+	list := c.lines()
+	remark := count(len(list), "line")
+	if !c.wat.log.pinned {
+		remark += ", following"
+	}
+	lines = append(lines, c.th.rule(w, "What it said", remark))
+	if len(list) == 0 {
+		return append(lines, c.th.row(w).add(faint, "   nothing, as far as is known").String())
+	}
+	return append(lines, c.linePart(b, list, w, max(1, h-len(lines)), true)...)
+}
+
+func (c *console) facts(n *engine.BoardNode) string {
+	role := "worker"
+	if n.Control {
+		role = "control plane"
+	}
+	parts := []string{role, "first seen " + n.First.UTC().Format("15:04:05Z")}
+	if n.Attempts > 0 {
+		parts = append(parts, "try "+strconv.Itoa(n.Attempts))
+	}
+	if n.With != "" {
+		word := "replaces "
+		if slices.Contains(engine.StagesOld, n.State) {
+			word = "replaced by "
+		}
+		parts = append(parts, word+clean(n.With))
+	}
+	return strings.Join(parts, " "+c.th.dot+" ")
+}
+
+// film is the way of a machine through its states, with when it came into each and how
+// long it stayed.
+func (c *console) film(b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
+	now := c.watchNow()
+	all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since), Seen: n.Seen})
+	most := max(2, (w-4)/13)
+	if len(all) > most {
+		all = all[len(all)-most:]
+	}
+	st := plain
+	if here {
+		st = strong
+	}
+	names, times, tooks := c.th.row(w).pad(2), c.th.row(w).pad(2), c.th.row(w).pad(2)
+	for i, m := range all {
+		_, style := c.stageSign(m.State)
+		name := clean(m.State)
+		now := i == len(all)-1
+		if !now {
+			name += " " + c.th.arrow
+			style = faint
+		}
+		names.col(style, name, 12)
+		if m.Seen {
+			times.col(faint, m.Since.UTC().Format("15:04:05"), 12)
+			tooks.col(plain, short(m.Took), 12)
+		} else {
+			times.col(faint, "before "+m.Since.UTC().Format("15:04"), 12)
+			tooks.col(plain, "≥"+short(m.Took), 12)
+		}
+	}
+	head := c.th.row(w).pad(1).add(st, clean(n.Name))
+	if p50 := b.Dwell(n.State, 0.5); p50 > 0 && inFlight(n) {
+		head.add(faint, "  half of all are "+clean(n.State)+" for "+short(p50)+" at most")
+	}
+	return []string{head.String(), names.String(), times.String(), tooks.String()}
+}
+
+// strip draws the two machines of a replacement over time, old above new.
+func (c *console) strip(pair []*engine.BoardNode, w int) []string {
+	now := c.watchNow()
+	room := w - 18
+	begin := now
+	for _, n := range pair {
+		for _, m := range n.Past {
+			if m.Seen && m.Since.Before(begin) {
+				begin = m.Since
+			}
+		}
+		if n.Seen && n.Since.Before(begin) {
+			begin = n.Since
+		}
+	}
+	span := now.Sub(begin)
+	if span <= 0 || room < 20 {
+		return nil
+	}
+	lines := []string{c.th.rule(w, "Timeline", begin.UTC().Format("15:04:05")+" - "+now.UTC().Format("15:04:05")+"  1 column = "+short(span/time.Duration(room)))}
+	for i, n := range pair {
+		r := c.th.row(w).pad(1).col(faint, []string{"old", "new"}[i], 4).pad(10)
+		all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since)})
+		used := 0
+		for _, m := range all {
+			from := int(m.Since.Sub(begin) * time.Duration(room) / span)
+			to := int(m.Since.Add(m.Took).Sub(begin) * time.Duration(room) / span)
+			from, to = max(from, used, 0), min(max(to, 0), room)
+			if to <= from {
+				continue
+			}
+			sign, st := c.mapCell(m.State)
+			r.pad(from-used).raw(st, strings.Repeat(sign, to-from))
+			used = to
+		}
+		lines = append(lines, r.String())
+	}
+	return lines
 }

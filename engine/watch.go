@@ -1,0 +1,161 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/url"
+	"os"
+
+	"constellation/engine/version"
+)
+
+// WatchRequest says what is watched, and for how long.
+type WatchRequest struct {
+	// Kubeconfig is the path of the file that leads to the cluster; empty means that of the
+	// workspace. Rights to read nodes and our kinds are enough; without those to the logs of
+	// constellation-system nobody's lines are told.
+	Kubeconfig string
+	// Once ends the watch when all was told that is there now. Stay goes on when all nodes
+	// are at the target; else that is the end.
+	Once, Stay bool
+}
+
+// Watch tells where the nodes of the cluster are on their way to its target, first all and
+// then what changes, as the events of a run that does nothing. The cluster does not notice,
+// and nothing is recorded. While the API server is away Watch says so and goes on when it
+// answers. Leaving is no error.
+func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) error {
+	i, err := e.watcher(ctx, r)
+	if err != nil {
+		return err
+	}
+	now := e.now()
+	p := &Plan{ID: newRunID(VerbWatch, now), Verb: VerbWatch, Cluster: i.state.Infrastructure.Name, Created: now.UTC()}
+	p.end.command = e.command(string(VerbWatch))
+	p.Steps = []Step{{ID: StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *Reporter) error {
+		return i.watch(ctx, to, r, p)
+	}}}
+	// What the target is comes first, if it can be known soon. Who wants an answer once waits
+	// longer for it, and not for ever.
+	limit := e.limits.quiet
+	if r.Once {
+		limit = e.limits.glance
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	v, err := e.seeRollout(limited, i.cluster)
+	cancel()
+	switch {
+	case err == nil:
+		p.aim(&v)
+	case ctx.Err() == nil && (r.Once || errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)):
+		return i.unseen(err)
+	}
+	return e.Run(ctx, p, emit)
+}
+
+// watcher connects to the cluster that a request means. No file of the workspace but the
+// kubeconfig is needed.
+func (e *Engine) watcher(ctx context.Context, r WatchRequest) (*initRun, error) {
+	path, remedy := e.ws.Path(KubeconfigFile), "restore the file from a backup, or name another one with `--kubeconfig`"
+	read := e.ws.Kubeconfig
+	if r.Kubeconfig != "" {
+		path, remedy = r.Kubeconfig, "name a kubeconfig that leads to the cluster"
+		read = func() ([]byte, error) { return readKubeconfig(path) }
+	}
+	b, err := read()
+	if err != nil {
+		var own *Error
+		if errors.As(err, &own) {
+			return nil, err
+		}
+		return nil, &Error{Op: "read " + path, Err: withoutPath(err), Remedy: remedy, Exit: ExitUsage}
+	}
+	k, err := e.connect(ctx, b)
+	if err != nil {
+		return nil, &Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: ExitUsage}
+	}
+	i := &initRun{e: e, facts: &facts{state: &State{}}, cluster: k}
+	if _, server, err := kubeconfigServer(b); err == nil {
+		if u, err := url.Parse(server.Value); err == nil {
+			i.state.Infrastructure.ClusterEndpoint = u.Host
+		}
+	}
+	if r.Kubeconfig == "" {
+		if s, err := e.ws.State(); err == nil {
+			i.state = s
+		}
+		if c, err := e.ws.Config(); err == nil {
+			i.state.Infrastructure.Name = c.Name
+		}
+	}
+	i.state.Infrastructure.Name = orElse(i.state.Infrastructure.Name, i.state.Infrastructure.ClusterEndpoint)
+	return i, nil
+}
+
+func readKubeconfig(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, 1<<20))
+}
+
+// unseen is why nothing could be seen.
+func (i *initRun) unseen(err error) error {
+	e := &Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
+	switch {
+	case errors.Is(err, ErrForbidden):
+		e.Remedy = "ask for the right to read nodes, and nodeversions, pendingnodes and joiningnodes of update.edgeless.systems"
+	case errors.Is(err, ErrDenied):
+		e.Remedy = "name the kubeconfig of this cluster with `--kubeconfig`"
+	case errors.Is(err, ErrAbsent):
+		e.Err = errors.New("the cluster has no NodeVersion: no target was ever set")
+		e.Remedy = "`constellation init` sets the target of a cluster"
+	}
+	return e
+}
+
+// aim notes in the plan of a watch where the cluster goes, and reports whether it goes
+// there only now.
+func (p *Plan) aim(v *rolloutView) (news bool) {
+	to := Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
+	if p.To == to && p.Surge == v.Target.MaxSurge {
+		return false
+	}
+	p.To, p.From, p.Surge = to, Target{Kubernetes: v.oldest}, v.Target.MaxSurge
+	return true
+}
+
+// watch is the only step of a watch.
+func (i *initRun) watch(ctx context.Context, r *Reporter, w WatchRequest, p *Plan) error {
+	p.end.done = "you left; the cluster goes on alone"
+	err := i.followRollout(ctx, r, i.cluster, func(now *rolloutView) (bool, error) {
+		if p.aim(now) {
+			if err := r.run.sendPlan(); err != nil {
+				return false, err
+			}
+		}
+		p.end.done = now.String()
+		return w.Once || !w.Stay && now.Observed && now.Reached, nil
+	})
+	if err != nil && (errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)) {
+		return i.unseen(err)
+	}
+	return err
+}
+
+// oldestKubernetes is the oldest version of Kubernetes among nodes; empty if none is known.
+func oldestKubernetes(nodes []Node) string {
+	var least version.Version
+	for _, n := range nodes {
+		if v, err := version.Parse(n.Kubernetes); err == nil && (least.IsZero() || v.Less(least)) {
+			least = v
+		}
+	}
+	if least.IsZero() {
+		return ""
+	}
+	return least.String()
+}

@@ -1,0 +1,161 @@
+package tui
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"constellation/engine"
+)
+
+// filter chooses machines and lines. It is written as words, all of which must hold:
+//
+//	state:drain,join  group:gpu  node:worker-1*  with:worker-9  source:operator  level:warn
+//	age>5m  age<30s  try>1  !state:ready  any other word is looked for in names and texts
+//
+// What follows a colon is the beginning of what is meant, or a pattern with asterisks. The
+// zero value chooses everything.
+type filter struct {
+	demands []demand
+	ages    bool // what it chooses changes with time
+}
+
+type demand struct {
+	key  string // "" for a word
+	not  bool
+	any  []string // lower case; one of them must hold
+	less bool     // for age and try: less instead of more
+	age  time.Duration
+	try  int
+}
+
+// filterKeys are what a filter may ask for.
+var filterKeys = []string{"state", "group", "node", "with", "source", "level", "age", "try"}
+
+// parseFilter reads a filter. The error says which word cannot be read.
+func parseFilter(s string) (filter, error) {
+	var f filter
+	for _, word := range strings.Fields(strings.ToLower(s)) {
+		var t demand
+		rest, not := strings.CutPrefix(word, "!")
+		if not && rest != "" {
+			t.not, word = true, rest
+		}
+		i := strings.IndexAny(word, ":<>")
+		if i < 0 || !slices.Contains(filterKeys, word[:i]) {
+			t.any = []string{word}
+			f.demands = append(f.demands, t)
+			continue
+		}
+		t.key = word[:i]
+		op, value := word[i], word[i+1:]
+		switch measured := t.key == "age" || t.key == "try"; {
+		case measured != (op != ':'):
+			if measured {
+				return filter{}, fmt.Errorf("%q: write %s>… or %s<…", word, t.key, t.key)
+			}
+			return filter{}, fmt.Errorf("%q: write %s:…", word, t.key)
+		case t.key == "age":
+			d, err := time.ParseDuration(value)
+			if err != nil {
+				return filter{}, fmt.Errorf("%q: want a time such as 90s, 5m or 1h", word)
+			}
+			t.age, f.ages = d, true
+		case t.key == "try":
+			n, err := strconv.Atoi(value)
+			if err != nil {
+				return filter{}, fmt.Errorf("%q: want a number", word)
+			}
+			t.try = n
+		default:
+			for v := range strings.SplitSeq(value, ",") {
+				if _, err := path.Match(v, ""); err != nil {
+					return filter{}, fmt.Errorf("%q: not a pattern", word)
+				}
+				if v != "" {
+					t.any = append(t.any, v)
+				}
+			}
+			if len(t.any) == 0 {
+				return filter{}, fmt.Errorf("%q: %s of what?", word, t.key)
+			}
+		}
+		t.less = op == '<'
+		f.demands = append(f.demands, t)
+	}
+	return f, nil
+}
+
+// value reports whether a text begins as one of those that are meant, or has their pattern.
+func (t *demand) value(s string) bool {
+	s = strings.ToLower(s)
+	return slices.ContainsFunc(t.any, func(v string) bool {
+		if strings.ContainsAny(v, "*?[") {
+			ok, _ := path.Match(v, s)
+			return ok
+		}
+		return strings.HasPrefix(s, v)
+	})
+}
+
+// word reports whether one of some texts has the word.
+func (t *demand) word(texts ...string) bool {
+	return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(strings.ToLower(s), t.any[0]) })
+}
+
+// node reports whether a machine is chosen. What is asked about lines does not matter.
+func (f *filter) node(n *engine.BoardNode, now time.Time) bool {
+	for i := range f.demands {
+		t := &f.demands[i]
+		var ok bool
+		switch t.key {
+		case "":
+			ok = t.word(n.Name, n.Text, n.With)
+		case "state":
+			ok = t.value(n.State)
+		case "group":
+			ok = t.value(n.Group)
+		case "node":
+			ok = t.value(n.Name)
+		case "with":
+			ok = t.value(n.With)
+		case "age":
+			ok = now.Sub(n.Since) > t.age != t.less
+		case "try":
+			ok = t.less && n.Attempts < t.try || !t.less && n.Attempts > t.try
+		default:
+			continue
+		}
+		if ok == t.not {
+			return false
+		}
+	}
+	return true
+}
+
+// line reports whether a line is chosen. What is asked about machines alone does not matter.
+func (f *filter) line(x *engine.BoardLine) bool {
+	for i := range f.demands {
+		t := &f.demands[i]
+		var ok bool
+		switch t.key {
+		case "":
+			ok = t.word(x.Text, x.Node, x.Source)
+		case "node":
+			ok = t.value(x.Node)
+		case "source":
+			ok = t.value(x.Source)
+		case "level":
+			ok = t.value(x.Level)
+		default:
+			continue
+		}
+		if ok == t.not {
+			return false
+		}
+	}
+	return true
+}

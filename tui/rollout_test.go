@@ -1,0 +1,216 @@
+package tui
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+// simulated are the events of a rollout of so many workers and three control planes with a
+// surge, as a watch tells them: first all nodes, then each replacement. The same seed gives
+// the same events. breaks is how many machines fail and are begun again.
+func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.Event {
+	t.Helper()
+	rnd := rand.New(rand.NewPCG(seed, 7))
+	var out []engine.Event
+	states := map[string]string{}
+	counts := map[string]int64{}
+	const controls = 3
+	total := int64(workers + controls)
+	reached := int64(0)
+	add := func(at time.Duration, ev engine.Event) {
+		ev.Seq, ev.Time, ev.Run = uint64(len(out)+1), start.Add(at), "upgrade-20261121070501-1a2b3c4d"
+		if ev.Kind != engine.KindHello && ev.Kind != engine.KindPlan && ev.Kind != engine.KindResult {
+			ev.Step = engine.StepRollout
+		}
+		out = append(out, ev)
+	}
+	node := func(at time.Duration, name, with, to, text string) {
+		group, role := "workers-"+string('a'+rune(len(name)%2)), ""
+		if name[0] == 'c' {
+			group, role = "control-plane", "control-plane"
+		}
+		if i := slices.Index([]string{"g"}, name[:1]); i >= 0 {
+			group = "gpu"
+		}
+		from := states[name]
+		add(at, engine.Event{Kind: engine.KindNode, Node: name, With: with, Role: role, Group: group, From: from, To: to, Text: text})
+		if from != "" {
+			counts[from]--
+			if counts[from] == 0 {
+				delete(counts, from)
+			}
+		}
+		states[name] = to
+		if to != engine.NodeGone {
+			counts[to]++
+		} else {
+			delete(states, name)
+		}
+	}
+	progress := func(at time.Duration) {
+		c := map[string]int64{}
+		for k, v := range counts {
+			c[k] = v
+		}
+		ev := engine.Event{Kind: engine.KindProgress, Current: reached, Total: total, Counts: c}
+		if reached > 2 {
+			each := at / time.Duration(reached)
+			ev.ETALeast, ev.ETAMost = start.Add(at+each*time.Duration(total-reached)*4/5), start.Add(at+each*time.Duration(total-reached)*3/2)
+		}
+		add(at, ev)
+	}
+	plan := engine.Plan{
+		ID: "upgrade-20261121070501-1a2b3c4d", Verb: engine.VerbApply, Cluster: "prod-eu", From: engine.Target{Kubernetes: "v1.35.4", Image: "v1.0.0"}, By: "ops@laptop", Surge: fmt.Sprint(surge),
+		To: engine.Target{Release: "v1.1.0", Kubernetes: "v1.36.3", Image: "v1.1.0"}, Steps: []engine.Step{
+			{ID: "backup", Title: "Back up the cluster"}, {ID: "components", Title: "Publish components", Finished: true}, {ID: "set-target", Title: "Set the target of all nodes"},
+			{ID: engine.StepRollout, Title: "Wait until all nodes are new"},
+		},
+	}
+	data, err := json.Marshal(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	add(0, engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation v1.1.0", Object: "prod-eu", By: "ops@laptop"})
+	add(0, engine.Event{Kind: engine.KindPlan, From: plan.From.String(), To: plan.To.String(), Data: data})
+	for i, id := range []string{"backup", "components", "set-target"} {
+		at := time.Duration(i) * time.Second
+		out = append(out, engine.Event{Seq: uint64(len(out) + 1), Time: start.Add(at), Run: plan.ID, Kind: engine.KindStep, Step: id, State: engine.StateDone, Text: "done", TookMS: 900})
+	}
+	add(3*time.Second, engine.Event{Kind: engine.KindStep, State: engine.StateRunning, Text: "Wait until all nodes are new"})
+	type job struct{ donor, heir string }
+	var jobs []job
+	for i := range controls {
+		jobs = append(jobs, job{fmt.Sprintf("control-plane-%d", i), fmt.Sprintf("control-plane-%d", i+controls)})
+	}
+	for i := range workers {
+		name := "worker-%04d"
+		if i%10 == 9 {
+			name = "gpu-%05d"
+		}
+		jobs = append(jobs, job{fmt.Sprintf(name, i), fmt.Sprintf(name, i+workers)})
+	}
+	for _, j := range jobs {
+		node(4*time.Second, j.donor, "", engine.NodeOutdated, "")
+	}
+	progress(4 * time.Second)
+	// One place of the budget after the other takes the next node; what happens when is
+	// gathered first.
+	type moment struct {
+		at time.Duration
+		do func(time.Duration)
+	}
+	var moments []moment
+	free := make([]time.Duration, surge)
+	for i := range free {
+		free[i] = 5*time.Second + time.Duration(i)*700*time.Millisecond
+	}
+	var controlsEnd time.Duration
+	for i, j := range jobs {
+		k := 0
+		for x := range free {
+			if free[x] < free[k] {
+				k = x
+			}
+		}
+		if i < controls {
+			k = 0
+		}
+		at := free[k]
+		if i >= controls {
+			at = max(at, controlsEnd)
+		}
+		step := func(d time.Duration, f func(time.Duration)) {
+			moments = append(moments, moment{at, f})
+			at += d
+		}
+		some := func(s float64) time.Duration {
+			return time.Duration((0.6 + rnd.Float64()) * s * float64(time.Second))
+		}
+		step(0, func(at time.Duration) { node(at, j.donor, "", engine.NodeReplacing, "") })
+		step(some(4), func(at time.Duration) { node(at, j.heir, j.donor, engine.NodeCreating, "") })
+		if i >= controls && breaks > 0 && (i-controls)%max(1, workers/breaks) == 0 {
+			dead := j.heir + "x"
+			step(some(9), func(at time.Duration) {
+				node(at, j.heir, j.donor, engine.NodeGone, "")
+				node(at, dead, j.donor, engine.NodeFailed, "attestation rejected: PCR 9 expected 3f1c… got 88a0…")
+				add(at, engine.Event{Kind: engine.KindWait, Object: "rollout", State: "Postponed", Node: j.donor, Text: j.donor + " is postponed by 10m: its heir failed", Remedy: "`constellation upgrade pause` ends further attempts"})
+			})
+			step(some(20), func(at time.Duration) {
+				node(at, dead, j.donor, engine.NodeGone, "")
+				node(at, j.donor, "", engine.NodeOutdated, "")
+				add(at, engine.Event{Kind: engine.KindWait})
+			})
+			step(0, func(at time.Duration) { node(at, j.donor, "", engine.NodeReplacing, "") })
+			step(some(4), func(at time.Duration) { node(at, j.heir, j.donor, engine.NodeCreating, "") })
+		}
+		step(some(10), func(at time.Duration) { node(at, j.heir, j.donor, engine.NodeBooting, "") })
+		step(some(3), func(at time.Duration) {
+			node(at, j.heir, j.donor, engine.NodeJoining, "attested")
+			add(at, engine.Event{Kind: engine.KindLog, Source: "kubeadm", Node: j.heir, Level: "info", Text: "[preflight] Running pre-flight checks"})
+		})
+		step(some(5), func(at time.Duration) {
+			node(at, j.heir, j.donor, engine.NodeNotReady, "container runtime network not ready")
+		})
+		step(some(1), func(at time.Duration) {
+			node(at, j.heir, j.donor, engine.NodeReady, "")
+			add(at, engine.Event{Kind: engine.KindLog, Source: "operator", Node: "", Level: "info", Text: "rollout  node=" + j.donor + " heir=" + j.heir + " step=drain"})
+		})
+		step(some(25), func(at time.Duration) { node(at, j.donor, j.heir, engine.NodeDraining, "evicting 4 pods") })
+		step(some(3), func(at time.Duration) { node(at, j.donor, j.heir, engine.NodeLeaving, "") })
+		step(0, func(at time.Duration) { node(at, j.donor, j.heir, engine.NodeGone, ""); reached++ })
+		free[k] = at
+		if i < controls {
+			controlsEnd = at
+		}
+	}
+	slices.SortStableFunc(moments, func(a, b moment) int { return int(a.at - b.at) })
+	var end time.Duration
+	for _, m := range moments {
+		m.do(m.at)
+		progress(m.at)
+		end = m.at
+	}
+	exit := 0
+	out = append(out, engine.Event{Seq: uint64(len(out) + 1), Time: start.Add(end), Run: plan.ID, Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateDone, Text: "all nodes are at the target", TookMS: end.Milliseconds()})
+	add(end+time.Second, engine.Event{Kind: engine.KindResult, State: engine.StateDone, Text: "cluster prod-eu runs release v1.1.0", Exit: &exit, Data: json.RawMessage(`{"status":"done","took_ms":1}`)})
+	return out
+}
+
+// TestNumbersAreTheSameEverywhere folds recorded rollouts and compares, after every progress
+// event, what the board, the printer's fold and the event itself say.
+func TestNumbersAreTheSameEverywhere(t *testing.T) {
+	for _, tt := range []struct{ workers, surge, breaks int }{{5, 1, 0}, {5, 2, 2}, {500, 10, 20}, {5000, 75, 20}} {
+		t.Run(fmt.Sprintf("%d workers, %d failures", tt.workers, tt.breaks), func(t *testing.T) {
+			var b engine.Board
+			var tl timeline
+			for _, ev := range simulated(t, tt.workers, tt.surge, tt.breaks, 1) {
+				b.Apply(ev)
+				tl.apply(ev)
+				if ev.Kind != engine.KindProgress || len(tl.machines) > 1000 && ev.Seq%97 != 0 {
+					continue
+				}
+				folded := map[string]int64{}
+				for _, g := range tl.groups() {
+					for s, n := range g.states {
+						if s != engine.NodeGone {
+							folded[s] += int64(n)
+						}
+					}
+				}
+				if !maps.Equal(ev.Counts, b.Counts()) || !maps.Equal(ev.Counts, folded) {
+					t.Fatalf("event %d says %v, the board %v, the printer %v", ev.Seq, ev.Counts, b.Counts(), folded)
+				}
+				if done, total := b.Places(); int64(done) != ev.Current || int64(total) != ev.Total {
+					t.Fatalf("event %d says %d of %d, the board %d of %d", ev.Seq, ev.Current, ev.Total, done, total)
+				}
+			}
+		})
+	}
+}

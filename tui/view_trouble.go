@@ -1,0 +1,176 @@
+package tui
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"constellation/engine"
+)
+
+// trouble is a cause, with the machines that it concerns.
+type trouble struct {
+	cause string
+	nodes []*engine.BoardNode
+}
+
+// troubles are the machines that failed or were begun more than once and do not come, by
+// what is said about them; the cause of most first.
+func (c *console) troubles() []trouble {
+	b := c.wat.shown()
+	var out []trouble
+	for n := range b.Moving() {
+		if n.State != engine.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
+			continue
+		}
+		cause := orElse(clean(n.Text), "it is "+clean(n.State)+", and nothing is said about why")
+		i := slices.IndexFunc(out, func(t trouble) bool { return t.cause == cause })
+		if i < 0 {
+			out = append(out, trouble{cause: cause})
+			i = len(out) - 1
+		}
+		out[i].nodes = append(out[i].nodes, n)
+	}
+	for _, t := range out {
+		slices.SortFunc(t.nodes, func(x, y *engine.BoardNode) int {
+			return cmp.Or(x.Since.Compare(y.Since), strings.Compare(x.Name, y.Name))
+		})
+	}
+	slices.SortFunc(out, func(x, y trouble) int {
+		return cmp.Or(len(y.nodes)-len(x.nodes), strings.Compare(x.cause, y.cause))
+	})
+	return out
+}
+
+func (c *console) noTrouble() string {
+	b := c.wat.shown()
+	if b.Wait.Remedy == "" && b.Exit == 0 && len(c.troubles()) == 0 {
+		return "nothing has gone wrong"
+	}
+	return ""
+}
+
+// cause is what has gone wrong, in a sentence.
+func (c *console) cause() string {
+	b := c.wat.shown()
+	switch t := c.troubles(); {
+	case b.Wait.Remedy != "":
+		return clean(b.Wait.Text)
+	case b.Result != nil && b.Exit != 0:
+		return clean(b.Outcome)
+	case len(t) > 0:
+		return clean(t[0].nodes[0].Name) + ": " + t[0].cause
+	}
+	return ""
+}
+
+// choice is something that can be done about trouble: a change of the rollout, a place to
+// look at, or a command to copy.
+type choice struct {
+	title, says, command string
+	do                   func(*console) tea.Cmd
+}
+
+func (c *console) choices() []choice {
+	b := c.wat.shown()
+	var out []choice
+	remedy := orElse(b.Wait.Remedy, b.Remedy)
+	if _, rest, ok := strings.Cut(remedy, "`"); ok {
+		if cmd, _, ok := strings.Cut(rest, "`"); ok {
+			out = append(out, choice{title: "what is advised", says: "copies the command", command: c.deps.sp.text("`" + clean(cmd) + "`")})
+		}
+	}
+	if t := c.troubles(); len(t) > 0 {
+		n := t[0].nodes[0]
+		out = append(out, choice{title: "look at " + clean(n.Name), says: "the first one, with its lines", do: func(c *console) tea.Cmd { c.openNode(n.Name); return nil }})
+		if len(t[0].nodes) > 1 {
+			out = append(out, choice{title: fmt.Sprintf("list the %d machines of the same cause", len(t[0].nodes)), says: "in the table", do: func(c *console) tea.Cmd {
+				c.wat.lens, c.wat.filter = lensTable, "state:"+clean(n.State)
+				return nil
+			}})
+		}
+	}
+	for _, k := range rolloutKeys {
+		if k.disabled(c) == "" {
+			what, says, _ := strings.Cut(k.help, ": ")
+			out = append(out, choice{title: what, says: says, do: k.do})
+		}
+	}
+	return append(out, choice{title: "leave, and come back later", says: "the cluster goes on alone", command: c.deps.sp.command("watch")})
+}
+
+// choose does what the cursor is on.
+func (c *console) choose() tea.Cmd {
+	list := c.choices()
+	x := list[min(c.wat.choice, len(list)-1)]
+	switch {
+	case x.do != nil:
+		return x.do(c)
+	default:
+		c.copyText(strings.Trim(x.command, "`"), "the command")
+	}
+	return nil
+}
+
+// troubleView says what has gone wrong, what it concerns, and what can be done.
+func (c *console) troubleView(b *engine.Board, w, h int) []string {
+	lines := []string{c.th.rule(w, "What happened", "")}
+	cause := c.cause()
+	if cause == "" {
+		lines = append(lines, c.th.row(w).add(good, "  "+c.th.ok+" ").add(plain, "nothing has gone wrong").String())
+	} else {
+		lines = append(lines, c.th.below(w, 2, 4, strong, cause)...)
+	}
+	if remedy := clean(orElse(b.Wait.Remedy, b.Remedy)); remedy != "" {
+		lines = append(lines, c.th.below(w, 2, 3, accent, "To do: "+c.deps.sp.text(remedy))...)
+	}
+	all := c.troubles()
+	for i, t := range all {
+		if i == 4 || len(lines) > h/2 {
+			lines = append(lines, c.th.row(w).pad(2).add(faint, fmt.Sprintf("… %d more causes", len(all)-i)).String())
+			break
+		}
+		r := c.th.row(w).pad(2).add(bad, c.th.fail+" ").num(plain, strconv.Itoa(len(t.nodes)), 4).add(plain, t.cause)
+		lines = append(lines, r.String())
+		var names []string
+		for _, n := range t.nodes[:min(len(t.nodes), 12)] {
+			names = append(names, clean(n.Name))
+		}
+		if more := len(t.nodes) - len(names); more > 0 {
+			names = append(names, fmt.Sprintf("and %d more", more))
+		}
+		lines = append(lines, c.th.row(w).pad(9).add(faint, "since "+t.nodes[0].Since.UTC().Format("15:04:05Z")+"  "+strings.Join(names, " ")).String())
+	}
+	lines = append(lines, c.th.rule(w, "What it concerns", ""))
+	done, total := b.Places()
+	lines = append(lines, c.th.row(w).pad(2).add(plain, fmt.Sprintf("%d of %d at the target, %d as before, %d between, %d failed", done, total, b.Count(engine.NodeOutdated), b.InFlight(), b.Count(engine.NodeFailed))).String())
+	var hit, spared []string
+	for _, g := range b.Groups() {
+		if g.Counts[engine.NodeFailed] > 0 {
+			hit = append(hit, fmt.Sprintf("%s %d of %d", clean(g.Name), g.Counts[engine.NodeFailed], g.Total))
+		} else if g.Total > 0 {
+			spared = append(spared, clean(g.Name))
+		}
+	}
+	if len(hit) > 0 {
+		lines = append(lines, c.th.row(w).pad(2).add(plain, "failed in: "+strings.Join(hit, ", ")).String())
+	}
+	if len(spared) > 0 {
+		lines = append(lines, c.th.row(w).pad(2).add(faint, "not in: "+strings.Join(spared, ", ")).String())
+	}
+	lines = append(lines, c.th.rule(w, "What can be done", ""))
+	list := c.choices()
+	at := min(c.wat.choice, len(list)-1)
+	for i, x := range list {
+		st := plain
+		if i == at {
+			st = strong
+		}
+		lines = append(lines, c.th.row(w).add(plain, " ").add(accent, c.marker(i == at)).col(st, x.title, 32).add(accent, strings.Trim(x.command, "`")).add(faint, "  "+x.says).String())
+	}
+	return lines
+}

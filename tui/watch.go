@@ -1,0 +1,405 @@
+package tui
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"github.com/spf13/cobra"
+
+	"constellation/engine"
+)
+
+// watchOptions are what the command line says about `watch`.
+type watchOptions struct {
+	engine.WatchRequest
+	replay, filter string
+	nonInteractive bool
+	out            format
+}
+
+func (s *session) watchCommand() *cobra.Command {
+	var o watchOptions
+	cmd := &cobra.Command{
+		Use:   "watch",
+		Short: "Look at a rollout, live or recorded",
+		Long: `Watch shows where each node of the cluster is on its way to the target: first all, then
+what changes. It needs a kubeconfig that may read, and nothing else: it can be opened and
+left at any time, from any computer, by as many as like. The rollout does not notice.
+
+While the API server is away the last truth stays, with its age, and watch goes on when it
+answers. Without a terminal there is a line for each change, as upgrade apply prints them,
+until all nodes are at the target.
+
+--replay plays what a run has recorded, or what -o json has printed, also without a cluster.
+It takes a file, or a run of this workspace as history lists them; after an @ stands where to
+begin: a time, or +5m after the beginning.`,
+		Example: `  constellation watch                                    # on a terminal: the console
+  constellation watch --once -o json | jq -c 'select(.kind == "node")'
+  constellation watch --kubeconfig ~/.kube/config        # from anywhere, to look only
+  constellation watch --once --filter 'state:drain age>5m'
+  constellation watch --replay last
+  constellation watch --replay events.jsonl@14:02:11`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if _, err := parseFilter(o.filter); err != nil {
+				return &engine.Error{Op: "read --filter", Err: err, Exit: engine.ExitUsage, Remedy: "such as 'state:drain group:workers age>5m word'"}
+			}
+			if o.replay != "" {
+				return s.replay(cmd.Context(), o)
+			}
+			if o.out == text && !o.Once && s.interactive(o.nonInteractive) {
+				return s.console(cmd.Context(), consoleOptions{watch: &o})
+			}
+			return s.watch(cmd.Context(), o)
+		},
+	}
+	fl := cmd.Flags()
+	fl.BoolVar(&o.Once, "once", false, "tell how things are now, and end")
+	fl.StringVar(&o.replay, "replay", "", "play a `record`: FILE[@TIME] or RUN[@TIME]")
+	fl.StringVar(&o.filter, "filter", "", "only these machines and their lines: `words` such as state:drain group:workers age>5m")
+	fl.StringVar(&o.Kubeconfig, "kubeconfig", "", "`file` that leads to the cluster (default: that of the workspace)")
+	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "print, also on a terminal")
+	s.outputFlag(cmd, &o.out, "what to print: text, or json for one event per line")
+	_ = cmd.MarkFlagFilename("kubeconfig")
+	_ = cmd.RegisterFlagCompletionFunc("replay", s.completeRuns)
+	_ = cmd.RegisterFlagCompletionFunc("filter", fixed("state:drain", "state:failed", "state:outdated", "age>5m", "try>1"))
+	cmd.MarkFlagsMutuallyExclusive("replay", "kubeconfig")
+	return cmd
+}
+
+// completeRuns completes the runs of the workspace, and files.
+func (s *session) completeRuns(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	runs, err := eng.Runs()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	out := []string{"last"}
+	for _, r := range runs {
+		out = append(out, r.ID)
+	}
+	return out, cobra.ShellCompDirectiveDefault
+}
+
+// watch tells a live rollout in lines, or once.
+func (s *session) watch(ctx context.Context, o watchOptions) error {
+	sheet := o.Once && o.out == text
+	out := s.filtered(o)
+	defer out.close()
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return s.unplanned(out, o.out, err)
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	began := false
+	b := &engine.Board{}
+	err = eng.Watch(ctx, o.WatchRequest, func(ev engine.Event) {
+		began = true
+		if sheet {
+			b.Apply(ev)
+			return
+		}
+		out.event(ev)
+	})
+	switch {
+	case err != nil && !began:
+		return s.unplanned(out, o.out, err)
+	case sheet && began:
+		s.boardSheet(b, o, fromLive, s.Now())
+	}
+	return err
+}
+
+// replay plays a record: on a terminal in the console, else in lines.
+func (s *session) replay(ctx context.Context, o watchOptions) error {
+	find := func(run string) (string, error) {
+		eng, _, _, err := s.engineOf()
+		if err != nil {
+			return "", err
+		}
+		return eng.Record(run)
+	}
+	r, err := readRecord(o.replay, find)
+	if err != nil {
+		return err
+	}
+	for i, bad := range r.bad {
+		if i == 5 {
+			s.remark("%s: %d more lines are left out", clean(r.path), len(r.bad)-i)
+			break
+		}
+		s.remark("%s, %s; it is left out", clean(r.path), bad)
+	}
+	switch {
+	case o.out == text && !o.Once && s.interactive(o.nonInteractive):
+		return s.console(ctx, consoleOptions{watch: &o, replay: r})
+	case o.Once && o.out == text:
+		b, at := &engine.Board{}, r.events[len(r.events)-1].Time
+		if !r.at.IsZero() {
+			at = r.at
+		}
+		for _, ev := range r.events {
+			if ev.Time.After(at) {
+				break
+			}
+			b.Apply(ev)
+		}
+		s.boardSheet(b, o, fromReplay, at)
+		return nil
+	}
+	out := s.filtered(o)
+	defer out.close()
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	for _, ev := range r.events {
+		if ctx.Err() != nil || !r.at.IsZero() && ev.Time.After(r.at) {
+			break
+		}
+		out.event(ev)
+	}
+	return nil
+}
+
+// filtered is the printer for what the filter lets through.
+func (s *session) filtered(o watchOptions) sink {
+	var out sink
+	if o.out == asJSON {
+		out = jsonPrinter{s.out}
+	} else {
+		p := newPlainPrinter(s.out, nil, s.Now)
+		p.sp = s.speller()
+		out = p
+	}
+	f, err := parseFilter(o.filter)
+	if err != nil || len(f.demands) == 0 { // an error was told before
+		return out
+	}
+	return &sieve{sink: out, f: f}
+}
+
+// sieve lets the machines and lines through that a filter chooses, and all other events.
+type sieve struct {
+	sink
+	f filter
+	b engine.Board
+}
+
+func (s *sieve) event(ev engine.Event) {
+	switch ev.Kind {
+	case engine.KindNode:
+		s.b.Apply(ev)
+		if n := s.b.Node(ev.Node); n == nil || !s.f.node(n, ev.Time) {
+			return
+		}
+	case engine.KindLog:
+		if x := (engine.BoardLine{Time: ev.Time, Source: ev.Source, Node: ev.Node, Level: ev.Level, Text: ev.Text}); !s.f.line(&x) {
+			return
+		}
+	}
+	s.sink.event(ev)
+}
+
+// boardSheet prints how things are.
+func (s *session) boardSheet(b *engine.Board, o watchOptions, origin watchOrigin, at time.Time) {
+	c := s.sheet()
+	c.w, c.h = s.answerWidth(), 1000
+	c.now = at
+	c.wat = watchScreen{board: b, origin: origin, filter: o.filter}
+	c.wat.player.now = at
+	w := c.w
+	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")
+	if origin == fromReplay {
+		what = "recorded, " + what
+	}
+	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", orElse(clean(b.Cluster), "(unknown)"), orElse(asciiIf(c.th.ascii, c.aim(b)), "(no target)"), what)}
+	if eta := c.eta(b, at); eta != "" {
+		lines[0] += "  " + eta
+	}
+	lines = append(lines, c.pipeline(b, w, 30)...)
+	if len(b.Groups()) > 0 {
+		lines = append(lines, c.groupRows(b, w, 100)...)
+	}
+	lines = append(lines, c.flightView(b, w, 60)...)
+	reason, remedy := c.reason(b, at)
+	lines = append(lines, "", reason)
+	if remedy != "" {
+		lines = append(lines, "To do: "+c.deps.sp.text(remedy))
+	}
+	s.print(append(lines, c.watchSafety()))
+}
+
+// watchLine is the command line that opens what the screen shows.
+func (c *console) watchLine() string {
+	args := "watch"
+	if c.wat.origin == fromReplay {
+		args += " --replay " + quoteArg(c.deps.replay.path+"@"+c.wat.player.now.UTC().Format(time.RFC3339))
+	}
+	if k := c.deps.watch.Kubeconfig; k != "" {
+		args += " --kubeconfig " + quoteArg(k)
+	}
+	if c.wat.filter != "" {
+		args += " --filter " + quoteArg(c.wat.filter)
+	}
+	return c.deps.sp.command(args)
+}
+
+// beginWatch is what the console starts with if it was opened to watch.
+func (c *console) beginWatch() tea.Cmd {
+	c.busy = ""
+	if c.deps.replay != nil {
+		return c.openReplay(c.deps.replay)
+	}
+	return c.openWatch()
+}
+
+func (s *session) historyCommand() *cobra.Command {
+	var f format
+	cmd := &cobra.Command{
+		Use:   "history [RUN]",
+		Short: "Past runs of this workspace",
+		Long: `History lists the runs that this workspace has a record of, the newest first: what each was
+to do, who ran it, how long it took and how it ended. With the ID of a run, its beginning, or
+"last", it tells all about that one: the plan, what was accepted, each step, how long nodes
+stayed in each state, and what was waited for longest.
+
+watch --replay plays the record of a run.`,
+		Example: `  constellation history
+  constellation history last
+  constellation history upgrade-20261121070501 -o json
+  constellation watch --replay last`,
+		Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			list, _ := s.completeRuns(cmd, args, word)
+			return list, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			eng, _, _, err := s.engineOf()
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				return s.listRuns(eng, f)
+			}
+			run, err := eng.PastRun(args[0])
+			if err != nil {
+				return err
+			}
+			if f == asJSON {
+				return document(s.out, struct {
+					Schema string `json:"schema"`
+					engine.PastRun
+				}{engine.Schema, run})
+			}
+			s.print(s.pastRun(&run))
+			return nil
+		},
+	}
+	s.outputFlag(cmd, &f, "what to print: text, or json for one document")
+	return cmd
+}
+
+func (s *session) listRuns(eng Engine, f format) error {
+	runs, err := eng.Runs()
+	if err != nil {
+		return err
+	}
+	if f == asJSON {
+		return document(s.out, struct {
+			Schema string              `json:"schema"`
+			Runs   []engine.RunSummary `json:"runs"`
+		}{engine.Schema, append([]engine.RunSummary{}, runs...)})
+	}
+	if len(runs) == 0 {
+		fmt.Fprintf(s.out, "no run is recorded in this workspace yet\n")
+		return nil
+	}
+	lines := []string{fmt.Sprintf("%-42s %-20s %8s  %-11s %4s  %s", "run", "began", "took", "end", "exit", "by, to")}
+	for _, r := range runs {
+		took := "-"
+		if !r.Ended.IsZero() {
+			took = short(r.Ended.Sub(r.Started))
+		}
+		what := strings.TrimSpace(clean(r.By) + "  " + clean(r.To.String()))
+		exit := fmt.Sprint(r.Exit)
+		if r.Status == engine.StateRunning {
+			exit = ""
+		}
+		lines = append(lines, fmt.Sprintf("%-42s %-20s %8s  %-11s %4s  %s", clean(r.ID), r.Started.UTC().Format("2006-01-02 15:04:05Z"), took, clean(r.Status), exit, what))
+	}
+	s.print(append(lines, "", "next  "+s.command("history "+clean(runs[0].ID))))
+	return nil
+}
+
+// pastRun tells all about a run.
+func (s *session) pastRun(r *engine.PastRun) []string {
+	c := s.sheet()
+	w := s.answerWidth()
+	lines := []string{
+		fmt.Sprintf("run       %s  (%s of cluster %s)", clean(r.ID), r.Verb, orElse(clean(r.Cluster), "(unknown)")),
+		fmt.Sprintf("by        %s, with %s", orElse(clean(r.By), "somebody"), orElse(clean(r.Tool), "an unknown program")),
+		fmt.Sprintf("began     %s, took %s", r.Started.UTC().Format("2006-01-02 15:04:05Z"), short(time.Duration(r.TookMS)*time.Millisecond)),
+		fmt.Sprintf("end       %s, exit %d  %s", clean(r.Status), r.Exit, clean(r.Text)),
+	}
+	from, to := clean(r.From.String()), clean(r.To.String())
+	if from != "" {
+		lines = append(lines, "from      "+from)
+	}
+	if to != "" {
+		lines = append(lines, "to        "+to)
+	}
+	if r.Replaced+r.Failed+r.Nodes > 0 {
+		lines = append(lines, fmt.Sprintf("machines  %d told of, %d nodes came to the target, %d failed", r.Nodes, r.Replaced, r.Failed))
+	}
+	if r.Resume != "" {
+		lines = append(lines, "go on     "+s.speller().line(clean(r.Resume)))
+	}
+	lines = append(lines, c.th.rule(w, "Steps", ""))
+	for _, st := range r.Steps {
+		took := ""
+		if st.TookMS > 0 {
+			took = short(time.Duration(st.TookMS) * time.Millisecond)
+		}
+		what := clean(st.Text)
+		if what == "" {
+			what = clean(st.Title)
+		}
+		lines = append(lines, fmt.Sprintf("  %-18s %-9s %8s  %s", clean(st.ID), orElse(clean(st.State), "not begun"), took, what))
+	}
+	lines = append(lines, c.th.rule(w, "Accepted", ""))
+	if len(r.Accepted) == 0 {
+		lines = append(lines, "  no warnings")
+	}
+	for _, f := range r.Accepted {
+		by := "with the plan"
+		if f.Named {
+			by = "by name"
+		}
+		lines = append(lines, fmt.Sprintf("  %-26s %-14s %s", clean(f.ID), by, clean(f.Title)))
+	}
+	if len(r.Stages) > 0 {
+		lines = append(lines, c.th.rule(w, "How long machines stayed", ""), fmt.Sprintf("  %-12s %8s %8s %8s", "state", "machines", "p50", "p95"))
+		for _, st := range r.Stages {
+			lines = append(lines, fmt.Sprintf("  %-12s %8d %8s %8s", clean(st.State), st.Machines, short(time.Duration(st.P50MS)*time.Millisecond), short(time.Duration(st.P95MS)*time.Millisecond)))
+		}
+	}
+	if len(r.Waits) > 0 {
+		lines = append(lines, c.th.rule(w, "Waited for longest", ""))
+		for _, x := range r.Waits {
+			lines = append(lines, fmt.Sprintf("  %8s  %s  %s", short(time.Duration(x.TookMS)*time.Millisecond), x.Since.UTC().Format("15:04:05Z"), clean(x.Text)))
+		}
+	}
+	for _, b := range r.Bad {
+		lines = append(lines, "  the record: "+clean(b))
+	}
+	return append(lines, "", "replay  "+s.command("watch --replay "+quoteArg(clean(r.ID))))
+}
