@@ -103,7 +103,7 @@ func (r *hostRig) script(version string) []byte {
 	return []byte(strings.NewReplacer("@DIR", r.dir, "@VERSION", version).Replace(`#!/bin/sh
 case "$1" in version|--version) echo @VERSION; exit 0;; esac
 echo "[upgrade] running $2 of @VERSION"
-touch "@DIR/ctl/at-$2"
+touch "@DIR/ctl/at-$2"; echo "$2" >>"@DIR/ctl/runs"
 while [ -e "@DIR/ctl/hang-$2" ]; do sleep 0.02; done
 if [ -e "@DIR/ctl/fail-$2" ]; then rm "@DIR/ctl/fail-$2"; echo "error: the disk is made of cheese" >&2; exit 1; fi
 [ "$2" = apply ] && cp "@DIR/manifests-@VERSION/"* "@DIR/root/etc/kubernetes/manifests/"
