@@ -48,6 +48,7 @@ step, afterwards the cluster goes on alone, and the same command comes back to i
 console at a time works on a cluster; another one ends with 8 and says who does.`,
 		Example: `  constellation upgrade check --write-config && constellation upgrade apply
   constellation upgrade apply --non-interactive --yes -o json > events.jsonl
+  constellation upgrade apply --non-interactive --yes -o markdown >> "$GITHUB_STEP_SUMMARY"
   constellation upgrade apply --to v1.1.0 --kubernetes v1.36.3 --ack oldest-supports-kubernetes
   constellation upgrade apply --dry-run                  # the whole of it, without any effect
   constellation upgrade apply --yes --surge 10% --detach  # set the target, then leave`,
@@ -81,7 +82,9 @@ func (s *session) applyFlags(cmd *cobra.Command, r *engine.ApplyRequest, o *appl
 	fl.StringSliceVar(&r.Skip, "skip-phases", nil, "`steps` to leave out, with commas between: "+strings.Join(engine.ApplySteps, ", "))
 	fl.BoolVar(&r.Rehearse, "dry-run", false, "rehearse the plan: ask what can be asked, change nothing")
 	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this long, such as 1h; the same command goes on (0: never)")
-	s.outputFlag(cmd, &o.out, "what to print: text, or json for one event per line")
+	o.out = text
+	fl.VarP((*checkFormat)(&o.out), "output", "o", "what to print: text, json for one event per line, or markdown for a summary at the end (lines go to stderr)")
+	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
 	_ = cmd.RegisterFlagCompletionFunc("ack", fixed("measurements-weaker", "oldest-supports-kubernetes", "local-data", "no-backup"))
 	_ = cmd.RegisterFlagCompletionFunc("skip-phases", fixed(engine.ApplySteps...))
 }

@@ -44,7 +44,7 @@ func TestApplyAsksForWhatItNeeds(t *testing.T) {
 		{"both", "--yes --ack local-data", engine.ExitDone, ""},
 		{"every warning has its name", "--ack local-data --ack probes", engine.ExitDone, ""},
 		{"a rehearsal needs nothing", "--dry-run", engine.ExitDone, ""},
-		{"a format that there is not", "-o xml", engine.ExitUsage, "want text or json"},
+		{"a format that there is not", "-o xml", engine.ExitUsage, "want text, json or markdown"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := &fakeEngine{plan: upgradePlan()}
@@ -89,5 +89,25 @@ func TestRolloutIsPausedResumedAndCancelled(t *testing.T) {
 		if out, _, code := printed(t, f, "", "upgrade", verb, "-o", "json"); code != 0 || !strings.Contains(out, `"changed": true`) {
 			t.Errorf("%s: exit %d, %s", verb, code, out)
 		}
+	}
+}
+
+// The page of a pipeline tells the whole run, with nothing that it would obey.
+func TestApplyWritesASummary(t *testing.T) {
+	p := hopPlan()
+	p.Acknowledged = []string{"local-data", "oldest-supports-kubernetes"}
+	p.Findings[2].Title = "a workload called <b>`x`</b> | has no probe"
+	events, _ := hopEvents(t, p)
+	out, errs, code := printed(t, &fakeEngine{plan: p, events: events}, "", "upgrade", "apply", "--yes", "-o", "markdown")
+	if code != 0 || !strings.Contains(errs, "wait-for-rollout   ok") {
+		t.Fatalf("exit %d, stderr %q", code, errs)
+	}
+	golden(t, "plain/apply.md", out)
+}
+
+func TestApplyWritesASummaryOfWhatItRefuses(t *testing.T) {
+	out, _, code := printed(t, &fakeEngine{plan: hopPlan()}, "", "upgrade", "apply", "--yes", "-o", "markdown")
+	if code != engine.ExitUnacknowledged || !strings.Contains(out, "## Upgrade apply of cluster `demo`: failed") || !strings.Contains(out, "local-data, oldest-supports-kubernetes must be accepted by name (exit 5") {
+		t.Errorf("exit %d\n%s", code, out)
 	}
 }

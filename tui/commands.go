@@ -214,6 +214,8 @@ type format string
 const (
 	text   format = "text"
 	asJSON format = "json"
+	// asMarkdown is for the verbs that say so.
+	asMarkdown format = "markdown"
 )
 
 func (f *format) String() string { return string(*f) }

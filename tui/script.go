@@ -17,7 +17,7 @@ import (
 // unplanned ends the stream of events of a verb for which no plan could be made: who
 // reads events gets a whole one. It returns err.
 func (s *session) unplanned(out sink, f format, err error) error {
-	if f == asJSON {
+	if f != text {
 		s.framed(out, "").end("", err, engine.Result{})
 	}
 	return err
@@ -36,8 +36,13 @@ func (s *session) limited(ctx context.Context, limit time.Duration) (context.Con
 // printer returns what renders the events of a run without the console. A live line
 // at the bottom is for people who watch; scripts get words every so often.
 func (s *session) printer(f format, live bool) sink {
-	if f == asJSON {
+	switch f {
+	case asJSON:
 		return jsonPrinter{s.out}
+	case asMarkdown: // lines go where they are not in the way of the page
+		p := newPlainPrinter(&guarded{w: s.Stderr}, nil, s.Now)
+		p.sp = s.speller()
+		return &summary{out: s.out, lines: p, sp: p.sp}
 	}
 	var l *liveLine
 	if file, ok := s.Stdout.(*os.File); ok && live && !s.plainly() && notInteractive(file, file, s.Env) == "" {

@@ -342,41 +342,35 @@ func (p *checkProgress) event(ev engine.Event) {
 // markdown writes a check for a ticket or a pull request.
 func markdown(k *engine.Check, sp speller) string {
 	var b strings.Builder
-	cell := func(s string) string {
-		s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(clean(s))
-		return orElse(s, "-")
-	}
-	// What comes from outside stands between backquotes, where nothing is obeyed.
-	code := func(s string) string { return "`" + strings.ReplaceAll(clean(s), "`", "'") + "`" }
-	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", code(k.Cluster), k.Time.UTC().Format(time.RFC3339), cell(k.CLI), cell(feedWords(k.Feed, k.Time)))
+	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", codeOf(k.Cluster), k.Time.UTC().Format(time.RFC3339), cellOf(k.CLI), cellOf(feedWords(k.Feed, k.Time)))
 	severity, text := verdict(k)
-	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, cell(text))
+	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, cellOf(text))
 	b.WriteString("| component | now | this CLI, in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
 	for _, x := range k.Components {
-		name := cell(x.Name)
+		name := cellOf(x.Name)
 		if x.Part {
 			name = "&nbsp;&nbsp;" + name
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cell(x.Now), cell(last(x.Reachable)), cell(x.NextHop), cell(x.Newest), cell(verdictWord(x)))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cellOf(x.Now), cellOf(last(x.Reachable)), cellOf(x.NextHop), cellOf(x.Newest), cellOf(verdictWord(x)))
 	}
 	if len(k.Path) > 0 {
 		b.WriteString("\n### Path\n\n")
 		for _, h := range k.Path {
-			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cell(targetOf(h.From)), cell(targetOf(h.To)), cell(h.CLI.String()), replacesWords(h))
+			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cellOf(targetOf(h.From)), cellOf(targetOf(h.To)), cellOf(h.CLI.String()), replacesWords(h))
 			for _, why := range h.Why {
-				fmt.Fprintf(&b, "   - %s\n", cell(why))
+				fmt.Fprintf(&b, "   - %s\n", cellOf(why))
 			}
 			if h.Get != "" {
-				fmt.Fprintf(&b, "   - %s\n", cell(h.Get))
+				fmt.Fprintf(&b, "   - %s\n", cellOf(h.Get))
 			}
 		}
 	}
 	if reasons := reasonsOf(k); len(reasons) > 0 {
 		b.WriteString("\n### Not reachable in one hop\n\n")
 		for _, x := range reasons {
-			fmt.Fprintf(&b, "- %s: %s (%s)", cell(x.what), cell(x.text), code(x.rule))
+			fmt.Fprintf(&b, "- %s: %s (%s)", cellOf(x.what), cellOf(x.text), codeOf(x.rule))
 			if x.remedy != "" && x.beyond {
-				fmt.Fprintf(&b, "; %s", cell(sp.text(x.remedy)))
+				fmt.Fprintf(&b, "; %s", cellOf(sp.text(x.remedy)))
 			}
 			b.WriteString("\n")
 		}
@@ -395,24 +389,24 @@ func markdown(k *engine.Check, sp speller) string {
 		fmt.Fprintf(&b, "\n```\n%s\n```\n", clean(sp.export()))
 	}
 	for _, x := range list {
-		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cell(x.Title), code(x.ID))
+		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cellOf(x.Title), codeOf(x.ID))
 		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", ownerWords(x.Owner)}, {"fix", sp.text(x.Remedy)}} {
 			if l.text != "" {
-				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cell(oneLine(l.text)))
+				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cellOf(oneLine(l.text)))
 			}
 		}
 		if len(x.Objects) > 0 {
-			fmt.Fprintf(&b, "  - objects: %s\n", code(someNames(x.Objects, 12)))
+			fmt.Fprintf(&b, "  - objects: %s\n", codeOf(someNames(x.Objects, 12)))
 		}
 		if x.Command != "" {
-			fmt.Fprintf(&b, "  - command: %s\n", code(sp.line(x.Command)))
+			fmt.Fprintf(&b, "  - command: %s\n", codeOf(sp.line(x.Command)))
 		}
 	}
 	if fine > 0 {
 		fmt.Fprintf(&b, "\n%s fine.\n", count(fine, "check"))
 	}
 	for _, n := range k.Notes {
-		fmt.Fprintf(&b, "\n%s\n", cell(n))
+		fmt.Fprintf(&b, "\n%s\n", cellOf(n))
 	}
 	return b.String()
 }
