@@ -493,13 +493,22 @@ func (b *Board) move(n *BoardNode, state string, e Event) {
 		n.Attempts++
 	}
 	n.State, n.Since = state, e.Time
-	b.counts[state]++
+	if state != NodeGone || n.served() {
+		b.counts[state]++
+	}
 	switch state {
 	case NodeOutdated, NodeReady, NodeGone:
 		delete(b.moving, n)
 	default:
 		b.moving[n] = struct{}{}
 	}
+}
+
+// served reports whether a machine was ever a node.
+func (n *BoardNode) served() bool {
+	return slices.ContainsFunc(n.Past, func(m Moment) bool {
+		return m.State != NodeCreating && m.State != NodeBooting && m.State != NodeJoining && m.State != NodeFailed
+	})
 }
 
 // settle gives n its place: that of the other machine of its replacement, else a new one.
@@ -566,6 +575,10 @@ func (b *Board) leave(n *BoardNode) {
 	g := p.group
 	for k := len(g.Places); k > 0 && g.Places[k-1].Old == nil && g.Places[k-1].New == nil; k-- {
 		g.Places = g.Places[:k-1]
+	}
+	if len(g.Places) == 0 {
+		delete(b.groups, g.Name)
+		b.ordered = slices.DeleteFunc(b.ordered, func(o *BoardGroup) bool { return o == g })
 	}
 }
 
@@ -652,8 +665,8 @@ func (b *Board) Groups() []*BoardGroup { return b.ordered }
 // it was made.
 func (b *Board) Moves() int { return b.moved }
 
-// Count is how many machines are in a state now; for gone, how many are since the
-// beginning.
+// Count is how many machines are in a state now; for gone, how many nodes have gone since
+// the beginning.
 func (b *Board) Count(state string) int64 { return b.counts[state] }
 
 // Counts are the numbers of machines by state, without those that are gone: what a

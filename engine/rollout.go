@@ -79,6 +79,8 @@ type Move struct {
 	Donor string
 	// Machine is what the cloud says: Creating, Ready, Terminating, Failed, ...
 	Machine string
+	// Reached says that the machine is where it goes: a node, or gone.
+	Reached bool
 }
 
 // RolloutChange says what is done to a rollout; nil fields stay.
@@ -147,8 +149,12 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 				e.state = NodeDraining
 			}
 			e.with = orElse(n.Heir, heir.Node)
-			if e.with != "" && e.text == "" {
+			switch {
+			case e.text != "":
+			case e.with != "":
 				e.text = "by " + e.with
+			default:
+				e.text = heirWords[heir.Machine]
 			}
 		case n.State != NodeReady && (current || n.Image == "" || moves):
 		case current, ro.Target.KeepWorkers && n.Role != controlPlaneRole && n.Image != "":
@@ -159,6 +165,12 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 			e.state = NodeOutdated
 		}
 		out = append(out, e)
+	}
+	for _, m := range ro.Moves { // those without a name yet go by that of their record
+		if m.Node == "" && !m.Leaves && !m.Reached && m.Machine != "" {
+			m.Node = m.Name
+			byNode[m.Name] = m
+		}
 	}
 	for _, m := range byNode {
 		e := rollEntry{name: m.Node, group: m.Group}
@@ -181,6 +193,11 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 	}
 	slices.SortFunc(out, func(a, b rollEntry) int { return strings.Compare(a.name, b.name) })
 	return out
+}
+
+// heirWords say how far the machine is that will replace a node, by what the cloud says.
+var heirWords = map[string]string{
+	"Creating": "its heir is being created", "Ready": "its heir is up, and has not joined yet", "Failed": "its heir has failed", "Stopped": "its heir is stopped",
 }
 
 // gone reports whether the cloud removes a machine, or has.

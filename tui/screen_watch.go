@@ -97,7 +97,7 @@ type (
 
 var (
 	filterKey = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
-	freezeKey = on("space", "space", "freeze the view; the rollout goes on", "view", (*console).freeze).footed("freeze")
+	freezeKey = binding{keys: []string{" "}, label: "space", help: "freeze the view, and the rollout goes on; hold a replay", group: "view", word: "freeze", do: (*console).freeze}
 	backKey   = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
 	earlier   = on("[", "[", "a minute back", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
 	later     = on("]", "]", "a minute on", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)

@@ -165,7 +165,9 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 	lines = append(lines, c.th.rule(w, "What can be done", ""))
 	list := c.choices()
 	at := min(c.wat.choice, len(list)-1)
-	for i, x := range list {
+	from, to := window(len(list), at, max(1, h-len(lines)))
+	for i := from; i < to; i++ {
+		x := list[i]
 		st := plain
 		if i == at {
 			st = strong

@@ -546,10 +546,13 @@ func (c *console) watchWhy() []string {
 	b, now := c.wat.shown(), c.watchNow()
 	text, remedy := c.reason(b, now)
 	most := 3
-	if c.h < 22 {
+	if c.h < 22 || c.wat.lens == lensTrouble {
 		most = 1
 	}
 	lines := c.th.below(c.w, 1, most, strong, text)
+	if c.wat.lens == lensTrouble { // which says it as well
+		return lines
+	}
 	if remedy != "" {
 		for i, l := range c.th.below(c.w, 8, most, accent, c.deps.sp.text(remedy)) {
 			if i == 0 {
@@ -629,7 +632,7 @@ func (c *console) watchSafety() string {
 	switch {
 	case !b.Away.IsZero():
 		parts = append(parts, "API away since "+b.Away.UTC().Format("15:04:05Z"))
-	case c.wat.origin != fromReplay:
+	case c.wat.origin != fromReplay && b.Moves() > 0 && !c.wat.ended:
 		parts = append(parts, "API answers")
 	}
 	if n := b.Count(engine.NodeFailed); n > 0 {

@@ -1,0 +1,583 @@
+package tui
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+)
+
+// rollouts are simulated once for all tests.
+var rollouts = struct {
+	sync.Mutex
+	of map[int][]engine.Event
+}{of: map[int][]engine.Event{}}
+
+// rolloutOf are the events of a rollout of so many workers; from 500 on some machines fail
+// on the way.
+func rolloutOf(t testing.TB, workers int) []engine.Event {
+	rollouts.Lock()
+	defer rollouts.Unlock()
+	if rollouts.of[workers] == nil {
+		rollouts.of[workers] = simulated(t, workers, max(1, workers/60), workers/100, 1)
+	}
+	return rollouts.of[workers]
+}
+
+// until are the events up to a moment.
+func until(events []engine.Event, d time.Duration) []engine.Event {
+	i := slices.IndexFunc(events, func(e engine.Event) bool { return e.Time.After(start.Add(d)) })
+	if i < 0 {
+		return events
+	}
+	return events[:i]
+}
+
+// later are the events that a watch tells which is opened at a moment: all nodes as they
+// are, then what changes.
+func attached(events []engine.Event, d time.Duration) []engine.Event {
+	var b engine.Board
+	before := until(events, d)
+	for _, e := range before {
+		b.Apply(e)
+	}
+	out := slices.Clone(events[:2])
+	out = append(out, engine.Event{Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateRunning, Text: "Watch the nodes"})
+	var names []string
+	for n := range b.Nodes() {
+		if n.State != engine.NodeGone {
+			names = append(names, n.Name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		n, role := b.Node(name), ""
+		if n.Control {
+			role = "control-plane"
+		}
+		out = append(out, engine.Event{Kind: engine.KindNode, Step: engine.StepRollout, Node: n.Name, Group: n.Group, Role: role, With: n.With, To: n.State, Text: n.Text})
+	}
+	for i := range out {
+		out[i].Time = start.Add(d)
+	}
+	return append(out, events[len(before):]...)
+}
+
+// watching is a console that watches, as it is when it has got some events.
+func watching(s *stage, events []engine.Event, d time.Duration) *stage {
+	s.at(d)
+	s.c.busy = ""
+	s.c.screen = screenWatch
+	s.c.wat = watchScreen{origin: fromLive, gen: 1, board: &engine.Board{}, cancel: func() {}}
+	s.tell(watchBatch{1, events})
+	return s
+}
+
+// at a moment of a rollout that is watched.
+func live(workers int, d time.Duration, keys ...string) func(*testing.T, func(*fakeEngine) *stage) *stage {
+	return func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return watching(s(&fakeEngine{}), until(rolloutOf(t, workers), d), d).view(keys)
+	}
+}
+
+// view draws before keys that depend on what was drawn, as the terminal does.
+func (s *stage) view(keys []string) *stage {
+	for _, k := range keys {
+		s.c.View()
+		s.press(k)
+	}
+	return s
+}
+
+const middle = 9 * time.Minute
+
+// failing are the events of a rollout that ends because of machines that fail.
+func failing(t testing.TB) []engine.Event {
+	events := slices.Clone(until(rolloutOf(t, 500), middle))
+	at := start.Add(middle)
+	for i := range 6 {
+		events = append(events, engine.Event{
+			Time: at, Kind: engine.KindNode, Node: fmt.Sprintf("gpu-%05d", 9000+i), Group: "gpu", From: engine.NodeBooting, To: engine.NodeFailed,
+			Text: "attestation rejected: PCR 9 expected 3f1c… got 88a0…",
+		})
+	}
+	exit := 1
+	return append(events,
+		engine.Event{Time: at, Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateFailed, Text: "wait for the nodes: 6 machine(s) failed"},
+		engine.Event{Time: at, Kind: engine.KindResult, State: engine.StateFailed, Text: "wait for the nodes: 6 machine(s) failed", Remedy: "`constellation upgrade pause` keeps more from being tried", Exit: &exit})
+}
+
+var watchScenes = []scene{
+	{"watch-5", live(5, 70*time.Second)},
+	{"watch-5-node", live(5, 70*time.Second, "down", "enter")},
+	{"watch-5-done", live(5, time.Hour)},
+	{"watch-500", live(500, middle)},
+	{"watch-500-map", live(500, middle, "m", "n")},
+	{"watch-500-log", live(500, middle, "l", "f", "f")},
+	{"watch-500-filter", live(500, middle, "/", "state:drain group:gpu,workers", "enter", "s")},
+	{"watch-5000", live(5000, 20*time.Minute)},
+	{"watch-5000-map", live(5000, 20*time.Minute, "m", "tab", "n", "right")},
+	{"watch-5000-node", live(5000, 20*time.Minute, "G", "enter")},
+	{"watch-failed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return watching(s(&fakeEngine{}), failing(t), middle+time.Minute)
+	}},
+	{"watch-failed-trouble", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return watching(s(&fakeEngine{}), failing(t), middle+time.Minute).view([]string{"t", "down"})
+	}},
+	{"watch-resumed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return watching(s(&fakeEngine{}), until(attached(rolloutOf(t, 500), 5*time.Minute), middle), middle)
+	}},
+	{"watch-away", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := watching(s(&fakeEngine{}), until(rolloutOf(t, 5), 70*time.Second), 95*time.Second)
+		st.tell(watchBatch{1, []engine.Event{{
+			Time: start.Add(75 * time.Second), Kind: engine.KindWait, Object: "api-server",
+			Text:   "the API server at 127.0.0.1:41943 has not answered since 07:06:16Z; this goes on by itself when it does; last seen at 07:06:15Z: 1 of 8 nodes at the target, 6 outdated",
+			Remedy: "`constellation sandbox status` shows whether a control plane is up",
+		}}})
+		return st
+	}},
+	{"watch-frozen", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := watching(s(&fakeEngine{}), until(rolloutOf(t, 500), middle), middle).press(" ")
+		st.at(middle + 40*time.Second)
+		st.tell(watchBatch{1, rolloutOf(t, 500)[len(until(rolloutOf(t, 500), middle)):]})
+		return st
+	}},
+	{"watch-pause", live(5, 70*time.Second, "P")},
+	{"watch-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := watching(s(&fakeEngine{}), until(rolloutOf(t, 5), 80*time.Second), 15*time.Minute)
+		st.tell(watchBatch{1, []engine.Event{{
+			Time: start.Add(85 * time.Second), Kind: engine.KindWait, Object: "rollout", State: "DrainBlocked", Node: "control-plane-1",
+			Text:   "pod web/frontend-5d9c of control-plane-1 cannot be evicted: budget web/frontend allows 0 disruptions",
+			Remedy: "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
+		}}})
+		return st.view([]string{"t"})
+	}},
+	{"watch-replay", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := s(&fakeEngine{})
+		st.c.busy = ""
+		st.c.deps.replay = &record{path: "events.jsonl", events: rolloutOf(t, 500), at: start.Add(middle)}
+		st.c.deps.onlyWatch = true
+		st.do(st.c.Init())
+		return st.press("]", "]", "[", "+")
+	}},
+	{"watch-denied", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		st := watching(s(&fakeEngine{}), nil, 0)
+		st.tell(watchEnded{1, &engine.Error{Op: "look at the rollout of demo", Err: errors.New("denied by the API server: too few rights"), Remedy: "ask for the right to read nodes, and nodeversions, pendingnodes and joiningnodes of update.edgeless.systems"}})
+		return st
+	}},
+	{"watch-connecting", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return watching(s(&fakeEngine{}), nil, 0)
+	}},
+}
+
+// TestWatchFitsEverySize draws each scene in sizes up to that of the largest screens. What
+// is drawn depends on the events alone, and not on what was drawn before.
+func TestWatchFitsEverySize(t *testing.T) {
+	for _, sc := range watchScenes {
+		t.Run(sc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				for w := minWidth; w <= 300; w += 24 {
+					for h := minHeight; h <= 90; h += 15 {
+						s.c.w, s.c.h = w, h
+						s.c.View() // the map learns its scale
+						frame := s.c.View()
+						lines := strings.Split(frame, "\n")
+						if len(lines) != h {
+							t.Fatalf("%dx%d: %d lines", w, h, len(lines))
+						}
+						for i, l := range lines {
+							if got := ansi.StringWidth(l); got > w {
+								t.Fatalf("%dx%d: line %d takes %d columns: %q", w, h, i+1, got, l)
+							}
+						}
+						if (w-minWidth)%96 == 0 && h%30 == 1 {
+							fresh.c.w, fresh.c.h = w, h
+							fresh.c.View()
+							if other := fresh.c.View(); other != frame {
+								t.Fatalf("%dx%d: the frame depends on what was drawn before:\n%s", w, h, cmp.Diff(other, frame))
+							}
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestWatchInAscii(t *testing.T) {
+	for _, sc := range watchScenes {
+		t.Run(sc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{ascii: true}, 120, 40) })
+				for _, r := range s.c.View() {
+					if r > 0x7e {
+						t.Fatalf("%q is not ASCII:\n%s", r, s.c.View())
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestWatchLooks draws one frame in each theme.
+func TestWatchLooks(t *testing.T) {
+	for name, l := range map[string]look{
+		"16-dark": {colours: colours16}, "16-light": {colours: colours16, light: true}, "256-light": {colours: colours256, light: true},
+		"true-dark": {colours: trueColour}, "ascii": {ascii: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := watching(newStage(t, &fakeEngine{}, l, 80, 24), until(rolloutOf(t, 500), middle), middle).view([]string{"m", "n"})
+				golden(t, "looks/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
+			})
+		})
+	}
+}
+
+// TestEveryLensIsReached presses all keys that work, from the table on, until nothing new
+// is seen: every lens is reached, each has a way back, and no key stands for two things.
+func TestEveryLensIsReached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type state struct {
+			screen screenID
+			lens   lens
+			asks   bool
+		}
+		at := func(c *console) state { return state{c.screen, c.wat.lens, c.question != nil} }
+		open := func(path []string) *stage {
+			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, look{}, 80, 24), failing(t), middle)
+			return s.view(path)
+		}
+		found := map[state][]string{}
+		queue := [][]string{nil}
+		found[at(open(nil).c)] = nil
+		for len(queue) > 0 {
+			path := queue[0]
+			queue = queue[1:]
+			seen := map[string]bool{}
+			for _, b := range open(path).c.bindings() {
+				for _, k := range b.keys {
+					if seen[k] && slices.ContainsFunc(open(path).c.watchKeys(), func(o binding) bool { return &o != &b && slices.Contains(o.keys, k) && o.help != b.help }) {
+						t.Errorf("after %v %q stands for two things", path, k)
+					}
+					seen[k] = true
+				}
+				if b.group == "leave" || b.keys[0] == "?" || b.disabled(open(path).c) != "" {
+					continue
+				}
+				next := append(slices.Clone(path), b.keys[0])
+				s := open(next)
+				if s.c.screen != screenWatch {
+					continue
+				}
+				if _, ok := found[at(s.c)]; !ok {
+					found[at(s.c)] = next
+					queue = append(queue, next)
+				}
+			}
+		}
+		for l := lensTable; l <= lensTrouble; l++ {
+			path, ok := found[state{screenWatch, l, false}]
+			if !ok {
+				t.Errorf("%s is not reached", l.title())
+				continue
+			}
+			s := open(path)
+			for range 4 {
+				s.press("esc")
+			}
+			if s.c.screen != screenHome {
+				t.Errorf("from %s Esc leads to %s", l.title(), s.c.screen.title())
+			}
+		}
+		if _, ok := found[state{screenWatch, lensTable, true}]; !ok {
+			t.Error("the question whether to pause is not reached")
+		}
+	})
+}
+
+func TestFilterChooses(t *testing.T) {
+	now := start.Add(10 * time.Minute)
+	n := &engine.BoardNode{Name: "worker-0412", Group: "workers-b", State: engine.NodeDraining, Since: now.Add(-6 * time.Minute), Attempts: 2, Text: "PDB web/frontend", With: "worker-5412"}
+	for _, tt := range []struct {
+		filter string
+		want   bool
+	}{
+		{"", true},
+		{"state:drain", true},
+		{"state:ready,DRAINING", true},
+		{"state:join", false},
+		{"!state:ready", true},
+		{"!state:drain", false},
+		{"group:workers-b node:worker-04*", true},
+		{"group:gpu", false},
+		{"age>5m", true},
+		{"age>7m", false},
+		{"age<7m try>1", true},
+		{"try>2", false},
+		{"with:worker-54", true},
+		{"FRONTEND 0412", true},
+		{"backend", false},
+		{"web/front", true},
+	} {
+		f, err := parseFilter(tt.filter)
+		if err != nil {
+			t.Errorf("%q: %v", tt.filter, err)
+			continue
+		}
+		if got := f.node(n, now); got != tt.want {
+			t.Errorf("%q chooses it: %v, want %v", tt.filter, got, tt.want)
+		}
+	}
+	for filter, want := range map[string]string{
+		"age:5m": `"age:5m": write age>… or age<…`, "age>5": `"age>5": want a time such as 90s, 5m or 1h`, "state>ready": `"state>ready": write state:…`,
+		"try>x": `"try>x": want a number`, "state:": `"state:": state of what?`, "node:[": `"node:[": not a pattern`,
+	} {
+		if _, err := parseFilter(filter); err == nil || err.Error() != want {
+			t.Errorf("%q: error %v, want %s", filter, err, want)
+		}
+	}
+}
+
+// TestHostileRecordIsHarmless replays a record made by somebody who means no good: no
+// character that a terminal obeys comes through, in any lens.
+func TestHostileRecordIsHarmless(t *testing.T) {
+	evil := "\x1b]0;owned\x07\x1b[2J\u202eevil\r\n\x9b31m\x00"
+	path := filepath.Join(t.TempDir(), "evil.jsonl")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(f, "\x1b[2J this is no event")
+	enc := json.NewEncoder(f)
+	for i := range 40 {
+		for _, ev := range []engine.Event{
+			{Kind: engine.KindHello, Tool: evil, Object: evil, Run: evil},
+			{Kind: engine.KindPlan, From: evil, To: evil, Data: json.RawMessage(`{"cluster":"\u001b[2Jx","to":{"kubernetes":"\u001b[31m","image":"\u202e"},"steps":[{"id":"\u001b[1m","title":"\u0007"}]}`)},
+			{Kind: engine.KindStep, Step: evil, State: evil, Text: evil, Remedy: evil},
+			{Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateRunning},
+			{Kind: engine.KindProgress, Step: engine.StepRollout, Object: evil, State: evil, Text: evil},
+			{Kind: engine.KindNode, Node: evil + fmt.Sprint(i), Group: evil, To: []string{evil, engine.NodeFailed, engine.NodeDraining}[i%3], Text: evil, With: evil, Role: evil},
+			{Kind: engine.KindLog, Source: evil, Node: evil + fmt.Sprint(i), Level: evil, Text: evil},
+			{Kind: engine.KindWait, Text: evil, Node: evil, Object: evil, Remedy: "`" + evil + "`"},
+		} {
+			ev.Time = start.Add(time.Duration(i) * time.Second)
+			if err := enc.Encode(ev); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	fmt.Fprintln(f, `{"kind":"node","node":"cut o`)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := readRecord(path+"@+30s", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bad []string
+	for _, b := range r.bad {
+		bad = append(bad, b.String())
+	}
+	if diff := cmp.Diff([]string{"line 1: it is not JSON, at character 1", "line 322: it is not JSON, at character 29"}, bad); diff != "" {
+		t.Errorf("bad lines (-want +got):\n%s", diff)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		for _, keys := range [][]string{{}, {"m", "n"}, {"enter"}, {"l"}, {"l", "w", "up"}, {"t"}, {"?"}} {
+			s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+			s.c.busy, s.c.deps.replay, s.c.deps.onlyWatch = "", r, true
+			s.do(s.c.Init())
+			s.view(keys)
+			frame := s.c.View() + strings.Join(s.c.farewell(), "\n")
+			for _, c := range frame {
+				if c != '\n' && (c < 0x20 || hidden(c)) {
+					t.Errorf("after %v %q is shown", keys, c)
+					break
+				}
+			}
+			if n := strings.Count(s.c.View(), "\n") + 1; n != 40 {
+				t.Errorf("after %v the frame has %d lines", keys, n)
+			}
+		}
+	})
+}
+
+func TestReplaySeeks(t *testing.T) {
+	events := rolloutOf(t, 500)
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+		s.c.busy, s.c.deps.onlyWatch = "", true
+		s.c.deps.replay = &record{path: "x", events: events, at: start.Add(middle)}
+		s.do(s.c.Init())
+		want := func(what string, d time.Duration) {
+			t.Helper()
+			var b engine.Board
+			for _, e := range until(events, d) {
+				b.Apply(e)
+			}
+			if got := s.c.wat.board.Counts(); !cmp.Equal(b.Counts(), got) {
+				t.Errorf("%s: counts %v, want %v", what, got, b.Counts())
+			}
+			if got := s.c.watchNow(); !got.Equal(start.Add(d)) {
+				t.Errorf("%s: at %s, want %s", what, got, start.Add(d))
+			}
+		}
+		want("opened", middle)
+		s.press("]")
+		want("a minute on", middle+time.Minute)
+		s.press("[", "[", "[")
+		want("two minutes back", middle-2*time.Minute)
+		s.press("{")
+		want("the beginning", 0)
+		s.press("}")
+		last := events[len(events)-1].Time.Sub(start)
+		want("the end", last)
+		if mode, _ := s.c.watchMode(s.c.wat.board); mode != "REPLAY end" {
+			t.Errorf("mode %q", mode)
+		}
+		s.press("{", " ")
+		s.clock = s.clock.Add(100 * time.Millisecond)
+		s.c.now = s.clock
+		s.tell(watchTick{s.c.wat.gen})
+		want("played for a tenth of a second, eight times as fast", 800*time.Millisecond)
+		if why := s.press("P").c.note; !strings.Contains(why, "this is a record of what was") {
+			t.Errorf("P says %q", why)
+		}
+	})
+}
+
+func TestMomentOfARecord(t *testing.T) {
+	first := time.Date(2026, 11, 21, 23, 50, 0, 0, time.UTC)
+	last := first.Add(2 * time.Hour)
+	for text, want := range map[string]time.Time{
+		"+5m": first.Add(5 * time.Minute), "23:55": first.Add(5 * time.Minute), "00:10:30": first.Add(20*time.Minute + 30*time.Second), "00:10:30Z": first.Add(20*time.Minute + 30*time.Second),
+		"2026-11-22T00:00:00Z": first.Add(10 * time.Minute),
+	} {
+		if got, err := momentOf(text, first, last); err != nil || !got.Equal(want) {
+			t.Errorf("%s is %s, %v, want %s", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "5m", "+x", "-5m", "25:00"} {
+		if got, err := momentOf(text, first, last); err == nil {
+			t.Errorf("%q is %s", text, got)
+		}
+	}
+}
+
+// TestWatchVerb runs the verb without a terminal.
+func TestWatchVerb(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "events.jsonl")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := rolloutOf(t, 5)
+	var lines bytes.Buffer
+	for _, ev := range events {
+		jsonPrinter{&lines}.event(ev)
+	}
+	if _, err := f.Write(append(slices.Clone(lines.Bytes()), "no event\n"...)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	denied := &engine.Error{Op: "look at the rollout of demo", Err: errors.New("denied by the API server"), Remedy: "ask for the right"}
+	for _, tt := range []struct {
+		name string
+		args []string
+		eng  fakeEngine
+		exit int
+		// out and stderr are parts of what is printed.
+		out, stderr []string
+	}{
+		{"once", []string{"watch", "--once"}, fakeEngine{watched: until(events, 70*time.Second)}, 0, []string{"cluster prod-eu", "In flight 2 of 8", "control-plane-1", "Nothing is stuck"}, nil},
+		{"once, as events", []string{"watch", "--once", "-o", "json"}, fakeEngine{watched: events}, 0, []string{strings.SplitN(lines.String(), "\n", 2)[0], `"kind":"result"`}, nil},
+		{"live, until the end", []string{"watch"}, fakeEngine{watched: events}, 0, []string{"07:05:22Z node               ready     control-plane-3", "done               ok "}, nil},
+		{"live, some of it", []string{"watch", "--filter", "node:worker-0004"}, fakeEngine{watched: events}, 0, []string{"worker-0004", "done               ok "}, nil},
+		{"not allowed", []string{"watch", "--once"}, fakeEngine{watchErr: denied}, 1, nil, []string{"look at the rollout of demo", "ask for the right"}},
+		{"a filter that is none", []string{"watch", "--filter", "age:5"}, fakeEngine{}, 2, nil, []string{"age>…"}},
+		{"a record", []string{"watch", "--replay", path}, fakeEngine{}, 0, []string{"control-plane-3 (control-plane)", "done               ok "}, []string{"line " + fmt.Sprint(len(events)+1) + ": it is not JSON"}},
+		{"a record, as events", []string{"watch", "--replay", path, "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, nil},
+		{"a moment of a record", []string{"watch", "--replay", path + "@+70s", "--once"}, fakeEngine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In flight 2 of 8"}, nil},
+		{"a record of the workspace", []string{"watch", "--replay", "events.jsonl@07:06:11", "--once"}, fakeEngine{records: dir}, 0, []string{"as of 2026-11-21 07:06:11Z"}, nil},
+		{"no such record", []string{"watch", "--replay", filepath.Join(dir, "none")}, fakeEngine{}, 2, nil, []string{"no such file"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, stderr, exit := runVerb(t, &tt.eng, tt.args...)
+			if exit != tt.exit {
+				t.Errorf("exit %d, want %d\n%s", exit, tt.exit, stderr)
+			}
+			for _, want := range tt.out {
+				if !strings.Contains(out, want) {
+					t.Errorf("stdout has no %q:\n%s", want, out)
+				}
+			}
+			for _, want := range tt.stderr {
+				if !strings.Contains(stderr, want) {
+					t.Errorf("stderr has no %q:\n%s", want, stderr)
+				}
+			}
+			if tt.name == "live, some of it" && strings.Contains(out, "worker-0003") {
+				t.Errorf("the filter let another one through:\n%s", out)
+			}
+		})
+	}
+}
+
+func runVerb(t *testing.T, eng *fakeEngine, args ...string) (stdout, stderr string, exit int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	a := App{
+		Release: "v1.1.0", Program: "constellation", Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Env: func(string) string { return "" },
+		Now:    func() time.Time { return start.Add(70 * time.Second) },
+		Engine: func(*engine.Workspace, *slog.Logger) (Engine, error) { return eng, nil },
+	}
+	exit = a.Run(append([]string{"-C", t.TempDir()}, args...))
+	return out.String(), errs.String(), exit
+}
+
+func TestHistoryVerb(t *testing.T) {
+	eng := fakeEngine{
+		runs: []engine.RunSummary{
+			{ID: "upgrade-20261121070501-1a2b3c4d", Verb: engine.VerbApply, Cluster: "demo", By: "ops@laptop", To: engine.Target{Release: "v1.1.0", Kubernetes: "v1.36.3"}, Started: start, Ended: start.Add(34 * time.Minute), Status: engine.StateDone},
+			{ID: "init-20261120070501-00000000", Verb: engine.VerbInit, Cluster: "demo", Started: start.Add(-24 * time.Hour), Status: "interrupted", Exit: 7},
+		},
+	}
+	eng.past = engine.PastRun{
+		RunSummary: eng.runs[0], Tool: "constellation v1.1.0", From: engine.Target{Kubernetes: "v1.35.4"}, TookMS: 34 * 60 * 1000, Nodes: 10, Replaced: 5, Failed: 1,
+		Accepted: []engine.Finding{{ID: "local-data", Named: true, Severity: engine.Warn, Title: "2 volumes go with their nodes"}, {ID: "pdb", Severity: engine.Warn, Title: "a budget is tight"}},
+		Steps:    []engine.PastStep{{ID: "backup", Title: "Back up", State: "done", TookMS: 4100}, {ID: "wait-for-rollout", Title: "Wait until all nodes are new", State: "done", TookMS: 1_900_000}},
+		Stages:   []engine.PastStage{{State: "draining", Machines: 5, P50MS: 24000, P95MS: 61000}},
+		Waits:    []engine.PastWait{{Text: "a budget \x1b[2Jallows no eviction", Since: start.Add(5 * time.Minute), TookMS: 120_000}},
+	}
+	for name, args := range map[string][]string{"list": {"history"}, "list.json": {"history", "-o", "json"}, "run": {"history", "last"}, "run.json": {"history", "last", "-o", "json"}} {
+		out, stderr, exit := runVerb(t, &eng, args...)
+		if exit != 0 || stderr != "" {
+			t.Errorf("%v: exit %d, %s", args, exit, stderr)
+		}
+		dir := strings.Split(out, "constellation -C ")
+		for i := 1; i < len(dir); i++ { // the directory of the test
+			_, rest, _ := strings.Cut(dir[i], " ")
+			dir[i] = "DIR " + rest
+		}
+		golden(t, "plain/history-"+name+".txt", strings.Join(dir, "constellation -C "))
+	}
+}
