@@ -278,6 +278,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		}
 		if t == &c.t {
 			c.watchEvents(msg.events)
+			return c.handOver()
 		}
 	case ended:
 		if msg.task != c.task {
@@ -480,6 +481,9 @@ func (c *console) tookRunEnd(err error) tea.Cmd {
 		return tea.Quit
 	}
 	c.screen = screenResult
+	if c.upgrading() && engine.ExitCode(err) == engine.ExitHeld {
+		return c.attach(err)
+	}
 	return nil
 }
 

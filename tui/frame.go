@@ -368,6 +368,9 @@ func (c *console) whyLines() []string {
 	case screenPlan, screenAccept:
 		return c.upgradeWhy()
 	case screenWatch:
+		if c.upg.held != "" {
+			return append(c.th.below(c.w, 1, 2, caution, "To look only: "+c.upg.held), c.watchWhy()...)
+		}
 		return c.watchWhy()
 	}
 	return nil

@@ -74,7 +74,7 @@ func (c *console) screenKeys() []binding {
 		return acceptKeys
 	case screenRun:
 		if c.upgrading() {
-			return slices.Concat(runKeys, rolloutKeys)
+			return slices.Concat(runKeys, []binding{watchKey}, rolloutKeys)
 		}
 		return runKeys
 	case screenResult:

@@ -51,13 +51,14 @@ type upgradeScreen struct {
 	scroll   int // of the plan
 
 	// The question: names that must be typed, one after the other, then yes or no.
-	need   consent
-	at     int    // of need.names: the one that is typed
-	typed  string // of it
-	wrong  bool   // what was typed is no name
-	yes    bool   // the cursor is on yes
-	shown  time.Time
-	paused bool // by this console
+	need    consent
+	at      int    // of need.names: the one that is typed
+	typed   string // of it
+	wrong   bool   // what was typed is no name
+	yes     bool   // the cursor is on yes
+	shown   time.Time
+	watched bool   // the watch screen was shown for the rollout
+	held    string // who holds the cluster or the workspace, if that is somebody else
 }
 
 // question is asked before something is done to the cluster.
@@ -73,9 +74,8 @@ type (
 		err  error
 	}
 	rolloutChanged struct {
-		what   string
-		paused bool
-		err    error
+		what string
+		err  error
 	}
 )
 
@@ -212,6 +212,42 @@ func targetNotSet(c *console) string {
 	return ""
 }
 
+// handOver shows the watch screen when there is nothing left but to wait for nodes. Whoever
+// has left it is not taken there again.
+func (c *console) handOver() tea.Cmd {
+	s := c.t.running()
+	if c.screen != screenRun || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.id != engine.StepRollout {
+		return nil
+	}
+	c.upg.watched = true
+	return c.showWatch()
+}
+
+// attach shows what somebody else's run does, to look only.
+func (c *console) attach(err error) tea.Cmd {
+	x := explain(err, c.deps.sp)
+	c.upg.held = orElse(x.why, x.what)
+	return c.openWatch()
+}
+
+// watchAgain shows the nodes from the run screen or the result.
+func (c *console) watchAgain() tea.Cmd {
+	if c.upg.held != "" {
+		return c.openWatch()
+	}
+	return c.showWatch()
+}
+
+var watchKey = on("w", "w", "look at the nodes", "view", (*console).watchAgain).footed("nodes").unless(func(c *console) string {
+	switch {
+	case !c.upgrading() || c.wat.board == nil:
+		return "no rollout was watched"
+	case c.upg.held == "" && !c.upg.watched:
+		return "no node is being replaced yet"
+	}
+	return ""
+})
+
 var questionKeys = []binding{
 	on("enter y", "Enter", "do it", "do", (*console).answerQuestion).footed("do it"),
 	on("esc n q", "Esc", "leave it as it is", "back", act(func(c *console) { c.question = nil })).footed("leave it as it is"),
@@ -233,7 +269,7 @@ func changeRollout(what string, change engine.RolloutChange) func(*console) tea.
 			ctx, cancel := context.WithTimeout(ctx, staleAfter)
 			defer cancel()
 			_, err := eng.ChangeRollout(ctx, change)
-			return rolloutChanged{what, change.Paused != nil && *change.Paused, err}
+			return rolloutChanged{what, err}
 		}
 	}
 }
@@ -247,7 +283,6 @@ func (c *console) tookRolloutChange(msg rolloutChanged) {
 		}
 		return
 	}
-	c.upg.paused = msg.paused
 	c.note = "the rollout is " + msg.what
 }
 

@@ -27,6 +27,7 @@ var resultKeys = []binding{
 		}
 		return ""
 	}),
+	watchKey,
 	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed("full log"),
 	on("y", "y", "copy the next command, or the cause", "copy", act((*console).copyResult)).footed("copy"),
 	on("esc", "Esc", "home", "back", (*console).goHome),

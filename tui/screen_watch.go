@@ -374,6 +374,9 @@ func (c *console) watchBack() tea.Cmd {
 		}
 	case w.origin == fromRun:
 		c.screen = w.back
+	case c.upg.held != "":
+		c.closeWatch()
+		c.screen = screenResult
 	case c.deps.onlyWatch:
 		return c.leave()
 	default:
@@ -387,6 +390,8 @@ func (c *console) cannotChange() string {
 	switch {
 	case c.wat.origin == fromReplay:
 		return "this is a record of what was"
+	case c.upg.held != "":
+		return "somebody else holds the cluster"
 	case c.deps.watch.Kubeconfig != "":
 		return "opened with --kubeconfig, to look only"
 	}

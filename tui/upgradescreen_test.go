@@ -167,6 +167,31 @@ var upgradeScenes = []scene{
 		st.settle()
 		return st.at(20 * time.Second).press("q")
 	}},
+	{"upgrade-rollout", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		_, e.pauseAt = hopEvents(t, e.plan)
+		st := accepts(upgrades(s(e)))
+		st.settle()
+		return st.at(50 * time.Second)
+	}},
+	{"upgrade-pause", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		_, e.pauseAt = hopEvents(t, e.plan)
+		st := accepts(upgrades(s(e)))
+		st.settle()
+		return st.at(50 * time.Second).press("P")
+	}},
+	{"upgrade-held", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		by := engine.Holder{User: "eve", Host: "build-7", Workspace: "/srv/demo", PID: 4711, Run: "upgrade-20261121065501-5e6f7a8b", Since: start.Add(-10 * time.Minute)}
+		e.watched, _ = hopEvents(t, hopPlan())
+		e.watched = e.watched[:len(e.watched)-4]
+		e.runErr = &engine.Error{Op: "take the cluster for this run", Err: &engine.HeldError{By: by}, Exit: engine.ExitHeld, Remedy: "wait for that run to end"}
+		e.events = e.events[:2]
+		st := accepts(upgrades(s(e)))
+		st.settle()
+		return st
+	}},
 	{"upgrade-done", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := accepts(upgrades(s(hopEngine(t))))
 		st.settle()
@@ -382,7 +407,7 @@ func TestLeavingAnUpgrade(t *testing.T) {
 					t.Errorf("left: %t, exit %d; want %d", s.quit, s.c.exit, tt.exit)
 				}
 				f := strings.Join(s.c.farewell(), "\n")
-				for _, want := range []string{"constellation -C .demo upgrade apply", "set-target", tt.says} { // the rail is of the last frame
+				for _, want := range []string{"constellation -C .demo upgrade apply", " ◉ demo", tt.says} { // the head is of the last frame
 					if !strings.Contains(f, want) {
 						t.Errorf("what stays on the terminal lacks %q:\n%s", want, f)
 					}
@@ -390,4 +415,57 @@ func TestLeavingAnUpgrade(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A second console looks on: it says who holds the cluster, changes nothing, and ends with
+// the exit code of one that could not begin.
+func TestSecondConsoleLooksOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *stage
+		for _, sc := range upgradeScenes {
+			if sc.name == "upgrade-held" {
+				s = sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+			}
+		}
+		v := s.c.View()
+		if s.c.screen != screenWatch || !strings.Contains(v, "READ-ONLY") || !strings.Contains(v, "it is held by eve@build-7 (process 4711") || !strings.Contains(v, "since 2026-11-21T06:55:01Z") {
+			t.Fatalf("it shows\n%s", v)
+		}
+		s.press("P")
+		if s.c.question != nil || !strings.Contains(s.c.note, "somebody else holds the cluster") {
+			t.Errorf("P asks %v, note %q", s.c.question, s.c.note)
+		}
+		s.press("esc")
+		if s.c.screen != screenResult {
+			t.Errorf("Esc shows %s", s.c.screen.title())
+		}
+		s.press("w")
+		if s.c.screen != screenWatch {
+			t.Errorf("w shows %s", s.c.screen.title())
+		}
+		s.press("q")
+		if !s.quit || s.c.exit != engine.ExitHeld {
+			t.Errorf("left: %t, exit %d", s.quit, s.c.exit)
+		}
+		s.settle()
+	})
+}
+
+// The rollout is shown by the watch screen, once: whoever goes back to the steps stays there.
+func TestRolloutIsHandedToTheWatchScreen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := rolling(t, 80, 24)
+		if s.c.screen != screenWatch {
+			t.Fatalf("shows %s", s.c.screen.title())
+		}
+		s.press("esc")
+		s.tell(batch{s.c.task, []engine.Event{{Time: s.clock, Kind: engine.KindLog, Source: "operator", Text: "more"}}})
+		if s.c.screen != screenRun {
+			t.Errorf("Esc shows %s", s.c.screen.title())
+		}
+		s.press("w")
+		if s.c.screen != screenWatch {
+			t.Errorf("w shows %s", s.c.screen.title())
+		}
+	})
 }

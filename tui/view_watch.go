@@ -63,7 +63,7 @@ func (c *console) watchMode(b *engine.Board) (string, style) {
 	case b.Events == 0:
 		word, st = "connecting", faint
 	}
-	if w.origin == fromLive && c.deps.watch.Kubeconfig != "" {
+	if w.origin == fromLive && (c.deps.watch.Kubeconfig != "" || c.upg.held != "") {
 		word = "READ-ONLY " + word
 	}
 	return word, st
