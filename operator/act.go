@@ -98,9 +98,11 @@ func (r *nodeVersions) put(o *observed, a action) {
 	if a.kind == recordIntent {
 		r.beginning.Add(1)
 	}
+	o = o.of(a) // the rest belongs to this round
 	r.spawn(func(ctx context.Context) {
 		r.writes <- struct{}{}
 		r.point("before", a.kind)
+		r.counters.asked(o.woken)
 		did, err := r.write(ctx, o, a)
 		<-r.writes
 		r.counters.action(a.kind, err)
@@ -486,7 +488,9 @@ func (r *nodeVersions) remove(ids []string) {
 			r.point("after", deleteInstance)
 			r.log.Info("rollout", "action", actionNames[deleteInstance], "machines", len(ids), "first", ids[0])
 		}
-		r.efforts.outdate(describing)
+		if err != nil || !r.fleet.bye(ctx, ids) { // what has become of them is what comes next
+			r.efforts.outdate(describing)
+		}
 		return err
 	})
 }

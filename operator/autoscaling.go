@@ -27,9 +27,9 @@ const (
 	// The autoscaler is looked at again so often: while its pods end, while it is
 	// stopped, and otherwise. Somebody may scale it by hand.
 	endingPace, stoppedPace, runningPace = 500 * time.Millisecond, 10 * time.Second, time.Minute
-	// lookedFor is how long what was seen of the Deployment is taken for true. decide
-	// asks more often than that.
-	lookedFor = 500 * time.Millisecond
+	// lookedFor is how long what was seen of the Deployment is taken for true. decide asks
+	// more often than that, so it is looked at again beside the rounds after lookAgain.
+	lookedFor, lookAgain = 2 * time.Second, 500 * time.Millisecond
 )
 
 // autoscaling is the cluster autoscaler. As a controller it makes the autoscaler's
@@ -45,6 +45,8 @@ type autoscaling struct {
 	client client.Client
 	live   client.Reader // not cached
 	log    *slog.Logger
+
+	looking sync.Mutex // held by who asks the API server
 
 	mu     sync.Mutex
 	looked time.Time
@@ -112,7 +114,18 @@ func (r *autoscaling) observe(ctx context.Context) (autoscaler, error) {
 	if err != nil {
 		return autoscaler{}, err
 	}
-	seen, err := r.look(ctx, s.Spec, lookedFor)
+	// While it ends, that it has is waited for.
+	age := lookAgain
+	if seen, old, ok := r.last(s.Spec); ok && (s.Spec.Enabled || !seen.runs) {
+		age = lookedFor
+		if old > lookAgain && old < lookedFor && r.looking.TryLock() {
+			go func() {
+				defer r.looking.Unlock()
+				_, _ = r.ask(ctx, s.Spec) // an error is found again by who waits
+			}()
+		}
+	}
+	seen, err := r.look(ctx, s.Spec, age)
 	if err != nil {
 		return autoscaler{}, err
 	}
@@ -153,16 +166,36 @@ func (r *autoscaling) enable(ctx context.Context, yes bool) error {
 	return nil
 }
 
-// look reads the Deployment, unless what was seen is not older than age. If it is
-// told to run nothing, its pods are looked for, because those that still end are in
-// no count.
-func (r *autoscaling) look(ctx context.Context, s v1alpha1.AutoscalingStrategySpec, age time.Duration) (deployed, error) {
+// last returns what was seen last of the Deployment, and how long ago. ok is false if
+// that was another one, or nothing.
+func (r *autoscaling) last(s v1alpha1.AutoscalingStrategySpec) (seen deployed, age time.Duration, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	key := client.ObjectKey{Namespace: s.DeploymentNamespace, Name: s.DeploymentName}
-	if d := r.seen.deployment; time.Since(r.looked) < age && (d == nil || client.ObjectKeyFromObject(d) == key) {
-		return r.seen, nil
+	d := r.seen.deployment
+	return r.seen, time.Since(r.looked), !r.looked.IsZero() && (d == nil || client.ObjectKeyFromObject(d) == deploymentOf(s))
+}
+
+func deploymentOf(s v1alpha1.AutoscalingStrategySpec) client.ObjectKey {
+	return client.ObjectKey{Namespace: s.DeploymentNamespace, Name: s.DeploymentName}
+}
+
+// look asks for the Deployment, unless what was seen is not older than age.
+func (r *autoscaling) look(ctx context.Context, s v1alpha1.AutoscalingStrategySpec, age time.Duration) (deployed, error) {
+	if seen, old, ok := r.last(s); ok && old < age {
+		return seen, nil
 	}
+	r.looking.Lock()
+	defer r.looking.Unlock()
+	if seen, old, ok := r.last(s); ok && old < age { // somebody else has asked meanwhile
+		return seen, nil
+	}
+	return r.ask(ctx, s)
+}
+
+// ask reads the Deployment. If it is told to run nothing, its pods are looked for,
+// because those that still end are in no count. The caller holds looking.
+func (r *autoscaling) ask(ctx context.Context, s v1alpha1.AutoscalingStrategySpec) (deployed, error) {
+	key := deploymentOf(s)
 	var d appsv1.Deployment
 	err := r.live.Get(ctx, key, &d)
 	switch {
@@ -191,6 +224,8 @@ func (r *autoscaling) look(ctx context.Context, s v1alpha1.AutoscalingStrategySp
 }
 
 func (r *autoscaling) note(s deployed) deployed {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.seen, r.looked = s, time.Now()
 	return s
 }
@@ -238,6 +273,8 @@ func (r *autoscaling) adjust(ctx context.Context, s *v1alpha1.AutoscalingStrateg
 	if equality.Semantic.DeepEqual(changed.Spec, seen.deployment.Spec) {
 		return seen, nil
 	}
+	r.looking.Lock() // who has looked before must not note it after us
+	defer r.looking.Unlock()
 	err := r.client.Patch(ctx, changed, client.StrategicMergeFrom(seen.deployment, client.MergeFromWithOptimisticLock{}))
 	switch {
 	case apierrors.IsForbidden(err):
@@ -247,8 +284,6 @@ func (r *autoscaling) adjust(ctx context.Context, s *v1alpha1.AutoscalingStrateg
 		return seen, fmt.Errorf("change Deployment %s: %w", s.Spec.DeploymentName, err)
 	}
 	r.log.Info("cluster autoscaler changed", "deployment", s.Spec.DeploymentName, "replicas", *changed.Spec.Replicas, "args", changed.Spec.Template.Spec.Containers[0].Args)
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	return r.note(deployed{deployment: changed, runs: true}), nil
 }
 

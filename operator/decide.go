@@ -121,8 +121,10 @@ func (d *decision) read() {
 	d.instances, d.tokens = make(map[string]*instance, len(d.w.instances)), map[string]*instance{}
 	d.groups, d.leaving = make(map[string]*group, len(d.w.groups)), map[string]*intent{}
 	d.tracked, d.cordoned, d.donors, d.taken = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}
-	d.w.nodes = slices.Clone(d.w.nodes)
-	slices.SortFunc(d.w.nodes, func(a, b node) int { return strings.Compare(a.name, b.name) })
+	if byName := func(a, b node) int { return strings.Compare(a.name, b.name) }; !slices.IsSortedFunc(d.w.nodes, byName) {
+		d.w.nodes = slices.Clone(d.w.nodes)
+		slices.SortFunc(d.w.nodes, byName)
+	}
 	for i := range d.w.nodes {
 		n := &d.w.nodes[i]
 		d.nodes[n.name] = n
@@ -652,7 +654,7 @@ func (d *decision) handOver(r *replacement) {
 	late := overdue && !begun || begun && drainOverdue
 	switch {
 	case !d.must(ruleHeirReady, h.ready):
-		d.heirWaits(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready", h.name, donor.name))
+		d.heirWaits(r, late, "HeirNotReady", fmt.Sprintf("%s, which replaces %s, is not Ready%s", h.name, donor.name, prefixed(": pod ", h.lacks)))
 		return
 	case !d.must(ruleHeirOpen, h.cordon == uncordoned):
 		d.heirWaits(r, late, "HeirCordoned", fmt.Sprintf("%s, which replaces %s, is cordoned; uncordon it", h.name, donor.name))
@@ -681,6 +683,14 @@ func (d *decision) handOver(r *replacement) {
 		in.goal, in.machine, in.node = v1alpha1.LeaveGoal, donor.providerID, donor.name
 		d.do(action{kind: bindIntent, intent: in})
 	}
+}
+
+// prefixed is a text with what introduces it; empty if there is none.
+func prefixed(with, text string) string {
+	if text == "" {
+		return ""
+	}
+	return with + text
 }
 
 // heirWaits waits for an heir, as long as it has time.

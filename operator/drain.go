@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	appsclient "k8s.io/client-go/kubernetes/typed/apps/v1"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/kubectl/pkg/drain"
 )
 
@@ -155,8 +156,9 @@ type emptying struct {
 	blocker string
 
 	begun  time.Time
-	looked bool // at what was there when it began
-	empty  bool // at the last look
+	looked bool   // at what was there when it began
+	empty  bool   // at the last look
+	heeded string // version of the last pod of which the watch has told
 	left   map[types.UID]*leaving
 	stays  map[types.UID]bool // came later, and would come again
 	again  time.Duration      // pause before pods are looked at again after an error
@@ -228,7 +230,15 @@ func (e *emptying) follow(ctx context.Context) error {
 		return fmt.Errorf("watch pods: %w", err)
 	}
 	defer w.Stop()
-	if err := e.look(ctx); err != nil {
+	// What the API server has in memory is enough to begin with: that it is current takes
+	// it up to a tenth of a second, in which pods can be asked to go.
+	if !e.looked {
+		if err := e.look(ctx, "0"); err != nil {
+			return err
+		}
+		e.evict(ctx)
+	}
+	if err := e.look(ctx, ""); err != nil {
 		return err
 	}
 	e.again = evictAgainMin
@@ -238,8 +248,8 @@ func (e *emptying) follow(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if len(e.left) == 0 && !e.empty {
-			// The events say so; what counts is what the API server says now.
-			if err := e.look(ctx); err != nil {
+			// The events say so; what counts is a list that is not older than they are.
+			if err := e.look(ctx, e.heeded); err != nil {
 				return err
 			}
 			if len(e.left) > 0 {
@@ -255,7 +265,7 @@ func (e *emptying) follow(ctx context.Context) error {
 			return err
 		}
 		if look {
-			if err := e.look(ctx); err != nil {
+			if err := e.look(ctx, e.heeded); err != nil {
 				return err
 			}
 		}
@@ -296,6 +306,7 @@ func (e *emptying) heard(ev watch.Event) bool {
 	if !ok {
 		return false
 	}
+	e.heeded = p.ResourceVersion
 	l := e.left[p.UID]
 	switch {
 	case ev.Type == watch.Deleted:
@@ -342,13 +353,14 @@ func (e *emptying) nextLook(now time.Time) time.Duration {
 	return max(0, next.Sub(now))
 }
 
-// look lists what is to go.
-func (e *emptying) look(ctx context.Context) error {
+// look lists what is to go, as it is now or, if version is not empty, not before that
+// version. What may be as old as "0" is not what counts.
+func (e *emptying) look(ctx context.Context, version string) error {
 	if !slot(ctx, e.looks) {
 		return ctx.Err()
 	}
 	defer func() { <-e.looks }()
-	h := drain.Helper{Ctx: ctx, Client: e.client, Force: true, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true, GracePeriodSeconds: -1}
+	h := drain.Helper{Ctx: ctx, Client: podsNotBefore{e.client, version}, Force: true, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true, GracePeriodSeconds: -1}
 	list, errs := h.GetPodsForDeletion(e.node)
 	if len(errs) > 0 {
 		return fmt.Errorf("list pods of %s: %w", e.node, errors.Join(errs...))
@@ -366,8 +378,43 @@ func (e *emptying) look(ctx context.Context) error {
 		l.see(p, now)
 		left[p.UID] = l
 	}
+	if version == "0" {
+		e.left = left
+		return nil
+	}
 	e.left, e.stays, e.looked, e.empty = left, stays, true, len(left) == 0
 	return nil
+}
+
+// podsNotBefore lists pods as they were at a version or later; empty: as they are.
+type podsNotBefore struct {
+	kubernetes.Interface
+	version string
+}
+
+func (p podsNotBefore) CoreV1() coreclient.CoreV1Interface {
+	return coreNotBefore{p.Interface.CoreV1(), p.version}
+}
+
+type coreNotBefore struct {
+	coreclient.CoreV1Interface
+	version string
+}
+
+func (c coreNotBefore) Pods(namespace string) coreclient.PodInterface {
+	return podListNotBefore{c.CoreV1Interface.Pods(namespace), c.version}
+}
+
+type podListNotBefore struct {
+	coreclient.PodInterface
+	version string
+}
+
+func (p podListNotBefore) List(ctx context.Context, o metav1.ListOptions) (*corev1.PodList, error) {
+	if o.ResourceVersion, o.ResourceVersionMatch = p.version, ""; p.version != "" {
+		o.ResourceVersionMatch = metav1.ResourceVersionMatchNotOlderThan
+	}
+	return p.PodInterface.List(ctx, o)
 }
 
 // unshy reports whether the scheduler may put a pod on a node that is unschedulable.

@@ -206,13 +206,39 @@ func (f *fleet) follow(ctx context.Context, about map[string]spoken) error {
 	if err != nil {
 		return err
 	}
+	f.heardOf(ask, found, about, begun)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, id := range ask {
+	f.heard = begun
+	return nil
+}
+
+// bye asks what has become of instances whose deletion was just accepted, and reports
+// whether the cloud says of all that they go or are gone.
+func (f *fleet) bye(ctx context.Context, ids []string) bool {
+	begun, about := f.now(), make(map[string]spoken, len(ids))
+	for _, id := range ids {
+		about[id] = spoken{leaves: true}
+	}
+	found, _, err := f.bulk(ctx, ids)
+	if err != nil {
+		return false
+	}
+	f.heardOf(ids, found, about, begun)
+	return !slices.ContainsFunc(ids, func(id string) bool {
+		i, ok := found[id]
+		return ok && i.State != cloud.Terminating && i.State != cloud.Terminated
+	})
+}
+
+// heardOf takes in what the cloud said when it was asked for instances by their IDs.
+func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map[string]spoken, begun time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, id := range ids {
 		f.known[id] = f.known[id].told(id, found, about[id], begun)
 	}
-	f.sorted, f.heard = nil, begun
-	return nil
+	f.sorted = nil
 }
 
 // moves reports whether the cloud says that it changes by itself.

@@ -57,7 +57,7 @@ func (r *joiningNodes) setup(mgr manager.Manager) error {
 
 // joiners is how many notes are turned into annotations at a time: machines that were
 // created together join together.
-const joiners = 16
+const joiners = writers
 
 // nodeAppears lets through what can make a Node annotatable; heartbeats cannot.
 func nodeAppears() predicate.Predicate {

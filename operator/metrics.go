@@ -213,6 +213,15 @@ type counters struct {
 	actions *prometheus.CounterVec
 	calls   *prometheus.HistogramVec
 	serving *prometheus.CounterVec
+	steps   prometheus.Histogram
+}
+
+// asked notes that something is asked of the API server, which follows from what came
+// in at woken, if that is known.
+func (c *counters) asked(woken time.Time) {
+	if !woken.IsZero() {
+		c.steps.Observe(time.Since(woken).Seconds())
+	}
 }
 
 // newCounters registers the counters with controller-runtime's registry, or finds them there.
@@ -238,6 +247,14 @@ func newCounters() (*counters, error) {
 	if err != nil {
 		return nil, err
 	}
+	steps, err := register(prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "constellation_event_to_action_duration_seconds",
+		Help:    "How long it took from the arrival of news until the API server was asked for what follows: the first news that a decision is made from counts, so of a wave all wait as long as the one that came first.",
+		Buckets: []float64{.001, .0025, .005, .01, .015, .02, .025, .03, .04, .05, .075, .1, .15, .25, .5, 1, 2.5},
+	}))
+	if err != nil {
+		return nil, err
+	}
 	// A first failure must be seen as a change, not as a beginning.
 	for _, result := range verdictNames {
 		serving.WithLabelValues(result)
@@ -248,7 +265,7 @@ func newCounters() (*counters, error) {
 			actions.WithLabelValues(metricKind(actionKind(kind)), "error")
 		}
 	}
-	return &counters{actions: actions, calls: calls, serving: serving}, nil
+	return &counters{actions: actions, calls: calls, serving: serving, steps: steps}, nil
 }
 
 func metricKind(k actionKind) string { return strings.ReplaceAll(actionNames[k], " ", "_") }

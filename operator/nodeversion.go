@@ -18,10 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -39,7 +41,7 @@ import (
 type nodeVersions struct {
 	client   client.Client
 	live     client.Reader // past the cache
-	settled  settled
+	settled  *settled
 	fleet    *fleet
 	host     host // nil: none
 	drains   drains
@@ -73,7 +75,13 @@ type nodeVersions struct {
 	gathered map[string]gathering
 	ripens   time.Duration
 	versions map[string]string // Kubernetes of components, by name
-	read     []readNode        // the Nodes as they were read last, by name
+	cached   func() []any      // the Nodes of the cache
+	book     nodeBook
+	nodes    []node // room for those of a world; see nodesOf
+
+	// woken is when the first event came in that no round has seen, in nanoseconds; 0:
+	// there is none.
+	woken atomic.Int64
 
 	queueMu sync.Mutex
 	queue   workqueue.TypedRateLimitingInterface[ctrl.Request]
@@ -101,7 +109,7 @@ const (
 	// pace is the least time between two, so that a wave of events is one. In a large
 	// cluster it is so many times what one takes, up to paceUp, so that what a rollout
 	// costs per node does not grow with their number.
-	pace, paceUp = 20 * time.Millisecond, 500 * time.Millisecond
+	pace, paceUp = 15 * time.Millisecond, 100 * time.Millisecond
 	paceTimes    = 3
 	// statusPace is the least time between two writes of a status that only counts on.
 	statusPace = time.Second
@@ -149,9 +157,20 @@ func (r *nodeVersions) init() {
 
 func (r *nodeVersions) setup(mgr manager.Manager) error {
 	it := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
+		r.news()
 		return []ctrl.Request{named(v1alpha1.NodeVersionName)}
 	})
-	err := ctrl.NewControllerManagedBy(mgr).Named("nodeversion").
+	// What it lists belongs to the cache, and a list copies nothing: there are thousands.
+	informer, err := mgr.GetCache().GetInformer(context.Background(), &corev1.Node{}, cache.BlockUntilSynced(false))
+	if err != nil {
+		return fmt.Errorf("add controller of NodeVersion: %w", err)
+	}
+	store, ok := informer.(toolscache.SharedInformer)
+	if !ok {
+		return fmt.Errorf("add controller of NodeVersion: the cache of Nodes is a %T", informer)
+	}
+	r.cached = store.GetStore().List
+	err = ctrl.NewControllerManagedBy(mgr).Named("nodeversion").
 		For(&v1alpha1.NodeVersion{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Node{}, it, builder.WithPredicates(nodeMatters())).
 		Watches(&v1alpha1.ScalingGroup{}, it).
@@ -171,8 +190,12 @@ func (r *nodeVersions) setup(mgr manager.Manager) error {
 	return nil
 }
 
+// news notes that there is something that no round has seen.
+func (r *nodeVersions) news() { r.woken.CompareAndSwap(0, time.Now().UnixNano()) }
+
 // wake lets the world be looked at again. It is safe for concurrent use.
 func (r *nodeVersions) wake() {
+	r.news()
 	r.queueMu.Lock()
 	defer r.queueMu.Unlock()
 	if r.queue != nil {
@@ -365,6 +388,7 @@ const (
 	describing = "ask for machines"
 	asking     = "list etcd members"
 	recalling  = "read the agent's run"
+	reporting  = "report on NodeVersion"
 )
 
 // renew lets what is known of the cloud and of the host be asked for anew, as often as
@@ -490,13 +514,27 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 	}
 	changed := before.DeepCopy()
 	changed.Status = status
+	if !urgent { // what only counts on, no round waits for
+		if r.efforts.begin(reporting) {
+			r.reported = r.now()
+			changed.Status = *status.DeepCopy() // the answer is read into it
+			r.spawn(func(ctx context.Context) {
+				err := r.tellStatus(ctx, before, changed)
+				if r.efforts.end(reporting, 0, err) && ctx.Err() == nil {
+					r.log.Warn("not done, tried again", "action", reporting, "err", err)
+				}
+			})
+		}
+		return statusPace, nil
+	}
+	if r.efforts.running(reporting) {
+		return staleView, nil // it changes what this one is made from
+	}
 	if publish {
 		r.point("before", publishComponents)
 	}
-	// What joining machines get must not be overwritten from a stale view.
-	err := r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(before.DeepCopy(), client.MergeFromWithOptimisticLock{}))
+	err := r.tellStatus(ctx, before, changed)
 	if apierrors.IsConflict(err) {
-		r.view.forget(kindVersion, before.Name)
 		return staleView, nil // the cache is behind somebody's write
 	}
 	if err != nil {
@@ -507,9 +545,23 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 		r.wake()
 	}
 	r.reported, r.heard = r.now(), r.now()
+	return 0, nil
+}
+
+// tellStatus writes a status where before is the last. What joining machines get must
+// not be overwritten from a stale view, so a conflict is an error.
+func (r *nodeVersions) tellStatus(ctx context.Context, before, changed *v1alpha1.NodeVersion) error {
+	err := r.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(before.DeepCopy(), client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsConflict(err) {
+		r.view.forget(kindVersion, before.Name)
+	}
+	if err != nil {
+		return err
+	}
+	r.answered.Store(true)
 	r.view.wrote(kindVersion, changed.DeepCopy())
 	r.tell(before, changed)
-	return 0, nil
+	return nil
 }
 
 // tell logs and records what has changed for people.

@@ -88,6 +88,12 @@ func over[T any, P interface {
 		o := P(&cached[i])
 		out[o.GetName()] = o
 	}
+	lay(v, kind, out)
+	return out
+}
+
+// lay lays our writes of a kind over what the cache has, by name.
+func lay[P client.Object](v *view, kind string, out map[string]P) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for k, w := range v.own {
@@ -112,6 +118,18 @@ func over[T any, P interface {
 			}
 		}
 	}
+}
+
+// names returns which objects of a kind we wrote that the cache may not show yet.
+func (v *view) names(kind string) map[string]bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	out := map[string]bool{}
+	for k := range v.own {
+		if k.kind == kind {
+			out[k.name] = true
+		}
+	}
 	return out
 }
 
@@ -125,11 +143,26 @@ func newer(a, b client.Object) bool {
 type observed struct {
 	world
 	version *v1alpha1.NodeVersion
-	nodes   map[string]*corev1.Node
+	nodes   map[string]*corev1.Node // belongs to the round; see of
 	pending map[string]*v1alpha1.PendingNode
-	begins  bool // no replacement was being written down
+	begins  bool      // no replacement was being written down
+	woken   time.Time // when the first event came in that it may be the first to show; zero: none
 
 	found *lookup // see find
+}
+
+// of is what an action needs of what was observed. It may be kept beyond the round.
+func (o *observed) of(a action) *observed {
+	out := &observed{version: o.version, nodes: map[string]*corev1.Node{}, pending: map[string]*v1alpha1.PendingNode{}, woken: o.woken}
+	for _, name := range []string{a.node, a.donor, a.intent.donor} {
+		if n := o.nodes[name]; n != nil {
+			out.nodes[name] = n
+		}
+	}
+	if p := o.pending[a.intent.name]; p != nil {
+		out.pending[p.Name] = p
+	}
+	return out
 }
 
 // find finds what the world holds, whose nodes and instances must be complete by then.
@@ -152,21 +185,26 @@ const (
 // were never read.
 func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*observed, error) {
 	var (
-		nodes   corev1.NodeList
 		groups  v1alpha1.ScalingGroupList
 		pending v1alpha1.PendingNodeList
 		joining v1alpha1.JoiningNodeList
 	)
 	r.efforts.round()
+	woken := time.Time{}
+	if at := r.woken.Swap(0); at != 0 {
+		woken = time.Unix(0, at)
+	}
 	begins := r.beginning.Load() == 0
-	for _, l := range []client.ObjectList{&nodes, &groups, &pending, &joining} {
+	r.book.update(r.cached(), r.view)
+	for _, l := range []client.ObjectList{&groups, &pending, &joining} {
 		if err := r.client.List(ctx, l, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, err
 		}
 	}
 	o := &observed{
 		begins:  begins,
-		nodes:   over(r.view, kindNode, nodes.Items),
+		woken:   woken,
+		nodes:   r.book.objects,
 		pending: over(r.view, kindPending, pending.Items),
 	}
 	o.version = over(r.view, kindVersion, []v1alpha1.NodeVersion{*nv})[nv.Name]
@@ -177,7 +215,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		g := &groups.Items[i]
 		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy, missing: notListed(g)})
 	}
-	w.nodes = r.nodesOf(o.nodes, w.groups)
+	w.nodes = r.nodesOf(w.groups)
 	for _, p := range o.pending {
 		in := intentOf(p)
 		least := createDeadline
@@ -226,60 +264,124 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 
 // nodesOf returns the nodes, by name, with the role of their group. kubeadm labels a
 // control plane some time after its Node is there, so one that has no such label is a
-// worker only if its group says so, or is not known.
-//
-// Few Nodes change between two rounds, so what was read of the others is remembered.
-func (r *nodeVersions) nodesOf(all map[string]*corev1.Node, groups []group) []node {
+// worker only if its group says so, or is not known. What it returns is overwritten by
+// the next call.
+func (r *nodeVersions) nodesOf(groups []group) []node {
 	roles := make(map[string]v1alpha1.Role, len(groups))
 	for i := range groups {
 		roles[strings.ToLower(groups[i].id)] = groups[i].role
 	}
-	known := make([]readNode, 0, len(all))
-	for i := range r.read {
-		if n := all[r.read[i].name]; n != nil {
-			k := r.read[i]
-			if k.uid != n.UID || k.version != n.ResourceVersion || k.version == "" {
-				k = readNode{node: nodeFrom(n), uid: n.UID, version: n.ResourceVersion}
-			}
-			known = append(known, k)
+	r.nodes = r.nodes[:0]
+	for _, known := range r.book.order {
+		r.nodes = append(r.nodes, known.node)
+		n := &r.nodes[len(r.nodes)-1]
+		if role, ok := roles[strings.ToLower(n.group)]; ok {
+			n.role = cmp.Or(role, n.role)
 		}
-	}
-	if len(known) < len(all) {
-		old := make(map[string]bool, len(known))
-		for i := range known {
-			old[known[i].name] = true
-		}
-		for name, n := range all {
-			if !old[name] {
-				known = append(known, readNode{node: nodeFrom(n), uid: n.UID, version: n.ResourceVersion})
-			}
-		}
-		slices.SortFunc(known, func(a, b readNode) int { return strings.Compare(a.name, b.name) })
-	}
-	r.read = known
-	out := make([]node, len(known))
-	for i := range known {
-		out[i] = known[i].node
-		if role, ok := roles[strings.ToLower(out[i].group)]; ok {
-			out[i].role = cmp.Or(role, out[i].role)
-		}
-		n := &out[i]
 		if n.cordon != uncordoned {
 			n.drained, n.blocker = r.drains.state(n.name)
 		}
 		if n.cordon == cordonedByUs {
-			key := "cordon " + n.name + all[n.name].Annotations[v1alpha1.AnnotationCordoned]
+			key := "cordon " + n.name + known.object.Annotations[v1alpha1.AnnotationCordoned]
 			n.cordonedSince = r.clocks.until(key, n.cordonedSince.Add(drainDeadline), r.now(), drainDeadline/3).Add(-drainDeadline)
 		}
 	}
-	return out
+	return r.nodes
 }
 
-// readNode is a node as it was read from its object.
+// nodeBook is the Nodes as the cache has them with our own last writes laid over, and
+// what was read of them. Few change between two rounds, and only those are read again:
+// what a round costs must not grow with what does not move.
+//
+// The zero value is empty. It belongs to the rounds, of which there is one at a time.
+type nodeBook struct {
+	objects map[string]*corev1.Node // by name
+	order   []*readNode             // the same, by name
+	known   map[string]*readNode    // those of the cache, too, that we have deleted
+	laid    map[string]bool         // names over which a write of ours lay the last time
+	updates uint64
+}
+
+// readNode is a Node with what was read of it, but of its drain.
 type readNode struct {
 	node
-	uid     types.UID
-	version string // of the object
+	cached, object *corev1.Node // as the cache has it, and with our write laid over; nil: not there
+	seen           uint64       // the last update that found it in the cache
+}
+
+// update brings the book up to the cache, whose objects are never changed but replaced,
+// and to our own writes.
+func (b *nodeBook) update(cached []any, v *view) {
+	if b.known == nil {
+		b.known, b.objects = map[string]*readNode{}, map[string]*corev1.Node{}
+	}
+	b.updates++
+	changed, there := b.laid, 0
+	if changed == nil {
+		changed = map[string]bool{}
+	}
+	for _, c := range cached {
+		n, ok := c.(*corev1.Node)
+		if !ok {
+			continue
+		}
+		k := b.known[n.Name]
+		if k == nil {
+			k = &readNode{node: node{name: n.Name}}
+			b.known[n.Name] = k
+		}
+		if k.seen, there = b.updates, there+1; k.cached != n {
+			k.cached, changed[n.Name] = n, true
+		}
+	}
+	if there < len(b.known) {
+		for name, k := range b.known {
+			if k.seen != b.updates && k.cached != nil {
+				k.cached, changed[name] = nil, true
+			}
+		}
+	}
+	b.laid = v.names(kindNode)
+	over := make(map[string]*corev1.Node, len(b.laid))
+	for name := range b.laid {
+		changed[name] = true
+		if k := b.known[name]; k != nil && k.cached != nil {
+			over[name] = k.cached
+		}
+	}
+	lay(v, kindNode, over)
+	gone := false
+	for name := range changed {
+		k := b.known[name]
+		if k == nil {
+			k = &readNode{node: node{name: name}}
+			b.known[name] = k
+		}
+		is := k.cached
+		if b.laid[name] {
+			is = over[name]
+		}
+		was := k.object
+		k.object = is
+		switch {
+		case is == nil:
+			gone = gone || was != nil
+			delete(b.objects, name)
+			if k.cached == nil {
+				delete(b.known, name)
+			}
+		case is != was:
+			k.node = nodeFrom(is)
+			b.objects[name] = is
+			if was == nil {
+				at, _ := slices.BinarySearchFunc(b.order, name, func(k *readNode, name string) int { return strings.Compare(k.name, name) })
+				b.order = slices.Insert(b.order, at, k)
+			}
+		}
+	}
+	if gone {
+		b.order = slices.DeleteFunc(b.order, func(k *readNode) bool { return k.object == nil })
+	}
 }
 
 // nodeFrom is what a Node says, with times by the clocks of others; of its drain nothing

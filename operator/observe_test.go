@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -135,10 +138,22 @@ func TestOwnWritesLieOverTheCache(t *testing.T) {
 	object := func(name, uid, version string) corev1.Node {
 		return corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), ResourceVersion: version}}
 	}
+	var book nodeBook
 	see := func(cached ...corev1.Node) map[string]string {
-		out := map[string]string{}
-		for name, n := range over(v, kindNode, cached) {
+		var all []any
+		for i := range cached {
+			all = append(all, &cached[i])
+		}
+		book.update(all, v)
+		out, order := map[string]string{}, []string{}
+		for name, n := range book.objects {
 			out[name] = fmt.Sprint(n.UID, " ", n.ResourceVersion)
+		}
+		for _, k := range book.order {
+			order = append(order, k.name)
+		}
+		if d := cmp.Diff(slices.Sorted(maps.Keys(out)), order, cmpopts.EquateEmpty()); d != "" {
+			t.Errorf("nodes by name and in order differ:\n%s", d)
 		}
 		return out
 	}
@@ -187,7 +202,9 @@ func TestNodesHaveTheRoleOfTheirGroup(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: tt.labels, Annotations: map[string]string{v1alpha1.AnnotationGroup: tt.group}}}
-			got := new(nodeVersions).nodesOf(map[string]*corev1.Node{n.Name: n}, groups)
+			r := new(nodeVersions)
+			r.book.update([]any{n}, newView(nil, time.Now))
+			got := r.nodesOf(groups)
 			want := []node{{name: "n", role: tt.want, group: tt.group}}
 			if d := cmp.Diff(want, got, cmp.AllowUnexported(node{})); d != "" {
 				t.Errorf("nodes, want and got:\n%s", d)

@@ -272,6 +272,8 @@ func Run(ctx context.Context, c Config) error {
 	drainer := newDrainer(core, versions.wake, c.Log)
 	defer drainer.close()
 	versions.drains = drainer
+	versions.settled = newSettled(core, versions.wake, c.Log)
+	defer versions.settled.close()
 	versions.init()
 	for _, add := range []func(manager.Manager) error{
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,

@@ -3,87 +3,189 @@ package operator
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 
 	"constellation/operator/api/v1alpha1"
 )
 
-// settled remembers the new nodes on which everything runs that pods need there. A
-// kubelet calls its node Ready before kube-proxy runs on it, and pods that come to it
-// then, because its donor is emptied, reach no Service for a while. It is safe for
-// concurrent use.
+// settled knows on which new nodes everything runs that pods need there. A kubelet calls
+// its node Ready before kube-proxy runs on it, and pods that come to it then, because its
+// donor is emptied, reach no Service for a while.
+//
+// The pods of a new node are watched from when its Node appears, so that when it becomes
+// Ready it is known already whether there is more to wait for. It needs to list and watch
+// pods, and is safe for concurrent use.
 type settled struct {
+	client kubernetes.Interface
+	wake   func() // called from any goroutine when a node has settled, as far as is seen
+	log    *slog.Logger
+	looks  chan struct{} // lists of pods that are being read
+
 	mu    sync.Mutex
-	nodes map[types.UID]bool
+	nodes map[types.UID]*settling
+	wg    sync.WaitGroup
 }
 
-func (s *settled) has(uid types.UID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.nodes[uid]
+// settling is a node that is looked at.
+type settling struct {
+	cancel context.CancelFunc
+	looked bool // all its pods were seen once
+	// waits are those of its pods that are critical and not Ready, by UID.
+	waits map[types.UID]string
+	done  bool // it was used as one that has settled, and is not watched any more
 }
 
-func (s *settled) add(uid types.UID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.nodes == nil {
-		s.nodes = map[types.UID]bool{}
-	}
-	s.nodes[uid] = true
+func newSettled(c kubernetes.Interface, wake func(), log *slog.Logger) *settled {
+	return &settled{client: c, wake: wake, log: log, looks: make(chan struct{}, looksAtOnce), nodes: map[types.UID]*settling{}}
 }
 
-// keep forgets the nodes that are gone.
-func (s *settled) keep(nodes map[string]*corev1.Node) {
+// has reports whether a node has settled, and watches its pods until it has: once it
+// was Ready and had settled, it has for good. lacks is the first pod that is not Ready,
+// if that is known.
+func (s *settled) has(node string, uid types.UID, ready bool) (has bool, lacks string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.nodes) <= len(nodes) {
-		return
+	n := s.nodes[uid]
+	if n == nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		n = &settling{cancel: cancel}
+		s.nodes[uid] = n
+		s.wg.Go(func() { s.follow(ctx, node, n) })
+		return false, ""
 	}
-	there := make(map[types.UID]bool, len(nodes))
-	for _, n := range nodes {
-		there[n.UID] = s.nodes[n.UID]
+	if !n.done && ready && n.looked && len(n.waits) == 0 {
+		n.done = true
+		n.cancel()
 	}
-	s.nodes = there
+	if !n.done && len(n.waits) > 0 {
+		lacks = slices.Min(slices.Collect(maps.Values(n.waits)))
+	}
+	return n.done, lacks
+}
+
+// keep ends the work on all other nodes and forgets them.
+func (s *settled) keep(nodes map[types.UID]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid, n := range s.nodes {
+		if !nodes[uid] {
+			n.cancel()
+			delete(s.nodes, uid)
+		}
+	}
+}
+
+// close ends all work and waits for its end.
+func (s *settled) close() {
+	s.keep(nil)
+	s.wg.Wait()
+}
+
+// follow watches the pods of a node until ctx ends.
+func (s *settled) follow(ctx context.Context, node string, n *settling) {
+	for pause := evictAgainMin; ctx.Err() == nil; {
+		began := time.Now()
+		if err := s.watch(ctx, node, n); err != nil && ctx.Err() == nil {
+			s.log.Warn("pods of a new node not watched, tried again", "node", node, "err", err)
+			if time.Since(began) > evictAgainMax {
+				pause = evictAgainMin
+			}
+			sleepFor(ctx, pause)
+			pause = min(2*pause, evictAgainMax)
+		}
+	}
+}
+
+// watch looks at the pods of a node and then watches them until the watch ends.
+func (s *settled) watch(ctx context.Context, node string, n *settling) error {
+	which := fields.OneTermEqualSelector("spec.nodeName", node).String()
+	if !slot(ctx, s.looks) {
+		return ctx.Err()
+	}
+	pods, err := s.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: which})
+	<-s.looks
+	if err != nil {
+		return fmt.Errorf("list pods of %s: %w", node, err)
+	}
+	waits := map[types.UID]string{}
+	for i := range pods.Items {
+		if p := &pods.Items[i]; critical(p) && !podReady(p) {
+			waits[p.UID] = p.Namespace + "/" + p.Name
+		}
+	}
+	s.note(n, func() { n.looked, n.waits = true, waits })
+	w, err := s.client.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: which, ResourceVersion: pods.ResourceVersion})
+	if err != nil {
+		return fmt.Errorf("watch pods of %s: %w", node, err)
+	}
+	defer w.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e, ok := <-w.ResultChan():
+			if !ok {
+				return nil // watches end after some minutes
+			}
+			if e.Type == watch.Error {
+				return fmt.Errorf("watch pods of %s: %w", node, apierrors.FromObject(e.Object))
+			}
+			if p, ok := e.Object.(*corev1.Pod); ok {
+				s.note(n, func() {
+					if e.Type != watch.Deleted && critical(p) && !podReady(p) {
+						n.waits[p.UID] = p.Namespace + "/" + p.Name
+					} else {
+						delete(n.waits, p.UID)
+					}
+				})
+			}
+		}
+	}
+}
+
+// note changes what is known of a node, and wakes the rounds if it has settled by that.
+func (s *settled) note(n *settling, change func()) {
+	s.mu.Lock()
+	before := n.looked && len(n.waits) == 0
+	change()
+	woken := !before && n.looked && len(n.waits) == 0
+	s.mu.Unlock()
+	if woken {
+		s.wake()
+	}
 }
 
 // settle takes from the heirs of a world that they are Ready, until they have settled.
 func (r *nodeVersions) settle(o *observed, x *lookup) {
-	r.settled.keep(o.nodes)
+	heirs := make(map[types.UID]bool, len(o.intents))
 	for i := range o.intents {
 		in := &o.intents[i]
 		m := x.tokens[in.token]
 		if in.goal != v1alpha1.JoinGoal || m == nil {
 			continue
 		}
-		n := x.machineOf[m.id]
-		if n == nil || !n.ready {
-			continue
-		}
-		is := o.nodes[n.name]
-		if n.ready = r.settled.has(is.UID); n.ready {
-			continue
-		}
-		r.try("look whether "+n.name+" has settled", func(ctx context.Context) error {
-			var pods corev1.PodList
-			// Not older than what says that the Node is Ready; the API server has it in memory.
-			which := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: is.ResourceVersion}}
-			if err := r.live.List(ctx, &pods, which, client.MatchingFields{"spec.nodeName": is.Name}); err != nil {
-				return err
+		if n := x.machineOf[m.id]; n != nil {
+			uid := o.nodes[n.name].UID
+			heirs[uid] = true
+			has, lacks := r.settled.has(n.name, uid, n.ready)
+			if n.ready && !has {
+				n.ready, n.lacks = false, lacks
 			}
-			for i := range pods.Items {
-				if p := &pods.Items[i]; critical(p) && !podReady(p) {
-					return fmt.Errorf("%s/%s is not Ready yet", p.Namespace, p.Name)
-				}
-			}
-			r.settled.add(is.UID)
-			return nil
-		})
+		}
 	}
+	r.settled.keep(heirs)
 }
 
 // critical reports whether p is part of what makes its node a node: a pod of a

@@ -1,13 +1,12 @@
 package operator
 
 import (
-	"context"
 	"log/slog"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/operator/api/v1alpha1"
@@ -15,35 +14,46 @@ import (
 
 func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 	c := newCluster(t)
-	c.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}})
+	for _, ns := range []string{"default", "kube-system"} {
+		c.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: ns}})
+	}
 	heir := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "heir"}}
 	c.create(heir)
 	yes := true
-	proxy := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy", Namespace: "kube-system", OwnerReferences: []metav1.OwnerReference{{
-			APIVersion: "apps/v1", Kind: "DaemonSet", Name: "kube-proxy", UID: "1", Controller: &yes,
-		}}},
-		Spec: corev1.PodSpec{NodeName: "heir", PriorityClassName: "system-node-critical", Containers: []corev1.Container{{Name: "main", Image: "image"}}},
+	daemon := func(name string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system", OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "apps/v1", Kind: "DaemonSet", Name: name, UID: "1", Controller: &yes,
+			}}},
+			Spec: corev1.PodSpec{NodeName: "heir", PriorityClassName: "system-node-critical", Containers: []corev1.Container{{Name: "main", Image: "image"}}},
+		}
 	}
-	other := &corev1.Pod{
+	proxy, network := daemon("kube-proxy"), daemon("network")
+	c.create(proxy)
+	c.create(&corev1.Pod{ // never Ready, and nobody needs it
 		ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: "default"},
 		Spec:       corev1.PodSpec{NodeName: "heir", Containers: []corev1.Container{{Name: "main", Image: "image"}}},
-	}
-	c.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "kube-system"}})
-	c.create(proxy)
-	c.create(other) // never Ready, and nobody needs it
-
-	now := time.Now()
-	r := &nodeVersions{
-		live: c.admin, efforts: newEfforts(func() time.Time { return now }), log: slog.New(slog.DiscardHandler),
-		spawn: func(do func(context.Context)) { do(t.Context()) },
-	}
-	ready := func(goal v1alpha1.Goal) bool {
+	})
+	works := func(p *corev1.Pod) {
 		t.Helper()
-		now = now.Add(time.Hour) // no effort pauses
+		var is corev1.Pod
+		if err := c.admin.Get(t.Context(), client.ObjectKeyFromObject(p), &is); err != nil {
+			t.Fatal(err)
+		}
+		is.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		if err := c.admin.Status().Update(t.Context(), &is); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	woken := make(chan struct{}, 100)
+	r := &nodeVersions{settled: newSettled(kubernetes.NewForConfigOrDie(c.cp.Config()), func() { woken <- struct{}{} }, slog.New(slog.DiscardHandler))}
+	t.Cleanup(r.settled.close)
+	look := func(goal v1alpha1.Goal, ready bool) node {
+		t.Helper()
 		o := &observed{nodes: map[string]*corev1.Node{"heir": heir, "donor": {}}}
 		o.world = world{
-			nodes:     []node{{name: "heir", providerID: "id", ready: true}, {name: "donor", providerID: "old", ready: true}},
+			nodes:     []node{{name: "heir", providerID: "id", ready: ready}, {name: "donor", providerID: "old", ready: true}},
 			instances: []instance{{id: "id", token: "token"}},
 			intents:   []intent{{name: "replace-0", token: "token", goal: goal, donor: "donor"}},
 		}
@@ -51,26 +61,51 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 		if !o.world.nodes[1].ready {
 			t.Error("a node that is no heir is not Ready any more")
 		}
-		return o.world.nodes[0].ready
+		return o.world.nodes[0]
 	}
-	for range 2 {
-		if ready(v1alpha1.JoinGoal) {
-			t.Fatal("the heir counts though kube-proxy does not run on it")
-		}
+	lacks := func(pod string) {
+		t.Helper()
+		c.eventually("the heir lacks "+pod, func() (string, bool) {
+			n := look(v1alpha1.JoinGoal, true)
+			if n.ready {
+				t.Fatalf("the heir counts though %s does not run on it", pod)
+			}
+			return n.lacks, n.lacks == pod
+		})
 	}
-	if !ready(v1alpha1.LeaveGoal) {
-		t.Error("an heir that was settled for is looked at again")
+	if look(v1alpha1.JoinGoal, false).ready {
+		t.Error("a node that is not Ready is")
+	}
+	lacks("kube-system/kube-proxy")
+	c.create(network)
+	works(proxy)
+	lacks("kube-system/network")
+	for len(woken) > 0 { // between the two there may have been nothing to wait for
+		<-woken
+	}
+	works(network)
+	<-woken
+	if look(v1alpha1.JoinGoal, false).ready {
+		t.Error("a node that is not Ready is, because its pods are")
+	}
+	if !look(v1alpha1.JoinGoal, true).ready {
+		t.Error("the heir does not count though all that is critical runs on it")
 	}
 	var is corev1.Pod
 	if err := c.admin.Get(t.Context(), client.ObjectKeyFromObject(proxy), &is); err != nil {
 		t.Fatal(err)
 	}
-	is.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	is.Status.Conditions[0].Status = corev1.ConditionFalse
 	if err := c.admin.Status().Update(t.Context(), &is); err != nil {
 		t.Fatal(err)
 	}
-	ready(v1alpha1.JoinGoal) // looks
-	if !ready(v1alpha1.JoinGoal) {
-		t.Error("the heir does not count though all that is critical runs on it")
+	if !look(v1alpha1.JoinGoal, true).ready {
+		t.Error("an heir that has settled does not count any more")
+	}
+	if !look(v1alpha1.LeaveGoal, true).ready {
+		t.Error("an heir that was settled for is looked at again")
+	}
+	if len(r.settled.nodes) > 0 {
+		t.Error("a node that is no heir any more is not forgotten")
 	}
 }

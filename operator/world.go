@@ -33,6 +33,7 @@ type node struct {
 	name              string
 	role              v1alpha1.Role
 	ready             bool
+	lacks             string // pod without which an heir that is Ready is of no use yet
 	providerID        string
 	kubelet           string // version
 	image, components string // empty: not known yet

@@ -33,6 +33,8 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 
@@ -46,6 +48,8 @@ type Times struct {
 	// Boot is from the request until the cloud calls the machine ready, Join from there
 	// until its Node is registered.
 	Boot, Join time.Duration
+	// Settle is from there until its kubelet reports that it is Ready.
+	Settle time.Duration
 	// Drain is from the deletion of a pod until it is gone; never longer than its grace
 	// period.
 	Drain time.Duration
@@ -98,6 +102,7 @@ type Life struct {
 	Requested time.Time
 	Ready     time.Time // the cloud calls it ready
 	Joined    time.Time // its Node is Ready
+	Emptying  time.Time // it saw that a pod is to end, for the first time
 	Emptied   time.Time // its last pod so far ended
 	Deleted   time.Time // its deletion was asked for
 	Gone      time.Time
@@ -116,6 +121,7 @@ type machine struct {
 	cloud.Instance
 	number     int
 	registered bool      // it has a Node
+	uid        types.UID // of its Node
 	renew      time.Time // when its Lease is due
 	components string    // that it was given
 }
@@ -130,6 +136,7 @@ const (
 	taskBoot     = "boot"
 	taskJoin     = "join"
 	taskRegister = "register"
+	taskReady    = "ready"
 	taskRenew    = "renew"
 	taskGone     = "gone"
 	taskPod      = "pod"
@@ -543,11 +550,13 @@ func (c *Cloud) Seed(ctx context.Context, groupName string, count int, component
 	for range workers {
 		go func() {
 			for m := range all {
-				if err := c.kubelet.register(ctx, c.snapshot(m.Name), true); err != nil {
+				uid, err := c.kubelet.register(ctx, c.snapshot(m.Name), true)
+				if err != nil {
 					errs <- err
 					return
 				}
-				c.registered(m.Name)
+				c.registered(m.Name, uid)
+				c.happened(m.Name, func(l *Life, now time.Time) { l.Joined = now })
 			}
 			errs <- nil
 		}()
@@ -573,14 +582,13 @@ func (c *Cloud) snapshot(name string) machine {
 }
 
 // registered notes that a machine has its Node and, from now on, a Lease to renew.
-func (c *Cloud) registered(name string) {
+func (c *Cloud) registered(name string, uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m := c.machines[name]; m != nil {
 		// Machines that registered together need not renew together.
 		period := c.period()
-		c.lives[name].Joined = time.Now()
-		m.registered, m.renew = true, time.Now().Add(period/2+period*time.Duration(m.number%64)/128)
+		m.registered, m.uid, m.renew = true, uid, time.Now().Add(period/2+period*time.Duration(m.number%64)/128)
 	}
 }
 
@@ -671,10 +679,25 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 		c.mu.Unlock()
 		c.queue.AddAfter(task{taskRegister, t.name}, join)
 	case taskRegister:
-		if err := c.kubelet.register(ctx, m, false); err != nil {
+		uid, err := c.kubelet.register(ctx, m, false)
+		if err != nil {
 			return 0, err
 		}
-		c.registered(t.name)
+		c.registered(t.name, uid)
+		c.mu.Lock()
+		settle := c.times.Settle
+		c.mu.Unlock()
+		c.queue.AddAfter(task{taskReady, t.name}, settle)
+	case taskReady:
+		err := c.kubelet.ready(ctx, m)
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // its Node was deleted meanwhile
+			c.queue.Add(task{taskRegister, t.name})
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		c.happened(t.name, func(l *Life, now time.Time) { l.Joined = now })
 	case taskRenew:
 		there, err := c.kubelet.renew(ctx, t.name)
 		if err == nil && !there { // its Node was deleted, and the Lease with it

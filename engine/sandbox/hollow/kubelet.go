@@ -191,10 +191,10 @@ func (k *kubelet) version(ctx context.Context, components string) (string, error
 
 // register makes the Node of a machine, and its Lease. A kubelet registers before it
 // is Ready; one that joined long ago carries what the operator noted on it.
-func (k *kubelet) register(ctx context.Context, m machine, seeded bool) error {
+func (k *kubelet) register(ctx context.Context, m machine, seeded bool) (types.UID, error) {
 	version, err := k.version(ctx, m.components)
 	if err != nil {
-		return fmt.Errorf("register Node %s: %w", m.Name, err)
+		return "", fmt.Errorf("register Node %s: %w", m.Name, err)
 	}
 	now := metav1.Now()
 	amounts := corev1.ResourceList{
@@ -230,7 +230,7 @@ func (k *kubelet) register(ctx context.Context, m machine, seeded bool) error {
 		made, err = k.core.Nodes().Get(ctx, m.Name, metav1.GetOptions{})
 	}
 	if err != nil {
-		return fmt.Errorf("register Node %s: %w", m.Name, err)
+		return "", fmt.Errorf("register Node %s: %w", m.Name, err)
 	}
 	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: m.Name, Namespace: leaseNamespace, OwnerReferences: []metav1.OwnerReference{
@@ -241,12 +241,14 @@ func (k *kubelet) register(ctx context.Context, m machine, seeded bool) error {
 	if l, err := k.coord.Leases(leaseNamespace).Create(ctx, lease, metav1.CreateOptions{}); err == nil {
 		k.leases.Store(m.Name, l)
 	} else if !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create Lease %s: %w", m.Name, err)
+		return "", fmt.Errorf("create Lease %s: %w", m.Name, err)
 	}
-	if seeded {
-		return nil
-	}
-	ready := map[string]any{"metadata": map[string]any{"uid": made.UID}, "status": map[string]any{"conditions": conditions(metav1.Now(), true)}}
+	return made.UID, nil
+}
+
+// ready reports that a machine's Node, as it was registered, is Ready.
+func (k *kubelet) ready(ctx context.Context, m machine) error {
+	ready := map[string]any{"metadata": map[string]any{"uid": m.uid}, "status": map[string]any{"conditions": conditions(metav1.Now(), true)}}
 	if err := patch(ready, func(b []byte) error {
 		_, err := k.core.Nodes().PatchStatus(ctx, m.Name, b)
 		return err
@@ -368,7 +370,14 @@ func (k *kubelet) ends(p *corev1.Pod) time.Time {
 	if s := p.DeletionGracePeriodSeconds; s != nil {
 		drain = min(drain, time.Duration(*s)*time.Second)
 	}
-	since, _ := k.ending.LoadOrStore(p.UID, time.Now())
+	since, known := k.ending.LoadOrStore(p.UID, time.Now())
+	if !known {
+		k.cloud.happened(p.Spec.NodeName, func(l *Life, now time.Time) {
+			if l.Emptying.IsZero() {
+				l.Emptying = now
+			}
+		})
+	}
 	return since.(time.Time).Add(drain)
 }
 
