@@ -64,17 +64,14 @@ type decision struct {
 	spec v1alpha1.NodeVersionSpec
 	w    world
 
-	nodes     map[string]*node // by name
-	machineOf map[string]*node // by ID of the machine
-	instances map[string]*instance
-	tokens    map[string]*instance
-	groups    map[string]*group
-	places    []replacement      // those under way, by place
-	donors    map[string]bool    // names of nodes with a replacement
-	leaving   map[string]*intent // by ID of the machine
-	tracked   map[string]bool    // IDs and tokens that an intent speaks of
-	taken     map[int]bool       // places that an intent holds
-	lost      []*instance        // machines of ours that lost their intent
+	*lookup
+	groups  map[string]*group
+	places  []replacement      // those under way, by place
+	donors  map[string]bool    // names of nodes with a replacement
+	leaving map[string]*intent // by ID of the machine
+	tracked map[string]bool    // IDs and tokens that an intent speaks of
+	taken   map[int]bool       // places that an intent holds
+	lost    []*instance        // machines of ours that lost their intent
 	// A control plane is on its way in or out beside the one place: its intent was
 	// deleted, or it is bound to leave by an intent that holds no place.
 	looseControlPlane bool
@@ -117,30 +114,18 @@ func placeOf(name string) (int, bool) {
 
 // read orders what was observed.
 func (d *decision) read() {
-	d.nodes, d.machineOf = make(map[string]*node, len(d.w.nodes)), make(map[string]*node, len(d.w.nodes))
-	d.instances, d.tokens = make(map[string]*instance, len(d.w.instances)), map[string]*instance{}
-	d.groups, d.leaving = make(map[string]*group, len(d.w.groups)), map[string]*intent{}
+	d.groups, d.leaving = make(map[string]*group, 2*len(d.w.groups)), map[string]*intent{}
 	d.tracked, d.cordoned, d.donors, d.taken = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}
 	if byName := func(a, b node) int { return strings.Compare(a.name, b.name) }; !slices.IsSortedFunc(d.w.nodes, byName) {
-		d.w.nodes = slices.Clone(d.w.nodes)
+		d.w.nodes, d.w.found = slices.Clone(d.w.nodes), nil
 		slices.SortFunc(d.w.nodes, byName)
 	}
-	for i := range d.w.nodes {
-		n := &d.w.nodes[i]
-		d.nodes[n.name] = n
-		if n.providerID != "" {
-			d.machineOf[n.providerID] = n
-		}
+	if d.lookup = d.w.found; d.lookup == nil {
+		d.lookup = newLookup(&d.w)
 	}
 	for i := range d.w.groups {
-		d.groups[strings.ToLower(d.w.groups[i].id)] = &d.w.groups[i]
-	}
-	for i := range d.w.instances {
-		m := &d.w.instances[i]
-		d.instances[m.id] = m
-		if m.token != "" {
-			d.tokens[m.token] = m
-		}
+		g := &d.w.groups[i]
+		d.groups[g.id], d.groups[strings.ToLower(g.id)] = g, g
 	}
 	for i := range d.w.intents {
 		in := &d.w.intents[i]
@@ -262,7 +247,12 @@ func (d *decision) atTarget(n *node) bool {
 
 func (d *decision) leaves(n *node) bool { return d.leaving[n.providerID] != nil }
 
-func (d *decision) group(id string) *group { return d.groups[strings.ToLower(id)] }
+func (d *decision) group(id string) *group {
+	if g := d.groups[id]; g != nil {
+		return g
+	}
+	return d.groups[strings.ToLower(id)]
+}
 
 func (d *decision) roleOf(in *intent) v1alpha1.Role {
 	if g := d.group(in.group); g != nil {
@@ -1141,6 +1131,9 @@ func token(n *node, place string, now time.Time) string {
 func (d *decision) cordons() {
 	for i := range d.w.nodes {
 		n := &d.w.nodes[i]
+		if n.heir == "" && n.cordon == uncordoned {
+			continue
+		}
 		if d.cordoned[n.name] || n.role == v1alpha1.ControlPlaneRole && n.cordon == cordonedByUs && d.when(ruleHalfGone, !d.isMember(n.name)) {
 			continue
 		}

@@ -58,6 +58,7 @@ type fleet struct {
 	known    map[string]seen      // by ID
 	since    map[string]time.Time // when view first showed those of known
 	sorted   []instance           // known as view returns it; nil: known has changed
+	finder   *finder              // what finds those of sorted
 	complete bool
 	listed   time.Time // when the last list was asked for
 	heard    time.Time // when anything was
@@ -82,9 +83,10 @@ func newFleet(m machines, now func() time.Time) *fleet {
 	return &fleet{machines: m, now: now, known: map[string]seen{}, since: map[string]time.Time{}, asked: map[string]time.Time{}}
 }
 
-// view returns the instances, whether they are all, and how old the view is. Before
-// the first list it is older than anything.
-func (f *fleet) view() (all []instance, complete bool, age time.Duration) {
+// view returns the instances, whether they are all, how old the view is, and what finds
+// them. Before the first list it is older than anything. What it returns must not be
+// changed: it is the same as long as nothing changes.
+func (f *fleet) view() (all []instance, complete bool, age time.Duration, x *finder) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sorted == nil {
@@ -102,12 +104,12 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration) {
 			f.sorted = append(f.sorted, instance{id: s.ProviderID, name: s.Name, group: s.Group, token: s.Token, state: v1alpha1.InstanceState(s.State), since: since, address: addressOf(s.IP)})
 		}
 		slices.SortFunc(f.sorted, func(a, b instance) int { return strings.Compare(a.id, b.id) })
+		f.finder = newFinder(f.sorted)
 	}
-	all = slices.Clone(f.sorted)
 	if f.listed.IsZero() {
-		return all, false, never
+		return f.sorted, false, never, f.finder
 	}
-	return all, f.complete, f.now().Sub(f.listed)
+	return f.sorted, f.complete, f.now().Sub(f.listed), f.finder
 }
 
 func addressOf(ip netip.Addr) string {

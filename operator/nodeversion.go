@@ -86,15 +86,17 @@ type nodeVersions struct {
 	queueMu sync.Mutex
 	queue   workqueue.TypedRateLimitingInterface[ctrl.Request]
 
-	begun     time.Time
-	last      time.Time     // when the last reconciliation began
-	took      time.Duration // about, to observe, to decide and to begin what was decided
-	heard     time.Time     // when the API server last answered past the cache
-	behind    time.Time     // since when the cache is behind it; zero: it is not
-	reported  time.Time     // when the status was written last
-	told      map[string]string
-	telling   *rate.Limiter
-	recording *rate.Limiter
+	begun      time.Time
+	last       time.Time     // when the last reconciliation began
+	took       time.Duration // about, to observe, to decide and to begin what was decided
+	heard      time.Time     // when the API server last answered past the cache
+	behind     time.Time     // since when the cache is behind it; zero: it is not
+	assessed   time.Time     // when there was a look at what to tell
+	reported   time.Time     // when the status was written last
+	told       map[string]string
+	toldDrains map[string]string // by node
+	telling    *rate.Limiter
+	recording  *rate.Limiter
 }
 
 // scaling is the cluster autoscaler.
@@ -113,6 +115,8 @@ const (
 	paceTimes    = 3
 	// statusPace is the least time between two writes of a status that only counts on.
 	statusPace = time.Second
+	// assessPace is the least time between two looks at what there is to tell.
+	assessPace = 200 * time.Millisecond
 	// Deadlines are looked at this often while something is under way, and otherwise.
 	restless, resting = 10 * time.Second, 5 * time.Minute
 	// The API server is asked past the cache after askAgain, and nothing is done with a
@@ -151,7 +155,7 @@ func (r *nodeVersions) init() {
 	r.begun = r.now()
 	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
 	r.writes, r.gathered = make(chan struct{}, writers), map[string]gathering{}
-	r.versions, r.told = map[string]string{}, map[string]string{}
+	r.versions, r.told, r.toldDrains = map[string]string{}, map[string]string{}, map[string]string{}
 	r.telling, r.recording = rate.NewLimiter(statusRate, statusBurst), rate.NewLimiter(eventRate, eventBurst)
 }
 
@@ -237,7 +241,7 @@ func (r *nodeVersions) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Re
 	if err != nil && ctx.Err() == nil {
 		// The framework's pauses grow to a quarter of an hour, which is too long for
 		// those who wait for an API server that was away for a minute.
-		r.once("reconcile", err.Error(), func() { r.log.Warn("cluster not observed", "err", err) })
+		once(r.told, "reconcile", err.Error(), func() { r.log.Warn("cluster not observed", "err", err) })
 		return ctrl.Result{RequeueAfter: offline}, nil
 	}
 	r.quiet("reconcile")
@@ -255,41 +259,35 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if err != nil {
 		return 0, fmt.Errorf("observe cluster: %w", err)
 	}
-	_, _, age := r.fleet.view()
+	_, _, age, _ := r.fleet.view()
 	if age == never && r.now().Sub(r.begun) < tooOld { // nothing is known yet
 		r.renew(o, nil, age, false)
 		return r.interval, nil
 	}
 	d := plan(o.version.Spec, o.world, everyRule)
 	r.able(d)
-	status := d.status()
 	actions, waits := d.actions, d.waits
+	var instead *wait // of what waits by itself
 	// A list that some machines are missing from is all that such a wait is for.
 	lacking := slices.ContainsFunc(waits, func(w wait) bool { return w.reason == reasonPartial })
 	moving := r.renew(o, actions, age, lacking)
 	stale := false
 	switch {
 	case !current:
-		status.Waiting = d.since(wait{reason: "ClusterStale", message: "the view of the cluster is too old to act on; it is renewed"})
+		instead = &wait{reason: "ClusterStale", message: "the view of the cluster is too old to act on; it is renewed"}
 		actions = nil
 	case len(actions) > 0 && age > tooOld:
 		actions, stale = nil, true
 		if why := r.efforts.trouble(listing); why != "" {
-			status.Waiting = d.since(wait{reason: "CloudUnavailable", message: limited("the cloud has not listed its machines for a minute: "+why, 200)})
+			instead = &wait{reason: "CloudUnavailable", message: limited("the cloud has not listed its machines for a minute: "+why, 200)}
 		}
 	case r.host != nil && !r.runKnown():
 		actions = nil // what an agent may be doing counts
 		if why := r.efforts.trouble(recalling); why != "" {
-			status.Waiting = d.since(wait{reason: "AgentUnavailable", message: limited("the agent of "+r.nodeName+" does not answer: "+why, 200)})
+			instead = &wait{reason: "AgentUnavailable", message: limited("the agent of "+r.nodeName+" does not answer: "+why, 200)}
 		}
 	}
-	if key, text := r.efforts.failing(); key != "" && status.Waiting == nil {
-		status.Waiting = d.since(wait{reason: "Failing", message: limited(key+" fails and is tried again: "+text, 200)})
-	}
 	published := r.act(o, actions)
-	if published != nil {
-		status.JoinComponents = *published
-	}
 	r.tellPending(o, actions)
 	// What had to wait for a processor did not take more of it.
 	if took := r.now().Sub(began); took < r.took || r.took == 0 {
@@ -298,11 +296,25 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 		r.took += (took - r.took) / 8
 	}
 	r.tellDrains(o)
-	again, err := r.report(ctx, o, status, published != nil)
-	if err != nil {
-		return 0, err
+	// What is told costs as much as what is decided, and nobody reads it as often.
+	again := assessPace - r.now().Sub(r.assessed)
+	if again <= 0 || again > assessPace || published != nil {
+		r.assessed = r.now()
+		status := d.status()
+		if instead != nil {
+			status.Waiting = d.since(*instead)
+		}
+		if key, text := r.efforts.failing(); key != "" && status.Waiting == nil {
+			status.Waiting = d.since(wait{reason: "Failing", message: limited(key+" fails and is tried again: "+text, 200)})
+		}
+		if published != nil {
+			status.JoinComponents = *published
+		}
+		if again, err = r.report(ctx, o, status, published != nil); err != nil {
+			return 0, err
+		}
+		r.gauges.set(status)
 	}
-	r.gauges.set(status)
 	r.gauges.observe(o.world)
 	r.gauges.reconciled(r.now())
 	next := resting
@@ -664,30 +676,30 @@ func (r *nodeVersions) tellPending(o *observed, actions []action) {
 func (r *nodeVersions) tellDrains(o *observed) {
 	for i := range o.world.nodes {
 		n := &o.world.nodes[i]
-		key := "drain " + n.name
 		if n.cordon == uncordoned {
-			delete(r.told, key)
+			delete(r.toldDrains, n.name)
 			continue
 		}
 		switch obj := o.nodes[n.name]; {
 		case n.drained:
-			r.once(key, "drained", func() {
+			once(r.toldDrains, n.name, "drained", func() {
 				r.log.Info("node drained", "node", n.name)
 				r.event(obj, corev1.EventTypeNormal, "Drained", "Drain", "nothing is left to evict")
 			})
 		case n.blocker != "":
-			r.once(key, n.blocker, func() {
+			once(r.toldDrains, n.name, n.blocker, func() {
 				r.log.Warn("drain blocked", "node", n.name, "blocker", n.blocker)
 				r.event(obj, corev1.EventTypeWarning, "DrainBlocked", "Drain", limited(n.blocker, 500))
 			})
 		}
 	}
+	maps.DeleteFunc(r.toldDrains, func(name, _ string) bool { return o.nodes[name] == nil })
 }
 
 // once calls tell if text is not what was told last about key.
-func (r *nodeVersions) once(key, text string, tell func()) {
-	if r.told[key] != text {
-		r.told[key] = text
+func once(told map[string]string, key, text string, tell func()) {
+	if told[key] != text {
+		told[key] = text
 		tell()
 	}
 }

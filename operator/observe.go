@@ -147,8 +147,6 @@ type observed struct {
 	pending map[string]*v1alpha1.PendingNode
 	begins  bool      // no replacement was being written down
 	woken   time.Time // when the first event came in that it may be the first to show; zero: none
-
-	found *lookup // see find
 }
 
 // of is what an action needs of what was observed. It may be kept beyond the round.
@@ -167,10 +165,10 @@ func (o *observed) of(a action) *observed {
 
 // find finds what the world holds, whose nodes and instances must be complete by then.
 func (o *observed) find() *lookup {
-	if o.found == nil {
-		o.found = newLookup(&o.world)
+	if o.world.found == nil {
+		o.world.found = newLookup(&o.world)
 	}
-	return o.found
+	return o.world.found
 }
 
 // Kinds in a view.
@@ -210,7 +208,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	o.version = over(r.view, kindVersion, []v1alpha1.NodeVersion{*nv})[nv.Name]
 	w := &o.world
 	w.now, w.generation, w.before, w.leader = r.now(), o.version.Generation, o.version.Status, r.nodeName
-	w.instances, w.complete, _ = r.fleet.view()
+	w.instances, w.complete, _, w.finder = r.fleet.view()
 	for i := range groups.Items {
 		g := &groups.Items[i]
 		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy, missing: notListed(g)})
@@ -269,15 +267,17 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 func (r *nodeVersions) nodesOf(groups []group) []node {
 	roles := make(map[string]v1alpha1.Role, len(groups))
 	for i := range groups {
-		roles[strings.ToLower(groups[i].id)] = groups[i].role
+		roles[groups[i].id], roles[strings.ToLower(groups[i].id)] = groups[i].role, groups[i].role
 	}
 	r.nodes = r.nodes[:0]
 	for _, known := range r.book.order {
 		r.nodes = append(r.nodes, known.node)
 		n := &r.nodes[len(r.nodes)-1]
-		if role, ok := roles[strings.ToLower(n.group)]; ok {
-			n.role = cmp.Or(role, n.role)
+		role, ok := roles[n.group]
+		if !ok {
+			role = roles[strings.ToLower(n.group)]
 		}
+		n.role = cmp.Or(role, n.role)
 		if n.cordon != uncordoned {
 			n.drained, n.blocker = r.drains.state(n.name)
 		}

@@ -79,28 +79,36 @@ func pendingStatus(in intent, w *lookup, before v1alpha1.PendingNodeStatus) v1al
 
 // lookup finds what a world holds.
 type lookup struct {
-	nodes             map[string]*node // by name
-	machineOf         map[string]*node // by ID of the machine
-	instances, tokens map[string]*instance
+	nodes     map[string]*node // by name
+	machineOf map[string]*node // by ID of the machine
+	*finder
+}
+
+// finder finds instances by ID and by the token that they were created with.
+type finder struct{ instances, tokens map[string]*instance }
+
+func newFinder(all []instance) *finder {
+	k := &finder{instances: make(map[string]*instance, len(all)), tokens: make(map[string]*instance, len(all))}
+	for i := range all {
+		m := &all[i]
+		k.instances[m.id] = m
+		if m.token != "" {
+			k.tokens[m.token] = m
+		}
+	}
+	return k
 }
 
 func newLookup(w *world) *lookup {
-	x := &lookup{
-		nodes: make(map[string]*node, len(w.nodes)), machineOf: make(map[string]*node, len(w.nodes)),
-		instances: make(map[string]*instance, len(w.instances)), tokens: map[string]*instance{},
+	x := &lookup{nodes: make(map[string]*node, len(w.nodes)), machineOf: make(map[string]*node, len(w.nodes)), finder: w.finder}
+	if x.finder == nil {
+		x.finder = newFinder(w.instances)
 	}
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		x.nodes[n.name] = n
 		if n.providerID != "" {
 			x.machineOf[n.providerID] = n
-		}
-	}
-	for i := range w.instances {
-		m := &w.instances[i]
-		x.instances[m.id] = m
-		if m.token != "" {
-			x.tokens[m.token] = m
 		}
 	}
 	return x

@@ -27,6 +27,11 @@ type world struct {
 	run        upgradeRun
 	autoscaler autoscaler
 	versions   map[string]string // Kubernetes of a components ConfigMap, by its name
+
+	// What finds the above, where whoever observed has made it already; nil: it is made
+	// when it is needed. found is of nodes that are in order.
+	finder *finder
+	found  *lookup
 }
 
 type node struct {

@@ -205,7 +205,7 @@ rules:
 	for name, after := range spent() {
 		used[name] = after - before[name]
 	}
-	b.Logf("seconds of processor meanwhile: %.1f", used)
+	b.Logf("seconds of processor meanwhile: %s", perNode(used, 1))
 	out := map[string]float64{}
 	makespan := ended.Sub(begun).Seconds()
 	ideal := float64((workers+surge-1)/surge) * (times.Boot + times.Join + times.Settle + times.Drain).Seconds()
@@ -609,7 +609,7 @@ func sum(m map[string]int) int {
 	return n
 }
 
-func perNode(m map[string]int, nodes float64) string {
+func perNode[V int | float64](m map[string]V, nodes float64) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		out = append(out, fmt.Sprintf("%s %.2f", k, float64(m[k])/nodes))
