@@ -30,7 +30,7 @@ import (
 const (
 	// evictionsAtOnce and looksAtOnce bound what is asked of the API server at a time, for
 	// all nodes together: it sheds load at some 285 evictions a second. Most of the time
-	// both wait there for its memory to be current.
+	// both wait there for its memory to be current; looks that need not are not counted.
 	evictionsAtOnce, looksAtOnce = 32, 32
 	// evictionTimeout bounds one request.
 	evictionTimeout = 15 * time.Second
@@ -62,7 +62,7 @@ type drainer struct {
 	wake   func()
 	log    *slog.Logger
 	slots  chan struct{} // evictions that are being asked for
-	looks  chan struct{} // lists of pods that are being read
+	looks  chan struct{} // lists of pods, as they are now, that are being read
 
 	mu   sync.Mutex
 	work map[string]*emptying
@@ -356,10 +356,12 @@ func (e *emptying) nextLook(now time.Time) time.Duration {
 // look lists what is to go, as it is now or, if version is not empty, not before that
 // version. What may be as old as "0" is not what counts.
 func (e *emptying) look(ctx context.Context, version string) error {
-	if !slot(ctx, e.looks) {
-		return ctx.Err()
+	if version == "" { // the others do not wait there
+		if !slot(ctx, e.looks) {
+			return ctx.Err()
+		}
+		defer func() { <-e.looks }()
 	}
-	defer func() { <-e.looks }()
 	h := drain.Helper{Ctx: ctx, Client: podsNotBefore{e.client, version}, Force: true, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true, GracePeriodSeconds: -1}
 	list, errs := h.GetPodsForDeletion(e.node)
 	if len(errs) > 0 {
