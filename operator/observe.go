@@ -165,10 +165,10 @@ func (o *observed) of(a action) *observed {
 
 // find finds what the world holds, whose nodes and instances must be complete by then.
 func (o *observed) find() *lookup {
-	if o.world.found == nil {
-		o.world.found = newLookup(&o.world)
+	if o.found == nil {
+		o.found = newLookup(&o.world)
 	}
-	return o.world.found
+	return o.found
 }
 
 // Kinds in a view.

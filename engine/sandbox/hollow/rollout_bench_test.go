@@ -562,8 +562,10 @@ func readAudit(b testing.TB, path string, from, to time.Time) audit {
 		b.Fatal(err)
 	}
 	slices.SortStableFunc(all, func(a, b event) int { return a.RequestReceivedTimestamp.Compare(b.RequestReceivedTimestamp) })
-	out := audit{operator: map[string]int{}, others: map[string]int{}, ready: map[string]time.Time{}, patched: map[string][]request{},
-		recorded: map[string][]request{}, bound: map[string][]request{}, cleared: map[string][]request{}}
+	out := audit{
+		operator: map[string]int{}, others: map[string]int{}, ready: map[string]time.Time{},
+		patched: map[string][]request{}, recorded: map[string][]request{}, bound: map[string][]request{}, cleared: map[string][]request{},
+	}
 	for _, e := range all {
 		what := e.Verb + " " + e.ObjectRef.Resource
 		if e.ObjectRef.Subresource != "" {
