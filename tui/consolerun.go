@@ -165,7 +165,7 @@ func (c *console) farewell() []string {
 		}
 	}
 	add(t.row(w).add(faint, "  back ").add(accent, back))
-	if c.t.run != "" && c.deps.ws != nil {
+	if c.t.run != "" && c.deps.ws != nil && c.upg.held == "" && (c.plan == nil || !c.plan.Rehearsal) {
 		add(t.row(w).add(faint, "  log  ").add(plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.run)))
 	}
 	return append(frame, lines[:min(len(lines), farewellLines)]...)

@@ -353,7 +353,11 @@ func (c *console) keptRows(w, h int) []string {
 	case !b.listed:
 		lines = append(lines, row(accent, c.th.spin(c.frame), "definitions and objects", faint, "looking for backups", ""))
 	case last == nil:
-		lines = append(lines, row(bad, c.th.fail, "definitions and objects", plain, "no whole backup yet: press b", "-"),
+		none := "no whole backup yet"
+		if c.screen == screenBackup {
+			none += ": press b"
+		}
+		lines = append(lines, row(bad, c.th.fail, "definitions and objects", plain, none, "-"),
 			row(bad, c.th.fail, "etcd snapshot", plain, "none yet", "-"))
 	default:
 		old := c.now.Sub(last.Created) > 24*time.Hour

@@ -114,6 +114,24 @@ func (c *console) successView(w, h int) []string {
 			lines = append(lines, l)
 		}
 	}
+	if c.plan != nil && c.plan.Rehearsal {
+		lines = append(lines, "")
+		for i := range c.t.steps {
+			s := &c.t.steps[i]
+			sign, st := c.stepSign(s)
+			r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(strong, s.id, 17)
+			if s.state == engine.StateSkipped {
+				lines = append(lines, r.add(faint, "done before").String())
+				continue
+			}
+			for n, l := range wrap(orElse(s.text, s.title), max(20, w-24)) {
+				if n > 0 {
+					r = c.th.row(w).pad(22)
+				}
+				lines = append(lines, r.add(plain, l).String())
+			}
+		}
+	}
 	if c.t.result == nil && c.err != nil {
 		x := explain(c.err, c.deps.sp)
 		lines = append(lines, c.th.below(w, 2, 3, plain, x.what)...)

@@ -345,8 +345,15 @@ func (c *console) machineRows(w int) []string {
 	for i := range c.t.machines {
 		m := &c.t.machines[i]
 		sign, st := c.nodeSign(m.state)
+		replaced := m.state == engine.NodeGone && c.upgrading()
+		if replaced {
+			sign = c.th.dot // as it should be
+		}
 		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").col(plain, m.name, names).col(st, m.state, 9)
 		tail := short(c.now.Sub(m.since))
+		if replaced {
+			tail = ""
+		}
 		if m.state == engine.NodeReady {
 			tail = ""
 			if m.took > 0 {

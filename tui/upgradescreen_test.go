@@ -147,6 +147,23 @@ var upgradeScenes = []scene{
 		e.plan.Steps[4].Final = false
 		return upgrades(s(e), rehearses).press("enter")
 	}},
+	{"upgrade-rehearsed", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		e.plan.Rehearsal = true
+		e.plan.Steps[4].Final = false
+		for i := range e.events {
+			if ev := &e.events[i]; ev.Kind == engine.KindStep && ev.State == engine.StateDone {
+				ev.Text, ev.TookMS = "would: "+e.plan.Steps[slices.IndexFunc(e.plan.Steps, func(s engine.Step) bool { return s.ID == ev.Step })].Effect, 1
+			}
+		}
+		e.events = slices.DeleteFunc(e.events, func(ev engine.Event) bool {
+			return ev.Kind == engine.KindNode || ev.Kind == engine.KindWait || ev.Kind == engine.KindLog || ev.Kind == engine.KindPlan
+		})
+		e.events[len(e.events)-1].Text = "this was a rehearsal: nothing was changed"
+		st := upgrades(s(e), rehearses).press("enter").at(armAfter).press("enter")
+		st.settle()
+		return st
+	}},
 	{"upgrade-names", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return upgrades(s(hopEngine(t))).press("enter", "local", "enter")
 	}},
