@@ -79,6 +79,7 @@ type decision struct {
 	refused           string          // why the target is not gone to; empty: it is
 	cpDone            bool            // every control plane is at the target, and none on its way in or out
 	cpWork            bool            // a control plane is to be replaced
+	cpHeld            bool            // one that is to be replaced is held by its owner
 	inFlight          int             // machines beyond those that the groups shall have
 	surge             int
 
@@ -272,7 +273,15 @@ func (d *decision) outdated(n *node) bool {
 		d.must(ruleKeepWorkers, n.role == v1alpha1.ControlPlaneRole || !d.spec.Rollout.KeepWorkers)
 }
 
-func (d *decision) postponed(n *node) bool { return d.w.now.Before(n.postponed) }
+// postponed reports whether n is not to be replaced now. A replacement that is under way is
+// given up, unless its donor cannot stay any more.
+func (d *decision) postponed(n *node) bool { return d.w.now.Before(n.postponed) || d.held(n) }
+
+// held reports whether the owner of n wants it left as it is.
+func (d *decision) held(n *node) bool {
+	g := d.group(n.group)
+	return !d.must(ruleHeld, !n.held && (g == nil || !g.held))
+}
 
 // stopped reports whether nothing new is to begin.
 func (d *decision) stopped() bool {
@@ -294,6 +303,7 @@ func (d *decision) controlPlanes() {
 			continue
 		}
 		d.cpWork = d.cpWork || d.outdated(n)
+		d.cpHeld = d.cpHeld || d.outdated(n) && d.held(n)
 		d.cpDone = d.cpDone && d.atTarget(n) && !d.leaves(n) && !n.obsolete
 	}
 	for i := range d.w.intents {
@@ -523,7 +533,7 @@ func (d *decision) replaced(r *replacement) bool {
 // often it is made, since the token is the same.
 func (d *decision) create(r *replacement) {
 	late := d.w.now.After(r.deadline)
-	needed := r.donor != nil && d.outdated(r.donor) && !d.unneeded(r)
+	needed := r.donor != nil && d.outdated(r.donor) && !d.held(r.donor) && !d.unneeded(r)
 	switch role, g := d.roleOf(r.intent), d.group(r.group); {
 	case late && !d.w.complete:
 		d.wait(reasonPartial, fmt.Sprintf("whether the cloud has made a machine for %s is known when it lists all machines again", r.intent.donor), v1alpha1.Reference{Kind: "PendingNode", Name: r.name}, time.Time{})
@@ -1037,10 +1047,13 @@ func (d *decision) begin() {
 	}
 	for i := range d.w.nodes {
 		n := &d.w.nodes[i]
+		if n.role == v1alpha1.ControlPlaneRole && d.outdated(n) && d.held(n) {
+			d.wait("ControlPlaneHeld", fmt.Sprintf("%s is held as it is, and workers wait for all control planes; let it go to go on", n.name), ref(n.name), time.Time{})
+		}
 		if n.role == v1alpha1.ControlPlaneRole && d.must(ruleOneControlPlane, !d.cpMoves()) || n.role == v1alpha1.WorkerRole && d.must(ruleControlPlaneFirst, d.cpDone) {
 			if d.candidate(n) {
 				next = append(next, n)
-			} else if d.outdated(n) && d.postponed(n) {
+			} else if d.outdated(n) && d.postponed(n) && !d.held(n) {
 				d.wait("Postponed", fmt.Sprintf("the replacement of %s is tried again later", n.name), ref(n.name), n.postponed)
 			}
 		}
@@ -1155,7 +1168,7 @@ func (d *decision) autoscaling() {
 		pub := d.w.before.JoinComponents.ControlPlane
 		work = work || pub != "" && pub != d.spec.KubernetesComponentsReference
 		for i := range d.w.nodes {
-			work = work || d.candidate(&d.w.nodes[i]) && (d.w.nodes[i].role == v1alpha1.ControlPlaneRole || d.cpDone || d.cpWork)
+			work = work || d.candidate(&d.w.nodes[i]) && (d.w.nodes[i].role == v1alpha1.ControlPlaneRole || d.cpDone || d.cpWork && !d.cpHeld)
 		}
 	}
 	if work {

@@ -38,6 +38,7 @@ const (
 	ruleWorkersLast         // workers are given the target after the last control plane has it
 	ruleStoppedBegins       // nothing is begun while paused or cancelled
 	ruleKeepWorkers         // kept workers are kept
+	ruleHeld                // what its owner holds is left as it is
 	ruleInPlace             // groups that are upgraded in place are left alone
 	ruleWorkBeforeGivenBack // the autoscaler is not given back while anything is under way
 	ruleOthersAutoscaler    // an autoscaler that somebody else stopped is not started

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -24,10 +25,11 @@ const (
 	reasonRollout   = "RollingOut"
 	reasonKept      = "WorkersKept"
 	reasonLeftAlone = "GroupsLeftAlone"
+	reasonHeld      = "NodesHeld"
 )
 
 // stalling are the reasons that last until somebody intervenes.
-var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "HeirCordoned", "GroupMissing"}
+var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "HeirCordoned", "GroupMissing", "ControlPlaneHeld"}
 
 func (d *decision) wait(reason, message string, object v1alpha1.Reference, next time.Time) {
 	d.waits = append(d.waits, wait{reason: reason, message: message, object: object, next: next})
@@ -40,7 +42,7 @@ func ref(node string) v1alpha1.Reference { return v1alpha1.Reference{Kind: "Node
 func (d *decision) status() v1alpha1.NodeVersionStatus {
 	w := d.w
 	w.nodes = slices.Clone(d.w.nodes)
-	kept, left := int32(0), int32(0)
+	var kept, left, held int32
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		// A mark of a replacement that is over is history, not a class.
@@ -49,6 +51,9 @@ func (d *decision) status() v1alpha1.NodeVersionStatus {
 		}
 		if o := d.nodes[n.donor]; o == nil || d.atTarget(o) {
 			n.donor = ""
+		}
+		if d.outdated(n) && d.held(n) && !d.donors[n.name] {
+			held++
 		}
 		if g := d.group(n.group); known(n) && !d.atTarget(n) && !d.outdated(n) && !d.leaves(n) && !n.obsolete {
 			if g != nil && g.strategy != v1alpha1.InPlaceStrategy {
@@ -67,7 +72,7 @@ func (d *decision) status() v1alpha1.NodeVersionStatus {
 	}
 	s.Waiting = d.waiting()
 	now := metav1.NewTime(w.now.Truncate(time.Second))
-	for _, c := range d.conditions(s, kept, left) {
+	for _, c := range d.conditions(s, kept, left, held) {
 		setCondition(&s.Conditions, c, now)
 	}
 	return s
@@ -113,9 +118,9 @@ func limited(s string, bytes int) string {
 }
 
 // conditions sums up what is left to do and why it is not done.
-func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left int32) []metav1.Condition {
+func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int32) []metav1.Condition {
 	c := s.Nodes
-	todo := c.Outdated + c.Donors - kept - left
+	todo := c.Outdated + c.Donors - kept - left - held
 	working := len(d.w.intents) > 0 || d.w.run.active()
 	reason, ready, text := "", false, ""
 	busy, stalled := true, false
@@ -140,6 +145,8 @@ func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left int32) []
 		reason, text = reasonJoining, "machines are joining"
 	case left > 0:
 		reason, text, stalled, busy = reasonLeftAlone, "nodes of groups that are upgraded in place, or that have no ScalingGroup, are not at the target; this operator leaves them alone", true, false
+	case held > 0:
+		reason, text, ready, busy = reasonHeld, fmt.Sprintf("all other nodes are at the target; held as they are: %d", held), true, false
 	case kept > 0:
 		reason, text, ready, busy = reasonKept, "control planes are at the target; workers are kept as they are", true, false
 	default:

@@ -63,6 +63,9 @@ func TestDecide(t *testing.T) {
 			w.autoscaler = autoscaler{enabled: true, running: true}
 		}, []string{"pause autoscaler"}, "", "False RollingOut"},
 		{"workers are kept and the autoscaler is given back", func(s *v1alpha1.NodeVersionSpec, _ *world) { s.Rollout.KeepWorkers = true }, []string{"resume autoscaler"}, "", "True WorkersKept"},
+		{"a held worker is left as it is, the next one is replaced", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[3].held = true }, []string{"record intent replace-0 Join donor=worker-1"}, "", "False RollingOut"},
+		{"a held group is left as it is, the autoscaler is given back", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.groups[1].held = true }, []string{"resume autoscaler"}, "", "True NodesHeld"},
+		{"workers wait for a held control plane", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[0].image, w.nodes[0].held = image1, true }, []string{"resume autoscaler"}, "ControlPlaneHeld", "False ControlPlaneHeld"},
 		{"groups upgraded in place are left alone and reported", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.groups[1].strategy = v1alpha1.InPlaceStrategy }, []string{"resume autoscaler"}, "", "False GroupsLeftAlone"},
 		{"a cancelled rollout gives the autoscaler back", func(s *v1alpha1.NodeVersionSpec, _ *world) { s.Rollout.Cancel = true }, []string{"resume autoscaler"}, "", "False Cancelled"},
 		{"Kubernetes never goes down", func(s *v1alpha1.NodeVersionSpec, w *world) {

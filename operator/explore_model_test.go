@@ -45,6 +45,7 @@ type modelMachine struct {
 	isNode, ready, known             bool
 	cordon                           uint8
 	drained, postponed, obsolete     bool
+	held                             bool
 	donor, heir                      uint8 // 0: none, else machine+1
 	late, drainLate                  bool
 	member                           uint8 // 0 none, 1 learner, 2 voter
@@ -246,7 +247,7 @@ func (c *scenario) view(s *modelState, h hidden) world {
 		if m.isNode && i != h.node {
 			n := node{
 				name: modelName[i], role: v1alpha1.WorkerRole, ready: m.ready, providerID: modelID[i], group: modelGroup[m.group], kubelet: modelKube[m.comps],
-				donor: mention(m.donor), heir: mention(m.heir), obsolete: m.obsolete, cordon: cordon(m.cordon), drained: m.drained, cordonedSince: modelNow.Add(-time.Minute),
+				donor: mention(m.donor), heir: mention(m.heir), obsolete: m.obsolete, cordon: cordon(m.cordon), drained: m.drained, cordonedSince: modelNow.Add(-time.Minute), held: m.held,
 			}
 			if m.group == cpModel {
 				n.role = v1alpha1.ControlPlaneRole
@@ -322,7 +323,7 @@ func (e *explorer) facts(s *modelState) *facts {
 		m := &s.m[i]
 		f.machines[i] = fact{
 			life: int(m.life), group: int(m.group), image: int(m.image), comps: int(m.comps), ours: m.token != 0, place: s.placeOfToken(m.token),
-			isNode: m.isNode, ready: m.ready, known: m.known, cordon: cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed,
+			isNode: m.isNode, ready: m.ready, known: m.known, cordon: cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed, held: m.held,
 			donor: indexed(m.donor), heir: indexed(m.heir), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
 		}
 	}
@@ -592,6 +593,7 @@ const (
 	stepReadyAgain
 	stepUnpause
 	stepUncancel
+	stepLetGo
 	stepPausedLong
 	stepNewest
 	stepTarget
@@ -599,6 +601,7 @@ const (
 	stepCancel
 	stepBlock
 	stepCordoned
+	stepHeld
 	stepNotReady
 	stepDies
 	stepNeverJoins
@@ -615,9 +618,9 @@ var stepTexts = [...]string{
 	stepJoin: "m%d joins", stepAnnotate: "m%d is annotated", stepVote: "etcd: m%d becomes a voter", stepTerminated: "the cloud has deleted m%d", stepForget: "the cloud forgets m%d",
 	stepUpgraded: "the agent on m%d has upgraded Kubernetes", stepScaling: "the autoscaler obeys (%d)", stepLate: "m%d is over its time to join", stepPlaceLate: "the time of intent %d is over",
 	stepTrackedLate: "the time of the intent of m%d is over", stepDrainLate: "the time to drain m%d is over", stepPostponedOver: "the postponement of m%d is over", stepUnblock: "the PodDisruptionBudget of group %d allows evictions",
-	stepUncordoned: "somebody uncordons m%d", stepReadyAgain: "m%d is Ready again", stepUnpause: "a person ends the pause (%d)", stepUncancel: "a person takes the cancel back (%d)", stepPausedLong: "the pause is long (%d)",
+	stepUncordoned: "somebody uncordons m%d", stepReadyAgain: "m%d is Ready again", stepUnpause: "a person ends the pause (%d)", stepUncancel: "a person takes the cancel back (%d)", stepLetGo: "a person lets m%d go", stepPausedLong: "the pause is long (%d)",
 	stepNewest: "a person sets the newest target (%d)", stepTarget: "a person sets target %d", stepPause: "a person pauses (%d)", stepCancel: "a person cancels (%d)", stepBlock: "a PodDisruptionBudget blocks group %d",
-	stepCordoned: "a person cordons m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
+	stepCordoned: "a person cordons m%d", stepHeld: "a person holds m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",
 }
 

@@ -404,6 +404,10 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if m.postponed {
 			happens(stepPostponedOver, i, true, func(n *modelState) { n.m[i].postponed = false })
 		}
+		// Workers wait for a control plane that is held, for as long as it is.
+		if m.held && m.group == cpModel {
+			happens(stepLetGo, i, true, func(n *modelState) { n.m[i].held = false })
+		}
 		if m.isNode && m.cordon == uint8(cordonedByOthers) {
 			happens(stepUncordoned, i, true, func(n *modelState) { n.m[i].cordon = 0; n.m[i].drained = false })
 		}
@@ -415,6 +419,9 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 		if e.allows('c') && m.cordon == 0 {
 			bad(stepCordoned, i, func(n *modelState) { n.m[i].cordon = uint8(cordonedByOthers) })
+		}
+		if e.allows('h') && !m.held {
+			bad(stepHeld, i, func(n *modelState) { n.m[i].held = true })
 		}
 		if m.group == cpModel && (m.member == 1 || quorum-1 < s.countVoters()/2+1 || quorum < 2) && m.token == 0 {
 			continue // what would take the quorum is beyond any operator
@@ -639,7 +646,7 @@ func (m modelMachine) withoutNode() modelMachine {
 // scenarios are the worlds that are explored. Letters of with are faults: t target,
 // p pause and cancel, c cordon by a person, x machine dies, d Node deleted, i intent
 // deleted, j never joins, r NotReady, u upgrade fails, a autoscaler, o obsolete, l
-// leader moves, b a PodDisruptionBudget blocks, B for ever.
+// leader moves, h a person holds a node, b a PodDisruptionBudget blocks, B for ever.
 var scenarios = []scenario{
 	{name: "plain", nodes: [3]int{1, 1, 0}, surge: 1, target: 2, faults: 0},
 	{name: "no-autoscaler", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, othersStoppedScale: true},
@@ -656,6 +663,8 @@ var scenarios = []scenario{
 	{name: "three-control-planes", nodes: [3]int{3, 0, 0}, surge: 2, target: 2, faults: 1, with: "xl"},
 	{name: "kept", nodes: [3]int{1, 1, 1}, surge: 1, target: 2, faults: 1, with: "t", keepWorkers: true},
 	{name: "in-place", nodes: [3]int{1, 1, 1}, surge: 1, target: 1, faults: 1, with: "c", inPlace: true},
+	{name: "held", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 1, with: "h"},
+	{name: "held-control-plane", nodes: [3]int{3, 0, 0}, surge: 1, target: 1, faults: 1, with: "h", stale: true},
 	{name: "slow-leader", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, stale: true},
 	{name: "slow-leader-target", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "t", stale: true},
 	{name: "slow-leader-two", nodes: [3]int{1, 2, 0}, surge: 2, target: 1, faults: 0, stale: true},

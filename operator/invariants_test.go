@@ -44,7 +44,7 @@ type fact struct {
 	isNode, ready, known        bool
 	cordon                      cordon
 	drained, obsolete           bool
-	postponed                   bool
+	postponed, held             bool
 	donor, heir                 int
 	member                      int // 0 none, 1 learner, 2 voter
 	sick                        bool
@@ -188,6 +188,8 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 				return "a replacement is begun while the rollout is stopped"
 			case d.isNode && !d.known:
 				return "a node of which too little is known is replaced"
+			case d.held:
+				return "a held node is replaced"
 			case f.groups[d.group].inPlace:
 				return "a node of a group that is upgraded in place is replaced"
 			case f.keepWorkers && !f.control(d):
@@ -212,6 +214,8 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		if e.place >= 0 && leaves {
 			h := at(e.made)
 			switch {
+			case m.held && (!f.control(m) || m.member == 2):
+				return "a held node goes"
 			case h == nil || !h.isNode || !h.ready:
 				return "invariant 1: a donor is to leave without a Ready heir"
 			case !f.atTarget(h):
@@ -341,7 +345,7 @@ func (f *facts) unfinished() string {
 		if f.groups[m.group].blocked || m.life == absent && !m.isNode && m.member == 0 {
 			continue
 		}
-		kept := f.keepWorkers && !f.control(m) || f.groups[m.group].inPlace
+		kept := f.keepWorkers && !f.control(m) || f.groups[m.group].inPlace || m.held
 		what := ""
 		switch {
 		case m.life != running || !m.isNode:

@@ -211,7 +211,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	w.instances, w.complete, _, w.finder = r.fleet.view()
 	for i := range groups.Items {
 		g := &groups.Items[i]
-		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy, missing: notListed(g)})
+		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy, missing: notListed(g), held: g.Annotations[v1alpha1.AnnotationHeld] == "true"})
 	}
 	w.nodes = r.nodesOf(w.groups)
 	for _, p := range o.pending {
@@ -392,7 +392,7 @@ func nodeFrom(n *corev1.Node) node {
 		name: n.Name, role: roleOf(n), ready: ready(n), providerID: n.Spec.ProviderID, kubelet: n.Status.NodeInfo.KubeletVersion,
 		image: a[v1alpha1.AnnotationImage], components: a[v1alpha1.AnnotationComponents],
 		group: a[v1alpha1.AnnotationGroup], donor: a[v1alpha1.AnnotationDonor],
-		heir: a[v1alpha1.AnnotationHeir], obsolete: a[v1alpha1.AnnotationObsolete] == "true",
+		heir: a[v1alpha1.AnnotationHeir], obsolete: a[v1alpha1.AnnotationObsolete] == "true", held: a[v1alpha1.AnnotationHeld] == "true",
 	}
 	if n.Spec.Unschedulable {
 		out.cordon = cordonedByOthers

@@ -860,6 +860,7 @@ func TestRolloutThoughPeopleIntervene(t *testing.T) {
 		{"paused, cancelled, and the target changed on the way and back", 1, 4, 1, mindsChange},
 		{"intents are deleted and a machine vanishes", 1, 3, 1, peopleIntervene},
 		{"what somebody else has cordoned stays cordoned", 1, 3, 1, foreignCordons},
+		{"a group and a node are held as they are, and let go", 1, 3, 1, ownersHold},
 		{"objects are deleted and made anew while no operator runs", 1, 4, 1, objectsMadeAnew},
 		{"somebody writes to every object all the time", 1, 4, 2, conflicts},
 	})
@@ -1388,6 +1389,68 @@ func peopleIntervene(t *testing.T, r *rolling) {
 	})
 	r.finished(image2)
 	stop()
+}
+
+// ownersHold holds a group, then one node of it, and lets both go.
+func ownersHold(t *testing.T, r *rolling) {
+	annotate := func(o client.Object, held string) {
+		t.Helper()
+		body := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationHeld, held)
+		if err := r.admin.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// at waits until nothing is under way, only these nodes are not at the target, and the
+	// autoscaler runs.
+	at := func(ready string, old ...string) {
+		t.Helper()
+		r.within(90*time.Second, "held are "+strings.Join(old, ", "), func() (string, bool) {
+			var (
+				nodes corev1.NodeList
+				l     v1alpha1.PendingNodeList
+				as    v1alpha1.AutoscalingStrategy
+				nv    v1alpha1.NodeVersion
+				have  []string
+			)
+			if err := errors.Join(r.admin.List(t.Context(), &nodes), r.admin.List(t.Context(), &l)); err != nil {
+				t.Fatal(err)
+			}
+			r.get(v1alpha1.AutoscalingStrategyName, &as)
+			r.get(v1alpha1.NodeVersionName, &nv)
+			for _, n := range nodes.Items {
+				if n.Annotations[v1alpha1.AnnotationImage] != image2 && !n.Spec.Unschedulable {
+					have = append(have, n.Name)
+				}
+			}
+			is := conditionText(nv.Status, v1alpha1.ConditionReady)
+			return fmt.Sprintf("%s, old %q, %d intents, autoscaler %v", is, have, len(l.Items), as.Spec.Enabled),
+				is == ready && slices.Equal(have, old) && len(l.Items) == 0 && len(nodes.Items) == r.cloud.shall && as.Spec.Enabled
+		})
+	}
+	r.operate()
+	var group v1alpha1.ScalingGroup
+	r.within(90*time.Second, "the group is known", func() (string, bool) {
+		var l v1alpha1.ScalingGroupList
+		if err := r.admin.List(t.Context(), &l); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range l.Items {
+			if g.Spec.Role == v1alpha1.WorkerRole {
+				group = g
+				return "", true
+			}
+		}
+		return "it is not", false
+	})
+	annotate(&group, `"true"`)
+	r.edit(toNew)
+	at("True NodesHeld", "w-2", "w-3", "w-4")
+	one := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w-3"}}
+	annotate(one, `"true"`)
+	annotate(&group, "null")
+	at("True NodesHeld", "w-3")
+	annotate(one, "null")
+	r.finished(image2)
 }
 
 // clocksDiffer has machines that take their time to join, and operators, one after the

@@ -51,6 +51,7 @@ type node struct {
 	drained       bool      // nothing on it is left to evict
 	blocker       string    // what refused the last eviction; empty: nothing
 	postponed     time.Time // not replaced before; zero: any time
+	held          bool      // not replaced until its owner lets it go
 }
 
 // cordon is whether a node takes new pods, and if not, at whose wish.
@@ -68,6 +69,7 @@ type group struct {
 	image    string // of its next machine; empty: not known yet
 	strategy v1alpha1.Strategy
 	missing  bool // the cloud did not list it last
+	held     bool // as all of its nodes
 }
 
 // pendingMachine is a machine that is tracked and not, or no longer, a Node.

@@ -68,6 +68,10 @@ const (
 	AnnotationPostponed = "constellation.edgeless.systems/postponed-until"
 )
 
+// AnnotationHeld, "true" on a Node or a ScalingGroup, is written by people: the node, or
+// the nodes of the group, are left as they are until it is taken off.
+const AnnotationHeld = "constellation.edgeless.systems/held"
+
 // AnnotationPaused is "true" on the AutoscalingStrategy while it is the operator
 // that has stopped the autoscaler.
 const AnnotationPaused = "constellation.edgeless.systems/paused"
