@@ -68,8 +68,8 @@ const (
 	AnnotationPostponed = "constellation.edgeless.systems/postponed-until"
 )
 
-// AnnotationHeld, "true" on a Node or a ScalingGroup, is written by people: the node, or
-// the nodes of the group, are left as they are until it is taken off.
+// AnnotationHeld is "true" on a Node or a ScalingGroup that people want left as it is, the
+// latter with all its nodes, until they take it off. The operator never writes it.
 const AnnotationHeld = "constellation.edgeless.systems/held"
 
 // AnnotationPaused is "true" on the AutoscalingStrategy while it is the operator
