@@ -43,9 +43,14 @@ or with --ack: measurements-weaker, oldest-supports-kubernetes (image and Kubern
 in one write), local-data (volumes that go with their nodes), no-backup. Nothing is asked
 later.
 
+On a terminal all of this is in the console: the plan, the names and the question, the
+steps, and the nodes, with P, R and C to pause, resume and cancel. With --accessible it is
+asked and told line by line.
+
 Apply can be interrupted at any time: before the target is set it stops after the current
 step, afterwards the cluster goes on alone, and the same command comes back to it. One
-console at a time works on a cluster; another one ends with 8 and says who does.`,
+console at a time works on a cluster; another one ends with 8 and says who does, and in
+the console shows the nodes meanwhile.`,
 		Example: `  constellation upgrade check --write-config && constellation upgrade apply
   constellation upgrade apply --non-interactive --yes -o json > events.jsonl
   constellation upgrade apply --non-interactive --yes -o markdown >> "$GITHUB_STEP_SUMMARY"

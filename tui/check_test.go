@@ -538,18 +538,20 @@ func TestSameTroubleIsToldOnce(t *testing.T) {
 	}
 }
 
-// The picture in the README is what the console shows.
-func TestReadmeShowsACheck(t *testing.T) {
+// The pictures in the README are what the console shows.
+func TestReadmeShowsTheConsole(t *testing.T) {
 	page, err := os.ReadFile("../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	frame, err := os.ReadFile("testdata/frames/check-trouble.80x24.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := strings.ReplaceAll(string(frame), "-C .demo", "-C demo"); !strings.Contains(string(page), "```\n"+want+"```\n") {
-		t.Errorf("README.md does not show\n%s", want)
+	for _, name := range []string{"check-trouble", "upgrade-plan"} {
+		frame, err := os.ReadFile("testdata/frames/" + name + ".80x24.txt")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := strings.ReplaceAll(string(frame), "-C .demo", "-C demo"); !strings.Contains(string(page), "```\n"+want+"```\n") {
+			t.Errorf("README.md does not show\n%s", want)
+		}
 	}
 }
 
