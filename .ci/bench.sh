@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures what the console and its services promise to be fast at, each with its peer in the same run, and writes
-# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout backup atls screen engine);
+# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout backup agent atls screen engine);
 # then the figures are only printed, because docs/bench.md is always one run on one machine.
 # It judges nothing: figures of a busy or a slow machine are no error. It needs what `make build` makes.
 set -euo pipefail
@@ -153,6 +153,22 @@ rollout() {
   note "Hollow machines: simulated, 6 s to boot, join and become Ready, 3 s to end a pod, gone as soon as that is asked for. A worker holds one pod of a Deployment. Real are the operator's binary, etcd, kube-apiserver, controllers and scheduler, all on the same processors; three control planes are at the target already. Writes are those of the API server's audit log. Processor is user and system time of the operator's process while it replaces; the control plane is given more memory than it needs (GOGC 400), so that less of the processors goes to its garbage."
 }
 
+agent() {
+  heading agent "The agent of a machine"
+  go_bench agent ./agent '^BenchmarkInstall$' 3x 3 || return
+  go_bench agent ./agent '^BenchmarkMemory$' 3x 3 || return
+  local i h w r p s m idle slower
+  i=$(value agent Install install-MB/s) && h=$(value agent Install sha256-MB/s) && w=$(value agent Install write-MB/s) || return
+  r=$(value agent Install ratio) && p=$(value agent Install peak-MB) || return
+  s=$(value agent Memory snapshot-MB/s) && m=$(value agent Memory peak-MB) && idle=$(value agent Memory idle-MB) || return
+  slower=$(awk "BEGIN { print ($h < $w) ? \"SHA-256 $(number %.0f "$h") MB/s (write and fsync $(number %.0f "$w"))\" : \"write and fsync $(number %.0f "$w") MB/s (SHA-256 $(number %.0f "$h"))\" }" </dev/null)
+  row "a component of 192 MiB, downloaded, verified and on the disk" "$(number %.0f "$i") MB/s" "the slower of its halves: $slower" "$(number %.2f "$r")" "≥ 0.6"
+  row "memory of the agent meanwhile, at most" "$(number %.0f "$p") MB" "-" "-" "≤ 24 MB"
+  row "a snapshot of etcd, 256 MB, checked while it streams" "$(number %.0f "$s") MB/s" "-" "-" "-"
+  row "memory of the agent meanwhile, with 32 connections, at most" "$(number %.0f "$m") MB" "before, $(number %.0f "$idle") MB" "$(number %.1f "$m/$idle")" "-"
+  note "The agent's own binary. A run downloads over loopback; the peers do half of it each in the same round, with the same bytes in memory. Medians of 3 runs of 3 rounds; the ratio is the median of those of the runs."
+}
+
 atls() {
   heading atls "Attested TLS"
   go_bench atls ./engine/atls 'Handshake$' 400x 5 || return
@@ -215,7 +231,7 @@ backup() {
 
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-for section in frame init check joiners rollout backup atls screen engine; do
+for section in frame init check joiners rollout backup agent atls screen engine; do
   if ! [[ $section =~ $choice ]]; then
     complete=0
     continue
@@ -227,7 +243,7 @@ for section in frame init check joiners rollout backup atls screen engine; do
     failed=1
   fi
 done
-[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, backup, atls, screen, engine" >&2; exit 2; }
+[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, backup, agent, atls, screen, engine" >&2; exit 2; }
 
 {
   cat <<TEXT
