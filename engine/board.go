@@ -183,14 +183,15 @@ type BoardGroup struct {
 // is emptied is up until it leaves.
 func (g *BoardGroup) Serving() (up, total int) {
 	for _, p := range g.Places {
-		switch {
-		case p.New != nil && p.New.State == NodeReady:
-			up++
-		case p.Old != nil && (p.Old.State == NodeOutdated || p.Old.State == NodeReplacing || p.Old.State == NodeDraining || p.Old.State == NodeReady):
+		if p.Old.serves() || p.New.serves() {
 			up++
 		}
 	}
 	return up, g.Total
+}
+
+func (n *BoardNode) serves() bool {
+	return n != nil && (n.State == NodeReady || n.State == NodeOutdated || n.State == NodeReplacing || n.State == NodeDraining)
 }
 
 // Done is how many places have a node that is at the target.

@@ -216,6 +216,7 @@ type outlook struct {
 	mu    sync.Mutex
 	held  bool // nothing goes on until somebody does something
 	surge int
+	to    NodeTarget
 }
 
 func newOutlook(past experience) *outlook { return &outlook{past: past, surge: 1} }
@@ -226,6 +227,9 @@ func (o *outlook) look(v *rolloutView) {
 	defer o.mu.Unlock()
 	o.held = v.Stalled || v.Target.Paused || v.Target.Cancelled || !v.Observed
 	o.surge = surgeOf(v.Target.MaxSurge, int(v.total))
+	if !v.Target.same(o.to) { // the pace of one rollout says little about the next
+		o.to, o.board.ended, o.board.worked = v.Target, recently{}, time.Time{}
+	}
 }
 
 // surgeOf is how many machines there may be beyond the wanted number: of "2" two, of "10%"

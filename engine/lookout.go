@@ -75,11 +75,14 @@ func (l *lookout) note(ctx context.Context, silent bool, began time.Time) {
 	}
 }
 
-// remember has what was last known told with every silence from now on.
+// remember has what was last known told with every silence from now on. What is known
+// while there is one is older than it looks.
 func (l *lookout) remember(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.last = text
+	if l.since.IsZero() {
+		l.last = text
+	}
 }
 
 // away reports whether the user was told that the API server does not answer.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -507,11 +508,19 @@ func (c *console) nodeLine(n *engine.BoardNode) string {
 // age is how long a machine has been in its state. Of one that was in it before anybody
 // looked it is the least that it can be.
 func (c *console) age(n *engine.BoardNode) string {
-	d := short(c.watchNow().Sub(n.Since))
+	d := seconds(c.watchNow().Sub(n.Since))
 	if !n.Seen {
 		return "≥" + d
 	}
 	return d
+}
+
+// seconds is short without parts of seconds, which would only flicker.
+func seconds(d time.Duration) string {
+	if d < 10*time.Second {
+		return strconv.Itoa(int(max(d, 0)/time.Second)) + "s"
+	}
+	return short(d)
 }
 
 // stepNode goes to the machine before or after, in the order of the table, or of the names

@@ -82,6 +82,7 @@ type terminal struct {
 	saved         *term.State
 	live          bool
 	shown         []string // lines on the screen, as written
+	old, new      []glyph  // room to take lines apart
 	width, height int
 	filter        *replies
 }
@@ -375,6 +376,7 @@ func (t *terminal) paint(frame string) {
 		lines = lines[:t.height]
 	}
 	var b bytes.Buffer
+	pen := brush{b: &b}
 	if t.shown == nil {
 		b.WriteString(seqClear)
 	}
@@ -389,6 +391,10 @@ func (t *terminal) paint(frame string) {
 		if now == was {
 			continue
 		}
+		if t.shown != nil && t.differ(&pen, i, was, now) {
+			continue
+		}
+		pen.use("")
 		fmt.Fprintf(&b, "\x1b[%d;1H", i+1)
 		w := ansi.StringWidth(now)
 		if w > t.width {
@@ -400,12 +406,27 @@ func (t *terminal) paint(frame string) {
 			b.WriteString(seqClearRight)
 		}
 	}
+	pen.use("")
 	t.shown = lines
 	if b.Len() == 0 {
 		return
 	}
 	// A terminal that is gone says so with a signal; there is nobody to tell here.
 	_, _ = t.out.Write(append(append([]byte(seqSyncOn), b.Bytes()...), seqSyncOff...))
+}
+
+// differ writes those columns of a line that differ from what is on the screen, and reports
+// whether it could.
+func (t *terminal) differ(pen *brush, y int, was, now string) bool {
+	var ok bool
+	if t.old, ok = glyphsOf(was, t.old); !ok || len(t.old) > t.width {
+		return false
+	}
+	if t.new, ok = glyphsOf(now, t.new); !ok || len(t.new) > t.width {
+		return false
+	}
+	pen.difference(y, t.old, t.new)
+	return true
 }
 
 // copy puts text on the user's clipboard, through whatever terminal and multiplexer

@@ -690,16 +690,90 @@ func TestPaintShowsTheFrame(t *testing.T) {
 	}
 }
 
+// TestPaintShowsAnyFrame paints frames of random lines, styles, widths and sizes one after
+// the other: the screen must show the last one, whatever was there.
+func TestPaintShowsAnyFrame(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	words := []string{"a", "bc", " ", "   ", "ready", "█", "▒▒", "·", "日", "→", "0", "12", "e\u0301"}
+	styles := []string{"", "\x1b[1m", "\x1b[38;5;111m", "\x1b[31m\x1b[1m"}
+	line := func(w int) string {
+		var b strings.Builder
+		for used := 0; ; {
+			x := words[rnd.IntN(len(words))]
+			if used += width(x); used > w || rnd.IntN(12) == 0 {
+				return b.String()
+			}
+			st := styles[rnd.IntN(len(styles))]
+			b.WriteString(st + x)
+			if st != "" {
+				b.WriteString(seqReset)
+			}
+		}
+	}
+	for range 40 {
+		w, h := 8+rnd.IntN(60), 1+rnd.IntN(6)
+		f, err := os.CreateTemp(t.TempDir(), "out")
+		if err != nil {
+			t.Fatal(err)
+		}
+		term := &terminal{out: f, live: true, width: w, height: h}
+		screen := newEmulator(w, h)
+		var lines []string
+		from := int64(0)
+		for n := range 60 {
+			if n%5 == 0 || len(lines) != h {
+				lines = make([]string, h)
+				for i := range lines {
+					lines[i] = line(w)
+				}
+			} else {
+				lines = slices.Clone(lines)
+				lines[rnd.IntN(h)] = line(w)
+				// The same line but for a column, which is what changes most.
+				if i := rnd.IntN(h); strings.Contains(lines[i], "ready") {
+					lines[i] = strings.Replace(lines[i], "ready", "reedy", 1)
+				}
+			}
+			term.paint(strings.Join(lines, "\n"))
+			end, err := f.Seek(0, io.SeekCurrent)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, end-from)
+			if _, err := f.ReadAt(b, from); err != nil && len(b) > 0 {
+				t.Fatal(err)
+			}
+			from = end
+			screen.write(t, string(b))
+			for y, l := range lines {
+				want := strings.TrimRight(strings.ReplaceAll(stripStyle(l), "e\u0301", "e"), " ")
+				if got := strings.ReplaceAll(screen.line(y), "e\u0301", "e"); got != want {
+					t.Fatalf("%dx%d, frame %d, line %d shows %q, want %q", w, h, n, y+1, got, want)
+				}
+				glyphs, ok := glyphsOf(l, nil)
+				for x := range glyphs {
+					if got := screen.styles[y][x]; ok && glyphs[x] != blank && got != glyphs[x].style {
+						t.Fatalf("%dx%d, frame %d, line %d, column %d has style %q, want %q", w, h, n, y+1, x+1, got, glyphs[x].style)
+					}
+				}
+			}
+		}
+		f.Close()
+	}
+}
+
 // emulator is a terminal that knows what paint writes, and fails on anything else.
 type emulator struct {
-	cells [][]rune
-	x, y  int
+	cells  [][]rune
+	styles [][]string
+	style  string
+	x, y   int
 }
 
 func newEmulator(w, h int) *emulator {
-	e := &emulator{cells: make([][]rune, h)}
+	e := &emulator{cells: make([][]rune, h), styles: make([][]string, h)}
 	for i := range e.cells {
-		e.cells[i] = make([]rune, w)
+		e.cells[i], e.styles[i] = make([]rune, w), make([]string, w)
 	}
 	e.clear(0, 0, h)
 	return e
@@ -709,7 +783,7 @@ func (e *emulator) clear(x, y, rows int) {
 	for i := y; i < y+rows; i++ {
 		for j := range e.cells[i] {
 			if i > y || j >= x {
-				e.cells[i][j] = ' '
+				e.cells[i][j], e.styles[i][j] = ' ', ""
 			}
 		}
 	}
@@ -727,17 +801,28 @@ func (e *emulator) write(t *testing.T, s string) {
 			seq := s[:end]
 			s = s[end:]
 			switch {
-			case seq == seqSyncOn || seq == seqSyncOff || strings.HasSuffix(seq, "m"):
+			case seq == seqSyncOn || seq == seqSyncOff:
+			case seq == seqReset:
+				e.style = ""
+			case strings.HasSuffix(seq, "m"):
+				if !colourOnly(e.style) || !colourOnly(seq) {
+					seq = e.style + seq
+				}
+				e.style = seq
+			case strings.HasSuffix(seq, "G"):
+				if _, err := fmt.Sscanf(seq, "\x1b[%dG", &e.x); err != nil {
+					t.Fatalf("sequence %q: %v", seq, err)
+				}
+				e.x--
 			case seq == seqClear:
 				e.clear(0, 0, len(e.cells))
 			case seq == seqClearRight:
 				e.clear(e.x, e.y, 1)
-			case strings.HasSuffix(seq, ";1H"):
-				e.x, e.y = 0, 0
-				for _, c := range seq[2 : len(seq)-3] {
-					e.y = e.y*10 + int(c-'0')
+			case strings.HasSuffix(seq, "H"):
+				if _, err := fmt.Sscanf(seq, "\x1b[%d;%dH", &e.y, &e.x); err != nil {
+					t.Fatalf("sequence %q: %v", seq, err)
 				}
-				e.y--
+				e.x, e.y = e.x-1, e.y-1
 			default:
 				t.Fatalf("unknown sequence %q", seq)
 			}
@@ -746,10 +831,13 @@ func (e *emulator) write(t *testing.T, s string) {
 		r := []rune(s)[0]
 		s = s[len(string(r)):]
 		w := width(string(r))
+		if w == 0 { // a mark on the character before
+			continue
+		}
 		if e.x+w > len(e.cells[e.y]) {
 			t.Fatalf("line %d is written beyond the edge", e.y+1)
 		}
-		e.cells[e.y][e.x] = r
+		e.cells[e.y][e.x], e.styles[e.y][e.x] = r, e.style
 		for i := 1; i < w; i++ {
 			e.cells[e.y][e.x+i] = 1
 		}

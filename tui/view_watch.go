@@ -94,9 +94,9 @@ func (c *console) eta(b *engine.Board, now time.Time) string {
 	case most < 0:
 		return "ETA later than it looked"
 	case least < time.Second:
-		return "ETA within " + short(most)
+		return "ETA within " + seconds(most)
 	}
-	return "ETA " + short(least) + "-" + short(most)
+	return "ETA " + seconds(least) + "-" + seconds(most)
 }
 
 // railPart is a part of the way.
@@ -383,7 +383,11 @@ func perMinute(f float64) string {
 	if f < 9.95 {
 		return strconv.FormatFloat(f, 'f', 1, 64) + "/min"
 	}
-	return strconv.Itoa(int(math.Round(f))) + "/min"
+	n := int(math.Round(f))
+	for step := 10; n >= 10*step; step *= 10 { // two digits: more would flicker, and tell nothing
+		n = (n + step/2) / step * step
+	}
+	return strconv.Itoa(n) + "/min"
 }
 
 // stageSign is the sign of a state, and its style.
@@ -572,13 +576,13 @@ func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 	}
 	switch w := b.Wait; {
 	case w.Text != "":
-		return "Why waiting (" + short(now.Sub(w.Since)) + "): " + clean(w.Text), clean(w.Remedy)
+		return "Why waiting (" + seconds(now.Sub(w.Since)) + "): " + clean(w.Text), clean(w.Remedy)
 	case b.Result != nil:
 		return "It has ended: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
 	}
 	done, total := b.Places()
 	if s := b.Running(); s != nil && s.ID != engine.StepRollout {
-		return "Now (" + short(now.Sub(s.Began)) + "): " + clean(s.Title) + tailOf(clean(s.Text), clean(s.Title)), ""
+		return "Now (" + seconds(now.Sub(s.Began)) + "): " + clean(s.Title) + tailOf(clean(s.Text), clean(s.Title)), ""
 	}
 	n := b.Slowest()
 	switch {
@@ -757,18 +761,20 @@ type mapCursor struct {
 	columns, each int
 }
 
+// mapCells are the signs of states on the map.
+var mapCells = map[string]struct {
+	sign, ascii string
+	st          style
+}{
+	engine.NodeReady: {"█", "#", good}, engine.NodeNotReady: {"▓", "n", caution}, engine.NodeJoining: {"▓", "j", accent},
+	engine.NodeBooting: {"░", "b", accent}, engine.NodeCreating: {"░", "c", accent}, engine.NodeReplacing: {"░", "r", accent},
+	engine.NodeDraining: {"▒", "d", caution}, engine.NodeLeaving: {"▒", "l", caution}, engine.NodeOutdated: {"·", ".", faint},
+	engine.NodeFailed: {"✗", "X", bad},
+}
+
 // mapCell is the sign of a state on the map.
 func (c *console) mapCell(state string) (string, style) {
-	type cell struct {
-		sign, ascii string
-		st          style
-	}
-	x := map[string]cell{
-		engine.NodeReady: {"█", "#", good}, engine.NodeNotReady: {"▓", "n", caution}, engine.NodeJoining: {"▓", "j", accent},
-		engine.NodeBooting: {"░", "b", accent}, engine.NodeCreating: {"░", "c", accent}, engine.NodeReplacing: {"░", "r", accent},
-		engine.NodeDraining: {"▒", "d", caution}, engine.NodeLeaving: {"▒", "l", caution}, engine.NodeOutdated: {"·", ".", faint},
-		engine.NodeFailed: {"✗", "X", bad},
-	}[state]
+	x := mapCells[state]
 	switch {
 	case x.sign == "":
 		return " ", plain
@@ -784,12 +790,21 @@ var worst = []string{
 	engine.NodeJoining, engine.NodeOutdated, engine.NodeReady, "",
 }
 
+// ranks are the places of states in worst.
+var ranks = func() map[string]int {
+	out := map[string]int{}
+	for i, s := range worst {
+		out[s] = i
+	}
+	return out
+}()
+
 // worstOf is the place that matters most among those of a cell.
 func worstOf(places []*engine.BoardPlace) *engine.BoardPlace {
 	var out *engine.BoardPlace
 	rank := len(worst)
 	for _, p := range places {
-		if r := slices.Index(worst, p.State()); r >= 0 && r < rank {
+		if r, ok := ranks[p.State()]; ok && r < rank {
 			out, rank = p, r
 		}
 	}
@@ -841,24 +856,31 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			}
 			// Cells of one state are written together: a sequence for each would be ten
 			// times as much.
-			run, style := "", plain
+			var run strings.Builder
+			style := plain
+			flush := func() {
+				r.raw(style, run.String())
+				run.Reset()
+			}
 			for k := row * columns; k < min(cells, (row+1)*columns); k++ {
 				sign, st := " ", plain
 				if p := worstOf(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
 					sign, st = c.mapCell(p.State())
 				}
 				if gi == at && k == cell {
-					r.raw(style, run).raw(chosen, sign)
-					run, cursorRow = "", len(rows)
+					flush()
+					r.raw(chosen, sign)
+					cursorRow = len(rows)
 					continue
 				}
 				if st != style {
-					r.raw(style, run)
-					run, style = "", st
+					flush()
+					style = st
 				}
-				run += sign
+				run.WriteString(sign)
 			}
-			rows = append(rows, r.raw(style, run).String())
+			flush()
+			rows = append(rows, r.String())
 		}
 	}
 	from, to := window(len(rows), cursorRow, room)

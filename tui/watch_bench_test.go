@@ -1,0 +1,148 @@
+package tui
+
+import (
+	"io"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+// BenchmarkWatch has the watch screen of a rollout of 5,000 nodes take ten updates a
+// second, of 20 changes of nodes and 3 lines each, and paint a frame after each. One
+// iteration is an update. It reports the share of a processor and the bytes to the
+// terminal that come of ten of them in a second.
+func BenchmarkWatch(b *testing.B) {
+	for _, size := range []struct {
+		name string
+		w, h int
+		keys []string
+	}{
+		{"80x24", 80, 24, nil},
+		{"120x40", 120, 40, nil},
+		{"200x60", 200, 60, nil},
+		{"120x40-map", 120, 40, []string{"m"}},
+	} {
+		b.Run(size.name, func(b *testing.B) {
+			r, w, err := os.Pipe()
+			if err != nil {
+				b.Fatal(err)
+			}
+			var written atomic.Int64
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				buf := make([]byte, 1<<16)
+				for {
+					n, err := r.Read(buf)
+					written.Add(int64(n))
+					if err == io.EOF {
+						return
+					}
+				}
+			}()
+			term := &terminal{out: w, live: true, width: size.w, height: size.h}
+			updates := updatesOf(b)
+			c := benchWatch(b, size.w, size.h)
+			for _, k := range size.keys {
+				c.key(keyOf(k))
+			}
+			term.paint(c.View())
+			first := written.Load()
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				c.deps.now = func() time.Time { return benchBegin.Add(time.Duration(i) * 100 * time.Millisecond) }
+				c.Update(watchBatch{0, updates(i)})
+				term.paint(c.View())
+				i++
+			}
+			w.Close()
+			<-gone
+			b.ReportMetric(float64(written.Load()-first)/float64(i)*10/1000, "kB/s")
+			b.ReportMetric(b.Elapsed().Seconds()/float64(i)*10*100, "%cpu")
+		})
+	}
+}
+
+// BenchmarkWatchBurst has it take 1,000 events a second: one iteration is what comes
+// between two frames, and the frame.
+func BenchmarkWatchBurst(b *testing.B) {
+	c := benchWatch(b, 120, 40)
+	updates := updatesOf(b)
+	perFrame := int(1000 * frameGap / time.Second)
+	worst := time.Duration(0)
+	i, seen := 0, []engine.Event(nil)
+	for b.Loop() {
+		for len(seen) < perFrame {
+			seen = append(seen, updates(i)...)
+			i++
+		}
+		began := time.Now()
+		c.Update(watchBatch{0, seen[:perFrame]})
+		if c.View() == "" {
+			b.Fatal("no frame")
+		}
+		worst = max(worst, time.Since(began))
+		seen = seen[perFrame:]
+	}
+	b.ReportMetric(float64(worst.Microseconds())/1000, "worst-ms")
+}
+
+// BenchmarkBoard is the fold of one event among 5,000 nodes.
+func BenchmarkBoard(b *testing.B) {
+	events := rolloutOf(b, 5000)
+	b.ReportAllocs()
+	for b.Loop() {
+		var board engine.Board
+		for _, ev := range events {
+			board.Apply(ev)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(events)), "ns/event")
+}
+
+var benchBegin = start.Add(20 * time.Minute)
+
+// benchWatch is a console that watches 5,000 nodes in the middle of their rollout.
+func benchWatch(b *testing.B, w, h int) *console {
+	c := newConsole(b.Context(), look{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
+	c.w, c.h, c.screen, c.busy, c.ticking = w, h, screenWatch, "", true
+	c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
+	c.now = benchBegin
+	c.watchEvents(until(rolloutOf(b, 5000), benchBegin.Sub(start)))
+	return c
+}
+
+// updatesOf returns what is told in the i-th update: the next of the rollout, in turns.
+func updatesOf(b *testing.B) func(i int) []engine.Event {
+	all := rolloutOf(b, 5000)
+	from := len(until(all, benchBegin.Sub(start)))
+	rest := all[from : len(all)-2]
+	at := 0
+	return func(i int) []engine.Event {
+		var out []engine.Event
+		var last engine.Event
+		for nodes := 0; nodes < 20; at = (at + 1) % len(rest) {
+			ev := rest[at]
+			if ev.Kind == engine.KindLog {
+				continue
+			}
+			if ev.Kind == engine.KindNode {
+				nodes++
+				last = ev
+			}
+			ev.Time = benchBegin.Add(time.Duration(i) * 100 * time.Millisecond)
+			out = append(out, ev)
+		}
+		for range 3 {
+			out = append(out, engine.Event{
+				Kind: engine.KindLog, Time: benchBegin.Add(time.Duration(i) * 100 * time.Millisecond), Source: "operator", Level: "info",
+				Text: "rollout  action=drain node=" + last.Node + " heir=" + last.With,
+			})
+		}
+		return out
+	}
+}
