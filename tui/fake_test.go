@@ -197,6 +197,9 @@ func (f *fakeEngine) Preflight(_ context.Context, emit func(engine.Event)) ([]en
 
 func (f *fakeEngine) PlanApply(_ context.Context, r engine.ApplyRequest, _ func(engine.Event)) (*engine.Plan, error) {
 	f.appliedAs = r
+	if len(r.Acknowledge) > 0 {
+		f.plan.Accept(r.Acknowledge...)
+	}
 	return f.plan, f.planErr
 }
 

@@ -25,18 +25,22 @@ type upgradeStart struct {
 
 // applyStart is an upgrade with all of its steps.
 func applyStart(r engine.ApplyRequest, yes bool) *upgradeStart {
-	return &upgradeStart{request: r, yes: yes, verb: string(engine.VerbApply),
+	return &upgradeStart{
+		request: r, yes: yes, verb: string(engine.VerbApply),
 		plan: func(ctx context.Context, e Engine, r engine.ApplyRequest, emit func(engine.Event)) (*engine.Plan, error) {
 			return e.PlanApply(ctx, r, emit)
-		}}
+		},
+	}
 }
 
 // executeStart is an upgrade of the services alone.
 func executeStart(r engine.ApplyRequest, yes bool) *upgradeStart {
-	return &upgradeStart{request: r, yes: yes, verb: string(engine.VerbExecute) + " --helm",
+	return &upgradeStart{
+		request: r, yes: yes, verb: string(engine.VerbExecute) + " --helm",
 		plan: func(ctx context.Context, e Engine, r engine.ApplyRequest, _ func(engine.Event)) (*engine.Plan, error) {
 			return e.PlanExecute(ctx, r)
-		}}
+		},
+	}
 }
 
 // upgradeScreen is an upgrade from its check to the answer; then the run screen has it.
@@ -711,11 +715,11 @@ func (c *console) upgradeRail(s screenID) string {
 			x := stop{name: p.id, word: plain}
 			x.sign, x.st = c.stepSign(p)
 			x.done = p.state == engine.StateDone || p.state == engine.StateSkipped
-			switch {
-			case p.state == "":
+			switch p.state {
+			case "":
 				x.sign, x.st, x.word = c.th.pending, faint, faint
-			case p.state == engine.StateRunning:
-				if at, x.word = i, strong; c.running {
+			case engine.StateRunning:
+				if x.word = strong; c.running {
 					x.sign = c.th.running
 				}
 			}
