@@ -318,12 +318,11 @@ func realEtcd(t *testing.T, n int) (urls []string) {
 	var peers, initial []string
 	for i := range n {
 		for _, l := range []*[]string{&urls, &peers} {
-			s, err := net.Listen("tcp", "127.0.0.1:0")
+			address, err := freeAddress()
 			if err != nil {
 				t.Fatal(err)
 			}
-			*l = append(*l, "http://"+s.Addr().String())
-			s.Close()
+			*l = append(*l, "http://"+address)
 		}
 		initial = append(initial, fmt.Sprintf("m%d=%s", i, peers[i]))
 	}

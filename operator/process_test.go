@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -205,14 +206,26 @@ func newRing(t *testing.T, names ...string) *ring {
 func newEtcdProcess() (*etcdProcess, error) {
 	m := &etcdProcess{}
 	for _, url := range []*string{&m.client, &m.peer} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		address, err := freeAddress()
 		if err != nil {
 			return nil, err
 		}
-		*url = "http://" + l.Addr().String()
-		_ = l.Close()
+		*url = "http://" + address
 	}
 	return m, nil
+}
+
+// freeAddress returns one of loopback that nobody listens on, and with a port that the
+// kernel gives to nobody who does not ask for it, so that it stays free for a moment.
+func freeAddress() (string, error) {
+	var err error
+	for range 100 {
+		var l net.Listener
+		if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(12_000))); err == nil {
+			return l.Addr().String(), l.Close()
+		}
+	}
+	return "", err
 }
 
 func (r *ring) start(name, state, initial string) error {
