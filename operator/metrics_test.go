@@ -234,7 +234,8 @@ func sampleMetrics(t *testing.T) []*dto.MetricFamily {
 	}
 	c.action(cordonNode, nil)
 	c.cloudCall("list_groups", now, nil)
-	all := gathered(t, g, g.drained, c.actions, c.calls, c.serving)
+	c.asked(now)
+	all := gathered(t, g, g.drained, c.actions, c.calls, c.serving, c.steps)
 	slices.SortFunc(all, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
 	return all
 }
