@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"runtime/debug"
 	"strconv"
@@ -85,6 +86,7 @@ type terminal struct {
 	old, new      []glyph  // room to take lines apart
 	width, height int
 	filter        *replies
+	keeper        io.WriteCloser // see keep; nil if there is none
 }
 
 // newTerminal returns the terminal that in and out belong to. Nothing is written or
@@ -224,8 +226,31 @@ func (t *terminal) start() error {
 		t.filter.open(time.Now())
 		seq += seqProbe
 	}
-	_, err = io.WriteString(t.out, seq)
+	if _, err = io.WriteString(t.out, seq); err == nil {
+		t.keep()
+	}
 	return err
+}
+
+// seqBack gives a terminal back.
+const seqBack = seqReset + seqPasteOff + seqWrapOn + seqCursorOn + seqAltOff
+
+// keep has a shell wait for our end. If it comes without a word, as with kill -9, the shell
+// shows what was on the terminal before. The settings of the line are mended by the shell
+// that started us. It is no harm if there is none. The caller holds mu.
+func (t *terminal) keep() {
+	if t.keeper != nil {
+		return
+	}
+	cmd := exec.CommandContext(context.Background(), "/bin/sh", "-c", `trap '' HUP INT QUIT TERM TSTP TTOU; read -r word || printf %s "$1"`, "sh", seqBack)
+	cmd.Stdout = t.out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // keys are not for it
+	in, err := cmd.StdinPipe()
+	if err != nil || cmd.Start() != nil {
+		return
+	}
+	t.keeper = in
+	go func() { _ = cmd.Wait() }()
 }
 
 // stop gives the terminal back. It may be called more than once and from anywhere.
@@ -236,7 +261,12 @@ func (t *terminal) stop() {
 		return
 	}
 	t.live = false
-	_, _ = io.WriteString(t.out, seqReset+seqPasteOff+seqWrapOn+seqCursorOn+seqAltOff)
+	_, _ = io.WriteString(t.out, seqBack)
+	if t.keeper != nil {
+		_, _ = io.WriteString(t.keeper, "done\n")
+		t.keeper.Close()
+		t.keeper = nil
+	}
 	t.filter.drain()
 	_ = term.Restore(int(t.in.Fd()), t.saved)
 }

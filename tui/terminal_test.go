@@ -342,6 +342,17 @@ func TestSignalsGiveTheTerminalBack(t *testing.T) {
 	}
 }
 
+// Nothing of ours runs after kill -9, and yet the screen is given back.
+func TestKillGivesTheScreenBack(t *testing.T) {
+	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=partial", "FAKE_PACE=1"}, nil)
+	p.sees("Machines")
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	p.ends()
+	p.sees(seqBack)
+}
+
 // A stopped program leaves a usable terminal behind, and comes back whole.
 func TestSuspendAndResume(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init")}, nil)
