@@ -112,6 +112,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 		return nil, err
 	}
 	p.From = c.out.Current
+	p.LastBackup, _ = e.lastBackup(c.state) // one that cannot be looked for is none
 	if c.hop == nil {
 		c.sort()
 		p.To, p.Findings = c.out.Goal, c.out.Findings

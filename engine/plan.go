@@ -89,6 +89,9 @@ type Plan struct {
 	// Surge is how many machines there may be beyond the wanted number, such as 2 or 10%;
 	// empty if that is not known.
 	Surge string `json:"surge,omitempty"`
+	// LastBackup is the newest whole backup of the cluster when an upgrade was planned; nil if
+	// there was none.
+	LastBackup *LastBackup `json:"lastBackup,omitempty"`
 	// Rehearsal says that running the plan has no effect.
 	Rehearsal bool   `json:"rehearsal,omitempty"`
 	Steps     []Step `json:"steps"`

@@ -176,6 +176,9 @@ func (c *console) upgradeSections(w int, p *engine.Plan) []string {
 	if rows := c.changeRows(w, k); len(rows) > 0 {
 		rows[0] = c.th.rule(w, "Will change", "")
 		lines = append(lines, rows...)
+		if c.th.uncut { // on the screen it stands with what is at stake
+			lines = append(lines, c.th.row(w).pad(2).col(faint, "last backup", 14).add(plain, c.backupWords(p.LastBackup)).String())
+		}
 	}
 	lines = append(lines, c.th.rule(w, "Steps", count(len(p.Steps), "step")))
 	const indent = 22
@@ -210,6 +213,18 @@ func (c *console) upgradeSections(w int, p *engine.Plan) []string {
 		}
 	}
 	return lines
+}
+
+// backupWords say how old a backup is, and what it holds.
+func (c *console) backupWords(b *engine.LastBackup) string {
+	if b == nil {
+		return "none"
+	}
+	s := fmt.Sprintf("%s, %s, %s", ago(b.Created, c.now), amountOf(b.Objects, "object"), bytesOf(b.Bytes))
+	if !b.Etcd {
+		return s + ", without etcd"
+	}
+	return s + ", with a snapshot of etcd"
 }
 
 // componentLine is "Kubernetes: v1.35.4 -> v1.36.3".

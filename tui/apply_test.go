@@ -68,8 +68,10 @@ func TestApplyAsksForWhatItNeeds(t *testing.T) {
 
 func TestApplyShowsItsPlanOnOneScreen(t *testing.T) {
 	s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }})
-	text := strings.Join(s.planText(upgradePlan()), "\n")
-	for _, want := range []string{"OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
+	p := upgradePlan()
+	p.LastBackup = &engine.LastBackup{Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 3 << 20, Etcd: true}
+	text := strings.Join(s.planText(p), "\n")
+	for _, want := range []string{"last backup    26h ago, 214 objects, 3 MiB, with a snapshot of etcd", "OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

@@ -419,13 +419,18 @@ func (s *stage) tell(m tea.Msg) {
 // settle takes messages until everything waits for time or for the test.
 func (s *stage) settle() {
 	s.t.Helper()
-	for {
+	for idle := false; ; {
 		synctest.Wait()
 		select {
 		case m := <-s.queue:
 			s.tell(m)
+			idle = false
 		default:
-			return
+			if idle {
+				return
+			}
+			idle = true
+			time.Sleep(frameGap) // of the bubble: a batch that is being collected comes
 		}
 	}
 }
