@@ -174,7 +174,11 @@ func (c *console) farewell() []string {
 // lastFrame is what an upgrade looked like when the console was left, without what only
 // helps who sits before it; nil if there was no run.
 func (c *console) lastFrame() []string {
-	if !c.upgrading() || !c.ran || c.w < minWidth || c.h < minHeight {
+	if c.screen == screenLog {
+		c.screen = c.back
+	}
+	shows := c.aboutUpgrade(c.screen) || c.screen == screenWatch
+	if !c.upgrading() || !c.ran || !shows || c.w < minWidth || c.h < minHeight {
 		return nil
 	}
 	c.help, c.asking, c.question, c.note = false, false, nil, ""

@@ -159,6 +159,9 @@ func wizardAt(s screenID) int {
 
 func (c *console) headTarget() string {
 	if c.plan != nil && c.upgrading() {
+		if !c.aboutUpgrade(c.screen) && c.screen != screenLog {
+			return "" // it is over
+		}
 		return c.changeWords(c.plan)
 	}
 	if c.plan != nil && c.w >= 80 {

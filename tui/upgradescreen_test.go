@@ -278,8 +278,8 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		}
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenHome {
-			t.Errorf("Enter on the result shows %s", s.c.screen.title())
+		if v := s.c.View(); s.c.screen != screenHome || strings.Contains(v, "v1.0.0→v1.1.0") {
+			t.Errorf("Enter on the result shows %s, of the upgrade that is over:\n%s", s.c.screen.title(), v)
 		}
 	})
 }
