@@ -424,7 +424,22 @@ func (p *plainPrinter) tellGroups() (wrote bool) {
 			p.line(p.t.last, "nodes", "now", text)
 		}
 	}
+	if eta := p.eta(); eta != "" && wrote {
+		p.line(p.t.last, "nodes", "ETA", eta)
+	}
 	return wrote
+}
+
+// eta is between which times a rollout will be over: "17:16Z-17:44Z"; empty if nobody knows.
+func (p *plainPrinter) eta() string {
+	if p.t.etaMost.IsZero() {
+		return ""
+	}
+	layout := "15:04Z"
+	if p.t.etaMost.Sub(p.t.last) < 10*time.Minute {
+		layout = "15:04:05Z"
+	}
+	return p.t.etaLeast.UTC().Format(layout) + "-" + p.t.etaMost.UTC().Format(layout)
 }
 
 // tellStill says what is under way and for how long, and when it will be said again.
@@ -443,6 +458,9 @@ func (p *plainPrinter) tellStill() {
 	}
 	if p.t.why.text != "" {
 		text += "; why: " + p.t.why.text
+	}
+	if eta := p.eta(); eta != "" {
+		text += "; ETA " + eta
 	}
 	p.line(now, p.subject(), "still", fmt.Sprintf("%s; next report in %s", text, short(next)))
 }

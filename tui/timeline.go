@@ -31,6 +31,7 @@ type timeline struct {
 	log                lines
 	why                waiting
 	counts             map[string]int64
+	etaLeast, etaMost  time.Time // between which a rollout will be over; zero if nobody knows
 	result             *outcome
 	events             uint64
 	current            int // index of the running step, -1 if none; valid when steps is not empty
@@ -389,6 +390,7 @@ func (t *timeline) applyNode(ev engine.Event) (change, int) {
 func (t *timeline) applyProgress(ev engine.Event) (change, int) {
 	if len(ev.Counts) > 0 {
 		t.counts = ev.Counts
+		t.etaLeast, t.etaMost = ev.ETALeast, ev.ETAMost
 	}
 	i := t.step(clean(ev.Step))
 	if i < 0 {

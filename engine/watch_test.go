@@ -1,0 +1,232 @@
+package engine_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+)
+
+// TestWatchSeesARollout watches while apply and the operator bring all nodes to the target,
+// from the moment that the target is set, without a lock, a lease or a record of its own.
+func TestWatchSeesARollout(t *testing.T) {
+	s := newApplyStage(t)
+	var list []engine.Event
+	began, ended := make(chan bool), make(chan error, 1)
+	_, _, err := s.apply(t.Context(), upgrade, func(ev engine.Event) {
+		if ev.Kind != engine.KindStep || ev.Step != engine.StepRollout || ev.State != engine.StateRunning {
+			return
+		}
+		go func() {
+			told := false
+			ended <- s.engine().Watch(t.Context(), engine.WatchRequest{}, func(ev engine.Event) {
+				list = append(list, ev)
+				if !told && ev.Kind == engine.KindProgress { // all nodes were told
+					told = true
+					close(began)
+				}
+			})
+		}()
+		<-began
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	checkStream(t, list, nil)
+	var b engine.Board
+	for _, ev := range list {
+		b.Apply(ev)
+		if ev.Kind == engine.KindProgress && len(ev.Counts) > 0 && ev.Object == "" && !cmp.Equal(ev.Counts, b.Counts()) {
+			t.Errorf("event %d counts %v, the board %v", ev.Seq, ev.Counts, b.Counts())
+		}
+	}
+	if !strings.Contains(b.To, "Kubernetes v1.36.3") || b.Outcome != "3 of 3 nodes at the target" || b.Exit != 0 {
+		t.Errorf("to %q, it ended with %q, exit %d", b.To, b.Outcome, b.Exit)
+	}
+	if diff := cmp.Diff(map[string]int64{"ready": 3}, b.Counts()); diff != "" {
+		t.Errorf("at the end (-want +got):\n%s", diff)
+	}
+	runs, err := os.ReadDir(filepath.Join(s.dir, engine.RunsDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range runs {
+		if strings.HasPrefix(r.Name(), "watch") {
+			t.Errorf("the watch left %s", r.Name())
+		}
+	}
+}
+
+func TestWatchOnce(t *testing.T) {
+	s := newApplyStage(t)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte(s.read(engine.KubeconfigFile)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name    string
+		request engine.WatchRequest
+		before  func()
+		exit    int
+		says    string
+	}{
+		{"of the workspace", engine.WatchRequest{Once: true}, nil, 0, "3 of 3 nodes at the target"},
+		{"of a kubeconfig", engine.WatchRequest{Once: true, Kubeconfig: kubeconfig}, nil, 0, "3 of 3 nodes at the target"},
+		{"no kubeconfig", engine.WatchRequest{Once: true, Kubeconfig: kubeconfig + "-none"}, nil, engine.ExitUsage, "no such file"},
+		{"the API server is away", engine.WatchRequest{Once: true}, func() { s.cluster.SetDown(true) }, engine.ExitFailed, "look at the rollout of demo"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.before != nil {
+				tt.before()
+			}
+			var events []engine.Event
+			err := s.engine().Watch(t.Context(), tt.request, func(ev engine.Event) { events = append(events, ev) })
+			if engine.ExitCode(err) != tt.exit {
+				t.Fatalf("exit %d, want %d: %v", engine.ExitCode(err), tt.exit, err)
+			}
+			if err != nil {
+				if !strings.Contains(err.Error(), tt.says) || engine.Remedy(err) == "" {
+					t.Errorf("error %v (remedy %q), want %s", err, engine.Remedy(err), tt.says)
+				}
+				return
+			}
+			checkStream(t, events, nil)
+			if last := events[len(events)-1]; last.Text != tt.says {
+				t.Errorf("it ended with %q, want %q", last.Text, tt.says)
+			}
+		})
+	}
+}
+
+func TestReadRecordNamesBadLines(t *testing.T) {
+	good := `{"seq":1,"time":"2026-11-21T07:05:01Z","kind":"hello"}`
+	long := `{"text":"` + strings.Repeat("x", 17<<20) + `"}`
+	text := strings.Join([]string{good, "", "no event", `{"kind":"node"}`, `{"seq":"x","time":"2026-11-21T07:05:01Z","kind":"node"}`, long, good, `{"seq":3,"time":"2026`}, "\n")
+	n := 0
+	bad, err := engine.ReadRecord(strings.NewReader(text), func(engine.Event) error { n++; return nil })
+	if err != nil || n != 2 {
+		t.Errorf("%d events, %v, want 2", n, err)
+	}
+	var got []string
+	for _, b := range bad {
+		got = append(got, b.String())
+	}
+	want := []string{
+		"line 3: it is not JSON, at character 2", "line 4: it is no event: it has no kind, or no time", "line 5: its seq is a string", "line 6: it is longer than 16 MB",
+		"line 8: it is not JSON, at character 21",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("bad lines (-want +got):\n%s", diff)
+	}
+}
+
+// TestPastRun reads what an upgrade has recorded.
+func TestPastRun(t *testing.T) {
+	s := newApplyStage(t)
+	if _, _, err := s.apply(t.Context(), upgrade, nil); err != nil {
+		t.Fatal(err)
+	}
+	e := s.engine()
+	run, err := e.PastRun("last")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if run.Verb != engine.VerbApply || run.Status != engine.StateDone || run.Exit != 0 || run.By == "" || !strings.HasPrefix(run.Tool, "constellation v") || run.TookMS <= 0 || run.Replaced != 3 || run.Failed != 0 {
+		t.Errorf("run %+v", run.RunSummary)
+	}
+	var steps []string
+	for _, st := range run.Steps {
+		steps = append(steps, st.ID+" "+st.State)
+	}
+	if diff := cmp.Diff([]string{"backup done", "components done", "join-config done", "charts done", "set-target done", "wait-for-rollout done"}, steps); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	var stages []string
+	for _, st := range run.Stages {
+		stages = append(stages, fmt.Sprint(st.State, " ", st.Machines))
+	}
+	if len(stages) == 0 || !strings.HasPrefix(stages[0], engine.NodeReplacing) {
+		t.Errorf("stages %v", stages)
+	}
+	if b, err := json.Marshal(run); err != nil || bytes.Contains(b, []byte("null")) {
+		t.Errorf("as JSON %s, %v: lists are never null", b, err)
+	}
+	for id, want := range map[string]string{"none": "this workspace has no record of it", "": "this workspace has no record of it"} {
+		if _, err := e.PastRun(id); err == nil || !strings.Contains(err.Error(), want) || engine.ExitCode(err) != engine.ExitUsage {
+			t.Errorf("run %q: %v", id, err)
+		}
+	}
+	path, err := e.Record(run.ID[:len(run.ID)-3])
+	if err != nil || filepath.Base(filepath.Dir(path)) != run.ID {
+		t.Errorf("the record is %s, %v", path, err)
+	}
+}
+
+// TestBoardIsBounded feeds a board more machines, lines and steps than there can be.
+func TestBoardIsBounded(t *testing.T) {
+	var b engine.Board
+	at := boardStart
+	big := strings.Repeat("x", 100_000)
+	for i := range 120_000 {
+		at = at.Add(time.Millisecond)
+		name := fmt.Sprintf("worker-%d", i)
+		b.Apply(engine.Event{Time: at, Kind: engine.KindNode, Node: name, Group: fmt.Sprint("g", i%3), To: engine.NodeReady, Text: big[:i%10]})
+		b.Apply(engine.Event{Time: at, Kind: engine.KindNode, Node: name, Group: fmt.Sprint("g", i%3), From: engine.NodeReady, To: engine.NodeGone})
+		b.Apply(engine.Event{Time: at, Kind: engine.KindLog, Source: fmt.Sprint("s", i), Text: big[:200+i%50_000]})
+		b.Apply(engine.Event{Time: at, Kind: engine.KindStep, Step: fmt.Sprint("step", i), State: engine.StateRunning})
+	}
+	machines := 0
+	for range b.Nodes() {
+		machines++
+	}
+	bytes := 0
+	for i := range b.Log.Len() {
+		bytes += len(b.Log.At(i).Text)
+	}
+	if machines > 12_000 || b.Log.Len() > 50_000 || bytes > 16<<20 || len(b.Steps) > 256 || len(b.Log.Sources()) > 256 {
+		t.Errorf("%d machines, %d lines of %d bytes, %d steps, %d sources", machines, b.Log.Len(), bytes, len(b.Steps), len(b.Log.Sources()))
+	}
+	if b.Log.Len()+b.Log.Dropped() != 120_000 {
+		t.Errorf("%d lines are kept and %d are not", b.Log.Len(), b.Log.Dropped())
+	}
+}
+
+// TestCloneStaysAsItIs takes a copy of a board in the middle of a rollout.
+func TestCloneStaysAsItIs(t *testing.T) {
+	var b engine.Board
+	for i := range 6 {
+		b.Apply(engine.Event{Time: boardStart, Kind: engine.KindNode, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: engine.NodeOutdated})
+	}
+	events := replacement("workers", "worker-1", "worker-9", boardStart.Add(time.Minute), false)
+	for _, e := range events[:6] {
+		b.Apply(e)
+	}
+	clone := b.Clone()
+	want := clone.Counts()
+	for _, e := range events[6:] {
+		b.Apply(e)
+	}
+	if diff := cmp.Diff(want, clone.Counts()); diff != "" {
+		t.Errorf("the copy has changed (-want +got):\n%s", diff)
+	}
+	for _, e := range events[6:] {
+		clone.Apply(e)
+	}
+	if diff := cmp.Diff(b.Counts(), clone.Counts()); diff != "" {
+		t.Errorf("the copy takes other ways (-want +got):\n%s", diff)
+	}
+	if n := clone.Node("worker-9"); n.Place == b.Node("worker-9").Place || n.Place.Old != clone.Node("worker-1") {
+		t.Error("the copy shares machines with the board")
+	}
+}
