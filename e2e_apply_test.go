@@ -92,7 +92,7 @@ func TestApplyReplacesAnImage(t *testing.T) {
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 30m -run TestApplyIsKilledInEachStep .
 func TestApplyIsKilledInEachStep(t *testing.T) {
 	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes five minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
+		t.Skip("takes three minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
 	}
 	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
