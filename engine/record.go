@@ -34,7 +34,7 @@ func ReadRecord(r io.Reader, take func(Event) error) (bad []BadLine, err error) 
 	lines := bufio.NewReaderSize(r, 64<<10)
 	for n := 1; ; n++ {
 		line, long, err := readLine(lines)
-		if err != nil && err != io.EOF {
+		if err != nil && !errors.Is(err, io.EOF) {
 			return bad, err
 		}
 		if len(bytes.TrimSpace(line)) > 0 || long {
@@ -58,7 +58,7 @@ func ReadRecord(r io.Reader, take func(Event) error) (bad []BadLine, err error) 
 				bad = append(bad, BadLine{n, why})
 			}
 		}
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return bad, nil
 		}
 	}

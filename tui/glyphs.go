@@ -75,7 +75,7 @@ func (p *brush) use(style string) {
 	if style == p.style {
 		return
 	}
-	if p.style != "" && !(colourOnly(p.style) && colourOnly(style)) {
+	if p.style != "" && (!colourOnly(p.style) || !colourOnly(style)) {
 		p.b.WriteString(seqReset)
 	}
 	p.b.WriteString(style)

@@ -68,8 +68,11 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 	}
 	plan := engine.Plan{
 		ID: "upgrade-20261121070501-1a2b3c4d", Verb: engine.VerbApply, Cluster: "prod-eu", From: engine.Target{Kubernetes: "v1.35.4", Image: "v1.0.0"}, By: "ops@laptop", Surge: fmt.Sprint(surge),
-		To: engine.Target{Release: "v1.1.0", Kubernetes: "v1.36.3", Image: "v1.1.0"}, Steps: []engine.Step{
-			{ID: "backup", Title: "Back up the cluster"}, {ID: "components", Title: "Publish components", Finished: true}, {ID: "set-target", Title: "Set the target of all nodes"},
+		To: engine.Target{Release: "v1.1.0", Kubernetes: "v1.36.3", Image: "v1.1.0"},
+		Steps: []engine.Step{
+			{ID: "backup", Title: "Back up the cluster"},
+			{ID: "components", Title: "Publish components", Finished: true},
+			{ID: "set-target", Title: "Set the target of all nodes"},
 			{ID: engine.StepRollout, Title: "Wait until all nodes are new"},
 		},
 	}
