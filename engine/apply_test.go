@@ -508,6 +508,33 @@ func TestChangeRollout(t *testing.T) {
 	}
 }
 
+func TestSkip(t *testing.T) {
+	s := newApplyStage(t)
+	s.cluster.PutNode(engine.Node{Name: "worker-9", Group: "edge", Role: "worker", State: engine.NodeReady})
+	for _, tt := range []struct {
+		name string
+		skip bool
+		exit int
+		says string
+	}{
+		{"worker-9", false, engine.ExitNothing, "neither skipped nor postponed"},
+		{"worker-9", true, engine.ExitDone, ""},
+		{"worker-9", true, engine.ExitNothing, "node worker-9 is skipped already"},
+		{"worker-9", false, engine.ExitDone, ""},
+		{"edge", true, engine.ExitDone, ""},
+		{"worker-9", true, engine.ExitNothing, "with its group edge"},
+		{"worker-9", false, engine.ExitUsage, "skipped with all of its group edge"},
+		{"edge", true, engine.ExitNothing, "group edge is skipped already"},
+		{"edge", false, engine.ExitDone, ""},
+		{"worker-99", true, engine.ExitUsage, `no node and no group is called "worker-99"`},
+	} {
+		_, err := s.engine().Skip(t.Context(), tt.name, tt.skip)
+		if engine.ExitCode(err) != tt.exit || tt.says != "" && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s %t: %v, want exit %d and %q", tt.name, tt.skip, err, tt.exit, tt.says)
+		}
+	}
+}
+
 func TestNodesOfARolloutAreInOneState(t *testing.T) {
 	target := engine.NodeTarget{Image: "img/v2", Components: "c2"}
 	old := func(name string, f func(*engine.Node)) engine.Node {
@@ -530,6 +557,7 @@ func TestNodesOfARolloutAreInOneState(t *testing.T) {
 		{name: "it is at the target, however the cloud writes its image", node: new(old("w", fresh)), want: "w ready"},
 		{name: "it is at the target and not ready", node: new(old("w", func(n *engine.Node) { fresh(n); n.State = engine.NodeNotReady })), want: "w not-ready"},
 		{name: "workers are kept", node: new(old("w", nil)), keep: true, want: "w ready"},
+		{name: "it is left as it is", node: new(old("w", func(n *engine.Node) { n.Skipped = true })), want: "w outdated"},
 		{name: "its heir is on its way", node: new(old("w", nil)), move: &engine.Move{Node: "", Donor: "w"}, want: "w replacing"},
 		{name: "it is emptied", node: new(old("w", func(n *engine.Node) { n.Cordoned, n.Heir = true, "x" })), move: &engine.Move{Node: "w", Donor: "w", Leaves: true}, want: "w draining"},
 		{name: "it is emptied before its leave is written", node: new(old("w", func(n *engine.Node) { n.Cordoned, n.Heir = true, "x" })), want: "w draining"},

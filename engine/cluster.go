@@ -86,6 +86,12 @@ type Cluster interface {
 	Rollout(ctx context.Context) (Rollout, error)
 	// ChangeRollout changes it, in one write.
 	ChangeRollout(ctx context.Context, c RolloutChange) error
+	// Holding returns whether the node, or else the group, of a name is left as it is. The
+	// error is ErrAbsent if there is neither.
+	Holding(ctx context.Context, name string) (Holding, error)
+	// SetHolding has h left as it is, or lets it go; a node that is let go is not postponed
+	// any more either.
+	SetHolding(ctx context.Context, h Holding, held bool) error
 	// Hold takes the cluster for one run, for as long as the process lives, until release
 	// is called. The error is a *HeldError if somebody else has it; one who has died is
 	// waited for, 15 s at most, and not at all if h is the Same. lost is called once if

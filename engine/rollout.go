@@ -86,6 +86,26 @@ type Move struct {
 // RolloutChange says what is done to a rollout; nil fields stay.
 type RolloutChange struct{ Paused, Cancelled *bool }
 
+// Holding is whether people have a rollout leave a node, or a group with all its nodes,
+// as it is.
+type Holding struct {
+	Name string `json:"name"`
+	Kind string `json:"kind"` // node, group
+	Held bool   `json:"skipped"`
+	// By is the group that is left as it is with all its nodes, this one among them; empty
+	// if there is none.
+	By string `json:"by,omitempty"`
+	// Postponed is until when others are replaced before it, because its replacement has
+	// failed; zero if it is not.
+	Postponed time.Time `json:"postponed,omitzero"`
+}
+
+// What a Holding is about.
+const (
+	HoldingNode  = "node"
+	HoldingGroup = "group"
+)
+
 // Holder is who works on a cluster.
 type Holder struct {
 	User string `json:"user"`
@@ -162,7 +182,9 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 		case n.Image == "" || n.Components == "":
 			e.state, e.text = NodeJoining, "ready, and not known to the operator yet"
 		default:
-			e.state = NodeOutdated
+			if e.state = NodeOutdated; n.Skipped {
+				e.text = "skipped, and left as it is"
+			}
 		}
 		out = append(out, e)
 	}
@@ -302,11 +324,14 @@ func (v *rolloutView) why() Event {
 	return e
 }
 
+// someSkipped is the reason of a rollout that has ended with nodes that people hold.
+const someSkipped = "NodesHeld"
+
 // rolloutDone reports whether all nodes are at a target.
 func (i *initRun) rolloutDone(ctx context.Context, want NodeTarget) (bool, error) {
 	return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		ro, err := k.Rollout(ctx)
-		return ro.Observed && ro.Reached && ro.Target.same(want) && ro.Target.KeepWorkers == want.KeepWorkers, err
+		return ro.Observed && ro.Reached && ro.Reason != someSkipped && ro.Target.same(want) && ro.Target.KeepWorkers == want.KeepWorkers, err
 	})
 }
 
@@ -434,6 +459,11 @@ func (v *rolloutView) over(want NodeTarget) error {
 			Op: "wait for the rollout", Err: fmt.Errorf("it was cancelled with %s; nodes stay as they are", v), Exit: ExitStopped,
 			Remedy: "`constellation upgrade resume` goes on with the same target",
 		}
+	case v.Reached && v.Reason == someSkipped:
+		return &Error{
+			Op: "wait for the rollout", Err: errors.New(v.Message), Exit: ExitStopped,
+			Remedy: "`constellation upgrade retry NODE-OR-GROUP` lets one go that was skipped",
+		}
 	case v.Stalled && v.Reason == "TargetRefused":
 		return &Error{Op: "wait for the rollout", Err: errors.New("the operator refuses the target: " + v.Message), Remedy: rolloutRemedies[v.Reason]}
 	}
@@ -458,44 +488,81 @@ func (i *initRun) keepWatching(ctx context.Context, changed func(), watch func(c
 
 // ChangeRollout pauses, resumes or cancels the rollout of the cluster and returns what it
 // was before. The error has ExitNothing if it is so already.
-func (e *Engine) ChangeRollout(ctx context.Context, c RolloutChange) (Rollout, error) {
+func (e *Engine) ChangeRollout(ctx context.Context, c RolloutChange) (was Rollout, err error) {
+	err = e.onCluster(ctx, "change the rollout", func(ctx context.Context, k Cluster) error {
+		if was, err = k.Rollout(ctx); err != nil {
+			return err
+		}
+		same := func(have bool, want *bool) bool { return want == nil || *want == have }
+		if same(was.Target.Paused, c.Paused) && same(was.Target.Cancelled, c.Cancelled) {
+			what := "is not paused and not cancelled"
+			switch {
+			case c.Cancelled != nil && *c.Cancelled:
+				what = "is cancelled already"
+			case c.Paused != nil && *c.Paused:
+				what = "is paused already"
+			}
+			return nothingToDo("the rollout " + what)
+		}
+		return k.ChangeRollout(ctx, c)
+	})
+	return was, err
+}
+
+// Skip has rollouts leave the node, or else the group, of a name as it is, or, if skip is
+// false, lets it go and tries it again now. It returns what was so before. The error has
+// ExitNothing if it is so already, and ExitUsage if there is neither node nor group.
+func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was Holding, err error) {
+	err = e.onCluster(ctx, "change what rollouts do with "+name, func(ctx context.Context, k Cluster) error {
+		was, err = k.Holding(ctx, name)
+		switch {
+		case errors.Is(err, ErrAbsent):
+			return &Error{Err: fmt.Errorf("no node and no group is called %q", name), Exit: ExitUsage, Remedy: "`constellation status` lists both"}
+		case err != nil:
+			return err
+		case skip && was.Held:
+			return nothingToDo(was.Kind + " " + name + " is skipped already")
+		case skip && was.By != "":
+			return nothingToDo("node " + name + " is skipped already, with its group " + was.By)
+		case !skip && was.By != "":
+			return &Error{
+				Err: fmt.Errorf("node %s is skipped with all of its group %s", name, was.By), Exit: ExitUsage,
+				Remedy: "`constellation upgrade retry " + was.By + "` lets the group go",
+			}
+		case !skip && !was.Held && was.Postponed.IsZero():
+			return nothingToDo(was.Kind + " " + name + " is neither skipped nor postponed")
+		}
+		return k.SetHolding(ctx, was, skip)
+	})
+	return was, err
+}
+
+func nothingToDo(why string) error {
+	return &Error{Err: errors.New(why + ": nothing to do"), Exit: ExitNothing}
+}
+
+// onCluster does something short with the cluster of the workspace.
+func (e *Engine) onCluster(ctx context.Context, op string, f func(context.Context, Cluster) error) error {
 	b, err := e.ws.Kubeconfig()
 	if err != nil {
-		return Rollout{}, err
+		return err
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
-		return Rollout{}, &Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
+		return &Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.limits.api)
 	defer cancel()
-	fail := func(err error) (Rollout, error) {
-		out := &Error{Op: "change the rollout", Err: err, Remedy: "`constellation status` tells whether the control plane is up; run the same command again afterwards"}
-		switch {
-		case errors.Is(err, ErrAbsent):
-			out.Remedy = "`constellation init` sets the target of a cluster"
-		case errors.Is(err, ErrDenied):
-			out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's"
-		}
-		return Rollout{}, out
+	err = f(ctx, k)
+	if told := (*Error)(nil); err == nil || errors.As(err, &told) {
+		return err
 	}
-	ro, err := k.Rollout(ctx)
-	if err != nil {
-		return fail(err)
+	out := &Error{Op: op, Err: err, Remedy: "`constellation status` tells whether the control plane is up; run the same command again afterwards"}
+	switch {
+	case errors.Is(err, ErrAbsent):
+		out.Remedy = "`constellation init` sets the target of a cluster"
+	case errors.Is(err, ErrDenied):
+		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's"
 	}
-	same := func(have bool, want *bool) bool { return want == nil || *want == have }
-	if same(ro.Target.Paused, c.Paused) && same(ro.Target.Cancelled, c.Cancelled) {
-		what := "is not paused and not cancelled"
-		switch {
-		case c.Cancelled != nil && *c.Cancelled:
-			what = "is cancelled already"
-		case c.Paused != nil && *c.Paused:
-			what = "is paused already"
-		}
-		return ro, &Error{Err: errors.New("the rollout " + what + ": nothing to do"), Exit: ExitNothing}
-	}
-	if err := k.ChangeRollout(ctx, c); err != nil {
-		return fail(err)
-	}
-	return ro, nil
+	return out
 }

@@ -89,8 +89,10 @@ type Node struct {
 	Current bool `json:"current"`
 	// Heir is the node that replaces it, Donor the one that it replaces; empty outside of
 	// a rollout.
-	Heir    string    `json:"heir,omitempty"`
-	Donor   string    `json:"donor,omitempty"`
+	Heir  string `json:"heir,omitempty"`
+	Donor string `json:"donor,omitempty"`
+	// Skipped says that people have rollouts leave it as it is. With a whole group it is not set.
+	Skipped bool      `json:"skipped,omitempty"`
 	Message string    `json:"message,omitempty"` // why it is not ready
 	Created time.Time `json:"created,omitzero"`
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -236,7 +237,7 @@ func (c *console) componentLine(x engine.ComponentCheck) string {
 	return fmt.Sprintf("%-22s %s %s %s", name, orElse(clean(x.Now), "(none)"), c.th.to, clean(x.NextHop))
 }
 
-// rolloutCommands are pause, resume and cancel.
+// rolloutCommands are pause, resume, cancel, skip and retry.
 func (s *session) rolloutCommands() []*cobra.Command {
 	yes, no := true, false
 	var out []*cobra.Command
@@ -275,7 +276,98 @@ func (s *session) rolloutCommands() []*cobra.Command {
 		s.outputFlag(cmd, &f, "what to print: text, or json for one document")
 		out = append(out, cmd)
 	}
+	for _, x := range []struct {
+		use, short, long, done string
+		skip                   bool
+	}{
+		{
+			"skip", "Leave a node, or a group, as it is",
+			"Skip has this rollout, and later ones, leave a node as it is, or a group with all its nodes.\nA replacement that is under way is given up, unless the old node is bound to go already. Workers\nwait for a control plane that is skipped: no kubelet may be newer than an API server.\nUpgrade retry lets it go.",
+			"left as it is", true,
+		},
+		{
+			"retry", "Let a node go that was skipped or postponed",
+			"Retry lets a node or a group go that was skipped, and tries a node again now that was\npostponed because its replacement had failed.",
+			"replaced as any other", false,
+		},
+	} {
+		var f format
+		cmd := &cobra.Command{
+			Use: x.use + " NODE-OR-GROUP", Short: x.short, Long: x.long + "\n\nThe exit code is 3 if there is nothing to do.",
+			Example: "  constellation upgrade " + x.use + " worker-3\n  constellation upgrade " + x.use + " worker-3 -o json",
+			Args:    cobra.ExactArgs(1), ValidArgsFunction: s.completeSkip,
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return s.skip(cmd.Context(), args[0], x.skip, x.done, f)
+			},
+		}
+		s.outputFlag(cmd, &f, "what to print: text, or json for one document")
+		out = append(out, cmd)
+	}
 	return out
+}
+
+// skipAnswer is the answer of skip and retry.
+type skipAnswer struct {
+	Schema string `json:"schema"`
+	engine.Holding
+	// Changed is false if it was so before.
+	Changed bool `json:"changed"`
+}
+
+func (s *session) skip(ctx context.Context, name string, skip bool, done string, f format) error {
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return err
+	}
+	ctx, stop := s.signals(ctx)
+	defer stop()
+	h, err := eng.Skip(ctx, name, skip)
+	if err != nil && (engine.ExitCode(err) != engine.ExitNothing || f != asJSON) {
+		return err
+	}
+	a := skipAnswer{Schema: engine.Schema, Holding: h, Changed: err == nil}
+	if err == nil {
+		if a.Held = skip; !skip {
+			a.Postponed = time.Time{}
+		}
+	}
+	if f == asJSON {
+		if derr := document(s.out, a); derr != nil {
+			return derr
+		}
+		return err
+	}
+	if skip {
+		done += "; `" + s.command("upgrade retry "+clean(a.Name)) + "` lets it go"
+	}
+	fmt.Fprintf(s.out, "%s %s is %s\n", a.Kind, clean(a.Name), done)
+	return nil
+}
+
+// completeSkip offers the nodes and groups of the cluster.
+func (s *session) completeSkip(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second) // somebody waits at a prompt
+	defer cancel()
+	st, err := eng.Status(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var out []string
+	for _, n := range st.Nodes {
+		out = append(out, n.Name)
+		if n.Group != "" && !slices.Contains(out, n.Group) {
+			out = append(out, n.Group)
+		}
+	}
+	slices.Sort(out)
+	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
 // rolloutAnswer is the answer of pause, resume and cancel.

@@ -1,6 +1,8 @@
 package tui
 
 import (
+	"errors"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -91,6 +93,45 @@ func TestRolloutIsPausedResumedAndCancelled(t *testing.T) {
 		if out, _, code := printed(t, f, "", "upgrade", verb, "-o", "json"); code != 0 || !strings.Contains(out, `"changed": true`) {
 			t.Errorf("%s: exit %d, %s", verb, code, out)
 		}
+	}
+}
+
+func TestNodesAreSkippedAndRetried(t *testing.T) {
+	for _, tt := range []struct {
+		name, verb string
+		was        engine.Holding
+		err        error
+		code       int
+		text, json string
+	}{
+		{
+			"a node", "skip", engine.Holding{Name: "worker-3", Kind: engine.HoldingNode}, nil, engine.ExitDone,
+			"node worker-3 is left as it is; `constellation upgrade retry worker-3` lets it go\n", `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
+		},
+		{
+			"one that was postponed", "retry", engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Postponed: start}, nil, engine.ExitDone,
+			"node worker-3 is replaced as any other\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
+		},
+		{
+			"one that is so already", "skip", engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Held: true},
+			&engine.Error{Err: errors.New("node worker-3 is skipped already: nothing to do"), Exit: engine.ExitNothing}, engine.ExitNothing,
+			"", `"name":"worker-3","kind":"node","skipped":true,"changed":false`,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &fakeEngine{holding: tt.was, planErr: tt.err}
+			out, _, code := printed(t, f, "", "upgrade", tt.verb, "worker-3")
+			if out = regexp.MustCompile(" -C [^ ]+").ReplaceAllString(out, ""); code != tt.code || out != tt.text || f.skipped != "worker-3" || f.skips != (tt.verb == "skip") {
+				t.Errorf("exit %d, %q; asked for %q %t", code, out, f.skipped, f.skips)
+			}
+			out, _, code = printed(t, f, "", "upgrade", tt.verb, "worker-3", "-o", "json")
+			if out = strings.NewReplacer("\n", "", "  ", "", ": ", ":").Replace(out); code != tt.code || !strings.Contains(out, tt.json) {
+				t.Errorf("exit %d, %s", code, out)
+			}
+		})
+	}
+	if _, errs, code := printed(t, &fakeEngine{}, "", "upgrade", "skip"); code != engine.ExitUsage {
+		t.Errorf("without a name: exit %d, %q", code, errs)
 	}
 }
 

@@ -114,6 +114,10 @@ type fakeEngine struct {
 	appliedAs engine.ApplyRequest
 	changed   engine.RolloutChange
 	rollout   engine.Rollout
+	// skipped and skips are what Skip was asked for, holding what it answers.
+	skipped string
+	skips   bool
+	holding engine.Holding
 	// backedUpAs is what PlanBackup was asked for; the others are what the engine says
 	// about backups.
 	backedUpAs engine.BackupRequest
@@ -211,6 +215,11 @@ func (f *fakeEngine) PlanExecute(_ context.Context, r engine.ApplyRequest) (*eng
 func (f *fakeEngine) ChangeRollout(_ context.Context, c engine.RolloutChange) (engine.Rollout, error) {
 	f.changed = c
 	return f.rollout, f.planErr
+}
+
+func (f *fakeEngine) Skip(_ context.Context, name string, skip bool) (engine.Holding, error) {
+	f.skipped, f.skips = name, skip
+	return f.holding, f.planErr
 }
 
 func (f *fakeEngine) PlanPrepare(_ context.Context, r engine.PrepareRequest, _ func(engine.Event)) (*engine.Plan, error) {

@@ -48,6 +48,9 @@ type Engine interface {
 	PlanExecute(context.Context, engine.ApplyRequest) (*engine.Plan, error)
 	// ChangeRollout pauses, resumes or cancels the rollout and returns what it was.
 	ChangeRollout(context.Context, engine.RolloutChange) (engine.Rollout, error)
+	// Skip has rollouts leave a node or a group as it is, or lets it go, and returns what was
+	// so before.
+	Skip(ctx context.Context, name string, skip bool) (engine.Holding, error)
 	// Watch tells how a rollout goes until it ends or ctx does; see engine.Engine.
 	Watch(context.Context, engine.WatchRequest, func(engine.Event)) error
 	// Runs are the runs that the workspace has a record of, the newest first; PastRun tells

@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -20,7 +23,10 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-var pendingNodes = resourceOf("pendingnodes")
+var (
+	pendingNodes, scalingGroups = resourceOf("pendingnodes"), resourceOf("scalinggroups")
+	v1Nodes                     = corev1.SchemeGroupVersion.WithResource("nodes")
+)
 
 // Rollout implements [engine.Cluster]. While a WatchRollout runs it asks nobody.
 func (c *Client) Rollout(ctx context.Context) (engine.Rollout, error) {
@@ -115,6 +121,76 @@ func (c *Client) ChangeRollout(ctx context.Context, change engine.RolloutChange)
 	})
 	if err != nil {
 		return fmt.Errorf("patch NodeVersion: %w", err)
+	}
+	return nil
+}
+
+// Holding implements [engine.Cluster].
+func (c *Client) Holding(ctx context.Context, name string) (engine.Holding, error) {
+	var groups *unstructured.UnstructuredList
+	err := retry(ctx, func(ctx context.Context) (err error) {
+		groups, err = c.dynamic.Resource(scalingGroups).List(ctx, metav1.ListOptions{})
+		return err
+	})
+	if err != nil {
+		return engine.Holding{}, fmt.Errorf("list ScalingGroups: %w", err)
+	}
+	var n *corev1.Node
+	err = retry(ctx, func(ctx context.Context) (err error) {
+		n, err = c.core.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
+	if err != nil && !errors.Is(err, engine.ErrAbsent) {
+		return engine.Holding{}, fmt.Errorf("read node %s: %w", name, err)
+	}
+	absent := err
+	h := engine.Holding{Name: name, Kind: engine.HoldingNode}
+	if absent == nil {
+		h.Held = n.Annotations[v1alpha1.AnnotationHeld] == "true"
+		if until, err := time.Parse(time.RFC3339, n.Annotations[v1alpha1.AnnotationPostponed]); err == nil {
+			h.Postponed = until
+		}
+	}
+	for i := range groups.Items {
+		g := &groups.Items[i]
+		id, _, _ := unstructured.NestedString(g.Object, "spec", "groupId")
+		held := g.GetAnnotations()[v1alpha1.AnnotationHeld] == "true"
+		switch {
+		// People know a group by the end of its ID as well: nodes are shown with it.
+		case absent != nil && (g.GetName() == name || id[strings.LastIndexByte(id, '/')+1:] == name):
+			return engine.Holding{Name: g.GetName(), Kind: engine.HoldingGroup, Held: held}, nil
+		case absent == nil && held && strings.EqualFold(id, n.Annotations[v1alpha1.AnnotationGroup]):
+			h.By = g.GetName()
+		}
+	}
+	if absent != nil {
+		return engine.Holding{}, fmt.Errorf("read node or group %s: %w", name, absent)
+	}
+	return h, nil
+}
+
+// SetHolding implements [engine.Cluster].
+func (c *Client) SetHolding(ctx context.Context, h engine.Holding, held bool) error {
+	marks, of := map[string]any{v1alpha1.AnnotationHeld: "true"}, v1Nodes
+	if h.Kind == engine.HoldingGroup {
+		of = scalingGroups
+	}
+	if !held {
+		marks[v1alpha1.AnnotationHeld] = nil
+		if h.Kind == engine.HoldingNode {
+			marks[v1alpha1.AnnotationPostponed] = nil
+		}
+	}
+	b, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": marks}})
+	if err != nil {
+		return fmt.Errorf("marshal patch: %w", err)
+	}
+	err = retry(ctx, func(ctx context.Context) error {
+		_, err := c.dynamic.Resource(of).Patch(ctx, h.Name, types.MergePatchType, b, metav1.PatchOptions{FieldManager: fieldManager})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("annotate %s %s: %w", h.Kind, h.Name, err)
 	}
 	return nil
 }

@@ -223,6 +223,15 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 	})
 
+	mustRun("nobody is left as it is who is not there", func(t *testing.T) {
+		if h, err := c.Holding(ctx, "nobody"); !errors.Is(err, engine.ErrAbsent) {
+			t.Errorf("%+v, %v", h, err)
+		}
+		if err := c.SetHolding(ctx, engine.Holding{Name: "nobody", Kind: engine.HoldingNode}, true); !errors.Is(err, engine.ErrAbsent) {
+			t.Error(err)
+		}
+	})
+
 	mustRun("one holds the cluster, and who comes back takes over at once", func(t *testing.T) {
 		mine := engine.Holder{User: "ops", Host: "laptop", Workspace: "/clusters/demo", PID: 1, Run: "upgrade-1", Since: time.Now().UTC().Truncate(time.Second)}
 		again, other := mine, mine

@@ -43,6 +43,7 @@ type Cluster struct {
 	rollout      engine.Rollout // its target's own fields are not looked at
 	holder       *holding
 	nodes        map[string]engine.Node
+	skipped      map[string]bool // groups
 	services     []engine.Service
 	watchers     map[chan struct{}]bool
 	lines        []engine.LogLine
@@ -64,7 +65,7 @@ type revision struct {
 func New() *Cluster {
 	return &Cluster{
 		version: "v1.35.4", components: map[string]engine.Components{}, kinds: map[string][32]byte{}, charts: map[string][]revision{},
-		expected: map[string]engine.ExpectedNode{}, nodes: map[string]engine.Node{}, watchers: map[chan struct{}]bool{},
+		expected: map[string]engine.ExpectedNode{}, nodes: map[string]engine.Node{}, skipped: map[string]bool{}, watchers: map[chan struct{}]bool{},
 		neverReady: func(engine.Chart) bool { return false },
 	}
 }
@@ -479,6 +480,50 @@ func (c *Cluster) Rollout(ctx context.Context) (engine.Rollout, error) {
 	out := c.rollout
 	out.Target, out.Moves = c.targetLocked(), slices.Clone(out.Moves)
 	return out, nil
+}
+
+// Holding implements [engine.Cluster]. Groups are those that its nodes name.
+func (c *Cluster) Holding(ctx context.Context, name string) (engine.Holding, error) {
+	if err := c.enter(ctx, "Holding", false); err != nil {
+		return engine.Holding{}, err
+	}
+	defer c.mu.Unlock()
+	grouped := false
+	for _, n := range c.nodes {
+		if n.Name == name {
+			h := engine.Holding{Name: name, Kind: engine.HoldingNode, Held: n.Skipped}
+			if c.skipped[n.Group] {
+				h.By = n.Group
+			}
+			return h, nil
+		}
+		grouped = grouped || n.Group == name
+	}
+	if !grouped {
+		return engine.Holding{}, absent("group " + name)
+	}
+	return engine.Holding{Name: name, Kind: engine.HoldingGroup, Held: c.skipped[name]}, nil
+}
+
+// SetHolding implements [engine.Cluster].
+func (c *Cluster) SetHolding(ctx context.Context, h engine.Holding, held bool) error {
+	if err := c.enter(ctx, "SetHolding", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	if h.Kind == engine.HoldingGroup {
+		c.skipped[h.Name] = held
+		c.changedLocked()
+		return nil
+	}
+	n, ok := c.nodes[h.Name]
+	if !ok {
+		return absent("node " + h.Name)
+	}
+	n.Skipped = held
+	c.nodes[h.Name] = n
+	c.changedLocked()
+	return nil
 }
 
 // ChangeRollout implements [engine.Cluster].
