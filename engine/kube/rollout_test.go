@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -184,5 +185,68 @@ func TestLeaseOfADeadConsoleIsTakenOver(t *testing.T) {
 	leave()
 	if _, err := c.Hold(leaving, heir, func(error) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("left: %v", err)
+	}
+}
+
+// What people have rollouts leave as it is stands on the Node or on its ScalingGroup, where
+// the operator looks for it.
+func TestNodesAndGroupsAreLeftAsTheyAre(t *testing.T) {
+	c := start(t)
+	ctx := t.Context()
+	kinds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ApplyKinds(ctx, kinds, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	until := time.Date(2026, 11, 22, 7, 0, 0, 0, time.UTC)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-3", Annotations: map[string]string{
+		v1alpha1.AnnotationGroup: "sandboxes/demo/groups/Edge", v1alpha1.AnnotationPostponed: until.Format(time.RFC3339),
+	}}}
+	if _, err := c.core.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	group := &v1alpha1.ScalingGroup{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ScalingGroup"}, ObjectMeta: metav1.ObjectMeta{Name: "group-edge"},
+		Spec: v1alpha1.ScalingGroupSpec{GroupID: "sandboxes/demo/groups/edge", Role: v1alpha1.WorkerRole},
+	}
+	if _, err := c.dynamic.Resource(scalingGroups).Create(ctx, asUnstructured(t, group), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	is := func(name string, want engine.Holding) {
+		t.Helper()
+		got, err := c.Holding(ctx, name)
+		if d := cmp.Diff(want, got); err != nil || d != "" {
+			t.Errorf("%s (-want +got):\n%s%v", name, d, err)
+		}
+	}
+	set := func(h engine.Holding, held bool) {
+		t.Helper()
+		if err := c.SetHolding(ctx, h, held); err != nil {
+			t.Fatal(err)
+		}
+	}
+	worker := engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Postponed: until}
+	edge := engine.Holding{Name: "group-edge", Kind: engine.HoldingGroup}
+	is("worker-3", worker)
+	is("edge", edge)
+	is("group-edge", edge)
+	set(worker, true)
+	worker.Held = true
+	is("worker-3", worker)
+	set(worker, false)
+	worker.Held, worker.Postponed = false, time.Time{}
+	is("worker-3", worker)
+	set(edge, true)
+	edge.Held, worker.By = true, "group-edge"
+	is("edge", edge)
+	is("worker-3", worker)
+	set(edge, false)
+	edge.Held, worker.By = false, ""
+	is("edge", edge)
+	is("worker-3", worker)
+	if h, err := c.Holding(ctx, "nobody"); !errors.Is(err, engine.ErrAbsent) {
+		t.Errorf("%+v, %v", h, err)
 	}
 }

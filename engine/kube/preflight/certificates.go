@@ -238,7 +238,9 @@ func askKubelets(ctx context.Context, p *probe, nodes []corev1.Node, way func(co
 			defer func() { <-free }()
 			ctx, cancel := context.WithTimeout(ctx, serverLimit)
 			defer cancel()
-			found[i], failed[i] = way(ctx, &nodes[i])
+			if found[i], failed[i] = way(ctx, &nodes[i]); failed[i] == nil && !isOf(found[i], &nodes[i]) {
+				found[i], failed[i] = nil, fmt.Errorf("who answers is somebody else: %s", printable(found[i].Subject.String()))
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			done++
@@ -249,6 +251,15 @@ func askKubelets(ctx context.Context, p *probe, nodes []corev1.Node, way func(co
 	}
 	asking.Wait()
 	return found, failed
+}
+
+// isOf reports whether a certificate names the node. The addresses of nodes may be those of
+// others where the check runs: private networks overlap, and proxies answer for anybody.
+func isOf(c *x509.Certificate, n *corev1.Node) bool {
+	if c.Subject.CommonName == "system:node:"+n.Name || c.VerifyHostname(n.Name) == nil {
+		return true
+	}
+	return slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Address != "" && c.VerifyHostname(a.Address) == nil })
 }
 
 func kubeletPort(n *corev1.Node) int32 {

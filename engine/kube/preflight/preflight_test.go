@@ -574,6 +574,7 @@ func TestKubeletsThatCannotBeReachedAreMetThroughTheAPIServer(t *testing.T) {
 	w := &world{now: time.Now(), nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}}}}
 	for i := range w.nodes {
 		w.nodes[i].Status.DaemonEndpoints.KubeletEndpoint.Port = port
+		w.nodes[i].Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalDNS, Address: "kubernetes.default.svc"}} // as in its certificate
 	}
 	w.pods = []pod{{namespace: "kube-system", name: "kube-proxy-1", node: "a", ready: true, labels: map[string]string{"k8s-app": "kube-proxy"}}}
 	core, err := kubernetes.NewForConfig(&rest.Config{Host: api})
@@ -590,6 +591,38 @@ func TestKubeletsThatCannotBeReachedAreMetThroughTheAPIServer(t *testing.T) {
 	}
 	if len(found) == 2 && !strings.Contains(found[1].Detail, "b: no pod runs on its host's network") {
 		t.Errorf("detail %q", found[1].Detail)
+	}
+}
+
+// What answers at the address of a node may be a proxy, or a machine of another network.
+func TestCertificatesOfOthersAreNoKubelets(t *testing.T) {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-0"}}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.42.0.5"}, {Type: corev1.NodeHostName, Address: ""}}
+	for _, tt := range []struct {
+		name string
+		cert x509.Certificate
+		want bool
+	}{
+		{"it is called as kubelets are", x509.Certificate{Subject: pkix.Name{CommonName: "system:node:worker-0"}}, true},
+		{"it signed its certificate itself", x509.Certificate{Subject: pkix.Name{CommonName: "worker-0@1700000000"}, DNSNames: []string{"worker-0"}}, true},
+		{"it has the node's address", x509.Certificate{IPAddresses: []net.IP{net.IPv4(10, 42, 0, 5)}}, true},
+		{"another node", x509.Certificate{Subject: pkix.Name{CommonName: "system:node:worker-1"}, DNSNames: []string{"worker-1"}, IPAddresses: []net.IP{net.IPv4(10, 42, 0, 6)}}, false},
+		{"a proxy", x509.Certificate{Subject: pkix.Name{CommonName: "proxy.example.com"}, DNSNames: []string{"proxy.example.com"}}, false},
+	} {
+		if got := isOf(&tt.cert, n); got != tt.want {
+			t.Errorf("%s: %t", tt.name, got)
+		}
+	}
+	other := fmt.Sprint("127.0.0.1:", kubelet(t, 365*day, 3*day))
+	_, failed := askKubelets(t.Context(), &probe{ctx: t.Context(), progress: func(int64, int64) {}}, []corev1.Node{*n}, func(ctx context.Context, _ *corev1.Node) (*x509.Certificate, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", other)
+		if err != nil {
+			return nil, err
+		}
+		return peerCertificate(ctx, conn)
+	})
+	if failed[0] == nil || !strings.Contains(failed[0].Error(), "who answers is somebody else: CN=system:node:x") {
+		t.Errorf("another node's kubelet: %v", failed[0])
 	}
 }
 
