@@ -200,7 +200,7 @@ func (b *backupRun) fail(err error) error {
 	case errors.Is(err, backup.ErrRefused):
 		e.Exit, e.Remedy = ExitUsage, "a backup may hold secrets: use a directory that is yours alone (chmod 0700), or another one with --dir"
 	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
-		e.Remedy = "free some space (`constellation backup prune --keep 1` removes old backups), or use another disk with --dir; nothing is left of this one"
+		e.Remedy = "free some space (`constellation backup prune --keep 1" + BackupRequest{Dir: b.request.Dir}.flags() + "` removes old backups), or use another disk with --dir; nothing is left of this one"
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrNotExist):
 		e.Exit, e.Remedy = ExitUsage, "make the directory, and writable for this user, or use another one with --dir"
 	case errors.Is(err, ErrUnreachable):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"constellation/engine/backup"
 )
@@ -42,7 +43,7 @@ type RestoreOptions struct {
 // What became of an object, or would.
 const (
 	RestoreCreated     = "created"
-	RestoreCompleted   = "completed"   // a restore that was interrupted had made it without its status
+	RestoreCompleted   = "completed"   // it was there without its status: a restore was interrupted, or it was to be overwritten
 	RestoreOverwritten = "overwritten" // it differed
 	RestoreSame        = "same"        // it is there as it was
 	RestoreLeft        = "left"        // it is there and differs
@@ -259,8 +260,22 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 		err = backupError("verify backup "+r.ID, err)
 		return nil, &Error{Err: err, Remedy: Remedy(err) + ". Files of this one that are sound can be given to `kubectl create -f`"}
 	}
+	// Reading waits for an API server that is away as long as that takes, which is right in
+	// the middle of a restore and says nothing before it.
+	reach, cancel := context.WithTimeout(ctx, restoreReach)
+	defer cancel()
+	if _, err := x.cluster.ClusterUID(reach); ctx.Err() != nil {
+		return nil, ctx.Err()
+	} else if errors.Is(err, context.DeadlineExceeded) {
+		return nil, x.clusterFailed("ask the cluster", fmt.Errorf("%w: no answer within %s", ErrUnreachable, restoreReach))
+	} else if errors.Is(err, ErrUnreachable) {
+		return nil, x.clusterFailed("ask the cluster", err)
+	}
 	return x, nil
 }
+
+// restoreReach is how long the API server may take for its first answer.
+const restoreReach = 20 * time.Second
 
 // clusterFailed makes an error in the user's words of one of [Restorer].
 func (x *restoring) clusterFailed(what string, err error) error {
@@ -275,6 +290,8 @@ func (x *restoring) clusterFailed(what string, err error) error {
 	switch {
 	case errors.Is(err, ErrForbidden):
 		out.Remedy = "use a kubeconfig of a user who may do that"
+	case errors.Is(err, ErrUnreachable):
+		out.Remedy = "see that its API server is up, then run the same command again; what was restored stays"
 	case errors.Is(err, ErrDenied):
 		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	}

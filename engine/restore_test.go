@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"constellation/engine"
@@ -110,7 +111,8 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), engine.ExitFailed, "input/output error", ""},
 		{"the API server is away", nil, fmt.Errorf("list widgets: %w", engine.ErrUnreachable), engine.ExitFailed, "read the cluster", "see that its API server is up"},
 		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", engine.ErrDenied), engine.ExitFailed, "read the cluster", engine.KubeconfigFile},
-		{"the user has enough", nil, context.Canceled, engine.ExitStopped, "", ""},
+		{"there is no room on another disk", func(t *testing.T) string { return t.TempDir() }, fmt.Errorf("write x: %w", syscall.ENOSPC), engine.ExitFailed, "no space left", "backup prune --keep 1 --dir "},
+		{"the user has enough", nil, context.Canceled, engine.ExitStopped, "", "to begin anew; nothing of this one is left"},
 		{"others may write the directory", func(t *testing.T) string {
 			dir := t.TempDir()
 			if err := os.Chmod(dir, 0o770); err != nil {
@@ -170,5 +172,83 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 				t.Errorf("listed: %v, %v", list, err)
 			}
 		})
+	}
+}
+
+// awayTwin gives a whole backup, and then has an API server that is away.
+type awayTwin struct {
+	failingTwin
+	asked func(ctx context.Context) error
+}
+
+func (a *awayTwin) ClusterUID(ctx context.Context) (string, error) { return "", a.asked(ctx) }
+
+// Restore waits for the API server however long it is away, as the real one does.
+func (a *awayTwin) Restore(ctx context.Context, _ *backup.Backup, _ engine.RestoreOptions, _ func(engine.RestoreReport)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (a *awayTwin) Differences(ctx context.Context, _ *backup.Backup, _ []engine.Selector, _ func(engine.Difference)) (engine.Compared, error) {
+	<-ctx.Done()
+	return engine.Compared{}, ctx.Err()
+}
+
+// Nobody waits without an end for a cluster that was away from the beginning.
+func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
+	s := newCheckStage(t)
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster := &awayTwin{failingTwin: failingTwin{end: func(context.Context, *backup.Writer) error { return nil }}}
+	e := engine.New(w, engine.Deps{
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
+		Now:     func() time.Time { return checkTime },
+	})
+	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdLeave})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Run(t.Context(), p, func(engine.Event) {}); err != nil {
+		t.Fatal(err)
+	}
+	none := func(engine.Event) {}
+	for _, verb := range []struct {
+		name string
+		do   func(ctx context.Context, r engine.RestoreRequest) error
+	}{
+		{"restore", func(ctx context.Context, r engine.RestoreRequest) error {
+			_, err := e.PlanRestore(ctx, r, none)
+			return err
+		}},
+		{"diff", func(ctx context.Context, r engine.RestoreRequest) error {
+			_, err := e.Differ(ctx, r, none, func(engine.Difference) {})
+			return err
+		}},
+	} {
+		for _, tt := range []struct {
+			name string
+			last error // what the last try said; nil: it did not come back
+		}{
+			{"nobody listens", fmt.Errorf("%w: connection refused", engine.ErrUnreachable)},
+			{"somebody listens and says nothing", nil},
+		} {
+			t.Run(verb.name+": "+tt.name, func(t *testing.T) {
+				cluster.asked = func(ctx context.Context) error {
+					<-ctx.Done() // tries until then
+					if tt.last != nil {
+						return tt.last
+					}
+					return ctx.Err()
+				}
+				synctest.Test(t, func(t *testing.T) {
+					err := verb.do(t.Context(), engine.RestoreRequest{ID: p.ID})
+					if engine.ExitCode(err) != engine.ExitFailed || !errors.Is(err, engine.ErrUnreachable) || !strings.Contains(engine.Remedy(err), "see that its API server is up") {
+						t.Errorf("exit %d: %v\nfix %s", engine.ExitCode(err), err, engine.Remedy(err))
+					}
+				})
+			})
+		}
 	}
 }

@@ -411,6 +411,9 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		res.Status, res.Resume = StateStopped, r.resume
 		stop := &Error{Err: fmt.Errorf("stopped before step %s was done", r.current), Exit: ExitStopped, Remedy: "run `" + r.resume + "` to go on; finished steps are skipped"}
+		if r.plan.Verb == VerbBackup { // a backup that was not finished is removed
+			stop.Remedy = "run `" + r.resume + "` to begin anew; nothing of this one is left"
+		}
 		var why *Error
 		signalled := errors.As(context.Cause(ctx), &why) && why.Exit > 128
 		if signalled {

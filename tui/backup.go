@@ -177,7 +177,7 @@ a byte that changed.`,
 				return document(s.out, v)
 			}
 			if len(all) == 0 {
-				fmt.Fprintf(s.out, "no backups\nnext  %s\n", s.command("backup create"))
+				fmt.Fprintf(s.out, "no backups\nnext  %s\n", s.command("backup create")+dirFlag(dir))
 				return nil
 			}
 			rows := [][]string{{"BACKUP", "CREATED", "OBJECTS", "SIZE", "ETCD", "WHOLE"}}
@@ -390,6 +390,9 @@ is newer. The exit code is 3 if there is nothing to remove.`,
   constellation backup prune --keep 1 --dir /mnt/safe -o json | jq -r '.removed[]'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !cmd.Flags().Changed("keep") {
+				return &engine.Error{Op: "prune backups", Err: errors.New("--keep is missing"), Remedy: "say how many whole backups stay, such as --keep 3", Exit: engine.ExitUsage}
+			}
 			eng, _, _, err := s.engineOf()
 			if err != nil {
 				return err
@@ -412,9 +415,17 @@ is newer. The exit code is 3 if there is nothing to remove.`,
 		},
 	}
 	cmd.Flags().IntVar(&keep, "keep", 0, "how `many` whole backups stay, at least 1")
-	_ = cmd.MarkFlagRequired("keep")
 	_ = cmd.RegisterFlagCompletionFunc("keep", fixed("1", "3", "10"))
 	s.backupDirFlag(cmd, &dir, "`directory` that backups were made in with --dir")
 	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
 	return cmd
+}
+
+// dirFlag is the flag that names the directory of backups, with a leading space; empty if
+// it is that of the workspace.
+func dirFlag(dir string) string {
+	if dir == "" {
+		return ""
+	}
+	return " --dir " + quoteArg(dir)
 }

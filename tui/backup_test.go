@@ -362,3 +362,11 @@ func TestBackupsAreCompleted(t *testing.T) {
 		t.Errorf("exit %d\n%s", code, out)
 	}
 }
+
+func TestWhatPruneKeepsHasToBeSaid(t *testing.T) {
+	var e fakeEngine
+	_, errs, code := printedHere(t, &e, "backup", "prune")
+	if code != engine.ExitUsage || !strings.Contains(errs, "--keep is missing") || !strings.Contains(errs, "fix ") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+}

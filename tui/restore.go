@@ -27,8 +27,8 @@ func (s *session) backupRestoreCommand() *cobra.Command {
 first definitions, then objects without owners, then those that belong to others, with
 labels, finalizers and status as they were. Namespaces that are missing are made.
 
-What exists is left as it is. With --overwrite, what differs is made as it was; a status
-that its controller wrote stays. Some things the cluster itself lives by, so they are
+What exists is left as it is. With --overwrite, what differs is made as it was, and what
+has no status gets it back; a status that its controller wrote stays. Some things the cluster itself lives by, so they are
 overwritten only if --only names them: ConfigMaps, the records of Helm, and the kinds of
 update.edgeless.systems. Records of what was under way (pendingnodes, joiningnodes), Helm
 records older than those of the cluster and bootstrap tokens are not restored at all
@@ -133,7 +133,29 @@ func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, non
 	if err != nil {
 		return err
 	}
-	return eng.Run(ctx, plan, out.event)
+	emit := out.event
+	if p, ok := out.(*plainPrinter); ok {
+		emit = func(ev engine.Event) {
+			p.tellRestored(ev, r.DryRun)
+			p.event(ev)
+		}
+	}
+	return eng.Run(ctx, plan, emit)
+}
+
+// tellRestored writes what became of an object, or would in a dry run. One that failed is
+// told as an error besides, and nothing is said of those that are as they were.
+func (p *plainPrinter) tellRestored(ev engine.Event, dryRun bool) {
+	if ev.Kind != engine.KindLog || ev.Object == "" || ev.Level != "info" {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if dryRun {
+		p.line(ev.Time, ev.Source, "would", clean(ev.Text))
+		return
+	}
+	p.line(ev.Time, ev.Source, ev.State, clean(strings.TrimPrefix(ev.Text, ev.State+" ")))
 }
 
 func (s *session) backupDiffCommand() *cobra.Command {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -127,6 +128,40 @@ func TestARestoreIsAskedFor(t *testing.T) {
 			overwrite := strings.Contains(strings.Join(tt.args, " "), "overwrite")
 			if e.restoredAs.ID != restoredID || e.restoredAs.Overwrite != overwrite {
 				t.Errorf("asked for %+v", e.restoredAs)
+			}
+		})
+	}
+}
+
+func TestWhatARestoreDoesIsNamed(t *testing.T) {
+	events := []engine.Event{
+		{Kind: engine.KindLog, Source: "restore", Level: "info", Object: "example.com/widgets/shop/web", State: engine.RestoreCreated, Text: "created example.com/widgets/shop/web"},
+		{Kind: engine.KindLog, Source: "restore", Level: "info", Object: "example.com/widgets/shop/x", State: engine.RestoreLeft, Text: "left example.com/widgets/shop/x: differs in spec.\x1b[2J"},
+		{Kind: engine.KindLog, Source: "restore", Level: "debug", Object: "example.com/widgets/shop/y", State: engine.RestoreSame, Text: "same example.com/widgets/shop/y"},
+	}
+	for _, tt := range []struct {
+		name   string
+		dryRun bool
+		want   string
+	}{
+		{"what is done", false, `07:05:01Z restore            created   example.com/widgets/shop/web
+07:05:01Z restore            left      example.com/widgets/shop/x: differs in spec.\x1b[2J
+`},
+		{"what a dry run would do", true, `07:05:01Z restore            would     created example.com/widgets/shop/web
+07:05:01Z restore            would     left example.com/widgets/shop/x: differs in spec.\x1b[2J
+`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out strings.Builder
+			p := newPlainPrinter(&guarded{w: &out}, nil, func() time.Time { return start })
+			defer p.close()
+			for _, ev := range events {
+				ev.Time = start
+				p.tellRestored(ev, tt.dryRun)
+				p.event(ev)
+			}
+			if out.String() != tt.want {
+				t.Errorf("got\n%swant\n%s", out.String(), tt.want)
 			}
 		})
 	}

@@ -1159,7 +1159,15 @@ func (r *restore) existing(ctx context.Context, j task, refs json.RawMessage) (e
 		// The status of an object that lives is what its controller says.
 		f := compare(j.saved, j.live, !j.t.Status && !isKinds(j.t), refs)
 		if !f.any() {
-			if !j.t.Status || !r.interrupted(j.live) || len(j.saved.fields["status"]) == 0 {
+			if !j.t.Status || none(j.saved.fields["status"]) {
+				return x, nil
+			}
+			switch interrupted, without := r.interrupted(j.live), none(j.live.fields["status"]); {
+			case interrupted || without && r.o.Overwrite && (!careful(j.t) || r.named(x.Object)):
+			case without: // who made it has not said anything, and may still
+				x.State, x.Text = engine.RestoreLeft, "has no status"
+				return x, nil
+			default:
 				return x, nil
 			}
 			x.State = engine.RestoreCompleted
@@ -1201,6 +1209,15 @@ func (f fields) String() string {
 		s += fmt.Sprintf(" and %d more", n)
 	}
 	return s
+}
+
+// none reports whether a field is absent or holds nothing.
+func none(field json.RawMessage) bool {
+	switch string(field) {
+	case "", "null", "{}":
+		return true
+	}
+	return false
 }
 
 // interrupted reports whether a restore made an object and ended before it wrote the

@@ -558,12 +558,20 @@ func TestAnObjectMadeWithoutItsStatusIsCompleted(t *testing.T) {
 	}
 	o := h.all(widgets.path("default"))["default/touched"]
 	h.do(http.MethodPut, widgets.path("default")+"/touched/status", fmt.Sprintf(`{"apiVersion":"shop.example.com/v1","kind":"Widget","metadata":{"name":"touched","resourceVersion":%s},"status":{"phase":"New"}}`, o.meta["resourceVersion"]))
-	did := h.restore(b, engine.RestoreOptions{Only: []engine.Selector{{Group: "shop.example.com", Resource: "widgets"}}})
-	if want := []string{"completed shop.example.com/widgets/default/cut"}; !slices.Equal(lines(did.told), want) {
+	only := []engine.Selector{{Group: "shop.example.com", Resource: "widgets"}}
+	did := h.restore(b, engine.RestoreOptions{Only: only})
+	if want := []string{"completed shop.example.com/widgets/default/cut", "left shop.example.com/widgets/default/theirs: has no status"}; !slices.Equal(lines(did.told), want) {
 		t.Errorf("told %q, want %q", lines(did.told), want)
 	}
 	if d, want := h.diff(b, engine.Selector{Group: "shop.example.com", Resource: "widgets"}), []string{"changed shop.example.com/widgets/default/theirs: status", "changed shop.example.com/widgets/default/touched: status.phase"}; !slices.Equal(d, want) {
 		t.Errorf("differs %q, want %q", d, want)
+	}
+	did = h.restore(b, engine.RestoreOptions{Only: only, Overwrite: true})
+	if want := []string{"completed shop.example.com/widgets/default/theirs"}; !slices.Equal(lines(did.told), want) {
+		t.Errorf("to be overwritten: told %q, want %q", lines(did.told), want)
+	}
+	if d, want := h.diff(b, only...), []string{"changed shop.example.com/widgets/default/touched: status.phase"}; !slices.Equal(d, want) {
+		t.Errorf("overwritten: differs %q, want %q", d, want)
 	}
 }
 
