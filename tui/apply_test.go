@@ -105,15 +105,20 @@ func TestNodesAreSkippedAndRetried(t *testing.T) {
 		text, json string
 	}{
 		{
-			"a node", "skip", engine.Holding{Name: "worker-3", Kind: engine.HoldingNode}, nil, engine.ExitDone,
+			"a node", "skip",
+			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode},
+			nil, engine.ExitDone,
 			"node worker-3 is left as it is; `constellation upgrade retry worker-3` lets it go\n", `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
 		},
 		{
-			"one that was postponed", "retry", engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Postponed: start}, nil, engine.ExitDone,
+			"one that was postponed", "retry",
+			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Postponed: start},
+			nil, engine.ExitDone,
 			"node worker-3 is replaced as any other\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
-			"one that is so already", "skip", engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Held: true},
+			"one that is so already", "skip",
+			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Held: true},
 			&engine.Error{Err: errors.New("node worker-3 is skipped already: nothing to do"), Exit: engine.ExitNothing}, engine.ExitNothing,
 			"", `"name":"worker-3","kind":"node","skipped":true,"changed":false`,
 		},
