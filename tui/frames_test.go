@@ -325,6 +325,49 @@ func TestFramesFitEverySize(t *testing.T) {
 	}
 }
 
+// In the smallest window what is acted on is in sight.
+func TestSmallestWindow(t *testing.T) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes) {
+		if !slices.Contains([]string{"home-cluster", "check-quiet", "backup-list", "backup-verified", "backup-damaged", "backup-volumes"}, sc.name) {
+			continue
+		}
+		t.Run(sc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 60, 16) })
+				frame := s.c.View()
+				golden(t, "frames/"+sc.name+".60x16.txt", frame+"\n")
+				if s.c.screen == screenBackup && !s.c.bak.open {
+					for range 3 {
+						if b := s.c.chosenBackup(); !strings.Contains(s.c.View(), b.ID) {
+							t.Errorf("%s is chosen and not in sight:\n%s", b.ID, s.c.View())
+						}
+						s.press("down")
+					}
+				}
+			})
+		})
+	}
+}
+
+// Whatever is left out, the key that names the others is there.
+func TestHelpIsAlwaysNamed(t *testing.T) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes) {
+		t.Run(sc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				if !slices.ContainsFunc(s.c.bindings(), func(b binding) bool { return b.label == "?" }) {
+					return // a question, or the help itself
+				}
+				for _, w := range []int{60, 80, 120} {
+					if line := s.c.keyLine(w); !strings.Contains(line, "? help") || ansi.StringWidth(line) > w {
+						t.Errorf("%d columns: %q", w, line)
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestTooSmallSaysWhichAxis(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, tt := range []struct {

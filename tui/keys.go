@@ -154,15 +154,25 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 	return nil
 }
 
-// keyLine is the line at the bottom that names the keys that matter here. Keys that
-// are off are left out, but for Enter: whoever waits to press it must see that.
+// keyLine is the line at the bottom that names the keys that matter here, as many as
+// fit. The key that shows all of them always does. Keys that are off are left out, but
+// for Enter: whoever waits to press it must see that.
 func (c *console) keyLine(w int) string {
 	leave := ""
 	if !c.asking && !c.help && c.question == nil {
 		leave = "q " + c.leaveWord()
 	}
+	shown := c.bindings()
+	helps := slices.IndexFunc(shown, func(b binding) bool { return b.label == "?" && b.word != "" })
+	end := w - width(leave) - 3 // of what the keys may take
+	if helps >= 0 {
+		end -= width(shown[helps].label) + width(shown[helps].word) + 3
+	}
 	r := c.th.row(w).add(plain, " ")
-	for _, b := range c.bindings() {
+	for i, b := range shown {
+		if i == helps {
+			end = w - width(leave) - 3
+		}
 		if b.word == "" {
 			continue
 		}
@@ -173,8 +183,8 @@ func (c *console) keyLine(w int) string {
 			}
 			st, word = faint, word+" (off)"
 		}
-		if r.used+width(b.label)+width(word)+3 > w-width(leave)-2 {
-			break
+		if r.used+width(b.label)+width(word)+3 > end {
+			continue // a shorter one may fit
 		}
 		if r.used > 1 {
 			r.add(plain, "  ")

@@ -122,6 +122,7 @@ func (c *console) openReplay(r *record) tea.Cmd {
 	c.closeWatch()
 	c.wat = watchScreen{origin: fromReplay, gen: c.wat.gen + 1, board: &engine.Board{}, player: newPlayer(r.events), filter: c.wat.filter}
 	c.enterWatch()
+	c.note = r.word
 	if r.at.IsZero() {
 		c.playTo(c.wat.player.first())
 	} else {
@@ -136,6 +137,7 @@ type record struct {
 	path   string
 	events []engine.Event
 	at     time.Time // where to begin; zero: at the beginning
+	word   string    // about at, for the user; empty if there is none
 	bad    []engine.BadLine
 }
 
@@ -164,9 +166,12 @@ func readRecord(arg string, find func(run string) (string, error)) (*record, err
 		return nil, &engine.Error{Op: "read record " + name, Err: err, Remedy: "name a file of events, or a run of this workspace: `constellation history` lists them", Exit: engine.ExitUsage}
 	}
 	defer f.Close()
+	if about, serr := f.Stat(); serr == nil && about.IsDir() {
+		return nil, &engine.Error{Op: "read record " + name, Err: errors.New("it is a folder"), Remedy: "name a file of events, or a run of this workspace: `constellation history` lists them", Exit: engine.ExitUsage}
+	}
 	r := &record{path: name}
 	if r.bad, err = engine.ReadRecord(f, func(ev engine.Event) error { r.events = append(r.events, ev); return nil }); err != nil {
-		return nil, &engine.Error{Op: "read record " + name, Err: err}
+		return nil, &engine.Error{Op: "read record " + name, Err: err, Remedy: "name a file of events that can be read", Exit: engine.ExitUsage}
 	}
 	if len(r.events) == 0 {
 		e := &engine.Error{Op: "read record " + name, Err: errors.New("it holds no events"), Remedy: "name a file that a run recorded, or that -o json printed", Exit: engine.ExitUsage}
@@ -178,11 +183,30 @@ func readRecord(arg string, find func(run string) (string, error)) (*record, err
 	// A clock that was set back would have the replay stand still.
 	slices.SortStableFunc(r.events, func(a, b engine.Event) int { return a.Time.Compare(b.Time) })
 	if when != "" {
-		if r.at, err = momentOf(when, r.events[0].Time, r.events[len(r.events)-1].Time); err != nil {
+		if err := r.begin(when); err != nil {
 			return nil, &engine.Error{Op: "replay " + name, Err: err, Remedy: "give a time such as @14:02:11, @2026-11-21T14:02:11Z or @+5m after the beginning", Exit: engine.ExitUsage}
 		}
 	}
 	return r, nil
+}
+
+// begin notes where a replay begins; see momentOf. A time before the first event means
+// the first one, which is said; one after the last is an error.
+func (r *record) begin(when string) error {
+	const whole = "2006-01-02 15:04:05Z"
+	first, last := r.events[0].Time, r.events[len(r.events)-1].Time
+	at, err := momentOf(when, first, last)
+	switch {
+	case err != nil:
+		return err
+	case at.After(last):
+		return fmt.Errorf("%s is after its end: it goes from %s to %s, which is %s", at.UTC().Format(whole), first.UTC().Format(whole), last.UTC().Format(whole), short(last.Sub(first)))
+	case at.Before(first):
+		r.word = fmt.Sprintf("%s is before the record: it is played from its beginning at %s", at.UTC().Format(whole), first.UTC().Format(whole))
+		at = first
+	}
+	r.at = at
+	return nil
 }
 
 // momentOf reads a time of a record that lasted from first to last: +5m after its

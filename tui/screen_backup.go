@@ -102,14 +102,24 @@ var backupKeys = []binding{
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveBackup(-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveBackup(1) })),
 	on("r", "r", "look again", "do", (*console).readBackups).unless(whileIdle),
-	on("y", "y", "copy the command that restores the chosen backup", "copy", act(func(c *console) {
-		if b := c.chosenBackup(); b != nil {
-			c.copyText(c.deps.sp.command("backup restore "+quoteArg(b.ID)), "the command that restores it")
-			return
-		}
-		c.copyText("", "")
-	})).footed("copy restore"),
 	on("esc", "Esc", "back; a backup that is being made is stopped, and nothing of it is left", "leave", (*console).leaveBackup).footed("back"),
+	on("y", "y", "copy the command that restores the chosen backup", "copy", act(func(c *console) {
+		c.copyText(c.deps.sp.command("backup restore "+quoteArg(c.chosenBackup().ID)), "the command that restores it")
+	})).footed("copy restore").unless((*console).noRestore),
+}
+
+// noRestore says why the chosen backup cannot be restored.
+func (c *console) noRestore() string {
+	b := c.chosenBackup()
+	switch {
+	case b == nil:
+		return "there is no backup yet"
+	case !b.Whole:
+		return "this backup is not whole: " + orElse(clean(b.Why), "something is missing")
+	case c.bak.verified[b.ID] != nil:
+		return "this backup is not whole: v found it"
+	}
+	return ""
 }
 
 // openBackup shows the screen, and looks for backups and volumes.
@@ -305,11 +315,13 @@ func (c *console) backupView(w, h int) []string {
 	if b.open && b.local != nil {
 		return c.volumesView(w, h)
 	}
-	lines := []string{c.th.rule(w, "What a backup keeps, and what it does not", "")}
+	title := c.th.rule(w, "What a backup keeps, and what it does not", "")
+	lines := []string{title}
 	for _, l := range wrap("Upgrades can delete custom resources with their definitions, and replace nodes with their disks.", w-2) {
 		lines = append(lines, c.th.row(w).add(plain, " ").add(plain, l).String())
 	}
-	lines = append(lines, c.keptRows(w, h)...)
+	kept := c.keptRows(w, h)
+	lines = append(lines, kept...)
 	var below []string
 	switch {
 	case b.running:
@@ -322,6 +334,11 @@ func (c *console) backupView(w, h int) []string {
 		}
 	case b.ended:
 		below = c.backupOutcome(w)
+	}
+	// In a small window the backups, one of which is chosen, come before the rest.
+	if list := min(1+max(1, len(b.entries)), 5); !b.running && len(below) <= h/3 && len(lines)+list+len(below) > h {
+		lines = append([]string{title}, kept...)
+		lines = lines[:min(len(lines), max(1, h-list-len(below)))]
 	}
 	room := h - len(lines) - len(below)
 	lines = append(lines, c.backupRows(w, room)...)
@@ -497,7 +514,10 @@ func (c *console) backupRows(w, h int) []string {
 			etcd = "etcd"
 		}
 		r := c.th.row(w).add(accent, c.marker(from+i == b.sel)).add(st, sign).add(plain, " ").col(name, clean(e.ID), 31)
-		r.num(faint, ago(e.Created, c.now), 8).num(plain, thousands(e.Objects), 10).num(plain, bytesOf(e.Bytes), 9).pad(1).col(faint, etcd, 4)
+		r.num(faint, ago(e.Created, c.now), 8).num(plain, thousands(e.Objects), 10)
+		if w >= 70 { // half a number is a wrong one
+			r.num(plain, bytesOf(e.Bytes), 9).pad(1).col(faint, etcd, 4)
+		}
 		var below []string // why, if it is too long for the row
 		if r.fits(text) {
 			r.add(faint, text)

@@ -146,6 +146,7 @@ var checkKeys = []binding{
 		}
 		return ""
 	}),
+	on("esc", "Esc", "back", "back", (*console).leaveCheck).footed("back"),
 	on("Y", "Y", "copy the finding's command, or this check as a command", "copy", act((*console).copyCheckCommand)).footed("copy"),
 	on("y", "y", "copy the line", "copy", act((*console).copyCheckLine)),
 	on("tab", "Tab", "next pane", "panes", act((*console).nextCheckPane)).footed("pane"),
@@ -162,7 +163,6 @@ var checkKeys = []binding{
 		}
 		return ""
 	}),
-	on("esc", "Esc", "back", "back", (*console).leaveCheck).footed("back"),
 }
 
 var askWriteKeys = []binding{

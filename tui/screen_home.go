@@ -27,7 +27,6 @@ var homeKeys = []binding{
 		}
 	})),
 	on("pgup K", "K PgUp", "fewer nodes", "move", act(func(c *console) { c.next.nodes = max(0, c.next.nodes-1) })),
-	on("r", "r", "ask the cluster again", "do", (*console).goHome).footed("refresh"),
 	on("c", "c", "check for upgrades", "do", (*console).openCheck).footed("check versions").unless(func(c *console) string {
 		if c.home == nil || c.home.Stage != engine.StageCluster {
 			return "there is no cluster yet"
@@ -58,6 +57,7 @@ var homeKeys = []binding{
 		}
 		return ""
 	}),
+	on("r", "r", "ask the cluster again", "do", (*console).goHome).footed("refresh"),
 	on("y", "y", "copy the chosen command", "copy", act(func(c *console) {
 		if s := c.suggestions(); c.next.at < len(s) {
 			c.copyText(s[c.next.at].Command, "the command")
@@ -284,8 +284,12 @@ func (c *console) summary(w int, st *engine.Status) []string {
 	if n := len(st.Health); n > 0 {
 		health = count(n, "finding")
 	}
+	narrow := w < 76
 	if !st.Reachable {
 		health = "API server does not answer"
+		if narrow {
+			health = "no answer"
+		}
 	}
 	kubernetes := clean(st.Target.Kubernetes)
 	if st.APIServer != "" && st.APIServer != st.Target.Kubernetes {
@@ -310,10 +314,21 @@ func (c *console) summary(w int, st *engine.Status) []string {
 			}
 		}
 	}
+	if narrow { // both columns have values
+		half = 34
+	}
 	rowOf := func(a, b, d, e string) string {
-		r := c.th.row(w).add(plain, "  ").col(faint, a, 12).add(plain, dash(b))
-		if v := newer[a]; v != "" {
-			r.pad(2).add(good, c.th.up+" "+v).add(faint, " available")
+		r := c.th.row(w).add(plain, "  ").col(faint, a, 12)
+		v := newer[a]
+		switch {
+		case v != "" && narrow:
+			r.add(plain, dash(b)).pad(2).add(good, c.th.up+" "+v)
+		case v != "":
+			r.add(plain, dash(b)).pad(2).add(good, c.th.up+" "+v).add(faint, " available")
+		case narrow:
+			r.add(plain, cut(dash(b), half-1-r.used, c.th.ellipsis))
+		default:
+			r.add(plain, dash(b))
 		}
 		return r.pad(1).to(half).col(faint, d, 14).add(plain, dash(e)).String()
 	}

@@ -143,9 +143,8 @@ var watchMapKeys = slices.Concat([]binding{
 	on("n", "n", "next cell where something goes wrong or moves", "move", (*console).nextBusy).footed("next that moves"),
 	on("enter", "Enter", "the machine's own page: the one that matters in the cell", "view", (*console).openCell).footed("node"),
 	on("m", "m", "table", "view", act(func(c *console) { c.wat.lens = lensTable })).footed("table"),
-	logOf, troubleOf,
+	backKey, logOf, troubleOf,
 	on("y", "y", "copy the names in the cell", "copy", act((*console).copyCell)),
-	backKey,
 }, always)
 
 var watchNodeKeys = slices.Concat([]binding{

@@ -137,6 +137,9 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 		}
 		s.remark("%s, %s; it is left out", clean(r.path), bad)
 	}
+	if r.word != "" {
+		s.remark("%s: %s", clean(r.path), r.word)
+	}
 	switch {
 	case o.out == text && !o.Once && s.interactive(o.nonInteractive):
 		return s.console(ctx, consoleOptions{watch: &o, replay: r})
@@ -159,10 +162,15 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 	ctx, stop := s.signals(ctx)
 	defer stop()
 	for _, ev := range r.events {
-		if ctx.Err() != nil || !r.at.IsZero() && ev.Time.After(r.at) {
+		if ctx.Err() != nil {
 			break
 		}
-		out.event(ev)
+		// What the run is about comes first, wherever it begins.
+		if !ev.Time.Before(r.at) || ev.Kind == engine.KindHello || ev.Kind == engine.KindPlan {
+			out.event(ev)
+		} else if f, ok := out.(*sieve); ok {
+			f.pass(ev)
+		}
 	}
 	return nil
 }
@@ -189,6 +197,13 @@ type sieve struct {
 	sink
 	f filter
 	b engine.Board
+}
+
+// pass notes what came before the first event that is let through.
+func (s *sieve) pass(ev engine.Event) {
+	if ev.Kind == engine.KindNode {
+		s.b.Apply(ev)
+	}
 }
 
 func (s *sieve) event(ev engine.Event) {

@@ -518,6 +518,11 @@ func TestWatchVerb(t *testing.T) {
 		{"a record, as events", []string{"watch", "--replay", path, "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, nil},
 		{"a moment of a record", []string{"watch", "--replay", path + "@+70s", "--once"}, fakeEngine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In flight 2 of 8"}, nil},
 		{"a record of the workspace", []string{"watch", "--replay", "events.jsonl@07:06:11", "--once"}, fakeEngine{records: dir}, 0, []string{"as of 2026-11-21 07:06:11Z"}, nil},
+		{"a record from a moment on", []string{"watch", "--replay", path + "@+70s", "-o", "json"}, fakeEngine{}, 0, []string{from(events, 70*time.Second)}, nil},
+		{"a record from before its beginning", []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, []string{"2026-11-21 07:04:59Z is before the record: it is played from its beginning at 2026-11-21 07:05:01Z"}},
+		{"a record from after its end", []string{"watch", "--replay", path + "@+9h"}, fakeEngine{}, 2, nil, []string{"2026-11-21 16:05:01Z is after its end: it goes from 2026-11-21 07:05:01Z to ", "give a time such as"}},
+		{"a clock time after its end", []string{"watch", "--replay", path + "@23:00"}, fakeEngine{}, 2, nil, []string{"2026-11-21 23:00:00Z is after its end"}},
+		{"a folder", []string{"watch", "--replay", dir}, fakeEngine{}, 2, nil, []string{"it is a folder", "history` lists them"}},
 		{"no such record", []string{"watch", "--replay", filepath.Join(dir, "none")}, fakeEngine{}, 2, nil, []string{"no such file"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -540,6 +545,17 @@ func TestWatchVerb(t *testing.T) {
 			}
 		})
 	}
+}
+
+// from are the events of a record from a moment on, after what the run is about, as lines.
+func from(events []engine.Event, d time.Duration) string {
+	var b bytes.Buffer
+	for _, ev := range events {
+		if ev.Kind == engine.KindHello || ev.Kind == engine.KindPlan || !ev.Time.Before(start.Add(d)) {
+			jsonPrinter{&b}.event(ev)
+		}
+	}
+	return b.String()
 }
 
 func runVerb(t *testing.T, eng *fakeEngine, args ...string) (stdout, stderr string, exit int) {
