@@ -167,7 +167,10 @@ func (c *checkRun) look(ctx context.Context) error {
 		b, err := c.e.ws.Kubeconfig()
 		var i Inspector
 		if err == nil {
-			i, err = c.e.inspect(limited, b)
+			if i, err = c.e.inspect(limited, b); err != nil {
+				c.down = c.e.ws.badKubeconfig(err)
+				return
+			}
 		}
 		if err == nil {
 			c.now, err = i.Running(limited)

@@ -344,6 +344,66 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 	}
 }
 
+// A kubeconfig that is none is said to be that, and not that the API server is away.
+func TestKubeconfigThatLeadsNowhere(t *testing.T) {
+	s := newCheckStage(t)
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := errors.New("read kubeconfig: it is not valid")
+	e := engine.New(w, engine.Deps{
+		Connect:  func(context.Context, []byte) (engine.Cluster, error) { return nil, none },
+		Inspect:  func(context.Context, []byte) (engine.Inspector, error) { return nil, none },
+		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) { return s.cloud, nil },
+		Releases: s.feed,
+		Now:      func() time.Time { return checkTime },
+	})
+	want := "read " + filepath.Join(s.dir, engine.KubeconfigFile) + ": read kubeconfig: it is not valid"
+	const fix = "restore the file from a backup"
+	if _, err := e.Check(t.Context(), engine.CheckRequest{}, func(engine.Event) {}); err == nil || err.Error() != want || engine.Remedy(err) != fix || engine.ExitCode(err) != engine.ExitUsage {
+		t.Errorf("check says %v, fix %q, exit %d", err, engine.Remedy(err), engine.ExitCode(err))
+	}
+	st, err := e.Status(t.Context())
+	if err != nil || st.Reachable || st.Problem != want || st.Remedy != fix {
+		t.Errorf("status says %q, fix %q, %v", st.Problem, st.Remedy, err)
+	}
+	if len(st.Health) == 0 || st.Health[0].ID != engine.KubeconfigFile || st.Health[0].Title != "constellation-admin.conf leads to no cluster" || st.Health[0].Remedy != fix {
+		t.Errorf("health %+v", st.Health)
+	}
+	if err := e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(engine.Event) {}); err == nil || engine.ExitCode(err) != engine.ExitUsage || !strings.HasPrefix(engine.Remedy(err), fix) {
+		t.Errorf("watch says %v, fix %q", err, engine.Remedy(err))
+	}
+}
+
+// What keeps watch from seeing anything is named, with what helps.
+func TestWatchOnceThatSeesNothing(t *testing.T) {
+	s := newCheckStage(t)
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := engine.New(w, engine.Deps{Connect: func(context.Context, []byte) (engine.Cluster, error) { return awayCluster{}, nil }})
+	err = e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(engine.Event) {})
+	if want := "the API server at 127.0.0.1:36443 does not answer"; err == nil || !strings.Contains(err.Error(), want) || engine.Remedy(err) != "try again when the API server answers" {
+		t.Errorf("it says %v, fix %q, want %q", err, engine.Remedy(err), want)
+	}
+	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+		t.Fatal(err)
+	}
+	err = e.Watch(t.Context(), engine.WatchRequest{Once: true}, func(engine.Event) {})
+	if err == nil || !strings.Contains(err.Error(), "there is no constellation-admin.conf") || !strings.Contains(engine.Remedy(err), "`--kubeconfig`") || engine.ExitCode(err) != engine.ExitUsage {
+		t.Errorf("without a kubeconfig it says %v, fix %q", err, engine.Remedy(err))
+	}
+}
+
+// awayCluster is a cluster whose API server does not answer.
+type awayCluster struct{ engine.Cluster }
+
+func (awayCluster) Rollout(context.Context) (engine.Rollout, error) {
+	return engine.Rollout{}, fmt.Errorf("read the rollout: %w", engine.ErrUnreachable)
+}
+
 func TestCheckWithBadLuck(t *testing.T) {
 	feed := func(err error, state release.State) func(context.Context, string, []release.Key) (release.Source, error) {
 		return func(ctx context.Context, location string, keys []release.Key) (release.Source, error) {

@@ -219,6 +219,9 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		if errors.Is(inside.err, ErrDenied) {
 			st.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's"
 		}
+		if inside.unread != nil {
+			st.Remedy = inside.unread.Remedy
+		}
 	}
 	if st.Reachable && inside.clusterID != "" && inside.clusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
 		return Status{}, e.ws.foreignKubeconfig()
@@ -249,6 +252,7 @@ type inside struct {
 	expected  []ExpectedNode
 	services  []Service
 	err       error
+	unread    *Error // err, if it is about the kubeconfig
 }
 
 func (i *inside) look(ctx context.Context, e *Engine) {
@@ -259,7 +263,8 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
-		i.err = err
+		i.unread = e.ws.badKubeconfig(err)
+		i.err = i.unread
 		return
 	}
 	if i.version, i.err = k.Version(ctx); i.err != nil {
@@ -364,7 +369,10 @@ func (st *Status) judge(c *Config, cloudErr error, in inside) {
 	}
 	count["machines"] = int64(len(st.Machines))
 
-	if st.Problem != "" {
+	switch {
+	case in.unread != nil:
+		bad(KubeconfigFile, Block, KubeconfigFile+" leads to no cluster", st.Problem, st.Remedy)
+	case st.Problem != "":
 		bad("api-server", Block, "the API server does not answer", st.Problem, st.Remedy)
 	}
 	if cloudErr != nil {

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/url"
 	"os"
@@ -64,6 +65,12 @@ func (e *Engine) watcher(ctx context.Context, r WatchRequest) (*initRun, error) 
 		read = func() ([]byte, error) { return readKubeconfig(path) }
 	}
 	b, err := read()
+	if r.Kubeconfig == "" && errors.Is(err, errAbsent) {
+		return nil, &Error{
+			Op: "watch the cluster", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage,
+			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
+		}
+	}
 	if err != nil {
 		var own *Error
 		if errors.As(err, &own) {
@@ -110,6 +117,8 @@ func (i *initRun) unseen(err error) error {
 		e.Remedy = "ask for the right to read nodes, and nodeversions, pendingnodes and joiningnodes of update.edgeless.systems"
 	case errors.Is(err, ErrDenied):
 		e.Remedy = "name the kubeconfig of this cluster with `--kubeconfig`"
+	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+		e.Err = fmt.Errorf("the API server at %s does not answer: %w", i.state.Infrastructure.ClusterEndpoint, err)
 	case errors.Is(err, ErrAbsent):
 		e.Err = errors.New("the cluster has no NodeVersion: no target was ever set")
 		e.Remedy = "`constellation init` sets the target of a cluster"

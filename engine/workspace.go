@@ -192,6 +192,11 @@ func (w *Workspace) ReplaceConfig(b []byte) error { return w.write(ConfigFile, b
 // if there is none.
 func (w *Workspace) Kubeconfig() ([]byte, error) { return w.read(KubeconfigFile) }
 
+// badKubeconfig is why the kubeconfig, which could be read, leads to no cluster.
+func (w *Workspace) badKubeconfig(err error) *Error {
+	return &Error{Op: "read " + w.Path(KubeconfigFile), Err: err, Exit: ExitUsage, Remedy: "restore the file from a backup"}
+}
+
 // masterSecret returns the master secret, which wraps errAbsent if there is none.
 func (w *Workspace) masterSecret() (MasterSecret, error) {
 	b, err := w.read(MasterSecretFile)

@@ -37,9 +37,11 @@ type sink interface {
 // When nothing changes it says so after 10 seconds, then 30, then every 60, with the
 // reason and the time of the next word. It folds events as the console does.
 type plainPrinter struct {
-	out  *guarded
-	live *liveLine // on a terminal: what happens now, instead of words every so often
-	now  func() time.Time
+	out *guarded
+	// first is what is waited for before anything is under way; empty if that is not known.
+	first string
+	live  *liveLine // on a terminal: what happens now, instead of words every so often
+	now   func() time.Time
 
 	mu       sync.Mutex
 	t        timeline
@@ -445,7 +447,7 @@ func (p *plainPrinter) eta() string {
 // tellStill says what is under way and for how long, and when it will be said again.
 func (p *plainPrinter) tellStill() {
 	next := beats[min(p.beat+1, len(beats)-1)]
-	text := "waiting"
+	text := orElse(p.first, "waiting")
 	now := p.now()
 	if s := p.t.running(); s != nil {
 		text = s.title + " for " + short(now.Sub(s.began))

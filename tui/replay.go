@@ -3,6 +3,7 @@ package tui
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -117,6 +118,9 @@ func (c *console) seekTo(to time.Time) {
 	c.playTo(to)
 }
 
+// opening reports whether a record was read and is not shown yet.
+func (c *console) opening() bool { return c.deps.replay != nil && c.wat.origin != fromReplay }
+
 // openReplay shows a record from its beginning, or held at a moment.
 func (c *console) openReplay(r *record) tea.Cmd {
 	c.closeWatch()
@@ -141,9 +145,13 @@ type record struct {
 	bad    []engine.BadLine
 }
 
+// tellEach is after how many bytes of a record it is told how far reading is.
+const tellEach = 1 << 20
+
 // readRecord reads FILE[@TIME]. FILE is a file of events, or the ID of a run that find
-// knows a file of. Lines that are no events are left out, and named in the record.
-func readRecord(arg string, find func(run string) (string, error)) (*record, error) {
+// knows a file of. Lines that are no events are left out, and named in the record. tell is
+// told how far it is while it reads what takes a while.
+func readRecord(arg string, find func(run string) (string, error), tell func(string)) (*record, error) {
 	name, when := arg, ""
 	f, err := os.Open(name)
 	if err != nil {
@@ -170,7 +178,14 @@ func readRecord(arg string, find func(run string) (string, error)) (*record, err
 		return nil, &engine.Error{Op: "read record " + name, Err: errors.New("it is a folder"), Remedy: "name a file of events, or a run of this workspace: `constellation history` lists them", Exit: engine.ExitUsage}
 	}
 	r := &record{path: name}
-	if r.bad, err = engine.ReadRecord(f, func(ev engine.Event) error { r.events = append(r.events, ev); return nil }); err != nil {
+	in := &counted{Reader: f, tell: func(n int64) {
+		text := "reading the record " + clean(name) + ": " + bytesOf(n)
+		if about, serr := f.Stat(); serr == nil && about.Mode().IsRegular() {
+			text += " of " + bytesOf(about.Size())
+		}
+		tell(text)
+	}}
+	if r.bad, err = engine.ReadRecord(in, func(ev engine.Event) error { r.events = append(r.events, ev); return nil }); err != nil {
 		return nil, &engine.Error{Op: "read record " + name, Err: err, Remedy: "name a file of events that can be read", Exit: engine.ExitUsage}
 	}
 	if len(r.events) == 0 {
@@ -188,6 +203,23 @@ func readRecord(arg string, find func(run string) (string, error)) (*record, err
 		}
 	}
 	return r, nil
+}
+
+// counted tells how much was read, after each tellEach bytes.
+type counted struct {
+	io.Reader
+	read, told int64
+	tell       func(int64)
+}
+
+// Read implements io.Reader.
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if c.read += int64(n); c.read-c.told >= tellEach {
+		c.told = c.read
+		c.tell(c.read)
+	}
+	return n, err
 }
 
 // begin notes where a replay begins; see momentOf. A time before the first event means

@@ -291,6 +291,9 @@ func (c *console) summary(w int, st *engine.Status) []string {
 			health = "no answer"
 		}
 	}
+	if slices.ContainsFunc(st.Health, func(f engine.Finding) bool { return f.ID == engine.KubeconfigFile }) {
+		health = "the kubeconfig is bad"
+	}
 	kubernetes := clean(st.Target.Kubernetes)
 	if st.APIServer != "" && st.APIServer != st.Target.Kubernetes {
 		kubernetes += " (API server " + clean(st.APIServer) + ")"

@@ -60,6 +60,8 @@ func (c *console) watchMode(b *engine.Board) (string, style) {
 		word, st = "STALE "+short(c.now.Sub(b.Away)), bad
 	case b.Result != nil || w.ended:
 		word, st = "ENDED", faint
+	case c.opening():
+		word, st = "REPLAY opens", faint
 	case b.Events == 0:
 		word, st = "connecting", faint
 	}
@@ -225,6 +227,8 @@ func (c *console) emptyWatch(b *engine.Board, w int) []string {
 	switch {
 	case c.wat.err != nil:
 		return append([]string{""}, c.problem(w, c.wat.err)...)
+	case c.opening():
+		return []string{"", c.th.row(w).add(accent, "  "+c.th.running+" ").add(plain, "opening the record "+clean(c.deps.replay.path)).String()}
 	case b.Events == 0 && c.wat.origin == fromRun:
 		return []string{"", c.th.row(w).add(faint, "  No run is under way here. Esc goes back.").String()}
 	}
@@ -586,6 +590,8 @@ func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 	}
 	n := b.Slowest()
 	switch {
+	case c.opening():
+		return "Opening the record", ""
 	case b.Events == 0:
 		return "Waiting for the first answer of the cluster", ""
 	case n != nil && n.State != engine.NodeNotReady:

@@ -126,7 +126,9 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 		}
 		return eng.Record(run)
 	}
-	r, err := readRecord(o.replay, find)
+	live := s.liveLine()
+	r, err := readRecord(o.replay, find, live.set)
+	live.clear()
 	if err != nil {
 		return err
 	}
@@ -183,6 +185,9 @@ func (s *session) filtered(o watchOptions) sink {
 	} else {
 		p := newPlainPrinter(s.out, nil, s.Now)
 		p.sp = s.speller()
+		if o.replay == "" {
+			p.first = "waiting for the API server to answer"
+		}
 		out = p
 	}
 	f, err := parseFilter(o.filter)

@@ -387,7 +387,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	r, err := readRecord(path+"@+30s", nil)
+	r, err := readRecord(path+"@+30s", nil, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -458,6 +458,43 @@ func TestReplaySeeks(t *testing.T) {
 		want("played for a tenth of a second, eight times as fast", 800*time.Millisecond)
 		if why := s.press("P").c.note; !strings.Contains(why, "this is a record of what was") {
 			t.Errorf("P says %q", why)
+		}
+	})
+}
+
+// A record that takes a while to read is named while it is, and before it is shown.
+func TestReplaySaysThatItReads(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events.jsonl")
+	var lines bytes.Buffer
+	for lines.Len() < 5*tellEach/2 {
+		for _, ev := range rolloutOf(t, 500) {
+			jsonPrinter{&lines}.event(ev)
+		}
+	}
+	if err := os.WriteFile(path, lines.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	r, err := readRecord(path, nil, func(text string) { told = append(told, text) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "reading the record " + path + ": 1 MiB of " + bytesOf(int64(lines.Len())); len(told) != lines.Len()/tellEach || told[0] != want {
+		t.Errorf("told %q, want %q first", told, want)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, screenWatch
+		frame := s.c.View() // before the first message
+		for _, want := range []string{"REPLAY opens", "opening the record " + path, "Opening the record"} {
+			if !strings.Contains(frame, want) {
+				t.Errorf("there is no %q in\n%s", want, frame)
+			}
+		}
+		for _, wrong := range []string{"connecting", "No run is under way", "first answer"} {
+			if strings.Contains(frame, wrong) {
+				t.Errorf("there is %q in\n%s", wrong, frame)
+			}
 		}
 	})
 }
