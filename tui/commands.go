@@ -251,7 +251,8 @@ machines, makes a cluster of them with kubeadm, and shows what happens while it 
 
 Without a verb it opens the console on the workspace, the folder that holds the files
 of one cluster: home if there is a cluster, else the way to one. Without a terminal
-it prints the same as text.`,
+it prints the same as text. With --accessible it prints that too, and asks in words what
+to do next.`,
 		Example: `  constellation                       # the console, on this folder
   constellation -C demo               # on another one
   constellation init --non-interactive --yes -o json | jq .kind`,
@@ -268,7 +269,10 @@ it prints the same as text.`,
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !s.interactive(nonInteractive) {
-				return s.printHome(cmd.Context())
+				if err := s.printHome(cmd.Context()); err != nil || nonInteractive || !s.plainly() || !s.asks() {
+					return err
+				}
+				return s.askNext(cmd.Context())
 			}
 			return s.console(cmd.Context(), consoleOptions{})
 		},

@@ -540,6 +540,28 @@ func TestAccessibleUpgradeIsAskedInWords(t *testing.T) {
 	}
 }
 
+// Home asks as well: what is chosen is done, and then it asks again.
+func TestAccessibleHomeAsksWhatNext(t *testing.T) {
+	p := startOn(t, 80, 24, []string{"ACCESSIBLE=1", hopStream(t), "FAKE_STAGE=cluster"}, nil)
+	p.sees("cluster   demo, initialised")
+	p.sees("7  Past runs: constellation history")
+	p.sees("What next? Type a number from 1 to 7, or q to leave: ")
+	p.types("8\n")
+	p.types("1\n")
+	p.sees("control plane  1/1 ready")
+	p.types("q\n")
+	if code := p.ends(); code != 0 {
+		t.Errorf("exit %d", code)
+	}
+	out := strings.ReplaceAll(p.output(), "\r\n", "\n")
+	if strings.Count(out, "What next?") != 3 {
+		t.Errorf("it asked otherwise:\n%s", out)
+	}
+	if strings.ContainsAny(out, "\x1b\r\b") {
+		t.Errorf("something moves the cursor: %q", out)
+	}
+}
+
 func TestAccessibleInitIsAskedInWords(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=ready"}, nil, "init", "--accessible")
 	p.sees("Create cluster ")
