@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -413,6 +414,19 @@ func TestTheRolloutIsWaitedFor(t *testing.T) {
 				r.Observed, r.Stalled, r.Reason, r.Message = true, true, "TargetRefused", "it is older"
 			})
 		}, "", engine.ExitFailed, "the operator refuses the target: it is older"},
+		{"what is left is skipped", func(s *applyStage) {
+			s.cluster.SetRollout(func(r *engine.Rollout) {
+				r.Observed, r.Reached, r.Reason, r.Message = true, true, "NodesHeld", "all other nodes are at the target; held as they are: 1"
+			})
+		}, "", engine.ExitStopped, "held as they are: 1"},
+		{"the rights are gone, and stay so", func(s *applyStage) { s.deny(1 << 30) }, "", engine.ExitFailed, "too few rights"},
+		{"an API server begins, and knows nobody's rights for a moment", func(s *applyStage) {
+			s.deny(3)
+			s.cluster.SetRollout(func(r *engine.Rollout) {
+				r.Waiting = engine.RolloutWait{Reason: "DrainBlocked", Message: "no room, still"}
+				r.Observed = true
+			})
+		}, "no room, still", 0, ""},
 		{"somebody sets another target", func(s *applyStage) {
 			s.must(s.cluster.SetNodeTarget(s.Context(), engine.NodeTarget{Image: "x", ImageVersion: "v1.2.0", Kubernetes: "v1.36.4"}))
 		}, "", engine.ExitFailed, "the target was changed meanwhile, to image v1.2.0 and Kubernetes v1.36.4"},
@@ -452,6 +466,17 @@ func TestTheRolloutIsWaitedFor(t *testing.T) {
 			}
 		})
 	}
+}
+
+// deny has the API server forbid the next n looks at the rollout.
+func (s *applyStage) deny(n int64) {
+	var looks atomic.Int64
+	s.hook(func(call string) error {
+		if call == "Rollout" && looks.Add(1) <= n {
+			return fmt.Errorf("read NodeVersion: %w", engine.ErrForbidden)
+		}
+		return nil
+	})
 }
 
 func (s *applyStage) must(err error) {

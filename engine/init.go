@@ -48,6 +48,7 @@ type limits struct {
 	services time.Duration // for pods on nodes that are Ready
 	gone     time.Duration // of a first machine that was asked before while its API server answers: it has nothing more to say
 	quiet    time.Duration // of the API server, until the user is told
+	denials  time.Duration // by the API server, until they are believed: one that starts does not know at once what anybody may do
 }
 
 var defaultLimits = limits{
@@ -63,6 +64,7 @@ var defaultLimits = limits{
 	services: time.Minute,
 	gone:     15 * time.Second,
 	quiet:    3 * time.Second,
+	denials:  time.Minute,
 }
 
 // initRun is what the steps of one init plan share. Steps run one after the other.

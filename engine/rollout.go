@@ -382,6 +382,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 	defer poll.Stop()
 	var told map[string]int64
 	var agent AgentRun
+	var denied time.Time // since when it denies; zero: it does not
 	for {
 		limited, end := context.WithTimeout(ctx, i.e.limits.glance)
 		now, err := i.e.seeRollout(limited, k)
@@ -389,11 +390,17 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, ErrDenied):
+		case errors.Is(err, ErrDenied) && !denied.IsZero() && i.e.now().Sub(denied) >= i.e.limits.denials:
 			return i.clusterError("watch the rollout", err)
+		case errors.Is(err, ErrDenied):
+			if denied.IsZero() {
+				denied = i.e.now()
+			}
+			i.e.log.Debug("rollout not seen", "err", err)
 		case err != nil:
 			i.e.log.Debug("rollout not seen", "err", err) // of an API server that is away the lookout tells
 		default:
+			denied = time.Time{}
 			lookout.remember("last seen at " + now.at.UTC().Format("15:04:05Z") + ": " + now.String())
 			outlook.look(&now)
 			i.tell(r, roll{machines: now.machines})
