@@ -20,8 +20,13 @@ var offers = map[engine.Stage][]offer{
 	engine.StageReady:      {{"Create the cluster", "init"}, {"Check the configuration", "config validate"}, {"Look at the machines", "status"}},
 	engine.StagePartial:    {{"Go on creating the cluster", "init"}, {"Look at the machines", "status"}},
 	engine.StageCluster: {
-		{"Look at the cluster", "status"}, {"Check for upgrades", "upgrade check"}, {"Upgrade, asking before anything is changed", "upgrade apply"},
-		{"Make a backup", "backup create"}, {"List the backups", "backup list"}, {"See where each node is", "watch --once"}, {"Past runs", "history"},
+		{"Look at the cluster", "status"},
+		{"Check for upgrades", "upgrade check"},
+		{"Upgrade, asking before anything is changed", "upgrade apply"},
+		{"Make a backup", "backup create"},
+		{"List the backups", "backup list"},
+		{"See where each node is", "watch --once"},
+		{"Past runs", "history"},
 	},
 }
 
