@@ -476,6 +476,7 @@ func TestJoinService(t *testing.T) {
 		{"reports become bounded lines", reports},
 		{"a claimed machine may report and nothing else", claimedMachine},
 		{"a restart in the middle of a join costs nothing", restarts},
+		{"what machines install is not taken from a watch that is behind", watchBehind},
 		{"it stops politely", politeStop},
 	} {
 		t.Run(part.name, func(t *testing.T) {

@@ -225,14 +225,38 @@ func (k *kube) config() map[string]string {
 	return obj.(*corev1.ConfigMap).Data
 }
 
+// nodeVersion returns the NodeVersion as the API server has it now. What was seen last may
+// be old for seconds after an API server began anew, and that is just when the upgrade of
+// a control plane has changed what machines install. Machines that ask together share a
+// look.
+func (k *kube) nodeVersion(ctx context.Context) (*v1alpha1.NodeVersion, error) {
+	if _, ok, err := k.versions.GetByKey(v1alpha1.NodeVersionName); err != nil || !ok {
+		return nil, fmt.Errorf("%w: there is no NodeVersion %s", errNoComponents, v1alpha1.NodeVersionName)
+	}
+	nv, err, _ := k.flight.Do("NodeVersion", func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ticketTimeout/2)
+		defer cancel()
+		nv := &v1alpha1.NodeVersion{}
+		err := k.update.Get().Resource("nodeversions").Name(v1alpha1.NodeVersionName).Do(ctx).Into(nv)
+		return nv, err
+	})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("%w: there is no NodeVersion %s", errNoComponents, v1alpha1.NodeVersionName)
+	case err != nil:
+		return nil, fmt.Errorf("read NodeVersion: %w", err)
+	}
+	return nv.(*v1alpha1.NodeVersion), nil
+}
+
 // components returns what machines of a role install. The error wraps
 // errNoComponents while the operator has published nothing for the role.
 func (k *kube) components(ctx context.Context, role cloud.Role) (components, error) {
-	obj, ok, err := k.versions.GetByKey(v1alpha1.NodeVersionName)
-	if err != nil || !ok {
-		return components{}, fmt.Errorf("%w: there is no NodeVersion %s", errNoComponents, v1alpha1.NodeVersionName)
+	nv, err := k.nodeVersion(ctx)
+	if err != nil {
+		return components{}, err
 	}
-	join := obj.(*v1alpha1.NodeVersion).Status.JoinComponents
+	join := nv.Status.JoinComponents
 	name := join.Worker
 	if role == cloud.ControlPlane {
 		name = join.ControlPlane

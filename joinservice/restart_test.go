@@ -22,6 +22,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/operator/api/v1alpha1"
 )
 
 // newcomer is a machine that joins with the real JoinClient: its lock, its TPM and its
@@ -47,6 +48,30 @@ func (j *newcomer) Issue(ctx context.Context, data []byte) ([]byte, error) {
 		return j.used.Issue(ctx, data)
 	}
 	return j.unused.Issue(ctx, data)
+}
+
+// watchBehind has the service's watch of the target know what was true before.
+func watchBehind(t *testing.T, _ *site, r *replica) {
+	want, err := r.kube.components(t.Context(), cloud.ControlPlane)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, ok, err := r.kube.versions.GetByKey(v1alpha1.NodeVersionName)
+	if err != nil || !ok {
+		t.Fatal("there is no NodeVersion: ", err)
+	}
+	before := now.(*v1alpha1.NodeVersion).DeepCopy()
+	before.Status.JoinComponents.ControlPlane = reference(workerList)
+	if err := r.kube.versions.Update(before); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.kube.components(t.Context(), cloud.ControlPlane)
+	if err != nil || got.name != want.name {
+		t.Errorf("%s, %v, want %s", got.name, err, want.name)
+	}
+	if err := r.kube.versions.Update(now); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // restarts has a control plane join while its join service is stopped and started, and
