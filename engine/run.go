@@ -394,7 +394,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 			res.Files = append(res.Files, f)
 		}
 	}
-	if e.ws.has(KubeconfigFile) && r.plan.Verb != VerbWatch {
+	if e.ws.has(KubeconfigFile) && r.plan.Verb != VerbWatch && r.plan.Verb != VerbBackup {
 		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(KubeconfigFile)), "kubectl get nodes"}
 	}
 	if end := r.plan.end; err == nil || ExitCode(err) == ExitNothing {

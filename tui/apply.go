@@ -295,7 +295,7 @@ func (s *session) rolloutCommands() []*cobra.Command {
 		cmd := &cobra.Command{
 			Use: x.use + " NODE-OR-GROUP", Short: x.short, Long: x.long + "\n\nThe exit code is 3 if there is nothing to do.",
 			Example: "  constellation upgrade " + x.use + " worker-3\n  constellation upgrade " + x.use + " worker-3 -o json",
-			Args:    cobra.ExactArgs(1), ValidArgsFunction: s.completeSkip,
+			Args:    oneArg("the name of a node or a group", "`constellation status` lists both"), ValidArgsFunction: s.completeSkip,
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return s.skip(cmd.Context(), args[0], x.skip, x.done, f)
 			},

@@ -37,8 +37,31 @@ func (f *etcdFlag) Set(v string) error {
 
 // backupDirFlag is the flag that says where backups are.
 func (s *session) backupDirFlag(cmd *cobra.Command, dir *string, what string) {
-	cmd.Flags().StringVar(dir, "dir", "", what)
+	cmd.Flags().Var((*someDir)(dir), "dir", what)
 	_ = cmd.MarkFlagDirname("dir")
+}
+
+// someDir is a flag's directory. That of a variable that is not set is none.
+type someDir string
+
+func (d *someDir) String() string { return string(*d) }
+func (d *someDir) Type() string   { return "directory" }
+func (d *someDir) Set(s string) error {
+	if s == "" {
+		return errors.New("it is empty; leave --dir out for the workspace's own")
+	}
+	*d = someDir(s)
+	return nil
+}
+
+// oneArg wants one argument, and says what it is.
+func oneArg(what, where string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			return nil
+		}
+		return &engine.Error{Op: cmd.CommandPath(), Err: fmt.Errorf("wants %s, and got %d arguments", what, len(args)), Remedy: where, Exit: engine.ExitUsage}
+	}
 }
 
 // completeBackup completes the ID of a backup as the one argument, the newest first.
@@ -87,7 +110,8 @@ Secrets. So do Helm's records, as far as the values of charts are secret. All ot
 Secrets are left out unless --secrets is given. Directories are 0700, files 0600.
 
 What cannot be read, such as a kind whose conversion webhook fails, is named; the backup
-is kept, is not whole, and the exit code is 1. What is interrupted leaves no backup.`,
+is kept, is not whole, and the exit code is 1. What is interrupted leaves no backup;
+a second signal ends it at once, and what is left then is never taken for whole.`,
 		Example: `  constellation backup create
   constellation backup create --etcd
   constellation backup create --dir /mnt/safe --secrets
@@ -236,7 +260,7 @@ func (s *session) backupShow() *cobra.Command {
 where its files are. Whether they still are what was written, backup verify finds out.`,
 		Example: `  constellation backup show backup-20261121070501-1a2b3c4d
   constellation backup show backup-20261121070501-1a2b3c4d -o json | jq '.types[] | select(.objects > 0).resource'`,
-		Args:              cobra.ExactArgs(1),
+		Args:              oneArg("the ID of a backup", "`constellation backup list` shows them"),
 		ValidArgsFunction: s.completeBackup,
 		RunE: func(_ *cobra.Command, args []string) error {
 			eng, _, _, err := s.engineOf()
@@ -334,7 +358,7 @@ byte is as it was written, and nothing was missing when it was made. The exit co
 if it is not.`,
 		Example: `  constellation backup verify backup-20261121070501-1a2b3c4d
   constellation backup verify backup-20261121070501-1a2b3c4d -o json | jq -r '.problems[]'`,
-		Args:              cobra.ExactArgs(1),
+		Args:              oneArg("the ID of a backup", "`constellation backup list` shows them"),
 		ValidArgsFunction: s.completeBackup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			eng, _, _, err := s.engineOf()

@@ -44,7 +44,7 @@ restore; 5 if it was not accepted.`,
   constellation backup restore backup-20261121070501-1a2b3c4d --only example.com/widgets/shop --yes
   constellation backup restore backup-20261121070501-1a2b3c4d --only core/configmaps/kube-system/join-config --overwrite
   constellation backup restore backup-20261121070501-1a2b3c4d --yes -o json | jq 'select(.state == "failed")'`,
-		Args:              cobra.ExactArgs(1),
+		Args:              oneArg("the ID of a backup", "`constellation backup list` shows them"),
 		ValidArgsFunction: s.completeBackup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.ID = args[0]
@@ -178,7 +178,7 @@ compared.`,
 		Example: `  constellation backup diff backup-20261121070501-1a2b3c4d
   constellation backup diff backup-20261121070501-1a2b3c4d --only example.com/widgets
   constellation backup diff backup-20261121070501-1a2b3c4d -o json | jq '.differences[] | select(.change == "removed")'`,
-		Args:              cobra.ExactArgs(1),
+		Args:              oneArg("the ID of a backup", "`constellation backup list` shows them"),
 		ValidArgsFunction: s.completeBackup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.ID = args[0]
@@ -252,6 +252,8 @@ func (d *differenceLines) end(id string, c engine.Compared, counts map[string]in
 	}
 	text := fmt.Sprintf("%d removed, %d changed, %d added since backup %s", counts[engine.ChangeRemoved], counts[engine.ChangeChanged], counts[engine.ChangeAdded], id)
 	switch {
+	case err != nil && c.Objects == 0 && len(counts) == 0:
+		text = "nothing was compared with backup " + id
 	case err != nil:
 		text += ", as far as it was compared"
 	case len(counts) == 0 && len(c.Skipped) == 0:

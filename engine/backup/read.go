@@ -109,7 +109,10 @@ func (b *Backup) read() error {
 			head = head[:from+i]
 			break
 		}
-		if err == io.EOF || len(head) > maxHead {
+		if len(head) > 0 && head[0] != '{' || len(head) > maxHead {
+			return b.damaged("%s is not the manifest of a backup", ManifestFile)
+		}
+		if err == io.EOF {
 			return b.damaged("%s is cut off", ManifestFile)
 		}
 		if err != nil {
