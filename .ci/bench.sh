@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures what the console and its services promise to be fast at, each with its peer in the same run, and writes
-# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout backup agent atls screen engine);
+# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout backup agent atls screen watch engine);
 # then the figures are only printed, because docs/bench.md is always one run on one machine.
 # It judges nothing: figures of a busy or a slow machine are no error. It needs what `make build` makes.
 set -euo pipefail
@@ -191,6 +191,24 @@ screen() {
   note "200 events at any moment between two frames, 120x40. The rest are the pauses that batch events and limit the console to 30 frames per second, and waiting for a processor."
 }
 
+watch() {
+  heading watch "Watching 5,000 nodes"
+  go_bench watch ./tui '^BenchmarkWatch$' 600x 3 || return
+  go_bench watch ./tui '^BenchmarkWatchBurst$' 1800x 1 || return
+  go_bench watch ./tui '^BenchmarkBoard$' 3x 3 || return
+  local size target cpu bytes worst fold
+  for size in 80x24 120x40 200x60 120x40-map; do
+    target="-"
+    [ "$size" = 120x40 ] && target="≤ 2 %, ≤ 12 kB/s"
+    cpu=$(value watch "Watch/$size" %cpu) && bytes=$(value watch "Watch/$size" kB/s) || return
+    row "10 updates a second, $size" "$(number %.2f "$cpu") % of a core, $(number %.1f "$bytes") kB/s to the terminal" "-" "-" "$target"
+  done
+  worst=$(value watch WatchBurst worst-ms) && fold=$(value watch Board ns/event) || return
+  row "1,000 events a second for 60 s, 120x40: the slowest frame" "$(number %.1f "$worst") ms" "-" "-" "≤ 33 ms"
+  row "event, folded into the board" "$(number %.1f "$fold/1000") µs" "-" "-" "-"
+  note "A simulated rollout in its middle. Processor is for folding the updates, composing the frame and painting what has changed of it; 600 updates, medians of 3 runs."
+}
+
 engine() {
   heading engine "Inside"
   go_bench engine ./engine '^BenchmarkEvents$' 20000x 3 || return
@@ -231,7 +249,7 @@ backup() {
 
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-for section in frame init check joiners rollout backup agent atls screen engine; do
+for section in frame init check joiners rollout backup agent atls screen watch engine; do
   if ! [[ $section =~ $choice ]]; then
     complete=0
     continue
@@ -243,7 +261,7 @@ for section in frame init check joiners rollout backup agent atls screen engine;
     failed=1
   fi
 done
-[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, backup, agent, atls, screen, engine" >&2; exit 2; }
+[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, backup, agent, atls, screen, watch, engine" >&2; exit 2; }
 
 {
   cat <<TEXT

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -131,11 +132,11 @@ func TestEtcdSnapshot(t *testing.T) {
 	want := backup.Snapshot{Member: "cp-0", Size: int64(len(body)), SHA256: hex.EncodeToString(sum[:]), Revision: 42, Version: "3.6.6"}
 	// fails takes a snapshot that must fail in some kind with some words and a remedy. None of
 	// them may be whole.
-	fails := func(t *testing.T, c *Client, kind error, words, remedy string) {
+	failsInto := func(t *testing.T, c *Client, w io.Writer, kind error, words, remedy string) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		s, err := c.EtcdSnapshot(ctx, io.Discard)
+		s, err := c.EtcdSnapshot(ctx, w)
 		if errors.Is(kind, context.DeadlineExceeded) {
 			if !errors.Is(err, kind) {
 				t.Errorf("got %+v, %v", s, err)
@@ -145,6 +146,11 @@ func TestEtcdSnapshot(t *testing.T) {
 		if !errors.Is(err, kind) || !strings.Contains(err.Error(), words) || !strings.Contains(engine.Remedy(err), remedy) || strings.Contains(err.Error(), "Bearer") {
 			t.Errorf("got %+v, error %v, remedy %q; want %v with %q, remedy %q", s, err, engine.Remedy(err), kind, words, remedy)
 		}
+	}
+
+	fails := func(t *testing.T, c *Client, kind error, words, remedy string) {
+		t.Helper()
+		failsInto(t, c, io.Discard, kind, words, remedy)
 	}
 
 	t.Run("a cluster without the operator has none", func(t *testing.T) {
@@ -192,13 +198,18 @@ func TestEtcdSnapshot(t *testing.T) {
 		fails(t, admin, engine.ErrUnreachable, "broke off after ", "same command again")
 	})
 	t.Run("one whose machine dies is not whole", func(t *testing.T) {
+		arrived := &arrival{some: make(chan struct{})}
 		r.serve(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(body[:1<<20])
 			w.(http.Flusher).Flush()
+			select { // what is on its way is lost with the connection
+			case <-arrived.some:
+			case <-t.Context().Done():
+			}
 			r.kubelet.Cut()
 			panic(http.ErrAbortHandler)
 		})
-		fails(t, admin, engine.ErrUnreachable, "broke off after ", "same command again")
+		failsInto(t, admin, arrived, engine.ErrUnreachable, "broke off after ", "same command again")
 	})
 	t.Run("what the operator refuses is told in its words", func(t *testing.T) {
 		r.serve(func(w http.ResponseWriter, _ *http.Request) {
@@ -270,4 +281,15 @@ func TestEtcdSnapshot(t *testing.T) {
 			return
 		}
 	})
+}
+
+// arrival tells that something was written to it.
+type arrival struct {
+	some chan struct{}
+	once sync.Once
+}
+
+func (a *arrival) Write(b []byte) (int, error) {
+	a.once.Do(func() { close(a.some) })
+	return len(b), nil
 }

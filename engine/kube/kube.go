@@ -144,6 +144,7 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 // what f said last.
 func retry(ctx context.Context, f func(ctx context.Context) error) error {
 	wait := 100 * time.Millisecond
+	var last error
 	for {
 		limited, cancel := context.WithTimeout(ctx, requestLimit)
 		err := classify(f(limited))
@@ -151,6 +152,10 @@ func retry(ctx context.Context, f func(ctx context.Context) error) error {
 		if err == nil || !errors.Is(err, engine.ErrUnreachable) {
 			return err
 		}
+		if last != nil && errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+			err = last // that the time is over says less than what went wrong before
+		}
+		last = err
 		t := time.NewTimer(wait/2 + rand.N(wait))
 		select {
 		case <-ctx.Done():
