@@ -581,6 +581,8 @@ func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 	switch w := b.Wait; {
 	case w.Text != "":
 		return "Why waiting (" + seconds(now.Sub(w.Since)) + "): " + clean(w.Text), clean(w.Remedy)
+	case b.Result != nil && b.Plan != nil && b.Plan.Verb == engine.VerbWatch: // the looking ended, not what was looked at
+		return "When it was last looked at: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
 	case b.Result != nil:
 		return "It has ended: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
 	}

@@ -634,3 +634,18 @@ func TestHistoryVerb(t *testing.T) {
 		golden(t, "plain/history-"+name+".txt", strings.Join(dir, "constellation -C "))
 	}
 }
+
+// That a look is over says nothing of what was looked at.
+func TestTheEndOfALookIsNotThatOfTheRollout(t *testing.T) {
+	var b engine.Board
+	b.Result, b.Outcome = &engine.Result{Status: engine.StateDone}, "1 of 2 nodes at the target"
+	for verb, want := range map[engine.Verb]string{
+		engine.VerbWatch: "When it was last looked at: 1 of 2 nodes at the target",
+		engine.VerbApply: "It has ended: 1 of 2 nodes at the target",
+	} {
+		b.Plan = &engine.Plan{Verb: verb}
+		if got, _ := (&console{}).reason(&b, start); got != want {
+			t.Errorf("%s: %q", verb, got)
+		}
+	}
+}
