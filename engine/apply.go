@@ -124,6 +124,11 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 	if err := c.foresee(ctx, emit); err != nil {
 		return nil, err
 	}
+	if !r.skips(StepCharts) {
+		if err := c.foreseeCharts(ctx); err != nil {
+			return nil, err
+		}
+	}
 	list := c.judgePrepare(ctx)
 	c.judgeApply(r)
 	if err := ctx.Err(); err != nil {
@@ -141,6 +146,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 		return nil, err
 	}
 	a := &applyRun{prepareRun: prepared, request: r, plan: p}
+	a.extra, a.fetched, a.accepted = c.config.Charts, c.fetched, p.accepted
 	if a.release, err = c.known.release(ctx, c.hop.Planned().Services); err != nil {
 		return nil, &Error{Op: "read release " + c.hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
 	}
@@ -193,6 +199,7 @@ func (c *checkRun) name() {
 		switch {
 		case f.Severity == Block && slices.Contains(acknowledgeable, f.ID):
 			f.Severity, f.Named = Warn, true
+		case f.Named:
 		case f.Severity == Warn && (f.ID == findingNoBackup || f.ID == findingLocal && slices.ContainsFunc(f.Objects, lost)):
 			f.Named = true
 		default:
@@ -214,6 +221,8 @@ func (p *Plan) Unacknowledged() []Finding {
 	}
 	return out
 }
+
+func (p *Plan) accepted(id string) bool { return slices.Contains(p.Acknowledged, id) }
 
 // Accept notes that findings were accepted by their IDs; in a rehearsal, of which nothing
 // need be accepted, all are.
@@ -263,8 +272,13 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 		groups = append(groups, fmt.Sprintf("%d of %s", n, g))
 	}
 	charts := a.chartsStep()
-	for _, x := range c.out.Changes.Charts {
-		charts.Details = append(charts.Details, "chart "+x)
+	for _, x := range c.out.Changes.ChartChanges {
+		charts.Details = append(charts.Details, x.Lines()...)
+	}
+	if len(c.out.Changes.ChartChanges) == 0 {
+		for _, x := range c.out.Changes.Charts {
+			charts.Details = append(charts.Details, "chart "+x)
+		}
 	}
 	for _, x := range []struct {
 		what  string
@@ -621,6 +635,22 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 	if r.skips(StepBackup) {
 		c.find(withoutBackup)
 	}
+	run := &initRun{e: e, facts: &facts{state: s}}
+	if cfg, err := e.ws.Config(); err == nil { // it is not needed
+		run.extra = cfg.Charts
+	} else if _, ok := asConfigErrors(err); ok {
+		return nil, err // it may name charts
+	}
+	if run.release, err = c.known.release(ctx, c.cli); err != nil {
+		return nil, &Error{Op: "read release " + c.cli.String(), Err: err, Remedy: "install the program anew"}
+	}
+	var changes []ChartChange
+	if !r.skips(StepCharts) {
+		changes, _ = c.lookAtCharts(ctx, run) // what it found is told; the step itself says the rest
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
 	c.name()
 	c.sort()
 	now := e.now()
@@ -634,12 +664,17 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 	if len(p.Blocked()) > 0 {
 		return p, nil
 	}
-	a := &applyRun{prepareRun: &prepareRun{initRun: &initRun{e: e, facts: &facts{state: s}}}, request: r, plan: p}
+	a := &applyRun{prepareRun: &prepareRun{initRun: run}, request: r, plan: p}
 	a.request.Detach = true
-	if a.release, err = c.known.release(ctx, c.cli); err != nil {
-		return nil, &Error{Op: "read release " + c.cli.String(), Err: err, Remedy: "install the program anew"}
-	}
+	a.accepted = p.accepted
 	charts := a.chartsStep()
+	if len(changes) > 0 {
+		p.Changes = &Changes{ChartChanges: changes}
+	}
+	for _, x := range changes {
+		charts.Details = append(charts.Details, x.Lines()...)
+		p.Changes.Charts = append(p.Changes.Charts, x.String())
+	}
 	if err := a.skip(ctx, []Step{a.backupStep([]Step{charts}), charts}); err != nil {
 		return nil, err
 	}

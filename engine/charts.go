@@ -31,6 +31,14 @@ func (i *initRun) kinds() ([]assets.File, error) {
 func (i *initRun) charts() ([]Chart, error) {
 	var out []Chart
 	for _, c := range i.release.Charts {
+		if c.Source != "" {
+			one, err := i.foreignChart(c)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, one)
+			continue
+		}
 		files, err := assets.ChartFor(c.Name, i.release.Version.String())
 		if err != nil {
 			return nil, err
@@ -44,6 +52,16 @@ func (i *initRun) charts() ([]Chart, error) {
 			}
 		}
 		out = append(out, Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
+	}
+	for _, c := range i.extra {
+		one, err := i.foreignChart(c)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, one)
+	}
+	for n := range out {
+		out[n].Recreate = i.accepted != nil && i.accepted(findingDestructive+out[n].Name)
 	}
 	return out, nil
 }
@@ -87,7 +105,10 @@ func (i *initRun) chartsEffect() string {
 			parts = append(parts, s.Name+" "+s.Version.String())
 		}
 	}
-	return fmt.Sprintf("%d kinds and %d charts with %s", len(i.release.CRDs), len(i.release.Charts), strings.Join(parts, ", "))
+	for _, c := range i.foreignCharts() {
+		parts = append(parts, c.Name+" "+c.Version)
+	}
+	return fmt.Sprintf("%d kinds and %d charts with %s", len(i.release.CRDs), len(i.release.Charts)+len(i.extra), strings.Join(parts, ", "))
 }
 
 func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
@@ -109,7 +130,8 @@ func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
 				return false, err
 			}
 		}
-		return true, nil
+		before, err := k.ChartSet(ctx) // of a run that was cut off just before its end
+		return err == nil && before == nil, err
 	})
 }
 
@@ -146,6 +168,10 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	}
 	r.Part("kinds", StateDone, "", total, total)
 
-	set := ChartSet{Charts: charts, Limit: i.e.limits.chart, Report: r.Part, Explain: i.clusterError}
+	limit := i.e.limits.chart
+	if len(i.foreignCharts()) > 0 {
+		limit *= 2 // of those images are pulled that no node has yet
+	}
+	set := ChartSet{Charts: charts, Limit: limit, Report: r.Part, Explain: i.clusterError}
 	return set.Apply(ctx, k)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -25,9 +26,10 @@ type ChartSet struct {
 // chartWork is what becomes of one chart.
 type chartWork struct {
 	Chart
-	before int           // the revision that was deployed, zero for none
-	ready  chan struct{} // closed when it is
-	err    error
+	before   int           // the revision from before the set began, zero for none
+	deployed int           // the revision that is deployed as this call begins
+	ready    chan struct{} // closed when it is
+	err      error
 	// changed says that it is not, or may not be, what it was before.
 	changed bool
 }
@@ -37,9 +39,21 @@ type chartWork struct {
 // waited for, and all go back to the revisions that they had; the error says so. On a
 // cluster without any of them what is ready stays. Whoever cancels ctx finds what was
 // applied, and another call goes on from there.
+//
+// What the charts were is recorded in the cluster before the first one is changed, until
+// the set has come to an end. So a call that goes on where another one was cut off knows
+// what to go back to.
 func (s ChartSet) Apply(ctx context.Context, k Cluster) error {
 	working, cancel := context.WithTimeout(ctx, s.Limit)
 	defer cancel()
+	recorded, err := k.ChartSet(working)
+	if err != nil {
+		return s.explain("look at what charts were", err)
+	}
+	before := maps.Clone(recorded)
+	if before == nil {
+		before = map[string]int{}
+	}
 	all := make([]*chartWork, len(s.Charts))
 	upgrades := false
 	for n, c := range s.Charts {
@@ -47,15 +61,28 @@ func (s ChartSet) Apply(ctx context.Context, k Cluster) error {
 		if err != nil {
 			return s.explain("look at chart "+c.Name, err)
 		}
-		upgrades = upgrades || revision > 0
-		all[n] = &chartWork{Chart: c, before: revision, ready: make(chan struct{})}
+		w := &chartWork{Chart: c, before: revision, deployed: revision, ready: make(chan struct{})}
+		if was, ok := recorded[ChartKey(c)]; ok {
+			w.before, w.changed = was, true // perhaps, by the run that was cut off
+		}
+		before[ChartKey(c)] = w.before
+		upgrades = upgrades || w.before > 0
+		all[n] = w
 	}
+	noted := recorded != nil
+	record := sync.OnceValue(func() error {
+		if maps.Equal(before, recorded) {
+			return nil
+		}
+		noted = true
+		return k.SetChartSet(working, before)
+	})
 	together, stop := context.WithCancel(working)
 	defer stop()
 	var wg sync.WaitGroup
 	for _, c := range all {
 		wg.Go(func() {
-			if c.err = s.bring(together, k, c, all); c.err != nil && upgrades {
+			if c.err = s.bring(together, k, c, all, record); c.err != nil && upgrades {
 				stop() // the others go back as well
 			}
 		})
@@ -70,10 +97,22 @@ func (s ChartSet) Apply(ctx context.Context, k Cluster) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case len(errs) == 0 || !upgrades:
+	case len(errs) > 0 && !upgrades:
 		return errors.Join(errs...)
+	case len(errs) > 0:
+		return s.goBack(ctx, k, all, errors.Join(errs...))
+	case noted:
+		return s.forget(ctx, k)
 	}
-	return s.goBack(ctx, k, all, errors.Join(errs...))
+	return nil
+}
+
+// forget ends the set in the record.
+func (s ChartSet) forget(ctx context.Context, k Cluster) error {
+	if err := k.SetChartSet(ctx, nil); err != nil {
+		return s.explain("forget what charts were", err)
+	}
+	return nil
 }
 
 func (s ChartSet) explain(op string, err error) error {
@@ -83,8 +122,9 @@ func (s ChartSet) explain(op string, err error) error {
 	return s.Explain(op, err)
 }
 
-// bring applies one chart when those are ready that it needs.
-func (s ChartSet) bring(ctx context.Context, k Cluster, c *chartWork, all []*chartWork) error {
+// bring applies one chart when those are ready that it needs, and record has noted what
+// all of them were.
+func (s ChartSet) bring(ctx context.Context, k Cluster, c *chartWork, all []*chartWork, record func() error) error {
 	for _, other := range all {
 		if !slices.Contains(c.Needs, other.Name) {
 			continue
@@ -102,6 +142,9 @@ func (s ChartSet) bring(ctx context.Context, k Cluster, c *chartWork, all []*cha
 		return nil
 	}
 	if err == nil {
+		err = record()
+	}
+	if err == nil {
 		c.changed = true
 		s.Report(c.Name, StateRunning, "install "+c.Version, 0, 0)
 		err = k.ApplyChart(ctx, c.Chart, func(text string, ready, wanted int64) {
@@ -113,7 +156,8 @@ func (s ChartSet) bring(ctx context.Context, k Cluster, c *chartWork, all []*cha
 		s.Report(c.Name, StateStopped, "", 0, 0)
 		return ctx.Err()
 	case err != nil:
-		c.changed = false // it was taken back, or the error says why not
+		// It was taken back to what was deployed, or the error says why not.
+		c.changed = c.deployed != c.before
 		s.Report(c.Name, StateFailed, err.Error(), 0, 0)
 		return s.explain("install chart "+c.Name, err)
 	}
@@ -131,6 +175,7 @@ func (s ChartSet) goBack(ctx context.Context, k Cluster, all []*chartWork, cause
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goBackLimit)
 	defer cancel()
 	var told []string
+	whole := true
 	for _, c := range slices.Backward(all) { // those that need others first
 		if !c.changed {
 			continue
@@ -140,10 +185,16 @@ func (s ChartSet) goBack(ctx context.Context, k Cluster, all []*chartWork, cause
 			what = fmt.Sprintf("chart %s was removed again", c.Name)
 		}
 		if err := k.RevertChart(ctx, c.Chart, c.before); err != nil {
+			whole = false
 			what, state = fmt.Sprintf("chart %s could not be brought back to revision %d: %v", c.Name, c.before, err), StateFailed
 		}
 		told = append(told, what)
 		s.Report(c.Name, state, what, 0, 0)
+	}
+	if whole { // else the next run goes back to the same
+		if err := s.forget(ctx, k); err != nil {
+			told = append(told, err.Error())
+		}
 	}
 	if len(told) == 0 {
 		return cause

@@ -192,3 +192,86 @@ func TestSetOfChartsThatIsLeftStays(t *testing.T) {
 		t.Errorf("the new chart: %t, %v", ok, err)
 	}
 }
+
+// A console that is killed at any moment of a set leaves behind what the charts were: if
+// the next run fails, all of them are what they were before the first one.
+func TestWhatWasBeforeSurvivesAKill(t *testing.T) {
+	charts := []string{"a", "b after a", "c after b", "d after c"}
+	for at := range 2 * len(charts) {
+		t.Run(fmt.Sprintf("killed at effect %d", at), func(t *testing.T) {
+			c := twin.New()
+			old := setOf("1.0.0", "a", "b after a", "c after b") // d is new
+			old.Report = (&told{}).report
+			if err := old.Apply(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			// Whatever the first run still does after the kill, it does not.
+			ctx, kill := context.WithCancel(t.Context())
+			n := 0
+			c.OnCall(func(call string) error {
+				if strings.HasPrefix(call, "ApplyChart") || strings.HasPrefix(call, "SetChartSet") {
+					if n++; n > at {
+						kill()
+						return context.Canceled
+					}
+				}
+				return nil
+			})
+			set := setOf("2.0.0", charts...)
+			set.Report = (&told{}).report
+			if err := set.Apply(ctx, c); err == nil && at < 5 {
+				t.Fatal("it was not killed")
+			}
+			c.OnCall(func(string) error { return nil })
+			c.NeverReady(func(ch engine.Chart) bool { return ch.Name == "d" && ch.Version == "3.0.0" })
+			next := setOf("3.0.0", charts...)
+			next.Report, next.Limit = (&told{}).report, 200*time.Millisecond
+			err := next.Apply(t.Context(), c)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			want := "1.0.0"
+			if at >= 6 { // it had come to its end
+				want = "2.0.0"
+			}
+			for _, ch := range old.Charts {
+				got, err := c.CompareChart(t.Context(), ch)
+				if err != nil || got.From != want {
+					t.Errorf("chart %s is %s, want %s: %v", ch.Name, got.From, want, err)
+				}
+			}
+			if n, err := c.ChartRevision(t.Context(), next.Charts[3]); err != nil || n != 0 && at < 6 {
+				t.Errorf("chart d, which was not there, has revision %d: %v", n, err)
+			}
+			if before, err := c.ChartSet(t.Context()); before != nil || err != nil {
+				t.Errorf("what was before is still remembered: %v, %v", before, err)
+			}
+		})
+	}
+}
+
+func TestValuesAreComparedWithoutSecrets(t *testing.T) {
+	from := map[string]any{
+		"replicas": 1, "image": map[string]any{"tag": "v1", "pullPolicy": "Always"}, "gone": true, "same": []any{"a"},
+		"db": map[string]any{"password": "one", "url": "postgres://db"}, "tls": map[string]any{"privateKey": map[string]any{"pem": "x"}},
+		"env":  []any{map[string]any{"name": "API_TOKEN", "value": "t1"}, map[string]any{"name": "LEVEL", "value": "info"}},
+		"keys": []string{"a"}, "monkey": "chimp",
+	}
+	to := map[string]any{
+		"replicas": 2, "image": map[string]any{"tag": "v2", "pullPolicy": "Always"}, "new": map[string]any{}, "same": []any{"a"},
+		"db": map[string]any{"password": "two", "url": "postgres://me:pw@db"}, "tls": map[string]any{"privateKey": map[string]any{"pem": "y"}},
+		"env":  []any{map[string]any{"name": "API_TOKEN", "value": "t2"}, map[string]any{"name": "LEVEL", "value": "debug"}},
+		"keys": []string{"a", "b"}, "monkey": "gibbon\x1b[2J",
+	}
+	var got []string
+	for _, v := range engine.DiffValues(from, to) {
+		got = append(got, v.String())
+	}
+	want := []string{
+		"db.password: (hidden, changed)", "db.url: (hidden, changed)", "env[0].value: (hidden, changed)", `env[1].value: "info" to "debug"`,
+		"gone: true (removed)", `image.tag: "v1" to "v2"`, `keys[1]: "b" (new)`, `monkey: "chimp" to "gibbon\u001b[2J"`, "new: {} (new)", "replicas: 1 to 2", "tls.privateKey.pem: (hidden, changed)",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}

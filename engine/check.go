@@ -17,6 +17,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/attestation"
+	"constellation/engine/chart"
 	"constellation/engine/cloud"
 	"constellation/engine/release"
 	"constellation/engine/version"
@@ -64,6 +65,9 @@ func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(Event)) (C
 	if err := c.foresee(ctx, emit); err != nil {
 		return Check{}, err
 	}
+	if err := c.foreseeCharts(ctx); err != nil {
+		return Check{}, err
+	}
 	if err := c.write(); err != nil {
 		c.sort()
 		c.out.Exit = ExitCode(err)
@@ -95,7 +99,8 @@ type checkRun struct {
 	silent     error             // why the cloud could not be asked
 
 	known    *knowledge
-	releases []release.Summary // oldest first
+	fetched  map[string]*chart.Chart // of the hop
+	releases []release.Summary       // oldest first
 	past     experience
 
 	matrix *Matrix

@@ -64,6 +64,14 @@ type Cluster interface {
 	// from there. report says what is waited for, with how many of how many pods are
 	// ready.
 	ApplyChart(ctx context.Context, c Chart, report func(text string, ready, wanted int64)) error
+	// CompareChart returns what ApplyChart would change, without values that are secret. The
+	// error wraps ErrChart if the chart cannot be rendered with its values.
+	CompareChart(ctx context.Context, c Chart) (ChartChange, error)
+	// ChartSet returns the revisions, by ChartKey, that charts had before a set of them began
+	// that has not come to its end; nil if none has begun. SetChartSet records them; with nil
+	// it forgets them.
+	ChartSet(ctx context.Context) (map[string]int, error)
+	SetChartSet(ctx context.Context, before map[string]int) error
 	// ChartRevision returns the number of the revision of the chart that is deployed; zero if
 	// none is.
 	ChartRevision(ctx context.Context, c Chart) (int, error)
@@ -159,14 +167,27 @@ func (j JoinConfig) accepts(demanded string) bool {
 
 // Chart is a chart with its values.
 type Chart struct {
+	// Name is that of its installation.
 	Name      string
 	Namespace string
-	// Version is that of the chart, without v.
+	// Version is that of the chart, as in its Chart.yaml.
 	Version string
 	Files   []assets.File
 	Values  map[string]any
 	// Needs are names of charts of the same set that must be ready before.
 	Needs []string
+	// Foreign says that it does not come with the program: it may run hooks and bring kinds
+	// of its own.
+	Foreign bool
+	// OwnName is the name in its Chart.yaml; empty if that is Name.
+	OwnName string
+	// SkipKinds leaves the kinds in its folder crds to somebody else.
+	SkipKinds bool
+	// Destructive is what is lost when it replaces another version; empty if nothing is.
+	Destructive string
+	// Recreate lets objects be deleted and made again where something is to change that
+	// cannot be changed.
+	Recreate bool
 }
 
 // ExpectedNode is a machine that is becoming a node.

@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
@@ -48,6 +49,8 @@ type Config struct {
 	NodeGroups  map[string]NodeGroup `json:"nodeGroups"`
 	Attestation AttestationConfig    `json:"attestation"`
 	Releases    ReleasesConfig       `json:"releases,omitzero"`
+	// Charts are installed beside those of the release, and kept at what they say.
+	Charts []release.Chart `json:"charts,omitempty"`
 
 	lines map[string]int // field to line, for findings that are made later
 }
@@ -192,6 +195,7 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"attestation":         note(c.readAttestation(r)),
 		"keepWorkers":         note(r.boolean(&c.KeepWorkers)),
 		"releases":            note(c.readReleases(r)),
+		"charts":              note(c.readCharts(r)),
 	}, "version", "name", "image", "microserviceVersion", "kubernetesVersion", "provider", "nodeGroups", "attestation")
 	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
 		r.errs = append(r.errs, FieldError{
@@ -301,6 +305,61 @@ func (c *Config) readReleases(r *reader) field {
 				c.Releases.Keys = s
 			},
 		}, "feed")
+	}
+}
+
+func (c *Config) readCharts(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		n = resolve(n)
+		if n.Kind != yaml.SequenceNode {
+			r.bad(n, path, "is "+kindOf(n)+", want a list", "begin each chart with a dash: - name: cert-manager")
+			return
+		}
+		seen := map[string]bool{}
+		for i, item := range n.Content {
+			var x release.Chart
+			at := fmt.Sprintf("%s[%d]", path, i)
+			before := len(r.errs)
+			text := func(to *string) field { return r.str(to, func(string) bool { return true }, "", "") }
+			r.mapping(item, at, map[string]field{
+				"name": text(&x.Name), "namespace": text(&x.Namespace), "source": text(&x.Source), "version": text(&x.Version),
+				"digest": text(&x.Digest), "chart": text(&x.Chart), "crds": text(&x.CRDs), "destructive": text(&x.Destructive),
+				"needs":  r.list(&x.Needs, func(string) bool { return true }, ""),
+				"values": readValues(r, &x.Values),
+			}, "name", "namespace", "source", "version", "digest")
+			if len(r.errs) == before {
+				for _, p := range x.Check(func(name string) bool { return seen[name] }) {
+					where := find(resolve(item), p.Field)
+					if where == nil {
+						where = item
+					}
+					r.bad(where, join(at, p.Field), p.Problem, p.Remedy)
+				}
+			}
+			seen[x.Name] = true
+			c.lines[at] = item.Line
+			c.Charts = append(c.Charts, x)
+		}
+	}
+}
+
+// readValues reads values of a chart, whose keys are texts.
+func readValues(r *reader, to *map[string]any) field {
+	return func(n *yaml.Node, path string) {
+		var v map[string]any
+		if resolve(n).Kind != yaml.MappingNode {
+			r.bad(n, path, "is "+kindOf(resolve(n))+", want keys and values", "indent the values below it, as in a file for `helm --values`")
+			return
+		}
+		if err := n.Decode(&v); err != nil {
+			r.bad(n, path, "cannot be the values of a chart", "keys are words, and none occurs twice")
+			return
+		}
+		if _, err := json.Marshal(v); err != nil { // the cause may quote a value
+			r.bad(n, path, "holds a key that is no text", "put keys such as 1 and true in quotes")
+			return
+		}
+		*to = v
 	}
 }
 

@@ -156,7 +156,7 @@ func TestConfigProblems(t *testing.T) {
 		{"an unknown key close to a known one", "podCIDR:", "podCidr:", []FieldError{{"podCidr", line(good, "podCIDR:"), "is not known", "did you mean podCIDR?"}}},
 		{"an unknown key like no other", "podCIDR:", "flavour:", []FieldError{{
 			"flavour", line(good, "podCIDR:"), "is not known",
-			"known here: attestation, image, keepWorkers, kubernetesVersion, microserviceVersion, name, nodeGroups, podCIDR, provider, releases, serviceCIDR, version",
+			"known here: attestation, charts, image, keepWorkers, kubernetesVersion, microserviceVersion, name, nodeGroups, podCIDR, provider, releases, serviceCIDR, version",
 		}}},
 		{"a text where a number belongs", "count: 3", "count: three", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), `is the text "three", want a number`, "write a number from 1 to 5000, without quotes"}}},
 		{"no control plane", "count: 3", "count: 0", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), "is 0, want 1 to 5000", ""}}},
@@ -187,6 +187,17 @@ func TestConfigProblems(t *testing.T) {
 		{"a feed with credentials", feedExample, "releases: {feed: https://me:secret@releases.example}", feed("holds credentials", "a feed is public: its files are signed")},
 		{"a feed of another kind", feedExample, "releases: {feed: ftp://releases.example}", feed(`has the scheme "ftp"`, "write an https address, or the path of a directory")},
 		{"a feed without a host", feedExample, "releases: {feed: 'https:///v1'}", feed("is no address of a feed", "write it as https://host/path")},
+		{"charts that are fine", feedExample, "charts:\n- {name: cni, namespace: kube-system, source: 'file:charts', version: 1.0.0, digest: 'sha256:" + strings.Repeat("a", 64) + "', values: {a: {b: [1]}}}\n- {name: web, namespace: web, source: 'oci://ghcr.io/example/web', version: v1.0.0, digest: 'sha256:" + strings.Repeat("b", 64) + "', needs: [cni], crds: skip, chart: nginx, destructive: caches}", nil},
+		{"a chart without a digest", feedExample, "charts:\n- {name: cni, namespace: kube-system, source: 'file:charts', version: 1.0.0}", []FieldError{
+			{"charts[0].digest", 0, "is missing", "`constellation config generate` shows an example"},
+		}},
+		{"charts that are no list", feedExample, "charts: {name: cni}", []FieldError{{"charts", line(good, feedExample), "is a group of fields, want a list", "begin each chart with a dash: - name: cert-manager"}}},
+		{"a chart that needs a later one", feedExample, "charts:\n- name: cni\n  namespace: kube-system\n  source: http://example.com\n  version: '1'\n  digest: sha256:aa\n  needs: [web]", []FieldError{
+			{"charts[0].source", line(good, feedExample) + 3, "is not encrypted", "write https://; http is for this computer alone"},
+			{"charts[0].version", line(good, feedExample) + 4, `"1" is no version`, "write it as in its Chart.yaml, such as 1.17.4 or v1.19.1"},
+			{"charts[0].digest", line(good, feedExample) + 5, `"sha256:aa" is no digest`, "write sha256: and 64 hex digits: `sha256sum` of the .tgz, or for oci:// what `helm pull` prints"},
+			{"charts[0].needs", line(good, feedExample) + 6, "there is no chart web above it", "name charts that stand before it"},
+		}},
 		{"an empty feed", feedExample, "releases: {feed: ''}", feed(`"" is neither a directory nor an address`, "write the path of a directory, or an https address")},
 		{"a key that is no key", feedExample, "releases: {feed: ./feed, keys: hello}", keys("it holds something that is not PEM")},
 		{"no key", feedExample, "releases: {feed: ./feed, keys: ''}", keys("it is empty")},

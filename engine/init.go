@@ -74,6 +74,9 @@ type initRun struct {
 	components Components
 	target     NodeTarget
 
+	// accepted says which findings were accepted by name; nil: none.
+	accepted func(id string) bool
+
 	cluster Cluster // nil until there is a kubeconfig
 	link    *link   // to the first node's bootstrapper; nil if there is none
 	nodes   tracker

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"constellation/assets"
+	"constellation/engine/chart"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/release"
@@ -31,6 +32,10 @@ type facts struct {
 	machines []CloudMachine
 	image    cloud.Image
 	list     component.List
+	// extra are the charts of the configuration, fetched those that do not come with the
+	// program, by name.
+	extra   []release.Chart
+	fetched map[string]*chart.Chart
 	// foreign is why the workspace's files are not of these machines; nil if they are.
 	foreign error
 }
@@ -206,6 +211,19 @@ func (e *Engine) checks(f *facts) []check {
 				return b
 			}
 			return nil
+		}},
+		{findingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *Finding {
+			f.extra = f.config.Charts
+			i := &initRun{e: e, facts: f}
+			found := i.fetchCharts(ctx)
+			if len(found) == 0 {
+				return nil
+			}
+			first := found[0]
+			for _, x := range found[1:] {
+				first.Detail += "; " + x.Title + ": " + x.Detail
+			}
+			return &first
 		}},
 		{"kubernetes-version", "release", "the release offers the Kubernetes version", "release", func(context.Context) *Finding {
 			if _, err := f.release.ForKubernetes(f.config.Kubernetes); err != nil {

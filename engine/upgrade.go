@@ -237,6 +237,9 @@ type Changes struct {
 	// ConfigMaps are created or changed: "kube-system/join-config (changed)".
 	ConfigMaps []string `json:"configMaps,omitempty"`
 	Charts     []string `json:"charts,omitempty"`
+	// ChartChanges are the same as the cluster has them, with values; empty if that could not
+	// be compared.
+	ChartChanges []ChartChange `json:"chartChanges,omitempty"`
 	// Images are those of services: name, from, to.
 	Images []ImageChange `json:"images,omitempty"`
 	// Least and Most bound the duration; Basis says where they come from.

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,6 +45,8 @@ const (
 	readyPoll = 300 * time.Millisecond
 	// bringLimit bounds the requests that make one revision.
 	bringLimit = 30 * time.Second
+	// hookLimit bounds what a chart of others does before and after its objects are applied.
+	hookLimit = 4 * time.Minute
 	// undoLimit bounds the way back after a chart failed.
 	undoLimit = 2 * time.Minute
 )
@@ -72,6 +75,9 @@ func (c *Client) helm(namespace string) (*action.Configuration, error) {
 	if err := cfg.Init(getter{c}, namespace, "secret", log); err != nil {
 		return nil, fmt.Errorf("set up Helm: %w", err)
 	}
+	if k, ok := cfg.KubeClient.(*helmkube.Client); ok {
+		k.Namespace = namespace // of objects that name none; else it is the kubeconfig's
+	}
 	cfg.Releases.MaxHistory = maxRevisions
 	return cfg, nil
 }
@@ -89,7 +95,7 @@ func load(c engine.Chart) (*chart.Chart, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load chart %s: %w", c.Name, err)
 	}
-	if ch.Metadata.Name != c.Name || ch.Metadata.Version != c.Version {
+	if ch.Metadata.Name != cmp.Or(c.OwnName, c.Name) || ch.Metadata.Version != c.Version {
 		return nil, fmt.Errorf("load chart %s: it is %s %s, want version %s", c.Name, ch.Metadata.Name, ch.Metadata.Version, c.Version)
 	}
 	if ch.Metadata.Annotations == nil {
@@ -139,6 +145,13 @@ func (c *Client) ChartCurrent(ctx context.Context, want engine.Chart) (bool, err
 	if err != nil {
 		return false, err
 	}
+	kinds, err := kindsIn(want, ch)
+	if err != nil {
+		return false, err
+	}
+	if outdated, err := c.OutdatedKinds(ctx, kinds); err != nil || len(outdated) > 0 {
+		return false, err
+	}
 	var current bool
 	err = retry(ctx, func(ctx context.Context) error {
 		current = false
@@ -169,11 +182,22 @@ func (c *Client) ApplyChart(ctx context.Context, want engine.Chart, report func(
 	if err != nil {
 		return err
 	}
+	kinds, err := kindsIn(want, ch)
+	if err != nil {
+		return err
+	}
+	if err := c.ApplyKinds(ctx, kinds, func(name string) { report("kind "+name, 0, 0) }); err != nil {
+		return fmt.Errorf("apply chart %s: %w", want.Name, err)
+	}
+	limit := bringLimit
+	if want.Foreign {
+		limit += hookLimit
+	}
 	var before *release.Release // what was deployed before; nil: nothing
 	var now *release.Release
 	err = retry(ctx, func(context.Context) (err error) {
 		// A few requests that belong together; whoever leaves meanwhile leaves after them.
-		whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), bringLimit)
+		whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 		defer cancel()
 		before, now, err = c.bring(whole, cfg, ch, want)
 		return err
@@ -220,18 +244,30 @@ func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart
 		}
 	}
 	if r != nil {
-		before, err = cfg.Releases.Deployed(want.Name)
-		if err != nil && !errors.Is(err, driver.ErrNoDeployedReleases) && !errors.Is(err, driver.ErrReleaseNotFound) {
+		if before, err = deployed(cfg, want.Name); err != nil {
 			return nil, nil, err
 		}
+	}
+	timeout := requestLimit
+	if want.Foreign {
+		timeout = hookLimit
 	}
 	switch {
 	case before != nil && r.Version == before.Version && isJust(r, ch, want.Values):
 		return before, r, nil // applied before, perhaps not ready yet
 	case before != nil:
+		if want.Recreate {
+			manifest, err := c.render(ctx, want)
+			if err == nil {
+				err = c.clear(ctx, want.Namespace, before.Manifest, manifest)
+			}
+			if err != nil {
+				return before, nil, err
+			}
+		}
 		u := action.NewUpgrade(cfg)
 		u.Namespace, u.MaxHistory, u.SkipCRDs, u.ResetValues, u.DisableOpenAPIValidation = want.Namespace, maxRevisions, true, true, true
-		u.Timeout = requestLimit
+		u.Timeout = timeout
 		now, err = u.RunWithContext(ctx, want.Name, ch, want.Values)
 		return before, now, err
 	case r != nil:
@@ -242,7 +278,7 @@ func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart
 	}
 	i := action.NewInstall(cfg)
 	i.ReleaseName, i.Namespace, i.CreateNamespace, i.SkipCRDs, i.DisableOpenAPIValidation = want.Name, want.Namespace, true, true, true
-	i.Timeout = requestLimit
+	i.Timeout = timeout
 	now, err = i.RunWithContext(ctx, ch, want.Values)
 	return nil, now, err
 }
@@ -280,7 +316,7 @@ func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want e
 	if before != nil {
 		revision = before.Version
 	}
-	if err := revert(ctx, cfg, want.Name, revision); err != nil {
+	if err := c.revert(ctx, cfg, want, revision); err != nil {
 		return fmt.Errorf("%w; and it could not be taken back: %w", cause, err)
 	}
 	if before == nil {
@@ -291,25 +327,53 @@ func (c *Client) takeBack(ctx context.Context, cfg *action.Configuration, want e
 
 // revert brings a revision of a chart back, unless it is there; with zero it removes the
 // chart.
-func revert(ctx context.Context, cfg *action.Configuration, name string, revision int) error {
+func (c *Client) revert(ctx context.Context, cfg *action.Configuration, ch engine.Chart, revision int) error {
 	return retry(ctx, func(context.Context) error {
 		if revision == 0 {
 			u := action.NewUninstall(cfg)
 			u.IgnoreNotFound, u.Wait, u.Timeout = true, false, undoLimit
-			_, err := u.Run(name)
+			_, err := u.Run(ch.Name)
 			return err
 		}
-		r, err := last(cfg, name)
+		r, err := last(cfg, ch.Name)
 		if err != nil {
 			return err
 		}
 		if r != nil && r.Version == revision {
 			return nil // it was not changed
 		}
+		target, err := cfg.Releases.Get(ch.Name, revision)
+		if absentRelease(err) {
+			return fmt.Errorf("Helm does not keep revision %d any more", revision)
+		}
+		if err != nil {
+			return err
+		}
+		if r != nil { // what was made anew on the way there has to be on the way back
+			if err := c.clear(ctx, ch.Namespace, r.Manifest, target.Manifest); err != nil {
+				return err
+			}
+		}
 		b := action.NewRollback(cfg)
 		b.Version, b.MaxHistory, b.Timeout = revision, maxRevisions, undoLimit
-		return b.Run(name)
+		if err := b.Run(ch.Name); err != nil {
+			return err
+		}
+		// So that nobody takes it for what a person did.
+		if r, err = last(cfg, ch.Name); err == nil && r != nil {
+			r.Info.Description += by
+			err = cfg.Releases.Update(r)
+		}
+		if err != nil {
+			c.log.Debug("rollback not marked", "chart", ch.Name, "err", err)
+		}
+		return nil
 	})
+}
+
+// absentRelease reports whether Helm has no such release or revision.
+func absentRelease(err error) bool {
+	return errors.Is(err, driver.ErrNoDeployedReleases) || errors.Is(err, driver.ErrReleaseNotFound)
 }
 
 // ChartRevision implements [engine.Cluster].
@@ -319,16 +383,11 @@ func (c *Client) ChartRevision(ctx context.Context, want engine.Chart) (n int, e
 		return 0, err
 	}
 	err = retry(ctx, func(context.Context) error {
-		r, err := cfg.Releases.Deployed(want.Name)
-		switch {
-		case errors.Is(err, driver.ErrNoDeployedReleases) || errors.Is(err, driver.ErrReleaseNotFound):
-			n = 0
-			return nil
-		case err != nil:
-			return err
+		r, err := deployed(cfg, want.Name)
+		if n = 0; r != nil {
+			n = r.Version
 		}
-		n = r.Version
-		return nil
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("read chart %s: %w", want.Name, err)
@@ -342,7 +401,7 @@ func (c *Client) RevertChart(ctx context.Context, want engine.Chart, revision in
 	if err != nil {
 		return err
 	}
-	if err := revert(ctx, cfg, want.Name, revision); err != nil {
+	if err := c.revert(ctx, cfg, want, revision); err != nil {
 		return fmt.Errorf("bring chart %s back: %w", want.Name, err)
 	}
 	return nil

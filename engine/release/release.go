@@ -60,6 +60,15 @@
 //	- name: ...              unique; a directory of the charts that come with the program
 //	  namespace: ...
 //	  values: {...}          merged over those of the chart
+//	  needs: [...]           charts above that must be ready before
+//	- name: cert-manager     a chart of others; Helm calls the installation so
+//	  namespace: ...
+//	  chart: cert-manager    its name in its Chart.yaml, if that is another
+//	  source: oci://...      file:, https: or oci:, see package engine/chart
+//	  version: v1.19.1       as in its Chart.yaml
+//	  digest: sha256:...     of the archive, or for oci: of the manifest
+//	  crds: skip             its folder crds is left alone; absent: applied before the chart
+//	  destructive: ...       what is lost when another version replaces it; absent: nothing
 //	crds: [...]              names of the definitions that the charts need
 //	artifacts:               by component: kubeadm, kubelet, kubectl, crictl, cni-plugins
 //	  kubeadm:
@@ -157,15 +166,6 @@ type Service struct {
 	Chart string `yaml:"chart" json:"chart,omitempty"`
 }
 
-// Chart is a chart of a release.
-type Chart struct {
-	Name      string         `yaml:"name"`
-	Namespace string         `yaml:"namespace"`
-	Values    map[string]any `yaml:"values"`
-	// Needs are names of charts above it that must be ready before it is installed.
-	Needs []string `yaml:"needs,omitempty"`
-}
-
 // Kubernetes is a patch release of Kubernetes that a release offers.
 type Kubernetes struct {
 	Version version.Version `yaml:"version"`
@@ -261,16 +261,8 @@ func (f *file) check() []error {
 	}
 	charts := map[string]bool{}
 	for i, c := range f.Charts {
-		switch {
-		case !nameRE.MatchString(c.Name) || !nameRE.MatchString(c.Namespace):
-			bad("charts[%d]: name %q or namespace %q cannot be one", i, c.Name, c.Namespace)
-		case charts[c.Name]:
-			bad("charts[%d]: %s occurs twice", i, c.Name)
-		}
-		for _, n := range c.Needs { // what stands above cannot need it in turn
-			if !charts[n] {
-				bad("charts[%d]: %s needs %s, which is no chart above it", i, c.Name, n)
-			}
+		for _, p := range c.Check(func(name string) bool { return charts[name] }) {
+			bad("charts[%d]: %s", i, p)
 		}
 		charts[c.Name] = true
 	}

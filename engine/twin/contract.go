@@ -418,6 +418,41 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 	})
 
+	mustRun("what a chart would change is told without secrets", func(t *testing.T) {
+		compare := func(ch engine.Chart) engine.ChartChange {
+			t.Helper()
+			got, err := c.CompareChart(ctx, ch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got
+		}
+		want := engine.ChartChange{Chart: "probe", Namespace: "constellation-system", From: "1.1.0", To: "1.1.0"}
+		if got := compare(good); !reflect.DeepEqual(got, want) || !got.Same() {
+			t.Errorf("as it is: %+v", got)
+		}
+		want.Values = []engine.ValueChange{{Path: "adminPassword", Hidden: true}, {Path: "text", From: `"two"`, To: `"three"`}}
+		other := good
+		other.Values = map[string]any{"text": "three", "adminPassword": "S3CR3T"}
+		if got := compare(other); !reflect.DeepEqual(got, want) || got.Same() {
+			t.Errorf("with other values: %+v", got)
+		}
+		fresh := good
+		fresh.Name, fresh.OwnName, fresh.Namespace = "fresh", "probe", "default"
+		if got := compare(fresh); !reflect.DeepEqual(got, engine.ChartChange{Chart: "fresh", Namespace: "default", To: "1.1.0"}) || got.Same() {
+			t.Errorf("one that is new: %+v", got)
+		}
+	})
+	mustRun("what charts were before a set is remembered until it ends", func(t *testing.T) {
+		for _, want := range []map[string]int{nil, {"a/b": 3}, {"a/b": 3, "c/d": 0}, nil, nil} {
+			if err := c.SetChartSet(ctx, want); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := c.ChartSet(ctx); err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("got %v, want %v: %v", got, want, err)
+			}
+		}
+	})
 	mustRun("a chart that does not become ready is taken back", func(t *testing.T) {
 		bad := good
 		bad.Values = map[string]any{"text": "three", "replicas": 1}

@@ -37,6 +37,7 @@ type Cluster struct {
 	joinRevision int
 	kinds        map[string][32]byte
 	charts       map[string][]revision
+	chartSet     map[string]int
 	neverReady   func(engine.Chart) bool
 	expected     map[string]engine.ExpectedNode
 	target       *engine.NodeTarget
@@ -59,6 +60,7 @@ type holding struct {
 type revision struct {
 	chart  string // digest of files and values
 	number int
+	of     engine.Chart
 }
 
 // New returns an empty cluster.
@@ -323,6 +325,7 @@ func (c *Cluster) ApplyKinds(ctx context.Context, kinds []assets.File, report fu
 }
 
 func digest(ch engine.Chart) string {
+	ch.Recreate, ch.Destructive = false, ""
 	b, err := json.Marshal(ch)
 	if err != nil {
 		panic(err)
@@ -350,7 +353,7 @@ func (c *Cluster) ApplyChart(ctx context.Context, ch engine.Chart, report func(s
 	all := c.charts[key(ch)]
 	never := c.neverReady(ch)
 	if !never && (len(all) == 0 || all[len(all)-1].chart != digest(ch)) {
-		c.charts[key(ch)] = append(all, revision{digest(ch), len(all) + 1})
+		c.charts[key(ch)] = append(all, revision{digest(ch), len(all) + 1, ch})
 	}
 	c.mu.Unlock()
 	if never {
@@ -361,6 +364,44 @@ func (c *Cluster) ApplyChart(ctx context.Context, ch engine.Chart, report func(s
 		}
 		return fmt.Errorf("wait for chart %s: not ready in time", ch.Name)
 	}
+	return nil
+}
+
+// CompareChart implements [engine.Cluster]. What is destroyed is what the chart says.
+func (c *Cluster) CompareChart(ctx context.Context, ch engine.Chart) (engine.ChartChange, error) {
+	out := engine.ChartChange{Chart: ch.Name, Namespace: ch.Namespace, To: ch.Version}
+	if err := c.enter(ctx, "CompareChart", false); err != nil {
+		return out, err
+	}
+	defer c.mu.Unlock()
+	if all := c.charts[key(ch)]; len(all) > 0 {
+		old := all[len(all)-1].of
+		out.From = old.Version
+		out.Content = old.Version == ch.Version && !reflect.DeepEqual(old.Files, ch.Files)
+		out.Values = engine.DiffValues(old.Values, ch.Values)
+		if ch.Destructive != "" && out.From != out.To {
+			out.Destroys = []string{ch.Destructive}
+		}
+	}
+	return out, nil
+}
+
+// ChartSet implements [engine.Cluster].
+func (c *Cluster) ChartSet(ctx context.Context) (map[string]int, error) {
+	if err := c.enter(ctx, "ChartSet", false); err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	return maps.Clone(c.chartSet), nil
+}
+
+// SetChartSet implements [engine.Cluster].
+func (c *Cluster) SetChartSet(ctx context.Context, before map[string]int) error {
+	if err := c.enter(ctx, "SetChartSet", true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	c.chartSet = maps.Clone(before)
 	return nil
 }
 
@@ -386,7 +427,7 @@ func (c *Cluster) RevertChart(ctx context.Context, ch engine.Chart, to int) erro
 	case to > len(all):
 		return fmt.Errorf("chart %s has no revision %d", ch.Name, to)
 	case to < len(all):
-		c.charts[key(ch)] = append(all, revision{all[to-1].chart, len(all) + 1})
+		c.charts[key(ch)] = append(all, revision{all[to-1].chart, len(all) + 1, all[to-1].of})
 	}
 	return nil
 }

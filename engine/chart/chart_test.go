@@ -1,0 +1,356 @@
+package chart
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	"helm.sh/helm/v3/pkg/action"
+	helmregistry "helm.sh/helm/v3/pkg/registry"
+)
+
+// packaged returns the archive of a small chart, made by helm's own packager.
+func packaged(t *testing.T, name, version string) []byte {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	for file, content := range map[string]string{
+		"Chart.yaml":            "apiVersion: v2\nname: " + name + "\nversion: " + version + "\n",
+		"values.yaml":           "text: hello\n",
+		"templates/config.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}}\ndata: {text: {{ .Values.text }}}\n",
+		"crds/thing.yaml":       "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: things.example.com}\n",
+	} {
+		path := filepath.Join(dir, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := action.NewPackage()
+	p.Destination = t.TempDir()
+	out, err := p.Run(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// file is a file of a chart as its name and content.
+func names(c *Chart) (out []string) {
+	for _, f := range c.Files {
+		out = append(out, f.Name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+var wanted = []string{"Chart.yaml", "crds/thing.yaml", "templates/config.yaml", "values.yaml"}
+
+// site serves charts in every way; its registry wants a password if one is set.
+type site struct {
+	*httptest.Server
+	archive  []byte
+	manifest string // the digest that helm push printed
+	password string
+	requests []string
+	cut      int // this many bytes of the archive are sent, then the connection breaks, once
+}
+
+func serve(t *testing.T, encrypted bool) *site {
+	t.Helper()
+	s := &site{archive: packaged(t, "cilium", "1.17.4")}
+	reg := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/v2/") {
+			if _, given, _ := r.BasicAuth(); given != s.password {
+				w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)
+				http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"`+given+`"}]}`, http.StatusUnauthorized)
+				return
+			}
+			reg.ServeHTTP(w, r)
+			return
+		}
+		s.requests = append(s.requests, r.URL.Path+" "+r.Header.Get("Range"))
+		switch r.URL.Path {
+		case "/charts/cilium-1.17.4.tgz", "/stored":
+			if s.cut > 0 {
+				n := s.cut
+				s.cut = 0
+				w.Header().Set("Content-Length", fmt.Sprint(len(s.archive)))
+				_, _ = w.Write(s.archive[:n])
+				_ = http.NewResponseController(w).Flush()
+				panic(http.ErrAbortHandler)
+			}
+			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(s.archive))
+		case "/moved/cilium-1.17.4.tgz":
+			http.Redirect(w, r, "/stored?signature=S3CR3T", http.StatusFound)
+		case "/gone/cilium-1.17.4.tgz":
+			http.Redirect(w, r, "/nowhere?signature=S3CR3T", http.StatusFound)
+		case "/private/cilium-1.17.4.tgz":
+			http.Error(w, "", http.StatusForbidden)
+		case "/busy/cilium-1.17.4.tgz":
+			http.Error(w, "", http.StatusServiceUnavailable)
+		case "/huge/cilium-1.17.4.tgz":
+			_, _ = io.CopyN(w, zeros{}, maxArchive+10)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+	if encrypted {
+		s.Server = httptest.NewTLSServer(h)
+	} else {
+		s.Server = httptest.NewServer(h)
+	}
+	t.Cleanup(s.Close)
+	s.push(t, s.archive, "charts/cilium:1.17.4")
+	return s
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+func (s *site) host() string { return s.Listener.Addr().String() }
+
+// push uploads a chart as `helm push` does.
+func (s *site) push(t *testing.T, archive []byte, ref string) {
+	t.Helper()
+	o := []helmregistry.ClientOption{helmregistry.ClientOptHTTPClient(s.Client()), helmregistry.ClientOptWriter(io.Discard), helmregistry.ClientOptCredentialsFile(filepath.Join(t.TempDir(), "none.json"))}
+	if s.TLS == nil {
+		o = append(o, helmregistry.ClientOptPlainHTTP())
+	}
+	c, err := helmregistry.NewClient(o...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := c.Push(archive, s.host()+"/"+ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.manifest = res.Manifest.Digest
+}
+
+func TestChartsComeFromEverySource(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	for _, encrypted := range []bool{true, false} {
+		s := serve(t, encrypted)
+		scheme := map[bool]string{true: "https", false: "http"}[encrypted]
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "cilium-1.17.4.tgz"), s.archive, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range []struct{ name, source, digest string }{
+			{"a directory", "file:" + dir, digest(s.archive)},
+			{"a relative directory", "file:.", digest(s.archive)},
+			{"a file", "file:" + dir + "/cilium-1.17.4.tgz", digest(s.archive)},
+			{"a server", scheme + "://" + s.host() + "/charts", digest(s.archive)},
+			{"a file of a server", scheme + "://" + s.host() + "/charts/cilium-1.17.4.tgz", digest(s.archive)},
+			{"a server that redirects", scheme + "://" + s.host() + "/moved", digest(s.archive)},
+			{"a registry", "oci://" + s.host() + "/charts/cilium", s.manifest},
+		} {
+			t.Run(fmt.Sprintf("%s, encrypted %t", tt.name, encrypted), func(t *testing.T) {
+				cache := t.TempDir()
+				st := &Store{Cache: cache, Base: dir, Transport: s.Client().Transport}
+				r := Ref{"cilium", "1.17.4", tt.source, tt.digest}
+				c, err := st.Fetch(t.Context(), r)
+				if err != nil || !slices.Equal(names(c), wanted) {
+					t.Fatalf("%v: %v", c, err)
+				}
+				// Once fetched it needs no source any more, and none that is another.
+				r.Source = strings.Replace(tt.source, s.host(), "127.0.0.1:1", 1)
+				st = &Store{Cache: cache, Base: t.TempDir()}
+				if again, err := st.Fetch(t.Context(), r); !strings.HasPrefix(tt.source, "file:/") && (err != nil || !slices.Equal(names(again), wanted)) {
+					t.Errorf("from the cache: %v", err)
+				}
+				// What was carried here is as good, and is asked first.
+				st = &Store{Bundle: func(d string) ([]byte, error) {
+					if b, ok := c.Blobs[d]; ok {
+						return b, nil
+					}
+					return nil, ErrAbsent
+				}}
+				if again, err := st.Fetch(t.Context(), r); err != nil || !slices.Equal(names(again), wanted) {
+					t.Errorf("from a bundle: %v", err)
+				}
+				// Who damages the cache is found out.
+				for d := range c.Blobs {
+					if err := os.WriteFile((&Store{Cache: cache}).path(d), []byte("x"), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				r.Source = tt.source
+				if again, err := (&Store{Cache: cache, Base: dir, Transport: s.Client().Transport}).Fetch(t.Context(), r); err != nil || !slices.Equal(names(again), wanted) {
+					t.Errorf("with a damaged cache: %v", err)
+				}
+			})
+		}
+	}
+}
+
+func TestWhatIsNotTheChartIsRefused(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	s := serve(t, true)
+	base, right := "https://"+s.host(), digest(s.archive)
+	other := "sha256:" + strings.Repeat("0", 64)
+	dir := t.TempDir()
+	write := func(name string, b []byte) (file, dgst string) {
+		file = filepath.Join(dir, name)
+		if err := os.WriteFile(file, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return "file:" + file, digest(b)
+	}
+	half, halfDigest := write("half.tgz", s.archive[:len(s.archive)/2])
+	text, textDigest := write("text.tgz", []byte("hello"))
+	out, outDigest := write("out.tgz", tarred(tar.Header{Name: "cilium/../../etc/passwd", Typeflag: tar.TypeReg}))
+	link, linkDigest := write("link.tgz", tarred(tar.Header{Name: "cilium/values.yaml", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}))
+	bomb, bombDigest := write("bomb.tgz", tarred(tar.Header{Name: "cilium/values.yaml", Typeflag: tar.TypeReg, Size: maxUnpacked + 1}))
+	fullOCI := s.manifest
+	s.push(t, packaged(t, "other", "1.17.4"), "charts/other:1.17.4")
+	for _, tt := range []struct {
+		name, source, digest string
+		want                 error
+		text                 string
+	}{
+		{"no digest", "file:" + dir, "", nil, "is no digest"},
+		{"no source", "charts", right, nil, "is no source"},
+		{"credentials", "https://me:pa55@" + s.host(), right, nil, "holds credentials"},
+		{"another digest of a file", half, right, ErrDigest, right + " is wanted"},
+		{"another digest of a server", base + "/charts", other, ErrDigest, other + " is wanted"},
+		{"half an archive", half, halfDigest, ErrArchive, "ends too early"},
+		{"no archive", text, textDigest, ErrArchive, "is not packed"},
+		{"a file outside of the chart", out, outDigest, ErrArchive, "cannot be the name"},
+		{"a link", link, linkDigest, ErrArchive, "no regular file"},
+		{"what would fill the memory", bomb, bombDigest, ErrArchive, "more than"},
+		{"a missing file", "file:" + dir + "/none.tgz", right, ErrAbsent, "is missing"},
+		{"a directory for a file", "file:" + dir + "/../x.tgz", right, ErrAbsent, "is missing"},
+		{"a server without it", base + "/none", right, ErrAbsent, "404 Not Found"},
+		{"a redirect to nowhere", base + "/gone", right, ErrAbsent, "404"},
+		{"a closed door", base + "/private", right, ErrDenied, "403"},
+		{"a busy server", base + "/busy", right, ErrUnreachable, "503"},
+		{"an answer without end", base + "/huge", right, ErrArchive, "the most it may have"},
+		{"nobody there", "https://127.0.0.1:1/charts", right, ErrUnreachable, "refused"},
+		{"a registry without it", "oci://" + s.host() + "/charts/cilium", other, ErrAbsent, "404"},
+		{"another chart", "oci://" + s.host() + "/charts/other", s.manifest, ErrArchive, "it is other 1.17.4"},
+		{"the archive's digest for the manifest's", "oci://" + s.host() + "/charts/cilium", right, ErrAbsent, "404"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := (&Store{Cache: t.TempDir(), Transport: s.Client().Transport}).Fetch(t.Context(), Ref{"cilium", "1.17.4", tt.source, tt.digest})
+			if err == nil {
+				t.Fatalf("it is taken: %v", names(c))
+			}
+			if tt.want != nil && !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("%v", err)
+			}
+			for _, secret := range []string{"S3CR3T"} {
+				if strings.Contains(err.Error(), secret) {
+					t.Errorf("it tells a secret: %v", err)
+				}
+			}
+		})
+	}
+	if _, err := (&Store{Transport: s.Client().Transport}).Fetch(t.Context(), Ref{"cilium", "1.17.4", "oci://" + s.host() + "/charts/cilium", fullOCI}); err != nil {
+		t.Errorf("the right one: %v", err)
+	}
+}
+
+// tarred packs one file whose header says anything.
+func tarred(h tar.Header) []byte {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	w := tar.NewWriter(z)
+	_ = w.WriteHeader(&h)
+	_, _ = io.CopyN(w, zeros{}, h.Size)
+	_ = w.Close()
+	_ = z.Close()
+	return b.Bytes()
+}
+
+func TestWhatArrivedIsNotSentAgain(t *testing.T) {
+	s := serve(t, true)
+	s.cut = 200
+	c, err := (&Store{Transport: s.Client().Transport}).Fetch(t.Context(), Ref{"cilium", "1.17.4", "https://" + s.host() + "/charts", digest(s.archive)})
+	if err != nil || !slices.Equal(names(c), wanted) {
+		t.Fatal(err)
+	}
+	if want := []string{"/charts/cilium-1.17.4.tgz ", "/charts/cilium-1.17.4.tgz bytes=200-"}; !slices.Equal(s.requests, want) {
+		t.Errorf("requests %q, want %q", s.requests, want)
+	}
+}
+
+func TestRegistriesAskWhoOneIs(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	t.Setenv("HOME", t.TempDir())
+	s := serve(t, true)
+	s.password = "S3CR3T"
+	r := Ref{"cilium", "1.17.4", "oci://" + s.host() + "/charts/cilium", s.manifest}
+	st := &Store{Transport: s.Client().Transport}
+	login := func(password string) {
+		file := filepath.Join(t.TempDir(), "config.json")
+		auth := base64.StdEncoding.EncodeToString([]byte("me:" + password))
+		if err := os.WriteFile(file, fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, s.host(), auth), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("HELM_REGISTRY_CONFIG", file)
+	}
+	t.Setenv("HELM_REGISTRY_CONFIG", "/none")
+	if _, err := st.Fetch(t.Context(), r); !errors.Is(err, ErrDenied) {
+		t.Errorf("as nobody: %v", err)
+	}
+	login("WR0NG")
+	if _, err := st.Fetch(t.Context(), r); !errors.Is(err, ErrDenied) || strings.Contains(err.Error(), "WR0NG") {
+		t.Errorf("as somebody else: %v", err)
+	}
+	login(s.password)
+	if c, err := st.Fetch(t.Context(), r); err != nil || !slices.Equal(names(c), wanted) {
+		t.Errorf("as who helm registry login has stored: %v", err)
+	}
+}
+
+// The certificate of a server that nobody vouches for is not taken, with a real client.
+func TestUnknownServersAreNotAsked(t *testing.T) {
+	s := serve(t, true)
+	for _, r := range []Ref{
+		{"cilium", "1.17.4", "https://" + s.host() + "/charts", digest(s.archive)},
+		{"cilium", "1.17.4", "oci://" + s.host() + "/charts/cilium", s.manifest},
+	} {
+		if _, err := (&Store{}).Fetch(t.Context(), r); !errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), "certificate") {
+			t.Errorf("%s: %v", r.Source, err)
+		}
+	}
+	if len(s.requests) > 0 {
+		t.Errorf("it was asked: %q", s.requests)
+	}
+}
+
+func TestWhoLeavesNeedNotWait(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	stuck := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		cancel()
+		<-r.Context().Done()
+	}))
+	defer stuck.Close()
+	if _, err := (&Store{}).Fetch(ctx, Ref{"cilium", "1.17.4", stuck.URL, "sha256:" + strings.Repeat("0", 64)}); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,159 @@
+package engine
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// ErrChart means that a chart does not go together with its values, or with the cluster.
+var ErrChart = errors.New("the chart cannot be used as it is")
+
+// ChartChange is what applying a chart does.
+type ChartChange struct {
+	Chart     string `json:"chart"`
+	Namespace string `json:"namespace"`
+	// From and To are versions; From is empty if the chart is not installed.
+	From string `json:"from,omitempty"`
+	To   string `json:"to"`
+	// Content says that the same version has another content.
+	Content bool `json:"content,omitempty"`
+	// Values are those that are given to the chart and change; Defaults is how many of its
+	// own do.
+	Values   []ValueChange `json:"values,omitempty"`
+	Defaults int           `json:"defaults,omitempty"`
+	// Destroys are sentences about what is lost, Objects what they are about.
+	Destroys []string `json:"destroys,omitempty"`
+	Objects  []string `json:"objects,omitempty"`
+	// ByHand says who changed the installation besides this program; empty if nobody did.
+	ByHand string `json:"byHand,omitempty"`
+}
+
+// Same reports whether applying the chart changes nothing.
+func (c ChartChange) Same() bool {
+	return c.From == c.To && !c.Content && len(c.Values) == 0 && len(c.Destroys) == 0
+}
+
+// ValueChange is a value of a chart that changes.
+type ValueChange struct {
+	// Path is like joinservice.image or env[0].value.
+	Path string `json:"path"`
+	// From and To are JSON, shortened; empty if there is none. Of what is Hidden both are
+	// empty.
+	From   string `json:"from,omitempty"`
+	To     string `json:"to,omitempty"`
+	Hidden bool   `json:"hidden,omitempty"`
+}
+
+// String is "replicas: 1 to 2".
+func (v ValueChange) String() string {
+	switch {
+	case v.Hidden:
+		return v.Path + ": (hidden, changed)"
+	case v.From == "":
+		return v.Path + ": " + v.To + " (new)"
+	case v.To == "":
+		return v.Path + ": " + v.From + " (removed)"
+	}
+	return v.Path + ": " + v.From + " to " + v.To
+}
+
+// ChartKey names the installation of a chart in a cluster.
+func ChartKey(c Chart) string { return c.Namespace + "/" + c.Name }
+
+// DiffValues returns what differs between the values of a chart, sorted by path. What
+// looks like a secret, by a key on its way or by itself, is hidden.
+func DiffValues(from, to map[string]any) (out []ValueChange) {
+	a, b := map[string]value{}, map[string]value{}
+	flatten(a, "", from, false)
+	flatten(b, "", to, false)
+	paths := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
+	slices.Sort(paths)
+	for _, p := range slices.Compact(paths) {
+		x, y := a[p], b[p]
+		if x.text == y.text {
+			continue
+		}
+		v := ValueChange{Path: p, From: short(x.text), To: short(y.text)}
+		if x.secret || y.secret {
+			v = ValueChange{Path: p, Hidden: true}
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+// value is a leaf of values: JSON, and whether nobody may see it.
+type value struct {
+	text   string
+	secret bool
+}
+
+// flatten writes the leaves of v to out by path.
+func flatten(out map[string]value, path string, v any, secret bool) {
+	switch v := v.(type) {
+	case map[string]any:
+		named, _ := v["name"].(string) // an entry of env: {name: PASSWORD, value: ...}
+		for k, x := range v {
+			flatten(out, strings.TrimPrefix(path+"."+k, "."), x, secret || secretKey(k) || k == "value" && secretKey(named))
+		}
+		if len(v) == 0 && path != "" {
+			out[path] = value{"{}", secret}
+		}
+	case []any:
+		for i, x := range v {
+			flatten(out, fmt.Sprintf("%s[%d]", path, i), x, secret)
+		}
+		if len(v) == 0 {
+			out[path] = value{"[]", secret}
+		}
+	default:
+		if v != nil && reflect.TypeOf(v).Kind() == reflect.Slice { // values of our own are typed
+			if b, err := json.Marshal(v); err == nil {
+				var any []any
+				if json.Unmarshal(b, &any) == nil {
+					flatten(out, path, any, secret)
+					return
+				}
+			}
+		}
+		b, err := json.Marshal(v)
+		if err != nil {
+			b = []byte("?")
+		}
+		text, _ := v.(string)
+		out[path] = value{string(b), secret || secretValue(text)}
+	}
+}
+
+var (
+	secretKeyRE   = regexp.MustCompile(`(?i)pass(word|wd|phrase)|^pass$|secret|token|credential|private|salt|htpasswd|connection[-_]?string|(^|[-_.])(dsn|auth|key|pwd)$|(api|access|encryption|signing|license|master|account|storage|shared)[-_]?key`)
+	secretValueRE = regexp.MustCompile(`PRIVATE KEY-----|://[^/@\s]+@|^(Bearer|Basic) |^eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.|^(gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA)`)
+)
+
+func secretKey(k string) bool {
+	// tlsKey and sshKey, but not keyring and monkey
+	return secretKeyRE.MatchString(k) || strings.HasSuffix(k, "Key")
+}
+
+func secretValue(s string) bool { return secretValueRE.MatchString(s) }
+
+// short keeps a value on a line.
+func short(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, s)
+	if r := []rune(s); len(r) > 120 {
+		return string(r[:119]) + "…"
+	}
+	return s
+}

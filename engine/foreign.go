@@ -1,0 +1,272 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"constellation/assets"
+	"constellation/engine/chart"
+	"constellation/engine/release"
+)
+
+// IDs of findings about charts.
+const (
+	findingChartSource = "chart-source"
+	findingChartValues = "chart-values"
+	findingChartByHand = "chart-by-hand"
+	// findingDestructive is followed by the name of the chart.
+	findingDestructive = "destructive-"
+)
+
+// foreignCharts returns the charts that do not come with the program: those of the release, then
+// those of the configuration.
+func (f *facts) foreignCharts() (out []release.Chart) {
+	if f.release != nil {
+		for _, c := range f.release.Charts {
+			if c.Source != "" {
+				out = append(out, c)
+			}
+		}
+	}
+	return append(out, f.extra...)
+}
+
+// chartStore is what fetches charts.
+func (e *Engine) chartStore() *chart.Store {
+	s := &chart.Store{Base: e.ws.dir}
+	if dir, err := os.UserCacheDir(); err == nil {
+		s.Cache = filepath.Join(dir, "constellation", "charts")
+	}
+	return s
+}
+
+// fetchCharts fetches the charts that do not come with the program, and returns what
+// stands in the way. Those that are there already it leaves.
+func (i *initRun) fetchCharts(ctx context.Context) (found []Finding) {
+	all := i.foreignCharts()
+	if i.fetched == nil {
+		i.fetched = map[string]*chart.Chart{}
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	store := i.e.chartStore()
+	own := len(all) - len(i.extra)
+	for n, c := range all {
+		field := ""
+		if n >= own {
+			field = fmt.Sprintf("charts[%d]", n-own)
+		}
+		if i.release != nil && n >= own && slices.ContainsFunc(i.release.Charts, func(o release.Chart) bool { return o.Name == c.Name }) {
+			found = append(found, Finding{
+				ID: findingChartSource, Severity: Block, Source: "charts", Field: field + ".name", Title: fmt.Sprintf("release %s brings a chart called %s, too", i.release.Version, c.Name),
+				Remedy: "remove it from " + ConfigFile + ", or give it another name",
+			})
+			continue
+		}
+		if _, ok := i.fetched[c.Name]; ok {
+			continue
+		}
+		wg.Go(func() {
+			got, err := store.Fetch(ctx, chart.RefOf(c))
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				i.fetched[c.Name] = got
+				return
+			}
+			if field != "" {
+				field += ".source"
+			}
+			found = append(found, Finding{
+				ID: findingChartSource, Severity: Block, Source: "charts", Field: field, Title: fmt.Sprintf("chart %s %s cannot be had", c.Name, c.Version),
+				Detail: err.Error(), Remedy: chartRemedy(err),
+			})
+		})
+	}
+	wg.Wait()
+	slices.SortStableFunc(found, func(a, b Finding) int { return strings.Compare(a.Title, b.Title) })
+	return found
+}
+
+// chartRemedy says what to do about a chart that cannot be fetched.
+func chartRemedy(err error) string {
+	const carry = "where it can be reached, `constellation release bundle` packs it for `--feed bundle:FILE`"
+	switch {
+	case errors.Is(err, chart.ErrDigest):
+		return "do not use it before its publisher has said why; if the new content is meant, write its digest"
+	case errors.Is(err, chart.ErrAbsent):
+		return "look at source, version and digest of the chart; " + carry
+	case errors.Is(err, chart.ErrDenied):
+		return "log in with `helm registry login` or `docker login`, or give yourself access; " + carry
+	case errors.Is(err, chart.ErrArchive):
+		return "name an archive that `helm package` has made, with name and version as in its Chart.yaml"
+	}
+	return "look at the address and the network, and try again; " + carry
+}
+
+// foreignChart is a chart that was fetched, as the cluster takes it.
+func (i *initRun) foreignChart(c release.Chart) (Chart, error) {
+	got := i.fetched[c.Name]
+	if got == nil {
+		return Chart{}, fmt.Errorf("chart %s %s was not fetched", c.Name, c.Version)
+	}
+	out := Chart{
+		Name: c.Name, Namespace: c.Namespace, Version: c.Version, Values: deepCopy(c.Values), Needs: c.Needs,
+		Foreign: true, OwnName: c.Chart, SkipKinds: c.CRDs == release.SkipCRDs, Destructive: c.Destructive,
+	}
+	for _, f := range got.Files {
+		out.Files = append(out.Files, assets.File{Name: f.Name, Data: f.Data})
+	}
+	return out, nil
+}
+
+// compareCharts returns what the charts change in the cluster, without those that change
+// nothing, and what somebody has to know or to accept before.
+func (i *initRun) compareCharts(ctx context.Context) (changes []ChartChange, found []Finding, err error) {
+	charts, err := i.charts()
+	if err != nil {
+		return nil, nil, err
+	}
+	k, err := i.connect(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, i.e.limits.api)
+	defer cancel()
+	all := make([]ChartChange, len(charts))
+	errs := make([]error, len(charts))
+	var wg sync.WaitGroup
+	for n, c := range charts {
+		wg.Go(func() { all[n], errs[n] = k.CompareChart(limited, c) })
+	}
+	wg.Wait()
+	for n, x := range all {
+		switch err := errs[n]; {
+		case ctx.Err() != nil:
+			return nil, nil, ctx.Err()
+		case errors.Is(err, ErrChart):
+			found = append(found, Finding{
+				ID: findingChartValues, Severity: Block, Source: "charts", Title: fmt.Sprintf("chart %s %s cannot be used with its values", x.Chart, x.To),
+				Detail: err.Error(), Remedy: "correct the values of the chart, or take another version of it",
+			})
+		case err != nil:
+			found = append(found, Finding{
+				ID: findingChartValues, Severity: NotChecked, Source: "charts", Title: fmt.Sprintf("not checked what chart %s changes", x.Chart), Detail: err.Error(),
+				Remedy: "look at the cluster, and try again",
+			})
+		case !x.Same():
+			changes = append(changes, x)
+			found = append(found, x.findings()...)
+		}
+	}
+	return changes, found, nil
+}
+
+// findings are what somebody has to know or to accept before the chart is applied.
+func (x ChartChange) findings() (out []Finding) {
+	if len(x.Destroys) > 0 {
+		out = append(out, Finding{
+			ID: findingDestructive + x.Chart, Severity: Warn, Named: true, Source: "charts", Title: fmt.Sprintf("chart %s destroys what it has made: %s", x, x.Destroys[0]),
+			Detail: strings.Join(x.Destroys, "; "), Objects: x.Objects, Remedy: "copy what you need before",
+		})
+	}
+	if x.ByHand != "" {
+		f := Finding{
+			ID: findingChartByHand, Severity: Warn, Source: "charts", Title: fmt.Sprintf("chart %s was changed by hand, and goes to what release and configuration say", x.Chart),
+			Detail: x.ByHand + "; no value of it changes", Remedy: "put what is to stay into the values of the chart",
+			Command: "helm history -n " + x.Namespace + " " + x.Chart,
+		}
+		if len(x.Values) > 0 {
+			f.Detail = x.ByHand + "; overwritten: " + strings.Join(x.values(), ", ")
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// values are the values that change, one line each.
+func (x ChartChange) values() (out []string) {
+	for _, v := range x.Values {
+		out = append(out, v.String())
+	}
+	return out
+}
+
+// String is "cilium 1.16.9 to 1.17.4".
+func (x ChartChange) String() string {
+	switch {
+	case x.From == "":
+		return x.Chart + " " + x.To + " (new)"
+	case x.From == x.To:
+		return x.Chart + " " + x.To
+	}
+	return x.Chart + " " + x.From + " to " + x.To
+}
+
+// Lines say what a chart changes: its versions, then a line for each value.
+func (x ChartChange) Lines() []string {
+	first := "chart " + x.String()
+	if x.Content {
+		first += ", with other content"
+	}
+	if x.Defaults > 0 {
+		first += fmt.Sprintf(", %d of its defaults change", x.Defaults)
+	}
+	out := []string{first}
+	for _, v := range x.Values {
+		out = append(out, x.Chart+": "+v.String())
+	}
+	for _, d := range x.Destroys {
+		out = append(out, x.Chart+": "+d)
+	}
+	return out
+}
+
+// foreseeCharts fetches the charts of the hop and compares them with those that run.
+func (c *checkRun) foreseeCharts(ctx context.Context) error {
+	if c.hop == nil || c.request.NoPreflight || c.prepares && !c.applies {
+		return nil
+	}
+	rel, err := c.known.release(ctx, c.hop.Planned().Services)
+	if err != nil {
+		c.e.log.Debug("release not read", "release", c.hop.To.Release, "err", err)
+		return ctx.Err()
+	}
+	i := &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, extra: c.config.Charts}}
+	changes, err := c.lookAtCharts(ctx, i)
+	if err == nil && changes != nil {
+		c.out.Changes.ChartChanges, c.out.Changes.Charts = changes, nil
+		for _, x := range changes {
+			c.out.Changes.Charts = append(c.out.Changes.Charts, x.String())
+		}
+	}
+	c.fetched = i.fetched
+	return ctx.Err()
+}
+
+// lookAtCharts notes what stands against the charts of a run, and returns what they change;
+// nil if that is not known.
+func (c *checkRun) lookAtCharts(ctx context.Context, i *initRun) ([]ChartChange, error) {
+	if blocked := i.fetchCharts(ctx); len(blocked) > 0 {
+		c.out.Findings = append(c.out.Findings, blocked...)
+		return nil, errAbsent
+	}
+	changes, found, err := i.compareCharts(ctx)
+	if err != nil {
+		if !errors.Is(err, assets.ErrUnknownRelease) { // only that release's program has its charts
+			c.e.log.Debug("charts not compared", "err", err)
+		}
+		return nil, err
+	}
+	c.out.Findings = append(c.out.Findings, found...)
+	if changes == nil {
+		changes = []ChartChange{}
+	}
+	return changes, nil
+}

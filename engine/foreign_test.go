@@ -1,0 +1,155 @@
+package engine_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine"
+	"constellation/engine/twin"
+)
+
+// withChart adds a chart called cni to the configuration, of that version, from the
+// workspace's folder charts.
+func (s *applyStage) withChart(version, more string) {
+	s.Helper()
+	s.Setenv("XDG_CACHE_HOME", s.TempDir())
+	dir := filepath.Join(s.dir, "charts")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		s.Fatal(err)
+	}
+	digest := twin.PackChart(s.T, dir, "cni", map[string]string{
+		"Chart.yaml":       "apiVersion: v2\nname: cni\nversion: " + version + "\n",
+		"templates/a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: cni}\n",
+	})
+	s.setCharts(fmt.Sprintf("charts:\n- {name: cni, namespace: kube-system, source: 'file:charts', version: %s, digest: '%s'%s}\n", version, digest, more))
+}
+
+// setCharts replaces what the configuration says about charts.
+func (s *applyStage) setCharts(text string) {
+	s.Helper()
+	path := filepath.Join(s.dir, engine.ConfigFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		s.Fatal(err)
+	}
+	before, _, _ := strings.Cut(string(b), "\ncharts:")
+	if err := os.WriteFile(path, []byte(before+"\n"+text), 0o600); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// execute plans and runs the charts alone.
+func (s *applyStage) execute(r engine.ApplyRequest) (*engine.Plan, error) {
+	s.Helper()
+	e := s.engine()
+	p, err := e.PlanExecute(s.Context(), r)
+	if err != nil {
+		return nil, err
+	}
+	return p, e.Run(s.Context(), p, func(engine.Event) {})
+}
+
+func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
+	s := newApplyStage(t)
+	s.withChart("1.16.0", ", values: {replicas: 1, adminPassword: S3CR3T}")
+	p, events, err := s.apply(t.Context(), upgrade, nil)
+	if err != nil {
+		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+	}
+	cni := engine.Chart{Name: "cni", Namespace: "kube-system"}
+	if n := s.cluster.Revisions(cni); n != 1 {
+		t.Errorf("%d revisions of the chart", n)
+	}
+	if !slices.Contains(p.Changes.Charts, "cni 1.16.0 (new)") {
+		t.Errorf("the plan changes %v", p.Changes.Charts)
+	}
+	// Unchanged it is left alone, silently.
+	if _, err := s.execute(engine.ApplyRequest{}); engine.ExitCode(err) != engine.ExitNothing {
+		t.Errorf("again: %v", err)
+	}
+	// Another version, with other values: the plan says which, and keeps the secret.
+	s.withChart("1.17.4", ", values: {replicas: 2, adminPassword: S3CR3T2}, destructive: policies that were made by hand")
+	p, err = s.execute(engine.ApplyRequest{})
+	want := []engine.ChartChange{{
+		Chart: "cni", Namespace: "kube-system", From: "1.16.0", To: "1.17.4", Destroys: []string{"policies that were made by hand"},
+		Values: []engine.ValueChange{{Path: "adminPassword", Hidden: true}, {Path: "replicas", From: "1", To: "2"}},
+	}}
+	if d := cmp.Diff(want, p.Changes.ChartChanges); d != "" {
+		t.Errorf("changes (-want +got):\n%s", d)
+	}
+	lines := []string{"chart cni 1.16.0 to 1.17.4", "cni: adminPassword: (hidden, changed)", "cni: replicas: 1 to 2", "cni: policies that were made by hand"}
+	if d := cmp.Diff(lines, p.Steps[len(p.Steps)-1].Details); d != "" {
+		t.Errorf("what the step says (-want +got):\n%s", d)
+	}
+	// What is destroyed is accepted by its name, and by nothing else.
+	named := p.Unacknowledged()
+	if engine.ExitCode(err) != engine.ExitUnacknowledged || len(named) != 1 || named[0].ID != "destructive-cni" || !strings.Contains(named[0].Remedy, "`--ack destructive-cni`") || s.cluster.Revisions(cni) != 1 {
+		t.Fatalf("not accepted: %v, %+v, %d revisions", err, named, s.cluster.Revisions(cni))
+	}
+	r := engine.ApplyRequest{}
+	r.Acknowledge = []string{"destructive-cni"}
+	if _, err := s.execute(r); err != nil || s.cluster.Revisions(cni) != 2 {
+		t.Errorf("accepted: %v, %d revisions", err, s.cluster.Revisions(cni))
+	}
+	all, err := json.Marshal([]any{p, events})
+	if err != nil || strings.Contains(string(all), "S3CR3T") {
+		t.Errorf("a secret is told: %v", err)
+	}
+}
+
+func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
+	for _, tt := range []struct {
+		name, text, title, remedy string
+		spoil                     func(dir string) error
+	}{
+		{
+			"a missing archive", "", "chart cni 1.16.0 cannot be had", "look at source, version and digest",
+			func(dir string) error { return os.Remove(filepath.Join(dir, "charts", "cni-1.16.0.tgz")) },
+		},
+		{
+			"an archive that was changed", "", "chart cni 1.16.0 cannot be had", "do not use it",
+			func(dir string) error {
+				return os.WriteFile(filepath.Join(dir, "charts", "cni-1.16.0.tgz"), []byte("x"), 0o600)
+			},
+		},
+		{
+			"a source that nobody serves", "charts:\n- {name: cni, namespace: n, source: 'https://127.0.0.1:1', version: 1.0.0, digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n",
+			"chart cni 1.0.0 cannot be had", "constellation release bundle", nil,
+		},
+		{
+			"the name of one of ours", "charts:\n- {name: constellation-operator, namespace: n, source: 'https://127.0.0.1:1', version: 1.0.0, digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n",
+			"release v1.1.0 brings a chart called constellation-operator, too", "give it another name", nil,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newApplyStage(t)
+			s.withChart("1.16.0", "")
+			if tt.text != "" {
+				s.setCharts(tt.text)
+			}
+			if tt.spoil != nil {
+				if err := tt.spoil(s.dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p, events, err := s.apply(t.Context(), upgrade, nil)
+			if p == nil || len(p.Blocked()) != 1 || engine.ExitCode(err) != engine.ExitBlocked {
+				t.Fatalf("%+v: %v", p, err)
+			}
+			b := p.Blocked()[0]
+			if b.ID != "chart-source" || b.Title != tt.title || !strings.Contains(b.Remedy, tt.remedy) || !strings.HasPrefix(b.Field, "charts[0].") {
+				t.Errorf("%+v", b)
+			}
+			if done := steps(events); len(done) > 0 {
+				t.Errorf("steps %v", done)
+			}
+		})
+	}
+}

@@ -1,0 +1,463 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"constellation/assets"
+	"constellation/engine"
+	enginechart "constellation/engine/chart"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/twin"
+)
+
+// shop is a chart of others that keeps data in every way. Its values leave out, or change,
+// what holds it.
+const shop = `{{- if .Values.kind }}
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: orders.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: orders, singular: order, kind: Order, listKind: OrderList}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+---
+{{- end }}
+{{- if .Values.namespace }}
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop-files}
+---
+{{- end }}
+{{- if .Values.claim }}
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: shop{{ if .Values.keep }}, annotations: {helm.sh/resource-policy: keep}{{ end }}}
+spec: {accessModes: [{{ .Values.mode }}], resources: {requests: {storage: 1Gi}}}
+---
+{{- end }}
+{{- if .Values.database }}
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  replicas: 0
+  serviceName: {{ .Values.service }}
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata: {labels: {app: db}}
+    spec: {containers: [{name: db, image: "registry.constellation.example/db:{{ .Values.tag }}"}]}
+---
+{{- end }}
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: shop}
+data: {text: {{ .Values.text }}}
+`
+
+// shopChart returns it, packed by helm's packager and fetched as a user's charts are.
+func shopChart(t *testing.T, version string, values map[string]any) engine.Chart {
+	t.Helper()
+	dir := t.TempDir()
+	digest := twin.PackChart(t, dir, "shop", map[string]string{
+		"Chart.yaml":         "apiVersion: v2\nname: shop\nversion: " + version + "\n",
+		"values.yaml":        "text: default\nkind: true\nnamespace: true\nclaim: true\nkeep: false\nmode: ReadWriteOnce\ndatabase: true\nservice: db\ntag: v1\n",
+		"templates/all.yaml": shop,
+		"crds/coupon.yaml": `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: coupons.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: coupons, singular: coupon, kind: Coupon, listKind: CouponList}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, description: "` + version + `"}}}]
+`,
+		// It is made only where its kind is served, and needs it at once.
+		"templates/coupon.yaml": "{{ if .Capabilities.APIVersions.Has \"example.com/v1/Coupon\" }}\napiVersion: example.com/v1\nkind: Coupon\nmetadata: {name: welcome}\n{{ end }}\n",
+		"templates/hook.yaml":   "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: shop-hook, annotations: {helm.sh/hook: \"pre-install,pre-upgrade\"}}\n",
+	})
+	got, err := (&enginechart.Store{}).Fetch(t.Context(), enginechart.Ref{Name: "shop", Version: version, Source: "file:" + dir, Digest: digest})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := engine.Chart{Name: "web-shop", OwnName: "shop", Namespace: "shop", Version: version, Foreign: true, Values: values}
+	for _, f := range got.Files {
+		c.Files = append(c.Files, assets.File{Name: f.Name, Data: f.Data})
+	}
+	return c
+}
+
+func silent(string, int64, int64) {}
+
+func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
+	c := start(t)
+	ctx := t.Context()
+	apply := func(t *testing.T, ch engine.Chart) {
+		t.Helper()
+		limited, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if err := c.ApplyChart(limited, ch, silent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	compare := func(t *testing.T, ch engine.Chart) engine.ChartChange {
+		t.Helper()
+		got, err := c.CompareChart(ctx, ch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	// A claim that nobody binds is not ready, which is no subject here.
+	bind := func(t *testing.T) {
+		t.Helper()
+		claims := c.core.CoreV1().PersistentVolumeClaims("shop")
+		p, err := claims.Get(ctx, "shop", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v-" + string(p.UID)}, Spec: corev1.PersistentVolumeSpec{
+			AccessModes: p.Spec.AccessModes, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/x"}}, ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "shop", Name: "shop", UID: p.UID},
+		}}
+		if _, err := c.core.CoreV1().PersistentVolumes().Create(ctx, v, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	first := shopChart(t, "1.0.0", map[string]any{"text": "one", "claim": false})
+	t.Run("it is new, and comes with its kinds, its hooks and what needs them", func(t *testing.T) {
+		if d := cmp.Diff(engine.ChartChange{Chart: "web-shop", Namespace: "shop", To: "1.0.0"}, compare(t, first)); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+		apply(t, first)
+		if ok, err := c.ChartCurrent(ctx, first); !ok || err != nil {
+			t.Errorf("current: %t, %v", ok, err)
+		}
+		for _, r := range []struct {
+			gvr  schema.GroupVersionResource
+			name string
+		}{{schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "coupons"}, "welcome"}, {schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, "shop-hook"}} {
+			if _, err := c.dynamic.Resource(r.gvr).Namespace("shop").Get(ctx, r.name, metav1.GetOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+		if got := compare(t, first); !got.Same() {
+			t.Errorf("it changes %+v", got)
+		}
+	})
+	t.Run("its kinds are upgraded with it", func(t *testing.T) {
+		next := shopChart(t, "1.0.1", map[string]any{"text": "one", "claim": false})
+		if ok, err := c.ChartCurrent(ctx, next); ok || err != nil {
+			t.Errorf("before: %t, %v", ok, err)
+		}
+		apply(t, next)
+		u, err := c.dynamic.Resource(kindsOfKinds).Get(ctx, "coupons.example.com", metav1.GetOptions{})
+		if err != nil || !strings.Contains(fmt.Sprint(u.Object["spec"]), "description:1.0.1") {
+			t.Errorf("%v", err)
+		}
+		apply(t, first)
+	})
+	t.Run("it does not go together with its values", func(t *testing.T) {
+		bad := first
+		bad.Files = append(slices.Clone(first.Files), assets.File{Name: "templates/bad.yaml", Data: []byte(`{{ fail "give me a name" }}`)})
+		if _, err := c.CompareChart(ctx, bad); !errors.Is(err, engine.ErrChart) || !strings.Contains(err.Error(), "give me a name") {
+			t.Errorf("%v", err)
+		}
+	})
+
+	// What holds data, and what becomes of it.
+	if _, err := c.core.CoreV1().PersistentVolumeClaims("shop").Create(ctx, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"app.kubernetes.io/managed-by": "Helm"}, Annotations: map[string]string{"meta.helm.sh/release-name": "web-shop", "meta.helm.sh/release-namespace": "shop"}},
+		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bind(t)
+	full := shopChart(t, "1.0.0", map[string]any{"text": "one"})
+	apply(t, full)
+	orders := c.dynamic.Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "orders"}).Namespace("shop")
+	order := func(name string) {
+		u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Order", "metadata": map[string]any{"name": name}}}
+		if _, err := orders.Create(ctx, u, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		values map[string]any
+		more   string
+		want   []string
+	}{
+		{"nothing that holds data", map[string]any{"text": "two", "tag": "v2"}, "", nil},
+		{"a definition without objects", map[string]any{"text": "one", "kind": false}, "", nil},
+		{"a namespace", map[string]any{"text": "one", "namespace": false}, "", []string{"Namespace shop-files is deleted with everything in it"}},
+		{"a claim", map[string]any{"text": "one", "claim": false}, "", []string{"PersistentVolumeClaim shop/shop is deleted with what its volume holds"}},
+		{"a database", map[string]any{"text": "one", "database": false}, "", []string{"StatefulSet shop/db is deleted with its pods; its volumes stay"}},
+		{
+			"a database that would have to be another one", map[string]any{"text": "one", "service": "other"}, "",
+			[]string{"StatefulSet shop/db is deleted and made anew, because it cannot be changed so: spec is immutable; its pods stop meanwhile, its volumes stay"},
+		},
+		{
+			"a claim that would have to be another one", map[string]any{"text": "one", "mode": "ReadWriteMany"}, "",
+			[]string{"PersistentVolumeClaim shop/shop is deleted and made anew, because it cannot be changed so: spec is immutable; what it holds is lost"},
+		},
+		{"what its publisher says", map[string]any{"text": "one"}, "orders of the old kind", []string{"orders of the old kind"}},
+	} {
+		t.Run("it would destroy "+tt.name, func(t *testing.T) {
+			next := shopChart(t, "1.1.0", tt.values)
+			next.Destructive = tt.more
+			got := compare(t, next)
+			if d := cmp.Diff(tt.want, got.Destroys); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+			if tt.more == "" && len(got.Objects) != len(tt.want) {
+				t.Errorf("objects %v", got.Objects)
+			}
+		})
+	}
+	t.Run("it would destroy a definition with its objects", func(t *testing.T) {
+		order("one")
+		order("two")
+		got := compare(t, shopChart(t, "1.1.0", map[string]any{"text": "one", "kind": false}))
+		want := []string{"CustomResourceDefinition orders.example.com is deleted, and 2 object(s) of it with it"}
+		if d := cmp.Diff(want, got.Destroys); d != "" || !slices.Equal(got.Objects, []string{"customresourcedefinition/orders.example.com"}) {
+			t.Errorf("(-want +got):\n%s%v", d, got.Objects)
+		}
+	})
+	t.Run("what is kept is not destroyed", func(t *testing.T) {
+		apply(t, shopChart(t, "1.0.0", map[string]any{"text": "one", "keep": true}))
+		if got := compare(t, shopChart(t, "1.1.0", map[string]any{"text": "one", "claim": false})); len(got.Destroys) > 0 {
+			t.Errorf("%v", got.Destroys)
+		}
+		apply(t, full)
+	})
+	uid := func() string {
+		s, err := c.core.AppsV1().StatefulSets("shop").Get(ctx, "db", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(s.UID) + " " + s.Spec.ServiceName
+	}
+	t.Run("what cannot be changed is made anew where that was accepted, and on the way back", func(t *testing.T) {
+		next := shopChart(t, "1.1.0", map[string]any{"text": "one", "service": "other"})
+		before := uid()
+		err := c.ApplyChart(ctx, next, silent)
+		if err == nil || !strings.Contains(err.Error(), "is back") || uid() != before {
+			t.Fatalf("not accepted: %v; %s was %s", err, uid(), before)
+		}
+		next.Recreate = true
+		revision, err := c.ChartRevision(ctx, full)
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply(t, next)
+		anew := uid()
+		if anew == before || !strings.HasSuffix(anew, " other") {
+			t.Errorf("accepted: %s was %s", anew, before)
+		}
+		if err := c.RevertChart(ctx, next, revision); err != nil {
+			t.Fatal(err)
+		}
+		if now := uid(); now == anew || !strings.HasSuffix(now, " db") {
+			t.Errorf("back: %s was %s", now, anew)
+		}
+		if got := compare(t, next); got.ByHand != "" {
+			t.Errorf("the way back is taken for a person's: %s", got.ByHand)
+		}
+	})
+	t.Run("what somebody did with helm is told", func(t *testing.T) {
+		byHelm(t, c, func(cfg *action.Configuration, ch *chart.Chart) error {
+			u := action.NewUpgrade(cfg)
+			u.Namespace, u.SkipCRDs = "shop", true
+			_, err := u.RunWithContext(ctx, "web-shop", ch, map[string]any{"text": "by hand", "apiToken": "S3CR3T"})
+			return err
+		}, full)
+		got := compare(t, full)
+		want := []engine.ValueChange{{Path: "apiToken", Hidden: true}, {Path: "text", From: `"by hand"`, To: `"one"`}}
+		if d := cmp.Diff(want, got.Values); d != "" || !strings.Contains(got.ByHand, `("Upgrade complete")`) || got.Same() {
+			t.Errorf("an upgrade: (-want +got):\n%s%+v", d, got)
+		}
+		apply(t, full)
+		if got := compare(t, full); !got.Same() || got.ByHand != "" {
+			t.Errorf("afterwards: %+v", got)
+		}
+		byHelm(t, c, func(cfg *action.Configuration, _ *chart.Chart) error {
+			b := action.NewRollback(cfg)
+			return b.Run("web-shop")
+		}, full)
+		if got := compare(t, full); !strings.Contains(got.ByHand, "Rollback to ") || got.Same() {
+			t.Errorf("a rollback: %+v", got)
+		}
+		apply(t, full)
+	})
+	t.Run("helm manages what was installed", func(t *testing.T) {
+		cfg, err := c.helm("shop")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := action.NewList(cfg)
+		all, err := l.Run()
+		if err != nil || len(all) != 1 || all[0].Name != "web-shop" || all[0].Chart.Metadata.Name != "shop" {
+			t.Errorf("helm list: %v, %v", all, err)
+		}
+		if _, err := action.NewUninstall(cfg).Run("web-shop"); err != nil {
+			t.Error(err)
+		}
+		if _, err := c.core.CoreV1().ConfigMaps("shop").Get(ctx, "shop", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("helm uninstall: %v", err)
+		}
+	})
+}
+
+// byHelm does what a person does with the helm command, which knows nothing of us: the
+// chart comes from its archive.
+func byHelm(t *testing.T, c *Client, do func(*action.Configuration, *chart.Chart) error, of engine.Chart) {
+	t.Helper()
+	var files []*loader.BufferedFile
+	for _, f := range of.Files {
+		files = append(files, &loader.BufferedFile{Name: f.Name, Data: f.Data})
+	}
+	ch, err := loader.LoadFiles(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := &action.Configuration{}
+	if err := cfg.Init(getter{c}, of.Namespace, "secret", func(string, ...any) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := do(cfg, ch); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// killedChart is a chart of the set that is killed.
+func killedChart(name, text string, replicas int, needs ...string) engine.Chart {
+	return engine.Chart{
+		Name: name, Namespace: Namespace, Version: "1.0.0", Values: map[string]any{"text": text, "replicas": replicas}, Needs: needs,
+		Files: []assets.File{
+			{Name: "Chart.yaml", Data: []byte("apiVersion: v2\nname: " + name + "\nversion: 1.0.0\n")},
+			{Name: "templates/all.yaml", Data: []byte(`apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Chart.Name }}, namespace: constellation-system}
+data: {text: {{ .Values.text }}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: {{ .Chart.Name }}, namespace: constellation-system}
+spec:
+  replicas: {{ .Values.replicas }}
+  selector: {matchLabels: {app: {{ .Chart.Name }}}}
+  template:
+    metadata: {labels: {app: {{ .Chart.Name }}}}
+    spec: {containers: [{name: c, image: registry.constellation.example/c:v1}]}
+`)},
+		},
+	}
+}
+
+const killAt = "CONSTELLATION_TEST_KILL_AT"
+
+// TestHelperKilledSet is the console that is killed: it brings a set, and ends itself as
+// kill -9 does when a chart has reached a state.
+func TestHelperKilledSet(t *testing.T) {
+	at, file, _ := strings.Cut(os.Getenv(killAt), "@")
+	if at == "" {
+		t.Skip("it is run by TestASetThatWasKilledKnowsWhatWasBefore")
+	}
+	kubeconfig, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Connect(kubeconfig, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := engine.ChartSet{
+		Charts: []engine.Chart{killedChart("kill-a", "new", 0), killedChart("kill-b", "new", 0, "kill-a"), killedChart("kill-c", "new", 0, "kill-b")},
+		Limit:  time.Minute,
+		Report: func(chart, state, _ string, _, _ int64) {
+			if chart+" "+state == at {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+		},
+	}
+	t.Fatalf("it ended by itself: %v", set.Apply(t.Context(), c))
+}
+
+func TestASetThatWasKilledKnowsWhatWasBefore(t *testing.T) {
+	kubeconfig, err := controlplane.ForTest(t, controlplane.Options{Controllers: true}).Kubeconfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Connect(kubeconfig, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, kubeconfig, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	apply := func(limit time.Duration, charts ...engine.Chart) error {
+		return engine.ChartSet{Charts: charts, Limit: limit, Report: func(string, string, string, int64, int64) {}}.Apply(t.Context(), c)
+	}
+	old := []engine.Chart{killedChart("kill-a", "old", 0), killedChart("kill-b", "old", 0, "kill-a")} // kill-c is new
+	if err := apply(time.Minute, old...); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []string{"kill-a running", "kill-a done", "kill-b running", "kill-b done", "kill-c running", "kill-c done"} {
+		t.Run(at, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestHelperKilledSet$")
+			cmd.Env = append(os.Environ(), killAt+"="+at+"@"+file)
+			out, err := cmd.CombinedOutput()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("it was not killed: %v\n%s", err, out)
+			}
+			// The next one comes to its end with a chart that never gets ready.
+			err = apply(5*time.Second, killedChart("kill-a", "newer", 0), killedChart("kill-b", "newer", 0, "kill-a"), killedChart("kill-c", "newer", 1, "kill-b"))
+			if err == nil || !strings.Contains(err.Error(), "install chart kill-c") {
+				t.Fatalf("%v", err)
+			}
+			for _, ch := range old {
+				if ok, err := c.ChartCurrent(t.Context(), ch); !ok || err != nil {
+					t.Errorf("chart %s is what it was: %t, %v", ch.Name, ok, err)
+				}
+			}
+			if n, err := c.ChartRevision(t.Context(), killedChart("kill-c", "", 0)); n != 0 || err != nil {
+				t.Errorf("chart kill-c, which was not there, has revision %d: %v", n, err)
+			}
+			if before, err := c.ChartSet(t.Context()); before != nil || err != nil {
+				t.Errorf("%v is remembered: %v", before, err)
+			}
+		})
+	}
+	// One that gets to its end forgets as well.
+	if err := apply(time.Minute, killedChart("kill-a", "new", 0)); err != nil {
+		t.Fatal(err)
+	}
+	if before, err := c.ChartSet(t.Context()); before != nil || err != nil {
+		t.Errorf("%v is remembered: %v", before, err)
+	}
+}
