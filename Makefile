@@ -19,6 +19,10 @@ STATES     ?= 150000
 SEEDS      ?= 2000
 SEED       ?= 1
 
+# How many drills there shall be, and of which machines.
+N          ?= 40
+MACHINES   ?= hollow
+
 export CGO_ENABLED := 0
 GO_BUILD = go build -trimpath -buildvcs=false
 TOOL     = go tool -modfile=.ci/go.mod
@@ -64,6 +68,10 @@ sim: ## live through random rollouts with bad luck; SEEDS=n SEED=s, a seed alone
 	@mkdir -p bin && go test -c -o bin/sim.test ./operator && cd operator && \
 	 ../bin/sim.test -test.run '^TestSimulate$$' -test.timeout 60m -test.v=$(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),false,true),false) \
 	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../bin/sim.test
+
+.PHONY: drills
+drills: build ## upgrade throwaway clusters while things go wrong; N=drills MACHINES=hollow|real, goes on where it stopped
+	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) --results docs/drills.jsonl --until $(N)
 
 .PHONY: bench
 bench: build ## measure, with the peers of each figure in the same run, into docs/bench.md

@@ -15,7 +15,7 @@
 //   - engine/kube is the engine's hands inside a cluster: client-go, Helm.
 //   - engine/sandbox is a throwaway cloud on this computer, with real machines
 //     (engine/sandbox/machine) and Kubernetes built from its own source modules
-//     (engine/sandbox/build).
+//     (engine/sandbox/build), and drills on it (engine/sandbox/drill).
 //   - assets are embedded files: charts, CRDs, release data, the default
 //     configuration, systemd units.
 //
@@ -45,6 +45,7 @@ import (
 	"constellation/engine/kube"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
+	"constellation/engine/sandbox/drill"
 	"constellation/engine/version"
 	"constellation/tui"
 )
@@ -58,6 +59,7 @@ func main() {
 		Faults:     sandbox.FaultNames(),
 		Engine:     newEngine,
 		Sandbox:    newSandbox,
+		Drills:     newDrills,
 		Daemon:     serveSandbox,
 	}.Main())
 }
@@ -85,6 +87,14 @@ func newSandbox(log *slog.Logger) (engine.Sandbox, error) {
 		return nil, err
 	}
 	return sandbox.New(dirs, "", log), nil
+}
+
+func newDrills(log *slog.Logger) (engine.Drills, error) {
+	dirs, err := sandbox.DefaultDirs()
+	if err != nil {
+		return nil, err
+	}
+	return drill.New(dirs, sandbox.New(dirs, "", log), log), nil
 }
 
 func serveSandbox(ctx context.Context, name string, log *slog.Logger) error {

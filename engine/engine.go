@@ -109,7 +109,21 @@ type Sandbox interface {
 	Exec(ctx context.Context, name, machine string, command []string, stdin io.Reader, stdout, stderr io.Writer, tty bool) (int, error)
 	// Fetch builds the binaries and images of a Kubernetes version into the cache.
 	Fetch(ctx context.Context, version string, emit func(Event)) error
+	// Power does something to machines' switches, to all of them if none is named, and
+	// returns when those that shall run are ready.
+	Power(ctx context.Context, name string, action PowerAction, machines []string, emit func(Event)) error
 }
+
+// PowerAction is what can be done to a machine's switch.
+type PowerAction string
+
+// What can be done to a machine's switch.
+const (
+	PowerReboot PowerAction = "reboot"    // it shuts down in order, and is switched on
+	PowerCut    PowerAction = "power-cut" // it is off at once, and switched on again
+	PowerOff    PowerAction = "off"       // it is off at once, and stays off
+	PowerOn     PowerAction = "on"
+)
 
 // SandboxSpec is what a sandbox shall be. Zero fields take their defaults.
 type SandboxSpec struct {

@@ -348,6 +348,42 @@ func (f *fakeSandbox) Fetch(_ context.Context, version string, emit func(engine.
 	return nil
 }
 
+func (f *fakeSandbox) Power(_ context.Context, _ string, action engine.PowerAction, machines []string, emit func(engine.Event)) error {
+	if len(machines) == 0 {
+		machines = []string{"control-plane-0", "worker-0"}
+	}
+	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "switch-machines", State: engine.StateDone, Text: fmt.Sprintf("%s: %s", action, strings.Join(machines, ", "))})
+	return nil
+}
+
+// fakeDrills passes drills with an even seed, and tries nothing with seed 7.
+type fakeDrills struct{}
+
+func (fakeDrills) Faults() []engine.DrillFault {
+	return []engine.DrillFault{{Name: "power-cut", Does: "a machine loses its power", Machines: []string{"real"}, Points: []string{"cordoned"}}}
+}
+
+func (fakeDrills) Drill(_ context.Context, spec engine.DrillSpec, tell func(string)) (engine.DrillReport, error) {
+	tell("the upgrade \x1b[31mbegins")
+	r := engine.DrillReport{
+		Seed: spec.Seed, Machines: spec.Machines, Cluster: "2 workers", Started: start, TookMS: 61250, RolledMS: 50000, Outcome: engine.DrillPassed,
+		Injected: []engine.DrillInjection{
+			{Fault: "power-cut", Point: "cordoned", Nth: 2, On: "worker-0", AtMS: 10000, EndMS: 12500},
+			{Fault: "quota", Point: "going", Nth: 1, AtMS: -1, EndMS: -1},
+		},
+		Rules:   []engine.DrillRule{{Rule: "pairs"}, {Rule: "ready-floor", Excused: []string{"it was off (power-cut)"}}, {Rule: "etcd-voters", NotAsked: true}},
+		Summary: []string{"makespan 50s"}, Repeat: []string{"sandbox", "drill", fmt.Sprint("--seed=", spec.Seed)},
+	}
+	switch {
+	case spec.Seed == 7:
+		r.Outcome, r.Why = engine.DrillVoid, "nothing was tried"
+	case spec.Seed%2 == 1:
+		r.Outcome, r.Why = engine.DrillFailed, "pairs did not hold"
+		r.Rules[0].Breaches = []string{"a and b"}
+	}
+	return r, nil
+}
+
 // start is when all recorded runs began.
 var start = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
 

@@ -59,6 +59,7 @@ func fakeApp() App {
 			_, err := os.Stat(".fake-sandbox")
 			return &rememberedSandbox{fakeSandbox{running: err == nil, needs: os.Getenv("FAKE_PACKAGES") != ""}}, nil
 		},
+		Drills: func(*slog.Logger) (engine.Drills, error) { return fakeDrills{}, nil },
 		Daemon: func(ctx context.Context, name string, log *slog.Logger) error {
 			log.Info("daemon started", "name", name)
 			return nil

@@ -99,6 +99,8 @@ type App struct {
 	Engine func(*engine.Workspace, *slog.Logger) (Engine, error)
 	// Sandbox returns the cloud on this computer; the same holds.
 	Sandbox func(*slog.Logger) (engine.Sandbox, error)
+	// Drills returns what upgrades throwaway clusters while things go wrong; the same holds.
+	Drills func(*slog.Logger) (engine.Drills, error)
 	// Daemon runs a sandbox until ctx ends. It is what the hidden verb `sandbox
 	// daemon` does, started by Sandbox.Up.
 	Daemon func(ctx context.Context, name string, log *slog.Logger) error

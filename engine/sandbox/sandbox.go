@@ -874,6 +874,11 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 		return usage("take sandbox down", "give its name, or the directory it was made for", "%w", err)
 	}
 	op := "take sandbox " + name + " down"
+	if workspace != "" {
+		if err := s.downDrill(ctx, workspace, t); err != nil {
+			return err
+		}
+	}
 	if err := onlyRoot(op); err != nil {
 		return err
 	}

@@ -90,6 +90,12 @@ const (
 	Whole Rule = "whole-journal"
 )
 
+// Rules are all of them.
+var Rules = []Rule{
+	ReadyFloor, SurgeBudget, EtcdVoters, WorkersLast, Pairs, AutoscalerPaused, MachineTracked, VersionSkew, ForeignCordon, LeaseMoved, ServiceAnswers,
+	Converged, NothingLeft, Whole,
+}
+
 // Breach is an invariant that did not hold.
 type Breach struct {
 	Time time.Time

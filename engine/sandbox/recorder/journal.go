@@ -96,6 +96,7 @@ type (
 		Worker       string `json:"worker,omitempty"`
 		Phase        string `json:"phase,omitempty"` // of the agent's run
 		Line         string `json:"line,omitempty"`
+		Node         string `json:"node,omitempty"` // whose agent it is
 		Waiting      string `json:"waiting,omitempty"`
 		Ready        bool   `json:"ready,omitempty"` // for the generation of the spec
 		Reason       string `json:"reason,omitempty"`

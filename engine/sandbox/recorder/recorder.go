@@ -270,7 +270,7 @@ func targetEntry(o client.Object, gone bool) Entry {
 		ControlPlane: nv.Status.JoinComponents.ControlPlane, Worker: nv.Status.JoinComponents.Worker, KeepWorkers: nv.Spec.Rollout.KeepWorkers,
 	}
 	if u := nv.Status.Upgrade; u != nil {
-		t.Phase, t.Line = u.Phase, u.Line
+		t.Phase, t.Line, t.Node = u.Phase, u.Line, u.Node
 	}
 	if w := nv.Status.Waiting; w != nil {
 		t.Waiting = w.Reason + ": " + w.Message

@@ -1,0 +1,98 @@
+package engine
+
+import (
+	"context"
+	"time"
+)
+
+// Drills runs upgrades of throwaway clusters while things go wrong.
+type Drills interface {
+	// Drill runs one and judges it. That an invariant did not hold is no error: it is in
+	// the report. An error says that there is nothing to judge. tell, unless nil, gets
+	// what happens as it does.
+	Drill(ctx context.Context, spec DrillSpec, tell func(text string)) (DrillReport, error)
+	// Faults lists what can go wrong in a drill.
+	Faults() []DrillFault
+}
+
+// DrillSpec says what a drill shall be. Zero fields take their defaults.
+type DrillSpec struct {
+	// Workspace is the absolute path of a directory without a sandbox. What the drill
+	// needs lies below it while it runs.
+	Workspace string
+	// Machines are real or hollow; empty and auto mean real where they can run.
+	Machines string
+	// Seed decides which faults there are, at which points, and how long they last.
+	Seed uint64
+	// Faults are those that the seed may choose from; none means all that these machines
+	// can have.
+	Faults []string
+	// Count is how many faults there are. Zero means four.
+	Count int
+	// Journal is the file that all that was seen is written to. Empty writes none.
+	Journal string
+}
+
+// DrillFault is something that can go wrong in a drill.
+type DrillFault struct {
+	Name     string   `json:"name"`
+	Does     string   `json:"does"` // a sentence
+	Machines []string `json:"machines"`
+	Points   []string `json:"points"` // at which it can begin
+}
+
+// Outcomes of a drill.
+const (
+	DrillPassed = "passed"
+	DrillFailed = "failed" // an invariant did not hold, or the upgrade did not end
+	DrillVoid   = "void"   // nothing went wrong, so nothing was tried
+)
+
+// DrillReport is what a drill found.
+type DrillReport struct {
+	Seed     uint64    `json:"seed"`
+	Machines string    `json:"machines"`
+	Cluster  string    `json:"cluster"` // what was upgraded, in words
+	Program  string    `json:"program"` // release of the program that ran it
+	Started  time.Time `json:"started"`
+	TookMS   int64     `json:"took_ms"`    // of the drill, from its first machine to its last
+	RolledMS int64     `json:"rollout_ms"` // of the upgrade
+	Outcome  string    `json:"outcome"`
+	// Why says in a sentence why the outcome is not that it passed.
+	Why      string           `json:"why,omitempty"`
+	Injected []DrillInjection `json:"injected"`
+	Rules    []DrillRule      `json:"rules"`
+	// Summary has figures of the rollout, in lines.
+	Summary []string `json:"summary"`
+	// Repeat are the arguments of the program that run the same drill.
+	Repeat []string `json:"repeat"`
+}
+
+// DrillInjection is a fault of a drill.
+type DrillInjection struct {
+	Fault string `json:"fault"`
+	Point string `json:"point"`
+	// Nth says at which of the points of this name.
+	Nth int `json:"nth"`
+	// On is the machine that it happened to; empty: the cluster or its cloud.
+	On string `json:"on,omitempty"`
+	// LastsMS is how long it was to last; zero: no longer than it takes.
+	LastsMS int64 `json:"lasts_ms"`
+	// AtMS and EndMS are since the begin of the upgrade; both are -1 if the point was
+	// never reached.
+	AtMS  int64 `json:"at_ms"`
+	EndMS int64 `json:"end_ms"`
+	// Err says why it could not be done or undone.
+	Err string `json:"error,omitempty"`
+}
+
+// DrillRule is an invariant, and how it fared.
+type DrillRule struct {
+	Rule string `json:"rule"`
+	// NotAsked means that these machines have nothing that could break it.
+	NotAsked bool `json:"not_asked,omitempty"`
+	// Breaches tell when and how it did not hold. Excused are those that a fault explains:
+	// a machine without power is not Ready, whatever anybody decides.
+	Breaches []string `json:"breaches,omitempty"`
+	Excused  []string `json:"excused,omitempty"`
+}

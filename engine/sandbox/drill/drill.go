@@ -1,0 +1,485 @@
+// Package drill upgrades throwaway clusters while things go wrong, and judges it.
+//
+// A drill makes a cluster of its own, lets package recorder watch it from outside, begins
+// the upgrade, and injects faults at named points: "when the second node is cordoned, cut
+// the power of that machine". Which faults, at which points, and how long they last follows
+// from a seed alone, so a drill can be repeated; what happens in between is up to real
+// processes, and differs by as much as they do. When nothing goes wrong any more the
+// upgrade has to end, and the recorder's invariants have to have held all the time.
+//
+// Faults excuse some things, and only while they last: a machine without power is not
+// Ready. What is excused is told apart in the report.
+package drill
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"constellation/engine"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox"
+	"constellation/engine/sandbox/machine"
+	"constellation/engine/sandbox/recorder"
+	"constellation/engine/version"
+)
+
+const (
+	// defaultCount is how many faults a drill has unless it is told.
+	defaultCount = 4
+	// recovery is how long after a fault its excuses count.
+	recovery = 30 * time.Second
+	// settling bounds what is waited for after the upgrade: machines that go, leases.
+	settling = 2 * time.Minute
+	// cleaning bounds how long a drill may take to be removed.
+	cleaning = 3 * time.Minute
+)
+
+// Names of kinds of machines.
+const (
+	real   = "real"
+	hollow = "hollow"
+)
+
+// Drills runs drills on this computer. It implements engine.Drills.
+type Drills struct {
+	dirs  sandbox.Dirs
+	boxes engine.Sandbox
+	log   *slog.Logger
+}
+
+// New returns what runs drills with the sandboxes below dirs.
+func New(dirs sandbox.Dirs, boxes engine.Sandbox, log *slog.Logger) *Drills {
+	return &Drills{dirs: dirs, boxes: boxes, log: log}
+}
+
+var _ engine.Drills = (*Drills)(nil)
+
+// site is a cluster that is ready to be upgraded. Hands that faults need may be nil.
+type site struct {
+	what    string // in words
+	cluster *rest.Config
+	cloud   *local.Client
+	host    *machine.Host // nil where there are no machines to look into
+	service string        // IP:port of a web server, or empty
+	limits  recorder.Limits
+	unseen  []recorder.Rule // that nothing here could break
+	limit   time.Duration   // for the upgrade
+
+	// begin sets the target. rest ends what the drill itself runs in the cluster; it is
+	// called before the recorder's last look.
+	begin func(context.Context) error
+	rest  func()
+	close func(context.Context) error
+
+	killOperator  func(context.Context) error
+	killConsole   func(context.Context) error
+	stopAPIServer func()
+	startAPI      func(context.Context) error
+	power         func(ctx context.Context, machine string) error // cuts it, and gives it back
+}
+
+// teller says what happens.
+type teller func(format string, args ...any)
+
+// run is a drill that goes on.
+type run struct {
+	site *site
+	rec  *recorder.Recorder
+	tell teller
+
+	mu      sync.Mutex
+	begun   time.Time
+	active  []string // faults of the cloud
+	report  []engine.DrillInjection
+	windows []window
+	wg      sync.WaitGroup
+}
+
+// window is when a fault excuses breaches of some rules.
+type window struct {
+	fault    string
+	from, to time.Time
+	rules    []recorder.Rule
+}
+
+// Drill runs one. See [engine.Drills].
+func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(string)) (engine.DrillReport, error) {
+	started := time.Now()
+	r := engine.DrillReport{Seed: spec.Seed, Program: version.Release, Started: started.UTC(), Injected: []engine.DrillInjection{}, Rules: []engine.DrillRule{}, Summary: []string{}}
+	say := func(format string, args ...any) {
+		if tell != nil {
+			tell(fmt.Sprintf(format, args...))
+		}
+	}
+	op := "drill"
+	kind, err := d.machines(spec.Machines)
+	if err != nil {
+		return r, err
+	}
+	r.Machines = kind
+	injections, err := scenario(kind, spec)
+	if err != nil {
+		return r, &engine.Error{Op: op, Err: err, Exit: engine.ExitUsage, Remedy: "`constellation sandbox drill --list` shows what can go wrong"}
+	}
+	place, leave, err := d.enter(ctx, spec.Workspace, say)
+	if err != nil {
+		return r, err
+	}
+	defer leave()
+
+	// What libraries have to say is not for who drills.
+	klog.SetLogger(logr.Discard())
+	ctrllog.SetLogger(logr.Discard())
+	say("making a cluster of %s machines", kind)
+	s, err := map[string]func(context.Context, string, teller) (*site, error){real: d.real, hollow: d.hollow}[kind](ctx, place, say)
+	if err != nil {
+		return r, &engine.Error{Op: op + ": make a cluster", Err: err, Exit: engine.ExitCode(err), Remedy: engine.Remedy(err)}
+	}
+	defer func() {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
+		defer cancel()
+		if err := s.close(clean); err != nil {
+			say("not all of the drill is gone: %v; `constellation sandbox down` tries again", err)
+		}
+	}()
+	r.Cluster = s.what
+	rec, err := recorder.Start(ctx, recorder.Config{Cluster: s.cluster, Cloud: s.cloud, Host: s.host, Service: s.service, File: spec.Journal, Log: d.log})
+	if err != nil {
+		return r, &engine.Error{Op: op, Err: err}
+	}
+	defer rec.Close()
+
+	x := &run{site: s, rec: rec, tell: say, report: injections}
+	held, why := x.upgrade(ctx, injections)
+	if ctx.Err() != nil {
+		return r, &engine.Error{Op: op, Err: context.Cause(ctx), Exit: engine.ExitCode(context.Cause(ctx))}
+	}
+	journal := rec.Journal()
+	r.Injected = x.report
+	r.RolledMS = recorder.Summarize(journal).Makespan.Milliseconds()
+	r.Summary = strings.Split(recorder.Summarize(journal).String(), "\n")
+	r.Rules = judge(recorder.Check(journal, s.limits), x.windows, s.unseen)
+	r.Outcome, r.Why = outcome(held, why, r)
+	r.TookMS = time.Since(started).Milliseconds()
+	r.Repeat = repeat(kind, spec)
+	return r, nil
+}
+
+// repeat are the arguments that say the same.
+func repeat(kind string, spec engine.DrillSpec) []string {
+	args := []string{"sandbox", "drill", "--machines=" + kind, fmt.Sprint("--seed=", spec.Seed)}
+	if spec.Count != 0 {
+		args = append(args, fmt.Sprint("--count=", spec.Count))
+	}
+	if len(spec.Faults) > 0 {
+		args = append(args, "--faults="+strings.Join(spec.Faults, ","))
+	}
+	return args
+}
+
+// machines decides which kind there will be.
+func (d *Drills) machines(asked string) (string, error) {
+	can := os.Geteuid() == 0 // machine.Check says the rest, in its own words
+	switch {
+	case asked == hollow, asked == real:
+		return asked, nil
+	case asked == "" || asked == "auto":
+		if can {
+			return real, nil
+		}
+		return hollow, nil
+	}
+	return "", &engine.Error{Op: "drill", Err: fmt.Errorf("there are no %q machines for drills", asked), Exit: engine.ExitUsage, Remedy: "say --machines=real or --machines=hollow"}
+}
+
+// outcome says how it went, and why.
+func outcome(ended bool, why string, r engine.DrillReport) (string, string) {
+	var broken []string
+	for _, rule := range r.Rules {
+		if len(rule.Breaches) > 0 {
+			broken = append(broken, rule.Rule)
+		}
+	}
+	var failed []string
+	injected := 0
+	for _, i := range r.Injected {
+		if i.Err != "" {
+			failed = append(failed, i.Fault)
+		}
+		if i.AtMS >= 0 {
+			injected++
+		}
+	}
+	switch {
+	case !ended:
+		return engine.DrillFailed, why
+	case len(broken) > 0:
+		return engine.DrillFailed, "these invariants did not hold: " + strings.Join(broken, ", ")
+	case len(failed) > 0:
+		return engine.DrillVoid, "these faults could not be injected, or not be ended: " + strings.Join(failed, ", ")
+	case injected == 0:
+		return engine.DrillVoid, "the upgrade came to none of the points at which something was to go wrong"
+	}
+	return engine.DrillPassed, ""
+}
+
+// judge sorts breaches by rules, all of which are in the answer.
+func judge(breaches []recorder.Breach, windows []window, unseen []recorder.Rule) []engine.DrillRule {
+	rules := make([]engine.DrillRule, 0, len(recorder.Rules))
+	for _, name := range recorder.Rules {
+		rule := engine.DrillRule{Rule: string(name), NotAsked: slices.Contains(unseen, name)}
+		for _, b := range breaches {
+			if b.Rule != name {
+				continue
+			}
+			i := slices.IndexFunc(windows, func(w window) bool {
+				return slices.Contains(w.rules, name) && !b.Time.Before(w.from) && b.Time.Before(w.to.Add(recovery))
+			})
+			if i < 0 {
+				rule.Breaches = append(rule.Breaches, b.String())
+			} else {
+				rule.Excused = append(rule.Excused, b.String()+" ("+windows[i].fault+")")
+			}
+		}
+		rules = append(rules, rule)
+	}
+	return rules
+}
+
+// upgrade begins the upgrade, injects what is to be injected, and waits for the end. why
+// says in a sentence why it did not end.
+func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended bool, why string) {
+	ctx, cancel := context.WithTimeout(ctx, x.site.limit)
+	defer cancel()
+	// Faults end with the drill, whatever happens.
+	defer func() {
+		x.wg.Wait()
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		if err := x.site.cloud.SetFaults(clean, []string{}); err != nil {
+			x.tell("the cloud's faults are not ended: %v", err)
+		}
+	}()
+	x.begun = time.Now()
+	x.rec.Begin()
+	x.tell("the upgrade begins: %s", x.site.what)
+	if err := x.site.begin(ctx); err != nil {
+		return false, fmt.Sprintf("the upgrade could not be begun: %v", err)
+	}
+	seen := newSeen()
+	from := 0
+	var target *recorder.Target
+	err := x.rec.Wait(ctx, func(j []recorder.Entry) bool {
+		for ; from < len(j); from++ {
+			e := &j[from]
+			if e.Target != nil {
+				target = e.Target
+			}
+			for _, at := range seen.points(e) {
+				for i := range plan {
+					if plan[i].Point == at.point && plan[i].Nth == at.nth {
+						x.inject(ctx, i, at.subject)
+					}
+				}
+			}
+		}
+		return seen.begun && target != nil && target.Ready && x.quiet()
+	})
+	if err != nil {
+		return false, fmt.Sprintf("the upgrade did not end within %s: %s", x.site.limit, lastly(target))
+	}
+	x.wg.Wait()
+	x.tell("the upgrade is over after %s; waiting for what is left to go", time.Since(x.begun).Round(100*time.Millisecond))
+	x.site.rest()
+	settle, done := context.WithTimeout(ctx, settling)
+	defer done()
+	if err := x.rec.Wait(settle, settled); err != nil {
+		x.tell("something is left %s after the end of the upgrade", settling)
+	}
+	x.rec.End()
+	return true, ""
+}
+
+func lastly(t *recorder.Target) string {
+	if t == nil {
+		return "its target was never seen"
+	}
+	return fmt.Sprintf("ready %t, %s; phase %q; waiting: %q", t.Ready, cmp.Or(t.Reason, "no reason"), t.Phase, t.Waiting)
+}
+
+// quiet reports whether no fault lasts.
+func (x *run) quiet() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return !slices.ContainsFunc(x.report, func(i engine.DrillInjection) bool { return i.AtMS >= 0 && i.EndMS < 0 })
+}
+
+// settled reports whether the cloud has the machines that it had in the beginning, all
+// ready, and the leader has given up its lease where it does not run on a node.
+func settled(j []recorder.Entry) bool {
+	var first, last *recorder.Machines
+	nodes := map[string]recorder.Node{}
+	holder, begun := "", false
+	for i := range j {
+		e := &j[i]
+		begun = begun || e.Mark == recorder.Begin
+		switch {
+		case e.Machines != nil:
+			if !begun {
+				first = e.Machines
+			}
+			last = e.Machines
+		case e.Lease != nil:
+			holder = e.Lease.Holder
+		case e.Node != nil:
+			nodes[e.Node.Name] = *e.Node
+		}
+	}
+	if first == nil || len(last.List) != len(first.List) {
+		return false
+	}
+	for _, m := range last.List {
+		if m.State != string(cloud.Ready) {
+			return false
+		}
+	}
+	for _, n := range nodes {
+		if !n.Gone && (!n.Ready || n.Heir != "" || n.CordonedByUs) {
+			return false
+		}
+	}
+	n, isNode := nodes[holder]
+	return holder == "" || isNode && !n.Gone
+}
+
+// inject begins a fault and sees to it that it ends. It does not wait.
+func (x *run) inject(ctx context.Context, i int, subject string) {
+	x.mu.Lock()
+	in := &x.report[i]
+	in.On, in.AtMS = subject, time.Since(x.begun).Milliseconds()
+	f := faultNamed(in.Fault)
+	if f.anywhere {
+		subject, in.On = "", ""
+	}
+	name, lasts, point := in.Fault, time.Duration(in.LastsMS)*time.Millisecond, fmt.Sprint(in.Point, " ", in.Nth)
+	x.mu.Unlock()
+	x.wg.Go(func() {
+		w := window{fault: name, from: time.Now(), rules: f.excuses}
+		what := name
+		if subject != "" {
+			what += " on " + subject
+		}
+		x.tell("%s: %s", point, what)
+		x.rec.Note("fault begins: %s", what)
+		// A drill that is ended ends its faults in order.
+		err := f.happen(context.WithoutCancel(ctx), x, subject, func() {
+			t := time.NewTimer(lasts)
+			defer t.Stop()
+			select {
+			case <-ctx.Done():
+			case <-t.C:
+			}
+		})
+		// Whoever waits for quiet looks again at this entry.
+		defer x.rec.Note("fault ended: %s", what)
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		w.to = time.Now()
+		x.windows = append(x.windows, w)
+		x.report[i].EndMS = w.to.Sub(x.begun).Milliseconds()
+		if err != nil {
+			x.report[i].Err = err.Error()
+			x.tell("%s went wrong itself: %v", what, err)
+		}
+	})
+}
+
+// clusterDir is the workspace of a drill's own sandbox, in the drill's directory.
+const clusterDir = "cluster"
+
+// enter makes the directory of a drill below a workspace, after it has removed what a
+// killed drill left there. leave removes it again.
+func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place string, leave func(), err error) {
+	const op = "drill"
+	if st, err := d.boxes.Status(ctx, workspace); err == nil {
+		return "", nil, &engine.Error{
+			Op: op, Err: fmt.Errorf("sandbox %s is up in %s, and a drill wants the place for itself", st.Name, workspace),
+			Exit: engine.ExitBlocked, Remedy: "run it in another directory with -C, or take the sandbox down",
+		}
+	}
+	place = filepath.Join(workspace, sandbox.DrillDir)
+	if err := os.Mkdir(place, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", nil, &engine.Error{Op: op, Err: err}
+	}
+	lock, err := sandbox.LockDrill(place)
+	if err != nil {
+		return "", nil, &engine.Error{Op: op, Err: err, Exit: engine.ExitHeld, Remedy: "wait for it, or run this one in another directory with -C"}
+	}
+	if _, there := d.boxes.Status(ctx, filepath.Join(place, clusterDir)); there == nil {
+		say("removing the sandbox of a drill that was killed")
+		err = d.boxes.Down(ctx, filepath.Join(place, clusterDir), nil)
+	}
+	if err == nil {
+		err = sandbox.ClearDrill(place)
+	}
+	if err != nil {
+		lock()
+		return "", nil, &engine.Error{Op: op + ": remove what an earlier one left", Err: err}
+	}
+	return place, func() {
+		if err := sandbox.ClearDrill(place); err != nil {
+			say("not removed: %v", err)
+		} else if err := os.RemoveAll(place); err != nil {
+			say("not removed: %v", err)
+		}
+		lock()
+	}, nil
+}
+
+// scenario is what goes wrong, by seed.
+func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, error) {
+	var allowed []*fault
+	for i := range faults {
+		if f := &faults[i]; slices.Contains(f.machines, kind) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
+			allowed = append(allowed, f)
+		}
+	}
+	for _, name := range spec.Faults {
+		if !slices.ContainsFunc(allowed, func(f *fault) bool { return f.name == name }) {
+			return nil, fmt.Errorf("%s machines can have no fault %q", kind, name)
+		}
+	}
+	rng := rand.New(rand.NewPCG(spec.Seed, 0x6472696c6c)) //nolint:gosec // a drill is repeated by its seed
+	order := rng.Perm(len(allowed))
+	out := []engine.DrillInjection{}
+	for n := range cmp.Or(spec.Count, defaultCount) {
+		f := allowed[order[n%len(order)]]
+		points := f.points(kind)
+		in := engine.DrillInjection{Fault: f.name, AtMS: -1, EndMS: -1}
+		in.Point = points[rng.IntN(len(points))]
+		in.Nth = 1 + rng.IntN(most(kind, in.Point))
+		if f.lasts {
+			shortest, longest := time.Second, longestFault[kind]
+			in.LastsMS = (shortest + time.Duration(rng.Int64N(int64(longest-shortest)))).Round(100 * time.Millisecond).Milliseconds()
+		}
+		out = append(out, in)
+	}
+	return out, nil
+}

@@ -1,0 +1,252 @@
+package drill
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/engine"
+	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/machine"
+	"constellation/engine/sandbox/recorder"
+)
+
+// A drill of real machines: the smallest cluster in which everything happens.
+const (
+	realControlPlanes = 1
+	realWorkers       = 2
+)
+
+// real makes a cluster of real machines with the very commands that a user gives, and
+// upgrades it with the one that a user would.
+func (d *Drills) real(ctx context.Context, place string, say teller) (_ *site, err error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	workspace := filepath.Join(place, clusterDir)
+	if err := os.MkdirAll(workspace, 0o700); err != nil {
+		return nil, err
+	}
+	down := func(ctx context.Context) error { return d.boxes.Down(ctx, workspace, nil) }
+	con := &console{exe: exe, workspace: workspace, log: filepath.Join(place, "console.log"), say: say}
+	defer func() {
+		if err != nil {
+			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
+			defer cancel()
+			err = errors.Join(err, down(clean))
+		}
+	}()
+	info, err := d.boxes.Up(ctx, engine.SandboxSpec{
+		Workspace: workspace, ControlPlanes: realControlPlanes, Workers: realWorkers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: real,
+	}, nil)
+	if err != nil {
+		return nil, err
+	}
+	say("machines run; `constellation init`")
+	if err := con.once(ctx, "init", "--non-interactive", "--yes"); err != nil {
+		return nil, err
+	}
+	access, err := clientcmd.BuildConfigFromFlags("", filepath.Join(workspace, engine.KubeconfigFile))
+	if err != nil {
+		return nil, err
+	}
+	box, host, err := d.dirs.Reach(info.Name, d.log)
+	if err != nil {
+		return nil, err
+	}
+	api, err := client.New(access, client.Options{})
+	if err != nil {
+		return nil, err
+	}
+	service, err := web(ctx, api)
+	if err != nil {
+		return nil, err
+	}
+	return &site{
+		what: fmt.Sprintf("%d control plane and %d workers, real machines, from release %s and Kubernetes %s to %s and %s",
+			realControlPlanes, realWorkers, releaseFrom, kubernetesFrom, releaseTo, kubernetesTo),
+		cluster: access, cloud: box, host: host, service: service, limit: 20 * time.Minute,
+		limits: recorder.Limits{Join: 3 * time.Minute},
+		begin:  con.begin, rest: con.rest, close: func(ctx context.Context) error { con.stop(); return down(ctx) },
+
+		killOperator: func(ctx context.Context) error { return killLeader(ctx, api, host) },
+		killConsole:  con.kill,
+		power: func(ctx context.Context, name string) error {
+			id := local.ProviderID(info.Name, name)
+			return errors.Join(box.StopInstance(ctx, id), box.RebootInstance(ctx, id))
+		},
+	}, nil
+}
+
+// web deploys a web server, with a budget, and returns the address of its service.
+func web(ctx context.Context, api client.Client) (string, error) {
+	const name = "web"
+	labels, replicas, two := map[string]string{"app": name}, int32(3), intstr.FromInt32(2)
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec:       corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}},
+	}
+	deployment := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
+				Name: name, Image: "registry.k8s.io/e2e-test-images/agnhost:2.59", Command: []string{"/agnhost", "netexec", "--http-port=8080"},
+			}}}},
+		},
+	}
+	for _, o := range []client.Object{
+		deployment, service,
+		&policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: &two, Selector: &metav1.LabelSelector{MatchLabels: labels}},
+		},
+	} {
+		if err := api.Create(ctx, o); err != nil {
+			return "", fmt.Errorf("create %T: %w", o, err)
+		}
+	}
+	err := until(ctx, 2*time.Minute, "the web server runs", func() bool {
+		return api.Get(ctx, client.ObjectKeyFromObject(deployment), deployment) == nil && deployment.Status.ReadyReplicas == replicas
+	})
+	return service.Spec.ClusterIP + ":80", err
+}
+
+// killLeader kills the process of the operator that leads, in its machine.
+func killLeader(ctx context.Context, api client.Client, host *machine.Host) error {
+	// Machines have no pkill. A process is the operator's if that is its program.
+	const kill = `for p in /proc/[0-9]*; do case "$(readlink $p/exe)" in */operator) kill -9 ${p#/proc/} && exit 0;; esac; done; exit 1`
+	return until(ctx, 3*time.Minute, "an operator leads that could be killed", func() bool {
+		var l coordinationv1.Lease
+		if err := api.Get(ctx, client.ObjectKey{Namespace: "constellation-system", Name: "constellation-operator"}, &l); err != nil || l.Spec.HolderIdentity == nil {
+			return false
+		}
+		node, _, _ := strings.Cut(*l.Spec.HolderIdentity, "_")
+		code, err := host.Exec(ctx, node, []string{"bash", "-c", kill}, machine.Stdio{})
+		return err == nil && code == 0
+	})
+}
+
+// console runs this program as a user does.
+type console struct {
+	exe, workspace, log string
+	say                 teller
+
+	mu    sync.Mutex
+	cmd   *exec.Cmd // that runs
+	end   context.CancelFunc
+	ended chan struct{}
+}
+
+func (c *console) command(out *bytes.Buffer, args ...string) *exec.Cmd {
+	cmd := exec.Command(c.exe, append([]string{"-C", c.workspace}, args...)...) //nolint:noctx // it is killed, or asked to end
+	cmd.Env = append(os.Environ(), "NO_COLOR=1", "CI=1")
+	cmd.Stdout, cmd.Stderr = out, out
+	dieWithParent(cmd)
+	return cmd
+}
+
+// once runs a command to its end.
+func (c *console) once(ctx context.Context, args ...string) error {
+	var out bytes.Buffer
+	cmd := c.command(&out, args...)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	defer stop()
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("constellation %s: %w: %s", strings.Join(args, " "), err, lastLines(out.String(), 5))
+	}
+	return nil
+}
+
+// begin gives the command that upgrades, again whenever it was killed or gave up, until
+// it has done what it was to do.
+func (c *console) begin(ctx context.Context) error {
+	run, end := context.WithCancel(context.WithoutCancel(ctx))
+	c.mu.Lock()
+	c.end, c.ended = end, make(chan struct{})
+	c.mu.Unlock()
+	go func() {
+		defer close(c.ended)
+		for run.Err() == nil {
+			var out bytes.Buffer
+			cmd := c.command(&out, "upgrade", "apply", "--non-interactive", "--yes", "--to", releaseTo, "--kubernetes", kubernetesTo,
+				"--acknowledge", "oldest-supports-kubernetes")
+			c.mu.Lock()
+			err := cmd.Start()
+			c.cmd = cmd
+			c.mu.Unlock()
+			if err == nil {
+				err = cmd.Wait()
+			}
+			_ = os.WriteFile(c.log, out.Bytes(), 0o600)
+			code := cmd.ProcessState.ExitCode()
+			if code == engine.ExitDone || code == engine.ExitNothing {
+				c.say("the console is done (exit %d)", code)
+				return
+			}
+			if run.Err() == nil {
+				c.say("the console ended with %v: %s; the command is given again", err, lastLines(out.String(), 2))
+			}
+			select {
+			case <-run.Done():
+			case <-time.After(2 * time.Second):
+			}
+		}
+	}()
+	return nil
+}
+
+// kill kills the console that runs.
+func (c *console) kill(ctx context.Context) error {
+	return until(ctx, 10*time.Second, "a console runs that could be killed", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.cmd != nil && c.cmd.ProcessState == nil && c.cmd.Process.Kill() == nil
+	})
+}
+
+// rest waits for the console to see the end, a minute at most.
+func (c *console) rest() {
+	select {
+	case <-c.ended:
+	case <-time.After(time.Minute):
+		c.say("the console does not end though the upgrade is over")
+	}
+}
+
+func (c *console) stop() {
+	c.mu.Lock()
+	end, cmd, ended := c.end, c.cmd, c.ended
+	c.mu.Unlock()
+	if end == nil {
+		return
+	}
+	end()
+	_ = cmd.Process.Kill() // already ended is as good
+	<-ended
+}
+
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(len(lines)-n, 0):], " | ")
+}

@@ -1,0 +1,324 @@
+package tui
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"constellation/engine"
+)
+
+func (s *session) sandboxDrill() *cobra.Command {
+	var (
+		spec    engine.DrillSpec
+		list    bool
+		results string
+		until   int
+		out     = checkFormat(text)
+	)
+	cmd := &cobra.Command{
+		Use:   "drill",
+		Short: "Upgrade a throwaway cluster while things go wrong, and judge it",
+		Long: `Make a cluster of its own in a sandbox of its own, upgrade it from release v1.0.0 and
+Kubernetes v1.35.4 to v1.1.0 and v1.36.3, and let things go wrong meanwhile: machines lose
+their power, the cloud refuses or lies, the operator is killed. What goes wrong, and at
+which points, follows from the seed; which points those are is independent of the clock.
+What was seen is judged by the invariants of a rollout. What a fault explains, such as a
+machine without power that is not Ready, is told apart.
+
+On hollow machines, which need no root, only workers are replaced, and no machine runs
+anything; see docs/drills.md.
+
+It refuses to run in the workspace of a sandbox, and leaves nothing behind. What a killed
+drill has left goes with the next one, or with sandbox down.
+
+Exit codes: 0 all invariants held; 1 one did not, or the upgrade did not end; 3 nothing
+went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs here.`,
+		Example: `  constellation sandbox drill --machines=hollow
+  constellation sandbox drill --machines=real --seed 7 -o markdown
+  constellation sandbox drill --machines=hollow --faults operator-killed,lost-delete
+  constellation sandbox drill --machines=hollow --results drills.jsonl --until 40`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			drills, err := s.Drills(s.log)
+			if err != nil {
+				return err
+			}
+			if list {
+				return s.listDrillFaults(drills.Faults(), out)
+			}
+			if !cmd.Flags().Changed("seed") {
+				spec.Seed = uint64(s.Now().UnixNano() / int64(time.Millisecond) % 1_000_000)
+			}
+			if spec.Count < 0 || (until > 0) != (results != "") {
+				return &engine.Error{
+					Op: "drill", Err: errors.New("--count below 0, or one of --results and --until without the other"), Exit: engine.ExitUsage,
+					Remedy: "say how many drills the file of results shall have",
+				}
+			}
+			if _, spec.Workspace, err = s.newWorkspace(); err != nil {
+				return err
+			}
+			ctx, stop := s.signals(cmd.Context())
+			defer stop()
+			if results != "" {
+				return s.manyDrills(ctx, drills, spec, results, until)
+			}
+			r, err := s.drill(ctx, drills, spec)
+			if err != nil {
+				return err
+			}
+			switch format(out) {
+			case asJSON:
+				err = document(s.out, struct {
+					Schema string `json:"schema"`
+					engine.DrillReport
+				}{engine.Schema, r})
+			case asMarkdown:
+				fmt.Fprint(s.out, drillMarkdown(&r))
+			default:
+				s.print(s.drillText(&r))
+			}
+			if code := drillExit(r.Outcome); err == nil && code != engine.ExitDone {
+				return exitStatus(code)
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: real, which need Linux and root, hollow, or auto")
+	f.Uint64Var(&spec.Seed, "seed", 0, "what decides which faults there are and when (default: another one each time)")
+	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that these machines can have)")
+	f.IntVar(&spec.Count, "count", 0, "how many faults (default 4)")
+	f.StringVar(&spec.Journal, "journal", "", "file for all that was seen, as JSON Lines")
+	f.BoolVar(&list, "list", false, "list what can go wrong, and at which points, and do nothing")
+	f.StringVar(&results, "results", "", "file that gets a line for each drill; seeds go on after those that are in it")
+	f.IntVar(&until, "until", 0, "with --results: run drills until the file has this many of these machines")
+	f.VarP(&out, "output", "o", "what to print: text, json for one document, or markdown")
+	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
+	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "hollow"))
+	_ = cmd.RegisterFlagCompletionFunc("faults", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		drills, err := s.Drills(s.log)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		var names []string
+		for _, f := range drills.Faults() {
+			names = append(names, f.Name)
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	})
+	return cmd
+}
+
+func drillExit(outcome string) int {
+	return map[string]int{engine.DrillPassed: engine.ExitDone, engine.DrillVoid: engine.ExitNothing}[outcome] + map[bool]int{true: engine.ExitFailed}[outcome == engine.DrillFailed]
+}
+
+// drill runs one and tells on stderr what happens.
+func (s *session) drill(ctx context.Context, drills engine.Drills, spec engine.DrillSpec) (engine.DrillReport, error) {
+	begun := s.Now()
+	fmt.Fprintf(s.Stderr, "%s  seed %d\n", begun.UTC().Format("15:04:05Z"), spec.Seed)
+	return drills.Drill(ctx, spec, func(text string) {
+		now := s.Now()
+		fmt.Fprintf(s.Stderr, "%s %+6.1fs  %s\n", now.UTC().Format("15:04:05Z"), now.Sub(begun).Seconds(), clean(text))
+	})
+}
+
+// manyDrills runs seeds that the file has not until it has enough, and ends with the
+// first error that is none of a drill's outcomes.
+func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec engine.DrillSpec, file string, want int) error {
+	bad := 0
+	for {
+		done, err := readDrills(file)
+		if err != nil {
+			return &engine.Error{Op: "read results of drills", Err: err, Exit: engine.ExitUsage}
+		}
+		have := slices.DeleteFunc(done, func(r engine.DrillReport) bool { return r.Machines != spec.Machines })
+		if len(have) >= want {
+			fmt.Fprintf(s.Stderr, "%s has %s of %s machines\n", file, count(len(have), "drill"), spec.Machines)
+			if bad > 0 {
+				return exitStatus(engine.ExitFailed)
+			}
+			return nil
+		}
+		spec.Seed = 1
+		for _, r := range have {
+			spec.Seed = max(spec.Seed, r.Seed+1)
+		}
+		r, err := s.drill(ctx, drills, spec)
+		if err != nil {
+			return err
+		}
+		if r.Outcome != engine.DrillPassed {
+			bad++
+		}
+		if err := appendDrill(file, r); err != nil {
+			return &engine.Error{Op: "write results of drills", Err: err}
+		}
+		fmt.Fprintf(s.out, "seed %d %s, %s\n", r.Seed, r.Outcome, orElse(clean(r.Why), "all invariants held"))
+	}
+}
+
+func readDrills(file string) (all []engine.DrillReport, err error) {
+	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	sc := bufio.NewScanner(f)
+	sc.Buffer(nil, 1<<20)
+	for n := 1; sc.Scan(); n++ {
+		var r engine.DrillReport
+		if err := json.Unmarshal(sc.Bytes(), &r); err != nil {
+			return nil, fmt.Errorf("%s, line %d: %w", file, n, err)
+		}
+		all = append(all, r)
+	}
+	return all, sc.Err()
+}
+
+func appendDrill(file string, r engine.DrillReport) (err error) {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Clean(file), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(b, '\n'))
+	return errors.Join(err, f.Close())
+}
+
+func ofMS(ms int64) string {
+	return (time.Duration(ms) * time.Millisecond).Round(100 * time.Millisecond).String()
+}
+
+// when says when a fault was there.
+func when(i *engine.DrillInjection) string {
+	switch {
+	case i.AtMS < 0:
+		return "never: the point was not reached"
+	case i.EndMS < 0:
+		return "from " + ofMS(i.AtMS) + ", not ended"
+	}
+	return "from " + ofMS(i.AtMS) + " to " + ofMS(i.EndMS)
+}
+
+// drillText draws a report on any number of lines.
+func (s *session) drillText(r *engine.DrillReport) []string {
+	t := s.sheet().th
+	const w = sheetWidth
+	sty := map[string]style{engine.DrillPassed: good, engine.DrillFailed: bad, engine.DrillVoid: caution}[r.Outcome]
+	lines := []string{
+		t.row(w).add(plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").add(sty, r.Outcome).String(),
+		"  " + clean(r.Cluster),
+		"  upgrade " + ofMS(r.RolledMS) + ", all of the drill " + ofMS(r.TookMS),
+	}
+	if r.Why != "" {
+		lines = append(lines, "  "+clean(r.Why))
+	}
+	lines = append(lines, t.rule(w, fmt.Sprintf("What went wrong %d", len(r.Injected)), ""))
+	for i := range r.Injected {
+		in := &r.Injected[i]
+		lines = append(lines, t.row(w).add(plain, "  ").col(plain, clean(in.Fault), 18).col(faint, fmt.Sprint(in.Point, " ", in.Nth), 14).col(plain, clean(in.On), 17).add(faint, when(in)).String())
+		if in.Err != "" {
+			lines = append(lines, "    "+clean(in.Err))
+		}
+	}
+	lines = append(lines, t.rule(w, fmt.Sprintf("What held %s", held(r)), ""))
+	for _, rule := range r.Rules {
+		sign, sty := t.ok, good
+		switch {
+		case len(rule.Breaches) > 0:
+			sign, sty = t.fail, bad
+		case rule.NotAsked:
+			sign, sty = t.pending, faint
+		}
+		row := t.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, rule.Rule, 20)
+		if rule.NotAsked {
+			row = row.add(faint, "not asked: there is nothing here that could break it")
+		} else if n := len(rule.Excused); n > 0 {
+			row = row.add(faint, fmt.Sprint(n, " excused by faults"))
+		}
+		lines = append(lines, row.String())
+		for _, b := range append(slices.Clone(rule.Breaches), rule.Excused...) {
+			lines = append(lines, "     "+clean(b))
+		}
+	}
+	lines = append(lines, t.rule(w, "Figures", ""))
+	for _, l := range r.Summary {
+		lines = append(lines, "  "+clean(l))
+	}
+	return append(lines, "", "again: "+s.Program+" "+strings.Join(r.Repeat, " "))
+}
+
+// held counts the invariants that were asked and held.
+func held(r *engine.DrillReport) string {
+	yes, asked := 0, 0
+	for _, rule := range r.Rules {
+		if rule.NotAsked {
+			continue
+		}
+		asked++
+		if len(rule.Breaches) == 0 {
+			yes++
+		}
+	}
+	return fmt.Sprintf("%d of %d", yes, asked)
+}
+
+// drillMarkdown writes a report for the page of a pipeline.
+func drillMarkdown(r *engine.DrillReport) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "## Drill with seed %d: %s\n\n%s. The upgrade took %s, all of the drill %s.\n", r.Seed, r.Outcome, cellOf(r.Cluster), ofMS(r.RolledMS), ofMS(r.TookMS))
+	if r.Why != "" {
+		fmt.Fprintf(&b, "\n**%s**\n", cellOf(r.Why))
+	}
+	b.WriteString("\n| fault | point | on | when |\n|---|---|---|---|\n")
+	for i := range r.Injected {
+		in := &r.Injected[i]
+		fmt.Fprintf(&b, "| %s | %s %d | %s | %s |\n", cellOf(in.Fault), cellOf(in.Point), in.Nth, cellOf(in.On), cellOf(strings.TrimSpace(when(in)+" "+in.Err)))
+	}
+	b.WriteString("\n| invariant | held | what did not, or was excused |\n|---|---|---|\n")
+	for _, rule := range r.Rules {
+		yes := "yes"
+		switch {
+		case len(rule.Breaches) > 0:
+			yes = "**no**"
+		case rule.NotAsked:
+			yes = "not asked"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", cellOf(rule.Rule), yes, cellOf(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
+	}
+	fmt.Fprintf(&b, "\n```\n%s\n```\n\nAgain: %s\n", clean(strings.Join(r.Summary, "; ")), codeOf("constellation "+strings.Join(r.Repeat, " ")))
+	return b.String()
+}
+
+// listDrillFaults prints what can go wrong.
+func (s *session) listDrillFaults(faults []engine.DrillFault, out checkFormat) error {
+	if format(out) == asJSON {
+		return document(s.out, struct {
+			Schema string              `json:"schema"`
+			Faults []engine.DrillFault `json:"faults"`
+		}{engine.Schema, faults})
+	}
+	for _, f := range faults {
+		fmt.Fprintf(s.out, "%-18s %s\n%-18s   on %s machines, at: %s\n", f.Name, f.Does, "", strings.Join(f.Machines, " and "), strings.Join(f.Points, ", "))
+	}
+	return nil
+}
