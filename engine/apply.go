@@ -273,7 +273,7 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 	}
 	charts := a.chartsStep()
 	for _, x := range c.out.Changes.ChartChanges {
-		charts.Details = append(charts.Details, x.Lines()...)
+		charts.Details = append(charts.Details, x.line())
 	}
 	if len(c.out.Changes.ChartChanges) == 0 {
 		for _, x := range c.out.Changes.Charts {
@@ -672,7 +672,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 		p.Changes = &Changes{ChartChanges: changes}
 	}
 	for _, x := range changes {
-		charts.Details = append(charts.Details, x.Lines()...)
+		charts.Details = append(charts.Details, x.line())
 		p.Changes.Charts = append(p.Changes.Charts, x.String())
 	}
 	if err := a.skip(ctx, []Step{a.backupStep([]Step{charts}), charts}); err != nil {

@@ -172,7 +172,7 @@ func (i *initRun) compareCharts(ctx context.Context) (changes []ChartChange, fou
 func (x ChartChange) findings() (out []Finding) {
 	if len(x.Destroys) > 0 {
 		out = append(out, Finding{
-			ID: findingDestructive + x.Chart, Severity: Warn, Named: true, Source: "charts", Title: fmt.Sprintf("chart %s destroys what it has made: %s", x, x.Destroys[0]),
+			ID: findingDestructive + x.Chart, Severity: Warn, Named: true, Source: "charts", Title: fmt.Sprintf("chart %s destroys what it cannot bring back", x),
 			Detail: strings.Join(x.Destroys, "; "), Objects: x.Objects, Remedy: "copy what you need before",
 		})
 	}
@@ -209,23 +209,19 @@ func (x ChartChange) String() string {
 	return x.Chart + " " + x.From + " to " + x.To
 }
 
-// Lines say what a chart changes: its versions, then a line for each value.
-func (x ChartChange) Lines() []string {
-	first := "chart " + x.String()
+// line says what a chart changes, without its values.
+func (x ChartChange) line() string {
+	s := "chart " + x.String()
 	if x.Content {
-		first += ", with other content"
+		s += ", with other content"
+	}
+	if n := len(x.Values); n > 0 {
+		s += fmt.Sprintf(", %d value(s) change", n)
 	}
 	if x.Defaults > 0 {
-		first += fmt.Sprintf(", %d of its defaults change", x.Defaults)
+		s += fmt.Sprintf(", %d of its defaults change", x.Defaults)
 	}
-	out := []string{first}
-	for _, v := range x.Values {
-		out = append(out, x.Chart+": "+v.String())
-	}
-	for _, d := range x.Destroys {
-		out = append(out, x.Chart+": "+d)
-	}
-	return out
+	return s
 }
 
 // foreseeCharts fetches the charts of the hop and compares them with those that run.

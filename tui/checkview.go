@@ -492,6 +492,9 @@ func componentWord(s string) string {
 	return s
 }
 
+// mostValues is how many values of a chart are told one by one.
+const mostValues = 20
+
 // changeRows says what the next hop will change, and how long it takes.
 func (c *console) changeRows(w int, k *engine.Check) []string {
 	x := k.Changes
@@ -541,6 +544,17 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	}
 	add("ConfigMaps", shortDigests(clean(strings.Join(x.ConfigMaps, ", ")), c.th.ellipsis))
 	add("charts", clean(strings.Join(x.Charts, ", ")))
+	head := "values"
+	for _, ch := range x.ChartChanges {
+		for i, v := range ch.Values {
+			if i == mostValues {
+				add(head, fmt.Sprintf("%s: %s more; -o json tells all", clean(ch.Chart), count(len(ch.Values)-i, "value")))
+				break
+			}
+			add(head, clean(ch.Chart+": "+v.String()))
+			head = " " // one word for all of them
+		}
+	}
 	var images []string
 	for _, i := range x.Images {
 		images = append(images, i.Service)

@@ -51,6 +51,35 @@ func hopPlan() *engine.Plan {
 	return p
 }
 
+// chartPlan is hopPlan with a chart of others that destroys something, and one that
+// somebody changed by hand.
+func chartPlan() *engine.Plan {
+	const lost = "CustomResourceDefinition orders.example.com is deleted, and 12 object(s) of it with it"
+	p := hopPlan()
+	p.Changes.Charts = []string{"constellation-operators 1.0.0 to 1.1.0", "cert-manager v1.18.2 to v1.19.1", "cilium 1.17.4"}
+	p.Changes.ChartChanges = []engine.ChartChange{
+		{Chart: "constellation-operators", Namespace: "constellation-system", From: "1.0.0", To: "1.1.0", Values: []engine.ValueChange{{Path: "release", From: `"v1.0.0"`, To: `"v1.1.0"`}}},
+		{
+			Chart: "cert-manager", Namespace: "cert-manager", From: "v1.18.2", To: "v1.19.1", Destroys: []string{lost}, Objects: []string{"customresourcedefinition/orders.example.com"},
+			Values: []engine.ValueChange{{Path: "acme.accountKey", Hidden: true}, {Path: "replicaCount", From: "1", To: "2"}, {Path: "webhook.hostNetwork", To: "true"}},
+		},
+		{Chart: "cilium", Namespace: "kube-system", From: "1.17.4", To: "1.17.4", ByHand: `revision 3 of 2026-11-20 17:05 UTC ("Upgrade complete")`, Values: []engine.ValueChange{{Path: "hubble.enabled", From: "true", To: "false"}}},
+	}
+	p.Findings = append([]engine.Finding{
+		{
+			ID: "destructive-cert-manager", Severity: engine.Warn, Named: true, Title: "chart cert-manager v1.18.2 to v1.19.1 destroys what it cannot bring back", Source: "charts",
+			Detail: lost, Objects: []string{"customresourcedefinition/orders.example.com"}, Remedy: "copy what you need before; if it is meant as it is, `--ack destructive-cert-manager`",
+		},
+		{
+			ID: "chart-by-hand", Severity: engine.Warn, Title: "chart cilium was changed by hand, and goes to what release and configuration say", Source: "charts",
+			Detail: `revision 3 of 2026-11-20 17:05 UTC ("Upgrade complete"); overwritten: hubble.enabled: true to false`, Remedy: "put what is to stay into the values of the chart",
+			Command: "helm history -n kube-system cilium",
+		},
+	}, p.Findings...)
+	p.Steps[3].Details = []string{"chart cert-manager v1.18.2 to v1.19.1, 3 value(s) change, 14 of its defaults change"}
+	return p
+}
+
 // hopEvents are those of a run of a plan, up to the middle of its rollout and to its end.
 func hopEvents(t *testing.T, p *engine.Plan) (events []engine.Event, middle int) {
 	t.Helper()
@@ -136,6 +165,16 @@ func rehearses(u *upgradeStart) { u.request.Rehearse = true }
 var upgradeScenes = []scene{
 	{"upgrade-plan", func(t *testing.T, s func(*fakeEngine) *stage) *stage { return upgrades(s(hopEngine(t))) }},
 	{"upgrade-plan-end", func(t *testing.T, s func(*fakeEngine) *stage) *stage { return upgrades(s(hopEngine(t))).press("G") }},
+	{"upgrade-plan-charts", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		e.plan = chartPlan()
+		return upgrades(s(e))
+	}},
+	{"upgrade-names-charts", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		e := hopEngine(t)
+		e.plan = chartPlan()
+		return upgrades(s(e)).press("enter")
+	}},
 	{"upgrade-plan-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := hopEngine(t)
 		e.plan.Findings = append([]engine.Finding{{
