@@ -103,6 +103,9 @@ func CRDsFor(release string) ([]File, error) {
 	}
 	var out []File
 	for _, e := range entries {
+		if e.Name() == planKind {
+			continue
+		}
 		b, err := files.ReadFile(path.Join("crds", e.Name()))
 		if err != nil {
 			return nil, err
@@ -129,6 +132,18 @@ func CRDsFor(release string) ([]File, error) {
 	}
 	slices.SortFunc(out, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
+}
+
+// planKind is the file of a kind that is no release's: who carries out Plans brings it along.
+const planKind = "upgrade.cattle.io_plans.yaml"
+
+// PlanKind returns the CustomResourceDefinition of Plans.
+func PlanKind() []byte {
+	b, err := files.ReadFile("crds/" + planKind)
+	if err != nil { // it is embedded
+		panic(err)
+	}
+	return b
 }
 
 func sub(dir string) fs.FS {

@@ -1,6 +1,7 @@
 // Command operator brings a cluster's nodes to their target; see package operator. It
 // runs as a Deployment on control planes and, with --kubeconfig, outside the cluster
-// for development.
+// for development. With --role=plans it carries out Plans instead, see package plans, and
+// its commands cordon, drain and uncordon are those that the Jobs of Plans need of kubectl.
 package main
 
 import (
@@ -22,6 +23,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/version"
 	"constellation/operator"
+	"constellation/operator/plans"
 )
 
 func main() {
@@ -44,9 +46,15 @@ func run(ctx context.Context, args []string) error {
 		standIn(ctx, args[1:], slog.New(slog.NewJSONHandler(os.Stderr, nil)))
 		return nil
 	}
+	if plans.IsKubectl(args) {
+		return kubectl(ctx, args)
+	}
+	if rest, ok := withoutRole(args); ok {
+		return carryOut(ctx, rest, os.LookupEnv)
+	}
 	f := flag.NewFlagSet("operator", flag.ContinueOnError)
 	var (
-		role       = f.String("role", "operator", "what this process does: operator, or, as the first argument, autoscaler-stand-in")
+		role       = f.String("role", "operator", "what this process does: operator, plans or, as the first argument, autoscaler-stand-in")
 		provider   = f.String("provider", "sandbox", "where the machines come from: sandbox")
 		metadata   = f.String("metadata", local.DefaultMetadata, "`URL` of the cloud's metadata server")
 		address    = f.String("cloud", local.DefaultControl, "`URL` of the cloud's control API, or unix:PATH")
@@ -72,7 +80,7 @@ func run(ctx context.Context, args []string) error {
 	case *agent != "" && *node == "":
 		return errors.New("--agent needs --node: an agent speaks for one node")
 	case *role != "operator":
-		return fmt.Errorf("role %q is not known: use operator", *role)
+		return fmt.Errorf("role %q is not known: use operator or plans", *role)
 	case *provider != "sandbox":
 		return fmt.Errorf("provider %q is not known: use sandbox", *provider)
 	}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"constellation/engine/version"
+	"constellation/operator/plans"
+)
+
+const (
+	rolePlans = "plans"
+	// envName begins the names of variables by which system-upgrade-controller is set up.
+	envName = "SYSTEM_UPGRADE_CONTROLLER_"
+)
+
+// withoutRole returns the arguments of role plans without that, and whether they are. They
+// are also if nothing is said of a role, and the environment is that of system-upgrade-controller:
+// so this program can stand in its Deployment.
+func withoutRole(args []string) ([]string, bool) {
+	for i, a := range args {
+		name, value, has := strings.Cut(strings.TrimLeft(a, "-"), "=")
+		if !strings.HasPrefix(a, "-") || name != "role" {
+			continue
+		}
+		n := 1
+		if !has && i+1 < len(args) {
+			value, n = args[i+1], 2
+		}
+		return slices.Delete(slices.Clone(args), i, i+n), value == rolePlans
+	}
+	return args, os.Getenv(envName+"NAME") != ""
+}
+
+// carryOut carries out Plans until ctx ends.
+func carryOut(ctx context.Context, args []string, lookup func(string) (string, bool)) error {
+	f := flag.NewFlagSet("operator --role=plans", flag.ContinueOnError)
+	text := func(name string) string { v, _ := lookup(envName + name); return v }
+	yes := func(name string) bool { b, _ := strconv.ParseBool(text(name)); return b }
+	threads, _ := strconv.Atoi(text("THREADS"))
+	var (
+		name       = f.String("name", text("NAME"), "`name` of this controller: of its lease, and a label of its Jobs; also $"+envName+"NAME, as all of these but the last three")
+		namespace  = f.String("namespace", text("NAMESPACE"), "`namespace` of Plans, Jobs and the lease")
+		kubeconfig = f.String("kubeconfig", text("KUBE_CONFIG"), "`file` to reach the cluster with; empty inside a pod")
+		master     = f.String("master", text("MASTER_URL"), "`URL` of the API server, instead of the kubeconfig's")
+		node       = f.String("node-name", text("NODE_NAME"), "`name` that tells replicas apart; empty: the host's")
+		election   = f.Bool("leader-elect", yes("LEADER_ELECT"), "act only when elected")
+		count      = f.Int("threads", threads, "how many Plans are looked at at a time; 0 is 2")
+		verbose    = f.Bool("debug", yes("DEBUG"), "log more")
+		_          = f.String("service-account", "", "is not looked at")
+		metrics    = f.String("metrics", "", "`address` for /metrics; empty serves none")
+		health     = f.String("health", "", "`address` for /healthz and /readyz; empty serves none")
+		level      slog.LevelVar
+	)
+	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	if *verbose {
+		level.Set(slog.LevelDebug)
+	}
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
+	klog.SetSlogLogger(log)
+	settings, err := plans.SettingsFrom(lookup)
+	if err != nil {
+		log.Warn("a setting was not understood, and is as by default", "err", err)
+	}
+	cluster, err := reach(*master, *kubeconfig)
+	if err != nil {
+		return err
+	}
+	log.Info("starting", "release", version.Release, "role", rolePlans)
+	return plans.Run(ctx, plans.Config{
+		Cluster: cluster, Name: *name, Namespace: *namespace, Identity: *node, Settings: settings, Election: *election, Threads: *count,
+		MetricsAddress: *metrics, HealthAddress: *health, Log: log,
+	})
+}
+
+func reach(master, kubeconfig string) (*rest.Config, error) {
+	if master == "" {
+		return access(kubeconfig)
+	}
+	return clientcmd.BuildConfigFromFlags(master, kubeconfig)
+}
+
+// kubectl does what the Jobs of Plans need of kubectl.
+func kubectl(ctx context.Context, args []string) error {
+	cluster, err := access(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
+	if err != nil {
+		return err
+	}
+	return plans.Kubectl(ctx, cluster, args, os.Stdout, os.Stderr)
+}

@@ -1,0 +1,195 @@
+package plans
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/operator/api/upgradev1"
+)
+
+// writers is how many writes are made at a time for one Plan.
+const writers = 32
+
+// act does what was decided, each part when all of the part before is done.
+func (k *controller) act(ctx context.Context, v view, d decision) error {
+	if err := all(d.marks, func(m mark) error { return k.mark(ctx, m) }); err != nil {
+		return err
+	}
+	for _, m := range d.marks {
+		if m.labels != nil && m.node.job != nil {
+			k.book.credit(v.plan.Name, m.node.job.UID)
+			k.Log.Info("node upgraded", "node", m.node.name, "plan", v.plan.Name, "version", v.version)
+		}
+	}
+	if err := all(d.deletes, func(j *batchv1.Job) error { return k.deleteJob(ctx, j) }); err != nil {
+		return err
+	}
+	p := v.plan
+	if !apiequality.Semantic.DeepEqual(p.Status, d.status) {
+		var err error
+		if p, err = k.report(ctx, v.plan, d.status); err != nil {
+			return err
+		}
+	}
+	if err := all(d.creates, func(u upgraded) error { return k.create(ctx, p, u, v) }); err != nil {
+		return err
+	}
+	for _, e := range d.events {
+		var about runtime.Object
+		if e.node != "" {
+			about = &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: e.node}}
+		}
+		kind := corev1.EventTypeNormal
+		if e.warning {
+			kind = corev1.EventTypeWarning
+		}
+		k.events.Eventf(p, about, kind, e.reason, "CarryOut", "%s", e.note)
+	}
+	return nil
+}
+
+// all does f for each, a few at a time, and returns the first error.
+func all[T any](list []T, f func(T) error) error {
+	if len(list) == 0 {
+		return nil
+	}
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		first error
+		slots = make(chan struct{}, writers)
+	)
+	for _, e := range list {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := f(e); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				if first == nil {
+					first = err
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}
+
+// effect does something at which tests may kill us.
+func (k *controller) effect(what string, do func() error) error {
+	k.at("before:" + what)
+	err := do()
+	k.at("after:" + what)
+	return err
+}
+
+// mark changes a Node, if it is still the same one. One that is gone is a success.
+func (k *controller) mark(ctx context.Context, m mark) error {
+	meta := map[string]any{"uid": m.node.uid}
+	patch := map[string]any{"metadata": meta}
+	if m.labels != nil {
+		meta["labels"] = m.labels
+	}
+	switch {
+	case m.cordonedFor == nil:
+	case *m.cordonedFor == "":
+		meta["annotations"] = map[string]any{annotationCordoned: nil}
+	default:
+		meta["annotations"] = map[string]any{annotationCordoned: *m.cordonedFor}
+	}
+	if m.uncordon {
+		patch["spec"] = map[string]any{"unschedulable": nil}
+	}
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.node.name}}
+	what := "cordon note"
+	if m.labels != nil {
+		what = "mark node"
+	} else if m.uncordon {
+		what = "uncordon"
+	}
+	err = k.effect(what, func() error {
+		return k.client.Patch(ctx, n, client.RawPatch(types.MergePatchType, body))
+	})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) && err != nil {
+		return nil // another one of that name; what is there now comes by itself
+	}
+	if err != nil {
+		return fmt.Errorf("mark Node %s: %w", m.node.name, err)
+	}
+	if o, err := trimNode(n); err == nil {
+		k.book.setNode(o.(*corev1.Node), true)
+	}
+	return nil
+}
+
+// deleteJob deletes a Job, its pods after it.
+func (k *controller) deleteJob(ctx context.Context, j *batchv1.Job) error {
+	if j.DeletionTimestamp != nil {
+		return nil
+	}
+	err := k.effect("delete job", func() error {
+		return k.client.Delete(ctx, &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: j.Namespace, Name: j.Name}},
+			client.PropagationPolicy(metav1.DeletePropagationBackground), client.Preconditions{UID: &j.UID})
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete Job %s: %w", j.Name, err)
+	}
+	return nil
+}
+
+// report writes the status, if nobody else has changed the Plan.
+func (k *controller) report(ctx context.Context, p *upgradev1.Plan, s upgradev1.PlanStatus) (*upgradev1.Plan, error) {
+	out := p.DeepCopy()
+	out.Status = s
+	if err := k.effect("write status", func() error { return k.client.Status().Update(ctx, out) }); err != nil {
+		if apierrors.IsNotFound(err) {
+			return p, nil
+		}
+		return nil, fmt.Errorf("write status of Plan %s: %w", p.Name, err)
+	}
+	out.ManagedFields = nil
+	k.book.setPlan(out, true)
+	return out, nil
+}
+
+// create makes the Job of a node that has a place.
+func (k *controller) create(ctx context.Context, p *upgradev1.Plan, u upgraded, v view) error {
+	if (p.Spec.Drain != nil || p.Spec.Cordon) && !u.unschedulable && u.cordonedFor == "" {
+		if err := k.mark(ctx, mark{node: u, cordonedFor: new(p.Namespace + "/" + p.Name)}); err != nil {
+			return err
+		}
+	}
+	j := makeJob(p, u.node, k.Name, k.Settings, v.delay)
+	err := k.effect("create job", func() error { return k.client.Create(ctx, j) })
+	if apierrors.IsAlreadyExists(err) {
+		return nil // by an earlier try, of which the informer tells
+	}
+	if err != nil {
+		if k.book.refuse(p.Name, u.name, err.Error()) {
+			k.queue.AddAfter(p.Name, soon) // to be told
+		}
+		return fmt.Errorf("create Job %s: %w", j.Name, err)
+	}
+	k.book.refuse(p.Name, u.name, "")
+	k.Log.Info("node begun", "node", u.name, "plan", p.Name, "version", v.version, "job", j.Name)
+	if o, err := trimJob(j); err == nil {
+		k.book.setJob(o.(*batchv1.Job), true)
+	}
+	return nil
+}

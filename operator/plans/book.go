@@ -1,0 +1,678 @@
+package plans
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/btree"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"constellation/operator/api/upgradev1"
+)
+
+// book is what is known of the cluster, put in the order that Plans need. Informers and
+// the answers to our own writes keep it: an object is taken if it is newer than the one
+// that is there, so a cache that is behind undoes nothing. It is safe for concurrent use.
+type book struct {
+	controller string
+	now        func() time.Time
+	wake       func(plan string, after time.Duration)
+
+	mu          sync.Mutex
+	plans       map[string]*planPage
+	nodes       map[string]*node           // by name
+	hosts       map[string]map[string]bool // names of nodes by hostname label
+	jobs        map[string]*batchv1.Job    // by name
+	jobsOf      map[jobKey]map[string]bool // names of jobs
+	unavailable int                        // nodes that are not Ready, or cordoned
+	cordoned    map[string]map[string]bool // nodes that carry the mark of a plan of ours, by plan
+	secrets     map[string]string          // resource versions by name
+	buried      map[types.UID]bool         // jobs that were deleted lately
+	long        map[string]string          // names of nodes that are too long for a label, by what stands for them
+}
+
+type jobKey struct{ plan, node string }
+
+// node is what is looked at of a Node.
+type node struct {
+	name, host, uid, os, kubelet, version string
+	labels                                labels.Set
+	controlPlane, ready, unschedulable    bool
+	cordonedFor                           string    // namespace/name of a Plan
+	readySince                            time.Time // by our own clock; zero: it is not Ready
+}
+
+// foreignCordon reports whether somebody else keeps pods off the node.
+func (n node) foreignCordon() bool { return n.unschedulable && n.cordonedFor == "" }
+
+func (n node) available() bool { return n.ready && !n.unschedulable }
+
+// planPage is a Plan and its nodes.
+type planPage struct {
+	plan *upgradev1.Plan
+	// What the nodes below are ordered by; see order.
+	selector labels.Selector
+	text     string // of the selector
+	hash     string
+	label    string
+
+	todo        *btree.BTreeG[candidate]
+	keys        map[string]string  // of nodes in todo, by name
+	suspects    map[string]bool    // names of Jobs that may have to go, or whose node may have to be marked
+	refused     map[string]string  // why the Job of a node could not be made
+	credited    map[types.UID]bool // Jobs for which their node was marked
+	total, done map[string]bool
+}
+
+// candidate is a node that is to be upgraded.
+type candidate struct{ key, name string }
+
+func newBook(controller string, now func() time.Time, wake func(string, time.Duration)) *book {
+	return &book{
+		controller: controller, now: now, wake: wake, plans: map[string]*planPage{}, nodes: map[string]*node{}, hosts: map[string]map[string]bool{},
+		jobs: map[string]*batchv1.Job{}, jobsOf: map[jobKey]map[string]bool{}, cordoned: map[string]map[string]bool{}, secrets: map[string]string{}, buried: map[types.UID]bool{}, long: map[string]string{},
+	}
+}
+
+// newer reports whether version a of an object is newer than b.
+func newer(a, b string) bool {
+	c, err := resourceversion.CompareResourceVersion(a, b)
+	return err != nil || c > 0
+}
+
+func put(m map[string]map[string]bool, key, value string) {
+	if m[key] == nil {
+		m[key] = map[string]bool{}
+	}
+	m[key][value] = true
+}
+
+func drop(m map[string]map[string]bool, key, value string) {
+	delete(m[key], value)
+	if len(m[key]) == 0 {
+		delete(m, key)
+	}
+}
+
+// setPlan takes a Plan over. ours says that it is the answer to a write of the status, which
+// changes nothing that would have to be looked at.
+func (b *book) setPlan(p *upgradev1.Plan, ours bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	page := b.plans[p.Name]
+	switch {
+	case page == nil && ours: // it is gone
+		return
+	case page == nil:
+		page = newPage()
+		b.plans[p.Name] = page
+	case page.plan.UID == p.UID && !newer(p.ResourceVersion, page.plan.ResourceVersion):
+		return
+	case page.plan.UID != p.UID:
+		page = newPage()
+		b.plans[p.Name] = page
+	}
+	if !ours {
+		b.wake(p.Name, 0)
+		// Those that depend on it.
+		for name, other := range b.plans {
+			if other.plan != nil && slices.Contains(rollout(other.plan).DependsOn, p.Name) {
+				b.wake(name, 0)
+			}
+		}
+	}
+	page.plan = p
+}
+
+func newPage() *planPage {
+	return &planPage{suspects: map[string]bool{}, credited: map[types.UID]bool{}, refused: map[string]string{}}
+}
+
+func (b *book) dropPlan(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.plans, name)
+	b.wake(name, 0)
+}
+
+func (b *book) plan(name string) *upgradev1.Plan {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if page := b.plans[name]; page != nil {
+		return page.plan
+	}
+	return nil
+}
+
+// names are those of all Plans, of Plans of which Jobs are left, and of those for which nodes are cordoned.
+func (b *book) names(namespace string) map[string]bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := map[string]bool{}
+	for name := range b.plans {
+		out[name] = true
+	}
+	for k := range b.jobsOf {
+		out[k.plan] = true
+	}
+	for of := range b.cordoned {
+		if name, ok := strings.CutPrefix(of, namespace+"/"); ok {
+			out[name] = true
+		}
+	}
+	return out
+}
+
+// setNode takes a Node over. Whether Plans are to look depends on what changed for them.
+func (b *book) setNode(in *corev1.Node, ours bool) {
+	n := &node{
+		name: in.Name, host: in.Labels[corev1.LabelHostname], uid: string(in.UID), os: in.Labels[corev1.LabelOSStable], version: in.ResourceVersion,
+		kubelet: in.Status.NodeInfo.KubeletVersion, labels: in.Labels, unschedulable: in.Spec.Unschedulable, cordonedFor: in.Annotations[annotationCordoned],
+	}
+	for _, role := range []string{"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master", "node-role.kubernetes.io/etcd"} {
+		_, has := in.Labels[role]
+		n.controlPlane = n.controlPlane || has
+	}
+	for _, c := range in.Status.Conditions {
+		n.ready = n.ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	old := b.nodes[n.name]
+	switch {
+	case old == nil && ours:
+		return
+	case old != nil && old.uid == n.uid && !newer(n.version, old.version):
+		return
+	case old != nil && old.uid != n.uid:
+		b.forget(old)
+		old = nil
+	}
+	if n.ready {
+		n.readySince = b.now()
+		if old != nil && old.ready {
+			n.readySince = old.readySince
+		}
+	}
+	if old != nil && same(old, n) {
+		old.version = n.version // a heartbeat
+		return
+	}
+	if old != nil {
+		b.untell(old)
+	}
+	b.nodes[n.name] = n
+	if n.host != "" {
+		put(b.hosts, n.host, n.name)
+	}
+	if short := labelValue(n.name); short != n.name {
+		b.long[short] = n.name
+	}
+	if n.cordonedFor != "" {
+		put(b.cordoned, n.cordonedFor, n.name)
+	}
+	if !n.available() {
+		b.unavailable++
+	}
+	for name, page := range b.plans {
+		was, is := page.has(n.name), false
+		page.place(n)
+		is = page.has(n.name)
+		// Whose health matters does not end at the Plan's own nodes.
+		health := page.plan != nil && rollout(page.plan).Health != nil && (old == nil || old.available() != n.available())
+		if !ours && (was || is || health || page.plan != nil && slices.Contains(page.plan.Status.Applying, n.host)) {
+			b.wake(name, soon)
+		}
+	}
+}
+
+// soon is how long is waited for more of what comes in crowds.
+const soon = 50 * time.Millisecond
+
+// same reports whether nothing changed that a Plan looks at.
+func same(a, b *node) bool {
+	return a.host == b.host && a.os == b.os && a.kubelet == b.kubelet && a.controlPlane == b.controlPlane && a.ready == b.ready &&
+		a.unschedulable == b.unschedulable && a.cordonedFor == b.cordonedFor && maps.Equal(a.labels, b.labels)
+}
+
+func (b *book) untell(n *node) {
+	delete(b.long, labelValue(n.name))
+	if n.host != "" {
+		drop(b.hosts, n.host, n.name)
+	}
+	if n.cordonedFor != "" {
+		drop(b.cordoned, n.cordonedFor, n.name)
+	}
+	if !n.available() {
+		b.unavailable--
+	}
+}
+
+func (b *book) forget(n *node) {
+	b.untell(n)
+	delete(b.nodes, n.name)
+	for _, page := range b.plans {
+		page.remove(n.name)
+	}
+}
+
+func (b *book) dropNode(name string, uid types.UID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := b.nodes[name]
+	if n == nil || n.uid != string(uid) {
+		return
+	}
+	for plan, page := range b.plans {
+		if page.has(name) || page.plan != nil && slices.Contains(page.plan.Status.Applying, n.host) {
+			b.wake(plan, 0)
+		}
+		for job := range b.jobsOf[jobKey{labelValue(plan), labelValue(name)}] {
+			page.suspects[job] = true
+			b.wake(plan, 0)
+		}
+	}
+	b.forget(n)
+}
+
+// setJob takes a Job over.
+func (b *book) setJob(j *batchv1.Job, ours bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.buried[j.UID] {
+		return
+	}
+	old := b.jobs[j.Name]
+	if old != nil && old.UID == j.UID && !newer(j.ResourceVersion, old.ResourceVersion) {
+		return
+	}
+	k := keyOf(j)
+	b.jobs[j.Name] = j
+	if b.jobsOf[k] == nil {
+		b.jobsOf[k] = map[string]bool{}
+	}
+	b.jobsOf[k][j.Name] = true
+	if page := b.plans[k.plan]; page != nil {
+		page.suspects[j.Name] = true
+	}
+	// That pods of a Job come and go changes nothing.
+	if !ours && (old == nil || old.UID != j.UID || phase(old) != phase(j) || (old.DeletionTimestamp == nil) != (j.DeletionTimestamp == nil)) {
+		b.wake(k.plan, soon)
+	}
+}
+
+func keyOf(j *batchv1.Job) jobKey {
+	return jobKey{j.Labels[upgradev1.LabelPlan], j.Labels[upgradev1.LabelNode]}
+}
+
+func (b *book) dropJob(j *batchv1.Job) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	// Answers to our own writes may come later than this.
+	if len(b.buried) > 4096 {
+		clear(b.buried)
+	}
+	b.buried[j.UID] = true
+	if old := b.jobs[j.Name]; old == nil || old.UID != j.UID {
+		return
+	}
+	k := keyOf(j)
+	if page := b.plans[k.plan]; page != nil {
+		delete(page.credited, j.UID)
+		delete(page.suspects, j.Name)
+	}
+	delete(b.jobs, j.Name)
+	delete(b.jobsOf[k], j.Name)
+	if len(b.jobsOf[k]) == 0 {
+		delete(b.jobsOf, k)
+	}
+	b.wake(k.plan, 0)
+}
+
+// setSecret notes which version of a Secret there is; empty: none.
+func (b *book) setSecret(name, version string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if version == "" {
+		delete(b.secrets, name)
+	} else {
+		b.secrets[name] = version
+	}
+	for plan, page := range b.plans {
+		if page.plan != nil && slices.ContainsFunc(page.plan.Spec.Secrets, func(s upgradev1.SecretSpec) bool { return s.Name == name && !s.IgnoreUpdates }) {
+			b.wake(plan, 0)
+		}
+	}
+}
+
+// secret returns the version of a Secret; empty: there is none.
+func (b *book) secret(name string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.secrets[name]
+}
+
+// arrange puts a Plan's nodes in order for a selector and a hash.
+func (b *book) arrange(name string, s labels.Selector, hash string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	page := b.plans[name]
+	if page == nil || page.todo != nil && page.text == s.String() && page.hash == hash {
+		return
+	}
+	page.selector, page.text, page.hash, page.label = s, s.String(), hash, upgradev1.LabelOfPlan(name)
+	page.todo = btree.NewG(16, func(a, b candidate) bool {
+		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.name, b.name)) < 0
+	})
+	page.keys, page.total, page.done = map[string]string{}, map[string]bool{}, map[string]bool{}
+	for _, n := range b.nodes {
+		page.place(n)
+	}
+	for k, names := range b.jobsOf {
+		if k.plan == labelValue(name) {
+			for job := range names {
+				page.suspects[job] = true
+			}
+		}
+	}
+}
+
+func (p *planPage) has(name string) bool { return p.total[name] }
+
+func (p *planPage) remove(name string) {
+	if p.todo == nil {
+		return
+	}
+	if key, ok := p.keys[name]; ok {
+		p.todo.Delete(candidate{key, name})
+		delete(p.keys, name)
+	}
+	delete(p.total, name)
+	delete(p.done, name)
+}
+
+// place puts a node where it belongs.
+func (p *planPage) place(n *node) {
+	if p.todo == nil {
+		return
+	}
+	p.remove(n.name)
+	if n.host == "" || n.labels[p.label] == upgradev1.Disabled || !p.selector.Matches(n.labels) {
+		return
+	}
+	p.total[n.name] = true
+	if n.labels[p.label] == p.hash {
+		p.done[n.name] = true
+		return
+	}
+	// Control planes have keys of their own, so that those that are left are found at once.
+	role := "w"
+	if n.controlPlane {
+		role = "c"
+	}
+	key := role + order(n.uid, string(p.plan.UID), p.hash)
+	p.keys[n.name] = key
+	p.todo.ReplaceOrInsert(candidate{key, n.name})
+}
+
+// upgraded is a node with its Job, if it has one.
+type upgraded struct {
+	node
+	key string // in the order of the Plan, after its role
+	job *batchv1.Job
+	// credited says that the node was marked for the Job before.
+	credited bool
+	// refused says why its Job could not be made lately.
+	refused string
+	// also is another Plan for which something is done on the node that may keep it cordoned.
+	also string
+}
+
+// suspect is a Job, and its node if there is one.
+type suspect struct {
+	job  *batchv1.Job
+	node *upgraded
+}
+
+// view is what is looked at to decide about one Plan.
+type view struct {
+	now  time.Time
+	plan *upgradev1.Plan
+	rules
+	settings Settings
+
+	// invalid says why the Plan cannot be carried out, unresolved why its version is not known.
+	invalid, unresolved error
+	// stale says why a channel could not be asked lately; what it said before holds.
+	stale error
+	// notResolvedYet is true while the first answer of a channel is awaited.
+	asking  bool
+	version string
+	hash    string
+	polled  time.Time
+	channel string
+	depends string // what is waited for of other Plans; empty: nothing
+	lock    string // who has the cluster's lock; empty: nobody but us
+	mayLock bool   // we have it
+
+	// begun are the nodes of status.applying that still have to be upgraded, failed those
+	// that status lists as failed besides.
+	begun []upgraded
+	// suspects are Jobs that may have to go, or whose node may have to be marked.
+	suspects []suspect
+	// cordoned are the nodes that are cordoned for this Plan.
+	cordoned []upgraded
+	total    int
+	done     int
+	nodes    int // of the cluster
+	absent   int // of these: not Ready or cordoned
+	// candidates of a role, in the order in which they are taken.
+	candidates func(controlPlanes bool) iter.Seq[upgraded]
+}
+
+// look fills in what the book knows.
+func (b *book) look(v *view) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	page := b.plans[v.plan.Name]
+	if page == nil || page.todo == nil {
+		v.candidates = func(bool) iter.Seq[upgraded] { return func(func(upgraded) bool) {} }
+		return
+	}
+	v.total, v.done, v.nodes, v.absent = len(page.total), len(page.done), len(b.nodes), b.unavailable
+	seen := map[string]bool{}
+	for _, host := range v.plan.Status.Applying {
+		for _, name := range slices.Sorted(maps.Keys(b.hosts[host])) {
+			if _, left := page.keys[name]; left && !seen[name] {
+				seen[name] = true
+				v.begun = append(v.begun, b.upgraded(v.plan, name))
+			}
+		}
+	}
+	slices.SortFunc(v.begun, func(a, b upgraded) int { return strings.Compare(a.name, b.name) })
+	for _, name := range slices.Sorted(maps.Keys(b.cordoned[v.plan.Namespace+"/"+v.plan.Name])) {
+		v.cordoned = append(v.cordoned, b.upgraded(v.plan, name))
+	}
+	for name := range page.suspects {
+		delete(page.suspects, name)
+		j := b.jobs[name]
+		if j == nil {
+			continue
+		}
+		s := suspect{job: j}
+		if n := b.nodes[b.nodeOf(j)]; n != nil {
+			s.node = new(b.upgraded(v.plan, n.name))
+			if phase(j) == jobComplete && n.labels[page.label] == page.hash && j.Labels[page.label] == page.hash {
+				page.credited[j.UID] = true
+			}
+		}
+		v.suspects = append(v.suspects, s)
+	}
+	// Nodes are taken while nothing is locked; what they were is copied then.
+	limit := int(min(max(v.plan.Spec.Concurrency, 0), int64(len(b.nodes)))) + len(v.plan.Status.Applying) + 2*most
+	list := map[bool][]upgraded{}
+	for _, cp := range []bool{true, false} {
+		from := candidate{key: "w"}
+		if cp {
+			from.key = "c"
+		}
+		page.todo.AscendGreaterOrEqual(from, func(c candidate) bool {
+			if c.key[:1] != from.key || len(list[cp]) >= limit {
+				return false
+			}
+			if !seen[c.name] {
+				list[cp] = append(list[cp], b.upgraded(v.plan, c.name))
+			}
+			return true
+		})
+	}
+	v.candidates = func(cp bool) iter.Seq[upgraded] { return slices.Values(list[cp]) }
+}
+
+func (b *book) upgraded(p *upgradev1.Plan, name string) upgraded {
+	n := b.nodes[name]
+	u := upgraded{node: *n}
+	page := b.plans[p.Name]
+	if key, ok := page.keys[name]; ok {
+		u.key = key[1:]
+	}
+	// Of several Jobs the one of this hash counts, and of the others one that is not over.
+	want := jobName(p.Name, name, page.hash)
+	for job := range b.jobsOf[jobKey{labelValue(p.Name), labelValue(name)}] {
+		j := b.jobs[job]
+		if u.job == nil || j.Name == want || u.job.Name != want && phase(j) == jobActive {
+			u.job = j
+		}
+	}
+	u.refused = page.refused[name]
+	u.credited = u.job != nil && page.credited[u.job.UID]
+	for other, page := range b.plans {
+		if other == p.Name || page.plan == nil || page.plan.Spec.Drain == nil && !page.plan.Spec.Cordon {
+			continue
+		}
+		for job := range b.jobsOf[jobKey{labelValue(other), labelValue(name)}] {
+			if phase(b.jobs[job]) == jobActive {
+				u.also = other
+			}
+		}
+	}
+	return u
+}
+
+// stray returns Jobs of a Plan that are for another version, or for no node.
+func (b *book) jobsOfPlan(plan string) (out []*batchv1.Job) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for k, names := range b.jobsOf {
+		if k.plan != labelValue(plan) {
+			continue
+		}
+		for name := range names {
+			out = append(out, b.jobs[name])
+		}
+	}
+	return out
+}
+
+// marked returns the nodes that are cordoned for a Plan.
+func (b *book) marked(namespace, plan string) (out []node) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name := range b.cordoned[namespace+"/"+plan] {
+		out = append(out, *b.nodes[name])
+	}
+	return out
+}
+
+// nodeOf is the name of a Job's node. Names that are too long for a label are known by their Plan's hosts.
+func (b *book) nodeOf(j *batchv1.Job) string {
+	label := j.Labels[upgradev1.LabelNode]
+	if _, ok := b.nodes[label]; !ok {
+		return b.long[label]
+	}
+	return label
+}
+
+// suspect has a Job looked at again.
+func (b *book) suspect(plan, job string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if page := b.plans[plan]; page != nil {
+		page.suspects[job] = true
+	}
+}
+
+// refuse notes why the Job of a node could not be made; empty: it could. It reports whether that is news.
+func (b *book) refuse(plan, node, why string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	page := b.plans[plan]
+	if page == nil || page.refused[node] == why {
+		return false
+	}
+	if page.refused[node] = why; why == "" {
+		delete(page.refused, node)
+	}
+	return true
+}
+
+// credit notes that a node was marked for its Job.
+func (b *book) credit(plan string, job types.UID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if page := b.plans[plan]; page != nil {
+		page.credited[job] = true
+	}
+}
+
+func (b *book) node(name string) (node, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := b.nodes[name]; n != nil {
+		return *n, true
+	}
+	return node{}, false
+}
+
+type jobPhase int
+
+const (
+	jobActive jobPhase = iota
+	jobComplete
+	jobFailed
+)
+
+func phase(j *batchv1.Job) jobPhase {
+	for _, c := range j.Status.Conditions {
+		if c.Status != corev1.ConditionTrue {
+			continue
+		}
+		switch c.Type {
+		case batchv1.JobComplete:
+			return jobComplete
+		case batchv1.JobFailed:
+			return jobFailed
+		}
+	}
+	return jobActive
+}
+
+// finished returns the condition that says how a Job ended.
+func finished(j *batchv1.Job) (c batchv1.JobCondition) {
+	for _, c = range j.Status.Conditions {
+		if c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
+			return c
+		}
+	}
+	return batchv1.JobCondition{LastTransitionTime: metav1.Time{}}
+}

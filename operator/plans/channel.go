@@ -1,0 +1,71 @@
+package plans
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"path"
+	"time"
+)
+
+const (
+	// channelTimeout bounds one question to a channel, channelBody what is read of its answer.
+	channelTimeout = 30 * time.Second
+	channelBody    = 64 << 10
+	// channelVersion bounds a version; a label's value is shorter, a tag of an image a bit longer.
+	channelVersion = 128
+)
+
+// askChannel asks a channel for the latest version: the last element of the path that it
+// redirects to with 302, or of the channel's own path if it answers with success or another
+// redirection. Redirections are not followed. ca, if any, is trusted besides the system's.
+func askChannel(ctx context.Context, channel, current, cluster string, ca []byte) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, channelTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, channel, nil)
+	if err != nil {
+		return "", fmt.Errorf("ask channel: %w", err)
+	}
+	// Names as they always were; Set would write them otherwise.
+	req.Header["X-SUC-Cluster-ID"] = []string{cluster}
+	req.Header["X-SUC-Latest-Version"] = []string{current}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.DisableKeepAlives = true
+	if len(ca) > 0 {
+		pool, err := x509.SystemCertPool()
+		if err != nil {
+			pool = x509.NewCertPool()
+		}
+		if !pool.AppendCertsFromPEM(ca) {
+			return "", errors.New("ask channel: spec.constellation.caBundle holds no certificate")
+		}
+		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	}
+	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("ask channel: %w", err)
+	}
+	defer resp.Body.Close()
+	// A short answer is read, so that the other side is not cut off; of a long one nothing matters.
+	_, _ = io.CopyN(io.Discard, resp.Body, channelBody)
+	from := req.URL
+	switch {
+	case resp.StatusCode == http.StatusFound:
+		if from, err = url.Parse(resp.Header.Get("Location")); err != nil {
+			return "", fmt.Errorf("ask channel: %w", err)
+		}
+	case resp.StatusCode < 200 || resp.StatusCode > 399:
+		return "", fmt.Errorf("ask channel: unexpected response: %s", resp.Status)
+	}
+	version := path.Base(from.Path)
+	if version == "." || version == "/" || len(version) > channelVersion {
+		return "", fmt.Errorf("ask channel: %s names no version", from.Redacted())
+	}
+	return version, nil
+}

@@ -1,0 +1,423 @@
+package plans
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"constellation/engine/sandbox/controlplane"
+	"constellation/operator/api/upgradev1"
+)
+
+func TestMain(m *testing.M) {
+	// Both log what a test provokes.
+	ctrl.SetLogger(logr.Discard())
+	klog.SetLogger(logr.Discard())
+	os.Exit(m.Run())
+}
+
+// world is a real control plane with its controllers and scheduler, whose nodes are
+// hollow: a pod of a Plan is said to run its containers, one after the other, but cordon
+// and drain, which are really done.
+type world struct {
+	cp    *controlplane.ControlPlane
+	admin client.Client
+	core  kubernetes.Interface
+
+	mu    sync.Mutex
+	sites map[string]*site // by namespace
+	began map[types.UID]bool
+	wg    sync.WaitGroup
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true, APIServerArgs: []string{"--allow-privileged=true"}, ControllerManagerArgs: []string{
+		"--kube-api-qps=500", "--kube-api-burst=1000", "--node-monitor-grace-period=30m",
+	}})
+	w := &world{cp: cp, sites: map[string]*site{}, began: map[types.UID]bool{}}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if w.admin, err = client.New(cp.Config(), client.Options{Scheme: scheme}); err != nil {
+		t.Fatal(err)
+	}
+	w.core = kubernetes.NewForConfigOrDie(cp.Config())
+	ctx, cancel := context.WithCancel(context.Background())
+	_, pods := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(w.core.CoreV1().RESTClient(), "pods", metav1.NamespaceAll, everything),
+		ObjectType:    &corev1.Pod{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc: func(o any) { w.pod(ctx, o.(*corev1.Pod)) }, UpdateFunc: func(_, o any) { w.pod(ctx, o.(*corev1.Pod)) },
+		},
+	})
+	w.wg.Go(func() { pods.RunWithContext(ctx) })
+	t.Cleanup(func() { cancel(); w.wg.Wait() })
+	return w
+}
+
+// pod does for a pod what a kubelet would.
+func (w *world) pod(ctx context.Context, p *corev1.Pod) {
+	w.mu.Lock()
+	s := w.sites[p.Namespace]
+	w.mu.Unlock()
+	if s == nil || p.Spec.NodeName == "" {
+		return
+	}
+	if p.DeletionTimestamp != nil {
+		_ = w.core.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+		return
+	}
+	w.mu.Lock()
+	begun := w.began[p.UID]
+	w.began[p.UID] = true
+	w.mu.Unlock()
+	if begun {
+		return
+	}
+	w.wg.Go(func() { s.run(ctx, p) })
+}
+
+// site is a namespace with a controller, and nodes of its own that only its Plans select.
+type site struct {
+	*testing.T
+	w     *world
+	ns    string
+	nodes []string
+
+	mu sync.Mutex
+	// does is what containers other than cordon and drain do; an error is that they fail.
+	does func(ctx context.Context, pod *corev1.Pod, container string) error
+	ran  []string // "node container", in order
+}
+
+func (w *world) site(t *testing.T, name string, nodes int) *site {
+	t.Helper()
+	s := &site{T: t, w: w, ns: name, does: func(context.Context, *corev1.Pod, string) error { return nil }}
+	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	w.mu.Lock()
+	w.sites[name] = s
+	w.mu.Unlock()
+	for i := range nodes {
+		s.node(fmt.Sprintf("%s-%d", name, i), nil)
+	}
+	return s
+}
+
+func (s *site) node(name string, l map[string]string) *corev1.Node {
+	s.Helper()
+	labels := map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux", "site": s.ns}
+	maps.Copy(labels, l)
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+	s.create(n)
+	s.ready(name, true)
+	s.nodes = append(s.nodes, name)
+	s.Cleanup(func() {
+		_ = s.w.admin.Delete(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	})
+	return n
+}
+
+func (s *site) ready(name string, is bool) {
+	s.Helper()
+	status := corev1.ConditionFalse
+	if is {
+		status = corev1.ConditionTrue
+	}
+	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, fmt.Sprintf(`{"status":{
+		"nodeInfo": {"kubeletVersion":"v1.35.4"},
+		"capacity":{"pods":"110","cpu":"8","memory":"8Gi"},"allocatable":{"pods":"110","cpu":"8","memory":"8Gi"},
+		"conditions":[{"type":"Ready","status":%q,"lastHeartbeatTime":%q}]}}`, status, time.Now().UTC().Format(time.RFC3339)), "status")
+}
+
+func (s *site) patch(o client.Object, body string, subresource ...string) {
+	s.Helper()
+	p := client.RawPatch(types.MergePatchType, []byte(body))
+	var err error
+	if len(subresource) > 0 {
+		err = s.w.admin.SubResource(subresource[0]).Patch(s.Context(), o, p)
+	} else {
+		err = s.w.admin.Patch(s.Context(), o, p)
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *site) create(o client.Object) {
+	s.Helper()
+	if err := s.w.admin.Create(s.Context(), o); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// run runs a pod to its end.
+func (s *site) run(ctx context.Context, p *corev1.Pod) {
+	pods := s.w.core.CoreV1().Pods(p.Namespace)
+	say := func(status corev1.PodStatus) {
+		b, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": p.UID}, "status": status})
+		_, err := pods.Patch(ctx, p.Name, types.StrategicMergePatchType, b, metav1.PatchOptions{}, "status")
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil {
+			s.w.mu.Lock()
+			defer s.w.mu.Unlock()
+			fmt.Fprintln(os.Stderr, "hollow pod:", err)
+		}
+	}
+	running := corev1.PodStatus{Phase: corev1.PodRunning, StartTime: new(metav1.Now()), Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+	say(running)
+	if p.Labels[upgradev1.LabelPlan] == "" {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	exit := func(phase corev1.PodPhase) {
+		code := int32(0)
+		if phase == corev1.PodFailed {
+			code = 1
+		}
+		done := corev1.PodStatus{Phase: phase, StartTime: running.StartTime}
+		for _, c := range p.Spec.Containers {
+			done.ContainerStatuses = append(done.ContainerStatuses, corev1.ContainerStatus{
+				Name: c.Name, Image: c.Image, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, FinishedAt: metav1.Now()}},
+			})
+		}
+		say(done)
+	}
+	for _, c := range append(slices.Clone(p.Spec.InitContainers), p.Spec.Containers...) {
+		s.mu.Lock()
+		s.ran = append(s.ran, p.Spec.NodeName+" "+c.Name)
+		does := s.does
+		s.mu.Unlock()
+		var err error
+		if IsKubectl(c.Args) {
+			var out bytes.Buffer
+			if err = Kubectl(ctx, s.w.cp.Config(), c.Args, &out, &out); err != nil {
+				err = fmt.Errorf("%w: %s", err, &out)
+			}
+		} else {
+			err = does(ctx, p, c.Name)
+		}
+		if err != nil {
+			exit(corev1.PodFailed)
+			return
+		}
+	}
+	exit(corev1.PodSucceeded)
+}
+
+func (s *site) set(does func(ctx context.Context, pod *corev1.Pod, container string) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.does = does
+}
+
+// log returns what ran on nodes, in order.
+func (s *site) log() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.ran)
+}
+
+// start runs a controller with the rights of the manifest; stop ends it.
+func (s *site) start(change ...func(*Config)) (stop func()) {
+	s.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	c := Config{Cluster: s.access(), Name: "system-upgrade-controller", Namespace: s.ns, Settings: DefaultSettings()}
+	c.Settings.BackoffLimit = 0
+	var said lines
+	c.Log = slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	s.Cleanup(func() {
+		if s.Failed() {
+			s.Logf("the controller said:\n%s", said.tail())
+		}
+	})
+	for _, f := range change {
+		f(&c)
+	}
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, c) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			s.Errorf("controller ended: %v", err)
+		}
+	})
+	s.Cleanup(stop)
+	return stop
+}
+
+// lines are what a controller logs.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) tail() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := l.b.Bytes()
+	return string(b[max(0, len(b)-6000):])
+}
+
+// access is that of the administrator.
+func (s *site) access() *rest.Config { return s.w.cp.Config() }
+
+// plan creates a Plan from YAML, in this site and for its nodes alone, unless it says which.
+func (s *site) plan(text string) *upgradev1.Plan {
+	s.Helper()
+	var p upgradev1.Plan
+	if err := yaml.UnmarshalStrict([]byte(text), &p); err != nil {
+		s.Fatal(err)
+	}
+	p.Namespace = s.ns
+	if p.Spec.NodeSelector == nil {
+		p.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"site": s.ns}}
+	}
+	s.eventually("the kind is served", func() (string, bool) {
+		err := s.w.admin.Create(s.Context(), &p)
+		return fmt.Sprint(err), err == nil
+	})
+	return &p
+}
+
+func (s *site) edit(plan, patch string) {
+	s.Helper()
+	s.patch(&upgradev1.Plan{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: plan}}, patch)
+}
+
+func (s *site) get(plan string) upgradev1.Plan {
+	s.Helper()
+	var p upgradev1.Plan
+	if err := s.w.admin.Get(s.Context(), client.ObjectKey{Namespace: s.ns, Name: plan}, &p); err != nil {
+		s.Fatal(err)
+	}
+	return p
+}
+
+func (s *site) nodeNamed(name string) corev1.Node {
+	s.Helper()
+	var n corev1.Node
+	if err := s.w.admin.Get(s.Context(), client.ObjectKey{Name: name}, &n); err != nil {
+		s.Fatal(err)
+	}
+	return n
+}
+
+func (s *site) jobs() map[string]batchv1.Job {
+	s.Helper()
+	var l batchv1.JobList
+	if err := s.w.admin.List(s.Context(), &l, client.InNamespace(s.ns)); err != nil {
+		s.Fatal(err)
+	}
+	out := map[string]batchv1.Job{}
+	for _, j := range l.Items {
+		out[j.Labels[upgradev1.LabelNode]] = j
+	}
+	return out
+}
+
+func cond(p upgradev1.Plan, kind string) upgradev1.Condition {
+	for _, c := range p.Status.Conditions {
+		if c.Type == kind {
+			return c
+		}
+	}
+	return upgradev1.Condition{}
+}
+
+// is waits for a condition of a Plan, as "Complete=True/Complete" or with a part of its message after a blank.
+func (s *site) is(plan string, want ...string) upgradev1.Plan {
+	s.Helper()
+	var p upgradev1.Plan
+	s.eventually(fmt.Sprintf("Plan %s is %s", plan, want), func() (string, bool) {
+		p = s.get(plan)
+		ok := p.Status.Constellation != nil && p.Status.Constellation.ObservedGeneration == p.Generation
+		for _, w := range want {
+			is, message, _ := strings.Cut(w, " ")
+			kind, _, _ := strings.Cut(is, "=")
+			c := cond(p, kind)
+			ok = ok && is == fmt.Sprintf("%s=%s/%s", kind, c.Status, c.Reason) && strings.Contains(c.Message, message)
+		}
+		b, _ := json.Marshal(p.Status)
+		return string(b), ok
+	})
+	return p
+}
+
+func (s *site) done(plan string) upgradev1.Plan {
+	s.Helper()
+	return s.is(plan, "LatestResolved=True/"+map[bool]string{true: "Channel", false: "Version"}[s.get(plan).Spec.Version == ""], "Validated=True/PlanIsValid", "Complete=True/Complete")
+}
+
+// eventually waits until the condition holds; on failure it tells what was there.
+func (s *site) eventually(what string, holds func() (string, bool)) {
+	s.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		is, ok := holds()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.Fatalf("%s: not so after 20 s; it is: %s", what, is)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// event waits for an event of a Plan.
+func (s *site) event(plan, reason, note string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("an event %s %q", reason, note), func() (string, bool) {
+		var l eventsv1.EventList
+		if err := s.w.admin.List(s.Context(), &l, client.InNamespace(s.ns)); err != nil {
+			s.Fatal(err)
+		}
+		var all []string
+		for _, e := range l.Items {
+			all = append(all, e.Reason+" "+e.Note)
+			if e.Regarding.Name == plan && e.Reason == reason && strings.Contains(e.Note, note) {
+				return "", true
+			}
+		}
+		return strings.Join(all, "\n"), false
+	})
+}
+
+var everything = fields.Everything()

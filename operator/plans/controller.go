@@ -1,0 +1,390 @@
+package plans
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+	clientevents "k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"constellation/operator/api/upgradev1"
+)
+
+// controller carries out the Plans of one namespace.
+type controller struct {
+	Config
+	client  client.Client
+	live    client.Reader
+	cache   cache.Cache
+	events  clientevents.EventRecorder
+	figures *figures
+	book    *book
+	queue   workqueue.TypedRateLimitingInterface[string]
+	lock    *lock
+	leads   chan struct{} // closed when this replica acts
+
+	mu      sync.Mutex
+	answers map[string]*answer      // of channels, by Plan
+	hashes  map[string]secretRecord // of Secrets
+	cluster string                  // UID of kube-system
+	tasks   tasks
+}
+
+// secretRecord is the hash of a version of a Secret.
+type secretRecord struct{ version, hash string }
+
+// answer is what a channel said.
+type answer struct {
+	channel string
+	version string
+	err     error // of the last question
+	asked   time.Time
+	asking  bool
+	failed  int // in a row
+}
+
+func newController(c Config, mgr manager.Manager, f *figures) *controller {
+	k := &controller{
+		Config: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), cache: mgr.GetCache(), events: mgr.GetEventRecorder(c.Name), figures: f,
+		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, time.Minute)),
+		answers: map[string]*answer{}, hashes: map[string]secretRecord{}, leads: make(chan struct{}),
+	}
+	k.book = newBook(labelValue(c.Name), c.now, func(plan string, after time.Duration) { k.queue.AddAfter(plan, after) })
+	k.lock = newLock(k.client, k.live, c.now)
+	if k.Threads <= 0 {
+		k.Threads = 2
+	}
+	return k
+}
+
+// watch has the informers tell the book.
+func (k *controller) watch(ctx context.Context, c cache.Cache) error {
+	var errs []error
+	on := func(o client.Object, set func(any), gone func(any)) {
+		i, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false))
+		if err != nil {
+			errs = append(errs, err)
+			return
+		}
+		_, err = i.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc: set, UpdateFunc: func(_, obj any) { set(obj) },
+			DeleteFunc: func(obj any) {
+				if t, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+					obj = t.Obj
+				}
+				gone(obj)
+			},
+		})
+		errs = append(errs, err)
+	}
+	on(&upgradev1.Plan{}, func(o any) { k.book.setPlan(o.(*upgradev1.Plan), false) }, func(o any) { k.book.dropPlan(o.(*upgradev1.Plan).Name) })
+	on(&corev1.Node{}, func(o any) { k.book.setNode(o.(*corev1.Node), false) }, func(o any) { n := o.(*corev1.Node); k.book.dropNode(n.Name, n.UID) })
+	on(&batchv1.Job{}, func(o any) { k.book.setJob(o.(*batchv1.Job), false) }, func(o any) { k.book.dropJob(o.(*batchv1.Job)) })
+	// What Secrets hold is read when it is needed, and not kept.
+	secrets := &metav1.PartialObjectMetadata{}
+	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	on(secrets, func(o any) { s := o.(*metav1.PartialObjectMetadata); k.book.setSecret(s.Name, s.ResourceVersion) },
+		func(o any) { k.book.setSecret(o.(*metav1.PartialObjectMetadata).Name, "") })
+	return errors.Join(errs...)
+}
+
+// Start implements manager.Runnable: it works until ctx ends.
+func (k *controller) Start(ctx context.Context) error {
+	if !k.cache.WaitForCacheSync(ctx) {
+		return nil
+	}
+	if err := k.identify(ctx); err != nil {
+		return err
+	}
+	for name := range k.book.names(k.Namespace) {
+		k.queue.Add(name)
+	}
+	for range k.Threads {
+		k.tasks.Go(func() {
+			for {
+				name, end := k.queue.Get()
+				if end {
+					return
+				}
+				k.one(ctx, name)
+				k.queue.Done(name)
+			}
+		})
+	}
+	k.tasks.Go(func() { k.lock.keep(ctx) })
+	<-ctx.Done()
+	k.queue.ShutDown()
+	k.wait()
+	return nil
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (*controller) NeedLeaderElection() bool { return true }
+
+func (k *controller) wait() { k.tasks.Wait() }
+
+// identify finds out what channels are told of the cluster.
+func (k *controller) identify(ctx context.Context) error {
+	for {
+		var ns corev1.Namespace
+		err := k.live.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, &ns)
+		switch {
+		case err == nil:
+			k.cluster = string(ns.UID)
+			return nil
+		case ctx.Err() != nil:
+			return nil
+		case apierrors.IsForbidden(err):
+			return fmt.Errorf("read namespace %s, by which channels know the cluster: %w", metav1.NamespaceSystem, err)
+		}
+		k.Log.Warn("API server not reachable, tried again", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryPeriod):
+		}
+	}
+}
+
+// one does one round, and says when the next one is due.
+func (k *controller) one(ctx context.Context, name string) {
+	again, err := k.round(ctx, name)
+	switch {
+	case ctx.Err() != nil:
+	case apierrors.IsConflict(err):
+		// Somebody else was faster; what they wrote comes by itself, and this is for the case that it has come.
+		k.queue.AddAfter(name, soon)
+	case err != nil:
+		k.Log.Warn("plan not carried on, tried again", "plan", name, "err", err)
+		k.queue.AddRateLimited(name)
+	default:
+		k.queue.Forget(name)
+		if !again.IsZero() {
+			k.queue.AddAfter(name, max(again.Sub(k.now()), time.Millisecond))
+		}
+	}
+}
+
+// round looks at a Plan, decides and acts. It returns when there is something to do although
+// nothing happens.
+func (k *controller) round(ctx context.Context, name string) (time.Time, error) {
+	begun := time.Now()
+	p := k.book.plan(name)
+	if p == nil || p.DeletionTimestamp != nil {
+		k.figures.drop(name)
+		k.lock.drop(k.holder(name))
+		k.mu.Lock()
+		delete(k.answers, name)
+		k.mu.Unlock()
+		return time.Time{}, k.giveBack(ctx, name)
+	}
+	v, ok, err := k.see(ctx, p)
+	if err != nil || !ok {
+		return v.polled, err
+	}
+	d := decide(v)
+	k.figures.set(name, d.status, time.Since(begun))
+	if d.lock {
+		k.lock.want(k.holder(name), func() { k.queue.Add(name) })
+	} else if len(d.status.Applying) == 0 {
+		k.lock.drop(k.holder(name))
+	}
+	if err := k.act(ctx, v, d); err != nil {
+		// What was looked at once is looked at again.
+		for _, s := range v.suspects {
+			k.book.suspect(name, s.job.Name)
+		}
+		return time.Time{}, err
+	}
+	if next := k.nextPoll(p); !next.IsZero() {
+		d.at(next)
+	}
+	return d.again, nil
+}
+
+func (k *controller) holder(plan string) string { return "plan " + k.Namespace + "/" + plan }
+
+// see gathers what is decided from. ok is false while a channel is asked for the first time.
+func (k *controller) see(ctx context.Context, p *upgradev1.Plan) (v view, ok bool, err error) {
+	v = view{plan: p, now: k.now(), settings: k.Settings}
+	if v.rules, v.invalid = validate(p); v.invalid == nil {
+		for _, s := range p.Spec.Secrets {
+			if !s.IgnoreUpdates && k.book.secret(s.Name) == "" {
+				v.invalid = apierrors.NewNotFound(corev1.Resource("secrets"), s.Name)
+			}
+		}
+	}
+	if v.invalid != nil {
+		return v, true, nil
+	}
+	switch {
+	case p.Spec.Version != "":
+		v.version = imageTag(p.Spec.Version)
+	case p.Spec.Channel == "":
+		v.unresolved = errUnresolvable
+		return v, true, nil
+	default:
+		a := k.resolve(ctx, p)
+		if a.asked.IsZero() {
+			return view{}, false, nil // the answer wakes the Plan
+		}
+		v.version, v.polled, v.channel = imageTag(a.version), a.asked, a.channel
+		switch {
+		case a.version == "":
+			v.unresolved = a.err
+			return v, true, nil
+		case a.err != nil:
+			v.stale = a.err
+		}
+	}
+	v.hash, err = latestHash(p, v.version, func(name string) (string, error) { return k.secretHash(ctx, name) })
+	if apierrors.IsNotFound(err) {
+		v.invalid = err
+		return v, true, nil
+	}
+	if err != nil {
+		return v, false, err
+	}
+	v.depends = k.awaited(p, v.version)
+	v.lock, v.mayLock = k.lock.state(k.holder(p.Name))
+	k.book.arrange(p.Name, v.selector, v.hash)
+	k.book.look(&v)
+	return v, true, nil
+}
+
+// secretHash returns the hash of a Secret, which is read if it changed.
+func (k *controller) secretHash(ctx context.Context, name string) (string, error) {
+	version := k.book.secret(name)
+	k.mu.Lock()
+	known, ok := k.hashes[name]
+	k.mu.Unlock()
+	if ok && known.version == version {
+		return known.hash, nil
+	}
+	var s corev1.Secret
+	if err := k.live.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: name}, &s); err != nil {
+		return "", err
+	}
+	sum, err := secretHash(&s)
+	if err != nil {
+		return "", fmt.Errorf("hash Secret %s: %w", name, err)
+	}
+	k.mu.Lock()
+	k.hashes[name] = secretRecord{s.ResourceVersion, sum}
+	k.mu.Unlock()
+	return sum, nil
+}
+
+// awaited says which other Plan has to be complete first; empty: none.
+func (k *controller) awaited(p *upgradev1.Plan, version string) string {
+	for _, name := range rollout(p).DependsOn {
+		other := k.book.plan(name)
+		if other == nil {
+			return fmt.Sprintf("Plan %s, on which this one depends, does not exist", name)
+		}
+		i := slices.IndexFunc(other.Status.Conditions, func(c upgradev1.Condition) bool { return c.Type == upgradev1.ConditionComplete })
+		switch o := other.Status.Constellation; {
+		case i < 0 || other.Status.Conditions[i].Status != corev1.ConditionTrue, o == nil, o.ObservedGeneration != other.Generation, o.Counts.Done < o.Counts.Total:
+			return fmt.Sprintf("Plan %s is not complete", name)
+		case other.Spec.Channel != "" && other.Spec.Channel == p.Spec.Channel && other.Spec.Version == "" && p.Spec.Version == "" && other.Status.LatestVersion != version:
+			return fmt.Sprintf("Plan %s has the same channel, and is still at %s", name, other.Status.LatestVersion)
+		}
+	}
+	return ""
+}
+
+// resolve returns what a channel said last, and asks it beside the rounds when it is time.
+func (k *controller) resolve(ctx context.Context, p *upgradev1.Plan) answer {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	a := k.answers[p.Name]
+	if a == nil || a.channel != p.Spec.Channel {
+		a = &answer{channel: p.Spec.Channel}
+		// What an earlier process was told still holds.
+		if o := p.Status.Constellation; o != nil && o.LastPolled != nil && o.PolledChannel == a.channel && resolved(p) {
+			a.version, a.asked = p.Status.LatestVersion, o.LastPolled.Time
+		}
+		k.answers[p.Name] = a
+	}
+	if due := a.due(k.Settings.PollingInterval); !a.asking && !k.now().Before(due) {
+		a.asking = true
+		current, ca := p.Status.LatestVersion, rollout(p).CABundle
+		k.tasks.Go(func() {
+			version, err := askChannel(ctx, a.channel, current, k.cluster, ca)
+			k.mu.Lock()
+			a.asking, a.err, a.asked = false, err, k.now()
+			if err == nil {
+				a.version, a.failed = version, 0
+			} else {
+				a.failed++
+			}
+			k.mu.Unlock()
+			if ctx.Err() == nil {
+				k.queue.Add(p.Name)
+			}
+		})
+	}
+	return *a
+}
+
+// due is when the channel is asked next: after a failure sooner, but not at once.
+func (a *answer) due(interval time.Duration) time.Time {
+	switch {
+	case a.asked.IsZero():
+		return time.Time{}
+	case a.err != nil:
+		return a.asked.Add(min(interval, 5*time.Second<<min(a.failed, 10)))
+	}
+	return a.asked.Add(interval)
+}
+
+func resolved(p *upgradev1.Plan) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == upgradev1.ConditionResolved {
+			return c.Status == corev1.ConditionTrue && c.Reason == reasonChannel
+		}
+	}
+	return false
+}
+
+// nextPoll is when the channel of a Plan is asked next; zero: never.
+func (k *controller) nextPoll(p *upgradev1.Plan) time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	a := k.answers[p.Name]
+	if a == nil || p.Spec.Version != "" || p.Spec.Channel != a.channel || a.asking {
+		return time.Time{}
+	}
+	return a.due(k.Settings.PollingInterval)
+}
+
+// giveBack clears up after a Plan that is gone: its Jobs end, then its nodes take pods again.
+func (k *controller) giveBack(ctx context.Context, name string) error {
+	jobs := k.book.jobsOfPlan(name)
+	for _, j := range jobs {
+		if err := k.deleteJob(ctx, j); err != nil {
+			return err
+		}
+	}
+	if slices.ContainsFunc(jobs, func(j *batchv1.Job) bool { return phase(j) == jobActive }) {
+		return nil // their end wakes us
+	}
+	for _, n := range k.book.marked(k.Namespace, name) {
+		if err := k.mark(ctx, mark{node: upgraded{node: n}, uncordon: n.unschedulable, cordonedFor: new("")}); err != nil {
+			return err
+		}
+		k.Log.Info("node given back", "node", n.name, "plan", name)
+	}
+	return nil
+}

@@ -1,0 +1,707 @@
+package plans
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"constellation/engine/version"
+	"constellation/operator/api/upgradev1"
+)
+
+const (
+	// most is how many nodes status lists, and how many may have failed before no more are
+	// taken, whatever the Plan says: what failed has to be remembered.
+	most = 100
+	// named is how many nodes a message names.
+	named = 5
+)
+
+// Reasons of conditions, and of events.
+const (
+	reasonVersion          = "Version"
+	reasonChannel          = "Channel"
+	reasonError            = "Error"
+	reasonValid            = "PlanIsValid"
+	reasonResolved         = "Resolved"
+	reasonSyncJob          = "SyncJob"
+	reasonComplete         = "Complete"
+	reasonWaiting          = "Waiting"
+	reasonJobFailed        = "JobFailed"
+	reasonNotReady         = "NotReady"
+	reasonValidationFailed = "ValidationFailed"
+
+	eventValidated    = "Validated"
+	eventInvalid      = "ValidateFailed"
+	eventUnresolved   = "ResolveFailed"
+	eventJobComplete  = "JobComplete"
+	eventJobWaiting   = "JobCompleteWaiting"
+	eventCancelled    = "Cancelled"
+	eventKeptCordoned = "KeptCordoned"
+)
+
+// decision is what is to be done about one Plan. Its parts are done in this order, and a
+// part only when those before it are done.
+type decision struct {
+	// marks are changes of Nodes after their upgrade.
+	marks []mark
+	// deletes are Jobs that have to go.
+	deletes []*batchv1.Job
+	// status is written if it differs.
+	status upgradev1.PlanStatus
+	// creates are nodes that get a Job. They are in status.Applying.
+	creates []upgraded
+	// lock says that the lock of the cluster is wanted.
+	lock bool
+	// again is when there is something to do although nothing happens; zero: never.
+	again time.Time
+	// events are told of when all of it is done.
+	events []event
+}
+
+// mark is a change of a Node.
+type mark struct {
+	node     upgraded
+	labels   map[string]string
+	uncordon bool
+	// cordonedFor is what the note of whom the node is cordoned for becomes; nil: it stays.
+	cordonedFor *string
+}
+
+type event struct {
+	warning      bool
+	reason, note string
+	node         string // what it is also about; may be empty
+}
+
+func (d *decision) tell(reason, format string, args ...any) {
+	d.events = append(d.events, event{reason: reason, note: fmt.Sprintf(format, args...)})
+}
+
+func (d *decision) at(t time.Time) {
+	if d.again.IsZero() || t.Before(d.again) {
+		d.again = t
+	}
+}
+
+// decide says what is to be done about a Plan. It is pure: all it knows is in v.
+func decide(v view) decision {
+	p := v.plan
+	var d decision
+	d.status = *p.Status.DeepCopy()
+	own := d.status.Constellation
+	if own == nil {
+		own = &upgradev1.RolloutStatus{}
+		d.status.Constellation = own
+	}
+	own.ObservedGeneration = p.Generation
+	stamp := v.now.UTC().Format(time.RFC3339)
+	set := func(kind string, status corev1.ConditionStatus, reason, message string) bool {
+		return setCondition(&d.status.Conditions, upgradev1.Condition{Type: kind, Status: status, Reason: reason, Message: message}, stamp)
+	}
+	notReady := func() decision {
+		set(upgradev1.ConditionComplete, corev1.ConditionFalse, reasonNotReady, "")
+		own.Waiting = nil
+		return d
+	}
+	if !v.polled.IsZero() {
+		own.LastPolled, own.PolledChannel = new(metav1.NewTime(v.polled)), v.channel
+	}
+	if v.invalid != nil {
+		if set(upgradev1.ConditionValidated, corev1.ConditionFalse, reasonError, v.invalid.Error()) {
+			d.events = append(d.events, event{warning: true, reason: eventInvalid, note: v.invalid.Error()})
+		}
+		return notReady()
+	}
+	if set(upgradev1.ConditionValidated, corev1.ConditionTrue, reasonValid, "") {
+		d.tell(eventValidated, "Plan is valid")
+	}
+	if v.unresolved != nil {
+		if set(upgradev1.ConditionResolved, corev1.ConditionFalse, reasonError, v.unresolved.Error()) {
+			d.events = append(d.events, event{warning: true, reason: eventUnresolved, note: v.unresolved.Error()})
+		}
+		d.status.LatestHash = ""
+		return notReady()
+	}
+	reason, message := reasonVersion, ""
+	if p.Spec.Version == "" {
+		reason = reasonChannel
+	}
+	if v.stale != nil {
+		message = fmt.Sprintf("%v; what it said before still holds", v.stale)
+	}
+	if set(upgradev1.ConditionResolved, corev1.ConditionTrue, reason, message) && message != "" {
+		d.events = append(d.events, event{warning: true, reason: eventUnresolved, note: message})
+	}
+	if d.status.LatestVersion != v.version || d.status.LatestHash != v.hash {
+		d.tell(reasonResolved, "Resolved latest version from Spec.%s: %s", reason, v.version)
+	}
+	d.status.LatestVersion, d.status.LatestHash = v.version, v.hash
+	r := &roller{view: v, d: &d, own: own, known: map[string]upgradev1.NodeStatus{}, now: metav1.NewTime(v.now.UTC().Truncate(time.Second))}
+	r.roll()
+	complete, reason, message := r.complete()
+	if set(upgradev1.ConditionComplete, complete, reason, message) {
+		switch {
+		case complete == corev1.ConditionTrue:
+			d.tell(reasonComplete, "Jobs complete for version %s. Hash: %s", v.version, v.hash)
+		case reason == reasonWaiting:
+			d.tell(reasonWaiting, "%s", message)
+		}
+	}
+	return d
+}
+
+// setCondition sets a condition and reports whether its status or, of one that is not
+// True, its reason is another one.
+func setCondition(all *[]upgradev1.Condition, c upgradev1.Condition, now string) bool {
+	for i := range *all {
+		old := &(*all)[i]
+		if old.Type != c.Type {
+			continue
+		}
+		if old.Status == c.Status && old.Reason == c.Reason && old.Message == c.Message {
+			return false
+		}
+		turned := old.Status != c.Status || old.Reason != c.Reason && c.Status != corev1.ConditionTrue || c.Message != "" && old.Message == ""
+		c.LastTransitionTime, c.LastUpdateTime = old.LastTransitionTime, now
+		if old.Status != c.Status {
+			c.LastTransitionTime = now
+		}
+		*old = c
+		return turned
+	}
+	c.LastTransitionTime, c.LastUpdateTime = now, now
+	*all = append(*all, c)
+	return true
+}
+
+// roller decides about the nodes of a Plan that is valid and whose version is known.
+type roller struct {
+	view
+	d     *decision
+	own   *upgradev1.RolloutStatus
+	now   metav1.Time
+	known map[string]upgradev1.NodeStatus // as status had them, for the same hash
+
+	nodes   []upgradev1.NodeStatus
+	keep    []upgraded // that have a place afterwards
+	failed  []upgradev1.NodeStatus
+	marked  int
+	busyCP  bool   // a control plane has a place
+	refused string // why a Job cannot be made
+	problem string // why a node cannot be taken
+	invalid bool   // that is the Plan's fault
+}
+
+func (r *roller) spec() upgradev1.Rollout { return rollout(r.plan) }
+
+func (r *roller) roll() {
+	for _, n := range r.own.Nodes {
+		if n.Hash == r.hash {
+			r.known[n.Name] = n
+		}
+	}
+	cancelled := r.spec().State == upgradev1.Cancelled
+	for _, u := range r.begun {
+		if cancelled {
+			r.cancel(u)
+			continue
+		}
+		if r.goOn(u) {
+			r.keep = append(r.keep, u)
+			r.busyCP = r.busyCP || u.controlPlane
+		}
+	}
+	inPlace := map[string]bool{}
+	for _, u := range r.begun {
+		inPlace[u.name] = true
+	}
+	for _, s := range r.suspects {
+		r.judge(s, inPlace)
+	}
+	r.giveBack(cancelled)
+	// Those that failed and gave their place away are remembered.
+	for name, n := range r.known {
+		if n.State == upgradev1.NodeFailed && !inPlace[name] && r.current(n) && !cancelled {
+			r.failed = append(r.failed, n)
+			r.nodes = append(r.nodes, n)
+		}
+	}
+	why := r.blocked()
+	if why == nil {
+		r.take()
+	}
+	left := r.total - r.done - r.marked - len(r.keep)
+	r.own.Waiting = since(r.own.Waiting, why, left > 0, r.now)
+	slices.SortFunc(r.keep, func(a, b upgraded) int { return strings.Compare(a.name, b.name) })
+	r.d.status.Applying = nil
+	for _, u := range r.keep {
+		r.d.status.Applying = append(r.d.status.Applying, u.host)
+	}
+	r.own.Counts = upgradev1.Counts{
+		Total: int32(r.total), Done: int32(min(r.done+r.marked, r.total)), Applying: int32(len(r.keep)), Failed: int32(len(r.failed)),
+	}
+	slices.SortFunc(r.failed, func(a, b upgradev1.NodeStatus) int { return strings.Compare(a.Name, b.Name) })
+	r.own.Nodes = list(r.nodes)
+}
+
+// list is what status lists: what failed first, because that has to be remembered.
+func list(nodes []upgradev1.NodeStatus) []upgradev1.NodeStatus {
+	plain := func(n upgradev1.NodeStatus) bool {
+		return n.Attempts == 0 && (n.State == upgradev1.NodeRunning || n.State == upgradev1.NodeSettling)
+	}
+	slices.SortFunc(nodes, func(a, b upgradev1.NodeStatus) int {
+		if x, y := plain(a), plain(b); x != y {
+			if x {
+				return 1
+			}
+			return -1
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	for i, n := range nodes {
+		if i >= most && plain(n) {
+			return nodes[:i]
+		}
+	}
+	return nodes
+}
+
+// current reports whether what is known of a node that failed is about the Plan as it is now.
+func (r *roller) current(n upgradev1.NodeStatus) bool {
+	return n.Generation == r.plan.Generation && n.Retry == r.spec().Retry
+}
+
+// say notes the state of a node.
+func (r *roller) say(u upgraded, state upgradev1.NodeState, reason, format string, args ...any) *upgradev1.NodeStatus {
+	n, ok := r.known[u.name]
+	if !ok {
+		n = upgradev1.NodeStatus{Name: u.name, Hash: r.hash}
+	}
+	if n.State != state {
+		n.Since = r.now
+	}
+	n.State, n.Reason, n.Message = state, reason, fmt.Sprintf(format, args...)
+	r.nodes = append(r.nodes, n)
+	return &r.nodes[len(r.nodes)-1]
+}
+
+// goOn goes on with a node that has a place, and reports whether it keeps it.
+func (r *roller) goOn(u upgraded) bool {
+	was, known := r.known[u.name]
+	j := u.job
+	want := jobName(r.plan.Name, u.name, r.hash)
+	switch {
+	case j == nil && known && was.State == upgradev1.NodeFailed && r.current(was):
+		n := r.say(u, was.State, was.Reason, "%s", was.Message)
+		r.failed = append(r.failed, *n)
+		return r.spec().FailureBudget == nil
+	case j == nil && known && was.State == upgradev1.NodeRetrying && r.view.now.Before(was.Since.Add(r.retryDelay)):
+		r.say(u, was.State, was.Reason, "%s", was.Message)
+		r.d.at(was.Since.Add(r.retryDelay))
+		return true
+	case j == nil:
+		n := r.say(u, upgradev1.NodeRunning, "JobWanted", "gets Job %s", want)
+		if !r.current(was) {
+			n.Attempts = 0
+		}
+		if u.refused != "" {
+			n.Reason, n.Message = "JobRefused", fmt.Sprintf("Job %s cannot be made: %s", want, u.refused)
+			r.refused = n.Message
+		}
+		r.d.creates = append(r.d.creates, u)
+		return true
+	case j.DeletionTimestamp != nil:
+		r.say(u, cmp.Or(was.State, upgradev1.NodeRunning), "JobEnding", "Job %s is being deleted", j.Name)
+		return true
+	case j.Name != want && phase(j) == jobActive && j.Labels[upgradev1.LabelVersion] == labelValue(r.version):
+		r.say(u, upgradev1.NodeRunning, "JobSuperseded", "Job %s is for the Plan as it was, and is let end", j.Name)
+		return true
+	case j.Name != want, phase(j) != jobComplete && r.replaced(j), phase(j) == jobComplete && u.credited:
+		r.d.deletes = append(r.d.deletes, j)
+		r.say(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted, because the Plan is another one now", j.Name)
+		return true
+	}
+	switch phase(j) {
+	case jobComplete:
+		return !r.completed(u)
+	case jobFailed:
+		return r.hasFailed(u)
+	}
+	n := r.say(u, upgradev1.NodeRunning, "JobRunning", "Job %s runs", j.Name)
+	if j.Status.Failed > 0 {
+		n.Message += fmt.Sprintf("; %d of its pods failed", j.Status.Failed)
+	}
+	return true
+}
+
+// replaced reports whether the Plan says something else about pods than when a Job was made.
+func (r *roller) replaced(j *batchv1.Job) bool {
+	made, ours := j.Annotations[annotationTemplate]
+	p := r.plan.DeepCopy()
+	p.Status.LatestHash = r.hash
+	return ours && made != templateHash(p)
+}
+
+// completed deals with a node whose Job has completed and reports whether it is done.
+func (r *roller) completed(u upgraded) bool {
+	ended := finished(u.job).LastTransitionTime.Time
+	m, changed := r.release(u)
+	if until := ended.Add(r.delay); r.view.now.Before(until) {
+		if r.known[u.name].State != upgradev1.NodeSettling {
+			r.d.events = append(r.d.events, event{
+				reason: eventJobWaiting, node: u.name,
+				note: fmt.Sprintf("Job completed on Node %s, waiting %s PostCompleteDelay", u.name, r.delay),
+			})
+		}
+		r.say(u, upgradev1.NodeSettling, "Delay", "its place is given away after %s", until.UTC().Format(time.RFC3339))
+		r.d.at(until)
+		if changed {
+			r.d.marks = append(r.d.marks, m)
+		}
+		return false
+	}
+	if r.soak > 0 {
+		from := ended
+		if u.readySince.After(from) {
+			from = u.readySince
+		}
+		until := from.Add(r.soak)
+		if !u.ready || r.view.now.Before(until) {
+			if u.ready {
+				r.say(u, upgradev1.NodeSettling, "Soak", "it is Ready, and has to stay so until %s", until.UTC().Format(time.RFC3339))
+				r.d.at(until)
+			} else {
+				r.say(u, upgradev1.NodeSettling, "NotReady", "it was upgraded and is not Ready")
+			}
+			if changed {
+				r.d.marks = append(r.d.marks, m)
+			}
+			return false
+		}
+	}
+	m.labels = map[string]string{}
+	for k, val := range r.plan.Spec.PostCompleteLabels {
+		m.labels[k] = strings.NewReplacer("$(LATEST_VERSION)", r.version, "$(LATEST_HASH)", r.hash).Replace(val)
+	}
+	m.labels[upgradev1.LabelOfPlan(r.plan.Name)] = r.hash
+	r.d.marks = append(r.d.marks, m)
+	r.marked++
+	r.d.events = append(r.d.events, event{reason: eventJobComplete, node: u.name, note: fmt.Sprintf("Job completed on Node %s", u.name)})
+	return true
+}
+
+// release gives a node back that was cordoned for this Plan.
+func (r *roller) release(u upgraded) (m mark, changed bool) {
+	m.node = u
+	if r.plan.Spec.Drain == nil && !r.plan.Spec.Cordon {
+		return m, false
+	}
+	us := r.plan.Namespace + "/" + r.plan.Name
+	switch {
+	case u.also != "" && u.cordonedFor == us:
+		// Another Plan needs the node as it is, and gives it back.
+		m.cordonedFor = new(r.plan.Namespace + "/" + u.also)
+		return m, true
+	case u.also != "" || u.job != nil && u.job.Annotations[annotationKeepCordon] != "":
+		return m, false
+	}
+	m.uncordon = u.unschedulable
+	if u.cordonedFor == us {
+		m.cordonedFor = new("")
+	}
+	return m, m.uncordon || m.cordonedFor != nil
+}
+
+// hasFailed deals with a node whose Job has failed and reports whether it keeps its place.
+func (r *roller) hasFailed(u upgraded) bool {
+	was, known := r.known[u.name]
+	c := finished(u.job)
+	if known && was.Job == string(u.job.UID) && was.Retry != r.spec().Retry {
+		r.d.deletes = append(r.d.deletes, u.job)
+		n := r.say(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted and made again, because retry was asked for", u.job.Name)
+		n.Attempts, n.Retry, n.Job, n.Generation = 0, r.spec().Retry, "", r.plan.Generation
+		return true
+	}
+	attempts := was.Attempts
+	if was.Job != string(u.job.UID) {
+		attempts++
+	}
+	// What the Job itself says is all that can be known of it from here.
+	message := fmt.Sprintf("Job %s/%s failed on Node %s: %s: %s", u.job.Namespace, u.job.Name, u.name, c.Reason, c.Message)
+	state := upgradev1.NodeFailed
+	if attempts <= r.spec().Retries {
+		state = upgradev1.NodeRetrying
+	}
+	if !known || was.Job != string(u.job.UID) {
+		r.d.events = append(r.d.events, event{warning: true, reason: reasonJobFailed, node: u.name, note: message})
+	}
+	n := r.say(u, state, cmp.Or(c.Reason, reasonJobFailed), "%s", message)
+	if was.Job != string(u.job.UID) {
+		n.Since = r.now
+	}
+	n.Attempts, n.Job, n.Generation, n.Retry = attempts, string(u.job.UID), r.plan.Generation, r.spec().Retry
+	if state == upgradev1.NodeRetrying {
+		if next := n.Since.Add(r.retryDelay); r.view.now.Before(next) {
+			r.d.at(next)
+		} else {
+			r.d.deletes = append(r.d.deletes, u.job)
+		}
+		return true
+	}
+	r.failed = append(r.failed, *n)
+	return r.spec().FailureBudget == nil
+}
+
+// cancel gives a node back whose upgrade was begun.
+func (r *roller) cancel(u upgraded) {
+	if u.job != nil && phase(u.job) == jobActive {
+		if u.job.DeletionTimestamp == nil {
+			r.d.deletes = append(r.d.deletes, u.job)
+			r.d.events = append(r.d.events, event{reason: eventCancelled, node: u.name, note: fmt.Sprintf("Job cancelled on Node %s", u.name)})
+		}
+		r.say(u, upgradev1.NodeRunning, "Cancelled", "Job %s is being deleted", u.job.Name)
+		r.keep = append(r.keep, u)
+		return
+	}
+	if u.job != nil && phase(u.job) == jobComplete && !u.credited {
+		if !r.completed(u) {
+			r.keep = append(r.keep, u)
+		}
+		return
+	}
+	if u.job != nil {
+		r.d.deletes = append(r.d.deletes, u.job)
+	}
+}
+
+// giveBack gives nodes back that are cordoned for this Plan and that it does not have any more.
+func (r *roller) giveBack(cancelled bool) {
+	marked := map[string]bool{}
+	for _, m := range r.d.marks {
+		marked[m.node.name] = true
+	}
+	for _, u := range r.cordoned {
+		active := u.job != nil && phase(u.job) == jobActive
+		if active || marked[u.name] || !cancelled && u.key != "" {
+			continue
+		}
+		m := mark{node: u, uncordon: u.unschedulable && u.also == "", cordonedFor: new("")}
+		if u.also != "" {
+			m.cordonedFor = new(r.plan.Namespace + "/" + u.also)
+		}
+		r.d.marks = append(r.d.marks, m)
+	}
+}
+
+// judge looks at a Job whose node has no place.
+func (r *roller) judge(s suspect, inPlace map[string]bool) {
+	j := s.job
+	if j.DeletionTimestamp != nil || s.node != nil && inPlace[s.node.name] {
+		return
+	}
+	label := j.Labels[upgradev1.LabelOfPlan(r.plan.Name)]
+	switch {
+	case s.node == nil:
+		r.d.deletes = append(r.d.deletes, j)
+	case j.Labels[upgradev1.LabelVersion] != labelValue(r.version):
+		r.d.deletes = append(r.d.deletes, j)
+	case phase(j) == jobComplete && label == r.hash && s.node.labels[upgradev1.LabelOfPlan(r.plan.Name)] != r.hash && !s.node.credited && s.node.key != "":
+		// Its node lost its place before it was marked.
+		r.completed(*s.node)
+	}
+}
+
+// reason is why no node is taken.
+type reason struct{ word, message string }
+
+// blocked returns why no node may be taken; nil: it may.
+func (r *roller) blocked() *reason {
+	spec := r.spec()
+	left := r.total - r.done - r.marked - len(r.keep)
+	if left <= 0 {
+		return nil
+	}
+	if spec.State == upgradev1.Paused || spec.State == upgradev1.Cancelled {
+		return &reason{string(spec.State), fmt.Sprintf("the Plan is %s: set spec.constellation.state to Running", strings.ToLower(string(spec.State)))}
+	}
+	if r.window != nil {
+		open, changes := r.window.open(r.view.now)
+		if !changes.IsZero() {
+			r.d.at(changes)
+		}
+		switch {
+		case !open && changes.IsZero():
+			return &reason{"Window", "the window never opens: it has no days"}
+		case !open:
+			return &reason{"Window", fmt.Sprintf("the window opens at %s", changes.UTC().Format(time.RFC3339))}
+		}
+	}
+	if r.depends != "" {
+		return &reason{"DependsOn", r.depends}
+	}
+	limit := most
+	if b := spec.FailureBudget; b != nil {
+		limit = min(limit, share(b, r.total))
+	}
+	if n := len(r.failed); n > limit || n >= most {
+		return &reason{"FailureBudget", fmt.Sprintf("%d nodes failed, of which %d may: see status.constellation.nodes, and give spec.constellation.retry a new value", n, limit)}
+	}
+	if spec.Alone {
+		r.d.lock = true
+		if !r.mayLock {
+			r.d.at(r.view.now.Add(lockPoll))
+			return &reason{"Alone", fmt.Sprintf("%s upgrades nodes", cmp.Or(r.lock, "somebody else"))}
+		}
+	}
+	if h := spec.Health; h != nil && h.MaxUnavailable != nil && r.room() <= 0 {
+		return &reason{"Unavailable", fmt.Sprintf("%d of %d nodes of the cluster are not Ready or cordoned; %s may be unavailable", r.absent, r.view.nodes, h.MaxUnavailable)}
+	}
+	return nil
+}
+
+// room is how many more nodes of the cluster may become unavailable.
+func (r *roller) room() int {
+	h := r.spec().Health
+	if h == nil || h.MaxUnavailable == nil {
+		return r.view.nodes
+	}
+	n := share(h.MaxUnavailable, r.view.nodes) - r.absent
+	for _, u := range r.keep {
+		if u.available() {
+			n--
+		}
+	}
+	return n
+}
+
+// take gives nodes a place while there are places.
+func (r *roller) take() {
+	free := min(int(min(r.plan.Spec.Concurrency, int64(r.total)))-len(r.keep), r.room())
+	var turn []upgraded
+	first := slices.Collect(r.candidates(true))
+	if r.spec().ControlPlanesFirst {
+		turn = first
+		if len(first) == 0 && !r.busyCP {
+			turn = slices.Collect(r.candidates(false))
+		}
+	} else {
+		turn = slices.AppendSeq(first, r.candidates(false))
+		slices.SortFunc(turn, func(a, b upgraded) int { return cmp.Or(strings.Compare(a.key, b.key), strings.Compare(a.name, b.name)) })
+	}
+	marked := map[string]bool{}
+	for _, m := range r.d.marks {
+		marked[m.node.name] = true
+	}
+	var taken []string
+	for _, u := range turn {
+		if free <= 0 {
+			break
+		}
+		if n, ok := r.known[u.name]; marked[u.name] || ok && n.State == upgradev1.NodeFailed && r.current(n) {
+			continue
+		}
+		if problem, theirs := r.refuses(u); problem != "" {
+			r.problem, r.invalid = cmp.Or(r.problem, problem), r.invalid || theirs
+			continue
+		}
+		free--
+		if r.goOn(u) {
+			r.keep = append(r.keep, u)
+			taken = append(taken, u.name)
+		}
+	}
+	if len(taken) > 0 {
+		slices.Sort(taken)
+		r.d.tell(reasonSyncJob, "Jobs synced for version %s on Nodes %s. Hash: %s", r.version, names(taken), r.hash)
+	}
+}
+
+// refuses says why a node must not be upgraded, and whether that is the Plan's fault.
+func (r *roller) refuses(u upgraded) (problem string, theirs bool) {
+	if u.os == windows && (r.plan.Spec.Drain != nil || r.plan.Spec.Cordon) && r.settings.KubectlImageWindows == "" {
+		return fmt.Sprintf("Node %s runs Windows, and there is no image that cordons it: set SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE_WINDOWS", u.name), true
+	}
+	if !r.spec().KubernetesVersions {
+		return "", false
+	}
+	to, err := kubernetesVersion(r.version)
+	if err != nil {
+		return fmt.Sprintf("version %s is not one of Kubernetes, which spec.constellation.kubernetesVersions says", r.version), true
+	}
+	from, err := kubernetesVersion(u.kubelet)
+	if err != nil {
+		return fmt.Sprintf("Node %s does not say which Kubernetes it runs", u.name), false
+	}
+	switch {
+	case to.Less(from):
+		return fmt.Sprintf("Node %s runs %s: %s is older", u.name, u.kubelet, r.version), false
+	case to.Major() != from.Major() || to.Minor() > from.Minor()+1:
+		return fmt.Sprintf("Node %s runs %s: %s skips a minor version", u.name, u.kubelet, r.version), false
+	}
+	return "", false
+}
+
+// kubernetesVersion reads a version of Kubernetes without what its distribution adds.
+func kubernetesVersion(s string) (version.Version, error) {
+	core, _, _ := strings.Cut(s, "+")
+	core, _, _ = strings.Cut(core, "-")
+	return version.Parse(core)
+}
+
+// names lists a few names.
+func names(all []string) string {
+	if len(all) <= named {
+		return strings.Join(all, ",")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(all[:named], ","), len(all)-named)
+}
+
+// since keeps the time from which a reason holds.
+func since(old *upgradev1.Waiting, why *reason, left bool, now metav1.Time) *upgradev1.Waiting {
+	if why == nil || !left {
+		return nil
+	}
+	w := &upgradev1.Waiting{Reason: why.word, Message: why.message, Since: now}
+	if old != nil && old.Reason == w.Reason {
+		w.Since = old.Since
+	}
+	return w
+}
+
+// complete is what the condition Complete says.
+func (r *roller) complete() (status corev1.ConditionStatus, reason, message string) {
+	left := r.total - r.done - r.marked - len(r.keep)
+	switch {
+	case len(r.failed) > 0:
+		return corev1.ConditionFalse, reasonJobFailed, r.failed[0].Message
+	case r.refused != "":
+		return corev1.ConditionFalse, reasonSyncJob, r.refused
+	case len(r.keep) > 0:
+		var at []string
+		for _, u := range r.keep {
+			at = append(at, u.name)
+		}
+		return corev1.ConditionFalse, reasonSyncJob, fmt.Sprintf("version %s is applied to Nodes %s", r.version, names(at))
+	case left > 0 && r.own.Waiting != nil:
+		return corev1.ConditionFalse, reasonWaiting, r.own.Waiting.Message
+	case left > 0 && r.problem != "" && r.invalid:
+		return corev1.ConditionFalse, reasonValidationFailed, r.problem
+	case left > 0 && r.problem != "":
+		return corev1.ConditionFalse, reasonWaiting, r.problem
+	case left > 0 && r.plan.Spec.Concurrency <= 0:
+		return corev1.ConditionTrue, reasonComplete, fmt.Sprintf("spec.concurrency is %d: none of %d nodes is upgraded", r.plan.Spec.Concurrency, left)
+	case left > 0 && r.marked > 0:
+		// Places became free in this round.
+		return corev1.ConditionFalse, reasonSyncJob, fmt.Sprintf("%d nodes are left for version %s", left, r.version)
+	case left > 0:
+		return corev1.ConditionFalse, reasonWaiting, fmt.Sprintf("%d nodes are left for version %s", left, r.version)
+	}
+	return corev1.ConditionTrue, reasonComplete, ""
+}

@@ -1,0 +1,247 @@
+// Package plans carries out Plans: upgrades of nodes where they are, by one privileged
+// Job per node (package upgradev1 has the API, docs/plans.md what is promised).
+//
+// One round is about one Plan: look, decide, act. What is looked at is a plain value
+// (view), taken from a book that informers and our own writes keep (book.go): nodes in
+// the order in which each Plan takes them, so that an event costs the logarithm of their
+// number and heartbeats cost nothing. All policy is in one pure function, decide. Effects
+// are in act.go: what can be lost is written before what follows from it, so a round may
+// stop anywhere and be begun again by another process.
+//
+// The Node's label is the only memory of what is done, status.applying that of what was
+// begun: it is written before the Job. A Job runs on no node that is not in there.
+package plans
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"constellation/operator/api/upgradev1"
+)
+
+// Config is what Run needs. Cluster, Name and Namespace are required.
+type Config struct {
+	// Cluster is the access to the API server. Its rate limits are replaced.
+	Cluster *rest.Config
+	// Name is the controller's: that of its Lease, and a label of its Jobs. Jobs of others are
+	// left alone.
+	Name string
+	// Namespace holds the Plans, the Jobs, the Secrets and the Lease.
+	Namespace string
+	// Identity tells replicas apart, as the name of the Node does; empty: the host's name.
+	Identity string
+	// Settings are those of Jobs and Plans.
+	Settings Settings
+	// Election has only one replica act at a time.
+	Election bool
+	// Threads is how many Plans are looked at at a time. Zero means 2.
+	Threads int
+	// MetricsAddress and HealthAddress are host:port of plain HTTP; empty serves none.
+	MetricsAddress, HealthAddress string
+	Log                           *slog.Logger
+
+	// For tests. at is told before and after each effect, now is the clock of all decisions.
+	at  func(point string)
+	now func() time.Time
+}
+
+const (
+	// The API server sheds load by itself; these only keep a bug from becoming a flood.
+	clientQPS, clientBurst = 500, 1000
+
+	// A leader that hangs is replaced after leaseDuration, one that stops at once.
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+// Run carries out the Plans of a namespace until ctx ends or leadership is lost. It
+// brings the kind first, if it is not there as this program knows it.
+func Run(ctx context.Context, c Config) error {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.at == nil {
+		c.at = crashAt
+	}
+	if c.now == nil {
+		c.now = time.Now
+	}
+	if c.Name == "" || c.Namespace == "" {
+		return errors.New("carry out plans: a name and a namespace are needed, such as system-upgrade-controller in system-upgrade")
+	}
+	logger := logr.FromSlogHandler(quieter{c.Log.Handler()})
+	ctrl.SetLogger(logger)
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
+		return fmt.Errorf("register kinds: %w", err)
+	}
+	access := rest.CopyConfig(c.Cluster)
+	access.QPS, access.Burst = clientQPS, clientBurst
+	access.UserAgent = "constellation-plans"
+	if err := bringKind(ctx, access, c.Log); err != nil {
+		return err
+	}
+	var turn resourcelock.Interface
+	if c.Election {
+		var err error
+		host, _ := os.Hostname()
+		turn, err = resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, c.Namespace, c.Name,
+			resourcelock.ResourceLockConfig{Identity: cmp.Or(c.Identity, host) + "_" + rand.Text()}, rest.AddUserAgent(access, "leader-election"), renewDeadline)
+		if err != nil {
+			return fmt.Errorf("set up election: %w", err)
+		}
+	}
+	yes := true
+	ours := labels.SelectorFromSet(labels.Set{upgradev1.LabelController: c.Name})
+	mgr, err := manager.New(access, manager.Options{
+		Scheme: scheme, Logger: logger,
+		Cache: cache.Options{
+			DefaultTransform:  cache.TransformStripManagedFields(),
+			DefaultNamespaces: map[string]cache.Config{c.Namespace: {}},
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Node{}: {Transform: trimNode},
+				&batchv1.Job{}: {Transform: trimJob, Label: ours},
+			},
+		},
+		LeaderElection: c.Election, LeaderElectionResourceLockInterface: turn,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 new(leaseDuration), RenewDeadline: new(renewDeadline), RetryPeriod: new(retryPeriod),
+		Metrics:                metricsserver.Options{BindAddress: cmp.Or(c.MetricsAddress, "0")}, // "0" is controller-runtime's word for none
+		HealthProbeBindAddress: c.HealthAddress,
+		Controller:             config.Controller{SkipNameValidation: &yes},
+	})
+	if err != nil {
+		return fmt.Errorf("connect to API server: %w", err)
+	}
+	m, err := newFigures()
+	if err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	k := newController(c, mgr, m)
+	if err := errors.Join(k.watch(ctx, mgr.GetCache()), mgr.Add(k), readiness(mgr)); err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	c.Log.Info("carrying out plans", "name", c.Name, "namespace", c.Namespace)
+	// What was begun as leader ends before Run returns.
+	defer k.wait()
+	if err := mgr.Start(ctx); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("run controllers: %w", err)
+	}
+	return nil
+}
+
+// readiness says ready once the caches hold what the API server has; a replica that is
+// not the leader is ready to become it.
+func readiness(mgr manager.Manager) error {
+	var synced atomic.Bool
+	return errors.Join(
+		mgr.AddHealthzCheck("ping", healthz.Ping),
+		mgr.AddReadyzCheck("caches", func(*http.Request) error {
+			if !synced.Load() {
+				return errors.New("caches are not filled yet")
+			}
+			return nil
+		}),
+		mgr.Add(everywhere(func(ctx context.Context) error {
+			if mgr.GetCache().WaitForCacheSync(ctx) {
+				synced.Store(true)
+			}
+			<-ctx.Done()
+			return nil
+		})),
+	)
+}
+
+// everywhere is a Runnable that needs no leadership.
+type everywhere func(context.Context) error
+
+func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
+func (everywhere) NeedLeaderElection() bool          { return false }
+
+// trimNode keeps of a Node what Plans look at: the rest is most of the memory of a large
+// cluster, and most of what changes.
+func trimNode(obj any) (any, error) {
+	n, ok := obj.(*corev1.Node)
+	if !ok { // a tombstone
+		return obj, nil
+	}
+	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, DeletionTimestamp: n.DeletionTimestamp}}
+	if by, ok := n.Annotations[annotationCordoned]; ok {
+		out.Annotations = map[string]string{annotationCordoned: by}
+	}
+	out.Spec.Unschedulable = n.Spec.Unschedulable
+	out.Status.NodeInfo.KubeletVersion = n.Status.NodeInfo.KubeletVersion
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			out.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	return out, nil
+}
+
+// trimJob keeps of a Job what is told of it. Its template is known by an annotation.
+func trimJob(obj any) (any, error) {
+	j, ok := obj.(*batchv1.Job)
+	if !ok {
+		return obj, nil
+	}
+	out := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{
+		Namespace: j.Namespace, Name: j.Name, UID: j.UID, ResourceVersion: j.ResourceVersion, Labels: j.Labels, Annotations: j.Annotations,
+		CreationTimestamp: j.CreationTimestamp, DeletionTimestamp: j.DeletionTimestamp,
+	}}
+	out.Spec.Parallelism, out.Spec.TTLSecondsAfterFinished = j.Spec.Parallelism, j.Spec.TTLSecondsAfterFinished
+	out.Status.Active, out.Status.Failed, out.Status.Conditions, out.Status.CompletionTime = j.Status.Active, j.Status.Failed, j.Status.Conditions, j.Status.CompletionTime
+	return out, nil
+}
+
+// quieter lets controller-runtime's news of itself through as debug lines.
+type quieter struct{ slog.Handler }
+
+func demoted(l slog.Level) slog.Level {
+	if l == slog.LevelInfo {
+		return slog.LevelDebug
+	}
+	return l
+}
+
+func (q quieter) Enabled(ctx context.Context, l slog.Level) bool {
+	return q.Handler.Enabled(ctx, demoted(l))
+}
+
+func (q quieter) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = demoted(r.Level)
+	return q.Handler.Handle(ctx, r)
+}
+
+func (q quieter) WithAttrs(a []slog.Attr) slog.Handler { return quieter{q.Handler.WithAttrs(a)} }
+func (q quieter) WithGroup(name string) slog.Handler   { return quieter{q.Handler.WithGroup(name)} }
+
+// tasks are goroutines that are waited for at the end.
+type tasks struct{ sync.WaitGroup }

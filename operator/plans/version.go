@@ -1,0 +1,144 @@
+package plans
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	kubectlhash "k8s.io/kubectl/pkg/util/hash"
+
+	"constellation/operator/api/upgradev1"
+)
+
+// imageTag makes of a version what can be the tag of an image.
+func imageTag(version string) string { return strings.ReplaceAll(version, "+", "-") }
+
+// latestHash is the value of the label of nodes that are done. Nodes that another
+// controller has labelled are known by it, so not one bit may differ: docs/plans.md
+// says what goes in. secret returns the hash of a Secret's content.
+func latestHash(p *upgradev1.Plan, version string, secret func(name string) (string, error)) (string, error) {
+	h := sha256.New224()
+	put := func(s string) { h.Write([]byte(s)) }
+	put(version)
+	put(p.Spec.ServiceAccountName)
+	if paths, ok := p.Annotations[upgradev1.AnnotationDigest]; ok {
+		fields, err := asFields(p)
+		if err != nil {
+			return "", fmt.Errorf("digest the plan: %w", err)
+		}
+		for path := range strings.SplitSeq(paths, ",") {
+			put(digest(fields, strings.Split(path, ".")))
+		}
+	}
+	for _, s := range p.Spec.Secrets {
+		if s.IgnoreUpdates {
+			continue
+		}
+		sum, err := secret(s.Name)
+		if err != nil {
+			return "", err
+		}
+		put(sum)
+	}
+	// Ours alone: without it nothing is added.
+	if r := p.Spec.Constellation; r != nil && r.Rerun != "" {
+		put("\x00" + r.Rerun)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// asFields is the Plan as JSON has it, numbers as they are written.
+func asFields(p *upgradev1.Plan) (map[string]any, error) {
+	p = p.DeepCopy()
+	if d := p.Spec.PostCompleteDelay; d != nil {
+		// Elsewhere it is a duration and written as such.
+		if v, err := time.ParseDuration(string(*d)); err == nil {
+			*d = upgradev1.Duration(v.String())
+		}
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return nil, err
+	}
+	var out map[string]any
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	return out, d.Decode(&out)
+}
+
+// digest is what a field adds to the hash: of a list its first element only, and nothing
+// of what is inside of one.
+func digest(from map[string]any, path []string) string {
+	var at any = from
+	for _, key := range path {
+		m, ok := at.(map[string]any)
+		if !ok {
+			return ""
+		}
+		at = m[key]
+	}
+	if l, ok := at.([]any); ok {
+		if len(l) == 0 {
+			return ""
+		}
+		at = l[0]
+	}
+	if at == nil {
+		return ""
+	}
+	return strings.TrimSpace(fmt.Sprint(at))
+}
+
+// secretHash is the hash of a Secret's content, name and type, as kubectl makes it.
+func secretHash(s *corev1.Secret) (string, error) { return kubectlhash.SecretHash(s) }
+
+// safeName joins parts with dashes to a name of at most 63 characters. One that would be longer
+// is cut, and ends with a part of its hash.
+func safeName(parts ...string) string {
+	s := strings.Join(parts, "-")
+	if len(s) <= validation.DNS1123LabelMaxLength {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	keep := 57
+	if c := s[keep-1]; (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+		keep--
+	}
+	return s[:keep] + "-" + hex.EncodeToString(sum[:])[:validation.DNS1123LabelMaxLength-1-keep]
+}
+
+// jobName is the name of the Job of a Plan on a node for a hash.
+func jobName(plan, node, hash string) string {
+	short, _, _ := strings.Cut(node, ".")
+	return safeName("apply", plan, "on", short, "with", hash)
+}
+
+// labelValue is s where it can be the value of a label, and else as much of it as can, with a part
+// of its hash.
+func labelValue(s string) string {
+	if len(validation.IsValidLabelValue(s)) == 0 {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	clean := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '_', r == '.':
+			return r
+		}
+		return '-'
+	}, s)
+	clean = strings.Trim(clean[:min(len(clean), 52)], "-_.")
+	return strings.TrimPrefix(clean+"-"+hex.EncodeToString(sum[:])[:10], "-")
+}
+
+// order is where a node stands among those of a Plan: random, and always the same for one hash.
+func order(nodeUID, planUID, hash string) string {
+	sum := sha256.Sum256([]byte(nodeUID + planUID + hash))
+	return string(sum[:])
+}

@@ -1,0 +1,255 @@
+package plans
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"constellation/operator/api/upgradev1"
+)
+
+// known is what the other controller computes for a Plan with this version and account.
+const known = "fbc94f26bc8c9660d2b79485a64bf51284fc4a3e2bd662b2e261d6fc"
+
+func planOf(change ...func(*upgradev1.Plan)) *upgradev1.Plan {
+	p := &upgradev1.Plan{
+		ObjectMeta: metav1.ObjectMeta{Name: "k3s-server", Namespace: "system-upgrade", UID: "plan-uid", Generation: 1},
+		Spec: upgradev1.PlanSpec{
+			Concurrency: 1, Version: "v1.36.3", ServiceAccountName: "system-upgrade", NodeSelector: &metav1.LabelSelector{},
+			Upgrade: &upgradev1.ContainerSpec{Image: "rancher/k3s-upgrade", Args: []string{"one", "two"}},
+		},
+	}
+	for _, f := range change {
+		f(p)
+	}
+	return p
+}
+
+func TestHashIsThatOfTheOtherController(t *testing.T) {
+	digest := func(paths string) func(*upgradev1.Plan) {
+		return func(p *upgradev1.Plan) { p.Annotations = map[string]string{upgradev1.AnnotationDigest: paths} }
+	}
+	secret := func(name string) (string, error) { return "<" + name + ">", nil }
+	// plain is a hash over text that was put together by hand.
+	plain := func(text string) string { return sum224(text) }
+	const base = "v1.36.3system-upgrade"
+	for _, tt := range []struct {
+		name   string
+		change func(*upgradev1.Plan)
+		want   string
+	}{
+		{"version and account alone", func(*upgradev1.Plan) {}, known},
+		{"image, arguments and selector do not count", func(p *upgradev1.Plan) {
+			p.Spec.Upgrade.Image, p.Spec.Upgrade.Args, p.Spec.NodeSelector, p.Spec.Cordon = "other", nil, nil, true
+		}, known},
+		{"an empty digest adds nothing", digest(""), known},
+		{"a number is written as it is", func(p *upgradev1.Plan) { p.Spec.Concurrency = 1000000; digest("spec.concurrency")(p) }, plain(base + "1000000")},
+		{"of a list only the first element counts", digest("spec.upgrade.args"), plain(base + "one")},
+		{"paths through a list lead nowhere", digest("spec.upgrade.args.0"), known},
+		{"paths are not trimmed", digest("spec.concurrency, spec.upgrade.image"), plain(base + "1")},
+		{"two paths", digest("spec.concurrency,spec.upgrade.image"), plain(base + "1rancher/k3s-upgrade")},
+		{"a map is written as Go does", digest("spec.upgrade"), plain(base + "map[args:[one two] image:rancher/k3s-upgrade]")},
+		{"a first element that is a map", func(p *upgradev1.Plan) {
+			p.Spec.Upgrade.Env = []corev1.EnvVar{{Name: "A", Value: "b"}, {Name: "C"}}
+			digest("spec.upgrade.envs")(p)
+		}, plain(base + "map[name:A value:b]")},
+		{"durations are written as durations", func(p *upgradev1.Plan) {
+			p.Spec.PostCompleteDelay = new(upgradev1.Duration("90s"))
+			digest("spec.postCompleteDelay")(p)
+		}, plain(base + "1m30s")},
+		{"secrets count in their order, but those that are ignored", func(p *upgradev1.Plan) {
+			p.Spec.Secrets = []upgradev1.SecretSpec{{Name: "b"}, {Name: "x", IgnoreUpdates: true}, {Name: "a"}}
+		}, plain(base + "<b><a>")},
+		{"a rerun is another hash", func(p *upgradev1.Plan) { p.Spec.Constellation = &upgradev1.Rollout{Rerun: "1"} }, plain(base + "\x001")},
+		{"what else this project knows does not count", func(p *upgradev1.Plan) {
+			p.Spec.Constellation = &upgradev1.Rollout{Retries: 3, Alone: true, State: upgradev1.Paused}
+		}, known},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := latestHash(planOf(tt.change), "v1.36.3", secret)
+			if err != nil || got != tt.want {
+				t.Errorf("%s, %v; want %s", got, err, tt.want)
+			}
+		})
+	}
+	missing := errors.New("missing")
+	if _, err := latestHash(planOf(func(p *upgradev1.Plan) { p.Spec.Secrets = []upgradev1.SecretSpec{{Name: "s"}} }), "v", func(string) (string, error) { return "", missing }); !errors.Is(err, missing) {
+		t.Errorf("a secret that is missing: %v", err)
+	}
+	// As kubectl's hash of generated Secrets has it: ten characters of few letters.
+	sum, err := secretHash(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: map[string]string{"not": "counted"}}, Type: corev1.SecretTypeOpaque, Data: map[string][]byte{"k": []byte("v")}})
+	if err != nil || len(sum) != 10 || strings.ContainsAny(sum, "013ae") {
+		t.Errorf("hash of a Secret: %q, %v", sum, err)
+	}
+}
+
+func TestNamesOfJobs(t *testing.T) {
+	for _, tt := range []struct{ name, plan, node, hash, want string }{
+		{"the other controller's", "k3s-server", "node1", known, "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
+		{"of a node's name what comes before the dot", "k3s-server", "node1.example.org", known, "apply-k3s-server-on-node1-with-fbc94f26bc8c9660d2b79485a6-c7898"},
+		{"short enough", "p", "n", "abc", "apply-p-on-n-with-abc"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := jobName(tt.plan, tt.node, tt.hash); got != tt.want {
+				t.Errorf("%s, want %s", got, tt.want)
+			}
+		})
+	}
+	// Of 64 characters the 57th is no letter: one less is kept, and one more of the hash.
+	long := strings.Repeat("a", 56) + "." + strings.Repeat("b", 20)
+	if got := safeName(long); len(got) != 63 || !strings.HasPrefix(got, strings.Repeat("a", 56)+"-") {
+		t.Errorf("%s has %d characters", got, len(got))
+	}
+	if got := safeName(strings.Repeat("a", 63)); got != strings.Repeat("a", 63) {
+		t.Errorf("63 characters are cut: %s", got)
+	}
+}
+
+func FuzzNames(f *testing.F) {
+	f.Add("k3s-server", "node1", known)
+	f.Add("a.b", strings.Repeat("n", 80), "")
+	f.Fuzz(func(t *testing.T, plan, node, hash string) {
+		if len(validation.IsDNS1123Subdomain(plan)) > 0 || len(validation.IsDNS1123Subdomain(node)) > 0 || len(validation.IsDNS1123Label(hash)) > 0 {
+			t.Skip("no names")
+		}
+		name := jobName(plan, node, hash)
+		if errs := validation.IsDNS1123Subdomain(name); len(errs) > 0 || len(name) > 63 {
+			t.Errorf("%s (%d characters): %v", name, len(name), errs)
+		}
+	})
+}
+
+func FuzzLabelValue(f *testing.F) {
+	for _, s := range []string{"v1.36.3", "v1+k3s1", "", "-", strings.Repeat("ä", 40), "a/b:c"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got := labelValue(s)
+		if errs := validation.IsValidLabelValue(got); len(errs) > 0 {
+			t.Errorf("%q becomes %q: %v", s, got, errs)
+		}
+		if len(validation.IsValidLabelValue(s)) == 0 && got != s {
+			t.Errorf("%q becomes %q and needed not", s, got)
+		}
+	})
+}
+
+func TestWindow(t *testing.T) {
+	night := upgradev1.TimeWindowSpec{Days: []upgradev1.Day{"mon"}, StartTime: "22:00", EndTime: "02:00"}
+	noon := upgradev1.TimeWindowSpec{Days: []upgradev1.Day{"0", "sat"}, StartTime: "12pm", EndTime: "13:30:30"}
+	zone := upgradev1.TimeWindowSpec{Days: []upgradev1.Day{"sunday"}, StartTime: "01:30", EndTime: "03:30", TimeZone: "Europe/Berlin"}
+	for _, tt := range []struct {
+		name   string
+		window upgradev1.TimeWindowSpec
+		at     string
+		open   bool
+		until  string
+	}{
+		{"before it", night, "2026-11-23T21:59:59Z", false, "2026-11-23T22:00:00Z"}, // a Monday
+		{"as it opens", night, "2026-11-23T22:00:00Z", true, "2026-11-24T02:00:01Z"},
+		{"after midnight it is still Monday's", night, "2026-11-24T01:00:00Z", true, "2026-11-24T02:00:01Z"},
+		{"in its last second", night, "2026-11-24T02:00:00.9Z", true, "2026-11-24T02:00:01Z"},
+		{"after it", night, "2026-11-24T02:00:01Z", false, "2026-11-30T22:00:00Z"},
+		{"Monday's early hours are Sunday's", night, "2026-11-23T01:00:00Z", false, "2026-11-23T22:00:00Z"},
+		{"on one of two days", noon, "2026-11-22T12:30:00Z", true, "2026-11-22T13:30:31Z"},
+		{"between two days", noon, "2026-11-23T12:30:00Z", false, "2026-11-28T12:00:00Z"},
+		{"in another zone", zone, "2026-07-05T00:00:00Z", true, "2026-07-05T01:30:01Z"},
+		{"on the day on which clocks go forward", zone, "2026-03-29T00:45:00Z", true, "2026-03-29T01:30:01Z"},
+		{"on the day on which clocks go back", zone, "2026-10-25T02:15:00Z", true, "2026-10-25T02:30:01Z"},
+		{"no days", upgradev1.TimeWindowSpec{StartTime: "1", EndTime: "2"}, "2026-11-23T01:30:00Z", false, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w, err := parseWindow(tt.window)
+			if err != nil {
+				t.Fatal(err)
+			}
+			at, err := time.Parse(time.RFC3339Nano, tt.at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			open, until := w.open(at)
+			text := ""
+			if !until.IsZero() {
+				text = until.UTC().Format(time.RFC3339)
+			}
+			if open != tt.open || text != tt.until {
+				t.Errorf("open is %t until %s, want %t until %s", open, text, tt.open, tt.until)
+			}
+		})
+	}
+	for _, bad := range []upgradev1.TimeWindowSpec{
+		{Days: []upgradev1.Day{"mon"}}, {Days: []upgradev1.Day{"mon"}, StartTime: "25:00", EndTime: "1"},
+		{Days: []upgradev1.Day{"mon"}, StartTime: "1", EndTime: "2", TimeZone: "Nowhere/Else"}, {Days: []upgradev1.Day{"noday"}, StartTime: "1", EndTime: "2"},
+	} {
+		if _, err := parseWindow(bad); err == nil {
+			t.Errorf("%+v is a window", bad)
+		}
+	}
+}
+
+// FuzzWindow compares the answers with those of looking at each second.
+func FuzzWindow(f *testing.F) {
+	f.Add(uint8(2), uint32(79200), uint32(7200), int64(1795474800))
+	f.Add(uint8(127), uint32(0), uint32(86399), int64(0))
+	f.Fuzz(func(t *testing.T, on uint8, start, end uint32, unix int64) {
+		w := window{start: time.Duration(start%86400) * time.Second, end: time.Duration(end%86400) * time.Second, zone: time.UTC}
+		for d := range w.days {
+			w.days[d] = on&(1<<d) != 0
+		}
+		at := time.Unix(unix%4e9, 0).UTC()
+		// What the second of the day, and of the day before, say.
+		since := at.Sub(at.Truncate(24 * time.Hour))
+		today, yesterday := w.days[at.Weekday()], w.days[at.AddDate(0, 0, -1).Weekday()]
+		want := today && since >= w.start && since <= w.end
+		if w.end < w.start {
+			want = today && since >= w.start || yesterday && since <= w.end
+		}
+		open, until := w.open(at)
+		if open != want {
+			t.Fatalf("at %s %+v is open: %t", at, w, open)
+		}
+		if until.IsZero() != (on&127 == 0 && !open) {
+			t.Fatalf("at %s %+v changes at %s", at, w, until)
+		}
+		if !until.IsZero() {
+			if next, _ := w.open(until); !until.After(at) || next == open && !(open && w.full()) {
+				t.Fatalf("at %s %+v changes at %s, and does not", at, w, until)
+			}
+		}
+	})
+}
+
+// full reports whether the window of one day may reach the next one.
+func (w window) full() bool {
+	return w.end >= w.start && w.end-w.start >= 24*time.Hour-time.Second || w.end < w.start && w.start-w.end <= time.Second
+}
+
+func TestImagesGetTheVersionAsTag(t *testing.T) {
+	for _, tt := range []struct{ image, version, want string }{
+		{"rancher/k3s-upgrade", "v1", "rancher/k3s-upgrade:v1"},
+		{"docker.io/library/ubuntu", "bionic", "ubuntu:bionic"},
+		{"docker.io/rancher/k3s", "v1", "rancher/k3s:v1"},
+		{"localhost:5000/a", "v1", "localhost:5000/a:v1"},
+		{"localhost:5000/a:b", "v1", "localhost:5000/a:b"},
+		{"a:latest", "v1", "a:latest"},
+		{"a@sha256:0000000000000000000000000000000000000000000000000000000000000000", "v1", "a@sha256:0000000000000000000000000000000000000000000000000000000000000000"},
+		{"a", "not a tag", "a"},
+		{"", "v1", ""},
+	} {
+		if got := withTag(tt.image, tt.version); got != tt.want {
+			t.Errorf("%s with %s is %s, want %s", tt.image, tt.version, got, tt.want)
+		}
+	}
+}
+
+func sum224(text string) string {
+	s := sha256.Sum224([]byte(text))
+	return hex.EncodeToString(s[:])
+}
