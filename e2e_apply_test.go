@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -97,40 +98,11 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
 	verb := []string{"upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4", "-o", "json"}
-	// until starts the command in a workspace, and returns it when a step has begun or was
-	// found done.
-	until := func(step string) (cmd *exec.Cmd, rest *bufio.Scanner) {
-		t.Helper()
-		cmd = c.command(t.Context(), verb...)
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		rest = bufio.NewScanner(out)
-		rest.Buffer(nil, 1<<20)
-		for rest.Scan() {
-			var ev engine.Event
-			if err := json.Unmarshal(rest.Bytes(), &ev); err != nil {
-				t.Fatalf("%q: %v", rest.Text(), err)
-			}
-			if ev.Kind == engine.KindStep && ev.Step == step {
-				return cmd, rest
-			}
-			if ev.Kind == engine.KindResult {
-				t.Fatalf("step %s never began: %s", step, ev.Text)
-			}
-		}
-		t.Fatalf("the stream ended before step %s: %v", step, cmd.Wait())
-		return nil, nil
-	}
 	for _, step := range engine.ApplySteps {
 		if step == engine.StepRollout {
 			continue
 		}
-		cmd, _ := until(step)
+		cmd, _, _ := c.until(step, verb...)
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +110,7 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 		t.Logf("killed at %s", step)
 	}
 	for _, last := range []bool{false, true} {
-		cmd, rest := until(engine.StepRollout)
+		cmd, _, rest := c.until(engine.StepRollout, verb...)
 		if !t.Run("a second console is told who has the cluster", func(t *testing.T) {
 			other := *c
 			other.t, other.dir = t, t.TempDir()
@@ -173,4 +145,139 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 	}
 	c.wantNodes("control-plane-1", "worker-1")
 	c.run(2*time.Minute, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4", "-o", "json").want(engine.ExitNothing)
+}
+
+// until starts a command that prints events, and returns it when a step has begun or was found
+// done, with its events so far and what comes after them.
+func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []engine.Event, rest *bufio.Scanner) {
+	t := c.t
+	t.Helper()
+	cmd = c.command(t.Context(), args...)
+	cmd.Stderr = t.Output()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	rest = bufio.NewScanner(out)
+	rest.Buffer(nil, 1<<20)
+	for rest.Scan() {
+		var ev engine.Event
+		if err := json.Unmarshal(rest.Bytes(), &ev); err != nil {
+			t.Fatalf("%q: %v", rest.Text(), err)
+		}
+		told = append(told, ev)
+		if ev.Kind == engine.KindStep && ev.Step == step {
+			return cmd, told, rest
+		}
+		if ev.Kind == engine.KindResult {
+			t.Fatalf("step %s never began: %s", step, ev.Text)
+		}
+	}
+	t.Fatalf("the stream ended before step %s: %v", step, cmd.Wait())
+	return nil, nil, nil
+}
+
+// TestApplyToTheNextKubernetes takes one control plane and two workers from one image and minor
+// of Kubernetes to the next with `upgrade apply`, while users ask a service of several replicas
+// from inside and outside. None of the requests is lost that could be kept: see load. A second
+// process watches, and history and replay tell the same afterwards.
+//
+// It is the one upgrade of real machines that everybody runs. It needs a second Kubernetes in
+// the cache, which .ci/test.sh sees to:
+//
+//	bin/constellation sandbox fetch v1.36.3
+func TestApplyToTheNextKubernetes(t *testing.T) {
+	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
+		t.Skip("takes minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
+	}
+	const to = "v1.36.3"
+	if cache, err := os.UserCacheDir(); err != nil {
+		t.Fatal(err)
+	} else if _, err := os.Stat(filepath.Join(cache, "constellation", "kubernetes", to)); err != nil {
+		t.Skipf("needs Kubernetes %[1]s, built from source: bin/constellation sandbox fetch %[1]s", to)
+	}
+	c := newCloud(t, 1, 2, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	l := c.startLoad()
+	r := c.record()
+	r.Begin()
+
+	cmd, told, rest := c.until(engine.StepRollout, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", to, "--ack", "oldest-supports-kubernetes", "-o", "json")
+	watched := make(chan *result, 1)
+	go func() {
+		watched <- c.run(15*time.Minute, "watch", "--kubeconfig", filepath.Join(c.dir, engine.KubeconfigFile), "-o", "json")
+	}()
+	for rest.Scan() {
+		told = append(told, parseEvents(t, rest.Text())...)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("apply ended with %v: %+v\n%s", err, told[len(told)-1], c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
+	}
+	seen := (<-watched).want(engine.ExitDone).events()
+	r.End()
+	asked := l.end()
+	journal := r.Journal()
+	t.Logf("%d entries\n%s", len(journal), recorder.Summarize(journal))
+	for _, b := range recorder.Check(journal, recorder.Limits{Join: 2 * time.Minute}) {
+		t.Error(b)
+	}
+	kept, lost := judge(asked, journal)
+	t.Logf("%d requests were answered, %d failed at machines that came or went, %d were lost", kept, len(asked)-kept-len(lost), len(lost))
+	for _, x := range lost[:min(len(lost), 10)] {
+		t.Logf("lost: %s", x)
+	}
+	// Alone on its computer it loses none. Beside other programs, word of a pod's end may come
+	// to kube-proxy after the pod has waited for it, which no rollout can help.
+	if len(lost)*500 > kept {
+		t.Errorf("%d requests were lost that could be kept", len(lost))
+	}
+	if least := 1000; kept < least {
+		t.Errorf("%d requests are no load; want %d", kept, least)
+	}
+
+	nodes := []string{"control-plane-1", "worker-2", "worker-3"}
+	c.wantNodes(nodes...)
+	c.wantAnswer(nodes...)
+	if out := c.kubectl("get", "nodes", "-o", `jsonpath={.items[*].status.nodeInfo.kubeletVersion}`); out != to+" "+to+" "+to {
+		t.Errorf("kubelets are %s, want three of %s", out, to)
+	}
+	// All tell the same.
+	replayed := c.run(time.Minute, "watch", "--replay", "last", "-o", "json").want(engine.ExitDone)
+	want := totals(told)
+	for who, events := range map[string][]engine.Event{"the second process": seen, "the replay": parseEvents(t, replayed.stdout)} {
+		if got := totals(events); got != want {
+			t.Errorf("%s ends with %s, apply with %s", who, got, want)
+		}
+	}
+	if !strings.HasPrefix(want, "3 of 3 at the target, map[ready:3]") {
+		t.Errorf("apply ends with %s", want)
+	}
+	var past engine.PastRun
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "history", "last", "-o", "json").want(engine.ExitDone).stdout), &past); err != nil {
+		t.Fatal(err)
+	}
+	if past.Status != engine.StateDone || past.Replaced != 3 || past.Failed != 0 || past.To.Kubernetes != to {
+		t.Errorf("history tells of %+v", past)
+	}
+	c.run(2*time.Minute, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", to, "-o", "json").want(engine.ExitNothing)
+}
+
+// totals is what a stream amounts to in the end.
+func totals(events []engine.Event) string {
+	var b engine.Board
+	for _, e := range events {
+		b.Apply(e)
+	}
+	done, total := b.Places()
+	gone := []string{}
+	for n := range b.Nodes() {
+		if n.State == engine.NodeGone {
+			gone = append(gone, n.Name)
+		}
+	}
+	slices.Sort(gone)
+	return fmt.Sprintf("%d of %d at the target, %v, gone %v", done, total, b.Counts(), gone)
 }

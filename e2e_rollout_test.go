@@ -16,12 +16,28 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"constellation/engine"
+	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox"
+	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/recorder"
 )
 
 // targetFile is what `upgrade prepare` leaves for those who set the target.
 const targetFile = "constellation-nodeversion.yaml"
+
+// reach is the way to the sandbox's control API and to its machines.
+func (c *cloud) reach(log *slog.Logger) (*local.Client, *machine.Host) {
+	c.t.Helper()
+	dirs, err := sandbox.DefaultDirs()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	machines, host, err := dirs.Reach(c.name(), log)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return machines, host
+}
 
 // record watches the cluster from outside, with the service hello asked from every machine.
 func (c *cloud) record() *recorder.Recorder {
@@ -31,16 +47,9 @@ func (c *cloud) record() *recorder.Recorder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dirs, err := sandbox.DefaultDirs()
-	if err != nil {
-		t.Fatal(err)
-	}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
-	machines, host, err := dirs.Reach(c.name(), log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	machines, host := c.reach(log)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	vip := c.kubectl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}")

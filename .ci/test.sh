@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# All tests. Those that start machines need root and Debian packages, those that inject faults into system calls need strace;
-# without them they say why they skip.
+# All tests. Those that start machines need root and Debian packages, those that inject faults into system calls need strace,
+# one that looks at a terminal needs tmux; without them they say why they skip.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(runc debootstrap swtpm swtpm-tools strace)
+packages=(runc debootstrap swtpm swtpm-tools strace tmux)
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   missing=()
   for p in "${packages[@]}"; do dpkg -s "$p" >/dev/null 2>&1 || missing+=("$p"); done

@@ -137,6 +137,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 	c.name()
 	c.sort()
 	p.To, p.Findings, p.Changes = c.hop.To, c.out.Findings, c.out.Changes
+	p.Surge = cmp.Or(r.Surge, c.now.Target.MaxSurge)
 	p.Components = slices.DeleteFunc(slices.Clone(c.out.Components), func(x ComponentCheck) bool { return x.NextHop == "" })
 	if len(p.Blocked()) > 0 {
 		return p, nil
@@ -416,10 +417,11 @@ func (c *checkRun) goOn(ctx context.Context, p *Plan, r ApplyRequest) error {
 		prepareRun: &prepareRun{initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}, target: t},
 		request:    r, plan: p,
 	}
-	a.target.MaxSurge = cmp.Or(r.Surge, t.MaxSurge)
+	p.Surge = cmp.Or(r.Surge, t.MaxSurge)
+	a.target.MaxSurge = p.Surge
 	left := 0
 	for _, node := range n.Nodes {
-		if kept := t.KeepWorkers && node.Role != string(cloud.ControlPlane); !kept && !t.has(node) {
+		if kept := t.KeepWorkers && node.Role != string(cloud.ControlPlane); !kept && !t.has(&node) {
 			left++
 		}
 	}

@@ -150,7 +150,7 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	if err != nil {
 		return err
 	}
-	_, stop := i.lookOut(ctx, r, k)
+	_, stop := i.lookOut(ctx, r, k, i.e.limits.poll)
 	defer stop()
 	total := int64(len(kinds))
 	done := int64(0)

@@ -106,8 +106,9 @@ type Cluster interface {
 	// somebody else took it all the same.
 	Hold(ctx context.Context, h Holder, lost func(error)) (release func(), err error)
 
-	// Nodes returns the nodes, sorted by name. Their Current is not set.
-	Nodes(ctx context.Context) ([]Node, error)
+	// Nodes returns the nodes, sorted by name. Their Current is not set. They are shared, and
+	// nobody changes them: of one that has not changed the next call may return the same.
+	Nodes(ctx context.Context) ([]*Node, error)
 	// Expected returns the machines that are becoming nodes, sorted by name.
 	Expected(ctx context.Context) ([]ExpectedNode, error)
 	// Watch calls changed at once and after every change of nodes or expected nodes

@@ -237,6 +237,7 @@ type Engine struct {
 	log      *slog.Logger
 	now      func() time.Time
 	limits   limits
+	pulse    pulse
 
 	buildable []string
 }

@@ -31,11 +31,11 @@ var ParseLine = parseLine
 // BenchLook merges and tells n machines, one of which changes each time.
 func BenchLook(b *testing.B, n int) {
 	var machines []CloudMachine
-	var nodes []Node
+	var nodes []*Node
 	for i := range n {
 		name := fmt.Sprintf("worker-%d", i)
 		machines = append(machines, CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}})
-		nodes = append(nodes, Node{Name: name, State: NodeReady})
+		nodes = append(nodes, &Node{Name: name, State: NodeReady})
 	}
 	i := &initRun{}
 	r := &Reporter{run: &run{plan: &Plan{}, now: time.Now, out: func(Event) {}}}
@@ -51,7 +51,12 @@ func BenchLook(b *testing.B, n int) {
 
 // Lineup is what state each machine of a rollout is in: "worker-0 draining".
 func Lineup(ro Rollout, nodes []Node, expected []ExpectedNode) (out []string) {
-	for _, m := range lineup(ro, nodes, expected) {
+	var shared []*Node
+	for _, n := range nodes {
+		shared = append(shared, &n)
+	}
+	all, _ := new(lineup).look(ro, shared, expected)
+	for _, m := range all {
 		out = append(out, m.name+" "+m.state)
 	}
 	return out

@@ -380,7 +380,7 @@ func (i *initRun) inCluster(ctx context.Context, r *Reporter, op string, f func(
 	}
 	ctx, cancel := context.WithTimeout(ctx, i.e.limits.api)
 	defer cancel()
-	_, stop := i.lookOut(ctx, r, k)
+	_, stop := i.lookOut(ctx, r, k, i.e.limits.poll)
 	defer stop()
 	return i.clusterError(op, f(ctx, k))
 }

@@ -4,11 +4,52 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"constellation/engine/cloud"
 )
+
+// Pulse is how the API server of a workspace's cluster answers while a run or a watch looks
+// after it. The zero value means that none has.
+type Pulse struct {
+	// At is when it last answered; P99 is what 99 of a hundred of the last hundred answers took
+	// at most, the way to it included.
+	At  time.Time
+	P99 time.Duration
+}
+
+// pulse takes notes for a Pulse.
+type pulse struct {
+	mu   sync.Mutex
+	at   time.Time
+	took []time.Duration // a ring
+	next int
+}
+
+func (p *pulse) note(at time.Time, took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.at = at
+	if len(p.took) < 100 {
+		p.took = append(p.took, took)
+		return
+	}
+	p.took[p.next%len(p.took)] = took
+	p.next++
+}
+
+// Pulse returns how the API server answers.
+func (e *Engine) Pulse() Pulse {
+	e.pulse.mu.Lock()
+	defer e.pulse.mu.Unlock()
+	if len(e.pulse.took) == 0 {
+		return Pulse{}
+	}
+	sorted := slices.Sorted(slices.Values(e.pulse.took))
+	return Pulse{e.pulse.at, sorted[(len(sorted)-1)*99/100]}
+}
 
 // lookout looks after the API server while a step works in the cluster: the calls of
 // the step wait until it answers and say nothing meanwhile.
@@ -16,16 +57,19 @@ type lookout struct {
 	i *initRun
 	r *Reporter
 
+	doubt chan struct{} // holds that there is a reason to look now
+
 	mu    sync.Mutex
 	since time.Time // of the first look that had no answer; zero while it answers
 	told  bool
 	last  string // what is said about the time before
 }
 
-// lookOut begins to look, until stop is called or ctx ends. While the API server does
+// lookOut begins to look, until stop is called or ctx ends: every so often while the API
+// server answers, and otherwise each poll. While the API server does
 // not answer, the wait events of the step are the lookout's; away tells the step so.
-func (i *initRun) lookOut(ctx context.Context, r *Reporter, k Cluster) (l *lookout, stop func()) {
-	l = &lookout{i: i, r: r}
+func (i *initRun) lookOut(ctx context.Context, r *Reporter, k Cluster, every time.Duration) (l *lookout, stop func()) {
+	l = &lookout{i: i, r: r, doubt: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -33,18 +77,36 @@ func (i *initRun) lookOut(ctx context.Context, r *Reporter, k Cluster) (l *looko
 			began := i.e.now()
 			limited, end := context.WithTimeout(ctx, max(i.e.limits.quiet, i.e.limits.poll))
 			_, err := k.Version(limited)
+			if err == nil {
+				i.e.pulse.note(i.e.now(), i.e.now().Sub(began))
+			}
 			silent := errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded)
 			end()
 			if ctx.Err() != nil {
 				return
 			}
 			l.note(ctx, silent, began)
-			if pause(ctx, i.e.limits.poll) != nil {
+			rest := every
+			if silent {
+				rest = i.e.limits.poll
+			}
+			select {
+			case <-ctx.Done():
 				return
+			case <-l.doubt:
+			case <-time.After(rest):
 			}
 		}
 	})
 	return l, func() { cancel(); wg.Wait() }
+}
+
+// look has the API server looked at now, if that is not done already.
+func (l *lookout) look() {
+	select {
+	case l.doubt <- struct{}{}:
+	default:
+	}
 }
 
 // note takes the outcome of a look that began at a time, and tells what the user does

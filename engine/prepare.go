@@ -642,7 +642,11 @@ func (p *prepareRun) readInUse(ctx context.Context, k Cluster) (map[string]bool,
 	if err != nil {
 		return nil, err
 	}
-	return p.imagesInUse(ctx, nodes, target), nil
+	all := make([]Node, len(nodes))
+	for i, n := range nodes {
+		all[i] = *n
+	}
+	return p.imagesInUse(ctx, all, target), nil
 }
 
 // imagesInUse returns the versions of the images that nodes, machines and groups have, and

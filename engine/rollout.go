@@ -133,9 +133,21 @@ type HeldError struct{ By Holder }
 // Error names the holder.
 func (e *HeldError) Error() string { return "it is held by " + e.By.String() }
 
-// lineup derives what state each machine of a rollout is in.
-func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
+// lineup derives what state each machine of a rollout is in, look after look. Of what has not
+// changed since the look before it keeps what it derived, so that a look among thousands costs
+// as much as what moves. The zero value has not looked yet.
+type lineup struct {
+	target NodeTarget
+	moves  map[Move]bool
+	nodes  []*Node
+	known  []*rollEntry // of nodes, in their order
+}
+
+// look returns all machines, sorted by name, and those among them that may be other than at
+// the look before.
+func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (all, fresh []*rollEntry) {
 	byNode, donors := map[string]Move{}, map[string]Move{}
+	moves, touched := make(map[Move]bool, len(ro.Moves)), map[string]bool{}
 	for _, m := range ro.Moves {
 		if m.Node != "" {
 			byNode[m.Node] = m
@@ -143,61 +155,54 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 		if m.Donor != "" && m.Donor != m.Node {
 			donors[m.Donor] = m
 		}
+		if moves[m] = true; !l.moves[m] {
+			touched[m.Node], touched[m.Donor] = true, true
+		}
+	}
+	for m := range l.moves {
+		if !moves[m] {
+			touched[m.Node], touched[m.Donor] = true, true
+		}
 	}
 	joining := map[string]bool{}
 	for _, x := range expected {
 		joining[x.Name] = true
 	}
-	out := make([]rollEntry, 0, len(nodes)+len(ro.Moves))
-	for _, n := range nodes {
+	same := l.target.same(ro.Target) && l.target.KeepWorkers == ro.Target.KeepWorkers
+	known := make([]*rollEntry, len(nodes))
+	at := 0 // in the nodes of the look before
+	for i, n := range nodes {
+		for at < len(l.nodes) && l.nodes[at].Name < n.Name {
+			at++
+		}
+		if at < len(l.nodes) && l.nodes[at] == n && !touched[n.Name] && same {
+			known[i] = l.known[at]
+			continue
+		}
 		m, moves := byNode[n.Name]
-		delete(byNode, n.Name)
-		e := rollEntry{name: n.Name, group: orElse(n.Group, n.Role), state: NodeNotReady, text: n.Message, with: orElse(n.Heir, n.Donor)}
-		if n.Role == controlPlaneRole {
-			e.role = n.Role
-		}
 		heir, replaced := donors[n.Name]
-		switch current := ro.Target.has(n); {
-		case moves && m.Leaves && gone(m.Machine):
-			e.state = NodeLeaving
-		case moves && m.Leaves && n.Cordoned:
-			e.state = NodeDraining
-		case moves && m.Leaves:
-			e.state = NodeReplacing
-		case replaced || n.Heir != "" && !current:
-			if e.state = NodeReplacing; n.Cordoned {
-				e.state = NodeDraining
-			}
-			e.with = orElse(n.Heir, heir.Node)
-			switch {
-			case e.text != "":
-			case e.with != "":
-				e.text = "by " + e.with
-			default:
-				e.text = heirWords[heir.Machine]
-			}
-		case n.State != NodeReady && (current || n.Image == "" || moves):
-		case current, ro.Target.KeepWorkers && n.Role != controlPlaneRole && n.Image != "":
-			e.state = NodeReady
-		case n.Image == "" || n.Components == "":
-			e.state, e.text = NodeJoining, "ready, and not known to the operator yet"
-		default:
-			if e.state = NodeOutdated; n.Skipped {
-				e.text = "skipped, and left as it is"
-			}
-		}
-		out = append(out, e)
+		known[i] = ro.Target.entry(n, m, moves, heir, replaced)
+		fresh = append(fresh, known[i])
 	}
-	for _, m := range ro.Moves { // those without a name yet go by that of their record
-		if m.Node == "" && !m.Leaves && !m.Reached && m.Machine != "" {
-			m.Node = m.Name
-			byNode[m.Name] = m
-		}
+	l.target, l.moves, l.nodes, l.known = ro.Target, moves, nodes, known
+
+	var rest []*rollEntry // those that are no nodes
+	isNode := func(name string) bool {
+		_, is := slices.BinarySearchFunc(nodes, name, func(n *Node, name string) int { return strings.Compare(n.Name, name) })
+		return is
 	}
-	for _, m := range byNode {
-		e := rollEntry{name: m.Node, group: m.Group}
+	for _, m := range ro.Moves {
+		e := &rollEntry{name: m.Node, group: m.Group}
 		if m.Donor != m.Node {
 			e.with = m.Donor
+		}
+		switch {
+		case m.Node == "" && (m.Leaves || m.Reached || m.Machine == ""):
+			continue
+		case m.Node == "": // the cloud has not named it yet
+			e.name, e.unnamed = nameless(m), true
+		case byNode[m.Node] != m || isNode(m.Node):
+			continue
 		}
 		switch {
 		case m.Leaves:
@@ -211,10 +216,65 @@ func lineup(ro Rollout, nodes []Node, expected []ExpectedNode) []rollEntry {
 		default:
 			e.state = NodeCreating
 		}
-		out = append(out, e)
+		rest = append(rest, e)
 	}
-	slices.SortFunc(out, func(a, b rollEntry) int { return strings.Compare(a.name, b.name) })
-	return out
+	slices.SortFunc(rest, func(a, b *rollEntry) int { return strings.Compare(a.name, b.name) })
+	all = make([]*rollEntry, 0, len(known)+len(rest))
+	for _, e := range known {
+		for len(rest) > 0 && rest[0].name < e.name {
+			all, fresh, rest = append(all, rest[0]), append(fresh, rest[0]), rest[1:]
+		}
+		all = append(all, e)
+	}
+	return append(all, rest...), append(fresh, rest...)
+}
+
+// nameless is what a machine is called that the cloud has not named yet. No machine can have
+// a name with spaces.
+func nameless(m Move) string {
+	if m.Donor != "" {
+		return "new for " + m.Donor
+	}
+	return "new (" + m.Name + ")"
+}
+
+// entry says what state a node is in on its way to t: m is its own move if moves, heir that of
+// the machine that will replace it if replaced.
+func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool) *rollEntry {
+	e := &rollEntry{name: n.Name, group: orElse(n.Group, n.Role), state: NodeNotReady, text: n.Message, with: orElse(n.Heir, n.Donor)}
+	if n.Role == controlPlaneRole {
+		e.role = n.Role
+	}
+	switch current := t.has(n); {
+	case moves && m.Leaves && gone(m.Machine):
+		e.state = NodeLeaving
+	case moves && m.Leaves && n.Cordoned:
+		e.state = NodeDraining
+	case moves && m.Leaves:
+		e.state = NodeReplacing
+	case replaced || n.Heir != "" && !current:
+		if e.state = NodeReplacing; n.Cordoned {
+			e.state = NodeDraining
+		}
+		e.with = orElse(n.Heir, heir.Node)
+		switch {
+		case e.text != "":
+		case e.with != "":
+			e.text = "by " + e.with
+		default:
+			e.text = heirWords[heir.Machine]
+		}
+	case n.State != NodeReady && (current || n.Image == "" || moves):
+	case current, t.KeepWorkers && n.Role != controlPlaneRole && n.Image != "":
+		e.state = NodeReady
+	case n.Image == "" || n.Components == "":
+		e.state, e.text = NodeJoining, "ready, and not known to the operator yet"
+	default:
+		if e.state = NodeOutdated; n.Skipped {
+			e.text = "skipped, and left as it is"
+		}
+	}
+	return e
 }
 
 // heirWords say how far the machine is that will replace a node, by what the cloud says.
@@ -229,7 +289,7 @@ func gone(machine string) bool { return machine == "Terminating" || machine == "
 const controlPlaneRole = string(cloud.ControlPlane)
 
 // has reports whether a node is at the target.
-func (t NodeTarget) has(n Node) bool {
+func (t NodeTarget) has(n *Node) bool {
 	return t.Components != "" && n.Components == t.Components && strings.EqualFold(n.Image, t.Image)
 }
 
@@ -237,14 +297,15 @@ func (t NodeTarget) has(n Node) bool {
 type rolloutView struct {
 	Rollout
 	at       time.Time
-	machines []rollEntry
+	machines []*rollEntry
+	fresh    []*rollEntry // those that may be other than at the look before
 	// current of total nodes are at the target, and Ready.
 	current, total int64
 	states         map[string]int64
 	oldest         string // version of Kubernetes among the nodes
 }
 
-func (e *Engine) seeRollout(ctx context.Context, k Cluster) (rolloutView, error) {
+func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutView, error) {
 	at := e.now()
 	ro, err := k.Rollout(ctx)
 	if err != nil {
@@ -258,7 +319,8 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster) (rolloutView, error)
 	if err != nil && !errors.Is(err, ErrAbsent) {
 		return rolloutView{}, err
 	}
-	v := rolloutView{Rollout: ro, at: at, machines: lineup(ro, nodes, expected), states: map[string]int64{}, oldest: oldestKubernetes(nodes)}
+	v := rolloutView{Rollout: ro, at: at, states: map[string]int64{}, oldest: oldestKubernetes(nodes)}
+	v.machines, v.fresh = l.look(ro, nodes, expected)
 	for _, m := range v.machines {
 		v.states[m.state]++
 		switch m.state {
@@ -361,6 +423,10 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
+	// A watch that ends is the first sign of an API server that goes. One that hangs is found
+	// out by asking, which wakes this computer and need not be often.
+	lookout, stop := i.lookOut(ctx, r, k, i.e.limits.quiet)
+	defer stop()
 	changed := make(chan struct{}, 1) // holds the news that there is some
 	wg.Go(func() {
 		i.keepWatching(ctx, func() {
@@ -368,24 +434,26 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 			case changed <- struct{}{}:
 			default:
 			}
-		}, k.WatchRollout)
+		}, func(ctx context.Context, changed func()) error {
+			defer lookout.look()
+			return k.WatchRollout(ctx, changed)
+		})
 	})
 	for _, service := range []string{"constellation-operator", "joinservice"} {
 		wg.Go(func() { i.followService(ctx, r, k, service) })
 	}
-	lookout, stop := i.lookOut(ctx, r, k)
-	defer stop()
 	outlook := newOutlook(i.e.ws.learn())
 	r.run.foresee(outlook)
 
 	poll := time.NewTicker(restPoll * i.e.limits.poll)
 	defer poll.Stop()
+	var line lineup
 	var told map[string]int64
 	var agent AgentRun
 	var denied time.Time // since when it denies; zero: it does not
 	for {
 		limited, end := context.WithTimeout(ctx, i.e.limits.glance)
-		now, err := i.e.seeRollout(limited, k)
+		now, err := i.e.seeRollout(limited, k, &line)
 		end()
 		switch {
 		case ctx.Err() != nil:
@@ -403,7 +471,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 			denied = time.Time{}
 			lookout.remember("last seen at " + now.at.UTC().Format("15:04:05Z") + ": " + now.String())
 			outlook.look(&now)
-			i.tell(r, roll{machines: now.machines})
+			i.tellRollout(r, &now)
 			// What machines are is told one by one, and counted as it was told.
 			if states := i.nodes.counts(); !maps.Equal(states, told) {
 				told = states
@@ -434,6 +502,24 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 		case <-poll.C:
 		}
 	}
+}
+
+// tellRollout tells what became of machines since the look before.
+func (i *initRun) tellRollout(r *Reporter, now *rolloutView) {
+	for _, m := range now.fresh {
+		i.tellMachine(r, *m)
+	}
+	if i.nodes.size() == len(now.machines) {
+		return // all that are known are there
+	}
+	names, named := make(map[string]bool, len(now.machines)), map[string]string{}
+	for _, m := range now.machines {
+		names[m.name] = true
+		if !m.unnamed && m.with != "" {
+			named[m.with] = m.name
+		}
+	}
+	i.nodes.forget(r, names, named)
 }
 
 // tellAgent passes on how far the agent is with Kubernetes.

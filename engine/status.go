@@ -248,7 +248,7 @@ type inside struct {
 	version   string
 	clusterID string
 	target    NodeTarget
-	nodes     []Node
+	nodes     []*Node
 	expected  []ExpectedNode
 	services  []Service
 	err       error
@@ -310,7 +310,8 @@ func releaseOf(services []Service) string {
 // merge fills nodes and machines.
 func (st *Status) merge(machines []CloudMachine, in inside) {
 	isNode := map[string]bool{}
-	for _, n := range in.nodes {
+	for _, shared := range in.nodes {
+		n := *shared
 		isNode[n.Name] = true
 		n.Current = in.target.Components != "" && n.Image == in.target.Image && n.Components == in.target.Components
 		st.Nodes = append(st.Nodes, n)

@@ -16,8 +16,16 @@ import (
 
 // tracker knows the last state of each machine and emits what changes.
 type tracker struct {
-	mu     sync.Mutex
-	states map[string]machineState
+	mu      sync.Mutex
+	states  map[string]machineState
+	byState map[string]int64 // how many are in each; none is zero
+}
+
+// count notes that so many more machines are in a state. The caller holds mu.
+func (t *tracker) count(state string, more int64) {
+	if t.byState[state] += more; t.byState[state] == 0 {
+		delete(t.byState, state)
+	}
 }
 
 type machineState struct{ group, state, text, with, role string }
@@ -32,26 +40,36 @@ func (t *tracker) set(r *Reporter, m rollEntry) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.states == nil {
-		t.states = map[string]machineState{}
+		t.states, t.byState = map[string]machineState{}, map[string]int64{}
 	}
-	old := t.states[m.name]
+	old, known := t.states[m.name]
 	now := machineState{orElse(m.group, old.group), m.state, m.text, orElse(m.with, old.with), orElse(m.role, old.role)}
 	if old == now || old.state == now.state && old.with == now.with && now.text == "" {
 		return false
 	}
 	t.states[m.name] = now
+	if known {
+		t.count(old.state, -1)
+	}
+	t.count(now.state, 1)
 	r.send(Event{Kind: KindNode, Node: m.name, Group: now.group, From: old.state, To: now.state, Text: now.text, With: now.with, Role: now.role})
 	return old.state != now.state
 }
 
-// forget drops machines that are not in names and tells that they are gone.
-func (t *tracker) forget(r *Reporter, names map[string]bool) (changed bool) {
+// forget drops machines that are not in names and tells that they are gone. One that had no
+// name may have it now: named are those of heirs, by their donors.
+func (t *tracker) forget(r *Reporter, names map[string]bool, named map[string]string) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(t.states)) {
 		if s := t.states[name]; !names[name] {
 			delete(t.states, name)
-			r.send(Event{Kind: KindNode, Node: name, Group: s.group, From: s.state, To: NodeGone, With: s.with, Role: s.role})
+			t.count(s.state, -1)
+			text := ""
+			if is := named[s.with]; s.with != "" && is != "" && name == nameless(Move{Donor: s.with}) {
+				text = "it is called " + is + " now"
+			}
+			r.send(Event{Kind: KindNode, Node: name, Group: s.group, From: s.state, To: NodeGone, Text: text, With: s.with, Role: s.role})
 			changed = true
 		}
 	}
@@ -62,11 +80,18 @@ func (t *tracker) forget(r *Reporter, names map[string]bool) (changed bool) {
 func (t *tracker) counts() map[string]int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := map[string]int64{}
-	for _, s := range t.states {
-		out[s.state]++
+	out := maps.Clone(t.byState)
+	if out == nil {
+		out = map[string]int64{}
 	}
 	return out
+}
+
+// size is how many machines are known.
+func (t *tracker) size() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.states)
 }
 
 func (t *tracker) state(name string) string {
@@ -83,6 +108,7 @@ type roll struct {
 
 type rollEntry struct {
 	name, group, state, text string
+	unnamed                  bool   // the cloud has not named it yet
 	with                     string // the other machine of its replacement
 	role                     string // control-plane of one that is
 	failed                   bool   // for good, says the cloud
@@ -92,8 +118,8 @@ type rollEntry struct {
 }
 
 // call merges what cloud and cluster say about the machines.
-func call(machines []CloudMachine, nodes []Node, expected []ExpectedNode, wanted map[string]int) roll {
-	byName := map[string]Node{}
+func call(machines []CloudMachine, nodes []*Node, expected []ExpectedNode, wanted map[string]int) roll {
+	byName := map[string]*Node{}
 	for _, n := range nodes {
 		byName[n.Name] = n
 	}
@@ -267,7 +293,7 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 	}
 	wg.Go(func() { i.keepWatching(ctx, poke, k.Watch) })
 	wg.Go(func() { i.followService(ctx, r, k, "joinservice") })
-	lookout, stop := i.lookOut(ctx, r, k)
+	lookout, stop := i.lookOut(ctx, r, k, i.e.limits.poll)
 	defer stop()
 
 	poll := time.NewTicker(i.e.limits.poll)
@@ -379,14 +405,17 @@ func (i *initRun) tell(r *Reporter, now roll) (changed bool) {
 	names := map[string]bool{}
 	for _, m := range now.machines {
 		names[m.name] = true
-		if rank[m.state] > 0 && rank[m.state] < rank[i.nodes.state(m.name)] && rank[m.state] < rank[NodeNotReady] {
-			continue // a cloud that lags behind
-		}
-		if i.nodes.set(r, m) {
-			changed = true
-		}
+		changed = i.tellMachine(r, m) || changed
 	}
-	return i.nodes.forget(r, names) || changed
+	return i.nodes.forget(r, names, nil) || changed
+}
+
+// tellMachine tells what a machine is, and reports whether its state changed.
+func (i *initRun) tellMachine(r *Reporter, m rollEntry) (changed bool) {
+	if k := rank[m.state]; k > 0 && k < rank[NodeNotReady] && k < rank[i.nodes.state(m.name)] {
+		return false // a cloud that lags behind
+	}
+	return i.nodes.set(r, m)
 }
 
 // hopeless returns an error if only machines are missing that the cloud has given up.

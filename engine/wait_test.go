@@ -19,7 +19,7 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		machines []CloudMachine
-		nodes    []Node
+		nodes    []*Node
 		expected []ExpectedNode
 		want     string
 	}{
@@ -28,7 +28,7 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 		{"one that has failed", machine(NodeFailed, "no space", time.Second), nil, nil, "worker-1 has failed (no space; its console: /var/demo/worker-1.log)"},
 		{"one that is up", machine("", "", time.Hour), nil, nil, "worker-1 has not joined yet"},
 		{"one that has its ticket", machine("", "", time.Hour), nil, []ExpectedNode{{Name: "worker-1"}}, "worker-1 is joining"},
-		{"a node", machine("", "", time.Hour), []Node{{Name: "worker-1", State: NodeNotReady, Message: "no network"}}, nil, "worker-1 is not ready (no network)"},
+		{"a node", machine("", "", time.Hour), []*Node{{Name: "worker-1", State: NodeNotReady, Message: "no network"}}, nil, "worker-1 is not ready (no network)"},
 		{"one that is not there", nil, nil, nil, "1 machine(s) of group workers do not exist yet"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

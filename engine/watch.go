@@ -44,7 +44,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) er
 		limit = e.limits.glance
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
-	v, err := e.seeRollout(limited, i.cluster)
+	v, err := e.seeRollout(limited, i.cluster, &lineup{})
 	cancel()
 	switch {
 	case err == nil:
@@ -156,10 +156,15 @@ func (i *initRun) watch(ctx context.Context, r *Reporter, w WatchRequest, p *Pla
 }
 
 // oldestKubernetes is the oldest version of Kubernetes among nodes; empty if none is known.
-func oldestKubernetes(nodes []Node) string {
+func oldestKubernetes(nodes []*Node) string {
 	var least version.Version
+	last := "" // most have the version of the one before them
 	for _, n := range nodes {
-		if v, err := version.Parse(n.Kubernetes); err == nil && (least.IsZero() || v.Less(least)) {
+		if n.Kubernetes == last {
+			continue
+		}
+		last = n.Kubernetes
+		if v, err := version.Parse(last); err == nil && (least.IsZero() || v.Less(least)) {
 			least = v
 		}
 	}

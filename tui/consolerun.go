@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
@@ -51,6 +52,9 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
 	})
 	if o.watch != nil {
+		// One processor is enough for that, and threads that wake each other are most of what
+		// is done while nothing happens.
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 		c.deps.watch, c.deps.onlyWatch, c.deps.replay = o.watch.WatchRequest, true, o.replay
 		c.wat.filter, c.screen = o.watch.filter, screenWatch
 	}

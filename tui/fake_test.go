@@ -144,6 +144,7 @@ type fakeEngine struct {
 	past      engine.PastRun
 	pastErr   error
 	records   string
+	pulse     engine.Pulse
 }
 
 func (f *fakeEngine) Check(ctx context.Context, r engine.CheckRequest, emit func(engine.Event)) (engine.Check, error) {
@@ -259,6 +260,8 @@ func (f *fakeEngine) Watch(ctx context.Context, r engine.WatchRequest, emit func
 func (f *fakeEngine) Runs() ([]engine.RunSummary, error) { return f.runs, nil }
 
 func (f *fakeEngine) PastRun(string) (engine.PastRun, error) { return f.past, f.pastErr }
+
+func (f *fakeEngine) Pulse() engine.Pulse { return f.pulse }
 
 func (f *fakeEngine) Record(id string) (string, error) { return filepath.Join(f.records, id), nil }
 

@@ -64,6 +64,7 @@ type watchScreen struct {
 	cancel context.CancelFunc // ends a live watch; nil if there is none
 	err    error              // why a live watch ended
 	ended  bool               // it has
+	pulse  engine.Pulse       // of the API server
 	ticks  bool               // one is under way
 	player player
 }
@@ -159,7 +160,7 @@ var watchNodeKeys = slices.Concat([]binding{
 		return ""
 	}),
 	on("l L", "l", "all that it said, with filters", "view", act(func(c *console) {
-		c.wat.log.filter = "node:" + c.wat.node
+		c.wat.log.filter = "node:" + strings.ReplaceAll(c.wat.node, " ", "?") // a word of a filter has no spaces
 		c.lookThrough(lensLog)
 	})).footed("log"),
 	on("y", "y", "copy its newest line, or what it is", "copy", act((*console).copyNode)).footed("copy"),
@@ -291,6 +292,7 @@ func (c *console) takeWatch(msg tea.Msg) tea.Cmd {
 			return nil
 		}
 		c.wat.ticks = false
+		c.wat.pulse = c.deps.engine.Pulse()
 		if c.wat.origin == fromReplay && c.wat.player.playing {
 			c.play()
 		}

@@ -375,20 +375,27 @@ func (t *terminal) show(frame string) {
 func (t *terminal) painter() {
 	defer t.rescue()
 	defer close(t.gone)
+	var next time.Time // before which nothing is painted
 	for {
-		var took time.Duration
 		select {
 		case <-t.quit:
 			return
 		case f := <-t.frames:
+			if wait := time.Until(next); wait > 0 {
+				select {
+				case <-t.quit:
+					return
+				case <-time.After(wait):
+				}
+				select {
+				case f = <-t.frames: // a newer one
+				default:
+				}
+			}
 			began := time.Now()
 			t.paint(f)
-			took = time.Since(began)
-		}
-		select { // a slow line gets fewer frames
-		case <-t.quit:
-			return
-		case <-time.After(max(frameGap, 2*took)):
+			ended := time.Now()
+			next = ended.Add(max(frameGap, 2*ended.Sub(began))) // a slow line gets fewer frames
 		}
 	}
 }

@@ -58,6 +58,8 @@ type Engine interface {
 	Runs() ([]engine.RunSummary, error)
 	PastRun(id string) (engine.PastRun, error)
 	Record(id string) (path string, err error)
+	// Pulse returns how the API server answers while something looks after it.
+	Pulse() engine.Pulse
 	// PlanPrepare returns the plan to publish what nodes need after the next hop, with the
 	// findings of its check. It changes nothing.
 	PlanPrepare(context.Context, engine.PrepareRequest, func(engine.Event)) (*engine.Plan, error)

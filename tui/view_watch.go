@@ -631,6 +631,9 @@ func (c *console) watchSafety() string {
 		surge = "/" + clean(b.Plan.Surge)
 	}
 	parts = append(parts, fmt.Sprintf("extra machines %d%s", extra, surge))
+	if n := b.Count(engine.NodeFailed); n > 0 {
+		parts = append(parts, fmt.Sprintf("failed %d", n))
+	}
 	ready, total := 0, 0
 	for _, g := range b.Groups() {
 		if g.Control {
@@ -639,21 +642,35 @@ func (c *console) watchSafety() string {
 		}
 	}
 	if total > 0 {
-		parts = append(parts, fmt.Sprintf("control planes %d/%d up", ready, total))
+		// Each has a member of etcd, most of which are needed for anything to be written.
+		parts = append(parts, fmt.Sprintf("control planes %d/%d up, quorum %d", ready, total, total/2+1))
 	}
 	switch {
 	case !b.Away.IsZero():
 		parts = append(parts, "API away since "+b.Away.UTC().Format("15:04:05Z"))
 	case c.wat.origin != fromReplay && b.Moves() > 0 && !c.wat.ended:
-		parts = append(parts, "API answers")
-	}
-	if n := b.Count(engine.NodeFailed); n > 0 {
-		parts = append(parts, fmt.Sprintf("failed %d", n))
+		parts = append(parts, c.apiWord())
 	}
 	if c.wat.origin != fromReplay && c.home != nil && c.home.Backup != nil {
 		parts = append(parts, "backup "+short(c.now.Sub(c.home.Backup.Created))+" old")
 	}
 	return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
+}
+
+// lateAnswer is how old an answer of the API server is when its age is told.
+const lateAnswer = 6 * time.Second
+
+// apiWord says how the API server answers.
+func (c *console) apiWord() string {
+	p := c.wat.pulse
+	if p.At.IsZero() {
+		return "API answers"
+	}
+	word := fmt.Sprintf("API p99 %dms", max(1, p.P99.Milliseconds()))
+	if age := c.now.Sub(p.At); age >= lateAnswer {
+		word += ", last answer " + seconds(age) + " ago"
+	}
+	return word
 }
 
 // linesView is the log lens.

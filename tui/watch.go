@@ -112,7 +112,7 @@ func (s *session) watch(ctx context.Context, o watchOptions) error {
 	case err != nil && !began:
 		return s.unplanned(out, o.out, err)
 	case sheet && began:
-		s.boardSheet(b, o, fromLive, s.Now())
+		s.boardSheet(b, o, fromLive, s.Now(), eng.Pulse())
 	}
 	return err
 }
@@ -156,7 +156,7 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 			}
 			b.Apply(ev)
 		}
-		s.boardSheet(b, o, fromReplay, at)
+		s.boardSheet(b, o, fromReplay, at, engine.Pulse{})
 		return nil
 	}
 	out := s.filtered(o)
@@ -227,11 +227,11 @@ func (s *sieve) event(ev engine.Event) {
 }
 
 // boardSheet prints how things are.
-func (s *session) boardSheet(b *engine.Board, o watchOptions, origin watchOrigin, at time.Time) {
+func (s *session) boardSheet(b *engine.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.Pulse) {
 	c := s.sheet()
 	c.w, c.h = s.answerWidth(), 1000
 	c.now = at
-	c.wat = watchScreen{board: b, origin: origin, filter: o.filter}
+	c.wat = watchScreen{board: b, origin: origin, filter: o.filter, pulse: pulse}
 	c.wat.player.now = at
 	w := c.w
 	what := "as of " + at.UTC().Format("2006-01-02 15:04:05Z")

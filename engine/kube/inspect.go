@@ -277,7 +277,7 @@ func allNodes(ctx context.Context, core kubernetes.Interface) (out []engine.Node
 		}
 		out = make([]engine.Node, len(l.Items))
 		for i := range l.Items {
-			out[i] = toNode(&l.Items[i])
+			out[i] = *toNode(&l.Items[i])
 		}
 		return nil
 	})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -22,8 +23,8 @@ import (
 
 const roleLabel = "node-role.kubernetes.io/control-plane"
 
-func toNode(n *corev1.Node) engine.Node {
-	out := engine.Node{
+func toNode(n *corev1.Node) *engine.Node {
+	out := &engine.Node{
 		Name: n.Name, Role: "worker", State: engine.NodeNotReady, Kubernetes: n.Status.NodeInfo.KubeletVersion,
 		Image: n.Annotations[v1alpha1.AnnotationImage], Components: n.Annotations[v1alpha1.AnnotationComponents],
 		ProviderID: n.Spec.ProviderID, Cordoned: n.Spec.Unschedulable, Created: n.CreationTimestamp.Time,
@@ -64,55 +65,74 @@ func toExpected(j *v1alpha1.JoiningNode) engine.ExpectedNode {
 	return out
 }
 
-// mirror is a copy of all objects of one kind, kept while a watch runs.
+// mirror is a copy of all objects of one kind, kept while a watch runs. What it holds is
+// shared and never changed: a change puts another one in its place.
 type mirror[T any] struct {
 	mu    sync.Mutex
-	live  int // watches that keep it
-	items map[string]T
+	live  int      // watches that keep it
+	names []string // sorted
+	items []*T     // by name, in that order
 }
 
-func (m *mirror[T]) get() (items []T, ok bool) {
+// get returns all, by name.
+func (m *mirror[T]) get() (items []*T, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.live == 0 {
 		return nil, false
 	}
-	items = make([]T, 0, len(m.items))
-	for _, v := range m.items {
-		items = append(items, v)
-	}
-	return items, true
+	return slices.Clone(m.items), true
 }
 
-func (m *mirror[T]) begin(items map[string]T) {
+func (m *mirror[T]) begin(items map[string]*T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.live++
-	m.items = items
+	m.names = slices.Sorted(maps.Keys(items))
+	m.items = make([]*T, len(m.names))
+	for i, name := range m.names {
+		m.items[i] = items[name]
+	}
 }
 
 func (m *mirror[T]) end() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.live--; m.live == 0 {
-		m.items = nil
+		m.names, m.items = nil, nil
 	}
 }
 
-func (m *mirror[T]) set(name string, v T) {
+func (m *mirror[T]) set(name string, v *T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.items[name] = v
+	i, there := slices.BinarySearch(m.names, name)
+	if !there {
+		m.names, m.items = slices.Insert(m.names, i, name), slices.Insert(m.items, i, v)
+		return
+	}
+	m.items[i] = v
 }
 
 func (m *mirror[T]) remove(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.items, name)
+	if i, there := slices.BinarySearch(m.names, name); there {
+		m.names, m.items = slices.Delete(m.names, i, i+1), slices.Delete(m.items, i, i+1)
+	}
+}
+
+// values are what pointers lead to.
+func values[T any](shared []*T) []T {
+	out := make([]T, len(shared))
+	for i, v := range shared {
+		out[i] = *v
+	}
+	return out
 }
 
 // Nodes implements [engine.Cluster]. While a Watch runs it asks nobody.
-func (c *Client) Nodes(ctx context.Context) ([]engine.Node, error) {
+func (c *Client) Nodes(ctx context.Context) ([]*engine.Node, error) {
 	nodes, ok := c.nodes.get()
 	if !ok {
 		err := retry(ctx, func(ctx context.Context) (err error) {
@@ -124,13 +144,14 @@ func (c *Client) Nodes(ctx context.Context) ([]engine.Node, error) {
 			return nil, fmt.Errorf("list nodes: %w", err)
 		}
 	}
-	slices.SortFunc(nodes, func(a, b engine.Node) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(nodes, func(a, b *engine.Node) int { return cmp.Compare(a.Name, b.Name) })
 	return nodes, nil
 }
 
 // Expected implements [engine.Cluster]. While a Watch runs it asks nobody.
 func (c *Client) Expected(ctx context.Context) ([]engine.ExpectedNode, error) {
-	nodes, ok := c.expected.get()
+	shared, ok := c.expected.get()
+	nodes := values(shared)
 	if !ok {
 		err := retry(ctx, func(ctx context.Context) (err error) {
 			nodes = nil
@@ -193,7 +214,7 @@ func (c *Client) Watch(ctx context.Context, changed func()) error {
 }
 
 func (c *Client) watchNodes(ctx context.Context, changed func()) error {
-	items := map[string]engine.Node{}
+	items := map[string]*engine.Node{}
 	rv, err := c.listNodes(ctx, func(n *corev1.Node) { items[n.Name] = toNode(n) })
 	if err != nil {
 		return fmt.Errorf("list nodes: %w", classify(err))
@@ -222,8 +243,8 @@ func (c *Client) watchNodes(ctx context.Context, changed func()) error {
 }
 
 func (c *Client) watchExpected(ctx context.Context, changed func()) error {
-	items := map[string]engine.ExpectedNode{}
-	rv, err := c.listExpected(ctx, func(j *v1alpha1.JoiningNode) { items[j.Name] = toExpected(j) })
+	items := map[string]*engine.ExpectedNode{}
+	rv, err := c.listExpected(ctx, func(j *v1alpha1.JoiningNode) { e := toExpected(j); items[j.Name] = &e })
 	if err != nil {
 		return fmt.Errorf("list JoiningNodes: %w", classify(err))
 	}
@@ -247,7 +268,8 @@ func (c *Client) watchExpected(ctx context.Context, changed func()) error {
 			if err != nil {
 				return err
 			}
-			c.expected.set(j.Name, toExpected(j))
+			e := toExpected(j)
+			c.expected.set(j.Name, &e)
 		}
 		changed()
 		return nil

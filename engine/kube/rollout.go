@@ -32,7 +32,7 @@ var (
 func (c *Client) Rollout(ctx context.Context) (engine.Rollout, error) {
 	var ro engine.Rollout
 	if seen, ok := c.rollouts.get(); ok && len(seen) == 1 {
-		ro = seen[0]
+		ro = *seen[0]
 	} else {
 		nv, err := c.nodeVersion(ctx)
 		if err != nil {
@@ -40,7 +40,8 @@ func (c *Client) Rollout(ctx context.Context) (engine.Rollout, error) {
 		}
 		ro = toRollout(nv)
 	}
-	moves, ok := c.moves.get()
+	shared, ok := c.moves.get()
+	moves := values(shared)
 	if !ok {
 		err := retry(ctx, func(ctx context.Context) error {
 			l, err := c.dynamic.Resource(pendingNodes).List(ctx, metav1.ListOptions{})
@@ -238,11 +239,13 @@ func watchAll[T any](ctx context.Context, c *Client, r schema.GroupVersionResour
 	if err != nil {
 		return fmt.Errorf("list %s: %w", r.Resource, classify(err))
 	}
-	items := map[string]T{}
+	items := map[string]*T{}
 	for i := range l.Items {
-		if items[l.Items[i].GetName()], err = to(&l.Items[i]); err != nil {
+		v, err := to(&l.Items[i])
+		if err != nil {
 			return err
 		}
+		items[l.Items[i].GetName()] = &v
 	}
 	w, err := c.dynamic.Resource(r).Watch(ctx, metav1.ListOptions{ResourceVersion: l.GetResourceVersion(), AllowWatchBookmarks: true})
 	if err != nil {
@@ -264,7 +267,7 @@ func watchAll[T any](ctx context.Context, c *Client, r schema.GroupVersionResour
 			if err != nil {
 				return err
 			}
-			m.set(u.GetName(), v)
+			m.set(u.GetName(), &v)
 		}
 		changed()
 		return nil

@@ -297,7 +297,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 				t.Errorf("watch ended with %v", err)
 			}
 		})
-		wait := func(what string, ok func([]engine.Node) bool) {
+		wait := func(what string, ok func([]*engine.Node) bool) {
 			t.Helper()
 			deadline := time.After(20 * time.Second)
 			for {
@@ -315,12 +315,12 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 				}
 			}
 		}
-		wait("no node", func(n []engine.Node) bool { return len(n) == 0 })
+		wait("no node", func(n []*engine.Node) bool { return len(n) == 0 })
 		w.PutNode(engine.Node{Name: "worker-1", Role: "worker", Group: "workers", State: engine.NodeNotReady, ProviderID: "sandbox://demo/worker-1", Kubernetes: "v1.35.4"})
-		wait("a node", func(n []engine.Node) bool { return len(n) == 1 && n[0].State == engine.NodeNotReady })
+		wait("a node", func(n []*engine.Node) bool { return len(n) == 1 && n[0].State == engine.NodeNotReady })
 		w.PutNode(engine.Node{Name: "control-plane-0", Role: "control-plane", Group: "control-plane", State: engine.NodeReady, Image: "i", Components: components.Name, ProviderID: "sandbox://demo/control-plane-0", Kubernetes: "v1.35.4", IP: "10.42.0.2"})
 		w.PutNode(engine.Node{Name: "worker-1", Role: "worker", Group: "workers", State: engine.NodeReady, ProviderID: "sandbox://demo/worker-1", Kubernetes: "v1.35.4"})
-		wait("two that are ready", func(n []engine.Node) bool {
+		wait("two that are ready", func(n []*engine.Node) bool {
 			return len(n) == 2 && n[0].State == engine.NodeReady && n[1].State == engine.NodeReady
 		})
 		nodes, err := c.Nodes(ctx)
@@ -329,7 +329,7 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 			t.Errorf("control plane %+v, %v", n, err)
 		}
 		w.RemoveNode("worker-1")
-		wait("one gone", func(n []engine.Node) bool { return len(n) == 1 })
+		wait("one gone", func(n []*engine.Node) bool { return len(n) == 1 })
 	})
 
 	chart := func(values map[string]any) engine.Chart {

@@ -617,12 +617,17 @@ func (c *Cluster) Hold(ctx context.Context, h engine.Holder, lost func(error)) (
 }
 
 // Nodes implements [engine.Cluster].
-func (c *Cluster) Nodes(ctx context.Context) ([]engine.Node, error) {
+func (c *Cluster) Nodes(ctx context.Context) ([]*engine.Node, error) {
 	if err := c.enter(ctx, "Nodes", false); err != nil {
 		return nil, err
 	}
 	defer c.mu.Unlock()
-	return slices.SortedFunc(maps.Values(c.nodes), func(a, b engine.Node) int { return cmp.Compare(a.Name, b.Name) }), nil
+	out := make([]*engine.Node, 0, len(c.nodes))
+	for _, n := range c.nodes {
+		out = append(out, &n)
+	}
+	slices.SortFunc(out, func(a, b *engine.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
 }
 
 // Expected implements [engine.Cluster].

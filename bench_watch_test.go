@@ -1,0 +1,418 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/assets"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/operator/api/v1alpha1"
+)
+
+// BenchmarkWatchCluster has the built program watch a cluster of 5,000 nodes on a terminal of
+// 120x40: a real API server, the program's own watches of it, and nobody else who does
+// anything. The nodes are objects without machines, so that nothing moves but what is moved
+// here. It reports
+//
+//   - idle-wakes/s and idle-B/s: how often one of the program's threads slept and was woken, and
+//     what was written, in 20 s in which nothing changed;
+//   - of ten updates a second, each of 20 nodes, for 20 s: share of a processor, bytes to the
+//     terminal, and memory, as the kernel counts it, and without pages of the program's file;
+//   - meanwhile, from a key to the bytes that show what it did;
+//   - with ten nodes that change in a second, from the request that changes another one to the
+//     bytes that show it.
+func BenchmarkWatchCluster(b *testing.B) {
+	bin := built(b, "constellation")
+	const nodes = 5000
+	for b.Loop() {
+		c := nodesOnly(b, nodes)
+		w := watchOnTerminal(b, bin, c.kubeconfig)
+		w.await("Pipeline", time.Minute)
+		w.rest()
+
+		was, asleep := w.written(), w.sleeps()
+		time.Sleep(20 * time.Second)
+		b.ReportMetric(float64(w.sleeps()-asleep)/20, "idle-wakes/s")
+		b.ReportMetric(float64(w.written()-was)/20, "idle-B/s")
+
+		stop := c.change(20)
+		was, used := w.written(), w.processor()
+		time.Sleep(20 * time.Second)
+		b.ReportMetric((w.processor()-used).Seconds()/20*100, "%cpu")
+		b.ReportMetric(float64(w.written()-was)/20/1000, "kB/s")
+		w.types("/")
+		w.await("Enter keeps it", time.Minute)
+		var keys []time.Duration
+		for i := range 200 {
+			if i%20 == 0 {
+				w.types("\x15") // the filter begins anew
+			}
+			sign := string(rune('А' + i%32)) // other than the one that was at its place
+			w.forget()
+			begun := time.Now()
+			w.types(sign)
+			keys = append(keys, w.await(sign, time.Minute).Sub(begun))
+			time.Sleep(time.Duration(37*i%100) * time.Millisecond) // at any moment between two updates
+		}
+		stop()
+		b.ReportMetric(w.memory("VmHWM"), "MB")
+		b.ReportMetric(w.memory("RssAnon"), "MB-own")
+		w.stop()
+		reportQuantiles(b, keys, "key")
+
+		w = watchOnTerminal(b, bin, c.kubeconfig, "--filter", "node:worker-0000")
+		w.await("Pipeline", time.Minute)
+		w.rest()
+		stop = c.change(1)
+		var pixels []time.Duration
+		for i := range 200 {
+			sign := string(rune('А' + i%32))
+			w.forget()
+			begun := time.Now()
+			c.set(0, sign+" is what the kubelet says")
+			pixels = append(pixels, w.await(sign, time.Minute).Sub(begun))
+			time.Sleep(time.Duration(37*i%100) * time.Millisecond) // at any moment between two updates
+		}
+		stop()
+		w.stop()
+		reportQuantiles(b, pixels, "pixel")
+	}
+}
+
+func reportQuantiles(b *testing.B, took []time.Duration, name string) {
+	slices.Sort(took)
+	for _, q := range []int{50, 99} {
+		b.ReportMetric(float64(took[len(took)*q/100].Microseconds())/1000, fmt.Sprintf("ms-p%d-%s", q, name))
+	}
+}
+
+// objects is a cluster of nodes without machines: one half is at the target, the other is not,
+// and a few of it are on their way.
+type objects struct {
+	b          *testing.B
+	kubeconfig string
+	api        client.Client
+	count      int
+}
+
+func nodesOnly(b *testing.B, count int) *objects {
+	b.Helper()
+	cp := controlplane.ForTest(b, controlplane.Options{})
+	crds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, f := range crds {
+		if err := cp.Apply(b.Context(), f.Data); err != nil {
+			b.Fatal(err)
+		}
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		b.Fatal(err)
+	}
+	o := &objects{b: b, kubeconfig: filepath.Join(b.TempDir(), "kubeconfig"), count: count}
+	if o.api, err = client.New(cp.Config(), client.Options{Scheme: scheme}); err != nil {
+		b.Fatal(err)
+	}
+	k, err := cp.Kubeconfig()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(o.kubeconfig, k, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	surge := intstr.FromInt(75)
+	ref := "k8s-components-sha256-" + strings.Repeat("a", 64)
+	nv := &v1alpha1.NodeVersion{
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName},
+		Spec: v1alpha1.NodeVersionSpec{
+			Image: "images/v1.1.0", ImageVersion: "v1.1.0", KubernetesComponentsReference: ref, KubernetesClusterVersion: "v1.36.3", Rollout: v1alpha1.Rollout{MaxSurge: &surge},
+		},
+	}
+	if err := o.api.Create(b.Context(), nv); err != nil {
+		b.Fatal(err)
+	}
+	nv.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "Replacing", Message: "nodes are replaced", ObservedGeneration: nv.Generation, LastTransitionTime: metav1.Now(),
+	}}
+	if err := o.api.Status().Update(b.Context(), nv); err != nil {
+		b.Fatal(err)
+	}
+	o.each(32, func(i int) error {
+		image, version := "images/v1.1.0", "v1.36.3"
+		if i >= count/2 {
+			image, version = "images/v1.0.0", "v1.35.4"
+		}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			Name: o.name(i),
+			Annotations: map[string]string{
+				v1alpha1.AnnotationImage: image, v1alpha1.AnnotationComponents: ref, v1alpha1.AnnotationGroup: "groups/workers-" + string(rune('a'+i%3)),
+			},
+		}, Spec: corev1.NodeSpec{ProviderID: "bench:///" + o.name(i)}}
+		if err := o.api.Create(b.Context(), n); err != nil {
+			return err
+		}
+		n.Status.NodeInfo.KubeletVersion = version
+		n.Status.Conditions = readiness("")
+		return o.api.Status().Update(b.Context(), n)
+	})
+	for i := range 75 {
+		p := &v1alpha1.PendingNode{ObjectMeta: metav1.ObjectMeta{Name: "replace-" + strconv.Itoa(i)}, Spec: v1alpha1.PendingNodeSpec{
+			GroupID: "groups/workers-" + string(rune('a'+(count/2+i)%3)), Goal: v1alpha1.JoinGoal, Token: "token-" + strconv.Itoa(i), Donor: o.name(count/2 + i), NodeName: o.name(count + i),
+		}}
+		if err := o.api.Create(b.Context(), p); err != nil {
+			b.Fatal(err)
+		}
+		p.Status.CSPState = "Creating"
+		if err := o.api.Status().Update(b.Context(), p); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return o
+}
+
+func (o *objects) name(i int) string { return fmt.Sprintf("worker-%04d", i) }
+
+// each calls f for all nodes, as many at a time.
+func (o *objects) each(writers int, f func(i int) error) {
+	o.b.Helper()
+	var all sync.WaitGroup
+	errs := make([]error, writers)
+	for w := range writers {
+		all.Go(func() {
+			for i := w; i < o.count && errs[w] == nil; i += writers {
+				errs[w] = f(i)
+			}
+		})
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		o.b.Fatal(err)
+	}
+}
+
+// readiness is what a kubelet says of a node: Ready, or not and why.
+func readiness(why string) []corev1.NodeCondition {
+	c := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}
+	if why != "" {
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "KubeletNotReady", why
+	}
+	return []corev1.NodeCondition{c}
+}
+
+// set makes a node not Ready, or Ready again if why is empty.
+func (o *objects) set(i int, why string) {
+	o.b.Helper()
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.name(i)}}
+	before := n.DeepCopy()
+	n.Status.Conditions = readiness(why)
+	if err := o.api.Status().Patch(o.b.Context(), n, client.MergeFrom(before)); err != nil && o.b.Context().Err() == nil {
+		o.b.Error(err)
+	}
+}
+
+// change has so many nodes change ten times a second until the returned function is called.
+func (o *objects) change(each int) (stop func()) {
+	ctx, cancel := context.WithCancel(o.b.Context())
+	var all sync.WaitGroup
+	all.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for at := 1; ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			for range each {
+				// They are not Ready for ten seconds, and then again.
+				o.set(1+at%(o.count/2-1), "container runtime network not ready")
+				if back := at - 50*each; back > 0 {
+					o.set(1+back%(o.count/2-1), "")
+					at++
+				}
+				at++
+			}
+		}
+	})
+	return func() { cancel(); all.Wait() }
+}
+
+// watching is the program while it shows a cluster.
+type watching struct {
+	*program
+	b *testing.B
+
+	mu    sync.Mutex
+	total int
+	fresh []byte        // what was written and not looked at yet
+	news  chan struct{} // holds that there is some
+	gone  chan struct{}
+}
+
+func watchOnTerminal(b *testing.B, bin, kubeconfig string, more ...string) *watching {
+	b.Helper()
+	w := &watching{b: b, program: startOnTerminal(b, bin, append([]string{"watch", "--kubeconfig", kubeconfig}, more...)...), news: make(chan struct{}, 1), gone: make(chan struct{})}
+	if err := pty.Setsize(w.tty, &pty.Winsize{Cols: 120, Rows: 40}); err != nil {
+		b.Fatal(err)
+	}
+	go func() {
+		defer close(w.gone)
+		buf := make([]byte, 1<<16)
+		for {
+			n, err := w.tty.Read(buf)
+			w.mu.Lock()
+			w.total += n
+			w.fresh = append(w.fresh, buf[:n]...)
+			w.mu.Unlock()
+			select {
+			case w.news <- struct{}{}:
+			default:
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return w
+}
+
+func (w *watching) written() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.total
+}
+
+// forget has nothing that was written so far be found.
+func (w *watching) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fresh = w.fresh[:0]
+}
+
+// await waits for a text in what was written and not forgotten, forgets all, and returns when
+// it was there.
+func (w *watching) await(text string, limit time.Duration) time.Time {
+	w.b.Helper()
+	end := time.After(limit)
+	for {
+		w.mu.Lock()
+		found := bytes.Contains(w.fresh, []byte(text))
+		w.mu.Unlock()
+		if found {
+			w.forget()
+			return time.Now()
+		}
+		select {
+		case <-w.news:
+		case <-w.gone:
+			w.b.Fatalf("the program ended before it wrote %q", text)
+		case <-end:
+			w.b.Fatalf("%q was not written in %s; what was ends with %q", text, limit, w.fresh[max(0, len(w.fresh)-300):])
+		}
+	}
+}
+
+func (w *watching) types(keys string) {
+	w.b.Helper()
+	if _, err := w.tty.WriteString(keys); err != nil {
+		w.b.Fatal(err)
+	}
+}
+
+// rest waits until the program has shown everything: it writes the clock and no more.
+func (w *watching) rest() {
+	w.b.Helper()
+	for end := time.Now().Add(time.Minute); ; {
+		was, used := w.written(), w.processor()
+		time.Sleep(2 * time.Second)
+		if w.written()-was < 400 && w.processor()-used < 20*time.Millisecond {
+			w.forget()
+			return
+		}
+		if time.Now().After(end) {
+			w.b.Fatal("the program does not come to rest")
+		}
+	}
+}
+
+// stop ends the program.
+func (w *watching) stop() {
+	w.program.stop(w.b)
+	<-w.gone
+}
+
+// tasks calls f with what the kernel says of each thread in one of its files.
+func (w *watching) tasks(file string, f func(string)) {
+	w.b.Helper()
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/%s", w.cmd.Process.Pid, file))
+	if err != nil || len(paths) == 0 {
+		w.b.Fatalf("the program has ended: %v", err)
+	}
+	for _, p := range paths {
+		if data, err := os.ReadFile(p); err == nil { // a thread may end meanwhile
+			f(string(data))
+		}
+	}
+}
+
+// sleeps is how often threads of the program have gone to sleep so far.
+func (w *watching) sleeps() (n int) {
+	w.tasks("status", func(s string) {
+		for line := range strings.Lines(s) {
+			var k int
+			if _, err := fmt.Sscanf(line, "voluntary_ctxt_switches: %d", &k); err == nil {
+				n += k
+			}
+		}
+	})
+	return n
+}
+
+// processor is what the program has used of processors so far.
+func (w *watching) processor() (d time.Duration) {
+	w.tasks("schedstat", func(s string) {
+		ns, err := strconv.ParseInt(strings.Fields(s)[0], 10, 64)
+		if err != nil {
+			w.b.Fatal(err)
+		}
+		d += time.Duration(ns)
+	})
+	return d
+}
+
+// memory is a figure of the program's memory in MB.
+func (w *watching) memory(name string) float64 {
+	w.b.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.cmd.Process.Pid))
+	if err != nil {
+		w.b.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		var kib float64
+		if _, err := fmt.Sscanf(line, name+": %f kB", &kib); err == nil {
+			return kib / 1000
+		}
+	}
+	w.b.Fatalf("no %s", name)
+	return 0
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	instance "constellation/engine/cloud"
+	"constellation/engine/sandbox/recorder"
+)
+
+// askEvery is how long one user waits from an answer to the next request.
+const askEvery = 200 * time.Millisecond
+
+// workload is a service that can be kept: its pods say when they are ready, go on for a while
+// when they are asked to end, and a budget lets one go at a time.
+const workload = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: hello}
+spec:
+  replicas: 4
+  selector: {matchLabels: {app: hello}}
+  template:
+    metadata: {labels: {app: hello}}
+    spec:
+      topologySpreadConstraints:
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: hello}}}
+      containers:
+      - name: hello
+        image: ` + agnhost + `
+        command: [/agnhost, netexec, --http-port=8080, --delay-shutdown=15]
+        readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: hello}
+spec:
+  type: NodePort
+  selector: {app: hello}
+  ports: [{port: 80, targetPort: 8080}]
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: hello}
+spec:
+  minAvailable: 3
+  selector: {matchLabels: {app: hello}}
+`
+
+// load is the users of a service: at each machine one inside, who asks for its address in the
+// cluster, and one outside, who asks at the machine's port as a load balancer does. Each
+// request is a connection of its own.
+type load struct {
+	stop context.CancelFunc
+	all  sync.WaitGroup
+
+	mu    sync.Mutex
+	asked []request
+}
+
+// request is one to the service, and what became of it.
+type request struct {
+	machine      string
+	outside      bool
+	begun, ended time.Time
+	err          error
+}
+
+func (r request) String() string {
+	where := "inside of "
+	if r.outside {
+		where = "outside, at "
+	}
+	return fmt.Sprintf("%s from %s%s: %v after %s", r.begun.UTC().Format("15:04:05.000"), where, r.machine, r.err, r.ended.Sub(r.begun).Round(time.Millisecond))
+}
+
+// startLoad deploys the workload and begins to ask it.
+func (c *cloud) startLoad() *load {
+	t := c.t
+	t.Helper()
+	c.apply("users", workload)
+	c.kubectl("rollout", "status", "deployment/hello", "--timeout=110s")
+	vip := c.kubectl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}")
+	port := c.kubectl("get", "service", "hello", "-o", "jsonpath={.spec.ports[0].nodePort}")
+	machines, host := c.reach(slog.New(slog.NewTextHandler(t.Output(), nil)))
+	ctx, cancel := context.WithCancel(t.Context())
+	l := &load{stop: cancel}
+	t.Cleanup(func() { l.end() })
+	l.all.Go(func() {
+		users := map[string]bool{}
+		for ; ctx.Err() == nil; pause(ctx, askEvery) {
+			list, err := machines.Instances(ctx)
+			if err != nil {
+				continue
+			}
+			for _, i := range list {
+				if i.State != instance.Ready || users[i.Name] {
+					continue
+				}
+				users[i.Name] = true
+				l.all.Go(func() {
+					l.ask(ctx, i.Name, false, func(ctx context.Context) (net.Conn, error) { return host.DialFrom(ctx, i.Name, "tcp", vip+":80") })
+				})
+				l.all.Go(func() {
+					l.ask(ctx, i.Name, true, func(ctx context.Context) (net.Conn, error) {
+						return host.Dial(ctx, "tcp", net.JoinHostPort(i.IP.String(), port))
+					})
+				})
+			}
+		}
+	})
+	return l
+}
+
+// ask is one user.
+func (l *load) ask(ctx context.Context, machine string, outside bool, dial func(context.Context) (net.Conn, error)) {
+	for ; ctx.Err() == nil; pause(ctx, askEvery) {
+		r := request{machine: machine, outside: outside, begun: time.Now()}
+		r.err = answered(ctx, dial)
+		r.ended = time.Now()
+		if ctx.Err() == nil {
+			l.mu.Lock()
+			l.asked = append(l.asked, r)
+			l.mu.Unlock()
+		}
+	}
+}
+
+// answered returns nil if a pod of the workload has answered.
+func answered(ctx context.Context, dial func(context.Context) (net.Conn, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	conn, err := dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	if _, err := io.WriteString(conn, "GET /hostname HTTP/1.1\r\nHost: hello\r\nConnection: close\r\n\r\n"); err != nil {
+		return err
+	}
+	rsp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return err
+	}
+	defer rsp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(rsp.Body, 1<<10))
+	switch {
+	case err != nil:
+		return err
+	case rsp.StatusCode != http.StatusOK || !strings.HasPrefix(string(body), "hello-"):
+		return fmt.Errorf("%s: %q", rsp.Status, body)
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// end ends the load and returns what was asked.
+func (l *load) end() []request {
+	l.stop()
+	l.all.Wait()
+	return l.asked
+}
+
+// judge returns how many requests were answered, and which of the others were lost: those that
+// could be kept. A machine serves from its first answer on, when it is a Ready node. From
+// outside nobody is sent to it any more once the operator has cordoned it: a load balancer
+// takes such a machine out. Who is inside of it loses what he has not got when the machine
+// is bound to go.
+func judge(asked []request, journal []recorder.Entry) (kept int, lost []request) {
+	ready, cordoned, leaves := map[string]time.Time{}, map[string]time.Time{}, map[string]time.Time{}
+	first := func(m map[string]time.Time, name string, at time.Time) {
+		if _, ok := m[name]; !ok && name != "" {
+			m[name] = at
+		}
+	}
+	for _, e := range journal {
+		switch {
+		case e.Node != nil:
+			if e.Node.Ready {
+				first(ready, e.Node.Name, e.Time)
+			}
+			if e.Node.CordonedByUs || e.Node.Gone {
+				first(cordoned, e.Node.Name, e.Time)
+			}
+			if e.Node.Gone {
+				first(leaves, e.Node.Name, e.Time)
+			}
+		case e.Pending != nil && e.Pending.Goal == "Leave":
+			first(leaves, e.Pending.Machine[strings.LastIndexByte(e.Pending.Machine, '/')+1:], e.Time)
+		}
+	}
+	type user struct {
+		machine string
+		outside bool
+	}
+	serves := map[user]bool{}
+	for _, r := range asked {
+		u := user{r.machine, r.outside}
+		since, is := ready[r.machine]
+		if r.err == nil {
+			kept++
+			serves[u] = serves[u] || is && r.ended.After(since)
+			continue
+		}
+		until, ends := leaves[r.machine]
+		late := r.ended
+		if r.outside {
+			until, ends = cordoned[r.machine]
+			late = r.begun
+		}
+		if serves[u] && (!ends || late.Before(until)) {
+			lost = append(lost, r)
+		}
+	}
+	return kept, lost
+}
+
+// What is lost is told apart from what nobody could keep.
+func TestLostRequestsAreThoseThatCouldBeKept(t *testing.T) {
+	begin := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
+	at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
+	journal := []recorder.Entry{
+		{Time: at(0), Node: &recorder.Node{Name: "old", Ready: true}},
+		{Time: at(10), Node: &recorder.Node{Name: "new", Ready: true}},
+		{Time: at(20), Node: &recorder.Node{Name: "old", Ready: true, CordonedByUs: true}},
+		{Time: at(30), Pending: &recorder.Pending{Name: "replace-0", Goal: "Leave", Machine: "sandbox://demo/old"}},
+		{Time: at(40), Node: &recorder.Node{Name: "old", Gone: true}},
+	}
+	answer := func(machine string, outside bool, from int) request {
+		return request{machine: machine, outside: outside, begun: at(from), ended: at(from + 1)}
+	}
+	failure := func(machine string, outside bool, from int) request {
+		r := answer(machine, outside, from)
+		r.err = io.ErrUnexpectedEOF
+		return r
+	}
+	for _, tt := range []struct {
+		name  string
+		asked []request
+		lost  int
+	}{
+		{"all are answered", []request{answer("old", false, 1), answer("old", true, 1)}, 0},
+		{"one that served fails", []request{answer("old", false, 1), failure("old", false, 5)}, 1},
+		{"one that has not served yet fails", []request{failure("new", false, 5), failure("new", true, 12)}, 0},
+		{"one that answered before it was a node fails", []request{answer("new", true, 3), failure("new", true, 5)}, 0},
+		{"one fails after it has been cordoned", []request{answer("old", true, 1), failure("old", true, 21)}, 0},
+		{"one fails inside while it is emptied", []request{answer("old", false, 1), failure("old", false, 21)}, 1},
+		{"one fails inside when it goes", []request{answer("old", false, 1), failure("old", false, 29), failure("old", false, 35)}, 0},
+		{"one that was sent before the cordon fails after it", []request{answer("old", true, 1), failure("old", true, 19)}, 1},
+	} {
+		if kept, lost := judge(tt.asked, journal); len(lost) != tt.lost || kept+len(lost) > len(tt.asked) {
+			t.Errorf("%s: lost %v, want %d", tt.name, lost, tt.lost)
+		}
+	}
+}
