@@ -20,7 +20,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-//go:embed additions.yaml all:charts all:config all:crds all:releases all:samples all:systemd
+//go:embed additions.yaml all:charts all:config all:crds all:plans all:releases all:samples all:systemd
 var files embed.FS
 
 // ErrUnknownRelease means that the program has no charts of that release.
@@ -145,6 +145,18 @@ func PlanKind() []byte {
 	}
 	return b
 }
+
+// PlansManifest returns what carries out Plans in a cluster that is not ours, as a YAML stream.
+func PlansManifest() []byte {
+	b, err := files.ReadFile("plans/system-upgrade.yaml")
+	if err != nil { // it is embedded
+		panic(err)
+	}
+	return b
+}
+
+// PlanExamples returns Plans for some systems, with what they need, flat.
+func PlanExamples() fs.FS { return sub("plans/examples") }
 
 func sub(dir string) fs.FS {
 	s, err := fs.Sub(files, dir)

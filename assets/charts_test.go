@@ -121,6 +121,28 @@ var rightsOf = map[string][]string{
 		"kube-system: configmaps: get",
 		"kube-system: secrets: create,delete,patch",
 	},
+	"system-upgrade-controller": {
+		"*: apiextensions.k8s.io/customresourcedefinitions (plans.upgrade.cattle.io): create,get,patch",
+		"*: namespaces (kube-system): get",
+		"*: nodes: list,patch,watch",
+		"kube-system: coordination.k8s.io/leases (constellation-node-upgrades): get,update",
+		"kube-system: coordination.k8s.io/leases: create",
+		"system-upgrade: batch/jobs: create,delete,list,watch",
+		"system-upgrade: coordination.k8s.io/leases (system-upgrade-controller): get,update",
+		"system-upgrade: coordination.k8s.io/leases: create",
+		"system-upgrade: events.k8s.io/events: create,patch",
+		"system-upgrade: secrets: get,list,watch",
+		"system-upgrade: upgrade.cattle.io/plans/status: update",
+		"system-upgrade: upgrade.cattle.io/plans: list,watch",
+	},
+	// What the pods of Plans may do: cordon and drain.
+	"system-upgrade": {
+		"*: apps/daemonsets: get",
+		"*: nodes: get,list,patch",
+		"*: pods/eviction: create",
+		"*: pods: delete,get,list",
+		"system-upgrade: upgrade.cattle.io/plans: get,list",
+	},
 }
 
 // TestRightsAreExactly asks the real authorizer as each service: for its rules, and
@@ -140,9 +162,20 @@ func TestRightsAreExactly(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, m := range [][]byte{assets.PlanKind(), assets.PlansManifest()} {
+		if err := cp.Apply(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
 	known := resources(t, admin)
-	for chart, account := range map[string]string{"constellation-operator": "constellation-operator", "constellation-services": "joinservice"} {
-		want := slices.Sorted(slices.Values(rightsOf[chart]))
+	for of, at := range map[string]struct{ account, namespace string }{
+		"constellation-operator":    {"constellation-operator", namespace},
+		"constellation-services":    {"joinservice", namespace},
+		"system-upgrade-controller": {"system-upgrade-controller", "system-upgrade"},
+		"system-upgrade":            {"system-upgrade", "system-upgrade"},
+	} {
+		account := at.account
+		want := slices.Sorted(slices.Values(rightsOf[of]))
 		for _, r := range want {
 			for _, never := range []string{"*:*", ": *", "/*", "escalate", "impersonate", "bind", "nodes/proxy", "pods/exec"} {
 				if strings.Contains(r, never) {
@@ -150,7 +183,7 @@ func TestRightsAreExactly(t *testing.T) {
 				}
 			}
 		}
-		user, groups := "system:serviceaccount:"+namespace+":"+account, []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"}
+		user, groups := "system:serviceaccount:"+at.namespace+":"+account, []string{"system:serviceaccounts", "system:serviceaccounts:" + at.namespace, "system:authenticated"}
 		cfg, err := cp.ConfigFor(user, groups...)
 		if err != nil {
 			t.Fatal(err)
@@ -160,7 +193,7 @@ func TestRightsAreExactly(t *testing.T) {
 		t.Run(account+" has these rules", func(t *testing.T) {
 			everywhere := rulesIn(t, c, "other")
 			got := rights("*", everywhere)
-			for _, ns := range []string{namespace, "kube-system", "default"} {
+			for _, ns := range []string{namespace, "kube-system", "default", "system-upgrade"} {
 				here := slices.DeleteFunc(rulesIn(t, c, ns), func(r rbacv1.PolicyRule) bool {
 					return slices.ContainsFunc(everywhere, func(e rbacv1.PolicyRule) bool { return reflect.DeepEqual(r, e) })
 				})
@@ -293,7 +326,7 @@ func questions(known []authorizationv1.ResourceAttributes, want []string) []auth
 			continue // what everybody may ask about himself; the rules are compared whole
 		}
 		for _, a.Verb = range verbs {
-			for _, a.Namespace = range []string{"", namespace, "kube-system", "default", "other"} {
+			for _, a.Namespace = range []string{"", namespace, "kube-system", "default", "other", "system-upgrade"} {
 				for _, a.Name = range names {
 					// Other names are as good as "other" where nothing is given by name.
 					if a.Name == "" || a.Name == "other" || slices.ContainsFunc(want, func(w string) bool { return strings.Contains(w, a.Resource) && strings.Contains(w, a.Name) }) {

@@ -45,6 +45,7 @@ func (k *controller) act(ctx context.Context, v view, d decision) error {
 	if err := all(d.creates, func(u upgraded) error { return k.create(ctx, p, u, v) }); err != nil {
 		return err
 	}
+	k.notify(ctx, p, v.plan.Status, d)
 	for _, e := range d.events {
 		var about runtime.Object
 		if e.node != "" {

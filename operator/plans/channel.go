@@ -11,6 +11,9 @@ import (
 	"net/url"
 	"path"
 	"time"
+
+	// Images without a file system have no certificates of their own, and those of the host are not ours to read.
+	_ "golang.org/x/crypto/x509roots/fallback"
 )
 
 const (

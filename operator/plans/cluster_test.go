@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -21,9 +23,11 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -33,6 +37,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"constellation/assets"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/operator/api/upgradev1"
 )
@@ -117,14 +122,26 @@ type site struct {
 
 	mu sync.Mutex
 	// does is what containers other than cordon and drain do; an error is that they fail.
-	does func(ctx context.Context, pod *corev1.Pod, container string) error
-	ran  []string // "node container", in order
+	does   func(ctx context.Context, pod *corev1.Pod, container string) error
+	ran    []string // "node container", in order
+	denied []string // requests that were answered with 403
+
+	controller, pods *rest.Config
 }
 
 func (w *world) site(t *testing.T, name string, nodes int) *site {
 	t.Helper()
 	s := &site{T: t, w: w, ns: name, does: func(context.Context, *corev1.Pod, string) error { return nil }}
 	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	s.install()
+	s.controller, s.pods = s.access("system-upgrade-controller"), s.access("system-upgrade")
+	s.Cleanup(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.denied) > 0 {
+			s.Errorf("the manifest's rights lack: %s", strings.Join(s.denied, ", "))
+		}
+	})
 	w.mu.Lock()
 	w.sites[name] = s
 	w.mu.Unlock()
@@ -221,7 +238,7 @@ func (s *site) run(ctx context.Context, p *corev1.Pod) {
 		var err error
 		if IsKubectl(c.Args) {
 			var out bytes.Buffer
-			if err = Kubectl(ctx, s.w.cp.Config(), c.Args, &out, &out); err != nil {
+			if err = Kubectl(ctx, s.pods, c.Args, &out, &out); err != nil {
 				err = fmt.Errorf("%w: %s", err, &out)
 			}
 		} else {
@@ -252,7 +269,7 @@ func (s *site) log() []string {
 func (s *site) start(change ...func(*Config)) (stop func()) {
 	s.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	c := Config{Cluster: s.access(), Name: "system-upgrade-controller", Namespace: s.ns, Settings: DefaultSettings()}
+	c := Config{Cluster: s.controller, Name: "system-upgrade-controller", Namespace: s.ns, Settings: DefaultSettings()}
 	c.Settings.BackoffLimit = 0
 	var said lines
 	c.Log = slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -295,8 +312,72 @@ func (l *lines) tail() string {
 	return string(b[max(0, len(b)-6000):])
 }
 
-// access is that of the administrator.
-func (s *site) access() *rest.Config { return s.w.cp.Config() }
+// install brings the manifest, for this site.
+func (s *site) install() {
+	s.Helper()
+	d := yamlutil.NewYAMLOrJSONDecoder(bytes.NewReader(assets.PlansManifest()), 4096)
+	for {
+		var o unstructured.Unstructured
+		err := d.Decode(&o)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			s.Fatal(err)
+		}
+		if o.GetKind() == "Namespace" || o.GetKind() == "Deployment" {
+			continue
+		}
+		// What is not in the namespace has a name of its own in each site.
+		switch o.GetNamespace() {
+		case "system-upgrade":
+			o.SetNamespace(s.ns)
+		case "kube-system":
+			o.SetName(o.GetName() + ":" + s.ns)
+			_ = unstructured.SetNestedField(o.Object, "constellation:system-upgrade-controller:"+s.ns, "roleRef", "name")
+		default:
+			if o.GetKind() == "ClusterRoleBinding" {
+				o.SetName(o.GetName() + ":" + s.ns)
+			}
+		}
+		if o.GetKind() == "Role" || o.GetKind() == "ClusterRole" || o.GetKind() == "ConfigMap" || o.GetKind() == "ServiceAccount" {
+			unstructured.RemoveNestedField(o.Object, "roleRef")
+		}
+		b, err := o.MarshalJSON()
+		if err != nil {
+			s.Fatal(err)
+		}
+		b = bytes.ReplaceAll(b, []byte(`"namespace":"system-upgrade"`), []byte(`"namespace":"`+s.ns+`"`))
+		if err := s.w.cp.Apply(s.Context(), b); err != nil {
+			s.Fatal(err)
+		}
+	}
+}
+
+// access is that of an account of the manifest. What it lacks fails the test.
+func (s *site) access(account string) *rest.Config {
+	s.Helper()
+	cfg, err := s.w.cp.ConfigFor("system:serviceaccount:"+s.ns+":"+account, "system:serviceaccounts", "system:serviceaccounts:"+s.ns, "system:authenticated")
+	if err != nil {
+		s.Fatal(err)
+	}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			resp, err := next.RoundTrip(r)
+			if err == nil && resp.StatusCode == http.StatusForbidden {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.denied = append(s.denied, account+": "+r.Method+" "+r.URL.Path)
+			}
+			return resp, err
+		})
+	})
+	return cfg
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // plan creates a Plan from YAML, in this site and for its nodes alone, unless it says which.
 func (s *site) plan(text string) *upgradev1.Plan {

@@ -2,16 +2,29 @@ package plans
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
+	"constellation/assets"
 	"constellation/operator/api/upgradev1"
 )
 
@@ -26,6 +39,19 @@ func TestConformance(t *testing.T) {
 		{"a plan is carried out", carriedOut},
 		{"a node is cordoned, and given back", cordonedAndGivenBack},
 		{"a failed node keeps its place", failedKeepsPlace},
+		{"what the API server admits", admission},
+		{"plans that cannot be carried out say why", cannotBe},
+		{"a node is prepared, drained and upgraded", prepareDrainUpgrade},
+		{"a budget that blocks fails the Job", budgetBlocks},
+		{"two plans on one node", twoPlans},
+		{"a channel is asked", channelIsAsked},
+		{"a secret counts", secretCounts},
+		{"Jobs end with their time, version, plan and node", jobsEnd},
+		{"a pod that dies is made again", podDies},
+		{"nodes that another controller labelled", migration},
+		{"two controllers do not disturb each other", twoControllers},
+		{"what is optional", options},
+		{"examples of the other project", examples},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			t.Parallel()
@@ -124,4 +150,613 @@ spec: {concurrency: 1, version: v1, upgrade: {image: a}}
 	s.set(func(context.Context, *corev1.Pod, string) error { return nil })
 	s.edit("fails", `{"spec":{"upgrade":{"args":["again"]}}}`)
 	s.done("fails")
+}
+
+// admission is what the API server lets in, and what it does not.
+func admission(t *testing.T, w *world) {
+	s := w.site(t, "admission", 0)
+	s.start()
+	s.plan(`{metadata: {name: first}, spec: {upgrade: {image: a}}}`) // waits for the kind
+	for _, tt := range []struct{ name, spec, want string }{
+		{"neither version nor channel", `{upgrade: {image: a}}`, ""},
+		{"an empty image", `{upgrade: {image: ""}}`, ""},
+		{"no upgrade", `{version: v1}`, "spec.upgrade: Required value"},
+		{"upgrade of null", `{upgrade: null}`, "spec.upgrade: "},
+		{"no image", `{upgrade: {command: [a]}}`, "spec.upgrade.image: Required value"},
+		{"a secret without path", `{upgrade: {image: a}, secrets: [{name: s}]}`, "spec.secrets[0].path: Required value"},
+		{"a secret without name", `{upgrade: {image: a}, secrets: [{path: s}]}`, "spec.secrets[0].name: Required value"},
+		{"a volume without source", `{upgrade: {image: a, volumes: [{name: v, destination: /d}]}}`, "spec.upgrade.volumes[0].source: Required value"},
+		{"a day that is none", `{upgrade: {image: a}, window: {days: [someday], startTime: "1", endTime: "2"}}`, "spec.window.days[0]: Unsupported value"},
+		{"no days", `{upgrade: {image: a}, window: {days: [], startTime: "1", endTime: "2"}}`, "spec.window.days: Invalid value"},
+		{"days by number and name", `{upgrade: {image: a}, window: {days: ["0", mo, tue, wednesday], startTime: "1", endTime: "2"}}`, ""},
+		{"a delay that is negative or none", `{upgrade: {image: a}, postCompleteDelay: "-1h"}`, ""},
+		{"a timeout as a number, and as words", `{upgrade: {image: a}, drain: {timeout: 120000000}}`, ""},
+		{"a timeout as words", `{upgrade: {image: a}, drain: {timeout: 5m}}`, ""},
+		{"concurrency of zero", `{concurrency: 0, upgrade: {image: a}}`, ""},
+		{"both options of a drain", `{upgrade: {image: a}, drain: {deleteLocalData: true, deleteEmptydirData: true}}`, ""},
+		{"an unknown state", `{upgrade: {image: a}, constellation: {state: Asleep}}`, "spec.constellation.state: Unsupported value"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var spec map[string]any
+			if err := yaml.Unmarshal([]byte(tt.spec), &spec); err != nil {
+				t.Fatal(err)
+			}
+			o := &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "upgrade.cattle.io/v1", "kind": "Plan", "metadata": map[string]any{"namespace": s.ns, "generateName": "p-"}, "spec": spec,
+			}}
+			err := w.admin.Create(t.Context(), o)
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func cannotBe(t *testing.T, w *world) {
+	s := w.site(t, "cannot-be", 1)
+	s.start()
+	for _, tt := range []struct {
+		name, spec string
+		want       []string
+	}{
+		{"unresolvable", `{concurrency: 1, upgrade: {image: a}}`, []string{"LatestResolved=False/Error cannot resolve plan: missing channel and version", "Complete=False/NotReady"}},
+		{"nothing", `{concurrency: 1, version: v1, nodeSelector: {matchLabels: {no: such}}, upgrade: {image: a}}`, []string{"Complete=True/Complete"}},
+		{"zero", `{concurrency: 0, version: v1, upgrade: {image: a}}`, []string{"Complete=True/Complete spec.concurrency is 0: none of 1 nodes is upgraded"}},
+		{"drains", `{concurrency: 1, version: v1, upgrade: {image: a}, drain: {deleteLocalData: true, deleteEmptydirData: true}}`, []string{"Validated=False/Error spec.drain cannot specify both deleteEmptydirData and deleteLocalData"}},
+		{"selector", `{concurrency: 1, version: v1, upgrade: {image: a}, drain: {podSelector: {matchExpressions: [{key: a, operator: Is}]}}}`, []string{"Validated=False/Error"}},
+		{"delay", `{concurrency: 1, version: v1, upgrade: {image: a}, postCompleteDelay: -1s}`, []string{"Validated=False/Error spec.postCompleteDelay is negative"}},
+		{"no-delay", `{concurrency: 1, version: v1, upgrade: {image: a}, postCompleteDelay: later}`, []string{"Validated=False/Error spec.postCompleteDelay is invalid"}},
+		{"window", `{concurrency: 1, version: v1, upgrade: {image: a}, window: {days: [mon], startTime: noon, endTime: "1"}}`, []string{"Validated=False/Error spec.window is invalid"}},
+		{"secret", `{concurrency: 1, version: v1, upgrade: {image: a}, secrets: [{name: gone, path: p}]}`, []string{`Validated=False/Error secrets "gone" not found`}},
+		{"closed", `{concurrency: 1, version: v1, upgrade: {image: a}, window: {days: [` + dayFrom(3) + `], startTime: "1", endTime: "2"}}`, []string{"Complete=False/Waiting the window opens at"}},
+		{"label", `{concurrency: 1, version: "v1 is/was: good", upgrade: {image: "a:b"}}`, []string{"Complete=True/Complete"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inner := &site{T: t, w: s.w, ns: s.ns}
+			inner.plan("metadata: {name: " + tt.name + "}\nspec: " + tt.spec)
+			p := inner.is(tt.name, tt.want...)
+			if r := cond(p, upgradev1.ConditionResolved); r.Reason == "Error" && p.Status.LatestHash != "" {
+				t.Errorf("there is a hash: %s", p.Status.LatestHash)
+			}
+			for _, c := range p.Status.Conditions {
+				if c.Status == corev1.ConditionUnknown {
+					t.Errorf("%s is Unknown", c.Type)
+				}
+			}
+		})
+	}
+	s.event("drains", "ValidateFailed", "both")
+	s.event("unresolvable", "ResolveFailed", "missing channel and version")
+	// What is mended is carried out within a second.
+	begun := time.Now()
+	s.edit("drains", `{"spec":{"drain":{"deleteLocalData":null}}}`)
+	s.is("drains", "Validated=True/PlanIsValid")
+	t.Logf("an edit is seen after %s", time.Since(begun).Round(time.Millisecond))
+	s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "gone"}})
+	s.is("secret", "Validated=True/PlanIsValid")
+}
+
+// dayFrom is the name of the day in so many days.
+func dayFrom(n int) string {
+	return strings.ToLower(time.Now().UTC().AddDate(0, 0, n).Weekday().String())
+}
+
+// pod is one that a drain has to do with.
+func (s *site) pod(name, node string, change ...func(*corev1.Pod)) {
+	s.Helper()
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: name, Labels: map[string]string{"app": name}},
+		Spec:       corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: new(int64), Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}
+	for _, f := range change {
+		f(p)
+	}
+	s.eventually("the account of pods is there", func() (string, bool) {
+		err := s.w.admin.Create(s.Context(), p)
+		return fmt.Sprint(err), err == nil
+	})
+}
+
+func (s *site) podsLeft() (names []string) {
+	s.Helper()
+	l, err := s.w.core.CoreV1().Pods(s.ns).List(s.Context(), metav1.ListOptions{LabelSelector: "!" + upgradev1.LabelPlan})
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, p := range l.Items {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
+func prepareDrainUpgrade(t *testing.T, w *world) {
+	s := w.site(t, "drained", 1)
+	for _, name := range []string{"goes", "stays"} {
+		s.pod(name, s.nodes[0])
+	}
+	s.start()
+	s.plan(`
+metadata: {name: drain, labels: {team: a, objectset.cattle.io/hash: b}, annotations: {note: c}}
+spec:
+  concurrency: 1
+  version: v1
+  serviceAccountName: system-upgrade
+  prepare: {image: a, args: [prepare, k3s-server]}
+  drain: {force: true, timeout: 30s, podSelector: {matchLabels: {app: goes}}}
+  upgrade: {image: a}
+`)
+	s.done("drain")
+	if got, want := s.log(), []string{s.nodes[0] + " prepare", s.nodes[0] + " drain", s.nodes[0] + " upgrade"}; !slices.Equal(got, want) {
+		t.Errorf("ran %q, want %q", got, want)
+	}
+	if got := s.podsLeft(); !slices.Equal(got, []string{"stays"}) {
+		t.Errorf("left are %q", got)
+	}
+	if n := s.nodeNamed(s.nodes[0]); n.Spec.Unschedulable {
+		t.Error("the node is still cordoned")
+	}
+	j := s.jobs()[s.nodes[0]]
+	if j.Labels["team"] != "a" || j.Labels["objectset.cattle.io/hash"] != "" || j.Annotations["note"] != "c" || j.Spec.Template.Labels["team"] != "a" {
+		t.Errorf("labels %v, annotations %v", j.Labels, j.Annotations)
+	}
+}
+
+func budgetBlocks(t *testing.T, w *world) {
+	s := w.site(t, "budget", 1)
+	s.pod("held", s.nodes[0])
+	s.create(&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "hold"}, Spec: policyv1.PodDisruptionBudgetSpec{
+		MaxUnavailable: new(intstr.FromInt32(0)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "held"}},
+	}})
+	s.start()
+	s.plan(`
+metadata: {name: blocked}
+spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, drain: {force: true, timeout: 2s}, upgrade: {image: a}}
+`)
+	s.is("blocked", "Complete=False/JobFailed failed on Node")
+	if n := s.nodeNamed(s.nodes[0]); !n.Spec.Unschedulable || n.Annotations[annotationCordoned] != s.ns+"/blocked" {
+		t.Errorf("the node is to stay cordoned, and noted: %t, %q", n.Spec.Unschedulable, n.Annotations[annotationCordoned])
+	}
+	if got := s.log(); slices.Contains(got, s.nodes[0]+" upgrade") {
+		t.Errorf("ran %q", got)
+	}
+	// A Plan that is deleted gives its nodes back.
+	s.delete("blocked")
+	s.eventually("the node takes pods again", func() (string, bool) {
+		n := s.nodeNamed(s.nodes[0])
+		return fmt.Sprint(n.Spec.Unschedulable, n.Annotations), !n.Spec.Unschedulable && n.Annotations[annotationCordoned] == ""
+	})
+	if j := s.jobs(); len(j) > 0 {
+		t.Errorf("%d Jobs are left", len(j))
+	}
+}
+
+func (s *site) delete(plan string) {
+	s.Helper()
+	if err := s.w.admin.Delete(s.Context(), &upgradev1.Plan{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: plan}}); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// twoPlans has exclusive Plans take turns on a node that both cordon.
+func twoPlans(t *testing.T, w *world) {
+	s := w.site(t, "two-plans", 1)
+	var mu sync.Mutex
+	at, most := 0, 0
+	s.set(func(_ context.Context, p *corev1.Pod, _ string) error {
+		mu.Lock()
+		at++
+		most = max(most, at)
+		mu.Unlock()
+		n := s.nodeNamed(p.Spec.NodeName)
+		mu.Lock()
+		defer mu.Unlock()
+		at--
+		if !n.Spec.Unschedulable {
+			return errors.New("the other plan has taken the cordon off")
+		}
+		return nil
+	})
+	s.start(func(c *Config) { c.Settings.BackoffLimit = 5 })
+	for _, name := range []string{"os", "k3s"} {
+		s.plan("metadata: {name: " + name + "}\nspec: {concurrency: 1, version: v1, exclusive: true, serviceAccountName: system-upgrade, cordon: true, upgrade: {image: a}}")
+	}
+	s.done("os")
+	s.done("k3s")
+	if most != 1 {
+		t.Errorf("%d ran at a time", most)
+	}
+	if n := s.nodeNamed(s.nodes[0]); n.Spec.Unschedulable || n.Annotations[annotationCordoned] != "" {
+		t.Errorf("the node is not given back: %t, %v", n.Spec.Unschedulable, n.Annotations)
+	}
+}
+
+func channelIsAsked(t *testing.T, w *world) {
+	s := w.site(t, "channel", 1)
+	var mu sync.Mutex
+	asked := []http.Header{}
+	latest := "v1.0.0+k3s1"
+	srv := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, r.Header.Clone())
+		http.Redirect(out, r, "/releases/tag/"+latest, http.StatusFound)
+	}))
+	defer srv.Close()
+	var clock atomic.Int64
+	s.start(func(c *Config) { c.now = func() time.Time { return time.Now().Add(time.Duration(clock.Load())) } })
+	s.plan("metadata: {name: channel}\nspec: {concurrency: 1, channel: " + srv.URL + "/latest, upgrade: {image: a}}")
+	p := s.done("channel")
+	if p.Status.LatestVersion != "v1.0.0-k3s1" || p.Status.Constellation.LastPolled == nil {
+		t.Errorf("status: %+v", p.Status)
+	}
+	var ns corev1.Namespace
+	if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "kube-system"}, &ns); err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	if len(asked) != 1 || asked[0].Get("X-SUC-Cluster-ID") != string(ns.UID) || asked[0].Get("X-SUC-Latest-Version") != "" {
+		t.Errorf("asked with %v", asked)
+	}
+	latest = "v1.1.0+k3s1"
+	mu.Unlock()
+	// Changes of nodes do not have the channel asked again; its time does.
+	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.nodes[0]}}, `{"metadata":{"labels":{"other":"label"}}}`)
+	clock.Store(int64(16 * time.Minute))
+	s.edit("channel", `{"spec":{"constellation":{"retry":"look"}}}`)
+	s.eventually("the new version is there", func() (string, bool) {
+		p := s.get("channel")
+		return fmt.Sprintf("%+v", p.Status), p.Status.LatestVersion == "v1.1.0-k3s1"
+	})
+	s.done("channel")
+	mu.Lock()
+	defer mu.Unlock()
+	if len(asked) != 2 || asked[1].Get("X-SUC-Latest-Version") != "v1.0.0-k3s1" {
+		t.Errorf("asked with %v", asked)
+	}
+}
+
+func secretCounts(t *testing.T, w *world) {
+	s := w.site(t, "secret", 1)
+	told := make(chan notification, 10)
+	hook := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var n notification
+		if err := json.NewDecoder(r.Body).Decode(&n); err != nil || r.URL.Path != "/token" {
+			t.Errorf("told %s: %v", r.URL, err)
+		}
+		told <- n
+	}))
+	defer hook.Close()
+	s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "hook"}, StringData: map[string]string{"url": hook.URL + "/token\n"}})
+	for _, name := range []string{"counts", "ignored"} {
+		s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: name}, Data: map[string][]byte{"k": []byte("1")}})
+	}
+	s.start()
+	s.plan(`
+metadata: {name: secret}
+spec: {concurrency: 1, version: v1, secrets: [{name: counts, path: p}, {name: ignored, path: /q, ignoreUpdates: true}], upgrade: {image: a}, constellation: {notify: {secretName: hook}}}
+`)
+	first := s.done("secret").Status.LatestHash
+	s.patch(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "ignored"}}, `{"data":{"k":"Mg=="}}`)
+	s.patch(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "counts"}}, `{"data":{"k":"Mg=="}}`)
+	s.eventually("the node is upgraded again", func() (string, bool) {
+		p, n := s.get("secret"), s.nodeNamed(s.nodes[0])
+		return p.Status.LatestHash, p.Status.LatestHash != first && n.Labels["plan.upgrade.cattle.io/secret"] == p.Status.LatestHash
+	})
+	if got := s.log(); len(got) != 2 {
+		t.Errorf("ran %q", got)
+	}
+	reasons := map[string]int{}
+	for range 4 {
+		reasons[(<-told).Reason]++
+	}
+	if want := map[string]int{"SyncJob": 2, "Complete": 2}; !cmp.Equal(reasons, want) {
+		t.Errorf("told of %v, want %v", reasons, want)
+	}
+}
+
+func jobsEnd(t *testing.T, w *world) {
+	s := w.site(t, "jobs-end", 2)
+	hold := make(chan struct{})
+	release := sync.OnceFunc(func() { close(hold) })
+	defer release()
+	s.set(func(ctx context.Context, _ *corev1.Pod, _ string) error {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	})
+	s.start(func(c *Config) { c.Settings.TTLSecondsAfterFinish = 1 })
+	s.plan(`{metadata: {name: ends}, spec: {concurrency: 2, version: v1, upgrade: {image: a}}}`)
+	running := func(version string, n int) {
+		t.Helper()
+		s.eventually(fmt.Sprintf("%d Jobs of %s run", n, version), func() (string, bool) {
+			var names []string
+			for _, j := range s.jobs() {
+				if j.Labels[upgradev1.LabelVersion] == version {
+					names = append(names, j.Name)
+				}
+			}
+			return fmt.Sprint(names), len(names) == n && len(s.jobs()) == n
+		})
+	}
+	running("v1", 2)
+	s.edit("ends", `{"spec":{"version":"v2"}}`)
+	running("v2", 2)
+	if err := w.admin.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.nodes[0]}}); err != nil {
+		t.Fatal(err)
+	}
+	running("v2", 1)
+	p := s.is("ends", "Complete=False/SyncJob")
+	if !slices.Equal(p.Status.Applying, s.nodes[1:]) {
+		t.Errorf("applying: %v", p.Status.Applying)
+	}
+	release()
+	s.done("ends")
+	running("v2", 0)
+	if n := s.nodeNamed(s.nodes[1]); n.Labels["plan.upgrade.cattle.io/ends"] == "" {
+		t.Error("the node is not marked")
+	}
+	// What is disabled is left alone, also by a new version.
+	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.nodes[1]}}, `{"metadata":{"labels":{"plan.upgrade.cattle.io/ends":"disabled"}}}`)
+	before := len(s.log())
+	s.edit("ends", `{"spec":{"version":"v3"}}`)
+	if p := s.done("ends"); p.Status.LatestVersion != "v3" || len(s.log()) != before {
+		t.Errorf("a node that is disabled was upgraded to %s", p.Status.LatestVersion)
+	}
+}
+
+// podDies has the node's reboot kill the pod of the upgrade.
+func podDies(t *testing.T, w *world) {
+	s := w.site(t, "pod-dies", 1)
+	var once sync.Once
+	s.set(func(ctx context.Context, p *corev1.Pod, _ string) (err error) {
+		once.Do(func() { err = errors.New("rebooted") })
+		return err
+	})
+	s.start(func(c *Config) { c.Settings.BackoffLimit = 99 })
+	s.plan(`{metadata: {name: reboots}, spec: {concurrency: 1, version: v1, upgrade: {image: a}}}`)
+	s.done("reboots")
+	if got := s.log(); len(got) != 2 {
+		t.Errorf("ran %q", got)
+	}
+}
+
+func migration(t *testing.T, w *world) {
+	s := w.site(t, "migration", 0)
+	// As the other controller left them: one is done, one is under way and cordoned, one is to come.
+	s.node("migration-done", map[string]string{"plan.upgrade.cattle.io/k3s-server": known})
+	s.node("migration-applying", nil)
+	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "migration-applying"}}, `{"spec":{"unschedulable":true}}`)
+	s.node("migration-other", map[string]string{"plan.upgrade.cattle.io/k3s-server": "disabled"})
+	if err := w.cp.Apply(t.Context(), assets.PlanKind()); err != nil {
+		t.Fatal(err)
+	}
+	p := s.plan(`
+metadata: {name: k3s-server}
+spec: {concurrency: 1, version: v1.36.3, serviceAccountName: system-upgrade, cordon: true, upgrade: {image: rancher/k3s-upgrade}}
+`)
+	p.Status = upgradev1.PlanStatus{LatestVersion: "v1.36.3", LatestHash: known, Applying: []string{"migration-applying"}}
+	if err := w.admin.Status().Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	theirs := makeJob(p, node{name: "migration-applying", host: "migration-applying"}, "system-upgrade-controller", DefaultSettings(), 0)
+	delete(theirs.Annotations, annotationTemplate)
+	s.create(theirs)
+	s.start()
+	done := s.done("k3s-server")
+	if done.Status.LatestHash != known {
+		t.Errorf("hash is %s", done.Status.LatestHash)
+	}
+	if got := s.log(); !slices.Equal(got, []string{"migration-applying cordon", "migration-applying upgrade"}) {
+		t.Errorf("ran %q", got)
+	}
+	if n := s.nodeNamed("migration-applying"); n.Spec.Unschedulable || n.Labels["plan.upgrade.cattle.io/k3s-server"] != known {
+		t.Errorf("the node that was under way: unschedulable %t, labels %v", n.Spec.Unschedulable, n.Labels)
+	}
+	s.edit("k3s-server", `{"spec":{"version":"v1.36.4"}}`)
+	s.eventually("a new version is for both", func() (string, bool) { return fmt.Sprint(s.log()), len(s.log()) == 6 })
+}
+
+func twoControllers(t *testing.T, w *world) {
+	a, b := w.site(t, "one-of-two", 2), w.site(t, "two-of-two", 2)
+	for _, s := range []*site{a, b} {
+		s.start(func(c *Config) { c.Election = true })
+		s.plan(`{metadata: {name: same}, spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, cordon: true, upgrade: {image: a}}}`)
+	}
+	for _, s := range []*site{a, b} {
+		s.done("same")
+		if got := s.log(); len(got) != 4 || slices.ContainsFunc(got, func(l string) bool { return !strings.HasPrefix(l, s.ns) }) {
+			t.Errorf("%s ran %q", s.ns, got)
+		}
+	}
+}
+
+// options are what only this controller knows.
+func options(t *testing.T, w *world) {
+	t.Run("a failed node is tried again, and gives its place away", func(t *testing.T) {
+		s := w.site(t, "retries", 3)
+		s.set(func(_ context.Context, p *corev1.Pod, _ string) error {
+			if p.Spec.NodeName == "retries-1" {
+				return errors.New("no")
+			}
+			return nil
+		})
+		s.start()
+		s.plan(`
+metadata: {name: retries}
+spec: {concurrency: 1, version: v1, upgrade: {image: a}, constellation: {retries: 1, retryDelay: 100ms, failureBudget: 1}}
+`)
+		p := s.is("retries", "Complete=False/JobFailed failed on Node retries-1")
+		s.eventually("the others are done", func() (string, bool) {
+			p = s.get("retries")
+			return fmt.Sprintf("%+v", p.Status.Constellation), p.Status.Constellation.Counts == upgradev1.Counts{Total: 3, Done: 2, Failed: 1}
+		})
+		if n := p.Status.Constellation.Nodes; len(n) != 1 || n[0].Attempts != 2 || n[0].State != upgradev1.NodeFailed {
+			t.Errorf("nodes: %+v", n)
+		}
+		s.set(func(context.Context, *corev1.Pod, string) error { return nil })
+		s.edit("retries", `{"spec":{"constellation":{"retry":"now"}}}`)
+		s.done("retries")
+	})
+	t.Run("paused, resumed, cancelled and run again", func(t *testing.T) {
+		s := w.site(t, "paused", 2)
+		s.start()
+		s.plan(`
+metadata: {name: paused}
+spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, cordon: true, upgrade: {image: a}, constellation: {state: Paused}}
+`)
+		s.is("paused", "Complete=False/Waiting the Plan is paused")
+		if got := s.log(); len(got) > 0 {
+			t.Errorf("ran %q", got)
+		}
+		hold := make(chan struct{})
+		s.set(func(ctx context.Context, _ *corev1.Pod, _ string) error {
+			select {
+			case <-hold:
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		})
+		s.edit("paused", `{"spec":{"constellation":{"state":"Running"}}}`)
+		s.eventually("a node is cordoned", func() (string, bool) { l := s.log(); return fmt.Sprint(l), len(l) == 2 })
+		s.edit("paused", `{"spec":{"constellation":{"state":"Cancelled"}}}`)
+		s.eventually("nothing is left of it", func() (string, bool) {
+			p, at := s.get("paused"), ""
+			for _, name := range s.nodes {
+				if n := s.nodeNamed(name); n.Spec.Unschedulable || n.Annotations[annotationCordoned] != "" {
+					at = name
+				}
+			}
+			return fmt.Sprintf("%v, cordoned %s, %d Jobs", p.Status.Applying, at, len(s.jobs())), len(p.Status.Applying) == 0 && at == "" && len(s.jobs()) == 0
+		})
+		close(hold)
+		s.edit("paused", `{"spec":{"constellation":{"state":"Running"}}}`)
+		s.done("paused")
+		before := len(s.log())
+		s.edit("paused", `{"spec":{"constellation":{"rerun":"1"}}}`)
+		s.eventually("both are upgraded again", func() (string, bool) { l := s.log(); return fmt.Sprint(l), len(l) == before+4 })
+		s.done("paused")
+	})
+	t.Run("control planes come first, and plans after those they depend on", func(t *testing.T) {
+		s := w.site(t, "order", 3)
+		s.node("order-cp", map[string]string{"node-role.kubernetes.io/control-plane": "", "role": "cp"})
+		s.start()
+		s.plan(`
+metadata: {name: second}
+spec: {concurrency: 4, version: v1, upgrade: {image: b}, constellation: {dependsOn: [first]}}
+`)
+		s.is("second", "Complete=False/Waiting Plan first, on which this one depends, does not exist")
+		s.plan(`
+metadata: {name: first}
+spec: {concurrency: 4, version: v1, upgrade: {image: a}, constellation: {controlPlanesFirst: true}}
+`)
+		s.done("second")
+		if got := s.log(); len(got) != 8 || got[0] != "order-cp upgrade" {
+			t.Errorf("ran %q", got)
+		}
+	})
+	t.Run("only healthy nodes are followed by others", func(t *testing.T) {
+		s := w.site(t, "health", 2)
+		s.set(func(_ context.Context, p *corev1.Pod, _ string) error {
+			s.ready(p.Spec.NodeName, false)
+			return nil
+		})
+		s.start()
+		s.plan(`
+metadata: {name: health}
+spec: {concurrency: 1, version: v1, upgrade: {image: a}, constellation: {health: {soak: 200ms}}}
+`)
+		p := s.is("health", "Complete=False/SyncJob")
+		s.eventually("it waits for the node to be Ready", func() (string, bool) {
+			p = s.get("health")
+			n := p.Status.Constellation.Nodes
+			return fmt.Sprintf("%+v", n), len(n) == 1 && n[0].State == upgradev1.NodeSettling && n[0].Reason == "NotReady"
+		})
+		s.set(func(context.Context, *corev1.Pod, string) error { return nil })
+		s.ready(p.Status.Applying[0], true)
+		s.done("health")
+	})
+	t.Run("versions of Kubernetes are not skipped", func(t *testing.T) {
+		s := w.site(t, "skew", 1)
+		s.start()
+		for version, want := range map[string]string{"v1.34.9+k3s1": "is older", "v1.37.0": "skips a minor version", "v1.35.5+k3s1": ""} {
+			name := strings.ReplaceAll(strings.ReplaceAll(version, "+", "-"), ".", "-")
+			s.plan("metadata: {name: " + name + "}\nspec: {concurrency: 1, version: " + version + ", upgrade: {image: a}, constellation: {kubernetesVersions: true}}")
+			if want == "" {
+				s.done(name)
+			} else {
+				s.is(name, "Complete=False/Waiting "+want)
+			}
+		}
+	})
+	t.Run("plans that want to be alone take turns", func(t *testing.T) {
+		a, b := w.site(t, "alone-a", 2), w.site(t, "alone-b", 2)
+		var mu sync.Mutex
+		at, most := 0, 0
+		for _, s := range []*site{a, b} {
+			s.set(func(context.Context, *corev1.Pod, string) error {
+				mu.Lock()
+				at++
+				most = max(most, at)
+				mu.Unlock()
+				_ = s.nodeNamed(s.nodes[0])
+				mu.Lock()
+				defer mu.Unlock()
+				at--
+				return nil
+			})
+			s.start()
+			s.plan(`{metadata: {name: alone}, spec: {concurrency: 1, version: v1, upgrade: {image: a}, constellation: {alone: true}}}`)
+		}
+		a.done("alone")
+		b.done("alone")
+		if most != 1 {
+			t.Errorf("%d nodes were upgraded at a time", most)
+		}
+	})
+}
+
+// examples are Plans as the other project's users have them, with other images.
+func examples(t *testing.T, w *world) {
+	s := w.site(t, "examples", 0)
+	s.node("examples-server", map[string]string{"node-role.kubernetes.io/control-plane": "true", "plan.upgrade.cattle.io/bionic": "bionic", "plan.upgrade.cattle.io/sles": "x"})
+	s.node("examples-agent", nil)
+	for name, data := range map[string]string{"bionic": "#!/bin/sh", "sles": "#!/bin/sh"} {
+		s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: name}, StringData: map[string]string{"upgrade.sh": data}})
+	}
+	s.start()
+	all, err := fs.Glob(assets.PlanExamples(), "*.yaml")
+	if err != nil || len(all) < 3 {
+		t.Fatal(all, err)
+	}
+	var names []string
+	for _, file := range all {
+		b, err := fs.ReadFile(assets.PlanExamples(), file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for doc := range strings.SplitSeq(string(b), "\n---\n") {
+			var p upgradev1.Plan
+			if !strings.Contains(doc, "kind: Plan") {
+				continue
+			}
+			if err := yaml.UnmarshalStrict([]byte(doc), &p); err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			if p.Spec.NodeSelector.MatchLabels == nil {
+				p.Spec.NodeSelector.MatchLabels = map[string]string{}
+			}
+			p.Spec.NodeSelector.MatchLabels["site"] = s.ns
+			b, err := yaml.Marshal(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, s.plan(string(b)).Name)
+		}
+	}
+	for _, name := range names {
+		s.done(name)
+	}
+	t.Logf("plans %q ran %q", names, s.log())
 }

@@ -123,9 +123,6 @@ type RolloutStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Nodes []NodeStatus `json:"nodes,omitempty"`
-	// notified is the last thing that the webhook was told.
-	// +optional
-	Notified string `json:"notified,omitempty"`
 }
 
 // Counts are numbers of nodes.
