@@ -45,6 +45,7 @@ func TestOlderReleaseLacksWhatCameLater(t *testing.T) {
 	for _, tt := range []struct{ chart, value string }{
 		{"constellation-services", "maxUnavailable"},
 		{"constellation-operator", "discoveryInterval"},
+		{"constellation-operator", "relayPort"},
 	} {
 		for _, name := range []string{"values.yaml", "values.schema.json"} {
 			older, err := ChartFor(tt.chart, "v1.0.0")

@@ -36,6 +36,7 @@ import (
 	"constellation/assets"
 	"constellation/assets/render"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/operator/api/v1alpha1"
 )
 
 const namespace = "constellation-system"
@@ -106,6 +107,7 @@ var rightsOf = map[string][]string{
 		"constellation-system: coordination.k8s.io/leases (constellation-operator): get,update",
 		"constellation-system: coordination.k8s.io/leases: create",
 		"constellation-system: events: create,patch",
+		"constellation-system: pods/portforward: create",
 		"default: events.k8s.io/events: create,patch",
 		"kube-system: apps/deployments (constellation-cluster-autoscaler): get,patch",
 		"kube-system: configmaps (k8s-version): create,patch",
@@ -421,6 +423,10 @@ func TestPodsAreRestricted(t *testing.T) {
 			},
 			mounts: []string{"/run/constellation-agent at /run/constellation-agent (read-only)"},
 		},
+		"constellation-relay": {
+			broken: []string{"restricted volume types (volume \"agent\" uses restricted volume type \"hostPath\")"},
+			mounts: []string{"/run/constellation-agent at /run/constellation-agent (read-only)"},
+		},
 		"constellation-cluster-autoscaler": {}, // the stand-in
 		"joinservice": { // reads root's files
 			broken: []string{
@@ -501,6 +507,51 @@ func mountsOfHost(t *testing.T, pod *corev1.PodSpec) []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// TestRelayHasNothingButTheSocket: it runs where the operator says, whatever taints a
+// node has, and nobody gives it a token.
+func TestRelayHasNothingButTheSocket(t *testing.T) {
+	var d appsv1.DaemonSet
+	relay := func(release string) appsv1.DaemonSet {
+		d = appsv1.DaemonSet{}
+		documents(t, rendered(t, "constellation-operator", release, nil), func(kind string) any {
+			if kind == "DaemonSet" {
+				return &d
+			}
+			return nil
+		})
+		return d
+	}
+	if old := relay("v1.0.0"); old.Name != "" {
+		t.Errorf("v1.0.0, whose operator knows no relay, has %s", old.Name)
+	}
+	relay("v1.1.0")
+	pod := d.Spec.Template.Spec
+	if d.Name != "constellation-relay" || d.Spec.Template.Labels["app.kubernetes.io/name"] != d.Name {
+		t.Errorf("DaemonSet %s makes pods with the labels %v", d.Name, d.Spec.Template.Labels)
+	}
+	if m := pod.AutomountServiceAccountToken; m == nil || *m || pod.ServiceAccountName != "" || pod.HostNetwork {
+		t.Errorf("the relay has a token, an account of its own or the host's network: %+v", pod)
+	}
+	if want := map[string]string{v1alpha1.LabelInPlace: "true"}; !maps.Equal(pod.NodeSelector, want) {
+		t.Errorf("it runs on nodes with %v, want %v", pod.NodeSelector, want)
+	}
+	if len(pod.Tolerations) != 1 || pod.Tolerations[0] != (corev1.Toleration{Operator: corev1.TolerationOpExists}) {
+		t.Errorf("it tolerates %v", pod.Tolerations)
+	}
+	args, ports := pod.Containers[0].Args, pod.Containers[0].Ports
+	if !slices.Contains(args, "--agent="+agent.DefaultSocket) || len(ports) != 1 || !slices.Contains(args, fmt.Sprintf("--relay=127.0.0.1:%d", ports[0].ContainerPort)) {
+		t.Errorf("arguments %q, ports %v", args, ports)
+	}
+	if u := pod.SecurityContext.RunAsUser; u == nil || *u != 65532 {
+		t.Errorf("it runs as %v, and the agent lets 65532 in", u)
+	}
+	for _, v := range pod.Volumes {
+		if v.Projected != nil || v.Secret != nil {
+			t.Errorf("volume %s", v.Name)
+		}
+	}
 }
 
 // TestOperatorMeetsAgent: the pod finds the agent's socket, and the agent lets it in.

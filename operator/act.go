@@ -71,6 +71,11 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 			r.member(a)
 		case startUpgrade:
 			r.follow(a.version, a.components)
+		case upgradeNode:
+			// No control plane by an old view of etcd.
+			if !o.controlPlane(a.node) || r.hostView.fresh(r.now(), actMembers) {
+				r.upgradeNode(o, a)
+			}
 		default:
 			if a.kind == bindIntent && r.host != nil && o.controlPlane(a.intent.node) && !r.hostView.fresh(r.now(), actMembers) {
 				continue
@@ -83,6 +88,7 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 	}
 	r.gather(o, begins, creates, deletes)
 	r.drain(o, draining)
+	r.ask(o)
 	if run, known := r.hostView.run(); known && r.host != nil && run.active() && run.components != "" {
 		r.follow(run.version, run.components) // begun before we were
 	}
@@ -255,6 +261,23 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 			}
 			return true
 		})
+	case markInPlace:
+		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+			if a.uncordon {
+				delete(n.Labels, v1alpha1.LabelInPlace)
+			} else {
+				metav1.SetMetaDataLabel(&n.ObjectMeta, v1alpha1.LabelInPlace, "true")
+			}
+			return true
+		})
+	case noteComponents:
+		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+			if n.Spec.ProviderID != a.machine {
+				return false
+			}
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationComponents, a.components)
+			return true
+		})
 	case postponeNode:
 		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
 			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationPostponed, a.until.UTC().Format(time.RFC3339))
@@ -410,6 +433,11 @@ func (r *nodeVersions) did(o *observed, a action) {
 		if donor := o.nodes[a.intent.donor]; donor != nil {
 			r.event(donor, normal, "ReplacementBegins", "Replace", "a machine of the target's image is asked for, as "+a.intent.name)
 		}
+		if up := o.nodes[a.intent.node]; up != nil && a.intent.goal == v1alpha1.UpgradeGoal {
+			r.event(up, normal, "UpgradeBegins", "Upgrade", "it is upgraded as it is, as "+a.intent.name)
+		}
+	case noteComponents:
+		r.event(n, normal, "Upgraded", "Upgrade", "its agent has brought it to "+a.components)
 	case adoptHeir:
 		r.event(n, normal, "Replaces", "Replace", "this node takes the place of "+a.donor)
 	case cordonNode:

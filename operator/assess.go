@@ -27,7 +27,8 @@ const (
 )
 
 // classify says what n is; the first rule that matches counts.
-func classify(spec v1alpha1.NodeVersionSpec, n *node, mints map[string]bool) class {
+// inPlace is whether its group is upgraded in place, so that its image stays.
+func classify(spec v1alpha1.NodeVersionSpec, n *node, inPlace bool, mints map[string]bool) class {
 	switch {
 	case n.providerID == "":
 		return invalid
@@ -35,7 +36,7 @@ func classify(spec v1alpha1.NodeVersionSpec, n *node, mints map[string]bool) cla
 		return obsolete
 	case n.image == "" || n.components == "":
 		return awaiting
-	case !strings.EqualFold(n.image, spec.Image) || n.components != spec.KubernetesComponentsReference:
+	case !inPlace && !strings.EqualFold(n.image, spec.Image) || n.components != spec.KubernetesComponentsReference:
 		if n.heir != "" {
 			return donor
 		}
@@ -103,18 +104,20 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 		n     int32
 		first []v1alpha1.Reference // as many as are told
 	}
-	counts := map[string]*v1alpha1.GroupCounts{}
+	counts, inPlace := map[string]*v1alpha1.GroupCounts{}, map[string]bool{}
 	for _, g := range w.groups {
+		inPlace[strings.ToLower(g.id)] = g.strategy == v1alpha1.InPlaceStrategy
 		counts[strings.ToLower(g.id)] = &v1alpha1.GroupCounts{Name: g.name, Role: g.role}
 	}
 	slices.SortFunc(w.nodes, func(a, b node) int { return strings.Compare(a.name, b.name) })
 	for i := range w.nodes {
 		n := &w.nodes[i]
-		c := classify(spec, n, mints)
+		id := strings.ToLower(n.group)
+		c := classify(spec, n, inPlace[id], mints)
 		if byClass[c].n++; byClass[c].n <= maxExamples {
 			byClass[c].first = append(byClass[c].first, v1alpha1.Reference{Kind: "Node", Name: n.name})
 		}
-		if g := counts[strings.ToLower(n.group)]; g != nil {
+		if g := counts[id]; g != nil {
 			g.Total++
 			if n.ready {
 				g.Ready++

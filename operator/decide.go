@@ -54,6 +54,7 @@ func plan(spec v1alpha1.NodeVersionSpec, w world, off rule) *decision {
 	d.strays()
 	d.begin()
 	d.cordons()
+	d.marks()
 	d.autoscaling()
 	return d
 }
@@ -80,8 +81,10 @@ type decision struct {
 	cpDone            bool            // every control plane is at the target, and none on its way in or out
 	cpWork            bool            // a control plane is to be replaced
 	cpHeld            bool            // one that is to be replaced is held by its owner
-	inFlight          int             // machines beyond those that the groups shall have
+	inFlight          int             // machines beyond those that the groups shall have, or upgraded in place
 	surge             int
+	stuck             map[string]int // upgrades in place that do not get on, by group, in lower case
+	stuckPlaces       int            // that these hold
 
 	actions []action
 	waits   []wait
@@ -116,7 +119,7 @@ func placeOf(name string) (int, bool) {
 // read orders what was observed.
 func (d *decision) read() {
 	d.groups, d.leaving = make(map[string]*group, 2*len(d.w.groups)), map[string]*intent{}
-	d.tracked, d.cordoned, d.donors, d.taken = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}
+	d.tracked, d.cordoned, d.donors, d.taken, d.stuck = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}, map[string]int{}
 	if byName := func(a, b node) int { return strings.Compare(a.name, b.name) }; !slices.IsSortedFunc(d.w.nodes, byName) {
 		d.w.nodes, d.w.found = slices.Clone(d.w.nodes), nil
 		slices.SortFunc(d.w.nodes, byName)
@@ -143,7 +146,15 @@ func (d *decision) read() {
 		}
 		if p, ok := placeOf(in.name); ok {
 			d.taken[p] = true
-			d.inFlight++
+			if d.when(ruleInPlaceStuck, d.stands(in)) {
+				d.stuck[strings.ToLower(in.group)]++
+				d.stuckPlaces++
+			} else {
+				d.inFlight++
+			}
+			if in.goal == v1alpha1.UpgradeGoal {
+				d.donors[in.node] = true
+			}
 			if in.goal == v1alpha1.JoinGoal {
 				d.places = append(d.places, d.replacement(in, p))
 			}
@@ -216,7 +227,7 @@ func (d *decision) lostHeir(m *instance) bool {
 	if n == nil || !known(n) || d.leaves(n) {
 		return true
 	}
-	if !d.atTarget(n) {
+	if !d.atTarget(n) || d.inPlace(n) {
 		return false
 	}
 	if n.donor != "" {
@@ -242,8 +253,16 @@ func gone(m *instance) bool { return m != nil && m.state == "Terminated" }
 
 func known(n *node) bool { return n.image != "" && n.components != "" && n.providerID != "" }
 
+// atTarget reports whether n is what the target says. The image of a node that is
+// upgraded in place stays.
 func (d *decision) atTarget(n *node) bool {
-	return strings.EqualFold(n.image, d.spec.Image) && n.components == d.spec.KubernetesComponentsReference
+	return n.components == d.spec.KubernetesComponentsReference && (strings.EqualFold(n.image, d.spec.Image) || d.inPlace(n))
+}
+
+// inPlace reports whether n is upgraded as it is.
+func (d *decision) inPlace(n *node) bool {
+	g := d.group(n.group)
+	return g != nil && g.strategy == v1alpha1.InPlaceStrategy
 }
 
 func (d *decision) leaves(n *node) bool { return d.leaving[n.providerID] != nil }
@@ -265,11 +284,9 @@ func (d *decision) roleOf(in *intent) v1alpha1.Role {
 	return ""
 }
 
-// outdated reports whether n is to be replaced, now or later.
+// outdated reports whether n is to be replaced or upgraded, now or later.
 func (d *decision) outdated(n *node) bool {
-	g := d.group(n.group)
-	return d.must(ruleKnown, known(n)) && !d.atTarget(n) && !n.obsolete && !d.leaves(n) && g != nil &&
-		d.must(ruleInPlace, g.strategy != v1alpha1.InPlaceStrategy) &&
+	return d.must(ruleKnown, known(n)) && !d.atTarget(n) && !n.obsolete && !d.leaves(n) && d.group(n.group) != nil &&
 		d.must(ruleKeepWorkers, n.role == v1alpha1.ControlPlaneRole || !d.spec.Rollout.KeepWorkers)
 }
 
@@ -503,7 +520,7 @@ func (d *decision) unneeded(r *replacement) bool {
 		return false
 	}
 	// A donor whose member has left etcd cannot stay, so its heir has to.
-	if !d.halfGone(r.donor) && (known(r.donor) && d.atTarget(r.donor) || r.donor.obsolete || d.leaves(r.donor)) {
+	if !d.halfGone(r.donor) && (known(r.donor) && d.atTarget(r.donor) || r.donor.obsolete || d.leaves(r.donor) || !d.must(ruleInPlace, !d.inPlace(r.donor)) || d.upgrades(r.donor)) {
 		return true
 	}
 	for i := range d.places {
@@ -563,10 +580,6 @@ func (d *decision) create(r *replacement) {
 // mayCreate reports whether a new machine of a group would be at the target, and
 // nobody else changes the number of machines meanwhile. It says what it waits for.
 func (d *decision) mayCreate(role v1alpha1.Role, g *group) bool {
-	given := d.w.before.JoinComponents.Worker
-	if role == v1alpha1.ControlPlaneRole {
-		given = d.w.before.JoinComponents.ControlPlane
-	}
 	switch {
 	case g == nil || d.refused != "":
 		return false
@@ -582,7 +595,7 @@ func (d *decision) mayCreate(role v1alpha1.Role, g *group) bool {
 	case !d.must(ruleAutoscalerStopped, !d.w.autoscaler.running):
 		d.wait("AutoscalerRuns", "the cluster autoscaler has not stopped yet", v1alpha1.Reference{}, time.Time{})
 		return false
-	case !d.must(rulePublishedFirst, given == d.spec.KubernetesComponentsReference):
+	case !d.must(rulePublishedFirst, d.published(role)):
 		return false
 	case !d.must(ruleGroupImage, strings.EqualFold(g.image, d.spec.Image)):
 		d.wait("GroupImage", fmt.Sprintf("the cloud makes machines of group %s from another image yet", g.name), v1alpha1.Reference{Kind: "ScalingGroup", Name: g.name}, time.Time{})
@@ -746,9 +759,14 @@ func (d *decision) othersWait(n *node) bool {
 // settle carries on with an intent that does not replace: one that is bound to a
 // machine that goes, or one that tracks a machine nobody knows.
 func (d *decision) settle(in *intent) {
-	if in.goal == v1alpha1.LeaveGoal {
+	switch in.goal {
+	case v1alpha1.LeaveGoal:
 		d.leave(in)
 		return
+	case v1alpha1.UpgradeGoal:
+		d.upgradeInPlace(in)
+		return
+	case v1alpha1.JoinGoal:
 	}
 	if _, ok := placeOf(in.name); ok {
 		return
@@ -1030,12 +1048,14 @@ func (d *decision) seeControlPlanes() bool {
 	return true
 }
 
-// candidate reports whether a replacement of n could begin now, given a place.
+// candidate reports whether a replacement of n, or its upgrade, could begin now, given a
+// place.
 func (d *decision) candidate(n *node) bool {
 	return d.outdated(n) && !d.donors[n.name] && !d.postponed(n) && !d.halfGone(n)
 }
 
-// begin records intents for nodes that are to be replaced, as far as there are places.
+// begin records intents for nodes that are to be replaced or upgraded, as far as there
+// are places.
 func (d *decision) begin() {
 	if d.stopped() || len(d.w.groups) == 0 {
 		return
@@ -1069,8 +1089,11 @@ func (d *decision) begin() {
 		}
 		n := next[first]
 		next = slices.Delete(next, first, first+1)
-		place := d.freePlace(n.role)
-		lost := d.lostHeirFor(n)
+		place, inPlace := d.freePlace(n.role), !d.must(ruleInPlace, !d.inPlace(n))
+		var lost *instance
+		if !inPlace {
+			lost = d.lostHeirFor(n)
+		}
 		if place < 0 || lost == nil && d.inFlight >= d.surge {
 			continue // a later one may have a machine already
 		}
@@ -1078,19 +1101,26 @@ func (d *decision) begin() {
 			d.wait("ControlPlaneMoves", "another control plane is on its way in or out; the next one waits until it has settled", ref(n.name), time.Time{})
 			continue
 		}
-		if !d.mayCreate(n.role, d.group(n.group)) {
+		if inPlace && (d.stuckGroup(n) || !d.mayUpgrade(n)) || !inPlace && !d.mayCreate(n.role, d.group(n.group)) {
 			next = slices.DeleteFunc(next, func(o *node) bool { return o.role == n.role && o.group == n.group }) // nor for these
 			continue
 		}
 		in := intent{name: placePrefix + strconv.Itoa(place), goal: v1alpha1.JoinGoal, donor: n.name, group: n.group, deadline: d.w.now.Add(createDeadline)}
-		if lost != nil {
+		switch {
+		case inPlace:
+			in = intent{name: in.name, goal: v1alpha1.UpgradeGoal, machine: n.providerID, node: n.name, group: n.group, deadline: d.w.now.Add(joinDeadline)}
+			d.inFlight++
+		case lost != nil:
 			in.token = lost.token // takes the place that it holds already
-		} else {
+		default:
 			in.token = token(n, in.name, d.w.now)
 			d.inFlight++
 		}
 		d.do(action{kind: recordIntent, intent: in})
-		d.donors[n.name], d.tracked[in.token], d.taken[place] = true, true, true
+		d.donors[n.name], d.taken[place] = true, true
+		if in.token != "" {
+			d.tracked[in.token] = true
+		}
 		busy[n.group]++
 	}
 }
@@ -1121,7 +1151,7 @@ func boolOrder(a, b bool) int {
 // freePlace returns the lowest place that no intent holds, or -1. Control planes use
 // the first place only, so that two leaders cannot replace two of them at a time.
 func (d *decision) freePlace(role v1alpha1.Role) int {
-	places := d.surge
+	places := d.surge + d.stuckPlaces
 	if d.when(ruleOneControlPlane, role == v1alpha1.ControlPlaneRole) {
 		places = 1
 	}
@@ -1193,7 +1223,7 @@ func (d *decision) autoscaling() {
 	}
 }
 
-// behind reports whether a node is to be replaced, now or later.
+// behind reports whether a node is to be replaced or upgraded, now or later.
 func (d *decision) behind() bool {
 	for i := range d.w.nodes {
 		if d.outdated(&d.w.nodes[i]) {

@@ -24,7 +24,7 @@ type action struct {
 	join                v1alpha1.JoinComponents
 	until               time.Time
 	voters              int
-	uncordon            bool
+	uncordon            bool // of markInPlace: the label is taken off
 }
 
 // actionKind is what an action does, and on what condition.
@@ -75,6 +75,14 @@ const (
 	deleteNode
 	// startUpgrade asks the node's agent for the version; it attaches to the same run.
 	startUpgrade
+	// upgradeNode asks the node's own agent for the version; it attaches to the same run.
+	upgradeNode
+	// noteComponents notes on the Node what its agent has finished, if it is still the
+	// Node of the machine. It changes the Node only as it was seen.
+	noteComponents
+	// markInPlace labels the Node as one that is upgraded in place, or takes the label
+	// off.
+	markInPlace
 	// publishComponents writes what joining machines get into the status, as it was seen.
 	publishComponents
 )
@@ -83,7 +91,7 @@ var actionNames = [...]string{
 	pauseAutoscaler: "pause autoscaler", resumeAutoscaler: "resume autoscaler", setGroupImage: "set image of group", recordIntent: "record intent",
 	bindIntent: "bind intent", clearIntent: "clear intent", createInstance: "create machine", adoptHeir: "adopt heir", cordonNode: "cordon",
 	releaseNode: "release", postponeNode: "postpone", drainNode: "drain", yieldLease: "yield lease", moveLeader: "move etcd leader",
-	removeMember: "remove etcd member", deleteInstance: "delete machine", deleteNode: "delete node", startUpgrade: "start upgrade", publishComponents: "publish components",
+	removeMember: "remove etcd member", deleteInstance: "delete machine", deleteNode: "delete node", startUpgrade: "start upgrade", upgradeNode: "upgrade node", noteComponents: "note components", markInPlace: "mark in-place", publishComponents: "publish components",
 }
 
 // String says what the action does, for logs: "cordon worker-1 heir=worker-4".

@@ -39,7 +39,12 @@ const (
 	ruleStoppedBegins       // nothing is begun while paused or cancelled
 	ruleKeepWorkers         // kept workers are kept
 	ruleHeld                // what its owner holds is left as it is
-	ruleInPlace             // groups that are upgraded in place are left alone
+	ruleInPlace             // nodes of groups that are upgraded in place are not replaced
+	ruleInPlaceDrained      // a node's agent begins only when nothing is left on the node
+	ruleInPlaceMembers      // and on a control plane only while every member of etcd is healthy
+	ruleInPlaceEnds         // what an agent has begun is let end
+	ruleInPlaceNoted        // a node has the components that its agent has finished, and no others
+	ruleInPlaceReady        // an upgraded node is uncordoned when it is Ready
 	ruleWorkBeforeGivenBack // the autoscaler is not given back while anything is under way
 	ruleOthersAutoscaler    // an autoscaler that somebody else stopped is not started
 	ruleStrayDeadline       // a machine without a Node is given time to join
@@ -60,6 +65,8 @@ const (
 	ruleVanishedDonor // a replacement whose donor is gone ends
 	ruleSecondPublish // workers are given the target in the end
 	ruleRetry         // a failed upgrade of Kubernetes is tried again
+	ruleInPlaceEnough // an upgrade in place that is not wanted any more is given up
+	ruleInPlaceStuck  // a node whose upgrade fails keeps no other group from its turn
 
 	rules
 )

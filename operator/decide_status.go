@@ -29,7 +29,7 @@ const (
 )
 
 // stalling are the reasons that last until somebody intervenes.
-var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "HeirCordoned", "GroupMissing", "ControlPlaneHeld"}
+var stalling = []string{"TargetRefused", "ComponentsUnknown", "DrainBlocked", "UpgradeFailed", "Postponed", "EtcdUnhealthy", "HeirCordoned", "GroupMissing", "ControlPlaneHeld", "NodeNotReady"}
 
 func (d *decision) wait(reason, message string, object v1alpha1.Reference, next time.Time) {
 	d.waits = append(d.waits, wait{reason: reason, message: message, object: object, next: next})
@@ -55,8 +55,8 @@ func (d *decision) status() v1alpha1.NodeVersionStatus {
 		if d.outdated(n) && d.held(n) && !d.donors[n.name] {
 			held++
 		}
-		if g := d.group(n.group); known(n) && !d.atTarget(n) && !d.outdated(n) && !d.leaves(n) && !n.obsolete {
-			if g != nil && g.strategy != v1alpha1.InPlaceStrategy {
+		if known(n) && !d.atTarget(n) && !d.outdated(n) && !d.leaves(n) && !n.obsolete {
+			if d.group(n.group) != nil {
 				kept++
 			} else {
 				left++
@@ -144,7 +144,7 @@ func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 	case c.AwaitingAnnotation+c.Pending > 0:
 		reason, text = reasonJoining, "machines are joining"
 	case left > 0:
-		reason, text, stalled, busy = reasonLeftAlone, "nodes of groups that are upgraded in place, or that have no ScalingGroup, are not at the target; this operator leaves them alone", true, false
+		reason, text, stalled, busy = reasonLeftAlone, "nodes that have no ScalingGroup are not at the target; this operator leaves them alone", true, false
 	case held > 0:
 		reason, text, ready, busy = reasonHeld, fmt.Sprintf("all other nodes are at the target; held as they are: %d", held), true, false
 	case kept > 0:

@@ -66,7 +66,7 @@ func TestDecide(t *testing.T) {
 		{"a held worker is left as it is, the next one is replaced", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[3].held = true }, []string{"record intent replace-0 Join donor=worker-1"}, "", "False RollingOut"},
 		{"a held group is left as it is, the autoscaler is given back", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.groups[1].held = true }, []string{"resume autoscaler"}, "", "True NodesHeld"},
 		{"workers wait for a held control plane", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[0].image, w.nodes[0].held = image1, true }, []string{"resume autoscaler"}, "ControlPlaneHeld", "False ControlPlaneHeld"},
-		{"groups upgraded in place are left alone and reported", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.groups[1].strategy = v1alpha1.InPlaceStrategy }, []string{"resume autoscaler"}, "", "False GroupsLeftAlone"},
+		{"nodes without a group are left alone and reported", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.groups = w.groups[:1] }, []string{"resume autoscaler"}, "", "False GroupsLeftAlone"},
 		{"a cancelled rollout gives the autoscaler back", func(s *v1alpha1.NodeVersionSpec, _ *world) { s.Rollout.Cancel = true }, []string{"resume autoscaler"}, "", "False Cancelled"},
 		{"Kubernetes never goes down", func(s *v1alpha1.NodeVersionSpec, w *world) {
 			s.KubernetesClusterVersion, s.KubernetesComponentsReference = "v1.34.1", "other"

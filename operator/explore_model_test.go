@@ -52,14 +52,17 @@ type modelMachine struct {
 	api                              uint8
 	tracked                          uint8 // PendingNode without place: 0 none, 1 Join, 2 Leave
 	trackedLate                      bool
+	noted                            uint8 // components that the Node says
+	run, runComps                    uint8 // of its agent for the node: 0 none, 1 active, 2 done, 3 failed
+	silent, broken                   bool  // the agent does not answer; fails each time
 }
 
 type modelPlace struct {
-	used, leave  bool
-	donor, token uint8
-	machine      uint8 // machine+1 that it is bound to
-	group        uint8
-	late         bool
+	used, leave, upgrade bool
+	donor, token         uint8
+	machine              uint8 // machine+1 that it is bound to
+	group                uint8
+	late                 bool
 }
 
 // modelAction is an action on its way: decided by a leader that is slow, or that is
@@ -68,7 +71,7 @@ type modelAction struct {
 	kind                              actionKind
 	node, other, place, token, group  uint8
 	target, pubCP, pubW, donor, extra uint8
-	flag                              bool
+	flag, up                          bool // up: of an intent to upgrade
 }
 
 type modelState struct {
@@ -80,6 +83,7 @@ type modelState struct {
 	paused, pausedLong, cancel bool
 	enabled, ours, scaling     bool // the autoscaler: told to run, stopped by us, runs
 	images                     [modelGroups]uint8
+	inPlace                    [modelGroups]bool
 	pubCP, pubW                uint8
 	run, runTarget, runNode    uint8             // run: 0 none, 1 active, 2 done, 3 failed
 	blocked                    [modelGroups]bool // by a PodDisruptionBudget
@@ -96,9 +100,9 @@ type scenario struct {
 	surge, faults      int
 	from, target       uint8
 	keepWorkers        bool
-	inPlace            bool   // workersB is upgraded in place
-	stale              bool   // slow leaders and incomplete views
-	with               string // kinds of faults, see fault
+	inPlace            [modelGroups]bool // they are upgraded in place
+	stale              bool              // slow leaders and incomplete views
+	with               string            // kinds of faults, see fault
 	othersStoppedScale bool
 	halfGone           bool // it begins with a control plane that has left etcd and lost its intent and its cordon
 }
@@ -159,7 +163,7 @@ func (c *scenario) start() modelState {
 		for range n {
 			s.m[i] = modelMachine{
 				life: running, group: uint8(g), image: modelTargets[c.from].image, comps: modelTargets[c.from].comps,
-				isNode: true, ready: true, known: true,
+				isNode: true, ready: true, known: true, noted: modelTargets[c.from].comps,
 			}
 			if g == cpModel {
 				s.m[i].member, s.m[i].api = 2, s.m[i].comps
@@ -170,10 +174,10 @@ func (c *scenario) start() modelState {
 	}
 	s.pubCP, s.pubW = modelTargets[c.from].comps, modelTargets[c.from].comps
 	s.target, s.faults, s.voters = c.target, uint8(c.faults), uint8(c.nodes[0])
-	s.enabled, s.scaling = !c.othersStoppedScale, !c.othersStoppedScale
+	s.enabled, s.scaling, s.inPlace = !c.othersStoppedScale, !c.othersStoppedScale, c.inPlace
 	if c.halfGone {
 		s.m[0].member, s.lease, s.leader = 0, 1, 1
-		s.m[i] = modelMachine{life: running, group: cpModel, image: modelTargets[c.target].image, comps: modelTargets[c.target].comps, isNode: true, ready: true, known: true, token: 1, donor: 1, member: 2, api: modelTargets[c.target].comps}
+		s.m[i] = modelMachine{life: running, group: cpModel, image: modelTargets[c.target].image, comps: modelTargets[c.target].comps, noted: modelTargets[c.target].comps, isNode: true, ready: true, known: true, token: 1, donor: 1, member: 2, api: modelTargets[c.target].comps}
 		s.images[cpModel], s.enabled, s.scaling, s.ours = modelTargets[c.target].image, false, false, true
 	}
 	return s
@@ -221,7 +225,7 @@ func (c *scenario) view(s *modelState, h hidden) world {
 		if g == cpModel {
 			mg.role = v1alpha1.ControlPlaneRole
 		}
-		if g == workersB && c.inPlace {
+		if s.inPlace[g] {
 			mg.strategy = v1alpha1.InPlaceStrategy
 		}
 		w.groups = append(w.groups, mg)
@@ -253,8 +257,9 @@ func (c *scenario) view(s *modelState, h hidden) world {
 				n.role = v1alpha1.ControlPlaneRole
 			}
 			if m.known {
-				n.image, n.components = modelImages[m.image], modelComps[m.comps]
+				n.image, n.components = modelImages[m.image], modelComps[m.noted]
 			}
+			n.marked = s.inPlace[m.group]
 			if m.drainLate {
 				n.cordonedSince = modelNow.Add(-2 * drainDeadline)
 			}
@@ -281,8 +286,20 @@ func (c *scenario) view(s *modelState, h hidden) world {
 		}
 	}
 	for p := range s.places {
-		if s.places[p].used && p != h.place {
-			w.intents = append(w.intents, s.intent(p))
+		l := &s.places[p]
+		if !l.used || p == h.place {
+			continue
+		}
+		w.intents = append(w.intents, s.intent(p))
+		if m := &s.m[max(l.machine, 1)-1]; l.upgrade && !m.silent {
+			if w.runs == nil {
+				w.runs = map[string]upgradeRun{}
+			}
+			r := upgradeRun{}
+			if m.run != 0 {
+				r = upgradeRun{version: modelKube[m.runComps], components: modelComps[m.runComps], node: modelName[l.machine-1], phase: [...]string{"", "apply", "done", "failed"}[m.run], ended: modelNow.Add(-time.Hour)}
+			}
+			w.runs[modelID[l.machine-1]] = r
 		}
 	}
 	return w
@@ -293,6 +310,9 @@ func (s *modelState) intent(p int) intent {
 	in := intent{name: placePrefix + strconv.Itoa(p), goal: v1alpha1.JoinGoal, token: modelToken[l.token], donor: mention(l.donor), deadline: modelNow.Add(time.Minute), group: modelGroup[l.group]}
 	if l.late {
 		in.deadline = modelNow.Add(-time.Minute)
+	}
+	if l.upgrade {
+		in.goal, in.token, in.machine, in.node = v1alpha1.UpgradeGoal, "", modelID[l.machine-1], modelName[l.machine-1]
 	}
 	if l.leave {
 		in.goal, in.machine, in.node = v1alpha1.LeaveGoal, modelID[l.machine-1], modelName[l.machine-1]
@@ -313,11 +333,14 @@ func (e *explorer) facts(s *modelState) *facts {
 	f.enabled, f.ours, f.scaling, f.othersStopped = s.enabled, s.ours, s.scaling, c.othersStoppedScale
 	f.pubCP, f.pubW, f.run, f.runComps, f.leader = int(s.pubCP), int(s.pubW), int(s.run), int(modelTargets[s.runTarget].comps), int(s.leader)
 	for g := range f.groups {
-		f.groups[g] = groupFacts{controlPlanes: g == cpModel, inPlace: g == workersB && c.inPlace, blocked: s.blocked[g], floor: int(s.floor[g]), image: int(s.images[g])}
+		f.groups[g] = groupFacts{controlPlanes: g == cpModel, inPlace: s.inPlace[g], blocked: s.blocked[g], floor: int(s.floor[g]), image: int(s.images[g])}
 	}
 	for p := range f.places {
 		l := &s.places[p]
-		f.places[p] = placeFacts{used: l.used, leave: l.leave, late: l.late, group: int(l.group)}
+		f.places[p] = placeFacts{used: l.used, leave: l.leave, late: l.late, group: int(l.group), upgrades: noMachine}
+		if l.upgrade {
+			f.places[p].upgrades = indexed(l.machine)
+		}
 	}
 	for i := range f.machines {
 		m := &s.m[i]
@@ -325,7 +348,9 @@ func (e *explorer) facts(s *modelState) *facts {
 			life: int(m.life), group: int(m.group), image: int(m.image), comps: int(m.comps), ours: m.token != 0, place: s.placeOfToken(m.token),
 			isNode: m.isNode, ready: m.ready, known: m.known, cordon: cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed, held: m.held,
 			donor: indexed(m.donor), heir: indexed(m.heir), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
+			noted: int(m.noted), run: int(m.run), broken: m.broken,
 		}
+		f.groups[m.group].broken = f.groups[m.group].broken || m.broken
 	}
 	return f
 }
@@ -340,12 +365,15 @@ func indexed(i uint8) int {
 
 // effect is a as the invariants see it.
 func (s *modelState) effect(a *modelAction) effect {
-	e := effect{kind: a.kind, machine: indexed(a.node), donor: indexed(a.donor), heir: indexed(a.other), made: s.byToken(a.token), place: -1, group: int(a.group), leave: a.flag, uncordon: a.flag, pubCP: int(a.pubCP), pubW: int(a.pubW), host: int(s.lease)}
+	e := effect{upgrade: a.up, kind: a.kind, machine: indexed(a.node), donor: indexed(a.donor), heir: indexed(a.other), made: s.byToken(a.token), place: -1, group: int(a.group), leave: a.flag, uncordon: a.flag, pubCP: int(a.pubCP), pubW: int(a.pubW), host: int(s.lease)}
 	if a.place != 255 {
 		e.place = int(a.place)
 	}
 	if a.kind == startUpgrade {
 		e.comps = int(modelTargets[a.target].comps)
+	}
+	if a.kind == upgradeNode || a.kind == noteComponents {
+		e.comps = int(a.extra)
 	}
 	return e
 }
@@ -379,18 +407,21 @@ func (s *modelState) encode(a *action) modelAction {
 	if a.kind == startUpgrade {
 		out.target = uint8(index(modelComps[:], a.components)) + 1 // the targets are in this order
 	}
+	if a.kind == upgradeNode || a.kind == noteComponents {
+		out.extra = uint8(index(modelComps[:], a.components))
+	}
 	if a.kind == publishComponents {
 		out.pubCP, out.pubW = uint8(index(modelComps[:], a.join.ControlPlane)), uint8(index(modelComps[:], a.join.Worker))
 	}
 	if in := &a.intent; in.name != "" {
-		out.flag = in.goal == v1alpha1.LeaveGoal
+		out.flag, out.up = in.goal == v1alpha1.LeaveGoal, in.goal == v1alpha1.UpgradeGoal
 		out.group = uint8(index(modelGroup, in.group))
 		out.donor, out.node = numbered(in.donor), uint8(index(modelID, in.machine)+1)
 		if p, ok := placeOf(in.name); ok {
 			out.place = uint8(p)
 			if t := index(modelToken, in.token); t > 0 {
 				out.token = uint8(t)
-			} else {
+			} else if !out.up {
 				out.token = s.freeToken()
 			}
 		}
@@ -431,7 +462,10 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 	case recordIntent:
 		if a.place != 255 {
 			if l := &s.places[a.place]; !l.used {
-				*l = modelPlace{used: true, donor: a.donor, token: a.token, group: a.group}
+				*l = modelPlace{used: true, donor: a.donor, token: a.token, group: a.group, upgrade: a.up}
+				if a.up {
+					l.machine = a.node
+				}
 			}
 		} else if m.tracked == 0 && m.life != absent {
 			m.tracked = 1
@@ -449,7 +483,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		}
 	case clearIntent:
 		if a.place != 255 {
-			if l := &s.places[a.place]; l.used && l.leave == a.flag && l.token == a.token {
+			if l := &s.places[a.place]; l.used && l.leave == a.flag && l.token == a.token && l.upgrade == a.up {
 				*l = modelPlace{}
 			}
 		} else if m.tracked != 0 && (m.tracked == 2) == a.flag {
@@ -523,7 +557,15 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 			m.life, m.ready = terminating, false
 		}
 	case deleteNode:
-		*m = modelMachine{life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
+		*m = m.withoutNode()
+	case upgradeNode:
+		if m.life == running && m.run != 1 && (m.run != 2 || m.runComps != a.extra) {
+			m.run, m.runComps = 1, a.extra
+		}
+	case noteComponents:
+		if m.isNode {
+			m.noted = a.extra
+		}
 	case startUpgrade:
 		if s.run != 1 && (s.run != 2 || s.runTarget != a.target) {
 			s.run, s.runTarget, s.runNode = 1, a.target, a.node-1
@@ -611,6 +653,12 @@ const (
 	stepAutoscalerOn
 	stepObsolete
 	stepLeaseMoves
+	stepNodeUpgraded
+	stepNodeFails
+	stepSilent
+	stepAnswers
+	stepBroken
+	stepStrategy
 )
 
 var stepTexts = [...]string{
@@ -621,6 +669,8 @@ var stepTexts = [...]string{
 	stepUncordoned: "somebody uncordons m%d", stepReadyAgain: "m%d is Ready again", stepUnpause: "a person ends the pause (%d)", stepUncancel: "a person takes the cancel back (%d)", stepLetGo: "a person lets m%d go", stepPausedLong: "the pause is long (%d)",
 	stepNewest: "a person sets the newest target (%d)", stepTarget: "a person sets target %d", stepPause: "a person pauses (%d)", stepCancel: "a person cancels (%d)", stepBlock: "a PodDisruptionBudget blocks group %d",
 	stepCordoned: "a person cordons m%d", stepHeld: "a person holds m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
+	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d does not answer", stepAnswers: "the agent of m%d answers again",
+	stepBroken: "whatever the agent of m%d tries will fail", stepStrategy: "a person changes the strategy of group %d",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",
 }
 
@@ -658,7 +708,9 @@ func (a modelAction) String() string {
 	case setGroupImage:
 		fmt.Fprintf(&b, " g%d image=%d", a.group, a.extra)
 	case bindIntent, recordIntent, clearIntent:
-		fmt.Fprintf(&b, " leave=%v", a.flag)
+		fmt.Fprintf(&b, " leave=%v upgrade=%v", a.flag, a.up)
+	case upgradeNode, noteComponents:
+		fmt.Fprintf(&b, " components=%d", a.extra)
 	case releaseNode:
 		fmt.Fprintf(&b, " uncordon=%v", a.flag)
 	}

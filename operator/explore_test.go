@@ -147,7 +147,7 @@ func (e *explorer) explore() *finding {
 		buf, acts = e.steps(&s, buf[:0])
 		e.expanded++
 		// What a PodDisruptionBudget blocks for ever is tried for ever.
-		e.goal[i] = (acts == 0 || s.blocked != [modelGroups]bool{}) && e.finished(&s)
+		e.goal[i] = (acts == 0 || s.blocked != [modelGroups]bool{} || s.anyBroken()) && e.finished(&s)
 		for n := range buf {
 			t := &buf[n]
 			if t.wrong != "" {
@@ -376,6 +376,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 				if o.group == cpModel {
 					o.comps, o.api, o.member = n.pubCP, n.pubCP, 1
 				}
+				o.noted = o.comps
 			})
 			if fault && e.allows('j') {
 				bad(stepNeverJoins, i, func(n *modelState) { n.m[i].failed = true })
@@ -398,8 +399,27 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if m.tracked == 1 && !m.trackedLate && !m.isNode && s.flying.kind == 0 {
 			happens(stepTrackedLate, i, true, func(n *modelState) { n.m[i].trackedLate = true })
 		}
-		if m.isNode && m.cordon == uint8(cordonedByUs) && !m.drainLate && (!m.drained || m.group == cpModel && !s.votes(m.heir)) && m.heir != 0 && s.flying.kind != removeMember {
+		if m.isNode && m.cordon == uint8(cordonedByUs) && !m.drainLate && (!m.drained || m.group == cpModel && !s.votes(m.heir)) && (m.heir != 0 || s.upgradedBy(i) >= 0) && s.flying.kind != removeMember {
 			happens(stepDrainLate, i, true, func(n *modelState) { n.m[i].drainLate = true })
+		}
+		if m.run == 1 && m.life == running {
+			if !m.broken {
+				happens(stepNodeUpgraded, i, true, func(n *modelState) {
+					o := &n.m[i]
+					o.run, o.comps = 2, o.runComps
+					if o.group == cpModel {
+						o.api = max(o.api, o.comps)
+					}
+				})
+			} else {
+				happens(stepNodeFails, i, true, func(n *modelState) { n.m[i].run = 3 })
+			}
+			if fault && e.allows('u') {
+				bad(stepNodeFails, i, func(n *modelState) { n.m[i].run = 3 })
+			}
+		}
+		if m.silent {
+			happens(stepAnswers, i, true, func(n *modelState) { n.m[i].silent = false })
 		}
 		if m.postponed {
 			happens(stepPostponedOver, i, true, func(n *modelState) { n.m[i].postponed = false })
@@ -419,6 +439,12 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 		if e.allows('c') && m.cordon == 0 {
 			bad(stepCordoned, i, func(n *modelState) { n.m[i].cordon = uint8(cordonedByOthers) })
+		}
+		if e.allows('g') && !m.silent && s.inPlace[m.group] {
+			bad(stepSilent, i, func(n *modelState) { n.m[i].silent = true })
+		}
+		if e.allows('U') && !m.broken && m.group != cpModel && s.inPlace[m.group] {
+			bad(stepBroken, i, func(n *modelState) { n.m[i].broken = true })
 		}
 		if e.allows('h') && !m.held {
 			bad(stepHeld, i, func(n *modelState) { n.m[i].held = true })
@@ -457,10 +483,13 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 	}
 	for p := range s.places {
 		l := &s.places[p]
-		if l.used && !l.leave && !l.late && s.byToken(l.token) < 0 && s.flying.token != l.token {
+		if m := &s.m[max(l.machine, 1)-1]; l.upgrade && !l.late && (m.silent || !m.isNode || !m.ready) {
 			happens(stepPlaceLate, p, true, func(n *modelState) { n.places[p].late = true })
 		}
-		if fault && e.allows('i') && l.used && (s.flying.token != l.token || s.byToken(l.token) >= 0) {
+		if l.used && !l.leave && !l.upgrade && !l.late && s.byToken(l.token) < 0 && s.flying.token != l.token {
+			happens(stepPlaceLate, p, true, func(n *modelState) { n.places[p].late = true })
+		}
+		if fault && e.allows('i') && l.used && (l.upgrade || s.flying.token != l.token || s.byToken(l.token) >= 0) {
 			bad(stepIntentDeleted, p, func(n *modelState) { n.places[p] = modelPlace{} })
 		}
 	}
@@ -484,6 +513,9 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 	for g := range s.blocked {
 		if s.blocked[g] && !e.allows('B') {
 			happens(stepUnblock, g, true, func(n *modelState) { n.blocked[g] = false })
+		}
+		if fault && e.allows('s') && e.nodes[g] > 0 {
+			bad(stepStrategy, g, func(n *modelState) { n.inPlace[g] = !n.inPlace[g] })
 		}
 		if fault && e.allows('b') && !s.blocked[g] && g != cpModel && e.nodes[g] > 0 {
 			bad(stepBlock, g, func(n *modelState) { n.blocked[g] = true })
@@ -537,9 +569,14 @@ func (a *modelAction) mayFly() bool {
 func (n *modelState) settle(before *modelState) {
 	f := &n.flying
 	switch f.kind {
-	case cordonNode, releaseNode, adoptHeir:
+	case upgradeNode:
+		// What is asked of an agent is over when the intent is.
+		if n.upgradedBy(int(f.node)-1) < 0 {
+			n.flying = modelAction{}
+		}
+	case cordonNode, releaseNode, adoptHeir, noteComponents:
 		a, b := &n.m[f.node-1], &before.m[f.node-1]
-		if a.cordon != b.cordon || a.heir != b.heir || a.donor != b.donor || a.isNode != b.isNode || a.postponed != b.postponed {
+		if a.cordon != b.cordon || a.heir != b.heir || a.donor != b.donor || a.isNode != b.isNode || a.postponed != b.postponed || a.noted != b.noted {
 			n.flying = modelAction{}
 		}
 	case bindIntent, clearIntent:
@@ -609,7 +646,7 @@ func (n *modelState) forgive() {
 // out.
 func (n *modelState) extra(i int) bool {
 	for _, l := range n.places {
-		if l.used && (!l.leave && l.token == n.m[i].token || l.leave && int(l.machine) == i+1) {
+		if l.used && (!l.leave && !l.upgrade && l.token == n.m[i].token || l.leave && int(l.machine) == i+1) {
 			return true
 		}
 	}
@@ -639,14 +676,34 @@ func (s *modelState) placeOfToken(t uint8) int {
 	return -1
 }
 
+// upgradedBy is the place of the intent to upgrade machine i; -1: there is none.
+func (s *modelState) upgradedBy(i int) int {
+	for p := range s.places {
+		if l := &s.places[p]; l.used && l.upgrade && int(l.machine) == i+1 {
+			return p
+		}
+	}
+	return -1
+}
+
+func (s *modelState) anyBroken() bool {
+	for i := range s.m {
+		if s.m[i].broken {
+			return true
+		}
+	}
+	return false
+}
+
 func (m modelMachine) withoutNode() modelMachine {
-	return modelMachine{life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
+	return modelMachine{run: m.run, runComps: m.runComps, silent: m.silent, broken: m.broken, life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
 }
 
 // scenarios are the worlds that are explored. Letters of with are faults: t target,
 // p pause and cancel, c cordon by a person, x machine dies, d Node deleted, i intent
 // deleted, j never joins, r NotReady, u upgrade fails, a autoscaler, o obsolete, l
-// leader moves, h a person holds a node, b a PodDisruptionBudget blocks, B for ever.
+// leader moves, h a person holds a node, b a PodDisruptionBudget blocks, B for ever, g an
+// agent does not answer, U an agent fails for ever, s the strategy of a group is changed.
 var scenarios = []scenario{
 	{name: "plain", nodes: [3]int{1, 1, 0}, surge: 1, target: 2, faults: 0},
 	{name: "no-autoscaler", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, othersStoppedScale: true},
@@ -662,7 +719,15 @@ var scenarios = []scenario{
 	{name: "two-at-a-time", nodes: [3]int{1, 2, 0}, surge: 2, target: 1, faults: 1, with: "tx"},
 	{name: "three-control-planes", nodes: [3]int{3, 0, 0}, surge: 2, target: 2, faults: 1, with: "xl"},
 	{name: "kept", nodes: [3]int{1, 1, 1}, surge: 1, target: 2, faults: 1, with: "t", keepWorkers: true},
-	{name: "in-place", nodes: [3]int{1, 1, 1}, surge: 1, target: 1, faults: 1, with: "c", inPlace: true},
+	{name: "in-place", nodes: [3]int{1, 1, 1}, surge: 1, target: 2, faults: 1, with: "c", inPlace: [3]bool{workersB: true}},
+	{name: "in-place-workers", nodes: [3]int{1, 2, 0}, surge: 1, target: 2, faults: 1, with: "urxg", inPlace: [3]bool{workersA: true}},
+	{name: "in-place-people", nodes: [3]int{1, 1, 0}, surge: 1, from: 1, target: 2, faults: 1, with: "cdhpot", inPlace: [3]bool{workersA: true}},
+	{name: "in-place-blocked", nodes: [3]int{1, 1, 1}, surge: 1, from: 1, target: 2, faults: 1, with: "Bb", inPlace: [3]bool{workersA: true, workersB: true}},
+	{name: "in-place-fails", nodes: [3]int{1, 1, 1}, surge: 1, from: 1, target: 2, faults: 1, with: "U", inPlace: [3]bool{workersA: true, workersB: true}},
+	{name: "in-place-control-planes", nodes: [3]int{3, 1, 0}, surge: 1, from: 1, target: 2, faults: 1, with: "uxl", inPlace: [3]bool{cpModel: true, workersA: true}},
+	{name: "in-place-target", nodes: [3]int{2, 1, 0}, surge: 1, from: 0, target: 1, faults: 1, with: "t", inPlace: [3]bool{cpModel: true, workersA: true}},
+	{name: "in-place-switched", nodes: [3]int{1, 2, 0}, surge: 2, target: 2, faults: 1, with: "s", inPlace: [3]bool{workersA: true}},
+	{name: "in-place-slow", nodes: [3]int{1, 1, 1}, surge: 2, from: 1, target: 2, faults: 1, with: "ugs", inPlace: [3]bool{workersA: true, workersB: true}, stale: true},
 	{name: "held", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 1, with: "h"},
 	{name: "held-control-plane", nodes: [3]int{3, 0, 0}, surge: 1, target: 1, faults: 1, with: "h", stale: true},
 	{name: "slow-leader", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, stale: true},

@@ -13,9 +13,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"constellation/agent/upgradeproto"
@@ -39,6 +37,7 @@ type agentHost struct {
 	node  string
 	conn  *grpc.ClientConn
 	agent upgradeproto.AgentClient
+	what  upgradeproto.What // that it is asked to upgrade
 	// log gets every line of an upgrade; nil: nobody does.
 	log *slog.Logger
 }
@@ -49,16 +48,11 @@ func newHost(socket, node string) (*agentHost, error) {
 	if !filepath.IsAbs(socket) {
 		return nil, fmt.Errorf("connect to the agent: %q is no absolute path", socket)
 	}
-	conn, err := grpc.NewClient("unix:"+socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel says who asks
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: reconnectMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectMax},
-			MinConnectTimeout: reconnectMax,
-		}))
+	conn, err := grpc.NewClient("unix:"+socket, dialOptions()...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the agent: %w", err)
 	}
-	return &agentHost{node: node, conn: conn, agent: upgradeproto.NewAgentClient(conn)}, nil
+	return &agentHost{node: node, conn: conn, agent: upgradeproto.NewAgentClient(conn), what: upgradeproto.What_APPLY}, nil
 }
 
 // Close ends what is under way with an error.
@@ -210,7 +204,7 @@ func (h *agentHost) Run(ctx context.Context) (upgradeRun, error) {
 	if r == nil {
 		return upgradeRun{}, nil
 	}
-	run := upgradeRun{version: r.GetKubernetesVersion(), node: h.node, phase: phaseOf(r.GetStage()), line: r.GetLastLine(), started: r.GetStarted().AsTime()}
+	run := upgradeRun{version: r.GetKubernetesVersion(), node: h.node, inPlace: r.GetWhat() == upgradeproto.What_NODE, phase: phaseOf(r.GetStage()), line: r.GetLastLine(), started: r.GetStarted().AsTime()}
 	if parts := strings.SplitN(r.GetToken(), "/", 3); len(parts) == 3 && parts[0] == run.version {
 		run.components = parts[2]
 	}
@@ -250,10 +244,10 @@ func phaseOf(stage string) string {
 // another run is under way for example, is returned in the agent's words.
 func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.List, tell func(upgradeRun)) error {
 	req := &upgradeproto.UpgradeRequest{
-		Token: token, KubernetesVersion: version, What: upgradeproto.What_APPLY, Components: component.ToProto(components),
+		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components),
 		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // as when the machine joined
 	}
-	f := &following{host: h, tell: tell, run: upgradeRun{version: version, components: reference, node: h.node, phase: "download"}}
+	f := &following{host: h, tell: tell, run: upgradeRun{version: version, components: reference, node: h.node, phase: "download", inPlace: h.what == upgradeproto.What_NODE}}
 	cut := false
 	for pause := reconnectMin; ; pause = min(2*pause, reconnectMax) {
 		before := f.after

@@ -52,17 +52,22 @@ type fact struct {
 	tracked                     int // PendingNode without place: 0 none, 1 Join, 2 Leave
 	trackedLate, nodeWasDeleted bool
 	counted                     bool // there shall be one more because of it
+	noted                       int  // components that its Node says
+	run                         int  // of its agent for the node: 0 none, 1 active, 2 done, 3 failed
+	broken                      bool // whatever its agent tries fails
 }
 
 type groupFacts struct {
 	controlPlanes, inPlace, blocked bool
-	floor                           int // Ready nodes that nobody but us can take
-	image                           int // of its next machine
+	broken                          bool // one of its machines is
+	floor                           int  // Ready nodes that nobody but us can take
+	image                           int  // of its next machine
 }
 
 type placeFacts struct {
 	used, leave, late bool
 	group             int
+	upgrades          int // machine that is upgraded as it is
 }
 
 // effect is an action as the invariants see it.
@@ -74,6 +79,7 @@ type effect struct {
 	place       int // -1: none
 	group       int
 	leave       bool // the intent is bound
+	upgrade     bool // the intent is to upgrade a machine as it is
 	uncordon    bool
 	comps       int // that the agent is asked for
 	pubCP, pubW int
@@ -82,7 +88,19 @@ type effect struct {
 
 func (f *facts) control(m *fact) bool { return f.groups[m.group].controlPlanes }
 
-func (f *facts) atTarget(m *fact) bool { return m.image == f.image && m.comps == f.comps }
+func (f *facts) atTarget(m *fact) bool {
+	return (m.image == f.image || f.groups[m.group].inPlace) && m.comps == f.comps
+}
+
+// upgradedBy is the place of the intent to upgrade machine i; -1: there is none.
+func (f *facts) upgradedBy(i int) int {
+	for p := range f.places {
+		if f.places[p].used && f.places[p].upgrades == i {
+			return p
+		}
+	}
+	return -1
+}
 
 // orphan reports whether a person has deleted the intent that m was made for, and then
 // it was outdated: it is a node like any other, and one more.
@@ -95,7 +113,7 @@ func (f *facts) broken() string {
 	machines, controlPlanes, healthy, voters := 0, 0, 0, 0
 	allowed, allowedControl := f.shall+f.surge, f.controlPlanes+1
 	var ready [32]int
-	oldestAPI := 1 << 30
+	oldestAPI, upgraded, upgradable := 1<<30, 0, 0
 	for i := range f.machines {
 		m := &f.machines[i]
 		cp := f.control(m)
@@ -114,6 +132,9 @@ func (f *facts) broken() string {
 		}
 		if m.member == 2 {
 			voters++
+		}
+		if m.run == 1 && m.life == running {
+			upgraded++
 		}
 		if m.life != running {
 			continue
@@ -139,6 +160,15 @@ func (f *facts) broken() string {
 	if controlPlanes > allowedControl {
 		return fmt.Sprintf("invariant 2: %d control planes exist, %d are allowed", controlPlanes, allowedControl)
 	}
+	// One that has failed once gives its place to another group, and is tried again.
+	for _, g := range f.groups {
+		if g.inPlace && !g.controlPlanes {
+			upgradable++
+		}
+	}
+	if upgraded > f.surge+upgradable {
+		return fmt.Sprintf("invariant 2: %d nodes are upgraded at a time, %d may be", upgraded, f.surge)
+	}
 	if voters < f.voters {
 		return fmt.Sprintf("invariant 3: etcd has %d voters, it had %d", voters, f.voters)
 	}
@@ -156,7 +186,7 @@ func (f *facts) broken() string {
 
 func (f *facts) controlPlanesDone(whole bool) bool {
 	for i := range f.machines {
-		if m := &f.machines[i]; m.isNode && f.control(m) && (!m.known || !f.atTarget(m)) {
+		if m := &f.machines[i]; m.isNode && f.control(m) && (!m.known || !f.atTarget(m) || m.noted != m.comps) {
 			return false
 		}
 	}
@@ -194,6 +224,20 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 				return "a node of a group that is upgraded in place is replaced"
 			case f.keepWorkers && !f.control(d):
 				return "a kept worker is replaced"
+			}
+		}
+		if e.upgrade && m != nil {
+			switch {
+			case f.paused || f.cancel:
+				return "an upgrade in place is begun while the rollout is stopped"
+			case m.isNode && !m.known:
+				return "a node of which too little is known is upgraded"
+			case m.held:
+				return "a held node is upgraded"
+			case !f.groups[m.group].inPlace:
+				return "a node is upgraded in place that is to be replaced"
+			case f.keepWorkers && !f.control(m):
+				return "a kept worker is upgraded"
 			}
 		}
 		if f.scaling && e.place >= 0 {
@@ -249,7 +293,14 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 			}
 		}
 	case clearIntent:
-		if e.place >= 0 && !e.leave && e.made < 0 && !f.places[e.place].late && whole {
+		switch {
+		case !e.upgrade:
+		case whole && m.life == running && m.run == 1:
+			return "invariant 8: an intent is forgotten while the agent upgrades the node"
+		case whole && m.life == running && m.isNode && m.known && m.noted == f.comps && f.groups[m.group].inPlace && !m.ready:
+			return "an upgraded node is given back before it is Ready"
+		}
+		if e.place >= 0 && !e.leave && !e.upgrade && e.made < 0 && !f.places[e.place].late && whole {
 			return "invariant 8: an intent is forgotten whose machine may be on its way"
 		}
 	case resumeAutoscaler:
@@ -264,7 +315,45 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		if whole && f.run == 1 {
 			return "invariant 7: the autoscaler is given back while Kubernetes is upgraded"
 		}
+	case upgradeNode:
+		worker = !f.control(m)
+		pub := f.pubW
+		if f.control(m) {
+			pub = f.pubCP
+		}
+		switch {
+		case m.held && whole:
+			return "a held node is upgraded"
+		case f.paused || f.cancel:
+			return "an agent begins while the rollout is stopped"
+		case whole && f.upgradedBy(e.machine) < 0:
+			return "invariant 8: an agent begins without an intent"
+		case f.scaling:
+			return "invariant 7: a node is upgraded while the autoscaler runs"
+		case e.comps != pub:
+			return "an agent is asked for what joining machines do not get yet"
+		case f.kube[e.comps] < f.kube[m.comps]:
+			return "invariant 11: Kubernetes goes down"
+		case whole && !m.drained && m.isNode && (worker || f.countMembers() > 1):
+			return "an agent begins while there is work on its node"
+		case whole && e.host == e.machine && (worker || f.countMembers() > 1):
+			return "the operator upgrades the machine that it runs on"
+		}
+		for i := range f.machines {
+			if o := &f.machines[i]; f.control(m) && o.member != 0 && (o.member == 1 || o.life != running || o.sick || i != e.machine && o.run == 1) {
+				return "invariant 3: a control plane is upgraded while a member of etcd is not healthy"
+			}
+		}
+	case noteComponents:
+		if whole && e.comps != m.comps {
+			return "a node is said to run what it does not"
+		}
 	case startUpgrade:
+		for i := range f.machines {
+			if o := &f.machines[i]; whole && f.control(o) && o.run == 1 && o.life == running {
+				return "invariant 3: two control planes are upgraded at a time"
+			}
+		}
 		if f.run == 2 && f.runComps == e.comps {
 			return "a finished upgrade of Kubernetes is started again"
 		}
@@ -287,6 +376,9 @@ func (f *facts) irrevocable(e *effect, whole bool) string {
 	}
 	switch e.kind {
 	case releaseNode:
+		if e.uncordon && whole && m.run == 1 && m.life == running && f.upgradedBy(e.machine) >= 0 {
+			return "a node is uncordoned while its agent upgrades it"
+		}
 		if e.uncordon && m.cordon == cordonedByOthers {
 			return "invariant 13: what somebody else cordoned is uncordoned"
 		}
@@ -317,13 +409,22 @@ func (f *facts) irrevocable(e *effect, whole bool) string {
 	return ""
 }
 
+func (f *facts) countMembers() (n int) {
+	for i := range f.machines {
+		if f.machines[i].member != 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // unfinished says what is missing to the end of a rollout: that nothing is under way,
 // nothing is left behind, and every node that shall be is at the target. What a
 // PodDisruptionBudget blocks for ever says why it waits, and is let be.
 func (f *facts) unfinished() string {
 	stuck := false
 	for g := range f.groups {
-		stuck = stuck || f.groups[g].blocked
+		stuck = stuck || f.groups[g].blocked || f.groups[g].broken
 	}
 	switch {
 	case f.run == 1:
@@ -342,10 +443,10 @@ func (f *facts) unfinished() string {
 	}
 	for i := range f.machines {
 		m := &f.machines[i]
-		if f.groups[m.group].blocked || m.life == absent && !m.isNode && m.member == 0 {
+		if f.groups[m.group].blocked || f.groups[m.group].broken || m.life == absent && !m.isNode && m.member == 0 {
 			continue
 		}
-		kept := f.keepWorkers && !f.control(m) || f.groups[m.group].inPlace || m.held
+		kept := f.keepWorkers && !f.control(m) || m.held
 		what := ""
 		switch {
 		case m.life != running || !m.isNode:
@@ -362,6 +463,8 @@ func (f *facts) unfinished() string {
 			what = "does not vote"
 		case !kept && !f.atTarget(m):
 			what = "is not at the target"
+		case m.noted != m.comps || m.run == 1:
+			what = "runs what its Node does not say"
 		default:
 			continue
 		}

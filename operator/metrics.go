@@ -34,8 +34,8 @@ type gauges struct {
 
 // rolloutCounts is what a world says and the status does not.
 type rolloutCounts struct {
-	inFlight, joining, leaving, draining, blocked int
-	autoscalerPaused                              bool
+	inFlight, joining, leaving, upgrading, draining, blocked int
+	autoscalerPaused                                         bool
 }
 
 var (
@@ -50,7 +50,7 @@ var (
 	descPhase      = desc("upgrade_phase", "1 for the phase of the latest run of an agent that upgrades Kubernetes, 0 for the others; absent before the first run.", "phase")
 	descStarted    = desc("upgrade_started_timestamp_seconds", "When the latest upgrade of Kubernetes began.")
 	descInFlight   = desc("replacements_in_flight", "Replacements under way: each holds a place of the surge budget.")
-	descPending    = desc("pending_machines", "Machines on their way into the cluster or out of it, by goal.", "goal")
+	descPending    = desc("pending_machines", "Machines on their way into the cluster or out of it, or upgraded as they are, by goal.", "goal")
 	descDraining   = desc("draining_nodes", "Nodes that the operator cordoned and that are not empty yet.")
 	descBlocked    = desc("blocked_drains", "Nodes of those whose last eviction was refused.")
 	descPaused     = desc("autoscaler_paused", "1 while the operator holds the cluster autoscaler stopped, else 0.")
@@ -104,10 +104,13 @@ func (g *gauges) observe(w world) {
 		if _, ok := placeOf(in.name); ok {
 			c.inFlight++
 		}
-		if in.goal == v1alpha1.LeaveGoal {
+		switch in.goal {
+		case v1alpha1.LeaveGoal:
 			c.leaving++
-		} else {
+		case v1alpha1.JoinGoal:
 			c.joining++
+		case v1alpha1.UpgradeGoal:
+			c.upgrading++
 		}
 	}
 	emptying := make(map[string]bool, len(g.emptying))
@@ -160,6 +163,7 @@ func (g *gauges) Collect(out chan<- prometheus.Metric) {
 		put(descInFlight, float64(r.inFlight))
 		put(descPending, float64(r.joining), "join")
 		put(descPending, float64(r.leaving), "leave")
+		put(descPending, float64(r.upgrading), "upgrade")
 		put(descDraining, float64(r.draining))
 		put(descBlocked, float64(r.blocked))
 		put(descPaused, is(r.autoscalerPaused))

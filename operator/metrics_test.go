@@ -121,7 +121,7 @@ func TestGaugesTellOfARollout(t *testing.T) {
 		"constellation_upgrade_phase{phase=apply}": 1, "constellation_upgrade_phase{phase=done}": 0, "constellation_upgrade_phase{phase=failed}": 0,
 		"constellation_upgrade_started_timestamp_seconds": 1_799_999_940,
 		"constellation_replacements_in_flight":            2,
-		"constellation_pending_machines{goal=join}":       1, "constellation_pending_machines{goal=leave}": 2,
+		"constellation_pending_machines{goal=join}":       1, "constellation_pending_machines{goal=leave}": 2, "constellation_pending_machines{goal=upgrade}": 0,
 		"constellation_draining_nodes":                   2,
 		"constellation_blocked_drains":                   1,
 		"constellation_autoscaler_paused":                1,

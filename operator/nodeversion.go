@@ -43,7 +43,8 @@ type nodeVersions struct {
 	live     client.Reader // past the cache
 	settled  *settled
 	fleet    *fleet
-	host     host // nil: none
+	host     host   // nil: none
+	agents   agents // nil: none
 	drains   drains
 	scaling  scaling
 	events   events.EventRecorder
@@ -65,6 +66,7 @@ type nodeVersions struct {
 	view     *view
 	clocks   sightings
 	hostView *hostView
+	runs     nodeRuns
 	efforts  *efforts
 	writes   chan struct{} // holds the writes that are being made
 	answered atomic.Bool   // the API server has answered a write
@@ -214,7 +216,7 @@ func nodeMatters() predicate.Predicate {
 		n, ok2 := e.ObjectNew.(*corev1.Node)
 		return ok1 && ok2 && (ready(o) != ready(n) || o.Spec.ProviderID != n.Spec.ProviderID || roleOf(o) != roleOf(n) ||
 			o.Spec.Unschedulable != n.Spec.Unschedulable || o.Status.NodeInfo.KubeletVersion != n.Status.NodeInfo.KubeletVersion ||
-			!maps.Equal(o.Annotations, n.Annotations))
+			o.Labels[v1alpha1.LabelInPlace] != n.Labels[v1alpha1.LabelInPlace] || !maps.Equal(o.Annotations, n.Annotations))
 	}}
 }
 
@@ -486,7 +488,7 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 		r.try(recalling, func(ctx context.Context) error {
 			run, err := r.host.Run(ctx)
 			if err == nil {
-				r.hostView.setRun(run)
+				r.hostView.setRun(run.ofCluster())
 			}
 			return err
 		})

@@ -152,7 +152,7 @@ type observed struct {
 // of is what an action needs of what was observed. It may be kept beyond the round.
 func (o *observed) of(a action) *observed {
 	out := &observed{version: o.version, nodes: map[string]*corev1.Node{}, pending: map[string]*v1alpha1.PendingNode{}, woken: o.woken}
-	for _, name := range []string{a.node, a.donor, a.intent.donor} {
+	for _, name := range []string{a.node, a.donor, a.intent.donor, a.intent.node} {
 		if n := o.nodes[name]; n != nil {
 			out.nodes[name] = n
 		}
@@ -224,6 +224,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		w.intents = append(w.intents, in)
 	}
 	sortIntents(w.intents)
+	w.runs = r.hear(w.intents)
 	x := o.find()
 	r.settle(o, x)
 	for i := range w.intents {
@@ -392,7 +393,7 @@ func nodeFrom(n *corev1.Node) node {
 		name: n.Name, role: roleOf(n), ready: ready(n), providerID: n.Spec.ProviderID, kubelet: n.Status.NodeInfo.KubeletVersion,
 		image: a[v1alpha1.AnnotationImage], components: a[v1alpha1.AnnotationComponents],
 		group: a[v1alpha1.AnnotationGroup], donor: a[v1alpha1.AnnotationDonor],
-		heir: a[v1alpha1.AnnotationHeir], obsolete: a[v1alpha1.AnnotationObsolete] == "true", held: a[v1alpha1.AnnotationHeld] == "true",
+		heir: a[v1alpha1.AnnotationHeir], obsolete: a[v1alpha1.AnnotationObsolete] == "true", held: a[v1alpha1.AnnotationHeld] == "true", marked: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}
 	if n.Spec.Unschedulable {
 		out.cordon = cordonedByOthers

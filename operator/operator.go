@@ -124,6 +124,9 @@ type Config struct {
 	// is asked instead.
 	Agent string
 	Host  host
+	// Relay reaches the agents of other machines, through the relays in Namespace. Without
+	// it groups that are upgraded in place wait.
+	Relay bool
 	// Node is the name of this machine's Node and Pod that of the operator's pod; both
 	// are empty outside of the cluster.
 	Node, Pod string
@@ -144,9 +147,10 @@ type Config struct {
 
 	// For tests. at is told before and after each effect; leave takes the place of what
 	// makes another replica the leader; now is the clock of all deadlines.
-	at    func(point string)
-	leave func(context.Context) error
-	now   func() time.Time
+	at     func(point string)
+	leave  func(context.Context) error
+	now    func() time.Time
+	agents agents // asked instead of those that Relay reaches
 }
 
 const (
@@ -254,6 +258,11 @@ func Run(ctx context.Context, c Config) error {
 	if c.leave == nil {
 		c.leave = func(ctx context.Context) error { return leave(ctx, core, c.Namespace, c.Pod) }
 	}
+	if c.agents == nil && c.Relay {
+		r := newRelays(access, core, c.Namespace, c.Log)
+		defer r.keep(nil)
+		c.agents = r
+	}
 	// What was begun as leader ends before Run returns.
 	lead, resign := context.WithCancel(ctx)
 	var begun sync.WaitGroup
@@ -264,7 +273,7 @@ func Run(ctx context.Context, c Config) error {
 	groups := &groups{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, interval: c.DiscoveryInterval}
 	scaling := newAutoscaling(mgr.GetClient(), mgr.GetAPIReader(), c.Log)
 	versions := &nodeVersions{
-		client: mgr.GetClient(), live: mgr.GetAPIReader(), fleet: fleet, host: c.Host, scaling: scaling,
+		client: mgr.GetClient(), live: mgr.GetAPIReader(), fleet: fleet, host: c.Host, agents: c.agents, scaling: scaling,
 		events: events, gauges: gauges, counters: counters, log: c.Log, nodeName: c.Node, interval: c.CloudInterval, regrouped: groups.wake, at: c.at,
 		leave: c.leave, now: c.now,
 		spawn: func(do func(context.Context)) { begun.Go(func() { do(lead) }) },

@@ -69,10 +69,12 @@ func pendingStatus(in intent, w *lookup, before v1alpha1.PendingNodeStatus) v1al
 		return s
 	}
 	s.CSPState = m.state
-	if in.goal == v1alpha1.LeaveGoal {
+	switch in.goal {
+	case v1alpha1.LeaveGoal:
 		s.ReachedGoal = gone(m)
-	} else {
+	case v1alpha1.JoinGoal:
 		s.ReachedGoal = w.machineOf[m.id] != nil
+	case v1alpha1.UpgradeGoal: // then it is removed
 	}
 	return s
 }

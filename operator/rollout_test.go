@@ -504,7 +504,9 @@ type rolling struct {
 	cloud  *cloudInTest
 	writes *writeCounter
 
-	elects  bool // operators have to be elected, as they are in a cluster
+	relay   bool   // agents of other machines are reached through relays
+	agents  agents // instead; nil: nobody reaches them
+	elects  bool   // operators have to be elected, as they are in a cluster
 	mu      sync.Mutex
 	crashed map[string]bool // points that were come to
 	crashes bool
@@ -758,6 +760,7 @@ func (r *rolling) life(ctx context.Context) {
 			}
 		},
 	}
+	cfg.Relay, cfg.agents = r.relay, r.agents
 	if node != "" {
 		cfg.Host = hostInTest{r.cloud, node}
 	}
@@ -852,6 +855,7 @@ func TestRollout(t *testing.T) {
 		{"a killed operator goes on where it was, from each point", 3, 2, 1, killedAtEachPoint},
 		{"two operators at once", 3, 4, 2, twoOperators},
 		{"few writes and calls per node", 1, 24, 8, fewWrites},
+		{"in place, with an operator that is killed at each point", 3, 4, 2, inPlaceKilled},
 	})
 }
 

@@ -60,6 +60,7 @@ type simMachine struct {
 	wrong           bool          // it joins with another version
 	late            time.Duration // it joins so much later
 	unnamed         bool          // its member of etcd has not started
+	run             upgradeRun    // of its agent for the node
 	untracked       time.Duration // since when it is neither a Node nor tracked; 0: it is one
 }
 
@@ -212,10 +213,13 @@ func (s *simulation) storeNode(i int, n *node) {
 	m := &s.machines[i]
 	s.m[i].node = n
 	if n == nil {
-		*m = fact{life: m.life, group: m.group, image: m.image, comps: m.comps, ours: m.ours, place: m.place, member: m.member, sick: m.sick, api: m.api, tracked: m.tracked, trackedLate: m.trackedLate, nodeWasDeleted: m.nodeWasDeleted, counted: m.counted, donor: noMachine, heir: noMachine}
+		*m = fact{life: m.life, group: m.group, image: m.image, comps: m.comps, ours: m.ours, place: m.place, member: m.member, sick: m.sick, api: m.api, noted: m.comps, run: m.run, tracked: m.tracked, trackedLate: m.trackedLate, nodeWasDeleted: m.nodeWasDeleted, counted: m.counted, donor: noMachine, heir: noMachine}
 	} else {
 		if m.cordon != uncordoned && n.cordon == uncordoned {
 			m.drained = false // pods come back
+		}
+		if m.noted = m.comps; n.components != "" {
+			m.noted = slices.Index(simComps, n.components)
 		}
 		m.isNode, m.known, m.obsolete, m.cordon = true, n.image != "" && n.components != "", n.obsolete, n.cordon
 		m.donor, m.heir = s.named(n.donor), s.named(n.heir)
@@ -311,7 +315,10 @@ func (s *simulation) storeIntent(old, next *simIntent) {
 			for len(s.places) <= next.place {
 				s.places = append(s.places, placeFacts{})
 			}
-			s.places[next.place] = placeFacts{used: true, leave: next.goal == v1alpha1.LeaveGoal, group: s.groupNo(next.group)}
+			s.places[next.place] = placeFacts{used: true, leave: next.goal == v1alpha1.LeaveGoal, group: s.groupNo(next.group), upgrades: noMachine}
+			if next.goal == v1alpha1.UpgradeGoal {
+				s.places[next.place].upgrades = next.machineNo
+			}
 			if i, ok := s.byToken[next.token]; ok {
 				s.machines[i].place = next.place
 			}
@@ -554,6 +561,30 @@ func (s *simulation) elect() {
 	}
 }
 
+// upgradeNode lets the agent of a machine upgrade it.
+func (s *simulation) upgradeNode(i, comps int, a *action) {
+	s.machines[i].run = 1
+	s.m[i].run = upgradeRun{version: a.version, components: a.components, node: a.node, phase: "apply", started: s.clock()}
+	done := !s.luck(upgradeFails, 40)
+	s.after(s.between(10*time.Second, 3*time.Minute), func() {
+		m, f := s.m[i], &s.machines[i]
+		if f.life != running || f.run != 1 {
+			return
+		}
+		if f.run, m.run.phase, m.run.ended = 3, "failed", s.clock(); done {
+			f.run, m.run.phase, f.comps = 2, "done", comps
+			if s.control(f) {
+				f.api = comps
+			}
+			if f.isNode {
+				s.setNode(i, func(n *node) { n.kubelet = simKube[comps] })
+			}
+		}
+		s.say("the agent of %s has ended: %s", m.name, m.run.phase)
+		s.wakeAll()
+	})
+}
+
 func (s *simulation) endUpgrade(node string, done bool) {
 	if s.run != 1 || s.upgrade.node != node {
 		return
@@ -723,6 +754,7 @@ const (
 	budgetBlocks
 	cordons
 	uncordons
+	switches
 	nodeDeleted
 	intentDeleted
 	marksObsolete
@@ -740,7 +772,7 @@ var luckNames = [...]string{
 	crashes: "crashes", writesFail: "writes-fail", repeats: "repeats", slowWrites: "slow-writes", oldViews: "old-views", twoLeaders: "two-leaders", apiAway: "api-away",
 	createsFail: "creates-fail", createsTimeOut: "creates-time-out", deletesLost: "deletes-lost", cloudAway: "cloud-away", cloudLags: "cloud-lags", cloudPartial: "cloud-partial", cloudSilent: "cloud-silent",
 	neverJoins: "never-joins", joinsLate: "joins-late", joinsWrong: "joins-wrong", machineDies: "machine-dies", notReady: "not-ready", memberSick: "member-sick", upgradeFails: "upgrade-fails",
-	budgetBlocks: "budget-blocks", cordons: "cordons", uncordons: "uncordons", nodeDeleted: "node-deleted", intentDeleted: "intent-deleted", marksObsolete: "marks-obsolete",
+	budgetBlocks: "budget-blocks", cordons: "cordons", uncordons: "uncordons", switches: "switches", nodeDeleted: "node-deleted", intentDeleted: "intent-deleted", marksObsolete: "marks-obsolete",
 	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew",
 }
 
@@ -828,7 +860,7 @@ func (s *simulation) addGroup(role v1alpha1.Role) int {
 	g := len(s.gs)
 	id := fmt.Sprintf("sandboxes/s/groups/g%d", g)
 	strategy := v1alpha1.ReplaceStrategy
-	if role == v1alpha1.WorkerRole && s.chance(3) {
+	if s.chance(10) {
 		strategy = v1alpha1.InPlaceStrategy
 	}
 	s.gs = append(s.gs, simGroup{group: group{name: fmt.Sprintf("g%d", g), id: id, role: role, image: simImages[0], strategy: strategy}, id: id, role: role})
@@ -1009,6 +1041,20 @@ func (s *simulation) strikes(l luck) func() {
 				s.setNode(i, func(n *node) { n.cordon, n.cordonedSince = uncordoned, time.Time{} })
 			}
 		}
+	case switches:
+		return func() {
+			g := s.rng.IntN(len(s.gs))
+			to := v1alpha1.InPlaceStrategy
+			if s.groups[g].inPlace {
+				to = v1alpha1.ReplaceStrategy
+			}
+			s.say("a person sets the strategy of group %d: %s", g, to)
+			s.groups[g].inPlace = !s.groups[g].inPlace
+			if s.gs[g].group.name != "" {
+				s.gs[g].strategy = to
+				s.setGroup(g)
+			}
+		}
 	case nodeDeleted:
 		return func() {
 			if i := s.some(workerNode(s)); i >= 0 {
@@ -1083,6 +1129,8 @@ func (s *simulation) strikes(l luck) func() {
 			}
 			g := s.addGroup(v1alpha1.WorkerRole)
 			hidden := s.gs[g].group
+			hidden.strategy = v1alpha1.ReplaceStrategy
+			s.groups[g].inPlace = false
 			s.gs[g].group = group{}
 			n := 1 + s.rng.IntN(3)
 			s.say("a person makes group %d with %d machines", g, n)
@@ -1093,6 +1141,9 @@ func (s *simulation) strikes(l luck) func() {
 			}
 			s.grow(n)
 			s.after(s.between(time.Second, 30*time.Second), func() {
+				if s.groups[g].inPlace {
+					hidden.strategy = v1alpha1.InPlaceStrategy
+				}
 				s.gs[g].group = hidden
 				s.setGroup(g)
 			})

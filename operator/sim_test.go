@@ -193,12 +193,18 @@ func (o *simOperator) world() world {
 	for _, in := range o.intents {
 		w.intents = append(w.intents, in.intent)
 		least := createDeadline
-		if in.place < 0 {
+		if in.token == "" {
 			least = joinDeadline / 2
 		}
 		w.intents[len(w.intents)-1].deadline = o.clocks.until("intent "+in.name+strconv.FormatInt(int64(in.recorded), 10)+string(in.goal), in.deadline, w.now, least)
 		if in.machineNo >= 0 {
 			ask[in.machineNo] = true
+		}
+		if in.goal == v1alpha1.UpgradeGoal && s.machines[in.machineNo].life == running {
+			if w.runs == nil {
+				w.runs = map[string]upgradeRun{}
+			}
+			w.runs[in.machine] = s.m[in.machineNo].run
 		}
 		if i, ok := o.answers[in.token]; ok && in.token != "" {
 			ask[i] = true
@@ -367,12 +373,13 @@ func (o *simOperator) effect(a *action) effect {
 		e.machine = i
 	}
 	switch a.kind {
-	case startUpgrade:
+	case startUpgrade, upgradeNode, noteComponents:
 		e.comps = slices.Index(simComps, a.components)
 	case publishComponents:
 		e.pubCP, e.pubW = slices.Index(simComps, a.join.ControlPlane), slices.Index(simComps, a.join.Worker)
 	}
 	if in := &a.intent; in.name != "" {
+		e.upgrade = in.goal == v1alpha1.UpgradeGoal
 		e.leave, e.group, e.donor = in.goal == v1alpha1.LeaveGoal, s.groupNo(in.group), find(in.donor)
 		if i, ok := s.byID[in.machine]; ok {
 			e.machine = i
@@ -424,7 +431,7 @@ func (o *simOperator) prepare(a *action, e effect) func() {
 	do := o.do(a, e, seen, seenIntent, seenVersion)
 	life := o.life
 	return func() {
-		api := a.kind != deleteInstance && a.kind != setGroupImage && a.kind != drainNode && a.kind != moveLeader && a.kind != removeMember
+		api := a.kind != deleteInstance && a.kind != setGroupImage && a.kind != drainNode && a.kind != moveLeader && a.kind != removeMember && a.kind != upgradeNode
 		if api && (s.now < s.apiAway || s.luck(writesFail, 3)) {
 			return // the write failed
 		}
@@ -515,6 +522,19 @@ func (o *simOperator) do(a *action, e effect, seen *node, seenIntent *simIntent,
 				n.cordon, n.cordonedSince = uncordoned, time.Time{}
 			}
 		})
+	case markInPlace:
+		return onNode(func(n *node) { n.marked = !a.uncordon })
+	case noteComponents:
+		return onNode(func(n *node) { n.components = a.components })
+	case upgradeNode:
+		return func() {
+			m := &s.machines[i]
+			asked := slices.ContainsFunc(o.intents, func(in *simIntent) bool { return in.goal == v1alpha1.UpgradeGoal && in.machineNo == i })
+			if !asked || m.life != running || m.run == 1 || m.run == 2 && s.m[i].run.components == a.components || simOrder[e.comps] < simOrder[m.comps] || !o.right(a, e) {
+				return
+			}
+			s.upgradeNode(i, e.comps, a)
+		}
 	case postponeNode:
 		return onNode(func(n *node) { n.postponed = a.until })
 	case drainNode:

@@ -25,6 +25,7 @@ type world struct {
 	etcd       []member
 	leader     string // node that runs the operator's leader; empty: outside of the cluster
 	run        upgradeRun
+	runs       map[string]upgradeRun // latest of the agents of machines that are upgraded in place, by ID; absent: not heard
 	autoscaler autoscaler
 	versions   map[string]string // Kubernetes of a components ConfigMap, by its name
 
@@ -52,6 +53,7 @@ type node struct {
 	blocker       string    // what refused the last eviction; empty: nothing
 	postponed     time.Time // not replaced before; zero: any time
 	held          bool      // not replaced until its owner lets it go
+	marked        bool      // as one that is upgraded in place
 }
 
 // cordon is whether a node takes new pods, and if not, at whose wish.
@@ -98,6 +100,9 @@ type instance struct {
 // once and for ever, to the machine that has to go: the donor's when all went well,
 // the heir's when it is given up. Because one object is bound, and the API server
 // binds it once, donor and heir cannot both go, whoever acts on whatever old view.
+//
+// One that says Upgrade holds a place, too: its machine is upgraded as it is, from
+// before it is cordoned until it is uncordoned or given up.
 type intent struct {
 	name     string
 	goal     v1alpha1.Goal
@@ -124,8 +129,17 @@ type member struct {
 type upgradeRun struct {
 	version, components, node string
 	phase                     string // as in UpgradeProgress; empty: no run
+	inPlace                   bool   // of a node, and not of the cluster's Kubernetes
 	line                      string
 	started, ended            time.Time
+}
+
+// ofCluster is r if it was about the cluster's Kubernetes; zero: it was not.
+func (r upgradeRun) ofCluster() upgradeRun {
+	if r.inPlace {
+		return upgradeRun{}
+	}
+	return r
 }
 
 func (r upgradeRun) active() bool {

@@ -310,7 +310,7 @@ func daemonSetServices(ctx context.Context, core kubernetes.Interface) (out []en
 		out = nil
 		for i := range l.Items {
 			switch d := &l.Items[i]; {
-			case d.Namespace == Namespace && d.Labels[partOfLabel] == partOf:
+			case d.Namespace == Namespace && d.Labels[partOfLabel] == partOf && !unused(d):
 				out = append(out, ofDaemonSet(d, engine.ServiceOfRelease))
 			case d.Namespace == systemNamespace && d.Name == "kube-proxy":
 				out = append(out, ofDaemonSet(d, engine.ServiceOfKubernetes))

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"constellation/engine"
+	"constellation/operator/api/v1alpha1"
 )
 
 const versionLabel = "app.kubernetes.io/version"
@@ -43,7 +44,7 @@ func (c *Client) Services(ctx context.Context) ([]engine.Service, error) {
 			}
 			wanted := func(name string) bool { return place.only == nil || slices.Contains(place.only, name) }
 			for i := range sets.Items {
-				if d := &sets.Items[i]; wanted(d.Name) {
+				if d := &sets.Items[i]; wanted(d.Name) && !unused(d) {
 					out = append(out, ofDaemonSet(d, place.kind))
 				}
 			}
@@ -70,6 +71,12 @@ func (c *Client) Services(ctx context.Context) ([]engine.Service, error) {
 	}
 	slices.SortFunc(out, func(a, b engine.Service) int { return cmp.Compare(a.Name, b.Name) })
 	return out, nil
+}
+
+// unused reports whether d is the relay of a cluster in which no node is upgraded in
+// place.
+func unused(d *appsv1.DaemonSet) bool {
+	return d.Spec.Template.Spec.NodeSelector[v1alpha1.LabelInPlace] != "" && d.Status.DesiredNumberScheduled == 0
 }
 
 func ofDaemonSet(d *appsv1.DaemonSet, kind string) engine.Service {

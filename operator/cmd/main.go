@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	f := flag.NewFlagSet("operator", flag.ContinueOnError)
 	var (
-		role       = f.String("role", "operator", "what this process does: operator, plans or, as the first argument, autoscaler-stand-in")
+		role       = f.String("role", "operator", "what this process does: operator; relay, which passes on to this machine's agent what the operator asks; plans; or, as the first argument, autoscaler-stand-in")
 		provider   = f.String("provider", "sandbox", "where the machines come from: sandbox")
 		metadata   = f.String("metadata", local.DefaultMetadata, "`URL` of the cloud's metadata server")
 		address    = f.String("cloud", local.DefaultControl, "`URL` of the cloud's control API, or unix:PATH")
@@ -62,6 +62,7 @@ func run(ctx context.Context, args []string) error {
 		metrics    = f.String("metrics", "127.0.0.1:9092", "`address` for /metrics; empty serves none")
 		health     = f.String("health", "127.0.0.1:9093", "`address` for /healthz and /readyz; empty serves none")
 		snapshots  = f.String("snapshots", "", "`address` where snapshots of etcd are had through a port-forward, such as 127.0.0.1:9094; empty serves none")
+		relay      = f.String("relay", "127.0.0.1:9095", "`address` where the role relay listens")
 		interval   = f.Duration("discovery-interval", 15*time.Minute, "how often the cloud is asked for scaling groups")
 		election   = f.Bool("leader-elect", true, "act only when elected")
 		agent      = f.String("agent", "", "`socket` of this machine's agent; empty: no control plane is replaced")
@@ -77,10 +78,14 @@ func run(ctx context.Context, args []string) error {
 	switch {
 	case f.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
+	case *role == "relay" && *agent == "":
+		return errors.New("--role=relay needs --agent: it speaks for one")
+	case *role == "relay":
+		return operator.Relay(ctx, *relay, *agent, slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level})))
 	case *agent != "" && *node == "":
 		return errors.New("--agent needs --node: an agent speaks for one node")
 	case *role != "operator":
-		return fmt.Errorf("role %q is not known: use operator or plans", *role)
+		return fmt.Errorf("role %q is not known: use operator, relay or plans", *role)
 	case *provider != "sandbox":
 		return fmt.Errorf("provider %q is not known: use sandbox", *provider)
 	}
@@ -95,7 +100,7 @@ func run(ctx context.Context, args []string) error {
 	return operator.Run(ctx, operator.Config{
 		Cluster: cluster, Namespace: *namespace,
 		Cloud: operator.NewSandboxCloud(local.NewMetadata(*metadata), *address),
-		Agent: *agent, Node: *node, Pod: *pod,
+		Agent: *agent, Relay: true, Node: *node, Pod: *pod,
 		MetricsAddress: *metrics, HealthAddress: *health, SnapshotAddress: *snapshots,
 		DiscoveryInterval: *interval, NoElection: !*election, Log: log,
 	})

@@ -68,6 +68,11 @@ const (
 	AnnotationPostponed = "constellation.edgeless.systems/postponed-until"
 )
 
+// LabelInPlace is "true" on Nodes of groups that are upgraded in place. The operator
+// writes it; the relay, through which it reaches the agents of other machines, runs on
+// those Nodes only.
+const LabelInPlace = "constellation.edgeless.systems/in-place"
+
 // AnnotationHeld is "true" on a Node or a ScalingGroup that people want left as it is, the
 // latter with all its nodes, until they take it off. The operator never writes it.
 const AnnotationHeld = "constellation.edgeless.systems/held"

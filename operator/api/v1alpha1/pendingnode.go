@@ -2,9 +2,10 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// PendingNode is a machine that is on its way into the cluster or out of it. It is
-// written before the cloud is asked for anything, so that no machine is ever
-// unaccounted for. The operator makes and removes these objects.
+// PendingNode is a machine that is on its way into the cluster or out of it, or that
+// is upgraded as it is. It is written before the cloud, or the machine's agent, is asked
+// for anything, so that no machine is ever unaccounted for. The operator makes and
+// removes these objects.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -32,13 +33,14 @@ type PendingNode struct {
 
 // Goal is where a pending machine is going.
 //
-// +kubebuilder:validation:Enum=Join;Leave
+// +kubebuilder:validation:Enum=Join;Leave;Upgrade
 type Goal string
 
-// The two goals.
+// The goals. A machine that is upgraded is a node before, meanwhile and afterwards.
 const (
-	JoinGoal  Goal = "Join"
-	LeaveGoal Goal = "Leave"
+	JoinGoal    Goal = "Join"
+	LeaveGoal   Goal = "Leave"
+	UpgradeGoal Goal = "Upgrade"
 )
 
 // PendingNodeSpec says which machine it is and where it is going.
@@ -48,6 +50,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="has(self.token) == has(oldSelf.token) && (!has(self.token) || self.token == oldSelf.token)",message="token cannot be changed: the cloud knows the request by it"
 // +kubebuilder:validation:XValidation:rule="self.goal != 'Leave' || has(self.providerID)",message="a machine that leaves needs a providerID"
 // +kubebuilder:validation:XValidation:rule="self.goal != 'Join' || has(self.providerID) || has(self.token)",message="a machine that joins needs a token until its providerID is known"
+// +kubebuilder:validation:XValidation:rule="self.goal != 'Upgrade' || has(self.providerID) && has(self.nodeName) && !has(self.token)",message="a machine that is upgraded is a node already: it needs a providerID and a nodeName, and no token"
 type PendingNodeSpec struct {
 	// providerID of the machine, as in the Node's spec. Empty until the cloud has named
 	// the machine.
@@ -65,11 +68,14 @@ type PendingNodeSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
-	// goal is Join or Leave. A machine that was told to leave does not come back.
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf || self == 'Leave'",message="a machine that leaves cannot be told to join again"
+	// goal is Join, Leave, or Upgrade for a machine that is upgraded as it is. A machine
+	// that was told to leave does not come back.
+	// +kubebuilder:validation:XValidation:rule="oldSelf != 'Leave' || self == 'Leave'",message="a machine that leaves cannot be told to join again"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf || oldSelf == 'Leave' || self == 'Leave' && oldSelf == 'Join'",message="only a machine that joins can be given another goal, to leave"
 	Goal Goal `json:"goal"`
 	// deadline for the goal. A machine that has not joined by then is removed; for one
-	// that has not left, the request is repeated.
+	// that has not left, the request is repeated; of one that is to be upgraded, the agent
+	// must have answered.
 	// +optional
 	Deadline *metav1.Time `json:"deadline,omitempty"`
 	// token makes the request to the cloud repeatable: the same token gives the same

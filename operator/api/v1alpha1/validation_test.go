@@ -97,7 +97,12 @@ func TestRules(t *testing.T) {
 		{"bad namespace", "AutoscalingStrategy", `{spec: {deploymentNamespace: Kube_System}}`, "", "deploymentNamespace is not the name of a namespace"},
 
 		{"an intent", "PendingNode", `{}`, "", ""},
-		{"unknown goal", "PendingNode", `{spec: {goal: Stay}}`, "", `supported values: "Join", "Leave"`},
+		{"unknown goal", "PendingNode", `{spec: {goal: Stay}}`, "", `supported values: "Join", "Leave", "Upgrade"`},
+		{"upgraded", "PendingNode", `{spec: {goal: Upgrade, token: null, providerID: x, nodeName: node-1}}`, "", ""},
+		{"upgraded without a name", "PendingNode", `{spec: {goal: Upgrade, token: null, providerID: x}}`, "", "it needs a providerID and a nodeName, and no token"},
+		{"upgraded with a token", "PendingNode", `{spec: {goal: Upgrade, providerID: x, nodeName: node-1}}`, "", "it needs a providerID and a nodeName, and no token"},
+		{"upgraded, and told to leave", "PendingNode", `{spec: {goal: Upgrade, token: null, providerID: x, nodeName: node-1}}`, `{spec: {goal: Leave}}`, "only a machine that joins can be given another goal, to leave"},
+		{"told to be upgraded", "PendingNode", `{spec: {providerID: x, nodeName: node-1, token: null}}`, `{spec: {goal: Upgrade}}`, "only a machine that joins can be given another goal, to leave"},
 		{"joining without token or machine", "PendingNode", `{spec: {token: null}}`, "", "a machine that joins needs a token until its providerID is known"},
 		{"leaving without machine", "PendingNode", `{spec: {goal: Leave}}`, "", "a machine that leaves needs a providerID"},
 		{"machine named later", "PendingNode", `{}`, `{spec: {providerID: x, nodeName: node-1}}`, ""},

@@ -4,3 +4,10 @@ app.kubernetes.io/part-of: constellation
 app.kubernetes.io/version: {{ .Values.release | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
+
+{{- define "relay.labels" -}}
+app.kubernetes.io/name: constellation-relay
+app.kubernetes.io/part-of: constellation
+app.kubernetes.io/version: {{ .Values.release | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}

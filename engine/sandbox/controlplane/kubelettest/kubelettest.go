@@ -45,8 +45,17 @@ func New() *Kubelet {
 
 // Register makes a Node called name whose kubelet it is.
 func (k *Kubelet) Register(ctx context.Context, c kubernetes.Interface, name string) error {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if _, err := c.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	return k.Serve(ctx, c, name)
+}
+
+// Serve makes it the kubelet of the Node called name.
+func (k *Kubelet) Serve(ctx context.Context, c kubernetes.Interface, name string) error {
 	nodes := c.CoreV1().Nodes()
-	n, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	n, err := nodes.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}

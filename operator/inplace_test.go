@@ -1,0 +1,431 @@
+//go:build linux
+
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/agent/upgradeproto"
+	"constellation/engine/component"
+	"constellation/engine/sandbox/controlplane/kubelettest"
+	"constellation/operator/api/v1alpha1"
+)
+
+// relayOf runs a relay to an agent and returns where it listens.
+func relayOf(t *testing.T, socket string) (port int32) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- relayTo(ctx, l, socket, slog.New(slog.DiscardHandler)) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("relay ended: %v", err)
+		}
+	})
+	return int32(l.Addr().(*net.TCPAddr).Port)
+}
+
+// workerRig is a worker's host with the real agent.
+func workerRig(t *testing.T, name string) *hostRig {
+	t.Helper()
+	rig := newHostRig(t)
+	rig.host.Name = name
+	if err := os.RemoveAll(filepath.Join(rig.dir, "root/etc/kubernetes/manifests")); err != nil {
+		t.Fatal(err)
+	}
+	return rig
+}
+
+// relayPod is a pod of the chart's DaemonSet, as its controller makes it.
+func relayPod(t *testing.T, c kubernetes.Interface, namespace, node string, port int32) *corev1.Pod {
+	t.Helper()
+	d, err := c.AppsV1().DaemonSets(namespace).Get(t.Context(), RelayName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := &corev1.Pod{ObjectMeta: d.Spec.Template.ObjectMeta, Spec: d.Spec.Template.Spec}
+	pod.Name, pod.Spec.NodeName, pod.Spec.ServiceAccountName = RelayName+"-"+node, node, "constellation-operator"
+	pod.Spec.Containers[0].Ports[0].ContainerPort = port
+	controller := true
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: appsv1.SchemeGroupVersion.String(), Kind: "DaemonSet", Name: d.Name, UID: d.UID, Controller: &controller}}
+	pod, err = c.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Status.Phase = corev1.PodRunning
+	if _, err := c.CoreV1().Pods(namespace).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// TestRelayPassesOnTwoVerbs asks a real agent through a relay, as whoever had got hold of
+// the relay could.
+func TestRelayPassesOnTwoVerbs(t *testing.T) {
+	rig := workerRig(t, "worker-1")
+	rig.up()
+	port := relayOf(t, rig.socket())
+	h := &agentHost{node: "worker-1", what: upgradeproto.What_NODE}
+	conn, err := grpc.NewClient(fmt.Sprintf("127.0.0.1:%d", port), dialOptions()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	h.agent = upgradeproto.NewAgentClient(conn)
+
+	if run, err := h.Run(t.Context()); err != nil || run != (upgradeRun{}) {
+		t.Errorf("the run of an agent that had none: %+v, %v", run, err)
+	}
+	recv := func(stream interface {
+		Recv() (*upgradeproto.UpgradeResponse, error)
+	}, err error) error {
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	a := h.agent
+	ctx := t.Context()
+	_, members := a.EtcdMembers(ctx, &upgradeproto.EtcdMembersRequest{})
+	_, removed := a.RemoveEtcdMember(ctx, &upgradeproto.RemoveEtcdMemberRequest{Id: 1, Name: "x"})
+	_, moved := a.MoveEtcdLeader(ctx, &upgradeproto.MoveEtcdLeaderRequest{})
+	snapshot, err := a.SnapshotEtcd(ctx, &upgradeproto.SnapshotEtcdRequest{})
+	if err == nil {
+		_, err = snapshot.Recv()
+	}
+	got := map[string]codes.Code{
+		"EtcdMembers": status.Code(members), "RemoveEtcdMember": status.Code(removed), "MoveEtcdLeader": status.Code(moved), "SnapshotEtcd": status.Code(err),
+		"Upgrade of the control plane": status.Code(recv(a.Upgrade(ctx, &upgradeproto.UpgradeRequest{Token: "t", KubernetesVersion: newKubernetes, What: upgradeproto.What_APPLY}))),
+		"Upgrade of nothing":           status.Code(recv(a.Upgrade(ctx, &upgradeproto.UpgradeRequest{Token: "t", KubernetesVersion: newKubernetes}))),
+	}
+	for verb, code := range got {
+		want := codes.Unimplemented
+		if strings.HasPrefix(verb, "Upgrade") {
+			want = codes.PermissionDenied
+		}
+		if code != want {
+			t.Errorf("%s: %s, want %s", verb, code, want)
+		}
+	}
+	for _, m := range upgradeproto.Agent_ServiceDesc.Methods {
+		if _, refused := got[m.MethodName]; !refused && m.MethodName != "Status" {
+			t.Errorf("nobody has said whether the relay passes on %s", m.MethodName)
+		}
+	}
+	var told told
+	if err := h.Upgrade(ctx, "v1.36.3/0/c", newKubernetes, "c", rig.components(newKubernetes), told.tell); err != nil {
+		t.Errorf("upgrade of the node: %v", err)
+	}
+	if d := slices.Index(told.phases(), "done"); d < 0 {
+		t.Errorf("told %v", told.phases())
+	}
+	run, err := h.Run(ctx)
+	if err != nil || !run.inPlace || run.phase != "done" || run.components != "c" || run.version != newKubernetes {
+		t.Errorf("the run: %+v, %v", run, err)
+	}
+}
+
+// TestInPlaceThroughARelay upgrades a worker as it is: API server, rights, operator,
+// relay, chart and agent are the real ones; kubeadm and what only a kubelet does are not.
+func TestInPlaceThroughARelay(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}})
+	r := c.newRollout(t, 1, 1, 1)
+	core, err := kubernetes.NewForConfig(c.cp.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var before corev1.Node
+	var nodes corev1.NodeList
+	must(r.admin.List(t.Context(), &nodes))
+	for _, n := range nodes.Items {
+		if roleOf(&n) == v1alpha1.WorkerRole {
+			before = n
+		}
+	}
+	kubelet := kubelettest.New()
+	t.Cleanup(kubelet.Close)
+	must(kubelet.Serve(t.Context(), core, before.Name))
+
+	rig := workerRig(t, before.Name)
+	rig.host.RestartKubelet = func(ctx context.Context) error { // it says which version it is
+		kubelet.Cut() // what it forwarded ends with it
+		var n corev1.Node
+		if err := r.admin.Get(ctx, client.ObjectKey{Name: before.Name}, &n); err != nil {
+			return err
+		}
+		n.Status.NodeInfo.KubeletVersion = newKubernetes
+		return r.admin.Status().Update(ctx, &n)
+	}
+	rig.write("ctl/fail-node", "", 0o600)
+	rig.write("ctl/hang-node", "", 0o600)
+	rig.up()
+	list, err := json.Marshal(rig.components(newKubernetes))
+	must(err)
+	var m corev1.ConfigMap
+	must(r.admin.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: refB}, &m))
+	m.Data["components"] = string(list)
+	must(r.admin.Update(t.Context(), &m))
+
+	r.relay = true
+	r.operate()
+	var g v1alpha1.ScalingGroup
+	r.eventually("the group is found", func() (string, bool) {
+		var all v1alpha1.ScalingGroupList
+		must(r.admin.List(t.Context(), &all))
+		for i := range all.Items {
+			if all.Items[i].Spec.GroupID == rolloutGroupW {
+				g = all.Items[i]
+				return "", true
+			}
+		}
+		return fmt.Sprint(len(all.Items)), false
+	})
+	r.eventually("its strategy is set", func() (string, bool) {
+		r.get(g.Name, &g)
+		g.Spec.Strategy = v1alpha1.InPlaceStrategy
+		err := r.admin.Update(t.Context(), &g)
+		return fmt.Sprint(err), err == nil
+	})
+	node := func() *corev1.Node {
+		var n corev1.Node
+		r.get(before.Name, &n)
+		return &n
+	}
+	r.eventually("its node is labelled for the relay", func() (string, bool) {
+		return fmt.Sprint(node().Labels), node().Labels[v1alpha1.LabelInPlace] == "true"
+	})
+	relayPod(t, core, namespace, before.Name, relayOf(t, rig.socket()))
+	r.pod("work", before.Name)
+	r.edit(toNew)
+	r.within(time.Minute, "its agent has begun", func() (string, bool) {
+		var nv v1alpha1.NodeVersion
+		r.get(v1alpha1.NodeVersionName, &nv)
+		return fmt.Sprintf("%+v", nv.Status.Waiting), rig.at("node")
+	})
+	if n := node(); !n.Spec.Unschedulable || n.Annotations[v1alpha1.AnnotationComponents] != refA {
+		t.Errorf("while its agent works the node is %+v, and is said to run %s", n.Spec, n.Annotations[v1alpha1.AnnotationComponents])
+	}
+	if err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "work"}, &corev1.Pod{}); err == nil {
+		t.Error("its agent has begun with work on it")
+	}
+	kubelet.Cut() // as an API server that restarts does
+	rig.release("hang-node")
+	r.within(time.Minute, "the failure is told", func() (string, bool) {
+		var nv v1alpha1.NodeVersion
+		r.get(v1alpha1.NodeVersionName, &nv)
+		w := nv.Status.Waiting
+		return fmt.Sprintf("%+v", w), w != nil && w.Reason == "UpgradeFailed" && w.Object != nil && w.Object.Name == before.Name && strings.Contains(w.Message, "cheese")
+	})
+	if n := node(); !n.Spec.Unschedulable {
+		t.Error("a node whose upgrade has failed takes pods")
+	}
+	r.pass(upgradeRetry + time.Minute)
+	r.within(time.Minute, "the worker is at the target, and all is over", func() (string, bool) {
+		var nv v1alpha1.NodeVersion
+		var pending v1alpha1.PendingNodeList
+		r.get(v1alpha1.NodeVersionName, &nv)
+		must(r.admin.List(t.Context(), &pending))
+		n := node()
+		return fmt.Sprintf("%s %+v", conditionText(nv.Status, v1alpha1.ConditionReady), nv.Status.Waiting),
+			conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate" && !n.Spec.Unschedulable && n.Annotations[v1alpha1.AnnotationComponents] == refB && len(pending.Items) == 0
+	})
+	after := node()
+	if after.UID != before.UID || after.Spec.ProviderID != before.Spec.ProviderID || after.Annotations[v1alpha1.AnnotationImage] != image1 {
+		t.Errorf("it is another node: %+v", after.ObjectMeta)
+	}
+	if b, err := os.ReadFile(filepath.Join(rig.dir, "root/usr/local/bin/kubelet")); err != nil || string(b) != string(rig.script(newKubernetes)) {
+		t.Errorf("its kubelet is not the new one: %v", err)
+	}
+	if n := len(r.cloud.instances); n != 3 { // the control plane was replaced
+		t.Errorf("%d machines were there in all", n)
+	}
+}
+
+// agentsInTest are agents that upgrade a node in a moment.
+type agentsInTest struct {
+	*cloudInTest
+
+	lock   sync.Mutex
+	runs   map[string]upgradeRun
+	fails  map[string]int // so often
+	active map[string]int // that work, by node
+	most   int            // at a time
+}
+
+func (a *agentsInTest) keep(map[string]bool) {}
+
+func (a *agentsInTest) Run(_ context.Context, node string) (upgradeRun, error) {
+	a.lock.Lock()
+	defer a.lock.Unlock()
+	return a.runs[node], nil
+}
+
+// Upgrade goes on when nobody follows it any more, as an agent does.
+func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.List, tell func(upgradeRun)) error {
+	if len(list) == 0 || !strings.HasSuffix(token, "/"+reference) {
+		return errors.New("no components")
+	}
+	a.lock.Lock()
+	if run := a.runs[node]; !run.active() && (run.phase != "done" || run.components != reference) {
+		a.begin(node, version, reference)
+	}
+	a.lock.Unlock()
+	for {
+		a.lock.Lock()
+		run := a.runs[node]
+		a.lock.Unlock()
+		tell(run)
+		switch {
+		case run.phase == "done":
+			return nil
+		case run.phase == "failed":
+			return errors.New(run.line)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (a *agentsInTest) begin(node, version, reference string) {
+	a.runs[node] = upgradeRun{version: version, components: reference, node: node, phase: "apply", inPlace: true, started: time.Now()}
+	a.active[node]++
+	a.most = max(a.most, len(a.active))
+	ctx := context.Background()
+	var n corev1.Node
+	var pods corev1.PodList
+	if err := errors.Join(a.admin.Get(ctx, client.ObjectKey{Name: node}, &n), a.admin.List(ctx, &pods, client.InNamespace("default"))); err != nil {
+		a.breach("%v", err)
+	}
+	if !n.Spec.Unschedulable {
+		a.breach("the agent of %s begins while it takes pods", node)
+	}
+	for _, p := range pods.Items {
+		if p.Spec.NodeName == node {
+			a.breach("the agent of %s begins with pod %s on it", node, p.Name)
+		}
+	}
+	a.work.Go(func() {
+		time.Sleep(50 * time.Millisecond)
+		a.lock.Lock()
+		run := a.runs[node]
+		run.phase, run.ended = "done", time.Now()
+		if a.fails[node] > 0 {
+			a.fails[node]--
+			run.phase, run.line, run.ended = "failed", "kubeadm has failed", time.Now().Add(-upgradeRetry)
+		}
+		delete(a.active, node)
+		a.lock.Unlock()
+		if run.phase == "done" {
+			a.persist("the kubelet of "+node+" says its version", func(ctx context.Context) error {
+				var n corev1.Node
+				if err := a.admin.Get(ctx, client.ObjectKey{Name: node}, &n); err != nil {
+					return err
+				}
+				n.Status.NodeInfo.KubeletVersion = version
+				return a.admin.Status().Update(ctx, &n)
+			})
+		}
+		a.lock.Lock()
+		a.runs[node] = run
+		a.lock.Unlock()
+	})
+}
+
+// inPlace lets all groups be upgraded in place.
+func (r *rolling) inPlace(which ...string) {
+	r.t.Helper()
+	for _, id := range which {
+		r.eventually("group "+id+" is upgraded in place", func() (string, bool) {
+			var all v1alpha1.ScalingGroupList
+			if err := r.admin.List(r.t.Context(), &all); err != nil {
+				return err.Error(), false
+			}
+			for i := range all.Items {
+				if g := &all.Items[i]; g.Spec.GroupID == id {
+					g.Spec.Strategy = v1alpha1.InPlaceStrategy
+					err := r.admin.Update(r.t.Context(), g)
+					return fmt.Sprint(err), err == nil
+				}
+			}
+			return "it is not there", false
+		})
+	}
+}
+
+// inPlaceKilled upgrades a whole cluster in place with an operator that is killed at each
+// point where it has an effect.
+func inPlaceKilled(t *testing.T, r *rolling) {
+	a := &agentsInTest{cloudInTest: r.cloud, runs: map[string]upgradeRun{}, fails: map[string]int{}, active: map[string]int{}}
+	r.agents = a
+	var nodes corev1.NodeList
+	if err := r.admin.List(t.Context(), &nodes); err != nil {
+		t.Fatal(err)
+	}
+	machines := map[string]string{}
+	for i, n := range nodes.Items {
+		machines[n.Name] = n.Spec.ProviderID
+		r.pod(fmt.Sprintf("pod-%d", i), n.Name)
+		if roleOf(&n) == v1alpha1.WorkerRole && len(a.fails) == 0 {
+			a.fails[n.Name] = 1
+		}
+	}
+	r.crashes = true
+	r.operate()
+	r.inPlace(rolloutGroupCP, rolloutGroupW)
+	r.edit(toNew)
+	r.finished(image1)
+	if err := r.admin.List(t.Context(), &nodes); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.Items {
+		if machines[n.Name] != n.Spec.ProviderID || n.Annotations[v1alpha1.AnnotationComponents] != refB || n.Status.NodeInfo.KubeletVersion != "v1.36.3" && a.runs[n.Name].phase != "" {
+			t.Errorf("%s was not kept and upgraded: %+v %s", n.Name, n.ObjectMeta, n.Status.NodeInfo.KubeletVersion)
+		}
+	}
+	if a.most > 2 {
+		t.Errorf("%d agents worked at a time", a.most)
+	}
+	for _, point := range []string{"before:upgrade node", "after:upgrade node", "before:note components", "after:note components", "before:mark in-place", "after:clear intent"} {
+		if !r.crashed[point] {
+			t.Errorf("nobody was killed %s", point)
+		}
+	}
+	if n := len(r.cloud.instances); n != len(machines) {
+		t.Errorf("%d machines were there in all, %d were to stay", n, len(machines))
+	}
+}

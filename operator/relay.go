@@ -1,0 +1,328 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+	"k8s.io/streaming/pkg/httpstream"
+
+	"constellation/agent/upgradeproto"
+	"constellation/engine/component"
+)
+
+// The agents of other machines are reached through a relay: a pod on each node that is
+// upgraded in place, which has the agent's socket and nothing else. The operator opens a
+// port-forward to it, so the API server says who the operator is and what it may, and
+// the kubelet that the API server is one; no port is open in any network. What the
+// relay passes on is a list of two.
+
+// RelayName is the name of the relay's DaemonSet and the label of its pods.
+const RelayName = "constellation-relay"
+
+const (
+	relayPort = "agent" // name of the container's port
+	// relayDial bounds one connection to a relay until it stands.
+	relayDial = 20 * time.Second
+	// A connection on which nothing arrives for so long is asked whether it is one.
+	relayAlive = 20 * time.Second
+	maxRelayed = 64 << 10 // bytes of a request, as the agent has it
+)
+
+// Relay passes on what an agent is asked through address, until ctx ends: Status, and
+// Upgrade of the node. Everything else is refused, whatever the agent would say. socket
+// is that of the agent, which need not be there yet.
+func Relay(ctx context.Context, address, socket string, log *slog.Logger) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("relay to the agent: %w", err)
+	}
+	return relayTo(ctx, l, socket, log)
+}
+
+func relayTo(ctx context.Context, l net.Listener, socket string, log *slog.Logger) error {
+	if !filepath.IsAbs(socket) {
+		return errors.Join(fmt.Errorf("relay to the agent: %q is no absolute path", socket), l.Close())
+	}
+	conn, err := grpc.NewClient("unix:"+socket, dialOptions()...)
+	if err != nil {
+		return errors.Join(fmt.Errorf("relay to the agent: %w", err), l.Close())
+	}
+	defer func() { _ = conn.Close() }()
+	g := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxRelayed), grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10), grpc.ConnectionTimeout(relayDial),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: relayAlive / 2, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 5 * time.Minute, Time: time.Minute, Timeout: relayAlive}),
+	)
+	upgradeproto.RegisterAgentServer(g, relayed{to: upgradeproto.NewAgentClient(conn), log: log})
+	stop := context.AfterFunc(ctx, g.Stop)
+	defer stop()
+	log.Info("relay listens", "address", l.Addr().String(), "agent", socket)
+	if err := g.Serve(l); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("relay to the agent: %w", err)
+	}
+	return nil
+}
+
+// relayed is the list: verbs that it lacks are answered by what it embeds, which knows
+// no agent.
+type relayed struct {
+	upgradeproto.UnimplementedAgentServer
+
+	to  upgradeproto.AgentClient
+	log *slog.Logger
+}
+
+func (r relayed) Status(ctx context.Context, q *upgradeproto.StatusRequest) (*upgradeproto.StatusResponse, error) {
+	return r.to.Status(ctx, q)
+}
+
+func (r relayed) Upgrade(q *upgradeproto.UpgradeRequest, back grpc.ServerStreamingServer[upgradeproto.UpgradeResponse]) error {
+	if q.GetWhat() != upgradeproto.What_NODE {
+		return status.Error(codes.PermissionDenied, "the relay passes on upgrades of its node alone, not of the control plane")
+	}
+	r.log.Info("upgrade passed on", "kubernetes", q.GetKubernetesVersion(), "token", q.GetToken())
+	stream, err := r.to.Upgrade(back.Context(), q)
+	if err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := back.Send(m); err != nil {
+			return err
+		}
+	}
+}
+
+// dialOptions are those of every connection to an agent.
+func dialOptions() []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel, or the API server, says who asks
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: reconnectMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectMax},
+			MinConnectTimeout: relayDial,
+		}),
+	}
+}
+
+// relays are the agents of other machines. They are safe for concurrent use.
+type relays struct {
+	access    *rest.Config
+	client    kubernetes.Interface
+	namespace string
+	log       *slog.Logger
+
+	mu    sync.Mutex
+	hosts map[string]*agentHost // by node
+}
+
+func newRelays(access *rest.Config, c kubernetes.Interface, namespace string, log *slog.Logger) *relays {
+	return &relays{access: access, client: c, namespace: namespace, log: log, hosts: map[string]*agentHost{}}
+}
+
+// host returns the agent of a node, which need not be reachable yet.
+func (r *relays) host(node string) (*agentHost, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if h := r.hosts[node]; h != nil {
+		return h, nil
+	}
+	conn, err := grpc.NewClient("passthrough:///"+node, append(dialOptions(),
+		grpc.WithContextDialer(r.dial), grpc.WithNoProxy(),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: relayAlive, Timeout: relayAlive}))...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the agent of %s: %w", node, err)
+	}
+	h := &agentHost{node: node, conn: conn, agent: upgradeproto.NewAgentClient(conn), what: upgradeproto.What_NODE, log: r.log}
+	r.hosts[node] = h
+	return h, nil
+}
+
+// Run implements agents.
+func (r *relays) Run(ctx context.Context, node string) (upgradeRun, error) {
+	h, err := r.host(node)
+	if err != nil {
+		return upgradeRun{}, err
+	}
+	return h.Run(ctx)
+}
+
+// Upgrade implements agents.
+func (r *relays) Upgrade(ctx context.Context, node, token, version, reference string, components component.List, tell func(upgradeRun)) error {
+	h, err := r.host(node)
+	if err != nil {
+		return err
+	}
+	return h.Upgrade(ctx, token, version, reference, components, tell)
+}
+
+// keep implements agents.
+func (r *relays) keep(nodes map[string]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for node, h := range r.hosts {
+		if !nodes[node] {
+			_ = h.Close()
+			delete(r.hosts, node)
+		}
+	}
+}
+
+// dial connects to the relay on a node through the API server.
+func (r *relays) dial(ctx context.Context, node string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, relayDial)
+	defer cancel()
+	pods, err := r.client.CoreV1().Pods(r.namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=" + RelayName, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for the relay on %s: %w", node, err)
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if port := relayPortOf(p); p.DeletionTimestamp == nil && port != 0 {
+			return r.forward(ctx, p, port)
+		}
+	}
+	return nil, fmt.Errorf("no relay runs on %s yet", node)
+}
+
+// relayPortOf returns where a relay listens; zero if its pod does not run.
+func relayPortOf(p *corev1.Pod) int32 {
+	if p.Status.Phase != corev1.PodRunning {
+		return 0
+	}
+	for i := range p.Spec.Containers {
+		for _, port := range p.Spec.Containers[i].Ports {
+			if port.Name == relayPort {
+				return port.ContainerPort
+			}
+		}
+	}
+	return 0
+}
+
+// forward opens a port-forward and one connection in it. It is SPDY because that needs
+// the right to create alone.
+func (r *relays) forward(ctx context.Context, p *corev1.Pod, port int32) (net.Conn, error) {
+	u := r.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("portforward").URL()
+	transport, upgrader, err := spdy.RoundTripperFor(rest.CopyConfig(r.access))
+	if err != nil {
+		return nil, fmt.Errorf("forward a port: %w", err)
+	}
+	dialer := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
+	type dialed struct {
+		conn httpstream.Connection
+		err  error
+	}
+	// The dialer knows no context. What it brings too late is closed.
+	done, late := make(chan dialed), make(chan struct{})
+	go func() {
+		conn, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
+		select {
+		case done <- dialed{conn, err}:
+		case <-late:
+			if err == nil {
+				_ = conn.Close()
+			}
+		}
+	}()
+	var d dialed
+	select {
+	case d = <-done:
+	case <-ctx.Done():
+		close(late)
+		return nil, fmt.Errorf("forward a port of %s on %s: %w", p.Name, p.Spec.NodeName, ctx.Err())
+	}
+	if d.err != nil {
+		return nil, fmt.Errorf("forward a port of %s on %s: %w", p.Name, p.Spec.NodeName, d.err)
+	}
+	c, err := openForwarded(d.conn, p.Spec.NodeName, port)
+	if err != nil {
+		_ = d.conn.Close()
+		return nil, fmt.Errorf("forward a port of %s on %s: %w", p.Name, p.Spec.NodeName, err)
+	}
+	return c, nil
+}
+
+// forwarded is one connection to a port of a pod.
+type forwarded struct {
+	conn httpstream.Connection
+	data httpstream.Stream
+	node string
+}
+
+func openForwarded(conn httpstream.Connection, node string, port int32) (*forwarded, error) {
+	h := http.Header{}
+	h.Set(corev1.PortHeader, strconv.Itoa(int(port)))
+	h.Set(corev1.PortForwardRequestIDHeader, "0")
+	h.Set(corev1.StreamType, corev1.StreamTypeError)
+	failure, err := conn.CreateStream(h)
+	if err != nil {
+		return nil, err
+	}
+	if err := failure.Close(); err != nil { // nothing is written to it
+		return nil, err
+	}
+	h.Set(corev1.StreamType, corev1.StreamTypeData)
+	data, err := conn.CreateStream(h)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		// The node says something only if it cannot connect: then there is no connection.
+		if text, _ := io.ReadAll(io.LimitReader(failure, 1024)); len(text) > 0 {
+			_ = conn.Close()
+		}
+	}()
+	go func() {
+		<-conn.CloseChan()
+		// Whoever reads a stream does not learn that its connection has ended.
+		_ = data.Reset()
+		_ = failure.Reset()
+	}()
+	return &forwarded{conn: conn, data: data, node: node}, nil
+}
+
+func (f *forwarded) Read(b []byte) (int, error)  { return f.data.Read(b) }
+func (f *forwarded) Write(b []byte) (int, error) { return f.data.Write(b) }
+func (f *forwarded) Close() error                { return f.conn.Close() }
+func (f *forwarded) LocalAddr() net.Addr         { return relayAddress("operator") }
+func (f *forwarded) RemoteAddr() net.Addr        { return relayAddress(f.node) }
+
+// Deadlines are those of requests, and of the connection's own keepalive.
+func (f *forwarded) SetDeadline(time.Time) error      { return nil }
+func (f *forwarded) SetReadDeadline(time.Time) error  { return nil }
+func (f *forwarded) SetWriteDeadline(time.Time) error { return nil }
+
+type relayAddress string
+
+func (relayAddress) Network() string  { return "portforward" }
+func (a relayAddress) String() string { return string(a) }
