@@ -640,6 +640,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 	run := &initRun{e: e, facts: &facts{state: s}}
 	if cfg, err := e.ws.Config(); err == nil { // it is not needed
 		run.extra = cfg.Charts
+		run.feed, _, _ = e.feedOf(cfg, CheckRequest{}) // its keys are not asked for
 	} else if _, ok := asConfigErrors(err); ok {
 		return nil, err // it may name charts
 	}

@@ -94,7 +94,8 @@ type TPM2Config struct {
 // ReleasesConfig says who is asked about releases. The zero value is what the program
 // brings with it.
 type ReleasesConfig struct {
-	// Feed is a directory, taken from the workspace if it is relative, or an address.
+	// Feed is a directory or bundle:FILE, taken from the workspace if it is relative, or an
+	// address.
 	Feed string `json:"feed,omitempty"`
 	// Keys are public keys in PEM; one of them must have signed the feed. If there are
 	// none, it is one of the keys that the program brings with it.
@@ -367,6 +368,9 @@ func readValues(r *reader, to *map[string]any) field {
 func badFeed(s string) (problem, remedy string) {
 	if s == "" || s != strings.TrimSpace(s) || strings.ContainsFunc(s, unicode.IsControl) {
 		return fmt.Sprintf("%q is neither a directory nor an address", s), "write the path of a directory, or an https address"
+	}
+	if s == release.BundleScheme {
+		return "names no file", "write bundle:PATH"
 	}
 	scheme, _, isURL := strings.Cut(s, "://")
 	if !isURL {

@@ -37,25 +37,45 @@ func (f *facts) foreignCharts() (out []release.Chart) {
 	return append(out, f.extra...)
 }
 
-// chartStore is what fetches charts.
-func (e *Engine) chartStore() *chart.Store {
+// chartStore is what fetches charts; those that are in a bundle, if feed is one, come from
+// there.
+func (e *Engine) chartStore(feed string) (*chart.Store, error) {
 	s := &chart.Store{Base: e.ws.dir}
+	bundle, err := openBundle(feed)
+	if err != nil {
+		return nil, err
+	}
+	if bundle != nil {
+		s.Bundle = func(dgst string) ([]byte, error) {
+			b, ok, err := bundle.Blob(dgst)
+			if err == nil && !ok {
+				err = chart.ErrAbsent
+			}
+			return b, err
+		}
+	}
 	if dir, err := os.UserCacheDir(); err == nil {
 		s.Cache = filepath.Join(dir, "constellation", "charts")
 	}
-	return s
+	return s, nil
 }
 
 // fetchCharts fetches the charts that do not come with the program, and returns what
 // stands in the way. Those that are there already it leaves.
 func (i *initRun) fetchCharts(ctx context.Context) (found []Finding) {
 	all := i.foreignCharts()
+	if len(all) == 0 {
+		return nil
+	}
+	store, err := i.e.chartStore(i.feed)
+	if err != nil {
+		return []Finding{{ID: findingChartSource, Severity: Block, Source: "charts", Title: "the bundle cannot be used", Detail: err.Error(), Remedy: Remedy(err)}}
+	}
 	if i.fetched == nil {
 		i.fetched = map[string]*chart.Chart{}
 	}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	store := i.e.chartStore()
 	own := len(all) - len(i.extra)
 	for n, c := range all {
 		field := ""
@@ -234,7 +254,7 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 		c.e.log.Debug("release not read", "release", c.hop.To.Release, "err", err)
 		return ctx.Err()
 	}
-	i := &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, extra: c.config.Charts}}
+	i := &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, extra: c.config.Charts, feed: c.location}}
 	changes, err := c.lookAtCharts(ctx, i)
 	if err == nil && changes != nil {
 		c.out.Changes.ChartChanges, c.out.Changes.Charts = changes, nil

@@ -153,3 +153,83 @@ func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
 		})
 	}
 }
+
+// What was packed where the source was is enough where it is not; one that is not whole is
+// refused with a sentence.
+func TestBundlesReplaceEverySource(t *testing.T) {
+	s := newApplyStage(t)
+	s.withChart("1.16.0", "")
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pack := func(name string) (engine.BundleReport, []byte) {
+		t.Helper()
+		r, err := engine.MakeBundle(t.Context(), w, engine.BundleRequest{Out: filepath.Join(s.dir, name)})
+		if err != nil {
+			t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+		}
+		b, err := os.ReadFile(r.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r, b
+	}
+	report, first := pack("bundle.tar")
+	if _, second := pack("again.tar"); string(first) != string(second) {
+		t.Error("the same contents made other bytes")
+	}
+	if len(report.Charts) != 1 || report.Charts[0].Name != "cni" || report.Bytes != int64(len(first)) || report.Feed != "" {
+		t.Errorf("%+v", report)
+	}
+	// Elsewhere: no source, no cache.
+	s.Setenv("XDG_CACHE_HOME", s.TempDir())
+	if err := os.RemoveAll(filepath.Join(s.dir, "charts")); err != nil {
+		t.Fatal(err)
+	}
+	r := upgrade
+	if p, _, err := s.apply(t.Context(), r, nil); engine.ExitCode(err) != engine.ExitBlocked {
+		t.Fatalf("without the bundle: %+v, %v", p, err)
+	}
+	bad := filepath.Join(s.dir, "bad.tar")
+	if err := os.WriteFile(bad, first[:len(first)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.Feed = "bundle:" + bad
+	if _, _, err := s.apply(t.Context(), r, nil); engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(err.Error(), "it is no whole bundle: it ends") || !strings.Contains(engine.Remedy(err), "copy it again") {
+		t.Fatalf("half a bundle: %v", err)
+	}
+	r.Feed = "bundle:" + report.File
+	if _, _, err := s.apply(t.Context(), r, nil); err != nil {
+		t.Fatalf("with the bundle: %v (remedy %q)", err, engine.Remedy(err))
+	}
+	if n := s.cluster.Revisions(engine.Chart{Name: "cni", Namespace: "kube-system"}); n != 1 {
+		t.Errorf("%d revisions of the chart", n)
+	}
+}
+
+func TestBundlesOfNothingAreNotMade(t *testing.T) {
+	s := newApplyStage(t)
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(s.dir, "bundle.tar")
+	if _, err := engine.MakeBundle(t.Context(), w, engine.BundleRequest{Out: out}); engine.ExitCode(err) != engine.ExitNothing {
+		t.Errorf("nothing to carry: %v", err)
+	}
+	s.withChart("1.16.0", "")
+	if _, err := engine.MakeBundle(t.Context(), w, engine.BundleRequest{Out: filepath.Join(s.dir, "no", "where")}); engine.Remedy(err) == "" {
+		t.Errorf("no folder: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Join(s.dir, "charts")); err != nil {
+		t.Fatal(err)
+	}
+	s.Setenv("XDG_CACHE_HOME", s.TempDir())
+	if _, err := engine.MakeBundle(t.Context(), w, engine.BundleRequest{Out: out}); err == nil || !strings.Contains(err.Error(), "chart") {
+		t.Errorf("a chart that is missing: %v", err)
+	}
+	if _, err := os.Stat(out); !os.IsNotExist(err) {
+		t.Errorf("a file was left: %v", err)
+	}
+}

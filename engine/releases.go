@@ -64,9 +64,14 @@ func (e *Engine) feedOf(c *Config, r CheckRequest) (location string, keys []rele
 	if location == "" {
 		location = c.Releases.Feed
 	}
+	scheme := ""
+	if path, ok := strings.CutPrefix(location, release.BundleScheme); ok {
+		scheme, location = release.BundleScheme, path
+	}
 	if location != "" && !strings.Contains(location, "://") && !filepath.IsAbs(location) && r.Feed == "" {
 		location = e.ws.Path(location)
 	}
+	location = scheme + location
 	if keys, err = readFeedKeys(r.FeedKeys); err != nil {
 		return "", nil, err
 	}
@@ -87,6 +92,10 @@ func (e *Engine) learnReleases(ctx context.Context, location string, keys []rele
 	k := &knowledge{embedded: embedded, state: feedState(embedded.State())}
 	if location == "" {
 		return k, nil
+	}
+	// A bundle that is not whole is not fallen back from: who carried it wants to know.
+	if b, err := openBundle(location); err != nil || b != nil && !b.HasFeed() {
+		return k, err
 	}
 	limited, cancel := context.WithTimeout(ctx, feedLimit)
 	defer cancel()

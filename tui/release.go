@@ -26,13 +26,13 @@ with it what it knows; a feed adds newer releases, and what turned out to be fau
 		`  constellation release list
   constellation release show v1.1.0
   constellation release verify https://releases.example.com/v1 --feed-key release.pub`)
-	cmd.AddCommand(s.releaseList(), s.releaseShow(), s.releaseVerify(), s.releaseBuild(), s.releaseKey())
+	cmd.AddCommand(s.releaseList(), s.releaseShow(), s.releaseVerify(), s.releaseBuild(), s.releaseBundle(), s.releaseKey())
 	return cmd
 }
 
 // feedFlags are those that say where releases are looked up.
 func (s *session) feedFlags(cmd *cobra.Command, r *engine.FeedRequest) {
-	cmd.Flags().StringVar(&r.Feed, "feed", "", "folder or https `address` of a feed (default: that of the configuration)")
+	cmd.Flags().StringVar(&r.Feed, "feed", "", "folder, https `address` or bundle:FILE of a feed (default: that of the configuration)")
 	s.feedKeyFlag(cmd, &r.FeedKeys)
 	_ = cmd.MarkFlagDirname("feed")
 }
@@ -501,6 +501,61 @@ one the next time; who trusts the old one follows.`,
 	_ = cmd.MarkFlagFilename("key")
 	_ = cmd.MarkFlagFilename("trust", "pub", "pem")
 	_ = cmd.RegisterFlagCompletionFunc("expires", fixed("7d", "30d", "90d"))
+	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	return cmd
+}
+
+func (s *session) releaseBundle() *cobra.Command {
+	r := engine.BundleRequest{}
+	var out format
+	cmd := &cobra.Command{
+		Use:   "bundle --out FILE",
+		Short: "Pack what an upgrade needs from outside into one file",
+		Long: `Pack what an upgrade reads from outside into one file, where there is a network, and
+carry it to where there is none. There, name it as feed: --feed bundle:FILE, or
+releases.feed: bundle:FILE in the configuration.
+
+It holds the whole feed, as its publisher signed it, and the charts that releases up to
+--to and the configuration name, by digest. It does not hold the program, OS images,
+container images, nor what nodes install: release show names them all, with digests.
+
+The same contents make the same bytes. A bundle that was cut short or changed is refused.`,
+		Example: `  constellation release bundle --out bundle.tar --to v1.1.0
+  constellation upgrade check --feed bundle:bundle.tar --feed-key feed.key.pub`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := s.signals(cmd.Context())
+			defer stop()
+			if r.Out == "" {
+				return &engine.Error{Op: "pack a bundle", Err: errors.New("--out is needed"), Exit: engine.ExitUsage, Remedy: "name the file to write: --out bundle.tar"}
+			}
+			w, _, err := s.workspace()
+			if err != nil {
+				return err
+			}
+			b, err := engine.MakeBundle(ctx, w, r)
+			if err != nil {
+				return err
+			}
+			if out == asJSON {
+				return document(s.out, b)
+			}
+			fmt.Fprintf(s.out, "packed    %s: %s, sha256:%s\n", clean(b.File), bytesOf(b.Bytes), b.SHA256)
+			fmt.Fprintf(s.out, "feed      %s\n", orElse(clean(b.Feed), "none: releases are those that come with the program"))
+			var charts []string
+			for _, c := range b.Charts {
+				charts = append(charts, c.Name+" "+c.Version)
+			}
+			fmt.Fprintf(s.out, "charts    %s\n", orElse(clean(strings.Join(charts, ", ")), "none but those that come with the program"))
+			fmt.Fprintf(s.out, "not in it the program, OS images, container images, and what nodes install\n")
+			fmt.Fprintf(s.out, "next      carry it over; there: %s\n", s.command("upgrade check --feed "+quoteArg("bundle:"+b.File)))
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&r.Out, "out", "", "`file` to write")
+	cmd.Flags().TextVar(&r.To, "to", r.To, "newest `release` that is wanted (default: all that are known)")
+	s.feedFlags(cmd, &r.FeedRequest)
+	_ = cmd.MarkFlagFilename("out", "tar")
 	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
 	return cmd
 }

@@ -34,8 +34,15 @@ type answer struct {
 }
 
 // openStore returns the store at a location: an https address, an http address of this
-// computer, or a directory.
+// computer, a bundle, or a directory.
 func openStore(location string, o Options) (store, error) {
+	if path, ok := strings.CutPrefix(location, BundleScheme); ok {
+		b, err := OpenBundle(path)
+		if err != nil {
+			return nil, fmt.Errorf("open bundle %s: %w", shorten(path), err)
+		}
+		return bundleStore{b}, nil
+	}
 	scheme, _, isURL := strings.Cut(location, "://")
 	if !isURL {
 		return openDir(location)

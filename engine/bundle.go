@@ -1,0 +1,185 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"constellation/assets"
+	"constellation/engine/chart"
+	"constellation/engine/release"
+	"constellation/engine/version"
+)
+
+// BundleRequest says what is to be carried to where no network is.
+type BundleRequest struct {
+	FeedRequest
+	// To is the newest release that is wanted; zero means all that are known.
+	To version.Version
+	// Out is the file to write.
+	Out string
+}
+
+// BundleReport says what a bundle holds.
+type BundleReport struct {
+	Schema string `json:"schema"`
+	File   string `json:"file"`
+	SHA256 string `json:"sha256"`
+	Bytes  int64  `json:"bytes"`
+	// Feed is where releases were copied from; empty if there was none.
+	Feed     string                `json:"feed,omitempty"`
+	Releases []string              `json:"releases"`
+	Charts   []release.BundleChart `json:"charts"`
+}
+
+const bundleRemedy = "copy it again, or make it anew with `constellation release bundle`"
+
+// openBundle opens the bundle at a location; nil if that is another place.
+func openBundle(location string) (*release.Bundle, error) {
+	path, ok := strings.CutPrefix(location, release.BundleScheme)
+	if !ok {
+		return nil, nil
+	}
+	b, err := release.OpenBundle(path)
+	if err != nil {
+		return nil, &Error{Op: "open bundle " + path, Err: err, Remedy: bundleRemedy, Exit: ExitUsage}
+	}
+	return b, nil
+}
+
+// MakeBundle writes a file with all that an upgrade reads from elsewhere: the whole feed of
+// releases, and the charts that releases up to r.To and the workspace's configuration name.
+// The same contents make the same bytes. What is at r.Out is replaced when all is there.
+func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleReport, error) {
+	out := BundleReport{Schema: Schema, File: r.Out, Releases: []string{}, Charts: []release.BundleChart{}}
+	e := New(w, Deps{})
+	c, err := w.Config()
+	if err != nil {
+		if _, wrong := asConfigErrors(err); wrong && r.Feed == "" {
+			return out, err
+		}
+		c = &Config{} // a feed can be carried without a workspace
+	}
+	location, keys, err := e.feedOf(c, CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
+	if err != nil {
+		return out, err
+	}
+	var feed map[string][]byte
+	if location != "" {
+		if len(keys) == 0 {
+			if keys, err = release.EmbeddedKeys(assets.Releases()); err != nil {
+				return out, err
+			}
+		}
+		var from *release.Feed
+		if feed, from, err = release.CopyFeed(ctx, location, release.Options{Keys: keys}); err != nil {
+			return out, &Error{Op: "copy feed " + location, Err: err, Remedy: cmp.Or(feedRemedy(err), "look at the feed with "+verifyCommand(location, keys))}
+		}
+		out.Feed = from.State().Source
+	}
+	known, err := e.learnReleases(ctx, location, keys)
+	if err != nil {
+		return out, err
+	}
+	all, err := known.summaries(ctx)
+	if err != nil {
+		return out, &Error{Op: "read releases", Err: err}
+	}
+	if !r.To.IsZero() && !slices.ContainsFunc(all, func(s release.Summary) bool { return s.Version.Equal(r.To) }) {
+		return out, &Error{Op: "bundle release " + r.To.String(), Err: errors.New("it is not known"), Exit: ExitUsage, Remedy: "`constellation release list` shows what is known"}
+	}
+	wanted := c.Charts
+	for _, s := range all {
+		if !r.To.IsZero() && r.To.Less(s.Version) {
+			continue
+		}
+		rel, err := known.release(ctx, s.Version)
+		if err != nil {
+			return out, &Error{Op: "read release " + s.Version.String(), Err: err, Remedy: feedRemedy(err)}
+		}
+		out.Releases = append(out.Releases, s.Version.String())
+		for _, x := range rel.Charts {
+			if x.Source != "" {
+				wanted = append(wanted, x)
+			}
+		}
+	}
+	store, err := e.chartStore(location)
+	if err != nil {
+		return out, err
+	}
+	blobs := map[string][]byte{}
+	for _, x := range wanted {
+		entry := release.BundleChart{Name: x.ChartName(), Version: x.Version, Source: x.Source, Digest: x.Digest}
+		if slices.Contains(out.Charts, entry) {
+			continue
+		}
+		got, err := store.Fetch(ctx, chart.RefOf(x))
+		if err != nil {
+			if ctx.Err() != nil {
+				return out, ctx.Err()
+			}
+			return out, &Error{Op: "bundle chart " + x.Name, Err: err, Remedy: chartRemedy(err)}
+		}
+		for dgst, b := range got.Blobs {
+			blobs[dgst] = b
+		}
+		out.Charts = append(out.Charts, entry)
+	}
+	slices.SortFunc(out.Charts, func(a, b release.BundleChart) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Version, b.Version), strings.Compare(a.Source, b.Source), strings.Compare(a.Digest, b.Digest))
+	})
+	if len(feed) == 0 && len(out.Charts) == 0 {
+		return out, &Error{
+			Op: "bundle", Err: errors.New("there is nothing to carry: neither a feed nor charts of others are named"), Exit: ExitNothing,
+			Remedy: "all else comes with the program; `--feed` names a feed, and charts stand in " + ConfigFile,
+		}
+	}
+	err = writeWhole(r.Out, func(f io.Writer) error {
+		h := sha256.New()
+		err := release.WriteBundle(io.MultiWriter(f, h), release.BundleContents{Feed: out.Feed, Charts: out.Charts}, feed, blobs)
+		out.SHA256 = hex.EncodeToString(h.Sum(nil))
+		return err
+	})
+	if err == nil {
+		var info os.FileInfo
+		if info, err = os.Stat(r.Out); err == nil {
+			out.Bytes = info.Size()
+			_, err = release.OpenBundle(r.Out)
+		}
+	}
+	if err != nil {
+		return out, &Error{Op: "write " + r.Out, Err: withoutPath(err), Remedy: "look at whether you may write there, and whether there is room"}
+	}
+	return out, nil
+}
+
+// writeWhole writes a file that is there only when all of it is.
+func writeWhole(path string, write func(io.Writer) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".constellation-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // it has another name if all went well
+	err = write(f)
+	if err == nil {
+		err = f.Chmod(0o644)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

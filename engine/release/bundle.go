@@ -1,0 +1,287 @@
+package release
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// BundleScheme begins the location of a bundle: bundle:PATH.
+const BundleScheme = "bundle:"
+
+// ErrBundle means that a file is no whole bundle.
+var ErrBundle = errors.New("it is no whole bundle")
+
+const (
+	bundleManifest = "bundle.json"
+	bundleFeed     = "feed/"
+	bundleBlobs    = "blobs/sha256/"
+	maxBlob        = 64 << 20
+)
+
+// BundleContents is bundle.json, the first file of a bundle, a tar archive that is carried
+// to where no network is. It names all others in their order:
+//
+//	feed/<file>            a whole feed, as its publisher signed it; or none
+//	blobs/sha256/<digest>  what charts were fetched as
+//
+// The digests in it find accidents. What is believed is what the feed's signatures and the
+// digests of charts say, as without a bundle.
+type BundleContents struct {
+	Schema string        `json:"schema"`
+	Feed   string        `json:"feed,omitempty"` // where it was copied from
+	Charts []BundleChart `json:"charts"`
+	Files  []BundleFile  `json:"files"`
+}
+
+// BundleChart is a chart that a bundle holds.
+type BundleChart struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	Source  string `json:"source"`
+	Digest  string `json:"digest"`
+}
+
+// BundleFile is a file of a bundle.
+type BundleFile struct {
+	Name   string `json:"name"`
+	SHA256 string `json:"sha256"`
+	Length int64  `json:"length"`
+}
+
+// CopyFeed reads the whole feed at a location, after what Open checks; an older copy is
+// not used. All but the signatures has the digest that the index says.
+func CopyFeed(ctx context.Context, location string, o Options) (map[string][]byte, *Feed, error) {
+	s, err := openStore(location, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	now := time.Now
+	if o.Now != nil {
+		now = o.Now
+	}
+	f, err := current(ctx, s, nil, o.Keys, now())
+	if err != nil {
+		return nil, nil, err
+	}
+	out := map[string][]byte{}
+	get := func(name string, limit int64) error {
+		a, err := s.read(ctx, name, limit, "")
+		if err != nil {
+			return fmt.Errorf("read %s of %s: %w", name, s.location(), err)
+		}
+		out[name] = a.bytes
+		return nil
+	}
+	if err := get(indexName, maxIndex); err != nil {
+		return nil, nil, err
+	}
+	i, err := parseIndex(out[indexName])
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrAltered, err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
+		if err := get(name, i.Files[name].Length); err != nil {
+			return nil, nil, err
+		}
+		if err := i.Files[name].check(out[name]); err != nil {
+			return nil, nil, fmt.Errorf("read %s of %s: %w", name, s.location(), err)
+		}
+	}
+	for _, name := range append(slices.Sorted(maps.Keys(i.Files)), indexName) {
+		if err := get(name+signature, maxSignature); err != nil {
+			return nil, nil, err
+		}
+	}
+	return out, f, nil
+}
+
+// WriteBundle writes a bundle of a feed, which may be empty, and of what charts were
+// fetched as, by digest. The same contents make the same bytes.
+func WriteBundle(w io.Writer, c BundleContents, feed, blobs map[string][]byte) error {
+	all := map[string][]byte{}
+	for name, b := range feed {
+		all[bundleFeed+name] = b
+	}
+	for dgst, b := range blobs {
+		all[bundleBlobs+strings.TrimPrefix(dgst, "sha256:")] = b
+	}
+	c.Schema, c.Files = schema, []BundleFile{}
+	names := slices.Sorted(maps.Keys(all))
+	for _, name := range names {
+		c.Files = append(c.Files, BundleFile{name, digest(all[name]), int64(len(all[name]))})
+	}
+	if c.Charts == nil {
+		c.Charts = []BundleChart{}
+	}
+	manifest, err := encodeJSON(c)
+	if err != nil {
+		return err
+	}
+	t := tar.NewWriter(w)
+	for i := -1; i < len(names); i++ {
+		name, b := bundleManifest, manifest
+		if i >= 0 {
+			name, b = names[i], all[names[i]]
+		}
+		if err := t.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(b)), Typeflag: tar.TypeReg, Format: tar.FormatUSTAR}); err != nil {
+			return err
+		}
+		if _, err := t.Write(b); err != nil {
+			return err
+		}
+	}
+	return t.Close()
+}
+
+// Bundle is a bundle whose files were all read and are what they should be.
+type Bundle struct {
+	BundleContents
+	path string
+	at   map[string]int64 // where a file begins
+}
+
+// OpenBundle reads the whole bundle at a path. The error wraps ErrBundle if it is none, or
+// not as it was made.
+func OpenBundle(path string) (*Bundle, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, withoutName(err)
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: it is not a regular file", ErrBundle)
+	}
+	b := &Bundle{path: path, at: map[string]int64{}}
+	if err := b.read(f); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrBundle, err)
+	}
+	return b, nil
+}
+
+func withoutName(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err
+	}
+	return err
+}
+
+func (b *Bundle) read(f *os.File) error {
+	t := tar.NewReader(f)
+	next := func(name string, limit int64) (*tar.Header, error) {
+		h, err := t.Next()
+		switch {
+		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+			return nil, fmt.Errorf("it ends before %s", name)
+		case err != nil:
+			return nil, fmt.Errorf("at %s it is damaged", name)
+		case h.Name != name || h.Typeflag != tar.TypeReg:
+			return nil, fmt.Errorf("it holds %s instead of %s", shorten(h.Name), name)
+		case h.Size > limit:
+			return nil, fmt.Errorf("%s has %d bytes, and %d are the most it may have", name, h.Size, limit)
+		}
+		return h, nil
+	}
+	if _, err := next(bundleManifest, maxIndex); err != nil {
+		return err
+	}
+	manifest, err := io.ReadAll(t)
+	if err != nil {
+		return fmt.Errorf("it ends in the middle of %s", bundleManifest)
+	}
+	if err := strictJSON(manifest, &b.BundleContents); err != nil {
+		return fmt.Errorf("%s cannot be read: %w", bundleManifest, err)
+	}
+	if b.Schema != schema {
+		return fmt.Errorf("its format is %q and this program reads %q", shorten(b.Schema), schema)
+	}
+	for _, want := range b.Files {
+		feed, isFeed := strings.CutPrefix(want.Name, bundleFeed)
+		blob, isBlob := strings.CutPrefix(want.Name, bundleBlobs)
+		plain := strings.TrimSuffix(feed, signature)
+		if !(isFeed && (plain == indexName || validName(plain))) && !(isBlob && blob == want.SHA256) || b.at[want.Name] != 0 {
+			return fmt.Errorf("%s names %q, which no bundle holds, or twice", bundleManifest, shorten(want.Name))
+		}
+		h, err := next(want.Name, maxBlob)
+		if err != nil {
+			return err
+		}
+		if b.at[want.Name], err = f.Seek(0, io.SeekCurrent); err != nil {
+			return err
+		}
+		sum := sha256.New()
+		if n, err := io.Copy(sum, t); err != nil || n != h.Size {
+			return fmt.Errorf("it ends in the middle of %s", want.Name)
+		}
+		if h.Size != want.Length || hex.EncodeToString(sum.Sum(nil)) != want.SHA256 {
+			return fmt.Errorf("%s is not what it was when the bundle was made", want.Name)
+		}
+	}
+	if _, err := t.Next(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows its last file")
+	}
+	return nil
+}
+
+// HasFeed reports whether it holds a feed.
+func (b *Bundle) HasFeed() bool { return b.at[bundleFeed+indexName] != 0 }
+
+// Blob returns what charts were fetched as, by digest; false if it is not in the bundle.
+func (b *Bundle) Blob(dgst string) ([]byte, bool, error) {
+	return b.file(bundleBlobs + strings.TrimPrefix(dgst, "sha256:"))
+}
+
+// file returns a file, which must still be what it was when the bundle was opened.
+func (b *Bundle) file(name string) ([]byte, bool, error) {
+	i := slices.IndexFunc(b.Files, func(f BundleFile) bool { return f.Name == name })
+	if i < 0 {
+		return nil, false, nil
+	}
+	f, err := os.Open(b.path)
+	if err != nil {
+		return nil, false, withoutName(err)
+	}
+	defer f.Close()
+	out := make([]byte, b.Files[i].Length)
+	if _, err := f.ReadAt(out, b.at[name]); err != nil || digest(out) != b.Files[i].SHA256 {
+		return nil, false, fmt.Errorf("%w: %s has changed meanwhile", ErrBundle, name)
+	}
+	return out, true, nil
+}
+
+// bundleStore is the feed in a bundle.
+type bundleStore struct{ b *Bundle }
+
+func (s bundleStore) location() string { return BundleScheme + s.b.path }
+
+func (s bundleStore) read(ctx context.Context, name string, limit int64, _ string) (answer, error) {
+	if err := ctx.Err(); err != nil {
+		return answer{}, err
+	}
+	b, ok, err := s.b.file(bundleFeed + name)
+	switch {
+	case err != nil:
+		return answer{}, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	case !ok:
+		return answer{}, ErrAbsent
+	case int64(len(b)) > limit:
+		return answer{}, tooLong(int64(len(b)), limit)
+	}
+	return answer{bytes: b}, nil
+}
