@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures what the console and its services promise to be fast at, each with its peer in the same run, and writes
-# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout backup agent atls screen watch engine);
+# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout charts backup agent atls screen watch engine);
 # then the figures are only printed, because docs/bench.md is always one run on one machine.
 # It judges nothing: figures of a busy or a slow machine are no error. It needs what `make build` makes.
 set -euo pipefail
@@ -234,6 +234,16 @@ engine() {
   note "Medians of 3 and 5 runs."
 }
 
+charts() {
+  heading charts "Six charts"
+  go_bench charts ./engine/kube '^BenchmarkCharts$' 3x 1 || return
+  local six chain serial
+  six=$(value charts Charts six-s) && chain=$(value charts Charts chain-s) && serial=$(value charts Charts serial-s) || return
+  row "six charts that need each other" "$(number %.1f "$six") s" "the longest chain of them, three charts, alone $(number %.1f "$chain") s" "$(number %.2f "$six/$chain")" "≤ 1.2"
+  row "the same" "$(number %.1f "$six") s" "one after the other $(number %.1f "$serial") s" "$(number %.2f "$six/$serial")" "-"
+  note "A real kube-apiserver; of each chart the workload is ready 3 s after it was made. Means of 3 rounds of each."
+}
+
 backup() {
   heading backup "Backup and restore"
   local n=${BENCH_BACKUP_OBJECTS:-100000} o b j y m s v h small p r w k server ours cores
@@ -258,7 +268,7 @@ backup() {
 
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-for section in frame init check joiners rollout backup agent atls screen watch engine; do
+for section in frame init check joiners rollout charts backup agent atls screen watch engine; do
   if ! [[ $section =~ $choice ]]; then
     complete=0
     continue
@@ -270,7 +280,7 @@ for section in frame init check joiners rollout backup agent atls screen watch e
     failed=1
   fi
 done
-[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, backup, agent, atls, screen, watch, engine" >&2; exit 2; }
+[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, charts, backup, agent, atls, screen, watch, engine" >&2; exit 2; }
 
 {
   cat <<TEXT

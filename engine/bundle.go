@@ -72,7 +72,11 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 		return out, err
 	}
 	var feed map[string][]byte
-	if location != "" {
+	bundle, err := openBundle(location)
+	if err != nil {
+		return out, err
+	}
+	if location != "" && (bundle == nil || bundle.HasFeed()) {
 		if len(keys) == 0 {
 			if keys, err = release.EmbeddedKeys(assets.Releases()); err != nil {
 				return out, err
@@ -144,7 +148,7 @@ func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleRepor
 	}
 	err = writeWhole(r.Out, func(f io.Writer) error {
 		h := sha256.New()
-		err := release.WriteBundle(io.MultiWriter(f, h), release.BundleContents{Feed: out.Feed, Charts: out.Charts}, feed, blobs)
+		err := release.WriteBundle(io.MultiWriter(f, h), release.BundleContents{Charts: out.Charts}, feed, blobs)
 		out.SHA256 = hex.EncodeToString(h.Sum(nil))
 		return err
 	})

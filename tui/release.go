@@ -548,7 +548,11 @@ The same contents make the same bytes. A bundle that was cut short or changed is
 			}
 			fmt.Fprintf(s.out, "charts    %s\n", orElse(clean(strings.Join(charts, ", ")), "none but those that come with the program"))
 			fmt.Fprintf(s.out, "not in it the program, OS images, container images, and what nodes install\n")
-			fmt.Fprintf(s.out, "next      carry it over; there: %s\n", s.command("upgrade check --feed "+quoteArg("bundle:"+b.File)))
+			next := "upgrade check --feed " + quoteArg("bundle:"+b.File)
+			for _, k := range r.FeedKeys {
+				next += " --feed-key " + quoteArg(k)
+			}
+			fmt.Fprintf(s.out, "next      carry it over; there: %s\n", s.command(next))
 			return nil
 		},
 	}

@@ -40,7 +40,6 @@ const (
 // digests of charts say, as without a bundle.
 type BundleContents struct {
 	Schema string        `json:"schema"`
-	Feed   string        `json:"feed,omitempty"` // where it was copied from
 	Charts []BundleChart `json:"charts"`
 	Files  []BundleFile  `json:"files"`
 }

@@ -15,7 +15,7 @@ func bundled(t *testing.T) []byte {
 	var b bytes.Buffer
 	feed := map[string][]byte{"index.json": []byte("{}\n"), "index.json.sig": []byte("sig\n"), "releases/v1.1.0.yaml": bytes.Repeat([]byte("x"), 3000)}
 	chart := []byte("chart")
-	err := WriteBundle(&b, BundleContents{Feed: "https://releases.example", Charts: []BundleChart{{"cni", "1.0.0", "file:charts", "sha256:" + digest(chart)}}}, feed, map[string][]byte{"sha256:" + digest(chart): chart})
+	err := WriteBundle(&b, BundleContents{Charts: []BundleChart{{"cni", "1.0.0", "file:charts", "sha256:" + digest(chart)}}}, feed, map[string][]byte{"sha256:" + digest(chart): chart})
 	if err != nil {
 		t.Fatal(err)
 	}
