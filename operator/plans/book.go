@@ -124,11 +124,11 @@ func (b *book) setPlan(p *upgradev1.Plan, ours bool) {
 	}
 	if !ours {
 		b.wake(p.Name, 0)
-		// Those that depend on it.
-		for name, other := range b.plans {
-			if other.plan != nil && slices.Contains(rollout(other.plan).DependsOn, p.Name) {
-				b.wake(name, 0)
-			}
+	}
+	// Those that depend on it.
+	for name, other := range b.plans {
+		if other.plan != nil && slices.Contains(rollout(other.plan).DependsOn, p.Name) {
+			b.wake(name, soon)
 		}
 	}
 	page.plan = p
@@ -230,7 +230,7 @@ func (b *book) setNode(in *corev1.Node, ours bool) {
 		is = page.has(n.name)
 		// Whose health matters does not end at the Plan's own nodes.
 		health := page.plan != nil && rollout(page.plan).Health != nil && (old == nil || old.available() != n.available())
-		if !ours && (was || is || health || page.plan != nil && slices.Contains(page.plan.Status.Applying, n.host)) {
+		if was || is || health || page.plan != nil && slices.Contains(page.plan.Status.Applying, n.host) {
 			b.wake(name, soon)
 		}
 	}
@@ -416,11 +416,7 @@ func (p *planPage) place(n *node) {
 		return
 	}
 	// Control planes have keys of their own, so that those that are left are found at once.
-	role := "w"
-	if n.controlPlane {
-		role = "c"
-	}
-	key := role + order(n.uid, string(p.plan.UID), p.hash)
+	key := role(n.controlPlane) + order(n.uid, string(p.plan.UID), p.hash)
 	p.keys[n.name] = key
 	p.todo.ReplaceOrInsert(candidate{key, n.name})
 }
@@ -492,11 +488,17 @@ func (b *book) look(v *view) {
 	v.total, v.done, v.nodes, v.absent = len(page.total), len(page.done), len(b.nodes), b.unavailable
 	seen := map[string]bool{}
 	for _, host := range v.plan.Status.Applying {
+		var at []upgraded
 		for _, name := range slices.Sorted(maps.Keys(b.hosts[host])) {
 			if _, left := page.keys[name]; left && !seen[name] {
-				seen[name] = true
-				v.begun = append(v.begun, b.upgraded(v.plan, name))
+				at = append(at, b.upgraded(v.plan, name))
 			}
+		}
+		// Of nodes that share a host name one was begun: that with a Job.
+		if len(at) > 0 {
+			one := at[max(0, slices.IndexFunc(at, func(u upgraded) bool { return u.job != nil }))]
+			seen[one.name] = true
+			v.begun = append(v.begun, one)
 		}
 	}
 	slices.SortFunc(v.begun, func(a, b upgraded) int { return strings.Compare(a.name, b.name) })
@@ -518,25 +520,53 @@ func (b *book) look(v *view) {
 		}
 		v.suspects = append(v.suspects, s)
 	}
-	// Nodes are taken while nothing is locked; what they were is copied then.
-	limit := int(min(max(v.plan.Spec.Concurrency, 0), int64(len(b.nodes)))) + len(v.plan.Status.Applying) + 2*most
-	list := map[bool][]upgraded{}
-	for _, cp := range []bool{true, false} {
-		from := candidate{key: "w"}
-		if cp {
-			from.key = "c"
+	// Few of many are looked at, so they are read when somebody does.
+	v.candidates = func(cp bool) iter.Seq[upgraded] {
+		return func(yield func(upgraded) bool) {
+			for after := (candidate{key: role(cp)}); ; {
+				some, last := b.next(v.plan, after)
+				for _, u := range some {
+					if !seen[u.name] && !yield(u) {
+						return
+					}
+				}
+				if len(some) == 0 {
+					return
+				}
+				after = last
+			}
 		}
-		page.todo.AscendGreaterOrEqual(from, func(c candidate) bool {
-			if c.key[:1] != from.key || len(list[cp]) >= limit {
-				return false
-			}
-			if !seen[c.name] {
-				list[cp] = append(list[cp], b.upgraded(v.plan, c.name))
-			}
-			return true
-		})
 	}
-	v.candidates = func(cp bool) iter.Seq[upgraded] { return slices.Values(list[cp]) }
+}
+
+// role begins the keys of control planes, and of others.
+func role(controlPlane bool) string {
+	if controlPlane {
+		return "c"
+	}
+	return "w"
+}
+
+// next returns a few of the nodes that are left of a role, and how to go on.
+func (b *book) next(p *upgradev1.Plan, after candidate) (out []upgraded, last candidate) {
+	const few = 16
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	page := b.plans[p.Name]
+	if page == nil || page.todo == nil {
+		return nil, after
+	}
+	page.todo.AscendGreaterOrEqual(after, func(c candidate) bool {
+		if c == after {
+			return true
+		}
+		if c.key[:1] != after.key[:1] || len(out) == few {
+			return false
+		}
+		out, last = append(out, b.upgraded(p, c.name)), c
+		return true
+	})
+	return out, last
 }
 
 func (b *book) upgraded(p *upgradev1.Plan, name string) upgraded {

@@ -3,6 +3,7 @@ package plans
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -189,14 +190,15 @@ type roller struct {
 	now   metav1.Time
 	known map[string]upgradev1.NodeStatus // as status had them, for the same hash
 
-	nodes   []upgradev1.NodeStatus
-	keep    []upgraded // that have a place afterwards
-	failed  []upgradev1.NodeStatus
-	marked  int
-	busyCP  bool   // a control plane has a place
-	refused string // why a Job cannot be made
-	problem string // why a node cannot be taken
-	invalid bool   // that is the Plan's fault
+	nodes    []upgradev1.NodeStatus
+	keep     []upgraded // that have a place afterwards
+	failed   []upgradev1.NodeStatus
+	marked   int
+	busyCP   bool   // a control plane has a place
+	template string // what the Plan says about pods; see templateHash
+	refused  string // why a Job cannot be made
+	problem  string // why a node cannot be taken
+	invalid  bool   // that is the Plan's fault
 }
 
 func (r *roller) spec() upgradev1.Rollout { return rollout(r.plan) }
@@ -344,9 +346,12 @@ func (r *roller) goOn(u upgraded) bool {
 // replaced reports whether the Plan says something else about pods than when a Job was made.
 func (r *roller) replaced(j *batchv1.Job) bool {
 	made, ours := j.Annotations[annotationTemplate]
-	p := r.plan.DeepCopy()
-	p.Status.LatestHash = r.hash
-	return ours && made != templateHash(p)
+	if ours && r.template == "" {
+		p := r.plan.DeepCopy()
+		p.Status.LatestHash = r.hash
+		r.template = templateHash(p)
+	}
+	return ours && made != r.template
 }
 
 // completed deals with a node whose Job has completed and reports whether it is done.
@@ -584,26 +589,15 @@ func (r *roller) room() int {
 // take gives nodes a place while there are places.
 func (r *roller) take() {
 	free := min(int(min(r.plan.Spec.Concurrency, int64(r.total)))-len(r.keep), r.room())
-	var turn []upgraded
-	first := slices.Collect(r.candidates(true))
-	if r.spec().ControlPlanesFirst {
-		turn = first
-		if len(first) == 0 && !r.busyCP {
-			turn = slices.Collect(r.candidates(false))
-		}
-	} else {
-		turn = slices.AppendSeq(first, r.candidates(false))
-		slices.SortFunc(turn, func(a, b upgraded) int { return cmp.Or(strings.Compare(a.key, b.key), strings.Compare(a.name, b.name)) })
+	if free <= 0 {
+		return
 	}
 	marked := map[string]bool{}
 	for _, m := range r.d.marks {
 		marked[m.node.name] = true
 	}
 	var taken []string
-	for _, u := range turn {
-		if free <= 0 {
-			break
-		}
+	for u := range r.turn() {
 		if n, ok := r.known[u.name]; marked[u.name] || ok && n.State == upgradev1.NodeFailed && r.current(n) {
 			continue
 		}
@@ -616,10 +610,48 @@ func (r *roller) take() {
 			r.keep = append(r.keep, u)
 			taken = append(taken, u.name)
 		}
+		if free == 0 {
+			break
+		}
 	}
 	if len(taken) > 0 {
 		slices.Sort(taken)
 		r.d.tell(reasonSyncJob, "Jobs synced for version %s on Nodes %s. Hash: %s", r.version, names(taken), r.hash)
+	}
+}
+
+// turn returns the nodes that are left, in the order in which they are taken.
+func (r *roller) turn() iter.Seq[upgraded] {
+	return func(yield func(upgraded) bool) {
+		first, stop := iter.Pull(r.candidates(true))
+		defer stop()
+		a, more := first()
+		if r.spec().ControlPlanesFirst {
+			busy := r.busyCP || more
+			for ; more; a, more = first() {
+				if !yield(a) {
+					return
+				}
+			}
+			if busy {
+				return
+			}
+		}
+		for b := range r.candidates(false) {
+			for ; more && a.key < b.key; a, more = first() {
+				if !yield(a) {
+					return
+				}
+			}
+			if !yield(b) {
+				return
+			}
+		}
+		for ; more; a, more = first() {
+			if !yield(a) {
+				return
+			}
+		}
 	}
 }
 

@@ -1,0 +1,119 @@
+package plans
+
+import (
+	"context"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestChannels(t *testing.T) {
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	for _, tt := range []struct {
+		name    string
+		answer  http.HandlerFunc
+		want    string
+		refused string
+	}{
+		{"a redirection names the version", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "https://example.org/tag/v1.2.3+k3s1?x=y", http.StatusFound)
+		}, "v1.2.3+k3s1", ""},
+		{"an escaped one too", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/tag/v1.2.3%2Bk3s1", http.StatusFound)
+		}, "v1.2.3+k3s1", ""},
+		{"success means the channel's own name", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }, "latest", ""},
+		{"so does another redirection", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/tag/v1", http.StatusMovedPermanently)
+		}, "latest", ""},
+		{"a loop is not gone round", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.String(), http.StatusFound) }, "latest", ""},
+		{"not found", http.NotFound, "", "unexpected response: 404 Not Found"},
+		{"a fault", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }, "", "unexpected response: 500"},
+		{"a redirection to nowhere", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) }, "", "names no version"},
+		{"a redirection to a place without a path", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "https://example.org/")
+			w.WriteHeader(http.StatusFound)
+		}, "", "names no version"},
+		{"a version without end", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/"+strings.Repeat("v", 1000), http.StatusFound)
+		}, "", "names no version"},
+		{"a megabyte is not read", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1<<20)) }, "latest", ""},
+		{"nothing", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "", "EOF"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			asked := 0
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				asked++
+				// As they are sent, not as Go writes them.
+				if r.Header.Get("X-SUC-Cluster-ID") != "uid" || r.Header.Get("X-SUC-Latest-Version") != "v1.0.0" {
+					t.Errorf("headers are %v", r.Header)
+				}
+				tt.answer(w, r)
+			}))
+			defer srv.Close()
+			got, err := askChannel(t.Context(), srv.URL+"/channels/latest", "v1.0.0", "uid", nil)
+			if got != tt.want || tt.refused == "" && err != nil || tt.refused != "" && (err == nil || !strings.Contains(err.Error(), tt.refused)) {
+				t.Errorf("%q, %v; want %q, %q", got, err, tt.want, tt.refused)
+			}
+			if asked != 1 {
+				t.Errorf("asked %d times", asked)
+			}
+		})
+	}
+	for _, url := range []string{gone.URL, "no url at all\x7f", "ftp://example.org/latest", ""} {
+		if v, err := askChannel(t.Context(), url, "", "", nil); err == nil {
+			t.Errorf("channel %q says %q", url, v)
+		}
+	}
+	t.Run("one that never answers is given up", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+		defer srv.Close()
+		if _, err := askChannel(ctx, srv.URL, "", "", nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	})
+	t.Run("certificates of the Plan are trusted", func(t *testing.T) {
+		srv := httptest.NewUnstartedServer(http.RedirectHandler("/v1", http.StatusFound))
+		srv.Config.ErrorLog = log.New(io.Discard, "", 0) // it tells of those who refuse it
+		srv.StartTLS()
+		defer srv.Close()
+		if _, err := askChannel(t.Context(), srv.URL, "", "", nil); err == nil || !strings.Contains(err.Error(), "x509") {
+			t.Errorf("without it: %v", err)
+		}
+		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})
+		if v, err := askChannel(t.Context(), srv.URL, "", "", ca); v != "v1" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		if _, err := askChannel(t.Context(), srv.URL, "", "", []byte("none")); err == nil || !strings.Contains(err.Error(), "caBundle holds no certificate") {
+			t.Error(err)
+		}
+	})
+}
+
+// FuzzAnswers has a channel redirect to anything.
+func FuzzAnswers(f *testing.F) {
+	for _, s := range []string{"/v1", "", "//", "https://h/%zz", "/..", "?", "/a/../b"} {
+		f.Add(s)
+	}
+	location := ""
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Location", location)
+		w.WriteHeader(http.StatusFound)
+	}))
+	f.Cleanup(srv.Close)
+	f.Fuzz(func(t *testing.T, s string) {
+		location = s
+		v, err := askChannel(t.Context(), srv.URL+"/latest", "", "", nil)
+		if err == nil && (v == "" || strings.Contains(v, "/") || len(v) > channelVersion) {
+			t.Errorf("%q says %q", s, v)
+		}
+	})
+}

@@ -1,0 +1,463 @@
+package plans
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/yaml"
+
+	"constellation/operator/api/upgradev1"
+)
+
+// desk is a book with a Plan and nodes, in which what is decided is done.
+type desk struct {
+	t    testing.TB
+	book *book
+	now  time.Time
+	rv   int
+	name string
+}
+
+func newDesk(t testing.TB, p *upgradev1.Plan, nodes int) *desk {
+	d := &desk{t: t, now: time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC), name: p.Name, rv: 1}
+	d.book = newBook("system-upgrade-controller", func() time.Time { return d.now }, func(string, time.Duration) {})
+	p.ResourceVersion = d.version()
+	d.book.setPlan(p, false)
+	for i := range nodes {
+		d.node(fmt.Sprintf("n%d", i), func(*corev1.Node) {})
+	}
+	return d
+}
+
+func (d *desk) version() string {
+	d.rv++
+	return fmt.Sprint(d.rv)
+}
+
+func (d *desk) node(name string, change func(*corev1.Node)) {
+	n := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), ResourceVersion: d.version(), Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}},
+		Status: corev1.NodeStatus{
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.35.4+k3s1"},
+		},
+	}
+	change(n)
+	d.book.setNode(n, false)
+}
+
+func (d *desk) edit(change func(*upgradev1.Plan)) {
+	p := d.book.plan(d.name).DeepCopy()
+	p.Generation++
+	p.ResourceVersion = d.version()
+	change(p)
+	d.book.setPlan(p, false)
+}
+
+func (d *desk) look() view {
+	p := d.book.plan(d.name)
+	v := view{plan: p, now: d.now, version: p.Spec.Version, settings: DefaultSettings(), mayLock: true}
+	if v.rules, v.invalid = validate(p); v.invalid != nil {
+		return v
+	}
+	var err error
+	if v.hash, err = latestHash(p, v.version, nil); err != nil {
+		d.t.Fatal(err)
+	}
+	d.book.arrange(p.Name, v.selector, v.hash)
+	d.book.look(&v)
+	return v
+}
+
+// step does one round, and returns what was decided.
+func (d *desk) step() decision {
+	v := d.look()
+	out := decide(v)
+	for _, m := range out.marks {
+		n := m.node
+		d.node(n.name, func(o *corev1.Node) {
+			for k, l := range n.labels {
+				o.Labels[k] = l
+			}
+			for k, l := range m.labels {
+				o.Labels[k] = l
+			}
+		})
+		if m.labels != nil && n.job != nil {
+			d.book.credit(d.name, n.job.UID)
+		}
+	}
+	for _, j := range out.deletes {
+		d.book.dropJob(j)
+	}
+	p := v.plan.DeepCopy()
+	p.Status, p.ResourceVersion = out.status, d.version()
+	d.book.setPlan(p, true)
+	for _, u := range out.creates {
+		j := makeJob(p, u.node, "system-upgrade-controller", v.settings, v.delay)
+		j.UID, j.ResourceVersion = types.UID("job-"+d.version()), d.version()
+		d.book.setJob(j, true)
+	}
+	return out
+}
+
+// end ends the Job of a node.
+func (d *desk) end(name string, how batchv1.JobConditionType) {
+	d.t.Helper()
+	for _, j := range d.book.jobsOfPlan(d.name) {
+		if j.Labels[upgradev1.LabelNode] != name {
+			continue
+		}
+		j = j.DeepCopy()
+		j.ResourceVersion = d.version()
+		j.Status.Conditions = []batchv1.JobCondition{{Type: how, Status: corev1.ConditionTrue, Reason: "BackoffLimitExceeded", Message: "it failed", LastTransitionTime: metav1.NewTime(d.now)}}
+		d.book.setJob(j, false)
+		return
+	}
+	d.t.Fatalf("node %s has no Job", name)
+}
+
+func creates(d decision) (out []string) {
+	for _, u := range d.creates {
+		out = append(out, u.name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// TestNodesAreTakenInTheOrderOfTheirHashes says which ones two controllers agree on.
+func TestNodesAreTakenInTheOrderOfTheirHashes(t *testing.T) {
+	d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = 2 }), 6)
+	var names []string
+	for i := range 6 {
+		names = append(names, fmt.Sprintf("n%d", i))
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmpString(order("uid-"+a, "plan-uid", known), order("uid-"+b, "plan-uid", known))
+	})
+	var got []string
+	for len(got) < 6 {
+		now := creates(d.step())
+		if len(now) == 0 || len(now) > 2 {
+			t.Fatalf("%v are begun at a time", now)
+		}
+		got = append(got, now...)
+		for _, n := range now {
+			d.end(n, batchv1.JobComplete)
+		}
+	}
+	for i := 0; i < 6; i += 2 {
+		slices.Sort(names[i : i+2])
+	}
+	if !slices.Equal(got, names) {
+		t.Errorf("order is %v, want %v", got, names)
+	}
+	last := d.step()
+	if len(last.status.Applying) > 0 || len(last.creates) > 0 || last.status.Constellation.Counts != (upgradev1.Counts{Total: 6, Done: 6}) {
+		t.Errorf("at the end: %+v", last.status)
+	}
+}
+
+func cmpString(a, b string) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+func TestDecide(t *testing.T) {
+	ours := func(f func(*upgradev1.Rollout)) func(*upgradev1.Plan) {
+		return func(p *upgradev1.Plan) {
+			p.Spec.Constellation = &upgradev1.Rollout{}
+			f(p.Spec.Constellation)
+		}
+	}
+	complete := func(d decision) string {
+		for _, c := range d.status.Conditions {
+			if c.Type == upgradev1.ConditionComplete {
+				return string(c.Status) + " " + c.Reason
+			}
+		}
+		return ""
+	}
+	t.Run("a failed node keeps its place until the Plan changes", func(t *testing.T) {
+		d := newDesk(t, planOf(), 2)
+		first := creates(d.step())
+		d.end(first[0], batchv1.JobFailed)
+		for range 3 {
+			if out := d.step(); complete(out) != "False JobFailed" || len(out.creates) > 0 || len(out.deletes) > 0 || !slices.Equal(out.status.Applying, first) {
+				t.Fatalf("%s, %v begun, %d deleted, %v applying", complete(out), creates(out), len(out.deletes), out.status.Applying)
+			}
+		}
+		for _, j := range d.book.jobsOfPlan(d.name) { // its time is over
+			d.book.dropJob(j)
+		}
+		if out := d.step(); len(out.creates) > 0 {
+			t.Fatalf("%v are tried again although nothing changed", creates(out))
+		}
+		d.edit(func(p *upgradev1.Plan) { p.Spec.Upgrade.Args = []string{"other"} })
+		if out := d.step(); !slices.Equal(creates(out), first) {
+			t.Errorf("begun are %v, want %v", creates(out), first)
+		}
+	})
+	t.Run("what a Job's pods do not depend on replaces no Job", func(t *testing.T) {
+		d := newDesk(t, planOf(), 1)
+		d.step()
+		d.edit(func(p *upgradev1.Plan) { p.Spec.JobActiveDeadlineSecs, p.Spec.Concurrency = new(int64(5)), 3 })
+		if out := d.step(); len(out.deletes) > 0 {
+			t.Error("the Job is deleted")
+		}
+		d.edit(func(p *upgradev1.Plan) { p.Spec.Upgrade.Image = "other" })
+		if out := d.step(); len(out.deletes) != 1 {
+			t.Errorf("%d Jobs are deleted", len(out.deletes))
+		}
+	})
+	t.Run("as many fail as may", func(t *testing.T) {
+		d := newDesk(t, planOf(ours(func(r *upgradev1.Rollout) { r.FailureBudget = new(intstr.FromString("20%")) })), 10)
+		failed := 0
+		for range 20 {
+			for _, n := range creates(d.step()) {
+				d.end(n, batchv1.JobFailed)
+				failed++
+			}
+		}
+		out := d.step()
+		if failed != 3 || complete(out) != "False JobFailed" || out.status.Constellation.Waiting == nil || out.status.Constellation.Waiting.Reason != "FailureBudget" || out.status.Constellation.Counts.Failed != 3 {
+			t.Errorf("%d nodes failed: %s, %+v", failed, complete(out), out.status.Constellation)
+		}
+	})
+	t.Run("no more are taken than may be unavailable, whoever made them so", func(t *testing.T) {
+		d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = 5 }, ours(func(r *upgradev1.Rollout) {
+			r.Health = &upgradev1.Health{MaxUnavailable: new(intstr.FromInt32(3))}
+		})), 6)
+		d.node("elsewhere", func(n *corev1.Node) { n.Spec.Unschedulable, n.Labels = true, nil })
+		if out := d.step(); len(out.creates) != 2 {
+			t.Errorf("%v are taken", creates(out))
+		}
+		d.node("else", func(n *corev1.Node) { n.Status.Conditions, n.Labels = nil, nil })
+		if out := d.step(); len(out.creates) != 0 || out.status.Constellation.Waiting == nil || out.status.Constellation.Waiting.Reason != "Unavailable" {
+			t.Errorf("%v are taken, waiting %+v", creates(out), out.status.Constellation.Waiting)
+		}
+	})
+	t.Run("no more are taken when the window has closed", func(t *testing.T) {
+		d := newDesk(t, planOf(func(p *upgradev1.Plan) {
+			p.Spec.Window = &upgradev1.TimeWindowSpec{Days: []upgradev1.Day{"monday"}, StartTime: "11:00", EndTime: "12:00"}
+		}), 3)
+		first := creates(d.step())
+		if len(first) != 1 {
+			t.Fatalf("%v are taken in its last second", first)
+		}
+		d.now = d.now.Add(time.Second)
+		d.end(first[0], batchv1.JobComplete)
+		out := d.step()
+		if len(out.creates) > 0 || complete(out) != "False Waiting" || !out.again.Equal(time.Date(2026, 11, 30, 11, 0, 0, 0, time.UTC)) {
+			t.Errorf("%v are taken; %s; again at %s", creates(out), complete(out), out.again)
+		}
+	})
+	t.Run("a node whose label was taken off is upgraded again", func(t *testing.T) {
+		d := newDesk(t, planOf(), 1)
+		d.step()
+		d.end("n0", batchv1.JobComplete)
+		d.step()
+		d.node("n0", func(*corev1.Node) {})
+		if out := d.step(); len(out.deletes) != 1 || len(out.marks) > 0 {
+			t.Errorf("%d Jobs deleted, %d marks", len(out.deletes), len(out.marks))
+		}
+		if out := d.step(); len(out.creates) != 1 {
+			t.Errorf("%v are begun", creates(out))
+		}
+	})
+	t.Run("nodes are known by name and by host name", func(t *testing.T) {
+		d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = 2 }), 0)
+		d.node("b.example.org", func(n *corev1.Node) { n.Labels[corev1.LabelHostname] = "a" })
+		d.node("a", func(n *corev1.Node) { n.Labels[corev1.LabelHostname] = "b" })
+		out := d.step()
+		if !slices.Equal(out.status.Applying, []string{"b", "a"}) { // in the order of names
+			t.Errorf("applying: %v", out.status.Applying)
+		}
+		if out := d.step(); len(out.creates) > 0 || len(out.deletes) > 0 || len(out.status.Applying) != 2 {
+			t.Errorf("a second look: %v begun, %d deleted", creates(out), len(out.deletes))
+		}
+	})
+	t.Run("without a host name a node is not there", func(t *testing.T) {
+		d := newDesk(t, planOf(), 0)
+		d.node("n", func(n *corev1.Node) { n.Labels = nil })
+		if out := d.step(); len(out.creates) > 0 || complete(out) != "True Complete" {
+			t.Errorf("%v, %s", creates(out), complete(out))
+		}
+	})
+	t.Run("a node with Windows needs an image that cordons", func(t *testing.T) {
+		d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Cordon = true }), 0)
+		d.node("w", func(n *corev1.Node) { n.Labels[corev1.LabelOSStable] = windows })
+		if out := d.step(); complete(out) != "False ValidationFailed" || len(out.creates) > 0 {
+			t.Error(complete(out))
+		}
+	})
+	t.Run("the same status twice is the same", func(t *testing.T) {
+		d := newDesk(t, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = 3 }), 5)
+		d.step()
+		first := d.step()
+		d.now = d.now.Add(time.Hour)
+		if second := d.step(); !cmp.Equal(first.status, second.status) || len(second.events) > 0 {
+			t.Errorf("%s; events %v", cmp.Diff(first.status, second.status), second.events)
+		}
+	})
+}
+
+var update = os.Getenv("UPDATE_GOLDEN") != ""
+
+// TestJobs compares whole Jobs with files; UPDATE_GOLDEN=1 writes them.
+func TestJobs(t *testing.T) {
+	full := func(p *upgradev1.Plan) {
+		p.Labels = map[string]string{"team": "a", "objectset.rio.cattle.io/hash": "no"}
+		p.Annotations = map[string]string{"note": "b", "kubectl.kubernetes.io/last-applied-configuration": "no", upgradev1.AnnotationDigest: "no"}
+		s := &p.Spec
+		s.Exclusive, s.PriorityClassName, s.ImagePullSecrets = true, "high", []corev1.LocalObjectReference{{Name: "pull"}}
+		s.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		s.Secrets = []upgradev1.SecretSpec{{Name: "one", Path: "/host/one"}, {Name: "two.x", Path: "rel", IgnoreUpdates: true, DefaultMode: new(int32(0o400))}, {Name: "three"}}
+		s.Prepare = &upgradev1.ContainerSpec{Image: "docker.io/library/busybox", Command: []string{"sh"}, Args: []string{"-c", "true"}}
+		s.Drain = &upgradev1.DrainSpec{
+			Timeout: new(intstr.FromInt32(1500000000)), GracePeriod: new(int32(-1)), Force: true, DisableEviction: true, SkipWaitForDeleteTimeout: 60,
+			PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}},
+		}
+		s.Upgrade.Env = []corev1.EnvVar{{Name: "A", Value: "b"}}
+		s.Upgrade.Volumes = []upgradev1.HostPathVolume{{Name: "etc", Source: "/etc", Destination: "/d"}}
+		s.JobActiveDeadlineSecs, s.PostCompleteDelay = new(int64(0)), new(upgradev1.Duration("20m"))
+		s.Cordon = true
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(*upgradev1.Plan)
+		node   node
+	}{
+		{"least", func(*upgradev1.Plan) {}, node{name: "node1", host: "node1", os: "linux"}},
+		{"full", full, node{name: "node1.example.org", host: "node1", os: "linux", unschedulable: true}},
+		{"windows", func(p *upgradev1.Plan) { p.Spec.Cordon = true }, node{name: "win", host: "win", os: windows}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := planOf(tt.change)
+			p.Status = upgradev1.PlanStatus{LatestVersion: "v1.36.3", LatestHash: known}
+			r, err := validate(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := DefaultSettings()
+			s.KubectlImageWindows = "kubectl:windows"
+			got, err := yaml.Marshal(makeJob(p, tt.node, "system-upgrade-controller", s, r.delay))
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join("testdata", "job-"+tt.name+".yaml")
+			if update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(string(want), string(got)); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestSettingsAreThoseOfTheOtherController(t *testing.T) {
+	env := map[string]string{
+		"SYSTEM_UPGRADE_JOB_ACTIVE_DEADLINE_SECONDS": "900", "SYSTEM_UPGRADE_JOB_ACTIVE_DEADLINE_SECONDS_MAX": "1000", "SYSTEM_UPGRADE_JOB_BACKOFF_LIMIT": "99",
+		"SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE": "k", "SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE_WINDOWS": "w", "SYSTEM_UPGRADE_JOB_PRIVILEGED": "false", "SYSTEM_UPGRADE_JOB_IMAGE_PULL_POLICY": "Always",
+		"SYSTEM_UPGRADE_JOB_TTL_SECONDS_AFTER_FINISH": "1", "SYSTEM_UPGRADE_JOB_POD_REPLACEMENT_POLICY": "Failed", "SYSTEM_UPGRADE_PLAN_POLLING_INTERVAL": "5m",
+	}
+	lookup := func(m map[string]string) func(string) (string, bool) {
+		return func(k string) (string, bool) { v, ok := m[k]; return v, ok }
+	}
+	got, err := SettingsFrom(lookup(env))
+	want := Settings{900, 1000, 99, "k", "w", false, corev1.PullAlways, 1, batchv1.Failed, 5 * time.Minute}
+	if err != nil || got != want {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+	for k := range env {
+		env[k] = "what?"
+	}
+	delete(env, "SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE")
+	delete(env, "SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE_WINDOWS")
+	if got, err := SettingsFrom(lookup(env)); err == nil || got != DefaultSettings() {
+		t.Errorf("what cannot be understood is as by default: %+v, %v", got, err)
+	}
+	if got, err := SettingsFrom(lookup(map[string]string{"SYSTEM_UPGRADE_PLAN_POLLING_INTERVAL": "1m"})); err == nil || got != DefaultSettings() {
+		t.Errorf("a minute is too often: %v", err)
+	}
+	for _, tt := range []struct {
+		plan          *int64
+		usual, atMost int64
+		want          string
+	}{
+		{nil, 600, 0, "600"}, {new(int64(-1)), 600, 0, "600"}, {new(int64(0)), 600, 0, "null"}, {new(int64(0)), 600, 700, "700"}, {new(int64(50)), 600, 40, "40"}, {nil, 0, 0, "null"},
+	} {
+		d, _ := json.Marshal(deadline(planOf(func(p *upgradev1.Plan) { p.Spec.JobActiveDeadlineSecs = tt.plan }), Settings{ActiveDeadlineSeconds: tt.usual, ActiveDeadlineSecondsMax: tt.atMost}))
+		if string(d) != tt.want {
+			t.Errorf("%v of %d and at most %d: %s, want %s", tt.plan, tt.usual, tt.atMost, d, tt.want)
+		}
+	}
+}
+
+// BenchmarkDecide looks and decides in the middle of a rollout of 10,000 nodes, a hundred at a
+// time, after each event: a Job that completed.
+func BenchmarkDecide(b *testing.B) {
+	const nodes, concurrency = 10_000, 100
+	d := newDesk(b, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = concurrency }), nodes)
+	running := creates(d.step())
+	var took []time.Duration
+	for b.Loop() {
+		if len(running) == 0 {
+			b.StopTimer()
+			d.edit(func(p *upgradev1.Plan) { p.Spec.Version += "0" })
+			for range 2 {
+				running = creates(d.step())
+			}
+			b.StartTimer()
+		}
+		name := running[0]
+		running = running[1:]
+		b.StopTimer()
+		d.end(name, batchv1.JobComplete)
+		b.StartTimer()
+		begun := time.Now()
+		v := d.look()
+		_ = decide(v)
+		took = append(took, time.Since(begun))
+		b.StopTimer()
+		running = append(running, creates(d.step())...)
+		b.StartTimer()
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
+}
+
+// BenchmarkHeartbeats is what a Node costs that only says that it is alive.
+func BenchmarkHeartbeats(b *testing.B) {
+	d := newDesk(b, planOf(), 10_000)
+	d.step()
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n7", UID: "uid-n7", Labels: map[string]string{corev1.LabelHostname: "n7", corev1.LabelOSStable: "linux"}},
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.35.4+k3s1"}}}
+	d.book.wake = func(string, time.Duration) { b.Fatal("a heartbeat wakes a Plan") }
+	for b.Loop() {
+		n.ResourceVersion = d.version()
+		d.book.setNode(n, false)
+	}
+}
