@@ -29,6 +29,9 @@ type DrillSpec struct {
 	Faults []string
 	// Count is how many faults there are. Zero means four.
 	Count int
+	// Kubernetes is the version that real machines are upgraded to. Empty means v1.36.3;
+	// v1.35.4, which they have, leaves Kubernetes as it is.
+	Kubernetes string
 	// Journal is the file that all that was seen is written to. Empty writes none.
 	Journal string
 }

@@ -112,6 +112,17 @@ type Sandbox interface {
 	// Power does something to machines' switches, to all of them if none is named, and
 	// returns when those that shall run are ready.
 	Power(ctx context.Context, name string, action PowerAction, machines []string, emit func(Event)) error
+	// SetFaults makes the faults of a running sandbox those of the list, and no others.
+	SetFaults(ctx context.Context, name string, faults []string) error
+	// FaultKinds lists the faults that a sandbox can have.
+	FaultKinds() []FaultKind
+}
+
+// FaultKind is a fault that a sandbox can have.
+type FaultKind struct {
+	Name string `json:"name"`
+	Form string `json:"form"` // how it is written, such as quota=MACHINES
+	Does string `json:"does"` // a clause
 }
 
 // PowerAction is what can be done to a machine's switch.

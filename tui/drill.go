@@ -46,6 +46,7 @@ Exit codes: 0 all invariants held; 1 one did not, or the upgrade did not end; 3 
 went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs here.`,
 		Example: `  constellation sandbox drill --machines=hollow
   constellation sandbox drill --machines=real --seed 7 -o markdown
+  constellation sandbox drill --machines=real --kubernetes v1.35.4 --faults power-cut,frozen
   constellation sandbox drill --machines=hollow --faults operator-killed,lost-delete
   constellation sandbox drill --machines=hollow --results drills.jsonl --until 40`,
 		Args: cobra.NoArgs,
@@ -100,6 +101,7 @@ went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs h
 	f.Uint64Var(&spec.Seed, "seed", 0, "what decides which faults there are and when (default: another one each time)")
 	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that these machines can have)")
 	f.IntVar(&spec.Count, "count", 0, "how many faults (default 4)")
+	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes that real machines are upgraded to (default v1.36.3); v1.35.4, which they have, replaces the machines alone")
 	f.StringVar(&spec.Journal, "journal", "", "file for all that was seen, as JSON Lines")
 	f.BoolVar(&list, "list", false, "list what can go wrong, and at which points, and do nothing")
 	f.StringVar(&results, "results", "", "file that gets a line for each drill; seeds go on after those that are in it")

@@ -330,7 +330,7 @@ func (f *fakeSandbox) Status(context.Context, string) (engine.SandboxStatus, err
 	}
 	return engine.SandboxStatus{
 		SandboxInfo: engine.SandboxInfo{Name: "demo", Kubernetes: "v1.35.4", Image: "v1.1.0", Release: "v1.1.0", ClusterEndpoint: "127.0.0.1:41943", InitEndpoint: "127.0.0.1:43871"},
-		State:       "running", KubernetesVersions: []string{"v1.35.4"},
+		State:       "running", KubernetesVersions: []string{"v1.35.4"}, Faults: f.spec.Faults,
 		Machines: []engine.SandboxMachine{
 			{Name: "control-plane-0", Group: "control-plane", IP: "10.42.0.2", Image: "v1.1.0", Boot: "ready"},
 			{Name: "worker-0", Group: "workers", IP: "10.42.0.3", Image: "v1.1.0", Boot: "failed", Message: "no \x1b[31mmetadata\x1b[0m"},
@@ -357,6 +357,15 @@ func (f *fakeSandbox) Power(_ context.Context, _ string, action engine.PowerActi
 	}
 	emit(engine.Event{Time: start, Kind: engine.KindStep, Step: "switch-machines", State: engine.StateDone, Text: fmt.Sprintf("%s: %s", action, strings.Join(machines, ", "))})
 	return nil
+}
+
+func (f *fakeSandbox) SetFaults(_ context.Context, _ string, faults []string) error {
+	f.spec.Faults = faults
+	return nil
+}
+
+func (f *fakeSandbox) FaultKinds() []engine.FaultKind {
+	return []engine.FaultKind{{Name: "quota", Form: "quota=MACHINES", Does: "there are to be no more machines than this"}, {Name: "registry-empty", Form: "registry-empty", Does: "it has no image"}}
 }
 
 // fakeDrills passes drills with an even seed, and tries nothing with seed 7.

@@ -26,7 +26,7 @@ A sandbox belongs to the workspace that it was started for.`,
 		`  constellation -C demo sandbox up
   constellation -C demo sandbox shell worker-0
   constellation -C demo sandbox down`)
-	cmd.AddCommand(s.sandboxUp(), s.sandboxStatus(), s.sandboxDown(), s.sandboxShell(), s.sandboxMachine(), s.sandboxDrill(), s.sandboxFetch(), s.sandboxDaemon())
+	cmd.AddCommand(s.sandboxUp(), s.sandboxStatus(), s.sandboxDown(), s.sandboxShell(), s.sandboxMachine(), s.sandboxFault(), s.sandboxDrill(), s.sandboxFetch(), s.sandboxDaemon())
 	return cmd
 }
 

@@ -289,7 +289,7 @@ func (b *balancer) handle(ctx context.Context, client net.Conn) {
 		return
 	}
 	// Nobody is there: refuse like a closed port would, not like a server that hung up.
-	if tcp, ok := client.(*net.TCPConn); ok {
+	if tcp, ok := client.(interface{ SetLinger(int) error }); ok {
 		_ = tcp.SetLinger(0) // else it hangs up in the ordinary way
 	}
 }

@@ -153,8 +153,8 @@ func (d *daemon) serve(ctx context.Context) error {
 		b *balancer
 		l []net.Listener
 	}{
-		{apiServers, []net.Listener{listeners.apiServer, listeners.hostAPIServer}},
-		{inits, []net.Listener{listeners.init, listeners.hostInit}},
+		{apiServers, []net.Listener{listeners.apiServer, cuttable{listeners.hostAPIServer, d.fleet}}},
+		{inits, []net.Listener{listeners.init, cuttable{listeners.hostInit, d.fleet}}},
 		{joins, []net.Listener{listeners.join}},
 	} {
 		g.Go(func() error { s.b.run(gctx); return nil })

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -12,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine"
 	"constellation/engine/cloud"
+	"constellation/engine/sandbox/machine"
 )
 
 var machineNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
@@ -42,6 +45,72 @@ type Faults struct {
 	corrupt       map[string]bool
 	cut           map[string]bool
 	registryEmpty bool
+	consoleCut    bool
+
+	// Of machines that run, by name.
+	frozen, isolated, diskFull, diskReadOnly, tpmHangs, tpmGone map[string]bool
+	lost                                                        map[string][]string // whom a machine does not reach
+	powerCut                                                    map[string]string   // machine → point
+}
+
+// theCloud stands for the cloud where a machine could be named: its own address, through
+// which also the pods of other machines are reached.
+const theCloud = "cloud"
+
+// affliction is what a machine suffers from while it runs.
+func (f *Faults) affliction(s *state, name string) machine.Affliction {
+	a := machine.Affliction{
+		Frozen: f.frozen[name], Isolated: f.isolated[name], DiskFull: f.diskFull[name], DiskReadOnly: f.diskReadOnly[name],
+		TPMHangs: f.tpmHangs[name], TPMGone: f.tpmGone[name],
+	}
+	for _, to := range f.lost[name] {
+		if to == theCloud {
+			a.Lost = append(a.Lost, machine.Peer{IP: gateway})
+		} else if i := s.instance(to); i != nil {
+			a.Lost = append(a.Lost, machine.Peer{IP: i.ip(), PodCIDR: i.podCIDR()})
+		}
+	}
+	return a
+}
+
+// ofReal are the faults that only machines which run can have.
+var ofReal = []string{
+	"frozen", "isolated", "cut", "cut-to", "console-cut", "disk-full", "disk-read-only", "tpm-hangs", "tpm-gone", "power-cut", "kill",
+	"component-truncate", "component-corrupt", "component-cut", "registry-empty",
+}
+
+// Simulated reports, as an error, the faults that machines which run nothing cannot have.
+func (f *Faults) Simulated() error {
+	var wrong []string
+	for _, s := range f.spec {
+		if kind, _, _ := strings.Cut(s, "="); slices.Contains(ofReal, kind) {
+			wrong = append(wrong, s)
+		}
+	}
+	if len(wrong) > 0 {
+		return fmt.Errorf("%w: only real machines can have %s", ErrConflict, strings.Join(wrong, ", "))
+	}
+	return nil
+}
+
+// twoEnds parses A:B, of which the first is a machine and the second another, or the cloud.
+func twoEnds(v string) (from, to string, err error) {
+	from, to, ok := strings.Cut(v, ":")
+	switch {
+	case !ok || from == to:
+		err = fmt.Errorf("%q does not name two ends", v)
+	case to != theCloud:
+		err = someName(to)
+	}
+	return from, to, errors.Join(someName(from), err)
+}
+
+// lose adds a way on which everything is lost.
+func (f *Faults) lose(from, to string) {
+	if f.lost == nil {
+		f.lost = map[string][]string{}
+	}
+	f.lost[from] = append(f.lost[from], to)
 }
 
 // BootDelay returns how much longer than usual the machine takes to boot.
@@ -95,11 +164,38 @@ const (
 
 var killPoints = []string{pointMetadata, pointComponent, pointImage}
 
-// faultKinds is the list that users are shown, and the parser's table.
-var faultKinds = []struct {
+// Points of a machine's life that it shows by a file that it has newly written. The first
+// path is there from the point on.
+var filePoints = map[string]string{
+	"certificates":               "/etc/kubernetes/pki/ca.key",                                         // init or join has the keys of the cluster
+	"manifests":                  "/etc/kubernetes/manifests/etcd.yaml",                                // a control plane's pods are to be started
+	"etcd":                       "/var/lib/etcd/member/snap/db",                                       // its etcd has begun
+	"kubelet":                    "/etc/kubernetes/kubelet.conf",                                       // the kubelet has its access
+	"upgrade-begun":              "/etc/kubernetes/tmp/kubeadm-upgraded-manifests*/etcd.yaml",          // kubeadm has written what shall run
+	"upgrade-etcd":               "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/etcd.yaml",           // etcd's manifest is on its way
+	"upgrade-api-server":         "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/kube-apiserver.yaml", // and so on
+	"upgrade-controller-manager": "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/kube-controller-manager.yaml",
+	"upgrade-scheduler":          "/etc/kubernetes/tmp/kubeadm-backup-manifests-*/kube-scheduler.yaml",
+}
+
+// cutPoints are all at which the power can go.
+func cutPoints() []string {
+	return append(slices.Clone(killPoints), slices.Sorted(maps.Keys(filePoints))...)
+}
+
+// faultKind is a fault as users write it, and its parser.
+type faultKind struct {
 	name, form string
 	parse      func(f *Faults, value string) error
-}{
+}
+
+// ofMachine is a kind of fault that a machine has or has not.
+func ofMachine(name string, has func(f *Faults) *map[string]bool) faultKind {
+	return faultKind{name, name + "=MACHINE", func(f *Faults, v string) error { return put(has(f), v, true, someName(v)) }}
+}
+
+// faultKinds is the list that users are shown, and the parser's table.
+var faultKinds = []faultKind{
 	{"boot-delay", "boot-delay=MACHINE|SHARE:DURATION", func(f *Faults, v string) error {
 		which, d, _ := strings.Cut(v, ":")
 		delay, err := positive(d)
@@ -134,6 +230,45 @@ var faultKinds = []struct {
 	{"component-truncate", "component-truncate=COMPONENT", func(f *Faults, v string) error { return put(&f.truncate, v, true, someName(v)) }},
 	{"component-corrupt", "component-corrupt=COMPONENT", func(f *Faults, v string) error { return put(&f.corrupt, v, true, someName(v)) }},
 	{"component-cut", "component-cut=COMPONENT", func(f *Faults, v string) error { return put(&f.cut, v, true, someName(v)) }},
+	ofMachine("frozen", func(f *Faults) *map[string]bool { return &f.frozen }),
+	ofMachine("isolated", func(f *Faults) *map[string]bool { return &f.isolated }),
+	{"cut", "cut=MACHINE:MACHINE|" + theCloud, func(f *Faults, v string) error {
+		a, b, err := twoEnds(v)
+		if err == nil {
+			f.lose(a, b)
+			if b != theCloud { // what the cloud says is an answer, which is lost without the question
+				f.lose(b, a)
+			}
+		}
+		return err
+	}},
+	{"cut-to", "cut-to=MACHINE:MACHINE|" + theCloud, func(f *Faults, v string) error {
+		a, b, err := twoEnds(v)
+		if err == nil {
+			f.lose(a, b)
+		}
+		return err
+	}},
+	{"console-cut", "console-cut", func(f *Faults, v string) error {
+		if v != "" {
+			return errors.New("takes no value")
+		}
+		f.consoleCut = true
+		return nil
+	}},
+	ofMachine("disk-full", func(f *Faults) *map[string]bool { return &f.diskFull }),
+	ofMachine("disk-read-only", func(f *Faults) *map[string]bool { return &f.diskReadOnly }),
+	ofMachine("tpm-hangs", func(f *Faults) *map[string]bool { return &f.tpmHangs }),
+	ofMachine("tpm-gone", func(f *Faults) *map[string]bool { return &f.tpmGone }),
+	{"power-cut", "power-cut=MACHINE:POINT (" + strings.Join(cutPoints(), ", ") + ")", func(f *Faults, v string) error {
+		name, point, err := nameAnd(v, func(s string) (string, error) {
+			if !slices.Contains(cutPoints(), s) {
+				return "", fmt.Errorf("no point %q", s)
+			}
+			return s, nil
+		})
+		return put(&f.powerCut, name, point, err)
+	}},
 	{"registry-empty", "registry-empty", func(f *Faults, v string) error {
 		if v != "" {
 			return errors.New("takes no value")
@@ -155,6 +290,78 @@ func FaultNames() []string {
 	return names
 }
 
+// faultDoes says what each kind does, as a clause.
+var faultDoes = map[string]string{
+	"boot-delay":         "the machine takes longer to boot, for the first time",
+	"never-boot":         "the machine is made and does not boot",
+	"never-join":         "the machine is told nothing about itself, and cannot join; it joins when the fault ends",
+	"kill":               "the power goes when the machine comes to the point, once, and stays away",
+	"power-cut":          "the power goes when the machine comes to the point, once, and comes back; later points are those of a control plane, or of its upgrade by kubeadm",
+	"frozen":             "no process of the machine gets a turn; connections stay open",
+	"isolated":           "the machine's cable is out",
+	"cut":                "what two machines send each other is lost, their pods' included; with cloud, what the machine sends to the cloud, to the load balancer and to other machines' pods",
+	"cut-to":             "what the first sends to the second is lost; the other way works",
+	"console-cut":        "what goes between this computer and the cluster, or init, waits until the fault ends",
+	"disk-full":          "nothing more fits where programs are installed, where kubeadm writes and where our programs remember; files that are open are not affected",
+	"disk-read-only":     "nothing can be written to the same places",
+	"tpm-hangs":          "the machine's TPM answers nothing until the fault ends",
+	"tpm-gone":           "the machine has no TPM until it boots again after the fault",
+	"api-429":            "that share of calls of the cloud's API is answered 429",
+	"api-500":            "that share of calls of the cloud's API is answered 500",
+	"api-latency":        "the cloud's API answers so much later",
+	"describe-lag":       "the cloud describes machines as they were up to so long ago",
+	"create-timeout":     "that share of machines is made without an answer",
+	"quota":              "there are to be no more machines than this",
+	"metadata-500":       "that share of what machines ask about themselves is answered 500",
+	"partial-list":       "that share of lists lacks a machine and does not say so",
+	"partial-list-told":  "that share of lists lacks machines and says so",
+	"lost-delete":        "that share of deletions is accepted and forgotten",
+	"component-truncate": "half of the program is served, as if that were all",
+	"component-corrupt":  "the program is served with one byte changed",
+	"component-cut":      "the connection breaks after a quarter of the program",
+	"registry-empty":     "the image registry has no image",
+}
+
+// FaultKinds lists the faults that a sandbox can have.
+func (s *Sandboxes) FaultKinds() []engine.FaultKind {
+	out := make([]engine.FaultKind, len(faultKinds))
+	for i, k := range faultKinds {
+		out[i] = engine.FaultKind{Name: k.name, Form: k.form, Does: faultDoes[k.name]}
+	}
+	return out
+}
+
+// SetFaults makes the faults of a running sandbox those of the list, and no others.
+func (s *Sandboxes) SetFaults(ctx context.Context, name string, faults []string) error {
+	client, name, err := s.reach(name, "set the faults")
+	if err != nil {
+		return err
+	}
+	op := "set the faults of sandbox " + name
+	info, err := client.Sandbox(ctx)
+	if err != nil {
+		return &engine.Error{Op: op, Err: err, Remedy: "start its cloud with `constellation sandbox up`"}
+	}
+	f, err := ParseFaults(faults)
+	if err == nil {
+		var machines []string
+		for _, m := range info.Machines {
+			machines = append(machines, m.Name)
+		}
+		err = f.unknownNames(machines)
+	}
+	if err != nil {
+		return usage(op, "`constellation sandbox fault list` shows how they are written", "%w", err)
+	}
+	if err := inTime(op, faults, info); err != nil {
+		return err
+	}
+	if err := client.SetFaults(ctx, faults); err != nil {
+		return &engine.Error{Op: op, Err: err}
+	}
+	return nil
+}
+
 // ParseFaults reads faults as users write them: a word, "=" and what it is about. The error names every fault that
 // is wrong and lists those that exist; probabilities ("SHARE") lie in (0, 1].
 // A share of machines is always the same machines.
@@ -163,13 +370,7 @@ func ParseFaults(spec []string) (*Faults, error) {
 	var errs []error
 	for _, s := range spec {
 		name, value, _ := strings.Cut(s, "=")
-		i := slices.IndexFunc(faultKinds, func(k struct {
-			name, form string
-			parse      func(*Faults, string) error
-		},
-		) bool {
-			return k.name == name
-		})
+		i := slices.IndexFunc(faultKinds, func(k faultKind) bool { return k.name == name })
 		if i < 0 {
 			errs = append(errs, fmt.Errorf("fault %q is unknown", s))
 			continue
@@ -268,6 +469,28 @@ func (f *Faults) unknownNames(machines []string) error {
 	for _, name := range slices.Sorted(maps.Keys(f.kill)) {
 		errs = append(errs, noMachine("kill", name))
 	}
+	for _, name := range slices.Sorted(maps.Keys(f.powerCut)) {
+		errs = append(errs, noMachine("power-cut", name))
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.lost)) {
+		errs = append(errs, noMachine("cut", name))
+		for _, to := range f.lost[name] {
+			if to != theCloud {
+				errs = append(errs, noMachine("cut", to))
+			}
+		}
+	}
+	for _, k := range []struct {
+		kind  string
+		names map[string]bool
+	}{
+		{"frozen", f.frozen}, {"isolated", f.isolated}, {"disk-full", f.diskFull}, {"disk-read-only", f.diskReadOnly}, {"tpm-hangs", f.tpmHangs}, {"tpm-gone", f.tpmGone},
+	} {
+		for _, name := range slices.Sorted(maps.Keys(k.names)) {
+			errs = append(errs, noMachine(k.kind, name))
+		}
+	}
+	errs = slices.CompactFunc(slices.DeleteFunc(errs, func(err error) bool { return err == nil }), func(a, b error) bool { return a.Error() == b.Error() })
 	if err := errors.Join(errs...); err != nil {
 		errs = []error{fmt.Errorf("%w; the machines are %s, and later ones are numbered on", err, strings.Join(machines, ", "))}
 	}

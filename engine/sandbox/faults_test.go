@@ -2,12 +2,15 @@ package sandbox
 
 import (
 	"fmt"
+	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/sandbox/machine"
 )
 
 func TestFaultsAreParsed(t *testing.T) {
@@ -15,7 +18,8 @@ func TestFaultsAreParsed(t *testing.T) {
 		"boot-delay=worker-1:30s", "never-boot=worker-2", "kill=worker-0:component", "api-429=0.2", "api-500=1", "api-latency=250ms",
 		"metadata-500=0.5", "partial-list=0.1", "lost-delete=0.3", "component-truncate=kubelet", "component-corrupt=kubeadm",
 		"component-cut=kubectl", "registry-empty", "never-join=worker-3", "create-timeout=0.4", "describe-lag=2m", "quota=12",
-		"partial-list-told=0.6",
+		"partial-list-told=0.6", "frozen=worker-1", "isolated=worker-2", "cut=worker-0:worker-1", "cut-to=worker-0:cloud", "console-cut",
+		"disk-full=worker-0", "disk-read-only=worker-1", "tpm-hangs=worker-2", "tpm-gone=worker-3", "power-cut=control-plane-0:upgrade-etcd",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -24,6 +28,10 @@ func TestFaultsAreParsed(t *testing.T) {
 		f.NeverBoots("worker-1") || f.NeverJoins("worker-1") || f.createTimeout != 0.4 || f.describeLag != 2*time.Minute || f.quota != 12 || f.toldPartial != 0.6 || f.kill["worker-0"] != pointComponent ||
 		f.throttle != 0.2 || f.fail != 1 || f.latency != 250*time.Millisecond || f.metadataFail != 0.5 || f.partialList != 0.1 ||
 		f.lostDelete != 0.3 || !f.truncate["kubelet"] || !f.corrupt["kubeadm"] || !f.cut["kubectl"] || !f.registryEmpty {
+		t.Errorf("got %+v", f)
+	}
+	if !f.frozen["worker-1"] || !f.isolated["worker-2"] || !slices.Equal(f.lost["worker-0"], []string{"worker-1", "cloud"}) || !slices.Equal(f.lost["worker-1"], []string{"worker-0"}) ||
+		!f.consoleCut || !f.diskFull["worker-0"] || !f.diskReadOnly["worker-1"] || !f.tpmHangs["worker-2"] || !f.tpmGone["worker-3"] || f.powerCut["control-plane-0"] != "upgrade-etcd" {
 		t.Errorf("got %+v", f)
 	}
 	if len(f.spec) != len(faultKinds) {
@@ -75,6 +83,9 @@ func TestWrongFaultsAreNamedAllAtOnce(t *testing.T) {
 		{"unknown point", "kill=worker-0:lunch", `no point "lunch"`},
 		{"value where none belongs", "registry-empty=yes", `takes no value`},
 		{"machine that is none", "never-boot=../etc", `not a name`},
+		{"one end of a cut", "cut=worker-0", `does not name two ends`},
+		{"a cut from the cloud", "cut-to=worker-0:worker-0", `does not name two ends`},
+		{"unknown point of a power cut", "power-cut=worker-0:lunch", `no point "lunch"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := ParseFaults([]string{tt.fault, "second=wrong"})
@@ -99,6 +110,8 @@ func TestFaultsOfNamesThatThereWillNeverBeAreRefused(t *testing.T) {
 		{"a machine of no group", "never-boot=nope", "fault never-boot=nope: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
 		{"a delay of a group", "boot-delay=worker:1s", "fault boot-delay=worker: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
 		{"a number that is none", "kill=worker-01:image", "fault kill=worker-01: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{"another end that is none", "cut=worker-0:moon", "fault cut=moon: there is no such machine; the machines are control-plane-0, worker-0, worker-1, and later ones are numbered on"},
+		{"the cloud as the other end", "cut=worker-0:cloud", ""},
 		{"a component that is none", "component-truncate=bogus", "fault component-truncate=bogus: there is no such component; the components are kubeadm, kubelet, kubectl"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -114,5 +127,65 @@ func TestFaultsOfNamesThatThereWillNeverBeAreRefused(t *testing.T) {
 				t.Errorf("got  %q\nwant %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// What no simulated machine can suffer is refused, not ignored.
+func TestFaultsOfSimulatedMachines(t *testing.T) {
+	for spec, want := range map[string]string{
+		"never-join=worker-1 quota=3 lost-delete=1": "",
+		"frozen=worker-1 quota=3 registry-empty":    "not possible: only real machines can have frozen=worker-1, registry-empty",
+	} {
+		f, err := ParseFaults(strings.Fields(spec))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if err := f.Simulated(); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", spec, got, want)
+		}
+	}
+}
+
+// The page of faults has what the program has.
+func TestDocsOfFaults(t *testing.T) {
+	b, err := os.ReadFile("../../docs/faults.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range (&Sandboxes{}).FaultKinds() {
+		if k.Does == "" {
+			t.Errorf("nobody says what %s does", k.Name)
+		}
+		if row := fmt.Sprintf("| `%s` | %s |\n", strings.ReplaceAll(k.Form, "|", `\|`), k.Does); !strings.Contains(string(b), row) {
+			t.Errorf("docs/faults.md lacks %s", row)
+		}
+	}
+}
+
+// What a machine suffers from is what names it.
+func TestAfflictions(t *testing.T) {
+	st := newState("demo", "/work", time.Now())
+	for n, name := range []string{"worker-0", "worker-1"} {
+		st.Instances = append(st.Instances, &instance{Name: name, Group: "workers", Index: firstIndex + n})
+	}
+	f, err := ParseFaults([]string{"frozen=worker-0", "cut=worker-0:worker-1", "cut-to=worker-1:cloud", "cut-to=worker-1:worker-9"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := func(n int) machine.Peer {
+		return machine.Peer{IP: st.Instances[n].ip(), PodCIDR: st.Instances[n].podCIDR()}
+	}
+	for name, want := range map[string]machine.Affliction{
+		"worker-0": {Frozen: true, Lost: []machine.Peer{peer(1)}},
+		"worker-1": {Lost: []machine.Peer{peer(0), {IP: gateway}}}, // worker-9 is not there yet
+		"worker-2": {},
+	} {
+		if got := f.affliction(st, name); !reflect.DeepEqual(got, want) || got.Any() != (name != "worker-2") {
+			t.Errorf("%s suffers from %+v, want %+v", name, got, want)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,6 +39,8 @@ type platform interface {
 	Wait(ctx context.Context, name string) error
 	Machine(name string) (machine.Machine, error)
 	Console(name string) string
+	Afflict(ctx context.Context, name string, a machine.Affliction) error
+	Written(name, pattern string) ([]string, error)
 }
 
 // fleet makes the machines of this computer what the groups say. All changes of
@@ -87,6 +90,8 @@ func (f *fleet) start(ctx context.Context, st *state) error {
 	for _, i := range st.Instances {
 		f.drive(i.Name)
 	}
+	f.wg.Go(func() { f.afflict(ctx) })
+	f.wg.Go(func() { f.cutPower(ctx) })
 	return nil
 }
 
@@ -131,7 +136,18 @@ func (f *fleet) SetFaults(spec []string) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.update(func(s *state) error { s.Faults, s.Struck = spec, nil; return nil }); err != nil {
+	if err := f.update(func(s *state) error {
+		s.Faults = spec
+		// One that stays has struck; one that is asked for anew strikes again.
+		s.Struck = slices.DeleteFunc(s.Struck, func(key string) bool {
+			name, cut := strings.CutPrefix(key, cutKey(""))
+			if cut {
+				return f.faults.powerCut[name] != flt.powerCut[name]
+			}
+			return f.faults.kill[name] != flt.kill[name]
+		})
+		return nil
+	}); err != nil {
 		return err
 	}
 	f.faults = flt
@@ -844,6 +860,7 @@ func (f *fleet) pass(ip netip.Addr, point string) {
 		return
 	}
 	f.mu.Lock()
+	cut := f.faults.powerCut[i.Name] == point && !slices.Contains(f.st.Struck, cutKey(i.Name))
 	strike := f.faults.kill[i.Name] == point && !slices.Contains(f.st.Struck, i.Name)
 	if strike {
 		if err := f.update(func(s *state) error { s.Struck = append(s.Struck, i.Name); return nil }); err != nil {
@@ -851,6 +868,9 @@ func (f *fleet) pass(ip netip.Addr, point string) {
 		}
 	}
 	f.mu.Unlock()
+	if cut {
+		f.wg.Go(func() { f.cut(f.ctx, i.Name, point) })
+	}
 	if strike {
 		f.log.Warn("fault injected", "fault", "kill", "node", i.Name, "point", point)
 		if err := f.wantFor(i.Name, wantStopped, "killed by a fault at "+point); err != nil {

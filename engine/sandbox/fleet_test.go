@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +27,8 @@ type computer struct {
 	fail     map[string][]error // by "<call> <machine>": what the next calls return
 	hang     map[string]bool    // machines that never become ready
 	starts   int
+	suffers  map[string]machine.Affliction
+	written  map[string][]string // by machine and pattern
 }
 
 type twin struct {
@@ -178,6 +181,25 @@ func (c *computer) Machine(name string) (machine.Machine, error) {
 		return m.Machine, nil
 	}
 	return machine.Machine{}, machine.ErrNotFound
+}
+
+func (c *computer) Afflict(_ context.Context, name string, a machine.Affliction) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.machines[name]; m == nil || m.Power != machine.Running {
+		return machine.ErrNotRunning
+	}
+	if c.suffers == nil {
+		c.suffers = map[string]machine.Affliction{}
+	}
+	c.suffers[name] = a
+	return nil
+}
+
+func (c *computer) Written(name, pattern string) ([]string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.written[name+pattern]), nil
 }
 
 func (c *computer) Console(name string) string { return "/state/" + name + "/console.log" }
@@ -673,6 +695,97 @@ func TestInitPortStaysWithItsMachine(t *testing.T) {
 		}
 		if got := len(f.controlPlanes(6443)); got != 2 {
 			t.Errorf("%d backends for the API server", got)
+		}
+	})
+}
+
+// What a machine suffers from it suffers from through all its boots, until that ends.
+func TestMachinesSuffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 1, 2)
+		time.Sleep(time.Minute)
+		suffers := func(name string) machine.Affliction {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.suffers[name]
+		}
+		if err := f.SetFaults([]string{"frozen=worker-0", "cut-to=worker-1:cloud"}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * afflictAgain)
+		lost := machine.Affliction{Lost: []machine.Peer{{IP: gateway}}}
+		if a, b := suffers("worker-0"), suffers("worker-1"); !a.Frozen || !reflect.DeepEqual(b, lost) {
+			t.Errorf("they suffer from %+v and %+v", a, b)
+		}
+		c.mu.Lock()
+		c.suffers = nil // a machine forgets when it goes off
+		c.mu.Unlock()
+		if err := f.reboot(t.Context(), "worker-0"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * afflictAgain)
+		if !suffers("worker-0").Frozen || suffers("worker-1").Any() {
+			t.Errorf("after one has booted they suffer from %+v and %+v", suffers("worker-0"), suffers("worker-1"))
+		}
+		if err := f.SetFaults(nil); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * afflictAgain)
+		if suffers("worker-0").Any() {
+			t.Error("it suffers after the end of the fault")
+		}
+	})
+}
+
+// A power cut strikes once, when the machine writes what it had not written before.
+func TestPowerCutStrikesAtItsPoint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 1, 2)
+		time.Sleep(time.Minute)
+		write := func(files ...string) {
+			c.mu.Lock()
+			c.written = map[string][]string{"control-plane-0" + filePoints["upgrade-etcd"]: files}
+			c.mu.Unlock()
+		}
+		boots := func() int {
+			m, err := c.Machine("control-plane-0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return m.Boots
+		}
+		write("old")
+		if err := f.SetFaults([]string{"power-cut=control-plane-0:upgrade-etcd"}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if n := boots(); n != 1 {
+			t.Fatalf("it has booted %d times for what was there before", n)
+		}
+		write("old", "new")
+		time.Sleep(time.Minute)
+		write("old", "new", "newer")
+		time.Sleep(time.Minute)
+		if n := boots(); n != 2 {
+			t.Errorf("it has booted %d times, want once more", n)
+		}
+		if i, ok := f.Instance("control-plane-0"); !ok || i.State != cloud.Ready {
+			t.Errorf("it is %+v", i)
+		}
+		if err := f.SetFaults([]string{"power-cut=control-plane-0:upgrade-etcd", "quota=9"}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		write("newest")
+		time.Sleep(time.Minute)
+		if n := boots(); n != 2 {
+			t.Errorf("it has booted %d times after another fault was set", n)
 		}
 	})
 }

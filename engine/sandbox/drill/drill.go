@@ -82,10 +82,10 @@ type site struct {
 	unseen  []recorder.Rule // that nothing here could break
 	limit   time.Duration   // for the upgrade
 
-	// begin sets the target. rest ends what the drill itself runs in the cluster; it is
+	// begin sets the target, and later calls giveUp if that cannot be. rest ends what the drill itself runs in the cluster; it is
 	// called before the recorder's last look.
-	begin func(context.Context) error
-	rest  func()
+	begin func(ctx context.Context, giveUp func(error)) error
+	rest  func(context.Context)
 	close func(context.Context) error
 
 	killOperator  func(context.Context) error
@@ -134,6 +134,15 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 		return r, err
 	}
 	r.Machines = kind
+	if spec.Kubernetes == "" {
+		spec.Kubernetes = kubernetesTo
+	}
+	if spec.Kubernetes != kubernetesTo && (kind == hollow || spec.Kubernetes != kubernetesFrom) {
+		return r, &engine.Error{
+			Op: op, Err: fmt.Errorf("%s machines are not upgraded to Kubernetes %s", kind, spec.Kubernetes), Exit: engine.ExitUsage,
+			Remedy: "say " + kubernetesTo + ", or of real machines " + kubernetesFrom,
+		}
+	}
 	injections, err := scenario(kind, spec)
 	if err != nil {
 		return r, &engine.Error{Op: op, Err: err, Exit: engine.ExitUsage, Remedy: "`constellation sandbox drill --list` shows what can go wrong"}
@@ -148,7 +157,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 	say("making a cluster of %s machines", kind)
-	s, err := map[string]func(context.Context, string, teller) (*site, error){real: d.real, hollow: d.hollow}[kind](ctx, place, say)
+	s, err := map[string]func(context.Context, string, string, teller) (*site, error){real: d.real, hollow: d.hollow}[kind](ctx, place, spec.Kubernetes, say)
 	if err != nil {
 		return r, &engine.Error{Op: op + ": make a cluster", Err: err, Exit: engine.ExitCode(err), Remedy: engine.Remedy(err)}
 	}
@@ -187,6 +196,9 @@ func repeat(kind string, spec engine.DrillSpec) []string {
 	args := []string{"sandbox", "drill", "--machines=" + kind, fmt.Sprint("--seed=", spec.Seed)}
 	if spec.Count != 0 {
 		args = append(args, fmt.Sprint("--count=", spec.Count))
+	}
+	if spec.Kubernetes != kubernetesTo {
+		args = append(args, "--kubernetes="+spec.Kubernetes)
 	}
 	if len(spec.Faults) > 0 {
 		args = append(args, "--faults="+strings.Join(spec.Faults, ","))
@@ -266,8 +278,11 @@ func judge(breaches []recorder.Breach, windows []window, unseen []recorder.Rule)
 // upgrade begins the upgrade, injects what is to be injected, and waits for the end. why
 // says in a sentence why it did not end.
 func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended bool, why string) {
-	ctx, cancel := context.WithTimeout(ctx, x.site.limit)
+	late := fmt.Errorf("it did not end within %s", x.site.limit)
+	ctx, cancel := context.WithTimeoutCause(ctx, x.site.limit, late)
 	defer cancel()
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
 	// Faults end with the drill, whatever happens.
 	defer func() {
 		x.wg.Wait()
@@ -280,7 +295,7 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 	x.begun = time.Now()
 	x.rec.Begin()
 	x.tell("the upgrade begins: %s", x.site.what)
-	if err := x.site.begin(ctx); err != nil {
+	if err := x.site.begin(ctx, giveUp); err != nil {
 		return false, fmt.Sprintf("the upgrade could not be begun: %v", err)
 	}
 	seen := newSeen()
@@ -300,17 +315,20 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 				}
 			}
 		}
-		return seen.begun && target != nil && target.Ready && x.quiet()
+		return seen.count[pointBegun] > 0 && target.Ready && x.quiet()
 	})
 	if err != nil {
-		return false, fmt.Sprintf("the upgrade did not end within %s: %s", x.site.limit, lastly(target))
+		return false, fmt.Sprintf("the upgrade did not get to its end: %v; the target: %s", context.Cause(ctx), lastly(target))
 	}
 	x.wg.Wait()
 	x.tell("the upgrade is over after %s; waiting for what is left to go", time.Since(x.begun).Round(100*time.Millisecond))
-	x.site.rest()
 	settle, done := context.WithTimeout(ctx, settling)
 	defer done()
-	if err := x.rec.Wait(settle, settled); err != nil {
+	err = x.rec.Wait(settle, settled)
+	// An operator outside of the cluster is on no node: its lease is given back when it ends.
+	x.site.rest(ctx)
+	err = errors.Join(err, x.rec.Wait(settle, unled))
+	if err != nil {
 		x.tell("something is left %s after the end of the upgrade", settling)
 	}
 	x.rec.End()
@@ -332,11 +350,12 @@ func (x *run) quiet() bool {
 }
 
 // settled reports whether the cloud has the machines that it had in the beginning, all
-// ready, and the leader has given up its lease where it does not run on a node.
+// ready, and the autoscaler is as it was.
 func settled(j []recorder.Entry) bool {
 	var first, last *recorder.Machines
+	var scalerThen, scaler recorder.Scaler
 	nodes := map[string]recorder.Node{}
-	holder, begun := "", false
+	begun := false
 	for i := range j {
 		e := &j[i]
 		begun = begun || e.Mark == recorder.Begin
@@ -346,13 +365,16 @@ func settled(j []recorder.Entry) bool {
 				first = e.Machines
 			}
 			last = e.Machines
-		case e.Lease != nil:
-			holder = e.Lease.Holder
+		case e.Scaler != nil:
+			if !begun {
+				scalerThen = *e.Scaler
+			}
+			scaler = *e.Scaler
 		case e.Node != nil:
 			nodes[e.Node.Name] = *e.Node
 		}
 	}
-	if first == nil || len(last.List) != len(first.List) {
+	if first == nil || len(last.List) != len(first.List) || scaler.Replicas != scalerThen.Replicas {
 		return false
 	}
 	for _, m := range last.List {
@@ -365,8 +387,22 @@ func settled(j []recorder.Entry) bool {
 			return false
 		}
 	}
-	n, isNode := nodes[holder]
-	return holder == "" || isNode && !n.Gone
+	return true
+}
+
+// unled reports whether nobody leads, or one who runs on a node.
+func unled(j []recorder.Entry) bool {
+	nodes := map[string]bool{}
+	holder := ""
+	for i := range j {
+		switch e := &j[i]; {
+		case e.Lease != nil:
+			holder = e.Lease.Holder
+		case e.Node != nil:
+			nodes[e.Node.Name] = !e.Node.Gone
+		}
+	}
+	return holder == "" || nodes[holder]
 }
 
 // inject begins a fault and sees to it that it ends. It does not wait.
@@ -457,7 +493,11 @@ func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place
 func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, error) {
 	var allowed []*fault
 	for i := range faults {
-		if f := &faults[i]; slices.Contains(f.machines, kind) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
+		f := &faults[i]
+		if len(f.points(kind, spec.Kubernetes)) == 0 { // nothing here comes to its points
+			continue
+		}
+		if slices.Contains(f.machines, kind) && (len(spec.Faults) == 0 || slices.Contains(spec.Faults, f.name)) {
 			allowed = append(allowed, f)
 		}
 	}
@@ -471,7 +511,7 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 	out := []engine.DrillInjection{}
 	for n := range cmp.Or(spec.Count, defaultCount) {
 		f := allowed[order[n%len(order)]]
-		points := f.points(kind)
+		points := f.points(kind, spec.Kubernetes)
 		in := engine.DrillInjection{Fault: f.name, AtMS: -1, EndMS: -1}
 		in.Point = points[rng.IntN(len(points))]
 		in.Nth = 1 + rng.IntN(most(kind, in.Point))

@@ -78,6 +78,17 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 	if !different {
 		t.Error("all seeds are alike")
 	}
+	for seed := range uint64(50) {
+		same, err := scenario(real, engine.DrillSpec{Seed: seed, Count: 8, Kubernetes: kubernetesFrom})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, in := range same {
+			if in.Point == pointKubeadm {
+				t.Errorf("seed %d waits for kubeadm, which has nothing to do: %+v", seed, in)
+			}
+		}
+	}
 	if _, err := scenario(hollow, engine.DrillSpec{Faults: []string{"power-cut"}}); err == nil {
 		t.Error("hollow machines have no power to lose")
 	}
@@ -177,6 +188,9 @@ func TestEnter(t *testing.T) {
 	}
 	if _, _, err := d.enter(t.Context(), dir, quiet); engine.ExitCode(err) != engine.ExitHeld {
 		t.Errorf("a second drill in the same place: %v", err)
+	}
+	if _, err := d.Drill(t.Context(), engine.DrillSpec{Workspace: dir, Machines: hollow, Kubernetes: "v1.34.0"}, nil); engine.ExitCode(err) != engine.ExitUsage {
+		t.Errorf("an upgrade that nobody makes: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(place, "left"), nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -41,13 +41,14 @@ func most(kind, point string) int {
 	}
 }
 
-// points are those at which a fault can begin on machines of a kind.
-func (f *fault) points(kind string) []string {
+// points are those at which a fault can begin on machines of a kind that are upgraded to a
+// version of Kubernetes.
+func (f *fault) points(kind, kubernetes string) []string {
 	at := f.at
 	if at == nil {
 		at = perNode
 	}
-	if kind == hollow { // its control planes are at the target
+	if kind == hollow || kubernetes == kubernetesFrom { // kubeadm has nothing to do
 		at = slices.DeleteFunc(slices.Clone(at), func(p string) bool { return p == pointKubeadm })
 	}
 	return at
@@ -122,15 +123,88 @@ var faults = []fault{
 	},
 	{
 		name: "power-cut", does: "a machine loses its power for a moment, and boots", machines: []string{real},
-		at:      []string{pointKubeadm, pointAdopted, pointReady, pointCordoned},
-		excuses: []recorder.Rule{recorder.ReadyFloor, recorder.ServiceAnswers, recorder.EtcdVoters},
-		happen: func(ctx context.Context, x *run, on string, _ func()) error {
-			if on == "" {
-				return errors.New("the point names no machine")
-			}
-			return x.site.power(ctx, on)
-		},
+		at: ofMachines, excuses: hurt,
+		happen: func(ctx context.Context, x *run, on string, _ func()) error { return x.site.power(ctx, on) },
 	},
+	{
+		name: "power-cut-etcd", does: "a control plane loses its power when kubeadm replaces its etcd", machines: []string{real},
+		at: []string{pointKubeadm}, excuses: hurt, happen: inUpgrade("upgrade-etcd"),
+	},
+	{
+		name: "power-cut-api-server", does: "a control plane loses its power when kubeadm replaces its API server", machines: []string{real},
+		at: []string{pointKubeadm}, excuses: hurt, happen: inUpgrade("upgrade-api-server"),
+	},
+	ofMachine("frozen", "no process of a machine gets a turn"),
+	ofMachine("isolated", "a machine's cable is out"),
+	ofMachine("tpm-hangs", "a machine's TPM does not answer"),
+	ofMachine("disk-full", "nothing more fits where a machine's programs are installed"),
+	ofMachine("disk-read-only", "nothing can be written where a machine's programs are installed"),
+	{
+		name: "cut-to-cloud", does: "what a machine sends to its cloud and the load balancer is lost; what they send arrives", machines: []string{real}, lasts: true,
+		at: ofMachines, excuses: hurt, happen: ofCloud(func(on string) string { return "cut-to=" + on + ":cloud" }),
+	},
+	{
+		name: "console-cut", does: "nothing passes between the console and the cluster", machines: []string{real}, anywhere: true, lasts: true,
+		at: []string{pointBegun, pointKubeadm, pointIntent, pointCordoned}, excuses: unseen, happen: ofCloud(always("console-cut")),
+	},
+	{
+		name: "component-corrupt", does: "the kubelet is served with one byte changed", machines: []string{real}, anywhere: true, lasts: true,
+		at: []string{pointKubeadm, pointIntent, pointRequested}, happen: ofCloud(always("component-corrupt=kubelet")),
+	},
+	{
+		name: "component-truncate", does: "half of the kubelet is served", machines: []string{real}, anywhere: true, lasts: true,
+		at: []string{pointKubeadm, pointIntent, pointRequested}, happen: ofCloud(always("component-truncate=kubelet")),
+	},
+	{
+		name: "registry-empty", does: "the image registry has no image", machines: []string{real}, anywhere: true, lasts: true,
+		at: []string{pointKubeadm, pointRequested, pointAdopted}, happen: ofCloud(always("registry-empty")),
+	},
+}
+
+var (
+	// ofMachines are the points at which a machine can be hurt. One that goes is spared.
+	ofMachines = []string{pointKubeadm, pointAdopted, pointReady, pointCordoned}
+	// unseen are rules that are judged by two views, of which a fault makes one old.
+	unseen = []recorder.Rule{
+		recorder.Pairs, recorder.LeaseMoved, recorder.EtcdVoters, recorder.WorkersLast, recorder.AutoscalerPaused, recorder.MachineTracked, recorder.VersionSkew,
+	}
+	// hurt are rules that a machine which suffers breaks whatever anybody decides, and
+	// those that cannot be judged while it is the control plane that does.
+	hurt = append([]recorder.Rule{recorder.ReadyFloor, recorder.ServiceAnswers}, unseen...)
+)
+
+// ofMachine is a fault that a machine suffers from for a while.
+func ofMachine(name, does string) fault {
+	return fault{
+		name: name, does: does, machines: []string{real}, at: ofMachines, lasts: true, excuses: hurt,
+		happen: ofCloud(func(on string) string { return name + "=" + on }),
+	}
+}
+
+// inUpgrade cuts the power of the machine that is being upgraded when it comes to a point
+// that it shows by a file. It ends when the machine has booted.
+func inUpgrade(point string) func(context.Context, *run, string, func()) error {
+	return func(ctx context.Context, x *run, on string, _ func()) error {
+		spec := "power-cut=" + on + ":" + point
+		if err := x.cloudFault(ctx, spec, true); err != nil {
+			return err
+		}
+		booted := func() time.Time {
+			info, err := x.site.cloud.Sandbox(ctx)
+			if err != nil {
+				return time.Time{}
+			}
+			for _, m := range info.Machines {
+				if m.Name == on {
+					return m.Started
+				}
+			}
+			return time.Time{}
+		}
+		before := booted()
+		err := until(ctx, 8*time.Minute, "the power of "+on+" was cut at "+point, func() bool { now := booted(); return !now.IsZero() && !now.Equal(before) })
+		return errors.Join(err, x.cloudFault(ctx, spec, false))
+	}
 }
 
 func faultNamed(name string) *fault {
@@ -147,7 +221,7 @@ func (d *Drills) Faults() []engine.DrillFault {
 	out := make([]engine.DrillFault, len(faults))
 	for i := range faults {
 		f := &faults[i]
-		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0])}
+		out[i] = engine.DrillFault{Name: f.name, Does: f.does, Machines: f.machines, Points: f.points(f.machines[0], kubernetesTo)}
 	}
 	return out
 }

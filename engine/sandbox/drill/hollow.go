@@ -62,7 +62,7 @@ var (
 // hollow makes a cluster of hollow machines: a real control plane of plain processes, a
 // real operator with the rights of its chart, and machines that run nothing. Only workers
 // are replaced: there is neither an agent nor a member of etcd on a hollow control plane.
-func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site, err error) {
+func (d *Drills) hollow(ctx context.Context, place, _ string, say teller) (_ *site, err error) {
 	program, err := build.ReleaseBinary(releaseTo, "operator")
 	if err != nil {
 		return nil, err
@@ -124,11 +124,11 @@ func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site,
 		cluster: cp.Config(), cloud: owner, limit: 4 * time.Minute,
 		unseen: []recorder.Rule{recorder.EtcdVoters, recorder.LeaseMoved, recorder.ServiceAnswers},
 		limits: recorder.Limits{Surge: hollowSurge, NoMembers: true, Join: time.Minute},
-		begin: func(ctx context.Context) error {
+		begin: func(ctx context.Context, _ func(error)) error {
 			return c.admin.Patch(ctx, &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}},
 				client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"rollout":{"paused":false}}}`)))
 		},
-		rest:  op.stop,
+		rest:  func(context.Context) { op.stop() },
 		close: func(context.Context) error { stop(); return nil },
 
 		killOperator: op.kill, stopAPIServer: cp.StopAPIServer, startAPI: cp.StartAPIServer,

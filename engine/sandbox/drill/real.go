@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/recorder"
 )
@@ -35,17 +37,22 @@ const (
 
 // real makes a cluster of real machines with the very commands that a user gives, and
 // upgrades it with the one that a user would.
-func (d *Drills) real(ctx context.Context, place string, say teller) (_ *site, err error) {
+func (d *Drills) real(ctx context.Context, place, kubernetes string, say teller) (_ *site, err error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
+	}
+	for _, v := range []string{kubernetesFrom, kubernetes} {
+		if !build.Cached(d.dirs.Cache, v) {
+			return nil, &engine.Error{Op: "find Kubernetes " + v, Err: errors.New("it is not in the cache"), Exit: engine.ExitBlocked, Remedy: "build it with `constellation sandbox fetch " + v + "`"}
+		}
 	}
 	workspace := filepath.Join(place, clusterDir)
 	if err := os.MkdirAll(workspace, 0o700); err != nil {
 		return nil, err
 	}
 	down := func(ctx context.Context) error { return d.boxes.Down(ctx, workspace, nil) }
-	con := &console{exe: exe, workspace: workspace, log: filepath.Join(place, "console.log"), say: say}
+	con := &console{kubernetes: kubernetes, exe: exe, workspace: workspace, log: filepath.Join(place, "console.log"), say: say}
 	defer func() {
 		if err != nil {
 			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
@@ -81,7 +88,7 @@ func (d *Drills) real(ctx context.Context, place string, say teller) (_ *site, e
 	}
 	return &site{
 		what: fmt.Sprintf("%d control plane and %d workers, real machines, from release %s and Kubernetes %s to %s and %s",
-			realControlPlanes, realWorkers, releaseFrom, kubernetesFrom, releaseTo, kubernetesTo),
+			realControlPlanes, realWorkers, releaseFrom, kubernetesFrom, releaseTo, kubernetes),
 		cluster: access, cloud: box, host: host, service: service, limit: 20 * time.Minute,
 		limits: recorder.Limits{Join: 3 * time.Minute},
 		begin:  con.begin, rest: con.rest, close: func(ctx context.Context) error { con.stop(); return down(ctx) },
@@ -147,6 +154,7 @@ func killLeader(ctx context.Context, api client.Client, host *machine.Host) erro
 // console runs this program as a user does.
 type console struct {
 	exe, workspace, log string
+	kubernetes          string // to upgrade to
 	say                 teller
 
 	mu    sync.Mutex
@@ -180,17 +188,22 @@ func (c *console) once(ctx context.Context, args ...string) error {
 
 // begin gives the command that upgrades, again whenever it was killed or gave up, until
 // it has done what it was to do.
-func (c *console) begin(ctx context.Context) error {
+func (c *console) begin(ctx context.Context, giveUp func(error)) error {
 	run, end := context.WithCancel(context.WithoutCancel(ctx))
 	c.mu.Lock()
 	c.end, c.ended = end, make(chan struct{})
 	c.mu.Unlock()
 	go func() {
 		defer close(c.ended)
+		// Its life ends with that of this thread, should the drill be killed.
+		runtime.LockOSThread()
 		for run.Err() == nil {
 			var out bytes.Buffer
-			cmd := c.command(&out, "upgrade", "apply", "--non-interactive", "--yes", "--to", releaseTo, "--kubernetes", kubernetesTo,
-				"--acknowledge", "oldest-supports-kubernetes")
+			args := []string{"upgrade", "apply", "--non-interactive", "--yes", "--to", releaseTo, "--kubernetes", c.kubernetes}
+			if c.kubernetes != kubernetesFrom {
+				args = append(args, "--ack", "oldest-supports-kubernetes")
+			}
+			cmd := c.command(&out, args...)
 			c.mu.Lock()
 			err := cmd.Start()
 			c.cmd = cmd
@@ -202,6 +215,10 @@ func (c *console) begin(ctx context.Context) error {
 			code := cmd.ProcessState.ExitCode()
 			if code == engine.ExitDone || code == engine.ExitNothing {
 				c.say("the console is done (exit %d)", code)
+				return
+			}
+			if code == engine.ExitUsage || code == engine.ExitBlocked || code == engine.ExitUnacknowledged {
+				giveUp(fmt.Errorf("upgrade apply ended with %d: %s", code, lastLines(out.String(), 6)))
 				return
 			}
 			if run.Err() == nil {
@@ -226,9 +243,10 @@ func (c *console) kill(ctx context.Context) error {
 }
 
 // rest waits for the console to see the end, a minute at most.
-func (c *console) rest() {
+func (c *console) rest(ctx context.Context) {
 	select {
 	case <-c.ended:
+	case <-ctx.Done():
 	case <-time.After(time.Minute):
 		c.say("the console does not end though the upgrade is over")
 	}

@@ -522,6 +522,9 @@ func (c *Cloud) SetFaults(spec []string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrConflict, err)
 	}
+	if err := f.Simulated(); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.faults = f

@@ -219,6 +219,10 @@ func (h *Host) runcIn(ctx context.Context, cgroup string, output *os.File, args 
 // powerOff ends everything of a machine that is not its disk. It finishes what was
 // begun before, so it may be repeated, and what is not there is no error.
 func (h *Host) powerOff(ctx context.Context, r record) error {
+	// A frozen process does not die before it is thawed.
+	if err := freeze(ctx, h.cgroup(r.Name), false); err != nil {
+		return err
+	}
 	// The kernel reports the first process gone when all of the machine are.
 	if err := r.Init.stop(ctx, unix.SIGKILL, 0); err != nil {
 		return err

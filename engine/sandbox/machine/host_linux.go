@@ -410,6 +410,9 @@ func (h *Host) Reboot(ctx context.Context, name string, firmware Firmware) error
 	if err != nil {
 		return fmt.Errorf("reboot machine %s: %w", name, err)
 	}
+	if err := freeze(ctx, h.cgroup(name), false); err != nil {
+		return fmt.Errorf("reboot machine %s: %w", name, err)
+	}
 	// systemd's signal for poweroff, SIGRTMIN+4 as the C library counts.
 	if err := r.Init.stop(ctx, unix.Signal(34+4), 20*time.Second); err != nil {
 		return fmt.Errorf("reboot machine %s: %w", name, err)

@@ -197,6 +197,35 @@ type Machine struct {
 	Boots int `json:"boots"`
 }
 
+// Affliction is what a running machine suffers from. The zero value is health.
+type Affliction struct {
+	// Frozen: none of its processes gets a turn; its connections stay open.
+	Frozen bool
+	// Isolated: its cable is out of the bridge.
+	Isolated bool
+	// Lost are peers that what it sends to never reaches; what they send does.
+	Lost []Peer
+	// DiskFull and DiskReadOnly keep it from writing new files where programs are
+	// installed, where kubeadm writes, and where our programs remember; other
+	// directories, and files that are open, are as ever.
+	DiskFull, DiskReadOnly bool
+	// TPMHangs: its TPM does not answer, until it does again. TPMGone: there is none,
+	// until the machine is switched on anew.
+	TPMHangs, TPMGone bool
+}
+
+// Any reports whether it suffers from anything.
+func (a Affliction) Any() bool {
+	return a.Frozen || a.Isolated || len(a.Lost) > 0 || a.DiskFull || a.DiskReadOnly || a.TPMHangs || a.TPMGone
+}
+
+// Peer is who a machine may not reach: an address and, unless it is zero, the range of
+// its pods.
+type Peer struct {
+	IP      netip.Addr
+	PodCIDR netip.Prefix
+}
+
 // Stdio connects a command that runs in a machine.
 type Stdio struct {
 	// In may be nil: the command reads nothing.

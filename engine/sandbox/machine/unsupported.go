@@ -107,5 +107,11 @@ func (h *Host) Exec(ctx context.Context, name string, command []string, stdio St
 // Console returns the path of what the machine's first process and runc wrote.
 func (h *Host) Console(name string) string { return "" }
 
+// Afflict makes a running machine suffer.
+func (h *Host) Afflict(ctx context.Context, name string, a Affliction) error { return ErrUnsupported }
+
+// Written lists files of a machine's disk.
+func (h *Host) Written(name, pattern string) ([]string, error) { return nil, ErrUnsupported }
+
 // Sweep removes everything that a crashed or finished sandbox left.
 func (h *Host) Sweep(ctx context.Context) error { return ErrUnsupported }

@@ -1,0 +1,208 @@
+package machine
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Two machines suffer from one thing after the other. Each is felt, ends when it is to
+// end, and keeps nobody from switching the machine off.
+func TestMachinesSufferAndRecover(t *testing.T) {
+	b := realMachines(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	if err := b.host.Network(ctx); err != nil {
+		t.Fatal(err)
+	}
+	const one, two = "control-plane-0", "worker-0"
+	specs := map[string]Spec{}
+	for i, name := range []string{one, two} {
+		specs[name] = b.spec(name, byte(i))
+		if err := b.host.Start(ctx, specs[name], nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.host.WaitReady(ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	afflict := func(t *testing.T, name string, a Affliction) {
+		t.Helper()
+		for range 2 { // repeating it changes nothing
+			if err := b.host.Afflict(ctx, name, a); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// reaches reports whether what one machine sends to another arrives.
+	reaches := func(t *testing.T, from, to string) bool {
+		t.Helper()
+		address := netip.AddrPortFrom(specs[to].IP, 7000).String()
+		var l net.PacketConn
+		if err := inNamespace(b.host.namespace(to), func() (err error) {
+			l, err = new(net.ListenConfig).ListenPacket(ctx, "udp", address)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		c, err := b.host.DialFrom(ctx, from, "udp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for range 10 {
+			_, _ = c.Write([]byte("hello")) // what cannot be sent does not arrive
+			if err := l.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := l.ReadFrom(make([]byte, 16)); err == nil {
+				return true
+			}
+		}
+		return false
+	}
+	ways := func(t *testing.T, there, back bool) {
+		t.Helper()
+		if got := [2]bool{reaches(t, one, two), reaches(t, two, one)}; got != [2]bool{there, back} {
+			t.Errorf("the first reaches the second: %t, the second the first: %t; want %t and %t", got[0], got[1], there, back)
+		}
+	}
+	ways(t, true, true)
+
+	t.Run("what one sends to the other is lost, one way only", func(t *testing.T) {
+		afflict(t, one, Affliction{Lost: []Peer{{IP: specs[two].IP, PodCIDR: specs[two].PodCIDR}}})
+		ways(t, false, true)
+		afflict(t, one, Affliction{})
+		ways(t, true, true)
+		routes := b.run(t, one, "ip", "route", "show")
+		if strings.Contains(routes, specs[two].PodCIDR.String()) || !strings.Contains(routes, "default via "+Gateway.String()) {
+			t.Errorf("the routes are\n%s", routes)
+		}
+	})
+	t.Run("a machine without its cable", func(t *testing.T) {
+		afflict(t, one, Affliction{Isolated: true})
+		ways(t, false, false)
+		afflict(t, one, Affliction{})
+		ways(t, true, true)
+	})
+	for _, tt := range []struct {
+		a     Affliction
+		words string
+	}{
+		{Affliction{DiskFull: true}, "No space left on device"},
+		{Affliction{DiskReadOnly: true}, "Read-only file system"},
+	} {
+		t.Run("a disk on which is "+tt.words, func(t *testing.T) {
+			b.run(t, one, "sh", "-c", "echo before >/usr/local/bin/probe")
+			afflict(t, one, tt.a)
+			if got := b.run(t, one, "cat", "/usr/local/bin/probe"); got != "before" {
+				t.Errorf("it reads %q", got)
+			}
+			for _, dir := range spoiled {
+				got := b.run(t, one, "sh", "-c", "{ head -c 200000 /dev/zero >"+dir+"/new; } 2>&1 || :")
+				if !strings.Contains(got, tt.words) {
+					t.Errorf("writing to %s says %q", dir, got)
+				}
+			}
+			afflict(t, one, Affliction{})
+			if got := b.run(t, one, "sh", "-c", "echo after >/usr/local/bin/probe; cat /usr/local/bin/probe; findmnt -rno TARGET,SOURCE | grep -c constellation-full || :"); got != "after\n0" {
+				t.Errorf("afterwards it says %q", got)
+			}
+		})
+	}
+	t.Run("a TPM that does not answer, and one that is gone", func(t *testing.T) {
+		states := func() (all []string) {
+			ps, err := b.host.tpm(one).processes()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range ps {
+				stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.PID), "stat"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, string(stat[strings.LastIndexByte(string(stat), ')')+2]))
+			}
+			return all
+		}
+		until := func(want ...string) {
+			t.Helper()
+			for !slices.Equal(states(), want) {
+				select {
+				case <-ctx.Done():
+					t.Fatalf("its processes are %q, want %q", states(), want)
+				case <-time.After(5 * time.Millisecond):
+				}
+			}
+		}
+		afflict(t, one, Affliction{TPMHangs: true})
+		until("T")
+		afflict(t, one, Affliction{})
+		until("S")
+		afflict(t, one, Affliction{TPMGone: true})
+		until()
+		if err := b.host.Reboot(ctx, one, nil); err != nil {
+			t.Fatal(err)
+		}
+		until("S")
+	})
+	t.Run("a frozen machine does nothing, goes on, and can be killed", func(t *testing.T) {
+		b.run(t, two, "sh", "-c", "setsid sh -c 'while :; do echo >>/root/beat; sleep 0.02; done' >/dev/null 2>&1 </dev/null &")
+		beat := func() int64 {
+			info, err := os.Stat(b.host.path(two, "upper", "root", "beat"))
+			if err != nil {
+				return 0
+			}
+			return info.Size()
+		}
+		beats := func() {
+			t.Helper()
+			for was := beat(); beat() == was; {
+				select {
+				case <-ctx.Done():
+					t.Fatal("it does not beat")
+				case <-time.After(5 * time.Millisecond):
+				}
+			}
+		}
+		beats()
+		afflict(t, two, Affliction{Frozen: true})
+		was := beat()
+		time.Sleep(200 * time.Millisecond) // ten times as long as a beat
+		if now := beat(); now != was {
+			t.Errorf("it went on from %d to %d", was, now)
+		}
+		afflict(t, two, Affliction{})
+		beats()
+		afflict(t, two, Affliction{Frozen: true, DiskFull: true})
+		if err := b.host.Kill(ctx, two); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.host.Boot(ctx, two, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.host.WaitReady(ctx, two); err != nil {
+			t.Fatal(err)
+		}
+		b.run(t, two, "sh", "-c", "echo ok >/usr/local/bin/probe")
+		ways(t, true, true)
+	})
+	t.Run("what a machine has written is seen from outside, and nothing of its image", func(t *testing.T) {
+		b.run(t, two, "sh", "-c", "mkdir -p /etc/kubernetes/tmp/a1 /var/lib/etcd/member && echo >/etc/kubernetes/tmp/a1/x && echo >/var/lib/etcd/member/db && ln -s / /etc/kubernetes/tmp/a2")
+		for pattern, want := range map[string]int{
+			"/etc/kubernetes/tmp/a*/x": 1, "/var/lib/etcd/member/db": 1, "/etc/os-release": 0, "/etc/kubernetes/tmp/a2/etc/passwd": 0,
+		} {
+			if got, err := b.host.Written(two, pattern); err != nil || len(got) != want {
+				t.Errorf("%s: %v, %v, want %d", pattern, got, err, want)
+			}
+		}
+	})
+}

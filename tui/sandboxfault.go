@@ -1,0 +1,150 @@
+package tui
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"constellation/engine"
+)
+
+func (s *session) sandboxFault() *cobra.Command {
+	cmd := group("fault", "Let things go wrong in a running sandbox",
+		`Let things go wrong in a running sandbox, and end that again: its cloud lies or refuses,
+machines freeze, lose each other, their disks or their TPMs. docs/faults.md has them all.`,
+		`  constellation sandbox fault list
+  constellation sandbox fault set frozen=worker-0 api-500=0.3
+  constellation sandbox fault clear`)
+	cmd.AddCommand(s.listFaults(), s.setFaults(), s.clearFaults())
+	return cmd
+}
+
+func (s *session) listFaults() *cobra.Command {
+	var (
+		name string
+		out  format
+	)
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "List the faults that there can be, and those that there are",
+		Long:    "List the faults that a sandbox can have. Those that the sandbox of this workspace has are marked.",
+		Example: "  constellation sandbox fault list\n  constellation sandbox fault list -o json | jq -r '.active[]'",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			boxName, err := s.sandboxName(name)
+			if err != nil {
+				return err
+			}
+			box, err := s.Sandbox(s.log)
+			if err != nil {
+				return err
+			}
+			active := []string{}
+			if st, err := box.Status(cmd.Context(), boxName); err == nil { // without one there are none
+				active = append(active, st.Faults...)
+			}
+			kinds := box.FaultKinds()
+			if out == asJSON {
+				return document(s.out, struct {
+					Schema string             `json:"schema"`
+					Active []string           `json:"active"`
+					Kinds  []engine.FaultKind `json:"kinds"`
+				}{engine.Schema, active, kinds})
+			}
+			for _, k := range kinds {
+				fmt.Fprintf(s.out, "%s\n    %s\n", k.Form, k.Does)
+				for _, a := range active {
+					if kindOf(a) == k.Name {
+						fmt.Fprintf(s.out, "  ! %s\n", clean(a))
+					}
+				}
+			}
+			return nil
+		},
+	}
+	s.nameFlag(cmd, &name)
+	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	return cmd
+}
+
+// kindOf returns the kind of a fault as it is written.
+func kindOf(fault string) string {
+	kind, _, _ := strings.Cut(fault, "=")
+	return kind
+}
+
+func (s *session) setFaults() *cobra.Command {
+	return s.changeFaults("set FAULT...", "Add faults to those that there are",
+		`Add faults to those that the sandbox has. A fault that is of the whole cloud, such as
+quota, takes the place of the one that there is of its kind.`,
+		"  constellation sandbox fault set cut-to=worker-0:control-plane-0\n  constellation sandbox fault set power-cut=control-plane-0:upgrade-etcd",
+		func(active, args []string) ([]string, error) {
+			if len(args) == 0 {
+				return nil, errors.New("name faults; `sandbox fault list` shows them")
+			}
+			for _, a := range args {
+				ofMachine := strings.Contains(a, ":") || strings.Contains(a, "=worker") || strings.Contains(a, "=control-plane") || strings.HasPrefix(a, "component-")
+				active = slices.DeleteFunc(active, func(f string) bool { return f == a || !ofMachine && kindOf(f) == kindOf(a) })
+				active = append(active, a)
+			}
+			return active, nil
+		})
+}
+
+func (s *session) clearFaults() *cobra.Command {
+	return s.changeFaults("clear [FAULT...]", "End faults",
+		`End the faults that are named, as they are written or by their kind; without a name all
+of them. What machines suffered ends at once, but for a TPM that is gone, which comes back
+with the machine's next boot.`,
+		"  constellation sandbox fault clear\n  constellation sandbox fault clear frozen quota=5",
+		func(active, args []string) ([]string, error) {
+			if len(args) == 0 {
+				return []string{}, nil
+			}
+			for _, a := range args {
+				left := slices.DeleteFunc(slices.Clone(active), func(f string) bool { return f == a || kindOf(f) == a })
+				if len(left) == len(active) {
+					return nil, fmt.Errorf("there is no fault %q; there are: %s", a, orElse(strings.Join(active, ", "), "none"))
+				}
+				active = left
+			}
+			return active, nil
+		})
+}
+
+// changeFaults is a verb that makes other faults of those that there are.
+func (s *session) changeFaults(use, short, long, example string, change func(active, args []string) ([]string, error)) *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use: use, Short: short, Long: long, Example: example,
+		ValidArgsFunction: fixed(s.Faults...),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			boxName, err := s.sandboxName(name)
+			if err != nil {
+				return err
+			}
+			box, err := s.Sandbox(s.log)
+			if err != nil {
+				return err
+			}
+			st, err := box.Status(cmd.Context(), boxName)
+			if err != nil {
+				return err
+			}
+			faults, err := change(slices.Clone(st.Faults), args)
+			if err != nil {
+				return &engine.Error{Op: "change the faults", Err: err, Exit: engine.ExitUsage}
+			}
+			if err := box.SetFaults(cmd.Context(), boxName, faults); err != nil {
+				return err
+			}
+			fmt.Fprintf(s.out, "faults: %s (before: %s)\n", orElse(clean(strings.Join(faults, ", ")), "none"), orElse(clean(strings.Join(st.Faults, ", ")), "none"))
+			return nil
+		},
+	}
+	s.nameFlag(cmd, &name)
+	return cmd
+}
