@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+// TestMachinesReboot reboots a worker, the only control plane, and all machines at once,
+// and takes the power from all. Nobody helps the cluster: each time its nodes are Ready
+// again, each container runs anew, the service answers every machine, and status finds
+// nothing wrong.
+func TestMachinesReboot(t *testing.T) {
+	c := newCloud(t, 1, 2)
+	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
+	all := []string{"control-plane-0", "worker-0", "worker-1"}
+	c.wantVIP(all...)
+	for _, tt := range []struct {
+		verb     string
+		machines []string // none: all
+	}{
+		{"reboot", []string{"worker-0"}},
+		{"reboot", []string{"control-plane-0"}},
+		{"reboot", nil},
+		{"power-cut", nil},
+	} {
+		args, touched := append([]string{"sandbox", "machine", tt.verb}, tt.machines...), tt.machines
+		if touched == nil {
+			args, touched = append(args, "--all"), all
+		}
+		begun := time.Now()
+		c.run(2*time.Minute, args...).want(engine.ExitDone)
+		c.wantRestarted(begun, touched)
+		c.wantNodes(all...)
+		c.wantAnswer(all...)
+		var status struct{ Nodes []struct{ Name string } }
+		out := c.run(time.Minute, "status", "-o", "json").want(engine.ExitDone).stdout
+		if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.Nodes) != len(all) {
+			t.Errorf("after %v status says %s, %v", args, out, err)
+		}
+		t.Logf("%s: whole again after %s", strings.Join(args[1:], " "), time.Since(begun).Round(100*time.Millisecond))
+	}
+}
+
+// wantRestarted waits until every pod on the machines is Ready with containers that
+// started since: what the API server tells before kubelets have spoken is from before.
+func (c *cloud) wantRestarted(since time.Time, machines []string) {
+	c.t.Helper()
+	var open []string
+	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(500 * time.Millisecond) {
+		var err error
+		if open, err = c.notRestarted(since.Truncate(time.Second), machines); err == nil && len(open) == 0 {
+			return
+		} else if err != nil {
+			open = []string{err.Error()}
+		}
+	}
+	c.t.Fatalf("three minutes later these are not as they should be:\n%s", strings.Join(open, "\n"))
+}
+
+func (c *cloud) notRestarted(since time.Time, machines []string) (open []string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, filepath.Join(c.bin, "kubectl"), "--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf"),
+		"--request-timeout=5s", "get", "pods", "-A", "-o", "json").Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask for pods: %w", err)
+	}
+	var pods struct {
+		Items []struct {
+			Metadata struct{ Namespace, Name string }
+			Spec     struct{ NodeName string }
+			Status   struct {
+				Phase             string
+				ContainerStatuses []struct {
+					Ready bool
+					State struct{ Running struct{ StartedAt time.Time } }
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal(out, &pods); err != nil {
+		return nil, err
+	}
+	if len(pods.Items) == 0 {
+		return nil, fmt.Errorf("there are no pods")
+	}
+	for _, p := range pods.Items {
+		if p.Status.Phase == "Succeeded" || !slices.Contains(machines, p.Spec.NodeName) {
+			continue
+		}
+		ok := len(p.Status.ContainerStatuses) > 0
+		for _, s := range p.Status.ContainerStatuses {
+			ok = ok && s.Ready && !s.State.Running.StartedAt.Before(since)
+		}
+		if !ok {
+			open = append(open, fmt.Sprintf("%s/%s on %s: %+v", p.Metadata.Namespace, p.Metadata.Name, p.Spec.NodeName, p.Status))
+		}
+	}
+	return open, nil
+}
