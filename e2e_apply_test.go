@@ -190,9 +190,6 @@ func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []engine
 //
 //	bin/constellation sandbox fetch v1.36.3
 func TestApplyToTheNextKubernetes(t *testing.T) {
-	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
-	}
 	const to = "v1.36.3"
 	if cache, err := os.UserCacheDir(); err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   fi
 fi
 echo "fetching the Kubernetes that the tests run: built from source once, then kept in the cache"
-bin/constellation sandbox fetch v1.35.4
+for version in v1.35.4 v1.36.3; do bin/constellation sandbox fetch "$version"; done # from one to the other a cluster is upgraded
 echo "running all tests (machines: $([ "$(id -u)" = 0 ] && echo yes || echo "no, they need root"))"
 # Other programs share the computer of a CI run, and machines that boot there wait for them. What fails is run once more,
 # alone; the summary lists both results. A failure that does not come back is still one to look into.

@@ -89,6 +89,7 @@ type console struct {
 
 	screen, back screenID // back is where Esc leads from the log
 	help         bool
+	pal          palette
 	asking       bool // whether to leave
 	asked        time.Time
 	leaving      bool // as soon as the run has stopped
@@ -495,7 +496,7 @@ func (c *console) fail(err error) {
 
 // leave asks whether to leave a run; without a run it just leaves.
 func (c *console) leave() tea.Cmd {
-	c.help, c.question = false, nil
+	c.help, c.pal, c.question = false, palette{}, nil
 	if !c.running {
 		return tea.Quit
 	}

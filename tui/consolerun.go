@@ -185,7 +185,7 @@ func (c *console) lastFrame() []string {
 	if !c.upgrading() || !c.ran || !shows || c.w < minWidth || c.h < minHeight {
 		return nil
 	}
-	c.help, c.asking, c.question, c.note = false, false, nil, ""
+	c.help, c.pal, c.asking, c.question, c.note = false, palette{}, false, nil, ""
 	head, foot := c.header(), c.footer()
 	lines := append(head, c.body(c.w, c.h-len(head)-len(foot))...)
 	for len(lines) > 0 && strings.TrimSpace(stripStyle(lines[len(lines)-1])) == "" {

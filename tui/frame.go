@@ -16,9 +16,12 @@ func (c *console) View() string {
 	foot := c.footer()
 	room := c.h - len(head) - len(foot)
 	var body []string
-	if c.help {
+	switch {
+	case c.pal.open:
+		body = c.paletteView(c.w, room)
+	case c.help:
 		body = c.helpView(c.w, room)
-	} else {
+	default:
 		body = c.body(c.w, room)
 	}
 	if len(body) > room {

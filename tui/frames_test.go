@@ -241,7 +241,7 @@ func demoStatus() engine.Status {
 }
 
 func TestFrames(t *testing.T) {
-	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		for _, v := range []struct {
 			name string
 			look look
@@ -302,7 +302,7 @@ func TestLooks(t *testing.T) {
 
 // Every size must give a frame of that size, whatever is shown.
 func TestFramesFitEverySize(t *testing.T) {
-	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
@@ -351,7 +351,7 @@ func TestSmallestWindow(t *testing.T) {
 
 // Whatever is left out, the key that names the others is there.
 func TestHelpIsAlwaysNamed(t *testing.T) {
-	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes) {
+	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })

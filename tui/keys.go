@@ -51,6 +51,8 @@ func (c *console) bindings() []binding {
 		return questionKeys
 	case c.help:
 		return helpKeys
+	case c.pal.open:
+		return paletteKeys
 	case c.screen == screenCheck && c.chk.asks:
 		return askWriteKeys
 	}
@@ -93,6 +95,7 @@ func (c *console) screenKeys() []binding {
 
 var globalKeys = []binding{
 	on("?", "?", "show these keys", "anywhere", act(func(c *console) { c.help = true })).footed("help"),
+	on(":", ":", "find what can be done by its words", "anywhere", act(func(c *console) { c.pal.open = true })),
 	on("Y", "Y", "copy the command that does the same", "anywhere", act(func(c *console) { c.copyText(c.command(), "the command") })),
 	on("F ctrl+l", "F", "draw the screen again", "anywhere", act(func(c *console) { c.deps.redraw() })),
 	on("q ctrl+c", "q", "leave", "leave", (*console).leave),
@@ -159,7 +162,7 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 // for Enter: whoever waits to press it must see that.
 func (c *console) keyLine(w int) string {
 	leave := ""
-	if !c.asking && !c.help && c.question == nil {
+	if !c.asking && !c.help && !c.pal.open && c.question == nil {
 		leave = "q " + c.leaveWord()
 	}
 	shown := c.bindings()

@@ -117,6 +117,9 @@ func (c *console) typing() bool {
 	if c.asking || c.help || c.question != nil {
 		return false
 	}
+	if c.pal.open {
+		return true
+	}
 	return c.naming() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing || c.screen == screenWatch && c.wat.typing
 }
 
@@ -125,6 +128,9 @@ func (c *console) typing() bool {
 func (c *console) typed(k tea.KeyMsg) bool {
 	if k.Type == tea.KeyCtrlC {
 		return false
+	}
+	if c.pal.open {
+		return c.typedPalette(k)
 	}
 	if c.screen == screenAccept {
 		c.typeName(k)

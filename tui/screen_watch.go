@@ -282,6 +282,7 @@ func (c *console) takeWatch(msg tea.Msg) tea.Cmd {
 	case watchBatch:
 		if msg.gen == c.wat.gen {
 			c.watchEvents(msg.events)
+			c.wat.pulse = c.deps.engine.Pulse()
 		}
 	case watchEnded:
 		if msg.gen == c.wat.gen {

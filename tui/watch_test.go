@@ -157,6 +157,7 @@ var watchScenes = []scene{
 		return st
 	}},
 	{"watch-pause", live(5, 70*time.Second, "P")},
+	{"watch-palette", live(5, 70*time.Second, ":", "m", "i", "n", "u", "t", "e")},
 	{"watch-blocked", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		st := watching(s(&fakeEngine{}), until(rolloutOf(t, 5), 80*time.Second), 15*time.Minute)
 		st.tell(watchBatch{1, []engine.Event{{

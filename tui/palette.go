@@ -1,0 +1,102 @@
+package tui
+
+import (
+	"slices"
+	"strings"
+
+	tea "github.com/charmbracelet/bubbletea"
+)
+
+// palette finds what can be done here by its words: all bindings of the screen, those that are
+// off as well, with the reason. The zero value is closed.
+type palette struct {
+	open bool
+	text string
+	at   int // of those that fit
+}
+
+// paletteKeys work while the palette is open; all others are written into it.
+var paletteKeys = []binding{
+	on("enter", "Enter", "do it", "do", (*console).doPalette).footed("do it"),
+	on("up ctrl+p", "↑", "up", "move", act(func(c *console) { c.pal.at-- })),
+	on("down ctrl+n", "↓", "down", "move", act(func(c *console) { c.pal.at++ })),
+	on("esc", "Esc", "back", "back", act(func(c *console) { c.pal = palette{} })).footed("back"),
+	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
+}
+
+// paletteList are the bindings that have all words of what was typed in their key, help or
+// heading.
+func (c *console) paletteList() (list []binding) {
+	words := strings.Fields(strings.ToLower(c.pal.text))
+	for _, b := range slices.Concat(c.screenKeys(), globalKeys) {
+		if b.label == ":" || slices.ContainsFunc(list, func(o binding) bool { return slices.Equal(o.keys, b.keys) }) {
+			continue // itself, or one that the screen has taken
+		}
+		about := strings.ToLower(b.label + " " + b.help + " " + b.group + " " + b.word)
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(about, w) }) {
+			list = append(list, b)
+		}
+	}
+	c.pal.at = max(0, min(c.pal.at, len(list)-1))
+	return list
+}
+
+// doPalette does what is under the cursor, as its key would.
+func (c *console) doPalette() tea.Cmd {
+	list := c.paletteList()
+	if len(list) == 0 {
+		c.note = "nothing is called that"
+		return nil
+	}
+	b := list[c.pal.at]
+	c.pal = palette{}
+	if why := b.disabled(c); why != "" {
+		c.note = b.label + " is off: " + why
+		return nil
+	}
+	return b.do(c)
+}
+
+// typedPalette writes a key into the palette. It reports false for those that have a binding.
+func (c *console) typedPalette(k tea.KeyMsg) bool {
+	switch k.Type {
+	case tea.KeyRunes, tea.KeySpace:
+		c.pal.text += clean(string(k.Runes))
+	case tea.KeyBackspace:
+		if r := []rune(c.pal.text); len(r) > 0 {
+			c.pal.text = string(r[:len(r)-1])
+		}
+	case tea.KeyCtrlU:
+		c.pal.text = ""
+	default:
+		return false
+	}
+	c.pal.at = 0
+	return true
+}
+
+// paletteView draws it in w columns and at most h lines.
+func (c *console) paletteView(w, h int) []string {
+	t, inner := c.th, min(w-4, 96)
+	list := c.paletteList()
+	out := []string{c.boxTop(w, inner, " What to do: "+c.screen.title()+" ")}
+	out = append(out, c.boxLine(w, inner, t.row(inner-2).add(accent, ": ").add(strong, c.pal.text).add(accent, "▏").String()))
+	from, to := window(len(list), c.pal.at, max(1, h-3))
+	for i := from; i < to; i++ {
+		b := list[i]
+		st := plain
+		if i == c.pal.at {
+			st = strong
+		}
+		r := t.row(inner-2).add(accent, c.marker(i == c.pal.at)).col(accent, b.label, 8).add(st, b.help)
+		if why := b.disabled(c); why != "" {
+			r.add(faint, "  off now: "+why)
+		}
+		out = append(out, c.boxLine(w, inner, r.String()))
+	}
+	foot := " " + count(len(list), "key") + " "
+	if len(list) == 0 {
+		foot = " nothing is called that; Esc goes back "
+	}
+	return append(out, c.boxBottom(w, inner, foot))
+}

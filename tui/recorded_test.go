@@ -1,0 +1,122 @@
+package tui
+
+import (
+	"compress/gzip"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+// streams are those of rollouts that TestRecordRollouts of the root package has recorded, with
+// hollow machines, by name.
+var streams = map[string][]engine.Event{}
+
+var streamNames = []string{"5-good", "5-failed", "5-resumed"}
+
+// streamOf returns the events of a recorded rollout, as if it had begun at start. Texts keep the
+// times that they name.
+func streamOf(t testing.TB, name string) []engine.Event {
+	t.Helper()
+	rollouts.Lock()
+	defer rollouts.Unlock()
+	if streams[name] != nil {
+		return streams[name]
+	}
+	f, err := os.Open(filepath.Join("testdata", "streams", "rollout-"+name+".jsonl.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var events []engine.Event
+	bad, err := engine.ReadRecord(z, func(e engine.Event) error { events = append(events, e); return nil })
+	if err != nil || len(bad) > 0 || len(events) == 0 {
+		t.Fatalf("%s: %d events, %v, %v", name, len(events), bad, err)
+	}
+	by := start.Sub(events[0].Time)
+	for i := range events {
+		e := &events[i]
+		e.Time = e.Time.Add(by)
+		if !e.ETAMost.IsZero() {
+			e.ETALeast, e.ETAMost = e.ETALeast.Add(by), e.ETAMost.Add(by)
+		}
+	}
+	streams[name] = events
+	return events
+}
+
+// inTheMiddle is how long after the beginning a stream is looked at: when half of what moved
+// while it was recorded was done, or in the end of one that something blocks.
+func inTheMiddle(events []engine.Event) time.Duration {
+	var told []engine.Event
+	var blocked time.Time
+	for _, e := range events {
+		if e.Kind == engine.KindProgress && len(e.Counts) > 0 {
+			told = append(told, e)
+		}
+		if e.Kind == engine.KindWait && e.State == "DrainBlocked" {
+			blocked = e.Time
+		}
+	}
+	last := told[len(told)-1]
+	if !blocked.IsZero() && blocked.After(last.Time.Add(-time.Minute)) {
+		return blocked.Sub(start)
+	}
+	half := (told[0].Current + last.Current) / 2
+	i := slices.IndexFunc(told, func(e engine.Event) bool { return e.Current >= half })
+	return told[i].Time.Sub(start)
+}
+
+// recordedScenes show each of them.
+var recordedScenes = func() (all []scene) {
+	for _, name := range streamNames {
+		all = append(all, scene{"recorded-" + name, func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+			events := streamOf(t, name)
+			d := inTheMiddle(events)
+			return watching(s(&fakeEngine{pulse: engine.Pulse{At: start.Add(d), P99: 12 * time.Millisecond}}), until(events, d), d)
+		}})
+	}
+	return all
+}()
+
+// What a real rollout told counts the same at every event, for the board that console, replay
+// and history have, for the printer's fold, and in the events themselves.
+func TestNumbersOfRecordedRollouts(t *testing.T) {
+	for _, name := range streamNames {
+		t.Run(name, func(t *testing.T) {
+			var b engine.Board
+			var tl timeline
+			compared := 0
+			for _, ev := range streamOf(t, name) {
+				b.Apply(ev)
+				tl.apply(ev)
+				if ev.Kind != engine.KindProgress || len(ev.Counts) == 0 || len(tl.machines) > 1000 && ev.Seq%23 != 0 {
+					continue
+				}
+				compared++
+				folded := map[string]int64{}
+				for _, g := range tl.groups() {
+					for s, n := range g.states {
+						if s != engine.NodeGone {
+							folded[s] += int64(n)
+						}
+					}
+				}
+				if !maps.Equal(ev.Counts, b.Counts()) || !maps.Equal(ev.Counts, folded) {
+					t.Fatalf("event %d says %v, the board %v, the printer %v", ev.Seq, ev.Counts, b.Counts(), folded)
+				}
+			}
+			if compared < 3 {
+				t.Errorf("%d events were compared", compared)
+			}
+		})
+	}
+}
