@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,6 +32,9 @@ type cloud struct {
 	t   *testing.T
 	bin string // bin/ of this repository
 	dir string // the workspace
+	// as is who runs the program, and env what is in its environment besides.
+	as  *syscall.SysProcAttr
+	env []string
 }
 
 // newCloud starts a sandbox and sees to it that nothing of it is left when the test ends.
@@ -84,7 +88,8 @@ type result struct {
 
 func (c *cloud) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "constellation"), append([]string{"-C", c.dir}, args...)...)
-	cmd.Env = append(os.Environ(), "NO_COLOR=1")
+	cmd.Env = append(append(os.Environ(), "NO_COLOR=1"), c.env...)
+	cmd.SysProcAttr = c.as
 	return cmd
 }
 

@@ -46,6 +46,7 @@ import (
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/drill"
+	"constellation/engine/sandbox/hollow"
 	"constellation/engine/version"
 	"constellation/tui"
 )
@@ -102,5 +103,5 @@ func serveSandbox(ctx context.Context, name string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	return sandbox.Serve(ctx, dirs, name, log)
+	return sandbox.Serve(ctx, dirs, name, log, hollow.Serve)
 }

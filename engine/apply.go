@@ -88,6 +88,9 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 	if err := r.check(); err != nil {
 		return nil, err
 	}
+	if err := e.ws.onMachines(VerbApply); err != nil {
+		return nil, err
+	}
 	r.WriteConfig = false
 	c := &checkRun{e: e, request: r.CheckRequest, prepares: true, applies: true, acknowledged: r.Acknowledge}
 	if err := c.begin(); err != nil {
@@ -590,6 +593,9 @@ func (a *applyRun) backUp(ctx context.Context, r *Reporter) error {
 // fault.
 func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error) {
 	if err := r.check(); err != nil {
+		return nil, err
+	}
+	if err := e.ws.onMachines(VerbApply); err != nil {
 		return nil, err
 	}
 	s, err := e.ws.State()

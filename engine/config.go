@@ -511,7 +511,7 @@ func GenerateConfig(provider string, o GenerateOptions) ([]byte, error) {
 	if s := o.Sandbox; s != nil {
 		d.SandboxName, d.Measurements = s.Name, s.Measurements
 		d.TrustRoots = strings.Split(strings.TrimSpace(s.TrustRoots), "\n")
-		fill(&d.Name, s.Name)
+		fill(&d.Name, s.clusterName())
 		fill(&d.Kubernetes, s.Kubernetes)
 		fill(&d.Release, s.Release)
 		fill(&d.Image, s.Image)

@@ -19,6 +19,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"constellation/engine/release"
@@ -147,7 +148,12 @@ type SandboxSpec struct {
 	Kubernetes    string // such as v1.35.4
 	Image         string // version of the OS image, such as v1.0.0
 	Release       string // what init will deploy
-	Machines      string // auto, real, simulated
+	// Machines is real, which is the default, or hollow: simulated, on a control plane of
+	// plain processes that is complete when Up returns. An existing sandbox keeps its kind.
+	Machines string
+	// Boot, Join and Drain are how long hollow machines take to boot, to join after that,
+	// and to end a pod. Zero: 5 s, 1 s and 3 s, or what they take already.
+	Boot, Join, Drain time.Duration
 	// Install allows the missing packages of this computer to be installed.
 	Install bool
 	// Faults are what the cloud shall do wrong, such as "api-429=0.2" or
@@ -157,7 +163,9 @@ type SandboxSpec struct {
 
 // SandboxInfo is what a workspace must know about its sandbox.
 type SandboxInfo struct {
-	Name       string `json:"name"`
+	Name string `json:"name"`
+	// Hollow says that its machines are simulated, and that its cluster is there.
+	Hollow     bool   `json:"hollow,omitempty"`
 	UID        string `json:"uid"`
 	Release    string `json:"release"`
 	Kubernetes string `json:"kubernetes"`
@@ -182,6 +190,18 @@ type SandboxInfo struct {
 	// InitSecret proves that the caller owns the machines. It goes into the state
 	// file and nowhere else.
 	InitSecret []byte `json:"-"`
+	// Kubeconfig leads to the cluster, where that comes with the sandbox.
+	Kubeconfig []byte `json:"-"`
+}
+
+// clusterName names the cluster in a sandbox. That of hollow machines says so, wherever
+// it is shown.
+func (i SandboxInfo) clusterName() string {
+	if !i.Hollow || strings.Contains(i.Name, "hollow") {
+		return i.Name
+	}
+	name := "hollow-" + i.Name
+	return strings.TrimRight(name[:min(len(name), 37)], "-")
 }
 
 // SandboxStatus is a sandbox as it is now.

@@ -95,6 +95,9 @@ func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) {
 	if _, _, err := e.load(); err != nil {
 		return nil, err
 	}
+	if err := e.ws.onMachines(VerbInit); err != nil {
+		return nil, err
+	}
 	f, findings, err := e.examine(ctx, func(Event) {})
 	if err != nil {
 		return nil, err

@@ -84,6 +84,19 @@ func (w *Workspace) belong(c *Config, s *State) error {
 	return nil
 }
 
+// onMachines is the error of a verb that changes what is on machines, where these are
+// hollow.
+func (w *Workspace) onMachines(v Verb) error {
+	s, err := w.State()
+	if err != nil || s.Infrastructure.Sandbox == nil || !s.Infrastructure.Sandbox.Hollow {
+		return nil // what is wrong with the state others say
+	}
+	return &Error{
+		Op: "run " + string(v), Err: errors.New("the machines of this cluster are hollow: simulated, so there is nothing to attest, to install or to upgrade on them"),
+		Remedy: "change the target alone, with the kubectl line that `constellation sandbox up` ends with; `constellation watch` shows the rollout", Exit: ExitUsage,
+	}
+}
+
 // foreignKubeconfig is the error of a kubeconfig that leads to another cluster.
 func (w *Workspace) foreignKubeconfig() error {
 	return &Error{

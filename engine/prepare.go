@@ -53,6 +53,9 @@ type PrepareRequest struct {
 // workspace or request are at fault.
 func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(Event)) (*Plan, error) {
 	r.WriteConfig = false
+	if err := e.ws.onMachines(VerbPrepare); err != nil {
+		return nil, err
+	}
 	c := &checkRun{e: e, request: r.CheckRequest, prepares: true, acknowledged: r.Acknowledge}
 	if err := c.begin(); err != nil {
 		return nil, err

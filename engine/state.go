@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/hex"
 	"net/netip"
 	"strings"
@@ -49,6 +50,8 @@ type Infrastructure struct {
 type SandboxState struct {
 	Name   string `yaml:"name"`
 	Socket string `yaml:"socket"`
+	// Hollow says that its machines are simulated.
+	Hollow bool `yaml:"hollow,omitempty"`
 }
 
 // ClusterValues is what init adds.
@@ -107,6 +110,7 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 					r.mapping(n, path, map[string]field{
 						"name":   r.str(&i.Sandbox.Name, local.ValidName, "cannot name a sandbox", ""),
 						"socket": r.str(&i.Sandbox.Socket, func(v string) bool { return strings.HasPrefix(v, "/") }, "is no absolute path", ""),
+						"hollow": r.boolean(&i.Sandbox.Hollow),
 					}, "name", "socket")
 				},
 			}, "uid", "name", "provider", "clusterEndpoint", "initEndpoint", "inClusterEndpoint", "initSecret", "ipCidrNode", "ipCidrPod", "sandbox")
@@ -153,10 +157,10 @@ func (s *State) marshal() ([]byte, error) {
 // newState returns the state of a sandbox that has no cluster yet.
 func newState(i SandboxInfo) (*State, error) {
 	s := &State{Version: StateVersion, Infrastructure: Infrastructure{
-		UID: i.UID, Name: i.Name, Provider: "sandbox",
+		UID: i.UID, Name: i.clusterName(), Provider: "sandbox",
 		ClusterEndpoint: i.ClusterEndpoint, InitEndpoint: i.InitEndpoint, InClusterEndpoint: i.InClusterEndpoint,
 		InitSecret: i.InitSecret,
-		Sandbox:    &SandboxState{Name: i.Name, Socket: i.Socket},
+		Sandbox:    &SandboxState{Name: i.Name, Socket: i.Socket, Hollow: i.Hollow},
 	}}
 	var err error
 	if s.Infrastructure.NodeCIDR, err = netip.ParsePrefix(i.NodeCIDR); err != nil {
@@ -169,6 +173,11 @@ func newState(i SandboxInfo) (*State, error) {
 		if h := hostOf(e); h != "" {
 			s.Infrastructure.APIServerCertSANs = append(s.Infrastructure.APIServerCertSANs, h)
 		}
+	}
+	if i.Hollow {
+		// Its cluster comes with it, and was made with no master secret.
+		sum := sha256.Sum256([]byte("hollow " + i.UID))
+		s.ClusterValues = ClusterValues{ClusterID: sum[:], MeasurementSalt: sum[:]}
 	}
 	// What we write we must be able to read.
 	b, err := s.marshal()

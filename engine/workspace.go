@@ -222,7 +222,8 @@ func (w *Workspace) writeMasterSecret(m MasterSecret) error {
 }
 
 // AdoptSandbox writes constellation-conf.yaml and constellation-state.yaml for a
-// sandbox where they are absent, and returns the names of what it wrote or changed.
+// sandbox where they are absent, and constellation-admin.conf if its cluster comes with it,
+// and returns the names of what it wrote or changed.
 //
 // Files that belong to something else are never touched: a state file of another
 // sandbox, or of an earlier one of this name, is an error with ExitUsage that says
@@ -277,6 +278,14 @@ func (w *Workspace) AdoptSandbox(i SandboxInfo) (written []string, err error) {
 			return written, err
 		}
 		written = append(written, ConfigFile)
+	}
+	if len(i.Kubeconfig) > 0 {
+		if have, err := w.Kubeconfig(); err != nil || !bytes.Equal(have, i.Kubeconfig) {
+			if err := w.write(KubeconfigFile, i.Kubeconfig, 0o600); err != nil {
+				return written, err
+			}
+			written = append(written, KubeconfigFile)
+		}
 	}
 	return written, nil
 }

@@ -22,10 +22,14 @@ func (s *session) sandboxCommand() *cobra.Command {
 each, a load balancer, an image registry, and the cloud API that a cluster needs. No
 account and no network are needed; Linux and root are.
 
+With --hollow machines are simulated instead, up to thousands of them, as nodes of a
+cluster that is real but for that. It takes no root, and is made to watch rollouts.
+
 A sandbox belongs to the workspace that it was started for.`,
 		`  constellation -C demo sandbox up
   constellation -C demo sandbox shell worker-0
-  constellation -C demo sandbox down`)
+  constellation -C demo sandbox down
+  constellation -C many sandbox up --hollow 500`)
 	cmd.AddCommand(s.sandboxUp(), s.sandboxStatus(), s.sandboxDown(), s.sandboxShell(), s.sandboxMachine(), s.sandboxFault(), s.sandboxDrill(), s.sandboxFetch(), s.sandboxDaemon())
 	return cmd
 }
@@ -53,8 +57,9 @@ const noFaults = "none"
 
 func (s *session) sandboxUp() *cobra.Command {
 	var (
-		spec engine.SandboxSpec
-		out  format
+		spec   engine.SandboxSpec
+		hollow int
+		out    format
 	)
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -65,13 +70,32 @@ follow. If the sandbox runs already, its groups get the sizes that are asked for
 the faults that are asked for take the place of those that it has.
 
 Debian packages that this computer lacks are named and installed only after a question,
-or without one with --yes.`,
+or without one with --yes.
+
+With --hollow the workers are simulated, and so are the control planes, three if nothing
+else is asked for: nothing runs in them, they take the times that they are told, and what
+happens to them is seen in the cluster alone. That is complete when the command ends: etcd,
+API server, controllers, scheduler and operator are the real programs, as plain processes
+of this user. Every worker has a pod. constellation-admin.conf leads to it. All of it ends
+with the sandbox's daemon; up makes a new one then.`,
 		Example: `  constellation sandbox up
   constellation -C demo sandbox up --control-planes 3 --workers 2 --yes
   constellation sandbox up --release v1.0.0 --image v1.0.0
-  constellation sandbox up --fault boot-delay=worker-1:30s --fault api-429=0.2`,
+  constellation sandbox up --fault boot-delay=worker-1:30s --fault api-429=0.2
+  constellation -C many sandbox up --hollow 500 --image v1.0.0
+  constellation -C many sandbox up --hollow 1000 --boot 20s --join 5s --drain 10s
+  constellation -C many sandbox up --fault never-join=0.05 --fault lost-delete=0.1`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("hollow") {
+				if hollow < 1 {
+					return &engine.Error{
+						Op: "start sandbox", Err: fmt.Errorf("--hollow is %d, want 1 or more", hollow), Exit: engine.ExitUsage,
+						Remedy: "say how many workers shall be simulated, or leave the flag out",
+					}
+				}
+				spec.Machines = "hollow"
+			}
 			// Nobody asks for "none" with a zero that was left out.
 			for flag, n := range map[string]*int{"control-planes": &spec.ControlPlanes, "workers": &spec.Workers} {
 				switch changed := cmd.Flags().Changed(flag); {
@@ -92,12 +116,20 @@ or without one with --yes.`,
 					Remedy: "ask for 1 or more, or leave the flag out",
 				}
 			}
+			if hollow > 0 {
+				spec.Workers = hollow
+			}
 			return s.upSandbox(cmd.Context(), spec, out)
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&spec.ControlPlanes, "control-planes", 1, "how many control planes")
+	f.IntVar(&spec.ControlPlanes, "control-planes", 1, "how many control planes (hollow: 3)")
 	f.IntVar(&spec.Workers, "workers", 2, "how many workers")
+	f.IntVar(&hollow, "hollow", 0, "simulate so `many` workers, instead of real machines")
+	f.DurationVar(&spec.Boot, "boot", 0, "how long a hollow machine boots (default 5s)")
+	f.DurationVar(&spec.Join, "join", 0, "how long it takes from there to a Ready node (default 1s)")
+	f.DurationVar(&spec.Drain, "drain", 0, "how long its pods take to end (default 3s)")
+	cmd.MarkFlagsMutuallyExclusive("hollow", "workers")
 	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes (default "+first(s.Kubernetes)+")")
 	f.StringVar(&spec.Image, "image", "", "version of the OS image (default: the release)")
 	f.StringVar(&spec.Release, "release", "", "release that init will deploy (default "+s.Release+")")
@@ -139,11 +171,26 @@ func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f form
 			spec.Install = true
 			continue
 		}
-		stream.end(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s", info.Name, count(info.ControlPlanes, "control plane"),
-			count(info.Workers, "worker"), info.Kubernetes, info.Image), err, engine.Result{Next: []string{s.command("init")}})
+		kind, next := "", []string{s.command("init")}
+		if info.Hollow {
+			kind, next = " (hollow: all machines are simulated)", s.afterHollow(info)
+		}
+		stream.end(fmt.Sprintf("sandbox %s: %s, %s%s, Kubernetes %s, image %s", info.Name, count(info.ControlPlanes, "control plane"),
+			count(info.Workers, "worker"), kind, info.Kubernetes, info.Image), err, engine.Result{Next: next})
 		out.close()
 		return err
 	}
+}
+
+// afterHollow are the commands that make sense with hollow machines: to look, and to give
+// them another target.
+func (s *session) afterHollow(info engine.SandboxInfo) []string {
+	next := []string{s.command("watch"), s.command("status")}
+	if i := slices.IndexFunc(s.Images, func(v string) bool { return v != info.Image }); i >= 0 {
+		next = append(next, fmt.Sprintf("kubectl --kubeconfig %s patch nodeversion constellation-version --type merge -p '{\"spec\":{\"image\":\"sandboxes/%s/images/%s\",\"imageVersion\":\"%s\"}}'",
+			quoteArg(filepath.Join(s.dir, "constellation-admin.conf")), info.Name, s.Images[i], s.Images[i]))
+	}
+	return next
 }
 
 // asks reports whether there is somebody to ask.
@@ -264,14 +311,28 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 	lines := []string{
 		t.row(w).add(plain, "sandbox "+clean(st.Name)+"   "+clean(st.State)).String(),
 		t.row(w).add(plain, "  ").col(faint, "Kubernetes", 12).col(plain, clean(st.Kubernetes), 22).col(faint, "API server", 12).add(plain, clean(st.ClusterEndpoint)).String(),
-		t.row(w).add(plain, "  ").col(faint, "OS image", 12).col(plain, clean(st.Image), 22).col(faint, "init", 12).add(plain, clean(st.InitEndpoint)).String(),
-		t.row(w).add(plain, "  ").col(faint, "Release", 12).col(plain, clean(st.Release), 22).col(faint, "mirror has", 12).add(plain, clean(strings.Join(st.KubernetesVersions, " "))).String(),
 	}
-	if st.State == "stopped" {
+	image, release := t.row(w).add(plain, "  ").col(faint, "OS image", 12), t.row(w).add(plain, "  ").col(faint, "Release", 12)
+	if st.Hollow { // there is nothing to init, and nothing to get from a mirror
+		lines = append(lines, image.add(plain, clean(st.Image)).String(), release.add(plain, clean(st.Release)).String())
+	} else {
+		lines = append(lines, image.col(plain, clean(st.Image), 22).col(faint, "init", 12).add(plain, clean(st.InitEndpoint)).String(),
+			release.col(plain, clean(st.Release), 22).col(faint, "mirror has", 12).add(plain, clean(strings.Join(st.KubernetesVersions, " "))).String())
+	}
+	switch {
+	case st.Hollow && st.State == "stopped":
+		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "stopped", 12).add(caution, "with its daemon all hollow machines and their cluster have ended; `"+s.command("sandbox up")+"` makes new ones").String())
+	case st.Hollow:
+		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "hollow", 12).add(caution, "its machines are simulated: nothing runs in them").String())
+	case st.State == "stopped":
 		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "stopped", 12).add(caution, "nobody drives its machines; `"+s.command("sandbox up")+"` starts the cloud again and keeps them").String())
 	}
 	for _, f := range st.Faults {
 		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "fault", 12).add(caution, clean(f)).String())
+	}
+	if st.Hollow {
+		lines = append(lines, t.rule(w, fmt.Sprintf("Hollow machines %d", len(st.Machines)), ""))
+		return append(lines, s.hollowRows(st)...)
 	}
 	lines = append(lines, t.rule(w, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
 	for _, m := range st.Machines {
@@ -289,6 +350,34 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 		if (m.Boot == "failed" || m.Boot == "stopped") && m.Console != "" {
 			lines = append(lines, t.row(w).pad(3).col(faint, "console", 18).add(plain, clean(m.Console)).String())
 		}
+	}
+	return lines
+}
+
+// hollowRows counts machines that differ in nothing but their names.
+func (s *session) hollowRows(st *engine.SandboxStatus) []string {
+	t := s.sheet().th
+	type kind struct{ group, boot, image string }
+	counts := map[kind]int{}
+	var kinds []kind
+	for _, m := range st.Machines {
+		k := kind{m.Group, m.Boot, m.Image}
+		if counts[k] == 0 {
+			kinds = append(kinds, k)
+		}
+		counts[k]++
+	}
+	var lines []string
+	for _, k := range kinds {
+		sign, sty := t.pending, faint
+		switch k.boot {
+		case "ready":
+			sign, sty = t.ok, good
+		case "stopped":
+			sign, sty = t.stopped, caution
+		}
+		lines = append(lines, t.row(sheetWidth).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, fmt.Sprint(counts[k]), 7).col(sty, clean(k.boot), 9).
+			col(plain, clean(k.group), 16).add(plain, clean(k.image)).String())
 	}
 	return lines
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -185,5 +186,34 @@ func TestSandboxStatusSaysWhereToLookAndWhatToDo(t *testing.T) {
 	st.State = "running"
 	if text := strings.Join(s.sandboxText(&st), "\n"); strings.Contains(text, "starts the cloud again") {
 		t.Errorf("a cloud that runs is to be started:\n%s", text)
+	}
+}
+
+// Machines that are simulated are never taken for others, and many are told in few lines.
+func TestSandboxStatusSaysThatMachinesAreHollow(t *testing.T) {
+	s := &session{App: fakeApp(), dir: "."}
+	s.Env = func(string) string { return "" }
+	s.Now = func() time.Time { return start }
+	st := engine.SandboxStatus{SandboxInfo: engine.SandboxInfo{Name: "many", Hollow: true, Kubernetes: "v1.35.4"}, State: "running"}
+	for n := range 500 {
+		m := engine.SandboxMachine{Name: fmt.Sprint("worker-", n), Group: "workers", Boot: "ready", Image: "v1.0.0"}
+		if n >= 480 {
+			m.Boot, m.Image = "booting", "v1.1.0"
+		}
+		st.Machines = append(st.Machines, m)
+	}
+	lines := s.sandboxText(&st)
+	text := strings.Join(lines, "\n")
+	for _, want := range []string{"its machines are simulated: nothing runs in them", "Hollow machines 500", "480     ready     workers          v1.0.0", "20      booting   workers          v1.1.0"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if len(lines) > 10 {
+		t.Errorf("%d lines for 500 machines:\n%s", len(lines), text)
+	}
+	st.State, st.Machines = "stopped", nil
+	if text := strings.Join(s.sandboxText(&st), "\n"); !strings.Contains(text, "with its daemon all hollow machines and their cluster have ended") || strings.Contains(text, "keeps them") {
+		t.Errorf("a hollow sandbox that has stopped:\n%s", text)
 	}
 }

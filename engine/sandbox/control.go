@@ -115,7 +115,7 @@ func (c *Control) Host(more func(*http.ServeMux)) http.Handler {
 	mux := http.NewServeMux()
 	c.routes(mux, false)
 	mux.HandleFunc("GET /v1/faults", func(w http.ResponseWriter, _ *http.Request) {
-		c.reply(w, local.FaultList{Faults: c.fleet.Faults().spec}, nil)
+		c.reply(w, local.FaultList{Faults: c.fleet.Faults().Spec()}, nil)
 	})
 	mux.HandleFunc("PUT /v1/faults", func(w http.ResponseWriter, r *http.Request) {
 		var l local.FaultList

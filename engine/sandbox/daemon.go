@@ -64,22 +64,26 @@ type daemon struct {
 // It wants the files that Up writes. It never starts twice: the error wraps
 // machine.ErrBusy. What log writes to standard error is bounded, if that is the
 // sandbox's log file.
-func Serve(ctx context.Context, dirs Dirs, name string, log *slog.Logger) error {
+//
+// Where machines are hollow, simulate does all that instead, and they end with it.
+func Serve(ctx context.Context, dirs Dirs, name string, log *slog.Logger, simulate func(context.Context, Hollow, *slog.Logger) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	log = slog.New(newBoundedLog(log.Handler(), dirs.of(name, logName), logLimit))
-	d := &daemon{dirs: dirs, name: name, log: log, seen: map[string]bool{}, stop: cancel}
-	if err := d.serve(ctx); err != nil {
+	st, err := readState(dirs.of(name, stateName))
+	switch d := (&daemon{dirs: dirs, name: name, log: log, seen: map[string]bool{}, stop: cancel}); {
+	case err == nil && st.Hollow != nil:
+		err = serveHollow(ctx, dirs, st, log, simulate)
+	case err == nil:
+		err = d.serve(ctx, st)
+	}
+	if err != nil {
 		return fmt.Errorf("serve sandbox %s: %w", name, err)
 	}
 	return nil
 }
 
-func (d *daemon) serve(ctx context.Context) error {
-	st, err := readState(d.dirs.of(d.name, stateName))
-	if err != nil {
-		return err
-	}
+func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 	if d.host, err = machine.NewHost(d.dirs.of(d.name), d.name, d.log); err != nil {
 		return err
 	}

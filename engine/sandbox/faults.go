@@ -113,6 +113,9 @@ func (f *Faults) lose(from, to string) {
 	f.lost[from] = append(f.lost[from], to)
 }
 
+// Spec returns the faults as users write them.
+func (f *Faults) Spec() []string { return slices.Clone(f.spec) }
+
 // BootDelay returns how much longer than usual the machine takes to boot.
 func (f *Faults) BootDelay(machine string) time.Duration {
 	return happens(f.bootDelay, "boot-delay", machine)

@@ -29,6 +29,9 @@ func (s *Sandboxes) Power(ctx context.Context, name string, action engine.PowerA
 		return err
 	}
 	op := fmt.Sprintf("%s machines of sandbox %s", action, name)
+	if s.dirs.isHollow(name) {
+		return usage(op, "`constellation sandbox up --fault never-boot=0.1` is what may happen to them; delete one's Node with kubectl to lose it", "its machines are hollow: they have no power and boot nothing")
+	}
 	info, err := client.Sandbox(ctx)
 	if err != nil {
 		return &engine.Error{Op: op, Err: err, Remedy: "start its cloud with `constellation sandbox up`"}

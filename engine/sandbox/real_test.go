@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		defer stop()
 		dirs, err := DefaultDirs()
 		if err == nil {
-			err = Serve(ctx, dirs, os.Args[3], slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
+			err = Serve(ctx, dirs, os.Args[3], slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})), nil)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -25,6 +25,10 @@
 // 9000, and a unix socket for its owner. The wire formats are those of
 // [constellation/engine/cloud/local].
 //
+// A sandbox may be hollow: its machines are simulated, which takes no root, and its
+// cluster is made with it. Everything above but the socket and the faults is missing
+// then, and all ends with the daemon; see [Hollow] and package hollow.
+//
 // Faults on request are part of the cloud: see [constellation/engine.SandboxSpec].
 //
 // The package never compiles anything but in [Sandboxes.Fetch], never decides what
@@ -168,6 +172,15 @@ func onlyRoot(op string) error {
 	}
 }
 
+// onlyLinux is what hollow machines need: the processes of their cluster end with their
+// daemon, which no other system promises.
+func onlyLinux(op string) error {
+	if runtime.GOOS == "linux" {
+		return nil
+	}
+	return &engine.Error{Op: op, Err: errors.New("hollow machines need Linux"), Remedy: "run the same command on Linux", Exit: engine.ExitBlocked}
+}
+
 // Up starts the sandbox that spec describes, or finds it running and makes the
 // sizes of its groups those of spec. It waits for machines to boot, but not for ever:
 // one that does not is told in an event, and the sandbox is up all the same.
@@ -180,7 +193,15 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 		return none, err
 	}
 	op := "start sandbox " + spec.Name
-	if err := onlyRoot(op); err != nil {
+	if before, err := readState(s.dirs.of(spec.Name, stateName)); err == nil && spec.Machines == "" && before.Hollow != nil {
+		spec.Machines = hollowKind
+	}
+	if spec.Machines == hollowKind {
+		err = onlyLinux(op)
+	} else {
+		err = onlyRoot(op)
+	}
+	if err != nil {
 		return none, err
 	}
 	unlock, err := s.dirs.lock(ctx, spec.Name, func() {
@@ -223,6 +244,12 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 	}
 	if err := ws.CheckForSandbox(spec.Name, uid); err != nil {
 		return none, err
+	}
+	if spec.Machines == hollowKind {
+		if err := hollowSpec(op, spec, f); err != nil {
+			return none, err
+		}
+		return s.upHollow(ctx, st, spec, t)
 	}
 	if fresh {
 		if err := s.create(ctx, spec, t); err != nil {
@@ -342,9 +369,12 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 		*v = parsed.String()
 	}
 	switch spec.Machines {
-	case "", "auto", "real":
+	case "", "real", hollowKind:
 	default:
-		return spec, usage(op, "leave --machines out, or say real", "there are no %q machines in this release", spec.Machines)
+		return spec, usage(op, "say real or hollow, or nothing", "there are no %q machines", spec.Machines)
+	}
+	if spec.Machines != hollowKind && (spec.Boot != 0 || spec.Join != 0 || spec.Drain != 0) && !s.dirs.isHollow(spec.Name) {
+		return spec, usage(op, "add --hollow, or leave these times out", "only hollow machines take as long as they are told to boot, to join, or to end a pod")
 	}
 	if _, err := ParseFaults(spec.Faults); err != nil {
 		return spec, usage(op, "correct or leave out the faults", "%w", err)
@@ -374,6 +404,9 @@ func agree(st *state, spec engine.SandboxSpec) error {
 	op := "start sandbox " + spec.Name
 	if st.Workspace != spec.Workspace {
 		return usage(op, "choose another name with --name, or run the command there with -C", "it belongs to %s", st.Workspace)
+	}
+	if is := kindOf(st); spec.Machines != "" && spec.Machines != is {
+		return usage(op, "run `constellation sandbox down` first, which deletes it, or use another workspace with -C", "its machines are %s, not %s", is, spec.Machines)
 	}
 	for _, f := range []struct{ what, has, wants string }{
 		{"Kubernetes", st.Kubernetes, spec.Kubernetes},
@@ -564,12 +597,14 @@ func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogu
 func (s *Sandboxes) writeNew(ctx context.Context, st *state) error {
 	dir := s.dirs.of(st.Name)
 	if _, err := os.Lstat(dir); err == nil {
-		host, err := machine.NewHost(dir, st.Name, s.log)
-		if err != nil {
-			return err
-		}
-		if err := host.Sweep(ctx); err != nil {
-			return err
+		if st.Hollow == nil {
+			host, err := machine.NewHost(dir, st.Name, s.log)
+			if err != nil {
+				return err
+			}
+			if err := host.Sweep(ctx); err != nil {
+				return err
+			}
 		}
 		if err := s.dirs.remove(st.Name); err != nil {
 			return err
@@ -879,8 +914,11 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 			return err
 		}
 	}
-	if err := onlyRoot(op); err != nil {
-		return err
+	hollow := s.dirs.isHollow(name)
+	if !hollow && !s.dirs.nothing(name, workspace) {
+		if err := onlyRoot(op); err != nil {
+			return err
+		}
 	}
 	none := func() error {
 		t.step(stepRemove, engine.StateNothing, "there is no sandbox "+name)
@@ -911,12 +949,16 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 	sum, _ := os.ReadFile(s.dirs.of(name, configSumName))
 
 	t.step(stepRemove, engine.StateRunning, "Remove the machines")
-	if err := s.remove(ctx, name, t); err != nil {
+	remove, gone := s.remove, "processes, mounts, networks and cgroups are gone"
+	if hollow {
+		remove, gone = s.removeHollow, "hollow machines and the processes of their cluster are gone"
+	}
+	if err := remove(ctx, name, t); err != nil {
 		err = &engine.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
 		t.step(stepRemove, engine.StateFailed, err.Error())
 		return err
 	}
-	t.step(stepRemove, engine.StateDone, "processes, mounts, networks and cgroups are gone")
+	t.step(stepRemove, engine.StateDone, gone)
 
 	t.step(stepClean, engine.StateRunning, "Remove the files")
 	// The workspace first: its sandbox can be found as long as this directory exists.
@@ -1006,6 +1048,9 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 		},
 		State: "stopped", Created: st.Created, Faults: st.Faults, Machines: []engine.SandboxMachine{},
 	}
+	if st.Hollow != nil {
+		return s.statusHollow(ctx, st, out)
+	}
 	if img, ok := st.image(st.Image); ok {
 		out.Measurements = measurements(img)
 	}
@@ -1066,6 +1111,9 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 	}
 	if err != nil {
 		return 0, &engine.Error{Op: op, Err: err}
+	}
+	if st.Hollow != nil {
+		return 0, usage(op, "look at its Node with `kubectl describe node "+node+"`", "the machines of this sandbox are hollow: nothing runs in them, so there is nothing to run a command in")
 	}
 	if st.instance(node) == nil {
 		var have []string

@@ -72,15 +72,19 @@ func TestBadSpecsAreRefusedBeforeAnythingIsTouched(t *testing.T) {
 		spec engine.SandboxSpec
 		want string
 	}{
-		"relative workspace":  {engine.SandboxSpec{Workspace: "demo"}, "no absolute path"},
-		"bad name":            {engine.SandboxSpec{Workspace: w, Name: "Demo!"}, "cannot be the name"},
-		"bad version":         {engine.SandboxSpec{Workspace: w, Kubernetes: "latest"}, "latest"},
-		"unknown fault":       {engine.SandboxSpec{Workspace: w, Faults: []string{"meteor"}}, `"meteor" is unknown`},
-		"fault of no machine": {engine.SandboxSpec{Workspace: w, Faults: []string{"never-boot=nope"}}, "the machines are control-plane-0, worker-0, worker-1"},
-		"simulated machines":  {engine.SandboxSpec{Workspace: w, Machines: "simulated"}, `no "simulated" machines`},
-		"unknown release":     {engine.SandboxSpec{Workspace: w, Release: "v9.0.0"}, "v9.0.0"},
-		"Kubernetes too new":  {engine.SandboxSpec{Workspace: w, Release: "v1.0.0", Kubernetes: "v1.36.3"}, "1.36"},
-		"Kubernetes made up":  {engine.SandboxSpec{Workspace: w, Kubernetes: "v1.99.0"}, "1.99"},
+		"relative workspace":                   {engine.SandboxSpec{Workspace: "demo"}, "no absolute path"},
+		"bad name":                             {engine.SandboxSpec{Workspace: w, Name: "Demo!"}, "cannot be the name"},
+		"bad version":                          {engine.SandboxSpec{Workspace: w, Kubernetes: "latest"}, "latest"},
+		"unknown fault":                        {engine.SandboxSpec{Workspace: w, Faults: []string{"meteor"}}, `"meteor" is unknown`},
+		"fault of no machine":                  {engine.SandboxSpec{Workspace: w, Faults: []string{"never-boot=nope"}}, "the machines are control-plane-0, worker-0, worker-1"},
+		"machines of no kind":                  {engine.SandboxSpec{Workspace: w, Machines: "simulated"}, `no "simulated" machines`},
+		"times of real ones":                   {engine.SandboxSpec{Workspace: w, Boot: time.Second}, "only hollow machines take as long as they are told"},
+		"too many hollow":                      {engine.SandboxSpec{Workspace: w, Machines: "hollow", Workers: 5001}, "5001 hollow workers are too many"},
+		"fault of real ones":                   {engine.SandboxSpec{Workspace: w, Machines: "hollow", Faults: []string{"registry-empty"}}, "only real machines can have registry-empty"},
+		"hollow of an image that there is not": {engine.SandboxSpec{Workspace: w, Machines: "hollow", Image: "v9.0.0"}, "there is no OS image v9.0.0"},
+		"unknown release":                      {engine.SandboxSpec{Workspace: w, Release: "v9.0.0"}, "v9.0.0"},
+		"Kubernetes too new":                   {engine.SandboxSpec{Workspace: w, Release: "v1.0.0", Kubernetes: "v1.36.3"}, "1.36"},
+		"Kubernetes made up":                   {engine.SandboxSpec{Workspace: w, Kubernetes: "v1.99.0"}, "1.99"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := s.Up(t.Context(), tt.spec, nil)

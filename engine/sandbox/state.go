@@ -54,6 +54,10 @@ type state struct {
 	Struck []string `json:"struck"`
 
 	Catalogue []machine.Image `json:"catalogue"`
+	// Hollow is nil where machines are real. Instances and tokens of hollow ones are kept by
+	// nobody: they end with the daemon.
+	Hollow *hollowState `json:"hollow,omitempty"`
+
 	// Containers are the images of our own services, reference to file.
 	Containers map[string]string `json:"containers"`
 }

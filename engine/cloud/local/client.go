@@ -290,6 +290,15 @@ func (c *Client) SetFaults(ctx context.Context, faults []string) error {
 	return nil
 }
 
+// SetHollowTimes sets how long hollow machines take for what begins from now on. Only
+// the host may do so, where machines are hollow.
+func (c *Client) SetHollowTimes(ctx context.Context, t HollowTimes) error {
+	if err := c.call(ctx, http.MethodPut, "/v1/times", nil, t, nil); err != nil {
+		return fmt.Errorf("set times of hollow machines: %w", err)
+	}
+	return nil
+}
+
 // Shutdown ends the daemon. With machines, all machines are removed first and the
 // call returns when nothing is left of them; otherwise they run on and the next
 // start finds them. Only the host may do so.

@@ -150,4 +150,21 @@ type Info struct {
 	Machines   []Machine     `json:"machines"`
 	Faults     []string      `json:"faults,omitempty"`
 	Created    time.Time     `json:"created"`
+	// Hollow is nil where machines are real.
+	Hollow *Hollow `json:"hollow,omitempty"`
+}
+
+// Hollow is what a sandbox with simulated machines has to tell besides.
+type Hollow struct {
+	// Doing is what is done before the cluster is complete; empty: it is.
+	Doing string `json:"doing,omitempty"`
+	HollowTimes
+}
+
+// HollowTimes are how long hollow machines take to boot, to join after that, and to end
+// a pod. Zero leaves a time as it is.
+type HollowTimes struct {
+	Boot  time.Duration `json:"boot,omitempty"`
+	Join  time.Duration `json:"join,omitempty"`
+	Drain time.Duration `json:"drain,omitempty"`
 }

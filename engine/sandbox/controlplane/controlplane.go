@@ -239,7 +239,7 @@ func (c *ControlPlane) Stop() {
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
 
 // ConfigFor returns the access of a user in groups: a client certificate signed by
-// the cluster's CA and valid for a day. A ServiceAccount's name is
+// the cluster's CA and valid for 90 days. A ServiceAccount's name is
 // system:serviceaccount:<namespace>:<name>, its groups are system:serviceaccounts
 // and system:serviceaccounts:<namespace>.
 func (c *ControlPlane) ConfigFor(user string, groups ...string) (*rest.Config, error) {

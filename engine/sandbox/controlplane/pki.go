@@ -21,7 +21,7 @@ const (
 	serverAuth = x509.ExtKeyUsageServerAuth
 
 	// validity is longer than any throwaway cluster lives; skew lets clocks differ.
-	validity = 24 * time.Hour
+	validity = 90 * 24 * time.Hour
 	skew     = 10 * time.Minute
 )
 

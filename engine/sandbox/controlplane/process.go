@@ -55,6 +55,35 @@ func spawn(path string, args []string, log string) (*process, error) {
 	return p, nil
 }
 
+// Child is another program that dies with this process.
+type Child struct{ p *process }
+
+// StartChild starts the program at path with args; what it writes is added to the file
+// log.
+func StartChild(path string, args []string, log string) (Child, error) {
+	p, err := spawn(path, args, log)
+	if err != nil {
+		return Child{}, fmt.Errorf("start %s: %w", filepath.Base(path), err)
+	}
+	return Child{p}, nil
+}
+
+// Ended is closed when the child has ended.
+func (c Child) Ended() <-chan struct{} { return c.p.done }
+
+// PID returns the child's process ID, and zero when it has ended.
+func (c Child) PID() int { return c.p.pid() }
+
+// End asks the child to end, kills it if it has not after grace, and waits for its end.
+func (c Child) End(grace time.Duration) {
+	_ = c.p.cmd.Process.Signal(os.Interrupt) // already ended is as good
+	select {
+	case <-c.p.done:
+	case <-time.After(grace):
+		c.p.kill()
+	}
+}
+
 func (p *process) pid() int {
 	select {
 	case <-p.done:

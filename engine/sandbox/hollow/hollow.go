@@ -13,6 +13,9 @@
 // on a real control plane of plain processes; see package controlplane. Nothing is
 // attested, nothing is installed and no container runs: what is measured here is who
 // manages machines, never machines. All is lost when the process ends.
+//
+// [Start] is a cloud for a cluster that there is; tests and benchmarks use it. [Serve] is
+// the whole of it for users: cluster, cloud and operator.
 package hollow
 
 import (
@@ -65,6 +68,11 @@ type Options struct {
 	Cluster *rest.Config
 	// Name of the sandbox; empty means hollow.
 	Name string
+	// Token of the control API; empty: one is made up.
+	Token string
+	// Dir is an existing folder for the owner's socket; empty: one of its own that is
+	// removed in the end.
+	Dir string
 	// Images are the versions of the OS that there are. Groups begin with the first.
 	Images []string
 	Times  Times
@@ -158,7 +166,7 @@ func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 		return nil, nil, errors.New("start hollow machines: no images")
 	}
 	c = &Cloud{
-		name: cmp.Or(o.Name, "hollow"), token: rand.Text(), images: o.Images, log: o.Log, times: o.Times,
+		name: cmp.Or(o.Name, "hollow"), token: cmp.Or(o.Token, rand.Text()), images: o.Images, log: o.Log, times: o.Times,
 		machines: map[string]*machine{}, tokens: map[string]string{}, faults: &sandbox.Faults{}, calls: map[string]int{}, lives: map[string]*Life{},
 		groups: []*group{
 			{name: local.ControlPlaneGroup, role: cloud.ControlPlane, image: o.Images[0]},
@@ -174,7 +182,7 @@ func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	stop, err := c.listen(ctx, &wg)
+	stop, err := c.listen(ctx, &wg, o.Dir)
 	if err != nil {
 		cancel()
 		return nil, nil, fmt.Errorf("start hollow machines: %w", err)
@@ -203,9 +211,15 @@ func Start(ctx context.Context, o Options) (c *Cloud, wait func(), err error) {
 }
 
 // listen opens the three APIs.
-func (c *Cloud) listen(ctx context.Context, wg *sync.WaitGroup) (stop func(), err error) {
-	dir, err := os.MkdirTemp("", "hollow-*") // short, for the name of the socket
-	if err != nil {
+func (c *Cloud) listen(ctx context.Context, wg *sync.WaitGroup, dir string) (stop func(), err error) {
+	ours := dir == ""
+	if ours {
+		if dir, err = os.MkdirTemp("", "hollow-*"); err != nil { // short, for the name of the socket
+			return nil, err
+		}
+	}
+	socket := filepath.Join(dir, "cloud.sock")
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
 		return nil, err
 	}
 	var open []net.Listener
@@ -213,7 +227,9 @@ func (c *Cloud) listen(ctx context.Context, wg *sync.WaitGroup) (stop func(), er
 		for _, l := range open {
 			l.Close()
 		}
-		os.RemoveAll(dir)
+		if ours {
+			os.RemoveAll(dir)
+		}
 	}
 	control := sandbox.NewControl(c, c.log)
 	metadata := http.NewServeMux()
@@ -228,7 +244,7 @@ func (c *Cloud) listen(ctx context.Context, wg *sync.WaitGroup) (stop func(), er
 	}{
 		{"tcp", "127.0.0.1:0", &c.Control, c.counted(control.Network(nil))},
 		{"tcp", "127.0.0.1:0", &c.Metadata, metadata},
-		{"unix", filepath.Join(dir, "api.sock"), &c.Host, control.Host(nil)},
+		{"unix", socket, &c.Host, control.Host(nil)},
 	} {
 		l, err := lc.Listen(ctx, s.network, s.address)
 		if err != nil {
@@ -249,6 +265,11 @@ func (c *Cloud) listen(ctx context.Context, wg *sync.WaitGroup) (stop func(), er
 		context.AfterFunc(ctx, func() { srv.Close() })
 	}
 	return stop, nil
+}
+
+// Owner returns the control API for the owner, to be served elsewhere. more adds to it.
+func (c *Cloud) Owner(more func(*http.ServeMux)) http.Handler {
+	return sandbox.NewControl(c, c.log).Host(more)
 }
 
 // counted notes what the control API was asked.
@@ -306,6 +327,13 @@ func (c *Cloud) SetTimes(t Times) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.times = t
+}
+
+// Times returns how long things take.
+func (c *Cloud) Times() Times {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.times
 }
 
 // PowerOff pulls a machine's plug: it is called Stopped, renews no Lease and ends no
@@ -582,6 +610,19 @@ func (c *Cloud) snapshot(name string) machine {
 		return *m
 	}
 	return machine{}
+}
+
+// controlPlanes returns the names of the control planes that have joined, in the order in
+// which they were asked for.
+func (c *Cloud) controlPlanes() (names []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.ordered() {
+		if m.Role == cloud.ControlPlane && m.registered && m.State != cloud.Terminating {
+			names = append(names, m.Name)
+		}
+	}
+	return names
 }
 
 // registered notes that a machine has its Node and, from now on, a Lease to renew.

@@ -258,6 +258,17 @@ func (k *kubelet) ready(ctx context.Context, m machine) error {
 	return nil
 }
 
+// setVersion reports that the kubelet of a Node is of another version.
+func (k *kubelet) setVersion(ctx context.Context, node, version string) error {
+	if err := patch(map[string]any{"status": map[string]any{"nodeInfo": map[string]any{"kubeletVersion": version}}}, func(b []byte) error {
+		_, err := k.core.Nodes().PatchStatus(ctx, node, b)
+		return err
+	}); err != nil {
+		return fmt.Errorf("report version of Node %s: %w", node, err)
+	}
+	return nil
+}
+
 func conditions(now metav1.Time, ready bool) []corev1.NodeCondition {
 	out := []corev1.NodeCondition{{
 		Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "hollow machine starts", LastHeartbeatTime: now, LastTransitionTime: now,

@@ -1,0 +1,361 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"constellation/assets"
+	"constellation/engine"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
+	"constellation/engine/release"
+	"constellation/engine/sandbox/build"
+	"constellation/engine/sandbox/machine"
+	"constellation/engine/version"
+)
+
+// Hollow describes a sandbox whose machines are simulated, with a cluster that is there
+// from the beginning. Package hollow makes it.
+type Hollow struct {
+	// Name, UID and Token of the control API are those of the sandbox, and so is Dir, in
+	// which it may keep what it likes.
+	Name, UID, Token, Dir string
+	// Socket is where the owner's API is served, Kubeconfig the file in which the
+	// administrator's access is kept.
+	Socket, Kubeconfig string
+	// Workspace, Release, Kubernetes and Image are as in engine.SandboxSpec. Images are the
+	// versions of the OS that there are.
+	Workspace, Release, Kubernetes, Image string
+	Images                                []string
+	Created                               time.Time
+
+	ControlPlanes, Workers int
+	Times                  local.HollowTimes
+	Faults                 []string
+
+	// Binaries are Kubernetes' programs by their names, Operator is that of the release.
+	Binaries map[string]string
+	Operator string
+}
+
+// Defaults of a hollow sandbox.
+const (
+	hollowKind         = "hollow"
+	hollowControlPlane = 3
+	// hollowMost is how many workers a configuration may have.
+	hollowMost = 5000
+	// hollowStart is how long the daemon may take from one word of how far it is to the next.
+	hollowStart = 2 * time.Minute
+)
+
+var hollowTimes = local.HollowTimes{Boot: 5 * time.Second, Join: time.Second, Drain: 3 * time.Second}
+
+// hollowNodes are the addresses of hollow machines; nothing is ever sent there, nor to
+// those of their pods.
+const hollowNodes = "10.42.0.0/16"
+
+// kubeconfigName is the administrator's access to the cluster of a hollow sandbox, in its
+// directory.
+const kubeconfigName = "admin.conf"
+
+// hollowState is what a hollow sandbox has in its state besides.
+type hollowState struct {
+	Times local.HollowTimes `json:"times"`
+}
+
+// hollow describes the sandbox of a state, and finds the programs that it needs.
+func (d Dirs) hollow(st *state) (Hollow, error) {
+	h := Hollow{
+		Name: st.Name, UID: st.UID, Token: st.Token, Dir: d.of(st.Name), Socket: d.of(st.Name, socketName), Kubeconfig: d.of(st.Name, kubeconfigName),
+		Workspace: st.Workspace, Release: st.Release, Kubernetes: st.Kubernetes, Image: st.Image, Created: st.Created,
+		Times: st.Hollow.Times, Faults: st.Faults,
+		ControlPlanes: st.group(local.ControlPlaneGroup).Count, Workers: st.group(local.WorkerGroup).Count,
+	}
+	cat, err := release.Load(assets.Releases())
+	if err != nil {
+		return h, err
+	}
+	for _, rel := range cat.Releases() {
+		h.Images = append(h.Images, rel.Version.String())
+	}
+	if !slices.Contains(h.Images, st.Image) {
+		return h, usage("start sandbox "+st.Name, "choose one of "+strings.Join(h.Images, ", "), "there is no OS image %s", st.Image)
+	}
+	a, err := build.Load(d.Cache, st.Kubernetes)
+	if err != nil {
+		return h, err
+	}
+	h.Binaries = a.Binaries
+	h.Operator, err = build.ReleaseBinary(st.Release, "operator")
+	return h, err
+}
+
+// isHollow reports whether there is a sandbox of that name whose machines are hollow.
+func (d Dirs) isHollow(name string) bool {
+	st, err := readState(d.of(name, stateName))
+	return err == nil && st.Hollow != nil
+}
+
+// nothing reports whether there is no sandbox of that name, and none that workspace, if
+// that is given, speaks of.
+func (d Dirs) nothing(name, workspace string) bool {
+	if _, err := os.Lstat(d.of(name)); workspace == "" || !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	_, err := os.Lstat(filepath.Join(workspace, engine.StateFile))
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+func kindOf(st *state) string {
+	if st.Hollow != nil {
+		return hollowKind
+	}
+	return "real"
+}
+
+// hollowSpec refuses what hollow machines cannot be.
+func hollowSpec(op string, spec engine.SandboxSpec, f *Faults) error {
+	switch {
+	case spec.Workers > hollowMost:
+		return usage(op, fmt.Sprintf("ask for at most %d", hollowMost), "%d hollow workers are too many", spec.Workers)
+	case spec.Boot < 0 || spec.Join < 0 || spec.Drain < 0:
+		return usage(op, "give a duration such as 5s", "a time is below zero")
+	}
+	err := f.Simulated()
+	if f.metadataFail > 0 {
+		err = errors.Join(err, errors.New("hollow machines ask for no metadata, so that cannot fail"))
+	}
+	if err != nil {
+		return usage(op, "leave it out, or try it on real machines", "%w", err)
+	}
+	return nil
+}
+
+// upHollow is Up for a hollow sandbox; the caller holds its lock. st is nil if there is
+// none yet.
+func (s *Sandboxes) upHollow(ctx context.Context, st *state, spec engine.SandboxSpec, t *teller) (engine.SandboxInfo, error) {
+	var none engine.SandboxInfo
+	op := "start sandbox " + spec.Name
+	fresh := st == nil
+	if fresh {
+		var err error
+		if st, err = s.newHollow(spec, t); err != nil {
+			return none, err
+		}
+		if err := s.writeNew(ctx, st); err != nil {
+			return none, &engine.Error{Op: op, Err: err}
+		}
+	}
+	client := local.NewClient("unix:"+s.dirs.of(spec.Name, socketName), "")
+	probe, cancel := context.WithTimeout(ctx, answerWithin)
+	info, err := client.Sandbox(probe)
+	cancel()
+	if ctx.Err() != nil {
+		return none, &engine.Error{Op: op, Err: context.Cause(ctx)}
+	}
+	if err == nil {
+		t.step(stepDaemon, engine.StateSkipped, "it is running")
+		if info, err = s.awaitHollow(ctx, client, spec.Name, info, t); err != nil {
+			return none, err
+		}
+		if err := s.changeHollow(ctx, client, st, info, spec, t); err != nil {
+			return none, err
+		}
+	} else {
+		if !fresh {
+			t.warn(stepDaemon, "its daemon has ended, and with it all hollow machines and their cluster, with everything in it: a new cluster begins, with new machines")
+			if err := s.changeState(st, spec); err != nil {
+				return none, &engine.Error{Op: op, Err: err}
+			}
+		}
+		t.step(stepDaemon, engine.StateRunning, "Start the control plane, and machines that are hollow: simulated, nothing runs in them")
+		if info, err = s.startDaemon(ctx, spec.Name, client); err == nil {
+			info, err = s.awaitHollow(ctx, client, spec.Name, info, t)
+		}
+		if err != nil {
+			t.step(stepDaemon, engine.StateFailed, err.Error())
+			return none, err
+		}
+		t.step(stepDaemon, engine.StateDone, fmt.Sprintf("%d hollow machines are nodes", len(info.Machines)))
+	}
+	status, err := s.Status(ctx, spec.Name)
+	if err != nil {
+		return none, err
+	}
+	if status.Kubeconfig, err = os.ReadFile(s.dirs.of(spec.Name, kubeconfigName)); err != nil {
+		return none, &engine.Error{Op: op, Err: err}
+	}
+	return s.handOver(spec, status.SandboxInfo, t)
+}
+
+// newHollow returns the state of a new hollow sandbox, if everything is there for one.
+func (s *Sandboxes) newHollow(spec engine.SandboxSpec, t *teller) (*state, error) {
+	op := "start sandbox " + spec.Name
+	t.step(stepCheck, engine.StateRunning, "Check this computer")
+	fail := func(err error) (*state, error) {
+		t.step(stepCheck, engine.StateFailed, err.Error())
+		return nil, err
+	}
+	st := newState(spec.Name, spec.Workspace, time.Now())
+	st.Release = cmp.Or(spec.Release, version.Release)
+	st.Kubernetes, st.Image = cmp.Or(spec.Kubernetes, build.DefaultVersion), cmp.Or(spec.Image, st.Release)
+	st.Hollow = &hollowState{}
+	spec.ControlPlanes, spec.Workers = count(spec.ControlPlanes, hollowControlPlane), count(spec.Workers, defaultWorkers)
+	spec.Boot, spec.Join, spec.Drain = cmp.Or(spec.Boot, hollowTimes.Boot), cmp.Or(spec.Join, hollowTimes.Join), cmp.Or(spec.Drain, hollowTimes.Drain)
+	change(st, spec)
+	if _, err := s.dirs.hollow(st); err != nil {
+		if !errors.As(err, new(*engine.Error)) {
+			err = fromBuild(op, err)
+		}
+		return fail(err)
+	}
+	t.step(stepCheck, engine.StateDone, "it can simulate machines")
+	return st, nil
+}
+
+// change notes in a state what spec asks for; zero fields leave things as they are.
+func change(st *state, spec engine.SandboxSpec) {
+	for group, n := range map[string]int{local.ControlPlaneGroup: spec.ControlPlanes, local.WorkerGroup: spec.Workers} {
+		if n != 0 {
+			st.group(group).Count = max(n, 0)
+		}
+	}
+	x := &st.Hollow.Times
+	*x = local.HollowTimes{Boot: cmp.Or(spec.Boot, x.Boot), Join: cmp.Or(spec.Join, x.Join), Drain: cmp.Or(spec.Drain, x.Drain)}
+	if spec.Faults != nil {
+		st.Faults = spec.Faults
+	}
+}
+
+func (s *Sandboxes) changeState(st *state, spec engine.SandboxSpec) error {
+	change(st, spec)
+	return st.write(s.dirs.of(st.Name, stateName))
+}
+
+// awaitHollow tells how far a hollow sandbox is until it is complete.
+func (s *Sandboxes) awaitHollow(ctx context.Context, c *local.Client, name string, info local.Info, t *teller) (local.Info, error) {
+	op := "start the cluster of sandbox " + name
+	said, since := "", time.Now()
+	for {
+		if info.Hollow == nil {
+			return info, &engine.Error{Op: op, Err: errors.New("its machines are not hollow")}
+		}
+		doing := info.Hollow.Doing
+		switch {
+		case doing == "":
+			return info, nil
+		case doing != said:
+			said, since = doing, time.Now()
+			t.progress(stepDaemon, doing, 0, 0)
+		case time.Since(since) > hollowStart:
+			return info, &engine.Error{Op: op, Err: fmt.Errorf("it is not done after %s: %s", hollowStart, doing), Remedy: "its log says more: " + s.dirs.of(name, logName)}
+		}
+		select {
+		case <-ctx.Done():
+			return info, &engine.Error{Op: op, Err: context.Cause(ctx), Remedy: "run the command again; it goes on where this one ended"}
+		case <-time.After(200 * time.Millisecond):
+		}
+		var err error
+		if info, err = c.Sandbox(ctx); err != nil && ctx.Err() == nil {
+			return info, &engine.Error{Op: op, Err: lastWords(s.dirs.of(name, logName), 0, err), Remedy: "its log says more: " + s.dirs.of(name, logName)}
+		}
+	}
+}
+
+// changeHollow makes a running hollow sandbox what spec asks for.
+func (s *Sandboxes) changeHollow(ctx context.Context, c *local.Client, st *state, info local.Info, spec engine.SandboxSpec, t *teller) error {
+	op := "set up sandbox " + spec.Name
+	if spec.Faults != nil && !slices.Equal(spec.Faults, info.Faults) {
+		if err := c.SetFaults(ctx, spec.Faults); err != nil {
+			return &engine.Error{Op: op, Err: err}
+		}
+		t.step(stepFaults, engine.StateDone, fmt.Sprintf("faults: %s (before: %s)", orNone(spec.Faults), orNone(info.Faults)))
+	}
+	if x := (local.HollowTimes{Boot: spec.Boot, Join: spec.Join, Drain: spec.Drain}); x != (local.HollowTimes{}) {
+		if err := c.SetHollowTimes(ctx, x); err != nil {
+			return &engine.Error{Op: op, Err: err}
+		}
+	}
+	for _, g := range info.Groups {
+		n := spec.Workers
+		if g.Role == cloud.ControlPlane {
+			n = spec.ControlPlanes
+		}
+		if n == 0 || max(n, 0) == g.Count {
+			continue
+		}
+		t.step(stepMachines, engine.StateDone, fmt.Sprintf("group %s goes from %d hollow machines to %d", g.Name, g.Count, max(n, 0)))
+		if err := c.SetGroupCount(ctx, g.ID, max(n, 0)); err != nil {
+			return &engine.Error{Op: op, Err: err}
+		}
+	}
+	if err := s.changeState(st, spec); err != nil {
+		return &engine.Error{Op: op, Err: err}
+	}
+	return nil
+}
+
+// statusHollow is Status for a hollow sandbox, of which out has what a state tells.
+func (s *Sandboxes) statusHollow(ctx context.Context, st *state, out engine.SandboxStatus) (engine.SandboxStatus, error) {
+	out.Hollow, out.NodeCIDR, out.PodCIDR, out.InClusterEndpoint = true, hollowNodes, podCIDR.String(), "127.0.0.1"
+	out.InitEndpoint = out.ClusterEndpoint // there is nothing to init
+	// What has no firmware measures nothing.
+	out.Measurements = map[uint32]string{4: strings.Repeat("0", 64), 9: strings.Repeat("0", 64), 11: strings.Repeat("0", 64)}
+	out.ControlPlanes, out.Workers = st.group(local.ControlPlaneGroup).Count, st.group(local.WorkerGroup).Count
+	info, err := local.NewClient("unix:"+out.Socket, "").Sandbox(ctx)
+	if ctx.Err() != nil {
+		return out, &engine.Error{Op: "look at sandbox " + st.Name, Err: context.Cause(ctx)}
+	}
+	if err != nil {
+		return out, nil // with the daemon all else has ended
+	}
+	out.State, out.KubernetesVersions, out.Faults = "running", info.KubernetesVersions, info.Faults
+	out.ClusterEndpoint, out.InitEndpoint = info.KubernetesEndpoint, info.KubernetesEndpoint
+	if info.Hollow != nil && info.Hollow.Doing != "" {
+		out.State = "starting"
+	}
+	for _, m := range info.Machines {
+		out.Machines = append(out.Machines, describeMachine(m))
+	}
+	return out, nil
+}
+
+// removeHollow ends what lives of a hollow sandbox: its daemon, with which all else ends.
+func (s *Sandboxes) removeHollow(ctx context.Context, name string, t *teller) error {
+	p, pidErr := readProcess(s.dirs.of(name, pidName))
+	if err := local.NewClient("unix:"+s.dirs.of(name, socketName), "").Shutdown(ctx, true); err != nil && ctx.Err() == nil && !errors.Is(err, cloud.ErrUnavailable) {
+		t.warn(stepRemove, err.Error())
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if pidErr != nil {
+		return nil
+	}
+	return p.end(ctx, 2*serveGrace)
+}
+
+// serveHollow is Serve for a hollow sandbox.
+func serveHollow(ctx context.Context, dirs Dirs, st *state, log *slog.Logger, simulate func(context.Context, Hollow, *slog.Logger) error) error {
+	h, err := dirs.hollow(st)
+	if err != nil {
+		return err
+	}
+	if p, err := readProcess(dirs.of(st.Name, pidName)); err == nil && p.alive() {
+		return fmt.Errorf("process %d serves it: %w", p.pid, machine.ErrBusy)
+	}
+	if err := self().write(dirs.of(st.Name, pidName)); err != nil {
+		return err
+	}
+	defer os.Remove(dirs.of(st.Name, pidName))
+	return simulate(ctx, h, log)
+}
