@@ -221,6 +221,7 @@ func (s *simulation) storeNode(i int, n *node) {
 		if m.noted = m.comps; n.components != "" {
 			m.noted = slices.Index(simComps, n.components)
 		}
+		m.held = n.held || s.gs[m.group].held
 		m.isNode, m.known, m.obsolete, m.cordon = true, n.image != "" && n.components != "", n.obsolete, n.cordon
 		m.donor, m.heir = s.named(n.donor), s.named(n.heir)
 	}
@@ -765,6 +766,7 @@ const (
 	autoscalerSet
 	groupAppears
 	clockSkew
+	holds
 	lucks
 )
 
@@ -773,7 +775,7 @@ var luckNames = [...]string{
 	createsFail: "creates-fail", createsTimeOut: "creates-time-out", deletesLost: "deletes-lost", cloudAway: "cloud-away", cloudLags: "cloud-lags", cloudPartial: "cloud-partial", cloudSilent: "cloud-silent",
 	neverJoins: "never-joins", joinsLate: "joins-late", joinsWrong: "joins-wrong", machineDies: "machine-dies", notReady: "not-ready", memberSick: "member-sick", upgradeFails: "upgrade-fails",
 	budgetBlocks: "budget-blocks", cordons: "cordons", uncordons: "uncordons", switches: "switches", nodeDeleted: "node-deleted", intentDeleted: "intent-deleted", marksObsolete: "marks-obsolete",
-	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew",
+	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew", holds: "holds",
 }
 
 func (l luck) String() string { return luckNames[l] }
@@ -1110,6 +1112,20 @@ func (s *simulation) strikes(l luck) func() {
 			s.rollout(func(r *v1alpha1.Rollout) { r.Cancel = true })
 			s.after(s.between(time.Minute, 20*time.Minute), func() { s.rollout(func(r *v1alpha1.Rollout) { r.Cancel = false }) })
 		}
+	case holds:
+		return func() {
+			if g := s.rng.IntN(len(s.gs)); s.chance(30) && s.gs[g].name != "" {
+				s.holdGroup(g, true)
+				if s.chance(70) {
+					s.after(s.between(time.Minute, 40*time.Minute), func() { s.holdGroup(g, false) })
+				}
+			} else if i := s.some(func(_ int, m *fact) bool { return m.isNode && m.life == running }); i >= 0 {
+				s.hold(i, true)
+				if s.chance(70) {
+					s.after(s.between(time.Minute, 40*time.Minute), func() { s.hold(i, false) })
+				}
+			}
+		}
 	case autoscalerSet:
 		return func() {
 			s.othersStopped = s.chance(50)
@@ -1187,6 +1203,47 @@ func (s *simulation) scale() {
 	}
 }
 
+// hold has a person skip a node, or let it go.
+func (s *simulation) hold(i int, held bool) {
+	if n := s.m[i].node; n == nil || n.held == held {
+		return
+	}
+	s.say("a person holds %s: %v", s.m[i].name, held)
+	s.setNode(i, func(n *node) { n.held = held })
+}
+
+func (s *simulation) holdGroup(g int, held bool) {
+	if s.gs[g].held == held {
+		return
+	}
+	s.say("a person holds group %d: %v", g, held)
+	s.gs[g].held = held
+	for i := range s.machines {
+		if m := &s.machines[i]; m.group == g && m.isNode {
+			m.held = held || s.m[i].node.held
+		}
+	}
+	s.setGroup(g)
+}
+
+// letGo has people let go what they hold, all of it or what luck chooses, and reports
+// whether there was something. Workers wait for control planes, so of those all are let go.
+func (s *simulation) letGo(all bool) (some bool) {
+	for g := range s.gs {
+		if some = some || s.gs[g].held; s.gs[g].held && (all || g == 0 || s.chance(50)) {
+			s.holdGroup(g, false)
+		}
+	}
+	for i, m := range s.m {
+		if m.node != nil && m.node.held {
+			if some = true; all || s.control(&s.machines[i]) || s.chance(50) {
+				s.hold(i, false)
+			}
+		}
+	}
+	return some
+}
+
 // heal ends all bad luck, when what began before is seen; what it has left behind stays.
 // People end what they began, and set the newest target.
 func (s *simulation) heal() {
@@ -1227,7 +1284,19 @@ func (s *simulation) heal() {
 	if newest != s.comps {
 		s.target(s.image, newest)
 	}
+	s.letGo(false)
 	waves := (s.shall + s.surge - 1) / s.surge
 	s.patience = 3*time.Hour + time.Duration(waves+s.controlPlanes)*10*time.Minute
 	s.wakeAll()
+}
+
+// extra names a machine that is kept for one that nobody replaces; empty: there is none.
+func (s *simulation) extra() string {
+	for i := range s.machines {
+		m := &s.machines[i]
+		if d := m.donor; m.life == running && d >= 0 && s.machines[d].life == running && s.machines[d].isNode && s.machines[d].held {
+			return fmt.Sprintf("%s is kept for %s, which is held", s.m[i].name, s.m[d].name)
+		}
+	}
+	return ""
 }
