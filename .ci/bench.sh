@@ -266,6 +266,20 @@ backup() {
   note "A real kube-apiserver and etcd on the same processors, asked in turn. Programs are measured from exec to exit: ours has its files on the disk and has read them again then, kubectl's output goes nowhere. Memory is what the kernel says, program text included. Restored are $((n / 10)) objects; kubectl creates a twentieth of them, one after the other. A restored object costs API server and etcd $(number %.1f "$server") ms of processor and ours $(number %.1f "$ours") ms: $cores cores with nothing else to do can take $(number %.0f "$cores*1000/($server+$ours)") a second. Velero's backup package is not beside it: it wants its own plugin manager, object store and custom resources around it, and writes a file per object into a gzipped tar, which is other work."
 }
 
+plans() {
+  heading plans "Plans"
+  bin/constellation sandbox fetch v1.35.4 >&2 || return
+  local n=${BENCH_PLAN_NODES:-10000} took x
+  BENCH_PLAN_NODES=$n go_bench plans ./operator/plans '^BenchmarkPlans$' 1x 1 || return
+  took=$(value plans Plans s-makespan) && x=$(value plans Plans x-ideal) || return
+  row "a Plan on $n nodes, 100 at a time, Jobs of a second" "$(number %.0f "$took") s" "the Jobs alone $(number %.0f "$took/$x") s" "$(number %.2f "$x")" "-"
+  row "writes of the controller per node, events included" "$(number %.1f "$(value plans Plans writes/node)")" "-" "-" "≤ 10"
+  row "memory of the controller, at most" "$(number %.0f "$(value plans Plans MB)") MB" "-" "-" "≤ 100 MB"
+  row "to look and to decide, p99" "≤ $(number %.1f "$(value plans Plans ms-p99-decision)") ms" "-" "-" "≤ 5 ms"
+  row "processor while nothing happens but heartbeats, one a node in five minutes" "$(number %.2f "$(value plans Plans %core-idle)") % of a core" "-" "-" "≤ 1 %"
+  note "Hollow nodes; real are etcd, kube-apiserver, controllers and scheduler, on the same processors: what they take for a Job and its pod is most of the time. The controller is the binary of the test."
+}
+
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo unknown)
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 for section in frame init check joiners rollout charts backup agent atls screen watch engine; do

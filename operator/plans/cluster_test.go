@@ -63,7 +63,7 @@ type world struct {
 	wg    sync.WaitGroup
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true, APIServerArgs: []string{"--allow-privileged=true"}, ControllerManagerArgs: []string{
 		"--kube-api-qps=500", "--kube-api-burst=1000", "--node-monitor-grace-period=30m",
@@ -115,7 +115,7 @@ func (w *world) pod(ctx context.Context, p *corev1.Pod) {
 
 // site is a namespace with a controller, and nodes of its own that only its Plans select.
 type site struct {
-	*testing.T
+	testing.TB
 	w     *world
 	ns    string
 	nodes []string
@@ -129,9 +129,9 @@ type site struct {
 	controller, pods *rest.Config
 }
 
-func (w *world) site(t *testing.T, name string, nodes int) *site {
+func (w *world) site(t testing.TB, name string, nodes int) *site {
 	t.Helper()
-	s := &site{T: t, w: w, ns: name, does: func(context.Context, *corev1.Pod, string) error { return nil }}
+	s := &site{TB: t, w: w, ns: name, does: func(context.Context, *corev1.Pod, string) error { return nil }}
 	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	s.install()
 	s.controller, s.pods = s.access("system-upgrade-controller"), s.access("system-upgrade")

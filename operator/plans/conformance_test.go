@@ -212,7 +212,7 @@ func cannotBe(t *testing.T, w *world) {
 		{"label", `{concurrency: 1, version: "v1 is/was: good", upgrade: {image: "a:b"}}`, []string{"Complete=True/Complete"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			inner := &site{T: t, w: s.w, ns: s.ns}
+			inner := &site{TB: t, w: s.w, ns: s.ns}
 			inner.plan("metadata: {name: " + tt.name + "}\nspec: " + tt.spec)
 			p := inner.is(tt.name, tt.want...)
 			if r := cond(p, upgradev1.ConditionResolved); r.Reason == "Error" && p.Status.LatestHash != "" {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -32,6 +33,8 @@ type processConfig struct {
 	// Points are where it dies, each once: a file in Once says that it has.
 	Points []string
 	Once   string
+	// Metrics is where its figures are.
+	Metrics string
 }
 
 func init() {
@@ -61,6 +64,7 @@ func process(path string) error {
 	}
 	return Run(context.Background(), Config{
 		Cluster: access, Namespace: c.Namespace, Name: "system-upgrade-controller", Settings: DefaultSettings(), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		MetricsAddress: c.Metrics,
 		at: func(point string) {
 			if !slices.Contains(c.Points, point) {
 				return
@@ -76,6 +80,15 @@ func process(path string) error {
 	})
 }
 
+func writeKubeconfig(access *rest.Config, file string) error {
+	k := clientcmdapi.NewConfig()
+	k.Clusters["c"] = &clientcmdapi.Cluster{Server: access.Host, CertificateAuthorityData: access.CAData}
+	k.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: access.CertData, ClientKeyData: access.KeyData}
+	k.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
+	k.CurrentContext = "x"
+	return clientcmd.WriteToFile(*k, file)
+}
+
 // TestControllerIsKilled has one die before and after each of its effects.
 func TestControllerIsKilled(t *testing.T) { killed(t, newWorld(t)) }
 
@@ -83,14 +96,8 @@ func TestControllerIsKilled(t *testing.T) { killed(t, newWorld(t)) }
 func killed(t *testing.T, w *world) {
 	s := w.site(t, "killed", 4)
 	dir, once := t.TempDir(), t.TempDir()
-	access := s.controller
-	k := clientcmdapi.NewConfig()
-	k.Clusters["c"] = &clientcmdapi.Cluster{Server: access.Host, CertificateAuthorityData: access.CAData}
-	k.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: access.CertData, ClientKeyData: access.KeyData}
-	k.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
-	k.CurrentContext = "x"
 	c := processConfig{Kubeconfig: filepath.Join(dir, "kubeconfig"), Namespace: s.ns, Once: once}
-	if err := clientcmd.WriteToFile(*k, c.Kubeconfig); err != nil {
+	if err := writeKubeconfig(s.controller, c.Kubeconfig); err != nil {
 		t.Fatal(err)
 	}
 	// The cordon is taken off before the node is marked, because there is a delay.
