@@ -244,7 +244,9 @@ func TestWatchLooks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := watching(newStage(t, &fakeEngine{}, l, 80, 24), until(rolloutOf(t, 500), middle), middle).view([]string{"m", "n"})
+				events := streamOf(t, "500-good")
+				d := inTheMiddle(events)
+				s := watching(newStage(t, &fakeEngine{}, l, 80, 24), until(events, d), d).view([]string{"m", "n"})
 				golden(t, "looks/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
 			})
 		})
