@@ -644,12 +644,12 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 		c.find(withoutBackup)
 	}
 	run := &initRun{e: e, facts: &facts{state: s}}
-	if cfg, err := e.ws.Config(); err == nil { // it is not needed
-		run.extra = cfg.Charts
-		run.feed, _, _ = e.feedOf(cfg, CheckRequest{}) // its keys are not asked for
-	} else if _, ok := asConfigErrors(err); ok {
-		return nil, err // it may name charts
+	cfg, err := partOfConfig(e.ws, "releases", "charts") // the rest is not needed
+	if err != nil {
+		return nil, err
 	}
+	run.extra = cfg.Charts
+	run.feed, _, _ = e.feedOf(cfg, CheckRequest{}) // its keys are not asked for
 	if run.release, err = c.known.release(ctx, c.cli); err != nil {
 		return nil, &Error{Op: "read release " + c.cli.String(), Err: err, Remedy: "install the program anew"}
 	}

@@ -60,12 +60,9 @@ func openBundle(location string) (*release.Bundle, error) {
 func MakeBundle(ctx context.Context, w *Workspace, r BundleRequest) (BundleReport, error) {
 	out := BundleReport{Schema: Schema, File: r.Out, Releases: []string{}, Charts: []release.BundleChart{}}
 	e := New(w, Deps{})
-	c, err := w.Config()
+	c, err := partOfConfig(w, "releases", "charts") // a feed can be carried without a workspace
 	if err != nil {
-		if _, wrong := asConfigErrors(err); wrong && r.Feed == "" {
-			return out, err
-		}
-		c = &Config{} // a feed can be carried without a workspace
+		return out, err
 	}
 	location, keys, err := e.feedOf(c, CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
 	if err != nil {

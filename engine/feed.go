@@ -97,7 +97,7 @@ func knownReleases(ctx context.Context, w *Workspace, r FeedRequest) (*knowledge
 	c := &Config{}
 	if r.Feed == "" {
 		var err error
-		if c, err = releasesConfig(w); err != nil {
+		if c, err = partOfConfig(w, "releases"); err != nil {
 			return nil, err
 		}
 	}
@@ -109,10 +109,10 @@ func knownReleases(ctx context.Context, w *Workspace, r FeedRequest) (*knowledge
 	return e.learnReleases(ctx, location, keys)
 }
 
-// releasesConfig reads where releases are looked up, and nothing else: the rest of a
-// configuration may still be unfinished.
-func releasesConfig(w *Workspace) (*Config, error) {
-	c := &Config{}
+// partOfConfig reads where releases are looked up, or which charts are added, and nothing
+// else: the rest of a configuration may still be unfinished.
+func partOfConfig(w *Workspace, fields ...string) (*Config, error) {
+	c := &Config{lines: map[string]int{}}
 	b, err := w.ReadConfig()
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
@@ -122,8 +122,11 @@ func releasesConfig(w *Workspace) (*Config, error) {
 	}
 	r := &reader{}
 	if doc := r.document(b); doc != nil {
-		if n := find(doc, "releases"); n != nil {
-			c.readReleases(r)(n, "releases")
+		read := map[string]field{"releases": c.readReleases(r), "charts": c.readCharts(r)}
+		for _, name := range fields {
+			if n := find(doc, name); n != nil {
+				read[name](n, name)
+			}
 		}
 	}
 	return c, r.err(ConfigFile)

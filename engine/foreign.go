@@ -176,10 +176,15 @@ func (i *initRun) compareCharts(ctx context.Context) (changes []ChartChange, fou
 				Detail: err.Error(), Remedy: "correct the values of the chart, or take another version of it",
 			})
 		case err != nil:
-			found = append(found, Finding{
+			f := Finding{
 				ID: findingChartValues, Severity: NotChecked, Source: "charts", Title: fmt.Sprintf("not checked what chart %s changes", x.Chart), Detail: err.Error(),
 				Remedy: "look at the cluster, and try again",
-			})
+			}
+			if x.From != "" { // it is there, and what is not known may be lost
+				f.ID, f.Severity, f.Named = findingDestructive+x.Chart, Warn, true
+				f.Title = fmt.Sprintf("not checked what chart %s destroys", x)
+			}
+			found = append(found, f)
 		case !x.Same():
 			changes = append(changes, x)
 			found = append(found, x.findings()...)
