@@ -94,6 +94,10 @@ func (s ChartSet) Apply(ctx context.Context, k Cluster) error {
 			errs = append(errs, c.err)
 		}
 	}
+	if n := slices.IndexFunc(all, func(c *chartWork) bool { return c.err != nil }); n >= 0 && len(errs) == 0 {
+		// The time was over just when nothing was under way.
+		errs = append(errs, fmt.Errorf("chart %s was not begun within %s", all[n].Name, s.Limit))
+	}
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

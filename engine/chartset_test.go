@@ -275,3 +275,25 @@ func TestValuesAreComparedWithoutSecrets(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
+
+// A set whose time is over between two charts has failed as any other.
+func TestTheTimeOfASetEndsBetweenTwoCharts(t *testing.T) {
+	c := twin.New()
+	old := setOf("1.0.0", "a", "b after a")
+	old.Report = (&told{}).report
+	if err := old.Apply(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	set := setOf("2.0.0", "a", "b after a")
+	set.Limit = 300 * time.Millisecond
+	over := make(chan struct{})
+	time.AfterFunc(2*set.Limit, func() { close(over) })
+	set.Report = func(chart, state, _ string, _, _ int64) {
+		if chart == "a" && state == engine.StateDone {
+			<-over // b may begin only then
+		}
+	}
+	if err := set.Apply(t.Context(), c); err == nil || !strings.Contains(err.Error(), "chart a is back at revision 1") {
+		t.Errorf("%v", err)
+	}
+}

@@ -225,10 +225,10 @@ func (x ChartChange) values() (out []string) {
 
 // String is "cilium 1.16.9 to 1.17.4".
 func (x ChartChange) String() string {
-	switch {
-	case x.From == "":
+	switch x.From {
+	case "":
 		return x.Chart + " " + x.To + " (new)"
-	case x.From == x.To:
+	case x.To:
 		return x.Chart + " " + x.To
 	}
 	return x.Chart + " " + x.From + " to " + x.To

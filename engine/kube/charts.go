@@ -344,7 +344,7 @@ func (c *Client) revert(ctx context.Context, cfg *action.Configuration, ch engin
 		}
 		target, err := cfg.Releases.Get(ch.Name, revision)
 		if absentRelease(err) {
-			return fmt.Errorf("Helm does not keep revision %d any more", revision)
+			return fmt.Errorf("revision %d is not kept any more", revision)
 		}
 		if err != nil {
 			return err

@@ -115,7 +115,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 	ctx := t.Context()
 	apply := func(t *testing.T, ch engine.Chart) {
 		t.Helper()
-		limited, cancel := context.WithTimeout(ctx, time.Minute)
+		limited, cancel := context.WithTimeout(ctx, 3*time.Minute)
 		defer cancel()
 		if err := c.ApplyChart(limited, ch, silent); err != nil {
 			t.Fatal(err)
@@ -216,11 +216,15 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		{"a claim", map[string]any{"text": "one", "claim": false}, "", []string{"PersistentVolumeClaim shop/shop is deleted with what its volume holds"}},
 		{"a database", map[string]any{"text": "one", "database": false}, "", []string{"StatefulSet shop/db is deleted with its pods; its volumes stay"}},
 		{
-			"a database that would have to be another one", map[string]any{"text": "one", "service": "other"}, "",
+			"a database that would have to be another one",
+			map[string]any{"text": "one", "service": "other"},
+			"",
 			[]string{"StatefulSet shop/db is deleted and made anew, because it cannot be changed so: spec is immutable; its pods stop meanwhile, its volumes stay"},
 		},
 		{
-			"a claim that would have to be another one", map[string]any{"text": "one", "mode": "ReadWriteMany"}, "",
+			"a claim that would have to be another one",
+			map[string]any{"text": "one", "mode": "ReadWriteMany"},
+			"",
 			[]string{"PersistentVolumeClaim shop/shop is deleted and made anew, because it cannot be changed so: spec is immutable; what it holds is lost"},
 		},
 		{"what its publisher says", map[string]any{"text": "one"}, "orders of the old kind", []string{"orders of the old kind"}},
@@ -396,7 +400,7 @@ func TestHelperKilledSet(t *testing.T) {
 	}
 	set := engine.ChartSet{
 		Charts: []engine.Chart{killedChart("kill-a", "new", 0), killedChart("kill-b", "new", 0, "kill-a"), killedChart("kill-c", "new", 0, "kill-b")},
-		Limit:  time.Minute,
+		Limit:  3 * time.Minute,
 		Report: func(chart, state, _ string, _, _ int64) {
 			if chart+" "+state == at {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -423,7 +427,7 @@ func TestASetThatWasKilledKnowsWhatWasBefore(t *testing.T) {
 		return engine.ChartSet{Charts: charts, Limit: limit, Report: func(string, string, string, int64, int64) {}}.Apply(t.Context(), c)
 	}
 	old := []engine.Chart{killedChart("kill-a", "old", 0), killedChart("kill-b", "old", 0, "kill-a")} // kill-c is new
-	if err := apply(time.Minute, old...); err != nil {
+	if err := apply(3*time.Minute, old...); err != nil {
 		t.Fatal(err)
 	}
 	for _, at := range []string{"kill-a running", "kill-a done", "kill-b running", "kill-b done", "kill-c running", "kill-c done"} {
@@ -435,8 +439,8 @@ func TestASetThatWasKilledKnowsWhatWasBefore(t *testing.T) {
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 				t.Fatalf("it was not killed: %v\n%s", err, out)
 			}
-			// The next one comes to its end with a chart that never gets ready.
-			err = apply(5*time.Second, killedChart("kill-a", "newer", 0), killedChart("kill-b", "newer", 0, "kill-a"), killedChart("kill-c", "newer", 1, "kill-b"))
+			// The next one comes to its end with a chart that the API server refuses.
+			err = apply(3*time.Minute, killedChart("kill-a", "newer", 0), killedChart("kill-b", "newer", 0, "kill-a"), killedChart("kill-c", "newer", -1, "kill-b"))
 			if err == nil || !strings.Contains(err.Error(), "install chart kill-c") {
 				t.Fatalf("%v", err)
 			}
@@ -454,7 +458,7 @@ func TestASetThatWasKilledKnowsWhatWasBefore(t *testing.T) {
 		})
 	}
 	// One that gets to its end forgets as well.
-	if err := apply(time.Minute, killedChart("kill-a", "new", 0)); err != nil {
+	if err := apply(3*time.Minute, killedChart("kill-a", "new", 0)); err != nil {
 		t.Fatal(err)
 	}
 	if before, err := c.ChartSet(t.Context()); before != nil || err != nil {

@@ -214,7 +214,9 @@ func (b *Bundle) read(f *os.File) error {
 		feed, isFeed := strings.CutPrefix(want.Name, bundleFeed)
 		blob, isBlob := strings.CutPrefix(want.Name, bundleBlobs)
 		plain := strings.TrimSuffix(feed, signature)
-		if !(isFeed && (plain == indexName || validName(plain))) && !(isBlob && blob == want.SHA256) || b.at[want.Name] != 0 {
+		isFeed = isFeed && (plain == indexName || validName(plain))
+		isBlob = isBlob && blob == want.SHA256
+		if !isFeed && !isBlob || b.at[want.Name] != 0 {
 			return fmt.Errorf("%s names %q, which no bundle holds, or twice", bundleManifest, shorten(want.Name))
 		}
 		h, err := next(want.Name, maxBlob)
