@@ -450,9 +450,7 @@ type view struct {
 	// invalid says why the Plan cannot be carried out, unresolved why its version is not known.
 	invalid, unresolved error
 	// stale says why a channel could not be asked lately; what it said before holds.
-	stale error
-	// notResolvedYet is true while the first answer of a channel is awaited.
-	asking  bool
+	stale   error
 	version string
 	hash    string
 	polled  time.Time
@@ -599,7 +597,7 @@ func (b *book) upgraded(p *upgradev1.Plan, name string) upgraded {
 	return u
 }
 
-// stray returns Jobs of a Plan that are for another version, or for no node.
+// jobsOfPlan returns all Jobs of a Plan, however many they are.
 func (b *book) jobsOfPlan(plan string) (out []*batchv1.Job) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -663,15 +661,6 @@ func (b *book) credit(plan string, job types.UID) {
 	if page := b.plans[plan]; page != nil {
 		page.credited[job] = true
 	}
-}
-
-func (b *book) node(name string) (node, bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if n := b.nodes[name]; n != nil {
-		return *n, true
-	}
-	return node{}, false
 }
 
 type jobPhase int

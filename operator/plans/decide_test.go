@@ -453,8 +453,10 @@ func BenchmarkDecide(b *testing.B) {
 func BenchmarkHeartbeats(b *testing.B) {
 	d := newDesk(b, planOf(), 10_000)
 	d.step()
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n7", UID: "uid-n7", Labels: map[string]string{corev1.LabelHostname: "n7", corev1.LabelOSStable: "linux"}},
-		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.35.4+k3s1"}}}
+	n := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n7", UID: "uid-n7", Labels: map[string]string{corev1.LabelHostname: "n7", corev1.LabelOSStable: "linux"}},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.35.4+k3s1"}},
+	}
 	d.book.wake = func(string, time.Duration) { b.Fatal("a heartbeat wakes a Plan") }
 	for b.Loop() {
 		n.ResourceVersion = d.version()

@@ -185,8 +185,10 @@ func TestWindow(t *testing.T) {
 		})
 	}
 	for _, bad := range []upgradev1.TimeWindowSpec{
-		{Days: []upgradev1.Day{"mon"}}, {Days: []upgradev1.Day{"mon"}, StartTime: "25:00", EndTime: "1"},
-		{Days: []upgradev1.Day{"mon"}, StartTime: "1", EndTime: "2", TimeZone: "Nowhere/Else"}, {Days: []upgradev1.Day{"noday"}, StartTime: "1", EndTime: "2"},
+		{Days: []upgradev1.Day{"mon"}},
+		{Days: []upgradev1.Day{"mon"}, StartTime: "25:00", EndTime: "1"},
+		{Days: []upgradev1.Day{"mon"}, StartTime: "1", EndTime: "2", TimeZone: "Nowhere/Else"},
+		{Days: []upgradev1.Day{"noday"}, StartTime: "1", EndTime: "2"},
 	} {
 		if _, err := parseWindow(bad); err == nil {
 			t.Errorf("%+v is a window", bad)
@@ -219,7 +221,7 @@ func FuzzWindow(f *testing.F) {
 			t.Fatalf("at %s %+v changes at %s", at, w, until)
 		}
 		if !until.IsZero() {
-			if next, _ := w.open(until); !until.After(at) || next == open && !(open && w.full()) {
+			if next, _ := w.open(until); !until.After(at) || next == open && (!open || !w.full()) {
 				t.Fatalf("at %s %+v changes at %s, and does not", at, w, until)
 			}
 		}
