@@ -350,7 +350,7 @@ func (x *run) quiet() bool {
 }
 
 // settled reports whether the cloud has the machines that it had in the beginning, all
-// ready, and the autoscaler is as it was.
+// ready, no node is marked, and the autoscaler is as it was. What stays otherwise is judged.
 func settled(j []recorder.Entry) bool {
 	var first, last *recorder.Machines
 	var scalerThen, scaler recorder.Scaler
@@ -383,7 +383,8 @@ func settled(j []recorder.Entry) bool {
 		}
 	}
 	for _, n := range nodes {
-		if !n.Gone && (!n.Ready || n.Heir != "" || n.CordonedByUs) {
+		// Kubernetes takes its taints from a node a moment after it is Ready.
+		if tainted := slices.ContainsFunc(n.Taints, func(t string) bool { return strings.HasPrefix(t, "node.kubernetes.io/") }); !n.Gone && (!n.Ready || tainted || n.Heir != "" || n.CordonedByUs) {
 			return false
 		}
 	}
