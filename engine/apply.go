@@ -422,15 +422,21 @@ func (c *checkRun) goOn(ctx context.Context, p *Plan, r ApplyRequest) error {
 	}
 	p.Surge = cmp.Or(r.Surge, t.MaxSurge)
 	a.target.MaxSurge = p.Surge
-	left := 0
+	left, inPlace := 0, 0
 	for _, node := range n.Nodes {
 		if kept := t.KeepWorkers && node.Role != string(cloud.ControlPlane); !kept && !t.has(&node) {
 			left++
+			if node.InPlace {
+				inPlace++
+			}
 		}
 	}
 	kubernetes, _ := version.Parse(t.Kubernetes) // one that cannot be read is another one
 	rollout := a.rolloutStep()
 	rollout.Effect = fmt.Sprintf("%d node(s) that are not at the target yet are replaced", left)
+	if inPlace > 0 {
+		rollout.Effect = fmt.Sprintf("of %d node(s) that are not at the target yet %d are replaced, and %d are upgraded in place: their machines stay", left, left-inPlace, inPlace)
+	}
 	least, basis := c.past.estimate(left, !n.Kubernetes.is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
 	steps := []Step{a.targetStep(0, nil), rollout}

@@ -17,8 +17,8 @@ import (
 // through those of any machine on its way into the cluster.
 const (
 	NodeOutdated  = "outdated"  // it waits for its turn
-	NodeReplacing = "replacing" // the machine that will replace it is on its way
-	NodeDraining  = "draining"  // it takes no new pods, and those that it has are evicted
+	NodeReplacing = "replacing" // the machine that will replace it is on its way, or its own agent is asked
+	NodeDraining  = "draining"  // it takes no new pods, those that it has are evicted, or its agent upgrades it
 	NodeLeaving   = "leaving"   // it is no node any more, and its machine is deleted
 )
 
@@ -68,13 +68,16 @@ type RolloutWait struct {
 	NextTry time.Time
 }
 
-// Move is a machine on its way into a rollout's cluster, or out of it.
+// Move is a machine on its way into a rollout's cluster, or out of it, or one that is
+// upgraded as it is.
 type Move struct {
 	// Name is that of its record, which is there before the machine is asked for.
 	Name string
 	// Node is the name of the machine; empty until the cloud has named it.
 	Node, Group string
 	Leaves      bool
+	// Upgrades says that it is a node, is upgraded as it is, and stays.
+	Upgrades bool
 	// Donor is the node that it replaces; for one that leaves often itself.
 	Donor string
 	// Machine is what the cloud says: Creating, Ready, Terminating, Failed, ...
@@ -197,7 +200,7 @@ func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (all, 
 			e.with = m.Donor
 		}
 		switch {
-		case m.Node == "" && (m.Leaves || m.Reached || m.Machine == ""):
+		case m.Upgrades || m.Node == "" && (m.Leaves || m.Reached || m.Machine == ""):
 			continue
 		case m.Node == "": // the cloud has not named it yet
 			e.name, e.unnamed = nameless(m), true
@@ -252,6 +255,11 @@ func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool)
 		e.state = NodeDraining
 	case moves && m.Leaves:
 		e.state = NodeReplacing
+	case moves && m.Upgrades:
+		e.state, e.text, e.stays = NodeReplacing, orElse(n.Message, "upgraded in place"), true
+		if n.Cordoned {
+			e.state = NodeDraining
+		}
 	case replaced || n.Heir != "" && !current:
 		if e.state = NodeReplacing; n.Cordoned {
 			e.state = NodeDraining
@@ -290,7 +298,7 @@ const controlPlaneRole = string(cloud.ControlPlane)
 
 // has reports whether a node is at the target.
 func (t NodeTarget) has(n *Node) bool {
-	return t.Components != "" && n.Components == t.Components && strings.EqualFold(n.Image, t.Image)
+	return t.Components != "" && n.Components == t.Components && (n.InPlace || strings.EqualFold(n.Image, t.Image))
 }
 
 // rolloutView is a rollout at one moment.
@@ -336,7 +344,7 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutV
 // replacements is how many Ready nodes have come for one that has not gone yet.
 func (v *rolloutView) replacements() (n int64) {
 	for _, m := range v.machines {
-		if m.state == NodeDraining || m.state == NodeLeaving {
+		if !m.stays && (m.state == NodeDraining || m.state == NodeLeaving) {
 			n++
 		}
 	}

@@ -91,6 +91,8 @@ type Node struct {
 	// a rollout.
 	Heir  string `json:"heir,omitempty"`
 	Donor string `json:"donor,omitempty"`
+	// InPlace says that its group is upgraded in place: its image stays.
+	InPlace bool `json:"inPlace,omitempty"`
 	// Skipped says that people have rollouts leave it as it is. With a whole group it is not set.
 	Skipped bool      `json:"skipped,omitempty"`
 	Message string    `json:"message,omitempty"` // why it is not ready
@@ -313,7 +315,7 @@ func (st *Status) merge(machines []CloudMachine, in inside) {
 	for _, shared := range in.nodes {
 		n := *shared
 		isNode[n.Name] = true
-		n.Current = in.target.Components != "" && n.Image == in.target.Image && n.Components == in.target.Components
+		n.Current = in.target.Components != "" && (n.Image == in.target.Image || n.InPlace) && n.Components == in.target.Components
 		st.Nodes = append(st.Nodes, n)
 	}
 	joining := map[string]bool{}

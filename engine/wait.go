@@ -111,6 +111,7 @@ type rollEntry struct {
 	unnamed                  bool   // the cloud has not named it yet
 	with                     string // the other machine of its replacement
 	role                     string // control-plane of one that is
+	stays                    bool   // it is upgraded as it is, and no other takes its place
 	failed                   bool   // for good, says the cloud
 	booting                  bool   // it has not come up yet, says the cloud
 	console                  string // path of its console's log; empty if there is none

@@ -29,7 +29,7 @@ func toNode(n *corev1.Node) *engine.Node {
 		Image: n.Annotations[v1alpha1.AnnotationImage], Components: n.Annotations[v1alpha1.AnnotationComponents],
 		ProviderID: n.Spec.ProviderID, Cordoned: n.Spec.Unschedulable, Created: n.CreationTimestamp.Time,
 		Heir: n.Annotations[v1alpha1.AnnotationHeir], Donor: n.Annotations[v1alpha1.AnnotationDonor],
-		Skipped: n.Annotations[v1alpha1.AnnotationHeld] == "true",
+		Skipped: n.Annotations[v1alpha1.AnnotationHeld] == "true", InPlace: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}
 	group := n.Annotations[v1alpha1.AnnotationGroup]
 	out.Group = group[strings.LastIndexByte(group, '/')+1:]

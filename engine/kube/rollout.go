@@ -99,7 +99,7 @@ func toMove(u *unstructured.Unstructured) (engine.Move, error) {
 	group := p.Spec.GroupID
 	return engine.Move{
 		Name: p.Name, Node: p.Spec.NodeName, Group: group[strings.LastIndexByte(group, '/')+1:],
-		Leaves: p.Spec.Goal == v1alpha1.LeaveGoal, Donor: p.Spec.Donor, Machine: string(p.Status.CSPState), Reached: p.Status.ReachedGoal,
+		Leaves: p.Spec.Goal == v1alpha1.LeaveGoal, Upgrades: p.Spec.Goal == v1alpha1.UpgradeGoal, Donor: p.Spec.Donor, Machine: string(p.Status.CSPState), Reached: p.Status.ReachedGoal,
 	}, nil
 }
 
