@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,6 +32,9 @@ type cloud struct {
 	t   *testing.T
 	bin string // bin/ of this repository
 	dir string // the workspace
+	// env is added to the environment, and user runs it; nil is this one.
+	env  []string
+	user *syscall.Credential
 }
 
 // newCloud starts a sandbox and sees to it that nothing of it is left when the test ends.
@@ -84,7 +88,10 @@ type result struct {
 
 func (c *cloud) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "constellation"), append([]string{"-C", c.dir}, args...)...)
-	cmd.Env = append(os.Environ(), "NO_COLOR=1")
+	cmd.Env = append(append(os.Environ(), "NO_COLOR=1"), c.env...)
+	if c.user != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c.user}
+	}
 	return cmd
 }
 

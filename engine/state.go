@@ -49,6 +49,19 @@ type Infrastructure struct {
 type SandboxState struct {
 	Name   string `yaml:"name"`
 	Socket string `yaml:"socket"`
+	// Simulated says that its machines are processes that only do as machines would.
+	Simulated bool `yaml:"simulated,omitempty"`
+}
+
+// simulated reports whether the machines only do as machines would.
+func (s *State) simulated() bool {
+	return s.Infrastructure.Sandbox != nil && s.Infrastructure.Sandbox.Simulated
+}
+
+// simulated reports whether the machines of the workspace only do as machines would.
+func (e *Engine) simulated() bool {
+	s, err := e.ws.State()
+	return err == nil && s.simulated()
 }
 
 // ClusterValues is what init adds.
@@ -105,8 +118,9 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 				"sandbox": func(n *yaml.Node, path string) {
 					i.Sandbox = &SandboxState{}
 					r.mapping(n, path, map[string]field{
-						"name":   r.str(&i.Sandbox.Name, local.ValidName, "cannot name a sandbox", ""),
-						"socket": r.str(&i.Sandbox.Socket, func(v string) bool { return strings.HasPrefix(v, "/") }, "is no absolute path", ""),
+						"name":      r.str(&i.Sandbox.Name, local.ValidName, "cannot name a sandbox", ""),
+						"socket":    r.str(&i.Sandbox.Socket, func(v string) bool { return strings.HasPrefix(v, "/") }, "is no absolute path", ""),
+						"simulated": r.boolean(&i.Sandbox.Simulated),
 					}, "name", "socket")
 				},
 			}, "uid", "name", "provider", "clusterEndpoint", "initEndpoint", "inClusterEndpoint", "initSecret", "ipCidrNode", "ipCidrPod", "sandbox")
@@ -156,7 +170,7 @@ func newState(i SandboxInfo) (*State, error) {
 		UID: i.UID, Name: i.Name, Provider: "sandbox",
 		ClusterEndpoint: i.ClusterEndpoint, InitEndpoint: i.InitEndpoint, InClusterEndpoint: i.InClusterEndpoint,
 		InitSecret: i.InitSecret,
-		Sandbox:    &SandboxState{Name: i.Name, Socket: i.Socket},
+		Sandbox:    &SandboxState{Name: i.Name, Socket: i.Socket, Simulated: i.Simulated},
 	}}
 	var err error
 	if s.Infrastructure.NodeCIDR, err = netip.ParsePrefix(i.NodeCIDR); err != nil {

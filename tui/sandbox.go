@@ -20,7 +20,8 @@ func (s *session) sandboxCommand() *cobra.Command {
 	cmd := group("sandbox", "Run a throwaway cloud on this computer",
 		`Run a throwaway cloud on this computer: machines with systemd, containerd and a TPM
 each, a load balancer, an image registry, and the cloud API that a cluster needs. No
-account and no network are needed; Linux and root are.
+account and no network are needed. Real machines need Linux and root; without, they are
+simulated: the same control plane and services as plain processes.
 
 A sandbox belongs to the workspace that it was started for.`,
 		`  constellation -C demo sandbox up
@@ -64,11 +65,15 @@ absent it writes constellation-conf.yaml and constellation-state.yaml, so that i
 follow. If the sandbox runs already, its groups get the sizes that are asked for, and
 the faults that are asked for take the place of those that it has.
 
+Machines are real where they can be, else simulated, and why is said; --machines decides
+it. All that is told of simulated machines calls them so.
+
 Debian packages that this computer lacks are named and installed only after a question,
 or without one with --yes.`,
 		Example: `  constellation sandbox up
   constellation -C demo sandbox up --control-planes 3 --workers 2 --yes
   constellation sandbox up --release v1.0.0 --image v1.0.0
+  constellation sandbox up --machines simulated
   constellation sandbox up --fault boot-delay=worker-1:30s --fault api-429=0.2`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -101,6 +106,8 @@ or without one with --yes.`,
 	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes (default "+first(s.Kubernetes)+")")
 	f.StringVar(&spec.Image, "image", "", "version of the OS image (default: the release)")
 	f.StringVar(&spec.Release, "release", "", "release that init will deploy (default "+s.Release+")")
+	f.StringVar(&spec.Machines, "machines", "auto", "auto, real or simulated: auto takes real ones where there can be any, and says why not")
+	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "simulated"))
 	f.StringArrayVar(&spec.Faults, "fault", nil, "what the cloud shall do wrong, such as never-boot=worker-1; may be repeated; "+noFaults+" ends those that there are")
 	f.BoolVarP(&spec.Install, "yes", "y", false, "install missing Debian packages without asking")
 	s.nameFlag(cmd, &spec.Name)
@@ -139,8 +146,8 @@ func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f form
 			spec.Install = true
 			continue
 		}
-		stream.end(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s", info.Name, count(info.ControlPlanes, "control plane"),
-			count(info.Workers, "worker"), info.Kubernetes, info.Image), err, engine.Result{Next: []string{s.command("init")}})
+		stream.end(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, count(info.ControlPlanes, "control plane"),
+			count(info.Workers, "worker"), info.Kubernetes, info.Image, marked(info.Simulated, ", ")), err, engine.Result{Next: []string{s.command("init")}})
 		out.close()
 		return err
 	}
@@ -262,7 +269,7 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 	w := sheetWidth
 	t := c.th
 	lines := []string{
-		t.row(w).add(plain, "sandbox "+clean(st.Name)+"   "+clean(st.State)).String(),
+		t.row(w).add(plain, "sandbox "+clean(st.Name)+"   "+clean(st.State)+marked(st.Simulated, "   ")).String(),
 		t.row(w).add(plain, "  ").col(faint, "Kubernetes", 12).col(plain, clean(st.Kubernetes), 22).col(faint, "API server", 12).add(plain, clean(st.ClusterEndpoint)).String(),
 		t.row(w).add(plain, "  ").col(faint, "OS image", 12).col(plain, clean(st.Image), 22).col(faint, "init", 12).add(plain, clean(st.InitEndpoint)).String(),
 		t.row(w).add(plain, "  ").col(faint, "Release", 12).col(plain, clean(st.Release), 22).col(faint, "mirror has", 12).add(plain, clean(strings.Join(st.KubernetesVersions, " "))).String(),

@@ -65,7 +65,7 @@ func (f *Faults) affliction(s *state, name string) machine.Affliction {
 	}
 	for _, to := range f.lost[name] {
 		if to == theCloud {
-			a.Lost = append(a.Lost, machine.Peer{IP: gateway})
+			a.Lost = append(a.Lost, machine.Peer{IP: s.gateway()})
 		} else if i := s.instance(to); i != nil {
 			a.Lost = append(a.Lost, machine.Peer{IP: i.ip(), PodCIDR: i.podCIDR()})
 		}

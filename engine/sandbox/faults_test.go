@@ -181,7 +181,7 @@ func TestAfflictions(t *testing.T) {
 	}
 	for name, want := range map[string]machine.Affliction{
 		"worker-0": {Frozen: true, Lost: []machine.Peer{peer(1)}},
-		"worker-1": {Lost: []machine.Peer{peer(0), {IP: gateway}}}, // worker-9 is not there yet
+		"worker-1": {Lost: []machine.Peer{peer(0), {IP: machine.Gateway}}}, // worker-9 is not there yet
 		"worker-2": {},
 	} {
 		if got := f.affliction(st, name); !reflect.DeepEqual(got, want) || got.Any() != (name != "worker-2") {

@@ -327,7 +327,7 @@ func (s *state) add(g *group) (*instance, error) {
 	}
 	i := &instance{
 		Name: fmt.Sprint(prefix, g.Next), Group: g.Name, Role: g.Role, Image: g.Image, Index: index,
-		Want: wantRunning, Boot: local.BootCreating, Created: time.Now().UTC(),
+		Want: wantRunning, Boot: local.BootCreating, Created: time.Now().UTC(), Nodes: s.Nodes,
 	}
 	g.Next++
 	s.Instances = append(s.Instances, i)

@@ -77,7 +77,7 @@ func TestBadSpecsAreRefusedBeforeAnythingIsTouched(t *testing.T) {
 		"bad version":         {engine.SandboxSpec{Workspace: w, Kubernetes: "latest"}, "latest"},
 		"unknown fault":       {engine.SandboxSpec{Workspace: w, Faults: []string{"meteor"}}, `"meteor" is unknown`},
 		"fault of no machine": {engine.SandboxSpec{Workspace: w, Faults: []string{"never-boot=nope"}}, "the machines are control-plane-0, worker-0, worker-1"},
-		"simulated machines":  {engine.SandboxSpec{Workspace: w, Machines: "simulated"}, `no "simulated" machines`},
+		"imagined machines":   {engine.SandboxSpec{Workspace: w, Machines: "imagined"}, `no "imagined" machines`},
 		"unknown release":     {engine.SandboxSpec{Workspace: w, Release: "v9.0.0"}, "v9.0.0"},
 		"Kubernetes too new":  {engine.SandboxSpec{Workspace: w, Release: "v1.0.0", Kubernetes: "v1.36.3"}, "1.36"},
 		"Kubernetes made up":  {engine.SandboxSpec{Workspace: w, Kubernetes: "v1.99.0"}, "1.99"},
