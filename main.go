@@ -47,11 +47,15 @@ import (
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/drill"
 	"constellation/engine/sandbox/hollow"
+	"constellation/engine/sandbox/simulated"
 	"constellation/engine/version"
 	"constellation/tui"
 )
 
 func main() {
+	if args := os.Args[1:]; simulated.IsStandIn(args) {
+		os.Exit(simulated.Main(args))
+	}
 	os.Exit(tui.App{
 		Release:    version.Release,
 		Kubernetes: build.Versions(),

@@ -63,7 +63,7 @@ type etcd struct {
 func newEtcd(h Host) *etcd {
 	e := &etcd{endpoint: h.Etcd.Endpoint, pki: h.Etcd.PKI, snapshots: make(chan struct{}, 1)}
 	if e.endpoint == "" {
-		e.endpoint = "https://127.0.0.1:2379"
+		e.endpoint = h.local("https", "2379", "")
 	}
 	if e.pki == "" {
 		e.pki = h.path("etc/kubernetes/pki/etcd")

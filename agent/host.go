@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,6 +36,9 @@ type Host struct {
 	Root string
 	// Name is the name of the host. Empty means what the kernel says.
 	Name string
+	// Address is where the host's own kubelet, API server and etcd listen. Empty means
+	// 127.0.0.1.
+	Address string
 	// StateDir is where runs are remembered. Empty means /var/lib/constellation/agent
 	// below Root.
 	StateDir string
@@ -53,6 +57,15 @@ type Host struct {
 	// Etcd is how the host's member of etcd is reached. Its zero value is what kubeadm
 	// sets up.
 	Etcd Etcd
+}
+
+// local returns the URL of a port of the host's own.
+func (h Host) local(scheme, port, path string) string {
+	address := h.Address
+	if address == "" {
+		address = "127.0.0.1"
+	}
+	return scheme + "://" + net.JoinHostPort(address, port) + path
 }
 
 func (h Host) stateDir() string {

@@ -405,7 +405,7 @@ func (u *upgrader) restartKubelet(ctx context.Context, _ *order) error {
 		restart = systemctlRestart
 	}
 	if address == "" {
-		address = "http://127.0.0.1:10248/healthz"
+		address = u.host.local("http", "10248", "/healthz")
 	}
 	if err := restart(ctx); err != nil {
 		return fmt.Errorf("restart the kubelet: %w", err)
@@ -432,7 +432,7 @@ func (u *upgrader) waitForAPI(ctx context.Context, _ *order) error {
 	address, calm := u.host.APIHealth, u.host.APICalm
 	client := http.DefaultClient
 	if address == "" {
-		address = "https://127.0.0.1:6443/readyz"
+		address = u.host.local("https", "6443", "/readyz")
 		ca, err := os.ReadFile(u.host.path("etc/kubernetes/pki/ca.crt"))
 		if err != nil {
 			return fmt.Errorf("read the cluster's authority: %w", err)

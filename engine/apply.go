@@ -104,7 +104,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 	}
 	now := e.now()
 	p := &Plan{
-		ID: newRunID(VerbApply, now), Verb: VerbApply, Cluster: c.config.Name, Nodes: c.config.counts(), Created: now.UTC(),
+		ID: newRunID(VerbApply, now), Verb: VerbApply, Cluster: c.config.Name, Simulated: e.simulated(), Nodes: c.config.counts(), Created: now.UTC(),
 		Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse,
 	}
 	p.end.command = e.command(string(VerbApply)) + r.flags()
@@ -670,7 +670,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 	c.sort()
 	now := e.now()
 	p := &Plan{
-		ID: newRunID(VerbApply, now), Verb: VerbExecute, Cluster: s.Infrastructure.Name, Findings: c.out.Findings, Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse, Created: now.UTC(),
+		ID: newRunID(VerbApply, now), Verb: VerbExecute, Cluster: s.Infrastructure.Name, Simulated: e.simulated(), Findings: c.out.Findings, Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse, Created: now.UTC(),
 		From: Target{Release: c.now.Services.String()}, To: Target{Release: c.cli.String()},
 	}
 	if cfg, err := e.ws.Config(); err == nil { // it is not needed

@@ -137,7 +137,7 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*Plan, error)
 	now := e.now()
 	b.id = newRunID("backup", now)
 	path := filepath.Join(b.dir, b.id, backup.Dir)
-	p := &Plan{ID: b.id, Verb: VerbBackup, Cluster: b.name, Created: now.UTC()}
+	p := &Plan{ID: b.id, Verb: VerbBackup, Cluster: b.name, Simulated: b.e.simulated(), Created: now.UTC()}
 	p.Files = []File{
 		{Path: filepath.Join(path, backup.ManifestFile), Mode: "0600", Note: "says what the backup beside it holds"},
 		{Path: filepath.Join(path, backup.Releases+".json"), Mode: "0600", Secret: true, Note: "Helm's records, with the values of charts"},

@@ -157,7 +157,7 @@ func (c *checkRun) begin() (err error) {
 		return err
 	}
 	c.out = Check{
-		Schema: Schema, Cluster: c.config.Name, Provider: c.config.Provider.Name(), Time: e.now().UTC(), CLI: c.cli.String(),
+		Schema: Schema, Cluster: c.config.Name, Simulated: e.simulated(), Provider: c.config.Provider.Name(), Time: e.now().UTC(), CLI: c.cli.String(),
 		Components: []ComponentCheck{}, Path: []Hop{}, Findings: []Finding{},
 	}
 	return nil

@@ -187,6 +187,8 @@ type SandboxInfo struct {
 	Workers           int    `json:"workers"`
 	// Socket is the path of the control API.
 	Socket string `json:"socket"`
+	// Simulated says that its machines are processes that only do as machines would.
+	Simulated bool `json:"simulated,omitempty"`
 	// InitSecret proves that the caller owns the machines. It goes into the state
 	// file and nowhere else.
 	InitSecret []byte `json:"-"`

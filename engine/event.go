@@ -59,6 +59,8 @@ type Event struct {
 	Schema string `json:"schema,omitempty"`
 	Tool   string `json:"tool,omitempty"`
 	Run    string `json:"run,omitempty"`
+	// Simulated says, in hello, that the machines only do as machines would.
+	Simulated bool `json:"simulated,omitempty"`
 	// By is who started the run, in hello: ops@laptop.
 	By string `json:"by,omitempty"`
 	// Step is the ID of the step that the event belongs to.

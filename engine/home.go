@@ -37,7 +37,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	s, err := e.ws.State()
 	switch {
 	case err == nil:
-		h.State = s
+		h.State, h.Simulated = s, s.simulated()
 		if h.Cluster == "" {
 			h.Cluster = s.Infrastructure.Name
 		}

@@ -106,7 +106,7 @@ func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) {
 		return nil, f.foreign
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbInit, now), Verb: VerbInit, Findings: findings, Created: now.UTC()}
+	p := &Plan{ID: newRunID(VerbInit, now), Verb: VerbInit, Simulated: e.simulated(), Findings: findings, Created: now.UTC()}
 	if f.config == nil || f.state == nil {
 		// load has just read them: somebody changes the files at this moment.
 		return p, nil

@@ -75,8 +75,10 @@ type Plan struct {
 	ID      string `json:"id"`
 	Verb    Verb   `json:"verb"`
 	Cluster string `json:"cluster"`
-	From    Target `json:"from,omitzero"`
-	To      Target `json:"to"`
+	// Simulated says that the cluster's machines only do as machines would.
+	Simulated bool   `json:"simulated,omitempty"`
+	From      Target `json:"from,omitzero"`
+	To        Target `json:"to"`
 	// Nodes is how many machines the cluster will have, by group.
 	Nodes    map[string]int `json:"nodes,omitempty"`
 	Findings []Finding      `json:"findings,omitempty"`

@@ -76,7 +76,7 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(Ev
 		return nil, err
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbPrepare, now), Verb: VerbPrepare, Cluster: c.config.Name, From: c.out.Current, Created: now.UTC()}
+	p := &Plan{ID: newRunID(VerbPrepare, now), Verb: VerbPrepare, Cluster: c.config.Name, Simulated: e.simulated(), From: c.out.Current, Created: now.UTC()}
 	p.end.command = e.command(string(VerbPrepare)) + r.flags()
 	if c.hop == nil {
 		c.sort()

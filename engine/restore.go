@@ -361,7 +361,7 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 		return nil, x.clusterFailed("compare backup "+r.ID+" with the cluster", err)
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbRestore, now), Verb: VerbRestore, Cluster: x.name, Created: now.UTC()}
+	p := &Plan{ID: newRunID(VerbRestore, now), Verb: VerbRestore, Cluster: x.name, Simulated: x.e.simulated(), Created: now.UTC()}
 	p.close = x.b.Close
 	p.end.command = e.command(string(VerbRestore)) + r.flags()
 	p.end.next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}

@@ -72,7 +72,7 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 			err = r.record(p)
 		}
 	}
-	r.send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Text: r.title(), By: p.By})
+	r.send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Simulated: p.Simulated, Text: r.title(), By: p.By})
 	if err != nil {
 		return err
 	}

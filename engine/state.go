@@ -52,6 +52,19 @@ type SandboxState struct {
 	Socket string `yaml:"socket"`
 	// Hollow says that its machines are simulated.
 	Hollow bool `yaml:"hollow,omitempty"`
+	// Simulated says that its machines are processes that only do as machines would.
+	Simulated bool `yaml:"simulated,omitempty"`
+}
+
+// simulated reports whether the machines only do as machines would.
+func (s *State) simulated() bool {
+	return s.Infrastructure.Sandbox != nil && s.Infrastructure.Sandbox.Simulated
+}
+
+// simulated reports whether the machines of the workspace only do as machines would.
+func (e *Engine) simulated() bool {
+	s, err := e.ws.State()
+	return err == nil && s.simulated()
 }
 
 // ClusterValues is what init adds.
@@ -108,9 +121,10 @@ func (s *State) read(r *reader, doc *yaml.Node) {
 				"sandbox": func(n *yaml.Node, path string) {
 					i.Sandbox = &SandboxState{}
 					r.mapping(n, path, map[string]field{
-						"name":   r.str(&i.Sandbox.Name, local.ValidName, "cannot name a sandbox", ""),
-						"socket": r.str(&i.Sandbox.Socket, func(v string) bool { return strings.HasPrefix(v, "/") }, "is no absolute path", ""),
-						"hollow": r.boolean(&i.Sandbox.Hollow),
+						"name":      r.str(&i.Sandbox.Name, local.ValidName, "cannot name a sandbox", ""),
+						"socket":    r.str(&i.Sandbox.Socket, func(v string) bool { return strings.HasPrefix(v, "/") }, "is no absolute path", ""),
+						"hollow":    r.boolean(&i.Sandbox.Hollow),
+						"simulated": r.boolean(&i.Sandbox.Simulated),
 					}, "name", "socket")
 				},
 			}, "uid", "name", "provider", "clusterEndpoint", "initEndpoint", "inClusterEndpoint", "initSecret", "ipCidrNode", "ipCidrPod", "sandbox")
@@ -160,7 +174,7 @@ func newState(i SandboxInfo) (*State, error) {
 		UID: i.UID, Name: i.clusterName(), Provider: "sandbox",
 		ClusterEndpoint: i.ClusterEndpoint, InitEndpoint: i.InitEndpoint, InClusterEndpoint: i.InClusterEndpoint,
 		InitSecret: i.InitSecret,
-		Sandbox:    &SandboxState{Name: i.Name, Socket: i.Socket, Hollow: i.Hollow},
+		Sandbox:    &SandboxState{Name: i.Name, Socket: i.Socket, Hollow: i.Hollow, Simulated: i.Simulated},
 	}}
 	var err error
 	if s.Infrastructure.NodeCIDR, err = netip.ParsePrefix(i.NodeCIDR); err != nil {

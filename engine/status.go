@@ -15,6 +15,8 @@ import (
 type Status struct {
 	Schema  string `json:"schema"`
 	Cluster string `json:"cluster"`
+	// Simulated says that the machines only do as machines would.
+	Simulated bool `json:"simulated,omitempty"`
 	// Provider is where the machines come from: sandbox.
 	Provider string    `json:"provider"`
 	Time     time.Time `json:"time"`
@@ -130,6 +132,8 @@ type Home struct {
 	Stage Stage  `json:"stage"`
 	// Cluster is its name; empty before there is a configuration.
 	Cluster string `json:"cluster,omitempty"`
+	// Simulated says that the machines only do as machines would.
+	Simulated bool `json:"simulated,omitempty"`
 	// Config and State are nil if the file is absent or cannot be read; Problems says why.
 	Config   *Config   `json:"config,omitempty"`
 	State    *State    `json:"-"`
@@ -181,7 +185,7 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	st := Status{
-		Schema: Schema, Cluster: c.Name, Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
+		Schema: Schema, Cluster: c.Name, Simulated: s.simulated(), Provider: c.Provider.Name(), Time: e.now().UTC(), Stage: StageReady,
 		Nodes: []Node{}, Machines: []Machine{}, Health: []Finding{}, Counts: map[string]int64{},
 	}
 	switch {

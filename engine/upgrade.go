@@ -158,10 +158,12 @@ type RuleResult struct {
 
 // Check is what `upgrade check` found. Its JSON is the document of -o json.
 type Check struct {
-	Schema   string    `json:"schema"`
-	Cluster  string    `json:"cluster"`
-	Provider string    `json:"provider"`
-	Time     time.Time `json:"time"`
+	Schema  string `json:"schema"`
+	Cluster string `json:"cluster"`
+	// Simulated says that the machines only do as machines would.
+	Simulated bool      `json:"simulated,omitempty"`
+	Provider  string    `json:"provider"`
+	Time      time.Time `json:"time"`
 	// CLI is the version of this program.
 	CLI string `json:"cli"`
 	// Current is what runs, Goal what the path leads to.

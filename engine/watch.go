@@ -32,7 +32,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) er
 		return err
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbWatch, now), Verb: VerbWatch, Cluster: i.state.Infrastructure.Name, Created: now.UTC()}
+	p := &Plan{ID: newRunID(VerbWatch, now), Verb: VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
 	p.end.command = e.command(string(VerbWatch))
 	p.Steps = []Step{{ID: StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *Reporter) error {
 		return i.watch(ctx, to, r, p)

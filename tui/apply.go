@@ -156,7 +156,7 @@ func (s *session) planText(p *engine.Plan) []string {
 	c := s.sheet()
 	c.w = s.answerWidth()
 	w := c.w
-	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, clean(p.Cluster), clean(p.From.String()), clean(p.To.String())), ""}
+	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, clean(p.Cluster)+marked(p.Simulated, ", "), clean(p.From.String()), clean(p.To.String())), ""}
 	return append(lines, c.upgradeSections(w, p)...)
 }
 

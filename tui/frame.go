@@ -127,7 +127,7 @@ func (c *console) header() []string {
 	case c.home != nil && c.home.Cluster != "":
 		name = clean(c.home.Cluster)
 	}
-	r := c.th.row(c.w).add(accent, " "+c.th.brand+" ").add(strong, name)
+	r := c.th.row(c.w).add(accent, " "+c.th.brand+" ").add(strong, name).add(caution, c.mark())
 	if to := c.headTarget(); to != "" {
 		r.add(faint, "  "+to)
 	}
@@ -144,6 +144,27 @@ func (c *console) header() []string {
 		lines = append(lines, c.rail(i))
 	}
 	return lines
+}
+
+// simulatedWords are in every screen and answer about machines that are none.
+const simulatedWords = "simulated machines"
+
+// marked is what follows the name of a cluster whose machines are simulated; otherwise
+// it is empty.
+func marked(simulated bool, before string) string {
+	if !simulated {
+		return ""
+	}
+	return before + simulatedWords
+}
+
+// mark is what follows the cluster's name at the top of a screen.
+func (c *console) mark() string {
+	simulated := c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated
+	if c.w < 80 && simulated {
+		return "  simulated"
+	}
+	return marked(simulated, "  ")
 }
 
 // aboutUpgrade reports whether a screen is one of an upgrade.

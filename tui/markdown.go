@@ -77,7 +77,7 @@ func (m *summary) String() string {
 	if o := t.result; o != nil {
 		status, text, exit = o.status, o.text, o.exit
 	}
-	fmt.Fprintf(&b, "## %s of cluster %s: %s\n\n", strings.ToUpper(verb[:1])+verb[1:], codeOf(t.cluster), cellOf(status))
+	fmt.Fprintf(&b, "## %s of cluster %s: %s\n\n", strings.ToUpper(verb[:1])+verb[1:], codeOf(t.cluster)+marked(t.simulated, ", "), cellOf(status))
 	fmt.Fprintf(&b, "%s (exit %d, %s, %s)\n", cellOf(text), exit, short(t.last.Sub(t.started)), orElse(cellOf(t.tool), "-"))
 	if o := t.result; o != nil && o.remedy != "" {
 		fmt.Fprintf(&b, "\n**To do**: %s\n", cellOf(m.sp.text(o.remedy)))

@@ -141,6 +141,7 @@ func (p *plainPrinter) event(ev engine.Event) {
 		if p.t.cluster != "" {
 			text += "  cluster " + p.t.cluster
 		}
+		text += marked(p.t.simulated, "  ")
 		if p.t.run != "" {
 			text += "  run " + p.t.run
 		}

@@ -20,7 +20,8 @@ func (s *session) sandboxCommand() *cobra.Command {
 	cmd := group("sandbox", "Run a throwaway cloud on this computer",
 		`Run a throwaway cloud on this computer: machines with systemd, containerd and a TPM
 each, a load balancer, an image registry, and the cloud API that a cluster needs. No
-account and no network are needed; Linux and root are.
+account and no network are needed. Real machines need Linux and root; without, they are
+simulated: the same control plane and services as plain processes.
 
 With --hollow machines are simulated instead, up to thousands of them, as nodes of a
 cluster that is real but for that. It takes no root, and is made to watch rollouts.
@@ -69,6 +70,9 @@ absent it writes constellation-conf.yaml and constellation-state.yaml, so that i
 follow. If the sandbox runs already, its groups get the sizes that are asked for, and
 the faults that are asked for take the place of those that it has.
 
+Machines are real where they can be, else simulated, and why is said; --machines decides
+it. All that is told of simulated machines calls them so.
+
 Debian packages that this computer lacks are named and installed only after a question,
 or without one with --yes.
 
@@ -81,6 +85,7 @@ with the sandbox's daemon; up makes a new one then.`,
 		Example: `  constellation sandbox up
   constellation -C demo sandbox up --control-planes 3 --workers 2 --yes
   constellation sandbox up --release v1.0.0 --image v1.0.0
+  constellation sandbox up --machines simulated
   constellation sandbox up --fault boot-delay=worker-1:30s --fault api-429=0.2
   constellation -C many sandbox up --hollow 500 --image v1.0.0
   constellation -C many sandbox up --hollow 1000 --boot 20s --join 5s --drain 10s
@@ -133,6 +138,8 @@ with the sandbox's daemon; up makes a new one then.`,
 	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes (default "+first(s.Kubernetes)+")")
 	f.StringVar(&spec.Image, "image", "", "version of the OS image (default: the release)")
 	f.StringVar(&spec.Release, "release", "", "release that init will deploy (default "+s.Release+")")
+	f.StringVar(&spec.Machines, "machines", "auto", "auto, real or simulated: auto takes real ones where there can be any, and says why not")
+	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "simulated"))
 	f.StringArrayVar(&spec.Faults, "fault", nil, "what the cloud shall do wrong, such as never-boot=worker-1; may be repeated; "+noFaults+" ends those that there are")
 	f.BoolVarP(&spec.Install, "yes", "y", false, "install missing Debian packages without asking")
 	s.nameFlag(cmd, &spec.Name)
@@ -171,12 +178,12 @@ func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f form
 			spec.Install = true
 			continue
 		}
-		kind, next := "", []string{s.command("init")}
+		kind, next := marked(info.Simulated, ", "), []string{s.command("init")}
 		if info.Hollow {
 			kind, next = " (hollow: all machines are simulated)", s.afterHollow(info)
 		}
-		stream.end(fmt.Sprintf("sandbox %s: %s, %s%s, Kubernetes %s, image %s", info.Name, count(info.ControlPlanes, "control plane"),
-			count(info.Workers, "worker"), kind, info.Kubernetes, info.Image), err, engine.Result{Next: next})
+		stream.end(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, count(info.ControlPlanes, "control plane"),
+			count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, engine.Result{Next: next})
 		out.close()
 		return err
 	}
@@ -309,7 +316,7 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 	w := sheetWidth
 	t := c.th
 	lines := []string{
-		t.row(w).add(plain, "sandbox "+clean(st.Name)+"   "+clean(st.State)).String(),
+		t.row(w).add(plain, "sandbox "+clean(st.Name)+"   "+clean(st.State)+marked(st.Simulated, "   ")).String(),
 		t.row(w).add(plain, "  ").col(faint, "Kubernetes", 12).col(plain, clean(st.Kubernetes), 22).col(faint, "API server", 12).add(plain, clean(st.ClusterEndpoint)).String(),
 	}
 	image, release := t.row(w).add(plain, "  ").col(faint, "OS image", 12), t.row(w).add(plain, "  ").col(faint, "Release", 12)

@@ -128,7 +128,7 @@ func (s *session) preview(plan *engine.Plan, out sink) (emit func(engine.Event))
 		out.event(ev)
 	}
 	data := s.data
-	emit(engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation " + s.Release, Object: plan.Cluster})
+	emit(engine.Event{Kind: engine.KindHello, Schema: engine.Schema, Tool: "constellation " + s.Release, Object: plan.Cluster, Simulated: plan.Simulated})
 	emit(engine.Event{Kind: engine.KindPlan, Data: data(plan)})
 	for _, f := range plan.Findings {
 		emit(engine.Event{
@@ -232,7 +232,7 @@ func (s *session) statusText(st *engine.Status) []string {
 	c := s.sheet()
 	c.w, c.status, c.statusAt = sheetWidth, st, c.now
 	w := sheetWidth
-	lines := []string{c.th.row(w).add(plain, "cluster "+orElse(clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)).String()}
+	lines := []string{c.th.row(w).add(plain, "cluster "+orElse(clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+marked(st.Simulated, "   ")).String()}
 	lines = append(lines, c.summary(w, st)...)
 	lines = append(lines, c.findings(w, st.Health, len(st.Health))...)
 	lines = append(lines, c.nodeRows(w, len(st.Nodes)+len(st.Machines)+2, st)...)
@@ -281,7 +281,7 @@ func (s *session) printHome(ctx context.Context) error {
 	}
 	c := s.sheet()
 	c.w, c.home = sheetWidth, &h
-	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", clean(h.Dir), orElse(clean(h.Cluster), "(none)"), stageWord(h.Stage))
+	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", clean(h.Dir), orElse(clean(h.Cluster), "(none)"), stageWord(h.Stage)+marked(h.Simulated, ", "))
 	s.print(c.findings(sheetWidth, h.Problems, len(h.Problems)))
 	s.print(c.recent(sheetWidth, 6))
 	for _, n := range h.Next {

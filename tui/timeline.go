@@ -21,6 +21,7 @@ const logLines = 20_000
 // The zero value is a run that has not begun.
 type timeline struct {
 	run, cluster, tool string
+	simulated          bool // the machines only do as machines would
 	schema             string
 	started, last      time.Time
 	plan               *engine.Plan
@@ -181,7 +182,7 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 	}
 	switch ev.Kind {
 	case engine.KindHello:
-		t.schema, t.tool, t.cluster = clean(ev.Schema), clean(ev.Tool), clean(ev.Object)
+		t.schema, t.tool, t.cluster, t.simulated = clean(ev.Schema), clean(ev.Tool), clean(ev.Object), ev.Simulated
 		return began, 0
 	case engine.KindPlan:
 		return t.applyPlan(ev)
@@ -234,7 +235,7 @@ func (t *timeline) applyPlan(ev engine.Event) (change, int) {
 // setPlan takes over the rows of a plan.
 func (t *timeline) setPlan(p *engine.Plan) {
 	t.plan = p
-	t.cluster = clean(p.Cluster)
+	t.cluster, t.simulated = clean(p.Cluster), p.Simulated
 	old := t.steps
 	t.steps = make([]step, 0, len(p.Steps))
 	t.current = -1

@@ -220,7 +220,7 @@ func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
 	w := c.w
 	severity, text := verdict(k)
 	sign, st := c.severitySignOf(severity)
-	head, feed := "upgrade check of cluster "+clean(k.Cluster), feedWords(k.Feed, c.now)
+	head, feed := "upgrade check of cluster "+clean(k.Cluster)+marked(k.Simulated, ", "), feedWords(k.Feed, c.now)
 	lines := []string{head + ", " + feed}
 	if width(lines[0]) > w {
 		lines = append([]string{head}, wrap(feed, w)...)
@@ -342,7 +342,7 @@ func (p *checkProgress) event(ev engine.Event) {
 // markdown writes a check for a ticket or a pull request.
 func markdown(k *engine.Check, sp speller) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", codeOf(k.Cluster), k.Time.UTC().Format(time.RFC3339), cellOf(k.CLI), cellOf(feedWords(k.Feed, k.Time)))
+	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", codeOf(k.Cluster)+marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), cellOf(k.CLI), cellOf(feedWords(k.Feed, k.Time)))
 	severity, text := verdict(k)
 	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, cellOf(text))
 	b.WriteString("| component | now | this CLI, in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")

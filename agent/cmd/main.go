@@ -26,6 +26,8 @@ func main() {
 	operator := flag.Uint("operator", 0, "`user` ID that may ask besides root; 0 means nobody")
 	socket := flag.String("socket", agent.DefaultSocket, "unix socket to listen on, `path`")
 	root := flag.String("root", "/", "`directory` where the host's file system begins; kubeadm itself works on /")
+	name := flag.String("name", "", "`name` of the host; empty is what the kernel says")
+	address := flag.String("address", "", "`address` of the host's own kubelet, API server and etcd; empty is 127.0.0.1")
 	etcd := flag.String("etcd", "", "`URL` of the host's member of etcd; empty is what kubeadm sets up")
 	pki := flag.String("etcd-pki", "", "`directory` of etcd's client certificate; empty is what kubeadm sets up")
 	show := flag.Bool("version", false, "print the version and exit")
@@ -51,7 +53,7 @@ func main() {
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	server := agent.New(agent.Host{Root: *root, Etcd: agent.Etcd{Endpoint: *etcd, PKI: *pki}}, *socket, log)
+	server := agent.New(agent.Host{Root: *root, Name: *name, Address: *address, Etcd: agent.Etcd{Endpoint: *etcd, PKI: *pki}}, *socket, log)
 	server.Operator = uint32(*operator)
 	if err := server.Run(ctx); err != nil {
 		log.Error("agent ended", "err", err)

@@ -18,6 +18,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"constellation/bootstrapper"
@@ -45,10 +46,11 @@ func main() {
 
 func run(ctx context.Context, args []string) int {
 	f := flag.NewFlagSet("bootstrapper", flag.ContinueOnError)
-	m := bootstrapper.Machine{RunDir: runDir}
+	var m bootstrapper.Machine
 	var level slog.LevelVar
 	f.StringVar(&m.Listen, "listen", bootstrapper.DefaultListen, "`address` for a console that begins a cluster")
-	f.StringVar(&m.StateDir, "state", bootstrapper.DefaultStateDir, "`folder` of what outlives a reboot")
+	f.StringVar(&m.Root, "root", "/", "`directory` where the machine's file system begins; a simulated machine's is elsewhere")
+	f.StringVar(&m.StateDir, "state", bootstrapper.DefaultStateDir, "`folder`, below the root, of what outlives a reboot")
 	f.TextVar(&level, "log-level", &level, "debug, info, warn or error")
 	f.Usage = func() {
 		fmt.Fprint(f.Output(), "bootstrapper makes this machine a node of a cluster, once.\n\nUsage:\n"+
@@ -63,6 +65,7 @@ func run(ctx context.Context, args []string) int {
 		}
 		return exitUsage
 	}
+	m.StateDir, m.RunDir = filepath.Join(m.Root, m.StateDir), filepath.Join(m.Root, runDir)
 	m.Log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level}))
 	if m.TPM = os.Getenv("CONSTELLATION_TPM"); m.TPM == "" {
 		m.TPM = "/dev/tpmrm0"
@@ -99,14 +102,14 @@ func offer(ctx context.Context, m bootstrapper.Machine) error {
 	}
 	m.Metadata = local.NewMetadata(os.Getenv("CONSTELLATION_METADATA"))
 	m.Issuer = attestation.NewTPMIssuer(m.TPM)
-	pem, err := os.ReadFile(rootsFile)
+	pem, err := os.ReadFile(filepath.Join(m.Root, rootsFile))
 	if err != nil {
 		return fmt.Errorf("read trust roots: %w", err)
 	}
 	if m.Roots, err = attestation.ParseRoots(pem); err != nil {
 		return fmt.Errorf("read %s: %w", rootsFile, err)
 	}
-	images, err := os.ReadFile(imagesFile)
+	images, err := os.ReadFile(filepath.Join(m.Root, imagesFile))
 	if err != nil {
 		return fmt.Errorf("read measurements of other images: %w", err)
 	}

@@ -55,7 +55,8 @@ func (a *api) metadata() http.Handler {
 		return local.Peers{Instances: a.fleet.Faults().partial(a.fleet.Instances(), self.Name)}, nil
 	})
 	about("/v1/loadbalancer", func(cloud.Instance) (any, error) {
-		return local.LoadBalancer{Host: gateway.String()}, nil
+		s, _ := a.fleet.snapshot()
+		return local.LoadBalancer{Host: s.gateway().String()}, nil
 	})
 	about("/v1/initsecrethash", func(cloud.Instance) (any, error) {
 		s, _ := a.fleet.snapshot()
@@ -73,9 +74,16 @@ func (a *api) metadata() http.Handler {
 }
 
 // caller identifies a machine by its address. Pods have addresses of their own, so
-// a pod is nobody unless it lives in its machine's network.
+// a pod is nobody unless it lives in its machine's network. All that simulated machines
+// run comes from one address; each asks at its own.
 func (a *api) caller(r *http.Request) (cloud.Instance, error) {
-	ap, err := netip.ParseAddrPort(r.RemoteAddr)
+	address := r.RemoteAddr
+	if s, _ := a.fleet.snapshot(); s.Simulated {
+		if l, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+			address = l.String()
+		}
+	}
+	ap, err := netip.ParseAddrPort(address)
 	if err == nil {
 		if i, ok := a.fleet.byIP(ap.Addr()); ok && i.State != cloud.Terminated {
 			return i, nil
@@ -134,7 +142,7 @@ func (a *api) describe() local.Info {
 	s, _ := a.fleet.snapshot()
 	info := local.Info{
 		Name: s.Name, UID: s.UID, Release: s.Release, Kubernetes: s.Kubernetes, KubernetesVersions: a.mirror.list(),
-		KubernetesEndpoint: loopback(s.KubernetesPort), InitEndpoint: loopback(s.InitPort), LoadBalancer: gateway,
+		KubernetesEndpoint: loopback(s.KubernetesPort), InitEndpoint: loopback(s.InitPort), LoadBalancer: s.gateway(),
 		Workspace: s.Workspace, Groups: s.groups(), Faults: s.Faults, Created: s.Created, Machines: []local.Machine{},
 	}
 	for _, i := range s.ordered() {

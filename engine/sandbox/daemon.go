@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
+	"constellation/engine/sandbox/simulated"
 )
 
 // Ports of the cloud in the sandbox's network, see the package comment.
@@ -44,7 +46,7 @@ type daemon struct {
 	name string
 	log  *slog.Logger
 
-	host     *machine.Host
+	host     host
 	ca       *attestation.CA
 	trust    string // PEM
 	fleet    *fleet
@@ -52,6 +54,7 @@ type daemon struct {
 	registry *registry
 
 	refreshing sync.Mutex
+	simulated  bool
 	seen       map[string]bool // Kubernetes versions that are served
 	pause      string          // image of pod sandboxes
 
@@ -84,7 +87,7 @@ func Serve(ctx context.Context, dirs Dirs, name string, log *slog.Logger, simula
 }
 
 func (d *daemon) serve(ctx context.Context, st *state) (err error) {
-	if d.host, err = machine.NewHost(d.dirs.of(d.name), d.name, d.log); err != nil {
+	if d.host, err = d.dirs.host(d.name, st, d.log); err != nil {
 		return err
 	}
 	if err := d.host.Network(ctx); err != nil {
@@ -107,7 +110,7 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 		save: func(s *state) error { return s.write(d.dirs.of(d.name, stateName)) },
 	}
 	d.mirror = &mirror{
-		log: d.log, base: "http://" + netip.AddrPortFrom(gateway, mirrorPort).String(), faults: d.fleet.Faults,
+		log: d.log, base: "http://" + netip.AddrPortFrom(st.gateway(), mirrorPort).String(), faults: d.fleet.Faults,
 		requested: func(remote string) { d.pass(remote, pointComponent) },
 	}
 	d.registry = &registry{
@@ -115,12 +118,16 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 		pulled: func(remote string) { d.pass(remote, pointImage) },
 	}
 	for ref, file := range st.Containers {
+		if st.Simulated {
+			break // they are programs
+		}
 		if err := d.registry.add(ref, file); err != nil {
 			return err
 		}
 	}
+	d.simulated = st.Simulated
 	d.fetched(st.Kubernetes)
-	if d.pause == "" {
+	if !d.seen[st.Kubernetes] {
 		return fmt.Errorf("kubernetes %s is not in the cache any more; run `constellation sandbox fetch %s`", st.Kubernetes, st.Kubernetes)
 	}
 	d.refresh()
@@ -148,7 +155,11 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 	joins := d.balancer("join", func() []backend { return d.fleet.controlPlanes(joinPort) })
 
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return serveHTTP(gctx, listeners.metadata, a.metadata(), d.log) })
+	if st.Simulated {
+		g.Go(func() error { d.metadataOfEach(gctx, a.metadata()); return nil })
+	} else {
+		g.Go(func() error { return serveHTTP(gctx, listeners.metadata, a.metadata(), d.log) })
+	}
 	g.Go(func() error { return serveHTTP(gctx, listeners.control, a.control(), d.log) })
 	g.Go(func() error { return serveHTTP(gctx, listeners.socket, a.host(), d.log) })
 	g.Go(func() error { return serveHTTP(gctx, listeners.registry, d.registry, d.log) })
@@ -213,6 +224,7 @@ func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error)
 			}
 		}
 	}()
+	gateway := st.gateway()
 	for _, in := range []struct {
 		to   *net.Listener
 		addr netip.Addr
@@ -226,6 +238,9 @@ func (d *daemon) listen(ctx context.Context, st *state) (l listeners, err error)
 		{&l.init, gateway, initPort},
 		{&l.join, gateway, joinPort},
 	} {
+		if st.Simulated && in.to == &l.metadata {
+			continue // each machine has its own
+		}
 		if *in.to, err = d.host.Listen(ctx, "tcp", netip.AddrPortFrom(in.addr, in.port).String()); err != nil {
 			return l, err
 		}
@@ -326,6 +341,10 @@ func (d *daemon) firmware(i cloud.Instance) machine.Firmware {
 
 // complete adds what a machine must know about its cloud.
 func (d *daemon) complete(_ cloud.Instance, spec *machine.Spec) {
+	if d.simulated {
+		spec.Files = map[string]machine.File{"/etc/constellation/attestation-roots.pem": {Data: []byte(d.trust)}}
+		return
+	}
 	spec.PauseImage = d.pause
 	spec.Files = map[string]machine.File{
 		"/etc/constellation/environment": {Data: fmt.Appendf(nil,
@@ -336,6 +355,9 @@ func (d *daemon) complete(_ cloud.Instance, spec *machine.Spec) {
 
 // admit counts what this computer has left for machines.
 func (d *daemon) admit(ctx context.Context, more machine.Demand) error {
+	if d.simulated {
+		return nil // they are as large as what runs on them
+	}
 	more.There = d.dirs.residents()
 	var all []string
 	for _, p := range machine.Check(ctx, d.dirs.Cache, d.dirs.of(d.name), more) {
@@ -375,7 +397,17 @@ func (d *daemon) fetched(version string) {
 		}
 		return
 	}
+	binaries, digests := a.Binaries, a.Digests
+	if d.simulated {
+		if binaries, digests, err = d.standIns(a); err != nil {
+			d.log.Warn("Kubernetes not offered", "version", version, "err", err)
+			return
+		}
+	}
 	for _, i := range a.Images {
+		if d.simulated {
+			break
+		}
 		if err := d.registry.add(i.Ref, i.Path); err != nil {
 			d.log.Warn("Kubernetes not offered", "version", version, "err", err)
 			return
@@ -384,12 +416,76 @@ func (d *daemon) fetched(version string) {
 			d.pause = i.Ref
 		}
 	}
-	if err := d.mirror.add(version, a.Binaries, a.Digests); err != nil {
+	if err := d.mirror.add(version, binaries, digests); err != nil {
 		d.log.Warn("Kubernetes not offered", "version", version, "err", err)
 		return
 	}
 	d.seen[version] = true
 	d.log.Info("Kubernetes offered", "version", version, "images", len(a.Images))
+}
+
+// standIns are what simulated machines install of a Kubernetes: the stand-ins for kubeadm
+// and the kubelet, and kubectl as it is.
+func (d *daemon) standIns(a *build.Artifacts) (paths, digests map[string]string, err error) {
+	if paths, err = simulated.StandIns(d.dirs.of(d.name), a.Version); err != nil {
+		return nil, nil, err
+	}
+	digests = map[string]string{}
+	for name, path := range paths {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return nil, nil, err
+		}
+		digests[name] = "sha256:" + digest(b)
+	}
+	for name, path := range a.Binaries {
+		if paths[name] == "" {
+			paths[name], digests[name] = path, a.Digests[name]
+		}
+	}
+	return paths, digests, nil
+}
+
+// metadataOfEach serves the metadata of simulated machines, each at its own address, until
+// ctx ends.
+func (d *daemon) metadataOfEach(ctx context.Context, h http.Handler) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	served := map[netip.Addr]context.CancelFunc{}
+	for {
+		s, changed := d.fleet.snapshot()
+		there := map[netip.Addr]bool{}
+		for _, i := range s.Instances {
+			ip := i.ip()
+			there[ip] = true
+			if served[ip] != nil {
+				continue
+			}
+			l, err := d.host.Listen(ctx, "tcp", netip.AddrPortFrom(ip, simulated.MetadataPort).String())
+			if err != nil {
+				d.log.Warn("metadata not served", "node", i.Name, "err", err)
+				continue
+			}
+			mctx, stop := context.WithCancel(ctx)
+			served[ip] = stop
+			wg.Go(func() {
+				if err := serveHTTP(mctx, l, h, d.log); err != nil {
+					d.log.Warn("metadata no longer served", "node", i.Name, "err", err)
+				}
+			})
+		}
+		for ip, stop := range served {
+			if !there[ip] {
+				stop()
+				delete(served, ip)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
 }
 
 // images is the catalogue as the API tells it.

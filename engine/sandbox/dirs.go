@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -21,6 +22,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/machine"
+	"constellation/engine/sandbox/simulated"
 )
 
 // Dirs are where sandboxes keep things.
@@ -121,6 +123,27 @@ func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*local.Client, *m
 	return local.NewClient("unix:"+d.of(name, socketName), ""), host, nil
 }
 
+// host is what a sandbox needs of the computer: the platform of its fleet, and more.
+type host interface {
+	platform
+	Network(ctx context.Context) error
+	Close() error
+	LimitMemory(bytes int64)
+	Listen(ctx context.Context, network, address string) (net.Listener, error)
+	Dial(ctx context.Context, network, address string) (net.Conn, error)
+	Exec(ctx context.Context, name string, command []string, stdio machine.Stdio) (int, error)
+	Sweep(ctx context.Context) error
+}
+
+// host returns what the machines of a sandbox run on. Without a state, which nil stands
+// for, it is what has left something there.
+func (d Dirs) host(name string, st *state, log *slog.Logger) (host, error) {
+	if st != nil && st.Simulated || st == nil && simulated.Found(d.of(name)) {
+		return simulated.NewHost(d.of(name), name, d.Cache, log), nil
+	}
+	return machine.NewHost(d.of(name), name, log)
+}
+
 // residents lists the machines that the sandboxes here have and are to keep, started or
 // not. What cannot be read is left out: its machines are still seen while they run.
 // Where no daemon lives, as after a crash of the computer, only those count that do.
@@ -128,7 +151,7 @@ func (d Dirs) residents() (all []machine.Resident) {
 	entries, _ := os.ReadDir(d.sandboxes())
 	for _, e := range entries {
 		s, err := readState(d.of(e.Name(), stateName))
-		if err != nil {
+		if err != nil || s.Simulated {
 			continue
 		}
 		daemon, err := readProcess(d.of(e.Name(), pidName))
@@ -233,25 +256,6 @@ func self() process {
 	p := process{pid: os.Getpid()}
 	p.start, _ = startOf(p.pid)
 	return p
-}
-
-// startOf returns when a process started, and whether it lives.
-func startOf(pid int) (string, bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return "", false
-	}
-	// The name, in parentheses, may contain anything; state is field 3, start 22.
-	_, rest, _ := strings.Cut(string(b[strings.LastIndexByte(string(b), ')')+1:]), " ")
-	fields := strings.Fields(rest)
-	if len(fields) < 20 || fields[0] == "Z" {
-		return "", false
-	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", false
-	}
-	return strings.TrimSpace(string(boot)) + "/" + fields[19], true
 }
 
 func (p process) alive() bool {

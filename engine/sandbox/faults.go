@@ -65,7 +65,7 @@ func (f *Faults) affliction(s *state, name string) machine.Affliction {
 	}
 	for _, to := range f.lost[name] {
 		if to == theCloud {
-			a.Lost = append(a.Lost, machine.Peer{IP: gateway})
+			a.Lost = append(a.Lost, machine.Peer{IP: s.gateway()})
 		} else if i := s.instance(to); i != nil {
 			a.Lost = append(a.Lost, machine.Peer{IP: i.ip(), PodCIDR: i.podCIDR()})
 		}
@@ -73,22 +73,30 @@ func (f *Faults) affliction(s *state, name string) machine.Affliction {
 	return a
 }
 
-// ofReal are the faults that only machines which run can have.
-var ofReal = []string{
-	"frozen", "isolated", "cut", "cut-to", "console-cut", "disk-full", "disk-read-only", "tpm-hangs", "tpm-gone", "power-cut", "kill",
-	"component-truncate", "component-corrupt", "component-cut", "registry-empty",
+// ofReal are the faults that only machines with a kernel's view of their own can have, and
+// ofRunning those that any machine can have in which something runs.
+var (
+	ofReal    = []string{"frozen", "isolated", "cut", "cut-to", "disk-full", "disk-read-only", "tpm-hangs", "tpm-gone", "registry-empty"}
+	ofRunning = []string{"console-cut", "power-cut", "kill", "component-truncate", "component-corrupt", "component-cut"}
+)
+
+// Simulated reports, as an error, the faults that simulated machines cannot have.
+func (f *Faults) Simulated() error { return f.only("real machines", ofReal) }
+
+// Hollow reports, as an error, the faults that machines which run nothing cannot have.
+func (f *Faults) Hollow() error {
+	return f.only("machines in which something runs", slices.Concat(ofReal, ofRunning))
 }
 
-// Simulated reports, as an error, the faults that machines which run nothing cannot have.
-func (f *Faults) Simulated() error {
+func (f *Faults) only(who string, kinds []string) error {
 	var wrong []string
 	for _, s := range f.spec {
-		if kind, _, _ := strings.Cut(s, "="); slices.Contains(ofReal, kind) {
+		if kind, _, _ := strings.Cut(s, "="); slices.Contains(kinds, kind) {
 			wrong = append(wrong, s)
 		}
 	}
 	if len(wrong) > 0 {
-		return fmt.Errorf("%w: only real machines can have %s", ErrConflict, strings.Join(wrong, ", "))
+		return fmt.Errorf("%w: only %s can have %s", ErrConflict, who, strings.Join(wrong, ", "))
 	}
 	return nil
 }

@@ -130,19 +130,25 @@ func TestFaultsOfNamesThatThereWillNeverBeAreRefused(t *testing.T) {
 	}
 }
 
-// What no simulated machine can suffer is refused, not ignored.
-func TestFaultsOfSimulatedMachines(t *testing.T) {
-	for spec, want := range map[string]string{
-		"never-join=worker-1 quota=3 lost-delete=1": "",
-		"frozen=worker-1 quota=3 registry-empty":    "not possible: only real machines can have frozen=worker-1, registry-empty",
+// What a machine that is not real cannot suffer is refused, not ignored.
+func TestFaultsOfMachinesThatAreNotReal(t *testing.T) {
+	for spec, want := range map[string][2]string{
+		"never-join=worker-1 quota=3 lost-delete=1": {},
+		"kill=worker-1:image quota=3":               {"", "not possible: only machines in which something runs can have kill=worker-1:image"},
+		"frozen=worker-1 quota=3 registry-empty": {
+			"not possible: only real machines can have frozen=worker-1, registry-empty",
+			"not possible: only machines in which something runs can have frozen=worker-1, registry-empty",
+		},
 	} {
 		f, err := ParseFaults(strings.Fields(spec))
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := ""
-		if err := f.Simulated(); err != nil {
-			got = err.Error()
+		var got [2]string
+		for i, refuse := range []func() error{f.Simulated, f.Hollow} {
+			if err := refuse(); err != nil {
+				got[i] = err.Error()
+			}
 		}
 		if got != want {
 			t.Errorf("%s: %q, want %q", spec, got, want)
@@ -181,7 +187,7 @@ func TestAfflictions(t *testing.T) {
 	}
 	for name, want := range map[string]machine.Affliction{
 		"worker-0": {Frozen: true, Lost: []machine.Peer{peer(1)}},
-		"worker-1": {Lost: []machine.Peer{peer(0), {IP: gateway}}}, // worker-9 is not there yet
+		"worker-1": {Lost: []machine.Peer{peer(0), {IP: machine.Gateway}}}, // worker-9 is not there yet
 		"worker-2": {},
 	} {
 		if got := f.affliction(st, name); !reflect.DeepEqual(got, want) || got.Any() != (name != "worker-2") {

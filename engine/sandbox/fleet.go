@@ -136,6 +136,11 @@ func (f *fleet) SetFaults(spec []string) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.st.Simulated {
+		if err := flt.Simulated(); err != nil {
+			return err
+		}
+	}
 	if err := f.update(func(s *state) error {
 		s.Faults = spec
 		// One that stays has struck; one that is asked for anew strikes again.
@@ -327,7 +332,7 @@ func (s *state) add(g *group) (*instance, error) {
 	}
 	i := &instance{
 		Name: fmt.Sprint(prefix, g.Next), Group: g.Name, Role: g.Role, Image: g.Image, Index: index,
-		Want: wantRunning, Boot: local.BootCreating, Created: time.Now().UTC(),
+		Want: wantRunning, Boot: local.BootCreating, Created: time.Now().UTC(), Nodes: s.Nodes,
 	}
 	g.Next++
 	s.Instances = append(s.Instances, i)

@@ -716,7 +716,7 @@ func TestMachinesSuffer(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * afflictAgain)
-		lost := machine.Affliction{Lost: []machine.Peer{{IP: gateway}}}
+		lost := machine.Affliction{Lost: []machine.Peer{{IP: machine.Gateway}}}
 		if a, b := suffers("worker-0"), suffers("worker-1"); !a.Frozen || !reflect.DeepEqual(b, lost) {
 			t.Errorf("they suffer from %+v and %+v", a, b)
 		}

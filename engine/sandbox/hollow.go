@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -105,21 +103,14 @@ func (d Dirs) isHollow(name string) bool {
 	return err == nil && st.Hollow != nil
 }
 
-// nothing reports whether there is no sandbox of that name, and none that workspace, if
-// that is given, speaks of.
-func (d Dirs) nothing(name, workspace string) bool {
-	if _, err := os.Lstat(d.of(name)); workspace == "" || !errors.Is(err, fs.ErrNotExist) {
-		return false
-	}
-	_, err := os.Lstat(filepath.Join(workspace, engine.StateFile))
-	return errors.Is(err, fs.ErrNotExist)
-}
-
 func kindOf(st *state) string {
-	if st.Hollow != nil {
+	switch {
+	case st.Hollow != nil:
 		return hollowKind
+	case st.Simulated:
+		return machinesSimulated
 	}
-	return "real"
+	return machinesReal
 }
 
 // hollowSpec refuses what hollow machines cannot be.
@@ -130,7 +121,7 @@ func hollowSpec(op string, spec engine.SandboxSpec, f *Faults) error {
 	case spec.Boot < 0 || spec.Join < 0 || spec.Drain < 0:
 		return usage(op, "give a duration such as 5s", "a time is below zero")
 	}
-	err := f.Simulated()
+	err := f.Hollow()
 	if f.metadataFail > 0 {
 		err = errors.Join(err, errors.New("hollow machines ask for no metadata, so that cannot fail"))
 	}

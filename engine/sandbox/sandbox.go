@@ -62,6 +62,7 @@ import (
 	"constellation/engine/release"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
+	"constellation/engine/sandbox/simulated"
 	"constellation/engine/version"
 )
 
@@ -160,15 +161,22 @@ func usage(op, remedy string, format string, args ...any) error {
 	return &engine.Error{Op: op, Err: fmt.Errorf(format, args...), Remedy: remedy, Exit: engine.ExitUsage}
 }
 
-// onlyRoot says before anything else who can drive machines: without root not even the
-// directories in which sandboxes are kept are the same.
+// Kinds of machines, as SandboxSpec.Machines has them.
+const (
+	machinesAuto      = "auto"
+	machinesReal      = "real"
+	machinesSimulated = "simulated"
+)
+
+// onlyRoot says before anything else who can drive real machines: without root not even
+// the directories in which sandboxes are kept are the same.
 func onlyRoot(op string) error {
-	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
+	if canReal() {
 		return nil
 	}
 	return &engine.Error{
-		Op: op, Err: errors.New("real machines need Linux and root"),
-		Remedy: "run the same command as root, for example with sudo", Exit: engine.ExitBlocked,
+		Op: op, Err: machine.ErrUnsupported,
+		Remedy: "run the same command as root, for example with sudo, or ask for --machines=simulated", Exit: engine.ExitBlocked,
 	}
 }
 
@@ -179,6 +187,29 @@ func onlyLinux(op string) error {
 		return nil
 	}
 	return &engine.Error{Op: op, Err: errors.New("hollow machines need Linux"), Remedy: "run the same command on Linux", Exit: engine.ExitBlocked}
+}
+
+func canReal() bool { return runtime.GOOS == "linux" && os.Geteuid() == 0 }
+
+// kind decides which machines a new sandbox gets, and why not real ones if nobody has
+// asked for others: because there cannot be any here, not because something is missing
+// that can be had.
+func (s *Sandboxes) kind(ctx context.Context, spec engine.SandboxSpec) (simulate bool, why string) {
+	switch {
+	case spec.Machines == machinesSimulated:
+		return true, ""
+	case spec.Machines == machinesReal:
+		return false, ""
+	case !canReal():
+		return true, machine.ErrUnsupported.Error()
+	}
+	for _, p := range machine.Check(ctx, s.dirs.Cache, s.dirs.of(spec.Name), machine.Demand{}) {
+		switch p.ID {
+		case "capabilities", "cgroups", "overlay", "network":
+			return true, p.What
+		}
+	}
+	return false, ""
 }
 
 // Up starts the sandbox that spec describes, or finds it running and makes the
@@ -193,12 +224,13 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 		return none, err
 	}
 	op := "start sandbox " + spec.Name
-	if before, err := readState(s.dirs.of(spec.Name, stateName)); err == nil && spec.Machines == "" && before.Hollow != nil {
+	if before, err := readState(s.dirs.of(spec.Name, stateName)); err == nil && spec.Machines == machinesAuto && before.Hollow != nil {
 		spec.Machines = hollowKind
 	}
-	if spec.Machines == hollowKind {
+	switch spec.Machines {
+	case hollowKind:
 		err = onlyLinux(op)
-	} else {
+	case machinesReal:
 		err = onlyRoot(op)
 	}
 	if err != nil {
@@ -290,7 +322,7 @@ func (s *Sandboxes) Up(ctx context.Context, spec engine.SandboxSpec, emit func(e
 		return none, err
 	}
 	handed, err := s.handOver(spec, status.SandboxInfo, t)
-	if err == nil {
+	if err == nil && !status.Simulated {
 		s.prune(ctx, t)
 	}
 	return handed, err
@@ -332,6 +364,9 @@ func (s *Sandboxes) inUse() (dirs, files []string, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
+		if st.Simulated { // what it needs lies with it
+			continue
+		}
 		for _, img := range st.Catalogue {
 			dirs = append(dirs, img.Dir, img.Rootfs)
 		}
@@ -369,9 +404,11 @@ func (s *Sandboxes) complete(spec engine.SandboxSpec) (engine.SandboxSpec, error
 		*v = parsed.String()
 	}
 	switch spec.Machines {
-	case "", "real", hollowKind:
+	case "":
+		spec.Machines = machinesAuto
+	case machinesAuto, machinesReal, machinesSimulated, hollowKind:
 	default:
-		return spec, usage(op, "say real or hollow, or nothing", "there are no %q machines", spec.Machines)
+		return spec, usage(op, "leave --machines out, or say auto, real or simulated", "there are no %q machines", spec.Machines)
 	}
 	if spec.Machines != hollowKind && (spec.Boot != 0 || spec.Join != 0 || spec.Drain != 0) && !s.dirs.isHollow(spec.Name) {
 		return spec, usage(op, "add --hollow, or leave these times out", "only hollow machines take as long as they are told to boot, to join, or to end a pod")
@@ -405,8 +442,8 @@ func agree(st *state, spec engine.SandboxSpec) error {
 	if st.Workspace != spec.Workspace {
 		return usage(op, "choose another name with --name, or run the command there with -C", "it belongs to %s", st.Workspace)
 	}
-	if is := kindOf(st); spec.Machines != "" && spec.Machines != is {
-		return usage(op, "run `constellation sandbox down` first, which deletes it, or use another workspace with -C", "its machines are %s, not %s", is, spec.Machines)
+	if is := kindOf(st); spec.Machines != machinesAuto && spec.Machines != is {
+		return usage(op, "leave --machines out, or run `constellation sandbox down` first, which deletes it, or use another workspace with -C", "its machines are %s, not %s", is, spec.Machines)
 	}
 	for _, f := range []struct{ what, has, wants string }{
 		{"Kubernetes", st.Kubernetes, spec.Kubernetes},
@@ -454,6 +491,9 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	}
 
 	t.step(stepCheck, engine.StateRunning, "Check this computer")
+	if simulate, why := s.kind(ctx, spec); simulate {
+		return s.simulate(ctx, spec, cat, why, t)
+	}
 	want := machine.Demand{ControlPlanes: count(spec.ControlPlanes, defaultControlPlanes), Workers: count(spec.Workers, defaultWorkers), There: s.dirs.residents()}
 	if err := s.check(ctx, spec, want, t); err != nil {
 		t.step(stepCheck, engine.StateFailed, err.Error())
@@ -582,6 +622,11 @@ func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogu
 		st.Catalogue = append(st.Catalogue, *img)
 		peers = append(peers, attestation.Enforced(predict(*img)))
 	}
+	return imageThere(op, st)
+}
+
+// imageThere refuses an image that the catalogue does not have.
+func imageThere(op string, st *state) error {
 	if _, ok := st.image(st.Image); !ok {
 		var have []string
 		for _, img := range st.Catalogue {
@@ -595,23 +640,19 @@ func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogu
 // writeNew writes the secrets of a new sandbox and, last, its state: a sandbox
 // exists when its state does. What an older one left is removed first.
 func (s *Sandboxes) writeNew(ctx context.Context, st *state) error {
-	dir := s.dirs.of(st.Name)
-	if _, err := os.Lstat(dir); err == nil {
-		if st.Hollow == nil {
-			host, err := machine.NewHost(dir, st.Name, s.log)
-			if err != nil {
-				return err
-			}
-			if err := host.Sweep(ctx); err != nil {
-				return err
-			}
-		}
+	switch {
+	case st.Hollow != nil:
+		dir := s.dirs.of(st.Name)
 		if err := s.dirs.remove(st.Name); err != nil {
 			return err
 		}
-	}
-	if err := os.MkdirAll(dir, privateDirMode); err != nil {
-		return fmt.Errorf("write sandbox: %w", err)
+		if err := os.MkdirAll(dir, privateDirMode); err != nil {
+			return fmt.Errorf("write sandbox: %w", err)
+		}
+	case !st.Simulated: // the images of simulated machines are there already
+		if err := s.clear(ctx, st.Name); err != nil {
+			return err
+		}
 	}
 	random := make([]byte, 3*32)
 	if _, err := rand.Read(random); err != nil {
@@ -639,6 +680,27 @@ func (s *Sandboxes) writeNew(ctx context.Context, st *state) error {
 		}
 	}
 	return st.write(s.dirs.of(st.Name, stateName))
+}
+
+// clear makes the empty directory of a new sandbox.
+func (s *Sandboxes) clear(ctx context.Context, name string) error {
+	dir := s.dirs.of(name)
+	if _, err := os.Lstat(dir); err == nil {
+		host, err := s.dirs.host(name, nil, s.log)
+		if err != nil {
+			return err
+		}
+		if err := host.Sweep(ctx); err != nil {
+			return err
+		}
+		if err := s.dirs.remove(name); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(dir, privateDirMode); err != nil {
+		return fmt.Errorf("write sandbox: %w", err)
+	}
+	return nil
 }
 
 // startDaemon starts the cloud of a sandbox and waits until it answers.
@@ -915,13 +977,8 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 		}
 	}
 	hollow := s.dirs.isHollow(name)
-	if !hollow && !s.dirs.nothing(name, workspace) {
-		if err := onlyRoot(op); err != nil {
-			return err
-		}
-	}
 	none := func() error {
-		t.step(stepRemove, engine.StateNothing, "there is no sandbox "+name)
+		t.step(stepRemove, engine.StateNothing, "there is no sandbox "+name+otherUsers())
 		if workspace == "" {
 			return nil
 		}
@@ -946,12 +1003,20 @@ func (s *Sandboxes) Down(ctx context.Context, name string, emit func(engine.Even
 	}
 	// Whatever lives can be removed without these; only the workspace cannot be found.
 	st, _ := readState(s.dirs.of(name, stateName))
+	if !hollow && (st == nil || !st.Simulated) && !simulated.Found(s.dirs.of(name)) {
+		if err := onlyRoot(op); err != nil {
+			return err
+		}
+	}
 	sum, _ := os.ReadFile(s.dirs.of(name, configSumName))
 
 	t.step(stepRemove, engine.StateRunning, "Remove the machines")
 	remove, gone := s.remove, "processes, mounts, networks and cgroups are gone"
-	if hollow {
+	switch {
+	case hollow:
 		remove, gone = s.removeHollow, "hollow machines and the processes of their cluster are gone"
+	case st != nil && st.Simulated:
+		gone = "the processes of simulated machines are gone"
 	}
 	if err := remove(ctx, name, t); err != nil {
 		err = &engine.Error{Op: op, Err: err, Remedy: "run the command again; it goes on where this one ended"}
@@ -996,7 +1061,11 @@ func (s *Sandboxes) remove(ctx context.Context, name string, t *teller) error {
 			return err
 		}
 	}
-	host, err := machine.NewHost(s.dirs.of(name), name, s.log)
+	st, err := readState(s.dirs.of(name, stateName))
+	if err != nil {
+		st = nil
+	}
+	host, err := s.dirs.host(name, st, s.log)
 	if err != nil {
 		return err
 	}
@@ -1016,7 +1085,7 @@ func otherUsers() string {
 	if os.Geteuid() == 0 {
 		return ""
 	}
-	return "; a sandbox belongs to the user who started it, which takes root: ask again as root, for example with sudo"
+	return "; a sandbox belongs to the user who started it: ask again as root, for example with sudo, if that was root"
 }
 
 // Status describes one sandbox, also if its daemon is not there. The error wraps
@@ -1042,8 +1111,8 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 	out = engine.SandboxStatus{
 		SandboxInfo: engine.SandboxInfo{
 			Name: st.Name, UID: st.UID, Release: st.Release, Kubernetes: st.Kubernetes, Image: st.Image, TrustRoots: string(trust),
-			ClusterEndpoint: loopback(st.KubernetesPort), InitEndpoint: loopback(st.InitPort), InClusterEndpoint: gateway.String(),
-			NodeCIDR: machine.Nodes.String(), PodCIDR: podCIDR.String(), ServiceCIDR: serviceCIDR,
+			ClusterEndpoint: loopback(st.KubernetesPort), InitEndpoint: loopback(st.InitPort), InClusterEndpoint: st.gateway().String(),
+			Simulated: st.Simulated, NodeCIDR: st.nodes().String(), PodCIDR: podCIDR.String(), ServiceCIDR: serviceCIDR,
 			Socket: s.dirs.of(name, socketName),
 		},
 		State: "stopped", Created: st.Created, Faults: st.Faults, Machines: []engine.SandboxMachine{},
@@ -1073,7 +1142,7 @@ func (s *Sandboxes) Status(ctx context.Context, name string) (engine.SandboxStat
 		return out, &engine.Error{Op: op, Err: context.Cause(ctx)}
 	}
 	// Nobody drives the machines; what can be seen of them is told all the same.
-	host, err := machine.NewHost(s.dirs.of(name), name, s.log)
+	host, err := s.dirs.host(name, st, s.log)
 	if err != nil {
 		return out, &engine.Error{Op: op, Err: err}
 	}
@@ -1122,12 +1191,15 @@ func (s *Sandboxes) Exec(ctx context.Context, name, node string, command []strin
 		}
 		return 0, usage(op, "its machines are "+strings.Join(have, ", "), "%w: no machine %s", cloud.ErrNotFound, node)
 	}
-	host, err := machine.NewHost(s.dirs.of(name), name, s.log)
+	host, err := s.dirs.host(name, st, s.log)
 	if err != nil {
 		return 0, &engine.Error{Op: op, Err: err}
 	}
 	if len(command) == 0 {
 		command = []string{"/bin/bash", "-l"}
+		if st.Simulated { // which has no files of its own that a login shell reads
+			command = []string{"/bin/sh"}
+		}
 	}
 	code, err := host.Exec(ctx, node, command, machine.Stdio{In: stdin, Out: stdout, Err: stderr, TTY: tty})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/machine"
+	"constellation/engine/sandbox/simulated"
 )
 
 // stateSchema is raised when a daemon can no longer read what an older one wrote.
@@ -27,6 +28,11 @@ type state struct {
 	UID       string    `json:"uid"`
 	Workspace string    `json:"workspace"`
 	Created   time.Time `json:"created"`
+
+	// Simulated says that its machines are those of package simulated, at the addresses
+	// Nodes; otherwise they are real, and addresses are those of package machine.
+	Simulated bool         `json:"simulated,omitempty"`
+	Nodes     netip.Prefix `json:"nodes,omitzero"`
 
 	// Release, Kubernetes and Image (its version) are what the sandbox was made for.
 	Release    string `json:"release"`
@@ -91,18 +97,40 @@ type instance struct {
 	Created time.Time  `json:"created"`
 	Started time.Time  `json:"started"`
 	Token   string     `json:"token,omitempty"` // of the call that created it, if one did
+	// Nodes are the addresses of its sandbox, if those are not package machine's.
+	Nodes netip.Prefix `json:"nodes,omitzero"`
 }
 
-// Addresses of machines: 10.42.0.<index> and 10.244.<index>.0/24. Index 1 is the
-// gateway.
+// Addresses of machines: 10.42.0.<index>, or 127.a.b.<index> of simulated ones, and
+// 10.244.<index>.0/24. Index 1 is the gateway.
 const firstIndex, lastIndex = 2, 254
 
 var podCIDR = netip.MustParsePrefix("10.244.0.0/16")
 
 func (i *instance) ip() netip.Addr {
-	a := machine.Nodes.Addr().As4()
+	nodes := i.Nodes
+	if !nodes.IsValid() {
+		nodes = machine.Nodes
+	}
+	a := nodes.Addr().As4()
 	a[3] = byte(i.Index)
 	return netip.AddrFrom4(a)
+}
+
+// nodes are the addresses of the sandbox's machines.
+func (s *state) nodes() netip.Prefix {
+	if s.Nodes.IsValid() {
+		return s.Nodes
+	}
+	return machine.Nodes
+}
+
+// gateway is the cloud's own address in the sandbox's network, and the load balancer's.
+func (s *state) gateway() netip.Addr {
+	if s.Simulated {
+		return simulated.Gateway(s.Nodes)
+	}
+	return machine.Gateway
 }
 
 func (i *instance) podCIDR() netip.Prefix {
@@ -255,6 +283,3 @@ func writeFile(file string, b []byte, mode fs.FileMode) (err error) {
 	defer d.Close()
 	return d.Sync()
 }
-
-// gateway is the cloud's own address in the sandbox's network, and the load balancer's.
-var gateway = machine.Gateway

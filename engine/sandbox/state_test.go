@@ -66,7 +66,7 @@ func TestAddressesAreUniqueUntilTheyRunOut(t *testing.T) {
 		if err != nil {
 			t.Fatalf("machine %d: %v", n, err)
 		}
-		if seen[i.ip().String()] || seen[i.podCIDR().String()] || i.ip() == gateway {
+		if seen[i.ip().String()] || seen[i.podCIDR().String()] || i.ip() == s.gateway() {
 			t.Fatalf("%s has %s and %s", i.Name, i.ip(), i.podCIDR())
 		}
 		seen[i.ip().String()], seen[i.podCIDR().String()] = true, true

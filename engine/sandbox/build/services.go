@@ -20,6 +20,11 @@ var services = []string{"joinservice", "operator"}
 // they are, not the day on which somebody packed it.
 var servicesDate = time.Unix(0, 0).UTC()
 
+// ServiceReference is what manifests call the image of a service of ours.
+func ServiceReference(name, release string) string {
+	return "registry.constellation.example/" + name + ":" + release
+}
+
 // Services returns the images of our own services for a release of this product. It
 // packs binaries that "make build" has made (see ReleaseBinary) and compiles nothing;
 // with the images in the cache it takes as long as to read the binaries. progress may
@@ -36,7 +41,7 @@ func Services(ctx context.Context, cacheDir, release string, progress func(Progr
 			return nil, err
 		}
 		spec := imageSpec{
-			name: name, ref: "registry.constellation.example/" + name + ":" + release, binary: name,
+			name: name, ref: ServiceReference(name, release), binary: name,
 			at: "/usr/local/bin/" + name, entrypoint: []string{"/usr/local/bin/" + name},
 		}
 		img, err := packService(filepath.Join(cacheDir, "services", release), spec, binary)

@@ -550,7 +550,7 @@ func (c *Cloud) SetFaults(spec []string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrConflict, err)
 	}
-	if err := f.Simulated(); err != nil {
+	if err := f.Hollow(); err != nil {
 		return err
 	}
 	c.mu.Lock()

@@ -1,0 +1,19 @@
+//go:build !linux
+
+package sandbox
+
+import (
+	"os/exec"
+	"strconv"
+	"strings"
+)
+
+// startOf returns when a process started, and whether it lives.
+func startOf(pid int) (string, bool) {
+	out, err := exec.Command("ps", "-o", "stat=,lstart=", "-p", strconv.Itoa(pid)).Output() //nolint:noctx // at once
+	state, start, ok := strings.Cut(strings.TrimSpace(string(out)), " ")
+	if err != nil || !ok || strings.HasPrefix(state, "Z") {
+		return "", false
+	}
+	return strings.Join(strings.Fields(start), "-"), true // one word, as it is written down
+}

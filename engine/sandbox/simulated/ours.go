@@ -1,0 +1,465 @@
+package simulated
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"constellation/engine/kubeadm"
+)
+
+// startOurs runs a pod of our charts as processes.
+func (k *kubelet) startOurs(ctx context.Context, pod *corev1.Pod) (*workload, error) {
+	dir := k.c.path(podsDir, string(pod.UID))
+	volumes, err := k.volumes(ctx, pod, dir)
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig, err := k.podKubeconfig(pod, dir, volumes)
+	if err != nil {
+		return nil, err
+	}
+	env := map[string][]string{}
+	for i := range pod.Spec.Containers {
+		spec := &pod.Spec.Containers[i]
+		if env[spec.Name], err = k.environment(ctx, pod, spec, volumes); err != nil {
+			return nil, err
+		}
+	}
+	ports, err := k.nodePorts(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	k.log.Info("pod started as processes", "pod", pod.Namespace+"/"+pod.Name)
+	return k.c.pods.start(string(pod.UID), "", pod, dir, ports, func(spec *corev1.Container) (*exec.Cmd, error) {
+		program, _, err := k.c.program(spec.Image)
+		if err != nil {
+			return nil, err
+		}
+		mounts := k.c.mountsOf(pod, spec, volumes)
+		words := append([]string{}, spec.Args...)
+		if len(spec.Command) > 0 {
+			words = append(append([]string{}, spec.Command[1:]...), spec.Args...)
+		}
+		var args []string
+		for _, a := range words {
+			args = append(args, k.c.translate(a, mounts))
+		}
+		// A process sees the computer's files, so it is told where its pod's credentials are.
+		if kubeconfig != "" {
+			args = append(args, "--kubeconfig="+kubeconfig)
+		}
+		cmd := exec.Command(program, args...) //nolint:noctx // see spawn
+		cmd.Env = append(os.Environ(), env[spec.Name]...)
+		return cmd, nil
+	}), nil
+}
+
+// volumes writes what a pod mounts, but host paths, and returns the folders by name.
+func (k *kubelet) volumes(ctx context.Context, pod *corev1.Pod, dir string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, v := range pod.Spec.Volumes {
+		to := filepath.Join(dir, "volumes", v.Name)
+		if v.HostPath != nil {
+			path := k.c.local(v.HostPath.Path)
+			if t := v.HostPath.Type; t != nil && *t == corev1.HostPathDirectory {
+				if i, err := os.Stat(path); err != nil || !i.IsDir() {
+					return nil, fmt.Errorf("volume %s: %s is no directory", v.Name, v.HostPath.Path)
+				}
+			}
+			continue
+		}
+		if err := os.MkdirAll(to, 0o700); err != nil {
+			return nil, err
+		}
+		out[v.Name] = to
+		files := map[string][]byte{}
+		var err error
+		switch {
+		case v.EmptyDir != nil:
+		case v.ConfigMap != nil:
+			err = k.configMap(ctx, pod.Namespace, v.ConfigMap.Name, v.ConfigMap.Items, v.ConfigMap.Optional, files)
+		case v.Secret != nil:
+			err = k.secret(ctx, pod.Namespace, v.Secret.SecretName, v.Secret.Items, v.Secret.Optional, files)
+		case v.DownwardAPI != nil:
+			downward(pod, k.c, v.DownwardAPI.Items, files)
+		case v.Projected != nil:
+			err = k.projected(ctx, pod, v.Projected, files)
+		default:
+			err = errors.New("this kind of volume is not simulated")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		for name, data := range files {
+			if err := writeBelow(to, name, data, 0o600); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+func (k *kubelet) projected(ctx context.Context, pod *corev1.Pod, p *corev1.ProjectedVolumeSource, files map[string][]byte) error {
+	for _, s := range p.Sources {
+		var err error
+		switch {
+		case s.ConfigMap != nil:
+			err = k.configMap(ctx, pod.Namespace, s.ConfigMap.Name, s.ConfigMap.Items, s.ConfigMap.Optional, files)
+		case s.Secret != nil:
+			err = k.secret(ctx, pod.Namespace, s.Secret.Name, s.Secret.Items, s.Secret.Optional, files)
+		case s.DownwardAPI != nil:
+			downward(pod, k.c, s.DownwardAPI.Items, files)
+		case s.ServiceAccountToken != nil:
+			files[s.ServiceAccountToken.Path], err = k.token(ctx, pod, s.ServiceAccountToken)
+		default:
+			err = errors.New("this kind of source is not simulated")
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// token asks for a token of the pod's ServiceAccount that is bound to the pod.
+func (k *kubelet) token(ctx context.Context, pod *corev1.Pod, t *corev1.ServiceAccountTokenProjection) ([]byte, error) {
+	seconds := int64(tokenSeconds)
+	if t.ExpirationSeconds != nil {
+		seconds = *t.ExpirationSeconds
+	}
+	req := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: &seconds,
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+	}}
+	if t.Audience != "" {
+		req.Spec.Audiences = []string{t.Audience}
+	}
+	got, err := k.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, req, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("ask for a token of ServiceAccount %s: %w", pod.Spec.ServiceAccountName, err)
+	}
+	// Renewed when most of its life is over, as kubelets do.
+	life := time.Until(got.Status.ExpirationTimestamp.Time)
+	k.mu.Lock()
+	k.tokens[pod.UID] = time.Now().Add(life * 4 / 5)
+	k.mu.Unlock()
+	return []byte(got.Status.Token), nil
+}
+
+// refresh renews the tokens of a pod that runs.
+func (k *kubelet) refresh(ctx context.Context, pod *corev1.Pod) error {
+	k.mu.Lock()
+	due, known := k.tokens[pod.UID]
+	k.mu.Unlock()
+	if known && time.Now().Before(due) {
+		return nil
+	}
+	for _, v := range pod.Spec.Volumes {
+		if v.Projected == nil {
+			continue
+		}
+		for _, s := range v.Projected.Sources {
+			if s.ServiceAccountToken == nil {
+				continue
+			}
+			b, err := k.token(ctx, pod, s.ServiceAccountToken)
+			if err != nil {
+				return err
+			}
+			if err := writeBelow(k.c.path(podsDir, string(pod.UID), "volumes", v.Name), s.ServiceAccountToken.Path, b, 0o600); err != nil {
+				return err
+			}
+		}
+	}
+	if !known { // a pod without tokens
+		k.mu.Lock()
+		if _, ok := k.tokens[pod.UID]; !ok {
+			k.tokens[pod.UID] = time.Now().Add(time.Hour)
+		}
+		k.mu.Unlock()
+	}
+	return nil
+}
+
+func pick[T any](data map[string]T, items []corev1.KeyToPath, bytes func(T) []byte, files map[string][]byte) error {
+	if items == nil {
+		for name, v := range data {
+			files[name] = bytes(v)
+		}
+		return nil
+	}
+	for _, i := range items {
+		v, ok := data[i.Key]
+		if !ok {
+			return fmt.Errorf("there is no key %s", i.Key)
+		}
+		files[i.Path] = bytes(v)
+	}
+	return nil
+}
+
+func (k *kubelet) configMap(ctx context.Context, namespace, name string, items []corev1.KeyToPath, optional *bool, files map[string][]byte) error {
+	cm, err := k.client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		if optional != nil && *optional {
+			return nil
+		}
+		return err
+	}
+	return pick(cm.Data, items, func(s string) []byte { return []byte(s) }, files)
+}
+
+func (k *kubelet) secret(ctx context.Context, namespace, name string, items []corev1.KeyToPath, optional *bool, files map[string][]byte) error {
+	s, err := k.client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		if optional != nil && *optional {
+			return nil
+		}
+		return err
+	}
+	return pick(s.Data, items, func(b []byte) []byte { return b }, files)
+}
+
+func downward(pod *corev1.Pod, c *computer, items []corev1.DownwardAPIVolumeFile, files map[string][]byte) {
+	for _, i := range items {
+		if i.FieldRef != nil {
+			files[i.Path] = []byte(field(pod, c, i.FieldRef.FieldPath))
+		}
+	}
+}
+
+// field is a field of a pod that it may be told of.
+func field(pod *corev1.Pod, c *computer, path string) string {
+	switch path {
+	case "metadata.name":
+		return pod.Name
+	case "metadata.namespace":
+		return pod.Namespace
+	case "metadata.uid":
+		return string(pod.UID)
+	case "spec.nodeName":
+		return pod.Spec.NodeName
+	case "spec.serviceAccountName":
+		return pod.Spec.ServiceAccountName
+	case "status.hostIP", "status.podIP":
+		return c.IP.String()
+	}
+	if key, ok := strings.CutPrefix(path, "metadata.labels['"); ok {
+		return pod.Labels[strings.TrimSuffix(key, "']")]
+	}
+	if key, ok := strings.CutPrefix(path, "metadata.annotations['"); ok {
+		return pod.Annotations[strings.TrimSuffix(key, "']")]
+	}
+	return ""
+}
+
+// environment is that of a container.
+func (k *kubelet) environment(ctx context.Context, pod *corev1.Pod, spec *corev1.Container, volumes map[string]string) ([]string, error) {
+	mounts := k.c.mountsOf(pod, spec, volumes)
+	out := []string{"KUBERNETES_SERVICE_HOST=" + Gateway(k.c.Nodes).String(), "KUBERNETES_SERVICE_PORT=6443"}
+	for _, e := range spec.Env {
+		value := e.Value
+		if from := e.ValueFrom; from != nil {
+			files := map[string][]byte{}
+			var key string
+			var err error
+			switch {
+			case from.FieldRef != nil:
+				value = field(pod, k.c, from.FieldRef.FieldPath)
+			case from.ConfigMapKeyRef != nil:
+				key = from.ConfigMapKeyRef.Key
+				err = k.configMap(ctx, pod.Namespace, from.ConfigMapKeyRef.Name, nil, from.ConfigMapKeyRef.Optional, files)
+			case from.SecretKeyRef != nil:
+				key = from.SecretKeyRef.Key
+				err = k.secret(ctx, pod.Namespace, from.SecretKeyRef.Name, nil, from.SecretKeyRef.Optional, files)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("variable %s: %w", e.Name, err)
+			}
+			if key != "" {
+				value = string(files[key])
+			}
+		}
+		out = append(out, k.c.translate(e.Name+"="+value, mounts))
+	}
+	return out, nil
+}
+
+// podKubeconfig writes the pod's way to the API server: its ServiceAccount's token, which
+// is read again as it is renewed. Empty if the pod mounts none.
+func (k *kubelet) podKubeconfig(pod *corev1.Pod, dir string, volumes map[string]string) (string, error) {
+	for i := range pod.Spec.Containers {
+		for _, m := range pod.Spec.Containers[i].VolumeMounts {
+			from, ok := volumes[m.Name]
+			if !ok || m.MountPath != serviceAccounts {
+				continue
+			}
+			cfg := clientcmdapi.NewConfig()
+			cfg.Clusters["c"] = &clientcmdapi.Cluster{
+				Server: "https://" + net.JoinHostPort(Gateway(k.c.Nodes).String(), "6443"), CertificateAuthority: filepath.Join(from, "ca.crt"),
+			}
+			cfg.AuthInfos["pod"] = &clientcmdapi.AuthInfo{TokenFile: filepath.Join(from, "token")}
+			cfg.Contexts["pod"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "pod", Namespace: pod.Namespace}
+			cfg.CurrentContext = "pod"
+			path := filepath.Join(dir, "kubeconfig")
+			return path, clientcmd.WriteToFile(*cfg, path)
+		}
+	}
+	return "", nil
+}
+
+// nodePorts are the ports of this machine that lead to a pod by a Service: to those of
+// its containers.
+func (k *kubelet) nodePorts(ctx context.Context, pod *corev1.Pod) (map[int]int, error) {
+	services, err := k.client.CoreV1().Services(pod.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("look for its Services: %w", err)
+	}
+	out := map[int]int{}
+	for _, s := range services.Items {
+		if s.Spec.Type != corev1.ServiceTypeNodePort || len(s.Spec.Selector) == 0 || !labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(pod.Labels)) {
+			continue
+		}
+		for _, p := range s.Spec.Ports {
+			for i := range pod.Spec.Containers {
+				if port := portOf(&pod.Spec.Containers[i], p.TargetPort); port != 0 {
+					out[int(p.NodePort)] = port
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// forward stands in for kube-proxy: it leads a node port of the machine to a pod on it
+// until ctx ends.
+func (p *pods) forward(ctx context.Context, nodePort, port int) {
+	address := func(port int) string { return net.JoinHostPort(p.c.IP.String(), strconv.Itoa(port)) }
+	var lc net.ListenConfig
+	var l net.Listener
+	for {
+		var err error
+		if l, err = lc.Listen(ctx, "tcp", address(nodePort)); err == nil {
+			break
+		}
+		if wait(ctx, lookEvery) != nil { // the pod before this one has it
+			return
+		}
+	}
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	defer l.Close()
+	for {
+		in, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go splice(ctx, in, address(port))
+	}
+}
+
+// splice carries bytes between a connection and an address until either ends.
+func splice(ctx context.Context, in net.Conn, address string) {
+	defer in.Close()
+	out, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return
+	}
+	defer out.Close()
+	stop := context.AfterFunc(ctx, func() { in.Close(); out.Close() })
+	defer stop()
+	var wg sync.WaitGroup
+	pipe := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from)
+		if c, ok := to.(interface{ CloseWrite() error }); ok {
+			_ = c.CloseWrite()
+		}
+	}
+	wg.Go(func() { pipe(out, in) })
+	pipe(in, out)
+	wg.Wait()
+}
+
+// serveOn serves h at an address until ctx ends.
+func serveOn(ctx context.Context, address string, h http.Handler, config *tls.Config) error {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	if config != nil {
+		l = tls.NewListener(l, config)
+	}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	if err := s.Serve(l); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// serveAPI is the kubelet's server for the API server: logs of processes, and the ports
+// of pods.
+func (k *kubelet) serveAPI(ctx context.Context) error {
+	cert, err := tls.LoadX509KeyPair(k.c.root(kubeadm.KubeletCertFile), k.c.root(kubeadm.KubeletKeyFile))
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	ca, err := os.ReadFile(k.c.root(kubeadm.PKIDir, "ca.crt"))
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(ca)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
+	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", k.logs)
+	mux.HandleFunc("/portForward/{namespace}/{pod}", k.portForward)
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// Callers prove with a certificate of the cluster that they are its API server.
+		if len(r.TLS.PeerCertificates) == 0 || r.TLS.PeerCertificates[0].Subject.CommonName != "kube-apiserver-kubelet-client" {
+			http.Error(w, "Unauthorized", http.StatusUnauthorized)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+	return serveOn(ctx, net.JoinHostPort(k.c.IP.String(), strconv.Itoa(kubeletPort)), h, &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool,
+	})
+}
+
+// logs answers with what a process has written; of pods that only are said to run, with
+// that.
+func (k *kubelet) logs(w http.ResponseWriter, r *http.Request) {
+	name := strings.TrimSuffix(r.PathValue("pod"), "-"+k.c.Name) // a mirror's
+	for _, n := range []string{r.PathValue("pod"), name} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: r.PathValue("namespace"), Name: n}}
+		if f, err := os.Open(k.c.logFile(pod, r.PathValue("container"))); err == nil {
+			_, _ = io.Copy(w, f)
+			f.Close()
+			return
+		}
+	}
+	fmt.Fprintln(w, StandIn+": nothing runs in this pod, it is only said to run")
+}

@@ -1,0 +1,297 @@
+package simulated
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// stopGrace is how long the programs of a machine may take to end when it is shut down.
+const stopGrace = 8 * time.Second
+
+// computer is a simulated machine from the inside.
+type computer struct {
+	record
+	dir string // of the machine
+	log *slog.Logger
+
+	// pods outlive a restart of the kubelet.
+	pods *pods
+
+	mu      sync.Mutex
+	kubelet *kubeletRun
+	life    context.Context //nolint:containedctx // of the machine: from power on to shutdown
+}
+
+func (c *computer) path(elem ...string) string {
+	return filepath.Join(append([]string{c.dir}, elem...)...)
+}
+
+// root returns the path of a file of the machine.
+func (c *computer) root(elem ...string) string {
+	return c.path(append([]string{rootDir}, elem...)...)
+}
+
+// Run is the process of the machine in dir: its TPM from the start and, when a byte
+// comes from gate, its programs. It ends with gate before that, and with ctx, by then
+// gently. What the programs say goes to standard error.
+func Run(ctx context.Context, dir string, gate io.Reader, log *slog.Logger) error {
+	r, err := readRecord(dir)
+	if err != nil {
+		return fmt.Errorf("run simulated machine %s: %w", dir, err)
+	}
+	fail := func(err error) error { return fmt.Errorf("run simulated machine %s: %w", r.Name, err) }
+	lock, held, err := tryLock(filepath.Join(dir, lockName))
+	if err != nil || held {
+		return fail(errors.Join(err, errors.New("it runs already")))
+	}
+	defer lock.Close()
+	if err := replaceFile(filepath.Join(dir, pidName), fmt.Appendf(nil, "%d\n", os.Getpid()), 0o600); err != nil {
+		return fail(err)
+	}
+	t, err := openTPM(filepath.Join(dir, "tpm.json"))
+	if err != nil {
+		return fail(err)
+	}
+	socket := filepath.Join(dir, tpmDir, tpmSocket)
+	var lc net.ListenConfig
+	tpmListener, err := lc.Listen(ctx, "unix", socket)
+	if err != nil {
+		return fail(err)
+	}
+	defer tpmListener.Close()
+	go func() { _ = t.serve(tpmListener) }()
+	if _, err := io.ReadFull(gate, make([]byte, 1)); err != nil {
+		return fail(errors.New("nobody switched it on"))
+	}
+
+	c := &computer{record: r, dir: dir, log: log, life: ctx}
+	c.pods = newPods(c)
+	control, err := lc.Listen(ctx, "unix", filepath.Join(dir, controlName))
+	if err != nil {
+		return fail(err)
+	}
+	s := &http.Server{Handler: c.control(), ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = s.Serve(control) }()
+	defer s.Close()
+	log.Info("simulated machine started", "node", r.Name, "address", r.IP.String(), "image", r.Image.Version, "boot", r.Boots)
+
+	var wg sync.WaitGroup
+	wg.Go(func() { c.unit(ctx, "bootstrapper", 3, c.bootstrapper) })
+	wg.Go(func() { c.unit(ctx, "agent", -1, c.agent) })
+	<-ctx.Done()
+	c.stopKubelet()
+	wg.Wait()
+	c.pods.stopAll()
+	log.Info("simulated machine ended", "node", r.Name)
+	return nil
+}
+
+// metadata is the URL of the cloud's metadata server.
+func (r record) metadata() string { return fmt.Sprintf("http://%s:%d", r.IP, MetadataPort) }
+
+func (c *computer) bootstrapper() *exec.Cmd {
+	cmd := exec.Command(filepath.Join(c.Image.Dir, "bootstrapper"), "-root", c.root(), "-listen", net.JoinHostPort(c.IP.String(), "9000")) //nolint:noctx // see spawn
+	cmd.Env = append(os.Environ(), "CONSTELLATION_PROVIDER=sandbox", "CONSTELLATION_METADATA="+c.metadata(), "CONSTELLATION_TPM=unix:"+c.path(tpmDir, tpmSocket))
+	return cmd
+}
+
+func (c *computer) agent() *exec.Cmd {
+	cmd := exec.Command(filepath.Join(c.Image.Dir, "agent"), "-root", c.root(), "-socket", c.path(agentDir, "agent.sock"), "-name", c.Name, "-address", c.IP.String()) //nolint:noctx // see spawn
+	cmd.Env = os.Environ()
+	return cmd
+}
+
+// unit keeps a program running as its systemd unit would: again after a failure, unless
+// it ends with code stuck, and again in any case if stuck is negative.
+func (c *computer) unit(ctx context.Context, name string, stuck int, command func() *exec.Cmd) {
+	for {
+		cmd := command()
+		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+		p, err := spawn(cmd)
+		code := -1
+		if err == nil {
+			select {
+			case <-p.done:
+			case <-ctx.Done():
+				p.stop(stopGrace)
+				return
+			}
+			code = cmd.ProcessState.ExitCode()
+		}
+		c.log.Info("program ended", "program", name, "code", code, "err", err)
+		if stuck >= 0 && (code == 0 || code == stuck) {
+			return
+		}
+		if wait(ctx, time.Second) != nil {
+			return
+		}
+	}
+}
+
+// wait waits for d, or until ctx ends, which is its error.
+func wait(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}
+
+// process is a child that ends with the machine.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+// spawn starts cmd, which lives until it ends or is stopped.
+func spawn(cmd *exec.Cmd) (*process, error) {
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	cmd.SysProcAttr = child()
+	started := make(chan error)
+	go func() {
+		// The kernel ends the child when the thread that forked it ends, so that thread is
+		// kept for as long as the child lives.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		_ = cmd.Wait() // how it ended is in its state
+		close(p.done)
+	}()
+	return p, <-started
+}
+
+// stop asks a process to end, makes it end after grace, and returns when it is gone.
+func (p *process) stop(grace time.Duration) {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // gone already is as good
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	select {
+	case <-p.done:
+		return
+	case <-t.C:
+	}
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// control is what the stand-ins for systemd and kubeadm ask of the machine.
+func (c *computer) control() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /kubelet/{verb}", func(w http.ResponseWriter, r *http.Request) {
+		switch r.PathValue("verb") {
+		case "start":
+			c.startKubelet()
+		case "restart":
+			c.stopKubelet()
+			c.startKubelet()
+		case "stop":
+			c.stopKubelet()
+		case "reset": // kubeadm reset also ends what ran
+			c.stopKubelet()
+			c.pods.stopAll()
+		default:
+			http.Error(w, "no such verb", http.StatusNotFound)
+		}
+	})
+	return mux
+}
+
+// kubeletRun is a kubelet stand-in that runs.
+type kubeletRun struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func (c *computer) startKubelet() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kubelet != nil || c.life.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(c.life)
+	run := &kubeletRun{cancel, make(chan struct{})}
+	c.kubelet = run
+	go func() {
+		defer close(run.done)
+		c.runKubelet(ctx)
+	}()
+}
+
+func (c *computer) stopKubelet() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kubelet == nil {
+		return
+	}
+	c.kubelet.cancel()
+	<-c.kubelet.done
+	c.kubelet = nil
+}
+
+// ask has the machine that this process belongs to do something with its kubelet.
+func ask(ctx context.Context, dir, verb string) error {
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, controlName))
+	}}}
+	defer client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://machine/kubelet/"+verb, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("the machine answers %s", resp.Status)
+	}
+	return nil
+}
+
+// Systemctl is the stand-in for systemd's command: it starts, restarts and stops the
+// kubelet of the machine that it is called on.
+func Systemctl(ctx context.Context, args []string) error {
+	words := slices.DeleteFunc(slices.Clone(args), func(s string) bool { return strings.HasPrefix(s, "-") })
+	if len(words) != 2 || strings.TrimSuffix(words[1], ".service") != "kubelet" || !slices.Contains([]string{"start", "restart", "stop"}, words[0]) {
+		return fmt.Errorf("systemd stand-in (simulated): it knows start, restart and stop of kubelet.service, not %q", strings.Join(args, " "))
+	}
+	dir, err := here()
+	if err != nil {
+		return err
+	}
+	if err := ask(ctx, dir, words[0]); err != nil {
+		return fmt.Errorf("systemd stand-in (simulated): %s the kubelet: %w", words[0], err)
+	}
+	return nil
+}
+
+// here is the directory of the machine that this process belongs to.
+func here() (string, error) {
+	dir := os.Getenv(machineEnv)
+	if dir == "" {
+		return "", errors.New("this works on a simulated machine only: `constellation sandbox shell MACHINE` leads to one")
+	}
+	return dir, nil
+}
