@@ -104,7 +104,8 @@ func TestRelayPassesOnTwoVerbs(t *testing.T) {
 	}
 	recv := func(stream interface {
 		Recv() (*upgradeproto.UpgradeResponse, error)
-	}, err error) error {
+	}, err error,
+	) error {
 		if err == nil {
 			_, err = stream.Recv()
 		}

@@ -1052,7 +1052,7 @@ func (s *simulation) strikes(l luck) func() {
 			}
 			s.say("a person sets the strategy of group %d: %s", g, to)
 			s.groups[g].inPlace = !s.groups[g].inPlace
-			if s.gs[g].group.name != "" {
+			if s.gs[g].name != "" {
 				s.gs[g].strategy = to
 				s.setGroup(g)
 			}

@@ -209,10 +209,10 @@ func repeat(kind string, spec engine.DrillSpec) []string {
 // machines decides which kind there will be.
 func (d *Drills) machines(asked string) (string, error) {
 	can := os.Geteuid() == 0 // machine.Check says the rest, in its own words
-	switch {
-	case asked == hollow, asked == real:
+	switch asked {
+	case hollow, real:
 		return asked, nil
-	case asked == "" || asked == "auto":
+	case "", "auto":
 		if can {
 			return real, nil
 		}

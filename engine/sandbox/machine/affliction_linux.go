@@ -218,7 +218,12 @@ var spoiled = []string{"/usr/local/bin", "/etc/kubernetes", "/var/lib/constellat
 
 // disk says what was done to a machine's disk, by its own mounts.
 func disk(pid int) (string, error) {
-	infos, err := mountinfo.PidMountInfo(pid)
+	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	if err != nil {
+		return "", fmt.Errorf("look at mounts of machine: %w", err)
+	}
+	defer f.Close()
+	infos, err := mountinfo.GetMountsFromReader(f, nil)
 	if err != nil {
 		return "", fmt.Errorf("look at mounts of machine: %w", err)
 	}

@@ -405,7 +405,10 @@ func (h *Host) powerOn(ctx context.Context, r record, firmware machine.Firmware)
 	if err := poll(ctx, func() (bool, error) {
 		select {
 		case err := <-ended:
-			return false, fmt.Errorf("it ended at once (%v); its console says why: %s", err, h.Console(r.Name))
+			if err == nil {
+				err = errors.New("without an error")
+			}
+			return false, fmt.Errorf("it ended at once (%w); its console says why: %s", err, h.Console(r.Name))
 		default:
 		}
 		c, err := net.Dial("unix", socket) //nolint:noctx // local, and at once
