@@ -19,4 +19,4 @@ echo "running all tests (machines: $([ "$(id -u)" = 0 ] && echo yes || echo "no,
 # Other programs share the computer of a CI run, and machines that boot there wait for them. What fails is run once more,
 # alone; the summary lists both results. A failure that does not come back is still one to look into.
 exec go tool -modfile=.ci/go.mod gotestsum --format "${GOTESTSUM_FORMAT:-pkgname-and-test-fails}" \
-  --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --packages ./... -- -timeout 30m "$@"
+  --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --packages ./... -- -timeout 60m "$@"
