@@ -77,3 +77,17 @@ func entries(all []*rollEntry) (out []rollEntry) {
 	}
 	return out
 }
+
+// A machine that is a Node before the operator has annotated it belongs where its record says.
+func TestGroupOfANewNode(t *testing.T) {
+	moves := []Move{{Name: "replace-0", Node: "worker-3", Group: "workers", Donor: "worker-0"}}
+	nodes := []*Node{{Name: "worker-3", Role: "worker"}, {Name: "worker-4", Role: "worker"}}
+	all, _ := new(lineup).look(Rollout{Moves: moves}, nodes, nil)
+	var got []string
+	for _, e := range all {
+		got = append(got, e.name+" of "+e.group)
+	}
+	if want := []string{"worker-3 of workers", "worker-4 of worker"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -244,7 +244,7 @@ func nameless(m Move) string {
 // entry says what state a node is in on its way to t: m is its own move if moves, heir that of
 // the machine that will replace it if replaced.
 func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool) *rollEntry {
-	e := &rollEntry{name: n.Name, group: orElse(n.Group, n.Role), state: NodeNotReady, text: n.Message, with: orElse(n.Heir, n.Donor)}
+	e := &rollEntry{name: n.Name, group: orElse(orElse(n.Group, m.Group), n.Role), state: NodeNotReady, text: n.Message, with: orElse(n.Heir, n.Donor)}
 	if n.Role == controlPlaneRole {
 		e.role = n.Role
 	}
