@@ -86,22 +86,3 @@ func NewUpgrade(u Upgrade) (Config, error) {
 		Node:     UpgradeNodeConfiguration{pull, ignore},
 	}}, nil
 }
-
-// transient are words of an API server that is away or only just back, and of
-// checks that depend on what starts after it. The exit code is the same for all.
-var transient = []string{
-	"connection refused", "connection reset by peer", "context deadline exceeded", "i/o timeout", "TLS handshake timeout",
-	"Client.Timeout exceeded", "unexpected EOF", "no route to host", "etcdserver: ", "the server is currently unable to handle the request",
-	"[ERROR CreateJob]", "[ERROR ControlPlaneNodesReady]", "could not find server",
-}
-
-// Transient reports whether kubeadm failed for want of an API server, or of what
-// needs a moment after one is back. The same command may succeed later.
-func (e *Error) Transient() bool {
-	for _, w := range transient {
-		if strings.Contains(e.Message, w) {
-			return true
-		}
-	}
-	return false
-}
