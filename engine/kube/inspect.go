@@ -341,7 +341,8 @@ func deploymentServices(ctx context.Context, core kubernetes.Interface) (out []e
 // all definitions would cost as much as others have installed.
 func (c *Client) ownKinds(ctx context.Context) (out []string, err error) {
 	err = retry(ctx, func(ctx context.Context) error {
-		b, err := c.core.Discovery().RESTClient().Get().AbsPath("/apis", v1alpha1.GroupVersion.Group, v1alpha1.GroupVersion.Version).DoRaw(ctx)
+		b, err := c.core.Discovery().RESTClient().Get().AbsPath("/apis", v1alpha1.GroupVersion.Group, v1alpha1.GroupVersion.Version).
+			SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
 		if err != nil {
 			return err
 		}
