@@ -37,17 +37,20 @@ func (d *decision) upgradeInPlace(in *intent) {
 		}
 		d.wait("NodeMissing", fmt.Sprintf("%s, which is upgraded, is no node at the moment", in.node), ref(in.node), in.deadline)
 		return
-	case known(n) && d.atTarget(n):
+	}
+	// First of all: the target may have gone back to what the Node says while its agent was
+	// bringing it to another one.
+	if what := d.finished(n, run); what != "" {
+		d.cordoned[n.name] = true
+		d.do(action{kind: noteComponents, node: n.name, machine: n.providerID, components: what})
+		return
+	}
+	if known(n) && d.atTarget(n) {
 		if !d.must(ruleInPlaceReady, n.ready) {
 			d.notReadyAgain(n)
 			return
 		}
 		d.do(clear)
-		return
-	}
-	if what := d.finished(n, run); what != "" {
-		d.cordoned[n.name] = true
-		d.do(action{kind: noteComponents, node: n.name, machine: n.providerID, components: what})
 		return
 	}
 	if !d.upgradeWanted(in, n) {
