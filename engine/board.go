@@ -37,6 +37,8 @@ var (
 // is a rollout of which nothing is known. It is not safe for concurrent use.
 type Board struct {
 	Run, Cluster, Tool, By string
+	// Simulated says that the machines only do as machines would.
+	Simulated bool
 	// From and To are the versions of the plan, as text.
 	From, To string
 	Plan     *Plan // nil if the stream has none
@@ -260,7 +262,7 @@ func (b *Board) Apply(e Event) {
 	}
 	switch e.Kind {
 	case KindHello:
-		b.Cluster, b.Tool, b.By = bounded(e.Object), bounded(e.Tool), bounded(e.By)
+		b.Cluster, b.Tool, b.By, b.Simulated = bounded(e.Object), bounded(e.Tool), bounded(e.By), e.Simulated
 	case KindPlan:
 		b.plan(e)
 	case KindStep:
@@ -302,6 +304,7 @@ func (b *Board) plan(e Event) {
 		return
 	}
 	b.Plan, b.From, b.To = &p, bounded(e.From), bounded(e.To)
+	b.Simulated = b.Simulated || p.Simulated
 	if p.Cluster != "" {
 		b.Cluster = bounded(p.Cluster)
 	}

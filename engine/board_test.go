@@ -75,3 +75,24 @@ func TestBoardFollowsAReplacement(t *testing.T) {
 		})
 	}
 }
+
+// Who looks at a record sees whether its machines were simulated.
+func TestBoardKnowsSimulatedMachines(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		events []engine.Event
+		want   bool
+	}{
+		{"neither says so", []engine.Event{{Kind: engine.KindHello, Object: "demo"}, {Kind: engine.KindPlan, Data: []byte(`{"cluster":"demo"}`)}}, false},
+		{"the greeting says so", []engine.Event{{Kind: engine.KindHello, Object: "demo", Simulated: true}}, true},
+		{"the plan says so", []engine.Event{{Kind: engine.KindHello, Object: "demo"}, {Kind: engine.KindPlan, Data: []byte(`{"simulated":true}`)}}, true},
+	} {
+		var b engine.Board
+		for _, e := range tt.events {
+			b.Apply(e)
+		}
+		if b.Simulated != tt.want {
+			t.Errorf("%s: %v", tt.name, b.Simulated)
+		}
+	}
+}

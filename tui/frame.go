@@ -160,7 +160,10 @@ func marked(simulated bool, before string) string {
 
 // mark is what follows the cluster's name at the top of a screen.
 func (c *console) mark() string {
-	simulated := c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated
+	return c.markIf(c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
+}
+
+func (c *console) markIf(simulated bool) string {
 	if c.w < 80 && simulated {
 		return "  simulated"
 	}

@@ -17,7 +17,7 @@ import (
 // how things are now, since when and until when; and below it how far it is.
 func (c *console) watchHeader() []string {
 	b, now := c.wat.shown(), c.watchNow()
-	r := c.th.row(c.w).add(accent, " "+c.th.brand+" ").add(strong, orElse(clean(b.Cluster), "cluster")).add(caution, c.mark())
+	r := c.th.row(c.w).add(accent, " "+c.th.brand+" ").add(strong, orElse(clean(b.Cluster), "cluster")).add(caution, c.markIf(b.Simulated))
 	word, st := c.watchMode(b)
 	tail := []string{now.UTC().Format("15:04:05 UTC")}
 	if !b.Started.IsZero() {

@@ -368,7 +368,7 @@ func (s *Sandboxes) SetFaults(ctx context.Context, name string, faults []string)
 		return err
 	}
 	if err := client.SetFaults(ctx, faults); err != nil {
-		return &engine.Error{Op: op, Err: err}
+		return &engine.Error{Op: op, Err: err, Remedy: "leave out what these machines cannot have; `constellation sandbox fault list` says which faults there are"}
 	}
 	return nil
 }
