@@ -618,9 +618,11 @@ type efforts struct {
 
 type effort struct {
 	running  bool
-	wanted   bool // it was to be done while it had to pause
-	outdated bool // what it read last has changed since
-	fails    int
+	wanted   bool      // it was to be done while it had to pause
+	outdated bool      // what it read last has changed since
+	fails    int       // in a row
+	since    time.Time // when it began to fail
+	conflict bool      // the last failure was one
 	next     time.Time
 	used     time.Time
 	last     string // error
@@ -704,10 +706,14 @@ func (e *efforts) end(key string, rest time.Duration, err error) bool {
 		}
 		return false
 	}
+	if t.fails == 0 {
+		t.since = e.now()
+	}
 	t.next, t.wanted = e.now().Add(pauseAfter(t.fails, err)), true
 	t.fails++
 	text := err.Error()
-	news := t.last != text && !apierrors.IsConflict(err)
+	t.conflict = apierrors.IsConflict(err)
+	news := t.last != text && !t.conflict
 	t.last = text
 	return news
 }
@@ -757,13 +763,17 @@ func (e *efforts) outdated(key string) bool {
 	return t != nil && t.outdated && !t.running
 }
 
+// conflictLasts is how long something may meet conflicts before that is told: until the
+// cache has caught up, each try meets one, and they follow each other within milliseconds.
+const conflictLasts = 10 * time.Second
+
 // failing returns what has failed several times in a row, and the last error.
 func (e *efforts) failing() (key, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	most := 2
 	for k, t := range e.all {
-		if t.fails > most {
+		if t.fails > most && !(t.conflict && e.now().Sub(t.since) < conflictLasts) {
 			key, text, most = k, t.last, t.fails
 		}
 	}

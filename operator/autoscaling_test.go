@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -251,6 +252,36 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 	}
 	if s := c.theStrategy(); !s.Spec.Enabled || s.Annotations[v1alpha1.AnnotationPaused] != "" {
 		t.Error("the AutoscalingStrategy was changed")
+	}
+
+	// While the view catches up nobody is told of it; a conflict that lasts is told.
+	now := time.Now()
+	e := newEfforts(func() time.Time { return now })
+	tries := func(until time.Duration) (n int, told string) {
+		for end := now.Add(until); now.Before(end); now = now.Add(10 * time.Millisecond) {
+			if e.begin("pause autoscaler") {
+				e.end("pause autoscaler", 0, r.pause(t.Context()))
+				n++
+			}
+		}
+		_, told = e.failing()
+		return n, told
+	}
+	if n, told := tries(conflictLasts / 2); n < 5 || told != "" {
+		t.Errorf("after %d conflicts that end in a moment %q is told", n, told)
+	}
+	if _, told := tries(conflictLasts); !strings.Contains(told, "the object has been modified") {
+		t.Errorf("of a conflict that lasts %q is told", told)
+	}
+	e.round()
+	current := newAutoscaling(c.admin, c.admin, slog.New(slog.DiscardHandler))
+	now = now.Add(time.Minute)
+	if !e.begin("pause autoscaler") {
+		t.Fatal("it is not tried again")
+	}
+	e.end("pause autoscaler", 0, current.pause(t.Context()))
+	if _, told := e.failing(); told != "" || c.theStrategy().Spec.Enabled {
+		t.Errorf("with the view of today: %q, enabled=%t", told, c.theStrategy().Spec.Enabled)
 	}
 }
 
