@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"constellation/engine/release"
 	"constellation/engine/version"
 )
 
@@ -80,6 +82,28 @@ func TestGeneratedConfigSaysWhatTheSandboxIs(t *testing.T) {
 	}
 	if !strings.Contains(text, "# Groups of equal machines") {
 		t.Error("the comments are gone")
+	}
+}
+
+// Who takes the comments off and writes a digest has a chart.
+func TestChartOfAGeneratedConfigIsAnExample(t *testing.T) {
+	text := testConfig(t)
+	i := strings.Index(text, "\n# charts:\n")
+	if i < 0 {
+		t.Fatalf("there is none:\n%s", text)
+	}
+	digest := "sha256:" + strings.Repeat("8a", 32)
+	text = text[:i] + strings.Replace(strings.ReplaceAll(text[i:], "\n# ", "\n"), "sha256:...", digest, 1)
+	c, err := ParseConfig([]byte(text))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	want := []release.Chart{{
+		Name: "certs", Chart: "cert-manager", Namespace: "cert-manager", Source: "https://charts.example.com", Version: "v1.19.1", Digest: digest,
+		Values: map[string]any{"crds": map[string]any{"enabled": true}}, Needs: []string{},
+	}}
+	if d := cmp.Diff(want, c.Charts, cmpopts.EquateEmpty()); d != "" {
+		t.Error(d)
 	}
 }
 

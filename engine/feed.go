@@ -68,11 +68,24 @@ type ReleaseDetail struct {
 	DefaultKubernetes string             `json:"defaultKubernetes"`
 	Services          []release.Service  `json:"services"`
 	Charts            []string           `json:"charts"`
+	// ForeignCharts are those of Charts that do not come with the program.
+	ForeignCharts []ForeignChart `json:"foreignCharts,omitempty"`
 	CRDs              []string           `json:"crds"`
 	Patches           []KubernetesPatch  `json:"patches"`
 	Downloads         []release.Download `json:"downloads"`
 	Images            *release.Images    `json:"images"`
 	Feed              FeedState          `json:"feed"`
+}
+
+// ForeignChart is a chart of others that a release brings: what Helm calls the installation,
+// the chart's own name, and which one is meant.
+type ForeignChart struct {
+	Name      string `json:"name"`
+	Chart     string `json:"chart"`
+	Namespace string `json:"namespace"`
+	Version   string `json:"version"`
+	Source    string `json:"source"`
+	Digest    string `json:"digest"`
 }
 
 // KubernetesPatch is a patch release of Kubernetes, and what comes with it.
@@ -210,6 +223,9 @@ func ShowRelease(ctx context.Context, w *Workspace, name string, r FeedRequest) 
 	}
 	for _, c := range rel.Charts {
 		out.Charts = append(out.Charts, c.Name)
+		if c.Source != "" {
+			out.ForeignCharts = append(out.ForeignCharts, ForeignChart{c.Name, c.ChartName(), c.Namespace, c.Version, c.Source, c.Digest})
+		}
 	}
 	for i, s := range rel.Summary().Kubernetes {
 		p := rel.Kubernetes[i]

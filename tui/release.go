@@ -168,9 +168,9 @@ func (s *session) releaseShow() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show VERSION",
 		Short: "Show what is in a release",
-		Long: `Show what is in a release: its services, the patches of Kubernetes that it offers and
-what comes with each, where the program is, who signed it, and for what no digest is
-known.`,
+		Long: `Show what is in a release: its services, the charts of others that it brings, the
+patches of Kubernetes that it offers and what comes with each, where the program is, who
+signed it, and for what no digest is known.`,
 		Example: `  constellation release show v1.1.0
   constellation release show v1.1.0 -o json | jq '.patches[].version'`,
 		Args:              cobra.ExactArgs(1),
@@ -240,6 +240,19 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 		}
 	}
 	table(w, "  ", rows)
+
+	if len(d.ForeignCharts) > 0 {
+		fmt.Fprintln(w, "\ncharts of others")
+		rows = nil
+		for _, c := range d.ForeignCharts {
+			name := c.Name
+			if c.Chart != c.Name {
+				name += " (" + c.Chart + ")"
+			}
+			rows = append(rows, []string{name, c.Version, c.Source, c.Digest})
+		}
+		table(w, "  ", rows)
+	}
 
 	fmt.Fprintf(w, "\nkubernetes (a new cluster gets %s)\n", clean(d.DefaultKubernetes))
 	rows = [][]string{{"PATCH", "ETCD", "COREDNS", "AUTOSCALER", "PAUSE", "CRICTL", "CNI PLUGINS"}}
