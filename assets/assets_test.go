@@ -46,6 +46,7 @@ func TestOlderReleaseLacksWhatCameLater(t *testing.T) {
 		{"constellation-services", "maxUnavailable"},
 		{"constellation-operator", "discoveryInterval"},
 		{"constellation-operator", "relayPort"},
+		{"constellation-operator", "plans"},
 	} {
 		for _, name := range []string{"values.yaml", "values.schema.json"} {
 			older, err := ChartFor(tt.chart, "v1.0.0")

@@ -79,6 +79,21 @@ func documents(t *testing.T, stream []byte, into func(kind string) any) {
 	}
 }
 
+var rightsOfPlans = []string{
+	"*: apiextensions.k8s.io/customresourcedefinitions (plans.upgrade.cattle.io): create,get,patch",
+	"*: namespaces (kube-system): get",
+	"*: nodes: list,patch,watch",
+	"kube-system: coordination.k8s.io/leases (constellation-node-upgrades): get,update",
+	"kube-system: coordination.k8s.io/leases: create",
+	"system-upgrade: batch/jobs: create,delete,list,watch",
+	"system-upgrade: coordination.k8s.io/leases (system-upgrade-controller): get,update",
+	"system-upgrade: coordination.k8s.io/leases: create",
+	"system-upgrade: events.k8s.io/events: create,patch",
+	"system-upgrade: secrets: get,list,watch",
+	"system-upgrade: upgrade.cattle.io/plans/status: update",
+	"system-upgrade: upgrade.cattle.io/plans: list,watch",
+}
+
 // rightsOf is the list of what each service may do in the cluster. Who changes a role
 // changes this list, and has to say why.
 var rightsOf = map[string][]string{
@@ -123,20 +138,9 @@ var rightsOf = map[string][]string{
 		"kube-system: configmaps: get",
 		"kube-system: secrets: create,delete,patch",
 	},
-	"system-upgrade-controller": {
-		"*: apiextensions.k8s.io/customresourcedefinitions (plans.upgrade.cattle.io): create,get,patch",
-		"*: namespaces (kube-system): get",
-		"*: nodes: list,patch,watch",
-		"kube-system: coordination.k8s.io/leases (constellation-node-upgrades): get,update",
-		"kube-system: coordination.k8s.io/leases: create",
-		"system-upgrade: batch/jobs: create,delete,list,watch",
-		"system-upgrade: coordination.k8s.io/leases (system-upgrade-controller): get,update",
-		"system-upgrade: coordination.k8s.io/leases: create",
-		"system-upgrade: events.k8s.io/events: create,patch",
-		"system-upgrade: secrets: get,list,watch",
-		"system-upgrade: upgrade.cattle.io/plans/status: update",
-		"system-upgrade: upgrade.cattle.io/plans: list,watch",
-	},
+	// The same of the chart and of the manifest, for clusters of others.
+	"constellation-plans":       rightsOfPlans,
+	"system-upgrade-controller": rightsOfPlans,
 	// What the pods of Plans may do: cordon and drain.
 	"system-upgrade": {
 		"*: apps/daemonsets: get",
@@ -173,6 +177,7 @@ func TestRightsAreExactly(t *testing.T) {
 	for of, at := range map[string]struct{ account, namespace string }{
 		"constellation-operator":    {"constellation-operator", namespace},
 		"constellation-services":    {"joinservice", namespace},
+		"constellation-plans":       {"constellation-plans", "system-upgrade"},
 		"system-upgrade-controller": {"system-upgrade-controller", "system-upgrade"},
 		"system-upgrade":            {"system-upgrade", "system-upgrade"},
 	} {
@@ -213,6 +218,9 @@ func TestRightsAreExactly(t *testing.T) {
 				t.Errorf("rules (-want +got):\n%s", d)
 			}
 		})
+		if of == "constellation-plans" {
+			continue // it has the same rules as the next, which is asked about
+		}
 		t.Run(account+" is let do that and nothing else", func(t *testing.T) {
 			var mu sync.Mutex
 			asked := 0
@@ -403,7 +411,7 @@ func TestPodsAreRestricted(t *testing.T) {
 	for _, d := range ds.Items {
 		pods[d.Name] = d.Spec.Template
 	}
-	for _, ns := range []string{namespace, "kube-system"} {
+	for _, ns := range []string{namespace, "kube-system", "system-upgrade"} {
 		deployments, err := c.AppsV1().Deployments(ns).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -428,6 +436,7 @@ func TestPodsAreRestricted(t *testing.T) {
 			mounts: []string{"/run/constellation-agent at /run/constellation-agent (read-only)"},
 		},
 		"constellation-cluster-autoscaler": {}, // the stand-in
+		"constellation-plans":              {},
 		"joinservice": { // reads root's files
 			broken: []string{
 				"host namespaces (hostNetwork=true)",
@@ -450,7 +459,11 @@ func TestPodsAreRestricted(t *testing.T) {
 	for name, template := range pods {
 		t.Run(name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: template.Labels}, Spec: template.Spec}
-			pod, err := c.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			in := namespace
+			if name == "constellation-plans" {
+				in = "system-upgrade" // where its account is
+			}
+			pod, err := c.CoreV1().Pods(in).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -554,15 +567,90 @@ func TestRelayHasNothingButTheSocket(t *testing.T) {
 	}
 }
 
-// TestOperatorMeetsAgent: the pod finds the agent's socket, and the agent lets it in.
-func TestOperatorMeetsAgent(t *testing.T) {
-	var d appsv1.Deployment
-	documents(t, rendered(t, "constellation-operator", "v1.1.0", nil), func(kind string) any {
+// deployment returns the one of a name in the operator's chart of a release; the zero value if
+// there is none.
+func deployment(t *testing.T, release, name string) (out appsv1.Deployment) {
+	t.Helper()
+	var all []*appsv1.Deployment
+	documents(t, rendered(t, "constellation-operator", release, nil), func(kind string) any {
 		if kind == "Deployment" {
-			return &d
+			all = append(all, &appsv1.Deployment{})
+			return all[len(all)-1]
 		}
 		return nil
 	})
+	for _, d := range all {
+		if d.Name == name {
+			out = *d
+		}
+	}
+	return out
+}
+
+// TestPlansAreCarriedOutAsByTheManifest: the chart and the manifest for clusters of others say the
+// same, but names, labels and what only one of them can know.
+func TestPlansAreCarriedOutAsByTheManifest(t *testing.T) {
+	if d := deployment(t, "v1.0.0", "constellation-plans"); d.Name != "" {
+		t.Errorf("v1.0.0, whose operator knows no Plans, has %s", d.Name)
+	}
+	if b, err := render.Chart("constellation-operator", "v1.1.0", namespace, map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}); err != nil || strings.Contains(string(b), "system-upgrade") {
+		t.Errorf("switched off (%v) it is still there", err)
+	}
+	type settings struct {
+		Pod  corev1.PodSecurityContext
+		Own  corev1.SecurityContext
+		Data map[string]string
+		Keep map[string]string // Namespaces and accounts, and whether they stay when the chart goes
+	}
+	read := func(stream []byte) (out settings) {
+		var deployments []*appsv1.Deployment
+		var maps []*corev1.ConfigMap
+		var others []*metav1.PartialObjectMetadata
+		documents(t, stream, func(kind string) any {
+			switch kind {
+			case "Deployment":
+				deployments = append(deployments, &appsv1.Deployment{})
+				return deployments[len(deployments)-1]
+			case "ConfigMap":
+				maps = append(maps, &corev1.ConfigMap{})
+				return maps[len(maps)-1]
+			case "Namespace", "ServiceAccount":
+				others = append(others, &metav1.PartialObjectMetadata{})
+				return others[len(others)-1]
+			}
+			return nil
+		})
+		for _, d := range deployments {
+			if d.Namespace == "system-upgrade" {
+				out.Pod, out.Own = *d.Spec.Template.Spec.SecurityContext, *d.Spec.Template.Spec.Containers[0].SecurityContext
+			}
+		}
+		for _, m := range maps {
+			if m.Namespace == "system-upgrade" {
+				out.Data = m.Data
+			}
+		}
+		out.Keep = map[string]string{}
+		for _, o := range others {
+			if o.Name == "system-upgrade" {
+				out.Keep[o.Kind] = o.Annotations["helm.sh/resource-policy"] + " " + o.Labels["pod-security.kubernetes.io/enforce"]
+			}
+		}
+		return out
+	}
+	want := read(assets.PlansManifest())
+	// Both are arguments and variables of the Deployment in the chart.
+	delete(want.Data, "SYSTEM_UPGRADE_CONTROLLER_DEBUG")
+	delete(want.Data, "SYSTEM_UPGRADE_CONTROLLER_LEADER_ELECT")
+	want.Keep = map[string]string{"Namespace": "keep privileged", "ServiceAccount": "keep "}
+	if d := cmp.Diff(want, read(rendered(t, "constellation-operator", "v1.1.0", nil))); d != "" {
+		t.Errorf("(-manifest +chart):\n%s", d)
+	}
+}
+
+// TestOperatorMeetsAgent: the pod finds the agent's socket, and the agent lets it in.
+func TestOperatorMeetsAgent(t *testing.T) {
+	d := deployment(t, "v1.1.0", "constellation-operator")
 	pod := d.Spec.Template.Spec
 	if args := pod.Containers[0].Args; !slices.Contains(args, "--agent="+agent.DefaultSocket) {
 		t.Errorf("arguments %q do not name the socket %s", args, agent.DefaultSocket)
@@ -687,14 +775,7 @@ func TestSchemaRefusesWhatItDoesNotKnow(t *testing.T) {
 
 func TestReleasesDifferInTheirPods(t *testing.T) {
 	args := func(release string) string {
-		var d appsv1.Deployment
-		documents(t, rendered(t, "constellation-operator", release, nil), func(kind string) any {
-			if kind == "Deployment" {
-				return &d
-			}
-			return nil
-		})
-		return strings.Join(d.Spec.Template.Spec.Containers[0].Args, " ")
+		return strings.Join(deployment(t, release, "constellation-operator").Spec.Template.Spec.Containers[0].Args, " ")
 	}
 	if a := args("v1.0.0"); strings.Contains(a, "discovery-interval") {
 		t.Errorf("the operator of v1.0.0 gets a flag that came later: %s", a)

@@ -150,7 +150,8 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 		return nil, err
 	}
 	a := &applyRun{prepareRun: prepared, request: r, plan: p}
-	a.extra, a.fetched, a.accepted = c.config.Charts, c.fetched, p.accepted
+	a.want(c.config)
+	a.fetched, a.accepted = c.fetched, p.accepted
 	if a.release, err = c.known.release(ctx, c.hop.Planned().Services); err != nil {
 		return nil, &Error{Op: "read release " + c.hop.To.Release, Err: err, Remedy: "point `--feed` to where it is published"}
 	}
@@ -650,11 +651,11 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 		c.find(withoutBackup)
 	}
 	run := &initRun{e: e, facts: &facts{state: s}}
-	cfg, err := partOfConfig(e.ws, "releases", "charts") // the rest is not needed
+	cfg, err := partOfConfig(e.ws, "releases", "charts", "plans") // the rest is not needed
 	if err != nil {
 		return nil, err
 	}
-	run.extra = cfg.Charts
+	run.want(cfg)
 	run.feed, _, _ = e.feedOf(cfg, CheckRequest{}) // its keys are not asked for
 	if run.release, err = c.known.release(ctx, c.cli); err != nil {
 		return nil, &Error{Op: "read release " + c.cli.String(), Err: err, Remedy: "install the program anew"}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"gopkg.in/yaml.v3"
+
 	"constellation/assets"
 )
 
@@ -27,8 +29,25 @@ func (i *initRun) kinds() ([]assets.File, error) {
 	return out, nil
 }
 
-// charts returns the charts of the release with their values for this cluster.
-func (i *initRun) charts() ([]Chart, error) {
+// want takes of the configuration which charts there are to be besides those of the release, and
+// what these are to do.
+func (f *facts) want(c *Config) { f.extra, f.noPlans = c.Charts, c.Plans != nil && !*c.Plans }
+
+// PlansNamespace is where the cluster carries out Plans.
+const PlansNamespace = "system-upgrade"
+
+// otherPlans names the Deployment that carries out Plans where ours would; empty if none does, and if
+// ours is not wanted.
+func (i *initRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
+	if i.noPlans {
+		return "", nil
+	}
+	return k.OtherPlans(ctx)
+}
+
+// charts returns the charts of the release with their values for this cluster, in which others,
+// if not empty, carries out Plans.
+func (i *initRun) charts(others string) ([]Chart, error) {
 	var out []Chart
 	for _, c := range i.release.Charts {
 		if c.Source != "" {
@@ -51,6 +70,9 @@ func (i *initRun) charts() ([]Chart, error) {
 				setValue(values, s.Image, valueKey(s.Name), "image")
 			}
 		}
+		if (others != "" || i.noPlans) && hasValue(files, "plans") {
+			setValue(values, false, "plans", "enabled")
+		}
 		out = append(out, Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
 	}
 	for _, c := range i.extra {
@@ -64,6 +86,21 @@ func (i *initRun) charts() ([]Chart, error) {
 		out[n].Recreate = i.accepted != nil && i.accepted(findingDestructive+out[n].Name)
 	}
 	return out, nil
+}
+
+// hasValue reports whether a chart has a value at the top.
+func hasValue(chart []assets.File, name string) bool {
+	for _, f := range chart {
+		if f.Name == "values.yaml" {
+			var values map[string]any
+			if yaml.Unmarshal(f.Data, &values) != nil {
+				return false
+			}
+			_, ok := values[name]
+			return ok
+		}
+	}
+	return false
 }
 
 // valueKey is a service's key in the values of its chart: its name without dashes.
@@ -116,13 +153,17 @@ func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	charts, err := i.charts()
-	if err != nil {
-		return false, err
-	}
 	return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		outdated, err := k.OutdatedKinds(ctx, kinds)
 		if err != nil || len(outdated) > 0 {
+			return false, err
+		}
+		others, err := i.otherPlans(ctx, k)
+		if err != nil {
+			return false, err
+		}
+		charts, err := i.charts(others)
+		if err != nil {
 			return false, err
 		}
 		for _, c := range charts {
@@ -146,7 +187,16 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	if err != nil {
 		return err
 	}
-	charts, err := i.charts()
+	limited, cancel := context.WithTimeout(ctx, i.e.limits.api)
+	others, err := i.otherPlans(limited, k)
+	cancel()
+	if err != nil {
+		return i.clusterError("look who carries out Plans", err)
+	}
+	if others != "" {
+		r.Log("charts", "", "warn", fmt.Sprintf("Deployment %s/%s carries out Plans, so the controller of the release stays off", PlansNamespace, others))
+	}
+	charts, err := i.charts(others)
 	if err != nil {
 		return err
 	}
@@ -155,7 +205,7 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	total := int64(len(kinds))
 	done := int64(0)
 	r.Part("kinds", StateRunning, "", 0, total)
-	limited, cancel := context.WithTimeout(ctx, i.e.limits.api)
+	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
 	err = k.ApplyKinds(limited, kinds, func(name string) {
 		done++
 		r.Part("kinds", StateRunning, name, done, total)

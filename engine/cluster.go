@@ -79,6 +79,9 @@ type Cluster interface {
 	// revision; with zero it removes the chart. If that revision is deployed nothing happens.
 	// It does not wait until anything is ready.
 	RevertChart(ctx context.Context, c Chart, revision int) error
+	// OtherPlans names the Deployment that carries out Plans in PlansNamespace and is not of our
+	// charts; empty if none does.
+	OtherPlans(ctx context.Context) (string, error)
 
 	// Expect records a machine that is becoming a node, unless that node is annotated
 	// with its components already.

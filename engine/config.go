@@ -51,6 +51,8 @@ type Config struct {
 	Releases    ReleasesConfig       `json:"releases,omitzero"`
 	// Charts are installed beside those of the release, and kept at what they say.
 	Charts []release.Chart `json:"charts,omitempty"`
+	// Plans says whether the cluster carries out Plans of upgrade.cattle.io/v1; nil is yes.
+	Plans *bool `json:"plans,omitempty"`
 
 	lines map[string]int // field to line, for findings that are made later
 }
@@ -197,12 +199,21 @@ func (c *Config) read(r *reader, doc *yaml.Node) {
 		"keepWorkers":         note(r.boolean(&c.KeepWorkers)),
 		"releases":            note(c.readReleases(r)),
 		"charts":              note(c.readCharts(r)),
+		"plans":               note(c.readPlans(r)),
 	}, "version", "name", "image", "microserviceVersion", "kubernetesVersion", "provider", "nodeGroups", "attestation")
 	if c.PodCIDR.Overlaps(c.ServiceCIDR) {
 		r.errs = append(r.errs, FieldError{
 			"podCIDR", c.lines["podCIDR"],
 			fmt.Sprintf("%s overlaps serviceCIDR %s", c.PodCIDR, c.ServiceCIDR), "pods and services need ranges of their own",
 		})
+	}
+}
+
+func (c *Config) readPlans(r *reader) field {
+	return func(n *yaml.Node, path string) {
+		yes := true
+		r.boolean(&yes)(n, path)
+		c.Plans = &yes
 	}
 }
 

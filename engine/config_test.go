@@ -180,7 +180,7 @@ func TestConfigProblems(t *testing.T) {
 		{"an unknown key close to a known one", "podCIDR:", "podCidr:", []FieldError{{"podCidr", line(good, "podCIDR:"), "is not known", "did you mean podCIDR?"}}},
 		{"an unknown key like no other", "podCIDR:", "flavour:", []FieldError{{
 			"flavour", line(good, "podCIDR:"), "is not known",
-			"known here: attestation, charts, image, keepWorkers, kubernetesVersion, microserviceVersion, name, nodeGroups, podCIDR, provider, releases, serviceCIDR, version",
+			"known here: attestation, charts, image, keepWorkers, kubernetesVersion, microserviceVersion, name, nodeGroups, plans, podCIDR, provider, releases, serviceCIDR, version",
 		}}},
 		{"a text where a number belongs", "count: 3", "count: three", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), `is the text "three", want a number`, "write a number from 1 to 5000, without quotes"}}},
 		{"no control plane", "count: 3", "count: 0", []FieldError{{"nodeGroups.control-plane.count", line(good, "count: 3"), "is 0, want 1 to 5000", ""}}},

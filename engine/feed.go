@@ -135,7 +135,7 @@ func partOfConfig(w *Workspace, fields ...string) (*Config, error) {
 	}
 	r := &reader{}
 	if doc := r.document(b); doc != nil {
-		read := map[string]field{"releases": c.readReleases(r), "charts": c.readCharts(r)}
+		read := map[string]field{"releases": c.readReleases(r), "charts": c.readCharts(r), "plans": c.readPlans(r)}
 		for _, name := range fields {
 			if n := find(doc, name); n != nil {
 				read[name](n, name)

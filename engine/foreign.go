@@ -22,6 +22,7 @@ const (
 	findingChartByHand = "chart-by-hand"
 	// findingDestructive is followed by the name of the chart.
 	findingDestructive = "destructive-"
+	findingOtherPlans  = "plans-elsewhere"
 )
 
 // foreignCharts returns the charts that do not come with the program: those of the release, then
@@ -149,16 +150,28 @@ func (i *initRun) foreignChart(c release.Chart) (Chart, error) {
 // compareCharts returns what the charts change in the cluster, without those that change
 // nothing, and what somebody has to know or to accept before.
 func (i *initRun) compareCharts(ctx context.Context) (changes []ChartChange, found []Finding, err error) {
-	charts, err := i.charts()
-	if err != nil {
-		return nil, nil, err
-	}
 	k, err := i.connect(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	limited, cancel := context.WithTimeout(ctx, i.e.limits.api)
 	defer cancel()
+	others, err := i.otherPlans(limited, k)
+	if err != nil {
+		return nil, nil, err
+	}
+	charts, err := i.charts(others)
+	if err != nil {
+		return nil, nil, err
+	}
+	if others != "" {
+		found = append(found, Finding{
+			ID: findingOtherPlans, Severity: Warn, Source: "charts", Title: fmt.Sprintf("Deployment %s/%s carries out Plans, so the controller of the release stays off", PlansNamespace, others),
+			Detail: "if that one goes, the release's takes over Plans, Jobs and the labels of nodes as they are", Objects: []string{"Deployment " + PlansNamespace + "/" + others},
+			Remedy:  "leave it so with plans: false in " + ConfigFile + ", or scale it to zero and check again",
+			Command: "kubectl scale -n " + PlansNamespace + " --replicas=0 deployment/" + others,
+		})
+	}
 	all := make([]ChartChange, len(charts))
 	errs := make([]error, len(charts))
 	var wg sync.WaitGroup
@@ -259,7 +272,8 @@ func (c *checkRun) foreseeCharts(ctx context.Context) error {
 		c.e.log.Debug("release not read", "release", c.hop.To.Release, "err", err)
 		return ctx.Err()
 	}
-	i := &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, extra: c.config.Charts, feed: c.location}}
+	i := &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider, release: rel, feed: c.location}}
+	i.want(c.config)
 	changes, err := c.lookAtCharts(ctx, i)
 	if err == nil && changes != nil {
 		c.out.Changes.ChartChanges, c.out.Changes.Charts = changes, nil

@@ -104,6 +104,43 @@ func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
 	}
 }
 
+// Who carries out Plans is the release's controller, unless the configuration says no or somebody else
+// does it already.
+func TestPlansAreCarriedOutOnce(t *testing.T) {
+	s := newApplyStage(t)
+	s.cluster.SetOtherPlans("system-upgrade-controller")
+	_, _, err := s.apply(t.Context(), upgrade, nil)
+	if err != nil {
+		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+	}
+	plans := func() any { return s.cluster.Values("constellation-system", "constellation-operator")["plans"] }
+	off := map[string]any{"enabled": false}
+	if d := cmp.Diff(any(off), plans()); d != "" {
+		t.Errorf("beside another controller (-want +got):\n%s", d)
+	}
+	var told []engine.Finding
+	p, err := s.execute(engine.ApplyRequest{})
+	if engine.ExitCode(err) != engine.ExitNothing {
+		t.Errorf("again: %v", err)
+	}
+	for _, f := range p.Findings {
+		if f.ID == "plans-elsewhere" {
+			told = append(told, f)
+		}
+	}
+	if len(told) != 1 || told[0].Severity != engine.Warn || told[0].Command != "kubectl scale -n system-upgrade --replicas=0 deployment/system-upgrade-controller" {
+		t.Errorf("told: %+v", told)
+	}
+	s.cluster.SetOtherPlans("")
+	if _, err := s.execute(engine.ApplyRequest{}); err != nil || plans() != nil {
+		t.Errorf("when that one is gone: %v, values %v", err, plans())
+	}
+	s.setCharts("plans: false\n")
+	if p, err := s.execute(engine.ApplyRequest{}); err != nil || !cmp.Equal(any(off), plans()) || len(p.Findings) > 0 && p.Findings[0].ID == "plans-elsewhere" {
+		t.Errorf("not wanted: %v, values %v", err, plans())
+	}
+}
+
 func TestChartsThatCannotBeHadBlockBeforeTheFirstEffect(t *testing.T) {
 	for _, tt := range []struct {
 		name, text, title, remedy string

@@ -35,6 +35,7 @@ type facts struct {
 	// extra are the charts of the configuration, fetched those that do not come with the
 	// program, by name.
 	extra   []release.Chart
+	noPlans bool   // the cluster is not to carry out Plans
 	feed    string // where releases are looked up
 	fetched map[string]*chart.Chart
 	// foreign is why the workspace's files are not of these machines; nil if they are.
@@ -227,7 +228,7 @@ func (e *Engine) checks(f *facts) []check {
 			return nil
 		}},
 		{findingChartSource, "release", "charts that do not come with the program can be fetched", "release state", func(ctx context.Context) *Finding {
-			f.extra = f.config.Charts
+			f.want(f.config)
 			f.feed, _, _ = e.feedOf(f.config, CheckRequest{}) // its keys are not asked for
 			i := &initRun{e: e, facts: f}
 			found := i.fetchCharts(ctx)

@@ -267,6 +267,7 @@ func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart
 		}
 		u := action.NewUpgrade(cfg)
 		u.Namespace, u.MaxHistory, u.SkipCRDs, u.ResetValues, u.DisableOpenAPIValidation = want.Namespace, maxRevisions, true, true, true
+		u.TakeOwnership = !want.Foreign
 		u.Timeout = timeout
 		now, err = u.RunWithContext(ctx, want.Name, ch, want.Values)
 		return before, now, err
@@ -278,6 +279,8 @@ func (c *Client) bring(ctx context.Context, cfg *action.Configuration, ch *chart
 	}
 	i := action.NewInstall(cfg)
 	i.ReleaseName, i.Namespace, i.CreateNamespace, i.SkipCRDs, i.DisableOpenAPIValidation = want.Name, want.Namespace, true, true, true
+	// What ours are made of may be there already, such as the namespace of Plans.
+	i.TakeOwnership = !want.Foreign
 	i.Timeout = timeout
 	now, err = i.RunWithContext(ctx, ch, want.Values)
 	return nil, now, err

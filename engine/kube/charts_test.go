@@ -17,6 +17,7 @@ import (
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -145,6 +146,82 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
+	t.Run("the namespace of Plans is taken over as it is, unless somebody else carries them out", func(t *testing.T) {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: engine.PlansNamespace, Labels: map[string]string{"theirs": "yes"}}}
+		if _, err := c.core.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		labels := map[string]string{"a": "b"}
+		d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "system-upgrade-controller"}, Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
+				Name: "c", Image: "example.com/controller:v1", Env: []corev1.EnvVar{{Name: "SYSTEM_UPGRADE_CONTROLLER_NAME", Value: "system-upgrade-controller"}},
+			}}}},
+		}}
+		all := c.core.AppsV1().Deployments(engine.PlansNamespace)
+		d, err := all.Create(ctx, d, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.OtherPlans(ctx); got != "system-upgrade-controller" || err != nil {
+			t.Errorf("they are carried out by %q, %v", got, err)
+		}
+		d.Spec.Replicas = new(int32)
+		if _, err := all.Update(ctx, d, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.OtherPlans(ctx); got != "" || err != nil {
+			t.Errorf("scaled to zero they are carried out by %q, %v", got, err)
+		}
+		ours := engine.Chart{Name: "constellation-operator", Namespace: Namespace, Version: "1.1.0", Values: map[string]any{"release": "v1.1.0"}}
+		if ours.Files, err = assets.ChartFor(ours.Name, "v1.1.0"); err != nil {
+			t.Fatal(err)
+		}
+		bring := func() {
+			t.Helper()
+			ch, err := load(ours)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg, err := c.helm(ours.Namespace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := c.bring(ctx, cfg, ch, ours); err != nil {
+				t.Fatal(err)
+			}
+		}
+		look := func() (got []string) {
+			t.Helper()
+			ns, err := c.core.CoreV1().Namespaces().Get(ctx, engine.PlansNamespace, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, ns.Labels["theirs"], ns.Labels["pod-security.kubernetes.io/enforce"])
+			for _, name := range []string{plansName, d.Name} {
+				if _, err := all.Get(ctx, name, metav1.GetOptions{}); err == nil {
+					got = append(got, name)
+				}
+			}
+			return got
+		}
+		bring()
+		if d := cmp.Diff([]string{"yes", "privileged", plansName, d.Name}, look()); d != "" {
+			t.Errorf("installed (-want +got):\n%s", d)
+		}
+		if got, err := c.OtherPlans(ctx); got != "" || err != nil {
+			t.Errorf("ours is taken for another: %q, %v", got, err)
+		}
+		ours.Values = map[string]any{"release": "v1.1.0", "plans": map[string]any{"enabled": false}}
+		if got := compare(t, ours); len(got.Destroys) > 0 {
+			t.Errorf("switching it off destroys %v", got.Destroys)
+		}
+		bring()
+		if d := cmp.Diff([]string{"yes", "privileged", d.Name}, look()); d != "" {
+			t.Errorf("switched off (-want +got):\n%s", d)
+		}
+	})
 
 	first := shopChart(t, "1.0.0", map[string]any{"text": "one", "claim": false})
 	t.Run("it is new, and comes with its kinds, its hooks and what needs them", func(t *testing.T) {

@@ -20,6 +20,37 @@ const versionLabel = "app.kubernetes.io/version"
 // friendly are names of services where that of the workload says less.
 var friendly = map[string]string{"joinservice": "join-service", "constellation-operator": "operator"}
 
+// plansName is the Deployment of our charts that carries out Plans.
+const plansName = "constellation-plans"
+
+// OtherPlans implements [engine.Cluster].
+func (c *Client) OtherPlans(ctx context.Context) (name string, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		list, err := c.core.AppsV1().Deployments(engine.PlansNamespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		name = ""
+		for i := range list.Items {
+			d := &list.Items[i]
+			if d.Name != plansName && name == "" && (d.Spec.Replicas == nil || *d.Spec.Replicas > 0) && slices.ContainsFunc(d.Spec.Template.Spec.Containers, carriesOutPlans) {
+				name = d.Name
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("look who carries out Plans in namespace %s: %w", engine.PlansNamespace, err)
+	}
+	return name, nil
+}
+
+// carriesOutPlans reports whether a container is system-upgrade-controller, or stands in its
+// place: that needs to be told a name.
+func carriesOutPlans(c corev1.Container) bool {
+	return slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "SYSTEM_UPGRADE_CONTROLLER_NAME" })
+}
+
 // Services implements [engine.Cluster].
 func (c *Client) Services(ctx context.Context) ([]engine.Service, error) {
 	var out []engine.Service

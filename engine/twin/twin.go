@@ -38,6 +38,7 @@ type Cluster struct {
 	kinds        map[string][32]byte
 	charts       map[string][]revision
 	chartSet     map[string]int
+	otherPlans   string
 	neverReady   func(engine.Chart) bool
 	expected     map[string]engine.ExpectedNode
 	target       *engine.NodeTarget
@@ -109,6 +110,13 @@ func (c *Cluster) NeverReady(f func(engine.Chart) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.neverReady = f
+}
+
+// SetOtherPlans sets what OtherPlans returns.
+func (c *Cluster) SetOtherPlans(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.otherPlans = name
 }
 
 // PutNode adds or replaces a node.
@@ -432,11 +440,31 @@ func (c *Cluster) RevertChart(ctx context.Context, ch engine.Chart, to int) erro
 	return nil
 }
 
+// Values returns those of an installed chart; nil if there are none.
+func (c *Cluster) Values(namespace, name string) map[string]any {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.charts[namespace+"/"+name]
+	if len(all) == 0 {
+		return nil
+	}
+	return all[len(all)-1].of.Values
+}
+
 // Revisions returns how often a chart was changed.
 func (c *Cluster) Revisions(ch engine.Chart) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.charts[key(ch)])
+}
+
+// OtherPlans implements [engine.Cluster].
+func (c *Cluster) OtherPlans(ctx context.Context) (string, error) {
+	if err := c.enter(ctx, "OtherPlans", false); err != nil {
+		return "", err
+	}
+	defer c.mu.Unlock()
+	return c.otherPlans, nil
 }
 
 // Expect implements [engine.Cluster].

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -277,6 +279,22 @@ func field(pod *corev1.Pod, c *computer, path string) string {
 func (k *kubelet) environment(ctx context.Context, pod *corev1.Pod, spec *corev1.Container, volumes map[string]string) ([]string, error) {
 	mounts := k.c.mountsOf(pod, spec, volumes)
 	out := []string{"KUBERNETES_SERVICE_HOST=" + Gateway(k.c.Nodes).String(), "KUBERNETES_SERVICE_PORT=6443"}
+	for _, from := range spec.EnvFrom {
+		files := map[string][]byte{}
+		var err error
+		switch {
+		case from.ConfigMapRef != nil:
+			err = k.configMap(ctx, pod.Namespace, from.ConfigMapRef.Name, nil, from.ConfigMapRef.Optional, files)
+		case from.SecretRef != nil:
+			err = k.secret(ctx, pod.Namespace, from.SecretRef.Name, nil, from.SecretRef.Optional, files)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("variables: %w", err)
+		}
+		for _, name := range slices.Sorted(maps.Keys(files)) {
+			out = append(out, k.c.translate(from.Prefix+name+"="+string(files[name]), mounts))
+		}
+	}
 	for _, e := range spec.Env {
 		value := e.Value
 		if from := e.ValueFrom; from != nil {

@@ -11,3 +11,10 @@ app.kubernetes.io/part-of: constellation
 app.kubernetes.io/version: {{ .Values.release | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
+
+{{- define "plans.labels" -}}
+app.kubernetes.io/name: constellation-plans
+app.kubernetes.io/part-of: constellation
+app.kubernetes.io/version: {{ .Values.release | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
