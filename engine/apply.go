@@ -297,7 +297,7 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 	rollout := &steps[len(steps)-1]
 	rollout.Effect = "all nodes are at the target"
 	if replaced > 0 {
-		rollout.Effect = fmt.Sprintf("%d node(s) are replaced, control planes first, one after the other", replaced)
+		rollout.Effect = "replaces " + many(replaced, "node") + inOrder(replaced)
 	}
 	rollout.Details = append(rollout.Details, fmt.Sprintf("takes about %s: %s", interval{c.out.Changes.Least, c.out.Changes.Most}, c.out.Changes.Basis))
 	// What mutates decides whether a backup is needed.
@@ -434,9 +434,9 @@ func (c *checkRun) goOn(ctx context.Context, p *Plan, r ApplyRequest) error {
 	}
 	kubernetes, _ := version.Parse(t.Kubernetes) // one that cannot be read is another one
 	rollout := a.rolloutStep()
-	rollout.Effect = fmt.Sprintf("%d node(s) that are not at the target yet are replaced", left)
+	rollout.Effect = "replaces " + many(left, "node") + " not yet at the target"
 	if inPlace > 0 {
-		rollout.Effect = fmt.Sprintf("of %d node(s) that are not at the target yet %d are replaced, and %d are upgraded in place: their machines stay", left, left-inPlace, inPlace)
+		rollout.Effect = fmt.Sprintf("of %s not yet at the target replaces %d, and upgrades %d in place: their machines stay", many(left, "node"), left-inPlace, inPlace)
 	}
 	least, basis := c.past.estimate(left, !n.Kubernetes.is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}

@@ -312,7 +312,7 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 			{Service: "operator", From: "registry.constellation.example/operator:v1.0.0", To: "registry.constellation.example/operator:v1.1.0"},
 		},
 		Least: 36 * time.Second, Most: 12 * time.Minute,
-		Basis: "no run is recorded in this workspace: services 10s-5m (assumed); 1 machine(s) one after the other, each 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed)",
+		Basis: "no run is recorded in this workspace: services 10s-5m (assumed); one machine, 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed)",
 	}
 	if d := cmp.Diff(want, c.Changes); d != "" {
 		t.Errorf("changes (-want +got):\n%s", d)
@@ -693,7 +693,7 @@ func TestEstimatesComeFromRecordedRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := s.mustCheck(engine.CheckRequest{NoPreflight: true})
-	want := "1 run(s) recorded in constellation-upgrade: services 8s-15s (recorded); 1 machine(s) one after the other, each 8s-30s (from boot to Ready, 2 recorded) and 1s-2m for draining (assumed)"
+	want := "1 run recorded in constellation-upgrade: services 8s-15s (recorded); one machine, 8s-30s (from boot to Ready, 2 recorded) and 1s-2m for draining (assumed)"
 	if c.Changes.Basis != want || c.Changes.Least != 17*time.Second || c.Changes.Most != 165*time.Second {
 		t.Errorf("%s to %s: %s", c.Changes.Least, c.Changes.Most, c.Changes.Basis)
 	}
@@ -712,7 +712,7 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	if c.Changes == nil {
 		t.Fatalf("no hop: %v", found(c))
 	}
-	want := "no run is recorded in this workspace: services 10s-5m (assumed); kubeadm on one control plane 1m30s-10m (assumed); 3 machine(s) one after the other, each 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed)"
+	want := "no run is recorded in this workspace: services 10s-5m (assumed); kubeadm on one control plane 1m30s-10m (assumed); 3 machines one after the other, each 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed)"
 	if c.Changes.Basis != want || c.Changes.Least != 178*time.Second || c.Changes.Most != 36*time.Minute {
 		t.Errorf("%s to %s: %s", c.Changes.Least, c.Changes.Most, c.Changes.Basis)
 	}

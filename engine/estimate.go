@@ -199,10 +199,14 @@ func (x experience) estimate(replaced int, kubernetes bool) (whole interval, bas
 			drain, known = beyond(x.drain), fmt.Sprintf("%d recorded", len(x.drain))
 		}
 		whole = whole.add(machine.add(drain).times(replaced))
-		parts = append(parts, fmt.Sprintf("%d machine(s) one after the other, each %s (%s) and %s for draining (%s)", replaced, machine, from, drain, known))
+		how := "one machine,"
+		if replaced > 1 {
+			how = fmt.Sprintf("%d machines one after the other, each", replaced)
+		}
+		parts = append(parts, fmt.Sprintf("%s %s (%s) and %s for draining (%s)", how, machine, from, drain, known))
 	}
 	if x.runs > 0 {
-		return whole, fmt.Sprintf("%d run(s) recorded in %s: %s", x.runs, RunsDir, strings.Join(parts, "; "))
+		return whole, fmt.Sprintf("%s recorded in %s: %s", many(x.runs, "run"), RunsDir, strings.Join(parts, "; "))
 	}
 	return whole, "no run is recorded in this workspace: " + strings.Join(parts, "; ")
 }

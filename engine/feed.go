@@ -64,17 +64,17 @@ type ReleaseDetail struct {
 	ReleaseRow
 	// Signer is the key that the feed is signed with; empty if the release came with the
 	// program alone.
-	Signer            string             `json:"signer,omitempty"`
-	DefaultKubernetes string             `json:"defaultKubernetes"`
-	Services          []release.Service  `json:"services"`
-	Charts            []string           `json:"charts"`
+	Signer            string            `json:"signer,omitempty"`
+	DefaultKubernetes string            `json:"defaultKubernetes"`
+	Services          []release.Service `json:"services"`
+	Charts            []string          `json:"charts"`
 	// ForeignCharts are those of Charts that do not come with the program.
-	ForeignCharts []ForeignChart `json:"foreignCharts,omitempty"`
-	CRDs              []string           `json:"crds"`
-	Patches           []KubernetesPatch  `json:"patches"`
-	Downloads         []release.Download `json:"downloads"`
-	Images            *release.Images    `json:"images"`
-	Feed              FeedState          `json:"feed"`
+	ForeignCharts []ForeignChart     `json:"foreignCharts,omitempty"`
+	CRDs          []string           `json:"crds"`
+	Patches       []KubernetesPatch  `json:"patches"`
+	Downloads     []release.Download `json:"downloads"`
+	Images        *release.Images    `json:"images"`
+	Feed          FeedState          `json:"feed"`
 }
 
 // ForeignChart is a chart of others that a release brings: what Helm calls the installation,

@@ -210,7 +210,7 @@ func absentIsFine(err error) error {
 
 func (i *initRun) steps() []Step {
 	c := i.config
-	machines := fmt.Sprintf("%d control plane(s) and %d worker(s)", c.ControlPlanes(), c.Workers())
+	machines := many(c.ControlPlanes(), "control plane") + " and " + many(c.Workers(), "worker")
 	steps := []Step{
 		{
 			ID:     StepPreflight,

@@ -499,7 +499,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 		},
 		{"a machine that failed to boot", func(t *testing.T, s *stage) {
 			s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = engine.NodeFailed, "no space" })
-		}, engine.ExitBlocked, "1 machine(s) failed to start: worker-1: no space", "console"},
+		}, engine.ExitBlocked, "1 machine failed to start: worker-1: no space", "console"},
 		{
 			"another pod network than the cloud's", func(t *testing.T, s *stage) {
 				s.edit(engine.ConfigFile, "podCIDR: 10.244.0.0/16", "podCIDR: 10.200.0.0/16")
@@ -754,7 +754,7 @@ func TestFailedMachineDoesNotBlockWhatWasBegun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w := p.Warnings(); len(p.Blocked()) > 0 || len(w) != 1 || w[0].Title != "1 machine(s) failed to start" || w[0].Detail != "worker-1: no space" {
+	if w := p.Warnings(); len(p.Blocked()) > 0 || len(w) != 1 || w[0].Title != "1 machine failed to start" || w[0].Detail != "worker-1: no space" {
 		t.Errorf("blocked by %+v, warned of %+v", p.Blocked(), w)
 	}
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"strconv"
 	"time"
 )
 
@@ -195,4 +196,20 @@ type Step struct {
 	// Undo takes the effect back; nil if there is nothing to take back. It is
 	// offered, never automatic.
 	Undo func(context.Context, *Reporter) error `json:"-"`
+}
+
+// many writes n with its noun: "1 node", "3 nodes".
+func many(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return strconv.Itoa(n) + " " + noun + "s"
+}
+
+// inOrder says how so many nodes are replaced, where that needs words.
+func inOrder(n int) string {
+	if n == 1 {
+		return ""
+	}
+	return ", control planes first, one after the other"
 }

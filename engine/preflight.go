@@ -441,10 +441,10 @@ func (f *facts) checkGroups() *Finding {
 	}
 	if n := len(broken); n > 0 && len(f.state.ClusterValues.ClusterID) > 0 {
 		// What was begun can go on without them, and says at its end what is missing.
-		return warn(fmt.Sprintf("%d machine(s) failed to start", n), strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; the others go on without them")
+		return warn(many(n, "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; the others go on without them")
 	}
 	if len(broken) > 0 {
-		return block(fmt.Sprintf("%d machine(s) failed to start", len(broken)), strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; take the sandbox down and up again")
+		return block(many(len(broken), "machine")+" failed to start", strings.Join(broken, "\n"), "`constellation sandbox status` shows where their console is; take the sandbox down and up again")
 	}
 	return nil
 }

@@ -404,10 +404,10 @@ func (st *Status) judge(c *Config, cloudErr error, in inside) {
 		}
 	}
 	if len(failed) > 0 {
-		bad("machines-failed", Block, fmt.Sprintf("%d machine(s) failed", len(failed)), some(failed), "`constellation sandbox status` shows where their console is")
+		bad("machines-failed", Block, many(len(failed), "machine")+" failed", some(failed), "`constellation sandbox status` shows where their console is")
 	}
 	if st.Reachable && len(waiting) > 0 {
-		bad("machines-joining", Warn, fmt.Sprintf("%d machine(s) are not nodes yet", len(waiting)), some(waiting), "")
+		bad("machines-joining", Warn, fmt.Sprintf("%s not yet in the cluster", many(len(waiting), "machine")), some(waiting), "")
 	}
 	for _, s := range st.Services {
 		if s.Ready < s.Wanted {

@@ -232,7 +232,7 @@ func (r roll) pending(at time.Time) string {
 	}
 	for _, g := range slices.Sorted(maps.Keys(missing)) {
 		if missing[g] > 0 {
-			parts = append(parts, fmt.Sprintf("%d machine(s) of group %s do not exist yet", missing[g], g))
+			parts = append(parts, fmt.Sprintf("%s of group %s missing yet", many(missing[g], "machine"), g))
 		}
 	}
 	if n := len(parts); n > 4 {
@@ -441,7 +441,7 @@ func (r roll) hopeless() error {
 		parts = append(parts, s)
 	}
 	return &Error{
-		Op: "wait for the nodes", Err: fmt.Errorf("%d machine(s) failed: %s", len(failed), strings.Join(parts, "; ")),
+		Op: "wait for the nodes", Err: fmt.Errorf("%s failed: %s", many(len(failed), "machine"), strings.Join(parts, "; ")),
 		Remedy: "`constellation sandbox status` shows where their console is; to begin anew, run `constellation sandbox down` and `constellation sandbox up`, then the same command again",
 	}
 }

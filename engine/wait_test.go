@@ -29,7 +29,7 @@ func TestMachinesThatAreWaitedForSayHowFarTheyAre(t *testing.T) {
 		{"one that is up", machine("", "", time.Hour), nil, nil, "worker-1 has not joined yet"},
 		{"one that has its ticket", machine("", "", time.Hour), nil, []ExpectedNode{{Name: "worker-1"}}, "worker-1 is joining"},
 		{"a node", machine("", "", time.Hour), []*Node{{Name: "worker-1", State: NodeNotReady, Message: "no network"}}, nil, "worker-1 is not ready (no network)"},
-		{"one that is not there", nil, nil, nil, "1 machine(s) of group workers do not exist yet"},
+		{"one that is not there", nil, nil, nil, "1 machine of group workers missing yet"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := call(tt.machines, tt.nodes, tt.expected, map[string]int{"workers": 1})

@@ -514,14 +514,19 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 		}
 	}
 	var nodes []string
+	total := 0
 	for _, g := range slices.Sorted(maps.Keys(x.Nodes)) {
 		nodes = append(nodes, fmt.Sprintf("%d of %s", x.Nodes[g], clean(g)))
+		total += x.Nodes[g]
 	}
-	if n := len(nodes); n > 0 {
-		add("nodes", "replaces "+strings.Join(nodes, ", ")+", one after the other")
-	} else {
-		add("nodes", "none is replaced")
+	replaces := "replaces " + strings.Join(nodes, ", ")
+	switch {
+	case total == 0:
+		replaces = "none is replaced"
+	case total > 1:
+		replaces += ", one after the other"
 	}
+	add("nodes", replaces)
 	var kinds []string
 	for _, l := range []struct {
 		word  string

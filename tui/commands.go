@@ -200,7 +200,7 @@ func (s *session) newWorkspace() (*engine.Workspace, string, error) {
 func (s *session) speller() speller {
 	sp := speller{program: s.Program, dir: s.dir}
 	if dir, err := filepath.Abs(s.dir); err == nil { // else commands name no cluster
-		sp.kubeconfig = filepath.Join(dir, engine.KubeconfigFile)
+		sp.home, sp.kubeconfig = dir, filepath.Join(dir, engine.KubeconfigFile)
 	}
 	return sp
 }

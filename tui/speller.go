@@ -17,6 +17,8 @@ const programName = "constellation"
 type speller struct {
 	program string // "" means programName
 	dir     string // the workspace, as given with -C; "" or "." if it is the current one
+	// home is the workspace's absolute path, which the engine names it by; "" if it is not known.
+	home string
 	// kubeconfig is the file that leads kubectl to the cluster; "" if none is known.
 	kubeconfig string
 }
@@ -43,9 +45,20 @@ func (sp speller) command(args string) string {
 // line is a whole command line that the engine wrote.
 func (sp speller) line(cmd string) string {
 	if rest, ok := strings.CutPrefix(cmd, programName+" "); ok {
-		return sp.name() + " " + rest
+		return sp.args(rest)
 	}
 	return cmd
+}
+
+// args is a command line with these arguments, where the engine's name for this workspace is
+// what the user calls it.
+func (sp speller) args(args string) string {
+	if sp.home != "" {
+		if before, after, ok := strings.Cut(args+" ", " -C "+quoteArg(sp.home)+" "); ok {
+			return sp.command(strings.TrimSpace(before + " " + after))
+		}
+	}
+	return sp.name() + " " + args
 }
 
 // export is the line that leads kubectl to the cluster from there on.
@@ -87,7 +100,7 @@ func (sp speller) text(s string) string {
 			b.WriteString(sp.name() + " " + s)
 			return b.String()
 		case strings.Contains(" "+args+" ", " -C "):
-			b.WriteString(sp.name() + " " + args)
+			b.WriteString(sp.args(args))
 		default:
 			b.WriteString(sp.command(args))
 		}

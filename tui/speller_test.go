@@ -29,6 +29,18 @@ func TestCommandsAreSpelledAsTheUserWouldTypeThem(t *testing.T) {
 			"is it running? `constellation -C 'my demo' sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
 			"constellation status -C /x", "constellation -C 'my demo' init",
 		},
+		{
+			"about this directory, which the engine names by its path",
+			speller{program: "constellation", dir: "demo", home: "/x"},
+			"is it running? `constellation -C demo sandbox status` tells, `constellation -C demo init` goes on; see constellation's log",
+			"constellation -C demo status", "constellation -C demo init",
+		},
+		{
+			"about another than this one",
+			speller{program: "constellation", dir: "demo", home: "/x/demo"},
+			"is it running? `constellation -C demo sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
+			"constellation status -C /x", "constellation -C demo init",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := tt.sp.text(said); got != tt.text {

@@ -296,8 +296,8 @@ func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
 			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", clean(f.Field), clean(orElse(shortValue(f.From), "(not set)")), c.th.to, clean(orElse(shortValue(f.To), "(removed)"))))
 		}
 		next := "config validate"
-		if len(k.Path) > 0 && k.Path[0].To.Release == k.Current.Release && k.Path[0].CLI.String() == k.CLI {
-			next = "upgrade prepare" // the services are there already
+		if len(k.Path) > 0 && k.Path[0].CLI.String() == k.CLI { // else another program goes on
+			next = "upgrade apply" + planFlags(engine.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
 		}
 		lines = append(lines, "", "next  "+sp.command(next))
 	case x != nil && len(x.Fields) > 0 && k.Exit == engine.ExitUpgradeAvailable:

@@ -46,7 +46,7 @@ func hopPlan() *engine.Plan {
 		{ID: engine.StepJoinConfig, Title: "Let in machines of the new image", Effect: "machines of image v1.1.0 are let in, beside those of v1.0.0", Details: []string{"PCR 9: 3f1c9e5b to 8f1c9e5b"}},
 		{ID: engine.StepCharts, Title: "Upgrade the services", Effect: "4 kinds and 2 charts with operator v1.1.0, join-service v1.1.0"},
 		{ID: engine.StepTarget, Title: "Set the target of all nodes", Effect: "NodeVersion asks for image v1.1.0 and Kubernetes v1.36.3 in one write", Final: true, Warning: "The disks of replaced nodes are gone for good, and Kubernetes never goes down again."},
-		{ID: engine.StepRollout, Title: "Wait until all nodes are new", Effect: "3 node(s) are replaced, control planes first, one after the other"},
+		{ID: engine.StepRollout, Title: "Wait until all nodes are new", Effect: "replaces 3 nodes, control planes first, one after the other"},
 	}
 	return p
 }

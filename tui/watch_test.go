@@ -117,8 +117,8 @@ func failing(t testing.TB) []engine.Event {
 	}
 	exit := 1
 	return append(events,
-		engine.Event{Time: at, Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateFailed, Text: "wait for the nodes: 6 machine(s) failed"},
-		engine.Event{Time: at, Kind: engine.KindResult, State: engine.StateFailed, Text: "wait for the nodes: 6 machine(s) failed", Remedy: "`constellation upgrade pause` keeps more from being tried", Exit: &exit})
+		engine.Event{Time: at, Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateFailed, Text: "wait for the nodes: 6 machines failed"},
+		engine.Event{Time: at, Kind: engine.KindResult, State: engine.StateFailed, Text: "wait for the nodes: 6 machines failed", Remedy: "`constellation upgrade pause` keeps more from being tried", Exit: &exit})
 }
 
 var watchScenes = []scene{
