@@ -28,7 +28,11 @@ func (d *decision) upgradeInPlace(in *intent) {
 		if n != nil {
 			d.cordoned[n.name] = true
 		}
-		d.wait("NodeUpgrades", fmt.Sprintf("the agent of %s brings it to Kubernetes %s: %s", in.node, run.version, shorten(run.line)), ref(in.node), time.Time{})
+		text := fmt.Sprintf("the agent of %s brings it to Kubernetes %s", in.node, run.version)
+		if run.line != "" {
+			text += ": " + shorten(run.line)
+		}
+		d.wait("NodeUpgrades", text, ref(in.node), time.Time{})
 		return
 	case n == nil:
 		if d.when(ruleOverdue, overdue) {

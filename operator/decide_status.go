@@ -67,8 +67,8 @@ func (d *decision) status() v1alpha1.NodeVersionStatus {
 	s.JoinComponents = w.before.JoinComponents
 	s.Budget = int32(max(0, d.surge-d.inFlight))
 	s.ActiveClusterVersionUpgrade = w.run.active()
-	if r := w.run; r.phase != "" {
-		s.Upgrade = &v1alpha1.UpgradeProgress{Version: r.version, Node: r.node, Phase: r.phase, Line: limited(r.line, 100), Started: metav1.NewTime(r.started)}
+	if w.run.phase != "" {
+		s.Upgrade = w.run.progress()
 	}
 	s.Waiting = d.waiting()
 	now := metav1.NewTime(w.now.Truncate(time.Second))
@@ -76,6 +76,11 @@ func (d *decision) status() v1alpha1.NodeVersionStatus {
 		setCondition(&s.Conditions, c, now)
 	}
 	return s
+}
+
+// progress is what is told of a run.
+func (r upgradeRun) progress() *v1alpha1.UpgradeProgress {
+	return &v1alpha1.UpgradeProgress{Version: r.version, Node: r.node, Phase: r.phase, Line: limited(r.line, 100), Started: metav1.NewTime(r.started.Truncate(time.Second))}
 }
 
 // waiting returns the first reason why nothing moves; nil if something does or nothing

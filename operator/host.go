@@ -330,6 +330,9 @@ func (f *following) follow(ctx context.Context, req *upgradeproto.UpgradeRequest
 			if t := k.Progress.GetText(); t != "" {
 				text += ": " + t
 			}
+			if k.Progress.GetState() == "running" {
+				f.run.line = f.stage
+			}
 			f.note("agent", text)
 		case *upgradeproto.UpgradeResponse_Log:
 			f.run.line = k.Log.GetLine()

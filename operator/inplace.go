@@ -101,10 +101,11 @@ func (r *nodeVersions) hear(intents []intent) map[string]upgradeRun {
 			machines[in.machine], nodes[in.node] = true, true
 		}
 	}
+	heard := r.runs.keep(machines) // what is asked of others ends before its connection does
 	if r.agents != nil {
 		r.agents.keep(nodes)
 	}
-	return r.runs.keep(machines)
+	return heard
 }
 
 // ask lets the agents be asked of which nothing was heard, and follows the runs that they
@@ -161,11 +162,11 @@ func (r *nodeVersions) upgradeNode(o *observed, a action) {
 		if failed == nil {
 			r.point("after", upgradeNode)
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
 		run, err := r.agents.Run(ctx, a.node)
-		if err != nil {
+		switch {
+		case ctx.Err() != nil: // what was told has ended the matter
+			return nil
+		case err != nil:
 			return errors.Join(failed, err)
 		}
 		r.runs.set(a.machine, run)

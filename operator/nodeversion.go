@@ -96,7 +96,8 @@ type nodeVersions struct {
 	assessed   time.Time     // when there was a look at what to tell
 	reported   time.Time     // when the status was written last
 	told       map[string]string
-	toldDrains map[string]string // by node
+	toldDrains map[string]string    // by node
+	lines      map[string]time.Time // when the run of a machine's agent was told last
 	telling    *rate.Limiter
 	recording  *rate.Limiter
 }
@@ -157,7 +158,7 @@ func (r *nodeVersions) init() {
 	r.begun = r.now()
 	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
 	r.writes, r.gathered = make(chan struct{}, writers), map[string]gathering{}
-	r.versions, r.told, r.toldDrains = map[string]string{}, map[string]string{}, map[string]string{}
+	r.versions, r.told, r.toldDrains, r.lines = map[string]string{}, map[string]string{}, map[string]string{}, map[string]time.Time{}
 	r.telling, r.recording = rate.NewLimiter(statusRate, statusBurst), rate.NewLimiter(eventRate, eventBurst)
 }
 
@@ -619,9 +620,14 @@ func conditionOf(s v1alpha1.NodeVersionStatus, kind string) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// tellPending writes what the cloud says about pending machines into their objects,
-// once per change, and later if there is much to tell. Those that are about to change
-// are left for a later round.
+// onlyLine reports whether two tellings of a run differ in the last line at most.
+func onlyLine(a, b *v1alpha1.UpgradeProgress) bool {
+	return a != nil && b != nil && a.Phase == b.Phase && a.Version == b.Version
+}
+
+// tellPending writes what the cloud says about pending machines, and how far the agents of
+// those are that are upgraded in place, into their objects, once per change, and later if
+// there is much to tell. Those that are about to change are left for a later round.
 func (r *nodeVersions) tellPending(o *observed, actions []action) {
 	change := map[string]bool{}
 	for i := range actions {
@@ -644,9 +650,12 @@ func (r *nodeVersions) tellPending(o *observed, actions []action) {
 			}
 		}
 		in = intentOf(p)
-		status := pendingStatus(in, x, p.Status)
+		status := pendingStatus(in, x, o.runs[in.machine], p.Status)
 		if equality.Semantic.DeepEqual(status, p.Status) || in.goal == v1alpha1.LeaveGoal && status.ReachedGoal {
 			continue // what has reached its end is about to be removed
+		}
+		if onlyLine(status.Upgrade, p.Status.Upgrade) && r.now().Sub(r.lines[in.machine]) < statusPace {
+			continue // kubeadm prints many lines at a time
 		}
 		if !r.telling.AllowN(r.now(), 1) {
 			return
@@ -654,6 +663,9 @@ func (r *nodeVersions) tellPending(o *observed, actions []action) {
 		key := "status of " + in.name
 		if !r.efforts.begin(key) {
 			continue
+		}
+		if status.Upgrade != nil {
+			r.lines[in.machine] = r.now()
 		}
 		before, changed := p.DeepCopy(), p.DeepCopy()
 		changed.Status = status

@@ -229,7 +229,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	r.settle(o, x)
 	for i := range w.intents {
 		in := &w.intents[i]
-		s := pendingStatus(*in, x, v1alpha1.PendingNodeStatus{})
+		s := pendingStatus(*in, x, upgradeRun{}, v1alpha1.PendingNodeStatus{})
 		p := pendingMachine{kind: kindPending, name: in.name, node: in.node, ready: in.goal == v1alpha1.JoinGoal && s.CSPState == v1alpha1.InstanceState(cloud.Ready)}
 		if m := x.tokens[in.token]; in.node == "" && in.token != "" && m != nil {
 			p.node = m.name

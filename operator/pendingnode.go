@@ -57,14 +57,17 @@ func (in intent) bind(p *v1alpha1.PendingNode, now time.Time) bool {
 	return true
 }
 
-// pendingStatus is how far the machine of an intent has come. before keeps what is not
-// known.
-func pendingStatus(in intent, w *lookup, before v1alpha1.PendingNodeStatus) v1alpha1.PendingNodeStatus {
+// pendingStatus is how far the machine of an intent has come, of whose agent run was heard.
+// before keeps what is not known.
+func pendingStatus(in intent, w *lookup, run upgradeRun, before v1alpha1.PendingNodeStatus) v1alpha1.PendingNodeStatus {
 	m := w.instances[in.machine]
 	if in.machine == "" {
 		m = w.tokens[in.token]
 	}
 	s := before
+	if in.goal == v1alpha1.UpgradeGoal && run.phase != "" {
+		s.Upgrade = run.progress()
+	}
 	if m == nil {
 		return s
 	}

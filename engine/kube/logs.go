@@ -111,9 +111,8 @@ func (c *Client) followContainer(ctx context.Context, pod, node, container strin
 			}
 			stream.Close()
 		}
-		if errors.Is(classify(err), engine.ErrAbsent) {
-			return // the pod is gone
-		}
+		// A kubelet that is started anew does not know its pods at first, so only the API
+		// server is believed that there is none.
 		p, perr := c.core.CoreV1().Pods(Namespace).Get(ctx, pod, metav1.GetOptions{})
 		if perr == nil && !running(p, container) || errors.Is(classify(perr), engine.ErrAbsent) {
 			return // its successor is another container

@@ -26,6 +26,9 @@ type podServer struct {
 	news    chan string
 }
 
+// unknownPod is the log of a pod that its kubelet has not heard of yet, having just started.
+const unknownPod = "404"
+
 func (p *podServer) pod() string {
 	return fmt.Sprintf(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"joinservice-a","namespace":"constellation-system"},"spec":{"nodeName":"control-plane-0"},"status":{"containerStatuses":[{"name":"joinservice","containerID":%q,"state":{"running":{}}}]}}`, p.id)
 }
@@ -44,6 +47,11 @@ func (p *podServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			p.streams = p.streams[1:]
 		}
 		p.mu.Unlock()
+		if text == unknownPod {
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
+			return
+		}
 		fmt.Fprint(w, text)
 		flush()
 		if last {
@@ -77,6 +85,7 @@ func (p *podServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func TestLinesOfPodsAreFollowedWithoutGapAndRepetition(t *testing.T) {
 	p := &podServer{id: "containerd://1", news: make(chan string), streams: []string{
 		"2026-11-21T07:00:00.1Z before the time that was asked for\n2026-11-21T07:00:01.2Z one\n2026-11-21T07:00:01.5Z two\n",
+		unknownPod,
 		"2026-11-21T07:00:01.2Z one\n2026-11-21T07:00:01.5Z two\n2026-11-21T07:00:02Z three, after the connection was lost\n2026-11-21T07:00:03Z " + strings.Repeat("x", 2*maxLine) + "\nno timestamp\n2026-11-21T07:00:04Z five\n",
 	}}
 	s := httptest.NewServer(p)

@@ -1,6 +1,7 @@
 package recorder
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -71,6 +72,10 @@ const (
 	// MachineTracked: every machine is a Node or in a PendingNode; no Node is deleted
 	// whose machine runs.
 	MachineTracked Rule = "machine-tracked"
+	// MachineKept: a node that is upgraded in place stays the Node and the machine that it
+	// is, and its kubelet is exchanged while it takes no pods; a lone control plane has
+	// nowhere to send them.
+	MachineKept Rule = "machine-kept"
 	// VersionSkew: no version goes down or jumps a minor, no kubelet is newer than the API
 	// servers that it may talk to.
 	VersionSkew Rule = "version-skew"
@@ -92,7 +97,7 @@ const (
 
 // Rules are all of them.
 var Rules = []Rule{
-	ReadyFloor, SurgeBudget, EtcdVoters, WorkersLast, Pairs, AutoscalerPaused, MachineTracked, VersionSkew, ForeignCordon, LeaseMoved, ServiceAnswers,
+	ReadyFloor, SurgeBudget, EtcdVoters, WorkersLast, Pairs, AutoscalerPaused, MachineTracked, MachineKept, VersionSkew, ForeignCordon, LeaseMoved, ServiceAnswers,
 	Converged, NothingLeft, Whole,
 }
 
@@ -256,13 +261,18 @@ func (v *view) ready(blink time.Duration) map[string]int {
 	return count
 }
 
-// atTarget reports whether a node is what the target says.
+// atTarget reports whether a node is what the target says. The image of one that is
+// upgraded in place stays.
 func (v *view) atTarget(n Node) bool {
-	return v.target != nil && n.Image == v.target.Image && n.Components == v.target.Components
+	return v.target != nil && (n.InPlace || n.Image == v.target.Image) && n.Components == v.target.Components
 }
 
-// replacement reports whether p replaces a node, and whether that is a worker.
+// replacement reports whether p replaces a node, or upgrades it as it is, and whether that
+// is a worker.
 func (v *view) replacement(p Pending) (replaces, worker bool) {
+	if p.Goal == "Upgrade" {
+		return true, !v.nodes[p.Node].ControlPlane
+	}
 	if p.Donor == "" {
 		return false, false
 	}
@@ -275,6 +285,14 @@ func (v *view) replacement(p Pending) (replaces, worker bool) {
 		}
 	}
 	return true, false
+}
+
+// key tells p apart from what had its name before.
+func (p Pending) key() string {
+	if p.Token == "" {
+		return p.Name + " " + p.Machine
+	}
+	return p.Token
 }
 
 // controlPlanesSettled reports whether all are at the target and none is on its way.
@@ -314,7 +332,7 @@ type checker struct {
 	answered map[string]time.Time     // when a service answered last, by machine
 	readyAt  map[string]time.Time     // when a node became Ready
 	removed  time.Time                // when the last Node went
-	begun    map[string]bool          // tokens of replacements of workers that began in order
+	begun    map[string]bool          // replacements of workers that began in order, by key
 }
 
 // tell notes a breach; key tells apart what is to be told more than once.
@@ -406,6 +424,9 @@ func (c *checker) node(before Node, there bool, n Node) {
 	if same && older(n.Kubelet, before.Kubelet) {
 		c.tell(VersionSkew, n.Name, "the kubelet of %s goes down from %s to %s", n.Name, before.Kubelet, n.Kubelet)
 	}
+	if same && n.InPlace && !n.Cordoned && older(before.Kubelet, n.Kubelet) && (!n.ControlPlane || len(c.start.members) > 1) {
+		c.tell(MachineKept, n.Name+n.Kubelet, "the kubelet of %s is exchanged while it takes pods", n.Name)
+	}
 	if same && before.Cordoned && !before.CordonedByUs && (!n.Cordoned || n.CordonedByUs) {
 		c.tell(ForeignCordon, n.Name, "%s was cordoned by somebody else, and is not so any more", n.Name)
 	}
@@ -465,9 +486,9 @@ func (c *checker) always() {
 		}
 		replaces++
 		if worker && settled {
-			c.begun[p.Token] = true // a target that changes afterwards is not its fault
+			c.begun[p.key()] = true // a target that changes afterwards is not its fault
 		}
-		c.lasting(worker && !settled && !c.begun[p.Token], l.Settle, WorkersLast, name+p.Token, "the replacement of worker %s has begun while a control plane is outdated or being replaced", p.Donor)
+		c.lasting(worker && !settled && !c.begun[p.key()], l.Settle, WorkersLast, name+p.Token, "the replacement of worker %s has begun while a control plane is outdated or being replaced", cmp.Or(p.Donor, p.Node))
 	}
 	c.pairs()
 	busy := replaces > 0 || v.upgrading()
@@ -611,6 +632,12 @@ func (c *checker) end() {
 		}
 		if len(c.answered) > 0 && c.answered[name].Before(c.removed) {
 			c.tell(ServiceAnswers, "end "+name, "no service has answered %s since the last replacement", name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.start.nodes)) {
+		was := c.start.nodes[name]
+		if is := v.nodes[name]; was.InPlace && (is.UID != was.UID || is.ProviderID != was.ProviderID) {
+			c.tell(MachineKept, name, "%s is not the Node and the machine that it was: %s on %q", name, was.UID, is.ProviderID)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.pending)) {

@@ -403,6 +403,102 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// kept is the journal of a rollout in place as it should be: one control plane, one worker.
+func kept() story {
+	s := good()
+	s.drop(func(e Entry) bool {
+		return !e.Time.Before(at(171)) || e.Node != nil && e.Node.Name == "control-plane-0" && e.Time.After(at(2))
+	})
+	s.edit(func(e *Entry) {
+		if e.Node != nil {
+			e.Node.InPlace = true
+		}
+	})
+	place := func(n *Node) { n.InPlace = true }
+	upgraded := func(n *Node) { place(n); n.Kubelet, n.Components = "v1.36.3", newParts }
+	intent := func(of string, phase string, gone bool) Entry {
+		return Entry{Pending: &Pending{Name: "replace-0", Goal: "Upgrade", Machine: "sandbox://s/" + of, Node: of, Phase: phase, Gone: gone}}
+	}
+	cordoned := func(change func(*Node)) func(*Node) {
+		return func(n *Node) { change(n); n.Cordoned, n.CordonedByUs = true, true }
+	}
+	s.tell(151, node("control-plane-0", func(n *Node) { place(n); n.Kubelet = "v1.36.3" }))
+	s.tell(171, intent("control-plane-0", "", false))
+	s.tell(172, node("control-plane-0", upgraded))
+	s.tell(173, intent("control-plane-0", "", true), target("v1.36.3", newParts, newParts, "done", false))
+	s.tell(180, intent("worker-0", "", false))
+	s.tell(181, node("worker-0", cordoned(place)))
+	s.tell(190, intent("worker-0", "apply", false))
+	s.tell(200, node("worker-0", cordoned(func(n *Node) { place(n); n.Kubelet = "v1.36.3" })))
+	s.tell(201, node("worker-0", cordoned(upgraded)))
+	s.tell(202, intent("worker-0", "done", true), node("worker-0", upgraded))
+	s.tell(203, target("v1.36.3", newParts, newParts, "done", true), Entry{Strategy: &Strategy{Enabled: true}}, Entry{Scaler: &Scaler{Replicas: 1}})
+	s.tell(204, Entry{Probe: &Probe{From: "control-plane-0"}}, Entry{Probe: &Probe{From: "worker-0"}})
+	s.tell(205, Entry{Mark: End})
+	return s
+}
+
+func TestCheckInPlace(t *testing.T) {
+	of := func(e Entry, node string, from float64) bool {
+		return e.Node != nil && e.Node.Name == node && !e.Time.Before(at(from))
+	}
+	for _, tt := range []struct {
+		name string
+		bad  func(s *story)
+		want []Rule
+	}{
+		{"as it should be", func(*story) {}, nil},
+		{"the image stays only in place", func(s *story) {
+			s.edit(func(e *Entry) {
+				if of(*e, "worker-0", 0) {
+					e.Node.InPlace = false
+				}
+			})
+		}, []Rule{Converged}},
+		{"another machine under its name", func(s *story) {
+			s.edit(func(e *Entry) {
+				if of(*e, "worker-0", 201) {
+					e.Node.UID = "uid of another"
+				}
+			})
+		}, []Rule{MachineKept}},
+		{"its kubelet is exchanged while it takes pods", func(s *story) {
+			s.edit(func(e *Entry) {
+				if of(*e, "worker-0", 181) {
+					e.Node.Cordoned, e.Node.CordonedByUs = false, false
+				}
+			})
+		}, []Rule{MachineKept}},
+		{"a worker begins before the control plane", func(s *story) {
+			s.drop(func(e Entry) bool { return of(e, "control-plane-0", 172) })
+			s.tell(201.5, node("control-plane-0", func(n *Node) { n.InPlace, n.Kubelet, n.Components = true, "v1.36.3", newParts }))
+		}, []Rule{WorkersLast}},
+		{"the autoscaler runs meanwhile", func(s *story) { s.tell(185, Entry{Scaler: &Scaler{Replicas: 1}}) }, []Rule{AutoscalerPaused}},
+		{"its cordon is left", func(s *story) { s.drop(func(e Entry) bool { return of(e, "worker-0", 202) }) }, []Rule{NothingLeft}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := kept()
+			tt.bad(&s)
+			var got []Rule
+			breaches := Check(s, Limits{})
+			for _, b := range breaches {
+				got = append(got, b.Rule)
+			}
+			slices.Sort(got)
+			if d := cmp.Diff(tt.want, slices.Compact(got)); d != "" {
+				t.Errorf("rules that were broken (-want +got):\n%s%v", d, breaches)
+			}
+		})
+	}
+	want := []Replacement{
+		{Donor: "control-plane-0", InPlace: true, Begun: at(171), Over: 2 * time.Second},
+		{Donor: "worker-0", InPlace: true, Begun: at(180), Cordoned: time.Second, Over: 22 * time.Second},
+	}
+	if d := cmp.Diff(want, Summarize(kept()).Replacements); d != "" {
+		t.Errorf("what was upgraded (-want +got):\n%s", d)
+	}
+}
+
 func kubelet36(n *Node) { n.Kubelet = "v1.36.3" }
 
 func TestSummarize(t *testing.T) {

@@ -66,6 +66,7 @@ type (
 		CordonedByUs bool     `json:"cordonedByUs,omitempty"`
 		Postponed    bool     `json:"postponed,omitempty"`
 		Obsolete     bool     `json:"obsolete,omitempty"`
+		InPlace      bool     `json:"inPlace,omitempty"` // it is upgraded as it is
 		Taints       []string `json:"taints,omitempty"` // keys
 	}
 
@@ -79,6 +80,7 @@ type (
 		Machine string `json:"machine,omitempty"` // ID
 		Node    string `json:"node,omitempty"`
 		Group   string `json:"group,omitempty"`
+		Phase   string `json:"phase,omitempty"` // of its own agent's run
 	}
 
 	// Joining is a JoiningNode after a change.

@@ -220,9 +220,11 @@ func (r *Recorder) kinds() []kind {
 		{"nodes", func() client.ObjectList { return &corev1.NodeList{} }, nil, nodeEntry},
 		{"pendingnodes", func() client.ObjectList { return &v1alpha1.PendingNodeList{} }, nil, func(o client.Object, gone bool) Entry {
 			p := o.(*v1alpha1.PendingNode).Spec
-			return Entry{Pending: &Pending{
-				Name: o.GetName(), Gone: gone, Goal: string(p.Goal), Token: p.Token, Donor: p.Donor, Machine: p.ProviderID, Node: p.NodeName, Group: p.GroupID,
-			}}
+			e := &Pending{Name: o.GetName(), Gone: gone, Goal: string(p.Goal), Token: p.Token, Donor: p.Donor, Machine: p.ProviderID, Node: p.NodeName, Group: p.GroupID}
+			if u := o.(*v1alpha1.PendingNode).Status.Upgrade; u != nil {
+				e.Phase = u.Phase
+			}
+			return Entry{Pending: e}
 		}},
 		{"joiningnodes", func() client.ObjectList { return &v1alpha1.JoiningNodeList{} }, nil, func(o client.Object, gone bool) Entry {
 			return Entry{Joining: &Joining{Name: o.GetName(), Gone: gone}}
@@ -246,6 +248,7 @@ func nodeEntry(o client.Object, gone bool) Entry {
 		Name: n.Name, UID: string(n.UID), Gone: gone, ControlPlane: controlPlane, ProviderID: n.Spec.ProviderID, Kubelet: n.Status.NodeInfo.KubeletVersion,
 		Image: n.Annotations[v1alpha1.AnnotationImage], Components: n.Annotations[v1alpha1.AnnotationComponents], Group: n.Annotations[v1alpha1.AnnotationGroup],
 		Donor: n.Annotations[v1alpha1.AnnotationDonor], Heir: n.Annotations[v1alpha1.AnnotationHeir], Obsolete: n.Annotations[v1alpha1.AnnotationObsolete] == "true",
+		InPlace:  n.Labels[v1alpha1.LabelInPlace] == "true",
 		Cordoned: n.Spec.Unschedulable, CordonedByUs: ours && n.Spec.Unschedulable, Postponed: postponed,
 	}
 	for _, c := range n.Status.Conditions {

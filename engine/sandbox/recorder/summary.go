@@ -23,9 +23,11 @@ type Summary struct {
 	API, Services Answers
 }
 
-// Replacement is how one node made way for another. Durations are from Begun.
+// Replacement is how one node made way for another, or was upgraded as it is: then it has
+// no heir. Durations are from Begun.
 type Replacement struct {
 	Donor, Heir string
+	InPlace     bool
 	Begun       time.Time
 	// Joined is until the heir was Ready, Cordoned until the donor was, Over until the
 	// intent was cleared. Zero: it did not happen.
@@ -77,14 +79,15 @@ func Summarize(journal []Entry) Summary {
 			}
 		case e.Machines != nil:
 			s.Machines = max(s.Machines, len(v.machines))
-		case e.Pending != nil && !e.Pending.Gone && e.Pending.Donor != "" && e.Pending.Token != "":
-			if _, ok := open[e.Pending.Token]; !ok {
-				open[e.Pending.Token] = len(s.Replacements)
-				s.Replacements = append(s.Replacements, Replacement{Donor: e.Pending.Donor, Begun: e.Time})
+		case e.Pending != nil && !e.Pending.Gone && (e.Pending.Donor != "" && e.Pending.Token != "" || e.Pending.Goal == "Upgrade"):
+			if _, ok := open[e.Pending.key()]; !ok {
+				open[e.Pending.key()] = len(s.Replacements)
+				s.Replacements = append(s.Replacements, Replacement{Donor: cmp.Or(e.Pending.Donor, e.Pending.Node), InPlace: e.Pending.Goal == "Upgrade", Begun: e.Time})
 			}
 		case e.Pending != nil && e.Pending.Gone:
-			if r := open[e.Pending.Token]; e.Pending.Token != "" && r < len(s.Replacements) {
+			if r, ok := open[e.Pending.key()]; ok {
 				s.Replacements[r].Over = e.Time.Sub(s.Replacements[r].Begun)
+				delete(open, e.Pending.key())
 			}
 		case e.Node != nil:
 			for i := range s.Replacements {
@@ -125,6 +128,10 @@ func (s Summary) String() string {
 	round := func(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }
 	fmt.Fprintf(&b, "makespan %v, agent's run %v, at most %d machines\n", round(s.Makespan), round(s.Upgrade), s.Machines)
 	for _, r := range s.Replacements {
+		if r.InPlace {
+			fmt.Fprintf(&b, "%s in place: cordoned %v, over %v\n", r.Donor, round(r.Cordoned), round(r.Over))
+			continue
+		}
 		fmt.Fprintf(&b, "%s → %s: heir Ready after %v, donor cordoned %v, over %v\n", r.Donor, cmp.Or(r.Heir, "?"), round(r.Joined), round(r.Cordoned), round(r.Over))
 	}
 	slowest := slices.MaxFunc(append(slices.Clone(s.Replacements), Replacement{}), func(a, b Replacement) int { return cmp.Compare(a.Over, b.Over) })

@@ -250,7 +250,8 @@ type UpgradeProgress struct {
 	// phase of the run: download, plan, apply, done or failed.
 	// +kubebuilder:validation:Enum=download;plan;apply;done;failed
 	Phase string `json:"phase"`
-	// line is the last line that kubeadm printed, shortened.
+	// line is the last line that kubeadm printed, or the stage that has begun since,
+	// shortened.
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	Line string `json:"line,omitempty"`

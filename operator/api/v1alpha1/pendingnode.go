@@ -12,6 +12,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:resource:scope=Cluster,shortName=pn
 // +kubebuilder:printcolumn:name="Goal",type=string,JSONPath=`.spec.goal`
 // +kubebuilder:printcolumn:name="Machine",type=string,JSONPath=`.status.cspState`
+// +kubebuilder:printcolumn:name="Agent",type=string,JSONPath=`.status.upgrade.phase`
 // +kubebuilder:printcolumn:name="Reached",type=boolean,JSONPath=`.status.reachedGoal`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name="Donor",type=string,JSONPath=`.spec.donor`
@@ -104,6 +105,10 @@ type PendingNodeStatus struct {
 	// reachedGoal is true when the machine is where it was going.
 	// +optional
 	ReachedGoal bool `json:"reachedGoal,omitempty"`
+	// upgrade is the run of the machine's own agent that brings it to another Kubernetes;
+	// absent until the agent has begun one, and for every goal but Upgrade.
+	// +optional
+	Upgrade *UpgradeProgress `json:"upgrade,omitempty"`
 	// conditions say what is in the way, if something is.
 	// +optional
 	// +listType=map
