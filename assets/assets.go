@@ -90,6 +90,17 @@ func ChartFor(name, release string) ([]File, error) {
 	return out, err
 }
 
+// HasValue reports whether a chart, as [ChartFor] returns it, knows a value at the top of its values.
+func HasValue(chart []File, name string) bool {
+	for _, f := range chart {
+		if f.Name == "values.yaml" {
+			var doc yaml.Node
+			return yaml.Unmarshal(f.Data, &doc) == nil && child(&doc, name) != nil
+		}
+	}
+	return false
+}
+
 // CRDsFor returns the kinds as the release has them, one CustomResourceDefinition
 // per file, by name.
 func CRDsFor(release string) ([]File, error) {

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"gopkg.in/yaml.v3"
-
 	"constellation/assets"
 )
 
@@ -70,7 +68,7 @@ func (i *initRun) charts(others string) ([]Chart, error) {
 				setValue(values, s.Image, valueKey(s.Name), "image")
 			}
 		}
-		if (others != "" || i.noPlans) && hasValue(files, "plans") {
+		if (others != "" || i.noPlans) && assets.HasValue(files, "plans") {
 			setValue(values, false, "plans", "enabled")
 		}
 		out = append(out, Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
@@ -86,21 +84,6 @@ func (i *initRun) charts(others string) ([]Chart, error) {
 		out[n].Recreate = i.accepted != nil && i.accepted(findingDestructive+out[n].Name)
 	}
 	return out, nil
-}
-
-// hasValue reports whether a chart has a value at the top.
-func hasValue(chart []assets.File, name string) bool {
-	for _, f := range chart {
-		if f.Name == "values.yaml" {
-			var values map[string]any
-			if yaml.Unmarshal(f.Data, &values) != nil {
-				return false
-			}
-			_, ok := values[name]
-			return ok
-		}
-	}
-	return false
 }
 
 // valueKey is a service's key in the values of its chart: its name without dashes.

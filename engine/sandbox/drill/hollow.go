@@ -190,7 +190,7 @@ func (c *hollowCluster) prepare(ctx context.Context) error {
 
 // rights applies those of the operator's chart; its Deployment is not for hollow machines.
 func (c *hollowCluster) rights(ctx context.Context) error {
-	all, err := render.Chart("constellation-operator", releaseTo, hollowNamespace, map[string]any{"release": releaseTo})
+	all, err := render.Chart("constellation-operator", releaseTo, hollowNamespace, map[string]any{"release": releaseTo, "plans": map[string]any{"enabled": false}})
 	if err != nil {
 		return err
 	}

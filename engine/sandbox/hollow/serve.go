@@ -390,9 +390,16 @@ func (b *box) install(ctx context.Context) (client.Client, error) {
 	}
 	// Nothing would run in a pod: the operator is a process beside the control plane, and
 	// its Deployment tells its version only.
-	all, err := render.Chart("constellation-operator", b.Release, operatorNamespace, map[string]any{
-		"release": b.Release, "operator": map[string]any{"replicas": 0, "autoscaler": map[string]any{"standIn": false}},
-	})
+	const chart = "constellation-operator"
+	values := map[string]any{"release": b.Release, "operator": map[string]any{"replicas": 0, "autoscaler": map[string]any{"standIn": false}}}
+	files, err := assets.ChartFor(chart, b.Release)
+	if err != nil {
+		return nil, err
+	}
+	if assets.HasValue(files, "plans") {
+		values["plans"] = map[string]any{"enabled": false}
+	}
+	all, err := render.Chart(chart, b.Release, operatorNamespace, values)
 	if err != nil {
 		return nil, err
 	}
