@@ -68,8 +68,8 @@ type Board struct {
 	gone    []*BoardNode  // oldest first
 	counts  map[string]int64
 	stages  map[string]*stage
-	ended   recently // places that were done while we watched
-	moving  map[*BoardNode]struct{}
+	ended   recently     // places that were done while we watched
+	moving  []*BoardNode // longest in its state first
 	// moved counts changes of machines, for those who keep lists of them.
 	moved int
 	// worked is when the first machine went from one state to another.
@@ -418,7 +418,7 @@ func (b *Board) node(e Event) {
 	}
 	if b.nodes == nil {
 		b.nodes, b.groups = map[string]*BoardNode{}, map[string]*BoardGroup{}
-		b.counts, b.stages, b.moving = map[string]int64{}, map[string]*stage{}, map[*BoardNode]struct{}{}
+		b.counts, b.stages = map[string]int64{}, map[string]*stage{}
 	}
 	b.moved++
 	n := b.nodes[name]
@@ -496,16 +496,29 @@ func (b *Board) move(n *BoardNode, state string, e Event) {
 	case state == NodeReplacing || state == NodeCreating && n.State == "":
 		n.Attempts++
 	}
+	if at, is := b.movingAt(n); is {
+		b.moving = slices.Delete(b.moving, at, at+1)
+	}
 	n.State, n.Since = state, e.Time
 	if state != NodeGone || n.served() {
 		b.counts[state]++
 	}
 	switch state {
 	case NodeOutdated, NodeReady, NodeGone:
-		delete(b.moving, n)
 	default:
-		b.moving[n] = struct{}{}
+		at, _ := b.movingAt(n)
+		b.moving = slices.Insert(b.moving, at, n)
 	}
+}
+
+// movingAt is where n is among those that move, or would be.
+func (b *Board) movingAt(n *BoardNode) (at int, is bool) {
+	return slices.BinarySearchFunc(b.moving, n, func(x, y *BoardNode) int {
+		if d := x.Since.Compare(y.Since); d != 0 {
+			return d
+		}
+		return strings.Compare(x.Name, y.Name)
+	})
 }
 
 // served reports whether a machine was ever a node.
@@ -632,8 +645,9 @@ func (b *Board) Nodes() iter.Seq[*BoardNode] {
 	}
 }
 
-// Moving are the machines on their way, and those that failed on it, in no order.
-func (b *Board) Moving() iter.Seq[*BoardNode] { return maps.Keys(b.moving) }
+// Moving are the machines on their way, and those that failed on it: the one that has been in
+// its state longest first, and by name where that is the same.
+func (b *Board) Moving() iter.Seq[*BoardNode] { return slices.Values(b.moving) }
 
 // InFlight is how many machines are moving.
 func (b *Board) InFlight() int { return len(b.moving) }
@@ -641,13 +655,10 @@ func (b *Board) InFlight() int { return len(b.moving) }
 // Slowest is the machine in flight that has been in its state longest; nil if none is in
 // flight.
 func (b *Board) Slowest() *BoardNode {
-	var out *BoardNode
-	for n := range b.moving {
-		if out == nil || n.Since.Before(out.Since) || n.Since.Equal(out.Since) && n.Name < out.Name {
-			out = n
-		}
+	if len(b.moving) == 0 {
+		return nil
 	}
-	return out
+	return b.moving[0]
 }
 
 // Extra is how many machines there are beyond one for each place.
@@ -832,9 +843,9 @@ func (b *Board) Clone() *Board {
 		c.groups[x.Name] = &x
 		c.ordered = append(c.ordered, &x)
 	}
-	c.moving = map[*BoardNode]struct{}{}
-	for n := range b.moving {
-		c.moving[copied(n)] = struct{}{}
+	c.moving = make([]*BoardNode, len(b.moving))
+	for i, n := range b.moving {
+		c.moving[i] = copied(n)
 	}
 	c.nodes = map[string]*BoardNode{}
 	for name, n := range b.nodes {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,9 +56,11 @@ func Lineup(ro Rollout, nodes []Node, expected []ExpectedNode) (out []string) {
 	for _, n := range nodes {
 		shared = append(shared, &n)
 	}
-	all, _ := new(lineup).look(ro, shared, expected)
-	for _, m := range all {
+	var l lineup
+	l.look(ro, shared, expected)
+	for m := range l.all() {
 		out = append(out, m.name+" "+m.state)
 	}
+	slices.Sort(out)
 	return out
 }

@@ -37,7 +37,7 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 					})
 				}
 			default:
-				nodes[n] = &Node{Name: n, State: one(NodeReady, NodeReady, NodeNotReady), Image: one("", "a", "b"), Components: one("", "c"), Heir: one("", "", name()), Cordoned: rnd.IntN(3) == 0, Message: one("", "why")}
+				nodes[n] = &Node{Name: n, State: one(NodeReady, NodeReady, NodeNotReady), Image: one("", "a", "b"), Components: one("", "c"), Heir: one("", "", name()), Cordoned: rnd.IntN(3) == 0, Message: one("", "why"), Kubernetes: one("v1.35.4", "v1.36.3")}
 			}
 		}
 		list := make([]*Node, 0, len(nodes))
@@ -48,8 +48,13 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 		if rnd.IntN(2) == 0 {
 			expected = []ExpectedNode{{Name: name()}}
 		}
-		all, some := seen.look(ro, list, expected)
-		want, _ := new(lineup).look(ro, list, expected)
+		some := seen.look(ro, list, expected)
+		anew := new(lineup)
+		anew.look(ro, list, expected)
+		all, want := slices.Collect(seen.all()), slices.Collect(anew.all())
+		if d := cmp.Diff([]any{anew.states, anew.goes, anew.kubelet, len(want)}, []any{seen.states, seen.goes, seen.kubelet, seen.size()}); d != "" {
+			t.Fatalf("step %d: counted (-looking for the first time +having looked before)\n%s", step, d)
+		}
 		got, isFresh := map[string]rollEntry{}, map[string]bool{}
 		for _, e := range some {
 			isFresh[e.name] = true
@@ -82,9 +87,10 @@ func entries(all []*rollEntry) (out []rollEntry) {
 func TestGroupOfANewNode(t *testing.T) {
 	moves := []Move{{Name: "replace-0", Node: "worker-3", Group: "workers", Donor: "worker-0"}}
 	nodes := []*Node{{Name: "worker-3", Role: "worker"}, {Name: "worker-4", Role: "worker"}}
-	all, _ := new(lineup).look(Rollout{Moves: moves}, nodes, nil)
+	var l lineup
+	l.look(Rollout{Moves: moves}, nodes, nil)
 	var got []string
-	for _, e := range all {
+	for e := range l.all() {
 		got = append(got, e.name+" of "+e.group)
 	}
 	if want := []string{"worker-3 of workers", "worker-4 of worker"}; !slices.Equal(got, want) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -137,20 +138,37 @@ type HeldError struct{ By Holder }
 func (e *HeldError) Error() string { return "it is held by " + e.By.String() }
 
 // lineup derives what state each machine of a rollout is in, look after look. Of what has not
-// changed since the look before it keeps what it derived, so that a look among thousands costs
-// as much as what moves. The zero value has not looked yet.
+// changed since the look before it keeps what it derived and counted, so that a look among
+// thousands costs as much as what moves. The zero value has not looked yet.
 type lineup struct {
 	target NodeTarget
 	moves  map[Move]bool
 	nodes  []*Node
 	known  []*rollEntry // of nodes, in their order
+	rest   []*rollEntry // those that are no nodes, by name
+	spare  []*rollEntry // room for the next known
+
+	states  map[string]int64 // how many of known are in each
+	goes    int64            // how many of known leave for another one
+	kubelet map[string]int64 // how many of nodes have each version of Kubernetes
 }
 
-// look returns all machines, sorted by name, and those among them that may be other than at
-// the look before.
-func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (all, fresh []*rollEntry) {
+// look looks at all machines, of which nodes are sorted by name, and returns those among them
+// that may be other than at the look before.
+func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (fresh []*rollEntry) {
 	byNode, donors := map[string]Move{}, map[string]Move{}
-	moves, touched := make(map[Move]bool, len(ro.Moves)), map[string]bool{}
+	moves := make(map[Move]bool, len(ro.Moves))
+	touched := make([]bool, len(nodes))
+	find := func(name string) (int, bool) {
+		return slices.BinarySearchFunc(nodes, name, func(n *Node, name string) int { return strings.Compare(n.Name, name) })
+	}
+	touch := func(m Move) {
+		for _, name := range []string{m.Node, m.Donor} {
+			if i, is := find(name); is {
+				touched[i] = true
+			}
+		}
+	}
 	for _, m := range ro.Moves {
 		if m.Node != "" {
 			byNode[m.Node] = m
@@ -159,41 +177,48 @@ func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (all, 
 			donors[m.Donor] = m
 		}
 		if moves[m] = true; !l.moves[m] {
-			touched[m.Node], touched[m.Donor] = true, true
+			touch(m)
 		}
 	}
 	for m := range l.moves {
 		if !moves[m] {
-			touched[m.Node], touched[m.Donor] = true, true
+			touch(m)
 		}
 	}
 	joining := map[string]bool{}
 	for _, x := range expected {
 		joining[x.Name] = true
 	}
-	same := l.target.same(ro.Target) && l.target.KeepWorkers == ro.Target.KeepWorkers
-	known := make([]*rollEntry, len(nodes))
+	if l.states == nil || !l.target.same(ro.Target) || l.target.KeepWorkers != ro.Target.KeepWorkers {
+		*l = lineup{states: map[string]int64{}, kubelet: map[string]int64{}} // all anew
+	}
+	known := l.spare[:0]
 	at := 0 // in the nodes of the look before
 	for i, n := range nodes {
-		for at < len(l.nodes) && l.nodes[at].Name < n.Name {
+		for at < len(l.nodes) && l.nodes[at] != n && l.nodes[at].Name < n.Name {
+			l.count(l.nodes[at], l.known[at], -1)
 			at++
 		}
-		if at < len(l.nodes) && l.nodes[at] == n && !touched[n.Name] && same {
-			known[i] = l.known[at]
-			continue
+		if at < len(l.nodes) && (l.nodes[at] == n || l.nodes[at].Name == n.Name) {
+			at++
+			if l.nodes[at-1] == n && !touched[i] {
+				known = append(known, l.known[at-1])
+				continue
+			}
+			l.count(l.nodes[at-1], l.known[at-1], -1)
 		}
 		m, moves := byNode[n.Name]
 		heir, replaced := donors[n.Name]
-		known[i] = ro.Target.entry(n, m, moves, heir, replaced)
-		fresh = append(fresh, known[i])
+		e := ro.Target.entry(n, m, moves, heir, replaced)
+		l.count(n, e, 1)
+		known, fresh = append(known, e), append(fresh, e)
 	}
-	l.target, l.moves, l.nodes, l.known = ro.Target, moves, nodes, known
+	for ; at < len(l.nodes); at++ {
+		l.count(l.nodes[at], l.known[at], -1)
+	}
+	l.target, l.moves, l.nodes, l.known, l.spare = ro.Target, moves, nodes, known, l.known
 
-	var rest []*rollEntry // those that are no nodes
-	isNode := func(name string) bool {
-		_, is := slices.BinarySearchFunc(nodes, name, func(n *Node, name string) int { return strings.Compare(n.Name, name) })
-		return is
-	}
+	l.rest = nil
 	for _, m := range ro.Moves {
 		e := &rollEntry{name: m.Node, group: m.Group}
 		if m.Donor != m.Node {
@@ -204,8 +229,12 @@ func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (all, 
 			continue
 		case m.Node == "": // the cloud has not named it yet
 			e.name, e.unnamed = nameless(m), true
-		case byNode[m.Node] != m || isNode(m.Node):
+		case byNode[m.Node] != m:
 			continue
+		default:
+			if _, is := find(m.Node); is {
+				continue
+			}
 		}
 		switch {
 		case m.Leaves:
@@ -219,17 +248,45 @@ func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (all, 
 		default:
 			e.state = NodeCreating
 		}
-		rest = append(rest, e)
+		l.rest = append(l.rest, e)
 	}
-	slices.SortFunc(rest, func(a, b *rollEntry) int { return strings.Compare(a.name, b.name) })
-	all = make([]*rollEntry, 0, len(known)+len(rest))
-	for _, e := range known {
-		for len(rest) > 0 && rest[0].name < e.name {
-			all, fresh, rest = append(all, rest[0]), append(fresh, rest[0]), rest[1:]
+	slices.SortFunc(l.rest, func(a, b *rollEntry) int { return strings.Compare(a.name, b.name) })
+	return append(fresh, l.rest...)
+}
+
+// count notes that a node is there once more, or once less.
+func (l *lineup) count(n *Node, e *rollEntry, by int64) {
+	add := func(to map[string]int64, key string) {
+		if to[key] += by; to[key] == 0 {
+			delete(to, key)
 		}
-		all = append(all, e)
 	}
-	return append(all, rest...), append(fresh, rest...)
+	add(l.states, e.state)
+	add(l.kubelet, n.Kubernetes)
+	if e.leavesForAnother() {
+		l.goes += by
+	}
+}
+
+// size is how many machines there are, all who they are, nodes before those that are none.
+// Both are as of the look before, until the next.
+func (l *lineup) size() int { return len(l.known) + len(l.rest) }
+
+func (l *lineup) all() iter.Seq[*rollEntry] {
+	return func(yield func(*rollEntry) bool) {
+		for _, list := range [][]*rollEntry{l.known, l.rest} {
+			for _, e := range list {
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// leavesForAnother reports whether a machine leaves and another one has its place.
+func (e *rollEntry) leavesForAnother() bool {
+	return !e.stays && (e.state == NodeDraining || e.state == NodeLeaving)
 }
 
 // nameless is what a machine is called that the cloud has not named yet. No machine can have
@@ -305,7 +362,7 @@ func (t NodeTarget) has(n *Node) bool {
 type rolloutView struct {
 	Rollout
 	at       time.Time
-	machines []*rollEntry
+	machines *lineup      // until the next look
 	fresh    []*rollEntry // those that may be other than at the look before
 	// current of total nodes are at the target, and Ready.
 	current, total int64
@@ -327,28 +384,24 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutV
 	if err != nil && !errors.Is(err, ErrAbsent) {
 		return rolloutView{}, err
 	}
-	v := rolloutView{Rollout: ro, at: at, states: map[string]int64{}, oldest: oldestKubernetes(nodes)}
-	v.machines, v.fresh = l.look(ro, nodes, expected)
-	for _, m := range v.machines {
+	v := rolloutView{Rollout: ro, at: at, machines: l}
+	v.fresh = l.look(ro, nodes, expected)
+	v.oldest = oldestVersion(maps.Keys(l.kubelet))
+	v.states = maps.Clone(l.states)
+	replacements := l.goes // Ready nodes that have come for one that has not gone yet
+	for _, m := range l.rest {
 		v.states[m.state]++
-		switch m.state {
-		case NodeOutdated, NodeReplacing, NodeDraining, NodeLeaving:
-			v.total++
+		if m.leavesForAnother() {
+			replacements++
 		}
 	}
 	v.current = v.states[NodeReady]
-	v.total = max(v.current, v.total+v.current-v.replacements())
-	return v, nil
-}
-
-// replacements is how many Ready nodes have come for one that has not gone yet.
-func (v *rolloutView) replacements() (n int64) {
-	for _, m := range v.machines {
-		if !m.stays && (m.state == NodeDraining || m.state == NodeLeaving) {
-			n++
-		}
+	v.total = v.current - min(replacements, v.current)
+	for _, s := range []string{NodeOutdated, NodeReplacing, NodeDraining, NodeLeaving} {
+		v.total += v.states[s]
 	}
-	return min(n, v.states[NodeReady])
+	v.total = max(v.current, v.total)
+	return v, nil
 }
 
 // String is "3 of 5 nodes at the target, 1 draining, 1 outdated".
@@ -517,11 +570,11 @@ func (i *initRun) tellRollout(r *Reporter, now *rolloutView) {
 	for _, m := range now.fresh {
 		i.tellMachine(r, *m)
 	}
-	if i.nodes.size() == len(now.machines) {
+	if i.nodes.size() == now.machines.size() {
 		return // all that are known are there
 	}
-	names, named := make(map[string]bool, len(now.machines)), map[string]string{}
-	for _, m := range now.machines {
+	names, named := make(map[string]bool, now.machines.size()), map[string]string{}
+	for m := range now.machines.all() {
 		names[m.name] = true
 		if !m.unnamed && m.with != "" {
 			named[m.with] = m.name

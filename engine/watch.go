@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/url"
 	"os"
 
@@ -155,16 +156,11 @@ func (i *initRun) watch(ctx context.Context, r *Reporter, w WatchRequest, p *Pla
 	return err
 }
 
-// oldestKubernetes is the oldest version of Kubernetes among nodes; empty if none is known.
-func oldestKubernetes(nodes []*Node) string {
+// oldestVersion is the oldest of some versions; empty if none is one.
+func oldestVersion(all iter.Seq[string]) string {
 	var least version.Version
-	last := "" // most have the version of the one before them
-	for _, n := range nodes {
-		if n.Kubernetes == last {
-			continue
-		}
-		last = n.Kubernetes
-		if v, err := version.Parse(last); err == nil && (least.IsZero() || v.Less(least)) {
+	for text := range all {
+		if v, err := version.Parse(text); err == nil && (least.IsZero() || v.Less(least)) {
 			least = v
 		}
 	}

@@ -452,6 +452,10 @@ func (c *console) machines() []*engine.BoardNode {
 			r.list = append(r.list, n)
 		}
 	}
+	if len(f.demands) == 0 && w.sort == sortSlowest { // as the board has them
+		*old = r
+		return r.list
+	}
 	slices.SortFunc(r.list, func(x, y *engine.BoardNode) int {
 		var d int
 		switch w.sort {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -72,16 +73,25 @@ type mirror[T any] struct {
 	live  int      // watches that keep it
 	names []string // sorted
 	items []*T     // by name, in that order
+	lent  bool     // somebody has items, who must not see them change
 }
 
-// get returns all, by name.
+// get returns all, by name. They are shared: nobody may change them.
 func (m *mirror[T]) get() (items []*T, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.live == 0 {
 		return nil, false
 	}
-	return slices.Clone(m.items), true
+	m.lent = true
+	return slices.Clip(m.items), true
+}
+
+// own prepares for a change of items. The caller holds mu.
+func (m *mirror[T]) own() {
+	if m.lent {
+		m.items, m.lent = slices.Clone(m.items), false
+	}
 }
 
 func (m *mirror[T]) begin(items map[string]*T) {
@@ -89,7 +99,7 @@ func (m *mirror[T]) begin(items map[string]*T) {
 	defer m.mu.Unlock()
 	m.live++
 	m.names = slices.Sorted(maps.Keys(items))
-	m.items = make([]*T, len(m.names))
+	m.items, m.lent = make([]*T, len(m.names)), false
 	for i, name := range m.names {
 		m.items[i] = items[name]
 	}
@@ -99,25 +109,32 @@ func (m *mirror[T]) end() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.live--; m.live == 0 {
-		m.names, m.items = nil, nil
+		m.names, m.items, m.lent = nil, nil, false
 	}
 }
 
-func (m *mirror[T]) set(name string, v *T) {
+// set puts v in its place, and reports whether another one was there, or none.
+func (m *mirror[T]) set(name string, v *T) (news bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i, there := slices.BinarySearch(m.names, name)
+	if there && reflect.DeepEqual(m.items[i], v) {
+		return false
+	}
+	m.own()
 	if !there {
 		m.names, m.items = slices.Insert(m.names, i, name), slices.Insert(m.items, i, v)
-		return
+		return true
 	}
 	m.items[i] = v
+	return true
 }
 
 func (m *mirror[T]) remove(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if i, there := slices.BinarySearch(m.names, name); there {
+		m.own()
 		m.names, m.items = slices.Delete(m.names, i, i+1), slices.Delete(m.items, i, i+1)
 	}
 }
@@ -143,8 +160,8 @@ func (c *Client) Nodes(ctx context.Context) ([]*engine.Node, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list nodes: %w", err)
 		}
+		slices.SortFunc(nodes, func(a, b *engine.Node) int { return cmp.Compare(a.Name, b.Name) })
 	}
-	slices.SortFunc(nodes, func(a, b *engine.Node) int { return cmp.Compare(a.Name, b.Name) })
 	return nodes, nil
 }
 
@@ -234,8 +251,8 @@ func (c *Client) watchNodes(ctx context.Context, changed func()) error {
 			return fmt.Errorf("watch nodes: got a %T", o)
 		case t == watch.Deleted:
 			c.nodes.remove(n.Name)
-		default:
-			c.nodes.set(n.Name, toNode(n))
+		case !c.nodes.set(n.Name, toNode(n)):
+			return nil // the kubelet of each node says every few minutes that it is there
 		}
 		changed()
 		return nil
@@ -269,7 +286,9 @@ func (c *Client) watchExpected(ctx context.Context, changed func()) error {
 				return err
 			}
 			e := toExpected(j)
-			c.expected.set(j.Name, &e)
+			if !c.expected.set(j.Name, &e) {
+				return nil
+			}
 		}
 		changed()
 		return nil

@@ -267,7 +267,9 @@ func watchAll[T any](ctx context.Context, c *Client, r schema.GroupVersionResour
 			if err != nil {
 				return err
 			}
-			m.set(u.GetName(), &v)
+			if !m.set(u.GetName(), &v) {
+				return nil
+			}
 		}
 		changed()
 		return nil
