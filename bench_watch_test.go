@@ -34,9 +34,11 @@ import (
 //
 //   - idle-wakes/s and idle-B/s: how often one of the program's threads slept and was woken, and
 //     what was written, in 20 s in which nothing changed;
-//   - of ten updates a second, each of 20 nodes, for 20 s: share of a processor, bytes to the
-//     terminal, and memory, as the kernel counts it, and without pages of the program's file;
+//   - of ten updates a second, each of one node and then each of 20, for 20 s: share of a
+//     processor and bytes to the terminal;
 //   - meanwhile, from a key to the bytes that show what it did;
+//   - memory at the end of that, at most, as the kernel counts it, and what is not pages of
+//     the program's file;
 //   - with ten nodes that change in a second, from the request that changes another one to the
 //     bytes that show it.
 func BenchmarkWatchCluster(b *testing.B) {
@@ -53,35 +55,39 @@ func BenchmarkWatchCluster(b *testing.B) {
 		b.ReportMetric(float64(w.sleeps()-asleep)/20, "idle-wakes/s")
 		b.ReportMetric(float64(w.written()-was)/20, "idle-B/s")
 
-		stop := c.change(20)
-		was, used := w.written(), w.processor()
-		time.Sleep(20 * time.Second)
-		b.ReportMetric((w.processor()-used).Seconds()/20*100, "%cpu")
-		b.ReportMetric(float64(w.written()-was)/20/1000, "kB/s")
-		w.types("/")
-		w.await("Enter keeps it", time.Minute)
-		var keys []time.Duration
-		for i := range 200 {
-			if i%20 == 0 {
-				w.types("\x15") // the filter begins anew
+		for _, each := range []int{1, 20} {
+			stop := c.change(each)
+			of := fmt.Sprintf("-of-%d", each)
+			was, used := w.written(), w.processor()
+			time.Sleep(20 * time.Second)
+			b.ReportMetric((w.processor()-used).Seconds()/20*100, "%cpu"+of)
+			b.ReportMetric(float64(w.written()-was)/20/1000, "kB/s"+of)
+			w.types("/")
+			w.await("Enter keeps it", time.Minute)
+			var keys []time.Duration
+			for i := range 200 {
+				if i%20 == 0 {
+					w.types("\x15") // the filter begins anew
+				}
+				sign := string(rune('А' + i%32)) // other than the one that was at its place
+				w.forget()
+				begun := time.Now()
+				w.types(sign)
+				keys = append(keys, w.await(sign, time.Minute).Sub(begun))
+				time.Sleep(time.Duration(37*i%100) * time.Millisecond) // at any moment between two updates
 			}
-			sign := string(rune('А' + i%32)) // other than the one that was at its place
-			w.forget()
-			begun := time.Now()
-			w.types(sign)
-			keys = append(keys, w.await(sign, time.Minute).Sub(begun))
-			time.Sleep(time.Duration(37*i%100) * time.Millisecond) // at any moment between two updates
+			w.types("\x1b") // no filter any more
+			stop()
+			reportQuantiles(b, keys, "key"+of)
 		}
-		stop()
 		b.ReportMetric(w.memory("VmHWM"), "MB")
 		b.ReportMetric(w.memory("RssAnon"), "MB-own")
 		w.stop()
-		reportQuantiles(b, keys, "key")
 
 		w = watchOnTerminal(b, bin, c.kubeconfig, "--filter", "node:worker-0000")
 		w.await("Pipeline", time.Minute)
 		w.rest()
-		stop = c.change(1)
+		stop := c.change(1)
 		var pixels []time.Duration
 		for i := range 200 {
 			sign := string(rune('А' + i%32))
@@ -230,27 +236,28 @@ func (o *objects) set(i int, why string) {
 	}
 }
 
-// change has so many nodes change ten times a second until the returned function is called.
+// change has so many nodes change ten times a second until the returned function is called:
+// each is not Ready for some seconds, and then again.
 func (o *objects) change(each int) (stop func()) {
 	ctx, cancel := context.WithCancel(o.b.Context())
 	var all sync.WaitGroup
 	all.Go(func() {
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
-		for at := 1; ; {
+		for down, up, n := 0, 0, o.count/2-1; ; {
 			select {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
 			}
 			for range each {
-				// They are not Ready for ten seconds, and then again.
-				o.set(1+at%(o.count/2-1), "container runtime network not ready")
-				if back := at - 50*each; back > 0 {
-					o.set(1+back%(o.count/2-1), "")
-					at++
+				if down-up < 25*each {
+					o.set(1+down%n, "container runtime network not ready")
+					down++
+				} else {
+					o.set(1+up%n, "")
+					up++
 				}
-				at++
 			}
 		}
 	})

@@ -75,6 +75,8 @@ type consoleDeps struct {
 	send    func(tea.Msg)
 	copy    func(string) bool
 	redraw  func()
+	// settle gives back what only the beginning of a watch needs; nil if nobody would.
+	settle func()
 }
 
 // console is the one model of the program. Update never blocks: what takes time is

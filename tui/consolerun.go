@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -24,6 +25,10 @@ type consoleOptions struct {
 	watch  *watchOptions
 	replay *record
 }
+
+// watchGarbage is how much garbage there may be while the cluster is watched, in percent of
+// what is in use.
+const watchGarbage = 40
 
 // console shows the console on the terminal and returns when the user leaves.
 func (s *session) console(ctx context.Context, o consoleOptions) error {
@@ -55,6 +60,10 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		// One processor is enough for that, and threads that wake each other are most of what
 		// is done while nothing happens.
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+		// It is open for hours beside other work, and makes little garbage.
+		defer debug.SetGCPercent(debug.SetGCPercent(watchGarbage))
+		forgetStart()
+		c.deps.settle = forgetStart
 		c.deps.watch, c.deps.onlyWatch, c.deps.replay = o.watch.WatchRequest, true, o.replay
 		c.wat.filter, c.screen = o.watch.filter, screenWatch
 	}

@@ -281,6 +281,9 @@ func (c *console) takeWatch(msg tea.Msg) tea.Cmd {
 	switch msg := msg.(type) {
 	case watchBatch:
 		if msg.gen == c.wat.gen {
+			if c.wat.board.Events == 0 && c.deps.settle != nil {
+				c.deps.settle() // all nodes were read
+			}
 			c.watchEvents(msg.events)
 			c.wat.pulse = c.deps.engine.Pulse()
 		}

@@ -185,7 +185,7 @@ func (c *Client) Expected(ctx context.Context) ([]engine.ExpectedNode, error) {
 
 // listNodes calls f for every node and returns where a watch can begin.
 func (c *Client) listNodes(ctx context.Context, f func(*corev1.Node)) (resourceVersion string, err error) {
-	o := metav1.ListOptions{Limit: 500}
+	o := metav1.ListOptions{Limit: 200} // a node with its images is some 15 kB
 	for {
 		l, err := c.core.CoreV1().Nodes().List(ctx, o)
 		if err != nil {

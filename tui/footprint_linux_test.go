@@ -1,0 +1,31 @@
+package tui
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// What the start of the program needed is given back, and the program goes on.
+func TestTheStartIsForgotten(t *testing.T) {
+	pages := func() (kib int) {
+		t.Helper()
+		data, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			if n, _ := fmt.Sscanf(line, "RssFile: %d kB", &kib); n == 1 {
+				return kib
+			}
+		}
+		t.Fatal("no RssFile")
+		return 0
+	}
+	was := pages()
+	forgetStart()
+	if is := pages(); is > was*3/4 {
+		t.Errorf("%d kB of the program's file are in memory, of %d kB before", is, was)
+	}
+}

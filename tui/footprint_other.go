@@ -1,0 +1,6 @@
+//go:build !linux
+
+package tui
+
+// forgetStart does nothing here.
+func forgetStart() {}
