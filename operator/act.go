@@ -618,7 +618,7 @@ type efforts struct {
 
 type effort struct {
 	running  bool
-	wanted   bool      // it was to be done while it had to pause
+	wanted   bool      // it is to be done when its pause is over
 	outdated bool      // what it read last has changed since
 	fails    int       // in a row
 	since    time.Time // when it began to fail
@@ -665,6 +665,9 @@ func (e *efforts) begin(key string) bool {
 	if e.now().Before(t.next) {
 		t.wanted = true
 		return false
+	}
+	if !t.wanted && e.now().Sub(t.next) > conflictLasts { // what failed then was for another reason
+		t.fails = 0
 	}
 	t.running, t.wanted, t.outdated = true, false, false
 	return true
@@ -767,13 +770,18 @@ func (e *efforts) outdated(key string) bool {
 // cache has caught up, each try meets one, and they follow each other within milliseconds.
 const conflictLasts = 10 * time.Second
 
-// failing returns what has failed several times in a row, and the last error.
+// unwanted is how long something may be tried again before it is known that nobody wants
+// it any more: it failed, and what it was for has come about without it.
+const unwanted = time.Second
+
+// failing returns what has failed several times in a row and is still to be done, and the
+// last error.
 func (e *efforts) failing() (key, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	most := 2
 	for k, t := range e.all {
-		if t.fails > most && !(t.conflict && e.now().Sub(t.since) < conflictLasts) {
+		if t.fails > most && (t.running || t.wanted) && !(t.conflict && e.now().Sub(t.since) < conflictLasts) {
 			key, text, most = k, t.last, t.fails
 		}
 	}
@@ -801,6 +809,8 @@ func (e *efforts) due(now time.Time) time.Duration {
 		case t.running:
 		case now.Sub(t.used) > resting:
 			delete(e.all, key)
+		case t.wanted && now.Sub(t.next) > unwanted:
+			t.wanted, next = false, pace // that it failed is not told any more
 		case t.wanted:
 			next = min(next, max(pace, t.next.Sub(now)))
 		}

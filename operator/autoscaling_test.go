@@ -273,15 +273,21 @@ func TestAutoscalerIsChangedOnlyAsItWasSeen(t *testing.T) {
 	if _, told := tries(conflictLasts); !strings.Contains(told, "the object has been modified") {
 		t.Errorf("of a conflict that lasts %q is told", told)
 	}
-	e.round()
-	current := newAutoscaling(c.admin, c.admin, slog.New(slog.DiscardHandler))
-	now = now.Add(time.Minute)
-	if !e.begin("pause autoscaler") {
-		t.Fatal("it is not tried again")
+	// When what it was for has come about by itself, it is told no more, and nobody is woken
+	// for it.
+	now = now.Add(2 * unwanted)
+	if left := e.due(now); left != pace {
+		t.Errorf("the next round is due in %s", left)
 	}
-	e.end("pause autoscaler", 0, current.pause(t.Context()))
-	if _, told := e.failing(); told != "" || c.theStrategy().Spec.Enabled {
-		t.Errorf("with the view of today: %q, enabled=%t", told, c.theStrategy().Spec.Enabled)
+	if left := e.due(now); left != resting {
+		t.Errorf("and the next in %s", left)
+	}
+	if _, told := e.failing(); told != "" {
+		t.Errorf("of what nobody wants any more %q is told", told)
+	}
+	now = now.Add(2 * conflictLasts)
+	if n, told := tries(conflictLasts / 2); n < 5 || told != "" {
+		t.Errorf("after %d conflicts of a later day %q is told", n, told)
 	}
 }
 
