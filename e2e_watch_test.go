@@ -413,7 +413,7 @@ var recordInto = flag.String("record", "", "directory that TestRecordRollouts wr
 
 // TestRecordRollouts records what a watch of a rollout tells, as console and printers are tested
 // with it in package tui: of 5, 500 and 5,000 workers a good one, one that something blocks, and
-// one that is paused and resumed while it is watched. Of 5,000 a minute or so is recorded.
+// one that is paused and resumed while it is watched. Of the last one of 5,000 a minute is recorded.
 //
 //	go test -timeout 60m -run TestRecordRollouts . -args -record tui/testdata/streams
 func TestRecordRollouts(t *testing.T) {
@@ -422,8 +422,8 @@ func TestRecordRollouts(t *testing.T) {
 	}
 	for _, size := range []struct {
 		workers, surge, pods int
-		cut                  time.Duration // zero: to the end
-	}{{5, 1, 4, 0}, {500, 40, 60, 0}, {5000, 75, 60, 75 * time.Second}} {
+		cut                  time.Duration // of one that is resumed; zero: to the end
+	}{{5, 1, 4, 0}, {500, 40, 60, 0}, {5000, 500, 60, time.Minute}} {
 		for _, how := range []string{"good", "failed", "resumed"} {
 			t.Run(fmt.Sprintf("%d-%s", size.workers, how), func(t *testing.T) {
 				r := newHollowRollout(t, size.workers, size.surge, size.pods, hollow.Times{
@@ -479,7 +479,7 @@ func (r *hollowRollout) record(how string, cut time.Duration) {
 		time.Sleep(5 * time.Second) // those that are on their way arrive
 		r.pause(false)
 	}
-	if cut > 0 && how != "failed" {
+	if cut > 0 && how == "resumed" {
 		time.Sleep(cut)
 		leave()
 	}

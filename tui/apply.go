@@ -413,6 +413,6 @@ func (s *session) changeRollout(ctx context.Context, c engine.RolloutChange, don
 		return err
 	}
 	fmt.Fprintf(s.out, "the rollout to image %s and Kubernetes %s %s\n", clean(a.Target.Image), clean(a.Target.Kubernetes), done)
-	fmt.Fprintf(s.out, "next  %s\n", s.command("status"))
+	fmt.Fprintf(s.out, "next  %s\n", s.command("watch"))
 	return nil
 }

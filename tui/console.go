@@ -96,6 +96,8 @@ type console struct {
 	asked        time.Time
 	leaving      bool // as soon as the run has stopped
 	note         string
+	noted        string // the note that there was, and since when
+	notedAt      time.Time
 	ticking      bool
 	frame        int // of what spins
 
@@ -200,9 +202,18 @@ func (c *console) readHome() tea.Cmd {
 	}
 }
 
+// noteLasts is how long a note stands where the keys are. What it says may be otherwise
+// then: somebody else resumes what was paused here.
+const noteLasts = 10 * time.Second
+
 // Update takes a message.
 func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	c.now = c.deps.now()
+	if c.note != c.noted {
+		c.noted, c.notedAt = c.note, c.now
+	} else if c.now.Sub(c.notedAt) > noteLasts {
+		c.note, c.noted = "", ""
+	}
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		c.w, c.h = msg.Width, msg.Height

@@ -109,7 +109,7 @@ func (c *console) farewell() []string {
 	var lines []string
 	add := func(r *row) { lines = append(lines, r.String()) }
 	back := c.deps.sp.command("")
-	if c.upgrading() {
+	if c.upgrading() && (c.t.result == nil || c.t.result.Status != engine.StateDone) {
 		back = c.comeBack()
 	}
 	frame := c.lastFrame()

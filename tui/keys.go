@@ -139,7 +139,7 @@ func (c *console) keys(k tea.KeyMsg) tea.Cmd {
 
 // key finds the binding of a key and does what it says.
 func (c *console) key(k tea.KeyMsg) tea.Cmd {
-	c.note = ""
+	c.note, c.noted = "", ""
 	if c.typing() && c.typed(k) {
 		return nil
 	}

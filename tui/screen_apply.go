@@ -111,7 +111,7 @@ func (c *console) startUpgrade() tea.Cmd {
 // tookUpgradePlan shows the plan; one that needs nothing more runs at once.
 func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 	u := &c.upg
-	u.planning, u.live = false, checkLive{}
+	u.planning, u.live, c.note = false, checkLive{}, "" // Enter is not off any more
 	if msg.err != nil {
 		c.fail(msg.err)
 		return nil

@@ -312,7 +312,7 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		if want := []string{"local-data", "oldest-supports-kubernetes"}; e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 || !slices.Equal(e.plan.Acknowledged, want) {
 			t.Fatalf("ran %d times, shows %s, exit %d, accepted %q; want one run, its result and %q", e.ran, s.c.screen.title(), s.c.exit, e.plan.Acknowledged, want)
 		}
-		if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "cluster demo runs release v1.1.0 with image v1.1.0") || !strings.Contains(f, "constellation -C .demo upgrade apply") {
+		if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "cluster demo runs release v1.1.0 with image v1.1.0") || !strings.Contains(f, "back constellation -C .demo\n") {
 			t.Errorf("what stays on the terminal does not tell how it ended, or how to come back:\n%s", f)
 		}
 		s.press("enter")

@@ -610,6 +610,13 @@ func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 	case total == 0:
 		return "Waiting until a node is told of", ""
 	}
+	if s := b.Running(); s != nil { // Kubernetes is upgraded before a node is replaced
+		for _, p := range s.Parts {
+			if p.State == engine.StateRunning {
+				return "Now: " + clean(p.Name) + tailOf(clean(p.Text), ""), ""
+			}
+		}
+	}
 	return fmt.Sprintf("The operator has not begun with the next of %s", count(total-done, "node")), ""
 }
 
@@ -652,7 +659,13 @@ func (c *console) watchSafety() string {
 		parts = append(parts, c.apiWord())
 	}
 	if c.wat.origin != fromReplay && c.home != nil && c.home.Backup != nil {
-		parts = append(parts, "backup "+short(c.now.Sub(c.home.Backup.Created))+" old")
+		made := c.home.Backup.Created
+		for _, s := range b.Steps { // perhaps it was made meanwhile
+			if at := s.Began.Add(s.Took); s.ID == engine.StepBackup && s.State == engine.StateDone && at.After(made) {
+				made = at
+			}
+		}
+		parts = append(parts, "backup "+short(c.now.Sub(made))+" old")
 	}
 	return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
 }

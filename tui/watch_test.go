@@ -652,3 +652,44 @@ func TestTheEndOfALookIsNotThatOfTheRollout(t *testing.T) {
 		}
 	}
 }
+
+// What somebody did from here may be otherwise a moment later, so the word of it goes.
+func TestNotesGoByThemselves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := watching(newStage(t, &fakeEngine{}, look{}, 80, 24), until(rolloutOf(t, 5), time.Minute), time.Minute)
+		s.tell(rolloutChanged{what: "paused"})
+		for after, want := range map[time.Duration]bool{time.Second: true, noteLasts: true} {
+			s.at(time.Minute + after).c.Update(nil)
+			if is := strings.Contains(s.c.View(), "the rollout is paused"); is != want {
+				t.Errorf("after %s it is told: %t", after, is)
+			}
+		}
+		s.at(time.Minute + 2*noteLasts).c.Update(nil)
+		if v := s.c.View(); strings.Contains(v, "the rollout is paused") || !strings.Contains(v, "? help") {
+			t.Errorf("it stays where the keys are:\n%s", v)
+		}
+	})
+}
+
+// Before a node is replaced Kubernetes is upgraded, which takes minutes.
+func TestWatchSaysWhatKubeadmDoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		at := start.Add(time.Second)
+		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+		s.c.home = &engine.Home{Backup: &engine.LastBackup{Created: start.Add(-26 * time.Hour)}}
+		watching(s, []engine.Event{
+			{Time: start, Kind: engine.KindPlan, Data: json.RawMessage(`{"cluster":"demo","steps":[{"id":"backup","title":"Back up"},{"id":"wait-for-rollout","title":"Wait"}]}`)},
+			{Time: start, Kind: engine.KindStep, Step: engine.StepBackup, State: engine.StateRunning},
+			{Time: at, Kind: engine.KindStep, Step: engine.StepBackup, State: engine.StateDone, TookMS: 1000},
+			{Time: at, Kind: engine.KindStep, Step: engine.StepRollout, State: engine.StateRunning},
+			{Time: at, Kind: engine.KindNode, Step: engine.StepRollout, Node: "control-plane-0", Group: "control-plane", Role: "control-plane", To: engine.NodeOutdated},
+			{Time: at, Kind: engine.KindProgress, Step: engine.StepRollout, Object: "kubernetes", State: engine.StateRunning, Text: "v1.36.3 on control-plane-0, apply: etcd"},
+		}, time.Minute)
+		v := s.c.View()
+		for _, want := range []string{"Now: kubernetes: v1.36.3 on control-plane-0, apply: etcd", "backup 59s old"} {
+			if !strings.Contains(v, want) {
+				t.Errorf("%q is not shown:\n%s", want, v)
+			}
+		}
+	})
+}
