@@ -70,7 +70,7 @@ sim: ## live through random rollouts with bad luck; SEEDS=n SEED=s, a seed alone
 	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../bin/sim.test
 
 .PHONY: drills
-drills: build ## upgrade throwaway clusters while things go wrong; N=drills MACHINES=hollow|real, goes on where it stopped
+drills: build ## upgrade throwaway clusters while things go wrong; N=drills MACHINES=hollow|simulated|real, goes on where it stopped
 	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) --results docs/drills.jsonl --until $(N)
 
 .PHONY: bench

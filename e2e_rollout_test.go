@@ -18,7 +18,6 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox"
-	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/recorder"
 )
 
@@ -26,7 +25,7 @@ import (
 const targetFile = "constellation-nodeversion.yaml"
 
 // reach is the way to the sandbox's control API and to its machines.
-func (c *cloud) reach(log *slog.Logger) (*local.Client, *machine.Host) {
+func (c *cloud) reach(log *slog.Logger) (*local.Client, sandbox.Machines) {
 	c.t.Helper()
 	dirs, err := sandbox.DefaultDirs()
 	if err != nil {

@@ -20,7 +20,8 @@ type DrillSpec struct {
 	// Workspace is the absolute path of a directory without a sandbox. What the drill
 	// needs lies below it while it runs.
 	Workspace string
-	// Machines are real or hollow; empty and auto mean real where they can run.
+	// Machines are real, simulated or hollow; empty and auto mean real for root, and
+	// simulated for others.
 	Machines string
 	// Seed decides which faults there are, at which points, and how long they last.
 	Seed uint64

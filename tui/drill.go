@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -36,15 +37,15 @@ which points, follows from the seed; which points those are is independent of th
 What was seen is judged by the invariants of a rollout. What a fault explains, such as a
 machine without power that is not Ready, is told apart.
 
-On hollow machines, which need no root, only workers are replaced, and no machine runs
-anything; see docs/drills.md.
+Simulated machines need no root, and have all faults but those of networks and disks. On
+hollow ones only workers are replaced, and no machine runs anything; see docs/drills.md.
 
 It refuses to run in the workspace of a sandbox, and leaves nothing behind. What a killed
 drill has left goes with the next one, or with sandbox down.
 
 Exit codes: 0 all invariants held; 1 one did not, or the upgrade did not end; 3 nothing
 went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs here.`,
-		Example: `  constellation sandbox drill --machines=hollow
+		Example: `  constellation sandbox drill --machines=simulated
   constellation sandbox drill --machines=real --seed 7 -o markdown
   constellation sandbox drill --machines=real --kubernetes v1.35.4 --faults power-cut,frozen
   constellation sandbox drill --machines=hollow --faults operator-killed,lost-delete
@@ -97,18 +98,18 @@ went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs h
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: real, which need Linux and root, hollow, or auto")
+	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: real, which need Linux and root, simulated, hollow, or auto")
 	f.Uint64Var(&spec.Seed, "seed", 0, "what decides which faults there are and when (default: another one each time)")
 	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that these machines can have)")
 	f.IntVar(&spec.Count, "count", 0, "how many faults (default 4)")
-	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes that real machines are upgraded to (default v1.36.3); v1.35.4, which they have, replaces the machines alone")
+	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes that machines which are not hollow are upgraded to (default v1.36.3); v1.35.4, which they have, replaces the machines alone")
 	f.StringVar(&spec.Journal, "journal", "", "file for all that was seen, as JSON Lines")
 	f.BoolVar(&list, "list", false, "list what can go wrong, and at which points, and do nothing")
 	f.StringVar(&results, "results", "", "file that gets a line for each drill; seeds go on after those that are in it")
 	f.IntVar(&until, "until", 0, "with --results: run drills until the file has this many of these machines")
 	f.VarP(&out, "output", "o", "what to print: text, json for one document, or markdown")
 	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
-	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "hollow"))
+	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "simulated", "hollow"))
 	_ = cmd.RegisterFlagCompletionFunc("faults", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		drills, err := s.Drills(s.log)
 		if err != nil {
@@ -130,8 +131,10 @@ func drillExit(outcome string) int {
 // drill runs one and tells on stderr what happens.
 func (s *session) drill(ctx context.Context, drills engine.Drills, spec engine.DrillSpec) (engine.DrillReport, error) {
 	begun := s.Now()
-	fmt.Fprintf(s.Stderr, "%s  seed %d\n", begun.UTC().Format("15:04:05Z"), spec.Seed)
+	// What cannot be is refused before anything is told, the seed too.
+	seed := sync.OnceFunc(func() { fmt.Fprintf(s.Stderr, "%s  seed %d\n", begun.UTC().Format("15:04:05Z"), spec.Seed) })
 	return drills.Drill(ctx, spec, func(text string) {
+		seed()
 		now := s.Now()
 		fmt.Fprintf(s.Stderr, "%s %+6.1fs  %s\n", now.UTC().Format("15:04:05Z"), now.Sub(begun).Seconds(), clean(text))
 	})

@@ -109,14 +109,27 @@ func (d Dirs) resolve(nameOrWorkspace string) (string, error) {
 	return defaultName(workspace), nil
 }
 
+// Machines is a way to the machines of a sandbox, of whatever kind they are.
+type Machines interface {
+	// Exec runs a command in the root directory of a machine, and returns its exit code.
+	Exec(ctx context.Context, name string, command []string, stdio machine.Stdio) (int, error)
+	// Dial connects to an address of the machines' network, DialFrom from a machine.
+	Dial(ctx context.Context, network, address string) (net.Conn, error)
+	DialFrom(ctx context.Context, name, network, address string) (net.Conn, error)
+}
+
 // Reach returns the cloud of a running sandbox, as its owner, and its machines to look
 // at. nameOrWorkspace is as in [Sandboxes.Status].
-func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*local.Client, *machine.Host, error) {
+func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*local.Client, Machines, error) {
 	name, err := d.resolve(nameOrWorkspace)
 	if err != nil {
 		return nil, nil, err
 	}
-	host, err := machine.NewHost(d.of(name), name, log)
+	st, err := readState(d.of(name, stateName))
+	if err != nil {
+		return nil, nil, fmt.Errorf("reach sandbox %s: %w", name, err)
+	}
+	host, err := d.host(name, st, log)
 	if err != nil {
 		return nil, nil, fmt.Errorf("reach sandbox %s: %w", name, err)
 	}
@@ -126,12 +139,11 @@ func (d Dirs) Reach(nameOrWorkspace string, log *slog.Logger) (*local.Client, *m
 // host is what a sandbox needs of the computer: the platform of its fleet, and more.
 type host interface {
 	platform
+	Machines
 	Network(ctx context.Context) error
 	Close() error
 	LimitMemory(bytes int64)
 	Listen(ctx context.Context, network, address string) (net.Listener, error)
-	Dial(ctx context.Context, network, address string) (net.Conn, error)
-	Exec(ctx context.Context, name string, command []string, stdio machine.Stdio) (int, error)
 	Sweep(ctx context.Context) error
 }
 

@@ -73,11 +73,11 @@ func (f *Faults) affliction(s *state, name string) machine.Affliction {
 	return a
 }
 
-// ofReal are the faults that only machines with a kernel's view of their own can have, and
-// ofRunning those that any machine can have in which something runs.
+// ofReal are the faults that only machines with a network and disks of their own can have,
+// and ofRunning those that any machine can have in which something runs.
 var (
-	ofReal    = []string{"frozen", "isolated", "cut", "cut-to", "disk-full", "disk-read-only", "tpm-hangs", "tpm-gone", "registry-empty"}
-	ofRunning = []string{"console-cut", "power-cut", "kill", "component-truncate", "component-corrupt", "component-cut"}
+	ofReal    = []string{"isolated", "cut", "cut-to", "disk-full", "disk-read-only", "registry-empty"}
+	ofRunning = []string{"frozen", "tpm-hangs", "tpm-gone", "console-cut", "power-cut", "kill", "component-truncate", "component-corrupt", "component-cut"}
 )
 
 // Simulated reports, as an error, the faults that simulated machines cannot have.

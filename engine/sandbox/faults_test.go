@@ -136,7 +136,7 @@ func TestFaultsOfMachinesThatAreNotReal(t *testing.T) {
 		"never-join=worker-1 quota=3 lost-delete=1": {},
 		"kill=worker-1:image quota=3":               {"", "not possible: only machines in which something runs can have kill=worker-1:image"},
 		"frozen=worker-1 quota=3 registry-empty": {
-			"not possible: only real machines can have frozen=worker-1, registry-empty",
+			"not possible: only real machines can have registry-empty",
 			"not possible: only machines in which something runs can have frozen=worker-1, registry-empty",
 		},
 	} {

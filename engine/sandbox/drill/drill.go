@@ -35,7 +35,6 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox"
-	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/recorder"
 	"constellation/engine/version"
 )
@@ -53,9 +52,13 @@ const (
 
 // Names of kinds of machines.
 const (
-	real   = "real"
-	hollow = "hollow"
+	real      = "real"
+	simulated = "simulated"
+	hollow    = "hollow"
 )
+
+// op is what errors say was tried.
+const op = "drill"
 
 // Drills runs drills on this computer. It implements engine.Drills.
 type Drills struct {
@@ -76,11 +79,13 @@ type site struct {
 	what    string // in words
 	cluster *rest.Config
 	cloud   *local.Client
-	host    *machine.Host // nil where there are no machines to look into
+	host    recorder.Host // nil where there are no machines to look into
 	service string        // IP:port of a web server, or empty
-	limits  recorder.Limits
-	unseen  []recorder.Rule // that nothing here could break
-	limit   time.Duration   // for the upgrade
+	// nameless: operators are not named after their nodes.
+	nameless bool
+	limits   recorder.Limits
+	unseen   []recorder.Rule // that nothing here could break
+	limit    time.Duration   // for the upgrade
 
 	// begin sets the target, and later calls giveUp if that cannot be. rest ends what the drill itself runs in the cluster; it is
 	// called before the recorder's last look.
@@ -128,7 +133,6 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 			tell(fmt.Sprintf(format, args...))
 		}
 	}
-	op := "drill"
 	kind, err := d.machines(spec.Machines)
 	if err != nil {
 		return r, err
@@ -140,12 +144,12 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	if spec.Kubernetes != kubernetesTo && (kind == hollow || spec.Kubernetes != kubernetesFrom) {
 		return r, &engine.Error{
 			Op: op, Err: fmt.Errorf("%s machines are not upgraded to Kubernetes %s", kind, spec.Kubernetes), Exit: engine.ExitUsage,
-			Remedy: "say " + kubernetesTo + ", or of real machines " + kubernetesFrom,
+			Remedy: "say " + kubernetesTo + ", or of machines that are not hollow " + kubernetesFrom,
 		}
 	}
 	injections, err := scenario(kind, spec)
 	if err != nil {
-		return r, &engine.Error{Op: op, Err: err, Exit: engine.ExitUsage, Remedy: "`constellation sandbox drill --list` shows what can go wrong"}
+		return r, err
 	}
 	place, leave, err := d.enter(ctx, spec.Workspace, say)
 	if err != nil {
@@ -157,7 +161,12 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 	say("making a cluster of %s machines", kind)
-	s, err := map[string]func(context.Context, string, string, teller) (*site, error){real: d.real, hollow: d.hollow}[kind](ctx, place, spec.Kubernetes, say)
+	var s *site
+	if kind == hollow {
+		s, err = d.hollow(ctx, place, say)
+	} else {
+		s, err = d.running(ctx, kind, place, spec.Kubernetes, say)
+	}
 	if err != nil {
 		return r, &engine.Error{Op: op + ": make a cluster", Err: err, Exit: engine.ExitCode(err), Remedy: engine.Remedy(err)}
 	}
@@ -169,7 +178,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 		}
 	}()
 	r.Cluster = s.what
-	rec, err := recorder.Start(ctx, recorder.Config{Cluster: s.cluster, Cloud: s.cloud, Host: s.host, Service: s.service, File: spec.Journal, Log: d.log})
+	rec, err := recorder.Start(ctx, recorder.Config{Cluster: s.cluster, Cloud: s.cloud, Host: s.host, Service: s.service, Nameless: s.nameless, File: spec.Journal, Log: d.log})
 	if err != nil {
 		return r, &engine.Error{Op: op, Err: err}
 	}
@@ -210,15 +219,15 @@ func repeat(kind string, spec engine.DrillSpec) []string {
 func (d *Drills) machines(asked string) (string, error) {
 	can := os.Geteuid() == 0 // machine.Check says the rest, in its own words
 	switch asked {
-	case hollow, real:
+	case hollow, simulated, real:
 		return asked, nil
 	case "", "auto":
 		if can {
 			return real, nil
 		}
-		return hollow, nil
+		return simulated, nil
 	}
-	return "", &engine.Error{Op: "drill", Err: fmt.Errorf("there are no %q machines for drills", asked), Exit: engine.ExitUsage, Remedy: "say --machines=real or --machines=hollow"}
+	return "", &engine.Error{Op: "drill", Err: fmt.Errorf("there are no %q machines for drills", asked), Exit: engine.ExitUsage, Remedy: "say --machines=real, --machines=simulated or --machines=hollow"}
 }
 
 // outcome says how it went, and why.
@@ -454,7 +463,6 @@ const clusterDir = "cluster"
 // enter makes the directory of a drill below a workspace, after it has removed what a
 // killed drill left there. leave removes it again.
 func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place string, leave func(), err error) {
-	const op = "drill"
 	if st, err := d.boxes.Status(ctx, workspace); err == nil {
 		return "", nil, &engine.Error{
 			Op: op, Err: fmt.Errorf("sandbox %s is up in %s, and a drill wants the place for itself", st.Name, workspace),
@@ -503,8 +511,20 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 		}
 	}
 	for _, name := range spec.Faults {
-		if !slices.ContainsFunc(allowed, func(f *fault) bool { return f.name == name }) {
-			return nil, fmt.Errorf("%s machines can have no fault %q", kind, name)
+		i := slices.IndexFunc(faults, func(f fault) bool { return f.name == name })
+		switch {
+		case i < 0:
+			return nil, &engine.Error{Op: op, Err: fmt.Errorf("there is no fault %q", name), Exit: engine.ExitUsage, Remedy: "`constellation sandbox drill --list` shows what can go wrong"}
+		case !slices.Contains(faults[i].machines, kind):
+			return nil, &engine.Error{
+				Op: op, Err: fmt.Errorf("%s machines cannot have the fault %s", kind, name), Exit: engine.ExitUsage,
+				Remedy: "leave it out, or say --machines=" + faults[i].machines[0] + ", which can",
+			}
+		case !slices.Contains(allowed, &faults[i]):
+			return nil, &engine.Error{
+				Op: op, Err: fmt.Errorf("nothing comes to a point at which %s could happen: Kubernetes stays at %s", name, spec.Kubernetes), Exit: engine.ExitUsage,
+				Remedy: "leave it out, or leave --kubernetes out",
+			}
 		}
 	}
 	rng := rand.New(rand.NewPCG(spec.Seed, 0x6472696c6c)) //nolint:gosec // a drill is repeated by its seed

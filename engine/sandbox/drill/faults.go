@@ -27,7 +27,7 @@ type fault struct {
 }
 
 // longestFault is how long a fault may last.
-var longestFault = map[string]time.Duration{hollow: 6 * time.Second, real: 25 * time.Second}
+var longestFault = map[string]time.Duration{hollow: 6 * time.Second, simulated: 12 * time.Second, real: 25 * time.Second}
 
 // most is how often there is a point of a name at least.
 func most(kind, point string) int {
@@ -37,7 +37,7 @@ func most(kind, point string) int {
 	case kind == hollow:
 		return hollowWorkers
 	default:
-		return realWorkers + realControlPlanes
+		return workers + controlPlanes
 	}
 }
 
@@ -54,7 +54,11 @@ func (f *fault) points(kind, kubernetes string) []string {
 	return at
 }
 
-var everywhere = []string{real, hollow}
+// Machines that can have a fault: all, or those in which programs run.
+var (
+	everywhere = []string{real, simulated, hollow}
+	running    = []string{real, simulated}
+)
 
 // ofCloud makes a fault of the cloud that lasts a while.
 func ofCloud(spec func(on string) string) func(context.Context, *run, string, func()) error {
@@ -117,42 +121,42 @@ var faults = []fault{
 		},
 	},
 	{
-		name: "console-killed", does: "the console that upgrades is killed, and its command given again", machines: []string{real}, anywhere: true,
+		name: "console-killed", does: "the console that upgrades is killed, and its command given again", machines: running, anywhere: true,
 		at:     []string{pointBegun, pointKubeadm, pointIntent, pointCordoned},
 		happen: func(ctx context.Context, x *run, _ string, _ func()) error { return x.site.killConsole(ctx) },
 	},
 	{
-		name: "power-cut", does: "a machine loses its power for a moment, and boots", machines: []string{real},
+		name: "power-cut", does: "a machine loses its power for a moment, and boots", machines: running,
 		at: ofMachines, excuses: hurt,
 		happen: func(ctx context.Context, x *run, on string, _ func()) error { return x.site.power(ctx, on) },
 	},
 	{
-		name: "power-cut-etcd", does: "a control plane loses its power when kubeadm replaces its etcd", machines: []string{real},
+		name: "power-cut-etcd", does: "a control plane loses its power when kubeadm replaces its etcd", machines: running,
 		at: []string{pointKubeadm}, excuses: hurt, happen: inUpgrade("upgrade-etcd"),
 	},
 	{
-		name: "power-cut-api-server", does: "a control plane loses its power when kubeadm replaces its API server", machines: []string{real},
+		name: "power-cut-api-server", does: "a control plane loses its power when kubeadm replaces its API server", machines: running,
 		at: []string{pointKubeadm}, excuses: hurt, happen: inUpgrade("upgrade-api-server"),
 	},
-	ofMachine("frozen", "no process of a machine gets a turn"),
-	ofMachine("isolated", "a machine's cable is out"),
-	ofMachine("tpm-hangs", "a machine's TPM does not answer"),
-	ofMachine("disk-full", "nothing more fits where a machine's programs are installed"),
-	ofMachine("disk-read-only", "nothing can be written where a machine's programs are installed"),
+	ofMachine("frozen", "no process of a machine gets a turn", running),
+	ofMachine("isolated", "a machine's cable is out", []string{real}),
+	ofMachine("tpm-hangs", "a machine's TPM does not answer", running),
+	ofMachine("disk-full", "nothing more fits where a machine's programs are installed", []string{real}),
+	ofMachine("disk-read-only", "nothing can be written where a machine's programs are installed", []string{real}),
 	{
 		name: "cut-to-cloud", does: "what a machine sends to its cloud and the load balancer is lost; what they send arrives", machines: []string{real}, lasts: true,
 		at: ofMachines, excuses: hurt, happen: ofCloud(func(on string) string { return "cut-to=" + on + ":cloud" }),
 	},
 	{
-		name: "console-cut", does: "nothing passes between the console and the cluster", machines: []string{real}, anywhere: true, lasts: true,
+		name: "console-cut", does: "nothing passes between the console and the cluster", machines: running, anywhere: true, lasts: true,
 		at: []string{pointBegun, pointKubeadm, pointIntent, pointCordoned}, excuses: unseen, happen: ofCloud(always("console-cut")),
 	},
 	{
-		name: "component-corrupt", does: "the kubelet is served with one byte changed", machines: []string{real}, anywhere: true, lasts: true,
+		name: "component-corrupt", does: "the kubelet is served with one byte changed", machines: running, anywhere: true, lasts: true,
 		at: []string{pointKubeadm, pointIntent, pointRequested}, happen: ofCloud(always("component-corrupt=kubelet")),
 	},
 	{
-		name: "component-truncate", does: "half of the kubelet is served", machines: []string{real}, anywhere: true, lasts: true,
+		name: "component-truncate", does: "half of the kubelet is served", machines: running, anywhere: true, lasts: true,
 		at: []string{pointKubeadm, pointIntent, pointRequested}, happen: ofCloud(always("component-truncate=kubelet")),
 	},
 	{
@@ -174,9 +178,9 @@ var (
 )
 
 // ofMachine is a fault that a machine suffers from for a while.
-func ofMachine(name, does string) fault {
+func ofMachine(name, does string, machines []string) fault {
 	return fault{
-		name: name, does: does, machines: []string{real}, at: ofMachines, lasts: true, excuses: hurt,
+		name: name, does: does, machines: machines, at: ofMachines, lasts: true, excuses: hurt,
 		happen: ofCloud(func(on string) string { return name + "=" + on }),
 	}
 }

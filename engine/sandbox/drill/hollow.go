@@ -62,7 +62,7 @@ var (
 // hollow makes a cluster of hollow machines: a real control plane of plain processes, a
 // real operator with the rights of its chart, and machines that run nothing. Only workers
 // are replaced: there is neither an agent nor a member of etcd on a hollow control plane.
-func (d *Drills) hollow(ctx context.Context, place, _ string, say teller) (_ *site, err error) {
+func (d *Drills) hollow(ctx context.Context, place string, say teller) (_ *site, err error) {
 	program, err := build.ReleaseBinary(releaseTo, "operator")
 	if err != nil {
 		return nil, err

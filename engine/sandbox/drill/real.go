@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,21 +24,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/engine"
+	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
+	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/recorder"
+	standins "constellation/engine/sandbox/simulated"
 )
 
-// A drill of real machines: the smallest cluster in which everything happens.
+// A drill of machines in which programs run: the smallest cluster in which everything happens.
 const (
-	realControlPlanes = 1
-	realWorkers       = 2
+	controlPlanes = 1
+	workers       = 2
 )
 
-// real makes a cluster of real machines with the very commands that a user gives, and
-// upgrades it with the one that a user would.
-func (d *Drills) real(ctx context.Context, place, kubernetes string, say teller) (_ *site, err error) {
+// running makes a cluster of real or simulated machines with the very commands that a user
+// gives, and upgrades it with the one that a user would.
+func (d *Drills) running(ctx context.Context, kind, place, kubernetes string, say teller) (_ *site, err error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -61,7 +65,7 @@ func (d *Drills) real(ctx context.Context, place, kubernetes string, say teller)
 		}
 	}()
 	info, err := d.boxes.Up(ctx, engine.SandboxSpec{
-		Workspace: workspace, ControlPlanes: realControlPlanes, Workers: realWorkers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: real,
+		Workspace: workspace, ControlPlanes: controlPlanes, Workers: workers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: kind,
 	}, nil)
 	if err != nil {
 		return nil, err
@@ -86,14 +90,20 @@ func (d *Drills) real(ctx context.Context, place, kubernetes string, say teller)
 	if err != nil {
 		return nil, err
 	}
+	kill := func(ctx context.Context) error { return killLeader(ctx, api, host) }
+	var cannot []recorder.Rule
+	if kind == simulated { // whose Services have no address that answers, and whose host name is this computer's
+		service, cannot = "", []recorder.Rule{recorder.ServiceAnswers, recorder.LeaseMoved}
+		kill = func(ctx context.Context) error { return killSimulated(ctx, box, host) }
+	}
 	return &site{
-		what: fmt.Sprintf("%d control plane and %d workers, real machines, from release %s and Kubernetes %s to %s and %s",
-			realControlPlanes, realWorkers, releaseFrom, kubernetesFrom, releaseTo, kubernetes),
-		cluster: access, cloud: box, host: host, service: service, limit: 20 * time.Minute,
+		what: fmt.Sprintf("%d control plane and %d workers, %s machines, from release %s and Kubernetes %s to %s and %s",
+			controlPlanes, workers, kind, releaseFrom, kubernetesFrom, releaseTo, kubernetes),
+		cluster: access, cloud: box, host: host, service: service, limit: 20 * time.Minute, unseen: cannot, nameless: kind == simulated,
 		limits: recorder.Limits{Join: 3 * time.Minute},
 		begin:  con.begin, rest: con.rest, close: func(ctx context.Context) error { con.stop(); return down(ctx) },
 
-		killOperator: func(ctx context.Context) error { return killLeader(ctx, api, host) },
+		killOperator: kill,
 		killConsole:  con.kill,
 		power: func(ctx context.Context, name string) error {
 			id := local.ProviderID(info.Name, name)
@@ -137,7 +147,7 @@ func web(ctx context.Context, api client.Client) (string, error) {
 }
 
 // killLeader kills the process of the operator that leads, in its machine.
-func killLeader(ctx context.Context, api client.Client, host *machine.Host) error {
+func killLeader(ctx context.Context, api client.Client, host sandbox.Machines) error {
 	// Machines have no pkill. A process is the operator's if that is its program.
 	const kill = `for p in /proc/[0-9]*; do case "$(readlink $p/exe)" in */operator) kill -9 ${p#/proc/} && exit 0;; esac; done; exit 1`
 	return until(ctx, 3*time.Minute, "an operator leads that could be killed", func() bool {
@@ -148,6 +158,20 @@ func killLeader(ctx context.Context, api client.Client, host *machine.Host) erro
 		node, _, _ := strings.Cut(*l.Spec.HolderIdentity, "_")
 		code, err := host.Exec(ctx, node, []string{"bash", "-c", kill}, machine.Stdio{})
 		return err == nil && code == 0
+	})
+}
+
+// killSimulated kills the operator's process on the first control plane that has one.
+func killSimulated(ctx context.Context, box *local.Client, host sandbox.Machines) error {
+	stand, ok := host.(*standins.Host)
+	if !ok {
+		return fmt.Errorf("%T has no simulated machines", host)
+	}
+	return until(ctx, 3*time.Minute, "an operator runs that could be killed", func() bool {
+		all, err := box.Instances(ctx)
+		return err == nil && slices.ContainsFunc(all, func(i cloud.Instance) bool {
+			return i.Role == cloud.ControlPlane && stand.KillContainer(ctx, i.Name, "operator") == nil
+		})
 	})
 }
 

@@ -169,7 +169,7 @@ func (r *Recorder) pollMembers(ctx context.Context) {
 func (r *Recorder) identity(ctx context.Context, node string) (*tls.Config, error) {
 	read := func(name string) ([]byte, error) {
 		var out, errs limited
-		code, err := r.cfg.Host.Exec(ctx, node, []string{"cat", "/etc/kubernetes/pki/etcd/" + name}, machine.Stdio{Out: &out, Err: &errs})
+		code, err := r.cfg.Host.Exec(ctx, node, []string{"cat", "etc/kubernetes/pki/etcd/" + name}, machine.Stdio{Out: &out, Err: &errs})
 		if err == nil && code != 0 {
 			err = fmt.Errorf("read %s: %s", name, errs.b)
 		}

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -50,16 +51,28 @@ type Config struct {
 	Cloud   *local.Client
 	// Host is the way to the machines. Nil means that there is none: neither etcd nor a
 	// service is asked; see [Limits.NoMembers].
-	Host *machine.Host
+	Host Host
 	// Namespace and Lease are those of the operator's leader. Empty means
 	// constellation-system and constellation-operator.
 	Namespace, Lease string
+	// Nameless means that the leader is not named after its node, since machines have no
+	// host names of their own: it is not told where the leader is.
+	Nameless bool
 	// Service is the address, as IP:port, of a web server that is asked for "/" from every
 	// machine. Empty asks none.
 	Service string
 	// File is where the journal is written to as JSON Lines. Empty writes none.
 	File string
 	Log  *slog.Logger
+}
+
+// Host is a way to machines.
+type Host interface {
+	// Exec runs a command in the root directory of a machine, and returns its exit code.
+	Exec(ctx context.Context, name string, command []string, stdio machine.Stdio) (int, error)
+	// Dial connects to an address of the machines' network, DialFrom from a machine.
+	Dial(ctx context.Context, network, address string) (net.Conn, error)
+	DialFrom(ctx context.Context, name, network, address string) (net.Conn, error)
 }
 
 // Recorder watches until it is closed. Its methods may be called concurrently.
@@ -232,7 +245,7 @@ func (r *Recorder) kinds() []kind {
 		{"nodeversions", func() client.ObjectList { return &v1alpha1.NodeVersionList{} }, []client.ListOption{named(v1alpha1.NodeVersionName)}, targetEntry},
 		{"autoscalingstrategies", func() client.ObjectList { return &v1alpha1.AutoscalingStrategyList{} }, nil, r.strategyEntry},
 		{"deployments", func() client.ObjectList { return &appsv1.DeploymentList{} }, nil, r.deploymentEntry},
-		{"leases", func() client.ObjectList { return &coordinationv1.LeaseList{} }, []client.ListOption{client.InNamespace(r.cfg.Namespace), named(r.cfg.Lease)}, leaseEntry},
+		{"leases", func() client.ObjectList { return &coordinationv1.LeaseList{} }, []client.ListOption{client.InNamespace(r.cfg.Namespace), named(r.cfg.Lease)}, r.leaseEntry},
 		{"pods", func() client.ObjectList { return &corev1.PodList{} }, []client.ListOption{
 			client.InNamespace("kube-system"), client.MatchingLabelsSelector{Selector: labels.SelectorFromSet(labels.Set{"component": "kube-apiserver"})},
 		}, serverEntry},
@@ -311,10 +324,10 @@ func (r *Recorder) deploymentEntry(o client.Object, gone bool) Entry {
 	return Entry{Scaler: e}
 }
 
-func leaseEntry(o client.Object, gone bool) Entry {
+func (r *Recorder) leaseEntry(o client.Object, gone bool) Entry {
 	l := o.(*coordinationv1.Lease)
 	holder := ""
-	if h := l.Spec.HolderIdentity; h != nil && !gone {
+	if h := l.Spec.HolderIdentity; h != nil && !gone && !r.cfg.Nameless {
 		holder, _, _ = strings.Cut(*h, "_") // host name, which is the node's, and an ID of the process
 	}
 	return Entry{Lease: &Lease{Holder: holder}}

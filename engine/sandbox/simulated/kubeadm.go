@@ -352,7 +352,7 @@ func (s *standIn) startKubelet(ctx context.Context, d documents) error {
 		return err
 	}
 	s.say("[kubelet-start] Starting the %s", StandIn)
-	return ask(ctx, s.dir, "restart")
+	return ask(ctx, s.dir, "kubelet/restart")
 }
 
 // providerID is what the configuration tells the kubelet.
@@ -810,7 +810,7 @@ func (s *standIn) reset(ctx context.Context) error {
 			s.say("[reset] the member of etcd stays: %v", err)
 		}
 	}
-	if err := ask(ctx, s.dir, "reset"); err != nil {
+	if err := ask(ctx, s.dir, "kubelet/reset"); err != nil {
 		return err
 	}
 	root, err := os.OpenRoot(s.root())

@@ -52,6 +52,7 @@ type container struct {
 	mu       sync.Mutex
 	running  bool
 	ready    bool
+	process  *process // that runs
 	started  time.Time
 	restarts int32
 	last     string // how it ended
@@ -176,7 +177,7 @@ func (p *pods) once(ctx context.Context, w *workload, c *container, command func
 		return err.Error()
 	}
 	c.mu.Lock()
-	c.running, c.started = true, time.Now()
+	c.running, c.process, c.started = true, proc, time.Now()
 	c.ready = c.spec.ReadinessProbe == nil
 	c.mu.Unlock()
 	select {

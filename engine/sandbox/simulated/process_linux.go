@@ -33,44 +33,80 @@ func killAll(ctx context.Context, dir string, first int) error {
 
 // killBut kills all but the process first, and waits for the children of first as well.
 func killBut(ctx context.Context, dir string, first int) error {
-	mark := []byte(machineEnv + "=" + dir + "\x00")
 	return poll(ctx, func() (bool, error) {
-		entries, err := os.ReadDir("/proc")
-		if err != nil {
-			return false, err
-		}
 		none := true
-		for _, e := range entries {
-			pid, err := strconv.Atoi(e.Name())
-			if err != nil || pid == os.Getpid() || pid == first {
-				continue
-			}
-			env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-			if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-				continue // another user's, or gone
-			}
-			if err != nil {
-				return false, err
-			}
-			if bytes.HasPrefix(env, mark) || bytes.Contains(env, append([]byte{0}, mark...)) {
+		err := eachProcess(dir, func(pid int, its, dead bool) {
+			switch {
+			case pid == first:
+			case its:
 				none = false
-				_ = syscall.Kill(pid, syscall.SIGKILL)
-			} else if len(env) == 0 && first > 1 && parent(pid) == first {
-				none = false // dead, and not collected yet
+				_ = syscall.Kill(pid, syscall.SIGKILL) // gone already is as good
+			case dead && first > 1:
+				if ppid, _ := stat(pid); ppid == first {
+					none = false // not collected yet
+				}
 			}
-		}
-		return none, nil
+		})
+		return none, err
 	})
 }
 
-// parent returns the number of a process's parent; 0 if it is gone.
-func parent(pid int) int {
+// freeze stops all processes of the machine in dir, and returns when none has a turn any
+// more: those that they start meanwhile are stopped, too.
+func freeze(ctx context.Context, dir string, _ int) error {
+	return poll(ctx, func() (bool, error) {
+		all := true
+		err := eachProcess(dir, func(pid int, its, _ bool) {
+			if _, state := stat(pid); its && state != "T" && state != "Z" && state != "" {
+				all = false
+				_ = syscall.Kill(pid, syscall.SIGSTOP) // gone already is as good
+			}
+		})
+		return all, err
+	})
+}
+
+// thaw lets them go on.
+func thaw(dir string, _ int) error {
+	return eachProcess(dir, func(pid int, its, _ bool) {
+		if its {
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+		}
+	})
+}
+
+// eachProcess calls do for all other processes of this user. its says that one is of the
+// machine in dir, dead that it has ended and was not collected.
+func eachProcess(dir string, do func(pid int, its, dead bool)) error {
+	mark := []byte(machineEnv + "=" + dir + "\x00")
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // another user's, or gone
+		}
+		if err != nil {
+			return err
+		}
+		do(pid, bytes.HasPrefix(env, mark) || bytes.Contains(env, append([]byte{0}, mark...)), len(env) == 0)
+	}
+	return nil
+}
+
+// stat returns the number of a process's parent, and its state as a letter; zero values if
+// it is gone.
+func stat(pid int) (parent int, state string) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0
+		return 0, ""
 	}
-	var state string
-	var ppid int
-	_, _ = fmt.Sscan(string(b[bytes.LastIndexByte(b, ')')+1:]), &state, &ppid)
-	return ppid
+	_, _ = fmt.Sscan(string(b[bytes.LastIndexByte(b, ')')+1:]), &state, &parent)
+	return parent, state
 }

@@ -30,6 +30,7 @@ type computer struct {
 
 	// pods outlive a restart of the kubelet.
 	pods *pods
+	tpm  *temper
 
 	mu      sync.Mutex
 	kubelet *kubeletRun
@@ -78,7 +79,7 @@ func Run(ctx context.Context, dir string, gate io.Reader, log *slog.Logger) erro
 		return fail(errors.New("nobody switched it on"))
 	}
 
-	c := &computer{record: r, dir: dir, log: log, life: ctx}
+	c := &computer{record: r, dir: dir, log: log, life: ctx, tpm: t.temper}
 	c.pods = newPods(c)
 	control, err := lc.Listen(ctx, "unix", filepath.Join(dir, controlName))
 	if err != nil {
@@ -195,7 +196,7 @@ func (p *process) stop(grace time.Duration) {
 	<-p.done
 }
 
-// control is what the stand-ins for systemd and kubeadm ask of the machine.
+// control is what the stand-ins for systemd and kubeadm, and the host, ask of the machine.
 func (c *computer) control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /kubelet/{verb}", func(w http.ResponseWriter, r *http.Request) {
@@ -212,6 +213,16 @@ func (c *computer) control() http.Handler {
 			c.pods.stopAll()
 		default:
 			http.Error(w, "no such verb", http.StatusNotFound)
+		}
+	})
+	mux.HandleFunc("POST /tpm/{mood}", func(w http.ResponseWriter, r *http.Request) {
+		if !c.tpm.set(tpmMood(r.PathValue("mood"))) {
+			http.Error(w, "no such mood", http.StatusNotFound)
+		}
+	})
+	mux.HandleFunc("POST /kill/{container}", func(w http.ResponseWriter, r *http.Request) {
+		if !c.pods.kill(r.PathValue("container")) {
+			http.Error(w, "none runs", http.StatusNotFound)
 		}
 	})
 	return mux
@@ -249,13 +260,13 @@ func (c *computer) stopKubelet() {
 	c.kubelet = nil
 }
 
-// ask has the machine that this process belongs to do something with its kubelet.
-func ask(ctx context.Context, dir, verb string) error {
+// ask has the machine in dir do something: "kubelet/restart".
+func ask(ctx context.Context, dir, what string) error {
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, controlName))
 	}}}
 	defer client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://machine/kubelet/"+verb, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://machine/"+what, nil)
 	if err != nil {
 		return err
 	}
@@ -281,7 +292,7 @@ func Systemctl(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := ask(ctx, dir, words[0]); err != nil {
+	if err := ask(ctx, dir, "kubelet/"+words[0]); err != nil {
 		return fmt.Errorf("systemd stand-in (simulated): %s the kubelet: %w", words[0], err)
 	}
 	return nil

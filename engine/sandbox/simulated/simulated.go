@@ -186,6 +186,16 @@ func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, err
 	return new(net.Dialer).DialContext(ctx, network, address)
 }
 
+// DialFrom connects to an address of loopback, from that of a machine.
+func (h *Host) DialFrom(ctx context.Context, name, network, address string) (net.Conn, error) {
+	r, err := readRecord(h.path(name))
+	if err != nil {
+		return nil, fmt.Errorf("dial %s from machine %s: %w", address, name, err)
+	}
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(r.IP, 0))}
+	return d.DialContext(ctx, network, address)
+}
+
 // tryLock locks a file for this process, or says that another holds it.
 func tryLock(path string) (f *os.File, held bool, err error) {
 	f, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -710,15 +720,6 @@ func (h *Host) Machines() ([]machine.Machine, error) {
 	}
 	slices.SortFunc(all, func(a, b machine.Machine) int { return strings.Compare(a.Name, b.Name) })
 	return all, nil
-}
-
-// Afflict refuses all that a machine could suffer from: processes on one loopback have
-// no cable, disk or cgroup of their own to be taken away. Healing what is well succeeds.
-func (h *Host) Afflict(_ context.Context, name string, a machine.Affliction) error {
-	if a.Any() {
-		return fmt.Errorf("afflict machine %s: %w: simulated machines can only be switched off and on", name, errors.ErrUnsupported)
-	}
-	return nil
 }
 
 // Written lists the files of a machine's disk that match a pattern of [filepath.Match], an

@@ -28,8 +28,9 @@ import (
 // nothing: it is there so that everything above it is what runs on real machines.
 // It is for one goroutine.
 type tpm struct {
-	file string
-	kept tpmKept
+	file   string
+	kept   tpmKept
+	temper *temper
 
 	// What a reset forgets.
 	started  bool
@@ -119,7 +120,7 @@ const (
 // openTPM switches the TPM that is kept in file on; one that does not exist is
 // manufactured.
 func openTPM(file string) (*tpm, error) {
-	t := &tpm{file: file, keys: map[uint32]*tpmKey{}, on: time.Now()}
+	t := &tpm{file: file, keys: map[uint32]*tpmKey{}, on: time.Now(), temper: newTemper()}
 	b, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -180,6 +181,9 @@ func (t *tpm) exchange(c net.Conn) error {
 	}
 	body := make([]byte, size-10)
 	if _, err := io.ReadFull(c, body); err != nil {
+		return err
+	}
+	if err := t.temper.wait(); err != nil {
 		return err
 	}
 	_, err := c.Write(t.respond(binary.BigEndian.Uint16(header), binary.BigEndian.Uint32(header[6:]), body))

@@ -1,0 +1,128 @@
+package simulated
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"constellation/engine/sandbox/machine"
+)
+
+// answerWithin is how long a machine that is not frozen may take to answer its host.
+const answerWithin = 5 * time.Second
+
+// Afflict makes a machine suffer from what processes of one user on one loopback can: it
+// is frozen, or its TPM fails. Cables, and disks, they have none of their own; then the
+// error wraps [errors.ErrUnsupported].
+func (h *Host) Afflict(ctx context.Context, name string, a machine.Affliction) error {
+	fail := func(err error) error { return fmt.Errorf("afflict simulated machine %s: %w", name, err) }
+	if a.Isolated || len(a.Lost) > 0 || a.DiskFull || a.DiskReadOnly {
+		return fail(fmt.Errorf("%w: it has neither a cable nor a disk of its own", errors.ErrUnsupported))
+	}
+	dir, pid := h.path(name), 0
+	if err := readPID(dir, &pid); err != nil {
+		return fail(err)
+	}
+	// Who is frozen is told nothing.
+	if err := thaw(dir, pid); err != nil {
+		return fail(err)
+	}
+	mood := tpmAnswers
+	switch {
+	case a.TPMGone:
+		mood = tpmGone
+	case a.TPMHangs:
+		mood = tpmHangs
+	}
+	if err := h.ask(ctx, name, "tpm/"+string(mood)); err != nil {
+		return fail(err)
+	}
+	if !a.Frozen {
+		return nil
+	}
+	if err := freeze(ctx, dir, pid); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// KillContainer kills the process of a container of any pod on a machine; its kubelet
+// stand-in starts it again. The error is that of a machine on which none runs.
+func (h *Host) KillContainer(ctx context.Context, name, container string) error {
+	if err := h.ask(ctx, name, "kill/"+container); err != nil {
+		return fmt.Errorf("kill %s on simulated machine %s: %w", container, name, err)
+	}
+	return nil
+}
+
+func (h *Host) ask(ctx context.Context, name, what string) error {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	return ask(ctx, h.path(name), what)
+}
+
+// kill kills the process of every container of a name, and reports whether there was one.
+func (p *pods) kill(name string) (killed bool) {
+	for _, w := range p.list() {
+		for _, c := range w.containers {
+			c.mu.Lock()
+			if c.spec.Name == name && c.running {
+				killed = c.process.cmd.Process.Kill() == nil || killed
+			}
+			c.mu.Unlock()
+		}
+	}
+	return killed
+}
+
+// tpmMood is how a TPM treats those who ask.
+type tpmMood string
+
+const (
+	tpmAnswers tpmMood = "answers"
+	tpmHangs   tpmMood = "hangs"
+	tpmGone    tpmMood = "gone" // until the machine is switched on anew
+)
+
+// temper is the mood of a TPM, which changes while it serves.
+type temper struct {
+	mu      sync.Mutex
+	changed *sync.Cond // by mu
+	mood    tpmMood
+}
+
+func newTemper() *temper {
+	t := &temper{mood: tpmAnswers}
+	t.changed = sync.NewCond(&t.mu)
+	return t
+}
+
+// set changes the mood; false if there is no such mood.
+func (t *temper) set(mood tpmMood) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case !slices.Contains([]tpmMood{tpmAnswers, tpmHangs, tpmGone}, mood):
+		return false
+	case t.mood != tpmGone:
+		t.mood = mood
+		t.changed.Broadcast()
+	}
+	return true
+}
+
+// wait waits while the TPM hangs. The error says that it is gone.
+func (t *temper) wait() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for t.mood == tpmHangs {
+		t.changed.Wait()
+	}
+	if t.mood == tpmGone {
+		return errors.New("there is no TPM")
+	}
+	return nil
+}
