@@ -4,43 +4,38 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"strconv"
+	"runtime"
 	"testing"
 	"time"
 
 	"constellation/engine"
+	"constellation/engine/sandbox/machine/machinetest"
 )
 
-// Drills replace the machines of a cluster while things go wrong, as a user would ask for
-// them. Nothing of them is left. Kubernetes stays as it is, because the swap of it takes
-// longer than all else:
+// TestDrillOfRealMachines replaces the machines of a cluster while things go wrong, as a
+// user would ask for it. Nothing of it is left. Kubernetes stays as it is, because another
+// one takes longer to build than all tests together:
 //
-//	make drills MACHINES=simulated N=40
-//	make drills MACHINES=real N=5
-func TestDrillsOfSimulatedMachines(t *testing.T) {
-	for _, seed := range []int{1, 2, 3} {
-		t.Run("seed "+strconv.Itoa(seed), func(t *testing.T) {
-			t.Parallel() // most of it waits
-			newSimulated(t).drill(simulatedMachines, seed)
-		})
+//	bin/constellation sandbox fetch v1.36.3 && make drills MACHINES=real N=5
+func TestDrillOfRealMachines(t *testing.T) {
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		t.Skip("real machines need Linux and root")
 	}
-}
-
-func TestDrillOfRealMachines(t *testing.T) { newReal(t).drill(realMachines, 1) }
-
-func (c *cloud) drill(kind machineKind, seed int) {
-	t := c.t
-	t.Helper()
-	if err := os.MkdirAll(c.dir, 0o755); err != nil {
+	if testing.Short() {
+		t.Skip("starts real machines; not in -short")
+	}
+	wd, err := os.Getwd()
+	if err != nil {
 		t.Fatal(err)
 	}
-	if c.as != nil {
-		if err := os.Chown(c.dir, ordinaryUser, ordinaryUser); err != nil {
-			t.Fatal(err)
-		}
+	unlock, err := machinetest.Lock()
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(unlock)
+	c := &cloud{t: t, bin: filepath.Join(wd, "bin"), dir: t.TempDir()}
 	t.Cleanup(func() { c.run(5*time.Minute, "sandbox", "down") }) // whatever a drill leaves that hangs
-	out := c.run(12*time.Minute, "sandbox", "drill", "--machines", string(kind), "--kubernetes=v1.35.4", "--seed", strconv.Itoa(seed), "--count=3", "-o", "json",
+	out := c.run(12*time.Minute, "sandbox", "drill", "--machines=real", "--kubernetes=v1.35.4", "--seed=1", "--count=3", "-o", "json",
 		"--journal", filepath.Join(t.ArtifactDir(), "drill.jsonl"))
 	t.Log(out.stderr)
 	var report engine.DrillReport

@@ -37,48 +37,8 @@ type cloud struct {
 	env []string
 }
 
-// machineKind is what the machines of a sandbox are, as `sandbox up --machines` says it.
-type machineKind string
-
-const (
-	realMachines      machineKind = "real"
-	simulatedMachines machineKind = "simulated"
-)
-
-// forEachKind runs what is described once on machines of both kinds. What only real ones
-// have, such as Services that answer, is asked of them alone.
-func forEachKind(t *testing.T, f func(t *testing.T, kind machineKind)) {
-	t.Helper()
-	for _, kind := range []machineKind{realMachines, simulatedMachines} {
-		t.Run(string(kind), func(t *testing.T) { f(t, kind) })
-	}
-}
-
-// newCluster starts a sandbox of machines of a kind, and makes a cluster of them. It
-// returns what init told.
-func newCluster(t *testing.T, kind machineKind, controlPlanes, workers int, more ...string) (*cloud, *result) {
-	t.Helper()
-	var c *cloud
-	if kind == realMachines {
-		c = newCloud(t, controlPlanes, workers, more...)
-		c.wantTraces()
-	} else {
-		c = newSimulated(t)
-		up := c.run(time.Minute, append([]string{"sandbox", "up", "--machines", "simulated", "--control-planes", fmt.Sprint(controlPlanes), "--workers", fmt.Sprint(workers)}, more...)...)
-		if !strings.Contains(up.want(engine.ExitDone).stdout, "machines are simulated") {
-			t.Errorf("sandbox up does not say that machines are simulated:\n%s", up.stdout)
-		}
-	}
-	c.run(time.Minute, "status").want(engine.ExitDone)
-	r := c.run(8*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone)
-	if events := r.events(); events[0].Simulated != (kind == simulatedMachines) {
-		t.Errorf("init says of %s machines that they are simulated: %t", kind, events[0].Simulated)
-	}
-	return c, r
-}
-
-// newReal is a workspace for real machines, of which nobody else has any meanwhile.
-func newReal(t *testing.T) *cloud {
+// newCloud starts a sandbox and sees to it that nothing of it is left when the test ends.
+func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
 	t.Helper()
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		t.Skip("real machines need Linux and root")
@@ -99,13 +59,6 @@ func newReal(t *testing.T) *cloud {
 		t.Fatal(err)
 	}
 	t.Cleanup(unlock)
-	return c
-}
-
-// newCloud starts a sandbox and sees to it that nothing of it is left when the test ends.
-func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
-	t.Helper()
-	c := newReal(t)
 	t.Cleanup(func() {
 		name := c.name()
 		c.run(5*time.Minute, "sandbox", "down").want(engine.ExitDone)
