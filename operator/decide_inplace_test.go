@@ -107,6 +107,7 @@ func TestDecideInPlace(t *testing.T) {
 			s.Rollout.Paused, w.nodes[3].held = true, true
 		}), nil, "NodeUpgrades"},
 		{"before it has begun it is given up when it is paused", upgrading(none, func(s *v1alpha1.NodeVersionSpec, _ *world) { s.Rollout.Paused = true }), []string{clear, release}, ""},
+		{"one whose upgrade has failed is given back when its owner holds it", upgrading(failed, func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[3].held = true }), []string{clear, release}, ""},
 		{"and when its owner holds it", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[3].held = true }), []string{clear, release}, ""},
 		{"and when it is to be replaced instead", upgrading(none, func(_ *v1alpha1.NodeVersionSpec, w *world) {
 			w.groups[1].strategy, w.nodes[4].marked = v1alpha1.ReplaceStrategy, false

@@ -232,10 +232,22 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	relayPod(t, core, namespace, before.Name, relayOf(t, rig.socket()))
 	r.pod("work", before.Name)
 	r.edit(toNew)
-	r.within(time.Minute, "its agent has begun", func() (string, bool) {
+	// progress is what is told of its agent's run.
+	progress := func() v1alpha1.UpgradeProgress {
+		var all v1alpha1.PendingNodeList
+		must(r.admin.List(t.Context(), &all))
+		for i := range all.Items {
+			if p := &all.Items[i]; p.Spec.NodeName == before.Name && p.Status.Upgrade != nil {
+				return *p.Status.Upgrade
+			}
+		}
+		return v1alpha1.UpgradeProgress{}
+	}
+	r.within(time.Minute, "its agent has begun, and its object says so", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
-		return fmt.Sprintf("%+v", nv.Status.Waiting), rig.at("node")
+		p := progress()
+		return fmt.Sprintf("%+v %+v", nv.Status.Waiting, p), rig.at("node") && p.Node == before.Name && p.Version == newKubernetes && p.Phase == "apply" && p.Line != ""
 	})
 	if n := node(); !n.Spec.Unschedulable || n.Annotations[v1alpha1.AnnotationComponents] != refA {
 		t.Errorf("while its agent works the node is %+v, and is said to run %s", n.Spec, n.Annotations[v1alpha1.AnnotationComponents])
@@ -249,7 +261,11 @@ func TestInPlaceThroughARelay(t *testing.T) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
 		w := nv.Status.Waiting
-		return fmt.Sprintf("%+v", w), w != nil && w.Reason == "UpgradeFailed" && w.Object != nil && w.Object.Name == before.Name && strings.Contains(w.Message, "cheese")
+		return fmt.Sprintf("%+v", w), w != nil && w.Reason == "UpgradeFailed" && w.Object != nil && w.Object.Name == before.Name && strings.Contains(w.Message, "cheese") && w.NextTry != nil
+	})
+	r.within(time.Minute, "its object says so, too", func() (string, bool) {
+		p := progress()
+		return fmt.Sprintf("%+v", p), p.Phase == "failed" && strings.Contains(p.Line, "cheese")
 	})
 	if n := node(); !n.Spec.Unschedulable {
 		t.Error("a node whose upgrade has failed takes pods")
