@@ -269,13 +269,8 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 	}
 	p := a.plan
 	p.Notes = a.notes
-	replaced := 0
-	var groups []string
-	for _, g := range slices.Sorted(maps.Keys(c.out.Changes.Nodes)) {
-		n := c.out.Changes.Nodes[g]
-		replaced += n
-		groups = append(groups, fmt.Sprintf("%d of %s", n, g))
-	}
+	replaced, groups := perGroup(c.out.Changes.Nodes)
+	kept, keptGroups := perGroup(c.out.Changes.InPlace)
 	charts := a.chartsStep()
 	for _, x := range c.out.Changes.ChartChanges {
 		charts.Details = append(charts.Details, x.line())
@@ -293,11 +288,16 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 			charts.Details = append(charts.Details, "kind "+k+" "+x.what)
 		}
 	}
-	steps := []Step{a.componentsStep(), join, charts, a.targetStep(replaced, groups), a.rolloutStep()}
+	steps := []Step{a.componentsStep(), join, charts, a.targetStep(groups, keptGroups), a.rolloutStep()}
 	rollout := &steps[len(steps)-1]
 	rollout.Effect = "all nodes are at the target"
-	if replaced > 0 {
+	switch {
+	case replaced > 0 && kept > 0:
+		rollout.Effect = "replaces " + many(replaced, "node") + " and upgrades " + many(kept, "node") + " in place" + inOrder(replaced+kept)
+	case replaced > 0:
 		rollout.Effect = "replaces " + many(replaced, "node") + inOrder(replaced)
+	case kept > 0:
+		rollout.Effect = "upgrades " + many(kept, "node") + " in place" + inOrder(kept) + ": no machine is replaced"
 	}
 	rollout.Details = append(rollout.Details, fmt.Sprintf("takes about %s: %s", interval{c.out.Changes.Least, c.out.Changes.Most}, c.out.Changes.Basis))
 	// What mutates decides whether a backup is needed.
@@ -369,7 +369,18 @@ func (a *applyRun) chartsStep() Step {
 	return Step{ID: StepCharts, Title: "Upgrade the services", Effect: a.chartsEffect(), Done: a.chartsDone, Run: a.installCharts}
 }
 
-func (a *applyRun) targetStep(replaced int, groups []string) Step {
+// perGroup is the sum of the numbers of nodes of groups, and each as "2 of workers".
+func perGroup(nodes map[string]int) (sum int, each []string) {
+	for _, g := range slices.Sorted(maps.Keys(nodes)) {
+		sum += nodes[g]
+		each = append(each, fmt.Sprintf("%d of %s", nodes[g], g))
+	}
+	return sum, each
+}
+
+// targetStep sets the target, by which nodes of groups are replaced, and others upgraded in
+// place.
+func (a *applyRun) targetStep(replaced, kept []string) Step {
 	s := Step{
 		ID:    StepTarget,
 		Title: "Set the target of all nodes",
@@ -381,11 +392,15 @@ func (a *applyRun) targetStep(replaced int, groups []string) Step {
 			return a.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error { return k.SetNodeTarget(ctx, a.target) })
 		},
 	}
-	if replaced > 0 {
-		s.Details = []string{
-			"replaced: " + strings.Join(groups, ", "),
+	if len(kept) > 0 {
+		s.Details = []string{"upgraded in place: " + strings.Join(kept, ", ") + "; these machines and their disks stay"}
+		s.Warning = "Kubernetes never goes down again. Back up etcd before; services can be taken back with helm, nodes only forward."
+	}
+	if len(replaced) > 0 {
+		s.Details = append([]string{
+			"replaced: " + strings.Join(replaced, ", "),
 			"kubelets get new certificates; the certificate authority of the cluster stays",
-		}
+		}, s.Details...)
 		s.Warning = "The disks of replaced nodes are gone for good, and Kubernetes never goes down again. Back up etcd and whatever is on local volumes before; services can be taken back with helm, nodes only forward."
 	}
 	if a.request.Surge != "" {
@@ -423,24 +438,30 @@ func (c *checkRun) goOn(ctx context.Context, p *Plan, r ApplyRequest) error {
 	}
 	p.Surge = cmp.Or(r.Surge, t.MaxSurge)
 	a.target.MaxSurge = p.Surge
-	left, inPlace := 0, 0
+	kubernetes, _ := version.Parse(t.Kubernetes) // one that cannot be read is another one
+	left, inPlace, first := 0, 0, 0
 	for _, node := range n.Nodes {
 		if kept := t.KeepWorkers && node.Role != string(cloud.ControlPlane); !kept && !t.has(&node) {
 			left++
 			if node.InPlace {
 				inPlace++
+				if node.Role == string(cloud.ControlPlane) && !n.Kubernetes.is(kubernetes) {
+					first = 1
+				}
 			}
 		}
 	}
-	kubernetes, _ := version.Parse(t.Kubernetes) // one that cannot be read is another one
 	rollout := a.rolloutStep()
 	rollout.Effect = "replaces " + many(left, "node") + " not yet at the target"
-	if inPlace > 0 {
+	switch {
+	case inPlace > 0 && inPlace == left:
+		rollout.Effect = "upgrades " + many(left, "node") + " not yet at the target in place: no machine is replaced"
+	case inPlace > 0:
 		rollout.Effect = fmt.Sprintf("of %s not yet at the target replaces %d, and upgrades %d in place: their machines stay", many(left, "node"), left-inPlace, inPlace)
 	}
-	least, basis := c.past.estimate(left, !n.Kubernetes.is(kubernetes))
+	least, basis := c.past.estimate(left-inPlace, inPlace-first, !n.Kubernetes.is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
-	steps := []Step{a.targetStep(0, nil), rollout}
+	steps := []Step{a.targetStep(nil, nil), rollout}
 	a.request.Skip = nil // what could be skipped is done
 	if err := a.skip(ctx, steps); err != nil {
 		return err

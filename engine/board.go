@@ -24,7 +24,7 @@ const (
 // Stages are the states of machines in the order in which a rollout takes them: those of
 // nodes that are replaced, and those of their heirs.
 var (
-	StagesOld = []string{NodeOutdated, NodeReplacing, NodeDraining, NodeLeaving, NodeGone}
+	StagesOld = []string{NodeOutdated, NodeReplacing, NodeDraining, NodeUpgrading, NodeLeaving, NodeGone}
 	StagesNew = []string{NodeCreating, NodeBooting, NodeJoining, NodeNotReady, NodeReady}
 )
 
@@ -146,7 +146,7 @@ func (p *BoardPlace) State() string {
 	switch {
 	case n == NodeFailed || o == NodeFailed:
 		return NodeFailed
-	case o == NodeDraining, o == NodeLeaving:
+	case o == NodeDraining, o == NodeUpgrading, o == NodeLeaving:
 		return o
 	case n == "" || n == NodeGone:
 		if o == NodeGone {
@@ -193,7 +193,7 @@ func (g *BoardGroup) Serving() (up, total int) {
 }
 
 func (n *BoardNode) serves() bool {
-	return n != nil && (n.State == NodeReady || n.State == NodeOutdated || n.State == NodeReplacing || n.State == NodeDraining)
+	return n != nil && (n.State == NodeReady || n.State == NodeOutdated || n.State == NodeReplacing || n.State == NodeDraining || n.State == NodeUpgrading)
 }
 
 // Done is how many places have a node that is at the target.
@@ -495,6 +495,8 @@ func (b *Board) move(n *BoardNode, state string, e Event) {
 	case e.Attempt > 0:
 	case state == NodeReplacing || state == NodeCreating && n.State == "":
 		n.Attempts++
+	case state == NodeUpgrading && (n.Attempts == 0 || n.State == NodeFailed):
+		n.Attempts++
 	}
 	if at, is := b.movingAt(n); is {
 		b.moving = slices.Delete(b.moving, at, at+1)
@@ -683,6 +685,9 @@ func (b *Board) Moves() int { return b.moved }
 // Count is how many machines are in a state now; for gone, how many nodes have gone since
 // the beginning.
 func (b *Board) Count(state string) int64 { return b.counts[state] }
+
+// Saw reports whether a machine is in a state, or was.
+func (b *Board) Saw(state string) bool { return b.counts[state] > 0 || b.stages[state] != nil }
 
 // Counts are the numbers of machines by state, without those that are gone: what a
 // progress event of the same moment says.

@@ -77,6 +77,34 @@ func TestBoardFollowsAReplacement(t *testing.T) {
 }
 
 // Who looks at a record sees whether its machines were simulated.
+// A node that is upgraded in place keeps its place, serves all the time, and is counted when
+// it is at the target; a try that failed is followed by another one.
+func TestBoardFollowsAnUpgradeInPlace(t *testing.T) {
+	var b engine.Board
+	states, attempts := []string{}, []int{}
+	from := ""
+	for i, to := range []string{engine.NodeOutdated, engine.NodeDraining, engine.NodeUpgrading, engine.NodeFailed, engine.NodeUpgrading, engine.NodeReady} {
+		b.Apply(engine.Event{Time: boardStart.Add(time.Duration(i) * time.Minute), Kind: engine.KindNode, Node: "worker-0", Group: "workers", From: from, To: to})
+		n := b.Node("worker-0")
+		states, attempts, from = append(states, n.Place.State()), append(attempts, n.Attempts), to
+		if up, total := b.Groups()[0].Serving(); to != engine.NodeFailed && (up != 1 || total != 1) {
+			t.Errorf("%d of %d nodes serve while it is %s", up, total, to)
+		}
+	}
+	if diff := cmp.Diff([]string{"outdated", "draining", "upgrading", "failed", "upgrading", "ready"}, states); diff != "" {
+		t.Errorf("states of the place (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]int{0, 0, 1, 1, 2, 2}, attempts); diff != "" {
+		t.Errorf("attempts (-want +got):\n%s", diff)
+	}
+	if done, total := b.Places(); done != 1 || total != 1 || b.InFlight() != 0 || b.Finished(1, boardStart.Add(5*time.Minute))[0] != 1 {
+		t.Errorf("%d of %d are done, %d in flight", done, total, b.InFlight())
+	}
+	if d := b.Dwell(engine.NodeUpgrading, 1); d != time.Minute {
+		t.Errorf("upgrading took %v", d)
+	}
+}
+
 func TestBoardKnowsSimulatedMachines(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

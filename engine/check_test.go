@@ -716,6 +716,23 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	if c.Changes.Basis != want || c.Changes.Least != 178*time.Second || c.Changes.Most != 36*time.Minute {
 		t.Errorf("%s to %s: %s", c.Changes.Least, c.Changes.Most, c.Changes.Basis)
 	}
+
+	for i := range r.Nodes { // workers stay the machines that they are: none of them boots or joins
+		r.Nodes[i].InPlace = r.Nodes[i].Role != "control-plane"
+	}
+	c = s.mustCheck(engine.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	want = "no run is recorded in this workspace: services 10s-5m (assumed); kubeadm on one control plane 1m30s-10m (assumed); one machine, 25s-5m (assumed: none was recorded) and 1s-2m for draining (assumed); " +
+		"2 nodes in place one after the other, each 11s-7m with draining (assumed)"
+	if c.Changes.Basis != want || c.Changes.Least != 148*time.Second || c.Changes.Most != 36*time.Minute || len(c.Changes.InPlace) != 1 {
+		t.Errorf("%s to %s: %s, in place %v", c.Changes.Least, c.Changes.Most, c.Changes.Basis, c.Changes.InPlace)
+	}
+	for i := range r.Nodes { // what kubeadm does on the first control plane is all that there is to do on it
+		r.Nodes[i].InPlace = true
+	}
+	c = s.mustCheck(engine.CheckRequest{NoPreflight: true, Kubernetes: v("v1.36.3")})
+	if c.Changes.Least != (10+90+2*11)*time.Second || len(c.Changes.Nodes) != 0 || len(c.Changes.InPlace) != 2 {
+		t.Errorf("all in place: %s: %s, replaced %v, in place %v", c.Changes.Least, c.Changes.Basis, c.Changes.Nodes, c.Changes.InPlace)
+	}
 }
 
 func TestCheckFollowsTheMatrix(t *testing.T) {

@@ -544,15 +544,28 @@ func (c *checkRun) kindsOf(ctx context.Context, v version.Version) ([]assets.Fil
 func (c *checkRun) changes(ctx context.Context) *Changes {
 	to := c.hop.Planned()
 	out := &Changes{Nodes: map[string]int{}}
-	replaced := 0
+	kubernetes := c.hop.To.Kubernetes != c.hop.From.Kubernetes
+	replaced, kept, first := 0, 0, 0
 	for _, n := range c.now.Nodes {
 		controlPlane := n.Role == string(cloud.ControlPlane)
-		if controlPlane && c.hop.ReplaceControlPlanes || !controlPlane && c.hop.ReplaceWorkers {
+		switch {
+		case controlPlane && !c.hop.ReplaceControlPlanes || !controlPlane && !c.hop.ReplaceWorkers:
+		case n.InPlace && !kubernetes: // its image stays, and there is nothing else
+		case n.InPlace:
+			if out.InPlace == nil {
+				out.InPlace = map[string]int{}
+			}
+			out.InPlace[orElse(n.Group, n.Role)]++
+			kept++
+			if controlPlane {
+				first = 1 // the one that kubeadm brings the cluster's Kubernetes on is done by that
+			}
+		default:
 			out.Nodes[orElse(n.Group, n.Role)]++
 			replaced++
 		}
 	}
-	whole, basis := c.past.estimate(replaced, c.hop.To.Kubernetes != c.hop.From.Kubernetes)
+	whole, basis := c.past.estimate(replaced, kept-first, kubernetes)
 	out.Least, out.Most, out.Basis = whole.least, whole.most, basis
 	out.Measurements = c.measurementChanges()
 	if want, err := attestationJSON(c.next); err == nil && want != c.now.JoinConfig.Attestation && c.now.JoinConfig.Attestation != "" {

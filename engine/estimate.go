@@ -22,6 +22,10 @@ var (
 	assumedJoin   = interval{5 * time.Second, time.Minute}      // from there to a Ready node
 	assumedDrain  = interval{time.Second, 2 * time.Minute}      // of one node
 	assumedCharts = interval{10 * time.Second, 5 * time.Minute}
+	// A node that is upgraded in place, when it has been emptied: binaries come from the
+	// mirror, kubeadm writes configuration, the kubelet is started anew. 15 s were measured
+	// of a worker; a control plane exchanges its static pods besides.
+	assumedInPlace = interval{10 * time.Second, 5 * time.Minute}
 	// kubeadm upgrades one control plane in place, once per hop; the others are replaced.
 	// With one control plane it was measured to take 3m5s, the time without an API server
 	// included; images may have to be pulled from far, and one run may take ten minutes.
@@ -76,6 +80,7 @@ type experience struct {
 	boot   []time.Duration // of machines, from the order to Ready
 	join   []time.Duration // of machines whose boot was not seen, from joining to Ready
 	drain  []time.Duration // of nodes, until their machines are gone
+	kept   []time.Duration // of workers upgraded in place, from the cordon to Ready
 	charts []time.Duration
 	runs   int // that had any of it
 }
@@ -102,9 +107,9 @@ func (w *Workspace) learn() experience {
 	}
 	slices.SortFunc(all, func(a, b record) int { return b.at.Compare(a.at) })
 	for _, r := range all[:min(len(all), recordedRuns)] {
-		before := len(x.boot) + len(x.join) + len(x.charts)
+		before := len(x.boot) + len(x.join) + len(x.kept) + len(x.charts)
 		x.read(r.path)
-		if len(x.boot)+len(x.join)+len(x.charts) > before {
+		if len(x.boot)+len(x.join)+len(x.kept)+len(x.charts) > before {
 			x.runs++
 		}
 	}
@@ -118,7 +123,7 @@ func (x *experience) read(path string) {
 		return
 	}
 	defer f.Close()
-	ordered, joined, drained := map[string]time.Time{}, map[string]time.Time{}, map[string]time.Time{}
+	ordered, joined, drained, upgraded := map[string]time.Time{}, map[string]time.Time{}, map[string]time.Time{}, map[string]time.Time{}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -148,8 +153,20 @@ func (x *experience) read(path string) {
 			} else if at, ok := joined[e.Node]; ok && e.Time.After(at) {
 				x.join = append(x.join, e.Time.Sub(at))
 			}
+			if at, ok := upgraded[e.Node]; ok && e.Role != controlPlaneRole && e.Time.After(at) {
+				x.kept = append(x.kept, e.Time.Sub(at))
+			}
 			delete(ordered, e.Node)
 			delete(joined, e.Node)
+			delete(drained, e.Node)
+			delete(upgraded, e.Node)
+		case e.To == NodeUpgrading && e.From != "":
+			if _, ok := upgraded[e.Node]; !ok {
+				upgraded[e.Node] = e.Time
+				if at, ok := drained[e.Node]; ok {
+					upgraded[e.Node] = at
+				}
+			}
 		case e.To == NodeDraining:
 			if _, ok := drained[e.Node]; !ok && e.From != "" {
 				drained[e.Node] = e.Time
@@ -159,16 +176,17 @@ func (x *experience) read(path string) {
 				x.drain = append(x.drain, e.Time.Sub(at))
 			}
 			delete(drained, e.Node)
+			delete(upgraded, e.Node)
 			delete(ordered, e.Node)
 			delete(joined, e.Node)
 		}
 	}
 }
 
-// estimate says how long a hop takes that replaces so many nodes, one after the other,
-// after it has brought Kubernetes to another version if kubernetes is set, and where that
-// comes from.
-func (x experience) estimate(replaced int, kubernetes bool) (whole interval, basis string) {
+// estimate says how long a hop takes that replaces so many nodes, and upgrades so many in
+// place, one after the other, after it has brought Kubernetes to another version if
+// kubernetes is set, and where that comes from.
+func (x experience) estimate(replaced, kept int, kubernetes bool) (whole interval, basis string) {
 	var parts []string
 	whole = assumedCharts
 	charts := "assumed"
@@ -204,6 +222,14 @@ func (x experience) estimate(replaced int, kubernetes bool) (whole interval, bas
 			how = fmt.Sprintf("%d machines one after the other, each", replaced)
 		}
 		parts = append(parts, fmt.Sprintf("%s %s (%s) and %s for draining (%s)", how, machine, from, drain, known))
+	}
+	if kept > 0 {
+		each, known := assumedInPlace.add(assumedDrain), "assumed"
+		if len(x.kept) > 0 {
+			each, known = beyond(x.kept), fmt.Sprintf("%d recorded", len(x.kept))
+		}
+		whole = whole.add(each.times(kept))
+		parts = append(parts, fmt.Sprintf("%s in place one after the other, each %s with draining (%s)", many(kept, "node"), each, known))
 	}
 	if x.runs > 0 {
 		return whole, fmt.Sprintf("%s recorded in %s: %s", many(x.runs, "run"), RunsDir, strings.Join(parts, "; "))

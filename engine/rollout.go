@@ -18,8 +18,9 @@ import (
 // through those of any machine on its way into the cluster.
 const (
 	NodeOutdated  = "outdated"  // it waits for its turn
-	NodeReplacing = "replacing" // the machine that will replace it is on its way, or its own agent is asked
-	NodeDraining  = "draining"  // it takes no new pods, those that it has are evicted, or its agent upgrades it
+	NodeReplacing = "replacing" // the machine that will replace it is on its way
+	NodeDraining  = "draining"  // it takes no new pods, and those that it has are evicted
+	NodeUpgrading = "upgrading" // its own agent brings Kubernetes on it to the target: it is upgraded in place
 	NodeLeaving   = "leaving"   // it is no node any more, and its machine is deleted
 )
 
@@ -83,6 +84,10 @@ type Move struct {
 	Donor string
 	// Machine is what the cloud says: Creating, Ready, Terminating, Failed, ...
 	Machine string
+	// Phase is how far the run of its own agent is, for one that is upgraded as it is:
+	// download, plan, apply, done or failed; empty before the agent has begun. Line is what
+	// was said last in it.
+	Phase, Line string
 	// Reached says that the machine is where it goes: a node, or gone.
 	Reached bool
 }
@@ -143,6 +148,7 @@ func (e *HeldError) Error() string { return "it is held by " + e.By.String() }
 type lineup struct {
 	target NodeTarget
 	moves  map[Move]bool
+	agent  AgentRun
 	nodes  []*Node
 	known  []*rollEntry // of nodes, in their order
 	rest   []*rollEntry // those that are no nodes, by name
@@ -185,6 +191,9 @@ func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (fresh
 			touch(m)
 		}
 	}
+	if ro.Agent != l.agent {
+		touch(Move{Node: ro.Agent.Node, Donor: l.agent.Node})
+	}
 	joining := map[string]bool{}
 	for _, x := range expected {
 		joining[x.Name] = true
@@ -210,13 +219,16 @@ func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (fresh
 		m, moves := byNode[n.Name]
 		heir, replaced := donors[n.Name]
 		e := ro.Target.entry(n, m, moves, heir, replaced)
+		if a := ro.Agent; n.InPlace && a.Node == n.Name && a.Active() && !ro.Target.has(n) {
+			e.state, e.text, e.stays = NodeUpgrading, runWords(a.Phase, a.Line), true
+		}
 		l.count(n, e, 1)
 		known, fresh = append(known, e), append(fresh, e)
 	}
 	for ; at < len(l.nodes); at++ {
 		l.count(l.nodes[at], l.known[at], -1)
 	}
-	l.target, l.moves, l.nodes, l.known, l.spare = ro.Target, moves, nodes, known, l.known
+	l.target, l.moves, l.agent, l.nodes, l.known, l.spare = ro.Target, moves, ro.Agent, nodes, known, l.known
 
 	l.rest = nil
 	for _, m := range ro.Moves {
@@ -313,10 +325,7 @@ func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool)
 	case moves && m.Leaves:
 		e.state = NodeReplacing
 	case moves && m.Upgrades:
-		e.state, e.text, e.stays = NodeReplacing, orElse(n.Message, "upgraded in place"), true
-		if n.Cordoned {
-			e.state = NodeDraining
-		}
+		e.state, e.text, e.stays = upgradeOf(n, m)
 	case replaced || n.Heir != "" && !current:
 		if e.state = NodeReplacing; n.Cordoned {
 			e.state = NodeDraining
@@ -340,6 +349,33 @@ func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool)
 		}
 	}
 	return e
+}
+
+// upgradeOf is the state of a node that is upgraded as it is, with what is said of it.
+func upgradeOf(n *Node, m Move) (state, text string, stays bool) {
+	switch m.Phase {
+	case "":
+		if n.Cordoned {
+			return NodeDraining, orElse(n.Message, "to be upgraded in place"), true
+		}
+		return NodeOutdated, "its agent is asked", true
+	case "failed":
+		return NodeFailed, runWords("the upgrade has failed", m.Line), true
+	case "done":
+		if n.State != NodeReady {
+			return NodeUpgrading, "its agent has finished, and its kubelet is not Ready yet", true
+		}
+		return NodeUpgrading, "its agent has finished", true
+	}
+	return NodeUpgrading, runWords(m.Phase, m.Line), true
+}
+
+// runWords say how far the run of an agent is.
+func runWords(phase, line string) string {
+	if line == "" {
+		return phase
+	}
+	return phase + ": " + line
 }
 
 // heirWords say how far the machine is that will replace a node, by what the cloud says.
@@ -396,8 +432,8 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutV
 		}
 	}
 	v.current = v.states[NodeReady]
-	v.total = v.current - min(replacements, v.current)
-	for _, s := range []string{NodeOutdated, NodeReplacing, NodeDraining, NodeLeaving} {
+	v.total = v.current - min(replacements, v.current) + l.states[NodeFailed] // a node fails in place, and no other comes for it
+	for _, s := range []string{NodeOutdated, NodeReplacing, NodeDraining, NodeUpgrading, NodeLeaving} {
 		v.total += v.states[s]
 	}
 	v.total = max(v.current, v.total)
@@ -407,7 +443,7 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutV
 // String is "3 of 5 nodes at the target, 1 draining, 1 outdated".
 func (v *rolloutView) String() string {
 	parts := []string{fmt.Sprintf("%d of %d nodes at the target", v.current, v.total)}
-	for _, s := range []string{NodeFailed, NodeCreating, NodeBooting, NodeJoining, NodeNotReady, NodeReplacing, NodeDraining, NodeLeaving, NodeOutdated} {
+	for _, s := range []string{NodeFailed, NodeCreating, NodeBooting, NodeJoining, NodeNotReady, NodeReplacing, NodeDraining, NodeUpgrading, NodeLeaving, NodeOutdated} {
 		if n := v.states[s]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n, s))
 		}
@@ -422,7 +458,7 @@ var rolloutRemedies = map[string]string{
 	"DrainBlocked":      "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
 	"HeirCordoned":      "uncordon the new node with kubectl",
 	"EtcdUnhealthy":     "mend the member of etcd that is named",
-	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is tried again by itself",
+	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is tried again by itself, or `constellation upgrade skip NODE` leaves the node as it is",
 	"TargetRefused":     "set a target that can be gone to: `constellation upgrade check`",
 	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",
 	"NoAgent":           "the operator must run in the cluster, beside the agent of a control plane: `kubectl -n constellation-system get pods`",

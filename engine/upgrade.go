@@ -230,6 +230,8 @@ type Unreachable struct {
 type Changes struct {
 	// Nodes is how many nodes are replaced, by group.
 	Nodes map[string]int `json:"nodes"`
+	// InPlace is how many nodes are upgraded as they are, by group: their machines stay.
+	InPlace map[string]int `json:"inPlace,omitempty"`
 	// KindsAdded, KindsChanged and KindsRemoved are names of definitions.
 	KindsAdded   []string `json:"kindsAdded,omitempty"`
 	KindsChanged []string `json:"kindsChanged,omitempty"`

@@ -526,6 +526,14 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	case total > 1:
 		replaces += ", one after the other"
 	}
+	if kept := inPlaceOf(x); len(kept) > 0 {
+		if total == 0 {
+			replaces = ""
+		} else {
+			replaces += "; "
+		}
+		replaces += "upgrades in place " + strings.Join(kept, ", ") + ": their machines stay"
+	}
 	add("nodes", replaces)
 	var kinds []string
 	for _, l := range []struct {

@@ -509,6 +509,15 @@ func (c *console) returnRows(w int) []string {
 	return lines
 }
 
+// inPlaceOf says how many nodes of which groups are upgraded in place, as "2 of workers".
+func inPlaceOf(x *engine.Changes) []string {
+	var groups []string
+	for _, g := range slices.Sorted(maps.Keys(x.InPlace)) {
+		groups = append(groups, fmt.Sprintf("%d of %s", x.InPlace[g], clean(g)))
+	}
+	return groups
+}
+
 // replaced is how many nodes a plan replaces.
 func replaced(p *engine.Plan) (n int) {
 	if p.Changes != nil {
@@ -543,6 +552,9 @@ func (c *console) acceptView(w, h int) []string {
 			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], clean(g)))
 		}
 		add("nodes replaced", plain, orElse(strings.Join(groups, ", "), "none"))
+		if kept := inPlaceOf(x); len(kept) > 0 {
+			add("in place", plain, strings.Join(kept, ", "))
+		}
 		if x.Most > 0 {
 			add("takes", plain, durationRange(x.Least, x.Most))
 		}

@@ -297,7 +297,7 @@ func (c *console) nodeSign(state string) (string, style) {
 		return c.th.warn, caution
 	case engine.NodeJoining:
 		return c.th.running, accent
-	case engine.NodeReplacing, engine.NodeDraining, engine.NodeLeaving:
+	case engine.NodeReplacing, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving:
 		return c.th.running, caution
 	case engine.NodeGone:
 		return c.th.fail, faint

@@ -516,7 +516,7 @@ func (t *timeline) groups() []groupCounts {
 
 // nodeStates is the order in which states of machines are told.
 var nodeStates = []string{
-	engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeDraining, engine.NodeLeaving, engine.NodeNotReady, engine.NodeJoining, engine.NodeBooting,
+	engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeNotReady, engine.NodeJoining, engine.NodeBooting,
 	engine.NodeCreating, engine.NodeFailed, engine.NodeGone,
 }
 

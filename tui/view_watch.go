@@ -249,13 +249,27 @@ func (c *console) pipeline(b *engine.Board, w, h int) []string {
 		return append(lines, c.wideStages(b, w, now, done, total)...)
 	}
 	brief := h < 16
-	lines = append(lines, c.stageRows(b, "old", engine.StagesOld, w, now, brief)...)
+	lines = append(lines, c.stageRows(b, "old", oldStages(b), w, now, brief)...)
 	lines = append(lines, c.stageRows(b, "new", newStages, w, now, brief)...)
 	return append(lines, c.doneBar(w, done, total))
 }
 
 // newStages are those of machines that come, and of those that will not.
 var newStages = append(slices.Clone(engine.StagesNew), engine.NodeFailed)
+
+// oldStages are those of nodes that are there. Where some are upgraded in place, only those
+// that there were are shown besides.
+func oldStages(b *engine.Board) []string {
+	return slices.DeleteFunc(slices.Clone(engine.StagesOld), func(s string) bool {
+		switch s {
+		case engine.NodeUpgrading:
+			return !b.Saw(s)
+		case engine.NodeReplacing, engine.NodeLeaving, engine.NodeGone:
+			return b.Saw(engine.NodeUpgrading) && !b.Saw(s)
+		}
+		return false
+	})
+}
 
 func (c *console) doneBar(w, done, total int) string {
 	if total == 0 {
@@ -344,7 +358,7 @@ func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total 
 		}
 		return rows
 	}
-	old, come := side("old", engine.StagesOld), side("new", newStages)
+	old, come := side("old", oldStages(b)), side("new", newStages)
 	old = append(old, c.sparkline(b, half, now))
 	var out []string
 	for i := range max(len(old), len(come)) {
@@ -399,7 +413,7 @@ func (c *console) stageSign(state string) (string, style) {
 	switch state {
 	case engine.NodeDraining:
 		return c.th.running, caution
-	case engine.NodeReplacing, engine.NodeLeaving, engine.NodeBooting, engine.NodeCreating:
+	case engine.NodeReplacing, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeBooting, engine.NodeCreating:
 		return c.th.running, accent
 	case engine.NodeGone:
 		return c.th.dot, faint
@@ -807,7 +821,7 @@ var mapCells = map[string]struct {
 	engine.NodeReady: {"█", "#", good}, engine.NodeNotReady: {"▓", "n", caution}, engine.NodeJoining: {"▓", "j", accent},
 	engine.NodeBooting: {"░", "b", accent}, engine.NodeCreating: {"░", "c", accent}, engine.NodeReplacing: {"░", "r", accent},
 	engine.NodeDraining: {"▒", "d", caution}, engine.NodeLeaving: {"▒", "l", caution}, engine.NodeOutdated: {"·", ".", faint},
-	engine.NodeFailed: {"✗", "X", bad},
+	engine.NodeFailed: {"✗", "X", bad}, engine.NodeUpgrading: {"▒", "u", accent},
 }
 
 // mapCell is the sign of a state on the map.
@@ -824,7 +838,7 @@ func (c *console) mapCell(state string) (string, style) {
 
 // worst orders states from what matters most.
 var worst = []string{
-	engine.NodeFailed, engine.NodeNotReady, engine.NodeDraining, engine.NodeLeaving, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting,
+	engine.NodeFailed, engine.NodeNotReady, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting,
 	engine.NodeJoining, engine.NodeOutdated, engine.NodeReady, "",
 }
 
@@ -1034,7 +1048,7 @@ func (c *console) legend(b *engine.Board, w int) []string {
 	r := c.th.row(w).pad(1)
 	for _, s := range []string{
 		engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting, engine.NodeJoining, engine.NodeNotReady,
-		engine.NodeDraining, engine.NodeLeaving, engine.NodeFailed,
+		engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeFailed,
 	} {
 		if counts[s] == 0 && s != engine.NodeReady && s != engine.NodeOutdated {
 			continue

@@ -97,10 +97,14 @@ func toMove(u *unstructured.Unstructured) (engine.Move, error) {
 		return engine.Move{}, fmt.Errorf("decode PendingNode %s: %w", u.GetName(), err)
 	}
 	group := p.Spec.GroupID
-	return engine.Move{
+	m := engine.Move{
 		Name: p.Name, Node: p.Spec.NodeName, Group: group[strings.LastIndexByte(group, '/')+1:],
 		Leaves: p.Spec.Goal == v1alpha1.LeaveGoal, Upgrades: p.Spec.Goal == v1alpha1.UpgradeGoal, Donor: p.Spec.Donor, Machine: string(p.Status.CSPState), Reached: p.Status.ReachedGoal,
-	}, nil
+	}
+	if u := p.Status.Upgrade; u != nil {
+		m.Phase, m.Line = u.Phase, u.Line
+	}
+	return m, nil
 }
 
 // ChangeRollout implements [engine.Cluster].
