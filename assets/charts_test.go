@@ -127,6 +127,8 @@ var rightsOf = map[string][]string{
 		"kube-system: apps/deployments (constellation-cluster-autoscaler): get,patch",
 		"kube-system: configmaps (k8s-version): create,patch",
 		"kube-system: configmaps: get",
+		"kube-system: coordination.k8s.io/leases (constellation-node-upgrades): get,update",
+		"kube-system: coordination.k8s.io/leases: create",
 	},
 	"constellation-services": {
 		"*: update.edgeless.systems/joiningnodes: create,patch",

@@ -88,6 +88,9 @@ type decision struct {
 
 	actions []action
 	waits   []wait
+	// alone says that the cluster's nodes are not to be touched by others: some are being replaced
+	// or upgraded, or are to be.
+	alone bool
 }
 
 // replacement is an intent with what it speaks of; each of donor, machine and heir
@@ -435,6 +438,7 @@ func (d *decision) upgrade() {
 		return
 	case same && r.phase == "failed" && d.w.now.Before(r.ended.Add(upgradeRetry)):
 		d.wait("UpgradeFailed", fmt.Sprintf("the upgrade of Kubernetes to %s on %s failed: %s", r.version, r.node, shorten(r.line)), ref(r.node), r.ended.Add(upgradeRetry))
+	case d.isBarred():
 	case d.w.autoscaler.running:
 		d.wait("AutoscalerRuns", "the cluster autoscaler has not stopped yet", v1alpha1.Reference{}, time.Time{})
 	case d.cpMoves():
@@ -444,6 +448,14 @@ func (d *decision) upgrade() {
 	default:
 		d.do(action{kind: startUpgrade, node: host.name, version: d.spec.KubernetesClusterVersion, components: d.spec.KubernetesComponentsReference})
 	}
+}
+
+// isBarred reports whether nothing may begin now, and says what is waited for.
+func (d *decision) isBarred() bool {
+	if d.w.barred && d.w.bar != "" {
+		d.wait("NodesTaken", d.w.bar, v1alpha1.Reference{}, time.Time{})
+	}
+	return d.w.barred
 }
 
 // cpMoves reports whether a control plane is joining or leaving.
@@ -1078,6 +1090,9 @@ func (d *decision) begin() {
 			}
 		}
 	}
+	if len(next) > 0 && d.isBarred() {
+		return
+	}
 	for len(next) > 0 && (d.inFlight < d.surge || len(d.lost) > 0) {
 		// The group with the fewest under way comes next; within it those that were never
 		// postponed, then by name.
@@ -1194,15 +1209,18 @@ func (d *decision) autoscaling() {
 	a := d.w.autoscaler
 	work := d.when(ruleWorkBeforeGivenBack, len(d.w.intents) > 0 || d.w.run.active()) ||
 		slices.ContainsFunc(d.actions, func(a action) bool { return a.kind == recordIntent })
+	place := func(in intent) bool { _, ok := placeOf(in.name); return ok }
+	d.alone = d.w.run.active() || slices.ContainsFunc(d.w.intents, place)
 	if !d.stopped() {
 		pub := d.w.before.JoinComponents.ControlPlane
-		work = work || pub != "" && pub != d.spec.KubernetesComponentsReference
+		due := pub != "" && pub != d.spec.KubernetesComponentsReference
 		for i := range d.w.nodes {
-			work = work || d.candidate(&d.w.nodes[i]) && (d.w.nodes[i].role == v1alpha1.ControlPlaneRole || d.cpDone || d.cpWork && !d.cpHeld)
+			due = due || d.candidate(&d.w.nodes[i]) && (d.w.nodes[i].role == v1alpha1.ControlPlaneRole || d.cpDone || d.cpWork && !d.cpHeld)
 		}
+		work, d.alone = work || due, d.alone || due
 	}
 	if work {
-		if a.enabled {
+		if a.enabled && !d.w.barred {
 			d.do(action{kind: pauseAutoscaler})
 		}
 		return

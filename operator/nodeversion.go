@@ -33,6 +33,7 @@ import (
 
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/nodelock"
 )
 
 // nodeVersions brings the cluster to the NodeVersion: observe, decide, act, report.
@@ -46,6 +47,7 @@ type nodeVersions struct {
 	host     host   // nil: none
 	agents   agents // nil: none
 	drains   drains
+	lock     *nodelock.Lock // of the cluster's nodes; nil: nobody else wants them
 	scaling  scaling
 	events   events.EventRecorder
 	gauges   *gauges
@@ -60,7 +62,7 @@ type nodeVersions struct {
 	now       func() time.Time
 	// spawn runs what waits for others; it need not wait for it.
 	spawn func(func(context.Context))
-	// at is told before and after each effect; see crashAt.
+	// at is told before and after each effect; see package crash.
 	at func(point string)
 
 	view     *view
@@ -101,6 +103,9 @@ type nodeVersions struct {
 	telling    *rate.Limiter
 	recording  *rate.Limiter
 }
+
+// lockHolder is the name under which the cluster's nodes are locked, whichever replica leads.
+const lockHolder = "node replacements"
 
 // scaling is the cluster autoscaler.
 type scaling interface {
@@ -269,6 +274,13 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	}
 	d := plan(o.version.Spec, o.world, everyRule)
 	r.able(d)
+	switch {
+	case r.lock == nil:
+	case d.alone:
+		r.lock.Want(lockHolder, r.wake)
+	default:
+		r.lock.Drop(lockHolder)
+	}
 	actions, waits := d.actions, d.waits
 	var instead *wait // of what waits by itself
 	// A list that some machines are missing from is all that such a wait is for.

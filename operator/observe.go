@@ -243,6 +243,17 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	if w.autoscaler, err = r.scaling.observe(ctx); err != nil {
 		return nil, err
 	}
+	if r.lock != nil {
+		have, other, trouble := r.lock.State(lockHolder)
+		w.barred = !have
+		switch {
+		case have:
+		case other != "":
+			w.bar = fmt.Sprintf("waits for %s, which has the cluster's nodes to itself", other)
+		case trouble != nil:
+			w.bar = fmt.Sprintf("the lock of the cluster's nodes cannot be had: %v", trouble)
+		}
+	}
 	if w.versions, err = r.componentVersions(ctx, o.version); err != nil {
 		return nil, err
 	}

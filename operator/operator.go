@@ -54,6 +54,8 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/crash"
+	"constellation/operator/nodelock"
 )
 
 // LeaseName is the Lease of the leader, in the operator's namespace.
@@ -172,7 +174,7 @@ func Run(ctx context.Context, c Config) error {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.at == nil {
-		c.at = crashAt
+		c.at = crash.At
 	}
 	if c.now == nil {
 		c.now = time.Now
@@ -283,6 +285,7 @@ func Run(ctx context.Context, c Config) error {
 	versions.drains = drainer
 	versions.settled = newSettled(core, versions.wake, c.Log)
 	defer versions.settled.close()
+	versions.lock = nodelock.New(mgr.GetClient(), mgr.GetAPIReader(), c.now)
 	versions.init()
 	for _, add := range []func(manager.Manager) error{
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,
@@ -290,6 +293,12 @@ func Run(ctx context.Context, c Config) error {
 		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
 		readiness,
+		func(mgr manager.Manager) error {
+			return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+				versions.lock.Keep(ctx)
+				return nil
+			}))
+		},
 	} {
 		if err := add(mgr); err != nil {
 			return err

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,11 +25,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/engine/cloud"
 	"constellation/engine/component"
+	"constellation/operator/api/upgradev1"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/plans"
 )
 
 // cloudInTest is a cloud in this process, for the operator's tests: the machines that
@@ -866,6 +870,7 @@ func TestRolloutThoughPeopleIntervene(t *testing.T) {
 		{"what somebody else has cordoned stays cordoned", 1, 3, 1, foreignCordons},
 		{"a group and a node are held as they are, and let go", 1, 3, 1, ownersHold},
 		{"objects are deleted and made anew while no operator runs", 1, 4, 1, objectsMadeAnew},
+		{"a Plan that wants to be alone and replacements take turns", 1, 2, 1, takeTurns},
 		{"somebody writes to every object all the time", 1, 4, 2, conflicts},
 	})
 }
@@ -882,6 +887,121 @@ func TestRolloutThoughMachinesFail(t *testing.T) {
 		{"the clocks of operators are half an hour off", 1, 3, 1, clocksDiffer},
 		{"the API server is away", 1, 3, 1, apiServerAway},
 	})
+}
+
+// takeTurns: a Plan has the cluster's nodes to itself while its Job runs, so nothing is begun; then
+// replacements have them, and the next Plan waits.
+func takeTurns(t *testing.T, r *rolling) {
+	const ns = "turns"
+	r.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	admin, err := client.New(r.cp.Config(), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- plans.Run(ctx, plans.Config{Cluster: r.cp.Config(), Name: "plans", Namespace: ns, Settings: plans.DefaultSettings()})
+	}()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	// Nobody says here by which name a node is known to its pods.
+	named := func() {
+		t.Helper()
+		var nodes corev1.NodeList
+		if err := admin.List(t.Context(), &nodes); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range nodes.Items {
+			patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"kubernetes.io/hostname":"`+n.Name+`"}}}`))
+			if err := client.IgnoreNotFound(admin.Patch(t.Context(), &n, patch)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	begin := func(name string) {
+		t.Helper()
+		r.eventually("Plan "+name+" is accepted", func() (string, bool) {
+			err := admin.Create(t.Context(), &upgradev1.Plan{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: upgradev1.PlanSpec{
+				Concurrency: 1, Version: "v1", NodeSelector: &metav1.LabelSelector{}, Upgrade: &upgradev1.ContainerSpec{Image: "i"}, Constellation: &upgradev1.Rollout{Alone: true},
+			}})
+			return fmt.Sprint(err), err == nil || apierrors.IsAlreadyExists(err)
+		})
+	}
+	job := func(plan string) *batchv1.Job {
+		t.Helper()
+		var found *batchv1.Job
+		r.eventually("Plan "+plan+" has a Job", func() (string, bool) {
+			var jobs batchv1.JobList
+			err := admin.List(t.Context(), &jobs, client.InNamespace(ns), client.MatchingLabels{upgradev1.LabelPlan: plan})
+			if len(jobs.Items) > 0 {
+				found = &jobs.Items[0]
+			}
+			return fmt.Sprint(err), found != nil
+		})
+		return found
+	}
+
+	named()
+	begin("first")
+	running := job("first")
+	r.edit(toNew)
+	r.operate()
+	r.eventually("replacements wait for the Plan", func() (string, bool) {
+		var nv v1alpha1.NodeVersion
+		r.get(v1alpha1.NodeVersionName, &nv)
+		w := nv.Status.Waiting
+		return fmt.Sprintf("%+v", w), w != nil && w.Reason == "NodesTaken" && w.Message == "waits for plan turns/first, which has the cluster's nodes to itself"
+	})
+	var intents v1alpha1.PendingNodeList
+	var strategy v1alpha1.AutoscalingStrategy
+	if err := r.admin.List(t.Context(), &intents); err != nil || len(intents.Items) > 0 || r.get(v1alpha1.AutoscalingStrategyName, &strategy) && !strategy.Spec.Enabled {
+		t.Errorf("something was begun: %v, %d intents, autoscaler %+v", err, len(intents.Items), strategy.Spec)
+	}
+	// The Plan ends with the only node that it is for.
+	r.eventually("the Plan is for no more nodes", func() (string, bool) {
+		var p upgradev1.Plan
+		err := admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "first"}, &p)
+		if err == nil {
+			p.Spec.NodeSelector.MatchLabels = map[string]string{corev1.LabelHostname: running.Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchExpressions[0].Values[0]}
+			err = admin.Update(t.Context(), &p)
+		}
+		return fmt.Sprint(err), err == nil
+	})
+	now := metav1.Now()
+	running.Status = batchv1.JobStatus{Succeeded: 1, StartTime: &now, CompletionTime: &now, Conditions: []batchv1.JobCondition{
+		{Type: batchv1.JobSuccessCriteriaMet, Status: corev1.ConditionTrue}, {Type: batchv1.JobComplete, Status: corev1.ConditionTrue},
+	}}
+	if err := admin.Status().Update(t.Context(), running); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("replacements begin", func() (string, bool) {
+		err := r.admin.List(t.Context(), &intents)
+		return fmt.Sprint(err), len(intents.Items) > 0
+	})
+	begin("second")
+	r.eventually("the next Plan waits for replacements", func() (string, bool) {
+		var p upgradev1.Plan
+		err := admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "second"}, &p)
+		text := fmt.Sprint(err, p.Status.Conditions)
+		return text, strings.Contains(text, "waits for node replacements, which has the cluster's nodes to itself")
+	})
+	r.eventually("all nodes are at the target", func() (string, bool) {
+		var nv v1alpha1.NodeVersion
+		r.get(v1alpha1.NodeVersionName, &nv)
+		text := conditionText(nv.Status, v1alpha1.ConditionReady)
+		return text, text == "True UpToDate" && nv.Status.ObservedGeneration == nv.Generation
+	})
+	named()
+	job("second")
 }
 
 func everythingInOrder(t *testing.T, r *rolling) {

@@ -27,7 +27,11 @@ type world struct {
 	run        upgradeRun
 	runs       map[string]upgradeRun // latest of the agents of machines that are upgraded in place, by ID; absent: not heard
 	autoscaler autoscaler
-	versions   map[string]string // Kubernetes of a components ConfigMap, by its name
+	// barred says that nothing may begin, since somebody else has the cluster's nodes to
+	// themselves, or might; bar says who, and is empty while that is being found out.
+	barred   bool
+	bar      string
+	versions map[string]string // Kubernetes of a components ConfigMap, by its name
 
 	// What finds the above, where whoever observed has made it already; nil: it is made
 	// when it is needed. found is of nodes that are in order.

@@ -456,8 +456,10 @@ type view struct {
 	polled  time.Time
 	channel string
 	depends string // what is waited for of other Plans; empty: nothing
-	lock    string // who has the cluster's lock; empty: nobody but us
-	mayLock bool   // we have it
+	mayLock bool   // we have the cluster's lock
+	lock    string // who else has it; empty: nobody, as far as is known
+	// lockTrouble is why it cannot be had; nil: it can.
+	lockTrouble error
 
 	// begun are the nodes of status.applying that still have to be upgraded, failed those
 	// that status lists as failed besides.

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"constellation/operator/api/upgradev1"
+	"constellation/operator/nodelock"
 )
 
 // controller carries out the Plans of one namespace.
@@ -32,7 +33,7 @@ type controller struct {
 	figures *figures
 	book    *book
 	queue   workqueue.TypedRateLimitingInterface[string]
-	lock    *lock
+	lock    *nodelock.Lock
 	leads   chan struct{} // closed when this replica acts
 
 	mu      sync.Mutex
@@ -62,7 +63,7 @@ func newController(c Config, mgr manager.Manager, f *figures) *controller {
 		answers: map[string]*answer{}, hashes: map[string]secretRecord{}, leads: make(chan struct{}),
 	}
 	k.book = newBook(labelValue(c.Name), c.now, func(plan string, after time.Duration) { k.queue.AddAfter(plan, after) })
-	k.lock = newLock(k.client, k.live, c.now)
+	k.lock = nodelock.New(k.client, k.live, c.now)
 	if k.Threads <= 0 {
 		k.Threads = 2
 	}
@@ -123,7 +124,7 @@ func (k *controller) Start(ctx context.Context) error {
 			}
 		})
 	}
-	k.tasks.Go(func() { k.lock.keep(ctx) })
+	k.tasks.Go(func() { k.lock.Keep(ctx) })
 	<-ctx.Done()
 	k.queue.ShutDown()
 	k.wait()
@@ -183,7 +184,7 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 	p := k.book.plan(name)
 	if p == nil || p.DeletionTimestamp != nil {
 		k.figures.drop(name)
-		k.lock.drop(k.holder(name))
+		k.lock.Drop(k.holder(name))
 		k.mu.Lock()
 		delete(k.answers, name)
 		k.mu.Unlock()
@@ -196,9 +197,9 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 	d := decide(v)
 	k.figures.set(name, d.status, time.Since(begun))
 	if d.lock {
-		k.lock.want(k.holder(name), func() { k.queue.Add(name) })
+		k.lock.Want(k.holder(name), func() { k.queue.Add(name) })
 	} else if len(d.status.Applying) == 0 {
-		k.lock.drop(k.holder(name))
+		k.lock.Drop(k.holder(name))
 	}
 	if err := k.act(ctx, v, d); err != nil {
 		// What was looked at once is looked at again.
@@ -257,7 +258,7 @@ func (k *controller) see(ctx context.Context, p *upgradev1.Plan) (v view, ok boo
 		return v, false, err
 	}
 	v.depends = k.awaited(p, v.version)
-	v.lock, v.mayLock = k.lock.state(k.holder(p.Name))
+	v.mayLock, v.lock, v.lockTrouble = k.lock.State(k.holder(p.Name))
 	k.book.arrange(p.Name, v.selector, v.hash)
 	k.book.look(&v)
 	return v, true, nil

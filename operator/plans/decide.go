@@ -14,6 +14,7 @@ import (
 
 	"constellation/engine/version"
 	"constellation/operator/api/upgradev1"
+	"constellation/operator/nodelock"
 )
 
 const (
@@ -561,8 +562,14 @@ func (r *roller) blocked() *reason {
 	if spec.Alone {
 		r.d.lock = true
 		if !r.mayLock {
-			r.d.at(r.view.now.Add(lockPoll))
-			return &reason{"Alone", fmt.Sprintf("%s upgrades nodes", cmp.Or(r.lock, "somebody else"))}
+			r.d.at(r.view.now.Add(nodelock.Poll))
+			switch {
+			case r.lock != "":
+				return &reason{"Alone", fmt.Sprintf("waits for %s, which has the cluster's nodes to itself", r.lock)}
+			case r.lockTrouble != nil:
+				return &reason{"Alone", fmt.Sprintf("the lock of the cluster's nodes cannot be had: %v", r.lockTrouble)}
+			}
+			return &reason{"Alone", "waits for the lock of the cluster's nodes"}
 		}
 	}
 	if h := spec.Health; h != nil && h.MaxUnavailable != nil && r.room() <= 0 {

@@ -43,6 +43,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"constellation/operator/api/upgradev1"
+	"constellation/operator/crash"
 )
 
 // Config is what Run needs. Cluster, Name and Namespace are required.
@@ -88,7 +89,7 @@ func Run(ctx context.Context, c Config) error {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.at == nil {
-		c.at = crashAt
+		c.at = crash.At
 	}
 	if c.now == nil {
 		c.now = time.Now

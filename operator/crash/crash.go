@@ -1,6 +1,8 @@
 //go:build crash
 
-package plans
+// Package crash has processes die at points that a test names. Only binaries that are built with
+// the tag crash do; in all others it does nothing.
+package crash
 
 import (
 	"os"
@@ -14,12 +16,12 @@ import (
 // crashing is taken at the point where the process dies, and not given back.
 var crashing sync.Mutex
 
-// crashAt ends the process without a word when it comes to one of the points that the
+// At ends the process without a word when it comes to one of the points that the
 // environment variable CONSTELLATION_CRASH_AT names, with commas between them, such as
-// "before:create job,after:mark node". If CONSTELLATION_CRASH_ONCE names a directory, each
-// happens once: a file with the point's name is made there first. Only binaries for tests
-// are built like this.
-func crashAt(point string) {
+// "before:create machine,after:cordon": the words are those of what is done then. If
+// CONSTELLATION_CRASH_ONCE names a directory, each happens once: a file with the
+// point's name is made there first.
+func At(point string) {
 	if !slices.Contains(strings.Split(os.Getenv("CONSTELLATION_CRASH_AT"), ","), point) {
 		return
 	}

@@ -1,5 +1,0 @@
-//go:build !crash
-
-package plans
-
-func crashAt(string) {}
