@@ -681,11 +681,11 @@ func (r *rolling) deployments(ctx context.Context) {
 	}
 }
 
-// pod puts a pod on a node; it ends as soon as it is evicted.
-func (r *rolling) pod(name, node string) {
+// pod puts a pod on a node; it ends as soon as it is evicted and has none of the finalizers any more.
+func (r *rolling) pod(name, node string, finalizers ...string) {
 	zero := int64(0)
 	r.create(&corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Finalizers: finalizers},
 		Spec:       corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &zero, AutomountServiceAccountToken: ptr(false), Containers: []corev1.Container{{Name: "c", Image: "i"}}},
 	})
 }
@@ -904,8 +904,10 @@ func takeTurns(t *testing.T, r *rolling) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
+	settings := plans.DefaultSettings()
+	settings.Privileged = false // which this API server does not admit
 	go func() {
-		ended <- plans.Run(ctx, plans.Config{Cluster: r.cp.Config(), Name: "plans", Namespace: ns, Settings: plans.DefaultSettings()})
+		ended <- plans.Run(ctx, plans.Config{Cluster: r.cp.Config(), Name: "plans", Namespace: ns, Settings: settings})
 	}()
 	defer func() {
 		cancel()
@@ -945,11 +947,30 @@ func takeTurns(t *testing.T, r *rolling) {
 			if len(jobs.Items) > 0 {
 				found = &jobs.Items[0]
 			}
-			return fmt.Sprint(err), found != nil
+			var p upgradev1.Plan
+			err = errors.Join(err, admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: plan}, &p))
+			return fmt.Sprint(err, p.Status), found != nil
 		})
 		return found
 	}
 
+	// No node is emptied before the test lets it.
+	var nodes corev1.NodeList
+	if err := admin.List(t.Context(), &nodes); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.Items {
+		r.pod("stays-on-"+n.Name, n.Name, "example.com/test")
+	}
+	letGo := func() {
+		t.Helper()
+		for _, n := range nodes.Items {
+			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "stays-on-" + n.Name}}
+			if err := client.IgnoreNotFound(admin.Patch(t.Context(), p, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))); err != nil {
+				t.Error(err)
+			}
+		}
+	}
 	named()
 	begin("first")
 	running := job("first")
@@ -994,6 +1015,7 @@ func takeTurns(t *testing.T, r *rolling) {
 		text := fmt.Sprint(err, p.Status.Conditions)
 		return text, strings.Contains(text, "waits for node replacements, which has the cluster's nodes to itself")
 	})
+	letGo()
 	r.eventually("all nodes are at the target", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		r.get(v1alpha1.NodeVersionName, &nv)
