@@ -22,9 +22,9 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// writers is how many writes to the API server are made at a time: enough to keep it
-// busy while some of them wait.
-const writers = 48
+// writers is how many writes to the API server are made at a time: a wave of a hundred
+// machines that become Ready together does not wait for its own first half.
+const writers = 128
 
 // act lets what was decided be done, and does not wait for it: a round that waits for
 // the slowest of a hundred writes sees late what has happened meanwhile. What is under
