@@ -26,6 +26,12 @@ import (
 // machines that become Ready together does not wait for its own first half.
 const writers = 128
 
+// Replacements begin a few at a time: a hundred machines that are made in the same moment
+// boot, register, empty and go in the same moments, and all wait there for the API server,
+// which has nothing to do in between. Of each wave that costs more than the first of them
+// loses by beginning over some seconds.
+const startRate, startBurst = 60, 25 // per second, and at once
+
 // act lets what was decided be done, and does not wait for it: a round that waits for
 // the slowest of a hundred writes sees late what has happened meanwhile. What is under
 // way is not begun again; what fails is decided again in the next round, and tried again
@@ -38,6 +44,7 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 		deletes  []string
 		draining = map[string]bool{}
 		begins   = false
+		held     = false
 	)
 	for _, a := range actions {
 		begins = begins || a.kind == recordIntent
@@ -83,10 +90,17 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 			if a.kind == recordIntent && !o.begins {
 				continue // which places are free is known when the last ones are taken
 			}
+			if a.kind == recordIntent && !r.starts.AllowN(r.now(), 1) {
+				held = true
+				continue
+			}
 			r.put(o, a)
 		}
 	}
 	r.gather(o, begins, creates, deletes)
+	if held {
+		r.ripens = min(r.ripens, time.Second/startRate)
+	}
 	r.drain(o, draining)
 	r.ask(o)
 	if run, known := r.hostView.run(); known && r.host != nil && run.active() && run.components != "" {
@@ -164,9 +178,9 @@ func (r *nodeVersions) gather(o *observed, begins bool, creates map[string][]str
 		}
 		waits[key] = g
 		left := min(patience*time.Duration(len(o.intents)), patienceUp) - now.Sub(g.since)
-		if n*gatherLess >= len(o.intents) {
-			left = min(left, gatherQuiet-now.Sub(g.grown))
-		}
+		// The smaller a part is, the longer no more may come before it goes alone.
+		quiet := max(gatherQuiet, gatherQuiet*time.Duration(len(o.intents))/time.Duration(max(1, n*gatherLess)))
+		left = min(left, quiet-now.Sub(g.grown))
 		if all || n*gatherPart >= len(o.intents) || left <= 0 {
 			return true
 		}

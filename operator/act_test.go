@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"reflect"
 	"testing"
 	"time"
 
@@ -141,4 +142,117 @@ func TestAnAcceptedDeletionIsNotAskedForAgainBeforeItCanBeSeen(t *testing.T) {
 	step("the cloud accepted once more", true)
 	now = now.Add(askedFor)
 	step("the cloud says nothing", false)
+}
+
+// busyCloud does something while it answers with what there was before.
+type busyCloud struct {
+	machines
+	meanwhile func()
+	is        map[string]cloud.Instance // by ID
+	hidden    map[string]bool           // IDs that lists lack
+}
+
+func (b *busyCloud) Instances(context.Context) ([]cloud.Instance, error) {
+	var list []cloud.Instance
+	for id, i := range b.is {
+		if !b.hidden[id] {
+			list = append(list, i)
+		}
+	}
+	b.meanwhile()
+	return list, nil
+}
+
+func (b *busyCloud) CreateInstances(_ context.Context, group string, tokens []string) ([]cloud.Instance, error) {
+	i := cloud.Instance{ProviderID: "x://new", Token: tokens[0], Group: group, State: cloud.Creating}
+	b.is[i.ProviderID] = i
+	return []cloud.Instance{i}, nil
+}
+
+func (b *busyCloud) DeleteInstances(_ context.Context, ids []string) error {
+	for _, id := range ids {
+		delete(b.is, id)
+	}
+	return nil
+}
+
+func (b *busyCloud) Describe(_ context.Context, ids []string) ([]cloud.Instance, error) {
+	var out []cloud.Instance
+	for _, id := range ids {
+		if i, ok := b.is[id]; ok {
+			out = append(out, i)
+		}
+	}
+	return out, nil
+}
+
+func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
+	type view struct {
+		all      map[string]v1alpha1.InstanceState
+		complete bool
+	}
+	for name, tt := range map[string]struct {
+		hidden []string
+		during func(context.Context, *fleet) error
+		want   view
+	}{
+		"nothing happens": {
+			during: func(context.Context, *fleet) error { return nil },
+			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Ready"}, true},
+		},
+		"one is made, and the list is complete": {
+			during: func(ctx context.Context, f *fleet) error {
+				_, err := f.CreateInstances(ctx, "g", []string{"t"})
+				return err
+			},
+			want: view{map[string]v1alpha1.InstanceState{"x://old": "Ready", "x://new": "Creating"}, true},
+		},
+		"one is made, and another is missing": {
+			hidden: []string{"x://old"},
+			during: func(ctx context.Context, f *fleet) error {
+				_, err := f.CreateInstances(ctx, "g", []string{"t"})
+				return err
+			},
+			want: view{map[string]v1alpha1.InstanceState{"x://old": "Ready", "x://new": "Creating"}, false},
+		},
+		"one ends, and does not come back": {
+			during: func(ctx context.Context, f *fleet) error {
+				ids := []string{"x://old"}
+				err := f.DeleteInstances(ctx, ids)
+				if !f.bye(ctx, ids) {
+					return errors.New("it is still there")
+				}
+				return err
+			},
+			want: view{map[string]v1alpha1.InstanceState{"x://old": "Terminated"}, true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &busyCloud{meanwhile: func() {}, is: map[string]cloud.Instance{"x://old": {ProviderID: "x://old", State: cloud.Ready}}, hidden: map[string]bool{}}
+			f := newFleet(c, time.Now)
+			about := map[string]spoken{"x://old": {ready: true}}
+			if err := f.refresh(t.Context(), about); err != nil {
+				t.Fatal(err)
+			}
+			for _, id := range tt.hidden {
+				c.hidden[id] = true
+			}
+			c.meanwhile = func() {
+				if err := tt.during(t.Context(), f); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := f.refresh(t.Context(), about); err != nil {
+				t.Fatal(err)
+			}
+			all, complete, _, _ := f.view()
+			is := view{map[string]v1alpha1.InstanceState{}, complete}
+			for _, i := range all {
+				is.all[i.id] = i.state
+			}
+			if !reflect.DeepEqual(is, tt.want) {
+				t.Errorf("is %+v, want %+v", is, tt.want)
+			}
+		})
+	}
 }

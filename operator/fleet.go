@@ -132,6 +132,10 @@ func (f *fleet) quiet() time.Duration {
 // refresh lists the instances, and asks for those of about that the list lacks.
 func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 	begun := f.now()
+	// What is made or ends while the cloud answers may be in the list or not.
+	f.mu.Lock()
+	before := maps.Clone(f.known)
+	f.mu.Unlock()
 	list, err := f.Instances(ctx)
 	partial := errors.Is(err, cloud.ErrPartial)
 	if err != nil && !partial {
@@ -141,9 +145,6 @@ func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 	for _, i := range list {
 		known[i.ProviderID] = seen{Instance: i, listed: true}
 	}
-	f.mu.Lock()
-	before := maps.Clone(f.known)
-	f.mu.Unlock()
 	var ask []string
 	for id := range about {
 		if _, ok := known[id]; ok {

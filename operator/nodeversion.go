@@ -100,6 +100,7 @@ type nodeVersions struct {
 	told       map[string]string
 	toldDrains map[string]string    // by node
 	lines      map[string]time.Time // when the run of a machine's agent was told last
+	starts     *rate.Limiter        // of replacements
 	telling    *rate.Limiter
 	recording  *rate.Limiter
 }
@@ -164,6 +165,7 @@ func (r *nodeVersions) init() {
 	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
 	r.writes, r.gathered = make(chan struct{}, writers), map[string]gathering{}
 	r.versions, r.told, r.toldDrains, r.lines = map[string]string{}, map[string]string{}, map[string]string{}, map[string]time.Time{}
+	r.starts = rate.NewLimiter(startRate, startBurst)
 	r.telling, r.recording = rate.NewLimiter(statusRate, statusBurst), rate.NewLimiter(eventRate, eventBurst)
 }
 

@@ -46,7 +46,8 @@ import (
 	"constellation/engine/sandbox"
 )
 
-// Times are how long the machines of a [Cloud] take for what they do not do.
+// Times are how long the machines of a [Cloud] take for what they do not do. What they
+// ask of the API server meanwhile is part of it, unless it takes longer.
 type Times struct {
 	// Boot is from the request until the cloud calls the machine ready, Join from there
 	// until its Node is registered.
@@ -708,7 +709,7 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 		if c.Faults().NeverJoins(t.name) {
 			return again, nil
 		}
-		components := c.kubelet.joinComponents(m.Role)
+		begun, components := time.Now(), c.kubelet.joinComponents(m.Role)
 		if components == "" {
 			return again, nil
 		}
@@ -721,8 +722,9 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 		}
 		join := c.times.Join
 		c.mu.Unlock()
-		c.queue.AddAfter(task{taskRegister, t.name}, join)
+		c.queue.AddAfter(task{taskRegister, t.name}, join-time.Since(begun))
 	case taskRegister:
+		begun := time.Now()
 		uid, err := c.kubelet.register(ctx, m, false)
 		if err != nil {
 			return 0, err
@@ -731,7 +733,7 @@ func (c *Cloud) try(ctx context.Context, t task) (wait time.Duration, err error)
 		c.mu.Lock()
 		settle := c.times.Settle
 		c.mu.Unlock()
-		c.queue.AddAfter(task{taskReady, t.name}, settle)
+		c.queue.AddAfter(task{taskReady, t.name}, settle-time.Since(begun))
 	case taskReady:
 		err := c.kubelet.ready(ctx, m)
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // its Node was deleted meanwhile
