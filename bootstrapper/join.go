@@ -55,8 +55,11 @@ const (
 	maxAsked = 2 * time.Minute
 	// maxDirect is how many control planes are asked directly, beside the load balancer.
 	maxDirect = 3
-	// maxJoins bounds how often a join is tried with one ticket.
-	maxJoins = 5
+	// maxJoins bounds how often a join is tried with one ticket. Pauses of about two
+	// seconds, doubled each time up to maxPause, make two minutes of that: a mirror or a
+	// load balancer that is ill for a moment costs no machine.
+	maxJoins     = 8
+	firstOfJoins = 2 * time.Second
 	// ghostLife is for how long the Node of a machine that joined before, and was
 	// reset, may still look alive to the cluster, which notices after 50 s. kubeadm
 	// refuses to join until then, which is no failure of this machine's.
@@ -425,15 +428,16 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 			r.say(step, stateFailed, slog.LevelError, err.Error())
 			return err
 		}
-		limit := maxPause
+		least, limit := min(firstOfJoins<<(try-1), maxPause), maxPause
+		least = least/2 + mathrand.N(least) // those that failed together do not ask together
 		if ghost {
 			try--
-			limit = quietPause
+			least, limit = 0, quietPause
 			r.say(step, stateRunning, slog.LevelInfo, "waiting for the cluster to notice that this machine's earlier Node is gone")
 		} else {
 			r.say(step, stateRunning, slog.LevelWarn, fmt.Sprintf("try %d of %d failed: %v", try, maxJoins, err))
 		}
-		if err := c.pause(ctx, &p, 0, limit); err != nil {
+		if err := c.pause(ctx, &p, least, limit); err != nil {
 			return err
 		}
 	}

@@ -325,7 +325,8 @@ func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool)
 	case moves && m.Leaves:
 		e.state = NodeReplacing
 	case moves && m.Upgrades:
-		e.state, e.text, e.stays = upgradeOf(n, m)
+		e.state, e.text = upgradeOf(n, m)
+		e.stays = true
 	case replaced || n.Heir != "" && !current:
 		if e.state = NodeReplacing; n.Cordoned {
 			e.state = NodeDraining
@@ -352,22 +353,22 @@ func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool)
 }
 
 // upgradeOf is the state of a node that is upgraded as it is, with what is said of it.
-func upgradeOf(n *Node, m Move) (state, text string, stays bool) {
+func upgradeOf(n *Node, m Move) (state, text string) {
 	switch m.Phase {
 	case "":
 		if n.Cordoned {
-			return NodeDraining, orElse(n.Message, "to be upgraded in place"), true
+			return NodeDraining, orElse(n.Message, "to be upgraded in place")
 		}
-		return NodeOutdated, "its agent is asked", true
+		return NodeOutdated, "its agent is asked"
 	case "failed":
-		return NodeFailed, runWords("the upgrade has failed", m.Line), true
+		return NodeFailed, runWords("the upgrade has failed", m.Line)
 	case "done":
 		if n.State != NodeReady {
-			return NodeUpgrading, "its agent has finished, and its kubelet is not Ready yet", true
+			return NodeUpgrading, "its agent has finished, and its kubelet is not Ready yet"
 		}
-		return NodeUpgrading, "its agent has finished", true
+		return NodeUpgrading, "its agent has finished"
 	}
-	return NodeUpgrading, runWords(m.Phase, m.Line), true
+	return NodeUpgrading, runWords(m.Phase, m.Line)
 }
 
 // runWords say how far the run of an agent is.

@@ -795,7 +795,7 @@ func (e *efforts) failing() (key, text string) {
 	defer e.mu.Unlock()
 	most := 2
 	for k, t := range e.all {
-		if t.fails > most && (t.running || t.wanted) && !(t.conflict && e.now().Sub(t.since) < conflictLasts) {
+		if t.fails > most && (t.running || t.wanted) && (!t.conflict || e.now().Sub(t.since) >= conflictLasts) {
 			key, text, most = k, t.last, t.fails
 		}
 	}

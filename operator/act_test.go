@@ -148,6 +148,7 @@ func TestAnAcceptedDeletionIsNotAskedForAgainBeforeItCanBeSeen(t *testing.T) {
 type busyCloud struct {
 	machines
 	meanwhile func()
+	follows   bool                      // it does so once when it is asked for IDs
 	is        map[string]cloud.Instance // by ID
 	hidden    map[string]bool           // IDs that lists lack
 }
@@ -178,6 +179,12 @@ func (b *busyCloud) DeleteInstances(_ context.Context, ids []string) error {
 
 func (b *busyCloud) Describe(_ context.Context, ids []string) ([]cloud.Instance, error) {
 	var out []cloud.Instance
+	defer func() {
+		if during := b.meanwhile; b.follows {
+			b.follows = false
+			during()
+		}
+	}()
 	for _, id := range ids {
 		if i, ok := b.is[id]; ok {
 			out = append(out, i)
@@ -192,6 +199,7 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 		complete bool
 	}
 	for name, tt := range map[string]struct {
+		follow bool // it is asked for by its ID, not listed
 		hidden []string
 		during func(context.Context, *fleet) error
 		want   view
@@ -226,6 +234,18 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 			},
 			want: view{map[string]v1alpha1.InstanceState{"x://old": "Terminated"}, true},
 		},
+		"one that is asked for by its ID ends, and does not come back": {
+			follow: true,
+			during: func(ctx context.Context, f *fleet) error {
+				ids := []string{"x://old"}
+				err := f.DeleteInstances(ctx, ids)
+				if !f.bye(ctx, ids) {
+					return errors.New("it is still there")
+				}
+				return err
+			},
+			want: view{map[string]v1alpha1.InstanceState{"x://old": "Terminated"}, true},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &busyCloud{meanwhile: func() {}, is: map[string]cloud.Instance{"x://old": {ProviderID: "x://old", State: cloud.Ready}}, hidden: map[string]bool{}}
@@ -242,7 +262,14 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if err := f.refresh(t.Context(), about); err != nil {
+			var err error
+			if c.follows = tt.follow; tt.follow {
+				about["x://old"] = spoken{leaves: true}
+				err = f.follow(t.Context(), about)
+			} else {
+				err = f.refresh(t.Context(), about)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			all, complete, _, _ := f.view()

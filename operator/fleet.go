@@ -69,6 +69,7 @@ type fleet struct {
 // seen is an instance as it was seen last.
 type seen struct {
 	cloud.Instance
+	at      time.Time // when the cloud was asked what it then said
 	listed  bool      // by the list or by its ID, not only by the answer to its creation
 	missing time.Time // since when the cloud says that there is none; zero: it does not
 }
@@ -132,7 +133,8 @@ func (f *fleet) quiet() time.Duration {
 // refresh lists the instances, and asks for those of about that the list lacks.
 func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 	begun := f.now()
-	// What is made or ends while the cloud answers may be in the list or not.
+	// What is made or ends while the cloud answers may be in the list or not, so what was
+	// there before is what it must have.
 	f.mu.Lock()
 	before := maps.Clone(f.known)
 	f.mu.Unlock()
@@ -143,7 +145,7 @@ func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 	}
 	known := make(map[string]seen, len(list))
 	for _, i := range list {
-		known[i.ProviderID] = seen{Instance: i, listed: true}
+		known[i.ProviderID] = seen{Instance: i, at: begun, listed: true}
 	}
 	var ask []string
 	for id := range about {
@@ -178,9 +180,8 @@ func (f *fleet) refresh(ctx context.Context, about map[string]spoken) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for id, s := range f.known { // what was made or has ended meanwhile
-		was, ok := before[id]
-		if _, listed := known[id]; !ok && !listed || ok && s.State == cloud.Terminated && was.State != cloud.Terminated {
+	for id, s := range f.known {
+		if s.at.After(begun) {
 			known[id] = s
 		}
 	}
@@ -234,12 +235,15 @@ func (f *fleet) bye(ctx context.Context, ids []string) bool {
 	})
 }
 
-// heardOf takes in what the cloud said when it was asked for instances by their IDs.
+// heardOf takes in what the cloud said when it was asked for instances by their IDs, unless
+// more is known since: answers may overtake each other.
 func (f *fleet) heardOf(ids []string, found map[string]cloud.Instance, about map[string]spoken, begun time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, id := range ids {
-		f.known[id] = f.known[id].told(id, found, about[id], begun)
+		if s := f.known[id]; !s.at.After(begun) {
+			f.known[id] = s.told(id, found, about[id], begun)
+		}
 	}
 	f.sorted = nil
 }
@@ -253,10 +257,11 @@ func (s seen) moves() bool {
 // what was known before; zero: nothing.
 func (s seen) told(id string, found map[string]cloud.Instance, a spoken, now time.Time) seen {
 	if i, ok := found[id]; ok {
-		return seen{Instance: i, listed: true}
+		return seen{Instance: i, at: now, listed: true}
 	}
+	s.at = now
 	if s.ProviderID == "" {
-		s = seen{Instance: cloud.Instance{ProviderID: id, Name: id[strings.LastIndex(id, "/")+1:]}, listed: true}
+		s = seen{Instance: cloud.Instance{ProviderID: id, Name: id[strings.LastIndex(id, "/")+1:]}, at: now, listed: true}
 	}
 	if s.missing.IsZero() {
 		s.missing = now
@@ -370,7 +375,7 @@ func (f *fleet) CreateInstances(ctx context.Context, groupID string, tokens []st
 			continue
 		}
 		if _, ok := f.known[i.ProviderID]; !ok {
-			f.known[i.ProviderID] = seen{Instance: i}
+			f.known[i.ProviderID] = seen{Instance: i, at: f.now()}
 		}
 	}
 	return made, nil

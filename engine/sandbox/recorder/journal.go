@@ -67,7 +67,7 @@ type (
 		Postponed    bool     `json:"postponed,omitempty"`
 		Obsolete     bool     `json:"obsolete,omitempty"`
 		InPlace      bool     `json:"inPlace,omitempty"` // it is upgraded as it is
-		Taints       []string `json:"taints,omitempty"` // keys
+		Taints       []string `json:"taints,omitempty"`  // keys
 	}
 
 	// Pending is a PendingNode after a change.
