@@ -317,7 +317,7 @@ func TestJoinTriesAgainAfterAReset(t *testing.T) {
 		t.Errorf("kubeadm was asked for %s, with %d tickets", r.calls(), s.asked())
 	}
 	said := s.said()
-	if !strings.Contains(said, "kubeadm-join:running warn try 2 of 5 failed: kubeadm join: error execution phase join: scripted") || strings.Contains(said, ":failed") {
+	if !strings.Contains(said, "kubeadm-join:running warn try 2 of 8 failed: kubeadm join: error execution phase join: scripted") || strings.Contains(said, ":failed") {
 		t.Errorf("reported\n%s", said)
 	}
 	if strings.Contains(said, "canary") || strings.Contains(r.logged(), "canary") || strings.Contains(said, "zyxwvu.98") {
