@@ -1,11 +1,13 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -97,3 +99,53 @@ func TestGroupOfANewNode(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// Each node has a place, an heir that of its donor, whether it is Ready or not.
+func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
+	fresh := func(name, state, donor string) *Node {
+		return &Node{Name: name, State: state, Image: "b", Components: "c", Donor: donor}
+	}
+	old := func(name, heir string, cordoned bool) *Node {
+		return &Node{Name: name, State: NodeReady, Image: "a", Components: "c", Heir: heir, Cordoned: cordoned}
+	}
+	leaves := Move{Name: "replace-0", Node: "w0", Leaves: true, Machine: "Ready"}
+	for name, tt := range map[string]struct {
+		nodes []*Node
+		moves []Move
+		want  string
+	}{
+		"all are Ready":                        {[]*Node{fresh("w1", NodeReady, ""), fresh("w2", NodeReady, "")}, nil, "2 of 2"},
+		"one is not":                           {[]*Node{fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "")}, nil, "1 of 2"},
+		"one is not, and its donor is gone":    {[]*Node{fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, nil, "1 of 2"},
+		"one has come, and its donor is there": {[]*Node{old("w0", "w2", false), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, nil, "1 of 2"},
+		"one has come that only its record knows": {
+			[]*Node{old("w0", "", false), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "")},
+			[]Move{{Name: "replace-0", Node: "w2", Donor: "w0", Machine: "Ready"}}, "1 of 2",
+		},
+		"one has come that nobody knows":        {[]*Node{old("w0", "", false), fresh("w1", NodeReady, ""), {Name: "w2", State: NodeNotReady}}, nil, "1 of 2"},
+		"its donor leaves, and it is Ready":     {[]*Node{old("w0", "w2", true), fresh("w1", NodeReady, ""), fresh("w2", NodeReady, "w0")}, []Move{leaves}, "2 of 2"},
+		"its donor leaves, and it is not Ready": {[]*Node{old("w0", "w2", true), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, []Move{leaves}, "1 of 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &looked{ro: Rollout{Target: NodeTarget{Image: "b", Components: "c"}, Moves: tt.moves}, nodes: tt.nodes}
+			v, err := (&Engine{now: time.Now}).seeRollout(t.Context(), c, new(lineup))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprintf("%d of %d", v.current, v.total); got != tt.want {
+				t.Errorf("%s, want %s: %v", got, tt.want, &v)
+			}
+		})
+	}
+}
+
+// looked is a cluster at one moment.
+type looked struct {
+	Cluster
+	ro    Rollout
+	nodes []*Node
+}
+
+func (l *looked) Rollout(context.Context) (Rollout, error)         { return l.ro, nil }
+func (l *looked) Nodes(context.Context) ([]*Node, error)           { return l.nodes, nil }
+func (l *looked) Expected(context.Context) ([]ExpectedNode, error) { return nil, nil }

@@ -280,6 +280,31 @@ func (l *lineup) count(n *Node, e *rollEntry, by int64) {
 	}
 }
 
+// unready is how many nodes that are not Ready hold a place of their own: all but those that
+// the operator does not know yet, and heirs whose donor holds theirs.
+func (l *lineup) unready() (n int64) {
+	if l.states[NodeNotReady] == 0 {
+		return 0
+	}
+	donors := map[string]string{}
+	for m := range l.moves {
+		if !m.Leaves && !m.Upgrades {
+			donors[m.Node] = m.Donor
+		}
+	}
+	for i, e := range l.known {
+		if e.state != NodeNotReady || l.nodes[i].Image == "" {
+			continue
+		}
+		donor := orElse(e.with, donors[e.name])
+		at, is := slices.BinarySearchFunc(l.nodes, donor, func(n *Node, name string) int { return strings.Compare(n.Name, name) })
+		if !is || l.known[at].leavesForAnother() { // of which it is known that it leaves its place
+			n++
+		}
+	}
+	return n
+}
+
 // size is how many machines there are, all who they are, nodes before those that are none.
 // Both are as of the look before, until the next.
 func (l *lineup) size() int { return len(l.known) + len(l.rest) }
@@ -437,7 +462,7 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutV
 	for _, s := range []string{NodeOutdated, NodeReplacing, NodeDraining, NodeUpgrading, NodeLeaving} {
 		v.total += v.states[s]
 	}
-	v.total = max(v.current, v.total)
+	v.total = max(v.current, v.total+l.unready())
 	return v, nil
 }
 
