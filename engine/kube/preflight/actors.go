@@ -105,12 +105,31 @@ const kuredLock = "weave.works/kured-node-lock"
 // AutoscalingStrategy, and the operator pauses it.
 const autoscalerName = "constellation-cluster-autoscaler"
 
+// failedPlan tells of a Plan that has given up on a node, by the condition that both
+// controllers of Plans set.
+func failedPlan(a *actor) (engine.Finding, bool) {
+	for _, c := range a.Status.Conditions {
+		if c.Type == "Complete" && c.Status == "False" && c.Reason == "JobFailed" {
+			return engine.Finding{
+				Title: fmt.Sprintf("Plan %s of the system-upgrade-controller has failed: %s", printable(a.Namespace+"/"+a.Name), printable(c.Message)),
+				Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("plan", a.Namespace, a.Name)},
+				Remedy:  "see what its jobs say, and whether it has left a node cordoned; then mend or delete the Plan",
+				Command: command(`kubectl -n %s get jobs,pods -l upgrade.cattle.io/plan=%s`, a.Namespace, a.Name),
+			}, true
+		}
+	}
+	return engine.Finding{}, false
+}
+
 // nodeActors tells who else drains, reboots or removes nodes.
 func nodeActors(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for i := range w.actors[plans] {
 		a := &w.actors[plans][i]
 		if len(a.Status.Applying) == 0 {
+			if f, ok := failedPlan(a); ok {
+				found = append(found, f)
+			}
 			continue
 		}
 		found = append(found, engine.Finding{

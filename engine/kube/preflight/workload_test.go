@@ -773,7 +773,10 @@ func TestWorkloadFindings(t *testing.T) {
 		// Others.
 		{"others who change nodes", "node-actors", func(w *world) {
 			w.actors = map[schema.GroupResource][]actor{
-				plans:              {{ObjectMeta: metaOf("system-upgrade", "k3s"), Status: actorStatus{Applying: []string{"worker-0"}}}, {ObjectMeta: metaOf("system-upgrade", "idle")}},
+				plans:              {{ObjectMeta: metaOf("system-upgrade", "k3s"), Status: actorStatus{Applying: []string{"worker-0"}}}, {ObjectMeta: metaOf("system-upgrade", "idle")}, {
+					ObjectMeta: metaOf("system-upgrade", "os"),
+					Status:     actorStatus{Conditions: []actorCondition{{Type: "LatestResolved", Status: "True"}, {Type: "Complete", Status: "False", Reason: "JobFailed", Message: "Job apply-os-on-worker-1 has failed"}}},
+				}},
 				nodePools:          {{ObjectMeta: metaOf("", "spot")}},
 				machineDeployments: {{ObjectMeta: metaOf("fleet", "md-0"), Status: actorStatus{Replicas: 3, Updated: ptr.To[int64](1)}}, {ObjectMeta: metaOf("fleet", "md-1"), Status: actorStatus{Replicas: 3, UpToDate: ptr.To[int64](3)}}},
 			}
@@ -781,7 +784,7 @@ func TestWorkloadFindings(t *testing.T) {
 			w.daemonSets[len(w.daemonSets)-1].Annotations = map[string]string{kuredLock: `{"nodeID":"worker-1","metadata":{}}`}
 			w.addDeployment("kube-system", "ca", nil, "cp-0")
 			w.deployments[len(w.deployments)-1].Spec.Template.Spec.Containers = []corev1.Container{{Image: "registry.k8s.io/autoscaling/cluster-autoscaler:v1.35.0"}}
-		}, []string{"warn", "warn", "warn", "warn", "warn"}},
+		}, []string{"warn", "warn", "warn", "warn", "warn", "warn"}},
 		{"objects that are being applied", "gitops-sync", func(w *world) {
 			w.actors = map[schema.GroupResource][]actor{
 				applications:   {{ObjectMeta: metaOf("argocd", "shop"), Status: actorStatus{OperationState: operationState{"Running"}}}, {ObjectMeta: metaOf("argocd", "idle"), Status: actorStatus{OperationState: operationState{"Succeeded"}}}},
