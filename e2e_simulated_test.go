@@ -176,7 +176,8 @@ func (c *cloud) wantVersions(image, kubernetes string, controlPlanes, workers in
 
 // An ordinary user makes a cluster and brings it to the newest release that is here, hop
 // by hop, as on real machines: each hop replaces machines, and that of Kubernetes changes
-// the control plane in place before.
+// the control plane in place before. In the last hop the workers stay the machines that they
+// are, and their agents upgrade them.
 func TestOrdinaryUserUpgradesOnSimulatedMachines(t *testing.T) {
 	c := newSimulated(t)
 	up := c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4").want(engine.ExitDone)
@@ -207,7 +208,15 @@ func TestOrdinaryUserUpgradesOnSimulatedMachines(t *testing.T) {
 	if home := c.env[1]; build.Cached(filepath.Join(strings.TrimPrefix(home, "XDG_CACHE_HOME="), "constellation"), "v1.36.3") {
 		hops = append(hops, "v1.36.3")
 	}
-	for _, kubernetes := range hops {
+	stayed := ""
+	workers := func() string {
+		return c.kubectl("get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.spec.unschedulable}{"\n"}{end}`)
+	}
+	for i, kubernetes := range hops {
+		if i > 0 {
+			c.kubectl("patch", "scalinggroup", "workers", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
+			stayed = workers()
+		}
 		c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
 		c.run(8*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(engine.ExitDone)
 		st := c.status()
@@ -219,6 +228,9 @@ func TestOrdinaryUserUpgradesOnSimulatedMachines(t *testing.T) {
 	}
 	if len(hops) > 1 {
 		c.wantVersions("v1.1.0", "v1.36.3", 1, 2)
+		if now := workers(); now != stayed {
+			t.Errorf("workers are\n%s\nbut should have stayed\n%s", now, stayed)
+		}
 	}
 }
 

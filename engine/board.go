@@ -131,6 +131,7 @@ type BoardPlace struct {
 	Index    int
 	group    *BoardGroup
 	was      string // the state that is counted
+	due      bool   // it is on its way to the target, and counts when it is there
 }
 
 // State is the one that matters of the two machines: what goes wrong, else how far the
@@ -627,8 +628,15 @@ func (b *Board) count(p *BoardPlace, at time.Time) {
 		g.Counts[state]++
 		g.Total++
 	}
-	if state == NodeReady && p.was != "" && !at.IsZero() {
-		b.ended.add(at)
+	switch state {
+	case NodeReady:
+		if p.due && !at.IsZero() {
+			b.ended.add(at)
+		}
+		p.due = false
+	case NodeNotReady: // it may have been done before, and is not done twice
+	default:
+		p.due = true
 	}
 	p.was = state
 }

@@ -76,7 +76,6 @@ func TestBoardFollowsAReplacement(t *testing.T) {
 	}
 }
 
-// Who looks at a record sees whether its machines were simulated.
 // A node that is upgraded in place keeps its place, serves all the time, and is counted when
 // it is at the target; a try that failed is followed by another one.
 func TestBoardFollowsAnUpgradeInPlace(t *testing.T) {
@@ -105,6 +104,36 @@ func TestBoardFollowsAnUpgradeInPlace(t *testing.T) {
 	}
 }
 
+// A place is done once, however often its node is not Ready afterwards.
+func TestBoardCountsAPlaceOnce(t *testing.T) {
+	for name, tt := range map[string]struct {
+		states []string
+		want   int64
+	}{
+		"it was there already":                   {[]string{engine.NodeReady, engine.NodeNotReady, engine.NodeReady}, 0},
+		"it is replaced":                         {[]string{engine.NodeOutdated, engine.NodeReplacing, engine.NodeDraining, engine.NodeLeaving, engine.NodeReady}, 1},
+		"it is not Ready for a while afterwards": {[]string{engine.NodeOutdated, engine.NodeUpgrading, engine.NodeReady, engine.NodeNotReady, engine.NodeReady}, 1},
+		"it was not Ready before":                {[]string{engine.NodeOutdated, engine.NodeUpgrading, engine.NodeNotReady, engine.NodeReady}, 1},
+		"it is done again":                       {[]string{engine.NodeOutdated, engine.NodeReady, engine.NodeOutdated, engine.NodeReady}, 2},
+		"it joins":                               {[]string{engine.NodeCreating, engine.NodeJoining, engine.NodeNotReady, engine.NodeReady}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b engine.Board
+			for i, to := range tt.states {
+				b.Apply(engine.Event{Time: boardStart.Add(time.Duration(i) * time.Second), Kind: engine.KindNode, Node: "worker-0", Group: "workers", To: to})
+			}
+			var done int64
+			for _, n := range b.Finished(1, boardStart.Add(time.Duration(len(tt.states))*time.Second)) {
+				done += int64(n)
+			}
+			if done != tt.want {
+				t.Errorf("done %d times, want %d", done, tt.want)
+			}
+		})
+	}
+}
+
+// Who looks at a record sees whether its machines were simulated.
 func TestBoardKnowsSimulatedMachines(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

@@ -132,7 +132,7 @@ func ourCharts(t *testing.T, c *Client) {
 		{"v1.0.0", "constellation-services", "joinservice", 1},
 		{"v1.1.0", "constellation-services", "joinservice", 1},
 		{"v1.0.0", "constellation-operator", "operator", 2}, // and the autoscaler's stand-in
-		{"v1.1.0", "constellation-operator", "operator", 2},
+		{"v1.1.0", "constellation-operator", "operator", 3}, // and the controller of Plans
 	} {
 		files, err := assets.ChartFor(tt.chart, tt.release)
 		if err != nil {

@@ -203,7 +203,8 @@ func (p *pod) over() bool { return p.phase == corev1.PodSucceeded || p.phase == 
 
 // ours reports whether p is a part of this product, whose upgrade is taken care of.
 func (p *pod) ours() bool {
-	return p.namespace == ownNamespace || p.namespace == metav1.NamespaceSystem && p.labels["k8s-app"] == "kube-dns"
+	return p.namespace == ownNamespace || p.namespace == metav1.NamespaceSystem && p.labels["k8s-app"] == "kube-dns" ||
+		p.namespace == engine.PlansNamespace && p.labels["app.kubernetes.io/name"] == "constellation-plans"
 }
 
 func (p *pod) object() string { return object("pod", p.namespace, p.name) }

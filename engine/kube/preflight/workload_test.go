@@ -620,6 +620,9 @@ func TestWorkloadFindings(t *testing.T) {
 		{"the autoscaler is stopped meanwhile", "single-replica", func(w *world) {
 			w.addDeployment("kube-system", "constellation-cluster-autoscaler", nil, "worker-0")
 		}, nil},
+		{"our own controller of Plans starts again elsewhere", "single-replica", func(w *world) {
+			w.addDeployment("system-upgrade", "constellation-plans", func(p *pod) { p.labels = map[string]string{"app.kubernetes.io/name": "constellation-plans"} }, "worker-0")
+		}, nil},
 		{"a single pod with a budget is the budget's matter", "single-replica", func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0")
 			w.addBudget("shop", "web", "web", minAvailable("1"))
@@ -773,7 +776,7 @@ func TestWorkloadFindings(t *testing.T) {
 		// Others.
 		{"others who change nodes", "node-actors", func(w *world) {
 			w.actors = map[schema.GroupResource][]actor{
-				plans:              {{ObjectMeta: metaOf("system-upgrade", "k3s"), Status: actorStatus{Applying: []string{"worker-0"}}}, {ObjectMeta: metaOf("system-upgrade", "idle")}, {
+				plans: {{ObjectMeta: metaOf("system-upgrade", "k3s"), Status: actorStatus{Applying: []string{"worker-0"}}}, {ObjectMeta: metaOf("system-upgrade", "idle")}, {
 					ObjectMeta: metaOf("system-upgrade", "os"),
 					Status:     actorStatus{Conditions: []actorCondition{{Type: "LatestResolved", Status: "True"}, {Type: "Complete", Status: "False", Reason: "JobFailed", Message: "Job apply-os-on-worker-1 has failed"}}},
 				}},
