@@ -252,9 +252,10 @@ func expressions(t *testing.T) map[string]string {
 	out := map[string]string{}
 	for _, doc := range strings.Split(string(chart), "\n---\n") {
 		var o struct {
-			Kind string            `json:"kind"`
-			Data map[string]string `json:"data"`
-			Spec struct {
+			Kind     string
+			Metadata struct{ Labels map[string]string }
+			Data     map[string]string `json:"data"`
+			Spec     struct {
 				Groups []struct {
 					Rules []struct{ Alert, Expr string } `json:"rules"`
 				} `json:"groups"`
@@ -267,6 +268,9 @@ func expressions(t *testing.T) map[string]string {
 			for _, r := range g.Rules {
 				out["alert "+r.Alert] = r.Expr
 			}
+		}
+		if o.Metadata.Labels["grafana_dashboard"] == "" {
+			continue
 		}
 		for name, text := range o.Data {
 			var d struct {
