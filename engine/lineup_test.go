@@ -120,7 +120,8 @@ func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
 		"one has come, and its donor is there": {[]*Node{old("w0", "w2", false), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, nil, "1 of 2"},
 		"one has come that only its record knows": {
 			[]*Node{old("w0", "", false), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "")},
-			[]Move{{Name: "replace-0", Node: "w2", Donor: "w0", Machine: "Ready"}}, "1 of 2",
+			[]Move{{Name: "replace-0", Node: "w2", Donor: "w0", Machine: "Ready"}},
+			"1 of 2",
 		},
 		"one has come that nobody knows":        {[]*Node{old("w0", "", false), fresh("w1", NodeReady, ""), {Name: "w2", State: NodeNotReady}}, nil, "1 of 2"},
 		"its donor leaves, and it is Ready":     {[]*Node{old("w0", "w2", true), fresh("w1", NodeReady, ""), fresh("w2", NodeReady, "w0")}, []Move{leaves}, "2 of 2"},
