@@ -198,6 +198,18 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 		all      map[string]v1alpha1.InstanceState
 		complete bool
 	}
+	made := func(ctx context.Context, f *fleet) error {
+		_, err := f.CreateInstances(ctx, "g", []string{"t"})
+		return err
+	}
+	ends := func(ctx context.Context, f *fleet) error {
+		ids := []string{"x://old"}
+		err := f.DeleteInstances(ctx, ids)
+		if !f.bye(ctx, ids) {
+			return errors.New("it is still there")
+		}
+		return err
+	}
 	for name, tt := range map[string]struct {
 		follow bool // it is asked for by its ID, not listed
 		hidden []string
@@ -209,42 +221,22 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Ready"}, true},
 		},
 		"one is made, and the list is complete": {
-			during: func(ctx context.Context, f *fleet) error {
-				_, err := f.CreateInstances(ctx, "g", []string{"t"})
-				return err
-			},
-			want: view{map[string]v1alpha1.InstanceState{"x://old": "Ready", "x://new": "Creating"}, true},
+			during: made,
+			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Ready", "x://new": "Creating"}, true},
 		},
 		"one is made, and another is missing": {
 			hidden: []string{"x://old"},
-			during: func(ctx context.Context, f *fleet) error {
-				_, err := f.CreateInstances(ctx, "g", []string{"t"})
-				return err
-			},
-			want: view{map[string]v1alpha1.InstanceState{"x://old": "Ready", "x://new": "Creating"}, false},
+			during: made,
+			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Ready", "x://new": "Creating"}, false},
 		},
 		"one ends, and does not come back": {
-			during: func(ctx context.Context, f *fleet) error {
-				ids := []string{"x://old"}
-				err := f.DeleteInstances(ctx, ids)
-				if !f.bye(ctx, ids) {
-					return errors.New("it is still there")
-				}
-				return err
-			},
-			want: view{map[string]v1alpha1.InstanceState{"x://old": "Terminated"}, true},
+			during: ends,
+			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Terminated"}, true},
 		},
 		"one that is asked for by its ID ends, and does not come back": {
 			follow: true,
-			during: func(ctx context.Context, f *fleet) error {
-				ids := []string{"x://old"}
-				err := f.DeleteInstances(ctx, ids)
-				if !f.bye(ctx, ids) {
-					return errors.New("it is still there")
-				}
-				return err
-			},
-			want: view{map[string]v1alpha1.InstanceState{"x://old": "Terminated"}, true},
+			during: ends,
+			want:   view{map[string]v1alpha1.InstanceState{"x://old": "Terminated"}, true},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

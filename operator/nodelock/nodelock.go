@@ -8,6 +8,8 @@ package nodelock
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -131,11 +133,14 @@ func (l *Lock) failed(err error) {
 	l.mu.Lock()
 	news := (err == nil) != (l.trouble == nil)
 	l.trouble = err
+	l.unlockAndWake(news)
+}
+
+// unlockAndWake gives l.mu back and, if there is news, wakes all who want the lock.
+func (l *Lock) unlockAndWake(news bool) {
 	var wake []func()
 	if news {
-		for _, w := range l.wanted {
-			wake = append(wake, w)
-		}
+		wake = slices.Collect(maps.Values(l.wanted))
 	}
 	l.mu.Unlock()
 	for _, w := range wake {
@@ -174,16 +179,7 @@ func (l *Lock) look(ctx context.Context) error {
 	if !wantedByHolder {
 		l.ours = false
 	}
-	var wake []func()
-	if another {
-		for _, w := range l.wanted {
-			wake = append(wake, w)
-		}
-	}
-	l.mu.Unlock()
-	for _, w := range wake {
-		w()
-	}
+	l.unlockAndWake(another)
 	if !mine || !due {
 		return nil
 	}
@@ -213,11 +209,9 @@ func (l *Lock) look(ctx context.Context) error {
 
 // first is the one of ours whose turn it is; empty: none wants it.
 func (l *Lock) first() string {
-	out := ""
-	for who := range l.wanted {
-		if out == "" || who < out {
-			out = who
-		}
+	all := slices.Sorted(maps.Keys(l.wanted))
+	if len(all) == 0 {
+		return ""
 	}
-	return out
+	return all[0]
 }
