@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"constellation/engine"
 	"constellation/engine/version"
 )
@@ -296,6 +298,10 @@ func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
 	for i := range w.pods {
 		p := &w.pods[i]
 		if p.component != "etcd" {
+			continue
+		}
+		// The pod of a node that is gone is taken away a minute after it.
+		if len(w.nodes) > 0 && !slices.ContainsFunc(w.nodes, func(n corev1.Node) bool { return n.Name == p.node }) {
 			continue
 		}
 		members = append(members, p.node)

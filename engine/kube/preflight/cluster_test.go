@@ -169,6 +169,10 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			"not-checked control-plane-versions: the version of 1 API server is not known",
 			"not-checked api-health: 1 API server could not be reached from here",
 		}},
+		{"the pod of a member whose node is gone", func(w *world) {
+			w.addServerNode("control-plane-1", "v1.35.4", "3.6.6-0")
+			w.nodes = slices.DeleteFunc(w.nodes, func(n corev1.Node) bool { return n.Name == "control-plane-1" })
+		}, nil},
 		{"etcd with two members", func(w *world) { w.addServerNode("control-plane-1", "v1.35.4", "3.6.6-0") }, []string{
 			"warn etcd-members: etcd has 2 members, which survive no more failures than 1 would",
 		}},
