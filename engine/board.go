@@ -205,6 +205,21 @@ type stage struct {
 	left  recently
 	took  [boardSwing]time.Duration // a ring
 	total int                       // durations that were ever put there
+	order [boardSwing]time.Duration // what took holds, the least first
+}
+
+// stayed notes for how long a machine was in the state.
+func (s *stage) stayed(d time.Duration) {
+	n, next := min(s.total, boardSwing), s.total%boardSwing
+	if n == boardSwing {
+		n--
+		i, _ := slices.BinarySearch(s.order[:], s.took[next])
+		copy(s.order[i:], s.order[i+1:])
+	}
+	i, _ := slices.BinarySearch(s.order[:n], d)
+	copy(s.order[i+1:n+1], s.order[i:n])
+	s.order[i], s.took[next] = d, d
+	s.total++
 }
 
 // recently counts what happens in the last minutes.
@@ -480,8 +495,7 @@ func (b *Board) move(n *BoardNode, state string, e Event) {
 		}
 		s.left.add(e.Time)
 		if n.Seen {
-			s.took[s.total%boardSwing] = took
-			s.total++
+			s.stayed(took)
 		}
 		if len(n.Past) >= boardPast {
 			n.Past = slices.Delete(n.Past, 0, 1)
@@ -755,9 +769,8 @@ func (b *Board) Dwell(state string, q float64) time.Duration {
 	if s == nil || s.total == 0 {
 		return 0
 	}
-	list := slices.Clone(s.took[:min(s.total, boardSwing)])
-	slices.Sort(list)
-	return list[min(int(q*float64(len(list))), len(list)-1)]
+	n := min(s.total, boardSwing)
+	return s.order[min(int(q*float64(n)), n-1)]
 }
 
 // BoardLine is a line that somebody said.

@@ -53,17 +53,21 @@ func (c *collector) flush() {
 
 // Run sends batches until ctx ends. It sleeps while there are none.
 func (c *collector) Run(ctx context.Context) {
+	var next time.Time // before which nothing is sent
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.wake:
 		}
-		c.flush()
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(frameGap):
+		if wait := time.Until(next); wait > 0 { // a timer that nothing waits for would wake the computer
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
 		}
+		c.flush()
+		next = time.Now().Add(frameGap)
 	}
 }

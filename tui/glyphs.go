@@ -19,23 +19,28 @@ func glyphsOf(line string, into []glyph) ([]glyph, bool) {
 	out := into[:0]
 	style := ""
 	from := -1 // where the sequences began that are in force
+	space := blank
 	for i := 0; i < len(line); {
 		if line[i] == 0x1b {
-			n := strings.IndexByte(line[i:], 'm')
-			if n < 2 || line[i+1] != '[' || strings.Trim(line[i+2:i+n], "0123456789;:") != "" {
+			n := sgr(line[i:])
+			if n == 0 {
 				return out, false
 			}
-			switch seq := line[i : i+n+1]; {
+			switch seq := line[i : i+n]; {
 			case seq == seqReset || seq == "\x1b[m":
 				style, from = "", -1
 			case from >= 0 && from+len(style) == i: // one after the other
-				style = line[from : i+n+1]
+				style = line[from : i+n]
 			case from >= 0:
 				style += seq
 			default:
 				style, from = seq, i
 			}
-			i += n + 1
+			space = blank
+			if tinges(style) {
+				space = glyph{" ", style}
+			}
+			i += n
 			continue
 		}
 		n := 1
@@ -45,11 +50,11 @@ func glyphsOf(line string, into []glyph) ([]glyph, bool) {
 				return out, false
 			}
 		}
-		g := glyph{line[i : i+n], style}
-		if g.text == " " && !tinges(style) {
-			g = blank
+		if line[i] == ' ' {
+			out = append(out, space)
+		} else {
+			out = append(out, glyph{line[i : i+n], style})
 		}
-		out = append(out, g)
 		i += n
 	}
 	return out, true

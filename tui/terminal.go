@@ -34,6 +34,9 @@ import (
 const (
 	// frameGap is the least time between two frames.
 	frameGap = time.Second / 30
+	// keyGap is that before a frame which shows what a key did. Nobody types that fast, so that
+	// it costs nothing, and whoever types sees no delay.
+	keyGap = frameGap / 4
 	// probeLimit is how long a terminal may take to tell its background colour. Nothing
 	// waits for the answer but the end of the program, so that it does not land in the
 	// user's shell.
@@ -76,6 +79,7 @@ type terminal struct {
 	program *tea.Program
 
 	frames chan string   // the newest frame that is not painted yet
+	hurry  chan struct{} // holds that it shows what a key did
 	quit   chan struct{} // closed when the painter shall end
 	gone   chan struct{} // closed when it has
 
@@ -92,7 +96,7 @@ type terminal struct {
 // newTerminal returns the terminal that in and out belong to. Nothing is written or
 // changed before run.
 func newTerminal(in, out *os.File, env func(string) string) *terminal {
-	t := &terminal{in: in, out: out, env: env, look: lookOf(env), frames: make(chan string, 1)}
+	t := &terminal{in: in, out: out, env: env, look: lookOf(env), frames: make(chan string, 1), hurry: make(chan struct{}, 1)}
 	t.width, t.height = 80, 24
 	if w, h, err := term.GetSize(int(out.Fd())); err == nil && w > 0 && h > 0 {
 		t.width, t.height = w, h
@@ -354,12 +358,19 @@ func (t *terminal) redraw() {
 	t.shown = nil
 }
 
-// show has a frame painted soon: at once if the last one is older than frameGap. If
-// frames come faster than the terminal takes them, only the newest is painted.
-func (t *terminal) show(frame string) {
+// show has a frame painted soon: at once if the last one is older than frameGap, or than
+// keyGap if the frame shows what a key did. If frames come faster than the terminal takes
+// them, only the newest is painted.
+func (t *terminal) show(frame string, key bool) {
 	for {
 		select {
 		case t.frames <- frame:
+			if key {
+				select {
+				case t.hurry <- struct{}{}:
+				default:
+				}
+			}
 			return
 		default:
 		}
@@ -375,28 +386,43 @@ func (t *terminal) show(frame string) {
 func (t *terminal) painter() {
 	defer t.rescue()
 	defer close(t.gone)
-	var next time.Time // before which nothing is painted
+	var next, nextKey time.Time // before which nothing is painted, and nothing that a key did
 	for {
+		var f string
 		select {
 		case <-t.quit:
 			return
-		case f := <-t.frames:
-			if wait := time.Until(next); wait > 0 {
-				select {
-				case <-t.quit:
-					return
-				case <-time.After(wait):
-				}
-				select {
-				case f = <-t.frames: // a newer one
-				default:
-				}
-			}
-			began := time.Now()
-			t.paint(f)
-			ended := time.Now()
-			next = ended.Add(max(frameGap, 2*ended.Sub(began))) // a slow line gets fewer frames
+		case f = <-t.frames:
 		}
+		for due := next; ; {
+			wait := time.Until(due)
+			if wait <= 0 {
+				break
+			}
+			timer := time.NewTimer(wait)
+			select {
+			case <-t.quit:
+				timer.Stop()
+				return
+			case <-t.hurry:
+				due = nextKey
+			case <-timer.C:
+			}
+			timer.Stop()
+		}
+		select {
+		case f = <-t.frames: // a newer one
+		default:
+		}
+		select {
+		case <-t.hurry:
+		default:
+		}
+		began := time.Now()
+		t.paint(f)
+		ended := time.Now()
+		slow := 2 * ended.Sub(began) // a slow line gets fewer frames
+		next, nextKey = ended.Add(max(frameGap, slow)), ended.Add(max(keyGap, slow))
 	}
 }
 
@@ -514,9 +540,10 @@ func (h host) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		_ = syscall.Kill(syscall.Getpid(), syscall.SIGTSTP) // see signals
 		return h, nil
 	}
+	_, key := msg.(tea.KeyMsg)
 	var cmd tea.Cmd
 	h.m, cmd = h.m.Update(msg)
-	h.t.show(h.m.View())
+	h.t.show(h.m.View(), key)
 	return h, h.t.guard(cmd)
 }
 

@@ -103,12 +103,38 @@ func hidden(r rune) bool {
 
 // width returns how many columns s takes.
 func width(s string) int {
-	for i := range len(s) {
-		if s[i] >= utf8.RuneSelf || s[i] < 0x20 {
+	n := 0
+	for i := 0; i < len(s); n++ {
+		if c := s[i]; c >= 0x20 && c < utf8.RuneSelf {
+			i++
+			continue
+		}
+		k := narrow(s[i:])
+		if k == 0 {
 			return ansi.StringWidth(s)
 		}
+		i += k
 	}
-	return len(s)
+	return n
+}
+
+// narrow returns how many bytes the character has that s begins with if it is one of those
+// that our screens are made of: a character of its own whatever stands beside it, and one
+// column wide. It is 0 for others, of which nothing is said.
+func narrow(s string) int {
+	switch {
+	case len(s) > 1 && (s[0] == 0xc2 && s[1] == 0xb7 || s[0] == 0xc3 && s[1] == 0x97): // · ×
+		return 2
+	case len(s) < 3 || s[0] != 0xe2 || s[1]&0xc0 != 0x80 || s[2]&0xc0 != 0x80:
+		return 0
+	}
+	switch r := 0x2000 | rune(s[1]&0x3f)<<6 | rune(s[2]&0x3f); {
+	case r >= 0x2500 && r <= 0x25fc, r >= 0x2800 && r <= 0x28ff: // lines, bars, discs; what spins
+		return 3
+	case r >= 0x2190 && r <= 0x2193, r == 0x2026, r == 0x2264, r == 0x2265, r == 0x2713, r == 0x2717, r == 0x21b7: // arrows … ≤ ≥ ✓ ✗ ↷
+		return 3
+	}
+	return 0
 }
 
 // cut shortens s to w columns; what was cut off leaves an ellipsis.
@@ -290,4 +316,43 @@ func bytesOf(n int64) string {
 func stripStyle(s string) string { return ansi.Strip(s) }
 
 // styledWidth is how many columns a coloured line takes.
-func styledWidth(s string) int { return ansi.StringWidth(s) }
+func styledWidth(s string) int {
+	n := 0
+	for i := 0; i < len(s); {
+		switch c := s[i]; {
+		case c >= 0x20 && c < 0x7f:
+			i, n = i+1, n+1
+		case c == 0x1b:
+			k := sgr(s[i:])
+			if k == 0 {
+				return ansi.StringWidth(s)
+			}
+			i += k
+		default:
+			k := narrow(s[i:])
+			if k == 0 {
+				return ansi.StringWidth(s)
+			}
+			i, n = i+k, n+1
+		}
+	}
+	return n
+}
+
+// sgr returns the length of the sequence that s begins with if it is one that styles text,
+// and 0 if it is not.
+func sgr(s string) int {
+	if len(s) < 3 || s[0] != 0x1b || s[1] != '[' {
+		return 0
+	}
+	for i := 2; i < len(s); i++ {
+		switch c := s[i]; {
+		case c >= '0' && c <= ';': // digits, colons and semicolons
+		case c == 'm':
+			return i + 1
+		default:
+			return 0
+		}
+	}
+	return 0
+}
