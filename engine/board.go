@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/json"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -46,6 +47,7 @@ type Board struct {
 	Started, Last time.Time
 	Events        int
 	Steps         []BoardStep
+	Plans         []BoardPlan // of nodes, by name
 	Wait          BoardWait
 	// Away is since when the API server is not heard of; zero while it answers. What the
 	// board shows is then as old.
@@ -95,6 +97,32 @@ type BoardPart struct {
 type BoardWait struct {
 	Text, Reason, Node, Object, Remedy string
 	Since                              time.Time
+}
+
+// BoardPlan is a Plan of upgrade.cattle.io; its fields are those of [NodePlan].
+type BoardPlan struct {
+	Name, State, Version, Channel, Text, Remedy string
+	Alone                                       bool
+	Total, Done, Applying, Failed, Pending      int64
+	// Since is when it came into its state, or when it was first told of.
+	Since time.Time
+}
+
+// Counts is "2 of 5 nodes done, 1 applying, 1 failed, 1 pending", without what is not known.
+func (p *BoardPlan) Counts() string {
+	var parts []string
+	if p.Total > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d nodes done", p.Done, p.Total))
+	}
+	for _, x := range []struct {
+		n    int64
+		word string
+	}{{p.Applying, PlanApplying}, {p.Failed, PlanFailed}, {p.Pending, "pending"}} {
+		if x.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.word))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // BoardNode is a machine.
@@ -291,6 +319,8 @@ func (b *Board) Apply(e Event) {
 		b.progress(e)
 	case KindWait:
 		b.wait(e)
+	case KindNodePlan:
+		b.nodePlan(e)
 	case KindResult:
 		r := Result{Status: e.State}
 		_ = json.Unmarshal(e.Data, &r) // what a newer minor may have changed is left out
@@ -425,6 +455,27 @@ func (b *Board) wait(e Event) {
 		w.Since = b.Wait.Since // the same in other words
 	}
 	b.Wait = w
+}
+
+func (b *Board) nodePlan(e Event) {
+	var facts NodePlanFacts
+	_ = json.Unmarshal(e.Data, &facts) // what cannot be read is left out
+	p := BoardPlan{
+		Name: bounded(e.Object), State: bounded(e.State), Version: bounded(facts.Version), Channel: bounded(facts.Channel), Text: bounded(e.Text), Remedy: bounded(e.Remedy), Alone: facts.Alone,
+		Total: e.Total, Done: e.Current, Applying: e.Counts["applying"], Failed: e.Counts["failed"], Pending: e.Counts["pending"], Since: e.Time,
+	}
+	at, is := slices.BinarySearchFunc(b.Plans, p.Name, func(p BoardPlan, name string) int { return strings.Compare(p.Name, name) })
+	switch {
+	case is && p.State == PlanGone:
+		b.Plans = slices.Delete(b.Plans, at, at+1)
+	case is:
+		if b.Plans[at].State == p.State {
+			p.Since = b.Plans[at].Since
+		}
+		b.Plans[at] = p
+	case p.State != PlanGone && len(b.Plans) < boardSteps:
+		b.Plans = slices.Insert(b.Plans, at, p)
+	}
 }
 
 func (b *Board) node(e Event) {
@@ -831,6 +882,7 @@ func (b *Board) Clone() *Board {
 	for i := range c.Steps {
 		c.Steps[i].Parts = slices.Clone(b.Steps[i].Parts)
 	}
+	c.Plans = slices.Clone(b.Plans)
 	c.counts = maps.Clone(b.counts)
 	c.stages = map[string]*stage{}
 	for name, s := range b.stages {

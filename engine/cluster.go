@@ -117,7 +117,11 @@ type Cluster interface {
 	// Watch calls changed at once and after every change of nodes or expected nodes
 	// until ctx ends or the connection is lost, and returns why.
 	Watch(ctx context.Context, changed func()) error
-	// WatchRollout is Watch that also tells changes of the rollout.
+	// Plans returns the Plans of all namespaces, by name. The error wraps ErrAbsent if the
+	// cluster does not have the kind, ErrForbidden if they may not be listed.
+	Plans(ctx context.Context) ([]NodePlan, error)
+	// WatchRollout is Watch that also tells changes of the rollout and of Plans. That Plans
+	// cannot be seen does not end it.
 	WatchRollout(ctx context.Context, changed func()) error
 	// Follow calls line for every line that the pods of a service write, from since
 	// on, until ctx ends. Pods that come and go are followed. It returns only an error

@@ -11,15 +11,16 @@ type Kind string
 // Kinds of events. The first event of a run is hello, the last is result; neither
 // occurs twice.
 const (
-	KindHello    Kind = "hello"    // schema, tool, run and what it is about
-	KindPlan     Kind = "plan"     // the plan, in Data
-	KindCheck    Kind = "check"    // a finding of the preflight: Object is its ID, State running, ok, warn or block
-	KindStep     Kind = "step"     // a step changed its state
-	KindNode     Kind = "node"     // a machine went From one state To another
-	KindLog      Kind = "log"      // one line of a program that runs somewhere else
-	KindProgress Kind = "progress" // Current of Total, or Counts
-	KindWait     Kind = "wait"     // why nothing happens: Text says what is waited for; an empty Text ends the wait
-	KindResult   Kind = "result"   // exit code, and how to go on
+	KindHello    Kind = "hello"     // schema, tool, run and what it is about
+	KindPlan     Kind = "plan"      // the plan, in Data
+	KindCheck    Kind = "check"     // a finding of the preflight: Object is its ID, State running, ok, warn or block
+	KindStep     Kind = "step"      // a step changed its state
+	KindNode     Kind = "node"      // a machine went From one state To another
+	KindLog      Kind = "log"       // one line of a program that runs somewhere else
+	KindProgress Kind = "progress"  // Current of Total, or Counts
+	KindWait     Kind = "wait"      // why nothing happens: Text says what is waited for; an empty Text ends the wait
+	KindNodePlan Kind = "node-plan" // how a Plan of upgrade.cattle.io is: Object is its name, Counts those of its nodes, Data [NodePlanFacts]
+	KindResult   Kind = "result"    // exit code, and how to go on
 )
 
 // Schema is the version of the event format. Additions raise its minor; readers

@@ -57,7 +57,7 @@ func Lineup(ro Rollout, nodes []Node, expected []ExpectedNode) (out []string) {
 		shared = append(shared, &n)
 	}
 	var l lineup
-	l.look(ro, shared, expected)
+	l.look(ro, nil, shared, expected)
 	for m := range l.all() {
 		out = append(out, m.name+" "+m.state)
 	}

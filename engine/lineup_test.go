@@ -50,9 +50,13 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 		if rnd.IntN(2) == 0 {
 			expected = []ExpectedNode{{Name: name()}}
 		}
-		some := seen.look(ro, list, expected)
+		var plans []NodePlan
+		for range rnd.IntN(3) {
+			plans = append(plans, NodePlan{Name: one("a/b", "a/c"), Nodes: []NodePlanNode{{Name: name(), State: one(NodeUpgrading, NodeDraining, NodeFailed), Text: one("", "why")}}})
+		}
+		some := seen.look(ro, plans, list, expected)
 		anew := new(lineup)
-		anew.look(ro, list, expected)
+		anew.look(ro, plans, list, expected)
 		all, want := slices.Collect(seen.all()), slices.Collect(anew.all())
 		if d := cmp.Diff([]any{anew.states, anew.goes, anew.kubelet, len(want)}, []any{seen.states, seen.goes, seen.kubelet, seen.size()}); d != "" {
 			t.Fatalf("step %d: counted (-looking for the first time +having looked before)\n%s", step, d)
@@ -90,7 +94,7 @@ func TestGroupOfANewNode(t *testing.T) {
 	moves := []Move{{Name: "replace-0", Node: "worker-3", Group: "workers", Donor: "worker-0"}}
 	nodes := []*Node{{Name: "worker-3", Role: "worker"}, {Name: "worker-4", Role: "worker"}}
 	var l lineup
-	l.look(Rollout{Moves: moves}, nodes, nil)
+	l.look(Rollout{Moves: moves}, nil, nodes, nil)
 	var got []string
 	for e := range l.all() {
 		got = append(got, e.name+" of "+e.group)

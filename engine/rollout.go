@@ -149,6 +149,7 @@ type lineup struct {
 	target NodeTarget
 	moves  map[Move]bool
 	agent  AgentRun
+	plans  map[string]planOf
 	nodes  []*Node
 	known  []*rollEntry // of nodes, in their order
 	rest   []*rollEntry // those that are no nodes, by name
@@ -161,7 +162,7 @@ type lineup struct {
 
 // look looks at all machines, of which nodes are sorted by name, and returns those among them
 // that may be other than at the look before.
-func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (fresh []*rollEntry) {
+func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []ExpectedNode) (fresh []*rollEntry) {
 	byNode, donors := map[string]Move{}, map[string]Move{}
 	moves := make(map[Move]bool, len(ro.Moves))
 	touched := make([]bool, len(nodes))
@@ -189,6 +190,17 @@ func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (fresh
 	for m := range l.moves {
 		if !moves[m] {
 			touch(m)
+		}
+	}
+	by := onNodes(plans)
+	for name, is := range by {
+		if l.plans[name] != is {
+			touch(Move{Node: name})
+		}
+	}
+	for name := range l.plans {
+		if _, is := by[name]; !is {
+			touch(Move{Node: name})
 		}
 	}
 	if ro.Agent != l.agent {
@@ -222,13 +234,16 @@ func (l *lineup) look(ro Rollout, nodes []*Node, expected []ExpectedNode) (fresh
 		if a := ro.Agent; n.InPlace && a.Node == n.Name && a.Active() && !ro.Target.has(n) {
 			e.state, e.text, e.stays = NodeUpgrading, runWords(a.Phase, a.Line), true
 		}
+		if p, is := by[n.Name]; is && !moves && !replaced && (e.state == NodeReady || e.state == NodeOutdated || e.state == NodeNotReady) {
+			e.state, e.text, e.stays = p.state, p.words(), true
+		}
 		l.count(n, e, 1)
 		known, fresh = append(known, e), append(fresh, e)
 	}
 	for ; at < len(l.nodes); at++ {
 		l.count(l.nodes[at], l.known[at], -1)
 	}
-	l.target, l.moves, l.agent, l.nodes, l.known, l.spare = ro.Target, moves, ro.Agent, nodes, known, l.known
+	l.target, l.moves, l.agent, l.plans, l.nodes, l.known, l.spare = ro.Target, moves, ro.Agent, by, nodes, known, l.known
 
 	l.rest = nil
 	for _, m := range ro.Moves {
@@ -430,6 +445,8 @@ type rolloutView struct {
 	current, total int64
 	states         map[string]int64
 	oldest         string // version of Kubernetes among the nodes
+	plans          []NodePlan
+	planless       error // why no Plan can be seen
 }
 
 func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutView, error) {
@@ -447,7 +464,11 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutV
 		return rolloutView{}, err
 	}
 	v := rolloutView{Rollout: ro, at: at, machines: l}
-	v.fresh = l.look(ro, nodes, expected)
+	v.plans, err = k.Plans(ctx)
+	if v.planless = err; err != nil && !errors.Is(err, ErrAbsent) && !errors.Is(err, ErrDenied) { // which keep nobody from seeing the rest
+		return rolloutView{}, err
+	}
+	v.fresh = l.look(ro, v.plans, nodes, expected)
 	v.oldest = oldestVersion(maps.Keys(l.kubelet))
 	v.states = maps.Clone(l.states)
 	replacements := l.goes // Ready nodes that have come for one that has not gone yet
@@ -505,6 +526,8 @@ func (v *rolloutView) why() Event {
 		e.Remedy = rolloutRemedies[w.Reason]
 	case v.Stalled || v.Reason == "Paused" || v.Reason == "Cancelled":
 		e.Object, e.State, e.Text, e.Remedy = "rollout", v.Reason, v.Message, rolloutRemedies[v.Reason]
+	case len(v.Moves) == 0:
+		return whyPlans(v.plans)
 	}
 	return e
 }
@@ -571,6 +594,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 	poll := time.NewTicker(restPoll * i.e.limits.poll)
 	defer poll.Stop()
 	var line lineup
+	var plans planTeller
 	var told map[string]int64
 	var agent AgentRun
 	var denied time.Time // since when it denies; zero: it does not
@@ -595,6 +619,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 			lookout.remember("last seen at " + now.at.UTC().Format("15:04:05Z") + ": " + now.String())
 			outlook.look(&now)
 			i.tellRollout(r, &now)
+			plans.tell(r, now.plans, now.planless)
 			// What machines are is told one by one, and counted as it was told.
 			if states := i.nodes.counts(); !maps.Equal(states, told) {
 				told = states

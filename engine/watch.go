@@ -8,6 +8,7 @@ import (
 	"iter"
 	"net/url"
 	"os"
+	"slices"
 
 	"constellation/engine/version"
 )
@@ -15,11 +16,11 @@ import (
 // WatchRequest says what is watched, and for how long.
 type WatchRequest struct {
 	// Kubeconfig is the path of the file that leads to the cluster; empty means that of the
-	// workspace. Rights to read nodes and our kinds are enough; without those to the logs of
-	// constellation-system nobody's lines are told.
+	// workspace. Rights to read nodes and our kinds are enough; without those to Plans none is
+	// told of, without those to the logs of constellation-system nobody's lines are.
 	Kubeconfig string
 	// Once ends the watch when all was told that is there now. Stay goes on when all nodes
-	// are at the target; else that is the end.
+	// are at the target and no Plan has a node under way; else that is the end.
 	Once, Stay bool
 }
 
@@ -148,7 +149,8 @@ func (i *initRun) watch(ctx context.Context, r *Reporter, w WatchRequest, p *Pla
 			}
 		}
 		p.end.done = now.String()
-		return w.Once || !w.Stay && now.Observed && now.Reached, nil
+		applying := slices.ContainsFunc(now.plans, func(p NodePlan) bool { return p.Applying > 0 })
+		return w.Once || !w.Stay && now.Observed && now.Reached && !applying, nil
 	})
 	if err != nil && (errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)) {
 		return i.unseen(err)

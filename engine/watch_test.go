@@ -109,6 +109,62 @@ func TestWatchOnce(t *testing.T) {
 	}
 }
 
+// Plans are told once, and then what changes: beside the rollout, and with the states of their
+// nodes. That there are none is told as well, and nothing else.
+func TestWatchTellsPlans(t *testing.T) {
+	s := newApplyStage(t)
+	s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reached = true, true })
+	watch := func(change func(engine.Event)) (list []engine.Event) {
+		t.Helper()
+		err := s.engine().Watch(t.Context(), engine.WatchRequest{}, func(ev engine.Event) {
+			if ev.Kind == engine.KindNodePlan || ev.Kind == engine.KindNode && ev.Node == "worker-0" || ev.Source == "plans" {
+				list = append(list, engine.Event{Kind: ev.Kind, Object: ev.Object, State: ev.State, From: ev.From, To: ev.To, Text: ev.Text, Current: ev.Current, Total: ev.Total, Counts: ev.Counts})
+			}
+			change(ev)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	got := watch(func(engine.Event) {})
+	want := []engine.Event{
+		{Kind: engine.KindNode, To: engine.NodeReady},
+		{Kind: engine.KindLog, Text: "there are no Plans: the cluster does not have the kind plans.upgrade.cattle.io"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("without Plans (-want +got):\n%s", diff)
+	}
+	p := engine.NodePlan{
+		Name: "a/b", Version: "v1", State: engine.PlanApplying, Total: 3, Done: 1, Applying: 1, Pending: 1,
+		Nodes: []engine.NodePlanNode{{Name: "worker-0", State: engine.NodeDraining, Text: "drains"}},
+	}
+	s.cluster.SetPlans(p)
+	got = watch(func(ev engine.Event) {
+		if ev.Kind != engine.KindProgress { // all was told
+			return
+		}
+		switch {
+		case p.Nodes == nil:
+		case p.Nodes[0].State == engine.NodeDraining:
+			p.Nodes = []engine.NodePlanNode{{Name: "worker-0", State: engine.NodeUpgrading}}
+		default:
+			p.Nodes, p.State, p.Done, p.Applying, p.Pending = nil, engine.PlanComplete, 3, 0, 0
+		}
+		s.cluster.SetPlans(p)
+	})
+	want = []engine.Event{
+		{Kind: engine.KindNode, To: engine.NodeDraining, Text: "plan b: drains"},
+		{Kind: engine.KindNodePlan, Object: "a/b", State: engine.PlanApplying, Current: 1, Total: 3, Counts: map[string]int64{"done": 1, "applying": 1, "pending": 1}},
+		{Kind: engine.KindNode, From: engine.NodeDraining, To: engine.NodeUpgrading, Text: "plan b"},
+		{Kind: engine.KindNode, From: engine.NodeUpgrading, To: engine.NodeReady},
+		{Kind: engine.KindNodePlan, Object: "a/b", State: engine.PlanComplete, Current: 3, Total: 3, Counts: map[string]int64{"done": 3}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("with a Plan (-want +got):\n%s", diff)
+	}
+}
+
 func TestReadRecordNamesBadLines(t *testing.T) {
 	good := `{"seq":1,"time":"2026-11-21T07:05:01Z","kind":"hello"}`
 	long := `{"text":"` + strings.Repeat("x", 17<<20) + `"}`

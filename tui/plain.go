@@ -150,6 +150,8 @@ func (p *plainPrinter) event(ev engine.Event) {
 		p.tellPlan(ev.Time)
 	case checked:
 		wrote = p.tellCheck(ev.Time, p.t.checks[i])
+	case carried:
+		wrote = p.tellNodePlan(ev)
 	case stepped:
 		p.tellChecks(ev.Time)
 		p.tellStep(ev.Time, &p.t.steps[i])
@@ -416,6 +418,44 @@ func (p *plainPrinter) tellMachine(at time.Time, m *machine) bool {
 	}
 	p.line(at, "node", state, text)
 	return true
+}
+
+// tellNodePlan writes how a Plan is.
+func (p *plainPrinter) tellNodePlan(ev engine.Event) bool {
+	var b engine.Board
+	b.Apply(ev)
+	name := clean(ev.Object)
+	text := name + " is deleted"
+	if len(b.Plans) > 0 {
+		text = planWords(&b.Plans[0])
+	}
+	if !p.news("node plan "+name, ev.State+text) {
+		return false
+	}
+	state := ev.State
+	if state == engine.PlanFailed || state == engine.PlanInvalid {
+		state = strings.ToUpper(state)
+	}
+	p.line(ev.Time, "node-plan", clean(state), text+p.remedyTail(clean(ev.Remedy)))
+	return true
+}
+
+// planWords say all about a Plan but its state: "system-upgrade/k3s-server v1.36.3: 2 of 5
+// nodes done, 1 applying; waits for ...".
+func planWords(p *engine.BoardPlan) string {
+	text := strings.TrimSpace(clean(p.Name) + " " + clean(p.Version))
+	alone := ""
+	if p.Alone {
+		alone = "has the nodes to itself"
+	}
+	sep := ": "
+	for _, more := range []string{p.Counts(), alone, clean(p.Text)} {
+		if more != "" {
+			text += sep + more
+			sep = "; "
+		}
+	}
+	return text
 }
 
 // tellGroups writes one line for each group of machines that has changed.

@@ -159,6 +159,7 @@ const (
 	began
 	planned
 	checked
+	carried   // a Plan is other than it was; the event has all of it
 	stepped   // a step changed its state
 	moved     // a machine changed its state
 	logged    // a line was added to the log
@@ -199,6 +200,8 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 		return t.applyProgress(ev)
 	case engine.KindWait:
 		return t.applyWait(ev)
+	case engine.KindNodePlan:
+		return carried, 0
 	case engine.KindResult:
 		o := &outcome{status: ev.State, text: clean(ev.Text), remedy: clean(ev.Remedy)}
 		if len(ev.Data) > 0 {

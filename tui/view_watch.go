@@ -211,6 +211,9 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 	if g := b.Groups(); h >= 30 && len(g) > 1 {
 		lines = append(lines, c.groupRows(b, w, min(len(g), h/6))...)
 	}
+	if n := min(len(b.Plans), max(1, h/8)); n > 0 && h-len(lines) >= n+4 {
+		lines = append(lines, c.nodePlanRows(b, w, n)...)
+	}
 	said := 0
 	if h-len(lines) >= 8 {
 		said = min(max(4, (h-len(lines))/3), 14)
@@ -437,6 +440,84 @@ func (c *console) groupRows(b *engine.Board, w, most int) []string {
 				_, st := c.stageSign(s)
 				r.add(st, strconv.Itoa(n)+" "+s+"  ")
 			}
+		}
+		lines = append(lines, r.String())
+	}
+	return lines
+}
+
+// planSign is the sign of a state of a Plan, its style, and how early it is listed.
+func (c *console) planSign(state string) (sign string, st style, order int) {
+	switch state {
+	case engine.PlanFailed, engine.PlanInvalid:
+		return c.th.fail, bad, 0
+	case engine.PlanApplying:
+		return c.th.running, accent, 1
+	case engine.PlanComplete:
+		return c.th.ok, good, 3
+	case engine.PlanUnseen:
+		return c.th.pending, faint, 2
+	}
+	return c.th.stopped, caution, 2
+}
+
+// nodePlanRows are the Plans, most of them, each with how far it is.
+func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
+	list := make([]*engine.BoardPlan, len(b.Plans))
+	complete := 0
+	for i := range b.Plans {
+		if list[i] = &b.Plans[i]; list[i].State == engine.PlanComplete {
+			complete++
+		}
+	}
+	slices.SortStableFunc(list, func(x, y *engine.BoardPlan) int {
+		_, _, i := c.planSign(x.State)
+		_, _, k := c.planSign(y.State)
+		return i - k
+	})
+	lines := []string{c.th.rule(w, "Plans", fmt.Sprintf("%d of %d complete", complete, len(list)))}
+	names := 12
+	for _, p := range list[:min(len(list), most)] {
+		names = max(names, width(clean(p.Name)))
+	}
+	names = min(names, max(16, w/3))
+	for i, p := range list {
+		if i == most-1 && len(list) > most && most > 1 || i == most {
+			if most > 1 {
+				lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more", len(list)-i)).String())
+			}
+			break
+		}
+		sign, st, _ := c.planSign(p.State)
+		r := c.th.row(w).pad(1).add(st, sign).pad(1).col(plain, clean(p.Name), names).col(st, clean(p.State), 10)
+		if w >= 112 {
+			r.add(good, c.th.meter(p.Done, max(p.Total, 1), 16)).pad(1)
+		}
+		if p.Total > 0 {
+			r.add(plain, fmt.Sprintf("%d/%d ", p.Done, p.Total))
+		}
+		for _, x := range []struct {
+			n    int64
+			word string
+			st   style
+		}{{p.Failed, engine.PlanFailed, bad}, {p.Applying, engine.PlanApplying, accent}, {p.Pending, "pending", faint}} {
+			if x.n > 0 {
+				r.add(x.st, fmt.Sprintf("%d %s ", x.n, x.word))
+			}
+		}
+		text := clean(p.Text)
+		if p.Alone {
+			text = strings.TrimSuffix("has the nodes to itself; "+text, "; ")
+		}
+		from := ""
+		if p.Channel != "" {
+			from = "  from " + clean(p.Channel)
+		}
+		if text == "" || w >= 112 {
+			text = strings.TrimSpace(clean(p.Version)+"  "+text) + from
+		}
+		if left := w - r.used - 1; left > 3 {
+			r.add(faint, cut(asciiIf(c.th.ascii, text), left, c.th.ellipsis))
 		}
 		lines = append(lines, r.String())
 	}

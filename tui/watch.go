@@ -31,7 +31,7 @@ left at any time, from any computer, by as many as like. The rollout does not no
 
 While the API server is away the last truth stays, with its age, and watch goes on when it
 answers. Without a terminal there is a line for each change, as upgrade apply prints them,
-until all nodes are at the target.
+until all nodes are at the target and no Plan of upgrade.cattle.io has a node under way.
 
 --replay plays what a run has recorded, or what -o json has printed, also without a cluster.
 It takes a file, or a run of this workspace as history lists them; after an @ stands where to
@@ -245,6 +245,9 @@ func (s *session) boardSheet(b *engine.Board, o watchOptions, origin watchOrigin
 	lines = append(lines, c.pipeline(b, w, 30)...)
 	if len(b.Groups()) > 0 {
 		lines = append(lines, c.groupRows(b, w, 100)...)
+	}
+	if len(b.Plans) > 0 {
+		lines = append(lines, c.nodePlanRows(b, w, 100)...)
 	}
 	lines = append(lines, c.flightView(b, w, 60)...)
 	reason, remedy := c.reason(b, at)

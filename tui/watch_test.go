@@ -94,6 +94,47 @@ func live(workers int, d time.Duration, keys ...string) func(*testing.T, func(*f
 	}
 }
 
+// withPlans are the events of a rollout of a few nodes, beside which there are Plans.
+func withPlans(t testing.TB) []engine.Event {
+	at := start.Add(69 * time.Second)
+	plan := func(name, state, version, text string, total, done int64, counts map[string]int64) engine.Event {
+		return engine.Event{Time: at, Kind: engine.KindNodePlan, Object: name, State: state, Text: text, Total: total, Current: done, Counts: counts, Data: json.RawMessage(`{"version":"` + version + `"}`)}
+	}
+	alone := plan("system-upgrade/k3s-server", engine.PlanApplying, "v1.36.3-k3s1", "", 3, 1, map[string]int64{"done": 1, "applying": 1, "pending": 1})
+	alone.Data = json.RawMessage(`{"version":"v1.36.3-k3s1","channel":"https://update.example.org/stable","alone":true}`)
+	return append(slices.Clone(until(rolloutOf(t, 5), 70*time.Second)),
+		plan("system-upgrade/os-patches", engine.PlanComplete, "24.04", "", 8, 8, map[string]int64{"done": 8}),
+		plan("system-upgrade/k3s-agent", engine.PlanWaiting, "v1.36.3-k3s1", "Plan k3s-server is not complete", 5, 0, map[string]int64{"pending": 5}),
+		alone,
+		engine.Event{Time: at, Kind: engine.KindNodePlan, Object: "system-upgrade/gone", State: engine.PlanComplete},
+		engine.Event{Time: at, Kind: engine.KindNodePlan, Object: "system-upgrade/gone", State: engine.PlanGone},
+	)
+}
+
+// Plans are told in lines, each change once.
+func TestPlansAreToldInLines(t *testing.T) {
+	var out bytes.Buffer
+	p := newPlainPrinter(&guarded{w: &out}, nil, func() time.Time { return start })
+	for _, ev := range withPlans(t) {
+		if ev.Kind == engine.KindNodePlan {
+			p.event(ev)
+			p.event(ev)
+		}
+	}
+	p.event(engine.Event{Time: start, Kind: engine.KindNodePlan, Object: "a/b", State: engine.PlanFailed, Text: "Job a/c failed", Remedy: "mend it"})
+	p.close()
+	want := `07:06:10Z node-plan          complete  system-upgrade/os-patches 24.04: 8 of 8 nodes done
+07:06:10Z node-plan          waiting   system-upgrade/k3s-agent v1.36.3-k3s1: 0 of 5 nodes done, 5 pending; Plan k3s-server is not complete
+07:06:10Z node-plan          applying  system-upgrade/k3s-server v1.36.3-k3s1: 1 of 3 nodes done, 1 applying, 1 pending; has the nodes to itself
+07:06:10Z node-plan          complete  system-upgrade/gone
+07:06:10Z node-plan          gone      system-upgrade/gone is deleted
+07:05:01Z node-plan          FAILED    a/b: Job a/c failed; to do: mend it
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // view draws before keys that depend on what was drawn, as the terminal does.
 func (s *stage) view(keys []string) *stage {
 	for _, k := range keys {
@@ -124,6 +165,9 @@ func failing(t testing.TB) []engine.Event {
 var watchScenes = []scene{
 	{"watch-5", live(5, 70*time.Second)},
 	{"watch-5-node", live(5, 70*time.Second, "down", "enter")},
+	{"watch-plans", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
+		return watching(s(&fakeEngine{}), withPlans(t), 70*time.Second)
+	}},
 	{"watch-5-done", live(5, time.Hour)},
 	{"watch-500", live(500, middle)},
 	{"watch-500-map", live(500, middle, "m", "n")},

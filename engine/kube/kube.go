@@ -63,6 +63,8 @@ type Client struct {
 	expected mirror[engine.ExpectedNode]
 	rollouts mirror[engine.Rollout] // by the name of NodeVersion; without moves
 	moves    mirror[engine.Move]
+	plans    mirror[engine.NodePlan]
+	planless unseen
 }
 
 var (

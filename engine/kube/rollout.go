@@ -214,7 +214,8 @@ func (c *Client) WatchRollout(ctx context.Context, changed func()) error {
 		},
 		func(ctx context.Context) error {
 			return watchAll(ctx, c, pendingNodes, &c.moves, changed, toMove)
-		})
+		},
+		func(ctx context.Context) error { return c.watchPlans(ctx, changed) })
 }
 
 // together runs watches side by side until one ends: one without the others would be half
@@ -249,7 +250,7 @@ func watchAll[T any](ctx context.Context, c *Client, r schema.GroupVersionResour
 		if err != nil {
 			return err
 		}
-		items[l.Items[i].GetName()] = &v
+		items[keyOf(&l.Items[i])] = &v
 	}
 	w, err := c.dynamic.Resource(r).Watch(ctx, metav1.ListOptions{ResourceVersion: l.GetResourceVersion(), AllowWatchBookmarks: true})
 	if err != nil {
@@ -265,17 +266,25 @@ func watchAll[T any](ctx context.Context, c *Client, r schema.GroupVersionResour
 			return fmt.Errorf("watch %s: got a %T", r.Resource, o)
 		}
 		if t == watch.Deleted {
-			m.remove(u.GetName())
+			m.remove(keyOf(u))
 		} else {
 			v, err := to(u)
 			if err != nil {
 				return err
 			}
-			if !m.set(u.GetName(), &v) {
+			if !m.set(keyOf(u), &v) {
 				return nil
 			}
 		}
 		changed()
 		return nil
 	})
+}
+
+// keyOf is namespace/name of an object, or its name if it is in no namespace.
+func keyOf(u *unstructured.Unstructured) string {
+	if ns := u.GetNamespace(); ns != "" {
+		return ns + "/" + u.GetName()
+	}
+	return u.GetName()
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -37,6 +38,9 @@ func TestRolloutIsReadAndFollowed(t *testing.T) {
 	if _, err := c.Rollout(ctx); !errors.Is(err, engine.ErrAbsent) {
 		t.Fatalf("without a NodeVersion: %v", err)
 	}
+	if _, err := c.Plans(ctx); !errors.Is(err, engine.ErrAbsent) {
+		t.Fatalf("Plans without their kind: %v", err)
+	}
 	target := engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + fmt.Sprintf("%064d", 1), Kubernetes: "v1.35.4", MaxSurge: "2"}
 	if err := c.SetNodeTarget(ctx, target); err != nil {
 		t.Fatal(err)
@@ -63,8 +67,11 @@ func TestRolloutIsReadAndFollowed(t *testing.T) {
 			}
 		}
 	}
-	for range 4 { // each of the four watches says that it has begun
+	for range 5 { // each of the five watches says that it has begun, or that it cannot
 		<-changed
+	}
+	if _, err := c.Plans(ctx); !errors.Is(err, engine.ErrAbsent) {
+		t.Errorf("Plans without their kind, while a watch runs: %v", err)
 	}
 
 	since := time.Now().UTC().Truncate(time.Second)
@@ -110,6 +117,8 @@ func TestRolloutIsReadAndFollowed(t *testing.T) {
 		t.Errorf("asked (-want +got):\n%s%v", d, err)
 	}
 
+	followsPlans(t, c)
+
 	// A change of the target is another generation, of which nothing is known yet.
 	target.ImageVersion, target.Image = "v1.0.0", "sandboxes/demo/images/v1.0.0"
 	if err := c.SetNodeTarget(ctx, target); err != nil {
@@ -118,6 +127,61 @@ func TestRolloutIsReadAndFollowed(t *testing.T) {
 	if ro, err := c.Rollout(ctx); err != nil || ro.Observed {
 		t.Errorf("after a change: %+v, %v", ro, err)
 	}
+}
+
+// followsPlans lets a Plan come, go on and go while a watch runs.
+func followsPlans(t *testing.T, c *Client) {
+	t.Helper()
+	ctx := t.Context()
+	if err := c.ApplyKinds(ctx, []assets.File{{Name: "plans.upgrade.cattle.io", Data: assets.PlanKind()}}, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := c.Plans(ctx); err != nil || len(list) > 0 {
+		t.Fatalf("Plans with their kind alone: %v, %v", list, err)
+	}
+	watching, stop := context.WithCancel(ctx)
+	changed, ended := make(chan struct{}, 100), make(chan error, 1)
+	go func() { ended <- c.WatchRollout(watching, func() { changed <- struct{}{} }) }()
+	for range 5 {
+		<-changed
+	}
+	until := func(want ...engine.NodePlan) {
+		t.Helper()
+		limit := time.After(20 * time.Second)
+		for {
+			got, err := c.Plans(ctx)
+			d := cmp.Diff(want, got, cmpopts.EquateEmpty())
+			if err == nil && d == "" {
+				return
+			}
+			select {
+			case <-changed:
+			case <-limit:
+				t.Fatalf("Plans: %v (-want +got):\n%s", err, d)
+			}
+		}
+	}
+	plan := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "upgrade.cattle.io/v1", "kind": "Plan", "metadata": map[string]any{"name": "k3s", "namespace": "default"},
+		"spec": map[string]any{"concurrency": int64(1), "version": "v1", "upgrade": map[string]any{"image": "busybox"}},
+	}}
+	to := c.dynamic.Resource(plans).Namespace("default")
+	plan, err := to.Create(ctx, plan, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(engine.NodePlan{Name: "default/k3s", Version: "v1", State: engine.PlanUnseen})
+	plan.Object["status"] = map[string]any{"latestVersion": "v1", "applying": []any{"a"}, "conditions": []any{map[string]any{"type": "Complete", "status": "False", "reason": "SyncJob"}}}
+	if _, err := to.UpdateStatus(ctx, plan, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(engine.NodePlan{Name: "default/k3s", Version: "v1", State: engine.PlanApplying, Applying: 1, Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeUpgrading}}})
+	if err := to.Delete(ctx, "k3s", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until()
+	stop()
+	<-ended
 }
 
 func asUnstructured(t *testing.T, o any) *unstructured.Unstructured {

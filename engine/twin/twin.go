@@ -42,7 +42,8 @@ type Cluster struct {
 	neverReady   func(engine.Chart) bool
 	expected     map[string]engine.ExpectedNode
 	target       *engine.NodeTarget
-	rollout      engine.Rollout // its target's own fields are not looked at
+	plans        []engine.NodePlan // nil: not even the kind
+	rollout      engine.Rollout    // its target's own fields are not looked at
 	holder       *holding
 	nodes        map[string]engine.Node
 	skipped      map[string]bool // groups
@@ -549,6 +550,26 @@ func (c *Cluster) Rollout(ctx context.Context) (engine.Rollout, error) {
 	out := c.rollout
 	out.Target, out.Moves = c.targetLocked(), slices.Clone(out.Moves)
 	return out, nil
+}
+
+// Plans implements [engine.Cluster].
+func (c *Cluster) Plans(ctx context.Context) ([]engine.NodePlan, error) {
+	if err := c.enter(ctx, "Plans", false); err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	if c.plans == nil {
+		return nil, absent("kind plans.upgrade.cattle.io")
+	}
+	return slices.Clone(c.plans), nil
+}
+
+// SetPlans sets the Plans that there are. Without a call the cluster does not have the kind.
+func (c *Cluster) SetPlans(plans ...engine.NodePlan) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.plans = append([]engine.NodePlan{}, plans...)
+	c.changedLocked()
 }
 
 // Holding implements [engine.Cluster]. Groups are those that its nodes name.

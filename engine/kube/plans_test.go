@@ -1,0 +1,101 @@
+package kube
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"constellation/engine"
+	"constellation/operator/api/upgradev1"
+)
+
+// What Plans of either controller say is read as it is meant.
+func TestPlansSayHowTheyAre(t *testing.T) {
+	conditions := func(status corev1.ConditionStatus, reason, message string) []upgradev1.Condition {
+		return []upgradev1.Condition{
+			{Type: upgradev1.ConditionValidated, Status: corev1.ConditionTrue}, {Type: upgradev1.ConditionResolved, Status: corev1.ConditionTrue},
+			{Type: upgradev1.ConditionComplete, Status: status, Reason: reason, Message: message},
+		}
+	}
+	ours := func(total, done, applying, failed int32, waits string, nodes ...upgradev1.NodeStatus) *upgradev1.RolloutStatus {
+		s := &upgradev1.RolloutStatus{Counts: upgradev1.Counts{Total: total, Done: done, Applying: applying, Failed: failed}, Nodes: nodes}
+		if waits != "" {
+			s.Waiting = &upgradev1.Waiting{Reason: "Window", Message: waits}
+		}
+		return s
+	}
+	retry := "mend the cause, then `kubectl -n default patch plans.upgrade.cattle.io k3s --type=merge -p '{\"spec\":{\"constellation\":{\"retry\":\"3\"}}}'` has it tried again"
+	for name, tt := range map[string]struct {
+		spec   upgradev1.PlanSpec
+		status upgradev1.PlanStatus
+		want   engine.NodePlan
+	}{
+		"nobody has looked at it": {
+			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{}, engine.NodePlan{Version: "v1", State: engine.PlanUnseen},
+		},
+		"it is applied to nodes, one of which is drained": {
+			upgradev1.PlanSpec{Channel: "https://example.org/stable", Constellation: &upgradev1.Rollout{Alone: true}},
+			upgradev1.PlanStatus{LatestVersion: "v2", Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "version v2 is applied to Nodes a,b"), Constellation: ours(
+				5, 1, 2, 0, "", upgradev1.NodeStatus{Name: "b", State: upgradev1.NodeRunning, Reason: "Draining", Message: "drains"}, upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeSettling, Message: "soaks"},
+			)},
+			engine.NodePlan{
+				Version: "v2", Channel: "https://example.org/stable", State: engine.PlanApplying, Alone: true, Total: 5, Done: 1, Applying: 2, Pending: 2,
+				Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeUpgrading, Text: "soaks"}, {Name: "b", State: engine.NodeDraining, Text: "drains"}},
+			},
+		},
+		"a node failed and keeps its place": {
+			upgradev1.PlanSpec{Version: "v1"},
+			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "why"), Constellation: ours(4, 1, 2, 1, "", upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeFailed, Message: "why"})},
+			engine.NodePlan{
+				Version: "v1", State: engine.PlanFailed, Text: "why", Remedy: retry, Total: 4, Done: 1, Applying: 1, Failed: 1, Pending: 1,
+				Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeFailed, Text: "why"}},
+			},
+		},
+		"a node failed and gave its place away": {
+			upgradev1.PlanSpec{Version: "v1", Constellation: &upgradev1.Rollout{FailureBudget: new(intstr.FromInt32(2))}},
+			upgradev1.PlanStatus{Applying: []string{"b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "why"), Constellation: ours(4, 1, 1, 1, "")},
+			engine.NodePlan{Version: "v1", State: engine.PlanFailed, Text: "why", Remedy: retry, Total: 4, Done: 1, Applying: 1, Failed: 1, Pending: 1},
+		},
+		"it waits for its window": {
+			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionFalse, "Waiting", "opens"), Constellation: ours(2, 0, 0, 0, "opens")},
+			engine.NodePlan{Version: "v1", State: engine.PlanWaiting, Text: "opens", Total: 2, Pending: 2},
+		},
+		"it is paused": {
+			upgradev1.PlanSpec{Version: "v1", Constellation: &upgradev1.Rollout{State: upgradev1.Paused}},
+			upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionFalse, "Waiting", "paused"), Constellation: ours(2, 1, 0, 0, "paused")},
+			engine.NodePlan{Version: "v1", State: engine.PlanPaused, Text: "paused", Total: 2, Done: 1, Pending: 1},
+		},
+		"it is complete": {
+			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionTrue, "Complete", ""), Constellation: ours(2, 2, 0, 0, "")},
+			engine.NodePlan{Version: "v1", State: engine.PlanComplete, Total: 2, Done: 2},
+		},
+		"it is not valid": {
+			upgradev1.PlanSpec{Version: "v1"},
+			upgradev1.PlanStatus{Conditions: []upgradev1.Condition{{Type: upgradev1.ConditionValidated, Status: corev1.ConditionFalse, Reason: "Error", Message: "spec.window is invalid"}}},
+			engine.NodePlan{Version: "v1", State: engine.PlanInvalid, Text: "spec.window is invalid", Remedy: "correct it: `kubectl -n default edit plans.upgrade.cattle.io k3s`"},
+		},
+		"another controller applies it": {
+			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{LatestVersion: "v1", Applying: []string{"a"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "")},
+			engine.NodePlan{Version: "v1", State: engine.PlanApplying, Applying: 1, Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeUpgrading}}},
+		},
+		"another controller has failed": {
+			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "Job default/x failed on Node a: BackoffLimitExceeded: x")},
+			engine.NodePlan{
+				Version: "v1", State: engine.PlanFailed, Text: "Job default/x failed on Node a: BackoffLimitExceeded: x", Remedy: "see what its jobs say: `kubectl -n default get jobs,pods -l upgrade.cattle.io/plan=k3s`",
+				Applying: 1, Failed: 1, Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeFailed}, {Name: "b", State: engine.NodeUpgrading}},
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &upgradev1.Plan{ObjectMeta: metav1.ObjectMeta{Name: "k3s", Namespace: "default", Generation: 3}, Spec: tt.spec, Status: tt.status}
+			tt.want.Name = "default/k3s"
+			got, err := toPlan(asUnstructured(t, p))
+			if d := cmp.Diff(tt.want, got); d != "" || err != nil {
+				t.Errorf("%v (-want +got):\n%s", err, d)
+			}
+		})
+	}
+}
