@@ -47,13 +47,16 @@ import (
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/drill"
 	"constellation/engine/sandbox/hollow"
+	"constellation/engine/sandbox/machine/disk"
 	"constellation/engine/sandbox/simulated"
 	"constellation/engine/version"
 	"constellation/tui"
 )
 
 func main() {
-	if args := os.Args[1:]; simulated.IsStandIn(args) {
+	if args := os.Args[1:]; disk.IsServer(args) {
+		os.Exit(disk.Main(args))
+	} else if simulated.IsStandIn(args) {
 		os.Exit(simulated.Main(args))
 	}
 	os.Exit(tui.App{

@@ -16,6 +16,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/sandbox/machine"
+	"constellation/engine/sandbox/machine/disk"
 )
 
 var machineNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
@@ -51,6 +52,9 @@ type Faults struct {
 	frozen, isolated, diskFull, diskReadOnly, tpmHangs, tpmGone map[string]bool
 	lost                                                        map[string][]string // whom a machine does not reach
 	powerCut                                                    map[string]string   // machine → point
+	slowDisk                                                    map[string]time.Duration
+	// By machine, or by the share of all machines that it happens to.
+	lostWrites, tornWrites map[string]bool
 }
 
 // theCloud stands for the cloud where a machine could be named: its own address, through
@@ -61,6 +65,7 @@ const theCloud = "cloud"
 func (f *Faults) affliction(s *state, name string) machine.Affliction {
 	a := machine.Affliction{
 		Frozen: f.frozen[name], Isolated: f.isolated[name], DiskFull: f.diskFull[name], DiskReadOnly: f.diskReadOnly[name],
+		SlowDisk: f.slowDisk[name], LostWrites: happens(f.lostWrites, "lost-writes", name), TornWrites: happens(f.tornWrites, "torn-writes", name),
 		TPMHangs: f.tpmHangs[name], TPMGone: f.tpmGone[name],
 	}
 	for _, to := range f.lost[name] {
@@ -76,7 +81,7 @@ func (f *Faults) affliction(s *state, name string) machine.Affliction {
 // ofReal are the faults that only machines with a network and disks of their own can have,
 // and ofRunning those that any machine can have in which something runs.
 var (
-	ofReal    = []string{"isolated", "cut", "cut-to", "disk-full", "disk-read-only", "registry-empty"}
+	ofReal    = []string{"isolated", "cut", "cut-to", "disk-full", "disk-read-only", "slow-disk", "lost-writes", "torn-writes", "registry-empty"}
 	ofRunning = []string{"frozen", "tpm-hangs", "tpm-gone", "console-cut", "power-cut", "kill", "component-truncate", "component-corrupt", "component-cut"}
 )
 
@@ -86,6 +91,17 @@ func (f *Faults) Simulated() error { return f.only("real machines", ofReal) }
 // Hollow reports, as an error, the faults that machines which run nothing cannot have.
 func (f *Faults) Hollow() error {
 	return f.only("machines in which something runs", slices.Concat(ofReal, ofRunning))
+}
+
+// Real reports, as an error, the faults that this computer cannot give real machines.
+func (f *Faults) Real() error {
+	if len(f.slowDisk)+len(f.lostWrites)+len(f.tornWrites) == 0 {
+		return nil
+	}
+	if err := disk.Supported(); err != nil {
+		return fmt.Errorf("%w: %w", ErrConflict, err)
+	}
+	return nil
 }
 
 func (f *Faults) only(who string, kinds []string) error {
@@ -269,6 +285,12 @@ var faultKinds = []faultKind{
 	}},
 	ofMachine("disk-full", func(f *Faults) *map[string]bool { return &f.diskFull }),
 	ofMachine("disk-read-only", func(f *Faults) *map[string]bool { return &f.diskReadOnly }),
+	{"slow-disk", "slow-disk=MACHINE:DURATION", func(f *Faults, v string) error {
+		name, longer, err := nameAnd(v, positive)
+		return put(&f.slowDisk, name, longer, err)
+	}},
+	{"lost-writes", "lost-writes=MACHINE|SHARE", func(f *Faults, v string) error { return put(&f.lostWrites, v, true, someMachines(v)) }},
+	{"torn-writes", "torn-writes=MACHINE|SHARE", func(f *Faults, v string) error { return put(&f.tornWrites, v, true, someMachines(v)) }},
 	ofMachine("tpm-hangs", func(f *Faults) *map[string]bool { return &f.tpmHangs }),
 	ofMachine("tpm-gone", func(f *Faults) *map[string]bool { return &f.tpmGone }),
 	{"power-cut", "power-cut=MACHINE:POINT (" + strings.Join(cutPoints(), ", ") + ")", func(f *Faults, v string) error {
@@ -315,6 +337,9 @@ var faultDoes = map[string]string{
 	"console-cut":        "what goes between this computer and the cluster, or init, waits until the fault ends",
 	"disk-full":          "nothing more fits where programs are installed, where kubeadm writes and where our programs remember; files that are open are not affected",
 	"disk-read-only":     "nothing can be written to the same places",
+	"slow-disk":          "each sync of what etcd writes takes so much longer",
+	"lost-writes":        "when the power is cut, what etcd wrote and did not sync is lost",
+	"torn-writes":        "when the power is cut, half of the pages that etcd wrote and did not sync are lost, by chance",
 	"tpm-hangs":          "the machine's TPM answers nothing until the fault ends",
 	"tpm-gone":           "the machine has no TPM until it boots again after the fault",
 	"api-429":            "that share of calls of the cloud's API is answered 429",
@@ -483,6 +508,9 @@ func (f *Faults) unknownNames(machines []string) error {
 	for _, name := range slices.Sorted(maps.Keys(f.powerCut)) {
 		errs = append(errs, noMachine("power-cut", name))
 	}
+	for _, name := range slices.Sorted(maps.Keys(f.slowDisk)) {
+		errs = append(errs, noMachine("slow-disk", name))
+	}
 	for _, name := range slices.Sorted(maps.Keys(f.lost)) {
 		errs = append(errs, noMachine("cut", name))
 		for _, to := range f.lost[name] {
@@ -495,7 +523,7 @@ func (f *Faults) unknownNames(machines []string) error {
 		kind  string
 		names map[string]bool
 	}{
-		{"frozen", f.frozen}, {"isolated", f.isolated}, {"disk-full", f.diskFull}, {"disk-read-only", f.diskReadOnly}, {"tpm-hangs", f.tpmHangs}, {"tpm-gone", f.tpmGone},
+		{"frozen", f.frozen}, {"isolated", f.isolated}, {"disk-full", f.diskFull}, {"disk-read-only", f.diskReadOnly}, {"lost-writes", f.lostWrites}, {"torn-writes", f.tornWrites}, {"tpm-hangs", f.tpmHangs}, {"tpm-gone", f.tpmGone},
 	} {
 		for _, name := range slices.Sorted(maps.Keys(k.names)) {
 			errs = append(errs, noMachine(k.kind, name))

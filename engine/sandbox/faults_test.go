@@ -20,6 +20,7 @@ func TestFaultsAreParsed(t *testing.T) {
 		"component-cut=kubectl", "registry-empty", "never-join=worker-3", "create-timeout=0.4", "describe-lag=2m", "quota=12",
 		"partial-list-told=0.6", "frozen=worker-1", "isolated=worker-2", "cut=worker-0:worker-1", "cut-to=worker-0:cloud", "console-cut",
 		"disk-full=worker-0", "disk-read-only=worker-1", "tpm-hangs=worker-2", "tpm-gone=worker-3", "power-cut=control-plane-0:upgrade-etcd",
+		"slow-disk=control-plane-0:2s", "lost-writes=0.5", "torn-writes=control-plane-1",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +32,8 @@ func TestFaultsAreParsed(t *testing.T) {
 		t.Errorf("got %+v", f)
 	}
 	if !f.frozen["worker-1"] || !f.isolated["worker-2"] || !slices.Equal(f.lost["worker-0"], []string{"worker-1", "cloud"}) || !slices.Equal(f.lost["worker-1"], []string{"worker-0"}) ||
-		!f.consoleCut || !f.diskFull["worker-0"] || !f.diskReadOnly["worker-1"] || !f.tpmHangs["worker-2"] || !f.tpmGone["worker-3"] || f.powerCut["control-plane-0"] != "upgrade-etcd" {
+		!f.consoleCut || !f.diskFull["worker-0"] || !f.diskReadOnly["worker-1"] || !f.tpmHangs["worker-2"] || !f.tpmGone["worker-3"] || f.powerCut["control-plane-0"] != "upgrade-etcd" ||
+		f.slowDisk["control-plane-0"] != 2*time.Second || !f.lostWrites["0.5"] || !f.tornWrites["control-plane-1"] {
 		t.Errorf("got %+v", f)
 	}
 	if len(f.spec) != len(faultKinds) {
@@ -178,7 +180,7 @@ func TestAfflictions(t *testing.T) {
 	for n, name := range []string{"worker-0", "worker-1"} {
 		st.Instances = append(st.Instances, &instance{Name: name, Group: "workers", Index: firstIndex + n})
 	}
-	f, err := ParseFaults([]string{"frozen=worker-0", "cut=worker-0:worker-1", "cut-to=worker-1:cloud", "cut-to=worker-1:worker-9"})
+	f, err := ParseFaults([]string{"slow-disk=worker-0:2s", "lost-writes=worker-0", "torn-writes=worker-1", "frozen=worker-0", "cut=worker-0:worker-1", "cut-to=worker-1:cloud", "cut-to=worker-1:worker-9"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,8 +188,8 @@ func TestAfflictions(t *testing.T) {
 		return machine.Peer{IP: st.Instances[n].ip(), PodCIDR: st.Instances[n].podCIDR()}
 	}
 	for name, want := range map[string]machine.Affliction{
-		"worker-0": {Frozen: true, Lost: []machine.Peer{peer(1)}},
-		"worker-1": {Lost: []machine.Peer{peer(0), {IP: machine.Gateway}}}, // worker-9 is not there yet
+		"worker-0": {SlowDisk: 2 * time.Second, LostWrites: true, Frozen: true, Lost: []machine.Peer{peer(1)}},
+		"worker-1": {TornWrites: true, Lost: []machine.Peer{peer(0), {IP: machine.Gateway}}}, // worker-9 is not there yet
 		"worker-2": {},
 	} {
 		if got := f.affliction(st, name); !reflect.DeepEqual(got, want) || got.Any() != (name != "worker-2") {

@@ -136,10 +136,12 @@ func (f *fleet) SetFaults(spec []string) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	possible := flt.Real
 	if f.st.Simulated {
-		if err := flt.Simulated(); err != nil {
-			return err
-		}
+		possible = flt.Simulated
+	}
+	if err := possible(); err != nil {
+		return err
 	}
 	if err := f.update(func(s *state) error {
 		s.Faults = spec
@@ -645,7 +647,7 @@ func (f *fleet) keep(ctx context.Context, i *instance, log *slog.Logger) error {
 			err = f.make(ctx, i, log)
 		}
 	case m.Power == machine.Off:
-		if err = f.platform.Boot(ctx, i.Name, f.firmware(f.describe(i))); err == nil {
+		if err = f.boot(ctx, i); err == nil {
 			err = f.booting(i.Name)
 		}
 	default:
@@ -708,6 +710,7 @@ func (f *fleet) make(ctx context.Context, i *instance, log *slog.Logger) error {
 	desc := s.describe(i)
 	spec := machine.Spec{Name: i.Name, IP: i.ip(), PodCIDR: i.podCIDR(), Image: &img}
 	f.spec(desc, &spec)
+	spec.Affliction = f.Faults().affliction(s, i.Name)
 	if err := f.platform.Start(ctx, spec, f.firmware(desc)); err != nil {
 		// What is half-made cannot be used. If this fails, the next look finds it again.
 		if rmErr := f.platform.Remove(context.WithoutCancel(ctx), i.Name); rmErr != nil && !errors.Is(rmErr, machine.ErrNotFound) {
@@ -731,7 +734,7 @@ func (f *fleet) restart(ctx context.Context, i *instance) error {
 		return fmt.Errorf("reboot machine: %w", err)
 	}
 	if m.Power == machine.Off {
-		err = f.platform.Boot(ctx, i.Name, f.firmware(f.describe(i)))
+		err = f.boot(ctx, i)
 	} else {
 		err = f.platform.Reboot(ctx, i.Name, f.firmware(f.describe(i)))
 	}
@@ -739,6 +742,15 @@ func (f *fleet) restart(ctx context.Context, i *instance) error {
 		return fmt.Errorf("reboot machine: %w", err)
 	}
 	return f.booting(i.Name)
+}
+
+// boot switches on a machine that is off, with the disk that the faults say.
+func (f *fleet) boot(ctx context.Context, i *instance) error {
+	s, _ := f.snapshot()
+	if err := f.platform.Afflict(ctx, i.Name, f.Faults().affliction(s, i.Name)); err != nil && !errors.Is(err, machine.ErrNotRunning) {
+		f.log.Debug("machine not afflicted", "node", i.Name, "err", err)
+	}
+	return f.platform.Boot(ctx, i.Name, f.firmware(f.describe(i)))
 }
 
 // ready waits until a machine that was switched on can be used. One that takes too

@@ -544,6 +544,13 @@ func count(n, byDefault int) int {
 // check finds out whether this computer can run the machines, and installs what it
 // lacks if that is allowed.
 func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want machine.Demand, t *teller) error {
+	faults, err := ParseFaults(spec.Faults)
+	if err == nil {
+		err = faults.Real()
+	}
+	if err != nil {
+		return usage("check this computer", "leave the fault out", "%w", err)
+	}
 	problems := machine.Check(ctx, s.dirs.Cache, s.dirs.of(spec.Name), want)
 	var packages []string
 	for _, p := range problems {

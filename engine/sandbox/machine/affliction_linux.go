@@ -21,7 +21,8 @@ import (
 
 // Afflict makes a running machine suffer from a, and from nothing else; the zero value
 // heals it, but for a TPM that is gone. Repeating it changes nothing. What it suffers ends
-// when it is switched off, too. The error wraps ErrNotFound or ErrNotRunning.
+// when it is switched off, too, but for its disk; how that fails may be said of a machine
+// that is off. The error wraps ErrNotFound or ErrNotRunning.
 func (h *Host) Afflict(ctx context.Context, name string, a Affliction) error {
 	unlock, err := h.change(name)
 	if err != nil {
@@ -29,6 +30,9 @@ func (h *Host) Afflict(ctx context.Context, name string, a Affliction) error {
 	}
 	defer unlock()
 	r, err := h.read(name)
+	if err == nil {
+		err = h.etcdDisk(name).set(a.diskSettings())
+	}
 	if err == nil && !r.Init.alive() {
 		err = ErrNotRunning
 	}
@@ -55,7 +59,7 @@ func (h *Host) afflict(ctx context.Context, r record, a Affliction) error {
 	case a.DiskReadOnly:
 		want = diskReadOnly
 	}
-	is, err := disk(r.Init.PID)
+	is, err := spoiledBy(r.Init.PID)
 	if err != nil {
 		return err
 	}
@@ -216,8 +220,8 @@ const (
 // open already does not get to know.
 var spoiled = []string{"/usr/local/bin", "/etc/kubernetes", "/var/lib/constellation"}
 
-// disk says what was done to a machine's disk, by its own mounts.
-func disk(pid int) (string, error) {
+// spoiledBy says what was done to a machine's disk, by its own mounts.
+func spoiledBy(pid int) (string, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	if err != nil {
 		return "", fmt.Errorf("look at mounts of machine: %w", err)

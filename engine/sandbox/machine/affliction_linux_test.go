@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"constellation/engine/sandbox/machine/disk"
 )
 
 // Two machines suffer from one thing after the other. Each is felt, ends when it is to
@@ -118,6 +121,77 @@ func TestMachinesSufferAndRecover(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a disk that is slow, and loses what was not synced", func(t *testing.T) {
+		if err := disk.Supported(); err != nil {
+			t.Skip(err)
+		}
+		const sync = "dd if=/dev/zero of=/var/lib/etcd/probe bs=1 count=1 conv=fsync 2>/dev/null; date +%s%N"
+		mounted := func(pid int) bool {
+			t.Helper()
+			b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/mountinfo")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return strings.Contains(string(b), "fuse.constellation")
+		}
+		pid := func() int {
+			t.Helper()
+			m, err := b.host.Machine(one)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return m.PID
+		}
+		afflict(t, one, Affliction{LostWrites: true})
+		if mounted(pid()) {
+			t.Error("the disk was exchanged while the machine ran")
+		}
+		if err := b.host.Reboot(ctx, one, nil); err != nil {
+			t.Fatal(err)
+		}
+		if !mounted(pid()) || mounted(os.Getpid()) {
+			t.Errorf("it is mounted in the machine: %t, on this computer: %t", mounted(pid()), mounted(os.Getpid()))
+		}
+		const slow = 300 * time.Millisecond
+		afflict(t, one, Affliction{SlowDisk: slow, LostWrites: true})
+		took := func() time.Duration {
+			t.Helper()
+			times := strings.Fields(b.run(t, one, "sh", "-c", "date +%s%N; "+sync))
+			var at [2]int64
+			for i := range at {
+				n, err := strconv.ParseInt(times[i], 10, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				at[i] = n
+			}
+			return time.Duration(at[1] - at[0])
+		}
+		for took() < slow { // the disk gets to know by a signal
+			if ctx.Err() != nil {
+				t.Fatal("it is not slow")
+			}
+		}
+		b.run(t, one, "sh", "-c", "cd /var/lib/etcd; echo synced >kept; sync kept; echo not >lost; echo not >>kept")
+		if err := b.host.Kill(ctx, one); err != nil {
+			t.Fatal(err)
+		}
+		if ps, err := b.host.etcdDisk(one).processes(); err != nil || len(ps) > 0 {
+			t.Errorf("of a machine that is off the disk has %d processes, %v", len(ps), err)
+		}
+		if err := b.host.Afflict(ctx, one, Affliction{}); !errors.Is(err, ErrNotRunning) {
+			t.Errorf("a machine that is off: %v", err)
+		}
+		if err := b.host.Boot(ctx, one, nil); err != nil {
+			t.Fatal(err)
+		}
+		if mounted(pid()) {
+			t.Error("the disk fails after the end of the fault")
+		}
+		if got := b.run(t, one, "sh", "-c", "cd /var/lib/etcd; cat kept; ls"); got != "synced\nkept\nprobe" {
+			t.Errorf("the disk has %q", got)
+		}
+	})
 	t.Run("a TPM that does not answer, and one that is gone", func(t *testing.T) {
 		states := func() (all []string) {
 			ps, err := b.host.tpm(one).processes()

@@ -73,6 +73,9 @@ func (h *Host) powerOn(ctx context.Context, r *record, firmware Firmware) error 
 	if err := proveContainer(init.PID, root); err != nil {
 		return err
 	}
+	if err := h.etcdDisk(r.Name).powerOn(init); err != nil {
+		return err
+	}
 	if err := limitMemory(h.id, limit); err != nil {
 		return err
 	}
@@ -221,6 +224,15 @@ func (h *Host) runcIn(ctx context.Context, cgroup string, output *os.File, args 
 func (h *Host) powerOff(ctx context.Context, r record) error {
 	// A frozen process does not die before it is thawed.
 	if err := freeze(ctx, h.cgroup(r.Name), false); err != nil {
+		return err
+	}
+	// What is asked of a disk whose power is gone is not answered, so it must not be waited
+	// for before the disk has ended.
+	cut := r.Init.alive()
+	if err := r.Init.signal(unix.SIGKILL); err != nil {
+		return err
+	}
+	if err := h.etcdDisk(r.Name).powerOff(ctx, cut); err != nil {
 		return err
 	}
 	// The kernel reports the first process gone when all of the machine are.

@@ -33,6 +33,7 @@ import (
 //	    root/         where the overlay is mounted while the machine runs
 //	    bundle/       runc's configuration
 //	    tpm/          see tpm
+//	    disk.log      what the process of a disk that fails wrote
 //	    console.log   what the first process and runc wrote
 const (
 	lockName     = "machines.lock"
@@ -312,6 +313,9 @@ func (h *Host) Start(ctx context.Context, spec Spec, firmware Firmware) (err err
 		}
 	}()
 	if err := h.writeDisk(spec); err != nil {
+		return err
+	}
+	if err := h.etcdDisk(spec.Name).set(spec.Affliction.diskSettings()); err != nil {
 		return err
 	}
 	return h.powerOn(ctx, &r, firmware)

@@ -143,6 +143,9 @@ type Spec struct {
 	Files map[string]File
 	// PauseImage is the image of pod sandboxes. Empty means [DefaultPauseImage].
 	PauseImage string
+	// Affliction is what it suffers from when it boots, as far as its disk is concerned;
+	// [Host.Afflict] is for the rest.
+	Affliction Affliction
 }
 
 // PowerOn is what a [Firmware] gets to know.
@@ -209,6 +212,12 @@ type Affliction struct {
 	// installed, where kubeadm writes, and where our programs remember; other
 	// directories, and files that are open, are as ever.
 	DiskFull, DiskReadOnly bool
+	// SlowDisk is how much longer each sync of etcd's data takes. LostWrites and
+	// TornWrites: what etcd has not synced is lost when the power is cut, all of it or
+	// half of the pages. A machine that has booted without any of the three suffers from
+	// its next boot on.
+	SlowDisk               time.Duration
+	LostWrites, TornWrites bool
 	// TPMHangs: its TPM does not answer, until it does again. TPMGone: there is none,
 	// until the machine is switched on anew.
 	TPMHangs, TPMGone bool
@@ -216,8 +225,11 @@ type Affliction struct {
 
 // Any reports whether it suffers from anything.
 func (a Affliction) Any() bool {
-	return a.Frozen || a.Isolated || len(a.Lost) > 0 || a.DiskFull || a.DiskReadOnly || a.TPMHangs || a.TPMGone
+	return a.Frozen || a.Isolated || len(a.Lost) > 0 || a.DiskFull || a.DiskReadOnly || a.FailsAsDisk() || a.TPMHangs || a.TPMGone
 }
+
+// FailsAsDisk reports whether its disk must be one that can fail.
+func (a Affliction) FailsAsDisk() bool { return a.SlowDisk > 0 || a.LostWrites || a.TornWrites }
 
 // Peer is who a machine may not reach: an address and, unless it is zero, the range of
 // its pods.

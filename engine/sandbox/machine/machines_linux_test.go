@@ -29,6 +29,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"constellation/engine/sandbox/machine/disk"
 	"constellation/engine/sandbox/machine/machinetest"
 )
 
@@ -36,6 +37,9 @@ import (
 const crashEnv = "CONSTELLATION_MACHINE_TEST_CRASH"
 
 func TestMain(m *testing.M) {
+	if disk.IsServer(os.Args[1:]) { // a machine's disk is served by a process of this program
+		os.Exit(disk.Main(os.Args[1:]))
+	}
 	if where := os.Getenv(crashEnv); where != "" {
 		crash(where, os.Args[1])
 		return

@@ -19,7 +19,7 @@ const answerWithin = 5 * time.Second
 // error wraps [errors.ErrUnsupported].
 func (h *Host) Afflict(ctx context.Context, name string, a machine.Affliction) error {
 	fail := func(err error) error { return fmt.Errorf("afflict simulated machine %s: %w", name, err) }
-	if a.Isolated || len(a.Lost) > 0 || a.DiskFull || a.DiskReadOnly {
+	if a.Isolated || len(a.Lost) > 0 || a.DiskFull || a.DiskReadOnly || a.FailsAsDisk() {
 		return fail(fmt.Errorf("%w: it has neither a cable nor a disk of its own", errors.ErrUnsupported))
 	}
 	dir, pid := h.path(name), 0
