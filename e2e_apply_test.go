@@ -12,7 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"constellation/engine"
+	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/recorder"
 )
 
@@ -180,29 +183,31 @@ func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []engine
 	return nil, nil, nil
 }
 
-// TestApplyToTheNextKubernetes takes one control plane and two workers from one image and minor
-// of Kubernetes to the next with `upgrade apply`, while users ask a service of several replicas
-// from inside and outside. None of the requests is lost that could be kept: see load. A second
-// process watches, and history and replay tell the same afterwards.
-//
-// It is the one upgrade of real machines that everybody runs. It needs a second Kubernetes in
-// the cache, which .ci/test.sh sees to:
+// next is the Kubernetes that clusters of these tests are brought to. .ci/test.sh has it in
+// the cache:
 //
 //	bin/constellation sandbox fetch v1.36.3
-func TestApplyToTheNextKubernetes(t *testing.T) {
-	const to = "v1.36.3"
-	if cache, err := os.UserCacheDir(); err != nil {
-		t.Fatal(err)
-	} else if _, err := os.Stat(filepath.Join(cache, "constellation", "kubernetes", to)); err != nil {
-		t.Skipf("needs Kubernetes %[1]s, built from source: bin/constellation sandbox fetch %[1]s", to)
-	}
-	c := newCloud(t, 1, 2, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
-	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
-	l := c.startLoad()
-	r := c.record()
-	r.Begin()
+const next = "v1.36.3"
 
-	cmd, told, rest := c.until(engine.StepRollout, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", to, "--ack", "oldest-supports-kubernetes", "-o", "json")
+// withNext skips where the next Kubernetes is not in the cache.
+func withNext(t *testing.T) {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !build.Cached(filepath.Join(cache, "constellation"), next) {
+		t.Skipf("needs Kubernetes %[1]s, built from source: bin/constellation sandbox fetch %[1]s", next)
+	}
+}
+
+// applies brings a cluster of one control plane and two workers to a target with `upgrade
+// apply`, while a second process watches: both, and history and replay afterwards, tell the
+// same, which is that so many nodes were replaced or upgraded.
+func (c *cloud) applies(kubernetes string, replaced int, args ...string) {
+	t := c.t
+	t.Helper()
+	cmd, told, rest := c.until(engine.StepRollout, append([]string{"upgrade", "apply", "--non-interactive", "--yes", "-o", "json"}, args...)...)
 	watched := make(chan *result, 1)
 	go func() {
 		watched <- c.run(15*time.Minute, "watch", "--kubeconfig", filepath.Join(c.dir, engine.KubeconfigFile), "-o", "json")
@@ -214,6 +219,42 @@ func TestApplyToTheNextKubernetes(t *testing.T) {
 		t.Fatalf("apply ended with %v: %+v\n%s", err, told[len(told)-1], c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
 	}
 	seen := (<-watched).want(engine.ExitDone).events()
+	replayed := c.run(time.Minute, "watch", "--replay", "last", "-o", "json").want(engine.ExitDone)
+	want := totals(told)
+	for who, events := range map[string][]engine.Event{"the second process": seen, "the replay": parseEvents(t, replayed.stdout)} {
+		if got := totals(events); got != want {
+			t.Errorf("%s ends with %s, apply with %s", who, got, want)
+		}
+	}
+	if !strings.HasPrefix(want, "3 of 3 at the target, map[ready:3]") {
+		t.Errorf("apply ends with %s", want)
+	}
+	for _, n := range c.status().Nodes {
+		if n.State != engine.NodeReady || n.Kubernetes != kubernetes {
+			t.Errorf("%s is %s with Kubernetes %s, want it ready with %s", n.Name, n.State, n.Kubernetes, kubernetes)
+		}
+	}
+	var past engine.PastRun
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "history", "last", "-o", "json").want(engine.ExitDone).stdout), &past); err != nil {
+		t.Fatal(err)
+	}
+	if past.Status != engine.StateDone || past.Replaced != replaced || past.Failed != 0 || past.To.Kubernetes != kubernetes {
+		t.Errorf("history tells of %+v", past)
+	}
+}
+
+// TestApplyOnRealMachines takes a cluster from one image and minor of Kubernetes to the next in
+// one hop, while users ask a service of several replicas from inside and outside. None of the
+// requests is lost that could be kept: see load. It is the one upgrade of real machines that
+// everybody runs.
+func TestApplyOnRealMachines(t *testing.T) {
+	withNext(t)
+	c, _ := newCluster(t, realMachines, 1, 2, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	l := c.startLoad()
+	r := c.record()
+	r.Begin()
+	target := []string{"--to", "v1.1.0", "--kubernetes", next}
+	c.applies(next, 3, append(target, "--ack", "oldest-supports-kubernetes")...)
 	r.End()
 	asked := l.end()
 	journal := r.Journal()
@@ -234,32 +275,50 @@ func TestApplyToTheNextKubernetes(t *testing.T) {
 	if least := 1000; kept < least {
 		t.Errorf("%d requests are no load; want %d", kept, least)
 	}
-
 	nodes := []string{"control-plane-1", "worker-2", "worker-3"}
 	c.wantNodes(nodes...)
 	c.wantAnswer(nodes...)
-	if out := c.kubectl("get", "nodes", "-o", `jsonpath={.items[*].status.nodeInfo.kubeletVersion}`); out != to+" "+to+" "+to {
-		t.Errorf("kubelets are %s, want three of %s", out, to)
-	}
-	// All tell the same.
-	replayed := c.run(time.Minute, "watch", "--replay", "last", "-o", "json").want(engine.ExitDone)
-	want := totals(told)
-	for who, events := range map[string][]engine.Event{"the second process": seen, "the replay": parseEvents(t, replayed.stdout)} {
-		if got := totals(events); got != want {
-			t.Errorf("%s ends with %s, apply with %s", who, got, want)
-		}
-	}
-	if !strings.HasPrefix(want, "3 of 3 at the target, map[ready:3]") {
-		t.Errorf("apply ends with %s", want)
-	}
-	var past engine.PastRun
-	if err := json.Unmarshal([]byte(c.run(time.Minute, "history", "last", "-o", "json").want(engine.ExitDone).stdout), &past); err != nil {
+	c.run(2*time.Minute, append([]string{"upgrade", "apply", "--yes", "-o", "json"}, target...)...).want(engine.ExitNothing)
+}
+
+// TestApplyOnSimulatedMachines is an ordinary user who brings a cluster to the newest release
+// that is here, hop by hop: each hop replaces machines, and that of Kubernetes changes the
+// control plane in place before. In the last hop the workers stay the machines that they are,
+// and their agents upgrade them.
+func TestApplyOnSimulatedMachines(t *testing.T) {
+	t.Parallel()
+	withNext(t)
+	c, _ := newCluster(t, simulatedMachines, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
+	c.wantVersions("v1.0.0", "v1.35.4", 1, 2)
+
+	// The cloud's daemon dies; its machines do not notice, and another one finds them.
+	before := c.status()
+	if err := unix.Kill(c.daemonPID(), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if past.Status != engine.StateDone || past.Replaced != 3 || past.Failed != 0 || past.To.Kubernetes != to {
-		t.Errorf("history tells of %+v", past)
+	again := c.run(time.Minute, "sandbox", "up").want(engine.ExitDone)
+	if !strings.Contains(again.stdout, "with the 3 machines that it had") {
+		t.Errorf("sandbox up after the daemon's death:\n%s", again.stdout)
 	}
-	c.run(2*time.Minute, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", to, "-o", "json").want(engine.ExitNothing)
+	if got := c.status(); len(got.Nodes) != len(before.Nodes) || !got.Reachable {
+		t.Errorf("after the daemon's death: %+v", got)
+	}
+
+	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	c.applies("v1.35.4", 1)
+	workers := func() string {
+		return c.kubectl("get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.spec.unschedulable}{"\n"}{end}`)
+	}
+	c.kubectl("patch", "scalinggroup", "workers", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
+	stayed := workers()
+	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	c.applies(next, 3)
+	// The hop before left them as they were, so that nodes are not replaced twice.
+	c.wantMachines("control-plane ready v1.1.0 v1.36.3", "worker ready v1.0.0 v1.36.3", "worker ready v1.0.0 v1.36.3")
+	if now := workers(); now != stayed {
+		t.Errorf("workers are\n%s\nbut should have stayed\n%s", now, stayed)
+	}
+	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(engine.ExitNothing)
 }
 
 // totals is what a stream amounts to in the end.

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -144,12 +143,11 @@ func (c *cloud) eventually(limit time.Duration, what string, wanted func(out str
 	}
 }
 
-// TestUpgradeCheckOfAnOlderRelease checks a cluster of an older release as a new user
-// would: clean, then with planted trouble, each of which must be found and nothing else.
-func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
-	c := newCloud(t, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0")
-	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
-
+// isClean checks a cluster of an older release as a new user would: nothing is found but
+// that it was never backed up, and nothing after that.
+func (c *cloud) isClean() {
+	t := c.t
+	t.Helper()
 	if got := worth(c.check(engine.ExitUpgradeAvailable, "--exit-code")); !slices.Equal(got, []string{"warn backup-age"}) {
 		t.Errorf("a cluster that was never backed up: %q", got)
 	}
@@ -170,11 +168,17 @@ func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
 	if out := c.kubectl("get", "events", "-A", "--field-selector=reason=Evicted", "-o", "name"); strings.Contains(out, "event") {
 		t.Errorf("the check has evicted pods: %s", out)
 	}
+}
 
+// findsTrouble plants trouble in a cluster that was clean, all of which must be found and
+// nothing else.
+func (c *cloud) findsTrouble() {
+	t := c.t
+	t.Helper()
 	c.apply("kubectl", trouble)
 	c.kubectl("-n", "shop", "rollout", "status", "deployment/frontend", "--timeout=110s")
 	c.kubectl("-n", "shop", "rollout", "status", "deployment/guard", "--timeout=110s")
-	const manifest = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+	const manifest = "etc/kubernetes/manifests/kube-apiserver.yaml"
 	c.run(time.Minute, "sandbox", "shell", "control-plane-0", "--", "sed", "-i",
 		`s|    - kube-apiserver$|&\n    - --runtime-config=networking.k8s.io/v1beta1=true|`, manifest).want(0)
 	c.eventually(2*time.Minute, "the API is served", func(string) bool { return true }, "get", "--raw", "/apis/networking.k8s.io/v1beta1")
@@ -186,10 +190,11 @@ func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
 	// The budget and the webhook's pod sit on workers, which the second hop replaces if
 	// the mirror has its Kubernetes. It need not have it, so both hops are asked for by
 	// what the path says.
+	path := c.check(engine.ExitDone, "--no-preflight").Path
 	want := []string{"block api-services", "warn webhook-ca", "warn webhook-exemption"}
-	if len(k.Path) > 1 {
+	if len(path) > 1 {
 		want = append(want, "warn webhook-one-node", "warn pdb-room", "warn drain-rehearsal", "warn removed-apis-used", "warn single-replica")
-	} else if k.Path[0].ReplaceWorkers {
+	} else if path[0].ReplaceWorkers {
 		want = append(want, "block webhook-one-node", "block pdb-room", "block drain-rehearsal", "warn single-replica")
 	}
 	slices.Sort(want)
@@ -266,3 +271,47 @@ func TestUpgradeCheckOfAnOlderRelease(t *testing.T) {
 	}
 	c.run(time.Minute, "config", "validate").want(engine.ExitDone)
 }
+
+// restores has what a backup of now has, and somebody deletes, brought back as it was.
+func (c *cloud) restores() {
+	t := c.t
+	t.Helper()
+	c.apply("kubectl", definition)
+	c.kubectl("wait", "crd/widgets.example.com", "--for=condition=Established", "--timeout=110s")
+	c.apply("kubectl", widget)
+	c.run(2*time.Minute, "backup", "create").want(engine.ExitDone)
+	var list struct{ Backups []struct{ ID string } }
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "backup", "list", "-o", "json").want(engine.ExitDone).stdout), &list); err != nil || len(list.Backups) == 0 {
+		t.Fatalf("backups %+v, %v", list, err)
+	}
+	id := list.Backups[0].ID // the newest
+	restore := []string{"backup", "restore", id, "--non-interactive", "--only", "example.com/widgets"}
+	c.kubectl("delete", "crd", "widgets.example.com")
+	c.run(time.Minute, restore...).want(engine.ExitUnacknowledged)
+	c.run(2*time.Minute, append(restore, "--yes")...).want(engine.ExitDone)
+	if size := c.kubectl("get", "widget", "kept", "-o", "jsonpath={.spec.size}"); size != "3" {
+		t.Errorf("what was restored has the size %q", size)
+	}
+	c.run(time.Minute, append(restore, "--yes")...).want(engine.ExitNothing)
+}
+
+// definition and widget are what somebody has made of a cluster.
+const (
+	definition = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: widgets, singular: widget, kind: Widget, listKind: WidgetList}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`
+	widget = `
+apiVersion: example.com/v1
+kind: Widget
+metadata: {name: kept, namespace: default}
+spec: {size: 3}
+`
+)

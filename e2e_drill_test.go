@@ -2,42 +2,47 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
 	"constellation/engine"
-	"constellation/engine/sandbox/machine/machinetest"
 )
 
-// TestDrillOfRealMachines replaces the machines of a cluster while things go wrong, as a
-// user would ask for it. Nothing of it is left. Kubernetes stays as it is, because another
-// one takes longer to build than all tests together:
+// Drills replace the machines of a cluster while things go wrong, as a user would ask for
+// them. Nothing of them is left. Kubernetes stays as it is, because the swap of it takes
+// longer than all else:
 //
-//	bin/constellation sandbox fetch v1.36.3 && make drills MACHINES=real N=5
-func TestDrillOfRealMachines(t *testing.T) {
-	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
-		t.Skip("real machines need Linux and root")
-	}
-	if testing.Short() {
-		t.Skip("starts real machines; not in -short")
-	}
-	wd, err := os.Getwd()
-	if err != nil {
+//	make drills MACHINES=simulated N=40
+//	make drills MACHINES=real N=5
+func TestDrillOfSimulatedMachines(t *testing.T) {
+	t.Parallel()
+	newSimulated(t).drill(simulatedMachines)
+}
+
+func TestDrillOfRealMachines(t *testing.T) { newReal(t).drill(realMachines) }
+
+func (c *cloud) drill(kind machineKind) {
+	t := c.t
+	t.Helper()
+	// Who drills writes the journal, and the directory of artifacts is closed to others.
+	journal := filepath.Join(filepath.Dir(c.dir), "drill.jsonl")
+	if err := errors.Join(os.MkdirAll(c.dir, 0o755), os.WriteFile(journal, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	unlock, err := machinetest.Lock()
-	if err != nil {
-		t.Fatal(err)
+	if c.as != nil {
+		if err := errors.Join(os.Chown(c.dir, ordinaryUser, ordinaryUser), os.Chown(journal, ordinaryUser, ordinaryUser)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	t.Cleanup(unlock)
-	c := &cloud{t: t, bin: filepath.Join(wd, "bin"), dir: t.TempDir()}
 	t.Cleanup(func() { c.run(5*time.Minute, "sandbox", "down") }) // whatever a drill leaves that hangs
-	out := c.run(12*time.Minute, "sandbox", "drill", "--machines=real", "--kubernetes=v1.35.4", "--seed=1", "--count=3", "-o", "json",
-		"--journal", filepath.Join(t.ArtifactDir(), "drill.jsonl"))
+	out := c.run(12*time.Minute, "sandbox", "drill", "--machines", string(kind), "--kubernetes=v1.35.4", "--seed=1", "--count=3", "-o", "json", "--journal", journal)
 	t.Log(out.stderr)
+	if err := os.WriteFile(filepath.Join(t.ArtifactDir(), "drill.jsonl"), []byte(read(t, journal)), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	var report engine.DrillReport
 	if err := json.Unmarshal([]byte(out.stdout), &report); err != nil {
 		t.Fatalf("%v: %s\n%s", err, out.stdout, out.stderr)

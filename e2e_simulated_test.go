@@ -181,98 +181,19 @@ func (c *cloud) wantMachines(want ...string) {
 	}
 }
 
-// An ordinary user makes a cluster and brings it to the newest release that is here, hop
-// by hop, as on real machines: each hop replaces machines, and that of Kubernetes changes
-// the control plane in place before. In the last hop the workers stay the machines that they
-// are, and their agents upgrade them.
-func TestOrdinaryUserUpgradesOnSimulatedMachines(t *testing.T) {
-	c := newSimulated(t)
-	up := c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4").want(engine.ExitDone)
-	if !strings.Contains(up.stdout, "machines are simulated") {
-		t.Errorf("sandbox up does not say that machines are simulated:\n%s", up.stdout)
-	}
-	events := c.run(5*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone).events()
-	if !events[0].Simulated {
-		t.Error("the events of init do not say that machines are simulated")
-	}
-	c.wantVersions("v1.0.0", "v1.35.4", 1, 2)
-
-	// The cloud's daemon dies; its machines do not notice, and another one finds them.
-	before := c.status()
-	pid := c.daemonPID()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	again := c.run(time.Minute, "sandbox", "up").want(engine.ExitDone)
-	if !strings.Contains(again.stdout, "with the 3 machines that it had") {
-		t.Errorf("sandbox up after the daemon's death:\n%s", again.stdout)
-	}
-	if got := c.status(); len(got.Nodes) != len(before.Nodes) || !got.Reachable {
-		t.Errorf("after the daemon's death: %+v", got)
-	}
-
-	hops := []string{"v1.35.4"}
-	if home := c.env[1]; build.Cached(filepath.Join(strings.TrimPrefix(home, "XDG_CACHE_HOME="), "constellation"), "v1.36.3") {
-		hops = append(hops, "v1.36.3")
-	}
-	stayed := ""
-	workers := func() string {
-		return c.kubectl("get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.spec.unschedulable}{"\n"}{end}`)
-	}
-	for i, kubernetes := range hops {
-		if i > 0 {
-			c.kubectl("patch", "scalinggroup", "workers", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
-			stayed = workers()
-		}
-		c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
-		c.run(8*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(engine.ExitDone)
-		st := c.status()
-		for _, n := range st.Nodes {
-			if n.State != engine.NodeReady || n.Kubernetes != kubernetes {
-				t.Errorf("%s is %s with Kubernetes %s, want it ready with %s", n.Name, n.State, n.Kubernetes, kubernetes)
-			}
-		}
-	}
-	if len(hops) > 1 {
-		// The hop before left them as they were, so that nodes are not replaced twice.
-		c.wantMachines("control-plane ready v1.1.0 v1.36.3", "worker ready v1.0.0 v1.36.3", "worker ready v1.0.0 v1.36.3")
-		if now := workers(); now != stayed {
-			t.Errorf("workers are\n%s\nbut should have stayed\n%s", now, stayed)
-		}
-	}
-}
-
-// Further control planes are members of etcd and API servers of their own; all machines
-// come back by themselves when they are rebooted at once.
-func TestSimulatedControlPlanesSurviveARebootOfAll(t *testing.T) {
-	c := newSimulated(t)
-	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "3", "--workers", "2").want(engine.ExitDone)
-	c.run(5*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
-	c.wantVersions("v1.1.0", "v1.35.4", 3, 2)
-	for _, m := range []string{"control-plane-0", "control-plane-1", "control-plane-2", "worker-0", "worker-1"} {
-		// As a crash would: the cloud switches it on again.
+// survivesACrash kills the processes of all simulated machines at once, and waits until the
+// cloud has switched them on again and they are nodes that are Ready.
+func (c *cloud) survivesACrash(all []string) {
+	c.t.Helper()
+	begun := time.Now()
+	for _, m := range all {
 		if err := unix.Kill(c.machinePID(m), unix.SIGKILL); err != nil {
-			t.Fatal(err)
+			c.t.Fatal(err)
 		}
 	}
-	var last string
-	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
-		r := c.run(time.Minute, "status", "-o", "json")
-		var st engine.Status
-		if err := json.Unmarshal([]byte(r.stdout), &st); err == nil && st.Reachable {
-			ready := 0
-			for _, n := range st.Nodes {
-				if n.State == engine.NodeReady {
-					ready++
-				}
-			}
-			if last = fmt.Sprintf("%d of %d nodes are ready", ready, len(st.Nodes)); ready == 5 && c.booted(2) {
-				break
-			}
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the cluster did not come back: %s\n%s", last, tail(r.stdout+r.stderr))
-		}
+	c.wantReady(begun, all)
+	if !c.booted(2) {
+		c.t.Error("a machine was not switched on again")
 	}
 }
 

@@ -37,8 +37,42 @@ type cloud struct {
 	env []string
 }
 
-// newCloud starts a sandbox and sees to it that nothing of it is left when the test ends.
-func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
+// machineKind is what the machines of a sandbox are, as `sandbox up --machines` says it. A
+// suite is described once, and run by one test for each kind: those of real machines one
+// after the other, those of simulated ones beside each other. What only real ones have, such
+// as Services that answer, is asked of them alone.
+type machineKind string
+
+const (
+	realMachines      machineKind = "real"
+	simulatedMachines machineKind = "simulated"
+)
+
+// newCluster starts a sandbox of machines of a kind, and makes a cluster of them. It
+// returns what init told.
+func newCluster(t *testing.T, kind machineKind, controlPlanes, workers int, more ...string) (*cloud, *result) {
+	t.Helper()
+	var c *cloud
+	if kind == realMachines {
+		c = newCloud(t, controlPlanes, workers, more...)
+		c.wantTraces()
+	} else {
+		c = newSimulated(t)
+		up := c.run(time.Minute, append([]string{"sandbox", "up", "--machines", "simulated", "--control-planes", fmt.Sprint(controlPlanes), "--workers", fmt.Sprint(workers)}, more...)...)
+		if !strings.Contains(up.want(engine.ExitDone).stdout, "machines are simulated") {
+			t.Errorf("sandbox up does not say that machines are simulated:\n%s", up.stdout)
+		}
+	}
+	c.run(time.Minute, "status").want(engine.ExitDone)
+	r := c.run(8*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone)
+	if events := r.events(); events[0].Simulated != (kind == simulatedMachines) {
+		t.Errorf("init says of %s machines that they are simulated: %t", kind, events[0].Simulated)
+	}
+	return c, r
+}
+
+// newReal is a workspace for real machines, of which nobody else has any meanwhile.
+func newReal(t *testing.T) *cloud {
 	t.Helper()
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		t.Skip("real machines need Linux and root")
@@ -59,6 +93,13 @@ func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
 		t.Fatal(err)
 	}
 	t.Cleanup(unlock)
+	return c
+}
+
+// newCloud starts a sandbox and sees to it that nothing of it is left when the test ends.
+func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
+	t.Helper()
+	c := newReal(t)
 	t.Cleanup(func() {
 		name := c.name()
 		c.run(5*time.Minute, "sandbox", "down").want(engine.ExitDone)
@@ -295,12 +336,24 @@ func (c *cloud) mode(name string) os.FileMode {
 	return fi.Mode().Perm()
 }
 
-func TestInitOfOneControlPlaneAndTwoWorkers(t *testing.T) {
-	c := newCloud(t, 1, 2)
+func TestClusterOfRealMachines(t *testing.T) {
+	c, machines := lives(t, realMachines)
+	c.wantVIP(machines...)
+	c.survives(realMachines, machines)
+}
 
-	c.wantTraces()
-	c.run(time.Minute, "status").want(engine.ExitDone)
-	r := c.run(6*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone)
+func TestClusterOfSimulatedMachines(t *testing.T) {
+	t.Parallel()
+	c, machines := lives(t, simulatedMachines)
+	c.findsTrouble() // which the API server tells, that is as real here
+	c.survives(simulatedMachines, machines)
+}
+
+// lives makes a cluster of one control plane and two workers, of an older release, without
+// telling its secrets. It is checked, backed up and restored.
+func lives(t *testing.T, kind machineKind) (c *cloud, machines []string) {
+	t.Helper()
+	c, r := newCluster(t, kind, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0")
 	events := r.events()
 	for _, kind := range []engine.Kind{engine.KindPlan, engine.KindCheck, engine.KindStep, engine.KindNode, engine.KindLog} {
 		if !slices.ContainsFunc(events, func(e engine.Event) bool { return e.Kind == kind }) {
@@ -316,29 +369,41 @@ func TestInitOfOneControlPlaneAndTwoWorkers(t *testing.T) {
 	}
 	noSecrets(t, c, r.stdout+r.stderr)
 
-	machines := []string{"control-plane-0", "worker-0", "worker-1"}
+	machines = []string{"control-plane-0", "worker-0", "worker-1"}
 	c.wantNodes(machines...)
-	c.wantVIP(machines...)
-
 	if out := c.run(time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitNothing).stderr; out == "" {
 		t.Error("a second init says nothing")
 	}
-	var status struct{ Nodes []struct{ Name string } }
-	if err := json.Unmarshal([]byte(c.run(time.Minute, "status", "-o", "json").want(engine.ExitDone).stdout), &status); err != nil {
-		t.Fatal(err)
-	}
-	if len(status.Nodes) != len(machines) {
-		t.Errorf("status shows %d nodes, want %d", len(status.Nodes), len(machines))
-	}
+	c.isClean()
+	c.restores()
+	return c, machines
 }
 
-func TestInitOfThreeControlPlanesAndAWorker(t *testing.T) {
-	c := newCloud(t, 3, 1)
-	c.run(8*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone).events()
-	machines := []string{"control-plane-0", "control-plane-1", "control-plane-2", "worker-0"}
+func TestInitOfThreeControlPlanesOnRealMachines(t *testing.T) {
+	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
+		t.Skip("takes two minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
+	}
+	threeControlPlanes(t, realMachines)
+}
+
+func TestInitOfThreeControlPlanesOnSimulatedMachines(t *testing.T) {
+	t.Parallel()
+	c, machines := threeControlPlanes(t, simulatedMachines)
+	c.survivesACrash(machines)
+}
+
+// threeControlPlanes makes a cluster of three control planes, which are members of etcd and
+// API servers of their own, and a worker.
+func threeControlPlanes(t *testing.T, kind machineKind) (c *cloud, machines []string) {
+	t.Helper()
+	c, _ = newCluster(t, kind, 3, 1)
+	machines = []string{"control-plane-0", "control-plane-1", "control-plane-2", "worker-0"}
 	c.wantNodes(machines...)
-	c.wantVIP(machines...)
 	c.wantEtcdMembers(3)
+	if kind == realMachines {
+		c.wantVIP(machines...)
+	}
+	return c, machines
 }
 
 // wantEtcdMembers waits until n members of etcd are told Running. A kubelet makes the
@@ -360,10 +425,13 @@ func (c *cloud) wantEtcdMembers(n int) {
 	}
 }
 
-// TestInitGoesOnAfterAnything kills the console, the sandbox's daemon and the
-// bootstrapper in the middle, one after the other, and gives the same command again.
+// TestInitGoesOnAfterAnything kills the console in the middle, twice, and gives the same
+// command again. What it leaves half done is in the cluster and in the bootstrapper, which
+// are the same on machines of both kinds.
 func TestInitGoesOnAfterAnything(t *testing.T) {
-	c := newCloud(t, 1, 1)
+	t.Parallel()
+	c := newSimulated(t)
+	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--workers", "1").want(engine.ExitDone)
 
 	kill := func(t *testing.T, when func(engine.Event) bool, then func(cmd *exec.Cmd)) {
 		t.Helper()

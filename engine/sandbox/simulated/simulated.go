@@ -77,7 +77,8 @@ func Check(nodes netip.Prefix) error {
 	if err != nil {
 		err = fmt.Errorf("machines have addresses of loopback of their own, such as %s, and this computer has none: %w", Gateway(nodes), err)
 		if runtime.GOOS == "darwin" {
-			err = fmt.Errorf("%w; an administrator adds them by `sudo ifconfig lo0 alias %s`, one for each machine", err, Gateway(nodes))
+			a := nodes.Addr().As4() // the cloud's and those of 39 machines
+			err = fmt.Errorf("%w; an administrator adds them by `for n in $(seq 40); do sudo ifconfig lo0 alias %d.%d.%d.$n; done`", err, a[0], a[1], a[2])
 		}
 		return err
 	}
