@@ -29,10 +29,26 @@ import (
 	"constellation/engine/version"
 )
 
+// shortDir is a directory of the test whose name is short, as that of a socket must be: the
+// name of the test is not in it.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 // start runs an agent for host and returns a client; it ends with the test.
 func start(t *testing.T, host Host) (upgradeproto.AgentClient, string) {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), "a.sock")
+	socket := filepath.Join(shortDir(t), "a.sock")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- New(host, socket, slog.New(slog.DiscardHandler)).Run(ctx) }()
@@ -172,7 +188,7 @@ func TestListenTakesOverOnlyFromTheDead(t *testing.T) {
 		}
 	})
 	t.Run("the socket of a dead one is replaced", func(t *testing.T) {
-		socket := filepath.Join(t.TempDir(), "a.sock")
+		socket := filepath.Join(shortDir(t), "a.sock")
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
 		if err != nil {
 			t.Fatal(err)
@@ -249,7 +265,7 @@ func TestUnclearSocketIsNotRemoved(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("root may connect to any socket")
 	}
-	socket := filepath.Join(t.TempDir(), "a.sock")
+	socket := filepath.Join(shortDir(t), "a.sock")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)

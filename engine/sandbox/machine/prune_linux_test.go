@@ -64,7 +64,7 @@ func TestCacheIsPrunedOfWhatNobodyUses(t *testing.T) {
 		})
 		left = append(left, "rootfs/bookworm-mounted")
 	} else {
-		gone = append(gone, mounted)
+		gone = slices.Insert(gone, 1, mounted) // in the order of names
 	}
 
 	removed, err := Prune(t.Context(), cache, []string{kept, used}, month)
