@@ -80,6 +80,7 @@ type initRun struct {
 	cluster Cluster // nil until there is a kubeconfig
 	link    *link   // to the first node's bootstrapper; nil if there is none
 	nodes   tracker
+	after   func(time.Duration) <-chan time.Time // see WatchRequest; nil is time.After
 
 	// What this run has made before any machine was asked, and takes back if the
 	// machine turns out to be another's.

@@ -94,11 +94,19 @@ func (i *initRun) lookOut(ctx context.Context, r *Reporter, k Cluster, every tim
 			case <-ctx.Done():
 				return
 			case <-l.doubt:
-			case <-time.After(rest):
+			case <-i.rest(rest):
 			}
 		}
 	})
 	return l, func() { cancel(); wg.Wait() }
+}
+
+// rest is time.After, or what its caller has this run wait with.
+func (i *initRun) rest(d time.Duration) <-chan time.Time {
+	if i.after != nil {
+		return i.after(d)
+	}
+	return time.After(d)
 }
 
 // look has the API server looked at now, if that is not done already.

@@ -147,7 +147,7 @@ func (e *HeldError) Error() string { return "it is held by " + e.By.String() }
 // thousands costs as much as what moves. The zero value has not looked yet.
 type lineup struct {
 	target NodeTarget
-	moves  map[Move]bool
+	moves  []Move
 	agent  AgentRun
 	plans  map[string]planOf
 	nodes  []*Node
@@ -155,17 +155,19 @@ type lineup struct {
 	rest   []*rollEntry // those that are no nodes, by name
 	spare  []*rollEntry // room for the next known
 
-	states  map[string]int64 // how many of known are in each
-	goes    int64            // how many of known leave for another one
-	kubelet map[string]int64 // how many of nodes have each version of Kubernetes
+	byNode, donors map[string]Move // moves, by the node that each is about and by who is replaced
+	expected       []ExpectedNode
+
+	states  map[string]int64     // how many of known are in each
+	late    map[*rollEntry]*Node // those of known that are not Ready
+	goes    int64                // how many of known leave for another one
+	kubelet map[string]int64     // how many of nodes have each version of Kubernetes
 }
 
 // look looks at all machines, of which nodes are sorted by name, and returns those among them
 // that may be other than at the look before.
 func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []ExpectedNode) (fresh []*rollEntry) {
-	byNode, donors := map[string]Move{}, map[string]Move{}
-	moves := make(map[Move]bool, len(ro.Moves))
-	touched := make([]bool, len(nodes))
+	touched := map[int]bool{}
 	find := func(name string) (int, bool) {
 		return slices.BinarySearchFunc(nodes, name, func(n *Node, name string) int { return strings.Compare(n.Name, name) })
 	}
@@ -176,20 +178,29 @@ func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []Ex
 			}
 		}
 	}
-	for _, m := range ro.Moves {
-		if m.Node != "" {
-			byNode[m.Node] = m
+	same := l.states != nil && slices.Equal(ro.Moves, l.moves) && slices.Equal(expected, l.expected) // and the rest, if no node comes or goes
+	byNode, donors := l.byNode, l.donors
+	if !same {
+		byNode, donors = make(map[string]Move, len(ro.Moves)), make(map[string]Move, len(ro.Moves))
+		was, is := make(map[Move]bool, len(l.moves)), make(map[Move]bool, len(ro.Moves))
+		for _, m := range l.moves {
+			was[m] = true
 		}
-		if m.Donor != "" && m.Donor != m.Node {
-			donors[m.Donor] = m
+		for _, m := range ro.Moves {
+			if m.Node != "" {
+				byNode[m.Node] = m
+			}
+			if m.Donor != "" && m.Donor != m.Node {
+				donors[m.Donor] = m
+			}
+			if is[m] = true; !was[m] {
+				touch(m)
+			}
 		}
-		if moves[m] = true; !l.moves[m] {
-			touch(m)
-		}
-	}
-	for m := range l.moves {
-		if !moves[m] {
-			touch(m)
+		for _, m := range l.moves {
+			if !is[m] {
+				touch(m)
+			}
 		}
 	}
 	by := onNodes(plans)
@@ -206,12 +217,9 @@ func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []Ex
 	if ro.Agent != l.agent {
 		touch(Move{Node: ro.Agent.Node, Donor: l.agent.Node})
 	}
-	joining := map[string]bool{}
-	for _, x := range expected {
-		joining[x.Name] = true
-	}
 	if l.states == nil || !l.target.same(ro.Target) || l.target.KeepWorkers != ro.Target.KeepWorkers {
-		*l = lineup{states: map[string]int64{}, kubelet: map[string]int64{}} // all anew
+		*l = lineup{states: map[string]int64{}, late: map[*rollEntry]*Node{}, kubelet: map[string]int64{}} // all anew
+		same = false
 	}
 	known := l.spare[:0]
 	at := 0 // in the nodes of the look before
@@ -219,6 +227,7 @@ func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []Ex
 		for at < len(l.nodes) && l.nodes[at] != n && l.nodes[at].Name < n.Name {
 			l.count(l.nodes[at], l.known[at], -1)
 			at++
+			same = false
 		}
 		if at < len(l.nodes) && (l.nodes[at] == n || l.nodes[at].Name == n.Name) {
 			at++
@@ -227,6 +236,8 @@ func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []Ex
 				continue
 			}
 			l.count(l.nodes[at-1], l.known[at-1], -1)
+		} else {
+			same = false
 		}
 		m, moves := byNode[n.Name]
 		heir, replaced := donors[n.Name]
@@ -242,9 +253,17 @@ func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []Ex
 	}
 	for ; at < len(l.nodes); at++ {
 		l.count(l.nodes[at], l.known[at], -1)
+		same = false
 	}
-	l.target, l.moves, l.agent, l.plans, l.nodes, l.known, l.spare = ro.Target, moves, ro.Agent, by, nodes, known, l.known
-
+	l.target, l.agent, l.plans, l.nodes, l.known, l.spare = ro.Target, ro.Agent, by, nodes, known, l.known
+	if same {
+		return fresh
+	}
+	l.moves, l.byNode, l.donors, l.expected = slices.Clone(ro.Moves), byNode, donors, slices.Clone(expected)
+	joining := map[string]bool{}
+	for _, x := range expected {
+		joining[x.Name] = true
+	}
 	l.rest = nil
 	for _, m := range ro.Moves {
 		e := &rollEntry{name: m.Node, group: m.Group}
@@ -293,25 +312,24 @@ func (l *lineup) count(n *Node, e *rollEntry, by int64) {
 	if e.leavesForAnother() {
 		l.goes += by
 	}
+	if by > 0 && e.state == NodeNotReady {
+		l.late[e] = n
+	} else {
+		delete(l.late, e)
+	}
 }
 
 // unready is how many nodes that are not Ready hold a place of their own: all but those that
 // the operator does not know yet, and heirs whose donor holds theirs.
 func (l *lineup) unready() (n int64) {
-	if l.states[NodeNotReady] == 0 {
-		return 0
-	}
-	donors := map[string]string{}
-	for m := range l.moves {
-		if !m.Leaves && !m.Upgrades {
-			donors[m.Node] = m.Donor
-		}
-	}
-	for i, e := range l.known {
-		if e.state != NodeNotReady || l.nodes[i].Image == "" {
+	for e, node := range l.late {
+		if node.Image == "" {
 			continue
 		}
-		donor := orElse(e.with, donors[e.name])
+		donor := e.with
+		if m, moves := l.byNode[e.name]; donor == "" && moves && !m.Leaves && !m.Upgrades {
+			donor = m.Donor
+		}
 		at, is := slices.BinarySearchFunc(l.nodes, donor, func(n *Node, name string) int { return strings.Compare(n.Name, name) })
 		if !is || l.known[at].leavesForAnother() { // of which it is known that it leaves its place
 			n++
@@ -591,8 +609,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 	outlook := newOutlook(i.e.ws.learn())
 	r.run.foresee(outlook)
 
-	poll := time.NewTicker(restPoll * i.e.limits.poll)
-	defer poll.Stop()
+	poll := i.rest(restPoll * i.e.limits.poll)
 	var line lineup
 	var plans planTeller
 	var told map[string]int64
@@ -647,7 +664,8 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 			if err := pause(ctx, gather); err != nil { // one change seldom comes alone
 				return err
 			}
-		case <-poll.C:
+		case <-poll:
+			poll = i.rest(restPoll * i.e.limits.poll)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"time"
 
 	"constellation/engine/version"
 )
@@ -22,6 +23,10 @@ type WatchRequest struct {
 	// Once ends the watch when all was told that is there now. Stay goes on when all nodes
 	// are at the target and no Plan has a node under way; else that is the end.
 	Once, Stay bool
+	// After is what the watch waits with until it looks again whether the API server answers:
+	// [time.After], or what does the same at moments at which the caller works anyway, so that
+	// the computer is not woken more often. Nil means the former.
+	After func(time.Duration) <-chan time.Time
 }
 
 // Watch tells where the nodes of the cluster are on their way to its target, first all and
@@ -84,7 +89,7 @@ func (e *Engine) watcher(ctx context.Context, r WatchRequest) (*initRun, error) 
 	if err != nil {
 		return nil, &Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: ExitUsage}
 	}
-	i := &initRun{e: e, facts: &facts{state: &State{}}, cluster: k}
+	i := &initRun{e: e, facts: &facts{state: &State{}}, cluster: k, after: r.After}
 	if _, server, err := kubeconfigServer(b); err == nil {
 		if u, err := url.Parse(server.Value); err == nil {
 			i.state.Infrastructure.ClusterEndpoint = u.Host

@@ -75,6 +75,9 @@ type consoleDeps struct {
 	send    func(tea.Msg)
 	copy    func(string) bool
 	redraw  func()
+	// after is time.After for the clocks of a watch and what is looked at beside them; nil is
+	// time.After itself.
+	after func(time.Duration) <-chan time.Time
 	// settle gives back what only the beginning of a watch needs; nil if nobody would.
 	settle func()
 }

@@ -64,6 +64,9 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		defer debug.SetGCPercent(debug.SetGCPercent(watchGarbage))
 		forgetStart()
 		c.deps.settle = forgetStart
+		a := newAlarm()
+		defer a.close()
+		c.deps.after = a.after
 		c.deps.watch, c.deps.onlyWatch, c.deps.replay = o.watch.WatchRequest, true, o.replay
 		c.wat.filter, c.screen = o.watch.filter, screenWatch
 	}

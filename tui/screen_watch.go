@@ -250,7 +250,7 @@ func (c *console) openWatch() tea.Cmd {
 	c.closeWatch()
 	c.wat = watchScreen{origin: fromLive, gen: c.wat.gen + 1, board: &engine.Board{}, filter: c.wat.filter}
 	c.enterWatch()
-	gen, send := c.wat.gen, c.deps.send
+	gen, send, after := c.wat.gen, c.deps.send, c.deps.after
 	ctx, cancel := context.WithCancel(c.ctx)
 	c.wat.cancel = cancel
 	return tea.Batch(c.watchTicking(), func() tea.Msg {
@@ -259,7 +259,7 @@ func (c *console) openWatch() tea.Cmd {
 		gone := make(chan struct{})
 		go func() { defer close(gone); events.Run(collecting) }()
 		r := c.deps.watch
-		r.Stay = true
+		r.Stay, r.After = true, after
 		err := c.deps.engine.Watch(ctx, r, events.emit)
 		stop()
 		<-gone
@@ -319,6 +319,10 @@ func (c *console) watchTicking() tea.Cmd {
 		gap = playGap
 	}
 	gen := w.gen
+	if c.deps.after != nil && !plays {
+		second := c.deps.after(gap)
+		return func() tea.Msg { <-second; return watchTick{gen} }
+	}
 	return tea.Tick(gap, func(time.Time) tea.Msg { return watchTick{gen} })
 }
 

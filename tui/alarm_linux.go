@@ -1,0 +1,108 @@
+package tui
+
+import (
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// alarm wakes those who wait, at full seconds. For each of its own timers the runtime wakes at
+// least two threads, one of which then looks after the other as long as it works; a timer of
+// the kernel wakes one. It is safe for concurrent use.
+type alarm struct {
+	f   *os.File
+	raw syscall.RawConn
+	fd  int
+
+	mu     sync.Mutex
+	closed bool
+	due    []sleeper
+}
+
+type sleeper struct {
+	at time.Time
+	c  chan time.Time
+}
+
+// newAlarm returns an alarm, which has to be closed; nil if there can be none.
+func newAlarm() *alarm {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
+	if err != nil {
+		return nil
+	}
+	a := &alarm{f: os.NewFile(uintptr(fd), "timer"), fd: fd}
+	if a.raw, err = a.f.SyscallConn(); err != nil || a.f.SetDeadline(time.Time{}) != nil {
+		a.f.Close()
+		return nil
+	}
+	a.set(time.Now())
+	go func() {
+		for a.raw.Read(rung) == nil {
+			a.ring()
+		}
+	}()
+	return a
+}
+
+func (a *alarm) close() {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	a.f.Close()
+}
+
+// rung reports whether a timer has. To read it would say so as well, and wake a thread of the
+// runtime.
+func rung(fd uintptr) bool {
+	var left unix.ItimerSpec
+	return unix.TimerfdGettime(int(fd), &left) != nil || left.Value == (unix.Timespec{})
+}
+
+// after is time.After for who need not be woken to the moment: see ringsIn.
+func (a *alarm) after(d time.Duration) <-chan time.Time {
+	now := time.Now()
+	d = ringsIn(now, d)
+	if a == nil {
+		return time.After(d)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := make(chan time.Time, 1)
+	a.due = append(a.due, sleeper{now.Add(d), c})
+	a.set(now)
+	return c
+}
+
+// ring wakes those whose time has come.
+func (a *alarm) ring() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	a.due = slices.DeleteFunc(a.due, func(s sleeper) bool {
+		if s.at.After(now) {
+			return false
+		}
+		s.c <- now
+		return true
+	})
+	a.set(now)
+}
+
+// set sets the timer to when the next has to be woken. The caller holds mu, but at first.
+func (a *alarm) set(now time.Time) {
+	if a.closed {
+		return
+	}
+	next := time.Hour // to be set, always: one that is not looks as if it had rung
+	for _, s := range a.due {
+		next = min(next, max(s.at.Sub(now), 1))
+	}
+	_ = unix.TimerfdSettime(a.fd, 0, &unix.ItimerSpec{Value: unix.NsecToTimespec(int64(next))}, nil)
+}
