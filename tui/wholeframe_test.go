@@ -1,0 +1,42 @@
+package tui
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+// A console that has shown frame after frame shows the same as one that is told everything at
+// once, whatever it keeps from one frame to the next.
+func TestAFrameIsTheOneComposedFromNothing(t *testing.T) {
+	for _, name := range []string{"5-good", "5-failed", "5-resumed", "500-failed"} {
+		events := streamOf(t, name)
+		for _, keys := range [][]string{nil, {"s"}, {"m"}, {"l"}, {"/", "d", "r", "a", "enter"}} {
+			at := start
+			console := func() *console {
+				c := newConsole(t.Context(), look{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
+				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, screenWatch, "", true
+				c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
+				for _, k := range keys {
+					c.key(keyOf(k))
+				}
+				return c
+			}
+			warm := console()
+			for batch := range slices.Chunk(events, len(events)/12+1) {
+				at = batch[len(batch)-1].Time
+				warm.Update(watchBatch{0, batch})
+				warm.View()
+				at = at.Add(3 * time.Second)
+				warm.Update(watchTick{0})
+				anew := console()
+				anew.Update(watchBatch{0, events[:slices.IndexFunc(events, func(e engine.Event) bool { return e.Seq == batch[len(batch)-1].Seq })+1]})
+				if got, want := warm.View(), anew.View(); got != want {
+					t.Fatalf("%s, keys %q, until %s:\n%s\nwant\n%s", name, keys, at, stripStyle(got), stripStyle(want))
+				}
+			}
+		}
+	}
+}
