@@ -37,6 +37,7 @@ type book struct {
 	unavailable int                        // nodes that are not Ready, or cordoned
 	cordoned    map[string]map[string]bool // nodes that carry the mark of a plan of ours, by plan
 	secrets     map[string]string          // resource versions by name
+	news        map[string]podNews         // of pods, by the name of their job
 	buried      map[types.UID]bool         // jobs that were deleted lately
 	long        map[string]string          // names of nodes that are too long for a label, by what stands for them
 }
@@ -80,7 +81,7 @@ type candidate struct{ key, name string }
 func newBook(controller string, now func() time.Time, wake func(string, time.Duration)) *book {
 	return &book{
 		controller: controller, now: now, wake: wake, plans: map[string]*planPage{}, nodes: map[string]*node{}, hosts: map[string]map[string]bool{},
-		jobs: map[string]*batchv1.Job{}, jobsOf: map[jobKey]map[string]bool{}, cordoned: map[string]map[string]bool{}, secrets: map[string]string{}, buried: map[types.UID]bool{}, long: map[string]string{},
+		jobs: map[string]*batchv1.Job{}, jobsOf: map[jobKey]map[string]bool{}, cordoned: map[string]map[string]bool{}, secrets: map[string]string{}, news: map[string]podNews{}, buried: map[types.UID]bool{}, long: map[string]string{},
 	}
 }
 
@@ -332,6 +333,7 @@ func (b *book) dropJob(j *batchv1.Job) {
 		delete(page.suspects, j.Name)
 	}
 	delete(b.jobs, j.Name)
+	delete(b.news, j.Name)
 	delete(b.jobsOf[k], j.Name)
 	if len(b.jobsOf[k]) == 0 {
 		delete(b.jobsOf, k)
@@ -430,6 +432,8 @@ type upgraded struct {
 	credited bool
 	// refused says why its Job could not be made lately.
 	refused string
+	// news is what the newest pod of the Job says.
+	news podNews
 	// also is another Plan for which something is done on the node that may keep it cordoned.
 	also string
 }
@@ -585,6 +589,9 @@ func (b *book) upgraded(p *upgradev1.Plan, name string) upgraded {
 		}
 	}
 	u.refused = page.refused[name]
+	if u.job != nil {
+		u.news = b.news[u.job.Name]
+	}
 	u.credited = u.job != nil && page.credited[u.job.UID]
 	for other, page := range b.plans {
 		if other == p.Name || page.plan == nil || page.plan.Spec.Drain == nil && !page.plan.Spec.Cordon {

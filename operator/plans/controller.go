@@ -93,6 +93,8 @@ func (k *controller) watch(ctx context.Context, c cache.Cache) error {
 	on(&upgradev1.Plan{}, func(o any) { k.book.setPlan(o.(*upgradev1.Plan), false) }, func(o any) { k.book.dropPlan(o.(*upgradev1.Plan).Name) })
 	on(&corev1.Node{}, func(o any) { k.book.setNode(o.(*corev1.Node), false) }, func(o any) { n := o.(*corev1.Node); k.book.dropNode(n.Name, n.UID) })
 	on(&batchv1.Job{}, func(o any) { k.book.setJob(o.(*batchv1.Job), false) }, func(o any) { k.book.dropJob(o.(*batchv1.Job)) })
+	// A pod that is gone has said what it had to say.
+	on(&corev1.Pod{}, func(o any) { k.book.setPod(o.(*corev1.Pod)) }, func(any) {})
 	// What Secrets hold is read when it is needed, and not kept.
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))

@@ -337,7 +337,10 @@ func (r *roller) goOn(u upgraded) bool {
 	case jobFailed:
 		return r.hasFailed(u)
 	}
-	n := r.say(u, upgradev1.NodeRunning, "JobRunning", "Job %s runs", j.Name)
+	n := r.say(u, upgradev1.NodeRunning, cmp.Or(u.news.reason, "JobRunning"), "%s", cmp.Or(u.news.message, fmt.Sprintf("Job %s runs", j.Name)))
+	if known && u.news.isBad() && was.Reason != n.Reason {
+		r.d.events = append(r.d.events, event{warning: true, reason: n.Reason, node: u.name, note: n.Message})
+	}
 	if j.Status.Failed > 0 {
 		n.Message += fmt.Sprintf("; %d of its pods failed", j.Status.Failed)
 	}
@@ -439,8 +442,10 @@ func (r *roller) hasFailed(u upgraded) bool {
 	if was.Job != string(u.job.UID) {
 		attempts++
 	}
-	// What the Job itself says is all that can be known of it from here.
 	message := fmt.Sprintf("Job %s/%s failed on Node %s: %s: %s", u.job.Namespace, u.job.Name, u.name, c.Reason, c.Message)
+	if u.news.isBad() {
+		message += "; " + u.news.message
+	}
 	state := upgradev1.NodeFailed
 	if attempts <= r.spec().Retries {
 		state = upgradev1.NodeRetrying

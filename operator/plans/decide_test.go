@@ -463,3 +463,78 @@ func BenchmarkHeartbeats(b *testing.B) {
 		d.book.setNode(n, false)
 	}
 }
+
+// What the pod of a Job does is told of its node, with a reason if it does not get on.
+func TestPodsSayHowNodesGetOn(t *testing.T) {
+	waiting := func(reason string) corev1.ContainerState {
+		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "now and then other words"}}
+	}
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	done := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}
+	d := newDesk(t, &upgradev1.Plan{
+		ObjectMeta: metav1.ObjectMeta{Name: "k3s", Namespace: "system-upgrade", UID: "plan"},
+		Spec:       upgradev1.PlanSpec{Concurrency: 1, Version: "v1", NodeSelector: &metav1.LabelSelector{}, Upgrade: &upgradev1.ContainerSpec{Image: "k3s"}},
+	}, 1)
+	d.step()
+	job := d.book.jobsOfPlan("k3s")[0]
+	for i, tt := range []struct {
+		name            string
+		pod             string
+		init, main      corev1.ContainerState
+		conditions      []corev1.PodCondition
+		reason, message string
+		events          []string
+	}{
+		{name: "nothing is known", pod: "p1", init: waiting("PodInitializing"), main: waiting("PodInitializing"), reason: "JobRunning", message: "Job " + job.Name + " runs"},
+		{
+			name: "no place", pod: "p1", reason: "PodUnschedulable", message: "pod p1 finds no place: 0/1 nodes are available", events: []string{"PodUnschedulable"},
+			conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available"}},
+		},
+		{name: "no image", pod: "p1", init: waiting("ErrImagePull"), main: waiting("PodInitializing"), reason: "ImagePullError", message: "image kubectl of container drain cannot be pulled", events: []string{"ImagePullError"}},
+		{name: "no image still", pod: "p1", init: waiting("ImagePullBackOff"), main: waiting("PodInitializing"), reason: "ImagePullError", message: "image kubectl of container drain cannot be pulled"},
+		{name: "drains", pod: "p1", init: running, main: waiting("PodInitializing"), reason: "Draining", message: "container drain of pod p1 runs"},
+		{name: "upgrades", pod: "p1", init: done, main: running, reason: "Upgrading", message: "container upgrade of pod p1 runs"},
+		{
+			name: "failed", pod: "p1", init: done, reason: "PodFailed", message: "container upgrade of pod p1 ended with exit code 3: no space left on device", events: []string{"PodFailed"},
+			main: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Reason: "Error", Message: "copying\nno space left on device\n"}},
+		},
+		{name: "a new pod", pod: "p2", init: done, main: running, reason: "Upgrading", message: "container upgrade of pod p2 runs"},
+		{name: "the old one again", pod: "p1", init: done, main: running, reason: "Upgrading", message: "container upgrade of pod p2 runs"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: tt.pod, CreationTimestamp: metav1.NewTime(d.now), Labels: map[string]string{batchv1.JobNameLabel: job.Name}}}
+			if tt.pod == "p2" {
+				p.CreationTimestamp = metav1.NewTime(d.now.Add(time.Minute))
+			}
+			p.Status = corev1.PodStatus{
+				Conditions: tt.conditions, InitContainerStatuses: []corev1.ContainerStatus{{Name: "drain", Image: "kubectl", State: tt.init}},
+				ContainerStatuses: []corev1.ContainerStatus{{Name: "upgrade", Image: "k3s:v1", State: tt.main}},
+			}
+			d.book.setPod(p)
+			out := d.step()
+			var events []string
+			for _, e := range out.events {
+				events = append(events, e.reason)
+			}
+			n := out.status.Constellation.Nodes[0]
+			if n.Reason != tt.reason || n.Message != tt.message || i > 0 && !slices.Equal(events, tt.events) {
+				t.Errorf("%s: %s, events %q; want %s: %s, %q", n.Reason, n.Message, events, tt.reason, tt.message, tt.events)
+			}
+			if out.again != (time.Time{}) || len(out.creates)+len(out.deletes) > 0 {
+				t.Errorf("more is done: %+v", out)
+			}
+		})
+	}
+	job = job.DeepCopy()
+	job.ResourceVersion = d.version()
+	job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: "BackoffLimitExceeded", Message: "Job has reached the specified backoff limit"}}
+	d.book.setJob(job, false)
+	d.book.setPod(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p2", CreationTimestamp: metav1.NewTime(d.now.Add(time.Minute)), Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
+		Status:     corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "upgrade", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled"}}}}},
+	})
+	want := "Job system-upgrade/" + job.Name + " failed on Node n0: BackoffLimitExceeded: Job has reached the specified backoff limit; container upgrade of pod p2 ended with exit code 137 (OOMKilled)"
+	if got := d.step().status.Constellation.Nodes[0]; got.State != upgradev1.NodeFailed || got.Message != want {
+		t.Errorf("%s: %s\nwant %s", got.State, got.Message, want)
+	}
+}

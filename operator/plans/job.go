@@ -231,7 +231,9 @@ func container(p *upgradev1.Plan, name string, c upgradev1.ContainerSpec, s Sett
 		Env: []corev1.EnvVar{
 			from("SYSTEM_UPGRADE_NODE_NAME", "spec.nodeName"), from("SYSTEM_UPGRADE_POD_NAME", "metadata.name"), from("SYSTEM_UPGRADE_POD_UID", "metadata.uid"),
 		},
-		VolumeMounts: []corev1.VolumeMount{{Name: hostRoot, MountPath: "/host"}, {Name: podInfo, MountPath: podInfoPath, ReadOnly: true}},
+		// What it said last can then be told without the right to read logs.
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		VolumeMounts:             []corev1.VolumeMount{{Name: hostRoot, MountPath: "/host"}, {Name: podInfo, MountPath: podInfoPath, ReadOnly: true}},
 	}
 	out.Env = append(append(out.Env, c.Env...),
 		corev1.EnvVar{Name: "SYSTEM_UPGRADE_PLAN_NAME", Value: p.Name},

@@ -129,6 +129,7 @@ func Run(ctx context.Context, c Config) error {
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Node{}: {Transform: trimNode},
 				&batchv1.Job{}: {Transform: trimJob, Label: ours},
+				&corev1.Pod{}:  {Transform: trimPod, Label: ours},
 			},
 		},
 		LeaderElection: c.Election, LeaderElectionResourceLockInterface: turn,
