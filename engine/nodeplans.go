@@ -51,8 +51,8 @@ const (
 	PlanGone      = "gone"
 )
 
-// planVerbs say of a Plan that does not go on how it is.
-var planVerbs = map[string]string{PlanFailed: "has failed", PlanInvalid: "cannot be carried out", PlanWaiting: "waits", PlanPaused: "is paused"}
+// planVerbs say of a Plan that does not go on how it is, unless its own words do.
+var planVerbs = map[string]string{PlanFailed: " has failed", PlanInvalid: " cannot be carried out", PlanWaiting: " waits"}
 
 // sourcePlans is who speaks about Plans in general.
 const sourcePlans = "plans"
@@ -158,7 +158,7 @@ func whyPlans(plans []NodePlan) Event {
 			case p.Applying > 0:
 				return Event{Kind: KindWait}
 			case p.State == state && e.Text == "":
-				e.Object, e.State, e.Text, e.Remedy = p.Name, p.State, strings.TrimSuffix("plan "+p.Name+" "+planVerbs[state]+": "+p.Text, ": "), p.Remedy
+				e.Object, e.State, e.Text, e.Remedy = p.Name, p.State, strings.TrimSuffix("plan "+p.Name+planVerbs[state]+": "+p.Text, ": "), p.Remedy
 			}
 		}
 	}
