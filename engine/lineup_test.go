@@ -147,6 +147,38 @@ func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
 	}
 }
 
+// A machine that the cloud has not named has one row, also once it is a Node.
+func TestNodesThatNobodyKnowsYetAreTheMachinesWithoutNames(t *testing.T) {
+	now := time.Now()
+	unnamed := []Move{{Name: "replace-0", Donor: "w0", Group: "workers", Machine: "Creating"}}
+	for name, tt := range map[string]struct {
+		nodes []*Node
+		moves []Move
+		want  []string
+	}{
+		"it has just joined":                     {[]*Node{{Name: "w1", Role: "worker", Created: now}}, unnamed, []string{"new for w0"}},
+		"the operator has said what it is":       {[]*Node{{Name: "w1", Group: "workers", Image: "b", Created: now}}, unnamed, []string{"w1", "new for w0"}},
+		"the cloud has named it":                 {[]*Node{{Name: "w1", Role: "worker", Created: now}}, []Move{{Name: "replace-0", Node: "w1", Donor: "w0", Group: "workers", Machine: "Ready"}}, []string{"w1"}},
+		"it has been there for long":             {[]*Node{{Name: "w1", Role: "worker", Created: now.Add(-time.Minute)}}, unnamed, []string{"w1", "new for w0"}},
+		"no machine is without a name":           {[]*Node{{Name: "w1", Role: "worker", Created: now}}, nil, []string{"w1"}},
+		"a machine that is to be made is no one": {[]*Node{{Name: "w1", Role: "worker", Created: now}}, []Move{{Name: "replace-0", Donor: "w0"}}, []string{"w1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var l lineup
+			if _, err := (&Engine{now: func() time.Time { return now }}).seeRollout(t.Context(), &looked{ro: Rollout{Moves: tt.moves}, nodes: tt.nodes}, &l); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for e := range l.all() {
+				got = append(got, e.name)
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
 // looked is a cluster at one moment.
 type looked struct {
 	Cluster

@@ -368,6 +368,30 @@ func nameless(m Move) string {
 	return "new (" + m.Name + ")"
 }
 
+// Unnamed reports whether an event calls a machine by what it is for, such as "new for
+// worker-0", because the cloud had not named it yet.
+func Unnamed(machine string) bool { return strings.Contains(machine, " ") }
+
+// withoutStrangers returns nodes without those that have just joined, are not known to the operator
+// yet, and are there already as machines that the cloud has not named: what they are shows
+// when it has. Of those that have been there for longer nothing else may come.
+func (ro Rollout) withoutStrangers(nodes []*Node, now time.Time) []*Node {
+	if !slices.ContainsFunc(ro.Moves, func(m Move) bool { return m.Node == "" && !m.Leaves && !m.Reached && !m.Upgrades && m.Machine != "" }) {
+		return nodes
+	}
+	named := map[string]bool{}
+	for _, m := range ro.Moves {
+		named[m.Node] = true
+	}
+	return slices.DeleteFunc(slices.Clone(nodes), func(n *Node) bool {
+		return n.Group == "" && n.Image == "" && !named[n.Name] && now.Sub(n.Created) < strangeFor
+	})
+}
+
+// strangeFor is how long a node may be there before the operator says what it is. It does so
+// when the node appears.
+const strangeFor = 15 * time.Second
+
 // entry says what state a node is in on its way to t: m is its own move if moves, heir that of
 // the machine that will replace it if replaced.
 func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool) *rollEntry {
@@ -486,7 +510,7 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutV
 	if v.planless = err; err != nil && !errors.Is(err, ErrAbsent) && !errors.Is(err, ErrDenied) { // which keep nobody from seeing the rest
 		return rolloutView{}, err
 	}
-	v.fresh = l.look(ro, v.plans, nodes, expected)
+	v.fresh = l.look(ro, v.plans, ro.withoutStrangers(nodes, at), expected)
 	v.oldest = oldestVersion(maps.Keys(l.kubelet))
 	v.states = maps.Clone(l.states)
 	replacements := l.goes // Ready nodes that have come for one that has not gone yet

@@ -257,6 +257,7 @@ to do next.`,
   constellation -C demo               # on another one
   constellation init --non-interactive --yes -o json | jq .kind`,
 		Args:          cobra.NoArgs,
+		Version:       s.Release,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
@@ -283,6 +284,8 @@ to do next.`,
 	f.BoolVar(&s.accessible, "accessible", false, "no console: line by line, questions in words (also with ACCESSIBLE=1)")
 	root.Flags().BoolVar(&nonInteractive, "non-interactive", false, "print, ask nothing")
 	_ = root.MarkPersistentFlagDirname("workspace")
+	root.Flags().Bool("version", false, "print the version of this program")
+	root.SetVersionTemplate("constellation {{.Version}}\n")
 	root.SetHelpCommandGroupID("around")
 	root.AddGroup(&cobra.Group{ID: "cluster", Title: "The cluster:"}, &cobra.Group{ID: "around", Title: "Around it:"})
 	for _, c := range []*cobra.Command{s.initCommand(), s.upgradeCommand(), s.backupCommand(), s.statusCommand(), s.watchCommand(), s.historyCommand()} {

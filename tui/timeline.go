@@ -29,6 +29,7 @@ type timeline struct {
 	steps              []step
 	machines           []machine
 	byName             map[string]int // index into machines
+	unnamed            string         // machine that is gone and never was one of its name; empty: none
 	log                lines
 	why                waiting
 	counts             map[string]int64
@@ -172,6 +173,7 @@ const (
 // the index of the step or machine is returned too.
 func (t *timeline) apply(ev engine.Event) (change, int) {
 	t.events++
+	t.dropUnnamed()
 	if t.started.IsZero() {
 		t.started = ev.Time
 	}
@@ -382,6 +384,9 @@ func (t *timeline) applyNode(ev engine.Event) (change, int) {
 		m.took = ev.Time.Sub(m.first)
 	}
 	m.text, m.attempt = clean(ev.Text), ev.Attempt
+	if m.state == engine.NodeGone && engine.Unnamed(ev.Node) {
+		t.unnamed = name
+	}
 	switch {
 	case m.state != before.state:
 		return moved, i
@@ -389,6 +394,21 @@ func (t *timeline) applyNode(ev engine.Event) (change, int) {
 		return advanced, i
 	}
 	return nothing, i
+}
+
+// dropUnnamed drops the machine of the event before if it is gone and the cloud had not named
+// it: it has a row of its own by now, under its name, or never was a machine.
+func (t *timeline) dropUnnamed() {
+	i, is := t.byName[t.unnamed]
+	t.unnamed = ""
+	if !is {
+		return
+	}
+	delete(t.byName, t.machines[i].name)
+	t.machines = slices.Delete(t.machines, i, i+1)
+	for ; i < len(t.machines); i++ {
+		t.byName[t.machines[i].name] = i
+	}
 }
 
 func (t *timeline) applyProgress(ev engine.Event) (change, int) {

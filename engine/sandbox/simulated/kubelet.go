@@ -541,7 +541,7 @@ func (k *kubelet) runPod(ctx context.Context, pod *corev1.Pod) (corev1.PodStatus
 	ready := true
 	if !ours {
 		for _, c := range pod.Spec.Containers {
-			s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(c, true, true, s.StartTime.Time, 0, ""))
+			s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(c, "simulated://"+c.Name, true, true, s.StartTime.Time, 0, ""))
 		}
 		if pod.Spec.RestartPolicy != corev1.RestartPolicyAlways && time.Since(s.StartTime.Time) > time.Second {
 			s.Phase = corev1.PodSucceeded // nothing ran, and it has ended
@@ -565,9 +565,9 @@ func (k *kubelet) runPod(ctx context.Context, pod *corev1.Pod) (corev1.PodStatus
 			return s, err
 		}
 		for _, c := range w.containers {
-			running, ok, started, restarts, last := c.state()
+			id, running, ok, started, restarts, last := c.state()
 			ready = ready && ok
-			s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(*c.spec, running, ok, started, restarts, last))
+			s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(*c.spec, id, running, ok, started, restarts, last))
 		}
 	}
 	for _, t := range []corev1.PodConditionType{corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady, corev1.PodScheduled} {
@@ -585,9 +585,9 @@ func (k *kubelet) runPod(ctx context.Context, pod *corev1.Pod) (corev1.PodStatus
 	return s, nil
 }
 
-func containerStatus(c corev1.Container, running, ready bool, started time.Time, restarts int32, last string) corev1.ContainerStatus {
+func containerStatus(c corev1.Container, id string, running, ready bool, started time.Time, restarts int32, last string) corev1.ContainerStatus {
 	s := corev1.ContainerStatus{
-		Name: c.Name, Image: c.Image, ImageID: "simulated://" + c.Image, ContainerID: "simulated://" + c.Name, Ready: ready, Started: &running, RestartCount: restarts,
+		Name: c.Name, Image: c.Image, ImageID: "simulated://" + c.Image, ContainerID: id, Ready: ready, Started: &running, RestartCount: restarts,
 	}
 	if running {
 		s.State.Running = &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(started.Truncate(time.Second))}
@@ -706,11 +706,11 @@ func (k *kubelet) mirror(ctx context.Context, there map[string]*corev1.Pod) erro
 		}
 		all := corev1.ConditionTrue
 		for _, c := range w.containers {
-			running, ok, started, restarts, last := c.state()
+			id, running, ok, started, restarts, last := c.state()
 			if !ok {
 				all = corev1.ConditionFalse
 			}
-			s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(*c.spec, running, ok, started, restarts, last))
+			s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(*c.spec, id, running, ok, started, restarts, last))
 		}
 		for _, t := range []corev1.PodConditionType{corev1.ContainersReady, corev1.PodReady} {
 			s.Conditions = append(s.Conditions, corev1.PodCondition{Type: t, Status: all, LastTransitionTime: now})

@@ -466,18 +466,3 @@ func (k *kubelet) serveAPI(ctx context.Context) error {
 		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool,
 	})
 }
-
-// logs answers with what a process has written; of pods that only are said to run, with
-// that.
-func (k *kubelet) logs(w http.ResponseWriter, r *http.Request) {
-	name := strings.TrimSuffix(r.PathValue("pod"), "-"+k.c.Name) // a mirror's
-	for _, n := range []string{r.PathValue("pod"), name} {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: r.PathValue("namespace"), Name: n}}
-		if f, err := os.Open(k.c.logFile(pod, r.PathValue("container"))); err == nil {
-			_, _ = io.Copy(w, f)
-			f.Close()
-			return
-		}
-	}
-	fmt.Fprintln(w, StandIn+": nothing runs in this pod, it is only said to run")
-}

@@ -56,13 +56,28 @@ type container struct {
 	started  time.Time
 	restarts int32
 	last     string // how it ended
+	// What its process says, and the one before it said; nil: there was none.
+	output, before *output
 }
 
-// state returns what there is to tell.
-func (c *container) state() (running, ready bool, started time.Time, restarts int32, last string) {
+// state returns what there is to tell. id is another one for each start.
+func (c *container) state() (id string, running, ready bool, started time.Time, restarts int32, last string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.running, c.ready, c.started, c.restarts, c.last
+	if c.output != nil {
+		id = c.output.id
+	}
+	return id, c.running, c.ready, c.started, c.restarts, c.last
+}
+
+// said returns what its process says, or the one before it said; nil: there was none.
+func (c *container) said(before bool) *output {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if before {
+		return c.before
+	}
+	return c.output
 }
 
 func (p *pods) get(key string) *workload {
@@ -131,9 +146,27 @@ func (p *pods) stopAll() {
 	wg.Wait()
 }
 
-// logFile is what a container writes to.
-func (c *computer) logFile(pod *corev1.Pod, name string) string {
-	return c.root("var/log/pods", pod.Namespace+"_"+pod.Name+"_"+name+".log")
+// container returns a container of a pod that runs as processes; nil if there is none. Of
+// a static pod the API server knows a mirror, with the name of the node at its end.
+func (p *pods) container(namespace, pod, node, name string) *container {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, w := range p.all {
+		if w.pod.Namespace != namespace || w.pod.Name != pod && w.pod.Name+"-"+node != pod {
+			continue
+		}
+		for _, c := range w.containers {
+			if c.spec.Name == name {
+				return c
+			}
+		}
+	}
+	return nil
+}
+
+// logFile is what the process of the nth start of a container writes to.
+func (c *computer) logFile(pod *corev1.Pod, name string, n int) string {
+	return c.root("var/log/pods", fmt.Sprintf("%s_%s_%s.%d.log", pod.Namespace, pod.Name, name, n))
 }
 
 // keep runs a container's process until ctx ends, again and again.
@@ -166,18 +199,20 @@ func (p *pods) once(ctx context.Context, w *workload, c *container, command func
 	if err != nil {
 		return err.Error()
 	}
-	out, err := os.OpenFile(p.c.logFile(w.pod, c.spec.Name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	out, err := newOutput(p.c, w.pod, c.spec.Name)
 	if err != nil {
 		return err.Error()
 	}
-	defer out.Close()
+	defer out.end()
 	cmd.Stdout, cmd.Stderr = out, out
+	cmd.WaitDelay = time.Second // children that it left behind have the same output
 	proc, err := spawn(cmd)
 	if err != nil {
 		return err.Error()
 	}
 	c.mu.Lock()
 	c.running, c.process, c.started = true, proc, time.Now()
+	c.output, c.before = out, c.output
 	c.ready = c.spec.ReadinessProbe == nil
 	c.mu.Unlock()
 	select {
