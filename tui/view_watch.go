@@ -219,8 +219,8 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 		said = min(max(4, (h-len(lines))/3), 14)
 	}
 	lines = append(lines, c.flightView(b, w, h-len(lines)-said)...)
-	if said > 0 {
-		lines = append(lines, c.saidView(b, w, min(said, h-len(lines)))...)
+	if said > 0 { // with what few machines have left
+		lines = append(lines, c.saidView(b, w, h-len(lines))...)
 	}
 	return lines
 }
