@@ -404,7 +404,7 @@ func (a *applyRun) targetStep(replaced, kept []string) Step {
 		s.Warning = "The disks of replaced nodes are gone for good, and Kubernetes never goes down again. Back up etcd and whatever is on local volumes before; services can be taken back with helm, nodes only forward."
 	}
 	if a.request.Surge != "" {
-		s.Details = append(s.Details, "at most "+a.request.Surge+" machine(s) beyond the wanted number at any moment")
+		s.Details = append(s.Details, "at any moment at most "+a.request.Surge+" beyond the wanted number of machines")
 	}
 	return s
 }

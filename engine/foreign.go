@@ -254,7 +254,7 @@ func (x ChartChange) line() string {
 		s += ", with other content"
 	}
 	if n := len(x.Values); n > 0 {
-		s += fmt.Sprintf(", %d value(s) change", n)
+		s += ", " + many(n, "value") + " " + verb(n, "change")
 	}
 	if x.Defaults > 0 {
 		s += fmt.Sprintf(", %d of its defaults change", x.Defaults)

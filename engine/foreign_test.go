@@ -84,7 +84,7 @@ func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
 	if d := cmp.Diff(want, p.Changes.ChartChanges); d != "" {
 		t.Errorf("changes (-want +got):\n%s", d)
 	}
-	lines := []string{"chart cni 1.16.0 to 1.17.4, 2 value(s) change"}
+	lines := []string{"chart cni 1.16.0 to 1.17.4, 2 values change"}
 	if d := cmp.Diff(lines, p.Steps[len(p.Steps)-1].Details); d != "" {
 		t.Errorf("what the step says (-want +got):\n%s", d)
 	}

@@ -206,6 +206,14 @@ func many(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun + "s"
 }
 
+// verb is a verb for n of something: "1 value changes", "3 values change".
+func verb(n int, plural string) string {
+	if n == 1 {
+		return plural + "s"
+	}
+	return plural
+}
+
 // inOrder says how so many nodes are replaced, where that needs words.
 func inOrder(n int) string {
 	if n == 1 {

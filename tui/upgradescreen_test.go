@@ -54,7 +54,7 @@ func hopPlan() *engine.Plan {
 // chartPlan is hopPlan with a chart of others that destroys something, and one that
 // somebody changed by hand.
 func chartPlan() *engine.Plan {
-	const lost = "CustomResourceDefinition orders.example.com is deleted, and 12 object(s) of it with it"
+	const lost = "CustomResourceDefinition orders.example.com is deleted, and 12 objects of it with it"
 	p := hopPlan()
 	p.Changes.Charts = []string{"constellation-operators 1.0.0 to 1.1.0", "cert-manager v1.18.2 to v1.19.1", "cilium 1.17.4"}
 	p.Changes.ChartChanges = []engine.ChartChange{
@@ -76,7 +76,7 @@ func chartPlan() *engine.Plan {
 			Command: "helm history -n kube-system cilium",
 		},
 	}, p.Findings...)
-	p.Steps[3].Details = []string{"chart cert-manager v1.18.2 to v1.19.1, 3 value(s) change, 14 of its defaults change"}
+	p.Steps[3].Details = []string{"chart cert-manager v1.18.2 to v1.19.1, 3 values change, 14 of its defaults change"}
 	return p
 }
 

@@ -282,7 +282,10 @@ func (c *Client) destroyed(ctx context.Context, want engine.Chart, from, to stri
 			if n == 0 {
 				continue
 			}
-			text = fmt.Sprintf("is deleted, and %d object(s) of it with it", n)
+			text = "is deleted, and 1 object of it with it"
+			if n > 1 {
+				text = fmt.Sprintf("is deleted, and %d objects of it with it", n)
+			}
 		}
 		add(o, text)
 	}

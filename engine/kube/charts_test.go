@@ -322,7 +322,7 @@ func TestChartsOfOthersOnARealAPIServer(t *testing.T) {
 		order("one")
 		order("two")
 		got := compare(t, shopChart(t, "1.1.0", map[string]any{"text": "one", "kind": false}))
-		want := []string{"CustomResourceDefinition orders.example.com is deleted, and 2 object(s) of it with it"}
+		want := []string{"CustomResourceDefinition orders.example.com is deleted, and 2 objects of it with it"}
 		if d := cmp.Diff(want, got.Destroys); d != "" || !slices.Equal(got.Objects, []string{"customresourcedefinition/orders.example.com"}) {
 			t.Errorf("(-want +got):\n%s%v", d, got.Objects)
 		}
