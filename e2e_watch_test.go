@@ -289,7 +289,7 @@ func newScreen(t *testing.T, dir string, argv ...string) *screen {
 			s.env = append(s.env, v)
 		}
 	}
-	s.env = append(s.env, "LC_ALL=C.UTF-8", "TERM=xterm-256color")
+	s.env = append(s.env, "LC_ALL=C.UTF-8", "TERM=xterm-256color", "SHELL=/bin/sh") // whatever the user has
 	s.tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", "-c", dir, "-s", "watch", "env -u TMUX PS1='$ ' sh")
 	t.Cleanup(func() {
 		kill := exec.Command("tmux", "-S", s.socket, "kill-server")

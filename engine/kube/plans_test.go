@@ -16,7 +16,8 @@ import (
 func TestPlansSayHowTheyAre(t *testing.T) {
 	conditions := func(status corev1.ConditionStatus, reason, message string) []upgradev1.Condition {
 		return []upgradev1.Condition{
-			{Type: upgradev1.ConditionValidated, Status: corev1.ConditionTrue}, {Type: upgradev1.ConditionResolved, Status: corev1.ConditionTrue},
+			{Type: upgradev1.ConditionValidated, Status: corev1.ConditionTrue},
+			{Type: upgradev1.ConditionResolved, Status: corev1.ConditionTrue},
 			{Type: upgradev1.ConditionComplete, Status: status, Reason: reason, Message: message},
 		}
 	}
@@ -60,7 +61,8 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 			engine.NodePlan{Version: "v1", State: engine.PlanFailed, Text: "why", Remedy: retry, Total: 4, Done: 1, Applying: 1, Failed: 1, Pending: 1},
 		},
 		"it waits for its window": {
-			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionFalse, "Waiting", "opens"), Constellation: ours(2, 0, 0, 0, "opens")},
+			upgradev1.PlanSpec{Version: "v1"},
+			upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionFalse, "Waiting", "opens"), Constellation: ours(2, 0, 0, 0, "opens")},
 			engine.NodePlan{Version: "v1", State: engine.PlanWaiting, Text: "opens", Total: 2, Pending: 2},
 		},
 		"it is paused": {
@@ -69,7 +71,8 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 			engine.NodePlan{Version: "v1", State: engine.PlanPaused, Text: "paused", Total: 2, Done: 1, Pending: 1},
 		},
 		"it is complete": {
-			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionTrue, "Complete", ""), Constellation: ours(2, 2, 0, 0, "")},
+			upgradev1.PlanSpec{Version: "v1"},
+			upgradev1.PlanStatus{Conditions: conditions(corev1.ConditionTrue, "Complete", ""), Constellation: ours(2, 2, 0, 0, "")},
 			engine.NodePlan{Version: "v1", State: engine.PlanComplete, Total: 2, Done: 2},
 		},
 		"it is not valid": {
@@ -78,11 +81,13 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 			engine.NodePlan{Version: "v1", State: engine.PlanInvalid, Text: "spec.window is invalid", Remedy: "correct it: `kubectl -n default edit plans.upgrade.cattle.io k3s`"},
 		},
 		"another controller applies it": {
-			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{LatestVersion: "v1", Applying: []string{"a"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "")},
+			upgradev1.PlanSpec{Version: "v1"},
+			upgradev1.PlanStatus{LatestVersion: "v1", Applying: []string{"a"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "")},
 			engine.NodePlan{Version: "v1", State: engine.PlanApplying, Applying: 1, Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeUpgrading}}},
 		},
 		"another controller has failed": {
-			upgradev1.PlanSpec{Version: "v1"}, upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "Job default/x failed on Node a: BackoffLimitExceeded: x")},
+			upgradev1.PlanSpec{Version: "v1"},
+			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "Job default/x failed on Node a: BackoffLimitExceeded: x")},
 			engine.NodePlan{
 				Version: "v1", State: engine.PlanFailed, Text: "Job default/x failed on Node a: BackoffLimitExceeded: x", Remedy: "see what its jobs say: `kubectl -n default get jobs,pods -l upgrade.cattle.io/plan=k3s`",
 				Applying: 1, Failed: 1, Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeFailed}, {Name: "b", State: engine.NodeUpgrading}},

@@ -151,7 +151,8 @@ func TestRequestsForLogsAreRead(t *testing.T) {
 		{"", corev1.PodLogOptions{}, ""},
 		{
 			"follow=true&timestamps=true&sinceTime=2026-11-21T07%3A05%3A01Z&tailLines=5&limitBytes=0&previous=false",
-			corev1.PodLogOptions{Follow: true, Timestamps: true, SinceTime: new(metav1.NewTime(at)), TailLines: new(int64(5)), LimitBytes: new(int64(0))}, "",
+			corev1.PodLogOptions{Follow: true, Timestamps: true, SinceTime: new(metav1.NewTime(at)), TailLines: new(int64(5)), LimitBytes: new(int64(0))},
+			"",
 		},
 		{"sinceSeconds=60", corev1.PodLogOptions{SinceSeconds: new(int64(60))}, ""},
 		{"follow=perhaps", corev1.PodLogOptions{}, `follow: want true or false, not "perhaps"`},
