@@ -390,6 +390,30 @@ func TestInitOfThreeControlPlanesOnSimulatedMachines(t *testing.T) {
 	t.Parallel()
 	c, machines := threeControlPlanes(t, simulatedMachines)
 	c.survivesACrash(machines)
+	c.replacesALostControlPlane()
+}
+
+// replacesALostControlPlane loses one of three control planes for good: nobody drains it, and
+// its member stays in etcd. While etcd has that, no other can join.
+func (c *cloud) replacesALostControlPlane() {
+	c.t.Helper()
+	c.kubectl("create", "configmap", "before", "--from-literal=k=v")
+	c.run(time.Minute, "sandbox", "machine", "off", "control-plane-2").want(engine.ExitDone)
+	c.run(time.Minute, "sandbox", "up", "--control-planes", "2").want(engine.ExitDone)
+	c.eventually(4*time.Minute, "the Node of the lost machine is gone", func(out string) bool {
+		return !strings.Contains(out, "control-plane-2")
+	}, "get", "nodes", "-o", "name")
+	begun := time.Now()
+	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(engine.ExitDone)
+	// Only one that has become a member of etcd has the label.
+	c.eventually(4*time.Minute, "another one has its place", func(out string) bool {
+		return strings.Contains(out, "control-plane-3")
+	}, "get", "nodes", "-o", "name", "-l", "node-role.kubernetes.io/control-plane")
+	c.wantReady(begun, []string{"control-plane-0", "control-plane-1", "control-plane-3", "worker-0"})
+	c.wantEtcdMembers(3)
+	if out := c.kubectl("get", "configmap", "before", "-o", "jsonpath={.data.k}"); out != "v" {
+		c.t.Errorf("what was there before is %q", out)
+	}
 }
 
 // threeControlPlanes makes a cluster of three control planes, which are members of etcd and

@@ -29,7 +29,8 @@ import (
 )
 
 const (
-	// memberTimeout is how long one member may take to say how it is.
+	// memberTimeout is how long one member may take to say how it is. The operator believes
+	// what it was told for twice as long after it has asked.
 	memberTimeout = 5 * time.Second
 	// chunkSize is in bytes, of a snapshot.
 	chunkSize = 32 << 10

@@ -204,8 +204,10 @@ const (
 	deleting = "delete machines"
 )
 
-// actMembers is how old the members may be when one of them is to go.
-const actMembers = 5 * time.Second
+// actMembers is how old the members may be when one of them is to go, counted from when they
+// were asked for: an agent takes 5 s to find out that one does not answer, and just then one
+// may have to go. The agent looks again, and refuses what a quorum cannot do without.
+const actMembers = 10 * time.Second
 
 func (r *nodeVersions) point(when string, kind actionKind) { r.at(when + ":" + actionNames[kind]) }
 

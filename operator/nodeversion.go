@@ -287,7 +287,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	var instead *wait // of what waits by itself
 	// A list that some machines are missing from is all that such a wait is for.
 	lacking := slices.ContainsFunc(waits, func(w wait) bool { return w.reason == reasonPartial })
-	moving := r.renew(o, actions, age, lacking)
+	moving, look := r.renew(o, actions, age, lacking)
 	stale := false
 	switch {
 	case !current:
@@ -355,7 +355,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 	if o.autoscaler.running && !o.autoscaler.enabled { // nobody tells when it has ended
 		next = min(next, time.Second)
 	}
-	next = min(next, r.efforts.due(r.now()), r.ripens)
+	next = min(next, look, r.efforts.due(r.now()), r.ripens)
 	if again > 0 {
 		next = min(next, again)
 	}
@@ -421,9 +421,9 @@ const (
 )
 
 // renew lets what is known of the cloud and of the host be asked for anew, as often as
-// it matters, and reports whether something is moving there. lacking is whether a whole
-// list is waited for.
-func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, lacking bool) bool {
+// it matters, and reports whether something is moving there, and in how long something is
+// asked for again if nothing happens. lacking is whether a whole list is waited for.
+func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, lacking bool) (moving bool, look time.Duration) {
 	moves, due := 0, resting*3
 	for i := range o.instances {
 		if s := o.instances[i].state; s == "Creating" || s == "Terminating" || s == "Unknown" {
@@ -481,13 +481,16 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 		about := o.about()
 		r.try(describing, func(ctx context.Context) error { return r.fleet.follow(ctx, about) })
 	}
-	moving := moves > 0
+	moving, look = moves > 0, max(due-age, r.interval)
 	if r.host == nil {
-		return moving
+		return moving, look
 	}
 	fresh := staleMembers / 2
 	if controlPlanes {
 		fresh = freshMembers
+	}
+	if o.world.lostMember() { // nothing tells when it shows that it is dead
+		look = min(look, fresh)
 	}
 	if !r.hostView.fresh(r.now(), fresh) {
 		r.try(asking, func(ctx context.Context) error {
@@ -508,7 +511,14 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 			return err
 		})
 	}
-	return moving || controlPlanes
+	return moving || controlPlanes, look
+}
+
+// lostMember reports whether etcd has a member that is not healthy, or has no Node.
+func (w *world) lostMember() bool {
+	return slices.ContainsFunc(w.etcd, func(m member) bool {
+		return !m.healthy || !slices.ContainsFunc(w.nodes, func(n node) bool { return n.name == m.node })
+	})
 }
 
 func (o *observed) group(id string) *group {

@@ -335,7 +335,8 @@ func TestWeakPointR5MembersAreGuarded(t *testing.T) {
 	if len(h.calls) > 0 {
 		t.Errorf("from an old view: %v", h.calls)
 	}
-	r.hostView.setMembers([]member{{node: "a"}}, now)
+	// An agent that finds a member dead was asked some seconds ago.
+	r.hostView.setMembers([]member{{node: "a"}}, now.Add(-6*time.Second))
 	r.act(o, a)
 	r.act(o, a) // we have changed them, so what was seen is old
 	if d := cmp.Diff([]string{"remove control-plane-0 leaving 3"}, h.calls); d != "" {

@@ -170,11 +170,11 @@ var (
 	ofMachines = []string{pointKubeadm, pointAdopted, pointReady, pointCordoned}
 	// unseen are rules that are judged by two views, of which a fault makes one old.
 	unseen = []recorder.Rule{
-		recorder.Pairs, recorder.LeaseMoved, recorder.EtcdVoters, recorder.WorkersLast, recorder.AutoscalerPaused, recorder.MachineTracked, recorder.VersionSkew,
+		recorder.ReadyFloor, recorder.Pairs, recorder.LeaseMoved, recorder.EtcdVoters, recorder.WorkersLast, recorder.AutoscalerPaused, recorder.MachineTracked, recorder.VersionSkew,
 	}
 	// hurt are rules that a machine which suffers breaks whatever anybody decides, and
 	// those that cannot be judged while it is the control plane that does.
-	hurt = append([]recorder.Rule{recorder.ReadyFloor, recorder.ServiceAnswers}, unseen...)
+	hurt = append([]recorder.Rule{recorder.ServiceAnswers}, unseen...)
 )
 
 // ofMachine is a fault that a machine suffers from for a while.
