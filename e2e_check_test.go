@@ -176,8 +176,10 @@ func (c *cloud) findsTrouble() {
 	t := c.t
 	t.Helper()
 	c.apply("kubectl", trouble)
-	c.kubectl("-n", "shop", "rollout", "status", "deployment/frontend", "--timeout=110s")
-	c.kubectl("-n", "shop", "rollout", "status", "deployment/guard", "--timeout=110s")
+	for name, replicas := range map[string]string{"frontend": "2", "guard": "1"} {
+		c.eventually(5*time.Minute, "deployment "+name+" is available", func(out string) bool { return out == replicas },
+			"-n", "shop", "get", "deployment", name, "-o", "jsonpath={.status.availableReplicas}")
+	}
 	const manifest = "etc/kubernetes/manifests/kube-apiserver.yaml"
 	c.run(time.Minute, "sandbox", "shell", "control-plane-0", "--", "sed", "-i",
 		`s|    - kube-apiserver$|&\n    - --runtime-config=networking.k8s.io/v1beta1=true|`, manifest).want(0)
