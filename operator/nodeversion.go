@@ -489,7 +489,7 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 	if controlPlanes {
 		fresh = freshMembers
 	}
-	if o.world.lostMember() { // nothing tells when it shows that it is dead
+	if o.lostMember() { // nothing tells when it shows that it is dead
 		look = min(look, fresh)
 	}
 	if !r.hostView.fresh(r.now(), fresh) {
