@@ -119,7 +119,7 @@ func (t *planTeller) tell(r *Reporter, plans []NodePlan, err error) {
 		level, text := "warn", "Plans are not shown: "+err.Error()
 		switch {
 		case errors.Is(err, ErrForbidden):
-			text = "Plans are not shown: this user may not list plans of upgrade.cattle.io"
+			text = "Plans are not shown: this user may not list plans of upgrade.cattle.io; ClusterRole constellation:watch, bound to the user, allows it"
 		case errors.Is(err, ErrAbsent):
 			level, text = "info", "there are no Plans: the cluster does not have the kind plans.upgrade.cattle.io"
 		}
