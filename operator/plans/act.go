@@ -28,11 +28,11 @@ func (k *controller) act(ctx context.Context, v view, d decision) error {
 	}
 	for _, m := range d.marks {
 		if m.labels != nil && m.node.job != nil {
-			k.book.credit(v.plan.Name, m.node.job.UID)
+			k.book.credit(v.plan.Name, m.node.job.uid)
 			k.Log.Info("node upgraded", "node", m.node.name, "plan", v.plan.Name, "version", v.version)
 		}
 	}
-	if err := all(d.deletes, func(j *batchv1.Job) error { return k.deleteJob(ctx, j) }); err != nil {
+	if err := all(d.deletes, func(j *job) error { return k.deleteJob(ctx, j) }); err != nil {
 		return err
 	}
 	p := v.plan
@@ -134,30 +134,31 @@ func (k *controller) mark(ctx context.Context, m mark) error {
 		return fmt.Errorf("mark Node %s: %w", m.node.name, err)
 	}
 	if o, err := trimNode(n); err == nil {
-		k.book.setNode(o.(*corev1.Node), true)
+		k.book.setNode(o.(*node), true)
 	}
 	return nil
 }
 
 // deleteJob deletes a Job, its pods after it.
-func (k *controller) deleteJob(ctx context.Context, j *batchv1.Job) error {
-	if j.DeletionTimestamp != nil {
+func (k *controller) deleteJob(ctx context.Context, j *job) error {
+	if j.deleting {
 		return nil
 	}
 	err := k.effect("delete job", func() error {
-		return k.client.Delete(ctx, &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: j.Namespace, Name: j.Name}},
-			client.PropagationPolicy(metav1.DeletePropagationBackground), client.Preconditions{UID: &j.UID})
+		return k.client.Delete(ctx, &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: j.namespace, Name: j.name}},
+			client.PropagationPolicy(metav1.DeletePropagationBackground), client.Preconditions{UID: &j.uid})
 	})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete Job %s: %w", j.Name, err)
+		return fmt.Errorf("delete Job %s: %w", j.name, err)
 	}
 	return nil
 }
 
 // report writes the status, if nobody else has changed the Plan.
 func (k *controller) report(ctx context.Context, p *upgradev1.Plan, s upgradev1.PlanStatus) (*upgradev1.Plan, error) {
-	out := p.DeepCopy()
-	out.Status = s
+	with := *p
+	with.Status = s
+	out := with.DeepCopy() // which the answer is read into
 	if err := k.effect("write status", func() error { return k.client.Status().Update(ctx, out) }); err != nil {
 		if apierrors.IsNotFound(err) {
 			return p, nil
@@ -176,7 +177,7 @@ func (k *controller) create(ctx context.Context, p *upgradev1.Plan, u upgraded, 
 			return err
 		}
 	}
-	j := makeJob(p, u.node, k.Name, k.Settings, v.delay)
+	j := makeJob(p, *u.node, k.Name, k.Settings, v.delay)
 	err := k.effect("create job", func() error { return k.client.Create(ctx, j) })
 	if apierrors.IsAlreadyExists(err) {
 		return nil // by an earlier try, of which the informer tells
@@ -190,7 +191,7 @@ func (k *controller) create(ctx context.Context, p *upgradev1.Plan, u upgraded, 
 	k.book.refuse(p.Name, u.name, "")
 	k.Log.Info("node begun", "node", u.name, "plan", p.Name, "version", v.version, "job", j.Name)
 	if o, err := trimJob(j); err == nil {
-		k.book.setJob(o.(*batchv1.Job), true)
+		k.book.setJob(o.(*job), true)
 	}
 	return nil
 }

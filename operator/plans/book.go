@@ -10,9 +10,6 @@ import (
 	"time"
 
 	"github.com/google/btree"
-	batchv1 "k8s.io/api/batch/v1"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -30,49 +27,33 @@ type book struct {
 
 	mu          sync.Mutex
 	plans       map[string]*planPage
-	nodes       map[string]*node           // by name
-	hosts       map[string]map[string]bool // names of nodes by hostname label
-	jobs        map[string]*batchv1.Job    // by name
-	jobsOf      map[jobKey]map[string]bool // names of jobs
-	unavailable int                        // nodes that are not Ready, or cordoned
-	cordoned    map[string]map[string]bool // nodes that carry the mark of a plan of ours, by plan
-	secrets     map[string]string          // resource versions by name
-	news        map[string]podNews         // of pods, by the name of their job
-	buried      map[types.UID]bool         // jobs that were deleted lately
-	long        map[string]string          // names of nodes that are too long for a label, by what stands for them
+	nodes       map[string]*node             // by name
+	hosts       map[string][]string          // names of nodes by hostname label
+	jobs        map[string]*job              // by name
+	jobsOf      map[string]map[string][]*job // by plan and node, as their labels have them
+	unavailable int                          // nodes that are not Ready, or cordoned
+	cordoned    map[string]map[string]bool   // nodes that carry the mark of a plan of ours, by plan
+	secrets     map[string]string            // resource versions by name
+	news        map[string]podNews           // of pods, by the name of their job, until that is complete
+	buried      map[types.UID]bool           // jobs that were deleted lately
+	long        map[string]string            // names of nodes that are too long for a label, by what stands for them
 }
-
-type jobKey struct{ plan, node string }
-
-// node is what is looked at of a Node.
-type node struct {
-	name, host, uid, os, kubelet, version string
-	labels                                labels.Set
-	controlPlane, ready, unschedulable    bool
-	cordonedFor                           string    // namespace/name of a Plan
-	readySince                            time.Time // by our own clock; zero: it is not Ready
-}
-
-// foreignCordon reports whether somebody else keeps pods off the node.
-func (n node) foreignCordon() bool { return n.unschedulable && n.cordonedFor == "" }
-
-func (n node) available() bool { return n.ready && !n.unschedulable }
 
 // planPage is a Plan and its nodes.
 type planPage struct {
-	plan *upgradev1.Plan
+	plan  *upgradev1.Plan
+	short string // its name as the value of a label
 	// What the nodes below are ordered by; see order.
 	selector labels.Selector
 	text     string // of the selector
 	hash     string
 	label    string
 
-	todo        *btree.BTreeG[candidate]
-	keys        map[string]string  // of nodes in todo, by name
-	suspects    map[string]bool    // names of Jobs that may have to go, or whose node may have to be marked
-	refused     map[string]string  // why the Job of a node could not be made
-	credited    map[types.UID]bool // Jobs for which their node was marked
-	total, done map[string]bool
+	todo     *btree.BTreeG[candidate]
+	keys     map[string]string  // of its nodes, by name, in todo; empty: the node is done
+	suspects map[string]bool    // names of Jobs that may have to go, or whose node may have to be marked
+	refused  map[string]string  // why the Job of a node could not be made
+	credited map[types.UID]bool // Jobs for which their node was marked
 }
 
 // candidate is a node that is to be upgraded.
@@ -80,8 +61,8 @@ type candidate struct{ key, name string }
 
 func newBook(controller string, now func() time.Time, wake func(string, time.Duration)) *book {
 	return &book{
-		controller: controller, now: now, wake: wake, plans: map[string]*planPage{}, nodes: map[string]*node{}, hosts: map[string]map[string]bool{},
-		jobs: map[string]*batchv1.Job{}, jobsOf: map[jobKey]map[string]bool{}, cordoned: map[string]map[string]bool{}, secrets: map[string]string{}, news: map[string]podNews{}, buried: map[types.UID]bool{}, long: map[string]string{},
+		controller: controller, now: now, wake: wake, plans: map[string]*planPage{}, nodes: map[string]*node{}, hosts: map[string][]string{},
+		jobs: map[string]*job{}, jobsOf: map[string]map[string][]*job{}, cordoned: map[string]map[string]bool{}, secrets: map[string]string{}, news: map[string]podNews{}, buried: map[types.UID]bool{}, long: map[string]string{},
 	}
 }
 
@@ -115,12 +96,12 @@ func (b *book) setPlan(p *upgradev1.Plan, ours bool) {
 	case page == nil && ours: // it is gone
 		return
 	case page == nil:
-		page = newPage()
+		page = newPage(p.Name)
 		b.plans[p.Name] = page
 	case page.plan.UID == p.UID && !newer(p.ResourceVersion, page.plan.ResourceVersion):
 		return
 	case page.plan.UID != p.UID:
-		page = newPage()
+		page = newPage(p.Name)
 		b.plans[p.Name] = page
 	}
 	if !ours {
@@ -135,8 +116,8 @@ func (b *book) setPlan(p *upgradev1.Plan, ours bool) {
 	page.plan = p
 }
 
-func newPage() *planPage {
-	return &planPage{suspects: map[string]bool{}, credited: map[types.UID]bool{}, refused: map[string]string{}}
+func newPage(plan string) *planPage {
+	return &planPage{short: labelValue(plan), suspects: map[string]bool{}, credited: map[types.UID]bool{}, refused: map[string]string{}}
 }
 
 func (b *book) dropPlan(name string) {
@@ -163,8 +144,8 @@ func (b *book) names(namespace string) map[string]bool {
 	for name := range b.plans {
 		out[name] = true
 	}
-	for k := range b.jobsOf {
-		out[k.plan] = true
+	for plan := range b.jobsOf {
+		out[plan] = true
 	}
 	for of := range b.cordoned {
 		if name, ok := strings.CutPrefix(of, namespace+"/"); ok {
@@ -175,25 +156,16 @@ func (b *book) names(namespace string) map[string]bool {
 }
 
 // setNode takes a Node over. Whether Plans are to look depends on what changed for them.
-func (b *book) setNode(in *corev1.Node, ours bool) {
-	n := &node{
-		name: in.Name, host: in.Labels[corev1.LabelHostname], uid: string(in.UID), os: in.Labels[corev1.LabelOSStable], version: in.ResourceVersion,
-		kubelet: in.Status.NodeInfo.KubeletVersion, labels: in.Labels, unschedulable: in.Spec.Unschedulable, cordonedFor: in.Annotations[annotationCordoned],
-	}
-	for _, role := range []string{"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master", "node-role.kubernetes.io/etcd"} {
-		_, has := in.Labels[role]
-		n.controlPlane = n.controlPlane || has
-	}
-	for _, c := range in.Status.Conditions {
-		n.ready = n.ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	}
+func (b *book) setNode(n *node, ours bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	old := b.nodes[n.name]
 	switch {
 	case old == nil && ours:
 		return
-	case old != nil && old.uid == n.uid && !newer(n.version, old.version):
+	case old == n:
+		return
+	case old != nil && old.uid == n.uid && n.version != old.version && !newer(n.version, old.version):
 		return
 	case old != nil && old.uid != n.uid:
 		b.forget(old)
@@ -205,8 +177,8 @@ func (b *book) setNode(in *corev1.Node, ours bool) {
 			n.readySince = old.readySince
 		}
 	}
-	if old != nil && same(old, n) {
-		old.version = n.version // a heartbeat
+	if old != nil && old.same(n) {
+		b.nodes[n.name] = n // a heartbeat, or what the informer holds of what we have written; the old one is held no more
 		return
 	}
 	if old != nil {
@@ -214,10 +186,10 @@ func (b *book) setNode(in *corev1.Node, ours bool) {
 	}
 	b.nodes[n.name] = n
 	if n.host != "" {
-		put(b.hosts, n.host, n.name)
+		b.hosts[n.host] = append(b.hosts[n.host], n.name)
 	}
-	if short := labelValue(n.name); short != n.name {
-		b.long[short] = n.name
+	if n.label != n.name {
+		b.long[n.label] = n.name
 	}
 	if n.cordonedFor != "" {
 		put(b.cordoned, n.cordonedFor, n.name)
@@ -240,16 +212,13 @@ func (b *book) setNode(in *corev1.Node, ours bool) {
 // soon is how long is waited for more of what comes in crowds.
 const soon = 50 * time.Millisecond
 
-// same reports whether nothing changed that a Plan looks at.
-func same(a, b *node) bool {
-	return a.host == b.host && a.os == b.os && a.kubelet == b.kubelet && a.controlPlane == b.controlPlane && a.ready == b.ready &&
-		a.unschedulable == b.unschedulable && a.cordonedFor == b.cordonedFor && maps.Equal(a.labels, b.labels)
-}
-
 func (b *book) untell(n *node) {
-	delete(b.long, labelValue(n.name))
+	delete(b.long, n.label)
 	if n.host != "" {
-		drop(b.hosts, n.host, n.name)
+		b.hosts[n.host] = slices.DeleteFunc(b.hosts[n.host], func(name string) bool { return name == n.name })
+		if len(b.hosts[n.host]) == 0 {
+			delete(b.hosts, n.host)
+		}
 	}
 	if n.cordonedFor != "" {
 		drop(b.cordoned, n.cordonedFor, n.name)
@@ -267,19 +236,19 @@ func (b *book) forget(n *node) {
 	}
 }
 
-func (b *book) dropNode(name string, uid types.UID) {
+func (b *book) dropNode(gone *node) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n := b.nodes[name]
-	if n == nil || n.uid != string(uid) {
+	n := b.nodes[gone.name]
+	if n == nil || n.uid != gone.uid {
 		return
 	}
 	for plan, page := range b.plans {
-		if page.has(name) || page.plan != nil && slices.Contains(page.plan.Status.Applying, n.host) {
+		if page.has(n.name) || page.plan != nil && slices.Contains(page.plan.Status.Applying, n.host) {
 			b.wake(plan, 0)
 		}
-		for job := range b.jobsOf[jobKey{labelValue(plan), labelValue(name)}] {
-			page.suspects[job] = true
+		for _, j := range b.jobsOf[page.short][n.label] {
+			page.suspects[j.name] = true
 			b.wake(plan, 0)
 		}
 	}
@@ -287,58 +256,70 @@ func (b *book) dropNode(name string, uid types.UID) {
 }
 
 // setJob takes a Job over.
-func (b *book) setJob(j *batchv1.Job, ours bool) {
+func (b *book) setJob(j *job, ours bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.buried[j.UID] {
+	if b.buried[j.uid] {
 		return
 	}
-	old := b.jobs[j.Name]
-	if old != nil && old.UID == j.UID && !newer(j.ResourceVersion, old.ResourceVersion) {
+	old := b.jobs[j.name]
+	if old != nil && old.uid == j.uid && j.version != old.version && !newer(j.version, old.version) {
 		return
 	}
-	k := keyOf(j)
-	b.jobs[j.Name] = j
-	if b.jobsOf[k] == nil {
-		b.jobsOf[k] = map[string]bool{}
+	if old != nil {
+		b.unlist(old)
 	}
-	b.jobsOf[k][j.Name] = true
-	if page := b.plans[k.plan]; page != nil {
-		page.suspects[j.Name] = true
+	b.jobs[j.name] = j
+	if b.jobsOf[j.plan] == nil {
+		b.jobsOf[j.plan] = map[string][]*job{}
+	}
+	b.jobsOf[j.plan][j.node] = append(b.jobsOf[j.plan][j.node], j)
+	if old != nil && old.uid == j.uid && old.version == j.version {
+		return // what the informer holds of what we have written; the old one is held no more
+	}
+	if page := b.plans[j.plan]; page != nil {
+		page.suspects[j.name] = true
+	}
+	if j.phase == jobComplete {
+		delete(b.news, j.name)
 	}
 	// That pods of a Job come and go changes nothing.
-	if !ours && (old == nil || old.UID != j.UID || phase(old) != phase(j) || (old.DeletionTimestamp == nil) != (j.DeletionTimestamp == nil)) {
-		b.wake(k.plan, soon)
+	if !ours && (old == nil || old.uid != j.uid || old.phase != j.phase || old.deleting != j.deleting) {
+		b.wake(j.plan, soon)
 	}
 }
 
-func keyOf(j *batchv1.Job) jobKey {
-	return jobKey{j.Labels[upgradev1.LabelPlan], j.Labels[upgradev1.LabelNode]}
+func (b *book) unlist(j *job) {
+	of := b.jobsOf[j.plan]
+	of[j.node] = slices.DeleteFunc(of[j.node], func(o *job) bool { return o == j })
+	if len(of[j.node]) == 0 {
+		delete(of, j.node)
+	}
+	if len(of) == 0 {
+		delete(b.jobsOf, j.plan)
+	}
 }
 
-func (b *book) dropJob(j *batchv1.Job) {
+func (b *book) dropJob(j *job) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// Answers to our own writes may come later than this.
 	if len(b.buried) > 4096 {
 		clear(b.buried)
 	}
-	b.buried[j.UID] = true
-	if old := b.jobs[j.Name]; old == nil || old.UID != j.UID {
+	b.buried[j.uid] = true
+	old := b.jobs[j.name]
+	if old == nil || old.uid != j.uid {
 		return
 	}
-	k := keyOf(j)
-	if page := b.plans[k.plan]; page != nil {
-		delete(page.credited, j.UID)
-		delete(page.suspects, j.Name)
+	if page := b.plans[old.plan]; page != nil {
+		delete(page.credited, j.uid)
+		delete(page.suspects, j.name)
 	}
-	delete(b.jobs, j.Name)
-	delete(b.news, j.Name)
-	delete(b.jobsOf[k], j.Name)
-	if len(b.jobsOf[k]) == 0 {
-		delete(b.jobsOf, k)
-	}
-	b.wake(k.plan, 0)
+	delete(b.jobs, j.name)
+	delete(b.news, j.name)
+	b.unlist(old)
+	b.wake(old.plan, 0)
 }
 
 // setSecret notes which version of a Secret there is; empty: none.
@@ -376,31 +357,30 @@ func (b *book) arrange(name string, s labels.Selector, hash string) {
 	page.todo = btree.NewG(16, func(a, b candidate) bool {
 		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.name, b.name)) < 0
 	})
-	page.keys, page.total, page.done = map[string]string{}, map[string]bool{}, map[string]bool{}
+	page.keys = map[string]string{}
 	for _, n := range b.nodes {
 		page.place(n)
 	}
-	for k, names := range b.jobsOf {
-		if k.plan == labelValue(name) {
-			for job := range names {
-				page.suspects[job] = true
-			}
+	for _, jobs := range b.jobsOf[page.short] {
+		for _, j := range jobs {
+			page.suspects[j.name] = true
 		}
 	}
 }
 
-func (p *planPage) has(name string) bool { return p.total[name] }
+func (p *planPage) has(name string) bool {
+	_, ok := p.keys[name]
+	return ok
+}
 
 func (p *planPage) remove(name string) {
 	if p.todo == nil {
 		return
 	}
-	if key, ok := p.keys[name]; ok {
+	if key := p.keys[name]; key != "" {
 		p.todo.Delete(candidate{key, name})
-		delete(p.keys, name)
 	}
-	delete(p.total, name)
-	delete(p.done, name)
+	delete(p.keys, name)
 }
 
 // place puts a node where it belongs.
@@ -409,12 +389,12 @@ func (p *planPage) place(n *node) {
 		return
 	}
 	p.remove(n.name)
-	if n.host == "" || n.labels[p.label] == upgradev1.Disabled || !p.selector.Matches(n.labels) {
+	has := n.labels.Get(p.label)
+	if n.host == "" || has == upgradev1.Disabled || !p.selector.Matches(n.labels) {
 		return
 	}
-	p.total[n.name] = true
-	if n.labels[p.label] == p.hash {
-		p.done[n.name] = true
+	if has == p.hash {
+		p.keys[n.name] = ""
 		return
 	}
 	// Control planes have keys of their own, so that those that are left are found at once.
@@ -425,9 +405,10 @@ func (p *planPage) place(n *node) {
 
 // upgraded is a node with its Job, if it has one.
 type upgraded struct {
-	node
-	key string // in the order of the Plan, after its role
-	job *batchv1.Job
+	*node
+	key  string // in the order of the Plan, after its role; empty: it is not left
+	want string // the name of the Job that the Plan wants for it
+	job  *job
 	// credited says that the node was marked for the Job before.
 	credited bool
 	// refused says why its Job could not be made lately.
@@ -440,7 +421,7 @@ type upgraded struct {
 
 // suspect is a Job, and its node if there is one.
 type suspect struct {
-	job  *batchv1.Job
+	job  *job
 	node *upgraded
 }
 
@@ -448,6 +429,8 @@ type suspect struct {
 type view struct {
 	now  time.Time
 	plan *upgradev1.Plan
+	// asked is how long Secrets were read from the API server, which is no part of a decision.
+	asked time.Duration
 	rules
 	settings Settings
 
@@ -489,12 +472,15 @@ func (b *book) look(v *view) {
 		v.candidates = func(bool) iter.Seq[upgraded] { return func(func(upgraded) bool) {} }
 		return
 	}
-	v.total, v.done, v.nodes, v.absent = len(page.total), len(page.done), len(b.nodes), b.unavailable
-	seen := map[string]bool{}
-	for _, host := range v.plan.Status.Applying {
-		var at []upgraded
-		for _, name := range slices.Sorted(maps.Keys(b.hosts[host])) {
-			if _, left := page.keys[name]; left && !seen[name] {
+	v.total, v.done, v.nodes, v.absent = len(page.keys), len(page.keys)-page.todo.Len(), len(b.nodes), b.unavailable
+	begun := v.plan.Status.Applying
+	seen := make(map[string]bool, len(begun))
+	v.begun = make([]upgraded, 0, len(begun))
+	var at []upgraded
+	for _, host := range begun {
+		at = at[:0]
+		for _, name := range slices.Sorted(slices.Values(b.hosts[host])) {
+			if page.keys[name] != "" && !seen[name] {
 				at = append(at, b.upgraded(v.plan, name))
 			}
 		}
@@ -518,8 +504,8 @@ func (b *book) look(v *view) {
 		s := suspect{job: j}
 		if n := b.nodes[b.nodeOf(j)]; n != nil {
 			s.node = new(b.upgraded(v.plan, n.name))
-			if phase(j) == jobComplete && n.labels[page.label] == page.hash && j.Labels[page.label] == page.hash {
-				page.credited[j.UID] = true
+			if j.phase == jobComplete && n.labels.Get(page.label) == page.hash && j.hash == page.hash {
+				page.credited[j.uid] = true
 			}
 		}
 		v.suspects = append(v.suspects, s)
@@ -528,9 +514,9 @@ func (b *book) look(v *view) {
 	v.candidates = func(cp bool) iter.Seq[upgraded] {
 		return func(yield func(upgraded) bool) {
 			for after := (candidate{key: role(cp)}); ; {
-				some, last := b.next(v.plan, after)
+				some, last := b.next(v.plan, after, seen)
 				for _, u := range some {
-					if !seen[u.name] && !yield(u) {
+					if !yield(u) {
 						return
 					}
 				}
@@ -551,8 +537,8 @@ func role(controlPlane bool) string {
 	return "w"
 }
 
-// next returns a few of the nodes that are left of a role, and how to go on.
-func (b *book) next(p *upgradev1.Plan, after candidate) (out []upgraded, last candidate) {
+// next returns a few of the nodes that are left of a role, without some, and how to go on.
+func (b *book) next(p *upgradev1.Plan, after candidate, without map[string]bool) (out []upgraded, last candidate) {
 	const few = 16
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -561,7 +547,7 @@ func (b *book) next(p *upgradev1.Plan, after candidate) (out []upgraded, last ca
 		return nil, after
 	}
 	page.todo.AscendGreaterOrEqual(after, func(c candidate) bool {
-		if c == after {
+		if c == after || without[c.name] {
 			return true
 		}
 		if c.key[:1] != after.key[:1] || len(out) == few {
@@ -575,30 +561,26 @@ func (b *book) next(p *upgradev1.Plan, after candidate) (out []upgraded, last ca
 
 func (b *book) upgraded(p *upgradev1.Plan, name string) upgraded {
 	n := b.nodes[name]
-	u := upgraded{node: *n}
 	page := b.plans[p.Name]
-	if key, ok := page.keys[name]; ok {
+	u := upgraded{node: n, want: jobName(p.Name, name, page.hash), refused: page.refused[name]}
+	if key := page.keys[name]; key != "" {
 		u.key = key[1:]
 	}
 	// Of several Jobs the one of this hash counts, and of the others one that is not over.
-	want := jobName(p.Name, name, page.hash)
-	for job := range b.jobsOf[jobKey{labelValue(p.Name), labelValue(name)}] {
-		j := b.jobs[job]
-		if u.job == nil || j.Name == want || u.job.Name != want && phase(j) == jobActive {
+	for _, j := range b.jobsOf[page.short][n.label] {
+		if u.job == nil || j.name == u.want || u.job.name != u.want && j.phase == jobActive {
 			u.job = j
 		}
 	}
-	u.refused = page.refused[name]
 	if u.job != nil {
-		u.news = b.news[u.job.Name]
+		u.news, u.credited = b.news[u.job.name], page.credited[u.job.uid]
 	}
-	u.credited = u.job != nil && page.credited[u.job.UID]
 	for other, page := range b.plans {
 		if other == p.Name || page.plan == nil || page.plan.Spec.Drain == nil && !page.plan.Spec.Cordon {
 			continue
 		}
-		for job := range b.jobsOf[jobKey{labelValue(other), labelValue(name)}] {
-			if phase(b.jobs[job]) == jobActive {
+		for _, j := range b.jobsOf[page.short][n.label] {
+			if j.phase == jobActive {
 				u.also = other
 			}
 		}
@@ -607,37 +589,31 @@ func (b *book) upgraded(p *upgradev1.Plan, name string) upgraded {
 }
 
 // jobsOfPlan returns all Jobs of a Plan, however many they are.
-func (b *book) jobsOfPlan(plan string) (out []*batchv1.Job) {
+func (b *book) jobsOfPlan(plan string) (out []*job) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for k, names := range b.jobsOf {
-		if k.plan != labelValue(plan) {
-			continue
-		}
-		for name := range names {
-			out = append(out, b.jobs[name])
-		}
+	for _, jobs := range b.jobsOf[labelValue(plan)] {
+		out = append(out, jobs...)
 	}
 	return out
 }
 
 // marked returns the nodes that are cordoned for a Plan.
-func (b *book) marked(namespace, plan string) (out []node) {
+func (b *book) marked(namespace, plan string) (out []*node) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for name := range b.cordoned[namespace+"/"+plan] {
-		out = append(out, *b.nodes[name])
+		out = append(out, b.nodes[name])
 	}
 	return out
 }
 
 // nodeOf is the name of a Job's node. Names that are too long for a label are known by their Plan's hosts.
-func (b *book) nodeOf(j *batchv1.Job) string {
-	label := j.Labels[upgradev1.LabelNode]
-	if _, ok := b.nodes[label]; !ok {
-		return b.long[label]
+func (b *book) nodeOf(j *job) string {
+	if _, ok := b.nodes[j.node]; !ok {
+		return b.long[j.node]
 	}
-	return label
+	return j.node
 }
 
 // suspect has a Job looked at again.
@@ -670,37 +646,4 @@ func (b *book) credit(plan string, job types.UID) {
 	if page := b.plans[plan]; page != nil {
 		page.credited[job] = true
 	}
-}
-
-type jobPhase int
-
-const (
-	jobActive jobPhase = iota
-	jobComplete
-	jobFailed
-)
-
-func phase(j *batchv1.Job) jobPhase {
-	for _, c := range j.Status.Conditions {
-		if c.Status != corev1.ConditionTrue {
-			continue
-		}
-		switch c.Type {
-		case batchv1.JobComplete:
-			return jobComplete
-		case batchv1.JobFailed:
-			return jobFailed
-		}
-	}
-	return jobActive
-}
-
-// finished returns the condition that says how a Job ended.
-func finished(j *batchv1.Job) (c batchv1.JobCondition) {
-	for _, c = range j.Status.Conditions {
-		if c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
-			return c
-		}
-	}
-	return batchv1.JobCondition{LastTransitionTime: metav1.Time{}}
 }

@@ -91,10 +91,10 @@ func (k *controller) watch(ctx context.Context, c cache.Cache) error {
 		errs = append(errs, err)
 	}
 	on(&upgradev1.Plan{}, func(o any) { k.book.setPlan(o.(*upgradev1.Plan), false) }, func(o any) { k.book.dropPlan(o.(*upgradev1.Plan).Name) })
-	on(&corev1.Node{}, func(o any) { k.book.setNode(o.(*corev1.Node), false) }, func(o any) { n := o.(*corev1.Node); k.book.dropNode(n.Name, n.UID) })
-	on(&batchv1.Job{}, func(o any) { k.book.setJob(o.(*batchv1.Job), false) }, func(o any) { k.book.dropJob(o.(*batchv1.Job)) })
+	on(&corev1.Node{}, func(o any) { k.book.setNode(o.(*node), false) }, func(o any) { k.book.dropNode(o.(*node)) })
+	on(&batchv1.Job{}, func(o any) { k.book.setJob(o.(*job), false) }, func(o any) { k.book.dropJob(o.(*job)) })
 	// A pod that is gone has said what it had to say.
-	on(&corev1.Pod{}, func(o any) { k.book.setPod(o.(*corev1.Pod)) }, func(any) {})
+	on(&corev1.Pod{}, func(o any) { k.book.setPod(o.(*pod)) }, func(any) {})
 	// What Secrets hold is read when it is needed, and not kept.
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
@@ -197,7 +197,7 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 		return v.polled, err
 	}
 	d := decide(v)
-	k.figures.set(name, d.status, time.Since(begun))
+	k.figures.set(name, d.status, time.Since(begun)-v.asked)
 	if d.lock {
 		k.lock.Want(k.holder(name), func() { k.queue.Add(name) })
 	} else if len(d.status.Applying) == 0 {
@@ -206,7 +206,7 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 	if err := k.act(ctx, v, d); err != nil {
 		// What was looked at once is looked at again.
 		for _, s := range v.suspects {
-			k.book.suspect(name, s.job.Name)
+			k.book.suspect(name, s.job.name)
 		}
 		return time.Time{}, err
 	}
@@ -251,7 +251,11 @@ func (k *controller) see(ctx context.Context, p *upgradev1.Plan) (v view, ok boo
 			v.stale = a.err
 		}
 	}
-	v.hash, err = latestHash(p, v.version, func(name string) (string, error) { return k.secretHash(ctx, name) })
+	v.hash, err = latestHash(p, v.version, func(name string) (string, error) {
+		begun := time.Now()
+		defer func() { v.asked += time.Since(begun) }()
+		return k.secretHash(ctx, name)
+	})
 	if apierrors.IsNotFound(err) {
 		v.invalid = err
 		return v, true, nil
@@ -380,7 +384,7 @@ func (k *controller) giveBack(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	if slices.ContainsFunc(jobs, func(j *batchv1.Job) bool { return phase(j) == jobActive }) {
+	if slices.ContainsFunc(jobs, func(j *job) bool { return j.phase == jobActive }) {
 		return nil // their end wakes us
 	}
 	for _, n := range k.book.marked(k.Namespace, name) {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -54,7 +53,7 @@ type decision struct {
 	// marks are changes of Nodes after their upgrade.
 	marks []mark
 	// deletes are Jobs that have to go.
-	deletes []*batchv1.Job
+	deletes []*job
 	// status is written if it differs.
 	status upgradev1.PlanStatus
 	// creates are nodes that get a Job. They are in status.Applying.
@@ -96,12 +95,14 @@ func (d *decision) at(t time.Time) {
 func decide(v view) decision {
 	p := v.plan
 	var d decision
-	d.status = *p.Status.DeepCopy()
-	own := d.status.Constellation
-	if own == nil {
-		own = &upgradev1.RolloutStatus{}
-		d.status.Constellation = own
+	// A copy as far as anything is changed in place below.
+	d.status = p.Status
+	d.status.Conditions = slices.Clone(p.Status.Conditions)
+	own := &upgradev1.RolloutStatus{}
+	if p.Status.Constellation != nil {
+		*own = *p.Status.Constellation
 	}
+	d.status.Constellation = own
 	own.ObservedGeneration = p.Generation
 	stamp := v.now.UTC().Format(time.RFC3339)
 	set := func(kind string, status corev1.ConditionStatus, reason, message string) bool {
@@ -145,7 +146,7 @@ func decide(v view) decision {
 		d.tell(reasonResolved, "Resolved latest version from Spec.%s: %s", reason, v.version)
 	}
 	d.status.LatestVersion, d.status.LatestHash = v.version, v.hash
-	r := &roller{view: v, d: &d, own: own, known: map[string]upgradev1.NodeStatus{}, now: metav1.NewTime(v.now.UTC().Truncate(time.Second))}
+	r := &roller{view: v, d: &d, own: own, known: make(map[string]upgradev1.NodeStatus, len(own.Nodes)), now: metav1.NewTime(v.now.UTC().Truncate(time.Second))}
 	r.roll()
 	complete, reason, message := r.complete()
 	if set(upgradev1.ConditionComplete, complete, reason, message) {
@@ -211,6 +212,7 @@ func (r *roller) roll() {
 		}
 	}
 	cancelled := r.spec().State == upgradev1.Cancelled
+	r.nodes, r.keep = make([]upgradev1.NodeStatus, 0, len(r.begun)), make([]upgraded, 0, len(r.begun))
 	for _, u := range r.begun {
 		if cancelled {
 			r.cancel(u)
@@ -221,7 +223,7 @@ func (r *roller) roll() {
 			r.busyCP = r.busyCP || u.controlPlane
 		}
 	}
-	inPlace := map[string]bool{}
+	inPlace := make(map[string]bool, len(r.begun))
 	for _, u := range r.begun {
 		inPlace[u.name] = true
 	}
@@ -243,7 +245,7 @@ func (r *roller) roll() {
 	left := r.total - r.done - r.marked - len(r.keep)
 	r.own.Waiting = since(r.own.Waiting, why, left > 0, r.now)
 	slices.SortFunc(r.keep, func(a, b upgraded) int { return strings.Compare(a.name, b.name) })
-	r.d.status.Applying = nil
+	r.d.status.Applying = slices.Grow([]string(nil), len(r.keep))
 	for _, u := range r.keep {
 		r.d.status.Applying = append(r.d.status.Applying, u.host)
 	}
@@ -299,7 +301,7 @@ func (r *roller) say(u upgraded, state upgradev1.NodeState, reason, format strin
 func (r *roller) goOn(u upgraded) bool {
 	was, known := r.known[u.name]
 	j := u.job
-	want := jobName(r.plan.Name, u.name, r.hash)
+	want := u.want
 	switch {
 	case j == nil && known && was.State == upgradev1.NodeFailed && r.current(was):
 		n := r.say(u, was.State, was.Reason, "%s", was.Message)
@@ -320,36 +322,36 @@ func (r *roller) goOn(u upgraded) bool {
 		}
 		r.d.creates = append(r.d.creates, u)
 		return true
-	case j.DeletionTimestamp != nil:
-		r.say(u, cmp.Or(was.State, upgradev1.NodeRunning), "JobEnding", "Job %s is being deleted", j.Name)
+	case j.deleting:
+		r.say(u, cmp.Or(was.State, upgradev1.NodeRunning), "JobEnding", "Job %s is being deleted", j.name)
 		return true
-	case j.Name != want && phase(j) == jobActive && j.Labels[upgradev1.LabelVersion] == labelValue(r.version):
-		r.say(u, upgradev1.NodeRunning, "JobSuperseded", "Job %s is for the Plan as it was, and is let end", j.Name)
+	case j.name != want && j.phase == jobActive && j.brings == labelValue(r.version):
+		r.say(u, upgradev1.NodeRunning, "JobSuperseded", "Job %s is for the Plan as it was, and is let end", j.name)
 		return true
-	case j.Name != want, phase(j) != jobComplete && r.replaced(j), phase(j) == jobComplete && u.credited:
+	case j.name != want, j.phase != jobComplete && r.replaced(j), j.phase == jobComplete && u.credited:
 		r.d.deletes = append(r.d.deletes, j)
-		r.say(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted, because the Plan is another one now", j.Name)
+		r.say(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted, because the Plan is another one now", j.name)
 		return true
 	}
-	switch phase(j) {
+	switch j.phase {
 	case jobComplete:
 		return !r.completed(u)
 	case jobFailed:
 		return r.hasFailed(u)
 	}
-	n := r.say(u, upgradev1.NodeRunning, cmp.Or(u.news.reason, "JobRunning"), "%s", cmp.Or(u.news.message, fmt.Sprintf("Job %s runs", j.Name)))
+	n := r.say(u, upgradev1.NodeRunning, cmp.Or(u.news.reason, "JobRunning"), "%s", cmp.Or(u.news.message, fmt.Sprintf("Job %s runs", j.name)))
 	if known && u.news.isBad() && was.Reason != n.Reason {
 		r.d.events = append(r.d.events, event{warning: true, reason: n.Reason, node: u.name, note: n.Message})
 	}
-	if j.Status.Failed > 0 {
-		n.Message += fmt.Sprintf("; %d of its pods failed", j.Status.Failed)
+	if j.failed > 0 {
+		n.Message += fmt.Sprintf("; %d of its pods failed", j.failed)
 	}
 	return true
 }
 
 // replaced reports whether the Plan says something else about pods than when a Job was made.
-func (r *roller) replaced(j *batchv1.Job) bool {
-	made, ours := j.Annotations[annotationTemplate]
+func (r *roller) replaced(j *job) bool {
+	made, ours := j.template, j.template != ""
 	if ours && r.template == "" {
 		p := r.plan.DeepCopy()
 		p.Status.LatestHash = r.hash
@@ -360,7 +362,7 @@ func (r *roller) replaced(j *batchv1.Job) bool {
 
 // completed deals with a node whose Job has completed and reports whether it is done.
 func (r *roller) completed(u upgraded) bool {
-	ended := finished(u.job).LastTransitionTime.Time
+	ended := u.job.ended
 	m, changed := r.release(u)
 	if until := ended.Add(r.delay); r.view.now.Before(until) {
 		if r.known[u.name].State != upgradev1.NodeSettling {
@@ -418,7 +420,7 @@ func (r *roller) release(u upgraded) (m mark, changed bool) {
 		// Another Plan needs the node as it is, and gives it back.
 		m.cordonedFor = new(r.plan.Namespace + "/" + u.also)
 		return m, true
-	case u.also != "" || u.job != nil && u.job.Annotations[annotationKeepCordon] != "":
+	case u.also != "" || u.job != nil && u.job.keepCordon:
 		return m, false
 	}
 	m.uncordon = u.unschedulable
@@ -431,18 +433,17 @@ func (r *roller) release(u upgraded) (m mark, changed bool) {
 // hasFailed deals with a node whose Job has failed and reports whether it keeps its place.
 func (r *roller) hasFailed(u upgraded) bool {
 	was, known := r.known[u.name]
-	c := finished(u.job)
-	if known && was.Job == string(u.job.UID) && was.Retry != r.spec().Retry {
+	if known && was.Job == string(u.job.uid) && was.Retry != r.spec().Retry {
 		r.d.deletes = append(r.d.deletes, u.job)
-		n := r.say(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted and made again, because retry was asked for", u.job.Name)
+		n := r.say(u, upgradev1.NodeRunning, "JobReplaced", "Job %s is deleted and made again, because retry was asked for", u.job.name)
 		n.Attempts, n.Retry, n.Job, n.Generation = 0, r.spec().Retry, "", r.plan.Generation
 		return true
 	}
 	attempts := was.Attempts
-	if was.Job != string(u.job.UID) {
+	if was.Job != string(u.job.uid) {
 		attempts++
 	}
-	message := fmt.Sprintf("Job %s/%s failed on Node %s: %s: %s", u.job.Namespace, u.job.Name, u.name, c.Reason, c.Message)
+	message := fmt.Sprintf("Job %s/%s failed on Node %s: %s: %s", u.job.namespace, u.job.name, u.name, u.job.reason, u.job.message)
 	if u.news.isBad() {
 		message += "; " + u.news.message
 	}
@@ -450,14 +451,14 @@ func (r *roller) hasFailed(u upgraded) bool {
 	if attempts <= r.spec().Retries {
 		state = upgradev1.NodeRetrying
 	}
-	if !known || was.Job != string(u.job.UID) {
+	if !known || was.Job != string(u.job.uid) {
 		r.d.events = append(r.d.events, event{warning: true, reason: reasonJobFailed, node: u.name, note: message})
 	}
-	n := r.say(u, state, cmp.Or(c.Reason, reasonJobFailed), "%s", message)
-	if was.Job != string(u.job.UID) {
+	n := r.say(u, state, cmp.Or(u.job.reason, reasonJobFailed), "%s", message)
+	if was.Job != string(u.job.uid) {
 		n.Since = r.now
 	}
-	n.Attempts, n.Job, n.Generation, n.Retry = attempts, string(u.job.UID), r.plan.Generation, r.spec().Retry
+	n.Attempts, n.Job, n.Generation, n.Retry = attempts, string(u.job.uid), r.plan.Generation, r.spec().Retry
 	if state == upgradev1.NodeRetrying {
 		if next := n.Since.Add(r.retryDelay); r.view.now.Before(next) {
 			r.d.at(next)
@@ -472,16 +473,16 @@ func (r *roller) hasFailed(u upgraded) bool {
 
 // cancel gives a node back whose upgrade was begun.
 func (r *roller) cancel(u upgraded) {
-	if u.job != nil && phase(u.job) == jobActive {
-		if u.job.DeletionTimestamp == nil {
+	if u.job != nil && u.job.phase == jobActive {
+		if !u.job.deleting {
 			r.d.deletes = append(r.d.deletes, u.job)
 			r.d.events = append(r.d.events, event{reason: eventCancelled, node: u.name, note: fmt.Sprintf("Job cancelled on Node %s", u.name)})
 		}
-		r.say(u, upgradev1.NodeRunning, "Cancelled", "Job %s is being deleted", u.job.Name)
+		r.say(u, upgradev1.NodeRunning, "Cancelled", "Job %s is being deleted", u.job.name)
 		r.keep = append(r.keep, u)
 		return
 	}
-	if u.job != nil && phase(u.job) == jobComplete && !u.credited {
+	if u.job != nil && u.job.phase == jobComplete && !u.credited {
 		if !r.completed(u) {
 			r.keep = append(r.keep, u)
 		}
@@ -499,7 +500,7 @@ func (r *roller) giveBack(cancelled bool) {
 		marked[m.node.name] = true
 	}
 	for _, u := range r.cordoned {
-		active := u.job != nil && phase(u.job) == jobActive
+		active := u.job != nil && u.job.phase == jobActive
 		if active || marked[u.name] || !cancelled && u.key != "" {
 			continue
 		}
@@ -514,16 +515,15 @@ func (r *roller) giveBack(cancelled bool) {
 // judge looks at a Job whose node has no place.
 func (r *roller) judge(s suspect, inPlace map[string]bool) {
 	j := s.job
-	if j.DeletionTimestamp != nil || s.node != nil && inPlace[s.node.name] {
+	if j.deleting || s.node != nil && inPlace[s.node.name] {
 		return
 	}
-	label := j.Labels[upgradev1.LabelOfPlan(r.plan.Name)]
 	switch {
 	case s.node == nil:
 		r.d.deletes = append(r.d.deletes, j)
-	case j.Labels[upgradev1.LabelVersion] != labelValue(r.version):
+	case j.brings != labelValue(r.version):
 		r.d.deletes = append(r.d.deletes, j)
-	case phase(j) == jobComplete && label == r.hash && s.node.labels[upgradev1.LabelOfPlan(r.plan.Name)] != r.hash && !s.node.credited && s.node.key != "":
+	case j.phase == jobComplete && j.hash == r.hash && s.node.labels.Get(upgradev1.LabelOfPlan(r.plan.Name)) != r.hash && !s.node.credited && s.node.key != "":
 		// Its node lost its place before it was marked.
 		r.completed(*s.node)
 	}

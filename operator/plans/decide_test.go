@@ -53,7 +53,17 @@ func (d *desk) node(name string, change func(*corev1.Node)) {
 		},
 	}
 	change(n)
-	d.book.setNode(n, false)
+	d.book.setNode(record[*node](d.t, trimNode, n), false)
+}
+
+// record is what is held of an object.
+func record[T any](t testing.TB, trim func(any) (any, error), of any) T {
+	t.Helper()
+	o, err := trim(of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o.(T)
 }
 
 func (d *desk) edit(change func(*upgradev1.Plan)) {
@@ -86,15 +96,15 @@ func (d *desk) step() decision {
 	for _, m := range out.marks {
 		n := m.node
 		d.node(n.name, func(o *corev1.Node) {
-			for k, l := range n.labels {
-				o.Labels[k] = l
+			for _, l := range n.labels {
+				o.Labels[l.key.Value()] = l.value.Value()
 			}
 			for k, l := range m.labels {
 				o.Labels[k] = l
 			}
 		})
 		if m.labels != nil && n.job != nil {
-			d.book.credit(d.name, n.job.UID)
+			d.book.credit(d.name, n.job.uid)
 		}
 	}
 	for _, j := range out.deletes {
@@ -104,9 +114,9 @@ func (d *desk) step() decision {
 	p.Status, p.ResourceVersion = out.status, d.version()
 	d.book.setPlan(p, true)
 	for _, u := range out.creates {
-		j := makeJob(p, u.node, "system-upgrade-controller", v.settings, v.delay)
+		j := makeJob(p, *u.node, "system-upgrade-controller", v.settings, v.delay)
 		j.UID, j.ResourceVersion = types.UID("job-"+d.version()), d.version()
-		d.book.setJob(j, true)
+		d.book.setJob(record[*job](d.t, trimJob, j), true)
 	}
 	return out
 }
@@ -115,16 +125,23 @@ func (d *desk) step() decision {
 func (d *desk) end(name string, how batchv1.JobConditionType) {
 	d.t.Helper()
 	for _, j := range d.book.jobsOfPlan(d.name) {
-		if j.Labels[upgradev1.LabelNode] != name {
+		if j.node != name {
 			continue
 		}
-		j = j.DeepCopy()
-		j.ResourceVersion = d.version()
-		j.Status.Conditions = []batchv1.JobCondition{{Type: how, Status: corev1.ConditionTrue, Reason: "BackoffLimitExceeded", Message: "it failed", LastTransitionTime: metav1.NewTime(d.now)}}
-		d.book.setJob(j, false)
+		d.over(j, how, "it failed")
 		return
 	}
 	d.t.Fatalf("node %s has no Job", name)
+}
+
+// over ends a Job.
+func (d *desk) over(j *job, how batchv1.JobConditionType, message string) {
+	ended := *j
+	ended.version, ended.phase, ended.ended, ended.reason, ended.message = d.version(), jobComplete, d.now, "BackoffLimitExceeded", message
+	if how == batchv1.JobFailed {
+		ended.phase = jobFailed
+	}
+	d.book.setJob(&ended, false)
 }
 
 func creates(d decision) (out []string) {
@@ -460,7 +477,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 	d.book.wake = func(string, time.Duration) { b.Fatal("a heartbeat wakes a Plan") }
 	for b.Loop() {
 		n.ResourceVersion = d.version()
-		d.book.setNode(n, false)
+		d.book.setNode(record[*node](b, trimNode, n), false)
 	}
 }
 
@@ -485,7 +502,7 @@ func TestPodsSayHowNodesGetOn(t *testing.T) {
 		reason, message string
 		events          []string
 	}{
-		{name: "nothing is known", pod: "p1", init: waiting("PodInitializing"), main: waiting("PodInitializing"), reason: "JobRunning", message: "Job " + job.Name + " runs"},
+		{name: "nothing is known", pod: "p1", init: waiting("PodInitializing"), main: waiting("PodInitializing"), reason: "JobRunning", message: "Job " + job.name + " runs"},
 		{
 			name: "no place", pod: "p1", reason: "PodUnschedulable", message: "pod p1 finds no place: 0/1 nodes are available", events: []string{"PodUnschedulable"},
 			conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available"}},
@@ -502,7 +519,7 @@ func TestPodsSayHowNodesGetOn(t *testing.T) {
 		{name: "the old one again", pod: "p1", init: done, main: running, reason: "Upgrading", message: "container upgrade of pod p2 runs"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: tt.pod, CreationTimestamp: metav1.NewTime(d.now), Labels: map[string]string{batchv1.JobNameLabel: job.Name}}}
+			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: tt.pod, CreationTimestamp: metav1.NewTime(d.now), Labels: map[string]string{batchv1.JobNameLabel: job.name}}}
 			if tt.pod == "p2" {
 				p.CreationTimestamp = metav1.NewTime(d.now.Add(time.Minute))
 			}
@@ -510,7 +527,7 @@ func TestPodsSayHowNodesGetOn(t *testing.T) {
 				Conditions: tt.conditions, InitContainerStatuses: []corev1.ContainerStatus{{Name: "drain", Image: "kubectl", State: tt.init}},
 				ContainerStatuses: []corev1.ContainerStatus{{Name: "upgrade", Image: "k3s:v1", State: tt.main}},
 			}
-			d.book.setPod(p)
+			d.book.setPod(record[*pod](t, trimPod, p))
 			out := d.step()
 			var events []string
 			for _, e := range out.events {
@@ -525,15 +542,12 @@ func TestPodsSayHowNodesGetOn(t *testing.T) {
 			}
 		})
 	}
-	job = job.DeepCopy()
-	job.ResourceVersion = d.version()
-	job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: "BackoffLimitExceeded", Message: "Job has reached the specified backoff limit"}}
-	d.book.setJob(job, false)
-	d.book.setPod(&corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "p2", CreationTimestamp: metav1.NewTime(d.now.Add(time.Minute)), Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
+	d.over(job, batchv1.JobFailed, "Job has reached the specified backoff limit")
+	d.book.setPod(record[*pod](t, trimPod, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p2", CreationTimestamp: metav1.NewTime(d.now.Add(time.Minute)), Labels: map[string]string{batchv1.JobNameLabel: job.name}},
 		Status:     corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "upgrade", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled"}}}}},
-	})
-	want := "Job system-upgrade/" + job.Name + " failed on Node n0: BackoffLimitExceeded: Job has reached the specified backoff limit; container upgrade of pod p2 ended with exit code 137 (OOMKilled)"
+	}))
+	want := "Job system-upgrade/" + job.name + " failed on Node n0: BackoffLimitExceeded: Job has reached the specified backoff limit; container upgrade of pod p2 ended with exit code 137 (OOMKilled)"
 	if got := d.step().status.Constellation.Nodes[0]; got.State != upgradev1.NodeFailed || got.Message != want {
 		t.Errorf("%s: %s\nwant %s", got.State, got.Message, want)
 	}

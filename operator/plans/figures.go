@@ -30,8 +30,8 @@ var (
 
 func newFigures() (*figures, error) {
 	h, err := register(prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "constellation_plan_decision_seconds", Help: "How long it took to look and to decide about a Plan.",
-		Buckets: []float64{.0001, .0005, .001, .0025, .005, .01, .025, .05, .1, .5},
+		Name: "constellation_plan_decision_seconds", Help: "How long it took to look and to decide about a Plan, without what is asked of the API server before and done afterwards.",
+		Buckets: []float64{.0001, .00025, .0005, .001, .002, .003, .004, .005, .01, .025, .05, .1, .5},
 	}))
 	if err != nil {
 		return nil, err

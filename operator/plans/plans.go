@@ -28,7 +28,7 @@ import (
 	"github.com/go-logr/logr"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -129,7 +129,8 @@ func Run(ctx context.Context, c Config) error {
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Node{}: {Transform: trimNode},
 				&batchv1.Job{}: {Transform: trimJob, Label: ours},
-				&corev1.Pod{}:  {Transform: trimPod, Label: ours},
+				// Of what a pod that has succeeded does, its Job tells.
+				&corev1.Pod{}: {Transform: trimPod, Label: ours, Field: fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded))},
 			},
 		},
 		LeaderElection: c.Election, LeaderElectionResourceLockInterface: turn,
@@ -186,42 +187,6 @@ type everywhere func(context.Context) error
 
 func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
 func (everywhere) NeedLeaderElection() bool          { return false }
-
-// trimNode keeps of a Node what Plans look at: the rest is most of the memory of a large
-// cluster, and most of what changes.
-func trimNode(obj any) (any, error) {
-	n, ok := obj.(*corev1.Node)
-	if !ok { // a tombstone
-		return obj, nil
-	}
-	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, DeletionTimestamp: n.DeletionTimestamp}}
-	if by, ok := n.Annotations[annotationCordoned]; ok {
-		out.Annotations = map[string]string{annotationCordoned: by}
-	}
-	out.Spec.Unschedulable = n.Spec.Unschedulable
-	out.Status.NodeInfo.KubeletVersion = n.Status.NodeInfo.KubeletVersion
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			out.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
-		}
-	}
-	return out, nil
-}
-
-// trimJob keeps of a Job what is told of it. Its template is known by an annotation.
-func trimJob(obj any) (any, error) {
-	j, ok := obj.(*batchv1.Job)
-	if !ok {
-		return obj, nil
-	}
-	out := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{
-		Namespace: j.Namespace, Name: j.Name, UID: j.UID, ResourceVersion: j.ResourceVersion, Labels: j.Labels, Annotations: j.Annotations,
-		CreationTimestamp: j.CreationTimestamp, DeletionTimestamp: j.DeletionTimestamp,
-	}}
-	out.Spec.Parallelism, out.Spec.TTLSecondsAfterFinished = j.Spec.Parallelism, j.Spec.TTLSecondsAfterFinished
-	out.Status.Active, out.Status.Failed, out.Status.Conditions, out.Status.CompletionTime = j.Status.Active, j.Status.Failed, j.Status.Conditions, j.Status.CompletionTime
-	return out, nil
-}
 
 // quieter lets controller-runtime's news of itself through as debug lines.
 type quieter struct{ slog.Handler }

@@ -7,9 +7,7 @@ import (
 	"strings"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Reasons of nodes, by what the pod of their Job does.
@@ -41,32 +39,6 @@ func (n podNews) isBad() bool {
 		return true
 	}
 	return false
-}
-
-// trimPod keeps of a pod what newsOf looks at.
-func trimPod(obj any) (any, error) {
-	p, ok := obj.(*corev1.Pod)
-	if !ok {
-		return obj, nil
-	}
-	out := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion, CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp,
-		Labels: map[string]string{batchv1.JobNameLabel: p.Labels[batchv1.JobNameLabel]},
-	}}
-	out.Status.Phase = p.Status.Phase
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			out.Status.Conditions = []corev1.PodCondition{c}
-		}
-	}
-	trim := func(all []corev1.ContainerStatus) (kept []corev1.ContainerStatus) {
-		for _, c := range all {
-			kept = append(kept, corev1.ContainerStatus{Name: c.Name, Image: c.Image, State: c.State})
-		}
-		return kept
-	}
-	out.Status.InitContainerStatuses, out.Status.ContainerStatuses = trim(p.Status.InitContainerStatuses), trim(p.Status.ContainerStatuses)
-	return out, nil
 }
 
 // newsOf is what a pod of a Job says about how it gets on. What changes by itself every so
@@ -117,22 +89,22 @@ func lastLine(text string) string {
 }
 
 // setPod takes over what a pod of a Job says. What a pod said that is gone stays, until there
-// is another one or the Job goes.
-func (b *book) setPod(p *corev1.Pod) {
-	job := p.Labels[batchv1.JobNameLabel]
-	if job == "" || p.DeletionTimestamp != nil {
+// is another one or the Job is complete or gone.
+func (b *book) setPod(p *pod) {
+	if p.job == "" || p.deleting {
 		return
 	}
-	n := newsOf(p)
+	n := p.news
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	was, known := b.news[job]
-	if known && was.made.After(n.made) || was == n || n.reason == "" && was.pod == n.pod {
+	j := b.jobs[p.job]
+	was, known := b.news[p.job]
+	if known && was.made.After(n.made) || was == n || n.reason == "" && was.pod == n.pod || j != nil && j.phase == jobComplete {
 		return
 	}
-	b.news[job] = n
-	if j := b.jobs[job]; j != nil && was.reason+was.message != n.reason+n.message {
-		b.wake(keyOf(j).plan, podsGather)
+	b.news[p.job] = n
+	if j != nil && was.reason+was.message != n.reason+n.message {
+		b.wake(j.plan, podsGather)
 	}
 }
 

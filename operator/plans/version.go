@@ -110,7 +110,7 @@ func safeName(parts ...string) string {
 	if c := s[keep-1]; (c < 'a' || c > 'z') && (c < '0' || c > '9') {
 		keep--
 	}
-	return s[:keep] + "-" + hex.EncodeToString(sum[:])[:validation.DNS1123LabelMaxLength-1-keep]
+	return s[:keep] + "-" + hex.EncodeToString(sum[:4])[:validation.DNS1123LabelMaxLength-1-keep]
 }
 
 // jobName is the name of the Job of a Plan on a node for a hash.
