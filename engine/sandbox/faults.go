@@ -52,8 +52,8 @@ type Faults struct {
 	frozen, isolated, diskFull, diskReadOnly, tpmHangs, tpmGone map[string]bool
 	lost                                                        map[string][]string // whom a machine does not reach
 	powerCut                                                    map[string]string   // machine → point
-	slowDisk                                                    map[string]time.Duration
 	// By machine, or by the share of all machines that it happens to.
+	slowDisk               map[string]time.Duration
 	lostWrites, tornWrites map[string]bool
 }
 
@@ -65,7 +65,7 @@ const theCloud = "cloud"
 func (f *Faults) affliction(s *state, name string) machine.Affliction {
 	a := machine.Affliction{
 		Frozen: f.frozen[name], Isolated: f.isolated[name], DiskFull: f.diskFull[name], DiskReadOnly: f.diskReadOnly[name],
-		SlowDisk: f.slowDisk[name], LostWrites: happens(f.lostWrites, "lost-writes", name), TornWrites: happens(f.tornWrites, "torn-writes", name),
+		SlowDisk: happens(f.slowDisk, "slow-disk", name), LostWrites: happens(f.lostWrites, "lost-writes", name), TornWrites: happens(f.tornWrites, "torn-writes", name),
 		TPMHangs: f.tpmHangs[name], TPMGone: f.tpmGone[name],
 	}
 	for _, to := range f.lost[name] {
@@ -285,9 +285,10 @@ var faultKinds = []faultKind{
 	}},
 	ofMachine("disk-full", func(f *Faults) *map[string]bool { return &f.diskFull }),
 	ofMachine("disk-read-only", func(f *Faults) *map[string]bool { return &f.diskReadOnly }),
-	{"slow-disk", "slow-disk=MACHINE:DURATION", func(f *Faults, v string) error {
-		name, longer, err := nameAnd(v, positive)
-		return put(&f.slowDisk, name, longer, err)
+	{"slow-disk", "slow-disk=MACHINE|SHARE:DURATION", func(f *Faults, v string) error {
+		which, d, _ := strings.Cut(v, ":")
+		longer, err := positive(d)
+		return put(&f.slowDisk, which, longer, errors.Join(someMachines(which), err))
 	}},
 	{"lost-writes", "lost-writes=MACHINE|SHARE", func(f *Faults, v string) error { return put(&f.lostWrites, v, true, someMachines(v)) }},
 	{"torn-writes", "torn-writes=MACHINE|SHARE", func(f *Faults, v string) error { return put(&f.tornWrites, v, true, someMachines(v)) }},

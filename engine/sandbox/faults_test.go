@@ -184,6 +184,13 @@ func TestAfflictions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	slow, err := ParseFaults([]string{"slow-disk=1:1ns", "slow-disk=worker-0:2s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := slow.affliction(st, "worker-0").SlowDisk, slow.affliction(st, "worker-1").SlowDisk; a != 2*time.Second || b != 1 {
+		t.Errorf("one that is named and one of a share: their syncs take %s and %s longer", a, b)
+	}
 	peer := func(n int) machine.Peer {
 		return machine.Peer{IP: st.Instances[n].ip(), PodCIDR: st.Instances[n].podCIDR()}
 	}

@@ -577,6 +577,7 @@ func (f *fleet) run(name string, d *driver) {
 				}
 			}
 		case i.Want == wantStopped:
+			f.spoilDisk(ctx, i)
 			if err = f.platform.Kill(ctx, name); err == nil || errors.Is(err, machine.ErrNotFound) || errors.Is(err, machine.ErrNotRunning) {
 				if err = f.note(name, func(i *instance) { i.Boot = local.BootStopped }); err == nil {
 					<-ctx.Done()
@@ -744,12 +745,26 @@ func (f *fleet) restart(ctx context.Context, i *instance) error {
 	return f.booting(i.Name)
 }
 
+// spoilDisk has a power cut lose what the faults say at this moment, also those that were
+// asked for just before.
+func (f *fleet) spoilDisk(ctx context.Context, i *instance) {
+	s, _ := f.snapshot()
+	if a := f.Faults().affliction(s, i.Name); a.FailsAsDisk() {
+		f.suffer(ctx, i, a)
+	}
+}
+
+// suffer afflicts a machine that may be off.
+func (f *fleet) suffer(ctx context.Context, i *instance, a machine.Affliction) {
+	if err := f.platform.Afflict(ctx, i.Name, a); err != nil && !errors.Is(err, machine.ErrNotRunning) {
+		f.log.Debug("machine not afflicted", "node", i.Name, "err", err)
+	}
+}
+
 // boot switches on a machine that is off, with the disk that the faults say.
 func (f *fleet) boot(ctx context.Context, i *instance) error {
 	s, _ := f.snapshot()
-	if err := f.platform.Afflict(ctx, i.Name, f.Faults().affliction(s, i.Name)); err != nil && !errors.Is(err, machine.ErrNotRunning) {
-		f.log.Debug("machine not afflicted", "node", i.Name, "err", err)
-	}
+	f.suffer(ctx, i, f.Faults().affliction(s, i.Name))
 	return f.platform.Boot(ctx, i.Name, f.firmware(f.describe(i)))
 }
 

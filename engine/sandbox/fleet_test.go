@@ -33,7 +33,8 @@ type computer struct {
 
 type twin struct {
 	machine.Machine
-	off chan struct{} // closed when it goes down
+	off  chan struct{}      // closed when it goes down
+	lost machine.Affliction // what it suffered from when it last went down
 }
 
 func newComputer() *computer {
@@ -130,6 +131,7 @@ func (c *computer) Kill(_ context.Context, name string) error {
 	}
 	if m.Power == machine.Running {
 		close(m.off)
+		m.lost = c.suffers[name]
 	}
 	m.Power = machine.Off
 	return nil
@@ -736,6 +738,39 @@ func TestMachinesSuffer(t *testing.T) {
 		time.Sleep(2 * afflictAgain)
 		if suffers("worker-0").Any() {
 			t.Error("it suffers after the end of the fault")
+		}
+	})
+}
+
+// A power cut loses what the faults say when it happens, also if that was said a moment
+// ago.
+func TestPowerCutLosesWhatTheFaultsSay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newComputer()
+		f, stop := testFleet(t, c, nil)
+		defer stop()
+		scale(t, f, 1, 0)
+		time.Sleep(time.Minute)
+		for n := range 20 { // who is faster is up to chance
+			if err := f.SetFaults([]string{"lost-writes=control-plane-0"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.stop(t.Context(), "control-plane-0", "its power is cut"); err != nil {
+				t.Fatal(err)
+			}
+			c.mu.Lock()
+			lost := c.machines["control-plane-0"].lost
+			c.mu.Unlock()
+			if !lost.LostWrites {
+				t.Fatalf("at cut %d it suffered from %+v", n, lost)
+			}
+			if err := f.SetFaults(nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.reboot(t.Context(), "control-plane-0"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
 		}
 	})
 }

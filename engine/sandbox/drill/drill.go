@@ -35,6 +35,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox"
+	"constellation/engine/sandbox/machine/disk"
 	"constellation/engine/sandbox/recorder"
 	"constellation/engine/version"
 )
@@ -111,10 +112,15 @@ type run struct {
 
 	mu      sync.Mutex
 	begun   time.Time
-	active  []string // faults of the cloud
+	active  []string        // faults of the cloud
+	cuts    map[string]*cut // by fault; see [run.cutAhead]
 	report  []engine.DrillInjection
 	windows []window
-	wg      sync.WaitGroup
+
+	switches sync.Mutex     // held by who uses a machine's power switch
+	switched map[string]int // how often, by machine
+
+	wg sync.WaitGroup
 }
 
 // window is when a fault excuses breaches of some rules.
@@ -151,6 +157,10 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	if err != nil {
 		return r, err
 	}
+	disks := slices.ContainsFunc(injections, func(in engine.DrillInjection) bool { return faultNamed(in.Fault).ofDisk })
+	if err := disk.Supported(); disks && err != nil {
+		return r, &engine.Error{Op: op, Err: err, Exit: engine.ExitBlocked, Remedy: "name the faults that there may be with --faults, without slow-disk, lost-writes and torn-writes"}
+	}
 	place, leave, err := d.enter(ctx, spec.Workspace, say)
 	if err != nil {
 		return r, err
@@ -162,10 +172,14 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	ctrllog.SetLogger(logr.Discard())
 	say("making a cluster of %s machines", kind)
 	var s *site
+	var lasting []string // faults that there are all the time
+	if disks {
+		lasting = []string{diskThatCanFail}
+	}
 	if kind == hollow {
 		s, err = d.hollow(ctx, place, say)
 	} else {
-		s, err = d.running(ctx, kind, place, spec.Kubernetes, say)
+		s, err = d.running(ctx, kind, place, spec.Kubernetes, lasting, say)
 	}
 	if err != nil {
 		return r, &engine.Error{Op: op + ": make a cluster", Err: err, Exit: engine.ExitCode(err), Remedy: engine.Remedy(err)}
@@ -184,7 +198,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	}
 	defer rec.Close()
 
-	x := &run{site: s, rec: rec, tell: say, report: injections}
+	x := &run{site: s, rec: rec, tell: say, active: lasting, switched: map[string]int{}, report: injections}
 	held, why := x.upgrade(ctx, injections)
 	if ctx.Err() != nil {
 		return r, &engine.Error{Op: op, Err: context.Cause(ctx), Exit: engine.ExitCode(context.Cause(ctx))}
@@ -304,6 +318,9 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 	x.begun = time.Now()
 	x.rec.Begin()
 	x.tell("the upgrade begins: %s", x.site.what)
+	inKubeadm, past := context.WithCancelCause(ctx)
+	defer past(nil)
+	x.cutAhead(inKubeadm, plan)
 	if err := x.site.begin(ctx, giveUp); err != nil {
 		return false, fmt.Sprintf("the upgrade could not be begun: %v", err)
 	}
@@ -324,7 +341,11 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 				}
 			}
 		}
-		return seen.count[pointBegun] > 0 && target.Ready && x.quiet()
+		if seen.count[pointBegun] == 0 || !target.Ready {
+			return false
+		}
+		past(errPast)
+		return x.quiet()
 	})
 	if err != nil {
 		return false, fmt.Sprintf("the upgrade did not get to its end: %v; the target: %s", context.Cause(ctx), lastly(target))
@@ -343,6 +364,9 @@ func (x *run) upgrade(ctx context.Context, plan []engine.DrillInjection) (ended 
 	x.rec.End()
 	return true, ""
 }
+
+// errPast is why a power cut in kubeadm is no longer waited for.
+var errPast = errors.New("the upgrade is past it")
 
 func lastly(t *recorder.Target) string {
 	if t == nil {
@@ -447,6 +471,9 @@ func (x *run) inject(ctx context.Context, i int, subject string) {
 		defer x.rec.Note("fault ended: %s", what)
 		x.mu.Lock()
 		defer x.mu.Unlock()
+		if c := x.cuts[name]; c != nil && c.err == nil && c.from.Before(w.from) { // it was faster than what is seen of it
+			w.from, x.report[i].AtMS = c.from, c.from.Sub(x.begun).Milliseconds()
+		}
 		w.to = time.Now()
 		x.windows = append(x.windows, w)
 		x.report[i].EndMS = w.to.Sub(x.begun).Milliseconds()
@@ -535,7 +562,7 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 		points := f.points(kind, spec.Kubernetes)
 		in := engine.DrillInjection{Fault: f.name, AtMS: -1, EndMS: -1}
 		in.Point = points[rng.IntN(len(points))]
-		in.Nth = 1 + rng.IntN(most(kind, in.Point))
+		in.Nth = 1 + rng.IntN(f.most(kind, in.Point))
 		if f.lasts {
 			shortest, longest := time.Second, longestFault[kind]
 			in.LastsMS = (shortest + time.Duration(rng.Int64N(int64(longest-shortest)))).Round(100 * time.Millisecond).Milliseconds()

@@ -1,16 +1,27 @@
 package drill
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"constellation/engine"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/recorder"
@@ -69,7 +80,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 			different = different || !reflect.DeepEqual(a, next)
 			for _, in := range a {
 				f := faultNamed(in.Fault)
-				if in.Nth < 1 || in.Nth > most(kind, in.Point) || (in.LastsMS > 0) != f.lasts || time.Duration(in.LastsMS)*time.Millisecond > longestFault[kind] {
+				if in.Nth < 1 || in.Nth > f.most(kind, in.Point) || (in.LastsMS > 0) != f.lasts || time.Duration(in.LastsMS)*time.Millisecond > longestFault[kind] {
 					t.Errorf("seed %d: %+v", seed, in)
 				}
 			}
@@ -95,6 +106,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		want       string
 	}{
 		{"hollow machines have no power to lose", hollow, engine.DrillSpec{Faults: []string{"power-cut"}}, "say --machines=real, which can"},
+		{"simulated ones no disk", simulated, engine.DrillSpec{Faults: []string{"lost-writes"}}, "say --machines=real, which can"},
 		{"simulated ones no cable", simulated, engine.DrillSpec{Faults: []string{"frozen", "isolated"}}, "say --machines=real, which can"},
 		{"nobody knows the fault", real, engine.DrillSpec{Faults: []string{"flood"}}, "--list"},
 		{"Kubernetes stays, and with it etcd", real, engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, "leave --kubernetes out"},
@@ -102,6 +114,164 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		if _, err := scenario(tt.kind, tt.spec); engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(engine.Remedy(err), tt.want) {
 			t.Errorf("%s: %v, remedy %q, want one with %q", tt.what, err, engine.Remedy(err), tt.want)
 		}
+	}
+}
+
+// What was recorded can be repeated: its seed still means the same.
+func TestRecordedSeedsMeanTheSame(t *testing.T) {
+	f, err := os.Open("../../../docs/drills.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	n := 0
+	for d := json.NewDecoder(f); d.More(); n++ {
+		var r engine.DrillReport
+		if err := d.Decode(&r); err != nil {
+			t.Fatal(err)
+		}
+		spec := engine.DrillSpec{Kubernetes: kubernetesTo}
+		flags := pflag.NewFlagSet("drill", pflag.ContinueOnError)
+		kind := flags.String("machines", "", "")
+		flags.Uint64Var(&spec.Seed, "seed", 0, "")
+		flags.IntVar(&spec.Count, "count", 0, "")
+		flags.StringVar(&spec.Kubernetes, "kubernetes", kubernetesTo, "")
+		flags.StringSliceVar(&spec.Faults, "faults", nil, "")
+		if err := flags.Parse(r.Repeat[2:]); err != nil {
+			t.Fatal(err)
+		}
+		got, err := scenario(*kind, spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := slices.Clone(r.Injected)
+		for i := range want {
+			want[i] = engine.DrillInjection{Fault: want[i].Fault, Point: want[i].Point, Nth: want[i].Nth, LastsMS: want[i].LastsMS, AtMS: -1, EndMS: -1}
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("seed %d of %s machines means\n%+v, it meant\n%+v", r.Seed, r.Machines, got, want)
+		}
+	}
+	if n == 0 {
+		t.Error("nothing is recorded")
+	}
+}
+
+// aCloud is one that knows of the first control plane when it booted, and hears of faults.
+type aCloud struct {
+	mu     sync.Mutex
+	booted time.Time
+	heard  [][]string
+	// cut is called for each list of faults; true: the machine boots anew.
+	cut func(faults []string) bool
+	// asked is closed with the first list; asks gets something when machines were described, if anybody waits.
+	asked, asks chan struct{}
+}
+
+func (c *aCloud) boot() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.booted = c.booted.Add(time.Minute)
+}
+
+// described waits until the machines were asked for so many times more.
+func (c *aCloud) described(times int) {
+	for range times {
+		<-c.asks
+	}
+}
+
+func (c *aCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch r.Method + " " + r.URL.Path {
+	case "GET /v1/sandbox":
+		m := local.Machine{Instance: cloud.Instance{Name: firstControlPlane}, Started: c.booted}
+		_ = json.NewEncoder(w).Encode(local.Info{Machines: []local.Machine{m}})
+		select {
+		case c.asks <- struct{}{}:
+		default:
+		}
+	case "PUT /v1/faults":
+		var l local.FaultList
+		if err := json.NewDecoder(r.Body).Decode(&l); err != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		if c.heard == nil {
+			close(c.asked)
+		}
+		c.heard = append(c.heard, l.Faults)
+		if c.cut(l.Faults) {
+			c.booted = c.booted.Add(time.Minute)
+		}
+		w.WriteHeader(http.StatusNoContent)
+	default:
+		w.WriteHeader(http.StatusNotFound)
+	}
+}
+
+// Power cuts in kubeadm are asked for before it begins, one after the other, and no longer
+// than the upgrade lasts.
+func TestCutAhead(t *testing.T) {
+	const etcd, apiServer = "power-cut=control-plane-0:upgrade-etcd", "power-cut=control-plane-0:upgrade-api-server"
+	plan := []engine.DrillInjection{{Fault: "power-cut-api-server"}, {Fault: "frozen"}, {Fault: "power-cut-etcd"}}
+	for _, tt := range []struct {
+		what  string
+		cut   func(faults []string) bool
+		other bool // another fault cuts the power once it was asked
+		heard [][]string
+		errs  map[string]error
+	}{
+		{
+			"kubeadm comes to both points", func(faults []string) bool { return len(faults) == 2 }, false,
+			[][]string{{"quota=9", etcd}, {"quota=9"}, {"quota=9", apiServer}, {"quota=9"}},
+			map[string]error{"power-cut-etcd": nil, "power-cut-api-server": nil},
+		},
+		{
+			"kubeadm comes to none, and the power is cut by another fault", func([]string) bool { return false }, true,
+			[][]string{{"quota=9", etcd}, {"quota=9"}},
+			map[string]error{"power-cut-etcd": errPast, "power-cut-api-server": errPast},
+		},
+		{
+			"kubeadm comes to none", func([]string) bool { return false }, false,
+			[][]string{{"quota=9", etcd}, {"quota=9"}},
+			map[string]error{"power-cut-etcd": errPast, "power-cut-api-server": errPast},
+		},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			c := &aCloud{booted: time.Unix(1000, 0), cut: tt.cut, asked: make(chan struct{}), asks: make(chan struct{})}
+			srv := httptest.NewServer(c)
+			defer srv.Close()
+			x := &run{site: &site{cloud: local.NewClient(srv.URL, "token"), limit: time.Minute}, active: []string{"quota=9"}, switched: map[string]int{}}
+			ctx, past := context.WithCancelCause(t.Context())
+			defer past(nil)
+			begun := time.Now()
+			x.cutAhead(ctx, plan)
+			<-c.asked
+			if tt.other {
+				x.site.power = func(context.Context, string) error { c.boot(); return nil }
+				if err := x.power(ctx, firstControlPlane); err != nil {
+					t.Fatal(err)
+				}
+				c.described(2) // who asks has seen it
+			}
+			for name, want := range tt.errs {
+				if want != nil {
+					past(want)
+				}
+				if err := faultNamed(name).happen(t.Context(), x, firstControlPlane, nil); !errors.Is(err, want) {
+					t.Errorf("%s: %v, want %v", name, err, want)
+				}
+				if from := x.cuts[name].from; want == nil && (from.Before(begun) || from.After(time.Now())) {
+					t.Errorf("%s was asked for from %s on, the upgrade began at %s", name, from, begun)
+				}
+			}
+			x.wg.Wait()
+			if !reflect.DeepEqual(c.heard, tt.heard) {
+				t.Errorf("the cloud heard of %v, want %v", c.heard, tt.heard)
+			}
+		})
 	}
 }
 

@@ -21,7 +21,12 @@ type fault struct {
 	// the point is about.
 	anywhere bool
 	lasts    bool // as long as the seed says
-	excuses  []recorder.Rule
+	// ofDisk means that the machine is a control plane whose etcd has a disk that can fail.
+	// Machines have such disks from their first boot on.
+	ofDisk bool
+	// cutAt is the point of kubeadm at which a machine's power goes; see [run.cutAhead].
+	cutAt   string
+	excuses []recorder.Rule
 	// happen makes it happen and ends it; on is the machine, wait waits as long as it lasts.
 	happen func(ctx context.Context, x *run, on string, wait func()) error
 }
@@ -29,10 +34,10 @@ type fault struct {
 // longestFault is how long a fault may last.
 var longestFault = map[string]time.Duration{hollow: 6 * time.Second, simulated: 12 * time.Second, real: 25 * time.Second}
 
-// most is how often there is a point of a name at least.
-func most(kind, point string) int {
+// most is how often there is a point of a name at least at which the fault can begin.
+func (f *fault) most(kind, point string) int {
 	switch {
-	case !slices.Contains(perNode, point):
+	case !slices.Contains(perNode, point), f.ofDisk: // control planes are replaced first
 		return 1
 	case kind == hollow:
 		return hollowWorkers
@@ -128,15 +133,15 @@ var faults = []fault{
 	{
 		name: "power-cut", does: "a machine loses its power for a moment, and boots", machines: running,
 		at: ofMachines, excuses: hurt,
-		happen: func(ctx context.Context, x *run, on string, _ func()) error { return x.site.power(ctx, on) },
+		happen: func(ctx context.Context, x *run, on string, _ func()) error { return x.power(ctx, on) },
 	},
 	{
 		name: "power-cut-etcd", does: "a control plane loses its power when kubeadm replaces its etcd", machines: running,
-		at: []string{pointKubeadm}, excuses: hurt, happen: inUpgrade("upgrade-etcd"),
+		at: []string{pointKubeadm}, excuses: hurt, cutAt: "upgrade-etcd", happen: inUpgrade("power-cut-etcd"),
 	},
 	{
 		name: "power-cut-api-server", does: "a control plane loses its power when kubeadm replaces its API server", machines: running,
-		at: []string{pointKubeadm}, excuses: hurt, happen: inUpgrade("upgrade-api-server"),
+		at: []string{pointKubeadm}, excuses: hurt, cutAt: "upgrade-api-server", happen: inUpgrade("power-cut-api-server"),
 	},
 	ofMachine("frozen", "no process of a machine gets a turn", running),
 	ofMachine("isolated", "a machine's cable is out", []string{real}),
@@ -163,7 +168,23 @@ var faults = []fault{
 		name: "registry-empty", does: "the image registry has no image", machines: []string{real}, anywhere: true, lasts: true,
 		at: []string{pointKubeadm, pointRequested, pointAdopted}, happen: ofCloud(always("registry-empty")),
 	},
+	{
+		name: "slow-disk", does: "each sync of a control plane's etcd takes 300 ms longer", machines: []string{real}, lasts: true, ofDisk: true,
+		at: ofMachines, excuses: hurt, happen: ofCloud(func(on string) string { return "slow-disk=" + on + ":300ms" }),
+	},
+	{
+		name: "lost-writes", does: "a control plane loses its power for a moment, and what its etcd wrote and did not sync", machines: []string{real}, ofDisk: true,
+		at: ofMachines, excuses: hurt, happen: losing("lost-writes"),
+	},
+	{
+		name: "torn-writes", does: "a control plane loses its power for a moment, and half of the pages that its etcd wrote and did not sync", machines: []string{real}, ofDisk: true,
+		at: ofMachines, excuses: hurt, happen: losing("torn-writes"),
+	},
 }
+
+// diskThatCanFail is the fault by which all machines of a sandbox get a disk that can fail.
+// It does no harm.
+const diskThatCanFail = "slow-disk=1:1ns"
 
 var (
 	// ofMachines are the points at which a machine can be hurt. One that goes is spared.
@@ -185,29 +206,102 @@ func ofMachine(name, does string, machines []string) fault {
 	}
 }
 
-// inUpgrade cuts the power of the machine that is being upgraded when it comes to a point
-// that it shows by a file. It ends when the machine has booted.
-func inUpgrade(point string) func(context.Context, *run, string, func()) error {
+// losing cuts the power of a machine that loses by it what a fault of disks says.
+func losing(fault string) func(context.Context, *run, string, func()) error {
 	return func(ctx context.Context, x *run, on string, _ func()) error {
-		spec := "power-cut=" + on + ":" + point
+		spec := fault + "=" + on
 		if err := x.cloudFault(ctx, spec, true); err != nil {
 			return err
 		}
-		booted := func() time.Time {
-			info, err := x.site.cloud.Sandbox(ctx)
-			if err != nil {
-				return time.Time{}
-			}
-			for _, m := range info.Machines {
-				if m.Name == on {
-					return m.Started
-				}
-			}
-			return time.Time{}
+		return errors.Join(x.power(ctx, on), x.cloudFault(ctx, spec, false))
+	}
+}
+
+// power cuts the power of a machine now, and gives it back.
+func (x *run) power(ctx context.Context, on string) error {
+	x.switches.Lock()
+	defer x.switches.Unlock()
+	x.switched[on]++
+	return x.site.power(ctx, on)
+}
+
+// cut is a power cut that was asked for ahead.
+type cut struct {
+	over chan struct{} // closed when the machine has booted, or never will for this
+	// Set before over is closed.
+	from time.Time // when it may have struck
+	err  error
+}
+
+// cutAhead asks, before the upgrade begins, for the power cuts in kubeadm that a drill is
+// to have, one after the other. Kubeadm shows where it is by files, and is faster than what
+// is seen of it through the cluster. They are given up when ctx ends.
+func (x *run) cutAhead(ctx context.Context, plan []engine.DrillInjection) {
+	x.cuts = map[string]*cut{}
+	var order []*fault
+	for i := range faults { // in the order in which kubeadm comes to them
+		f := &faults[i]
+		if f.cutAt != "" && slices.ContainsFunc(plan, func(in engine.DrillInjection) bool { return in.Fault == f.name }) {
+			order, x.cuts[f.name] = append(order, f), &cut{over: make(chan struct{})}
 		}
-		before := booted()
-		err := until(ctx, 8*time.Minute, "the power of "+on+" was cut at "+point, func() bool { now := booted(); return !now.IsZero() && !now.Equal(before) })
-		return errors.Join(err, x.cloudFault(ctx, spec, false))
+	}
+	x.wg.Go(func() {
+		for _, f := range order {
+			c := x.cuts[f.name]
+			c.err = x.cutAt(ctx, c, firstControlPlane, f.cutAt)
+			close(c.over)
+		}
+	})
+}
+
+// cutAt cuts the power of a machine when it comes to a point. It returns when the machine has booted.
+func (x *run) cutAt(ctx context.Context, c *cut, on, point string) error {
+	// booted says when the machine did so, zero if nobody knows, and how often another fault was the cause.
+	booted := func() (t time.Time, others int) {
+		x.switches.Lock()
+		defer x.switches.Unlock()
+		info, err := x.site.cloud.Sandbox(ctx)
+		if err != nil {
+			return t, 0
+		}
+		for _, m := range info.Machines {
+			if m.Name == on {
+				t = m.Started
+			}
+		}
+		return t, x.switched[on]
+	}
+	var before time.Time
+	var others int
+	if err := until(ctx, x.site.limit, "the cloud says when "+on+" booted", func() bool { before, others = booted(); return !before.IsZero() }); err != nil {
+		return err
+	}
+	c.from = time.Now()
+	spec := "power-cut=" + on + ":" + point
+	whatever := context.WithoutCancel(ctx) // what was asked for is taken back
+	err := x.cloudFault(whatever, spec, true)
+	if err == nil {
+		err = until(ctx, x.site.limit, "the power of "+on+" was cut at "+point, func() bool {
+			asked := time.Now()
+			switch now, by := booted(); {
+			case now.IsZero():
+			case now.Equal(before), by != others:
+				c.from, before, others = asked, now, by
+			default:
+				return true
+			}
+			return false
+		})
+	}
+	return errors.Join(err, x.cloudFault(whatever, spec, false))
+}
+
+// inUpgrade waits for a power cut that was asked for ahead.
+func inUpgrade(fault string) func(context.Context, *run, string, func()) error {
+	return func(_ context.Context, x *run, _ string, _ func()) error {
+		c := x.cuts[fault]
+		<-c.over
+		return c.err
 	}
 }
 

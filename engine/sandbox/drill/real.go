@@ -37,11 +37,13 @@ import (
 const (
 	controlPlanes = 1
 	workers       = 2
+	// firstControlPlane is the one on which kubeadm upgrades.
+	firstControlPlane = "control-plane-0"
 )
 
 // running makes a cluster of real or simulated machines with the very commands that a user
-// gives, and upgrades it with the one that a user would.
-func (d *Drills) running(ctx context.Context, kind, place, kubernetes string, say teller) (_ *site, err error) {
+// gives, and upgrades it with the one that a user would. It has the lasting faults from the beginning.
+func (d *Drills) running(ctx context.Context, kind, place, kubernetes string, lasting []string, say teller) (_ *site, err error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -65,7 +67,7 @@ func (d *Drills) running(ctx context.Context, kind, place, kubernetes string, sa
 		}
 	}()
 	info, err := d.boxes.Up(ctx, engine.SandboxSpec{
-		Workspace: workspace, ControlPlanes: controlPlanes, Workers: workers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: kind,
+		Workspace: workspace, ControlPlanes: controlPlanes, Workers: workers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: kind, Faults: lasting,
 	}, nil)
 	if err != nil {
 		return nil, err
