@@ -535,14 +535,25 @@ func TestChangeRollout(t *testing.T) {
 
 func TestSkip(t *testing.T) {
 	s := newApplyStage(t)
+	for _, name := range []string{"worker-8", "control-plane-8"} {
+		s.cluster.PutNode(engine.Node{Name: name, Group: "core", State: engine.NodeReady, InPlace: true})
+	}
 	s.cluster.PutNode(engine.Node{Name: "worker-9", Group: "edge", Role: "worker", State: engine.NodeReady})
+	target, err := s.cluster.NodeTarget(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cluster.SetRollout(func(ro *engine.Rollout) {
+		ro.Agent = engine.AgentRun{Node: "control-plane-8", Phase: "failed", Version: target.Kubernetes}
+		ro.Moves = []engine.Move{{Name: "replace-0", Node: "worker-8", Upgrades: true, Phase: "failed"}, {Name: "replace-1", Node: "worker-9", Upgrades: true, Phase: "apply"}}
+	})
 	for _, tt := range []struct {
 		name string
 		skip bool
 		exit int
 		says string
 	}{
-		{"worker-9", false, engine.ExitNothing, "neither skipped nor postponed"},
+		{"worker-9", false, engine.ExitNothing, "neither skipped nor postponed, and no upgrade of it has failed"},
 		{"worker-9", true, engine.ExitDone, ""},
 		{"worker-9", true, engine.ExitNothing, "node worker-9 is skipped already"},
 		{"worker-9", false, engine.ExitDone, ""},
@@ -551,6 +562,8 @@ func TestSkip(t *testing.T) {
 		{"worker-9", false, engine.ExitUsage, "skipped with all of its group edge"},
 		{"edge", true, engine.ExitNothing, "group edge is skipped already"},
 		{"edge", false, engine.ExitDone, ""},
+		{"worker-8", false, engine.ExitDone, ""}, // whose upgrade in place has failed
+		{"control-plane-8", false, engine.ExitDone, ""},
 		{"worker-99", true, engine.ExitUsage, `no node and no group is called "worker-99"`},
 	} {
 		_, err := s.engine().Skip(t.Context(), tt.name, tt.skip)

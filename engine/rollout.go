@@ -107,6 +107,9 @@ type Holding struct {
 	// Postponed is until when others are replaced before it, because its replacement has
 	// failed; zero if it is not.
 	Postponed time.Time `json:"postponed,omitzero"`
+	// Failed says that its upgrade in place has failed, or that of Kubernetes by the agent of
+	// this control plane, and waits to be tried again.
+	Failed bool `json:"failed,omitempty"`
 }
 
 // What a Holding is about.
@@ -114,6 +117,14 @@ const (
 	HoldingNode  = "node"
 	HoldingGroup = "group"
 )
+
+// FailedOn reports whether an upgrade that the agent of a node was to do has failed, and
+// waits to be tried again.
+func (ro Rollout) FailedOn(node string) bool {
+	return ro.Agent.Node == node && ro.Agent.Phase == "failed" && ro.Agent.Version == ro.Target.Kubernetes || slices.ContainsFunc(ro.Moves, func(m Move) bool {
+		return m.Upgrades && m.Node == node && m.Phase == "failed"
+	})
+}
 
 // Holder is who works on a cluster.
 type Holder struct {
@@ -547,7 +558,7 @@ var rolloutRemedies = map[string]string{
 	"DrainBlocked":      "make room for the pod that is named; `constellation upgrade check` has the command that clears it",
 	"HeirCordoned":      "uncordon the new node with kubectl",
 	"EtcdUnhealthy":     "mend the member of etcd that is named",
-	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is tried again by itself, or `constellation upgrade skip NODE` leaves the node as it is",
+	"UpgradeFailed":     "kubeadm's lines are in the operator's log: `kubectl -n constellation-system logs deploy/constellation-operator`; it is tried again by itself, at once with `constellation upgrade retry NODE`; `constellation upgrade skip NODE` leaves the node as it is",
 	"TargetRefused":     "set a target that can be gone to: `constellation upgrade check`",
 	"ComponentsUnknown": "`constellation upgrade prepare` publishes what nodes install",
 	"NoAgent":           "the operator must run in the cluster, beside the agent of a control plane: `kubectl -n constellation-system get pods`",
@@ -812,8 +823,12 @@ func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was Holding,
 				Err: fmt.Errorf("node %s is skipped with all of its group %s", name, was.By), Exit: ExitUsage,
 				Remedy: "`constellation upgrade retry " + was.By + "` lets the group go",
 			}
-		case !skip && !was.Held && was.Postponed.IsZero():
-			return nothingToDo(was.Kind + " " + name + " is neither skipped nor postponed")
+		case !skip && !was.Held && was.Postponed.IsZero() && !was.Failed:
+			what := " is neither skipped nor postponed"
+			if was.Kind == HoldingNode {
+				what += ", and no upgrade of it has failed"
+			}
+			return nothingToDo(was.Kind + " " + name + what)
 		}
 		return k.SetHolding(ctx, was, skip)
 	})

@@ -77,7 +77,7 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 		case moveLeader, removeMember:
 			r.member(a)
 		case startUpgrade:
-			r.follow(a.version, a.components)
+			r.follow(a)
 		case upgradeNode:
 			// No control plane by an old view of etcd.
 			if !o.controlPlane(a.node) || r.hostView.fresh(r.now(), actMembers) {
@@ -104,7 +104,7 @@ func (r *nodeVersions) act(o *observed, actions []action) *v1alpha1.JoinComponen
 	r.drain(o, draining)
 	r.ask(o)
 	if run, known := r.hostView.run(); known && r.host != nil && run.active() && run.components != "" {
-		r.follow(run.version, run.components) // begun before we were
+		r.follow(action{kind: startUpgrade, version: run.version, components: run.components}) // begun before we were
 	}
 	return publish
 }
@@ -204,6 +204,12 @@ const (
 	deleting = "delete machines"
 )
 
+// Keys of efforts that follow what an agent does.
+const (
+	upgradeHere = "upgrade"
+	upgradeOn   = "upgrade " // and the node
+)
+
 // actMembers is how old the members may be when one of them is to go, counted from when they
 // were asked for: an agent takes 5 s to find out that one does not answer, and just then one
 // may have to go. The agent looks again, and refuses what a quorum cannot do without.
@@ -292,6 +298,14 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 				return false
 			}
 			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationComponents, a.components)
+			return true
+		})
+	case markRetry:
+		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
+			delete(n.Annotations, v1alpha1.AnnotationRetry)
+			if a.mark != "" {
+				metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationRetry, a.mark)
+			}
 			return true
 		})
 	case postponeNode:
@@ -464,6 +478,11 @@ func (r *nodeVersions) did(o *observed, a action) {
 		if a.uncordon {
 			r.event(n, normal, "Uncordoned", "Cordon", "this node stays")
 		}
+	case markRetry:
+		if a.mark != "" { // how often it has failed does not count
+			r.efforts.hurry(upgradeOn + a.node)
+			r.efforts.hurry(upgradeHere)
+		}
 	case postponeNode:
 		r.event(n, corev1.EventTypeWarning, "Postponed", "Replace", "the replacement of this node is tried again after "+a.until.UTC().Format(time.RFC3339))
 	case bindIntent:
@@ -561,11 +580,16 @@ func (r *nodeVersions) drain(o *observed, nodes map[string]bool) {
 
 // follow lets the host's agent upgrade Kubernetes, or attaches to its run, and follows
 // it to its end.
-func (r *nodeVersions) follow(version, reference string) {
-	r.try("upgrade", func(ctx context.Context) error {
+func (r *nodeVersions) follow(a action) {
+	version, reference := a.version, a.components
+	r.try(upgradeHere, func(ctx context.Context) error {
 		last, err := r.host.Run(ctx)
 		if err != nil {
 			return err
+		}
+		if !a.ended.IsZero() && last.mark() != "" && !last.ended.Equal(a.ended) { // it has been tried again
+			r.hostView.setRun(last.ofCluster())
+			return nil
 		}
 		c, err := r.readComponents(ctx, reference)
 		if err != nil {
@@ -767,6 +791,15 @@ func (e *efforts) some(key string, all []string) []string {
 		return all[:t.most]
 	}
 	return all
+}
+
+// hurry ends the pause of key.
+func (e *efforts) hurry(key string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if t := e.all[key]; t != nil {
+		t.next = time.Time{}
+	}
 }
 
 func (e *efforts) outdate(key string) {

@@ -55,6 +55,7 @@ func plan(spec v1alpha1.NodeVersionSpec, w world, off rule) *decision {
 	d.begin()
 	d.cordons()
 	d.marks()
+	d.retries()
 	d.autoscaling()
 	return d
 }
@@ -427,8 +428,7 @@ func (d *decision) upgraded(published string) bool {
 
 func (d *decision) upgrade() {
 	r := d.w.run
-	same := r.version == d.spec.KubernetesClusterVersion && r.components == d.spec.KubernetesComponentsReference
-	host := d.agent()
+	same, host := d.aimsAt(r), d.agent()
 	switch {
 	case r.active():
 		return // seen in status.upgrade
@@ -436,7 +436,7 @@ func (d *decision) upgrade() {
 		return
 	case same && r.phase == "failed" && !d.when(ruleRetry, true):
 		return
-	case same && r.phase == "failed" && d.w.now.Before(r.ended.Add(upgradeRetry)):
+	case same && r.phase == "failed" && d.w.now.Before(r.ended.Add(upgradeRetry)) && !again(d.nodes[r.node], r):
 		d.wait("UpgradeFailed", fmt.Sprintf("the upgrade of Kubernetes to %s on %s failed: %s", r.version, r.node, shorten(r.line)), ref(r.node), r.ended.Add(upgradeRetry))
 	case d.isBarred():
 	case d.w.autoscaler.running:
@@ -446,7 +446,11 @@ func (d *decision) upgrade() {
 	case host == nil:
 		d.wait("NoControlPlane", "no control plane is Ready whose agent could upgrade Kubernetes", v1alpha1.Reference{}, time.Time{})
 	default:
-		d.do(action{kind: startUpgrade, node: host.name, version: d.spec.KubernetesClusterVersion, components: d.spec.KubernetesComponentsReference})
+		a := action{kind: startUpgrade, node: host.name, version: d.spec.KubernetesClusterVersion, components: d.spec.KubernetesComponentsReference}
+		if same {
+			a.ended = r.ended
+		}
+		d.do(a)
 	}
 }
 

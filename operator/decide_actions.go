@@ -24,7 +24,9 @@ type action struct {
 	join                v1alpha1.JoinComponents
 	until               time.Time
 	voters              int
-	uncordon            bool // of markInPlace: the label is taken off
+	ended               time.Time // of the failed run that is tried again; zero: none is
+	mark                string    // of markRetry: of that run; empty: what is noted is taken off
+	uncordon            bool      // of markInPlace: the label is taken off
 }
 
 // actionKind is what an action does, and on what condition.
@@ -75,7 +77,8 @@ const (
 	deleteNode
 	// startUpgrade asks the node's agent for the version; it attaches to the same run.
 	startUpgrade
-	// upgradeNode asks the node's own agent for the version; it attaches to the same run.
+	// upgradeNode asks the node's own agent for the version; it attaches to the same run,
+	// and tries no other one again than that which has ended then.
 	upgradeNode
 	// noteComponents notes on the Node what its agent has finished, if it is still the
 	// Node of the machine. It changes the Node only as it was seen.
@@ -83,6 +86,9 @@ const (
 	// markInPlace labels the Node as one that is upgraded in place, or takes the label
 	// off.
 	markInPlace
+	// markRetry notes on the Node which failed run is tried again now, or takes the note
+	// off. It changes the Node only as it was seen.
+	markRetry
 	// publishComponents writes what joining machines get into the status, as it was seen.
 	publishComponents
 )
@@ -91,7 +97,7 @@ var actionNames = [...]string{
 	pauseAutoscaler: "pause autoscaler", resumeAutoscaler: "resume autoscaler", setGroupImage: "set image of group", recordIntent: "record intent",
 	bindIntent: "bind intent", clearIntent: "clear intent", createInstance: "create machine", adoptHeir: "adopt heir", cordonNode: "cordon",
 	releaseNode: "release", postponeNode: "postpone", drainNode: "drain", yieldLease: "yield lease", moveLeader: "move etcd leader",
-	removeMember: "remove etcd member", deleteInstance: "delete machine", deleteNode: "delete node", startUpgrade: "start upgrade", upgradeNode: "upgrade node", noteComponents: "note components", markInPlace: "mark in-place", publishComponents: "publish components",
+	removeMember: "remove etcd member", deleteInstance: "delete machine", deleteNode: "delete node", startUpgrade: "start upgrade", upgradeNode: "upgrade node", noteComponents: "note components", markInPlace: "mark in-place", markRetry: "mark retry", publishComponents: "publish components",
 }
 
 // String says what the action does, for logs: "cordon worker-1 heir=worker-4".
@@ -115,6 +121,7 @@ func (a action) String() string {
 		add("machine=", in.machine)
 	}
 	add("", a.version)
+	add("", a.mark)
 	if a.join != (v1alpha1.JoinComponents{}) {
 		s += fmt.Sprintf(" control-plane=%s worker=%s", a.join.ControlPlane, a.join.Worker)
 	}
@@ -129,5 +136,5 @@ func (d *decision) do(a action) { d.actions = append(d.actions, a) }
 // moves reports whether an action brings the rollout on by itself. Evictions,
 // creations and deletions are only repeated until something else has happened.
 func (a action) moves() bool {
-	return a.kind != drainNode && a.kind != createInstance && a.kind != deleteInstance
+	return a.kind != drainNode && a.kind != createInstance && a.kind != deleteInstance && (a.kind != markRetry || a.mark != "")
 }

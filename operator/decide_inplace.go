@@ -65,7 +65,7 @@ func (d *decision) upgradeInPlace(in *intent) {
 	}
 	d.cordoned[n.name] = true
 	version, components := d.spec.KubernetesClusterVersion, d.spec.KubernetesComponentsReference
-	same, alone := run.version == version && run.components == components, d.onlyControlPlane(n)
+	same, alone := d.aimsAt(run), d.onlyControlPlane(n)
 	switch {
 	case !heard:
 		if d.when(ruleOverdue, overdue && n.cordon != cordonedByUs) {
@@ -76,7 +76,7 @@ func (d *decision) upgradeInPlace(in *intent) {
 	case same && run.phase == "done":
 		d.notReadyAgain(n)
 	case same && run.phase == "failed" && !d.when(ruleRetry, true):
-	case same && run.phase == "failed" && d.w.now.Before(run.ended.Add(upgradeRetry)):
+	case same && run.phase == "failed" && d.w.now.Before(run.ended.Add(upgradeRetry)) && !again(n, run):
 		d.wait("UpgradeFailed", fmt.Sprintf("the upgrade of %s to Kubernetes %s failed: %s", n.name, version, shorten(run.line)), ref(n.name), run.ended.Add(upgradeRetry))
 	case n.role != v1alpha1.ControlPlaneRole && !d.must(ruleControlPlaneFirst, d.cpDone):
 		d.wait("ControlPlanesFirst", "workers wait until all control planes are at the target", ref(n.name), time.Time{})
@@ -92,7 +92,11 @@ func (d *decision) upgradeInPlace(in *intent) {
 			d.postponeUpgrade(n, "its drain is blocked: "+shorten(n.blocker))
 		}
 	default:
-		d.do(action{kind: upgradeNode, node: n.name, machine: n.providerID, version: version, components: components})
+		a := action{kind: upgradeNode, node: n.name, machine: n.providerID, version: version, components: components}
+		if same {
+			a.ended = run.ended
+		}
+		d.do(a)
 	}
 }
 
@@ -195,8 +199,7 @@ func (d *decision) stands(in *intent) bool {
 		return false
 	}
 	run, heard := d.w.runs[in.machine]
-	same := run.version == d.spec.KubernetesClusterVersion && run.components == d.spec.KubernetesComponentsReference
-	late := d.w.now.After(in.deadline)
+	same, late := d.aimsAt(run), d.w.now.After(in.deadline)
 	switch {
 	case !heard:
 		return late && n.cordon == cordonedByUs
@@ -204,6 +207,51 @@ func (d *decision) stands(in *intent) bool {
 		return late && !n.ready
 	}
 	return same && run.phase == "failed"
+}
+
+// again reports whether a run that has failed is tried again now, because somebody wants it.
+func again(n *node, run upgradeRun) bool { return n != nil && n.retry != "" && n.retry == run.mark() }
+
+// retries settles what people want tried again now. Which run that is for is written down
+// before it is tried again: so it is one try, whoever leads, and however soon that fails.
+// Then it is taken off.
+func (d *decision) retries() {
+	for i := range d.w.nodes {
+		n := &d.w.nodes[i]
+		if n.retry == "" {
+			continue
+		}
+		run, known := d.failedOn(n)
+		mark := run.mark()
+		if strings.HasPrefix(n.retry, markPrefix) && n.retry != mark {
+			mark = "" // it has been tried again
+		}
+		if known && mark != n.retry {
+			d.do(action{kind: markRetry, node: n.name, mark: mark})
+		}
+	}
+}
+
+// failedOn returns the latest run on n of an upgrade to the target; zero: there is none, and
+// there will be none. It is not known of a node that waits for its turn, or whose agent has
+// not answered.
+func (d *decision) failedOn(n *node) (run upgradeRun, known bool) {
+	if d.w.run.node == n.name && d.w.run.phase == "failed" && d.aimsAt(d.w.run) {
+		return d.w.run, true
+	}
+	if !d.inPlace(n) || !d.outdated(n) || d.held(n) {
+		return upgradeRun{}, true
+	}
+	run, known = d.w.runs[n.providerID]
+	if !d.aimsAt(run) {
+		run = upgradeRun{}
+	}
+	return run, known
+}
+
+// aimsAt reports whether a run is, or was, one to the target.
+func (d *decision) aimsAt(run upgradeRun) bool {
+	return run.version == d.spec.KubernetesClusterVersion && run.components == d.spec.KubernetesComponentsReference
 }
 
 // marks labels the nodes that are upgraded in place, and no others: on them runs what the

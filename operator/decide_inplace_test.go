@@ -168,3 +168,75 @@ func TestDecideInPlace(t *testing.T) {
 		})
 	}
 }
+
+// A person who wants a failed upgrade tried again now gets one try for it: what is wanted is
+// written down with the run that it is for, that is tried again, and then it is taken off.
+func TestDecideRetry(t *testing.T) {
+	type change = func(*v1alpha1.NodeVersionSpec, *world)
+	failed := upgradeRun{version: "v1.36.3", components: refB, node: "worker-0", phase: "failed", line: "the disk is full", inPlace: true, ended: modelNow.Add(-time.Second)}
+	const mark, begin, off = "run-1893499199000", "upgrade node worker-0 sandbox://t/worker-0 v1.36.3", "mark retry worker-0"
+	noted := func(text string, more ...change) change {
+		return func(s *v1alpha1.NodeVersionSpec, w *world) {
+			w.nodes[3].retry = text
+			for _, e := range more {
+				e(s, w)
+			}
+		}
+	}
+	after := func(edit func(*upgradeRun)) upgradeRun {
+		r := failed
+		edit(&r)
+		return r
+	}
+	// apply is the failed upgrade of Kubernetes by the agent of control-plane-1.
+	apply := func(text string, phase string) change {
+		return func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.before.JoinComponents = v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}
+			w.leader, w.nodes[1].retry, w.nodes[3].components, w.nodes[4].components = "control-plane-1", text, refB, refB
+			w.run = upgradeRun{version: "v1.36.3", components: refB, node: "control-plane-1", phase: phase, ended: modelNow.Add(-time.Second)}
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		edit    change
+		want    []string
+		waiting string
+	}{
+		{"nobody wants it", upgrading(failed), nil, "UpgradeFailed"},
+		{"it is written down first", upgrading(failed, noted("now")), []string{off + " " + mark}, "UpgradeFailed"},
+		{"then it is tried again", upgrading(failed, noted(mark)), []string{begin}, ""},
+		{"while that is under way it is taken off", upgrading(after(func(r *upgradeRun) { r.phase = "apply" }), noted(mark)), []string{off}, "NodeUpgrades"},
+		{"when that has failed it is not tried once more", upgrading(after(func(r *upgradeRun) { r.ended = modelNow }), noted(mark)), []string{off}, "UpgradeFailed"},
+		{"what is under way is not tried again", upgrading(after(func(r *upgradeRun) { r.phase = "apply" }), noted("now")), []string{off}, "NodeUpgrades"},
+		{"what was interrupted needs nobody's wish", upgrading(after(func(r *upgradeRun) { r.ended = time.Time{} }), noted("now")), []string{begin, off}, ""},
+		{"it is kept until the agent has answered", upgrading(failed, noted("now", func(_ *v1alpha1.NodeVersionSpec, w *world) { w.runs = nil })), nil, "AgentUnknown"},
+		{"and until the node has its turn", func(s *v1alpha1.NodeVersionSpec, w *world) { s.Rollout.Paused, w.nodes[3].retry = true, "now" }, nil, "Paused"},
+		{"a node at the target has nothing to try", func(_ *v1alpha1.NodeVersionSpec, w *world) {
+			w.nodes[3].components, w.nodes[4].components, w.nodes[3].retry = refB, refB, "now"
+		}, []string{off, "resume autoscaler"}, ""},
+		{"and neither has one that is replaced", func(s *v1alpha1.NodeVersionSpec, w *world) {
+			s.Rollout.Paused, w.groups[1].strategy, w.nodes[3].marked, w.nodes[4].marked, w.nodes[3].retry = true, v1alpha1.ReplaceStrategy, false, false, "now"
+		}, []string{off}, "Paused"},
+		{"of the control plane's Kubernetes it is written down first", apply("now", "failed"), []string{"mark retry control-plane-1 " + mark}, "UpgradeFailed"},
+		{"then that is tried again", apply(mark, "failed"), []string{"start upgrade control-plane-1 v1.36.3"}, ""},
+		{"and taken off while it is under way", apply(mark, "plan"), []string{"mark retry control-plane-1"}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			actions, status := decide(upgradable(tt.edit))
+			var got []string
+			for _, a := range actions {
+				got = append(got, a.String())
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Errorf("actions, want and got:\n%s", d)
+			}
+			waiting := ""
+			if status.Waiting != nil {
+				waiting = status.Waiting.Reason
+			}
+			if waiting != tt.waiting {
+				t.Errorf("waits for %q, want %q", waiting, tt.waiting)
+			}
+		})
+	}
+}

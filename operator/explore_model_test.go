@@ -55,6 +55,8 @@ type modelMachine struct {
 	noted                            uint8 // components that the Node says
 	run, runComps                    uint8 // of its agent for the node: 0 none, 1 active, 2 done, 3 failed
 	silent, broken                   bool  // the agent does not answer; fails each time
+	recent                           bool  // the run has failed a moment ago
+	retry                            uint8 // what the Node says: 0 nothing, 1 that its owner wants a try, 2 that of this run, 3 of one before
 }
 
 type modelPlace struct {
@@ -260,6 +262,14 @@ func (c *scenario) view(s *modelState, h hidden) world {
 				n.image, n.components = modelImages[m.image], modelComps[m.noted]
 			}
 			n.marked = s.inPlace[m.group]
+			switch m.retry {
+			case 1:
+				n.retry = "now"
+			case 2:
+				n.retry = m.latest("").mark()
+			case 3:
+				n.retry = markPrefix + "1"
+			}
 			if m.drainLate {
 				n.cordonedSince = modelNow.Add(-2 * drainDeadline)
 			}
@@ -297,12 +307,21 @@ func (c *scenario) view(s *modelState, h hidden) world {
 			}
 			r := upgradeRun{}
 			if m.run != 0 {
-				r = upgradeRun{version: modelKube[m.runComps], components: modelComps[m.runComps], node: modelName[l.machine-1], phase: [...]string{"", "apply", "done", "failed"}[m.run], ended: modelNow.Add(-time.Hour)}
+				r = m.latest(modelName[l.machine-1])
 			}
 			w.runs[modelID[l.machine-1]] = r
 		}
 	}
 	return w
+}
+
+// latest is the run of the agent of m, which has had one.
+func (m *modelMachine) latest(name string) upgradeRun {
+	r := upgradeRun{version: modelKube[m.runComps], components: modelComps[m.runComps], node: name, phase: [...]string{"", "apply", "done", "failed"}[m.run], ended: modelNow.Add(-time.Hour)}
+	if m.recent {
+		r.ended = modelNow.Add(-time.Second)
+	}
+	return r
 }
 
 func (s *modelState) intent(p int) intent {
@@ -348,7 +367,7 @@ func (e *explorer) facts(s *modelState) *facts {
 			life: int(m.life), group: int(m.group), image: int(m.image), comps: int(m.comps), ours: m.token != 0, place: s.placeOfToken(m.token),
 			isNode: m.isNode, ready: m.ready, known: m.known, cordon: cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed, held: m.held,
 			donor: indexed(m.donor), heir: indexed(m.heir), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
-			noted: int(m.noted), run: int(m.run), broken: m.broken,
+			noted: int(m.noted), run: int(m.run), broken: m.broken, recent: m.recent, retry: int(m.retry),
 		}
 		f.groups[m.group].broken = f.groups[m.group].broken || m.broken
 	}
@@ -410,6 +429,7 @@ func (s *modelState) encode(a *action) modelAction {
 	if a.kind == upgradeNode || a.kind == noteComponents {
 		out.extra = uint8(index(modelComps[:], a.components))
 	}
+	out.flag = out.flag || a.mark != ""
 	if a.kind == publishComponents {
 		out.pubCP, out.pubW = uint8(index(modelComps[:], a.join.ControlPlane)), uint8(index(modelComps[:], a.join.Worker))
 	}
@@ -558,9 +578,18 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		}
 	case deleteNode:
 		*m = m.withoutNode()
+	case markRetry:
+		if m.isNode {
+			if m.retry = 0; a.flag {
+				m.retry = 2 + a.extra
+			}
+		}
 	case upgradeNode:
 		if m.life == running && m.run != 1 && (m.run != 2 || m.runComps != a.extra) {
-			m.run, m.runComps = 1, a.extra
+			m.run, m.runComps, m.recent = 1, a.extra, false
+			if m.retry == 2 {
+				m.retry = 3
+			}
 		}
 	case noteComponents:
 		if m.isNode {
@@ -659,6 +688,8 @@ const (
 	stepAnswers
 	stepBroken
 	stepStrategy
+	stepPauseOver
+	stepRetry
 )
 
 var stepTexts = [...]string{
@@ -670,7 +701,7 @@ var stepTexts = [...]string{
 	stepNewest: "a person sets the newest target (%d)", stepTarget: "a person sets target %d", stepPause: "a person pauses (%d)", stepCancel: "a person cancels (%d)", stepBlock: "a PodDisruptionBudget blocks group %d",
 	stepCordoned: "a person cordons m%d", stepHeld: "a person holds m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
 	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d does not answer", stepAnswers: "the agent of m%d answers again",
-	stepBroken: "whatever the agent of m%d tries will fail", stepStrategy: "a person changes the strategy of group %d",
+	stepBroken: "whatever the agent of m%d tries will fail", stepStrategy: "a person changes the strategy of group %d", stepPauseOver: "it is long ago that the agent of m%d has failed", stepRetry: "a person wants m%d tried again now",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",
 }
 
@@ -713,6 +744,8 @@ func (a modelAction) String() string {
 		fmt.Fprintf(&b, " components=%d", a.extra)
 	case releaseNode:
 		fmt.Fprintf(&b, " uncordon=%v", a.flag)
+	case markRetry:
+		fmt.Fprintf(&b, " of this run=%v", a.flag)
 	}
 	return b.String()
 }

@@ -412,11 +412,14 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 					}
 				})
 			} else {
-				happens(stepNodeFails, i, true, func(n *modelState) { n.m[i].run = 3 })
+				happens(stepNodeFails, i, true, func(n *modelState) { n.m[i].run, n.m[i].recent = 3, e.allows('y') })
 			}
 			if fault && e.allows('u') {
-				bad(stepNodeFails, i, func(n *modelState) { n.m[i].run = 3 })
+				bad(stepNodeFails, i, func(n *modelState) { n.m[i].run, n.m[i].recent = 3, e.allows('y') })
 			}
+		}
+		if m.recent {
+			happens(stepPauseOver, i, true, func(n *modelState) { n.m[i].recent = false })
 		}
 		if m.silent {
 			happens(stepAnswers, i, true, func(n *modelState) { n.m[i].silent = false })
@@ -445,6 +448,9 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 		if e.allows('U') && !m.broken && m.group != cpModel && s.inPlace[m.group] {
 			bad(stepBroken, i, func(n *modelState) { n.m[i].broken = true })
+		}
+		if e.allows('y') && m.retry == 0 {
+			bad(stepRetry, i, func(n *modelState) { n.m[i].retry = 1 })
 		}
 		if e.allows('h') && !m.held {
 			bad(stepHeld, i, func(n *modelState) { n.m[i].held = true })
@@ -570,13 +576,16 @@ func (n *modelState) settle(before *modelState) {
 	f := &n.flying
 	switch f.kind {
 	case upgradeNode:
-		// What is asked of an agent is over when the intent is.
-		if n.upgradedBy(int(f.node)-1) < 0 {
+		// What is asked of an agent is over when the intent is, and is for one try.
+		if n.upgradedBy(int(f.node)-1) < 0 || n.m[f.node-1].run != before.m[f.node-1].run {
 			n.flying = modelAction{}
 		}
-	case cordonNode, releaseNode, adoptHeir, noteComponents:
+	case cordonNode, releaseNode, adoptHeir, noteComponents, markRetry:
+		if f.kind == markRetry && n.m[f.node-1].run != before.m[f.node-1].run {
+			f.extra = 1 // it is of a run before
+		}
 		a, b := &n.m[f.node-1], &before.m[f.node-1]
-		if a.cordon != b.cordon || a.heir != b.heir || a.donor != b.donor || a.isNode != b.isNode || a.postponed != b.postponed || a.noted != b.noted {
+		if a.cordon != b.cordon || a.heir != b.heir || a.donor != b.donor || a.isNode != b.isNode || a.postponed != b.postponed || a.noted != b.noted || a.retry != b.retry {
 			n.flying = modelAction{}
 		}
 	case bindIntent, clearIntent:
@@ -696,14 +705,15 @@ func (s *modelState) anyBroken() bool {
 }
 
 func (m modelMachine) withoutNode() modelMachine {
-	return modelMachine{run: m.run, runComps: m.runComps, silent: m.silent, broken: m.broken, life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
+	return modelMachine{recent: m.recent, run: m.run, runComps: m.runComps, silent: m.silent, broken: m.broken, life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
 }
 
 // scenarios are the worlds that are explored. Letters of with are faults: t target,
 // p pause and cancel, c cordon by a person, x machine dies, d Node deleted, i intent
 // deleted, j never joins, r NotReady, u upgrade fails, a autoscaler, o obsolete, l
 // leader moves, h a person holds a node, b a PodDisruptionBudget blocks, B for ever, g an
-// agent does not answer, U an agent fails for ever, s the strategy of a group is changed.
+// agent does not answer, U an agent fails for ever, y a person wants a failed upgrade tried
+// again, s the strategy of a group is changed.
 var scenarios = []scenario{
 	{name: "plain", nodes: [3]int{1, 1, 0}, surge: 1, target: 2, faults: 0},
 	{name: "no-autoscaler", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, othersStoppedScale: true},
@@ -728,6 +738,7 @@ var scenarios = []scenario{
 	{name: "in-place-target", nodes: [3]int{2, 1, 0}, surge: 1, from: 0, target: 1, faults: 1, with: "t", inPlace: [3]bool{cpModel: true, workersA: true}},
 	{name: "in-place-switched", nodes: [3]int{1, 2, 0}, surge: 2, target: 2, faults: 1, with: "s", inPlace: [3]bool{workersA: true}},
 	{name: "in-place-slow", nodes: [3]int{1, 1, 1}, surge: 2, from: 1, target: 2, faults: 1, with: "ugs", inPlace: [3]bool{workersA: true, workersB: true}, stale: true},
+	{name: "in-place-retried", nodes: [3]int{1, 1, 0}, surge: 1, from: 1, target: 2, faults: 4, with: "uy", inPlace: [3]bool{workersA: true}, stale: true},
 	{name: "held", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 1, with: "h"},
 	{name: "held-control-plane", nodes: [3]int{3, 0, 0}, surge: 1, target: 1, faults: 1, with: "h", stale: true},
 	{name: "slow-leader", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, stale: true},

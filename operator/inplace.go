@@ -141,12 +141,16 @@ func (r *nodeVersions) upgradeNode(o *observed, a action) {
 		return
 	}
 	about := o.nodes[a.node]
-	r.try("upgrade "+a.node, func(ctx context.Context) error {
+	r.try(upgradeOn+a.node, func(ctx context.Context) error {
 		ctx, end := r.runs.while(ctx, a.machine)
 		defer end()
 		last, err := r.agents.Run(ctx, a.node)
 		if err != nil {
 			return err
+		}
+		if last.mark() != "" && last.version == a.version && last.components == a.components && !last.ended.Equal(a.ended) {
+			r.runs.set(a.machine, last) // it has failed since; when it is tried again is decided
+			return nil
 		}
 		c, err := r.readComponents(ctx, a.components)
 		if err != nil {

@@ -270,7 +270,12 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	if n := node(); !n.Spec.Unschedulable {
 		t.Error("a node whose upgrade has failed takes pods")
 	}
-	r.pass(upgradeRetry + time.Minute)
+	r.eventually("somebody wants it tried again now", func() (string, bool) { // and no time passes
+		n := node()
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationRetry, "now")
+		err := r.admin.Update(t.Context(), n)
+		return fmt.Sprint(err), err == nil
+	})
 	r.within(time.Minute, "the worker is at the target, and all is over", func() (string, bool) {
 		var nv v1alpha1.NodeVersion
 		var pending v1alpha1.PendingNodeList
@@ -278,7 +283,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 		must(r.admin.List(t.Context(), &pending))
 		n := node()
 		return fmt.Sprintf("%s %+v", conditionText(nv.Status, v1alpha1.ConditionReady), nv.Status.Waiting),
-			conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate" && !n.Spec.Unschedulable && n.Annotations[v1alpha1.AnnotationComponents] == refB && len(pending.Items) == 0
+			conditionText(nv.Status, v1alpha1.ConditionReady) == "True UpToDate" && !n.Spec.Unschedulable && n.Annotations[v1alpha1.AnnotationComponents] == refB && n.Annotations[v1alpha1.AnnotationRetry] == "" && len(pending.Items) == 0
 	})
 	after := node()
 	if after.UID != before.UID || after.Spec.ProviderID != before.Spec.ProviderID || after.Annotations[v1alpha1.AnnotationImage] != image1 {

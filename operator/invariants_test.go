@@ -55,6 +55,8 @@ type fact struct {
 	noted                       int  // components that its Node says
 	run                         int  // of its agent for the node: 0 none, 1 active, 2 done, 3 failed
 	broken                      bool // whatever its agent tries fails
+	recent                      bool // that has failed a moment ago
+	retry                       int  // what its Node says: 0 nothing, 1 that its owner wants a try, 2 that of this run, 3 of one before
 }
 
 type groupFacts struct {
@@ -324,6 +326,8 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		switch {
 		case m.held && whole:
 			return "a held node is upgraded"
+		case m.run == 3 && m.recent && m.retry != 2:
+			return "what has failed a moment ago is tried again, and nobody wants it"
 		case f.paused || f.cancel:
 			return "an agent begins while the rollout is stopped"
 		case whole && f.upgradedBy(e.machine) < 0:
@@ -457,7 +461,7 @@ func (f *facts) unfinished() string {
 			what = "is tracked by an intent"
 		case m.cordon != uncordoned:
 			what = "is cordoned"
-		case m.heir >= 0 || m.heir == forgotten || m.postponed || m.obsolete:
+		case m.heir >= 0 || m.heir == forgotten || m.postponed || m.obsolete || m.retry != 0:
 			what = "is marked"
 		case f.control(m) && m.member != 2:
 			what = "does not vote"

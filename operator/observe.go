@@ -404,7 +404,7 @@ func nodeFrom(n *corev1.Node) node {
 		name: n.Name, role: roleOf(n), ready: ready(n), providerID: n.Spec.ProviderID, kubelet: n.Status.NodeInfo.KubeletVersion,
 		image: a[v1alpha1.AnnotationImage], components: a[v1alpha1.AnnotationComponents],
 		group: a[v1alpha1.AnnotationGroup], donor: a[v1alpha1.AnnotationDonor],
-		heir: a[v1alpha1.AnnotationHeir], obsolete: a[v1alpha1.AnnotationObsolete] == "true", held: a[v1alpha1.AnnotationHeld] == "true", marked: n.Labels[v1alpha1.LabelInPlace] == "true",
+		heir: a[v1alpha1.AnnotationHeir], obsolete: a[v1alpha1.AnnotationObsolete] == "true", held: a[v1alpha1.AnnotationHeld] == "true", retry: a[v1alpha1.AnnotationRetry], marked: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}
 	if n.Spec.Unschedulable {
 		out.cordon = cordonedByOthers

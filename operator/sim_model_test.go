@@ -1209,7 +1209,11 @@ func (s *simulation) hold(i int, held bool) {
 		return
 	}
 	s.say("a person holds %s: %v", s.m[i].name, held)
-	s.setNode(i, func(n *node) { n.held = held })
+	s.setNode(i, func(n *node) {
+		if n.held = held; !held {
+			n.retry = "now"
+		}
+	})
 }
 
 func (s *simulation) holdGroup(g int, held bool) {

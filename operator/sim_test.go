@@ -530,11 +530,14 @@ func (o *simOperator) do(a *action, e effect, seen *node, seenIntent *simIntent,
 		return func() {
 			m := &s.machines[i]
 			asked := slices.ContainsFunc(o.intents, func(in *simIntent) bool { return in.goal == v1alpha1.UpgradeGoal && in.machineNo == i })
-			if !asked || m.life != running || m.run == 1 || m.run == 2 && s.m[i].run.components == a.components || simOrder[e.comps] < simOrder[m.comps] || !o.right(a, e) {
+			again := m.run != 3 || s.m[i].run.ended.Equal(a.ended) || s.m[i].run.components != a.components
+			if !asked || !again || m.life != running || m.run == 1 || m.run == 2 && s.m[i].run.components == a.components || simOrder[e.comps] < simOrder[m.comps] || !o.right(a, e) {
 				return
 			}
 			s.upgradeNode(i, e.comps, a)
 		}
+	case markRetry:
+		return onNode(func(n *node) { n.retry = a.mark })
 	case postponeNode:
 		return onNode(func(n *node) { n.postponed = a.until })
 	case drainNode:
@@ -779,6 +782,10 @@ func (s *simulation) left() string {
 	for i := range s.machines {
 		m := &s.machines[i]
 		m.postponed = s.m[i].node != nil && s.clock().Before(s.m[i].node.postponed)
+		m.retry = 0
+		if n := s.m[i].node; n != nil && n.retry != "" {
+			m.retry = 1
+		}
 		if m.life == terminated && !m.isNode && m.member == 0 {
 			m.life = absent
 		}

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"strconv"
 	"time"
 
 	"constellation/operator/api/v1alpha1"
@@ -58,6 +59,7 @@ type node struct {
 	postponed     time.Time // not replaced before; zero: any time
 	held          bool      // not replaced until its owner lets it go
 	marked        bool      // as one that is upgraded in place
+	retry         string    // mark of the failed run that is tried again now, or what its owner has written for it; empty: none
 }
 
 // cordon is whether a node takes new pods, and if not, at whose wish.
@@ -136,6 +138,18 @@ type upgradeRun struct {
 	inPlace                   bool   // of a node, and not of the cluster's Kubernetes
 	line                      string
 	started, ended            time.Time
+}
+
+// markPrefix begins the marks of runs.
+const markPrefix = "run-"
+
+// mark names a run that has failed, for one more try to be that of this run alone; empty if
+// it has not, or if it is tried again without a pause.
+func (r upgradeRun) mark() string {
+	if r.phase != "failed" || r.ended.IsZero() {
+		return ""
+	}
+	return markPrefix + strconv.FormatInt(r.ended.UnixMilli(), 10)
 }
 
 // ofCluster is r if it was about the cluster's Kubernetes; zero: it was not.

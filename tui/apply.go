@@ -286,8 +286,8 @@ func (s *session) rolloutCommands() []*cobra.Command {
 			"left as it is", true,
 		},
 		{
-			"retry", "Let a node go that was skipped or postponed",
-			"Retry lets a node or a group go that was skipped, and tries a node again now that was\npostponed because its replacement had failed.",
+			"retry", "Let a node go that was skipped or postponed, or try a failed upgrade again",
+			"Retry lets a node or a group go that was skipped, and tries a node again now that was\npostponed because its replacement had failed, or whose upgrade in place has failed. Of a\ncontrol plane whose agent could not upgrade Kubernetes it tries that again now.",
 			"replaced as any other", false,
 		},
 	} {
@@ -328,7 +328,7 @@ func (s *session) skip(ctx context.Context, name string, skip bool, done string,
 	a := skipAnswer{Schema: engine.Schema, Holding: h, Changed: err == nil}
 	if err == nil {
 		if a.Held = skip; !skip {
-			a.Postponed = time.Time{}
+			a.Postponed, a.Failed = time.Time{}, false
 		}
 	}
 	if f == asJSON {
@@ -337,7 +337,10 @@ func (s *session) skip(ctx context.Context, name string, skip bool, done string,
 		}
 		return err
 	}
-	if skip {
+	switch {
+	case h.Failed && !skip:
+		done = "tried again now"
+	case skip:
 		done += "; `" + s.command("upgrade retry "+clean(a.Name)) + "` lets it go"
 	}
 	fmt.Fprintf(s.out, "%s %s is %s\n", a.Kind, clean(a.Name), done)

@@ -117,6 +117,12 @@ func TestNodesAreSkippedAndRetried(t *testing.T) {
 			"node worker-3 is replaced as any other\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
+			"one whose upgrade has failed", "retry",
+			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Failed: true},
+			nil, engine.ExitDone,
+			"node worker-3 is tried again now\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
+		},
+		{
 			"one that is so already", "skip",
 			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Held: true},
 			&engine.Error{Err: errors.New("node worker-3 is skipped already: nothing to do"), Exit: engine.ExitNothing}, engine.ExitNothing,

@@ -155,6 +155,11 @@ func (c *Client) Holding(ctx context.Context, name string) (engine.Holding, erro
 		if until, err := time.Parse(time.RFC3339, n.Annotations[v1alpha1.AnnotationPostponed]); err == nil {
 			h.Postponed = until
 		}
+		ro, err := c.Rollout(ctx)
+		if err != nil && !errors.Is(err, engine.ErrAbsent) {
+			return engine.Holding{}, err
+		}
+		h.Failed = ro.FailedOn(name)
 	}
 	for i := range groups.Items {
 		g := &groups.Items[i]
@@ -183,7 +188,8 @@ func (c *Client) SetHolding(ctx context.Context, h engine.Holding, held bool) er
 	if !held {
 		marks[v1alpha1.AnnotationHeld] = nil
 		if h.Kind == engine.HoldingNode {
-			marks[v1alpha1.AnnotationPostponed] = nil
+			// Whoever has nothing that failed to try again takes it off.
+			marks[v1alpha1.AnnotationPostponed], marks[v1alpha1.AnnotationRetry] = nil, "now"
 		}
 	}
 	b, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": marks}})

@@ -302,6 +302,29 @@ func TestNodesAndGroupsAreLeftAsTheyAre(t *testing.T) {
 	set(worker, false)
 	worker.Held, worker.Postponed = false, time.Time{}
 	is("worker-3", worker)
+	if n, err := c.core.CoreV1().Nodes().Get(ctx, "worker-3", metav1.GetOptions{}); err != nil || n.Annotations[v1alpha1.AnnotationRetry] == "" {
+		t.Errorf("the operator is not told to try again: %v, %v", n.Annotations, err)
+	}
+	pending := &v1alpha1.PendingNode{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "PendingNode"}, ObjectMeta: metav1.ObjectMeta{Name: "replace-0"},
+		Spec: v1alpha1.PendingNodeSpec{GroupID: "sandboxes/demo/groups/edge", ProviderID: "sandbox://demo/worker-3", NodeName: "worker-3", Goal: v1alpha1.UpgradeGoal},
+	}
+	made, err := c.dynamic.Resource(pendingNodes).Create(ctx, asUnstructured(t, pending), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := map[string]any{"version": "v1.36.3", "node": "worker-3", "phase": "failed"}
+	if err := unstructured.SetNestedMap(made.Object, run, "status", "upgrade"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.dynamic.Resource(pendingNodes).UpdateStatus(ctx, made, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetNodeTarget(ctx, engine.NodeTarget{Image: "sandboxes/demo/images/v1.1.0", ImageVersion: "v1.1.0", Components: "k8s-components-sha256-" + fmt.Sprintf("%064d", 1), Kubernetes: "v1.36.3"}); err != nil {
+		t.Fatal(err)
+	}
+	worker.Failed = true
+	is("worker-3", worker)
 	set(edge, true)
 	edge.Held, worker.By = true, "group-edge"
 	is("edge", edge)

@@ -582,6 +582,10 @@ func (c *Cluster) Holding(ctx context.Context, name string) (engine.Holding, err
 	for _, n := range c.nodes {
 		if n.Name == name {
 			h := engine.Holding{Name: name, Kind: engine.HoldingNode, Held: n.Skipped}
+			if ro := c.rollout; c.target != nil {
+				ro.Target = c.targetLocked()
+				h.Failed = ro.FailedOn(name)
+			}
 			if c.skipped[n.Group] {
 				h.By = n.Group
 			}

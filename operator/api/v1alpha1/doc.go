@@ -77,6 +77,12 @@ const LabelInPlace = "constellation.edgeless.systems/in-place"
 // latter with all its nodes, until they take it off. The operator never writes it.
 const AnnotationHeld = "constellation.edgeless.systems/held"
 
+// AnnotationRetry on a Node, with any text, has a failed upgrade tried again now: of the node
+// in place, or of Kubernetes by the agent of this control plane. People write it. The
+// operator puts the name of the run in its place that it is for, and takes it off when
+// there is another one, or nothing to try.
+const AnnotationRetry = "constellation.edgeless.systems/retry"
+
 // AnnotationPaused is "true" on the AutoscalingStrategy while it is the operator
 // that has stopped the autoscaler.
 const AnnotationPaused = "constellation.edgeless.systems/paused"
