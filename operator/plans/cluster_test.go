@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -57,6 +58,8 @@ type world struct {
 	admin client.Client
 	core  kubernetes.Interface
 
+	kubelet *httptest.Server // of all nodes
+
 	mu    sync.Mutex
 	sites map[string]*site // by namespace
 	began map[types.UID]bool
@@ -69,6 +72,8 @@ func newWorld(t testing.TB) *world {
 		"--kube-api-qps=500", "--kube-api-burst=1000", "--node-monitor-grace-period=30m",
 	}})
 	w := &world{cp: cp, sites: map[string]*site{}, began: map[types.UID]bool{}}
+	w.kubelet = httptest.NewTLSServer(http.HandlerFunc(w.log))
+	t.Cleanup(w.kubelet.Close)
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
@@ -89,6 +94,22 @@ func newWorld(t testing.TB) *world {
 	w.wg.Go(func() { pods.RunWithContext(ctx) })
 	t.Cleanup(func() { cancel(); w.wg.Wait() })
 	return w
+}
+
+// log answers with what the drain of a pod has said, as its kubelet would.
+func (w *world) log(to http.ResponseWriter, r *http.Request) {
+	parts := strings.Split(r.URL.Path, "/") // /containerLogs/NAMESPACE/POD/CONTAINER
+	if len(parts) != 5 || parts[1] != "containerLogs" || parts[4] != "drain" {
+		http.NotFound(to, r)
+		return
+	}
+	w.mu.Lock()
+	s := w.sites[parts[2]]
+	w.mu.Unlock()
+	s.mu.Lock()
+	said := s.logs[parts[3]]
+	s.mu.Unlock()
+	_, _ = io.WriteString(to, said.tail())
 }
 
 // pod does for a pod what a kubelet would.
@@ -123,15 +144,16 @@ type site struct {
 	mu sync.Mutex
 	// does is what containers other than cordon and drain do; an error is that they fail.
 	does   func(ctx context.Context, pod *corev1.Pod, container string) error
-	ran    []string // "node container", in order
-	denied []string // requests that were answered with 403
+	ran    []string          // "node container", in order
+	logs   map[string]*lines // of drains, by pod
+	denied []string          // requests that were answered with 403
 
 	controller, pods *rest.Config
 }
 
 func (w *world) site(t testing.TB, name string, nodes int) *site {
 	t.Helper()
-	s := &site{TB: t, w: w, ns: name, does: func(context.Context, *corev1.Pod, string) error { return nil }}
+	s := &site{TB: t, w: w, ns: name, does: func(context.Context, *corev1.Pod, string) error { return nil }, logs: map[string]*lines{}}
 	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	s.install()
 	s.controller, s.pods = s.access("system-upgrade-controller"), s.access("system-upgrade")
@@ -173,8 +195,9 @@ func (s *site) ready(name string, is bool) {
 	}
 	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, fmt.Sprintf(`{"status":{
 		"nodeInfo": {"kubeletVersion":"v1.35.4"},
+		"addresses":[{"type":"InternalIP","address":"127.0.0.1"}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%s}},
 		"capacity":{"pods":"110","cpu":"8","memory":"8Gi"},"allocatable":{"pods":"110","cpu":"8","memory":"8Gi"},
-		"conditions":[{"type":"Ready","status":%q,"lastHeartbeatTime":%q}]}}`, status, time.Now().UTC().Format(time.RFC3339)), "status")
+		"conditions":[{"type":"Ready","status":%q,"lastHeartbeatTime":%q}]}}`, s.w.kubelet.URL[strings.LastIndexByte(s.w.kubelet.URL, ':')+1:], status, time.Now().UTC().Format(time.RFC3339)), "status")
 }
 
 func (s *site) patch(o client.Object, body string, subresource ...string) {
@@ -217,16 +240,14 @@ func (s *site) run(ctx context.Context, p *corev1.Pod) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	exit := func(phase corev1.PodPhase) {
-		code := int32(0)
-		if phase == corev1.PodFailed {
-			code = 1
-		}
+	exit := func(phase corev1.PodPhase, end corev1.ContainerStateTerminated, all ...corev1.Container) {
+		end.FinishedAt = metav1.Now()
 		done := corev1.PodStatus{Phase: phase, StartTime: running.StartTime}
-		for _, c := range p.Spec.Containers {
-			done.ContainerStatuses = append(done.ContainerStatuses, corev1.ContainerStatus{
-				Name: c.Name, Image: c.Image, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, FinishedAt: metav1.Now()}},
-			})
+		for _, c := range all {
+			done.ContainerStatuses = append(done.ContainerStatuses, corev1.ContainerStatus{Name: c.Name, Image: c.Image, State: corev1.ContainerState{Terminated: &end}})
+		}
+		if phase == corev1.PodFailed && all[0].Name != "upgrade" {
+			done.InitContainerStatuses, done.ContainerStatuses = done.ContainerStatuses, nil
 		}
 		say(done)
 	}
@@ -237,19 +258,27 @@ func (s *site) run(ctx context.Context, p *corev1.Pod) {
 		s.mu.Unlock()
 		var err error
 		if IsKubectl(c.Args) {
-			var out bytes.Buffer
-			if err = Kubectl(ctx, s.pods, c.Args, &out, &out); err != nil {
-				err = fmt.Errorf("%w: %s", err, &out)
+			out := &lines{}
+			s.mu.Lock()
+			s.logs[p.Name] = out
+			s.mu.Unlock()
+			draining := running
+			draining.InitContainerStatuses = []corev1.ContainerStatus{
+				{Name: c.Name, Image: c.Image, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}},
+			}
+			say(draining)
+			if err = Kubectl(ctx, s.pods, c.Args, out, out); err != nil {
+				err = fmt.Errorf("%s%w", out.tail(), err)
 			}
 		} else {
 			err = does(ctx, p, c.Name)
 		}
 		if err != nil {
-			exit(corev1.PodFailed)
+			exit(corev1.PodFailed, corev1.ContainerStateTerminated{ExitCode: 1, Message: err.Error()}, c)
 			return
 		}
 	}
-	exit(corev1.PodSucceeded)
+	exit(corev1.PodSucceeded, corev1.ContainerStateTerminated{}, p.Spec.Containers...)
 }
 
 func (s *site) set(does func(ctx context.Context, pod *corev1.Pod, container string) error) {

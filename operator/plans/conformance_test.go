@@ -43,6 +43,7 @@ func TestConformance(t *testing.T) {
 		{"plans that cannot be carried out say why", cannotBe},
 		{"a node is prepared, drained and upgraded", prepareDrainUpgrade},
 		{"a budget that blocks fails the Job", budgetBlocks},
+		{"a budget that blocks is told of", budgetIsTold},
 		{"two plans on one node", twoPlans},
 		{"a channel is asked", channelIsAsked},
 		{"a secret counts", secretCounts},
@@ -305,14 +306,17 @@ func budgetBlocks(t *testing.T, w *world) {
 	s := w.site(t, "budget", 1)
 	s.pod("held", s.nodes[0])
 	s.create(&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "hold"}, Spec: policyv1.PodDisruptionBudgetSpec{
-		MaxUnavailable: new(intstr.FromInt32(0)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "held"}},
+		MinAvailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "held"}},
 	}})
 	s.start()
 	s.plan(`
 metadata: {name: blocked}
 spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, drain: {force: true, timeout: 2s}, upgrade: {image: a}}
 `)
-	s.is("blocked", "Complete=False/JobFailed failed on Node")
+	p := s.is("blocked", "Complete=False/JobFailed failed on Node")
+	if m, want := cond(p, upgradev1.ConditionComplete).Message, "; pod budget/held: The disruption budget hold needs 1 healthy pods and has 1 currently"; !strings.HasSuffix(m, want) {
+		t.Errorf("%q does not end with %q", m, want)
+	}
 	if n := s.nodeNamed(s.nodes[0]); !n.Spec.Unschedulable || n.Annotations[annotationCordoned] != s.ns+"/blocked" {
 		t.Errorf("the node is to stay cordoned, and noted: %t, %q", n.Spec.Unschedulable, n.Annotations[annotationCordoned])
 	}
@@ -328,6 +332,32 @@ spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, drain: {
 	if j := s.jobs(); len(j) > 0 {
 		t.Errorf("%d Jobs are left", len(j))
 	}
+}
+
+func budgetIsTold(t *testing.T, w *world) {
+	s := w.site(t, "budget-told", 1)
+	for _, name := range []string{"held", "free"} {
+		s.pod(name, s.nodes[0])
+	}
+	hold := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "hold"}, Spec: policyv1.PodDisruptionBudgetSpec{
+		MinAvailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "held"}},
+	}}
+	s.create(hold)
+	s.start(func(c *Config) { c.drainsAsked = 100 * time.Millisecond })
+	s.plan(`
+metadata: {name: told}
+spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, drain: {force: true}, upgrade: {image: a}}
+`)
+	want := "pod budget-told/held may not be evicted: the disruption budget hold needs 1 healthy pods and has 1 currently"
+	s.eventually("the node says what holds it up", func() (string, bool) {
+		n := s.get("told").Status.Constellation
+		return fmt.Sprintf("%+v", n), n != nil && len(n.Nodes) == 1 && n.Nodes[0].State == upgradev1.NodeRunning && n.Nodes[0].Reason == reasonDrainBlocked && n.Nodes[0].Message == want
+	})
+	s.event("told", reasonDrainBlocked, want)
+	if err := w.admin.Delete(t.Context(), hold); err != nil {
+		t.Fatal(err)
+	}
+	s.done("told")
 }
 
 func (s *site) delete(plan string) {

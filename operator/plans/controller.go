@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	clientevents "k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -28,6 +29,7 @@ type controller struct {
 	Config
 	client  client.Client
 	live    client.Reader
+	pods    corev1client.PodsGetter
 	cache   cache.Cache
 	events  clientevents.EventRecorder
 	figures *figures
@@ -127,6 +129,7 @@ func (k *controller) Start(ctx context.Context) error {
 		})
 	}
 	k.tasks.Go(func() { k.lock.Keep(ctx) })
+	k.tasks.Go(func() { k.listenToDrains(ctx) })
 	<-ctx.Done()
 	k.queue.ShutDown()
 	k.wait()

@@ -552,3 +552,75 @@ func TestPodsSayHowNodesGetOn(t *testing.T) {
 		t.Errorf("%s: %s\nwant %s", got.State, got.Message, want)
 	}
 }
+
+// What kubectl drain writes while it waits, and what else is in its log.
+func TestWhatHoldsADrainUp(t *testing.T) {
+	line := func(namespace, pod, why string) string {
+		return fmt.Sprintf("evicting pod %s/%s\nerror when evicting pods/%q -n %q (will retry after 5s): %s\n", namespace, pod, pod, namespace, why)
+	}
+	const plain, full = "Cannot evict pod as it would violate the pod's disruption budget.", "Cannot evict pod as it would violate the pod's disruption budget. The disruption budget web needs 2 healthy pods and has 2 currently"
+	for _, tt := range []struct{ name, log, want string }{
+		{"nothing", "node/n1 cordoned\nWarning: ignoring DaemonSet-managed Pods: kube-system/proxy\nevicting pod a/b\npod/b evicted\nnode/n1 drained\n", ""},
+		{"kubectl", line("shop", "web-0", plain), "pod shop/web-0 may not be evicted: " + plain},
+		{"our own drain", "node/n1 cordoned\n" + line("shop", "web-0", full), "pod shop/web-0 may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently"},
+		{"the same one again", line("shop", "web-0", plain) + line("shop", "web-0", full), "pod shop/web-0 may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently"},
+		{"two", line("shop", "web-1", plain) + line("bank", "db", full), "pod bank/db may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently; nor may shop/web-1"},
+		{"four", line("d", "d", plain) + line("c", "c", plain) + line("b", "b", plain) + line("a", "a", full), "pod a/a may not be evicted: the disruption budget web needs 2 healthy pods and has 2 currently; nor may b/b and 2 more"},
+		{
+			"a namespace that ends", "error when evicting pod \"a\" from terminating namespace \"b\" (will retry after 5s): pods \"a\" is forbidden\n",
+			"pod b/a may not be evicted: pods \"a\" is forbidden",
+		},
+		{"what is final", "error when evicting pods/\"a\" -n \"b\": global timeout reached: 2s\n", ""},
+		{"quotes that are none", "error when evicting pods/\"a\\q\" -n \"b\" (will retry after 5s): no\n", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := held(tt.log); got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// What holds a drain up stays told until its log says otherwise or its pod goes on.
+func TestADrainThatIsHeldUp(t *testing.T) {
+	d := newDesk(t, planOf(), 1)
+	d.step()
+	job := d.book.jobsOfPlan("k3s-server")[0]
+	say := func(init, main corev1.ContainerState) {
+		d.book.setPod(record[*pod](t, trimPod, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "p", CreationTimestamp: metav1.NewTime(d.now), Labels: map[string]string{batchv1.JobNameLabel: job.name}},
+			Status: corev1.PodStatus{
+				InitContainerStatuses: []corev1.ContainerStatus{{Name: "drain", State: init}}, ContainerStatuses: []corev1.ContainerStatus{{Name: "upgrade", State: main}},
+			},
+		}))
+	}
+	is := func(reason, message string, events ...string) {
+		t.Helper()
+		out := d.step()
+		var got []string
+		for _, e := range out.events {
+			got = append(got, e.reason)
+		}
+		if n := out.status.Constellation.Nodes[0]; n.Reason != reason || n.Message != message || !slices.Equal(got, events) {
+			t.Errorf("%s: %s, events %q; want %s: %s, %q", n.Reason, n.Message, got, reason, message, events)
+		}
+	}
+	runs, waits := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}, corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "PodInitializing"}}
+	drain := drainAsked{job.name, "p"}
+	say(runs, waits)
+	is("Draining", "container drain of pod p runs")
+	d.book.setDrain(drain, "")
+	is("Draining", "container drain of pod p runs")
+	d.book.setDrain(drain, "held")
+	is("DrainBlocked", "held", "DrainBlocked")
+	say(runs, waits)
+	is("DrainBlocked", "held")
+	if got := d.book.draining(); !slices.Equal(got, []drainAsked{drain}) {
+		t.Errorf("asked are %v", got)
+	}
+	d.book.setDrain(drain, "")
+	is("Draining", "container drain of pod p runs")
+	say(corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}, runs)
+	d.book.setDrain(drain, "held")
+	is("Upgrading", "container upgrade of pod p runs")
+}

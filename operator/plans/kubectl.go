@@ -6,16 +6,26 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
+	"sync"
+	"time"
 
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	policyv1client "k8s.io/client-go/kubernetes/typed/policy/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/kubectl/pkg/drain"
 )
 
 // kubectlCommands are what Jobs need of kubectl.
 var kubectlCommands = []string{"cordon", "drain", "uncordon"}
+
+// evictAgain is when a pod is tried again that may not be evicted now.
+const evictAgain = 5 * time.Second
 
 // IsKubectl reports whether arguments are those of a command of [Kubectl].
 func IsKubectl(args []string) bool {
@@ -56,7 +66,12 @@ func Kubectl(ctx context.Context, access *rest.Config, args []string, out, errs 
 	if err != nil {
 		return fmt.Errorf("connect to API server: %w", err)
 	}
-	h.Client = c
+	told := &budgets{Interface: c, of: map[string]string{}}
+	h.Client = told
+	// As kubectl does; without it the API server is asked without a pause.
+	if h.EvictErrorRetryDelay = evictAgain; h.Timeout > 0 {
+		h.EvictErrorRetryDelay = min(evictAgain, h.Timeout)
+	}
 	n, err := c.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("%s Node %s: %w", verb, name, err)
@@ -76,8 +91,65 @@ func Kubectl(ctx context.Context, access *rest.Config, args []string, out, errs 
 		fmt.Fprintln(errs, "Warning:", w)
 	}
 	if err := h.DeleteOrEvictPods(pods.Pods()); err != nil {
-		return fmt.Errorf("drain Node %s: %w", name, err)
+		return fmt.Errorf("drain Node %s: %w%s", name, err, told.all())
 	}
 	fmt.Fprintf(out, "node/%s drained\n", name)
 	return nil
+}
+
+// budgets is the API server of a drain. It adds to what is said of a pod that may not be evicted
+// which PodDisruptionBudget keeps it, and remembers that.
+type budgets struct {
+	kubernetes.Interface
+
+	mu sync.Mutex
+	of map[string]string // by namespace/name
+}
+
+// all tells of the pods that are kept; empty: there are none.
+func (b *budgets) all() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var out strings.Builder
+	for _, pod := range slices.Sorted(maps.Keys(b.of)) {
+		fmt.Fprintf(&out, "; pod %s: %s", pod, b.of[pod])
+	}
+	return out.String()
+}
+
+func (b *budgets) PolicyV1() policyv1client.PolicyV1Interface {
+	return policy{b.Interface.PolicyV1(), b}
+}
+
+type policy struct {
+	policyv1client.PolicyV1Interface
+	budgets *budgets
+}
+
+func (p policy) Evictions(namespace string) policyv1client.EvictionInterface {
+	return evictions{p.PolicyV1Interface.Evictions(namespace), p.budgets}
+}
+
+type evictions struct {
+	policyv1client.EvictionInterface
+	budgets *budgets
+}
+
+func (e evictions) Evict(ctx context.Context, pod *policyv1.Eviction) error {
+	err := e.EvictionInterface.Evict(ctx, pod)
+	cause, kept := apierrors.StatusCause(err, policyv1.DisruptionBudgetCause)
+	e.budgets.mu.Lock()
+	defer e.budgets.mu.Unlock()
+	if !kept {
+		delete(e.budgets.of, pod.Namespace+"/"+pod.Name)
+		return err
+	}
+	e.budgets.of[pod.Namespace+"/"+pod.Name] = cause.Message
+	var status *apierrors.StatusError
+	if !errors.As(err, &status) {
+		return err
+	}
+	said := *status
+	said.ErrStatus.Message += " " + cause.Message
+	return &said
 }

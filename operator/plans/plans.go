@@ -32,6 +32,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -67,9 +68,11 @@ type Config struct {
 	MetricsAddress, HealthAddress string
 	Log                           *slog.Logger
 
-	// For tests. at is told before and after each effect, now is the clock of all decisions.
-	at  func(point string)
-	now func() time.Time
+	// For tests. at is told before and after each effect, now is the clock of all decisions, and
+	// drainsAsked is the constant of that name.
+	at          func(point string)
+	now         func() time.Time
+	drainsAsked time.Duration
 }
 
 const (
@@ -94,6 +97,7 @@ func Run(ctx context.Context, c Config) error {
 	if c.now == nil {
 		c.now = time.Now
 	}
+	c.drainsAsked = cmp.Or(c.drainsAsked, drainsAsked)
 	if c.Name == "" || c.Namespace == "" {
 		return errors.New("carry out plans: a name and a namespace are needed, such as system-upgrade-controller in system-upgrade")
 	}
@@ -148,6 +152,9 @@ func Run(ctx context.Context, c Config) error {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	k := newController(c, mgr, m)
+	if k.pods, err = corev1client.NewForConfig(access); err != nil {
+		return fmt.Errorf("connect to API server: %w", err)
+	}
 	if err := errors.Join(k.watch(ctx, mgr.GetCache()), mgr.Add(k), readiness(mgr)); err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}

@@ -15,6 +15,7 @@ const (
 	reasonPreparing     = "Preparing"
 	reasonCordoning     = "Cordoning"
 	reasonDraining      = "Draining"
+	reasonDrainBlocked  = "DrainBlocked"
 	reasonUpgrading     = "Upgrading"
 	reasonUnschedulable = "PodUnschedulable"
 	reasonImage         = "ImagePullError"
@@ -35,7 +36,7 @@ type podNews struct {
 // isBad reports whether a pod does not get on.
 func (n podNews) isBad() bool {
 	switch n.reason {
-	case reasonUnschedulable, reasonImage, reasonContainer, reasonPodFailed:
+	case reasonDrainBlocked, reasonUnschedulable, reasonImage, reasonContainer, reasonPodFailed:
 		return true
 	}
 	return false
@@ -67,7 +68,7 @@ func newsOf(p *corev1.Pod) podNews {
 			}
 			return say(reasonPodFailed, "%s", text)
 		case s.Running != nil && doing[c.Name] != "":
-			return say(doing[c.Name], "container %s of pod %s runs", c.Name, p.Name)
+			return say(doing[c.Name], "%s", runs(c.Name, p.Name))
 		case s.Waiting == nil:
 		case slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError"}, s.Waiting.Reason):
 			return say(reasonImage, "image %s of container %s cannot be pulled", c.Image, c.Name)
@@ -76,6 +77,11 @@ func newsOf(p *corev1.Pod) podNews {
 		}
 	}
 	return n
+}
+
+// runs says that a container does.
+func runs(container, pod string) string {
+	return fmt.Sprintf("container %s of pod %s runs", container, pod)
 }
 
 // lastLine is the last line of a text that is not empty, and not much of it.
@@ -99,6 +105,9 @@ func (b *book) setPod(p *pod) {
 	defer b.mu.Unlock()
 	j := b.jobs[p.job]
 	was, known := b.news[p.job]
+	if was.reason == reasonDrainBlocked && n.reason == reasonDraining && was.pod == n.pod {
+		return // of that its log tells
+	}
 	if known && was.made.After(n.made) || was == n || n.reason == "" && was.pod == n.pod || j != nil && j.phase == jobComplete {
 		return
 	}

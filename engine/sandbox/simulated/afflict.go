@@ -69,7 +69,7 @@ func (p *pods) kill(name string) (killed bool) {
 	for _, w := range p.list() {
 		for _, c := range w.containers {
 			c.mu.Lock()
-			if c.spec.Name == name && c.running {
+			if c.spec.Name == name && c.running && c.process != nil {
 				killed = c.process.cmd.Process.Kill() == nil || killed
 			}
 			c.mu.Unlock()

@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -519,61 +520,26 @@ func (k *kubelet) pod(ctx context.Context, pod *corev1.Pod) error {
 	return k.report(ctx, pod, status)
 }
 
-// runPod sees to it that a pod runs, if it is one of ours, and says how it is.
+// runPod sees to it that a pod runs, if it is one of ours or is to end, and says how it is.
 func (k *kubelet) runPod(ctx context.Context, pod *corev1.Pod) (corev1.PodStatus, error) {
-	ours := false
-	for _, c := range pod.Spec.Containers {
-		if strings.HasPrefix(c.Image, servicesRegistry) {
-			if path, _, err := k.c.program(c.Image); err == nil {
-				if _, err := os.Stat(path); err != nil {
-					return corev1.PodStatus{}, fmt.Errorf("image %s: %w", c.Image, err)
-				}
-			}
-			ours = true
-		}
-	}
 	s := corev1.PodStatus{Phase: corev1.PodRunning, StartTime: pod.Status.StartTime, HostIP: k.c.IP.String(), PodIP: k.podIP(pod).String()}
 	if s.StartTime == nil {
 		now := metav1.Now()
 		s.StartTime = &now
 	}
 	s.HostIPs, s.PodIPs = []corev1.HostIP{{IP: s.HostIP}}, []corev1.PodIP{{IP: s.PodIP}}
-	ready := true
-	if !ours {
-		for _, c := range pod.Spec.Containers {
-			s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(c, "simulated://"+c.Name, true, true, s.StartTime.Time, 0, ""))
-		}
-		if pod.Spec.RestartPolicy != corev1.RestartPolicyAlways && time.Since(s.StartTime.Time) > time.Second {
-			s.Phase = corev1.PodSucceeded // nothing ran, and it has ended
-			for i, c := range s.ContainerStatuses {
-				s.ContainerStatuses[i].Ready = false
-				s.ContainerStatuses[i].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
-					Reason: "Completed", Message: StandIn + " ran nothing", StartedAt: c.State.Running.StartedAt, FinishedAt: metav1.Now(),
-				}}
-			}
-			ready = false
-		}
-	} else {
-		key := string(pod.UID)
-		w := k.c.pods.get(key)
-		if w == nil {
-			var err error
-			if w, err = k.startOurs(ctx, pod); err != nil {
-				return s, err
-			}
-		} else if err := k.refresh(ctx, pod); err != nil {
-			return s, err
-		}
-		for _, c := range w.containers {
-			id, running, ok, started, restarts, last := c.state()
-			ready = ready && ok
-			s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(*c.spec, id, running, ok, started, restarts, last))
-		}
+	ready, err := k.runContainers(ctx, pod, &s)
+	if err != nil {
+		return s, err
 	}
+	initialized := s.Phase != corev1.PodPending
 	for _, t := range []corev1.PodConditionType{corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady, corev1.PodScheduled} {
 		c := corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}
 		if !ready && (t == corev1.ContainersReady || t == corev1.PodReady) {
 			c.Status, c.Reason = corev1.ConditionFalse, "ContainersNotReady"
+		}
+		if !initialized && t == corev1.PodInitialized {
+			c.Status, c.Reason = corev1.ConditionFalse, "ContainersNotInitialized"
 		}
 		for _, old := range pod.Status.Conditions {
 			if old.Type == c.Type && old.Status == c.Status {
@@ -583,6 +549,56 @@ func (k *kubelet) runPod(ctx context.Context, pod *corev1.Pod) (corev1.PodStatus
 		s.Conditions = append(s.Conditions, c)
 	}
 	return s, nil
+}
+
+// runContainers adds to a status how the containers are, and reports whether all are ready.
+func (k *kubelet) runContainers(ctx context.Context, pod *corev1.Pod, s *corev1.PodStatus) (ready bool, err error) {
+	errand, all := pod.Spec.RestartPolicy != corev1.RestartPolicyAlways, pod.Spec.Containers
+	if errand {
+		all = slices.Concat(pod.Spec.InitContainers, all)
+	}
+	ours := false
+	for _, c := range all {
+		if !isOurs(c.Image) {
+			continue
+		}
+		if path, _, err := k.c.program(c.Image); err == nil {
+			if _, err := os.Stat(path); err != nil {
+				return false, fmt.Errorf("image %s: %w", c.Image, err)
+			}
+		}
+		ours = true
+	}
+	w := k.c.pods.get(string(pod.UID))
+	switch {
+	case w == nil && !ours && !errand:
+		for _, c := range pod.Spec.Containers {
+			s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(c, "simulated://"+c.Name, true, true, s.StartTime.Time, 0, ""))
+		}
+		return true, nil
+	case w == nil && errand && cutOff(pod, s):
+		return false, nil
+	case w == nil && errand:
+		w, err = k.startErrand(ctx, pod, ours)
+	case w == nil:
+		w, err = k.startOurs(ctx, pod)
+	case ours:
+		err = k.refresh(ctx, pod)
+	}
+	if err != nil {
+		return false, err
+	}
+	if errand {
+		errandStatus(w, s)
+		return s.Phase == corev1.PodRunning, nil
+	}
+	ready = true
+	for _, c := range w.containers {
+		id, running, ok, started, restarts, last := c.state()
+		ready = ready && ok
+		s.ContainerStatuses = append(s.ContainerStatuses, containerStatus(*c.spec, id, running, ok, started, restarts, last))
+	}
+	return ready, nil
 }
 
 func containerStatus(c corev1.Container, id string, running, ready bool, started time.Time, restarts int32, last string) corev1.ContainerStatus {
@@ -657,8 +673,12 @@ func ready(s corev1.PodStatus) bool {
 
 // states is what there is to tell of containers, without times.
 func states(s corev1.PodStatus) (out []string) {
-	for _, c := range s.ContainerStatuses {
-		out = append(out, fmt.Sprint(c.Name, c.Image, c.Ready, c.RestartCount, c.State.Running != nil, c.State.Terminated != nil))
+	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) {
+		why := ""
+		if c.State.Waiting != nil {
+			why = c.State.Waiting.Reason
+		}
+		out = append(out, fmt.Sprint(c.Name, c.Image, c.Ready, c.RestartCount, c.State.Running != nil, c.State.Terminated != nil, why))
 	}
 	return out
 }

@@ -32,20 +32,9 @@ import (
 // startOurs runs a pod of our charts as processes.
 func (k *kubelet) startOurs(ctx context.Context, pod *corev1.Pod) (*workload, error) {
 	dir := k.c.path(podsDir, string(pod.UID))
-	volumes, err := k.volumes(ctx, pod, dir)
+	command, kubeconfig, err := k.programs(ctx, pod, dir)
 	if err != nil {
 		return nil, err
-	}
-	kubeconfig, err := k.podKubeconfig(pod, dir, volumes)
-	if err != nil {
-		return nil, err
-	}
-	env := map[string][]string{}
-	for i := range pod.Spec.Containers {
-		spec := &pod.Spec.Containers[i]
-		if env[spec.Name], err = k.environment(ctx, pod, spec, volumes); err != nil {
-			return nil, err
-		}
 	}
 	ports, err := k.nodePorts(ctx, pod)
 	if err != nil {
@@ -53,6 +42,32 @@ func (k *kubelet) startOurs(ctx context.Context, pod *corev1.Pod) (*workload, er
 	}
 	k.log.Info("pod started as processes", "pod", pod.Namespace+"/"+pod.Name)
 	return k.c.pods.start(string(pod.UID), "", pod, dir, ports, func(spec *corev1.Container) (*exec.Cmd, error) {
+		cmd, err := command(spec)
+		if err == nil && kubeconfig != "" {
+			cmd.Args = append(cmd.Args, "--kubeconfig="+kubeconfig)
+		}
+		return cmd, err
+	}), nil
+}
+
+// programs writes what a pod mounts to dir, and returns how its containers with images of ours
+// are run as processes. A process sees the computer's files, so it has to be told where its
+// pod's credentials are: in kubeconfig, empty if it has none.
+func (k *kubelet) programs(ctx context.Context, pod *corev1.Pod, dir string) (command func(*corev1.Container) (*exec.Cmd, error), kubeconfig string, err error) {
+	volumes, err := k.volumes(ctx, pod, dir)
+	if err != nil {
+		return nil, "", err
+	}
+	if kubeconfig, err = k.podKubeconfig(pod, dir, volumes); err != nil {
+		return nil, "", err
+	}
+	env := map[string][]string{}
+	for _, spec := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		if env[spec.Name], err = k.environment(ctx, pod, &spec, volumes); err != nil {
+			return nil, "", err
+		}
+	}
+	return func(spec *corev1.Container) (*exec.Cmd, error) {
 		program, _, err := k.c.program(spec.Image)
 		if err != nil {
 			return nil, err
@@ -66,14 +81,10 @@ func (k *kubelet) startOurs(ctx context.Context, pod *corev1.Pod) (*workload, er
 		for _, a := range words {
 			args = append(args, k.c.translate(a, mounts))
 		}
-		// A process sees the computer's files, so it is told where its pod's credentials are.
-		if kubeconfig != "" {
-			args = append(args, "--kubeconfig="+kubeconfig)
-		}
 		cmd := exec.Command(program, args...) //nolint:noctx // see spawn
 		cmd.Env = append(os.Environ(), env[spec.Name]...)
 		return cmd, nil
-	}), nil
+	}, kubeconfig, nil
 }
 
 // volumes writes what a pod mounts, but host paths, and returns the folders by name.

@@ -56,6 +56,9 @@ type container struct {
 	started  time.Time
 	restarts int32
 	last     string // how it ended
+	waits    string // why it does not run, of one that is to end; empty: it is not its turn
+	// How it ended for good; nil: it has not.
+	ended *corev1.ContainerStateTerminated
 	// What its process says, and the one before it said; nil: there was none.
 	output, before *output
 }
@@ -101,10 +104,7 @@ func (p *pods) list() map[string]*workload {
 // asked anew at each start of a process.
 func (p *pods) start(key, hash string, pod *corev1.Pod, dir string, ports map[int]int, command func(*corev1.Container) (*exec.Cmd, error)) *workload {
 	ctx, cancel := context.WithCancel(context.Background()) // until it is stopped
-	w := &workload{hash: hash, pod: pod, cancel: cancel, dir: dir, grace: stopGrace}
-	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
-		w.grace = min(time.Duration(*s)*time.Second, 30*time.Second)
-	}
+	w := &workload{hash: hash, pod: pod, cancel: cancel, dir: dir, grace: graceOf(pod)}
 	for i := range pod.Spec.Containers {
 		c := &container{spec: &pod.Spec.Containers[i]}
 		w.containers = append(w.containers, c)
@@ -118,6 +118,14 @@ func (p *pods) start(key, hash string, pod *corev1.Pod, dir string, ports map[in
 	p.all[key] = w
 	p.mu.Unlock()
 	return w
+}
+
+// graceOf is how long the processes of a pod have to end.
+func graceOf(pod *corev1.Pod) time.Duration {
+	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
+		return min(time.Duration(*s)*time.Second, 30*time.Second)
+	}
+	return stopGrace
 }
 
 // stop ends a pod's processes and returns when they are gone.
@@ -272,6 +280,9 @@ func portOf(spec *corev1.Container, port intstr.IntOrString) int {
 	}
 	return 0
 }
+
+// isOurs reports whether an image is one of our own services.
+func isOurs(image string) bool { return strings.HasPrefix(image, servicesRegistry) }
 
 // program returns the program of an image, or that there is none: then the pod is only
 // said to run.

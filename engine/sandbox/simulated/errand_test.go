@@ -1,0 +1,90 @@
+package simulated
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestCommandsThatMeanSomething(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		command []string
+		want    []act
+	}{
+		{"nothing", nil, nil},
+		{"a program that is not here", []string{"chroot", "/host", "sh", "/run/upgrade.sh"}, nil},
+		{"true", []string{"true"}, []act{{}}},
+		{"false, with its path", []string{"/bin/false"}, []act{{code: 1}}},
+		{"sleep", []string{"sleep", "90"}, []act{{wait: 90 * time.Second}}},
+		{"sleep with a unit", []string{"sleep", "2m"}, []act{{wait: 2 * time.Minute}}},
+		{"sleep for ever", []string{"sleep", "infinity"}, []act{{wait: 1<<63 - 1}}},
+		{"sleep for less than nothing", []string{"sleep", "-1"}, nil},
+		{"a script", []string{"sh", "-c", "echo 'no space left'; sleep 1 && exit 3"}, []act{{say: "no space left\n"}, {wait: time.Second}, {code: 3, end: true, then: true}}},
+		{"lines", []string{"/bin/bash", "-c", "true\n\nfalse\n"}, []act{{}, {code: 1}}},
+		{"a code that is none", []string{"sh", "-c", "exit 256"}, nil},
+		{"a script with something else in it", []string{"sh", "-c", "echo a; apt-get update"}, nil},
+		{"a script of nothing", []string{"sh", "-c", " ; "}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if d := cmp.Diff(tt.want, acts(tt.command), cmp.AllowUnexported(act{})); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestPodsThatEnd(t *testing.T) {
+	state := func(what string) corev1.ContainerStatus {
+		switch what {
+		case "waits":
+			return corev1.ContainerStatus{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}
+		case "runs":
+			return corev1.ContainerStatus{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+		case "done":
+			return corev1.ContainerStatus{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}
+		}
+		return corev1.ContainerStatus{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3}}}
+	}
+	for _, tt := range []struct {
+		name              string
+		inits, containers []string
+		want              corev1.PodPhase
+	}{
+		{"nothing has begun", []string{"waits"}, []string{"waits"}, corev1.PodPending},
+		{"the first one runs", []string{"done", "runs"}, []string{"waits"}, corev1.PodPending},
+		{"the first one failed", []string{"failed", "waits"}, []string{"waits"}, corev1.PodFailed},
+		{"an image cannot be pulled", []string{"done"}, []string{"waits"}, corev1.PodPending},
+		{"one of two runs", nil, []string{"done", "runs"}, corev1.PodRunning},
+		{"one failed and one runs", nil, []string{"failed", "runs"}, corev1.PodRunning},
+		{"one of two failed", nil, []string{"done", "failed"}, corev1.PodFailed},
+		{"all is done", []string{"done"}, []string{"done"}, corev1.PodSucceeded},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var inits, containers []corev1.ContainerStatus
+			for _, s := range tt.inits {
+				inits = append(inits, state(s))
+			}
+			for _, s := range tt.containers {
+				containers = append(containers, state(s))
+			}
+			if got := errandPhase(inits, containers); got != tt.want {
+				t.Errorf("%s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// A machine that was off knows nothing of the containers that ran before.
+func TestPodsOfAMachineThatWasOffFailed(t *testing.T) {
+	pod := &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "upgrade", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}}
+	var s corev1.PodStatus
+	if !cutOff(pod, &s) || s.Phase != corev1.PodFailed || s.ContainerStatuses[0].Ready || s.ContainerStatuses[0].State.Terminated.ExitCode != 137 {
+		t.Errorf("%+v", s)
+	}
+	if cutOff(&corev1.Pod{}, &s) {
+		t.Error("a pod of which nothing has run yet is cut off")
+	}
+}

@@ -1,0 +1,167 @@
+package plans
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// What holds a drain up nobody says but the drain itself: it writes that to its log, and tries
+// again. So the logs of drains that take their time are read: those of our own pods, which is no
+// right to see others'.
+const (
+	// drainsAsked is how often. A drain that was not there the last time is not asked.
+	drainsAsked = 5 * time.Second
+	// drainSaid is how old what it says may be: it tries again every five seconds.
+	drainSaid = 15 * time.Second
+	// drainLog is how much of it is read, in bytes.
+	drainLog = 64 << 10
+	// drainsAtOnce is how many are asked at a time.
+	drainsAtOnce = 8
+	// logsDenied is when it is tried again after we may not read logs.
+	logsDenied = 10 * time.Minute
+)
+
+// heldPod is what kubectl drain says of a pod that may not go yet.
+var heldPod = regexp.MustCompile(`^error when evicting pods?[/ ]("(?:[^"\\]|\\.)*") (?:-n|from terminating namespace) ("(?:[^"\\]|\\.)*") \(will retry after [^)]*\): (.*)$`)
+
+// drainAsked is a drain that runs.
+type drainAsked struct{ job, pod string }
+
+// listenToDrains tells the book what holds drains up, until ctx ends.
+func (k *controller) listenToDrains(ctx context.Context) {
+	t := time.NewTicker(k.drainsAsked)
+	defer t.Stop()
+	var before []drainAsked
+	var denied time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		now := k.book.draining()
+		if time.Since(denied) < logsDenied {
+			continue
+		}
+		var (
+			wg    sync.WaitGroup
+			slots = make(chan struct{}, drainsAtOnce)
+			mu    sync.Mutex
+		)
+		for _, d := range now {
+			if !slices.Contains(before, d) {
+				continue
+			}
+			slots <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-slots }()
+				log, err := k.drainLog(ctx, d.pod)
+				switch {
+				case apierrors.IsForbidden(err):
+					mu.Lock()
+					defer mu.Unlock()
+					if time.Since(denied) >= logsDenied {
+						k.Log.Warn("what holds a drain up is not told, because logs of pods must not be read", "err", err)
+					}
+					denied = time.Now()
+				case err != nil: // as of a node that is away: what was said before still holds
+					k.Log.Debug("log of a drain not read", "pod", d.pod, "err", err)
+				default:
+					k.book.setDrain(d, held(log))
+				}
+			})
+		}
+		wg.Wait()
+		before = now
+	}
+}
+
+// drainLog is what a drain said a short while ago.
+func (k *controller) drainLog(ctx context.Context, pod string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, drainsAsked)
+	defer cancel()
+	b, err := k.pods.Pods(k.Namespace).GetLogs(pod, &corev1.PodLogOptions{
+		Container: "drain", SinceSeconds: new(int64(drainSaid / time.Second)), TailLines: new(int64(500)), LimitBytes: new(int64(drainLog)),
+	}).Do(ctx).Raw()
+	return string(b), err
+}
+
+// held says which pods may not go, and why; empty: all may.
+func held(log string) string {
+	why := map[string]string{}
+	var pods []string
+	for line := range strings.Lines(log) {
+		m := heldPod.FindStringSubmatch(strings.TrimSpace(line))
+		if m == nil {
+			continue
+		}
+		name, err := strconv.Unquote(m[1])
+		if err != nil {
+			continue
+		}
+		namespace, err := strconv.Unquote(m[2])
+		if err != nil {
+			continue
+		}
+		pod := namespace + "/" + name
+		if why[pod] == "" {
+			pods = append(pods, pod)
+		}
+		why[pod] = m[3]
+		// Where the budget is named, the rest says nothing.
+		if _, budget, ok := strings.Cut(m[3], "The disruption budget "); ok {
+			why[pod] = "the disruption budget " + budget
+		}
+	}
+	if len(pods) == 0 {
+		return ""
+	}
+	slices.Sort(pods)
+	text := fmt.Sprintf("pod %s may not be evicted: %s", pods[0], lastLine(why[pods[0]]))
+	switch n := len(pods) - 1; {
+	case n == 1:
+		text += fmt.Sprintf("; nor may %s", pods[1])
+	case n > 1:
+		text += fmt.Sprintf("; nor may %s and %d more", pods[1], n-1)
+	}
+	return text
+}
+
+// draining lists the drains that run.
+func (b *book) draining() (all []drainAsked) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for job, n := range b.news {
+		if n.reason == reasonDraining || n.reason == reasonDrainBlocked {
+			all = append(all, drainAsked{job, n.pod})
+		}
+	}
+	return all
+}
+
+// setDrain takes over what holds a drain up; empty: nothing does.
+func (b *book) setDrain(d drainAsked, held string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	was := b.news[d.job]
+	n := was
+	if n.reason, n.message = reasonDrainBlocked, held; held == "" {
+		n.reason, n.message = reasonDraining, runs("drain", d.pod)
+	}
+	if was.pod != d.pod || was.reason != reasonDraining && was.reason != reasonDrainBlocked || was == n {
+		return
+	}
+	b.news[d.job] = n
+	if j := b.jobs[d.job]; j != nil {
+		b.wake(j.plan, podsGather)
+	}
+}
