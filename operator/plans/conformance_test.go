@@ -148,9 +148,31 @@ spec: {concurrency: 1, version: v1, upgrade: {image: a}}
 		t.Errorf("%v have a place, %d have Jobs; want one", p.Status.Applying, len(s.jobs()))
 	}
 	s.event("fails", "JobFailed", "failed on Node "+p.Status.Applying[0]+": BackoffLimitExceeded: ")
+	want := []string{"Name=fails", "Image=a", "Channel=<nil>", "Version=v1", "Complete=False", "Message=" + cond(p, upgradev1.ConditionComplete).Message, `Applying=["` + p.Status.Applying[0] + `"]`}
+	if got := s.columns(); !slices.Equal(got, want) {
+		t.Error(cmp.Diff(want, got))
+	}
 	s.set(func(context.Context, *corev1.Pod, string) error { return nil })
 	s.edit("fails", `{"spec":{"upgrade":{"args":["again"]}}}`)
 	s.done("fails")
+}
+
+// columns are those of `kubectl get plans -o wide`, of the site's only Plan.
+func (s *site) columns() (out []string) {
+	s.Helper()
+	b, err := s.w.core.CoreV1().RESTClient().Get().AbsPath("/apis/upgrade.cattle.io/v1/namespaces", s.ns, "plans").
+		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").Do(s.Context()).Raw()
+	var table metav1.Table
+	if err == nil {
+		err = json.Unmarshal(b, &table)
+	}
+	if err != nil || len(table.Rows) != 1 {
+		s.Fatalf("%d rows: %v", len(table.Rows), err)
+	}
+	for i, c := range table.Rows[0].Cells {
+		out = append(out, fmt.Sprintf("%s=%v", table.ColumnDefinitions[i].Name, c))
+	}
+	return out
 }
 
 // admission is what the API server lets in, and what it does not.
