@@ -383,20 +383,20 @@ func nameless(m Move) string {
 // worker-0", because the cloud had not named it yet.
 func Unnamed(machine string) bool { return strings.Contains(machine, " ") }
 
-// withoutStrangers returns nodes without those that have just joined, are not known to the operator
-// yet, and are there already as machines that the cloud has not named: what they are shows
-// when it has. Of those that have been there for longer nothing else may come.
+// withoutStrangers returns nodes without those that have just joined and that the operator has
+// said nothing of yet. They are there already as machines, by their names or by what they are
+// for, and stand in the group that they belong to. Of those that have been there for longer
+// nothing else may come.
 func (ro Rollout) withoutStrangers(nodes []*Node, now time.Time) []*Node {
-	if !slices.ContainsFunc(ro.Moves, func(m Move) bool { return m.Node == "" && !m.Leaves && !m.Reached && !m.Upgrades && m.Machine != "" }) {
+	strange := func(n *Node) bool { return n.Group == "" && n.Image == "" && now.Sub(n.Created) < strangeFor }
+	if !slices.ContainsFunc(nodes, strange) {
 		return nodes
 	}
 	named := map[string]bool{}
 	for _, m := range ro.Moves {
 		named[m.Node] = true
 	}
-	return slices.DeleteFunc(slices.Clone(nodes), func(n *Node) bool {
-		return n.Group == "" && n.Image == "" && !named[n.Name] && now.Sub(n.Created) < strangeFor
-	})
+	return slices.DeleteFunc(slices.Clone(nodes), func(n *Node) bool { return strange(n) && !named[n.Name] })
 }
 
 // strangeFor is how long a node may be there before the operator says what it is. It does so
@@ -573,6 +573,12 @@ func (v *rolloutView) why() Event {
 		e.Object, e.Text = "operator", "the operator has not looked at the target yet"
 	case w.Reason != "":
 		e.Object, e.State, e.Node, e.Text = "rollout", w.Reason, w.Node, w.Message
+		switch { // asked for, and not so before what is under way is finished
+		case v.Target.Paused && w.Reason != "Paused":
+			e.Text = "it is being paused: " + e.Text
+		case v.Target.Cancelled && w.Reason != "Cancelled":
+			e.Text = "it is being cancelled: " + e.Text
+		}
 		if !w.NextTry.IsZero() {
 			e.Text += "; it is tried again at " + w.NextTry.UTC().Format("15:04:05Z")
 		}

@@ -322,7 +322,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 			status.Waiting = d.since(*instead)
 		}
 		if key, text := r.efforts.failing(); key != "" && status.Waiting == nil {
-			status.Waiting = d.since(wait{reason: "Failing", message: limited(key+" fails and is tried again: "+text, 200)})
+			status.Waiting = d.since(wait{reason: "Failing", message: limited(key+" fails and is tried again: "+text, 500)})
 		}
 		if published != nil {
 			status.JoinComponents = *published

@@ -55,6 +55,7 @@ import (
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/crash"
+	"constellation/operator/liblog"
 	"constellation/operator/nodelock"
 )
 
@@ -183,7 +184,8 @@ func Run(ctx context.Context, c Config) error {
 		c.DiscoveryInterval = defaultDiscovery
 	}
 	// The framework's logger is the process's; so is the operator.
-	ctrl.SetLogger(logr.FromSlogHandler(quieter{c.Log.Handler()}))
+	libraries := logr.FromSlogHandler(liblog.Handler(c.Log.Handler()))
+	ctrl.SetLogger(libraries)
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("register kinds: %w", err)
@@ -202,7 +204,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 	mgr, err := manager.New(access, manager.Options{
 		Scheme: scheme,
-		Logger: logr.FromSlogHandler(quieter{c.Log.Handler()}),
+		Logger: libraries,
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
@@ -336,29 +338,6 @@ func await(ctx context.Context, access *rest.Config, log *slog.Logger) error {
 		}
 	}
 }
-
-// quieter lets controller-runtime's news of itself through as debug lines: the log is
-// followed by people who want to know about their nodes.
-type quieter struct{ slog.Handler }
-
-func demoted(l slog.Level) slog.Level {
-	if l == slog.LevelInfo {
-		return slog.LevelDebug
-	}
-	return l
-}
-
-func (q quieter) Enabled(ctx context.Context, l slog.Level) bool {
-	return q.Handler.Enabled(ctx, demoted(l))
-}
-
-func (q quieter) Handle(ctx context.Context, r slog.Record) error {
-	r.Level = demoted(r.Level)
-	return q.Handler.Handle(ctx, r)
-}
-
-func (q quieter) WithAttrs(a []slog.Attr) slog.Handler { return quieter{q.Handler.WithAttrs(a)} }
-func (q quieter) WithGroup(name string) slog.Handler   { return quieter{q.Handler.WithGroup(name)} }
 
 // readiness says ready once the caches hold what the API server has; a replica that
 // is not the leader is ready to become it.

@@ -82,6 +82,9 @@ func parseFilter(s string) (filter, error) {
 			if len(t.any) == 0 {
 				return filter{}, fmt.Errorf("%q: %s of what?", word, t.key)
 			}
+			if t.key == "state" && !slices.ContainsFunc(nodeStates, t.value) {
+				return filter{}, fmt.Errorf("%q: no state is like that; there are %s", word, strings.Join(nodeStates, ", "))
+			}
 		}
 		t.less = op == '<'
 		f.demands = append(f.demands, t)

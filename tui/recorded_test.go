@@ -16,7 +16,7 @@ import (
 // hollow machines, by name.
 var streams = map[string][]engine.Event{}
 
-var streamNames = []string{"5-good", "5-failed", "5-resumed", "500-good", "500-failed", "500-resumed", "5000-good", "5000-failed"}
+var streamNames = []string{"5-good", "5-failed", "5-resumed", "500-good", "500-failed", "500-resumed", "5000-good", "5000-failed", "5000-resumed"}
 
 // streamOf returns the events of a recorded rollout, as if it had begun at start. Texts keep the
 // times that they name.

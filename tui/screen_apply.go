@@ -764,6 +764,11 @@ func (c *console) upgradeRail(s screenID) string {
 
 // atTarget is how many nodes are at the target, of how many; zero before that is known.
 func (c *console) atTarget() (n, total int64) {
+	if b := c.wat.board; b != nil {
+		if done, of := b.Places(); of > 0 { // a machine and the one that replaces it are one
+			return int64(done), int64(of)
+		}
+	}
 	for i := range c.t.steps {
 		if s := &c.t.steps[i]; s.id == engine.StepRollout {
 			return s.progress, s.total

@@ -466,8 +466,14 @@ func (c *console) preflightView(w, h int) []string {
 		}
 	}
 	from, to := window(len(rows), top, h-1)
+	if hidden := len(rows) - (to - from); hidden > 0 && h > 3 { // the last row says so
+		from, to = window(len(rows), top, h-2)
+		rows = append(rows[from:to:to], c.th.row(left).pad(3).add(faint, fmt.Sprintf("%s %s: ↑↓ moves", c.th.ellipsis, count(hidden+1, "more line"))).String())
+	} else {
+		rows = rows[from:to]
+	}
 	if left == w {
-		return append(lines, rows[from:to]...)
+		return append(lines, rows...)
 	}
 	var side []string
 	if p.at < len(list) {
@@ -478,10 +484,10 @@ func (c *console) preflightView(w, h int) []string {
 		side = append(side, "")
 		side = append(side, c.checkDetail(x, w-left-3, 0)...)
 	}
-	for i := range max(to-from, len(side)) {
+	for i := range max(len(rows), len(side)) {
 		var l, r string
-		if from+i < to {
-			l = rows[from+i]
+		if i < len(rows) {
+			l = rows[i]
 		}
 		if i < len(side) {
 			r = side[i]

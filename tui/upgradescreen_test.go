@@ -447,9 +447,9 @@ func TestLeavingAnUpgrade(t *testing.T) {
 	}{
 		{"a step before the target, q", engine.StepCharts, func(s *stage) { s.press("q", "enter") }, engine.ExitStopped, "left after"},
 		{"a step before the target, Ctrl-C twice", engine.StepCharts, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, engine.ExitStopped, "left after"},
-		{"the rollout, Ctrl-C twice", engine.StepRollout, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, engine.ExitDone, "1 of 3 at the target"},
+		{"the rollout, Ctrl-C twice", engine.StepRollout, func(s *stage) { s.press("ctrl+c", "ctrl+c") }, engine.ExitDone, "2 of 4 at the target"},
 		{"hung up", engine.StepCharts, func(s *stage) { s.tell(signalled{syscall.SIGHUP}) }, 129, "left after"},
-		{"terminated", engine.StepRollout, func(s *stage) { s.tell(signalled{syscall.SIGTERM}) }, 143, "1 of 3 at the target"},
+		{"terminated", engine.StepRollout, func(s *stage) { s.tell(signalled{syscall.SIGTERM}) }, 143, "2 of 4 at the target"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

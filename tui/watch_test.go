@@ -395,6 +395,7 @@ func TestFilterChooses(t *testing.T) {
 	for filter, want := range map[string]string{
 		"age:5m": `"age:5m": write age>… or age<…`, "age>5": `"age>5": want a time such as 90s, 5m or 1h`, "state>ready": `"state>ready": write state:…`,
 		"try>x": `"try>x": want a number`, "state:": `"state:": state of what?`, "node:[": `"node:[": not a pattern`,
+		"state:ready,nope !state:nope": `"state:nope": no state is like that; there are ready, outdated, replacing, draining, upgrading, leaving, not-ready, joining, booting, creating, failed, gone`,
 	} {
 		if _, err := parseFilter(filter); err == nil || err.Error() != want {
 			t.Errorf("%q: error %v, want %s", filter, err, want)

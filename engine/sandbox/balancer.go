@@ -63,6 +63,7 @@ type balancer struct {
 
 	mu      sync.Mutex
 	members map[netip.AddrPort]*member
+	served  uint64 // connections up to now
 	tunnels sync.WaitGroup
 }
 
@@ -73,6 +74,7 @@ type member struct {
 	drainEnd time.Time
 	shunned  time.Time // until
 	conns    map[net.Conn]struct{}
+	latest   uint64 // which of the balancer's connections was its last; 0: none
 }
 
 // run probes until ctx ends, then cuts what is left.
@@ -220,7 +222,9 @@ func (b *balancer) candidates() []*member {
 		all = slices.DeleteFunc(all, func(c candidate) bool { return c.class == 3 })
 	}
 	slices.SortFunc(all, func(x, y candidate) int {
-		load := cmp.Compare(x.load, y.load)
+		// Of those with as little to do it is whose turn it is: whoever comes again and again
+		// meets all.
+		load := cmp.Or(cmp.Compare(x.load, y.load), cmp.Compare(x.m.latest, y.m.latest))
 		if b.ordered {
 			load = 0
 		}
@@ -276,6 +280,8 @@ func (b *balancer) handle(ctx context.Context, client net.Conn) {
 		current := b.members[m.addr] == m && ctx.Err() == nil
 		if current {
 			m.conns[server] = struct{}{}
+			b.served++
+			m.latest = b.served
 		}
 		b.mu.Unlock()
 		if !current { // it left while we dialled

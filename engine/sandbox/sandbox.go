@@ -494,7 +494,7 @@ func (s *Sandboxes) create(ctx context.Context, spec engine.SandboxSpec, t *tell
 	if simulate, why := s.kind(ctx, spec); simulate {
 		return s.simulate(ctx, spec, cat, why, t)
 	}
-	want := machine.Demand{ControlPlanes: count(spec.ControlPlanes, defaultControlPlanes), Workers: count(spec.Workers, defaultWorkers), There: s.dirs.residents()}
+	want := machine.Demand{ControlPlanes: count(spec.ControlPlanes, defaultControlPlanes), Workers: count(spec.Workers, defaultWorkers), New: true, There: s.dirs.residents()}
 	if err := s.check(ctx, spec, want, t); err != nil {
 		t.step(stepCheck, engine.StateFailed, err.Error())
 		return err

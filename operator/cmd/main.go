@@ -23,6 +23,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/version"
 	"constellation/operator"
+	"constellation/operator/liblog"
 	"constellation/operator/plans"
 )
 
@@ -90,7 +91,7 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("provider %q is not known: use sandbox", *provider)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
-	klog.SetSlogLogger(log)
+	klog.SetSlogLogger(slog.New(liblog.Handler(log.Handler())))
 
 	cluster, err := access(*kubeconfig)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"constellation/engine/version"
+	"constellation/operator/liblog"
 	"constellation/operator/plans"
 )
 
@@ -73,7 +74,7 @@ func carryOut(ctx context.Context, args []string, lookup func(string) (string, b
 		level.Set(slog.LevelDebug)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, ReplaceAttr: readable}))
-	klog.SetSlogLogger(log)
+	klog.SetSlogLogger(slog.New(liblog.Handler(log.Handler())))
 	settings, err := plans.SettingsFrom(lookup)
 	if err != nil {
 		log.Warn("a setting was not understood, and is as by default", "err", err)

@@ -45,6 +45,7 @@ import (
 
 	"constellation/operator/api/upgradev1"
 	"constellation/operator/crash"
+	"constellation/operator/liblog"
 )
 
 // Config is what Run needs. Cluster, Name and Namespace are required.
@@ -101,7 +102,7 @@ func Run(ctx context.Context, c Config) error {
 	if c.Name == "" || c.Namespace == "" {
 		return errors.New("carry out plans: a name and a namespace are needed, such as system-upgrade-controller in system-upgrade")
 	}
-	logger := logr.FromSlogHandler(quieter{c.Log.Handler()})
+	logger := logr.FromSlogHandler(liblog.Handler(c.Log.Handler()))
 	ctrl.SetLogger(logger)
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
@@ -194,28 +195,6 @@ type everywhere func(context.Context) error
 
 func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
 func (everywhere) NeedLeaderElection() bool          { return false }
-
-// quieter lets controller-runtime's news of itself through as debug lines.
-type quieter struct{ slog.Handler }
-
-func demoted(l slog.Level) slog.Level {
-	if l == slog.LevelInfo {
-		return slog.LevelDebug
-	}
-	return l
-}
-
-func (q quieter) Enabled(ctx context.Context, l slog.Level) bool {
-	return q.Handler.Enabled(ctx, demoted(l))
-}
-
-func (q quieter) Handle(ctx context.Context, r slog.Record) error {
-	r.Level = demoted(r.Level)
-	return q.Handler.Handle(ctx, r)
-}
-
-func (q quieter) WithAttrs(a []slog.Attr) slog.Handler { return quieter{q.Handler.WithAttrs(a)} }
-func (q quieter) WithGroup(name string) slog.Handler   { return quieter{q.Handler.WithGroup(name)} }
 
 // tasks are goroutines that are waited for at the end.
 type tasks struct{ sync.WaitGroup }

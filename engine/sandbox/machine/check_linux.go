@@ -21,10 +21,12 @@ import (
 )
 
 // What one machine takes, as measured in a cluster. inotify instances: systemd 3,
-// containerd, kube-proxy and our own parts 1 each, the kubelet 6 or 7, and on a
-// control plane the API server 6 and the controller manager 7.
+// containerd and kube-proxy 1 each, the kubelet 5, 8 on a control plane, and 1 more for
+// each log that somebody follows, and on a control plane the API server 7 and the controller
+// manager 2. The one that leads has 5 more: one in a cluster, on any of its control planes.
 const (
-	inotifyControlPlane, inotifyWorker = 26, 12
+	inotifyControlPlane, inotifyWorker = 22, 11
+	inotifyLeader                      = 5
 	memoryControlPlane, memoryWorker   = 500 << 20, 250 << 20
 	diskControlPlane, diskWorker       = 1400 << 20, 700 << 20
 	diskRootfs                         = 900 << 20 // once, while it is made
@@ -379,7 +381,7 @@ func checkInotify(want Demand) (*Problem, error) {
 // inotifyProblem adds up what is in use, by machine as inotifyInstances says, what the
 // machines that are there will open yet, and what the wanted ones need.
 func inotifyProblem(limit int, used map[string]int, want Demand) *Problem {
-	needs := map[string]int{}
+	needs, leaders := map[string]int{}, map[string]int{} // by machine, and by sandbox
 	for machine := range used {
 		if machine != "" {
 			needs[machine] = inotifyWorker // of whatever kind it is, it takes as much
@@ -390,9 +392,13 @@ func inotifyProblem(limit int, used map[string]int, want Demand) *Problem {
 		if r.ControlPlane {
 			n = inotifyControlPlane
 		}
-		id := hostID(r.Dir, r.Sandbox) + "/" + r.Name
+		sandbox := hostID(r.Dir, r.Sandbox)
+		id := sandbox + "/" + r.Name
 		if _, runs := used[id]; runs || !r.Abandoned {
 			needs[id] = n
+			if r.ControlPlane {
+				leaders[sandbox] = max(leaders[sandbox], min(used[id]-n, inotifyLeader))
+			}
 		}
 	}
 	inUse, yet := 0, 0
@@ -402,7 +408,13 @@ func inotifyProblem(limit int, used map[string]int, want Demand) *Problem {
 	for machine, n := range needs {
 		yet += max(0, n-used[machine])
 	}
+	for _, n := range leaders {
+		yet += inotifyLeader - n
+	}
 	need := want.ControlPlanes*inotifyControlPlane + want.Workers*inotifyWorker
+	if want.ControlPlanes > 0 && want.New {
+		need += inotifyLeader
+	}
 	if inUse+yet+need <= limit {
 		return nil
 	}

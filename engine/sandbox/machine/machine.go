@@ -253,6 +253,8 @@ type Stdio struct {
 // Demand says how many machines a caller is about to start.
 type Demand struct {
 	ControlPlanes, Workers int
+	// New says that they are a cluster of their own, with what only one of its control planes takes.
+	New bool
 	// There are machines that run or will soon, of any sandbox. They are counted with
 	// all that they will take, of which a machine without a cluster has only a part.
 	There []Resident

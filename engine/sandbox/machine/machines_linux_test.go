@@ -974,38 +974,46 @@ func TestInotifyInstancesThatMachinesWillTakeAreCounted(t *testing.T) {
 		want  Demand
 		what  string
 	}{
-		"an empty computer has room": {128, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2}, ""},
-		"to the last one":            {122, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2}, ""},
-		"one too many":               {121, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2}, "3 control planes and 2 workers need 102 inotify instances; 20 of the 121 that root may have on this computer are in use"},
+		"an empty computer has room": {128, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2, New: true}, ""},
+		"to the last one":            {113, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2, New: true}, ""},
+		"one too many":               {112, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2, New: true}, "3 control planes and 2 workers need 93 inotify instances; 20 of the 112 that root may have on this computer are in use"},
 		"machines without a cluster will take theirs": {
 			128,
 			map[string]int{"": 20, one + "control-plane-0": 4, one + "worker-0": 4, one + "worker-1": 4},
-			Demand{ControlPlanes: 1, Workers: 3, There: first},
-			"1 control planes and 3 workers need 62 inotify instances; 32 of the 128 that root may have on this computer are in use, and the machines that are there will take 38 more",
+			Demand{ControlPlanes: 1, Workers: 3, New: true, There: first},
+			"1 control planes and 3 workers need 60 inotify instances; 32 of the 128 that root may have on this computer are in use, and the machines that are there will take 37 more",
 		},
 		"machines that have not started yet will take theirs": {
 			128,
 			map[string]int{"": 20},
-			Demand{ControlPlanes: 1, Workers: 3, There: first},
-			"1 control planes and 3 workers need 62 inotify instances; 20 of the 128 that root may have on this computer are in use, and the machines that are there will take 50 more",
+			Demand{ControlPlanes: 1, Workers: 3, New: true, There: first},
+			"1 control planes and 3 workers need 60 inotify instances; 20 of the 128 that root may have on this computer are in use, and the machines that are there will take 49 more",
 		},
 		"machines that nobody will start take nothing": {
-			128, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2, There: abandoned}, "",
+			128, map[string]int{"": 20}, Demand{ControlPlanes: 3, Workers: 2, New: true, There: abandoned}, "",
 		},
 		"machines that nobody looks after and that run take theirs": {
 			128,
 			map[string]int{"": 20, one + "control-plane-0": 4},
-			Demand{ControlPlanes: 3, Workers: 2, There: abandoned},
-			"3 control planes and 2 workers need 102 inotify instances; 24 of the 128 that root may have on this computer are in use, and the machines that are there will take 22 more",
+			Demand{ControlPlanes: 3, Workers: 2, New: true, There: abandoned},
+			"3 control planes and 2 workers need 93 inotify instances; 24 of the 128 that root may have on this computer are in use, and the machines that are there will take 23 more",
 		},
 		"machines in a cluster have theirs, or more": {
-			130, map[string]int{"": 15, one + "control-plane-0": 30, one + "worker-0": 12, one + "worker-1": 12}, Demand{ControlPlanes: 1, Workers: 2, There: first}, "",
+			130, map[string]int{"": 15, one + "control-plane-0": 30, one + "worker-0": 12, one + "worker-1": 12}, Demand{ControlPlanes: 1, Workers: 2, New: true, There: first}, "",
+		},
+		"a control plane more in a cluster, beside one that leads": {
+			112, map[string]int{"": 20, one + "control-plane-0": 27, one + "worker-0": 11, one + "worker-1": 11}, Demand{ControlPlanes: 2, There: first},
+			"2 control planes and 0 workers need 44 inotify instances; 69 of the 112 that root may have on this computer are in use",
+		},
+		"a control plane more in a cluster whose leader will take more": {
+			112, map[string]int{"": 20, one + "control-plane-0": 24, one + "worker-0": 11, one + "worker-1": 11}, Demand{ControlPlanes: 2, There: first},
+			"2 control planes and 0 workers need 44 inotify instances; 66 of the 112 that root may have on this computer are in use, and the machines that are there will take 3 more",
 		},
 		"machines that nobody knows of count as workers at least": {
 			100,
 			map[string]int{"": 20, two + "a": 4, two + "b": 26},
-			Demand{ControlPlanes: 1, Workers: 2},
-			"1 control planes and 2 workers need 50 inotify instances; 50 of the 100 that root may have on this computer are in use, and the machines that are there will take 8 more",
+			Demand{ControlPlanes: 1, Workers: 2, New: true},
+			"1 control planes and 2 workers need 49 inotify instances; 50 of the 100 that root may have on this computer are in use, and the machines that are there will take 7 more",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
