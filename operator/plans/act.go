@@ -11,7 +11,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -47,15 +46,7 @@ func (k *controller) act(ctx context.Context, v view, d decision) error {
 	}
 	k.notify(ctx, p, v.plan.Status, d)
 	for _, e := range d.events {
-		var about runtime.Object
-		if e.node != "" {
-			about = &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: e.node}}
-		}
-		kind := corev1.EventTypeNormal
-		if e.warning {
-			kind = corev1.EventTypeWarning
-		}
-		k.events.Eventf(p, about, kind, e.reason, "CarryOut", "%s", e.note)
+		k.events.tell(p, e)
 	}
 	return nil
 }

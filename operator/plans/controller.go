@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	toolscache "k8s.io/client-go/tools/cache"
-	clientevents "k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,7 +30,7 @@ type controller struct {
 	live    client.Reader
 	pods    corev1client.PodsGetter
 	cache   cache.Cache
-	events  clientevents.EventRecorder
+	events  *teller
 	figures *figures
 	book    *book
 	queue   workqueue.TypedRateLimitingInterface[string]
@@ -60,7 +59,7 @@ type answer struct {
 
 func newController(c Config, mgr manager.Manager, f *figures) *controller {
 	k := &controller{
-		Config: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), cache: mgr.GetCache(), events: mgr.GetEventRecorder(c.Name), figures: f,
+		Config: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), cache: mgr.GetCache(), events: newTeller(mgr.GetClient(), c.Name, c.Log), figures: f,
 		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, time.Minute)),
 		answers: map[string]*answer{}, hashes: map[string]secretRecord{}, leads: make(chan struct{}),
 	}
@@ -128,6 +127,9 @@ func (k *controller) Start(ctx context.Context) error {
 			}
 		})
 	}
+	for range eventWriters {
+		k.tasks.Go(func() { k.events.run(ctx) })
+	}
 	k.tasks.Go(func() { k.lock.Keep(ctx) })
 	k.tasks.Go(func() { k.listenToDrains(ctx) })
 	<-ctx.Done()
@@ -185,7 +187,6 @@ func (k *controller) one(ctx context.Context, name string) {
 // round looks at a Plan, decides and acts. It returns when there is something to do although
 // nothing happens.
 func (k *controller) round(ctx context.Context, name string) (time.Time, error) {
-	begun := time.Now()
 	p := k.book.plan(name)
 	if p == nil || p.DeletionTimestamp != nil {
 		k.figures.drop(name)
@@ -195,12 +196,15 @@ func (k *controller) round(ctx context.Context, name string) (time.Time, error) 
 		k.mu.Unlock()
 		return time.Time{}, k.giveBack(ctx, name)
 	}
+	watch := start()
 	v, ok, err := k.see(ctx, p)
 	if err != nil || !ok {
+		watch.stop()
 		return v.polled, err
 	}
 	d := decide(v)
-	k.figures.set(name, d.status, time.Since(begun)-v.asked)
+	took, worked := watch.stop()
+	k.figures.set(name, d.status, took-v.asked, worked)
 	if d.lock {
 		k.lock.Want(k.holder(name), func() { k.queue.Add(name) })
 	} else if len(d.status.Applying) == 0 {

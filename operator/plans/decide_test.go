@@ -433,39 +433,6 @@ func TestSettingsAreThoseOfTheOtherController(t *testing.T) {
 	}
 }
 
-// BenchmarkDecide looks and decides in the middle of a rollout of 10,000 nodes, a hundred at a
-// time, after each event: a Job that completed.
-func BenchmarkDecide(b *testing.B) {
-	const nodes, concurrency = 10_000, 100
-	d := newDesk(b, planOf(func(p *upgradev1.Plan) { p.Spec.Concurrency = concurrency }), nodes)
-	running := creates(d.step())
-	var took []time.Duration
-	for b.Loop() {
-		if len(running) == 0 {
-			b.StopTimer()
-			d.edit(func(p *upgradev1.Plan) { p.Spec.Version += "0" })
-			for range 2 {
-				running = creates(d.step())
-			}
-			b.StartTimer()
-		}
-		name := running[0]
-		running = running[1:]
-		b.StopTimer()
-		d.end(name, batchv1.JobComplete)
-		b.StartTimer()
-		begun := time.Now()
-		v := d.look()
-		_ = decide(v)
-		took = append(took, time.Since(begun))
-		b.StopTimer()
-		running = append(running, creates(d.step())...)
-		b.StartTimer()
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
-}
-
 // BenchmarkHeartbeats is what a Node costs that only says that it is alive.
 func BenchmarkHeartbeats(b *testing.B) {
 	d := newDesk(b, planOf(), 10_000)

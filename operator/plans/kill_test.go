@@ -33,8 +33,6 @@ type processConfig struct {
 	// Points are where it dies, each once: a file in Once says that it has.
 	Points []string
 	Once   string
-	// Metrics is where its figures are.
-	Metrics string
 }
 
 func init() {
@@ -64,7 +62,6 @@ func process(path string) error {
 	}
 	return Run(context.Background(), Config{
 		Cluster: access, Namespace: c.Namespace, Name: "system-upgrade-controller", Settings: DefaultSettings(), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-		MetricsAddress: c.Metrics,
 		at: func(point string) {
 			if !slices.Contains(c.Points, point) {
 				return

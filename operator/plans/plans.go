@@ -27,11 +27,12 @@ import (
 
 	"github.com/go-logr/logr"
 	batchv1 "k8s.io/api/batch/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -104,8 +105,8 @@ func Run(ctx context.Context, c Config) error {
 	}
 	logger := logr.FromSlogHandler(liblog.Handler(c.Log.Handler()))
 	ctrl.SetLogger(logger)
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
+	scheme := runtime.NewScheme() // of what is used alone: all of Kubernetes takes megabytes
+	if err := errors.Join(corev1.AddToScheme(scheme), batchv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), upgradev1.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("register kinds: %w", err)
 	}
 	access := rest.CopyConfig(c.Cluster)

@@ -89,10 +89,13 @@ func lastLine(text string) string {
 	text = strings.TrimSpace(text)
 	text = strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
 	if len(text) > lastWords {
-		text = strings.ToValidUTF8(text[:lastWords], "") + "…"
+		text = cut(text, lastWords) + "…"
 	}
 	return text
 }
+
+// cut is the begin of a text, of at most n bytes.
+func cut(text string, n int) string { return strings.ToValidUTF8(text[:n], "") }
 
 // setPod takes over what a pod of a Job says. What a pod said that is gone stays, until there
 // is another one or the Job is complete or gone.

@@ -1,0 +1,106 @@
+package plans
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/record/util"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"constellation/operator/api/upgradev1"
+)
+
+// teller writes events beside the rounds. client-go's recorder keeps each for up to twelve
+// minutes, to count those that repeat: of ten thousand nodes that is more than all that is held
+// of the nodes themselves, and ours say what has changed, which does not repeat.
+type teller struct {
+	client     client.Client
+	name, host string
+	log        *slog.Logger
+	queue      chan *eventsv1.Event
+}
+
+const (
+	eventQueue   = 2048
+	eventWriters = 8
+	eventTries   = 5
+	// noteLimit is that of the API.
+	noteLimit = 1024
+)
+
+func newTeller(c client.Client, name string, log *slog.Logger) *teller {
+	host, _ := os.Hostname()
+	return &teller{client: c, name: name, host: host, log: log, queue: make(chan *eventsv1.Event, eventQueue)}
+}
+
+// tell has an event of a Plan written. It does not wait: events that pile up are lost.
+func (t *teller) tell(p *upgradev1.Plan, e event) {
+	now := time.Now()
+	out := &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: util.GenerateEventName(p.Name, now.UnixNano())},
+		EventTime:  metav1.NewMicroTime(now), ReportingController: t.name, ReportingInstance: t.name + "-" + t.host,
+		Type: corev1.EventTypeNormal, Action: "CarryOut", Reason: e.reason, Note: e.note,
+		Regarding: corev1.ObjectReference{
+			APIVersion: upgradev1.GroupVersion.String(), Kind: "Plan", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+		},
+	}
+	if e.warning {
+		out.Type = corev1.EventTypeWarning
+	}
+	if e.node != "" {
+		out.Related = &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node}
+	}
+	if len(out.Note) > noteLimit {
+		out.Note = cut(out.Note, noteLimit-len("…")) + "…"
+	}
+	select {
+	case t.queue <- out:
+	default:
+		t.log.Warn("event not written, too many wait", "plan", p.Name, "reason", e.reason)
+	}
+}
+
+// run writes events until ctx ends, and then those that wait.
+func (t *teller) run(ctx context.Context) {
+	for {
+		select {
+		case e := <-t.queue:
+			t.write(ctx, e)
+			continue
+		case <-ctx.Done():
+		}
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), retryPeriod)
+		defer cancel()
+		for {
+			select {
+			case e := <-t.queue:
+				t.write(last, e)
+			default:
+				return
+			}
+		}
+	}
+}
+
+// write creates an event, again and again while the API server does not answer.
+func (t *teller) write(ctx context.Context, e *eventsv1.Event) {
+	var err error
+	for range eventTries {
+		if err = t.client.Create(ctx, e); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryPeriod):
+		}
+	}
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.log.Warn("event not written", "plan", e.Regarding.Name, "reason", e.Reason, "err", err)
+	}
+}
