@@ -436,6 +436,12 @@ func TestTheRolloutIsWaitedFor(t *testing.T) {
 				r.Waiting = engine.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0", NextTry: checkTime}
 			})
 		}, "no room for shop/cart; it is tried again at 07:05:01Z", 0, ""},
+		{"it is paused while a node drains", func(s *applyStage) {
+			s.must(s.cluster.ChangeRollout(s.Context(), engine.RolloutChange{Paused: &yes}))
+			s.cluster.SetRollout(func(r *engine.Rollout) {
+				r.Observed, r.Waiting = true, engine.RolloutWait{Reason: "DrainBlocked", Message: "no room for shop/cart", Node: "worker-0"}
+			})
+		}, "it is being paused: no room for shop/cart", 0, ""},
 		{"nobody looks at it", func(*applyStage) {}, "the operator has not looked at the target yet", 0, ""},
 		{"the API server is away", func(s *applyStage) { s.cluster.SetDown(true) }, "0 of 3 nodes at the target, 3 outdated", 0, ""},
 	} {

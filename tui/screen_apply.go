@@ -686,7 +686,8 @@ func (c *console) changeWords(p *engine.Plan) string {
 	var parts []string
 	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
 		if x[2] != "" && x[1] != x[2] {
-			parts = append(parts, x[0]+" "+orElse(clean(x[1]), "?")+c.th.to+clean(x[2]))
+			oldest, _, _ := strings.Cut(clean(x[1]), "-v") // of a range, as in the middle of an upgrade
+			parts = append(parts, x[0]+" "+orElse(oldest, "?")+c.th.to+clean(x[2]))
 		}
 	}
 	return strings.Join(parts, "  ")

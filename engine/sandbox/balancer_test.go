@@ -117,6 +117,19 @@ func TestBalancerAvoidsServersThatAreNotReady(t *testing.T) {
 	url, client := balance(t, b)
 	eventually(t, "both are up", func() bool { return b.healthOf(one.backend) == up && b.healthOf(two.backend) == up })
 
+	// Who comes again and again meets all, as a check does that asks every API server.
+	met := map[string]int{}
+	for range 20 {
+		got, err := ask(client, url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		met[got]++
+	}
+	if met["one"] < 5 || met["two"] < 5 {
+		t.Errorf("20 requests, one after the other, went to %v", met)
+	}
+
 	// Open streams spread: the second goes where there are fewer connections.
 	var seen []string
 	var streams []*http.Response
