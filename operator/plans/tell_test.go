@@ -1,0 +1,89 @@
+package plans
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// creating is a client that only creates.
+type creating struct {
+	client.Client
+	create func(*eventsv1.Event) error
+}
+
+func (c creating) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
+	return c.create(o.(*eventsv1.Event))
+}
+
+func TestEventsAreWritten(t *testing.T) {
+	down := errors.New("connection refused")
+	denied := apierrors.NewForbidden(schema.GroupResource{Resource: "events"}, "", nil)
+	for _, tt := range []struct {
+		name    string
+		answers []error // the last one is that of all others
+		ends    bool    // the controller does, before anything is written
+		events  []event
+		want    []string
+		tries   int
+	}{
+		{"with their node", []error{nil}, false, []event{{reason: "JobComplete", note: "done", node: "n1"}}, []string{"Normal JobComplete done Node/n1"}, 1},
+		{"again while the API server is down", []error{down, down, nil}, false, []event{{warning: true, reason: "JobFailed", note: "no"}}, []string{"Warning JobFailed no"}, 3},
+		{"not for ever", []error{down}, false, []event{{reason: "Complete"}}, nil, eventTries},
+		{"not again if they may not be", []error{denied}, false, []event{{reason: "Complete"}}, nil, 1},
+		{"as far as the API has room", []error{nil}, false, []event{{reason: "Waiting", note: strings.Repeat("ä", 600)}}, []string{"Normal Waiting " + strings.Repeat("ä", 510) + "…"}, 1},
+		{"at the end too", []error{nil}, true, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal A a", "Normal B b"}, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var got []string
+				tries := 0
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				k := newTeller(creating{create: func(e *eventsv1.Event) error {
+					err := tt.answers[min(tries, len(tt.answers)-1)]
+					if tries++; err != nil {
+						return err
+					}
+					said := fmt.Sprintf("%s %s %s", e.Type, e.Reason, e.Note)
+					if e.Related != nil {
+						said += " " + e.Related.Kind + "/" + e.Related.Name
+					}
+					got = append(got, said)
+					return nil
+				}}, "system-upgrade-controller", slog.New(slog.DiscardHandler))
+				if tt.ends {
+					cancel()
+				}
+				for _, e := range tt.events {
+					k.tell(planOf(), e)
+				}
+				done := make(chan struct{})
+				go func() { defer close(done); k.run(ctx) }()
+				if !tt.ends {
+					// As long as it tries.
+					for range eventTries {
+						synctest.Wait()
+						time.Sleep(retryPeriod)
+					}
+					cancel()
+				}
+				<-done
+				if !slices.Equal(got, tt.want) || tries != tt.tries {
+					t.Errorf("%d tries, written: %q; want %d, %q", tries, got, tt.tries, tt.want)
+				}
+			})
+		})
+	}
+}
