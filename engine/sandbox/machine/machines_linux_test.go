@@ -721,6 +721,25 @@ func TestMachinesAfterACrash(t *testing.T) {
 	}
 }
 
+// Whoever waits for an answer in a machine does not keep it from being switched off.
+func TestNamespaceGoesWhileSomebodyIsInIt(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	path := filepath.Join(t.TempDir(), "netns")
+	if err := createNamespace(path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = removeNamespace(context.Background(), path) })
+	err := inNamespace(path, func() error { return removeNamespace(t.Context(), path) })
+	if err != nil {
+		t.Error(err)
+	}
+	if there, err := isNamespace(path); there || err != nil {
+		t.Errorf("it is there: %t, %v", there, err)
+	}
+}
+
 func TestNothingIsRemovedBelowAMount(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")

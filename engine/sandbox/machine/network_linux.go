@@ -36,25 +36,26 @@ var (
 	}
 )
 
-// inNamespace runs f on a thread in the network namespace that is mounted on path.
+// inNamespace runs f on a thread in the network namespace that is mounted on path. It can
+// be unmounted while f runs.
 func inNamespace(path string, f func() error) error {
 	target, err := netns.GetFromPath(path)
 	if err != nil {
 		return fmt.Errorf("enter network namespace: %w", err)
 	}
-	defer target.Close()
 	done := make(chan error, 1)
 	// A goroutine of its own: if its thread cannot be brought back, the thread ends
 	// with it, since it stays locked.
 	go func() {
 		runtime.LockOSThread()
 		home, err := netns.Get()
-		if err != nil {
-			done <- fmt.Errorf("enter network namespace: %w", err)
-			return
+		if err == nil {
+			defer home.Close()
+			err = netns.Set(target)
 		}
-		defer home.Close()
-		if err := netns.Set(target); err != nil {
+		// Otherwise a machine could not be switched off as long as somebody in it waits for an answer.
+		_ = target.Close()
+		if err != nil {
 			done <- fmt.Errorf("enter network namespace: %w", err)
 			return
 		}

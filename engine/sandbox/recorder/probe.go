@@ -49,6 +49,9 @@ func (r *Recorder) probeFrom(ctx context.Context, list []cloud.Instance) {
 		c := &http.Client{Timeout: probeTimeout, Transport: &http.Transport{
 			DisableKeepAlives: true,
 			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				// The transport goes on to connect for a request that was given up.
+				ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+				defer cancel()
 				return r.cfg.Host.DialFrom(ctx, i.Name, network, address)
 			},
 		}}
