@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -39,27 +40,14 @@ import (
 //
 // It reports the time that it took over the ideal, nodes/concurrency seconds; writes of the
 // controller per node, events included; its memory at most, and of that at the end what is not
-// the program's file; how long it looks and decides; and, afterwards, what it costs while all
-// nodes say twice that they are alive.
+// the program's file; and how long it looks and decides.
 func BenchmarkPlans(b *testing.B) {
-	nodes, err := strconv.Atoi(cmp.Or(os.Getenv("BENCH_PLAN_NODES"), "10000"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	nodes := planNodes(b)
 	const concurrency = 100
 	for b.Loop() {
 		w := newWorld(b)
 		s := w.site(b, "bench", 0)
-		var wg sync.WaitGroup
-		slots := make(chan struct{}, 32)
-		for i := range nodes {
-			slots <- struct{}{}
-			wg.Go(func() {
-				defer func() { <-slots }()
-				s.bare(fmt.Sprintf("bench-%d", i))
-			})
-		}
-		wg.Wait()
+		each(nodes, func(i int) { s.bare(fmt.Sprintf("bench-%d", i), nil) })
 		s.set(func(ctx context.Context, _ *corev1.Pod, _ string) error {
 			select {
 			case <-time.After(time.Second): // what a Job takes
@@ -89,30 +77,89 @@ func BenchmarkPlans(b *testing.B) {
 		b.ReportMetric(after.cpuMean*1000, "ms-mean-cpu-decision")
 		b.ReportMetric(c.memory(b, "VmHWM"), "MB")
 		b.ReportMetric(c.memory(b, "RssAnon"), "MB-own")
+		c.end()
+	}
+}
 
+// BenchmarkPlansAtRest has the operator's own binary, with role plans, start where all nodes are
+// done and their Jobs are still there. It reports its memory at most, which is after the start,
+// and without the program's file afterwards; and what it costs while all nodes say twice that they
+// are alive.
+func BenchmarkPlansAtRest(b *testing.B) {
+	nodes := planNodes(b)
+	for b.Loop() {
+		w := newWorld(b)
+		s := w.site(b, "rest", 0)
+		p := planOf(func(p *upgradev1.Plan) { p.Name, p.Namespace, p.Spec.Version = "rest", s.ns, "v1" })
+		hash, err := latestHash(p, "v1", nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		p.Status = upgradev1.PlanStatus{LatestVersion: "v1", LatestHash: hash}
+		each(nodes, func(i int) {
+			name := fmt.Sprintf("rest-%d", i)
+			s.bare(name, map[string]string{upgradev1.LabelOfPlan(p.Name): hash})
+			j := makeJob(p, node{name: name, host: name}, "system-upgrade-controller", DefaultSettings(), 0)
+			j.Spec.ManagedBy = new("example.com/nobody") // it has no pods
+			s.create(j)
+			now := metav1.Now()
+			j.Status = batchv1.JobStatus{StartTime: &now, CompletionTime: &now, Succeeded: 1, Conditions: []batchv1.JobCondition{
+				{Type: batchv1.JobSuccessCriteriaMet, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonCompletionsReached, LastTransitionTime: now},
+				{Type: batchv1.JobComplete, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonCompletionsReached, Message: "Reached expected number of succeeded pods", LastTransitionTime: now},
+			}}
+			if err := w.admin.Status().Update(b.Context(), j); err != nil {
+				b.Fatal(err)
+			}
+		})
+		c := startProcess(b, s)
+		s.plan(`{metadata: {name: rest}, spec: {concurrency: 1, version: v1, upgrade: {image: a}}}`)
+		s.within(10*time.Minute, "the controller knows that all nodes are done", func() (string, bool) {
+			o := s.get("rest").Status.Constellation
+			return fmt.Sprintf("%+v", o), o != nil && o.Counts == upgradev1.Counts{Total: int32(nodes), Done: int32(nodes)}
+		})
 		used, begun := c.seconds(b), time.Now()
 		for range 2 {
-			for i := range nodes {
-				slots <- struct{}{}
-				wg.Go(func() {
-					defer func() { <-slots }()
-					s.ready(fmt.Sprintf("bench-%d", i), true)
-				})
-			}
-			wg.Wait()
+			each(nodes, func(i int) { s.ready(fmt.Sprintf("rest-%d", i), true) })
 		}
 		// A kubelet reports every five minutes, if nothing changes.
 		perBeat := (c.seconds(b) - used) / float64(2*nodes)
 		b.ReportMetric(perBeat*float64(nodes)/300*100, "%core-idle")
 		b.ReportMetric(float64(2*nodes)/time.Since(begun).Seconds(), "heartbeats/s")
+		b.ReportMetric(c.memory(b, "VmHWM"), "MB")
+		b.ReportMetric(c.memory(b, "RssAnon"), "MB-own")
 		c.end()
 	}
 }
 
+// planNodes is how many nodes there are to be.
+func planNodes(b *testing.B) int {
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("BENCH_PLAN_NODES"), "10000"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return n
+}
+
+// each does something for each of n, a few at a time.
+func each(n int, do func(int)) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 32)
+	for i := range n {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			do(i)
+		})
+	}
+	wg.Wait()
+}
+
 // bare makes a node that stays when the benchmark ends: so does nothing of its control plane.
-func (s *site) bare(name string) {
+func (s *site) bare(name string, more map[string]string) {
 	s.Helper()
-	s.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux", "site": s.ns}}})
+	l := map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux", "site": s.ns}
+	maps.Copy(l, more)
+	s.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: l}})
 	s.ready(name, true)
 }
 
