@@ -695,7 +695,7 @@ func (k *kubelet) mirror(ctx context.Context, there map[string]*corev1.Pod) erro
 		id := w.pod.Namespace + "/" + name
 		wanted[id] = true
 		m := there[id]
-		if m != nil && m.Annotations[mirrorKey] != w.hash {
+		if m != nil && (m.DeletionTimestamp != nil || m.Annotations[mirrorKey] != w.hash) {
 			if err := k.unmirror(ctx, m); err != nil {
 				errs = append(errs, err)
 			}
