@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,11 +82,6 @@ func carryOut(ctx context.Context, args []string, lookup func(string) (string, b
 	cluster, err := reach(*master, *kubeconfig)
 	if err != nil {
 		return err
-	}
-	// What is held grows with the cluster; the rest of the memory should not. Nodes that only say
-	// that they are alive leave so little garbage that idle this costs no measurable processor time.
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25)
 	}
 	log.Info("starting", "release", version.Release, "role", rolePlans)
 	return plans.Run(ctx, plans.Config{
