@@ -246,6 +246,7 @@ type outlook struct {
 	mu    sync.Mutex
 	held  bool // nothing goes on until somebody does something
 	surge int
+	kept  int // nodes that are left and are upgraded in place
 	to    NodeTarget
 }
 
@@ -256,7 +257,7 @@ func (o *outlook) look(v *rolloutView) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.held = v.Stalled || v.Target.Paused || v.Target.Cancelled || !v.Observed
-	o.surge = surgeOf(v.Target.MaxSurge, int(v.total))
+	o.surge, o.kept = surgeOf(v.Target.MaxSurge, int(v.total)), int(v.machines.kept)
 	if !v.Target.same(o.to) { // the pace of one rollout says little about the next
 		o.to, o.board.ended, o.board.worked = v.Target, recently{}, time.Time{}
 	}
@@ -313,10 +314,19 @@ func (o *outlook) over(now time.Time) (least, most time.Time) {
 		doubt := min(0.5, 1/math.Sqrt(float64(n)))
 		i.least -= time.Duration(float64(i.least) * doubt)
 		i.most += time.Duration(float64(i.most) * doubt)
-	case len(o.past.boot) > 0 && len(o.past.drain) > 0:
-		i = beyond(o.past.boot).add(beyond(o.past.drain)).times((left + o.surge - 1) / o.surge)
 	default:
-		return time.Time{}, time.Time{}
+		// One node after another in place takes other times than one that is replaced.
+		kept := min(left, o.kept)
+		replaced := left - kept
+		if replaced > 0 && (len(o.past.boot) == 0 || len(o.past.drain) == 0) || kept > 0 && len(o.past.kept) == 0 {
+			return time.Time{}, time.Time{}
+		}
+		if replaced > 0 {
+			i = beyond(o.past.boot).add(beyond(o.past.drain)).times((replaced + o.surge - 1) / o.surge)
+		}
+		if kept > 0 {
+			i = i.add(beyond(o.past.kept).times((kept + o.surge - 1) / o.surge))
+		}
 	}
 	// Seconds would promise more than anybody knows.
 	return now.Add(i.least).Truncate(time.Second), now.Add(i.most).Truncate(time.Second)

@@ -64,3 +64,21 @@ func Lineup(ro Rollout, nodes []Node, expected []ExpectedNode) (out []string) {
 	slices.Sort(out)
 	return out
 }
+
+// Experience is how long things took in earlier rollouts.
+type Experience struct{ Boot, Drain, Kept []time.Duration }
+
+// Over is in how long at least, and at most, a rollout will be over of which nothing is done
+// yet and left nodes are to be brought to the target, kept of them in place; zero: nobody knows.
+func Over(x Experience, left, kept int, surge string) (least, most time.Duration) {
+	o, now := newOutlook(experience{boot: x.Boot, drain: x.Drain, kept: x.Kept}), time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	for i := range left {
+		o.complete(&Event{Kind: KindNode, Time: now, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: NodeOutdated})
+	}
+	o.look(&rolloutView{Rollout: Rollout{Observed: true, Target: NodeTarget{MaxSurge: surge}}, total: int64(left), machines: &lineup{kept: int64(kept)}})
+	a, b := o.over(now)
+	if a.IsZero() {
+		return 0, 0
+	}
+	return a.Sub(now), b.Sub(now)
+}

@@ -52,6 +52,8 @@ type AgentRun struct {
 	// Line is the last line that kubeadm printed.
 	Line    string
 	Started time.Time
+	// NextTry is when one that has failed is tried again; zero if that is not known.
+	NextTry time.Time
 }
 
 // Active reports whether it is under way.
@@ -88,6 +90,8 @@ type Move struct {
 	// download, plan, apply, done or failed; empty before the agent has begun. Line is what
 	// was said last in it.
 	Phase, Line string
+	// NextTry is when a run that has failed is tried again; zero if that is not known.
+	NextTry time.Time
 	// Reached says that the machine is where it goes: a node, or gone.
 	Reached bool
 }
@@ -172,6 +176,7 @@ type lineup struct {
 	states  map[string]int64     // how many of known are in each
 	late    map[*rollEntry]*Node // those of known that are not Ready
 	goes    int64                // how many of known leave for another one
+	kept    int64                // how many of known are upgraded as they are, now or later
 	kubelet map[string]int64     // how many of nodes have each version of Kubernetes
 }
 
@@ -320,6 +325,9 @@ func (l *lineup) count(n *Node, e *rollEntry, by int64) {
 	}
 	add(l.states, e.state)
 	add(l.kubelet, n.Kubernetes)
+	if n.InPlace && !n.Skipped && e.state != NodeReady {
+		l.kept += by
+	}
 	if e.leavesForAnother() {
 		l.goes += by
 	}
@@ -454,7 +462,7 @@ func upgradeOf(n *Node, m Move) (state, text string) {
 		}
 		return NodeOutdated, "its agent is asked"
 	case "failed":
-		return NodeFailed, runWords("the upgrade has failed", m.Line)
+		return NodeFailed, runWords("the upgrade has failed"+nextTry(m.NextTry), m.Line)
 	case "done":
 		if n.State != NodeReady {
 			return NodeUpgrading, "its agent has finished, and its kubelet is not Ready yet"
@@ -462,6 +470,15 @@ func upgradeOf(n *Node, m Move) (state, text string) {
 		return NodeUpgrading, "its agent has finished"
 	}
 	return NodeUpgrading, runWords(m.Phase, m.Line)
+}
+
+// nextTry says when something is tried again, as the end of a sentence; empty if that is not
+// known.
+func nextTry(at time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return ", next try at " + at.UTC().Format("15:04:05Z")
 }
 
 // runWords say how far the run of an agent is.
@@ -738,7 +755,7 @@ func (i *initRun) tellAgent(r *Reporter, a AgentRun) {
 	case "failed":
 		state = StateFailed
 	}
-	text := a.Version + " on " + a.Node + ", " + a.Phase
+	text := a.Version + " on " + a.Node + ", " + a.Phase + nextTry(a.NextTry)
 	if a.Line != "" && state != StateDone {
 		text += ": " + a.Line
 	}

@@ -464,10 +464,12 @@ func (r *nodeVersions) did(o *observed, a action) {
 			r.event(donor, normal, "ReplacementBegins", "Replace", "a machine of the target's image is asked for, as "+a.intent.name)
 		}
 		if up := o.nodes[a.intent.node]; up != nil && a.intent.goal == v1alpha1.UpgradeGoal {
-			r.event(up, normal, "UpgradeBegins", "Upgrade", "it is upgraded as it is, as "+a.intent.name)
+			r.event(up, normal, "UpgradeScheduled", "Upgrade", "this node is emptied, and then upgraded as it is, as "+a.intent.name)
 		}
 	case noteComponents:
-		r.event(n, normal, "Upgraded", "Upgrade", "its agent has brought it to "+a.components)
+		if n != nil {
+			r.event(n, normal, "UpgradeCompleted", "Upgrade", "this node runs Kubernetes "+n.Status.NodeInfo.KubeletVersion+" now")
+		}
 	case adoptHeir:
 		r.event(n, normal, "Replaces", "Replace", "this node takes the place of "+a.donor)
 	case cordonNode:
@@ -597,7 +599,9 @@ func (r *nodeVersions) follow(a action) {
 		}
 		r.point("before", startUpgrade)
 		r.log.Info("upgrade of Kubernetes followed", "node", r.nodeName, "version", version, "components", reference)
-		r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the control plane's Kubernetes is brought to %s by the agent of %s", version, r.nodeName))
+		if !last.active() { // else it was told by who began it
+			r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the control plane's Kubernetes is brought to %s by the agent of %s", version, r.nodeName))
+		}
 		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.list, func(run upgradeRun) {
 			r.hostView.setRun(run)
 			r.wake()
@@ -617,15 +621,18 @@ func (r *nodeVersions) follow(a action) {
 			r.tellVersion(ctx, corev1.EventTypeWarning, "UpgradeFailed", limited(failed.Error(), 500))
 			return failed
 		}
-		r.tellVersion(ctx, corev1.EventTypeNormal, "Upgraded", fmt.Sprintf("the control plane runs Kubernetes %s", version))
+		r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeCompleted", fmt.Sprintf("the control plane runs Kubernetes %s", version))
 		return nil
 	})
 }
 
+// tellVersion records what is done about the cluster's Kubernetes, at the NodeVersion and at
+// the Node whose agent does it.
 func (r *nodeVersions) tellVersion(ctx context.Context, kind, reason, note string) {
-	var nv v1alpha1.NodeVersion
-	if err := r.client.Get(ctx, client.ObjectKey{Name: v1alpha1.NodeVersionName}, &nv); err == nil {
-		r.event(&nv, kind, reason, "Upgrade", note)
+	for name, about := range map[string]client.Object{v1alpha1.NodeVersionName: &v1alpha1.NodeVersion{}, r.nodeName: &corev1.Node{}} {
+		if err := r.client.Get(ctx, client.ObjectKey{Name: name}, about); err == nil {
+			r.event(about, kind, reason, "Upgrade", note)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -166,6 +167,28 @@ func TestDecideInPlace(t *testing.T) {
 				t.Errorf("waits for %q, want %q", waiting, tt.waiting)
 			}
 		})
+	}
+}
+
+// Whoever looks at the cluster with kubectl sees when a failed upgrade is tried again, however
+// long it says why it has failed.
+func TestNextTryIsTold(t *testing.T) {
+	failed := upgradeRun{version: "v1.36.3", components: refB, node: "worker-0", phase: "failed", line: strings.Repeat("no space left on device ", 20), inPlace: true, ended: modelNow.Add(-time.Second)}
+	_, status := decide(upgradable(upgrading(failed)))
+	next := failed.ended.Add(upgradeRetry)
+	if w := status.Waiting; w == nil || w.NextTry == nil || !w.NextTry.Time.Equal(next) {
+		t.Errorf("it waits for %+v, and not until %s", w, next)
+	}
+	c := readyCondition(status)
+	if want := "; next try at " + next.Format("15:04:05Z"); !strings.HasPrefix(c.Message, "the upgrade of worker-0 to Kubernetes v1.36.3 failed: no space") || !strings.HasSuffix(c.Message, want) || len(c.Message) > 150 {
+		t.Errorf("Ready says %q, and not at the end %q", c.Message, want)
+	}
+	if p := failed.progress(); !p.NextTry.Time.Equal(next) {
+		t.Errorf("its run says %+v", p)
+	}
+	failed.phase = "apply"
+	if p := failed.progress(); !p.NextTry.IsZero() {
+		t.Errorf("a run that is under way says %+v", p)
 	}
 }
 

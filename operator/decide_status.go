@@ -80,7 +80,11 @@ func (d *decision) status() v1alpha1.NodeVersionStatus {
 
 // progress is what is told of a run.
 func (r upgradeRun) progress() *v1alpha1.UpgradeProgress {
-	return &v1alpha1.UpgradeProgress{Version: r.version, Node: r.node, Phase: r.phase, Line: limited(r.line, 100), Started: metav1.NewTime(r.started.Truncate(time.Second))}
+	p := &v1alpha1.UpgradeProgress{Version: r.version, Node: r.node, Phase: r.phase, Line: limited(r.line, 100), Started: metav1.NewTime(r.started.Truncate(time.Second))}
+	if r.mark() != "" {
+		p.NextTry = metav1.NewTime(r.ended.Add(upgradeRetry).Truncate(time.Second))
+	}
+	return p
 }
 
 // waiting returns the first reason why nothing moves; nil if something does or nothing
@@ -128,7 +132,10 @@ func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 	todo := c.Outdated + c.Donors - kept - left - held
 	working := len(d.w.intents) > 0 || d.w.run.active()
 	reason, ready, text := "", false, ""
-	busy, stalled := true, false
+	busy, stalled, next := true, false, ""
+	if w := s.Waiting; w != nil && w.NextTry != nil {
+		next = "; next try at " + w.NextTry.UTC().Format("15:04:05Z")
+	}
 	switch w := s.Waiting; {
 	case c.Total == 0:
 		reason, text, busy = reasonNoNodes, "the cluster has no nodes yet", false
@@ -159,6 +166,9 @@ func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 	}
 	is := func(kind string, status bool, bytes int) metav1.Condition {
 		return condition(kind, status, d.w.generation, reason, "%s", limited(text, bytes))
+	}
+	if w := s.Waiting; w != nil && next != "" && text == w.Message { // which comes last, and is not cut
+		text = limited(text, 137-len(next)) + next
 	}
 	return []metav1.Condition{is(v1alpha1.ConditionReady, ready, 140), is(v1alpha1.ConditionReconciling, busy, 50), is(v1alpha1.ConditionStalled, stalled, 50)}
 }

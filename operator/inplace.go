@@ -158,6 +158,9 @@ func (r *nodeVersions) upgradeNode(o *observed, a action) {
 		}
 		r.point("before", upgradeNode)
 		r.log.Info("upgrade of a node followed", "node", a.node, "version", a.version, "components", a.components)
+		if about != nil && !last.active() { // else it was told by who began it
+			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent brings it to Kubernetes "+a.version)
+		}
 		failed := r.agents.Upgrade(ctx, a.node, upgradeToken(a.version, a.components, last), a.version, a.components, c.list, func(run upgradeRun) {
 			r.runs.set(a.machine, run)
 			r.wake()

@@ -1067,7 +1067,7 @@ func everythingInOrder(t *testing.T, r *rolling) {
 	for _, e := range events.Items {
 		told[e.Reason] = true
 	}
-	for _, reason := range []string{"ReplacementBegins", "Replaces", "Cordoned", "Drained", "Leaves", "Deleted", "UpgradeStarted", "Upgraded", "UpToDate"} {
+	for _, reason := range []string{"ReplacementBegins", "Replaces", "Cordoned", "Drained", "Leaves", "Deleted", "UpgradeStarted", "UpgradeCompleted", "UpToDate"} {
 		if !told[reason] {
 			t.Errorf("no event %s among %v", reason, slices.Sorted(maps.Keys(told)))
 		}

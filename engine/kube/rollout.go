@@ -77,7 +77,7 @@ func toRollout(nv *v1alpha1.NodeVersion) engine.Rollout {
 		ro.Observed = ready.ObservedGeneration == nv.Generation
 	}
 	if u := s.Upgrade; u != nil {
-		ro.Agent = engine.AgentRun{Version: u.Version, Node: u.Node, Phase: u.Phase, Line: u.Line, Started: u.Started.Time}
+		ro.Agent = engine.AgentRun{Version: u.Version, Node: u.Node, Phase: u.Phase, Line: u.Line, Started: u.Started.Time, NextTry: u.NextTry.Time}
 	}
 	if w := s.Waiting; w != nil {
 		ro.Waiting = engine.RolloutWait{Reason: w.Reason, Message: w.Message, Since: w.Since.Time}
@@ -102,7 +102,7 @@ func toMove(u *unstructured.Unstructured) (engine.Move, error) {
 		Leaves: p.Spec.Goal == v1alpha1.LeaveGoal, Upgrades: p.Spec.Goal == v1alpha1.UpgradeGoal, Donor: p.Spec.Donor, Machine: string(p.Status.CSPState), Reached: p.Status.ReachedGoal,
 	}
 	if u := p.Status.Upgrade; u != nil {
-		m.Phase, m.Line = u.Phase, u.Line
+		m.Phase, m.Line, m.NextTry = u.Phase, u.Line, u.NextTry.Time
 	}
 	return m, nil
 }

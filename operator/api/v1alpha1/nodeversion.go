@@ -258,6 +258,9 @@ type UpgradeProgress struct {
 	// started is when the run began.
 	// +optional
 	Started metav1.Time `json:"started,omitzero"`
+	// nextTry is when a run that has failed is tried again, if nobody asks for that before.
+	// +optional
+	NextTry metav1.Time `json:"nextTry,omitzero"`
 }
 
 // Waiting says why nothing moves.
