@@ -72,7 +72,8 @@ func (d *decision) upgradeInPlace(in *intent) {
 			d.postponeUpgrade(n, "its agent does not answer")
 			return
 		}
-		d.wait("AgentUnknown", fmt.Sprintf("the agent of %s has not answered yet", n.name), ref(n.name), in.deadline)
+		// It is asked again all the time; at the deadline it only loses its turn.
+		d.wait("AgentUnknown", fmt.Sprintf("the agent of %s has not answered yet; without an answer others come first from %s on", n.name, in.deadline.UTC().Format("15:04:05Z")), ref(n.name), time.Time{})
 	case same && run.phase == "done":
 		d.notReadyAgain(n)
 	case same && run.phase == "failed" && !d.when(ruleRetry, true):
