@@ -30,6 +30,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/yaml"
 
 	"constellation/operator/api/upgradev1"
 )
@@ -90,7 +91,14 @@ func BenchmarkPlansAtRest(b *testing.B) {
 	for b.Loop() {
 		w := newWorld(b)
 		s := w.site(b, "rest", 0)
-		p := planOf(func(p *upgradev1.Plan) { p.Name, p.Namespace, p.Spec.Version = "rest", s.ns, "v1" })
+		p := &upgradev1.Plan{ObjectMeta: metav1.ObjectMeta{Name: "rest", Namespace: s.ns}, Spec: upgradev1.PlanSpec{
+			Concurrency: 1, Version: "v1", Upgrade: &upgradev1.ContainerSpec{Image: "a"}, NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"site": s.ns}},
+			Constellation: &upgradev1.Rollout{State: upgradev1.Paused}, // if a node were not done, that would be seen
+		}}
+		text, err := yaml.Marshal(p)
+		if err != nil {
+			b.Fatal(err)
+		}
 		hash, err := latestHash(p, "v1", nil)
 		if err != nil {
 			b.Fatal(err)
@@ -112,7 +120,7 @@ func BenchmarkPlansAtRest(b *testing.B) {
 			}
 		})
 		c := startProcess(b, s)
-		s.plan(`{metadata: {name: rest}, spec: {concurrency: 1, version: v1, upgrade: {image: a}}}`)
+		s.plan(string(text))
 		s.within(10*time.Minute, "the controller knows that all nodes are done", func() (string, bool) {
 			o := s.get("rest").Status.Constellation
 			return fmt.Sprintf("%+v", o), o != nil && o.Counts == upgradev1.Counts{Total: int32(nodes), Done: int32(nodes)}
