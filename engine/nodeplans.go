@@ -3,6 +3,7 @@ package engine
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 )
@@ -36,6 +37,8 @@ type NodePlanNode struct {
 	// State is NodeDraining, NodeUpgrading or NodeFailed.
 	State string
 	Text  string
+	// Held is what to do about it if it does not get on by itself; empty if it does.
+	Held string
 }
 
 // States of a Plan.
@@ -151,16 +154,52 @@ func (t *planTeller) tell(r *Reporter, plans []NodePlan, err error) {
 // whyPlans is why no Plan goes on, as a wait event; an empty text if none is waited for, or
 // one goes on.
 func whyPlans(plans []NodePlan) Event {
-	e := Event{Kind: KindWait}
-	for _, state := range []string{PlanFailed, PlanInvalid, PlanWaiting, PlanPaused} {
+	ways := []func(*NodePlan) Event{}
+	for _, state := range []string{PlanFailed, PlanInvalid} {
+		ways = append(ways, whyState(state))
+	}
+	ways = append(ways, whyHeld, whyState(PlanWaiting), whyState(PlanPaused))
+	for i := range plans {
+		if plans[i].Applying > int64(plans[i].held()) {
+			return Event{Kind: KindWait}
+		}
+	}
+	for _, why := range ways {
 		for i := range plans {
-			switch p := &plans[i]; {
-			case p.Applying > 0:
-				return Event{Kind: KindWait}
-			case p.State == state && e.Text == "":
-				e.Object, e.State, e.Text, e.Remedy = p.Name, p.State, strings.TrimSuffix("plan "+p.Name+planVerbs[state]+": "+p.Text, ": "), p.Remedy
+			if e := why(&plans[i]); e.Text != "" {
+				return e
 			}
 		}
 	}
-	return e
+	return Event{Kind: KindWait}
+}
+
+// whyState tells of a Plan in a state in which it takes no nodes.
+func whyState(state string) func(*NodePlan) Event {
+	return func(p *NodePlan) Event {
+		if p.State != state {
+			return Event{}
+		}
+		return Event{Kind: KindWait, Object: p.Name, State: p.State, Text: strings.TrimSuffix("plan "+p.Name+planVerbs[state]+": "+p.Text, ": "), Remedy: p.Remedy}
+	}
+}
+
+// held is how many of its nodes do not get on by themselves.
+func (p *NodePlan) held() (n int) {
+	for _, x := range p.Nodes {
+		if x.Held != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// whyHeld tells of the first node that does not get on by itself.
+func whyHeld(p *NodePlan) Event {
+	for _, x := range p.Nodes {
+		if x.Held != "" {
+			return Event{Kind: KindWait, Object: p.Name, State: p.State, Node: x.Name, Text: fmt.Sprintf("plan %s at node %s: %s", p.Name, x.Name, x.Text), Remedy: x.Held}
+		}
+	}
+	return Event{}
 }

@@ -124,7 +124,7 @@ func toPlan(u *unstructured.Unstructured) (engine.NodePlan, error) {
 		out.Pending = max(0, out.Total-out.Done-out.Applying-out.Failed)
 		out.Alone = wants.Alone && len(s.Applying) > 0
 		for _, n := range own.Nodes {
-			out.Nodes = append(out.Nodes, engine.NodePlanNode{Name: n.Name, State: stateOf(n), Text: n.Message})
+			out.Nodes = append(out.Nodes, engine.NodePlanNode{Name: n.Name, State: stateOf(n), Text: n.Message, Held: held(n)})
 		}
 	} else {
 		for _, host := range s.Applying {
@@ -184,6 +184,22 @@ func stateOf(n upgradev1.NodeStatus) string {
 		return engine.NodeDraining
 	}
 	return engine.NodeUpgrading
+}
+
+// remediesOfPods are what to do about a node whose pod does not get on, by its reason.
+var remediesOfPods = map[string]string{
+	"DrainBlocked":     "give what it belongs to another replica, or relax the PodDisruptionBudget; the drain tries again every few seconds",
+	"PodUnschedulable": "give the Plan tolerations of the node's taints, or make room on the node",
+	"ImagePullError":   "make the image available to the node, or name another one in the Plan",
+	"ContainerError":   "correct what the Plan says of the container",
+}
+
+// held is what to do about a node that does not get on by itself; empty: it does, or it is over.
+func held(n upgradev1.NodeStatus) string {
+	if n.State != upgradev1.NodeRunning {
+		return ""
+	}
+	return remediesOfPods[n.Reason]
 }
 
 func conditionOf(s *upgradev1.PlanStatus, kind string) *upgradev1.Condition {

@@ -47,6 +47,19 @@ func TestPlansSayHowTheyAre(t *testing.T) {
 				Nodes: []engine.NodePlanNode{{Name: "a", State: engine.NodeUpgrading, Text: "soaks"}, {Name: "b", State: engine.NodeDraining, Text: "drains"}},
 			},
 		},
+		"a drain is held up": {
+			upgradev1.PlanSpec{Version: "v1"},
+			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "SyncJob", "version v1 is applied to Nodes a,b"), Constellation: ours(
+				2, 0, 2, 0, "", upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeRunning, Reason: "DrainBlocked", Message: "pod c/d may not be evicted"}, upgradev1.NodeStatus{Name: "b", State: upgradev1.NodeRunning, Reason: "ImagePullError", Message: "no image"},
+			)},
+			engine.NodePlan{
+				Version: "v1", State: engine.PlanApplying, Total: 2, Applying: 2,
+				Nodes: []engine.NodePlanNode{
+					{Name: "a", State: engine.NodeDraining, Text: "pod c/d may not be evicted", Held: "give what it belongs to another replica, or relax the PodDisruptionBudget; the drain tries again every few seconds"},
+					{Name: "b", State: engine.NodeUpgrading, Text: "no image", Held: "make the image available to the node, or name another one in the Plan"},
+				},
+			},
+		},
 		"a node failed and keeps its place": {
 			upgradev1.PlanSpec{Version: "v1"},
 			upgradev1.PlanStatus{Applying: []string{"a", "b"}, Conditions: conditions(corev1.ConditionFalse, "JobFailed", "why"), Constellation: ours(4, 1, 2, 1, "", upgradev1.NodeStatus{Name: "a", State: upgradev1.NodeFailed, Message: "why"})},

@@ -340,6 +340,9 @@ func (r *roller) goOn(u upgraded) bool {
 		return r.hasFailed(u)
 	}
 	n := r.say(u, upgradev1.NodeRunning, cmp.Or(u.news.reason, "JobRunning"), "%s", cmp.Or(u.news.message, fmt.Sprintf("Job %s runs", j.name)))
+	if !u.ready { // which a node that reboots is for a while
+		n.Message += "; the node is not Ready"
+	}
 	if known && u.news.isBad() && was.Reason != n.Reason {
 		r.d.events = append(r.d.events, event{warning: true, reason: n.Reason, node: u.name, note: n.Message})
 	}

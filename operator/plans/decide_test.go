@@ -6,8 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	batchv1 "k8s.io/api/batch/v1"
@@ -546,6 +549,21 @@ func TestWhatHoldsADrainUp(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzDrainLog has a drain say anything.
+func FuzzDrainLog(f *testing.F) {
+	f.Add("error when evicting pods/\"a\" -n \"b\" (will retry after 5s): Cannot evict pod as it would violate the pod's disruption budget.\n")
+	f.Add("error when evicting pod \"a\" from terminating namespace \"b\" (will retry after 5s): no")
+	f.Fuzz(func(t *testing.T, log string) {
+		got := held(log)
+		if strings.ContainsFunc(got, unicode.IsControl) || !utf8.ValidString(got) || len(got) > 2*(63+253)+lastWords+200 {
+			t.Errorf("%q", got)
+		}
+		if got != held(log+"\nnode/n1 drained\n") {
+			t.Errorf("%q is not said of more", got)
+		}
+	})
 }
 
 // What holds a drain up stays told until its log says otherwise or its pod goes on.

@@ -9,9 +9,11 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // What holds a drain up nobody says but the drain itself: it writes that to its log, and tries
@@ -109,16 +111,21 @@ func held(log string) string {
 			continue
 		}
 		namespace, err := strconv.Unquote(m[2])
-		if err != nil {
+		if err != nil || len(validation.IsDNS1123Label(namespace))+len(validation.IsDNS1123Subdomain(name)) > 0 {
 			continue
 		}
 		pod := namespace + "/" + name
 		if why[pod] == "" {
 			pods = append(pods, pod)
 		}
-		why[pod] = m[3]
+		why[pod] = strings.Map(func(r rune) rune {
+			if unicode.IsControl(r) {
+				return ' '
+			}
+			return r
+		}, m[3])
 		// Where the budget is named, the rest says nothing.
-		if _, budget, ok := strings.Cut(m[3], "The disruption budget "); ok {
+		if _, budget, ok := strings.Cut(why[pod], "The disruption budget "); ok {
 			why[pod] = "the disruption budget " + budget
 		}
 	}

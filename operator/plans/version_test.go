@@ -4,12 +4,16 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"constellation/operator/api/upgradev1"
@@ -88,6 +92,43 @@ func TestHashIsThatOfTheOtherController(t *testing.T) {
 	if err != nil || len(sum) != 10 || strings.ContainsAny(sum, "013ae") {
 		t.Errorf("hash of a Secret: %q, %v", sum, err)
 	}
+}
+
+// FuzzHash compares the hash with one over text that another way through the Plan has found.
+func FuzzHash(f *testing.F) {
+	f.Add("v1.36.3", "system-upgrade", "")
+	f.Add("v1", "", "spec.concurrency,spec.upgrade.args,spec.upgrade.args.0, spec.version,metadata..name,.")
+	f.Add("v1", "a", "spec,status,spec.drain,spec.window.days,spec.tolerations,spec.secrets")
+	f.Fuzz(func(t *testing.T, version, account, paths string) {
+		if !utf8.ValidString(version + account + paths) {
+			t.Skip("nothing that the API server stores")
+		}
+		p := planOf(func(p *upgradev1.Plan) {
+			p.Spec.Version, p.Spec.ServiceAccountName = version, account
+			p.Spec.Window, p.Spec.Tolerations = &upgradev1.TimeWindowSpec{Days: []upgradev1.Day{"mo"}}, []corev1.Toleration{{Key: "a"}}
+			p.Annotations = map[string]string{upgradev1.AnnotationDigest: paths}
+		})
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := version + account
+		for _, path := range strings.Split(paths, ",") {
+			is, found, err := unstructured.NestedFieldNoCopy(fields, strings.Split(path, ".")...)
+			if l, ok := is.([]any); ok && len(l) > 0 {
+				is = l[0]
+			} else if ok {
+				continue
+			}
+			if found && err == nil && is != nil {
+				text += strings.TrimSpace(fmt.Sprint(is))
+			}
+		}
+		got, err := latestHash(p, version, nil)
+		if want := sum224(text); err != nil || got != want {
+			t.Errorf("%s, %v; want %s, of %q", got, err, want, text)
+		}
+	})
 }
 
 func TestNamesOfJobs(t *testing.T) {

@@ -46,11 +46,32 @@ type actorSpec struct {
 
 type actorStatus struct {
 	Applying       []string         `json:"applying"`       // nodes of a Plan
+	Constellation  planStatus       `json:"constellation"`  // of a Plan that our controller carries out
 	OperationState operationState   `json:"operationState"` // of an Argo CD application
 	Replicas       int64            `json:"replicas"`
 	UpToDate       *int64           `json:"upToDateReplicas"` // of Cluster API, since v1beta2
 	Updated        *int64           `json:"updatedReplicas"`  // and before
 	Conditions     []actorCondition `json:"conditions"`
+}
+
+// planStatus is what our controller says of the nodes of a Plan that are upgraded or failed.
+type planStatus struct {
+	Nodes []struct {
+		Name    string `json:"name"`
+		Message string `json:"message"`
+	} `json:"nodes"`
+}
+
+// tell says how the first few nodes get on; empty where the controller does not.
+func (p *planStatus) tell() string {
+	var all []string
+	for _, n := range p.Nodes[:min(3, len(p.Nodes))] {
+		all = append(all, printable(n.Name+": "+n.Message))
+	}
+	if n := len(p.Nodes) - len(all); n > 0 {
+		all = append(all, fmt.Sprintf("%d more", n))
+	}
+	return strings.Join(all, "; ")
 }
 
 type operationState struct {
@@ -110,8 +131,12 @@ const autoscalerName = "constellation-cluster-autoscaler"
 func failedPlan(a *actor) (engine.Finding, bool) {
 	for _, c := range a.Status.Conditions {
 		if c.Type == "Complete" && c.Status == "False" && c.Reason == "JobFailed" {
+			detail := ""
+			if len(a.Status.Constellation.Nodes) > 1 { // of one the title says it
+				detail = a.Status.Constellation.tell()
+			}
 			return engine.Finding{
-				Title: fmt.Sprintf("Plan %s of the system-upgrade-controller has failed: %s", printable(a.Namespace+"/"+a.Name), printable(c.Message)),
+				Title: fmt.Sprintf("Plan %s has failed: %s", printable(a.Namespace+"/"+a.Name), printable(c.Message)), Detail: detail,
 				Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("plan", a.Namespace, a.Name)},
 				Remedy:  "see what its jobs say, and whether it has left a node cordoned; then mend or delete the Plan",
 				Command: command(`kubectl -n %s get jobs,pods -l upgrade.cattle.io/plan=%s`, a.Namespace, a.Name),
@@ -126,15 +151,18 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for i := range w.actors[plans] {
 		a := &w.actors[plans][i]
+		// A node that failed keeps its place, and is among those that it is applied to.
+		if f, ok := failedPlan(a); ok {
+			found = append(found, f)
+			continue
+		}
 		if len(a.Status.Applying) == 0 {
-			if f, ok := failedPlan(a); ok {
-				found = append(found, f)
-			}
 			continue
 		}
 		found = append(found, engine.Finding{
-			Title: fmt.Sprintf("Plan %s of the system-upgrade-controller is being applied to %s", printable(a.Namespace+"/"+a.Name), enumerate(a.Status.Applying, 3)),
-			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("plan", a.Namespace, a.Name)},
+			Title:  fmt.Sprintf("Plan %s is being applied to %s", printable(a.Namespace+"/"+a.Name), enumerate(a.Status.Applying, 3)),
+			Detail: a.Status.Constellation.tell(),
+			Owner:  keeperOf(&a.ObjectMeta), Objects: []string{object("plan", a.Namespace, a.Name)},
 			Remedy:  "wait until it is complete; the command keeps it from taking more nodes",
 			Command: command(`kubectl -n %s patch plans.upgrade.cattle.io %s --type=merge -p '{"spec":{"concurrency":0}}'`, a.Namespace, a.Name),
 		})

@@ -63,7 +63,7 @@ func TestWhoDidItSurvivesReading(t *testing.T) {
 		{"local-data", "emptyDir volumes of 1 workload will be lost with the nodes", "namespace shop", ""},
 		{"cordoned-nodes", "node worker-1 (worker) is cordoned", "", "kubectl uncordon worker-1"},
 		{
-			"node-actors", "Plan shop/k3s of the system-upgrade-controller is being applied to worker-0", "namespace shop, rancher",
+			"node-actors", "Plan shop/k3s is being applied to worker-0", "namespace shop, rancher",
 			`kubectl -n shop patch plans.upgrade.cattle.io k3s --type=merge -p '{"spec":{"concurrency":0}}'`,
 		},
 	}

@@ -73,11 +73,15 @@ func (p *pods) runErrand(ctx context.Context, w *workload, c *container, command
 	host, _, _ := strings.Cut(c.spec.Image, "/")
 	host, _, _ = strings.Cut(host, ":")
 	if strings.HasSuffix(host, unpullable) {
-		for reason, pause := "ErrImagePull", 2*time.Second; wait(ctx, pause) == nil; pause = time.Minute {
+		for _, reason := range []string{"ErrImagePull", "ImagePullBackOff"} {
+			if wait(ctx, 2*time.Second) != nil {
+				return -1
+			}
 			c.mu.Lock()
-			c.waits, reason = reason, "ImagePullBackOff"
+			c.waits = reason
 			c.mu.Unlock()
 		}
+		<-ctx.Done()
 		return -1
 	}
 	for pause := time.Second; ; pause = min(2*pause, 10*time.Second) {
