@@ -11,6 +11,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -91,7 +92,9 @@ func bring(ctx context.Context, c client.Client, want *apiextensionsv1.CustomRes
 	}
 	for _, cond := range is.Status.Conditions {
 		if cond.Type == apiextensionsv1.Established && cond.Status == apiextensionsv1.ConditionTrue {
-			return nil
+			// An API server that is busy says so before it tells who asks for all kinds.
+			_, err := c.RESTMapper().RESTMapping(schema.GroupKind{Group: want.Spec.Group, Kind: want.Spec.Names.Kind}, want.Spec.Versions[0].Name)
+			return err
 		}
 	}
 	return fmt.Errorf("kind %s is not established yet", want.Name)
