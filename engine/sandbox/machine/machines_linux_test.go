@@ -1021,11 +1021,15 @@ func TestInotifyInstancesThatMachinesWillTakeAreCounted(t *testing.T) {
 			130, map[string]int{"": 15, one + "control-plane-0": 30, one + "worker-0": 12, one + "worker-1": 12}, Demand{ControlPlanes: 1, Workers: 2, New: true, There: first}, "",
 		},
 		"a control plane more in a cluster, beside one that leads": {
-			112, map[string]int{"": 20, one + "control-plane-0": 27, one + "worker-0": 11, one + "worker-1": 11}, Demand{ControlPlanes: 2, There: first},
+			112,
+			map[string]int{"": 20, one + "control-plane-0": 27, one + "worker-0": 11, one + "worker-1": 11},
+			Demand{ControlPlanes: 2, There: first},
 			"2 control planes and 0 workers need 44 inotify instances; 69 of the 112 that root may have on this computer are in use",
 		},
 		"a control plane more in a cluster whose leader will take more": {
-			112, map[string]int{"": 20, one + "control-plane-0": 24, one + "worker-0": 11, one + "worker-1": 11}, Demand{ControlPlanes: 2, There: first},
+			112,
+			map[string]int{"": 20, one + "control-plane-0": 24, one + "worker-0": 11, one + "worker-1": 11},
+			Demand{ControlPlanes: 2, There: first},
 			"2 control planes and 0 workers need 44 inotify instances; 66 of the 112 that root may have on this computer are in use, and the machines that are there will take 3 more",
 		},
 		"machines that nobody knows of count as workers at least": {
