@@ -93,6 +93,7 @@ func TestNextRepeatsFlags(t *testing.T) {
 			[]string{"--to", "v1.1.0", "--kubernetes=1.36.3", "--feed", "my feed", "--feed-key", "a.pub", "--feed-key", "it's.pub", "--no-dry-run", "--no-preflight"},
 			`next  constellation upgrade check --write-config --to v1.1.0 --kubernetes v1.36.3 --feed 'my feed' --feed-key a.pub --feed-key 'it'\''s.pub' --no-dry-run --no-preflight`,
 		},
+		{"a script asks", "two-hops", []string{"--non-interactive"}, "next  constellation upgrade check --write-config"},
 		{"it was written", "written", []string{"--write-config", "--to", "v1.1.0"}, "next  constellation upgrade apply"},
 		{"nothing to write", "newest", []string{"--to", "v1.1.0"}, ""},
 	} {

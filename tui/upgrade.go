@@ -81,6 +81,7 @@ nothing blocks it, 0 if nothing is newer.`,
 	fl.BoolVar(&r.NoPreflight, "no-preflight", false, "versions and path only")
 	fl.StringVar(&r.Feed, "feed", "", "directory or address of the release feed (default: that of the configuration)")
 	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "file with a public key that the feed is signed with; may be repeated")
+	fl.Bool("non-interactive", false, "nothing is asked anyway; taken so that a script can call all verbs alike")
 	fl.VarP(&f, "output", "o", "output format")
 	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/operator/api/upgradev1"
@@ -116,7 +117,18 @@ func (k *controller) mark(ctx context.Context, m mark) error {
 		what = "uncordon"
 	}
 	err = k.effect(what, func() error {
-		return k.client.Patch(ctx, n, client.RawPatch(types.MergePatchType, body))
+		if k.noPatch.Load() {
+			return k.update(ctx, n, m)
+		}
+		err := k.client.Patch(ctx, n, client.RawPatch(types.MergePatchType, body))
+		if !apierrors.IsForbidden(err) {
+			return err
+		}
+		if instead := k.update(ctx, n, m); !apierrors.IsForbidden(instead) {
+			k.noPatch.Store(instead == nil)
+			return instead
+		}
+		return err
 	})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) && err != nil {
 		return nil // another one of that name; what is there now comes by itself
@@ -128,6 +140,33 @@ func (k *controller) mark(ctx context.Context, m mark) error {
 		k.book.setNode(o.(*node), true)
 	}
 	return nil
+}
+
+// update makes the same change as mark, with the right to update Nodes and none to patch them:
+// that is what the other controller's role has.
+func (k *controller) update(ctx context.Context, n *corev1.Node, m mark) error {
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := k.live.Get(ctx, client.ObjectKey{Name: m.node.name}, n); err != nil {
+			return err
+		}
+		if string(n.UID) != m.node.uid {
+			return apierrors.NewNotFound(corev1.Resource("nodes"), m.node.name)
+		}
+		for key, value := range m.labels {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, key, value)
+		}
+		switch {
+		case m.cordonedFor == nil:
+		case *m.cordonedFor == "":
+			delete(n.Annotations, annotationCordoned)
+		default:
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, annotationCordoned, *m.cordonedFor)
+		}
+		if m.uncordon {
+			n.Spec.Unschedulable = false
+		}
+		return k.client.Update(ctx, n)
+	})
 }
 
 // deleteJob deletes a Job, its pods after it.

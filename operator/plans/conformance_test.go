@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -49,7 +50,9 @@ func TestConformance(t *testing.T) {
 		{"a secret counts", secretCounts},
 		{"Jobs end with their time, version, plan and node", jobsEnd},
 		{"a pod that dies is made again", podDies},
+		{"a Job that hangs ends with its time", jobHangs},
 		{"nodes that another controller labelled", migration},
+		{"in the other's place, with its rights", inItsPlace},
 		{"two controllers do not disturb each other", twoControllers},
 		{"what is optional", options},
 		{"examples of the other project", examples},
@@ -574,6 +577,24 @@ func podDies(t *testing.T, w *world) {
 	}
 }
 
+func jobHangs(t *testing.T, w *world) {
+	s := w.site(t, "hangs", 2)
+	s.set(func(ctx context.Context, _ *corev1.Pod, _ string) error {
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	s.start()
+	s.plan(`{metadata: {name: hangs}, spec: {concurrency: 1, version: v1, jobActiveDeadlineSecs: 1, upgrade: {image: a}}}`)
+	p := s.is("hangs", "Complete=False/JobFailed failed on Node")
+	if len(p.Status.Applying) != 1 || len(s.jobs()) != 1 {
+		t.Fatalf("%v have a place, %d have Jobs; want one", p.Status.Applying, len(s.jobs()))
+	}
+	s.event("hangs", "JobFailed", "failed on Node "+p.Status.Applying[0]+": DeadlineExceeded: ")
+	s.set(func(context.Context, *corev1.Pod, string) error { return nil })
+	s.edit("hangs", `{"spec":{"jobActiveDeadlineSecs":600,"upgrade":{"args":["again"]}}}`)
+	s.done("hangs")
+}
+
 func migration(t *testing.T, w *world) {
 	s := w.site(t, "migration", 0)
 	// As the other controller left them: one is done, one is under way and cordoned, one is to come.
@@ -608,6 +629,53 @@ spec: {concurrency: 1, version: v1.36.3, serviceAccountName: system-upgrade, cor
 	}
 	s.edit("k3s-server", `{"spec":{"version":"v1.36.4"}}`)
 	s.eventually("a new version is for both", func() (string, bool) { return fmt.Sprint(s.log()), len(s.log()) == 6 })
+}
+
+// inItsPlace has this controller run with no more rights than the other one's role has: no pods,
+// no patches of Nodes, and events of the core group alone.
+func inItsPlace(t *testing.T, w *world) {
+	s := w.site(t, "in-its-place", 2)
+	rule := func(groups, resources, verbs string, names ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: strings.Split(groups, ","), Resources: strings.Split(resources, ","), Verbs: strings.Split(verbs, ","), ResourceNames: names}
+	}
+	cluster := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Rules: []rbacv1.PolicyRule{
+		rule("batch", "jobs", "get,list,watch"),
+		rule("apiextensions.k8s.io", "customresourcedefinitions", "get,list,watch,create,patch,update"),
+		rule("", "namespaces,nodes", "get,list,watch"),
+		rule("", "nodes", "update"),
+		rule("", "events", "get,create,patch,update"),
+		rule("coordination.k8s.io", "leases", "create"),
+		rule("coordination.k8s.io", "leases", "get,update", "system-upgrade-controller"),
+		rule("upgrade.cattle.io", "plans,plans/status", "get,list,watch,create,patch,update,delete"),
+	}}
+	own := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "theirs"}, Rules: []rbacv1.PolicyRule{
+		rule("batch", "jobs", "create,delete,deletecollection,patch,update,get,list,watch"),
+		rule("", "secrets", "get,list,watch"),
+	}}
+	who := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: s.ns, Name: "theirs"}}
+	s.create(cluster)
+	s.create(own)
+	s.create(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: cluster.Name}, Subjects: who})
+	s.create(&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: "theirs"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name}, Subjects: who})
+	s.start(func(c *Config) { c.Cluster, c.Election = s.access("theirs"), true })
+	s.plan(`{metadata: {name: same}, spec: {concurrency: 1, version: v1, serviceAccountName: system-upgrade, cordon: true, upgrade: {image: a}}}`)
+	s.done("same")
+	for _, name := range s.nodes {
+		if n := s.nodeNamed(name); n.Spec.Unschedulable || n.Annotations[annotationCordoned] != "" {
+			t.Errorf("%s: unschedulable %t, annotations %v", name, n.Spec.Unschedulable, n.Annotations)
+		}
+	}
+	s.event("same", "Complete", "")
+	s.delete("same")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	may := []string{"GET /api/v1/namespaces/in-its-place/pods", "PATCH /api/v1/nodes/", "POST /apis/events.k8s.io/v1/"}
+	for _, d := range s.denied {
+		if !slices.ContainsFunc(may, func(m string) bool { return strings.HasPrefix(d, "theirs: "+m) }) {
+			t.Errorf("it was denied, and there is no other way: %s", d)
+		}
+	}
+	s.denied = nil
 }
 
 func twoControllers(t *testing.T, w *world) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -36,6 +37,7 @@ type controller struct {
 	queue   workqueue.TypedRateLimitingInterface[string]
 	lock    *nodelock.Lock
 	leads   chan struct{} // closed when this replica acts
+	noPatch atomic.Bool   // Nodes may be updated, and not patched
 
 	mu      sync.Mutex
 	answers map[string]*answer      // of channels, by Plan
@@ -94,8 +96,12 @@ func (k *controller) watch(ctx context.Context, c cache.Cache) error {
 	on(&upgradev1.Plan{}, func(o any) { k.book.setPlan(o.(*upgradev1.Plan), false) }, func(o any) { k.book.dropPlan(o.(*upgradev1.Plan).Name) })
 	on(&corev1.Node{}, func(o any) { k.book.setNode(o.(*node), false) }, func(o any) { k.book.dropNode(o.(*node)) })
 	on(&batchv1.Job{}, func(o any) { k.book.setJob(o.(*job), false) }, func(o any) { k.book.dropJob(o.(*job)) })
-	// A pod that is gone has said what it had to say.
-	on(&corev1.Pod{}, func(o any) { k.book.setPod(o.(*pod)) }, func(any) {})
+	// What pods say is told, and decides nothing: the other controller's role has no right to it.
+	if err := k.live.List(ctx, &corev1.PodList{}, client.InNamespace(k.Namespace), client.Limit(1)); apierrors.IsForbidden(err) {
+		k.Log.Warn("why a node does not get on is not told, because pods must not be watched", "err", err)
+	} else { // a pod that is gone has said what it had to say
+		on(&corev1.Pod{}, func(o any) { k.book.setPod(o.(*pod)) }, func(any) {})
+	}
 	// What Secrets hold is read when it is needed, and not kept.
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))

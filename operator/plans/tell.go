@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,7 @@ type teller struct {
 	name, host string
 	log        *slog.Logger
 	queue      chan *eventsv1.Event
+	old        atomic.Bool // events may be written by their old API alone
 }
 
 const (
@@ -88,11 +90,29 @@ func (t *teller) run(ctx context.Context) {
 	}
 }
 
+// create creates an event. The other controller's role has the right to events of the core group
+// alone, which are the same objects.
+func (t *teller) create(ctx context.Context, e *eventsv1.Event) error {
+	if !t.old.Load() {
+		if err := t.client.Create(ctx, e); !apierrors.IsForbidden(err) {
+			return err
+		}
+	}
+	err := t.client.Create(ctx, &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name}, InvolvedObject: e.Regarding, Related: e.Related, Type: e.Type, Reason: e.Reason, Action: e.Action, Message: e.Note,
+		EventTime: e.EventTime, ReportingController: e.ReportingController, ReportingInstance: e.ReportingInstance,
+	})
+	if err == nil {
+		t.old.Store(true)
+	}
+	return err
+}
+
 // write creates an event, again and again while the API server does not answer.
 func (t *teller) write(ctx context.Context, e *eventsv1.Event) {
 	var err error
 	for range eventTries {
-		if err = t.client.Create(ctx, e); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
+		if err = t.create(ctx, e); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
 			break
 		}
 		select {
