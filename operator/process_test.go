@@ -444,6 +444,23 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 		noting  context.CancelFunc
 	)
 	watched, noting := context.WithCancel(ctx)
+	note := func(all []etcdMember) {
+		var names []string
+		for _, m := range all {
+			n := m.Name
+			if n == "" {
+				n = "(new)"
+			}
+			if m.IsLearner {
+				n += " learns"
+			}
+			names = append(names, n)
+		}
+		slices.Sort(names)
+		if is := strings.Join(names, ", "); len(history) == 0 || history[len(history)-1] != is {
+			history = append(history, is)
+		}
+	}
 	work.Go(func() {
 		defer close(noted)
 		last := time.Now()
@@ -463,21 +480,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 			}
 			written++
 			last = time.Now()
-			var names []string
-			for _, m := range all {
-				n := m.Name
-				if n == "" {
-					n = "(new)"
-				}
-				if m.IsLearner {
-					n += " learns"
-				}
-				names = append(names, n)
-			}
-			slices.Sort(names)
-			if is := strings.Join(names, ", "); len(history) == 0 || history[len(history)-1] != is {
-				history = append(history, is)
-			}
+			note(all)
 		}
 	})
 
@@ -563,6 +566,11 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	})
 	noting()
 	<-noted
+	all, err := etcd.list(ctx, staying) // of which not every look was noted
+	if err != nil {
+		t.Fatal(err)
+	}
+	note(all)
 	t.Logf("%d operators in %s, %d writes to etcd; its members: %q", o.count(), time.Since(begun).Round(time.Millisecond), written, history)
 
 	if got := done(); len(got) != len(points) || o.count() < len(points)+2 {
