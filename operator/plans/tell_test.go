@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -23,7 +24,11 @@ type creating struct {
 	create func(*eventsv1.Event) error
 }
 
+// Create gets events of the old API as those of the new one that they are, with a mark.
 func (c creating) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
+	if e, ok := o.(*corev1.Event); ok {
+		return c.create(&eventsv1.Event{Type: e.Type, Reason: "old:" + e.Reason, Note: e.Message, Related: e.Related})
+	}
 	return c.create(o.(*eventsv1.Event))
 }
 
@@ -41,7 +46,8 @@ func TestEventsAreWritten(t *testing.T) {
 		{"with their node", []error{nil}, false, []event{{reason: "JobComplete", note: "done", node: "n1"}}, []string{"Normal JobComplete done Node/n1"}, 1},
 		{"again while the API server is down", []error{down, down, nil}, false, []event{{warning: true, reason: "JobFailed", note: "no"}}, []string{"Warning JobFailed no"}, 3},
 		{"not for ever", []error{down}, false, []event{{reason: "Complete"}}, nil, eventTries},
-		{"not again if they may not be", []error{denied}, false, []event{{reason: "Complete"}}, nil, 1},
+		{"by the old API if not by the new one", []error{denied, nil}, false, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal old:A a", "Normal old:B b"}, 3},
+		{"not again if they may not be by either", []error{denied}, false, []event{{reason: "Complete"}}, nil, 2},
 		{"as far as the API has room", []error{nil}, false, []event{{reason: "Waiting", note: strings.Repeat("ä", 600)}}, []string{"Normal Waiting " + strings.Repeat("ä", 510) + "…"}, 1},
 		{"at the end too", []error{nil}, true, []event{{reason: "A", note: "a"}, {reason: "B", note: "b"}}, []string{"Normal A a", "Normal B b"}, 2},
 	} {
