@@ -383,11 +383,13 @@ func (x *run) quiet() bool {
 }
 
 // settled reports whether the cloud has the machines that it had in the beginning, all
-// ready, no node is marked, and the autoscaler is as it was. What stays otherwise is judged.
+// ready, no node is marked, the autoscaler is as it was, and a service that was asked has answered
+// every node since the last one went. What stays otherwise is judged.
 func settled(j []recorder.Entry) bool {
 	var first, last *recorder.Machines
 	var scalerThen, scaler recorder.Scaler
 	nodes := map[string]recorder.Node{}
+	answered, asked := map[string]bool{}, false
 	begun := false
 	for i := range j {
 		e := &j[i]
@@ -405,6 +407,11 @@ func settled(j []recorder.Entry) bool {
 			scaler = *e.Scaler
 		case e.Node != nil:
 			nodes[e.Node.Name] = *e.Node
+			if e.Node.Gone {
+				clear(answered)
+			}
+		case e.Probe != nil && e.Probe.From != "" && e.Probe.Err == "":
+			answered[e.Probe.From], asked = true, true
 		}
 	}
 	if first == nil || len(last.List) != len(first.List) || scaler.Replicas != scalerThen.Replicas {
@@ -417,7 +424,7 @@ func settled(j []recorder.Entry) bool {
 	}
 	for _, n := range nodes {
 		// Kubernetes takes its taints from a node a moment after it is Ready.
-		if tainted := slices.ContainsFunc(n.Taints, func(t string) bool { return strings.HasPrefix(t, "node.kubernetes.io/") }); !n.Gone && (!n.Ready || tainted || n.Heir != "" || n.CordonedByUs) {
+		if tainted := slices.ContainsFunc(n.Taints, func(t string) bool { return strings.HasPrefix(t, "node.kubernetes.io/") }); !n.Gone && (!n.Ready || tainted || n.Heir != "" || n.CordonedByUs || asked && !answered[n.Name]) {
 			return false
 		}
 	}

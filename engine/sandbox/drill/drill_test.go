@@ -393,3 +393,36 @@ func TestEnter(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestItIsSettledWhenServicesHaveAnsweredSinceTheLastNodeWent(t *testing.T) {
+	ready := func(names ...string) recorder.Entry {
+		m := &recorder.Machines{}
+		for _, n := range names {
+			m.List = append(m.List, recorder.Machine{Name: n, State: string(cloud.Ready)})
+		}
+		return recorder.Entry{Machines: m}
+	}
+	node := func(name string, gone bool) recorder.Entry {
+		return recorder.Entry{Node: &recorder.Node{Name: name, Ready: !gone, Gone: gone}}
+	}
+	answer := func(from, err string) recorder.Entry {
+		return recorder.Entry{Probe: &recorder.Probe{From: from, Err: err}}
+	}
+	replaced := []recorder.Entry{ready("a", "b"), node("a", false), node("b", false), {Mark: recorder.Begin}, node("c", false), ready("a", "c"), node("b", true)}
+	for name, tt := range map[string]struct {
+		then []recorder.Entry
+		want bool
+	}{
+		"no service is asked":               {nil, true},
+		"one has answered before":           {[]recorder.Entry{answer("a", ""), answer("c", ""), node("b", true)}, false},
+		"one has answered one node":         {[]recorder.Entry{answer("a", ""), answer("c", "no route")}, false},
+		"one has answered all that stay":    {[]recorder.Entry{answer("a", ""), answer("c", "no route"), answer("c", "")}, true},
+		"the API server alone has answered": {[]recorder.Entry{answer("", "")}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := settled(slices.Concat(replaced, tt.then)); got != tt.want {
+				t.Errorf("settled: %t, want %t", got, tt.want)
+			}
+		})
+	}
+}
