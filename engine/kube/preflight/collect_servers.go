@@ -96,7 +96,7 @@ func (r *reader) servers(ctx context.Context) error {
 			c.Host = "https://" + a
 			// The name is in every API server's certificate, its address need not be.
 			c.ServerName = cmp.Or(c.ServerName, "kubernetes.default.svc")
-			found[i], failed[i] = askServer(ctx, c, a, nil)
+			found[i], failed[i] = askServer(ctx, c, a, nil, func(done func()) { done() })
 		})
 	}
 	asking.Wait()
@@ -164,11 +164,19 @@ func (r *reader) behindBalancer(ctx context.Context, wanted int) error {
 	if err == nil && u.Host != "" {
 		address = u.Host
 	}
+	// Connections stay open until the end: a balancer that prefers whoever has the fewest would lead
+	// to the same one again and again.
+	var open []func()
+	defer func() {
+		for _, done := range open {
+			done()
+		}
+	}()
 	for range attemptsPerServer * wanted {
 		if len(r.w.servers) >= wanted {
 			return nil
 		}
-		s, err := askServer(ctx, rest.CopyConfig(r.config), address, known)
+		s, err := askServer(ctx, rest.CopyConfig(r.config), address, known, func(done func()) { open = append(open, done) })
 		switch {
 		case err != nil:
 			return err
@@ -189,13 +197,14 @@ func (s *apiServer) identity() string {
 }
 
 // askServer asks one API server by a connection of its own. It returns nil if its
-// identity is known. The error is that of the first request.
-func askServer(ctx context.Context, config *rest.Config, address string, known map[string]bool) (*apiServer, error) {
+// identity is known. The error is that of the first request. In the end what closes the
+// connection is given to after.
+func askServer(ctx context.Context, config *rest.Config, address string, known map[string]bool, after func(done func())) (*apiServer, error) {
 	client, done, err := ownConnection(config)
 	if err != nil {
 		return nil, err
 	}
-	defer done()
+	defer after(done)
 	base := config.Host
 	if !strings.Contains(base, "://") {
 		base = "https://" + base

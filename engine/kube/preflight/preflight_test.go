@@ -22,7 +22,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -533,7 +533,7 @@ func TestAPIServersBehindABalancerAreAllMet(t *testing.T) {
 	}
 }
 
-// newBalancer leads every connection to the next backend.
+// newBalancer leads every connection to the backend that has the fewest.
 func newBalancer(t *testing.T, backends []string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -541,7 +541,8 @@ func newBalancer(t *testing.T, backends []string) (address string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	var next atomic.Int64
+	var mu sync.Mutex
+	load := make([]int, len(backends))
 	go func() {
 		for {
 			in, err := l.Accept()
@@ -550,7 +551,16 @@ func newBalancer(t *testing.T, backends []string) (address string) {
 			}
 			go func() {
 				defer in.Close()
-				out, err := net.Dial("tcp", backends[int(next.Add(1))%len(backends)])
+				mu.Lock()
+				i := slices.Index(load, slices.Min(load))
+				load[i]++
+				mu.Unlock()
+				defer func() {
+					mu.Lock()
+					defer mu.Unlock()
+					load[i]--
+				}()
+				out, err := net.Dial("tcp", backends[i])
 				if err != nil {
 					return
 				}
