@@ -77,37 +77,62 @@ func newController(c Config, mgr manager.Manager, f *figures) *controller {
 func (k *controller) watch(ctx context.Context, c cache.Cache) error {
 	var errs []error
 	on := func(o client.Object, set func(any), gone func(any)) {
-		i, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false))
-		if err != nil {
-			errs = append(errs, err)
-			return
-		}
-		_, err = i.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc: set, UpdateFunc: func(_, obj any) { set(obj) },
-			DeleteFunc: func(obj any) {
-				if t, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
-					obj = t.Obj
-				}
-				gone(obj)
-			},
-		})
-		errs = append(errs, err)
+		errs = append(errs, inform(ctx, c, o, set, gone))
 	}
 	on(&upgradev1.Plan{}, func(o any) { k.book.setPlan(o.(*upgradev1.Plan), false) }, func(o any) { k.book.dropPlan(o.(*upgradev1.Plan).Name) })
 	on(&corev1.Node{}, func(o any) { k.book.setNode(o.(*node), false) }, func(o any) { k.book.dropNode(o.(*node)) })
 	on(&batchv1.Job{}, func(o any) { k.book.setJob(o.(*job), false) }, func(o any) { k.book.dropJob(o.(*job)) })
-	// What pods say is told, and decides nothing: the other controller's role has no right to it.
-	if err := k.live.List(ctx, &corev1.PodList{}, client.InNamespace(k.Namespace), client.Limit(1)); apierrors.IsForbidden(err) {
-		k.Log.Warn("why a node does not get on is not told, because pods must not be watched", "err", err)
-	} else { // a pod that is gone has said what it had to say
-		on(&corev1.Pod{}, func(o any) { k.book.setPod(o.(*pod)) }, func(any) {})
-	}
 	// What Secrets hold is read when it is needed, and not kept.
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	on(secrets, func(o any) { s := o.(*metav1.PartialObjectMetadata); k.book.setSecret(s.Name, s.ResourceVersion) },
 		func(o any) { k.book.setSecret(o.(*metav1.PartialObjectMetadata).Name, "") })
 	return errors.Join(errs...)
+}
+
+// inform has an informer tell of what there is of a kind, and of what is gone.
+func inform(ctx context.Context, c cache.Cache, o client.Object, set func(any), gone func(any)) error {
+	i, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false))
+	if err != nil {
+		return err
+	}
+	_, err = i.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: set, UpdateFunc: func(_, obj any) { set(obj) },
+		DeleteFunc: func(obj any) {
+			if t, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+				obj = t.Obj
+			}
+			gone(obj)
+		},
+	})
+	return err
+}
+
+// podsDenied is when it is tried again after we may not look at pods.
+const podsDenied = 30 * time.Second
+
+// watchPods has pods tell the book as soon as we may look at them. What they say is told and
+// decides nothing, so nobody waits for it: the other controller's role has no right to it, and an
+// API server that begins knows nobody's rights for a moment.
+func (k *controller) watchPods(ctx context.Context) {
+	for said := false; ; {
+		err := k.live.List(ctx, &corev1.PodList{}, client.InNamespace(k.Namespace), client.Limit(1))
+		if !apierrors.IsForbidden(err) {
+			// A pod that is gone has said what it had to say.
+			if err = inform(ctx, k.cache, &corev1.Pod{}, func(o any) { k.book.setPod(o.(*pod)) }, func(any) {}); err == nil {
+				return
+			}
+		}
+		if !said && ctx.Err() == nil {
+			said = true
+			k.Log.Warn("why a node does not get on is not told, because pods cannot be watched", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(podsDenied):
+		}
+	}
 }
 
 // Start implements manager.Runnable: it works until ctx ends.
@@ -137,6 +162,7 @@ func (k *controller) Start(ctx context.Context) error {
 		k.tasks.Go(func() { k.events.run(ctx) })
 	}
 	k.tasks.Go(func() { k.lock.Keep(ctx) })
+	k.tasks.Go(func() { k.watchPods(ctx) })
 	k.tasks.Go(func() { k.listenToDrains(ctx) })
 	<-ctx.Done()
 	k.queue.ShutDown()
