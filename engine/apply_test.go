@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -536,6 +537,14 @@ func TestChangeRollout(t *testing.T) {
 			b, _ := json.Marshal(tt.change)
 			t.Errorf("%s: %v, want exit %d", b, err, tt.exit)
 		}
+	}
+
+	if err := os.Remove(filepath.Join(s.dir, engine.KubeconfigFile)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.engine().ChangeRollout(t.Context(), engine.RolloutChange{Paused: &yes})
+	if told := (*engine.Error)(nil); engine.ExitCode(err) != engine.ExitUsage || !errors.As(err, &told) || told.Remedy == "" {
+		t.Errorf("without a kubeconfig: %v, want a remedy", err)
 	}
 }
 

@@ -865,6 +865,9 @@ func nothingToDo(why string) error {
 // onCluster does something short with the cluster of the workspace.
 func (e *Engine) onCluster(ctx context.Context, op string, f func(context.Context, Cluster) error) error {
 	b, err := e.ws.Kubeconfig()
+	if errors.Is(err, errAbsent) {
+		return &Error{Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+	}
 	if err != nil {
 		return err
 	}
