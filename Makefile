@@ -19,9 +19,10 @@ STATES     ?= 150000
 SEEDS      ?= 2000
 SEED       ?= 1
 
-# How many drills there shall be, and of which machines.
+# How many drills there shall be, of which machines, and with how many control planes.
 N          ?= 40
 MACHINES   ?= hollow
+CONTROL_PLANES ?=
 
 export CGO_ENABLED := 0
 GO_BUILD = go build -trimpath -buildvcs=false
@@ -70,8 +71,8 @@ sim: ## live through random rollouts with bad luck; SEEDS=n SEED=s, a seed alone
 	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../bin/sim.test
 
 .PHONY: drills
-drills: build ## upgrade throwaway clusters while things go wrong; N=drills MACHINES=hollow|simulated|real, goes on where it stopped
-	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) --results docs/drills.jsonl --until $(N)
+drills: build ## upgrade throwaway clusters while things go wrong; N=drills MACHINES=hollow|simulated|real CONTROL_PLANES=n, goes on where it stopped
+	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) --results docs/drills.jsonl --until $(N)
 
 .PHONY: bench
 bench: build ## measure, with the peers of each figure in the same run, into docs/bench.md

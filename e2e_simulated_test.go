@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -194,6 +195,52 @@ func (c *cloud) survivesACrash(all []string) {
 	c.wantReady(begun, all)
 	if !c.booted(2) {
 		c.t.Error("a machine was not switched on again")
+	}
+}
+
+// TestControlPlaneLosesItsPowerAsItJoins cuts the power of a second control plane when etcd
+// counts it and it is not yet a node. Without what it has, etcd has no quorum any more.
+func TestControlPlaneLosesItsPowerAsItJoins(t *testing.T) {
+	t.Parallel()
+	c := newSimulated(t)
+	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "2", "--workers", "0").want(engine.ExitDone)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	init := c.command(ctx, "init", "--non-interactive", "--yes")
+	if err := init.Start(); err != nil {
+		t.Fatal(err)
+	}
+	dir := c.sandboxDir()
+	says := func(machine, text string) bool {
+		b, err := os.ReadFile(filepath.Join(dir, "m", machine, "console.log"))
+		return err == nil && strings.Contains(string(b), text)
+	}
+	both := []string{"control-plane-0", "control-plane-1"}
+	var joins string
+	for joins == "" && ctx.Err() == nil {
+		for _, m := range both { // either may have been the first
+			if says(m, "Announced new etcd member") && says(m, "Creating static Pod manifest for \\\"kube-scheduler") {
+				joins = m
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err := unix.Kill(c.machinePID(joins), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if says(joins, "this machine is a node") {
+		t.Fatal("it had joined when its power was cut")
+	}
+	if err := init.Wait(); err != nil {
+		t.Errorf("init: %v", err)
+	}
+	c.eventually(6*time.Minute, "both are control planes", func(out string) bool {
+		return strings.Count(out, "node/") == 2
+	}, "get", "nodes", "-o", "name", "-l", "node-role.kubernetes.io/control-plane")
+	c.wantNodes(both...)
+	c.wantEtcdMembers(2)
+	if !says(joins, "taking this machine's member out of etcd") {
+		t.Error("its member was not taken out of etcd")
 	}
 }
 

@@ -381,9 +381,10 @@ func lives(t *testing.T, kind machineKind) (c *cloud, machines []string) {
 
 func TestInitOfThreeControlPlanesOnRealMachines(t *testing.T) {
 	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes two minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
+		t.Skip("takes five minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
 	}
-	threeControlPlanes(t, realMachines)
+	c, _ := threeControlPlanes(t, realMachines)
+	c.recovers(realMachines, "control-plane-1", "control-plane-2")
 }
 
 func TestInitOfThreeControlPlanesOnSimulatedMachines(t *testing.T) {
@@ -391,6 +392,7 @@ func TestInitOfThreeControlPlanesOnSimulatedMachines(t *testing.T) {
 	c, machines := threeControlPlanes(t, simulatedMachines)
 	c.survivesACrash(machines)
 	c.replacesALostControlPlane()
+	c.recovers(simulatedMachines, "control-plane-1", "control-plane-3")
 }
 
 // replacesALostControlPlane loses one of three control planes for good: nobody drains it, and

@@ -361,7 +361,7 @@ func (b *bootstrapper) join(ctx context.Context, cluster []byte) error {
 	c := &JoinClient{
 		Metadata: b.m.Metadata, Lock: b.lock, Issuer: b.m.Issuer,
 		Validator: func() attestation.Validator { return validator },
-		Installer: b.host.installer, Kubeadm: &b.host.kubeadm,
+		Installer: b.host.installer, Kubeadm: &b.host.kubeadm, StartKubelet: b.m.StartKubelet,
 		State: b.state, Root: b.m.Root, Cluster: cluster, Log: b.m.Log, port: b.m.joinPort, hurry: b.m.hurry,
 	}
 	err = c.Run(ctx)

@@ -105,6 +105,8 @@ type JoinClient struct {
 	Validator func() attestation.Validator
 	Installer *component.Installer
 	Kubeadm   *kubeadm.Runner
+	// StartKubelet starts the kubelet of a machine whose join was under way.
+	StartKubelet func(context.Context) error
 	// State keeps the node's key and an unused ticket over restarts; only root enters it.
 	State *os.Root
 	// Root is where the host's file system begins; "" means "/".
@@ -412,7 +414,7 @@ func (c *JoinClient) join(ctx context.Context, self cloud.Instance, t *ticket, r
 	start := time.Now()
 	clean := c.Cluster != nil
 	for try := 1; ; try++ {
-		step, err := c.joinOnce(ctx, t, r, clean)
+		step, err := c.joinOnce(ctx, self, t, r, clean)
 		clean = true
 		if err == nil {
 			break
@@ -457,7 +459,7 @@ var errVersion = errors.New("installed kubeadm is of another version")
 
 // joinOnce takes all steps behind the claim once, and names the one that failed.
 // clean says that an earlier try may have left something.
-func (c *JoinClient) joinOnce(ctx context.Context, t *ticket, r *report, clean bool) (step string, err error) {
+func (c *JoinClient) joinOnce(ctx context.Context, self cloud.Instance, t *ticket, r *report, clean bool) (step string, err error) {
 	var list []string
 	for _, k := range t.components {
 		list = append(list, k.Name)
@@ -477,6 +479,11 @@ func (c *JoinClient) joinOnce(ctx context.Context, t *ticket, r *report, clean b
 
 	lines := func(l kubeadm.Line) { r.say(stepJoin, stateRunning, l.Level, lineText(l)) }
 	if clean {
+		limit, cancel := context.WithDeadlineCause(ctx, t.received.Add(ticketLife), errors.New("the ticket has expired"))
+		defer cancel()
+		if err := c.leaveEtcd(limit, self.IP, func(text string) { r.say(stepJoin, stateRunning, slog.LevelInfo, text) }); err != nil {
+			return stepJoin, err
+		}
 		r.say(stepJoin, stateRunning, slog.LevelInfo, "removing what an unfinished join left")
 		if err := c.Kubeadm.Reset(ctx, lines); err != nil {
 			return stepJoin, err

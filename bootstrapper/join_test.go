@@ -306,6 +306,25 @@ func TestJoinKeepsItsIdentityOverRestarts(t *testing.T) {
 	}
 }
 
+// What etcd has acknowledged stays until etcd has let the member go.
+func TestDataOfAMemberOfEtcdIsNotRemovedUnasked(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	r.script("fail-join", "1")
+	s := r.serveJoins(nil)
+	if err := os.MkdirAll(filepath.Join(r.m.Root, memberDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.start().end(t); !errors.Is(err, ErrStuck) {
+		t.Errorf("%v, want that it cannot go on", err)
+	}
+	if r.calls() != "join" {
+		t.Errorf("kubeadm was asked for %s, want no reset", r.calls())
+	}
+	if said := s.said(); !strings.Contains(said, "what etcd is asked with") {
+		t.Errorf("it does not say why:\n%s", said)
+	}
+}
+
 func TestJoinTriesAgainAfterAReset(t *testing.T) {
 	r := newRig(t, cloud.ControlPlane)
 	r.script("fail-join", "1\n2")

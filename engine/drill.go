@@ -25,6 +25,9 @@ type DrillSpec struct {
 	Machines string
 	// Seed decides which faults there are, at which points, and how long they last.
 	Seed uint64
+	// ControlPlanes is how many there are, 1, 3 or 5. Zero means one. Hollow machines have
+	// control planes that nothing happens to.
+	ControlPlanes int
 	// Faults are those that the seed may choose from; none means all that these machines
 	// can have.
 	Faults []string
@@ -54,14 +57,16 @@ const (
 
 // DrillReport is what a drill found.
 type DrillReport struct {
-	Seed     uint64    `json:"seed"`
-	Machines string    `json:"machines"`
-	Cluster  string    `json:"cluster"` // what was upgraded, in words
-	Program  string    `json:"program"` // release of the program that ran it
-	Started  time.Time `json:"started"`
-	TookMS   int64     `json:"took_ms"`    // of the drill, from its first machine to its last
-	RolledMS int64     `json:"rollout_ms"` // of the upgrade
-	Outcome  string    `json:"outcome"`
+	Seed     uint64 `json:"seed"`
+	Machines string `json:"machines"`
+	// ControlPlanes is how many there were of machines in which programs run.
+	ControlPlanes int       `json:"control_planes,omitempty"`
+	Cluster       string    `json:"cluster"` // what was upgraded, in words
+	Program       string    `json:"program"` // release of the program that ran it
+	Started       time.Time `json:"started"`
+	TookMS        int64     `json:"took_ms"`    // of the drill, from its first machine to its last
+	RolledMS      int64     `json:"rollout_ms"` // of the upgrade
+	Outcome       string    `json:"outcome"`
 	// Why says in a sentence why the outcome is not that it passed.
 	Why      string           `json:"why,omitempty"`
 	Injected []DrillInjection `json:"injected"`

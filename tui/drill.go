@@ -48,6 +48,7 @@ went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs h
 		Example: `  constellation sandbox drill --machines=simulated
   constellation sandbox drill --machines=real --seed 7 -o markdown
   constellation sandbox drill --machines=real --kubernetes v1.35.4 --faults power-cut,frozen
+  constellation sandbox drill --machines=simulated --control-planes 3
   constellation sandbox drill --machines=hollow --faults operator-killed,lost-delete
   constellation sandbox drill --machines=hollow --results drills.jsonl --until 40`,
 		Args: cobra.NoArgs,
@@ -61,6 +62,12 @@ went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs h
 			}
 			if !cmd.Flags().Changed("seed") {
 				spec.Seed = uint64(s.Now().UnixNano() / int64(time.Millisecond) % 1_000_000)
+			}
+			if results != "" && (spec.Machines == "" || spec.Machines == "auto") {
+				return &engine.Error{
+					Op: "drill", Err: errors.New("--results without the kind of machines whose drills it counts"), Exit: engine.ExitUsage,
+					Remedy: "say --machines=real, --machines=simulated or --machines=hollow",
+				}
 			}
 			if spec.Count < 0 || (until > 0) != (results != "") {
 				return &engine.Error{
@@ -99,6 +106,7 @@ went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs h
 	}
 	f := cmd.Flags()
 	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: real, which need Linux and root, simulated, hollow, or auto")
+	f.IntVar(&spec.ControlPlanes, "control-planes", 0, "how many control planes, 1, 3 or 5, of machines that are not hollow (default 1)")
 	f.Uint64Var(&spec.Seed, "seed", 0, "what decides which faults there are and when (default: another one each time)")
 	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that these machines can have)")
 	f.IntVar(&spec.Count, "count", 0, "how many faults (default 4)")
@@ -106,7 +114,7 @@ went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs h
 	f.StringVar(&spec.Journal, "journal", "", "file for all that was seen, as JSON Lines")
 	f.BoolVar(&list, "list", false, "list what can go wrong, and at which points, and do nothing")
 	f.StringVar(&results, "results", "", "file that gets a line for each drill; seeds go on after those that are in it")
-	f.IntVar(&until, "until", 0, "with --results: run drills until the file has this many of these machines")
+	f.IntVar(&until, "until", 0, "with --results: run drills until the file has this many of these machines, and of as many control planes")
 	f.VarP(&out, "output", "o", "what to print: text, json for one document, or markdown")
 	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
 	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "simulated", "hollow"))
@@ -149,7 +157,9 @@ func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec eng
 		if err != nil {
 			return &engine.Error{Op: "read results of drills", Err: err, Exit: engine.ExitUsage}
 		}
-		have := slices.DeleteFunc(done, func(r engine.DrillReport) bool { return r.Machines != spec.Machines })
+		have := slices.DeleteFunc(done, func(r engine.DrillReport) bool {
+			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1)
+		})
 		if len(have) >= want {
 			fmt.Fprintf(s.Stderr, "%s has %s of %s machines\n", file, count(len(have), "drill"), spec.Machines)
 			if bad > 0 {

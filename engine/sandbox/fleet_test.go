@@ -17,6 +17,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/machine"
+	"constellation/engine/sandbox/machine/disk"
 )
 
 // computer is an in-memory twin of machine.Host: a machine takes a second to start
@@ -745,6 +746,9 @@ func TestMachinesSuffer(t *testing.T) {
 // A power cut loses what the faults say when it happens, also if that was said a moment
 // ago.
 func TestPowerCutLosesWhatTheFaultsSay(t *testing.T) {
+	if err := disk.Supported(); err != nil {
+		t.Skipf("a fleet refuses the fault here: %v", err)
+	}
 	synctest.Test(t, func(t *testing.T) {
 		c := newComputer()
 		f, stop := testFleet(t, c, nil)

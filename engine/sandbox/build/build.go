@@ -23,7 +23,8 @@
 // into an empty directory, set the versions (etcd and CoreDNS to what
 // cmd/kubeadm/app/constants names, every k8s.io replacement to the staging module of
 // the same patch, godebug to upstream's), run "go mod tidy", put the two files back
-// under modules/, add a recipe, and run the tests with the version in the cache.
+// under modules/, do so for etcd's when its version is new (its tool is etcdutl, and it has
+// no replacements), add a recipe, and run the tests with the version in the cache.
 package build
 
 import (
@@ -55,8 +56,8 @@ type Artifacts struct {
 	// Dir is the cache of this version; everything below lies in it.
 	Dir string
 	// Binaries has the path of each static binary by its name: kubeadm, kubelet, kubectl,
-	// kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy, etcd, coredns,
-	// pause, agnhost.
+	// kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy, etcd, etcdutl,
+	// coredns, pause, agnhost.
 	Binaries map[string]string
 	// Digests has "sha256:<64 hex>" of each binary by its name.
 	Digests map[string]string

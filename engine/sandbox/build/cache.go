@@ -119,7 +119,10 @@ func (s *store) missing(r recipe) missing {
 
 // imageKey is i's key with the inputs that the cache has now.
 func (s *store) imageKey(r recipe, i imageSpec) string {
-	contents := []string{s.files["bin/"+i.binary].Digest}
+	var contents []string
+	for _, name := range i.programs() {
+		contents = append(contents, s.files["bin/"+name].Digest)
+	}
 	if i.tools {
 		contents = append(contents, s.files[toolsPath].Digest)
 	}

@@ -46,7 +46,10 @@ func (b *builder) images(ctx context.Context, specs []imageSpec) error {
 		if err != nil {
 			return b.fail("write image "+spec.ref, err)
 		}
-		r := record{Key: b.imageKey(b.recipe, spec), Image: digest, From: []string{"bin/" + spec.binary}}
+		r := record{Key: b.imageKey(b.recipe, spec), Image: digest}
+		for _, name := range spec.programs() {
+			r.From = append(r.From, "bin/"+name)
+		}
 		if spec.tools {
 			r.From = append(r.From, toolsPath)
 		}
@@ -68,7 +71,7 @@ func (b *builder) image(spec imageSpec, out string) (string, error) {
 		}
 		layers = append(layers, tools)
 	}
-	layer, err := spec.layer(b.recipe.date, b.path("bin/"+spec.binary))
+	layer, err := spec.layer(b.recipe.date, b.path("bin"))
 	if err != nil {
 		return "", err
 	}
@@ -79,11 +82,15 @@ func (b *builder) image(spec imageSpec, out string) (string, error) {
 	return writeArchive(out, spec.ref, img)
 }
 
-// layer makes the layer that has binary and little else.
-func (spec imageSpec) layer(date time.Time, binary string) (*fileLayer, error) {
-	entries := append(slices.Clone(baseFiles), entry{path: spec.at, file: binary, mode: 0o755})
-	for path, target := range spec.links {
-		entries = append(entries, entry{path: path, link: target})
+// layer makes the layer that has the programs of the image, which lie in dir, and little
+// else.
+func (spec imageSpec) layer(date time.Time, dir string) (*fileLayer, error) {
+	entries := append(slices.Clone(baseFiles), entry{path: spec.at, file: filepath.Join(dir, spec.binary), mode: 0o755})
+	for _, name := range spec.beside {
+		entries = append(entries, entry{path: path.Join(path.Dir(spec.at), name), file: filepath.Join(dir, name), mode: 0o755})
+	}
+	for at, target := range spec.links {
+		entries = append(entries, entry{path: at, link: target})
 	}
 	return newLayer(date, entries)
 }

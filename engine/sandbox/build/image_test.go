@@ -18,16 +18,17 @@ import (
 
 var day = time.Date(2026, 4, 15, 0, 0, 0, 0, time.UTC)
 
-// packed writes an image of a binary with this content and returns its archive.
+// packed writes an image of a binary with this content, and another beside it, and returns its archive.
 func packed(t *testing.T, content string) (archive, digest string) {
 	t.Helper()
 	dir := t.TempDir()
-	binary := filepath.Join(dir, "prog")
-	if err := os.WriteFile(binary, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"prog", "beside"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	spec := imageSpec{name: "prog", ref: "example.org/a/prog:v1", at: "/usr/local/bin/prog", links: map[string]string{"/prog": "usr/local/bin/prog"}, entrypoint: []string{"/prog"}, cmd: []string{"run"}, user: "1:1"}
-	layer, err := spec.layer(day, binary)
+	spec := imageSpec{name: "prog", binary: "prog", beside: []string{"beside"}, ref: "example.org/a/prog:v1", at: "/usr/local/bin/prog", links: map[string]string{"/prog": "usr/local/bin/prog"}, entrypoint: []string{"/prog"}, cmd: []string{"run"}, user: "1:1"}
+	layer, err := spec.layer(day, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,6 +88,7 @@ func TestImageIsWhatWasPutIn(t *testing.T) {
 		{Name: "usr/", Mode: 0o755},
 		{Name: "usr/local/", Mode: 0o755},
 		{Name: "usr/local/bin/", Mode: 0o755},
+		{Name: "usr/local/bin/beside", Content: "#!binary", Mode: 0o755},
 		{Name: "usr/local/bin/prog", Content: "#!binary", Mode: 0o755},
 	}
 	if diff := cmp.Diff(wantFiles, got); diff != "" {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// modules holds one Go module per minor of Kubernetes and of CoreDNS: go.mod and
-// go.sum under other names, because a directory with a go.mod cannot be embedded.
+// modules holds one Go module per minor of Kubernetes and of CoreDNS, and per version
+// of etcd for what Kubernetes' own does not have: go.mod and go.sum under other names, because a directory with a go.mod cannot be embedded.
 // They have no code; their tool directives name the commands to build. The cache
 // gets them as real modules.
 //
@@ -106,6 +106,7 @@ func (r recipe) programs() []program {
 		kube("kubelet"),
 		kube("kube-apiserver"),
 		{"etcd", kubernetes, "go.etcd.io/etcd/server/v3", "-s -w"},
+		{"etcdutl", "etcd-" + r.etcdVersion(), "go.etcd.io/etcd/etcdutl/v3", "-s -w"},
 		kube("kube-controller-manager"),
 		kube("kube-scheduler"),
 		kube("kube-proxy"),
@@ -114,6 +115,12 @@ func (r recipe) programs() []program {
 		kube("kubectl"),
 		{"agnhost", kubernetes, "k8s.io/kubernetes/test/images/agnhost", ldflags + " -X main.Version=" + r.agnhost},
 	}
+}
+
+// etcdVersion is the part of etcd's tag that its modules have, without a "v".
+func (r recipe) etcdVersion() string {
+	v, _, _ := strings.Cut(r.etcd, "-")
+	return v
 }
 
 func (r recipe) program(name string) (program, bool) {
@@ -159,6 +166,7 @@ type imageSpec struct {
 	ref        string
 	binary     string            // program that it carries
 	at         string            // absolute path of the binary in the image
+	beside     []string          // programs that lie beside it
 	links      map[string]string // symbolic links, absolute path to target
 	entrypoint []string
 	cmd        []string
@@ -181,7 +189,8 @@ func (r recipe) images() []imageSpec {
 		proxy,
 		{name: "coredns", ref: "registry.k8s.io/coredns/coredns:" + r.coredns, binary: "coredns", at: "/coredns", entrypoint: []string{"/coredns"}},
 		{name: "pause", ref: "registry.k8s.io/pause:" + r.pause, binary: "pause", at: "/pause", entrypoint: []string{"/pause"}, user: "65535:65535"},
-		{name: "etcd", ref: "registry.k8s.io/etcd:" + r.etcd, binary: "etcd", at: "/usr/local/bin/etcd"},
+		// etcdutl is what takes a cluster back from a snapshot, as in the upstream image.
+		{name: "etcd", ref: "registry.k8s.io/etcd:" + r.etcd, binary: "etcd", at: "/usr/local/bin/etcd", beside: []string{"etcdutl"}},
 		// What people and tests deploy by hand. It has the program of the upstream image,
 		// not the shell and the network tools that lie beside it there.
 		{
@@ -193,6 +202,9 @@ func (r recipe) images() []imageSpec {
 
 // path is where the archive lies in the cache of its version.
 func (i imageSpec) path() string { return path.Join("images", i.name+".tar") }
+
+// programs are those that the image carries.
+func (i imageSpec) programs() []string { return append([]string{i.binary}, i.beside...) }
 
 // key names everything that decides what the image is; contents are the digests of
 // the files that go into it.

@@ -18,7 +18,7 @@ func TestModulesPinWhatRecipesName(t *testing.T) {
 		t.Run(r.version, func(t *testing.T) {
 			kubernetes := readModule(t, "kubernetes-"+minor(r.version))
 			coredns := readModule(t, "coredns-"+minor(r.coredns))
-			etcd, _, _ := strings.Cut(r.etcd, "-")
+			etcd := readModule(t, "etcd-"+r.etcdVersion())
 			for _, tt := range []struct {
 				name string
 				in   module
@@ -26,7 +26,8 @@ func TestModulesPinWhatRecipesName(t *testing.T) {
 				want string
 			}{
 				{"kubernetes is the version", kubernetes, "k8s.io/kubernetes", r.version},
-				{"etcd is the version in its tag", kubernetes, "go.etcd.io/etcd/server/v3", "v" + etcd},
+				{"etcd is the version in its tag", kubernetes, "go.etcd.io/etcd/server/v3", "v" + r.etcdVersion()},
+				{"etcdutl is of the same version", etcd, "go.etcd.io/etcd/etcdutl/v3", "v" + r.etcdVersion()},
 				{"coredns is the version in its tag", coredns, "github.com/coredns/coredns", r.coredns},
 			} {
 				if got := tt.in.require[tt.path]; got != tt.want {
@@ -43,7 +44,7 @@ func TestModulesPinWhatRecipesName(t *testing.T) {
 				t.Errorf("%d staging modules are replaced, want all", len(kubernetes.replace))
 			}
 
-			tools := map[string][]string{"kubernetes-" + minor(r.version): kubernetes.tool, "coredns-" + minor(r.coredns): coredns.tool}
+			tools := map[string][]string{"kubernetes-" + minor(r.version): kubernetes.tool, "coredns-" + minor(r.coredns): coredns.tool, "etcd-" + r.etcdVersion(): etcd.tool}
 			programs := make(map[string][]string)
 			for _, p := range r.programs() {
 				if p.name != "pause" {
@@ -141,8 +142,10 @@ func TestProgramNamesAreUnique(t *testing.T) {
 			t.Errorf("%s: two programs of %v have one name", r.version, slices.Sorted(maps.Keys(names)))
 		}
 		for _, i := range r.images() {
-			if !names[i.binary] {
-				t.Errorf("%s: image %s is made of %q, which is not built", r.version, i.ref, i.binary)
+			for _, name := range i.programs() {
+				if !names[name] {
+					t.Errorf("%s: image %s is made of %q, which is not built", r.version, i.ref, name)
+				}
 			}
 		}
 	}

@@ -77,11 +77,13 @@ var _ engine.Drills = (*Drills)(nil)
 
 // site is a cluster that is ready to be upgraded. Hands that faults need may be nil.
 type site struct {
-	what    string // in words
-	cluster *rest.Config
-	cloud   *local.Client
-	host    recorder.Host // nil where there are no machines to look into
-	service string        // IP:port of a web server, or empty
+	what string // in words
+	// controlPlanes are those on one of which kubeadm upgrades.
+	controlPlanes []string
+	cluster       *rest.Config
+	cloud         *local.Client
+	host          recorder.Host // nil where there are no machines to look into
+	service       string        // IP:port of a web server, or empty
 	// nameless: operators are not named after their nodes.
 	nameless bool
 	limits   recorder.Limits
@@ -157,6 +159,10 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	if err != nil {
 		return r, err
 	}
+	if kind != hollow {
+		spec.ControlPlanes = cmp.Or(spec.ControlPlanes, 1)
+		r.ControlPlanes = spec.ControlPlanes
+	}
 	disks := slices.ContainsFunc(injections, func(in engine.DrillInjection) bool { return faultNamed(in.Fault).ofDisk })
 	if err := disk.Supported(); disks && err != nil {
 		return r, &engine.Error{Op: op, Err: err, Exit: engine.ExitBlocked, Remedy: "name the faults that there may be with --faults, without slow-disk, lost-writes and torn-writes"}
@@ -179,7 +185,7 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 	if kind == hollow {
 		s, err = d.hollow(ctx, place, say)
 	} else {
-		s, err = d.running(ctx, kind, place, spec.Kubernetes, lasting, say)
+		s, err = d.running(ctx, kind, place, spec, lasting, say)
 	}
 	if err != nil {
 		return r, &engine.Error{Op: op + ": make a cluster", Err: err, Exit: engine.ExitCode(err), Remedy: engine.Remedy(err)}
@@ -217,6 +223,9 @@ func (d *Drills) Drill(ctx context.Context, spec engine.DrillSpec, tell func(str
 // repeat are the arguments that say the same.
 func repeat(kind string, spec engine.DrillSpec) []string {
 	args := []string{"sandbox", "drill", "--machines=" + kind, fmt.Sprint("--seed=", spec.Seed)}
+	if spec.ControlPlanes > 1 {
+		args = append(args, fmt.Sprint("--control-planes=", spec.ControlPlanes))
+	}
 	if spec.Count != 0 {
 		args = append(args, fmt.Sprint("--count=", spec.Count))
 	}
@@ -534,6 +543,12 @@ func (d *Drills) enter(ctx context.Context, workspace string, say teller) (place
 
 // scenario is what goes wrong, by seed.
 func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, error) {
+	if kind == hollow && spec.ControlPlanes != 0 || !slices.Contains([]int{0, 1, 3, 5}, spec.ControlPlanes) {
+		return nil, &engine.Error{
+			Op: op, Err: fmt.Errorf("there are no drills of %d control planes on %s machines", spec.ControlPlanes, kind), Exit: engine.ExitUsage,
+			Remedy: "say --control-planes=1, 3 or 5, and of machines that are not hollow",
+		}
+	}
 	var allowed []*fault
 	for i := range faults {
 		f := &faults[i]
@@ -569,7 +584,7 @@ func scenario(kind string, spec engine.DrillSpec) ([]engine.DrillInjection, erro
 		points := f.points(kind, spec.Kubernetes)
 		in := engine.DrillInjection{Fault: f.name, AtMS: -1, EndMS: -1}
 		in.Point = points[rng.IntN(len(points))]
-		in.Nth = 1 + rng.IntN(f.most(kind, in.Point))
+		in.Nth = 1 + rng.IntN(f.most(kind, in.Point, spec.ControlPlanes))
 		if f.lasts {
 			shortest, longest := time.Second, longestFault[kind]
 			in.LastsMS = (shortest + time.Duration(rng.Int64N(int64(longest-shortest)))).Round(100 * time.Millisecond).Milliseconds()

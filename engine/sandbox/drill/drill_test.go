@@ -80,7 +80,7 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 			different = different || !reflect.DeepEqual(a, next)
 			for _, in := range a {
 				f := faultNamed(in.Fault)
-				if in.Nth < 1 || in.Nth > f.most(kind, in.Point) || (in.LastsMS > 0) != f.lasts || time.Duration(in.LastsMS)*time.Millisecond > longestFault[kind] {
+				if in.Nth < 1 || in.Nth > f.most(kind, in.Point, spec.ControlPlanes) || (in.LastsMS > 0) != f.lasts || time.Duration(in.LastsMS)*time.Millisecond > longestFault[kind] {
 					t.Errorf("seed %d: %+v", seed, in)
 				}
 			}
@@ -108,6 +108,8 @@ func TestScenarioFollowsFromTheSeed(t *testing.T) {
 		{"hollow machines have no power to lose", hollow, engine.DrillSpec{Faults: []string{"power-cut"}}, "say --machines=real, which can"},
 		{"simulated ones no disk", simulated, engine.DrillSpec{Faults: []string{"lost-writes"}}, "say --machines=real, which can"},
 		{"simulated ones no cable", simulated, engine.DrillSpec{Faults: []string{"frozen", "isolated"}}, "say --machines=real, which can"},
+		{"hollow machines have their own control planes", hollow, engine.DrillSpec{ControlPlanes: 3}, "--control-planes"},
+		{"etcd wants an odd number", simulated, engine.DrillSpec{ControlPlanes: 2}, "--control-planes"},
 		{"nobody knows the fault", real, engine.DrillSpec{Faults: []string{"flood"}}, "--list"},
 		{"Kubernetes stays, and with it etcd", real, engine.DrillSpec{Faults: []string{"power-cut-etcd"}, Kubernetes: kubernetesFrom}, "leave --kubernetes out"},
 	} {
@@ -134,6 +136,7 @@ func TestRecordedSeedsMeanTheSame(t *testing.T) {
 		flags := pflag.NewFlagSet("drill", pflag.ContinueOnError)
 		kind := flags.String("machines", "", "")
 		flags.Uint64Var(&spec.Seed, "seed", 0, "")
+		flags.IntVar(&spec.ControlPlanes, "control-planes", 0, "")
 		flags.IntVar(&spec.Count, "count", 0, "")
 		flags.StringVar(&spec.Kubernetes, "kubernetes", kubernetesTo, "")
 		flags.StringSliceVar(&spec.Faults, "faults", nil, "")
@@ -157,7 +160,7 @@ func TestRecordedSeedsMeanTheSame(t *testing.T) {
 	}
 }
 
-// aCloud is one that knows of the first control plane when it booted, and hears of faults.
+// aCloud is one that knows when its control planes booted, and hears of faults. The first may boot anew.
 type aCloud struct {
 	mu     sync.Mutex
 	booted time.Time
@@ -186,8 +189,11 @@ func (c *aCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer c.mu.Unlock()
 	switch r.Method + " " + r.URL.Path {
 	case "GET /v1/sandbox":
-		m := local.Machine{Instance: cloud.Instance{Name: firstControlPlane}, Started: c.booted}
-		_ = json.NewEncoder(w).Encode(local.Info{Machines: []local.Machine{m}})
+		_ = json.NewEncoder(w).Encode(local.Info{Machines: []local.Machine{
+			{Instance: cloud.Instance{Name: "control-plane-0"}, Started: c.booted},
+			{Instance: cloud.Instance{Name: "control-plane-1"}, Started: time.Unix(2000, 0)},
+			{Instance: cloud.Instance{Name: "control-plane-2"}, Started: time.Unix(3000, 0)},
+		}})
 		select {
 		case c.asks <- struct{}{}:
 		default:
@@ -243,7 +249,7 @@ func TestCutAhead(t *testing.T) {
 			c := &aCloud{booted: time.Unix(1000, 0), cut: tt.cut, asked: make(chan struct{}), asks: make(chan struct{})}
 			srv := httptest.NewServer(c)
 			defer srv.Close()
-			x := &run{site: &site{cloud: local.NewClient(srv.URL, "token"), limit: time.Minute}, active: []string{"quota=9"}, switched: map[string]int{}}
+			x := &run{site: &site{cloud: local.NewClient(srv.URL, "token"), limit: time.Minute, controlPlanes: []string{"control-plane-0"}}, active: []string{"quota=9"}, switched: map[string]int{}}
 			ctx, past := context.WithCancelCause(t.Context())
 			defer past(nil)
 			begun := time.Now()
@@ -251,7 +257,7 @@ func TestCutAhead(t *testing.T) {
 			<-c.asked
 			if tt.other {
 				x.site.power = func(context.Context, string) error { c.boot(); return nil }
-				if err := x.power(ctx, firstControlPlane); err != nil {
+				if err := x.power(ctx, "control-plane-0"); err != nil {
 					t.Fatal(err)
 				}
 				c.described(2) // who asks has seen it
@@ -260,7 +266,7 @@ func TestCutAhead(t *testing.T) {
 				if want != nil {
 					past(want)
 				}
-				if err := faultNamed(name).happen(t.Context(), x, firstControlPlane, nil); !errors.Is(err, want) {
+				if err := faultNamed(name).happen(t.Context(), x, "control-plane-0", nil); !errors.Is(err, want) {
 					t.Errorf("%s: %v, want %v", name, err, want)
 				}
 				if from := x.cuts[name].from; want == nil && (from.Before(begun) || from.After(time.Now())) {
@@ -272,6 +278,35 @@ func TestCutAhead(t *testing.T) {
 				t.Errorf("the cloud heard of %v, want %v", c.heard, tt.heard)
 			}
 		})
+	}
+}
+
+// Kubeadm upgrades one control plane, and nobody knows before which. The others are left alone
+// once its power was cut.
+func TestCutAnyControlPlane(t *testing.T) {
+	const wanted = "power-cut=control-plane-0:upgrade-etcd"
+	struck := false
+	c := &aCloud{booted: time.Unix(1000, 0), asked: make(chan struct{}), asks: make(chan struct{}), cut: func(faults []string) bool {
+		if struck || len(faults) < 3 {
+			return false
+		}
+		struck = true
+		return slices.Contains(faults, wanted)
+	}}
+	srv := httptest.NewServer(c)
+	defer srv.Close()
+	x := &run{site: &site{cloud: local.NewClient(srv.URL, "token"), limit: time.Minute, controlPlanes: []string{"control-plane-1", "control-plane-0", "control-plane-2"}}, switched: map[string]int{}}
+	begun := time.Now()
+	x.cutAhead(t.Context(), []engine.DrillInjection{{Fault: "power-cut-etcd"}})
+	if err := faultNamed("power-cut-etcd").happen(t.Context(), x, "control-plane-0", nil); err != nil {
+		t.Error(err)
+	}
+	x.wg.Wait()
+	if last := c.heard[len(c.heard)-1]; !struck || len(last) > 0 || len(x.active) > 0 {
+		t.Errorf("the cloud heard of %v, and at last of faults that are over", c.heard)
+	}
+	if from := x.cuts["power-cut-etcd"].from; from.Before(begun) || from.After(time.Now()) {
+		t.Errorf("it was asked for from %s on, the upgrade began at %s", from, begun)
 	}
 }
 

@@ -35,14 +35,14 @@ type fault struct {
 var longestFault = map[string]time.Duration{hollow: 6 * time.Second, simulated: 12 * time.Second, real: 25 * time.Second}
 
 // most is how often there is a point of a name at least at which the fault can begin.
-func (f *fault) most(kind, point string) int {
+func (f *fault) most(kind, point string, controlPlanes int) int {
 	switch {
 	case !slices.Contains(perNode, point), f.ofDisk: // control planes are replaced first
 		return 1
 	case kind == hollow:
 		return hollowWorkers
 	default:
-		return workers + controlPlanes
+		return workers + max(controlPlanes, 1)
 	}
 }
 
@@ -248,14 +248,43 @@ func (x *run) cutAhead(ctx context.Context, plan []engine.DrillInjection) {
 	x.wg.Go(func() {
 		for _, f := range order {
 			c := x.cuts[f.name]
-			c.err = x.cutAt(ctx, c, firstControlPlane, f.cutAt)
+			c.from, c.err = x.cutAny(ctx, f.cutAt)
 			close(c.over)
 		}
 	})
 }
 
-// cutAt cuts the power of a machine when it comes to a point. It returns when the machine has booted.
-func (x *run) cutAt(ctx context.Context, c *cut, on, point string) error {
+// cutAny cuts the power of the one control plane that comes to a point, whichever it is,
+// and says when that may have been. It returns when the machine has booted.
+func (x *run) cutAny(ctx context.Context, point string) (time.Time, error) {
+	type struck struct {
+		from time.Time
+		err  error
+	}
+	others, stop := context.WithCancel(ctx)
+	defer stop()
+	all := make(chan struck)
+	for _, on := range x.site.controlPlanes {
+		go func() {
+			from, err := x.cutAt(others, on, point)
+			all <- struck{from, err}
+		}()
+	}
+	var is struck
+	for i := range x.site.controlPlanes {
+		if s := <-all; i == 0 || s.err == nil {
+			is = s
+		}
+		if is.err == nil {
+			stop()
+		}
+	}
+	return is.from, is.err
+}
+
+// cutAt cuts the power of a machine when it comes to a point, and says when that may have
+// been. It returns when the machine has booted.
+func (x *run) cutAt(ctx context.Context, on, point string) (from time.Time, err error) {
 	// booted says when the machine did so, zero if nobody knows, and how often another fault was the cause.
 	booted := func() (t time.Time, others int) {
 		x.switches.Lock()
@@ -274,26 +303,26 @@ func (x *run) cutAt(ctx context.Context, c *cut, on, point string) error {
 	var before time.Time
 	var others int
 	if err := until(ctx, x.site.limit, "the cloud says when "+on+" booted", func() bool { before, others = booted(); return !before.IsZero() }); err != nil {
-		return err
+		return from, err
 	}
-	c.from = time.Now()
+	from = time.Now()
 	spec := "power-cut=" + on + ":" + point
 	whatever := context.WithoutCancel(ctx) // what was asked for is taken back
-	err := x.cloudFault(whatever, spec, true)
+	err = x.cloudFault(whatever, spec, true)
 	if err == nil {
 		err = until(ctx, x.site.limit, "the power of "+on+" was cut at "+point, func() bool {
 			asked := time.Now()
 			switch now, by := booted(); {
 			case now.IsZero():
 			case now.Equal(before), by != others:
-				c.from, before, others = asked, now, by
+				from, before, others = asked, now, by
 			default:
 				return true
 			}
 			return false
 		})
 	}
-	return errors.Join(err, x.cloudFault(whatever, spec, false))
+	return from, errors.Join(err, x.cloudFault(whatever, spec, false))
 }
 
 // inUpgrade waits for a power cut that was asked for ahead.

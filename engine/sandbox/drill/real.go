@@ -33,17 +33,14 @@ import (
 	standins "constellation/engine/sandbox/simulated"
 )
 
-// A drill of machines in which programs run: the smallest cluster in which everything happens.
-const (
-	controlPlanes = 1
-	workers       = 2
-	// firstControlPlane is the one on which kubeadm upgrades.
-	firstControlPlane = "control-plane-0"
-)
+// workers is how many a drill of machines in which programs run has: with one control plane
+// that is the smallest cluster in which everything happens.
+const workers = 2
 
 // running makes a cluster of real or simulated machines with the very commands that a user
 // gives, and upgrades it with the one that a user would. It has the lasting faults from the beginning.
-func (d *Drills) running(ctx context.Context, kind, place, kubernetes string, lasting []string, say teller) (_ *site, err error) {
+func (d *Drills) running(ctx context.Context, kind, place string, spec engine.DrillSpec, lasting []string, say teller) (_ *site, err error) {
+	kubernetes := spec.Kubernetes
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -67,7 +64,7 @@ func (d *Drills) running(ctx context.Context, kind, place, kubernetes string, la
 		}
 	}()
 	info, err := d.boxes.Up(ctx, engine.SandboxSpec{
-		Workspace: workspace, ControlPlanes: controlPlanes, Workers: workers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: kind, Faults: lasting,
+		Workspace: workspace, ControlPlanes: spec.ControlPlanes, Workers: workers, Kubernetes: kubernetesFrom, Image: releaseFrom, Release: releaseFrom, Machines: kind, Faults: lasting,
 	}, nil)
 	if err != nil {
 		return nil, err
@@ -98,10 +95,19 @@ func (d *Drills) running(ctx context.Context, kind, place, kubernetes string, la
 		service, cannot = "", []recorder.Rule{recorder.ServiceAnswers, recorder.LeaseMoved}
 		kill = func(ctx context.Context) error { return killSimulated(ctx, box, host) }
 	}
+	planes := "1 control plane"
+	if spec.ControlPlanes > 1 {
+		planes = fmt.Sprint(spec.ControlPlanes, " control planes")
+	}
+	var names []string
+	for i := range spec.ControlPlanes {
+		names = append(names, fmt.Sprint("control-plane-", i))
+	}
 	return &site{
-		what: fmt.Sprintf("%d control plane and %d workers, %s machines, from release %s and Kubernetes %s to %s and %s",
-			controlPlanes, workers, kind, releaseFrom, kubernetesFrom, releaseTo, kubernetes),
-		cluster: access, cloud: box, host: host, service: service, limit: 20 * time.Minute, unseen: cannot, nameless: kind == simulated,
+		what: fmt.Sprintf("%s and %d workers, %s machines, from release %s and Kubernetes %s to %s and %s",
+			planes, workers, kind, releaseFrom, kubernetesFrom, releaseTo, kubernetes),
+		controlPlanes: names, limit: 15*time.Minute + time.Duration(spec.ControlPlanes)*5*time.Minute, // one is replaced after the other
+		cluster: access, cloud: box, host: host, service: service, unseen: cannot, nameless: kind == simulated,
 		limits: recorder.Limits{Join: 3 * time.Minute},
 		begin:  con.begin, rest: con.rest, close: func(ctx context.Context) error { con.stop(); return down(ctx) },
 

@@ -25,6 +25,7 @@ import (
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
@@ -634,7 +635,7 @@ func (s *standIn) joinControlPlane(ctx context.Context, d documents) error {
 		actx, done := context.WithTimeout(limit, 5*time.Second)
 		defer done()
 		_, err := e.MemberPromote(actx, id)
-		return err == nil || strings.Contains(err.Error(), "not a learner"), nil
+		return err == nil || errors.Is(err, rpctypes.ErrMemberNotLearner), nil
 	}); err != nil {
 		return err
 	}
