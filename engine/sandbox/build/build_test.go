@@ -230,7 +230,7 @@ func TestMissingIsShort(t *testing.T) {
 		{missing{programs: p[:1]}, "kubeadm"},
 		{missing{tools: true}, "kube-proxy's tools"},
 		{missing{programs: p[:2], images: r.images()[:1]}, "kubeadm, kubelet, image kube-apiserver"},
-		{missing{programs: p}, "kubeadm, kubelet and 9 more"},
+		{missing{programs: p}, "kubeadm, kubelet and 10 more"},
 	} {
 		if got := tt.m.String(); got != tt.want {
 			t.Errorf("%q, want %q", got, tt.want)

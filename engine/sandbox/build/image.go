@@ -71,7 +71,11 @@ func (b *builder) image(spec imageSpec, out string) (string, error) {
 		}
 		layers = append(layers, tools)
 	}
-	layer, err := spec.layer(b.recipe.date, b.path("bin"))
+	var files []string
+	for _, name := range spec.programs() {
+		files = append(files, b.path("bin/"+name))
+	}
+	layer, err := spec.layer(b.recipe.date, files[0], files[1:]...)
 	if err != nil {
 		return "", err
 	}
@@ -82,12 +86,11 @@ func (b *builder) image(spec imageSpec, out string) (string, error) {
 	return writeArchive(out, spec.ref, img)
 }
 
-// layer makes the layer that has the programs of the image, which lie in dir, and little
-// else.
-func (spec imageSpec) layer(date time.Time, dir string) (*fileLayer, error) {
-	entries := append(slices.Clone(baseFiles), entry{path: spec.at, file: filepath.Join(dir, spec.binary), mode: 0o755})
-	for _, name := range spec.beside {
-		entries = append(entries, entry{path: path.Join(path.Dir(spec.at), name), file: filepath.Join(dir, name), mode: 0o755})
+// layer makes the layer that has binary, programs beside it, and little else.
+func (spec imageSpec) layer(date time.Time, binary string, beside ...string) (*fileLayer, error) {
+	entries := append(slices.Clone(baseFiles), entry{path: spec.at, file: binary, mode: 0o755})
+	for _, file := range beside {
+		entries = append(entries, entry{path: path.Join(path.Dir(spec.at), filepath.Base(file)), file: file, mode: 0o755})
 	}
 	for at, target := range spec.links {
 		entries = append(entries, entry{path: at, link: target})

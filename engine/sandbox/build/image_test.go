@@ -22,13 +22,14 @@ var day = time.Date(2026, 4, 15, 0, 0, 0, 0, time.UTC)
 func packed(t *testing.T, content string) (archive, digest string) {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"prog", "beside"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+	binary, beside := filepath.Join(dir, "prog"), filepath.Join(dir, "beside")
+	for _, file := range []string{binary, beside} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	spec := imageSpec{name: "prog", binary: "prog", beside: []string{"beside"}, ref: "example.org/a/prog:v1", at: "/usr/local/bin/prog", links: map[string]string{"/prog": "usr/local/bin/prog"}, entrypoint: []string{"/prog"}, cmd: []string{"run"}, user: "1:1"}
-	layer, err := spec.layer(day, dir)
+	spec := imageSpec{name: "prog", ref: "example.org/a/prog:v1", at: "/usr/local/bin/prog", links: map[string]string{"/prog": "usr/local/bin/prog"}, entrypoint: []string{"/prog"}, cmd: []string{"run"}, user: "1:1"}
+	layer, err := spec.layer(day, binary, beside)
 	if err != nil {
 		t.Fatal(err)
 	}
