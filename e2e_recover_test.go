@@ -63,13 +63,11 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 
 	// The lost ones go back to the cloud, and others join.
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "1").want(engine.ExitDone)
-	begun := time.Now()
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(engine.ExitDone)
 	c.eventually(6*time.Minute, "there are three control planes again", func(out string) bool {
 		return strings.Count(out, "node/") == 3
 	}, "get", "nodes", "-o", "name", "-l", "node-role.kubernetes.io/control-plane")
-	nodes := strings.Fields(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
-	c.wantReady(begun, nodes)
+	c.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=110s")
 	c.wantEtcdMembers(3)
 }
 
