@@ -41,7 +41,7 @@ import (
 
 const namespace = "constellation-system"
 
-var charts = []string{"constellation-operator", "constellation-services"}
+var charts = []string{"constellation-policies", "constellation-operator", "constellation-services"}
 
 func rendered(t *testing.T, chart, release string, values map[string]any) []byte {
 	t.Helper()
@@ -105,11 +105,12 @@ var rightsOf = map[string][]string{
 		"*: authorization.k8s.io/subjectaccessreviews: create",
 		"*: certificates.k8s.io/certificatesigningrequests/approval: update",
 		"*: certificates.k8s.io/certificatesigningrequests: list,watch",
-		"*: certificates.k8s.io/signers (kubernetes.io/kubelet-serving): approve",
+		"*: certificates.k8s.io/signers (kubernetes.io/kubelet-serving,kubernetes.io/kube-apiserver-client-kubelet): approve",
 		"*: nodes: delete,list,patch,watch",
 		"*: pods/eviction: create",
 		"*: pods: list,watch",
 		"*: policy/poddisruptionbudgets: list",
+		"*: rbac.authorization.k8s.io/clusterrolebindings (kubeadm:node-autoapprove-bootstrap): delete,list,watch",
 		"*: update.edgeless.systems/autoscalingstrategies (autoscalingstrategy): patch",
 		"*: update.edgeless.systems/autoscalingstrategies/status (autoscalingstrategy): patch",
 		"*: update.edgeless.systems/autoscalingstrategies: create,list,watch",
@@ -133,6 +134,7 @@ var rightsOf = map[string][]string{
 		"kube-system: coordination.k8s.io/leases: create",
 	},
 	"constellation-services": {
+		"*: nodes: get",
 		"*: update.edgeless.systems/joiningnodes: create,patch",
 		"*: update.edgeless.systems/nodeversions (constellation-version): get,list,watch",
 		"*: update.edgeless.systems/pendingnodes: list,watch",
@@ -188,7 +190,7 @@ func TestRightsAreExactly(t *testing.T) {
 		account := at.account
 		want := slices.Sorted(slices.Values(rightsOf[of]))
 		for _, r := range want {
-			for _, never := range []string{"*:*", ": *", "/*", "escalate", "impersonate", "bind", "nodes/proxy", "pods/exec"} {
+			for _, never := range []string{"*:*", ": *", "/*", "escalate", "impersonate", ": bind", ",bind", "nodes/proxy", "pods/exec"} {
 				if strings.Contains(r, never) {
 					t.Errorf("right %q holds %q", r, never)
 				}
@@ -698,7 +700,11 @@ func TestJoinServiceTouchesNoOtherSecret(t *testing.T) {
 	secret := func(name string, kind corev1.SecretType, data map[string]string) *corev1.Secret {
 		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system"}, Type: kind, StringData: data}
 	}
-	token := map[string]string{"token-id": "abcdef", "token-secret": "0123456789abcdef", "expiration": "2036-11-21T08:00:00Z", "usage-bootstrap-authentication": "true"}
+	token := map[string]string{"token-id": "abcdef", "token-secret": "0123456789abcdef", "expiration": "2036-11-21T08:00:00Z", "usage-bootstrap-authentication": "true", "auth-extra-groups": "system:bootstrappers:constellation:join"}
+	kubeadms := maps.Clone(token)
+	kubeadms["auth-extra-groups"] = "system:bootstrappers:kubeadm:default-node-token"
+	noGroup := maps.Clone(token)
+	delete(noGroup, "auth-extra-groups")
 	forEver := maps.Clone(token)
 	delete(forEver, "expiration")
 	for _, s := range []*corev1.Secret{
@@ -738,6 +744,8 @@ func TestJoinServiceTouchesNoOtherSecret(t *testing.T) {
 	no("a Secret of another type", create(secret("bootstrap-token-opaqu2", corev1.SecretTypeOpaque, nil)))
 	no("a Secret of another name", create(secret("treasure2", corev1.SecretTypeBootstrapToken, token)))
 	no("a token that never expires", create(secret("bootstrap-token-abcde2", corev1.SecretTypeBootstrapToken, forEver)))
+	no("a token of kubeadm's group", create(secret("bootstrap-token-abcde3", corev1.SecretTypeBootstrapToken, kubeadms)))
+	no("a token of no group", create(secret("bootstrap-token-abcde4", corev1.SecretTypeBootstrapToken, noGroup)))
 	other := secret("bootstrap-token-abcdef", corev1.SecretTypeBootstrapToken, token)
 	other.Namespace = namespace
 	no("a Secret of another namespace", create(other))

@@ -303,9 +303,9 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 		KindsChanged: []string{"nodeversions.update.edgeless.systems", "scalinggroups.update.edgeless.systems"},
 		Measurements: []engine.MeasurementChange{{PCR: 9, From: value(2), To: value(12)}, {PCR: 11, From: value(3), To: value(13)}, {PCR: 12, To: value(14)}},
 		ConfigMaps:   []string{"kube-system/" + engine.ComponentsName(components) + " (new)", "kube-system/join-config (changed)"},
-		Charts:       []string{"constellation-operator 1.1.0 (new)", "constellation-services 1.1.0 (new)"}, // as the twin has none
+		Charts:       []string{"constellation-policies 1.1.0 (new)", "constellation-operator 1.1.0 (new)", "constellation-services 1.1.0 (new)"}, // as the twin has none
 		ChartChanges: []engine.ChartChange{
-			{Chart: "constellation-operator", Namespace: "constellation-system", To: "1.1.0"}, {Chart: "constellation-services", Namespace: "constellation-system", To: "1.1.0"},
+			{Chart: "constellation-policies", Namespace: "constellation-system", To: "1.1.0"}, {Chart: "constellation-operator", Namespace: "constellation-system", To: "1.1.0"}, {Chart: "constellation-services", Namespace: "constellation-system", To: "1.1.0"},
 		},
 		Images: []engine.ImageChange{
 			{Service: "join-service", From: "registry.constellation.example/joinservice:v1.0.0", To: "registry.constellation.example/joinservice:v1.1.0"},

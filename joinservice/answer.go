@@ -26,6 +26,7 @@ var (
 	errBusy            = errors.New("too many machines are joining at once")
 	errUnknownInstance = errors.New("the cloud does not know this instance yet, or no longer")
 	errUsedMachine     = errors.New("this machine already belongs to the cluster; it needs a new TPM state to join again")
+	errAlreadyNode     = errors.New("there is a Node of this name already, and a machine that was a node does not join again; replace the machine, or delete the Node")
 	errOtherInstance   = errors.New("the cloud knows this instance otherwise")
 	errRequest         = errors.New("certificate request refused")
 	errNoComponents    = errors.New("nothing is published yet for joining machines")
@@ -55,7 +56,7 @@ func answer(err error) error {
 		return later(codes.ResourceExhausted, err.Error(), 2*time.Second)
 	case errors.Is(err, errStopping), errors.Is(err, errTokenTaken):
 		return later(codes.Unavailable, err.Error(), time.Second)
-	case errors.Is(err, errUnknownInstance), errors.Is(err, errNoComponents), errors.Is(err, errNotReady):
+	case errors.Is(err, errUnknownInstance), errors.Is(err, errNoComponents), errors.Is(err, errNotReady), errors.Is(err, errAlreadyNode):
 		return later(codes.Unavailable, err.Error(), 3*time.Second)
 	case errors.Is(err, errComponents):
 		return status.Error(codes.FailedPrecondition, "the published components are damaged; see the join service's log")

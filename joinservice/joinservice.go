@@ -7,7 +7,7 @@
 // certificate. Joining machines report their progress on the same connection.
 //
 // The order of a ticket is: evidence; the instance as its cloud knows it; that it is not
-// bound to leave; for a control plane its turn; components as the operator published
+// bound to leave; that there is no Node of its name; for a control plane its turn; components as the operator published
 // them for the role;
 // the certificate, bound to the identity; a JoiningNode, so that the machine is
 // accounted for; a bootstrap token. No secret is made or read before the steps
@@ -249,6 +249,9 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 		return nil, err
 	}
 	if err := s.kube.staying(id); err != nil {
+		return nil, err
+	}
+	if err := s.kube.notYetNode(ctx, id); err != nil {
 		return nil, err
 	}
 	csr, err := parseRequest(req.GetCertificateRequest(), id)

@@ -3,13 +3,10 @@ package joinservice
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -32,6 +29,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/component/componentproto"
+	"constellation/engine/kubeadm"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -47,8 +45,6 @@ const (
 	// tokenTTL is how long a machine may take from its ticket to kubeadm's first
 	// request.
 	tokenTTL = 15 * time.Minute
-	// bootstrapGroup is what kubeadm init lets register nodes.
-	bootstrapGroup = "system:bootstrappers:kubeadm:default-node-token"
 )
 
 // kube is the service's hands in the cluster.
@@ -152,6 +148,21 @@ func (k *kube) stayingNow(ctx context.Context, id attestation.Identity) error {
 		}
 	}
 	return nil
+}
+
+// notYetNode returns an error that wraps errAlreadyNode if there is a Node of the machine's name. A
+// machine that was a node keeps what was written to its disk, whatever its TPM says after a power
+// cycle, so it is not let in again as a new one. Asked of the API server now: the next request of
+// the same machine may come at once.
+func (k *kube) notYetNode(ctx context.Context, id attestation.Identity) error {
+	_, err := k.core.Nodes().Get(ctx, id.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read Node %s: %w", id.Name, err)
+	}
+	return fmt.Errorf("%w: %s", errAlreadyNode, id.Name)
 }
 
 // informer keeps one object in a store.
@@ -359,7 +370,7 @@ const tokenNode = "constellation.edgeless.systems/node"
 // Two machines can be unlucky enough to share a name of six characters. Then the
 // second comes back until the first has joined.
 func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires time.Time) (string, error) {
-	tokenID := tokenID(id.Name)
+	tokenID := kubeadm.TokenID(id.Name)
 	token, err := tokenSecret()
 	if err != nil {
 		return "", fmt.Errorf("make bootstrap token: %w", err)
@@ -374,7 +385,7 @@ func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires ti
 			"usage-bootstrap-authentication": []byte("true"),
 			// kubeadm's discovery wants cluster-info signed with the token.
 			"usage-bootstrap-signing": []byte("true"),
-			"auth-extra-groups":       []byte(bootstrapGroup),
+			"auth-extra-groups":       []byte(kubeadm.JoinGroup),
 			"description":             []byte("lets " + id.Name + " join"),
 		},
 	}
@@ -405,7 +416,7 @@ func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires ti
 
 // deleteToken removes the token of a machine that has joined.
 func (k *kube) deleteToken(ctx context.Context, node string) error {
-	err := k.core.Secrets(systemNamespace).Delete(ctx, tokenName(tokenID(node)), metav1.DeleteOptions{})
+	err := k.core.Secrets(systemNamespace).Delete(ctx, tokenName(kubeadm.TokenID(node)), metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete bootstrap token: %w", err)
 	}
@@ -415,14 +426,6 @@ func (k *kube) deleteToken(ctx context.Context, node string) error {
 func tokenName(id string) string { return "bootstrap-token-" + id }
 
 const tokenAlphabet = "0123456789abcdefghijklmnopqrstuvwxyz"
-
-// tokenID is six characters that follow from the name of the node. It is no secret.
-func tokenID(node string) string {
-	sum := sha256.Sum256([]byte("bootstrap token of " + node))
-	n := binary.BigEndian.Uint64(sum[:])
-	s := strconv.FormatUint(n, len(tokenAlphabet))
-	return s[len(s)-6:]
-}
 
 // tokenSecret is sixteen random characters, 82 bits.
 func tokenSecret() (string, error) {

@@ -217,6 +217,7 @@ type counters struct {
 	actions *prometheus.CounterVec
 	calls   *prometheus.HistogramVec
 	serving *prometheus.CounterVec
+	client  *prometheus.CounterVec
 	steps   prometheus.Histogram
 }
 
@@ -251,6 +252,13 @@ func newCounters() (*counters, error) {
 	if err != nil {
 		return nil, err
 	}
+	joining, err := register(prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "constellation_client_requests_total",
+		Help: "Requests of joining machines for their first client certificate by result: approved, denied, waiting (each time that one could not be judged yet) or left (not by a token of the join service).",
+	}, []string{"result"}))
+	if err != nil {
+		return nil, err
+	}
 	steps, err := register(prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "constellation_event_to_action_duration_seconds",
 		Help:    "How long it took from the arrival of news until the API server was asked for what follows: the first news that a decision is made from counts, so of a wave all wait as long as the one that came first.",
@@ -262,6 +270,7 @@ func newCounters() (*counters, error) {
 	// A first failure must be seen as a change, not as a beginning.
 	for _, result := range verdictNames {
 		serving.WithLabelValues(result)
+		joining.WithLabelValues(result)
 	}
 	for kind := range actionNames {
 		if actionNames[kind] != "" {
@@ -269,7 +278,7 @@ func newCounters() (*counters, error) {
 			actions.WithLabelValues(metricKind(actionKind(kind)), "error")
 		}
 	}
-	return &counters{actions: actions, calls: calls, serving: serving, steps: steps}, nil
+	return &counters{actions: actions, calls: calls, serving: serving, client: joining, steps: steps}, nil
 }
 
 func metricKind(k actionKind) string { return strings.ReplaceAll(actionNames[k], " ", "_") }

@@ -216,9 +216,15 @@ func (c *cluster) access() *rest.Config {
 // start runs an operator; stop ends it and waits for its end.
 func (c *cluster) start() (stop func()) {
 	c.t.Helper()
+	return c.startWith(c.access())
+}
+
+// startWith runs an operator with another access than that of the chart's ServiceAccount.
+func (c *cluster) startWith(access *rest.Config) (stop func()) {
+	c.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	cfg := Config{Cluster: c.access(), Namespace: namespace, Cloud: c.cloud, DiscoveryInterval: 200 * time.Millisecond}
+	cfg := Config{Cluster: access, Namespace: namespace, Cloud: c.cloud, DiscoveryInterval: 200 * time.Millisecond}
 	go func() { done <- Run(ctx, cfg) }()
 	stop = sync.OnceFunc(func() {
 		cancel()

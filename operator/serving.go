@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -40,7 +41,8 @@ const (
 	approvers = 4
 )
 
-// servingRequests approves what kubelets ask for when the certificate that they serve
+// servingRequests answers requests of kubelets for certificates. What joining machines ask for is
+// described at judgeClient. It approves what kubelets ask for when the certificate that they serve
 // with is due: one for the same node, under the name and the address that the cloud
 // knows of its machine. (The first one comes with the ticket; see package joinservice.)
 // What a Node says of its own addresses counts for nothing, because the kubelet writes it.
@@ -86,10 +88,15 @@ func (r *servingRequests) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 	if err := r.client.Get(ctx, req.NamespacedName, &csr); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if csr.Spec.SignerName != certificatesv1.KubeletServingSignerName || len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0 || csr.DeletionTimestamp != nil {
+	kind, ok := certificateKinds[csr.Spec.SignerName]
+	if !ok || len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0 || csr.DeletionTimestamp != nil {
 		return ctrl.Result{}, nil
 	}
-	v, why, node := r.judge(ctx, &csr)
+	judge := r.judge
+	if kind == certificateKinds[certificatesv1.KubeAPIServerClientKubeletSignerName] {
+		judge = r.judgeClient
+	}
+	v, why, node := judge(ctx, &csr)
 	if ctx.Err() != nil {
 		return ctrl.Result{}, ctx.Err()
 	}
@@ -102,28 +109,50 @@ func (r *servingRequests) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 			return ctrl.Result{}, err
 		}
 	}
-	r.counters.serving.WithLabelValues(verdictNames[v]).Inc()
+	kind.counter(r.counters).WithLabelValues(verdictNames[v]).Inc()
 	log := r.log.With("request", csr.Name, "by", csr.Spec.Username, "reason", why)
 	switch v {
-	case approved:
-		log.Info("serving certificate approved")
+	case approved, foreign:
+		log.Info(kind.messages[v])
 	case denied:
-		log.Warn("serving certificate denied")
-		r.tell(&csr, node, "ServingCertificateDenied", "Deny", why)
+		log.Warn(kind.messages[v])
+		r.tell(&csr, node, kind.event+"CertificateDenied", "Deny", why)
 	case undecided:
-		log.Warn("serving certificate waits")
-		r.tell(&csr, node, "ServingCertificateWaits", "Approve", why)
+		log.Warn(kind.messages[v])
+		r.tell(&csr, node, kind.event+"CertificateWaits", "Approve", why)
 		// Later each time, until the cluster forgets the request after a day.
-		return ctrl.Result{RequeueAfter: min(max(r.now().Sub(csr.CreationTimestamp.Time)/2, minServingPause), maxServingPause)}, nil
-	case foreign:
-		log.Info("serving certificate left to others")
+		return ctrl.Result{RequeueAfter: min(max(r.now().Sub(csr.CreationTimestamp.Time)/2, kind.pause), maxServingPause)}, nil
 	}
 	return ctrl.Result{}, nil
+}
+
+// certificateKind is how requests of one signer are logged, counted and repeated.
+type certificateKind struct {
+	event    string // prefix of the reason of events
+	messages [len(verdictNames)]string
+	counter  func(*counters) *prometheus.CounterVec
+	pause    time.Duration // least, before a request that cannot be judged is judged again
+}
+
+// certificateKinds are the signers whose requests are judged.
+var certificateKinds = map[string]*certificateKind{
+	certificatesv1.KubeletServingSignerName: {
+		"Serving", [...]string{approved: "serving certificate approved", denied: "serving certificate denied", undecided: "serving certificate waits", foreign: "serving certificate left to others"},
+		func(c *counters) *prometheus.CounterVec { return c.serving }, minServingPause,
+	},
+	certificatesv1.KubeAPIServerClientKubeletSignerName: {
+		"Client", [...]string{approved: "client certificate approved", denied: "client certificate denied", undecided: "client certificate waits", foreign: "client certificate left to others"},
+		func(c *counters) *prometheus.CounterVec { return c.client }, minClientPause,
+	},
 }
 
 // A request that cannot be judged is looked at again after half of its age, within these
 // bounds. A kubelet waits for 15 minutes, and then makes another request.
 const minServingPause, maxServingPause = 2 * time.Second, 5 * time.Minute
+
+// A joining machine waits for its first certificate, and what is missing is most often the note
+// of the join service, which our cache shows a moment later.
+const minClientPause = 100 * time.Millisecond
 
 // tell writes an event about the Node, or about the request if there is none. Many of the
 // same kind become one with a count.
@@ -146,7 +175,7 @@ func (r *servingRequests) answer(ctx context.Context, csr *certificatesv1.Certif
 	changed := csr.DeepCopy()
 	changed.Status.Conditions = append(changed.Status.Conditions, c)
 	if err := r.client.SubResource("approval").Update(ctx, changed); err != nil {
-		return fmt.Errorf("answer request %s for a serving certificate: %w", csr.Name, err)
+		return fmt.Errorf("answer request %s for a kubelet's certificate: %w", csr.Name, err)
 	}
 	return nil
 }
@@ -240,31 +269,14 @@ func parseServing(request []byte, usages []certificatesv1.KeyUsage, user string)
 	bad := func(format string, args ...any) (servingRequest, error) {
 		return servingRequest{}, fmt.Errorf(format, args...)
 	}
-	got := slices.Compact(slices.Sorted(slices.Values(usages)))
-	if !slices.ContainsFunc(servingUsages, func(want []certificatesv1.KeyUsage) bool { return slices.Equal(got, want) }) {
+	if got, ok := usagesAre(usages, servingUsages); !ok {
 		return bad("its usages are %q, not those of a server's certificate", got)
 	}
-	block, rest := pem.Decode(request)
-	if block == nil || block.Type != "CERTIFICATE REQUEST" || len(block.Headers) > 0 || strings.TrimSpace(string(rest)) != "" {
-		return bad("it is not one CERTIFICATE REQUEST in PEM")
-	}
-	c, err := x509.ParseCertificateRequest(block.Bytes)
+	c, err := parseKubeletRequest(request)
 	if err != nil {
-		return bad("it is no PKCS #10 request")
+		return servingRequest{}, err
 	}
-	if err := c.CheckSignature(); err != nil {
-		return bad("its signature is wrong")
-	}
-	switch k := c.PublicKey.(type) {
-	case *ecdsa.PublicKey, ed25519.PublicKey:
-	case *rsa.PublicKey:
-		if k.N.BitLen() < minRSA {
-			return bad("its RSA key has %d bits, at least %d are needed", k.N.BitLen(), minRSA)
-		}
-	default:
-		return bad("its kind of key is not known")
-	}
-	if len(c.Subject.Names) != 2 || c.Subject.CommonName != user || !slices.Equal(c.Subject.Organization, []string{nodeGroup}) {
+	if !subjectIs(c, user) {
 		return bad("its subject is %.200q, want CN=%s,O=%s", c.Subject.String(), user, nodeGroup)
 	}
 	if len(c.EmailAddresses) > 0 || len(c.URIs) > 0 {
@@ -287,4 +299,41 @@ func parseServing(request []byte, usages []certificatesv1.KeyUsage, user string)
 		s.addresses = append(s.addresses, a.Unmap())
 	}
 	return s, nil
+}
+
+// usagesAre reports whether usages are one of some sets, and returns them sorted.
+func usagesAre(usages []certificatesv1.KeyUsage, sets [][]certificatesv1.KeyUsage) ([]certificatesv1.KeyUsage, bool) {
+	got := slices.Compact(slices.Sorted(slices.Values(usages)))
+	return got, slices.ContainsFunc(sets, func(want []certificatesv1.KeyUsage) bool { return slices.Equal(got, want) })
+}
+
+// subjectIs reports whether the subject of c is a node's user name and the group of nodes, and
+// nothing else.
+func subjectIs(c *x509.CertificateRequest, user string) bool {
+	return len(c.Subject.Names) == 2 && c.Subject.CommonName == user && slices.Equal(c.Subject.Organization, []string{nodeGroup})
+}
+
+// parseKubeletRequest reads one PEM block with a request that its own key has signed.
+func parseKubeletRequest(request []byte) (*x509.CertificateRequest, error) {
+	block, rest := pem.Decode(request)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" || len(block.Headers) > 0 || strings.TrimSpace(string(rest)) != "" {
+		return nil, errors.New("it is not one CERTIFICATE REQUEST in PEM")
+	}
+	c, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, errors.New("it is no PKCS #10 request")
+	}
+	if err := c.CheckSignature(); err != nil {
+		return nil, errors.New("its signature is wrong")
+	}
+	switch k := c.PublicKey.(type) {
+	case *ecdsa.PublicKey, ed25519.PublicKey:
+	case *rsa.PublicKey:
+		if k.N.BitLen() < minRSA {
+			return nil, fmt.Errorf("its RSA key has %d bits, at least %d are needed", k.N.BitLen(), minRSA)
+		}
+	default:
+		return nil, errors.New("its kind of key is not known")
+	}
+	return c, nil
 }

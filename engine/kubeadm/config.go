@@ -15,6 +15,10 @@ import (
 
 const apiVersion = "kubeadm.k8s.io/v1beta4"
 
+// SigningDuration is how long certificates live that the controller manager signs, those of kubelets
+// above all: 14 days, in Go's form. What a stolen key of a node is good for ends with it.
+const SigningDuration = "336h0m0s"
+
 // Node is the machine that kubeadm runs on.
 type Node struct {
 	// Name is that of the Node object.
@@ -243,6 +247,9 @@ func NewInit(c Cluster, n Node) (Config, error) {
 				// The cloud routes a range to each machine; ranges that Kubernetes would
 				// hand out in the order of arrival would name other machines.
 				{"allocate-node-cidrs", "false"},
+				// What kubelets are given as clients and servers. They renew it when 70 to 90 %
+				// of its life is over; a machine that is off for longer cannot come back.
+				{"cluster-signing-duration", SigningDuration},
 				{"profiling", "false"},
 				{"terminated-pod-gc-threshold", "1000"},
 			}},

@@ -1,0 +1,36 @@
+{{- define "policies.labels" -}}
+app.kubernetes.io/name: constellation-policies
+app.kubernetes.io/part-of: constellation
+app.kubernetes.io/version: {{ .Values.release | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+{{- /* The user name of a ServiceAccount in our own namespace. */}}
+{{- define "policies.operator" -}}system:serviceaccount:{{ .Release.Namespace }}:constellation-operator{{- end }}
+{{- define "policies.joinservice" -}}system:serviceaccount:{{ .Release.Namespace }}:joinservice{{- end }}
+{{- define "policies.plans" -}}system:serviceaccount:system-upgrade:constellation-plans{{- end }}
+{{- define "policies.jobs" -}}system:serviceaccount:system-upgrade:system-upgrade{{- end }}
+{{- /*
+Whoever may take a snapshot of etcd has every Secret of the cluster, so there is nothing
+left to keep from them. The authorizer is asked for that right to tell administrators from
+holders of the roles edit and admin in one namespace.
+*/}}
+{{- define "policies.administrator" -}}
+authorizer.group('update.edgeless.systems').resource('etcdsnapshots').check('create').allowed()
+{{- end }}
+{{- /* A policy's binding: it denies, everywhere. */}}
+{{- define "policies.binding" -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ .name }}
+  labels: {{- include "policies.labels" .root | nindent 4 }}
+spec:
+  policyName: {{ .name }}
+  validationActions: [Deny]
+  {{- with .namespaces }}
+  matchResources:
+    namespaceSelector:
+      matchExpressions:
+        - {key: kubernetes.io/metadata.name, operator: In, values: {{ . }}}
+  {{- end }}
+{{- end }}

@@ -1,0 +1,138 @@
+package escalation_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"constellation/assets"
+	"constellation/assets/render"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/engine/sandbox/escalation"
+)
+
+// TestNobodyBecomesSomebodyElse makes all attempts on a real API server with the charts of the
+// newest release.
+func TestNobodyBecomesSomebodyElse(t *testing.T) {
+	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true})
+	c := cluster(t, cp, "constellation-operator", "constellation-services", "constellation-policies") // what comes last is asked whether it is enforced
+	enforced(t, c)
+	found, tried, err := escalation.Run(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range found {
+		t.Error(f)
+	}
+	t.Logf("%d attempts", tried)
+}
+
+// TestWithoutPoliciesManySucceed shows that the attempts can succeed: each that an admission policy
+// keeps from it does where there is none.
+func TestWithoutPoliciesManySucceed(t *testing.T) {
+	cp := controlplane.ForTest(t, controlplane.Options{Controllers: true})
+	found, _, err := escalation.Run(t.Context(), cluster(t, cp, "constellation-operator", "constellation-services"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []escalation.Finding{
+		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "make the autoscaler's pod privileged"},
+		{Subject: "ServiceAccount constellation-system/constellation-operator", Attempt: "label a worker as control plane"},
+		{Subject: "ServiceAccount system-upgrade/system-upgrade", Attempt: "label a worker as control plane"},
+		{Subject: "kubelet of worker-1", Attempt: "mark a Node as obsolete through its status"},
+		{Subject: "kubelet of worker-1", Attempt: "make a mirror pod in our namespace"},
+		{Subject: "edit in constellation-system", Attempt: "start a pod as the operator"},
+		{Subject: "edit in constellation-system", Attempt: "exec in a pod of ours"},
+		{Subject: "edit in constellation-system", Attempt: "get a token for snapshots of etcd"},
+		{Subject: "edit in constellation-system", Attempt: "make a Secret that becomes a token of the operator"},
+		{Subject: "admin in system-upgrade", Attempt: "change what Jobs of Plans run"},
+		{Subject: "ServiceAccount constellation-system/constellation-operator without a pod", Attempt: "make a PendingNode"},
+	} {
+		if !slices.ContainsFunc(found, func(f escalation.Finding) bool { return f.Subject == want.Subject && f.Attempt == want.Attempt }) {
+			t.Errorf("%s: %s: it did not succeed without policies, so it shows nothing", want.Subject, want.Attempt)
+		}
+	}
+}
+
+// cluster applies charts to a control plane with two Nodes.
+func cluster(t *testing.T, cp *controlplane.ControlPlane, charts ...string) escalation.Cluster {
+	t.Helper()
+	manifests := [][]byte{[]byte("{apiVersion: v1, kind: Namespace, metadata: {name: " + escalation.System + "}}")}
+	crds, err := assets.CRDsFor("v1.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range crds {
+		manifests = append(manifests, f.Data)
+	}
+	manifests = append(manifests, assets.PlanKind())
+	for _, c := range charts {
+		b, err := render.Chart(c, "v1.1.0", escalation.System, map[string]any{"release": "v1.1.0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		manifests = append(manifests, b)
+	}
+	for _, m := range manifests {
+		if err := cp.Apply(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admin := kubernetes.NewForConfigOrDie(cp.Config())
+	for name, labels := range map[string]map[string]string{"control-plane-0": {"node-role.kubernetes.io/control-plane": ""}, "worker-1": nil} {
+		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cp.Apply(t.Context(), []byte(`{apiVersion: update.edgeless.systems/v1alpha1, kind: NodeVersion, metadata: {name: constellation-version}, spec: {image: i, imageVersion: v1.1.0, `+
+		`kubernetesClusterVersion: v1.36.3, kubernetesComponentsReference: k8s-components-sha256-ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff}}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cp.Apply(t.Context(), []byte(`{apiVersion: v1, kind: ConfigMap, metadata: {name: join-config, namespace: kube-system}}`)); err != nil {
+		t.Fatal(err)
+	}
+	// The built-in roles are aggregated by a controller.
+	await(t, func() bool {
+		r, err := admin.RbacV1().ClusterRoles().Get(t.Context(), "admin", metav1.GetOptions{})
+		return err == nil && len(r.Rules) > 10
+	})
+	return escalation.Cluster{Admin: cp.Config(), ControlPlane: "control-plane-0", Worker: "worker-1", TokenGroup: "system:bootstrappers:constellation:join"}
+}
+
+// enforced returns when the API server enforces the policies: a new one takes it a moment. The one
+// that comes last in the chart is asked.
+func enforced(t *testing.T, c escalation.Cluster) {
+	t.Helper()
+	cfg := rest.CopyConfig(c.Admin)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + c.Worker, Groups: []string{"system:nodes", "system:authenticated"}}
+	k := kubernetes.NewForConfigOrDie(cfg)
+	admin := kubernetes.NewForConfigOrDie(c.Admin)
+	revoked := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "constellation-revoked-nodes", Namespace: escalation.System}, Data: map[string]string{c.Worker: "{}"}}
+	if _, err := admin.CoreV1().ConfigMaps(escalation.System).Create(t.Context(), revoked, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	write := func() error {
+		_, err := k.CoreV1().Nodes().Patch(t.Context(), c.Worker, "application/merge-patch+json", []byte(`{"metadata":{"annotations":{"a":"b"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	await(t, func() bool { return apierrors.IsInvalid(write()) || apierrors.IsForbidden(write()) })
+	if err := admin.CoreV1().ConfigMaps(escalation.System).Delete(t.Context(), revoked.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, func() bool { return write() == nil })
+}
+
+func await(t *testing.T, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("not so within 20s")
+		}
+	}
+}

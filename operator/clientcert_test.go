@@ -1,0 +1,243 @@
+package operator
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"constellation/assets/render"
+	"constellation/engine/cloud"
+	"constellation/engine/kubeadm"
+	"constellation/engine/sandbox/controlplane"
+	"constellation/operator/api/v1alpha1"
+)
+
+var clientUse = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
+
+// nodeSubject is what the kubelet of a node asks for as a client.
+func nodeSubject(name string) *x509.CertificateRequest {
+	return &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}}
+}
+
+// TestClientRequestsAreJudged changes one thing at a time in what a joining machine asks for, and in
+// what the cluster and the cloud say.
+func TestClientRequestsAreJudged(t *testing.T) {
+	const id = "sandbox://t/w"
+	type subject struct {
+		csr     *certificatesv1.CertificateSigningRequest
+		req     *x509.CertificateRequest
+		node    *corev1.Node          // nil: there is none
+		joining *v1alpha1.JoiningNode // nil: there is none
+		sky     *sky
+	}
+	is := func(s *subject, change func(*cloud.Instance)) {
+		i := s.sky.instances[id]
+		change(&i)
+		s.sky.instances[id] = i
+	}
+	const confirmed = "the bootstrap token is that of machine sandbox://t/w"
+	for _, tt := range []struct {
+		name   string
+		change func(*subject)
+		want   verdict
+		why    string
+	}{
+		{"its own name", func(*subject) {}, approved, confirmed},
+		{"a token of the join service of an older release", func(s *subject) {
+			s.csr.Spec.Groups = []string{bootstrapGroup, "system:bootstrappers:kubeadm:default-node-token"}
+		}, approved, confirmed},
+		{"a join that is tried again, whose Node is not Ready", func(s *subject) {
+			s.joining, s.node = nil, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w"}, Spec: corev1.NodeSpec{ProviderID: id}}
+		}, approved, confirmed},
+
+		{"a control plane's name", func(s *subject) { s.req = nodeSubject("control-plane-0") }, denied, `its bootstrap token is that of another machine than "control-plane-0"`},
+		{"an administrator's group", func(s *subject) { s.req.Subject.Organization = []string{"system:masters"} }, denied, `its subject is "CN=system:node:w,O=system:masters", want that of a node`},
+		{"a group more", func(s *subject) { s.req.Subject.Organization = []string{"system:nodes", "system:masters"} }, denied, `its subject is "CN=system:node:w,O=system:nodes+O=system:masters", want that of a node`},
+		{"a user that is no node", func(s *subject) { s.req.Subject.CommonName = "kubernetes-admin" }, denied, `its subject is "CN=kubernetes-admin,O=system:nodes", want that of a node`},
+		{"a server's usage", func(s *subject) {
+			s.csr.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
+		}, denied, `its usages are ["digital signature" "server auth"], not those of a client's certificate`},
+		{"a name of a server", func(s *subject) { s.req.DNSNames = []string{"kubernetes"} }, denied, "it asks for more than a subject"},
+		{"a machine that the cloud calls otherwise", func(s *subject) { is(s, func(i *cloud.Instance) { i.Name = "v" }) }, denied, "machine sandbox://t/w is called v, so it is not w"},
+		{"no request", func(s *subject) { s.csr.Spec.Request = []byte("x") }, denied, "it is not one CERTIFICATE REQUEST in PEM"},
+
+		{"a node that renews its own", func(s *subject) { s.csr.Spec.Username, s.csr.Spec.Groups = "system:node:w", []string{"system:nodes"} }, foreign, "no bootstrap token has asked for it"},
+		{"a user who is called like a token", func(s *subject) { s.csr.Spec.Groups = []string{"system:authenticated"} }, foreign, "no bootstrap token has asked for it"},
+		{"a token that a person made", func(s *subject) {
+			s.csr.Spec.Username, s.csr.Spec.Groups = "system:bootstrap:abcdef", []string{bootstrapGroup, "system:bootstrappers:kubeadm:default-node-token"}
+		}, foreign, "the bootstrap token was not made by the join service"},
+
+		{"a Node that is Ready", func(s *subject) {
+			s.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
+		}, undecided, "Node w is Ready, and a machine that joins is not"},
+		{"no note of the join service yet", func(s *subject) { s.joining = nil }, undecided, "there is no JoiningNode w that names its machine"},
+		{"a machine that the cloud does not know", func(s *subject) { delete(s.sky.instances, id) }, undecided, "the cloud does not know machine sandbox://t/w"},
+		{"a machine that is being deleted", func(s *subject) { is(s, func(i *cloud.Instance) { i.State = cloud.Terminating }) }, undecided, "machine sandbox://t/w is being deleted"},
+		{"a cloud that does not answer", func(s *subject) { s.sky.err = cloud.ErrUnavailable }, undecided, "the cloud does not say what machine sandbox://t/w is: cloud unavailable"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := &subject{
+				csr: &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{
+					SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Username: kubeadm.TokenUser + kubeadm.TokenID("w"),
+					Groups: []string{bootstrapGroup, kubeadm.JoinGroup, "system:authenticated"}, Usages: slices.Clone(clientUse),
+				}},
+				req: nodeSubject("w"), joining: joiningNode("w", refA, time.Minute),
+				sky: &sky{instances: map[string]cloud.Instance{id: {Name: "w", ProviderID: id, IP: netip.MustParseAddr("10.42.0.20"), State: cloud.Ready}}},
+			}
+			tt.change(s)
+			if s.csr.Spec.Request == nil {
+				s.csr.Spec.Request = requestPEM(t, s.req, ecKey(t))
+			}
+			scheme := runtime.NewScheme()
+			if err := clientgoscheme.AddToScheme(scheme); err != nil {
+				t.Fatal(err)
+			}
+			if err := v1alpha1.AddToScheme(scheme); err != nil {
+				t.Fatal(err)
+			}
+			b := fake.NewClientBuilder().WithScheme(scheme)
+			if s.node != nil {
+				b = b.WithObjects(s.node)
+			}
+			if s.joining != nil {
+				b = b.WithObjects(s.joining)
+			}
+			r := &servingRequests{client: b.Build(), cloud: s.sky}
+			got, why, _ := r.judgeClient(t.Context(), s.csr)
+			if got != tt.want || why != tt.why {
+				t.Errorf("%s: %s\nwant %s: %s", verdictNames[got], why, verdictNames[tt.want], tt.why)
+			}
+		})
+	}
+}
+
+// TestTokenOfAWorkerBecomesNothingElse runs the real controller manager, with the binding by which
+// kubeadm has every client certificate approved, and asks as a worker's bootstrap token for the
+// worker's own identity and for a control plane's.
+func TestTokenOfAWorkerBecomesNothingElse(t *testing.T) {
+	c := newClusterWith(t, controlplane.Options{Controllers: true})
+	services, err := render.Chart("constellation-services", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cp.Apply(t.Context(), services); err != nil {
+		t.Fatal(err)
+	}
+	// As kubeadm makes it at init and at each upgrade.
+	binding := func() *rbacv1.ClusterRoleBinding {
+		return &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: autoApproval},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:certificates.k8s.io:certificatesigningrequests:nodeclient"},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:bootstrappers:kubeadm:default-node-token"}},
+		}
+	}
+	kubeadms := []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}
+	c.create(binding())
+	c.create(&rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm:kubelet-bootstrap"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:node-bootstrapper"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:bootstrappers:kubeadm:default-node-token"}},
+	})
+	c.node("control-plane-0", true)
+	for _, name := range []string{"control-plane-0", "w"} {
+		c.cloud.set(func(s *sky) {
+			s.instances["sandbox://t/"+name] = cloud.Instance{Name: name, ProviderID: "sandbox://t/" + name, Group: workerGroup, Image: image2, State: cloud.Ready, IP: netip.MustParseAddr("10.42.0.20")}
+		})
+	}
+	ask := func(t *testing.T, groups []string, request, node string) string {
+		t.Helper()
+		cfg := c.cp.Config()
+		cfg.Impersonate = rest.ImpersonationConfig{UserName: kubeadm.TokenUser + kubeadm.TokenID("w"), Groups: groups}
+		csr := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: request}, Spec: certificatesv1.CertificateSigningRequestSpec{
+			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Usages: clientUse, Request: requestPEM(t, nodeSubject(node), ecKey(t)),
+		}}
+		if _, err := kubernetes.NewForConfigOrDie(cfg).CertificatesV1().CertificateSigningRequests().Create(t.Context(), csr, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		return request
+	}
+	answered := func(request, want string) {
+		t.Helper()
+		c.eventually("request "+request+" is answered: "+want, func() (string, bool) {
+			var csr certificatesv1.CertificateSigningRequest
+			c.get(request, &csr)
+			var is []string
+			for _, k := range csr.Status.Conditions {
+				is = append(is, string(k.Type)+" "+k.Reason)
+			}
+			return fmt.Sprint(is), strings.Join(is, " ") == want && (len(csr.Status.Certificate) > 0 == strings.HasPrefix(want, "Approved"))
+		})
+	}
+	// What the policy, the operator and the group of tokens keep from happening happens without them.
+	answered(ask(t, kubeadms, "before", "control-plane-0"), "Approved AutoApproved")
+
+	policies, err := render.Chart("constellation-policies", "v1.1.0", namespace, map[string]any{"release": "v1.1.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cp.Apply(t.Context(), policies); err != nil {
+		t.Fatal(err)
+	}
+	c.enforced()
+	bound := c.cp.Config()
+	bound.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + namespace + ":constellation-operator",
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+		Extra:    map[string][]string{"authentication.kubernetes.io/pod-name": {"constellation-operator-0"}},
+	}
+	bound.Wrap(c.denied.wrap)
+	c.startWith(bound)
+	c.eventually("kubeadm's binding is gone", func() (string, bool) {
+		return "still there", !c.get(autoApproval, &rbacv1.ClusterRoleBinding{})
+	})
+	c.create(joiningNode("w", refA, time.Minute))
+	ours := []string{"system:bootstrappers", kubeadm.JoinGroup, "system:authenticated"}
+	answered(ask(t, ours, "other", "control-plane-0"), "Denied NotThisMachine")
+	answered(ask(t, ours, "own", "w"), "Approved MachineConfirmed")
+
+	// An upgrade of a control plane by an older agent makes the binding anew. Nobody gets through in
+	// the moment before it is removed: the policy keeps the controller manager from it.
+	c.create(binding())
+	left := ask(t, kubeadms, "left", "control-plane-0")
+	own := ask(t, kubeadms, "own-again", "w") // of a join service of an older release
+	answered(own, "Approved MachineConfirmed")
+	c.eventually("kubeadm's binding is gone again", func() (string, bool) {
+		return "still there", !c.get(autoApproval, &rbacv1.ClusterRoleBinding{})
+	})
+	var csr certificatesv1.CertificateSigningRequest
+	if c.get(left, &csr); len(csr.Status.Conditions) > 0 {
+		t.Errorf("request %s has conditions %v, want none", left, csr.Status.Conditions)
+	}
+}
+
+// enforced returns when the API server enforces the policies, all of which it reads at once.
+func (c *cluster) enforced() {
+	c.t.Helper()
+	cfg := c.cp.Config()
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:w", Groups: []string{"system:nodes", "system:authenticated"}}
+	kubelet, err := client.New(cfg, client.Options{Scheme: c.admin.Scheme()})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	probe := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w", Annotations: map[string]string{v1alpha1.AnnotationObsolete: "true"}}}
+	c.eventually("the policies are enforced", func() (string, bool) {
+		err := kubelet.Create(c.t.Context(), probe.DeepCopy(), client.DryRunAll)
+		return fmt.Sprint(err), err != nil && strings.Contains(err.Error(), "constellation-nodes-kubelets")
+	})
+}
