@@ -254,8 +254,13 @@ func TestApplyOnRealMachines(t *testing.T) {
 	r := c.record()
 	r.Begin()
 	target := []string{"--to", "v1.1.0", "--kubernetes", next}
+	c.wantGuarded("before the upgrade")
+	guarded := c.guarded()
 	c.applies(next, 3, append(target, "--ack", "oldest-supports-kubernetes")...)
 	r.End()
+	guarded()
+	c.wantGuarded("after the upgrade")
+	c.wantNoAutoApproval()
 	asked := l.end()
 	journal := r.Journal()
 	t.Logf("%d entries\n%s", len(journal), recorder.Summarize(journal))
@@ -305,14 +310,23 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	}
 
 	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	if found, err := c.escalations(t.Context()); err != nil || len(found) == 0 {
+		t.Errorf("release v1.0.0 has no admission policies, and %d attempts to escalate succeed (%v)", len(found), err)
+	}
 	c.applies("v1.35.4", 1)
+	c.wantGuarded("between two hops")
+	c.wantNoAutoApproval()
 	workers := func() string {
 		return c.kubectl("get", "nodes", "-l", "!node-role.kubernetes.io/control-plane", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.spec.unschedulable}{"\n"}{end}`)
 	}
 	c.kubectl("patch", "scalinggroup", "workers", "--type=merge", "-p", `{"spec":{"strategy":"InPlace"}}`)
 	stayed := workers()
 	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
+	guarded := c.guarded()
 	c.applies(next, 3)
+	guarded()
+	c.wantGuarded("after the last hop")
+	c.wantNoAutoApproval()
 	// The hop before left them as they were, so that nodes are not replaced twice.
 	c.wantMachines("control-plane ready v1.1.0 v1.36.3", "worker ready v1.0.0 v1.36.3", "worker ready v1.0.0 v1.36.3")
 	if now := workers(); now != stayed {

@@ -96,8 +96,13 @@ func prepare(ctx context.Context, admin *caller, c Cluster) (undo func(), err er
 		_, _, _ = admin.do(ctx, http.MethodDelete, path+"/"+name, "", "", nil) // of a run that was killed
 		all = append(all, made{path, name})
 		status, answer, err := admin.do(ctx, http.MethodPost, path, "", "", body)
-		if err != nil || status/100 != 2 {
-			return fmt.Errorf("%w: create %s: HTTP %d %.300s: %w", errPrepare, name, status, answer, err)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%w: create %s: %w", errPrepare, name, err)
+		case status == http.StatusNotFound: // older releases lack a namespace
+			return nil
+		case status/100 != 2:
+			return fmt.Errorf("%w: create %s: HTTP %d %.300s", errPrepare, name, status, answer)
 		}
 		return nil
 	}

@@ -98,8 +98,11 @@ func Run(ctx context.Context, c Cluster) (findings []Finding, tried int, err err
 	}
 	status, answer, err := admin.do(ctx, http.MethodGet, "/api/v1/nodes/"+c.Worker, "", "", nil)
 	var node struct{ Metadata struct{ UID string } }
-	if err != nil || status != http.StatusOK || json.Unmarshal(answer, &node) != nil {
-		return nil, 0, fmt.Errorf("%w: read Node %s: HTTP %d: %w", errPrepare, c.Worker, status, err)
+	if err != nil {
+		return nil, 0, fmt.Errorf("%w: read Node %s: %w", errPrepare, c.Worker, err)
+	}
+	if status != http.StatusOK || json.Unmarshal(answer, &node) != nil {
+		return nil, 0, fmt.Errorf("%w: read Node %s: HTTP %d %.300s", errPrepare, c.Worker, status, answer)
 	}
 	c.workerUID = node.Metadata.UID
 	undo, err := prepare(ctx, admin, c)

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"constellation/engine"
+	"constellation/engine/kubeadm"
+	"constellation/engine/sandbox/escalation"
+)
+
+// escalations makes all attempts to turn one identity of this cluster into another.
+func (c *cloud) escalations(ctx context.Context) ([]escalation.Finding, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, engine.KubeconfigFile))
+	if err != nil {
+		return nil, err
+	}
+	of := escalation.Cluster{Admin: rest.CopyConfig(cfg), TokenGroup: kubeadm.JoinGroup}
+	nodes, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes.Items {
+		if _, ok := n.Labels["node-role.kubernetes.io/control-plane"]; ok {
+			of.ControlPlane = n.Name
+		} else if !n.Spec.Unschedulable || of.Worker == "" {
+			of.Worker = n.Name
+		}
+	}
+	found, _, err := escalation.Run(ctx, of)
+	return found, err
+}
+
+// wantGuarded fails the test if an attempt succeeds.
+func (c *cloud) wantGuarded(when string) {
+	c.t.Helper()
+	found, err := c.escalations(c.t.Context())
+	if err != nil {
+		c.t.Errorf("attempts to escalate %s: %v", when, err)
+	}
+	for _, f := range found {
+		c.t.Errorf("%s: %s", when, f)
+	}
+}
+
+// guarded makes the attempts again and again until the returned function is called, which fails
+// the test if one of them succeeded. What an API server that restarts, or a Node that has just gone,
+// keeps from being tried is tried the next time.
+func (c *cloud) guarded() (end func()) {
+	ctx, cancel := context.WithCancel(c.t.Context())
+	var wg sync.WaitGroup
+	whole, failed := 0, map[escalation.Finding]bool{}
+	wg.Go(func() {
+		for pause := time.NewTicker(2 * time.Second); ctx.Err() == nil; {
+			found, err := c.escalations(ctx)
+			if err == nil {
+				whole++
+			}
+			for _, f := range found {
+				failed[f] = true
+			}
+			select {
+			case <-ctx.Done():
+				pause.Stop()
+			case <-pause.C:
+			}
+		}
+	})
+	return func() {
+		c.t.Helper()
+		cancel()
+		wg.Wait()
+		for f := range failed {
+			c.t.Errorf("during the upgrade: %s", f)
+		}
+		if whole == 0 {
+			c.t.Error("the attempts to escalate never came to their end during the upgrade")
+		}
+		c.t.Logf("%d times all attempts to escalate were made", whole)
+	}
+}
+
+// wantNoAutoApproval fails the test if kubeadm's binding is there, by which tokens become nodes.
+func (c *cloud) wantNoAutoApproval() {
+	c.t.Helper()
+	out := c.kubectl("get", "clusterrolebindings", "-o", "name")
+	if slices.Contains(strings.Fields(out), "clusterrolebinding.rbac.authorization.k8s.io/kubeadm:node-autoapprove-bootstrap") {
+		c.t.Error("kubeadm's binding for auto-approval is there")
+	}
+}
