@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"constellation/assets"
+	"constellation/engine/kubeadm"
 )
 
 // kinds returns the definitions of the release, in the order of its data.
@@ -200,6 +201,17 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 		return err
 	}
 	r.Part("kinds", StateDone, "", total, total)
+
+	// Clusters of older programs have certificates of nodes that live a year.
+	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
+	bounded, err := k.BoundSigning(limited, kubeadm.SigningDuration)
+	cancel()
+	if err != nil {
+		return i.clusterError("bound the lifetime of node certificates", err)
+	}
+	if bounded {
+		r.Log("charts", "", "info", "kubeadm's configuration bounds certificates of nodes to "+kubeadm.SigningDuration+"; control planes take it over as they are upgraded or replaced")
+	}
 
 	limit := i.e.limits.chart
 	if len(i.foreignCharts()) > 0 {

@@ -83,6 +83,11 @@ type Cluster interface {
 	// charts; empty if none does.
 	OtherPlans(ctx context.Context) (string, error)
 
+	// BoundSigning writes into the cluster's kubeadm configuration how long the certificates live
+	// that it signs for nodes, such as 336h0m0s, unless a duration is there already, and reports
+	// whether it did. It takes effect where kubeadm next makes a control plane's manifests.
+	BoundSigning(ctx context.Context, duration string) (changed bool, err error)
+
 	// Expect records a machine that is becoming a node, unless that node is annotated
 	// with its components already.
 	Expect(ctx context.Context, n ExpectedNode) error

@@ -35,6 +35,7 @@ type Cluster struct {
 	joinConfig *engine.JoinConfig
 	// joinRevision counts its changes.
 	joinRevision int
+	signing      string // how long certificates of nodes live; empty: as Kubernetes has it
 	kinds        map[string][32]byte
 	charts       map[string][]revision
 	chartSet     map[string]int
@@ -304,6 +305,19 @@ func (c *Cluster) PublishJoinConfig(ctx context.Context, j engine.JoinConfig) er
 	}
 	c.joinConfig = &j
 	return nil
+}
+
+// BoundSigning implements [engine.Cluster].
+func (c *Cluster) BoundSigning(ctx context.Context, duration string) (bool, error) {
+	if err := c.enter(ctx, "BoundSigning", true); err != nil {
+		return false, err
+	}
+	defer c.mu.Unlock()
+	if c.signing != "" {
+		return false, nil
+	}
+	c.signing = duration
+	return true, nil
 }
 
 // OutdatedKinds implements [engine.Cluster].

@@ -61,7 +61,7 @@ func TestWithoutPoliciesManySucceed(t *testing.T) {
 }
 
 // cluster applies charts to a control plane with two Nodes.
-func cluster(t *testing.T, cp *controlplane.ControlPlane, charts ...string) escalation.Cluster {
+func cluster(t testing.TB, cp *controlplane.ControlPlane, charts ...string) escalation.Cluster {
 	t.Helper()
 	manifests := [][]byte{[]byte("{apiVersion: v1, kind: Namespace, metadata: {name: " + escalation.System + "}}")}
 	crds, err := assets.CRDsFor("v1.1.0")
@@ -72,18 +72,12 @@ func cluster(t *testing.T, cp *controlplane.ControlPlane, charts ...string) esca
 		manifests = append(manifests, f.Data)
 	}
 	manifests = append(manifests, assets.PlanKind())
-	for _, c := range charts {
-		b, err := render.Chart(c, "v1.1.0", escalation.System, map[string]any{"release": "v1.1.0"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		manifests = append(manifests, b)
-	}
 	for _, m := range manifests {
 		if err := cp.Apply(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 	}
+	apply(t, cp, charts...)
 	admin := kubernetes.NewForConfigOrDie(cp.Config())
 	for name, labels := range map[string]map[string]string{"control-plane-0": {"node-role.kubernetes.io/control-plane": ""}, "worker-1": nil} {
 		if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}); err != nil {
@@ -105,9 +99,23 @@ func cluster(t *testing.T, cp *controlplane.ControlPlane, charts ...string) esca
 	return escalation.Cluster{Admin: cp.Config(), ControlPlane: "control-plane-0", Worker: "worker-1", TokenGroup: "system:bootstrappers:constellation:join"}
 }
 
+// apply applies charts of the newest release, in their order.
+func apply(t testing.TB, cp *controlplane.ControlPlane, charts ...string) {
+	t.Helper()
+	for _, c := range charts {
+		b, err := render.Chart(c, "v1.1.0", escalation.System, map[string]any{"release": "v1.1.0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cp.Apply(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // enforced returns when the API server enforces the policies: a new one takes it a moment. The one
 // that comes last in the chart is asked.
-func enforced(t *testing.T, c escalation.Cluster) {
+func enforced(t testing.TB, c escalation.Cluster) {
 	t.Helper()
 	cfg := rest.CopyConfig(c.Admin)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + c.Worker, Groups: []string{"system:nodes", "system:authenticated"}}
@@ -128,7 +136,7 @@ func enforced(t *testing.T, c escalation.Cluster) {
 	await(t, func() bool { return write() == nil })
 }
 
-func await(t *testing.T, ok func() bool) {
+func await(t testing.TB, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
