@@ -211,6 +211,39 @@ func TestTokenOfAWorkerBecomesNothingElse(t *testing.T) {
 	answered(ask(t, ours, "other", "control-plane-0"), "Denied NotThisMachine")
 	answered(ask(t, ours, "own", "w"), "Approved MachineConfirmed")
 
+	// A kubelet renews its own, which the controller manager approves as before, and no other's.
+	c.create(&rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm:node-autoapprove-certificate-rotation"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:nodes"}},
+	})
+	renews := func(node string) error {
+		cfg := c.cp.Config()
+		cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:w", Groups: []string{"system:nodes", "system:authenticated"}}
+		csr := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "renewal-of-" + node}, Spec: certificatesv1.CertificateSigningRequestSpec{
+			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Usages: clientUse, Request: requestPEM(t, nodeSubject(node), ecKey(t)),
+		}}
+		_, err := kubernetes.NewForConfigOrDie(cfg).CertificatesV1().CertificateSigningRequests().Create(t.Context(), csr, metav1.CreateOptions{})
+		return err
+	}
+	if err := renews("w"); err != nil {
+		t.Fatal(err)
+	}
+	answered("renewal-of-w", "Approved AutoApproved")
+	if err := renews("control-plane-0"); err == nil {
+		t.Error("a kubelet may ask for another node's certificate")
+	}
+	revoked := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "constellation-revoked-nodes", Namespace: namespace}, Data: map[string]string{"w": "{}"}}
+	c.create(revoked)
+	c.eventually("a revoked node renews nothing", func() (string, bool) {
+		_ = c.admin.Delete(t.Context(), &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "renewal-of-w"}}) // of the attempt before
+		err := renews("w")
+		return fmt.Sprint(err), err != nil && strings.Contains(err.Error(), "this node was revoked")
+	})
+	if err := c.admin.Delete(t.Context(), revoked); err != nil {
+		t.Fatal(err)
+	}
+
 	// An upgrade of a control plane by an older agent makes the binding anew. Nobody gets through in
 	// the moment before it is removed: the policy keeps the controller manager from it.
 	c.create(binding())
