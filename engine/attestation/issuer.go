@@ -24,23 +24,13 @@ import (
 type TPMIssuer struct {
 	address string
 	log     string
-	// turn is full while a quote is made. It guards the fields below.
-	turn  chan struct{}
-	kept  *attestationKey
-	begun time.Time // when a row of quotes without a pause began
-	ended time.Time // when the last quote ended
+	turn    chan struct{}   // is full while a quote is made
+	kept    *attestationKey // belongs to who has the turn; nil: make it anew
 }
 
 // keepKey bounds how long an attestation key is used that was made once. Nothing
 // but a reset changes it; the bound is for what nobody thought of.
 const keepKey = time.Minute
-
-// Others use the TPM too, such as the claim of a machine that joins, and look for
-// their turn every lockPoll. After longestRow of quotes in a row they get a gap.
-const (
-	longestRow = 50 * time.Millisecond
-	rowGap     = 2*lockPoll + lockPoll/2
-)
 
 // attestationKey is what quotes have in common.
 type attestationKey struct {
@@ -81,10 +71,7 @@ func (i *TPMIssuer) Issue(ctx context.Context, userData []byte) ([]byte, error) 
 	case <-ctx.Done():
 		return nil, fmt.Errorf("issue evidence: %w: wait for other quotes: %w", ErrTPM, context.Cause(ctx))
 	}
-	i.giveWay()
-	err = use(ctx, i.address, func(t transport.TPM) error { return i.quote(t, &d, userData) })
-	i.ended = time.Now()
-	if err != nil {
+	if err := use(ctx, i.address, func(t transport.TPM) error { return i.quote(t, &d, userData) }); err != nil {
 		return nil, fmt.Errorf("issue evidence: %w", err)
 	}
 	out, err := d.marshal()
@@ -92,18 +79,6 @@ func (i *TPMIssuer) Issue(ctx context.Context, userData []byte) ([]byte, error) 
 		return nil, fmt.Errorf("issue evidence: %w", err)
 	}
 	return out, nil
-}
-
-// giveWay leaves the TPM to others for a moment if quotes have kept it busy. The
-// caller holds the turn.
-func (i *TPMIssuer) giveWay() {
-	switch now := time.Now(); {
-	case now.Sub(i.ended) >= rowGap:
-		i.begun = now
-	case now.Sub(i.begun) >= longestRow:
-		time.Sleep(rowGap) // the TPM is unlocked: that is when others find it free
-		i.begun = time.Now()
-	}
 }
 
 // quote fills in everything but the log. The caller holds the turn.
