@@ -241,6 +241,9 @@ func TestTurn(t *testing.T) {
 				case err != nil:
 					t.Fatal(err)
 				}
+				if time.Since(start) > turnLimit {
+					t.Fatalf("asking alone kept the turn for %s", turnLimit)
+				}
 				time.Sleep(turnRetry)
 			}
 		}},
