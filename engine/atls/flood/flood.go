@@ -179,17 +179,27 @@ func child(text string) error {
 	return nil
 }
 
+// Environment returns the variable, NAME=value, that makes a program which calls Child
+// this flood. The value has no single quote.
+func (f Flood) Environment() (string, error) {
+	text, err := json.Marshal(f)
+	if err != nil {
+		return "", fmt.Errorf("write flood: %w", err)
+	}
+	return environment + "=" + string(text), nil
+}
+
 // Spawn begins f in a process of its own, so that it shares neither memory nor
 // descriptors with the server, and returns when each connection was opened once. stop
 // ends it and returns how many connections were opened, and how often that failed. It
 // may be called once.
 func (f Flood) Spawn(ctx context.Context) (stop func() (opened, failed int64, err error), err error) {
-	text, err := json.Marshal(f)
+	env, err := f.Environment()
 	if err != nil {
-		return nil, fmt.Errorf("write flood: %w", err)
+		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Env = append(os.Environ(), environment+"="+string(text))
+	cmd.Env = append(os.Environ(), env)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
