@@ -72,7 +72,7 @@ func TestFloodOfRealMachines(t *testing.T) {
 		switch {
 		case began.IsZero() && e.Kind == engine.KindStep && e.Step == "init-first-node":
 			began = e.Time
-		case attested.IsZero() && e.Kind == engine.KindNode && e.Node == "control-plane-0":
+		case attested.IsZero() && e.Kind == engine.KindNode && e.Node == "control-plane-0" && e.Text == "attested":
 			attested = e.Time
 		}
 	}

@@ -392,13 +392,15 @@ func sourceName(s string) string {
 // The zero value is ready to use.
 type quotes struct {
 	mu      sync.Mutex
-	busy    bool
+	making  int // quotes, at the moment
 	seq     uint64
 	sources map[string]*debtor
 	hungry  map[string]*debtor // those of sources that wait
 }
 
 const (
+	// quotesAtOnce is two so that the next quote is at hand when the TPM ends one.
+	quotesAtOnce = 2
 	// forgiveEvery takes back one wasted quote.
 	forgiveEvery = time.Second
 	// maxDebtors bounds the sources that are remembered.
@@ -428,8 +430,8 @@ func (q *quotes) acquire(ctx context.Context, source string) error {
 	now := time.Now()
 	q.mu.Lock()
 	d := q.debtor(source, now)
-	if !q.busy {
-		q.busy = true
+	if q.making < quotesAtOnce {
+		q.making++
 		d.forgive(now)
 		d.wasted++
 		q.mu.Unlock()
@@ -478,7 +480,7 @@ func (q *quotes) next(now time.Time) {
 		}
 	}
 	if best == nil {
-		q.busy = false
+		q.making--
 		return
 	}
 	n := len(best.waiting) - 1

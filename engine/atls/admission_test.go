@@ -150,7 +150,17 @@ func TestConnectionWithoutProofIsClosed(t *testing.T) {
 	}
 }
 
-// order lets waiters of a busy queue have their turns and returns whose they were.
+// fill takes all turns but one for good.
+func fill(t *testing.T, q *quotes) {
+	t.Helper()
+	for range quotesAtOnce - 1 {
+		if err := q.acquire(t.Context(), "busy"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// order lets waiters of a full queue have their turns and returns whose they were.
 func order(t *testing.T, q *quotes, sources ...string) (got []string) {
 	t.Helper()
 	if err := q.acquire(t.Context(), "first"); err != nil {
@@ -177,6 +187,7 @@ func order(t *testing.T, q *quotes, sources ...string) (got []string) {
 func TestQuotesGoToWhoWastedTheFewest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q quotes
+		fill(t, &q)
 		// Nobody has wasted any: the newest first, and each source before any has two.
 		if got, want := order(t, &q, "a", "a", "b"), []string{"b", "a", "a"}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
@@ -203,6 +214,7 @@ func TestQuotesGoToWhoWastedTheFewest(t *testing.T) {
 func TestQuotesOfThoseWhoGaveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q quotes
+		fill(t, &q)
 		if err := q.acquire(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
@@ -215,8 +227,8 @@ func TestQuotesOfThoseWhoGaveUp(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		q.release()
-		if q.busy || len(q.hungry) != 0 {
-			t.Errorf("after all: busy %t, %d sources wait", q.busy, len(q.hungry))
+		if q.making != quotesAtOnce-1 || len(q.hungry) != 0 {
+			t.Errorf("after all: %d quotes are being made, %d sources wait", q.making, len(q.hungry))
 		}
 		for i := range 3 * maxDebtors {
 			if err := q.acquire(t.Context(), fmt.Sprint("s", i)); err != nil {

@@ -108,19 +108,36 @@ func (s *side) validator() (attestation.Validator, error) {
 	return v, nil
 }
 
+// evidence returns the document that binds nonce; nil without an issuer.
+func (s *side) evidence(ctx context.Context, of role, nonce []byte) ([]byte, error) {
+	if s.cfg.Issuer == nil {
+		return nil, nil
+	}
+	doc, err := s.cfg.Issuer.Issue(ctx, binding(s.cfg.Purpose, of, nonce, s.spki))
+	if err != nil {
+		return nil, fmt.Errorf("make evidence: %w", err)
+	}
+	return doc, nil
+}
+
 // certificate makes the certificate for one connection. With an issuer it carries
 // evidence that binds nonce.
 func (s *side) certificate(ctx context.Context, of role, nonce []byte) (*tls.Certificate, error) {
+	doc, err := s.evidence(ctx, of, nonce)
+	if err != nil {
+		return nil, err
+	}
+	return s.selfSigned(doc)
+}
+
+// selfSigned makes a certificate that carries doc, if that is not nil.
+func (s *side) selfSigned(doc []byte) (*tls.Certificate, error) {
 	t := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: domain},
 		NotBefore: time.Unix(0, 0),
 		NotAfter:  time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), // RFC 5280: no well-defined end
 	}
-	if s.cfg.Issuer != nil {
-		doc, err := s.cfg.Issuer.Issue(ctx, binding(s.cfg.Purpose, of, nonce, s.spki))
-		if err != nil {
-			return nil, fmt.Errorf("make evidence: %w", err)
-		}
+	if doc != nil {
 		t.ExtraExtensions = []pkix.Extension{{Id: s.cfg.Issuer.Variant().OID(), Value: doc}}
 	}
 	der, err := x509.CreateCertificate(rand.Reader, t, t, s.key.Public(), s.key)
@@ -477,7 +494,7 @@ func (s serverCredentials) accept(ctx context.Context, raw *guard, source string
 // no nonce, or that hung up, costs no evidence.
 func (s serverCredentials) present(ctx context.Context, h *tls.ClientHelloInfo, raw *guard, source string) (*tls.Certificate, error) {
 	if s.cfg.Issuer == nil {
-		return s.certificate(ctx, server, nil)
+		return s.selfSigned(nil)
 	}
 	var text string
 	for _, p := range h.SupportedProtos {
@@ -495,6 +512,15 @@ func (s serverCredentials) present(ctx context.Context, h *tls.ClientHelloInfo, 
 	if err != nil {
 		return nil, fmt.Errorf("the client's %w", err)
 	}
+	doc, err := s.quote(ctx, raw, source, nonce)
+	if err != nil {
+		return nil, err
+	}
+	return s.selfSigned(doc)
+}
+
+// quote makes the server's evidence when it is the turn of source.
+func (s serverCredentials) quote(ctx context.Context, raw *guard, source string, nonce []byte) ([]byte, error) {
 	if err := s.quotes.acquire(ctx, source); err != nil {
 		return nil, fmt.Errorf("wait for a quote: %w", err)
 	}
@@ -502,7 +528,7 @@ func (s serverCredentials) present(ctx context.Context, h *tls.ClientHelloInfo, 
 	if hungUp(raw.Conn) {
 		return nil, errors.New("the client hung up before the server's evidence was made")
 	}
-	return s.certificate(ctx, server, nonce)
+	return s.evidence(ctx, server, nonce)
 }
 
 func info() credentials.ProtocolInfo {
