@@ -39,7 +39,9 @@ func (r *rig) heard(addr string, limit time.Duration) (time.Duration, error) {
 	defer cancel()
 	start := time.Now()
 	for {
-		_, err := r.console(addr).Ack(ctx, &initproto.AckRequest{InitSecret: initSecret})
+		try, cancel := context.WithTimeout(ctx, 2*time.Second) // as a console does, which dials anew
+		_, err := r.console(addr).Ack(try, &initproto.AckRequest{InitSecret: initSecret})
+		cancel()
 		if status.Code(err) == codes.FailedPrecondition {
 			return time.Since(start), nil
 		}

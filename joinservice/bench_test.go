@@ -135,7 +135,7 @@ func (m *joinerMachine) join(s *site, addr string) error {
 		grpc.WithTransportCredentials(s.credentials(m.issuer)), grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
 	}
 	if m.from.IsValid() {
-		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(m.from, 0))}
+		d := net.Dialer{Timeout: 3 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(m.from, 0))}
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			return d.DialContext(ctx, "tcp", addr)
 		}))
