@@ -17,8 +17,10 @@ const (
 	maxSources = 1024
 )
 
-// limiter bounds how often somebody may be wrong. Who is right pays nothing: a console
-// may attach as often as it likes. The zero value is ready to use.
+// limiter bounds how often a caller with a wrong secret is answered. It never
+// concerns the right secret, so a guesser cannot lock a console out. A guess beyond
+// the limit costs one hash and one comparison and is answered like those that were
+// not looked at. The zero value is ready to use.
 type limiter struct {
 	mu      sync.Mutex
 	global  bucket
@@ -55,21 +57,18 @@ func (b *bucket) add(now time.Time) {
 	b.n++
 }
 
-// judge asks right whether the attempt of source is right, unless source must wait. It
-// asks one at a time, so that attempts at the same time do not exceed the limit.
-func (l *limiter) judge(source string, now time.Time, right func() bool) (ok bool, wait time.Duration) {
+// wrong notes a wrong attempt of source, and returns how long source must wait if
+// that was one too many. Attempts beyond the limit do not extend the wait.
+func (l *limiter) wrong(source string, now time.Time) (wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	b := l.bucket(source, now)
 	if wait = max(b.wait(now, sourceBurst, sourceRefill), l.global.wait(now, globalBurst, globalRefill)); wait > 0 {
-		return false, wait
-	}
-	if right() {
-		return true, 0
+		return wait
 	}
 	b.add(now)
 	l.global.add(now)
-	return false, 0
+	return 0
 }
 
 // bucket returns that of source, and forgets those that have nothing to tell. The
@@ -98,3 +97,26 @@ func (l *limiter) bucket(source string, now time.Time) *bucket {
 	}
 	return b
 }
+
+// refusals bounds how many refused requests are logged: one a second, with the
+// number of the others. The zero value is ready to use.
+type refusals struct {
+	mu       sync.Mutex
+	last     time.Time
+	unlogged int
+}
+
+// next reports whether a refusal at now is logged, and how many were not since the
+// last one.
+func (r *refusals) next(now time.Time) (unlogged int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.last.IsZero() && now.Sub(r.last) < refusalEvery {
+		r.unlogged++
+		return 0, false
+	}
+	unlogged, r.unlogged, r.last = r.unlogged, 0, now
+	return unlogged, true
+}
+
+const refusalEvery = time.Second

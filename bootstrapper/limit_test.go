@@ -9,40 +9,33 @@ import (
 	"time"
 )
 
-// wrong is a limiter whose every caller is wrong.
-type wrong struct{ limiter }
-
-func (w *wrong) try(source string, now time.Time) (ok bool, wait time.Duration) {
-	return w.judge(source, now, func() bool { return false })
-}
-
 func TestWrongSecretsAreLimitedAndForgiven(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := wrong{}
+		var l limiter
 		for i := range sourceBurst {
-			if _, wait := l.try("a", time.Now()); wait != 0 {
+			if wait := l.wrong("a", time.Now()); wait != 0 {
 				t.Fatalf("attempt %d has to wait %s", i, wait)
 			}
 		}
-		_, wait := l.try("a", time.Now())
+		wait := l.wrong("a", time.Now())
 		if wait <= 0 || wait > sourceRefill {
 			t.Fatalf("too many: wait %s", wait)
 		}
-		if _, other := l.try("b", time.Now()); other != 0 {
+		if other := l.wrong("b", time.Now()); other != 0 {
 			t.Error("another source pays for it")
 		}
 		time.Sleep(wait)
-		if _, wait := l.try("a", time.Now()); wait != 0 {
+		if wait := l.wrong("a", time.Now()); wait != 0 {
 			t.Errorf("after the wait: %s more", wait)
 		}
-		if _, wait := l.try("a", time.Now()); wait == 0 {
+		if wait := l.wrong("a", time.Now()); wait == 0 {
 			t.Error("one wait bought two attempts")
 		}
 		// In a minute, five.
 		n := 0
 		for range 60 {
 			time.Sleep(time.Second)
-			if _, wait := l.try("a", time.Now()); wait == 0 {
+			if wait := l.wrong("a", time.Now()); wait == 0 {
 				n++
 			}
 		}
@@ -52,25 +45,32 @@ func TestWrongSecretsAreLimitedAndForgiven(t *testing.T) {
 	})
 }
 
-func TestWhoIsRightPaysNothing(t *testing.T) {
+func TestRefusalsAreLoggedOnceASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l limiter
-		for i := range 1000 {
-			if ok, wait := l.judge("a", time.Now(), func() bool { return true }); !ok {
-				t.Fatalf("attempt %d has to wait %s", i, wait)
+		var r refusals
+		if n, ok := r.next(time.Now()); !ok || n != 0 {
+			t.Errorf("the first one: %d, %v", n, ok)
+		}
+		for range 7 {
+			if _, ok := r.next(time.Now()); ok {
+				t.Error("a second one in the same second is logged")
 			}
+		}
+		time.Sleep(refusalEvery)
+		if n, ok := r.next(time.Now()); !ok || n != 7 {
+			t.Errorf("a second later: %d, %v, want 7 unlogged ones", n, ok)
 		}
 	})
 }
 
 func TestLimitHoldsForAttemptsAtTheSameTime(t *testing.T) {
-	l := wrong{}
+	var l limiter
 	var passed atomic.Int64
 	var wg sync.WaitGroup
 	now := time.Now()
 	for i := range 500 {
 		wg.Go(func() {
-			if _, wait := l.try(fmt.Sprint("s", i%50), now); wait == 0 {
+			if wait := l.wrong(fmt.Sprint("s", i%50), now); wait == 0 {
 				passed.Add(1)
 			}
 		})
@@ -83,9 +83,9 @@ func TestLimitHoldsForAttemptsAtTheSameTime(t *testing.T) {
 
 func TestManySourcesCostNoMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := wrong{}
+		var l limiter
 		for i := range 20 * maxSources {
-			l.try(fmt.Sprint("s", i), time.Now())
+			l.wrong(fmt.Sprint("s", i), time.Now())
 			time.Sleep(10 * time.Millisecond)
 		}
 		if len(l.sources) > maxSources+1 {

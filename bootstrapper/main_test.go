@@ -31,6 +31,7 @@ import (
 
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/atls"
+	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
@@ -43,6 +44,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	flood.Child()
 	switch {
 	case os.Getenv(kubeadmEnv) != "":
 		os.Exit(scriptedKubeadm(os.Getenv(kubeadmEnv), os.Args[1:]))

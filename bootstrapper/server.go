@@ -35,6 +35,16 @@ const (
 	maxSANs = 64
 	// probeTimeout bounds the look for a cluster that exists.
 	probeTimeout = 3 * time.Second
+	// maxSecret bounds an init secret in bytes; ours has 32.
+	maxSecret = 1 << 10
+	// maxRequest bounds a request in bytes. Components may carry small content inline.
+	maxRequest = 1 << 20
+
+	// What strangers may hold of this server. A console sends its secret at once.
+	maxSilent     = 1024
+	maxHandshakes = 256
+	maxUnproven   = 64
+	proofTimeout  = 15 * time.Second
 )
 
 // initServer lets a console begin a cluster on this machine and follow it.
@@ -47,6 +57,7 @@ type initServer struct {
 	// every connection, and is waited for at the end.
 	spawn    func(func(context.Context))
 	limiter  limiter
+	refusals refusals
 	stopping chan struct{} // closed when no stream shall wait any longer
 	acked    chan struct{} // closed when the result was fetched
 
@@ -54,12 +65,17 @@ type initServer struct {
 	working bool
 	// dirty says that kubeadm may have left something. The work owns it while it goes on.
 	dirty   bool
-	secret  []byte // SHA-256, as the cloud says; nil until it did
 	ackOnce sync.Once
+
+	asking chan struct{} // is full while a call uses secret
+	secret []byte        // SHA-256, as the cloud says; nil until it did
+	// noSecret is why it did not when it was asked last, at the time asked.
+	noSecret error
+	asked    time.Time
 }
 
 func newInitServer(b *bootstrapper, rec *record, spawn func(func(context.Context))) *initServer {
-	return &initServer{b: b, rec: rec, spawn: spawn, stopping: make(chan struct{}), acked: make(chan struct{})}
+	return &initServer{b: b, rec: rec, spawn: spawn, stopping: make(chan struct{}), acked: make(chan struct{}), asking: make(chan struct{}, 1)}
 }
 
 // run serves on l until stop is closed.
@@ -67,11 +83,12 @@ func (s *initServer) run(l net.Listener, stop <-chan struct{}) error {
 	log := s.b.m.Log
 	g := grpc.NewServer(
 		grpc.Creds(atls.NewServer(atls.Config{
-			Purpose: atls.PurposeInit, Issuer: s.b.m.Issuer, MaxHandshakes: 64,
+			Purpose: atls.PurposeInit, Issuer: s.b.m.Issuer,
+			MaxSilent: maxSilent, MaxHandshakes: maxHandshakes, MaxConnections: maxUnproven, ProofTimeout: proofTimeout,
 			OnFailure: func(peer net.Addr, err error) { log.Debug("handshake failed", "peer", peer.String(), "err", err) },
 		})),
 		grpc.ConnectionTimeout(15*time.Second),
-		grpc.MaxConcurrentStreams(8),
+		grpc.MaxConcurrentStreams(8), grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 2 * time.Second, PermitWithoutStream: true}),
@@ -116,7 +133,7 @@ func (s *initServer) Init(req *initproto.InitRequest, stream grpc.ServerStreamin
 		})
 	}
 	if err != nil && ctx.Err() == nil {
-		s.b.m.Log.Warn("init request refused", "peer", source(ctx), "err", err)
+		s.refused(ctx, err)
 	}
 	return answer(err)
 }
@@ -128,9 +145,25 @@ func (s *initServer) Ack(ctx context.Context, req *initproto.AckRequest) (*initp
 		err = s.acknowledge()
 	}
 	if err != nil {
+		s.refused(ctx, err)
 		return nil, answer(err)
 	}
 	return &initproto.AckResponse{}, nil
+}
+
+// refused logs why a request was refused. Guesses of the secret can be many, so
+// their log is bounded.
+func (s *initServer) refused(ctx context.Context, err error) {
+	attrs := []any{"peer", source(ctx), "err", err}
+	var limited *limitedError
+	if errors.Is(err, errSecret) || errors.As(err, &limited) {
+		unlogged, ok := s.refusals.next(time.Now())
+		if !ok {
+			return
+		}
+		attrs = append(attrs, "unlogged", unlogged)
+	}
+	s.b.m.Log.Warn("init request refused", attrs...)
 }
 
 // authorize lets only those pass who know the init secret. Until then a caller
@@ -140,36 +173,52 @@ func (s *initServer) authorize(ctx context.Context, secret []byte) error {
 	if err != nil {
 		return err
 	}
-	got := sha256.Sum256(secret)
-	ok, wait := s.limiter.judge(source(ctx), time.Now(), func() bool { return subtle.ConstantTimeCompare(got[:], want) == 1 })
-	switch {
-	case ok:
-		return nil
-	case wait > 0:
+	// The secret is judged before any limit: 256 bits cannot be guessed, but a guesser
+	// must not lock out the console that has the right one.
+	if len(secret) <= maxSecret {
+		if got := sha256.Sum256(secret); subtle.ConstantTimeCompare(got[:], want) == 1 {
+			atls.Prove(ctx)
+			return nil
+		}
+	}
+	if wait := s.limiter.wrong(source(ctx), time.Now()); wait > 0 {
 		return &limitedError{wait}
 	}
 	return errSecret
 }
 
-// secretHash asks the cloud once; the secret never changes.
+// secretHash asks the cloud once; the secret never changes. One caller asks at a
+// time, and its failure answers all that came before it asked, so that strangers
+// cannot flood the cloud through this machine.
 func (s *initServer) secretHash(ctx context.Context) ([]byte, error) {
-	s.mu.Lock()
-	h := s.secret
-	s.mu.Unlock()
-	if h != nil {
+	came := time.Now()
+	select {
+	case s.asking <- struct{}{}:
+		defer func() { <-s.asking }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if s.secret != nil {
+		return s.secret, nil
+	}
+	if s.noSecret != nil && s.asked.After(came) {
+		return nil, s.noSecret
+	}
+	asked := time.Now()
+	h, err := s.b.m.Metadata.InitSecretHash(ctx)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("ask the cloud for the hash of the init secret: %w", err)
+	case len(h) != sha256.Size:
+		err = fmt.Errorf("read cloud metadata: init secret hash has %d bytes, want %d", len(h), sha256.Size)
+	default:
+		s.secret = h
 		return h, nil
 	}
-	h, err := s.b.m.Metadata.InitSecretHash(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("ask the cloud for the hash of the init secret: %w", err)
+	if ctx.Err() == nil { // else it is this caller's own failure
+		s.noSecret, s.asked = err, asked
 	}
-	if len(h) != sha256.Size {
-		return nil, errors.New("the cloud's hash of the init secret is none")
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.secret = h
-	return h, nil
+	return nil, err
 }
 
 // source is who calls, for the limits.

@@ -150,8 +150,15 @@ func TestWrongSecretLearnsNothing(t *testing.T) {
 			t.Fatalf("too many: %v", err)
 		}
 	}
-	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: initSecret}); status.Code(err) != codes.ResourceExhausted {
+	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: req.InitSecret}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("Ack is a way around the limit: %v", err)
+	}
+	// It begins nothing, so there is nothing to acknowledge: but it is heard.
+	if _, err := client.Ack(t.Context(), &initproto.AckRequest{InitSecret: initSecret}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the right secret, after too many wrong ones from the same source: %v", err)
+	}
+	if n := strings.Count(r.logged(), "init request refused"); n == 0 || n > 10 {
+		t.Errorf("26 guesses are logged %d times", n)
 	}
 	if _, held := (&rig{m: r.m, t: t}).holder(); held || r.tpm.sealed() != nil || r.calls() != "" {
 		t.Error("a wrong secret had an effect")

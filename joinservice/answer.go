@@ -39,6 +39,7 @@ var (
 func answer(err error) error {
 	var (
 		held    *turnHeldError
+		used    *turnUsedError
 		leaving *leavingError
 	)
 	switch {
@@ -52,6 +53,8 @@ func answer(err error) error {
 		return status.Error(codes.FailedPrecondition, leaving.Error())
 	case errors.As(err, &held):
 		return later(codes.Unavailable, err.Error(), turnRetry)
+	case errors.As(err, &used):
+		return later(codes.Unavailable, err.Error(), max(turnRetry, used.wait))
 	case errors.Is(err, errBusy):
 		return later(codes.ResourceExhausted, err.Error(), 2*time.Second)
 	case errors.Is(err, errStopping), errors.Is(err, errTokenTaken):

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -121,6 +122,7 @@ type joinerMachine struct {
 	id      attestation.Identity
 	issuer  attestation.Issuer
 	key     *ecdsa.PrivateKey
+	from    netip.Addr // to connect from; the zero value: any
 	took    time.Duration
 	retries int
 	err     error
@@ -129,8 +131,16 @@ type joinerMachine struct {
 // join asks until it has a ticket, and reports the join done, as a machine does.
 func (m *joinerMachine) join(s *site, addr string) error {
 	start := time.Now()
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(s.credentials(m.issuer)),
-		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize))
+	options := []grpc.DialOption{
+		grpc.WithTransportCredentials(s.credentials(m.issuer)), grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
+	}
+	if m.from.IsValid() {
+		d := net.Dialer{Timeout: 3 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(m.from, 0))}
+		options = append(options, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return d.DialContext(ctx, "tcp", addr)
+		}))
+	}
+	conn, err := grpc.NewClient("passthrough:///"+addr, options...)
 	if err != nil {
 		return err
 	}

@@ -7,9 +7,9 @@
 // certificate. Joining machines report their progress on the same connection.
 //
 // The order of a ticket is: evidence; the instance as its cloud knows it; that it is not
-// bound to leave; that there is no Node of its name; for a control plane its turn; components as the operator published
-// them for the role;
-// the certificate, bound to the identity; a JoiningNode, so that the machine is
+// bound to leave; that there is no Node of its name; components as the operator published
+// them for the role; for a control plane its turn; the certificate, bound to the identity;
+// a JoiningNode, so that the machine is
 // accounted for; a bootstrap token. No secret is made or read before the steps
 // above it are passed, and asking again at any point is safe.
 //
@@ -259,6 +259,19 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 		return nil, err
 	}
 	t := &joinproto.IssueJoinTicketResponse{ClusterId: demands.clusterID, DiscoveryTokenCaCertHash: s.authority.hash}
+	// Before the turn: a machine that cannot be given a ticket yet must not use its
+	// turn up.
+	c, err := s.kube.components(ctx, id.Role)
+	if err != nil {
+		return nil, err
+	}
+	t.ComponentsReference, t.KubernetesVersion = c.name, c.version
+	t.Components = c.list
+	host, err := s.meta.LoadBalancer(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find API server: %w", err)
+	}
+	t.ApiServerEndpoint = net.JoinHostPort(host, strconv.Itoa(s.apiPort))
 	controlPlane := id.Role == cloud.ControlPlane
 	if controlPlane {
 		expires, err := s.turn.take(ctx, id.Name)
@@ -273,17 +286,6 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 			return nil, err
 		}
 	}
-	c, err := s.kube.components(ctx, id.Role)
-	if err != nil {
-		return nil, err
-	}
-	t.ComponentsReference, t.KubernetesVersion = c.name, c.version
-	t.Components = c.list
-	host, err := s.meta.LoadBalancer(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("find API server: %w", err)
-	}
-	t.ApiServerEndpoint = net.JoinHostPort(host, strconv.Itoa(s.apiPort))
 	if t.KubeletCertificate, err = s.authority.sign(csr, id, time.Now()); err != nil {
 		return nil, err
 	}

@@ -45,6 +45,7 @@ import (
 	"constellation/assets"
 	"constellation/assets/render"
 	"constellation/engine/atls"
+	"constellation/engine/atls/flood"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
@@ -55,6 +56,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	flood.Child()
 	klog.SetLogger(logr.Discard()) // client-go logs what a test provokes
 	os.Exit(m.Run())
 }

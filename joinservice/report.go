@@ -55,7 +55,7 @@ func (s *Server) Report(stream joinproto.JoinService_ReportServer) error {
 	defer end()
 	if id.Role == cloud.ControlPlane {
 		var wg sync.WaitGroup
-		wg.Go(func() { s.keepTurn(ctx, log, id.Name) })
+		wg.Go(func() { s.keepTurn(ctx, log, id.Name, r) })
 		defer wg.Wait()
 		defer cancel()
 	}
@@ -98,11 +98,26 @@ func (s *Server) Report(stream joinproto.JoinService_ReportServer) error {
 	}
 }
 
-// keepTurn renews the turn of a control plane until ctx ends or it is not its turn.
-func (s *Server) keepTurn(ctx context.Context, log *slog.Logger, node string) {
+// keepTurn renews the turn of a control plane until ctx ends or it is not its turn,
+// while r has new lines.
+func (s *Server) keepTurn(ctx context.Context, log *slog.Logger, node string, r *reporter) {
 	tick := time.NewTicker(turnRenewal)
 	defer tick.Stop()
+	silent := false
 	for {
+		if d := r.silence(time.Now()); d >= turnSilence {
+			if !silent {
+				log.Warn("control-plane turn not renewed", "err", fmt.Errorf("its report has had no new line for %s", d.Round(time.Second)))
+			}
+			silent = true
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			continue
+		}
+		silent = false
 		try, cancel := context.WithTimeout(ctx, turnGap)
 		err := s.turn.renew(try, node)
 		cancel()
@@ -154,6 +169,7 @@ type reporters struct {
 type reporter struct {
 	limit   *rate.Limiter
 	dropped atomic.Int64
+	heard   atomic.Int64 // when the last line came, in nanoseconds since 1970
 	// streams that are open, and how to end them. Guarded by reporters.mu.
 	streams map[int]context.CancelFunc
 	next    int
@@ -173,6 +189,7 @@ func (r *reporters) open(name string, stop context.CancelFunc) (one *reporter, e
 	one = r.byName[name]
 	if one == nil {
 		one = &reporter{limit: rate.NewLimiter(linesPerSecond, lineBurst), streams: map[int]context.CancelFunc{}}
+		one.heard.Store(time.Now().UnixNano())
 		r.byName[name] = one
 	}
 	n := one.next
@@ -199,8 +216,14 @@ func (r *reporters) close() {
 	}
 }
 
+// silence returns how long the machine has said nothing.
+func (r *reporter) silence(now time.Time) time.Duration {
+	return now.Sub(time.Unix(0, r.heard.Load()))
+}
+
 // line writes one line of the log for m.
 func (r *reporter) line(ctx context.Context, log *slog.Logger, m *joinproto.ReportRequest) {
+	r.heard.Store(time.Now().UnixNano())
 	if !r.limit.Allow() {
 		r.dropped.Add(1)
 		return

@@ -18,14 +18,28 @@ import (
 // failed, or when the joiner is no longer heard: a machine that dies gives the turn
 // up within half a minute, counting pingEvery, pingTimeout and the next one's retry.
 //
+// A turn also ends without progress. Requests for a ticket extend it for turnStart,
+// a report without a new line for turnSilence, and a report with lines for turnLimit,
+// all counted from its beginning. Whoever used its turn up waits turnRest before it
+// may have another, and whoever else waits comes first.
+//
 // That the JoiningNode is gone does not end a turn: the Node registers long before
 // kubeadm has added the member to etcd.
 const (
 	turnName     = "control-plane-join"
 	turnDuration = 15 * time.Second
 	turnRenewal  = 4 * time.Second
+	// turnStart is how long asking for a ticket extends a turn: a joiner that has its
+	// ticket reports within seconds.
+	turnStart = time.Minute
+	// turnSilence ends the turn of a joiner whose report has no new line. kubeadm waits
+	// five minutes for the kubelet and says nothing meanwhile.
+	turnSilence = 6 * time.Minute
 	// turnLimit ends the turn of a joiner that is heard but gets nowhere.
 	turnLimit = 15 * time.Minute
+	// turnRest is how long the joiner that used its turn up leaves it to others, which
+	// ask every turnRetry and a half.
+	turnRest = 15 * time.Second
 	// turnRetry is when a waiting control plane shall ask again, and how often the
 	// record is looked at while one waits.
 	turnRetry = 2 * time.Second
@@ -91,11 +105,19 @@ func (e *turnHeldError) Error() string {
 	return fmt.Sprintf("control plane %s is joining; one joins at a time", e.holder)
 }
 
+// turnUsedError means that a control plane had its turn and did not join.
+type turnUsedError struct{ wait time.Duration }
+
+func (e *turnUsedError) Error() string {
+	return fmt.Sprintf("this control plane had its turn to join and made no progress; others come first for %s", e.wait.Round(time.Second))
+}
+
 // errTurnLost means that a node is not, or no longer, the one whose turn it is.
 var errTurnLost = errors.New("not this node's turn")
 
 // take gives node the turn, or extends it, and returns when it ends unless renewed.
-// The error is a *turnHeldError if another node has it.
+// The error is a *turnHeldError if another node has it, and a *turnUsedError if node
+// used its turn up.
 func (t *turn) take(ctx context.Context, node string) (time.Time, error) {
 	return t.change(ctx, func(l *coordinationv1.Lease, now time.Time) error {
 		holder := holderOf(l)
@@ -106,19 +128,42 @@ func (t *turn) take(ctx context.Context, node string) (time.Time, error) {
 			}
 			return &turnHeldError{holder}
 		}
-		if holder != node || l.Spec.AcquireTime == nil || now.Sub(l.Spec.AcquireTime.Time) >= turnLimit {
-			l.Spec.AcquireTime = &metav1.MicroTime{Time: now}
-			if holder != node {
-				n := int32(1)
-				if l.Spec.LeaseTransitions != nil {
-					n += *l.Spec.LeaseTransitions
-				}
-				l.Spec.LeaseTransitions = &n
+		if holder == node {
+			switch end := endOf(l); {
+			case l.Spec.AcquireTime == nil || now.Sub(end) >= turnRest:
+				// It rested, and nobody wanted the turn meanwhile.
+			case now.Sub(l.Spec.AcquireTime.Time) < turnStart:
+				hold(l, node, now)
+				return nil
+			case now.Before(end) && now.Sub(l.Spec.AcquireTime.Time) < turnLimit:
+				return errTurnAsIs // its report keeps it
+			default:
+				return &turnUsedError{end.Add(turnRest).Sub(now)}
 			}
+		}
+		l.Spec.AcquireTime = &metav1.MicroTime{Time: now}
+		if holder != node {
+			n := int32(1)
+			if l.Spec.LeaseTransitions != nil {
+				n += *l.Spec.LeaseTransitions
+			}
+			l.Spec.LeaseTransitions = &n
 		}
 		hold(l, node, now)
 		return nil
 	})
+}
+
+// errTurnAsIs ends a change of the Lease that changes nothing.
+var errTurnAsIs = errors.New("the turn stays as it is")
+
+// endOf returns when the turn ends unless it is renewed, by the clock of the replica
+// that renewed it last.
+func endOf(l *coordinationv1.Lease) time.Time {
+	if l.Spec.RenewTime == nil {
+		return time.Time{}
+	}
+	return l.Spec.RenewTime.Add(turnDuration)
 }
 
 // renew extends the turn of a node that has it. The error wraps errTurnLost if it has
@@ -166,7 +211,9 @@ func (t *turn) change(ctx context.Context, edit func(*coordinationv1.Lease, time
 			return time.Time{}, fmt.Errorf("read control-plane turn: %w", err)
 		}
 		t.observe(l, now)
-		if err := edit(l, now); err != nil {
+		if err := edit(l, now); errors.Is(err, errTurnAsIs) {
+			return endOf(l), nil
+		} else if err != nil {
 			return time.Time{}, err
 		}
 		if missing {

@@ -216,6 +216,53 @@ func TestTurn(t *testing.T) {
 				t.Error(err)
 			}
 		}},
+		{"one that only asks loses it to the one that waits", func(t *testing.T, a, b *turn, api *memory) {
+			passes(t, a, b, turnStart+turnDuration+2*turnRetry, func() {})
+		}},
+		{"one that asks and reports nothing new loses it after the limit", func(t *testing.T, a, b *turn, api *memory) {
+			passes(t, a, b, turnLimit+turnDuration+2*turnRetry, func() { _ = a.renew(ctx, "cp-1") })
+		}},
+		{"one that used its turn up gets another when nobody else waits", func(t *testing.T, a, b *turn, api *memory) {
+			start := time.Now()
+			var used bool
+			for {
+				until, err := a.take(ctx, "cp-1")
+				var u *turnUsedError
+				switch {
+				case err == nil && used:
+					if d := time.Since(start); d > turnStart+turnDuration+turnRest+2*turnRetry || time.Until(until) != turnDuration {
+						t.Errorf("the second turn came after %s and ends in %s", d, time.Until(until))
+					}
+					return
+				case errors.As(err, &u):
+					if used = true; u.wait <= 0 || u.wait > turnDuration+turnRest {
+						t.Fatalf("it has to wait %s", u.wait)
+					}
+				case err != nil:
+					t.Fatal(err)
+				}
+				if time.Since(start) > turnLimit {
+					t.Fatalf("asking alone kept the turn for %s", turnLimit)
+				}
+				time.Sleep(turnRetry)
+			}
+		}},
+		{"one whose report keeps the turn may ask again and has it no longer for that", func(t *testing.T, a, b *turn, api *memory) {
+			if _, err := a.take(ctx, "cp-1"); err != nil {
+				t.Fatal(err)
+			}
+			for start := time.Now(); time.Since(start) < 2*turnStart; time.Sleep(turnRenewal) {
+				if err := a.renew(ctx, "cp-1"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			renewed := time.Now().Add(-turnRenewal)
+			time.Sleep(turnRetry)
+			until, err := a.take(ctx, "cp-1")
+			if err != nil || !until.Equal(renewed.Add(turnDuration)) {
+				t.Errorf("asked again: until %v, %v, want %v", until, err, renewed.Add(turnDuration))
+			}
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -229,6 +276,34 @@ func TestTurn(t *testing.T) {
 			})
 		})
 	}
+}
+
+// passes lets cp-1 ask for the turn as often as it can, and fails the test unless
+// cp-2, which asks as seldom as it is told to, has it within limit.
+func passes(t *testing.T, a, b *turn, limit time.Duration, meanwhile func()) {
+	t.Helper()
+	start := time.Now()
+	if _, err := a.take(t.Context(), "cp-1"); err != nil {
+		t.Fatal(err)
+	}
+	for next := start; ; time.Sleep(100 * time.Millisecond) {
+		_, _ = a.take(t.Context(), "cp-1")
+		meanwhile()
+		if time.Now().Before(next) {
+			continue
+		}
+		_, err := b.take(t.Context(), "cp-2")
+		if err == nil {
+			break
+		}
+		held(t, err, "cp-1")
+		if time.Since(start) > limit {
+			t.Fatalf("cp-1 keeps the turn for longer than %s by asking", limit)
+		}
+		next = time.Now().Add(turnRetry * 3 / 2)
+	}
+	_, err := a.take(t.Context(), "cp-1")
+	held(t, err, "cp-2")
 }
 
 func TestTurnHasOneWinner(t *testing.T) {

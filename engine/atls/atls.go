@@ -26,9 +26,11 @@
 // nothing and is not looked at: the key is bound by the evidence, and a nonce is
 // a better proof of freshness than two clocks.
 //
-// The package keeps no state between connections, and holds no lock while it
-// makes or judges evidence. It never judges what a genuine peer may do: that is
-// for who asks PeerStatement.
+// A server bounds what strangers cost it and shares that fairly among sources:
+// connections without a ClientHello, handshakes, and quotes, which a TPM makes one
+// at a time. See [Config] and admission.go. Beyond that the package keeps no state
+// between connections, and it holds no lock while it judges evidence. It never
+// judges what a genuine peer may do: that is for who asks PeerStatement.
 package atls
 
 import (
@@ -59,10 +61,6 @@ const (
 // defaultTimeout is enough for two quotes of a slow hardware TPM.
 const defaultTimeout = 10 * time.Second
 
-// defaultHandshakes is how many handshakes a server has under way at most. Each
-// takes about 50 kB; a connection beyond is closed at once.
-const defaultHandshakes = 2048
-
 // Config is what one side of a connection shows and demands. It must have an
 // Issuer, a Validator or both; which of them has to match the other side's.
 type Config struct {
@@ -77,9 +75,20 @@ type Config struct {
 	// HandshakeTimeout bounds a handshake with everything in it; zero stands for
 	// 10 seconds.
 	HandshakeTimeout time.Duration
-	// MaxHandshakes bounds the handshakes that a server has under way; zero stands
-	// for 2048. Clients ignore it.
-	MaxHandshakes int
+	// MaxSilent, MaxHandshakes and MaxConnections bound the connections of a server
+	// that have sent no complete ClientHello, that are in a handshake, and that are
+	// past it. Zero stands for 2048, 1024 and 4096. A server that is full closes the
+	// oldest connection of the source that holds the most: an IPv4 address, an IPv6
+	// network of 64 bits, or, past the handshake, an attested machine. Clients ignore
+	// these fields and the next two.
+	MaxSilent, MaxHandshakes, MaxConnections int
+	// HelloTimeout is when a server closes a connection without a complete
+	// ClientHello; zero stands for 3 seconds.
+	HelloTimeout time.Duration
+	// ProofTimeout is when a server without a Validator closes a connection for which
+	// Prove was not called; until then it counts against MaxConnections. Zero stands
+	// for no limit. With a Validator the evidence is proof.
+	ProofTimeout time.Duration
 	// OnFailure, if set, is called once for each handshake that fails, with the
 	// full reason: gRPC keeps nothing of it at a server, and only the text at a
 	// client, where errors.Is no longer works. It may be called concurrently. A
@@ -105,9 +114,6 @@ func (c Config) check() error {
 // ErrRefused means that the other side refused our evidence. A *RefusedError
 // says why, if the other side did.
 var ErrRefused = errors.New("the other side refused the evidence of this machine")
-
-// ErrBusy means that a server has too many handshakes under way.
-var ErrBusy = errors.New("too many handshakes under way")
 
 // Reason is the class of what a server found wrong with a client's evidence. It
 // is all that a refused client learns; the details are in the server's log.
@@ -180,6 +186,10 @@ type AuthInfo struct {
 	// Statement is what the other side's accepted evidence says; nil if none was
 	// demanded.
 	Statement *attestation.Statement
+
+	// proof is called when the client proved what it knows; nil if there is nothing
+	// to prove.
+	proof func()
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -198,6 +208,18 @@ func PeerStatement(ctx context.Context) (attestation.Statement, bool) {
 		return attestation.Statement{}, false
 	}
 	return *info.Statement, true
+}
+
+// Prove tells the server whose handler runs in ctx that its client is a rightful
+// one, which without client evidence only the handler can know. The connection
+// then no longer counts against MaxConnections. It may be called more than once,
+// and does nothing on other connections.
+func Prove(ctx context.Context) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(AuthInfo); ok && info.proof != nil {
+			info.proof()
+		}
+	}
 }
 
 // role is whose evidence it is.

@@ -1074,22 +1074,20 @@ func TestHandshakeEnds(t *testing.T) {
 			t.Error("no error")
 		}
 	})
-	t.Run("at once when too many are under way", func(t *testing.T) {
+	t.Run("for the oldest when too many are under way", func(t *testing.T) {
 		cfg := w.serverConfig()
-		cfg.MaxHandshakes = 1
+		cfg.MaxSilent = 1
 		creds := NewServer(cfg)
-		stalled, sr := pipe(t)
+		_, sr := pipe(t)
 		var wg sync.WaitGroup
-		wg.Go(func() { creds.ServerHandshake(sr) })
-		for creds.(serverCredentials).underWay.Load() == 0 {
+		wg.Go(func() {
+			if _, _, err := creds.ServerHandshake(sr); !errors.Is(err, ErrBusy) {
+				t.Errorf("the stalled one ended with %v, want %v", err, ErrBusy)
+			}
+		})
+		for creds.(serverCredentials).hello.size() == 0 {
 			time.Sleep(time.Millisecond)
 		}
-		_, second := pipe(t)
-		if _, _, err := creds.ServerHandshake(second); !errors.Is(err, ErrBusy) {
-			t.Errorf("got %v, want %v", err, ErrBusy)
-		}
-		stalled.Close()
-		wg.Wait()
 		cr, third := pipe(t)
 		wg.Go(func() {
 			if conn, _, err := creds.ServerHandshake(third); err != nil {

@@ -1,6 +1,7 @@
 package atls
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -15,7 +16,7 @@ import (
 	"io"
 	"net"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -33,15 +34,14 @@ const (
 )
 
 // side is what both kinds of credentials share. It never changes after it was
-// made, but for the count of handshakes.
+// made.
 type side struct {
 	cfg Config
 	key *ecdsa.PrivateKey
 	// spki is key's public half as certificates hold it.
 	spki []byte
 	// broken is why no handshake can succeed.
-	broken   error
-	underWay atomic.Int64
+	broken error
 }
 
 func newSide(cfg Config) *side {
@@ -108,19 +108,36 @@ func (s *side) validator() (attestation.Validator, error) {
 	return v, nil
 }
 
+// evidence returns the document that binds nonce; nil without an issuer.
+func (s *side) evidence(ctx context.Context, of role, nonce []byte) ([]byte, error) {
+	if s.cfg.Issuer == nil {
+		return nil, nil
+	}
+	doc, err := s.cfg.Issuer.Issue(ctx, binding(s.cfg.Purpose, of, nonce, s.spki))
+	if err != nil {
+		return nil, fmt.Errorf("make evidence: %w", err)
+	}
+	return doc, nil
+}
+
 // certificate makes the certificate for one connection. With an issuer it carries
 // evidence that binds nonce.
 func (s *side) certificate(ctx context.Context, of role, nonce []byte) (*tls.Certificate, error) {
+	doc, err := s.evidence(ctx, of, nonce)
+	if err != nil {
+		return nil, err
+	}
+	return s.selfSigned(doc)
+}
+
+// selfSigned makes a certificate that carries doc, if that is not nil.
+func (s *side) selfSigned(doc []byte) (*tls.Certificate, error) {
 	t := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: domain},
 		NotBefore: time.Unix(0, 0),
 		NotAfter:  time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), // RFC 5280: no well-defined end
 	}
-	if s.cfg.Issuer != nil {
-		doc, err := s.cfg.Issuer.Issue(ctx, binding(s.cfg.Purpose, of, nonce, s.spki))
-		if err != nil {
-			return nil, fmt.Errorf("make evidence: %w", err)
-		}
+	if doc != nil {
 		t.ExtraExtensions = []pkix.Extension{{Id: s.cfg.Issuer.Variant().OID(), Value: doc}}
 	}
 	der, err := x509.CreateCertificate(rand.Reader, t, t, s.key.Public(), s.key)
@@ -305,12 +322,22 @@ func (c clientCredentials) answer(ctx context.Context, r *tls.CertificateRequest
 }
 
 // serverCredentials implement credentials.TransportCredentials.
-type serverCredentials struct{ *side }
+type serverCredentials struct {
+	*side
+	hello, handshake, connected *pool
+	quotes                      *quotes
+}
 
 // NewServer returns credentials for a gRPC server. A Config that cannot work fails
 // at the first handshake.
 func NewServer(cfg Config) credentials.TransportCredentials {
-	return serverCredentials{newSide(cfg)}
+	return serverCredentials{
+		side:      newSide(cfg),
+		hello:     newPool("hello", cmp.Or(max(0, cfg.MaxSilent), defaultSilent), 0),
+		handshake: newPool("handshake", cmp.Or(max(0, cfg.MaxHandshakes), defaultHandshakes), maxFlights),
+		connected: newPool("connection", cmp.Or(max(0, cfg.MaxConnections), defaultConnections), 0),
+		quotes:    &quotes{},
+	}
 }
 
 // Info implements credentials.TransportCredentials.
@@ -333,35 +360,67 @@ var errNothing = errors.New("closed before it began")
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	conn, st, err := s.accept(raw)
+	source := sourceOf(raw.RemoteAddr())
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	slot := &slot{end: func() { cancel(); reset(raw) }}
+	g := newGuard(raw, slot)
+	g.enter(s.hello, source)
+	conn, st, err := s.accept(ctx, g, source)
+	if why := slot.why(); why != nil && err != nil {
+		err = why // what that did to the handshake tells nothing
+	}
+	var proof func()
+	if err == nil {
+		proof, err = s.keep(g, source, st)
+	}
 	if err != nil {
-		raw.Close()
+		g.Close()
 		if !errors.Is(err, errNothing) {
 			err = s.failed(raw, err)
 		}
 		return nil, nil, err
 	}
-	return conn, authInfo(st), nil
+	info := authInfo(st)
+	info.proof = proof
+	return conn, info, nil
 }
 
-func (s serverCredentials) accept(raw net.Conn) (_ net.Conn, st *attestation.Statement, err error) {
+// keep counts a connection whose handshake is through, and returns what to call when
+// its client is proven.
+func (s serverCredentials) keep(g *guard, source string, st *attestation.Statement) (proof func(), err error) {
+	g.allow(-1)
+	if st != nil {
+		s.quotes.proven(source)
+		return nil, g.move(s.connected, st.Identity.Name)
+	}
+	if s.cfg.ProofTimeout <= 0 {
+		s.quotes.proven(source)
+		return nil, g.move(s.connected, source)
+	}
+	if err := g.move(s.connected, source); err != nil {
+		return nil, err
+	}
+	stop := g.slot.expire(s.connected, s.cfg.ProofTimeout, "no proof of being a rightful client")
+	return sync.OnceFunc(func() {
+		stop()
+		s.quotes.proven(source)
+		_ = g.move(nil, "") // it may have been closed meanwhile
+	}), nil
+}
+
+func (s serverCredentials) accept(ctx context.Context, raw *guard, source string) (_ net.Conn, st *attestation.Statement, err error) {
 	if s.broken != nil {
 		return nil, nil, s.broken
-	}
-	limit := int64(s.cfg.MaxHandshakes)
-	if limit <= 0 {
-		limit = defaultHandshakes
-	}
-	defer s.underWay.Add(-1)
-	if s.underWay.Add(1) > limit {
-		return nil, nil, ErrBusy
 	}
 	v, err := s.validator()
 	if err != nil {
 		return nil, nil, err
 	}
-	ctx, release := bound(context.Background(), s.cfg.timeout(), raw)
+	ctx, release := bound(ctx, s.cfg.timeout(), raw)
 	defer func() { err = release(err) }()
+	stop := raw.slot.expire(s.hello, cmp.Or(max(0, s.cfg.HelloTimeout), defaultHello), "no complete ClientHello")
+	defer stop()
 
 	var (
 		nonce   []byte
@@ -386,9 +445,14 @@ func (s serverCredentials) accept(raw net.Conn) (_ net.Conn, st *attestation.Sta
 			return refused
 		}
 	}
-	cfg.GetCertificate = func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		begun = true
-		cert, err := s.present(ctx, h)
+		stop()
+		raw.allow(maxFlight)
+		return nil, raw.move(s.handshake, source)
+	}
+	cfg.GetCertificate = func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		cert, err := s.present(ctx, h, raw, source)
 		own = err
 		return cert, err
 	}
@@ -426,10 +490,11 @@ func (s serverCredentials) accept(raw net.Conn) (_ net.Conn, st *attestation.Sta
 	return conn, st, nil
 }
 
-// present makes the certificate for the client that said hello.
-func (s serverCredentials) present(ctx context.Context, h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+// present makes the certificate for the client that said hello. A client that sent
+// no nonce, or that hung up, costs no evidence.
+func (s serverCredentials) present(ctx context.Context, h *tls.ClientHelloInfo, raw *guard, source string) (*tls.Certificate, error) {
 	if s.cfg.Issuer == nil {
-		return s.certificate(ctx, server, nil)
+		return s.selfSigned(nil)
 	}
 	var text string
 	for _, p := range h.SupportedProtos {
@@ -447,7 +512,23 @@ func (s serverCredentials) present(ctx context.Context, h *tls.ClientHelloInfo) 
 	if err != nil {
 		return nil, fmt.Errorf("the client's %w", err)
 	}
-	return s.certificate(ctx, server, nonce)
+	doc, err := s.quote(ctx, raw, source, nonce)
+	if err != nil {
+		return nil, err
+	}
+	return s.selfSigned(doc)
+}
+
+// quote makes the server's evidence when it is the turn of source.
+func (s serverCredentials) quote(ctx context.Context, raw *guard, source string, nonce []byte) ([]byte, error) {
+	if err := s.quotes.acquire(ctx, source); err != nil {
+		return nil, fmt.Errorf("wait for a quote: %w", err)
+	}
+	defer s.quotes.release()
+	if hungUp(raw.Conn) {
+		return nil, errors.New("the client hung up before the server's evidence was made")
+	}
+	return s.evidence(ctx, server, nonce)
 }
 
 func info() credentials.ProtocolInfo {

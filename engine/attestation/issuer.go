@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
@@ -14,16 +15,36 @@ import (
 // TPMIssuer makes evidence with the TPM of this machine. It may be used
 // concurrently, and beside issuers in other processes: each quote opens the TPM
 // and closes it again.
+//
+// What is the same for every quote is kept for keepKey: the certificate of the
+// attestation key and the key itself, in the form in which a TPM hands keys out. Such
+// a key is useless to anybody but the TPM that made it, and to that one after a
+// reset, so a TPM that was reset or exchanged refuses it, and everything is read and
+// made anew.
 type TPMIssuer struct {
 	address string
 	log     string
+	turn    chan struct{}   // is full while a quote is made
+	kept    *attestationKey // belongs to who has the turn; nil: make it anew
+}
+
+// keepKey bounds how long an attestation key is used that was made once. Nothing
+// but a reset changes it; the bound is for what nobody thought of.
+const keepKey = time.Minute
+
+// attestationKey is what quotes have in common.
+type attestationKey struct {
+	made                time.Time
+	certificate, public []byte
+	name                tpm2.TPM2BName
+	saved               tpm2.TPMSContext
 }
 
 // NewTPMIssuer returns an issuer for the TPM at address; see OpenTPM. The event
 // log is the one at EventLogPath(address); a machine without one gives evidence
 // without one.
 func NewTPMIssuer(address string) *TPMIssuer {
-	return &TPMIssuer{address: address, log: EventLogPath(address)}
+	return &TPMIssuer{address: address, log: EventLogPath(address), turn: make(chan struct{}, 1)}
 }
 
 // Variant implements Issuer.
@@ -44,7 +65,13 @@ func (i *TPMIssuer) Issue(ctx context.Context, userData []byte) ([]byte, error) 
 		return nil, fmt.Errorf("issue evidence: %w", err)
 	}
 	d := document{log: log}
-	if err := use(ctx, i.address, func(t transport.TPM) error { return d.quoteWith(t, userData) }); err != nil {
+	select {
+	case i.turn <- struct{}{}:
+		defer func() { <-i.turn }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("issue evidence: %w: wait for other quotes: %w", ErrTPM, context.Cause(ctx))
+	}
+	if err := use(ctx, i.address, func(t transport.TPM) error { return i.quote(t, &d, userData) }); err != nil {
 		return nil, fmt.Errorf("issue evidence: %w", err)
 	}
 	out, err := d.marshal()
@@ -54,22 +81,56 @@ func (i *TPMIssuer) Issue(ctx context.Context, userData []byte) ([]byte, error) 
 	return out, nil
 }
 
-// quoteWith fills in everything but the log.
-func (d *document) quoteWith(t transport.TPM, userData []byte) (err error) {
-	template, err := readNV(t, nvTemplate)
-	if err != nil {
-		return fmt.Errorf("read template of the attestation key (was the TPM provisioned?): %w", err)
-	}
-	if d.certificate, err = readNV(t, nvCertificate); err != nil {
-		return fmt.Errorf("read certificate of the attestation key (was the TPM provisioned?): %w", err)
-	}
-	key, public, err := primary(t, template)
+// quote fills in everything but the log. The caller holds the turn.
+func (i *TPMIssuer) quote(t transport.TPM, d *document, userData []byte) (err error) {
+	key, handle, err := i.key(t)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, flush(t, key)) }()
-	d.public = public
+	defer func() {
+		if err = errors.Join(err, flush(t, handle)); err != nil {
+			i.kept = nil
+		}
+	}()
+	d.certificate, d.public = key.certificate, key.public
+	return d.quoteWith(t, handle, userData)
+}
 
+// key returns the attestation key, loaded into the TPM. The caller flushes it.
+func (i *TPMIssuer) key(t transport.TPM) (*attestationKey, tpm2.NamedHandle, error) {
+	if k := i.kept; k != nil && time.Since(k.made) < keepKey {
+		r, err := tpm2.ContextLoad{Context: k.saved}.Execute(t)
+		if err == nil {
+			return k, tpm2.NamedHandle{Handle: r.LoadedHandle, Name: k.name}, nil
+		}
+		if !errors.As(err, new(tpm2.TPMRC)) { // the TPM did not answer
+			return nil, tpm2.NamedHandle{}, fmt.Errorf("load attestation key: %w", err)
+		}
+	}
+	i.kept = nil
+	template, err := readNV(t, nvTemplate)
+	if err != nil {
+		return nil, tpm2.NamedHandle{}, fmt.Errorf("read template of the attestation key (was the TPM provisioned?): %w", err)
+	}
+	k := &attestationKey{made: time.Now()}
+	if k.certificate, err = readNV(t, nvCertificate); err != nil {
+		return nil, tpm2.NamedHandle{}, fmt.Errorf("read certificate of the attestation key (was the TPM provisioned?): %w", err)
+	}
+	handle, public, err := primary(t, template)
+	if err != nil {
+		return nil, tpm2.NamedHandle{}, err
+	}
+	k.public, k.name = public, handle.Name
+	// A TPM that does not hand the key out makes it anew for each quote.
+	if saved, err := (tpm2.ContextSave{SaveHandle: handle.Handle}).Execute(t); err == nil {
+		k.saved = saved.Context
+		i.kept = k
+	}
+	return k, handle, nil
+}
+
+// quoteWith fills in the quote, its signature and the registers.
+func (d *document) quoteWith(t transport.TPM, key tpm2.NamedHandle, userData []byte) error {
 	indices := make([]uint32, quotedPCRs)
 	for i := range indices {
 		indices[i] = uint32(i)

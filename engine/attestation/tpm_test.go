@@ -252,7 +252,7 @@ func TestAnyKeyOfTheTPMIsNotEnough(t *testing.T) {
 	}
 	defer tpm.Close()
 	var d document
-	if err := d.quoteWith(tpm, nonce); err != nil {
+	if err := new(TPMIssuer).quote(tpm, &d, nonce); err != nil {
 		t.Fatal(err)
 	}
 	own := d.certificate
@@ -309,7 +309,7 @@ func TestQuoteWhileRegistersChange(t *testing.T) {
 	defer tpm.Close()
 	m := &meddler{TPM: tpm, times: quoteAttempts - 1}
 	var d document
-	if err := d.quoteWith(m, nonce); err != nil {
+	if err := new(TPMIssuer).quote(m, &d, nonce); err != nil {
 		t.Fatal(err)
 	}
 	if m.quotes != quoteAttempts {
@@ -323,7 +323,7 @@ func TestQuoteWhileRegistersChange(t *testing.T) {
 		t.Error(err)
 	}
 	m.times = quoteAttempts
-	if err := d.quoteWith(m, nonce); err == nil || !strings.Contains(err.Error(), "changed during each of 3 attempts") {
+	if err := new(TPMIssuer).quote(m, &d, nonce); err == nil || !strings.Contains(err.Error(), "changed during each of 3 attempts") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -611,5 +611,101 @@ func TestLossesOfPowerDoNotLockTheTPM(t *testing.T) {
 			t.Fatalf("quote after %d losses of power: %v", i, err)
 		}
 		reset()
+	}
+}
+
+// TestKeptKey is what an issuer keeps between quotes, and when it must not.
+func TestKeptKey(t *testing.T) {
+	ca, ctx := newCA(t, "cloud"), t.Context()
+	address, reset := startTPM(t)
+	prepare := func(id Identity) {
+		t.Helper()
+		if err := errors.Join(Provision(ctx, address, ca, id), Measure(ctx, address, EventLogPath(address), boot())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prepare(worker(0))
+	issuer := NewTPMIssuer(address)
+	v := NewTPMValidator(ca.Roots(), images(), Options{})
+	states := func(want Identity) Statement {
+		t.Helper()
+		d, err := issuer.Issue(ctx, nonce)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := v.Validate(ctx, d, nonce)
+		if err != nil || st.Identity != want {
+			t.Fatalf("it states %+v, %v, want %+v", st.Identity, err, want)
+		}
+		return st
+	}
+	states(worker(0))
+	first := issuer.kept
+	if first == nil {
+		t.Fatal("nothing is kept")
+	}
+	states(worker(0))
+	if issuer.kept != first {
+		t.Error("the second quote made the key anew")
+	}
+
+	before := states(worker(0))
+	reset()
+	if err := errors.Join(os.Remove(EventLogPath(address)), Measure(ctx, address, EventLogPath(address), boot())); err != nil {
+		t.Fatal(err)
+	}
+	if after := states(worker(0)); after.Resets == before.Resets {
+		t.Errorf("the quote after a reset is of before: %d resets", after.Resets)
+	}
+	if issuer.kept == first {
+		t.Error("a key of before the reset is used")
+	}
+
+	// Another TPM at the same address: the old key is worthless there.
+	path := strings.TrimPrefix(address, "unix:")
+	state := filepath.Join(filepath.Dir(path), "tpm2-00.permall")
+	second := issuer.kept
+	if err := errors.Join(os.Remove(state), os.Remove(EventLogPath(address))); err != nil {
+		t.Fatal(err)
+	}
+	reset()
+	prepare(worker(1))
+	states(worker(1))
+	if issuer.kept == second {
+		t.Error("the key of another TPM is used")
+	}
+
+	third := issuer.kept
+	third.made = third.made.Add(-keepKey)
+	states(worker(1))
+	if issuer.kept == third {
+		t.Error("a key is kept for longer than it may be")
+	}
+}
+
+// TestQuotesLeaveTheTPMToOthers makes quotes without a pause, as a flood of
+// handshakes does, while a claim needs the TPM.
+func TestQuotesLeaveTheTPMToOthers(t *testing.T) {
+	address := bootedTPM(t, newCA(t, "cloud"), worker(0))
+	ctx, stop := context.WithCancel(t.Context())
+	issuer := NewTPMIssuer(address)
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := issuer.Issue(ctx, nonce); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	defer wg.Wait()
+	defer stop()
+	for range 10 {
+		limited, cancel := context.WithTimeout(ctx, 2*time.Second)
+		if err := ExtendClusterID(limited, address, []byte("cluster")); err != nil {
+			t.Errorf("the claim waits for the quotes of strangers: %v", err)
+		}
+		cancel()
 	}
 }
