@@ -49,9 +49,8 @@ func agree(w *world) {
 	}
 	for i := range w.instances {
 		m := &w.instances[i]
-		m.mark = markOf(m.id)
-		if n := byID[m.id+m.name]; n != nil && m.image == "" {
-			m.group, m.image = n.group, n.image
+		if n := byID[m.id+m.name]; n != nil && (m.image == "" || m.mark != "") {
+			m.group, m.image, m.mark = n.group, n.image, markOf(m.id)
 		}
 	}
 }

@@ -130,7 +130,9 @@ type scenario struct {
 	stale              bool              // slow leaders and incomplete views
 	with               string            // kinds of faults, see fault
 	othersStoppedScale bool
-	halfGone           bool // it begins with a control plane that has left etcd and lost its intent and its cordon
+	lies               []uint8 // those that a captured machine's Node tells; nil: all
+	taken              bool    // it begins with control planes at the target, and with a captured worker that has replaced another
+	halfGone           bool    // it begins with a control plane that has left etcd and lost its intent and its cordon
 }
 
 func (c *scenario) total() int { return c.nodes[0] + c.nodes[1] + c.nodes[2] }
@@ -202,6 +204,16 @@ func (c *scenario) start() modelState {
 	s.pubCP, s.pubW = modelTargets[c.from].comps, modelTargets[c.from].comps
 	s.target, s.faults, s.voters = c.target, uint8(c.faults), uint8(c.nodes[0])
 	s.enabled, s.scaling, s.inPlace = !c.othersStoppedScale, !c.othersStoppedScale, c.inPlace
+	if c.taken {
+		t := modelTargets[c.target]
+		s.images[cpModel], s.images[workersA], s.enabled, s.scaling, s.ours = t.image, t.image, false, false, true
+		for k := range c.nodes[cpModel] + 1 {
+			s.m[k].image, s.m[k].comps, s.m[k].noted = t.image, t.comps, t.comps
+		}
+		taken := &s.m[c.nodes[cpModel]]
+		taken.captured, taken.token, taken.origin, taken.donor = true, 1, nobody, nobody
+		s.floor[workersA]--
+	}
 	if c.halfGone {
 		s.m[0].member, s.lease, s.leader = 0, 1, 1
 		s.m[i] = modelMachine{life: running, group: cpModel, image: modelTargets[c.target].image, comps: modelTargets[c.target].comps, noted: modelTargets[c.target].comps, isNode: true, ready: true, known: true, token: 1, origin: 1, donor: 1, member: 2, api: modelTargets[c.target].comps}

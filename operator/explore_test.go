@@ -465,6 +465,9 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 				happens(stepLies, i, false, func(n *modelState) { n.m[i].lie, n.m[i].about = lie, uint8(about+1) })
 			}
 			for lie := uint8(truth); lie < lies; lie++ {
+				if e.lies != nil && lie != truth && !slices.Contains(e.lies, lie) {
+					continue
+				}
 				if lie != lieClaim && lie != lieDonor {
 					tell(lie, -1)
 					continue
@@ -764,7 +767,7 @@ func (s *modelState) anyBroken() bool {
 }
 
 func (m modelMachine) withoutNode() modelMachine {
-	return modelMachine{origin: m.origin, recent: m.recent, run: m.run, runComps: m.runComps, silent: m.silent, broken: m.broken, life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
+	return modelMachine{origin: m.origin, captured: m.captured, recent: m.recent, run: m.run, runComps: m.runComps, silent: m.silent, broken: m.broken, life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
 }
 
 // scenarios are the worlds that are explored. Letters of with are faults: t target,
@@ -806,8 +809,11 @@ var scenarios = []scenario{
 	{name: "slow-leader-two", nodes: [3]int{1, 2, 0}, surge: 2, target: 1, faults: 0, stale: true},
 	{name: "slow-leader-faults", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "xjid", stale: true},
 	{name: "liar", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, with: "L"},
-	{name: "captured", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 1, with: "k"},
 	{name: "captured-slow", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "kL", stale: true},
+	{name: "captured-of-two", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 1, with: "k"},
+	{name: "captured", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "k"},
+	{name: "captured-evades", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "k", lies: []uint8{lieImage, lieDenies}},
+	{name: "captured-heir", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 0, with: "k", lies: []uint8{lieDonor}, taken: true},
 	{name: "large", nodes: [3]int{3, 2, 1}, surge: 2, target: 2, faults: 1, with: "tx", stale: true},
 }
 
