@@ -82,6 +82,7 @@ type decision struct {
 	cpDone            bool            // every control plane is at the target, and none on its way in or out
 	cpWork            bool            // a control plane is to be replaced
 	cpHeld            bool            // one that is to be replaced is held by its owner
+	cpUnknown         bool            // the cloud does not describe one's machine
 	inFlight          int             // machines beyond those that the groups shall have, or upgraded in place
 	surge             int
 	stuck             map[string]int // upgrades in place that do not get on, by group, in lower case
@@ -370,6 +371,7 @@ func (d *decision) controlPlanes() {
 		if n.role != v1alpha1.ControlPlaneRole {
 			continue
 		}
+		d.cpUnknown = d.cpUnknown || !n.confirmed
 		d.cpWork = d.cpWork || d.outdated(n)
 		d.cpHeld = d.cpHeld || d.outdated(n) && d.held(n)
 		d.cpDone = d.cpDone && d.atTarget(n) && !d.leaves(n) && !n.obsolete
@@ -1319,7 +1321,7 @@ func (d *decision) autoscaling() {
 		pub := d.w.before.JoinComponents.ControlPlane
 		due := pub != "" && pub != d.spec.KubernetesComponentsReference
 		for i := range d.w.nodes {
-			due = due || d.candidate(&d.w.nodes[i]) && (d.w.nodes[i].role == v1alpha1.ControlPlaneRole || d.cpDone || d.cpWork && !d.cpHeld)
+			due = due || d.candidate(&d.w.nodes[i]) && (d.w.nodes[i].role == v1alpha1.ControlPlaneRole || d.cpDone || d.cpUnknown || d.cpWork && !d.cpHeld)
 		}
 		work, d.alone = work || due, d.alone || due
 	}
