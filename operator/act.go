@@ -228,6 +228,9 @@ func (o *observed) bound(machine string) bool {
 }
 
 func (o *observed) controlPlane(name string) bool {
+	if n := o.find().nodes[name]; n != nil && n.role == v1alpha1.ControlPlaneRole {
+		return true
+	}
 	n := o.nodes[name]
 	return n != nil && roleOf(n) == v1alpha1.ControlPlaneRole
 }
@@ -294,7 +297,7 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 		})
 	case noteComponents:
 		return r.patchNode(ctx, o.nodes[a.node], func(n *corev1.Node) bool {
-			if n.Spec.ProviderID != a.machine {
+			if !strings.EqualFold(n.Spec.ProviderID, a.machine) {
 				return false
 			}
 			metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationComponents, a.components)
@@ -315,7 +318,7 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 		})
 	case deleteNode:
 		n := o.nodes[a.node]
-		if n == nil || n.Spec.ProviderID != a.machine {
+		if n == nil || !strings.EqualFold(n.Spec.ProviderID, a.machine) {
 			return false, nil
 		}
 		err := r.client.Delete(ctx, n.DeepCopy(), client.Preconditions{UID: &n.UID})
@@ -350,13 +353,11 @@ func (r *nodeVersions) patchNode(ctx context.Context, n *corev1.Node, change fun
 
 // adopt notes the donor on its heir, with what the heir takes over. A new Node changes
 // several times within a moment, by its kubelet and by controllers, so what is written
-// depends only on that it is the same Node and has no other donor. Taints are a list
+// depends only on that it is the same Node. Which donor it has follows from its machine,
+// so another that the Node names is overwritten. Taints are a list
 // that others change, too: with them, the heir is changed as it was seen.
 func (r *nodeVersions) adopt(ctx context.Context, heir, donor *corev1.Node, name string) (did bool, err error) {
 	change := func(n *corev1.Node) bool {
-		if d := n.Annotations[v1alpha1.AnnotationDonor]; d != "" && d != name {
-			return false
-		}
 		if donor != nil {
 			inherit(n, donor)
 		}

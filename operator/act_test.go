@@ -43,7 +43,7 @@ func TestHeirsAreAdoptedWhateverElseChanges(t *testing.T) {
 		"as it was seen":       {donor: donor, seen: image, labels: map[string]string{"team": "blue"}, want: noted("donor")},
 		"whose donor is gone":  {seen: image, want: noted("donor")},
 		"that was adopted":     {donor: donor, seen: noted("donor"), labels: map[string]string{"team": "blue"}, want: noted("donor")},
-		"that is another's":    {donor: donor, seen: noted("other"), want: noted("other")},
+		"that claims another":  {donor: donor, seen: noted("other"), labels: map[string]string{"team": "blue"}, want: noted("donor")},
 		"without annotations":  {donor: donor, labels: map[string]string{"team": "blue"}, want: map[string]string{v1alpha1.AnnotationDonor: "donor"}},
 		"with a donor's taint": {donor: tainted, seen: image, want: noted("donor")},
 		"that has changed": {

@@ -100,6 +100,11 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 			pending[key] = v1alpha1.Reference{Kind: p.kind, Name: p.name}
 		}
 	}
+	for i := range w.impostors {
+		if _, asked := exists[w.impostors[i].name]; asked {
+			exists[w.impostors[i].name] = true
+		}
+	}
 	var byClass [mint + 1]struct {
 		n     int32
 		first []v1alpha1.Reference // as many as are told
@@ -127,6 +132,11 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 			}
 		}
 	}
+	for i := range w.impostors {
+		if byClass[invalid].n++; byClass[invalid].n <= maxExamples {
+			byClass[invalid].first = append(byClass[invalid].first, v1alpha1.Reference{Kind: "Node", Name: w.impostors[i].name})
+		}
+	}
 	var waiting []v1alpha1.Reference
 	for _, r := range pending {
 		waiting = append(waiting, r)
@@ -135,7 +145,7 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 
 	n := func(c class) int32 { return byClass[c].n }
 	s.Nodes = v1alpha1.NodeCounts{
-		Total: int32(len(w.nodes)), UpToDate: n(upToDate), Outdated: n(outdated), Donors: n(donor), Heirs: n(heir), Mints: n(mint),
+		Total: int32(len(w.nodes) + len(w.impostors)), UpToDate: n(upToDate), Outdated: n(outdated), Donors: n(donor), Heirs: n(heir), Mints: n(mint),
 		AwaitingAnnotation: n(awaiting), Obsolete: n(obsolete), Invalid: n(invalid), Pending: int32(len(waiting)),
 	}
 	s.Groups = groupCounts(counts)

@@ -82,6 +82,7 @@ type decision struct {
 	cpDone            bool            // every control plane is at the target, and none on its way in or out
 	cpWork            bool            // a control plane is to be replaced
 	cpHeld            bool            // one that is to be replaced is held by its owner
+	cpUnknown         bool            // the cloud does not describe one's machine
 	inFlight          int             // machines beyond those that the groups shall have, or upgraded in place
 	surge             int
 	stuck             map[string]int // upgrades in place that do not get on, by group, in lower case
@@ -129,7 +130,8 @@ func (d *decision) read() {
 		slices.SortFunc(d.w.nodes, byName)
 	}
 	if d.lookup = d.w.found; d.lookup == nil {
-		d.lookup = newLookup(&d.w)
+		d.w.nodes = slices.Clone(d.w.nodes) // they are judged
+		d.lookup = newLookup(&d.w, d.off)
 	}
 	for i := range d.w.groups {
 		g := &d.w.groups[i]
@@ -139,11 +141,11 @@ func (d *decision) read() {
 		in := &d.w.intents[i]
 		_, place := placeOf(in.name)
 		if in.goal == v1alpha1.LeaveGoal {
-			d.leaving[in.machine] = in
+			d.leaving[d.idOf(in.machine)] = in
 			d.looseControlPlane = d.looseControlPlane || !place && d.roleOf(in) == v1alpha1.ControlPlaneRole
 		}
 		if in.machine != "" {
-			d.tracked[in.machine] = true
+			d.tracked[d.idOf(in.machine)] = true
 		}
 		if in.token != "" {
 			d.tracked[in.token] = true
@@ -182,11 +184,15 @@ func (d *decision) read() {
 			d.inFlight++
 		}
 	}
+	confirmed := 0
 	for i := range d.w.nodes {
 		n := &d.w.nodes[i]
 		d.looseControlPlane = d.looseControlPlane || d.halfGone(n) && !d.leaves(n)
+		if n.confirmed { // no others raise what is a part of all
+			confirmed++
+		}
 	}
-	d.surge = surge(d.spec.Rollout.MaxSurge, len(d.w.nodes)-d.doubles())
+	d.surge = surge(d.spec.Rollout.MaxSurge, confirmed-d.doubles())
 	d.refused = d.refuse()
 	d.controlPlanes()
 }
@@ -221,6 +227,14 @@ func (d *decision) replacement(in *intent, place int) replacement {
 	return r
 }
 
+// idOf returns the ID of a machine as the cloud writes it now.
+func (d *decision) idOf(id string) string {
+	if m := d.instance(id); m != nil {
+		return m.id
+	}
+	return id
+}
+
 // lostHeir reports whether m was created by us to replace a node that is still there,
 // and its intent is gone, because somebody has deleted it.
 func (d *decision) lostHeir(m *instance) bool {
@@ -228,17 +242,37 @@ func (d *decision) lostHeir(m *instance) bool {
 		return false
 	}
 	n := d.machineOf[m.id]
+	replaced, pinned := d.madeFor(m)
+	pinned = pinned && d.off != ruleMadeFor
 	if n == nil || !known(n) || d.leaves(n) {
-		return true
+		// Once what it was made for is gone it is a machine like any other, whatever its
+		// Node claims or keeps to itself.
+		return !pinned || !d.w.complete || replaced != nil && !gone(replaced)
 	}
 	if !d.atTarget(n) || d.inPlace(n) {
 		return false
 	}
-	if n.donor != "" {
-		donor := d.nodes[n.donor]
-		return donor != nil && d.outdated(donor)
+	donor := d.donorOf(m, n)
+	return donor != nil && d.outdated(donor)
+}
+
+// donorOf returns the node that m was made to replace, if that is still a node; nil:
+// there is none. n is the node of m. The token of m says which it is. The Node of one
+// that an older operator has created says it, and is believed if its donor agrees.
+func (d *decision) donorOf(m *instance, n *node) *node {
+	replaced, pinned := d.madeFor(m)
+	switch {
+	case d.off == ruleMadeFor:
+		return d.nodes[n.donor]
+	case pinned && replaced != nil:
+		return d.machineOf[replaced.id]
+	case pinned:
+		return nil
 	}
-	return slices.ContainsFunc(d.w.nodes, func(o node) bool { return strings.EqualFold(o.group, n.group) && d.outdated(&o) })
+	if donor := d.nodes[n.donor]; donor != nil && donor.heir == n.name {
+		return donor
+	}
+	return nil
 }
 
 // surge returns how many machines there may be beyond those that shall be.
@@ -255,12 +289,15 @@ func surge(max *intstr.IntOrString, nodes int) int {
 
 func gone(m *instance) bool { return m != nil && m.state == "Terminated" }
 
-func known(n *node) bool { return n.image != "" && n.components != "" && n.providerID != "" }
+// known reports whether it is certain what n is made from.
+func known(n *node) bool {
+	return n.confirmed && n.image != "" && n.components != "" && n.providerID != ""
+}
 
 // atTarget reports whether n is what the target says. The image of a node that is
 // upgraded in place stays.
 func (d *decision) atTarget(n *node) bool {
-	return n.components == d.spec.KubernetesComponentsReference && (strings.EqualFold(n.image, d.spec.Image) || d.inPlace(n))
+	return n.confirmed && n.components == d.spec.KubernetesComponentsReference && (strings.EqualFold(n.image, d.spec.Image) || d.inPlace(n))
 }
 
 // inPlace reports whether n is upgraded as it is.
@@ -278,7 +315,18 @@ func (d *decision) group(id string) *group {
 	return d.groups[strings.ToLower(id)]
 }
 
+// roleOf returns the role of the machine of an intent. What the cloud says comes before
+// what was written down, which may have been a Node's claim.
 func (d *decision) roleOf(in *intent) v1alpha1.Role {
+	m := d.instance(in.machine)
+	if m == nil {
+		m = d.tokens[in.token]
+	}
+	if m != nil {
+		if g := d.group(m.group); g != nil {
+			return g.role
+		}
+	}
 	if g := d.group(in.group); g != nil {
 		return g.role
 	}
@@ -323,6 +371,7 @@ func (d *decision) controlPlanes() {
 		if n.role != v1alpha1.ControlPlaneRole {
 			continue
 		}
+		d.cpUnknown = d.cpUnknown || !n.confirmed
 		d.cpWork = d.cpWork || d.outdated(n)
 		d.cpHeld = d.cpHeld || d.outdated(n) && d.held(n)
 		d.cpDone = d.cpDone && d.atTarget(n) && !d.leaves(n) && !n.obsolete
@@ -352,8 +401,11 @@ func (d *decision) refuse() string {
 			newest = v
 		}
 	}
+	// A kubelet reports its own version. A worker's is never above what was published.
 	for i := range d.w.nodes {
-		see(d.w.nodes[i].kubelet)
+		if n := &d.w.nodes[i]; n.role == v1alpha1.ControlPlaneRole || d.off == ruleOwnVersions {
+			see(n.kubelet)
+		}
 	}
 	see(d.w.versions[d.w.before.JoinComponents.ControlPlane])
 	if d.w.run.phase != "" && d.w.run.phase != "download" && d.w.run.phase != "plan" {
@@ -532,7 +584,7 @@ func (d *decision) unneeded(r *replacement) bool {
 	if r.machine != nil && d.leaving[r.machine.id] != nil || r.heir != nil && d.halfGone(r.heir) {
 		return true
 	}
-	if r.donor == nil {
+	if r.donor == nil || !r.donor.confirmed {
 		return false
 	}
 	// A donor whose member has left etcd cannot stay, so its heir has to.
@@ -559,7 +611,7 @@ func (d *decision) unneeded(r *replacement) bool {
 // which may not be seen.
 func (d *decision) replaced(r *replacement) bool {
 	return d.roleOf(r.intent) == v1alpha1.ControlPlaneRole && r.donor != nil && !d.isMember(r.donor.name) && d.votes(r.machine.name) &&
-		(r.heir == nil || r.heir.donor == r.donor.name)
+		(r.heir == nil || d.donorOf(r.machine, r.heir) == r.donor)
 }
 
 // create asks the cloud for the machine of an intent. It is the same request however
@@ -647,14 +699,18 @@ func (d *decision) handOver(r *replacement) {
 	h, donor := r.heir, r.donor
 	overdue := d.w.now.After(r.machine.since.Add(joinDeadline))
 	worker := h.role != v1alpha1.ControlPlaneRole
+	begun := donor != nil && donor.heir == h.name
 	switch {
-	case h.donor != "" && h.donor != r.intent.donor:
-		// The replacement was begun before the heir's Node was seen. Without the intent it
-		// is found again for the one that it belongs to.
-		d.do(action{kind: clearIntent, intent: *r.intent})
-		return
 	case donor == nil:
 		d.orphaned(r)
+		return
+	case !donor.confirmed:
+		d.cordoned[donor.name] = begun
+		d.wait("MachineUnknown", fmt.Sprintf("the cloud does not describe the machine of %s at the moment, so it stays", donor.name), ref(donor.name), time.Time{})
+		return
+	case d.mispaired(r):
+		// Without the intent the machine is found again for the one that it belongs to.
+		d.do(action{kind: clearIntent, intent: *r.intent})
 		return
 	case !known(h):
 		if d.when(ruleOverdue, overdue) {
@@ -671,15 +727,19 @@ func (d *decision) handOver(r *replacement) {
 			d.giveUp(r)
 			return
 		}
-		d.cordoned[donor.name] = donor.heir == h.name
+		d.cordoned[donor.name] = begun
 		d.wait("ControlPlanesFirst", "workers wait until all control planes are at the target", ref(donor.name), time.Time{})
 		return
-	case h.donor != donor.name:
+	case !begun && h.donor != donor.name:
+		// The intent says what it replaces, and the Node is only to repeat it.
+		if d.when(ruleHeirDenies, d.denies(r)) {
+			d.postpone(r, h.name+", its new machine, does not keep the annotation that names what it replaces")
+			return
+		}
 		d.do(action{kind: adoptHeir, node: h.name, donor: donor.name})
 		return
 	}
 	drainOverdue := donor.cordon == cordonedByUs && d.w.now.After(donor.cordonedSince.Add(drainDeadline))
-	begun := donor.heir == h.name
 	late := overdue && !begun || begun && drainOverdue
 	switch {
 	case !d.must(ruleHeirReady, h.ready):
@@ -714,6 +774,21 @@ func (d *decision) handOver(r *replacement) {
 	}
 }
 
+// mispaired reports whether r's machine was created to replace another node than r's donor.
+func (d *decision) mispaired(r *replacement) bool {
+	if d.off == ruleMadeFor {
+		return r.heir.donor != "" && r.heir.donor != r.intent.donor
+	}
+	replaced, _ := d.madeFor(r.machine)
+	return replaced != nil && replaced.id != r.donor.providerID
+}
+
+// denies reports whether the heir of r has had more time to take the note of its donor
+// than it needs.
+func (d *decision) denies(r *replacement) bool {
+	return d.w.now.After(r.machine.since.Add(joinDeadline + createDeadline))
+}
+
 // prefixed is a text with what introduces it; empty if there is none.
 func prefixed(with, text string) string {
 	if text == "" {
@@ -739,17 +814,27 @@ func (d *decision) heirWaits(r *replacement, late bool, reason, message string) 
 // old view, and the machine is one too many.
 func (d *decision) orphaned(r *replacement) {
 	for i := range d.w.nodes {
-		if n := &d.w.nodes[i]; n.donor == r.intent.donor && n.name != r.heir.name {
+		if n := &d.w.nodes[i]; n.confirmed && n.name != r.heir.name && d.sameDonor(r, n) {
 			d.giveUp(r)
 			return
 		}
 	}
 	switch {
-	case r.heir.donor != r.intent.donor: // whose place it has taken, whether it is known or not
+	case r.heir.donor != r.intent.donor && !d.when(ruleHeirDenies, d.denies(r)): // whose place it has taken, whether it is known or not
 		d.do(action{kind: adoptHeir, node: r.heir.name, donor: r.intent.donor})
 	case d.when(ruleVanishedDonor, true):
 		d.do(action{kind: clearIntent, intent: *r.intent})
 	}
+}
+
+// sameDonor reports whether the machine of n was created to replace the same node as
+// that of r.
+func (d *decision) sameDonor(r *replacement, n *node) bool {
+	if d.off == ruleMadeFor {
+		return n.donor == r.intent.donor
+	}
+	m := d.instance(n.providerID)
+	return m != nil && m.replaces != "" && m.replaces == r.machine.replaces
 }
 
 func (d *decision) drain(n *node) {
@@ -787,7 +872,7 @@ func (d *decision) settle(in *intent) {
 	if _, ok := placeOf(in.name); ok {
 		return
 	}
-	m := d.instances[in.machine]
+	m := d.instance(in.machine)
 	switch {
 	case d.machineOf[in.machine] != nil || gone(m):
 		d.do(action{kind: clearIntent, intent: *in})
@@ -802,7 +887,7 @@ func (d *decision) settle(in *intent) {
 // leave removes a machine that is bound to go: work, etcd member, machine, Node. The
 // intent ends when the cloud has confirmed that the machine is gone.
 func (d *decision) leave(in *intent) {
-	n, m := d.machineOf[in.machine], d.instances[in.machine]
+	n, m := d.machineOf[in.machine], d.instance(in.machine)
 	going := m != nil && (m.state == "Terminating" || m.state == "Terminated")
 	name := in.node
 	if n != nil {
@@ -883,13 +968,13 @@ func (d *decision) memberGone(in *intent, n *node, name string) bool {
 // heirOf returns the name of what takes n's place and stays. A Node that is not seen
 // may be there: what counts is the machine.
 func (d *decision) heirOf(n *node, in *intent) string {
+	if m := d.tokens[in.token]; m != nil && !gone(m) && d.leaving[m.id] == nil {
+		return m.name
+	}
 	for i := range d.w.nodes {
-		if h := &d.w.nodes[i]; h.donor == n.name && !d.leaves(h) && !gone(d.instances[h.providerID]) {
+		if h := &d.w.nodes[i]; h.role == v1alpha1.ControlPlaneRole && h.donor == n.name && !d.leaves(h) && !gone(d.instance(h.providerID)) {
 			return h.name
 		}
-	}
-	if m := d.tokens[in.token]; m != nil && !gone(m) {
-		return m.name
 	}
 	return ""
 }
@@ -943,7 +1028,7 @@ func (d *decision) nextLeader(but string) string {
 func (d *decision) strays() {
 	for i := range d.w.instances {
 		m := &d.w.instances[i]
-		if d.machineOf[m.id] != nil || d.tracked[m.id] || m.token != "" && d.tracked[m.token] || gone(m) || m.state == "Terminating" {
+		if m.name == "" || d.machineOf[m.id] != nil || d.tracked[m.id] || m.token != "" && d.tracked[m.token] || gone(m) || m.state == "Terminating" {
 			continue
 		}
 		if d.when(ruleTrack, true) {
@@ -956,8 +1041,9 @@ func (d *decision) strays() {
 		n := &d.w.nodes[i]
 		switch {
 		case n.providerID == "" || d.leaves(n):
-		case d.when(ruleDeadNode, gone(d.instances[n.providerID])):
+		case d.when(ruleDeadNode, gone(d.instance(n.providerID))):
 			d.do(action{kind: deleteNode, node: n.name, machine: n.providerID})
+		case !n.confirmed:
 		case d.when(ruleHalfGone, d.halfGone(n)) && !d.cpMoves(), n.obsolete && !d.heirInPlace(n) && (n.role != v1alpha1.ControlPlaneRole || !d.cpMoves()):
 			d.do(action{kind: recordIntent, intent: intent{
 				name: machinePrefix + n.name, goal: v1alpha1.LeaveGoal, machine: n.providerID, node: n.name, group: n.group, deadline: d.w.now.Add(joinDeadline),
@@ -982,7 +1068,7 @@ func (d *decision) halfGone(n *node) bool {
 // heirVotes reports whether a node that took n's place, and stays, votes in etcd.
 func (d *decision) heirVotes(n *node) bool {
 	return slices.ContainsFunc(d.w.nodes, func(h node) bool {
-		return h.donor == n.name && h.name != n.name && !d.leaves(&h) && d.votes(h.name)
+		return h.role == v1alpha1.ControlPlaneRole && h.donor == n.name && h.name != n.name && !d.leaves(&h) && d.votes(h.name)
 	})
 }
 
@@ -1002,7 +1088,8 @@ func (d *decision) deadMembers() {
 		return
 	}
 	for _, m := range d.w.etcd {
-		exists := d.nodes[m.node] != nil || slices.ContainsFunc(d.w.instances, func(i instance) bool { return i.name == m.node && i.state != "Terminated" })
+		n := d.nodes[m.node]
+		exists := n != nil && n.providerID != "" || slices.ContainsFunc(d.w.instances, func(i instance) bool { return i.name == m.node && i.state != "Terminated" })
 		bound := slices.ContainsFunc(d.w.intents, func(i intent) bool { return i.node == m.node && i.goal == v1alpha1.LeaveGoal })
 		if m.nameless && !d.abandoned(m) {
 			continue // whose member it is shows when it starts
@@ -1051,13 +1138,13 @@ func (d *decision) abandoned(m member) bool {
 // is asked for, is seen.
 func (d *decision) seeControlPlanes() bool {
 	for i := range d.w.nodes {
-		if n := &d.w.nodes[i]; n.role == v1alpha1.ControlPlaneRole && d.instances[n.providerID] == nil {
+		if n := &d.w.nodes[i]; n.role == v1alpha1.ControlPlaneRole && d.instance(n.providerID) == nil {
 			return false
 		}
 	}
 	for i := range d.w.intents {
 		in := &d.w.intents[i]
-		if d.roleOf(in) == v1alpha1.ControlPlaneRole && in.goal == v1alpha1.JoinGoal && d.tokens[in.token] == nil && d.instances[in.machine] == nil {
+		if d.roleOf(in) == v1alpha1.ControlPlaneRole && in.goal == v1alpha1.JoinGoal && d.tokens[in.token] == nil && d.instance(in.machine) == nil {
 			return false
 		}
 	}
@@ -1144,13 +1231,26 @@ func (d *decision) begin() {
 	}
 }
 
+// replaces reports whether the machine of n was created to replace o, by its token or by
+// an intent.
+func (d *decision) replaces(n, o *node) bool {
+	m := d.instance(n.providerID)
+	if m == nil || !n.confirmed {
+		return false
+	}
+	return d.donorOf(m, n) == o || slices.ContainsFunc(d.w.intents, func(in intent) bool { return m.token != "" && in.token == m.token && in.donor == o.name })
+}
+
 // lostHeirFor returns a machine whose intent was lost and that can replace n.
 func (d *decision) lostHeirFor(n *node) *instance {
 	for _, m := range d.lost {
 		if !strings.EqualFold(m.group, n.group) || d.tracked[m.token] || d.leaving[m.id] != nil || m.state == "Terminating" {
 			continue
 		}
-		if h := d.machineOf[m.id]; h == nil || !d.halfGone(h) && (h.donor == "" || h.donor == n.name) && d.atTarget(h) {
+		if replaced, pinned := d.madeFor(m); pinned && d.off != ruleMadeFor && (replaced == nil || replaced.id != n.providerID) {
+			continue
+		}
+		if h := d.machineOf[m.id]; h == nil || !d.halfGone(h) && (h.donor == "" || h.donor == n.name || d.donorOf(m, h) == n) && d.atTarget(h) {
 			return m
 		}
 	}
@@ -1183,17 +1283,19 @@ func (d *decision) freePlace(role v1alpha1.Role) int {
 }
 
 // token names a request to the cloud. Decided again from the same world it is the
-// same; a later attempt has another.
+// same; a later attempt has another. It ends in the mark of the machine that is
+// replaced. The cloud keeps it for as long as the new machine exists, so no Node can
+// change what replaces what.
 func token(n *node, place string, now time.Time) string {
 	sum := sha256.Sum256([]byte(n.providerID + "\x00" + place + "\x00" + now.UTC().Format(time.RFC3339Nano)))
-	return hex.EncodeToString(sum[:12])
+	return hex.EncodeToString(sum[:12]) + tokenSeparator + markOf(n.providerID)
 }
 
 // cordons takes back what we did to nodes that are not to go any more.
 func (d *decision) cordons() {
 	for i := range d.w.nodes {
 		n := &d.w.nodes[i]
-		if n.heir == "" && n.cordon == uncordoned {
+		if n.heir == "" && n.cordon == uncordoned || !n.confirmed {
 			continue
 		}
 		if d.cordoned[n.name] || n.role == v1alpha1.ControlPlaneRole && n.cordon == cordonedByUs && d.when(ruleHalfGone, !d.isMember(n.name)) {
@@ -1219,7 +1321,7 @@ func (d *decision) autoscaling() {
 		pub := d.w.before.JoinComponents.ControlPlane
 		due := pub != "" && pub != d.spec.KubernetesComponentsReference
 		for i := range d.w.nodes {
-			due = due || d.candidate(&d.w.nodes[i]) && (d.w.nodes[i].role == v1alpha1.ControlPlaneRole || d.cpDone || d.cpWork && !d.cpHeld)
+			due = due || d.candidate(&d.w.nodes[i]) && (d.w.nodes[i].role == v1alpha1.ControlPlaneRole || d.cpDone || d.cpUnknown || d.cpWork && !d.cpHeld)
 		}
 		work, d.alone = work || due, d.alone || due
 	}

@@ -52,8 +52,7 @@ const (
 	// createInstance asks the cloud for one machine with the intent's token, if the
 	// intent is still there and not bound. The same token never makes a second one.
 	createInstance
-	// adoptHeir notes the donor on the heir and copies labels and taints, if the heir
-	// has no other donor.
+	// adoptHeir notes the donor on the heir and copies labels and taints.
 	adoptHeir
 	// cordonNode marks the node as unschedulable, by us and since when, unless it is
 	// so already, and notes its heir. It changes the Node only as it was seen.

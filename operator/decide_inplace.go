@@ -21,7 +21,7 @@ func (d *decision) upgradeInPlace(in *intent) {
 	run, heard := d.w.runs[in.machine]
 	overdue := d.w.now.After(in.deadline)
 	switch {
-	case gone(d.instances[in.machine]):
+	case gone(d.instance(in.machine)):
 		d.do(clear)
 		return
 	case !d.must(ruleInPlaceEnds, !run.active()):
@@ -40,6 +40,11 @@ func (d *decision) upgradeInPlace(in *intent) {
 			return
 		}
 		d.wait("NodeMissing", fmt.Sprintf("%s, which is upgraded, is no node at the moment", in.node), ref(in.node), in.deadline)
+		return
+	}
+	if !n.confirmed {
+		d.cordoned[n.name] = true
+		d.wait("MachineUnknown", fmt.Sprintf("the cloud does not describe the machine of %s at the moment, so it stays as it is", n.name), ref(n.name), time.Time{})
 		return
 	}
 	// First of all: the target may have gone back to what the Node says while its agent was
@@ -240,6 +245,9 @@ func (d *decision) failedOn(n *node) (run upgradeRun, known bool) {
 	if d.w.run.node == n.name && d.w.run.phase == "failed" && d.aimsAt(d.w.run) {
 		return d.w.run, true
 	}
+	if !n.confirmed {
+		return upgradeRun{}, false
+	}
 	if !d.inPlace(n) || !d.outdated(n) || d.held(n) {
 		return upgradeRun{}, true
 	}
@@ -261,8 +269,13 @@ func (d *decision) marks() {
 	some := slices.ContainsFunc(d.w.groups, func(g group) bool { return g.strategy == v1alpha1.InPlaceStrategy })
 	for i := range d.w.nodes {
 		n := &d.w.nodes[i]
-		if want := some && d.inPlace(n); want != n.marked {
+		if want := some && d.inPlace(n); want != n.marked && n.confirmed {
 			d.do(action{kind: markInPlace, node: n.name, uncordon: !want})
+		}
+	}
+	for i := range d.w.impostors { // what runs on marked nodes is not to come to these
+		if n := &d.w.impostors[i]; n.marked {
+			d.do(action{kind: markInPlace, node: n.name, uncordon: true})
 		}
 	}
 }

@@ -27,6 +27,7 @@ func upgradable(edit ...func(*v1alpha1.NodeVersionSpec, *world)) (v1alpha1.NodeV
 	for _, e := range edit {
 		e(&s, &w)
 	}
+	agree(&w)
 	return s, w
 }
 

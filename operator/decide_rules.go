@@ -48,6 +48,12 @@ const (
 	ruleWorkBeforeGivenBack // the autoscaler is not given back while anything is under way
 	ruleOthersAutoscaler    // an autoscaler that somebody else stopped is not started
 	ruleStrayDeadline       // a machine without a Node is given time to join
+	ruleMachinesName        // a Node counts only if its machine in the cloud bears its name
+	ruleUnknownKept         // a Node whose machine the cloud does not describe is left alone
+	ruleCloudGroup          // a node's group and role are those of its machine in the cloud
+	ruleCloudImage          // a node's image is that of its machine in the cloud
+	ruleMadeFor             // which node a machine replaces follows from its token, not from its Node
+	ruleOwnVersions         // the kubelets of workers refuse no target
 
 	// Progress: without the branch something is never done.
 	ruleGiveBack      // the autoscaler is given back
@@ -67,6 +73,7 @@ const (
 	ruleRetry         // a failed upgrade of Kubernetes is tried again
 	ruleInPlaceEnough // an upgrade in place that is not wanted any more is given up
 	ruleInPlaceStuck  // a node whose upgrade fails keeps no other group from its turn
+	ruleHeirDenies    // an heir that denies its donor is given up
 
 	rules
 )

@@ -26,6 +26,7 @@ const (
 	reasonKept      = "WorkersKept"
 	reasonLeftAlone = "GroupsLeftAlone"
 	reasonHeld      = "NodesHeld"
+	reasonRejected  = "NodesRejected"
 )
 
 // stalling are the reasons that last until somebody intervenes.
@@ -46,10 +47,10 @@ func (d *decision) status() v1alpha1.NodeVersionStatus {
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		// A mark of a replacement that is over is history, not a class.
-		if h := d.nodes[n.heir]; h == nil || h.donor != n.name {
+		if h := d.nodes[n.heir]; h == nil || h.donor != n.name || !d.replaces(h, d.nodes[n.name]) {
 			n.heir = ""
 		}
-		if o := d.nodes[n.donor]; o == nil || d.atTarget(o) {
+		if o := d.nodes[n.donor]; o == nil || d.atTarget(o) || !d.replaces(d.nodes[n.name], o) {
 			n.donor = ""
 		}
 		if d.outdated(n) && d.held(n) && !d.donors[n.name] {
@@ -126,6 +127,14 @@ func limited(s string, bytes int) string {
 	return strings.ToValidUTF8(s[:bytes], "") + "…"
 }
 
+// nameless reports whether the Node of a machine does not name it. A Node that no machine
+// of the cloud can be is not waited for.
+func (d *decision) nameless() bool {
+	return slices.ContainsFunc(d.w.nodes, func(n node) bool {
+		return n.providerID == "" && (!d.w.complete || slices.ContainsFunc(d.w.instances, func(m instance) bool { return m.name == n.name && !gone(&m) }))
+	})
+}
+
 // conditions sums up what is left to do and why it is not done.
 func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int32) []metav1.Condition {
 	c := s.Nodes
@@ -141,7 +150,7 @@ func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 		reason, text, busy = reasonNoNodes, "the cluster has no nodes yet", false
 	case w != nil && slices.Contains(stalling, w.Reason):
 		reason, text, stalled, busy = w.Reason, w.Message, true, working
-	case c.Invalid > 0:
+	case d.nameless():
 		reason, text, stalled, busy = reasonInvalid, "some nodes have no providerID, so nothing is known of their machines", true, working
 	case working && w != nil:
 		reason, text = w.Reason, w.Message
@@ -161,6 +170,8 @@ func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 		reason, text, ready, busy = reasonHeld, fmt.Sprintf("all other nodes are at the target; held as they are: %d", held), true, false
 	case kept > 0:
 		reason, text, ready, busy = reasonKept, "control planes are at the target; workers are kept as they are", true, false
+	case len(d.w.impostors) > 0:
+		reason, text, ready, busy = reasonRejected, d.w.impostors[0].why()+"; all other nodes are at the target", true, false
 	default:
 		reason, text, ready, busy = reasonUpToDate, "all nodes are at the target", true, false
 	}

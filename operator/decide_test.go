@@ -36,7 +36,23 @@ func rollout(edit ...func(*v1alpha1.NodeVersionSpec, *world)) (v1alpha1.NodeVers
 	for _, e := range edit {
 		e(&s, &w)
 	}
+	agree(&w)
 	return s, w
+}
+
+// agree has the cloud say of machines what their Nodes say, but of those that a test has
+// given an image.
+func agree(w *world) {
+	byID := make(map[string]*node, len(w.nodes))
+	for i := range w.nodes {
+		byID[w.nodes[i].providerID+w.nodes[i].name] = &w.nodes[i]
+	}
+	for i := range w.instances {
+		m := &w.instances[i]
+		if n := byID[m.id+m.name]; n != nil && (m.image == "" || m.mark != "") {
+			m.group, m.image, m.mark = n.group, n.image, markOf(m.id)
+		}
+	}
 }
 
 // addressed gives the machines addresses, from 10.42.0.1.

@@ -57,7 +57,29 @@ type modelMachine struct {
 	silent, broken                   bool  // the agent does not answer; fails each time
 	recent                           bool  // the run has failed a moment ago
 	retry                            uint8 // what the Node says: 0 nothing, 1 that its owner wants a try, 2 that of this run, 3 of one before
+	origin                           uint8 // that it was created to replace, as its token says: 0 none, else machine+1
+	captured                         bool  // an attacker writes its Node
+	lie, about                       uint8 // what the Node claims falsely; machine+1 that it is about
 }
+
+// Lies of a captured machine's Node.
+const (
+	truth      = iota
+	lieClaim   // it is another machine, and obsolete
+	lieDonor   // it replaces another node
+	lieGroup   // it is a control plane
+	lieImage   // it has the target's image
+	lieKubelet // its kubelet is newer than everything
+	lieNoID    // it names no machine
+	lieDenies  // it replaces nothing
+	lies
+)
+
+// liarName is that of a Node that no machine bears.
+const liarName = "liar"
+
+// misses reports whether m has no Node that names it.
+func (m *modelMachine) misses() bool { return !m.isNode || m.lie == lieClaim || m.lie == lieNoID }
 
 type modelPlace struct {
 	used, leave, upgrade bool
@@ -93,6 +115,8 @@ type modelState struct {
 	floor                      [modelGroups]uint8 // Ready nodes that nobody but us can take
 	voters                     uint8
 	faults                     uint8 // that may still happen
+	liar                       uint8 // machine+1 that a Node without a machine claims; 0: there is none
+	liarGoes                   bool  // and that it is obsolete
 }
 
 // scenario is where an exploration begins, and what may happen in it.
@@ -106,7 +130,9 @@ type scenario struct {
 	stale              bool              // slow leaders and incomplete views
 	with               string            // kinds of faults, see fault
 	othersStoppedScale bool
-	halfGone           bool // it begins with a control plane that has left etcd and lost its intent and its cordon
+	lies               []uint8 // those that a captured machine's Node tells; nil: all
+	taken              bool    // it begins with control planes at the target, and with a captured worker that has replaced another
+	halfGone           bool    // it begins with a control plane that has left etcd and lost its intent and its cordon
 }
 
 func (c *scenario) total() int { return c.nodes[0] + c.nodes[1] + c.nodes[2] }
@@ -124,6 +150,7 @@ var (
 	modelID     = table("id", maxMachines)
 	modelGroup  = table("g", modelGroups)
 	modelToken  = table("t", 16)
+	modelMark   = table("mark", maxMachines)
 )
 
 func table(prefix string, n int) []string {
@@ -177,9 +204,19 @@ func (c *scenario) start() modelState {
 	s.pubCP, s.pubW = modelTargets[c.from].comps, modelTargets[c.from].comps
 	s.target, s.faults, s.voters = c.target, uint8(c.faults), uint8(c.nodes[0])
 	s.enabled, s.scaling, s.inPlace = !c.othersStoppedScale, !c.othersStoppedScale, c.inPlace
+	if c.taken {
+		t := modelTargets[c.target]
+		s.images[cpModel], s.images[workersA], s.enabled, s.scaling, s.ours = t.image, t.image, false, false, true
+		for k := range c.nodes[cpModel] + 1 {
+			s.m[k].image, s.m[k].comps, s.m[k].noted = t.image, t.comps, t.comps
+		}
+		taken := &s.m[c.nodes[cpModel]]
+		taken.captured, taken.token, taken.origin, taken.donor = true, 1, nobody, nobody
+		s.floor[workersA]--
+	}
 	if c.halfGone {
 		s.m[0].member, s.lease, s.leader = 0, 1, 1
-		s.m[i] = modelMachine{life: running, group: cpModel, image: modelTargets[c.target].image, comps: modelTargets[c.target].comps, noted: modelTargets[c.target].comps, isNode: true, ready: true, known: true, token: 1, donor: 1, member: 2, api: modelTargets[c.target].comps}
+		s.m[i] = modelMachine{life: running, group: cpModel, image: modelTargets[c.target].image, comps: modelTargets[c.target].comps, noted: modelTargets[c.target].comps, isNode: true, ready: true, known: true, token: 1, origin: 1, donor: 1, member: 2, api: modelTargets[c.target].comps}
 		s.images[cpModel], s.enabled, s.scaling, s.ours = modelTargets[c.target].image, false, false, true
 	}
 	return s
@@ -232,10 +269,23 @@ func (c *scenario) view(s *modelState, h hidden) world {
 		}
 		w.groups = append(w.groups, mg)
 	}
+	if s.liar != 0 {
+		w.nodes = append(w.nodes, node{
+			name: liarName, role: v1alpha1.WorkerRole, ready: true, providerID: modelID[s.liar-1], obsolete: s.liarGoes, kubelet: "v1.99.0", donor: mention(s.liar), heir: mention(s.liar),
+			group: modelGroup[workersA], image: modelImages[0], components: modelComps[0], cordon: cordonedByUs, drained: true,
+		})
+	}
 	for i := range s.m {
 		m := &s.m[i]
 		if m.life != absent && i != h.instance {
-			in := instance{id: modelID[i], name: modelName[i], group: modelGroup[m.group], state: "Ready", since: modelNow.Add(-time.Minute)}
+			in := instance{id: modelID[i], name: modelName[i], group: modelGroup[m.group], image: modelImages[m.image], mark: modelMark[i], state: "Ready", since: modelNow.Add(-time.Minute)}
+			switch m.origin {
+			case 0:
+			case nobody:
+				in.replaces = "mark of none"
+			default:
+				in.replaces = modelMark[m.origin-1]
+			}
 			if m.token != 0 {
 				in.token = modelToken[m.token]
 			}
@@ -262,6 +312,22 @@ func (c *scenario) view(s *modelState, h hidden) world {
 				n.image, n.components = modelImages[m.image], modelComps[m.noted]
 			}
 			n.marked = s.inPlace[m.group]
+			switch m.lie {
+			case lieClaim:
+				n.providerID, n.obsolete = modelID[m.about-1], true
+			case lieDonor:
+				n.donor = mention(m.about)
+			case lieGroup:
+				n.group, n.role = modelGroup[cpModel], v1alpha1.ControlPlaneRole
+			case lieImage:
+				n.image = modelImages[modelTargets[s.target].image]
+			case lieKubelet:
+				n.kubelet = "v1.99.0"
+			case lieNoID:
+				n.providerID = ""
+			case lieDenies:
+				n.donor = ""
+			}
 			switch m.retry {
 			case 1:
 				n.retry = "now"
@@ -367,7 +433,7 @@ func (e *explorer) facts(s *modelState) *facts {
 			life: int(m.life), group: int(m.group), image: int(m.image), comps: int(m.comps), ours: m.token != 0, place: s.placeOfToken(m.token),
 			isNode: m.isNode, ready: m.ready, known: m.known, cordon: cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed, held: m.held,
 			donor: indexed(m.donor), heir: indexed(m.heir), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
-			noted: int(m.noted), run: int(m.run), broken: m.broken, recent: m.recent, retry: int(m.retry),
+			noted: int(m.noted), run: int(m.run), broken: m.broken, recent: m.recent, retry: int(m.retry), captured: m.captured,
 		}
 		f.groups[m.group].broken = f.groups[m.group].broken || m.broken
 	}
@@ -513,13 +579,13 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		if s.byToken(a.token) < 0 {
 			for i := range s.m {
 				if s.m[i].life == absent {
-					s.m[i] = modelMachine{life: booting, group: a.group, image: s.images[a.group], token: a.token}
+					s.m[i] = modelMachine{life: booting, group: a.group, image: s.images[a.group], token: a.token, origin: a.donor}
 					break
 				}
 			}
 		}
 	case adoptHeir:
-		if m.isNode && (m.donor == 0 || m.donor == nobody || m.donor == a.donor) {
+		if m.isNode {
 			m.donor = a.donor
 		}
 	case cordonNode:
@@ -690,6 +756,9 @@ const (
 	stepStrategy
 	stepPauseOver
 	stepRetry
+	stepLies
+	stepCaptured
+	stepLiar
 )
 
 var stepTexts = [...]string{
@@ -702,6 +771,7 @@ var stepTexts = [...]string{
 	stepCordoned: "a person cordons m%d", stepHeld: "a person holds m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
 	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d does not answer", stepAnswers: "the agent of m%d answers again",
 	stepBroken: "whatever the agent of m%d tries will fail", stepStrategy: "a person changes the strategy of group %d", stepPauseOver: "it is long ago that the agent of m%d has failed", stepRetry: "a person wants m%d tried again now",
+	stepLies: "the Node of the captured m%d claims something else", stepCaptured: "m%d is captured", stepLiar: "a Node without a machine claims m%d",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",
 }
 

@@ -55,10 +55,10 @@ type fleet struct {
 	now func() time.Time
 
 	mu       sync.Mutex
-	known    map[string]seen      // by ID
-	since    map[string]time.Time // when view first showed those of known
-	sorted   []instance           // known as view returns it; nil: known has changed
-	finder   *finder              // what finds those of sorted
+	known    map[string]seen  // by ID
+	since    map[string]shown // those of known as view first showed them
+	sorted   []instance       // known as view returns it; nil: known has changed
+	finder   *finder          // what finds those of sorted
 	complete bool
 	listed   time.Time // when the last list was asked for
 	heard    time.Time // when anything was
@@ -76,12 +76,19 @@ type seen struct {
 
 // spoken is an instance that a Node or an intent speaks of.
 type spoken struct {
-	ready  bool // its Node is Ready
-	leaves bool // it is bound to go
+	ready  bool   // its Node is Ready
+	leaves bool   // it is bound to go
+	name   string // that an intent has noted; empty: none
+}
+
+// shown is what does not change about an instance.
+type shown struct {
+	at   time.Time // when view first showed it
+	mark string
 }
 
 func newFleet(m machines, now func() time.Time) *fleet {
-	return &fleet{machines: m, now: now, known: map[string]seen{}, since: map[string]time.Time{}, asked: map[string]time.Time{}}
+	return &fleet{machines: m, now: now, known: map[string]seen{}, since: map[string]shown{}, asked: map[string]time.Time{}}
 }
 
 // view returns the instances, whether they are all, how old the view is, and what finds
@@ -93,16 +100,19 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration, x *fin
 	if f.sorted == nil {
 		f.sorted = make([]instance, 0, len(f.known))
 		before := f.since
-		f.since = make(map[string]time.Time, len(f.known))
+		f.since = make(map[string]shown, len(f.known))
 		now := f.now()
 		for id, s := range f.known {
 			// Not when it was created: that is told by another clock.
 			since, ok := before[id]
 			if !ok {
-				since = now
+				since = shown{at: now, mark: markOf(id)}
 			}
 			f.since[id] = since
-			f.sorted = append(f.sorted, instance{id: s.ProviderID, name: s.Name, group: s.Group, token: s.Token, state: v1alpha1.InstanceState(s.State), since: since, address: addressOf(s.IP)})
+			f.sorted = append(f.sorted, instance{
+				id: s.ProviderID, name: s.Name, group: s.Group, role: roles[s.Role], image: s.Image, token: s.Token, mark: since.mark, replaces: replacedBy(s.Token),
+				state: v1alpha1.InstanceState(s.State), since: since.at, address: addressOf(s.IP),
+			})
 		}
 		slices.SortFunc(f.sorted, func(a, b instance) int { return strings.Compare(a.id, b.id) })
 		f.finder = newFinder(f.sorted)
@@ -112,6 +122,9 @@ func (f *fleet) view() (all []instance, complete bool, age time.Duration, x *fin
 	}
 	return f.sorted, f.complete, f.now().Sub(f.listed), f.finder
 }
+
+// roles are those of the cloud in the words of our kinds.
+var roles = map[cloud.Role]v1alpha1.Role{cloud.ControlPlane: v1alpha1.ControlPlaneRole, cloud.Worker: v1alpha1.WorkerRole}
 
 func addressOf(ip netip.Addr) string {
 	if !ip.IsValid() {
@@ -261,7 +274,7 @@ func (s seen) told(id string, found map[string]cloud.Instance, a spoken, now tim
 	}
 	s.at = now
 	if s.ProviderID == "" {
-		s = seen{Instance: cloud.Instance{ProviderID: id, Name: id[strings.LastIndex(id, "/")+1:]}, at: now, listed: true}
+		s = seen{Instance: cloud.Instance{ProviderID: id, Name: a.name}, at: now, listed: true}
 	}
 	if s.missing.IsZero() {
 		s.missing = now

@@ -56,6 +56,7 @@ type fact struct {
 	run                         int  // of its agent for the node: 0 none, 1 active, 2 done, 3 failed
 	broken                      bool // whatever its agent tries fails
 	recent                      bool // that has failed a moment ago
+	captured                    bool // an attacker writes its Node
 	retry                       int  // what its Node says: 0 nothing, 1 that its owner wants a try, 2 that of this run, 3 of one before
 }
 
@@ -125,7 +126,7 @@ func (f *facts) broken() string {
 				controlPlanes++
 			}
 			// A person has made us forget it.
-			if m.nodeWasDeleted || f.orphan(m) {
+			if m.nodeWasDeleted || m.captured || f.orphan(m) {
 				allowed++
 				if cp {
 					allowedControl++
@@ -141,7 +142,7 @@ func (f *facts) broken() string {
 		if m.life != running {
 			continue
 		}
-		if m.isNode && m.ready {
+		if m.isNode && m.ready && !m.captured {
 			ready[m.group]++
 		}
 		if m.member == 2 && !m.sick {
@@ -214,6 +215,12 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 	switch e.kind {
 	case recordIntent, createInstance:
 		worker = e.place >= 0 && !f.groups[e.group].controlPlanes
+		switch {
+		case e.kind == recordIntent && e.place >= 0 && d != nil && e.group != d.group:
+			return "a node is replaced in another group than its own"
+		case e.kind == recordIntent && e.leave && m != nil && !m.obsolete && !m.captured && (!f.control(m) || m.member != 0):
+			return "a machine is to leave because of what another's Node claims"
+		}
 		if e.place >= 0 && e.kind == recordIntent && d != nil {
 			switch {
 			case f.paused || f.cancel:
@@ -256,6 +263,9 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		}
 	case bindIntent:
 		leaves := d != nil && e.machine == e.donor // the donor, and not its heir
+		if e.place >= 0 && e.donor >= 0 && !leaves && e.machine != e.made {
+			return "an intent is bound to a machine that it does not speak of"
+		}
 		worker = e.place >= 0 && leaves && !f.control(m)
 		if e.place >= 0 && leaves {
 			h := at(e.made)
@@ -278,7 +288,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 	case cordonNode:
 		worker = e.heir != noMachine && !f.control(m) && m.heir != e.heir
 	case deleteInstance:
-		if m.isNode && m.ready && !m.drained && whole {
+		if m.isNode && m.ready && !m.drained && !m.captured && whole {
 			return "a machine is deleted with work on it"
 		}
 		if e.host == e.machine && m.isNode && m.ready && whole {
@@ -391,7 +401,7 @@ func (f *facts) irrevocable(e *effect, whole bool) string {
 			return "a control plane is deleted that is still a member of etcd"
 		}
 	case deleteNode:
-		if m.life == running || m.life == booting {
+		if (m.life == running || m.life == booting) && !m.captured {
 			return "the Node of a running machine is deleted"
 		}
 	case clearIntent:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -135,26 +136,34 @@ type refusal struct{ reason, message string }
 // annotate notes on the Node what its machine was made from. A refusal means that the
 // Node is not, or not yet, the machine that the note speaks about.
 func (r *joiningNodes) annotate(ctx context.Context, jn *v1alpha1.JoiningNode, node *corev1.Node) (*refusal, error) {
-	id := node.Spec.ProviderID
+	id, attested := node.Spec.ProviderID, jn.Spec.ProviderID
 	switch {
-	case id == "" && jn.Spec.ProviderID == "":
-		return &refusal{"NoProviderID", fmt.Sprintf("Node %s has no providerID, so its machine cannot be found", node.Name)}, nil
 	case id == "":
-		id = jn.Spec.ProviderID
-	case jn.Spec.ProviderID != "" && id != jn.Spec.ProviderID:
-		return &refusal{"OtherMachine", fmt.Sprintf("Node %s is machine %s, the ticket was given to %s", node.Name, id, jn.Spec.ProviderID)}, nil
+		return &refusal{"NoProviderID", fmt.Sprintf("Node %s has no providerID, so its machine cannot be found", node.Name)}, nil
+	case attested != "" && !strings.EqualFold(id, attested): // some clouds change the case between calls
+		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, the ticket was given to %s", node.Name, id, attested)}, nil
 	}
 	want := map[string]string{v1alpha1.AnnotationComponents: jn.Spec.ComponentsReference}
 	instance, err := r.cloud.Instance(ctx, id)
 	switch {
 	case errors.Is(err, cloud.ErrNotFound):
-		// What was installed is known without the cloud.
-		return &refusal{"InstanceUnknown", fmt.Sprintf("the cloud does not know machine %s", id)}, r.patch(ctx, node, want)
+		return &refusal{"InstanceUnknown", fmt.Sprintf("the cloud does not know machine %s", id)}, r.patchAttested(ctx, jn, node, want)
 	case err != nil:
-		return nil, errors.Join(fmt.Errorf("find machine of Node %s: %w", node.Name, err), r.patch(ctx, node, want))
+		return nil, errors.Join(fmt.Errorf("find machine of Node %s: %w", node.Name, err), r.patchAttested(ctx, jn, node, want))
+	case instance.Name != node.Name:
+		return &refusal{"OtherMachine", fmt.Sprintf("Node %s claims machine %s, which the cloud calls %s", node.Name, id, instance.Name)}, nil
 	}
 	want[v1alpha1.AnnotationImage], want[v1alpha1.AnnotationGroup] = instance.Image, instance.Group
 	return nil, r.patch(ctx, node, want)
+}
+
+// patchAttested notes what was installed, which is known without the cloud if the join
+// service has verified the machine.
+func (r *joiningNodes) patchAttested(ctx context.Context, jn *v1alpha1.JoiningNode, node *corev1.Node, want map[string]string) error {
+	if jn.Spec.ProviderID == "" {
+		return nil
+	}
+	return r.patch(ctx, node, want)
 }
 
 // patch sets annotations, if one differs. It is bound to the Node that was seen: one

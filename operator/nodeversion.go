@@ -98,11 +98,13 @@ type nodeVersions struct {
 	assessed   time.Time     // when there was a look at what to tell
 	reported   time.Time     // when the status was written last
 	told       map[string]string
-	toldDrains map[string]string    // by node
-	lines      map[string]time.Time // when the run of a machine's agent was told last
-	starts     *rate.Limiter        // of replacements
-	telling    *rate.Limiter
-	recording  *rate.Limiter
+	toldDrains map[string]string // by node
+	// toldImpostors is what was told of each, by node.
+	toldImpostors map[string]string
+	lines         map[string]time.Time // when the run of a machine's agent was told last
+	starts        *rate.Limiter        // of replacements
+	telling       *rate.Limiter
+	recording     *rate.Limiter
 }
 
 // lockHolder is the name under which the cluster's nodes are locked, whichever replica leads.
@@ -165,6 +167,7 @@ func (r *nodeVersions) init() {
 	r.view, r.hostView, r.efforts = newView(r.client, r.now), &hostView{}, newEfforts(r.now)
 	r.writes, r.gathered = make(chan struct{}, writers), map[string]gathering{}
 	r.versions, r.told, r.toldDrains, r.lines = map[string]string{}, map[string]string{}, map[string]string{}, map[string]time.Time{}
+	r.toldImpostors = map[string]string{}
 	r.starts = rate.NewLimiter(startRate, startBurst)
 	r.telling, r.recording = rate.NewLimiter(statusRate, statusBurst), rate.NewLimiter(eventRate, eventBurst)
 }
@@ -313,6 +316,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 		r.took += (took - r.took) / 8
 	}
 	r.tellDrains(o)
+	r.tellImpostors(o)
 	// What is told costs as much as what is decided, and nobody reads it as often.
 	again := assessPace - r.now().Sub(r.assessed)
 	if again <= 0 || again > assessPace || published != nil {
@@ -433,7 +437,7 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 	x := o.find()
 	for i := range o.intents {
 		in := &o.intents[i]
-		m := x.instances[in.machine]
+		m := x.instance(in.machine)
 		if in.machine == "" {
 			m = x.tokens[in.token]
 		}
@@ -444,7 +448,7 @@ func (r *nodeVersions) renew(o *observed, actions []action, age time.Duration, l
 	controlPlanes := false
 	for i := range o.world.nodes {
 		n := &o.world.nodes[i]
-		if n.providerID != "" && x.instances[n.providerID] == nil {
+		if n.providerID != "" && x.instance(n.providerID) == nil {
 			due = min(due, r.interval)
 		}
 		if !n.ready {

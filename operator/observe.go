@@ -1,7 +1,6 @@
 package operator
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -153,7 +152,7 @@ type observed struct {
 func (o *observed) of(a action) *observed {
 	out := &observed{version: o.version, nodes: map[string]*corev1.Node{}, pending: map[string]*v1alpha1.PendingNode{}, woken: o.woken}
 	for _, name := range []string{a.node, a.donor, a.intent.donor, a.intent.node} {
-		if n := o.nodes[name]; n != nil {
+		if n := o.nodes[name]; n != nil && (name == a.node || o.find().nodes[name] != nil) { // nothing is inherited from an impostor
 			out.nodes[name] = n
 		}
 	}
@@ -163,10 +162,11 @@ func (o *observed) of(a action) *observed {
 	return out
 }
 
-// find finds what the world holds, whose nodes and instances must be complete by then.
+// find finds what the world holds, whose nodes, instances and intents must be complete by
+// then, and judges the nodes.
 func (o *observed) find() *lookup {
 	if o.found == nil {
-		o.found = newLookup(&o.world)
+		o.found = newLookup(&o.world, everyRule)
 	}
 	return o.found
 }
@@ -213,7 +213,7 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		g := &groups.Items[i]
 		w.groups = append(w.groups, group{name: g.Name, id: g.Spec.GroupID, role: g.Spec.Role, image: g.Status.ImageReference, strategy: g.Spec.Strategy, missing: notListed(g), held: g.Annotations[v1alpha1.AnnotationHeld] == "true"})
 	}
-	w.nodes = r.nodesOf(w.groups)
+	w.nodes = r.nodesOf()
 	for _, p := range o.pending {
 		in := intentOf(p)
 		least := createDeadline
@@ -272,30 +272,25 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 	return o, nil
 }
 
-// nodesOf returns the nodes, by name, with the role of their group. kubeadm labels a
-// control plane some time after its Node is there, so one that has no such label is a
-// worker only if its group says so, or is not known. What it returns is overwritten by
-// the next call.
-func (r *nodeVersions) nodesOf(groups []group) []node {
-	roles := make(map[string]v1alpha1.Role, len(groups))
-	for i := range groups {
-		roles[groups[i].id], roles[strings.ToLower(groups[i].id)] = groups[i].role, groups[i].role
-	}
+// nodesOf returns the nodes, by name, as their Nodes describe themselves. kubeadm labels
+// a control plane some time after its Node is there, so the role is known when judge has
+// taken it from the cloud. What it returns is overwritten by the next call.
+func (r *nodeVersions) nodesOf() []node {
 	r.nodes = r.nodes[:0]
 	for _, known := range r.book.order {
 		r.nodes = append(r.nodes, known.node)
 		n := &r.nodes[len(r.nodes)-1]
-		role, ok := roles[n.group]
-		if !ok {
-			role = roles[strings.ToLower(n.group)]
-		}
-		n.role = cmp.Or(role, n.role)
 		if n.cordon != uncordoned {
 			n.drained, n.blocker = r.drains.state(n.name)
 		}
 		if n.cordon == cordonedByUs {
 			key := "cordon " + n.name + known.object.Annotations[v1alpha1.AnnotationCordoned]
 			n.cordonedSince = r.clocks.until(key, n.cordonedSince.Add(drainDeadline), r.now(), drainDeadline/3).Add(-drainDeadline)
+		}
+		if !n.postponed.IsZero() { // no Node postpones itself for longer than we do
+			if most := r.clocks.since("postponed "+n.name+known.object.Annotations[v1alpha1.AnnotationPostponed], r.now()).Add(postponement); n.postponed.After(most) {
+				n.postponed = most
+			}
 		}
 	}
 	return r.nodes
@@ -396,7 +391,7 @@ func (b *nodeBook) update(cached []any, v *view) {
 	}
 }
 
-// nodeFrom is what a Node says, with times by the clocks of others; of its drain nothing
+// nodeFrom is what a Node claims, with times by the clocks of others; of its drain nothing
 // is known.
 func nodeFrom(n *corev1.Node) node {
 	a := n.Annotations
@@ -537,7 +532,8 @@ func (h *hostView) setRun(r upgradeRun) {
 	h.latest, h.runKnown = r, true
 }
 
-// about are the machines that Nodes and intents speak of.
+// about are the machines that Nodes and intents speak of. What impostors claim is known
+// to be another's.
 func (o *observed) about() map[string]spoken {
 	out := make(map[string]spoken, len(o.world.nodes))
 	for i := range o.world.nodes {
@@ -553,6 +549,7 @@ func (o *observed) about() map[string]spoken {
 		if in.machine != "" {
 			s := out[in.machine]
 			s.leaves = s.leaves || in.goal == v1alpha1.LeaveGoal
+			s.name = in.node
 			out[in.machine] = s
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -182,33 +183,86 @@ func TestOwnWritesLieOverTheCache(t *testing.T) {
 	want("after a conflict the cache knows better", see(a), map[string]string{"a": "1 10"})
 }
 
-func TestNodesHaveTheRoleOfTheirGroup(t *testing.T) {
+// A Node that says "n" is machine "i"; what the cloud says of the machine counts.
+func TestNodesAreWhatTheCloudSaysOfTheirMachines(t *testing.T) {
 	labelled := map[string]string{"node-role.kubernetes.io/control-plane": ""}
 	groups := []group{{id: cpGroup, role: v1alpha1.ControlPlaneRole}, {id: workerGroup, role: v1alpha1.WorkerRole}}
+	const id = "sandbox://t/n"
+	machineIn := func(group string, edit ...func(*instance)) []instance {
+		m := instance{id: id, name: "n", group: group, image: image2, state: "Ready"}
+		for _, e := range edit {
+			e(&m)
+		}
+		return []instance{m}
+	}
+	worker, controlPlane := v1alpha1.WorkerRole, v1alpha1.ControlPlaneRole
 	for _, tt := range []struct {
-		name   string
-		labels map[string]string
-		group  string
-		want   v1alpha1.Role
+		name      string
+		labels    map[string]string
+		claims    string // group
+		instances []instance
+		want      node
+		rejected  string // name of the machine that the Node claims
 	}{
-		{"a control plane that kubeadm has labelled", labelled, cpGroup, v1alpha1.ControlPlaneRole},
-		{"a joining control plane without a label", nil, cpGroup, v1alpha1.ControlPlaneRole},
-		{"IDs of groups are the same in any case", nil, "SANDBOXES/T/Groups/Control-Plane", v1alpha1.ControlPlaneRole},
-		{"a worker", nil, workerGroup, v1alpha1.WorkerRole},
-		{"a worker stays one whatever its labels say", labelled, workerGroup, v1alpha1.WorkerRole},
-		{"a labelled control plane whose group is not known yet", labelled, "", v1alpha1.ControlPlaneRole},
-		{"of neither label nor group", nil, "", v1alpha1.WorkerRole},
-		{"of a group without a ScalingGroup", nil, "sandboxes/t/groups/other", v1alpha1.WorkerRole},
+		{"a control plane that kubeadm has labelled", labelled, cpGroup, machineIn(cpGroup), node{role: controlPlane, group: cpGroup, image: image2, confirmed: true}, ""},
+		{"a joining control plane without a label or an annotation", nil, "", machineIn(cpGroup), node{role: controlPlane, group: cpGroup, image: image2, confirmed: true}, ""},
+		{"IDs of groups are the same in any case", nil, "", machineIn("SANDBOXES/T/Groups/Control-Plane"), node{role: controlPlane, group: "SANDBOXES/T/Groups/Control-Plane", image: image2, confirmed: true}, ""},
+		{"a worker stays one whatever it claims", labelled, cpGroup, machineIn(workerGroup), node{role: worker, group: workerGroup, image: image2, confirmed: true}, ""},
+		{"a control plane stays one whatever it claims", nil, workerGroup, machineIn(cpGroup), node{role: controlPlane, group: cpGroup, image: image2, confirmed: true}, ""},
+		{"of a group without a ScalingGroup the cloud knows the role", nil, "", machineIn("other", func(m *instance) { m.role = controlPlane }), node{role: controlPlane, group: "other", image: image2, confirmed: true}, ""},
+		{"and otherwise the label", labelled, "", machineIn("other"), node{role: controlPlane, group: "other", image: image2, confirmed: true}, ""},
+		{"IDs of machines are the same in any case", nil, "", machineIn(workerGroup, func(m *instance) { m.id = "SANDBOX://T/n" }), node{role: worker, group: workerGroup, image: image2, confirmed: true}, ""},
+		{"an image that the cloud does not name is not known", nil, "", machineIn(workerGroup, func(m *instance) { m.image = "" }), node{role: worker, group: workerGroup, confirmed: true}, ""},
+		{"a machine that the cloud does not list is unknown", labelled, cpGroup, nil, node{role: controlPlane, group: cpGroup, image: image1}, ""},
+		{"so is one that it has never described", nil, workerGroup, machineIn("", func(m *instance) { m.name, m.image, m.state = "", "", "Terminated" }), node{role: worker, group: workerGroup, image: image1}, ""},
+		{"a machine of another name is not this Node's", labelled, cpGroup, machineIn(cpGroup, func(m *instance) { m.name = "control-plane-0" }), node{}, "control-plane-0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: tt.labels, Annotations: map[string]string{v1alpha1.AnnotationGroup: tt.group}}}
+			n := &corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: tt.labels, Annotations: map[string]string{v1alpha1.AnnotationGroup: tt.claims, v1alpha1.AnnotationImage: image1}},
+				Spec:       corev1.NodeSpec{ProviderID: id},
+			}
 			r := new(nodeVersions)
 			r.book.update([]any{n}, newView(nil, time.Now))
-			got := r.nodesOf(groups)
-			want := []node{{name: "n", role: tt.want, group: tt.group}}
-			if d := cmp.Diff(want, got, cmp.AllowUnexported(node{})); d != "" {
+			w := world{nodes: r.nodesOf(), groups: groups, instances: tt.instances}
+			x := newLookup(&w, everyRule)
+			if tt.rejected != "" {
+				if len(w.nodes) > 0 || len(w.impostors) != 1 || w.impostors[0].name != "n" || w.impostors[0].machine != tt.rejected || x.nodes["n"] != nil || x.machineOf[id] != nil {
+					t.Errorf("nodes %+v, impostors %+v", w.nodes, w.impostors)
+				}
+				return
+			}
+			tt.want.name, tt.want.providerID = "n", id
+			if tt.want.confirmed {
+				tt.want.providerID = tt.instances[0].id
+			}
+			if d := cmp.Diff([]node{tt.want}, w.nodes, cmp.AllowUnexported(node{})); d != "" {
 				t.Errorf("nodes, want and got:\n%s", d)
 			}
+			if is := x.machineOf[tt.want.providerID] != nil; is != tt.want.confirmed {
+				t.Errorf("found by its machine: %t", is)
+			}
 		})
+	}
+}
+
+// Of several Nodes that claim one machine the one that bears its name counts on.
+func TestOfNodesThatClaimOneMachineTheHonestOneCounts(t *testing.T) {
+	w := world{instances: []instance{{id: "sandbox://t/b", name: "b", group: workerGroup, image: image2, state: "Ready"}}}
+	for _, name := range []string{"a", "b", "c"} {
+		w.nodes = append(w.nodes, node{name: name, providerID: strings.Replace("sandbox://t/b", "sandbox", map[string]string{"a": "SANDBOX", "b": "sandbox", "c": "Sandbox"}[name], 1)})
+	}
+	x := newLookup(&w, everyRule)
+	if n := x.machineOf["sandbox://t/b"]; n == nil || n.name != "b" || len(w.nodes) != 1 || len(w.impostors) != 2 {
+		t.Errorf("the machine's Node is %+v, nodes %+v, impostors %+v", n, w.nodes, w.impostors)
+	}
+	// While the cloud does not describe the machine, only our own record does.
+	w = world{nodes: []node{{name: "a", providerID: "sandbox://t/b"}, {name: "b", providerID: "sandbox://t/b"}}}
+	if x := newLookup(&w, everyRule); x.machineOf["sandbox://t/b"] != nil || len(w.impostors) > 0 {
+		t.Errorf("the machine's Node is %+v, impostors %+v", x.machineOf["sandbox://t/b"], w.impostors)
+	}
+	w.intents = []intent{{name: "machine-b", goal: v1alpha1.LeaveGoal, machine: "sandbox://t/b", node: "b"}}
+	if n := newLookup(&w, everyRule).machineOf["sandbox://t/b"]; n == nil || n.name != "b" {
+		t.Errorf("the machine's Node is %+v", n)
 	}
 }

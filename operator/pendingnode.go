@@ -60,7 +60,7 @@ func (in intent) bind(p *v1alpha1.PendingNode, now time.Time) bool {
 // pendingStatus is how far the machine of an intent has come, of whose agent run was heard.
 // before keeps what is not known.
 func pendingStatus(in intent, w *lookup, run upgradeRun, before v1alpha1.PendingNodeStatus) v1alpha1.PendingNodeStatus {
-	m := w.instances[in.machine]
+	m := w.instance(in.machine)
 	if in.machine == "" {
 		m = w.tokens[in.token]
 	}
@@ -84,19 +84,32 @@ func pendingStatus(in intent, w *lookup, run upgradeRun, before v1alpha1.Pending
 
 // lookup finds what a world holds.
 type lookup struct {
-	nodes     map[string]*node // by name
-	machineOf map[string]*node // by ID of the machine
+	nodes     map[string]*node // by name, without impostors
+	machineOf map[string]*node // by ID of the machine: the Node that the cloud or an intent confirms
 	*finder
 }
 
-// finder finds instances by ID and by the token that they were created with.
-type finder struct{ instances, tokens map[string]*instance }
+// finder finds instances by ID, by the token that they were created with, and by the mark
+// that the token of the machine has that replaces one.
+type finder struct {
+	instances, tokens, marks map[string]*instance
+	folded                   map[string]*instance // by ID in lower case, where that differs
+}
 
 func newFinder(all []instance) *finder {
-	k := &finder{instances: make(map[string]*instance, len(all)), tokens: make(map[string]*instance, len(all))}
+	k := &finder{instances: make(map[string]*instance, len(all)), tokens: make(map[string]*instance, len(all)), marks: make(map[string]*instance, len(all))}
 	for i := range all {
 		m := &all[i]
 		k.instances[m.id] = m
+		if folded := strings.ToLower(m.id); folded != m.id {
+			if k.folded == nil {
+				k.folded = map[string]*instance{}
+			}
+			k.folded[folded] = m
+		}
+		if m.mark != "" {
+			k.marks[m.mark] = m
+		}
 		if m.token != "" {
 			k.tokens[m.token] = m
 		}
@@ -104,17 +117,26 @@ func newFinder(all []instance) *finder {
 	return k
 }
 
-func newLookup(w *world) *lookup {
+// instance returns a machine by its ID in any case; nil if it is not known.
+func (k *finder) instance(id string) *instance {
+	m := k.instances[id]
+	if m != nil || id == "" {
+		return m
+	}
+	folded := strings.ToLower(id)
+	if m = k.instances[folded]; m != nil {
+		return m
+	}
+	return k.folded[folded]
+}
+
+// newLookup judges the nodes of w, see judge, and finds what w holds. off is the rule
+// that is switched off.
+func newLookup(w *world, off rule) *lookup {
 	x := &lookup{nodes: make(map[string]*node, len(w.nodes)), machineOf: make(map[string]*node, len(w.nodes)), finder: w.finder}
 	if x.finder == nil {
 		x.finder = newFinder(w.instances)
 	}
-	for i := range w.nodes {
-		n := &w.nodes[i]
-		x.nodes[n.name] = n
-		if n.providerID != "" {
-			x.machineOf[n.providerID] = n
-		}
-	}
+	x.judge(w, off)
 	return x
 }

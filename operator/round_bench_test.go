@@ -46,7 +46,7 @@ func BenchmarkRound(b *testing.B) {
 			b.Cleanup(r.settled.close)
 			r.init()
 			for _, m := range w.instances {
-				r.fleet.known[m.id] = seen{listed: true, Instance: cloud.Instance{ProviderID: m.id, Name: m.name, Group: m.group, Token: m.token, State: cloud.State(m.state)}}
+				r.fleet.known[m.id] = seen{listed: true, Instance: cloud.Instance{ProviderID: m.id, Name: m.name, Group: m.group, Image: m.image, Token: m.token, State: cloud.State(m.state)}}
 			}
 			r.fleet.complete, r.fleet.listed = true, time.Now()
 			nv := &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName, Generation: 1}, Spec: spec, Status: w.before}

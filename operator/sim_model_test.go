@@ -52,6 +52,9 @@ var (
 // simMachine is what the invariants do not need to know of a machine.
 type simMachine struct {
 	id, name, token string
+	mark            string // see markOf
+	lie             int    // what its Node claims falsely since it was captured; see the explorer's
+	about           int    // machine that it is about
 	created         time.Time
 	node            *node  // as the API server has it, never changed in place; nil: no Node
 	listed          string // state that the cloud lists; empty: not listed
@@ -104,6 +107,7 @@ type simulation struct {
 	intents []*simIntent
 	version *simVersion
 	upgrade upgradeRun
+	liars   []node // Nodes of no machine
 	ops     [2]*simOperator
 	surgeIs intstr.IntOrString
 
@@ -213,7 +217,7 @@ func (s *simulation) storeNode(i int, n *node) {
 	m := &s.machines[i]
 	s.m[i].node = n
 	if n == nil {
-		*m = fact{life: m.life, group: m.group, image: m.image, comps: m.comps, ours: m.ours, place: m.place, member: m.member, sick: m.sick, api: m.api, noted: m.comps, run: m.run, tracked: m.tracked, trackedLate: m.trackedLate, nodeWasDeleted: m.nodeWasDeleted, counted: m.counted, donor: noMachine, heir: noMachine}
+		*m = fact{life: m.life, group: m.group, image: m.image, comps: m.comps, ours: m.ours, place: m.place, member: m.member, sick: m.sick, api: m.api, noted: m.comps, run: m.run, captured: m.captured, tracked: m.tracked, trackedLate: m.trackedLate, nodeWasDeleted: m.nodeWasDeleted, counted: m.counted, donor: noMachine, heir: noMachine}
 	} else {
 		if m.cordon != uncordoned && n.cordon == uncordoned {
 			m.drained = false // pods come back
@@ -384,6 +388,7 @@ const (
 func (s *simulation) machine(g int, token string) int {
 	i := len(s.m)
 	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), token: token, created: s.clock()}
+	m.mark = markOf(m.id)
 	s.m = append(s.m, m)
 	s.machines = append(s.machines, fact{life: booting, group: g, image: s.groups[g].image, ours: token != "", place: -1, donor: noMachine, heir: noMachine})
 	s.byName[m.name], s.byID[m.id] = i, i
@@ -521,6 +526,14 @@ func (s *simulation) end(i int) {
 			s.machines[k].donor = forgotten
 		}
 	}
+	if m := s.m[i]; m.lie == lieClaim || m.lie == lieNoID {
+		s.after(s.between(time.Second, time.Minute), func() {
+			if f.isNode = s.m[i].node != nil; f.isNode {
+				s.say("a person deletes the Node %s, which is no machine's any more", m.name)
+				s.removeNode(i)
+			}
+		})
+	}
 	s.elect()
 	s.lost(i)
 }
@@ -624,10 +637,21 @@ func (s *simulation) counts() (ready [32]int, voters int) {
 	leaves := s.leaving()
 	for i := range s.machines {
 		m := &s.machines[i]
+		if m.captured && m.donor >= 0 { // it takes the place of an honest one
+			leaves[m.donor] = true
+		}
+	}
+	for _, in := range s.intents {
+		if i, ok := s.byToken[in.token]; ok && in.donorNo >= 0 && s.machines[i].captured {
+			leaves[in.donorNo] = true
+		}
+	}
+	for i := range s.machines {
+		m := &s.machines[i]
 		if m.life != running || !s.stays(i, leaves) {
 			continue
 		}
-		if m.isNode && m.ready {
+		if m.isNode && m.ready && !m.captured {
 			ready[m.group]++
 		}
 		if m.member == 2 && !m.sick {
@@ -767,6 +791,8 @@ const (
 	groupAppears
 	clockSkew
 	holds
+	liars
+	captures
 	lucks
 )
 
@@ -775,7 +801,7 @@ var luckNames = [...]string{
 	createsFail: "creates-fail", createsTimeOut: "creates-time-out", deletesLost: "deletes-lost", cloudAway: "cloud-away", cloudLags: "cloud-lags", cloudPartial: "cloud-partial", cloudSilent: "cloud-silent",
 	neverJoins: "never-joins", joinsLate: "joins-late", joinsWrong: "joins-wrong", machineDies: "machine-dies", notReady: "not-ready", memberSick: "member-sick", upgradeFails: "upgrade-fails",
 	budgetBlocks: "budget-blocks", cordons: "cordons", uncordons: "uncordons", switches: "switches", nodeDeleted: "node-deleted", intentDeleted: "intent-deleted", marksObsolete: "marks-obsolete",
-	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew", holds: "holds",
+	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew", holds: "holds", liars: "liars", captures: "captures",
 }
 
 func (l luck) String() string { return luckNames[l] }
@@ -804,7 +830,13 @@ func newSimulation(seed uint64, off rule) *simulation {
 		s.latency = s.between(10*time.Millisecond, time.Second)
 	}
 	for range s.rng.IntN(10) {
-		s.kinds = append(s.kinds, luck(s.rng.IntN(int(lucks))))
+		s.kinds = append(s.kinds, luck(s.rng.IntN(int(liars))))
+	}
+	attackers := rand.New(rand.NewPCG(seed, 2)) // seeds without them tell the stories that they told before
+	for _, l := range []luck{liars, captures} {
+		if attackers.IntN(100) < 30 {
+			s.kinds = append(s.kinds, l)
+		}
 	}
 	slices.Sort(s.kinds)
 	s.kinds = slices.Compact(s.kinds)
@@ -874,6 +906,7 @@ func (s *simulation) addGroup(role v1alpha1.Role) int {
 func (s *simulation) addNode(g int) {
 	i := len(s.m)
 	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), created: s.clock().Add(-24 * time.Hour), listed: "Ready"}
+	m.mark = markOf(m.id)
 	f := fact{life: running, group: g, place: -1, isNode: true, ready: true, known: true, donor: noMachine, heir: noMachine}
 	if g == 0 {
 		f.member = 2
@@ -1126,6 +1159,19 @@ func (s *simulation) strikes(l luck) func() {
 				}
 			}
 		}
+	case liars:
+		return s.moreLiars
+	case captures:
+		return func() {
+			if i := s.some(workerNode(s)); i >= 0 && !s.machines[i].captured {
+				s.say("%s is captured", s.m[i].name)
+				s.machines[i].captured = true
+				g := &s.groups[s.machines[i].group]
+				g.floor = max(0, g.floor-1)
+				s.forgive()
+				s.lies(i)
+			}
+		}
 	case autoscalerSet:
 		return func() {
 			s.othersStopped = s.chance(50)
@@ -1166,6 +1212,57 @@ func (s *simulation) strikes(l luck) func() {
 		}
 	}
 	return nil
+}
+
+// lies has the Node of a captured machine claim something else from time to time.
+func (s *simulation) lies(i int) {
+	if s.calm || s.machines[i].life != running {
+		return
+	}
+	m := s.m[i]
+	m.lie, m.about = s.rng.IntN(lies), s.rng.IntN(len(s.m))
+	s.say("the Node %s lies: %d about %s", m.name, m.lie, s.m[m.about].name)
+	s.wakeAll()
+	s.after(s.between(time.Second, 5*time.Minute), func() { s.lies(i) })
+}
+
+// lied is n with what the Node of a captured machine claims.
+func (s *simulation) lied(i int, n node) node {
+	about := s.m[s.m[i].about]
+	switch s.m[i].lie {
+	case lieClaim:
+		n.providerID, n.obsolete = about.id, true
+	case lieDonor:
+		n.donor = about.name
+	case lieGroup:
+		n.group, n.role = s.gs[0].id, v1alpha1.ControlPlaneRole
+	case lieImage:
+		n.image = simImages[s.image]
+	case lieKubelet:
+		n.kubelet = "v1.99.0"
+	case lieNoID:
+		n.providerID = ""
+	case lieDenies:
+		n.donor = ""
+	}
+	return n
+}
+
+// moreLiars adds a Node of no machine, and has all of them claim something else.
+func (s *simulation) moreLiars() {
+	s.liars = append(s.liars, node{name: liarName + strconv.Itoa(len(s.liars)), role: v1alpha1.WorkerRole})
+	for i := range s.liars {
+		n, about := &s.liars[i], s.m[s.rng.IntN(len(s.m))]
+		n.providerID = about.id
+		if s.chance(10) {
+			n.providerID = "sandbox://s/none"
+		}
+		n.ready, n.obsolete, n.donor, n.heir, n.kubelet = s.chance(80), s.chance(50), s.m[s.rng.IntN(len(s.m))].name, about.name, "v1.99.0"
+		n.group, n.image, n.components = s.gs[s.rng.IntN(len(s.gs))].id, simImages[s.rng.IntN(len(simImages))], simComps[s.rng.IntN(len(simComps))]
+		n.cordon, n.drained = cordon(s.rng.IntN(3)), s.chance(50)
+	}
+	s.say("%d Nodes of no machine claim others", len(s.liars))
+	s.wakeAll()
 }
 
 func (s *simulation) grow(n int) {
@@ -1267,6 +1364,9 @@ func (s *simulation) heal() {
 	for i, m := range s.m {
 		m.silent = 0
 		s.machines[i].sick = false
+		if m.lie == lieKubelet && s.groups[s.machines[i].group].inPlace { // an upgrade in place that fails is for people to see to
+			m.lie = truth
+		}
 		s.uncordon(i)
 		if f := &s.machines[i]; f.isNode && f.life == running && !f.ready {
 			s.setReady(i, true)

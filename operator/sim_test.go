@@ -175,7 +175,7 @@ func (o *simOperator) world() world {
 			continue
 		}
 		ask[i] = true
-		w.nodes = append(w.nodes, *n)
+		w.nodes = append(w.nodes, s.lied(i, *n))
 		if last := &w.nodes[len(w.nodes)-1]; last.cordon == cordonedByUs {
 			last.cordonedSince = o.clocks.until("cordon "+n.name+n.cordonedSince.String(), n.cordonedSince.Add(drainDeadline), w.now, drainDeadline/3).Add(-drainDeadline)
 		}
@@ -184,6 +184,7 @@ func (o *simOperator) world() world {
 			last.drained, last.blocker = d.done, d.blocker
 		}
 	}
+	w.nodes = append(w.nodes, s.liars...)
 	for _, g := range o.groups {
 		if g.name != "" {
 			w.groups = append(w.groups, g)
@@ -213,9 +214,9 @@ func (o *simOperator) world() world {
 	w.instances = make([]instance, 0, len(o.list)+4)
 	one := func(i int, state string) {
 		m := s.m[i]
-		in := instance{id: m.id, name: m.name, group: s.gs[s.machines[i].group].id, token: m.token, state: v1alpha1.InstanceState(state), since: o.clocks.since(m.id, w.now), address: simAddress(i)}
+		in := instance{id: m.id, name: m.name, group: s.gs[s.machines[i].group].id, image: simImages[s.machines[i].image], mark: m.mark, token: m.token, replaces: replacedBy(m.token), state: v1alpha1.InstanceState(state), since: o.clocks.since(m.id, w.now), address: simAddress(i)}
 		if state == "Terminated" && o.answers[m.token] != i {
-			in.token = "" // the cloud knows nothing of it any more
+			in.token, in.replaces = "", "" // the cloud knows nothing of it any more
 		}
 		w.instances = append(w.instances, in)
 	}
@@ -269,6 +270,10 @@ func (o *simOperator) pass() {
 	var order []string
 	for i := range d.actions {
 		a := &d.actions[i]
+		if strings.HasPrefix(a.node, liarName) || strings.HasPrefix(a.intent.node, liarName) || strings.HasPrefix(a.intent.donor, liarName) || strings.HasPrefix(a.heir, liarName) {
+			s.fail("a Node that is no machine is believed (operator %d: %s)", o.no, a)
+			return
+		}
 		e := o.effect(a)
 		if fresh {
 			if wrong := s.wrongEffect(&e, true); wrong != "" {

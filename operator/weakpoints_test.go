@@ -373,12 +373,12 @@ func TestWeakPointR7UpgradeIsNotLockedByAField(t *testing.T) {
 	wantActions(t, "the status says that one is active, and none is", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *world) {
 		target(s, w)
 		w.before.Upgrade = &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-0", Phase: "apply", Started: metav1.NewTime(modelNow)}
-		w.run = lastRun(upgradeRun{}, w.before.Upgrade, 0, *s, *newLookup(w), w.leader)
+		w.run = lastRun(upgradeRun{}, w.before.Upgrade, 0, *s, *newLookup(w, everyRule), w.leader)
 	}), begin)
 	wantActions(t, "of another host, for longer than a run takes", decided(everyRule, func(s *v1alpha1.NodeVersionSpec, w *world) {
 		target(s, w)
 		told := &v1alpha1.UpgradeProgress{Version: "v1.36.3", Node: "control-plane-1", Phase: "apply", Started: metav1.NewTime(modelNow)}
-		w.run = lastRun(upgradeRun{}, told, lostRun+time.Minute, *s, *newLookup(w), w.leader)
+		w.run = lastRun(upgradeRun{}, told, lostRun+time.Minute, *s, *newLookup(w, everyRule), w.leader)
 	}), begin)
 
 	// A new process follows the run that it finds, without being told to by anybody.

@@ -12,9 +12,11 @@ import (
 // incomplete; what is missing from it is unknown, never gone. A machine is gone only
 // if the cloud says so of its ID.
 type world struct {
-	nodes   []node
-	groups  []group
-	pending []pendingMachine // for the status
+	nodes []node
+	// impostors are Nodes that the cloud contradicts. judge takes them out of nodes.
+	impostors []impostor
+	groups    []group
+	pending   []pendingMachine // for the status
 
 	// What only decide looks at.
 	generation int64                      // of the spec
@@ -41,7 +43,10 @@ type world struct {
 }
 
 type node struct {
-	name              string
+	name string
+	// confirmed says that the cloud's machine of providerID bears the Node's name. Then
+	// role, group and image are those of the machine, and otherwise what the Node claims.
+	confirmed         bool
 	role              v1alpha1.Role
 	ready             bool
 	lacks             string // pod without which an heir that is Ready is of no use yet
@@ -88,10 +93,15 @@ type pendingMachine struct {
 }
 
 // instance is a machine as the cloud describes it. One that is asked for by ID and
-// not known is there with the state Terminated.
+// not known is there with the state Terminated, and without a name if the cloud has
+// never described it.
 type instance struct {
 	id, name, group string
-	token           string // that it was created with; empty: not by us
+	role            v1alpha1.Role // empty: not known
+	image           string        // that it was created from; empty: not known
+	mark            string        // of its ID; see markOf
+	replaces        string        // mark of the machine that it was created to replace; empty: not known
+	token           string        // that it was created with; empty: not by us
 	state           v1alpha1.InstanceState
 	since           time.Time // when it was first seen, by our own clock
 	address         string    // in the cluster's network; empty: not known
