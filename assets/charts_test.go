@@ -452,7 +452,7 @@ func TestPodsAreRestricted(t *testing.T) {
 				"runAsNonRoot != true (pod or container \"joinservice\" must set securityContext.runAsNonRoot=true)",
 				"runAsUser=0 (pod must not set runAsUser=0)",
 			},
-			mounts: []string{"/etc/kubernetes/pki at /pki (read-only)", "/var/lib/constellation-tpm at /run/tpm"},
+			mounts: []string{"/etc/kubernetes/pki at /pki (read-only)", "/var/lib/constellation-tpm at /run/tpm (read-only)"},
 		},
 	}
 	if got := slices.Sorted(maps.Keys(pods)); !slices.Equal(got, slices.Sorted(maps.Keys(want))) {

@@ -233,11 +233,6 @@ func (b *backupRun) resources(ctx context.Context, r *Reporter) (err error) {
 	return nil
 }
 
-type counted func([]byte) (int, error)
-
-// Write implements [io.Writer].
-func (c counted) Write(b []byte) (int, error) { return c(b) }
-
 func (b *backupRun) finish(ctx context.Context, r *Reporter) error {
 	m, err := b.w.Commit(backup.Manifest{Secrets: b.request.Secrets, Cluster: backup.Cluster{Name: b.name, ID: b.clusterID}})
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode"
 )
 
 // ErrChart means that a chart does not go together with its values, or with the cluster.
@@ -146,8 +145,9 @@ func secretValue(s string) bool { return secretValueRE.MatchString(s) }
 
 // short keeps a value on a line.
 func short(s string) string {
+	var f TextFilter
 	s = strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
+		if f.Shows(r) {
 			return r
 		}
 		return '?'

@@ -2,8 +2,11 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"constellation/assets"
@@ -176,6 +179,31 @@ func (j JoinConfig) accepts(demanded string) bool {
 		}
 	}
 	return j.Attestation == demanded
+}
+
+// enforces returns an error if one of the demands refuses no machine. Join services refuse
+// the whole of join-config then.
+func (j JoinConfig) enforces() error {
+	all := maps.Clone(j.Generations)
+	if all == nil {
+		all = map[string]string{}
+	}
+	all[""] = j.Attestation
+	for _, image := range slices.Sorted(maps.Keys(all)) {
+		var d demand
+		if err := json.Unmarshal([]byte(all[image]), &d); err != nil || d.Measurements.Enforces() {
+			continue // what cannot be read they say themselves
+		}
+		key := "attestationConfig"
+		if image != "" {
+			key += "." + image
+		}
+		return &Error{
+			Op: "publish join configuration", Err: fmt.Errorf("%s enforces no measurement: any machine would be let in", key), Exit: ExitBlocked,
+			Remedy: "give it a register without warnOnly, or remove the key: `kubectl -n kube-system edit configmap join-config`; then run the same command again",
+		}
+	}
+	return nil
 }
 
 // Chart is a chart with its values.

@@ -435,13 +435,7 @@ func readMeasurements(r *reader, to *attestation.Measurements) field {
 		if !ok || len(r.errs) > before {
 			return
 		}
-		enforced := 0
-		for _, v := range m {
-			if !v.WarnOnly {
-				enforced++
-			}
-		}
-		if enforced == 0 {
+		if !m.Enforces() {
 			r.bad(n, path, "enforces nothing: any machine would be accepted", "give at least one register without warnOnly")
 			return
 		}

@@ -3,29 +3,94 @@ package engine
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"syscall"
 
 	"constellation/engine/backup"
+	"constellation/engine/cloud"
 )
 
 // Snapshots takes snapshots of etcd.
 type Snapshots interface {
 	// EtcdSnapshot writes a snapshot of one member, which its agent has verified, to w, in
-	// bounded memory, and returns what is known of it. After an error, what was written is
+	// bounded memory, compares it with what the API server says, and returns what is known
+	// of it. It is taken through an operator's pod on a machine that confirm returns nil
+	// for; a nil confirm means that no cloud can be asked, and then only a machine at whose
+	// address an API server announces itself will do. After an error, what was written is
 	// worth nothing. The error is an [Error] with a remedy. It wraps ErrAbsent if nobody in
-	// the cluster takes snapshots, ErrForbidden if the user may not have one, and
-	// ErrUnreachable if trying once more may help.
-	EtcdSnapshot(ctx context.Context, w io.Writer) (backup.Snapshot, error)
+	// the cluster takes snapshots, ErrForbidden if the user may not have one,
+	// ErrUnreachable if trying once more may help, and ErrImpostor if what offers one, or
+	// what came, is not what it should be.
+	EtcdSnapshot(ctx context.Context, w backup.Sink, confirm ConfirmControlPlane) (backup.Snapshot, error)
+}
+
+// ErrImpostor means that something in the cluster is not what it claims to be.
+var ErrImpostor = errors.New("not what it claims to be")
+
+// ConfirmControlPlane asks the cloud whether the machine of a Node is a control plane that
+// runs. The error wraps ErrImpostor if it is not, ErrUnreachable if the cloud does not
+// answer. The arguments are the Node's name and its spec.providerID, which the machine
+// itself may have written.
+type ConfirmControlPlane func(ctx context.Context, node, providerID string) error
+
+// confirmControlPlane returns how the workspace's cloud is asked; nil, and why, if the
+// workspace leads to none.
+func (e *Engine) confirmControlPlane(ctx context.Context) (ConfirmControlPlane, error) {
+	c, err := e.ws.Config()
+	if err != nil {
+		return nil, err
+	}
+	s, err := e.ws.State()
+	if err != nil {
+		return nil, err
+	}
+	p, err := e.provider(ctx, c, s)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, node, providerID string) error {
+		all, err := p.Machines(ctx)
+		if err != nil && ctx.Err() == nil {
+			return fmt.Errorf("%w: ask the cloud whether %s is a control plane: %w", ErrUnreachable, node, err)
+		}
+		if err != nil {
+			return ctx.Err()
+		}
+		return confirmIn(all, node, providerID)
+	}, nil
+}
+
+// confirmIn looks a Node up among the cloud's machines.
+func confirmIn(all []CloudMachine, node, providerID string) error {
+	for i := range all {
+		m := &all[i]
+		switch {
+		case m.ProviderID != providerID:
+		case m.Name != node:
+			return fmt.Errorf("%w: the machine of Node %s, %s, is called %s in the cloud", ErrImpostor, node, providerID, m.Name)
+		case m.Role != cloud.ControlPlane:
+			return fmt.Errorf("%w: machine %s is no control plane in the cloud", ErrImpostor, node)
+		case m.Stage == NodeGone || m.State != cloud.Ready:
+			return fmt.Errorf("%w: machine %s does not run: its state in the cloud is %s", ErrUnreachable, node, m.State)
+		default:
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: the cloud has no machine %q, which Node %s says to be", ErrImpostor, providerID, node)
 }
 
 // etcd takes the snapshot. One that was asked for and cannot be had is a hole; where it
 // was not, it is left out if nobody can take one for this user.
 func (b *backupRun) etcd(ctx context.Context, r *Reporter) error {
-	err := b.snapshot(ctx, r)
+	confirm, err := b.e.confirmControlPlane(ctx)
+	if err != nil {
+		// Without configuration or state, a backup is still wanted.
+		r.Log("backup", "", "warn", "no cloud can be asked which machines are control planes: a snapshot of etcd is only taken where an API server announces itself: "+err.Error())
+	}
+	err = b.snapshot(ctx, r, confirm)
 	if errors.Is(err, ErrUnreachable) && ctx.Err() == nil {
 		r.Log("backup", "", "warn", "once more: "+err.Error())
-		err = b.snapshot(ctx, r)
+		err = b.snapshot(ctx, r, confirm)
 	}
 	switch {
 	case err == nil:
@@ -46,21 +111,35 @@ func (b *backupRun) etcd(ctx context.Context, r *Reporter) error {
 	return nil
 }
 
-func (b *backupRun) snapshot(ctx context.Context, r *Reporter) error {
+func (b *backupRun) snapshot(ctx context.Context, r *Reporter, confirm ConfirmControlPlane) error {
 	var n int64
 	said := b.e.now()
-	err := b.w.Snapshot(func(w io.Writer) (backup.Snapshot, error) {
-		return b.cluster.(Snapshots).EtcdSnapshot(ctx, counted(func(p []byte) (int, error) {
+	var known backup.Snapshot
+	err := b.w.Snapshot(func(w backup.Sink) (_ backup.Snapshot, err error) {
+		known, err = b.cluster.(Snapshots).EtcdSnapshot(ctx, countedSink{w, func(p []byte) (int, error) {
 			n += int64(len(p))
 			if now := b.e.now(); now.Sub(said) >= progressEvery {
 				said = now
 				r.Progress(n, 0, "bytes")
 			}
 			return w.Write(p)
-		}))
+		}}, confirm)
+		return known, err
 	})
 	if err == nil {
 		r.Progress(n, n, "bytes")
+		for _, text := range known.Unchecked {
+			r.Log("backup", "", "warn", "snapshot of etcd not compared: "+text)
+		}
 	}
 	return err
 }
+
+// countedSink is a file whose writes are seen.
+type countedSink struct {
+	backup.Sink
+	write func([]byte) (int, error)
+}
+
+// Write implements [io.Writer].
+func (c countedSink) Write(b []byte) (int, error) { return c.write(b) }

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -13,22 +13,25 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cloud"
 )
 
 // backupTwin is a cluster that has nothing but etcd, whose snapshots fail with one error
 // after the other before one succeeds.
 type backupTwin struct {
 	engine.BackupCluster
-	errs  []error
-	taken int
+	errs    []error
+	taken   int
+	confirm engine.ConfirmControlPlane // what it was given
 }
 
 func (*backupTwin) Dump(context.Context, *backup.Writer, engine.DumpOptions, func(engine.BackupProgress)) error {
 	return nil
 }
 
-func (b *backupTwin) EtcdSnapshot(_ context.Context, w io.Writer) (backup.Snapshot, error) {
+func (b *backupTwin) EtcdSnapshot(_ context.Context, w backup.Sink, confirm engine.ConfirmControlPlane) (backup.Snapshot, error) {
 	b.taken++
+	b.confirm = confirm
 	if b.taken <= len(b.errs) {
 		_, _ = w.Write([]byte("the beginning of one")) // of which nothing may be left
 		return backup.Snapshot{}, b.errs[b.taken-1]
@@ -94,5 +97,77 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 				t.Errorf("whole: %t", whole)
 			}
 		})
+	}
+}
+
+// machines is a cloud that has machines.
+type machines struct {
+	engine.Provider
+	list []engine.CloudMachine
+	err  error
+}
+
+func (m *machines) Machines(context.Context) ([]engine.CloudMachine, error) { return m.list, m.err }
+
+func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
+	s := newCheckStage(t)
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine := func(name, id string, role cloud.Role, state cloud.State) engine.CloudMachine {
+		return engine.CloudMachine{Instance: cloud.Instance{Name: name, ProviderID: id, Role: role, State: state}}
+	}
+	has := &machines{list: []engine.CloudMachine{
+		machine("control-plane-0", "sandbox://demo/control-plane-0", cloud.ControlPlane, cloud.Ready),
+		machine("control-plane-1", "sandbox://demo/control-plane-1", cloud.ControlPlane, cloud.Stopped),
+		machine("worker-1", "sandbox://demo/worker-1", cloud.Worker, cloud.Ready),
+	}}
+	cluster := &backupTwin{}
+	var asked error
+	e := engine.New(w, engine.Deps{
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
+		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) {
+			return has, asked
+		},
+		Now: func() time.Time { return checkTime },
+	})
+	run := func() (said []string) {
+		t.Helper()
+		p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Dir: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Run(t.Context(), p, func(ev engine.Event) { said = append(said, ev.Text) }); err != nil {
+			t.Fatal(err)
+		}
+		return said
+	}
+	run()
+	for _, tt := range []struct {
+		name, node, id string
+		err            error
+	}{
+		{"a control plane", "control-plane-0", "sandbox://demo/control-plane-0", nil},
+		{"a worker with its own ID", "worker-1", "sandbox://demo/worker-1", engine.ErrImpostor},
+		{"a worker with the ID of a control plane", "worker-1", "sandbox://demo/control-plane-0", engine.ErrImpostor},
+		{"a Node with the name of a control plane and another ID", "control-plane-0", "sandbox://demo/worker-1", engine.ErrImpostor},
+		{"a machine that the cloud does not know", "control-plane-9", "sandbox://demo/control-plane-9", engine.ErrImpostor},
+		{"a Node that names no machine", "control-plane-0", "", engine.ErrImpostor},
+		{"a control plane that is switched off", "control-plane-1", "sandbox://demo/control-plane-1", engine.ErrUnreachable},
+	} {
+		if err := cluster.confirm(t.Context(), tt.node, tt.id); !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.err)
+		}
+	}
+	has.err = cloud.ErrUnavailable
+	if err := cluster.confirm(t.Context(), "control-plane-0", "sandbox://demo/control-plane-0"); !errors.Is(err, engine.ErrUnreachable) {
+		t.Errorf("a cloud that does not answer: %v", err)
+	}
+
+	asked = errors.New("provider \"x\" is not in this release")
+	said := run()
+	if cluster.confirm != nil || !slices.ContainsFunc(said, func(l string) bool { return strings.Contains(l, "only taken where an API server announces itself") }) {
+		t.Errorf("without a cloud: asked %t, said %q", cluster.confirm != nil, said)
 	}
 }

@@ -330,6 +330,9 @@ func changeJoinConfig(ctx context.Context, k Cluster, change func(have JoinConfi
 		if err != nil {
 			return err
 		}
+		if err := want.enforces(); err != nil {
+			return err
+		}
 		want.Revision = have.Revision
 		if err := k.PublishJoinConfig(ctx, want); !errors.Is(err, ErrConflict) {
 			return err

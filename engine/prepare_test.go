@@ -432,6 +432,22 @@ func TestPreparePrunesGenerationsThatNobodyRuns(t *testing.T) {
 	}
 }
 
+// A generation that somebody has written by hand, and that enforces nothing, lets every
+// machine in: join services refuse it, and no console carries it on.
+func TestPrepareCarriesNoDemandOnThatOnlyWarns(t *testing.T) {
+	s := newPrepareStage(t)
+	warns := demand(map[uint32]string{4: value(8) + " warns"})
+	s.join(engine.JoinConfig{Attestation: oldDemand, ClusterID: clusterID, Generations: map[string]string{"v1.0.0": oldDemand, "v1.2.0": warns}})
+	before := s.joined()
+	_, _, err := s.prepare(t.Context(), engine.PrepareRequest{})
+	if err == nil || !strings.Contains(err.Error(), "attestationConfig.v1.2.0 enforces no measurement") || !strings.Contains(engine.Remedy(err), "edit configmap join-config") {
+		t.Errorf("got %v, remedy %q", err, engine.Remedy(err))
+	}
+	if d := cmp.Diff(before, s.joined()); d != "" {
+		t.Errorf("join-config (-want +got):\n%s", d)
+	}
+}
+
 // Two consoles, each with files of its own, prepare at the same moment: what one has
 // published the other leaves.
 func TestTwoPreparesAtOnce(t *testing.T) {

@@ -118,8 +118,8 @@ const (
 
 // accepted returns the measurements of the newest image and those of the other
 // generations, in the order of their keys. A machine must fit one of them. A generation that
-// cannot be read, or names no register, makes the whole unusable: a part of it could
-// refuse machines that belong here.
+// cannot be read, or enforces no register, makes the whole unusable: a part of it could
+// refuse machines that belong here, and a demand that only warns refuses none.
 func accepted(data map[string]string) (newest attestation.Measurements, others []attestation.Measurements, err error) {
 	keys := slices.DeleteFunc(slices.Collect(maps.Keys(data)), func(k string) bool {
 		return !strings.HasPrefix(k, keyGeneration) || data[k] == data[keyNewest]
@@ -138,6 +138,9 @@ func accepted(data map[string]string) (newest attestation.Measurements, others [
 		}
 		if len(c.Measurements) == 0 {
 			return nil, nil, fmt.Errorf("read %s: no measurements, which would let every machine in", key)
+		}
+		if !c.Measurements.Enforces() {
+			return nil, nil, fmt.Errorf("read %s: all %d measurements are warnOnly, which would let every machine in; give it one register without warnOnly, or remove it with its image", key, len(c.Measurements))
 		}
 		if key == keyNewest {
 			newest = c.Measurements

@@ -1027,7 +1027,8 @@ func measurementsChange(t *testing.T, s *site, r *replica) {
 	}
 	// What cannot be used, or would let everybody in, leaves the last good in place; also if
 	// it is but one of the generations.
-	for _, bad := range []string{"", "{", `{"variant":"tpm2","measurements":{}}`, `{"variant":"dummy","measurements":{}}`, `{"variant":"tpm2","measurements":{"4":{"expected":"zz"}}}`} {
+	warns := fmt.Sprintf(`{"variant":"tpm2","measurements":{"4":{"expected":%q,"warnOnly":true},"9":{"expected":%[1]q,"warnOnly":true}}}`, strings.Repeat("ab", 32))
+	for _, bad := range []string{"", "{", warns, `{"variant":"tpm2","measurements":{}}`, `{"variant":"dummy","measurements":{}}`, `{"variant":"tpm2","measurements":{"4":{"expected":"zz"}}}`} {
 		for _, publish := range []func(){
 			func() { s.rawJoinConfig(bad, nil) },
 			func() { s.rawJoinConfig(s.demand(goodBoot), map[string]string{"v1.1.0": bad}) },
@@ -1040,8 +1041,10 @@ func measurementsChange(t *testing.T, s *site, r *replica) {
 			if _, err := s.ask(r.addr, newID, newIssuer); err != nil {
 				t.Errorf("with join-config %q: %v", bad, err)
 			}
-			if _, err := s.ask(r.addr, oldID, oldIssuer); err == nil {
-				t.Errorf("join-config %q let the former image in", bad)
+			for id, issuer := range map[attestation.Identity]attestation.Issuer{oldID: oldIssuer, otherID: otherIssuer} {
+				if _, err := s.ask(r.addr, id, issuer); err == nil {
+					t.Errorf("join-config %q let %s in", bad, id.Name)
+				}
 			}
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http/httptest"
@@ -17,8 +16,10 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"constellation/agent"
@@ -32,7 +33,7 @@ import (
 // server, chart, API server and client are the real ones; only the kubelet that
 // forwards the port is not.
 func TestSnapshotReachesTheConsole(t *testing.T) {
-	cp := controlplane.ForTest(t, controlplane.Options{})
+	cp := controlplane.ForTest(t, controlplane.Options{EtcdName: "cp-0"})
 	c, err := kubernetes.NewForConfig(cp.Config())
 	if err != nil {
 		t.Fatal(err)
@@ -62,6 +63,9 @@ func TestSnapshotReachesTheConsole(t *testing.T) {
 	kubelet := kubelettest.New()
 	t.Cleanup(kubelet.Close)
 	must(kubelet.Register(t.Context(), c, "cp-0"))
+	_, err = c.CoreV1().Nodes().Patch(t.Context(), "cp-0", types.MergePatchType, []byte(`{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`), metav1.PatchOptions{})
+	must(err)
+	confirm := func(context.Context, string, string) error { return nil }
 
 	chart, err := render.Chart("constellation-operator", "v1.1.0", kube.Namespace, map[string]any{
 		"release": "v1.1.0", "operator": map[string]any{"snapshotPort": server.Listener.Addr().(*net.TCPAddr).Port},
@@ -71,10 +75,17 @@ func TestSnapshotReachesTheConsole(t *testing.T) {
 	must(cp.Apply(t.Context(), chart))
 	d, err := c.AppsV1().Deployments(kube.Namespace).Get(t.Context(), "constellation-operator", metav1.GetOptions{})
 	must(err)
+	set, err := c.AppsV1().ReplicaSets(kube.Namespace).Create(t.Context(), &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "constellation-operator-1", Labels: d.Spec.Template.Labels, OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))}},
+		Spec:       appsv1.ReplicaSetSpec{Selector: d.Spec.Selector, Template: d.Spec.Template},
+	}, metav1.CreateOptions{})
+	must(err)
 	pod := &corev1.Pod{ObjectMeta: d.Spec.Template.ObjectMeta, Spec: d.Spec.Template.Spec}
+	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
 	pod.Name, pod.Spec.NodeName = "constellation-operator-0", "cp-0"
 	pod, err = c.CoreV1().Pods(kube.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 	must(err)
+	pod.Status.Phase = corev1.PodRunning
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	_, err = c.CoreV1().Pods(kube.Namespace).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
 	must(err)
@@ -84,11 +95,11 @@ func TestSnapshotReachesTheConsole(t *testing.T) {
 
 	console, err := kube.ForConfig(cp.Config(), nil)
 	must(err)
-	var b bytes.Buffer
-	s, err := console.EtcdSnapshot(t.Context(), &b)
+	var b sink
+	s, err := console.EtcdSnapshot(t.Context(), &b, confirm)
 	must(err)
 	sum := sha256.Sum256(b.Bytes())
-	if s.Size != int64(b.Len()) || s.SHA256 != hex.EncodeToString(sum[:]) || s.Revision == 0 || !strings.HasPrefix(s.Version, "3.") {
+	if s.Size != int64(b.Len()) || len(s.Unchecked) > 0 || s.SHA256 != hex.EncodeToString(sum[:]) || s.Revision == 0 || !strings.HasPrefix(s.Version, "3.") {
 		t.Errorf("%d bytes came, and it is said to be %+v", b.Len(), s)
 	}
 	if !bytes.Contains(b.Bytes(), []byte(canary)) {
@@ -97,21 +108,34 @@ func TestSnapshotReachesTheConsole(t *testing.T) {
 
 	t.Run("who leaves half-way ends it for the agent, too", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		if _, err := console.EtcdSnapshot(ctx, writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil })); ctx.Err() == nil || err == nil {
+		if _, err := console.EtcdSnapshot(ctx, &sink{fail: func(p []byte) (int, error) { cancel(); return len(p), nil }}, confirm); ctx.Err() == nil || err == nil {
 			t.Errorf("ended with %v", err)
 		}
 		// One is taken at a time, so the next one shows that the first is over.
-		if _, err := console.EtcdSnapshot(t.Context(), io.Discard); err != nil {
+		if _, err := console.EtcdSnapshot(t.Context(), &sink{}, confirm); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("a full disk is told as such", func(t *testing.T) {
-		if _, err := console.EtcdSnapshot(t.Context(), writerFunc(func([]byte) (int, error) { return 0, fmt.Errorf("no space left") })); err == nil || !strings.Contains(err.Error(), "no space left") {
+		if _, err := console.EtcdSnapshot(t.Context(), &sink{fail: func([]byte) (int, error) { return 0, fmt.Errorf("no space left") }}, confirm); err == nil || !strings.Contains(err.Error(), "no space left") {
 			t.Errorf("ended with %v", err)
 		}
 	})
 }
 
-type writerFunc func([]byte) (int, error)
+// sink is a file in memory, or one whose writes do something else.
+type sink struct {
+	bytes.Buffer
+	fail func([]byte) (int, error)
+}
 
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+func (s *sink) Write(p []byte) (int, error) {
+	if s.fail != nil {
+		return s.fail(p)
+	}
+	return s.Buffer.Write(p)
+}
+
+func (s *sink) ReadAt(p []byte, at int64) (int, error) {
+	return bytes.NewReader(s.Bytes()).ReadAt(p, at)
+}

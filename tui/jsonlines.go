@@ -49,33 +49,35 @@ func encode(v any, indent string) ([]byte, error) {
 }
 
 // escapeHidden writes as \uXXXX what encoding/json leaves as it is although a
-// terminal obeys or hides it. Outside of strings JSON has only ASCII.
+// terminal obeys, hides or piles it up. Outside of strings JSON has only ASCII.
 func escapeHidden(b []byte) []byte {
+	var f engine.TextFilter
 	found := false
 	for i := 0; i < len(b) && !found; {
-		if b[i] < utf8.RuneSelf {
-			found = b[i] == 0x7f
-			i++
-			continue
-		}
 		r, n := utf8.DecodeRune(b[i:])
-		found = hidden(r)
+		found = !shownInJSON(&f, r)
 		i += n
 	}
 	if !found {
 		return b
 	}
+	f = engine.TextFilter{}
 	var out bytes.Buffer
 	for _, r := range string(b) {
 		switch {
-		case r == 0x7f || r >= utf8.RuneSelf && hidden(r) && r <= 0xffff:
+		case shownInJSON(&f, r):
+			out.WriteRune(r)
+		case r <= 0xffff:
 			fmt.Fprintf(&out, `\u%04x`, r)
-		case r >= utf8.RuneSelf && hidden(r):
+		default:
 			r -= 0x10000
 			fmt.Fprintf(&out, `\u%04x\u%04x`, 0xd800+(r>>10), 0xdc00+(r&0x3ff))
-		default:
-			out.WriteRune(r)
 		}
 	}
 	return out.Bytes()
+}
+
+// shownInJSON is f.Shows, but for line ends, which stand outside of strings.
+func shownInJSON(f *engine.TextFilter, r rune) bool {
+	return f.Shows(r) || r == '\n'
 }

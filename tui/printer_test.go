@@ -42,7 +42,7 @@ func TestPlainPrinter(t *testing.T) {
 			out := plainOf(t, recorded(t, name))
 			golden(t, "plain/"+name+".txt", out)
 			for _, r := range out {
-				if r != '\n' && (r < 0x20 || hidden(r)) {
+				if r != '\n' && engine.HiddenRune(r) {
 					t.Errorf("the output holds %q", r)
 				}
 			}
@@ -92,7 +92,7 @@ func TestJSONLinesAreTheEvents(t *testing.T) {
 		}
 		for i, l := range lines {
 			for _, r := range string(l) {
-				if r < 0x20 || hidden(r) {
+				if engine.HiddenRune(r) {
 					t.Errorf("line %d holds %q as it is", i+1, r)
 				}
 			}
@@ -122,6 +122,10 @@ func TestHiddenCharactersAreEscaped(t *testing.T) {
 		{"\u202eevil\u2066", `\u202eevil\u2066`, `"\u202eevil\u2066"`},
 		{"zero\u200bwidth", `zero\u200bwidth`, `"zero\u200bwidth"`},
 		{"tag \U000e0041", `tag \ue0041`, `"tag \udb40\udc41"`},
+		{"fillers \u3164\u115f\u1160\uffa0\u2800", `fillers \u3164\u115f\u1160\uffa0\u2800`, `"fillers \u3164\u115f\u1160\uffa0\u2800"`},
+		{"variation \u2713\ufe0e \U000e0100", "variation ✓\\ufe0e \\ue0100", `"variation ✓\ufe0e \udb40\udd00"`},
+		{"tower a\u0301\u0302\u0303\u0304\u0305\u0306b", "tower a\u0301\u0302\u0303\u0304\\u0305\\u0306b", "\"tower a\u0301\u0302\u0303\u0304\\u0305\\u0306b\""},
+		{"\u0301 joins what is before", `\u0301 joins what is before`, "\"\u0301 joins what is before\""},
 		{"bad \xff", `bad \xff`, `"bad \ufffd"`},
 		{"del \x7f", `del \x7f`, `"del \u007f"`},
 	} {
@@ -143,13 +147,14 @@ func TestHiddenCharactersAreEscaped(t *testing.T) {
 }
 
 func FuzzClean(f *testing.F) {
-	for _, s := range []string{"a", "\x1b[2J", "\u202e", "\xff\xfe", "日本\t"} {
+	for _, s := range []string{"a", "\x1b[2J", "\u202e", "\xff\xfe", "日本\t", "\u3164\u115f", "a\u0301\u0301\u0301\u0301\u0301\u0301", "\t\u0301"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		out := clean(s)
+		var filter engine.TextFilter
 		for _, r := range out {
-			if r < 0x20 || r == 0x7f || hidden(r) {
+			if !filter.Shows(r) {
 				t.Fatalf("clean(%q) = %q holds %q", s, out, r)
 			}
 		}

@@ -5,26 +5,28 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/charmbracelet/x/ansi"
+
+	"constellation/engine"
 )
 
 // clean makes text from outside harmless: what a machine, a server or a file says
 // may hold sequences that move the cursor, change the title or hide other text.
-// Whatever is not a visible character is written out, as \x1b or \u202e; a tab
-// becomes spaces and a trailing line end goes away.
+// Whatever is not a visible character is written out, as \x1b or \u202e, and so are
+// combining marks that pile up; a tab becomes spaces and a trailing line end goes away.
 func clean(s string) string {
 	s = strings.TrimRight(s, "\r\n")
 	if harmless(s) {
 		return s
 	}
 	var b strings.Builder
+	var f engine.TextFilter
 	b.Grow(len(s) + 16)
 	for i := 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
-		switch {
+		switch shown := f.Shows(r); {
 		case r == '\t':
 			b.WriteString("    ")
 		case r == '\n':
@@ -35,7 +37,7 @@ func clean(s string) string {
 			fmt.Fprintf(&b, `\x%02x`, s[i])
 		case r < 0x20 || r == 0x7f:
 			fmt.Fprintf(&b, `\x%02x`, r)
-		case hidden(r):
+		case !shown:
 			fmt.Fprintf(&b, `\u%04x`, r)
 		default:
 			b.WriteRune(r)
@@ -67,38 +69,22 @@ func oneLine(s string) string {
 
 // harmless reports whether every character of s is shown as itself.
 func harmless(s string) bool {
-	for i := 0; i < len(s); {
-		c := s[i]
-		if c >= 0x20 && c < 0x7f {
-			i++
-			continue
-		}
-		if c < utf8.RuneSelf {
-			return false
-		}
+	i := 0
+	for i < len(s) && s[i] >= 0x20 && s[i] < 0x7f { // nearly always all of it
+		i++
+	}
+	if i == len(s) {
+		return true
+	}
+	var f engine.TextFilter
+	for i = 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
-		if r == utf8.RuneError && n == 1 || hidden(r) {
+		if r == utf8.RuneError && n == 1 || !f.Shows(r) {
 			return false
 		}
 		i += n
 	}
 	return true
-}
-
-// hidden reports whether a terminal would obey r, or show nothing, or show what
-// follows in another order: C1 controls, bidirectional overrides, zero-width marks.
-func hidden(r rune) bool {
-	switch {
-	case r >= 0x80 && r < 0xa0:
-		return true
-	case r == 0xad || r == 0xfeff || r == 0x2028 || r == 0x2029:
-		return true
-	case r >= 0x200b && r <= 0x200f, r >= 0x202a && r <= 0x202e, r >= 0x2060 && r <= 0x206f:
-		return true
-	case r >= 0xe0000 && r <= 0xe0fff:
-		return true
-	}
-	return r >= utf8.RuneSelf && !unicode.IsPrint(r) && !unicode.Is(unicode.Mn, r)
 }
 
 // width returns how many columns s takes.

@@ -454,7 +454,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 			s.view(keys)
 			frame := s.c.View() + strings.Join(s.c.farewell(), "\n")
 			for _, c := range frame {
-				if c != '\n' && (c < 0x20 || hidden(c)) {
+				if c != '\n' && engine.HiddenRune(c) {
 					t.Errorf("after %v %q is shown", keys, c)
 					break
 				}

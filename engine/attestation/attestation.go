@@ -30,10 +30,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"unicode"
 	"unicode/utf8"
 
 	"constellation/engine/cloud"
+	"constellation/engine/plain"
 )
 
 // Variant names a kind of evidence. Both sides of a connection must speak the
@@ -136,8 +136,9 @@ func printable(s string) bool {
 	if !utf8.ValidString(s) {
 		return false
 	}
+	var f plain.Filter
 	for _, r := range s {
-		if !unicode.IsPrint(r) {
+		if !f.Shows(r) {
 			return false
 		}
 	}

@@ -46,6 +46,17 @@ func Enforced(pcrs map[uint32][]byte) Measurements {
 	return m
 }
 
+// Enforces reports whether a machine can fail m: at least one register does more than
+// warn.
+func (m Measurements) Enforces() bool {
+	for _, v := range m {
+		if !v.WarnOnly {
+			return true
+		}
+	}
+	return false
+}
+
 // Check returns an error if an index or a length is out of range.
 func (m Measurements) Check() error {
 	for _, i := range m.indices() {

@@ -174,6 +174,9 @@ type Snapshot struct {
 	Version string `json:"version,omitempty"`
 	Size    int64  `json:"size"`   // bytes
 	SHA256  string `json:"sha256"` // hex, of the whole file
+	// Unchecked says what of it could not be compared with the API server; empty if all
+	// was that can be, and for backups of before.
+	Unchecked []string `json:"unchecked,omitempty"`
 }
 
 // Object is one object of a backup.

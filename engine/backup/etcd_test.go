@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
-	"io"
 	"strings"
 	"testing"
 )
@@ -39,7 +38,7 @@ func TestVerifyKnowsSnapshotsOfEtcd(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := w.Snapshot(func(out io.Writer) (Snapshot, error) {
+			if err := w.Snapshot(func(out Sink) (Snapshot, error) {
 				for b := tt.data; len(b) > 0; { // in pieces of all sizes
 					n := min(len(b), 1+len(b)%100_000)
 					if _, err := out.Write(b[:n]); err != nil {

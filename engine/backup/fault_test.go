@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -35,7 +34,7 @@ func makeBackup(dir string, before func(op, name string, n int) error) (err erro
 	if err := fill(w); err != nil {
 		return err
 	}
-	if err := w.Snapshot(func(out io.Writer) (Snapshot, error) {
+	if err := w.Snapshot(func(out Sink) (Snapshot, error) {
 		db := []byte(strings.Repeat("etcd", 1024))
 		sum := sha256.Sum256(db)
 		_, err := out.Write(append(db, sum[:]...))

@@ -455,22 +455,28 @@ func (s *stream) finish() (File, error) {
 	return File{Name: s.name, Size: s.at.size, Objects: s.at.objects, SHA256: hex.EncodeToString(s.at.hash.Sum(nil))}, nil
 }
 
+// Sink is a file that is written from its beginning. What was written can be read.
+type Sink interface {
+	io.Writer
+	io.ReaderAt
+}
+
 // Snapshot writes etcd.snapshot: fill writes the bytes and returns what is known of them.
 // Size and digest are those of what was written. After an error nothing is left of it, and
 // it may be called again.
-func (w *Writer) Snapshot(fill func(io.Writer) (Snapshot, error)) error {
+func (w *Writer) Snapshot(fill func(Sink) (Snapshot, error)) error {
 	f, err := w.disk.create(SnapshotFile)
 	if err != nil {
 		return err
 	}
 	h := sha256.New()
 	var n int64
-	info, err := fill(writerFunc(func(b []byte) (int, error) {
+	info, err := fill(sink{f.f, func(b []byte) (int, error) {
 		h.Write(b)
 		n += int64(len(b))
 		w.bytes.Add(int64(len(b)))
 		return f.Write(b)
-	}))
+	}})
 	if err == nil {
 		err = f.finish()
 	} else {
@@ -493,10 +499,13 @@ func (w *Writer) Snapshot(fill func(io.Writer) (Snapshot, error)) error {
 	return nil
 }
 
-type writerFunc func([]byte) (int, error)
+type sink struct {
+	io.ReaderAt
+	write func([]byte) (int, error)
+}
 
 // Write implements [io.Writer].
-func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+func (s sink) Write(b []byte) (int, error) { return s.write(b) }
 
 // Commit makes the backup one. Of m, Secrets is taken, Created if it is set, and what
 // From has not said of the Cluster; the manifest that was written is returned. After an error the backup is not one,

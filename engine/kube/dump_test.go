@@ -22,6 +22,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -66,7 +67,7 @@ func etcdOf(t testing.TB, cp *controlplane.ControlPlane) *clientv3.Client {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	config := &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots}
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{cp.EtcdEndpoint()}, TLS: config, DialTimeout: 10 * time.Second})
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{cp.EtcdEndpoint()}, TLS: config, DialTimeout: 10 * time.Second, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}

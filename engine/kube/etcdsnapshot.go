@@ -2,6 +2,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,7 +20,9 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
@@ -38,6 +41,7 @@ const (
 	snapshotAccount  = "etcd-snapshot"
 	snapshotAudience = "constellation-etcd-snapshot"
 	snapshotReader   = "pods/portforward and serviceaccounts/token in " + Namespace
+	operatorAccount  = "constellation-operator" // of its Deployment's pods, whose name is the same
 )
 
 const (
@@ -58,7 +62,7 @@ var errSnapshotBusy = errors.New("another snapshot is being taken")
 // EtcdSnapshot implements [engine.Snapshots]. A snapshot of which no byte was
 // written is tried again, at each operator in turn, for a minute at most; one that breaks
 // off later is not, since w cannot be rewound.
-func (c *Client) EtcdSnapshot(ctx context.Context, w io.Writer) (backup.Snapshot, error) {
+func (c *Client) EtcdSnapshot(ctx context.Context, w backup.Sink, confirm engine.ConfirmControlPlane) (backup.Snapshot, error) {
 	prepare, cancel := context.WithTimeout(ctx, snapshotPrepare)
 	defer cancel()
 	token, err := c.snapshotToken(prepare)
@@ -68,13 +72,23 @@ func (c *Client) EtcdSnapshot(ctx context.Context, w io.Writer) (backup.Snapshot
 	out := &countingWriter{to: w}
 	wait := time.Second
 	for {
-		pods, err := c.operators(prepare)
-		if err != nil {
+		pods, err := c.operators(prepare, confirm)
+		if err != nil && !errors.Is(err, errUnconfirmed) {
 			return backup.Snapshot{}, snapshotError(err)
+		}
+		var before *witness
+		if len(pods) > 0 {
+			if before, err = c.witness(prepare); err != nil {
+				return backup.Snapshot{}, snapshotError(err)
+			}
 		}
 		for i := range pods {
 			var s backup.Snapshot
 			s, err = c.snapshotFrom(ctx, &pods[i], token, out)
+			if err == nil {
+				s.Unchecked = before.unchecked
+				err = c.compare(ctx, w, s, before)
+			}
 			if err == nil {
 				return s, nil
 			}
@@ -108,6 +122,8 @@ func snapshotError(err error) error {
 		return err
 	case errors.Is(err, errSnapshotBusy):
 		out.Remedy = "try again when it has ended"
+	case errors.Is(err, engine.ErrImpostor):
+		out.Remedy = "find out who made it (`kubectl get nodes -o wide`, `kubectl -n " + Namespace + " get pods -o wide`, the API server's audit log) before any backup is restored; the rest can be backed up meanwhile: `--etcd=false`"
 	case errors.Is(err, engine.ErrForbidden):
 		out.Remedy = "use a kubeconfig that may create " + snapshotReader + ", such as the one that `constellation init` wrote, or make the backup without it: `--etcd=false`"
 	case errors.Is(err, engine.ErrDenied):
@@ -148,13 +164,25 @@ func (c *Client) snapshotToken(ctx context.Context) (token string, err error) {
 	return token, nil
 }
 
+// errUnconfirmed means that the cloud did not answer whether a machine is a control plane.
+var errUnconfirmed = fmt.Errorf("%w: not confirmed", engine.ErrUnreachable)
+
 // operators returns the operator's pods that are ready and serve snapshots, the one
-// that runs longest first. The error wraps engine.ErrAbsent if there is none.
-func (c *Client) operators(ctx context.Context) (out []corev1.Pod, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+// that runs longest first. The error wraps engine.ErrAbsent if there is none, and
+// engine.ErrImpostor if the only ones run where none may.
+//
+// Labels and names prove nothing: every kubelet may make mirror pods with any. What it
+// cannot make is a pod whose controller is our Deployment's ReplicaSet, or one of our
+// ServiceAccount.
+func (c *Client) operators(ctx context.Context, confirm engine.ConfirmControlPlane) (out []corev1.Pod, err error) {
+	limited, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
+	sets, err := c.operatorSets(limited)
+	if err != nil {
+		return nil, fmt.Errorf("look for the operator: %w", err)
+	}
 	var all []corev1.Pod
-	err = retry(ctx, func(ctx context.Context) error {
+	err = retry(limited, func(ctx context.Context) error {
 		l, err := c.core.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: podLabel + "=" + operatorName})
 		if err == nil {
 			all = l.Items
@@ -167,11 +195,15 @@ func (c *Client) operators(ctx context.Context) (out []corev1.Pod, err error) {
 	why := "the operator has no pod"
 	for i := range all {
 		p := &all[i]
+		if text := foreignPod(p, sets); text != "" {
+			c.log.Warn("pod poses as the operator", "pod", p.Name, "node", p.Spec.NodeName, "why", text)
+			continue
+		}
 		switch {
 		case p.DeletionTimestamp != nil || p.Spec.NodeName == "":
 		case snapshotPortOf(p) == 0:
 			why = "the operator's version serves no snapshots"
-		case !podReady(p):
+		case p.Status.Phase != corev1.PodRunning || !podReady(p):
 			why = "the operator's pod on " + p.Spec.NodeName + " is not ready"
 		default:
 			out = append(out, *p)
@@ -181,7 +213,114 @@ func (c *Client) operators(ctx context.Context) (out []corev1.Pod, err error) {
 		return nil, fmt.Errorf("%w: %s", engine.ErrAbsent, why)
 	}
 	slices.SortFunc(out, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
-	return out, nil
+	var refused error
+	out = slices.DeleteFunc(out, func(p corev1.Pod) bool {
+		err := c.onControlPlane(ctx, &p, confirm)
+		if err != nil {
+			c.log.Warn("machine of the operator refused", "pod", p.Name, "node", p.Spec.NodeName, "err", err)
+			refused = errors.Join(refused, err)
+		}
+		return err != nil
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case len(out) > 0:
+		return out, nil
+	case errors.Is(refused, engine.ErrUnreachable) && !errors.Is(refused, engine.ErrImpostor):
+		return nil, fmt.Errorf("%w: %w", errUnconfirmed, refused)
+	}
+	return nil, refused
+}
+
+// operatorSets returns the UIDs of the ReplicaSets of the operator's Deployment.
+func (c *Client) operatorSets(ctx context.Context) (map[types.UID]bool, error) {
+	sets := map[types.UID]bool{}
+	return sets, retry(ctx, func(ctx context.Context) error {
+		d, err := c.core.AppsV1().Deployments(Namespace).Get(ctx, operatorName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil // then it has no pod either
+		}
+		if err != nil {
+			return err
+		}
+		l, err := c.core.AppsV1().ReplicaSets(Namespace).List(ctx, metav1.ListOptions{LabelSelector: podLabel + "=" + operatorName})
+		if err != nil {
+			return err
+		}
+		for i := range l.Items {
+			if o := metav1.GetControllerOf(&l.Items[i]); o != nil && o.Kind == "Deployment" && o.UID == d.UID {
+				sets[l.Items[i].UID] = true
+			}
+		}
+		return nil
+	})
+}
+
+// foreignPod says why a pod with the operator's label is not the operator's; empty if it
+// is.
+func foreignPod(p *corev1.Pod, sets map[types.UID]bool) string {
+	o := metav1.GetControllerOf(p)
+	switch {
+	case p.Annotations[corev1.MirrorPodAnnotationKey] != "":
+		return "it is a mirror pod, which the kubelet of its node made"
+	case o == nil || o.Kind != "ReplicaSet" || !sets[o.UID]:
+		return "no ReplicaSet of Deployment " + operatorName + " controls it"
+	case p.Spec.ServiceAccountName != operatorAccount:
+		return fmt.Sprintf("its ServiceAccount is %q, not %s", p.Spec.ServiceAccountName, operatorAccount)
+	}
+	return ""
+}
+
+// onControlPlane returns nil if a pod's machine is a control plane as those see it whom the
+// machine cannot move: the label, which no kubelet may set, and the cloud. Without a cloud
+// it is the list of API servers, which they keep themselves: the address that the API
+// server will dial must be in it. Whoever claims the address of a control plane gets no
+// connection, but the control plane does, which has no such pod.
+func (c *Client) onControlPlane(ctx context.Context, p *corev1.Pod, confirm engine.ConfirmControlPlane) error {
+	var n *corev1.Node
+	err := retry(ctx, func(ctx context.Context) (err error) {
+		n, err = c.core.CoreV1().Nodes().Get(ctx, p.Spec.NodeName, metav1.GetOptions{})
+		return err
+	})
+	switch {
+	case errors.Is(err, engine.ErrAbsent):
+		return fmt.Errorf("%w: the operator's pod %s is on %s, which is no Node", engine.ErrUnreachable, p.Name, p.Spec.NodeName)
+	case err != nil:
+		return fmt.Errorf("read Node %s: %w", p.Spec.NodeName, err)
+	}
+	if _, ok := n.Labels[roleLabel]; !ok {
+		return fmt.Errorf("%w: the operator's pod %s is on %s, which is no control plane", engine.ErrImpostor, p.Name, n.Name)
+	}
+	if confirm != nil {
+		return confirm(ctx, n.Name, n.Spec.ProviderID)
+	}
+	at := ""
+	for _, a := range n.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			at = a.Address // the first one is what the API server dials
+			break
+		}
+	}
+	var servers []string
+	err = retry(ctx, func(ctx context.Context) error {
+		l, err := c.core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		servers = nil
+		for _, e := range l.Endpoints {
+			servers = append(servers, e.Addresses...)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the API servers' own list of them: %w", err)
+	}
+	if at == "" || !slices.Contains(servers, at) {
+		return fmt.Errorf("%w: no API server announces itself at %s, the address of Node %s", engine.ErrImpostor, cmp.Or(at, "no address"), n.Name)
+	}
+	return nil
 }
 
 // snapshotPortOf returns where a pod of the operator serves snapshots; zero if it does

@@ -6,10 +6,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,9 +19,11 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"constellation/engine"
@@ -38,22 +42,98 @@ type snapshotRig struct {
 	port    int32
 	handler atomic.Pointer[http.HandlerFunc]
 	pods    int
+	set     *appsv1.ReplicaSet // of the operator's Deployment
 }
 
 func newSnapshotRig(t *testing.T) *snapshotRig {
 	t.Helper()
-	r := &snapshotRig{t: t, cp: controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}}), kubelet: kubelettest.New()}
+	r := &snapshotRig{t: t, cp: controlplane.ForTest(t, controlplane.Options{EtcdName: "cp-0", APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}}), kubelet: kubelettest.New()}
 	t.Cleanup(r.kubelet.Close)
 	var err error
 	r.core, err = kubernetes.NewForConfig(r.cp.Config())
 	r.must(err)
 	r.must(r.kubelet.Register(t.Context(), r.core, "cp-0"))
+	r.label("cp-0")
 	_, err = r.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}, metav1.CreateOptions{})
 	r.must(err)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { (*r.handler.Load())(w, req) }))
 	t.Cleanup(server.Close)
 	r.port = int32(server.Listener.Addr().(*net.TCPAddr).Port)
 	return r
+}
+
+// label makes a Node a control plane as kubeadm does.
+func (r *snapshotRig) label(node string) {
+	r.t.Helper()
+	_, err := r.core.CoreV1().Nodes().Patch(r.t.Context(), node, types.MergePatchType, []byte(`{"metadata":{"labels":{"`+roleLabel+`":""}},"spec":{"providerID":"sandbox://x/`+node+`"}}`), metav1.PatchOptions{})
+	r.must(err)
+}
+
+// confirm is a cloud whose control plane is cp-0.
+func confirm(_ context.Context, node, providerID string) error {
+	if node != "cp-0" || providerID != "sandbox://x/cp-0" {
+		return fmt.Errorf("%w: %s is %s", engine.ErrImpostor, node, providerID)
+	}
+	return nil
+}
+
+// deploy makes the operator's Deployment and its ReplicaSet.
+func (r *snapshotRig) deploy() {
+	r.t.Helper()
+	labels := map[string]string{podLabel: operatorName}
+	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "operator", Image: "operator"}}}}
+	d, err := r.core.AppsV1().Deployments(Namespace).Create(r.t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: operatorName, Labels: labels},
+		Spec:       appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template},
+	}, metav1.CreateOptions{})
+	r.must(err)
+	r.set = r.replicaSet(operatorName+"-1", metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment")))
+}
+
+func (r *snapshotRig) replicaSet(name string, owner *metav1.OwnerReference) *appsv1.ReplicaSet {
+	r.t.Helper()
+	labels := map[string]string{podLabel: operatorName}
+	s := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "operator", Image: "operator"}}},
+		}},
+	}
+	if owner != nil {
+		s.OwnerReferences = []metav1.OwnerReference{*owner}
+	}
+	s, err := r.core.AppsV1().ReplicaSets(Namespace).Create(r.t.Context(), s, metav1.CreateOptions{})
+	r.must(err)
+	return s
+}
+
+// etcd takes a snapshot of etcd, and says which revision there was before.
+func (r *snapshotRig) etcd() (b []byte, revision int64) {
+	r.t.Helper()
+	c := etcdOf(r.t, r.cp)
+	st, err := c.Status(r.t.Context(), r.cp.EtcdEndpoint())
+	r.must(err)
+	s, err := c.Snapshot(r.t.Context())
+	r.must(err)
+	defer s.Close()
+	b, err = io.ReadAll(s)
+	r.must(err)
+	return b, st.Header.GetRevision()
+}
+
+// live serves a new snapshot for each request.
+func (r *snapshotRig) live(w http.ResponseWriter, req *http.Request) {
+	b, rev := r.etcd()
+	snapshotOf(b, func(h http.Header) { h.Set("Snapshot-Revision", strconv.FormatInt(rev, 10)) })(w, req)
+}
+
+// sinkBuffer is a file in memory.
+type sinkBuffer struct{ b []byte }
+
+func (s *sinkBuffer) Write(p []byte) (int, error) { s.b = append(s.b, p...); return len(p), nil }
+
+func (s *sinkBuffer) ReadAt(p []byte, at int64) (int, error) {
+	return bytes.NewReader(s.b).ReadAt(p, at)
 }
 
 func (r *snapshotRig) must(err error) {
@@ -74,8 +154,11 @@ func (r *snapshotRig) pod(port int32, ready corev1.ConditionStatus) (remove func
 	r.t.Helper()
 	r.pods++
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: operatorName + "-" + strconv.Itoa(r.pods), Labels: map[string]string{podLabel: operatorName}},
-		Spec:       corev1.PodSpec{NodeName: "cp-0", HostNetwork: true, Containers: []corev1.Container{{Name: "operator", Image: "operator"}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: operatorName + "-" + strconv.Itoa(r.pods), Labels: map[string]string{podLabel: operatorName},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(r.set, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))},
+		},
+		Spec: corev1.PodSpec{NodeName: "cp-0", ServiceAccountName: operatorAccount, HostNetwork: true, Containers: []corev1.Container{{Name: "operator", Image: "operator"}}},
 	}
 	if port != 0 {
 		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: snapshotPort, ContainerPort: port}}
@@ -83,6 +166,7 @@ func (r *snapshotRig) pod(port int32, ready corev1.ConditionStatus) (remove func
 	pods := r.core.CoreV1().Pods(Namespace)
 	p, err := pods.Create(r.t.Context(), p, metav1.CreateOptions{})
 	r.must(err)
+	p.Status.Phase = corev1.PodRunning
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}
 	_, err = pods.UpdateStatus(r.t.Context(), p, metav1.UpdateOptions{})
 	r.must(err)
@@ -116,7 +200,7 @@ func snapshotOf(b []byte, change func(http.Header)) http.HandlerFunc {
 		h := w.Header()
 		h.Set("Snapshot-Sha256", hex.EncodeToString(sum[:]))
 		h.Set("Snapshot-Size", strconv.Itoa(len(b)))
-		h.Set("Snapshot-Revision", "42")
+		h.Set("Snapshot-Revision", "1")
 		h.Set("Snapshot-Etcd-Version", "3.6.6")
 		if change != nil {
 			change(h)
@@ -128,15 +212,24 @@ func TestEtcdSnapshot(t *testing.T) {
 	r := newSnapshotRig(t)
 	admin := r.client("admin", "system:masters")
 	body := bytes.Repeat([]byte("0123456789abcdef"), 1<<18) // 4 MiB
-	sum := sha256.Sum256(body)
-	want := backup.Snapshot{Member: "cp-0", Size: int64(len(body)), SHA256: hex.EncodeToString(sum[:]), Revision: 42, Version: "3.6.6"}
+	whole := func(t *testing.T, c *Client) {
+		t.Helper()
+		var b sinkBuffer
+		got, err := c.EtcdSnapshot(t.Context(), &b, confirm)
+		sum := sha256.Sum256(b.b)
+		want := backup.Snapshot{Member: "cp-0", Size: int64(len(b.b)), SHA256: hex.EncodeToString(sum[:]), Revision: got.Revision, Version: "3.6.6"}
+		got.Unchecked = nil
+		if err != nil || !reflect.DeepEqual(got, want) || got.Revision == 0 || !bytes.Contains(b.b, []byte("/registry/namespaces/"+Namespace)) {
+			t.Errorf("got %+v of %d bytes, %v, want %+v", got, len(b.b), err, want)
+		}
+	}
 	// fails takes a snapshot that must fail in some kind with some words and a remedy. None of
 	// them may be whole.
-	failsInto := func(t *testing.T, c *Client, w io.Writer, kind error, words, remedy string) {
+	failsInto := func(t *testing.T, c *Client, w backup.Sink, kind error, words, remedy string) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		s, err := c.EtcdSnapshot(ctx, w)
+		s, err := c.EtcdSnapshot(ctx, w, confirm)
 		if errors.Is(kind, context.DeadlineExceeded) {
 			if !errors.Is(err, kind) {
 				t.Errorf("got %+v, %v", s, err)
@@ -150,13 +243,14 @@ func TestEtcdSnapshot(t *testing.T) {
 
 	fails := func(t *testing.T, c *Client, kind error, words, remedy string) {
 		t.Helper()
-		failsInto(t, c, io.Discard, kind, words, remedy)
+		failsInto(t, c, &sinkBuffer{}, kind, words, remedy)
 	}
 
 	t.Run("a cluster without the operator has none", func(t *testing.T) {
 		fails(t, admin, engine.ErrAbsent, "not installed", "--etcd=false")
 	})
 	r.account()
+	r.deploy()
 	t.Run("an operator without a pod", func(t *testing.T) { fails(t, admin, engine.ErrAbsent, "has no pod", "status") })
 	t.Run("an operator that is not ready", func(t *testing.T) {
 		defer r.pod(r.port, corev1.ConditionFalse)()
@@ -169,12 +263,8 @@ func TestEtcdSnapshot(t *testing.T) {
 
 	remove := r.pod(r.port, corev1.ConditionTrue)
 	t.Run("a whole one is taken", func(t *testing.T) {
-		r.serve(snapshotOf(body, nil))
-		var b bytes.Buffer
-		got, err := admin.EtcdSnapshot(t.Context(), &b)
-		if err != nil || got != want || !bytes.Equal(b.Bytes(), body) {
-			t.Errorf("got %+v of %d bytes, %v, want %+v", got, b.Len(), err, want)
-		}
+		r.serve(r.live)
+		whole(t, admin)
 	})
 	for name, tt := range map[string]struct {
 		change func(http.Header)
@@ -219,17 +309,17 @@ func TestEtcdSnapshot(t *testing.T) {
 	})
 	t.Run("an operator that takes one for somebody else is waited for", func(t *testing.T) {
 		var asked atomic.Int32
-		whole := snapshotOf(body, nil)
 		r.serve(func(w http.ResponseWriter, req *http.Request) {
 			if asked.Add(1) == 1 {
 				w.Header().Set("Retry-After", "10")
 				http.Error(w, "another snapshot is being taken", http.StatusServiceUnavailable)
 				return
 			}
-			whole(w, req)
+			r.live(w, req)
 		})
-		if got, err := admin.EtcdSnapshot(t.Context(), io.Discard); err != nil || got != want || asked.Load() != 2 {
-			t.Errorf("got %+v, %v after %d requests", got, err, asked.Load())
+		whole(t, admin)
+		if asked.Load() != 2 {
+			t.Errorf("%d requests", asked.Load())
 		}
 	})
 	t.Run("an operator that does not listen makes room for another one", func(t *testing.T) {
@@ -238,44 +328,45 @@ func TestEtcdSnapshot(t *testing.T) {
 		r.must(err)
 		l.Close()
 		defer r.pod(int32(l.Addr().(*net.TCPAddr).Port), corev1.ConditionTrue)()
-		r.serve(snapshotOf(body, nil))
+		r.serve(r.live)
 		fails(t, admin, context.DeadlineExceeded, "", "")
 		remove = r.pod(r.port, corev1.ConditionTrue)
-		if got, err := admin.EtcdSnapshot(t.Context(), io.Discard); err != nil || got != want {
-			t.Errorf("got %+v, %v", got, err)
-		}
+		whole(t, admin)
 	})
 
 	// Rights, one after the other. The first error that is met says what is missing.
-	r.serve(snapshotOf(body, nil))
-	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "backup"}}
-	_, err := r.core.RbacV1().Roles(Namespace).Create(t.Context(), role, metav1.CreateOptions{})
+	r.serve(r.live)
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "backup"}}
+	_, err := r.core.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{})
 	r.must(err)
-	_, err = r.core.RbacV1().RoleBindings(Namespace).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "backup"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "backup"},
+	_, err = r.core.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "backup"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "backup"},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "ops"}},
 	}, metav1.CreateOptions{})
 	r.must(err)
 	ops := r.client("ops")
-	for _, step := range []struct{ words, resource, verb string }{
-		{"serviceaccounts/token", "serviceaccounts/token", "create"},
-		{`cannot list resource "pods"`, "pods", "list"},
-		{"may not create pods/portforward", "pods/portforward", "create"},
+	for _, step := range []struct{ words, group, resource, verb string }{
+		{"serviceaccounts/token", "", "serviceaccounts/token", "create"},
+		{`cannot get resource "deployments"`, "apps", "deployments", "get"},
+		{`cannot list resource "replicasets"`, "apps", "replicasets", "list"},
+		{`cannot list resource "pods"`, "", "pods", "list"},
+		{`cannot get resource "nodes"`, "", "nodes", "get"},
+		{"may not create pods/portforward", "", "pods/portforward", "create"},
 	} {
 		t.Run("who lacks "+step.resource+" is told", func(t *testing.T) { fails(t, ops, engine.ErrForbidden, step.words, "serviceaccounts/token") })
-		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{step.resource}, Verbs: []string{step.verb}})
-		_, err := r.core.RbacV1().Roles(Namespace).Update(t.Context(), role, metav1.UpdateOptions{})
+		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{step.group}, Resources: []string{step.resource}, Verbs: []string{step.verb}})
+		_, err := r.core.RbacV1().ClusterRoles().Update(t.Context(), role, metav1.UpdateOptions{})
 		r.must(err)
 	}
 	t.Run("these rights are enough", func(t *testing.T) {
 		// The authorizer learns of rights a moment later.
 		for ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second); ; {
-			got, err := ops.EtcdSnapshot(ctx, io.Discard)
+			got, err := ops.EtcdSnapshot(ctx, &sinkBuffer{}, confirm)
 			if errors.Is(err, engine.ErrForbidden) && ctx.Err() == nil {
 				continue
 			}
 			cancel()
-			if err != nil || got != want {
+			if err != nil || len(got.Unchecked) != 1 || !strings.Contains(got.Unchecked[0], "may not list namespaces, nodes, serviceaccounts, clusterroles, ") {
 				t.Errorf("got %+v, %v", got, err)
 			}
 			return
@@ -285,6 +376,7 @@ func TestEtcdSnapshot(t *testing.T) {
 
 // arrival tells that something was written to it.
 type arrival struct {
+	sinkBuffer
 	some chan struct{}
 	once sync.Once
 }

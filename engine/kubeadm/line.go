@@ -5,8 +5,9 @@ import (
 	"log/slog"
 	"regexp"
 	"strings"
-	"unicode"
 	"unicode/utf8"
+
+	"constellation/engine/plain"
 )
 
 // maxLine is in bytes; kubeadm's longest lines are lists of directories.
@@ -35,11 +36,12 @@ var (
 // like one.
 func parseLine(raw string, secrets []string) Line {
 	s := escapeRE.ReplaceAllString(raw, "")
+	var shown plain.Filter
 	s = strings.Map(func(r rune) rune {
-		switch {
-		case r == '\t':
-			return ' '
-		case r == utf8.RuneError || unicode.IsControl(r) || unicode.Is(unicode.Cf, r):
+		if r == '\t' {
+			r = ' '
+		}
+		if r == utf8.RuneError || !shown.Shows(r) {
 			return -1
 		}
 		return r

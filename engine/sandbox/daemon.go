@@ -155,12 +155,17 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 	joins := d.balancer("join", func() []backend { return d.fleet.controlPlanes(joinPort) })
 
 	g, gctx := errgroup.WithContext(ctx)
+	control := a.control()
 	if st.Simulated {
+		for _, l := range []*net.Listener{&listeners.control, &listeners.registry, &listeners.mirror} {
+			*l = forOwner(*l, d.log)
+		}
+		control = atItsAddress(control)
 		g.Go(func() error { d.metadataOfEach(gctx, a.metadata()); return nil })
 	} else {
 		g.Go(func() error { return serveHTTP(gctx, listeners.metadata, a.metadata(), d.log) })
 	}
-	g.Go(func() error { return serveHTTP(gctx, listeners.control, a.control(), d.log) })
+	g.Go(func() error { return serveHTTP(gctx, listeners.control, control, d.log) })
 	g.Go(func() error { return serveHTTP(gctx, listeners.socket, a.host(), d.log) })
 	g.Go(func() error { return serveHTTP(gctx, listeners.registry, d.registry, d.log) })
 	g.Go(func() error { return serveHTTP(gctx, listeners.mirror, d.mirror, d.log) })
@@ -469,7 +474,7 @@ func (d *daemon) metadataOfEach(ctx context.Context, h http.Handler) {
 			mctx, stop := context.WithCancel(ctx)
 			served[ip] = stop
 			wg.Go(func() {
-				if err := serveHTTP(mctx, l, h, d.log); err != nil {
+				if err := serveHTTP(mctx, forOwner(l, d.log), atItsAddress(h), d.log); err != nil {
 					d.log.Warn("metadata no longer served", "node", i.Name, "err", err)
 				}
 			})

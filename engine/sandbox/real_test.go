@@ -34,6 +34,7 @@ import (
 
 // TestMain lets this test's binary be the program that Up starts as daemon.
 func TestMain(m *testing.M) {
+	askIfTold()
 	if len(os.Args) == 4 && os.Args[1] == "sandbox" && os.Args[2] == "daemon" {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()

@@ -9,11 +9,12 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"constellation/engine/plain"
 )
 
 // What holds a drain up nobody says but the drain itself: it writes that to its log, and tries
@@ -118,8 +119,9 @@ func held(log string) string {
 		if why[pod] == "" {
 			pods = append(pods, pod)
 		}
+		var f plain.Filter
 		why[pod] = strings.Map(func(r rune) rune {
-			if unicode.IsControl(r) {
+			if !f.Shows(r) {
 				return ' '
 			}
 			return r

@@ -168,10 +168,11 @@ func rank(s engine.Severity) int {
 const maxPrintable = 300
 
 // printable returns s, which may come from anybody, so that a terminal shows it as it
-// is: control characters, invalid UTF-8 and what turns the direction of writing are
-// escaped as in a Go string. What is longer than 300 runes is cut.
+// is: control characters, invalid UTF-8, what nobody sees and what turns the direction of
+// writing or piles up are escaped as in a Go string. What is longer than 300 runes is cut.
 func printable(s string) string {
 	var b strings.Builder
+	var f engine.TextFilter
 	n := 0
 	for i, size := 0, 0; i < len(s); i += size {
 		if n++; n > maxPrintable {
@@ -183,10 +184,10 @@ func printable(s string) string {
 		switch {
 		case r == utf8.RuneError && size == 1:
 			fmt.Fprintf(&b, `\x%02x`, s[i])
-		case strconv.IsPrint(r):
+		case f.Shows(r):
 			b.WriteRune(r)
 		default:
-			q := strconv.QuoteRune(r)
+			q := strconv.QuoteRuneToASCII(r)
 			b.WriteString(q[1 : len(q)-1])
 		}
 	}

@@ -12,6 +12,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509/pkix"
 	"errors"
@@ -43,6 +44,8 @@ type Options struct {
 	// APIServerArgs are added to the API server's command line; of two equal flags the
 	// last counts. So are ControllerManagerArgs and SchedulerArgs.
 	APIServerArgs, ControllerManagerArgs, SchedulerArgs []string
+	// EtcdName is the name of etcd's member; empty means "test".
+	EtcdName string
 }
 
 // ControlPlane is a running control plane.
@@ -51,6 +54,7 @@ type ControlPlane struct {
 	bin      string
 	port     int
 	etcdPort int
+	etcdName string
 	args     map[string][]string // added to the command line of each part
 	pki      pki
 	admin    *rest.Config
@@ -78,7 +82,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	c := &ControlPlane{dir: o.Dir, bin: o.BinDir, procs: map[string]*process{}, args: map[string][]string{
+	c := &ControlPlane{dir: o.Dir, bin: o.BinDir, etcdName: cmp.Or(o.EtcdName, "test"), procs: map[string]*process{}, args: map[string][]string{
 		"kube-apiserver": o.APIServerArgs, "kube-controller-manager": o.ControllerManagerArgs, "kube-scheduler": o.SchedulerArgs,
 	}}
 	var err error
@@ -140,10 +144,10 @@ func (c *ControlPlane) etcdArgs(peerPort int) []string {
 	peer := "https://127.0.0.1:" + strconv.Itoa(peerPort)
 	p := c.pki.path
 	return []string{
-		"--name=test", "--data-dir=" + filepath.Join(c.dir, "etcd-"+strconv.Itoa(c.etcdPort)), "--unsafe-no-fsync",
+		"--name=" + c.etcdName, "--data-dir=" + filepath.Join(c.dir, "etcd-"+strconv.Itoa(c.etcdPort)), "--unsafe-no-fsync",
 		"--listen-client-urls=" + client, "--advertise-client-urls=" + client,
 		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer,
-		"--initial-cluster=test=" + peer,
+		"--initial-cluster=" + c.etcdName + "=" + peer,
 		"--client-cert-auth", "--trusted-ca-file=" + p("etcd/ca.crt"),
 		"--cert-file=" + p("etcd/server.crt"), "--key-file=" + p("etcd/server.key"),
 		"--peer-client-cert-auth", "--peer-trusted-ca-file=" + p("etcd/ca.crt"),

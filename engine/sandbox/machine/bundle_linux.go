@@ -21,8 +21,10 @@ var diskDirs = []struct {
 	{"/var/log", 0o755},
 }
 
-// capabilities are the usual ones of a container, and what systemd, containerd and
-// the kubelet need beyond. Not among them, on purpose: SYS_TIME, SYS_MODULE,
+// capabilities are the fourteen that containerd gives to containers, since runc fails if
+// it cannot give one of them, and three that systemd, containerd and the kubelet need
+// beyond: NET_ADMIN for networks, SYS_ADMIN for mounts and namespaces, SYS_PTRACE to enter
+// the namespaces of pods that run as another user. Not among them, on purpose: SYS_TIME, SYS_MODULE,
 // SYS_RAWIO, SYS_BOOT, SYS_RESOURCE, MAC_*, which reach the whole computer.
 var capabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
@@ -119,7 +121,13 @@ func bundle(b bundleSpec) *specs.Spec {
 
 // writeBundle writes the container's description where runc looks for it.
 func writeBundle(dir string, b bundleSpec) error {
-	config, err := json.MarshalIndent(bundle(b), "", " ")
+	s := bundle(b)
+	unified, err := onlyUnified()
+	if err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	harden(s, unified)
+	config, err := json.MarshalIndent(s, "", " ")
 	if err != nil {
 		return fmt.Errorf("write bundle: %w", err)
 	}

@@ -227,6 +227,15 @@ func ownCgroup(controller string) (string, error) {
 	return "", nil
 }
 
+// onlyUnified reports whether this computer has cgroup v2 and no hierarchy of v1.
+func onlyUnified() (bool, error) {
+	v1, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup"))
+	if err != nil {
+		return false, fmt.Errorf("find cgroup: %w", err)
+	}
+	return !slices.ContainsFunc(v1, func(m *mountinfo.Info) bool { return strings.HasPrefix(m.Mountpoint, "/sys/fs/cgroup") }), nil
+}
+
 // makeUnified makes a machine's cgroup in the v2 hierarchy of a computer that has v1
 // beside it, and returns its directory; "" if it does not have both. runc leaves that
 // hierarchy alone then, and systemd in the machine would take this computer's own

@@ -238,6 +238,47 @@ func TestMachinesLeaveThisComputerAsItWas(t *testing.T) {
 			}
 		}
 	})
+	t.Run("a machine makes no system calls that reach the computer below", func(t *testing.T) {
+		if got := b.run(t, "worker-0", "grep", "-w", "Seccomp:", "/proc/1/status"); !strings.HasSuffix(got, "2") {
+			t.Errorf("of its first process: %s", got)
+		}
+		calls := map[int]unix.Errno{ // with these arguments the kernel itself would say something else of most
+			unix.SYS_KEXEC_LOAD: unix.EPERM, unix.SYS_KEXEC_FILE_LOAD: unix.EPERM, unix.SYS_INIT_MODULE: unix.EPERM, unix.SYS_FINIT_MODULE: unix.EPERM, unix.SYS_DELETE_MODULE: unix.EPERM,
+			unix.SYS_REBOOT: unix.EPERM, unix.SYS_SETTIMEOFDAY: unix.EPERM, unix.SYS_CLOCK_SETTIME: unix.EPERM, unix.SYS_SWAPON: unix.EPERM, unix.SYS_SWAPOFF: unix.EPERM,
+			unix.SYS_ACCT: unix.EPERM, unix.SYS_QUOTACTL: unix.EPERM, unix.SYS_SYSLOG: unix.EPERM, unix.SYS_OPEN_BY_HANDLE_AT: unix.EPERM, unix.SYS_FANOTIFY_INIT: unix.EPERM,
+			unix.SYS_FANOTIFY_MARK: unix.EPERM, unix.SYS_PERF_EVENT_OPEN: unix.EPERM, unix.SYS_USERFAULTFD: unix.EPERM,
+			unix.SYS_ADD_KEY: unix.ENOSYS, unix.SYS_KEYCTL: unix.ENOSYS, unix.SYS_REQUEST_KEY: unix.ENOSYS, unix.SYS_IO_URING_SETUP: unix.ENOSYS,
+		}
+		if only, err := onlyUnified(); err != nil {
+			t.Fatal(err)
+		} else if !only {
+			calls[unix.SYS_BPF] = unix.EPERM
+		}
+		for _, machine := range []string{"control-plane-0", "worker-0"} {
+			for number, want := range calls {
+				got := b.run(t, machine, "perl", "-e", fmt.Sprintf("syscall(%d, -1, -1, -1, -1, -1, -1); print $!+0", number))
+				if got != strconv.Itoa(int(want)) {
+					t.Errorf("system call %d in %s fails with %s, want %d", number, machine, got, want)
+				}
+			}
+		}
+		// Without the filter the same calls end otherwise, so the filter is what is seen.
+		if _, _, err := unix.Syscall6(unix.SYS_IO_URING_SETUP, ^uintptr(0), ^uintptr(0), 0, 0, 0, 0); err == unix.ENOSYS {
+			t.Log("this computer has no io_uring itself")
+		}
+	})
+	t.Run("a machine runs containers with a filter of their own, as another user", func(t *testing.T) {
+		got := b.run(t, "worker-0", "sh", "-ec", `
+			d=$(mktemp -d /var/lib/containerd/nested.XXXXXX); cd $d; mkdir rootfs; mount --bind / rootfs; runc spec
+			sed -i 's/"terminal": true/"terminal": false/; s/"uid": 0/"uid": 65532/; s/"gid": 0/"gid": 65532/; s/"linux": {/"linux": {"seccomp": {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]},/' config.json
+			perl -0pi -e 's/"args": \[[^\]]*\]/"args": ["sleep", "60"]/; s/("(?:bounding|effective|permitted)": \[)/$1"CAP_AUDIT_WRITE","CAP_MKNOD","CAP_NET_RAW",/g' config.json
+			runc run --detach nested </dev/null >/dev/null 2>&1
+			runc exec nested sh -c 'id -u; grep -w Seccomp_filters: /proc/self/status; mkdir /tmp/x 2>/dev/null || echo refused' </dev/null
+			runc delete --force nested; umount rootfs; rm -r $d`)
+		if want := "65532\nSeccomp_filters:\t2\nrefused"; got != want {
+			t.Errorf("it says %q, want %q", got, want)
+		}
+	})
 	t.Run("a machine cannot reach the computer below", func(t *testing.T) {
 		for what, command := range map[string]string{
 			"write a sysctl of the kernel":       "echo 1 > /proc/sys/kernel/dmesg_restrict",

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -270,6 +272,33 @@ func TestBundleIsolates(t *testing.T) {
 		for _, set := range [][]string{b.Process.Capabilities.Bounding, b.Process.Capabilities.Effective, b.Process.Capabilities.Permitted, b.Process.Capabilities.Inheritable, b.Process.Capabilities.Ambient} {
 			if slices.Contains(set, c) {
 				t.Errorf("the machine has %s", c)
+			}
+		}
+	}
+	if b.Linux.Seccomp != nil {
+		t.Error("the filter is part of what is measured: images of before would have other measurements")
+	}
+	for _, unified := range []bool{false, true} {
+		h := bundle(bundleSpec{})
+		harden(h, unified)
+		var all []string
+		for _, c := range h.Linux.Seccomp.Syscalls {
+			if c.Action != specs.ActErrno || c.ErrnoRet == nil || *c.ErrnoRet == 0 {
+				t.Errorf("system calls %v do not fail", c.Names)
+			}
+			all = append(all, c.Names...)
+		}
+		for _, c := range []string{"kexec_load", "init_module", "open_by_handle_at", "fanotify_init", "reboot", "clock_settime", "userfaultfd", "keyctl"} {
+			if !slices.Contains(all, c) {
+				t.Errorf("a machine may call %s", c)
+			}
+		}
+		if slices.Contains(all, "bpf") == unified {
+			t.Errorf("with cgroup v2 alone %t, bpf is refused: %t", unified, !unified)
+		}
+		for _, c := range []string{"mount", "setns", "unshare", "clone", "clone3", "pivot_root", "seccomp", "ptrace", "mknodat"} {
+			if slices.Contains(all, c) {
+				t.Errorf("a machine cannot run containers without %s", c)
 			}
 		}
 	}

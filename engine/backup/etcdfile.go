@@ -1,0 +1,339 @@
+package backup
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// The format of etcd's database, which is that of bbolt. The file comes from a machine
+// that may be hostile, so every offset is checked before it is used; bbolt itself maps the
+// file and trusts it.
+const (
+	boltMagic   = 0xED0CDAED
+	boltVersion = 2
+
+	boltHeader  = 16 // bytes before the elements of a page: id, flags, count, overflow
+	boltElement = 16 // bytes of an element, of a branch or of a leaf
+	boltMeta    = 64 // bytes of a meta, its checksum last
+
+	boltBranch = 0x01
+	boltLeaf   = 0x02
+	boltIsMeta = 0x04
+
+	boltBucket = 0x01 // flag of a leaf's element whose value is a bucket
+
+	// maxBoltPage bounds one page with its overflow, in bytes. etcd takes no request
+	// that is larger than a few megabytes.
+	maxBoltPage = 64 << 20
+	// maxBoltDepth bounds how deep a tree is; one of this depth holds more than a disk.
+	maxBoltDepth = 32
+)
+
+// errEtcdFile means that a file is no database of etcd.
+var errEtcdFile = errors.New("not a database of etcd")
+
+// EtcdFile is a snapshot of etcd, read without trust in what it says. It is safe for
+// concurrent use if its reader is.
+type EtcdFile struct {
+	r     io.ReaderAt
+	page  int64 // size of a page, in bytes
+	pages int64 // of the database
+	root  uint64
+}
+
+// EtcdMember is a member of etcd as a snapshot has it.
+type EtcdMember struct {
+	ID   uint64
+	Name string // empty before its first start
+}
+
+// EtcdEntry is one revision of one key. Its slices are valid until the function returns
+// that was called with it.
+type EtcdEntry struct {
+	Key, Value []byte
+	// Revision is that of the change, as the API server's resourceVersion.
+	Revision int64
+	Deleted  bool // by this revision; Value is empty then
+}
+
+// OpenEtcd opens the snapshot of size bytes that r reads. The digest that etcd appends may
+// be there and is not looked at.
+func OpenEtcd(r io.ReaderAt, size int64) (*EtcdFile, error) {
+	f := &EtcdFile{r: r}
+	var best uint64
+	// The second meta is at a page's size, which only a meta tells: try those there are.
+	for at := int64(0); at == 0 || at <= 64<<10; at = max(4096, 2*at) {
+		var b [boltHeader + boltMeta]byte
+		if at > 0 && f.page != 0 && at != f.page {
+			continue
+		}
+		if _, err := r.ReadAt(b[:], at); err != nil {
+			break
+		}
+		m := b[boltHeader:]
+		h := fnv.New64a()
+		h.Write(m[:boltMeta-8])
+		if binary.LittleEndian.Uint16(b[8:])&boltIsMeta == 0 || binary.LittleEndian.Uint32(m) != boltMagic || binary.LittleEndian.Uint32(m[4:]) != boltVersion ||
+			binary.LittleEndian.Uint64(m[boltMeta-8:]) != h.Sum64() {
+			continue
+		}
+		page, tx := int64(binary.LittleEndian.Uint32(m[8:])), binary.LittleEndian.Uint64(m[48:])
+		if page < 512 || page > 64<<10 || page&(page-1) != 0 || f.page != 0 && tx < best {
+			continue
+		}
+		f.page, f.root, best = page, binary.LittleEndian.Uint64(m[16:]), tx
+	}
+	if f.page == 0 {
+		return nil, fmt.Errorf("%w: it has no valid meta page", errEtcdFile)
+	}
+	f.pages = size / f.page
+	return f, nil
+}
+
+// Members returns the members in the order of their IDs.
+func (f *EtcdFile) Members() ([]EtcdMember, error) {
+	root, inline, err := f.bucket("members")
+	if err != nil {
+		return nil, err
+	}
+	var out []EtcdMember
+	w := f.walk(func(_ uint32, key, value []byte) error {
+		var m struct {
+			ID   uint64 `json:"id"`
+			Name string `json:"name"`
+		}
+		if err := json.Unmarshal(value, &m); err != nil {
+			return fmt.Errorf("%w: member %q is not readable", errEtcdFile, clipped(key))
+		}
+		if len(out) >= 1000 {
+			return fmt.Errorf("%w: more than 1000 members", errEtcdFile)
+		}
+		out = append(out, EtcdMember{ID: m.ID, Name: m.Name})
+		return nil
+	})
+	if err := w.tree(root, inline); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(out, func(a, b EtcdMember) int { return cmp.Compare(a.ID, b.ID) })
+	return out, nil
+}
+
+// Read calls do with every entry, older revisions first, and returns the revision of the
+// database: that of its last entry, or of its compaction if that is later.
+func (f *EtcdFile) Read(ctx context.Context, do func(EtcdEntry) error) (revision int64, err error) {
+	root, inline, err := f.bucket("meta")
+	if err != nil {
+		return 0, err
+	}
+	w := f.walk(func(_ uint32, key, value []byte) error {
+		if k := string(key); (k == "finishedCompactRev" || k == "scheduledCompactRev") && len(value) >= 8 {
+			revision = max(revision, int64(binary.BigEndian.Uint64(value)))
+		}
+		return nil
+	})
+	if err := w.tree(root, inline); err != nil {
+		return 0, err
+	}
+	if root, inline, err = f.bucket("key"); err != nil {
+		return 0, err
+	}
+	n := 0
+	w = f.walk(func(_ uint32, key, value []byte) error {
+		if n++; n%1024 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		e, err := entryOf(key, value)
+		if err != nil {
+			return err
+		}
+		revision = max(revision, e.Revision)
+		return do(e)
+	})
+	if err := w.tree(root, inline); err != nil {
+		return 0, err
+	}
+	return revision, nil
+}
+
+// entryOf reads an entry: its key is the revision (8 bytes, '_', 8 bytes, and 't' for a
+// deletion), its value the protocol buffer mvccpb.KeyValue.
+func entryOf(key, value []byte) (EtcdEntry, error) {
+	e := EtcdEntry{Deleted: len(key) == 18 && key[17] == 't'}
+	if len(key) < 17 || key[8] != '_' || len(key) > 17 && !e.Deleted {
+		return e, fmt.Errorf("%w: %q is no revision", errEtcdFile, clipped(key))
+	}
+	e.Revision = int64(binary.BigEndian.Uint64(key))
+	if e.Revision < 0 {
+		return e, fmt.Errorf("%w: %q is no revision", errEtcdFile, clipped(key))
+	}
+	for len(value) > 0 {
+		num, typ, n := protowire.ConsumeTag(value)
+		if n < 0 {
+			return e, fmt.Errorf("%w: revision %d is not readable", errEtcdFile, e.Revision)
+		}
+		value = value[n:]
+		if typ == protowire.BytesType && (num == 1 || num == 5) {
+			b, n := protowire.ConsumeBytes(value)
+			if n < 0 {
+				return e, fmt.Errorf("%w: revision %d is not readable", errEtcdFile, e.Revision)
+			}
+			if value = value[n:]; num == 1 {
+				e.Key = b
+			} else {
+				e.Value = b
+			}
+			continue
+		}
+		if n = protowire.ConsumeFieldValue(num, typ, value); n < 0 {
+			return e, fmt.Errorf("%w: revision %d is not readable", errEtcdFile, e.Revision)
+		}
+		value = value[n:]
+	}
+	return e, nil
+}
+
+// bucket returns the root page of a bucket at the top, or its only page if that is inline.
+func (f *EtcdFile) bucket(name string) (root uint64, inline []byte, err error) {
+	found := false
+	w := f.walk(func(flags uint32, key, value []byte) error {
+		if string(key) != name || flags&boltBucket == 0 {
+			return nil
+		}
+		if len(value) < 16 {
+			return fmt.Errorf("%w: bucket %s is not readable", errEtcdFile, name)
+		}
+		found, root = true, binary.LittleEndian.Uint64(value)
+		if root == 0 {
+			inline = slices.Clone(value[16:])
+		}
+		return nil
+	})
+	if err := w.tree(f.root, nil); err != nil {
+		return 0, nil, err
+	}
+	if !found {
+		return 0, nil, fmt.Errorf("%w: it has no bucket %s", errEtcdFile, name)
+	}
+	return root, inline, nil
+}
+
+// walk reads one tree in order.
+func (f *EtcdFile) walk(do func(flags uint32, key, value []byte) error) *boltWalk {
+	return &boltWalk{f: f, do: do}
+}
+
+type boltWalk struct {
+	f    *EtcdFile
+	do   func(flags uint32, key, value []byte) error
+	seen int64  // pages
+	last []byte // the key before; nil before the first one
+	bufs [maxBoltDepth][]byte
+}
+
+// tree reads the tree at root, or the page inline.
+func (w *boltWalk) tree(root uint64, inline []byte) error {
+	if inline != nil {
+		return w.elements(inline, nil, nil, maxBoltDepth-1)
+	}
+	return w.node(root, nil, nil, 0)
+}
+
+// node reads a page and all below it, whose keys are at least from and, unless to is nil,
+// less than to: etcd finds by these bounds what is read here one after the other.
+func (w *boltWalk) node(id uint64, from, to []byte, depth int) error {
+	f := w.f
+	if depth >= maxBoltDepth || w.seen >= f.pages { // a loop
+		return fmt.Errorf("%w: its tree has no end", errEtcdFile)
+	}
+	if id >= uint64(f.pages) {
+		return fmt.Errorf("%w: it has no page %d", errEtcdFile, id)
+	}
+	w.seen++
+	var h [boltHeader]byte
+	if _, err := f.r.ReadAt(h[:], int64(id)*f.page); err != nil {
+		return fmt.Errorf("read page %d: %w", id, err)
+	}
+	n := (1 + int64(binary.LittleEndian.Uint32(h[12:]))) * f.page
+	if n > maxBoltPage || int64(id)*f.page+n > f.pages*f.page {
+		return fmt.Errorf("%w: page %d has %d bytes", errEtcdFile, id, n)
+	}
+	if int64(cap(w.bufs[depth])) < n {
+		w.bufs[depth] = make([]byte, n)
+	}
+	b := w.bufs[depth][:n]
+	if _, err := f.r.ReadAt(b, int64(id)*f.page); err != nil {
+		return fmt.Errorf("read page %d: %w", id, err)
+	}
+	return w.elements(b, from, to, depth)
+}
+
+func (w *boltWalk) elements(b, from, to []byte, depth int) error {
+	bad := func() error { return fmt.Errorf("%w: a page is not readable", errEtcdFile) }
+	if len(b) < boltHeader {
+		return bad()
+	}
+	flags, count := binary.LittleEndian.Uint16(b[8:]), int(binary.LittleEndian.Uint16(b[10:]))
+	if boltHeader+count*boltElement > len(b) || flags != boltBranch && flags != boltLeaf {
+		return bad()
+	}
+	// part returns n bytes at pos behind the beginning of element i.
+	part := func(i int, pos, n uint64) ([]byte, bool) {
+		at := uint64(boltHeader+i*boltElement) + pos
+		if at > uint64(len(b)) || n > uint64(len(b))-at {
+			return nil, false
+		}
+		return b[at : at+n : at+n], true
+	}
+	branchKey := func(i int) ([]byte, bool) {
+		e := b[boltHeader+i*boltElement:]
+		return part(i, uint64(binary.LittleEndian.Uint32(e)), uint64(binary.LittleEndian.Uint32(e[4:])))
+	}
+	for i := range count {
+		e := b[boltHeader+i*boltElement:]
+		if flags == boltBranch {
+			key, ok := branchKey(i)
+			next := to
+			if ok && i+1 < count {
+				next, ok = branchKey(i + 1)
+			}
+			// The first bound of a page may be lower than that of its parent: keys that were
+			// its first ones may have been deleted.
+			if !ok || i > 0 && from != nil && bytes.Compare(key, from) < 0 || next != nil && bytes.Compare(key, next) >= 0 {
+				return bad()
+			}
+			if err := w.node(binary.LittleEndian.Uint64(e[8:]), key, next, depth+1); err != nil {
+				return err
+			}
+			continue
+		}
+		pos, ksize, vsize := uint64(binary.LittleEndian.Uint32(e[4:])), uint64(binary.LittleEndian.Uint32(e[8:])), uint64(binary.LittleEndian.Uint32(e[12:]))
+		kv, ok := part(i, pos, ksize+vsize)
+		if !ok {
+			return bad()
+		}
+		key := kv[:ksize:ksize]
+		if from != nil && bytes.Compare(key, from) < 0 || to != nil && bytes.Compare(key, to) >= 0 || w.last != nil && bytes.Compare(key, w.last) <= 0 {
+			return fmt.Errorf("%w: its keys are not in order", errEtcdFile)
+		}
+		if w.last = append(w.last[:0], key...); w.last == nil {
+			w.last = []byte{}
+		}
+		if err := w.do(binary.LittleEndian.Uint32(e), key, kv[ksize:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clipped shortens what a file says for an error.
+func clipped(b []byte) []byte { return b[:min(len(b), 32)] }

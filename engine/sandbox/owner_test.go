@@ -1,0 +1,143 @@
+//go:build linux
+
+package sandbox
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"constellation/engine/cloud/local"
+)
+
+// dialerEnv makes this test's binary ask for a URL and print what it is told.
+const dialerEnv = "CONSTELLATION_TEST_ASKS"
+
+func askIfTold() {
+	if url := os.Getenv(dialerEnv); url != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			panic(err)
+		}
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			os.Stdout.WriteString("no answer: " + err.Error())
+			os.Exit(0)
+		}
+		b, _ := io.ReadAll(resp.Body)
+		os.Stdout.WriteString(resp.Status + " " + string(b))
+		os.Exit(0)
+	}
+}
+
+// TestSimulatedSandboxesAnswerTheirOwner asks for everything that machines are told, as
+// root and as somebody else.
+func TestSimulatedSandboxesAnswerTheirOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("another user can only be had by root")
+	}
+	a, f, _ := testAPI(t)
+	scale(t, f, 1, 1)
+	self := f.Instances()[0].IP.String()
+	metadata := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.RemoteAddr = net.JoinHostPort(self, "40000") // all is on loopback here
+		a.metadata().ServeHTTP(w, r)
+	})
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: atItsAddress(metadata)}
+	go server.Serve(forOwner(l, discard()))
+	t.Cleanup(func() { server.Close() })
+	url := "http://" + l.Addr().String()
+	m := local.NewMetadata(url)
+	if token, err := m.Token(t.Context()); err != nil || token == "" {
+		t.Fatalf("the owner is told %q, %v", token, err)
+	}
+	program, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "owner")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/ask", program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(path string, uid uint32) string {
+		t.Helper()
+		cmd := exec.Command(dir + "/ask")
+		cmd.Dir, cmd.Env = "/", []string{dialerEnv + "=" + url + path}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("ask as %d: %v", uid, err)
+		}
+		return string(out)
+	}
+	for _, path := range []string{"/v1/token", "/v1/initsecrethash", "/v1/peers", "/v1/self", "/v1/loadbalancer", "/v1/podcidr"} {
+		if out := ask(path, 0); !strings.HasPrefix(out, "200 OK {") {
+			t.Errorf("the owner is told %q at %s", out, path)
+		}
+		if out := ask(path, 65534); !strings.HasPrefix(out, "no answer: ") {
+			t.Errorf("somebody else is told %q at %s", out, path)
+		}
+	}
+	// A name that leads here is not enough, whoever asks.
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/v1/token", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Host = "evil.example:80"
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusForbidden {
+		t.Errorf("by another name: %s %q", resp.Status, b)
+	}
+}
+
+func TestPeerUser(t *testing.T) {
+	for _, at := range []struct{ network, listen, dial string }{{"tcp4", "127.0.0.1:0", "127.0.0.1"}, {"tcp", "[::]:0", "127.0.0.1"}} {
+		l, err := net.Listen(at.network, at.listen)
+		if err != nil {
+			t.Skip(err)
+		}
+		defer l.Close()
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		out, err := net.Dial("tcp", net.JoinHostPort(at.dial, port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		if uid, err := peerUser(in); err != nil || uid != os.Geteuid() {
+			t.Errorf("%s: user %d, %v, want %d", at.listen, uid, err, os.Geteuid())
+		}
+		// One that has left, and cannot read any more, is shown as root's.
+		out.Close()
+		if uid, err := peerUser(in); err == nil {
+			t.Errorf("%s: who has left is user %d", at.listen, uid)
+		}
+	}
+}
