@@ -263,7 +263,7 @@ func Run(ctx context.Context, c Config) error {
 		c.leave = func(ctx context.Context) error { return leave(ctx, core, c.Namespace, c.Pod) }
 	}
 	if c.agents == nil && c.Relay {
-		r := newRelays(access, core, c.Namespace, c.Log)
+		r := newRelays(access, core, c.Namespace, c.Pod, c.Log)
 		defer r.keep(nil)
 		c.agents = r
 	}
