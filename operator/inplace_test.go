@@ -203,11 +203,13 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	rig.write("ctl/fail-node", "", 0o600)
 	rig.write("ctl/hang-node", "", 0o600)
 	rig.up()
-	list, err := json.Marshal(rig.components(newKubernetes))
+	parts := rig.components(newKubernetes)
+	list, err := json.Marshal(parts.List)
 	must(err)
 	var m corev1.ConfigMap
 	must(r.admin.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: refB}, &m))
 	m.Data["components"] = string(list)
+	metav1.SetMetaDataAnnotation(&m.ObjectMeta, v1alpha1.AnnotationStatement, parts.Statement)
 	must(r.admin.Update(t.Context(), &m))
 
 	r.relay = true
@@ -326,8 +328,8 @@ func (a *agentsInTest) Run(_ context.Context, node string) (upgradeRun, error) {
 }
 
 // Upgrade goes on when nobody follows it any more, as an agent does.
-func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.List, tell func(upgradeRun)) error {
-	if len(list) == 0 || !strings.HasSuffix(token, "/"+reference) {
+func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.Signed, tell func(upgradeRun)) error {
+	if len(list.List) == 0 || !strings.HasSuffix(token, "/"+reference) {
 		return errors.New("no components")
 	}
 	a.lock.Lock()

@@ -196,7 +196,7 @@ func (r *relays) Run(ctx context.Context, node string) (upgradeRun, error) {
 }
 
 // Upgrade implements agents.
-func (r *relays) Upgrade(ctx context.Context, node, token, version, reference string, components component.List, tell func(upgradeRun)) error {
+func (r *relays) Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(upgradeRun)) error {
 	h, err := r.host(node)
 	if err != nil {
 		return err
