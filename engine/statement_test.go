@@ -52,7 +52,9 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 			t.Fatalf("%v, %v", err, blocks(p))
 		}
 		if i := slices.IndexFunc(p.Steps, func(x engine.Step) bool { return x.ID == engine.StepComponents }); i != 0 || p.Steps[i].Finished ||
-			!slices.ContainsFunc(p.Steps[i].Details, func(d string) bool { return strings.Contains(d, "of Kubernetes v1.35.4, gets the release builder's statement") }) {
+			!slices.ContainsFunc(p.Steps[i].Details, func(d string) bool {
+				return strings.Contains(d, "of Kubernetes v1.35.4, gets the release builder's statement")
+			}) {
 			t.Errorf("steps %+v", p.Steps)
 		}
 		if _, _, err := s.prepare(t.Context(), both); err != nil {

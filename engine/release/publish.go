@@ -151,8 +151,8 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 	if err != nil {
 		return BuildReport{}, err
 	}
-	// The index does not name them, because programs of v1.1.0 and before refuse an index with
-	// a name that they do not know.
+	// The index does not name them, because older programs refuse an index with a name that
+	// they do not know.
 	maps.Copy(p.files, statements)
 	for _, s := range p.summaries {
 		r.Releases = append(r.Releases, s.Version.String())

@@ -212,8 +212,8 @@ func (d *daemon) loadCA() error {
 	return err
 }
 
-// releaseKey returns the key that signs what machines install; nil in a sandbox of v1.1.0
-// or before, whose images have none.
+// releaseKey returns the key that signs what machines install; nil in a sandbox that an older
+// program has made, whose images have none.
 func (d *daemon) releaseKey() (*release.PrivateKey, error) {
 	b, err := os.ReadFile(d.dirs.of(d.name, releaseKeyName))
 	if errors.Is(err, fs.ErrNotExist) {

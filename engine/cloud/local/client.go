@@ -48,7 +48,7 @@ type (
 	// ComponentList answers GET /v1/components?kubernetes=<version>.
 	ComponentList struct {
 		Components component.List `json:"components"`
-		// Statement vouches for them, see package release; sandboxes of v1.1.0 may have none.
+		// Statement vouches for them, see package release; sandboxes that an older program has made have none.
 		Statement string `json:"statement,omitempty"`
 	}
 	// GroupImage is the body of PUT /v1/<group ID>/image.

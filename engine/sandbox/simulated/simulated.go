@@ -334,7 +334,7 @@ func furnish(dir string, r record, spec machine.Spec) error {
 	switch keys, err := readFile(filepath.Join(r.Image.Dir, releaseKeysName)); {
 	case err == nil:
 		files["/"+release.MachineKeys] = keys
-	case !errors.Is(err, fs.ErrNotExist): // images of v1.1.0 and before have none
+	case !errors.Is(err, fs.ErrNotExist): // images of older programs have none
 		return err
 	}
 	for name, f := range spec.Files {
@@ -670,7 +670,7 @@ func Measure(img machine.Image) []machine.Event {
 		}
 		fmt.Fprintf(h, "\x00%s\x00%s\x00", name, img.Version)
 	}
-	// Images of v1.1.0 and before have none, and measure what they always did.
+	// Images of older programs have none, and measure what they always did.
 	if keys, err := os.ReadFile(filepath.Join(img.Dir, releaseKeysName)); err == nil {
 		fmt.Fprintf(h, "%s\x00%s\x00", keys, releaseKeysName)
 	}
