@@ -296,6 +296,13 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	c, _ := newCluster(t, simulatedMachines, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	c.wantVersions("v1.0.0", "v1.35.4", 1, 2)
 
+	// What an older program has published: nobody vouches for it. The first hop mends that, else
+	// no machine of the new image could join.
+	for _, m := range strings.Fields(c.kubectl("-n", "kube-system", "get", "configmaps", "-o", "name")) {
+		if strings.HasPrefix(m, "configmap/k8s-components-") {
+			c.kubectl("-n", "kube-system", "annotate", m, "constellation.edgeless.systems/components-statement-")
+		}
+	}
 	// The cloud's daemon dies; its machines do not notice, and another one finds them.
 	before := c.status()
 	if err := unix.Kill(c.daemonPID(), unix.SIGKILL); err != nil {

@@ -189,6 +189,10 @@ func (s *Server) Upgrade(req *upgradeproto.UpgradeRequest, stream grpc.ServerStr
 	if err != nil {
 		return status.Error(codes.InvalidArgument, clip(err.Error()))
 	}
+	// Before anything of the host changes, and for whoever only attaches.
+	if err := s.host.vouched(o); err != nil {
+		return status.Error(codes.FailedPrecondition, clip("components: "+err.Error()))
+	}
 	started, begun, err := s.upgrades.take(stream.Context(), o)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -15,6 +16,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/component/componentproto"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release"
 	"constellation/engine/version"
 )
 
@@ -40,6 +42,8 @@ type order struct {
 	config  kubeadm.Config
 	// first is kubeadm, rest are the others.
 	first, rest component.List
+	// list is both in the order of the request, which is the one that was signed.
+	list component.List
 }
 
 // parseOrder checks what can be checked without a look at the host.
@@ -73,6 +77,7 @@ func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.list = l
 	for _, c := range l {
 		p, ok := places[c.Name]
 		switch {
@@ -95,10 +100,22 @@ func parseOrder(req *upgradeproto.UpgradeRequest) (*order, error) {
 	return o, nil
 }
 
-// same reports whether two requests ask for the same thing, whatever their tokens.
+// vouched returns nil if a release builder whom this host trusts vouches for o's
+// components as those of its version. The caller alone must not decide what runs as root.
+func (h Host) vouched(o *order) error {
+	trust, err := release.MachineTrust(h.Root)
+	if err != nil {
+		return err
+	}
+	return trust.Verify(o.proto.GetComponentsStatement(), o.version, runtime.GOARCH, o.list)
+}
+
+// same reports whether two requests ask for the same thing, whatever their tokens, and
+// whatever vouches for it.
 func same(a, b *upgradeproto.UpgradeRequest) bool {
 	a, b = proto.CloneOf(a), proto.CloneOf(b)
 	a.Token, b.Token = "", ""
+	a.ComponentsStatement, b.ComponentsStatement = "", ""
 	return proto.Equal(a, b)
 }
 

@@ -34,6 +34,7 @@ import (
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release/releasetest"
 )
 
 const (
@@ -191,6 +192,7 @@ func newRig(t testing.TB, controlPlane bool) *rig {
 	if err := os.MkdirAll(r.settings.Ctl, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	releasetest.Furnish(t, r.settings.Root)
 	for _, name := range []string{"kubeadm", "kubelet"} {
 		r.write("usr/local/bin/"+name, string(r.program(from)), 0o755)
 	}
@@ -266,8 +268,21 @@ func (r *rig) request(token string) *upgradeproto.UpgradeRequest {
 	}
 	return &upgradeproto.UpgradeRequest{
 		Token: token, KubernetesVersion: to, What: upgradeproto.What_APPLY, Components: component.ToProto(l),
-		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: []string{"Swap"}},
+		Configuration:       &upgradeproto.Configuration{IgnorePreflightErrors: []string{"Swap"}},
+		ComponentsStatement: releasetest.Vouch(r.t, to, l),
 	}
+}
+
+// vouched signs a request again whose components or version were changed, as the release
+// builder would have.
+func (r *rig) vouched(req *upgradeproto.UpgradeRequest) *upgradeproto.UpgradeRequest {
+	r.t.Helper()
+	l, err := component.FromProto(req.GetComponents())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	req.ComponentsStatement = releasetest.Vouch(r.t, req.GetKubernetesVersion(), l)
+	return req
 }
 
 // up starts the agent's process.
@@ -435,7 +450,7 @@ func TestUpgradeOfAControlPlane(t *testing.T) {
 	}
 	down := r.request("t2")
 	down.KubernetesVersion = from
-	if _, err := collect(c.Upgrade(t.Context(), down)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "do not go down") {
+	if _, err := collect(c.Upgrade(t.Context(), r.vouched(down))); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "do not go down") {
 		t.Errorf("down: %v", err)
 	}
 	if d := r.deeds(); d != "plan apply restart-kubelet" {
@@ -482,7 +497,7 @@ func TestClientsShareARun(t *testing.T) {
 	leave()
 	other := r.request("t3")
 	other.KubernetesVersion = "v1.36.4"
-	_, err = collect(c2.Upgrade(t.Context(), other))
+	_, err = collect(c2.Upgrade(t.Context(), r.vouched(other)))
 	if want := "upgrade of the control plane to v1.36.3 (t1) is under way, in stage apply"; status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), want) {
 		t.Errorf("busy: %v, want %q", err, want)
 	}
@@ -543,6 +558,9 @@ func TestRequestsAreRefused(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			req := r.request("t1")
 			tt.do(req)
+			if tt.code == codes.FailedPrecondition {
+				r.vouched(req) // the release builder is not the reason
+			}
 			_, err := collect(c.Upgrade(t.Context(), req))
 			if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %s that says %q", err, tt.code, tt.want)
@@ -599,7 +617,7 @@ func TestWrongContentIsNeverInstalled(t *testing.T) {
 	req := r.request("t1")
 	bad := []byte("#!/bin/sh\n")
 	req.Components[0].Url = "data:;base64," + base64.StdEncoding.EncodeToString(bad)
-	all, err := collect(c.Upgrade(t.Context(), req))
+	all, err := collect(c.Upgrade(t.Context(), r.vouched(req)))
 	if err != nil || outline(all) != "verify:running install-kubeadm:running install-kubeadm:failed failure in install-kubeadm" {
 		t.Fatalf("%v\n%s", err, outline(all))
 	}
@@ -611,7 +629,7 @@ func TestWrongContentIsNeverInstalled(t *testing.T) {
 	old := r.program(from)
 	sum := sha256.Sum256(old)
 	req.Components[0].Url, req.Components[0].Digest = r.mirror.URL+"/"+from+"/kubeadm", "sha256:"+hex.EncodeToString(sum[:])
-	all, err = collect(c.Upgrade(t.Context(), req))
+	all, err = collect(c.Upgrade(t.Context(), r.vouched(req)))
 	if err != nil || !strings.Contains(all[len(all)-1].GetFailure().GetMessage(), `kubeadm is "v1.35.4", want v1.36.3`) {
 		t.Errorf("%v, %v", err, all)
 	}

@@ -126,6 +126,7 @@ var rightsOf = map[string][]string{
 		"constellation-system: coordination.k8s.io/leases: create",
 		"constellation-system: events: create,patch",
 		"constellation-system: pods/portforward: create",
+		"constellation-system: serviceaccounts/token (constellation-operator): create",
 		"default: events.k8s.io/events: create,patch",
 		"kube-system: apps/deployments (constellation-cluster-autoscaler): get,patch",
 		"kube-system: configmaps (k8s-version): create,patch",
@@ -133,6 +134,8 @@ var rightsOf = map[string][]string{
 		"kube-system: coordination.k8s.io/leases (constellation-node-upgrades): get,update",
 		"kube-system: coordination.k8s.io/leases: create",
 	},
+	// Whose token its callers show.
+	"constellation-relay": {"*: authentication.k8s.io/tokenreviews: create"},
 	"constellation-services": {
 		"*: nodes: get",
 		"*: update.edgeless.systems/joiningnodes: create,patch",
@@ -182,6 +185,7 @@ func TestRightsAreExactly(t *testing.T) {
 	known := resources(t, admin)
 	for of, at := range map[string]struct{ account, namespace string }{
 		"constellation-operator":    {"constellation-operator", namespace},
+		"constellation-relay":       {"constellation-relay", namespace},
 		"constellation-services":    {"joinservice", namespace},
 		"constellation-plans":       {"constellation-plans", "system-upgrade"},
 		"system-upgrade-controller": {"system-upgrade-controller", "system-upgrade"},
@@ -529,7 +533,7 @@ func mountsOfHost(t *testing.T, pod *corev1.PodSpec) []string {
 }
 
 // TestRelayHasNothingButTheSocket: it runs where the operator says, whatever taints a
-// node has, and nobody gives it a token.
+// node has, with an account that can review tokens only (see TestRightsAreExactly).
 func TestRelayHasNothingButTheSocket(t *testing.T) {
 	var d appsv1.DaemonSet
 	relay := func(release string) appsv1.DaemonSet {
@@ -550,8 +554,8 @@ func TestRelayHasNothingButTheSocket(t *testing.T) {
 	if d.Name != "constellation-relay" || d.Spec.Template.Labels["app.kubernetes.io/name"] != d.Name {
 		t.Errorf("DaemonSet %s makes pods with the labels %v", d.Name, d.Spec.Template.Labels)
 	}
-	if m := pod.AutomountServiceAccountToken; m == nil || *m || pod.ServiceAccountName != "" || pod.HostNetwork {
-		t.Errorf("the relay has a token, an account of its own or the host's network: %+v", pod)
+	if m := pod.AutomountServiceAccountToken; m == nil || !*m || pod.ServiceAccountName != "constellation-relay" || pod.HostNetwork {
+		t.Errorf("the relay has no token, another account or the host's network: %+v", pod)
 	}
 	if want := map[string]string{v1alpha1.LabelInPlace: "true"}; !maps.Equal(pod.NodeSelector, want) {
 		t.Errorf("it runs on nodes with %v, want %v", pod.NodeSelector, want)

@@ -13,6 +13,7 @@ import (
 
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/release"
 )
 
 // Why a console is refused. answer knows what each means to it.
@@ -55,7 +56,8 @@ func answer(err error) error {
 	case errors.Is(err, errOtherInit), errors.Is(err, errOtherHolder):
 		return status.Error(codes.AlreadyExists, err.Error())
 	case errors.Is(err, errJoinHolds), errors.Is(err, errMember), errors.Is(err, errCluster), errors.Is(err, errFetched),
-		errors.Is(err, errNotFinished), errors.Is(err, errFailedInit), errors.Is(err, errNothing):
+		errors.Is(err, errNotFinished), errors.Is(err, errFailedInit), errors.Is(err, errNothing),
+		errors.Is(err, release.ErrNoMachineKeys):
 		return status.Error(codes.FailedPrecondition, err.Error())
 	case errors.Is(err, errStopping):
 		return later(codes.Unavailable, err.Error(), time.Second)

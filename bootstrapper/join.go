@@ -33,6 +33,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release"
 	"constellation/joinservice/joinproto"
 )
 
@@ -160,7 +161,7 @@ func (c *JoinClient) run(ctx context.Context) error {
 		return err
 	}
 	if raw != nil && c.Cluster != nil {
-		t, err := parseTicket(raw, self, key)
+		t, err := c.parse(raw, self, key)
 		if err != nil {
 			return fmt.Errorf("%w: read the kept ticket: %w", errJoinFailed, err)
 		}
@@ -374,11 +375,20 @@ func (c *JoinClient) ask(ctx context.Context, endpoint string, self cloud.Instan
 	if c.Cluster != nil && !bytes.Equal(c.Cluster, id) {
 		return nil, nil, true, fmt.Errorf("%s belongs to another cluster than the one that this machine was claimed for", st.Identity.Name)
 	}
-	t, err := parseTicket(raw, self, key)
+	t, err := c.parse(raw, self, key)
 	if err != nil {
 		return nil, nil, true, fmt.Errorf("%s issued a ticket that is no good: %w", st.Identity.Name, err)
 	}
 	return t, conn, true, nil
+}
+
+// parse checks a ticket, with the release keys of this machine.
+func (c *JoinClient) parse(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, key *ecdsa.PrivateKey) (*ticket, error) {
+	trust, err := release.MachineTrust(c.Root)
+	if err != nil {
+		return nil, err
+	}
+	return parseTicket(raw, self, key, trust)
 }
 
 // attested reports whether a handshake failed because of evidence, ours or theirs,

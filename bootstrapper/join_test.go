@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -31,6 +32,8 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release"
+	"constellation/engine/release/releasetest"
 	"constellation/joinservice/joinproto"
 )
 
@@ -117,6 +120,7 @@ func (s *service) ticket(csr []byte) *joinproto.IssueJoinTicketResponse {
 		ClusterId: clusterB, KubeletCertificate: s.ca.sign(s.t, csr, nil), ApiServerEndpoint: "10.42.0.1:6443",
 		Token: "canary.token0123456789a"[:6] + "." + "canarytoken01234", DiscoveryTokenCaCertHash: s.ca.hash(), KubernetesVersion: "v1.35.4",
 		Components: component.ToProto(s.r.components()), ComponentsReference: "k8s-components-sha256-x",
+		ComponentsStatement: releasetest.Vouch(s.t, "v1.35.4", s.r.components()),
 	}
 	if s.r.cloud.instance.Role == cloud.ControlPlane {
 		for name := range authorityFiles {
@@ -468,7 +472,27 @@ func TestTicketsThatAreRefused(t *testing.T) {
 		{"a short cluster ID", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ClusterId = clusterB[:8] }, "8 bytes"},
 		{"no version", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubernetesVersion = "" }, "version"},
 		{"components without a digest", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[0].Digest = "" }, "digest"},
-		{"no kubeadm", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components = t.Components[1:] }, "no kubeadm"},
+		{"no kubeadm", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
+			t.Components = t.Components[1:]
+			l, _ := component.FromProto(t.Components)
+			t.ComponentsStatement = releasetest.Vouch(s.t, "v1.35.4", l)
+		}, "no kubeadm"},
+		{"no statement, as of an old join service", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ComponentsStatement = "" }, "no statement of a release builder"},
+		{"other programs", controlPlane, func(_ *service, t *joinproto.IssueJoinTicketResponse) {
+			t.Components[1].Url = "http://192.0.2.1/kubelet"
+		}, "does not vouch for these components"},
+		{"another path", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Components[1].Path = "/etc/cron.d/kubelet" }, "does not vouch for these components"},
+		{"another version", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.KubernetesVersion = "v1.34.8" }, "does not name Kubernetes v1.34.8"},
+		{"the statement of a stranger", worker, func(s *service, t *joinproto.IssueJoinTicketResponse) {
+			k, err := release.NewPrivateKey("stranger")
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			t.ComponentsStatement, err = k.Vouch(release.Vouched{"v1.35.4": {runtime.GOARCH: s.r.components().Digest()}})
+			if err != nil {
+				s.t.Fatal(err)
+			}
+		}, "does not fit"},
 		{"no hash", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.DiscoveryTokenCaCertHash = "sha256:ab" }, "hash"},
 		{"no token", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.Token = "canary" }, "token"},
 		{"no endpoint", worker, func(_ *service, t *joinproto.IssueJoinTicketResponse) { t.ApiServerEndpoint = "x" }, "endpoint"},
@@ -512,14 +536,18 @@ func TestTicketsThatAreRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			trust, err := release.MachineTrust(tt.r.m.Root)
+			if err != nil {
+				t.Fatal(err)
+			}
 			s := &service{t: t, r: tt.r, ca: newAuthority(), requests: [][]byte{csr}}
 			good := s.ticket(csr)
-			if _, err := parseTicket(good, tt.r.cloud.instance, key); err != nil {
+			if _, err := parseTicket(good, tt.r.cloud.instance, key, trust); err != nil {
 				t.Fatalf("a good ticket: %v", err)
 			}
 			bad := proto.Clone(good).(*joinproto.IssueJoinTicketResponse)
 			tt.change(s, bad)
-			_, err = parseTicket(bad, tt.r.cloud.instance, key)
+			_, err = parseTicket(bad, tt.r.cloud.instance, key, trust)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "canary") {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}

@@ -35,6 +35,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
+	"constellation/engine/release/releasetest"
 )
 
 // The test binary plays two more parts: kubeadm, and a bootstrapper that is killed.
@@ -424,9 +425,7 @@ func newRig(t *testing.T, role cloud.Role) *rig {
 		},
 		Log: slog.New(slog.NewTextHandler(syncWriter{&r.mu, &r.log}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
-	if err := os.MkdirAll(r.m.Root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	releasetest.Furnish(t, r.m.Root)
 	return r
 }
 
@@ -598,7 +597,20 @@ func (r *rig) request(cluster []byte) *initproto.InitRequest {
 		InitSecret: initSecret, ClusterName: "demo", ClusterId: cluster, KubernetesVersion: "v1.35.4",
 		Components: component.ToProto(r.components()), ApiServerCertSans: []string{"demo.example"},
 		ServiceCidr: "10.96.0.0/12", PodCidr: "10.244.0.0/16",
+		ComponentsStatement: releasetest.Vouch(r.t, "v1.35.4", r.components()),
 	}
+}
+
+// vouched signs a request again whose components were changed, as the release builder
+// would have.
+func (r *rig) vouched(req *initproto.InitRequest) *initproto.InitRequest {
+	r.t.Helper()
+	l, err := component.FromProto(req.GetComponents())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	req.ComponentsStatement = releasetest.Vouch(r.t, req.GetKubernetesVersion(), l)
+	return req
 }
 
 // collect reads a stream to its end.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release"
 	"constellation/engine/version"
 )
 
@@ -244,7 +246,7 @@ func (s *initServer) begin(ctx context.Context, req *initproto.InitRequest) erro
 		}
 		return s.again(req)
 	}
-	if _, err := parseRequest(req); err != nil {
+	if _, err := s.b.understand(req); err != nil {
 		return err
 	}
 	if err := s.noClusterYet(ctx); err != nil {
@@ -281,7 +283,7 @@ func (s *initServer) attach(h holder, req *initproto.InitRequest) error {
 // again begins the work anew after a failure that is not final, with what req asks
 // for: the configuration may have been the cause. The caller holds mu.
 func (s *initServer) again(req *initproto.InitRequest) error {
-	if _, err := parseRequest(req); err != nil {
+	if _, err := s.b.understand(req); err != nil {
 		return err
 	}
 	// The failure last: until it is gone, the next process tells it again.
@@ -393,6 +395,23 @@ var (
 	clusterNameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 	dnsNameRE     = regexp.MustCompile(`^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 )
+
+// understand parses a request and verifies that a release builder whom this machine trusts
+// vouches for its components. The init secret alone must not decide what runs as root.
+func (b *bootstrapper) understand(r *initproto.InitRequest) (demand, error) {
+	d, err := parseRequest(r)
+	if err != nil {
+		return demand{}, err
+	}
+	trust, err := release.MachineTrust(b.m.Root)
+	if err != nil {
+		return demand{}, err
+	}
+	if err := trust.Verify(r.GetComponentsStatement(), d.version, runtime.GOARCH, d.components); err != nil {
+		return demand{}, &fieldError{"components_statement", err.Error()}
+	}
+	return d, nil
+}
 
 // parseRequest names the first field that cannot be accepted.
 func parseRequest(r *initproto.InitRequest) (demand, error) {

@@ -14,9 +14,11 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -27,7 +29,11 @@ import (
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/component"
+	"constellation/engine/component/componentproto"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release"
+	"constellation/engine/release/releasetest"
 )
 
 const goodInit = "claim-node:running claim-node:done install-components:running install-components:done " +
@@ -403,6 +409,68 @@ func TestFailuresOfKubeadm(t *testing.T) {
 	}
 }
 
+// TestInitRunsOnlyVouchedComponents: who knows the init secret does not decide what runs as
+// root. A refused request leaves the machine free.
+func TestInitRunsOnlyVouchedComponents(t *testing.T) {
+	r := newRig(t, cloud.ControlPlane)
+	var fetched atomic.Int64
+	evil := []byte("#!/bin/sh\n")
+	attacker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fetched.Add(1)
+		w.Write(evil)
+	}))
+	t.Cleanup(attacker.Close)
+	stranger, err := release.NewPrivateKey("stranger")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(evil)
+	theirs := func(q *initproto.InitRequest) {
+		q.Components[0].Url, q.Components[0].Digest = attacker.URL+"/kubeadm", "sha256:"+hex.EncodeToString(sum[:])
+	}
+	x := r.start()
+	init := func(q *initproto.InitRequest) error {
+		_, err := collect(r.console(x.addr).Init(t.Context(), q))
+		return err
+	}
+	for _, tt := range []struct {
+		name, want string
+		change     func(*initproto.InitRequest)
+	}{
+		{"no statement", "no statement of a release builder", func(q *initproto.InitRequest) { q.ComponentsStatement = "" }},
+		{"other programs", "does not vouch for these components", theirs},
+		{"other programs of a stranger", "does not fit", func(q *initproto.InitRequest) {
+			theirs(q)
+			l, _ := component.FromProto(q.Components)
+			q.ComponentsStatement, err = stranger.Vouch(release.Vouched{"v1.35.4": {runtime.GOARCH: l.Digest()}})
+		}},
+		{"another version", "does not name Kubernetes v1.36.3", func(q *initproto.InitRequest) { q.KubernetesVersion = "v1.36.3" }},
+		{"another path", "does not vouch for these components", func(q *initproto.InitRequest) { q.Components[1].Path = "/etc/cron.d/kubelet" }},
+		{"a further component", "does not vouch for these components", func(q *initproto.InitRequest) {
+			q.Components = append(q.Components, &componentproto.Component{Name: "x", Url: attacker.URL, Digest: q.Components[0].Digest, Path: "/etc/cron.d/x"})
+		}},
+	} {
+		q := r.request(clusterA)
+		tt.change(q)
+		if err := init(q); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "components_statement") {
+			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
+		}
+	}
+	if err := os.Remove(filepath.Join(r.m.Root, release.MachineKeys)); err != nil {
+		t.Fatal(err)
+	}
+	if err := init(r.request(clusterA)); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no release keys; replace it") {
+		t.Errorf("a machine without keys: %v", err)
+	}
+	if n := fetched.Load(); n != 0 || r.calls() != "" {
+		t.Errorf("%d fetched, kubeadm was asked for %q", n, r.calls())
+	}
+	releasetest.Furnish(t, r.m.Root)
+	if got, err := collect(r.console(x.addr).Init(t.Context(), r.request(clusterA))); err != nil || outline(got) != goodInit {
+		t.Errorf("what the release builder vouches for: %s, %v", outline(got), err)
+	}
+}
+
 func TestFailuresBeforeKubeadm(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -428,7 +496,7 @@ func TestFailuresBeforeKubeadm(t *testing.T) {
 			x := r.start()
 			req := r.request(clusterA)
 			tt.change(r, req)
-			got, err := collect(r.console(x.addr).Init(t.Context(), req))
+			got, err := collect(r.console(x.addr).Init(t.Context(), r.vouched(req)))
 			if err != nil || len(got) == 0 {
 				t.Fatalf("%v %v", got, err)
 			}
@@ -505,6 +573,7 @@ func TestMendedMirrorAndTheSameRequestSucceed(t *testing.T) {
 			defer srv.Close()
 			req := r.request(clusterA)
 			req.Components[1].Url = srv.URL + "/kubelet"
+			r.vouched(req)
 			if tt.passing {
 				m.bend = func(w http.ResponseWriter, b []byte) { tt.bend(w, b); m.mend() }
 			}
@@ -550,6 +619,7 @@ func TestMendedMirrorAndTheSameRequestSucceed(t *testing.T) {
 				other := httptest.NewServer(&mirror{body: m.body})
 				defer other.Close()
 				req.Components[1].Url = other.URL + "/kubelet"
+				r.vouched(req)
 			}
 			got, err = collect(r.console(x.addr).Init(t.Context(), req))
 			if err != nil || !strings.HasSuffix(outline(got), "install-components:failed claim-node:running claim-node:done "+
@@ -749,6 +819,8 @@ func TestRoomOnTheDiskAndTheSameRequestSucceed(t *testing.T) {
 	req := r.request(clusterA)
 	sum := sha256.Sum256(body)
 	req.Components[1].Url, req.Components[1].Digest = srv.URL+"/kubelet", "sha256:"+hex.EncodeToString(sum[:])
+	releasetest.Furnish(t, r.m.Root) // the file system hides it
+	r.vouched(req)
 	x := r.start()
 	got, err := collect(r.console(x.addr).Init(t.Context(), req))
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"regexp"
+	"runtime"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -19,6 +20,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/joinservice/joinproto"
 )
@@ -46,8 +48,9 @@ type ticket struct {
 }
 
 // parseTicket checks everything that a machine can check about a ticket before it
-// becomes part of a cluster. Whose ticket it is was proven by the connection.
-func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, key *ecdsa.PrivateKey) (*ticket, error) {
+// becomes part of a cluster. Whose ticket it is was proven by the connection; who vouches
+// for its components is proven by their statement, because a ConfigMap names them.
+func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, key *ecdsa.PrivateKey, trust release.Trust) (*ticket, error) {
 	t := &ticket{raw: raw, received: time.Now(), cluster: raw.GetClusterId()}
 	if len(t.cluster) != clusterIDSize {
 		return nil, fmt.Errorf("the cluster's ID has %d bytes, want %d", len(t.cluster), clusterIDSize)
@@ -57,6 +60,9 @@ func parseTicket(raw *joinproto.IssueJoinTicketResponse, self cloud.Instance, ke
 		return nil, err
 	}
 	if t.components, err = component.FromProto(raw.GetComponents()); err != nil {
+		return nil, err
+	}
+	if err := trust.Verify(raw.GetComponentsStatement(), t.version, runtime.GOARCH, t.components); err != nil {
 		return nil, err
 	}
 	k, ok := t.components.ByName("kubeadm")

@@ -117,7 +117,7 @@ func (w *worker) begin(step, text string) {
 
 // run takes the steps. Each may be repeated.
 func (w *worker) run(ctx context.Context, req *initproto.InitRequest) error {
-	d, err := parseRequest(req)
+	d, err := w.b.understand(req)
 	if err != nil {
 		return err
 	}

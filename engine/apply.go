@@ -133,6 +133,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 		}
 	}
 	list := c.judgePrepare(ctx)
+	c.vouchInUse(ctx, list)
 	c.judgeApply(r)
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -108,9 +108,10 @@ type checkRun struct {
 	goal   Planned
 	there  bool // what the request asks for runs already
 	path   []Hop
-	hop    *Hop    // the first of path; nil if there is none
-	next   *Config // nil if there is no hop
-	edited []byte  // the configuration with the values of the next hop; nil if it is not to be written
+	hop    *Hop         // the first of path; nil if there is none
+	inUse  []Components // that get a statement in the hop
+	next   *Config      // nil if there is no hop
+	edited []byte       // the configuration with the values of the next hop; nil if it is not to be written
 	// unmeasured is why the measurements of the next hop's image are not known.
 	unmeasured error
 
@@ -778,7 +779,7 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (Components, err
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	l, err := c.provider.Components(limited, v)
-	return Components{Name: ComponentsName(l), Kubernetes: v.String(), List: l}, err
+	return Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement}, err
 }
 
 // write replaces the configuration, if that is asked for.

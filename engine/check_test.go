@@ -98,15 +98,15 @@ func (c *pretendedCloud) Describe(context.Context) (engine.ProviderInfo, error) 
 }
 
 // Components are other files for each version.
-func (c *pretendedCloud) Components(ctx context.Context, k version.Version) (component.List, error) {
+func (c *pretendedCloud) Components(ctx context.Context, k version.Version) (component.Signed, error) {
 	if !slices.ContainsFunc(c.kubernetes, k.Equal) {
-		return nil, fmt.Errorf("%w: the mirror has no %s", cloud.ErrNotFound, k)
+		return component.Signed{}, fmt.Errorf("%w: the mirror has no %s", cloud.ErrNotFound, k)
 	}
 	l, err := c.testCloud.Components(ctx, v("v1.35.4"))
-	for i := range l {
-		l[i].URL = strings.Replace(l[i].URL, ":8080/", ":8080/"+k.String()+"/", 1)
+	for i := range l.List {
+		l.List[i].URL = strings.Replace(l.List[i].URL, ":8080/", ":8080/"+k.String()+"/", 1)
 	}
-	return l, err
+	return signed(l.List), err
 }
 
 func (c *pretendedCloud) Groups(context.Context) ([]cloud.Group, error) {
@@ -302,7 +302,7 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 		Nodes:        map[string]int{"control-plane": 1},
 		KindsChanged: []string{"nodeversions.update.edgeless.systems", "scalinggroups.update.edgeless.systems"},
 		Measurements: []engine.MeasurementChange{{PCR: 9, From: value(2), To: value(12)}, {PCR: 11, From: value(3), To: value(13)}, {PCR: 12, To: value(14)}},
-		ConfigMaps:   []string{"kube-system/" + engine.ComponentsName(components) + " (new)", "kube-system/join-config (changed)"},
+		ConfigMaps:   []string{"kube-system/" + engine.ComponentsName(components.List) + " (new)", "kube-system/join-config (changed)"},
 		Charts:       []string{"constellation-policies 1.1.0 (new)", "constellation-operator 1.1.0 (new)", "constellation-services 1.1.0 (new)"}, // as the twin has none
 		ChartChanges: []engine.ChartChange{
 			{Chart: "constellation-policies", Namespace: "constellation-system", To: "1.1.0"}, {Chart: "constellation-operator", Namespace: "constellation-system", To: "1.1.0"}, {Chart: "constellation-services", Namespace: "constellation-system", To: "1.1.0"},

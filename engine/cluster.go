@@ -145,6 +145,15 @@ type Components struct {
 	Name       string
 	Kubernetes string // such as v1.35.4
 	List       component.List
+	// Statement vouches for List as what nodes of Kubernetes install, see package release.
+	// Empty: what is published keeps the statement that it has, if any.
+	Statement string
+}
+
+// serves reports whether c, as it is published, is want: of the statement, want may have
+// none.
+func (c Components) serves(want Components) bool {
+	return c.Kubernetes == want.Kubernetes && slices.Equal(c.List, want.List) && (want.Statement == "" || c.Statement == want.Statement)
 }
 
 // ComponentsName returns the name of the ConfigMap that holds l. It covers every field

@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -72,7 +71,10 @@ type initRun struct {
 	e *Engine
 	*facts
 	components Components
-	target     NodeTarget
+	// inUse are other components that the cluster's machines may still join with. They get
+	// the statement that they lack.
+	inUse  []Components
+	target NodeTarget
 
 	// accepted says which findings were accepted by name; nil: none.
 	accepted func(id string) bool
@@ -120,7 +122,7 @@ func (e *Engine) PlanInit(ctx context.Context) (*Plan, error) {
 		{Path: e.ws.Path(KubeconfigFile), Mode: "0600", Secret: true, Note: "access to the cluster as administrator"},
 		{Path: e.ws.Path(StateFile), Mode: "0600", Secret: true, Note: "needed for every later change of the cluster"},
 	}
-	i.components = Components{Name: ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list}
+	i.components = Components{Name: ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
 	i.target = NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
 	p.Steps = i.steps()
 	if len(p.Blocked()) > 0 {
@@ -302,20 +304,36 @@ func (i *initRun) steps() []Step {
 
 // componentsStep publishes what nodes install.
 func (i *initRun) componentsStep() Step {
-	return Step{
+	all := append([]Components{i.components}, i.inUse...)
+	s := Step{
 		ID:     StepComponents,
 		Title:  "Publish what nodes install",
 		Effect: fmt.Sprintf("ConfigMap %s lists %s", shortName(i.components.Name), names(i.components.List)),
 		Done: func(ctx context.Context) (bool, error) {
 			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
-				got, err := k.Components(ctx, i.components.Name)
-				return got.Kubernetes == i.components.Kubernetes && slices.Equal(got.List, i.components.List), err
+				for _, want := range all {
+					if got, err := k.Components(ctx, want.Name); err != nil || !got.serves(want) {
+						return false, err
+					}
+				}
+				return true, nil
 			})
 		},
 		Run: func(ctx context.Context, r *Reporter) error {
-			return i.inCluster(ctx, r, "publish components", func(ctx context.Context, k Cluster) error { return k.PublishComponents(ctx, i.components) })
+			return i.inCluster(ctx, r, "publish components", func(ctx context.Context, k Cluster) error {
+				for _, want := range all {
+					if err := k.PublishComponents(ctx, want); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
 		},
 	}
+	for _, c := range i.inUse {
+		s.Details = append(s.Details, fmt.Sprintf("ConfigMap %s, of Kubernetes %s, gets the release builder's statement, which new machines demand", shortName(c.Name), c.Kubernetes))
+	}
+	return s
 }
 
 // changeJoinConfig replaces what machines must prove by what change makes of it, which
@@ -712,6 +730,8 @@ func (i *initRun) request() *initproto.InitRequest {
 		ApiServerCertSans: s.APIServerCertSANs,
 		ServiceCidr:       i.config.ServiceCIDR.String(),
 		PodCidr:           i.config.PodCIDR.String(),
+
+		ComponentsStatement: i.statement,
 	}
 }
 

@@ -32,6 +32,8 @@ type facts struct {
 	machines []CloudMachine
 	image    cloud.Image
 	list     component.List
+	// statement vouches for list.
+	statement string
 	// extra are the charts of the configuration, fetched those that do not come with the
 	// program, by name.
 	extra   []release.Chart
@@ -332,11 +334,11 @@ func (e *Engine) checks(f *facts) []check {
 				return b
 			}
 			for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
-				if _, ok := l.ByName(name); !ok {
+				if _, ok := l.List.ByName(name); !ok {
 					return block("the cloud offers no "+name, "", "run `constellation sandbox fetch "+f.config.Kubernetes.String()+"` again")
 				}
 			}
-			f.list = l
+			f.list, f.statement = l.List, l.Statement
 			return nil
 		}},
 		{"init-endpoint", "network", "the first machine can be reached", "machines endpoints", func(ctx context.Context) *Finding {

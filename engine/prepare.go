@@ -90,6 +90,7 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(Ev
 		return nil, err
 	}
 	list := c.judgePrepare(ctx)
+	c.vouchInUse(ctx, list)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -295,6 +296,52 @@ func (c *checkRun) judgePrepare(ctx context.Context) Components {
 	return list
 }
 
+// vouchInUse finds the components that machines may still join with beside those of the
+// target, which is next, and that lack a statement of the release builder: an older program
+// published none, and machines of a newer image install nothing without one.
+func (c *checkRun) vouchInUse(ctx context.Context, next Components) {
+	if c.inUse = nil; next.Statement == "" {
+		return // the cloud's images have no release keys either
+	}
+	used := []string{c.now.Target.Components}
+	for i := range c.now.Nodes {
+		used = append(used, c.now.Nodes[i].Components)
+	}
+	slices.Sort(used)
+	k, err := (&initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}}).connect(ctx)
+	for _, name := range slices.Compact(used) {
+		if name == "" || name == next.Name || ctx.Err() != nil {
+			continue
+		}
+		var have Components
+		why := err
+		if why == nil {
+			have, why = k.Components(ctx, name)
+		}
+		var offered Components
+		if v, bad := version.Parse(have.Kubernetes); why == nil && bad == nil {
+			offered, why = c.list(ctx, v)
+		}
+		switch {
+		case errors.Is(why, ErrAbsent): // no machine can join with it
+		case why == nil && offered.Name == name && offered.Statement != "":
+			if !have.serves(offered) {
+				c.inUse = append(c.inUse, offered)
+			}
+		case have.Statement != "": // of whoever published it
+		case name == c.now.Target.Components: // only with this one machines join for sure
+			detail := "the cloud offers other components for Kubernetes " + have.Kubernetes
+			if why != nil {
+				detail = why.Error()
+			}
+			c.find(Finding{
+				ID: "components-statement", Severity: Block, Source: "release", Title: "no release builder vouches for the components that the cluster uses", Detail: detail,
+				Remedy: "offer the components of Kubernetes " + orElse(have.Kubernetes, "the version that runs") + " again, with `constellation sandbox fetch`: machines of the new image join with them until the control planes are upgraded",
+			})
+		}
+	}
+}
+
 // judgeRegisters makes sure that machines of an image satisfy what will be demanded.
 func (c *checkRun) judgeRegisters(ctx context.Context, image version.Version) {
 	known, err := c.registersOf(ctx, image)
@@ -411,7 +458,7 @@ func (c *checkRun) prepareRun(list Components) (*prepareRun, error) {
 	to := c.hop.Planned()
 	image := c.image(to.Image)
 	p := &prepareRun{
-		initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list},
+		initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse},
 		hop:     *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
 		weaker: slices.Contains(c.acknowledged, ruleWeaker),
 		target: NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.hop.ReplaceWorkers},

@@ -138,8 +138,8 @@ func TestPrepareForImageAndKubernetesInOneWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := engine.ComponentsName(list)
-	if got, err := s.cluster.Components(t.Context(), name); err != nil || got.Kubernetes != "v1.36.3" || !slices.Equal(got.List, list) {
+	name := engine.ComponentsName(list.List)
+	if got, err := s.cluster.Components(t.Context(), name); err != nil || got.Kubernetes != "v1.36.3" || !slices.Equal(got.List, list.List) || got.Statement != list.Statement {
 		t.Errorf("components %+v, %v", got, err)
 	}
 	want := s.joined()
@@ -503,7 +503,7 @@ func TestTwoPreparesAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.cluster.Components(t.Context(), engine.ComponentsName(list)); err != nil {
+		if _, err := s.cluster.Components(t.Context(), engine.ComponentsName(list.List)); err != nil {
 			t.Errorf("components of %s: %v", k, err)
 		}
 	}

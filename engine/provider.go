@@ -21,9 +21,9 @@ type Provider interface {
 	// Machines returns all instances.
 	Machines(ctx context.Context) ([]CloudMachine, error)
 	Images(ctx context.Context) ([]cloud.Image, error)
-	// Components returns what a node must have installed for a Kubernetes version. The
-	// error wraps cloud.ErrNotFound and names what there is.
-	Components(ctx context.Context, v version.Version) (component.List, error)
+	// Components returns what a node must have installed for a Kubernetes version, with what
+	// vouches for it. The error wraps cloud.ErrNotFound and names what there is.
+	Components(ctx context.Context, v version.Version) (component.Signed, error)
 }
 
 // ProviderInfo is what machines belong to.
@@ -80,7 +80,7 @@ func (p sandboxProvider) Images(ctx context.Context) ([]cloud.Image, error) {
 	return p.client.Images(ctx)
 }
 
-func (p sandboxProvider) Components(ctx context.Context, v version.Version) (component.List, error) {
+func (p sandboxProvider) Components(ctx context.Context, v version.Version) (component.Signed, error) {
 	return p.client.Components(ctx, v.String())
 }
 

@@ -307,18 +307,23 @@ func (c *testCloud) Images(context.Context) ([]cloud.Image, error) {
 	}, c.state()
 }
 
-func (c *testCloud) Components(_ context.Context, v version.Version) (component.List, error) {
+func (c *testCloud) Components(_ context.Context, v version.Version) (component.Signed, error) {
 	if c.components != nil {
-		return nil, c.components
+		return component.Signed{}, c.components
 	}
 	if v.String() != "v1.35.4" {
-		return nil, fmt.Errorf("%w: the mirror has v1.35.4", cloud.ErrNotFound)
+		return component.Signed{}, fmt.Errorf("%w: the mirror has v1.35.4", cloud.ErrNotFound)
 	}
 	var l component.List
 	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
 		l = append(l, component.Component{Name: name, URL: "http://10.42.0.1:8080/" + name, Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/" + name, Mode: 0o755})
 	}
-	return l, nil
+	return signed(l), nil
+}
+
+// signed is a list with a statement that the engine passes on as it is.
+func signed(l component.List) component.Signed {
+	return component.Signed{List: l, Statement: "statement over " + l.Digest()}
 }
 
 // testMachine is a machine whose bootstrapper does in no time what the real one does

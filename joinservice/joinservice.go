@@ -266,7 +266,7 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 		return nil, err
 	}
 	t.ComponentsReference, t.KubernetesVersion = c.name, c.version
-	t.Components = c.list
+	t.Components, t.ComponentsStatement = c.list, c.statement
 	host, err := s.meta.LoadBalancer(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("find API server: %w", err)
@@ -308,6 +308,9 @@ type components struct {
 	name    string
 	version string
 	list    []*componentproto.Component
+	// statement vouches for list. The machine verifies it, as this service might be lied to.
+	statement string
+	read      time.Time
 }
 
 func (s *Server) serveHealth(ctx context.Context, l net.Listener) error {

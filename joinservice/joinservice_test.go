@@ -50,6 +50,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release/releasetest"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/joinservice/joinproto"
 	"constellation/operator/api/v1alpha1"
@@ -202,7 +203,7 @@ func (s *site) publish(l component.List) {
 	}
 	yes := true
 	_, err = s.admin.CoreV1().ConfigMaps("kube-system").Create(s.t.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: reference(l)}, Immutable: &yes,
+		ObjectMeta: metav1.ObjectMeta{Name: reference(l), Annotations: map[string]string{v1alpha1.AnnotationStatement: releasetest.Vouch(s.t, "v1.35.4", l)}}, Immutable: &yes,
 		Data: map[string]string{"components": string(b), "cluster-version": "v1.35.4"},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -479,6 +480,7 @@ func TestJoinService(t *testing.T) {
 		{"reports become bounded lines", reports},
 		{"a claimed machine may report and nothing else", claimedMachine},
 		{"a restart in the middle of a join costs nothing", restarts},
+		{"a statement that comes after its list is passed on", statements},
 		{"what machines install is not taken from a watch that is behind", watchBehind},
 		{"it stops politely", politeStop},
 	} {
@@ -515,6 +517,9 @@ func workerTicket(t *testing.T, s *site, r *replica) {
 	}
 	if l, err := component.FromProto(got.GetComponents()); err != nil || l.Digest() != workerList.Digest() {
 		t.Errorf("components differ from the published ones: %v, %v", l, err)
+	}
+	if got.GetComponentsStatement() != releasetest.Vouch(t, "v1.35.4", workerList) {
+		t.Errorf("statement %q", got.GetComponentsStatement())
 	}
 	ca, err := os.ReadFile(s.cp.PKI() + "/ca.crt")
 	if err != nil {

@@ -45,6 +45,9 @@ const (
 	// tokenTTL is how long a machine may take from its ticket to kubeadm's first
 	// request.
 	tokenTTL = 15 * time.Minute
+	// componentsAge is how long a components ConfigMap counts as read: its statement may
+	// change.
+	componentsAge = time.Minute
 )
 
 // kube is the service's hands in the cluster.
@@ -275,13 +278,17 @@ func (k *kube) components(ctx context.Context, role cloud.Role) (components, err
 	if name == "" {
 		return components{}, fmt.Errorf("%w for the role %s", errNoComponents, role)
 	}
-	if c, ok := k.known.Load(name); ok {
+	// The list never changes; the statement may, when a release builder changes keys.
+	if c, ok := k.known.Load(name); ok && time.Now().Sub(c.(components).read) < componentsAge {
 		return c.(components), nil
 	}
 	c, err, _ := k.flight.Do(name, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ticketTimeout/2)
 		defer cancel()
 		cm, err := k.core.ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
+		if c, ok := k.known.Load(name); ok && err != nil && !apierrors.IsNotFound(err) {
+			return c, nil // as good as it was a minute ago
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read components: %w", err)
 		}
@@ -289,7 +296,8 @@ func (k *kube) components(ctx context.Context, role cloud.Role) (components, err
 		if err != nil {
 			return nil, fmt.Errorf("read components %s: %w", name, err)
 		}
-		k.known.Store(name, c) // immutable, and checked against its name
+		c.read = time.Now()
+		k.known.Store(name, c) // checked against its name
 		return c, nil
 	})
 	if err != nil {
@@ -306,7 +314,7 @@ func parseComponents(cm *corev1.ConfigMap) (components, error) {
 	if want := componentPrefix + strings.ReplaceAll(list.Digest(), ":", "-"); cm.Name != want {
 		return components{}, fmt.Errorf("%w: the content is that of %s", errComponents, want)
 	}
-	c := components{name: cm.Name, version: cm.Data["cluster-version"]}
+	c := components{name: cm.Name, version: cm.Data["cluster-version"], statement: cm.Annotations[v1alpha1.AnnotationStatement]}
 	if c.version == "" || len(list) == 0 {
 		return components{}, fmt.Errorf("%w: no version or no components", errComponents)
 	}

@@ -22,6 +22,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release/releasetest"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -78,6 +79,7 @@ func watchBehind(t *testing.T, _ *site, r *replica) {
 // while it is itself interrupted: it says nothing meanwhile, and keeps its turn.
 func restarts(t *testing.T, s *site, r *replica) {
 	dir := t.TempDir()
+	releasetest.Furnish(t, dir)
 	joining, finish := filepath.Join(dir, "joining"), filepath.Join(dir, "finish")
 	script := fmt.Sprintf("#!/bin/sh\ncase $1 in\nversion) echo v1.35.4;;\njoin) touch '%s'; until [ -e '%s' ]; do sleep 0.02; done;;\nesac\n", joining, finish)
 	list := component.List{{

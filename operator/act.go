@@ -603,7 +603,7 @@ func (r *nodeVersions) follow(a action) {
 		if !last.active() { // else it was told by who began it
 			r.tellVersion(ctx, corev1.EventTypeNormal, "UpgradeStarted", fmt.Sprintf("the control plane's Kubernetes is brought to %s by the agent of %s", version, r.nodeName))
 		}
-		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.list, func(run upgradeRun) {
+		failed := r.host.Upgrade(ctx, upgradeToken(version, reference, last), version, reference, c.Signed, func(run upgradeRun) {
 			r.hostView.setRun(run)
 			r.wake()
 		})

@@ -242,9 +242,9 @@ func phaseOf(stage string) string {
 // Connections that are cut, by an agent that is started anew for example, are made
 // again until ctx ends, and go on with the line after the last. A refusal, because
 // another run is under way for example, is returned in the agent's words.
-func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.List, tell func(upgradeRun)) error {
+func (h *agentHost) Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(upgradeRun)) error {
 	req := &upgradeproto.UpgradeRequest{
-		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components),
+		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
 		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // as when the machine joined
 	}
 	f := &following{host: h, tell: tell, run: upgradeRun{version: version, components: reference, node: h.node, phase: "download", inPlace: h.what == upgradeproto.What_NODE}}

@@ -33,6 +33,7 @@ import (
 	"constellation/agent/upgradeproto"
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
+	"constellation/engine/release/releasetest"
 	"constellation/engine/sandbox/controlplane"
 )
 
@@ -64,6 +65,7 @@ func newHostRig(t *testing.T) *hostRig {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	health := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(health.Close)
+	releasetest.Furnish(t, filepath.Join(dir, "root"))
 	r := &hostRig{t: t, dir: dir, host: agent.Host{
 		Root: filepath.Join(dir, "root"), Name: "cp-1", KubeletHealth: health.URL, APIHealth: health.URL, APICalm: 20 * time.Millisecond,
 		RestartKubelet: func(context.Context) error { return nil },
@@ -111,13 +113,13 @@ echo "[upgrade] SUCCESS of $2"
 `))
 }
 
-func (r *hostRig) components(version string) component.List {
+func (r *hostRig) components(version string) component.Signed {
 	sum := sha256.Sum256(r.script(version))
 	var l component.List
 	for _, name := range []string{"kubeadm", "kubelet"} {
 		l = append(l, component.Component{Name: name, URL: r.mirror.URL + "/" + name + "/" + version, Digest: "sha256:" + hex.EncodeToString(sum[:]), Path: "/usr/local/bin/" + name})
 	}
-	return l
+	return component.Signed{List: l, Statement: releasetest.Vouch(r.t, version, l)}
 }
 
 func (r *hostRig) socket() string { return filepath.Join(r.dir, "s", "agent.sock") }

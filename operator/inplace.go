@@ -19,7 +19,7 @@ type agents interface {
 	Run(ctx context.Context, node string) (upgradeRun, error)
 	// Upgrade asks for an upgrade of the node, or attaches to it, as host.Upgrade does
 	// for the cluster's Kubernetes.
-	Upgrade(ctx context.Context, node, token, version, reference string, components component.List, tell func(upgradeRun)) error
+	Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(upgradeRun)) error
 	// keep ends connections to all other nodes.
 	keep(nodes map[string]bool)
 }
@@ -161,7 +161,7 @@ func (r *nodeVersions) upgradeNode(o *observed, a action) {
 		if about != nil && !last.active() { // else it was told by who began it
 			r.event(about, corev1.EventTypeNormal, "UpgradeStarted", "Upgrade", "its agent brings it to Kubernetes "+a.version)
 		}
-		failed := r.agents.Upgrade(ctx, a.node, upgradeToken(a.version, a.components, last), a.version, a.components, c.list, func(run upgradeRun) {
+		failed := r.agents.Upgrade(ctx, a.node, upgradeToken(a.version, a.components, last), a.version, a.components, c.Signed, func(run upgradeRun) {
 			r.runs.set(a.machine, run)
 			r.wake()
 		})

@@ -32,16 +32,21 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// relayOf runs a relay to an agent and returns where it listens.
-func relayOf(t *testing.T, socket string) (port int32) {
+// relayOf runs the relay of a node to an agent and returns where it listens.
+func relayOf(t *testing.T, c *cluster, node, socket string) (port int32) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	cfg, err := c.cp.ConfigFor("system:serviceaccount:"+namespace+":"+RelayName, "system:serviceaccounts", "system:serviceaccounts:"+namespace, "system:authenticated")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate := newGate(kubernetes.NewForConfigOrDie(cfg), namespace, node)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- relayTo(ctx, l, socket, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- relayTo(ctx, l, socket, gate, slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -70,7 +75,7 @@ func relayPod(t *testing.T, c kubernetes.Interface, namespace, node string, port
 		t.Fatal(err)
 	}
 	pod := &corev1.Pod{ObjectMeta: d.Spec.Template.ObjectMeta, Spec: d.Spec.Template.Spec}
-	pod.Name, pod.Spec.NodeName, pod.Spec.ServiceAccountName = RelayName+"-"+node, node, "constellation-operator"
+	pod.Name, pod.Spec.NodeName = RelayName+"-"+node, node
 	pod.Spec.Containers[0].Ports[0].ContainerPort = port
 	controller := true
 	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: appsv1.SchemeGroupVersion.String(), Kind: "DaemonSet", Name: d.Name, UID: d.UID, Controller: &controller}}
@@ -86,13 +91,17 @@ func relayPod(t *testing.T, c kubernetes.Interface, namespace, node string, port
 }
 
 // TestRelayPassesOnTwoVerbs asks a real agent through a relay, as whoever had got hold of
-// the relay could.
+// the operator's token could.
 func TestRelayPassesOnTwoVerbs(t *testing.T) {
+	c := newCluster(t)
 	rig := workerRig(t, "worker-1")
 	rig.up()
-	port := relayOf(t, rig.socket())
+	port := relayOf(t, c, "worker-1", rig.socket())
 	h := &agentHost{node: "worker-1", what: upgradeproto.What_NODE}
-	conn, err := grpc.NewClient(fmt.Sprintf("127.0.0.1:%d", port), dialOptions()...)
+	core := kubernetes.NewForConfigOrDie(c.access())
+	conn, err := grpc.NewClient(fmt.Sprintf("127.0.0.1:%d", port), append(dialOptions(), grpc.WithPerRPCCredentials(&relayToken{
+		accounts: core.CoreV1().ServiceAccounts(namespace), audience: RelayAudienceOf("worker-1"), now: time.Now,
+	}))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,11 +203,13 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	rig.write("ctl/fail-node", "", 0o600)
 	rig.write("ctl/hang-node", "", 0o600)
 	rig.up()
-	list, err := json.Marshal(rig.components(newKubernetes))
+	parts := rig.components(newKubernetes)
+	list, err := json.Marshal(parts.List)
 	must(err)
 	var m corev1.ConfigMap
 	must(r.admin.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: refB}, &m))
 	m.Data["components"] = string(list)
+	metav1.SetMetaDataAnnotation(&m.ObjectMeta, v1alpha1.AnnotationStatement, parts.Statement)
 	must(r.admin.Update(t.Context(), &m))
 
 	r.relay = true
@@ -229,7 +240,7 @@ func TestInPlaceThroughARelay(t *testing.T) {
 	r.eventually("its node is labelled for the relay", func() (string, bool) {
 		return fmt.Sprint(node().Labels), node().Labels[v1alpha1.LabelInPlace] == "true"
 	})
-	relayPod(t, core, namespace, before.Name, relayOf(t, rig.socket()))
+	relayPod(t, core, namespace, before.Name, relayOf(t, c, before.Name, rig.socket()))
 	r.pod("work", before.Name)
 	r.edit(toNew)
 	// progress is what is told of its agent's run.
@@ -317,8 +328,8 @@ func (a *agentsInTest) Run(_ context.Context, node string) (upgradeRun, error) {
 }
 
 // Upgrade goes on when nobody follows it any more, as an agent does.
-func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.List, tell func(upgradeRun)) error {
-	if len(list) == 0 || !strings.HasSuffix(token, "/"+reference) {
+func (a *agentsInTest) Upgrade(ctx context.Context, node, token, version, reference string, list component.Signed, tell func(upgradeRun)) error {
+	if len(list.List) == 0 || !strings.HasSuffix(token, "/"+reference) {
 		return errors.New("no components")
 	}
 	a.lock.Lock()

@@ -751,7 +751,7 @@ func (r *nodeVersions) quiet(key string) { delete(r.told, key) }
 // components is what a ConfigMap of components holds.
 type components struct {
 	version string
-	list    component.List
+	component.Signed
 }
 
 // readComponents reads a components ConfigMap. The error of one that does not exist
@@ -762,7 +762,8 @@ func (r *nodeVersions) readComponents(ctx context.Context, name string) (compone
 		return components{}, fmt.Errorf("read ConfigMap %s: %w", name, err)
 	}
 	c := components{version: m.Data["cluster-version"]}
-	if err := json.Unmarshal([]byte(m.Data["components"]), &c.list); err != nil {
+	c.Statement = m.Annotations[v1alpha1.AnnotationStatement]
+	if err := json.Unmarshal([]byte(m.Data["components"]), &c.List); err != nil {
 		return components{}, fmt.Errorf("read ConfigMap %s: %w", name, err)
 	}
 	return c, nil

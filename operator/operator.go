@@ -101,7 +101,7 @@ type host interface {
 	// Upgrade asks for an upgrade of Kubernetes, or attaches to it, and follows it to its
 	// end, over cut connections and restarts of the agent. What happens goes to tell. It
 	// returns nil when the machine runs the version.
-	Upgrade(ctx context.Context, token, version, reference string, components component.List, tell func(upgradeRun)) error
+	Upgrade(ctx context.Context, token, version, reference string, components component.Signed, tell func(upgradeRun)) error
 }
 
 // drains empties nodes in the background. See drainer.
@@ -262,7 +262,7 @@ func Run(ctx context.Context, c Config) error {
 		c.leave = func(ctx context.Context) error { return leave(ctx, core, c.Namespace, c.Pod) }
 	}
 	if c.agents == nil && c.Relay {
-		r := newRelays(access, core, c.Namespace, c.Log)
+		r := newRelays(access, core, c.Namespace, c.Pod, c.Log)
 		defer r.keep(nil)
 		c.agents = r
 	}

@@ -366,14 +366,18 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 	work.Go(func() { (&rolling{cluster: c}).deployments(ctx) })
 
 	// Two control planes are at the target, but for Kubernetes, which is upgraded once.
-	components, err := json.Marshal(rig.components(newKubernetes))
+	components, err := json.Marshal(rig.components(newKubernetes).List)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for ref, data := range map[string]map[string]string{
 		refA: {"cluster-version": oldKubernetes, "components": "[]"}, refB: {"cluster-version": newKubernetes, "components": string(components)},
 	} {
-		c.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: ref}, Data: data})
+		m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: ref}, Data: data}
+		if ref == refB {
+			m.Annotations = map[string]string{v1alpha1.AnnotationStatement: rig.components(newKubernetes).Statement}
+		}
+		c.create(m)
 	}
 	nv := &v1alpha1.NodeVersion{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeVersionName}, Spec: v1alpha1.NodeVersionSpec{
 		Image: local.ImageReference("hollow", "v1.1.0"), ImageVersion: "v1.1.0", KubernetesComponentsReference: refB, KubernetesClusterVersion: newKubernetes,

@@ -36,7 +36,7 @@ import (
 // upgraded in place, which has the agent's socket and nothing else. The operator opens a
 // port-forward to it, so the API server says who the operator is and what it may, and
 // the kubelet that the API server is one; no port is open in any network. What the
-// relay passes on is a list of two.
+// relay passes on is a list of two, and it demands a token of the operator's besides.
 
 // RelayName is the name of the relay's DaemonSet and the label of its pods.
 const RelayName = "constellation-relay"
@@ -50,18 +50,35 @@ const (
 	maxRelayed = 64 << 10 // bytes of a request, as the agent has it
 )
 
-// Relay passes on what an agent is asked through address, until ctx ends: Status, and
-// Upgrade of the node. Everything else is refused, whatever the agent would say. socket
-// is that of the agent, which need not be there yet.
-func Relay(ctx context.Context, address, socket string, log *slog.Logger) error {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+// RelayConfig is what a relay needs. All fields are required.
+type RelayConfig struct {
+	Address   string       // that it listens at
+	Socket    string       // of the agent; it need not be there yet
+	Cluster   *rest.Config // with the right to create tokenreviews
+	Namespace string       // of the operator
+	Node      string       // that the relay runs on
+	Log       *slog.Logger
+}
+
+// Relay passes on what the operator asks an agent through c.Address, until ctx ends: Status,
+// and Upgrade of the node. It refuses every other verb, whatever the agent would answer, and
+// every caller without the operator's token for this node.
+func Relay(ctx context.Context, c RelayConfig) error {
+	if c.Namespace == "" || c.Node == "" {
+		return errors.New("relay to the agent: namespace and node must be set")
+	}
+	client, err := kubernetes.NewForConfig(c.Cluster)
 	if err != nil {
 		return fmt.Errorf("relay to the agent: %w", err)
 	}
-	return relayTo(ctx, l, socket, log)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Address)
+	if err != nil {
+		return fmt.Errorf("relay to the agent: %w", err)
+	}
+	return relayTo(ctx, l, c.Socket, newGate(client, c.Namespace, c.Node), c.Log)
 }
 
-func relayTo(ctx context.Context, l net.Listener, socket string, log *slog.Logger) error {
+func relayTo(ctx context.Context, l net.Listener, socket string, gate gate, log *slog.Logger) error {
 	if !filepath.IsAbs(socket) {
 		return errors.Join(fmt.Errorf("relay to the agent: %q is no absolute path", socket), l.Close())
 	}
@@ -71,6 +88,7 @@ func relayTo(ctx context.Context, l net.Listener, socket string, log *slog.Logge
 	}
 	defer func() { _ = conn.Close() }()
 	g := grpc.NewServer(
+		grpc.UnaryInterceptor(gate.unary), grpc.StreamInterceptor(gate.stream),
 		grpc.MaxRecvMsgSize(maxRelayed), grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10), grpc.ConnectionTimeout(relayDial),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: relayAlive / 2, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 5 * time.Minute, Time: time.Minute, Timeout: relayAlive}),
@@ -137,14 +155,15 @@ type relays struct {
 	access    *rest.Config
 	client    kubernetes.Interface
 	namespace string
+	pod       string // the operator's; empty outside of the cluster
 	log       *slog.Logger
 
 	mu    sync.Mutex
 	hosts map[string]*agentHost // by node
 }
 
-func newRelays(access *rest.Config, c kubernetes.Interface, namespace string, log *slog.Logger) *relays {
-	return &relays{access: access, client: c, namespace: namespace, log: log, hosts: map[string]*agentHost{}}
+func newRelays(access *rest.Config, c kubernetes.Interface, namespace, pod string, log *slog.Logger) *relays {
+	return &relays{access: access, client: c, namespace: namespace, pod: pod, log: log, hosts: map[string]*agentHost{}}
 }
 
 // host returns the agent of a node, which need not be reachable yet.
@@ -155,7 +174,9 @@ func (r *relays) host(node string) (*agentHost, error) {
 		return h, nil
 	}
 	conn, err := grpc.NewClient("passthrough:///"+node, append(dialOptions(),
-		grpc.WithContextDialer(r.dial), grpc.WithNoProxy(),
+		grpc.WithContextDialer(r.dial), grpc.WithNoProxy(), grpc.WithPerRPCCredentials(&relayToken{
+			accounts: r.client.CoreV1().ServiceAccounts(r.namespace), pod: r.pod, audience: RelayAudienceOf(node), now: time.Now,
+		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: relayAlive, Timeout: relayAlive}))...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the agent of %s: %w", node, err)
@@ -175,7 +196,7 @@ func (r *relays) Run(ctx context.Context, node string) (upgradeRun, error) {
 }
 
 // Upgrade implements agents.
-func (r *relays) Upgrade(ctx context.Context, node, token, version, reference string, components component.List, tell func(upgradeRun)) error {
+func (r *relays) Upgrade(ctx context.Context, node, token, version, reference string, components component.Signed, tell func(upgradeRun)) error {
 	h, err := r.host(node)
 	if err != nil {
 		return err
@@ -205,11 +226,21 @@ func (r *relays) dial(ctx context.Context, node string) (net.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for the relay on %s: %w", node, err)
 	}
+	var others []error
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		if port := relayPortOf(p); p.DeletionTimestamp == nil && port != 0 {
-			return r.forward(ctx, p, port)
+		port := relayPortOf(p)
+		if p.DeletionTimestamp != nil || port == 0 {
+			continue
 		}
+		if err := genuine(p); err != nil {
+			others = append(others, err)
+			continue
+		}
+		return r.forward(ctx, p, port)
+	}
+	if len(others) > 0 {
+		return nil, fmt.Errorf("no relay runs on %s yet: %w", node, errors.Join(others...))
 	}
 	return nil, fmt.Errorf("no relay runs on %s yet", node)
 }

@@ -462,8 +462,8 @@ func (h hostInTest) Run(context.Context) (upgradeRun, error) {
 	return h.run, nil
 }
 
-func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, list component.List, tell func(upgradeRun)) error {
-	if len(list) == 0 {
+func (h hostInTest) Upgrade(ctx context.Context, _, version, reference string, list component.Signed, tell func(upgradeRun)) error {
+	if len(list.List) == 0 {
 		return errors.New("no components")
 	}
 	h.mu.Lock()

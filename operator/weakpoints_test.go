@@ -118,7 +118,7 @@ func (h *hostOfCalls) RemoveMember(_ context.Context, node string, voters int) e
 	return nil
 }
 func (h *hostOfCalls) Run(context.Context) (upgradeRun, error) { return h.run, nil }
-func (h *hostOfCalls) Upgrade(_ context.Context, _, version, reference string, _ component.List, _ func(upgradeRun)) error {
+func (h *hostOfCalls) Upgrade(_ context.Context, _, version, reference string, _ component.Signed, _ func(upgradeRun)) error {
 	h.calls = append(h.calls, "upgrade to "+version+" with "+reference)
 	return nil
 }

@@ -409,9 +409,13 @@ type UpgradeRequest struct {
 	Components    []*componentproto.Component `protobuf:"bytes,4,rep,name=components,proto3" json:"components,omitempty"`
 	Configuration *Configuration              `protobuf:"bytes,5,opt,name=configuration,proto3" json:"configuration,omitempty"`
 	// Only what comes after this number is sent.
-	After         uint64 `protobuf:"varint,6,opt,name=after,proto3" json:"after,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	After uint64 `protobuf:"varint,6,opt,name=after,proto3" json:"after,omitempty"`
+	// The release builder's statement over components, see package release. The order of
+	// components is the one that was signed. Another statement over the same is the same
+	// request.
+	ComponentsStatement string `protobuf:"bytes,7,opt,name=components_statement,json=componentsStatement,proto3" json:"components_statement,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *UpgradeRequest) Reset() {
@@ -484,6 +488,13 @@ func (x *UpgradeRequest) GetAfter() uint64 {
 		return x.After
 	}
 	return 0
+}
+
+func (x *UpgradeRequest) GetComponentsStatement() string {
+	if x != nil {
+		return x.ComponentsStatement
+	}
+	return ""
 }
 
 // Configuration is what kubeadm is told beside the version.
@@ -1555,7 +1566,7 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\vINTERRUPTED\x10\x02\x12\r\n" +
 	"\tSUCCEEDED\x10\x03\x12\n" +
 	"\n" +
-	"\x06FAILED\x10\x04\"\x8b\x02\n" +
+	"\x06FAILED\x10\x04\"\xbe\x02\n" +
 	"\x0eUpgradeRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12-\n" +
 	"\x12kubernetes_version\x18\x02 \x01(\tR\x11kubernetesVersion\x12$\n" +
@@ -1564,7 +1575,8 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"components\x18\x04 \x03(\v2\x17.component.v1.ComponentR\n" +
 	"components\x12?\n" +
 	"\rconfiguration\x18\x05 \x01(\v2\x19.upgrade.v1.ConfigurationR\rconfiguration\x12\x14\n" +
-	"\x05after\x18\x06 \x01(\x04R\x05after\"s\n" +
+	"\x05after\x18\x06 \x01(\x04R\x05after\x121\n" +
+	"\x14components_statement\x18\a \x01(\tR\x13componentsStatement\"s\n" +
 	"\rConfiguration\x126\n" +
 	"\x17ignore_preflight_errors\x18\x01 \x03(\tR\x15ignorePreflightErrors\x12*\n" +
 	"\x11image_pull_policy\x18\x02 \x01(\tR\x0fimagePullPolicy\"\x96\x02\n" +

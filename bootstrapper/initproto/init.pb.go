@@ -40,8 +40,10 @@ type InitRequest struct {
 	ApiServerCertSans []string `protobuf:"bytes,6,rep,name=api_server_cert_sans,json=apiServerCertSans,proto3" json:"api_server_cert_sans,omitempty"`
 	ServiceCidr       string   `protobuf:"bytes,7,opt,name=service_cidr,json=serviceCidr,proto3" json:"service_cidr,omitempty"`
 	PodCidr           string   `protobuf:"bytes,8,opt,name=pod_cidr,json=podCidr,proto3" json:"pod_cidr,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The release builder's statement over components, see package release.
+	ComponentsStatement string `protobuf:"bytes,9,opt,name=components_statement,json=componentsStatement,proto3" json:"components_statement,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *InitRequest) Reset() {
@@ -126,6 +128,13 @@ func (x *InitRequest) GetServiceCidr() string {
 func (x *InitRequest) GetPodCidr() string {
 	if x != nil {
 		return x.PodCidr
+	}
+	return ""
+}
+
+func (x *InitRequest) GetComponentsStatement() string {
+	if x != nil {
+		return x.ComponentsStatement
 	}
 	return ""
 }
@@ -618,7 +627,7 @@ var File_bootstrapper_initproto_init_proto protoreflect.FileDescriptor
 
 const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"\n" +
-	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x02\n" +
+	"!bootstrapper/initproto/init.proto\x12\ainit.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfa\x02\n" +
 	"\vInitRequest\x12\x1f\n" +
 	"\vinit_secret\x18\x01 \x01(\fR\n" +
 	"initSecret\x12!\n" +
@@ -631,7 +640,8 @@ const file_bootstrapper_initproto_init_proto_rawDesc = "" +
 	"components\x12/\n" +
 	"\x14api_server_cert_sans\x18\x06 \x03(\tR\x11apiServerCertSans\x12!\n" +
 	"\fservice_cidr\x18\a \x01(\tR\vserviceCidr\x12\x19\n" +
-	"\bpod_cidr\x18\b \x01(\tR\apodCidr\"\x87\x02\n" +
+	"\bpod_cidr\x18\b \x01(\tR\apodCidr\x121\n" +
+	"\x14components_statement\x18\t \x01(\tR\x13componentsStatement\"\x87\x02\n" +
 	"\fInitResponse\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +

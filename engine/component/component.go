@@ -37,6 +37,14 @@ type Component struct {
 // List is what a node must have, in the order in which it is described.
 type List []Component
 
+// Signed is a list with what vouches for it.
+type Signed struct {
+	List List
+	// Statement is that of a release builder, see package release. Empty: nobody vouches for
+	// the list, and no machine of an image with release keys installs it.
+	Statement string
+}
+
 // ErrDigest means that the bytes are not the ones named. Trying again helps only after
 // somebody has mended the source, or with a new list.
 var ErrDigest = errors.New("digest mismatch")

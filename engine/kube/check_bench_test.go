@@ -34,8 +34,8 @@ func (pretendedCloud) Images(context.Context) ([]cloud.Image, error) {
 	return []cloud.Image{{Reference: "sandboxes/demo/images/v1.0.0", Version: "v1.0.0", Measurements: m}, {Reference: "sandboxes/demo/images/v1.1.0", Version: "v1.1.0", Measurements: m}}, nil
 }
 
-func (pretendedCloud) Components(context.Context, version.Version) (component.List, error) {
-	return component.List{}, nil
+func (pretendedCloud) Components(context.Context, version.Version) (component.Signed, error) {
+	return component.Signed{}, nil
 }
 
 // BenchmarkCheckVersions measures what a user waits for until `upgrade check` shows

@@ -68,7 +68,7 @@ func (c *Client) Components(ctx context.Context, name string) (engine.Components
 		if err != nil {
 			return err
 		}
-		out.Kubernetes = m.Data[keyVersion]
+		out.Kubernetes, out.Statement = m.Data[keyVersion], m.Annotations[v1alpha1.AnnotationStatement]
 		out.List = nil
 		return unmarshal([]byte(m.Data[keyComponents]), &out.List)
 	})
@@ -92,6 +92,9 @@ func (c *Client) PublishComponents(ctx context.Context, want engine.Components) 
 		Immutable:  new(true),
 		Data:       map[string]string{keyComponents: string(b), keyVersion: want.Kubernetes},
 	}
+	if want.Statement != "" {
+		m.Annotations = map[string]string{v1alpha1.AnnotationStatement: want.Statement}
+	}
 	err = retry(ctx, func(ctx context.Context) error {
 		_, err := c.core.CoreV1().ConfigMaps(systemNamespace).Create(ctx, m, metav1.CreateOptions{FieldManager: fieldManager})
 		return err
@@ -109,6 +112,21 @@ func (c *Client) PublishComponents(ctx context.Context, want engine.Components) 
 	}
 	if have.Kubernetes != want.Kubernetes || !slices.Equal(have.List, want.List) {
 		return fmt.Errorf("create ConfigMap %s: it exists with other content; delete it if nobody needs it", want.Name)
+	}
+	if want.Statement == "" || have.Statement == want.Statement {
+		return nil
+	}
+	// What an older program published has none.
+	b, err = json.Marshal(map[string]any{"metadata": map[string]any{"annotations": m.Annotations}})
+	if err != nil {
+		return fmt.Errorf("marshal statement: %w", err)
+	}
+	err = retry(ctx, func(ctx context.Context) error {
+		_, err := c.core.CoreV1().ConfigMaps(systemNamespace).Patch(ctx, want.Name, types.MergePatchType, b, metav1.PatchOptions{FieldManager: fieldManager})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("annotate ConfigMap %s: %w", want.Name, err)
 	}
 	return nil
 }

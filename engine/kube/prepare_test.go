@@ -32,11 +32,12 @@ func (preparedCloud) Images(context.Context) ([]cloud.Image, error) {
 	return []cloud.Image{image("v1.0.0", "0a"), image("v1.1.0", "0b")}, nil
 }
 
-func (preparedCloud) Components(_ context.Context, v version.Version) (l component.List, err error) {
+func (preparedCloud) Components(_ context.Context, v version.Version) (component.Signed, error) {
+	var l component.List
 	for _, name := range []string{"kubeadm", "kubelet", "kubectl"} {
 		l = append(l, component.Component{Name: name, URL: "http://10.42.0.1:8080/" + v.String() + "/" + name, Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/" + name, Mode: 0o755})
 	}
-	return l, nil
+	return component.Signed{List: l, Statement: "statement over " + l.Digest()}, nil
 }
 
 func (preparedCloud) Groups(context.Context) ([]cloud.Group, error) {
@@ -130,7 +131,7 @@ func TestPrepareOnARealAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := engine.ComponentsName(list)
+	name := engine.ComponentsName(list.List)
 	m, err := c.core.CoreV1().ConfigMaps(systemNamespace).Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -86,6 +86,6 @@ func NewUpgrade(u Upgrade) (Config, error) {
 		// The phase bootstrap-token only renews roles, among them the binding by which every holder
 		// of a token of kubeadm's becomes any node. The operator approves those who join.
 		Apply: UpgradeApplyConfiguration{v, pull, ignore, []string{"bootstrap-token"}},
-		Node:     UpgradeNodeConfiguration{pull, ignore},
+		Node:  UpgradeNodeConfiguration{pull, ignore},
 	}}, nil
 }

@@ -462,6 +462,20 @@ func (f *Feed) Measurements(ctx context.Context, v version.Version, provider str
 	return parseMeasurements(b, v, provider)
 }
 
+// Statement returns the publisher's statement over the components of a release, as machines
+// verify it. The error wraps ErrNotOffered if the feed has none, as that of the program: what
+// comes with the program is not signed.
+func (f *Feed) Statement(ctx context.Context, v version.Version) (string, error) {
+	a, err := f.store.read(ctx, statementName(v), MaxStatement, "")
+	if errors.Is(err, ErrAbsent) {
+		err = ErrNotOffered
+	}
+	if err != nil {
+		return "", fmt.Errorf("read statement of %s of %s: %w", v, f.state.Source, err)
+	}
+	return string(a.bytes), nil
+}
+
 // State says where the knowledge comes from.
 func (f *Feed) State() State { return f.state }
 

@@ -317,8 +317,8 @@ func TestSignaturesAreCosigns(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || n != 11 {
-		t.Errorf("%d files, %v; want 11", n, err)
+	if err != nil || n != 13 {
+		t.Errorf("%d files, %v; want 13", n, err)
 	}
 }
 

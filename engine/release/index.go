@@ -243,6 +243,14 @@ func measurementsName(v version.Version, provider string) string {
 	return "releases/" + v.String() + "/measurements/" + provider + ".json"
 }
 
+// statementName is the file with the statement over a release's components. No index names it.
+func statementName(v version.Version) string { return "releases/" + v.String() + "/components.json" }
+
+func isStatement(name string) bool {
+	v, ok := versionOf(name)
+	return ok && name == statementName(v)
+}
+
 // versionOf returns the release that a file is about; false if it is about none.
 func versionOf(name string) (version.Version, bool) {
 	rest, ok := strings.CutPrefix(name, "releases/")

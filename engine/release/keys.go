@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path"
 	"slices"
@@ -174,9 +175,14 @@ func ParsePrivateKey(name string, b []byte) (*PrivateKey, error) {
 
 // sign returns what <file>.sig holds for a file with the content b: the base64 of an
 // ASN.1 signature over its SHA-256, which `cosign verify-blob --key` takes.
-func (k *PrivateKey) sign(b []byte) ([]byte, error) {
+func (k *PrivateKey) sign(b []byte) ([]byte, error) { return k.signWith(rand.Reader, b) }
+
+// signAgain returns the same signature each time, as RFC 6979 makes it.
+func (k *PrivateKey) signAgain(b []byte) ([]byte, error) { return k.signWith(nil, b) }
+
+func (k *PrivateKey) signWith(random io.Reader, b []byte) ([]byte, error) {
 	sum := sha256.Sum256(b)
-	sig, err := k.private.Sign(rand.Reader, sum[:], crypto.SHA256)
+	sig, err := k.private.Sign(random, sum[:], crypto.SHA256)
 	if err != nil {
 		return nil, fmt.Errorf("sign: %w", err)
 	}

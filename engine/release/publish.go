@@ -147,6 +147,13 @@ func Build(ctx context.Context, o BuildOptions) (BuildReport, error) {
 		return BuildReport{}, err
 	}
 	r.Sequence, r.Files = i.Sequence, len(p.files)
+	statements, err := p.statements(o.Key, i.Keys)
+	if err != nil {
+		return BuildReport{}, err
+	}
+	// The index does not name them, because older programs refuse an index with a name that
+	// they do not know.
+	maps.Copy(p.files, statements)
 	for _, s := range p.summaries {
 		r.Releases = append(r.Releases, s.Version.String())
 	}
@@ -558,6 +565,51 @@ func withoutDigest(s Summary, i *Images) []string {
 	return out
 }
 
+// statements returns what the publisher vouches for, by file.
+func (p *publication) statements(key *PrivateKey, chain []signedKeySet) (map[string][]byte, error) {
+	out := map[string][]byte{}
+	for _, s := range p.summaries {
+		r, err := Parse(p.files[releaseName(s.Version)])
+		if err != nil {
+			return nil, err
+		}
+		lists, err := r.vouched()
+		if err != nil {
+			return nil, err
+		}
+		document, err := encodeStatement(lists)
+		if err != nil {
+			return nil, err
+		}
+		sig, err := key.signAgain(document)
+		if err != nil {
+			return nil, err
+		}
+		text, err := joinStatement(document, sig, chain)
+		if err != nil {
+			return nil, fmt.Errorf("sign statement of %s: %w", s.Version, err)
+		}
+		out[statementName(s.Version)] = []byte(text)
+	}
+	return out, nil
+}
+
+// vouched returns the lists of components of a release.
+func (r *Release) vouched() (Vouched, error) {
+	out := Vouched{}
+	for _, k := range r.Kubernetes {
+		out[k.Version.String()] = map[string]string{}
+		for _, arch := range architectures {
+			l, err := r.Components(k.Version, arch)
+			if err != nil {
+				return nil, err
+			}
+			out[k.Version.String()][arch] = l.Digest()
+		}
+	}
+	return out, nil
+}
+
 // index returns index.json over the files.
 func (p *publication) index(i index) ([]byte, error) {
 	i.Files = map[string]entry{}
@@ -602,7 +654,7 @@ func published(ctx context.Context, out string, key *PrivateKey) (*existing, err
 		if err != nil {
 			return err
 		}
-		if n := strings.TrimSuffix(filepath.ToSlash(name), signature); n != indexName && !validName(n) {
+		if n := strings.TrimSuffix(filepath.ToSlash(name), signature); n != indexName && !validName(n) && !isStatement(n) {
 			return fmt.Errorf("%s has %q, which is no file of a feed: %w", out, shorten(name), ErrOut)
 		}
 		return nil

@@ -284,6 +284,7 @@ func TestVerifyNamesEachFileThatIsWrong(t *testing.T) {
 		{name: "another key", keys: []Key{stranger.Key}, files: map[string]string{
 			"index.json": "a key signed it that is not trusted", "summaries.json": "a key signed it that is not trusted", "releases/v1.0.0.yaml": "a key signed it that is not trusted", "releases/v1.1.0.yaml": "", "releases/v1.0.0/images.json": "",
 			"releases/v1.1.0/images.json": "", "releases/v1.1.0/measurements/cloudy.json": "", "majors/v1.json": "", "minors/v1.0.json": "", "minors/v1.1.json": "",
+			"releases/v1.0.0/components.json": "a key signed it that is not trusted", "releases/v1.1.0/components.json": "a key signed it that is not trusted",
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -326,7 +327,7 @@ func TestVerifyNamesEachFileThatIsWrong(t *testing.T) {
 					}
 				}
 			}
-			if tt.name == "all is well" && (len(r.Files) != 10 || !slices.Contains(r.NoDigest, "registry.k8s.io/etcd:3.6.8-0") || !slices.Contains(r.NoDigest, "OS image of v1.1.0 for cloudy: image-0815") || r.Signer != key.String()) {
+			if tt.name == "all is well" && (len(r.Files) != 12 || !slices.Contains(r.NoDigest, "registry.k8s.io/etcd:3.6.8-0") || !slices.Contains(r.NoDigest, "OS image of v1.1.0 for cloudy: image-0815") || r.Signer != key.String()) {
 				t.Errorf("report %+v", r)
 			}
 		})

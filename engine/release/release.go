@@ -15,6 +15,7 @@
 //	releases/v1.1.0.yaml              a release, see below
 //	releases/v1.1.0/images.json       OS images by provider, container images, digests
 //	releases/v1.1.0/measurements/<provider>.json
+//	releases/v1.1.0/components.json   what machines may install, see Trust; no index names it
 //	keys/1.json                       the key sets, as the index has them
 //	<file>.sig                        of each: base64 of an ASN.1 signature, ECDSA P-256
 //	                                  over SHA-256, as `cosign verify-blob --key` takes it

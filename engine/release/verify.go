@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"constellation/engine/version"
 )
 
 // Report is what Verify found.
@@ -125,6 +127,12 @@ func Verify(ctx context.Context, location string, o Options) (Report, error) {
 		v.file(name)
 	}
 	v.whole(i)
+	for _, s := range v.feed.summaries {
+		if err := ctx.Err(); err != nil {
+			return Report{}, err
+		}
+		v.statement(s.Version)
+	}
 	return v.r, nil
 }
 
@@ -179,6 +187,47 @@ func (v *verifier) file(name string) {
 	}
 	f.Problem = strings.Join(problems, "; ")
 	v.r.Files = append(v.r.Files, f)
+}
+
+// statement checks what the publisher vouches for. A feed of an older publisher has none.
+func (v *verifier) statement(of version.Version) {
+	text, err := v.feed.Statement(v.ctx, of)
+	if errors.Is(err, ErrNotOffered) {
+		return
+	}
+	f := FileReport{Name: statementName(of), Length: int64(len(text)), SHA256: digest([]byte(text))}
+	if err == nil {
+		err = v.vouches(of, text)
+	}
+	if err != nil {
+		f.Problem = v.r.note(err)
+	} else {
+		f.Signer = v.r.Signer
+	}
+	v.r.Files = append(v.r.Files, f)
+}
+
+func (v *verifier) vouches(of version.Version, text string) error {
+	b, err := v.feed.file(v.ctx, releaseName(of))
+	if err != nil {
+		return err
+	}
+	r, err := Parse(b)
+	if err != nil {
+		return err
+	}
+	for _, k := range r.Kubernetes {
+		for _, arch := range architectures {
+			l, err := r.Components(k.Version, arch)
+			if err == nil {
+				err = Trust{v.keys}.Verify(text, k.Version, arch, l)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // everyKey returns the keys of all sets of the index.
@@ -311,7 +360,7 @@ func extra(dir string, i *index) (out []string) {
 		}
 		name = filepath.ToSlash(name)
 		n := strings.TrimSuffix(name, signature)
-		if _, ok := i.Files[n]; !ok && n != indexName {
+		if _, ok := i.Files[n]; !ok && n != indexName && !isStatement(n) {
 			out = append(out, name)
 		}
 		return nil

@@ -127,7 +127,8 @@ func (a *api) more(mux *http.ServeMux) {
 			err = fmt.Errorf("%w: Kubernetes %q; this sandbox has %s, and `constellation sandbox fetch VERSION` adds one",
 				errNoSuch, version, strings.Join(a.mirror.list(), ", "))
 		}
-		a.reply(w, local.ComponentList{Components: l}, err)
+		statement, unsigned := a.mirror.vouch(version, l)
+		a.reply(w, local.ComponentList{Components: l, Statement: statement}, errors.Join(err, unsigned))
 	})
 	a.object(mux, "POST "+machinePath+"/reboot", func(r *http.Request) (any, error) {
 		return nil, a.fleet.reboot(r.Context(), r.PathValue("machine"))

@@ -63,7 +63,7 @@ func TestVersionsThatWereFetchedLaterAreOffered(t *testing.T) {
 	if i, err := c.Sandbox(t.Context()); err != nil || !slices.Contains(i.KubernetesVersions, "v1.36.4") {
 		t.Errorf("the sandbox has %v, %v", i.KubernetesVersions, err)
 	}
-	if l, err := c.Components(t.Context(), "v1.36.4"); err != nil || len(l) != len(mirrored) {
+	if l, err := c.Components(t.Context(), "v1.36.4"); err != nil || len(l.List) != len(mirrored) {
 		t.Errorf("components %v, %v", l, err)
 	}
 }
@@ -189,7 +189,7 @@ func TestControlAPIDoesWhatTheClientSays(t *testing.T) {
 	if _, err := c.Instance(ctx, heir.ProviderID); !errors.Is(err, cloud.ErrNotFound) {
 		t.Errorf("deleted instance: %v", err)
 	}
-	if l, err := c.Components(ctx, "v1.35.4"); err != nil || len(l) != 3 {
+	if l, err := c.Components(ctx, "v1.35.4"); err != nil || len(l.List) != 3 {
 		t.Errorf("%v, %v", l, err)
 	}
 	if img, err := c.Images(ctx); err != nil || len(img) != 1 {

@@ -21,6 +21,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
+	"constellation/engine/release"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/simulated"
@@ -112,6 +113,9 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 	d.mirror = &mirror{
 		log: d.log, base: "http://" + netip.AddrPortFrom(st.gateway(), mirrorPort).String(), faults: d.fleet.Faults,
 		requested: func(remote string) { d.pass(remote, pointComponent) },
+	}
+	if d.mirror.key, err = d.releaseKey(); err != nil {
+		return err
 	}
 	d.registry = &registry{
 		log: d.log, faults: d.fleet.Faults,
@@ -211,6 +215,19 @@ func (d *daemon) loadCA() error {
 	d.trust = string(cert)
 	d.ca, err = attestation.ParseCA(cert, key)
 	return err
+}
+
+// releaseKey returns the key that signs what machines install; nil in a sandbox that an older
+// program has made, whose images have none.
+func (d *daemon) releaseKey() (*release.PrivateKey, error) {
+	b, err := os.ReadFile(d.dirs.of(d.name, releaseKeyName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read release key: %w", err)
+	}
+	return release.ParsePrivateKey(releaseKeyName, b)
 }
 
 // listeners are all that a daemon listens on.

@@ -67,6 +67,7 @@ const (
 	secretName     = "init-secret" // hex
 	caName         = "ca.pem"
 	caKeyName      = "ca-key.pem"
+	releaseKeyName = "release-key.pem" // signs what machines install
 	privateDirMode = 0o700
 )
 

@@ -7,12 +7,14 @@ import (
 	"net/http"
 	"os"
 	"path"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"constellation/engine/component"
+	"constellation/engine/release"
 )
 
 // mirrored are the components that machines download. Their control plane comes
@@ -30,6 +32,8 @@ type mirror struct {
 	// requested is called with the address of who asks for a component.
 	requested func(remoteAddr string)
 	faults    func() *Faults
+	// key signs what machines install; nil: this sandbox's images have no release keys.
+	key *release.PrivateKey
 
 	mu       sync.Mutex
 	versions map[string]map[string]binary // Kubernetes version → name
@@ -89,6 +93,14 @@ func (m *mirror) components(version string) (l component.List, ok bool) {
 		})
 	}
 	return l, true
+}
+
+// vouch returns the statement over a list of components; empty without a key.
+func (m *mirror) vouch(version string, l component.List) (string, error) {
+	if m.key == nil || len(l) == 0 {
+		return "", nil
+	}
+	return m.key.Vouch(release.Vouched{version: {runtime.GOARCH: l.Digest()}})
 }
 
 // ServeHTTP answers /kubernetes/<version>/<name>, also in parts (Range).

@@ -297,7 +297,7 @@ func TestRealSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	start = time.Now()
-	kubelet, _ := list.ByName("kubelet")
+	kubelet, _ := list.List.ByName("kubelet")
 	_, sum := inside(t, s, name, "worker-0", fetch+"fetch 10.42.0.1 8080 "+strings.TrimPrefix(kubelet.URL, "http://10.42.0.1:8080")+" | sha256sum")
 	if !strings.HasPrefix(sum, strings.TrimPrefix(kubelet.Digest, "sha256:")) {
 		t.Errorf("kubelet has digest %s, want %s", sum, kubelet.Digest)

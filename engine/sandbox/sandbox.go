@@ -589,6 +589,9 @@ func (s *Sandboxes) check(ctx context.Context, spec engine.SandboxSpec, want mac
 // and the images of its services.
 func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogue, rootfs string, t *teller) error {
 	op := "prepare images"
+	if err := st.buildReleases(); err != nil {
+		return &engine.Error{Op: op, Err: err}
+	}
 	peers := []attestation.Measurements{}
 	for _, rel := range cat.Releases() { // the oldest first
 		v := rel.Version.String()
@@ -621,7 +624,7 @@ func (s *Sandboxes) images(ctx context.Context, st *state, cat *release.Catalogu
 			return &engine.Error{Op: op, Err: err}
 		}
 		img, err := machine.OSImage(ctx, s.dirs.Cache, rootfs, machine.ImageSpec{
-			Version: v, Bootstrapper: programs["bootstrapper"], Agent: programs["agent"], Peers: known,
+			Version: v, Bootstrapper: programs["bootstrapper"], Agent: programs["agent"], Peers: known, ReleaseKeys: st.releaseKey.PEM(),
 		}, func(p machine.Progress) { t.progress(stepImages, p.Text, p.Current, p.Total) })
 		if err != nil {
 			return &engine.Error{Op: op, Err: err}
@@ -673,15 +676,24 @@ func (s *Sandboxes) writeNew(ctx context.Context, st *state) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range []struct {
+	type file struct {
 		name string
 		data []byte
 		mode fs.FileMode
-	}{
+	}
+	files := []file{
 		{secretName, []byte(hex.EncodeToString(secret) + "\n"), 0o600},
 		{caKeyName, key, 0o600},
 		{caName, cert, 0o644},
-	} {
+	}
+	if st.releaseKey != nil {
+		b, err := st.releaseKey.PrivatePEM()
+		if err != nil {
+			return fmt.Errorf("write sandbox: %w", err)
+		}
+		files = append(files, file{releaseKeyName, b, 0o600})
+	}
+	for _, f := range files {
 		if err := writeFile(s.dirs.of(st.Name, f.name), f.data, f.mode); err != nil {
 			return fmt.Errorf("write sandbox: %w", err)
 		}

@@ -75,6 +75,9 @@ func (s *Sandboxes) simulate(ctx context.Context, spec engine.SandboxSpec, cat *
 func (s *Sandboxes) simulatedImages(st *state, cat *release.Catalogue, t *teller) error {
 	op := "prepare images"
 	dir := s.dirs.of(st.Name)
+	if err := st.buildReleases(); err != nil {
+		return &engine.Error{Op: op, Err: err}
+	}
 	peers := []attestation.Measurements{}
 	for _, rel := range cat.Releases() { // the oldest first
 		v := rel.Version.String()
@@ -105,7 +108,7 @@ func (s *Sandboxes) simulatedImages(st *state, cat *release.Catalogue, t *teller
 		if err != nil {
 			return &engine.Error{Op: op, Err: err}
 		}
-		img, err := simulated.Image(dir, v, programs, known)
+		img, err := simulated.Image(dir, v, programs, known, st.releaseKey.PEM())
 		if err != nil {
 			return &engine.Error{Op: op, Err: err}
 		}

@@ -12,6 +12,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
+	"constellation/engine/release"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/simulated"
 )
@@ -45,6 +46,10 @@ type state struct {
 	// Ports on the host's loopback; zero until they are chosen.
 	KubernetesPort uint16 `json:"kubernetesPort"`
 	InitPort       uint16 `json:"initPort"`
+
+	// releaseKey is set while a sandbox is made. A sandbox compiles its own Kubernetes, so it
+	// is a release builder of its own; its images hold the public key.
+	releaseKey *release.PrivateKey
 
 	Groups    []group     `json:"groups"`
 	Instances []*instance `json:"instances"`
@@ -149,6 +154,12 @@ func newState(name, workspace string, now time.Time) *state {
 			{Name: local.WorkerGroup, Role: cloud.Worker},
 		},
 	}
+}
+
+// buildReleases makes the sandbox a release builder, with a key of its own.
+func (s *state) buildReleases() (err error) {
+	s.releaseKey, err = release.NewPrivateKey("sandbox-" + s.Name)
+	return err
 }
 
 func (s *state) clone() *state {

@@ -56,6 +56,17 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		if got, err := c.Components(ctx, components.Name); err != nil || got.Kubernetes != "v1.35.4" || !slices.Equal(got.List, list) || got.Name != components.Name {
 			t.Errorf("read back %+v, %v", got, err)
 		}
+		// An older program publishes no statement; a newer one adds it, and nobody takes it away.
+		signed := components
+		signed.Statement = "a statement"
+		for _, x := range []engine.Components{signed, signed, components} {
+			if err := c.PublishComponents(ctx, x); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := c.Components(ctx, x.Name); err != nil || got.Statement != signed.Statement || !slices.Equal(got.List, list) {
+				t.Errorf("read back %+v, %v", got, err)
+			}
+		}
 		other := components
 		other.Kubernetes = "v1.36.3"
 		if err := c.PublishComponents(ctx, other); err == nil {

@@ -270,6 +270,9 @@ func (c *Cluster) PublishComponents(ctx context.Context, want engine.Components)
 	if have, ok := c.components[want.Name]; ok && (have.Kubernetes != want.Kubernetes || !slices.Equal(have.List, want.List)) {
 		return errors.New("it exists with other content")
 	}
+	if want.Statement == "" {
+		want.Statement = c.components[want.Name].Statement
+	}
 	c.components[want.Name] = want
 	return nil
 }

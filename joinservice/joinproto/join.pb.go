@@ -93,9 +93,12 @@ type IssueJoinTicketResponse struct {
 	// For control planes: files below /etc/kubernetes/pki.
 	ControlPlaneFiles []*File `protobuf:"bytes,9,rep,name=control_plane_files,json=controlPlaneFiles,proto3" json:"control_plane_files,omitempty"`
 	// Until then the caller holds the control-plane turn; zero for workers.
-	TurnExpires   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=turn_expires,json=turnExpires,proto3" json:"turn_expires,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	TurnExpires *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=turn_expires,json=turnExpires,proto3" json:"turn_expires,omitempty"`
+	// The release builder's statement over components, see package release. Empty if
+	// the ConfigMap has none: then the caller refuses the ticket.
+	ComponentsStatement string `protobuf:"bytes,11,opt,name=components_statement,json=componentsStatement,proto3" json:"components_statement,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *IssueJoinTicketResponse) Reset() {
@@ -196,6 +199,13 @@ func (x *IssueJoinTicketResponse) GetTurnExpires() *timestamppb.Timestamp {
 		return x.TurnExpires
 	}
 	return nil
+}
+
+func (x *IssueJoinTicketResponse) GetComponentsStatement() string {
+	if x != nil {
+		return x.ComponentsStatement
+	}
+	return ""
 }
 
 type File struct {
@@ -370,7 +380,7 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\n" +
 	" joinservice/joinproto/join.proto\x12\ajoin.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"I\n" +
 	"\x16IssueJoinTicketRequest\x12/\n" +
-	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\x88\x04\n" +
+	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"\xbb\x04\n" +
 	"\x17IssueJoinTicketResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\fR\tclusterId\x12/\n" +
@@ -385,7 +395,8 @@ const file_joinservice_joinproto_join_proto_rawDesc = "" +
 	"\x14components_reference\x18\b \x01(\tR\x13componentsReference\x12=\n" +
 	"\x13control_plane_files\x18\t \x03(\v2\r.join.v1.FileR\x11controlPlaneFiles\x12=\n" +
 	"\fturn_expires\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\vturnExpires\".\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\vturnExpires\x121\n" +
+	"\x14components_statement\x18\v \x01(\tR\x13componentsStatement\".\n" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"\x93\x01\n" +

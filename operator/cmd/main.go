@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string) error {
 		provider   = f.String("provider", "sandbox", "where the machines come from: sandbox")
 		metadata   = f.String("metadata", local.DefaultMetadata, "`URL` of the cloud's metadata server")
 		address    = f.String("cloud", local.DefaultControl, "`URL` of the cloud's control API, or unix:PATH")
-		namespace  = f.String("namespace", "constellation-system", "`namespace` of the leader's lease")
+		namespace  = f.String("namespace", "constellation-system", "`namespace` of the operator and of the leader's lease")
 		metrics    = f.String("metrics", "127.0.0.1:9092", "`address` for /metrics; empty serves none")
 		health     = f.String("health", "127.0.0.1:9093", "`address` for /healthz and /readyz; empty serves none")
 		snapshots  = f.String("snapshots", "", "`address` where snapshots of etcd are had through a port-forward, such as 127.0.0.1:9094; empty serves none")
@@ -81,8 +81,17 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case *role == "relay" && *agent == "":
 		return errors.New("--role=relay needs --agent: it speaks for one")
+	case *role == "relay" && *node == "":
+		return errors.New("--role=relay needs --node: callers authenticate with a token for one node")
 	case *role == "relay":
-		return operator.Relay(ctx, *relay, *agent, slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level})))
+		cluster, err := access(*kubeconfig)
+		if err != nil {
+			return err
+		}
+		return operator.Relay(ctx, operator.RelayConfig{
+			Address: *relay, Socket: *agent, Cluster: cluster, Namespace: *namespace, Node: *node,
+			Log: slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level})),
+		})
 	case *agent != "" && *node == "":
 		return errors.New("--agent needs --node: an agent speaks for one node")
 	case *role != "operator":

@@ -48,6 +48,8 @@ type (
 	// ComponentList answers GET /v1/components?kubernetes=<version>.
 	ComponentList struct {
 		Components component.List `json:"components"`
+		// Statement vouches for them, see package release; sandboxes that an older program has made have none.
+		Statement string `json:"statement,omitempty"`
 	}
 	// GroupImage is the body of PUT /v1/<group ID>/image.
 	GroupImage struct {
@@ -263,13 +265,13 @@ func (c *Client) Images(ctx context.Context) ([]cloud.Image, error) {
 // Components returns kubeadm, kubelet and kubectl of a Kubernetes version as this
 // cloud's mirror serves them, with the digests of what this computer built. The
 // error wraps cloud.ErrNotFound and names what can be had.
-func (c *Client) Components(ctx context.Context, kubernetesVersion string) (component.List, error) {
+func (c *Client) Components(ctx context.Context, kubernetesVersion string) (component.Signed, error) {
 	var l ComponentList
 	q := url.Values{"kubernetes": {kubernetesVersion}}
 	if err := c.call(ctx, http.MethodGet, "/v1/components", q, nil, &l); err != nil {
-		return nil, fmt.Errorf("list components of Kubernetes %s: %w", kubernetesVersion, err)
+		return component.Signed{}, fmt.Errorf("list components of Kubernetes %s: %w", kubernetesVersion, err)
 	}
-	return l.Components, nil
+	return component.Signed{List: l.Components, Statement: l.Statement}, nil
 }
 
 // Sandbox describes the sandbox and its machines.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"constellation/assets"
+	"constellation/engine/release"
 )
 
 // Names in a directory that OSImage has made.
@@ -31,6 +32,7 @@ const (
 	bootstrapperPath = constellationDir + "/bootstrapper"
 	agentPath        = constellationDir + "/agent"
 	peersPath        = constellationDir + "/peers.json"
+	releaseKeysPath  = release.MachineKeys
 	unitsDir         = "usr/lib/systemd/system"
 	wantsDir         = "etc/systemd/system/multi-user.target.wants"
 )
@@ -132,14 +134,17 @@ func OSImage(ctx context.Context, cacheDir, rootfs string, spec ImageSpec, progr
 
 // writeLayer writes an image's files.
 func writeLayer(layer, tree string, spec ImageSpec) error {
-	release, err := os.ReadFile(filepath.Join(tree, osReleasePath))
+	osRelease, err := os.ReadFile(filepath.Join(tree, osReleasePath))
 	if err != nil {
 		return err
 	}
-	release = append(bytes.TrimRight(release, "\n"), "\nIMAGE_ID=constellation\nIMAGE_VERSION="+spec.Version+"\n"...)
+	osRelease = append(bytes.TrimRight(osRelease, "\n"), "\nIMAGE_ID=constellation\nIMAGE_VERSION="+spec.Version+"\n"...)
 	changes := []change{
-		{path: osReleasePath, data: release, mode: 0o644},
+		{path: osReleasePath, data: osRelease, mode: 0o644},
 		{path: peersPath, data: spec.Peers, mode: 0o644},
+	}
+	if len(spec.ReleaseKeys) > 0 {
+		changes = append(changes, change{path: releaseKeysPath, data: spec.ReleaseKeys, mode: 0o644})
 	}
 	for _, u := range imageUnits {
 		data, err := fs.ReadFile(assets.Systemd(), u)

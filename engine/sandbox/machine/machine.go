@@ -107,6 +107,10 @@ type ImageSpec struct {
 	Bootstrapper, Agent string
 	// Peers is the content of /usr/lib/constellation/peers.json. Empty means "[]".
 	Peers []byte
+	// ReleaseKeys is the content of /usr/lib/constellation/release-keys.pem: whose
+	// components machines of the image install. Empty: the image has no such file, and its
+	// machines install none.
+	ReleaseKeys []byte
 }
 
 // Image is an OS image: a layer over a root file system. It is a description of

@@ -36,7 +36,7 @@ func TestSimulatedMachinesSuffer(t *testing.T) {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\nsleep 1000 &\nwait\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	img, err := Image(dir, "v1.1.0", map[string]string{"bootstrapper": program, "agent": program}, []byte("[]"))
+	img, err := Image(dir, "v1.1.0", map[string]string{"bootstrapper": program, "agent": program}, []byte("[]"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,6 +48,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"constellation/engine/release"
 	"constellation/engine/sandbox/machine"
 )
 
@@ -103,6 +104,8 @@ const (
 	servicesDir = "services"
 	standInsDir = "stand-ins"
 	imagesDir   = "images"
+	// releaseKeysName is a file of an image.
+	releaseKeysName = "release-keys.pem"
 )
 
 // Variables of the environment of all that runs on a machine. The first is also how a
@@ -326,6 +329,12 @@ func furnish(dir string, r record, spec machine.Spec) error {
 	}
 	var err error
 	if files["/usr/lib/constellation/peers.json"], err = readFile(filepath.Join(r.Image.Dir, "peers.json")); err != nil {
+		return err
+	}
+	switch keys, err := readFile(filepath.Join(r.Image.Dir, releaseKeysName)); {
+	case err == nil:
+		files["/"+release.MachineKeys] = keys
+	case !errors.Is(err, fs.ErrNotExist): // images of older programs have none
 		return err
 	}
 	for name, f := range spec.Files {
@@ -604,8 +613,9 @@ func (h *Host) Sweep(ctx context.Context) error {
 }
 
 // Image makes the OS image of a release: its programs, copied to dir, the directory of a
-// sandbox, so that a rebuild changes no machine. peers is the content of peers.json.
-func Image(dir, version string, programs map[string]string, peers []byte) (machine.Image, error) {
+// sandbox, so that a rebuild changes no machine. peers is the content of peers.json, keys
+// that of release-keys.pem.
+func Image(dir, version string, programs map[string]string, peers, keys []byte) (machine.Image, error) {
 	img := machine.Image{Version: version, Dir: filepath.Join(dir, imagesDir, version)}
 	if err := os.MkdirAll(img.Dir, 0o755); err != nil {
 		return img, err
@@ -616,6 +626,9 @@ func Image(dir, version string, programs map[string]string, peers []byte) (machi
 		}
 	}
 	if err := replaceFile(filepath.Join(img.Dir, "peers.json"), peers, 0o644); err != nil {
+		return img, err
+	}
+	if err := replaceFile(filepath.Join(img.Dir, releaseKeysName), keys, 0o644); err != nil {
 		return img, err
 	}
 	img.Events = Measure(img)
@@ -656,6 +669,10 @@ func Measure(img machine.Image) []machine.Event {
 			f.Close()
 		}
 		fmt.Fprintf(h, "\x00%s\x00%s\x00", name, img.Version)
+	}
+	// Images of older programs have none, and measure what they always did.
+	if keys, err := os.ReadFile(filepath.Join(img.Dir, releaseKeysName)); err == nil {
+		fmt.Fprintf(h, "%s\x00%s\x00", keys, releaseKeysName)
 	}
 	return []machine.Event{
 		{PCR: machine.PCRBoot, Digest: boot[:], Description: "simulated machine"},

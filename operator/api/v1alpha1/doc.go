@@ -73,6 +73,11 @@ const (
 // those Nodes only.
 const LabelInPlace = "constellation.edgeless.systems/in-place"
 
+// AnnotationStatement on a ConfigMap of components is the statement of the release builder
+// who vouches for them, see package release. It is no part of the data, which is immutable:
+// a new statement may come with other keys.
+const AnnotationStatement = "constellation.edgeless.systems/components-statement"
+
 // AnnotationHeld is "true" on a Node or a ScalingGroup that people want left as it is, the
 // latter with all its nodes, until they take it off. The operator never writes it.
 const AnnotationHeld = "constellation.edgeless.systems/held"

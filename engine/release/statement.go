@@ -1,0 +1,172 @@
+package release
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"constellation/engine/component"
+	"constellation/engine/version"
+)
+
+// A statement says which components a release builder vouches for: lists of components by
+// version of Kubernetes and architecture, each by its digest, which covers every field of
+// every component. A machine runs nothing else. Whoever can write what machines install, or
+// can call an agent, cannot sign.
+//
+// The text that travels is JSON: the statement, its signature, and the key sets that lead
+// from the keys of a machine to the one that signed. It is public, and it stands beside the
+// list wherever that goes: in the annotation of the ConfigMap, in the init request, in the
+// join ticket and in the request to an agent.
+
+// MachineKeys is where a machine has the public keys of release builders, below the root of
+// its file system: PEM, one or more. It is part of the image, which is measured.
+const MachineKeys = "usr/lib/constellation/release-keys.pem"
+
+// MaxStatement bounds the text of a statement in bytes; a real one has about 1 kB, and each
+// key set adds as much.
+const MaxStatement = 32 << 10
+
+// statementType keeps a signature over another document from being one over a statement.
+const statementType = "constellation-components"
+
+// Errors of a Trust. Their texts name the remedy.
+var (
+	// ErrNoStatement means that nothing vouches for the components.
+	ErrNoStatement = errors.New("no statement of a release builder comes with the components; `constellation init`, `upgrade apply` and `upgrade prepare` of the current program publish it")
+	// ErrNotVouched means that a valid statement vouches for other components.
+	ErrNotVouched = errors.New("the statement of the release builder does not vouch for these components")
+	// ErrNoMachineKeys means that this machine cannot verify any statement.
+	ErrNoMachineKeys = errors.New("this machine has no release keys; replace it with a machine of a newer image")
+)
+
+// Vouched are the digests of lists of components that somebody vouches for, by version of
+// Kubernetes, such as v1.36.3, and architecture, such as amd64.
+type Vouched map[string]map[string]string
+
+// statement is the document that is signed.
+type statement struct {
+	Schema     string  `json:"schema"`
+	Type       string  `json:"type"`
+	Kubernetes Vouched `json:"kubernetes"`
+}
+
+// signedStatement is what travels.
+type signedStatement struct {
+	// Statement is the document as text, so that its bytes are those that were signed.
+	Statement string         `json:"statement"`
+	Signature string         `json:"signature"`
+	Keys      []signedKeySet `json:"keys,omitempty"`
+}
+
+// encodeStatement returns the document for v.
+func encodeStatement(v Vouched) ([]byte, error) {
+	b, err := encodeJSON(statement{schema, statementType, v})
+	if err != nil {
+		return nil, err
+	}
+	_, err = parseStatement(b)
+	return b, err
+}
+
+func parseStatement(b []byte) (Vouched, error) {
+	var s statement
+	if err := strictJSON(b, &s); err != nil {
+		return nil, fmt.Errorf("read statement: %w", err)
+	}
+	switch {
+	case s.Schema != schema:
+		return nil, fmt.Errorf("read statement: its format is %q and this program reads %q", shorten(s.Schema), schema)
+	case s.Type != statementType:
+		return nil, fmt.Errorf("read statement: its type is %q, want %q", shorten(s.Type), statementType)
+	case len(s.Kubernetes) == 0:
+		return nil, errors.New("read statement: it names no version of Kubernetes")
+	}
+	for v, lists := range s.Kubernetes {
+		if !validVersion(v) {
+			return nil, fmt.Errorf("read statement: %q is no version", shorten(v))
+		}
+		for arch, d := range lists {
+			if !digestRE.MatchString(d) {
+				return nil, fmt.Errorf("read statement: the digest for Kubernetes %s on %s is %q", v, shorten(arch), shorten(d))
+			}
+		}
+	}
+	return s.Kubernetes, nil
+}
+
+// joinStatement returns the text that travels.
+func joinStatement(document, signature []byte, chain []signedKeySet) (string, error) {
+	b, err := json.Marshal(signedStatement{string(document), string(signature), chain})
+	if err == nil && len(b) > MaxStatement {
+		err = fmt.Errorf("statement has %d bytes, and %d are the most; begin a new chain of key sets with the next image", len(b), MaxStatement)
+	}
+	return string(b), err
+}
+
+// Vouch signs a statement over v. The same v has the same text, so that a statement that is
+// made again changes nothing. Its key must be one of those of the machines.
+func (k *PrivateKey) Vouch(v Vouched) (string, error) {
+	b, err := encodeStatement(v)
+	if err != nil {
+		return "", fmt.Errorf("sign statement: %w", err)
+	}
+	sig, err := k.signAgain(b)
+	if err != nil {
+		return "", fmt.Errorf("sign statement: %w", err)
+	}
+	return joinStatement(b, sig, nil)
+}
+
+// Trust is whose statements a machine believes. The zero value believes nobody's.
+type Trust struct{ keys []Key }
+
+// NewTrust returns the trust in keys.
+func NewTrust(keys ...Key) Trust { return Trust{keys} }
+
+// Verify returns nil if the statement in text vouches for list as what a machine of arch
+// installs for Kubernetes v. The error wraps ErrNoStatement if text is empty, ErrNotVouched
+// if a statement of a trusted key vouches for another list or version, ErrUntrusted if no
+// trusted key signed it, and ErrNoMachineKeys if no key is trusted.
+//
+// Key sets have an end, and a statement has none: a machine joins with what was published
+// when its cluster was upgraded last, and its clock is not trusted. A key that must not be
+// used any more is taken out of the next image.
+func (t Trust) Verify(text string, v version.Version, arch string, list component.List) error {
+	switch {
+	case len(t.keys) == 0:
+		return ErrNoMachineKeys
+	case text == "":
+		return ErrNoStatement
+	case len(text) > MaxStatement:
+		return fmt.Errorf("%w: the statement has %d bytes, and %d are the most", ErrUntrusted, len(text), MaxStatement)
+	}
+	var s signedStatement
+	if err := strictJSON([]byte(text), &s); err != nil {
+		return fmt.Errorf("%w: read statement: %w", ErrUntrusted, err)
+	}
+	for _, k := range s.Keys {
+		if n := len(k.Signatures); n == 0 || n > 32 {
+			return fmt.Errorf("%w: read statement: a key set has %d signatures", ErrUntrusted, n)
+		}
+	}
+	signers := &trusted{keys: t.keys}
+	if err := signers.follow(s.Keys); err != nil {
+		return fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	if _, err := verify([]byte(s.Statement), []byte(s.Signature), signers.keys); err != nil {
+		return fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	vouched, err := parseStatement([]byte(s.Statement))
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	want, ok := vouched[v.String()][arch]
+	switch {
+	case !ok:
+		return fmt.Errorf("%w: it does not name Kubernetes %s for %s", ErrNotVouched, v, arch)
+	case list.Digest() != want:
+		return fmt.Errorf("%w: for Kubernetes %s on %s it names the list %s, and this one is %s", ErrNotVouched, v, arch, want, list.Digest())
+	}
+	return nil
+}
