@@ -39,6 +39,7 @@ func answer(err error) error {
 	var (
 		held    *turnHeldError
 		leaving *leavingError
+		revoked *revokedError
 	)
 	switch {
 	case errors.Is(err, errNoEvidence):
@@ -47,6 +48,8 @@ func answer(err error) error {
 		return status.Error(codes.PermissionDenied, err.Error())
 	case errors.Is(err, errRequest):
 		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.As(err, &revoked):
+		return status.Error(codes.PermissionDenied, revoked.Error())
 	case errors.As(err, &leaving):
 		return status.Error(codes.FailedPrecondition, leaving.Error())
 	case errors.As(err, &held):

@@ -48,6 +48,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
+	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/joinservice/joinproto"
 	"constellation/operator/api/v1alpha1"
@@ -432,7 +433,7 @@ func (s *site) noted(name string) *v1alpha1.JoiningNode {
 // token returns the Secret of a machine's token, nil if there is none.
 func (s *site) token(name string) *corev1.Secret {
 	s.t.Helper()
-	o, err := s.admin.CoreV1().Secrets("kube-system").Get(s.t.Context(), tokenName(tokenID(name)), metav1.GetOptions{})
+	o, err := s.admin.CoreV1().Secrets("kube-system").Get(s.t.Context(), revocation.TokenSecret(name), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -663,9 +664,9 @@ func tokenTaken(t *testing.T, s *site, r *replica) {
 	for i, annotations := range []map[string]string{{tokenNode: "worker-77"}, nil} {
 		id, issuer := s.machine(fmt.Sprintf("worker-2%d", i), cloud.Worker, goodBoot, nil)
 		theirs := &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: tokenName(tokenID(id.Name)), Annotations: annotations},
+			ObjectMeta: metav1.ObjectMeta{Name: revocation.TokenSecret(id.Name), Annotations: annotations},
 			Type:       corev1.SecretTypeBootstrapToken,
-			StringData: map[string]string{"token-id": tokenID(id.Name), "token-secret": "0123456789abcdef", "expiration": "2036-11-21T08:00:00Z"},
+			StringData: map[string]string{"token-id": revocation.TokenID(id.Name), "token-secret": "0123456789abcdef", "expiration": "2036-11-21T08:00:00Z"},
 		}
 		if _, err := s.admin.CoreV1().Secrets("kube-system").Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"constellation/engine/revocation"
 )
 
 func TestPrintable(t *testing.T) {
@@ -56,11 +58,11 @@ func TestTokens(t *testing.T) {
 		seen[s] = true
 	}
 	for _, n := range []string{"worker-1", "control-plane-0", strings.Repeat("x", 253)} {
-		if id := tokenID(n); len(id) != 6 || strings.Trim(id, tokenAlphabet) != "" || id != tokenID(n) {
+		if id := revocation.TokenID(n); len(id) != 6 || strings.Trim(id, tokenAlphabet) != "" || id != revocation.TokenID(n) {
 			t.Errorf("token ID of %s: %q", n, id)
 		}
 	}
-	if tokenID("worker-1") == tokenID("worker-2") {
+	if revocation.TokenID("worker-1") == revocation.TokenID("worker-2") {
 		t.Error("two nodes share a token")
 	}
 }
