@@ -67,8 +67,14 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 
 	if !p.Rehearsal && p.Verb != VerbWatch {
 		var unlock func()
-		if unlock, err = e.ws.lock(p.ID, r.started); err == nil {
+		unlock, err = e.ws.lock(p.ID, r.started)
+		switch {
+		case err == nil:
 			defer unlock()
+			err = r.record(p)
+		case p.Verb == VerbRevoke && ExitCode(err) == ExitHeld:
+			// A captured machine does not wait for an upgrade to end. Each write of a revocation
+			// is safe beside any other run.
 			err = r.record(p)
 		}
 	}
@@ -197,6 +203,9 @@ func (r *run) foresee(o *outlook) {
 }
 
 func (r *run) title() string {
+	if r.plan.Node != "" {
+		return fmt.Sprintf("%s %s in cluster %s", r.plan.Verb, r.plan.Node, r.plan.Cluster)
+	}
 	if r.plan.Resumes() {
 		return fmt.Sprintf("continue %s of cluster %s", r.plan.Verb, r.plan.Cluster)
 	}

@@ -99,6 +99,9 @@ type Node struct {
 	Skipped bool      `json:"skipped,omitempty"`
 	Message string    `json:"message,omitempty"` // why it is not ready
 	Created time.Time `json:"created,omitzero"`
+	// UID is that of the object, GroupID the cloud's ID of the group.
+	UID     string `json:"-"`
+	GroupID string `json:"-"`
 }
 
 // Machine is an instance of the cloud that is no node.

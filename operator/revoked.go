@@ -2,9 +2,11 @@ package operator
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -21,7 +23,7 @@ import (
 // refills reports whether in is the intent of a machine that is made in place of a revoked
 // one.
 func (in *intent) refills() bool {
-	return strings.HasPrefix(in.name, v1alpha1.RefillPrefix) && in.token != "" && in.donor != ""
+	return strings.HasPrefix(in.name, revocation.RefillPrefix) && in.token != "" && in.donor != ""
 }
 
 // dismiss removes a revoked machine: etcd member, machine and Node. The order of the first
@@ -91,6 +93,8 @@ func (d *decision) refill(in *intent) {
 		if d.when(ruleUnseenOverdue, true) {
 			d.do(action{kind: clearIntent, intent: *in})
 		}
+	case m == nil && d.placeTaken(in):
+		d.do(action{kind: clearIntent, intent: *in})
 	case m == nil:
 		if d.mayRefill(in, about) {
 			d.do(action{kind: createInstance, intent: *in})
@@ -127,6 +131,8 @@ func (d *decision) mayRefill(in *intent, about v1alpha1.Reference) bool {
 	switch {
 	case d.nodes[in.donor] != nil || d.dismissed(in.donor):
 		d.wait("MachineLeaves", fmt.Sprintf("the machine that replaces the revoked node %s is made when that Node is deleted", in.donor), about, time.Time{})
+	case d.replaces(in.donor):
+		d.wait("IntentSettles", fmt.Sprintf("a machine that was to replace %s before it was revoked is given up, or takes its place", in.donor), about, time.Time{})
 	case g == nil || g.missing:
 		d.wait("GroupMissing", fmt.Sprintf("the cloud does not list group %s, so no machine can be made in place of the revoked node %s", in.group, in.donor), about, time.Time{})
 	case !d.must(ruleWholeList, d.w.complete):
@@ -141,6 +147,25 @@ func (d *decision) mayRefill(in *intent, about v1alpha1.Reference) bool {
 		return true
 	}
 	return false
+}
+
+// replaces reports whether a rollout has made a machine to replace a node, and has not
+// settled yet which of the two goes.
+func (d *decision) replaces(donor string) bool {
+	for i := range d.places {
+		if r := &d.places[i]; r.intent.donor == donor && r.machine != nil && !gone(r.machine) {
+			return true
+		}
+	}
+	return false
+}
+
+// placeTaken reports whether a rollout had replaced the node before it was revoked.
+func (d *decision) placeTaken(in *intent) bool {
+	if d.replaces(in.donor) {
+		return false
+	}
+	return slices.ContainsFunc(d.w.nodes, func(n node) bool { return n.donor == in.donor && n.name != in.donor && !d.leaves(&n) })
 }
 
 // dismissed reports whether the machine of a revoked node exists and is not being deleted.

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -24,12 +25,12 @@ func atRest(edit ...func(*world)) (v1alpha1.NodeVersionSpec, world) {
 
 // revoked is the intent of a node's machine that the console has revoked.
 func revoked(node, group string) intent {
-	return intent{name: v1alpha1.RevokePrefix + node, goal: v1alpha1.LeaveGoal, machine: machine(node).providerID, node: node, group: group, revoked: true}
+	return intent{name: revocation.RemovalPrefix + node, goal: v1alpha1.LeaveGoal, machine: machine(node).providerID, node: node, group: group, revoked: true}
 }
 
 // refilling is the intent of the machine in its place.
 func refilling(node, group string) intent {
-	return intent{name: v1alpha1.RefillPrefix + node, goal: v1alpha1.JoinGoal, token: "r", donor: node, group: group, deadline: modelNow.Add(joinDeadline)}
+	return intent{name: revocation.RefillPrefix + node, goal: v1alpha1.JoinGoal, token: "r", donor: node, group: group, deadline: modelNow.Add(joinDeadline)}
 }
 
 // without removes a node, and gives its machine a state.
@@ -169,6 +170,24 @@ func TestRevokedMachines(t *testing.T) {
 			w.instances = append(w.instances, instance{id: "sandbox://t/worker-2", name: "worker-2", group: workerGroup, token: "r", state: "Ready", since: w.now})
 			w.intents = []intent{refilling("worker-1", workerGroup)}
 		}, nil, "MachineLeaves"},
+		{"no machine is made while a rollout settles which of two goes", func(w *world) {
+			w.without("worker-1", "Terminated")
+			w.nodes = append(w.nodes, machine("worker-2", func(n *node) { n.donor = "worker-1" }))
+			w.instances = append(w.instances, instance{id: "sandbox://t/worker-2", name: "worker-2", group: workerGroup, token: "t", state: "Ready", since: w.now})
+			w.intents = []intent{refilling("worker-1", workerGroup), {name: "replace-0", goal: v1alpha1.JoinGoal, token: "t", donor: "worker-1", group: workerGroup}}
+		}, []string{"clear intent replace-0 Join donor=worker-1"}, ""},
+		{"nor if a rollout had replaced it already", func(w *world) {
+			w.without("worker-1", "Terminated")
+			w.nodes = append(w.nodes, machine("worker-2", func(n *node) { n.donor = "worker-1" }))
+			w.instances = append(w.instances, instance{id: "sandbox://t/worker-2", name: "worker-2", group: workerGroup, token: "t", state: "Ready", since: w.now})
+			w.intents = []intent{refilling("worker-1", workerGroup)}
+		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
+		{"an heir of a rollout that is given up does not count", func(w *world) {
+			w.without("worker-1", "Terminated")
+			w.nodes = append(w.nodes, machine("worker-2", func(n *node) { n.donor, n.cordon = "worker-1", cordonedByUs }))
+			w.instances = append(w.instances, instance{id: "sandbox://t/worker-2", name: "worker-2", group: workerGroup, token: "t", state: "Ready", since: w.now})
+			w.intents = []intent{refilling("worker-1", workerGroup), {name: "replace-0", goal: v1alpha1.LeaveGoal, token: "t", donor: "worker-1", group: workerGroup, machine: "sandbox://t/worker-2", node: "worker-2"}}
+		}, []string{"create machine refill-worker-1 Join donor=worker-1", "drain worker-2"}, ""},
 		{"then the intent ends", func(w *world) {
 			w.without("worker-1", "Terminated")
 			w.nodes = append(w.nodes, machine("worker-2", func(n *node) { n.image, n.donor = image2, "worker-1" }))

@@ -21,6 +21,13 @@ const (
 	ConfigMap = "constellation-revoked-nodes"
 )
 
+// A revoked node has up to two PendingNodes, called by one of these prefixes and its name:
+// one for the machine that leaves, one for the machine that is made in its place.
+const (
+	RemovalPrefix = "revoke-"
+	RefillPrefix  = "refill-"
+)
+
 // CertificateLifetime is the longest time for which a client certificate of a kubelet can
 // still be valid after a revocation. Clusters made by release v1.1.0 and before have
 // certificates of one year.
@@ -44,6 +51,8 @@ type Entry struct {
 	// Since is when it was revoked. After Until no certificate of it is valid any more.
 	Since time.Time `json:"since"`
 	Until time.Time `json:"until"`
+	// Removed is when the cloud had confirmed that the machine is gone; zero: not yet.
+	Removed time.Time `json:"removed,omitzero"`
 	// Replacement is the name of the node that was made in its place; empty if there is
 	// none, or none yet.
 	Replacement string `json:"replacement,omitempty"`
@@ -74,7 +83,9 @@ func Parse(data map[string]string) (List, error) {
 
 // Encode returns the value of an entry.
 func (e Entry) Encode() (string, error) {
-	e.Since, e.Until = e.Since.UTC().Truncate(time.Second), e.Until.UTC().Truncate(time.Second)
+	for _, t := range []*time.Time{&e.Since, &e.Until, &e.Removed} {
+		*t = t.UTC().Truncate(time.Second)
+	}
 	b, err := json.Marshal(e)
 	if err != nil {
 		return "", fmt.Errorf("encode entry: %w", err)

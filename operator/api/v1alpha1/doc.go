@@ -88,14 +88,6 @@ const AnnotationRetry = "constellation.edgeless.systems/retry"
 // effect NoExecute, is on the Node from before that.
 const AnnotationRevoked = "constellation.edgeless.systems/revoked"
 
-// Names of the PendingNodes of a revoked node are one of these prefixes and the name of the
-// node: the first is of the machine that leaves, the second of the one that is made in its
-// place.
-const (
-	RevokePrefix = "revoke-"
-	RefillPrefix = "refill-"
-)
-
 // AnnotationPaused is "true" on the AutoscalingStrategy while it is the operator
 // that has stopped the autoscaler.
 const AnnotationPaused = "constellation.edgeless.systems/paused"
