@@ -151,7 +151,6 @@ type revokeView struct {
 	removal  *Move // nil: there is none
 	refill   *Move
 	heir     *Node // has taken its place; nil: none has
-	asked    bool  // the cloud answered
 	inCloud  bool
 	claims   string // another provider ID that the Node claims; empty: it does not
 }
@@ -208,7 +207,9 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		if err != nil {
 			x.e.log.Debug("machines not listed", "err", err)
 		}
-		v.asked = err == nil
+		if err != nil && !errors.Is(err, cloud.ErrPartial) {
+			machines = nil // a part of them is true, the rest of another error is not
+		}
 		for _, m := range machines {
 			if m.Name != name || m.Stage == NodeGone {
 				continue
