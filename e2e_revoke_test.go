@@ -99,7 +99,7 @@ spec:
 	if got := c.kubectl("get", "events", "--field-selector", "reason=MachineRevoked", "-o", "jsonpath={.items[*].message}"); !strings.Contains(got, "its key was copied") {
 		t.Errorf("events %q", got)
 	}
-	if out := c.run(time.Minute, "history").want(engine.ExitDone).stdout; !strings.Contains(out, "machine revoke") {
+	if out := c.run(time.Minute, "history").want(engine.ExitDone).stdout; !strings.Contains(out, "machine-revoke-") || !strings.Contains(out, "worker-1") {
 		t.Errorf("history:\n%s", out)
 	}
 	if left := c.kubectl("get", "pendingnodes", "-o", "name"); left != "" {

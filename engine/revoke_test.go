@@ -201,7 +201,7 @@ func TestRevokeRemovesAMachineAndHasAnotherOneMade(t *testing.T) {
 		t.Errorf("events report that the old machine leaves: %t, that the new one is Ready: %t", leaves, comes)
 	}
 	runs, err := s.engine().Runs()
-	if err != nil || len(runs) == 0 || runs[0].Verb != engine.VerbRevoke || runs[0].By != e.By || !strings.Contains(runs[0].Text, "worker-1") {
+	if err != nil || len(runs) == 0 || runs[0].Verb != engine.VerbRevoke || runs[0].By != e.By || runs[0].Node != "worker-1" || !strings.Contains(runs[0].Text, "worker-1") {
 		t.Errorf("history %+v, %v", runs, err)
 	}
 

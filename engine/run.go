@@ -597,7 +597,7 @@ func summarise(dir string) (RunSummary, error) {
 	if err := json.Unmarshal(b, &p); err != nil {
 		return RunSummary{}, err
 	}
-	s := RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, By: p.By, To: p.To, Started: p.Created, Status: "interrupted", Dir: dir, Exit: ExitStopped}
+	s := RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, By: p.By, To: p.To, Node: p.Node, Started: p.Created, Status: "interrupted", Dir: dir, Exit: ExitStopped}
 	events, err := lastEvents(filepath.Join(dir, eventsFile))
 	if err != nil {
 		return RunSummary{}, err
