@@ -43,13 +43,19 @@ func TestARevocationIsAskedFor(t *testing.T) {
 		{"the plan says what is lost", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "Data on its disks is lost.", engine.RevokeRequest{Node: "worker-1"}},
 		{"and what is done", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "would     Have the machine removed: machine and Node are deleted", engine.RevokeRequest{Node: "worker-1"}},
 		{
-			"it is accepted", fakeEngine{plan: plan(nil)}, []string{"--replace", "--reason", "captured", "--kubeconfig", "k", "--non-interactive", "--yes"}, 1, engine.ExitDone, "",
+			"it is accepted",
+			fakeEngine{plan: plan(nil)},
+			[]string{"--replace", "--reason", "captured", "--kubeconfig", "k", "--non-interactive", "--yes"},
+			1, engine.ExitDone, "",
 			engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "captured", Kubeconfig: "k"},
 		},
 		{"a dry run needs nobody", fakeEngine{plan: plan(func(p *engine.Plan) { p.Rehearsal = true })}, []string{"--dry-run"}, 1, engine.ExitDone, "", engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
 		{"the last control plane", fakeEngine{plan: plan(blocked)}, []string{"--yes"}, 0, engine.ExitBlocked, "create a new cluster", engine.RevokeRequest{Node: "worker-1"}},
 		{
-			"there is no such machine", fakeEngine{planErr: &engine.Error{Err: errors.New("there is no such node"), Exit: engine.ExitUsage, Remedy: "look at status"}}, []string{"--yes"}, 0, engine.ExitUsage, "there is no such node",
+			"there is no such machine",
+			fakeEngine{planErr: &engine.Error{Err: errors.New("there is no such node"), Exit: engine.ExitUsage, Remedy: "look at status"}},
+			[]string{"--yes"},
+			0, engine.ExitUsage, "there is no such node",
 			engine.RevokeRequest{Node: "worker-1"},
 		},
 	} {
