@@ -11,6 +11,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/component"
+	"constellation/engine/revocation"
 )
 
 // Errors that implementations of [Cluster] wrap.
@@ -111,6 +112,19 @@ type Cluster interface {
 	// SetHolding has h left as it is, or lets it go; a node that is let go is not postponed
 	// any more either.
 	SetHolding(ctx context.Context, h Holding, held bool) error
+	// Revoked returns the record of revoked machines; empty if there is none.
+	Revoked(ctx context.Context) (revocation.List, error)
+	// Revoke writes the entry of a node into the record, drops entries that have expired,
+	// and deletes the bootstrap token of the node and the note that it is about to join, in
+	// this order. Events of the cluster report it once per revocation.
+	Revoke(ctx context.Context, node string, e revocation.Entry) error
+	// RemoveMachine has the pods of a revoked node deleted, and its machine and Node
+	// removed by the operator without a drain. It does not wait for that.
+	RemoveMachine(ctx context.Context, node string, e revocation.Entry) error
+	// RefillMachine has the operator make a machine in the group of a revoked one as soon
+	// as that is removed, unless it was asked for that already. The same token never makes
+	// a second machine. After the deadline none is made.
+	RefillMachine(ctx context.Context, node string, e revocation.Entry, token string, deadline time.Time) error
 	// Hold takes the cluster for one run, for as long as the process lives, until release
 	// is called. The error is a *HeldError if somebody else has it; one who has died is
 	// waited for, 15 s at most, and not at all if h is the Same. lost is called once if

@@ -19,6 +19,7 @@ const (
 	VerbApply   Verb = "upgrade apply"
 	VerbExecute Verb = "upgrade execute"
 	VerbWatch   Verb = "watch"
+	VerbRevoke  Verb = "machine revoke"
 )
 
 // Severity is what a finding means for the plan.
@@ -76,6 +77,8 @@ type Plan struct {
 	ID      string `json:"id"`
 	Verb    Verb   `json:"verb"`
 	Cluster string `json:"cluster"`
+	// Node is the one node that the plan is about; empty if it is about all.
+	Node string `json:"node,omitempty"`
 	// Simulated says that the cluster's machines only do as machines would.
 	Simulated bool   `json:"simulated,omitempty"`
 	From      Target `json:"from,omitzero"`

@@ -94,6 +94,8 @@ type Move struct {
 	NextTry time.Time
 	// Reached says that the machine is where it goes: a node, or gone.
 	Reached bool
+	// Revoked says who revoked the machine, and why; empty if nobody did.
+	Revoked string
 }
 
 // RolloutChange says what is done to a rollout; nil fields stay.
@@ -300,7 +302,9 @@ func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []Ex
 		}
 		switch {
 		case m.Leaves:
-			e.state = NodeLeaving
+			if e.state = NodeLeaving; m.Revoked != "" {
+				e.text, e.stays = "revoked "+m.Revoked, true
+			}
 		case joining[m.Node]:
 			e.state = NodeJoining
 		case m.Machine == "Failed":
@@ -419,6 +423,11 @@ func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool)
 		e.role = n.Role
 	}
 	switch current := t.has(n); {
+	case moves && m.Revoked != "":
+		e.state, e.text, e.stays = NodeLeaving, "revoked "+m.Revoked, replaced
+		if replaced {
+			e.with = heir.Node
+		}
 	case moves && m.Leaves && gone(m.Machine):
 		e.state = NodeLeaving
 	case moves && m.Leaves && n.Cordoned:

@@ -67,8 +67,14 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 
 	if !p.Rehearsal && p.Verb != VerbWatch {
 		var unlock func()
-		if unlock, err = e.ws.lock(p.ID, r.started); err == nil {
+		unlock, err = e.ws.lock(p.ID, r.started)
+		switch {
+		case err == nil:
 			defer unlock()
+			err = r.record(p)
+		case p.Verb == VerbRevoke && ExitCode(err) == ExitHeld:
+			// A captured machine does not wait for an upgrade to end. Each write of a revocation
+			// is safe beside any other run.
 			err = r.record(p)
 		}
 	}
@@ -197,6 +203,9 @@ func (r *run) foresee(o *outlook) {
 }
 
 func (r *run) title() string {
+	if r.plan.Node != "" {
+		return fmt.Sprintf("%s %s in cluster %s", r.plan.Verb, r.plan.Node, r.plan.Cluster)
+	}
 	if r.plan.Resumes() {
 		return fmt.Sprintf("continue %s of cluster %s", r.plan.Verb, r.plan.Cluster)
 	}
@@ -588,7 +597,7 @@ func summarise(dir string) (RunSummary, error) {
 	if err := json.Unmarshal(b, &p); err != nil {
 		return RunSummary{}, err
 	}
-	s := RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, By: p.By, To: p.To, Started: p.Created, Status: "interrupted", Dir: dir, Exit: ExitStopped}
+	s := RunSummary{ID: p.ID, Verb: p.Verb, Cluster: p.Cluster, By: p.By, To: p.To, Node: p.Node, Started: p.Created, Status: "interrupted", Dir: dir, Exit: ExitStopped}
 	events, err := lastEvents(filepath.Join(dir, eventsFile))
 	if err != nil {
 		return RunSummary{}, err

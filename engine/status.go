@@ -99,6 +99,9 @@ type Node struct {
 	Skipped bool      `json:"skipped,omitempty"`
 	Message string    `json:"message,omitempty"` // why it is not ready
 	Created time.Time `json:"created,omitzero"`
+	// UID is that of the object, GroupID the cloud's ID of the group.
+	UID     string `json:"-"`
+	GroupID string `json:"-"`
 }
 
 // Machine is an instance of the cloud that is no node.
@@ -159,8 +162,10 @@ type RunSummary struct {
 	Verb    Verb   `json:"verb"`
 	Cluster string `json:"cluster,omitempty"`
 	// By is who ran it, such as ops@laptop; empty in records of older programs.
-	By      string    `json:"by,omitempty"`
-	To      Target    `json:"to,omitzero"`
+	By string `json:"by,omitempty"`
+	To Target `json:"to,omitzero"`
+	// Node is the one node that the run was about; empty if it was about all.
+	Node    string    `json:"node,omitempty"`
 	Started time.Time `json:"started"`
 	Ended   time.Time `json:"ended,omitzero"` // zero if it was cut off or still runs
 	// Status is a state of a run; "interrupted" if the record has no result.

@@ -34,7 +34,7 @@ type WatchRequest struct {
 // and nothing is recorded. While the API server is away Watch says so and goes on when it
 // answers. Leaving is no error.
 func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) error {
-	i, err := e.watcher(ctx, r)
+	i, err := e.watcher(ctx, "watch the cluster", r)
 	if err != nil {
 		return err
 	}
@@ -62,9 +62,9 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) er
 	return e.Run(ctx, p, emit)
 }
 
-// watcher connects to the cluster that a request means. No file of the workspace but the
+// watcher connects to the cluster that a request means, for op. No file of the workspace but the
 // kubeconfig is needed.
-func (e *Engine) watcher(ctx context.Context, r WatchRequest) (*initRun, error) {
+func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initRun, error) {
 	path, remedy := e.ws.Path(KubeconfigFile), "restore the file from a backup, or name another one with `--kubeconfig`"
 	read := e.ws.Kubeconfig
 	if r.Kubeconfig != "" {
@@ -74,7 +74,7 @@ func (e *Engine) watcher(ctx context.Context, r WatchRequest) (*initRun, error) 
 	b, err := read()
 	if r.Kubeconfig == "" && errors.Is(err, errAbsent) {
 		return nil, &Error{
-			Op: "watch the cluster", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage,
+			Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage,
 			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
 		}
 	}

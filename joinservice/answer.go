@@ -41,6 +41,7 @@ func answer(err error) error {
 		held    *turnHeldError
 		used    *turnUsedError
 		leaving *leavingError
+		revoked *revokedError
 	)
 	switch {
 	case errors.Is(err, errNoEvidence):
@@ -49,6 +50,8 @@ func answer(err error) error {
 		return status.Error(codes.PermissionDenied, err.Error())
 	case errors.Is(err, errRequest):
 		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.As(err, &revoked):
+		return status.Error(codes.PermissionDenied, revoked.Error())
 	case errors.As(err, &leaving):
 		return status.Error(codes.FailedPrecondition, leaving.Error())
 	case errors.As(err, &held):

@@ -7,9 +7,9 @@
 // certificate. Joining machines report their progress on the same connection.
 //
 // The order of a ticket is: evidence; the instance as its cloud knows it; that it is not
-// bound to leave; that there is no Node of its name; components as the operator published
-// them for the role; for a control plane its turn; the certificate, bound to the identity;
-// a JoiningNode, so that the machine is
+// bound to leave; that it was not revoked; that there is no Node of its name; components as
+// the operator published them for the role; for a control plane its turn; the certificate,
+// bound to the identity; a JoiningNode, so that the machine is
 // accounted for; a bootstrap token. No secret is made or read before the steps
 // above it are passed, and asking again at any point is safe.
 //
@@ -25,6 +25,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strconv"
 	"sync"
@@ -91,6 +92,8 @@ type Server struct {
 	reporters reporters
 	// refusals bounds how often refused connections are logged.
 	refusals quiet
+	// sources contains the addresses whose connections are closed; nil: none.
+	sources atomic.Pointer[map[netip.Addr]string]
 }
 
 const (
@@ -145,6 +148,7 @@ func (s *Server) Run(ctx context.Context, join, health net.Listener) error {
 		return s.kube.watch(ctx)
 	})
 	g.Go(func() error { s.turn.watch(ctx); return nil })
+	g.Go(func() error { s.watchSources(ctx); return nil })
 	first := make(chan struct{})
 	g.Go(func() error { return s.watchDemands(ctx, sync.OnceFunc(func() { close(first) })) })
 	g.Go(func() error {
@@ -184,7 +188,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 		s.reporters.close()
 		srv.GracefulStop()
 	}()
-	err := srv.Serve(l)
+	err := srv.Serve(sourceFilter{l, s})
 	if ctx.Err() != nil {
 		<-done
 		return nil
@@ -251,6 +255,9 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 	if err := s.kube.staying(id); err != nil {
 		return nil, err
 	}
+	if err := s.kube.allowed(id); err != nil {
+		return nil, err
+	}
 	if err := s.kube.notYetNode(ctx, id); err != nil {
 		return nil, err
 	}
@@ -293,6 +300,9 @@ func (s *Server) ticket(ctx context.Context, log *slog.Logger, id attestation.Id
 		return nil, err
 	}
 	if t.Token, err = s.kube.putToken(ctx, id, time.Now().Add(tokenTTL)); err != nil {
+		return nil, err
+	}
+	if err := s.confirm(ctx, log, id); err != nil {
 		return nil, err
 	}
 	if controlPlane {

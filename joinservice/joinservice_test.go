@@ -51,6 +51,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/kubeadm"
 	"constellation/engine/release/releasetest"
+	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/joinservice/joinproto"
 	"constellation/operator/api/v1alpha1"
@@ -436,7 +437,7 @@ func (s *site) noted(name string) *v1alpha1.JoiningNode {
 // token returns the Secret of a machine's token, nil if there is none.
 func (s *site) token(name string) *corev1.Secret {
 	s.t.Helper()
-	o, err := s.admin.CoreV1().Secrets("kube-system").Get(s.t.Context(), tokenName(kubeadm.TokenID(name)), metav1.GetOptions{})
+	o, err := s.admin.CoreV1().Secrets("kube-system").Get(s.t.Context(), revocation.TokenSecret(name), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -475,6 +476,9 @@ func TestJoinService(t *testing.T) {
 		{"control planes join one at a time", controlPlanes},
 		{"nobody gets more than the cloud says it is", impostors},
 		{"a machine that is bound to leave gets nothing", leavers},
+		{"a revoked machine gets nothing, by its name or by its ID", revokedMachines},
+		{"a machine that is revoked while its ticket is made keeps no token", revokedMeanwhile},
+		{"a revoked machine gets no handshake", revokedAddress},
 		{"what passes says when to come back", passing},
 		{"measurements change without a restart", measurementsChange},
 		{"reports become bounded lines", reports},
@@ -671,7 +675,7 @@ func tokenTaken(t *testing.T, s *site, r *replica) {
 	for i, annotations := range []map[string]string{{tokenNode: "worker-77"}, nil} {
 		id, issuer := s.machine(fmt.Sprintf("worker-2%d", i), cloud.Worker, goodBoot, nil)
 		theirs := &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: tokenName(kubeadm.TokenID(id.Name)), Annotations: annotations},
+			ObjectMeta: metav1.ObjectMeta{Name: revocation.TokenSecret(id.Name), Annotations: annotations},
 			Type:       corev1.SecretTypeBootstrapToken,
 			StringData: map[string]string{"token-id": kubeadm.TokenID(id.Name), "token-secret": "0123456789abcdef", "expiration": "2036-11-21T08:00:00Z"},
 		}

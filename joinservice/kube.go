@@ -30,6 +30,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/component/componentproto"
 	"constellation/engine/kubeadm"
+	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -60,8 +61,12 @@ type kube struct {
 	configs  cache.Store   // the ConfigMap join-config
 	versions cache.Store   // the NodeVersion
 	pending  cache.Indexer // PendingNodes, by machine
-	changed  chan struct{}
-	watches  []cache.Controller
+	revoked  cache.Store   // the record of revoked machines
+	record   reads         // of the same, past the store
+	// revokedChanged holds one signal while the record has changed and was not read.
+	revokedChanged chan struct{}
+	changed        chan struct{}
+	watches        []cache.Controller
 
 	flight singleflight.Group
 	known  sync.Map // name of a components ConfigMap to components
@@ -95,6 +100,7 @@ func newKube(c *rest.Config, namespace string) (*kube, error) {
 	k.configs = k.informer(core.RESTClient(), "configmaps", systemNamespace, joinConfig, &corev1.ConfigMap{})
 	k.versions = k.informer(k.update, "nodeversions", metav1.NamespaceAll, v1alpha1.NodeVersionName, &v1alpha1.NodeVersion{})
 	k.pending = k.pendingNodes()
+	k.revoked, k.revokedChanged = k.revokedNodes()
 	return k, nil
 }
 
@@ -384,7 +390,7 @@ func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires ti
 		return "", fmt.Errorf("make bootstrap token: %w", err)
 	}
 	secret := &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: tokenName(tokenID), Annotations: map[string]string{tokenNode: id.Name}},
+		ObjectMeta: metav1.ObjectMeta{Name: revocation.TokenSecret(id.Name), Annotations: map[string]string{tokenNode: id.Name}},
 		Type:       corev1.SecretTypeBootstrapToken,
 		Data: map[string][]byte{
 			"token-id":                       []byte(tokenID),
@@ -424,14 +430,12 @@ func (k *kube) putToken(ctx context.Context, id attestation.Identity, expires ti
 
 // deleteToken removes the token of a machine that has joined.
 func (k *kube) deleteToken(ctx context.Context, node string) error {
-	err := k.core.Secrets(systemNamespace).Delete(ctx, tokenName(kubeadm.TokenID(node)), metav1.DeleteOptions{})
+	err := k.core.Secrets(systemNamespace).Delete(ctx, revocation.TokenSecret(node), metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete bootstrap token: %w", err)
 	}
 	return nil
 }
-
-func tokenName(id string) string { return "bootstrap-token-" + id }
 
 const tokenAlphabet = "0123456789abcdefghijklmnopqrstuvwxyz"
 

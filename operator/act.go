@@ -923,7 +923,7 @@ func inherited(key string) bool {
 }
 
 func taintInherited(key string) bool {
-	if key == "ToBeDeletedByClusterAutoscaler" || key == "DeletionCandidateOfClusterAutoscaler" {
+	if key == v1alpha1.AnnotationRevoked || key == "ToBeDeletedByClusterAutoscaler" || key == "DeletionCandidateOfClusterAutoscaler" {
 		return false
 	}
 	host, _, _ := strings.Cut(key, "/")

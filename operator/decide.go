@@ -143,6 +143,8 @@ func (d *decision) read() {
 		if in.goal == v1alpha1.LeaveGoal {
 			d.leaving[d.idOf(in.machine)] = in
 			d.looseControlPlane = d.looseControlPlane || !place && d.roleOf(in) == v1alpha1.ControlPlaneRole
+		} else if in.refills() {
+			d.looseControlPlane = d.looseControlPlane || d.roleOf(in) == v1alpha1.ControlPlaneRole
 		}
 		if in.machine != "" {
 			d.tracked[d.idOf(in.machine)] = true
@@ -872,6 +874,10 @@ func (d *decision) settle(in *intent) {
 	if _, ok := placeOf(in.name); ok {
 		return
 	}
+	if in.refills() {
+		d.refill(in)
+		return
+	}
 	m := d.instance(in.machine)
 	switch {
 	case d.machineOf[in.machine] != nil || gone(m):
@@ -887,6 +893,10 @@ func (d *decision) settle(in *intent) {
 // leave removes a machine that is bound to go: work, etcd member, machine, Node. The
 // intent ends when the cloud has confirmed that the machine is gone.
 func (d *decision) leave(in *intent) {
+	if in.revoked {
+		d.dismiss(in)
+		return
+	}
 	n, m := d.machineOf[in.machine], d.instance(in.machine)
 	going := m != nil && (m.state == "Terminating" || m.state == "Terminated")
 	name := in.node
@@ -1315,7 +1325,7 @@ func (d *decision) autoscaling() {
 	a := d.w.autoscaler
 	work := d.when(ruleWorkBeforeGivenBack, len(d.w.intents) > 0 || d.w.run.active()) ||
 		slices.ContainsFunc(d.actions, func(a action) bool { return a.kind == recordIntent })
-	place := func(in intent) bool { _, ok := placeOf(in.name); return ok }
+	place := func(in intent) bool { _, ok := placeOf(in.name); return ok || in.refills() }
 	d.alone = d.w.run.active() || slices.ContainsFunc(d.w.intents, place)
 	if !d.stopped() {
 		pub := d.w.before.JoinComponents.ControlPlane

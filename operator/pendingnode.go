@@ -13,7 +13,7 @@ import (
 func intentOf(p *v1alpha1.PendingNode) intent {
 	in := intent{
 		name: p.Name, goal: p.Spec.Goal, token: p.Spec.Token, donor: p.Spec.Donor, machine: p.Spec.ProviderID,
-		node: p.Spec.NodeName, group: p.Spec.GroupID,
+		node: p.Spec.NodeName, group: p.Spec.GroupID, revoked: p.Annotations[v1alpha1.AnnotationRevoked] != "",
 	}
 	if p.Spec.Deadline != nil {
 		in.deadline = p.Spec.Deadline.Time

@@ -128,6 +128,7 @@ type intent struct {
 	node     string // name of the machine's Node, as far as known
 	group    string // ID
 	deadline time.Time
+	revoked  bool // its machine goes without a drain; see revoked.go
 }
 
 // member is one of etcd.

@@ -39,6 +39,9 @@ type acceptance struct {
 	// asks says that somebody is there to answer, question what they are asked.
 	asks     bool
 	question string
+	// name, if not empty, is what must be typed in answer to the question; else it is y or
+	// yes.
+	name string
 	// show tells whoever is asked what it is about.
 	show func(*engine.Plan, sink)
 }
@@ -65,7 +68,11 @@ func (s *session) accept(p *engine.Plan, out sink, f format, a acceptance) (sink
 				return out, declined(id)
 			}
 		}
-		if c.yes && !s.confirmed(a.question) {
+		confirmed := s.confirmed
+		if a.name != "" {
+			confirmed = func(question string) bool { return s.typedAs(question, a.name) }
+		}
+		if c.yes && !confirmed(a.question) {
 			return out, declined("the plan")
 		}
 		out = s.printer(f, true)
@@ -91,10 +98,15 @@ func ids(findings []engine.Finding) (out []string) {
 
 // typed asks for the name of a finding. Anything else is a no.
 func (s *session) typed(f engine.Finding) bool {
+	return s.typedAs(fmt.Sprintf("%s\nType %s to accept it: ", clean(f.Title), clean(f.ID)), f.ID)
+}
+
+// typedAs asks for a word. Anything else is a no.
+func (s *session) typedAs(question, word string) bool {
 	if f, ok := s.Stdin.(*os.File); ok {
 		dropTyped(f)
 	}
-	fmt.Fprintf(s.Stderr, "%s\nType %s to accept it: ", clean(f.Title), clean(f.ID))
+	fmt.Fprint(s.Stderr, question)
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
-	return err == nil && strings.TrimSpace(line) == f.ID
+	return err == nil && strings.TrimSpace(line) == word
 }

@@ -48,7 +48,7 @@ func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)
 
 // longVerbs are those that leave something behind when they are interrupted, and go
 // on where it can be taken up again. All others answer.
-var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "sandbox up", "sandbox down", "sandbox fetch", "sandbox daemon"}
+var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke", "sandbox up", "sandbox down", "sandbox fetch", "sandbox daemon"}
 
 func newSession(a App) *session {
 	s := &session{App: a, level: &slog.LevelVar{}}
@@ -288,7 +288,7 @@ to do next.`,
 	root.SetVersionTemplate("constellation {{.Version}}\n")
 	root.SetHelpCommandGroupID("around")
 	root.AddGroup(&cobra.Group{ID: "cluster", Title: "The cluster:"}, &cobra.Group{ID: "around", Title: "Around it:"})
-	for _, c := range []*cobra.Command{s.initCommand(), s.upgradeCommand(), s.backupCommand(), s.statusCommand(), s.watchCommand(), s.historyCommand()} {
+	for _, c := range []*cobra.Command{s.initCommand(), s.upgradeCommand(), s.backupCommand(), s.machineCommand(), s.statusCommand(), s.watchCommand(), s.historyCommand()} {
 		c.GroupID = "cluster"
 		root.AddCommand(c)
 	}

@@ -121,6 +121,8 @@ type fakeEngine struct {
 	// backedUpAs is what PlanBackup was asked for; the others are what the engine says
 	// about backups.
 	backedUpAs engine.BackupRequest
+	// revokedAs is what PlanRevoke was asked for.
+	revokedAs engine.RevokeRequest
 	// restoredAs is what PlanRestore or Differ was asked for; the others are what Differ says.
 	restoredAs  engine.RestoreRequest
 	differences []engine.Difference

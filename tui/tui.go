@@ -79,6 +79,8 @@ type Engine interface {
 	// PlanRestore returns the plan to bring back what a backup has and the cluster has not.
 	// It changes nothing. The plan has to be closed.
 	PlanRestore(context.Context, engine.RestoreRequest, func(engine.Event)) (*engine.Plan, error)
+	// PlanRevoke returns the plan to shut a machine out and to remove it. It changes nothing.
+	PlanRevoke(context.Context, engine.RevokeRequest) (*engine.Plan, error)
 	// Differ compares the cluster with a backup, and reports each object that differs.
 	Differ(context.Context, engine.RestoreRequest, func(engine.Event), func(engine.Difference)) (engine.Compared, error)
 }

@@ -352,7 +352,7 @@ func (s *session) listRuns(eng Engine, f format) error {
 		if !r.Ended.IsZero() {
 			took = short(r.Ended.Sub(r.Started))
 		}
-		what := strings.TrimSpace(clean(r.By) + "  " + clean(r.To.String()))
+		what := strings.TrimSpace(clean(r.By) + "  " + clean(orElse(r.Node, r.To.String())))
 		exit := fmt.Sprint(r.Exit)
 		if r.Status == engine.StateRunning {
 			exit = ""

@@ -22,6 +22,8 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/kubeadm"
+	"constellation/engine/revocation"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/twin"
 	"constellation/operator/api/v1alpha1"
@@ -109,6 +111,37 @@ func (w world) Revisions(ch engine.Chart) int {
 	all, err := cfg.Releases.History(ch.Name)
 	w.must(err)
 	return len(all)
+}
+
+func (w world) GiveToken(node string) {
+	_, err := w.c.core.CoreV1().Secrets(systemNamespace).Create(w.t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: revocation.TokenSecret(node)}, Type: corev1.SecretTypeBootstrapToken,
+		StringData: map[string]string{"token-id": kubeadm.TokenID(node), "token-secret": "0123456789abcdef"},
+	}, metav1.CreateOptions{})
+	w.must(err)
+}
+
+func (w world) HasToken(node string) bool {
+	_, err := w.c.core.CoreV1().Secrets(systemNamespace).Get(w.t.Context(), revocation.TokenSecret(node), metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		w.must(err)
+	}
+	return err == nil
+}
+
+func (w world) Tainted(node string) bool {
+	n, err := w.c.core.CoreV1().Nodes().Get(w.t.Context(), node, metav1.GetOptions{})
+	w.must(err)
+	for _, t := range n.Spec.Taints {
+		if t.Key == v1alpha1.AnnotationRevoked && t.Effect == corev1.TaintEffectNoExecute {
+			return n.Spec.Unschedulable
+		}
+	}
+	return false
+}
+
+func (w world) EndMove(name string) {
+	w.must(w.c.dynamic.Resource(pendingNodes).Delete(w.t.Context(), name, metav1.DeleteOptions{}))
 }
 
 func TestRealClusterKeepsTheContract(t *testing.T) {

@@ -33,7 +33,7 @@ func toNode(n *corev1.Node) *engine.Node {
 		Skipped: n.Annotations[v1alpha1.AnnotationHeld] == "true", InPlace: n.Labels[v1alpha1.LabelInPlace] == "true",
 	}
 	group := n.Annotations[v1alpha1.AnnotationGroup]
-	out.Group = group[strings.LastIndexByte(group, '/')+1:]
+	out.Group, out.GroupID, out.UID = group[strings.LastIndexByte(group, '/')+1:], group, string(n.UID)
 	if _, ok := n.Labels[roleLabel]; ok {
 		out.Role = "control-plane"
 	}

@@ -100,6 +100,7 @@ func toMove(u *unstructured.Unstructured) (engine.Move, error) {
 	m := engine.Move{
 		Name: p.Name, Node: p.Spec.NodeName, Group: group[strings.LastIndexByte(group, '/')+1:],
 		Leaves: p.Spec.Goal == v1alpha1.LeaveGoal, Upgrades: p.Spec.Goal == v1alpha1.UpgradeGoal, Donor: p.Spec.Donor, Machine: string(p.Status.CSPState), Reached: p.Status.ReachedGoal,
+		Revoked: p.Annotations[v1alpha1.AnnotationRevoked],
 	}
 	if u := p.Status.Upgrade; u != nil {
 		m.Phase, m.Line, m.NextTry = u.Phase, u.Line, u.NextTry.Time

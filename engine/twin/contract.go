@@ -14,6 +14,7 @@ import (
 	"constellation/assets"
 	"constellation/engine"
 	"constellation/engine/component"
+	"constellation/engine/revocation"
 )
 
 // World is what the contract does to a cluster from the outside: as kubelets, the
@@ -24,6 +25,11 @@ type World interface {
 	SetPaused(paused bool)
 	Paused() bool
 	Revisions(c engine.Chart) int
+	GiveToken(node string)
+	HasToken(node string) bool
+	// Tainted reports whether pods are deleted from a node.
+	Tainted(node string) bool
+	EndMove(name string)
 }
 
 // Contract checks that a cluster keeps the promises of [engine.Cluster]. It must be
@@ -341,6 +347,69 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		}
 		w.RemoveNode("worker-1")
 		wait("one gone", func(n []*engine.Node) bool { return len(n) == 1 })
+	})
+
+	mustRun("a machine is revoked: record, token and note first, then the machine", func(t *testing.T) {
+		if l, err := c.Revoked(ctx); err != nil || len(l) > 0 {
+			t.Fatalf("before: %v, %v", l, err)
+		}
+		const node = "worker-3"
+		w.PutNode(engine.Node{Name: node, Role: "worker", Group: "workers", State: engine.NodeReady, ProviderID: "sandbox://demo/worker-3"})
+		if err := c.Expect(ctx, engine.ExpectedNode{Name: node, Components: components.Name, ProviderID: "sandbox://demo/worker-3", Deadline: time.Now().Add(time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+		w.GiveToken(node)
+		w.GiveToken("worker-4")
+		since := time.Now().UTC().Truncate(time.Second)
+		e := revocation.Entry{ProviderID: "sandbox://demo/worker-3", Group: "sandboxes/demo/groups/workers", Address: "10.42.0.9", By: "ops@laptop", Reason: "captured", Since: since, Until: since.Add(time.Hour)}
+		old := revocation.Entry{ProviderID: "sandbox://demo/worker-0", By: "ops@laptop", Since: since.Add(-2 * time.Hour), Until: since.Add(-time.Hour)}
+		if err := c.Revoke(ctx, "worker-0", old); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := c.Revoke(ctx, node, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if l, err := c.Revoked(ctx); err != nil || len(l) != 1 || !reflect.DeepEqual(l[node], e) {
+			t.Errorf("record %+v, %v; want that of %s alone, since the other entry has expired", l, err, node)
+		}
+		if w.HasToken(node) || !w.HasToken("worker-4") {
+			t.Error("not exactly the token of the revoked machine is gone")
+		}
+		if l, err := c.Expected(ctx); err != nil || slices.ContainsFunc(l, func(x engine.ExpectedNode) bool { return x.Name == node }) {
+			t.Errorf("it is still expected: %+v, %v", l, err)
+		}
+		for _, token := range []string{"first", "second"} {
+			if err := c.RefillMachine(ctx, node, e, token, since.Add(time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.RemoveMachine(ctx, node, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !w.Tainted(node) {
+			t.Error("pods stay on its Node")
+		}
+		ro, err := c.Rollout(ctx)
+		want := []engine.Move{
+			{Name: "refill-worker-3", Group: "workers", Donor: node},
+			{Name: "revoke-worker-3", Node: node, Group: "workers", Leaves: true, Revoked: "by ops@laptop: captured"},
+		}
+		if err != nil || !slices.Equal(ro.Moves, want) {
+			t.Errorf("moves %+v, %v; want %+v", ro.Moves, err, want)
+		}
+		// One whose Node is gone, or was never there, is removed all the same.
+		w.RemoveNode(node)
+		if err := c.RemoveMachine(ctx, "worker-5", revocation.Entry{ProviderID: "sandbox://demo/worker-5", By: "ops@laptop"}); err != nil {
+			t.Error(err)
+		}
+		for _, name := range []string{"refill-worker-3", "revoke-worker-3", "revoke-worker-5"} {
+			w.EndMove(name)
+		}
+		if ro, err := c.Rollout(ctx); err != nil || len(ro.Moves) != 0 {
+			t.Errorf("moves %+v, %v", ro.Moves, err)
+		}
 	})
 
 	chart := func(values map[string]any) engine.Chart {

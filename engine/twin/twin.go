@@ -16,11 +16,13 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/revocation"
 )
 
 // Cluster is an empty cluster until something is put into it. It is safe for
@@ -51,6 +53,9 @@ type Cluster struct {
 	services     []engine.Service
 	watchers     map[chan struct{}]bool
 	lines        []engine.LogLine
+	revoked      revocation.List
+	tokens       map[string]bool // nodes that have a bootstrap token
+	tainted      map[string]bool
 }
 
 // holding is who has the cluster.
@@ -684,6 +689,118 @@ func (c *Cluster) Hold(ctx context.Context, h engine.Holder, lost func(error)) (
 			c.holder = nil
 		}
 	}, nil
+}
+
+// Revoked implements [engine.Cluster].
+func (c *Cluster) Revoked(ctx context.Context) (revocation.List, error) {
+	if err := c.enter(ctx, "Revoked", false); err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	return maps.Clone(c.revoked), nil
+}
+
+// Revoke implements [engine.Cluster].
+func (c *Cluster) Revoke(ctx context.Context, node string, e revocation.Entry) error {
+	if err := c.enter(ctx, "Revoke "+node, true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	value, err := e.Encode()
+	if err != nil {
+		return err
+	}
+	read, err := revocation.Parse(map[string]string{node: value})
+	if err != nil {
+		return err
+	}
+	for _, name := range c.revoked.Expired(time.Now()) {
+		delete(c.revoked, name)
+	}
+	if c.revoked == nil {
+		c.revoked = revocation.List{}
+	}
+	c.revoked[node] = read[node]
+	delete(c.tokens, node)
+	delete(c.expected, node)
+	c.changedLocked()
+	return nil
+}
+
+// RemoveMachine implements [engine.Cluster].
+func (c *Cluster) RemoveMachine(ctx context.Context, node string, e revocation.Entry) error {
+	if err := c.enter(ctx, "RemoveMachine "+node, true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	if n, ok := c.nodes[node]; ok {
+		n.Cordoned = true
+		c.nodes[node] = n
+		if c.tainted == nil {
+			c.tainted = map[string]bool{}
+		}
+		c.tainted[node] = true
+	}
+	by := "by " + e.By
+	if e.Reason != "" {
+		by += ": " + e.Reason
+	}
+	c.moveLocked(engine.Move{Name: revocation.RemovalPrefix + node, Node: node, Group: groupName(e.Group), Leaves: true, Revoked: by})
+	return nil
+}
+
+// RefillMachine implements [engine.Cluster].
+func (c *Cluster) RefillMachine(ctx context.Context, node string, e revocation.Entry, _ string, _ time.Time) error {
+	if err := c.enter(ctx, "RefillMachine "+node, true); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	c.moveLocked(engine.Move{Name: revocation.RefillPrefix + node, Group: groupName(e.Group), Donor: node})
+	return nil
+}
+
+func groupName(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
+
+// moveLocked adds a move unless there is one of its name.
+func (c *Cluster) moveLocked(m engine.Move) {
+	if slices.ContainsFunc(c.rollout.Moves, func(o engine.Move) bool { return o.Name == m.Name }) {
+		return
+	}
+	c.rollout.Moves = append(slices.Clone(c.rollout.Moves), m)
+	slices.SortFunc(c.rollout.Moves, func(a, b engine.Move) int { return cmp.Compare(a.Name, b.Name) })
+	c.changedLocked()
+}
+
+// GiveToken gives a node a bootstrap token, as the join service does.
+func (c *Cluster) GiveToken(node string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tokens == nil {
+		c.tokens = map[string]bool{}
+	}
+	c.tokens[node] = true
+}
+
+// HasToken reports whether a node has a bootstrap token.
+func (c *Cluster) HasToken(node string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.tokens[node]
+}
+
+// Tainted reports whether the pods of a node are deleted.
+func (c *Cluster) Tainted(node string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.tainted[node]
+}
+
+// EndMove removes the record of a move, as the operator does.
+func (c *Cluster) EndMove(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rollout.Moves = slices.DeleteFunc(slices.Clone(c.rollout.Moves), func(m engine.Move) bool { return m.Name == name })
+	c.changedLocked()
 }
 
 // Nodes implements [engine.Cluster].

@@ -88,6 +88,11 @@ const AnnotationHeld = "constellation.edgeless.systems/held"
 // there is another one, or nothing to try.
 const AnnotationRetry = "constellation.edgeless.systems/retry"
 
+// AnnotationRevoked on a PendingNode that leaves says that its machine was revoked, and by
+// whom and why: the operator removes it without a drain. A taint of the same key, with the
+// effect NoExecute, is on the Node from before that.
+const AnnotationRevoked = "constellation.edgeless.systems/revoked"
+
 // AnnotationPaused is "true" on the AutoscalingStrategy while it is the operator
 // that has stopped the autoscaler.
 const AnnotationPaused = "constellation.edgeless.systems/paused"

@@ -1,0 +1,519 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+
+	"constellation/engine/cloud"
+	"constellation/engine/revocation"
+)
+
+// IDs of the steps of `machine revoke`.
+const (
+	StepRevoke      = "revoke-credentials"
+	StepRemove      = "remove-machine"
+	StepRemoved     = "wait-for-removal"
+	StepReplacement = "wait-for-replacement"
+)
+
+// RevokeRequest says which machine is revoked, and how.
+type RevokeRequest struct {
+	// Node is the name of the machine, which is also that of its Node.
+	Node string
+	// Replace has a new machine made in its group afterwards.
+	Replace bool
+	// Reason is recorded, for an audit; it may be empty.
+	Reason string
+	// Kubeconfig is the path of the file that leads to the cluster; empty means that of the
+	// workspace.
+	Kubeconfig string
+	// Rehearse makes a plan that has no effect.
+	Rehearse bool
+}
+
+// maxReason bounds the reason, which is kept in the record and shown in one line.
+const maxReason = 200
+
+func (r RevokeRequest) check() error {
+	if n := len(r.Reason); n > maxReason {
+		return &Error{Err: fmt.Errorf("the reason has %d bytes, at most %d are kept", n, maxReason), Remedy: "give a shorter --reason", Exit: ExitUsage}
+	}
+	if strings.ContainsFunc(r.Reason, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		return &Error{Err: errors.New("the reason contains characters that cannot be printed"), Remedy: "give --reason in one line of plain text", Exit: ExitUsage}
+	}
+	return nil
+}
+
+// flags are the arguments that make the same request, with a leading space each.
+func (r RevokeRequest) flags() string {
+	s := " " + shellQuote(r.Node)
+	if r.Replace {
+		s += " --replace"
+	}
+	if r.Reason != "" {
+		s += " --reason " + shellQuote(r.Reason)
+	}
+	if r.Kubeconfig != "" {
+		s += " --kubeconfig " + shellQuote(r.Kubeconfig)
+	}
+	return s
+}
+
+// PlanRevoke returns the plan to revoke a machine: its credentials first, then the machine
+// and its Node, and then, if asked for, a new machine in its group. It changes nothing.
+//
+// Findings that forbid the plan are in it: the machine is the only control plane, or etcd
+// would lose its quorum without it. The error has ExitUsage if there is no such machine.
+func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*Plan, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	if r.Kubeconfig == "" {
+		if err := e.ws.onMachines(VerbRevoke); err != nil {
+			return nil, err
+		}
+	}
+	i, err := e.watcher(ctx, "revoke machine "+r.Node, WatchRequest{Kubeconfig: r.Kubeconfig})
+	if err != nil {
+		return nil, err
+	}
+	if r.Kubeconfig == "" { // the cloud is that of the workspace's cluster
+		if c, s, err := e.load(); err == nil {
+			if p, err := e.provider(ctx, c, s); err == nil {
+				i.provider = p
+			}
+		}
+	}
+	x := &revoking{initRun: i, request: r, by: someone()}
+	limited, cancel := context.WithTimeout(ctx, e.limits.api)
+	defer cancel()
+	v, err := x.see(limited)
+	if err != nil {
+		return nil, i.clusterError("look at machine "+r.Node, err)
+	}
+	if !v.exists() && !v.recorded {
+		return nil, &Error{Op: "revoke machine " + r.Node, Err: errors.New("there is no such node and no such machine"), Exit: ExitUsage, Remedy: "`constellation status` lists nodes and machines"}
+	}
+	now := e.now()
+	p := &Plan{
+		ID: newRunID(VerbRevoke, now), Verb: VerbRevoke, Cluster: i.state.Infrastructure.Name, Node: r.Node, Simulated: e.simulated(), Created: now.UTC(), Rehearsal: r.Rehearse,
+	}
+	p.end.command = e.command(string(VerbRevoke)) + r.flags()
+	p.end.next = []string{e.command("status")}
+	p.end.done = fmt.Sprintf("machine %s is revoked and removed", r.Node)
+	p.end.nothing = p.end.done + " already: nothing to do"
+	x.plan = p
+	x.judge(v)
+	if len(p.Blocked()) > 0 {
+		return p, nil
+	}
+	for _, s := range x.steps(v) {
+		if s.Finished, err = s.Done(limited); err != nil {
+			return nil, i.clusterError("look at machine "+r.Node, err)
+		}
+		if r.Rehearse {
+			effect := s.Effect
+			s.Final = false
+			s.Run = func(_ context.Context, to *Reporter) error {
+				to.Conclude("would: " + effect)
+				return nil
+			}
+		}
+		p.Steps = append(p.Steps, s)
+	}
+	if r.Rehearse {
+		p.end.done = "this was a rehearsal: nothing was changed"
+	}
+	return p, nil
+}
+
+// revoking is one request with what it is about. Steps run one after the other.
+type revoking struct {
+	*initRun
+	request RevokeRequest
+	by      string
+	plan    *Plan
+}
+
+// revokeView is what the cluster, and the cloud if it was asked, report of one machine.
+type revokeView struct {
+	entry    revocation.Entry
+	recorded bool // the entry is of this machine, and not of an earlier one of its name
+	node     *Node
+	nodes    []*Node
+	joins    bool  // it was given a ticket and is no Node yet
+	removal  *Move // nil: there is none
+	refill   *Move
+	heir     *Node // has taken its place; nil: none has
+	inCloud  bool
+	claims   string // another provider ID that the Node claims; empty: it does not
+}
+
+func (v *revokeView) exists() bool { return v.node != nil || v.joins || v.inCloud }
+
+// removed reports whether machine and Node are gone.
+func (v *revokeView) removed() bool {
+	return v.recorded && !v.entry.Removed.IsZero() && v.node == nil && v.removal == nil
+}
+
+// replaced reports whether another node has taken the place and is, or was, Ready.
+func (v *revokeView) replaced() bool {
+	return v.entry.Replacement != "" || v.heir != nil && v.heir.State == NodeReady
+}
+
+func (x *revoking) see(ctx context.Context) (*revokeView, error) {
+	name, v := x.request.Node, &revokeView{}
+	record, err := x.cluster.Revoked(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ro, err := x.cluster.Rollout(ctx)
+	if errors.Is(err, ErrAbsent) {
+		return nil, &Error{Op: "revoke machine " + name, Err: errors.New("the cluster has no NodeVersion, so no operator removes machines"), Remedy: "`constellation init` completes the cluster"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if v.nodes, err = x.cluster.Nodes(ctx); err != nil {
+		return nil, err
+	}
+	expected, err := x.cluster.Expected(ctx)
+	if err != nil && !errors.Is(err, ErrAbsent) {
+		return nil, err
+	}
+	now := revocation.Entry{By: x.by, Reason: x.request.Reason}
+	for _, e := range expected {
+		if e.Name == name {
+			v.joins, now.ProviderID, now.Role = true, e.ProviderID, string(cloud.Worker)
+			if e.ControlPlane {
+				now.Role = string(cloud.ControlPlane)
+			}
+		}
+	}
+	for _, n := range v.nodes {
+		if n.Name == name {
+			v.node = n
+			now.ProviderID, now.Group, now.Role, now.Address, now.UID = n.ProviderID, n.GroupID, n.Role, n.IP, n.UID
+		}
+	}
+	if x.provider != nil {
+		machines, err := x.provider.Machines(ctx)
+		if err != nil {
+			x.e.log.Debug("machines not listed", "err", err)
+		}
+		if err != nil && !errors.Is(err, cloud.ErrPartial) {
+			machines = nil // a part of them is true, the rest of another error is not
+		}
+		for _, m := range machines {
+			if m.Name != name || m.Stage == NodeGone {
+				continue
+			}
+			// The cloud decides which machine it is: a Node can claim another one.
+			if v.inCloud = true; v.node != nil && !strings.EqualFold(v.node.ProviderID, m.ProviderID) {
+				v.claims = v.node.ProviderID
+			}
+			now.ProviderID, now.Group, now.Role = m.ProviderID, m.Group, string(m.Role)
+			if m.IP.IsValid() {
+				now.Address = m.IP.String()
+			}
+		}
+	}
+	for i := range ro.Moves {
+		switch m := &ro.Moves[i]; m.Name {
+		case revocation.RemovalPrefix + name:
+			v.removal = m
+		case revocation.RefillPrefix + name:
+			v.refill = m
+		}
+	}
+	v.heir = heirOf(name, v.nodes, ro.Moves)
+	entry, recorded := record[name]
+	v.recorded = recorded && (now.ProviderID == "" || strings.EqualFold(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
+	if v.entry = entry; !v.recorded {
+		v.entry = now
+	}
+	return v, nil
+}
+
+// heirOf returns the node that has taken the place of another one and stays; nil if there
+// is none. A rollout may have made one that it gives up now.
+func heirOf(name string, nodes []*Node, moves []Move) *Node {
+	leaves := map[string]bool{}
+	for _, m := range moves {
+		if m.Leaves {
+			leaves[m.Node] = true
+		}
+		if m.Donor == name && !m.Leaves && m.Name != revocation.RefillPrefix+name && m.Machine != "" {
+			return nil // not settled yet
+		}
+	}
+	for _, n := range nodes {
+		if n.Donor == name && n.Name != name && !leaves[n.Name] {
+			return n
+		}
+	}
+	return nil
+}
+
+// judge finds what forbids the removal, and what must be known before it is accepted.
+func (x *revoking) judge(v *revokeView) {
+	name, p := x.request.Node, x.plan
+	find := func(f Finding) { p.Findings = append(p.Findings, f) }
+	if v.entry.ProviderID == "" && v.exists() {
+		find(Finding{
+			ID: "machine-unknown", Severity: Block, Source: "cloud", Title: fmt.Sprintf("which machine of the cloud %s is, is not known", name),
+			Detail: "its Node has no providerID, and the cloud was not asked or does not list it", Remedy: "run the command in the workspace of the cluster, so that the cloud can be asked",
+		})
+	}
+	if v.claims != "" {
+		find(Finding{
+			ID: "node-claims-other-machine", Severity: Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and the cloud says it is %s", name, v.claims, v.entry.ProviderID),
+			Detail: "the machine that the cloud names is removed; the other one is not touched",
+		})
+	}
+	if v.entry.Role == string(cloud.ControlPlane) && !v.removed() {
+		x.judgeEtcd(v)
+	}
+	if x.request.Replace && v.entry.Group == "" && !v.replaced() {
+		find(Finding{
+			ID: "group-unknown", Severity: Block, Source: "cloud", Title: "the scaling group of " + name + " is not known, so no machine can be made in it",
+			Remedy: "run the command in the workspace of the cluster, or leave `--replace` out",
+		})
+	}
+	if v.removed() {
+		return
+	}
+	until := v.entry.Until
+	if until.IsZero() {
+		until = x.e.now().Add(revocation.CertificateLifetime)
+	}
+	p.Notes = append(p.Notes,
+		"The machine is not asked and its pods are deleted without regard to PodDisruptionBudgets. Data on its disks is lost.",
+		fmt.Sprintf("Its client certificate may be valid until %s. Until then every write with it is refused; what a node without pods may read stays readable.", until.UTC().Format("2006-01-02")),
+		"Whatever secrets its pods had are known to whoever has captured it: change those.",
+	)
+	if x.request.Replace {
+		p.Notes = append(p.Notes, fmt.Sprintf("The new machine gets another name, and neither labels nor taints of %s: the machine could have written them itself.", name))
+	}
+}
+
+// judgeEtcd finds whether the other control planes can go on without this one. Whether
+// their members of etcd are healthy the operator and the agent look at again.
+func (x *revoking) judgeEtcd(v *revokeView) {
+	name := x.request.Node
+	var others, sick []string
+	for _, n := range v.nodes {
+		if n.Role != string(cloud.ControlPlane) || n.Name == name {
+			continue
+		}
+		others = append(others, n.Name)
+		if n.State != NodeReady {
+			sick = append(sick, n.Name)
+		}
+	}
+	find := func(f Finding) {
+		f.Source = "cluster"
+		x.plan.Findings = append(x.plan.Findings, f)
+	}
+	healthy, quorum := len(others)-len(sick), len(others)/2+1
+	switch {
+	case len(others) == 0:
+		find(Finding{
+			ID: "last-control-plane", Severity: Block, Title: name + " is the only control plane: without it there is no cluster",
+			Remedy: "create a new cluster and restore a backup into it: `constellation backup restore`",
+		})
+		return
+	case healthy < quorum:
+		find(Finding{
+			ID: "etcd-quorum", Severity: Block, Title: fmt.Sprintf("without %s etcd has %d healthy of %s, and needs %d", name, healthy, many(len(others), "member"), quorum),
+			Detail: "not Ready: " + strings.Join(sick, ", "), Remedy: fmt.Sprintf("bring %s back first; `constellation status` says what is wrong with it", sick[0]),
+		})
+		return
+	case len(sick) > 0:
+		find(Finding{
+			ID: "control-plane-not-ready", Severity: Warn, Title: fmt.Sprintf("%s is not Ready: the machine is removed when every other member of etcd is healthy", strings.Join(sick, ", ")),
+			Remedy: fmt.Sprintf("bring %s back, so that the removal does not wait", sick[0]),
+		})
+	}
+	find(Finding{
+		ID: "control-plane-keys", Severity: Warn, Title: name + " is a control plane and has the keys of the cluster's certificate authorities",
+		Detail: "with these keys anybody can make certificates for any identity; a revocation does not take them back",
+		Remedy: "if root on it was lost, create a new cluster and restore a backup into it",
+	})
+}
+
+// steps are all steps; each observes whether its effect is there.
+func (x *revoking) steps(v *revokeView) []Step {
+	name, e := x.request.Node, v.entry
+	first := ""
+	if e.Role == string(cloud.ControlPlane) {
+		first = "its member of etcd is removed, then "
+	}
+	steps := []Step{
+		{
+			ID: StepRevoke, Title: "Revoke the credentials of " + name,
+			Effect: fmt.Sprintf("ConfigMap %s/%s names %s, %s and its address %s; its bootstrap token and its JoiningNode are deleted; no join service gives it a ticket", revocation.Namespace, revocation.ConfigMap, name, e.ProviderID, orElse(e.Address, "(unknown)")),
+			Done:   x.done(func(v *revokeView) bool { return v.recorded && (v.removal != nil || v.removed()) }),
+			Run:    x.revoke,
+		},
+		{
+			ID: StepRemove, Title: "Have the machine removed",
+			Effect:  fmt.Sprintf("Node %s takes no pods and those on it are deleted; %smachine and Node are deleted, without a drain", name, first),
+			Warning: "The machine and its disks are gone for good, and it can never join again.",
+			Final:   true,
+			Done: x.done(func(v *revokeView) bool {
+				return v.recorded && (v.removal != nil || v.removed()) && (!x.request.Replace || v.refill != nil || v.heir != nil || v.replaced())
+			}),
+			Run: x.remove,
+		},
+		{
+			ID: StepRemoved, Title: "Wait until the machine is gone", Effect: "the cloud has confirmed that it is gone, and the Node is deleted",
+			Done: x.done((*revokeView).removed), Run: x.waitRemoved,
+		},
+	}
+	if x.request.Replace {
+		steps = append(steps, Step{
+			ID: StepReplacement, Title: "Wait until its replacement is Ready",
+			Effect: fmt.Sprintf("a new machine in group %s has joined and is Ready, so the group has as many as before", groupName(e.Group)),
+			Done:   x.done(func(v *revokeView) bool { return v.recorded && v.entry.Replacement != "" }),
+			Run:    x.waitReplaced,
+		})
+	}
+	return steps
+}
+
+func (x *revoking) done(is func(*revokeView) bool) func(context.Context) (bool, error) {
+	return func(ctx context.Context) (bool, error) {
+		return x.glance(ctx, func(ctx context.Context, _ Cluster) (bool, error) {
+			v, err := x.see(ctx)
+			return err == nil && is(v), err
+		})
+	}
+}
+
+func (x *revoking) revoke(ctx context.Context, r *Reporter) error {
+	return x.inCluster(ctx, r, "revoke the credentials of "+x.request.Node, func(ctx context.Context, k Cluster) error {
+		v, err := x.see(ctx)
+		if err != nil {
+			return err
+		}
+		if !v.recorded {
+			v.entry.Since = x.e.now()
+			v.entry.Until = v.entry.Since.Add(revocation.CertificateLifetime)
+		}
+		if err := k.Revoke(ctx, x.request.Node, v.entry); err != nil {
+			return err
+		}
+		r.send(Event{Kind: KindLog, Source: "revocation", Level: "info", Node: x.request.Node, Text: fmt.Sprintf("%s was revoked by %s at %s", x.request.Node, said(v.entry), v.entry.Since.UTC().Format(time.RFC3339))})
+		return nil
+	})
+}
+
+// said is who has revoked a machine, and why.
+func said(e revocation.Entry) string {
+	if e.Reason == "" {
+		return e.By
+	}
+	return e.By + ": " + e.Reason
+}
+
+// refillWithin bounds how long after the command a new machine may be created.
+const refillWithin = 30 * time.Minute
+
+func (x *revoking) remove(ctx context.Context, r *Reporter) error {
+	name := x.request.Node
+	return x.inCluster(ctx, r, "have machine "+name+" removed", func(ctx context.Context, k Cluster) error {
+		v, err := x.see(ctx)
+		if err != nil {
+			return err
+		}
+		// The new machine is recorded first: the operator makes it after the removal, whatever
+		// becomes of this program in between.
+		if x.request.Replace && v.refill == nil && v.heir == nil && !v.replaced() {
+			b := make([]byte, 12)
+			rand.Read(b)
+			if err := k.RefillMachine(ctx, name, v.entry, hex.EncodeToString(b), x.e.now().Add(refillWithin)); err != nil {
+				return err
+			}
+		}
+		if v.removal != nil || v.removed() {
+			return nil
+		}
+		return k.RemoveMachine(ctx, name, v.entry)
+	})
+}
+
+// follow reports what happens in the cluster until over does not return false.
+func (x *revoking) follow(ctx context.Context, r *Reporter, op string, over func(*revokeView) (bool, error)) error {
+	return x.followRollout(ctx, r, x.cluster, func(*rolloutView) (bool, error) {
+		limited, cancel := context.WithTimeout(ctx, x.e.limits.glance)
+		defer cancel()
+		v, err := x.see(limited)
+		switch {
+		case ctx.Err() != nil:
+			return false, ctx.Err()
+		case errors.Is(err, ErrDenied):
+			return false, x.clusterError(op, err)
+		case err != nil:
+			x.e.log.Debug("machine not seen", "node", x.request.Node, "err", err)
+			return false, nil
+		}
+		return over(v)
+	})
+}
+
+func (x *revoking) waitRemoved(ctx context.Context, r *Reporter) error {
+	name := x.request.Node
+	err := x.follow(ctx, r, "wait until machine "+name+" is gone", func(v *revokeView) (bool, error) {
+		return v.node == nil && v.removal == nil && !v.inCloud, nil
+	})
+	if err != nil {
+		return err
+	}
+	// A ticket that was being made as the record was written could have left a token. By now
+	// the join service knows the record, and the machine is gone.
+	return x.note(ctx, r, func(e *revocation.Entry) { e.Removed = x.e.now() })
+}
+
+// note changes the entry of the machine.
+func (x *revoking) note(ctx context.Context, r *Reporter, change func(*revocation.Entry)) error {
+	return x.inCluster(ctx, r, "note what has become of machine "+x.request.Node, func(ctx context.Context, k Cluster) error {
+		all, err := k.Revoked(ctx)
+		if err != nil {
+			return err
+		}
+		e, ok := all[x.request.Node]
+		if !ok {
+			return &Error{Op: "note what has become of machine " + x.request.Node, Err: errors.New("its entry was removed meanwhile"), Remedy: "run the same command again"}
+		}
+		change(&e)
+		return k.Revoke(ctx, x.request.Node, e)
+	})
+}
+
+func (x *revoking) waitReplaced(ctx context.Context, r *Reporter) error {
+	name, heir := x.request.Node, ""
+	op := "wait for the replacement of " + name
+	err := x.follow(ctx, r, op, func(v *revokeView) (bool, error) {
+		switch {
+		case v.heir != nil && v.heir.State == NodeReady:
+			heir = v.heir.Name
+			return true, nil
+		case v.heir == nil && (v.refill == nil || v.refill.Leaves):
+			return false, &Error{Op: op, Err: errors.New("no machine was made in time, or it has not joined and was given up"), Remedy: "`kubectl -n constellation-system logs deploy/constellation-operator` says why; run the same command again for another one"}
+		}
+		return false, nil
+	})
+	if err != nil {
+		return err
+	}
+	x.plan.end.done = fmt.Sprintf("machine %s is revoked and removed; %s has taken its place and is Ready", name, heir)
+	r.Conclude(heir + " has taken its place and is Ready")
+	return x.note(ctx, r, func(e *revocation.Entry) { e.Replacement = heir })
+}

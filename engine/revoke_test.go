@@ -1,0 +1,484 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"constellation/engine"
+	"constellation/engine/cloud"
+	"constellation/engine/revocation"
+)
+
+// revokeStage is a cluster of control planes and workers that an operator looks after, with
+// the machines that its cloud lists.
+type revokeStage struct {
+	*applyStage
+	t *testing.T
+}
+
+func newRevokeStage(t *testing.T, controlPlanes int) *revokeStage {
+	s := &revokeStage{newApplyStage(t), t}
+	s.moves = false // there is no rollout
+	names := []string{"worker-0", "worker-1"}
+	for i := range controlPlanes {
+		names = append(names, fmt.Sprintf("control-plane-%d", i))
+	}
+	for i, name := range names {
+		role := cloud.Worker
+		if strings.HasPrefix(name, "control") {
+			role = cloud.ControlPlane
+		}
+		s.cloud.add(name, role, i)
+		s.node(name)
+	}
+	s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reached = true, true })
+	return s
+}
+
+// node puts a Ready node into the cluster.
+func (s *revokeStage) node(name string, edit ...func(*engine.Node)) {
+	n := engine.Node{
+		Name: name, Role: "worker", Group: "workers", GroupID: "sandboxes/demo/groups/workers", State: engine.NodeReady, ProviderID: "sandbox://demo/" + name, IP: "10.42.0.99", UID: "uid-" + name,
+		Image: "sandboxes/demo/images/v1.0.0", Components: s.inside.running.Target.Components, Kubernetes: "v1.35.4",
+	}
+	if strings.HasPrefix(name, "control") {
+		n.Role, n.Group, n.GroupID = "control-plane", "control-plane", "sandboxes/demo/groups/control-plane"
+	}
+	for _, e := range edit {
+		e(&n)
+	}
+	s.cluster.PutNode(n)
+}
+
+// operator removes revoked machines and makes others, until the test ends. It begins when
+// begin is closed.
+func (s *revokeStage) operatorFrom(begin <-chan struct{}) {
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	s.t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() {
+		select {
+		case <-begin:
+		case <-ctx.Done():
+		}
+		for next := 2; ctx.Err() == nil; time.Sleep(2 * time.Millisecond) {
+			ro, err := s.cluster.Rollout(ctx)
+			if err != nil {
+				continue
+			}
+			removal := slices.IndexFunc(ro.Moves, func(m engine.Move) bool { return m.Leaves })
+			if removal >= 0 {
+				m := ro.Moves[removal]
+				s.cloud.set(m.Node, func(c *engine.CloudMachine) { c.State, c.Stage = cloud.Terminated, engine.NodeGone })
+				s.cluster.RemoveNode(m.Node)
+				s.cluster.EndMove(m.Name)
+				continue
+			}
+			for _, m := range ro.Moves {
+				name := fmt.Sprintf("worker-%d", next)
+				next++
+				s.cloud.add(name, cloud.Worker, next)
+				s.node(name, func(n *engine.Node) { n.State, n.Donor = engine.NodeNotReady, m.Donor })
+				s.cluster.EndMove(m.Name)
+				time.Sleep(30 * time.Millisecond)
+				s.node(name, func(n *engine.Node) { n.Donor = m.Donor })
+			}
+		}
+	})
+}
+
+func (s *revokeStage) operator() {
+	now := make(chan struct{})
+	close(now)
+	s.operatorFrom(now)
+}
+
+func (s *revokeStage) plan(r engine.RevokeRequest) *engine.Plan {
+	s.t.Helper()
+	p, err := s.engine().PlanRevoke(s.t.Context(), r)
+	if err != nil {
+		s.t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+	}
+	return p
+}
+
+// revoke plans and runs once.
+func (s *revokeStage) revoke(ctx context.Context, r engine.RevokeRequest, see func(engine.Event)) ([]engine.Event, error) {
+	s.t.Helper()
+	e := s.engine()
+	p, err := e.PlanRevoke(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	var events []engine.Event
+	err = e.Run(ctx, p, func(ev engine.Event) {
+		events = append(events, ev)
+		if see != nil {
+			see(ev)
+		}
+	})
+	checkStream(s.t, events, err)
+	return events, err
+}
+
+func (s *revokeStage) entry(node string) revocation.Entry {
+	s.t.Helper()
+	l, err := s.cluster.Revoked(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return l[node]
+}
+
+func findingIDs(p *engine.Plan, severity engine.Severity) (out []string) {
+	for _, f := range p.Findings {
+		if f.Severity == severity {
+			out = append(out, f.ID)
+			if severity == engine.Block && (f.Remedy == "" || f.Title == "") {
+				out = append(out, "no remedy")
+			}
+		}
+	}
+	return out
+}
+
+func TestRevokeRemovesAMachineAndHasAnotherOneMade(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	s.cluster.GiveToken("worker-1")
+	shown := make(chan struct{})
+	show := sync.OnceFunc(func() { close(shown) })
+	s.operatorFrom(shown)
+	var order []string
+	s.hook(func(call string) error {
+		if strings.HasSuffix(call, " worker-1") {
+			order = append(order, strings.Fields(call)[0])
+		}
+		return nil
+	})
+	events, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "its keys were copied"}, func(ev engine.Event) {
+		if ev.Kind == engine.KindNode && ev.Node == "worker-1" && ev.To == engine.NodeLeaving {
+			show()
+		}
+	})
+	if err != nil {
+		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+	}
+	// The record comes before everything else; the last two note what has become of it.
+	if want := []string{"Revoke", "RefillMachine", "RemoveMachine", "Revoke", "Revoke"}; !slices.Equal(order, want) {
+		t.Errorf("writes %v, want %v", order, want)
+	}
+	e := s.entry("worker-1")
+	if e.ProviderID != "sandbox://demo/worker-1" || e.Group != "sandboxes/demo/groups/workers" || e.Role != "worker" || e.Address != "10.42.0.11" || e.UID != "uid-worker-1" ||
+		e.Reason != "its keys were copied" || !strings.Contains(e.By, "@") || e.Until.Sub(e.Since) != revocation.CertificateLifetime || e.Removed.IsZero() || e.Replacement != "worker-2" {
+		t.Errorf("entry %+v", e)
+	}
+	if s.cluster.HasToken("worker-1") {
+		t.Error("its token is still there")
+	}
+	nodes, err := s.cluster.Nodes(t.Context())
+	if err != nil || len(nodes) != 3 || nodes[2].Name != "worker-2" {
+		t.Errorf("nodes %v, %v", nodes, err)
+	}
+	last := events[len(events)-1]
+	if want := "machine worker-1 is revoked and removed; worker-2 has taken its place and is Ready"; last.Text != want {
+		t.Errorf("it ended with %q, want %q", last.Text, want)
+	}
+	var leaves, comes bool
+	for _, ev := range events {
+		leaves = leaves || ev.Kind == engine.KindNode && ev.Node == "worker-1" && ev.From == engine.NodeLeaving && ev.To == engine.NodeGone
+		comes = comes || ev.Kind == engine.KindNode && ev.Node == "worker-2" && ev.To == engine.NodeReady
+	}
+	if !leaves || !comes {
+		t.Errorf("events report that the old machine leaves: %t, that the new one is Ready: %t", leaves, comes)
+	}
+	runs, err := s.engine().Runs()
+	if err != nil || len(runs) == 0 || runs[0].Verb != engine.VerbRevoke || runs[0].By != e.By || runs[0].Node != "worker-1" || !strings.Contains(runs[0].Text, "worker-1") {
+		t.Errorf("history %+v, %v", runs, err)
+	}
+
+	// Once more: everything is there.
+	_, err = s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1", Replace: true}, nil)
+	if engine.ExitCode(err) != engine.ExitNothing {
+		t.Errorf("a second time: %v", err)
+	}
+}
+
+// A run can be interrupted at any write and at any event; the same command goes on, with
+// the first reason and time, and asks for one new machine.
+func TestRevokeIsResumed(t *testing.T) {
+	r := engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "captured"}
+	for _, call := range []string{"Revoke worker-1", "RefillMachine worker-1", "RemoveMachine worker-1", "WatchRollout"} {
+		t.Run("it dies in "+call, func(t *testing.T) {
+			s := newRevokeStage(t, 1)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			s.hook(func(c string) error {
+				if c == call && ctx.Err() == nil {
+					cancel()
+					return ctx.Err()
+				}
+				return nil
+			})
+			_, err := s.revoke(ctx, r, nil)
+			final := call == "WatchRollout" // the cluster goes on alone
+			if final && err != nil || !final && engine.ExitCode(err) != engine.ExitStopped {
+				t.Fatalf("interrupted: %v", err)
+			}
+			first := s.entry("worker-1")
+			s.hook(nil)
+			s.operator()
+			again := r
+			again.Reason = "another one"
+			if _, err := s.revoke(t.Context(), again, nil); err != nil {
+				t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+			}
+			e := s.entry("worker-1")
+			if !first.Since.IsZero() && (!e.Since.Equal(first.Since) || e.Reason != "captured") {
+				t.Errorf("entry %+v, first %+v", e, first)
+			}
+			refills := 0
+			for _, c := range s.cluster.Calls() {
+				if c == "RefillMachine worker-1" {
+					refills++
+				}
+			}
+			if refills != 1 || e.Replacement != "worker-2" || e.Removed.IsZero() {
+				t.Errorf("%d machines were asked for; entry %+v", refills, e)
+			}
+		})
+	}
+}
+
+func TestRevokeWithoutReplacementAndThenWithOne(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	s.operator()
+	if _, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if nodes, err := s.cluster.Nodes(t.Context()); err != nil || len(nodes) != 2 {
+		t.Errorf("nodes %v, %v", nodes, err)
+	}
+	if _, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1", Replace: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if e := s.entry("worker-1"); e.Replacement != "worker-2" {
+		t.Errorf("entry %+v", e)
+	}
+}
+
+// The other console's upgrade goes on; a captured machine does not wait for its end.
+func TestRevokeRunsBesideAnotherRun(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	s.operator()
+	e := s.engine()
+	held := make(chan struct{})
+	free := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		other := engine.PlanFor(e, engine.Step{ID: "upgrade", Run: func(context.Context, *engine.Reporter) error { close(held); <-free; return nil }})
+		if err := e.Run(context.Background(), other, func(engine.Event) {}); err != nil {
+			t.Error(err)
+		}
+	})
+	<-held
+	if _, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1"}, nil); err != nil {
+		t.Error(err)
+	}
+	close(free)
+	wg.Wait()
+}
+
+func TestRevokeFindsWhatForbidsIt(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		controlPlanes int
+		node          string
+		edit          func(*revokeStage)
+		block, warn   []string
+	}{
+		{"a worker", 1, "worker-1", nil, nil, nil},
+		{"the only control plane", 1, "control-plane-0", nil, []string{"last-control-plane"}, nil},
+		{"one of three control planes", 3, "control-plane-1", nil, nil, []string{"control-plane-keys"}},
+		{"one of two", 2, "control-plane-1", nil, nil, []string{"control-plane-keys"}},
+		{"one of two, and the other one is not Ready", 2, "control-plane-1", func(s *revokeStage) {
+			s.node("control-plane-0", func(n *engine.Node) { n.State = engine.NodeNotReady })
+		}, []string{"etcd-quorum"}, nil},
+		{"one of three, and another one is not Ready", 3, "control-plane-1", func(s *revokeStage) {
+			s.node("control-plane-0", func(n *engine.Node) { n.State = engine.NodeNotReady })
+		}, []string{"etcd-quorum"}, nil},
+		{"one of four, and another one is not Ready", 4, "control-plane-1", func(s *revokeStage) {
+			s.node("control-plane-0", func(n *engine.Node) { n.State = engine.NodeNotReady })
+		}, nil, []string{"control-plane-not-ready", "control-plane-keys"}},
+		{"a Node that claims the machine of another one", 1, "worker-1", func(s *revokeStage) {
+			s.node("worker-1", func(n *engine.Node) { n.ProviderID = "sandbox://demo/control-plane-0" })
+		}, nil, []string{"node-claims-other-machine"}},
+		{"a Node without a machine, and a cloud that is away", 1, "worker-1", func(s *revokeStage) {
+			s.node("worker-1", func(n *engine.Node) { n.ProviderID, n.GroupID = "", "" })
+			s.cloud.end(fmt.Errorf("ask: %w", cloud.ErrUnavailable))
+		}, []string{"machine-unknown", "group-unknown"}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newRevokeStage(t, tt.controlPlanes)
+			if tt.edit != nil {
+				tt.edit(s)
+			}
+			p := s.plan(engine.RevokeRequest{Node: tt.node, Replace: true})
+			if got := findingIDs(p, engine.Block); !slices.Equal(got, tt.block) {
+				t.Errorf("blocked by %v, want %v", got, tt.block)
+			}
+			if got := findingIDs(p, engine.Warn); tt.block == nil && !slices.Equal(got, tt.warn) {
+				t.Errorf("warned of %v, want %v", got, tt.warn)
+			}
+			if tt.block == nil {
+				return
+			}
+			if len(p.Blocked()) == 0 {
+				return
+			}
+			err := s.engine().Run(t.Context(), p, func(engine.Event) {})
+			if engine.ExitCode(err) != engine.ExitBlocked || engine.Remedy(err) == "" {
+				t.Errorf("exit %d (remedy %q), want %d", engine.ExitCode(err), engine.Remedy(err), engine.ExitBlocked)
+			}
+			if l, err := s.cluster.Revoked(t.Context()); err != nil || len(l) > 0 {
+				t.Errorf("record %v, %v", l, err)
+			}
+		})
+	}
+}
+
+// The machine that the cloud calls so is removed, and not the one that its Node claims.
+func TestRevokeBelievesTheCloud(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	s.node("worker-1", func(n *engine.Node) {
+		n.ProviderID, n.GroupID = "sandbox://demo/control-plane-0", "sandboxes/demo/groups/control-plane"
+	})
+	s.operator()
+	if _, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if e := s.entry("worker-1"); e.ProviderID != "sandbox://demo/worker-1" || e.Group != "sandboxes/demo/groups/workers" || e.Role != "worker" {
+		t.Errorf("entry %+v", e)
+	}
+}
+
+func TestRevokeRefusesWhatIsNotThere(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte("leads to it"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name    string
+		request engine.RevokeRequest
+		says    string
+	}{
+		{"no such node", engine.RevokeRequest{Node: "worker-9"}, "there is no such node"},
+		{"nor with a kubeconfig", engine.RevokeRequest{Node: "worker-9", Kubeconfig: kubeconfig}, "there is no such node"},
+		{"no kubeconfig", engine.RevokeRequest{Node: "worker-1", Kubeconfig: kubeconfig + "-none"}, "no such file"},
+		{"a long reason", engine.RevokeRequest{Node: "worker-1", Reason: strings.Repeat("x", 201)}, "201 bytes"},
+		{"a reason that moves the cursor", engine.RevokeRequest{Node: "worker-1", Reason: "a\x1b[2J"}, "cannot be printed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := s.engine().PlanRevoke(t.Context(), tt.request)
+			if engine.ExitCode(err) != engine.ExitUsage || !strings.Contains(err.Error(), tt.says) || engine.Remedy(err) == "" {
+				t.Errorf("exit %d, %v (remedy %q)", engine.ExitCode(err), err, engine.Remedy(err))
+			}
+		})
+	}
+}
+
+func TestRevokeWithAKubeconfigAlone(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	s.operator()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte("leads to it"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.cloud.end(errors.New("must not be asked"))
+	if _, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "worker-1", Replace: true, Kubeconfig: kubeconfig}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if e := s.entry("worker-1"); e.Address != "10.42.0.99" || e.Replacement != "worker-2" {
+		t.Errorf("entry %+v", e)
+	}
+}
+
+func TestRehearsedRevokeChangesNothing(t *testing.T) {
+	s := newRevokeStage(t, 3)
+	events, err := s.revoke(t.Context(), engine.RevokeRequest{Node: "control-plane-1", Replace: true, Rehearse: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := s.cluster.Revoked(t.Context()); err != nil || len(l) > 0 {
+		t.Errorf("record %v, %v", l, err)
+	}
+	if ro, err := s.cluster.Rollout(t.Context()); err != nil || len(ro.Moves) > 0 || s.cluster.Tainted("control-plane-1") {
+		t.Errorf("moves %v, %v", ro.Moves, err)
+	}
+	if runs, err := s.engine().Runs(); err != nil || slices.ContainsFunc(runs, func(r engine.RunSummary) bool { return r.Verb == engine.VerbRevoke }) {
+		t.Errorf("a rehearsal left a run: %v, %v", runs, err)
+	}
+	told := 0
+	for _, ev := range events {
+		if ev.Kind == engine.KindStep && strings.HasPrefix(ev.Text, "would: ") {
+			told++
+		}
+	}
+	if told != 4 {
+		t.Errorf("%d steps say what they would do, want 4", told)
+	}
+}
+
+func TestRevokeSaysWhenNoMachineCame(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	s.hook(func(call string) error {
+		if call == "WatchRollout" { // the operator removes the machine and gives the other one up
+			s.cloud.set("worker-1", func(c *engine.CloudMachine) { c.Stage = engine.NodeGone })
+			s.cluster.RemoveNode("worker-1")
+			s.cluster.EndMove(revocation.RemovalPrefix + "worker-1")
+			s.cluster.EndMove(revocation.RefillPrefix + "worker-1")
+		}
+		return nil
+	})
+	r := engine.RevokeRequest{Node: "worker-1", Replace: true}
+	_, err := s.revoke(t.Context(), r, nil)
+	if engine.ExitCode(err) != engine.ExitFailed || !strings.Contains(err.Error(), "no machine was made in time") || engine.Remedy(err) == "" {
+		t.Fatalf("%v (remedy %q)", err, engine.Remedy(err))
+	}
+	s.hook(nil)
+	s.operator()
+	if _, err := s.revoke(t.Context(), r, nil); err != nil {
+		t.Errorf("once more: %v", err)
+	}
+	if e := s.entry("worker-1"); e.Replacement != "worker-2" {
+		t.Errorf("entry %+v", e)
+	}
+}
+
+func TestWatchShowsARevokedMachine(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	if err := s.cluster.RemoveMachine(t.Context(), "worker-1", revocation.Entry{ProviderID: "sandbox://demo/worker-1", By: "ops@laptop", Reason: "captured"}); err != nil {
+		t.Fatal(err)
+	}
+	var got engine.Event
+	if err := s.engine().Watch(t.Context(), engine.WatchRequest{Once: true}, func(ev engine.Event) {
+		if ev.Kind == engine.KindNode && ev.Node == "worker-1" {
+			got = ev
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got.To != engine.NodeLeaving || got.Text != "revoked by ops@laptop: captured" {
+		b, _ := json.Marshal(got)
+		t.Errorf("event %s", b)
+	}
+}

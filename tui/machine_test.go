@@ -1,0 +1,101 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"constellation/engine"
+)
+
+func (f *fakeEngine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*engine.Plan, error) {
+	f.revokedAs = r
+	return f.plan, f.planErr
+}
+
+func TestARevocationIsAskedFor(t *testing.T) {
+	plan := func(edit func(*engine.Plan)) *engine.Plan {
+		p := &engine.Plan{
+			ID: "machine-revoke-20261121070501-1a2b3c4d", Verb: engine.VerbRevoke, Cluster: "demo", Node: "worker-1", Created: start,
+			Notes: []string{"Data on its disks is lost."},
+			Steps: []engine.Step{{ID: engine.StepRemove, Title: "Have the machine removed", Effect: "machine and Node are deleted", Warning: "It can never join again."}},
+		}
+		if edit != nil {
+			edit(p)
+		}
+		return p
+	}
+	blocked := func(p *engine.Plan) {
+		p.Findings = []engine.Finding{{ID: "last-control-plane", Severity: engine.Block, Title: "it is the only control plane", Remedy: "create a new cluster"}}
+	}
+	for _, tt := range []struct {
+		name    string
+		e       fakeEngine
+		args    []string
+		ran     int
+		code    int
+		want    string // on stdout or stderr
+		request engine.RevokeRequest
+	}{
+		{"nobody accepts it", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "--yes", engine.RevokeRequest{Node: "worker-1"}},
+		{"the plan says what is lost", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "Data on its disks is lost.", engine.RevokeRequest{Node: "worker-1"}},
+		{"and what is done", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "would     Have the machine removed: machine and Node are deleted", engine.RevokeRequest{Node: "worker-1"}},
+		{
+			"it is accepted",
+			fakeEngine{plan: plan(nil)},
+			[]string{"--replace", "--reason", "captured", "--kubeconfig", "k", "--non-interactive", "--yes"},
+			1, engine.ExitDone, "",
+			engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "captured", Kubeconfig: "k"},
+		},
+		{"a dry run needs nobody", fakeEngine{plan: plan(func(p *engine.Plan) { p.Rehearsal = true })}, []string{"--dry-run"}, 1, engine.ExitDone, "", engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
+		{"the last control plane", fakeEngine{plan: plan(blocked)}, []string{"--yes"}, 0, engine.ExitBlocked, "create a new cluster", engine.RevokeRequest{Node: "worker-1"}},
+		{
+			"there is no such machine",
+			fakeEngine{planErr: &engine.Error{Err: errors.New("there is no such node"), Exit: engine.ExitUsage, Remedy: "look at status"}},
+			[]string{"--yes"},
+			0, engine.ExitUsage, "there is no such node",
+			engine.RevokeRequest{Node: "worker-1"},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := tt.e
+			out, errs, code := printedHere(t, &e, append([]string{"machine", "revoke", "worker-1"}, tt.args...)...)
+			if code != tt.code || e.ran != tt.ran || !strings.Contains(out+errs, tt.want) {
+				t.Errorf("exit %d, ran %d times, want %d and %d with %q\nstderr %s\n%s", code, e.ran, tt.code, tt.ran, tt.want, errs, out)
+			}
+			if e.revokedAs != tt.request {
+				t.Errorf("asked for %+v, want %+v", e.revokedAs, tt.request)
+			}
+		})
+	}
+}
+
+func TestTheNameOfTheMachineIsTyped(t *testing.T) {
+	for _, tt := range []struct {
+		name, answer string
+		accepted     bool
+	}{
+		{"the name", "worker-1\n", true},
+		{"the name with spaces around it", "  worker-1 \n", true},
+		{"another name", "worker-2\n", false},
+		{"a yes", "y\n", false},
+		{"nothing", "", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var errs strings.Builder
+			s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }, Stdin: strings.NewReader(tt.answer), Stdout: &strings.Builder{}, Stderr: &errs})
+			p := &engine.Plan{Verb: engine.VerbRevoke, Cluster: "demo", Steps: []engine.Step{{ID: engine.StepRemove}}}
+			_, err := s.accept(p, s.printer(text, false), text, acceptance{
+				asks: true, question: "Type worker-1 to revoke this machine: ", name: "worker-1", show: func(*engine.Plan, sink) {},
+			})
+			if (err == nil) != tt.accepted || !tt.accepted && engine.ExitCode(err) != engine.ExitUnacknowledged {
+				t.Errorf("accepted with %v, want %t", err, tt.accepted)
+			}
+			if !strings.Contains(errs.String(), "Type worker-1") {
+				t.Errorf("asked with %q", errs.String())
+			}
+		})
+	}
+}
