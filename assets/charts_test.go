@@ -141,6 +141,7 @@ var rightsOf = map[string][]string{
 		"*: update.edgeless.systems/joiningnodes: create,patch",
 		"*: update.edgeless.systems/nodeversions (constellation-version): get,list,watch",
 		"*: update.edgeless.systems/pendingnodes: list,watch",
+		"constellation-system: configmaps (constellation-revoked-nodes): get,list,watch",
 		"constellation-system: coordination.k8s.io/leases (control-plane-join): get,update",
 		"constellation-system: coordination.k8s.io/leases: create",
 		"kube-system: configmaps (join-config): get,list,watch",

@@ -99,7 +99,6 @@ func TestRevokedMachines(t *testing.T) {
 		}, nil, "MachineUnknown"},
 		{"a Node that claims another machine is deleted with its own", func(w *world) {
 			w.nodes[4].providerID = "sandbox://t/control-plane-0"
-			w.nodes[0].providerID = "" // of two claims the test keeps one
 			w.intents = []intent{revoked("worker-1", workerGroup)}
 		}, []string{"delete machine worker-1 " + worker, "delete node worker-1 sandbox://t/control-plane-0"}, ""},
 		{"the intent stays until the cloud confirms that the machine is gone", func(w *world) {
