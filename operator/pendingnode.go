@@ -97,7 +97,8 @@ type finder struct {
 }
 
 func newFinder(all []instance) *finder {
-	k := &finder{instances: make(map[string]*instance, len(all)), tokens: make(map[string]*instance, len(all)), marks: make(map[string]*instance, len(all))}
+	k := &finder{instances: make(map[string]*instance, len(all)), tokens: make(map[string]*instance, len(all))}
+	pinned := false
 	for i := range all {
 		m := &all[i]
 		k.instances[m.id] = m
@@ -107,12 +108,17 @@ func newFinder(all []instance) *finder {
 			}
 			k.folded[folded] = m
 		}
-		if m.mark != "" {
-			k.marks[m.mark] = m
-		}
+		pinned = pinned || m.replaces != ""
 		if m.token != "" {
 			k.tokens[m.token] = m
 		}
+	}
+	if pinned { // else nobody asks by mark
+		k.marks = make(map[string]*instance, len(all))
+		for i := range all {
+			k.marks[all[i].mark] = &all[i]
+		}
+		delete(k.marks, "")
 	}
 	return k
 }
