@@ -285,7 +285,7 @@ func (k *kube) components(ctx context.Context, role cloud.Role) (components, err
 		return components{}, fmt.Errorf("%w for the role %s", errNoComponents, role)
 	}
 	// The list never changes; the statement may, when a release builder changes keys.
-	if c, ok := k.known.Load(name); ok && time.Now().Sub(c.(components).read) < componentsAge {
+	if c, ok := k.known.Load(name); ok && time.Since(c.(components).read) < componentsAge {
 		return c.(components), nil
 	}
 	c, err, _ := k.flight.Do(name, func() (any, error) {
