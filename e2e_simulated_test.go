@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +20,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/sandbox/build"
+	"constellation/engine/sandbox/simulated"
 )
 
 // ordinaryUser is who these tests are where they are started by root.
@@ -82,6 +86,47 @@ func newSimulated(t *testing.T) *cloud {
 		}
 	})
 	return c
+}
+
+// answersItsOwnerAlone asks for what machines are told, as the user of the sandbox and as
+// another one. Others get no answer, whichever machine's address they dial.
+func (c *cloud) answersItsOwnerAlone() {
+	c.t.Helper()
+	if c.as == nil {
+		c.t.Log("not root: another user cannot be had")
+		return
+	}
+	var status struct {
+		Sandbox struct {
+			Machines []struct{ Name, IP string } `json:"machines"`
+		} `json:"sandbox"`
+	}
+	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(engine.ExitDone).stdout), &status.Sandbox); err != nil {
+		c.t.Fatal(err)
+	}
+	if len(status.Sandbox.Machines) == 0 {
+		c.t.Fatal("sandbox status lists no machines")
+	}
+	ask := func(user uint32, address, path string) string {
+		ctx, cancel := context.WithTimeout(c.t.Context(), 20*time.Second)
+		defer cancel()
+		host, port, _ := net.SplitHostPort(address)
+		cmd := exec.CommandContext(ctx, "bash", "-c", `exec 3<>/dev/tcp/$1/$2; printf 'GET %s HTTP/1.1\r\nHost: %s:%s\r\nConnection: close\r\n\r\n' "$3" "$1" "$2" >&3; cat <&3`, "ask", host, port, path)
+		cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+		out, _ := cmd.Output() // a connection that is cut may be an error to cat
+		return string(out)
+	}
+	for _, m := range status.Sandbox.Machines {
+		for _, path := range []string{"/v1/token", "/v1/initsecrethash", "/v1/peers", "/v1/self"} {
+			address := net.JoinHostPort(m.IP, strconv.Itoa(simulated.MetadataPort))
+			if out := ask(ordinaryUser, address, path); !strings.HasPrefix(out, "HTTP/1.1 200") && (path != "/v1/token" || !strings.HasPrefix(out, "HTTP/1.1 403")) {
+				c.t.Errorf("%s: the owner is told %q at %s", m.Name, out, path)
+			}
+			if out := ask(ordinaryUser+1, address, path); out != "" {
+				c.t.Errorf("%s: another user is told %q at %s", m.Name, out, path)
+			}
+		}
+	}
 }
 
 // share has a tree appear elsewhere for others to read, without a copy where that can be.

@@ -345,6 +345,7 @@ func TestClusterOfRealMachines(t *testing.T) {
 func TestClusterOfSimulatedMachines(t *testing.T) {
 	t.Parallel()
 	c, machines := lives(t, simulatedMachines)
+	c.answersItsOwnerAlone()
 	c.findsTrouble() // which the API server tells, that is as real here
 	c.survives(simulatedMachines, machines)
 }
