@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -133,7 +134,7 @@ func (c *cloud) floods(machine string, f flood.Flood, open bool) (stop func() st
 		in.Close()
 		told, err := io.ReadAll(out)
 		if werr := cmd.Wait(); err != nil || werr != nil {
-			if _, ended := werr.(*exec.ExitError); !ended {
+			if ended := new(exec.ExitError); !errors.As(werr, &ended) {
 				t.Errorf("the flood in %s ended with %v, %v", machine, err, werr)
 			}
 		}

@@ -137,11 +137,13 @@ type certificateKind struct {
 // certificateKinds are the signers whose requests are judged.
 var certificateKinds = map[string]*certificateKind{
 	certificatesv1.KubeletServingSignerName: {
-		"Serving", [...]string{approved: "serving certificate approved", denied: "serving certificate denied", undecided: "serving certificate waits", foreign: "serving certificate left to others"},
+		"Serving",
+		[...]string{approved: "serving certificate approved", denied: "serving certificate denied", undecided: "serving certificate waits", foreign: "serving certificate left to others"},
 		func(c *counters) *prometheus.CounterVec { return c.serving }, minServingPause,
 	},
 	certificatesv1.KubeAPIServerClientKubeletSignerName: {
-		"Client", [...]string{approved: "client certificate approved", denied: "client certificate denied", undecided: "client certificate waits", foreign: "client certificate left to others"},
+		"Client",
+		[...]string{approved: "client certificate approved", denied: "client certificate denied", undecided: "client certificate waits", foreign: "client certificate left to others"},
 		func(c *counters) *prometheus.CounterVec { return c.client }, minClientPause,
 	},
 }

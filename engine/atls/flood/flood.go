@@ -231,7 +231,7 @@ func Hello() ([]byte, error) {
 		_ = tls.Client(here, &tls.Config{
 			InsecureSkipVerify: true, MinVersion: tls.VersionTLS13,
 			NextProtos: []string{"h2", "constellation-atls-1/" + hex.EncodeToString(make([]byte, 32))},
-		}).Handshake() // it ends when there is closed
+		}).HandshakeContext(context.Background()) // it ends when there is closed
 		here.Close()
 	}()
 	b := make([]byte, 16<<10)

@@ -258,6 +258,9 @@ func (p port) plug() error {
 	if err := up(h, p.name()); err != nil {
 		return err
 	}
+	if err := p.pin(h, bridge); err != nil {
+		return err
+	}
 	if err := up(inside, "lo"); err != nil {
 		return err
 	}
@@ -286,6 +289,31 @@ func (p port) plug() error {
 	return nil
 }
 
+// pin ties the machine's addresses to its cable, as the network of a cloud does: the metadata
+// service tells machines apart by address, and root in a machine may give itself any. Answers to
+// a control plane go to its own cable, whatever another machine claims.
+func (p port) pin(h *netlink.Handle, bridge netlink.Link) error {
+	cable, err := h.LinkByName(p.name())
+	if err != nil {
+		return fmt.Errorf("pin addresses of %s: %w", p.ip, err)
+	}
+	if err := h.LinkSetLearning(cable, false); err != nil {
+		return fmt.Errorf("pin addresses of %s: stop learning: %w", p.ip, err)
+	}
+	for _, n := range []*netlink.Neigh{
+		{
+			LinkIndex: cable.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER,
+			State: netlink.NUD_PERMANENT | netlink.NUD_NOARP, HardwareAddr: hardwareAddr(p.ip),
+		},
+		{LinkIndex: bridge.Attrs().Index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: p.ip.AsSlice(), HardwareAddr: hardwareAddr(p.ip)},
+	} {
+		if err := h.NeighSet(n); err != nil {
+			return fmt.Errorf("pin addresses of %s: %w", p.ip, err)
+		}
+	}
+	return nil
+}
+
 // unplug takes all of it away again, also what a crash left of it. The bridge's end
 // goes first: a namespace is taken apart later, and until then the name is taken.
 func (p port) unplug(ctx context.Context) error {
@@ -304,6 +332,10 @@ func (p port) unplug(ctx context.Context) error {
 		if err == nil {
 			err = h.RouteDel(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: ipNet(p.podCIDR), Gw: p.ip.AsSlice()})
 			if err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("unplug %s: %w", p.ip, err)
+			}
+			err = h.NeighDel(&netlink.Neigh{LinkIndex: bridge.Attrs().Index, Family: unix.AF_INET, IP: p.ip.AsSlice()})
+			if err != nil && !errors.Is(err, unix.ENOENT) {
 				return fmt.Errorf("unplug %s: %w", p.ip, err)
 			}
 		}
