@@ -1,17 +1,16 @@
 package main
 
 import (
-	"encoding/base64"
-	"encoding/pem"
-	"fmt"
-	"strings"
-	"time"
-
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"strings"
+	"time"
 
 	"constellation/engine"
 )

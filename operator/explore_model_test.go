@@ -18,7 +18,7 @@ import (
 
 const (
 	maxMachines = 7
-	maxPlaces   = 2
+	maxPlaces   = 3               // of a surge of two, one may be stuck
 	nobody      = maxMachines + 1 // a name that belongs to no machine any more
 )
 
