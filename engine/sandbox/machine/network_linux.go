@@ -301,9 +301,9 @@ func (p port) pin(h *netlink.Handle, bridge netlink.Link) error {
 		return fmt.Errorf("pin addresses of %s: stop learning: %w", p.ip, err)
 	}
 	for _, n := range []*netlink.Neigh{
-		{
+		{ // static; permanent would be an address of the bridge itself
 			LinkIndex: cable.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER,
-			State: netlink.NUD_PERMANENT | netlink.NUD_NOARP, HardwareAddr: hardwareAddr(p.ip),
+			State: netlink.NUD_NOARP, HardwareAddr: hardwareAddr(p.ip),
 		},
 		{LinkIndex: bridge.Attrs().Index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: p.ip.AsSlice(), HardwareAddr: hardwareAddr(p.ip)},
 	} {
