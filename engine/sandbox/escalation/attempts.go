@@ -275,6 +275,7 @@ func attemptsOn(c Cluster) []attempt {
 		{name: "change what machines must prove", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/join-config", body: object{"data": object{"trustRoots": "x"}}},
 		{name: "publish components", method: post, path: ns(core, "kube-system", "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "k8s-components-sha256-escalation"}}},
 		{name: "change what Jobs of Plans run", method: post, path: ns(core, Upgrade, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "default-controller-env"}, "data": object{"SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE": "registry.invalid/escalation"}}},
+		{name: "make a release of Helm that an administrator reverts to", method: post, path: ns(core, System, "secrets"), body: object{"apiVersion": "v1", "kind": "Secret", "metadata": object{"name": "sh.helm.release.v1.constellation-operator.v99", "labels": object{"owner": "helm"}}, "type": "helm.sh/release.v1"}},
 		{name: "change the list of revoked nodes", method: post, path: ns(core, System, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "constellation-revoked-nodes"}}},
 	}
 	return all

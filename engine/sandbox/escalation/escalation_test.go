@@ -52,6 +52,7 @@ func TestWithoutPoliciesManySucceed(t *testing.T) {
 		{Subject: "edit in constellation-system", Attempt: "get a token for snapshots of etcd"},
 		{Subject: "edit in constellation-system", Attempt: "make a Secret that becomes a token of the operator"},
 		{Subject: "admin in system-upgrade", Attempt: "change what Jobs of Plans run"},
+		{Subject: "edit in constellation-system", Attempt: "make a release of Helm that an administrator reverts to"},
 		{Subject: "ServiceAccount constellation-system/constellation-operator without a pod", Attempt: "make a PendingNode"},
 	} {
 		if !slices.ContainsFunc(found, func(f escalation.Finding) bool { return f.Subject == want.Subject && f.Attempt == want.Attempt }) {
