@@ -29,16 +29,16 @@ var worksWithKubelet = []string{
 	"annotate node $W constellation.edgeless.systems/obsolete=true",
 	"annotate --overwrite node $W constellation.edgeless.systems/kubernetes-components=x",
 	"label node $W constellation.edgeless.systems/in-place=true",
-	`patch node $W -p {"spec":{"unschedulable":true}}`,
-	`patch node $W -p {"spec":{"providerID":"sandbox://x/control-plane-0"}}`,
+	`patch node $W -p '{"spec":{"unschedulable":true}}'`,
+	`patch node $W -p '{"spec":{"providerID":"sandbox://x/control-plane-0"}}'`,
 	"annotate node $CP x=y",
 	"delete node $CP",
 	"-n kube-system get secrets",
 	"-n constellation-system create token constellation-operator",
 	"-n constellation-system create token joinservice",
 	"get --raw /api/v1/nodes/$CP/proxy/pods",
-	`patch nodeversion constellation-version --type merge -p {"spec":{"imageVersion":"v9.9.9"}}`,
-	`-n kube-system patch configmap join-config --type merge -p {"data":{"a":"b"}}`,
+	`patch nodeversion constellation-version --type merge -p '{"spec":{"imageVersion":"v9.9.9"}}'`,
+	`-n kube-system patch configmap join-config --type merge -p '{"data":{"a":"b"}}'`,
 	"create clusterrolebinding x --clusterrole=cluster-admin --user=system:node:$W",
 }
 
@@ -103,7 +103,7 @@ for i in $(seq 60); do if journalctl -u kubelet --since -5min | grep -q 'there a
 
 	// A reboot as a machine that has never joined: its TPM says so, and its disk.
 	uid := c.kubectl("get", "node", worker, "-o", "jsonpath={.metadata.uid}")
-	if out, code := c.asRoot(worker, "/usr/lib/constellation/bootstrapper reset"); code != 0 {
+	if out, code := c.asRoot(worker, "CONSTELLATION_TPM=unix:/var/lib/constellation-tpm/tpm.sock /usr/lib/constellation/bootstrapper reset"); code != 0 {
 		t.Errorf("reset of %s: exit %d: %s", worker, code, out)
 	}
 	c.run(2*time.Minute, "sandbox", "machine", "reboot", worker).want(engine.ExitDone)

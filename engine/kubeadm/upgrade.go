@@ -36,7 +36,6 @@ type (
 		KubernetesVersion     string   `yaml:"kubernetesVersion"`
 		ImagePullPolicy       string   `yaml:"imagePullPolicy"`
 		IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty"`
-		SkipPhases            []string `yaml:"skipPhases,omitempty"`
 	}
 	// UpgradeNodeConfiguration is for kubeadm upgrade node, which takes the version
 	// from the cluster.
@@ -83,9 +82,7 @@ func NewUpgrade(u Upgrade) (Config, error) {
 	return Config{Upgrade: &UpgradeConfiguration{
 		TypeMeta: TypeMeta{apiVersion, "UpgradeConfiguration"},
 		Plan:     UpgradePlanConfiguration{v, ignore},
-		// The phase bootstrap-token only renews roles, among them the binding by which every holder
-		// of a token of kubeadm's becomes any node. The operator approves those who join.
-		Apply: UpgradeApplyConfiguration{v, pull, ignore, []string{"bootstrap-token"}},
-		Node:  UpgradeNodeConfiguration{pull, ignore},
+		Apply:    UpgradeApplyConfiguration{v, pull, ignore},
+		Node:     UpgradeNodeConfiguration{pull, ignore},
 	}}, nil
 }
