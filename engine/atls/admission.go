@@ -98,9 +98,10 @@ type slot struct {
 	end   func()
 	taken atomic.Pointer[error] // why the slot was taken away
 
-	// Guarded by the pool's mutex, and changed by the goroutine of the handshake
-	// while the slot is in no pool.
-	pool  *pool
+	// pool is written under its mutex, or that of the pool that the slot moves to, and
+	// read under that of either.
+	pool atomic.Pointer[pool]
+	// Guarded by the pool's mutex.
 	share *share
 	elem  *list.Element
 	bytes int64
@@ -119,7 +120,8 @@ func (p *pool) add(s *slot, source string) {
 		sh = &share{source: source, slots: list.New()}
 		p.shares[source] = sh
 	}
-	s.pool, s.share, s.bytes = p, sh, 0
+	s.share, s.bytes = sh, 0
+	s.pool.Store(p)
 	s.elem = sh.slots.PushBack(s)
 	p.n++
 	p.level(sh)
@@ -140,7 +142,7 @@ func (p *pool) add(s *slot, source string) {
 // grow notes that the client of s sent n bytes more.
 func (p *pool) grow(s *slot, n int) {
 	p.mu.Lock()
-	if s.pool != p {
+	if s.pool.Load() != p {
 		p.mu.Unlock()
 		return
 	}
@@ -169,7 +171,7 @@ func (p *pool) grow(s *slot, n int) {
 func (p *pool) remove(s *slot) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s.pool != p {
+	if s.pool.Load() != p {
 		return false
 	}
 	p.drop(s)
@@ -183,7 +185,8 @@ func (p *pool) drop(s *slot) {
 	sh.bytes -= s.bytes
 	p.bytes -= s.bytes
 	p.n--
-	s.pool, s.share, s.elem = nil, nil, nil
+	s.share, s.elem = nil, nil
+	s.pool.Store(nil)
 	p.level(sh)
 }
 

@@ -258,7 +258,6 @@ func (w *boltWalk) node(id uint64, from, to []byte, depth int) error {
 	if id >= uint64(f.pages) {
 		return fmt.Errorf("%w: it has no page %d", errEtcdFile, id)
 	}
-	w.seen++
 	var h [boltHeader]byte
 	if _, err := f.r.ReadAt(h[:], int64(id)*f.page); err != nil {
 		return fmt.Errorf("read page %d: %w", id, err)
@@ -266,6 +265,10 @@ func (w *boltWalk) node(id uint64, from, to []byte, depth int) error {
 	n := (1 + int64(binary.LittleEndian.Uint32(h[12:]))) * f.page
 	if n > maxBoltPage || int64(id)*f.page+n > f.pages*f.page {
 		return fmt.Errorf("%w: page %d has %d bytes", errEtcdFile, id, n)
+	}
+	// A page with overflow counts as all that it has, or few elements could have it read for ever.
+	if w.seen += n / f.page; w.seen > f.pages {
+		return fmt.Errorf("%w: its tree has no end", errEtcdFile)
 	}
 	if int64(cap(w.bufs[depth])) < n {
 		w.bufs[depth] = make([]byte, n)

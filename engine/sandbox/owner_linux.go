@@ -22,11 +22,14 @@ func peerUser(c net.Conn) (uid int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// A socket of IPv6 can reach an address of IPv4 as well.
-	for _, table := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
-		uid, found, err := userIn(table, peer, self)
-		if found || err != nil {
-			return uid, err
+	// A socket of IPv6 can reach an address of IPv4 as well. The tables are read in pieces while
+	// sockets come and go, so a row that is missing once is looked for again.
+	for range 3 {
+		for _, table := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
+			uid, found, err := userIn(table, peer, self)
+			if found || err != nil {
+				return uid, err
+			}
 		}
 	}
 	return 0, fmt.Errorf("no socket of this computer is at %s", peer)

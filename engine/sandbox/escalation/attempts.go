@@ -55,7 +55,10 @@ func Subjects(c Cluster) []Subject {
 		account(System, "joinservice", bound, map[string]string{"make a JoiningNode": "the note of a machine that was given a ticket"}),
 		account(System, "joinservice", nil, nil),
 		account(System, "constellation-relay", bound, nil),
-		account(System, "etcd-snapshot", nil, map[string]string{"take a snapshot of etcd": "what the account is for", "be allowed snapshots of etcd": "what the account is for"}),
+		account(System, "etcd-snapshot", nil, map[string]string{
+			"take a snapshot of etcd": "what the account is for", "be allowed snapshots of etcd": "what the account is for",
+			"read Secrets in " + System: "a holder of admin has bound its role to the account", "port-forward to a pod of ours": "a holder of admin has bound its role to the account",
+		}),
 		account(System, "default", bound, nil),
 		account(Upgrade, "constellation-plans", bound, plans),
 		account(Upgrade, "constellation-plans", nil, map[string]string{"read Secrets in system-upgrade": plans["read Secrets in system-upgrade"]}),
@@ -67,6 +70,7 @@ func Subjects(c Cluster) []Subject {
 		{Name: "nobody in particular", User: userPrefix + "nobody", Groups: []string{"system:authenticated"}},
 		{Name: "anonymous", User: "system:anonymous", Groups: []string{"system:unauthenticated"}},
 		{Name: "ClusterRole constellation:watch", User: userPrefix + "watch", Groups: []string{"system:authenticated"}},
+		{Name: "writer of ConfigMaps in kube-system", User: userPrefix + "configmaps", Groups: []string{"system:authenticated"}},
 	}
 	for _, ns := range []string{System, Upgrade} {
 		for _, role := range []string{"view", "edit", "admin"} {
@@ -118,6 +122,27 @@ func prepare(ctx context.Context, admin *caller, c Cluster) (undo func(), err er
 				return undo, err
 			}
 		}
+	}
+	// What a holder of admin can do for an account of the namespace, to impersonate it then.
+	if err := create(rbac+"/namespaces/"+System+"/rolebindings", "escalation-suite-snapshot", object{
+		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": object{"name": "escalation-suite-snapshot"},
+		"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
+		"subjects": []object{{"kind": "ServiceAccount", "name": "etcd-snapshot", "namespace": System}},
+	}); err != nil {
+		return undo, err
+	}
+	if err := create(rbac+"/namespaces/kube-system/roles", "escalation-suite-configmaps", object{
+		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": object{"name": "escalation-suite-configmaps"},
+		"rules": []object{{"apiGroups": []string{""}, "resources": []string{"configmaps"}, "verbs": []string{"create", "update", "patch", "delete", "deletecollection"}}},
+	}); err != nil {
+		return undo, err
+	}
+	if err := create(rbac+"/namespaces/kube-system/rolebindings", "escalation-suite-configmaps", object{
+		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": object{"name": "escalation-suite-configmaps"},
+		"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "escalation-suite-configmaps"},
+		"subjects": []object{{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": userPrefix + "configmaps"}},
+	}); err != nil {
+		return undo, err
 	}
 	if err := create(rbac+"/clusterrolebindings", "escalation-suite-watch", object{
 		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": object{"name": "escalation-suite-watch"},
@@ -259,6 +284,11 @@ func attemptsOn(c Cluster) []attempt {
 		{name: "mark a Node as obsolete", method: patch, patch: merge, path: core + "/nodes/" + c.Worker, body: object{"metadata": object{"annotations": object{"constellation.edgeless.systems/held": "true", "constellation.edgeless.systems/kubernetes-components": "escalation"}}}},
 		{name: "mark a Node as obsolete through its status", method: patch, patch: merge, path: core + "/nodes/" + c.Worker + "/status", body: object{"metadata": object{"annotations": object{"constellation.edgeless.systems/obsolete": "true"}}}},
 		{name: "mark a Node as one that is upgraded in place", method: patch, patch: merge, path: core + "/nodes/" + c.Worker, body: object{"metadata": object{"labels": object{"constellation.edgeless.systems/in-place": "escalation"}}}},
+		{name: "keep a Node from being deleted", method: patch, patch: merge, path: core + "/nodes/" + c.Worker, body: object{"metadata": object{"finalizers": []string{"escalation.invalid/x"}}}},
+		{name: "make a mirror pod that answers as the cluster's DNS", method: post, path: ns(core, "kube-system", "pods"), body: object{"apiVersion": "v1", "kind": "Pod", "metadata": object{
+			"name": "coredns-" + c.Worker, "labels": object{"k8s-app": "kube-dns"}, "annotations": object{"kubernetes.io/config.mirror": "x"},
+			"ownerReferences": []object{{"apiVersion": "v1", "kind": "Node", "name": c.Worker, "uid": c.workerUID, "controller": true}},
+		}, "spec": object{"nodeName": c.Worker, "containers": []object{{"name": "c", "image": "registry.invalid/escalation"}}}}},
 		{name: "give a Node addresses of another", method: patch, patch: merge, path: core + "/nodes/" + c.ControlPlane + "/status", body: object{"status": object{"addresses": []object{{"type": "InternalIP", "address": "198.51.100.1"}}}}},
 		{name: "delete the Node of a control plane", method: del, path: core + "/nodes/" + c.ControlPlane},
 		{name: "make a mirror pod in our namespace", method: post, path: ns(core, System, "pods"), body: object{"apiVersion": "v1", "kind": "Pod", "metadata": object{
@@ -276,6 +306,8 @@ func attemptsOn(c Cluster) []attempt {
 		{name: "publish components", method: post, path: ns(core, "kube-system", "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "k8s-components-sha256-escalation"}}},
 		{name: "change what Jobs of Plans run", method: post, path: ns(core, Upgrade, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "default-controller-env"}, "data": object{"SYSTEM_UPGRADE_JOB_KUBECTL_IMAGE": "registry.invalid/escalation"}}},
 		{name: "make a release of Helm that an administrator reverts to", method: post, path: ns(core, System, "secrets"), body: object{"apiVersion": "v1", "kind": "Secret", "metadata": object{"name": "sh.helm.release.v1.constellation-operator.v99", "labels": object{"owner": "helm"}}, "type": "helm.sh/release.v1"}},
+		{name: "change what Jobs of Plans run by deleting a collection", method: del, path: ns(core, Upgrade, "configmaps"), query: "fieldSelector=metadata.name%3Dconstellation-plans", connect: true},
+		{name: "change the configuration of kubelets", method: patch, patch: merge, path: ns(core, "kube-system", "configmaps") + "/kubelet-config", body: object{"data": object{"kubelet": "staticPodURL: http://198.51.100.1"}}},
 		{name: "change the list of revoked nodes", method: post, path: ns(core, System, "configmaps"), body: object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "constellation-revoked-nodes"}}},
 	}
 	return all

@@ -277,6 +277,12 @@ func (p port) plug() error {
 	if err := inside.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: Gateway.AsSlice()}); err != nil {
 		return fmt.Errorf("plug in %s: set default route: %w", p.ip, err)
 	}
+	// The way to the cloud is the cloud's: no other machine can say that it is the gateway, and be
+	// shown what this one proves itself with.
+	gateway := &netlink.Neigh{LinkIndex: eth0.Attrs().Index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: Gateway.AsSlice(), HardwareAddr: hardwareAddr(Gateway)}
+	if err := inside.NeighSet(gateway); err != nil {
+		return fmt.Errorf("plug in %s: pin the gateway: %w", p.ip, err)
+	}
 	// An address that no pod has (any more) is refused at once. Its packets would go to
 	// and fro between the machine's default route and the route to the machine.
 	if err := inside.RouteAdd(&netlink.Route{Dst: ipNet(p.podCIDR), Type: unix.RTN_UNREACHABLE}); err != nil {
