@@ -35,7 +35,7 @@ var (
 	// ErrNoStatement means that nothing vouches for the components.
 	ErrNoStatement = errors.New("no statement of a release builder comes with the components; `constellation init`, `upgrade apply` and `upgrade prepare` of the current program publish it")
 	// ErrNotVouched means that a valid statement vouches for other components.
-	ErrNotVouched = errors.New("the statement of the release builder does not vouch for these components")
+	ErrNotVouched = errors.New("the statement of the release builder does not vouch for these components; run `constellation upgrade prepare` of the program that published them")
 	// ErrNoMachineKeys means that this machine cannot verify any statement.
 	ErrNoMachineKeys = errors.New("this machine has no release keys; replace it with a machine of a newer image")
 )
