@@ -235,7 +235,7 @@ func sampleMetrics(t *testing.T) []*dto.MetricFamily {
 	c.action(cordonNode, nil)
 	c.cloudCall("list_groups", now, nil)
 	c.asked(now)
-	all := gathered(t, g, g.drained, c.actions, c.calls, c.serving, c.steps)
+	all := gathered(t, g, g.drained, c.actions, c.calls, c.serving, c.client, c.steps)
 	slices.SortFunc(all, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
 	return all
 }
