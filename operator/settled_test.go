@@ -54,7 +54,7 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 		o := &observed{nodes: map[string]*corev1.Node{"heir": heir, "donor": {}}}
 		o.world = world{
 			nodes:     []node{{name: "heir", providerID: "id", ready: ready}, {name: "donor", providerID: "old", ready: true}},
-			instances: []instance{{id: "id", token: "token"}},
+			instances: []instance{{id: "id", name: "heir", token: "token"}, {id: "old", name: "donor"}},
 			intents:   []intent{{name: "replace-0", token: "token", goal: goal, donor: "donor"}},
 		}
 		r.settle(o, newLookup(&o.world, everyRule))
