@@ -285,6 +285,10 @@ func TestApplyOnRealMachines(t *testing.T) {
 	c.wantAnswer(nodes...)
 	c.run(2*time.Minute, append([]string{"upgrade", "apply", "--yes", "-o", "json"}, target...)...).want(engine.ExitNothing)
 
+	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
+		t.Log("root on a worker was not tried, which takes three minutes; set CONSTELLATION_E2E_ROLLOUT=1")
+		return
+	}
 	// This cluster has everything that root on a worker could reach for.
 	l = c.startLoad()
 	c.staysItself("worker-3", "control-plane-1")
