@@ -131,7 +131,7 @@ func (r *nodeVersions) put(o *observed, a action) {
 			r.answered.Store(true)
 		}
 		if r.efforts.end(key, 0, err) && ctx.Err() == nil {
-			r.log.Warn("not done, tried again", "action", key, "err", err)
+			r.log.Warn("action failed, will retry", "action", key, "err", err)
 		}
 		if did && err == nil {
 			r.did(o, a)
@@ -327,7 +327,7 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 		}
 		return err == nil, client.IgnoreNotFound(err)
 	}
-	return false, fmt.Errorf("do %q: nobody knows how", actionNames[a.kind])
+	return false, fmt.Errorf("unknown action %q", actionNames[a.kind])
 }
 
 // patchNode changes a Node as it was seen; if it has changed since, nothing happens
@@ -457,7 +457,7 @@ func (r *nodeVersions) did(o *observed, a action) {
 			args = append(args, f.key, f.value)
 		}
 	}
-	r.log.Info("rollout", args...)
+	r.log.Info(string(actionLogs[a.kind]), args...)
 	normal := corev1.EventTypeNormal
 	switch n := o.nodes[a.node]; a.kind {
 	case recordIntent:
@@ -507,7 +507,7 @@ func (r *nodeVersions) effort(a action, key string, do func(context.Context) err
 		r.counters.action(a.kind, err)
 		if err == nil {
 			r.point("after", a.kind)
-			r.log.Info("rollout", "action", a.String())
+			r.log.Info(string(actionLogs[a.kind]), "action", a.String())
 		}
 		return err
 	})
@@ -537,7 +537,7 @@ func (r *nodeVersions) create(group string, tokens []string) {
 		r.counters.action(createInstance, err)
 		if err == nil {
 			r.point("after", createInstance)
-			r.log.Info("rollout", "action", actionNames[createInstance], "group", group, "machines", len(tokens))
+			r.log.Info("machines created", "action", actionNames[createInstance], "group", group, "machines", len(tokens))
 		}
 		return err
 	})
@@ -552,7 +552,7 @@ func (r *nodeVersions) remove(ids []string) {
 		r.counters.action(deleteInstance, err)
 		if err == nil {
 			r.point("after", deleteInstance)
-			r.log.Info("rollout", "action", actionNames[deleteInstance], "machines", len(ids), "first", ids[0])
+			r.log.Info("machines deleted", "action", actionNames[deleteInstance], "machines", len(ids), "first", ids[0])
 		}
 		if err != nil || !r.fleet.bye(ctx, ids) { // what has become of them is what comes next
 			r.efforts.outdate(describing)
@@ -646,7 +646,7 @@ func (r *nodeVersions) try(key string, do func(context.Context) error) {
 	r.spawn(func(ctx context.Context) {
 		err := do(ctx)
 		if r.efforts.end(key, fleetLeast/2, err) && ctx.Err() == nil {
-			r.log.Warn("not done, tried again", "action", key, "err", err)
+			r.log.Warn("action failed, will retry", "action", key, "err", err)
 		}
 		r.wake()
 	})

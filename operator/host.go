@@ -352,7 +352,7 @@ func (f *following) follow(ctx context.Context, req *upgradeproto.UpgradeRequest
 
 func (f *following) note(source, line string) {
 	if f.host.log != nil {
-		f.host.log.Info("upgrade", "node", f.host.node, "stage", f.stage, "source", source, "line", line)
+		f.host.log.Info("upgrade progressed", "node", f.host.node, "stage", f.stage, "source", source, "line", line)
 	}
 }
 

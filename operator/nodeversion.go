@@ -564,7 +564,7 @@ func (r *nodeVersions) report(ctx context.Context, o *observed, status v1alpha1.
 			r.spawn(func(ctx context.Context) {
 				err := r.tellStatus(ctx, before, changed)
 				if r.efforts.end(reporting, 0, err) && ctx.Err() == nil {
-					r.log.Warn("not done, tried again", "action", reporting, "err", err)
+					r.log.Warn("action failed, will retry", "action", reporting, "err", err)
 				}
 			})
 		}
@@ -614,7 +614,7 @@ func (r *nodeVersions) tell(before, after *v1alpha1.NodeVersion) {
 	}
 	was, is := readyCondition(before.Status), readyCondition(after.Status)
 	if w, b := after.Status.Waiting, before.Status.Waiting; w != nil && (b == nil || b.Reason != w.Reason || b.Message != w.Message) {
-		r.log.Info("rollout waits", "reason", w.Reason, "message", w.Message)
+		r.log.Info("rollout waiting", "reason", w.Reason, "message", w.Message)
 	}
 	if was.Reason == is.Reason {
 		return
