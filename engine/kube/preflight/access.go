@@ -22,16 +22,16 @@ const (
 
 var accessChecks = []check{
 	{
-		id: "permissions", title: "the kubeconfig's user may do what the hop needs", area: "access", ref: rbacGuide,
+		id: "permissions", title: "the kubeconfig's user has the permissions that the hop needs", area: "access", ref: rbacGuide,
 		run: permissions,
 	},
 	{
-		id: "pod-security", title: "the namespace of the services admits their pods", area: "access", ref: psaGuide,
+		id: "pod-security", title: "the services' namespace admits their pods", area: "access", ref: psaGuide,
 		needs: []source{sourceNamespaces}, run: podSecurity,
 	},
 }
 
-// needed is what applying an upgrade does in the cluster.
+// needed are the permissions that applying an upgrade requires.
 var needed = []authorizationv1.ResourceAttributes{
 	{Verb: "list", Resource: "nodes"},
 	{Verb: "patch", Resource: "nodes"},
@@ -59,7 +59,7 @@ var needed = []authorizationv1.ResourceAttributes{
 // accessLimit bounds one review.
 const accessLimit = 10 * time.Second
 
-// permissions asks the API server what it would allow.
+// permissions reviews the user's access to everything in needed.
 func permissions(_ *world, p *probe) []engine.Finding {
 	if ok, err := allowed(p, authorizationv1.ResourceAttributes{Verb: "*", Group: "*", Resource: "*"}); err == nil && ok {
 		return nil
@@ -80,13 +80,13 @@ func permissions(_ *world, p *probe) []engine.Finding {
 	denied = slices.DeleteFunc(denied, func(s string) bool { return s == "" })
 	if len(denied) > 0 {
 		out = append(out, engine.Finding{
-			Severity: engine.Block, Title: fmt.Sprintf("the kubeconfig's user may not do %s that the hop needs", count(len(denied), "thing")),
-			Detail: "not allowed: " + enumerate(denied, len(denied)), Remedy: "use the kubeconfig of an administrator, or have these verbs granted; look at what it may with `kubectl auth can-i --list`",
+			Severity: engine.Block, Title: fmt.Sprintf("the kubeconfig's user lacks %s that the hop needs", count(len(denied), "thing")),
+			Detail: "not allowed: " + enumerate(denied, len(denied)), Remedy: "use an administrator's kubeconfig, or grant these verbs; list its permissions with `kubectl auth can-i --list`",
 		})
 	}
 	if i := slices.IndexFunc(failed, func(err error) bool { return err != nil }); i >= 0 {
 		out = append(out, engine.Finding{
-			Severity: engine.NotChecked, Title: "not checked whether the kubeconfig's user may do all that the hop needs", Detail: reason(p.ctx, failed[i]),
+			Severity: engine.NotChecked, Title: "not checked whether the kubeconfig's user has the permissions that the hop needs", Detail: reason(p.ctx, failed[i]),
 		})
 	}
 	return out
@@ -120,8 +120,8 @@ func permission(a authorizationv1.ResourceAttributes) string {
 	return s
 }
 
-// podSecurity looks at the level of the namespace in which the services run: the join
-// service and the operator's agent need the hosts' network.
+// podSecurity checks the pod security level of the services' namespace. The join service
+// and the operator's agent use the host network.
 func podSecurity(w *world, _ *probe) []engine.Finding {
 	m, ok := w.namespaces[ownNamespace]
 	level := m.Labels[psaLabel]
@@ -130,7 +130,7 @@ func podSecurity(w *world, _ *probe) []engine.Finding {
 	}
 	return []engine.Finding{{
 		Severity: engine.Block, Title: fmt.Sprintf("the namespace %s enforces the pod security level %s", ownNamespace, printable(level)),
-		Detail: "the services run on the hosts' network, which needs the level privileged", Owner: keeperOf(&m), Objects: []string{object("Namespace", "", ownNamespace)},
-		Remedy: "set the level back", Command: "kubectl label namespace " + ownNamespace + " " + psaLabel + "=privileged --overwrite",
+		Detail: "the services use the host network, which requires the level privileged", Owner: keeperOf(&m), Objects: []string{object("Namespace", "", ownNamespace)},
+		Remedy: "restore the level", Command: "kubectl label namespace " + ownNamespace + " " + psaLabel + "=privileged --overwrite",
 	}}
 }

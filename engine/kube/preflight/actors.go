@@ -18,8 +18,8 @@ import (
 	"constellation/engine"
 )
 
-// actorKinds are what others who change nodes or workloads are told by. They are read
-// where the cluster serves them.
+// actorKinds are the kinds of other controllers that change nodes or workloads. They are
+// read if the cluster serves them.
 var actorKinds = []schema.GroupResource{
 	plans, applications, kustomizations, helmReleases, machineDeployments, nodePools,
 }
@@ -33,7 +33,7 @@ var (
 	nodePools          = schema.GroupResource{Group: "karpenter.sh", Resource: "nodepools"}
 )
 
-// actor is what matters of an object of actorKinds.
+// actor is the slim copy of an object of actorKinds.
 type actor struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              actorSpec   `json:"spec"`
@@ -54,7 +54,7 @@ type actorStatus struct {
 	Conditions     []actorCondition `json:"conditions"`
 }
 
-// planStatus is what our controller says of the nodes of a Plan that are upgraded or failed.
+// planStatus is our controller's report on the nodes of a Plan that are upgraded or failed.
 type planStatus struct {
 	Nodes []struct {
 		Name    string `json:"name"`
@@ -62,7 +62,7 @@ type planStatus struct {
 	} `json:"nodes"`
 }
 
-// tell says how the first few nodes get on; empty where the controller does not.
+// tell summarizes the progress of the first few nodes; empty without a report.
 func (p *planStatus) tell() string {
 	var all []string
 	for _, n := range p.Nodes[:min(3, len(p.Nodes))] {
@@ -94,12 +94,12 @@ const (
 var actorChecks = []check{
 	{
 		id: "node-actors", area: "actors", ref: "https://kubernetes.io/docs/concepts/cluster-administration/node-autoscaling/", run: nodeActors,
-		title: "nobody else replaces or reboots nodes",
+		title: "no other controller replaces or reboots nodes",
 		needs: []source{sourceActors, sourceDaemonSets, sourceDeployments},
 	},
 	{
 		id: "gitops-sync", area: "actors", ref: "https://argo-cd.readthedocs.io/en/stable/user-guide/sync-options/", run: syncs,
-		title: "no Argo CD application and no Flux object is being applied",
+		title: "no Argo CD application or Flux object is syncing",
 		needs: []source{sourceActors},
 	},
 	{
@@ -109,36 +109,36 @@ var actorChecks = []check{
 	},
 	{
 		id: "long-jobs", area: "actors", ref: jobPage, run: longJobs,
-		title: "no job that moves has run for long",
+		title: "no evicted job has been running for long",
 		needs: workloadSources,
 	},
 	{
 		id: "autoscaler-limits", area: "actors", ref: autoscalerPage, run: autoscalerLimits,
-		title: "every autoscaled workload can grow",
+		title: "every autoscaled workload is below its maximum",
 		needs: []source{sourceAutoscalers},
 	},
 }
 
-// kuredLock is the annotation by which kured lets one node reboot at a time.
+// kuredLock is the annotation with which kured serializes reboots.
 const kuredLock = "weave.works/kured-node-lock"
 
-// autoscalerName is the Deployment of the autoscaler that is ours: it is named in the
-// AutoscalingStrategy, and the operator pauses it.
+// autoscalerName is the Deployment of our autoscaler. The AutoscalingStrategy names it,
+// and the operator pauses it.
 const autoscalerName = "constellation-cluster-autoscaler"
 
-// failedPlan tells of a Plan that has given up on a node, by the condition that both
-// controllers of Plans set.
+// failedPlan reports a Plan that failed on a node, by the condition that both controllers
+// of Plans set.
 func failedPlan(a *actor) (engine.Finding, bool) {
 	for _, c := range a.Status.Conditions {
 		if c.Type == "Complete" && c.Status == "False" && c.Reason == "JobFailed" {
 			detail := ""
-			if len(a.Status.Constellation.Nodes) > 1 { // of one the title says it
+			if len(a.Status.Constellation.Nodes) > 1 { // the title names a single one
 				detail = a.Status.Constellation.tell()
 			}
 			return engine.Finding{
 				Title: fmt.Sprintf("Plan %s has failed: %s", printable(a.Namespace+"/"+a.Name), printable(c.Message)), Detail: detail,
 				Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("plan", a.Namespace, a.Name)},
-				Remedy:  "see what its jobs say, and whether it has left a node cordoned; then mend or delete the Plan",
+				Remedy:  "read the logs of its jobs and look for a node that it left cordoned; then correct or delete the Plan",
 				Command: command(`kubectl -n %s get jobs,pods -l upgrade.cattle.io/plan=%s`, a.Namespace, a.Name),
 			}, true
 		}
@@ -146,12 +146,12 @@ func failedPlan(a *actor) (engine.Finding, bool) {
 	return engine.Finding{}, false
 }
 
-// nodeActors tells who else drains, reboots or removes nodes.
+// nodeActors reports other controllers that drain, reboot or remove nodes.
 func nodeActors(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for i := range w.actors[plans] {
 		a := &w.actors[plans][i]
-		// A node that failed keeps its place, and is among those that it is applied to.
+		// A failed node stays in the list of nodes that the Plan is applied to.
 		if f, ok := failedPlan(a); ok {
 			found = append(found, f)
 			continue
@@ -163,7 +163,7 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 			Title:  fmt.Sprintf("Plan %s is being applied to %s", printable(a.Namespace+"/"+a.Name), enumerate(a.Status.Applying, 3)),
 			Detail: a.Status.Constellation.tell(),
 			Owner:  keeperOf(&a.ObjectMeta), Objects: []string{object("plan", a.Namespace, a.Name)},
-			Remedy:  "wait until it is complete; the command keeps it from taking more nodes",
+			Remedy:  "wait until it completes; the command stops it from starting further nodes",
 			Command: command(`kubectl -n %s patch plans.upgrade.cattle.io %s --type=merge -p '{"spec":{"concurrency":0}}'`, a.Namespace, a.Name),
 		})
 	}
@@ -178,18 +178,18 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 			continue
 		}
 		found = append(found, engine.Finding{
-			Title: "a cluster-autoscaler that is not ours may remove nodes while they are replaced: " + printable(d.Namespace+"/"+d.Name),
+			Title: "a cluster-autoscaler that we do not manage can remove nodes during the rollout: " + printable(d.Namespace+"/"+d.Name),
 			Owner: keeperOf(&d.ObjectMeta), Objects: []string{object("deployment", d.Namespace, d.Name)},
-			Remedy:  "stop it while nodes are replaced, and start it again afterwards",
+			Remedy:  "scale it to zero during the rollout, and restore it afterwards",
 			Command: command("kubectl -n %s scale deployment/%s --replicas=0", d.Namespace, d.Name),
 		})
 	}
 	for i := range w.actors[nodePools] {
 		a := &w.actors[nodePools][i]
 		found = append(found, engine.Finding{
-			Title: "Karpenter may remove nodes of NodePool " + printable(a.Name) + " while others are replaced",
+			Title: "Karpenter can remove nodes of NodePool " + printable(a.Name) + " during the rollout",
 			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("nodepool", "", a.Name)},
-			Remedy:  "give its disruption a budget of no nodes, and take it back afterwards",
+			Remedy:  "set its disruption budget to 0 nodes, and restore it afterwards",
 			Command: command(`kubectl patch nodepools.karpenter.sh %s --type=merge -p '{"spec":{"disruption":{"budgets":[{"nodes":"0"}]}}}'`, a.Name),
 		})
 	}
@@ -202,14 +202,14 @@ func nodeActors(w *world, _ *probe) []engine.Finding {
 		found = append(found, engine.Finding{
 			Title: fmt.Sprintf("Cluster API is replacing machines of MachineDeployment %s: %d of %d are new", printable(a.Namespace+"/"+a.Name), *updated, a.Status.Replicas),
 			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("machinedeployment", a.Namespace, a.Name)},
-			Remedy:  "wait until it is done, or pause it",
+			Remedy:  "wait until it completes, or pause it",
 			Command: command(`kubectl -n %s patch machinedeployments.cluster.x-k8s.io %s --type=merge -p '{"spec":{"paused":true}}'`, a.Namespace, a.Name),
 		})
 	}
-	return fold(found, "others who replace or reboot nodes")
+	return fold(found, "other controllers that replace or reboot nodes")
 }
 
-// kured tells who holds kured's lock: that node is about to reboot, or has.
+// kured reports the holder of kured's lock: that node is about to reboot, or has rebooted.
 func kured(d *appsv1.DaemonSet) (engine.Finding, bool) {
 	value, ok := d.Annotations[kuredLock]
 	if !ok {
@@ -217,7 +217,7 @@ func kured(d *appsv1.DaemonSet) (engine.Finding, bool) {
 	}
 	var lock struct {
 		Node string `json:"nodeID"`
-		// Locks is of kured that lets several nodes reboot at a time.
+		// Locks is set if kured allows several nodes to reboot at a time.
 		Locks []struct {
 			Node string `json:"nodeID"`
 		} `json:"locks"`
@@ -238,9 +238,9 @@ func kured(d *appsv1.DaemonSet) (engine.Finding, bool) {
 		who = enumerate(nodes, 3)
 	}
 	f := engine.Finding{
-		Title: fmt.Sprintf("kured's lock is held by %s: a node may be rebooting", who), Detail: detail,
+		Title: fmt.Sprintf("%s holds kured's lock: a node may be rebooting", who), Detail: detail,
 		Owner: keeperOf(&d.ObjectMeta), Objects: []string{object("daemonset", d.Namespace, d.Name)},
-		Remedy:  "wait until it is given back; the command breaks it",
+		Remedy:  "wait until the lock is released; the command breaks it",
 		Command: command("kubectl -n %s annotate daemonset %s "+kuredLock+"-", d.Namespace, d.Name),
 	}
 	for _, n := range nodes {
@@ -257,7 +257,7 @@ func runs(d *appsv1.Deployment, image string) bool {
 	})
 }
 
-// syncs tells what Argo CD and Flux apply at this moment.
+// syncs reports the objects that Argo CD and Flux are syncing.
 func syncs(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for i := range w.actors[applications] {
@@ -266,8 +266,8 @@ func syncs(w *world, _ *probe) []engine.Finding {
 			continue
 		}
 		found = append(found, engine.Finding{
-			Title: "Argo CD is applying application " + printable(a.Namespace+"/"+a.Name),
-			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("application", a.Namespace, a.Name)}, Remedy: "wait until it is done",
+			Title: "Argo CD is syncing application " + printable(a.Namespace+"/"+a.Name),
+			Owner: keeperOf(&a.ObjectMeta), Objects: []string{object("application", a.Namespace, a.Name)}, Remedy: "wait until it completes",
 			Command: command("kubectl -n %s wait --for=jsonpath='{.status.operationState.phase}'=Succeeded applications.argoproj.io/%s --timeout=10m", a.Namespace, a.Name),
 		})
 	}
@@ -281,17 +281,17 @@ func syncs(w *world, _ *probe) []engine.Finding {
 				continue
 			}
 			found = append(found, engine.Finding{
-				Title: fmt.Sprintf("Flux is applying %s %s", strings.TrimSuffix(k.Resource, "s"), printable(a.Namespace+"/"+a.Name)),
-				Owner: keeperOf(&a.ObjectMeta), Objects: []string{object(strings.TrimSuffix(k.Resource, "s"), a.Namespace, a.Name)}, Remedy: "wait until it is done",
+				Title: fmt.Sprintf("Flux is reconciling %s %s", strings.TrimSuffix(k.Resource, "s"), printable(a.Namespace+"/"+a.Name)),
+				Owner: keeperOf(&a.ObjectMeta), Objects: []string{object(strings.TrimSuffix(k.Resource, "s"), a.Namespace, a.Name)}, Remedy: "wait until it completes",
 				Command: command("kubectl -n %s wait --for=condition=Ready %s/%s --timeout=10m", a.Namespace, k.String(), a.Name),
 			})
 		}
 	}
-	return fold(found, "objects that are being applied")
+	return fold(found, "objects that are syncing")
 }
 
-// rollouts tells workloads whose pods are being replaced, or are not all there. The rules
-// are those of `kubectl rollout status`.
+// rollouts reports workloads whose rollout is incomplete. The rules are those of
+// `kubectl rollout status`.
 func rollouts(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	add := func(kind string, m *metav1.ObjectMeta, why string) {
@@ -300,7 +300,7 @@ func rollouts(w *world, _ *probe) []engine.Finding {
 		}
 		found = append(found, engine.Finding{
 			Title: fmt.Sprintf("%s %s is in the middle of a rollout: %s", kind, printable(m.Namespace+"/"+m.Name), why),
-			Owner: keeperOf(m), Objects: []string{object(kind, m.Namespace, m.Name)}, Remedy: "wait until it is done, or repair it",
+			Owner: keeperOf(m), Objects: []string{object(kind, m.Namespace, m.Name)}, Remedy: "wait until it completes, or repair it",
 			Command: command("kubectl -n %s rollout status %s/%s --timeout=10m", m.Namespace, strings.ToLower(kind), m.Name),
 		})
 	}
@@ -316,24 +316,24 @@ func rollouts(w *world, _ *probe) []engine.Finding {
 	return fold(found, "workloads in the middle of a rollout")
 }
 
-const unseen = "its controller has not seen its last change"
+const unseen = "its controller has not observed the latest generation"
 
 func deploymentRollout(d *appsv1.Deployment) string {
 	s, want := &d.Status, replicas(d.Spec.Replicas)
 	for _, c := range s.Conditions {
 		if c.Type == appsv1.DeploymentProgressing && c.Reason == "ProgressDeadlineExceeded" {
-			return "it has made no progress for " + plainDuration(time.Duration(progressDeadline(d))*time.Second)
+			return "no progress for " + plainDuration(time.Duration(progressDeadline(d))*time.Second)
 		}
 	}
 	switch {
 	case s.ObservedGeneration < d.Generation:
 		return unseen
 	case d.Spec.Paused && s.UpdatedReplicas < want:
-		return fmt.Sprintf("it is paused with %d of %d pods new", s.UpdatedReplicas, want)
+		return fmt.Sprintf("paused with %d of %d pods updated", s.UpdatedReplicas, want)
 	case s.UpdatedReplicas < want:
-		return fmt.Sprintf("%d of %d pods are new", s.UpdatedReplicas, want)
+		return fmt.Sprintf("%d of %d pods are updated", s.UpdatedReplicas, want)
 	case s.Replicas > s.UpdatedReplicas:
-		return fmt.Sprintf("%d old pods are still there", s.Replicas-s.UpdatedReplicas)
+		return fmt.Sprintf("%d old pods remain", s.Replicas-s.UpdatedReplicas)
 	case s.AvailableReplicas < s.UpdatedReplicas:
 		return fmt.Sprintf("%d of %d pods are available", s.AvailableReplicas, s.UpdatedReplicas)
 	}
@@ -363,7 +363,7 @@ func statefulSetRollout(d *appsv1.StatefulSet) string {
 		kept = *r.Partition
 	}
 	if s.UpdatedReplicas < want-kept {
-		return fmt.Sprintf("%d of %d pods are new", s.UpdatedReplicas, want-kept)
+		return fmt.Sprintf("%d of %d pods are updated", s.UpdatedReplicas, want-kept)
 	}
 	return ""
 }
@@ -374,17 +374,17 @@ func daemonSetRollout(d *appsv1.DaemonSet) string {
 	case s.ObservedGeneration < d.Generation:
 		return unseen
 	case d.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType && s.UpdatedNumberScheduled < s.DesiredNumberScheduled:
-		return fmt.Sprintf("%d of %d pods are new", s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
+		return fmt.Sprintf("%d of %d pods are updated", s.UpdatedNumberScheduled, s.DesiredNumberScheduled)
 	case s.NumberAvailable < s.DesiredNumberScheduled:
 		return fmt.Sprintf("%d of %d pods are available", s.NumberAvailable, s.DesiredNumberScheduled)
 	}
 	return ""
 }
 
-// longTime is for how long a job must have run so that its starting again is worth a word.
+// longTime is the running time from which the restart of a job is reported.
 const longTime = 10 * time.Minute
 
-// longJobs tells jobs that lose what they have done so far.
+// longJobs reports jobs that lose their progress.
 func longJobs(w *world, _ *probe) []engine.Finding {
 	running := map[types.UID]*batchv1.Job{}
 	for i := range w.jobs {
@@ -403,17 +403,17 @@ func longJobs(w *world, _ *probe) []engine.Finding {
 	for _, t := range w.teams(moving) {
 		j := running[t.uid]
 		found = append(found, engine.Finding{
-			Title:  fmt.Sprintf("job %s has run for %s, and its pods start again elsewhere", printable(t.namespace+"/"+t.name), plainDuration(w.now.Sub(j.Status.StartTime.Time))),
+			Title:  fmt.Sprintf("job %s has been running for %s, and its pods will restart on other nodes", printable(t.namespace+"/"+t.name), plainDuration(w.now.Sub(j.Status.StartTime.Time))),
 			Detail: placesOf(t.pods), Owner: keeperOf(&j.ObjectMeta), Objects: t.objects(t.pods),
-			Remedy:  "wait until it is done, if it cannot go on where it was",
+			Remedy:  "wait until it completes, unless it resumes from a checkpoint",
 			Command: command("kubectl -n %s wait --for=condition=complete job/%s --timeout=1h", t.namespace, t.name),
 		})
 	}
-	return fold(found, "jobs that start again")
+	return fold(found, "jobs that will restart")
 }
 
-// autoscalerLimits tells workloads that want to grow and may not: a pod that moves is
-// missed there.
+// autoscalerLimits reports workloads whose autoscaler is at its maximum: they cannot
+// compensate for an evicted pod.
 func autoscalerLimits(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for i := range w.autoscalers {
@@ -428,7 +428,7 @@ func autoscalerLimits(w *world, _ *probe) []engine.Finding {
 			Objects: []string{
 				object("horizontalpodautoscaler", a.Namespace, a.Name), object(a.Spec.ScaleTargetRef.Kind, a.Namespace, a.Spec.ScaleTargetRef.Name),
 			},
-			Remedy:  "let it have one more while nodes are replaced",
+			Remedy:  "raise maxReplicas by one during the rollout",
 			Command: command(`kubectl -n %s patch horizontalpodautoscaler %s --type=merge -p '{"spec":{"maxReplicas":%d}}'`, a.Namespace, a.Name, a.Spec.MaxReplicas+1),
 		})
 	}

@@ -19,7 +19,7 @@ var addonChecks = []check{
 		needs: []source{sourceCharts}, run: chartsAllow,
 	},
 	{
-		id: "add-ons", title: "network and storage drivers are told", area: "versions", ref: "https://kubernetes.io/docs/concepts/cluster-administration/addons/",
+		id: "add-ons", title: "network and storage drivers are listed", area: "versions", ref: "https://kubernetes.io/docs/concepts/cluster-administration/addons/",
 		needs: []source{sourceDaemonSets, sourceDeployments}, run: addons,
 	},
 }
@@ -35,7 +35,7 @@ func chartsAllow(w *world, _ *probe) (out []engine.Finding) {
 		f := engine.Finding{
 			Title:   fmt.Sprintf("the chart %s %s of Helm release %s/%s does not allow Kubernetes %s", printable(h.chart), printable(h.version), printable(h.namespace), printable(h.name), to),
 			Detail:  "its kubeVersion is " + printable(h.kubeVersion),
-			Remedy:  "upgrade the release to a version of the chart that allows it, before the hop",
+			Remedy:  "upgrade the release to a chart version that allows it before the hop",
 			Owner:   fmt.Sprintf("namespace %s, Helm release %s", printable(h.namespace), printable(h.name)),
 			Objects: []string{object("HelmRelease", h.namespace, h.name)},
 		}
@@ -56,18 +56,18 @@ func chartsAllow(w *world, _ *probe) (out []engine.Finding) {
 		}
 		out = append(out, engine.Finding{
 			Severity: engine.NotChecked, Title: title,
-			Detail: "the secret that Helm keeps does not unpack: " + enumerate(w.unreadableCharts, 10),
-			Remedy: "repair or remove the releases: `helm upgrade` and `helm rollback` cannot read them either", Objects: first(objects),
+			Detail: "Helm's release secret cannot be decoded: " + enumerate(w.unreadableCharts, 10),
+			Remedy: "repair or remove the releases; `helm upgrade` and `helm rollback` cannot read them either", Objects: first(objects),
 		})
 	}
 	return out
 }
 
-// drivers are words in images of what connects pods and volumes.
+// drivers are parts of the image names of network and storage drivers.
 var drivers = []string{"csi", "cni", "cilium", "calico", "flannel", "weave", "antrea", "kube-router", "multus", "ovn", "snapshot-controller"}
 
-// addons lists the images of drivers: which Kubernetes they support only their makers
-// know.
+// addons lists the images of drivers. Only their vendors publish which Kubernetes versions
+// they support.
 func addons(w *world, _ *probe) []engine.Finding {
 	var images []string
 	add := func(namespace, name, image string) {
@@ -90,12 +90,12 @@ func addons(w *world, _ *probe) []engine.Finding {
 		}
 	}
 	if len(images) == 0 {
-		return []engine.Finding{{Severity: engine.Info, Title: "no network or storage driver of others is deployed"}}
+		return []engine.Finding{{Severity: engine.Info, Title: "no third-party network or storage driver is deployed"}}
 	}
 	slices.Sort(images)
 	images = slices.Compact(images)
 	return []engine.Finding{{
 		Severity: engine.Info, Title: count(len(images), "image") + " of network and storage drivers",
-		Detail: enumerate(images, 40), Remedy: "see in their documentation that they support Kubernetes " + cmp.Or(w.request.To.String(), "of the hop"),
+		Detail: enumerate(images, 40), Remedy: "check in their documentation that they support Kubernetes " + cmp.Or(w.request.To.String(), "of the hop"),
 	}}
 }

@@ -24,7 +24,7 @@ const (
 	operatorName = "constellation-operator"
 )
 
-// systemNamespaces are those whose pods an upgrade makes anew.
+// systemNamespaces are the namespaces whose pods an upgrade recreates.
 var systemNamespaces = []string{ownNamespace, metav1.NamespaceSystem}
 
 var admissionChecks = []check{
@@ -39,13 +39,13 @@ var admissionChecks = []check{
 	},
 }
 
-// template is what a new pod of a workload is made from.
+// template is the pod template of a workload.
 type template struct {
 	object string
 	spec   *corev1.PodSpec
 }
 
-// templates are those of the workloads of a namespace that want pods.
+// templates are those of the namespace's workloads with at least one replica.
 func (w *world) templates(namespace string) (out []template) {
 	for i := range w.deployments {
 		if d := &w.deployments[i]; d.Namespace == namespace && replicas(d.Spec.Replicas) > 0 {
@@ -60,7 +60,7 @@ func (w *world) templates(namespace string) (out []template) {
 	return out
 }
 
-// needs is how much of a resource of a quota one pod takes up.
+// needs is the amount of a quota's resource that one pod uses.
 func (t template) needs(name corev1.ResourceName) resource.Quantity {
 	p := &corev1.Pod{Spec: *t.spec}
 	switch name {
@@ -78,7 +78,7 @@ func (t template) needs(name corev1.ResourceName) resource.Quantity {
 	return resource.Quantity{}
 }
 
-// counts reports whether q is about pods of t.
+// counts reports whether q limits pods of t.
 func (t template) counts(q *corev1.ResourceQuota) bool {
 	var terms []corev1.ScopedResourceSelectorRequirement
 	for _, s := range q.Spec.Scopes {
@@ -114,10 +114,10 @@ func (t template) inScope(s corev1.ScopedResourceSelectorRequirement) bool {
 		}
 		return class != ""
 	}
-	return false // about affinity over namespaces, which none of these pods has
+	return false // concerns cross-namespace affinity, which none of these pods has
 }
 
-// podQuota tells quotas that refuse the next pod of a workload.
+// podQuota reports quotas that reject the next pod of a workload.
 func podQuota(w *world, _ *probe) (out []engine.Finding) {
 	for _, namespace := range systemNamespaces {
 		templates := w.templates(namespace)
@@ -156,23 +156,23 @@ func quotaFindings(q *corev1.ResourceQuota, templates []template) (out []engine.
 		out = append(out, engine.Finding{
 			Severity: engine.Block,
 			Title:    fmt.Sprintf("ResourceQuota %s refuses new pods: %s of %s %s are used", printable(q.Namespace+"/"+q.Name), used.String(), hard.String(), printable(string(name))),
-			Detail:   "no pod more of " + enumerate(refused, maxTold), Owner: keeperOf(&q.ObjectMeta),
+			Detail:   "no additional pod of " + enumerate(refused, maxTold), Owner: keeperOf(&q.ObjectMeta),
 			Objects: append([]string{object("resourcequota", q.Namespace, q.Name)}, first(refused)...),
-			Remedy:  "raise the quota: new nodes and new versions of the services need one pod more of each",
+			Remedy:  "raise the quota: new nodes and new service versions need one additional pod of each",
 			Command: command(`kubectl -n %s patch resourcequota %s --type=merge -p '{"spec":{"hard":{"%s":"%s"}}}'`, q.Namespace, q.Name, string(name), enough.String()),
 		})
 	}
 	return out
 }
 
-// podAdmission asks for a pod like the operator's, which is not made.
+// podAdmission creates a pod like the operator's as a dry run.
 func podAdmission(w *world, p *probe) []engine.Finding {
 	i := slices.IndexFunc(w.deployments, func(d appsv1.Deployment) bool { return d.Namespace == ownNamespace && d.Name == operatorName })
 	if i < 0 {
-		return []engine.Finding{{Severity: engine.Info, Title: "no new pod was asked for: the cluster has no operator"}}
+		return []engine.Finding{{Severity: engine.Info, Title: "pod admission was not tested: the cluster has no operator"}}
 	}
 	if !w.request.DryRun {
-		return []engine.Finding{{Severity: engine.Info, Title: "no new pod was asked for: dry-run requests are switched off"}}
+		return []engine.Finding{{Severity: engine.Info, Title: "pod admission was not tested: dry-run requests are disabled"}}
 	}
 	d := &w.deployments[i]
 	ctx, cancel := context.WithTimeout(p.ctx, p.within())
@@ -187,7 +187,7 @@ func podAdmission(w *world, p *probe) []engine.Finding {
 	a := classify(err)
 	f := engine.Finding{
 		Severity: engine.Block, Detail: a.text, Objects: []string{object("deployment", ownNamespace, operatorName)},
-		Remedy: "do what the message asks for, or take the rule away from namespace " + ownNamespace,
+		Remedy: "follow the message, or exempt namespace " + ownNamespace,
 	}
 	switch {
 	case a.verdict == noDryRun, a.verdict == notAsked, errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -196,7 +196,7 @@ func podAdmission(w *world, p *probe) []engine.Finding {
 			f.Detail = "no answer came within " + plainDuration(p.within())
 		}
 	case apierrors.IsForbidden(err) && strings.Contains(a.text, "cannot create resource"), apierrors.IsUnauthorized(err):
-		f.Severity, f.Title = engine.NotChecked, "not checked whether the cluster admits a new pod of the operator: the kubeconfig's user may not ask"
+		f.Severity, f.Title = engine.NotChecked, "not checked whether the cluster admits a new pod of the operator: the kubeconfig's user may not create pods"
 		f.Remedy = "use a kubeconfig that may create pods in " + ownNamespace
 	default:
 		kind, name := refuser(a)
@@ -215,7 +215,7 @@ func podAdmission(w *world, p *probe) []engine.Finding {
 			f.Owner = keeperOf(h.config)
 			f.Objects = append([]string{h.object()}, f.Objects...)
 			if f.Command = h.exempt([]string{ownNamespace}); a.uncalled() {
-				f.Remedy = "bring back who answers it; or leave the namespace out, which its owner may undo"
+				f.Remedy = "restore the webhook's backend; or exempt the namespace, which its owner may revert"
 			}
 		}
 	}
@@ -227,7 +227,7 @@ var (
 	securityDenier = regexp.MustCompile(`violates PodSecurity "([^"]*)"`)
 )
 
-// refuser names who refuses a pod: kind and name.
+// refuser returns kind and name of what rejects a pod.
 func refuser(a answer) (kind, name string) {
 	if m := quotaDenier.FindStringSubmatch(a.text); m != nil {
 		return "ResourceQuota", m[1]

@@ -34,17 +34,17 @@ func TestQuotasThatRefuseNewPodsAreTold(t *testing.T) {
 		want   []string // title: detail: command
 	}{
 		{"no pod more", quota(ownNamespace, list("pods", "1"), list("pods", "1")), nil, []string{
-			"ResourceQuota constellation-system/limits refuses new pods: 1 of 1 pods are used: no pod more of " + operator +
+			"ResourceQuota constellation-system/limits refuses new pods: 1 of 1 pods are used: no additional pod of " + operator +
 				`: kubectl -n constellation-system patch resourcequota limits --type=merge -p '{"spec":{"hard":{"pods":"2"}}}'`,
 		}},
 		{"room for one more", quota(ownNamespace, list("pods", "2"), list("pods", "1")), nil, nil},
 		{"CPU is left, but not enough", quota(ownNamespace, list("requests.cpu", "1"), list("requests.cpu", "950m")), nil, []string{
-			"ResourceQuota constellation-system/limits refuses new pods: 950m of 1 requests.cpu are used: no pod more of " + operator +
+			"ResourceQuota constellation-system/limits refuses new pods: 950m of 1 requests.cpu are used: no additional pod of " + operator +
 				`: kubectl -n constellation-system patch resourcequota limits --type=merge -p '{"spec":{"hard":{"requests.cpu":"1050m"}}}'`,
 		}},
 		{"memory that the pods do not ask for", quota(ownNamespace, list("limits.memory", "1Gi"), list("limits.memory", "1Gi")), nil, nil},
 		{"pods of the system", quota("kube-system", list("count/pods", "7"), list("count/pods", "9")), nil, []string{
-			"ResourceQuota kube-system/limits refuses new pods: 9 of 7 count/pods are used: no pod more of " + proxy +
+			"ResourceQuota kube-system/limits refuses new pods: 9 of 7 count/pods are used: no additional pod of " + proxy +
 				`: kubectl -n kube-system patch resourcequota limits --type=merge -p '{"spec":{"hard":{"count/pods":"10"}}}'`,
 		}},
 		{"another namespace", quota("shop", list("pods", "1"), list("pods", "1")), nil, nil},
@@ -136,7 +136,7 @@ func TestAPodLikeTheOperatorsIsAskedFor(t *testing.T) {
 	c.must(err)
 	asNobody, err := kubernetes.NewForConfig(nobody)
 	c.must(err)
-	if found := look(asNobody); len(found) != 1 || found[0].Severity != engine.NotChecked || !strings.HasSuffix(found[0].Title, "the kubeconfig's user may not ask") {
+	if found := look(asNobody); len(found) != 1 || found[0].Severity != engine.NotChecked || !strings.HasSuffix(found[0].Title, "the kubeconfig's user may not create pods") {
 		t.Errorf("a user who may not make pods: %+v", found)
 	}
 
@@ -161,7 +161,7 @@ func TestAPodLikeTheOperatorsIsAskedFor(t *testing.T) {
 	q.Status.Hard, q.Status.Used = q.Spec.Hard, corev1.ResourceList{"pods": resource.MustParse("0")}
 	_, err = c.core.CoreV1().ResourceQuotas(ownNamespace).UpdateStatus(t.Context(), q, metav1.UpdateOptions{})
 	c.must(err)
-	f := until(engine.Block, "ResourceQuota none refuses new pods of the operator in namespace constellation-system", "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0; it follows from pod-quota")
+	f := until(engine.Block, "ResourceQuota none refuses new pods of the operator in namespace constellation-system", "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0; caused by pod-quota")
 	if want := []string{"resourcequota/constellation-system/none", "deployment/constellation-system/constellation-operator"}; !slices.Equal(f.Objects, want) {
 		t.Errorf("objects %q, want %q", f.Objects, want)
 	}

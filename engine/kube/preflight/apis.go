@@ -37,7 +37,7 @@ var apiChecks = []check{
 		needs: []source{sourceWriters}, run: removedAtRest,
 	},
 	{
-		id: "kinds", title: "every CustomResourceDefinition is healthy, and stores what it serves", area: "apis", ref: crdGuide,
+		id: "kinds", title: "every CustomResourceDefinition is healthy and serves its storage versions", area: "apis", ref: crdGuide,
 		needs: []source{sourceKinds, sourceSlices, sourceServices}, run: kindsHealthy,
 	},
 	{
@@ -54,10 +54,9 @@ type removedAPI struct {
 	replacement schema.GroupVersionKind // zero if the types do not say
 }
 
-// dropped are APIs whose types k8s.io/api no longer has, which hides them from
-// knownRemovals. Source: the lifecycle methods of k8s.io/api v0.34, the deprecated API
-// migration guide for PodSecurityPolicy, and for the alphas of 1.34 that they are not
-// in v0.35.
+// dropped are removed APIs whose types k8s.io/api no longer contains. Sources: the
+// lifecycle methods of k8s.io/api v0.34, the deprecated API migration guide for
+// PodSecurityPolicy, and for the alphas of 1.34 their absence from v0.35.
 var dropped = []removedAPI{
 	{schema.GroupVersionResource{Group: "policy", Version: "v1beta1", Resource: "podsecuritypolicies"}, "PodSecurityPolicy", 25, schema.GroupVersionKind{}},
 	{schema.GroupVersionResource{Group: "autoscaling", Version: "v2beta1", Resource: "horizontalpodautoscalers"}, "HorizontalPodAutoscaler", 25, schema.GroupVersionKind{Group: "autoscaling", Version: "v2", Kind: "HorizontalPodAutoscaler"}},
@@ -66,8 +65,7 @@ var dropped = []removedAPI{
 	{schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1alpha1", Resource: "storageversionmigrations"}, "StorageVersionMigration", 35, schema.GroupVersionKind{Group: "storagemigration.k8s.io", Version: "v1beta1", Kind: "StorageVersionMigration"}},
 }
 
-// knownRemovals returns all removals that the linked k8s.io/api knows of, which is as
-// new as the module, and those that it has forgotten; sorted.
+// knownRemovals returns all removals in the linked k8s.io/api and in dropped, sorted.
 var knownRemovals = sync.OnceValue(func() []removedAPI {
 	out := slices.Clone(dropped)
 	for gvk, t := range scheme.Scheme.AllKnownTypes() {
@@ -101,8 +99,8 @@ func removedAPIs(from, to version.Version) (out []removedAPI) {
 	return out
 }
 
-// survivors returns under which names objects of resources that go can be read, all
-// of which stay: the replacement, and every other version, the stable ones first.
+// survivors returns the remaining APIs through which objects of removed resources can be
+// read: the replacement, and every other version, stable ones first.
 func survivors(gone []removedAPI, to version.Version) (out []schema.GroupVersionResource) {
 	for _, a := range gone {
 		if a.replacement.Version != "" {
@@ -132,7 +130,7 @@ func (a removedAPI) title() string {
 
 // remedy says what to use instead.
 func (a removedAPI) remedy(who string) string {
-	instead := "another API: there is no successor of this one"
+	instead := "another API: this one has no successor"
 	switch {
 	case a.replacement.Version != "":
 		instead = a.replacement.GroupVersion().String()
@@ -141,17 +139,17 @@ func (a removedAPI) remedy(who string) string {
 			instead = s[0].GroupVersion().String()
 		}
 	}
-	return fmt.Sprintf("change %s to %s, then look again; `kubectl convert` converts manifests", who, instead)
+	return fmt.Sprintf("change %s to %s, then run the check again; `kubectl convert` converts manifests", who, instead)
 }
 
-// minorAfter is the minor after the hop: what it removes does not stop this hop, but it
-// stops the next one, and whoever has to change a client wants to know in time.
+// minorAfter is the minor version after the hop. Its removals do not affect this hop, but
+// reporting them now leaves time to change clients.
 func minorAfter(to version.Version) version.Version {
 	return version.MustParse(fmt.Sprintf("v%d.%d.0", to.Major(), to.Minor()+1))
 }
 
-// removals are those of the hop and the minor after it that the types know, and those
-// that API servers know of what was requested: they may be newer than the types.
+// removals are those of the hop and the minor after it. They come from the linked types and
+// from the API servers' metrics on requested APIs, which may be newer than the types.
 func (w *world) removals() []removedAPI {
 	next := minorAfter(w.request.To)
 	out := removedAPIs(w.request.From, next)
@@ -170,7 +168,7 @@ func (w *world) removals() []removedAPI {
 	return out
 }
 
-// goneIn says when an API goes.
+// goneIn names the release that removes an API.
 func (w *world) goneIn(a removedAPI) string {
 	if a.minor > w.request.To.Minor() {
 		return fmt.Sprintf("which v1.%d, the minor after this hop, no longer serves", a.minor)
@@ -178,10 +176,10 @@ func (w *world) goneIn(a removedAPI) string {
 	return fmt.Sprintf("which v1.%d no longer serves", a.minor)
 }
 
-// removedInUse joins what clients requested with who wrote.
+// removedInUse joins the APIs that clients requested with their writers.
 func removedInUse(w *world, _ *probe) (out []engine.Finding) {
 	for _, a := range w.removals() {
-		var since time.Time // the youngest memory of all servers
+		var since time.Time // the latest start of all servers
 		verbs := map[string]float64{}
 		used := false
 		for i := range w.servers {
@@ -214,16 +212,16 @@ func removedInUse(w *world, _ *probe) (out []engine.Finding) {
 				}
 			}
 		}
-		f.Detail = fmt.Sprintf("requests since %s, when the youngest API server started: %s", stamp(since), cmp.Or(strings.Join(counts, ", "), "some"))
+		f.Detail = fmt.Sprintf("requests since %s, when the newest API server process started: %s", stamp(since), cmp.Or(strings.Join(counts, ", "), "some"))
 		who := "the client"
 		if by := w.writers[a.resource]; len(by) > 0 {
 			f.Detail += "; " + wroteLast(by)
 			f.Owner, f.Objects = asked(by[0].manager), writtenObjects(a, by)
 			who = lastWriter(by)
 		} else if why, ok := w.unread[sourceWriters]; ok {
-			f.Detail += "; who wrote could not be read: " + why
+			f.Detail += "; the writers could not be read: " + why
 		} else {
-			f.Detail += "; no object tells who it is; the API server's audit log does, by the annotation k8s.io/deprecated"
+			f.Detail += "; no object identifies the client; search the API server's audit log for the annotation k8s.io/deprecated"
 		}
 		f.Remedy = a.remedy(who)
 		out = append(out, f)
@@ -231,8 +229,8 @@ func removedInUse(w *world, _ *probe) (out []engine.Finding) {
 	return out
 }
 
-// removedAtRest finds what was written through an API that goes. The objects stay
-// readable; who wrote them will write again.
+// removedAtRest finds objects that were written through a removed API. They stay readable,
+// but their writer will fail at its next write.
 func removedAtRest(w *world, _ *probe) (out []engine.Finding) {
 	used := map[schema.GroupVersionResource]bool{}
 	for i := range w.servers {
@@ -245,7 +243,7 @@ func removedAtRest(w *world, _ *probe) (out []engine.Finding) {
 	for _, a := range removedAPIs(w.request.From, minorAfter(w.request.To)) {
 		by := w.writers[a.resource]
 		if len(by) == 0 || used[a.resource] && len(w.unread[sourceMetrics]) == 0 {
-			continue // or told with who uses it now
+			continue // or reported together with its current clients
 		}
 		out = append(out, engine.Finding{
 			Title:   "objects were written through " + a.title() + ", " + w.goneIn(a),
@@ -258,9 +256,9 @@ func removedAtRest(w *world, _ *probe) (out []engine.Finding) {
 	return out
 }
 
-// lastWriter is who must change, of writers of which the last is first.
+// lastWriter is the client that must change: the first of writers, latest first.
 func lastWriter(by []writer) string {
-	return cmp.Or(asked(by[0].manager), "what is applied with kubectl")
+	return cmp.Or(asked(by[0].manager), "manifests applied with kubectl")
 }
 
 // wroteLast is "last written by argocd-controller on 2026-11-20 07:05 UTC (3 objects), before by kubectl".
@@ -289,7 +287,7 @@ func writtenObjects(a removedAPI, by []writer) (out []string) {
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 UTC") }
 
-// kindsHealthy looks at what the API server says of definitions.
+// kindsHealthy checks the conditions of CustomResourceDefinitions.
 func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
 	for i := range w.kinds {
 		k := &w.kinds[i]
@@ -306,7 +304,7 @@ func kindsHealthy(w *world, _ *probe) (out []engine.Finding) {
 			case c.Type == apiextensionsv1.NonStructuralSchema && isTrue:
 				add(engine.Block, "the schema of "+name+" is not structural", c.Message, "install a version of its operator with apiextensions.k8s.io/v1 schemas")
 			case c.Type == apiextensionsv1.Terminating && isTrue:
-				add(engine.Block, name+" is being deleted", c.Message, "wait until its objects are gone; one with a finalizer needs its controller"+lookAt("kubectl get %s -A", k.Name))
+				add(engine.Block, name+" is being deleted", c.Message, "wait until its objects are deleted; an object with a finalizer needs its controller"+lookAt("kubectl get %s -A", k.Name))
 			case c.Type == apiextensionsv1.NamesAccepted && c.Status == apiextensionsv1.ConditionFalse:
 				add(engine.Block, "the names of "+name+" are taken", c.Message, "delete one of the two definitions")
 			case c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionFalse:

@@ -24,40 +24,40 @@ const schedulingPage = "https://kubernetes.io/docs/concepts/scheduling-eviction/
 var capacityChecks = []check{
 	{
 		id: "capacity", area: "capacity", ref: schedulingPage, run: capacity,
-		title: "every pod that moves finds a place",
+		title: "every evicted pod fits on another node",
 		needs: append([]source{sourceVolumes, sourceClaims, sourceCSINodes}, workloadSources...),
 	},
 	{
 		id: "pending-pods", area: "capacity", ref: schedulingPage, run: pendingPods,
-		title: "no pod waits for a place",
+		title: "no pod is unschedulable",
 		needs: workloadSources,
 	},
 }
 
-// room is a node and what is left of it.
+// room is a node and its free resources.
 type room struct {
 	node  *corev1.Node
 	free  resources
 	slots int64 // pods
 	ports map[int32]bool
-	// volumes is how many more each CSI driver can attach; a driver without a limit is absent.
+	// volumes is the free attachments of each CSI driver; a driver without a limit is absent.
 	volumes map[string]int64
 	pods    []*pod
-	// coming are the pods that will be here but are not yet; of new nodes alone.
+	// coming are the pods that a new node will run but does not yet.
 	coming []*pod
-	// guarded are those of pods that keep others away.
+	// guarded are those of its pods with anti-affinity.
 	guarded []*pod
 }
 
-// placement says where pods go that drains evict.
+// placement is the result of scheduling evicted pods.
 type placement struct {
-	// lost are the pods that find no place, with why.
+	// lost maps the pods that fit nowhere to the reason.
 	lost map[*pod]string
-	// approximate are workloads with rules that are not followed in full.
+	// approximate are workloads with rules that are not fully evaluated.
 	approximate map[owner]bool
 }
 
-// scheduler places pods as kube-scheduler could, one after the other.
+// scheduler simulates kube-scheduler: it places pods one after the other.
 type scheduler struct {
 	w *world
 	placement
@@ -69,9 +69,9 @@ type scheduler struct {
 	zones map[string]*nodeaffinity.NodeSelector
 }
 
-// placed drains node after node in thought and finds new places for the pods. If the hop
-// may have machines beyond the wanted number, each drain begins when the node's heir is
-// there, a machine of the same kind; otherwise the heir comes when the node is gone.
+// placed simulates draining node after node and reschedules the evicted pods. With surge,
+// each drain begins once the replacement node, a machine of the same kind, is there.
+// Without surge, the replacement comes after the old node is removed.
 func (w *world) placed() *placement {
 	m := w.made()
 	m.placeOnce.Do(func() {
@@ -138,8 +138,8 @@ func newRoom(n *corev1.Node, limits map[string]int64) *room {
 	return r
 }
 
-// heirOf is the node that takes the place of n: of the same kind, with another name. What
-// the cluster's state alone has put on n is not on it.
+// heirOf is the replacement of node n: of the same kind, with another name, and without
+// labels and taints that only reflect the current state of n.
 func heirOf(n *corev1.Node) *corev1.Node {
 	name := "heir-of-" + n.Name
 	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: make(map[string]string, len(n.Labels))}}
@@ -158,7 +158,7 @@ func heirOf(n *corev1.Node) *corev1.Node {
 	return out
 }
 
-// take puts p into r, whether it fits or not.
+// take assigns p to r, whether it fits or not.
 func (s *scheduler) take(r *room, p *pod) {
 	if p.over() {
 		return
@@ -199,7 +199,7 @@ func (s *scheduler) drivers(p *pod) []string {
 	return out
 }
 
-// drain moves the pods of a node and takes the node away.
+// drain reschedules the pods of a node and removes the node.
 func (s *scheduler) drain(name string) {
 	l := s.w.lookup()
 	i := slices.IndexFunc(s.rooms, func(r *room) bool { return r.node.Name == name })
@@ -207,8 +207,8 @@ func (s *scheduler) drain(name string) {
 	s.rooms[i] = s.rooms[len(s.rooms)-1]
 	s.rooms = s.rooms[:len(s.rooms)-1]
 
-	// Pods that an earlier drain has put here move once more; those of DaemonSets and
-	// static ones have their like on every node.
+	// Pods that an earlier drain scheduled here are evicted again. DaemonSet pods and static
+	// pods exist on every node.
 	var moving, staying []*pod
 	for _, p := range old.pods {
 		if p.mirror || p.controller.kind == "DaemonSet" {
@@ -236,7 +236,7 @@ func (s *scheduler) drain(name string) {
 			continue
 		}
 		if p.controller.kind == "" {
-			continue // nobody makes it anew
+			continue // no controller recreates it
 		}
 		if why := s.place(p, heir, surge); why != "" {
 			s.lost[p] = why
@@ -249,7 +249,8 @@ func (s *scheduler) drain(name string) {
 	}
 }
 
-// place finds a room for p, the heir first if it is there. It returns why there is none.
+// place finds a node for p, the replacement first if it is there. It returns the reasons
+// if there is none.
 func (s *scheduler) place(p *pod, heir *room, there bool) string {
 	if there && s.misfit(heir, p) == "" {
 		s.take(heir, p)
@@ -268,7 +269,7 @@ func (s *scheduler) place(p *pod, heir *room, there bool) string {
 		reasons[why]++
 	}
 	if len(reasons) == 0 {
-		return "there is no other node"
+		return "no other node exists"
 	}
 	var lines []string
 	for _, why := range sortedKeys(reasons) {
@@ -277,13 +278,13 @@ func (s *scheduler) place(p *pod, heir *room, there bool) string {
 	return strings.Join(lines, ", ")
 }
 
-// misfit says why p cannot be in r; empty if it can.
+// misfit returns why p cannot run on r; empty if it can.
 func (s *scheduler) misfit(r *room, p *pod) string {
 	if r.node.Spec.Unschedulable {
 		return "cordoned"
 	}
 	if ok, err := s.affinity(p).Match(r.node); err != nil || !ok {
-		return "not what its node selector or affinity asks for"
+		return "its node selector or affinity does not match"
 	}
 	if len(r.node.Spec.Taints) > 0 {
 		taint, not := helpers.FindMatchingUntoleratedTaint(logr.Discard(), r.node.Spec.Taints, p.tolerations, func(t *corev1.Taint) bool {
@@ -302,33 +303,32 @@ func (s *scheduler) misfit(r *room, p *pod) string {
 	return s.neighbours(r, p)
 }
 
-// short says which resource of r is too little for p.
+// short returns the resource of r that is insufficient for p.
 func (r *room) short(p *pod) string {
 	switch q := &p.request; {
 	case r.slots < 1:
-		return "as many pods as a node can have"
+		return "maximum number of pods reached"
 	case q.cpu > 0 && q.cpu > r.free.cpu:
-		return "too little CPU"
+		return "insufficient CPU"
 	case q.memory > 0 && q.memory > r.free.memory:
-		return "too little memory"
+		return "insufficient memory"
 	case q.ephemeral > 0 && q.ephemeral > r.free.ephemeral:
-		return "too little ephemeral storage"
+		return "insufficient ephemeral storage"
 	}
 	for name, n := range p.request.other {
 		if n > r.free.other[name] {
-			return "too little " + printable(string(name))
+			return "insufficient " + printable(string(name))
 		}
 	}
 	for _, port := range p.hostPorts {
 		if r.ports[port] {
-			return fmt.Sprintf("port %d is taken", port)
+			return fmt.Sprintf("host port %d is in use", port)
 		}
 	}
 	return ""
 }
 
-// affinity is what p's node selector and required node affinity ask for. Pods of one
-// controller ask for the same.
+// affinity is p's node selector and required node affinity. Pods of one controller share it.
 func (s *scheduler) affinity(p *pod) *nodeaffinity.RequiredNodeAffinity {
 	if a := s.rules[p.controller.uid]; a != nil && p.controller.uid != "" {
 		return a
@@ -338,7 +338,7 @@ func (s *scheduler) affinity(p *pod) *nodeaffinity.RequiredNodeAffinity {
 	return &a
 }
 
-// volumes says why the volumes of p cannot be used on r.
+// volumes returns why the volumes of p cannot be used on r.
 func (s *scheduler) volumes(r *room, p *pod) string {
 	if len(p.claims) == 0 {
 		return ""
@@ -346,10 +346,10 @@ func (s *scheduler) volumes(r *room, p *pod) string {
 	for _, name := range p.claims {
 		claim, ok := s.w.claims[types.NamespacedName{Namespace: p.namespace, Name: name}]
 		if !ok || claim.Spec.VolumeName == "" {
-			continue // made when the pod has a place
+			continue // bound when the pod is scheduled
 		}
 		if zone := s.zone(claim.Spec.VolumeName); zone != nil && !zone.Match(r.node) {
-			return "its volume is elsewhere"
+			return "its volume is in another zone or on another node"
 		}
 	}
 	if len(r.volumes) == 0 {
@@ -359,13 +359,13 @@ func (s *scheduler) volumes(r *room, p *pod) string {
 	for _, driver := range s.drivers(p) {
 		need[driver]++
 		if left, limited := r.volumes[driver]; limited && need[driver] > left {
-			return "as many volumes of " + printable(driver) + " as a node can have"
+			return "maximum number of volumes of " + printable(driver) + " reached"
 		}
 	}
 	return ""
 }
 
-// zone is where a volume can be used; nil if everywhere.
+// zone selects the nodes that can use a volume; nil means all.
 func (s *scheduler) zone(volume string) *nodeaffinity.NodeSelector {
 	zone, ok := s.zones[volume]
 	if ok {
@@ -381,9 +381,9 @@ func (s *scheduler) zone(volume string) *nodeaffinity.NodeSelector {
 	return zone
 }
 
-// neighbours says why p cannot be together with the pods of r. Rules about more than one
-// node (zones, even spread) are taken as followed, since an heir stands where its donor
-// stood; the workload is noted as approximate.
+// neighbours returns why p cannot run beside the pods of r. Rules over several nodes (zones,
+// topology spread) count as satisfied, because a replacement node is in the zone of the old
+// node; the workload is then marked as approximate.
 func (s *scheduler) neighbours(r *room, p *pod) string {
 	for _, c := range p.spread {
 		if c.WhenUnsatisfiable == corev1.DoNotSchedule {
@@ -394,7 +394,7 @@ func (s *scheduler) neighbours(r *room, p *pod) string {
 		for i := range other.affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {
 			t := &other.affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution[i]
 			if t.TopologyKey == corev1.LabelHostname && s.selects(t, other, p) {
-				return "a pod there keeps it away"
+				return "the anti-affinity of a pod there excludes it"
 			}
 		}
 	}
@@ -409,7 +409,7 @@ func (s *scheduler) neighbours(r *room, p *pod) string {
 				continue
 			}
 			if slices.ContainsFunc(r.pods, func(other *pod) bool { return s.selects(t, p, other) }) {
-				return "its anti-affinity keeps it from a pod there"
+				return "its anti-affinity excludes a pod there"
 			}
 		}
 	}
@@ -420,17 +420,17 @@ func (s *scheduler) neighbours(r *room, p *pod) string {
 				s.approximate[s.w.workload(p)] = true
 				continue
 			}
-			// The first of a group that wants to be together may be anywhere.
+			// The first pod of a group with mutual affinity may run anywhere.
 			wanted := func(other *pod) bool { return s.selects(t, p, other) }
 			if !wanted(p) && !slices.ContainsFunc(r.pods, wanted) && !slices.ContainsFunc(r.coming, wanted) {
-				return "no pod there that its affinity asks for"
+				return "no pod there matches its affinity"
 			}
 		}
 	}
 	return ""
 }
 
-// selects reports whether term t of pod p is about other.
+// selects reports whether term t of pod p selects other.
 func (s *scheduler) selects(t *corev1.PodAffinityTerm, p, other *pod) bool {
 	if t.LabelSelector == nil || !s.inNamespaces(t, p, other) {
 		return false
@@ -461,12 +461,12 @@ func (s *scheduler) inNamespaces(t *corev1.PodAffinityTerm, p, other *pod) bool 
 	return err == nil && selector.Matches(s.w.namespaceLabels(other.namespace))
 }
 
-// capacity tells pods that find no place when their node is drained.
+// capacity reports pods that fit nowhere when their node is drained.
 func capacity(w *world, _ *probe) []engine.Finding {
 	placement := w.placed()
 	var homeless []*pod
 	for _, p := range w.lookup().moving {
-		// Volumes of one node are told as local data.
+		// Volumes bound to one node are reported as local data.
 		if placement.lost[p] == "" || slices.ContainsFunc(w.localVolumes(p), func(v localVolume) bool { return v.pinned }) {
 			continue
 		}
@@ -476,31 +476,31 @@ func capacity(w *world, _ *probe) []engine.Finding {
 	for _, t := range w.teams(homeless) {
 		found = append(found, w.homeless(t, placement))
 	}
-	return fold(found, "workloads whose pods find no place")
+	return fold(found, "workloads whose pods do not fit")
 }
 
 func (w *world) homeless(t *team, placement *placement) engine.Finding {
 	l := w.lookup()
 	pods := w.inOrder(slices.Clone(t.pods))
 	p := pods[0]
-	surge := "no machine beyond those that are there"
+	surge := "no additional machine"
 	if w.request.Surge > 0 {
-		surge = "a new machine of the same kind first"
+		surge = "a surge machine of the same kind"
 	}
 	f := engine.Finding{
 		Severity: engine.Block, Owner: w.keepers(pods), Objects: t.objects(pods),
-		Title:  fmt.Sprintf("no place for %s of %s %s once %s (%s) is drained", count(len(pods), "pod"), t.kind, printable(t.namespace+"/"+t.name), printable(p.node), l.position(p.node)),
-		Detail: fmt.Sprintf("%s asks for %s; %s; computed with %s", printable(p.name), p.request, placement.lost[p], surge),
+		Title:  fmt.Sprintf("no room for %s of %s %s once %s (%s) is drained", count(len(pods), "pod"), t.kind, printable(t.namespace+"/"+t.name), printable(p.node), l.position(p.node)),
+		Detail: fmt.Sprintf("%s requests %s; %s; computed with %s", printable(p.name), p.request, placement.lost[p], surge),
 		Remedy: "make room: fewer replicas, smaller requests, or another node",
 	}
 	if placement.approximate[t.owner] {
-		f.Detail += "; its spread or affinity over zones was not computed"
+		f.Detail += "; topology spread and affinity over zones were not computed"
 	}
 	o, ok := scalable(t.owner)
 	host := p.nodeSelector[corev1.LabelHostname]
 	switch {
 	case host != "":
-		f.Remedy = "take the name of a node out of its node selector: the new node has another"
+		f.Remedy = "remove the node name from its node selector; the new node has another name"
 		if ok {
 			f.Command = command(`kubectl -n %s patch %s --type=json -p '[{"op":"remove","path":"/spec/template/spec/nodeSelector/kubernetes.io~1hostname"}]'`, t.namespace, o)
 		}
@@ -512,7 +512,7 @@ func (w *world) homeless(t *team, placement *placement) engine.Finding {
 	return f
 }
 
-// wanted is how many pods a Deployment or StatefulSet wants; zero if there is none.
+// wanted is the replica count of a Deployment or StatefulSet; zero if there is none.
 func (w *world) wanted(uid types.UID) int32 {
 	for i := range w.deployments {
 		if w.deployments[i].UID == uid {
@@ -550,10 +550,10 @@ func (r resources) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// placingTime is how long it may take to place a pod if all is well.
+// placingTime is the time that scheduling a pod may take in a healthy cluster.
 const placingTime = time.Minute
 
-// pendingPods tells pods that wait for a place already.
+// pendingPods reports pods that are unschedulable already.
 func pendingPods(w *world, _ *probe) []engine.Finding {
 	var waiting []*pod
 	for i := range w.pods {
@@ -565,14 +565,14 @@ func pendingPods(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for _, t := range w.teams(waiting) {
 		title := fmt.Sprintf("%s of %s %s without a node", count(len(t.pods), "pod"), t.kind, printable(t.namespace+"/"+t.name))
-		remedy := "make room for it, or scale it down: drains leave less room"
+		remedy := "add capacity or scale it down; drains reduce capacity further"
 		if t.pods[0].controller.kind == "" {
-			title = fmt.Sprintf("pod %s waits for a node", printable(t.namespace+"/"+t.name))
-			remedy = "make room for it, or delete it: drains leave less room"
+			title = fmt.Sprintf("pod %s is unschedulable", printable(t.namespace+"/"+t.name))
+			remedy = "add capacity or delete it; drains reduce capacity further"
 		}
 		f := engine.Finding{
 			Title:  title,
-			Detail: printable(cmp.Or(t.pods[0].pending, "the scheduler has not looked at it")),
+			Detail: printable(cmp.Or(t.pods[0].pending, "the scheduler has not processed it")),
 			Owner:  w.keepers(t.pods), Objects: t.objects(t.pods),
 			Remedy: remedy,
 		}
@@ -583,5 +583,5 @@ func pendingPods(w *world, _ *probe) []engine.Finding {
 		}
 		found = append(found, f)
 	}
-	return fold(found, "workloads with pods without a node")
+	return fold(found, "workloads with unschedulable pods")
 }

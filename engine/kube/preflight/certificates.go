@@ -38,19 +38,19 @@ var certificateChecks = []check{
 		needs: []source{sourceNodes, sourcePods, sourceConfigs}, run: kubeletCertificates,
 	},
 	{
-		id: "signing-requests", title: "no request for a certificate waits", area: "certificates", ref: signingGuide,
+		id: "signing-requests", title: "no certificate signing request is pending", area: "certificates", ref: signingGuide,
 		needs: []source{sourceSignings}, run: signingRequests,
 	},
 }
 
 const (
 	expiryWarn, expiryBlock = 30 * 24 * time.Hour, 7 * 24 * time.Hour
-	// signingPatience is how long a request may wait: controllers approve within seconds.
+	// signingPatience is how long a request may be pending: controllers approve within seconds.
 	signingPatience = 10 * time.Minute
 )
 
-// expiry says what the rest of a certificate's life means. Those that are made for
-// less than the usual months are renewed by somebody, and have until little is left.
+// expiry rates the remaining lifetime of a certificate. A certificate issued for less than
+// the usual months is renewed automatically, so only a short rest is reported.
 func expiry(c *x509.Certificate, now time.Time) (s engine.Severity, left time.Duration) {
 	left = c.NotAfter.Sub(now)
 	life := c.NotAfter.Sub(c.NotBefore)
@@ -102,16 +102,16 @@ func serverCertificates(w *world, _ *probe) (out []engine.Finding) {
 		if s, left := expiry(c, w.now); s != engine.Info {
 			out = append(out, engine.Finding{
 				Severity: s, Title: fmt.Sprintf("the certificate of %s %s", what, remaining(left)),
-				Detail: fmt.Sprintf("met at %s: subject %s, not after %s", printable(address), printable(c.Subject.String()), stamp(c.NotAfter)),
+				Detail: fmt.Sprintf("served at %s: subject %s, not after %s", printable(address), printable(c.Subject.String()), stamp(c.NotAfter)),
 				Remedy: remedy, Command: command,
 			})
 		}
 	}
-	const renew = "renew it on every control plane; `kubeadm upgrade` renews it too, if it comes that far"
+	const renew = "renew it on every control plane; a successful `kubeadm upgrade` also renews it"
 	for i := range w.servers {
 		s := &w.servers[i]
 		add("API server "+printable(s.address), s.address, s.cert, renew, "kubeadm certs renew all")
-		add("the cluster's CA", s.address, s.ca, "make a new CA by hand, and join every node anew: kubeadm does not renew it", "")
+		add("the cluster's CA", s.address, s.ca, "create a new CA by hand and rejoin every node; kubeadm does not renew it", "")
 	}
 	for _, s := range w.silent {
 		add("API server "+printable(s.address), s.address, s.expired, renew, "kubeadm certs renew all")
@@ -120,16 +120,16 @@ func serverCertificates(w *world, _ *probe) (out []engine.Finding) {
 }
 
 const (
-	// kubeletsAtOnce is how many kubelets are asked at the same time.
+	// kubeletsAtOnce is the number of concurrent handshakes with kubelets.
 	kubeletsAtOnce = 32
-	// kubeletSample is how many are tried before a way is given up.
+	// kubeletSample is the number of kubelets tried before a route counts as unusable.
 	kubeletSample = 3
-	// kubeletsLimit bounds asking all.
+	// kubeletsLimit bounds the total time for all kubelets.
 	kubeletsLimit = 20 * time.Second
 )
 
-// kubeletCertificates shakes hands with every kubelet: by its address, or where the
-// network does not lead there, through the API server and a pod on its host's network.
+// kubeletCertificates opens a TLS connection to every kubelet: directly or, if it is
+// unreachable, through the API server and a pod on the node's host network.
 func kubeletCertificates(w *world, p *probe) []engine.Finding {
 	ctx, cancel := context.WithTimeout(p.ctx, kubeletsLimit)
 	defer cancel()
@@ -152,7 +152,7 @@ func kubeletCertificates(w *world, p *probe) []engine.Finding {
 		func(ctx context.Context, n *corev1.Node) (*x509.Certificate, error) {
 			helper := helpers[n.Name]
 			if helper == nil {
-				return nil, errors.New("no pod runs on its host's network")
+				return nil, errors.New("it runs no pod on the host network")
 			}
 			return forwarded(ctx, p, helper, kubeletPort(n))
 		},
@@ -160,8 +160,7 @@ func kubeletCertificates(w *world, p *probe) []engine.Finding {
 	var found []*x509.Certificate
 	var failed []error
 	for _, way := range ways {
-		// Where the network does not lead to three, it leads to none: thousands of
-		// timeouts would say no more.
+		// If three kubelets are unreachable, all are. Thousands of timeouts add nothing.
 		found, failed = askKubelets(ctx, p, w.nodes[:min(len(w.nodes), kubeletSample)], way)
 		if slices.ContainsFunc(found, func(c *x509.Certificate) bool { return c != nil }) {
 			found, failed = askKubelets(ctx, p, w.nodes, way)
@@ -171,7 +170,7 @@ func kubeletCertificates(w *world, p *probe) []engine.Finding {
 	return tellKubelets(w, found, failed)
 }
 
-// tellKubelets makes findings of the certificates of the first len(found) nodes.
+// tellKubelets returns findings on the certificates of the first len(found) nodes.
 func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []engine.Finding) {
 	type group struct {
 		names, objects []string
@@ -179,11 +178,11 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 	}
 	by := map[engine.Severity]*group{}
 	judge := expiry
-	remedy := "let the kubelets rotate their certificates (serverTLSBootstrap, and somebody who approves), or replace the nodes"
+	remedy := "enable rotation of the kubelets' certificates (serverTLSBootstrap and an approver), or replace the nodes"
 	var configured kubeletConfiguration
 	if yaml.Unmarshal([]byte(w.configs[kubeletConfig]["kubelet"]), &configured) == nil && configured.ServerTLSBootstrap {
 		judge = renewedExpiry
-		remedy = "the kubelet should have renewed it: see who approves requests for kubernetes.io/kubelet-serving (`kubectl get csr`, and the operator's log), or replace the nodes"
+		remedy = "find out why the kubelet has not renewed it: check the approver of kubernetes.io/kubelet-serving requests (`kubectl get csr`, and the operator's log), or replace the nodes"
 	}
 	silent, why := len(w.nodes)-len(found), ""
 	for i, c := range found {
@@ -211,7 +210,7 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 		if g := by[s]; g != nil {
 			out = append(out, engine.Finding{
 				Severity: s, Title: fmt.Sprintf("the certificate of the kubelet of %s %s", count(len(g.names), "node"), remaining(g.soonest)),
-				Detail: "the first to go; nodes: " + enumerate(g.names, 20), Objects: first(g.objects),
+				Detail: "the first to be replaced; nodes: " + enumerate(g.names, 20), Objects: first(g.objects),
 				Remedy: remedy,
 			})
 		}
@@ -219,13 +218,13 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 	if silent > 0 {
 		out = append(out, engine.Finding{
 			Severity: engine.NotChecked, Title: fmt.Sprintf("not checked how long the certificate of the kubelet of %s is valid", count(silent, "node")),
-			Detail: "neither by its address nor through the API server: " + why, Remedy: "run the check from where nodes can be reached, or as somebody who may create pods/portforward",
+			Detail: "unreachable by its address and through the API server: " + why, Remedy: "run the check from a network that reaches the nodes, or as a user who may create pods/portforward",
 		})
 	}
 	return out
 }
 
-// askKubelets asks the kubelets of nodes by one way, many at once.
+// askKubelets reads the certificates of the nodes' kubelets through one route, concurrently.
 func askKubelets(ctx context.Context, p *probe, nodes []corev1.Node, way func(context.Context, *corev1.Node) (*x509.Certificate, error)) ([]*x509.Certificate, []error) {
 	found, failed := make([]*x509.Certificate, len(nodes)), make([]error, len(nodes))
 	var asking sync.WaitGroup
@@ -239,7 +238,7 @@ func askKubelets(ctx context.Context, p *probe, nodes []corev1.Node, way func(co
 			ctx, cancel := context.WithTimeout(ctx, serverLimit)
 			defer cancel()
 			if found[i], failed[i] = way(ctx, &nodes[i]); failed[i] == nil && !isOf(found[i], &nodes[i]) {
-				found[i], failed[i] = nil, fmt.Errorf("who answers is somebody else: %s", printable(found[i].Subject.String()))
+				found[i], failed[i] = nil, fmt.Errorf("another host answers: %s", printable(found[i].Subject.String()))
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -253,8 +252,8 @@ func askKubelets(ctx context.Context, p *probe, nodes []corev1.Node, way func(co
 	return found, failed
 }
 
-// isOf reports whether a certificate names the node. The addresses of nodes may be those of
-// others where the check runs: private networks overlap, and proxies answer for anybody.
+// isOf reports whether a certificate names the node. A node's address can belong to another
+// host where the check runs: private networks overlap, and proxies answer any address.
 func isOf(c *x509.Certificate, n *corev1.Node) bool {
 	if c.Subject.CommonName == "system:node:"+n.Name || c.VerifyHostname(n.Name) == nil {
 		return true
@@ -291,9 +290,9 @@ func (w *world) hostPods() map[string]*pod {
 	return out
 }
 
-// peerCertificate returns the certificate that the other side of conn shows, and
-// closes conn. Nothing is sent, so nothing need be trusted: the dates are what is
-// asked, and kubelets often sign their own.
+// peerCertificate returns the peer's certificate and closes conn. It does not verify the
+// chain: only the dates matter, no data is sent, and many kubelets use self-signed
+// certificates.
 func peerCertificate(ctx context.Context, conn net.Conn) (*x509.Certificate, error) {
 	defer conn.Close()
 	c := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
@@ -303,8 +302,8 @@ func peerCertificate(ctx context.Context, conn net.Conn) (*x509.Certificate, err
 	return c.ConnectionState().PeerCertificates[0], nil
 }
 
-// forwarded shakes hands with a port of the network that helper is on, as
-// `kubectl port-forward` gets there.
+// forwarded opens a TLS connection to a port on the network of pod helper, through the API
+// server like `kubectl port-forward`.
 func forwarded(ctx context.Context, p *probe, helper *pod, port int32) (*x509.Certificate, error) {
 	transport, upgrader, err := spdy.RoundTripperFor(p.config)
 	if err != nil {
@@ -320,7 +319,7 @@ func forwarded(ctx context.Context, p *probe, helper *pod, port int32) (*x509.Ce
 		return nil, err
 	}
 	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.Close() })() // a stream waits for longer than we do
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // the stream's timeout is longer than ours
 	headers := http.Header{}
 	headers.Set(corev1.PortHeader, strconv.Itoa(int(port)))
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")
@@ -342,7 +341,7 @@ func forwarded(ctx context.Context, p *probe, helper *pod, port int32) (*x509.Ce
 	defer copying.Wait()
 	defer conn.Close() // ends both copies
 	copying.Go(func() {
-		_, _ = io.Copy(data, theirs) // the handshake tells what went wrong
+		_, _ = io.Copy(data, theirs) // the handshake returns the error
 	})
 	copying.Go(func() {
 		_, _ = io.Copy(theirs, data)
@@ -351,7 +350,7 @@ func forwarded(ctx context.Context, p *probe, helper *pod, port int32) (*x509.Ce
 	return peerCertificate(ctx, ours)
 }
 
-// signingRequests tells of requests that nobody approves or denies.
+// signingRequests reports certificate signing requests that stay pending.
 func signingRequests(w *world, _ *probe) []engine.Finding {
 	var names, objects []string
 	signers := map[string]bool{}
@@ -367,12 +366,12 @@ func signingRequests(w *world, _ *probe) []engine.Finding {
 		return nil
 	}
 	f := engine.Finding{
-		Title:  plural(len(names), "1 request for a certificate waits for approval", "%d requests for certificates wait for approval"),
+		Title:  plural(len(names), "1 certificate signing request is pending", "%d certificate signing requests are pending"),
 		Detail: enumerate(names, 10), Objects: first(objects),
-		Remedy: "see who asks, and approve or deny; whoever approves them usually may have stopped",
+		Remedy: "approve or deny them; check whether the usual approver still runs",
 	}
 	if signers[certificatesv1.KubeletServingSignerName] {
-		f.Remedy = "kubelets ask for serving certificates, and new nodes of the hop will too: start what approves them, or approve by hand"
+		f.Remedy = "start the approver of kubelet serving certificates, or approve them by hand; new nodes of the hop need it too"
 	}
 	if len(names) == 1 {
 		f.Command = command("kubectl certificate approve %s", names[0])

@@ -25,23 +25,23 @@ const (
 
 var clusterChecks = []check{
 	{
-		id: "control-plane-versions", title: "the control plane runs versions that belong together", area: "versions", ref: skewPolicy,
+		id: "control-plane-versions", title: "the versions of the control plane are compatible", area: "versions", ref: skewPolicy,
 		needs: []source{sourceServers, sourcePods}, run: controlPlaneVersions,
 	},
 	{
-		id: "kubelet-versions", title: "every kubelet is near enough to the API servers, now and after the hop", area: "versions", ref: skewPolicy,
+		id: "kubelet-versions", title: "every kubelet is within the version skew of the API servers, now and after the hop", area: "versions", ref: skewPolicy,
 		needs: []source{sourceNodes, sourceServers, sourcePods}, run: kubeletVersions,
 	},
 	{
-		id: "proxy-version", title: "kube-proxy is near enough to the API servers, now and after the hop", area: "versions", ref: skewPolicy,
+		id: "proxy-version", title: "kube-proxy is within the version skew of the API servers, now and after the hop", area: "versions", ref: skewPolicy,
 		needs: []source{sourceDaemonSets, sourceServers, sourcePods}, run: proxyVersion,
 	},
 	{
-		id: "etcd-members", title: "etcd is ready and of a version that the next one takes over", area: "etcd", ref: etcdUpgrades,
+		id: "etcd-members", title: "etcd is ready, and its version can be upgraded to the next one", area: "etcd", ref: etcdUpgrades,
 		needs: []source{sourcePods, sourceServers}, run: etcdMembers,
 	},
 	{
-		id: "etcd-size", title: "etcd has room", area: "etcd", ref: etcdQuota,
+		id: "etcd-size", title: "etcd's database is well below its quota", area: "etcd", ref: etcdQuota,
 		needs: []source{sourcePods, sourceServers, sourceMetrics}, run: etcdSize,
 	},
 	{
@@ -49,7 +49,7 @@ var clusterChecks = []check{
 		needs: []source{sourceServers}, run: apiHealth,
 	},
 	{
-		id: "api-rejections", title: "the API servers turn hardly anybody away", area: "health", ref: fairness,
+		id: "api-rejections", title: "the API servers reject hardly any request", area: "health", ref: fairness,
 		needs: []source{sourceServers, sourceMetrics}, run: apiRejections,
 	},
 	{
@@ -59,7 +59,7 @@ var clusterChecks = []check{
 }
 
 // componentVersions returns the versions of a component of the control plane by node,
-// as the tags of its images tell. Those that are no version are in odd.
+// from the tags of its images. Tags that are no version are in odd.
 func (w *world) componentVersions(component string) (found map[string]version.Version, odd []string) {
 	found = map[string]version.Version{}
 	for i := range w.pods {
@@ -86,8 +86,8 @@ func tagOf(image string) string {
 	return ""
 }
 
-// apiVersions are the versions of all API servers, as they say themselves and, of those
-// that cannot be asked, as their images tell.
+// apiVersions are the versions of all API servers: as they report, or from the image tag if
+// one does not respond.
 func (w *world) apiVersions() engine.Span {
 	var s engine.Span
 	for i := range w.servers {
@@ -102,41 +102,42 @@ func (w *world) apiVersions() engine.Span {
 	return s
 }
 
-// controlPlaneVersions checks API servers among each other, and those that follow them.
+// controlPlaneVersions checks the skew among API servers, and that of the controller manager
+// and the scheduler.
 func controlPlaneVersions(w *world, _ *probe) (out []engine.Finding) {
 	api := w.apiVersions()
 	for i := range w.servers {
 		if _, err := version.Parse(w.servers[i].version); err != nil {
 			out = append(out, engine.Finding{
-				Severity: engine.NotChecked, Title: "the version of an API server is not known",
-				Detail: fmt.Sprintf("%s says that it is %q", printable(w.servers[i].address), printable(w.servers[i].version)),
+				Severity: engine.NotChecked, Title: "the version of an API server is unknown",
+				Detail: fmt.Sprintf("%s reports version %q", printable(w.servers[i].address), printable(w.servers[i].version)),
 			})
 		}
 	}
 	images, _ := w.componentVersions("kube-apiserver")
 	if len(w.silent) > 0 && len(images) < len(w.silent)+len(w.servers) {
 		out = append(out, engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("the version of %s is not known", count(len(w.silent), "API server")),
-			Detail: w.silence(), Remedy: "run the check from where the control plane can be reached",
+			Severity: engine.NotChecked, Title: fmt.Sprintf("the version of %s is unknown", count(len(w.silent), "API server")),
+			Detail: w.silence(), Remedy: "run the check from a network that reaches the control plane",
 		})
 	}
 	if d := ahead(api.Newest, api.Oldest); d > 1 {
 		out = append(out, engine.Finding{
 			Severity: engine.Block, Title: fmt.Sprintf("API servers run %s and %s, which are %d minor versions apart", api.Oldest, api.Newest, d),
-			Detail: perNode(images), Remedy: fmt.Sprintf("bring those of %s to the others' version first", api.Oldest),
+			Detail: perNode(images), Remedy: fmt.Sprintf("upgrade those of %s to the others' version first", api.Oldest),
 		})
 	}
 	for _, follower := range []string{"kube-controller-manager", "kube-scheduler"} {
 		byNode, odd := w.componentVersions(follower)
 		if len(odd) > 0 {
 			out = append(out, engine.Finding{
-				Severity: engine.NotChecked, Title: "the version of " + follower + " is not known", Detail: "the tag of its image is no version: " + enumerate(odd, 5),
+				Severity: engine.NotChecked, Title: "the version of " + follower + " is unknown", Detail: "its image tag is not a version: " + enumerate(odd, 5),
 			})
 		}
 		for _, node := range slices.Sorted(maps.Keys(byNode)) {
 			v := byNode[node]
 			f := engine.Finding{Severity: engine.Block, Objects: []string{object("node", "", node)}}
-			// kubeadm leads it to the API server beside it, and else to any.
+			// kubeadm connects it to the API server of its node, other setups to any.
 			oldest, newest, which := api.Oldest, api.Newest, "the oldest API server"
 			if beside, ok := images[node]; ok {
 				oldest, newest, which = beside, beside, "the API server beside it"
@@ -144,10 +145,10 @@ func controlPlaneVersions(w *world, _ *probe) (out []engine.Finding) {
 			switch {
 			case ahead(oldest, v) < 0:
 				f.Title = fmt.Sprintf("%s on %s is %s, newer than %s with %s", follower, printable(node), v, which, oldest)
-				f.Remedy = "bring that API server to the same version first"
+				f.Remedy = "upgrade that API server to the same version first"
 			case ahead(newest, v) > 1:
 				f.Title = fmt.Sprintf("%s on %s is %s, more than one minor version older than the API server with %s", follower, printable(node), v, newest)
-				f.Remedy = "run `kubeadm upgrade node` there"
+				f.Remedy = "run `kubeadm upgrade node` on that node"
 			default:
 				continue
 			}
@@ -157,7 +158,7 @@ func controlPlaneVersions(w *world, _ *probe) (out []engine.Finding) {
 	return out
 }
 
-// silence says which API servers could not be asked, and why.
+// silence lists the API servers that did not respond, with the reason.
 func (w *world) silence() string {
 	var parts []string
 	for _, s := range w.silent {
@@ -166,7 +167,7 @@ func (w *world) silence() string {
 	return enumerate(parts, 5)
 }
 
-// ahead is how many minor versions a is newer than b.
+// ahead is the number of minor versions by which a is newer than b.
 func ahead(a, b version.Version) int { return b.MinorDistance(a) }
 
 // perNode is "control-1 v1.35.4, control-2 v1.36.3".
@@ -178,7 +179,7 @@ func perNode(byNode map[string]version.Version) string {
 	return enumerate(parts, 10)
 }
 
-// maxSkew is how many minor versions a kubelet may be older than an API server.
+// maxSkew is the number of minor versions by which a kubelet may be older than an API server.
 func maxSkew(kubelet version.Version) int {
 	if kubelet.Major() == 1 && kubelet.Minor() < 25 {
 		return 2
@@ -186,24 +187,24 @@ func maxSkew(kubelet version.Version) int {
 	return 3
 }
 
-// kubeletVersions checks each node against what runs now and what will: while the
-// control plane is replaced, both.
+// kubeletVersions checks each kubelet against the current API servers and those of the hop.
+// Both versions run while the control plane is replaced.
 func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
 	api := w.apiVersions()
 	if api.IsZero() {
-		return nil // told by control-plane-versions
+		return nil // reported by control-plane-versions
 	}
 	after := api.Add(w.request.To)
 	var odd []string
-	// kubeadm leads the kubelet of a control plane to the API server beside it, so that
-	// one which was replaced already is not ahead of it.
+	// kubeadm connects the kubelet of a control plane to the API server of its node, so a
+	// replaced control plane's kubelet is not ahead of its API server.
 	beside, _ := w.componentVersions("kube-apiserver")
 	newer, tooOld, tooOldAfter := map[string][]string{}, map[string][]string{}, map[string][]string{}
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		v, err := version.Parse(n.Status.NodeInfo.KubeletVersion)
 		if err != nil {
-			odd = append(odd, fmt.Sprintf("%s says %q", n.Name, printable(n.Status.NodeInfo.KubeletVersion)))
+			odd = append(odd, fmt.Sprintf("%s reports %q", n.Name, printable(n.Status.NodeInfo.KubeletVersion)))
 			continue
 		}
 		oldest, ok := beside[n.Name]
@@ -233,33 +234,33 @@ func kubeletVersions(w *world, _ *probe) (out []engine.Finding) {
 	}
 	told(newer, func(v string, names []string) engine.Finding {
 		return engine.Finding{
-			Title:  fmt.Sprintf("the kubelet of %s is %s, newer than an API server that it may meet (the oldest is %s)", count(len(names), "node"), v, api.Oldest),
-			Remedy: "bring every API server to that version first, or replace the nodes",
+			Title:  fmt.Sprintf("the kubelet of %s is %s, newer than the oldest API server with %s", count(len(names), "node"), v, api.Oldest),
+			Remedy: "upgrade every API server to that version first, or replace the nodes",
 		}
 	})
 	told(tooOld, func(v string, names []string) engine.Finding {
 		return engine.Finding{
 			Title:  fmt.Sprintf("the kubelet of %s is %s, too old for the API servers with %s", count(len(names), "node"), v, api.Newest),
-			Remedy: fmt.Sprintf("replace these nodes before anything else: at most %d minor versions may lie between", maxSkew(version.MustParse(v))),
+			Remedy: fmt.Sprintf("replace these nodes first: the skew may be at most %d minor versions", maxSkew(version.MustParse(v))),
 		}
 	})
 	told(tooOldAfter, func(v string, names []string) engine.Finding {
 		return engine.Finding{
 			Title:  fmt.Sprintf("the kubelet of %s is %s, too old for the API servers of the hop with %s", count(len(names), "node"), v, after.Newest),
-			Remedy: fmt.Sprintf("replace these nodes first: while control planes are replaced, kubelets meet API servers of both versions, and at most %d minor versions may lie between", maxSkew(version.MustParse(v))),
+			Remedy: fmt.Sprintf("replace these nodes first: during the hop kubelets talk to API servers of both versions, and the skew may be at most %d minor versions", maxSkew(version.MustParse(v))),
 		}
 	})
 	if len(odd) > 0 {
 		out = append(out, engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("the version of the kubelet of %s is not known", count(len(odd), "node")), Detail: enumerate(odd, 10),
-			Remedy: "see whether the kubelet runs: it has not said its version, or something that is none",
+			Severity: engine.NotChecked, Title: fmt.Sprintf("the version of the kubelet of %s is unknown", count(len(odd), "node")), Detail: enumerate(odd, 10),
+			Remedy: "check that the kubelet runs: it reports no valid version",
 		})
 	}
 	return out
 }
 
-// proxyVersion checks the image of kube-proxy's DaemonSet; what nodes say of it is
-// deprecated, and often wrong.
+// proxyVersion checks the image of kube-proxy's DaemonSet. The version in the Node status is
+// deprecated and often wrong.
 func proxyVersion(w *world, _ *probe) []engine.Finding {
 	api := w.apiVersions()
 	for i := range w.daemonSets {
@@ -272,26 +273,26 @@ func proxyVersion(w *world, _ *probe) []engine.Finding {
 		v, err := version.Parse(tagOf(image))
 		switch after := api.Add(w.request.To).Newest; {
 		case err != nil:
-			f.Severity, f.Title = engine.NotChecked, "the version of kube-proxy is not known"
+			f.Severity, f.Title = engine.NotChecked, "the version of kube-proxy is unknown"
 		case ahead(api.Oldest, v) < 0:
 			f.Title = fmt.Sprintf("kube-proxy is %s, newer than the oldest API server with %s", v, api.Oldest)
-			f.Remedy = "bring every API server to that version first"
+			f.Remedy = "upgrade every API server to that version first"
 		case ahead(after, v) > maxSkew(v):
 			f.Title = fmt.Sprintf("kube-proxy is %s, too old for API servers with %s", v, after)
-			f.Remedy = "run `kubeadm upgrade apply` for the version that runs now, which brings kube-proxy along"
+			f.Remedy = "run `kubeadm upgrade apply` with the current version, which also upgrades kube-proxy"
 		default:
 			return nil
 		}
 		return []engine.Finding{f}
 	}
-	return nil // others do its work, such as Cilium
+	return nil // replaced by another component, such as Cilium
 }
 
-// etcd36Floor is the oldest 3.5 that may become 3.6: before it, learners that had left
-// could come back as voters.
+// etcd36Floor is the oldest 3.5 that can be upgraded to 3.6: before it, removed learners
+// could return as voting members.
 var etcd36Floor = version.MustParse("v3.5.26")
 
-// etcdMembers looks at etcd as far as the API shows it.
+// etcdMembers checks etcd as far as the API shows it.
 func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
 	var members, notReady []string
 	versions := map[string]version.Version{}
@@ -300,7 +301,7 @@ func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
 		if p.component != "etcd" {
 			continue
 		}
-		// The pod of a node that is gone is taken away a minute after it.
+		// The pod of a deleted node is removed up to a minute later.
 		if len(w.nodes) > 0 && !slices.ContainsFunc(w.nodes, func(n corev1.Node) bool { return n.Name == p.node }) {
 			continue
 		}
@@ -326,19 +327,19 @@ func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
 	}
 	if len(failing) > 0 {
 		out = append(out, engine.Finding{
-			Severity: engine.Block, Title: "etcd does not answer an API server", Detail: "failing readiness checks: " + enumerate(failing, 5),
-			Remedy: "bring etcd back first: an upgrade takes away one member at a time", Reference: healthGuide,
+			Severity: engine.Block, Title: "an API server cannot reach etcd", Detail: "failing readiness checks: " + enumerate(failing, 5),
+			Remedy: "repair etcd first: an upgrade removes one member at a time", Reference: healthGuide,
 		})
 	}
 	if len(notReady) > 0 {
 		out = append(out, engine.Finding{
 			Severity: engine.Block, Title: plural(len(notReady), "1 member of etcd is not ready", "%d members of etcd are not ready"), Detail: enumerate(notReady, 5), Objects: first(notReady),
-			Remedy: "bring it back, or remove it from etcd: an upgrade takes away one member at a time", Reference: etcdFAQ,
+			Remedy: "repair it, or remove it from etcd: an upgrade removes one member at a time", Reference: etcdFAQ,
 		})
 	}
 	if n := len(members); n > 0 && n%2 == 0 {
 		out = append(out, engine.Finding{
-			Title: fmt.Sprintf("etcd has %d members, which survive no more failures than %d would", n, n-1), Detail: "on " + enumerate(members, 9),
+			Title: fmt.Sprintf("etcd has %d members, which tolerate no more failures than %d", n, n-1), Detail: "on " + enumerate(members, 9),
 			Remedy: "run an odd number of control planes", Reference: etcdFAQ,
 		})
 	}
@@ -356,13 +357,13 @@ func etcdMembers(w *world, _ *probe) (out []engine.Finding) {
 		switch {
 		case to.Major() == v.Major() && to.Minor() < v.Minor():
 			f.Title = fmt.Sprintf("etcd on %s is %s, newer than %s of the hop", printable(node), v, to)
-			f.Remedy = "choose a Kubernetes version with that etcd: its data cannot go back"
+			f.Remedy = "choose a Kubernetes version with that etcd: etcd's data cannot be downgraded"
 		case ahead(to, v) > 1:
 			f.Title = fmt.Sprintf("etcd on %s is %s, more than one minor version older than %s of the hop", printable(node), v, to)
-			f.Remedy = "go through the minor version between"
+			f.Remedy = "upgrade through the minor version between"
 		case v.MinorString() == etcd36Floor.MinorString() && ahead(to, v) == 1 && v.Less(etcd36Floor):
-			f.Title = fmt.Sprintf("etcd on %s is %s, and only %s may become %s", printable(node), v, etcd36Floor, to)
-			f.Remedy = "upgrade to the newest patch of the Kubernetes version that runs, which brings a newer etcd"
+			f.Title = fmt.Sprintf("etcd on %s is %s, and only %s can be upgraded to %s", printable(node), v, etcd36Floor, to)
+			f.Remedy = "upgrade to the newest patch of the current Kubernetes minor version, which has a newer etcd"
 		default:
 			continue
 		}
@@ -382,8 +383,8 @@ func plural(n int, one, many string) string {
 const (
 	// defaultQuota is etcd's if no flag says otherwise.
 	defaultQuota = 2 << 30
-	// Above fullWarn of its quota a database is worth a look; above fullBlock the rollout,
-	// with its events and leases, might fill it, and then nothing can be written.
+	// Above the share fullWarn of its quota a database is reported. Above fullBlock the events
+	// and leases of the rollout might fill it, and all writes would fail.
 	fullWarn, fullBlock = 0.80, 0.95
 )
 
@@ -412,8 +413,8 @@ func etcdSize(w *world, _ *probe) []engine.Finding {
 	}
 	f := engine.Finding{
 		Title:  fmt.Sprintf("etcd's database has %.1f of %.1f GiB, %.0f %%", gib(largest), gib(quota), share*100),
-		Detail: "member " + printable(where) + "; when it is full, nothing can be written any more",
-		Remedy: "delete what nobody needs (events, old ReplicaSets, CustomResources), then defragment the members one by one, or raise --quota-backend-bytes",
+		Detail: "member " + printable(where) + "; when it is full, all writes fail",
+		Remedy: "delete unneeded objects (events, old ReplicaSets, custom resources), then defragment the members one by one, or raise --quota-backend-bytes",
 	}
 	if share >= fullBlock {
 		f.Severity = engine.Block
@@ -423,11 +424,11 @@ func etcdSize(w *world, _ *probe) []engine.Finding {
 
 func gib(n int64) float64 { return float64(n) / (1 << 30) }
 
-// apiHealth asks for the readiness of every API server.
+// apiHealth checks the readiness of every API server.
 func apiHealth(w *world, _ *probe) (out []engine.Finding) {
 	for i := range w.servers {
 		s := &w.servers[i]
-		// etcd-members tells of etcd.
+		// reported by etcd-members
 		failing := slices.DeleteFunc(slices.Clone(s.failing), func(c string) bool { return strings.HasPrefix(c, "etcd") })
 		switch {
 		case s.notReady != "":
@@ -435,14 +436,14 @@ func apiHealth(w *world, _ *probe) (out []engine.Finding) {
 		case len(failing) > 0:
 			out = append(out, engine.Finding{
 				Severity: engine.Block, Title: fmt.Sprintf("API server %s is not ready", printable(s.address)), Detail: "failing checks: " + enumerate(failing, 20),
-				Remedy: "see its log for the checks' names; look with `kubectl get --raw '/readyz?verbose'`",
+				Remedy: "search its log for the names of the failing checks; list them with `kubectl get --raw '/readyz?verbose'`",
 			})
 		}
 	}
 	if len(w.silent) > 0 {
 		f := engine.Finding{
 			Severity: engine.NotChecked, Title: fmt.Sprintf("%s could not be reached from here", count(len(w.silent), "API server")),
-			Detail: w.silence(), Remedy: "run the check from where the control plane can be reached",
+			Detail: w.silence(), Remedy: "run the check from a network that reaches the control plane",
 		}
 		out = append(out, f)
 	}
@@ -450,14 +451,13 @@ func apiHealth(w *world, _ *probe) (out []engine.Finding) {
 }
 
 const (
-	// maxRejected is the share of requests that may have been turned away.
+	// maxRejected is the share of requests that may have been rejected.
 	maxRejected = 0.001
-	// manyRejected are so many that the share means something.
+	// manyRejected is the number of rejected requests from which the share is meaningful.
 	manyRejected = 50
 )
 
-// apiRejections tells when priority and fairness turned clients away: an upgrade is
-// more load than any other day.
+// apiRejections reports requests that priority and fairness rejected. An upgrade adds load.
 func apiRejections(w *world, _ *probe) (out []engine.Finding) {
 	for i := range w.servers {
 		m := w.servers[i].metrics
@@ -465,29 +465,29 @@ func apiRejections(w *world, _ *probe) (out []engine.Finding) {
 			continue
 		}
 		out = append(out, engine.Finding{
-			Title:  fmt.Sprintf("API server %s turned away %.0f requests of %.0f", printable(w.servers[i].address), m.rejected, m.requests),
+			Title:  fmt.Sprintf("API server %s rejected %.0f requests of %.0f", printable(w.servers[i].address), m.rejected, m.requests),
 			Detail: fmt.Sprintf("since %s, most at the priority level %s", stamp(m.started), printable(m.rejectedLevel)),
-			Remedy: "find the client that floods it, or give its priority level more shares; look with `kubectl get --raw /debug/api_priority_and_fairness/dump_priority_levels`",
+			Remedy: "find the client that floods it, or give its priority level more shares; inspect `kubectl get --raw /debug/api_priority_and_fairness/dump_priority_levels`",
 		})
 	}
 	return out
 }
 
-// leaseSlack is how long after its end a lease is still taken for slow, not lost.
+// leaseSlack is how long after its expiry a lease counts as slow rather than lost.
 const leaseSlack = 45 * time.Second
 
-// leadersFresh checks the leases of those that act on what the API servers store.
+// leadersFresh checks the leader election leases of controller manager and scheduler.
 func leadersFresh(w *world, _ *probe) (out []engine.Finding) {
 	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
 		l, ok := w.leaders[name]
 		runs := slices.ContainsFunc(w.pods, func(p pod) bool { return p.component == name })
 		f := engine.Finding{
-			Severity: engine.Block, Remedy: "see the log of its pods: without it no pod is made or placed",
+			Severity: engine.Block, Remedy: "read the log of its pods: without a leader no pod is created or scheduled",
 			Command: "kubectl -n kube-system logs -l component=" + name + " --tail=20",
 		}
 		switch {
 		case !ok && !runs:
-			continue // not ours to see: a managed control plane
+			continue // not visible: a managed control plane
 		case !ok || l.RenewTime == nil || deref(l.HolderIdentity) == "":
 			f.Title = name + " has no leader"
 		case w.now.Sub(l.RenewTime.Time) > time.Duration(deref(l.LeaseDurationSeconds))*time.Second+leaseSlack:

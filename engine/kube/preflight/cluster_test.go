@@ -126,7 +126,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			w.addServerNode("control-plane-2", "v1.35.4", "3.6.6-0")
 		}, []string{
 			"block control-plane-versions: API servers run v1.33.1 and v1.35.4, which are 2 minor versions apart",
-			"block kubelet-versions: the kubelet of 1 node is v1.35.4, newer than an API server that it may meet (the oldest is v1.33.1)",
+			"block kubelet-versions: the kubelet of 1 node is v1.35.4, newer than the oldest API server with v1.33.1",
 			"block proxy-version: kube-proxy is v1.35.4, newer than the oldest API server with v1.33.1",
 		}},
 		{"a scheduler that runs ahead", func(w *world) {
@@ -141,7 +141,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 		}, nil},
 		{"an image by digest alone", func(w *world) {
 			w.component("kube-scheduler", "control-plane-0").images = []string{"registry.example:5000/kube-scheduler@sha256:00"}
-		}, []string{"not-checked control-plane-versions: the version of kube-scheduler is not known"}},
+		}, []string{"not-checked control-plane-versions: the version of kube-scheduler is unknown"}},
 		{"a kubelet that the hop leaves behind", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.32.9" }, []string{
 			"block kubelet-versions: the kubelet of 1 node is v1.32.9, too old for the API servers of the hop with v1.36.3",
 		}},
@@ -155,10 +155,10 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 		}, []string{"block kubelet-versions: the kubelet of 1 node is v1.24.3, too old for the API servers of the hop with v1.27.1"}},
 		{"a kubelet three behind may stay", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.33.0" }, nil},
 		{"a kubelet newer than its API server", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.36.0" }, []string{
-			"block kubelet-versions: the kubelet of 1 node is v1.36.0, newer than an API server that it may meet (the oldest is v1.35.4)",
+			"block kubelet-versions: the kubelet of 1 node is v1.36.0, newer than the oldest API server with v1.35.4",
 		}},
 		{"a node with a hostile version", func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "\x1b[2Jv1.35.4" }, []string{
-			"not-checked kubelet-versions: the version of the kubelet of 1 node is not known",
+			"not-checked kubelet-versions: the version of the kubelet of 1 node is unknown",
 		}},
 		{"kube-proxy that nobody upgraded", func(w *world) {
 			w.daemonSets[0].Spec.Template.Spec.Containers[0].Image = "registry.k8s.io/kube-proxy:v1.32.0"
@@ -166,7 +166,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 		{"an API server that nobody reaches", func(w *world) {
 			w.silent = []silentServer{{address: "10.42.0.11:6443", why: "no answer"}}
 		}, []string{
-			"not-checked control-plane-versions: the version of 1 API server is not known",
+			"not-checked control-plane-versions: the version of 1 API server is unknown",
 			"not-checked api-health: 1 API server could not be reached from here",
 		}},
 		{"the pod of a member whose node is gone", func(w *world) {
@@ -174,14 +174,14 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			w.nodes = slices.DeleteFunc(w.nodes, func(n corev1.Node) bool { return n.Name == "control-plane-1" })
 		}, nil},
 		{"etcd with two members", func(w *world) { w.addServerNode("control-plane-1", "v1.35.4", "3.6.6-0") }, []string{
-			"warn etcd-members: etcd has 2 members, which survive no more failures than 1 would",
+			"warn etcd-members: etcd has 2 members, which tolerate no more failures than 1",
 		}},
 		{"an etcd member that is not ready", func(w *world) { w.component("etcd", "control-plane-0").ready = false }, []string{
 			"block etcd-members: 1 member of etcd is not ready",
 		}},
 		{"an etcd too old to become 3.6", func(w *world) {
 			w.component("etcd", "control-plane-0").images = []string{"registry.k8s.io/etcd:3.5.24-0"}
-		}, []string{"block etcd-members: etcd on control-plane-0 is v3.5.24, and only v3.5.26 may become v3.6.8"}},
+		}, []string{"block etcd-members: etcd on control-plane-0 is v3.5.24, and only v3.5.26 can be upgraded to v3.6.8"}},
 		{"an etcd new enough to become 3.6", func(w *world) {
 			w.component("etcd", "control-plane-0").images = []string{"registry.k8s.io/etcd:3.5.26-0"}
 		}, nil},
@@ -189,7 +189,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			"block etcd-members: etcd on control-plane-0 is v3.6.6, newer than v3.5.26 of the hop",
 		}},
 		{"etcd that does not answer an API server", func(w *world) { w.servers[0].failing = []string{"etcd", "etcd-readiness"} }, []string{
-			"block etcd-members: etcd does not answer an API server",
+			"block etcd-members: an API server cannot reach etcd",
 		}},
 		{"etcd nearly full", func(w *world) { w.servers[0].metrics.storage["https://127.0.0.1:2379"] = 1750 << 20 }, []string{
 			"warn etcd-size: etcd's database has 1.7 of 2.0 GiB, 85 %",
@@ -206,7 +206,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			"block api-health: API server 10.42.0.10:6443 is not ready",
 		}},
 		{"an API server that turns clients away", func(w *world) { w.servers[0].metrics.rejected = 400 }, []string{
-			"warn api-rejections: API server 10.42.0.10:6443 turned away 400 requests of 100000",
+			"warn api-rejections: API server 10.42.0.10:6443 rejected 400 requests of 100000",
 		}},
 		{"a scheduler without a leader", func(w *world) { delete(w.leaders, "kube-scheduler") }, []string{
 			"block leaders: kube-scheduler has no leader",
@@ -217,11 +217,11 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 			w.leaders["kube-controller-manager"] = l
 		}, []string{"block leaders: kube-controller-manager has lost its leader"}},
 		{"kubeadm's ConfigMap is gone", func(w *world) { delete(w.configs, kubeadmConfig) }, []string{
-			"block kubeadm-config: the ConfigMap kubeadm-config is gone, and `kubeadm upgrade` needs it",
+			"block kubeadm-config: the ConfigMap kubeadm-config is missing, and `kubeadm upgrade` needs it",
 		}},
 		{"kubeadm's ConfigMap is of an age that kubeadm does not read", func(w *world) {
 			w.configs[kubeadmConfig]["ClusterConfiguration"] = "apiVersion: kubeadm.k8s.io/v1beta2\nkind: ClusterConfiguration\nkubernetesVersion: v1.35.4\n"
-		}, []string{"block kubeadm-config: the ConfigMap kubeadm-config holds a ClusterConfiguration of kubeadm.k8s.io/v1beta2, which kubeadm does not read"}},
+		}, []string{"block kubeadm-config: the ConfigMap kubeadm-config contains a ClusterConfiguration of kubeadm.k8s.io/v1beta2, which kubeadm does not read"}},
 		{"the kubelets' ConfigMap is broken", func(w *world) { w.configs[kubeletConfig]["kubelet"] = "{{{" }, []string{
 			"block kubeadm-config: the ConfigMap kubelet-config cannot be read",
 		}},
@@ -261,7 +261,7 @@ func TestTroubleOfThePlatformIsFoundAndNothingElse(t *testing.T) {
 				{ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.Time{Time: noon.Add(-time.Hour)}}},
 				{ObjectMeta: metav1.ObjectMeta{Name: "csr-2", CreationTimestamp: metav1.Time{Time: noon.Add(-time.Second)}}},
 			}
-		}, []string{"warn signing-requests: 1 request for a certificate waits for approval"}},
+		}, []string{"warn signing-requests: 1 certificate signing request is pending"}},
 		{"a chart that does not allow the version", func(w *world) {
 			w.charts = []helmRelease{{"shop", "web", "web", "1.2.3", ">=1.25.0-0 <1.36.0-0"}, {"shop", "db", "db", "2.0.0", ">= 1.20"}, {"shop", "x", "x", "1.0.0", ""}}
 		}, []string{"warn helm-charts: the chart web 1.2.3 of Helm release shop/web does not allow Kubernetes v1.36.3"}},
@@ -429,9 +429,9 @@ func TestAFindingAboutARemovedAPINamesWhoWroteAndWhen(t *testing.T) {
 	want := []engine.Finding{{
 		ID: "removed-apis-used", Severity: engine.Block, Source: "apis", Reference: deprecationGuide,
 		Title:  "clients write flowcontrol.apiserver.k8s.io/v1beta3 flowschemas, which v1.32 no longer serves",
-		Detail: "requests since 2026-11-21 11:00 UTC, when the youngest API server started: get 4, put 1; last written by argocd-controller on 2026-11-18 12:00 UTC: /mine, of 2 objects; before by kubectl",
+		Detail: "requests since 2026-11-21 11:00 UTC, when the newest API server process started: get 4, put 1; last written by argocd-controller on 2026-11-18 12:00 UTC: /mine, of 2 objects; before by kubectl",
 		Owner:  "argocd-controller", Objects: []string{"flowschema/mine"},
-		Remedy: "change argocd-controller to flowcontrol.apiserver.k8s.io/v1, then look again; `kubectl convert` converts manifests",
+		Remedy: "change argocd-controller to flowcontrol.apiserver.k8s.io/v1, then run the check again; `kubectl convert` converts manifests",
 	}}
 	i := slices.IndexFunc(apiChecks, func(c check) bool { return c.id == "removed-apis-used" })
 	if d := cmp.Diff(want, apiChecks[i].find(w, nil)); d != "" {
@@ -672,8 +672,8 @@ func TestReasonsAreWords(t *testing.T) {
 		{&url.Error{Op: "Get", URL: "https://10.0.0.1:6443/api/v1/pods", Err: errors.New("connection refused")}, "the API server does not answer: connection refused"},
 		{fmt.Errorf("read pods: %w", errors.New("a\x1bb")), `the API server does not answer: read pods: a\x1bb`},
 		{apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", nil), "forbidden: the kubeconfig's user may not read it"},
-		{apierrors.NewTooManyRequests("slow down", 1), "the API server has too much to do"},
-		{apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, ""), "the API server does not have it"},
+		{apierrors.NewTooManyRequests("slow down", 1), "the API server is overloaded"},
+		{apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, ""), "the API server does not serve it"},
 		{apierrors.NewInternalError(errors.New("no\nleader")), `Internal error occurred: no\nleader`},
 		{context.DeadlineExceeded, "the API server did not answer in time"},
 	} {
@@ -687,7 +687,7 @@ func TestWhatOnlyLooksIsNoCommand(t *testing.T) {
 	w := clean()
 	w.converter(false)
 	found := kindsHealthy(w, nil)
-	if len(found) != 1 || found[0].Command != "" || !strings.Contains(found[0].Remedy, "look with `kubectl -n ") {
+	if len(found) != 1 || found[0].Command != "" || !strings.Contains(found[0].Remedy, "inspect with `kubectl -n ") {
 		t.Errorf("findings %+v, want one with a look as remedy", found)
 	}
 }

@@ -38,15 +38,15 @@ import (
 const (
 	// sourceLimit bounds the reading of one source.
 	sourceLimit = 30 * time.Second
-	// pageSize is how many objects one answer holds. It bounds what the API server and
-	// we have in memory at a time.
+	// pageSize is the number of objects per page. It bounds the memory of a request in the API
+	// server and here.
 	pageSize = 500
-	// kindPageSize is less, since a definition can be a megabyte.
+	// kindPageSize is smaller because a CustomResourceDefinition can be a megabyte.
 	kindPageSize = 50
 )
 
-// protobuf returns config for the builtin kinds, which the API server encodes several
-// times faster that way.
+// protobuf returns config with protobuf encoding, which is several times faster for builtin
+// kinds.
 func protobuf(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -62,8 +62,8 @@ type reader struct {
 	w      *world
 }
 
-// collect reads the cluster, everything at the same time. What could not be read is in
-// world.unread; the error is that of ctx.
+// collect reads all sources of the cluster concurrently. Sources that could not be read are
+// in world.unread; the error is that of ctx.
 func collect(ctx context.Context, config *rest.Config, core kubernetes.Interface, request engine.PreflightRequest) (*world, error) {
 	return collectWithin(ctx, sourceLimit, config, core, request)
 }
@@ -93,16 +93,16 @@ func collectWithin(ctx context.Context, limit time.Duration, config *rest.Config
 	w.noMetrics()
 	for i := range w.servers {
 		if !w.servers[i].date.IsZero() {
-			w.now = w.servers[i].date // all other times are the cluster's too; ours may be a year off
+			w.now = w.servers[i].date // all other times are the cluster's too; this computer's clock may be wrong
 		}
 	}
 	return w, ctx.Err()
 }
 
-// errAnswer means that the API server answered, and not as it should.
-var errAnswer = errors.New("the answer cannot be read")
+// errAnswer means that the API server's response is malformed.
+var errAnswer = errors.New("the response cannot be decoded")
 
-// reason says in words why something could not be read.
+// reason describes why something could not be read.
 func reason(ctx context.Context, err error) string {
 	var status apierrors.APIStatus
 	switch {
@@ -111,16 +111,16 @@ func reason(ctx context.Context, err error) string {
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 		return "forbidden: the kubeconfig's user may not read it"
 	case apierrors.IsTooManyRequests(err):
-		return "the API server has too much to do"
+		return "the API server is overloaded"
 	case apierrors.IsNotFound(err):
-		return "the API server does not have it"
+		return "the API server does not serve it"
 	case errors.As(err, &status), errors.Is(err, errAnswer):
 		return printable(err.Error())
 	}
 	return "the API server does not answer: " + printable(plain(err).Error())
 }
 
-// plain takes method and URL out of an error of the HTTP client.
+// plain removes method and URL from an error of the HTTP client.
 func plain(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -168,7 +168,7 @@ type list interface {
 	GetContinue() string
 }
 
-// pages calls f with every page of what get lists. Pages are of the same moment.
+// pages calls f with every page that get lists. All pages have the same resource version.
 func pages[L list](ctx context.Context, get func(context.Context, metav1.ListOptions) (L, error), f func(L)) error {
 	o := metav1.ListOptions{Limit: pageSize}
 	for {
@@ -183,10 +183,10 @@ func pages[L list](ctx context.Context, get func(context.Context, metav1.ListOpt
 	}
 }
 
-// slim drops what no check looks at and is most of a small object.
+// slim removes metadata that no check uses, which is most of a small object.
 func slim(o *metav1.ObjectMeta) {
 	delete(o.Annotations, corev1.LastAppliedConfigAnnotation)
-	// Who wrote is asked, and of cordoned nodes alone also what.
+	// Checks need the writer, and for cordoned nodes also the written fields.
 	for i := range o.ManagedFields {
 		o.ManagedFields[i].FieldsV1 = nil
 	}
@@ -263,7 +263,7 @@ func (r *reader) namespaces(ctx context.Context) error {
 			if o.Status.Phase != corev1.NamespaceTerminating {
 				continue
 			}
-			why := "it is waiting for what is in it"
+			why := "it waits for its contents to be deleted"
 			for _, x := range o.Status.Conditions {
 				if x.Status == corev1.ConditionTrue {
 					why = x.Message
@@ -432,7 +432,7 @@ func (r *reader) actors(ctx context.Context) error {
 			slim(&a.ObjectMeta)
 			r.w.actors[k] = append(r.w.actors[k], *a)
 		})
-		// A group can be served without this kind of it.
+		// A group can be served without this kind.
 		if err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
@@ -440,13 +440,13 @@ func (r *reader) actors(ctx context.Context) error {
 	return nil
 }
 
-// slimList is a list of which only some fields are decoded.
+// slimList is a list that decodes only some fields.
 type slimList[T any] struct {
 	metav1.ListMeta `json:"metadata"`
 	Items           []T `json:"items"`
 }
 
-// slimPages lists what no client of ours has types for.
+// slimPages lists objects for which no typed client is linked.
 func slimPages[T any](ctx context.Context, r *reader, path string, limit int, f func(*T)) error {
 	next := ""
 	for {
@@ -495,15 +495,15 @@ func ownerOf(o metav1.Object) owner {
 	return owner{c.APIVersion, c.Kind, c.Name, c.UID}
 }
 
-// doNotEvict are annotations that tell autoscalers, and people, to leave a pod where it
-// is, with the value that says so.
+// doNotEvict are annotations, with their value, that exclude a pod from eviction by
+// autoscalers.
 var doNotEvict = []struct{ key, value string }{
 	{"cluster-autoscaler.kubernetes.io/safe-to-evict", "false"},
 	{"karpenter.sh/do-not-disrupt", "true"},
 	{"karpenter.sh/do-not-evict", "true"},
 }
 
-// slimPod copies what checks look at.
+// slimPod copies the fields that checks use.
 func slimPod(p *corev1.Pod) pod {
 	out := pod{
 		namespace: p.Namespace, name: p.Name, node: p.Spec.NodeName, uid: p.UID, labels: p.Labels,
@@ -587,7 +587,7 @@ func describeEmptyDir(v *corev1.Volume) string {
 	return fmt.Sprintf("%s (%s)", v.Name, strings.Join(notes, ", "))
 }
 
-// writable returns the names of the volumes that a container may write.
+// writable returns the names of the volumes that a container mounts writable.
 func writable(p *corev1.Pod) map[string]bool {
 	out := map[string]bool{}
 	for _, containers := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
@@ -600,7 +600,7 @@ func writable(p *corev1.Pod) map[string]bool {
 	return out
 }
 
-// requestOf is what the scheduler counts.
+// requestOf is the resource request as the scheduler computes it.
 func requestOf(p *corev1.Pod) resources {
 	var out resources
 	for name, q := range resource.PodRequests(p, resource.PodResourcesOptions{}) {

@@ -27,7 +27,7 @@ const (
 	proxyConfig   = "kube-proxy"
 )
 
-// configs reads what kubeadm keeps in the cluster. One that is not there stays nil.
+// configs reads kubeadm's ConfigMaps. One that does not exist stays nil.
 func (r *reader) configs(ctx context.Context) error {
 	r.w.configs = map[string]map[string]string{}
 	for _, name := range []string{kubeadmConfig, kubeletConfig, proxyConfig} {
@@ -43,7 +43,7 @@ func (r *reader) configs(ctx context.Context) error {
 	return nil
 }
 
-// leaders reads the leases of kube-system, by which controllers elect who works.
+// leaders reads the leader election leases of kube-system.
 func (r *reader) leaders(ctx context.Context) error {
 	r.w.leaders = map[string]coordinationv1.LeaseSpec{}
 	return pages(ctx, r.core.CoordinationV1().Leases(metav1.NamespaceSystem).List, func(l *coordinationv1.LeaseList) {
@@ -53,7 +53,7 @@ func (r *reader) leaders(ctx context.Context) error {
 	})
 }
 
-// signings reads requests for certificates that nobody has decided on.
+// signings reads the pending certificate signing requests.
 func (r *reader) signings(ctx context.Context) error {
 	return pages(ctx, r.core.CertificatesV1().CertificateSigningRequests().List, func(l *certificatesv1.CertificateSigningRequestList) {
 		for _, o := range l.Items {
@@ -66,7 +66,7 @@ func (r *reader) signings(ctx context.Context) error {
 	})
 }
 
-// helmRelease is what matters of a release of Helm.
+// helmRelease is the slim copy of a Helm release.
 type helmRelease struct {
 	namespace, name string
 	chart, version  string
@@ -74,13 +74,13 @@ type helmRelease struct {
 }
 
 const (
-	// helmPageSize is small: each can be a megabyte.
+	// helmPageSize is small because each secret can be a megabyte.
 	helmPageSize = 20
-	// maxChart bounds what a release unpacks to.
+	// maxChart bounds the decompressed size of a release.
 	maxChart = 64 << 20
 )
 
-// charts reads which charts are deployed. Helm keeps a release in a secret, packed.
+// charts reads the deployed charts. Helm stores a release compressed in a secret.
 func (r *reader) charts(ctx context.Context) error {
 	o := metav1.ListOptions{Limit: helmPageSize, LabelSelector: "owner=helm,status=deployed", FieldSelector: "type=helm.sh/release.v1"}
 	for {
@@ -108,7 +108,7 @@ func (r *reader) charts(ctx context.Context) error {
 	return nil
 }
 
-// readChart unpacks a release as Helm packs it: JSON, perhaps with gzip, in base64.
+// readChart decodes a release in Helm's format: base64 of JSON, optionally gzipped.
 func readChart(data []byte) (name, version, kubeVersion string, err error) {
 	packed, err := base64.StdEncoding.DecodeString(string(data))
 	if err != nil {
@@ -133,7 +133,7 @@ func readChart(data []byte) (name, version, kubeVersion string, err error) {
 	if err := json.NewDecoder(in).Decode(&release); err != nil {
 		return "", "", "", fmt.Errorf("read release: %w", err)
 	}
-	// Helm reads to the end, where gzip has its checksum.
+	// Read to the end, as Helm does: gzip's checksum is there.
 	if _, err := io.Copy(io.Discard, in); err != nil {
 		return "", "", "", fmt.Errorf("read release: %w", err)
 	}
@@ -141,17 +141,16 @@ func readChart(data []byte) (name, version, kubeVersion string, err error) {
 	return m.Name, m.Version, m.KubeVersion, nil
 }
 
-// writer is who last wrote an object through a version of an API that goes away.
+// writer is a client that last wrote an object through a removed API version.
 type writer struct {
 	manager, operation string
 	at                 time.Time // zero if it is not known
 	object             string    // the object that was written last
-	objects            int       // how many it wrote
+	objects            int       // number of objects it wrote
 }
 
-// writers reads who wrote objects of APIs that the hop removes. It asks for metadata
-// alone, and through a version that stays: what asks through one that goes would be
-// counted as a user of it.
+// writers reads the managers of objects of APIs that the hop removes. It lists metadata only,
+// and through a remaining version: a request through a removed one would be counted as use.
 func (r *reader) writers(ctx context.Context) error {
 	r.w.writers = map[schema.GroupVersionResource][]writer{}
 	byResource := map[schema.GroupResource][]removedAPI{}
@@ -191,7 +190,7 @@ func (r *reader) writers(ctx context.Context) error {
 	return nil
 }
 
-// note takes down who wrote o through apiVersion.
+// note records the managers that wrote o through apiVersion.
 func note(by map[string]*writer, o *metav1.PartialObjectMetadata, apiVersion string) {
 	wrote := func(manager, operation string, at time.Time) {
 		w := by[manager]

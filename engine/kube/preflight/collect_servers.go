@@ -28,32 +28,31 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// apiServer is what one API server says of itself.
+// apiServer is the state of one API server, as it reports it.
 type apiServer struct {
-	address string // host:port that was asked; of the balancer for those behind it
-	version string // such as v1.35.4; from the server, so perhaps anything
-	// cert is its serving certificate, ca that of the authority which vouches for it; nil
-	// if the connection is not encrypted, or nobody checked.
+	address string // host:port of the request; the balancer's for those behind it
+	version string // such as v1.35.4; unvalidated
+	// cert is its serving certificate, ca that of its authority; nil without TLS or without
+	// verification.
 	cert, ca *x509.Certificate
-	// failing are its readiness checks that fail: "etcd"; notReady is why they could not
-	// be asked.
+	// failing are its failing readiness checks: "etcd"; notReady is why they could not be
+	// read.
 	failing  []string
 	notReady string
 	// metrics are nil if the user may not read them.
 	metrics *serverMetrics
-	date    time.Time // of its clock; zero if it did not say
+	date    time.Time // of its clock; zero if unknown
 }
 
-// serverMetrics are the few metrics of an API server that checks look at. They count
-// since started.
+// serverMetrics are the metrics of an API server that checks use, counted since started.
 type serverMetrics struct {
 	started time.Time
-	// deprecated are APIs that somebody requested, with the release that removes them.
+	// deprecated are requested APIs with the release that removes them.
 	deprecated []deprecatedUse
 	// storage is the size of etcd's database in bytes, by endpoint.
 	storage map[string]int64
 	// requests and rejected count all requests, and those that priority and fairness
-	// turned away.
+	// rejected.
 	requests, rejected float64
 	rejectedLevel      string // the priority level with the most of them
 }
@@ -65,23 +64,23 @@ type deprecatedUse struct {
 }
 
 const (
-	// dialLimit bounds a connection: from where people sit, many addresses lead nowhere,
-	// and no place on earth is further away.
+	// dialLimit bounds a connection attempt. Many addresses are unreachable from a user's
+	// network, and no round trip on earth takes longer.
 	dialLimit = 1500 * time.Millisecond
-	// serverLimit bounds a handshake or a short answer.
+	// serverLimit bounds a handshake or a short response.
 	serverLimit = 4 * time.Second
-	// metricsLimit bounds the whole of it, with megabytes of metrics.
+	// metricsLimit bounds everything, including megabytes of metrics.
 	metricsLimit = 20 * time.Second
-	// maxAnswer bounds what is read of an answer.
+	// maxAnswer bounds the size of a response.
 	maxAnswer = 128 << 20
-	// attemptsPerServer is how often each API server behind a balancer is hoped for: one
-	// of three is missed once in ten thousand times.
+	// attemptsPerServer is the number of connections per API server behind a balancer. With it,
+	// one of three servers is missed once in ten thousand runs.
 	attemptsPerServer = 8
 )
 
-// servers asks every API server. Those that cannot be reached by their own address
-// are met by chance behind the balancer of the kubeconfig, each connection leading to
-// any of them, and told apart by their certificates.
+// servers queries every API server. Servers that are unreachable by their own address are
+// reached through the kubeconfig's load balancer: each connection leads to any of them, and
+// their certificates tell them apart.
 func (r *reader) servers(ctx context.Context) error {
 	addresses, err := r.serverAddresses(ctx)
 	if err != nil {
@@ -113,13 +112,13 @@ func (r *reader) servers(ctx context.Context) error {
 		}
 	}
 	if len(r.w.servers) >= len(addresses) {
-		// Behind the balancer all were met. Which is which does not matter.
+		// All were reached through the balancer.
 		r.w.silent = slices.DeleteFunc(r.w.silent, func(s silentServer) bool { return s.expired == nil })
 	}
 	return nil
 }
 
-// noMetrics says so if an API server did not give its metrics.
+// noMetrics reports API servers without readable metrics.
 func (w *world) noMetrics() {
 	for i := range w.servers {
 		if w.servers[i].metrics == nil {
@@ -129,7 +128,7 @@ func (w *world) noMetrics() {
 	}
 }
 
-// serverAddresses returns where the API servers say they are, none if they do not.
+// serverAddresses returns the addresses that the API servers publish, if any.
 func (r *reader) serverAddresses(ctx context.Context) ([]string, error) {
 	l, err := r.core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 	if err != nil {
@@ -152,8 +151,8 @@ func (r *reader) serverAddresses(ctx context.Context) ([]string, error) {
 	return slices.Compact(out), nil
 }
 
-// behindBalancer asks what the kubeconfig leads to, with new connections, until wanted
-// API servers are known.
+// behindBalancer opens new connections to the kubeconfig's address until wanted API servers
+// are known.
 func (r *reader) behindBalancer(ctx context.Context, wanted int) error {
 	known := map[string]bool{}
 	for _, s := range r.w.servers {
@@ -164,8 +163,8 @@ func (r *reader) behindBalancer(ctx context.Context, wanted int) error {
 	if err == nil && u.Host != "" {
 		address = u.Host
 	}
-	// Connections stay open until the end: a balancer that prefers whoever has the fewest would lead
-	// to the same one again and again.
+	// Connections stay open until the end: a least-connections balancer would otherwise choose
+	// the same server every time.
 	var open []func()
 	defer func() {
 		for _, done := range open {
@@ -188,7 +187,7 @@ func (r *reader) behindBalancer(ctx context.Context, wanted int) error {
 	return nil
 }
 
-// identity tells API servers apart: each has a certificate of its own.
+// identity distinguishes API servers by their certificates.
 func (s *apiServer) identity() string {
 	if s.cert == nil {
 		return ""
@@ -196,9 +195,9 @@ func (s *apiServer) identity() string {
 	return string(s.cert.Signature)
 }
 
-// askServer asks one API server by a connection of its own. It returns nil if its
-// identity is known. The error is that of the first request. In the end what closes the
-// connection is given to after.
+// askServer queries one API server over a new connection. It returns nil if its identity is
+// known already. The error is that of the first request. It passes the function that closes
+// the connection to after.
 func askServer(ctx context.Context, config *rest.Config, address string, known map[string]bool, after func(done func())) (*apiServer, error) {
 	client, done, err := ownConnection(config)
 	if err != nil {
@@ -231,7 +230,7 @@ func askServer(ctx context.Context, config *rest.Config, address string, known m
 		return nil, err
 	}
 	if status != http.StatusOK {
-		return nil, fmt.Errorf("it answers with status %d", status)
+		return nil, fmt.Errorf("it responds with status %d", status)
 	}
 	if state != nil && len(state.PeerCertificates) > 0 {
 		out.cert = state.PeerCertificates[0]
@@ -246,7 +245,7 @@ func askServer(ctx context.Context, config *rest.Config, address string, known m
 		GitVersion string `json:"gitVersion"`
 	}
 	if err := json.Unmarshal(body, &v); err != nil {
-		return nil, errors.New("it does not answer as an API server does")
+		return nil, errors.New("it does not respond like an API server")
 	}
 	out.version = v.GitVersion
 	if t, err := http.ParseTime(header.Get("Date")); err == nil {
@@ -257,11 +256,11 @@ func askServer(ctx context.Context, config *rest.Config, address string, known m
 	case err != nil:
 		out.notReady = serverProblem(err)
 	case status == http.StatusForbidden || status == http.StatusUnauthorized:
-		out.notReady = "forbidden: the kubeconfig's user may not ask for it"
+		out.notReady = "forbidden: the kubeconfig's user may not read it"
 	default:
 		out.failing = failingChecks(string(body))
 		if status != http.StatusOK && len(out.failing) == 0 {
-			out.notReady = fmt.Sprintf("it answers with status %d", status)
+			out.notReady = fmt.Sprintf("it responds with status %d", status)
 		}
 	}
 	if status, _, _, body, err := get("/metrics", metricsLimit); err == nil && status == http.StatusOK {
@@ -272,11 +271,11 @@ func askServer(ctx context.Context, config *rest.Config, address string, known m
 	return out, nil
 }
 
-// ownConnection returns a client with connections that nobody else uses, and what
-// closes them.
+// ownConnection returns a client with connections of its own and the function that closes
+// them.
 func ownConnection(config *rest.Config) (client *http.Client, done func(), err error) {
 	if config.Transport != nil {
-		// Whoever brings a transport knows how to get there.
+		// A configured transport handles the connection itself.
 		rt, err := rest.HTTPWrappersForConfig(config, config.Transport)
 		return &http.Client{Transport: rt}, func() {}, err
 	}
@@ -326,9 +325,9 @@ func serverProblem(err error) string {
 	var netErr net.Error
 	switch {
 	case errors.As(err, &netErr) && netErr.Timeout(), errors.Is(err, context.DeadlineExceeded):
-		return "no answer; the network may not lead there from here"
+		return "no response; this network may not reach it"
 	case err == nil:
-		return "it was not asked"
+		return "it was not queried"
 	}
 	var op *net.OpError
 	if errors.As(err, &op) {
@@ -341,7 +340,7 @@ func serverProblem(err error) string {
 	return printable(err.Error())
 }
 
-// expired returns the certificate that err complains about.
+// expired returns the expired certificate that caused err.
 func expired(err error) *x509.Certificate {
 	var invalid x509.CertificateInvalidError
 	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {
@@ -350,7 +349,7 @@ func expired(err error) *x509.Certificate {
 	return nil
 }
 
-// wantedMetrics are read of the hundreds that there are.
+// wantedMetrics are the metrics that are parsed.
 var wantedMetrics = []string{
 	"apiserver_requested_deprecated_apis", "apiserver_request_total", "process_start_time_seconds",
 	"apiserver_storage_size_bytes", "apiserver_flowcontrol_rejected_requests_total",
@@ -358,7 +357,7 @@ var wantedMetrics = []string{
 
 // parseMetrics reads the metrics of an API server.
 func parseMetrics(text []byte) (*serverMetrics, error) {
-	// Parsing tens of thousands of lines for a few is what takes the time.
+	// Only wanted lines are parsed, because parsing tens of thousands is slow.
 	var few bytes.Buffer
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
@@ -392,7 +391,7 @@ func parseMetrics(text []byte) (*serverMetrics, error) {
 		out.started = time.UnixMilli(int64(v * 1000)).UTC()
 	})
 	if out.started.IsZero() {
-		return nil, errors.New("read metrics: they do not say since when they count")
+		return nil, errors.New("read metrics: start time is missing")
 	}
 	each("apiserver_storage_size_bytes", func(l map[string]string, v float64) {
 		out.storage[cmp.Or(l["storage_cluster_id"], l["endpoint"], l["cluster"])] = int64(v)

@@ -59,7 +59,7 @@ func TestWhoDidItSurvivesReading(t *testing.T) {
 		}
 	}
 	want := []told{
-		{"unmanaged-pods", "1 pod in namespace shop without a controller: lost for ever when the node goes", "namespace shop", "kubectl -n shop get pods debug -o yaml > pods-of-shop.yaml"},
+		{"unmanaged-pods", "1 pod in namespace shop without a controller: lost when the node is removed", "namespace shop", "kubectl -n shop get pods debug -o yaml > pods-of-shop.yaml"},
 		{"local-data", "emptyDir volumes of 1 workload will be lost with the nodes", "namespace shop", ""},
 		{"cordoned-nodes", "node worker-1 (worker) is cordoned", "", "kubectl uncordon worker-1"},
 		{

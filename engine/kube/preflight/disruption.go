@@ -26,7 +26,7 @@ const (
 	volumePage   = "https://kubernetes.io/docs/concepts/storage/volumes/"
 )
 
-// workloadSources are what it takes to know which pods move, and whose they are.
+// workloadSources are needed to know which pods are evicted, and their controllers.
 var workloadSources = []source{
 	sourceNodes, sourcePods, sourceReplicaSets, sourceDeployments, sourceStatefulSets, sourceDaemonSets, sourceJobs,
 }
@@ -34,12 +34,12 @@ var workloadSources = []source{
 var disruptionChecks = []check{
 	{
 		id: "pdb-room", area: "disruption", ref: budgetPage, run: budgetRoom,
-		title: "every PodDisruptionBudget of pods that move lets one of them go",
+		title: "every PodDisruptionBudget of evicted pods allows a disruption",
 		needs: append([]source{sourcePDBs}, workloadSources...),
 	},
 	{
 		id: "pdb-overlap", area: "disruption", ref: evictionPage, run: budgetOverlap,
-		title: "no pod that moves has two PodDisruptionBudgets",
+		title: "no evicted pod has two PodDisruptionBudgets",
 		needs: append([]source{sourcePDBs}, workloadSources...),
 	},
 	{
@@ -49,17 +49,17 @@ var disruptionChecks = []check{
 	},
 	{
 		id: "unmanaged-pods", area: "disruption", ref: drainPage, run: unmanagedPods,
-		title: "every pod that moves has a controller that makes it anew",
+		title: "every evicted pod has a controller that recreates it",
 		needs: append([]source{sourceKinds, sourceAPIServices}, workloadSources...),
 	},
 	{
 		id: "local-data", area: "disruption", ref: volumePage, run: localData,
-		title: "no pod that moves keeps data on its node",
+		title: "no evicted pod keeps data on its node",
 		needs: append([]source{sourceVolumes, sourceClaims}, workloadSources...),
 	},
 	{
 		id: "single-replica", area: "disruption", ref: drainPage, run: singleReplica,
-		title: "no workload that moves has a single pod",
+		title: "no evicted workload has a single replica",
 		needs: append([]source{sourcePDBs}, workloadSources...),
 	},
 	{
@@ -69,23 +69,23 @@ var disruptionChecks = []check{
 	},
 	{
 		id: "termination", area: "disruption", ref: drainPage, run: termination,
-		title: "every pod that moves ends in time",
+		title: "every evicted pod terminates in time",
 		needs: workloadSources,
 	},
 	{
 		id: "do-not-evict", area: "disruption", ref: drainPage, run: doNotEvictPods,
-		title: "no pod that moves asks to be left where it is",
+		title: "no evicted pod has a do-not-evict annotation",
 		needs: workloadSources,
 	},
 }
 
-// needless reports whether the API server evicts p without looking at budgets.
+// needless reports whether the API server evicts p regardless of budgets.
 func (p *pod) needless() bool {
 	return p.over() || p.phase == corev1.PodPending || !p.terminating.IsZero()
 }
 
-// spends reports whether the eviction of p, which b selects, needs room in b. It is the
-// API server's rule.
+// spends reports whether the eviction of p, which b selects, uses one of b's allowed
+// disruptions. The rule is the API server's.
 func (b *budget) spends(p *pod) bool {
 	if p.needless() {
 		return false
@@ -99,11 +99,11 @@ func (b *budget) spends(p *pod) bool {
 	return b.Status.CurrentHealthy < b.Status.DesiredHealthy || b.Status.DesiredHealthy <= 0
 }
 
-// stale reports whether the controller has not seen the newest b. Evictions are refused
-// until it has.
+// stale reports whether the controller has not observed the latest generation of b. The API
+// server rejects evictions until it has.
 func (b *budget) stale() bool { return b.Status.ObservedGeneration < b.Generation }
 
-// expected is how many pods b counts with.
+// expected is the pod count on which b is computed.
 func (b *budget) expected() int {
 	if b.stale() || b.Status.ExpectedPods == 0 {
 		return len(b.pods)
@@ -111,7 +111,8 @@ func (b *budget) expected() int {
 	return int(b.Status.ExpectedPods)
 }
 
-// permanent says why b lets no pod go even if all of them are healthy; empty if it does.
+// permanent returns why b allows no disruption even if all its pods are healthy; empty if it
+// does.
 func (b *budget) permanent() string {
 	n := b.expected()
 	if v := b.Spec.MaxUnavailable; v != nil {
@@ -136,7 +137,7 @@ func (b *budget) evidence() string {
 	return fmt.Sprintf("%s expected, %d healthy, %d must stay healthy, %d may go", count(int(s.ExpectedPods), "pod"), s.CurrentHealthy, s.DesiredHealthy, s.DisruptionsAllowed)
 }
 
-// needing are the pods that move and need room in b.
+// needing are the evicted pods that use a disruption of b.
 func (b *budget) needing() []*pod {
 	var out []*pod
 	for _, p := range b.moving {
@@ -147,7 +148,7 @@ func (b *budget) needing() []*pod {
 	return out
 }
 
-// budgetRoom tells budgets that let no pod go: for good, or as things are now.
+// budgetRoom reports budgets that allow no disruption, permanently or now.
 func budgetRoom(w *world, _ *probe) []engine.Finding {
 	l := w.lookup()
 	var found []engine.Finding
@@ -158,11 +159,11 @@ func budgetRoom(w *world, _ *probe) []engine.Finding {
 		}
 		found = append(found, f)
 	}
-	return fold(found, "PodDisruptionBudgets without room")
+	return fold(found, "PodDisruptionBudgets that allow no disruption")
 }
 
-// doubled reports whether every pod that needs room in b has another budget too: then
-// that is what is in the way.
+// doubled reports whether every evicted pod of b has another budget too, which then is the
+// cause.
 func (w *world) doubled(b *budget) bool {
 	return !slices.ContainsFunc(b.needing(), func(p *pod) bool { return len(w.lookup().covering[p]) < 2 })
 }
@@ -188,31 +189,31 @@ func (w *world) roomOf(b *budget) (engine.Finding, bool) {
 	condition := apimeta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition)
 	switch why := b.permanent(); {
 	case why != "":
-		f.Title = fmt.Sprintf("PodDisruptionBudget %s never lets a pod go: %s", b.name(), why)
-		f.Remedy = "let one pod go at a time; a replica more keeps as many available as now"
+		f.Title = fmt.Sprintf("PodDisruptionBudget %s never allows a disruption: %s", b.name(), why)
+		f.Remedy = "allow one disruption at a time; one more replica keeps as many available as now"
 		f.Command = b.patch(b.oneLess())
-		// Room comes from healthy pods: a pod that is not ready would still wait for it.
+		// Only healthy pods allow disruptions: an unready pod would still be blocked.
 		if sick > 0 {
-			f.Remedy = "let one pod go at a time, and those that are not ready at once"
+			f.Remedy = "allow one disruption at a time, and evict unready pods at once"
 			f.Command = b.patch(b.oneLess() + "," + sickMayGo)
 		}
 		if sick == len(needing) {
-			f.Remedy = "let pods go that are not ready, or repair them"
+			f.Remedy = "allow the eviction of unready pods, or repair them"
 			f.Command = b.patch(sickMayGo)
 		}
 	case b.stale():
 		f.Severity = engine.Warn
-		f.Title = fmt.Sprintf("PodDisruptionBudget %s has changed, and its controller has not seen it", b.name())
+		f.Title = fmt.Sprintf("PodDisruptionBudget %s has changed, and its controller has not observed it", b.name())
 		f.Detail = fmt.Sprintf("generation %d, observed %d; evictions are refused until then; %s", b.Generation, b.Status.ObservedGeneration, where)
-		f.Remedy = "wait; if it stays so, look at kube-controller-manager"
+		f.Remedy = "wait; if it persists, check kube-controller-manager"
 		f.Command = command("kubectl -n %s wait --for=jsonpath='{.status.observedGeneration}'=%d poddisruptionbudget/%s --timeout=1m", b.Namespace, b.Generation, b.Name)
 	case condition != nil && condition.Status == metav1.ConditionFalse && condition.Reason == policyv1.SyncFailedReason:
-		f.Title = fmt.Sprintf("PodDisruptionBudget %s cannot be computed, and lets no pod go", b.name())
+		f.Title = fmt.Sprintf("PodDisruptionBudget %s cannot be computed, and allows no disruption", b.name())
 		f.Detail = printable(condition.Message) + "; " + where
-		f.Remedy = "say how many pods must be available as a number: it works without a controller that can be scaled"
+		f.Remedy = "give the number of available pods as an absolute number: it works without a scalable controller"
 		f.Command = b.patch(fmt.Sprintf(`"maxUnavailable":null,"minAvailable":%d`, len(b.pods)-1))
 		if sick == len(needing) {
-			f.Remedy = "let pods go that are not ready, or repair them"
+			f.Remedy = "allow the eviction of unready pods, or repair them"
 			f.Command = b.patch(sickMayGo)
 		}
 	case b.Status.DisruptionsAllowed > 0:
@@ -223,7 +224,7 @@ func (w *world) roomOf(b *budget) (engine.Finding, bool) {
 	return f, true
 }
 
-// shortNow tells a budget that would have room if its pods were healthy.
+// shortNow reports a budget that would allow a disruption if its pods were healthy.
 func (w *world) shortNow(b *budget, needing []*pod, f *engine.Finding) {
 	var unready []string
 	var sick *pod
@@ -244,28 +245,28 @@ func (w *world) shortNow(b *budget, needing []*pod, f *engine.Finding) {
 		f.Detail += fmt.Sprintf("; %s being evicted now", count(n, "pod"))
 	}
 	if sick != nil {
-		// Unready pods wait for a budget that unready pods have used up.
-		f.Title = fmt.Sprintf("PodDisruptionBudget %s has no room now, and holds pods that are not ready", b.name())
-		f.Remedy = "let pods go that are not ready, or repair them"
+		// Unready pods use up the budget that blocks their own eviction.
+		f.Title = fmt.Sprintf("PodDisruptionBudget %s allows no disruption now, and blocks unready pods", b.name())
+		f.Remedy = "allow the eviction of unready pods, or repair them"
 		f.Command = b.patch(sickMayGo)
 		return
 	}
 	f.Severity = engine.Warn
-	f.Title = fmt.Sprintf("PodDisruptionBudget %s has no room now", b.name())
+	f.Title = fmt.Sprintf("PodDisruptionBudget %s allows no disruption now", b.name())
 	if len(unready) == 0 && int(b.Status.ExpectedPods) <= len(b.pods) {
-		f.Remedy = "look again in a minute: its pods are ready, and its controller will count them"
+		f.Remedy = "run the check again in a minute: its pods are ready, and its controller will count them"
 		return
 	}
-	f.Remedy = "wait until its pods are healthy"
+	f.Remedy = "wait until its pods are ready"
 	if o, ok := scalable(w.workload(needing[0])); ok {
 		f.Command = command("kubectl -n %s rollout status %s --timeout=10m", b.Namespace, o)
 	}
 }
 
-// sickMayGo is the field of a budget that lets pods go which are not ready.
+// sickMayGo is the field of a budget that allows the eviction of unready pods.
 const sickMayGo = `"unhealthyPodEvictionPolicy":"AlwaysAllow"`
 
-// oneLess is the field that lets b give up one pod.
+// oneLess is the field that makes b allow one disruption.
 func (b *budget) oneLess() string {
 	if b.Spec.MaxUnavailable != nil {
 		return `"maxUnavailable":1`
@@ -281,7 +282,7 @@ func (b *budget) patch(fields string) string {
 	return ""
 }
 
-// budgetOverlap tells pods with two budgets: the API server evicts none of them.
+// budgetOverlap reports pods with two budgets: the API server evicts none of them.
 func budgetOverlap(w *world, _ *probe) []engine.Finding {
 	l := w.lookup()
 	type group struct {
@@ -310,8 +311,8 @@ func budgetOverlap(w *world, _ *probe) []engine.Finding {
 		f := engine.Finding{
 			Severity: engine.Block,
 			Title:    fmt.Sprintf("%s in namespace %s cannot be evicted: PodDisruptionBudgets %s all select the same", count(len(g.pods), "pod"), printable(youngest.Namespace), budgetNames(g.budgets)),
-			Detail:   fmt.Sprintf("the API server answers 500 to the eviction of a pod with more than one budget; the first is %s on %s (%s)", printable(g.pods[0].name), printable(node), l.position(node)),
-			Remedy:   "keep one of them; the command deletes the youngest",
+			Detail:   fmt.Sprintf("the API server responds with 500 to the eviction of a pod with more than one budget; the first is %s on %s (%s)", printable(g.pods[0].name), printable(node), l.position(node)),
+			Remedy:   "keep one of them; the command deletes the newest",
 			Owner:    keeperOf(&youngest.ObjectMeta),
 			Command:  youngest.remove(),
 		}
@@ -343,7 +344,7 @@ func budgetNames(budgets []*budget) string {
 	return strings.Join(names, " and ")
 }
 
-// team is the pods of one workload.
+// team is the set of pods of one workload.
 type team struct {
 	owner
 	namespace string
@@ -381,7 +382,7 @@ func (w *world) teams(pods []*pod) []*team {
 	return out
 }
 
-// keepers is who can change all of pods, if that is one.
+// keepers is the common owner of all pods, if there is one.
 func (w *world) keepers(pods []*pod) string {
 	one := ""
 	for _, p := range pods {
@@ -420,7 +421,7 @@ func podNames(pods []*pod) string {
 	return strings.Join(names, " ")
 }
 
-// unmanagedPods tells pods that nobody makes anew.
+// unmanagedPods reports pods that no controller recreates.
 func unmanagedPods(w *world, _ *probe) []engine.Finding {
 	served := map[string]bool{}
 	for i := range w.kinds {
@@ -452,21 +453,21 @@ func unmanagedPods(w *world, _ *probe) []engine.Finding {
 	}
 	var found []engine.Finding
 	for _, pods := range podsByNamespace(alone) {
-		found = append(found, w.lost(pods, fmt.Sprintf("%s in namespace %s without a controller: lost for ever when the node goes", count(len(pods), "pod"), printable(pods[0].namespace))))
+		found = append(found, w.lost(pods, fmt.Sprintf("%s in namespace %s without a controller: lost when the node is removed", count(len(pods), "pod"), printable(pods[0].namespace))))
 	}
 	for _, kind := range sortedKeys(gone) {
 		for _, pods := range podsByNamespace(gone[kind]) {
-			f := w.lost(pods, fmt.Sprintf("%s in namespace %s controlled by %s, a kind that the cluster does not have: lost for ever when the node goes", count(len(pods), "pod"), printable(pods[0].namespace), printable(kind)))
+			f := w.lost(pods, fmt.Sprintf("%s in namespace %s controlled by %s, a kind that the cluster does not serve: lost when the node is removed", count(len(pods), "pod"), printable(pods[0].namespace), printable(kind)))
 			found = append(found, f)
 		}
 	}
-	return fold(found, "groups of pods that nobody makes anew")
+	return fold(found, "groups of pods that no controller recreates")
 }
 
 func (w *world) lost(pods []*pod, title string) engine.Finding {
 	f := engine.Finding{
 		Title: title, Detail: placesOf(pods), Owner: w.keepers(pods), Objects: objects(pods),
-		Remedy: "run them by a Deployment or a Job; the command keeps a copy from which they can be made again",
+		Remedy: "run them by a Deployment or a Job; the command saves their manifests",
 	}
 	if names := podNames(pods); names != "" {
 		if get := command("kubectl -n %s get pods", pods[0].namespace); get != "" {
@@ -503,7 +504,7 @@ func sortedKeys[K ~string, V any](m map[K]V) []K {
 	return keys
 }
 
-// localData tells what is on the disks of nodes that go.
+// localData reports data on the disks of replaced nodes.
 func localData(w *world, _ *probe) []engine.Finding {
 	var scratch, host, bound []*pod
 	for _, p := range w.lookup().moving {
@@ -531,8 +532,8 @@ func localData(w *world, _ *probe) []engine.Finding {
 		volumes func(*pod) []string
 		remedy  string
 	}{
-		{host, "hostPath volumes that %s can write will be lost with the nodes", func(p *pod) []string { return p.hostPath }, "keep what must last in a PersistentVolumeClaim instead of a hostPath volume"},
-		{scratch, "emptyDir volumes of %s will be lost with the nodes", func(p *pod) []string { return p.emptyDir }, "nothing, if it is scratch data; otherwise keep it in a PersistentVolumeClaim"},
+		{host, "hostPath volumes that %s can write will be lost with the nodes", func(p *pod) []string { return p.hostPath }, "move persistent data from hostPath volumes to a PersistentVolumeClaim"},
+		{scratch, "emptyDir volumes of %s will be lost with the nodes", func(p *pod) []string { return p.emptyDir }, "ignore it if it is scratch data; otherwise use a PersistentVolumeClaim"},
 	} {
 		teams := w.teams(x.pods)
 		if len(teams) == 0 {
@@ -551,15 +552,15 @@ func localData(w *world, _ *probe) []engine.Finding {
 	return found
 }
 
-// localVolume is a volume whose data is on one node.
+// localVolume is a volume with its data on one node.
 type localVolume struct {
 	claim string
 	pv    *corev1.PersistentVolume
-	// pinned reports whether a pod with it can run on no other node.
+	// pinned reports whether its pods can run on no other node.
 	pinned bool
 }
 
-// localVolumes are those of p whose data goes with its node.
+// localVolumes are the volumes of p whose data is lost with its node.
 func (w *world) localVolumes(p *pod) []localVolume {
 	node := w.lookup().nodes[p.node]
 	if node == nil || len(p.claims) == 0 {
@@ -585,7 +586,7 @@ func (w *world) localVolumes(p *pod) []localVolume {
 	return out
 }
 
-// pinned reports whether pv can be used on node and not on one that takes its place.
+// pinned reports whether pv can be used on node but not on its replacement.
 func pinned(pv *corev1.PersistentVolume, node *corev1.Node) bool {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
 		return false
@@ -611,18 +612,18 @@ func (w *world) lostVolumes(t *team) engine.Finding {
 	f.Title = fmt.Sprintf("data of %s %s is on volumes of one node, and will be lost: %s", t.kind, printable(t.namespace+"/"+t.name), enumerate(lines, 3))
 	f.Detail = "claims: " + enumerate(lines, maxTold)
 	if stuck {
-		f.Detail += "; a pod cannot start again until its claim is deleted"
+		f.Detail += "; a pod cannot restart until its claim is deleted"
 	}
-	f.Remedy = "back the data up, or let the application copy it to other nodes, one node at a time"
+	f.Remedy = "back up the data, or have the application replicate it to other nodes, one node at a time"
 	f.Objects = append([]string{t.object()}, first(f.Objects)...)
 	return f
 }
 
-// singleReplica tells workloads that are down while their one pod moves.
+// singleReplica reports workloads that are unavailable while their only pod is evicted.
 func singleReplica(w *world, _ *probe) []engine.Finding {
 	want := map[types.UID]int32{}
 	for i := range w.deployments {
-		if w.deployments[i].Name != autoscalerName { // it is stopped while nodes are replaced
+		if w.deployments[i].Name != autoscalerName { // it is stopped during the rollout
 			want[w.deployments[i].UID] = replicas(w.deployments[i].Spec.Replicas)
 		}
 	}
@@ -648,23 +649,23 @@ func singleReplica(w *world, _ *probe) []engine.Finding {
 			}
 		}
 		f := engine.Finding{
-			Title:  fmt.Sprintf("%s in namespace %s with a single pod: down while it moves", count(len(names), "workload"), printable(pods[0].namespace)),
+			Title:  fmt.Sprintf("%s in namespace %s with a single replica: unavailable during its eviction", count(len(names), "workload"), printable(pods[0].namespace)),
 			Detail: enumerate(names, maxTold), Owner: w.keepers(pods), Objects: first(names),
-			Remedy: "run two, if the application can; a budget then keeps one available",
+			Remedy: "run two replicas if the application supports it; a PodDisruptionBudget then keeps one available",
 		}
 		if ns := pods[0].namespace; plain && len(scale) > 0 && len(scale) <= 20 && command("%s", ns) != "" {
 			f.Command = fmt.Sprintf("kubectl -n %s scale --replicas=2 %s", ns, strings.Join(scale, " "))
 		}
 		found = append(found, f)
 	}
-	return fold(found, "namespaces with workloads of a single pod")
+	return fold(found, "namespaces with single-replica workloads")
 }
 
-// detachLimit is how long a volume takes to be detached if all is well.
+// detachLimit is the time that detaching a volume takes at most in a healthy cluster.
 const detachLimit = 6 * time.Minute
 
-// volumeAttachments tells volumes that are stuck, and those that two pods would want at
-// the same time.
+// volumeAttachments reports volumes that do not detach, and those that two pods would need
+// at the same time.
 func volumeAttachments(w *world, _ *probe) []engine.Finding {
 	l := w.lookup()
 	var found []engine.Finding
@@ -673,10 +674,10 @@ func volumeAttachments(w *world, _ *probe) []engine.Finding {
 			found = append(found, f)
 		}
 	}
-	found = fold(found, "volumes that are stuck to a node")
+	found = fold(found, "volumes that do not detach")
 	var waiting []*pod
 	for _, p := range l.moving {
-		// A StatefulSet waits until the old pod is gone; others make the new one at once.
+		// A StatefulSet waits for the deletion of the old pod; others create the new one at once.
 		if p.controller.kind == "StatefulSet" || p.controller.kind == "" || len(w.singleAttach(p)) == 0 {
 			continue
 		}
@@ -689,9 +690,9 @@ func volumeAttachments(w *world, _ *probe) []engine.Finding {
 			lines = append(lines, t.object()+": "+enumerate(w.singleAttach(t.pods[0]), 3))
 		}
 		found = append(found, engine.Finding{
-			Title:  fmt.Sprintf("volumes of %s can be on one node only: new pods wait until the old are gone", count(len(teams), "workload")),
+			Title:  fmt.Sprintf("volumes of %s attach to one node only: new pods wait until the old ones are deleted", count(len(teams), "workload")),
 			Detail: enumerate(lines, maxTold), Objects: first(names), Owner: w.keepers(waiting),
-			Remedy: "expect some minutes without them while volumes move",
+			Remedy: "expect some minutes of unavailability while volumes are reattached",
 		})
 	}
 	return found
@@ -726,16 +727,16 @@ func stuckAttachment(w *world, l *lookup, a *storagev1.VolumeAttachment) (engine
 	}
 	f := engine.Finding{
 		Owner: cmp.Or(keeperOf(&a.ObjectMeta), printable(a.Spec.Attacher)), Objects: []string{object("volumeattachment", "", a.Name), object("node", "", a.Spec.NodeName)},
-		Remedy: "look at the CSI driver " + printable(a.Spec.Attacher),
+		Remedy: "check the CSI driver " + printable(a.Spec.Attacher),
 	}
 	switch {
 	case l.nodes[a.Spec.NodeName] == nil:
-		f.Title = fmt.Sprintf("volume %s is attached to node %s, which is gone", printable(volume), printable(a.Spec.NodeName))
-		f.Remedy += "; if the machine does not run, delete the attachment"
+		f.Title = fmt.Sprintf("volume %s is attached to node %s, which no longer exists", printable(volume), printable(a.Spec.NodeName))
+		f.Remedy += "; if the machine is off, delete the attachment"
 		f.Command = command("kubectl delete volumeattachment %s --wait=false", a.Name)
 	case a.DeletionTimestamp != nil && w.now.Sub(a.DeletionTimestamp.Time) > detachLimit:
-		f.Title = fmt.Sprintf("volume %s does not leave node %s", printable(volume), printable(a.Spec.NodeName))
-		f.Detail = "asked for " + plainDuration(w.now.Sub(a.DeletionTimestamp.Time)) + " ago"
+		f.Title = fmt.Sprintf("volume %s does not detach from node %s", printable(volume), printable(a.Spec.NodeName))
+		f.Detail = "requested " + plainDuration(w.now.Sub(a.DeletionTimestamp.Time)) + " ago"
 		if e := a.Status.DetachError; e != nil {
 			f.Detail += ": " + printable(e.Message)
 		}
@@ -748,7 +749,7 @@ func stuckAttachment(w *world, l *lookup, a *storagev1.VolumeAttachment) (engine
 	return f, true
 }
 
-// terminationSlack is what a pod may take beyond its grace period before it is stuck.
+// terminationSlack is the time beyond its grace period after which a pod counts as stuck.
 const terminationSlack = time.Minute
 
 // drainTimeout is how long a drain waits for one node.
@@ -756,7 +757,7 @@ func (w *world) drainTimeout() time.Duration {
 	return cmp.Or(w.request.DrainTimeout, defaultDrainTimeout)
 }
 
-// termination tells pods that end later than a drain waits, or not at all.
+// termination reports pods that terminate later than a drain waits, or not at all.
 func termination(w *world, _ *probe) []engine.Finding {
 	var slow []*pod
 	var found []engine.Finding
@@ -770,39 +771,39 @@ func termination(w *world, _ *probe) []engine.Finding {
 			found = append(found, w.stuckPod(p))
 		}
 	}
-	found = fold(found, "pods that should be gone")
+	found = fold(found, "pods that do not terminate")
 	var late []engine.Finding
 	for _, t := range w.teams(slow) {
 		f := engine.Finding{
-			Title:  fmt.Sprintf("%s %s may take %s to end, and a drain waits %s", t.kind, printable(t.namespace+"/"+t.name), plainDuration(t.pods[0].grace), plainDuration(w.drainTimeout())),
+			Title:  fmt.Sprintf("%s %s may take %s to terminate, and a drain waits %s", t.kind, printable(t.namespace+"/"+t.name), plainDuration(t.pods[0].grace), plainDuration(w.drainTimeout())),
 			Detail: fmt.Sprintf("terminationGracePeriodSeconds is %d: %s", int(t.pods[0].grace.Seconds()), placesOf(t.pods)),
 			Owner:  w.keepers(t.pods), Objects: t.objects(t.pods),
-			Remedy: "shorten the grace period if its pods need less",
+			Remedy: "shorten the grace period if its pods allow it",
 		}
 		if o, ok := scalable(t.owner); ok {
 			f.Command = command(`kubectl -n %s patch %s --type=merge -p '{"spec":{"template":{"spec":{"terminationGracePeriodSeconds":%d}}}}'`, t.namespace, o, int(w.drainTimeout().Seconds()))
 		}
 		late = append(late, f)
 	}
-	return append(found, fold(late, "workloads that end late")...)
+	return append(found, fold(late, "workloads with long grace periods")...)
 }
 
 func (w *world) stuckPod(p *pod) engine.Finding {
 	f := engine.Finding{
-		Title:  fmt.Sprintf("pod %s should have been gone for %s", printable(p.namespace+"/"+p.name), plainDuration(w.now.Sub(p.terminating))),
+		Title:  fmt.Sprintf("pod %s should have terminated %s ago", printable(p.namespace+"/"+p.name), plainDuration(w.now.Sub(p.terminating))),
 		Detail: "on " + printable(p.node), Owner: w.keeper(p), Objects: []string{p.object()},
-		Remedy:  "look at the node's kubelet; a pod whose node is dead can be deleted by force",
+		Remedy:  "check the node's kubelet; if the node is dead, force-delete the pod",
 		Command: command("kubectl -n %s delete pod %s --force --grace-period=0", p.namespace, p.name),
 	}
 	if len(p.finalizers) > 0 {
 		f.Detail += ", held by " + enumerate(p.finalizers, 3)
-		f.Remedy = "look at who owns the finalizers; if nobody does any more, take them away"
+		f.Remedy = "find the owners of the finalizers; remove finalizers that have none"
 		f.Command = command(`kubectl -n %s patch pod %s --type=merge -p '{"metadata":{"finalizers":null}}'`, p.namespace, p.name)
 	}
 	return f
 }
 
-// doNotEvictPods tells pods whose annotations ask for what an upgrade cannot give.
+// doNotEvictPods reports pods with do-not-evict annotations, which an upgrade ignores.
 func doNotEvictPods(w *world, _ *probe) []engine.Finding {
 	var asking []*pod
 	for _, p := range w.lookup().moving {
@@ -821,9 +822,9 @@ func doNotEvictPods(w *world, _ *probe) []engine.Finding {
 		}
 		slices.Sort(keys)
 		f := engine.Finding{
-			Title:  fmt.Sprintf("evicted although annotations ask for the opposite: %s in namespace %s", count(len(pods), "pod"), printable(pods[0].namespace)),
+			Title:  fmt.Sprintf("evicted despite do-not-evict annotations: %s in namespace %s", count(len(pods), "pod"), printable(pods[0].namespace)),
 			Detail: enumerate(keys, 3) + ": " + placesOf(pods), Owner: w.keepers(pods), Objects: objects(pods),
-			Remedy: "wait until they are done, or accept that they start again elsewhere",
+			Remedy: "wait until they complete, or accept that they restart on other nodes",
 		}
 		if names := podNames(pods); names != "" {
 			if annotate := command("kubectl -n %s annotate pods", pods[0].namespace); annotate != "" {
@@ -832,5 +833,5 @@ func doNotEvictPods(w *world, _ *probe) []engine.Finding {
 		}
 		found = append(found, f)
 	}
-	return fold(found, "namespaces with pods that ask to be left where they are")
+	return fold(found, "namespaces with pods that have do-not-evict annotations")
 }

@@ -23,34 +23,34 @@ import (
 )
 
 const (
-	// maxEvictions bounds how many evictions are asked for.
+	// maxEvictions bounds the number of dry-run evictions.
 	maxEvictions = 300
-	// evictionWorkers ask at the same time. The API server is what is slow: with fewer
-	// it waits for us, with more they wait for it.
+	// evictionWorkers is the number of concurrent evictions. The API server is the bottleneck:
+	// fewer workers leave it idle, more would only queue.
 	evictionWorkers = 16
-	// rehearsalLimit bounds all requests together: a webhook may take 30 s of each.
+	// rehearsalLimit bounds all requests together: a webhook can take 30 s for each.
 	rehearsalLimit = 12 * time.Second
-	// maxStrikes is after how many answers that do not come, or that a webhook has spoilt
-	// which cannot be called, nothing more is asked.
+	// maxStrikes is the number of timeouts and failed webhook calls after which the dry run
+	// stops.
 	maxStrikes = 3
-	// maxBusy is how often a request is repeated that the API server was too busy for.
+	// maxBusy is the number of retries of a request that an overloaded API server rejected.
 	maxBusy = 5
 )
 
-// verdict is what the API server says about the eviction of a pod.
+// verdict is the API server's decision on the eviction of a pod.
 type verdict int
 
 const (
 	notAsked  verdict = iota
-	late              // there was no answer in time
-	evictable         // it would go
-	gone              // it has gone since
-	noRoom            // its budget has no room
+	late              // no response in time
+	evictable         // allowed
+	gone              // deleted meanwhile
+	noRoom            // its budget allows no disruption
 	overlap           // it has two budgets
-	denied            // a webhook or an admission policy says no
+	denied            // a webhook or an admission policy denies it
 	refused           // something else
-	noDryRun          // a webhook has side effects, and cannot be asked
-	forbidden         // we may not ask
+	noDryRun          // a webhook has side effects and supports no dry run
+	forbidden         // the user may not create evictions
 	ending            // its namespace is being deleted
 )
 
@@ -67,8 +67,8 @@ func (a answer) uncalled() bool {
 	return a.verdict == denied && strings.Contains(a.text, "failed calling webhook")
 }
 
-// rehearse asks the API server for evictions that it does not carry out, then follows
-// all drains one after the other, which such requests cannot: they use no budget up.
+// rehearse requests all evictions as dry runs. Then it simulates the drains one after the
+// other, because dry runs do not use up budgets.
 func rehearse(w *world, p *probe) []engine.Finding {
 	l := w.lookup()
 	if len(l.moving) == 0 {
@@ -85,20 +85,20 @@ func rehearse(w *world, p *probe) []engine.Finding {
 		tally[a.verdict]++
 	}
 	asked := len(answers) - tally[forbidden] - tally[noDryRun] - tally[notAsked] - tally[late]
-	basis := fmt.Sprintf("asked of the API server as a dry run: %d of %s", asked, count(len(l.moving), "eviction"))
+	basis := fmt.Sprintf("tested by dry run: %d of %s", asked, count(len(l.moving), "eviction"))
 	if rest := len(l.moving) - asked; rest > 0 {
-		basis += fmt.Sprintf("; the other %d computed from the status of budgets", rest)
+		basis += fmt.Sprintf("; the other %d computed from the status of PodDisruptionBudgets", rest)
 		if stopped != "" {
-			basis += ", since " + stopped
+			basis += ", because " + stopped
 		}
 	}
 	switch {
 	case w.request.DryRun && asked == 0 && stopped != "":
-		basis = "computed from the status of budgets alone, since " + stopped
+		basis = "computed from the status of PodDisruptionBudgets alone, because " + stopped
 	case w.request.DryRun && asked == 0:
-		basis = "computed from the status of budgets alone"
+		basis = "computed from the status of PodDisruptionBudgets alone"
 	case !w.request.DryRun:
-		basis = "computed from the status of budgets alone: dry-run requests are switched off, so no webhook was asked"
+		basis = "computed from the status of PodDisruptionBudgets alone: dry-run requests are disabled, so no webhook was called"
 	}
 
 	found := w.denials(answers, p, basis)
@@ -112,16 +112,16 @@ func rehearse(w *world, p *probe) []engine.Finding {
 	switch {
 	case err != nil:
 		found = append(found, engine.Finding{
-			Severity: engine.NotChecked, Title: "not checked whether evictions are granted: no request could be made", Detail: printable(plain(err).Error()) + "; " + basis,
+			Severity: engine.NotChecked, Title: "not checked whether evictions are allowed: no request could be made", Detail: printable(plain(err).Error()) + "; " + basis,
 		})
 	case tally[forbidden] > 0:
 		found = append(found, engine.Finding{
-			Severity: engine.NotChecked, Title: "not checked whether evictions are granted: the kubeconfig's user may not ask for them", Detail: basis,
+			Severity: engine.NotChecked, Title: "not checked whether evictions are allowed: the kubeconfig's user may not create them", Detail: basis,
 			Remedy: "use a kubeconfig that may create pods/eviction",
 		})
 	case tally[notAsked] > 0, tally[late] > 0 && !isSlow:
 		found = append(found, engine.Finding{
-			Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether %s would be granted: the API server did not answer", count(tally[notAsked]+tally[late], "eviction")), Detail: basis,
+			Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether %s would be allowed: the API server did not respond", count(tally[notAsked]+tally[late], "eviction")), Detail: basis,
 		})
 	case len(found) == 0 && asked < len(l.moving):
 		found = append(found, engine.Finding{Severity: engine.Info, Title: "every node that is replaced can be drained", Detail: basis})
@@ -129,8 +129,8 @@ func rehearse(w *world, p *probe) []engine.Finding {
 	return found
 }
 
-// rehearsed are the pods whose eviction is asked for: those with a budget, and one of
-// each other workload. If they are too many, one of every budget and workload comes first.
+// rehearsed are the pods to evict as a dry run: those with a budget, and one of each other
+// workload. If they are too many, one of every budget and workload comes first.
 func (w *world) rehearsed() []*pod {
 	l := w.lookup()
 	var early, late []*pod
@@ -153,17 +153,17 @@ func (w *world) rehearsed() []*pod {
 	return chosen[:min(len(chosen), maxEvictions)]
 }
 
-// within is how long one check may ask for dry runs.
+// within is the total time of one check's dry runs.
 func (p *probe) within() time.Duration { return cmp.Or(p.limit, rehearsalLimit) }
 
-// slow is what one dry run may take; if every eviction takes longer, that is worth a word.
+// slow is the duration of one dry run from which slow evictions are reported.
 func (p *probe) slow() time.Duration { return p.within() / 4 }
 
-// ask asks for the eviction of pods. It stops when answers do not come, and says why;
-// then some pods have none. The error is about the client.
+// ask evicts pods as a dry run. If responses time out, it stops and returns why; some pods
+// then have no answer. The error is about the client.
 func ask(p *probe, pods []*pod) (answers map[*pod]answer, stopped string, err error) {
 	config := rest.CopyConfig(p.config)
-	config.QPS = -1 // the API server's own fairness is the limit
+	config.QPS = -1 // API priority and fairness is the limit
 	config.ContentType, config.AcceptContentTypes = "application/json", "application/json"
 	core, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -190,14 +190,14 @@ func ask(p *probe, pods []*pod) (answers map[*pod]answer, stopped string, err er
 				case errors.Is(ended, context.DeadlineExceeded):
 					a.verdict = late
 					stopped = fmt.Sprintf("no answer came within %s", plainDuration(p.within()))
-				default: // others have made up our mind
+				default: // another worker stopped the run
 					mu.Unlock()
 					continue
 				}
 				answers[pod] = a
 				if a.uncalled() {
 					if strikes[a.by]++; strikes[a.by] >= maxStrikes && stopped == "" {
-						stopped = fmt.Sprintf("%s could not be called %d times", a.by, maxStrikes)
+						stopped = fmt.Sprintf("%s failed %d times", a.by, maxStrikes)
 						cancel()
 					}
 				}
@@ -237,8 +237,8 @@ func askOne(ctx context.Context, client rest.Interface, p *pod) answer {
 	}
 }
 
-// evict asks for the eviction of p without its being carried out. That is said twice:
-// admission looks at the request, the eviction itself at its body.
+// evict evicts p as a dry run. The dry run is set twice: admission reads the request's
+// option, the eviction handler that in its body.
 func evict(ctx context.Context, client rest.Interface, p *pod) error {
 	o := &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
 	if p.uid != "" {
@@ -258,7 +258,7 @@ func evict(ctx context.Context, client rest.Interface, p *pod) error {
 	if err != nil {
 		return err
 	}
-	// A pod with two budgets is a failure inside an answer with the code of a success.
+	// A pod with two budgets yields a failure in a response with a success code.
 	var status metav1.Status
 	if err := json.Unmarshal(body, &status); err == nil && status.Kind == "Status" && status.Status == metav1.StatusFailure {
 		return &apierrors.StatusError{ErrStatus: status}
@@ -266,10 +266,10 @@ func evict(ctx context.Context, client rest.Interface, p *pod) error {
 	return nil
 }
 
-// denier finds who denies in the messages of admission.
+// denier extracts the denying webhook or policy from an admission message.
 var denier = regexp.MustCompile(`(?:admission|failed calling) webhook "([^"]*)"|(ValidatingAdmissionPolicy '[^']*')`)
 
-// classify tells what the answer err to an eviction means.
+// classify converts the error of an eviction to a verdict.
 func classify(err error) answer {
 	if err == nil {
 		return answer{verdict: evictable}
@@ -312,7 +312,7 @@ func classify(err error) answer {
 	return a
 }
 
-// denials tells evictions that the API server refuses for another reason than a budget.
+// denials reports evictions that are rejected for another reason than a budget.
 func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engine.Finding {
 	groups := map[string][]*pod{}
 	for x, a := range answers {
@@ -331,11 +331,11 @@ func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engin
 			Severity: engine.Block,
 			Title:    fmt.Sprintf("%s denies the eviction of %s", by, count(len(pods), "pod")),
 			Detail:   fmt.Sprintf("%s: %s; the first on %s (%s); %s", printable(pods[0].namespace+"/"+pods[0].name), answers[pods[0]].text, printable(node), w.lookup().position(node), basis),
-			Owner:    w.keepers(pods), Objects: objects(pods), Remedy: "do what the message asks for, or take the rule away while nodes are replaced",
+			Owner:    w.keepers(pods), Objects: objects(pods), Remedy: "follow the message, or remove the rule during the rollout",
 		}
 		if by == "" {
-			f.Title = fmt.Sprintf("the API server refuses the eviction of %s", count(len(pods), "pod"))
-			f.Remedy = "look at the message"
+			f.Title = fmt.Sprintf("the API server rejects the eviction of %s", count(len(pods), "pod"))
+			f.Remedy = "follow the message"
 		}
 		for _, h := range w.hooks() {
 			if by != h.title() {
@@ -344,7 +344,7 @@ func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engin
 			f.Owner = keeperOf(h.config)
 			f.Objects = append([]string{h.object()}, f.Objects...)
 			if a := answers[pods[0]]; a.uncalled() {
-				f.Remedy = "bring back who answers it; or let pass what it cannot judge, which its owner may undo"
+				f.Remedy = "restore its backend; or set failurePolicy to Ignore, which its owner may revert"
 				f.Command = h.ignore()
 				if a.took > p.slow() {
 					f.Command = h.ignoreSoon()
@@ -358,7 +358,7 @@ func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engin
 			for _, p := range pods {
 				namespaces = append(namespaces, p.namespace)
 			}
-			f.Remedy = "do what the message asks for; or leave these namespaces out, which its owner may undo"
+			f.Remedy = "follow the message; or exempt these namespaces, which its owner may revert"
 			f.Command = h.exempt(first(namespaces))
 		}
 		found = append(found, f)
@@ -366,8 +366,7 @@ func (w *world) denials(answers map[*pod]answer, p *probe, basis string) []engin
 	return fold(found, "rules that deny evictions")
 }
 
-// slowHooks tells who makes evictions slow, if every one of them is: webhooks that
-// judge evictions, all that it can be.
+// slowHooks reports the webhooks that may cause slow evictions, if every eviction is slow.
 func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engine.Finding, bool) {
 	var took []time.Duration
 	var pods []*pod
@@ -381,7 +380,7 @@ func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engi
 		case a.took <= p.slow():
 			return engine.Finding{}, false
 		case a.uncalled():
-			spoilt++ // told as a denial
+			spoilt++ // reported as a denial
 		}
 		took = append(took, a.took)
 		pods = append(pods, x)
@@ -414,27 +413,27 @@ func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engi
 	total := plainDuration(each * time.Duration(moving))
 	f.Detail = fmt.Sprintf("the first is %s on %s (%s); %s", printable(pods[0].namespace+"/"+pods[0].name), printable(pods[0].node), w.lookup().position(pods[0].node), basis)
 	f.Objects = append(f.Objects, objects(pods)...)
-	f.Remedy = "look at who answers it"
+	f.Remedy = "check its backend"
 	one := len(hooks) == 1
 	switch {
 	case lates == 0:
-		f.Title = fmt.Sprintf("%s answers evictions slowly: %s each, the drain of %s would take %s one after the other", who, plainDuration(each), count(moving, "pod"), total)
+		f.Title = fmt.Sprintf("%s is slow for evictions: %s each, the drain of %s would take %s one after the other", who, plainDuration(each), count(moving, "pod"), total)
 	case len(strict) > 0:
 		f.Severity = engine.Block
-		f.Title = fmt.Sprintf("%s answers no eviction within %s, and fails what it cannot judge", who, plainDuration(p.within()))
-		f.Remedy += "; or let pass what it has not judged within a second, which its owner may undo"
+		f.Title = fmt.Sprintf("%s responds to no eviction within %s, and its failurePolicy is Fail", who, plainDuration(p.within()))
+		f.Remedy += "; or set a timeout of 1 s with failurePolicy Ignore, which its owner may revert"
 		if one {
 			f.Command = strict[0].ignoreSoon()
 		}
 		if slices.ContainsFunc(strict, func(h *hook) bool { return h.conditions }) {
 			f.Severity = engine.Warn
-			f.Detail += "; its matchConditions may leave evictions out, and were not evaluated"
+			f.Detail += "; its matchConditions may exclude evictions, and were not evaluated"
 		}
 	default:
-		f.Title = fmt.Sprintf("%s answers evictions slowly: more than %s each, the drain of %s would take more than %s one after the other", who, plainDuration(p.within()), count(moving, "pod"), total)
+		f.Title = fmt.Sprintf("%s is slow for evictions: more than %s each, the drain of %s would take more than %s one after the other", who, plainDuration(p.within()), count(moving, "pod"), total)
 	}
 	if len(strict) == 0 {
-		f.Remedy += "; or give it a second only: it lets pass what it has not judged by then, and its owner may undo that"
+		f.Remedy += "; or set its timeout to 1 s: its failurePolicy is Ignore, and its owner may revert that"
 		if one {
 			f.Command = lenient[0].patch("timeoutSeconds", 1)
 		}
@@ -442,15 +441,15 @@ func (w *world) slowHooks(answers map[*pod]answer, p *probe, basis string) (engi
 	return f, true
 }
 
-// judging are the webhooks that judge the evictions of pods and may take that long; all
-// that judge them if none may.
+// judging are the webhooks that review the evictions of pods and have at least that timeout;
+// all that review them if none has.
 func (w *world) judging(pods []*pod, took time.Duration) (strict, lenient []*hook) {
 	find := func(hooks []*hook, took time.Duration) (out []*hook) {
 		for _, h := range hooks {
 			judges := slices.Contains(h.hits, evictions) && slices.ContainsFunc(pods, func(p *pod) bool {
 				return h.namespaces.Matches(w.namespaceLabels(p.namespace))
 			})
-			// An answer takes a little more than the webhook's.
+			// A response takes a little longer than the webhook's timeout.
 			if judges && time.Duration(h.timeout+1)*time.Second >= took {
 				out = append(out, h)
 			}
@@ -465,7 +464,7 @@ func (w *world) judging(pods []*pod, took time.Duration) (strict, lenient []*hoo
 	return strict, lenient
 }
 
-// inOrder sorts pods as the drains meet them.
+// inOrder sorts pods in the order of the drains.
 func (w *world) inOrder(pods []*pod) []*pod {
 	l := w.lookup()
 	slices.SortFunc(pods, func(a, b *pod) int {
@@ -474,26 +473,26 @@ func (w *world) inOrder(pods []*pod) []*pod {
 	return pods
 }
 
-// hang is the first pod that a drain waits for in vain.
+// hang is the first pod that blocks a drain.
 type hang struct {
 	pod    *pod
 	why    string
 	object string
-	// keeper and command are of what holds it up.
+	// keeper and command belong to the blocking object.
 	keeper, command string
 	remedy          string // of what passes
 	follows         string // ends the detail; see follows
-	// passes reports whether it ends by itself if pods get healthy.
+	// passes reports whether it resolves itself once pods are healthy.
 	passes bool
 }
 
-// follower is the state of drains that are followed in thought.
+// follower is the state of simulated drains.
 type follower struct {
 	*world
 	answers map[*pod]answer
 	left    map[*budget]int32
-	spent   map[*budget][]string // pods that do not come back, with why
-	without map[*budget]hang     // budgets that had no room from the start
+	spent   map[*budget][]string // pods that are not recreated, with the reason
+	without map[*budget]hang     // budgets without allowed disruptions from the start
 }
 
 // follow drains node after node in thought. A pod that is made anew gives its budget the
@@ -522,24 +521,24 @@ func (w *world) follow(answers map[*pod]answer) (hang, bool) {
 	return hang{}, false
 }
 
-// holds says whether the drain waits for p, and spends budgets for good.
+// holds reports whether the drain waits for p, and uses up budgets.
 func (s *follower) holds(p *pod) (hang, bool) {
 	covering, a := s.lookup().covering[p], s.answers[p]
 	switch {
 	case a.verdict == denied:
-		return hang{pod: p, why: a.by + " denies it: " + a.text, object: p.object(), keeper: s.keeper(p), follows: "; it follows from the denial by " + a.by}, true
+		return hang{pod: p, why: a.by + " denies it: " + a.text, object: p.object(), keeper: s.keeper(p), follows: "; caused by the denial by " + a.by}, true
 	case a.verdict == refused:
-		return hang{pod: p, why: "the API server refuses it: " + a.text, object: p.object(), keeper: s.keeper(p)}, true
+		return hang{pod: p, why: "the API server rejects it: " + a.text, object: p.object(), keeper: s.keeper(p)}, true
 	case a.verdict == ending, s.namespaces[p.namespace].DeletionTimestamp != nil:
 		return hang{
-			pod: p, why: "namespace " + printable(p.namespace) + " is being deleted, and admits no evictions", object: object("namespace", "", p.namespace),
-			remedy: "look again in a minute: its pods go with it", passes: true,
+			pod: p, why: "namespace " + printable(p.namespace) + " is being deleted and accepts no evictions", object: object("namespace", "", p.namespace),
+			remedy: "run the check again in a minute: its pods are deleted with it", passes: true,
 		}, true
 	case a.verdict == gone, p.needless(), len(covering) == 0:
 		return hang{}, false
 	case len(covering) > 1:
 		b := youngest(covering)
-		return hang{pod: p, why: "it has more than one PodDisruptionBudget: " + budgetNames(covering), object: b.object(), keeper: keeperOf(&b.ObjectMeta), command: b.remove(), follows: "; it follows from pdb-overlap"}, true
+		return hang{pod: p, why: "it has more than one PodDisruptionBudget: " + budgetNames(covering), object: b.object(), keeper: keeperOf(&b.ObjectMeta), command: b.remove(), follows: "; caused by pdb-overlap"}, true
 	}
 	b := covering[0]
 	if !b.spends(p) {
@@ -558,22 +557,22 @@ func (s *follower) holds(p *pod) (hang, bool) {
 	}
 	h := hang{pod: p, object: b.object(), keeper: keeperOf(&b.ObjectMeta)}
 	if spent := s.spent[b]; len(spent) > 0 {
-		h.why = fmt.Sprintf("PodDisruptionBudget %s has no room left: pods before it do not come back: %s", b.name(), enumerate(spent, 3))
+		h.why = fmt.Sprintf("PodDisruptionBudget %s allows no further disruption: pods evicted before are not recreated: %s", b.name(), enumerate(spent, 3))
 		h.command = s.allowLost(b)
 		return h, true
 	}
 	switch f, known := s.roomOf(b); {
 	case known:
-		h.follows = "; it follows from pdb-room"
+		h.follows = "; caused by pdb-room"
 		h.why, h.command, h.remedy, h.passes = f.Title, f.Command, f.Remedy, f.Severity != engine.Block
 	default:
-		h.why, h.passes = "PodDisruptionBudget "+b.name()+" has no room", true
+		h.why, h.passes = "PodDisruptionBudget "+b.name()+" allows no disruption", true
 	}
 	s.without[b] = h
 	return h, true
 }
 
-// allowLost is the command that lets b miss the pods for good that do not come back.
+// allowLost is the command that makes b tolerate the pods that are not recreated.
 func (w *world) allowLost(b *budget) string {
 	n := 0
 	for _, p := range b.moving {
@@ -587,14 +586,15 @@ func (w *world) allowLost(b *budget) string {
 	return b.patch(fmt.Sprintf(`"minAvailable":%d`, max(b.expected()-n, 0)))
 }
 
-// absent says why p is not made anew after its eviction, or does not start; empty if it does.
+// absent returns why p is not recreated after its eviction, or does not start; empty if it
+// is.
 func (w *world) absent(p *pod) string {
 	if p.controller.kind == "" {
 		return "it has no controller"
 	}
 	for _, v := range w.localVolumes(p) {
 		if v.pinned {
-			return "its volume stays on " + printable(p.node)
+			return "its volume is bound to " + printable(p.node)
 		}
 	}
 	return w.placed().lost[p]
@@ -612,10 +612,10 @@ func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Fi
 		Severity: engine.Block, Owner: h.keeper, Command: h.command,
 		Title:  fmt.Sprintf("the drain of %s (%s) would be the first to hang, at pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name),
 		Detail: h.why + "; " + basis,
-		Remedy: "clear this, then check again: drains after it were followed no further",
+		Remedy: "resolve this and run the check again: later drains were not simulated",
 	}
-	// What was refused besides is not among the objects: they are what it is about, whether
-	// evictions were asked for or computed.
+	// Other rejected pods are not among the objects, so the objects are the same for dry runs
+	// and computed results.
 	for _, o := range []string{object("node", "", h.pod.node), h.pod.object(), h.object} {
 		if !slices.Contains(f.Objects, o) {
 			f.Objects = append(f.Objects, o)
@@ -624,13 +624,13 @@ func (w *world) hanging(h hang, answers map[*pod]answer, basis string) engine.Fi
 	if h.passes {
 		f.Severity = engine.Warn
 		f.Title = fmt.Sprintf("the drain of %s (%s) would be the first to wait, for pod %s", printable(h.pod.node), w.lookup().position(h.pod.node), name)
-		f.Remedy = cmp.Or(h.remedy, "wait until pods are healthy, then check again")
+		f.Remedy = cmp.Or(h.remedy, "wait until the pods are ready and run the check again")
 	}
 	if a := answers[h.pod]; a.verdict == noRoom || a.verdict == overlap {
-		f.Detail = h.why + "; the API server says: " + strings.TrimSuffix(a.text, ".") + "; " + basis
+		f.Detail = h.why + "; the API server reports: " + strings.TrimSuffix(a.text, ".") + "; " + basis
 	}
 	if held > 1 {
-		f.Detail += fmt.Sprintf("; %s refused", count(held, "eviction"))
+		f.Detail += fmt.Sprintf("; %s rejected", count(held, "eviction"))
 	}
 	f.Detail += h.follows
 	return f

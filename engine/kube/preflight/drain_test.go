@@ -204,7 +204,7 @@ func TestRehearsalAsksTheAPIServer(t *testing.T) {
 	t.Run("every eviction is granted", func(t *testing.T) {
 		want := []engine.Finding{{
 			ID: "drain-rehearsal", Severity: engine.Info, Title: "every node that is replaced can be drained",
-			Detail: "asked of the API server as a dry run: 3 of 4 evictions; the other 1 computed from the status of budgets",
+			Detail: "tested by dry run: 3 of 4 evictions; the other 1 computed from the status of PodDisruptionBudgets",
 			Source: "disruption", Reference: evictionPage,
 		}}
 		if d := cmp.Diff(want, c.look(c.cp.Config(), "drain-rehearsal", r, quiet)); d != "" {
@@ -294,7 +294,7 @@ func (c *cluster) pod(name string) *pod {
 	return &out
 }
 
-// TestTheRehearsalEndsInTime has webhooks that nobody answers, or late.
+// TestTheRehearsalEndsInTime has webhooks without a backend, or late.
 func TestTheRehearsalEndsInTime(t *testing.T) {
 	c := startCluster(t)
 	for _, name := range []string{"worker-0", "worker-1"} {
@@ -326,18 +326,18 @@ func TestTheRehearsalEndsInTime(t *testing.T) {
 		most int
 	}{
 		{"it may take 30 s, and fails what it cannot judge", silent.URL + "/fail", admissionv1.Fail, 30, []string{
-			"block: webhook safe.bank.example answers no eviction within 2s, and fails what it cannot judge: " +
+			"block: webhook safe.bank.example responds to no eviction within 2s, and its failurePolicy is Fail: " +
 				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/failurePolicy","value":"Ignore"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
 		}, evictionWorkers},
 		{"it may take 30 s, and lets pass what it cannot judge", silent.URL + "/ignore", admissionv1.Ignore, 30, []string{
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
-			"warn: webhook safe.bank.example answers evictions slowly: more than 2s each, the drain of 40 pods would take more than 1m20s one after the other: " +
+			"warn: webhook safe.bank.example is slow for evictions: more than 2s each, the drain of 40 pods would take more than 1m20s one after the other: " +
 				`kubectl patch validatingwebhookconfiguration safe --type=json -p '[{"op":"test","path":"/webhooks/0/name","value":"safe.bank.example"},{"op":"add","path":"/webhooks/0/timeoutSeconds","value":1}]'`,
 		}, evictionWorkers},
 		{"it may take 1 s, and lets pass what it cannot judge", silent.URL + "/slow", admissionv1.Ignore, 1, []string{
 			"block: the drain of worker-0 (1 of 2) would be the first to hang, at pod shop/web-0",
-			"warn: webhook safe.bank.example answers evictions slowly",
+			"warn: webhook safe.bank.example is slow for evictions",
 		}, 3 * evictionWorkers},
 		{"nobody listens", refusing.URL + "/", admissionv1.Fail, 30, []string{
 			"block: webhook safe.bank.example denies the eviction of",
@@ -378,7 +378,7 @@ func TestTheRehearsalEndsInTime(t *testing.T) {
 					line = tt.want[i]
 				}
 				got = append(got, line)
-				if !strings.Contains(f.Detail, "computed from the status of budgets") {
+				if !strings.Contains(f.Detail, "computed from the status of PodDisruptionBudgets") {
 					t.Errorf("%s: the detail does not say what was computed: %s", f.Title, f.Detail)
 				}
 			}

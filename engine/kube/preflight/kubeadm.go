@@ -27,7 +27,7 @@ const (
 
 var kubeadmChecks = []check{
 	{
-		id: "kubeadm-config", title: "kubeadm can read what it keeps in the cluster", area: "versions", ref: kubeadmGuide,
+		id: "kubeadm-config", title: "kubeadm can read its configuration in the cluster", area: "versions", ref: kubeadmGuide,
 		needs: []source{sourceConfigs, sourcePods}, run: kubeadmReadable,
 	},
 	{
@@ -35,7 +35,7 @@ var kubeadmChecks = []check{
 		needs: []source{sourceConfigs, sourcePods}, run: flagsRemoved,
 	},
 	{
-		id: "proxy-mode", title: "kube-proxy runs in a mode that stays", area: "nodes", ref: proxyModes,
+		id: "proxy-mode", title: "kube-proxy runs in a supported mode", area: "nodes", ref: proxyModes,
 		needs: []source{sourceConfigs}, run: proxyMode,
 	},
 	{
@@ -43,7 +43,7 @@ var kubeadmChecks = []check{
 		needs: []source{sourceNodes}, run: containerRuntimes,
 	},
 	{
-		id: "cgroups", title: "kubelets of the hop start on the hosts' cgroups", area: "nodes", ref: cgroupGuide,
+		id: "cgroups", title: "kubelets of the hop support the hosts' cgroup version", area: "nodes", ref: cgroupGuide,
 		needs: []source{sourceNodes, sourceConfigs}, run: cgroupVersions,
 	},
 }
@@ -52,9 +52,9 @@ var kubeadmChecks = []check{
 type lifecycle struct {
 	// flags that a component refuses from then on.
 	flags map[string][]string
-	// gates that are gone: whoever names one is refused.
+	// removed gates: a component that names one does not start.
 	gates []string
-	// locked gates can be named with this value alone.
+	// locked gates accept this value only.
 	locked map[string]bool
 }
 
@@ -102,7 +102,7 @@ var readableConfigs = map[string][]string{
 	"KubeletConfiguration": {"kubelet.config.k8s.io/v1beta1"},
 }
 
-// clusterConfiguration is what checks look at of kubeadm's configuration.
+// clusterConfiguration is the part of kubeadm's configuration that checks use.
 type clusterConfiguration struct {
 	APIVersion        string          `json:"apiVersion"`
 	Kind              string          `json:"kind"`
@@ -113,7 +113,7 @@ type clusterConfiguration struct {
 	Scheduler         extraArgs       `json:"scheduler"`
 }
 
-// extraArgs are written in two ways: v1beta3 has a map, v1beta4 a list.
+// extraArgs is a map in v1beta3 and a list in v1beta4.
 type extraArgs struct {
 	ExtraArgs any `json:"extraArgs"`
 }
@@ -135,22 +135,22 @@ func (a extraArgs) flags() (out []string) {
 	return out
 }
 
-// kubeletConfiguration is what checks look at of the kubelets' configuration.
+// kubeletConfiguration is the part of the kubelets' configuration that checks use.
 type kubeletConfiguration struct {
 	APIVersion   string          `json:"apiVersion"`
 	Kind         string          `json:"kind"`
 	FeatureGates map[string]bool `json:"featureGates"`
 	FailCgroupV1 *bool           `json:"failCgroupV1"`
-	// ServerTLSBootstrap has kubelets renew the certificates that they serve with.
+	// ServerTLSBootstrap makes kubelets request and renew their serving certificates.
 	ServerTLSBootstrap bool `json:"serverTLSBootstrap"`
 }
 
-// madeByKubeadm reports whether the control plane is one of kubeadm's.
+// madeByKubeadm reports whether kubeadm created the control plane.
 func (w *world) madeByKubeadm() bool {
 	return w.configs[kubeadmConfig] != nil || slices.ContainsFunc(w.pods, func(p pod) bool { return p.component == "kube-apiserver" && p.mirror })
 }
 
-// kubeadmReadable reads the ConfigMaps as kubeadm will.
+// kubeadmReadable parses the ConfigMaps like kubeadm.
 func kubeadmReadable(w *world, _ *probe) (out []engine.Finding) {
 	if !w.madeByKubeadm() {
 		return nil
@@ -161,7 +161,7 @@ func kubeadmReadable(w *world, _ *probe) (out []engine.Finding) {
 	} {
 		f := engine.Finding{
 			Severity: engine.Block, Objects: []string{object("ConfigMap", "kube-system", c.name)},
-			Remedy: "write it anew: `kubeadm init phase upload-config all --config FILE` on a control plane",
+			Remedy: "recreate it: run `kubeadm init phase upload-config all --config FILE` on a control plane",
 		}
 		var have struct {
 			APIVersion        string `json:"apiVersion"`
@@ -172,16 +172,16 @@ func kubeadmReadable(w *world, _ *probe) (out []engine.Finding) {
 		err := yaml.Unmarshal([]byte(data[c.key]), &have)
 		switch {
 		case !ok:
-			f.Title = fmt.Sprintf("the ConfigMap %s is gone, and `kubeadm upgrade` needs it", c.name)
+			f.Title = fmt.Sprintf("the ConfigMap %s is missing, and `kubeadm upgrade` needs it", c.name)
 		case data[c.key] == "":
 			f.Title = fmt.Sprintf("the ConfigMap %s has no key %s, and `kubeadm upgrade` needs it", c.name, c.key)
 		case err != nil:
 			f.Title, f.Detail = fmt.Sprintf("the ConfigMap %s cannot be read", c.name), printable(err.Error())
 		case have.Kind != c.kind || !slices.Contains(readableConfigs[c.kind], have.APIVersion):
-			f.Title = fmt.Sprintf("the ConfigMap %s holds a %s of %s, which kubeadm does not read", c.name, cmp.Or(printable(have.Kind), "document"), cmp.Or(printable(have.APIVersion), "no version"))
+			f.Title = fmt.Sprintf("the ConfigMap %s contains a %s of %s, which kubeadm does not read", c.name, cmp.Or(printable(have.Kind), "document"), cmp.Or(printable(have.APIVersion), "no version"))
 			f.Remedy = "convert it with `kubeadm config migrate` and write it back"
 		case c.name == kubeadmConfig && !parses(have.KubernetesVersion):
-			f.Title, f.Detail = "the ConfigMap kubeadm-config does not tell the Kubernetes version", fmt.Sprintf("kubernetesVersion: %q", printable(have.KubernetesVersion))
+			f.Title, f.Detail = "the ConfigMap kubeadm-config has no valid Kubernetes version", fmt.Sprintf("kubernetesVersion: %q", printable(have.KubernetesVersion))
 		default:
 			continue
 		}
@@ -201,7 +201,7 @@ type flagSource struct {
 	flags                    []string
 }
 
-// flagsRemoved compares flags and feature gates with what the versions of the hop know.
+// flagsRemoved compares flags and feature gates with those of the hop's versions.
 func flagsRemoved(w *world, _ *probe) (out []engine.Finding) {
 	if w.request.From.MinorDistance(w.request.To) <= 0 {
 		return nil
@@ -214,7 +214,7 @@ func flagsRemoved(w *world, _ *probe) (out []engine.Finding) {
 	}
 	if data := w.configs[kubeadmConfig]["ClusterConfiguration"]; data != "" {
 		var c clusterConfiguration
-		if yaml.Unmarshal([]byte(data), &c) == nil { // kubeadm-config tells if it cannot be read
+		if yaml.Unmarshal([]byte(data), &c) == nil { // kubeadm-config reports it if it cannot be read
 			cm := object("ConfigMap", "kube-system", kubeadmConfig)
 			for component, flags := range map[string][]string{"kube-apiserver": c.APIServer.flags(), "kube-controller-manager": c.ControllerManager.flags(), "kube-scheduler": c.Scheduler.flags()} {
 				sources = append(sources, flagSource{component, "ConfigMap kubeadm-config", cm, flags})
@@ -232,7 +232,7 @@ func flagsRemoved(w *world, _ *probe) (out []engine.Finding) {
 			sources = append(sources, flagSource{"kubelet", "ConfigMap kubelet-config", object("ConfigMap", "kube-system", kubeletConfig), []string{"--feature-gates=" + strings.Join(gates, ",")}})
 		}
 	}
-	// What is wrong, with where it is: all pods of a component have the same flags.
+	// Problem to locations: all pods of a component have the same flags.
 	where, objects := map[[2]string][]string{}, map[[2]string][]string{}
 	for minor := w.request.From.Minor() + 1; minor <= w.request.To.Minor(); minor++ {
 		l, ok := lifecycles[minor]
@@ -240,7 +240,7 @@ func flagsRemoved(w *world, _ *probe) (out []engine.Finding) {
 			if minor > firstKnown {
 				out = append(out, engine.Finding{
 					Severity: engine.NotChecked, Title: fmt.Sprintf("not checked whether v1.%d removes a flag or feature gate that is used", minor),
-					Detail: "this program does not know that version", Remedy: "read its changelog",
+					Detail: "this program has no data on that version", Remedy: "read its changelog",
 				})
 			}
 			continue
@@ -256,14 +256,13 @@ func flagsRemoved(w *world, _ *probe) (out []engine.Finding) {
 		out = append(out, engine.Finding{
 			Severity: engine.Block, Title: fmt.Sprintf("%s would not start after the hop: %s", key[0], key[1]),
 			Detail: "in " + enumerate(first(where[key]), 10), Objects: first(objects[key]),
-			Remedy: "take it out of the ConfigMap, then out of what runs: `kubeadm upgrade apply` or `kubeadm upgrade node` writes the manifests anew",
+			Remedy: "remove it from the ConfigMap, then run `kubeadm upgrade apply` or `kubeadm upgrade node`, which rewrites the manifests",
 		})
 	}
 	return out
 }
 
-// problems says what the version of l does not accept of a component's flags. The
-// result is sorted.
+// problems returns the component's flags and gates that the version of l rejects, sorted.
 func (l lifecycle) problems(component string, flags []string) (out []string) {
 	for _, f := range flags {
 		name, value, _ := strings.Cut(strings.TrimLeft(f, "-"), "=")
@@ -291,7 +290,7 @@ func (l lifecycle) problems(component string, flags []string) (out []string) {
 	return slices.Compact(out)
 }
 
-// flagNumber returns the number that a flag has.
+// flagNumber returns the numeric value of a flag.
 func flagNumber(args []string, flag string) (n int64, ok bool) {
 	for _, a := range args {
 		if v, found := strings.CutPrefix(a, flag+"="); found {
@@ -302,7 +301,7 @@ func flagNumber(args []string, flag string) (n int64, ok bool) {
 	return 0, false
 }
 
-// proxyMode warns of a mode that is on its way out.
+// proxyMode warns of a deprecated mode.
 func proxyMode(w *world, _ *probe) []engine.Finding {
 	var c struct {
 		Mode string `json:"mode"`
@@ -311,7 +310,7 @@ func proxyMode(w *world, _ *probe) []engine.Finding {
 	if err := yaml.Unmarshal([]byte(data), &c); err != nil {
 		return []engine.Finding{{
 			Title: "the configuration of kube-proxy cannot be read", Detail: printable(err.Error()), Objects: []string{object("ConfigMap", "kube-system", proxyConfig)},
-			Remedy: "correct the ConfigMap: a kube-proxy that restarts will not start",
+			Remedy: "correct the ConfigMap: a restarted kube-proxy would fail to start",
 		}}
 	}
 	if c.Mode != "ipvs" {
@@ -319,15 +318,15 @@ func proxyMode(w *world, _ *probe) []engine.Finding {
 	}
 	return []engine.Finding{{
 		Title: "kube-proxy runs in mode ipvs, which is deprecated", Objects: []string{object("ConfigMap", "kube-system", proxyConfig)},
-		Remedy: "set mode: nftables in the ConfigMap and restart kube-proxy, before a release takes ipvs away",
+		Remedy: "set mode: nftables in the ConfigMap and restart kube-proxy before a release removes ipvs",
 	}}
 }
 
-// firstWithoutOldCRI is the first minor version whose kubelet needs a runtime that tells
+// firstWithoutOldCRI is the first minor version whose kubelet requires a runtime that reports
 // its configuration (containerd 2, CRI-O 1.28).
 const firstWithoutOldCRI = 37
 
-// containerRuntimes warns of nodes whose runtime the next kubelet no longer speaks with.
+// containerRuntimes warns of nodes whose runtime the next kubelet does not support.
 func containerRuntimes(w *world, _ *probe) []engine.Finding {
 	if w.request.From.Minor() >= firstWithoutOldCRI || w.request.To.Minor() < firstWithoutOldCRI {
 		return nil
@@ -338,7 +337,7 @@ func containerRuntimes(w *world, _ *probe) []engine.Finding {
 	}
 	f := engine.Finding{
 		Title:  fmt.Sprintf("containerd 1.x runs on %s, and kubelets from v1.%d on need containerd 2", count(len(old), "node"), firstWithoutOldCRI),
-		Detail: "nodes: " + enumerate(old, 20), Remedy: "see that the OS image of the hop brings containerd 2",
+		Detail: "nodes: " + enumerate(old, 20), Remedy: "check that the OS image of the hop contains containerd 2",
 	}
 	for _, n := range old {
 		f.Objects = append(f.Objects, object("node", "", n))
@@ -357,11 +356,11 @@ func oldRuntimes(nodes []corev1.Node) (out []string) {
 	return out
 }
 
-// firstFailingCgroupV1 is the first minor version whose kubelet does not start on a
-// host with cgroup v1 unless its configuration says that it may.
+// firstFailingCgroupV1 is the first minor version whose kubelet does not start on a host with
+// cgroup v1 unless its configuration permits it.
 const firstFailingCgroupV1 = 35
 
-// cgroupVersions asks kubelets, one of each kind of machine, which cgroups they found.
+// cgroupVersions reads the cgroup version from one kubelet of each kind of machine.
 func cgroupVersions(w *world, p *probe) []engine.Finding {
 	if w.request.From.Minor() >= firstFailingCgroupV1 || w.request.To.Minor() < firstFailingCgroupV1 {
 		return nil
@@ -415,5 +414,5 @@ func kubeletCgroup(p *probe, node string) (string, error) {
 			return strings.TrimSpace(v), nil
 		}
 	}
-	return "", errors.New("the kubelet does not tell")
+	return "", errors.New("the kubelet does not report it")
 }

@@ -17,8 +17,8 @@ import (
 	"constellation/engine"
 )
 
-// LocalData reads what is on the disks of nodes and in no backup. Unlike Run it reads
-// only what that takes, and every node counts, whichever a hop replaces.
+// LocalData lists data on the disks of nodes that no backup contains. Unlike Run, it reads
+// only the needed sources and includes every node.
 func LocalData(ctx context.Context, config *rest.Config) (engine.LocalData, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 500, 1000
@@ -56,7 +56,7 @@ func LocalData(ctx context.Context, config *rest.Config) (engine.LocalData, erro
 	return w.localData(), nil
 }
 
-// localData finds volumes that are bound to a claim, whether or not a pod runs with it.
+// localData finds volumes bound to a claim, whether or not a pod uses it.
 func (w *world) localData() engine.LocalData {
 	var out engine.LocalData
 	users := map[types.NamespacedName][]*pod{}
@@ -101,7 +101,7 @@ func (w *world) localData() engine.LocalData {
 		for _, p := range users[key] {
 			o := w.workload(p)
 			v.Workloads = append(v.Workloads, object(o.kind, key.Namespace, o.name))
-			// Without an affinity the data is where the pod has been.
+			// Without node affinity the data is on the pod's node.
 			if pv.Spec.NodeAffinity == nil && p.node != "" {
 				v.Nodes = append(v.Nodes, p.node)
 			}

@@ -19,7 +19,7 @@ const (
 var nodeChecks = []check{
 	{
 		id: "node-conditions", area: "nodes", ref: nodePage, run: nodeConditions,
-		title: "every node is ready, reachable and not under pressure",
+		title: "every node is ready, reachable and free of resource pressure",
 		needs: []source{sourceNodes},
 	},
 	{
@@ -41,8 +41,8 @@ func role(n *corev1.Node) string {
 	return "worker"
 }
 
-// nodeConditions tells nodes that are not well. A control plane that is not ready blocks:
-// the upgrade begins there. So does a cluster of whose nodes of a role none is ready.
+// nodeConditions reports unhealthy nodes. An unready control plane blocks, because the
+// upgrade begins there. A role without any ready node blocks too.
 func nodeConditions(w *world, _ *probe) []engine.Finding {
 	ready := map[string]int{}
 	for i := range w.nodes {
@@ -60,11 +60,11 @@ func nodeConditions(w *world, _ *probe) []engine.Finding {
 			if role(n) == "control plane" || ready[role(n)] == 0 {
 				f.Severity = engine.Block
 			}
-			f.Title = fmt.Sprintf("node %s (%s) is not well: %s", name, role(n), why)
+			f.Title = fmt.Sprintf("node %s (%s) is unhealthy: %s", name, role(n), why)
 			if !since.IsZero() {
 				f.Detail = "since " + plainDuration(w.now.Sub(since))
 			}
-			f.Remedy = "repair the machine; if it is dead for good, delete the node, and its group makes a new one"
+			f.Remedy = "repair the machine; if it is lost, delete the node, and its group creates a new one"
 			f.Command = command("kubectl delete node %s", n.Name)
 			if f.Severity == engine.Block {
 				f.Remedy = "repair the machine"
@@ -84,13 +84,13 @@ func nodeConditions(w *world, _ *probe) []engine.Finding {
 			}
 		}
 		if len(pressed) > 0 {
-			f.Title = fmt.Sprintf("node %s (%s) is under pressure: %s", name, role(n), strings.Join(pressed, ", "))
+			f.Title = fmt.Sprintf("node %s (%s) has resource pressure: %s", name, role(n), strings.Join(pressed, ", "))
 			f.Detail = strings.Join(details, "; ")
-			f.Remedy = "free what it lacks: the kubelet evicts pods by itself, and the node takes none"
+			f.Remedy = "free that resource: the kubelet evicts pods, and the node accepts none"
 			found = append(found, f)
 		}
 	}
-	return fold(found, "nodes that are not well")
+	return fold(found, "unhealthy nodes")
 }
 
 // groupOf names the scaling group of n; empty if it has none.
@@ -101,7 +101,7 @@ func groupOf(n *corev1.Node) string {
 	return ""
 }
 
-// unwell says why n cannot run pods, and since when; empty if it can.
+// unwell returns why n cannot run pods, and since when; empty if it can.
 func unwell(n *corev1.Node) (string, time.Time) {
 	if !n.DeletionTimestamp.IsZero() {
 		return "it is being deleted", n.DeletionTimestamp.Time
@@ -118,7 +118,7 @@ func unwell(n *corev1.Node) (string, time.Time) {
 				since = c.LastTransitionTime.Time
 			}
 		case c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue:
-			why = append(why, strings.TrimSuffix("its network is not set up: "+printable(c.Message), ": "))
+			why = append(why, strings.TrimSuffix("its network is not configured: "+printable(c.Message), ": "))
 		}
 	}
 	if !known {
@@ -134,16 +134,15 @@ func unwell(n *corev1.Node) (string, time.Time) {
 }
 
 const (
-	// leaseLimit is what Kubernetes allows a node between two signs of life (--node-monitor-grace-period).
+	// leaseLimit is the longest interval between heartbeats of a node (--node-monitor-grace-period).
 	leaseLimit = 50 * time.Second
-	// clockLimit is how far clocks may be apart: leases are read that much later at most.
+	// clockLimit is the tolerated clock difference: leases are read at most that much later.
 	clockLimit = sourceLimit
 )
 
-// nodeLeases tells nodes that are ready by what the API server says but do not report, or
-// whose clock is off. Leases bear the time of the node's clock. If none of them agrees
-// with this computer's clock, it is that which is wrong, and nodes are compared with each
-// other.
+// nodeLeases reports Ready nodes that send no heartbeat, or whose clock is wrong. A lease
+// carries the time of the node's clock. If no lease agrees with this computer's clock, this
+// computer's clock is wrong, and nodes are compared with each other.
 func nodeLeases(w *world, _ *probe) []engine.Finding {
 	var ages []time.Duration
 	for i := range w.nodes {
@@ -160,9 +159,9 @@ func nodeLeases(w *world, _ *probe) []engine.Finding {
 		if !agree {
 			offset = middle
 			found = append(found, engine.Finding{
-				Title:  "this computer's clock and those of the nodes are " + plainDuration(middle.Abs()) + " apart",
+				Title:  "the clocks of this computer and of the nodes are " + plainDuration(middle.Abs()) + " apart",
 				Detail: fmt.Sprintf("%s reported about that long %s now", count(len(ages), "ready node"), map[bool]string{true: "before", false: "after"}[middle > 0]),
-				Remedy: "set the clock: certificates and tokens are valid by the clock",
+				Remedy: "correct the clock: the validity of certificates and tokens depends on it",
 			})
 		}
 	}
@@ -170,18 +169,18 @@ func nodeLeases(w *world, _ *probe) []engine.Finding {
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		if !isReady(n) {
-			continue // told as such
+			continue // reported by node-conditions
 		}
 		t, ok := w.leases[n.Name]
 		age := w.now.Sub(t) - offset
-		f := engine.Finding{Objects: []string{object("node", "", n.Name)}, Owner: groupOf(n), Remedy: "look at its kubelet and at its clock"}
+		f := engine.Finding{Objects: []string{object("node", "", n.Name)}, Owner: groupOf(n), Remedy: "check its kubelet and its clock"}
 		switch {
 		case !ok && w.now.Sub(n.CreationTimestamp.Time) < leaseLimit:
-			continue // it has just come: the kubelet makes its lease a moment after its node
+			continue // new node: the kubelet creates its lease shortly after its Node
 		case !ok:
 			f.Title = fmt.Sprintf("node %s has never reported: it has no lease", printable(n.Name))
 		case age > leaseLimit:
-			f.Title = fmt.Sprintf("node %s reported %s ago: it is about to be lost, or its clock is behind", printable(n.Name), plainDuration(age))
+			f.Title = fmt.Sprintf("node %s reported %s ago: it is about to become NotReady, or its clock is behind", printable(n.Name), plainDuration(age))
 		case age < -clockLimit:
 			f.Title = fmt.Sprintf("the clock of node %s is %s ahead", printable(n.Name), plainDuration(-age))
 		default:
@@ -198,7 +197,7 @@ func isReady(n *corev1.Node) bool {
 	})
 }
 
-// cordonedNodes tells nodes that somebody has cordoned: they are left so.
+// cordonedNodes reports nodes cordoned by others. The upgrade does not uncordon them.
 func cordonedNodes(w *world, _ *probe) []engine.Finding {
 	l := w.lookup()
 	var found []engine.Finding
@@ -210,7 +209,7 @@ func cordonedNodes(w *world, _ *probe) []engine.Finding {
 		by, since := cordonedBy(n)
 		f := engine.Finding{
 			Title: fmt.Sprintf("node %s (%s) is cordoned", printable(n.Name), role(n)), Owner: asked(by), Objects: []string{object("node", "", n.Name)},
-			Detail: "nobody knows by whom", Remedy: "uncordon it if its reason is gone: pods that move cannot go there",
+			Detail: "by an unknown client", Remedy: "uncordon it if the reason no longer applies: evicted pods cannot be scheduled there",
 			Command: command("kubectl uncordon %s", n.Name),
 		}
 		if by != "" {
@@ -229,7 +228,7 @@ func cordonedNodes(w *world, _ *probe) []engine.Finding {
 	return fold(found, "cordoned nodes")
 }
 
-// cordonedBy is the manager of the field that cordons n, and when it wrote last.
+// cordonedBy is the field manager that cordoned n, and the time of its last write.
 func cordonedBy(n *corev1.Node) (string, time.Time) {
 	for i := range n.ManagedFields {
 		m := &n.ManagedFields[i]

@@ -18,7 +18,7 @@ import (
 	"constellation/engine"
 )
 
-// checks returns all checks in the order in which findings of equal severity are told.
+// checks returns all checks in the order in which findings of equal severity are listed.
 func checks() []check {
 	return slices.Concat(
 		clusterChecks, kubeadmChecks, apiChecks, webhookChecks, disruptionChecks, capacityChecks, nodeChecks, actorChecks,
@@ -26,24 +26,24 @@ func checks() []check {
 	)
 }
 
-// answerLimit bounds the first question, which tells whether anybody is there.
+// answerLimit bounds the first request, which shows whether the API server responds.
 const answerLimit = 10 * time.Second
 
-// Run looks for what hops would trip over in the cluster that config leads to: the next
-// one first, then others as if they came next. It reads the cluster once, and returns
-// what it found for each. Checks that say the same of every hop are made for the first.
+// Run runs the preflight checks for hops on the cluster of config. The first hop is the
+// next one; each later hop is checked as if it came next. Run reads the cluster once and
+// returns the findings of each hop. Checks whose result is the same for every hop run for
+// the first hop only.
 //
-// emit is told about the first hop: it gets an event of the kind check for each check
-// before anything is read, and one for each of its findings when it ends, and events of the kind progress of those that
-// take long; calls do not overlap. Findings are sorted by severity, block first, and then by check. A
-// check that finds nothing has a finding with severity Info. The error is that of the
-// first request if the API server does not answer it, or the context's.
+// emit receives events of the first hop only: one of the kind check for each check before
+// the cluster is read, one for each finding when its check ends, and progress events of
+// long checks. Calls do not overlap. Findings are sorted by severity, block first, and
+// then by check. A check without findings yields one finding with severity Info. The error
+// is that of the first request if the API server does not respond, or the context's.
 func Run(ctx context.Context, config *rest.Config, hops []engine.PreflightRequest, emit func(engine.Event)) ([][]engine.Finding, error) {
 	config = rest.CopyConfig(config)
-	// Reading everything is a burst by nature; priority and fairness on the other side
-	// sees to it that others are served.
+	// Reading everything is one burst. API priority and fairness protects other clients.
 	config.QPS, config.Burst = 500, 1000
-	config.WarningHandler = rest.NoWarnings{} // what it would warn of is what we look for
+	config.WarningHandler = rest.NoWarnings{} // the checks report deprecated APIs themselves
 	core, err := kubernetes.NewForConfig(protobuf(config))
 	if err != nil {
 		return nil, fmt.Errorf("make Kubernetes client: %w", err)
@@ -55,7 +55,7 @@ func Run(ctx context.Context, config *rest.Config, hops []engine.PreflightReques
 	for _, c := range all {
 		emit(engine.Event{Time: time.Now(), Kind: engine.KindCheck, Object: c.id, State: engine.StateRunning, Text: c.title})
 	}
-	reading := hops[0] // what is read depends on where the hops lead in the end
+	reading := hops[0] // the last target determines what must be read
 	for _, r := range hops[1:] {
 		if reading.To.Less(r.To) {
 			reading.To = r.To
@@ -78,7 +78,7 @@ func Run(ctx context.Context, config *rest.Config, hops []engine.PreflightReques
 	return found, nil
 }
 
-// answers returns an error if the API server does not.
+// answers returns an error if the API server does not respond.
 func answers(ctx context.Context, core kubernetes.Interface) error {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
@@ -88,10 +88,10 @@ func answers(ctx context.Context, core kubernetes.Interface) error {
 	return nil
 }
 
-// runChecks runs all at the same time and returns what they found, sorted. emit gets
-// an event for each finding.
+// runChecks runs all checks concurrently and returns their findings, sorted. emit
+// receives an event for each finding.
 func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(engine.Event)) ([]engine.Finding, error) {
-	w.made()          // before there are many who ask
+	w.made()          // before concurrent checks use it
 	var mu sync.Mutex // of emit
 	tell := func(e engine.Event) {
 		mu.Lock()
@@ -118,7 +118,7 @@ func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(en
 				f.Took = took
 				data, err := json.Marshal(f)
 				if err != nil {
-					continue // a Finding has nothing that cannot be marshalled
+					continue // every field of Finding can be marshalled
 				}
 				tell(engine.Event{Time: time.Now(), Kind: engine.KindCheck, Object: c.id, State: string(f.Severity), Text: f.Title, Data: data, TookMS: took.Milliseconds()})
 			}
@@ -133,7 +133,7 @@ func runChecks(ctx context.Context, all []check, w *world, p probe, emit func(en
 	return out, nil
 }
 
-// find returns what c has to say: one finding at least.
+// find returns the findings of c, at least one.
 func (c check) find(w *world, p *probe) []engine.Finding {
 	var why []string
 	for _, s := range c.needs {
@@ -164,12 +164,12 @@ func rank(s engine.Severity) int {
 	return slices.Index([]engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}, s)
 }
 
-// maxPrintable bounds what is quoted of one value, in runes.
+// maxPrintable bounds a quoted value, in runes.
 const maxPrintable = 300
 
-// printable returns s, which may come from anybody, so that a terminal shows it as it
-// is: control characters, invalid UTF-8, what nobody sees and what turns the direction of
-// writing or piles up are escaped as in a Go string. What is longer than 300 runes is cut.
+// printable returns untrusted text s in a form that is safe for a terminal. It escapes
+// control characters, invalid UTF-8, invisible letters, bidirectional controls and stacked
+// combining marks as in a Go string, and cuts text after 300 runes.
 func printable(s string) string {
 	var b strings.Builder
 	var f engine.TextFilter

@@ -344,7 +344,7 @@ func TestPlantedTroubleOnARealAPIServer(t *testing.T) {
 		s.must(err)
 		if d := cmp.Diff(map[source]string{
 			sourceNodes: "the API server did not answer in time", sourceDaemonSets: "the API server did not answer in time",
-			sourceAPIServices: "the answer cannot be read: unexpected end of JSON input",
+			sourceAPIServices: "the response cannot be decoded: unexpected end of JSON input",
 		}, w.unread); d != "" {
 			t.Error(d)
 		}
@@ -599,7 +599,7 @@ func TestKubeletsThatCannotBeReachedAreMetThroughTheAPIServer(t *testing.T) {
 	}, told(found)); d != "" {
 		t.Error(d)
 	}
-	if len(found) == 2 && !strings.Contains(found[1].Detail, "b: no pod runs on its host's network") {
+	if len(found) == 2 && !strings.Contains(found[1].Detail, "b: it runs no pod on the host network") {
 		t.Errorf("detail %q", found[1].Detail)
 	}
 }
@@ -631,7 +631,7 @@ func TestCertificatesOfOthersAreNoKubelets(t *testing.T) {
 		}
 		return peerCertificate(ctx, conn)
 	})
-	if failed[0] == nil || !strings.Contains(failed[0].Error(), "who answers is somebody else: CN=system:node:x") {
+	if failed[0] == nil || !strings.Contains(failed[0].Error(), "another host answers: CN=system:node:x") {
 		t.Errorf("another node's kubelet: %v", failed[0])
 	}
 }

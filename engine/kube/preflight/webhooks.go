@@ -27,22 +27,22 @@ var webhookSources = []source{sourceValidating, sourceMutating, sourceNamespaces
 var webhookChecks = []check{
 	{
 		id: "webhook-endpoints", area: "webhooks", ref: webhookPage, run: webhookEndpoints,
-		title: "every webhook that can stop the upgrade has somebody to answer it",
+		title: "every webhook that can stop the upgrade has a backend",
 		needs: append([]source{sourceServices, sourceSlices}, webhookSources...),
 	},
 	{
 		id: "webhook-one-node", area: "webhooks", ref: webhookPage, run: webhookOneNode,
-		title: "no webhook that can stop the upgrade is answered from a single node that is replaced",
+		title: "no webhook that can stop the upgrade has all backends on one node that is replaced",
 		needs: append([]source{sourceServices, sourceSlices, sourceReplicaSets, sourceDeployments, sourceStatefulSets}, webhookSources...),
 	},
 	{
 		id: "webhook-exemption", area: "webhooks", ref: webhookPage, run: webhookExemption,
-		title: "webhooks for pods leave out their own namespace and kube-system",
+		title: "webhooks for pods exclude their own namespace and kube-system",
 		needs: append([]source{sourceServices, sourceSlices}, webhookSources...),
 	},
 	{
 		id: "webhook-timeout", area: "webhooks", ref: webhookPage, run: webhookTimeout,
-		title: "no webhook that can stop the upgrade may take more than 10 s",
+		title: "no webhook that can stop the upgrade has a timeout above 10 s",
 		needs: webhookSources,
 	},
 	{
@@ -52,12 +52,12 @@ var webhookChecks = []check{
 	},
 	{
 		id: "webhook-match-policy", area: "webhooks", ref: webhookPage, run: webhookMatchPolicy,
-		title: "webhooks that can stop the upgrade see objects of every API version",
+		title: "webhooks that can stop the upgrade match every API version",
 		needs: webhookSources,
 	},
 }
 
-// hook is one webhook that fails what it cannot judge, and judges what an upgrade does.
+// hook is one webhook with failurePolicy Fail that reviews requests of an upgrade.
 type hook struct {
 	kind       string // of the configuration
 	config     *metav1.ObjectMeta
@@ -66,13 +66,13 @@ type hook struct {
 	client     *admissionv1.WebhookClientConfig
 	timeout    int32 // seconds
 	match      admissionv1.MatchPolicyType
-	conditions bool // CEL expressions that leave objects out; nobody evaluates them here
+	conditions bool // CEL expressions that exclude objects; not evaluated here
 	// namespaces and labels are the selectors of namespaces and of objects.
 	namespaces, labels labels.Selector
 	namespaceSelector  *metav1.LabelSelector
-	// hits are what it judges: "evictions", "nodes".
+	// hits are the requests that it reviews: "evictions", "nodes".
 	hits []string
-	// pods reports whether it judges pods that are made.
+	// pods reports whether it reviews new pods.
 	pods bool
 }
 
@@ -80,27 +80,27 @@ func (h *hook) object() string { return object(h.kind, "", h.config.Name) }
 
 func (h *hook) title() string { return "webhook " + printable(h.name) }
 
-// finding is what all findings about h have in common.
+// finding returns the common part of all findings on h.
 func (h *hook) finding(s engine.Severity, title string) engine.Finding {
 	f := engine.Finding{
 		Severity: s, Title: title, Objects: []string{h.object()}, Owner: keeperOf(h.config),
-		Detail: fmt.Sprintf("webhook %d of %s %s fails what it cannot judge, and judges %s", h.index+1, h.kind, printable(h.config.Name), enumerate(h.hits, maxTold)),
+		Detail: fmt.Sprintf("webhook %d of %s %s has failurePolicy Fail, and reviews %s", h.index+1, h.kind, printable(h.config.Name), enumerate(h.hits, maxTold)),
 	}
 	if h.client.Service != nil {
 		f.Objects = append(f.Objects, object("service", h.client.Service.Namespace, h.client.Service.Name))
 	}
 	if h.conditions {
-		f.Detail += "; its matchConditions may leave some of it out, and were not evaluated"
+		f.Detail += "; its matchConditions may exclude some of it, and were not evaluated"
 	}
 	return f
 }
 
-// patch is the command that changes h alone: it tests for its name first.
+// patch is the command that changes only h: it tests the name first.
 func (h *hook) patch(field string, value any) string {
 	return h.patchAll(change{field, value})
 }
 
-// change is a field of a webhook and what it is set to.
+// change is a field of a webhook and its new value.
 type change struct {
 	field string
 	value any
@@ -113,7 +113,7 @@ func (h *hook) patchAll(changes ...change) string {
 		operations = append(operations, map[string]any{"op": "add", "path": path + c.field, "value": c.value})
 	}
 	b, err := json.Marshal(operations)
-	// The patch stands in single quotes.
+	// The patch is in single quotes.
 	if err != nil || bytes.ContainsAny(b, "'\\") || printable(h.name) != h.name {
 		return ""
 	}
@@ -124,15 +124,15 @@ func (h *hook) patchAll(changes ...change) string {
 	return fmt.Sprintf("%s '%s'", kubectl, b)
 }
 
-// ignoreSoon is the command that lets pass what h has not judged within a second.
+// ignoreSoon is the command that sets the timeout of h to 1 s with failurePolicy Ignore.
 func (h *hook) ignoreSoon() string {
 	return h.patchAll(change{"failurePolicy", admissionv1.Ignore}, change{"timeoutSeconds", 1})
 }
 
-// ignore is the command that lets pass what h cannot judge.
+// ignore is the command that sets the failurePolicy of h to Ignore.
 func (h *hook) ignore() string { return h.patch("failurePolicy", admissionv1.Ignore) }
 
-// exempt is the command that keeps h from judging what is in namespaces.
+// exempt is the command that excludes namespaces from h.
 func (h *hook) exempt(namespaces []string) string {
 	var selector metav1.LabelSelector
 	if h.namespaceSelector != nil {
@@ -144,7 +144,7 @@ func (h *hook) exempt(namespaces []string) string {
 	return h.patch("namespaceSelector", selector)
 }
 
-// target is something that an upgrade does, and a webhook could forbid.
+// target is a request of an upgrade that a webhook could deny.
 type target struct {
 	group, resource string // resource "pods/eviction"
 	operations      []admissionv1.OperationType
@@ -152,17 +152,17 @@ type target struct {
 	scope           admissionv1.ScopeType
 }
 
-// evictions is how findings call what drains ask for.
+// evictions is the name of drain requests in findings.
 const evictions = "evictions"
 
 var targets = []target{
 	{"", "pods", []admissionv1.OperationType{admissionv1.Create}, "new pods", admissionv1.NamespacedScope},
-	{"", "pods", []admissionv1.OperationType{admissionv1.Delete}, "the end of pods", admissionv1.NamespacedScope},
+	{"", "pods", []admissionv1.OperationType{admissionv1.Delete}, "pod deletions", admissionv1.NamespacedScope},
 	{"", "pods/eviction", []admissionv1.OperationType{admissionv1.Create}, evictions, admissionv1.NamespacedScope},
-	{"", "pods/binding", []admissionv1.OperationType{admissionv1.Create}, "the placing of pods", admissionv1.NamespacedScope},
-	{"", "pods/status", []admissionv1.OperationType{admissionv1.Update}, "the status of pods", admissionv1.NamespacedScope},
+	{"", "pods/binding", []admissionv1.OperationType{admissionv1.Create}, "pod bindings", admissionv1.NamespacedScope},
+	{"", "pods/status", []admissionv1.OperationType{admissionv1.Update}, "pod status", admissionv1.NamespacedScope},
 	{"", "nodes", []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete}, "nodes", admissionv1.ClusterScope},
-	{"", "nodes/status", []admissionv1.OperationType{admissionv1.Update}, "the status of nodes", admissionv1.ClusterScope},
+	{"", "nodes/status", []admissionv1.OperationType{admissionv1.Update}, "node status", admissionv1.ClusterScope},
 	{"coordination.k8s.io", "leases", []admissionv1.OperationType{admissionv1.Create, admissionv1.Update}, "leases", admissionv1.NamespacedScope},
 	{"certificates.k8s.io", "certificatesigningrequests", []admissionv1.OperationType{admissionv1.Create}, "certificates of joining nodes", admissionv1.ClusterScope},
 	{"update.edgeless.systems", "nodeversions", []admissionv1.OperationType{admissionv1.Create, admissionv1.Update}, "our NodeVersion", admissionv1.ClusterScope},
@@ -171,7 +171,7 @@ var targets = []target{
 	{"update.edgeless.systems", "scalinggroups", []admissionv1.OperationType{admissionv1.Create, admissionv1.Update}, "our ScalingGroups", admissionv1.ClusterScope},
 }
 
-// hits reports whether a rule is about t.
+// hits reports whether a rule matches t.
 func (t *target) hits(r *admissionv1.RuleWithOperations) bool {
 	operation := slices.ContainsFunc(r.Operations, func(o admissionv1.OperationType) bool {
 		return o == admissionv1.OperationAll || slices.Contains(t.operations, o)
@@ -201,8 +201,8 @@ func (w *world) hooks() []*hook {
 	return m.hooks
 }
 
-// lenientHooks are webhooks that judge what an upgrade does, and let pass what they
-// cannot judge: they can only slow it down.
+// lenientHooks are webhooks with failurePolicy Ignore that review requests of an upgrade.
+// They can only slow it down.
 func (w *world) lenientHooks() []*hook {
 	w.hooks()
 	return w.made().lenient
@@ -271,7 +271,7 @@ func selectorOf(s *metav1.LabelSelector) labels.Selector {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
-		return labels.Nothing() // the API server refuses such a webhook
+		return labels.Nothing() // the API server rejects such a webhook
 	}
 	return selector
 }
@@ -284,13 +284,13 @@ func (w *world) namespaceLabels(name string) labels.Set {
 	return labels.Set{corev1.LabelMetadataName: name}
 }
 
-// sees reports whether the selectors of h let through an object of t that the cluster has.
+// sees reports whether the selectors of h match an existing object of t.
 func (w *world) sees(h *hook, t *target) bool {
 	switch {
 	case t.resource == "pods" || t.resource == "pods/status":
 		return w.anyPod(func(p *pod) bool { return w.judges(h, p) })
 	case strings.HasPrefix(t.resource, "pods/"):
-		// What is judged is the Eviction or Binding, which has no labels.
+		// The reviewed object is the Eviction or Binding, which has no labels.
 		return h.labels.Matches(labels.Set{}) && w.anyPod(func(p *pod) bool {
 			return !p.mirror && h.namespaces.Matches(w.namespaceLabels(p.namespace))
 		})
@@ -302,12 +302,12 @@ func (w *world) sees(h *hook, t *target) bool {
 	return h.labels.Matches(labels.Set{})
 }
 
-// judges reports whether the selectors of h let p through.
+// judges reports whether the selectors of h match p.
 func (w *world) judges(h *hook, p *pod) bool {
 	return h.namespaces.Matches(w.namespaceLabels(p.namespace)) && h.labels.Matches(labels.Set(p.labels))
 }
 
-// backends are who answers a webhook.
+// backends are the endpoints of a webhook's service.
 type backends struct {
 	ready int
 	// nodes are those of ready endpoints; unknown if one has none.
@@ -355,7 +355,7 @@ func (h *hook) service() (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, true
 }
 
-// webhookEndpoints tells webhooks that nobody answers: what they judge is refused now.
+// webhookEndpoints reports webhooks without a backend: their requests are rejected now.
 func webhookEndpoints(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for _, h := range w.hooks() {
@@ -374,7 +374,7 @@ func webhookEndpoints(w *world, _ *probe) []engine.Finding {
 		case !ok:
 			why = "there is no service " + name
 		case service.Spec.Type == corev1.ServiceTypeExternalName:
-			continue // somebody outside answers
+			continue // an external URL
 		case !slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == port }):
 			why = fmt.Sprintf("service %s has no port %d", name, port)
 		case w.backends(key).ready == 0:
@@ -387,8 +387,8 @@ func webhookEndpoints(w *world, _ *probe) []engine.Finding {
 		if h.conditions {
 			severity = engine.Warn
 		}
-		f := h.finding(severity, fmt.Sprintf("nobody answers %s: %s", h.title(), why))
-		f.Remedy = "bring its pods back; or let pass what it cannot judge, which its owner may undo"
+		f := h.finding(severity, fmt.Sprintf("%s has no backend: %s", h.title(), why))
+		f.Remedy = "restore its pods; or set failurePolicy to Ignore, which its owner may revert"
 		f.Command = h.ignore()
 		if ok {
 			for _, p := range w.backends(key).pods {
@@ -397,10 +397,10 @@ func webhookEndpoints(w *world, _ *probe) []engine.Finding {
 		}
 		found = append(found, f)
 	}
-	return fold(found, "webhooks that nobody answers")
+	return fold(found, "webhooks without a backend")
 }
 
-// webhookOneNode tells webhooks that nobody answers while one node is drained.
+// webhookOneNode reports webhooks without a backend while one node is drained.
 func webhookOneNode(w *world, _ *probe) []engine.Finding {
 	l := w.lookup()
 	var found []engine.Finding
@@ -413,38 +413,37 @@ func webhookOneNode(w *world, _ *probe) []engine.Finding {
 		if b.ready == 0 || b.unknown || len(b.nodes) != 1 || l.place[b.nodes[0]] == 0 || len(b.pods) == 0 {
 			continue
 		}
-		// Pods of DaemonSets and static ones stay until the machine goes, and the new
-		// machine has theirs by then.
+		// DaemonSet pods and static pods stay until the machine is deleted. By then the new
+		// machine runs its own.
 		stays := slices.ContainsFunc(b.pods, func(p *pod) bool { return p.mirror || p.controller.kind == "DaemonSet" })
 		if stays {
 			continue
 		}
 		node := b.nodes[0]
 		own := h.pods && slices.ContainsFunc(b.pods, func(p *pod) bool { return w.judges(h, p) })
-		severity, consequence := engine.Warn, "nobody answers it while its pods move"
+		severity, consequence := engine.Warn, "it has no backend while its pods are evicted"
 		if own {
-			severity, consequence = engine.Block, "it would refuse its own new pods"
+			severity, consequence = engine.Block, "it would reject its own new pods"
 			if h.conditions {
 				severity = engine.Warn
 			}
 		}
-		f := h.finding(severity, fmt.Sprintf("%s is answered from %s alone, which is replaced (%s): %s", h.title(), printable(node), l.position(node), consequence))
+		f := h.finding(severity, fmt.Sprintf("%s has backends on %s alone, which is replaced (%s): %s", h.title(), printable(node), l.position(node), consequence))
 		f.Objects = append(f.Objects, object("node", "", node))
 		f.Objects = append(f.Objects, objects(b.pods)...)
 		f.Remedy = "run its pods on two nodes"
 		if o, ok := scalable(w.workload(b.pods[0])); ok && len(b.pods) == 1 {
 			f.Command = command("kubectl -n %s scale %s --replicas=2", b.pods[0].namespace, o)
 		} else {
-			f.Remedy += "; or let pass what it cannot judge, which its owner may undo"
+			f.Remedy += "; or set failurePolicy to Ignore, which its owner may revert"
 			f.Command = h.ignore()
 		}
 		found = append(found, f)
 	}
-	return fold(found, "webhooks that are answered from one node")
+	return fold(found, "webhooks with backends on one node")
 }
 
-// webhookExemption tells webhooks that stand in the way of their own pods or of those
-// that the cluster lives by.
+// webhookExemption reports webhooks that review their own pods or system pods.
 func webhookExemption(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for _, h := range w.hooks() {
@@ -464,15 +463,15 @@ func webhookExemption(w *world, _ *probe) []engine.Finding {
 		if caught = slices.Compact(caught); len(caught) == 0 {
 			continue
 		}
-		f := h.finding(engine.Warn, fmt.Sprintf("%s judges new pods of %s: if it fails, they do not come back", h.title(), enumerate(caught, 3)))
-		f.Remedy = "leave these namespaces out with its namespaceSelector"
+		f := h.finding(engine.Warn, fmt.Sprintf("%s reviews new pods of %s: if it fails, they cannot be recreated", h.title(), enumerate(caught, 3)))
+		f.Remedy = "exclude these namespaces with its namespaceSelector"
 		f.Command = h.exempt(caught)
 		found = append(found, f)
 	}
-	return fold(found, "webhooks that judge pods of their own or of the system")
+	return fold(found, "webhooks that review their own pods or those of the system")
 }
 
-// maxWebhookSeconds is what a webhook may take: 10 s is the default.
+// maxWebhookSeconds is the longest accepted timeout: 10 s is the default.
 const maxWebhookSeconds = 10
 
 func webhookTimeout(w *world, _ *probe) []engine.Finding {
@@ -481,12 +480,12 @@ func webhookTimeout(w *world, _ *probe) []engine.Finding {
 		if h.timeout <= maxWebhookSeconds {
 			continue
 		}
-		f := h.finding(engine.Warn, fmt.Sprintf("%s may take %d s of each request", h.title(), h.timeout))
-		f.Remedy = "lower timeoutSeconds: requests of nodes and controllers end after 10 s to 30 s"
+		f := h.finding(engine.Warn, fmt.Sprintf("%s has a timeout of %d s", h.title(), h.timeout))
+		f.Remedy = "lower timeoutSeconds: requests of nodes and controllers time out after 10 s to 30 s"
 		f.Command = h.patch("timeoutSeconds", maxWebhookSeconds)
 		found = append(found, f)
 	}
-	return fold(found, "webhooks that may take long")
+	return fold(found, "webhooks with long timeouts")
 }
 
 const (
@@ -494,17 +493,17 @@ const (
 	certificateLimit   = 7 * 24 * time.Hour
 )
 
-// webhookCA tells webhooks whose certificate cannot be verified, or soon cannot.
+// webhookCA reports webhooks whose certificate cannot be verified, or soon cannot.
 func webhookCA(w *world, _ *probe) []engine.Finding {
 	var found []engine.Finding
 	for _, h := range w.hooks() {
 		bundle := h.client.CABundle
 		if len(bundle) == 0 {
 			if h.client.Service == nil {
-				continue // the API server's own roots verify addresses of the outside
+				continue // the API server's system roots verify external URLs
 			}
-			f := h.finding(engine.Warn, h.title()+" has no CA, and certificates of services are signed by none that everybody knows")
-			f.Remedy = "put the CA into its caBundle, or let cert-manager do so"
+			f := h.finding(engine.Warn, h.title()+" has no CA bundle, and service certificates are signed by no public CA")
+			f.Remedy = "set its caBundle, or have cert-manager inject it"
 			f.Command = h.ignore()
 			found = append(found, f)
 			continue
@@ -527,14 +526,14 @@ func webhookCA(w *world, _ *probe) []engine.Finding {
 		if subject != "" {
 			f.Detail = "CA " + printable(subject) + "; " + f.Detail
 		}
-		f.Remedy = "renew it; or let pass what the webhook cannot judge, which its owner may undo"
+		f.Remedy = "renew it; or set failurePolicy to Ignore, which its owner may revert"
 		f.Command = h.ignore()
 		found = append(found, f)
 	}
 	return fold(found, "webhooks with a bad CA")
 }
 
-// validUntil is the end of the certificate in bundle that is valid longest.
+// validUntil is the latest expiry of the certificates in bundle.
 func validUntil(bundle []byte) (until time.Time, subject, problem string) {
 	n := 0
 	for rest := bundle; ; {
@@ -554,7 +553,7 @@ func validUntil(bundle []byte) (until time.Time, subject, problem string) {
 		}
 	}
 	if n == 0 {
-		return time.Time{}, "", "it holds no certificate in PEM"
+		return time.Time{}, "", "it contains no PEM certificate"
 	}
 	return until, subject, ""
 }
@@ -565,8 +564,8 @@ func webhookMatchPolicy(w *world, _ *probe) []engine.Finding {
 		if h.match != admissionv1.Exact {
 			continue
 		}
-		f := h.finding(engine.Warn, h.title()+" sees objects of the API versions in its rules alone")
-		f.Remedy = "with matchPolicy Equivalent it also sees requests of newer versions"
+		f := h.finding(engine.Warn, h.title()+" matches only the API versions in its rules")
+		f.Remedy = "set matchPolicy to Equivalent to match requests of all versions"
 		f.Command = h.patch("matchPolicy", admissionv1.Equivalent)
 		found = append(found, f)
 	}

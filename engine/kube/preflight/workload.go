@@ -21,35 +21,35 @@ import (
 
 const (
 	controlPlaneLabel = "node-role.kubernetes.io/control-plane"
-	// ownNamespace is where this product's parts run that are not static.
+	// ownNamespace is the namespace of this product's pods, except static pods.
 	ownNamespace = "constellation-system"
 	// maxObjects bounds the objects of one finding.
 	maxObjects = 300
-	// maxTold is how many findings of one kind a check tells one by one.
+	// maxTold is the number of findings of one kind that a check lists individually.
 	maxTold = 10
-	// defaultDrainTimeout is how long a drain waits if the request does not say.
+	// defaultDrainTimeout is the drain timeout of a request without one.
 	defaultDrainTimeout = 10 * time.Minute
 )
 
-// lookups are made from a world when they are first asked for.
+// lookups are built from a world at first use.
 type lookups struct {
 	lookupOnce, placeOnce, hooksOnce sync.Once
 	lookup                           *lookup
 	placement                        *placement
 	hooks                            []*hook
-	// lenient are webhooks that let pass what they cannot judge.
+	// lenient are webhooks with failurePolicy Ignore.
 	lenient []*hook
 }
 
-// lookup is a world by what the checks of workloads ask for. Pointers lead into the world.
+// lookup is an index of a world for the checks of workloads. Its pointers refer to the world.
 type lookup struct {
 	nodes map[string]*corev1.Node
 	pods  map[string][]*pod // by node
-	// order are the nodes that the hop replaces, in the order in which it does: control
-	// planes first, each role by name.
+	// order are the nodes that the hop replaces, in that order: control planes first, each
+	// role by name.
 	order []string
 	place map[string]int // in order, from 1
-	// moving are the pods that a drain evicts, in the order of the drains.
+	// moving are the evicted pods in the order of the drains.
 	moving  []*pod
 	budgets []*budget
 	// covering are the budgets that select a pod, sorted by name.
@@ -63,12 +63,12 @@ type lookup struct {
 type budget struct {
 	*policyv1.PodDisruptionBudget
 	selector labels.Selector
-	// pods are all that are not over, moving those that a drain evicts.
+	// pods are all that have not terminated, moving those that a drain evicts.
 	pods, moving []*pod
 }
 
-// made returns the lookups of w. The first call makes room for them and must not meet
-// another one.
+// made returns the lookups of w. The first call allocates them and must not run concurrently
+// with another one.
 func (w *world) made() *lookups {
 	if w.lookups == nil {
 		w.lookups = &lookups{}
@@ -76,10 +76,10 @@ func (w *world) made() *lookups {
 	return w.lookups
 }
 
-// under returns the same cluster under another hop. What was read is shared.
+// under returns the same cluster for another hop. The data is shared.
 func (w *world) under(r engine.PreflightRequest) *world {
 	other := *w
-	other.request, other.lookups = r, nil // what is looked up depends on the hop
+	other.request, other.lookups = r, nil // the index depends on the hop
 	return &other
 }
 
@@ -151,15 +151,15 @@ func newLookup(w *world) *lookup {
 	return l
 }
 
-// selectPods finds the pods of every budget. Selectors are made once per budget, and
-// met only by the pods of its namespace.
+// selectPods finds the pods of every budget. It builds each selector once and matches it
+// only against pods of its namespace.
 func (l *lookup) selectPods(w *world, moves map[*pod]bool) {
 	byNamespace := map[string][]*budget{}
 	for i := range w.pdbs {
 		b := &budget{PodDisruptionBudget: &w.pdbs[i]}
 		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 		if err != nil {
-			selector = labels.Nothing() // the API server refuses such a budget
+			selector = labels.Nothing() // the API server rejects such a budget
 		}
 		b.selector = selector
 		l.budgets = append(l.budgets, b)
@@ -198,10 +198,10 @@ func (w *world) anyPod(is func(*pod) bool) bool {
 	return false
 }
 
-// over reports whether p has ended: a drain only takes it away.
+// over reports whether p has terminated: a drain only deletes it.
 func (p *pod) over() bool { return p.phase == corev1.PodSucceeded || p.phase == corev1.PodFailed }
 
-// ours reports whether p is a part of this product, whose upgrade is taken care of.
+// ours reports whether p belongs to this product, which handles its own upgrade.
 func (p *pod) ours() bool {
 	return p.namespace == ownNamespace || p.namespace == metav1.NamespaceSystem && p.labels["k8s-app"] == "kube-dns" ||
 		p.namespace == engine.PlansNamespace && p.labels["app.kubernetes.io/name"] == "constellation-plans"
@@ -214,8 +214,8 @@ func (l *lookup) position(node string) string {
 	return fmt.Sprintf("%d of %d", l.place[node], len(l.order))
 }
 
-// workload is who people say that p belongs to: the Deployment rather than its
-// ReplicaSet, and p itself if nobody controls it.
+// workload is the top-level owner of p: the Deployment rather than its ReplicaSet, or p
+// itself without a controller.
 func (w *world) workload(p *pod) owner {
 	o := p.controller
 	if o.kind == "ReplicaSet" {
@@ -229,7 +229,7 @@ func (w *world) workload(p *pod) owner {
 	return o
 }
 
-// keeper is who can change p's workload.
+// keeper is the owner who can change p's workload.
 func (w *world) keeper(p *pod) string {
 	if m := w.lookup().meta[w.workload(p).uid]; m != nil {
 		return keeperOf(m)
@@ -237,9 +237,9 @@ func (w *world) keeper(p *pod) string {
 	return cmp.Or(p.keeper, "namespace "+printable(p.namespace))
 }
 
-// keeperOf says who can change an object: "namespace shop, Helm release web", "Argo CD
-// application web", "rancher". Labels and annotations are believed before the managers of
-// fields, of which the last writer counts that is no controller and not kubectl.
+// keeperOf returns the owner of an object: "namespace shop, Helm release web", "Argo CD
+// application web", "rancher". Labels and annotations take precedence over field managers,
+// of which the last writer counts that is neither a controller nor kubectl.
 func keeperOf(m *metav1.ObjectMeta) string {
 	var parts []string
 	if m.Namespace != "" {
@@ -290,12 +290,12 @@ func tool(m *metav1.ObjectMeta) string {
 	return last.Manager
 }
 
-// byHand reports whether a manager of fields is kubectl: somebody, and nobody to ask.
+// byHand reports whether a field manager is kubectl, which identifies no owner.
 func byHand(manager string) bool {
 	return manager == "kubectl" || strings.HasPrefix(manager, "kubectl-")
 }
 
-// asked is manager if there is somebody behind it who can be asked; otherwise empty.
+// asked is manager if it identifies an owner; otherwise empty.
 func asked(manager string) string {
 	if byHand(manager) {
 		return ""
@@ -320,7 +320,7 @@ func objects(pods []*pod) []string {
 	return first(out)
 }
 
-// first sorts names, takes out doubles and returns the first few hundred.
+// first sorts names, removes duplicates and returns the first few hundred.
 func first(names []string) []string {
 	slices.Sort(names)
 	names = slices.Compact(names)
@@ -352,9 +352,9 @@ func count(n int, one string) string {
 
 const commandLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/=-"
 
-// command formats a command that people paste into a shell. Words that come from the
-// API are arguments; if one is more than letters, digits and . _ : / = - , or begins
-// with a dash, there is no command: nobody shall paste what a stranger wrote.
+// command formats a command for a shell. Arguments come from the API and are untrusted: if
+// one has other characters than letters, digits and . _ : / = - , or begins with a dash,
+// command returns none.
 func command(format string, args ...any) string {
 	for _, a := range args {
 		s, ok := a.(string)
@@ -371,24 +371,24 @@ func command(format string, args ...any) string {
 	return fmt.Sprintf(format, args...)
 }
 
-// follows ends the detail of a finding that is a consequence of another: of what check
-// id has found about an object, if it has.
+// follows returns the end of a finding's detail that names its cause: the finding of check
+// id on the same object, if there is one.
 func follows(found []engine.Finding, id, object string) string {
 	if slices.ContainsFunc(found, func(f engine.Finding) bool { return slices.Contains(f.Objects, object) }) {
-		return "; it follows from " + id
+		return "; caused by " + id
 	}
 	return ""
 }
 
-// lookAt ends a remedy with a command that clears nothing, if there is one.
+// lookAt returns the end of a remedy with a read-only command, if there is one.
 func lookAt(format string, args ...any) string {
 	if c := command(format, args...); c != "" {
-		return "; look with `" + c + "`"
+		return "; inspect with `" + c + "`"
 	}
 	return ""
 }
 
-// fold tells the worst findings one by one, and counts the rest in one more.
+// fold lists the worst findings individually and summarizes the rest in one more.
 func fold(found []engine.Finding, what string) []engine.Finding {
 	if len(found) <= maxTold+1 {
 		return found
@@ -399,7 +399,7 @@ func fold(found []engine.Finding, what string) []engine.Finding {
 	told, rest := found[:maxTold:maxTold], found[maxTold:]
 	more := engine.Finding{
 		Severity: rest[0].Severity, Title: fmt.Sprintf("%d more %s", len(rest), what),
-		Remedy: "run the check again when those above are cleared, or look at the objects",
+		Remedy: "resolve those above and run the check again, or inspect the objects",
 	}
 	var titles []string
 	for _, f := range rest {
@@ -410,7 +410,7 @@ func fold(found []engine.Finding, what string) []engine.Finding {
 	return append(told, more)
 }
 
-// replicas is how many a workload wants; nil means 1.
+// replicas is the replica count of a workload; nil means 1.
 func replicas(n *int32) int32 {
 	if n == nil {
 		return 1

@@ -676,7 +676,7 @@ func TestWorkloadFindings(t *testing.T) {
 				}}}}
 			}, "worker-0", "worker-1")
 		}, []string{"block"}},
-		{"a port of the host that is taken", "capacity", func(w *world) {
+		{"a host port of the host that is in use", "capacity", func(w *world) {
 			w.request.Surge, w.request.ReplaceControlPlanes = 0, false
 			w.addDeployment("shop", "web", func(p *pod) { p.hostPorts = []int32{80} }, "worker-0", "worker-1")
 		}, []string{"block"}},
@@ -714,7 +714,7 @@ func TestWorkloadFindings(t *testing.T) {
 				}}}}
 			}, "worker-0")
 		}, nil},
-		{"a pod of its own that waits for a node", "pending-pods", func(w *world) {
+		{"a pod of its own that is unschedulable", "pending-pods", func(w *world) {
 			w.team("shop", "pending", owner{}, func(p *pod) { p.phase, p.ready = corev1.PodPending, false }, []string{""})
 		}, []string{"warn"}},
 		{"pods that wait for a place already", "pending-pods", func(w *world) {
@@ -788,7 +788,7 @@ func TestWorkloadFindings(t *testing.T) {
 			w.addDeployment("kube-system", "ca", nil, "cp-0")
 			w.deployments[len(w.deployments)-1].Spec.Template.Spec.Containers = []corev1.Container{{Image: "registry.k8s.io/autoscaling/cluster-autoscaler:v1.35.0"}}
 		}, []string{"warn", "warn", "warn", "warn", "warn", "warn"}},
-		{"objects that are being applied", "gitops-sync", func(w *world) {
+		{"objects that are syncing", "gitops-sync", func(w *world) {
 			w.actors = map[schema.GroupResource][]actor{
 				applications:   {{ObjectMeta: metaOf("argocd", "shop"), Status: actorStatus{OperationState: operationState{"Running"}}}, {ObjectMeta: metaOf("argocd", "idle"), Status: actorStatus{OperationState: operationState{"Succeeded"}}}},
 				kustomizations: {{ObjectMeta: metaOf("flux-system", "apps"), Status: actorStatus{Conditions: []actorCondition{{Type: "Reconciling", Status: "True"}}}}},

@@ -1,13 +1,12 @@
-// Package preflight looks at a live cluster for what an upgrade would trip over.
+// Package preflight checks a live cluster for problems that would make an upgrade fail.
 //
-// It hides how much of a cluster must be read, and how little of it kept: [Run]
-// collects what the checks need in pages, keeps slim copies (world), and runs every
-// check over them at the same time. Checks are pure functions over the world, but for
-// the few that ask the API server a question of their own (dry-run evictions, reviews
-// of access, TLS handshakes); nothing is ever changed. What could not be read makes
-// the checks that need it say so: never silence, never "ok".
+// [Run] lists what the checks need in pages, keeps slim copies of it (world), and runs
+// all checks on them concurrently. Checks are pure functions of the world, except for a
+// few that send requests of their own: dry-run evictions, access reviews and TLS
+// handshakes. No check changes the cluster. If a source could not be read, the checks
+// that need it report "not checked", never "ok".
 //
-// The package does not decide whether an upgrade goes on; package engine does.
+// Package engine decides whether an upgrade continues.
 package preflight
 
 import (
@@ -34,13 +33,13 @@ import (
 	"constellation/engine"
 )
 
-// world is what the checks look at: one look at the cluster. Small kinds are kept
-// whole but for their managed fields, pods and the metadata of everything else as
-// slim copies. Checks only read it.
+// world is the observed state of the cluster on which the checks run. Objects of small
+// kinds are complete except for managed fields; pods and the metadata of all other kinds
+// are slim copies. Checks must not modify it.
 type world struct {
 	now     time.Time
 	request engine.PreflightRequest
-	// unread says why a source could not be read: source ID to reason. Checks that need
+	// unread maps the ID of a source that could not be read to the reason. Checks that need
 	// it are NotChecked.
 	unread map[source]string
 
@@ -51,11 +50,11 @@ type world struct {
 	quotas       []corev1.ResourceQuota // of systemNamespaces
 	pdbs         []policyv1.PodDisruptionBudget
 	namespaces   map[string]metav1.ObjectMeta
-	terminating  []string // namespaces that are going, with why; sorted
+	terminating  []string // namespaces being deleted, with the reason; sorted
 	deployments  []appsv1.Deployment
 	statefulSets []appsv1.StatefulSet
 	daemonSets   []appsv1.DaemonSet
-	replicaSets  map[types.UID]owner // who owns a ReplicaSet
+	replicaSets  map[types.UID]owner // owner of each ReplicaSet
 	services     map[types.NamespacedName]corev1.Service
 	slices       []discoveryv1.EndpointSlice
 	validating   []admissionv1.ValidatingWebhookConfiguration
@@ -72,14 +71,14 @@ type world struct {
 	kinds       []kind
 	apiServices []apiService
 
-	// servers are the API servers that answered, silent those that cannot be reached and
-	// were not met behind the balancer either.
+	// servers are the API servers that responded. silent are those that were reached neither
+	// directly nor through the load balancer.
 	servers []apiServer
 	silent  []silentServer
-	// writers are who wrote through APIs that the hop removes, the last first.
+	// writers are the clients that wrote through APIs that the hop removes, latest first.
 	writers map[schema.GroupVersionResource][]writer
 	// configs is the data of kubeadm's ConfigMaps by name, leaders the leases of
-	// kube-system, signings the requests for certificates that wait.
+	// kube-system, signings the pending certificate signing requests.
 	configs  map[string]map[string]string
 	leaders  map[string]coordinationv1.LeaseSpec
 	signings []certificatesv1.CertificateSigningRequest
@@ -88,14 +87,14 @@ type world struct {
 	charts           []helmRelease
 	unreadableCharts []string
 
-	// lookups are what checks of workloads ask for; see world.made.
+	// lookups are indexes for the checks of workloads; see world.made.
 	lookups *lookups
 }
 
-// source is one thing that is read: "pods", "nodes", "metrics of 10.42.1.2".
+// source names one source of data: "pods", "nodes", "metrics of 10.42.1.2".
 type source string
 
-// Sources that checks need, named as the API names its resources.
+// Sources that checks need, named like the resources of the API.
 const (
 	sourceNodes        source = "nodes"
 	sourceLeases       source = "leases of nodes"
@@ -117,7 +116,7 @@ const (
 	sourceCSINodes     source = "csinodes"
 	sourceJobs         source = "jobs"
 	sourceAutoscalers  source = "horizontalpodautoscalers"
-	sourceActors       source = "what else changes nodes"
+	sourceActors       source = "controllers that change nodes"
 	sourceKinds        source = "customresourcedefinitions"
 	sourceAPIServices  source = "apiservices"
 	sourceServers      source = "API servers"
@@ -129,7 +128,7 @@ const (
 	sourceCharts       source = "Helm's releases"
 )
 
-// kind is what matters of a CustomResourceDefinition: everything but its schemas.
+// kind is the slim copy of a CustomResourceDefinition, without its schemas.
 type kind struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              struct {
@@ -150,7 +149,7 @@ type kindVersion struct {
 	Deprecated bool   `json:"deprecated"`
 }
 
-// apiService is what matters of an APIService.
+// apiService is the slim copy of an APIService.
 type apiService struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              struct {
@@ -169,23 +168,23 @@ type apiService struct {
 	} `json:"status"`
 }
 
-// owner is who an object belongs to.
+// owner is the controller of an object.
 type owner struct {
 	apiVersion, kind, name string
 	uid                    types.UID
 }
 
-// pod is what matters of a pod.
+// pod is the slim copy of a pod.
 type pod struct {
 	namespace, name, node string
 	uid                   types.UID
 	labels                map[string]string
 	phase                 corev1.PodPhase
 	ready                 bool
-	terminating           time.Time // when its grace period ends; zero if it is not going
+	terminating           time.Time // when its grace period ends; zero if it is not being deleted
 	finalizers            []string
 	created               time.Time
-	controller            owner // zero if nobody controls it; a ReplicaSet's owner is in world.replicaSets
+	controller            owner // zero without a controller; a ReplicaSet's owner is in world.replicaSets
 	mirror                bool  // a static pod
 	priority              int32
 	grace                 time.Duration
@@ -199,14 +198,14 @@ type pod struct {
 	claims                []string // names of PersistentVolumeClaims, also of those made for an ephemeral volume
 	hostPorts             []int32
 	notEvict              string // the annotation that forbids eviction; empty if none does
-	pending               string // why it is not scheduled
+	pending               string // reason why it is not scheduled
 	images                []string
 	args                  []string // command and args of the first container; of control plane pods alone
 	component             string   // label component, of control plane pods alone
 	keeper                string   // keeperOf its metadata; of pods without a controller alone
 }
 
-// resources are amounts: milli-CPU, bytes, and others by name.
+// resources are quantities: milli-CPU, bytes, and extended resources by name.
 type resources struct {
 	cpu, memory, ephemeral int64
 	other                  map[corev1.ResourceName]int64
@@ -216,25 +215,25 @@ func (p *pod) key() types.NamespacedName {
 	return types.NamespacedName{Namespace: p.namespace, Name: p.name}
 }
 
-// check is one question. run returns what it found; no finding means that all is
-// well, and is told as title. A finding's zero Severity is filled with Warn, its ID,
-// Source and Reference with the check's.
+// check is one preflight check. run returns its findings. A check without findings passed
+// and is reported with its title. A finding's zero Severity means Warn; its zero ID, Source
+// and Reference are set to those of the check.
 type check struct {
 	id    string // kebab-case and stable
-	title string // what is true if nothing is found: "every API server is one minor apart at most"
+	title string // true statement if the check passes: "every API server is one minor apart at most"
 	area  string // Finding.Source: versions, apis, webhooks, disruption, capacity, nodes, etcd, certificates, health, access
-	ref   string // where the rule comes from
+	ref   string // source of the rule
 	needs []source
 	run   func(*world, *probe) []engine.Finding
 }
 
-// probe asks the API server what a copy of its objects cannot tell.
+// probe sends requests whose answers are not in the objects of the cluster.
 type probe struct {
 	ctx    context.Context
 	config *rest.Config
 	core   kubernetes.Interface
-	// limit bounds what one check asks for as a dry run, all together; zero means 12 s.
+	// limit bounds the total time of one check's dry runs; zero means 12 s.
 	limit time.Duration
-	// progress tells how far a long check has come.
+	// progress reports how far a long check is.
 	progress func(current, total int64)
 }
