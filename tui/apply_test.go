@@ -40,7 +40,7 @@ func TestApplyAsksForWhatItNeeds(t *testing.T) {
 		exit int
 		says string // on stderr
 	}{
-		{"nothing is accepted", "", engine.ExitUnacknowledged, "local-data must be accepted by name"},
+		{"nothing is accepted", "", engine.ExitUnacknowledged, "local-data must be acknowledged by ID"},
 		{"--yes is not a name", "--yes", engine.ExitUnacknowledged, "--ack local-data"},
 		{"the name is not the plan", "--ack local-data", engine.ExitUnacknowledged, "run the same command with --yes"},
 		{"both", "--yes --ack local-data", engine.ExitDone, ""},
@@ -73,7 +73,7 @@ func TestApplyShowsItsPlanOnOneScreen(t *testing.T) {
 	p := upgradePlan()
 	p.LastBackup = &engine.LastBackup{Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 3 << 20, Etcd: true}
 	text := strings.Join(s.planText(p), "\n")
-	for _, want := range []string{"last backup    26h ago, 214 objects, 3 MiB, with a snapshot of etcd", "OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
+	for _, want := range []string{"last backup    26h ago, 214 objects, 3 MiB, with an etcd snapshot", "OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -108,19 +108,19 @@ func TestNodesAreSkippedAndRetried(t *testing.T) {
 			"a node", "skip",
 			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode},
 			nil, engine.ExitDone,
-			"node worker-3 is left as it is; `constellation upgrade retry worker-3` lets it go\n", `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
+			"node worker-3 is skipped; `constellation upgrade retry worker-3` resumes it\n", `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
 		},
 		{
 			"one that was postponed", "retry",
 			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Postponed: start},
 			nil, engine.ExitDone,
-			"node worker-3 is replaced as any other\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
+			"node worker-3 is resumed: the rollout replaces it in turn\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
 			"one whose upgrade has failed", "retry",
 			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Failed: true},
 			nil, engine.ExitDone,
-			"node worker-3 is tried again now\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
+			"node worker-3 is retried now\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
 			"one that is so already", "skip",
@@ -161,7 +161,7 @@ func TestApplyWritesASummary(t *testing.T) {
 
 func TestApplyWritesASummaryOfWhatItRefuses(t *testing.T) {
 	out, _, code := printed(t, &fakeEngine{plan: hopPlan()}, "", "upgrade", "apply", "--yes", "-o", "markdown")
-	if code != engine.ExitUnacknowledged || !strings.Contains(out, "## Upgrade apply of cluster `demo`: failed") || !strings.Contains(out, "local-data, oldest-supports-kubernetes must be accepted by name (exit 5") {
+	if code != engine.ExitUnacknowledged || !strings.Contains(out, "## Upgrade apply of cluster `demo`: failed") || !strings.Contains(out, "local-data, oldest-supports-kubernetes must be acknowledged by ID (exit 5") {
 		t.Errorf("exit %d\n%s", code, out)
 	}
 }

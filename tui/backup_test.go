@@ -338,7 +338,7 @@ func TestAnswersAboutBackups(t *testing.T) {
 }
 
 func TestBackupsAreCompleted(t *testing.T) {
-	ids := "backup-20261120050000-0a1b2c3d\t26h ago, 12345 objects\nbackup-20261119050000-99aa00ff\tnot whole\nupgrade-20261101120000-00ff00ff\t20d ago, 987 objects\n"
+	ids := "backup-20261120050000-0a1b2c3d\t26h ago, 12345 objects\nbackup-20261119050000-99aa00ff\tincomplete\nupgrade-20261101120000-00ff00ff\t20d ago, 987 objects\n"
 	types := "apiextensions.k8s.io/customresourcedefinitions\t3 objects\ncore/configmaps\t4 objects\nexample.com/widgets\t1196 objects\n"
 	for _, tt := range []struct {
 		args, want string

@@ -517,7 +517,7 @@ func TestSameTroubleIsToldOnce(t *testing.T) {
 		finding("running", "an image is not known", ""),
 	}}
 	got := ""
-	for _, l := range (&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).sheet().findingGroups(100, k) {
+	for _, l := range (&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).renderer().findingGroups(100, k) {
 		got += strings.TrimRight(l, " ") + "\n"
 	}
 	want := `

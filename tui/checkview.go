@@ -804,7 +804,7 @@ func ownerWords(s string) string {
 }
 
 // needExport reports whether commands of findings lead to a cluster that they do not name.
-func (sp speller) needExport(list []engine.Finding) bool {
+func (sp commandFormatter) needExport(list []engine.Finding) bool {
 	return slices.ContainsFunc(list, func(f engine.Finding) bool { return sp.needsExport(f.Command) })
 }
 

@@ -56,7 +56,7 @@ type consoleDeps struct {
 	engine Engine
 	ws     *engine.Workspace
 	// sp spells commands to copy.
-	sp speller
+	sp commandFormatter
 	// versions of Kubernetes that may be chosen, the default first.
 	versions []string
 	// wizard starts with the init wizard even when there is something to see; yes

@@ -52,7 +52,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	}
 	term := newTerminal(in, out, s.Env)
 	c := newConsole(ctx, term.look, consoleDeps{
-		engine: eng, ws: ws, sp: s.speller(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
+		engine: eng, ws: ws, sp: s.formatter(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
 		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
 		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
 	})

@@ -423,7 +423,7 @@ func newStage(t *testing.T, eng *fakeEngine, l look, w, h int, change ...func(*c
 		t.Fatal(err)
 	}
 	d := consoleDeps{
-		engine: eng, ws: ws, sp: speller{dir: ".demo", home: "/home/ops/demo", kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
+		engine: eng, ws: ws, sp: commandFormatter{dir: ".demo", home: "/home/ops/demo", kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
 		now:  func() time.Time { return s.clock },
 		send: func(m tea.Msg) { s.queue <- m },
 		copy: func(text string) bool { s.copied = append(s.copied, text); return true },

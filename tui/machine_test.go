@@ -88,7 +88,7 @@ func TestTheNameOfTheMachineIsTyped(t *testing.T) {
 			s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }, Stdin: strings.NewReader(tt.answer), Stdout: &strings.Builder{}, Stderr: &errs})
 			p := &engine.Plan{Verb: engine.VerbRevoke, Cluster: "demo", Steps: []engine.Step{{ID: engine.StepRemove}}}
 			_, err := s.accept(p, s.printer(text, false), text, acceptance{
-				asks: true, question: "Type worker-1 to revoke this machine: ", name: "worker-1", show: func(*engine.Plan, sink) {},
+				asks: true, question: fixedQuestion("Type worker-1 to revoke this machine: "), name: "worker-1", show: func(*engine.Plan, sink) {},
 			})
 			if (err == nil) != tt.accepted || !tt.accepted && engine.ExitCode(err) != engine.ExitUnacknowledged {
 				t.Errorf("accepted with %v, want %t", err, tt.accepted)

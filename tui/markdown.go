@@ -22,7 +22,7 @@ func codeOf(s string) string { return "`" + strings.ReplaceAll(clean(s), "`", "'
 type summary struct {
 	out   *guarded
 	lines *plainPrinter
-	sp    speller
+	sp    commandFormatter
 	t     timeline
 	waits []wait
 }

@@ -96,7 +96,7 @@ func TestWaitWithARemedyIsToldFromBeginningToEnd(t *testing.T) {
 	want := `07:05:01Z plan               ok        init demo: 1 step
 07:05:01Z charts             start     Install the services
 07:05:02Z charts             wait      no answer since 07:05:01Z; to do: run ` + "`constellation sandbox up`" + `
-07:05:10Z charts             go on     the wait is over after 8.0s
+07:05:10Z charts             go on     wait ended after 8.0s
 07:05:10Z charts             wait      worker-0 is joining
 `
 	if out != want {

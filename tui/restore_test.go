@@ -157,7 +157,7 @@ func TestWhatARestoreDoesIsNamed(t *testing.T) {
 			defer p.close()
 			for _, ev := range events {
 				ev.Time = start
-				p.tellRestored(ev, tt.dryRun)
+				p.printRestored(ev, tt.dryRun)
 				p.event(ev)
 			}
 			if out.String() != tt.want {

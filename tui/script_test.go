@@ -177,14 +177,14 @@ func TestSandboxStatusSaysWhereToLookAndWhatToDo(t *testing.T) {
 	}}
 	text := strings.Join(s.sandboxText(&st), "\n")
 	for want, there := range map[string]bool{
-		"/state/worker-0/console.log": false, "/state/worker-1/console.log": true, "/state/worker-2/console.log": true, "sandbox up` starts the cloud again and keeps them": true,
+		"/state/worker-0/console.log": false, "/state/worker-1/console.log": true, "/state/worker-2/console.log": true, "sandbox up` restarts it and keeps the machines": true,
 	} {
 		if strings.Contains(text, want) != there {
 			t.Errorf("%q: want %t in\n%s", want, there, text)
 		}
 	}
 	st.State = "running"
-	if text := strings.Join(s.sandboxText(&st), "\n"); strings.Contains(text, "starts the cloud again") {
+	if text := strings.Join(s.sandboxText(&st), "\n"); strings.Contains(text, "restarts it") {
 		t.Errorf("a cloud that runs is to be started:\n%s", text)
 	}
 }
@@ -204,7 +204,7 @@ func TestSandboxStatusSaysThatMachinesAreHollow(t *testing.T) {
 	}
 	lines := s.sandboxText(&st)
 	text := strings.Join(lines, "\n")
-	for _, want := range []string{"its machines are simulated: nothing runs in them", "Hollow machines 500", "480     ready     workers          v1.0.0", "20      booting   workers          v1.1.0"} {
+	for _, want := range []string{"all machines are simulated: nothing runs in them", "Hollow machines 500", "480     ready     workers          v1.0.0", "20      booting   workers          v1.1.0"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -213,7 +213,7 @@ func TestSandboxStatusSaysThatMachinesAreHollow(t *testing.T) {
 		t.Errorf("%d lines for 500 machines:\n%s", len(lines), text)
 	}
 	st.State, st.Machines = "stopped", nil
-	if text := strings.Join(s.sandboxText(&st), "\n"); !strings.Contains(text, "with its daemon all hollow machines and their cluster have ended") || strings.Contains(text, "keeps them") {
+	if text := strings.Join(s.sandboxText(&st), "\n"); !strings.Contains(text, "the daemon and the hollow cluster have ended") || strings.Contains(text, "keeps the machines") {
 		t.Errorf("a hollow sandbox that has stopped:\n%s", text)
 	}
 }

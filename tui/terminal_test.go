@@ -461,7 +461,7 @@ func TestRunOutlivesItsReader(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the run ended with %v", err)
 	}
-	if !strings.Contains(stderr.String(), "remark  nobody reads stdout any more") {
+	if !strings.Contains(stderr.String(), "remark  stdout was closed by its reader") {
 		t.Errorf("stderr says %q", stderr.String())
 	}
 }
@@ -541,7 +541,7 @@ func TestSignalsEndAScriptedRun(t *testing.T) {
 			}
 			_, _ = io.Copy(io.Discard, out)
 			_ = cmd.Wait()
-			if code := cmd.ProcessState.ExitCode(); code != want || !strings.Contains(stderr.String(), "stopping where it can be taken up again") {
+			if code := cmd.ProcessState.ExitCode(); code != want || !strings.Contains(stderr.String(), "stopping at the next point where the command can be resumed") {
 				t.Errorf("ended with %d, want %d; stderr %q", code, want, stderr.String())
 			}
 		})

@@ -583,8 +583,8 @@ func TestAccessibleUpgradeIsAskedInWords(t *testing.T) {
 func TestAccessibleHomeAsksWhatNext(t *testing.T) {
 	p := startOn(t, 80, 24, []string{"ACCESSIBLE=1", hopStream(t), "FAKE_STAGE=cluster"}, nil)
 	p.sees("cluster   demo, initialised")
-	p.sees("7  Past runs: constellation history")
-	p.sees("What next? Type a number from 1 to 7, or q to leave: ")
+	p.sees("7  List past runs: constellation history")
+	p.sees("Type a number from 1 to 7, or q to quit: ")
 	p.types("8\n")
 	p.types("1\n")
 	p.sees("control plane  1/1 ready")
@@ -593,7 +593,7 @@ func TestAccessibleHomeAsksWhatNext(t *testing.T) {
 		t.Errorf("exit %d", code)
 	}
 	out := strings.ReplaceAll(p.output(), "\r\n", "\n")
-	if strings.Count(out, "What next?") != 3 {
+	if strings.Count(out, "Type a number") != 3 {
 		t.Errorf("it asked otherwise:\n%s", out)
 	}
 	if strings.ContainsAny(out, "\x1b\r\b") {

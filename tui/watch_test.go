@@ -125,9 +125,9 @@ func TestPlansAreToldInLines(t *testing.T) {
 	p.close()
 	want := `07:06:10Z node-plan          complete  system-upgrade/os-patches 24.04: 8 of 8 nodes done
 07:06:10Z node-plan          waiting   system-upgrade/k3s-agent v1.36.3-k3s1: 0 of 5 nodes done, 5 pending; Plan k3s-server is not complete
-07:06:10Z node-plan          applying  system-upgrade/k3s-server v1.36.3-k3s1: 1 of 3 nodes done, 1 applying, 1 pending; has the nodes to itself
+07:06:10Z node-plan          applying  system-upgrade/k3s-server v1.36.3-k3s1: 1 of 3 nodes done, 1 applying, 1 pending; exclusive
 07:06:10Z node-plan          complete  system-upgrade/gone
-07:06:10Z node-plan          gone      system-upgrade/gone is deleted
+07:06:10Z node-plan          gone      system-upgrade/gone deleted
 07:05:01Z node-plan          FAILED    a/b: Job a/c failed; to do: mend it
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
@@ -514,7 +514,7 @@ func TestReplaySeeks(t *testing.T) {
 func TestReplaySaysThatItReads(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.jsonl")
 	var lines bytes.Buffer
-	for lines.Len() < 5*tellEach/2 {
+	for lines.Len() < 5*progressEach/2 {
 		for _, ev := range rolloutOf(t, 500) {
 			jsonPrinter{&lines}.event(ev)
 		}
@@ -527,7 +527,7 @@ func TestReplaySaysThatItReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "reading the record " + path + ": 1 MiB of " + bytesOf(int64(lines.Len())); len(told) != lines.Len()/tellEach || told[0] != want {
+	if want := "reading the record " + path + ": 1 MiB of " + bytesOf(int64(lines.Len())); len(told) != lines.Len()/progressEach || told[0] != want {
 		t.Errorf("told %q, want %q first", told, want)
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -554,12 +554,12 @@ func TestMomentOfARecord(t *testing.T) {
 		"+5m": first.Add(5 * time.Minute), "23:55": first.Add(5 * time.Minute), "00:10:30": first.Add(20*time.Minute + 30*time.Second), "00:10:30Z": first.Add(20*time.Minute + 30*time.Second),
 		"2026-11-22T00:00:00Z": first.Add(10 * time.Minute),
 	} {
-		if got, err := momentOf(text, first, last); err != nil || !got.Equal(want) {
+		if got, err := parseMoment(text, first, last); err != nil || !got.Equal(want) {
 			t.Errorf("%s is %s, %v, want %s", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"", "5m", "+x", "-5m", "25:00"} {
-		if got, err := momentOf(text, first, last); err == nil {
+		if got, err := parseMoment(text, first, last); err == nil {
 			t.Errorf("%q is %s", text, got)
 		}
 	}
@@ -604,10 +604,10 @@ func TestWatchVerb(t *testing.T) {
 		{"a moment of a record", []string{"watch", "--replay", path + "@+70s", "--once"}, fakeEngine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In flight 2 of 8"}, nil},
 		{"a record of the workspace", []string{"watch", "--replay", "events.jsonl@07:06:11", "--once"}, fakeEngine{records: dir}, 0, []string{"as of 2026-11-21 07:06:11Z"}, nil},
 		{"a record from a moment on", []string{"watch", "--replay", path + "@+70s", "-o", "json"}, fakeEngine{}, 0, []string{from(events, 70*time.Second)}, nil},
-		{"a record from before its beginning", []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, []string{"2026-11-21 07:04:59Z is before the record: it is played from its beginning at 2026-11-21 07:05:01Z"}},
-		{"a record from after its end", []string{"watch", "--replay", path + "@+9h"}, fakeEngine{}, 2, nil, []string{"2026-11-21 16:05:01Z is after its end: it goes from 2026-11-21 07:05:01Z to ", "give a time such as"}},
-		{"a clock time after its end", []string{"watch", "--replay", path + "@23:00"}, fakeEngine{}, 2, nil, []string{"2026-11-21 23:00:00Z is after its end"}},
-		{"a folder", []string{"watch", "--replay", dir}, fakeEngine{}, 2, nil, []string{"it is a folder", "history` lists them"}},
+		{"a record from before its beginning", []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, []string{"2026-11-21 07:04:59Z is before the record: playing from its beginning at 2026-11-21 07:05:01Z"}},
+		{"a record from after its end", []string{"watch", "--replay", path + "@+9h"}, fakeEngine{}, 2, nil, []string{"2026-11-21 16:05:01Z is after the end: the record lasts from 2026-11-21 07:05:01Z to ", "pass a time such as"}},
+		{"a clock time after its end", []string{"watch", "--replay", path + "@23:00"}, fakeEngine{}, 2, nil, []string{"2026-11-21 23:00:00Z is after the end"}},
+		{"a folder", []string{"watch", "--replay", dir}, fakeEngine{}, 2, nil, []string{"is a directory", "history` lists the runs"}},
 		{"no such record", []string{"watch", "--replay", filepath.Join(dir, "none")}, fakeEngine{}, 2, nil, []string{"no such file"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
