@@ -281,8 +281,8 @@ func shownBackup() engine.BackupManifest {
 	return m
 }
 
-// What programs read of backups stays as it is.
-func TestAnswersAboutBackups(t *testing.T) {
+// Formats of the backup commands are stable.
+func TestBackupOutput(t *testing.T) {
 	root, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -318,7 +318,7 @@ func TestAnswersAboutBackups(t *testing.T) {
 				if format != "json" {
 					return
 				}
-				// As docs say: one document, or an event a line, and what jq is told to read.
+				// As documented: one document or one event per line, with the fields of the jq examples.
 				d := json.NewDecoder(strings.NewReader(out))
 				for n := 0; d.More(); n++ {
 					var v map[string]any
@@ -330,14 +330,14 @@ func TestAnswersAboutBackups(t *testing.T) {
 					}
 				}
 				if want := (engine.BackupRequest{Dir: "/mnt/safe", Etcd: engine.EtcdTake, Secrets: true}); tt.name == "create" && e.backedUpAs != want {
-					t.Errorf("asked for %+v", e.backedUpAs)
+					t.Errorf("PlanBackup called with %+v", e.backedUpAs)
 				}
 			})
 		}
 	}
 }
 
-func TestBackupsAreCompleted(t *testing.T) {
+func TestBackupCompletion(t *testing.T) {
 	ids := "backup-20261120050000-0a1b2c3d\t26h ago, 12345 objects\nbackup-20261119050000-99aa00ff\tincomplete\nupgrade-20261101120000-00ff00ff\t20d ago, 987 objects\n"
 	types := "apiextensions.k8s.io/customresourcedefinitions\t3 objects\ncore/configmaps\t4 objects\nexample.com/widgets\t1196 objects\n"
 	for _, tt := range []struct {
@@ -365,7 +365,7 @@ func TestBackupsAreCompleted(t *testing.T) {
 			}
 		})
 	}
-	// Without backups, or without any that is whole, nothing is offered, and nothing said.
+	// Without complete backups there are no completions and no error output.
 	e := &fakeEngine{backups: listedBackups()[1:2]}
 	if out, _, code := printedHere(t, e, "__complete", "backup", "diff", "--only", ""); !strings.HasPrefix(out, ":") || code != 0 {
 		t.Errorf("exit %d\n%s", code, out)
@@ -376,7 +376,7 @@ func TestBackupsAreCompleted(t *testing.T) {
 	}
 }
 
-func TestWhatPruneKeepsHasToBeSaid(t *testing.T) {
+func TestPruneRequiresKeep(t *testing.T) {
 	var e fakeEngine
 	_, errs, code := printedHere(t, &e, "backup", "prune")
 	if code != engine.ExitUsage || !strings.Contains(errs, "--keep is missing") || !strings.Contains(errs, "fix ") {

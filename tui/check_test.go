@@ -80,7 +80,7 @@ func TestPrintedChecks(t *testing.T) {
 	}
 }
 
-// The line to copy plans what was planned.
+// The next command repeats the flags of the check.
 func TestNextRepeatsFlags(t *testing.T) {
 	for _, tt := range []struct {
 		name, check string
@@ -490,7 +490,7 @@ func TestEstimates(t *testing.T) {
 	}
 }
 
-// Who reads a pipe can copy commands and addresses.
+// Output to a pipe does not truncate commands and addresses.
 func TestPrintedCommandsAreWhole(t *testing.T) {
 	k := checkIn(t, "trouble")
 	out, _, _ := printedHere(t, &fakeEngine{check: k}, "upgrade", "check")
@@ -556,8 +556,8 @@ func TestReadmeShowsTheConsole(t *testing.T) {
 	}
 }
 
-// Help and pages say the same of exit code 4.
-func TestExitCodesAreToldAlike(t *testing.T) {
+// Help and docs describe exit code 4 in the same words.
+func TestExitCodeInHelpAndDocs(t *testing.T) {
 	pages := ""
 	for _, name := range []string{"../README.md", "../docs/upgrade-check.md"} {
 		b, err := os.ReadFile(name)
@@ -569,7 +569,7 @@ func TestExitCodesAreToldAlike(t *testing.T) {
 	const blocked = "every path is blocked or a finding blocks the next hop"
 	out, _, _ := printedHere(t, &fakeEngine{}, "upgrade", "check", "--help")
 	if n := strings.Count(strings.Join(strings.Fields(out), " "), blocked); n != 2 {
-		t.Errorf("the help says %d times %q:\n%s", n, blocked, out)
+		t.Errorf("the help contains %d times %q:\n%s", n, blocked, out)
 	}
 	for _, row := range []string{"| 4 | - | something is newer, and " + blocked + " |", "| 4 | blocked by a finding; `upgrade check --exit-code`: " + blocked + " |"} {
 		if !strings.Contains(pages, row) {

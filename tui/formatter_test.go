@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestCommandsAreSpelledAsTheUserWouldTypeThem(t *testing.T) {
+func TestCommandFormatter(t *testing.T) {
 	const said = "is it running? `constellation sandbox status` tells, `constellation init -C /x` goes on; see constellation's log"
 	for _, tt := range []struct {
 		name string
@@ -56,7 +56,7 @@ func TestCommandsAreSpelledAsTheUserWouldTypeThem(t *testing.T) {
 	}
 }
 
-func TestProgramIsNamedAsItWasCalled(t *testing.T) {
+func TestCalledAs(t *testing.T) {
 	dir := t.TempDir()
 	onPath := filepath.Join(dir, "path", "constellation")
 	for _, p := range []string{onPath, filepath.Join(dir, "src", "bin", "constellation")} {
@@ -86,7 +86,7 @@ func TestProgramIsNamedAsItWasCalled(t *testing.T) {
 	}
 }
 
-func TestKubectlNamesItsCluster(t *testing.T) {
+func TestKubectlGetsAKubeconfig(t *testing.T) {
 	sp := commandFormatter{program: "./bin/constellation", kubeconfig: "/home/my ops/admin.conf"}
 	for _, tt := range []struct {
 		cmd, want string

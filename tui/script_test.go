@@ -20,8 +20,8 @@ import (
 	"constellation/engine"
 )
 
-// TestMain lets scripts run this test binary as the program, with the real engine on
-// a workspace and, where FAKE_RUN names a recorded run, with a fake one.
+// TestMain runs this test binary as the program in scripts, with the real engine on a
+// workspace or, if FAKE_RUN names a recorded run, with a fake engine.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"constellation": func() { os.Exit(fakeApp().Main()) }})
 }
@@ -29,11 +29,11 @@ func TestMain(m *testing.M) {
 // fakeApp is the program without machines:
 //
 //	FAKE_RUN     file with the events of a recorded run, which init replays
-//	FAKE_PACE    how many times faster; 0 or nothing: at once
-//	FAKE_CHECK   file with a check for upgrades, which upgrade check answers
-//	FAKE_HANGS   set: that check waits for its end before its first finding
+//	FAKE_PACE    factor of its speed; 0 or unset: at once
+//	FAKE_CHECK   file with the result of upgrade check
+//	FAKE_HANGS   set: that check blocks before its first finding until it is cancelled
 //	FAKE_STAGE   stage of the workspace that the fake engine reports
-//	FAKE_PACKAGES  set: the sandbox wants packages
+//	FAKE_PACKAGES  set: the sandbox misses packages
 //	FAKE_PANIC   set: reading the workspace panics
 func fakeApp() App {
 	return App{
@@ -68,7 +68,7 @@ func fakeApp() App {
 	}
 }
 
-// rememberedSandbox is a fake that lives from one command to the next.
+// rememberedSandbox is a fake whose state survives from one command to the next.
 type rememberedSandbox struct{ fakeSandbox }
 
 func (r *rememberedSandbox) Up(ctx context.Context, spec engine.SandboxSpec, emit func(engine.Event)) (engine.SandboxInfo, error) {
@@ -165,7 +165,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-func TestSandboxStatusSaysWhereToLookAndWhatToDo(t *testing.T) {
+func TestSandboxStatusNamesConsolesAndRemedy(t *testing.T) {
 	s := &session{App: fakeApp(), dir: "."}
 	s.Env = func(string) string { return "" }
 	s.Now = func() time.Time { return start }
@@ -185,12 +185,12 @@ func TestSandboxStatusSaysWhereToLookAndWhatToDo(t *testing.T) {
 	}
 	st.State = "running"
 	if text := strings.Join(s.sandboxText(&st), "\n"); strings.Contains(text, "restarts it") {
-		t.Errorf("a cloud that runs is to be started:\n%s", text)
+		t.Errorf("a running sandbox has a remedy to start it:\n%s", text)
 	}
 }
 
-// Machines that are simulated are never taken for others, and many are told in few lines.
-func TestSandboxStatusSaysThatMachinesAreHollow(t *testing.T) {
+// Hollow machines are marked as simulated and summarised by group.
+func TestSandboxStatusOfHollowMachines(t *testing.T) {
 	s := &session{App: fakeApp(), dir: "."}
 	s.Env = func(string) string { return "" }
 	s.Now = func() time.Time { return start }
@@ -214,6 +214,6 @@ func TestSandboxStatusSaysThatMachinesAreHollow(t *testing.T) {
 	}
 	st.State, st.Machines = "stopped", nil
 	if text := strings.Join(s.sandboxText(&st), "\n"); !strings.Contains(text, "the daemon and the hollow cluster have ended") || strings.Contains(text, "keeps the machines") {
-		t.Errorf("a hollow sandbox that has stopped:\n%s", text)
+		t.Errorf("a stopped hollow sandbox prints\n%s", text)
 	}
 }

@@ -111,8 +111,8 @@ func withPlans(t testing.TB) []engine.Event {
 	)
 }
 
-// Plans are told in lines, each change once.
-func TestPlansAreToldInLines(t *testing.T) {
+// The plain printer writes one line for each change of a Plan.
+func TestPlansInPlainOutput(t *testing.T) {
 	var out bytes.Buffer
 	p := newPlainPrinter(&guarded{w: &out}, nil, func() time.Time { return start })
 	for _, ev := range withPlans(t) {
@@ -510,8 +510,8 @@ func TestReplaySeeks(t *testing.T) {
 	})
 }
 
-// A record that takes a while to read is named while it is, and before it is shown.
-func TestReplaySaysThatItReads(t *testing.T) {
+// While a large record is read, its progress is shown.
+func TestReplayShowsReadingProgress(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.jsonl")
 	var lines bytes.Buffer
 	for lines.Len() < 5*progressEach/2 {
@@ -528,7 +528,7 @@ func TestReplaySaysThatItReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := "reading the record " + path + ": 1 MiB of " + bytesOf(int64(lines.Len())); len(told) != lines.Len()/progressEach || told[0] != want {
-		t.Errorf("told %q, want %q first", told, want)
+		t.Errorf("progress %q, want %q first", told, want)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
@@ -547,7 +547,7 @@ func TestReplaySaysThatItReads(t *testing.T) {
 	})
 }
 
-func TestMomentOfARecord(t *testing.T) {
+func TestParseMoment(t *testing.T) {
 	first := time.Date(2026, 11, 21, 23, 50, 0, 0, time.UTC)
 	last := first.Add(2 * time.Hour)
 	for text, want := range map[string]time.Time{
@@ -598,16 +598,16 @@ func TestWatchVerb(t *testing.T) {
 		{"live, until the end", []string{"watch"}, fakeEngine{watched: events}, 0, []string{"07:05:22Z node               ready     control-plane-3", "done               ok "}, nil},
 		{"live, some of it", []string{"watch", "--filter", "node:worker-0004"}, fakeEngine{watched: events}, 0, []string{"worker-0004", "done               ok "}, nil},
 		{"not allowed", []string{"watch", "--once"}, fakeEngine{watchErr: denied}, 1, nil, []string{"look at the rollout of demo", "ask for the right"}},
-		{"a filter that is none", []string{"watch", "--filter", "age:5"}, fakeEngine{}, 2, nil, []string{"age>…"}},
+		{"invalid filter", []string{"watch", "--filter", "age:5"}, fakeEngine{}, 2, nil, []string{"age>…"}},
 		{"a record", []string{"watch", "--replay", path}, fakeEngine{}, 0, []string{"control-plane-3 (control-plane)", "done               ok "}, []string{"line " + fmt.Sprint(len(events)+1) + ": it is not JSON"}},
 		{"a record, as events", []string{"watch", "--replay", path, "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, nil},
-		{"a moment of a record", []string{"watch", "--replay", path + "@+70s", "--once"}, fakeEngine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In flight 2 of 8"}, nil},
+		{"a record at a time", []string{"watch", "--replay", path + "@+70s", "--once"}, fakeEngine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In flight 2 of 8"}, nil},
 		{"a record of the workspace", []string{"watch", "--replay", "events.jsonl@07:06:11", "--once"}, fakeEngine{records: dir}, 0, []string{"as of 2026-11-21 07:06:11Z"}, nil},
-		{"a record from a moment on", []string{"watch", "--replay", path + "@+70s", "-o", "json"}, fakeEngine{}, 0, []string{from(events, 70*time.Second)}, nil},
+		{"a record from a time on", []string{"watch", "--replay", path + "@+70s", "-o", "json"}, fakeEngine{}, 0, []string{from(events, 70*time.Second)}, nil},
 		{"a record from before its beginning", []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, []string{"2026-11-21 07:04:59Z is before the record: playing from its beginning at 2026-11-21 07:05:01Z"}},
 		{"a record from after its end", []string{"watch", "--replay", path + "@+9h"}, fakeEngine{}, 2, nil, []string{"2026-11-21 16:05:01Z is after the end: the record lasts from 2026-11-21 07:05:01Z to ", "pass a time such as"}},
 		{"a clock time after its end", []string{"watch", "--replay", path + "@23:00"}, fakeEngine{}, 2, nil, []string{"2026-11-21 23:00:00Z is after the end"}},
-		{"a folder", []string{"watch", "--replay", dir}, fakeEngine{}, 2, nil, []string{"is a directory", "history` lists the runs"}},
+		{"a directory", []string{"watch", "--replay", dir}, fakeEngine{}, 2, nil, []string{"is a directory", "history` lists the runs"}},
 		{"no such record", []string{"watch", "--replay", filepath.Join(dir, "none")}, fakeEngine{}, 2, nil, []string{"no such file"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -626,7 +626,7 @@ func TestWatchVerb(t *testing.T) {
 				}
 			}
 			if tt.name == "live, some of it" && strings.Contains(out, "worker-0003") {
-				t.Errorf("the filter let another one through:\n%s", out)
+				t.Errorf("the filter passed another node:\n%s", out)
 			}
 		})
 	}
