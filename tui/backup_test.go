@@ -235,12 +235,12 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 	t.Run("what is not whole is not restored", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, nil).press("down", "y")
-			if want := "y is off: this backup is not whole: manifest.json is not there: it was not made to the end"; len(s.copied) != 0 || s.c.note != want {
+			if want := "y is off: this backup is incomplete: manifest.json is not there: it was not made to the end"; len(s.copied) != 0 || s.c.note != want {
 				t.Errorf("copied %q, the note is %q, want %q", s.copied, s.c.note, want)
 			}
 			s = backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, func(e *fakeEngine) { e.verifyErr = errors.New("a file differs") }).press("v")
 			s.settle()
-			if s.press("y"); len(s.copied) != 0 || s.c.note != "y is off: this backup is not whole: v found it" {
+			if s.press("y"); len(s.copied) != 0 || s.c.note != "y is off: this backup failed its verification" {
 				t.Errorf("copied %q, the note is %q", s.copied, s.c.note)
 			}
 		})

@@ -19,7 +19,7 @@ import (
 	"constellation/engine"
 )
 
-// checks are those that goldens are made of; the values are those of real checks.
+// checks are the checks with goldens; their values are from real checks.
 var checks = []string{
 	"two-hops", "newest", "patch", "blocked", "blocked-goal", "old-kubelet", "trouble", "api-down", "stale-feed", "mixed", "hostile", "many", "written",
 }
@@ -40,7 +40,7 @@ func checkIn(t testing.TB, name string) engine.Check {
 	return k
 }
 
-// printedHere is printed in a workspace that commands need not name.
+// printedHere runs a verb in the current directory as workspace and returns its output.
 func printedHere(t *testing.T, e *fakeEngine, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -63,7 +63,7 @@ func TestPrintedChecks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range checks {
-		// The JSON is what the check was read from.
+		// The JSON output must equal the file that the check is read from.
 		for _, f := range []struct{ format, file string }{{"text", "checked/" + name + ".txt"}, {"json", "checks/" + name + ".json"}, {"markdown", "checked/" + name + ".md"}} {
 			t.Run(name+"/"+f.format, func(t *testing.T) {
 				out, errs, code := printedHere(t, &fakeEngine{check: checkIn(t, name)}, "upgrade", "check", "-o", f.format)
@@ -72,7 +72,7 @@ func TestPrintedChecks(t *testing.T) {
 					t.Errorf("exit %d, stderr %q", code, errs)
 				}
 				if i := strings.IndexAny(out, "\x1b\x07\u202e"); i >= 0 {
-					t.Errorf("what a terminal obeys is printed: %q", out[i:min(len(out), i+20)])
+					t.Errorf("a control character is printed: %q", out[i:min(len(out), i+20)])
 				}
 				golden(t, f.file, out)
 			})
@@ -112,7 +112,7 @@ func TestNextRepeatsFlags(t *testing.T) {
 	}
 }
 
-// checkShown shows the screen of a check.
+// checkShown opens the check screen.
 func checkShown(name string, keys ...string) func(*testing.T, func(*fakeEngine) *stage) *stage {
 	return func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := &fakeEngine{home: upgradeHome(), status: demoStatus(), check: checkIn(t, name)}
@@ -132,7 +132,7 @@ func upgradeHome() engine.Home {
 	return h
 }
 
-// checkScenes are the check for upgrades at moments that matter.
+// checkScenes are typical states of the check screen.
 var checkScenes = []scene{
 	{"check-two-hops", checkShown("two-hops")},
 	{"check-newest", checkShown("newest")},
@@ -185,19 +185,19 @@ var checkScenes = []scene{
 	}},
 }
 
-// checking shows a check of which so many findings are told, and no more come.
+// checking shows a check that hangs after told findings.
 func checking(t *testing.T, s func(*fakeEngine) *stage, told int) *stage {
 	e := &fakeEngine{home: upgradeHome(), status: demoStatus(), check: checkIn(t, "trouble"), checkPause: told + 1}
 	st := s(e).begin()
 	st.press("c")
 	st.settle()
-	time.Sleep(2 * frameGap) // of the bubble: what has come together is told
+	time.Sleep(2 * frameGap) // of the synctest bubble: the pending batch is sent
 	st.settle()
 	st.at(2300 * time.Millisecond)
 	return st
 }
 
-// Keys of the screen of a check do what they say, or say why they do not.
+// Keys of the check screen work, or the note says why they are off.
 func TestKeysOfACheck(t *testing.T) {
 	const pdb = `kubectl --kubeconfig /home/ops/demo/constellation-admin.conf -n shop patch poddisruptionbudget cart --type=merge -p '{"spec":{"maxUnavailable":1}}'`
 	for _, tt := range []struct {
@@ -207,18 +207,18 @@ func TestKeysOfACheck(t *testing.T) {
 		note        string
 	}{
 		{"Y copies the finding's command", "trouble", []string{"Y"}, []string{pdb}, "copied the command"},
-		{"Y copies the check if the finding has no command", "trouble", []string{"down", "down", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the check as a command"},
-		{"Y copies the check where no finding is chosen", "two-hops", []string{"tab", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the check as a command"},
-		{"Y copies no command that a terminal obeys", "hostile", []string{"Y"}, nil, "it is not copied"},
+		{"Y copies the check if the finding has no command", "trouble", []string{"down", "down", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the command of the check"},
+		{"Y copies the check where no finding is chosen", "two-hops", []string{"tab", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the command of the check"},
+		{"Y copies no command with control characters", "hostile", []string{"Y"}, nil, "it is not copied"},
 		{"Y copies what is open", "trouble", []string{"enter", "Y"}, []string{pdb}, "copied the command"},
 		{"y copies the line", "trouble", []string{"down", "y"}, []string{`the API v1beta1.metrics.k8s.io is registered and not available: ServiceNotFound: service/metrics-server in "kube-system" is not present`}, "copied the line"},
 		{"y copies no control characters", "hostile", []string{"down", "y"}, []string{`not known: image of \x1b]0;x\x07worker-0: it has no annotation`}, "copied the line"},
-		{"y copies the reason", "blocked", []string{"y"}, []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, likewise the others"}, "copied the line"},
-		{"y copies the answer", "two-hops", []string{"y"}, []string{"Hop 1 of 2 can be made: release v1.1.0."}, "copied the line"},
+		{"y copies the reason", "blocked", []string{"y"}, []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, same for the others"}, "copied the line"},
+		{"y copies the answer", "two-hops", []string{"y"}, []string{"Hop 1 of 2 is possible: release v1.1.0."}, "copied the line"},
 		{"Y knows what the filter left", "many", []string{"/", "t", "e", "a", "m", "-", "0", "2", "enter", "Y"}, []string{`kubectl --kubeconfig /home/ops/demo/constellation-admin.conf -n team-02 patch poddisruptionbudget web --type=merge -p '{"spec":{"maxUnavailable":1}}'`}, "copied"},
 		{"W is off without a hop", "newest", []string{"W"}, nil, "W is off: there is no next hop"},
-		{"W is off if the configuration has all", "mixed", []string{"W"}, nil, "W is off: the configuration has the values of the next hop"},
-		{"W is off after it has written", "written", []string{"W"}, nil, "W is off: it is written"},
+		{"W is off if the configuration has all", "mixed", []string{"W"}, nil, "W is off: the configuration already has the next hop"},
+		{"W is off after it has written", "written", []string{"W"}, nil, "W is off: it is written already"},
 		{"Enter is off where there is nothing", "newest", []string{"enter"}, nil, "Enter is off: there is nothing to open here"},
 		{"a is off without a hop", "newest", []string{"a"}, nil, "a is off: there is no next hop"},
 	} {
@@ -236,7 +236,7 @@ func TestKeysOfACheck(t *testing.T) {
 	}
 }
 
-// The smallest window still says what may be gone to, and with what.
+// The smallest window still shows the reachable versions and the hops.
 func TestSmallestChecks(t *testing.T) {
 	for _, tt := range []struct {
 		check string
@@ -262,7 +262,7 @@ func TestSmallestChecks(t *testing.T) {
 	}
 }
 
-// On a terminal an answer takes its width.
+// On a terminal, printed answers use its width.
 func TestAnswersFitTheTerminal(t *testing.T) {
 	for _, tt := range []struct{ columns, least, most int }{{60, 50, 60}, {80, 76, 80}, {118, 110, 118}, {200, 110, 120}, {40, 50, 60}} {
 		t.Run(strconv.Itoa(tt.columns), func(t *testing.T) {
@@ -299,7 +299,7 @@ func TestWritingAsksOnce(t *testing.T) {
 			t.Errorf("written: %v with %d findings, says %q", s.c.chk.known.Config.Written, len(s.c.chk.known.Findings), s.c.note)
 		}
 		s.press("W")
-		if s.c.chk.asks || s.c.note != "W is off: it is written" {
+		if s.c.chk.asks || s.c.note != "W is off: it is written already" {
 			t.Errorf("after writing W asks: %v, says %q", s.c.chk.asks, s.c.note)
 		}
 		s.eng.check = checkIn(t, "two-hops") // the file was changed back meanwhile
@@ -323,8 +323,8 @@ func TestWritingAsksOnce(t *testing.T) {
 	})
 }
 
-// Versions and path are shown before the rest is known, and keys work meanwhile.
-func TestCheckTicksInLive(t *testing.T) {
+// Versions and path are shown while the check runs, and keys work meanwhile.
+func TestCheckShowsPartialResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, 31)
 		v := s.c.View()
@@ -334,11 +334,11 @@ func TestCheckTicksInLive(t *testing.T) {
 			}
 		}
 		s.press("W")
-		if s.c.chk.asks || s.c.note != "W is off: it is being checked" {
+		if s.c.chk.asks || s.c.note != "W is off: a check is running" {
 			t.Errorf("W during a check: asks %v, says %q", s.c.chk.asks, s.c.note)
 		}
 		s.press("r")
-		if s.c.note != "r is off: it is being checked" {
+		if s.c.note != "r is off: a check is running" {
 			t.Errorf("r during a check says %q", s.c.note)
 		}
 		s.press("esc")
@@ -355,7 +355,7 @@ func TestCheckTicksInLive(t *testing.T) {
 	})
 }
 
-// While it is checked again, what was known before is shown without its colours.
+// During a new check, the old result is shown without colours.
 func TestOldCheckIsDimmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{colours: colours256}, 80, 24) })
@@ -381,7 +381,7 @@ func TestOldCheckIsDimmed(t *testing.T) {
 	})
 }
 
-// A check of this session is shown again without asking anybody; an old one is not.
+// A recent check is shown again without a new one; an old one is not.
 func TestCheckIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
@@ -403,8 +403,8 @@ func TestCheckIsKept(t *testing.T) {
 	})
 }
 
-// Home asks by itself what there is, and says nothing of what goes wrong.
-func TestHomeLooksForUpgrades(t *testing.T) {
+// The home screen checks versions in the background and hides errors of that.
+func TestHomeChecksForUpgrades(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := demoStatus()
 		st.Target = checkIn(t, "two-hops").Current
@@ -501,8 +501,8 @@ func TestPrintedCommandsAreWhole(t *testing.T) {
 	}
 }
 
-// What several checks find about one object is told once.
-func TestSameTroubleIsToldOnce(t *testing.T) {
+// Findings of several checks about one object are grouped.
+func TestRelatedFindingsAreGrouped(t *testing.T) {
 	finding := func(id, title, command string, objects ...string) engine.Finding {
 		return engine.Finding{ID: id, Severity: engine.Block, Source: "disruption", Title: title, Command: command, Objects: objects}
 	}
@@ -539,7 +539,7 @@ func TestSameTroubleIsToldOnce(t *testing.T) {
 	}
 }
 
-// The pictures in the README are what the console shows.
+// The frames in the README equal the goldens.
 func TestReadmeShowsTheConsole(t *testing.T) {
 	page, err := os.ReadFile("../README.md")
 	if err != nil {
@@ -578,7 +578,7 @@ func TestExitCodeInHelpAndDocs(t *testing.T) {
 	}
 }
 
-// The page names every field that the document has.
+// The page names every field of the JSON document.
 func TestDocsNameEveryField(t *testing.T) {
 	page, err := os.ReadFile("../docs/upgrade-check.md")
 	if err != nil {
@@ -613,11 +613,11 @@ func TestDocsNameEveryField(t *testing.T) {
 	}
 	look(reflect.TypeFor[engine.Check]())
 	if len(seen) < 10 {
-		t.Errorf("only %d types were looked at", len(seen))
+		t.Errorf("only %d types were visited", len(seen))
 	}
 }
 
-// A check that finds several things is one check.
+// A check with several findings counts once.
 func TestChecksAreCounted(t *testing.T) {
 	var l checkLive
 	tell := func(kind engine.Kind, object, state string) {

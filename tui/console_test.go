@@ -28,22 +28,22 @@ func TestWizardFromConfigToResult(t *testing.T) {
 		e.plan.Findings = e.findings
 		s := newStage(t, e, look{}, 80, 24).begin()
 		if s.c.screen != screenConfig {
-			t.Fatalf("begins at %s, want config", s.c.screen.title())
+			t.Fatalf("starts with %s, want config", s.c.screen.title())
 		}
 		s.press("enter")
 		s.settle()
 		if s.c.screen != screenPreflight || !s.c.pre.done {
-			t.Fatalf("after config comes %s", s.c.screen.title())
+			t.Fatalf("config is followed by %s", s.c.screen.title())
 		}
 		s.press("enter")
 		s.settle()
 		if s.c.screen != screenConfirm || s.c.ask.yes {
-			t.Fatalf("after the checks comes %s, create chosen: %v; want confirm on the safe answer, since there is a warning", s.c.screen.title(), s.c.ask.yes)
+			t.Fatalf("the checks are followed by %s, create selected: %v; want confirm on the safe answer, since there is a warning", s.c.screen.title(), s.c.ask.yes)
 		}
 		s.press("right", "enter") // typed ahead: must not create anything
 		s.settle()
 		if e.ran != 0 || s.c.screen != screenConfirm {
-			t.Fatalf("keys that were typed ahead started the run")
+			t.Fatalf("keys typed ahead started the run")
 		}
 		s.at(armAfter)
 		s.press("enter")
@@ -90,7 +90,7 @@ func TestBlockedPreflightStopsTheWizard(t *testing.T) {
 	})
 }
 
-// An init that began was agreed to: the console goes on with it at once.
+// A partial init was confirmed before: the console resumes it without asking.
 func TestPartialInitIsResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "taken-up")
@@ -119,7 +119,7 @@ func TestPartialInitThatIsBlockedAsks(t *testing.T) {
 	})
 }
 
-func TestYesSkipsTheQuestion(t *testing.T) {
+func TestYesSkipsTheConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
 		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
@@ -133,7 +133,7 @@ func TestYesSkipsTheQuestion(t *testing.T) {
 	})
 }
 
-// running returns a console whose run waits in its first step.
+// running returns a console with a run in its first step.
 func running(t *testing.T) *stage {
 	events := recorded(t, "init")
 	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: 60}
@@ -158,8 +158,8 @@ func TestLeaving(t *testing.T) {
 		{"Esc stays", []string{"ctrl+c", "esc"}, nil, false, 0},
 		{"Enter leaves when the step has stopped", []string{"q", "enter"}, nil, true, engine.ExitStopped},
 		{"Ctrl-C twice leaves at once", []string{"ctrl+c", "ctrl+c"}, nil, true, engine.ExitStopped},
-		{"Ctrl-C after two seconds is an answer, too", []string{"ctrl+c"}, func(s *stage) { s.at(3 * time.Second); s.press("ctrl+c") }, true, engine.ExitStopped},
-		{"other keys do nothing while it is asked", []string{"q", "l", "tab"}, nil, false, 0},
+		{"Ctrl-C after two seconds leaves in order", []string{"ctrl+c"}, func(s *stage) { s.at(3 * time.Second); s.press("ctrl+c") }, true, engine.ExitStopped},
+		{"other keys do nothing during the question", []string{"q", "l", "tab"}, nil, false, 0},
 		{"Ctrl-C in the help asks", []string{"?", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
 		{"Ctrl-C in the log asks", []string{"l", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
 		{"Ctrl-C in the filter asks", []string{"l", "/", "x", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
@@ -176,7 +176,7 @@ func TestLeaving(t *testing.T) {
 				}
 				if tt.quit {
 					if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 8 done") {
-						t.Errorf("what stays on the terminal does not say how to come back:\n%s", f)
+						t.Errorf("the exit summary does not show how to come back:\n%s", f)
 					}
 				}
 			})
@@ -184,7 +184,7 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
-// After the final step the cluster goes on alone: leaving is no failure.
+// After the final step the cluster continues on its own: leaving is no failure.
 func TestLeavingAfterTheTargetIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
@@ -217,7 +217,7 @@ func TestSignalsEndTheConsole(t *testing.T) {
 	})
 }
 
-func TestFailedRunIsTriedAgain(t *testing.T) {
+func TestFailedRunIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "failed")
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("kubeadm failed"), Remedy: "look"}}
@@ -240,13 +240,13 @@ func TestFailedRunIsTriedAgain(t *testing.T) {
 	})
 }
 
-func TestRunThatNoTryCanCompleteIsNotTriedAgain(t *testing.T) {
+func TestRunIsNotRetriedIfEveryRetryMustFail(t *testing.T) {
 	for name, tt := range map[string]struct {
 		exit int
 		ran  int
 	}{
-		"the same reason will be there again": {engine.ExitFailed, 1},
-		"another run may have ended by then":  {engine.ExitHeld, 2},
+		"the cause is permanent":               {engine.ExitFailed, 1},
+		"another run may have ended meanwhile": {engine.ExitHeld, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestRunThatNoTryCanCompleteIsNotTriedAgain(t *testing.T) {
 				s.settle()
 				s.press("r")
 				s.settle()
-				if e.ran != tt.ran || s.c.screen != screenResult || tt.ran == 1 && !strings.Contains(s.c.note, "another try would end the same way") {
+				if e.ran != tt.ran || s.c.screen != screenResult || tt.ran == 1 && !strings.Contains(s.c.note, "a retry would fail the same way") {
 					t.Errorf("ran %d times, want %d; shows %s, says %q", e.ran, tt.ran, s.c.screen.title(), s.c.note)
 				}
 			})
@@ -280,7 +280,7 @@ func TestNothingToDo(t *testing.T) {
 	})
 }
 
-func TestHeldRunSaysWho(t *testing.T) {
+func TestLockedRunNamesTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{
 			home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "taken-up")),
@@ -294,7 +294,7 @@ func TestHeldRunSaysWho(t *testing.T) {
 	})
 }
 
-// Events of an earlier task must not get into the screen of a later one.
+// Events of an earlier task must not reach the screen of a later one.
 func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
@@ -320,7 +320,7 @@ func TestConfigIsEditedInPlace(t *testing.T) {
 		}
 		s.begin().press("down", "right", "enter")
 		s.settle()
-		// The generated file waits for measurements, so it must be refused and left as it was.
+		// The generated file has no measurements, so it must be rejected and left unchanged.
 		after, err := s.c.deps.ws.ReadConfig()
 		if err != nil {
 			t.Fatal(err)
@@ -363,7 +363,7 @@ func TestNewConfigIsWritten(t *testing.T) {
 	})
 }
 
-// certificate returns the PEM certificate of some authority.
+// certificate returns a PEM certificate of a CA.
 func certificate(t *testing.T) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -378,8 +378,8 @@ func certificate(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b}))
 }
 
-// No two keys of one screen may mean different things, all must be in the help, and
-// every screen must have a way out.
+// A key has only one meaning on a screen, all keys are in the help, and every screen has a key
+// to leave.
 func TestBindings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
@@ -415,7 +415,7 @@ func TestBindings(t *testing.T) {
 	})
 }
 
-// When nothing moves, nothing ticks.
+// Without a spinner there are no ticks.
 func TestNothingTicksWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, look{}, 80, 24).begin()
@@ -434,7 +434,7 @@ func TestNothingTicksWhenIdle(t *testing.T) {
 	})
 }
 
-// On a slow line several keys come as one message; a paste is no command.
+// On a slow line one message holds several keys; pasted text is no command.
 func TestKeysThatComeTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
@@ -445,7 +445,7 @@ func TestKeysThatComeTogether(t *testing.T) {
 		p := running(t)
 		p.tell(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune("lq"), Paste: true})
 		if p.c.screen != screenRun || p.c.asking {
-			t.Errorf("a paste was taken for keys: shows %s", p.c.screen.title())
+			t.Errorf("pasted text was read as keys: shows %s", p.c.screen.title())
 		}
 	})
 }
@@ -460,7 +460,7 @@ func TestBackgroundChangesTheTheme(t *testing.T) {
 		}
 		s.tell(background{light: false})
 		if s.c.View() != dark {
-			t.Error("the dark look does not come back")
+			t.Error("the dark theme does not come back")
 		}
 	})
 }
@@ -487,7 +487,7 @@ func TestLogScreen(t *testing.T) {
 		}
 		s.press("esc")
 		if s.c.screen != screenLog || s.c.log.filter != "" {
-			t.Error("the first Esc must drop the filter")
+			t.Error("the first Esc must clear the filter")
 		}
 		s.press("esc")
 		if s.c.screen != screenRun {

@@ -15,19 +15,18 @@ import (
 	"constellation/engine"
 )
 
-// consoleOptions are what the command line says about the console.
+// consoleOptions are the flags that affect the console.
 type consoleOptions struct {
-	wizard  bool // start with the way to a cluster
+	wizard  bool // open the init wizard
 	yes     bool // the plan is accepted
 	timeout time.Duration
-	upgrade *upgradeStart // to begin with; nil if there is none
-	// watch is what it was opened to watch; nil if it was not. replay is the record of it.
+	upgrade *upgradeStart // to open at the start; nil if there is none
+	// watch is set if the verb is watch; replay is then the record to show, if any.
 	watch  *watchOptions
 	replay *record
 }
 
-// watchGarbage is how much garbage there may be while the cluster is watched, in percent of
-// what is in use.
+// watchGarbage is GOGC while the cluster is watched, in percent of the live heap.
 const watchGarbage = 40
 
 // console shows the console on the terminal and returns when the user leaves.
@@ -43,7 +42,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	in, out := s.Stdin.(*os.File), s.Stdout.(*os.File) // notInteractive has seen to it
+	in, out := s.Stdin.(*os.File), s.Stdout.(*os.File) // notInteractive has checked it
 	if s.debug {
 		if err := s.logToFile(ws); err != nil {
 			return err
@@ -57,10 +56,10 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
 	})
 	if o.watch != nil {
-		// One processor is enough for that, and threads that wake each other are most of what
-		// is done while nothing happens.
+		// One processor suffices, and while idle most CPU time goes to threads that wake
+		// each other.
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-		// It is open for hours beside other work, and makes little garbage.
+		// A watch stays open for hours and produces little garbage: keep the heap small.
 		defer debug.SetGCPercent(debug.SetGCPercent(watchGarbage))
 		forgetStart()
 		c.deps.settle = forgetStart
@@ -71,7 +70,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		c.wat.filter, c.screen = o.watch.filter, screenWatch
 	}
 	c.w, c.h = term.width, term.height
-	// The context ends the run, not the screen: leaving is the console's own doing.
+	// The context ends the run, not the screen: the console decides when to quit.
 	m, err := term.run(context.WithoutCancel(ctx), c)
 	if end, ok := m.(*console); ok {
 		c = end
@@ -92,7 +91,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	return nil
 }
 
-// logToFile sends the debug log where it does not disturb the screen.
+// logToFile writes the debug log to a file, so that it does not disturb the screen.
 func (s *session) logToFile(ws *engine.Workspace) error {
 	f, err := os.OpenFile(ws.Path("constellation-debug.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -102,11 +101,11 @@ func (s *session) logToFile(ws *engine.Workspace) error {
 	return nil
 }
 
-// farewellLines is how many lines the console leaves behind at most.
+// farewellLines is the maximum number of lines that stay on the terminal after the console.
 const farewellLines = 12
 
-// farewell is what stays on the terminal when the console is gone: how things are,
-// and how to come back.
+// farewell returns the lines that stay on the terminal after the console: the state of the
+// run and the command that comes back to it.
 func (c *console) farewell() []string {
 	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
 	var lines []string
@@ -187,8 +186,8 @@ func (c *console) farewell() []string {
 	return append(frame, lines[:min(len(lines), farewellLines)]...)
 }
 
-// lastFrame is what an upgrade looked like when the console was left, without what only
-// helps who sits before it; nil if there was no run.
+// lastFrame is the last frame of an upgrade without overlays and prompts; nil if there was
+// no run.
 func (c *console) lastFrame() []string {
 	if c.screen == screenLog {
 		c.screen = c.back
@@ -206,7 +205,7 @@ func (c *console) lastFrame() []string {
 	return append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
 }
 
-// watchFarewell is what stays of a watch: how far it was, and how to look again.
+// watchFarewell is farewell for a watch: its progress and the command that opens it again.
 func (c *console) watchFarewell() []string {
 	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
 	b, now := c.wat.shown(), c.watchNow()

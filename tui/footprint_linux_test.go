@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What the start of the program needed is given back, and the program goes on.
-func TestTheStartIsForgotten(t *testing.T) {
+// The pages of the program's file are released, and the program continues.
+func TestStartupPagesAreReleased(t *testing.T) {
 	pages := func() (kib int) {
 		t.Helper()
 		data, err := os.ReadFile("/proc/self/status")

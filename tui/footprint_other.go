@@ -2,5 +2,5 @@
 
 package tui
 
-// forgetStart does nothing here.
+// forgetStart does nothing on this platform.
 func forgetStart() {}

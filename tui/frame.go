@@ -7,7 +7,7 @@ import (
 	"constellation/engine"
 )
 
-// View draws the screen. It is pure: the same model gives the same frame.
+// View renders the screen. It is pure: the same model gives the same frame.
 func (c *console) View() string {
 	if c.w < minWidth || c.h < minHeight {
 		return strings.Join(c.tooSmall(), "\n")
@@ -38,7 +38,7 @@ func (c *console) View() string {
 	return strings.Join(append(append(head, body...), foot...), "\n")
 }
 
-// dim takes the colours of a line that is no longer true away.
+// dim removes the colours of a line that may be out of date.
 func (c *console) dim(line string) string {
 	if c.th.colours == noColours {
 		return line
@@ -76,7 +76,7 @@ func (c *console) body(w, h int) []string {
 	return []string{"", " " + c.th.spin(c.frame) + " " + c.busy}
 }
 
-// tooSmall says which axis is short.
+// tooSmall replaces the screen in a window that is too small.
 func (c *console) tooSmall() []string {
 	var short []string
 	if c.w < minWidth {
@@ -87,7 +87,7 @@ func (c *console) tooSmall() []string {
 	}
 	lines := []string{"The window is too small: " + strings.Join(short, ", ")}
 	if c.running {
-		lines = append(lines, c.why(), "The run goes on.")
+		lines = append(lines, c.why(), "The run continues.")
 	}
 	lines = append(lines, "q: "+c.leaveWord())
 	if c.asking {
@@ -115,7 +115,7 @@ var wizardSteps = []struct {
 	{screenConfig, "Config"}, {screenPreflight, "Preflight"}, {screenConfirm, "Confirm"}, {screenRun, "Create"}, {screenResult, "Result"},
 }
 
-// header is what is at the top: what cluster, what is done with it, where we are.
+// header is the top of the screen: cluster, target, mode, and the progress of the steps.
 func (c *console) header() []string {
 	if c.screen == screenWatch {
 		return c.watchHeader()
@@ -146,11 +146,10 @@ func (c *console) header() []string {
 	return lines
 }
 
-// simulatedWords are in every screen and answer about machines that are none.
+// simulatedWords are in every screen and answer about simulated machines.
 const simulatedWords = "simulated machines"
 
-// marked is what follows the name of a cluster whose machines are simulated; otherwise
-// it is empty.
+// marked returns the label for a cluster of simulated machines, or "" for a real one.
 func marked(simulated bool, before string) string {
 	if !simulated {
 		return ""
@@ -158,7 +157,7 @@ func marked(simulated bool, before string) string {
 	return before + simulatedWords
 }
 
-// mark is what follows the cluster's name at the top of a screen.
+// mark is the label behind the cluster's name in the header.
 func (c *console) mark() string {
 	return c.markIf(c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
 }
@@ -170,7 +169,7 @@ func (c *console) markIf(simulated bool) string {
 	return marked(simulated, "  ")
 }
 
-// aboutUpgrade reports whether a screen is one of an upgrade.
+// aboutUpgrade reports whether a screen belongs to an upgrade.
 func (c *console) aboutUpgrade(s screenID) bool {
 	return c.upgrading() && (s == screenPlan || s == screenAccept || s == screenRun || s == screenResult)
 }
@@ -187,7 +186,7 @@ func wizardAt(s screenID) int {
 func (c *console) headTarget() string {
 	if c.plan != nil && c.upgrading() {
 		if !c.aboutUpgrade(c.screen) && c.screen != screenLog {
-			return "" // it is over
+			return "" // the upgrade has ended
 		}
 		return c.changeWords(c.plan)
 	}
@@ -234,7 +233,7 @@ func (c *console) mode(s screenID) string {
 	return ""
 }
 
-// stale reports whether the screen shows what may no longer be true.
+// stale reports whether the screen may be out of date.
 func (c *console) stale() bool {
 	switch c.screen {
 	case screenCheck:
@@ -245,7 +244,7 @@ func (c *console) stale() bool {
 	return c.screen == screenHome && c.status != nil && (c.statusErr != nil || c.now.Sub(c.statusAt) > staleAfter)
 }
 
-// rail shows the screens of init: done, this one, to come.
+// rail shows the screens of init as a progress line.
 func (c *console) rail(at int) string {
 	r := c.th.row(c.w).add(plain, " ")
 	link := 4
@@ -283,7 +282,7 @@ func (c *console) rail(at int) string {
 	return r.String()
 }
 
-// brokeAt is the place on the rail of what failed.
+// brokeAt is the index of the failed screen on the rail.
 func (c *console) brokeAt() int {
 	if c.ran {
 		return wizardAt(screenRun)
@@ -295,12 +294,12 @@ func (c *console) succeeded() bool {
 	return c.err == nil || engine.ExitCode(c.err) == engine.ExitNothing
 }
 
-// footer is what is at the bottom: why we wait, what leaving means, keys, safety.
+// footer is the bottom of the screen: why line or question, key line, safety line.
 func (c *console) footer() []string {
 	var lines []string
 	if q := c.question; q != nil {
 		lines = append(lines, c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" "+q.text+" ").String())
-		lines = append(lines, c.th.below(c.w, 3, 2, plain, q.detail+" Enter does it, Esc leaves it as it is.")...)
+		lines = append(lines, c.th.below(c.w, 3, 2, plain, q.detail+" Enter confirms, Esc goes back.")...)
 	} else if c.asking {
 		lines = append(lines, c.leaveQuestion()...)
 	} else {
@@ -318,17 +317,17 @@ func (c *console) footer() []string {
 	return lines
 }
 
-// leaveQuestion says what leaving does, before it is done.
+// leaveQuestion asks whether to leave and says what that does.
 func (c *console) leaveQuestion() []string {
-	what := "The step under way is ended first; the same command goes on."
+	what := "The current step finishes first; the same command resumes."
 	if c.bak.running {
 		return []string{
-			c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Stop this backup, and leave? ").add(plain, "Nothing of it is left.").String(),
-			c.th.row(c.w).add(faint, "   Enter leaves, Esc stays. Backups that are whole are not touched.").String(),
+			c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Stop this backup, and leave? ").add(plain, "Its files are deleted.").String(),
+			c.th.row(c.w).add(faint, "   Enter leaves, Esc stays. Complete backups are kept.").String(),
 		}
 	}
 	if c.t.pastFinal() {
-		what = "The cluster goes on alone; the same command looks again."
+		what = "The cluster continues alone; the same command reattaches."
 	}
 	return []string{
 		c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Leave this run? ").add(plain, what).String(),
@@ -336,17 +335,17 @@ func (c *console) leaveQuestion() []string {
 	}
 }
 
-// why answers the question why nothing moves, in one line.
+// why is the line that says what the run waits for or does.
 func (c *console) why() string {
 	switch {
 	case c.leaving:
-		return "Leaving as soon as this step can be taken up again. Ctrl-C leaves at once."
+		return "Leaving when this step can be resumed. Ctrl-C leaves at once."
 	case c.running && c.t.why.text != "":
 		return "Why waiting (" + short(c.now.Sub(c.t.why.since)) + "): " + c.t.why.text
 	case c.running:
 		s := c.t.running()
 		if s == nil {
-			return "Looking at what is there already"
+			return "Reading the current state"
 		}
 		text := "Now (" + short(c.now.Sub(s.began)) + "): " + s.title
 		if d := s.doing(); d != "" {
@@ -359,7 +358,7 @@ func (c *console) why() string {
 	return ""
 }
 
-// whyLines say why nothing moves, and what to do about it if anything.
+// whyLines are the why line of the screen and the remedy, if there is one.
 func (c *console) whyLines() []string {
 	screen := c.screen
 	if screen == screenLog {
@@ -368,8 +367,8 @@ func (c *console) whyLines() []string {
 	switch screen {
 	case screenRun:
 		if c.running || c.busy != "" {
-			// What goes on stands among the steps as well, and changes often: it must not
-			// make the panes jump. A small window needs its lines for them.
+			// The steps show the progress as well, and it changes often: a growing why line
+			// must not move the panes. A small window needs its lines for them.
 			most := 3
 			if c.t.why.text == "" || c.h < 22 {
 				most = 1
@@ -399,14 +398,14 @@ func (c *console) whyLines() []string {
 		return c.upgradeWhy()
 	case screenWatch:
 		if c.upg.held != "" {
-			return append(c.th.below(c.w, 1, 2, caution, "To look only: "+c.upg.held), c.watchWhy()...)
+			return append(c.th.below(c.w, 1, 2, caution, "Read-only: "+c.upg.held), c.watchWhy()...)
 		}
 		return c.watchWhy()
 	}
 	return nil
 }
 
-// safetyLine is the last line: what keeps the user's work safe.
+// safetyLine is the last line: ready nodes and what leaving does, or the scripted command.
 func (c *console) safetyLine() string {
 	screen := c.screen
 	if screen == screenLog {
@@ -421,7 +420,7 @@ func (c *console) safetyLine() string {
 		parts := []string{fmt.Sprintf("nodes %d/%d ready", ready, wanted)}
 		switch {
 		case c.t.pastFinal():
-			parts = append(parts, "the cluster goes on alone from here")
+			parts = append(parts, "the cluster continues on its own")
 		default:
 			parts = append(parts, "leaving loses nothing")
 		}
@@ -444,7 +443,7 @@ func (c *console) safetyLine() string {
 	return ""
 }
 
-// Boxes stand in the middle of w columns and hold lines of at most inner columns.
+// Boxes are centred in w columns. Their lines have at most inner columns.
 
 func (c *console) boxTop(w, inner int, title string) string {
 	t := c.th
@@ -465,7 +464,7 @@ func (c *console) boxBottom(w, inner int, foot string) string {
 	return r.add(faint, foot).add(faint, t.signs.rule+t.cornerBR).String()
 }
 
-// list is the part of a list that fits, such that at stays in sight.
+// window returns the part of a list of n rows that fits into h lines and contains row at.
 func window(n, at, h int) (from, to int) {
 	if n <= h || h <= 0 {
 		return 0, min(n, max(h, 0))
@@ -474,7 +473,7 @@ func window(n, at, h int) (from, to int) {
 	return from, from + h
 }
 
-// marker is the sign before a row: the cursor's, or none.
+// marker is the cursor sign of a selected row, else blanks.
 func (c *console) marker(here bool) string {
 	if here {
 		return c.th.cursor + " "

@@ -75,7 +75,7 @@ func inTheMiddle(events []engine.Event) time.Duration {
 	return told[i].Time.Sub(start)
 }
 
-// recordedScenes show each of them.
+// recordedScenes show each recorded rollout.
 var recordedScenes = func() (all []scene) {
 	for _, name := range streamNames {
 		all = append(all, scene{"recorded-" + name, func(t *testing.T, s func(*fakeEngine) *stage) *stage {

@@ -8,6 +8,5 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropTyped forgets what was typed on a terminal and not read yet. Anything else than a
-// terminal is left alone.
+// dropTyped discards the unread input of a terminal. It does nothing to other files.
 func dropTyped(f *os.File) { _ = unix.IoctlSetPointerInt(int(f.Fd()), unix.TIOCFLUSH, 1) }

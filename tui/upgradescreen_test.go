@@ -16,7 +16,7 @@ import (
 	"constellation/engine"
 )
 
-// hopPlan is the plan of an image change of a small cluster, with what a real one has.
+// hopPlan is a realistic plan of an image and Kubernetes upgrade of a small cluster.
 func hopPlan() *engine.Plan {
 	const digest = "3f1c9e5b7a2d4c6e8f0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60"
 	p := upgradePlan()
@@ -51,8 +51,8 @@ func hopPlan() *engine.Plan {
 	return p
 }
 
-// chartPlan is hopPlan with a chart of others that destroys something, and one that
-// somebody changed by hand.
+// chartPlan is hopPlan with a third-party chart whose upgrade is destructive, and a chart that
+// was changed by hand.
 func chartPlan() *engine.Plan {
 	const lost = "CustomResourceDefinition orders.example.com is deleted, and 12 objects of it with it"
 	p := hopPlan()
@@ -80,7 +80,7 @@ func chartPlan() *engine.Plan {
 	return p
 }
 
-// hopEvents are those of a run of a plan, up to the middle of its rollout and to its end.
+// hopEvents are the events of a run of a plan; middle is an index in its rollout.
 func hopEvents(t *testing.T, p *engine.Plan) (events []engine.Event, middle int) {
 	t.Helper()
 	data, err := json.Marshal(p)
@@ -128,7 +128,7 @@ func hopEvents(t *testing.T, p *engine.Plan) (events []engine.Event, middle int)
 	return events, middle
 }
 
-// hopEngine is an engine that can make the upgrade.
+// hopEngine is an engine that can run hopPlan.
 func hopEngine(t *testing.T) *fakeEngine {
 	p := hopPlan()
 	events, _ := hopEvents(t, p)
@@ -139,7 +139,7 @@ func hopEngine(t *testing.T) *fakeEngine {
 	}
 }
 
-// upgrades shows the plan, as `upgrade apply` begins.
+// upgrades opens the plan, like `upgrade apply`.
 func upgrades(s *stage, change ...func(*upgradeStart)) *stage {
 	u := applyStart(engine.ApplyRequest{}, false)
 	for _, f := range change {
@@ -161,7 +161,7 @@ func accepts(s *stage) *stage {
 
 func rehearses(u *upgradeStart) { u.request.Rehearse = true }
 
-// upgradeScenes are what an upgrade looks like at moments that matter.
+// upgradeScenes are typical states of an upgrade.
 var upgradeScenes = []scene{
 	{"upgrade-plan", func(t *testing.T, s func(*fakeEngine) *stage) *stage { return upgrades(s(hopEngine(t))) }},
 	{"upgrade-plan-end", func(t *testing.T, s func(*fakeEngine) *stage) *stage { return upgrades(s(hopEngine(t))).press("G") }},
@@ -280,7 +280,7 @@ var upgradeScenes = []scene{
 	}},
 }
 
-// From the check to the result, with keys alone.
+// An upgrade from the check to the result by keys.
 func TestUpgradeFromCheckToResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := hopEngine(t)
@@ -296,16 +296,16 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		}
 		s.press("enter")
 		if s.c.screen != screenAccept || !s.c.naming() {
-			t.Fatalf("after the plan comes %s", s.c.screen.title())
+			t.Fatalf("the plan is followed by %s", s.c.screen.title())
 		}
 		s.press("n", "o", "enter")
 		if !s.c.upg.wrong || s.c.upg.at != 0 {
-			t.Fatal("a wrong name was taken")
+			t.Fatal("a wrong name was accepted")
 		}
 		s.press("ctrl+u", "local-data", "enter", "oldest-supports-kubernetes", "enter", "y", "enter") // typed ahead
 		s.settle()
 		if e.ran != 0 {
-			t.Fatal("keys that were typed ahead began the upgrade")
+			t.Fatal("keys typed ahead started the upgrade")
 		}
 		s.at(armAfter).press("enter")
 		s.settle()
@@ -313,12 +313,12 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 			t.Fatalf("ran %d times, shows %s, exit %d, accepted %q; want one run, its result and %q", e.ran, s.c.screen.title(), s.c.exit, e.plan.Acknowledged, want)
 		}
 		if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "cluster demo runs release v1.1.0 with image v1.1.0") || !strings.Contains(f, "back constellation -C .demo\n") {
-			t.Errorf("what stays on the terminal does not tell how it ended, or how to come back:\n%s", f)
+			t.Errorf("the exit summary does not show the result or how to come back:\n%s", f)
 		}
 		s.press("enter")
 		s.settle()
 		if v := s.c.View(); s.c.screen != screenHome || strings.Contains(v, "v1.0.0→v1.1.0") {
-			t.Errorf("Enter on the result shows %s, of the upgrade that is over:\n%s", s.c.screen.title(), v)
+			t.Errorf("Enter on the result shows %s, still with the upgrade:\n%s", s.c.screen.title(), v)
 		}
 	})
 }
@@ -347,27 +347,27 @@ func TestUpgradesThatAreNotAccepted(t *testing.T) {
 					t.Errorf("left: %t, exit %d, ran %d times; want exit %d and no run", s.quit, s.c.exit, s.eng.ran, tt.exit)
 				}
 				if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "nothing has been changed; come back: constellation -C .demo upgrade apply") {
-					t.Errorf("what stays on the terminal is %q", f)
+					t.Errorf("the exit summary is %q", f)
 				}
 			})
 		})
 	}
 }
 
-// What needs no answer is not asked: the same command comes back to a rollout.
-func TestUpgradesThatAskNothing(t *testing.T) {
+// A plan that needs no acceptance runs without a question, so that the same command reattaches.
+func TestUpgradesWithoutConfirmation(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(*engine.Plan)
 		yes    bool
 	}{
-		{"only the waiting is left", func(p *engine.Plan) {
+		{"only the wait is left", func(p *engine.Plan) {
 			p.Findings = nil
 			for i := range p.Steps[:len(p.Steps)-1] {
 				p.Steps[i].Finished = true
 			}
 		}, false},
-		{"all was accepted on the command line", func(p *engine.Plan) {
+		{"accepted on the command line", func(p *engine.Plan) {
 			p.Acknowledged = []string{"local-data", "oldest-supports-kubernetes"}
 		}, true},
 	} {
@@ -385,7 +385,7 @@ func TestUpgradesThatAskNothing(t *testing.T) {
 	}
 }
 
-// rolling returns a console in the middle of a rollout.
+// rolling returns a console with a rollout in progress.
 func rolling(t *testing.T, w, h int) *stage {
 	e := hopEngine(t)
 	_, e.pauseAt = hopEvents(t, e.plan)
@@ -407,7 +407,7 @@ func TestRolloutIsChangedFromTheConsole(t *testing.T) {
 			}
 			s.press("esc")
 			if s.eng.changed != (engine.RolloutChange{}) {
-				t.Fatalf("%s changed the rollout although Esc was the answer", key)
+				t.Fatalf("%s changed the rollout after Esc", key)
 			}
 			s.press(key, "enter")
 			s.settle()
@@ -422,7 +422,7 @@ func TestRolloutIsChangedFromTheConsole(t *testing.T) {
 	}
 }
 
-// Before the target is set there is nothing to pause.
+// A rollout cannot be paused before the target is set.
 func TestRolloutKeysAreOffBeforeTheTargetIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := hopEngine(t)
@@ -436,11 +436,11 @@ func TestRolloutKeysAreOffBeforeTheTargetIsSet(t *testing.T) {
 	})
 }
 
-// Leaving never stops a rollout, and never undoes a step.
+// Leaving never stops a rollout and never undoes a step.
 func TestLeavingAnUpgrade(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		until string // the step in which it is left
+		until string // the step at which the user leaves
 		leave func(*stage)
 		exit  int
 		says  string
@@ -468,7 +468,7 @@ func TestLeavingAnUpgrade(t *testing.T) {
 				f := strings.Join(s.c.farewell(), "\n")
 				for _, want := range []string{"constellation -C .demo upgrade apply", " ◉ demo", tt.says} { // the head is of the last frame
 					if !strings.Contains(f, want) {
-						t.Errorf("what stays on the terminal lacks %q:\n%s", want, f)
+						t.Errorf("the exit summary lacks %q:\n%s", want, f)
 					}
 				}
 			})
@@ -476,9 +476,9 @@ func TestLeavingAnUpgrade(t *testing.T) {
 	}
 }
 
-// A second console looks on: it says who holds the cluster, changes nothing, and ends with
-// the exit code of one that could not begin.
-func TestSecondConsoleLooksOn(t *testing.T) {
+// A second console is read-only: it names the holder of the lock, and exits with the code of a
+// run that could not start.
+func TestSecondConsoleIsReadOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *stage
 		for _, sc := range upgradeScenes {
@@ -491,7 +491,7 @@ func TestSecondConsoleLooksOn(t *testing.T) {
 			t.Fatalf("it shows\n%s", v)
 		}
 		s.press("P")
-		if s.c.question != nil || !strings.Contains(s.c.note, "somebody else holds the cluster") {
+		if s.c.question != nil || !strings.Contains(s.c.note, "another run holds the lock of the cluster") {
 			t.Errorf("P asks %v, note %q", s.c.question, s.c.note)
 		}
 		s.press("esc")
@@ -510,8 +510,8 @@ func TestSecondConsoleLooksOn(t *testing.T) {
 	})
 }
 
-// The rollout is shown by the watch screen, once: whoever goes back to the steps stays there.
-func TestRolloutIsHandedToTheWatchScreen(t *testing.T) {
+// The rollout opens the watch screen once; after Esc the run screen stays.
+func TestRolloutOpensTheWatchScreenOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := rolling(t, 80, 24)
 		if s.c.screen != screenWatch {
@@ -529,7 +529,7 @@ func TestRolloutIsHandedToTheWatchScreen(t *testing.T) {
 	})
 }
 
-// hopStream is the recorded run of an upgrade as a file, for the program on a terminal.
+// hopStream writes the events of an upgrade to a file for the fake engine.
 func hopStream(t *testing.T) string {
 	t.Helper()
 	events, _ := hopEvents(t, hopPlan())
@@ -546,8 +546,8 @@ func hopStream(t *testing.T) string {
 	return "FAKE_RUN=" + path
 }
 
-// Who reads with ears or fingers is asked in words, and nothing that was written changes.
-func TestAccessibleUpgradeIsAskedInWords(t *testing.T) {
+// In accessible mode questions are plain lines, and no output is overwritten.
+func TestAccessibleUpgradeAsksInPlainText(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		env  []string
@@ -579,7 +579,7 @@ func TestAccessibleUpgradeIsAskedInWords(t *testing.T) {
 	}
 }
 
-// Home asks as well: what is chosen is done, and then it asks again.
+// The accessible home screen runs the selected action, then asks again.
 func TestAccessibleHomeAsksWhatNext(t *testing.T) {
 	p := startOn(t, 80, 24, []string{"ACCESSIBLE=1", hopStream(t), "FAKE_STAGE=cluster"}, nil)
 	p.sees("cluster   demo, initialised")
@@ -594,14 +594,14 @@ func TestAccessibleHomeAsksWhatNext(t *testing.T) {
 	}
 	out := strings.ReplaceAll(p.output(), "\r\n", "\n")
 	if strings.Count(out, "Type a number") != 3 {
-		t.Errorf("it asked otherwise:\n%s", out)
+		t.Errorf("it did not ask three times:\n%s", out)
 	}
 	if strings.ContainsAny(out, "\x1b\r\b") {
 		t.Errorf("something moves the cursor: %q", out)
 	}
 }
 
-func TestAccessibleInitIsAskedInWords(t *testing.T) {
+func TestAccessibleInitAsksInPlainText(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=ready"}, nil, "init", "--accessible")
 	p.sees("Create cluster ")
 	p.sees("? [y/N]")
@@ -614,7 +614,7 @@ func TestAccessibleInitIsAskedInWords(t *testing.T) {
 	}
 }
 
-// Whatever ends the console of an upgrade, the terminal is as it was, with the way back.
+// Signals end the console of an upgrade, restore the terminal and print how to come back.
 func TestSignalsEndTheConsoleOfAnUpgrade(t *testing.T) {
 	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: engine.ExitTerminated, syscall.SIGHUP: engine.ExitHungUp, syscall.SIGINT: engine.ExitInterrupted} {
 		t.Run(sig.String(), func(t *testing.T) {

@@ -8,9 +8,9 @@ import (
 	"constellation/engine"
 )
 
-// A console that has shown frame after frame shows the same as one that is told everything at
-// once, whatever it keeps from one frame to the next.
-func TestAFrameIsTheOneComposedFromNothing(t *testing.T) {
+// A console that has rendered many frames renders the same as a new one with the same events:
+// its caches do not change the result.
+func TestCachesDoNotChangeFrames(t *testing.T) {
 	for _, name := range []string{"5-good", "5-failed", "5-resumed", "500-failed"} {
 		events := streamOf(t, name)
 		for _, keys := range [][]string{nil, {"s"}, {"m"}, {"l"}, {"/", "d", "r", "a", "enter"}} {
