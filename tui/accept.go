@@ -108,7 +108,7 @@ func (s *session) acknowledged(f engine.Finding) bool {
 // prompted prints question and reports whether the user typed want.
 func (s *session) prompted(question, want string) bool {
 	if f, ok := s.Stdin.(*os.File); ok {
-		dropTyped(f)
+		discardInput(f)
 	}
 	fmt.Fprint(s.Stderr, question)
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')

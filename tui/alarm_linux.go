@@ -20,10 +20,10 @@ type alarm struct {
 
 	mu     sync.Mutex
 	closed bool
-	due    []sleeper
+	due    []waiter
 }
 
-type sleeper struct {
+type waiter struct {
 	at time.Time
 	c  chan time.Time
 }
@@ -39,10 +39,10 @@ func newAlarm() *alarm {
 		a.f.Close()
 		return nil
 	}
-	a.set(time.Now())
+	a.arm(time.Now())
 	go func() {
-		for a.raw.Read(rung) == nil {
-			a.ring()
+		for a.raw.Read(expired) == nil {
+			a.wakeDue()
 		}
 	}()
 	return a
@@ -58,45 +58,45 @@ func (a *alarm) close() {
 	a.f.Close()
 }
 
-// rung reports whether a timer has expired. Reading the timer would also tell, but wake another
+// expired reports whether a timer has expired. Reading the timer would also tell, but wake another
 // thread of the runtime.
-func rung(fd uintptr) bool {
+func expired(fd uintptr) bool {
 	var left unix.ItimerSpec
 	return unix.TimerfdGettime(int(fd), &left) != nil || left.Value == (unix.Timespec{})
 }
 
-// after is time.After, rounded to full seconds: see ringsIn.
+// after is time.After, rounded to full seconds: see nextWake.
 func (a *alarm) after(d time.Duration) <-chan time.Time {
 	now := time.Now()
-	d = ringsIn(now, d)
+	d = nextWake(now, d)
 	if a == nil {
 		return time.After(d)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := make(chan time.Time, 1)
-	a.due = append(a.due, sleeper{now.Add(d), c})
-	a.set(now)
+	a.due = append(a.due, waiter{now.Add(d), c})
+	a.arm(now)
 	return c
 }
 
-// ring wakes the waiters that are due.
-func (a *alarm) ring() {
+// wakeDue wakes the waiters that are due.
+func (a *alarm) wakeDue() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
-	a.due = slices.DeleteFunc(a.due, func(s sleeper) bool {
+	a.due = slices.DeleteFunc(a.due, func(s waiter) bool {
 		if s.at.After(now) {
 			return false
 		}
 		s.c <- now
 		return true
 	})
-	a.set(now)
+	a.arm(now)
 }
 
-// set arms the timer for the next waiter. The caller holds mu, except in newAlarm.
-func (a *alarm) set(now time.Time) {
+// arm arms the timer for the next waiter. The caller holds mu, except in newAlarm.
+func (a *alarm) arm(now time.Time) {
 	if a.closed {
 		return
 	}

@@ -12,5 +12,5 @@ func newAlarm() *alarm { return nil }
 
 func (*alarm) close() {}
 
-// after is time.After, rounded to full seconds: see ringsIn.
-func (*alarm) after(d time.Duration) <-chan time.Time { return time.After(ringsIn(time.Now(), d)) }
+// after is time.After, rounded to full seconds: see nextWake.
+func (*alarm) after(d time.Duration) <-chan time.Time { return time.After(nextWake(time.Now(), d)) }

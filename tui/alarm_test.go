@@ -19,7 +19,7 @@ func TestNextWakeIsJustAfterAFullSecond(t *testing.T) {
 		{"much less than a second", 5 * time.Millisecond, time.Millisecond, time.Second},
 		{"shortly before a wake-up", 2 * time.Millisecond, time.Millisecond, 3 * time.Millisecond},
 	} {
-		if got := ringsIn(full.Add(tt.since), tt.d); got != tt.ringsIn {
+		if got := nextWake(full.Add(tt.since), tt.d); got != tt.ringsIn {
 			t.Errorf("%s: in %s, want %s", tt.name, got, tt.ringsIn)
 		}
 	}
@@ -35,8 +35,8 @@ func TestAlarmWakesAll(t *testing.T) {
 	again := a.after(time.Millisecond)
 	waited["again"] = (<-again).Sub(begun)
 	waited["later"] = (<-later).Sub(begun)
-	first := ringsIn(begun, time.Millisecond)
-	for name, least := range map[string]time.Duration{"soon": first, "again": first + 900*time.Millisecond, "later": ringsIn(begun, 2*time.Second)} {
+	first := nextWake(begun, time.Millisecond)
+	for name, least := range map[string]time.Duration{"soon": first, "again": first + 900*time.Millisecond, "later": nextWake(begun, 2*time.Second)} {
 		if waited[name] < least {
 			t.Errorf("%s: woken after %s, want %s at least", name, waited[name], least)
 		}

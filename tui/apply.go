@@ -187,7 +187,7 @@ func (c *console) upgradeSections(w int, p *engine.Plan) []string {
 	lines = append(lines, c.findingGroups(w, k)...)
 	lines = append(lines, "")
 	for _, n := range p.Notes {
-		lines = append(lines, c.prose(w, 0, plain, clean(c.deps.sp.text(n)))...)
+		lines = append(lines, c.prose(w, 0, plain, clean(c.deps.commands.text(n)))...)
 	}
 	for _, st := range p.Steps {
 		if st.Warning != "" && !st.Finished {

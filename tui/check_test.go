@@ -224,7 +224,7 @@ func TestKeysOfACheck(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				s := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 				if !slices.Equal(s.copied, tt.copied) || !strings.Contains(s.c.note, tt.note) || tt.note == "" && s.c.note != "" {
 					t.Errorf("copied %q and says %q; want %q and %q", s.copied, s.c.note, tt.copied, tt.note)
 				}
@@ -250,7 +250,7 @@ func TestSmallestChecks(t *testing.T) {
 	} {
 		t.Run(strings.Join(append([]string{tt.check}, tt.keys...), " "), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				v := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 60, 16) }).c.View()
+				v := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 60, 16) }).c.View()
 				for _, want := range tt.want {
 					if !strings.Contains(v, want) {
 						t.Errorf("there is no %q in\n%s", want, v)
@@ -285,9 +285,9 @@ func TestAnswersFitTheTerminal(t *testing.T) {
 
 func TestWritingAsksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
-		if s.eng.checkedAs.WriteConfig || s.c.chk.asks {
-			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.chk.asks)
+		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+		if s.eng.checkedAs.WriteConfig || s.c.chk.confirmWrite {
+			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.chk.confirmWrite)
 		}
 		s.eng.check = checkIn(t, "written")
 		s.press("W", "enter")
@@ -295,30 +295,30 @@ func TestWritingAsksOnce(t *testing.T) {
 		if want := (engine.CheckRequest{WriteConfig: true, NoPreflight: true}); !reflect.DeepEqual(s.eng.checkedAs, want) {
 			t.Errorf("asked for %+v, want %+v", s.eng.checkedAs, want)
 		}
-		if !s.c.chk.known.Config.Written || len(s.c.chk.known.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
-			t.Errorf("written: %v with %d findings, says %q", s.c.chk.known.Config.Written, len(s.c.chk.known.Findings), s.c.note)
+		if !s.c.chk.result.Config.Written || len(s.c.chk.result.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
+			t.Errorf("written: %v with %d findings, says %q", s.c.chk.result.Config.Written, len(s.c.chk.result.Findings), s.c.note)
 		}
 		s.press("W")
-		if s.c.chk.asks || s.c.note != "W is off: it is written already" {
-			t.Errorf("after writing W asks: %v, says %q", s.c.chk.asks, s.c.note)
+		if s.c.chk.confirmWrite || s.c.note != "W is off: it is written already" {
+			t.Errorf("after writing W asks: %v, says %q", s.c.chk.confirmWrite, s.c.note)
 		}
 		s.eng.check = checkIn(t, "two-hops") // the file was changed back meanwhile
 		s.press("r")
 		s.settle()
 		s.press("W")
-		if !s.c.chk.asks {
+		if !s.c.chk.confirmWrite {
 			t.Errorf("after r W does not ask, and says %q", s.c.note)
 		}
 		s.press("esc")
 		s.eng.checkErr = &engine.Error{Op: "write constellation-conf.yaml", Err: errors.New("it was changed meanwhile")}
-		s.c.chk.known.Config.Written = false
+		s.c.chk.result.Config.Written = false
 		s.press("W", "enter")
 		s.settle()
 		if v := strings.Join(strings.Fields(s.c.View()), " "); !strings.Contains(v, s.c.note) {
 			t.Errorf("the error is not whole in\n%s", s.c.View())
 		}
-		if s.c.chk.known.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
-			t.Errorf("written: %v, says %q", s.c.chk.known.Config.Written, s.c.note)
+		if s.c.chk.result.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
+			t.Errorf("written: %v, says %q", s.c.chk.result.Config.Written, s.c.note)
 		}
 	})
 }
@@ -326,7 +326,7 @@ func TestWritingAsksOnce(t *testing.T) {
 // Versions and path are shown while the check runs, and keys work meanwhile.
 func TestCheckShowsPartialResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, 31)
+		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, 31)
 		v := s.c.View()
 		for _, want := range []string{"v1.34.2 ━━1━━▶ v1.35.4", "PodDisruptionBudget shop/cart", "Now (2.3s): 9 of 49 checked"} {
 			if !strings.Contains(v, want) {
@@ -334,8 +334,8 @@ func TestCheckShowsPartialResults(t *testing.T) {
 			}
 		}
 		s.press("W")
-		if s.c.chk.asks || s.c.note != "W is off: a check is running" {
-			t.Errorf("W during a check: asks %v, says %q", s.c.chk.asks, s.c.note)
+		if s.c.chk.confirmWrite || s.c.note != "W is off: a check is running" {
+			t.Errorf("W during a check: asks %v, says %q", s.c.chk.confirmWrite, s.c.note)
 		}
 		s.press("r")
 		if s.c.note != "r is off: a check is running" {
@@ -349,8 +349,8 @@ func TestCheckShowsPartialResults(t *testing.T) {
 		s.eng.checkPause = 0
 		s.press("c")
 		s.settle()
-		if !s.c.chk.whole || len(s.c.findingsNow()) != 71 {
-			t.Errorf("after coming back the check is whole: %v, with %d findings", s.c.chk.whole, len(s.c.findingsNow()))
+		if !s.c.chk.complete || len(s.c.findingsNow()) != 71 {
+			t.Errorf("after coming back the check is whole: %v, with %d findings", s.c.chk.complete, len(s.c.findingsNow()))
 		}
 	})
 }
@@ -358,7 +358,7 @@ func TestCheckShowsPartialResults(t *testing.T) {
 // During a new check, the old result is shown without colours.
 func TestOldCheckIsDimmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{colours: colours256}, 80, 24) })
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{colours: colours256}, 80, 24) })
 		s.settle()
 		s.at(staleAfter + time.Second)
 		cmd := s.c.openCheck()
@@ -384,12 +384,12 @@ func TestOldCheckIsDimmed(t *testing.T) {
 // A recent check is shown again without a new one; an old one is not.
 func TestCheckIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 		s.settle()
 		s.eng.check = checkIn(t, "trouble")
 		s.press("c")
 		s.settle()
-		if n := len(s.c.chk.known.Path); n != 2 {
+		if n := len(s.c.chk.result.Path); n != 2 {
 			t.Errorf("the path has %d hops, want those of the check before", n)
 		}
 		s.press("esc")
@@ -397,7 +397,7 @@ func TestCheckIsKept(t *testing.T) {
 		s.at(staleAfter + time.Second)
 		s.press("c")
 		s.settle()
-		if n := len(s.c.chk.known.Path); n != 3 {
+		if n := len(s.c.chk.result.Path); n != 3 {
 			t.Errorf("the path has %d hops, want those of a new check", n)
 		}
 	})
@@ -409,7 +409,7 @@ func TestHomeChecksForUpgrades(t *testing.T) {
 		st := demoStatus()
 		st.Target = checkIn(t, "two-hops").Current
 		e := &fakeEngine{home: upgradeHome(), status: st, check: checkIn(t, "two-hops")}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		if !e.checkedAs.NoPreflight {
 			t.Fatalf("asked for %+v, want versions alone", e.checkedAs)
 		}
@@ -421,18 +421,18 @@ func TestHomeChecksForUpgrades(t *testing.T) {
 		}
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenCheck || !s.c.chk.whole || e.checkedAs.NoPreflight {
-			t.Errorf("Enter shows %s, a whole check: %v", s.c.screen.title(), s.c.chk.whole)
+		if s.c.screen != screenCheck || !s.c.chk.complete || e.checkedAs.NoPreflight {
+			t.Errorf("Enter shows %s, a whole check: %v", s.c.screen.title(), s.c.chk.complete)
 		}
 
 		e = &fakeEngine{home: upgradeHome(), status: st, checkErr: errors.New("no answer")}
-		s = newStage(t, e, look{}, 80, 24).begin()
+		s = newStage(t, e, display{}, 80, 24).begin()
 		if v := s.c.View(); strings.Contains(v, "no answer") || !strings.Contains(v, "release v1.1.0 and") {
 			t.Errorf("home says\n%s", v)
 		}
 
 		e = &fakeEngine{home: demoHome(engine.StageReady)}
-		s = newStage(t, e, look{}, 80, 24).begin()
+		s = newStage(t, e, display{}, 80, 24).begin()
 		s.c.screen = screenHome
 		s.press("c")
 		if s.c.screen != screenHome || s.c.note != "c is off: there is no cluster yet" {
@@ -468,7 +468,7 @@ func TestOwners(t *testing.T) {
 		{"argocd-controller", "argocd-controller"},
 		{"", ""},
 	} {
-		if got := ownerWords(tt.owner); got != tt.want {
+		if got := ownerText(tt.owner); got != tt.want {
 			t.Errorf("%q: %q, want %q", tt.owner, got, tt.want)
 		}
 	}
@@ -585,11 +585,11 @@ func TestDocsNameEveryField(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := map[reflect.Type]bool{}
-	var look func(reflect.Type)
-	look = func(v reflect.Type) {
+	var visit func(reflect.Type)
+	visit = func(v reflect.Type) {
 		switch v.Kind() {
 		case reflect.Pointer, reflect.Slice:
-			look(v.Elem())
+			visit(v.Elem())
 			return
 		case reflect.Struct:
 		default:
@@ -608,10 +608,10 @@ func TestDocsNameEveryField(t *testing.T) {
 			if !strings.Contains(string(page), "`"+name+"`") {
 				t.Errorf("docs/upgrade-check.md does not name %s of %s", name, v)
 			}
-			look(f.Type)
+			visit(f.Type)
 		}
 	}
-	look(reflect.TypeFor[engine.Check]())
+	visit(reflect.TypeFor[engine.Check]())
 	if len(seen) < 10 {
 		t.Errorf("only %d types were visited", len(seen))
 	}
@@ -619,7 +619,7 @@ func TestDocsNameEveryField(t *testing.T) {
 
 // A check with several findings counts once.
 func TestChecksAreCounted(t *testing.T) {
-	var l checkLive
+	var l runningCheck
 	tell := func(kind engine.Kind, object, state string) {
 		ev := engine.Event{Kind: kind, Object: object, State: state}
 		if state != "" && state != engine.StateRunning {
@@ -634,7 +634,7 @@ func TestChecksAreCounted(t *testing.T) {
 	tell(engine.KindCheck, "pdb-room", "warn")
 	l.apply(engine.Event{Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
 	l.apply(engine.Event{Kind: engine.KindProgress, Object: "pdb-room", Current: 1, Total: 2})
-	if got, want := l.words(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.found) != 2 {
+	if got, want := l.summary(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.found) != 2 {
 		t.Errorf("%q with %d findings, want %q", got, len(l.found), want)
 	}
 }
@@ -643,7 +643,7 @@ func TestChecksInASCII(t *testing.T) {
 	for _, name := range checks {
 		for _, keys := range [][]string{nil, {"tab"}, {"tab", "tab"}, {"enter"}} {
 			synctest.Test(t, func(t *testing.T) {
-				s := checkShown(name, keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{ascii: true}, 120, 40) })
+				s := checkShown(name, keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{ascii: true}, 120, 40) })
 				for _, r := range s.c.View() {
 					if r > 0x7e {
 						t.Fatalf("%s after %q: %q is not ASCII", name, keys, r)

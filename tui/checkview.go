@@ -62,7 +62,7 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	}
 	verdicts := 12
 	for _, x := range rows {
-		verdicts = max(verdicts, width(clean(verdictWord(x))))
+		verdicts = max(verdicts, width(clean(verdictText(x))))
 	}
 	columns := fitColumns(widths, w-verdicts, w >= 80 && !c.th.uncut)
 	row := func(st style, name string, cells ...string) *row {
@@ -95,7 +95,7 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 			this = ""
 		}
 		r := row(st, name, dash(clean(x.Now)), dash(clean(this)), dash(clean(x.NextHop)), dash(clean(x.Newest)))
-		lines = append(lines, r.add(verdictStyle(x), clean(verdictWord(x))).String())
+		lines = append(lines, r.add(verdictStyle(x), clean(verdictText(x))).String())
 	}
 	return lines
 }
@@ -128,8 +128,8 @@ func fitColumns(widths []int, w int, cuts bool) int {
 // notUpdated is the verdict on a component that no hop changes.
 const notUpdated = "not updated"
 
-// verdictWord is the verdict of a row. A hop never updates the CLI, so it has a verdict of its own.
-func verdictWord(x engine.ComponentCheck) string {
+// verdictText is the verdict of a row. A hop never updates the CLI, so it has a verdict of its own.
+func verdictText(x engine.ComponentCheck) string {
 	if x.Kind == "cli" && x.Verdict == notUpdated && x.Newest == "" {
 		return "newest known"
 	}
@@ -183,7 +183,7 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 			with = "with this CLI"
 		}
 		r := c.th.row(w).pad(2).col(strong, fmt.Sprintf("hop %d", h.Number), 6)
-		if what := replacesWords(h); w >= 78 {
+		if what := replacedNodes(h); w >= 78 {
 			r.col(plain, with, 27).add(plain, what)
 		} else {
 			with = strings.Replace(with, "with constellation ", "with ", 1)
@@ -199,7 +199,7 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 			continue
 		}
 		if h.Get != "" {
-			lines = append(lines, c.prose(w, 9, accent, clean(c.deps.sp.text(h.Get)))...)
+			lines = append(lines, c.prose(w, 9, accent, clean(c.deps.commands.text(h.Get)))...)
 		}
 		for _, s := range h.Why {
 			lines = append(lines, c.prose(w, 9, faint, clean(s))...)
@@ -208,8 +208,8 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 	return lines
 }
 
-// replacesWords names the nodes that a hop replaces.
-func replacesWords(h engine.Hop) string {
+// replacedNodes names the nodes that a hop replaces.
+func replacedNodes(h engine.Hop) string {
 	switch {
 	case h.ReplaceControlPlanes && h.ReplaceWorkers:
 		return "replaces every node"
@@ -353,14 +353,14 @@ func reasonsOf(k *engine.Check) []reason {
 		if g.component == b.Component {
 			g.versions = append(g.versions, b.Version)
 		} else {
-			g.what += ", " + componentWord(b.Component) + " " + b.Version
+			g.what += ", " + componentName(b.Component) + " " + b.Version
 		}
 		g.rule, g.text, g.remedy, g.reference = b.Rule, b.Reason, b.Remedy, b.Reference
 	}
 	var out []reason
 	for _, g := range order {
 		n := len(g.versions)
-		head := componentWord(g.component) + " " + g.versions[0]
+		head := componentName(g.component) + " " + g.versions[0]
 		switch {
 		case n == 2:
 			head += " and " + g.versions[1]
@@ -450,7 +450,7 @@ func (c *console) reasonBlock(w int, x reason, here bool) []string {
 	}
 	what := clean(x.rule)
 	if x.remedy != "" {
-		what += ": " + clean(c.deps.sp.text(x.remedy))
+		what += ": " + clean(c.deps.commands.text(x.remedy))
 	}
 	for i, p := range wrap(what, w-6) {
 		r := c.th.row(w).pad(6)
@@ -479,7 +479,7 @@ func (c *console) reasonRow(w int, x reason, here bool) string {
 	return c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ").add(name, clean(x.what)).add(faint, ": "+clean(x.text)).String()
 }
 
-func componentWord(s string) string {
+func componentName(s string) string {
 	switch s {
 	case "cli":
 		return "CLI"
@@ -547,7 +547,7 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	var pcrs []string
 	weaker := false
 	for _, m := range x.Measurements {
-		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, digestWord(m.From, c.th.ellipsis), c.th.to, digestWord(m.To, c.th.ellipsis)))
+		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, shortDigest(m.From, c.th.ellipsis), c.th.to, shortDigest(m.To, c.th.ellipsis)))
 		weaker = weaker || m.Weaker
 	}
 	add("measurements", strings.Join(pcrs, ", "))
@@ -622,8 +622,8 @@ func someNames(list []string, most int) string {
 	return strings.Join(list, ", ")
 }
 
-// digestWord is the beginning of a register's value.
-func digestWord(s, ellipsis string) string {
+// shortDigest is the beginning of a register's value.
+func shortDigest(s, ellipsis string) string {
 	if s == "" {
 		return "not required"
 	}
@@ -634,8 +634,8 @@ func digestWord(s, ellipsis string) string {
 	return clean(strings.TrimSpace(hex + " " + rest))
 }
 
-// worth are the findings that need attention; fine is the number of passed checks.
-func worth(list []engine.Finding) (out []engine.Finding, fine int) {
+// needAttention are the findings that need attention; fine is the number of passed checks.
+func needAttention(list []engine.Finding) (out []engine.Finding, fine int) {
 	for _, f := range list {
 		if f.Severity == engine.Info {
 			fine++
@@ -646,8 +646,8 @@ func worth(list []engine.Finding) (out []engine.Finding, fine int) {
 	return out, fine
 }
 
-// tally counts findings by severity: "2 blocking, 1 warning, 31 ok".
-func tally(list []engine.Finding) string {
+// countBySeverity counts findings by severity: "2 blocking, 1 warning, 31 ok".
+func countBySeverity(list []engine.Finding) string {
 	n := severities(list)
 	var parts []string
 	for _, p := range []struct {
@@ -688,7 +688,7 @@ func verdict(k *engine.Check) (engine.Severity, string) {
 	case k.Current == (engine.Target{}):
 		return engine.Block, "Cluster unreachable: showing release data only."
 	case len(k.Path) > 0:
-		hop, to := "The upgrade", targetWords(k.Path[0])
+		hop, to := "The upgrade", targetSummary(k.Path[0])
 		if len(k.Path) > 1 {
 			hop = fmt.Sprintf("Hop 1 of %d", len(k.Path))
 		}
@@ -722,8 +722,8 @@ func firstBlock(k *engine.Check) string {
 	return ""
 }
 
-// targetWords are the versions that a hop changes: "release v1.1.0, image v1.1.0".
-func targetWords(h engine.Hop) string {
+// targetSummary are the versions that a hop changes: "release v1.1.0, image v1.1.0".
+func targetSummary(h engine.Hop) string {
 	var parts []string
 	if h.To.Release != h.From.Release {
 		parts = append(parts, "release "+h.To.Release)
@@ -764,12 +764,12 @@ func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	if len(f.Objects) > 0 {
 		text("objects", plain, clean(someNames(f.Objects, 12)))
 	}
-	text("owner", plain, clean(ownerWords(f.Owner)))
-	text("fix", accent, clean(c.deps.sp.text(f.Remedy)))
-	if c.deps.sp.needsExport(f.Command) && !c.th.uncut { // in print it is above all findings, once
-		text("before", accent, clean(c.deps.sp.export()))
+	text("owner", plain, clean(ownerText(f.Owner)))
+	text("fix", accent, clean(c.deps.commands.text(f.Remedy)))
+	if c.deps.commands.needsExport(f.Command) && !c.th.uncut { // in print it is above all findings, once
+		text("before", accent, clean(c.deps.commands.export()))
 	}
-	switch command := clean(c.deps.sp.line(f.Command)); {
+	switch command := clean(c.deps.commands.line(f.Command)); {
 	case command == "":
 	case c.th.uncut:
 		add("command", accent, command)
@@ -795,9 +795,9 @@ func (c *console) severitySignOf(s engine.Severity) (string, style) {
 // byKubectl matches a field manager of kubectl in the text about an owner.
 var byKubectl = regexp.MustCompile(`(^|[,;] )kubectl(-[a-z-]+)?([,;]|$)`)
 
-// ownerWords names the owner of an object. A field manager of kubectl is no owner, only the
+// ownerText names the owner of an object. A field manager of kubectl is no owner, only the
 // tool of the last change.
-func ownerWords(s string) string {
+func ownerText(s string) string {
 	return byKubectl.ReplaceAllString(s, "${1}last changed with kubectl$3")
 }
 
@@ -812,15 +812,15 @@ const areaWidth = 12
 // findingGroups lists the findings that need attention with their details, and folds the
 // passed checks into one line.
 func (c *console) findingGroups(w int, k *engine.Check) []string {
-	list, fine := worth(k.Findings)
+	list, fine := needAttention(k.Findings)
 	if len(k.Findings) == 0 {
 		return nil
 	}
-	lines := []string{c.th.rule(w, "Findings", tally(k.Findings))}
-	if c.deps.sp.needExport(list) {
-		lines = append(lines, c.th.row(w).pad(2).add(accent, clean(c.deps.sp.export())).String())
+	lines := []string{c.th.rule(w, "Findings", countBySeverity(k.Findings))}
+	if c.deps.commands.needExport(list) {
+		lines = append(lines, c.th.row(w).pad(2).add(accent, clean(c.deps.commands.export())).String())
 	}
-	for _, g := range troubles(list) {
+	for _, g := range groupRelated(list) {
 		f := g[0]
 		sign, st := c.severitySignOf(f.Severity)
 		for i, p := range wrap(clean(f.Title), max(20, w-areaWidth-5)) {
@@ -834,20 +834,20 @@ func (c *console) findingGroups(w int, k *engine.Check) []string {
 		for _, also := range g[1:] {
 			lines = append(lines, c.th.row(w).pad(areaWidth+5).col(faint, "also", 7).add(plain, clean(also.Title)).String())
 			if also.Command != "" && also.Command != f.Command {
-				lines = append(lines, c.th.row(w).pad(areaWidth+13).add(accent, clean(c.deps.sp.line(also.Command))).String())
+				lines = append(lines, c.th.row(w).pad(areaWidth+13).add(accent, clean(c.deps.commands.line(also.Command))).String())
 			}
 		}
 	}
 	if fine > 0 {
-		lines = append(lines, c.fineRow(w, fine, len(list) == 0, false))
+		lines = append(lines, c.passedRow(w, fine, len(list) == 0, false))
 	}
 	return lines
 }
 
-// troubles groups related findings, in the order of the first one of each group.
-func troubles(list []engine.Finding) (out [][]engine.Finding) {
+// groupRelated groups related findings, in the order of the first one of each group.
+func groupRelated(list []engine.Finding) (out [][]engine.Finding) {
 	for _, f := range list {
-		i := slices.IndexFunc(out, func(g []engine.Finding) bool { return sameTrouble(g[0], f) })
+		i := slices.IndexFunc(out, func(g []engine.Finding) bool { return related(g[0], f) })
 		if i < 0 {
 			i, out = len(out), append(out, nil)
 		}
@@ -856,10 +856,10 @@ func troubles(list []engine.Finding) (out [][]engine.Finding) {
 	return out
 }
 
-// sameTrouble reports whether f has the same cause as first: both name the same object first,
+// related reports whether f has the same cause as first: both name the same object first,
 // or f is a drain that this object blocks. A drain names its node, then the pod that cannot
 // be evicted, then what blocks the eviction.
-func sameTrouble(first, f engine.Finding) bool {
+func related(first, f engine.Finding) bool {
 	if len(first.Objects) == 0 || len(f.Objects) == 0 {
 		return false
 	}
@@ -870,8 +870,8 @@ func sameTrouble(first, f engine.Finding) bool {
 	return slices.Contains(about, first.Objects[0])
 }
 
-// fineRow is the line for the passed checks.
-func (c *console) fineRow(w, fine int, all, here bool) string {
+// passedRow is the line for the passed checks.
+func (c *console) passedRow(w, fine int, all, here bool) string {
 	text := count(fine, "other check") + " passed"
 	switch {
 	case c.chk.busy:
@@ -888,8 +888,8 @@ func (c *console) fineRow(w, fine int, all, here bool) string {
 	return c.th.row(w).add(accent, c.marker(here)).add(good, c.th.ok+" ").add(st, text).String()
 }
 
-// feedWords is the source, age and signer of the release data.
-func feedWords(f engine.FeedState, now time.Time) string {
+// feedText is the source, age and signer of the release data.
+func feedText(f engine.FeedState, now time.Time) string {
 	if f.Source == "" || f.Source == "embedded" {
 		return "releases: built into this program"
 	}

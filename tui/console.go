@@ -23,10 +23,10 @@ const (
 	// spinGap is the time between two frames of a spinner. Without a spinner there are no ticks.
 	spinGap = 200 * time.Millisecond
 	// stopTimeout is how long the console waits after a signal for the run to stop in order.
-	patience = 3 * time.Second
+	stopTimeout = 3 * time.Second
 	// confirmDelay is the minimum age of a confirm screen that accepts Enter: keys typed
 	// ahead must not create a cluster.
-	armAfter = 700 * time.Millisecond
+	confirmDelay = 700 * time.Millisecond
 )
 
 type screenID int
@@ -36,15 +36,15 @@ const (
 	screenHome
 	screenConfig
 	screenPreflight
-	screenConfirm
+	screenInitConfirm
 	screenRun
 	screenResult
 	screenLog
 	screenCheck
 	screenBackup
 	screenWatch
-	screenPlan   // of an upgrade
-	screenAccept // of an upgrade: confirmation
+	screenUpgradePlan    // of an upgrade
+	screenUpgradeConfirm // of an upgrade: confirmation
 )
 
 func (s screenID) title() string {
@@ -55,8 +55,8 @@ func (s screenID) title() string {
 type consoleDeps struct {
 	engine Engine
 	ws     *engine.Workspace
-	// sp formats commands to copy.
-	sp commandFormatter
+	// commands formats commands to copy.
+	commands commandFormatter
 	// versions are the Kubernetes versions to choose from, the default first.
 	versions []string
 	// wizard opens the init wizard even if there is a cluster; yes skips the confirmation
@@ -77,31 +77,31 @@ type consoleDeps struct {
 	redraw  func()
 	// after replaces time.After for the clocks and polls of a watch; nil means time.After.
 	after func(time.Duration) <-chan time.Time
-	// settle releases memory that only the start of a watch needs; it may be nil.
-	settle func()
+	// releaseMemory releases memory that only the start of a watch needs; it may be nil.
+	releaseMemory func()
 }
 
 // console is the only Bubble Tea model of the program. Update never blocks: slow work runs
 // in commands, which return messages.
 type console struct {
-	deps consoleDeps
-	ctx  context.Context
-	look look
-	th   *theme
-	w, h int
-	now  time.Time
+	deps    consoleDeps
+	ctx     context.Context
+	display display
+	th      *theme
+	w, h    int
+	now     time.Time
 
-	screen, back screenID // back is where Esc leads from the log
-	help         bool
-	pal          palette
-	asking       bool // the question whether to leave is shown
-	asked        time.Time
-	leaving      bool // quit when the run has stopped
-	note         string
-	noted        string // the note shown since notedAt
-	notedAt      time.Time
-	ticking      bool
-	frame        int // of the spinner
+	screen, back   screenID // back is where Esc leads from the log
+	help           bool
+	pal            palette
+	confirmLeave   bool // the question whether to leave is shown
+	confirmLeaveAt time.Time
+	leaving        bool // quit when the run has stopped
+	note           string
+	lastNote       string // the note shown since lastNoteAt
+	lastNoteAt     time.Time
+	ticking        bool
+	frame          int // of the spinner
 
 	home    *engine.Home
 	homeErr error
@@ -109,25 +109,25 @@ type console struct {
 	task    int    // ID of the current task; messages of other tasks are dropped
 	cancel  context.CancelFunc
 
-	status     *engine.Status
-	statusErr  error
-	statusAt   time.Time
-	asksStatus bool
-	statusGen  int
+	status        *engine.Status
+	statusErr     error
+	statusAt      time.Time
+	statusPending bool
+	statusGen     int
 
-	next nextList
-	form configForm
-	pre  preflight
-	ask  confirm
-	t    timeline // of the run
-	run  runView
-	log  logView
-	chk  checkScreen
-	bak  backupScreen
-	wat  watchScreen // also gets the events of a run
-	upg  upgradeScreen
-	// question is the pending confirmation of a change to the rollout; nil if there is none.
-	question *question
+	next        nextList
+	form        configForm
+	pre         preflight
+	initConfirm initConfirm
+	t           timeline // of the run
+	run         runView
+	log         logView
+	chk         checkScreen
+	bak         backupScreen
+	wat         watchScreen // also gets the events of a run
+	upg         upgradeScreen
+	// rolloutPrompt is the pending confirmation of a change to the rollout; nil if there is none.
+	rolloutPrompt *rolloutPrompt
 
 	plan    *engine.Plan
 	resumed bool
@@ -173,12 +173,12 @@ type (
 		path string
 		err  error
 	}
-	tick   time.Time
-	giveUp struct{}
+	tick         time.Time
+	stopTimedOut struct{}
 )
 
-func newConsole(ctx context.Context, l look, d consoleDeps) *console {
-	c := &console{deps: d, ctx: ctx, look: l, th: newTheme(l), w: 80, h: 24, now: d.now()}
+func newConsole(ctx context.Context, l display, d consoleDeps) *console {
+	c := &console{deps: d, ctx: ctx, display: l, th: newTheme(l), w: 80, h: 24, now: d.now()}
 	if c.deps.copy == nil {
 		c.deps.copy = func(string) bool { return true }
 	}
@@ -194,7 +194,7 @@ func (c *console) Init() tea.Cmd {
 	if c.deps.onlyWatch {
 		return c.beginWatch()
 	}
-	return tea.Batch(c.readHome(), c.spinning())
+	return tea.Batch(c.readHome(), c.scheduleTick())
 }
 
 func (c *console) readHome() tea.Cmd {
@@ -204,40 +204,40 @@ func (c *console) readHome() tea.Cmd {
 	}
 }
 
-// noteLasts is how long a note replaces the key line. Later it may be wrong: somebody else
+// noteTTL is how long a note replaces the key line. Later it may be wrong: somebody else
 // may have resumed a rollout that was paused here.
-const noteLasts = 10 * time.Second
+const noteTTL = 10 * time.Second
 
 // Update takes a message.
 func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	c.now = c.deps.now()
-	if c.note != c.noted {
-		c.noted, c.notedAt = c.note, c.now
-	} else if c.now.Sub(c.notedAt) > noteLasts {
-		c.note, c.noted = "", ""
+	if c.note != c.lastNote {
+		c.lastNote, c.lastNoteAt = c.note, c.now
+	} else if c.now.Sub(c.lastNoteAt) > noteTTL {
+		c.note, c.lastNote = "", ""
 	}
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		c.w, c.h = msg.Width, msg.Height
 		return c, nil
 	case background:
-		if msg.light != c.look.light {
-			c.look.light = msg.light
-			c.th = newTheme(c.look)
+		if msg.light != c.display.light {
+			c.display.light = msg.light
+			c.th = newTheme(c.display)
 		}
 		return c, nil
 	case signalled:
 		return c, c.signal(msg.sig)
-	case giveUp:
+	case stopTimedOut:
 		return c, tea.Quit
 	case tick:
 		c.frame++
 		c.ticking = false
-		return c, c.spinning()
+		return c, c.scheduleTick()
 	case tea.KeyMsg:
-		return c, tea.Batch(c.keys(msg), c.spinning())
+		return c, tea.Batch(c.keys(msg), c.scheduleTick())
 	}
-	return c, tea.Batch(c.take(msg), c.spinning())
+	return c, tea.Batch(c.take(msg), c.scheduleTick())
 }
 
 // take handles the messages of the console's own commands.
@@ -249,18 +249,18 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		if msg.gen != c.statusGen {
 			return nil
 		}
-		c.asksStatus = false
+		c.statusPending = false
 		if c.statusErr = msg.err; msg.err == nil {
 			c.status, c.statusAt = &msg.st, c.now
 		}
 		gen := c.statusGen
 		again := tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
 		if c.screen == screenHome && msg.err == nil && msg.st.Reachable {
-			return tea.Batch(again, c.quietCheck())
+			return tea.Batch(again, c.backgroundCheck())
 		}
 		return again
 	case refresh:
-		if msg.gen == c.statusGen && c.screen == screenHome && !c.asksStatus {
+		if msg.gen == c.statusGen && c.screen == screenHome && !c.statusPending {
 			return c.readStatus()
 		}
 	case batch:
@@ -280,7 +280,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		if c.upg.planning {
 			for _, ev := range msg.events {
 				if ev.Object != engine.CheckVersions {
-					c.upg.live.apply(ev)
+					c.upg.progress.apply(ev)
 				}
 			}
 			return nil
@@ -294,7 +294,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		}
 		if t == &c.t {
 			c.watchEvents(msg.events)
-			return c.handOver()
+			return c.openWatchForRollout()
 		}
 	case ended:
 		if msg.task != c.task {
@@ -304,11 +304,11 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		return c.take(msg.msg)
 	case preflightEnded:
 		c.pre.done, c.pre.err, c.pre.findings = true, msg.err, msg.findings
-		c.pre.choose()
+		c.pre.selectWorst()
 	case checkEnded:
 		return c.tookCheck(msg)
-	case quietEnded:
-		c.tookQuiet(msg)
+	case backgroundEnded:
+		c.tookBackground(msg)
 	case configWritten:
 		c.tookWritten(msg)
 	case planMade:
@@ -354,14 +354,14 @@ func (c *console) launch(what string, work func(context.Context, func(engine.Eve
 	}
 }
 
-// moves reports whether the screen shows a spinner.
-func (c *console) moves() bool {
-	return c.busy != "" || c.asksStatus && c.status == nil
+// hasSpinner reports whether the screen shows a spinner.
+func (c *console) hasSpinner() bool {
+	return c.busy != "" || c.statusPending && c.status == nil
 }
 
-// spinning schedules the next tick if there is a spinner and no tick is pending.
-func (c *console) spinning() tea.Cmd {
-	if c.ticking || !c.moves() {
+// scheduleTick schedules the next tick if there is a spinner and no tick is pending.
+func (c *console) scheduleTick() tea.Cmd {
+	if c.ticking || !c.hasSpinner() {
 		return nil
 	}
 	c.ticking = true
@@ -379,7 +379,7 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	}
 	c.home.Next = slices.Clone(c.home.Next)
 	for i := range c.home.Next {
-		c.home.Next[i].Command = c.deps.sp.line(c.home.Next[i].Command)
+		c.home.Next[i].Command = c.deps.commands.line(c.home.Next[i].Command)
 	}
 	c.form = newConfigForm(c.home, c.deps.versions)
 	first := c.screen == screenStart
@@ -415,7 +415,7 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 func (c *console) readStatus() tea.Cmd {
 	c.statusGen++
 	gen := c.statusGen
-	c.asksStatus = true
+	c.statusPending = true
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
 		defer cancel()
@@ -427,7 +427,7 @@ func (c *console) readStatus() tea.Cmd {
 // goHome shows the home screen and reloads all of it.
 func (c *console) goHome() tea.Cmd {
 	c.screen, c.busy = screenHome, "reading the workspace"
-	c.chk.quiet = c.chk.known != nil // without a result, check again
+	c.chk.backgroundStarted = c.chk.result != nil // without a result, check again
 	if !c.ran {
 		c.upg = upgradeScreen{}
 	}
@@ -468,8 +468,8 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 			return c.startRun()
 		}
 	}
-	c.screen = screenConfirm
-	c.ask = newConfirm(c.plan, c.now)
+	c.screen = screenInitConfirm
+	c.initConfirm = newInitConfirm(c.plan, c.now)
 	return nil
 }
 
@@ -489,7 +489,7 @@ func (c *console) startRun() tea.Cmd {
 func (c *console) tookRunEnd(err error) tea.Cmd {
 	c.running = false
 	c.err = err
-	c.asking = false
+	c.confirmLeave = false
 	if !c.hasExit {
 		c.exit = engine.ExitCode(err)
 	}
@@ -511,20 +511,20 @@ func (c *console) fail(err error) {
 
 // leave quits; during a run it asks for confirmation first.
 func (c *console) leave() tea.Cmd {
-	c.help, c.pal, c.question = false, palette{}, nil
+	c.help, c.pal, c.rolloutPrompt = false, palette{}, nil
 	if !c.running {
 		return tea.Quit
 	}
 	if c.leaving {
 		return c.quitNow()
 	}
-	c.asking, c.asked = true, c.now
+	c.confirmLeave, c.confirmLeaveAt = true, c.now
 	return nil
 }
 
 // interruptAgain handles Ctrl-C while the question whether to leave is shown.
 func (c *console) interruptAgain() tea.Cmd {
-	if c.now.Sub(c.asked) <= doublePress {
+	if c.now.Sub(c.confirmLeaveAt) <= doublePress {
 		return c.quitNow()
 	}
 	return c.detach()
@@ -532,7 +532,7 @@ func (c *console) interruptAgain() tea.Cmd {
 
 // detach stops the run at a point from which it can be resumed, then quits.
 func (c *console) detach() tea.Cmd {
-	c.asking, c.leaving = false, true
+	c.confirmLeave, c.leaving = false, true
 	if c.cancel == nil {
 		return tea.Quit
 	}
@@ -543,12 +543,12 @@ func (c *console) detach() tea.Cmd {
 // quitNow quits without waiting for the current step: the machines finish it, and the next
 // start finds the result.
 func (c *console) quitNow() tea.Cmd {
-	c.asking, c.leaving = false, true
+	c.confirmLeave, c.leaving = false, true
 	if c.bak.running { // the partial backup is deleted first
 		if c.cancel != nil {
 			c.cancel()
 		}
-		return tea.Tick(patience, func(time.Time) tea.Msg { return giveUp{} })
+		return tea.Tick(stopTimeout, func(time.Time) tea.Msg { return stopTimedOut{} })
 	}
 	if c.cancel != nil {
 		c.cancel()
@@ -571,11 +571,11 @@ func (c *console) signal(sig syscall.Signal) tea.Cmd {
 		return tea.Quit
 	}
 	c.cancel()
-	return tea.Tick(patience, func(time.Time) tea.Msg { return giveUp{} })
+	return tea.Tick(stopTimeout, func(time.Time) tea.Msg { return stopTimedOut{} })
 }
 
-// leaveWord is the label of the key q.
-func (c *console) leaveWord() string {
+// quitLabel is the label of the key q.
+func (c *console) quitLabel() string {
 	if c.running && !c.bak.running {
 		return "detach"
 	}
@@ -586,20 +586,20 @@ func (c *console) leaveWord() string {
 func (c *console) command() string {
 	switch c.screen {
 	case screenHome:
-		return c.deps.sp.command("status")
+		return c.deps.commands.command("status")
 	case screenCheck:
-		return c.deps.sp.command("upgrade check")
+		return c.deps.commands.command("upgrade check")
 	case screenBackup:
 		return c.backupCommand()
 	case screenWatch:
 		return c.watchLine()
 	case screenConfig:
-		return c.deps.sp.command("config validate")
+		return c.deps.commands.command("config validate")
 	}
 	if c.upgrading() {
 		return c.upgradeCommand()
 	}
-	return c.deps.sp.command("init --non-interactive --yes")
+	return c.deps.commands.command("init --non-interactive --yes")
 }
 
 // quoteArg quotes an argument for a shell.

@@ -26,7 +26,7 @@ func TestWizardFromConfigToResult(t *testing.T) {
 		events := recorded(t, "init")
 		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
 		e.plan.Findings = e.findings
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		if s.c.screen != screenConfig {
 			t.Fatalf("starts with %s, want config", s.c.screen.title())
 		}
@@ -37,15 +37,15 @@ func TestWizardFromConfigToResult(t *testing.T) {
 		}
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenConfirm || s.c.ask.yes {
-			t.Fatalf("the checks are followed by %s, create selected: %v; want confirm on the safe answer, since there is a warning", s.c.screen.title(), s.c.ask.yes)
+		if s.c.screen != screenInitConfirm || s.c.initConfirm.yes {
+			t.Fatalf("the checks are followed by %s, create selected: %v; want confirm on the safe answer, since there is a warning", s.c.screen.title(), s.c.initConfirm.yes)
 		}
 		s.press("right", "enter") // typed ahead: must not create anything
 		s.settle()
-		if e.ran != 0 || s.c.screen != screenConfirm {
+		if e.ran != 0 || s.c.screen != screenInitConfirm {
 			t.Fatalf("keys typed ahead started the run")
 		}
-		s.at(armAfter)
+		s.at(confirmDelay)
 		s.press("enter")
 		s.settle()
 		if e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 {
@@ -68,7 +68,7 @@ func TestWizardFromConfigToResult(t *testing.T) {
 func TestBlockedPreflightStopsTheWizard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: []engine.Finding{{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer", Remedy: "constellation sandbox up"}}}
-		s := newStage(t, e, look{}, 80, 24).begin().press("enter")
+		s := newStage(t, e, display{}, 80, 24).begin().press("enter")
 		s.settle()
 		s.press("enter")
 		s.settle()
@@ -84,7 +84,7 @@ func TestBlockedPreflightStopsTheWizard(t *testing.T) {
 		s.settle()
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenConfirm {
+		if s.c.screen != screenInitConfirm {
 			t.Errorf("after the cause is gone, shows %s", s.c.screen.title())
 		}
 	})
@@ -95,7 +95,7 @@ func TestPartialInitIsResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "taken-up")
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
 		if e.ran != 1 || s.c.screen != screenResult || !s.c.resumed {
 			t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
@@ -111,9 +111,9 @@ func TestPartialInitThatIsBlockedAsks(t *testing.T) {
 		p := planIn(t, recorded(t, "taken-up"))
 		p.Findings = append(p.Findings, engine.Finding{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer"})
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: p}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
-		if e.ran != 0 || s.c.screen != screenConfirm {
+		if e.ran != 0 || s.c.screen != screenInitConfirm {
 			t.Fatalf("ran %d times, shows %s; want the plan with what blocks it", e.ran, s.c.screen.title())
 		}
 	})
@@ -123,7 +123,7 @@ func TestYesSkipsTheConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
 		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
-		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
+		s := newStage(t, e, display{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
 		s.settle()
 		s.press("enter")
 		s.settle()
@@ -137,7 +137,7 @@ func TestYesSkipsTheConfirmation(t *testing.T) {
 func running(t *testing.T) *stage {
 	events := recorded(t, "init")
 	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: 60}
-	s := newStage(t, e, look{}, 80, 24).begin()
+	s := newStage(t, e, display{}, 80, 24).begin()
 	s.settle()
 	if !s.c.running || s.c.screen != screenRun {
 		t.Fatalf("shows %s, running %v", s.c.screen.title(), s.c.running)
@@ -175,7 +175,7 @@ func TestLeaving(t *testing.T) {
 					t.Errorf("left: %v with exit %d; want %v with %d", s.quit, s.c.exit, tt.quit, tt.exit)
 				}
 				if tt.quit {
-					if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 8 done") {
+					if f := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 8 done") {
 						t.Errorf("the exit summary does not show how to come back:\n%s", f)
 					}
 				}
@@ -190,7 +190,7 @@ func TestLeavingAfterTheTargetIsSet(t *testing.T) {
 		events := recorded(t, "init")
 		at := slices.IndexFunc(events, func(e engine.Event) bool { return e.Step == "wait-ready" })
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: at}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
 		s.press("ctrl+c", "ctrl+c")
 		if !s.quit || s.c.exit != engine.ExitDone {
@@ -208,7 +208,7 @@ func TestSignalsEndTheConsole(t *testing.T) {
 			if !s.quit || s.c.exit != exit {
 				t.Errorf("%v: left %v with exit %d, want %d", sig, s.quit, s.c.exit, exit)
 			}
-			idle := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, look{}, 80, 24).begin()
+			idle := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, display{}, 80, 24).begin()
 			idle.tell(signalled{sig})
 			if !idle.quit || idle.c.exit != exit {
 				t.Errorf("%v with nothing under way: left %v with exit %d, want %d", sig, idle.quit, idle.c.exit, exit)
@@ -221,7 +221,7 @@ func TestFailedRunIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "failed")
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("kubeadm failed"), Remedy: "look"}}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
 		if s.c.screen != screenResult || s.c.exit != engine.ExitFailed {
 			t.Fatalf("shows %s, exit %d", s.c.screen.title(), s.c.exit)
@@ -252,7 +252,7 @@ func TestRunIsNotRetriedIfEveryRetryMustFail(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				events := deadEnd(t)
 				e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("no"), Exit: tt.exit}}
-				s := newStage(t, e, look{}, 80, 24).begin()
+				s := newStage(t, e, display{}, 80, 24).begin()
 				s.settle()
 				s.press("r")
 				s.settle()
@@ -271,7 +271,7 @@ func TestNothingToDo(t *testing.T) {
 			p.Steps[i].Finished = true
 		}
 		e := &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus(), plan: p}
-		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) { d.wizard = true }).begin()
+		s := newStage(t, e, display{}, 80, 24, func(d *consoleDeps) { d.wizard = true }).begin()
 		s.press("enter")
 		s.press("enter")
 		if s.c.screen != screenHome || s.c.exit != engine.ExitNothing || e.ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
@@ -286,7 +286,7 @@ func TestLockedRunNamesTheHolder(t *testing.T) {
 			home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "taken-up")),
 			runErr: &engine.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: engine.ExitHeld, Remedy: "wait for it to end"},
 		}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
 		if v := s.c.View(); s.c.exit != engine.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {
 			t.Errorf("exit %d, shows\n%s", s.c.exit, v)
@@ -310,7 +310,7 @@ func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 func TestConfigIsEditedInPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: quorumFindings(t)}
-		s := newStage(t, e, look{}, 80, 24)
+		s := newStage(t, e, display{}, 80, 24)
 		b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Name: "demo", Kubernetes: "v1.35.4"})
 		if err != nil {
 			t.Fatal(err)
@@ -338,7 +338,7 @@ func TestNewConfigIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var box *engine.SandboxInfo
 		e := &fakeEngine{home: engine.Home{Dir: "/x", Stage: engine.StageEmpty}}
-		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) {
+		s := newStage(t, e, display{}, 80, 24, func(d *consoleDeps) {
 			d.sandbox = func(context.Context) *engine.SandboxInfo { return box }
 		}).begin()
 		s.press("i", "e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
@@ -418,17 +418,17 @@ func TestBindings(t *testing.T) {
 // Without a spinner there are no ticks.
 func TestNothingTicksWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, look{}, 80, 24).begin()
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, display{}, 80, 24).begin()
 		s.c.ticking = false
-		if s.c.moves() || s.c.spinning() != nil {
+		if s.c.hasSpinner() || s.c.scheduleTick() != nil {
 			t.Error("the home screen ticks")
 		}
 		r := running(t)
 		r.c.ticking = false
-		if r.c.spinning() == nil {
+		if r.c.scheduleTick() == nil {
 			t.Error("a run does not tick")
 		}
-		if r.c.spinning() != nil {
+		if r.c.scheduleTick() != nil {
 			t.Error("a second tick is started while one is under way")
 		}
 	})
@@ -444,7 +444,7 @@ func TestKeysThatComeTogether(t *testing.T) {
 		}
 		p := running(t)
 		p.tell(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune("lq"), Paste: true})
-		if p.c.screen != screenRun || p.c.asking {
+		if p.c.screen != screenRun || p.c.confirmLeave {
 			t.Errorf("pasted text was read as keys: shows %s", p.c.screen.title())
 		}
 	})
@@ -452,7 +452,7 @@ func TestKeysThatComeTogether(t *testing.T) {
 
 func TestBackgroundChangesTheTheme(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, look{colours: colours256}, 80, 24)
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, display{colours: colours256}, 80, 24)
 		dark := s.c.View()
 		s.tell(background{light: true})
 		if s.c.View() == dark {
@@ -467,7 +467,7 @@ func TestBackgroundChangesTheTheme(t *testing.T) {
 
 func TestLogScreen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24).replay(recorded(t, "hung"), 241200*time.Millisecond)
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, display{}, 80, 24).replay(recorded(t, "hung"), 241200*time.Millisecond)
 		s.press("l")
 		count := func() int { return len(s.c.matching()) }
 		if count() != s.c.t.log.len() {

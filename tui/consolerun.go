@@ -50,8 +50,8 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		defer s.debugFile.Close()
 	}
 	term := newTerminal(in, out, s.Env)
-	c := newConsole(ctx, term.look, consoleDeps{
-		engine: eng, ws: ws, sp: s.formatter(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
+	c := newConsole(ctx, term.display, consoleDeps{
+		engine: eng, ws: ws, commands: s.formatter(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
 		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
 		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
 	})
@@ -61,8 +61,8 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 		// A watch stays open for hours and produces little garbage: keep the heap small.
 		defer debug.SetGCPercent(debug.SetGCPercent(watchGarbage))
-		forgetStart()
-		c.deps.settle = forgetStart
+		releaseStartupPages()
+		c.deps.releaseMemory = releaseStartupPages
 		a := newAlarm()
 		defer a.close()
 		c.deps.after = a.after
@@ -76,7 +76,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		c = end
 	}
 	cancel()
-	for _, l := range c.farewell() {
+	for _, l := range c.exitSummary() {
 		fmt.Fprintln(s.out, l)
 	}
 	if s.debugFile != nil {
@@ -101,27 +101,27 @@ func (s *session) logToFile(ws *engine.Workspace) error {
 	return nil
 }
 
-// farewellLines is the maximum number of lines that stay on the terminal after the console.
-const farewellLines = 12
+// exitSummaryLines is the maximum number of lines that stay on the terminal after the console.
+const exitSummaryLines = 12
 
-// farewell returns the lines that stay on the terminal after the console: the state of the
+// exitSummary returns the lines that stay on the terminal after the console: the state of the
 // run and the command that comes back to it.
-func (c *console) farewell() []string {
+func (c *console) exitSummary() []string {
 	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
 	var lines []string
 	add := func(r *row) { lines = append(lines, r.String()) }
-	back := c.deps.sp.command("")
+	back := c.deps.commands.command("")
 	if c.upgrading() && (c.t.result == nil || c.t.result.Status != engine.StateDone) {
-		back = c.comeBack()
+		back = c.resumeCommand()
 	}
 	frame := c.lastFrame()
 	switch {
 	case c.deps.onlyWatch:
-		return c.watchFarewell()
+		return c.watchExitSummary()
 	case !c.ran && c.upgrading():
 		what := "nothing has been changed; come back: "
 		if c.err != nil {
-			x := explain(c.err, c.deps.sp)
+			x := explain(c.err, c.deps.commands)
 			add(t.row(w).add(bad, t.fail+" ").add(strong, x.what))
 			for _, p := range [][2]string{{"why", x.why}, {"fix", x.remedy}} {
 				if p[1] != "" {
@@ -150,7 +150,7 @@ func (c *console) farewell() []string {
 		}
 		add(t.row(w).add(good, t.ok+" ").add(strong, c.t.cluster+": ").add(plain, text))
 	default:
-		x := explain(c.err, c.deps.sp)
+		x := explain(c.err, c.deps.commands)
 		add(t.row(w).add(bad, t.fail+" ").add(strong, c.t.cluster+": ").add(plain, x.what))
 		if x.why != "" {
 			add(t.row(w).add(faint, "  why  ").add(plain, x.why))
@@ -176,14 +176,14 @@ func (c *console) farewell() []string {
 	}
 	if c.succeeded() && !c.leaving && c.t.result != nil {
 		for _, n := range c.t.result.Next {
-			add(t.row(w).add(faint, "  next ").add(accent, c.deps.sp.line(clean(n))))
+			add(t.row(w).add(faint, "  next ").add(accent, c.deps.commands.line(clean(n))))
 		}
 	}
 	add(t.row(w).add(faint, "  back ").add(accent, back))
-	if c.t.run != "" && c.deps.ws != nil && c.upg.held == "" && (c.plan == nil || !c.plan.Rehearsal) {
+	if c.t.run != "" && c.deps.ws != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
 		add(t.row(w).add(faint, "  log  ").add(plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.run)))
 	}
-	return append(frame, lines[:min(len(lines), farewellLines)]...)
+	return append(frame, lines[:min(len(lines), exitSummaryLines)]...)
 }
 
 // lastFrame is the last frame of an upgrade without overlays and prompts; nil if there was
@@ -196,7 +196,7 @@ func (c *console) lastFrame() []string {
 	if !c.upgrading() || !c.ran || !shows || c.w < minWidth || c.h < minHeight {
 		return nil
 	}
-	c.help, c.pal, c.asking, c.question, c.note = false, palette{}, false, nil, ""
+	c.help, c.pal, c.confirmLeave, c.rolloutPrompt, c.note = false, palette{}, false, nil, ""
 	head, foot := c.header(), c.footer()
 	lines := append(head, c.body(c.w, c.h-len(head)-len(foot))...)
 	for len(lines) > 0 && strings.TrimSpace(stripStyle(lines[len(lines)-1])) == "" {
@@ -205,13 +205,13 @@ func (c *console) lastFrame() []string {
 	return append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
 }
 
-// watchFarewell is farewell for a watch: its progress and the command that opens it again.
-func (c *console) watchFarewell() []string {
+// watchExitSummary is exitSummary for a watch: its progress and the command that opens it again.
+func (c *console) watchExitSummary() []string {
 	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
 	b, now := c.wat.shown(), c.watchNow()
 	if b.Events == 0 {
 		if c.wat.err != nil {
-			x := explain(c.wat.err, c.deps.sp)
+			x := explain(c.wat.err, c.deps.commands)
 			return []string{t.row(w).add(bad, t.fail+" ").add(plain, x.what).String(), t.row(w).add(faint, "  fix  ").add(plain, x.remedy).String()}
 		}
 		return nil

@@ -412,7 +412,7 @@ type stage struct {
 	queue  chan tea.Msg
 }
 
-func newStage(t *testing.T, eng *fakeEngine, l look, w, h int, change ...func(*consoleDeps)) *stage {
+func newStage(t *testing.T, eng *fakeEngine, l display, w, h int, change ...func(*consoleDeps)) *stage {
 	t.Helper()
 	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
 	t.Cleanup(func() { time.Sleep(time.Hour) }) // of the bubble: ticks under way end
@@ -421,7 +421,7 @@ func newStage(t *testing.T, eng *fakeEngine, l look, w, h int, change ...func(*c
 		t.Fatal(err)
 	}
 	d := consoleDeps{
-		engine: eng, ws: ws, sp: commandFormatter{dir: ".demo", home: "/home/ops/demo", kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
+		engine: eng, ws: ws, commands: commandFormatter{dir: ".demo", home: "/home/ops/demo", kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
 		now:  func() time.Time { return s.clock },
 		send: func(m tea.Msg) { s.queue <- m },
 		copy: func(text string) bool { s.copied = append(s.copied, text); return true },
@@ -458,7 +458,7 @@ func (s *stage) do(cmd tea.Cmd) {
 func (s *stage) tell(m tea.Msg) {
 	s.t.Helper()
 	switch m := m.(type) {
-	case nil, tick, refresh, giveUp: // time is the test's
+	case nil, tick, refresh, stopTimedOut: // time is the test's
 		return
 	case tea.QuitMsg:
 		s.quit = true

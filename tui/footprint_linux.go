@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgetStart unmaps the resident pages of the program's file (MADV_DONTNEED). Most of them
+// releaseStartupPages unmaps the resident pages of the program's file (MADV_DONTNEED). Most of them
 // were needed only at startup, when packages initialise their tables. The kernel reloads
 // pages from its cache on demand. Errors are ignored.
-func forgetStart() {
+func releaseStartupPages() {
 	exe, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return

@@ -54,8 +54,8 @@ func (c *console) body(w, h int) []string {
 		return c.configView(w, h)
 	case screenPreflight:
 		return c.preflightView(w, h)
-	case screenConfirm:
-		return c.confirmView(w, h)
+	case screenInitConfirm:
+		return c.initConfirmView(w, h)
 	case screenRun:
 		return c.runView(w, h)
 	case screenResult:
@@ -68,10 +68,10 @@ func (c *console) body(w, h int) []string {
 		return c.backupView(w, h)
 	case screenWatch:
 		return c.watchView(w, h)
-	case screenPlan:
-		return c.planView(w, h)
-	case screenAccept:
-		return c.acceptView(w, h)
+	case screenUpgradePlan:
+		return c.upgradePlanView(w, h)
+	case screenUpgradeConfirm:
+		return c.upgradeConfirmView(w, h)
 	}
 	return []string{"", " " + c.th.spin(c.frame) + " " + c.busy}
 }
@@ -89,8 +89,8 @@ func (c *console) tooSmall() []string {
 	if c.running {
 		lines = append(lines, c.why(), "The run continues.")
 	}
-	lines = append(lines, "q: "+c.leaveWord())
-	if c.asking {
+	lines = append(lines, "q: "+c.quitLabel())
+	if c.confirmLeave {
 		lines = append(lines, "Leave? Enter leaves, Esc stays")
 	}
 	var out []string
@@ -112,7 +112,7 @@ var wizardSteps = []struct {
 	id   screenID
 	name string
 }{
-	{screenConfig, "Config"}, {screenPreflight, "Preflight"}, {screenConfirm, "Confirm"}, {screenRun, "Create"}, {screenResult, "Result"},
+	{screenConfig, "Config"}, {screenPreflight, "Preflight"}, {screenInitConfirm, "Confirm"}, {screenRun, "Create"}, {screenResult, "Result"},
 }
 
 // header is the top of the screen: cluster, target, mode, and the progress of the steps.
@@ -146,15 +146,15 @@ func (c *console) header() []string {
 	return lines
 }
 
-// simulatedWords are in every screen and answer about simulated machines.
-const simulatedWords = "simulated machines"
+// simulatedLabel are in every screen and answer about simulated machines.
+const simulatedLabel = "simulated machines"
 
 // marked returns the label for a cluster of simulated machines, or "" for a real one.
 func marked(simulated bool, before string) string {
 	if !simulated {
 		return ""
 	}
-	return before + simulatedWords
+	return before + simulatedLabel
 }
 
 // mark is the label behind the cluster's name in the header.
@@ -171,7 +171,7 @@ func (c *console) markIf(simulated bool) string {
 
 // aboutUpgrade reports whether a screen belongs to an upgrade.
 func (c *console) aboutUpgrade(s screenID) bool {
-	return c.upgrading() && (s == screenPlan || s == screenAccept || s == screenRun || s == screenResult)
+	return c.upgrading() && (s == screenUpgradePlan || s == screenUpgradeConfirm || s == screenRun || s == screenResult)
 }
 
 func wizardAt(s screenID) int {
@@ -188,7 +188,7 @@ func (c *console) headTarget() string {
 		if !c.aboutUpgrade(c.screen) && c.screen != screenLog {
 			return "" // the upgrade has ended
 		}
-		return c.changeWords(c.plan)
+		return c.changeSummary(c.plan)
 	}
 	if c.plan != nil && c.w >= 80 {
 		var parts []string
@@ -254,9 +254,9 @@ func (c *console) rail(at int) string {
 	for i, s := range wizardSteps {
 		sign, st, line := c.th.pending, faint, c.th.signs.rule
 		switch {
-		case !c.succeeded() && at == len(wizardSteps)-1 && i >= c.brokeAt():
+		case !c.succeeded() && at == len(wizardSteps)-1 && i >= c.failedAt():
 			sign, st = c.th.fail, bad
-			if i > c.brokeAt() && i < at {
+			if i > c.failedAt() && i < at {
 				sign, st = c.th.pending, faint
 			}
 		case i < at || i == at && s.id == screenResult:
@@ -282,8 +282,8 @@ func (c *console) rail(at int) string {
 	return r.String()
 }
 
-// brokeAt is the index of the failed screen on the rail.
-func (c *console) brokeAt() int {
+// failedAt is the index of the failed screen on the rail.
+func (c *console) failedAt() int {
 	if c.ran {
 		return wizardAt(screenRun)
 	}
@@ -297,10 +297,10 @@ func (c *console) succeeded() bool {
 // footer is the bottom of the screen: why line or question, key line, safety line.
 func (c *console) footer() []string {
 	var lines []string
-	if q := c.question; q != nil {
+	if q := c.rolloutPrompt; q != nil {
 		lines = append(lines, c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" "+q.text+" ").String())
 		lines = append(lines, c.th.below(c.w, 3, 2, plain, q.detail+" Enter confirms, Esc goes back.")...)
-	} else if c.asking {
+	} else if c.confirmLeave {
 		lines = append(lines, c.leaveQuestion()...)
 	} else {
 		lines = append(lines, c.whyLines()...)
@@ -375,7 +375,7 @@ func (c *console) whyLines() []string {
 			}
 			lines := c.th.below(c.w, 1, most, strong, c.why())
 			if c.running && !c.leaving && c.t.why.remedy != "" {
-				for i, l := range c.th.below(c.w, 8, max(2, most), accent, c.deps.sp.text(c.t.why.remedy)) {
+				for i, l := range c.th.below(c.w, 8, max(2, most), accent, c.deps.commands.text(c.t.why.remedy)) {
 					if i == 0 {
 						l = " " + c.th.paint(faint, "To do:") + " " + strings.TrimLeft(l, " ")
 					}
@@ -386,19 +386,19 @@ func (c *console) whyLines() []string {
 		}
 	case screenPreflight:
 		return []string{c.pre.verdict(c)}
-	case screenConfirm:
-		return []string{c.ask.verdict(c)}
+	case screenInitConfirm:
+		return []string{c.initConfirm.verdict(c)}
 	case screenConfig:
 		return []string{c.form.verdict(c)}
 	case screenCheck:
 		return c.checkWhy(c.w)
 	case screenBackup:
 		return c.backupWhy()
-	case screenPlan, screenAccept:
+	case screenUpgradePlan, screenUpgradeConfirm:
 		return c.upgradeWhy()
 	case screenWatch:
-		if c.upg.held != "" {
-			return append(c.th.below(c.w, 1, 2, caution, "Read-only: "+c.upg.held), c.watchWhy()...)
+		if c.upg.lockedBy != "" {
+			return append(c.th.below(c.w, 1, 2, caution, "Read-only: "+c.upg.lockedBy), c.watchWhy()...)
 		}
 		return c.watchWhy()
 	}
@@ -430,14 +430,14 @@ func (c *console) safetyLine() string {
 		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
 	case screenWatch:
 		return c.watchSafety()
-	case screenConfig, screenPreflight, screenConfirm, screenBackup, screenPlan, screenAccept:
+	case screenConfig, screenPreflight, screenInitConfirm, screenBackup, screenUpgradePlan, screenUpgradeConfirm:
 		return "scripted  " + c.command()
 	case screenCheck:
 		s := "scripted  " + c.command()
-		if !c.chk.whole || c.chk.busy {
+		if !c.chk.complete || c.chk.busy {
 			return s
 		}
-		exit := fmt.Sprintf("   exit %d", c.chk.known.Exit)
+		exit := fmt.Sprintf("   exit %d", c.chk.result.Exit)
 		return cut(s+" --exit-code", c.w-1-width(exit), c.th.ellipsis) + exit
 	}
 	return ""

@@ -36,7 +36,7 @@ func glyphsOf(line string, into []glyph) ([]glyph, bool) {
 				style, from = seq, i
 			}
 			space = blank
-			if tinges(style) {
+			if visibleOnBlank(style) {
 				space = glyph{" ", style}
 			}
 			i += n
@@ -59,8 +59,8 @@ func glyphsOf(line string, into []glyph) ([]glyph, bool) {
 	return out, true
 }
 
-// tinges reports whether a style is visible on a space. False positives are harmless.
-func tinges(style string) bool {
+// visibleOnBlank reports whether a style is visible on a space. False positives are harmless.
+func visibleOnBlank(style string) bool {
 	return strings.Contains(style, "\x1b[4") || strings.Contains(style, "\x1b[7") || strings.Contains(style, ";4") || strings.Contains(style, ";7m")
 }
 
@@ -125,7 +125,7 @@ func (p *brush) difference(y int, was, now []glyph) {
 			}
 		}
 		for ; x <= last; x++ {
-			if g := at(now, x); g != blank || tinges(p.style) {
+			if g := at(now, x); g != blank || visibleOnBlank(p.style) {
 				p.use(g.style)
 				p.b.WriteString(g.text)
 			} else {

@@ -10,11 +10,11 @@ import (
 // binding is a key and its action. Key line, help, palette and dispatch all use the same
 // tables of bindings, so they cannot differ.
 type binding struct {
-	keys  []string // as Bubble Tea names them
-	label string   // as shown: "↑↓ jk"
-	help  string   // the action, in the imperative
-	group string   // heading in the help
-	word  string   // label in the key line; empty: not shown there
+	keys      []string // as Bubble Tea names them
+	label     string   // as shown: "↑↓ jk"
+	help      string   // the action, in the imperative
+	group     string   // heading in the help
+	footLabel string   // label in the key line; empty: not shown there
 	// off returns why the key is disabled; nil or "" means that it works.
 	off func(*console) string
 	do  func(*console) tea.Cmd
@@ -32,7 +32,7 @@ func on(keys, label, help, group string, do func(*console) tea.Cmd) binding {
 	return binding{keys: strings.Fields(keys), label: label, help: help, group: group, do: do}
 }
 
-func (b binding) footed(word string) binding                  { b.word = word; return b }
+func (b binding) footed(word string) binding                  { b.footLabel = word; return b }
 func (b binding) unless(reason func(*console) string) binding { b.off = reason; return b }
 
 // act wraps an action that returns no command.
@@ -43,18 +43,18 @@ func act(f func(*console)) func(*console) tea.Cmd {
 // bindings are the active keys, those of the innermost overlay first.
 func (c *console) bindings() []binding {
 	switch {
-	case c.asking && c.bak.running:
+	case c.confirmLeave && c.bak.running:
 		return stopBackupKeys
-	case c.asking:
+	case c.confirmLeave:
 		return leaveKeys
-	case c.question != nil:
-		return questionKeys
+	case c.rolloutPrompt != nil:
+		return rolloutPromptKeys
 	case c.help:
 		return helpKeys
 	case c.pal.open:
 		return paletteKeys
-	case c.screen == screenCheck && c.chk.asks:
-		return askWriteKeys
+	case c.screen == screenCheck && c.chk.confirmWrite:
+		return confirmWriteKeys
 	}
 	return slices.Concat(c.screenKeys(), globalKeys)
 }
@@ -68,12 +68,12 @@ func (c *console) screenKeys() []binding {
 		return configKeys
 	case screenPreflight:
 		return preflightKeys
-	case screenConfirm:
-		return confirmKeys
-	case screenPlan:
-		return planKeys
-	case screenAccept:
-		return acceptKeys
+	case screenInitConfirm:
+		return initConfirmKeys
+	case screenUpgradePlan:
+		return upgradePlanKeys
+	case screenUpgradeConfirm:
+		return upgradeConfirmKeys
 	case screenRun:
 		if c.upgrading() {
 			return slices.Concat(runKeys, []binding{watchKey}, rolloutKeys)
@@ -104,12 +104,12 @@ var globalKeys = []binding{
 var leaveKeys = []binding{
 	on("y enter", "Enter", "leave; the run can be resumed", "leave", (*console).detach).footed("leave, resume later"),
 	on("ctrl+c", "Ctrl-C", "leave at once", "leave", (*console).interruptAgain).footed("leave at once"),
-	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.asking = false })).footed("stay"),
+	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.confirmLeave = false })).footed("stay"),
 }
 
 var stopBackupKeys = []binding{
 	on("y enter ctrl+c", "Enter", "stop the backup, delete its files, and leave", "leave", (*console).detach).footed("stop it and leave"),
-	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.asking = false })).footed("stay"),
+	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.confirmLeave = false })).footed("stay"),
 }
 
 var helpKeys = []binding{
@@ -139,7 +139,7 @@ func (c *console) keys(k tea.KeyMsg) tea.Cmd {
 
 // key finds the binding of a key and runs it.
 func (c *console) key(k tea.KeyMsg) tea.Cmd {
-	c.note, c.noted = "", ""
+	c.note, c.lastNote = "", ""
 	if c.typing() && c.typed(k) {
 		return nil
 	}
@@ -162,24 +162,24 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 // does not work yet.
 func (c *console) keyLine(w int) string {
 	leave := ""
-	if !c.asking && !c.help && !c.pal.open && c.question == nil {
-		leave = "q " + c.leaveWord()
+	if !c.confirmLeave && !c.help && !c.pal.open && c.rolloutPrompt == nil {
+		leave = "q " + c.quitLabel()
 	}
 	shown := c.bindings()
-	helps := slices.IndexFunc(shown, func(b binding) bool { return b.label == "?" && b.word != "" })
+	helps := slices.IndexFunc(shown, func(b binding) bool { return b.label == "?" && b.footLabel != "" })
 	end := w - width(leave) - 3 // of the columns for keys
 	if helps >= 0 {
-		end -= width(shown[helps].label) + width(shown[helps].word) + 3
+		end -= width(shown[helps].label) + width(shown[helps].footLabel) + 3
 	}
 	r := c.th.row(w).add(plain, " ")
 	for i, b := range shown {
 		if i == helps {
 			end = w - width(leave) - 3
 		}
-		if b.word == "" {
+		if b.footLabel == "" {
 			continue
 		}
-		st, word := accent, b.word
+		st, word := accent, b.footLabel
 		if b.disabled(c) != "" {
 			if b.label != "Enter" {
 				continue

@@ -51,8 +51,8 @@ func (m *summary) add(text string, long time.Duration) {
 	m.waits = append(m.waits, wait{text, long})
 }
 
-// worthWait is the minimum duration of a wait in the summary.
-const worthWait = 10 * time.Second
+// minReportedWait is the minimum duration of a wait in the summary.
+const minReportedWait = 10 * time.Second
 
 // close writes the summary.
 func (m *summary) close() {
@@ -102,7 +102,7 @@ func (m *summary) String() string {
 	m.findings(&b)
 	first := true
 	for _, w := range m.waits {
-		if w.long < worthWait {
+		if w.long < minReportedWait {
 			continue
 		}
 		if first {
@@ -153,11 +153,11 @@ func (m *summary) findings(b *strings.Builder) {
 	if m.t.plan == nil {
 		return
 	}
-	list, fine := worth(m.t.plan.Findings)
+	list, fine := needAttention(m.t.plan.Findings)
 	if len(m.t.plan.Findings) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\n### Findings: %s\n\n", tally(m.t.plan.Findings))
+	fmt.Fprintf(b, "\n### Findings: %s\n\n", countBySeverity(m.t.plan.Findings))
 	accepted := map[string]bool{}
 	for _, id := range m.t.plan.Acknowledged {
 		accepted[id] = true

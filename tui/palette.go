@@ -31,7 +31,7 @@ func (c *console) paletteList() (list []binding) {
 		if b.label == ":" || slices.ContainsFunc(list, func(o binding) bool { return slices.Equal(o.keys, b.keys) }) {
 			continue // the palette itself, or overridden by the screen
 		}
-		about := strings.ToLower(b.label + " " + b.help + " " + b.group + " " + b.word)
+		about := strings.ToLower(b.label + " " + b.help + " " + b.group + " " + b.footLabel)
 		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(about, w) }) {
 			list = append(list, b)
 		}

@@ -61,9 +61,9 @@ type plainPrinter struct {
 
 // newPlainPrinter returns a printer. live may be nil.
 func newPlainPrinter(out *guarded, live *liveLine, now func() time.Time) *plainPrinter {
-	l := look{ascii: true}
+	l := display{ascii: true}
 	if live != nil {
-		l = live.look
+		l = live.display
 	}
 	p := &plainPrinter{out: out, live: live, now: now, th: newTheme(l)}
 	p.last = now()
@@ -150,7 +150,7 @@ func (p *plainPrinter) event(ev engine.Event) {
 		p.printPlan(ev.Time)
 	case checked:
 		wrote = p.printCheck(ev.Time, p.t.checks[i])
-	case carried:
+	case nodePlanChanged:
 		wrote = p.printNodePlan(ev)
 	case stepped:
 		p.printChecks(ev.Time)

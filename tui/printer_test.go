@@ -169,7 +169,7 @@ func TestPrinterAndConsoleAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, name := range []string{"init", "many", "resumed", "taken-up"} {
 			events := recorded(t, name)
-			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24)
+			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, display{}, 80, 24)
 			s.c.plan = planIn(t, events)
 			s.c.screen, s.c.running, s.c.ran = screenRun, true, true
 			s.c.t.setPlan(s.c.plan)

@@ -220,7 +220,7 @@ func (s *session) ask(err error) bool {
 // confirmed prompts for y or yes. No is the default.
 func (s *session) confirmed(question string) bool {
 	if f, ok := s.Stdin.(*os.File); ok {
-		dropTyped(f)
+		discardInput(f)
 	}
 	fmt.Fprintf(s.Stderr, "%s [y/N] ", question)
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
@@ -457,7 +457,7 @@ func (s *session) shell(ctx context.Context, name, machine string, command []str
 	tty := isTerminal(s.Stdin) && isTerminal(s.Stdout)
 	if tty {
 		// In raw mode the shell in the machine gets line editing and Ctrl-C.
-		restore, err := raw(s.Stdin.(*os.File))
+		restore, err := makeRaw(s.Stdin.(*os.File))
 		if err != nil {
 			return &engine.Error{Op: "set up the terminal", Err: err}
 		}

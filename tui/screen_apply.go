@@ -51,22 +51,22 @@ type upgradeScreen struct {
 
 	planning bool
 	began    time.Time
-	live     checkLive
+	progress runningCheck
 	scroll   int // of the plan
 
 	// The confirmation: finding IDs that must be typed, one after the other, then yes or no.
-	need    consent
-	at      int    // index in need.names of the ID being typed
-	typed   string // the part typed so far
-	wrong   bool   // the typed ID did not match
-	yes     bool   // the cursor is on yes
-	shown   time.Time
-	watched bool   // the watch screen was shown for the rollout
-	held    string // the other run that holds the lock of cluster or workspace; "" if none
+	need     consent
+	at       int    // index in need.names of the ID being typed
+	typed    string // the part typed so far
+	wrong    bool   // the typed ID did not match
+	yes      bool   // the cursor is on yes
+	shown    time.Time
+	watched  bool   // the watch screen was shown for the rollout
+	lockedBy string // the other run that holds the lock of cluster or workspace; "" if none
 }
 
-// question is the confirmation of a change to the rollout: pause, resume, cancel.
-type question struct {
+// rolloutPrompt is the confirmation of a change to the rollout: pause, resume, cancel.
+type rolloutPrompt struct {
 	text, detail, yes string
 	do                func(*console) tea.Cmd
 }
@@ -93,9 +93,9 @@ func (c *console) openUpgrade(u *upgradeStart) tea.Cmd {
 	case screenHome, screenCheck, screenStart:
 		c.upg.from = c.screen
 	}
-	c.screen, c.plan, c.err, c.exit = screenPlan, nil, nil, engine.ExitDone
+	c.screen, c.plan, c.err, c.exit = screenUpgradePlan, nil, nil, engine.ExitDone
 	c.ran, c.t, c.bak.ended = false, timeline{}, false
-	c.chk.busy, c.chk.live = false, checkLive{} // launch cancels a running check
+	c.chk.busy, c.chk.progress = false, runningCheck{} // launch cancels a running check
 	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		p, err := u.plan(ctx, c.deps.engine, u.request, emit)
 		return upgradePlanned{p, err}
@@ -111,7 +111,7 @@ func (c *console) startUpgrade() tea.Cmd {
 // tookUpgradePlan shows the plan; it starts one that needs no confirmation.
 func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 	u := &c.upg
-	u.planning, u.live, c.note = false, checkLive{}, "" // the note may say that Enter is off
+	u.planning, u.progress, c.note = false, runningCheck{}, "" // the note may say that Enter is off
 	if msg.err != nil {
 		c.fail(msg.err)
 		return nil
@@ -137,8 +137,8 @@ func (c *console) runUpgrade() tea.Cmd {
 	return c.startRun()
 }
 
-var planKeys = []binding{
-	on("enter", "Enter", "continue to the confirmation", "do", act((*console).askUpgrade)).footed("continue").unless(func(c *console) string {
+var upgradePlanKeys = []binding{
+	on("enter", "Enter", "continue to the confirmation", "do", act((*console).showUpgradeConfirm)).footed("continue").unless(func(c *console) string {
 		switch {
 		case c.upg.planning:
 			return "checking and planning"
@@ -172,30 +172,30 @@ var planKeys = []binding{
 	on("esc", "Esc", "back; nothing has been changed", "leave", (*console).leavePlan).footed("back"),
 }
 
-var acceptKeys = []binding{
-	on("enter", "Enter", "accept the name, or confirm the selected answer", "do", (*console).answerUpgrade).footed("answer"),
+var upgradeConfirmKeys = []binding{
+	on("enter", "Enter", "accept the name, or confirm the selected answer", "do", (*console).answerUpgradeConfirm).footed("answer"),
 	on("left right tab shift+tab h l", "← →", "choose", "do", act(func(c *console) { c.upg.yes = !c.upg.yes })).footed("choose"),
 	on("y", "y", "choose yes", "do", act(func(c *console) { c.upg.yes = true })),
 	on("n", "n", "choose no", "do", act(func(c *console) { c.upg.yes = false })),
-	on("esc", "Esc", "back to the plan", "leave", act(func(c *console) { c.screen = screenPlan })).footed("plan"),
+	on("esc", "Esc", "back to the plan", "leave", act(func(c *console) { c.screen = screenUpgradePlan })).footed("plan"),
 }
 
 // rolloutKeys change a rollout in progress, after a confirmation.
 var rolloutKeys = []binding{
 	on("P", "P", "pause: start no further replacement (asks)", "changes the cluster", act(func(c *console) {
 		yes := true
-		c.question = &question{
+		c.rolloutPrompt = &rolloutPrompt{
 			"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
 			changeRollout("paused", engine.RolloutChange{Paused: &yes}),
 		}
 	})).footed("pause").unless(targetNotSet),
 	on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func(c *console) {
 		no := false
-		c.question = &question{"Resume the rollout?", "It continues to the same target.", "resume", changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
+		c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
 	})).footed("resume").unless(targetNotSet),
 	on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func(c *console) {
 		yes := true
-		c.question = &question{
+		c.rolloutPrompt = &rolloutPrompt{
 			"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
 			changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
 		}
@@ -205,7 +205,7 @@ var rolloutKeys = []binding{
 // targetNotSet returns why a rollout cannot be changed yet.
 func targetNotSet(c *console) string {
 	if c.screen == screenWatch && c.wat.origin != fromRun {
-		return c.cannotChange()
+		return c.readOnlyReason()
 	}
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
@@ -216,9 +216,9 @@ func targetNotSet(c *console) string {
 	return ""
 }
 
-// handOver shows the watch screen once, when the run only waits for nodes. It does not come
+// openWatchForRollout shows the watch screen once, when the run only waits for nodes. It does not come
 // back after the user has left it.
-func (c *console) handOver() tea.Cmd {
+func (c *console) openWatchForRollout() tea.Cmd {
 	s := c.t.running()
 	if c.screen != screenRun || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.id != engine.StepRollout {
 		return nil
@@ -229,14 +229,14 @@ func (c *console) handOver() tea.Cmd {
 
 // attach shows the run that holds the lock, read-only.
 func (c *console) attach(err error) tea.Cmd {
-	x := explain(err, c.deps.sp)
-	c.upg.held = orElse(x.why, x.what)
+	x := explain(err, c.deps.commands)
+	c.upg.lockedBy = orElse(x.why, x.what)
 	return c.openWatch()
 }
 
 // watchAgain opens the watch screen from the run screen or the result.
 func (c *console) watchAgain() tea.Cmd {
-	if c.upg.held != "" {
+	if c.upg.lockedBy != "" {
 		return c.openWatch()
 	}
 	return c.showWatch()
@@ -246,21 +246,21 @@ var watchKey = on("w", "w", "watch the nodes", "view", (*console).watchAgain).fo
 	switch {
 	case !c.upgrading() || c.wat.board == nil:
 		return "no rollout was watched"
-	case c.upg.held == "" && !c.upg.watched:
+	case c.upg.lockedBy == "" && !c.upg.watched:
 		return "no node is being replaced yet"
 	}
 	return ""
 })
 
-var questionKeys = []binding{
-	on("enter y", "Enter", "confirm", "do", (*console).answerQuestion).footed("confirm"),
-	on("esc n q", "Esc", "go back without a change", "back", act(func(c *console) { c.question = nil })).footed("back"),
-	on("ctrl+c", "Ctrl-C", "leave", "leave", func(c *console) tea.Cmd { c.question = nil; return c.leave() }),
+var rolloutPromptKeys = []binding{
+	on("enter y", "Enter", "confirm", "do", (*console).confirmRolloutChange).footed("confirm"),
+	on("esc n q", "Esc", "go back without a change", "back", act(func(c *console) { c.rolloutPrompt = nil })).footed("back"),
+	on("ctrl+c", "Ctrl-C", "leave", "leave", func(c *console) tea.Cmd { c.rolloutPrompt = nil; return c.leave() }),
 }
 
-func (c *console) answerQuestion() tea.Cmd {
-	q := c.question
-	c.question = nil
+func (c *console) confirmRolloutChange() tea.Cmd {
+	q := c.rolloutPrompt
+	c.rolloutPrompt = nil
 	return q.do(c)
 }
 
@@ -280,7 +280,7 @@ func changeRollout(what string, change engine.RolloutChange) func(*console) tea.
 
 func (c *console) tookRolloutChange(msg rolloutChanged) {
 	if msg.err != nil {
-		x := explain(msg.err, c.deps.sp)
+		x := explain(msg.err, c.deps.commands)
 		c.note = x.what
 		if x.why != "" {
 			c.note += ": " + x.why
@@ -291,7 +291,7 @@ func (c *console) tookRolloutChange(msg rolloutChanged) {
 }
 
 func (c *console) scrollPlan(by int) {
-	c.upg.scroll = max(0, min(c.upg.scroll+by, len(c.upgradeRows(c.planWidth()))-1))
+	c.upg.scroll = max(0, min(c.upg.scroll+by, len(c.upgradePlanRows(c.planWidth()))-1))
 }
 
 // planWidth is the width of the rows of the plan.
@@ -321,23 +321,25 @@ func (c *console) leavePlan() tea.Cmd {
 	return c.goHome()
 }
 
-// askUpgrade shows the confirmation of the upgrade. The safe answer is selected.
-func (c *console) askUpgrade() {
-	c.screen = screenAccept
+// showUpgradeConfirm shows the confirmation of the upgrade. The safe answer is selected.
+func (c *console) showUpgradeConfirm() {
+	c.screen = screenUpgradeConfirm
 	c.upg.at, c.upg.typed, c.upg.wrong = 0, "", false
 	c.upg.shown, c.upg.yes = c.now, c.plan.Rehearsal
 }
 
-// naming reports whether the ID of a finding is being typed.
-func (c *console) naming() bool { return c.screen == screenAccept && c.upg.at < len(c.upg.need.names) }
+// typingID reports whether the ID of a finding is being typed.
+func (c *console) typingID() bool {
+	return c.screen == screenUpgradeConfirm && c.upg.at < len(c.upg.need.names)
+}
 
-// typeName handles a key of the ID being typed.
-func (c *console) typeName(k tea.KeyMsg) {
+// typeID handles a key of the ID being typed.
+func (c *console) typeID(k tea.KeyMsg) {
 	u := &c.upg
 	u.wrong = false
 	switch k.Type {
 	case tea.KeyEsc:
-		c.screen = screenPlan
+		c.screen = screenUpgradePlan
 	case tea.KeyEnter:
 		id := u.need.names[u.at].ID
 		if strings.TrimSpace(u.typed) != id {
@@ -362,8 +364,8 @@ func (c *console) typeName(k tea.KeyMsg) {
 	}
 }
 
-func (c *console) answerUpgrade() tea.Cmd {
-	if c.now.Sub(c.upg.shown) < armAfter {
+func (c *console) answerUpgradeConfirm() tea.Cmd {
+	if c.now.Sub(c.upg.shown) < confirmDelay {
 		c.note = "read it first, then press Enter"
 		return nil
 	}
@@ -392,7 +394,7 @@ func (c *console) upgradeCommand() string {
 			}
 		}
 	}
-	return c.deps.sp.command(line + upgradeFlags(u.request, acked))
+	return c.deps.commands.command(line + upgradeFlags(u.request, acked))
 }
 
 // upgradeFlags are the flags of a request, with a leading space each.
@@ -419,26 +421,26 @@ func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 	return s
 }
 
-// comeBack is the command that resumes or reattaches to the upgrade.
-func (c *console) comeBack() string {
+// resumeCommand is the command that resumes or reattaches to the upgrade.
+func (c *console) resumeCommand() string {
 	u := c.upg.start
-	return c.deps.sp.command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
+	return c.deps.commands.command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
 }
 
-// planView renders the plan, or the progress of planning, in h lines.
-func (c *console) planView(w, h int) []string {
+// upgradePlanView renders the plan, or the progress of planning, in h lines.
+func (c *console) upgradePlanView(w, h int) []string {
 	u := &c.upg
 	if u.planning || c.plan == nil {
 		what := "querying cluster, cloud and releases"
-		if u.live.total > 0 {
-			what = u.live.words()
+		if u.progress.total > 0 {
+			what = u.progress.summary()
 		}
 		lines := []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "Checking the next hop, like upgrade check").String()}
 		lines = append(lines, c.th.below(w, 4, 3, faint, what)...)
 		return append(lines, "", c.th.row(w).pad(4).add(faint, "Then you review and confirm the plan. Nothing is changed before.").String())
 	}
 	left := c.planWidth()
-	rows := c.upgradeRows(left)
+	rows := c.upgradePlanRows(left)
 	from := max(0, min(u.scroll, len(rows)-h))
 	to := min(len(rows), from+h)
 	lines := slices.Clone(rows[from:to])
@@ -453,9 +455,9 @@ func (c *console) planView(w, h int) []string {
 	return beside(lines, side, left, h, c.th)
 }
 
-// upgradeRows is the plan: changes, risks, steps. The most important for the decision comes
+// upgradePlanRows is the plan: changes, risks, steps. The most important for the decision comes
 // first.
-func (c *console) upgradeRows(w int) []string {
+func (c *console) upgradePlanRows(w int) []string {
 	p := c.plan
 	lines := c.upgradeSections(w, p)
 	if w == c.w { // else the risks are beside the plan
@@ -472,7 +474,7 @@ func (c *console) upgradeRows(w int) []string {
 func (c *console) riskRows(w, h int) []string {
 	p := c.plan
 	lines := []string{c.th.rule(w, "Before nodes are replaced", "")}
-	lines = append(lines, c.keptRows(w, h)...)
+	lines = append(lines, c.backupCoverageRows(w, h)...)
 	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
@@ -482,11 +484,11 @@ func (c *console) riskRows(w, h int) []string {
 	case !p.OnlyWatches():
 		lines = append(lines, c.signed(w, caution, c.th.warn, "no backup is taken")...)
 	}
-	return append(lines, c.returnRows(w)...)
+	return append(lines, c.rollbackRows(w)...)
 }
 
-// returnRows show the stop points, what is irreversible, and how to roll back.
-func (c *console) returnRows(w int) []string {
+// rollbackRows show the stop points, what is irreversible, and how to roll back.
+func (c *console) rollbackRows(w int) []string {
 	p := c.plan
 	lines := []string{c.th.rule(w, "Rollback", "")}
 	add := func(head, text string) {
@@ -527,9 +529,9 @@ func replaced(p *engine.Plan) (n int) {
 	return n
 }
 
-// acceptView renders the confirmation of an upgrade in h lines: a summary of the changes and
+// upgradeConfirmView renders the confirmation of an upgrade in h lines: a summary of the changes and
 // the findings whose IDs must be typed.
-func (c *console) acceptView(w, h int) []string {
+func (c *console) upgradeConfirmView(w, h int) []string {
 	p, u := c.plan, &c.upg
 	lines := []string{c.th.rule(w, "Upgrade cluster "+clean(p.Cluster), count(len(p.Steps), "step"))}
 	add := func(head string, st style, text string) {
@@ -578,7 +580,7 @@ func (c *console) acceptView(w, h int) []string {
 			if i == u.at {
 				here = len(blocks)
 			}
-			blocks = append(blocks, c.nameRows(w, i, f))
+			blocks = append(blocks, c.findingIDRows(w, i, f))
 		}
 		from := 0
 		for room := h - len(lines) - 1; from < here; from++ { // the one being typed must be visible
@@ -597,8 +599,8 @@ func (c *console) acceptView(w, h int) []string {
 	return lines
 }
 
-// nameRows render a finding that must be accepted by name.
-func (c *console) nameRows(w, i int, f engine.Finding) []string {
+// findingIDRows render a finding that must be accepted by name.
+func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
 	u := &c.upg
 	if i < u.at {
 		return []string{c.th.row(w).pad(1).add(good, c.th.ok+" ").add(plain, clean(f.ID)).add(faint, "  accepted: "+clean(f.Title)).String()}
@@ -631,14 +633,14 @@ func (c *console) upgradeWhy() []string {
 		f := c.plan.Blocked()[0]
 		lines := c.signed(c.w, bad, c.th.fail, "Blocked: "+clean(f.Title))
 		if f.Remedy != "" {
-			lines = append(lines, c.th.below(c.w, 3, 2, accent, clean(c.deps.sp.text(f.Remedy)))...)
+			lines = append(lines, c.th.below(c.w, 3, 2, accent, clean(c.deps.commands.text(f.Remedy)))...)
 		}
 		return lines
-	case c.screen == screenPlan && c.plan.Rehearsal:
+	case c.screen == screenUpgradePlan && c.plan.Rehearsal:
 		return []string{r.add(strong, "Review the plan, then press Enter. Rehearsal: nothing will be changed.").String()}
-	case c.screen == screenPlan:
+	case c.screen == screenUpgradePlan:
 		return []string{r.add(strong, "Review the plan, then press Enter. Nothing is changed before you confirm.").String()}
-	case c.naming():
+	case c.typingID():
 		return []string{r.add(faint, "Enter accepts the name, Esc returns to the plan. Nothing has been changed yet.").String()}
 	}
 	text := "Upgrade cluster " + clean(c.plan.Cluster) + "?"
@@ -666,11 +668,11 @@ func (c *console) upgradeMode(s screenID) string {
 		badge = "REHEARSAL  "
 	}
 	switch {
-	case s == screenPlan && c.upg.planning:
+	case s == screenUpgradePlan && c.upg.planning:
 		return badge + "planning"
-	case s == screenPlan:
+	case s == screenUpgradePlan:
 		return badge + "plan"
-	case s == screenAccept:
+	case s == screenUpgradeConfirm:
 		return badge + "confirm"
 	case c.running && badge == "":
 		return "LIVE  " + clock(c.t.elapsed(c.now))
@@ -680,8 +682,8 @@ func (c *console) upgradeMode(s screenID) string {
 	return badge + "upgrade"
 }
 
-// changeWords are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
-func (c *console) changeWords(p *engine.Plan) string {
+// changeSummary are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
+func (c *console) changeSummary(p *engine.Plan) string {
 	var parts []string
 	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
 		if x[2] != "" && x[1] != x[2] {
@@ -701,12 +703,12 @@ func (c *console) upgradeRail(s screenID) string {
 	}
 	var stops []stop
 	at := 0
-	if (s == screenPlan || s == screenAccept || !c.ran) && len(c.t.steps) == 0 {
+	if (s == screenUpgradePlan || s == screenUpgradeConfirm || !c.ran) && len(c.t.steps) == 0 {
 		names := []string{"Check", "Plan", "Confirm", "Run", "Result"}
 		switch {
-		case s == screenPlan && !c.upg.planning:
+		case s == screenUpgradePlan && !c.upg.planning:
 			at = 1
-		case s == screenAccept:
+		case s == screenUpgradeConfirm:
 			at = 2
 		}
 		for i, n := range names {

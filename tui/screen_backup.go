@@ -18,12 +18,12 @@ import (
 type backupScreen struct {
 	from screenID // where Esc leads
 
-	entries []engine.BackupEntry
-	listErr error
-	listed  bool
-	local   *engine.LocalData // nil if unknown
-	lackErr error             // why local is unknown
-	gen     int               // generation of the last request
+	entries  []engine.BackupEntry
+	listErr  error
+	listed   bool
+	local    *engine.LocalData // nil if unknown
+	localErr error             // why local is unknown
+	gen      int               // generation of the last request
 
 	sel  int
 	open bool // the volume list fills the screen
@@ -71,8 +71,8 @@ type (
 	}
 )
 
-// whileIdle disables a key while a task runs.
-func whileIdle(c *console) string {
+// busyReason disables a key while a task runs.
+func busyReason(c *console) string {
 	switch {
 	case c.bak.running:
 		return "a backup is running"
@@ -85,13 +85,13 @@ func whileIdle(c *console) string {
 }
 
 var backupKeys = []binding{
-	on("b", "b", "create a backup now", "do", (*console).startBackup).footed("back up now").unless(whileIdle),
-	on("e", "e", "etcd snapshot: if available, required, never", "do", act((*console).nextEtcd)).footed("etcd").unless(whileIdle),
+	on("b", "b", "create a backup now", "do", (*console).startBackup).footed("back up now").unless(busyReason),
+	on("e", "e", "etcd snapshot: if available, required, never", "do", act((*console).nextEtcd)).footed("etcd").unless(busyReason),
 	on("v", "v", "verify the selected backup", "do", (*console).verifyBackup).footed("verify").unless(func(c *console) string {
 		if len(c.bak.entries) == 0 {
 			return "there is no backup yet"
 		}
-		return whileIdle(c)
+		return busyReason(c)
 	}),
 	on("enter", "Enter", "list the volumes that are in no backup", "view", act(func(c *console) { c.bak.open, c.bak.at = true, 0 })).footed("volumes").unless(func(c *console) string {
 		if c.bak.local == nil || len(c.bak.local.Volumes) == 0 {
@@ -101,15 +101,15 @@ var backupKeys = []binding{
 	}),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveBackup(-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveBackup(1) })),
-	on("r", "r", "refresh", "do", (*console).readBackups).unless(whileIdle),
+	on("r", "r", "refresh", "do", (*console).readBackups).unless(busyReason),
 	on("esc", "Esc", "back; stops a running backup and deletes its files", "leave", (*console).leaveBackup).footed("back"),
 	on("y", "y", "copy the restore command of the selected backup", "copy", act(func(c *console) {
-		c.copyText(c.deps.sp.command("backup restore "+quoteArg(c.chosenBackup().ID)), "the restore command")
-	})).footed("copy restore").unless((*console).noRestore),
+		c.copyText(c.deps.commands.command("backup restore "+quoteArg(c.chosenBackup().ID)), "the restore command")
+	})).footed("copy restore").unless((*console).restoreOff),
 }
 
-// noRestore returns why the selected backup cannot be restored.
-func (c *console) noRestore() string {
+// restoreOff returns why the selected backup cannot be restored.
+func (c *console) restoreOff() string {
 	b := c.chosenBackup()
 	switch {
 	case b == nil:
@@ -168,7 +168,7 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 		if msg.gen != b.gen {
 			break
 		}
-		if b.lackErr = msg.err; msg.err == nil {
+		if b.localErr = msg.err; msg.err == nil {
 			b.local = &msg.local
 		}
 	case backupPlanned:
@@ -222,7 +222,7 @@ func (c *console) startBackup() tea.Cmd {
 
 func (c *console) tookBackupEnd(err error) tea.Cmd {
 	b := &c.bak
-	c.running, c.asking = false, false
+	c.running, c.confirmLeave = false, false
 	b.running, b.ended, b.err = false, true, err
 	if c.leaving {
 		if !c.hasExit {
@@ -299,8 +299,8 @@ func (c *console) moveBackup(by int) {
 	c.bak.sel = max(0, min(c.bak.sel+by, len(c.bak.entries)-1))
 }
 
-// lastWhole is the newest complete backup; nil if there is none.
-func (b *backupScreen) lastWhole() *engine.BackupEntry {
+// newestComplete is the newest complete backup; nil if there is none.
+func (b *backupScreen) newestComplete() *engine.BackupEntry {
 	for i := range b.entries {
 		if b.entries[i].Whole {
 			return &b.entries[i]
@@ -320,7 +320,7 @@ func (c *console) backupView(w, h int) []string {
 	for _, l := range wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
 		lines = append(lines, c.th.row(w).add(plain, " ").add(plain, l).String())
 	}
-	kept := c.keptRows(w, h)
+	kept := c.backupCoverageRows(w, h)
 	lines = append(lines, kept...)
 	var below []string
 	switch {
@@ -351,10 +351,10 @@ func (c *console) backupView(w, h int) []string {
 	return append(lines, below...)
 }
 
-// keptRows show for each kind of data whether a backup contains it.
-func (c *console) keptRows(w, h int) []string {
+// backupCoverageRows show for each kind of data whether a backup contains it.
+func (c *console) backupCoverageRows(w, h int) []string {
 	b := &c.bak
-	last := b.lastWhole()
+	last := b.newestComplete()
 	const what = 26
 	row := func(st style, sign, name string, state style, text, age string) string {
 		if w < 70 { // two lines instead of a cut one
@@ -394,8 +394,8 @@ func (c *console) keptRows(w, h int) []string {
 		}
 	}
 	switch l := b.local; {
-	case l == nil && b.lackErr != nil:
-		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", plain, "unknown: "+clean(b.lackErr.Error()), ""))
+	case l == nil && b.localErr != nil:
+		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", plain, "unknown: "+clean(b.localErr.Error()), ""))
 	case l == nil:
 		lines = append(lines, row(accent, c.th.spin(c.frame), "volumes on nodes", faint, "querying the cluster", ""))
 	case len(l.Volumes) == 0:
@@ -418,7 +418,7 @@ func (c *console) keptRows(w, h int) []string {
 		}
 		shown := min(most, len(l.Volumes))
 		for i, v := range l.Volumes[:shown] {
-			r := c.th.row(w).pad(3).add(faint, c.th.branch+" ").add(plain, clean(volumeWords(v)))
+			r := c.th.row(w).pad(3).add(faint, c.th.branch+" ").add(plain, clean(volumeSummary(v)))
 			if i == shown-1 && shown < len(l.Volumes) {
 				r.right(faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
 			}
@@ -439,8 +439,8 @@ func (c *console) keptRows(w, h int) []string {
 	return strings.Split(strings.Join(lines, "\n"), "\n")
 }
 
-// volumeWords describe a volume: "db/pg-0  worker-0  statefulset/db/postgres".
-func volumeWords(v engine.LocalVolume) string {
+// volumeSummary describe a volume: "db/pg-0  worker-0  statefulset/db/postgres".
+func volumeSummary(v engine.LocalVolume) string {
 	s := v.Namespace + "/" + v.Claim
 	if len(v.Nodes) > 0 {
 		s += "  " + someNames(v.Nodes, 2)
@@ -480,7 +480,7 @@ func (c *console) backupRows(w, h int) []string {
 	lines := []string{c.th.rule(w, fmt.Sprintf("Backups %d", len(b.entries)), remark)}
 	switch {
 	case b.listErr != nil:
-		x := explain(b.listErr, c.deps.sp)
+		x := explain(b.listErr, c.deps.commands)
 		lines = append(lines, c.th.row(w).add(plain, " ").add(bad, c.th.fail+" ").add(plain, x.what).String())
 		lines = append(lines, c.th.below(w, 3, 2, faint, x.why)...)
 		lines = append(lines, c.th.below(w, 3, 3, accent, x.remedy)...)
@@ -666,5 +666,5 @@ func (c *console) backupCommand() string {
 	if c.bak.etcd != engine.EtcdAuto {
 		verb += " --etcd=" + c.bak.etcd
 	}
-	return c.deps.sp.command(verb)
+	return c.deps.commands.command(verb)
 }

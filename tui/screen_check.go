@@ -28,38 +28,38 @@ const (
 // checkScreen is the check for upgrades: its result, and the state of the screen. Its text
 // comes unfiltered from outside; rendering cleans it.
 type checkScreen struct {
-	known *engine.Check // the newest result; nil if there is none yet
-	// whole is set if known is the result of a complete check, preflight included.
-	whole bool
-	at    time.Time // when known was set
-	err   error     // of the last check
+	result *engine.Check // the newest result; nil if there is none yet
+	// complete is set if known is the result of a complete check, preflight included.
+	complete bool
+	at       time.Time // when known was set
+	err      error     // of the last check
 	// busy is set while a check runs; live is its progress.
-	busy  bool
-	began time.Time
-	live  checkLive
-	// quiet is set once the home screen has started its background check of versions.
-	quiet bool
+	busy     bool
+	began    time.Time
+	progress runningCheck
+	// backgroundStarted is set once the home screen has started its background check of versions.
+	backgroundStarted bool
 
-	pane   int
-	sel    [checkPanes]int
-	fine   bool // passed checks are listed as well
-	open   bool // the selected row fills the screen
-	scroll int  // of the open row
-	filter string
-	typing bool
-	asks   bool // the question whether to write the configuration is shown
-	writes bool
+	pane         int
+	sel          [checkPanes]int
+	showPassed   bool // passed checks are listed as well
+	open         bool // the selected row fills the screen
+	scroll       int  // of the open row
+	filter       string
+	typing       bool
+	confirmWrite bool // the question whether to write the configuration is shown
+	writing      bool
 }
 
-// checkLive is the progress of a check.
-type checkLive struct {
+// runningCheck is the progress of a check.
+type runningCheck struct {
 	total, done int
 	running     []string // IDs in the order of their start
 	progress    map[string]string
 	found       []engine.Finding
 }
 
-func (l *checkLive) apply(ev engine.Event) {
+func (l *runningCheck) apply(ev engine.Event) {
 	i := slices.Index(l.running, ev.Object)
 	switch {
 	case ev.Kind == engine.KindProgress && i >= 0:
@@ -83,8 +83,8 @@ func (l *checkLive) apply(ev engine.Event) {
 	}
 }
 
-// words is the progress as text: "31 of 44 checked; drain-rehearsal 42 of 300".
-func (l *checkLive) words() string {
+// summary is the progress as text: "31 of 44 checked; drain-rehearsal 42 of 300".
+func (l *runningCheck) summary() string {
 	s := fmt.Sprintf("%d of %d checked", l.done, l.total)
 	var names []string
 	for _, id := range l.running {
@@ -106,7 +106,7 @@ type (
 		check engine.Check
 		err   error
 	}
-	quietEnded struct {
+	backgroundEnded struct {
 		check engine.Check
 		err   error
 	}
@@ -127,21 +127,21 @@ var checkKeys = []binding{
 		switch {
 		case c.chk.busy:
 			return "a check is running"
-		case c.chk.writes:
+		case c.chk.writing:
 			return "the configuration is being written"
-		case c.chk.known == nil:
+		case c.chk.result == nil:
 			return "there is no result yet; r checks"
-		case len(c.chk.known.Path) == 0:
+		case len(c.chk.result.Path) == 0:
 			return "there is no next hop"
 		}
 		return ""
 	}),
-	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.asks = true })).footed("write").unless(nothingToWrite),
+	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.confirmWrite = true })).footed("write").unless(nothingToWrite),
 	on("r", "r", "check again", "do", (*console).startCheck).unless(func(c *console) string {
 		switch {
 		case c.chk.busy:
 			return "a check is running"
-		case c.chk.writes:
+		case c.chk.writing:
 			return "the configuration is being written"
 		}
 		return ""
@@ -158,27 +158,27 @@ var checkKeys = []binding{
 	on("end G", "G", "to the last", "move", act(func(c *console) { c.moveCheck(1 << 20) })),
 	on("/", "/", "filter findings", "view", act(func(c *console) { c.chk.typing, c.chk.open, c.chk.pane = true, false, checkFindings })).footed("filter"),
 	on("b", "b", "list backups or create one", "do", (*console).openBackup).unless(func(c *console) string {
-		if c.chk.writes {
+		if c.chk.writing {
 			return "the configuration is being written"
 		}
 		return ""
 	}),
 }
 
-var askWriteKeys = []binding{
+var confirmWriteKeys = []binding{
 	on("enter", "Enter", "write the configuration", "do", (*console).writeConfig).footed("write").unless(func(c *console) string {
-		if c.chk.writes {
+		if c.chk.writing {
 			return "it is being written"
 		}
 		return ""
 	}),
-	on("esc n q", "Esc", "keep the file as it is", "back", act(func(c *console) { c.chk.asks = false })).footed("keep the file"),
+	on("esc n q", "Esc", "keep the file as it is", "back", act(func(c *console) { c.chk.confirmWrite = false })).footed("keep the file"),
 	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
 }
 
 // nothingToWrite returns why W is off.
 func nothingToWrite(c *console) string {
-	k := c.chk.known
+	k := c.chk.result
 	switch {
 	case c.chk.busy || k == nil:
 		return "a check is running"
@@ -197,8 +197,8 @@ func nothingToWrite(c *console) string {
 // openCheck shows the check. It starts a new one unless the last complete one is recent.
 func (c *console) openCheck() tea.Cmd {
 	c.screen = screenCheck
-	c.chk.open, c.chk.asks, c.chk.typing = false, false, false
-	if c.chk.whole && c.chk.err == nil && c.now.Sub(c.chk.at) <= staleAfter {
+	c.chk.open, c.chk.confirmWrite, c.chk.typing = false, false, false
+	if c.chk.complete && c.chk.err == nil && c.now.Sub(c.chk.at) <= staleAfter {
 		return nil
 	}
 	return c.startCheck()
@@ -206,25 +206,25 @@ func (c *console) openCheck() tea.Cmd {
 
 // startCheck checks for upgrades. The last result stays on the screen meanwhile.
 func (c *console) startCheck() tea.Cmd {
-	c.chk.busy, c.chk.began, c.chk.live, c.chk.err = true, c.now, checkLive{}, nil
+	c.chk.busy, c.chk.began, c.chk.progress, c.chk.err = true, c.now, runningCheck{}, nil
 	return c.launch("checking for upgrades", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{}, emit)
 		return checkEnded{k, err}
 	})
 }
 
-// quietCheck checks versions in the background, once; nil if there is nothing to do. Its
+// backgroundCheck checks versions in the background, once; nil if there is nothing to do. Its
 // error is dropped: the check screen runs its own check and shows the error.
-func (c *console) quietCheck() tea.Cmd {
-	if c.chk.quiet || c.chk.known != nil || c.chk.busy {
+func (c *console) backgroundCheck() tea.Cmd {
+	if c.chk.backgroundStarted || c.chk.result != nil || c.chk.busy {
 		return nil
 	}
-	c.chk.quiet = true
+	c.chk.backgroundStarted = true
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
 		defer cancel()
 		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{NoPreflight: true}, func(engine.Event) {})
-		return quietEnded{k, err}
+		return backgroundEnded{k, err}
 	}
 }
 
@@ -232,34 +232,34 @@ func (c *console) quietCheck() tea.Cmd {
 func (c *console) takeCheckEvents(events []engine.Event) {
 	for _, ev := range events {
 		if ev.Kind != engine.KindCheck || ev.Object != engine.CheckVersions {
-			c.chk.live.apply(ev)
+			c.chk.progress.apply(ev)
 			continue
 		}
 		var k engine.Check
-		if json.Unmarshal(ev.Data, &k) != nil || k.Current == (engine.Target{}) && c.chk.known != nil {
+		if json.Unmarshal(ev.Data, &k) != nil || k.Current == (engine.Target{}) && c.chk.result != nil {
 			continue // keep the last result: this one has no cluster data
 		}
-		c.chk.known, c.chk.at, c.chk.whole = &k, c.now, false
+		c.chk.result, c.chk.at, c.chk.complete = &k, c.now, false
 	}
 }
 
 // tookCheck takes the end of a check.
 func (c *console) tookCheck(msg checkEnded) tea.Cmd {
 	c.chk.busy, c.chk.err = false, msg.err
-	if msg.check.Schema != "" && (msg.err == nil || c.chk.known == nil || c.chk.known.Current == (engine.Target{})) {
-		c.chk.known, c.chk.at, c.chk.whole = &msg.check, c.now, msg.err == nil
+	if msg.check.Schema != "" && (msg.err == nil || c.chk.result == nil || c.chk.result.Current == (engine.Target{})) {
+		c.chk.result, c.chk.at, c.chk.complete = &msg.check, c.now, msg.err == nil
 	}
-	c.chk.live = checkLive{}
+	c.chk.progress = runningCheck{}
 	c.moveCheck(0)
-	if k := c.chk.known; k != nil && len(k.Findings) == 0 && len(k.Blocked) > 0 && c.chk.pane == checkFindings {
+	if k := c.chk.result; k != nil && len(k.Findings) == 0 && len(k.Blocked) > 0 && c.chk.pane == checkFindings {
 		c.chk.pane = checkPath // the only pane with content
 	}
 	return tea.Tick(checkStale, func(time.Time) tea.Msg { return refresh{-1} }) // draws again
 }
 
-func (c *console) tookQuiet(msg quietEnded) {
-	if msg.err == nil && msg.check.Schema != "" && c.chk.known == nil {
-		c.chk.known, c.chk.at = &msg.check, c.now
+func (c *console) tookBackground(msg backgroundEnded) {
+	if msg.err == nil && msg.check.Schema != "" && c.chk.result == nil {
+		c.chk.result, c.chk.at = &msg.check, c.now
 	}
 }
 
@@ -277,13 +277,13 @@ func (c *console) leaveCheck() tea.Cmd {
 		c.cancel()
 		c.cancel = nil
 		c.task++ // drops its late messages
-		c.chk.busy, c.chk.live = false, checkLive{}
+		c.chk.busy, c.chk.progress = false, runningCheck{}
 	}
 	return c.goHome()
 }
 
 func (c *console) writeConfig() tea.Cmd {
-	c.chk.writes = true
+	c.chk.writing = true
 	return c.launch("writing the configuration", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
 		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{WriteConfig: true, NoPreflight: true}, func(engine.Event) {})
 		return configWritten{k, err}
@@ -291,10 +291,10 @@ func (c *console) writeConfig() tea.Cmd {
 }
 
 func (c *console) tookWritten(msg configWritten) {
-	c.chk.writes, c.chk.asks = false, false
+	c.chk.writing, c.chk.confirmWrite = false, false
 	switch x := msg.check.Config; {
 	case msg.err != nil:
-		e := explain(msg.err, c.deps.sp)
+		e := explain(msg.err, c.deps.commands)
 		c.note = "not written: " + e.what
 		if e.why != "" {
 			c.note += ": " + e.why
@@ -302,26 +302,26 @@ func (c *console) tookWritten(msg configWritten) {
 	case x == nil || !x.Written:
 		c.note = "nothing was written: the configuration is already up to date; r checks again"
 	default:
-		k := *c.chk.known
+		k := *c.chk.result
 		c.note = fmt.Sprintf("wrote %s into %s", count(len(x.Fields), "value"), clean(x.Path))
 		if !slices.Equal(k.Config.Fields, x.Fields) {
 			c.note += "; they differ from those shown, r checks again"
 		}
 		k.Config = x
 		k.Findings = slices.DeleteFunc(slices.Clone(k.Findings), func(f engine.Finding) bool { return f.ID == engine.CheckConfigTarget })
-		c.chk.known = &k
+		c.chk.result = &k
 	}
 }
 
 // findingsNow are the findings so far, the most severe first.
 func (c *console) findingsNow() []engine.Finding {
-	if c.chk.known == nil {
+	if c.chk.result == nil {
 		return nil
 	}
-	if len(c.chk.live.found) == 0 {
-		return c.chk.known.Findings
+	if len(c.chk.progress.found) == 0 {
+		return c.chk.result.Findings
 	}
-	out := slices.Concat(c.chk.known.Findings, c.chk.live.found)
+	out := slices.Concat(c.chk.result.Findings, c.chk.progress.found)
 	order := []engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}
 	slices.SortStableFunc(out, func(a, b engine.Finding) int {
 		return slices.Index(order, a.Severity) - slices.Index(order, b.Severity)
@@ -337,7 +337,7 @@ func (c *console) shown() (list []engine.Finding, folded int) {
 		text := strings.ToLower(strings.Join([]string{f.ID, string(f.Severity), f.Source, f.Title, f.Detail, f.Owner, strings.Join(f.Objects, " ")}, " "))
 		switch {
 		case slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }):
-		case f.Severity == engine.Info && !c.chk.fine && len(words) == 0:
+		case f.Severity == engine.Info && !c.chk.showPassed && len(words) == 0:
 			folded++
 		default:
 			list = append(list, f)
@@ -350,17 +350,17 @@ func (c *console) shown() (list []engine.Finding, folded int) {
 type checkItem struct {
 	finding *engine.Finding
 	reason  *reason
-	fold    int
+	folded  int
 }
 
 // checkItems are the rows of the pane that has the focus.
 func (c *console) checkItems() (items []checkItem) {
-	if c.chk.known == nil {
+	if c.chk.result == nil {
 		return nil
 	}
 	switch c.chk.pane {
 	case checkPath:
-		for _, r := range reasonsOf(c.chk.known) {
+		for _, r := range reasonsOf(c.chk.result) {
 			items = append(items, checkItem{reason: &r})
 		}
 	case checkFindings:
@@ -368,8 +368,8 @@ func (c *console) checkItems() (items []checkItem) {
 		for i := range list {
 			items = append(items, checkItem{finding: &list[i]})
 		}
-		if folded > 0 || c.chk.fine && c.chk.filter == "" && len(list) > 0 {
-			items = append(items, checkItem{fold: folded})
+		if folded > 0 || c.chk.showPassed && c.chk.filter == "" && len(list) > 0 {
+			items = append(items, checkItem{folded: folded})
 		}
 	}
 	return items
@@ -391,7 +391,7 @@ func (c *console) openSelected() {
 	case x.finding != nil || x.reason != nil:
 		c.chk.open, c.chk.scroll = true, 0
 	default:
-		c.chk.fine = !c.chk.fine
+		c.chk.showPassed = !c.chk.showPassed
 		c.moveCheck(0)
 	}
 }
@@ -419,10 +419,10 @@ func (c *console) copyCheckCommand() {
 			c.note = "the command contains control characters: it is not copied"
 			return
 		}
-		c.copyText(c.deps.sp.alone(f.Command), "the command")
+		c.copyText(c.deps.commands.alone(f.Command), "the command")
 		return
 	}
-	c.copyText(c.deps.sp.command("upgrade check"), "the command of the check")
+	c.copyText(c.deps.commands.command("upgrade check"), "the command of the check")
 }
 
 func (c *console) copyCheckLine() {
@@ -435,8 +435,8 @@ func (c *console) copyCheckLine() {
 		c.copyText(s, "the line")
 	case x.reason != nil:
 		c.copyText(clean(x.reason.what)+": "+clean(x.reason.text), "the line")
-	case c.chk.known != nil:
-		_, s := verdict(c.chk.known)
+	case c.chk.result != nil:
+		_, s := verdict(c.chk.result)
 		c.copyText(clean(s), "the line")
 	default:
 		c.copyText("", "")
@@ -466,20 +466,20 @@ func (v *checkScreen) typeFilter(k tea.KeyMsg) {
 func (c *console) staleCheck() bool {
 	k := &c.chk
 	if k.busy { // the last result is shown meanwhile
-		return k.known != nil && k.began.Sub(k.at) > staleAfter
+		return k.result != nil && k.began.Sub(k.at) > staleAfter
 	}
-	return k.known != nil && (k.err != nil && k.known.Current != (engine.Target{}) || c.now.Sub(k.at) > checkStale)
+	return k.result != nil && (k.err != nil && k.result.Current != (engine.Target{}) || c.now.Sub(k.at) > checkStale)
 }
 
 // checkMode is the right end of the first line.
 func (c *console) checkMode() string {
 	k := &c.chk
 	switch {
-	case k.busy && k.live.total > 0:
-		return fmt.Sprintf("upgrade check  %d of %d", k.live.done, k.live.total)
+	case k.busy && k.progress.total > 0:
+		return fmt.Sprintf("upgrade check  %d of %d", k.progress.done, k.progress.total)
 	case k.busy:
 		return "upgrade check"
-	case k.known == nil:
+	case k.result == nil:
 		return "upgrade check  " + c.now.UTC().Format("15:04:05 UTC")
 	case c.staleCheck():
 		return "upgrade check  STALE " + short(c.now.Sub(k.at)) + "  r refresh"
@@ -492,12 +492,12 @@ func (c *console) checkWhy(w int) []string {
 	k := &c.chk
 	r := c.th.row(w).add(plain, " ")
 	switch {
-	case k.busy && k.live.total > 0:
-		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): "+k.live.words()).String()}
+	case k.busy && k.progress.total > 0:
+		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): "+k.progress.summary()).String()}
 	case k.busy:
 		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): querying cluster, cloud and releases").String()}
 	case k.err != nil:
-		e := explain(k.err, c.deps.sp)
+		e := explain(k.err, c.deps.commands)
 		what := e.what
 		if e.why != "" {
 			what += ": " + e.why
@@ -507,12 +507,12 @@ func (c *console) checkWhy(w int) []string {
 			lines = append(lines, c.th.row(w).add(faint, "   fix ").add(accent, e.remedy).String())
 		}
 		return lines
-	case k.known == nil:
+	case k.result == nil:
 		return nil
-	case !k.whole:
+	case !k.complete:
 		return []string{r.add(faint, "Versions only; r runs the preflight checks of the next hop.").String()}
 	}
-	severity, text := verdict(k.known)
+	severity, text := verdict(k.result)
 	sign, st := c.severitySignOf(severity)
 	return c.signed(w, st, sign, clean(text))
 }
@@ -526,20 +526,20 @@ func (c *console) signed(w int, st style, sign, text string) []string {
 
 // checkView renders the check in h lines.
 func (c *console) checkView(w, h int) []string {
-	k := c.chk.known
+	k := c.chk.result
 	switch {
 	case k == nil && c.chk.err != nil:
 		return c.problem(w, c.chk.err)
 	case k == nil:
 		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "querying cluster, cloud and releases").String()}
-	case c.chk.asks:
-		return c.askWrite(w, h)
+	case c.chk.confirmWrite:
+		return c.confirmWriteView(w, h)
 	case c.chk.open:
 		return c.openView(w, h)
 	case w >= 110 && h >= 26:
 		return c.checkWide(w, h)
 	}
-	trouble, _ := worth(c.findingsNow())
+	trouble, _ := needAttention(c.findingsNow())
 	roomy := len(k.Path) == 0 && len(trouble) == 0 && len(k.Components)+10 <= h
 	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), roomy)
 	most := h - len(lines) - 3
@@ -558,12 +558,12 @@ func (c *console) checkView(w, h int) []string {
 		return append(lines, c.changesPane(w, room, k)...)
 	}
 	lines = append(lines, c.findingsPane(w, room)...)
-	return append(lines, c.below(w, h-len(lines), k)...)
+	return append(lines, c.findingsFooter(w, h-len(lines), k)...)
 }
 
-// below fills the room under the findings of a narrow screen with details of the selected
+// findingsFooter fills the room under the findings of a narrow screen with details of the selected
 // one or with the changes of the next hop.
-func (c *console) below(w, room int, k *engine.Check) []string {
+func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 	f := c.selected().finding
 	if f != nil && f.Severity != engine.Info && room > 2 {
 		detail := c.findingDetail(w, 4, *f)
@@ -574,7 +574,7 @@ func (c *console) below(w, room int, k *engine.Check) []string {
 		return append(lines, detail[:min(len(detail), room-1)]...)
 	}
 	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // only one line: show the command or the remedy
-		what := clean(orElse(c.deps.sp.line(f.Command), c.deps.sp.text(f.Remedy)))
+		what := clean(orElse(c.deps.commands.line(f.Command), c.deps.commands.text(f.Remedy)))
 		return []string{c.th.row(w).pad(2).add(faint, "To do: ").add(accent, what).String()}
 	}
 	if changes := c.changeRows(w, k); room > 2 && len(changes) > 0 {
@@ -618,7 +618,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 	}
 	lines := []string{c.focusRule(w, checkPath, "Path", remark)}
 	terse := 1 // leaves out why hops are needed, unless there is nothing more urgent
-	if trouble, _ := worth(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
+	if trouble, _ := needAttention(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
 		terse = 0
 	}
 	hops := c.hopRows(w, k, terse)
@@ -683,7 +683,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 // findingsPane lists the findings in at most h lines.
 func (c *console) findingsPane(w, h int) []string {
 	all := c.findingsNow()
-	remark := tally(all)
+	remark := countBySeverity(all)
 	if c.chk.filter != "" || c.chk.typing {
 		list, _ := c.shown()
 		remark = fmt.Sprintf("%d of %s", len(list), count(len(all), "finding"))
@@ -707,7 +707,7 @@ func (c *console) findingsPane(w, h int) []string {
 			text = "no finding matches; Esc clears the filter"
 		case c.chk.busy:
 			text = "none so far"
-		case len(c.chk.known.Path) == 0:
+		case len(c.chk.result.Path) == 0:
 			text = "none: there is no next hop to check"
 		}
 		return append(lines, c.th.row(w).add(faint, "   "+text).String())
@@ -736,14 +736,14 @@ func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
 			title = strong
 		}
 		return c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ").col(faint, clean(x.finding.Source), areaWidth).add(title, clean(x.finding.Title)).String()
-	case x.fold == 0:
+	case x.folded == 0:
 		st := faint
 		if here {
 			st = strong
 		}
 		return c.th.row(w).add(accent, c.marker(here)).add(st, "  hide passed checks").String()
 	}
-	return c.fineRow(w, x.fold, items == 1 && !c.chk.busy, here)
+	return c.passedRow(w, x.folded, items == 1 && !c.chk.busy, here)
 }
 
 // changesPane lists what the next hop changes, scrolled.
@@ -780,9 +780,9 @@ func (c *console) fieldRows(w int, fields []engine.FieldChange) []string {
 	return lines
 }
 
-// askWrite shows the values to write and asks for confirmation.
-func (c *console) askWrite(w, h int) []string {
-	x := c.chk.known.Config
+// confirmWriteView shows the values to write and asks for confirmation.
+func (c *console) confirmWriteView(w, h int) []string {
+	x := c.chk.result.Config
 	lines := []string{c.th.rule(w, "Write the configuration?", count(len(x.Fields), "value"))}
 	lines = append(lines, c.th.row(w).pad(2).add(faint, cutMiddle(clean(x.Path), w-3, c.th.ellipsis)).String())
 	rows := c.fieldRows(w, x.Fields)
@@ -810,7 +810,7 @@ func (c *console) detail(w int) []string {
 	case x.finding != nil:
 		f := x.finding
 		sign, st := c.severitySignOf(f.Severity)
-		lines := []string{c.th.rule(w, clean(f.ID), severityWord(f.Severity))}
+		lines := []string{c.th.rule(w, clean(f.ID), severityText(f.Severity))}
 		for i, p := range wrap(clean(f.Title), max(20, w-4)) {
 			r := c.th.row(w).pad(3)
 			if i == 0 {
@@ -835,19 +835,19 @@ func (c *console) detail(w int) []string {
 		}
 		add("version", strong, clean(x.reason.what))
 		add("why", plain, clean(x.reason.text))
-		add("fix", accent, clean(c.deps.sp.text(x.reason.remedy)))
+		add("fix", accent, clean(c.deps.commands.text(x.reason.remedy)))
 		add("source", faint, clean(x.reason.reference))
 		if !x.reason.beyond {
 			add("", faint, "A later hop of the path reaches it or a newer version.")
 		}
 		return lines
-	case x.fold > 0:
+	case x.folded > 0:
 		return []string{c.th.rule(w, "Details", ""), c.th.row(w).pad(1).add(faint, "Enter lists the checks that passed.").String()}
 	}
 	return []string{c.th.rule(w, "Details", "")}
 }
 
-func severityWord(s engine.Severity) string {
+func severityText(s engine.Severity) string {
 	switch s {
 	case engine.Block:
 		return "blocks"
@@ -861,7 +861,7 @@ func severityWord(s engine.Severity) string {
 
 // checkWide is checkView for wide screens, with component parts, the lattice, and details at the right.
 func (c *console) checkWide(w, h int) []string {
-	k := c.chk.known
+	k := c.chk.result
 	right := max(40, w*2/5)
 	left := w - right - 3
 	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), true)
@@ -1029,23 +1029,23 @@ func feedRemark(f engine.FeedState, now time.Time) string {
 // available is the newest reachable version of a component that is newer than now; empty if
 // none is known.
 func (c *console) available(component, now string) string {
-	if c.chk.known == nil {
+	if c.chk.result == nil {
 		return ""
 	}
-	if goal := goalOf(c.chk.known, component); newer(goal, now) {
+	if goal := goalOf(c.chk.result, component); newer(goal, now) {
 		return goal
 	}
 	return ""
 }
 
-// upgradeWords summarise the available upgrade; empty if none is known.
-func (c *console) upgradeWords() string {
-	k := c.chk.known
+// upgradeSummary summarise the available upgrade; empty if none is known.
+func (c *console) upgradeSummary() string {
+	k := c.chk.result
 	if k == nil || len(k.Path) == 0 {
 		return ""
 	}
 	if len(k.Path) == 1 {
-		return "the upgrade: " + targetWords(k.Path[0])
+		return "the upgrade: " + targetSummary(k.Path[0])
 	}
-	return fmt.Sprintf("hop 1 of %d: %s", len(k.Path), targetWords(k.Path[0]))
+	return fmt.Sprintf("hop 1 of %d: %s", len(k.Path), targetSummary(k.Path[0]))
 }

@@ -75,7 +75,7 @@ func (c *console) suggestions() []engine.Suggestion {
 		return nil
 	}
 	i := slices.IndexFunc(c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
-	words := c.upgradeWords()
+	words := c.upgradeSummary()
 	if i < 0 || words == "" {
 		return c.home.Next
 	}
@@ -218,7 +218,7 @@ func (c *console) findings(w int, list []engine.Finding, most int) []string {
 			}
 		}
 		if f.Remedy != "" {
-			for i, l := range c.th.below(w, 6, findingLines, accent, c.deps.sp.text(clean(f.Remedy))) {
+			for i, l := range c.th.below(w, 6, findingLines, accent, c.deps.commands.text(clean(f.Remedy))) {
 				if i == 0 {
 					l = "    " + c.th.paint(faint, c.th.branch+" ") + strings.TrimPrefix(l, "      ")
 				}
@@ -468,7 +468,7 @@ func (c *console) problem(w int, err error) []string { return c.problemWithin(w,
 // problemWithin is problem with at most most lines for the operation and the cause each, so
 // that the remedy is visible; 0 means all. rest names the place of the other lines.
 func (c *console) problemWithin(w, most int, rest string, err error) []string {
-	e := explain(err, c.deps.sp)
+	e := explain(err, c.deps.commands)
 	lines := []string{c.th.rule(w, "What happened", "")}
 	bound := func(all []string) []string {
 		if most == 0 || len(all) <= most+1 { // one hidden line would only make room for the hint

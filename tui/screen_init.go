@@ -58,7 +58,7 @@ func newConfigForm(h *engine.Home, versions []string) configForm {
 		}
 	}
 	if h.Stage == engine.StagePartial || h.Stage == engine.StageCluster {
-		f.locked = "init has begun with these values"
+		f.locked = "init has started with these values"
 	}
 	if f.exists && h.Config == nil {
 		f.locked = "the file has errors"
@@ -114,13 +114,13 @@ func configLocked(c *console) string { return c.form.locked }
 
 // typing reports whether keys go into a text field.
 func (c *console) typing() bool {
-	if c.asking || c.help || c.question != nil {
+	if c.confirmLeave || c.help || c.rolloutPrompt != nil {
 		return false
 	}
 	if c.pal.open {
 		return true
 	}
-	return c.naming() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing || c.screen == screenWatch && c.wat.typing
+	return c.typingID() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing || c.screen == screenWatch && c.wat.typing
 }
 
 // typed passes a key to the open text field. It reports false for keys that keep their
@@ -132,8 +132,8 @@ func (c *console) typed(k tea.KeyMsg) bool {
 	if c.pal.open {
 		return c.typedPalette(k)
 	}
-	if c.screen == screenAccept {
-		c.typeName(k)
+	if c.screen == screenUpgradeConfirm {
+		c.typeID(k)
 		return true
 	}
 	if c.screen == screenLog {
@@ -343,8 +343,8 @@ type preflight struct {
 	at       int
 }
 
-// settle returns the results: the checks of events, and findings without an event.
-func (p *preflight) settle() []check {
+// results returns the results: the checks of events, and findings without an event.
+func (p *preflight) results() []check {
 	list := p.t.checks
 	for _, f := range p.findings {
 		if !slices.ContainsFunc(list, func(c check) bool { return c.id == clean(f.ID) }) {
@@ -354,10 +354,10 @@ func (p *preflight) settle() []check {
 	return list
 }
 
-// choose selects the worst check.
-func (p *preflight) choose() {
+// selectWorst selects the worst check.
+func (p *preflight) selectWorst() {
 	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
-		if i := slices.IndexFunc(p.settle(), func(c check) bool { return c.state == string(s) }); i >= 0 {
+		if i := slices.IndexFunc(p.results(), func(c check) bool { return c.state == string(s) }); i >= 0 {
 			p.at = i
 			return
 		}
@@ -365,7 +365,7 @@ func (p *preflight) choose() {
 }
 
 func (p *preflight) counts() (done, warn, block, total int) {
-	for _, c := range p.settle() {
+	for _, c := range p.results() {
 		total++
 		switch engine.Severity(c.state) {
 		case engine.Warn:
@@ -398,10 +398,10 @@ var preflightKeys = []binding{
 	}),
 	on("r", "r", "run the checks again", "wizard", (*console).startPreflight).footed("check again"),
 	on("up k", "↑ k", "previous check", "move", act(func(c *console) { c.pre.at = max(0, c.pre.at-1) })),
-	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.settle())-1, c.pre.at+1)) })),
+	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.results())-1, c.pre.at+1)) })),
 	on("y", "y", "copy the remedy of the selected check", "copy", act(func(c *console) {
-		if l := c.pre.settle(); c.pre.at < len(l) {
-			c.copyText(c.deps.sp.text(l[c.pre.at].remedy), "the remedy")
+		if l := c.pre.results(); c.pre.at < len(l) {
+			c.copyText(c.deps.commands.text(l[c.pre.at].remedy), "the remedy")
 		}
 	})).footed("copy fix"),
 	on("esc", "Esc", "back to the configuration", "back", act(func(c *console) {
@@ -444,7 +444,7 @@ func (c *console) preflightView(w, h int) []string {
 	if p.err != nil {
 		return append(lines, c.problem(w, p.err)...)
 	}
-	list := p.settle()
+	list := p.results()
 	if len(list) == 0 && p.done {
 		return append(lines, c.th.row(w).add(faint, "   there was nothing to check").String())
 	}
@@ -515,7 +515,7 @@ func (c *console) checkRow(x check, w int, here bool) string {
 // checkDetail renders the cause and the remedy of a check.
 func (c *console) checkDetail(x check, w, indent int) []string {
 	var lines []string
-	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", c.deps.sp.text(x.remedy)}}
+	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", c.deps.commands.text(x.remedy)}}
 	if indent > 0 && width(x.title) > w-indent-3 { // the row shows only its beginning
 		parts = slices.Insert(parts, 0, struct{ head, text string }{"what", x.title})
 	}
@@ -540,44 +540,44 @@ func (c *console) checkDetail(x check, w, indent int) []string {
 	return lines
 }
 
-// confirm is the screen of init's plan and its confirmation.
-type confirm struct {
+// initConfirm is the screen of init's plan and its confirmation.
+type initConfirm struct {
 	yes    bool // the cursor is on "create"
 	scroll int
 	shown  time.Time
 	plan   *engine.Plan
 }
 
-// newConfirm selects the safe answer if there are warnings.
-func newConfirm(p *engine.Plan, now time.Time) confirm {
-	return confirm{plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
+// newInitConfirm selects the safe answer if there are warnings.
+func newInitConfirm(p *engine.Plan, now time.Time) initConfirm {
+	return initConfirm{plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
 }
 
-var confirmKeys = []binding{
-	on("enter", "Enter", "confirm the selected answer", "wizard", (*console).answer).footed("answer").unless(func(c *console) string {
-		if c.ask.yes && c.plan != nil && len(c.plan.Blocked()) > 0 {
+var initConfirmKeys = []binding{
+	on("enter", "Enter", "confirm the selected answer", "wizard", (*console).answerInitConfirm).footed("answer").unless(func(c *console) string {
+		if c.initConfirm.yes && c.plan != nil && len(c.plan.Blocked()) > 0 {
 			return "the plan is blocked"
 		}
 		return ""
 	}),
-	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.ask.yes = !c.ask.yes })).footed("choose"),
-	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.ask.scroll = max(0, c.ask.scroll-1) })),
-	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.ask.scroll = min(c.ask.scroll+1, len(c.planRows(c.w))) })),
+	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.initConfirm.yes = !c.initConfirm.yes })).footed("choose"),
+	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.initConfirm.scroll = max(0, c.initConfirm.scroll-1) })),
+	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(c.initPlanRows(c.w))) })),
 	on("esc", "Esc", "back to the checks", "back", (*console).startPreflight).footed("back"),
 }
 
-func (c *console) answer() tea.Cmd {
-	if c.now.Sub(c.ask.shown) < armAfter {
+func (c *console) answerInitConfirm() tea.Cmd {
+	if c.now.Sub(c.initConfirm.shown) < confirmDelay {
 		c.note = "read it first, then press Enter"
 		return nil
 	}
-	if c.ask.yes {
+	if c.initConfirm.yes {
 		return c.startRun()
 	}
 	return c.startPreflight()
 }
 
-func (a *confirm) verdict(c *console) string {
+func (a *initConfirm) verdict(c *console) string {
 	create, back := "Create the cluster", "Back"
 	if a.plan != nil && a.plan.Resumes() {
 		create = "Resume"
@@ -592,8 +592,8 @@ func (a *confirm) verdict(c *console) string {
 	return r.add(faint, "   "+create+" ").add(plain, "   ").add(accent, c.th.cursor+" ").add(chosen, " "+back+" ").String()
 }
 
-// planRows are the findings and the steps of the plan, with the effect of each.
-func (c *console) planRows(w int) []string {
+// initPlanRows are the findings and the steps of the plan, with the effect of each.
+func (c *console) initPlanRows(w int) []string {
 	var rows []string
 	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
 		sign, st := c.severitySign(f.Severity)
@@ -610,7 +610,7 @@ func (c *console) planRows(w int) []string {
 			}
 		}
 		if f.Remedy != "" {
-			for _, l := range wrap(c.deps.sp.text(clean(f.Remedy)), w-8) {
+			for _, l := range wrap(c.deps.commands.text(clean(f.Remedy)), w-8) {
 				rows = append(rows, c.th.row(w).pad(5).add(accent, l).String())
 			}
 		}
@@ -649,7 +649,7 @@ func (c *console) planRows(w int) []string {
 	return rows
 }
 
-func (c *console) confirmView(w, h int) []string {
+func (c *console) initConfirmView(w, h int) []string {
 	p := c.plan
 	remark := count(len(p.Steps), "step")
 	if n := nodesOf(p); n > 0 {
@@ -659,9 +659,9 @@ func (c *console) confirmView(w, h int) []string {
 	if to := target(p.To); to != "" {
 		lines = append(lines, c.th.row(w).add(plain, " ").add(faint, "to ").add(plain, to).String())
 	}
-	rows := c.planRows(w)
+	rows := c.initPlanRows(w)
 	room := h - len(lines)
-	from := max(0, min(c.ask.scroll, len(rows)-room))
+	from := max(0, min(c.initConfirm.scroll, len(rows)-room))
 	to := min(len(rows), from+room)
 	shown := rows[from:to]
 	lines = append(lines, shown...)

@@ -56,7 +56,7 @@ func (c *console) retry() tea.Cmd {
 
 func (c *console) copyResult() {
 	if c.t.result != nil && c.succeeded() && len(c.t.result.Next) > 0 {
-		c.copyText(c.deps.sp.line(c.t.result.Next[0]), "the command")
+		c.copyText(c.deps.commands.line(c.t.result.Next[0]), "the command")
 		return
 	}
 	if c.err != nil {
@@ -132,7 +132,7 @@ func (c *console) successView(w, h int) []string {
 		}
 	}
 	if c.t.result == nil && c.err != nil {
-		x := explain(c.err, c.deps.sp)
+		x := explain(c.err, c.deps.commands)
 		lines = append(lines, c.th.below(w, 2, 3, plain, x.what)...)
 		lines = append(lines, c.th.below(w, 2, 3, faint, x.remedy)...)
 	}
@@ -166,7 +166,7 @@ func (c *console) successView(w, h int) []string {
 	if len(res.Next) > 0 {
 		lines = append(lines, "")
 		for i, n := range res.Next {
-			for j, l := range strings.Split(ansi.Hardwrap(c.deps.sp.line(clean(n)), w-8, true), "\n") {
+			for j, l := range strings.Split(ansi.Hardwrap(c.deps.commands.line(clean(n)), w-8, true), "\n") {
 				r := c.th.row(w)
 				if i == 0 && j == 0 {
 					r.add(plain, " ").col(strong, "Next", 5)
@@ -238,7 +238,7 @@ func (c *console) failureView(w, h int) []string {
 	}
 	lines = append(lines, c.th.below(w, 4, 2, faint, nodes+". "+on)...)
 	if c.upgrading() {
-		lines = append(lines, c.th.row(w).pad(4).add(faint, "come back: ").add(accent, c.comeBack()).String())
+		lines = append(lines, c.th.row(w).pad(4).add(faint, "come back: ").add(accent, c.resumeCommand()).String())
 	}
 	if room := h - len(lines); room > 3 {
 		lines = append(lines, c.logTail(w, room)...)
@@ -379,12 +379,12 @@ func (c *console) logView(w, h int) []string {
 	var rows []string
 	last := min(len(m)-1, at+room/2)
 	first := max(0, last-room-room/2)
-	whose := c.speakers(func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
-	if whose.node != "" {
-		lines[0] = c.th.rule(w, "Log of "+whose.node, remark)
+	col := c.sourceColumn(func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
+	if col.node != "" {
+		lines[0] = c.th.rule(w, "Log of "+col.node, remark)
 	}
 	for i := last; i >= first && len(rows) < room+room/2; i-- {
-		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow, whose)
+		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow, col)
 		rows = append(one, rows...)
 	}
 	if n := len(rows); n > room {
@@ -393,18 +393,18 @@ func (c *console) logView(w, h int) []string {
 	return append(lines, rows...)
 }
 
-func (c *console) logEntry(x logLine, w int, here bool, whose speakers) []string {
+func (c *console) logEntry(x logLine, w int, here bool, col sourceColumn) []string {
 	if !c.log.wrap {
 		if !here {
-			return []string{c.logRow(x, w, whose)}
+			return []string{c.logRow(x, w, col)}
 		}
-		return []string{c.th.row(w).add(chosen, stripStyle(c.logRow(x, w, whose))).String()}
+		return []string{c.th.row(w).add(chosen, stripStyle(c.logRow(x, w, col))).String()}
 	}
-	lead := 10 + whose.width + 1 + 2
+	lead := 10 + col.width + 1 + 2
 	parts := wrap(x.text, max(10, w-lead))
 	first := x
 	first.text = parts[0]
-	out := []string{c.logRow(first, w, whose)}
+	out := []string{c.logRow(first, w, col)}
 	for _, p := range parts[1:] {
 		out = append(out, c.th.row(w).pad(lead).add(plain, p).String())
 	}

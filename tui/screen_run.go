@@ -410,26 +410,26 @@ func (c *console) logTail(w, h int) []string {
 	if c.run.at[paneLog] < 0 {
 		from, to = max(0, n-h+1), n
 	}
-	whose := c.speakers(func(i int) logLine { return c.t.log.at(from + i) }, to-from)
-	if whose.node != "" {
-		lines[0] = c.th.rule(w, c.paneTitle(paneLog, "Log of "+whose.node), remark)
+	col := c.sourceColumn(func(i int) logLine { return c.t.log.at(from + i) }, to-from)
+	if col.node != "" {
+		lines[0] = c.th.rule(w, c.paneTitle(paneLog, "Log of "+col.node), remark)
 	}
 	for i := from; i < to; i++ {
-		lines = append(lines, c.logRow(c.t.log.at(i), w, whose))
+		lines = append(lines, c.logRow(c.t.log.at(i), w, col))
 	}
 	return lines
 }
 
-// speakers is the source column of log lines.
-type speakers struct {
+// sourceColumn is the source column of log lines.
+type sourceColumn struct {
 	node  string // the node of all lines; "" if they differ
 	width int
 }
 
-// speakers computes the source column of n lines. If all come from one machine, its name is
+// sourceColumn computes the source column of n lines. If all come from one machine, its name is
 // in the heading and not in each line.
-func (c *console) speakers(line func(int) logLine, n int) speakers {
-	var s speakers
+func (c *console) sourceColumn(line func(int) logLine, n int) sourceColumn {
+	var s sourceColumn
 	for i := range n {
 		x := line(i)
 		if i == 0 {
@@ -447,15 +447,15 @@ func (c *console) speakers(line func(int) logLine, n int) speakers {
 	return s
 }
 
-func (s speakers) of(x logLine) string {
+func (s sourceColumn) of(x logLine) string {
 	if s.node != "" && x.source != "" {
 		return x.source
 	}
 	return source(x)
 }
 
-func (c *console) logRow(x logLine, w int, whose speakers) string {
-	r := c.th.row(w).add(faint, " "+x.at.UTC().Format("15:04:05")+" ").col(accent, whose.of(x), whose.width)
+func (c *console) logRow(x logLine, w int, col sourceColumn) string {
+	r := c.th.row(w).add(faint, " "+x.at.UTC().Format("15:04:05")+" ").col(accent, col.of(x), col.width)
 	sign, st := " ", plain
 	switch x.level {
 	case "warn":

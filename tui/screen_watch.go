@@ -98,20 +98,20 @@ type (
 )
 
 var (
-	filterKey = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
-	freezeKey = binding{keys: []string{" "}, label: "space", help: "freeze the view, the rollout continues; pause a replay", group: "view", word: "freeze", do: (*console).freeze}
-	backKey   = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
-	earlier   = on("[", "[", "back one minute", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
-	later     = on("]", "]", "forward one minute", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)
-	faster    = on("+ =", "+", "faster", "replay", act(func(c *console) { c.wat.player.faster(1) })).unless((*console).noReplay)
-	slower    = on("-", "-", "slower", "replay", act(func(c *console) { c.wat.player.faster(-1) })).unless((*console).noReplay)
-	toFirst   = on("{", "{", "to the beginning", "replay", act(func(c *console) { c.seekTo(c.wat.player.first()) })).unless((*console).noReplay)
-	toLast    = on("}", "}", "to the end", "replay", act(func(c *console) { c.seekTo(c.wat.player.last()) })).unless((*console).noReplay)
-	troubleOf = on("t", "t", "failures and possible actions", "view", act(func(c *console) { c.lookThrough(lensTrouble) })).footed("trouble").unless((*console).noTrouble)
-	logOf     = on("l L", "l", "log of operator and machines", "view", act(func(c *console) { c.lookThrough(lensLog) })).footed("log")
+	filterKey      = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
+	freezeKey      = binding{keys: []string{" "}, label: "space", help: "freeze the view, the rollout continues; pause a replay", group: "view", footLabel: "freeze", do: (*console).freeze}
+	backKey        = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
+	earlier        = on("[", "[", "back one minute", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
+	later          = on("]", "]", "forward one minute", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)
+	faster         = on("+ =", "+", "faster", "replay", act(func(c *console) { c.wat.player.faster(1) })).unless((*console).noReplay)
+	slower         = on("-", "-", "slower", "replay", act(func(c *console) { c.wat.player.faster(-1) })).unless((*console).noReplay)
+	toFirst        = on("{", "{", "to the beginning", "replay", act(func(c *console) { c.seekTo(c.wat.player.first()) })).unless((*console).noReplay)
+	toLast         = on("}", "}", "to the end", "replay", act(func(c *console) { c.seekTo(c.wat.player.last()) })).unless((*console).noReplay)
+	lensTroubleKey = on("t", "t", "failures and possible actions", "view", act(func(c *console) { c.showLens(lensTrouble) })).footed("trouble").unless((*console).noTrouble)
+	lensLogKey     = on("l L", "l", "log of operator and machines", "view", act(func(c *console) { c.showLens(lensLog) })).footed("log")
 
-	// always are the keys of every lens.
-	always = slices.Concat([]binding{freezeKey, earlier, later, faster, slower, toFirst, toLast}, rolloutKeys)
+	// lensKeys are the keys of every lens.
+	lensKeys = slices.Concat([]binding{freezeKey, earlier, later, faster, slower, toFirst, toLast}, rolloutKeys)
 )
 
 var watchTableKeys = slices.Concat([]binding{
@@ -128,11 +128,11 @@ var watchTableKeys = slices.Concat([]binding{
 		return ""
 	}),
 	on("m", "m", "map of all nodes", "view", act(func(c *console) { c.wat.lens = lensMap })).footed("map"),
-	logOf, troubleOf, filterKey,
+	lensLogKey, lensTroubleKey, filterKey,
 	on("s", "s", "sort by another column", "view", act(func(c *console) { c.wat.sort = (c.wat.sort + 1) % sorts })).footed("sort"),
 	on("y", "y", "copy the row", "copy", act((*console).copyRow)),
 	backKey,
-}, always)
+}, lensKeys)
 
 var watchMapKeys = slices.Concat([]binding{
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveCell(-1, 0) })),
@@ -141,12 +141,12 @@ var watchMapKeys = slices.Concat([]binding{
 	on("right", "→", "right", "move", act(func(c *console) { c.moveCell(0, 1) })),
 	on("tab", "Tab", "next group", "move", act(func(c *console) { c.nextGroup(1) })).footed("group"),
 	on("shift+tab", "⇧Tab", "previous group", "move", act(func(c *console) { c.nextGroup(-1) })),
-	on("n", "n", "next cell with a failed or moving node", "move", (*console).nextBusy).footed("next active"),
+	on("n", "n", "next cell with a failed or moving node", "move", (*console).nextActiveCell).footed("next active"),
 	on("enter", "Enter", "details of the worst machine in the cell", "view", (*console).openCell).footed("node"),
 	on("m", "m", "table", "view", act(func(c *console) { c.wat.lens = lensTable })).footed("table"),
-	backKey, logOf, troubleOf,
+	backKey, lensLogKey, lensTroubleKey,
 	on("y", "y", "copy the names in the cell", "copy", act((*console).copyCell)),
-}, always)
+}, lensKeys)
 
 var watchNodeKeys = slices.Concat([]binding{
 	on("up k", "↑ k", "older lines", "move", act(func(c *console) { c.moveLine(-1) })),
@@ -161,11 +161,11 @@ var watchNodeKeys = slices.Concat([]binding{
 	}),
 	on("l L", "l", "its log, with filters", "view", act(func(c *console) {
 		c.wat.log.filter = "node:" + strings.ReplaceAll(c.wat.node, " ", "?") // filter terms cannot contain spaces
-		c.lookThrough(lensLog)
+		c.showLens(lensLog)
 	})).footed("log"),
 	on("y", "y", "copy its newest log line, or its state", "copy", act((*console).copyNode)).footed("copy"),
 	backKey,
-}, always)
+}, lensKeys)
 
 var watchLogKeys = slices.Concat([]binding{
 	on("/", "/", "filter: source:operator node:a* level:warn word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter"),
@@ -186,16 +186,16 @@ var watchLogKeys = slices.Concat([]binding{
 	}),
 	on("y", "y", "copy the line", "copy", act((*console).copyLine)).footed("copy"),
 	backKey,
-}, always)
+}, lensKeys)
 
 var watchTroubleKeys = slices.Concat([]binding{
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.wat.choice = max(0, c.wat.choice-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.wat.choice = min(c.wat.choice+1, len(c.choices())-1) })),
 	on("enter", "Enter", "do it (asks first), or copy the command", "do", (*console).choose).footed("choose"),
-	logOf,
+	lensLogKey,
 	on("y", "y", "copy the cause", "copy", act(func(c *console) { c.copyText(c.cause(), "the cause") })).footed("copy cause"),
 	backKey,
-}, always)
+}, lensKeys)
 
 // watchKeys are the keys of the current lens.
 func (c *console) watchKeys() []binding {
@@ -280,8 +280,8 @@ func (c *console) takeWatch(msg tea.Msg) tea.Cmd {
 	switch msg := msg.(type) {
 	case watchBatch:
 		if msg.gen == c.wat.gen {
-			if c.wat.board.Events == 0 && c.deps.settle != nil {
-				c.deps.settle() // all nodes were read
+			if c.wat.board.Events == 0 && c.deps.releaseMemory != nil {
+				c.deps.releaseMemory() // all nodes were read
 			}
 			c.watchEvents(msg.events)
 			c.wat.pulse = c.deps.engine.Pulse()
@@ -356,7 +356,7 @@ func (c *console) freeze() tea.Cmd {
 	return nil
 }
 
-func (c *console) lookThrough(l lens) {
+func (c *console) showLens(l lens) {
 	if c.wat.lens != lensNode && c.wat.lens != l {
 		c.wat.from = c.wat.lens
 	}
@@ -383,7 +383,7 @@ func (c *console) watchBack() tea.Cmd {
 		}
 	case w.origin == fromRun:
 		c.screen = w.back
-	case c.upg.held != "":
+	case c.upg.lockedBy != "":
 		c.closeWatch()
 		c.screen = screenResult
 	case c.deps.onlyWatch:
@@ -395,11 +395,11 @@ func (c *console) watchBack() tea.Cmd {
 	return nil
 }
 
-func (c *console) cannotChange() string {
+func (c *console) readOnlyReason() string {
 	switch {
 	case c.wat.origin == fromReplay:
 		return "this is a replay"
-	case c.upg.held != "":
+	case c.upg.lockedBy != "":
 		return "another run holds the lock of the cluster"
 	case c.deps.watch.Kubeconfig != "":
 		return "opened read-only with --kubeconfig"
@@ -440,7 +440,7 @@ func (c *console) machines() []*engine.BoardNode {
 	b, now := w.shown(), c.watchNow()
 	f, err := parseFilter(w.filter)
 	r := machineRows{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
-	if f.ages {
+	if f.usesAge {
 		r.second = now.Unix()
 	}
 	old := &w.rows
@@ -450,7 +450,7 @@ func (c *console) machines() []*engine.BoardNode {
 	r.err = err
 	r.list = make([]*engine.BoardNode, 0, 64)
 	all := b.Nodes()
-	if len(f.demands) == 0 {
+	if len(f.terms) == 0 {
 		all = b.Moving()
 	}
 	for n := range all {
@@ -458,7 +458,7 @@ func (c *console) machines() []*engine.BoardNode {
 			r.list = append(r.list, n)
 		}
 	}
-	if len(f.demands) == 0 && w.sort == sortSlowest { // already in the board's order
+	if len(f.terms) == 0 && w.sort == sortSlowest { // already in the board's order
 		*old = r
 		return r.list
 	}
@@ -498,7 +498,7 @@ func (c *console) openRow() tea.Cmd {
 }
 
 func (c *console) openNode(name string) {
-	c.lookThrough(lensNode)
+	c.showLens(lensNode)
 	c.wat.node, c.wat.at = name, name
 	c.wat.log.pinned = false
 }
@@ -602,14 +602,14 @@ type lineView struct {
 	wrap   bool
 	// pinned keeps line number at, counted from the first line ever logged, in view; else the
 	// view follows the newest line.
-	pinned bool
-	at     int
-	found  foundLines
+	pinned  bool
+	at      int
+	matched matchedLines
 }
 
-// foundLines caches the numbers of the lines that match a filter. It grows with the log as
+// matchedLines caches the numbers of the lines that match a filter. It grows with the log as
 // long as the inputs stay the same.
-type foundLines struct {
+type matchedLines struct {
 	board        *engine.Board
 	filter, only string
 	source       string
@@ -624,11 +624,11 @@ type foundLines struct {
 func (c *console) lines() []int {
 	w := &c.wat
 	b := w.shown()
-	key := foundLines{board: b, filter: w.log.filter, source: w.log.source, level: w.log.level}
+	key := matchedLines{board: b, filter: w.log.filter, source: w.log.source, level: w.log.level}
 	if w.lens == lensNode {
-		key = foundLines{board: b, only: w.node}
+		key = matchedLines{board: b, only: w.node}
 	}
-	f := &w.log.found
+	f := &w.log.matched
 	if f.board != key.board || f.filter != key.filter || f.source != key.source || f.level != key.level || f.only != key.only {
 		*f = key
 	}

@@ -47,7 +47,7 @@ func (s *session) printer(f format, live bool) sink {
 	}
 	var l *liveLine
 	if file, ok := s.Stdout.(*os.File); ok && live && !s.plainly() && notInteractive(file, file, s.Env) == "" {
-		l = &liveLine{out: file, look: look{ascii: lookOf(s.Env).ascii}}
+		l = &liveLine{out: file, display: display{ascii: displayOf(s.Env).ascii}}
 	}
 	p := newPlainPrinter(s.out, l, s.Now)
 	p.sp = s.formatter()
@@ -58,7 +58,7 @@ func (s *session) printer(f format, live bool) sink {
 // or lines must not be overwritten.
 func (s *session) liveLine() liveLine {
 	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) && !s.plainly() {
-		return liveLine{out: f, look: look{ascii: lookOf(s.Env).ascii}}
+		return liveLine{out: f, display: display{ascii: displayOf(s.Env).ascii}}
 	}
 	return liveLine{}
 }
@@ -197,8 +197,8 @@ func (p *plainPrinter) printSteps(plan *engine.Plan) {
 // renderer returns a console that only renders printed output: without colours, in a width
 // that fits most windows and logs.
 func (s *session) renderer() *console {
-	l := lookOf(s.Env)
-	c := newConsole(context.Background(), look{ascii: l.ascii}, consoleDeps{now: s.Now, sp: s.formatter()})
+	l := displayOf(s.Env)
+	c := newConsole(context.Background(), display{ascii: l.ascii}, consoleDeps{now: s.Now, commands: s.formatter()})
 	c.th = c.th.printed()
 	return c
 }

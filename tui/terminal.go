@@ -72,14 +72,14 @@ type (
 // terminal is the user's terminal while the console is shown.
 type terminal struct {
 	in, out *os.File
-	look    look
+	display display
 	env     func(string) string
 	program *tea.Program
 
-	frames chan string   // the newest frame not painted yet
-	hurry  chan struct{} // has an element if that frame follows a key press
-	quit   chan struct{} // closed to stop the painter
-	gone   chan struct{} // closed when the painter has stopped
+	frames      chan string   // the newest frame not painted yet
+	urgent      chan struct{} // has an element if that frame follows a key press
+	quit        chan struct{} // closed to stop the painter
+	painterDone chan struct{} // closed when the painter has stopped
 
 	mu            sync.Mutex
 	saved         *term.State
@@ -88,12 +88,12 @@ type terminal struct {
 	old, new      []glyph  // buffers for differ
 	width, height int
 	filter        *replies
-	keeper        io.WriteCloser // see keep; nil if there is none
+	restorer      io.WriteCloser // see keep; nil if there is none
 }
 
 // newTerminal returns the terminal of in and out. It writes and changes nothing before run.
 func newTerminal(in, out *os.File, env func(string) string) *terminal {
-	t := &terminal{in: in, out: out, env: env, look: lookOf(env), frames: make(chan string, 1), hurry: make(chan struct{}, 1)}
+	t := &terminal{in: in, out: out, env: env, display: displayOf(env), frames: make(chan string, 1), urgent: make(chan struct{}, 1)}
 	t.width, t.height = 80, 24
 	if w, h, err := term.GetSize(int(out.Fd())); err == nil && w > 0 && h > 0 {
 		t.width, t.height = w, h
@@ -122,10 +122,10 @@ func notInteractive(in, out any, env func(string) string) string {
 	return ""
 }
 
-// lookOf detects the capabilities of the terminal from the environment: colour depth, UTF-8
+// displayOf detects the capabilities of the terminal from the environment: colour depth, UTF-8
 // locale, and a first guess at the background.
-func lookOf(env func(string) string) look {
-	var l look
+func displayOf(env func(string) string) display {
+	var l display
 	name := env("TERM")
 	switch depth := env("COLORTERM"); {
 	case env("NO_COLOR") != "" || name == "dumb" || name == "": // any non-empty value counts
@@ -177,12 +177,12 @@ func (t *terminal) run(ctx context.Context, m tea.Model) (tea.Model, error) {
 	defer t.release()
 	t.paint(m.View())
 
-	t.quit, t.gone = make(chan struct{}), make(chan struct{})
+	t.quit, t.painterDone = make(chan struct{}), make(chan struct{})
 	go t.painter()
 	defer func() {
 		close(t.quit)
 		select {
-		case <-t.gone:
+		case <-t.painterDone:
 		case <-time.After(stopLimit):
 		}
 	}()
@@ -216,19 +216,19 @@ func (t *terminal) start() error {
 	}
 	if first {
 		// Keys typed before the first frame were not meant for the console.
-		dropTyped(t.in)
+		discardInput(t.in)
 	}
 	t.live, t.shown = true, nil
 	if w, h, err := term.GetSize(int(t.out.Fd())); err == nil && w > 0 && h > 0 {
 		t.width, t.height = w, h
 	}
 	seq := seqAltOn + seqCursorOff + seqWrapOff + seqPasteOn + seqClear
-	if first && t.look.colours != noColours && t.env("TERM") != "linux" {
-		t.filter.open(time.Now())
+	if first && t.display.colours != noColours && t.env("TERM") != "linux" {
+		t.filter.expect(time.Now())
 		seq += seqProbe
 	}
 	if _, err = io.WriteString(t.out, seq); err == nil {
-		t.keep()
+		t.startRestorer()
 	}
 	return err
 }
@@ -236,11 +236,11 @@ func (t *terminal) start() error {
 // seqBack restores a terminal.
 const seqBack = seqReset + seqPasteOff + seqWrapOn + seqCursorOn + seqAltOff
 
-// keep starts a helper shell that restores the screen if this process dies without doing so,
+// startRestorer starts a helper shell that restores the screen if this process dies without doing so,
 // as after kill -9. The user's shell restores the line settings. A failure to start it is
 // ignored. The caller holds mu.
-func (t *terminal) keep() {
-	if t.keeper != nil {
+func (t *terminal) startRestorer() {
+	if t.restorer != nil {
 		return
 	}
 	cmd := exec.CommandContext(context.Background(), "/bin/sh", "-c", `trap '' HUP INT QUIT TERM TSTP TTOU; read -r word || printf %s "$1"`, "sh", seqBack)
@@ -250,7 +250,7 @@ func (t *terminal) keep() {
 	if err != nil || cmd.Start() != nil {
 		return
 	}
-	t.keeper = in
+	t.restorer = in
 	go func() { _ = cmd.Wait() }()
 }
 
@@ -263,10 +263,10 @@ func (t *terminal) stop() {
 	}
 	t.live = false
 	_, _ = io.WriteString(t.out, seqBack)
-	if t.keeper != nil {
-		_, _ = io.WriteString(t.keeper, "done\n")
-		t.keeper.Close()
-		t.keeper = nil
+	if t.restorer != nil {
+		_, _ = io.WriteString(t.restorer, "done\n")
+		t.restorer.Close()
+		t.restorer = nil
 	}
 	t.filter.drain()
 	_ = term.Restore(int(t.in.Fd()), t.saved)
@@ -364,7 +364,7 @@ func (t *terminal) show(frame string, key bool) {
 		case t.frames <- frame:
 			if key {
 				select {
-				case t.hurry <- struct{}{}:
+				case t.urgent <- struct{}{}:
 				default:
 				}
 			}
@@ -381,7 +381,7 @@ func (t *terminal) show(frame string, key bool) {
 // painter paints scheduled frames until quit is closed.
 func (t *terminal) painter() {
 	defer t.rescue()
-	defer close(t.gone)
+	defer close(t.painterDone)
 	var next, nextKey time.Time // earliest times of the next frame, and of one after a key press
 	for {
 		var f string
@@ -400,7 +400,7 @@ func (t *terminal) painter() {
 			case <-t.quit:
 				timer.Stop()
 				return
-			case <-t.hurry:
+			case <-t.urgent:
 				due = nextKey
 			case <-timer.C:
 			}
@@ -411,7 +411,7 @@ func (t *terminal) painter() {
 		default:
 		}
 		select {
-		case <-t.hurry:
+		case <-t.urgent:
 		default:
 		}
 		began := time.Now()
@@ -565,24 +565,24 @@ type replies struct {
 	*os.File
 	send func(tea.Msg)
 
-	mu    sync.Mutex
-	asked time.Time // time of the query; zero if no reply is expected
-	held  []byte    // an incomplete reply
+	mu        sync.Mutex
+	queriedAt time.Time // time of the query; zero if no reply is expected
+	partial   []byte    // an incomplete reply
 }
 
-// open records that the query was sent.
-func (r *replies) open(now time.Time) {
+// expect records that the query was sent.
+func (r *replies) expect(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked = now
+	r.queriedAt = now
 }
 
 // Read reads input without replies.
 func (r *replies) Read(p []byte) (int, error) {
 	r.mu.Lock()
-	held := len(r.held)
-	copy(p, r.held)
-	r.held = nil
+	held := len(r.partial)
+	copy(p, r.partial)
+	r.partial = nil
 	r.mu.Unlock()
 	n, err := r.File.Read(p[held:])
 	n += held
@@ -596,13 +596,13 @@ func (r *replies) Read(p []byte) (int, error) {
 func (r *replies) take(b []byte) []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.asked.IsZero() {
+	if r.queriedAt.IsZero() {
 		return b
 	}
 	if i := bytes.Index(b, []byte("\x1b]11;")); i >= 0 {
 		end, size := oscEnd(b[i:])
 		if end < 0 {
-			return r.hold(b, i)
+			return r.keepPartial(b, i)
 		}
 		if light, ok := lightColour(string(b[i+len("\x1b]11;") : i+end])); ok && r.send != nil {
 			go r.send(background{light})
@@ -612,28 +612,28 @@ func (r *replies) take(b []byte) []byte {
 	if i := bytes.Index(b, []byte("\x1b[?")); i >= 0 {
 		end := bytes.IndexByte(b[i:], 'c')
 		if end < 0 {
-			return r.hold(b, i)
+			return r.keepPartial(b, i)
 		}
-		r.asked = time.Time{}
+		r.queriedAt = time.Time{}
 		return append(b[:i:i], b[i+end+1:]...)
 	}
 	for _, start := range []string{"\x1b]11;", "\x1b[?"} { // a reply split between two reads
 		for n := len(start) - 1; n > 1; n-- {
 			if bytes.HasSuffix(b, []byte(start[:n])) {
-				return r.hold(b, len(b)-n)
+				return r.keepPartial(b, len(b)-n)
 			}
 		}
 	}
 	return b
 }
 
-// hold keeps b[i:] for the next read, unless it is too long or too late for a reply.
-func (r *replies) hold(b []byte, i int) []byte {
-	if len(b)-i > 64 || time.Since(r.asked) > 10*probeLimit {
-		r.asked = time.Time{}
+// keepPartial keeps b[i:] for the next read, unless it is too long or too late for a reply.
+func (r *replies) keepPartial(b []byte, i int) []byte {
+	if len(b)-i > 64 || time.Since(r.queriedAt) > 10*probeLimit {
+		r.queriedAt = time.Time{}
 		return b
 	}
-	r.held = bytes.Clone(b[i:])
+	r.partial = bytes.Clone(b[i:])
 	return b[:i]
 }
 
@@ -656,7 +656,7 @@ func oscEnd(b []byte) (at, size int) {
 func (r *replies) drain() {
 	for {
 		r.mu.Lock()
-		asked := r.asked
+		asked := r.queriedAt
 		r.mu.Unlock()
 		left := probeLimit - time.Since(asked)
 		if asked.IsZero() || left <= 0 {
@@ -698,9 +698,9 @@ func lightColour(s string) (light, ok bool) {
 	return 0.299*rgb[0]+0.587*rgb[1]+0.114*rgb[2] > 0.5, true
 }
 
-// raw puts a terminal into raw mode, for an interactive program inside a machine, and returns
+// makeRaw puts a terminal into raw mode, for an interactive program inside a machine, and returns
 // a function that restores it.
-func raw(f *os.File) (restore func(), err error) {
+func makeRaw(f *os.File) (restore func(), err error) {
 	saved, err := term.MakeRaw(int(f.Fd()))
 	if err != nil {
 		return nil, err
@@ -711,9 +711,9 @@ func raw(f *os.File) (restore func(), err error) {
 // liveLine is a status line at the bottom of plain output that is overwritten in place, on
 // terminals only. The zero value writes nothing.
 type liveLine struct {
-	out   *os.File
-	look  look
-	drawn bool
+	out     *os.File
+	display display
+	drawn   bool
 }
 
 // set replaces the text of the line.
@@ -722,9 +722,9 @@ func (l *liveLine) set(text string) {
 		return
 	}
 	if w, _, err := term.GetSize(int(l.out.Fd())); err == nil && w > 1 {
-		text = cutMiddle(text, w-1, newTheme(look{ascii: l.look.ascii}).ellipsis)
+		text = cutMiddle(text, w-1, newTheme(display{ascii: l.display.ascii}).ellipsis)
 	}
-	text = asciiIf(l.look.ascii, text)
+	text = asciiIf(l.display.ascii, text)
 	l.drawn = true
 	_, _ = io.WriteString(l.out, "\r"+text+seqClearRight)
 }

@@ -26,9 +26,9 @@ import (
 	"constellation/engine"
 )
 
-// bound is the timeout of each step. It is generous, and still shorter than the wait for a
+// stepTimeout is the timeout of each step. It is generous, and still shorter than the wait for a
 // terminal that does not reply, which takes five seconds or never ends.
-const bound = 4 * time.Second
+const stepTimeout = 4 * time.Second
 
 // onTerminal is the program on a pseudo terminal that sends no replies unless the test does.
 type onTerminal struct {
@@ -113,7 +113,7 @@ func startWith(t *testing.T, typed string, w, h uint16, env []string, answer fun
 // sees waits until the program has written text.
 func (p *onTerminal) sees(text string) {
 	p.t.Helper()
-	for end := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(stepTimeout); ; time.Sleep(5 * time.Millisecond) {
 		if strings.Contains(p.output(), text) {
 			return
 		}
@@ -140,7 +140,7 @@ func (p *onTerminal) ends() int {
 			p.t.Fatal(err)
 		}
 		return p.cmd.ProcessState.ExitCode()
-	case <-time.After(bound):
+	case <-time.After(stepTimeout):
 		p.t.Fatalf("the program does not end; it wrote\n%q", p.output())
 	}
 	return 0
@@ -157,7 +157,7 @@ func (p *onTerminal) restored() {
 		p.t.Errorf("the terminal's settings differ: %+v, want %+v", *now, *p.was)
 	}
 	for on, off := range map[string]string{seqAltOn: seqAltOff, seqCursorOff: seqCursorOn, seqWrapOff: seqWrapOn, seqPasteOn: seqPasteOff} {
-		for end := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(stepTimeout); ; time.Sleep(5 * time.Millisecond) {
 			out := p.output() // the last bytes may still be on their way to us
 			if strings.LastIndex(out, on) < strings.LastIndex(out, off) {
 				break
@@ -265,7 +265,7 @@ func TestConsoleOnATerminalWithReplies(t *testing.T) {
 			})
 			select {
 			case <-asked:
-			case <-time.After(bound):
+			case <-time.After(stepTimeout):
 				t.Fatal("the background colour was not queried")
 			}
 			p.sees("Configuration")
@@ -301,11 +301,11 @@ func TestRepliesAreRemovedFromTheInput(t *testing.T) {
 		{"after the reply all input is keys", []string{what, what}, what},
 	} {
 		r := &replies{}
-		r.open(time.Now())
+		r.expect(time.Now())
 		var got []byte
 		for _, s := range tt.in {
-			b := append(bytes.Clone(r.held), s...)
-			r.held = nil
+			b := append(bytes.Clone(r.partial), s...)
+			r.partial = nil
 			got = append(got, r.take(b)...)
 		}
 		if string(got) != tt.want {
@@ -314,9 +314,9 @@ func TestRepliesAreRemovedFromTheInput(t *testing.T) {
 	}
 }
 
-// heard skips the test if its parent ignores the signal, as nohup does: the program inherits
+// skipIfIgnored skips the test if its parent ignores the signal, as nohup does: the program inherits
 // and respects that.
-func heard(t *testing.T, sig os.Signal) {
+func skipIfIgnored(t *testing.T, sig os.Signal) {
 	t.Helper()
 	if signal.Ignored(sig) {
 		t.Skipf("%v is ignored by the program that started this test", sig)
@@ -326,7 +326,7 @@ func heard(t *testing.T, sig os.Signal) {
 func TestSignalsRestoreTheTerminal(t *testing.T) {
 	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: engine.ExitTerminated, syscall.SIGHUP: engine.ExitHungUp, syscall.SIGINT: engine.ExitInterrupted} {
 		t.Run(sig.String(), func(t *testing.T) {
-			heard(t, sig)
+			skipIfIgnored(t, sig)
 			p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=partial", "FAKE_PACE=1"}, nil)
 			p.sees("Machines")
 			if err := p.cmd.Process.Signal(sig); err != nil {
@@ -359,7 +359,7 @@ func TestSuspendAndResume(t *testing.T) {
 	p.sees(seqAltOff)
 	// No shell controls this session, so the kernel does not stop the program: it must set the
 	// terminal up again on its own.
-	for end := time.Now().Add(bound); strings.Count(p.output(), "Configuration") < 2; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(stepTimeout); strings.Count(p.output(), "Configuration") < 2; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the screen was not drawn again: %q", p.output())
 		}
@@ -517,7 +517,7 @@ func TestSignalsEndAScriptedRun(t *testing.T) {
 	}
 	for sig, want := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143, syscall.SIGHUP: 129} {
 		t.Run(sig.String(), func(t *testing.T) {
-			heard(t, sig)
+			skipIfIgnored(t, sig)
 			cmd := exec.Command(exe)
 			cmd.Args = []string{"constellation", "init", "--non-interactive", "--yes"}
 			cmd.Dir = t.TempDir()
@@ -563,7 +563,7 @@ func BenchmarkEventToScreen(b *testing.B) {
 	emits := make(chan func(engine.Event), 1)
 	e := &liveEngine{fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(b, events)}, emits}
 	term := newTerminal(own, own, func(k string) string { return map[string]string{"TERM": "xterm-256color", "LANG": "C.UTF-8"}[k] })
-	c := newConsole(b.Context(), term.look, consoleDeps{engine: e, now: time.Now, send: term.send})
+	c := newConsole(b.Context(), term.display, consoleDeps{engine: e, now: time.Now, send: term.send})
 	ended := make(chan error, 1)
 	go func() { _, err := term.run(b.Context(), c); ended <- err }()
 	seen := make(chan int, 64)
@@ -597,7 +597,7 @@ func BenchmarkEventToScreen(b *testing.B) {
 		for got := 0; got < i; {
 			select {
 			case got = <-seen:
-			case <-time.After(bound):
+			case <-time.After(stepTimeout):
 				b.Fatal("the event does not reach the screen")
 			}
 		}
@@ -628,27 +628,27 @@ func (l *liveEngine) Run(ctx context.Context, _ *engine.Plan, emit func(engine.E
 func TestLookOfTheEnvironment(t *testing.T) {
 	for _, tt := range []struct {
 		env  string
-		want look
+		want display
 	}{
-		{"TERM=xterm-256color LANG=en_US.UTF-8", look{colours: colours256}},
-		{"TERM=xterm LANG=de_DE.utf8", look{colours: colours16}},
-		{"TERM=xterm LANG=C", look{colours: colours16, ascii: true}},
-		{"TERM=xterm", look{colours: colours16, ascii: true}},
-		{"TERM=xterm-kitty LC_ALL=C.UTF-8 LANG=C", look{colours: trueColour}},
-		{"TERM=xterm LC_ALL=C LANG=C.UTF-8", look{colours: colours16, ascii: true}},
-		{"TERM=screen COLORTERM=truecolor LANG=C.UTF-8", look{colours: trueColour}},
-		{"TERM=tmux LANG=C.UTF-8", look{colours: colours256}},
-		{"TERM=xterm-256color NO_COLOR=1 LANG=C.UTF-8", look{}},
-		{"TERM=xterm-256color NO_COLOR=anything LANG=C.UTF-8", look{}},
-		{"TERM=xterm COLORFGBG=0;15 LANG=C.UTF-8", look{colours: colours16, light: true}},
-		{"TERM=xterm COLORFGBG=15;default;0 LANG=C.UTF-8", look{colours: colours16}},
+		{"TERM=xterm-256color LANG=en_US.UTF-8", display{colours: colours256}},
+		{"TERM=xterm LANG=de_DE.utf8", display{colours: colours16}},
+		{"TERM=xterm LANG=C", display{colours: colours16, ascii: true}},
+		{"TERM=xterm", display{colours: colours16, ascii: true}},
+		{"TERM=xterm-kitty LC_ALL=C.UTF-8 LANG=C", display{colours: trueColour}},
+		{"TERM=xterm LC_ALL=C LANG=C.UTF-8", display{colours: colours16, ascii: true}},
+		{"TERM=screen COLORTERM=truecolor LANG=C.UTF-8", display{colours: trueColour}},
+		{"TERM=tmux LANG=C.UTF-8", display{colours: colours256}},
+		{"TERM=xterm-256color NO_COLOR=1 LANG=C.UTF-8", display{}},
+		{"TERM=xterm-256color NO_COLOR=anything LANG=C.UTF-8", display{}},
+		{"TERM=xterm COLORFGBG=0;15 LANG=C.UTF-8", display{colours: colours16, light: true}},
+		{"TERM=xterm COLORFGBG=15;default;0 LANG=C.UTF-8", display{colours: colours16}},
 	} {
 		env := map[string]string{}
 		for kv := range strings.FieldsSeq(tt.env) {
 			k, v, _ := strings.Cut(kv, "=")
 			env[k] = v
 		}
-		if got := lookOf(func(k string) string { return env[k] }); got != tt.want {
+		if got := displayOf(func(k string) string { return env[k] }); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.env, got, tt.want)
 		}
 	}

@@ -35,9 +35,9 @@ const (
 	trueColour
 )
 
-// look are the capabilities of a terminal that rendering depends on. The same value renders
+// display are the capabilities of a terminal that rendering depends on. The same value renders
 // the same frame.
-type look struct {
+type display struct {
 	colours colours
 	light   bool // the terminal's background is light
 	ascii   bool // the locale is not UTF-8
@@ -46,7 +46,7 @@ type look struct {
 // theme holds, for the capabilities of a terminal, the escape sequences before and after text
 // of each style, and the signs.
 type theme struct {
-	look
+	display
 	before, after [styles]string
 	signs
 	// uncut lets rows exceed their width: for print.
@@ -89,8 +89,8 @@ var asciiSigns = signs{
 // newTheme returns the theme of a terminal. With 16 colours it uses the terminal's palette,
 // which the user has chosen to be legible. With more colours it uses fixed values that are
 // legible on a light or a dark background.
-func newTheme(l look) *theme {
-	t := &theme{look: l, signs: unicodeSigns}
+func newTheme(l display) *theme {
+	t := &theme{display: l, signs: unicodeSigns}
 	if l.ascii {
 		t.signs = asciiSigns
 	}

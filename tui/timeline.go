@@ -55,7 +55,7 @@ type step struct {
 	took             time.Duration
 	progress         int64 // out of total
 	total            int64
-	spelled          bool // text contains the progress
+	textHasProgress  bool // text contains the progress
 	parts            []part
 }
 
@@ -81,7 +81,7 @@ func (s *step) doing() string {
 
 // amount is the progress of the step behind a separator; empty if the text contains it.
 func (s *step) amount(separator string) string {
-	if s.spelled {
+	if s.textHasProgress {
 		return ""
 	}
 	return separator + amount(s.progress, s.total)
@@ -157,13 +157,13 @@ const (
 	began
 	planned
 	checked
-	carried   // a Plan changed; the event has all of it
-	stepped   // a step changed its state
-	moved     // a machine changed its state
-	logged    // a line was added to the log
-	advanced  // progress or text changed
-	waits     // the reason for waiting changed
-	concluded // the run ended
+	nodePlanChanged // a Plan changed; the event has all of it
+	stepped         // a step changed its state
+	moved           // a machine changed its state
+	logged          // a line was added to the log
+	advanced        // progress or text changed
+	waits           // the reason for waiting changed
+	concluded       // the run ended
 )
 
 // apply folds one event into t and returns the kind of change. For stepped and moved it also
@@ -200,7 +200,7 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 	case engine.KindWait:
 		return t.applyWait(ev)
 	case engine.KindNodePlan:
-		return carried, 0
+		return nodePlanChanged, 0
 	case engine.KindResult:
 		o := &outcome{status: ev.State, text: clean(ev.Text), remedy: clean(ev.Remedy)}
 		if len(ev.Data) > 0 {
@@ -441,7 +441,7 @@ func (t *timeline) applyProgress(ev engine.Event) (change, int) {
 	if ev.Total != s.total { // the unit of progress has changed
 		s.progress, s.total = 0, ev.Total
 	}
-	s.progress, s.spelled = max(s.progress, ev.Current), ev.Text != "" && ev.Counts["objects"] > 0
+	s.progress, s.textHasProgress = max(s.progress, ev.Current), ev.Text != "" && ev.Counts["objects"] > 0
 	return advanced, i
 }
 

@@ -197,7 +197,7 @@ func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
 	w := c.w
 	severity, text := verdict(k)
 	sign, st := c.severitySignOf(severity)
-	head, feed := "upgrade check of cluster "+clean(k.Cluster)+marked(k.Simulated, ", "), feedWords(k.Feed, c.now)
+	head, feed := "upgrade check of cluster "+clean(k.Cluster)+marked(k.Simulated, ", "), feedText(k.Feed, c.now)
 	lines := []string{head + ", " + feed}
 	if width(lines[0]) > w {
 		lines = append([]string{head}, wrap(feed, w)...)
@@ -265,7 +265,7 @@ func planFlags(r engine.CheckRequest) string {
 // nextRows renders the next command after the check that r asked for.
 func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
 	var lines []string
-	sp := c.deps.sp
+	sp := c.deps.commands
 	switch x := k.Config; {
 	case x != nil && x.Written:
 		lines = append(lines, "", "written to "+clean(x.Path)+":")
@@ -295,7 +295,7 @@ func shortValue(s string) string {
 type checkProgress struct {
 	live  liveLine
 	now   func() time.Time
-	so    checkLive
+	so    runningCheck
 	shown time.Time
 }
 
@@ -312,14 +312,14 @@ func (p *checkProgress) event(ev engine.Event) {
 	p.so.apply(ev)
 	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
 		p.shown = now
-		p.live.set(p.so.words())
+		p.live.set(p.so.summary())
 	}
 }
 
 // markdown renders a check for a ticket or a pull request.
 func markdown(k *engine.Check, sp commandFormatter) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", codeOf(k.Cluster)+marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), cellOf(k.CLI), cellOf(feedWords(k.Feed, k.Time)))
+	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", codeOf(k.Cluster)+marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), cellOf(k.CLI), cellOf(feedText(k.Feed, k.Time)))
 	severity, text := verdict(k)
 	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, cellOf(text))
 	b.WriteString("| component | now | this CLI, in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
@@ -328,12 +328,12 @@ func markdown(k *engine.Check, sp commandFormatter) string {
 		if x.Part {
 			name = "&nbsp;&nbsp;" + name
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cellOf(x.Now), cellOf(last(x.Reachable)), cellOf(x.NextHop), cellOf(x.Newest), cellOf(verdictWord(x)))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cellOf(x.Now), cellOf(last(x.Reachable)), cellOf(x.NextHop), cellOf(x.Newest), cellOf(verdictText(x)))
 	}
 	if len(k.Path) > 0 {
 		b.WriteString("\n### Path\n\n")
 		for _, h := range k.Path {
-			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cellOf(targetOf(h.From)), cellOf(targetOf(h.To)), cellOf(h.CLI.String()), replacesWords(h))
+			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cellOf(targetOf(h.From)), cellOf(targetOf(h.To)), cellOf(h.CLI.String()), replacedNodes(h))
 			for _, why := range h.Why {
 				fmt.Fprintf(&b, "   - %s\n", cellOf(why))
 			}
@@ -352,7 +352,7 @@ func markdown(k *engine.Check, sp commandFormatter) string {
 			b.WriteString("\n")
 		}
 	}
-	c := &console{th: newTheme(look{}).printed(), deps: consoleDeps{sp: sp}}
+	c := &console{th: newTheme(display{}).printed(), deps: consoleDeps{commands: sp}}
 	if rows := c.changeRows(printedWidth, k); len(rows) > 1 {
 		b.WriteString("\n### Will change in hop 1\n\n```\n")
 		for _, l := range rows[1:] {
@@ -360,14 +360,14 @@ func markdown(k *engine.Check, sp commandFormatter) string {
 		}
 		b.WriteString("```\n")
 	}
-	list, fine := worth(k.Findings)
-	fmt.Fprintf(&b, "\n### Findings: %s\n", orElse(tally(k.Findings), "none"))
+	list, fine := needAttention(k.Findings)
+	fmt.Fprintf(&b, "\n### Findings: %s\n", orElse(countBySeverity(k.Findings), "none"))
 	if sp.needExport(list) {
 		fmt.Fprintf(&b, "\n```\n%s\n```\n", clean(sp.export()))
 	}
 	for _, x := range list {
 		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cellOf(x.Title), codeOf(x.ID))
-		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", ownerWords(x.Owner)}, {"fix", sp.text(x.Remedy)}} {
+		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", ownerText(x.Owner)}, {"fix", sp.text(x.Remedy)}} {
 			if l.text != "" {
 				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cellOf(oneLine(l.text)))
 			}

@@ -155,7 +155,7 @@ func upgrades(s *stage, change ...func(*upgradeStart)) *stage {
 func accepts(s *stage) *stage {
 	s.press("enter")
 	s.press("local-data", "enter", "oldest-supports-kubernetes", "enter")
-	s.at(s.clock.Sub(start) + armAfter)
+	s.at(s.clock.Sub(start) + confirmDelay)
 	return s.press("y", "enter")
 }
 
@@ -202,7 +202,7 @@ var upgradeScenes = []scene{
 			return ev.Kind == engine.KindNode || ev.Kind == engine.KindWait || ev.Kind == engine.KindLog || ev.Kind == engine.KindPlan
 		})
 		e.events[len(e.events)-1].Text = "this was a rehearsal: nothing was changed"
-		st := upgrades(s(e), rehearses).press("enter").at(armAfter).press("enter")
+		st := upgrades(s(e), rehearses).press("enter").at(confirmDelay).press("enter")
 		st.settle()
 		return st
 	}},
@@ -285,17 +285,17 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := hopEngine(t)
 		e.check = engine.Check{Schema: "1.0", Cluster: "demo", Path: []engine.Hop{{Number: 1}}, Exit: engine.ExitUpgradeAvailable}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
 		s.press("c")
 		s.settle()
 		s.press("a")
 		s.settle()
-		if s.c.screen != screenPlan || s.c.plan == nil {
+		if s.c.screen != screenUpgradePlan || s.c.plan == nil {
 			t.Fatalf("a shows %s", s.c.screen.title())
 		}
 		s.press("enter")
-		if s.c.screen != screenAccept || !s.c.naming() {
+		if s.c.screen != screenUpgradeConfirm || !s.c.typingID() {
 			t.Fatalf("the plan is followed by %s", s.c.screen.title())
 		}
 		s.press("n", "o", "enter")
@@ -307,12 +307,12 @@ func TestUpgradeFromCheckToResult(t *testing.T) {
 		if e.ran != 0 {
 			t.Fatal("keys typed ahead started the upgrade")
 		}
-		s.at(armAfter).press("enter")
+		s.at(confirmDelay).press("enter")
 		s.settle()
 		if want := []string{"local-data", "oldest-supports-kubernetes"}; e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 || !slices.Equal(e.plan.Acknowledged, want) {
 			t.Fatalf("ran %d times, shows %s, exit %d, accepted %q; want one run, its result and %q", e.ran, s.c.screen.title(), s.c.exit, e.plan.Acknowledged, want)
 		}
-		if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "cluster demo runs release v1.1.0 with image v1.1.0") || !strings.Contains(f, "back constellation -C .demo\n") {
+		if f := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(f, "cluster demo runs release v1.1.0 with image v1.1.0") || !strings.Contains(f, "back constellation -C .demo\n") {
 			t.Errorf("the exit summary does not show the result or how to come back:\n%s", f)
 		}
 		s.press("enter")
@@ -335,10 +335,10 @@ func TestUpgradesThatAreNotAccepted(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := upgrades(newStage(t, hopEngine(t), look{}, 80, 24))
+				s := upgrades(newStage(t, hopEngine(t), display{}, 80, 24))
 				for _, k := range tt.keys {
 					if k == "wait" {
-						s.at(armAfter)
+						s.at(confirmDelay)
 						continue
 					}
 					s.press(k)
@@ -346,7 +346,7 @@ func TestUpgradesThatAreNotAccepted(t *testing.T) {
 				if !s.quit || s.c.exit != tt.exit || s.eng.ran != 0 {
 					t.Errorf("left: %t, exit %d, ran %d times; want exit %d and no run", s.quit, s.c.exit, s.eng.ran, tt.exit)
 				}
-				if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "nothing has been changed; come back: constellation -C .demo upgrade apply") {
+				if f := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(f, "nothing has been changed; come back: constellation -C .demo upgrade apply") {
 					t.Errorf("the exit summary is %q", f)
 				}
 			})
@@ -375,7 +375,7 @@ func TestUpgradesWithoutConfirmation(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e := hopEngine(t)
 				tt.change(e.plan)
-				s := upgrades(newStage(t, e, look{}, 80, 24), func(u *upgradeStart) { u.yes = tt.yes })
+				s := upgrades(newStage(t, e, display{}, 80, 24), func(u *upgradeStart) { u.yes = tt.yes })
 				s.settle()
 				if e.ran != 1 || s.c.screen != screenResult {
 					t.Errorf("ran %d times, shows %s", e.ran, s.c.screen.title())
@@ -389,7 +389,7 @@ func TestUpgradesWithoutConfirmation(t *testing.T) {
 func rolling(t *testing.T, w, h int) *stage {
 	e := hopEngine(t)
 	_, e.pauseAt = hopEvents(t, e.plan)
-	s := accepts(upgrades(newStage(t, e, look{}, w, h)))
+	s := accepts(upgrades(newStage(t, e, display{}, w, h)))
 	s.settle()
 	if !s.c.running || !s.c.t.pastFinal() {
 		t.Fatalf("shows %s, running %t", s.c.screen.title(), s.c.running)
@@ -402,7 +402,7 @@ func TestRolloutIsChangedFromTheConsole(t *testing.T) {
 	for key, want := range map[string]engine.RolloutChange{"P": {Paused: &yes}, "R": {Paused: &no, Cancelled: &no}, "C": {Cancelled: &yes}} {
 		synctest.Test(t, func(t *testing.T) {
 			s := rolling(t, 80, 24).press(key)
-			if s.c.question == nil || !strings.Contains(s.c.View(), s.c.question.text) {
+			if s.c.rolloutPrompt == nil || !strings.Contains(s.c.View(), s.c.rolloutPrompt.text) {
 				t.Fatalf("%s does not ask", key)
 			}
 			s.press("esc")
@@ -427,11 +427,11 @@ func TestRolloutKeysAreOffBeforeTheTargetIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := hopEngine(t)
 		e.pauseAt = slices.IndexFunc(e.events, func(ev engine.Event) bool { return ev.Step == engine.StepCharts }) + 1
-		s := accepts(upgrades(newStage(t, e, look{}, 80, 24)))
+		s := accepts(upgrades(newStage(t, e, display{}, 80, 24)))
 		s.settle()
 		s.press("P")
-		if s.c.question != nil || !strings.Contains(s.c.note, "no node is being replaced yet") {
-			t.Errorf("asks: %v, note %q", s.c.question, s.c.note)
+		if s.c.rolloutPrompt != nil || !strings.Contains(s.c.note, "no node is being replaced yet") {
+			t.Errorf("asks: %v, note %q", s.c.rolloutPrompt, s.c.note)
 		}
 	})
 }
@@ -458,14 +458,14 @@ func TestLeavingAnUpgrade(t *testing.T) {
 				if tt.until == engine.StepRollout {
 					_, e.pauseAt = hopEvents(t, e.plan)
 				}
-				s := accepts(upgrades(newStage(t, e, look{}, 80, 24)))
+				s := accepts(upgrades(newStage(t, e, display{}, 80, 24)))
 				s.settle()
 				tt.leave(s)
 				s.settle()
 				if !s.quit || s.c.exit != tt.exit {
 					t.Errorf("left: %t, exit %d; want %d", s.quit, s.c.exit, tt.exit)
 				}
-				f := strings.Join(s.c.farewell(), "\n")
+				f := strings.Join(s.c.exitSummary(), "\n")
 				for _, want := range []string{"constellation -C .demo upgrade apply", " ◉ demo", tt.says} { // the head is of the last frame
 					if !strings.Contains(f, want) {
 						t.Errorf("the exit summary lacks %q:\n%s", want, f)
@@ -483,7 +483,7 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 		var s *stage
 		for _, sc := range upgradeScenes {
 			if sc.name == "upgrade-held" {
-				s = sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				s = sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 			}
 		}
 		v := s.c.View()
@@ -491,8 +491,8 @@ func TestSecondConsoleIsReadOnly(t *testing.T) {
 			t.Fatalf("it shows\n%s", v)
 		}
 		s.press("P")
-		if s.c.question != nil || !strings.Contains(s.c.note, "another run holds the lock of the cluster") {
-			t.Errorf("P asks %v, note %q", s.c.question, s.c.note)
+		if s.c.rolloutPrompt != nil || !strings.Contains(s.c.note, "another run holds the lock of the cluster") {
+			t.Errorf("P asks %v, note %q", s.c.rolloutPrompt, s.c.note)
 		}
 		s.press("esc")
 		if s.c.screen != screenResult {
@@ -618,7 +618,7 @@ func TestAccessibleInitAsksInPlainText(t *testing.T) {
 func TestSignalsEndTheConsoleOfAnUpgrade(t *testing.T) {
 	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: engine.ExitTerminated, syscall.SIGHUP: engine.ExitHungUp, syscall.SIGINT: engine.ExitInterrupted} {
 		t.Run(sig.String(), func(t *testing.T) {
-			heard(t, sig)
+			skipIfIgnored(t, sig)
 			p := startOn(t, 80, 24, []string{hopStream(t), "FAKE_STAGE=cluster", "FAKE_PACE=1"}, nil,
 				"upgrade", "apply", "--yes", "--ack", "local-data", "--ack", "oldest-supports-kubernetes")
 			p.sees("Let in machines of the new image")

@@ -80,7 +80,7 @@ func (c *console) choices() []choice {
 	remedy := orElse(b.Wait.Remedy, b.Remedy)
 	if _, rest, ok := strings.Cut(remedy, "`"); ok {
 		if cmd, _, ok := strings.Cut(rest, "`"); ok {
-			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.sp.text("`" + clean(cmd) + "`")})
+			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.commands.text("`" + clean(cmd) + "`")})
 		}
 	}
 	if t := c.troubles(); len(t) > 0 {
@@ -99,7 +99,7 @@ func (c *console) choices() []choice {
 			out = append(out, choice{title: what, says: says, do: k.do})
 		}
 	}
-	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.sp.command("watch")})
+	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.commands.command("watch")})
 }
 
 // choose runs the selected action.
@@ -125,7 +125,7 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 		lines = append(lines, c.th.below(w, 2, 4, strong, cause)...)
 	}
 	if remedy := clean(orElse(b.Wait.Remedy, b.Remedy)); remedy != "" {
-		lines = append(lines, c.th.below(w, 2, 3, accent, "To do: "+c.deps.sp.text(remedy))...)
+		lines = append(lines, c.th.below(w, 2, 3, accent, "To do: "+c.deps.commands.text(remedy))...)
 	}
 	all := c.troubles()
 	for i, t := range all {

@@ -27,7 +27,7 @@ func (c *console) watchHeader() []string {
 		tail = append(tail, eta)
 	}
 	right := strings.Join(tail, "  ")
-	if to := c.aim(b); to != "" && r.used+width(to)+width(word)+width(right)+8 <= c.w {
+	if to := c.targetText(b); to != "" && r.used+width(to)+width(word)+width(right)+8 <= c.w {
 		r.add(faint, "  "+to)
 	}
 	if room := c.w - r.used - width(asciiIf(c.th.ascii, word)) - 4; width(right) > room {
@@ -65,14 +65,14 @@ func (c *console) watchMode(b *engine.Board) (string, style) {
 	case b.Events == 0:
 		word, st = "connecting", faint
 	}
-	if w.origin == fromLive && (c.deps.watch.Kubeconfig != "" || c.upg.held != "") {
+	if w.origin == fromLive && (c.deps.watch.Kubeconfig != "" || c.upg.lockedBy != "") {
 		word = "READ-ONLY " + word
 	}
 	return word, st
 }
 
-// aim is the target of the rollout, for display.
-func (c *console) aim(b *engine.Board) string {
+// targetText is the target of the rollout, for display.
+func (c *console) targetText(b *engine.Board) string {
 	if b.Plan == nil {
 		return clean(b.To)
 	}
@@ -220,7 +220,7 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 	}
 	lines = append(lines, c.flightView(b, w, h-len(lines)-said)...)
 	if said > 0 { // with the room that few machines leave
-		lines = append(lines, c.saidView(b, w, h-len(lines))...)
+		lines = append(lines, c.logExcerpt(b, w, h-len(lines))...)
 	}
 	return lines
 }
@@ -616,8 +616,8 @@ func (c *console) textStyle(n *engine.BoardNode) style {
 	return faint
 }
 
-// saidView shows the newest log lines in h lines.
-func (c *console) saidView(b *engine.Board, w, h int) []string {
+// logExcerpt shows the newest log lines in h lines.
+func (c *console) logExcerpt(b *engine.Board, w, h int) []string {
 	if h < 2 {
 		return nil
 	}
@@ -631,10 +631,10 @@ func (c *console) saidView(b *engine.Board, w, h int) []string {
 		return append(lines, c.th.row(w).add(faint, "   log lines of operator and machines appear here").String())
 	}
 	from := max(0, n-h+1)
-	whose := c.speakers(func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
-	whose.node = ""
+	col := c.sourceColumn(func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
+	col.node = ""
 	for i := from; i < n; i++ {
-		lines = append(lines, c.logRow(lineOf(b.Log.At(i)), w, whose))
+		lines = append(lines, c.logRow(lineOf(b.Log.At(i)), w, col))
 	}
 	return lines
 }
@@ -657,7 +657,7 @@ func (c *console) watchWhy() []string {
 		return lines
 	}
 	if remedy != "" {
-		for i, l := range c.th.below(c.w, 8, most, accent, c.deps.sp.text(remedy)) {
+		for i, l := range c.th.below(c.w, 8, most, accent, c.deps.commands.text(remedy)) {
 			if i == 0 {
 				l = " " + c.th.paint(faint, "To do:") + " " + strings.TrimLeft(l, " ")
 			}
@@ -670,7 +670,7 @@ func (c *console) watchWhy() []string {
 // reason is what the rollout waits for or does, with the remedy.
 func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 	if c.wat.err != nil && c.wat.frozen == nil {
-		x := explain(c.wat.err, c.deps.sp)
+		x := explain(c.wat.err, c.deps.commands)
 		return "The watch has ended: " + x.what, x.remedy
 	}
 	switch w := b.Wait; {
@@ -755,7 +755,7 @@ func (c *console) watchSafety() string {
 		}
 		parts = append(parts, down)
 	case c.wat.origin != fromReplay && b.Moves() > 0 && !c.wat.ended:
-		parts = append(parts, c.apiWord())
+		parts = append(parts, c.apiStatus())
 	}
 	if c.wat.origin != fromReplay && c.home != nil && c.home.Backup != nil {
 		made := c.home.Backup.Created
@@ -769,17 +769,17 @@ func (c *console) watchSafety() string {
 	return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
 }
 
-// lateAnswer is the age from which the last response of the API server is shown.
-const lateAnswer = 6 * time.Second
+// staleResponse is the age from which the last response of the API server is shown.
+const staleResponse = 6 * time.Second
 
-// apiWord is the health of the API server: its latency or the age of its last response.
-func (c *console) apiWord() string {
+// apiStatus is the health of the API server: its latency or the age of its last response.
+func (c *console) apiStatus() string {
 	p := c.wat.pulse
 	if p.At.IsZero() {
 		return "API reachable"
 	}
 	word := fmt.Sprintf("API p99 %dms", max(1, p.P99.Milliseconds()))
-	if age := c.now.Sub(p.At); age >= lateAnswer {
+	if age := c.now.Sub(p.At); age >= staleResponse {
 		word += ", last response " + seconds(age) + " ago"
 	}
 	return word
@@ -822,8 +822,8 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 	default:
 		r.add(faint, "no filter")
 	}
-	if v.found.err != nil {
-		r.add(caution, "  "+clean(v.found.err.Error()))
+	if v.matched.err != nil {
+		r.add(caution, "  "+clean(v.matched.err.Error()))
 	}
 	lines = append(lines, r.String())
 	if len(list) == 0 {
@@ -844,21 +844,21 @@ func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []
 	var rows []string
 	entry := func(i int) []string {
 		x := lineOf(b.Log.At(list[i] - b.Log.Dropped()))
-		whose := speakers{width: min(22, w/4)}
+		col := sourceColumn{width: min(22, w/4)}
 		here := i == at && v.pinned
-		if !wraps || !here && width(x.text) < w-whose.width-14 {
-			row := c.logRow(x, w, whose)
+		if !wraps || !here && width(x.text) < w-col.width-14 {
+			row := c.logRow(x, w, col)
 			if here {
 				row = c.th.paint(chosen, stripStyle(row))
 			}
 			return []string{row}
 		}
 		head := x
-		parts := wrap(x.text, max(20, w-whose.width-14))
+		parts := wrap(x.text, max(20, w-col.width-14))
 		head.text = parts[0]
-		out := []string{c.logRow(head, w, whose)}
+		out := []string{c.logRow(head, w, col)}
 		for _, p := range parts[1:] {
-			out = append(out, c.th.row(w).pad(whose.width+13).add(plain, p).String())
+			out = append(out, c.th.row(w).pad(col.width+13).add(plain, p).String())
 		}
 		if here {
 			for k := range out {
@@ -921,8 +921,8 @@ func (c *console) mapCell(state string) (string, style) {
 	return x.sign, x.st
 }
 
-// worst are the states, the most severe first.
-var worst = []string{
+// worstFirst are the states, the most severe first.
+var worstFirst = []string{
 	engine.NodeFailed, engine.NodeNotReady, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting,
 	engine.NodeJoining, engine.NodeOutdated, engine.NodeReady, "",
 }
@@ -930,16 +930,16 @@ var worst = []string{
 // ranks are the indices of states in worst.
 var ranks = func() map[string]int {
 	out := map[string]int{}
-	for i, s := range worst {
+	for i, s := range worstFirst {
 		out[s] = i
 	}
 	return out
 }()
 
-// worstOf is the place with the most severe state of a cell.
-func worstOf(places []*engine.BoardPlace) *engine.BoardPlace {
+// worstPlace is the place with the most severe state of a cell.
+func worstPlace(places []*engine.BoardPlace) *engine.BoardPlace {
 	var out *engine.BoardPlace
-	rank := len(worst)
+	rank := len(worstFirst)
 	for _, p := range places {
 		if r, ok := ranks[p.State()]; ok && r < rank {
 			out, rank = p, r
@@ -1001,7 +1001,7 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			}
 			for k := row * columns; k < min(cells, (row+1)*columns); k++ {
 				sign, st := " ", plain
-				if p := worstOf(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
+				if p := worstPlace(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
 					sign, st = c.mapCell(p.State())
 				}
 				if gi == at && k == cell {
@@ -1093,7 +1093,7 @@ func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
 		}
 	}
 	r.add(plain, first+" … "+last+"  ")
-	for _, s := range worst {
+	for _, s := range worstFirst {
 		if n := counts[s]; n > 0 && s != "" {
 			_, st := c.stageSign(s)
 			r.add(st, strconv.Itoa(n)+" "+s+" ")
@@ -1182,8 +1182,8 @@ func (c *console) nextGroup(by int) {
 	}
 }
 
-// nextBusy goes to the next cell with a failed or moving node.
-func (c *console) nextBusy() tea.Cmd {
+// nextActiveCell goes to the next cell with a failed or moving node.
+func (c *console) nextActiveCell() tea.Cmd {
 	groups := c.wat.shown().Groups()
 	g, cell := c.cursorCell(groups)
 	if g < 0 {
@@ -1194,7 +1194,7 @@ func (c *console) nextBusy() tea.Cmd {
 	for range len(groups) + 1 {
 		cells := (len(groups[g].Places) + each - 1) / each
 		for ; at < cells; at++ {
-			if p := worstOf(cellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && inFlight(p.Node()) {
+			if p := worstPlace(cellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && inFlight(p.Node()) {
 				c.wat.place.group, c.wat.place.cell = groups[g].Name, at
 				return nil
 			}
@@ -1209,7 +1209,7 @@ func (c *console) openCell() tea.Cmd {
 	groups := c.wat.shown().Groups()
 	g, cell := c.cursorCell(groups)
 	if g >= 0 {
-		if p := worstOf(cellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
+		if p := worstPlace(cellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
 			c.openNode(p.Node().Name)
 			return nil
 		}
@@ -1247,10 +1247,10 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 		}
 	}
 	for _, x := range pair {
-		lines = append(lines, c.film(b, x, x == n, w)...)
+		lines = append(lines, c.stateHistoryRows(b, x, x == n, w)...)
 	}
 	if len(pair) > 1 && h >= 16 {
-		lines = append(lines, c.strip(pair, w)...)
+		lines = append(lines, c.replacementTimeline(pair, w)...)
 	}
 	lines = append(lines, "")
 	facts := []string{c.facts(n)}
@@ -1294,8 +1294,8 @@ func (c *console) facts(n *engine.BoardNode) string {
 	return strings.Join(parts, " "+c.th.dot+" ")
 }
 
-// film is the state history of a machine, with the start and the duration of each state.
-func (c *console) film(b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
+// stateHistoryRows is the state history of a machine, with the start and the duration of each state.
+func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
 	now := c.watchNow()
 	all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since), Seen: n.Seen})
 	most := max(2, (w-4)/13)
@@ -1331,8 +1331,8 @@ func (c *console) film(b *engine.Board, n *engine.BoardNode, here bool, w int) [
 	return []string{head.String(), names.String(), times.String(), tooks.String()}
 }
 
-// strip draws the states of the two machines of a replacement over time, old above new.
-func (c *console) strip(pair []*engine.BoardNode, w int) []string {
+// replacementTimeline draws the states of the two machines of a replacement over time, old above new.
+func (c *console) replacementTimeline(pair []*engine.BoardNode, w int) []string {
 	now := c.watchNow()
 	room := w - 18
 	begin := now

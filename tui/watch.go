@@ -191,7 +191,7 @@ func (s *session) filtered(o watchOptions) sink {
 		out = p
 	}
 	f, err := parseFilter(o.filter)
-	if err != nil || len(f.demands) == 0 { // the command has validated the filter
+	if err != nil || len(f.terms) == 0 { // the command has validated the filter
 		return out
 	}
 	return &sieve{sink: out, f: f}
@@ -238,7 +238,7 @@ func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin
 	if origin == fromReplay {
 		what = "recorded, " + what
 	}
-	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", orElse(clean(b.Cluster), "(unknown)"), orElse(asciiIf(c.th.ascii, c.aim(b)), "(no target)"), what)}
+	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", orElse(clean(b.Cluster), "(unknown)"), orElse(asciiIf(c.th.ascii, c.targetText(b)), "(no target)"), what)}
 	if eta := c.eta(b, at); eta != "" {
 		lines[0] += "  " + eta
 	}
@@ -253,7 +253,7 @@ func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin
 	reason, remedy := c.reason(b, at)
 	lines = append(lines, "", reason)
 	if remedy != "" {
-		lines = append(lines, "To do: "+c.deps.sp.text(remedy))
+		lines = append(lines, "To do: "+c.deps.commands.text(remedy))
 	}
 	s.print(append(lines, c.watchSafety()))
 }
@@ -270,7 +270,7 @@ func (c *console) watchLine() string {
 	if c.wat.filter != "" {
 		args += " --filter " + quoteArg(c.wat.filter)
 	}
-	return c.deps.sp.command(args)
+	return c.deps.commands.command(args)
 }
 
 // beginWatch is the initial command of the console when it was started by `watch`.

@@ -108,7 +108,7 @@ var benchBegin = start.Add(20 * time.Minute)
 
 // benchWatch is a console that watches a rollout of 5,000 nodes.
 func benchWatch(b *testing.B, w, h int) *console {
-	c := newConsole(b.Context(), look{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
+	c := newConsole(b.Context(), display{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
 	c.w, c.h, c.screen, c.busy, c.ticking = w, h, screenWatch, "", true
 	c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
 	c.now = benchBegin

@@ -234,8 +234,8 @@ func TestWatchFitsEverySize(t *testing.T) {
 	for _, sc := range watchScenes {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
-				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 				for w := minWidth; w <= 300; w += 24 {
 					for h := minHeight; h <= 90; h += 15 {
 						s.c.w, s.c.h = w, h
@@ -268,7 +268,7 @@ func TestWatchInAscii(t *testing.T) {
 	for _, sc := range watchScenes {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{ascii: true}, 120, 40) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{ascii: true}, 120, 40) })
 				for _, r := range s.c.View() {
 					if r > 0x7e {
 						t.Fatalf("%q is not ASCII:\n%s", r, s.c.View())
@@ -281,7 +281,7 @@ func TestWatchInAscii(t *testing.T) {
 
 // TestWatchThemes renders one frame in each theme.
 func TestWatchThemes(t *testing.T) {
-	for name, l := range map[string]look{
+	for name, l := range map[string]display{
 		"16-dark": {colours: colours16}, "16-light": {colours: colours16, light: true}, "256-light": {colours: colours256, light: true},
 		"true-dark": {colours: trueColour}, "ascii": {ascii: true},
 	} {
@@ -290,7 +290,7 @@ func TestWatchThemes(t *testing.T) {
 				events := streamOf(t, "500-good")
 				d := inTheMiddle(events)
 				s := watching(newStage(t, &fakeEngine{}, l, 80, 24), until(events, d), d).view([]string{"m", "n"})
-				golden(t, "looks/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
+				golden(t, "themes/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
 			})
 		})
 	}
@@ -305,9 +305,9 @@ func TestEveryLensIsReached(t *testing.T) {
 			lens   lens
 			asks   bool
 		}
-		at := func(c *console) state { return state{c.screen, c.wat.lens, c.question != nil} }
+		at := func(c *console) state { return state{c.screen, c.wat.lens, c.rolloutPrompt != nil} }
 		open := func(path []string) *stage {
-			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, look{}, 80, 24), failing(t), middle)
+			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, display{}, 80, 24), failing(t), middle)
 			return s.view(path)
 		}
 		found := map[state][]string{}
@@ -393,7 +393,7 @@ func TestFilterMatches(t *testing.T) {
 	}
 	for filter, want := range map[string]string{
 		"age:5m": `"age:5m": write age>… or age<…`, "age>5": `"age>5": want a time such as 90s, 5m or 1h`, "state>ready": `"state>ready": write state:…`,
-		"try>x": `"try>x": want a number`, "state:": `"state:": want a value behind state:`, "node:[": `"node:[": not a pattern`,
+		"try>x": `"try>x": want a number`, "state:": `"state:": want state:VALUE`, "node:[": `"node:[": not a pattern`,
 		"state:ready,nope !state:nope": `"state:nope": no such state, want one of ready, outdated, replacing, draining, upgrading, leaving, not-ready, joining, booting, creating, failed, gone`,
 	} {
 		if _, err := parseFilter(filter); err == nil || err.Error() != want {
@@ -447,11 +447,11 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		for _, keys := range [][]string{{}, {"m", "n"}, {"enter"}, {"l"}, {"l", "w", "up"}, {"t"}, {"?"}} {
-			s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+			s := newStage(t, &fakeEngine{}, display{}, 120, 40)
 			s.c.busy, s.c.deps.replay, s.c.deps.onlyWatch = "", r, true
 			s.do(s.c.Init())
 			s.view(keys)
-			frame := s.c.View() + strings.Join(s.c.farewell(), "\n")
+			frame := s.c.View() + strings.Join(s.c.exitSummary(), "\n")
 			for _, c := range frame {
 				if c != '\n' && engine.HiddenRune(c) {
 					t.Errorf("after %v %q is shown", keys, c)
@@ -468,7 +468,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 func TestReplaySeeks(t *testing.T) {
 	events := rolloutOf(t, 500)
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
 		s.c.busy, s.c.deps.onlyWatch = "", true
 		s.c.deps.replay = &record{path: "x", events: events, at: start.Add(middle)}
 		s.do(s.c.Init())
@@ -530,7 +530,7 @@ func TestReplayShowsReadingProgress(t *testing.T) {
 		t.Errorf("progress %q, want %q first", told, want)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
 		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, screenWatch
 		frame := s.c.View() // before the first message
 		for _, want := range []string{"REPLAY opening", "opening the record " + path, "Opening the record"} {
@@ -700,15 +700,15 @@ func TestEndOfAWatchIsNotTheEndOfTheRollout(t *testing.T) {
 // Notes disappear after a while, because they may be out of date.
 func TestNotesExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := watching(newStage(t, &fakeEngine{}, look{}, 80, 24), until(rolloutOf(t, 5), time.Minute), time.Minute)
+		s := watching(newStage(t, &fakeEngine{}, display{}, 80, 24), until(rolloutOf(t, 5), time.Minute), time.Minute)
 		s.tell(rolloutChanged{what: "paused"})
-		for after, want := range map[time.Duration]bool{time.Second: true, noteLasts: true} {
+		for after, want := range map[time.Duration]bool{time.Second: true, noteTTL: true} {
 			s.at(time.Minute + after).c.Update(nil)
 			if is := strings.Contains(s.c.View(), "the rollout is paused"); is != want {
 				t.Errorf("after %s the note is shown: %t", after, is)
 			}
 		}
-		s.at(time.Minute + 2*noteLasts).c.Update(nil)
+		s.at(time.Minute + 2*noteTTL).c.Update(nil)
 		if v := s.c.View(); strings.Contains(v, "the rollout is paused") || !strings.Contains(v, "? help") {
 			t.Errorf("the note still replaces the key line:\n%s", v)
 		}
@@ -719,7 +719,7 @@ func TestNotesExpire(t *testing.T) {
 func TestWatchShowsTheKubernetesUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := start.Add(time.Second)
-		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
 		s.c.home = &engine.Home{Backup: &engine.LastBackup{Created: start.Add(-26 * time.Hour)}}
 		watching(s, []engine.Event{
 			{Time: start, Kind: engine.KindPlan, Data: json.RawMessage(`{"cluster":"demo","steps":[{"id":"backup","title":"Back up"},{"id":"wait-for-rollout","title":"Wait"}]}`)},

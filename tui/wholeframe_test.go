@@ -16,7 +16,7 @@ func TestCachesDoNotChangeFrames(t *testing.T) {
 		for _, keys := range [][]string{nil, {"s"}, {"m"}, {"l"}, {"/", "d", "r", "a", "enter"}} {
 			at := start
 			console := func() *console {
-				c := newConsole(t.Context(), look{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
+				c := newConsole(t.Context(), display{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
 				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, screenWatch, "", true
 				c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
 				for _, k := range keys {
