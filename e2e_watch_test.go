@@ -391,7 +391,7 @@ func TestWatchesOfARolloutAgree(t *testing.T) {
 	if want := fmt.Sprintf("%d of %d nodes at the target", workers+controlPlanes, workers+controlPlanes); !strings.Contains(lastLine(lines), want) {
 		t.Errorf("the lines end with %q, want %s", lastLine(lines), want)
 	}
-	console.shows(fmt.Sprintf(`%d of %d nodes at the target(.|\n)*Nothing is waited for: all %[2]d nodes`, workers+controlPlanes, workers+controlPlanes))
+	console.shows(fmt.Sprintf(`%d of %d nodes at the target(.|\n)*Nothing to wait for: all %[2]d nodes`, workers+controlPlanes, workers+controlPlanes))
 	for i, e := range events {
 		if e.Seq != uint64(i+1) {
 			t.Fatalf("event %d has sequence number %d", i+1, e.Seq)

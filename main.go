@@ -1,39 +1,39 @@
-// Constellation takes a Kubernetes cluster of attested machines through its life.
+// Constellation creates, upgrades and operates Kubernetes clusters on attested machines.
 //
-// This is the map of the repository. The program has one engine and three faces: a
-// console for people, plain lines for logs, JSON Lines for other programs.
+// This comment is the map of the repository. The program has one engine and three outputs:
+// a console for people, plain lines for logs, JSON Lines for other programs.
 //
 //	main ──► tui ──► engine ◄── engine/kube ◄── main ──► engine/sandbox
 //
 // On the user's computer:
 //
-//   - main (this file) puts the parts together and decides nothing.
-//   - tui is everything the user sees: commands, console, printers. It imports engine
-//     and nothing else of ours.
-//   - engine decides what to do to a cluster and does it: configuration, findings,
-//     plans, runs, events, the workspace's files. It knows no Kubernetes client.
-//   - engine/kube is the engine's hands inside a cluster: client-go, Helm.
-//   - engine/sandbox is a throwaway cloud on this computer, with real machines
-//     (engine/sandbox/machine) and Kubernetes built from its own source modules
-//     (engine/sandbox/build), and drills on it (engine/sandbox/drill).
+//   - main (this file) connects the parts and has no logic.
+//   - tui is the user interface: commands, console, printers. It imports engine and no
+//     other package of this module.
+//   - engine plans and runs all operations on a cluster: configuration, findings, plans,
+//     runs, events, the workspace's files. It imports no Kubernetes client.
+//   - engine/kube implements the engine's access to a cluster: client-go, Helm.
+//   - engine/sandbox is a local test cloud, with real machines (engine/sandbox/machine),
+//     Kubernetes built from source modules (engine/sandbox/build), and upgrades under fault
+//     injection (engine/sandbox/drill).
 //   - assets are embedded files: charts, CRDs, release data, the default
 //     configuration, systemd units.
 //
-// In the cluster, each with its own binary in its cmd directory and its wire contract
-// in a package of its own (initproto, joinproto, upgradeproto, operator/api):
+// In the cluster, each with its own binary in its cmd directory and its wire protocol in a
+// separate package (initproto, joinproto, upgradeproto, operator/api):
 //
-//   - bootstrapper runs on every new machine. It serves one init or makes one join,
-//     whichever claims the machine first, runs kubeadm and stops.
-//   - joinservice runs on control planes: it verifies the evidence of a machine and
-//     gives it a ticket to join.
-//   - operator brings nodes to the version that is wanted.
-//   - agent serves a few narrow verbs to the operator on every machine.
+//   - bootstrapper runs on every new machine. It serves one init or performs one join,
+//     whichever claims the machine first, runs kubeadm and exits.
+//   - joinservice runs on control planes. It verifies the attestation evidence of a machine
+//     and issues a join ticket.
+//   - operator upgrades nodes to the target version.
+//   - agent runs on every machine and executes a few narrow RPCs for the operator.
 //
-// Shared by them, below engine: version, release, component (what a node must have
-// installed), kubeadm, attestation, atls, cloud. A daemon links no terminal and no
-// Helm; a test beside this file and the linter see to that.
+// They share packages below engine: version, release, component (what a node installs),
+// kubeadm, attestation, atls, cloud. A daemon links no terminal library and no Helm; a test
+// beside this file and the linter enforce that.
 //
-// ARCHITECTURE.md says why it is so, README.md how it is used.
+// ARCHITECTURE.md explains the design, README.md the usage.
 package main
 
 import (

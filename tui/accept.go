@@ -11,17 +11,17 @@ import (
 	"constellation/engine"
 )
 
-// consent is what a person must still say before a plan may run.
+// consent is what a user must still accept before a plan may run.
 type consent struct {
-	// names are findings that are accepted by their name alone.
+	// names are findings that must be acknowledged by ID.
 	names []engine.Finding
-	// yes says that the plan itself must be accepted, with its ordinary warnings.
+	// yes is set if the plan with its ordinary warnings must be accepted.
 	yes bool
 }
 
-// consentTo returns what a plan still needs. yes says that it was accepted, acknowledged
-// are the IDs of findings that were. All warnings accepted by name are as good as a yes.
-// What has no effect needs nothing.
+// consentTo returns what must still be accepted if the user passed --yes and acknowledged
+// findings by ID. Acknowledging every warning by ID counts as --yes. A rehearsal needs no
+// consent, and a plan without effect needs no --yes.
 func consentTo(p *engine.Plan, yes bool, acknowledged []string) consent {
 	if p.Rehearsal {
 		return consent{}
@@ -31,24 +31,28 @@ func consentTo(p *engine.Plan, yes bool, acknowledged []string) consent {
 	return consent{names: p.Unacknowledged(), yes: !yes && !harmless && (len(warned) > 0 || len(p.Warnings()) == 0)}
 }
 
-// acceptance is how a verb has its plan accepted where the console is not shown.
+// acceptance is how a verb gets its plan accepted without the console.
 type acceptance struct {
-	// yes says that the plan is accepted, acknowledged are findings that are.
+	// yes is the flag --yes, acknowledged the findings that were acknowledged with flags.
 	yes          bool
 	acknowledged []string
-	// asks says that somebody is there to answer, question what they are asked.
+	// asks allows prompts; question is the text of the prompt for the plan.
 	asks     bool
-	question string
-	// name, if not empty, is what must be typed in answer to the question; else it is y or
-	// yes.
+	question func(*engine.Plan) string
+	// name, if not empty, is what the user must type at that prompt; else y or yes.
 	name string
-	// show tells whoever is asked what it is about.
+	// show prints the plan before the prompt.
 	show func(*engine.Plan, sink)
 }
 
-// accept makes sure that a plan may run: that no finding forbids it, and that all is
-// accepted that must be, with flags or by whoever is asked. Nothing is asked later. It
-// returns where events go to from now on; with an error all was told.
+// fixedQuestion is a question that does not depend on the plan.
+func fixedQuestion(text string) func(*engine.Plan) string {
+	return func(*engine.Plan) string { return text }
+}
+
+// accept reports an error unless no finding blocks the plan and everything that needs
+// consent is accepted, with flags or at prompts. It returns the sink for the events of the
+// run. If it returns an error, it has written the refusal to out.
 func (s *session) accept(p *engine.Plan, out sink, f format, a acceptance) (sink, error) {
 	if list := p.Blocked(); len(list) > 0 {
 		return out, s.refuse(p, out, engine.ExitBlocked, fmt.Errorf("%s: %s", count(len(list), "check")+" failed", list[0].Title), list[0].Remedy)
@@ -64,21 +68,21 @@ func (s *session) accept(p *engine.Plan, out sink, f format, a acceptance) (sink
 			return &engine.Error{Op: string(p.Verb) + " " + p.Cluster, Err: errors.New(what + " was not accepted; nothing was changed"), Exit: engine.ExitUnacknowledged}
 		}
 		for _, id := range names {
-			if !s.typed(c.names[slices.IndexFunc(c.names, func(f engine.Finding) bool { return f.ID == id })]) {
+			if !s.acknowledged(c.names[slices.IndexFunc(c.names, func(f engine.Finding) bool { return f.ID == id })]) {
 				return out, declined(id)
 			}
 		}
 		confirmed := s.confirmed
 		if a.name != "" {
-			confirmed = func(question string) bool { return s.typedAs(question, a.name) }
+			confirmed = func(question string) bool { return s.prompted(question, a.name) }
 		}
-		if c.yes && !confirmed(a.question) {
+		if c.yes && !confirmed(a.question(p)) {
 			return out, declined("the plan")
 		}
 		out = s.printer(f, true)
 	case len(names) > 0:
-		return out, s.refuse(p, out, engine.ExitUnacknowledged, fmt.Errorf("%s must be accepted by name", strings.Join(names, ", ")),
-			"read the plan above; if it is meant as it is, run the same command with --ack "+strings.Join(names, " --ack "))
+		return out, s.refuse(p, out, engine.ExitUnacknowledged, fmt.Errorf("%s must be acknowledged by ID", strings.Join(names, ", ")),
+			"read the plan above; to acknowledge, run the same command with --ack "+strings.Join(names, " --ack "))
 	default:
 		return out, s.refuse(p, out, engine.ExitUnacknowledged, errors.New("the plan was not accepted"), "read the plan above, then run the same command with --yes")
 	}
@@ -86,7 +90,7 @@ func (s *session) accept(p *engine.Plan, out sink, f format, a acceptance) (sink
 	return out, nil
 }
 
-// ids are those of findings, each once.
+// ids returns the distinct IDs of findings.
 func ids(findings []engine.Finding) (out []string) {
 	for _, f := range findings {
 		if !slices.Contains(out, f.ID) {
@@ -96,17 +100,17 @@ func ids(findings []engine.Finding) (out []string) {
 	return out
 }
 
-// typed asks for the name of a finding. Anything else is a no.
-func (s *session) typed(f engine.Finding) bool {
-	return s.typedAs(fmt.Sprintf("%s\nType %s to accept it: ", clean(f.Title), clean(f.ID)), f.ID)
+// acknowledged prompts for the ID of a finding. Anything else is a no.
+func (s *session) acknowledged(f engine.Finding) bool {
+	return s.prompted(fmt.Sprintf("%s\nType %s to accept it: ", clean(f.Title), clean(f.ID)), f.ID)
 }
 
-// typedAs asks for a word. Anything else is a no.
-func (s *session) typedAs(question, word string) bool {
+// prompted prints question and reports whether the user typed want.
+func (s *session) prompted(question, want string) bool {
 	if f, ok := s.Stdin.(*os.File); ok {
-		dropTyped(f)
+		discardInput(f)
 	}
 	fmt.Fprint(s.Stderr, question)
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
-	return err == nil && strings.TrimSpace(line) == word
+	return err == nil && strings.TrimSpace(line) == want
 }

@@ -2,15 +2,15 @@ package tui
 
 import "time"
 
-// afterSecond is how long after a full second an alarm rings: a clock that is read then shows
-// the next one for sure.
-const afterSecond = 5 * time.Millisecond
+// wakeOffset is the offset of wake-ups from a full second, so that clocks read then already
+// show the new second.
+const wakeOffset = 5 * time.Millisecond
 
-// ringsIn is in how long an alarm rings for who wants to wait for d: about then, just after a
-// full second. All that waits is woken together that way, and so is the computer.
-func ringsIn(now time.Time, d time.Duration) time.Duration {
-	now = now.Round(0) // by the clock that is shown
-	at := now.Add(d - afterSecond).Round(time.Second).Add(afterSecond)
+// nextWake rounds d such that the wait ends just after a full second. All timers then fire
+// together, which saves CPU wake-ups.
+func nextWake(now time.Time, d time.Duration) time.Duration {
+	now = now.Round(0) // the wall clock, which is on the screen
+	at := now.Add(d - wakeOffset).Round(time.Second).Add(wakeOffset)
 	if !at.After(now) {
 		at = at.Add(time.Second)
 	}

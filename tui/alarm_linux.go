@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarm wakes those who wait, at full seconds. For each of its own timers the runtime wakes at
-// least two threads, one of which then looks after the other as long as it works; a timer of
-// the kernel wakes one. It is safe for concurrent use.
+// alarm is a timer that fires at full seconds for any number of waiters. A timer of the Go
+// runtime wakes at least two threads, a kernel timer (timerfd) only one. It is safe for
+// concurrent use.
 type alarm struct {
 	f   *os.File
 	raw syscall.RawConn
@@ -20,15 +20,15 @@ type alarm struct {
 
 	mu     sync.Mutex
 	closed bool
-	due    []sleeper
+	due    []waiter
 }
 
-type sleeper struct {
+type waiter struct {
 	at time.Time
 	c  chan time.Time
 }
 
-// newAlarm returns an alarm, which has to be closed; nil if there can be none.
+// newAlarm returns an alarm; the caller must close it. Without a timerfd it returns nil, which works as well.
 func newAlarm() *alarm {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
@@ -39,10 +39,10 @@ func newAlarm() *alarm {
 		a.f.Close()
 		return nil
 	}
-	a.set(time.Now())
+	a.arm(time.Now())
 	go func() {
-		for a.raw.Read(rung) == nil {
-			a.ring()
+		for a.raw.Read(expired) == nil {
+			a.wakeDue()
 		}
 	}()
 	return a
@@ -58,49 +58,49 @@ func (a *alarm) close() {
 	a.f.Close()
 }
 
-// rung reports whether a timer has. To read it would say so as well, and wake a thread of the
-// runtime.
-func rung(fd uintptr) bool {
+// expired reports whether a timer has expired. Reading the timer would also tell, but wake another
+// thread of the runtime.
+func expired(fd uintptr) bool {
 	var left unix.ItimerSpec
 	return unix.TimerfdGettime(int(fd), &left) != nil || left.Value == (unix.Timespec{})
 }
 
-// after is time.After for who need not be woken to the moment: see ringsIn.
+// after is time.After, rounded to full seconds: see nextWake.
 func (a *alarm) after(d time.Duration) <-chan time.Time {
 	now := time.Now()
-	d = ringsIn(now, d)
+	d = nextWake(now, d)
 	if a == nil {
 		return time.After(d)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := make(chan time.Time, 1)
-	a.due = append(a.due, sleeper{now.Add(d), c})
-	a.set(now)
+	a.due = append(a.due, waiter{now.Add(d), c})
+	a.arm(now)
 	return c
 }
 
-// ring wakes those whose time has come.
-func (a *alarm) ring() {
+// wakeDue wakes the waiters that are due.
+func (a *alarm) wakeDue() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
-	a.due = slices.DeleteFunc(a.due, func(s sleeper) bool {
+	a.due = slices.DeleteFunc(a.due, func(s waiter) bool {
 		if s.at.After(now) {
 			return false
 		}
 		s.c <- now
 		return true
 	})
-	a.set(now)
+	a.arm(now)
 }
 
-// set sets the timer to when the next has to be woken. The caller holds mu, but at first.
-func (a *alarm) set(now time.Time) {
+// arm arms the timer for the next waiter. The caller holds mu, except in newAlarm.
+func (a *alarm) arm(now time.Time) {
 	if a.closed {
 		return
 	}
-	next := time.Hour // to be set, always: one that is not looks as if it had rung
+	next := time.Hour // always arm it: a disarmed timer looks expired
 	for _, s := range a.due {
 		next = min(next, max(s.at.Sub(now), 1))
 	}

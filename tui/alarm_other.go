@@ -4,13 +4,13 @@ package tui
 
 import "time"
 
-// alarm wakes those who wait, at full seconds. It is safe for concurrent use.
+// alarm is a timer that fires at full seconds. It is safe for concurrent use.
 type alarm struct{}
 
-// newAlarm returns an alarm, which has to be closed; nil if there can be none.
+// newAlarm returns nil, which works as an alarm.
 func newAlarm() *alarm { return nil }
 
 func (*alarm) close() {}
 
-// after is time.After for who need not be woken to the moment: see ringsIn.
-func (*alarm) after(d time.Duration) <-chan time.Time { return time.After(ringsIn(time.Now(), d)) }
+// after is time.After, rounded to full seconds: see nextWake.
+func (*alarm) after(d time.Duration) <-chan time.Time { return time.After(nextWake(time.Now(), d)) }

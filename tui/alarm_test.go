@@ -5,27 +5,27 @@ import (
 	"time"
 )
 
-func TestAlarmsRingJustAfterFullSeconds(t *testing.T) {
+func TestNextWakeIsJustAfterAFullSecond(t *testing.T) {
 	full := time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
 	for _, tt := range []struct {
 		name       string
-		since      time.Duration // the full second
+		since      time.Duration // since the full second
 		d, ringsIn time.Duration
 	}{
-		{"a second after it rang", 5 * time.Millisecond, time.Second, time.Second},
+		{"a second after a wake-up", 5 * time.Millisecond, time.Second, time.Second},
 		{"a little late", 25 * time.Millisecond, time.Second, 980 * time.Millisecond},
-		{"so late that the next is near", 800 * time.Millisecond, time.Second, 1205 * time.Millisecond},
+		{"so late that the next second is near", 800 * time.Millisecond, time.Second, 1205 * time.Millisecond},
 		{"three seconds", 15 * time.Millisecond, 3 * time.Second, 2990 * time.Millisecond},
-		{"less than any", 5 * time.Millisecond, time.Millisecond, time.Second},
-		{"before it rings", 2 * time.Millisecond, time.Millisecond, 3 * time.Millisecond},
+		{"much less than a second", 5 * time.Millisecond, time.Millisecond, time.Second},
+		{"shortly before a wake-up", 2 * time.Millisecond, time.Millisecond, 3 * time.Millisecond},
 	} {
-		if got := ringsIn(full.Add(tt.since), tt.d); got != tt.ringsIn {
+		if got := nextWake(full.Add(tt.since), tt.d); got != tt.ringsIn {
 			t.Errorf("%s: in %s, want %s", tt.name, got, tt.ringsIn)
 		}
 	}
 }
 
-// All who wait are woken, also those who begin while others do, and none before it is time.
+// All waiters are woken, also those added while others wait, and none too early.
 func TestAlarmWakesAll(t *testing.T) {
 	a := newAlarm()
 	defer a.close()
@@ -35,8 +35,8 @@ func TestAlarmWakesAll(t *testing.T) {
 	again := a.after(time.Millisecond)
 	waited["again"] = (<-again).Sub(begun)
 	waited["later"] = (<-later).Sub(begun)
-	first := ringsIn(begun, time.Millisecond)
-	for name, least := range map[string]time.Duration{"soon": first, "again": first + 900*time.Millisecond, "later": ringsIn(begun, 2*time.Second)} {
+	first := nextWake(begun, time.Millisecond)
+	for name, least := range map[string]time.Duration{"soon": first, "again": first + 900*time.Millisecond, "later": nextWake(begun, 2*time.Second)} {
 		if waited[name] < least {
 			t.Errorf("%s: woken after %s, want %s at least", name, waited[name], least)
 		}

@@ -13,50 +13,46 @@ import (
 	"constellation/engine"
 )
 
-// applyOptions are what the command line says about `upgrade apply` and `upgrade execute`
-// beside the request.
-type applyOptions struct {
-	yes, nonInteractive bool
-	timeout             time.Duration
-	out                 format
-}
-
 func (s *session) upgradeApplyCommand() *cobra.Command {
 	var (
 		r engine.ApplyRequest
-		o applyOptions
+		o runOptions
 	)
 	cmd := &cobra.Command{
 		Use:   "apply",
-		Short: "Upgrade the cluster: backup, services, then node after node",
-		Long: `Apply checks the next hop as upgrade check does, shows what will change, asks once, and
-carries it out: a verified backup, what the new nodes install and must prove, the
-services, and the target of all nodes, image and Kubernetes in one write. From then on
-the operator replaces node after node, and apply only watches.
+		Short: "Upgrade the cluster: backup, services, rolling replacement",
+		Long: `Upgrade the cluster by one hop. Apply runs the checks of upgrade check, shows the plan,
+prompts once, and then:
 
-The hop is the one to what constellation-conf.yaml asks for, or on the way to --to and
---kubernetes. If neither asks for anything newer than what runs, it is the next hop to the
-newest that can be reached.
+  1. takes a verified backup
+  2. publishes the components and reference measurements of the new nodes
+  3. upgrades the services
+  4. sets the target of all nodes, image and Kubernetes in one write
 
-Findings that block stop it with exit code 4. --yes answers the question and accepts
-ordinary warnings. What weakens or destroys something is accepted by its name alone, typed
-or with --ack: measurements-weaker, oldest-supports-kubernetes (image and Kubernetes minor
-in one write), local-data (volumes that go with their nodes), no-backup. Nothing is asked
-later.
+The operator then replaces the nodes (rolling update), and apply reports the progress.
 
-On a terminal all of this is in the console: the plan, the names and the question, the
-steps, and the nodes, with P, R and C to pause, resume and cancel. With --accessible it is
-asked and told line by line.
+The hop leads to the versions in constellation-conf.yaml, or towards --to and --kubernetes.
+If neither is newer than the running versions, it is the next hop towards the newest
+reachable versions.
 
-Apply can be interrupted at any time: before the target is set it stops after the current
-step, afterwards the cluster goes on alone, and the same command comes back to it. One
-console at a time works on a cluster; another one ends with 8 and says who does, and in
-the console shows the nodes meanwhile.`,
+Findings that block stop apply with exit code 4. --yes accepts the plan and ordinary
+warnings. Findings that weaken or destroy something must be acknowledged by ID, typed or
+with --ack: measurements-weaker, oldest-supports-kubernetes (image and Kubernetes minor in
+one write), local-data (volumes deleted with their nodes), no-backup. After the start apply
+never prompts.
+
+On a terminal apply runs in the console. P, R and C pause, resume and cancel the rollout.
+With --accessible it prompts and prints line by line.
+
+Apply can be interrupted at any time. Before the target is set, it stops after the current
+step. Afterwards the rollout continues in the cluster. Run the same command again to resume
+or to reattach. Only one console may run an upgrade of a cluster: a second one exits with 8
+and names the first; on a terminal it shows the nodes meanwhile.`,
 		Example: `  constellation upgrade check --write-config && constellation upgrade apply
   constellation upgrade apply --non-interactive --yes -o json > events.jsonl
   constellation upgrade apply --non-interactive --yes -o markdown >> "$GITHUB_STEP_SUMMARY"
   constellation upgrade apply --to v1.1.0 --kubernetes v1.36.3 --ack oldest-supports-kubernetes
-  constellation upgrade apply --dry-run                  # the whole of it, without any effect
+  constellation upgrade apply --dry-run                  # rehearse, change nothing
   constellation upgrade apply --yes --surge 10% --detach  # set the target, then leave`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -65,13 +61,13 @@ the console shows the nodes meanwhile.`,
 	}
 	s.applyFlags(cmd, &r, &o)
 	fl := cmd.Flags()
-	fl.StringVar(&r.Surge, "surge", "", "machines beyond the wanted number at any moment: `N or P%` (default: as it is, 1 at first)")
-	fl.BoolVar(&r.Detach, "detach", false, "leave when the target is set; the cluster goes on alone")
-	fl.TextVar(&r.Release, "to", r.Release, "`release` to go to (default: what the configuration asks for)")
-	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "Kubernetes `version` to go to (default: what the configuration asks for)")
-	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "leave out questions of the check that are asked as dry runs")
-	fl.StringVar(&r.Feed, "feed", "", "directory or address of the release feed (default: that of the configuration)")
-	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "file with a public key that the feed is signed with; may be repeated")
+	fl.StringVar(&r.Surge, "surge", "", "maximum surge: extra machines at any time, `N or P%` (default: unchanged, initially 1)")
+	fl.BoolVar(&r.Detach, "detach", false, "exit once the target is set; the rollout continues in the cluster")
+	fl.TextVar(&r.Release, "to", r.Release, "target `release` (default: from the configuration)")
+	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "target Kubernetes `version` (default: from the configuration)")
+	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "skip checks that send dry-run requests")
+	fl.StringVar(&r.Feed, "feed", "", "release feed: folder, https `address` or bundle:FILE (default: from the configuration)")
+	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "public key `file` that verifies the feed; may be repeated")
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
 	_ = cmd.RegisterFlagCompletionFunc("to", fixed(s.Releases...))
 	_ = cmd.RegisterFlagCompletionFunc("surge", fixed("1", "2", "10%"))
@@ -79,17 +75,17 @@ the console shows the nodes meanwhile.`,
 	return cmd
 }
 
-// applyFlags are those that apply and execute share.
-func (s *session) applyFlags(cmd *cobra.Command, r *engine.ApplyRequest, o *applyOptions) {
+// applyFlags adds the flags that apply and execute share.
+func (s *session) applyFlags(cmd *cobra.Command, r *engine.ApplyRequest, o *runOptions) {
 	fl := cmd.Flags()
-	fl.BoolVarP(&o.yes, "yes", "y", false, "the plan and its ordinary warnings are accepted")
-	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "ask nothing")
-	fl.StringArrayVar(&r.Acknowledge, "ack", nil, "`ID` of a finding that is accepted by name; may be repeated")
-	fl.StringSliceVar(&r.Skip, "skip-phases", nil, "`steps` to leave out, with commas between: "+strings.Join(engine.ApplySteps, ", "))
-	fl.BoolVar(&r.Rehearse, "dry-run", false, "rehearse the plan: ask what can be asked, change nothing")
-	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this long, such as 1h; the same command goes on (0: never)")
+	fl.BoolVarP(&o.yes, "yes", "y", false, "accept the plan and its ordinary warnings")
+	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "never prompt")
+	fl.StringArrayVar(&r.Acknowledge, "ack", nil, "`ID` of a finding to acknowledge; may be repeated")
+	fl.StringSliceVar(&r.Skip, "skip-phases", nil, "comma-separated `steps` to skip: "+strings.Join(engine.ApplySteps, ", "))
+	fl.BoolVar(&r.Rehearse, "dry-run", false, "rehearse the plan with read-only requests; change nothing")
+	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 1h; run again to resume (0: no limit)")
 	o.out = text
-	fl.VarP((*checkFormat)(&o.out), "output", "o", "what to print: text, json for one event per line, or markdown for a summary at the end (lines go to stderr)")
+	fl.VarP((*checkFormat)(&o.out), "output", "o", "output format: text, json for one event per line, or markdown for a summary at the end (progress goes to stderr)")
 	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
 	_ = cmd.RegisterFlagCompletionFunc("ack", fixed("measurements-weaker", "oldest-supports-kubernetes", "local-data", "no-backup"))
 	_ = cmd.RegisterFlagCompletionFunc("skip-phases", fixed(engine.ApplySteps...))
@@ -98,70 +94,55 @@ func (s *session) applyFlags(cmd *cobra.Command, r *engine.ApplyRequest, o *appl
 func (s *session) upgradeExecuteCommand() *cobra.Command {
 	var (
 		r    engine.ApplyRequest
-		o    applyOptions
+		o    runOptions
 		helm bool
 	)
 	cmd := &cobra.Command{
 		Use:   "execute --helm",
-		Short: "Bring the services alone to the release of this program",
-		Long: `Execute --helm backs up, and brings kinds and charts of the services to the release of
-this program. It sets no target, replaces no node, and needs no configuration.`,
+		Short: "Upgrade only the services to this program's release",
+		Long: `Execute --helm takes a backup, then upgrades CRDs and Helm charts of the services to the
+release of this program. It sets no target, replaces no node, and needs no configuration.`,
 		Example: `  constellation upgrade execute --helm
   constellation upgrade execute --helm --non-interactive --yes -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !helm {
-				return &engine.Error{Err: errors.New("nothing is named that is to be executed"), Remedy: "add --helm", Exit: engine.ExitUsage}
+				return &engine.Error{Err: errors.New("no part of the upgrade is selected"), Remedy: "add --helm", Exit: engine.ExitUsage}
 			}
 			return s.apply(cmd.Context(), executeStart(r, o.yes), o)
 		},
 	}
-	cmd.Flags().BoolVar(&helm, "helm", false, "the charts of the services")
+	cmd.Flags().BoolVar(&helm, "helm", false, "upgrade the Helm charts of the services")
 	s.applyFlags(cmd, &r, &o)
 	return cmd
 }
 
-// apply plans, asks if somebody is there to answer, and runs: in the console if there can
-// be one.
-func (s *session) apply(ctx context.Context, u *upgradeStart, o applyOptions) error {
+// apply plans, prompts if it can, and runs: in the console if the terminal allows it.
+func (s *session) apply(ctx context.Context, u *upgradeStart, o runOptions) error {
 	if o.out == text && s.interactive(o.nonInteractive) {
 		return s.console(ctx, consoleOptions{upgrade: u, timeout: o.timeout})
 	}
-	out := s.printer(o.out, true)
-	defer func() { out.close() }()
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return s.unplanned(out, o.out, err)
-	}
-	ctx, stop := s.limited(ctx, o.timeout)
-	defer stop()
-	progress := s.checkProgress()
-	plan, err := u.plan(ctx, eng, u.request, progress.event)
-	progress.live.clear()
-	if err != nil {
-		return s.unplanned(out, o.out, err)
-	}
-	out, err = s.accept(plan, out, o.out, acceptance{
-		yes: o.yes, acknowledged: u.request.Acknowledge, asks: o.out == text && !o.nonInteractive && s.asks(),
-		question: "Upgrade cluster " + clean(plan.Cluster) + "?", show: func(p *engine.Plan, _ sink) { s.print(s.planText(p)) },
+	return s.planAndRun(ctx, o, acceptance{
+		acknowledged: u.request.Acknowledge, question: func(p *engine.Plan) string { return "Upgrade cluster " + clean(p.Cluster) + "?" },
+		show: func(p *engine.Plan, _ sink) { s.print(s.planText(p)) },
+	}, func(ctx context.Context, eng Engine) (*engine.Plan, error) {
+		progress := s.checkProgress()
+		defer progress.live.clear()
+		return u.plan(ctx, eng, u.request, progress.event)
 	})
-	if err != nil {
-		return err
-	}
-	return eng.Run(ctx, plan, out.event)
 }
 
-// planText draws an upgrade for those who must accept it.
+// planText renders an upgrade's plan for the prompt.
 func (s *session) planText(p *engine.Plan) []string {
-	c := s.sheet()
+	c := s.renderer()
 	c.w = s.answerWidth()
 	w := c.w
 	lines := []string{fmt.Sprintf("%s of cluster %s, from %s to %s", p.Verb, clean(p.Cluster)+marked(p.Simulated, ", "), clean(p.From.String()), clean(p.To.String())), ""}
 	return append(lines, c.upgradeSections(w, p)...)
 }
 
-// upgradeSections are those of an upgrade's plan: versions, what else changes, steps,
-// findings, and what must be read. On the screen what speaks against it comes first.
+// upgradeSections renders an upgrade's plan: versions, other changes, steps, findings,
+// notes and warnings. On the screen a blocked plan shows only its findings.
 func (c *console) upgradeSections(w int, p *engine.Plan) []string {
 	k := &engine.Check{Findings: p.Findings, Changes: p.Changes, Path: []engine.Hop{{}}}
 	var lines []string
@@ -177,7 +158,7 @@ func (c *console) upgradeSections(w int, p *engine.Plan) []string {
 	if rows := c.changeRows(w, k); len(rows) > 0 {
 		rows[0] = c.th.rule(w, "Will change", "")
 		lines = append(lines, rows...)
-		if c.th.uncut { // on the screen it stands with what is at stake
+		if c.th.uncut { // the screen shows the backup's age elsewhere
 			lines = append(lines, c.th.row(w).pad(2).col(faint, "last backup", 14).add(plain, c.backupWords(p.LastBackup)).String())
 		}
 	}
@@ -206,7 +187,7 @@ func (c *console) upgradeSections(w int, p *engine.Plan) []string {
 	lines = append(lines, c.findingGroups(w, k)...)
 	lines = append(lines, "")
 	for _, n := range p.Notes {
-		lines = append(lines, c.prose(w, 0, plain, clean(c.deps.sp.text(n)))...)
+		lines = append(lines, c.prose(w, 0, plain, clean(c.deps.commands.text(n)))...)
 	}
 	for _, st := range p.Steps {
 		if st.Warning != "" && !st.Finished {
@@ -216,16 +197,16 @@ func (c *console) upgradeSections(w int, p *engine.Plan) []string {
 	return lines
 }
 
-// backupWords say how old a backup is, and what it holds.
+// backupWords describes age and contents of a backup.
 func (c *console) backupWords(b *engine.LastBackup) string {
 	if b == nil {
 		return "none"
 	}
 	s := fmt.Sprintf("%s, %s, %s", ago(b.Created, c.now), amountOf(b.Objects, "object"), bytesOf(b.Bytes))
 	if !b.Etcd {
-		return s + ", without etcd"
+		return s + ", without an etcd snapshot"
 	}
-	return s + ", with a snapshot of etcd"
+	return s + ", with an etcd snapshot"
 }
 
 // componentLine is "Kubernetes: v1.35.4 -> v1.36.3".
@@ -237,7 +218,7 @@ func (c *console) componentLine(x engine.ComponentCheck) string {
 	return fmt.Sprintf("%-22s %s %s %s", name, orElse(clean(x.Now), "(none)"), c.th.to, clean(x.NextHop))
 }
 
-// rolloutCommands are pause, resume, cancel, skip and retry.
+// rolloutCommands returns pause, resume, cancel, skip and retry.
 func (s *session) rolloutCommands() []*cobra.Command {
 	yes, no := true, false
 	var out []*cobra.Command
@@ -246,34 +227,34 @@ func (s *session) rolloutCommands() []*cobra.Command {
 		change                 engine.RolloutChange
 	}{
 		{
-			"pause", "Begin no further replacement",
-			"Pause the rollout: nothing more is begun, and what is under way is finished. The cluster\nworks as before meanwhile; after ten minutes its autoscaler is given back.",
-			"paused: what is under way is finished, nothing more is begun",
+			"pause", "Pause the rollout",
+			"Pause the rollout: replacements in progress finish, no new one starts. Workloads keep running.\nAfter ten minutes the cluster autoscaler is enabled again. Upgrade resume continues.",
+			"paused: replacements in progress finish, no new one starts",
 			engine.RolloutChange{Paused: &yes},
 		},
 		{
-			"resume", "Go on with a rollout that was paused or cancelled",
-			"Resume goes on with the same target after pause or cancel.",
-			"goes on",
+			"resume", "Resume a paused or cancelled rollout",
+			"Resume a paused or cancelled rollout with the same target.",
+			"resumed",
 			engine.RolloutChange{Paused: &no, Cancelled: &no},
 		},
 		{
-			"cancel", "End the rollout where it stands",
-			"Cancel ends the rollout where it stands: what is under way is finished, the autoscaler is\ngiven back, and nodes stay as they are. Resume goes on with the same target; upgrade apply\nsets it, or another one, anew.",
-			"cancelled: what is under way is finished, all other nodes stay as they are",
+			"cancel", "Stop the rollout and keep the remaining nodes",
+			"Stop the rollout: replacements in progress finish, the remaining nodes keep their version, and\nthe cluster autoscaler is enabled again. Upgrade resume continues with the same target;\nupgrade apply sets the same or another one.",
+			"cancelled: replacements in progress finish, all other nodes keep their version",
 			engine.RolloutChange{Cancelled: &yes},
 		},
 	} {
 		var f format
 		cmd := &cobra.Command{
-			Use: x.use, Short: x.short, Long: x.long + "\n\nThe exit code is 3 if it is so already.",
+			Use: x.use, Short: x.short, Long: x.long + "\n\nThe exit code is 3 if the rollout is in that state already.",
 			Example: "  constellation upgrade " + x.use + "\n  constellation upgrade " + x.use + " -o json",
 			Args:    cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				return s.changeRollout(cmd.Context(), x.change, x.done, f)
 			},
 		}
-		s.outputFlag(cmd, &f, "what to print: text, or json for one document")
+		s.outputFlag(cmd, &f, "output format: text, or json for one document")
 		out = append(out, cmd)
 	}
 	for _, x := range []struct {
@@ -281,36 +262,36 @@ func (s *session) rolloutCommands() []*cobra.Command {
 		skip                   bool
 	}{
 		{
-			"skip", "Leave a node, or a group, as it is",
-			"Skip has this rollout, and later ones, leave a node as it is, or a group with all its nodes.\nA replacement that is under way is given up, unless the old node is bound to go already. Workers\nwait for a control plane that is skipped: no kubelet may be newer than an API server.\nUpgrade retry lets it go.",
-			"left as it is", true,
+			"skip", "Exclude a node or a group from rollouts",
+			"Exclude a node, or a group with all its nodes, from this and later rollouts. A replacement in\nprogress is aborted, unless the old node is being removed already. Workers wait for a skipped\ncontrol plane, because no kubelet may be newer than an API server. Upgrade retry ends the skip.",
+			"skipped", true,
 		},
 		{
-			"retry", "Let a node go that was skipped or postponed, or try a failed upgrade again",
-			"Retry lets a node or a group go that was skipped, and tries a node again now that was\npostponed because its replacement had failed, or whose upgrade in place has failed. Of a\ncontrol plane whose agent could not upgrade Kubernetes it tries that again now.",
-			"replaced as any other", false,
+			"retry", "Resume a skipped or postponed node or group",
+			"Resume a skipped node or group. For a node that was postponed after a failed replacement, or\nwhose in-place upgrade failed, retry at once instead of after the backoff. For a control plane\nwhose agent failed to upgrade Kubernetes, retry that upgrade.",
+			"resumed: the rollout replaces it in turn", false,
 		},
 	} {
 		var f format
 		cmd := &cobra.Command{
 			Use: x.use + " NODE-OR-GROUP", Short: x.short, Long: x.long + "\n\nThe exit code is 3 if there is nothing to do.",
 			Example: "  constellation upgrade " + x.use + " worker-3\n  constellation upgrade " + x.use + " worker-3 -o json",
-			Args:    oneArg("the name of a node or a group", "`constellation status` lists both"), ValidArgsFunction: s.completeSkip,
+			Args:    oneArg("the name of a node or a group", "run `constellation status` to see both"), ValidArgsFunction: s.completeNodes(true),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return s.skip(cmd.Context(), args[0], x.skip, x.done, f)
 			},
 		}
-		s.outputFlag(cmd, &f, "what to print: text, or json for one document")
+		s.outputFlag(cmd, &f, "output format: text, or json for one document")
 		out = append(out, cmd)
 	}
 	return out
 }
 
-// skipAnswer is the answer of skip and retry.
+// skipAnswer is the JSON output of skip and retry.
 type skipAnswer struct {
 	Schema string `json:"schema"`
 	engine.Holding
-	// Changed is false if it was so before.
+	// Changed is false if nothing had to change.
 	Changed bool `json:"changed"`
 }
 
@@ -339,47 +320,50 @@ func (s *session) skip(ctx context.Context, name string, skip bool, done string,
 	}
 	switch {
 	case h.Failed && !skip:
-		done = "tried again now"
+		done = "retried now"
 	case skip:
-		done += "; `" + s.command("upgrade retry "+clean(a.Name)) + "` lets it go"
+		done += "; `" + s.command("upgrade retry "+clean(a.Name)) + "` resumes it"
 	}
 	fmt.Fprintf(s.out, "%s %s is %s\n", a.Kind, clean(a.Name), done)
 	return nil
 }
 
-// completeSkip offers the nodes and groups of the cluster.
-func (s *session) completeSkip(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second) // somebody waits at a prompt
-	defer cancel()
-	st, err := eng.Status(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var out []string
-	for _, n := range st.Nodes {
-		out = append(out, n.Name)
-		if n.Group != "" && !slices.Contains(out, n.Group) {
-			out = append(out, n.Group)
+// completeNodes completes one argument: a node of the cluster, or also a group of nodes.
+func (s *session) completeNodes(groups bool) cobra.CompletionFunc {
+	const done = cobra.ShellCompDirectiveNoFileComp
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, done
 		}
+		eng, _, _, err := s.engineOf()
+		if err != nil {
+			return nil, done
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second) // completion must not block the shell
+		defer cancel()
+		st, err := eng.Status(ctx)
+		if err != nil {
+			return nil, done
+		}
+		var out []string
+		for _, n := range st.Nodes {
+			out = append(out, n.Name)
+			if groups && n.Group != "" && !slices.Contains(out, n.Group) {
+				out = append(out, n.Group)
+			}
+		}
+		slices.Sort(out)
+		return out, done
 	}
-	slices.Sort(out)
-	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// rolloutAnswer is the answer of pause, resume and cancel.
+// rolloutAnswer is the JSON output of pause, resume and cancel.
 type rolloutAnswer struct {
 	Schema    string        `json:"schema"`
 	Target    engine.Target `json:"target"`
 	Paused    bool          `json:"paused"`
 	Cancelled bool          `json:"cancelled"`
-	// Changed is false if it was so before.
+	// Changed is false if nothing had to change.
 	Changed bool   `json:"changed"`
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`

@@ -13,7 +13,7 @@ import (
 	"constellation/engine"
 )
 
-// upgradePlan is a plan with one finding that is accepted by name.
+// upgradePlan is a plan with one finding that must be acknowledged by ID.
 func upgradePlan() *engine.Plan {
 	return &engine.Plan{
 		ID: "upgrade-20261121070501-1a2b3c4d", Verb: engine.VerbApply, Cluster: "demo", Nodes: map[string]int{"workers": 2},
@@ -33,20 +33,20 @@ func upgradePlan() *engine.Plan {
 	}
 }
 
-func TestApplyAsksForWhatItNeeds(t *testing.T) {
+func TestApplyRequiresConsent(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		args string
 		exit int
 		says string // on stderr
 	}{
-		{"nothing is accepted", "", engine.ExitUnacknowledged, "local-data must be accepted by name"},
-		{"--yes is not a name", "--yes", engine.ExitUnacknowledged, "--ack local-data"},
-		{"the name is not the plan", "--ack local-data", engine.ExitUnacknowledged, "run the same command with --yes"},
-		{"both", "--yes --ack local-data", engine.ExitDone, ""},
-		{"every warning has its name", "--ack local-data --ack probes", engine.ExitDone, ""},
-		{"a rehearsal needs nothing", "--dry-run", engine.ExitDone, ""},
-		{"a format that there is not", "-o xml", engine.ExitUsage, "want text, json or markdown"},
+		{"no flag", "", engine.ExitUnacknowledged, "local-data must be acknowledged by ID"},
+		{"--yes does not acknowledge", "--yes", engine.ExitUnacknowledged, "--ack local-data"},
+		{"--ack does not accept the plan", "--ack local-data", engine.ExitUnacknowledged, "run the same command with --yes"},
+		{"--yes and --ack", "--yes --ack local-data", engine.ExitDone, ""},
+		{"every warning acknowledged", "--ack local-data --ack probes", engine.ExitDone, ""},
+		{"a rehearsal needs no consent", "--dry-run", engine.ExitDone, ""},
+		{"unknown output format", "-o xml", engine.ExitUsage, "want text, json or markdown"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := &fakeEngine{plan: upgradePlan()}
@@ -68,19 +68,19 @@ func TestApplyAsksForWhatItNeeds(t *testing.T) {
 	}
 }
 
-func TestApplyShowsItsPlanOnOneScreen(t *testing.T) {
+func TestApplyPrintsWholePlan(t *testing.T) {
 	s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }})
 	p := upgradePlan()
 	p.LastBackup = &engine.LastBackup{Created: start.Add(-26 * time.Hour), Objects: 214, Bytes: 3 << 20, Etcd: true}
 	text := strings.Join(s.planText(p), "\n")
-	for _, want := range []string{"last backup    26h ago, 214 objects, 3 MiB, with a snapshot of etcd", "OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
+	for _, want := range []string{"last backup    26h ago, 214 objects, 3 MiB, with an etcd snapshot", "OS image", "v1.0.0", "v1.1.0", "replaces 2 of workers", "backup            done before", "(point of no return)", "data of db/pg will be lost", "Warning: their disks are gone"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
 }
 
-func TestRolloutIsPausedResumedAndCancelled(t *testing.T) {
+func TestPauseResumeCancel(t *testing.T) {
 	yes, no := true, false
 	for verb, want := range map[string]engine.RolloutChange{
 		"pause": {Paused: &yes}, "resume": {Paused: &no, Cancelled: &no}, "cancel": {Cancelled: &yes},
@@ -96,7 +96,7 @@ func TestRolloutIsPausedResumedAndCancelled(t *testing.T) {
 	}
 }
 
-func TestNodesAreSkippedAndRetried(t *testing.T) {
+func TestSkipAndRetry(t *testing.T) {
 	for _, tt := range []struct {
 		name, verb string
 		was        engine.Holding
@@ -108,22 +108,22 @@ func TestNodesAreSkippedAndRetried(t *testing.T) {
 			"a node", "skip",
 			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode},
 			nil, engine.ExitDone,
-			"node worker-3 is left as it is; `constellation upgrade retry worker-3` lets it go\n", `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
+			"node worker-3 is skipped; `constellation upgrade retry worker-3` resumes it\n", `"name":"worker-3","kind":"node","skipped":true,"changed":true`,
 		},
 		{
-			"one that was postponed", "retry",
+			"retry of a postponed node", "retry",
 			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Postponed: start},
 			nil, engine.ExitDone,
-			"node worker-3 is replaced as any other\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
+			"node worker-3 is resumed: the rollout replaces it in turn\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
-			"one whose upgrade has failed", "retry",
+			"retry of a node whose upgrade failed", "retry",
 			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Failed: true},
 			nil, engine.ExitDone,
-			"node worker-3 is tried again now\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
+			"node worker-3 is retried now\n", `"name":"worker-3","kind":"node","skipped":false,"changed":true`,
 		},
 		{
-			"one that is so already", "skip",
+			"node that is skipped already", "skip",
 			engine.Holding{Name: "worker-3", Kind: engine.HoldingNode, Held: true},
 			&engine.Error{Err: errors.New("node worker-3 is skipped already: nothing to do"), Exit: engine.ExitNothing}, engine.ExitNothing,
 			"", `"name":"worker-3","kind":"node","skipped":true,"changed":false`,
@@ -133,7 +133,7 @@ func TestNodesAreSkippedAndRetried(t *testing.T) {
 			f := &fakeEngine{holding: tt.was, planErr: tt.err}
 			out, _, code := printed(t, f, "", "upgrade", tt.verb, "worker-3")
 			if out = regexp.MustCompile(" -C [^ ]+").ReplaceAllString(out, ""); code != tt.code || out != tt.text || f.skipped != "worker-3" || f.skips != (tt.verb == "skip") {
-				t.Errorf("exit %d, %q; asked for %q %t", code, out, f.skipped, f.skips)
+				t.Errorf("exit %d, %q; Skip called with %q %t", code, out, f.skipped, f.skips)
 			}
 			out, _, code = printed(t, f, "", "upgrade", tt.verb, "worker-3", "-o", "json")
 			if out = strings.NewReplacer("\n", "", "  ", "", ": ", ":").Replace(out); code != tt.code || !strings.Contains(out, tt.json) {
@@ -146,7 +146,7 @@ func TestNodesAreSkippedAndRetried(t *testing.T) {
 	}
 }
 
-// The page of a pipeline tells the whole run, with nothing that it would obey.
+// The Markdown summary covers the whole run and escapes markup from the cluster.
 func TestApplyWritesASummary(t *testing.T) {
 	p := hopPlan()
 	p.Acknowledged = []string{"local-data", "oldest-supports-kubernetes"}
@@ -159,9 +159,9 @@ func TestApplyWritesASummary(t *testing.T) {
 	golden(t, "plain/apply.md", out)
 }
 
-func TestApplyWritesASummaryOfWhatItRefuses(t *testing.T) {
+func TestApplyWritesASummaryOfARefusal(t *testing.T) {
 	out, _, code := printed(t, &fakeEngine{plan: hopPlan()}, "", "upgrade", "apply", "--yes", "-o", "markdown")
-	if code != engine.ExitUnacknowledged || !strings.Contains(out, "## Upgrade apply of cluster `demo`: failed") || !strings.Contains(out, "local-data, oldest-supports-kubernetes must be accepted by name (exit 5") {
+	if code != engine.ExitUnacknowledged || !strings.Contains(out, "## Upgrade apply of cluster `demo`: failed") || !strings.Contains(out, "local-data, oldest-supports-kubernetes must be acknowledged by ID (exit 5") {
 		t.Errorf("exit %d\n%s", code, out)
 	}
 }

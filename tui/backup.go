@@ -13,9 +13,10 @@ import (
 )
 
 func (s *session) backupCommand() *cobra.Command {
-	cmd := group("backup", "Keep what an upgrade can destroy, and bring it back",
-		`Write definitions and custom resources of the cluster to files, verify them, and bring
-them back. A backup is a directory of Lists that kubectl create -f takes, too.`,
+	cmd := group("backup", "Back up, verify and restore custom resources and etcd",
+		`Back up CustomResourceDefinitions and custom resources of the cluster to files, verify the
+backup, compare it with the cluster, and restore it. A backup is a directory of Lists that
+kubectl create -f accepts, too.`,
 		"  constellation backup create\n  constellation backup list\n  constellation backup verify backup-20261121070501-1a2b3c4d")
 	cmd.AddCommand(s.backupCreate(), s.backupList(), s.backupShow(), s.backupVerify(), s.backupRestoreCommand(), s.backupDiffCommand(), s.backupPrune())
 	return cmd
@@ -35,32 +36,33 @@ func (f *etcdFlag) Set(v string) error {
 	return errors.New("want true or false")
 }
 
-// backupDirFlag is the flag that says where backups are.
-func (s *session) backupDirFlag(cmd *cobra.Command, dir *string, what string) {
-	cmd.Flags().Var((*someDir)(dir), "dir", what)
+// backupDirFlag adds --dir, the directory of backups.
+func (s *session) backupDirFlag(cmd *cobra.Command, dir *string, usage string) {
+	cmd.Flags().Var((*nonEmptyDir)(dir), "dir", usage)
 	_ = cmd.MarkFlagDirname("dir")
 }
 
-// someDir is a flag's directory. That of a variable that is not set is none.
-type someDir string
+// nonEmptyDir is the value of a directory flag. It rejects "", the value of an unset shell
+// variable.
+type nonEmptyDir string
 
-func (d *someDir) String() string { return string(*d) }
-func (d *someDir) Type() string   { return "directory" }
-func (d *someDir) Set(s string) error {
+func (d *nonEmptyDir) String() string { return string(*d) }
+func (d *nonEmptyDir) Type() string   { return "directory" }
+func (d *nonEmptyDir) Set(s string) error {
 	if s == "" {
-		return errors.New("it is empty; leave --dir out for the workspace's own")
+		return errors.New("it is empty; omit --dir for the workspace's own directory")
 	}
-	*d = someDir(s)
+	*d = nonEmptyDir(s)
 	return nil
 }
 
-// oneArg wants one argument, and says what it is.
-func oneArg(what, where string) cobra.PositionalArgs {
+// oneArg requires exactly one argument. Its error names the argument and the remedy.
+func oneArg(argument, remedy string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 1 {
 			return nil
 		}
-		return &engine.Error{Op: cmd.CommandPath(), Err: fmt.Errorf("wants %s, and got %d arguments", what, len(args)), Remedy: where, Exit: engine.ExitUsage}
+		return &engine.Error{Op: cmd.CommandPath(), Err: fmt.Errorf("got %d arguments, want %s", len(args), argument), Remedy: remedy, Exit: engine.ExitUsage}
 	}
 }
 
@@ -83,7 +85,7 @@ func (s *session) completeBackup(cmd *cobra.Command, args []string, _ string) ([
 	for _, b := range all {
 		text := fmt.Sprintf("%s, %s", ago(b.Created, s.Now()), count(int(b.Objects), "object"))
 		if !b.Whole {
-			text = "not whole"
+			text = "incomplete"
 		}
 		out = append(out, b.ID+"\t"+text)
 	}
@@ -99,19 +101,20 @@ func (s *session) backupCreate() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "create",
-		Short: "Back up definitions, custom resources and what an upgrade changes",
-		Long: `Create writes every CustomResourceDefinition and every custom resource of the cluster to
-files, with the records of Helm and the ConfigMaps that an upgrade changes. It changes
-nothing in the cluster. At the end the backup is read again and verified.
+		Short: "Back up custom resources, Helm releases and etcd",
+		Long: `Write every CustomResourceDefinition and custom resource of the cluster to files, with the
+Helm release records and the ConfigMaps that an upgrade changes. Create changes nothing in
+the cluster. At the end it reads the backup again and verifies it.
 
-A snapshot of etcd is taken as well where the cluster's operator can take one; with
---etcd a backup without one is not whole, with --etcd=false none is taken. It holds all
-Secrets. So do Helm's records, as far as the values of charts are secret. All other
-Secrets are left out unless --secrets is given. Directories are 0700, files 0600.
+If the cluster's operator supports it, the backup includes an etcd snapshot. With --etcd a
+backup without a snapshot counts as incomplete; --etcd=false takes none. The snapshot
+contains all Secrets, and Helm records contain the chart values. Other Secrets are excluded
+unless --secrets is given. Directories have mode 0700, files 0600.
 
-What cannot be read, such as a kind whose conversion webhook fails, is named; the backup
-is kept, is not whole, and the exit code is 1. What is interrupted leaves no backup;
-a second signal ends it at once, and what is left then is never taken for whole.`,
+If something cannot be read, such as a kind whose conversion webhook fails, the command
+names it and keeps the backup, marked as incomplete; the exit code is 1. An interrupted
+command leaves no backup. A second signal ends it at once and may leave files, which never
+count as a complete backup.`,
 		Example: `  constellation backup create
   constellation backup create --etcd
   constellation backup create --dir /mnt/safe --secrets
@@ -123,12 +126,12 @@ a second signal ends it at once, and what is left then is never taken for whole.
 		},
 	}
 	fl := cmd.Flags()
-	fl.Var(&etcd, "etcd", "take a snapshot of etcd in any case, or with --etcd=false never (default: if one can be had)")
+	fl.Var(&etcd, "etcd", "require an etcd snapshot; --etcd=false takes none (default: if supported)")
 	fl.Lookup("etcd").NoOptDefVal = "true"
-	s.backupDirFlag(cmd, &r.Dir, "`directory` to put the backup in (default: constellation-upgrade in the workspace)")
-	fl.BoolVar(&r.Secrets, "secrets", false, "back up all Secrets, too")
-	fl.DurationVar(&timeout, "timeout", 0, "stop after this long, such as 10m; nothing is left then (0: never)")
-	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	s.backupDirFlag(cmd, &r.Dir, "`directory` for the backup (default: constellation-upgrade in the workspace)")
+	fl.BoolVar(&r.Secrets, "secrets", false, "include all Secrets")
+	fl.DurationVar(&timeout, "timeout", 0, "stop after this time, such as 10m, and leave no backup (0: no limit)")
+	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	_ = cmd.RegisterFlagCompletionFunc("etcd", fixed("true", "false"))
 	return cmd
 }
@@ -149,14 +152,14 @@ func (s *session) createBackup(ctx context.Context, r engine.BackupRequest, time
 	return eng.Run(ctx, plan, out.event)
 }
 
-// backupLine is a backup in the answer of `backup list`.
+// backupLine is a backup in the JSON output of `backup list`.
 type backupLine struct {
 	ID      string    `json:"id"`
 	Created time.Time `json:"created"`
 	Objects int64     `json:"objects"`
 	Bytes   int64     `json:"bytes"`
 	Whole   bool      `json:"whole"`
-	// Why says why it is not whole.
+	// Why is the reason if Whole is false.
 	Why  string `json:"why,omitempty"`
 	Etcd bool   `json:"etcd"`
 }
@@ -169,10 +172,10 @@ func (s *session) backupList() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the backups, the newest first",
-		Long: `List the backups of this workspace, the newest first, and whether they are whole. For
-that they are read; with --quick only names and sizes are compared, which does not find
-a byte that changed.`,
+		Short: "List backups, newest first",
+		Long: `List the backups of this workspace, newest first, and whether each is complete. The command
+reads every file and verifies its digest. With --quick it compares only names and sizes,
+which does not detect changed contents.`,
 		Example: `  constellation backup list
   constellation backup list --dir /mnt/safe
   constellation backup list -o json | jq -r '[.backups[] | select(.whole)][0].id'`,
@@ -204,14 +207,14 @@ a byte that changed.`,
 				fmt.Fprintf(s.out, "no backups\nnext  %s\n", s.command("backup create")+dirFlag(dir))
 				return nil
 			}
-			rows := [][]string{{"BACKUP", "CREATED", "OBJECTS", "SIZE", "ETCD", "WHOLE"}}
+			rows := [][]string{{"BACKUP", "CREATED", "OBJECTS", "SIZE", "ETCD", "COMPLETE"}}
 			for _, b := range all {
 				whole, etcd := "yes", "no"
 				if b.Etcd {
 					etcd = "yes"
 				}
 				if quick && b.Whole {
-					whole = "by its sizes"
+					whole = "sizes match"
 				}
 				if !b.Whole {
 					whole = "NO: " + b.Why
@@ -222,13 +225,13 @@ a byte that changed.`,
 			return nil
 		},
 	}
-	s.backupDirFlag(cmd, &dir, "`directory` that backups were made in with --dir")
+	s.backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
 	cmd.Flags().BoolVar(&quick, "quick", false, "compare names and sizes only")
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-// reading tells on stderr how much of a backup was read, if that is a terminal.
+// reading shows on stderr how much of a backup was read, if stderr is a terminal.
 type reading struct {
 	liveLine
 	now   func() time.Time
@@ -255,12 +258,12 @@ func (s *session) backupShow() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "show ID",
-		Short: "Show what a backup holds",
-		Long: `Show what a backup holds, as its manifest says: types, objects, what is missing, and
-where its files are. Whether they still are what was written, backup verify finds out.`,
+		Short: "Show the contents of a backup",
+		Long: `Show the manifest of a backup: types, objects, missing parts, and the path of its files.
+This does not read the files; backup verify does.`,
 		Example: `  constellation backup show backup-20261121070501-1a2b3c4d
   constellation backup show backup-20261121070501-1a2b3c4d -o json | jq '.types[] | select(.objects > 0).resource'`,
-		Args:              oneArg("the ID of a backup", "`constellation backup list` shows them"),
+		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
 		ValidArgsFunction: s.completeBackup,
 		RunE: func(_ *cobra.Command, args []string) error {
 			eng, _, _, err := s.engineOf()
@@ -278,14 +281,14 @@ where its files are. Whether they still are what was written, backup verify find
 			return nil
 		},
 	}
-	s.backupDirFlag(cmd, &dir, "`directory` that the backup was made in with --dir")
-	s.outputFlag(cmd, &out, "what to print: text, or json for the manifest")
+	s.backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	s.outputFlag(cmd, &out, "output format: text, or json for the manifest")
 	return cmd
 }
 
 func (s *session) showBackup(m *engine.BackupManifest, path string) {
-	holds := fmt.Sprintf("%s of %s, %s", count(int(m.Objects), "object"), count(len(m.Types), "type"), bytesOf(m.Bytes))
-	secrets := "those of Helm's records only"
+	contents := fmt.Sprintf("%s of %s, %s", count(int(m.Objects), "object"), count(len(m.Types), "type"), bytesOf(m.Bytes))
+	secrets := "only in Helm records"
 	if m.Secrets {
 		secrets = "all"
 	}
@@ -301,7 +304,7 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 		{"backup", m.ID},
 		{"cluster", orElse(cluster, "-")},
 		{"created", m.Created.Local().Format("2006-01-02 15:04:05") + ", " + ago(m.Created, s.Now()) + ", in " + m.Ended.Sub(m.Created).Round(time.Millisecond).String()},
-		{"holds", holds},
+		{"contents", contents},
 		{"secrets", secrets},
 		{"etcd", etcd},
 		{"files", path},
@@ -337,7 +340,7 @@ func (s *session) showBackup(m *engine.BackupManifest, path string) {
 	}
 }
 
-// verification is the answer of `backup verify`.
+// verification is the JSON output of `backup verify`.
 type verification struct {
 	Schema   string   `json:"schema"`
 	ID       string   `json:"id"`
@@ -352,13 +355,13 @@ func (s *session) backupVerify() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "verify ID",
-		Short: "Read a backup and say whether it is whole",
-		Long: `Read all of a backup and say whether it is whole: no file is missing or too much, every
-byte is as it was written, and nothing was missing when it was made. The exit code is 1
-if it is not.`,
+		Short: "Verify that a backup is complete and unchanged",
+		Long: `Read all files of a backup and verify that it is complete: no file is missing or extra, all
+digests match, and nothing was missing when the backup was made. The exit code is 1 if the
+backup is incomplete or damaged.`,
 		Example: `  constellation backup verify backup-20261121070501-1a2b3c4d
   constellation backup verify backup-20261121070501-1a2b3c4d -o json | jq -r '.problems[]'`,
-		Args:              oneArg("the ID of a backup", "`constellation backup list` shows them"),
+		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
 		ValidArgsFunction: s.completeBackup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			eng, _, _, err := s.engineOf()
@@ -384,7 +387,7 @@ if it is not.`,
 				return nil
 			}
 			if err == nil {
-				fmt.Fprintf(s.out, "%s is whole\n", args[0])
+				fmt.Fprintf(s.out, "%s is complete\n", args[0])
 				return nil
 			}
 			for _, p := range problems {
@@ -393,8 +396,8 @@ if it is not.`,
 			return err
 		},
 	}
-	s.backupDirFlag(cmd, &dir, "`directory` that the backup was made in with --dir")
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -406,16 +409,17 @@ func (s *session) backupPrune() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "prune --keep N",
-		Short: "Remove old backups but for the newest whole ones",
-		Long: `Remove backups but for the newest N that are whole, and say which. All are verified
-before. The newest whole one is never removed. One that is not whole goes if a whole one
-is newer. The exit code is 3 if there is nothing to remove.`,
+		Short: "Delete old backups and keep the newest complete ones",
+		Long: `Delete all backups except the newest N complete ones, and list the deleted ones. The command
+verifies all backups first. It never deletes the newest complete backup. It deletes an
+incomplete backup if a complete one is newer. The exit code is 3 if there is nothing to
+delete.`,
 		Example: `  constellation backup prune --keep 3
   constellation backup prune --keep 1 --dir /mnt/safe -o json | jq -r '.removed[]'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("keep") {
-				return &engine.Error{Op: "prune backups", Err: errors.New("--keep is missing"), Remedy: "say how many whole backups stay, such as --keep 3", Exit: engine.ExitUsage}
+				return &engine.Error{Op: "prune backups", Err: errors.New("--keep is missing"), Remedy: "pass the number of complete backups to keep, such as --keep 3", Exit: engine.ExitUsage}
 			}
 			eng, _, _, err := s.engineOf()
 			if err != nil {
@@ -438,15 +442,14 @@ is newer. The exit code is 3 if there is nothing to remove.`,
 			return err
 		},
 	}
-	cmd.Flags().IntVar(&keep, "keep", 0, "how `many` whole backups stay, at least 1")
+	cmd.Flags().IntVar(&keep, "keep", 0, "`number` of complete backups to keep, at least 1")
 	_ = cmd.RegisterFlagCompletionFunc("keep", fixed("1", "3", "10"))
-	s.backupDirFlag(cmd, &dir, "`directory` that backups were made in with --dir")
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.backupDirFlag(cmd, &dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-// dirFlag is the flag that names the directory of backups, with a leading space; empty if
-// it is that of the workspace.
+// dirFlag returns --dir with a leading space; empty for the workspace's directory.
 func dirFlag(dir string) string {
 	if dir == "" {
 		return ""

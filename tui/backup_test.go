@@ -172,11 +172,11 @@ func backupAt(s func(*fakeEngine) *stage, n int) *stage {
 
 func TestBackupIsMadeInTheConsole(t *testing.T) {
 	show := func(t *testing.T, n int) *stage {
-		return backupAt(func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, n)
+		return backupAt(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, n)
 	}
 	t.Run("as the user wants it with etcd", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, func(e *fakeEngine) { e.plan, e.events = backupPlan(), backupEvents() })
+			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, func(e *fakeEngine) { e.plan, e.events = backupPlan(), backupEvents() })
 			for _, want := range []string{engine.EtcdTake, engine.EtcdLeave, engine.EtcdAuto} {
 				s.press("e")
 				if got := s.c.command(); (want != "") != strings.Contains(got, "--etcd="+want) || want == "" && strings.Contains(got, "--etcd") {
@@ -209,8 +209,8 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 	t.Run("Ctrl-C twice waits until nothing of it is left", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := show(t, 4).press("ctrl+c")
-			if s.quit || !s.c.asking {
-				t.Fatalf("quit %t, asking %t", s.quit, s.c.asking)
+			if s.quit || !s.c.confirmLeave {
+				t.Fatalf("quit %t, asking %t", s.quit, s.c.confirmLeave)
 			}
 			s.press("ctrl+c")
 			s.settle()
@@ -221,7 +221,7 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 	})
 	t.Run("Esc leads back to the check it was opened from", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := checkShown("trouble")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+			s := checkShown("trouble")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 			s.press("b")
 			s.settle()
 			if s.c.screen != screenBackup {
@@ -234,20 +234,20 @@ func TestBackupIsMadeInTheConsole(t *testing.T) {
 	})
 	t.Run("what is not whole is not restored", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, nil).press("down", "y")
-			if want := "y is off: this backup is not whole: manifest.json is not there: it was not made to the end"; len(s.copied) != 0 || s.c.note != want {
+			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, nil).press("down", "y")
+			if want := "y is off: this backup is incomplete: manifest.json is not there: it was not made to the end"; len(s.copied) != 0 || s.c.note != want {
 				t.Errorf("copied %q, the note is %q, want %q", s.copied, s.c.note, want)
 			}
-			s = backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, func(e *fakeEngine) { e.verifyErr = errors.New("a file differs") }).press("v")
+			s = backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, func(e *fakeEngine) { e.verifyErr = errors.New("a file differs") }).press("v")
 			s.settle()
-			if s.press("y"); len(s.copied) != 0 || s.c.note != "y is off: this backup is not whole: v found it" {
+			if s.press("y"); len(s.copied) != 0 || s.c.note != "y is off: this backup failed its verification" {
 				t.Errorf("copied %q, the note is %q", s.copied, s.c.note)
 			}
 		})
 	})
 	t.Run("the command that restores is copied", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, nil).press("down", "down", "y")
+			s := backupsOf(func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, nil).press("down", "down", "y")
 			if want := "backup restore upgrade-20261101120000-00ff00ff"; len(s.copied) != 1 || !strings.HasSuffix(s.copied[0], want) {
 				t.Errorf("copied %q, want %q", s.copied, want)
 			}
@@ -281,8 +281,8 @@ func shownBackup() engine.BackupManifest {
 	return m
 }
 
-// What programs read of backups stays as it is.
-func TestAnswersAboutBackups(t *testing.T) {
+// Formats of the backup commands are stable.
+func TestBackupOutput(t *testing.T) {
 	root, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -318,7 +318,7 @@ func TestAnswersAboutBackups(t *testing.T) {
 				if format != "json" {
 					return
 				}
-				// As docs say: one document, or an event a line, and what jq is told to read.
+				// As documented: one document or one event per line, with the fields of the jq examples.
 				d := json.NewDecoder(strings.NewReader(out))
 				for n := 0; d.More(); n++ {
 					var v map[string]any
@@ -330,15 +330,15 @@ func TestAnswersAboutBackups(t *testing.T) {
 					}
 				}
 				if want := (engine.BackupRequest{Dir: "/mnt/safe", Etcd: engine.EtcdTake, Secrets: true}); tt.name == "create" && e.backedUpAs != want {
-					t.Errorf("asked for %+v", e.backedUpAs)
+					t.Errorf("PlanBackup called with %+v", e.backedUpAs)
 				}
 			})
 		}
 	}
 }
 
-func TestBackupsAreCompleted(t *testing.T) {
-	ids := "backup-20261120050000-0a1b2c3d\t26h ago, 12345 objects\nbackup-20261119050000-99aa00ff\tnot whole\nupgrade-20261101120000-00ff00ff\t20d ago, 987 objects\n"
+func TestBackupCompletion(t *testing.T) {
+	ids := "backup-20261120050000-0a1b2c3d\t26h ago, 12345 objects\nbackup-20261119050000-99aa00ff\tincomplete\nupgrade-20261101120000-00ff00ff\t20d ago, 987 objects\n"
 	types := "apiextensions.k8s.io/customresourcedefinitions\t3 objects\ncore/configmaps\t4 objects\nexample.com/widgets\t1196 objects\n"
 	for _, tt := range []struct {
 		args, want string
@@ -365,7 +365,7 @@ func TestBackupsAreCompleted(t *testing.T) {
 			}
 		})
 	}
-	// Without backups, or without any that is whole, nothing is offered, and nothing said.
+	// Without complete backups there are no completions and no error output.
 	e := &fakeEngine{backups: listedBackups()[1:2]}
 	if out, _, code := printedHere(t, e, "__complete", "backup", "diff", "--only", ""); !strings.HasPrefix(out, ":") || code != 0 {
 		t.Errorf("exit %d\n%s", code, out)
@@ -376,7 +376,7 @@ func TestBackupsAreCompleted(t *testing.T) {
 	}
 }
 
-func TestWhatPruneKeepsHasToBeSaid(t *testing.T) {
+func TestPruneRequiresKeep(t *testing.T) {
 	var e fakeEngine
 	_, errs, code := printedHere(t, &e, "backup", "prune")
 	if code != engine.ExitUsage || !strings.Contains(errs, "--keep is missing") || !strings.Contains(errs, "fix ") {

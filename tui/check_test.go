@@ -19,7 +19,7 @@ import (
 	"constellation/engine"
 )
 
-// checks are those that goldens are made of; the values are those of real checks.
+// checks are the checks with goldens; their values are from real checks.
 var checks = []string{
 	"two-hops", "newest", "patch", "blocked", "blocked-goal", "old-kubelet", "trouble", "api-down", "stale-feed", "mixed", "hostile", "many", "written",
 }
@@ -40,7 +40,7 @@ func checkIn(t testing.TB, name string) engine.Check {
 	return k
 }
 
-// printedHere is printed in a workspace that commands need not name.
+// printedHere runs a verb in the current directory as workspace and returns its output.
 func printedHere(t *testing.T, e *fakeEngine, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -63,7 +63,7 @@ func TestPrintedChecks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range checks {
-		// The JSON is what the check was read from.
+		// The JSON output must equal the file that the check is read from.
 		for _, f := range []struct{ format, file string }{{"text", "checked/" + name + ".txt"}, {"json", "checks/" + name + ".json"}, {"markdown", "checked/" + name + ".md"}} {
 			t.Run(name+"/"+f.format, func(t *testing.T) {
 				out, errs, code := printedHere(t, &fakeEngine{check: checkIn(t, name)}, "upgrade", "check", "-o", f.format)
@@ -72,7 +72,7 @@ func TestPrintedChecks(t *testing.T) {
 					t.Errorf("exit %d, stderr %q", code, errs)
 				}
 				if i := strings.IndexAny(out, "\x1b\x07\u202e"); i >= 0 {
-					t.Errorf("what a terminal obeys is printed: %q", out[i:min(len(out), i+20)])
+					t.Errorf("a control character is printed: %q", out[i:min(len(out), i+20)])
 				}
 				golden(t, f.file, out)
 			})
@@ -80,7 +80,7 @@ func TestPrintedChecks(t *testing.T) {
 	}
 }
 
-// The line to copy plans what was planned.
+// The next command repeats the flags of the check.
 func TestNextRepeatsFlags(t *testing.T) {
 	for _, tt := range []struct {
 		name, check string
@@ -112,7 +112,7 @@ func TestNextRepeatsFlags(t *testing.T) {
 	}
 }
 
-// checkShown shows the screen of a check.
+// checkShown opens the check screen.
 func checkShown(name string, keys ...string) func(*testing.T, func(*fakeEngine) *stage) *stage {
 	return func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		e := &fakeEngine{home: upgradeHome(), status: demoStatus(), check: checkIn(t, name)}
@@ -132,7 +132,7 @@ func upgradeHome() engine.Home {
 	return h
 }
 
-// checkScenes are the check for upgrades at moments that matter.
+// checkScenes are typical states of the check screen.
 var checkScenes = []scene{
 	{"check-two-hops", checkShown("two-hops")},
 	{"check-newest", checkShown("newest")},
@@ -185,19 +185,19 @@ var checkScenes = []scene{
 	}},
 }
 
-// checking shows a check of which so many findings are told, and no more come.
+// checking shows a check that hangs after told findings.
 func checking(t *testing.T, s func(*fakeEngine) *stage, told int) *stage {
 	e := &fakeEngine{home: upgradeHome(), status: demoStatus(), check: checkIn(t, "trouble"), checkPause: told + 1}
 	st := s(e).begin()
 	st.press("c")
 	st.settle()
-	time.Sleep(2 * frameGap) // of the bubble: what has come together is told
+	time.Sleep(2 * frameGap) // of the synctest bubble: the pending batch is sent
 	st.settle()
 	st.at(2300 * time.Millisecond)
 	return st
 }
 
-// Keys of the screen of a check do what they say, or say why they do not.
+// Keys of the check screen work, or the note says why they are off.
 func TestKeysOfACheck(t *testing.T) {
 	const pdb = `kubectl --kubeconfig /home/ops/demo/constellation-admin.conf -n shop patch poddisruptionbudget cart --type=merge -p '{"spec":{"maxUnavailable":1}}'`
 	for _, tt := range []struct {
@@ -207,24 +207,24 @@ func TestKeysOfACheck(t *testing.T) {
 		note        string
 	}{
 		{"Y copies the finding's command", "trouble", []string{"Y"}, []string{pdb}, "copied the command"},
-		{"Y copies the check if the finding has no command", "trouble", []string{"down", "down", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the check as a command"},
-		{"Y copies the check where no finding is chosen", "two-hops", []string{"tab", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the check as a command"},
-		{"Y copies no command that a terminal obeys", "hostile", []string{"Y"}, nil, "it is not copied"},
+		{"Y copies the check if the finding has no command", "trouble", []string{"down", "down", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the command of the check"},
+		{"Y copies the check where no finding is chosen", "two-hops", []string{"tab", "Y"}, []string{"constellation -C .demo upgrade check"}, "copied the command of the check"},
+		{"Y copies no command with control characters", "hostile", []string{"Y"}, nil, "it is not copied"},
 		{"Y copies what is open", "trouble", []string{"enter", "Y"}, []string{pdb}, "copied the command"},
 		{"y copies the line", "trouble", []string{"down", "y"}, []string{`the API v1beta1.metrics.k8s.io is registered and not available: ServiceNotFound: service/metrics-server in "kube-system" is not present`}, "copied the line"},
 		{"y copies no control characters", "hostile", []string{"down", "y"}, []string{`not known: image of \x1b]0;x\x07worker-0: it has no annotation`}, "copied the line"},
-		{"y copies the reason", "blocked", []string{"y"}, []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, likewise the others"}, "copied the line"},
-		{"y copies the answer", "two-hops", []string{"y"}, []string{"Hop 1 of 2 can be made: release v1.1.0."}, "copied the line"},
+		{"y copies the reason", "blocked", []string{"y"}, []string{"Kubernetes v1.35.5 to v1.36.4 (9): the mirror has no v1.36.4, same for the others"}, "copied the line"},
+		{"y copies the answer", "two-hops", []string{"y"}, []string{"Hop 1 of 2 is possible: release v1.1.0."}, "copied the line"},
 		{"Y knows what the filter left", "many", []string{"/", "t", "e", "a", "m", "-", "0", "2", "enter", "Y"}, []string{`kubectl --kubeconfig /home/ops/demo/constellation-admin.conf -n team-02 patch poddisruptionbudget web --type=merge -p '{"spec":{"maxUnavailable":1}}'`}, "copied"},
 		{"W is off without a hop", "newest", []string{"W"}, nil, "W is off: there is no next hop"},
-		{"W is off if the configuration has all", "mixed", []string{"W"}, nil, "W is off: the configuration has the values of the next hop"},
-		{"W is off after it has written", "written", []string{"W"}, nil, "W is off: it is written"},
+		{"W is off if the configuration has all", "mixed", []string{"W"}, nil, "W is off: the configuration already has the next hop"},
+		{"W is off after it has written", "written", []string{"W"}, nil, "W is off: it is written already"},
 		{"Enter is off where there is nothing", "newest", []string{"enter"}, nil, "Enter is off: there is nothing to open here"},
 		{"a is off without a hop", "newest", []string{"a"}, nil, "a is off: there is no next hop"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				s := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 				if !slices.Equal(s.copied, tt.copied) || !strings.Contains(s.c.note, tt.note) || tt.note == "" && s.c.note != "" {
 					t.Errorf("copied %q and says %q; want %q and %q", s.copied, s.c.note, tt.copied, tt.note)
 				}
@@ -236,7 +236,7 @@ func TestKeysOfACheck(t *testing.T) {
 	}
 }
 
-// The smallest window still says what may be gone to, and with what.
+// The smallest window still shows the reachable versions and the hops.
 func TestSmallestChecks(t *testing.T) {
 	for _, tt := range []struct {
 		check string
@@ -250,7 +250,7 @@ func TestSmallestChecks(t *testing.T) {
 	} {
 		t.Run(strings.Join(append([]string{tt.check}, tt.keys...), " "), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				v := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 60, 16) }).c.View()
+				v := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 60, 16) }).c.View()
 				for _, want := range tt.want {
 					if !strings.Contains(v, want) {
 						t.Errorf("there is no %q in\n%s", want, v)
@@ -262,7 +262,7 @@ func TestSmallestChecks(t *testing.T) {
 	}
 }
 
-// On a terminal an answer takes its width.
+// On a terminal, printed answers use its width.
 func TestAnswersFitTheTerminal(t *testing.T) {
 	for _, tt := range []struct{ columns, least, most int }{{60, 50, 60}, {80, 76, 80}, {118, 110, 118}, {200, 110, 120}, {40, 50, 60}} {
 		t.Run(strconv.Itoa(tt.columns), func(t *testing.T) {
@@ -285,9 +285,9 @@ func TestAnswersFitTheTerminal(t *testing.T) {
 
 func TestWritingAsksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
-		if s.eng.checkedAs.WriteConfig || s.c.chk.asks {
-			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.chk.asks)
+		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+		if s.eng.checkedAs.WriteConfig || s.c.chk.confirmWrite {
+			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.chk.confirmWrite)
 		}
 		s.eng.check = checkIn(t, "written")
 		s.press("W", "enter")
@@ -295,38 +295,38 @@ func TestWritingAsksOnce(t *testing.T) {
 		if want := (engine.CheckRequest{WriteConfig: true, NoPreflight: true}); !reflect.DeepEqual(s.eng.checkedAs, want) {
 			t.Errorf("asked for %+v, want %+v", s.eng.checkedAs, want)
 		}
-		if !s.c.chk.known.Config.Written || len(s.c.chk.known.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
-			t.Errorf("written: %v with %d findings, says %q", s.c.chk.known.Config.Written, len(s.c.chk.known.Findings), s.c.note)
+		if !s.c.chk.result.Config.Written || len(s.c.chk.result.Findings) != 71 || !strings.Contains(s.c.note, "wrote 6 values") {
+			t.Errorf("written: %v with %d findings, says %q", s.c.chk.result.Config.Written, len(s.c.chk.result.Findings), s.c.note)
 		}
 		s.press("W")
-		if s.c.chk.asks || s.c.note != "W is off: it is written" {
-			t.Errorf("after writing W asks: %v, says %q", s.c.chk.asks, s.c.note)
+		if s.c.chk.confirmWrite || s.c.note != "W is off: it is written already" {
+			t.Errorf("after writing W asks: %v, says %q", s.c.chk.confirmWrite, s.c.note)
 		}
 		s.eng.check = checkIn(t, "two-hops") // the file was changed back meanwhile
 		s.press("r")
 		s.settle()
 		s.press("W")
-		if !s.c.chk.asks {
+		if !s.c.chk.confirmWrite {
 			t.Errorf("after r W does not ask, and says %q", s.c.note)
 		}
 		s.press("esc")
 		s.eng.checkErr = &engine.Error{Op: "write constellation-conf.yaml", Err: errors.New("it was changed meanwhile")}
-		s.c.chk.known.Config.Written = false
+		s.c.chk.result.Config.Written = false
 		s.press("W", "enter")
 		s.settle()
 		if v := strings.Join(strings.Fields(s.c.View()), " "); !strings.Contains(v, s.c.note) {
 			t.Errorf("the error is not whole in\n%s", s.c.View())
 		}
-		if s.c.chk.known.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
-			t.Errorf("written: %v, says %q", s.c.chk.known.Config.Written, s.c.note)
+		if s.c.chk.result.Config.Written || s.c.note != "not written: write constellation-conf.yaml: it was changed meanwhile" {
+			t.Errorf("written: %v, says %q", s.c.chk.result.Config.Written, s.c.note)
 		}
 	})
 }
 
-// Versions and path are shown before the rest is known, and keys work meanwhile.
-func TestCheckTicksInLive(t *testing.T) {
+// Versions and path are shown while the check runs, and keys work meanwhile.
+func TestCheckShowsPartialResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) }, 31)
+		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, 31)
 		v := s.c.View()
 		for _, want := range []string{"v1.34.2 ━━1━━▶ v1.35.4", "PodDisruptionBudget shop/cart", "Now (2.3s): 9 of 49 checked"} {
 			if !strings.Contains(v, want) {
@@ -334,11 +334,11 @@ func TestCheckTicksInLive(t *testing.T) {
 			}
 		}
 		s.press("W")
-		if s.c.chk.asks || s.c.note != "W is off: it is being checked" {
-			t.Errorf("W during a check: asks %v, says %q", s.c.chk.asks, s.c.note)
+		if s.c.chk.confirmWrite || s.c.note != "W is off: a check is running" {
+			t.Errorf("W during a check: asks %v, says %q", s.c.chk.confirmWrite, s.c.note)
 		}
 		s.press("r")
-		if s.c.note != "r is off: it is being checked" {
+		if s.c.note != "r is off: a check is running" {
 			t.Errorf("r during a check says %q", s.c.note)
 		}
 		s.press("esc")
@@ -349,16 +349,16 @@ func TestCheckTicksInLive(t *testing.T) {
 		s.eng.checkPause = 0
 		s.press("c")
 		s.settle()
-		if !s.c.chk.whole || len(s.c.findingsNow()) != 71 {
-			t.Errorf("after coming back the check is whole: %v, with %d findings", s.c.chk.whole, len(s.c.findingsNow()))
+		if !s.c.chk.complete || len(s.c.findingsNow()) != 71 {
+			t.Errorf("after coming back the check is whole: %v, with %d findings", s.c.chk.complete, len(s.c.findingsNow()))
 		}
 	})
 }
 
-// While it is checked again, what was known before is shown without its colours.
+// During a new check, the old result is shown without colours.
 func TestOldCheckIsDimmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{colours: colours256}, 80, 24) })
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{colours: colours256}, 80, 24) })
 		s.settle()
 		s.at(staleAfter + time.Second)
 		cmd := s.c.openCheck()
@@ -381,15 +381,15 @@ func TestOldCheckIsDimmed(t *testing.T) {
 	})
 }
 
-// A check of this session is shown again without asking anybody; an old one is not.
+// A recent check is shown again without a new one; an old one is not.
 func TestCheckIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 		s.settle()
 		s.eng.check = checkIn(t, "trouble")
 		s.press("c")
 		s.settle()
-		if n := len(s.c.chk.known.Path); n != 2 {
+		if n := len(s.c.chk.result.Path); n != 2 {
 			t.Errorf("the path has %d hops, want those of the check before", n)
 		}
 		s.press("esc")
@@ -397,19 +397,19 @@ func TestCheckIsKept(t *testing.T) {
 		s.at(staleAfter + time.Second)
 		s.press("c")
 		s.settle()
-		if n := len(s.c.chk.known.Path); n != 3 {
+		if n := len(s.c.chk.result.Path); n != 3 {
 			t.Errorf("the path has %d hops, want those of a new check", n)
 		}
 	})
 }
 
-// Home asks by itself what there is, and says nothing of what goes wrong.
-func TestHomeLooksForUpgrades(t *testing.T) {
+// The home screen checks versions in the background and hides errors of that.
+func TestHomeChecksForUpgrades(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := demoStatus()
 		st.Target = checkIn(t, "two-hops").Current
 		e := &fakeEngine{home: upgradeHome(), status: st, check: checkIn(t, "two-hops")}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		if !e.checkedAs.NoPreflight {
 			t.Fatalf("asked for %+v, want versions alone", e.checkedAs)
 		}
@@ -421,18 +421,18 @@ func TestHomeLooksForUpgrades(t *testing.T) {
 		}
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenCheck || !s.c.chk.whole || e.checkedAs.NoPreflight {
-			t.Errorf("Enter shows %s, a whole check: %v", s.c.screen.title(), s.c.chk.whole)
+		if s.c.screen != screenCheck || !s.c.chk.complete || e.checkedAs.NoPreflight {
+			t.Errorf("Enter shows %s, a whole check: %v", s.c.screen.title(), s.c.chk.complete)
 		}
 
 		e = &fakeEngine{home: upgradeHome(), status: st, checkErr: errors.New("no answer")}
-		s = newStage(t, e, look{}, 80, 24).begin()
+		s = newStage(t, e, display{}, 80, 24).begin()
 		if v := s.c.View(); strings.Contains(v, "no answer") || !strings.Contains(v, "release v1.1.0 and") {
 			t.Errorf("home says\n%s", v)
 		}
 
 		e = &fakeEngine{home: demoHome(engine.StageReady)}
-		s = newStage(t, e, look{}, 80, 24).begin()
+		s = newStage(t, e, display{}, 80, 24).begin()
 		s.c.screen = screenHome
 		s.press("c")
 		if s.c.screen != screenHome || s.c.note != "c is off: there is no cluster yet" {
@@ -468,7 +468,7 @@ func TestOwners(t *testing.T) {
 		{"argocd-controller", "argocd-controller"},
 		{"", ""},
 	} {
-		if got := ownerWords(tt.owner); got != tt.want {
+		if got := ownerText(tt.owner); got != tt.want {
 			t.Errorf("%q: %q, want %q", tt.owner, got, tt.want)
 		}
 	}
@@ -490,7 +490,7 @@ func TestEstimates(t *testing.T) {
 	}
 }
 
-// Who reads a pipe can copy commands and addresses.
+// Output to a pipe does not truncate commands and addresses.
 func TestPrintedCommandsAreWhole(t *testing.T) {
 	k := checkIn(t, "trouble")
 	out, _, _ := printedHere(t, &fakeEngine{check: k}, "upgrade", "check")
@@ -501,8 +501,8 @@ func TestPrintedCommandsAreWhole(t *testing.T) {
 	}
 }
 
-// What several checks find about one object is told once.
-func TestSameTroubleIsToldOnce(t *testing.T) {
+// Findings of several checks about one object are grouped.
+func TestRelatedFindingsAreGrouped(t *testing.T) {
 	finding := func(id, title, command string, objects ...string) engine.Finding {
 		return engine.Finding{ID: id, Severity: engine.Block, Source: "disruption", Title: title, Command: command, Objects: objects}
 	}
@@ -517,7 +517,7 @@ func TestSameTroubleIsToldOnce(t *testing.T) {
 		finding("running", "an image is not known", ""),
 	}}
 	got := ""
-	for _, l := range (&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).sheet().findingGroups(100, k) {
+	for _, l := range (&session{App: App{Now: func() time.Time { return start }, Env: func(string) string { return "" }}}).renderer().findingGroups(100, k) {
 		got += strings.TrimRight(l, " ") + "\n"
 	}
 	want := `
@@ -539,7 +539,7 @@ func TestSameTroubleIsToldOnce(t *testing.T) {
 	}
 }
 
-// The pictures in the README are what the console shows.
+// The frames in the README equal the goldens.
 func TestReadmeShowsTheConsole(t *testing.T) {
 	page, err := os.ReadFile("../README.md")
 	if err != nil {
@@ -556,8 +556,8 @@ func TestReadmeShowsTheConsole(t *testing.T) {
 	}
 }
 
-// Help and pages say the same of exit code 4.
-func TestExitCodesAreToldAlike(t *testing.T) {
+// Help and docs describe exit code 4 in the same words.
+func TestExitCodeInHelpAndDocs(t *testing.T) {
 	pages := ""
 	for _, name := range []string{"../README.md", "../docs/upgrade-check.md"} {
 		b, err := os.ReadFile(name)
@@ -569,7 +569,7 @@ func TestExitCodesAreToldAlike(t *testing.T) {
 	const blocked = "every path is blocked or a finding blocks the next hop"
 	out, _, _ := printedHere(t, &fakeEngine{}, "upgrade", "check", "--help")
 	if n := strings.Count(strings.Join(strings.Fields(out), " "), blocked); n != 2 {
-		t.Errorf("the help says %d times %q:\n%s", n, blocked, out)
+		t.Errorf("the help contains %d times %q:\n%s", n, blocked, out)
 	}
 	for _, row := range []string{"| 4 | - | something is newer, and " + blocked + " |", "| 4 | blocked by a finding; `upgrade check --exit-code`: " + blocked + " |"} {
 		if !strings.Contains(pages, row) {
@@ -578,18 +578,18 @@ func TestExitCodesAreToldAlike(t *testing.T) {
 	}
 }
 
-// The page names every field that the document has.
+// The page names every field of the JSON document.
 func TestDocsNameEveryField(t *testing.T) {
 	page, err := os.ReadFile("../docs/upgrade-check.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	seen := map[reflect.Type]bool{}
-	var look func(reflect.Type)
-	look = func(v reflect.Type) {
+	var visit func(reflect.Type)
+	visit = func(v reflect.Type) {
 		switch v.Kind() {
 		case reflect.Pointer, reflect.Slice:
-			look(v.Elem())
+			visit(v.Elem())
 			return
 		case reflect.Struct:
 		default:
@@ -608,18 +608,18 @@ func TestDocsNameEveryField(t *testing.T) {
 			if !strings.Contains(string(page), "`"+name+"`") {
 				t.Errorf("docs/upgrade-check.md does not name %s of %s", name, v)
 			}
-			look(f.Type)
+			visit(f.Type)
 		}
 	}
-	look(reflect.TypeFor[engine.Check]())
+	visit(reflect.TypeFor[engine.Check]())
 	if len(seen) < 10 {
-		t.Errorf("only %d types were looked at", len(seen))
+		t.Errorf("only %d types were visited", len(seen))
 	}
 }
 
-// A check that finds several things is one check.
+// A check with several findings counts once.
 func TestChecksAreCounted(t *testing.T) {
-	var l checkLive
+	var l runningCheck
 	tell := func(kind engine.Kind, object, state string) {
 		ev := engine.Event{Kind: kind, Object: object, State: state}
 		if state != "" && state != engine.StateRunning {
@@ -634,7 +634,7 @@ func TestChecksAreCounted(t *testing.T) {
 	tell(engine.KindCheck, "pdb-room", "warn")
 	l.apply(engine.Event{Kind: engine.KindProgress, Object: "drain-rehearsal", Current: 42, Total: 300})
 	l.apply(engine.Event{Kind: engine.KindProgress, Object: "pdb-room", Current: 1, Total: 2})
-	if got, want := l.words(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.found) != 2 {
+	if got, want := l.summary(), `1 of 5 checked; capacity, drain-rehearsal 42 of 300, evil\x1b[2J and 1 more`; got != want || len(l.found) != 2 {
 		t.Errorf("%q with %d findings, want %q", got, len(l.found), want)
 	}
 }
@@ -643,7 +643,7 @@ func TestChecksInASCII(t *testing.T) {
 	for _, name := range checks {
 		for _, keys := range [][]string{nil, {"tab"}, {"tab", "tab"}, {"enter"}} {
 			synctest.Test(t, func(t *testing.T) {
-				s := checkShown(name, keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{ascii: true}, 120, 40) })
+				s := checkShown(name, keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{ascii: true}, 120, 40) })
 				for _, r := range s.c.View() {
 					if r > 0x7e {
 						t.Fatalf("%s after %q: %q is not ASCII", name, keys, r)

@@ -12,10 +12,10 @@ import (
 	"constellation/engine"
 )
 
-// The sections of an upgrade check, as the screen and the printed answer show them. All
-// are pure functions of a check and a width.
+// The sections of an upgrade check, for the screen and for print. All are pure functions of
+// a check and a width.
 
-// prose breaks a text into lines that stand indented, on the screen and in print.
+// prose wraps a text into indented lines, on the screen and in print.
 func (c *console) prose(w, indent int, st style, text string) []string {
 	var lines []string
 	for _, p := range wrap(text, max(20, w-indent)) {
@@ -24,7 +24,7 @@ func (c *console) prose(w, indent int, st style, text string) []string {
 	return lines
 }
 
-// last is the newest of the versions that this program can go to.
+// last is the newest of the reachable versions; "" if there is none.
 func last(versions []string) string {
 	if n := len(versions); n > 0 {
 		return versions[n-1]
@@ -32,11 +32,11 @@ func last(versions []string) string {
 	return ""
 }
 
-// versionRows is the version table: what runs, what this program can go to, what the next
-// hop brings, and the newest that is known. Without parts it has those rows alone that
-// others belong to.
+// versionRows is the version table: current version, newest version that this program can
+// upgrade to, version after the next hop, and newest known version. Without parts it leaves
+// out the parts of components.
 func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool) []string {
-	about := "this CLI: in one hop"
+	about := "this CLI: reachable in one hop"
 	if remark != "" {
 		about = remark + ", " + about
 	}
@@ -62,7 +62,7 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	}
 	verdicts := 12
 	for _, x := range rows {
-		verdicts = max(verdicts, width(clean(verdictWord(x))))
+		verdicts = max(verdicts, width(clean(verdictText(x))))
 	}
 	columns := fitColumns(widths, w-verdicts, w >= 80 && !c.th.uncut)
 	row := func(st style, name string, cells ...string) *row {
@@ -95,14 +95,14 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 			this = ""
 		}
 		r := row(st, name, dash(clean(x.Now)), dash(clean(this)), dash(clean(x.NextHop)), dash(clean(x.Newest)))
-		lines = append(lines, r.add(verdictStyle(x), clean(verdictWord(x))).String())
+		lines = append(lines, r.add(verdictStyle(x), clean(verdictText(x))).String())
 	}
 	return lines
 }
 
-// fitColumns makes columns of these widths fit into w and returns how many are shown.
-// What is too wide is cut, if it may be; then columns go, the last one first, but never
-// the first three.
+// fitColumns makes columns of these widths fit into w and returns how many are shown. It
+// shortens the widest column, if cuts is set; then it drops columns from the last one on, but
+// never the first three.
 func fitColumns(widths []int, w int, cuts bool) int {
 	n := len(widths)
 	sum := func() int {
@@ -125,11 +125,11 @@ func fitColumns(widths []int, w int, cuts bool) int {
 	return n
 }
 
-// notUpdated is the verdict of what no hop changes.
+// notUpdated is the verdict on a component that no hop changes.
 const notUpdated = "not updated"
 
-// verdictWord is the verdict of a row in words. A program is not what a hop updates.
-func verdictWord(x engine.ComponentCheck) string {
+// verdictText is the verdict of a row. A hop never updates the CLI, so it has a verdict of its own.
+func verdictText(x engine.ComponentCheck) string {
 	if x.Kind == "cli" && x.Verdict == notUpdated && x.Newest == "" {
 		return "newest known"
 	}
@@ -148,8 +148,8 @@ func verdictStyle(x engine.ComponentCheck) style {
 	return plain
 }
 
-// pathRows draws the hops, each with what it needs and why it is one of its own. most
-// bounds how many reasons are told; 0 tells all.
+// pathRows renders the hops, each with its requirements and reasons. most bounds the number
+// of reasons; 0 means all.
 func (c *console) pathRows(w int, k *engine.Check, most int) []string {
 	if len(k.Path) == 0 {
 		if len(k.Blocked) == 0 {
@@ -170,8 +170,8 @@ func pathRemark(k *engine.Check) string {
 	return fmt.Sprintf("%d hops, one minor at a time", len(k.Path))
 }
 
-// hopRows says of each hop what it needs, and what it does. With most, reasons are left
-// to whoever has more room.
+// hopRows renders for each hop the CLI that it needs and the nodes that it replaces. With
+// most > 0 it leaves out the reasons.
 func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 	var lines []string
 	for _, h := range k.Path {
@@ -183,7 +183,7 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 			with = "with this CLI"
 		}
 		r := c.th.row(w).pad(2).col(strong, fmt.Sprintf("hop %d", h.Number), 6)
-		if what := replacesWords(h); w >= 78 {
+		if what := replacedNodes(h); w >= 78 {
 			r.col(plain, with, 27).add(plain, what)
 		} else {
 			with = strings.Replace(with, "with constellation ", "with ", 1)
@@ -199,7 +199,7 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 			continue
 		}
 		if h.Get != "" {
-			lines = append(lines, c.prose(w, 9, accent, clean(c.deps.sp.text(h.Get)))...)
+			lines = append(lines, c.prose(w, 9, accent, clean(c.deps.commands.text(h.Get)))...)
 		}
 		for _, s := range h.Why {
 			lines = append(lines, c.prose(w, 9, faint, clean(s))...)
@@ -208,8 +208,8 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 	return lines
 }
 
-// replacesWords says which nodes a hop makes anew.
-func replacesWords(h engine.Hop) string {
+// replacedNodes names the nodes that a hop replaces.
+func replacedNodes(h engine.Hop) string {
 	switch {
 	case h.ReplaceControlPlanes && h.ReplaceWorkers:
 		return "replaces every node"
@@ -221,13 +221,13 @@ func replacesWords(h engine.Hop) string {
 	return "replaces no node"
 }
 
-// rail is the way of one component, or of several that go together.
+// rail is the upgrade path of one component, or of several with the same versions.
 type rail struct {
 	name  string
-	stops []string // its version before the first hop and after each
+	stops []string // the version before the first hop and after each hop
 }
 
-// railsOf are the ways of components that move.
+// railsOf are the upgrade paths of the components that change.
 func railsOf(k *engine.Check) []rail {
 	var out []rail
 	for _, of := range []struct {
@@ -252,8 +252,8 @@ func railsOf(k *engine.Check) []rail {
 	return out
 }
 
-// link is how the way of a hop is drawn: the next one is the heavy one, green if it can
-// be made.
+// link is the line character of a hop and its style: the next hop is heavy, and green if it
+// is possible.
 func (c *console) link(k *engine.Check, hop int) (string, style) {
 	if hop > 1 {
 		return c.th.signs.rule, plain
@@ -267,7 +267,7 @@ func (c *console) link(k *engine.Check, hop int) (string, style) {
 	return c.th.heavy, good
 }
 
-// rails draws the ways: v1.0.0 ━━hop 1━━▶ v1.1.0.
+// rails draws the upgrade paths: v1.0.0 ━━hop 1━━▶ v1.1.0.
 func (c *console) rails(w int, k *engine.Check) []string {
 	var list []rail
 	for _, r := range railsOf(k) {
@@ -288,7 +288,7 @@ func (c *console) rails(w int, k *engine.Check) []string {
 	if len(k.Path) > 2 && w < 100 {
 		label = strconv.Itoa
 	}
-	// step is how much room a hop takes, up to the version that it leads to.
+	// step is the number of columns of a hop, up to its target version.
 	step := func() int { return width(label(len(k.Path))) + 2*bars + 2 }
 	long := func() bool { return 18+widest+len(k.Path)*(step()+1+widest) > w }
 	if long() {
@@ -300,13 +300,13 @@ func (c *console) rails(w int, k *engine.Check) []string {
 	var lines []string
 	for _, x := range list {
 		r := c.th.row(w).pad(2).col(faint, x.name, 15).col(plain, clean(x.stops[0]), widest)
-		end := len(x.stops) // where it moves no more
+		end := len(x.stops) // after the last change
 		for end > 1 && x.stops[end-1] == x.stops[end-2] {
 			end--
 		}
 		for i, to := range x.stops[1:end] {
 			sign, st := c.link(k, i+1)
-			if to == x.stops[i] { // it stays
+			if to == x.stops[i] { // unchanged by this hop
 				r.add(faint, strings.Repeat(c.th.signs.rule, step()+1+widest))
 				continue
 			}
@@ -318,17 +318,16 @@ func (c *console) rails(w int, k *engine.Check) []string {
 	return lines
 }
 
-// reason is why newer versions cannot be gone to: those that one rule forbids with the
-// same words.
+// reason is why newer versions cannot be reached. It stands for all versions that one rule
+// blocks with the same text.
 type reason struct {
 	what                          string // "Kubernetes v1.36.4"
 	rule, text, remedy, reference string
-	// beyond says that no hop of the path comes that far.
+	// beyond is set if no hop of the path reaches the versions.
 	beyond bool
 }
 
-// reasonsOf groups what cannot be gone to. First comes what the path does not bring
-// either.
+// reasonsOf groups the unreachable versions by reason. Those that no hop reaches come first.
 func reasonsOf(k *engine.Check) []reason {
 	type group struct {
 		reason
@@ -338,7 +337,7 @@ func reasonsOf(k *engine.Check) []reason {
 	var order []*group
 	for _, b := range k.Blocked {
 		if b.Component == "cli" && len(k.Path) > 0 {
-			continue // the path says which CLI is needed when
+			continue // the path names the CLI of each hop
 		}
 		beyond := newer(b.Version, goalOf(k, b.Component))
 		without := func(s string) string { return strings.ReplaceAll(s, b.Version, "\x00") }
@@ -354,14 +353,14 @@ func reasonsOf(k *engine.Check) []reason {
 		if g.component == b.Component {
 			g.versions = append(g.versions, b.Version)
 		} else {
-			g.what += ", " + componentWord(b.Component) + " " + b.Version
+			g.what += ", " + componentName(b.Component) + " " + b.Version
 		}
 		g.rule, g.text, g.remedy, g.reference = b.Rule, b.Reason, b.Remedy, b.Reference
 	}
 	var out []reason
 	for _, g := range order {
 		n := len(g.versions)
-		head := componentWord(g.component) + " " + g.versions[0]
+		head := componentName(g.component) + " " + g.versions[0]
 		switch {
 		case n == 2:
 			head += " and " + g.versions[1]
@@ -369,7 +368,7 @@ func reasonsOf(k *engine.Check) []reason {
 			head += fmt.Sprintf(" to %s (%d)", g.versions[n-1], n)
 		}
 		if n > 1 && strings.Contains(g.text, g.versions[n-1]) {
-			g.text += ", likewise the others"
+			g.text += ", same for the others"
 		}
 		g.what = head + g.what
 		out = append(out, g.reason)
@@ -386,7 +385,7 @@ func reasonsOf(k *engine.Check) []reason {
 	return out
 }
 
-// goalOf is where the path brings a component; empty if there is no path.
+// goalOf is the version of a component at the end of the path; empty if there is no path.
 func goalOf(k *engine.Check, component string) string {
 	if len(k.Path) == 0 {
 		return ""
@@ -403,7 +402,7 @@ func goalOf(k *engine.Check, component string) string {
 	return ""
 }
 
-// newer reports whether a version is after another one. What is no version is before all.
+// newer reports whether version a is newer than b. An invalid version is older than all.
 func newer(a, b string) bool {
 	var x, y engine.CheckRequest // whose fields are versions
 	if x.Release.UnmarshalText([]byte(a)) != nil {
@@ -412,8 +411,8 @@ func newer(a, b string) bool {
 	return y.Release.UnmarshalText([]byte(b)) != nil || y.Release.Less(x.Release)
 }
 
-// blockedRows says why newer versions cannot be gone to, one line per reason. most
-// bounds the number of rows; 0 tells all, with remedy and rule.
+// blockedRows lists why newer versions cannot be reached. most bounds the number of one-line
+// rows; 0 means all, with remedy and rule.
 func (c *console) blockedRows(w int, k *engine.Check, most int) []string {
 	var lines []string
 	list := reasonsOf(k)
@@ -431,7 +430,7 @@ func (c *console) blockedRows(w int, k *engine.Check, most int) []string {
 	return lines
 }
 
-// reasonBlock is a reason on as many lines as it needs, with what to do about it.
+// reasonBlock is a reason with its rule and remedy, on as many lines as it needs.
 func (c *console) reasonBlock(w int, x reason, here bool) []string {
 	var lines []string
 	sign, st := c.reasonSign(x)
@@ -451,7 +450,7 @@ func (c *console) reasonBlock(w int, x reason, here bool) []string {
 	}
 	what := clean(x.rule)
 	if x.remedy != "" {
-		what += ": " + clean(c.deps.sp.text(x.remedy))
+		what += ": " + clean(c.deps.commands.text(x.remedy))
 	}
 	for i, p := range wrap(what, w-6) {
 		r := c.th.row(w).pad(6)
@@ -463,7 +462,7 @@ func (c *console) reasonBlock(w int, x reason, here bool) []string {
 	return lines
 }
 
-// reasonSign tells what no hop brings from what a later one does.
+// reasonSign distinguishes versions that no hop reaches from those that a later hop reaches.
 func (c *console) reasonSign(x reason) (string, style) {
 	if x.beyond {
 		return c.th.fail, caution
@@ -480,7 +479,7 @@ func (c *console) reasonRow(w int, x reason, here bool) string {
 	return c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ").add(name, clean(x.what)).add(faint, ": "+clean(x.text)).String()
 }
 
-func componentWord(s string) string {
+func componentName(s string) string {
 	switch s {
 	case "cli":
 		return "CLI"
@@ -492,10 +491,10 @@ func componentWord(s string) string {
 	return s
 }
 
-// mostValues is how many values of a chart are told one by one.
+// mostValues is the maximum number of listed values of a chart.
 const mostValues = 20
 
-// changeRows says what the next hop will change, and how long it takes.
+// changeRows lists the changes of the next hop and its estimated duration.
 func (c *console) changeRows(w int, k *engine.Check) []string {
 	x := k.Changes
 	if x == nil || len(k.Path) == 0 {
@@ -548,12 +547,12 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	var pcrs []string
 	weaker := false
 	for _, m := range x.Measurements {
-		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, digestWord(m.From, c.th.ellipsis), c.th.to, digestWord(m.To, c.th.ellipsis)))
+		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, shortDigest(m.From, c.th.ellipsis), c.th.to, shortDigest(m.To, c.th.ellipsis)))
 		weaker = weaker || m.Weaker
 	}
 	add("measurements", strings.Join(pcrs, ", "))
 	if weaker {
-		lines = append(lines, c.th.row(w).pad(16).add(bad, "some are demanded less strictly than before").String())
+		lines = append(lines, c.th.row(w).pad(16).add(bad, "some are enforced less strictly than before").String())
 	}
 	add("ConfigMaps", shortDigests(clean(strings.Join(x.ConfigMaps, ", ")), c.th.ellipsis))
 	add("charts", clean(strings.Join(x.Charts, ", ")))
@@ -561,11 +560,11 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	for _, ch := range x.ChartChanges {
 		for i, v := range ch.Values {
 			if i == mostValues {
-				add(head, fmt.Sprintf("%s: %s more; -o json tells all", clean(ch.Chart), count(len(ch.Values)-i, "value")))
+				add(head, fmt.Sprintf("%s: %s more; -o json lists all", clean(ch.Chart), count(len(ch.Values)-i, "value")))
 				break
 			}
 			add(head, clean(ch.Chart+": "+v.String()))
-			head = " " // one word for all of them
+			head = " " // only the first has a heading
 		}
 	}
 	var images []string
@@ -579,7 +578,7 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	return lines
 }
 
-// durationRange writes a range as coarsely as an estimate deserves: 36s to 12m.
+// durationRange formats a range with the precision of an estimate: 36s to 12m.
 func durationRange(least, most time.Duration) string {
 	a, b := coarse(least), coarse(most)
 	if a == b {
@@ -588,7 +587,7 @@ func durationRange(least, most time.Duration) string {
 	return a + " to " + b
 }
 
-// coarse writes a duration in seconds below two minutes, else in minutes.
+// coarse formats a duration in seconds below two minutes, else in minutes.
 func coarse(d time.Duration) string {
 	switch {
 	case d < 2*time.Minute:
@@ -600,14 +599,14 @@ func coarse(d time.Duration) string {
 	return fmt.Sprintf("%dh%02dm", int(d/time.Hour), int(d/time.Minute)%60)
 }
 
-// shortDigests keeps the beginning of SHA-256 values.
+// shortDigests shortens SHA-256 values to their beginning.
 func shortDigests(s, ellipsis string) string {
 	return digests.ReplaceAllStringFunc(s, func(d string) string { return d[:8] + ellipsis })
 }
 
 var digests = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
-// shortKinds leaves out the group that all share.
+// shortKinds removes the API group from the names of CRDs.
 func shortKinds(names []string) []string {
 	out := make([]string, len(names))
 	for i, n := range names {
@@ -623,10 +622,10 @@ func someNames(list []string, most int) string {
 	return strings.Join(list, ", ")
 }
 
-// digestWord is the beginning of a register's value.
-func digestWord(s, ellipsis string) string {
+// shortDigest is the beginning of a register's value.
+func shortDigest(s, ellipsis string) string {
 	if s == "" {
-		return "not demanded"
+		return "not required"
 	}
 	hex, rest, _ := strings.Cut(s, " ")
 	if len(hex) > 8 {
@@ -635,8 +634,8 @@ func digestWord(s, ellipsis string) string {
 	return clean(strings.TrimSpace(hex + " " + rest))
 }
 
-// worth are the findings that need somebody; the number of the others is returned too.
-func worth(list []engine.Finding) (out []engine.Finding, fine int) {
+// needAttention are the findings that need attention; fine is the number of passed checks.
+func needAttention(list []engine.Finding) (out []engine.Finding, fine int) {
 	for _, f := range list {
 		if f.Severity == engine.Info {
 			fine++
@@ -647,14 +646,14 @@ func worth(list []engine.Finding) (out []engine.Finding, fine int) {
 	return out, fine
 }
 
-// tally is "2 block, 1 to know, 31 ok".
-func tally(list []engine.Finding) string {
+// countBySeverity counts findings by severity: "2 blocking, 1 warning, 31 ok".
+func countBySeverity(list []engine.Finding) string {
 	n := severities(list)
 	var parts []string
 	for _, p := range []struct {
 		s         engine.Severity
 		one, many string
-	}{{engine.Block, "blocking", "blocking"}, {engine.Warn, "to know", "to know"}, {engine.NotChecked, "not checked", "not checked"}, {engine.Info, "ok", "ok"}} {
+	}{{engine.Block, "blocking", "blocking"}, {engine.Warn, "warning", "warnings"}, {engine.NotChecked, "not checked", "not checked"}, {engine.Info, "ok", "ok"}} {
 		word := p.many
 		if n[p.s] == 1 {
 			word = p.one
@@ -674,23 +673,22 @@ func severities(list []engine.Finding) map[engine.Severity]int {
 	return n
 }
 
-// verdict answers in one line what the whole check is about. It is about what k holds,
-// which may be less than a whole check.
+// verdict is the result of a check in one sentence. k may be an incomplete check.
 func verdict(k *engine.Check) (engine.Severity, string) {
 	n := severities(k.Findings)
 	blocks := n[engine.Block]
 	remark := ""
 	if n[engine.Warn] > 0 {
-		remark += fmt.Sprintf("; %s to know before", count(n[engine.Warn], "finding"))
+		remark += "; " + count(n[engine.Warn], "warning")
 	}
 	if n[engine.NotChecked] > 0 {
 		remark += fmt.Sprintf("; %d not checked", n[engine.NotChecked])
 	}
 	switch {
 	case k.Current == (engine.Target{}):
-		return engine.Block, "The cluster could not be asked: only what is known of releases is told."
+		return engine.Block, "Cluster unreachable: showing release data only."
 	case len(k.Path) > 0:
-		hop, to := "The upgrade", targetWords(k.Path[0])
+		hop, to := "The upgrade", targetSummary(k.Path[0])
 		if len(k.Path) > 1 {
 			hop = fmt.Sprintf("Hop 1 of %d", len(k.Path))
 		}
@@ -700,19 +698,19 @@ func verdict(k *engine.Check) (engine.Severity, string) {
 		case k.Path[0].Get != "":
 			return engine.Warn, fmt.Sprintf("%s needs constellation %s: %s%s.", hop, k.Path[0].CLI, to, remark)
 		case remark != "":
-			return engine.Warn, hop + " can be made: " + to + remark + "."
+			return engine.Warn, hop + " is possible: " + to + remark + "."
 		}
-		return engine.Info, hop + " can be made: " + to + "."
+		return engine.Info, hop + " is possible: " + to + "."
 	case blocks > 0:
-		return engine.Block, fmt.Sprintf("No way: %s.", firstBlock(k))
+		return engine.Block, fmt.Sprintf("No upgrade path: %s.", firstBlock(k))
 	case len(k.Blocked) > 0:
-		return engine.Block, "There is something newer, and no way to it from here."
+		return engine.Block, "Newer versions exist, but no upgrade path reaches them."
 	case remark != "":
 		return engine.Warn, "The cluster is current" + remark + "."
 	case len(k.Findings) == 0:
 		return engine.Info, "The cluster is current."
 	}
-	return engine.Info, fmt.Sprintf("The cluster is current, and all %d checks are fine.", len(k.Findings))
+	return engine.Info, fmt.Sprintf("The cluster is current, and all %d checks passed.", len(k.Findings))
 }
 
 func firstBlock(k *engine.Check) string {
@@ -724,8 +722,8 @@ func firstBlock(k *engine.Check) string {
 	return ""
 }
 
-// targetWords are the versions that a hop changes: "release v1.1.0, image v1.1.0".
-func targetWords(h engine.Hop) string {
+// targetSummary are the versions that a hop changes: "release v1.1.0, image v1.1.0".
+func targetSummary(h engine.Hop) string {
 	var parts []string
 	if h.To.Release != h.From.Release {
 		parts = append(parts, "release "+h.To.Release)
@@ -742,8 +740,8 @@ func targetWords(h engine.Hop) string {
 	return orElse(strings.Join(parts, " and "), "the nodes catch up")
 }
 
-// findingDetail is all that is known about a finding: evidence, owner, what to do. A
-// command is broken on the screen alone: what is printed can be copied.
+// findingDetail renders evidence, owner and remedy of a finding. Commands are wrapped on the
+// screen only: a printed one can be copied.
 func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	var lines []string
 	add := func(head string, st style, parts ...string) {
@@ -766,12 +764,12 @@ func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	if len(f.Objects) > 0 {
 		text("objects", plain, clean(someNames(f.Objects, 12)))
 	}
-	text("owner", plain, clean(ownerWords(f.Owner)))
-	text("fix", accent, clean(c.deps.sp.text(f.Remedy)))
-	if c.deps.sp.needsExport(f.Command) && !c.th.uncut { // in print it stands above, once
-		text("before", accent, clean(c.deps.sp.export()))
+	text("owner", plain, clean(ownerText(f.Owner)))
+	text("fix", accent, clean(c.deps.commands.text(f.Remedy)))
+	if c.deps.commands.needsExport(f.Command) && !c.th.uncut { // in print it is above all findings, once
+		text("before", accent, clean(c.deps.commands.export()))
 	}
-	switch command := clean(c.deps.sp.line(f.Command)); {
+	switch command := clean(c.deps.commands.line(f.Command)); {
 	case command == "":
 	case c.th.uncut:
 		add("command", accent, command)
@@ -786,7 +784,7 @@ func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	return lines
 }
 
-// severitySignOf also knows what was not checked.
+// severitySignOf is severitySign with a sign for findings that were not checked.
 func (c *console) severitySignOf(s engine.Severity) (string, style) {
 	if s == engine.NotChecked {
 		return "?", caution
@@ -794,35 +792,35 @@ func (c *console) severitySignOf(s engine.Severity) (string, style) {
 	return c.severitySign(s)
 }
 
-// byKubectl matches a field manager of kubectl among the words about an owner.
+// byKubectl matches a field manager of kubectl in the text about an owner.
 var byKubectl = regexp.MustCompile(`(^|[,;] )kubectl(-[a-z-]+)?([,;]|$)`)
 
-// ownerWords says who can change an object. That kubectl changed it last tells how, not
-// who.
-func ownerWords(s string) string {
+// ownerText names the owner of an object. A field manager of kubectl is no owner, only the
+// tool of the last change.
+func ownerText(s string) string {
 	return byKubectl.ReplaceAllString(s, "${1}last changed with kubectl$3")
 }
 
-// needExport reports whether commands of findings lead to a cluster that they do not name.
-func (sp speller) needExport(list []engine.Finding) bool {
+// needExport reports whether a command of a finding needs KUBECONFIG to be exported.
+func (sp commandFormatter) needExport(list []engine.Finding) bool {
 	return slices.ContainsFunc(list, func(f engine.Finding) bool { return sp.needsExport(f.Command) })
 }
 
-// areaWidth is how wide the area of a finding is shown.
+// areaWidth is the width of the column with the area of a finding.
 const areaWidth = 12
 
-// findingGroups lists the findings that need somebody with all that is known of them,
-// and folds the others into one line.
+// findingGroups lists the findings that need attention with their details, and folds the
+// passed checks into one line.
 func (c *console) findingGroups(w int, k *engine.Check) []string {
-	list, fine := worth(k.Findings)
+	list, fine := needAttention(k.Findings)
 	if len(k.Findings) == 0 {
 		return nil
 	}
-	lines := []string{c.th.rule(w, "Findings", tally(k.Findings))}
-	if c.deps.sp.needExport(list) {
-		lines = append(lines, c.th.row(w).pad(2).add(accent, clean(c.deps.sp.export())).String())
+	lines := []string{c.th.rule(w, "Findings", countBySeverity(k.Findings))}
+	if c.deps.commands.needExport(list) {
+		lines = append(lines, c.th.row(w).pad(2).add(accent, clean(c.deps.commands.export())).String())
 	}
-	for _, g := range troubles(list) {
+	for _, g := range groupRelated(list) {
 		f := g[0]
 		sign, st := c.severitySignOf(f.Severity)
 		for i, p := range wrap(clean(f.Title), max(20, w-areaWidth-5)) {
@@ -836,21 +834,20 @@ func (c *console) findingGroups(w int, k *engine.Check) []string {
 		for _, also := range g[1:] {
 			lines = append(lines, c.th.row(w).pad(areaWidth+5).col(faint, "also", 7).add(plain, clean(also.Title)).String())
 			if also.Command != "" && also.Command != f.Command {
-				lines = append(lines, c.th.row(w).pad(areaWidth+13).add(accent, clean(c.deps.sp.line(also.Command))).String())
+				lines = append(lines, c.th.row(w).pad(areaWidth+13).add(accent, clean(c.deps.commands.line(also.Command))).String())
 			}
 		}
 	}
 	if fine > 0 {
-		lines = append(lines, c.fineRow(w, fine, len(list) == 0, false))
+		lines = append(lines, c.passedRow(w, fine, len(list) == 0, false))
 	}
 	return lines
 }
 
-// troubles puts findings that tell of the same trouble together, in the order of the
-// first of each.
-func troubles(list []engine.Finding) (out [][]engine.Finding) {
+// groupRelated groups related findings, in the order of the first one of each group.
+func groupRelated(list []engine.Finding) (out [][]engine.Finding) {
 	for _, f := range list {
-		i := slices.IndexFunc(out, func(g []engine.Finding) bool { return sameTrouble(g[0], f) })
+		i := slices.IndexFunc(out, func(g []engine.Finding) bool { return related(g[0], f) })
 		if i < 0 {
 			i, out = len(out), append(out, nil)
 		}
@@ -859,10 +856,10 @@ func troubles(list []engine.Finding) (out [][]engine.Finding) {
 	return out
 }
 
-// sameTrouble reports whether f tells of what first tells of: both are about the same
-// object above all, or f is a drain that hangs at it. A drain names its node first, then
-// the pod that would stay, then what keeps the pod.
-func sameTrouble(first, f engine.Finding) bool {
+// related reports whether f has the same cause as first: both name the same object first,
+// or f is a drain that this object blocks. A drain names its node, then the pod that cannot
+// be evicted, then what blocks the eviction.
+func related(first, f engine.Finding) bool {
 	if len(first.Objects) == 0 || len(f.Objects) == 0 {
 		return false
 	}
@@ -873,16 +870,16 @@ func sameTrouble(first, f engine.Finding) bool {
 	return slices.Contains(about, first.Objects[0])
 }
 
-// fineRow stands for the findings that need nobody.
-func (c *console) fineRow(w, fine int, all, here bool) string {
-	text := count(fine, "other check") + " fine"
+// passedRow is the line for the passed checks.
+func (c *console) passedRow(w, fine int, all, here bool) string {
+	text := count(fine, "other check") + " passed"
 	switch {
 	case c.chk.busy:
-		text = count(fine, "check") + " fine so far"
+		text = count(fine, "check") + " passed so far"
 	case all && fine == 1:
-		text = "the only check is fine"
+		text = "the only check passed"
 	case all:
-		text = fmt.Sprintf("all %d checks are fine", fine)
+		text = fmt.Sprintf("all %d checks passed", fine)
 	}
 	st := faint
 	if here {
@@ -891,10 +888,10 @@ func (c *console) fineRow(w, fine int, all, here bool) string {
 	return c.th.row(w).add(accent, c.marker(here)).add(good, c.th.ok+" ").add(st, text).String()
 }
 
-// feedWords says where the knowledge about releases comes from.
-func feedWords(f engine.FeedState, now time.Time) string {
+// feedText is the source, age and signer of the release data.
+func feedText(f engine.FeedState, now time.Time) string {
 	if f.Source == "" || f.Source == "embedded" {
-		return "releases: those of this program"
+		return "releases: built into this program"
 	}
 	s := "releases: " + clean(f.Source)
 	if f.Stale {

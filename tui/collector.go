@@ -8,9 +8,9 @@ import (
 	"constellation/engine"
 )
 
-// collector stands between a run and the console. The run never waits for the
-// screen: emit only appends. The console gets what has come together as one batch,
-// the first event at once, later ones at most every frameGap. Nothing is dropped.
+// collector batches the events of a run for the console. The run never waits for the
+// screen: emit only appends. The console gets the first event at once and later ones in
+// batches, at most one per frameGap. No event is dropped.
 //
 // All methods may be called concurrently.
 type collector struct {
@@ -20,14 +20,14 @@ type collector struct {
 	batch []engine.Event
 	wake  chan struct{}
 
-	sending sync.Mutex // held while a batch is on its way, so that batches stay in order
+	sending sync.Mutex // held while a batch is sent, to keep batches in order
 }
 
 func newCollector(send func([]engine.Event)) *collector {
 	return &collector{send: send, wake: make(chan struct{}, 1)}
 }
 
-// emit takes an event. It never blocks.
+// emit appends an event to the batch. It never blocks.
 func (c *collector) emit(ev engine.Event) {
 	c.mu.Lock()
 	c.batch = append(c.batch, ev)
@@ -38,7 +38,7 @@ func (c *collector) emit(ev engine.Event) {
 	}
 }
 
-// flush sends what has been taken so far and returns when the console has it.
+// flush sends the current batch and returns when the console has received it.
 func (c *collector) flush() {
 	c.sending.Lock()
 	defer c.sending.Unlock()
@@ -51,16 +51,16 @@ func (c *collector) flush() {
 	}
 }
 
-// Run sends batches until ctx ends. It sleeps while there are none.
+// Run sends batches until ctx ends. It blocks while there are no events.
 func (c *collector) Run(ctx context.Context) {
-	var next time.Time // before which nothing is sent
+	var next time.Time // earliest time of the next batch
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.wake:
 		}
-		if wait := time.Until(next); wait > 0 { // a timer that nothing waits for would wake the computer
+		if wait := time.Until(next); wait > 0 { // no ticker: an idle console must not wake the CPU
 			select {
 			case <-ctx.Done():
 				return

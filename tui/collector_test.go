@@ -30,7 +30,7 @@ func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if d := time.Since(began); d != time.Second {
-			t.Errorf("emit held the run up: %s for a second of events", d)
+			t.Errorf("emit blocked the run: %s for a second of events", d)
 		}
 		cancel()
 		wg.Wait()
@@ -44,15 +44,15 @@ func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
 			t.Fatalf("%d events of 1000", len(got))
 		}
 		if n := len(sizes); n > 31 {
-			t.Errorf("%d batches in a second, want at most 30 and the last", n)
+			t.Errorf("%d batches in a second, want at most 30 and a last one", n)
 		}
 		if sizes[0] != 1 {
-			t.Errorf("the first batch has %d events: the first one must go at once", sizes[0])
+			t.Errorf("the first batch has %d events, want the first event alone and at once", sizes[0])
 		}
 	})
 }
 
-func TestCollectorSleepsWhenThereIsNothing(t *testing.T) {
+func TestCollectorIsIdleWithoutEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCollector(func([]engine.Event) {})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -64,8 +64,8 @@ func TestCollectorSleepsWhenThereIsNothing(t *testing.T) {
 	})
 }
 
-// BenchmarkEventToFrame is the way of one event from the run to the finished frame,
-// on the screen that costs most. The pauses between frames are not in it.
+// BenchmarkEventToFrame measures one event from the run to the finished frame, on the most
+// expensive screen, without the pauses between frames.
 func BenchmarkEventToFrame(b *testing.B) {
 	for _, size := range []struct {
 		name string
@@ -85,7 +85,7 @@ func BenchmarkEventToFrame(b *testing.B) {
 	}
 }
 
-// BenchmarkFold is the fold of one event.
+// BenchmarkFold measures the fold of one event.
 func BenchmarkFold(b *testing.B) {
 	events := recorded(b, "many")
 	b.ReportAllocs()
@@ -101,7 +101,7 @@ func BenchmarkFold(b *testing.B) {
 // benchStage is a console in the middle of a run.
 func benchStage(b *testing.B, w, h int) *console {
 	events := recorded(b, "init")
-	c := newConsole(b.Context(), look{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: time.Now})
+	c := newConsole(b.Context(), display{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: time.Now})
 	c.w, c.h = w, h
 	c.plan = planIn(b, events)
 	c.screen, c.running, c.ran = screenRun, true, true

@@ -26,45 +26,45 @@ type session struct {
 	App
 	dir   string // as given with -C
 	debug bool
-	// accessible says that nothing is drawn; see plainly.
+	// accessible disables the console; see plainly.
 	accessible bool
-	began      bool // the arguments were fine, and a verb has begun
-	runs       bool // the verb changes things step by step; others answer
+	began      bool // the arguments were valid and the verb started
+	runs       bool // the verb is in longVerbs
 	out        *guarded
 	level      *slog.LevelVar
 	log        *slog.Logger
 	debugFile  *os.File
 
 	mu     sync.Mutex
-	caught syscall.Signal // that ended a verb; 0 if none did
-	wrote  string         // the file that a verb wrote which else only answers
+	caught syscall.Signal // the signal that ended the verb; 0 if none did
+	wrote  string         // the file that a read-only verb wrote
 }
 
-// exitStatus ends the program with a code and without a word: somebody else has
-// said what there was to say.
+// exitStatus ends the program with an exit code and prints no error: the verb has
+// printed everything already.
 type exitStatus int
 
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// longVerbs are those that leave something behind when they are interrupted, and go
-// on where it can be taken up again. All others answer.
+// longVerbs are the verbs that change something step by step. A signal stops them at a
+// point where they can be resumed. All other verbs are read-only or short.
 var longVerbs = []string{"init", "upgrade prepare", "backup create", "backup restore", "upgrade apply", "upgrade execute", "machine revoke", "sandbox up", "sandbox down", "sandbox fetch", "sandbox daemon"}
 
 func newSession(a App) *session {
 	s := &session{App: a, level: &slog.LevelVar{}}
 	s.out = &guarded{w: a.Stdout, gone: func() {
 		if !s.runs {
-			return // who has read enough of an answer knows that
+			return // the reader, such as head, closed the pipe on purpose
 		}
-		s.remark("nobody reads stdout any more; what runs goes on, and its record is in the workspace")
+		s.remark("stdout was closed by its reader; the run continues, and its record is in the workspace")
 	}}
-	// Debug output goes to stderr; without --debug nothing is logged: users read events.
+	// Without --debug nothing is logged: users read events.
 	s.level.Set(slog.LevelError + 4)
 	s.log = slog.New(slog.NewTextHandler(stderrOf{s}, &slog.HandlerOptions{Level: s.level}))
 	return s
 }
 
-// stderrOf lets the log follow to another place while the console has the terminal.
+// stderrOf is the log's writer: stderr, or debugFile while the console owns the terminal.
 type stderrOf struct{ s *session }
 
 func (w stderrOf) Write(p []byte) (int, error) {
@@ -76,7 +76,7 @@ func (w stderrOf) Write(p []byte) (int, error) {
 
 // execute runs the command line and returns the exit code.
 func (s *session) execute(args []string) int {
-	// A reader of ours that goes away must not kill a run half-way; see guarded.
+	// A closed pipe must not kill a run half-way; see guarded.
 	pipe := make(chan os.Signal, 1)
 	signal.Notify(pipe, syscall.SIGPIPE)
 	defer signal.Stop(pipe)
@@ -95,7 +95,7 @@ func (s *session) execute(args []string) int {
 	case errors.As(err, &status):
 		return int(status)
 	case err == nil && caught == 0 && s.out.failed != nil:
-		writeError(s.Stderr, s.speller(), &engine.Error{Op: "write the answer", Err: s.out.failed, Remedy: "make room, or write it somewhere else, and ask again"})
+		writeError(s.Stderr, s.formatter(), &engine.Error{Op: "write output", Err: s.out.failed, Remedy: "free disk space or redirect the output, then run the command again"})
 		return engine.ExitFailed
 	case err == nil && caught == 0:
 		return engine.ExitDone
@@ -114,9 +114,9 @@ func (s *session) execute(args []string) int {
 	}
 	switch {
 	case err != nil && engine.ExitCode(err) == engine.ExitNothing:
-		s.remark("%s", explain(err, s.speller()).what)
+		s.remark("%s", explain(err, s.formatter()).what)
 	case err != nil:
-		writeError(s.Stderr, s.speller(), err)
+		writeError(s.Stderr, s.formatter(), err)
 	}
 	if caught != 0 {
 		return 128 + int(caught)
@@ -124,13 +124,13 @@ func (s *session) execute(args []string) int {
 	return engine.ExitCode(err)
 }
 
-// remark tells about the invocation, on stderr.
+// remark writes a remark about the invocation to stderr.
 func (s *session) remark(format string, args ...any) {
 	fmt.Fprintf(s.Stderr, "remark  "+format+"\n", args...)
 }
 
-// signals ends the returned context at SIGINT, SIGTERM or SIGHUP; the second signal
-// ends the program at once. Verbs without the console use it.
+// signals cancels the returned context at SIGINT, SIGTERM or SIGHUP; the second signal
+// ends the program at once. The console handles signals itself.
 func (s *session) signals(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	ch := make(chan os.Signal, 2)
@@ -154,9 +154,9 @@ func (s *session) signals(ctx context.Context) (context.Context, context.CancelF
 				s.caught = got
 				s.mu.Unlock()
 				if s.runs {
-					s.remark("%s: stopping where it can be taken up again; once more stops at once", signalName(got))
+					s.remark("%s: stopping at the next point where the command can be resumed; repeat to stop at once", signalName(got))
 				}
-				// The engine's result then says the exit code that the process will have.
+				// The result event then carries the exit code of the process.
 				cancel(&engine.Error{Err: errors.New(signalName(got)), Exit: 128 + int(got)})
 			}
 		}
@@ -187,26 +187,26 @@ func (s *session) workspace() (*engine.Workspace, string, error) {
 	return ws, dir, err
 }
 
-// newWorkspace is workspace for the verbs that begin one: the directory given with -C is
-// made if only it is missing.
+// newWorkspace is workspace for the verbs that create one. It creates the directory given
+// with -C if its parent exists.
 func (s *session) newWorkspace() (*engine.Workspace, string, error) {
 	if err := os.Mkdir(s.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) {
-		return nil, "", &engine.Error{Op: "make workspace " + s.dir, Err: err, Exit: engine.ExitUsage, Remedy: "name another directory with -C"}
+		return nil, "", &engine.Error{Op: "create workspace " + s.dir, Err: err, Exit: engine.ExitUsage, Remedy: "name another directory with -C"}
 	}
 	return s.workspace()
 }
 
-// speller writes commands for the user of this invocation.
-func (s *session) speller() speller {
-	sp := speller{program: s.Program, dir: s.dir}
-	if dir, err := filepath.Abs(s.dir); err == nil { // else commands name no cluster
+// formatter returns the command formatter of this invocation.
+func (s *session) formatter() commandFormatter {
+	sp := commandFormatter{program: s.Program, dir: s.dir}
+	if dir, err := filepath.Abs(s.dir); err == nil { // else kubectl commands get no --kubeconfig
 		sp.home, sp.kubeconfig = dir, filepath.Join(dir, engine.KubeconfigFile)
 	}
 	return sp
 }
 
-// command writes a command line of this program for the same workspace.
-func (s *session) command(args string) string { return s.speller().command(args) }
+// command returns a command line of this program for the same workspace.
+func (s *session) command(args string) string { return s.formatter().command(args) }
 
 // format is the value of -o.
 type format string
@@ -214,7 +214,7 @@ type format string
 const (
 	text   format = "text"
 	asJSON format = "json"
-	// asMarkdown is for the verbs that say so.
+	// asMarkdown is accepted by verbs whose flag is a checkFormat.
 	asMarkdown format = "markdown"
 )
 
@@ -234,7 +234,7 @@ func (s *session) outputFlag(cmd *cobra.Command, f *format, usage string) {
 	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json"))
 }
 
-// fixed completes from a list.
+// fixed completes a value from a list.
 func fixed(values ...string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return values, cobra.ShellCompDirectiveNoFileComp
@@ -245,16 +245,20 @@ func (s *session) root() *cobra.Command {
 	var nonInteractive bool
 	root := &cobra.Command{
 		Use:   "constellation",
-		Short: "Take a Kubernetes cluster of attested machines through its life",
-		Long: `Constellation takes a Kubernetes cluster through its life: it brings up attested
-machines, makes a cluster of them with kubeadm, and shows what happens while it does.
+		Short: "Create, upgrade and operate Kubernetes on attested machines",
+		Long: `Constellation creates a Kubernetes cluster on attested machines with kubeadm, checks and
+runs its upgrades, and backs it up.
 
-Without a verb it opens the console on the workspace, the folder that holds the files
-of one cluster: home if there is a cluster, else the way to one. Without a terminal
-it prints the same as text. With --accessible it prints that too, and asks in words what
-to do next.`,
-		Example: `  constellation                       # the console, on this folder
-  constellation -C demo               # on another one
+Without a verb it opens the console on the workspace, the folder that holds the files of
+one cluster. Without a terminal it prints an overview of the workspace as text. With
+--accessible it prints that text, lists the possible next commands and prompts for one.
+
+Exit codes of all verbs: 0 done; 1 failed; 2 bad usage or configuration; 3 nothing to do;
+4 blocked by a finding; 5 an acknowledgement is missing; 6 upgrade available (upgrade check
+--exit-code only); 7 stopped part-way, can be resumed; 8 another console holds the run;
+9 differences found (backup diff only); 129 hung up; 130 interrupted; 143 terminated.`,
+		Example: `  constellation                       # open the console on this folder
+  constellation -C demo               # open it on another folder
   constellation init --non-interactive --yes -o json | jq .kind`,
 		Args:          cobra.NoArgs,
 		Version:       s.Release,
@@ -279,15 +283,15 @@ to do next.`,
 		},
 	}
 	f := root.PersistentFlags()
-	f.StringVarP(&s.dir, "workspace", "C", ".", "folder with the files of the cluster")
-	f.BoolVar(&s.debug, "debug", false, "log to stderr what goes on inside")
-	f.BoolVar(&s.accessible, "accessible", false, "no console: line by line, questions in words (also with ACCESSIBLE=1)")
-	root.Flags().BoolVar(&nonInteractive, "non-interactive", false, "print, ask nothing")
+	f.StringVarP(&s.dir, "workspace", "C", ".", "`folder` with the files of the cluster")
+	f.BoolVar(&s.debug, "debug", false, "write a debug log to stderr")
+	f.BoolVar(&s.accessible, "accessible", false, "no console: print line by line, prompt in plain text (also ACCESSIBLE=1)")
+	root.Flags().BoolVar(&nonInteractive, "non-interactive", false, "print and never prompt")
 	_ = root.MarkPersistentFlagDirname("workspace")
 	root.Flags().Bool("version", false, "print the version of this program")
 	root.SetVersionTemplate("constellation {{.Version}}\n")
 	root.SetHelpCommandGroupID("around")
-	root.AddGroup(&cobra.Group{ID: "cluster", Title: "The cluster:"}, &cobra.Group{ID: "around", Title: "Around it:"})
+	root.AddGroup(&cobra.Group{ID: "cluster", Title: "Cluster commands:"}, &cobra.Group{ID: "around", Title: "Other commands:"})
 	for _, c := range []*cobra.Command{s.initCommand(), s.upgradeCommand(), s.backupCommand(), s.machineCommand(), s.statusCommand(), s.watchCommand(), s.historyCommand()} {
 		c.GroupID = "cluster"
 		root.AddCommand(c)
@@ -302,8 +306,7 @@ to do next.`,
 	return root
 }
 
-// flagError says in words what value a flag wants; the library would show what its
-// parser said.
+// flagError returns which values a flag accepts. pflag would return the parser's error.
 func flagError(_ *cobra.Command, err error) error {
 	var bad *pflag.InvalidValueError
 	if !errors.As(err, &bad) {
@@ -313,7 +316,7 @@ func flagError(_ *cobra.Command, err error) error {
 	want := map[string]string{
 		"bool": "true or false", "int": "a whole number", "duration": "a time such as 90s, 10m or 1h30m", "text|json": "text or json",
 		"text|json|markdown": "text, json or markdown",
-		"":                   "a version such as v1.35.4", // the type of what TextVar makes, and all of that are versions
+		"":                   "a version such as v1.35.4", // the type of TextVar flags; all of them are versions
 		"days":               "a time such as 30d or 36h",
 	}[f.Value.Type()]
 	if want == "" {
@@ -322,8 +325,7 @@ func flagError(_ *cobra.Command, err error) error {
 	return fmt.Errorf("--%s is %q, want %s", f.Name, clean(bad.GetValue()), want)
 }
 
-// completionExamples gives the library's commands for completion examples, as all
-// others have.
+// completionExamples adds examples to cobra's completion commands.
 func (s *session) completionExamples(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
@@ -342,7 +344,7 @@ func (s *session) completionExamples(root *cobra.Command) {
 	}
 }
 
-// group is a command that only has others below it.
+// group is a command that only has subcommands.
 func group(use, short, long, example string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short, Long: long, Example: example,
@@ -356,15 +358,15 @@ func group(use, short, long, example string) *cobra.Command {
 	}
 }
 
-// interactive reports whether the console can be shown; if it was wanted and cannot
-// be, it says so.
+// interactive reports whether the console can be shown. If the user did not decline it
+// and it cannot be shown, it prints why.
 func (s *session) interactive(declined bool) bool {
 	if declined || s.plainly() {
 		return false
 	}
 	why := notInteractive(s.Stdin, s.Stdout, s.Env)
 	if why != "" {
-		s.remark("%s: going on as with --non-interactive", why)
+		s.remark("%s: continuing as with --non-interactive", why)
 	}
 	return why == ""
 }
@@ -377,16 +379,16 @@ func (s *session) initCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "init",
-		Short: "Make a cluster of the machines",
-		Long: `Make a cluster of the machines that the configuration names: verify the evidence of
-the first one, run kubeadm init on it, install the services, and wait until the
-others have joined and are ready.
+		Short: "Create the cluster",
+		Long: `Create the cluster that constellation-conf.yaml describes. Init verifies the attestation
+evidence of the first machine, runs kubeadm init on it, installs the services, and waits
+until the other machines have joined and are Ready.
 
-On a terminal the console shows the checks, the plan and what each step will do, and
-asks before anything is created. With --non-interactive it prints one line for each
-change, or with -o json one event per line, and needs --yes.
+On a terminal the console shows the preflight checks and the plan, and asks before it
+creates anything. With --non-interactive it needs --yes and prints one line per change,
+or with -o json one event per line.
 
-Init can be left and interrupted at any time: the same command goes on where it was.`,
+Init can be interrupted at any time. Run the same command again to resume it.`,
 		Example: `  constellation init
   constellation init --non-interactive --yes
   constellation init --yes -o json > events.jsonl
@@ -400,10 +402,10 @@ Init can be left and interrupted at any time: the same command goes on where it 
 			return s.console(cmd.Context(), o)
 		},
 	}
-	cmd.Flags().BoolVar(&nonInteractive, "non-interactive", false, "print, ask nothing")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "the plan and its warnings are accepted")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "stop after this long, such as 10m; init can be taken up again (0: never)")
-	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	cmd.Flags().BoolVar(&nonInteractive, "non-interactive", false, "print and never prompt")
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "accept the plan and its warnings")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
+	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	return cmd
 }
 
@@ -411,23 +413,23 @@ func (s *session) statusCommand() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the cluster as it is now",
-		Long: `Show the cluster as it is now: the versions it has and is brought to, its nodes, the
-machines that are not nodes yet, and what is not as it should be.
+		Short: "Show versions, nodes and health of the cluster",
+		Long: `Show the current state of the cluster: current and target versions, nodes, machines that
+have not joined yet, services and health problems.
 
-It changes nothing. The exit code is 1 if the cluster does not answer.`,
+It changes nothing. The exit code is 1 if the API server does not answer.`,
 		Example: `  constellation status
   constellation status -o json | jq '.nodes[].name'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.printStatus(cmd.Context(), out) },
 	}
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
 func (s *session) configCommand() *cobra.Command {
 	cmd := group("config", "Write, check and migrate the configuration",
-		"Write, check and migrate constellation-conf.yaml, which says what cluster is wanted.",
+		"Write, check and migrate constellation-conf.yaml, which describes the desired cluster.",
 		`  constellation config generate sandbox
   constellation config validate`)
 	cmd.AddCommand(s.configGenerate(), s.configValidate(), s.configMigrate())
@@ -439,10 +441,10 @@ func (s *session) configGenerate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "generate PROVIDER",
 		Short: "Write a new configuration",
-		Long: `Write a new constellation-conf.yaml with comments into the workspace. A file that is
-there is never replaced.
+		Long: `Write a new, commented constellation-conf.yaml into the workspace. An existing file is
+never replaced.
 
-If the workspace has a sandbox, its measurements and versions are filled in.`,
+If the workspace has a sandbox, the file gets the sandbox's measurements and versions.`,
 		Example: `  constellation config generate sandbox --name demo
   constellation -C demo config generate sandbox --kubernetes ` + first(s.Kubernetes),
 		Args:              cobra.ExactArgs(1),
@@ -473,7 +475,7 @@ If the workspace has a sandbox, its measurements and versions are filled in.`,
 		},
 	}
 	cmd.Flags().StringVar(&o.Name, "name", "", "name of the cluster")
-	cmd.Flags().StringVar(&o.Kubernetes, "kubernetes", "", "version of Kubernetes, such as "+first(s.Kubernetes))
+	cmd.Flags().StringVar(&o.Kubernetes, "kubernetes", "", "Kubernetes version, such as "+first(s.Kubernetes))
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
 	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
 	return cmd
@@ -486,7 +488,7 @@ func first(list []string) string {
 	return list[0]
 }
 
-// validation is the answer of config validate.
+// validation is the JSON output of config validate.
 type validation struct {
 	Schema string              `json:"schema"`
 	File   string              `json:"file"`
@@ -499,8 +501,8 @@ func (s *session) configValidate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate",
 		Short: "Check the configuration",
-		Long: `Check constellation-conf.yaml and tell everything that is wrong with it, each with its
-line and what to do. The exit code is 2 if there is anything.`,
+		Long: `Check constellation-conf.yaml and list all errors, each with its line and a remedy. The
+exit code is 2 if there are errors.`,
 		Example: `  constellation config validate
   constellation config validate -o json | jq '.errors[].field'`,
 		Args: cobra.NoArgs,
@@ -539,7 +541,7 @@ line and what to do. The exit code is 2 if there is anything.`,
 			return nil
 		},
 	}
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -549,9 +551,9 @@ const configFile = "constellation-conf.yaml"
 func (s *session) configMigrate() *cobra.Command {
 	return &cobra.Command{
 		Use:   "migrate",
-		Short: "Bring the configuration to the current format",
-		Long: `Bring constellation-conf.yaml to the format of this program. Comments and layout stay.
-The exit code is 3 if there is nothing to do.`,
+		Short: "Convert the configuration to the current format",
+		Long: `Convert constellation-conf.yaml to the configuration format of this program. Comments and
+layout are kept. The exit code is 3 if the file has that format already.`,
 		Example: `  constellation config migrate`,
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -580,8 +582,8 @@ The exit code is 3 if there is nothing to do.`,
 	}
 }
 
-// usage gives an error about a file the exit code of bad configuration, unless it
-// has one.
+// usage gives configuration errors the exit code for bad usage, unless err has an exit
+// code already.
 func usage(err error) error {
 	var list *engine.ConfigErrors
 	var e *engine.Error
@@ -591,7 +593,7 @@ func usage(err error) error {
 	return err
 }
 
-// versionAnswer is the answer of version.
+// versionAnswer is the JSON output of version.
 type versionAnswer struct {
 	Schema     string   `json:"schema"`
 	Release    string   `json:"release"`
@@ -605,7 +607,7 @@ func (s *session) versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "version",
 		Short:   "Show the version of this program",
-		Long:    "Show the version of this program and of the Kubernetes it can run in a sandbox.",
+		Long:    "Show the version of this program and the Kubernetes versions that a sandbox can run.",
 		Example: "  constellation version -o json | jq -r .release",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -617,7 +619,7 @@ func (s *session) versionCommand() *cobra.Command {
 			return nil
 		},
 	}
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 

@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// Below this size the console only says which axis is short.
+	// In a smaller window the console shows only which dimension is too small.
 	minWidth, minHeight = 60, 16
-	// doublePress is how soon a second Ctrl-C must follow to leave at once.
+	// A second Ctrl-C within doublePress exits immediately.
 	doublePress = 2 * time.Second
-	// refreshAfter is how long after an answer the home screen asks again; staleAfter
-	// is from when on an answer is no longer called live.
+	// refreshAfter is the poll interval of the home screen. A status older than
+	// staleAfter is shown as STALE.
 	refreshAfter, staleAfter = 10 * time.Second, 30 * time.Second
-	// spinGap is the time between two frames of what spins; nothing ticks when nothing does.
+	// spinGap is the time between two frames of a spinner. Without a spinner there are no ticks.
 	spinGap = 200 * time.Millisecond
-	// patience is how long a signal waits for the run to end its step in order.
-	patience = 3 * time.Second
-	// armAfter is how old a confirm screen must be before it takes Enter: keys that were
-	// typed ahead must not create a cluster.
-	armAfter = 700 * time.Millisecond
+	// stopTimeout is how long the console waits after a signal for the run to stop in order.
+	stopTimeout = 3 * time.Second
+	// confirmDelay is the minimum age of a confirm screen that accepts Enter: keys typed
+	// ahead must not create a cluster.
+	confirmDelay = 700 * time.Millisecond
 )
 
 type screenID int
@@ -36,36 +36,36 @@ const (
 	screenHome
 	screenConfig
 	screenPreflight
-	screenConfirm
+	screenInitConfirm
 	screenRun
 	screenResult
 	screenLog
 	screenCheck
 	screenBackup
 	screenWatch
-	screenPlan   // of an upgrade
-	screenAccept // the question about it
+	screenUpgradePlan    // of an upgrade
+	screenUpgradeConfirm // of an upgrade: confirmation
 )
 
 func (s screenID) title() string {
 	return [...]string{"start", "home", "config", "preflight", "confirm", "run", "result", "log", "upgrade check", "backup", "watch", "plan", "confirm"}[s]
 }
 
-// consoleDeps is the world of a console.
+// consoleDeps are the dependencies of a console.
 type consoleDeps struct {
 	engine Engine
 	ws     *engine.Workspace
-	// sp spells commands to copy.
-	sp speller
-	// versions of Kubernetes that may be chosen, the default first.
+	// commands formats commands to copy.
+	commands commandFormatter
+	// versions are the Kubernetes versions to choose from, the default first.
 	versions []string
-	// wizard starts with the init wizard even when there is something to see; yes
-	// skips the question before a run.
+	// wizard opens the init wizard even if there is a cluster; yes skips the confirmation
+	// before a run.
 	wizard, yes bool
-	// upgrade, if not nil, is the upgrade that the console begins with.
+	// upgrade is the upgrade to open at the start; nil if there is none.
 	upgrade *upgradeStart
-	// watch is what a live watch is asked for; onlyWatch starts with it, and replay with that
-	// of a record if it is not nil. Neither has a home to go back to.
+	// watch is the request of a live watch. onlyWatch opens the watch screen at the start,
+	// with the record replay if that is not nil. Both have no home screen.
 	watch     engine.WatchRequest
 	onlyWatch bool
 	replay    *record
@@ -75,65 +75,64 @@ type consoleDeps struct {
 	send    func(tea.Msg)
 	copy    func(string) bool
 	redraw  func()
-	// after is time.After for the clocks of a watch and what is looked at beside them; nil is
-	// time.After itself.
+	// after replaces time.After for the clocks and polls of a watch; nil means time.After.
 	after func(time.Duration) <-chan time.Time
-	// settle gives back what only the beginning of a watch needs; nil if nobody would.
-	settle func()
+	// releaseMemory releases memory that only the start of a watch needs; it may be nil.
+	releaseMemory func()
 }
 
-// console is the one model of the program. Update never blocks: what takes time is
-// done in commands, and comes back as a message.
+// console is the only Bubble Tea model of the program. Update never blocks: slow work runs
+// in commands, which return messages.
 type console struct {
-	deps consoleDeps
-	ctx  context.Context
-	look look
-	th   *theme
-	w, h int
-	now  time.Time
+	deps    consoleDeps
+	ctx     context.Context
+	display display
+	th      *theme
+	w, h    int
+	now     time.Time
 
-	screen, back screenID // back is where Esc leads from the log
-	help         bool
-	pal          palette
-	asking       bool // whether to leave
-	asked        time.Time
-	leaving      bool // as soon as the run has stopped
-	note         string
-	noted        string // the note that there was, and since when
-	notedAt      time.Time
-	ticking      bool
-	frame        int // of what spins
+	screen, back   screenID // back is where Esc leads from the log
+	help           bool
+	pal            palette
+	confirmLeave   bool // the question whether to leave is shown
+	confirmLeaveAt time.Time
+	leaving        bool // quit when the run has stopped
+	note           string
+	lastNote       string // the note shown since lastNoteAt
+	lastNoteAt     time.Time
+	ticking        bool
+	frame          int // of the spinner
 
 	home    *engine.Home
 	homeErr error
-	busy    string // what is being done in the background; "" if nothing
-	task    int    // the task whose messages are taken
+	busy    string // the background work, for display; "" if there is none
+	task    int    // ID of the current task; messages of other tasks are dropped
 	cancel  context.CancelFunc
 
-	status     *engine.Status
-	statusErr  error
-	statusAt   time.Time
-	asksStatus bool
-	statusGen  int
+	status        *engine.Status
+	statusErr     error
+	statusAt      time.Time
+	statusPending bool
+	statusGen     int
 
-	next nextList
-	form configForm
-	pre  preflight
-	ask  confirm
-	t    timeline // of the run
-	run  runView
-	log  logView
-	chk  checkScreen
-	bak  backupScreen
-	wat  watchScreen // also of the events of a run
-	upg  upgradeScreen
-	// question is asked before something is done to the cluster; nil if nothing is asked.
-	question *question
+	next        nextList
+	form        configForm
+	pre         preflight
+	initConfirm initConfirm
+	t           timeline // of the run
+	run         runView
+	log         logView
+	chk         checkScreen
+	bak         backupScreen
+	wat         watchScreen // also gets the events of a run
+	upg         upgradeScreen
+	// rolloutPrompt is the pending confirmation of a change to the rollout; nil if there is none.
+	rolloutPrompt *rolloutPrompt
 
 	plan    *engine.Plan
 	resumed bool
-	running bool // a run is under way
-	ran     bool // a run has been under way
+	running bool // a run is in progress
+	ran     bool // a run was started
 	err     error
 	exit    int
 	hasExit bool
@@ -156,7 +155,7 @@ type (
 		task   int
 		events []engine.Event
 	}
-	// ended is the end of a task; msg says what came of it.
+	// ended is the end of a task; msg is its outcome.
 	ended struct {
 		task int
 		msg  tea.Msg
@@ -174,12 +173,12 @@ type (
 		path string
 		err  error
 	}
-	tick   time.Time
-	giveUp struct{}
+	tick         time.Time
+	stopTimedOut struct{}
 )
 
-func newConsole(ctx context.Context, l look, d consoleDeps) *console {
-	c := &console{deps: d, ctx: ctx, look: l, th: newTheme(l), w: 80, h: 24, now: d.now()}
+func newConsole(ctx context.Context, l display, d consoleDeps) *console {
+	c := &console{deps: d, ctx: ctx, display: l, th: newTheme(l), w: 80, h: 24, now: d.now()}
 	if c.deps.copy == nil {
 		c.deps.copy = func(string) bool { return true }
 	}
@@ -190,12 +189,12 @@ func newConsole(ctx context.Context, l look, d consoleDeps) *console {
 	return c
 }
 
-// Init reads the workspace, or begins to watch.
+// Init reads the workspace, or starts a watch.
 func (c *console) Init() tea.Cmd {
 	if c.deps.onlyWatch {
 		return c.beginWatch()
 	}
-	return tea.Batch(c.readHome(), c.spinning())
+	return tea.Batch(c.readHome(), c.scheduleTick())
 }
 
 func (c *console) readHome() tea.Cmd {
@@ -205,43 +204,43 @@ func (c *console) readHome() tea.Cmd {
 	}
 }
 
-// noteLasts is how long a note stands where the keys are. What it says may be otherwise
-// then: somebody else resumes what was paused here.
-const noteLasts = 10 * time.Second
+// noteTTL is how long a note replaces the key line. Later it may be wrong: somebody else
+// may have resumed a rollout that was paused here.
+const noteTTL = 10 * time.Second
 
 // Update takes a message.
 func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	c.now = c.deps.now()
-	if c.note != c.noted {
-		c.noted, c.notedAt = c.note, c.now
-	} else if c.now.Sub(c.notedAt) > noteLasts {
-		c.note, c.noted = "", ""
+	if c.note != c.lastNote {
+		c.lastNote, c.lastNoteAt = c.note, c.now
+	} else if c.now.Sub(c.lastNoteAt) > noteTTL {
+		c.note, c.lastNote = "", ""
 	}
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		c.w, c.h = msg.Width, msg.Height
 		return c, nil
 	case background:
-		if msg.light != c.look.light {
-			c.look.light = msg.light
-			c.th = newTheme(c.look)
+		if msg.light != c.display.light {
+			c.display.light = msg.light
+			c.th = newTheme(c.display)
 		}
 		return c, nil
 	case signalled:
 		return c, c.signal(msg.sig)
-	case giveUp:
+	case stopTimedOut:
 		return c, tea.Quit
 	case tick:
 		c.frame++
 		c.ticking = false
-		return c, c.spinning()
+		return c, c.scheduleTick()
 	case tea.KeyMsg:
-		return c, tea.Batch(c.keys(msg), c.spinning())
+		return c, tea.Batch(c.keys(msg), c.scheduleTick())
 	}
-	return c, tea.Batch(c.take(msg), c.spinning())
+	return c, tea.Batch(c.take(msg), c.scheduleTick())
 }
 
-// take handles what the console's own commands bring.
+// take handles the messages of the console's own commands.
 func (c *console) take(msg tea.Msg) tea.Cmd {
 	switch msg := msg.(type) {
 	case homeRead:
@@ -250,18 +249,18 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		if msg.gen != c.statusGen {
 			return nil
 		}
-		c.asksStatus = false
+		c.statusPending = false
 		if c.statusErr = msg.err; msg.err == nil {
 			c.status, c.statusAt = &msg.st, c.now
 		}
 		gen := c.statusGen
 		again := tea.Tick(refreshAfter, func(time.Time) tea.Msg { return refresh{gen} })
 		if c.screen == screenHome && msg.err == nil && msg.st.Reachable {
-			return tea.Batch(again, c.quietCheck())
+			return tea.Batch(again, c.backgroundCheck())
 		}
 		return again
 	case refresh:
-		if msg.gen == c.statusGen && c.screen == screenHome && !c.asksStatus {
+		if msg.gen == c.statusGen && c.screen == screenHome && !c.statusPending {
 			return c.readStatus()
 		}
 	case batch:
@@ -281,7 +280,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		if c.upg.planning {
 			for _, ev := range msg.events {
 				if ev.Object != engine.CheckVersions {
-					c.upg.live.apply(ev)
+					c.upg.progress.apply(ev)
 				}
 			}
 			return nil
@@ -295,7 +294,7 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		}
 		if t == &c.t {
 			c.watchEvents(msg.events)
-			return c.handOver()
+			return c.openWatchForRollout()
 		}
 	case ended:
 		if msg.task != c.task {
@@ -305,11 +304,11 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 		return c.take(msg.msg)
 	case preflightEnded:
 		c.pre.done, c.pre.err, c.pre.findings = true, msg.err, msg.findings
-		c.pre.choose()
+		c.pre.selectWorst()
 	case checkEnded:
 		return c.tookCheck(msg)
-	case quietEnded:
-		c.tookQuiet(msg)
+	case backgroundEnded:
+		c.tookBackground(msg)
 	case configWritten:
 		c.tookWritten(msg)
 	case planMade:
@@ -331,8 +330,8 @@ func (c *console) take(msg tea.Msg) tea.Cmd {
 	return nil
 }
 
-// launch starts work that emits events, in the background. Events and what came of
-// it arrive as messages; those of earlier tasks are no longer taken.
+// launch starts a background task that emits events. Its events and its outcome arrive as
+// messages. It cancels the previous task, whose messages are dropped.
 func (c *console) launch(what string, work func(context.Context, func(engine.Event)) tea.Msg) tea.Cmd {
 	if c.cancel != nil {
 		c.cancel()
@@ -355,21 +354,21 @@ func (c *console) launch(what string, work func(context.Context, func(engine.Eve
 	}
 }
 
-// moves reports whether something on the screen changes by itself.
-func (c *console) moves() bool {
-	return c.busy != "" || c.asksStatus && c.status == nil
+// hasSpinner reports whether the screen shows a spinner.
+func (c *console) hasSpinner() bool {
+	return c.busy != "" || c.statusPending && c.status == nil
 }
 
-// spinning keeps one tick under way while something moves.
-func (c *console) spinning() tea.Cmd {
-	if c.ticking || !c.moves() {
+// scheduleTick schedules the next tick if there is a spinner and no tick is pending.
+func (c *console) scheduleTick() tea.Cmd {
+	if c.ticking || !c.hasSpinner() {
 		return nil
 	}
 	c.ticking = true
 	return tea.Tick(spinGap, func(t time.Time) tea.Msg { return tick(t) })
 }
 
-// tookHome decides where to begin.
+// tookHome chooses the first screen.
 func (c *console) tookHome(msg homeRead) tea.Cmd {
 	c.busy = ""
 	c.home, c.homeErr = &msg.home, msg.err
@@ -380,7 +379,7 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	}
 	c.home.Next = slices.Clone(c.home.Next)
 	for i := range c.home.Next {
-		c.home.Next[i].Command = c.deps.sp.line(c.home.Next[i].Command)
+		c.home.Next[i].Command = c.deps.commands.line(c.home.Next[i].Command)
 	}
 	c.form = newConfigForm(c.home, c.deps.versions)
 	first := c.screen == screenStart
@@ -388,7 +387,7 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	case first && c.deps.upgrade != nil:
 		return c.openUpgrade(c.deps.upgrade)
 	case first && c.home.Stage == engine.StagePartial && len(c.home.Problems) == 0:
-		// An init that began was agreed to; going on needs no second agreement.
+		// A partial init was confirmed when it started; resuming it needs no second confirmation.
 		c.resumed = true
 		c.screen = screenRun
 		return c.makePlan()
@@ -398,7 +397,7 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 	case first && c.deps.wizard && c.deps.yes && c.home.Config != nil:
 		return c.startPreflight()
 	case first && c.home.Stage == engine.StageEmpty:
-		c.screen = screenHome // machines come first; home says how
+		c.screen = screenHome // which suggests how to create machines
 		return nil
 	case first && (c.deps.wizard || c.home.Stage != engine.StageCluster):
 		c.screen = screenConfig
@@ -416,7 +415,7 @@ func (c *console) tookHome(msg homeRead) tea.Cmd {
 func (c *console) readStatus() tea.Cmd {
 	c.statusGen++
 	gen := c.statusGen
-	c.asksStatus = true
+	c.statusPending = true
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
 		defer cancel()
@@ -425,10 +424,10 @@ func (c *console) readStatus() tea.Cmd {
 	}
 }
 
-// goHome shows the home screen and reads everything anew.
+// goHome shows the home screen and reloads all of it.
 func (c *console) goHome() tea.Cmd {
 	c.screen, c.busy = screenHome, "reading the workspace"
-	c.chk.quiet = c.chk.known != nil // else ask again what there is
+	c.chk.backgroundStarted = c.chk.result != nil // without a result, check again
 	if !c.ran {
 		c.upg = upgradeScreen{}
 	}
@@ -445,7 +444,7 @@ func (c *console) startPreflight() tea.Cmd {
 	})
 }
 
-// makePlan asks the engine what is to be done.
+// makePlan asks the engine for the plan of init.
 func (c *console) makePlan() tea.Cmd {
 	return c.launch("planning", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
 		p, err := c.deps.engine.PlanInit(ctx)
@@ -469,12 +468,12 @@ func (c *console) tookPlan(msg planMade) tea.Cmd {
 			return c.startRun()
 		}
 	}
-	c.screen = screenConfirm
-	c.ask = newConfirm(c.plan, c.now)
+	c.screen = screenInitConfirm
+	c.initConfirm = newInitConfirm(c.plan, c.now)
 	return nil
 }
 
-// startRun carries the plan out.
+// startRun executes the plan.
 func (c *console) startRun() tea.Cmd {
 	plan := c.plan
 	c.screen, c.running, c.ran = screenRun, true, true
@@ -490,7 +489,7 @@ func (c *console) startRun() tea.Cmd {
 func (c *console) tookRunEnd(err error) tea.Cmd {
 	c.running = false
 	c.err = err
-	c.asking = false
+	c.confirmLeave = false
 	if !c.hasExit {
 		c.exit = engine.ExitCode(err)
 	}
@@ -504,36 +503,36 @@ func (c *console) tookRunEnd(err error) tea.Cmd {
 	return nil
 }
 
-// fail shows an error that ended what was being done.
+// fail shows an error on the result screen.
 func (c *console) fail(err error) {
 	c.err, c.exit = err, engine.ExitCode(err)
 	c.screen = screenResult
 }
 
-// leave asks whether to leave a run; without a run it just leaves.
+// leave quits; during a run it asks for confirmation first.
 func (c *console) leave() tea.Cmd {
-	c.help, c.pal, c.question = false, palette{}, nil
+	c.help, c.pal, c.rolloutPrompt = false, palette{}, nil
 	if !c.running {
 		return tea.Quit
 	}
 	if c.leaving {
 		return c.quitNow()
 	}
-	c.asking, c.asked = true, c.now
+	c.confirmLeave, c.confirmLeaveAt = true, c.now
 	return nil
 }
 
-// interruptAgain is Ctrl-C while the question is shown.
+// interruptAgain handles Ctrl-C while the question whether to leave is shown.
 func (c *console) interruptAgain() tea.Cmd {
-	if c.now.Sub(c.asked) <= doublePress {
+	if c.now.Sub(c.confirmLeaveAt) <= doublePress {
 		return c.quitNow()
 	}
 	return c.detach()
 }
 
-// detach lets the run stop where it can be taken up again, then leaves.
+// detach stops the run at a point from which it can be resumed, then quits.
 func (c *console) detach() tea.Cmd {
-	c.asking, c.leaving = false, true
+	c.confirmLeave, c.leaving = false, true
 	if c.cancel == nil {
 		return tea.Quit
 	}
@@ -541,15 +540,15 @@ func (c *console) detach() tea.Cmd {
 	return nil
 }
 
-// quitNow leaves without waiting for the step under way: the machines go on by
-// themselves, and the next start finds what they did.
+// quitNow quits without waiting for the current step: the machines finish it, and the next
+// start finds the result.
 func (c *console) quitNow() tea.Cmd {
-	c.asking, c.leaving = false, true
-	if c.bak.running { // what it has written is removed first
+	c.confirmLeave, c.leaving = false, true
+	if c.bak.running { // the partial backup is deleted first
 		if c.cancel != nil {
 			c.cancel()
 		}
-		return tea.Tick(patience, func(time.Time) tea.Msg { return giveUp{} })
+		return tea.Tick(stopTimeout, func(time.Time) tea.Msg { return stopTimedOut{} })
 	}
 	if c.cancel != nil {
 		c.cancel()
@@ -564,7 +563,7 @@ func (c *console) quitNow() tea.Cmd {
 	return tea.Quit
 }
 
-// signal leaves because the world says so.
+// signal quits with the exit code of a signal.
 func (c *console) signal(sig syscall.Signal) tea.Cmd {
 	c.exit, c.hasExit = 128+int(sig), true
 	c.leaving = true
@@ -572,38 +571,38 @@ func (c *console) signal(sig syscall.Signal) tea.Cmd {
 		return tea.Quit
 	}
 	c.cancel()
-	return tea.Tick(patience, func(time.Time) tea.Msg { return giveUp{} })
+	return tea.Tick(stopTimeout, func(time.Time) tea.Msg { return stopTimedOut{} })
 }
 
-// leaveWord is what leaving means now.
-func (c *console) leaveWord() string {
+// quitLabel is the label of the key q.
+func (c *console) quitLabel() string {
 	if c.running && !c.bak.running {
 		return "detach"
 	}
 	return "quit"
 }
 
-// command is the command line that does what the screen does.
+// command is the equivalent command line of the screen.
 func (c *console) command() string {
 	switch c.screen {
 	case screenHome:
-		return c.deps.sp.command("status")
+		return c.deps.commands.command("status")
 	case screenCheck:
-		return c.deps.sp.command("upgrade check")
+		return c.deps.commands.command("upgrade check")
 	case screenBackup:
 		return c.backupCommand()
 	case screenWatch:
 		return c.watchLine()
 	case screenConfig:
-		return c.deps.sp.command("config validate")
+		return c.deps.commands.command("config validate")
 	}
 	if c.upgrading() {
 		return c.upgradeCommand()
 	}
-	return c.deps.sp.command("init --non-interactive --yes")
+	return c.deps.commands.command("init --non-interactive --yes")
 }
 
-// quoteArg writes a word so that a shell reads it as one.
+// quoteArg quotes an argument for a shell.
 func quoteArg(s string) string {
 	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-") == "" {
 		return s
@@ -618,6 +617,6 @@ func (c *console) copyText(text, what string) {
 	case c.deps.copy(text):
 		c.note = "copied " + what
 	default:
-		c.note = "too long for the clipboard of a terminal"
+		c.note = "too long for the terminal's clipboard"
 	}
 }

@@ -26,26 +26,26 @@ func TestWizardFromConfigToResult(t *testing.T) {
 		events := recorded(t, "init")
 		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
 		e.plan.Findings = e.findings
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		if s.c.screen != screenConfig {
-			t.Fatalf("begins at %s, want config", s.c.screen.title())
+			t.Fatalf("starts with %s, want config", s.c.screen.title())
 		}
 		s.press("enter")
 		s.settle()
 		if s.c.screen != screenPreflight || !s.c.pre.done {
-			t.Fatalf("after config comes %s", s.c.screen.title())
+			t.Fatalf("config is followed by %s", s.c.screen.title())
 		}
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenConfirm || s.c.ask.yes {
-			t.Fatalf("after the checks comes %s, create chosen: %v; want confirm on the safe answer, since there is a warning", s.c.screen.title(), s.c.ask.yes)
+		if s.c.screen != screenInitConfirm || s.c.initConfirm.yes {
+			t.Fatalf("the checks are followed by %s, create selected: %v; want confirm on the safe answer, since there is a warning", s.c.screen.title(), s.c.initConfirm.yes)
 		}
 		s.press("right", "enter") // typed ahead: must not create anything
 		s.settle()
-		if e.ran != 0 || s.c.screen != screenConfirm {
-			t.Fatalf("keys that were typed ahead started the run")
+		if e.ran != 0 || s.c.screen != screenInitConfirm {
+			t.Fatalf("keys typed ahead started the run")
 		}
-		s.at(armAfter)
+		s.at(confirmDelay)
 		s.press("enter")
 		s.settle()
 		if e.ran != 1 || s.c.screen != screenResult || s.c.exit != 0 {
@@ -68,7 +68,7 @@ func TestWizardFromConfigToResult(t *testing.T) {
 func TestBlockedPreflightStopsTheWizard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: []engine.Finding{{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer", Remedy: "constellation sandbox up"}}}
-		s := newStage(t, e, look{}, 80, 24).begin().press("enter")
+		s := newStage(t, e, display{}, 80, 24).begin().press("enter")
 		s.settle()
 		s.press("enter")
 		s.settle()
@@ -84,18 +84,18 @@ func TestBlockedPreflightStopsTheWizard(t *testing.T) {
 		s.settle()
 		s.press("enter")
 		s.settle()
-		if s.c.screen != screenConfirm {
+		if s.c.screen != screenInitConfirm {
 			t.Errorf("after the cause is gone, shows %s", s.c.screen.title())
 		}
 	})
 }
 
-// An init that began was agreed to: the console goes on with it at once.
+// A partial init was confirmed before: the console resumes it without asking.
 func TestPartialInitIsResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "taken-up")
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
 		if e.ran != 1 || s.c.screen != screenResult || !s.c.resumed {
 			t.Fatalf("ran %d times, shows %s", e.ran, s.c.screen.title())
@@ -111,19 +111,19 @@ func TestPartialInitThatIsBlockedAsks(t *testing.T) {
 		p := planIn(t, recorded(t, "taken-up"))
 		p.Findings = append(p.Findings, engine.Finding{ID: "cloud", Severity: engine.Block, Title: "the cloud does not answer"})
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: p}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
-		if e.ran != 0 || s.c.screen != screenConfirm {
+		if e.ran != 0 || s.c.screen != screenInitConfirm {
 			t.Fatalf("ran %d times, shows %s; want the plan with what blocks it", e.ran, s.c.screen.title())
 		}
 	})
 }
 
-func TestYesSkipsTheQuestion(t *testing.T) {
+func TestYesSkipsTheConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
 		e := &fakeEngine{home: demoHome(engine.StageReady), plan: planIn(t, events), findings: quorumFindings(t), events: events}
-		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
+		s := newStage(t, e, display{}, 80, 24, func(d *consoleDeps) { d.wizard, d.yes = true, true }).begin()
 		s.settle()
 		s.press("enter")
 		s.settle()
@@ -133,11 +133,11 @@ func TestYesSkipsTheQuestion(t *testing.T) {
 	})
 }
 
-// running returns a console whose run waits in its first step.
+// running returns a console with a run in its first step.
 func running(t *testing.T) *stage {
 	events := recorded(t, "init")
 	e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: 60}
-	s := newStage(t, e, look{}, 80, 24).begin()
+	s := newStage(t, e, display{}, 80, 24).begin()
 	s.settle()
 	if !s.c.running || s.c.screen != screenRun {
 		t.Fatalf("shows %s, running %v", s.c.screen.title(), s.c.running)
@@ -158,8 +158,8 @@ func TestLeaving(t *testing.T) {
 		{"Esc stays", []string{"ctrl+c", "esc"}, nil, false, 0},
 		{"Enter leaves when the step has stopped", []string{"q", "enter"}, nil, true, engine.ExitStopped},
 		{"Ctrl-C twice leaves at once", []string{"ctrl+c", "ctrl+c"}, nil, true, engine.ExitStopped},
-		{"Ctrl-C after two seconds is an answer, too", []string{"ctrl+c"}, func(s *stage) { s.at(3 * time.Second); s.press("ctrl+c") }, true, engine.ExitStopped},
-		{"other keys do nothing while it is asked", []string{"q", "l", "tab"}, nil, false, 0},
+		{"Ctrl-C after two seconds leaves in order", []string{"ctrl+c"}, func(s *stage) { s.at(3 * time.Second); s.press("ctrl+c") }, true, engine.ExitStopped},
+		{"other keys do nothing during the question", []string{"q", "l", "tab"}, nil, false, 0},
 		{"Ctrl-C in the help asks", []string{"?", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
 		{"Ctrl-C in the log asks", []string{"l", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
 		{"Ctrl-C in the filter asks", []string{"l", "/", "x", "ctrl+c", "enter"}, nil, true, engine.ExitStopped},
@@ -175,8 +175,8 @@ func TestLeaving(t *testing.T) {
 					t.Errorf("left: %v with exit %d; want %v with %d", s.quit, s.c.exit, tt.quit, tt.exit)
 				}
 				if tt.quit {
-					if f := strings.Join(s.c.farewell(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 8 done") {
-						t.Errorf("what stays on the terminal does not say how to come back:\n%s", f)
+					if f := strings.Join(s.c.exitSummary(), "\n"); !strings.Contains(f, "constellation -C .demo") || !strings.Contains(f, "of 8 done") {
+						t.Errorf("the exit summary does not show how to come back:\n%s", f)
 					}
 				}
 			})
@@ -184,13 +184,13 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
-// After the final step the cluster goes on alone: leaving is no failure.
+// After the final step the cluster continues on its own: leaving is no failure.
 func TestLeavingAfterTheTargetIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "init")
 		at := slices.IndexFunc(events, func(e engine.Event) bool { return e.Step == "wait-ready" })
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, pauseAt: at}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
 		s.press("ctrl+c", "ctrl+c")
 		if !s.quit || s.c.exit != engine.ExitDone {
@@ -208,7 +208,7 @@ func TestSignalsEndTheConsole(t *testing.T) {
 			if !s.quit || s.c.exit != exit {
 				t.Errorf("%v: left %v with exit %d, want %d", sig, s.quit, s.c.exit, exit)
 			}
-			idle := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, look{}, 80, 24).begin()
+			idle := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, display{}, 80, 24).begin()
 			idle.tell(signalled{sig})
 			if !idle.quit || idle.c.exit != exit {
 				t.Errorf("%v with nothing under way: left %v with exit %d, want %d", sig, idle.quit, idle.c.exit, exit)
@@ -217,11 +217,11 @@ func TestSignalsEndTheConsole(t *testing.T) {
 	})
 }
 
-func TestFailedRunIsTriedAgain(t *testing.T) {
+func TestFailedRunIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := recorded(t, "failed")
 		e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("kubeadm failed"), Remedy: "look"}}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
 		if s.c.screen != screenResult || s.c.exit != engine.ExitFailed {
 			t.Fatalf("shows %s, exit %d", s.c.screen.title(), s.c.exit)
@@ -240,23 +240,23 @@ func TestFailedRunIsTriedAgain(t *testing.T) {
 	})
 }
 
-func TestRunThatNoTryCanCompleteIsNotTriedAgain(t *testing.T) {
+func TestRunIsNotRetriedIfEveryRetryMustFail(t *testing.T) {
 	for name, tt := range map[string]struct {
 		exit int
 		ran  int
 	}{
-		"the same reason will be there again": {engine.ExitFailed, 1},
-		"another run may have ended by then":  {engine.ExitHeld, 2},
+		"the cause is permanent":               {engine.ExitFailed, 1},
+		"another run may have ended meanwhile": {engine.ExitHeld, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				events := deadEnd(t)
 				e := &fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(t, events), events: events, runErr: &engine.Error{Op: "init demo", Err: errors.New("no"), Exit: tt.exit}}
-				s := newStage(t, e, look{}, 80, 24).begin()
+				s := newStage(t, e, display{}, 80, 24).begin()
 				s.settle()
 				s.press("r")
 				s.settle()
-				if e.ran != tt.ran || s.c.screen != screenResult || tt.ran == 1 && !strings.Contains(s.c.note, "another try would end the same way") {
+				if e.ran != tt.ran || s.c.screen != screenResult || tt.ran == 1 && !strings.Contains(s.c.note, "a retry would fail the same way") {
 					t.Errorf("ran %d times, want %d; shows %s, says %q", e.ran, tt.ran, s.c.screen.title(), s.c.note)
 				}
 			})
@@ -271,7 +271,7 @@ func TestNothingToDo(t *testing.T) {
 			p.Steps[i].Finished = true
 		}
 		e := &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus(), plan: p}
-		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) { d.wizard = true }).begin()
+		s := newStage(t, e, display{}, 80, 24, func(d *consoleDeps) { d.wizard = true }).begin()
 		s.press("enter")
 		s.press("enter")
 		if s.c.screen != screenHome || s.c.exit != engine.ExitNothing || e.ran != 0 || !strings.Contains(s.c.View(), "nothing to do") {
@@ -280,13 +280,13 @@ func TestNothingToDo(t *testing.T) {
 	})
 }
 
-func TestHeldRunSaysWho(t *testing.T) {
+func TestLockedRunNamesTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{
 			home: demoHome(engine.StagePartial), plan: planIn(t, recorded(t, "taken-up")),
 			runErr: &engine.Error{Op: "lock workspace", Err: errors.New("process 41 on box holds it"), Exit: engine.ExitHeld, Remedy: "wait for it to end"},
 		}
-		s := newStage(t, e, look{}, 80, 24).begin()
+		s := newStage(t, e, display{}, 80, 24).begin()
 		s.settle()
 		if v := s.c.View(); s.c.exit != engine.ExitHeld || !strings.Contains(v, "process 41 on box holds it") || !strings.Contains(v, "wait for it to end") {
 			t.Errorf("exit %d, shows\n%s", s.c.exit, v)
@@ -294,7 +294,7 @@ func TestHeldRunSaysWho(t *testing.T) {
 	})
 }
 
-// Events of an earlier task must not get into the screen of a later one.
+// Events of an earlier task must not reach the screen of a later one.
 func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
@@ -310,7 +310,7 @@ func TestLateEventsOfAnEarlierTaskAreDropped(t *testing.T) {
 func TestConfigIsEditedInPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &fakeEngine{home: demoHome(engine.StageReady), findings: quorumFindings(t)}
-		s := newStage(t, e, look{}, 80, 24)
+		s := newStage(t, e, display{}, 80, 24)
 		b, err := engine.GenerateConfig("sandbox", engine.GenerateOptions{Name: "demo", Kubernetes: "v1.35.4"})
 		if err != nil {
 			t.Fatal(err)
@@ -320,7 +320,7 @@ func TestConfigIsEditedInPlace(t *testing.T) {
 		}
 		s.begin().press("down", "right", "enter")
 		s.settle()
-		// The generated file waits for measurements, so it must be refused and left as it was.
+		// The generated file has no measurements, so it must be rejected and left unchanged.
 		after, err := s.c.deps.ws.ReadConfig()
 		if err != nil {
 			t.Fatal(err)
@@ -338,7 +338,7 @@ func TestNewConfigIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var box *engine.SandboxInfo
 		e := &fakeEngine{home: engine.Home{Dir: "/x", Stage: engine.StageEmpty}}
-		s := newStage(t, e, look{}, 80, 24, func(d *consoleDeps) {
+		s := newStage(t, e, display{}, 80, 24, func(d *consoleDeps) {
 			d.sandbox = func(context.Context) *engine.SandboxInfo { return box }
 		}).begin()
 		s.press("i", "e", "backspace", "backspace", "backspace", "backspace", "p", "1", "enter", "down", "right", "enter")
@@ -363,7 +363,7 @@ func TestNewConfigIsWritten(t *testing.T) {
 	})
 }
 
-// certificate returns the PEM certificate of some authority.
+// certificate returns a PEM certificate of a CA.
 func certificate(t *testing.T) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -378,8 +378,8 @@ func certificate(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b}))
 }
 
-// No two keys of one screen may mean different things, all must be in the help, and
-// every screen must have a way out.
+// A key has only one meaning on a screen, all keys are in the help, and every screen has a key
+// to leave.
 func TestBindings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
@@ -415,26 +415,26 @@ func TestBindings(t *testing.T) {
 	})
 }
 
-// When nothing moves, nothing ticks.
+// Without a spinner there are no ticks.
 func TestNothingTicksWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, look{}, 80, 24).begin()
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, display{}, 80, 24).begin()
 		s.c.ticking = false
-		if s.c.moves() || s.c.spinning() != nil {
+		if s.c.hasSpinner() || s.c.scheduleTick() != nil {
 			t.Error("the home screen ticks")
 		}
 		r := running(t)
 		r.c.ticking = false
-		if r.c.spinning() == nil {
+		if r.c.scheduleTick() == nil {
 			t.Error("a run does not tick")
 		}
-		if r.c.spinning() != nil {
+		if r.c.scheduleTick() != nil {
 			t.Error("a second tick is started while one is under way")
 		}
 	})
 }
 
-// On a slow line several keys come as one message; a paste is no command.
+// On a slow line one message holds several keys; pasted text is no command.
 func TestKeysThatComeTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := running(t)
@@ -444,15 +444,15 @@ func TestKeysThatComeTogether(t *testing.T) {
 		}
 		p := running(t)
 		p.tell(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune("lq"), Paste: true})
-		if p.c.screen != screenRun || p.c.asking {
-			t.Errorf("a paste was taken for keys: shows %s", p.c.screen.title())
+		if p.c.screen != screenRun || p.c.confirmLeave {
+			t.Errorf("pasted text was read as keys: shows %s", p.c.screen.title())
 		}
 	})
 }
 
 func TestBackgroundChangesTheTheme(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, look{colours: colours256}, 80, 24)
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageCluster)}, display{colours: colours256}, 80, 24)
 		dark := s.c.View()
 		s.tell(background{light: true})
 		if s.c.View() == dark {
@@ -460,14 +460,14 @@ func TestBackgroundChangesTheTheme(t *testing.T) {
 		}
 		s.tell(background{light: false})
 		if s.c.View() != dark {
-			t.Error("the dark look does not come back")
+			t.Error("the dark theme does not come back")
 		}
 	})
 }
 
 func TestLogScreen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24).replay(recorded(t, "hung"), 241200*time.Millisecond)
+		s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, display{}, 80, 24).replay(recorded(t, "hung"), 241200*time.Millisecond)
 		s.press("l")
 		count := func() int { return len(s.c.matching()) }
 		if count() != s.c.t.log.len() {
@@ -487,7 +487,7 @@ func TestLogScreen(t *testing.T) {
 		}
 		s.press("esc")
 		if s.c.screen != screenLog || s.c.log.filter != "" {
-			t.Error("the first Esc must drop the filter")
+			t.Error("the first Esc must clear the filter")
 		}
 		s.press("esc")
 		if s.c.screen != screenRun {

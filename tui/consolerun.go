@@ -15,19 +15,18 @@ import (
 	"constellation/engine"
 )
 
-// consoleOptions are what the command line says about the console.
+// consoleOptions are the flags that affect the console.
 type consoleOptions struct {
-	wizard  bool // start with the way to a cluster
+	wizard  bool // open the init wizard
 	yes     bool // the plan is accepted
 	timeout time.Duration
-	upgrade *upgradeStart // to begin with; nil if there is none
-	// watch is what it was opened to watch; nil if it was not. replay is the record of it.
+	upgrade *upgradeStart // to open at the start; nil if there is none
+	// watch is set if the verb is watch; replay is then the record to show, if any.
 	watch  *watchOptions
 	replay *record
 }
 
-// watchGarbage is how much garbage there may be while the cluster is watched, in percent of
-// what is in use.
+// watchGarbage is GOGC while the cluster is watched, in percent of the live heap.
 const watchGarbage = 40
 
 // console shows the console on the terminal and returns when the user leaves.
@@ -43,7 +42,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	in, out := s.Stdin.(*os.File), s.Stdout.(*os.File) // notInteractive has seen to it
+	in, out := s.Stdin.(*os.File), s.Stdout.(*os.File) // notInteractive has checked it
 	if s.debug {
 		if err := s.logToFile(ws); err != nil {
 			return err
@@ -51,19 +50,19 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		defer s.debugFile.Close()
 	}
 	term := newTerminal(in, out, s.Env)
-	c := newConsole(ctx, term.look, consoleDeps{
-		engine: eng, ws: ws, sp: s.speller(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
+	c := newConsole(ctx, term.display, consoleDeps{
+		engine: eng, ws: ws, commands: s.formatter(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
 		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
 		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
 	})
 	if o.watch != nil {
-		// One processor is enough for that, and threads that wake each other are most of what
-		// is done while nothing happens.
+		// One processor suffices, and while idle most CPU time goes to threads that wake
+		// each other.
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-		// It is open for hours beside other work, and makes little garbage.
+		// A watch stays open for hours and produces little garbage: keep the heap small.
 		defer debug.SetGCPercent(debug.SetGCPercent(watchGarbage))
-		forgetStart()
-		c.deps.settle = forgetStart
+		releaseStartupPages()
+		c.deps.releaseMemory = releaseStartupPages
 		a := newAlarm()
 		defer a.close()
 		c.deps.after = a.after
@@ -71,13 +70,13 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		c.wat.filter, c.screen = o.watch.filter, screenWatch
 	}
 	c.w, c.h = term.width, term.height
-	// The context ends the run, not the screen: leaving is the console's own doing.
+	// The context ends the run, not the screen: the console decides when to quit.
 	m, err := term.run(context.WithoutCancel(ctx), c)
 	if end, ok := m.(*console); ok {
 		c = end
 	}
 	cancel()
-	for _, l := range c.farewell() {
+	for _, l := range c.exitSummary() {
 		fmt.Fprintln(s.out, l)
 	}
 	if s.debugFile != nil {
@@ -92,7 +91,7 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 	return nil
 }
 
-// logToFile sends the debug log where it does not disturb the screen.
+// logToFile writes the debug log to a file, so that it does not disturb the screen.
 func (s *session) logToFile(ws *engine.Workspace) error {
 	f, err := os.OpenFile(ws.Path("constellation-debug.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -102,27 +101,27 @@ func (s *session) logToFile(ws *engine.Workspace) error {
 	return nil
 }
 
-// farewellLines is how many lines the console leaves behind at most.
-const farewellLines = 12
+// exitSummaryLines is the maximum number of lines that stay on the terminal after the console.
+const exitSummaryLines = 12
 
-// farewell is what stays on the terminal when the console is gone: how things are,
-// and how to come back.
-func (c *console) farewell() []string {
+// exitSummary returns the lines that stay on the terminal after the console: the state of the
+// run and the command that comes back to it.
+func (c *console) exitSummary() []string {
 	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
 	var lines []string
 	add := func(r *row) { lines = append(lines, r.String()) }
-	back := c.deps.sp.command("")
+	back := c.deps.commands.command("")
 	if c.upgrading() && (c.t.result == nil || c.t.result.Status != engine.StateDone) {
-		back = c.comeBack()
+		back = c.resumeCommand()
 	}
 	frame := c.lastFrame()
 	switch {
 	case c.deps.onlyWatch:
-		return c.watchFarewell()
+		return c.watchExitSummary()
 	case !c.ran && c.upgrading():
 		what := "nothing has been changed; come back: "
 		if c.err != nil {
-			x := explain(c.err, c.deps.sp)
+			x := explain(c.err, c.deps.commands)
 			add(t.row(w).add(bad, t.fail+" ").add(strong, x.what))
 			for _, p := range [][2]string{{"why", x.why}, {"fix", x.remedy}} {
 				if p[1] != "" {
@@ -151,7 +150,7 @@ func (c *console) farewell() []string {
 		}
 		add(t.row(w).add(good, t.ok+" ").add(strong, c.t.cluster+": ").add(plain, text))
 	default:
-		x := explain(c.err, c.deps.sp)
+		x := explain(c.err, c.deps.commands)
 		add(t.row(w).add(bad, t.fail+" ").add(strong, c.t.cluster+": ").add(plain, x.what))
 		if x.why != "" {
 			add(t.row(w).add(faint, "  why  ").add(plain, x.why))
@@ -177,18 +176,18 @@ func (c *console) farewell() []string {
 	}
 	if c.succeeded() && !c.leaving && c.t.result != nil {
 		for _, n := range c.t.result.Next {
-			add(t.row(w).add(faint, "  next ").add(accent, c.deps.sp.line(clean(n))))
+			add(t.row(w).add(faint, "  next ").add(accent, c.deps.commands.line(clean(n))))
 		}
 	}
 	add(t.row(w).add(faint, "  back ").add(accent, back))
-	if c.t.run != "" && c.deps.ws != nil && c.upg.held == "" && (c.plan == nil || !c.plan.Rehearsal) {
+	if c.t.run != "" && c.deps.ws != nil && c.upg.lockedBy == "" && (c.plan == nil || !c.plan.Rehearsal) {
 		add(t.row(w).add(faint, "  log  ").add(plain, c.deps.ws.Path(engine.RunsDir+"/"+c.t.run)))
 	}
-	return append(frame, lines[:min(len(lines), farewellLines)]...)
+	return append(frame, lines[:min(len(lines), exitSummaryLines)]...)
 }
 
-// lastFrame is what an upgrade looked like when the console was left, without what only
-// helps who sits before it; nil if there was no run.
+// lastFrame is the last frame of an upgrade without overlays and prompts; nil if there was
+// no run.
 func (c *console) lastFrame() []string {
 	if c.screen == screenLog {
 		c.screen = c.back
@@ -197,7 +196,7 @@ func (c *console) lastFrame() []string {
 	if !c.upgrading() || !c.ran || !shows || c.w < minWidth || c.h < minHeight {
 		return nil
 	}
-	c.help, c.pal, c.asking, c.question, c.note = false, palette{}, false, nil, ""
+	c.help, c.pal, c.confirmLeave, c.rolloutPrompt, c.note = false, palette{}, false, nil, ""
 	head, foot := c.header(), c.footer()
 	lines := append(head, c.body(c.w, c.h-len(head)-len(foot))...)
 	for len(lines) > 0 && strings.TrimSpace(stripStyle(lines[len(lines)-1])) == "" {
@@ -206,13 +205,13 @@ func (c *console) lastFrame() []string {
 	return append(lines, c.th.paint(faint, strings.Repeat(c.th.signs.rule, c.w)))
 }
 
-// watchFarewell is what stays of a watch: how far it was, and how to look again.
-func (c *console) watchFarewell() []string {
+// watchExitSummary is exitSummary for a watch: its progress and the command that opens it again.
+func (c *console) watchExitSummary() []string {
 	t, w := c.th.printed(), min(max(c.w, minWidth), 120)
 	b, now := c.wat.shown(), c.watchNow()
 	if b.Events == 0 {
 		if c.wat.err != nil {
-			x := explain(c.wat.err, c.deps.sp)
+			x := explain(c.wat.err, c.deps.commands)
 			return []string{t.row(w).add(bad, t.fail+" ").add(plain, x.what).String(), t.row(w).add(faint, "  fix  ").add(plain, x.remedy).String()}
 		}
 		return nil

@@ -29,22 +29,22 @@ func (s *session) sandboxDrill() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "drill",
-		Short: "Upgrade a throwaway cluster while things go wrong, and judge it",
-		Long: `Make a cluster of its own in a sandbox of its own, upgrade it from release v1.0.0 and
-Kubernetes v1.35.4 to v1.1.0 and v1.36.3, and let things go wrong meanwhile: machines lose
-their power, the cloud refuses or lies, the operator is killed. What goes wrong, and at
-which points, follows from the seed; which points those are is independent of the clock.
-What was seen is judged by the invariants of a rollout. What a fault explains, such as a
-machine without power that is not Ready, is told apart.
+		Short: "Upgrade a test cluster under fault injection",
+		Long: `Create a test cluster in its own sandbox, upgrade it from release v1.0.0 and Kubernetes
+v1.35.4 to v1.1.0 and v1.36.3, and inject faults meanwhile: machines lose power, the cloud
+API fails or returns stale data, the operator is killed. The seed determines the faults and
+the points of injection. Points are steps of the rollout and do not depend on the clock.
+Afterwards the drill verifies the rollout's invariants. Violations that a fault explains,
+such as a machine without power that is not Ready, are reported separately.
 
-Simulated machines need no root, and have all faults but those of networks and disks. On
-hollow ones only workers are replaced, and no machine runs anything; see docs/drills.md.
+Simulated machines need no root and support all faults except network and disk faults. With
+hollow machines only workers are replaced, and no machine runs anything; see docs/drills.md.
 
-It refuses to run in the workspace of a sandbox, and leaves nothing behind. What a killed
-drill has left goes with the next one, or with sandbox down.
+A drill refuses to run in the workspace of a sandbox, and cleans up after itself. The next
+drill, or sandbox down, removes the leftovers of a killed drill.
 
-Exit codes: 0 all invariants held; 1 one did not, or the upgrade did not end; 3 nothing
-went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs here.`,
+Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade did not end;
+3 no fault was injected; 4 a sandbox is running here; 8 another drill runs here.`,
 		Example: `  constellation sandbox drill --machines=simulated
   constellation sandbox drill --machines=real --seed 7 -o markdown
   constellation sandbox drill --machines=real --kubernetes v1.35.4 --faults power-cut,frozen
@@ -65,14 +65,14 @@ went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs h
 			}
 			if results != "" && (spec.Machines == "" || spec.Machines == "auto") {
 				return &engine.Error{
-					Op: "drill", Err: errors.New("--results without the kind of machines whose drills it counts"), Exit: engine.ExitUsage,
-					Remedy: "say --machines=real, --machines=simulated or --machines=hollow",
+					Op: "drill", Err: errors.New("--results needs a kind of machines"), Exit: engine.ExitUsage,
+					Remedy: "pass --machines=real, --machines=simulated or --machines=hollow",
 				}
 			}
 			if spec.Count < 0 || (until > 0) != (results != "") {
 				return &engine.Error{
-					Op: "drill", Err: errors.New("--count below 0, or one of --results and --until without the other"), Exit: engine.ExitUsage,
-					Remedy: "say how many drills the file of results shall have",
+					Op: "drill", Err: errors.New("--count is below 0, or only one of --results and --until is given"), Exit: engine.ExitUsage,
+					Remedy: "pass --results FILE with --until N, and --count of 0 or more",
 				}
 			}
 			if _, spec.Workspace, err = s.newWorkspace(); err != nil {
@@ -105,17 +105,17 @@ went wrong, so nothing was tried; 4 a sandbox is up here; 8 another drill runs h
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: real, which need Linux and root, simulated, hollow, or auto")
-	f.IntVar(&spec.ControlPlanes, "control-planes", 0, "how many control planes, 1, 3 or 5, of machines that are not hollow (default 1)")
-	f.Uint64Var(&spec.Seed, "seed", 0, "what decides which faults there are and when (default: another one each time)")
-	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that these machines can have)")
-	f.IntVar(&spec.Count, "count", 0, "how many faults (default 4)")
-	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes that machines which are not hollow are upgraded to (default v1.36.3); v1.35.4, which they have, replaces the machines alone")
-	f.StringVar(&spec.Journal, "journal", "", "file for all that was seen, as JSON Lines")
-	f.BoolVar(&list, "list", false, "list what can go wrong, and at which points, and do nothing")
-	f.StringVar(&results, "results", "", "file that gets a line for each drill; seeds go on after those that are in it")
-	f.IntVar(&until, "until", 0, "with --results: run drills until the file has this many of these machines, and of as many control planes")
-	f.VarP(&out, "output", "o", "what to print: text, json for one document, or markdown")
+	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: real (Linux and root), simulated, hollow, or auto")
+	f.IntVar(&spec.ControlPlanes, "control-planes", 0, "number of control planes: 1, 3 or 5; not for hollow machines (default 1)")
+	f.Uint64Var(&spec.Seed, "seed", 0, "seed that determines faults and injection points (default: random)")
+	f.StringSliceVar(&spec.Faults, "faults", nil, "faults that the seed may choose from (default: all that the machines support)")
+	f.IntVar(&spec.Count, "count", 0, "number of faults (default 4)")
+	f.StringVar(&spec.Kubernetes, "kubernetes", "", "target Kubernetes `version`; not for hollow machines (default v1.36.3); v1.35.4, the current version, only replaces machines")
+	f.StringVar(&spec.Journal, "journal", "", "`file` for all observations, as JSON Lines")
+	f.BoolVar(&list, "list", false, "list faults and injection points and exit")
+	f.StringVar(&results, "results", "", "`file` to append a line per drill to; seeds continue from the file")
+	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines and control planes")
+	f.VarP(&out, "output", "o", "output format: text, json for one document, or markdown")
 	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
 	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "simulated", "hollow"))
 	_ = cmd.RegisterFlagCompletionFunc("faults", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -136,10 +136,10 @@ func drillExit(outcome string) int {
 	return map[string]int{engine.DrillPassed: engine.ExitDone, engine.DrillVoid: engine.ExitNothing}[outcome] + map[bool]int{true: engine.ExitFailed}[outcome == engine.DrillFailed]
 }
 
-// drill runs one and tells on stderr what happens.
+// drill runs one drill and writes its progress to stderr.
 func (s *session) drill(ctx context.Context, drills engine.Drills, spec engine.DrillSpec) (engine.DrillReport, error) {
 	begun := s.Now()
-	// What cannot be is refused before anything is told, the seed too.
+	// Errors in spec must precede all output, so the seed is printed with the first line.
 	seed := sync.OnceFunc(func() { fmt.Fprintf(s.Stderr, "%s  seed %d\n", begun.UTC().Format("15:04:05Z"), spec.Seed) })
 	return drills.Drill(ctx, spec, func(text string) {
 		seed()
@@ -148,14 +148,14 @@ func (s *session) drill(ctx context.Context, drills engine.Drills, spec engine.D
 	})
 }
 
-// manyDrills runs seeds that the file has not until it has enough, and ends with the
-// first error that is none of a drill's outcomes.
+// manyDrills runs drills with new seeds until the file has want of them. It stops at the
+// first error that is not an outcome of a drill.
 func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec engine.DrillSpec, file string, want int) error {
 	bad := 0
 	for {
 		done, err := readDrills(file)
 		if err != nil {
-			return &engine.Error{Op: "read results of drills", Err: err, Exit: engine.ExitUsage}
+			return &engine.Error{Op: "read drill results", Err: err, Exit: engine.ExitUsage}
 		}
 		have := slices.DeleteFunc(done, func(r engine.DrillReport) bool {
 			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1)
@@ -179,7 +179,7 @@ func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec eng
 			bad++
 		}
 		if err := appendDrill(file, r); err != nil {
-			return &engine.Error{Op: "write results of drills", Err: err}
+			return &engine.Error{Op: "write drill results", Err: err}
 		}
 		fmt.Fprintf(s.out, "seed %d %s, %s\n", r.Seed, r.Outcome, orElse(clean(r.Why), "all invariants held"))
 	}
@@ -223,31 +223,31 @@ func ofMS(ms int64) string {
 	return (time.Duration(ms) * time.Millisecond).Round(100 * time.Millisecond).String()
 }
 
-// when says when a fault was there.
+// when describes when a fault was active.
 func when(i *engine.DrillInjection) string {
 	switch {
 	case i.AtMS < 0:
-		return "never: the point was not reached"
+		return "never: injection point not reached"
 	case i.EndMS < 0:
-		return "from " + ofMS(i.AtMS) + ", not ended"
+		return "from " + ofMS(i.AtMS) + ", still active"
 	}
 	return "from " + ofMS(i.AtMS) + " to " + ofMS(i.EndMS)
 }
 
-// drillText draws a report on any number of lines.
+// drillText renders a report.
 func (s *session) drillText(r *engine.DrillReport) []string {
-	t := s.sheet().th
-	const w = sheetWidth
+	t := s.renderer().th
+	const w = printedWidth
 	sty := map[string]style{engine.DrillPassed: good, engine.DrillFailed: bad, engine.DrillVoid: caution}[r.Outcome]
 	lines := []string{
 		t.row(w).add(plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").add(sty, r.Outcome).String(),
 		"  " + clean(r.Cluster),
-		"  upgrade " + ofMS(r.RolledMS) + ", all of the drill " + ofMS(r.TookMS),
+		"  upgrade " + ofMS(r.RolledMS) + ", whole drill " + ofMS(r.TookMS),
 	}
 	if r.Why != "" {
 		lines = append(lines, "  "+clean(r.Why))
 	}
-	lines = append(lines, t.rule(w, fmt.Sprintf("What went wrong %d", len(r.Injected)), ""))
+	lines = append(lines, t.rule(w, fmt.Sprintf("Injected faults %d", len(r.Injected)), ""))
 	for i := range r.Injected {
 		in := &r.Injected[i]
 		lines = append(lines, t.row(w).add(plain, "  ").col(plain, clean(in.Fault), 18).col(faint, fmt.Sprint(in.Point, " ", in.Nth), 14).col(plain, clean(in.On), 17).add(faint, when(in)).String())
@@ -255,7 +255,7 @@ func (s *session) drillText(r *engine.DrillReport) []string {
 			lines = append(lines, "    "+clean(in.Err))
 		}
 	}
-	lines = append(lines, t.rule(w, fmt.Sprintf("What held %s", held(r)), ""))
+	lines = append(lines, t.rule(w, fmt.Sprintf("Invariants %s", held(r)), ""))
 	for _, rule := range r.Rules {
 		sign, sty := t.ok, good
 		switch {
@@ -266,7 +266,7 @@ func (s *session) drillText(r *engine.DrillReport) []string {
 		}
 		row := t.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, rule.Rule, 20)
 		if rule.NotAsked {
-			row = row.add(faint, "not asked: there is nothing here that could break it")
+			row = row.add(faint, "not checked: nothing in this drill can violate it")
 		} else if n := len(rule.Excused); n > 0 {
 			row = row.add(faint, fmt.Sprint(n, " excused by faults"))
 		}
@@ -279,10 +279,10 @@ func (s *session) drillText(r *engine.DrillReport) []string {
 	for _, l := range r.Summary {
 		lines = append(lines, "  "+clean(l))
 	}
-	return append(lines, "", "again: "+s.Program+" "+strings.Join(r.Repeat, " "))
+	return append(lines, "", "repeat: "+s.Program+" "+strings.Join(r.Repeat, " "))
 }
 
-// held counts the invariants that were asked and held.
+// held formats how many of the checked invariants held.
 func held(r *engine.DrillReport) string {
 	yes, asked := 0, 0
 	for _, rule := range r.Rules {
@@ -297,10 +297,10 @@ func held(r *engine.DrillReport) string {
 	return fmt.Sprintf("%d of %d", yes, asked)
 }
 
-// drillMarkdown writes a report for the page of a pipeline.
+// drillMarkdown renders a report for the summary page of a CI pipeline.
 func drillMarkdown(r *engine.DrillReport) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## Drill with seed %d: %s\n\n%s. The upgrade took %s, all of the drill %s.\n", r.Seed, r.Outcome, cellOf(r.Cluster), ofMS(r.RolledMS), ofMS(r.TookMS))
+	fmt.Fprintf(&b, "## Drill with seed %d: %s\n\n%s. The upgrade took %s, the whole drill %s.\n", r.Seed, r.Outcome, cellOf(r.Cluster), ofMS(r.RolledMS), ofMS(r.TookMS))
 	if r.Why != "" {
 		fmt.Fprintf(&b, "\n**%s**\n", cellOf(r.Why))
 	}
@@ -309,22 +309,22 @@ func drillMarkdown(r *engine.DrillReport) string {
 		in := &r.Injected[i]
 		fmt.Fprintf(&b, "| %s | %s %d | %s | %s |\n", cellOf(in.Fault), cellOf(in.Point), in.Nth, cellOf(in.On), cellOf(strings.TrimSpace(when(in)+" "+in.Err)))
 	}
-	b.WriteString("\n| invariant | held | what did not, or was excused |\n|---|---|---|\n")
+	b.WriteString("\n| invariant | held | violations, excused ones included |\n|---|---|---|\n")
 	for _, rule := range r.Rules {
 		yes := "yes"
 		switch {
 		case len(rule.Breaches) > 0:
 			yes = "**no**"
 		case rule.NotAsked:
-			yes = "not asked"
+			yes = "not checked"
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", cellOf(rule.Rule), yes, cellOf(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
 	}
-	fmt.Fprintf(&b, "\n```\n%s\n```\n\nAgain: %s\n", clean(strings.Join(r.Summary, "; ")), codeOf("constellation "+strings.Join(r.Repeat, " ")))
+	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", clean(strings.Join(r.Summary, "; ")), codeOf("constellation "+strings.Join(r.Repeat, " ")))
 	return b.String()
 }
 
-// listDrillFaults prints what can go wrong.
+// listDrillFaults prints all faults with their injection points.
 func (s *session) listDrillFaults(faults []engine.DrillFault, out checkFormat) error {
 	if format(out) == asJSON {
 		return document(s.out, struct {

@@ -10,15 +10,15 @@ import (
 	"constellation/engine"
 )
 
-// explanation is an error as the user sees it, in the console and on stderr alike.
+// explanation is an error in the parts that the console and stderr show.
 type explanation struct {
 	what, why, remedy string
 	details           []string // one line each
 }
 
-// explain takes an error apart. Everything in it is clean, and commands are spelled
-// for the user.
-func explain(err error, sp speller) explanation {
+// explain splits an error into its parts. All text is clean, and commands are formatted for
+// the user.
+func explain(err error, sp commandFormatter) explanation {
 	var x explanation
 	var list *engine.ConfigErrors
 	var e *engine.Error
@@ -45,17 +45,17 @@ func explain(err error, sp speller) explanation {
 	}
 	x.remedy = sp.text(clean(engine.Remedy(err)))
 	if x.remedy == "" && errors.Is(err, context.DeadlineExceeded) {
-		x.remedy = "run the same command again; what is done stays done"
+		x.remedy = "run the same command again; completed steps are kept"
 	}
 	return x
 }
 
-// writeError writes err to stderr in the one form that all errors have:
+// writeError writes err in the form that all errors have:
 //
 //	error   connect to the first machine at 127.0.0.1:9000
 //	cause   connection refused
 //	fix     start the sandbox: constellation sandbox up
-func writeError(w io.Writer, sp speller, err error) {
+func writeError(w io.Writer, sp commandFormatter, err error) {
 	x := explain(err, sp)
 	fmt.Fprintf(w, "error   %s\n", x.what)
 	if x.why != "" {

@@ -22,7 +22,7 @@ import (
 	"constellation/engine"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 // golden compares got with a file in testdata, or writes it with -update.
 func golden(t *testing.T, name, got string) {
@@ -42,7 +42,7 @@ func golden(t *testing.T, name, got string) {
 		t.Fatalf("read golden: %v (write it with -update)", err)
 	}
 	if got != string(want) {
-		t.Errorf("%s differs; look at it with `go test ./tui -update` and git diff\n--- got\n%s\n--- want\n%s", path, got, want)
+		t.Errorf("%s differs; inspect it with `go test ./tui -update` and git diff\n--- got\n%s\n--- want\n%s", path, got, want)
 	}
 }
 
@@ -83,7 +83,7 @@ func planIn(t testing.TB, events []engine.Event) *engine.Plan {
 	return nil
 }
 
-// fakeEngine is an engine whose cluster is made of recorded events.
+// fakeEngine is an engine that replays recorded events.
 type fakeEngine struct {
 	home     engine.Home
 	homeErr  error
@@ -91,9 +91,9 @@ type fakeEngine struct {
 	plan     *engine.Plan
 	planErr  error
 	status   engine.Status
-	// events are what Run emits; it pauses before event pauseAt, if that is not zero,
-	// until its context ends. With a pace it takes the time that the recorded run took,
-	// divided by pace.
+	// events are the events of Run. It blocks before event pauseAt, if that is not zero,
+	// until its context ends. With a pace it takes the duration of the recorded run divided
+	// by pace.
 	events  []engine.Event
 	pauseAt int
 	pace    float64
@@ -103,27 +103,26 @@ type fakeEngine struct {
 	statusErr error
 	ran       int
 
-	// check is what Check returns, after events of its findings.
+	// check is the result of Check, which first emits events of its findings.
 	check     engine.Check
 	checkErr  error
 	checkedAs engine.CheckRequest
-	// preparedAs is what PlanPrepare was asked for.
+	// preparedAs is the request of PlanPrepare.
 	preparedAs engine.PrepareRequest
-	// appliedAs is what PlanApply or PlanExecute was asked for, changed what ChangeRollout
-	// was; it returns rollout.
+	// appliedAs is the request of PlanApply or PlanExecute, changed that of ChangeRollout,
+	// which returns rollout.
 	appliedAs engine.ApplyRequest
 	changed   engine.RolloutChange
 	rollout   engine.Rollout
-	// skipped and skips are what Skip was asked for, holding what it answers.
+	// skipped and skips are the arguments of Skip, holding its result.
 	skipped string
 	skips   bool
 	holding engine.Holding
-	// backedUpAs is what PlanBackup was asked for; the others are what the engine says
-	// about backups.
+	// backedUpAs is the request of PlanBackup; the others are results about backups.
 	backedUpAs engine.BackupRequest
-	// revokedAs is what PlanRevoke was asked for.
+	// revokedAs is the request of PlanRevoke.
 	revokedAs engine.RevokeRequest
-	// restoredAs is what PlanRestore or Differ was asked for; the others are what Differ says.
+	// restoredAs is the request of PlanRestore or Differ; the others are results of Differ.
 	restoredAs  engine.RestoreRequest
 	differences []engine.Difference
 	compared    engine.Compared
@@ -134,11 +133,10 @@ type fakeEngine struct {
 	localErr    error
 	manifest    engine.BackupManifest
 	pruned      []string
-	// checkPause, if not zero, is how many events come before Check with a preflight
-	// waits for its context to end.
+	// checkPause, if not zero, is the number of events after which Check with a preflight
+	// blocks until its context ends.
 	checkPause int
-	// watchedAs is what Watch was asked for, watched what it tells; the others are what is
-	// recorded.
+	// watchedAs is the request of Watch, watched its events; the others are recorded runs.
 	watchedAs engine.WatchRequest
 	watched   []engine.Event
 	watchErr  error
@@ -370,7 +368,7 @@ func (f *fakeSandbox) FaultKinds() []engine.FaultKind {
 	return []engine.FaultKind{{Name: "quota", Form: "quota=MACHINES", Does: "there are to be no more machines than this"}, {Name: "registry-empty", Form: "registry-empty", Does: "it has no image"}}
 }
 
-// fakeDrills passes drills with an even seed, and tries nothing with seed 7.
+// fakeDrills passes drills with an even seed and fails the others; seed 7 injects no fault.
 type fakeDrills struct{}
 
 func (fakeDrills) Faults() []engine.DrillFault {
@@ -398,12 +396,12 @@ func (fakeDrills) Drill(_ context.Context, spec engine.DrillSpec, tell func(stri
 	return r, nil
 }
 
-// start is when all recorded runs began.
+// start is the start time of all recorded runs.
 var start = time.Date(2026, 11, 21, 7, 5, 1, 0, time.UTC)
 
-// stage plays a console without a terminal: messages go in, commands are run at
-// once and their messages go in too. Its clock is that of the events. It works in a
-// bubble of synctest only.
+// stage drives a console without a terminal: it delivers messages, runs commands at once and
+// delivers their messages. Its clock is that of the events. It works only in a synctest
+// bubble.
 type stage struct {
 	t      *testing.T
 	c      *console
@@ -414,7 +412,7 @@ type stage struct {
 	queue  chan tea.Msg
 }
 
-func newStage(t *testing.T, eng *fakeEngine, l look, w, h int, change ...func(*consoleDeps)) *stage {
+func newStage(t *testing.T, eng *fakeEngine, l display, w, h int, change ...func(*consoleDeps)) *stage {
 	t.Helper()
 	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
 	t.Cleanup(func() { time.Sleep(time.Hour) }) // of the bubble: ticks under way end
@@ -423,7 +421,7 @@ func newStage(t *testing.T, eng *fakeEngine, l look, w, h int, change ...func(*c
 		t.Fatal(err)
 	}
 	d := consoleDeps{
-		engine: eng, ws: ws, sp: speller{dir: ".demo", home: "/home/ops/demo", kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
+		engine: eng, ws: ws, commands: commandFormatter{dir: ".demo", home: "/home/ops/demo", kubeconfig: "/home/ops/demo/constellation-admin.conf"}, versions: []string{"v1.35.4", "v1.36.3"},
 		now:  func() time.Time { return s.clock },
 		send: func(m tea.Msg) { s.queue <- m },
 		copy: func(text string) bool { s.copied = append(s.copied, text); return true },
@@ -436,14 +434,14 @@ func newStage(t *testing.T, eng *fakeEngine, l look, w, h int, change ...func(*c
 	return s
 }
 
-// begin starts the console and lets it read the workspace.
+// begin starts the console, which reads the workspace.
 func (s *stage) begin() *stage {
 	s.do(s.c.Init())
 	return s
 }
 
-// do starts a command and takes what comes of it at once. Commands that wait, for
-// time or for a run, go on; what they bring is taken by settle.
+// do runs a command and delivers its immediate messages. Commands that wait for time or for
+// a run continue; settle delivers their messages.
 func (s *stage) do(cmd tea.Cmd) {
 	s.t.Helper()
 	if cmd == nil {
@@ -460,7 +458,7 @@ func (s *stage) do(cmd tea.Cmd) {
 func (s *stage) tell(m tea.Msg) {
 	s.t.Helper()
 	switch m := m.(type) {
-	case nil, tick, refresh, giveUp: // time is the test's
+	case nil, tick, refresh, stopTimedOut: // time is the test's
 		return
 	case tea.QuitMsg:
 		s.quit = true
@@ -475,7 +473,7 @@ func (s *stage) tell(m tea.Msg) {
 	s.do(cmd)
 }
 
-// settle takes messages until everything waits for time or for the test.
+// settle delivers messages until all goroutines wait for time or for the test.
 func (s *stage) settle() {
 	s.t.Helper()
 	for idle := false; ; {
@@ -515,14 +513,14 @@ func keyOf(name string) tea.KeyMsg {
 	return tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune(name)}
 }
 
-// at sets the clock to a moment after the start.
+// at sets the clock to a time after start.
 func (s *stage) at(d time.Duration) *stage {
 	s.clock = start.Add(d)
 	s.c.now = s.clock
 	return s
 }
 
-// replay shows the run screen after the events of a recorded run up to a moment.
+// replay shows the run screen after the events of a recorded run up to a time.
 func (s *stage) replay(events []engine.Event, until time.Duration) *stage {
 	s.t.Helper()
 	s.c.home = &s.eng.home

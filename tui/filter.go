@@ -11,43 +11,42 @@ import (
 	"constellation/engine"
 )
 
-// filter chooses machines and lines. It is written as words, all of which must hold:
+// filter selects machines and log lines. It consists of terms, all of which must match:
 //
 //	state:drain,join  group:gpu  node:worker-1*  with:worker-9  source:operator  level:warn
-//	age>5m  age<30s  try>1  !state:ready  any other word is looked for in names and texts
+//	age>5m  age<30s  try>1  !state:ready  any other word is searched in names and texts
 //
-// What follows a colon is the beginning of what is meant, or a pattern with asterisks. The
-// zero value chooses everything.
+// The value after a colon is a prefix or a glob pattern. The zero value matches everything.
 type filter struct {
-	demands []demand
-	ages    bool // what it chooses changes with time
+	terms   []filterTerm
+	usesAge bool // its result changes with time
 }
 
-type demand struct {
-	key  string // "" for a word
-	not  bool
-	any  []string // lower case; one of them must hold
-	less bool     // for age and try: less instead of more
-	age  time.Duration
-	try  int
+type filterTerm struct {
+	key    string // "" for a word
+	not    bool
+	values []string // lower case; one of them must match
+	less   bool     // age and try: less instead of greater
+	age    time.Duration
+	try    int
 }
 
-// filterKeys are what a filter may ask for.
+// filterKeys are the keys of terms.
 var filterKeys = []string{"state", "group", "node", "with", "source", "level", "age", "try"}
 
-// parseFilter reads a filter. The error says which word cannot be read.
+// parseFilter parses a filter. Its error names the invalid term.
 func parseFilter(s string) (filter, error) {
 	var f filter
 	for _, word := range strings.Fields(strings.ToLower(s)) {
-		var t demand
+		var t filterTerm
 		rest, not := strings.CutPrefix(word, "!")
 		if not && rest != "" {
 			t.not, word = true, rest
 		}
 		i := strings.IndexAny(word, ":<>")
 		if i < 0 || !slices.Contains(filterKeys, word[:i]) {
-			t.any = []string{word}
-			f.demands = append(f.demands, t)
+			t.values = []string{word}
+			f.terms = append(f.terms, t)
 			continue
 		}
 		t.key = word[:i]
@@ -63,7 +62,7 @@ func parseFilter(s string) (filter, error) {
 			if err != nil {
 				return filter{}, fmt.Errorf("%q: want a time such as 90s, 5m or 1h", word)
 			}
-			t.age, f.ages = d, true
+			t.age, f.usesAge = d, true
 		case t.key == "try":
 			n, err := strconv.Atoi(value)
 			if err != nil {
@@ -76,26 +75,26 @@ func parseFilter(s string) (filter, error) {
 					return filter{}, fmt.Errorf("%q: not a pattern", word)
 				}
 				if v != "" {
-					t.any = append(t.any, v)
+					t.values = append(t.values, v)
 				}
 			}
-			if len(t.any) == 0 {
-				return filter{}, fmt.Errorf("%q: %s of what?", word, t.key)
+			if len(t.values) == 0 {
+				return filter{}, fmt.Errorf("%q: want %s:VALUE", word, t.key)
 			}
 			if t.key == "state" && !slices.ContainsFunc(nodeStates, t.value) {
-				return filter{}, fmt.Errorf("%q: no state is like that; there are %s", word, strings.Join(nodeStates, ", "))
+				return filter{}, fmt.Errorf("%q: no such state, want one of %s", word, strings.Join(nodeStates, ", "))
 			}
 		}
 		t.less = op == '<'
-		f.demands = append(f.demands, t)
+		f.terms = append(f.terms, t)
 	}
 	return f, nil
 }
 
-// value reports whether a text begins as one of those that are meant, or has their pattern.
-func (t *demand) value(s string) bool {
+// value reports whether a text has one of the prefixes or matches one of the patterns.
+func (t *filterTerm) value(s string) bool {
 	s = strings.ToLower(s)
-	return slices.ContainsFunc(t.any, func(v string) bool {
+	return slices.ContainsFunc(t.values, func(v string) bool {
 		if strings.ContainsAny(v, "*?[") {
 			ok, _ := path.Match(v, s)
 			return ok
@@ -104,15 +103,15 @@ func (t *demand) value(s string) bool {
 	})
 }
 
-// word reports whether one of some texts has the word.
-func (t *demand) word(texts ...string) bool {
-	return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(strings.ToLower(s), t.any[0]) })
+// word reports whether one of the texts contains the word.
+func (t *filterTerm) word(texts ...string) bool {
+	return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(strings.ToLower(s), t.values[0]) })
 }
 
-// node reports whether a machine is chosen. What is asked about lines does not matter.
+// node reports whether a machine matches. Terms about lines are ignored.
 func (f *filter) node(n *engine.BoardNode, now time.Time) bool {
-	for i := range f.demands {
-		t := &f.demands[i]
+	for i := range f.terms {
+		t := &f.terms[i]
 		var ok bool
 		switch t.key {
 		case "":
@@ -139,10 +138,10 @@ func (f *filter) node(n *engine.BoardNode, now time.Time) bool {
 	return true
 }
 
-// line reports whether a line is chosen. What is asked about machines alone does not matter.
+// line reports whether a log line matches. Terms about machines are ignored.
 func (f *filter) line(x *engine.BoardLine) bool {
-	for i := range f.demands {
-		t := &f.demands[i]
+	for i := range f.terms {
+		t := &f.terms[i]
 		var ok bool
 		switch t.key {
 		case "":

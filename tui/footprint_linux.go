@@ -9,11 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgetStart gives back the memory that holds the program's file. Most of it was needed by
-// the start alone: packages make tables of all kinds that there are, also of those that nobody
-// asks for. The kernel keeps the file in its cache and brings back what is needed again. It is
-// no harm if it cannot be done.
-func forgetStart() {
+// releaseStartupPages unmaps the resident pages of the program's file (MADV_DONTNEED). Most of them
+// were needed only at startup, when packages initialise their tables. The kernel reloads
+// pages from its cache on demand. Errors are ignored.
+func releaseStartupPages() {
 	exe, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return
@@ -23,13 +22,13 @@ func forgetStart() {
 		return
 	}
 	defer f.Close()
-	var begin, end uintptr // of the mapping that is read about; none if end is zero
+	var begin, end uintptr // of the current mapping; end is zero if it is not a candidate
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		line := lines.Text()
 		switch first, _, _ := strings.Cut(line, " "); {
 		case first == "Anonymous:":
-			// What was written would be lost, as by a loader that moved the program.
+			// Modified pages would be lost, such as those that a loader has relocated.
 			if end != 0 && strings.HasSuffix(line, " 0 kB") {
 				_, _, _ = unix.Syscall(unix.SYS_MADVISE, begin, end-begin, unix.MADV_DONTNEED)
 			}

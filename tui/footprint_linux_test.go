@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What the start of the program needed is given back, and the program goes on.
-func TestTheStartIsForgotten(t *testing.T) {
+// The pages of the program's file are released, and the program continues.
+func TestStartupPagesAreReleased(t *testing.T) {
 	pages := func() (kib int) {
 		t.Helper()
 		data, err := os.ReadFile("/proc/self/status")
@@ -24,7 +24,7 @@ func TestTheStartIsForgotten(t *testing.T) {
 		return 0
 	}
 	was := pages()
-	forgetStart()
+	releaseStartupPages()
 	if is := pages(); is > was*3/4 {
 		t.Errorf("%d kB of the program's file are in memory, of %d kB before", is, was)
 	}

@@ -2,5 +2,5 @@
 
 package tui
 
-// forgetStart does nothing here.
-func forgetStart() {}
+// releaseStartupPages does nothing on this platform.
+func releaseStartupPages() {}

@@ -7,7 +7,7 @@ import (
 	"constellation/engine"
 )
 
-// View draws the screen. It is pure: the same model gives the same frame.
+// View renders the screen. It is pure: the same model gives the same frame.
 func (c *console) View() string {
 	if c.w < minWidth || c.h < minHeight {
 		return strings.Join(c.tooSmall(), "\n")
@@ -38,7 +38,7 @@ func (c *console) View() string {
 	return strings.Join(append(append(head, body...), foot...), "\n")
 }
 
-// dim takes the colours of a line that is no longer true away.
+// dim removes the colours of a line that may be out of date.
 func (c *console) dim(line string) string {
 	if c.th.colours == noColours {
 		return line
@@ -54,8 +54,8 @@ func (c *console) body(w, h int) []string {
 		return c.configView(w, h)
 	case screenPreflight:
 		return c.preflightView(w, h)
-	case screenConfirm:
-		return c.confirmView(w, h)
+	case screenInitConfirm:
+		return c.initConfirmView(w, h)
 	case screenRun:
 		return c.runView(w, h)
 	case screenResult:
@@ -68,15 +68,15 @@ func (c *console) body(w, h int) []string {
 		return c.backupView(w, h)
 	case screenWatch:
 		return c.watchView(w, h)
-	case screenPlan:
-		return c.planView(w, h)
-	case screenAccept:
-		return c.acceptView(w, h)
+	case screenUpgradePlan:
+		return c.upgradePlanView(w, h)
+	case screenUpgradeConfirm:
+		return c.upgradeConfirmView(w, h)
 	}
 	return []string{"", " " + c.th.spin(c.frame) + " " + c.busy}
 }
 
-// tooSmall says which axis is short.
+// tooSmall replaces the screen in a window that is too small.
 func (c *console) tooSmall() []string {
 	var short []string
 	if c.w < minWidth {
@@ -87,10 +87,10 @@ func (c *console) tooSmall() []string {
 	}
 	lines := []string{"The window is too small: " + strings.Join(short, ", ")}
 	if c.running {
-		lines = append(lines, c.why(), "The run goes on.")
+		lines = append(lines, c.why(), "The run continues.")
 	}
-	lines = append(lines, "q: "+c.leaveWord())
-	if c.asking {
+	lines = append(lines, "q: "+c.quitLabel())
+	if c.confirmLeave {
 		lines = append(lines, "Leave? Enter leaves, Esc stays")
 	}
 	var out []string
@@ -112,10 +112,10 @@ var wizardSteps = []struct {
 	id   screenID
 	name string
 }{
-	{screenConfig, "Config"}, {screenPreflight, "Preflight"}, {screenConfirm, "Confirm"}, {screenRun, "Create"}, {screenResult, "Result"},
+	{screenConfig, "Config"}, {screenPreflight, "Preflight"}, {screenInitConfirm, "Confirm"}, {screenRun, "Create"}, {screenResult, "Result"},
 }
 
-// header is what is at the top: what cluster, what is done with it, where we are.
+// header is the top of the screen: cluster, target, mode, and the progress of the steps.
 func (c *console) header() []string {
 	if c.screen == screenWatch {
 		return c.watchHeader()
@@ -146,19 +146,18 @@ func (c *console) header() []string {
 	return lines
 }
 
-// simulatedWords are in every screen and answer about machines that are none.
-const simulatedWords = "simulated machines"
+// simulatedLabel are in every screen and answer about simulated machines.
+const simulatedLabel = "simulated machines"
 
-// marked is what follows the name of a cluster whose machines are simulated; otherwise
-// it is empty.
+// marked returns the label for a cluster of simulated machines, or "" for a real one.
 func marked(simulated bool, before string) string {
 	if !simulated {
 		return ""
 	}
-	return before + simulatedWords
+	return before + simulatedLabel
 }
 
-// mark is what follows the cluster's name at the top of a screen.
+// mark is the label behind the cluster's name in the header.
 func (c *console) mark() string {
 	return c.markIf(c.t.simulated || c.home != nil && c.home.Simulated || c.plan != nil && c.plan.Simulated)
 }
@@ -170,9 +169,9 @@ func (c *console) markIf(simulated bool) string {
 	return marked(simulated, "  ")
 }
 
-// aboutUpgrade reports whether a screen is one of an upgrade.
+// aboutUpgrade reports whether a screen belongs to an upgrade.
 func (c *console) aboutUpgrade(s screenID) bool {
-	return c.upgrading() && (s == screenPlan || s == screenAccept || s == screenRun || s == screenResult)
+	return c.upgrading() && (s == screenUpgradePlan || s == screenUpgradeConfirm || s == screenRun || s == screenResult)
 }
 
 func wizardAt(s screenID) int {
@@ -187,9 +186,9 @@ func wizardAt(s screenID) int {
 func (c *console) headTarget() string {
 	if c.plan != nil && c.upgrading() {
 		if !c.aboutUpgrade(c.screen) && c.screen != screenLog {
-			return "" // it is over
+			return "" // the upgrade has ended
 		}
-		return c.changeWords(c.plan)
+		return c.changeSummary(c.plan)
 	}
 	if c.plan != nil && c.w >= 80 {
 		var parts []string
@@ -234,7 +233,7 @@ func (c *console) mode(s screenID) string {
 	return ""
 }
 
-// stale reports whether the screen shows what may no longer be true.
+// stale reports whether the screen may be out of date.
 func (c *console) stale() bool {
 	switch c.screen {
 	case screenCheck:
@@ -245,7 +244,7 @@ func (c *console) stale() bool {
 	return c.screen == screenHome && c.status != nil && (c.statusErr != nil || c.now.Sub(c.statusAt) > staleAfter)
 }
 
-// rail shows the screens of init: done, this one, to come.
+// rail shows the screens of init as a progress line.
 func (c *console) rail(at int) string {
 	r := c.th.row(c.w).add(plain, " ")
 	link := 4
@@ -255,9 +254,9 @@ func (c *console) rail(at int) string {
 	for i, s := range wizardSteps {
 		sign, st, line := c.th.pending, faint, c.th.signs.rule
 		switch {
-		case !c.succeeded() && at == len(wizardSteps)-1 && i >= c.brokeAt():
+		case !c.succeeded() && at == len(wizardSteps)-1 && i >= c.failedAt():
 			sign, st = c.th.fail, bad
-			if i > c.brokeAt() && i < at {
+			if i > c.failedAt() && i < at {
 				sign, st = c.th.pending, faint
 			}
 		case i < at || i == at && s.id == screenResult:
@@ -283,8 +282,8 @@ func (c *console) rail(at int) string {
 	return r.String()
 }
 
-// brokeAt is the place on the rail of what failed.
-func (c *console) brokeAt() int {
+// failedAt is the index of the failed screen on the rail.
+func (c *console) failedAt() int {
 	if c.ran {
 		return wizardAt(screenRun)
 	}
@@ -295,13 +294,13 @@ func (c *console) succeeded() bool {
 	return c.err == nil || engine.ExitCode(c.err) == engine.ExitNothing
 }
 
-// footer is what is at the bottom: why we wait, what leaving means, keys, safety.
+// footer is the bottom of the screen: why line or question, key line, safety line.
 func (c *console) footer() []string {
 	var lines []string
-	if q := c.question; q != nil {
+	if q := c.rolloutPrompt; q != nil {
 		lines = append(lines, c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" "+q.text+" ").String())
-		lines = append(lines, c.th.below(c.w, 3, 2, plain, q.detail+" Enter does it, Esc leaves it as it is.")...)
-	} else if c.asking {
+		lines = append(lines, c.th.below(c.w, 3, 2, plain, q.detail+" Enter confirms, Esc goes back.")...)
+	} else if c.confirmLeave {
 		lines = append(lines, c.leaveQuestion()...)
 	} else {
 		lines = append(lines, c.whyLines()...)
@@ -318,17 +317,17 @@ func (c *console) footer() []string {
 	return lines
 }
 
-// leaveQuestion says what leaving does, before it is done.
+// leaveQuestion asks whether to leave and says what that does.
 func (c *console) leaveQuestion() []string {
-	what := "The step under way is ended first; the same command goes on."
+	what := "The current step finishes first; the same command resumes."
 	if c.bak.running {
 		return []string{
-			c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Stop this backup, and leave? ").add(plain, "Nothing of it is left.").String(),
-			c.th.row(c.w).add(faint, "   Enter leaves, Esc stays. Backups that are whole are not touched.").String(),
+			c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Stop this backup, and leave? ").add(plain, "Its files are deleted.").String(),
+			c.th.row(c.w).add(faint, "   Enter leaves, Esc stays. Complete backups are kept.").String(),
 		}
 	}
 	if c.t.pastFinal() {
-		what = "The cluster goes on alone; the same command looks again."
+		what = "The cluster continues alone; the same command reattaches."
 	}
 	return []string{
 		c.th.row(c.w).add(plain, " ").add(caution, c.th.warn+" Leave this run? ").add(plain, what).String(),
@@ -336,17 +335,17 @@ func (c *console) leaveQuestion() []string {
 	}
 }
 
-// why answers the question why nothing moves, in one line.
+// why is the line that says what the run waits for or does.
 func (c *console) why() string {
 	switch {
 	case c.leaving:
-		return "Leaving as soon as this step can be taken up again. Ctrl-C leaves at once."
+		return "Leaving when this step can be resumed. Ctrl-C leaves at once."
 	case c.running && c.t.why.text != "":
 		return "Why waiting (" + short(c.now.Sub(c.t.why.since)) + "): " + c.t.why.text
 	case c.running:
 		s := c.t.running()
 		if s == nil {
-			return "Looking at what is there already"
+			return "Reading the current state"
 		}
 		text := "Now (" + short(c.now.Sub(s.began)) + "): " + s.title
 		if d := s.doing(); d != "" {
@@ -359,7 +358,7 @@ func (c *console) why() string {
 	return ""
 }
 
-// whyLines say why nothing moves, and what to do about it if anything.
+// whyLines are the why line of the screen and the remedy, if there is one.
 func (c *console) whyLines() []string {
 	screen := c.screen
 	if screen == screenLog {
@@ -368,15 +367,15 @@ func (c *console) whyLines() []string {
 	switch screen {
 	case screenRun:
 		if c.running || c.busy != "" {
-			// What goes on stands among the steps as well, and changes often: it must not
-			// make the panes jump. A small window needs its lines for them.
+			// The steps show the progress as well, and it changes often: a growing why line
+			// must not move the panes. A small window needs its lines for them.
 			most := 3
 			if c.t.why.text == "" || c.h < 22 {
 				most = 1
 			}
 			lines := c.th.below(c.w, 1, most, strong, c.why())
 			if c.running && !c.leaving && c.t.why.remedy != "" {
-				for i, l := range c.th.below(c.w, 8, max(2, most), accent, c.deps.sp.text(c.t.why.remedy)) {
+				for i, l := range c.th.below(c.w, 8, max(2, most), accent, c.deps.commands.text(c.t.why.remedy)) {
 					if i == 0 {
 						l = " " + c.th.paint(faint, "To do:") + " " + strings.TrimLeft(l, " ")
 					}
@@ -387,26 +386,26 @@ func (c *console) whyLines() []string {
 		}
 	case screenPreflight:
 		return []string{c.pre.verdict(c)}
-	case screenConfirm:
-		return []string{c.ask.verdict(c)}
+	case screenInitConfirm:
+		return []string{c.initConfirm.verdict(c)}
 	case screenConfig:
 		return []string{c.form.verdict(c)}
 	case screenCheck:
 		return c.checkWhy(c.w)
 	case screenBackup:
 		return c.backupWhy()
-	case screenPlan, screenAccept:
+	case screenUpgradePlan, screenUpgradeConfirm:
 		return c.upgradeWhy()
 	case screenWatch:
-		if c.upg.held != "" {
-			return append(c.th.below(c.w, 1, 2, caution, "To look only: "+c.upg.held), c.watchWhy()...)
+		if c.upg.lockedBy != "" {
+			return append(c.th.below(c.w, 1, 2, caution, "Read-only: "+c.upg.lockedBy), c.watchWhy()...)
 		}
 		return c.watchWhy()
 	}
 	return nil
 }
 
-// safetyLine is the last line: what keeps the user's work safe.
+// safetyLine is the last line: ready nodes and what leaving does, or the scripted command.
 func (c *console) safetyLine() string {
 	screen := c.screen
 	if screen == screenLog {
@@ -421,7 +420,7 @@ func (c *console) safetyLine() string {
 		parts := []string{fmt.Sprintf("nodes %d/%d ready", ready, wanted)}
 		switch {
 		case c.t.pastFinal():
-			parts = append(parts, "the cluster goes on alone from here")
+			parts = append(parts, "the cluster continues on its own")
 		default:
 			parts = append(parts, "leaving loses nothing")
 		}
@@ -431,20 +430,20 @@ func (c *console) safetyLine() string {
 		return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
 	case screenWatch:
 		return c.watchSafety()
-	case screenConfig, screenPreflight, screenConfirm, screenBackup, screenPlan, screenAccept:
+	case screenConfig, screenPreflight, screenInitConfirm, screenBackup, screenUpgradePlan, screenUpgradeConfirm:
 		return "scripted  " + c.command()
 	case screenCheck:
 		s := "scripted  " + c.command()
-		if !c.chk.whole || c.chk.busy {
+		if !c.chk.complete || c.chk.busy {
 			return s
 		}
-		exit := fmt.Sprintf("   exit %d", c.chk.known.Exit)
+		exit := fmt.Sprintf("   exit %d", c.chk.result.Exit)
 		return cut(s+" --exit-code", c.w-1-width(exit), c.th.ellipsis) + exit
 	}
 	return ""
 }
 
-// Boxes stand in the middle of w columns and hold lines of at most inner columns.
+// Boxes are centred in w columns. Their lines have at most inner columns.
 
 func (c *console) boxTop(w, inner int, title string) string {
 	t := c.th
@@ -465,7 +464,7 @@ func (c *console) boxBottom(w, inner int, foot string) string {
 	return r.add(faint, foot).add(faint, t.signs.rule+t.cornerBR).String()
 }
 
-// list is the part of a list that fits, such that at stays in sight.
+// window returns the part of a list of n rows that fits into h lines and contains row at.
 func window(n, at, h int) (from, to int) {
 	if n <= h || h <= 0 {
 		return 0, min(n, max(h, 0))
@@ -474,7 +473,7 @@ func window(n, at, h int) (from, to int) {
 	return from, from + h
 }
 
-// marker is the sign before a row: the cursor's, or none.
+// marker is the cursor sign of a selected row, else blanks.
 func (c *console) marker(here bool) string {
 	if here {
 		return c.th.cursor + " "

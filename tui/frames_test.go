@@ -15,13 +15,13 @@ import (
 	"constellation/engine"
 )
 
-// scene is a moment of the console.
+// scene is a state of the console.
 type scene struct {
 	name string
 	show func(t *testing.T, s func(*fakeEngine) *stage) *stage
 }
 
-// scenes are what the console looks like at moments that matter.
+// scenes are typical states of the console.
 var scenes = []scene{
 	{"home-cluster", func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		h := demoHome(engine.StageCluster)
@@ -180,7 +180,7 @@ var scenes = []scene{
 	}},
 }
 
-// longFailure is a run that fails for a reason of many lines and can be tried again.
+// longFailure is a run with a failure cause of many lines that can be retried.
 func longFailure(t *testing.T) []engine.Event {
 	events := slices.Clone(recorded(t, "hung"))
 	last := &events[len(events)-1]
@@ -192,7 +192,7 @@ func longFailure(t *testing.T) []engine.Event {
 	return events
 }
 
-// deadEnd is a run that fails for a reason that the same command meets again.
+// deadEnd is a run with a failure cause that a retry cannot fix.
 func deadEnd(t *testing.T) []engine.Event {
 	events := slices.Clone(recorded(t, "hung"))
 	last := &events[len(events)-1]
@@ -204,8 +204,8 @@ func deadEnd(t *testing.T) []engine.Event {
 // quorumFindings are findings with a warning.
 func quorumFindings(t *testing.T) []engine.Finding { return planIn(t, recorded(t, "hung")).Findings }
 
-// untilCharts are the events of a run until a chart's pod cannot start, with why, which
-// is the last one.
+// untilCharts are the events of a run until a pod of a chart cannot start. The last event has
+// the cause.
 func untilCharts(t *testing.T) (events []engine.Event, last int) {
 	events = recorded(t, "init")
 	i := slices.IndexFunc(events, func(e engine.Event) bool { return e.Object == "constellation-operator" })
@@ -214,7 +214,7 @@ func untilCharts(t *testing.T) (events []engine.Event, last int) {
 	return append(slices.Clone(events[:i+1]), operator), i + 1
 }
 
-// wordyStatus is a status with reasons that fit into no line.
+// wordyStatus is a status with messages that are too long for a line.
 func wordyStatus() engine.Status {
 	st := demoStatus()
 	st.Nodes[1].State = engine.NodeNotReady
@@ -243,17 +243,17 @@ func demoStatus() engine.Status {
 func TestFrames(t *testing.T) {
 	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		for _, v := range []struct {
-			name string
-			look look
-			w, h int
+			name    string
+			display display
+			w, h    int
 		}{
-			{"80x24", look{}, 80, 24},
-			{"120x40", look{}, 120, 40},
-			{"80x24-colour", look{colours: colours256}, 80, 24},
+			{"80x24", display{}, 80, 24},
+			{"120x40", display{}, 120, 40},
+			{"80x24-colour", display{colours: colours256}, 80, 24},
 		} {
 			t.Run(sc.name+"/"+v.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, v.look, v.w, v.h) })
+					s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, v.display, v.w, v.h) })
 					frame := s.c.View()
 					lines := strings.Split(frame, "\n")
 					if len(lines) != v.h {
@@ -272,40 +272,40 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-func TestLooks(t *testing.T) {
+func TestThemes(t *testing.T) {
 	for _, v := range []struct {
-		name string
-		look look
+		name    string
+		display display
 	}{
-		{"ascii", look{ascii: true}},
-		{"16-dark", look{colours: colours16}},
-		{"16-light", look{colours: colours16, light: true}},
-		{"256-light", look{colours: colours256, light: true}},
-		{"true-dark", look{colours: trueColour}},
+		{"ascii", display{ascii: true}},
+		{"16-dark", display{colours: colours16}},
+		{"16-light", display{colours: colours16, light: true}},
+		{"256-light", display{colours: colours256, light: true}},
+		{"true-dark", display{colours: trueColour}},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, v.look, 80, 24).replay(recorded(t, "init"), 12*time.Second)
+				s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, v.display, 80, 24).replay(recorded(t, "init"), 12*time.Second)
 				frame := s.c.View()
-				if v.look.ascii {
+				if v.display.ascii {
 					for _, r := range frame {
 						if r > 0x7e {
 							t.Errorf("%q is not ASCII", r)
 						}
 					}
 				}
-				golden(t, "looks/"+v.name+".txt", strings.ReplaceAll(frame, "\x1b", "␛")+"\n")
+				golden(t, "themes/"+v.name+".txt", strings.ReplaceAll(frame, "\x1b", "␛")+"\n")
 			})
 		})
 	}
 }
 
-// Every size must give a frame of that size, whatever is shown.
+// Frames of all scenes fit every terminal size.
 func TestFramesFitEverySize(t *testing.T) {
 	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 				for w := 20; w <= 200; w += 9 {
 					for h := 5; h <= 70; h += 5 {
 						s.c.w, s.c.h = w, h
@@ -325,7 +325,7 @@ func TestFramesFitEverySize(t *testing.T) {
 	}
 }
 
-// In the smallest window what is acted on is in sight.
+// In the smallest window the selected row is visible.
 func TestSmallestWindow(t *testing.T) {
 	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes) {
 		if !slices.Contains([]string{"home-cluster", "check-quiet", "backup-list", "backup-verified", "backup-damaged", "backup-volumes"}, sc.name) {
@@ -333,13 +333,13 @@ func TestSmallestWindow(t *testing.T) {
 		}
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 60, 16) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 60, 16) })
 				frame := s.c.View()
 				golden(t, "frames/"+sc.name+".60x16.txt", frame+"\n")
 				if s.c.screen == screenBackup && !s.c.bak.open {
 					for range 3 {
 						if b := s.c.chosenBackup(); !strings.Contains(s.c.View(), b.ID) {
-							t.Errorf("%s is chosen and not in sight:\n%s", b.ID, s.c.View())
+							t.Errorf("%s is selected and not visible:\n%s", b.ID, s.c.View())
 						}
 						s.press("down")
 					}
@@ -349,12 +349,12 @@ func TestSmallestWindow(t *testing.T) {
 	}
 }
 
-// Whatever is left out, the key that names the others is there.
-func TestHelpIsAlwaysNamed(t *testing.T) {
+// The key line always has the help key.
+func TestKeyLineAlwaysHasHelp(t *testing.T) {
 	for _, sc := range slices.Concat(scenes, checkScenes, backupScenes, upgradeScenes, watchScenes, recordedScenes) {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 				if !slices.ContainsFunc(s.c.bindings(), func(b binding) bool { return b.label == "?" }) {
 					return // a question, or the help itself
 				}
@@ -368,7 +368,7 @@ func TestHelpIsAlwaysNamed(t *testing.T) {
 	}
 }
 
-func TestTooSmallSaysWhichAxis(t *testing.T) {
+func TestTooSmallWindowNamesTheDimension(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, tt := range []struct {
 			w, h int
@@ -378,9 +378,9 @@ func TestTooSmallSaysWhichAxis(t *testing.T) {
 			{90, 14, "height 14 of 16"},
 			{30, 10, "width 30 of 60, height 10 of 16"},
 		} {
-			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, tt.w, tt.h).replay(recorded(t, "init"), 12*time.Second)
+			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, display{}, tt.w, tt.h).replay(recorded(t, "init"), 12*time.Second)
 			got := strings.Join(strings.Fields(s.c.View()), " ")
-			if !strings.Contains(got, tt.want) || !strings.Contains(got, "The run goes on.") {
+			if !strings.Contains(got, tt.want) || !strings.Contains(got, "The run continues.") {
 				t.Errorf("%dx%d shows %q, want %q", tt.w, tt.h, got, tt.want)
 			}
 		}

@@ -7,18 +7,17 @@ import (
 	"unicode/utf8"
 )
 
-// glyph is one column of a line as it was written: a character, and the sequences that
-// style it.
+// glyph is one column of a line: a character and the escape sequences of its style.
 type glyph struct{ text, style string }
 
 var blank = glyph{text: " "}
 
-// glyphsOf takes a line apart. It reports false for a line with characters of another width
-// than one column, or with sequences that are no style: such a line is written as a whole.
+// glyphsOf splits a line into glyphs. It reports false for a line with characters that are not
+// one column wide or with sequences other than styles: such a line is written as a whole.
 func glyphsOf(line string, into []glyph) ([]glyph, bool) {
 	out := into[:0]
 	style := ""
-	from := -1 // where the sequences began that are in force
+	from := -1 // start of the active sequences
 	space := blank
 	for i := 0; i < len(line); {
 		if line[i] == 0x1b {
@@ -29,7 +28,7 @@ func glyphsOf(line string, into []glyph) ([]glyph, bool) {
 			switch seq := line[i : i+n]; {
 			case seq == seqReset || seq == "\x1b[m":
 				style, from = "", -1
-			case from >= 0 && from+len(style) == i: // one after the other
+			case from >= 0 && from+len(style) == i: // adjacent sequences
 				style = line[from : i+n]
 			case from >= 0:
 				style += seq
@@ -37,7 +36,7 @@ func glyphsOf(line string, into []glyph) ([]glyph, bool) {
 				style, from = seq, i
 			}
 			space = blank
-			if tinges(style) {
+			if visibleOnBlank(style) {
 				space = glyph{" ", style}
 			}
 			i += n
@@ -60,22 +59,22 @@ func glyphsOf(line string, into []glyph) ([]glyph, bool) {
 	return out, true
 }
 
-// tinges reports whether a style can be seen on a space. It may say so of one that cannot.
-func tinges(style string) bool {
+// visibleOnBlank reports whether a style is visible on a space. False positives are harmless.
+func visibleOnBlank(style string) bool {
 	return strings.Contains(style, "\x1b[4") || strings.Contains(style, "\x1b[7") || strings.Contains(style, ";4") || strings.Contains(style, ";7m")
 }
 
-// shortGap is how many columns that stay as they are cost less to write again than to
-// leave out, since the cursor must be moved across them.
+// shortGap is the number of unchanged columns that are cheaper to write again than to skip
+// with a cursor movement.
 const shortGap = 5
 
-// brush writes glyphs, and knows the style that is in force.
+// brush writes glyphs and tracks the active style.
 type brush struct {
 	b     *bytes.Buffer
 	style string
 }
 
-// use puts a style in force. One colour replaces another; anything else is ended first.
+// use activates a style. One colour replaces another; any other style is reset first.
 func (p *brush) use(style string) {
 	if style == p.style {
 		return
@@ -87,13 +86,13 @@ func (p *brush) use(style string) {
 	p.style = style
 }
 
-// colourOnly reports whether a style is nothing but the colour of characters.
+// colourOnly reports whether a style is only a foreground colour.
 func colourOnly(style string) bool {
 	return strings.HasPrefix(style, "\x1b[3") && strings.LastIndexByte(style, 0x1b) == 0
 }
 
-// difference writes what makes the line at row y show now instead of was. Both begin at the
-// left edge; what is beyond their ends is blank.
+// difference writes the changes that turn row y from was into now. Both start at the left
+// edge; the columns beyond their ends are blank.
 func (p *brush) difference(y int, was, now []glyph) {
 	at := func(line []glyph, x int) glyph {
 		if x < len(line) {
@@ -102,7 +101,7 @@ func (p *brush) difference(y int, was, now []glyph) {
 		return blank
 	}
 	n := max(len(was), len(now))
-	end := n // from where on now is blank to the edge
+	end := n // now is blank from here to the edge
 	for end > 0 && at(now, end-1) == blank {
 		end--
 	}
@@ -114,19 +113,19 @@ func (p *brush) difference(y int, was, now []glyph) {
 		}
 		move(x)
 		move = func(x int) { fmt.Fprintf(p.b, "\x1b[%dG", x+1) } // the row is the same
-		if x >= end {                                            // all that is left is to be cleared
+		if x >= end {                                            // the rest of the line is blank
 			p.use("")
 			p.b.WriteString(seqClearRight)
 			return
 		}
-		last := x // of the columns to write
+		last := x // the last column to write
 		for k := x + 1; k < min(n, end) && k-last <= shortGap; k++ {
 			if at(was, k) != at(now, k) {
 				last = k
 			}
 		}
 		for ; x <= last; x++ {
-			if g := at(now, x); g != blank || tinges(p.style) {
+			if g := at(now, x); g != blank || visibleOnBlank(p.style) {
 				p.use(g.style)
 				p.b.WriteString(g.text)
 			} else {

@@ -16,7 +16,7 @@ type jsonPrinter struct{ out io.Writer }
 
 func (p jsonPrinter) event(ev engine.Event) {
 	b, err := encode(ev, "")
-	if err != nil { // only Data that is no JSON can do that
+	if err != nil { // only invalid JSON in Data can fail
 		ev.Data = nil
 		b, _ = encode(ev, "")
 	}
@@ -25,18 +25,18 @@ func (p jsonPrinter) event(ev engine.Event) {
 
 func (p jsonPrinter) close() {}
 
-// document writes the one JSON document of a verb that answers.
+// document writes the JSON document of a read-only verb.
 func document(w io.Writer, v any) error {
 	b, err := encode(v, "  ")
 	if err != nil {
-		return fmt.Errorf("encode answer: %w", err)
+		return fmt.Errorf("encode output: %w", err)
 	}
 	_, err = w.Write(b)
 	return err
 }
 
-// encode marshals v and ends it with a line end. Characters that a terminal obeys are
-// written as JSON escapes, which every reader turns back.
+// encode marshals v and appends a newline. Control characters that a terminal would
+// interpret are written as JSON escapes, which every JSON parser decodes.
 func encode(v any, indent string) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -48,8 +48,8 @@ func encode(v any, indent string) ([]byte, error) {
 	return escapeHidden(b.Bytes()), nil
 }
 
-// escapeHidden writes as \uXXXX what encoding/json leaves as it is although a
-// terminal obeys, hides or piles it up. Outside of strings JSON has only ASCII.
+// escapeHidden writes as \uXXXX the characters that encoding/json leaves as they are but a
+// terminal interprets, hides or stacks. Outside of strings JSON has only ASCII.
 func escapeHidden(b []byte) []byte {
 	var f engine.TextFilter
 	found := false
@@ -77,7 +77,7 @@ func escapeHidden(b []byte) []byte {
 	return out.Bytes()
 }
 
-// shownInJSON is f.Shows, but for line ends, which stand outside of strings.
+// shownInJSON is f.Shows, and true for newlines, which occur outside of strings only.
 func shownInJSON(f *engine.TextFilter, r rune) bool {
 	return f.Shows(r) || r == '\n'
 }

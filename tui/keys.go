@@ -7,15 +7,15 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 )
 
-// binding is a key and what it does. The key line, the help and the dispatch of keys
-// all come from tables of bindings, so none of them can lie.
+// binding is a key and its action. Key line, help, palette and dispatch all use the same
+// tables of bindings, so they cannot differ.
 type binding struct {
-	keys  []string // as Bubble Tea names them
-	label string   // as shown: "↑↓ jk"
-	help  string   // what it does, in the imperative
-	group string   // heading in the help
-	word  string   // what the key line calls it; empty: it is not there
-	// off says why the key does nothing now; nil or "" means that it works.
+	keys      []string // as Bubble Tea names them
+	label     string   // as shown: "↑↓ jk"
+	help      string   // the action, in the imperative
+	group     string   // heading in the help
+	footLabel string   // label in the key line; empty: not shown there
+	// off returns why the key is disabled; nil or "" means that it works.
 	off func(*console) string
 	do  func(*console) tea.Cmd
 }
@@ -32,34 +32,34 @@ func on(keys, label, help, group string, do func(*console) tea.Cmd) binding {
 	return binding{keys: strings.Fields(keys), label: label, help: help, group: group, do: do}
 }
 
-func (b binding) footed(word string) binding                  { b.word = word; return b }
+func (b binding) footed(word string) binding                  { b.footLabel = word; return b }
 func (b binding) unless(reason func(*console) string) binding { b.off = reason; return b }
 
-// act wraps what needs no command.
+// act wraps an action that returns no command.
 func act(f func(*console)) func(*console) tea.Cmd {
 	return func(c *console) tea.Cmd { f(c); return nil }
 }
 
-// bindings are the keys that work now, the innermost first.
+// bindings are the active keys, those of the innermost overlay first.
 func (c *console) bindings() []binding {
 	switch {
-	case c.asking && c.bak.running:
+	case c.confirmLeave && c.bak.running:
 		return stopBackupKeys
-	case c.asking:
+	case c.confirmLeave:
 		return leaveKeys
-	case c.question != nil:
-		return questionKeys
+	case c.rolloutPrompt != nil:
+		return rolloutPromptKeys
 	case c.help:
 		return helpKeys
 	case c.pal.open:
 		return paletteKeys
-	case c.screen == screenCheck && c.chk.asks:
-		return askWriteKeys
+	case c.screen == screenCheck && c.chk.confirmWrite:
+		return confirmWriteKeys
 	}
 	return slices.Concat(c.screenKeys(), globalKeys)
 }
 
-// screenKeys are the keys of the screen that is shown.
+// screenKeys are the keys of the current screen.
 func (c *console) screenKeys() []binding {
 	switch c.screen {
 	case screenHome:
@@ -68,12 +68,12 @@ func (c *console) screenKeys() []binding {
 		return configKeys
 	case screenPreflight:
 		return preflightKeys
-	case screenConfirm:
-		return confirmKeys
-	case screenPlan:
-		return planKeys
-	case screenAccept:
-		return acceptKeys
+	case screenInitConfirm:
+		return initConfirmKeys
+	case screenUpgradePlan:
+		return upgradePlanKeys
+	case screenUpgradeConfirm:
+		return upgradeConfirmKeys
 	case screenRun:
 		if c.upgrading() {
 			return slices.Concat(runKeys, []binding{watchKey}, rolloutKeys)
@@ -95,21 +95,21 @@ func (c *console) screenKeys() []binding {
 
 var globalKeys = []binding{
 	on("?", "?", "show these keys", "anywhere", act(func(c *console) { c.help = true })).footed("help"),
-	on(":", ":", "find what can be done by its words", "anywhere", act(func(c *console) { c.pal.open = true })),
-	on("Y", "Y", "copy the command that does the same", "anywhere", act(func(c *console) { c.copyText(c.command(), "the command") })),
-	on("F ctrl+l", "F", "draw the screen again", "anywhere", act(func(c *console) { c.deps.redraw() })),
+	on(":", ":", "search for an action by name", "anywhere", act(func(c *console) { c.pal.open = true })),
+	on("Y", "Y", "copy the equivalent command", "anywhere", act(func(c *console) { c.copyText(c.command(), "the command") })),
+	on("F ctrl+l", "F", "redraw the screen", "anywhere", act(func(c *console) { c.deps.redraw() })),
 	on("q ctrl+c", "q", "leave", "leave", (*console).leave),
 }
 
 var leaveKeys = []binding{
-	on("y enter", "Enter", "leave; the run can be taken up again", "leave", (*console).detach).footed("leave, take it up later"),
+	on("y enter", "Enter", "leave; the run can be resumed", "leave", (*console).detach).footed("leave, resume later"),
 	on("ctrl+c", "Ctrl-C", "leave at once", "leave", (*console).interruptAgain).footed("leave at once"),
-	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.asking = false })).footed("stay"),
+	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.confirmLeave = false })).footed("stay"),
 }
 
 var stopBackupKeys = []binding{
-	on("y enter ctrl+c", "Enter", "stop the backup, remove what there is of it, and leave", "leave", (*console).detach).footed("stop it and leave"),
-	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.asking = false })).footed("stay"),
+	on("y enter ctrl+c", "Enter", "stop the backup, delete its files, and leave", "leave", (*console).detach).footed("stop it and leave"),
+	on("n esc q", "Esc", "stay", "leave", act(func(c *console) { c.confirmLeave = false })).footed("stay"),
 }
 
 var helpKeys = []binding{
@@ -117,8 +117,8 @@ var helpKeys = []binding{
 	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
 }
 
-// keys takes what came from the keyboard at once. On a slow line several keys come
-// as one message. What is pasted goes into a text field or nowhere: it is no command.
+// keys handles a key message. On a slow line one message holds several keys. Pasted text
+// goes into a text field or is dropped: it is never a command.
 func (c *console) keys(k tea.KeyMsg) tea.Cmd {
 	if k.Type != tea.KeyRunes || len(k.Runes) < 2 || c.typing() {
 		return c.key(k)
@@ -137,9 +137,9 @@ func (c *console) keys(k tea.KeyMsg) tea.Cmd {
 	return tea.Batch(cmds...)
 }
 
-// key finds the binding of a key and does what it says.
+// key finds the binding of a key and runs it.
 func (c *console) key(k tea.KeyMsg) tea.Cmd {
-	c.note, c.noted = "", ""
+	c.note, c.lastNote = "", ""
 	if c.typing() && c.typed(k) {
 		return nil
 	}
@@ -157,29 +157,29 @@ func (c *console) key(k tea.KeyMsg) tea.Cmd {
 	return nil
 }
 
-// keyLine is the line at the bottom that names the keys that matter here, as many as
-// fit. The key that shows all of them always does. Keys that are off are left out, but
-// for Enter: whoever waits to press it must see that.
+// keyLine is the line at the bottom with the most useful keys, as many as fit. The help key
+// always fits. Disabled keys are left out except for Enter, so that the user sees that it
+// does not work yet.
 func (c *console) keyLine(w int) string {
 	leave := ""
-	if !c.asking && !c.help && !c.pal.open && c.question == nil {
-		leave = "q " + c.leaveWord()
+	if !c.confirmLeave && !c.help && !c.pal.open && c.rolloutPrompt == nil {
+		leave = "q " + c.quitLabel()
 	}
 	shown := c.bindings()
-	helps := slices.IndexFunc(shown, func(b binding) bool { return b.label == "?" && b.word != "" })
-	end := w - width(leave) - 3 // of what the keys may take
+	helps := slices.IndexFunc(shown, func(b binding) bool { return b.label == "?" && b.footLabel != "" })
+	end := w - width(leave) - 3 // of the columns for keys
 	if helps >= 0 {
-		end -= width(shown[helps].label) + width(shown[helps].word) + 3
+		end -= width(shown[helps].label) + width(shown[helps].footLabel) + 3
 	}
 	r := c.th.row(w).add(plain, " ")
 	for i, b := range shown {
 		if i == helps {
 			end = w - width(leave) - 3
 		}
-		if b.word == "" {
+		if b.footLabel == "" {
 			continue
 		}
-		st, word := accent, b.word
+		st, word := accent, b.footLabel
 		if b.disabled(c) != "" {
 			if b.label != "Enter" {
 				continue
@@ -209,7 +209,7 @@ func (c *console) helpView(w, h int) []string {
 	all := slices.Clone(c.screenKeys())
 	for _, b := range globalKeys {
 		if !slices.ContainsFunc(c.screenKeys(), func(s binding) bool { return slices.Equal(s.keys, b.keys) }) {
-			all = append(all, b) // others the screen has taken
+			all = append(all, b) // the screen overrides the others
 		}
 	}
 	for _, b := range all {

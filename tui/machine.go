@@ -2,8 +2,6 @@ package tui
 
 import (
 	"context"
-	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -11,121 +9,73 @@ import (
 )
 
 func (s *session) machineCommand() *cobra.Command {
-	cmd := group("machine", "Revoke a machine that was captured",
-		"Work on one machine of the cluster. Rollouts replace machines by themselves; these verbs are\nfor what a rollout cannot know.",
+	cmd := group("machine", "Revoke a compromised machine",
+		"Manage single machines of the cluster. Rollouts replace machines by themselves; use these\ncommands in an incident, such as a compromised machine.",
 		"  constellation machine revoke worker-1 --replace")
 	cmd.AddCommand(s.machineRevokeCommand())
 	return cmd
 }
 
-// revokeOptions are what the command line says about `machine revoke` beside the request.
-type revokeOptions struct {
-	yes, nonInteractive bool
-	timeout             time.Duration
-	out                 format
-}
-
 func (s *session) machineRevokeCommand() *cobra.Command {
 	var (
 		r engine.RevokeRequest
-		o revokeOptions
+		o runOptions
 	)
 	cmd := &cobra.Command{
 		Use:   "revoke NODE",
-		Short: "Shut a captured machine out, and remove it",
-		Long: `Revoke shuts one machine out of the cluster for good, and removes it: for a machine that
-somebody else controls, or may control. It works in this order:
+		Short: "Revoke the access of a compromised machine and delete it",
+		Long: `Revoke permanently excludes one machine from the cluster and deletes it. Use it when the
+machine is compromised or may be. It works in this order:
 
-  1. the record constellation-revoked-nodes names the machine: no join service gives it a
-     ticket, and an admission policy refuses all writes with its client certificate
-  2. its bootstrap token is deleted
-  3. its pods are deleted, so that others are made elsewhere and Services lead to them
-  4. the operator removes its etcd member, if it is a control plane, then machine and Node
+  1. The record constellation-revoked-nodes names the machine. Join services then refuse it
+     a join ticket, and an admission policy denies all writes with its client certificate.
+  2. Its bootstrap token is deleted.
+  3. Its pods are deleted, so that their controllers recreate them on other nodes.
+  4. The operator removes its etcd member, if it is a control plane, then machine and Node.
 
-The machine is removed before another one is made, and it is not drained: a captured machine
-is not asked, and PodDisruptionBudgets are not respected. With --replace the operator makes
-a new machine in the group afterwards, and the command waits until that is Ready. The new
-machine has another name. It gets no labels and taints of the old Node, because the machine
-could have written them.
+The machine is deleted before a replacement is created. It is not drained, and
+PodDisruptionBudgets are not respected, because a compromised machine cannot be trusted to
+cooperate. With --replace the operator then creates a new machine in the group, and the
+command waits until it is Ready. The new machine has another name, and does not inherit the
+old Node's labels and taints, because the old machine could have written them.
 
-What the machine knew stays known: change the secrets that its pods had. A control plane has
-the keys of the cluster's certificate authorities, which a revocation cannot take back.
+Rotate all secrets that pods on the machine could read. A control plane holds the keys of
+the cluster's certificate authorities; a revocation cannot withdraw them.
 
-The command can be interrupted at any time: the same command goes on where it was. From the
-second step on the cluster goes on alone. It runs beside an upgrade and does not wait for it.
+The command can be interrupted at any time; run it again to resume. From the second step on
+the cluster continues by itself. A running upgrade neither blocks the command nor waits.
 
-Exit code: 0 done; 2 if there is no such machine; 3 if it is revoked and removed already;
-4 if it is the last control plane, or etcd would lose its quorum; 5 if it was not accepted.`,
+Exit code: 0 done; 2 no such machine; 3 the machine is revoked and deleted already; 4 it is
+the last control plane, or etcd would lose quorum; 5 the plan was not accepted.`,
 		Example: `  constellation machine revoke worker-1 --dry-run --yes
   constellation machine revoke worker-1 --replace --reason "kubelet key found in a backup"
   constellation machine revoke worker-1 --replace --non-interactive --yes
   constellation machine revoke worker-1 --kubeconfig admin.conf --yes -o json | jq 'select(.kind == "node")'`,
-		Args:              oneArg("the name of a node", "`constellation status` lists them"),
-		ValidArgsFunction: s.completeNode,
+		Args:              oneArg("the name of a node", "run `constellation status` to see all nodes"),
+		ValidArgsFunction: s.completeNodes(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Node = args[0]
 			return s.revoke(cmd.Context(), r, o)
 		},
 	}
 	fl := cmd.Flags()
-	fl.BoolVar(&r.Replace, "replace", false, "make a new machine in its group, and wait until it is Ready")
-	fl.StringVar(&r.Reason, "reason", "", "why, for the record: one `line` of at most 200 bytes")
-	fl.StringVar(&r.Kubeconfig, "kubeconfig", "", "`file` that leads to the cluster (default: that of the workspace)")
-	fl.BoolVar(&r.Rehearse, "dry-run", false, "show what would be done, and change nothing")
-	fl.BoolVarP(&o.yes, "yes", "y", false, "the plan and its warnings are accepted")
-	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "ask nothing")
-	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this long, such as 10m; the same command goes on (0: never)")
-	s.outputFlag(cmd, &o.out, "what to print: text, or json for one event per line")
+	fl.BoolVar(&r.Replace, "replace", false, "create a replacement in its group and wait until it is Ready")
+	fl.StringVar(&r.Reason, "reason", "", "reason to record: one `line` of at most 200 bytes")
+	fl.StringVar(&r.Kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: the one in the workspace)")
+	fl.BoolVar(&r.Rehearse, "dry-run", false, "show the plan and change nothing")
+	fl.BoolVarP(&o.yes, "yes", "y", false, "accept the plan and its warnings")
+	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "never prompt")
+	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
+	s.outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
 	_ = cmd.MarkFlagFilename("kubeconfig")
 	_ = cmd.RegisterFlagCompletionFunc("reason", fixed())
 	return cmd
 }
 
-// revoke runs `machine revoke`. On a terminal it asks once, after the plan was shown, for
-// the name of the machine.
-func (s *session) revoke(ctx context.Context, r engine.RevokeRequest, o revokeOptions) error {
-	out := s.printer(o.out, true)
-	defer func() { out.close() }()
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return s.unplanned(out, o.out, err)
-	}
-	ctx, stop := s.limited(ctx, o.timeout)
-	defer stop()
-	plan, err := eng.PlanRevoke(ctx, r)
-	if err != nil {
-		return s.unplanned(out, o.out, err)
-	}
-	out, err = s.accept(plan, out, o.out, acceptance{
-		yes: o.yes, asks: o.out == text && !o.nonInteractive && s.asks(),
-		question: "Type " + clean(r.Node) + " to revoke this machine: ", name: r.Node, show: s.tellPreview,
+// revoke runs `machine revoke`. The prompt wants the name of the machine.
+func (s *session) revoke(ctx context.Context, r engine.RevokeRequest, o runOptions) error {
+	question := fixedQuestion("Type " + clean(r.Node) + " to revoke this machine: ")
+	return s.planAndRun(ctx, o, acceptance{question: question, name: r.Node, show: s.printPreview}, func(ctx context.Context, eng Engine) (*engine.Plan, error) {
+		return eng.PlanRevoke(ctx, r)
 	})
-	if err != nil {
-		return err
-	}
-	return eng.Run(ctx, plan, out.event)
-}
-
-// completeNode completes the nodes of the cluster.
-func (s *session) completeNode(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	const done = cobra.ShellCompDirectiveNoFileComp
-	if len(args) > 0 {
-		return nil, done
-	}
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return nil, done
-	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second) // somebody waits at a prompt
-	defer cancel()
-	st, err := eng.Status(ctx)
-	if err != nil {
-		return nil, done
-	}
-	var out []string
-	for _, n := range st.Nodes {
-		out = append(out, n.Name)
-	}
-	slices.Sort(out)
-	return out, done
 }

@@ -15,7 +15,7 @@ func (f *fakeEngine) PlanRevoke(_ context.Context, r engine.RevokeRequest) (*eng
 	return f.plan, f.planErr
 }
 
-func TestARevocationIsAskedFor(t *testing.T) {
+func TestRevokeRequiresConsent(t *testing.T) {
 	plan := func(edit func(*engine.Plan)) *engine.Plan {
 		p := &engine.Plan{
 			ID: "machine-revoke-20261121070501-1a2b3c4d", Verb: engine.VerbRevoke, Cluster: "demo", Node: "worker-1", Created: start,
@@ -39,9 +39,9 @@ func TestARevocationIsAskedFor(t *testing.T) {
 		want    string // on stdout or stderr
 		request engine.RevokeRequest
 	}{
-		{"nobody accepts it", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "--yes", engine.RevokeRequest{Node: "worker-1"}},
-		{"the plan says what is lost", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "Data on its disks is lost.", engine.RevokeRequest{Node: "worker-1"}},
-		{"and what is done", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "would     Have the machine removed: machine and Node are deleted", engine.RevokeRequest{Node: "worker-1"}},
+		{"no consent", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "--yes", engine.RevokeRequest{Node: "worker-1"}},
+		{"the plan warns of data loss", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "Data on its disks is lost.", engine.RevokeRequest{Node: "worker-1"}},
+		{"the plan lists its steps", fakeEngine{plan: plan(nil)}, nil, 0, engine.ExitUnacknowledged, "would     Have the machine removed: machine and Node are deleted", engine.RevokeRequest{Node: "worker-1"}},
 		{
 			"it is accepted",
 			fakeEngine{plan: plan(nil)},
@@ -49,7 +49,7 @@ func TestARevocationIsAskedFor(t *testing.T) {
 			1, engine.ExitDone, "",
 			engine.RevokeRequest{Node: "worker-1", Replace: true, Reason: "captured", Kubeconfig: "k"},
 		},
-		{"a dry run needs nobody", fakeEngine{plan: plan(func(p *engine.Plan) { p.Rehearsal = true })}, []string{"--dry-run"}, 1, engine.ExitDone, "", engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
+		{"a dry run needs no consent", fakeEngine{plan: plan(func(p *engine.Plan) { p.Rehearsal = true })}, []string{"--dry-run"}, 1, engine.ExitDone, "", engine.RevokeRequest{Node: "worker-1", Rehearse: true}},
 		{"the last control plane", fakeEngine{plan: plan(blocked)}, []string{"--yes"}, 0, engine.ExitBlocked, "create a new cluster", engine.RevokeRequest{Node: "worker-1"}},
 		{
 			"there is no such machine",
@@ -66,13 +66,13 @@ func TestARevocationIsAskedFor(t *testing.T) {
 				t.Errorf("exit %d, ran %d times, want %d and %d with %q\nstderr %s\n%s", code, e.ran, tt.code, tt.ran, tt.want, errs, out)
 			}
 			if e.revokedAs != tt.request {
-				t.Errorf("asked for %+v, want %+v", e.revokedAs, tt.request)
+				t.Errorf("PlanRevoke called with %+v, want %+v", e.revokedAs, tt.request)
 			}
 		})
 	}
 }
 
-func TestTheNameOfTheMachineIsTyped(t *testing.T) {
+func TestRevokePromptWantsTheName(t *testing.T) {
 	for _, tt := range []struct {
 		name, answer string
 		accepted     bool
@@ -88,13 +88,13 @@ func TestTheNameOfTheMachineIsTyped(t *testing.T) {
 			s := newSession(App{Env: func(string) string { return "" }, Now: func() time.Time { return start }, Stdin: strings.NewReader(tt.answer), Stdout: &strings.Builder{}, Stderr: &errs})
 			p := &engine.Plan{Verb: engine.VerbRevoke, Cluster: "demo", Steps: []engine.Step{{ID: engine.StepRemove}}}
 			_, err := s.accept(p, s.printer(text, false), text, acceptance{
-				asks: true, question: "Type worker-1 to revoke this machine: ", name: "worker-1", show: func(*engine.Plan, sink) {},
+				asks: true, question: fixedQuestion("Type worker-1 to revoke this machine: "), name: "worker-1", show: func(*engine.Plan, sink) {},
 			})
 			if (err == nil) != tt.accepted || !tt.accepted && engine.ExitCode(err) != engine.ExitUnacknowledged {
 				t.Errorf("accepted with %v, want %t", err, tt.accepted)
 			}
 			if !strings.Contains(errs.String(), "Type worker-1") {
-				t.Errorf("asked with %q", errs.String())
+				t.Errorf("prompt %q", errs.String())
 			}
 		})
 	}

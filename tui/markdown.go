@@ -8,26 +8,26 @@ import (
 	"constellation/engine"
 )
 
-// cellOf writes a text into a cell of a Markdown table; an empty one is a dash.
+// cellOf escapes a text for a cell of a Markdown table; an empty one becomes a dash.
 func cellOf(s string) string {
 	s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(clean(s))
 	return orElse(s, "-")
 }
 
-// codeOf writes what comes from outside between backquotes, where nothing is obeyed.
+// codeOf quotes text from outside as inline code, where Markdown has no effect.
 func codeOf(s string) string { return "`" + strings.ReplaceAll(clean(s), "`", "'") + "`" }
 
-// summary is the end of a run as Markdown, for the page of a pipeline. While the run goes
-// on its lines go elsewhere.
+// summary prints a run as Markdown at its end, for the job page of a CI pipeline. Meanwhile
+// lines prints the events to another writer.
 type summary struct {
 	out   *guarded
 	lines *plainPrinter
-	sp    speller
+	sp    commandFormatter
 	t     timeline
 	waits []wait
 }
 
-// wait is a reason for which nothing moved, and for how long in all.
+// wait is a reason for waiting with its total duration.
 type wait struct {
 	text string
 	long time.Duration
@@ -51,19 +51,19 @@ func (m *summary) add(text string, long time.Duration) {
 	m.waits = append(m.waits, wait{text, long})
 }
 
-// worthWait is how long something must have been waited for to be told afterwards.
-const worthWait = 10 * time.Second
+// minReportedWait is the minimum duration of a wait in the summary.
+const minReportedWait = 10 * time.Second
 
 // close writes the summary.
 func (m *summary) close() {
 	m.lines.close()
-	if m.t.events == 0 { // a person is asked first
+	if m.t.events == 0 { // the run was not confirmed
 		return
 	}
 	fmt.Fprint(m.out, m.String())
 }
 
-// String is the summary as it stands.
+// String is the summary of the events so far.
 func (m *summary) String() string {
 	t := &m.t
 	var b strings.Builder
@@ -95,14 +95,14 @@ func (m *summary) String() string {
 			if s.took > 0 {
 				took = short(s.took)
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", cellOf(s.id), orElse(cellOf(s.state), "not begun"), took, cellOf(orElse(s.text, s.title)))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", cellOf(s.id), orElse(cellOf(s.state), "not started"), took, cellOf(orElse(s.text, s.title)))
 		}
 	}
 	m.nodes(&b)
 	m.findings(&b)
 	first := true
 	for _, w := range m.waits {
-		if w.long < worthWait {
+		if w.long < minReportedWait {
 			continue
 		}
 		if first {
@@ -124,7 +124,7 @@ func (m *summary) String() string {
 	return b.String()
 }
 
-// nodes writes what became of the machines, by group.
+// nodes writes the final states of the machines by group.
 func (m *summary) nodes(b *strings.Builder) {
 	t := &m.t
 	if len(t.machines) == 0 {
@@ -148,16 +148,16 @@ func (m *summary) nodes(b *strings.Builder) {
 	}
 }
 
-// findings writes what the checks found, and what of it was accepted by name.
+// findings writes the findings of the plan and which of them were accepted by name.
 func (m *summary) findings(b *strings.Builder) {
 	if m.t.plan == nil {
 		return
 	}
-	list, fine := worth(m.t.plan.Findings)
+	list, fine := needAttention(m.t.plan.Findings)
 	if len(m.t.plan.Findings) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\n### Findings: %s\n\n", tally(m.t.plan.Findings))
+	fmt.Fprintf(b, "\n### Findings: %s\n\n", countBySeverity(m.t.plan.Findings))
 	accepted := map[string]bool{}
 	for _, id := range m.t.plan.Acknowledged {
 		accepted[id] = true
@@ -170,6 +170,6 @@ func (m *summary) findings(b *strings.Builder) {
 		fmt.Fprintf(b, "- **%s**%s: %s %s\n", f.Severity, how, cellOf(f.Title), codeOf(f.ID))
 	}
 	if fine > 0 {
-		fmt.Fprintf(b, "- %s fine\n", count(fine, "check"))
+		fmt.Fprintf(b, "- %s passed\n", count(fine, "check"))
 	}
 }

@@ -10,30 +10,29 @@ import (
 	"constellation/engine"
 )
 
-// offer is something that can be done next: what it is called, and the words of its verb.
+// offer is a possible next command: its title, and the verb with its arguments.
 type offer struct{ title, verb string }
 
-// offers are what home has at each stage.
+// offers are the next commands at each stage of a workspace.
 var offers = map[engine.Stage][]offer{
 	engine.StageEmpty:      {{"Start a sandbox", "sandbox up"}, {"Write a configuration", "config generate sandbox"}},
 	engine.StageConfigured: {{"Start the machines", "sandbox up"}, {"Check the configuration", "config validate"}},
-	engine.StageReady:      {{"Create the cluster", "init"}, {"Check the configuration", "config validate"}, {"Look at the machines", "status"}},
-	engine.StagePartial:    {{"Go on creating the cluster", "init"}, {"Look at the machines", "status"}},
+	engine.StageReady:      {{"Create the cluster", "init"}, {"Check the configuration", "config validate"}, {"Show the machines", "status"}},
+	engine.StagePartial:    {{"Resume creating the cluster", "init"}, {"Show the machines", "status"}},
 	engine.StageCluster: {
-		{"Look at the cluster", "status"},
+		{"Show the cluster", "status"},
 		{"Check for upgrades", "upgrade check"},
-		{"Upgrade, asking before anything is changed", "upgrade apply"},
-		{"Make a backup", "backup create"},
-		{"List the backups", "backup list"},
-		{"See where each node is", "watch --once"},
-		{"Past runs", "history"},
+		{"Upgrade the cluster (prompts before any change)", "upgrade apply"},
+		{"Create a backup", "backup create"},
+		{"List backups", "backup list"},
+		{"Show the rollout state of each node", "watch --once"},
+		{"List past runs", "history"},
 	},
 }
 
-// askNext is home for those for whom nothing is drawn: it says what there is, and asks in
-// words what to do next, below what was written before, until the answer is q or nothing
-// more can be read. What a verb that was chosen ends with is told and does not end it, but
-// for a signal.
+// askNext is the home screen in accessible mode: it lists the next commands, prompts for
+// one, runs it and repeats, until the user types q or stdin ends. The exit code of a command
+// is printed and ends the loop only if a signal ended the command.
 func (s *session) askNext(ctx context.Context) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
@@ -68,11 +67,11 @@ func (s *session) askNext(ctx context.Context) error {
 	}
 }
 
-// chosen asks for one of a list until it is one, or nothing more is wanted.
+// chosen prompts until the user picks an entry of list; ok is false at q or end of input.
 func (s *session) chosen(list []offer) (o offer, ok bool) {
 	for {
-		fmt.Fprintf(s.Stderr, "What next? Type a number from 1 to %d, or q to leave: ", len(list))
-		// A terminal gives a line at a time: no more is taken than the answer.
+		fmt.Fprintf(s.Stderr, "Type a number from 1 to %d, or q to quit: ", len(list))
+		// A terminal delivers one line per read, so the buffer takes no input of later prompts.
 		line, err := bufio.NewReader(s.Stdin).ReadString('\n')
 		answer := strings.ToLower(strings.TrimSpace(line))
 		if err != nil || answer == "q" {

@@ -7,32 +7,31 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 )
 
-// palette finds what can be done here by its words: all bindings of the screen, those that are
-// off as well, with the reason. The zero value is closed.
+// palette searches the bindings of the screen by text. It also lists disabled ones, with the
+// reason. The zero value is closed.
 type palette struct {
 	open bool
 	text string
-	at   int // of those that fit
+	at   int // index among the matches
 }
 
-// paletteKeys work while the palette is open; all others are written into it.
+// paletteKeys work while the palette is open; other keys are text.
 var paletteKeys = []binding{
-	on("enter", "Enter", "do it", "do", (*console).doPalette).footed("do it"),
+	on("enter", "Enter", "run the selected action", "do", (*console).doPalette).footed("run"),
 	on("up ctrl+p", "↑", "up", "move", act(func(c *console) { c.pal.at-- })),
 	on("down ctrl+n", "↓", "down", "move", act(func(c *console) { c.pal.at++ })),
 	on("esc", "Esc", "back", "back", act(func(c *console) { c.pal = palette{} })).footed("back"),
 	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
 }
 
-// paletteList are the bindings that have all words of what was typed in their key, help or
-// heading.
+// paletteList are the bindings whose key, help, group or label contain all typed words.
 func (c *console) paletteList() (list []binding) {
 	words := strings.Fields(strings.ToLower(c.pal.text))
 	for _, b := range slices.Concat(c.screenKeys(), globalKeys) {
 		if b.label == ":" || slices.ContainsFunc(list, func(o binding) bool { return slices.Equal(o.keys, b.keys) }) {
-			continue // itself, or one that the screen has taken
+			continue // the palette itself, or overridden by the screen
 		}
-		about := strings.ToLower(b.label + " " + b.help + " " + b.group + " " + b.word)
+		about := strings.ToLower(b.label + " " + b.help + " " + b.group + " " + b.footLabel)
 		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(about, w) }) {
 			list = append(list, b)
 		}
@@ -41,11 +40,11 @@ func (c *console) paletteList() (list []binding) {
 	return list
 }
 
-// doPalette does what is under the cursor, as its key would.
+// doPalette runs the selected binding, as its key would.
 func (c *console) doPalette() tea.Cmd {
 	list := c.paletteList()
 	if len(list) == 0 {
-		c.note = "nothing is called that"
+		c.note = "no action matches"
 		return nil
 	}
 	b := list[c.pal.at]
@@ -57,7 +56,7 @@ func (c *console) doPalette() tea.Cmd {
 	return b.do(c)
 }
 
-// typedPalette writes a key into the palette. It reports false for those that have a binding.
+// typedPalette adds a key to the text. It reports false for keys that have a binding.
 func (c *console) typedPalette(k tea.KeyMsg) bool {
 	switch k.Type {
 	case tea.KeyRunes, tea.KeySpace:
@@ -75,11 +74,11 @@ func (c *console) typedPalette(k tea.KeyMsg) bool {
 	return true
 }
 
-// paletteView draws it in w columns and at most h lines.
+// paletteView renders the palette in w columns and at most h lines.
 func (c *console) paletteView(w, h int) []string {
 	t, inner := c.th, min(w-4, 96)
 	list := c.paletteList()
-	out := []string{c.boxTop(w, inner, " What to do: "+c.screen.title()+" ")}
+	out := []string{c.boxTop(w, inner, " Actions: "+c.screen.title()+" ")}
 	out = append(out, c.boxLine(w, inner, t.row(inner-2).add(accent, ": ").add(strong, c.pal.text).add(accent, "▏").String()))
 	from, to := window(len(list), c.pal.at, max(1, h-3))
 	for i := from; i < to; i++ {
@@ -96,7 +95,7 @@ func (c *console) paletteView(w, h int) []string {
 	}
 	foot := " " + count(len(list), "key") + " "
 	if len(list) == 0 {
-		foot = " nothing is called that; Esc goes back "
+		foot = " no action matches; Esc goes back "
 	}
 	return append(out, c.boxBottom(w, inner, foot))
 }

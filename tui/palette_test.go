@@ -8,26 +8,25 @@ import (
 	"time"
 )
 
-// The palette finds each key of a screen by its words, does what the key does, and says why one
-// is off.
+// The palette finds each binding of a screen by its words, runs it, and shows why one is off.
 func TestPaletteDoesWhatKeysDo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := live(5, 70*time.Second)(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+		s := live(5, 70*time.Second)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 		s.view([]string{":", "a", "l", "l", " ", "n", "o", "d", "enter"})
 		if s.c.wat.lens != lensMap || s.c.pal.open {
 			t.Errorf("%q leads to %s", "all nod", s.c.wat.lens.title())
 		}
 		s.view([]string{":", "f", "a", "s", "t", "e", "r", "enter"})
-		if !strings.Contains(s.c.note, "+ is off: this is no replay") {
+		if !strings.Contains(s.c.note, "+ is off: this is not a replay") {
 			t.Errorf("note %q", s.c.note)
 		}
 		s.view([]string{":", "x", "x", "x", "enter"})
-		if !s.c.pal.open || s.c.note != "nothing is called that" {
+		if !s.c.pal.open || s.c.note != "no action matches" {
 			t.Errorf("open %v, note %q", s.c.pal.open, s.c.note)
 		}
 		s.press("esc")
 		if s.c.pal.open || s.c.wat.lens != lensMap {
-			t.Error("Esc does not close it alone")
+			t.Error("Esc does not close only the palette")
 		}
 		s.press(":")
 		for _, b := range slices.Concat(s.c.screenKeys(), globalKeys) {

@@ -12,16 +12,16 @@ import (
 	"constellation/engine"
 )
 
-// manyMachines is the number of machines from which on single ones are no longer
-// told, but groups are.
+// manyMachines is the number of machines above which the printer summarises groups instead
+// of printing single machines.
 const manyMachines = 50
 
-// tailLines is how many lines of the log are printed when a step fails.
+// tailLines is the number of log lines printed when a step fails.
 const tailLines = 25
 
-// beats are the pauses after which a printer that had nothing to tell says that it
-// still runs; the last one repeats.
-var beats = []time.Duration{10 * time.Second, 30 * time.Second, 60 * time.Second}
+// heartbeats are the intervals without output after which the printer writes a heartbeat
+// line; the last one repeats.
+var heartbeats = []time.Duration{10 * time.Second, 30 * time.Second, 60 * time.Second}
 
 // sink takes the events of a run, in order, never concurrently.
 type sink interface {
@@ -30,40 +30,40 @@ type sink interface {
 	close()
 }
 
-// plainPrinter tells a run in lines, one for each change, for logs and pipes:
+// plainPrinter prints a run as lines, one for each change, for logs and pipes:
 //
 //	07:05:01Z init-first-node  ok     Initialise the first control plane, 18.2s
 //
-// When nothing changes it says so after 10 seconds, then 30, then every 60, with the
-// reason and the time of the next word. It folds events as the console does.
+// If nothing changes it prints a heartbeat after 10 seconds, then 30, then every 60, with
+// the reason and the interval to the next one. It folds events as the console does.
 type plainPrinter struct {
 	out *guarded
-	// first is what is waited for before anything is under way; empty if that is not known.
+	// first is the heartbeat's reason before a step runs; may be empty.
 	first string
-	live  *liveLine // on a terminal: what happens now, instead of words every so often
+	live  *liveLine // on a terminal: the current activity, instead of heartbeats
 	now   func() time.Time
 
 	mu       sync.Mutex
 	t        timeline
-	last     time.Time // of the last line
-	beat     int
-	groups   time.Time         // of the last summary of groups
-	waited   waiting           // what was last told to be waited for
-	told     map[string]string // what was last said of each group and check
-	dirty    bool              // machines have changed since
+	last     time.Time         // time of the last line
+	beat     int               // index into heartbeats
+	groups   time.Time         // time of the last summary of groups
+	waited   waiting           // the last wait printed
+	printed  map[string]string // the last text printed for each group and check
+	dirty    bool              // machines have changed since the last summary
 	findings int
 	closed   bool
 	timer    *time.Timer
 	spin     int
 	th       *theme
-	sp       speller
+	sp       commandFormatter
 }
 
 // newPlainPrinter returns a printer. live may be nil.
 func newPlainPrinter(out *guarded, live *liveLine, now func() time.Time) *plainPrinter {
-	l := look{ascii: true}
+	l := display{ascii: true}
 	if live != nil {
-		l = live.look
+		l = live.display
 	}
 	p := &plainPrinter{out: out, live: live, now: now, th: newTheme(l)}
 	p.last = now()
@@ -71,12 +71,12 @@ func newPlainPrinter(out *guarded, live *liveLine, now func() time.Time) *plainP
 	return p
 }
 
-// pause is how long until the printer has a reason of its own to write.
+// pause is the time until the next heartbeat or redraw.
 func (p *plainPrinter) pause() time.Duration {
 	if p.live != nil {
 		return 250 * time.Millisecond
 	}
-	return beats[min(p.beat, len(beats)-1)]
+	return heartbeats[min(p.beat, len(heartbeats)-1)]
 }
 
 func (p *plainPrinter) tick() {
@@ -96,16 +96,16 @@ func (p *plainPrinter) tick() {
 		return
 	}
 	if p.dirty {
-		p.tellGroups()
+		p.printGroups()
 	} else {
-		p.tellStill()
+		p.printHeartbeat()
 	}
 	p.last = p.now()
 	p.beat++
 	p.timer.Reset(p.pause())
 }
 
-// draw shows what happens now on the live line.
+// draw shows the current activity on the live line.
 func (p *plainPrinter) draw() {
 	s := p.t.running()
 	if s == nil {
@@ -122,7 +122,7 @@ func (p *plainPrinter) draw() {
 	p.live.set(p.th.spin(p.spin) + " " + text + "  " + short(p.now().Sub(s.began)))
 }
 
-// amount writes how much of a total is there; large totals are bytes.
+// amount formats a progress; large totals are bytes.
 func amount(n, total int64) string {
 	if total >= 1<<16 {
 		return bytesOf(n) + " of " + bytesOf(total)
@@ -147,21 +147,21 @@ func (p *plainPrinter) event(ev engine.Event) {
 		}
 		p.line(ev.Time, "run", "start", strings.TrimSpace(text))
 	case planned:
-		p.tellPlan(ev.Time)
+		p.printPlan(ev.Time)
 	case checked:
-		wrote = p.tellCheck(ev.Time, p.t.checks[i])
-	case carried:
-		wrote = p.tellNodePlan(ev)
+		wrote = p.printCheck(ev.Time, p.t.checks[i])
+	case nodePlanChanged:
+		wrote = p.printNodePlan(ev)
 	case stepped:
-		p.tellChecks(ev.Time)
-		p.tellStep(ev.Time, &p.t.steps[i])
+		p.printChecks(ev.Time)
+		p.printStep(ev.Time, &p.t.steps[i])
 	case moved:
-		wrote = p.tellMachine(ev.Time, &p.t.machines[i])
+		wrote = p.printMachine(ev.Time, &p.t.machines[i])
 	case waits:
 		if p.t.why.text == "" {
-			// A wait that the user was to do something about has an end worth telling.
+			// Only the end of a wait with a remedy is printed: the user may be acting on it.
 			if wrote = p.waited.remedy != ""; wrote {
-				p.line(ev.Time, p.subject(), "go on", "the wait is over after "+short(ev.Time.Sub(p.waited.since)))
+				p.line(ev.Time, p.subject(), "go on", "wait ended after "+short(ev.Time.Sub(p.waited.since)))
 			}
 			p.waited = waiting{}
 			break
@@ -172,16 +172,16 @@ func (p *plainPrinter) event(ev engine.Event) {
 		p.line(ev.Time, p.subject(), "wait", p.t.why.text+p.remedyTail(p.t.why.remedy))
 	case logged:
 		x := p.t.log.at(i)
-		// Machines warn a lot about things that are as they should be; their record has it.
+		// Machines log many harmless warnings; the record of the run keeps them.
 		if wrote = x.level == "error" || x.level == "warn" && x.node == ""; wrote {
 			p.line(ev.Time, source(x), x.level, x.text)
 		}
 	case concluded:
-		p.tellChecks(ev.Time)
+		p.printChecks(ev.Time)
 		if p.dirty {
-			p.tellGroups()
+			p.printGroups()
 		}
-		p.tellResult(ev.Time)
+		p.printResult(ev.Time)
 	default:
 		wrote = false
 	}
@@ -206,7 +206,7 @@ func (p *plainPrinter) close() {
 	}
 }
 
-// line writes one line: when, about what, how it is, and the rest.
+// line writes one line: time, subject, state and text.
 func (p *plainPrinter) line(at time.Time, subject, state, text string) {
 	if p.live != nil {
 		p.live.clear()
@@ -235,7 +235,7 @@ func (p *plainPrinter) remedyTail(remedy string) string {
 	return "; to do: " + p.sp.text(remedy)
 }
 
-func (p *plainPrinter) tellPlan(at time.Time) {
+func (p *plainPrinter) printPlan(at time.Time) {
 	plan := p.t.plan
 	done := 0
 	for _, s := range plan.Steps {
@@ -244,7 +244,7 @@ func (p *plainPrinter) tellPlan(at time.Time) {
 		}
 	}
 	text := fmt.Sprintf("%s %s: %s", plan.Verb, clean(plan.Cluster), count(len(plan.Steps), "step"))
-	if len(plan.Steps) == 0 { // it is blocked, and nobody knows of what
+	if len(plan.Steps) == 0 { // blocked before its steps were planned
 		text = fmt.Sprintf("%s %s", plan.Verb, clean(plan.Cluster))
 	}
 	if done > 0 {
@@ -261,9 +261,9 @@ func (p *plainPrinter) tellPlan(at time.Time) {
 		p.line(at, "version", "plan", fmt.Sprintf("%s %s -> %s", clean(x.Name), orElse(clean(x.Now), "(none)"), clean(x.NextHop)))
 	}
 	for _, c := range p.t.checks {
-		p.tellCheck(at, c)
+		p.printCheck(at, c)
 	}
-	p.tellChecks(at)
+	p.printChecks(at)
 	for _, n := range plan.Notes {
 		p.line(at, "plan", "note", p.sp.text(clean(n)))
 	}
@@ -277,7 +277,7 @@ func (p *plainPrinter) tellPlan(at time.Time) {
 	}
 }
 
-// target writes the versions of a target.
+// target formats the versions of a target.
 func target(t engine.Target) string {
 	var parts []string
 	for _, x := range [][2]string{{"kubernetes", t.Kubernetes}, {"image", t.Image}, {"release", t.Release}} {
@@ -296,9 +296,9 @@ func nodesOf(p *engine.Plan) int {
 	return n
 }
 
-// tellCheck writes a finding that asks for something; those that are fine are
-// counted later.
-func (p *plainPrinter) tellCheck(at time.Time, c check) bool {
+// printCheck writes a finding that is a warning, blocks or was not checked. It counts the
+// others for printChecks.
+func (p *plainPrinter) printCheck(at time.Time, c check) bool {
 	switch engine.Severity(c.state) {
 	case engine.Info:
 		p.findings++
@@ -319,8 +319,8 @@ func (p *plainPrinter) tellCheck(at time.Time, c check) bool {
 	return false
 }
 
-// tellChecks writes once how the checks ended.
-func (p *plainPrinter) tellChecks(at time.Time) {
+// printChecks writes the number of checks, warnings and failures, once for each result.
+func (p *plainPrinter) printChecks(at time.Time) {
 	if p.findings == 0 {
 		return
 	}
@@ -340,19 +340,19 @@ func (p *plainPrinter) tellChecks(at time.Time) {
 	}
 }
 
-// news reports whether text was not the last thing said about a subject.
+// news reports whether text differs from the last text printed for subject.
 func (p *plainPrinter) news(subject, text string) bool {
-	if p.told == nil {
-		p.told = map[string]string{}
+	if p.printed == nil {
+		p.printed = map[string]string{}
 	}
-	if p.told[subject] == text {
+	if p.printed[subject] == text {
 		return false
 	}
-	p.told[subject] = text
+	p.printed[subject] = text
 	return true
 }
 
-func (p *plainPrinter) tellStep(at time.Time, s *step) {
+func (p *plainPrinter) printStep(at time.Time, s *step) {
 	switch s.state {
 	case engine.StateRunning:
 		text := s.title
@@ -376,7 +376,7 @@ func (p *plainPrinter) tellStep(at time.Time, s *step) {
 	}
 }
 
-// tail writes the end of the log: where a step failed, what was said last matters.
+// tail writes the last lines of the log after a step failed.
 func (p *plainPrinter) tail(at time.Time) {
 	n := p.t.log.len()
 	if n == 0 {
@@ -390,9 +390,9 @@ func (p *plainPrinter) tail(at time.Time) {
 	}
 }
 
-// tellMachine writes what became of a machine. Of many machines only failures are
-// told one by one.
-func (p *plainPrinter) tellMachine(at time.Time, m *machine) bool {
+// printMachine writes the state of a machine. With more than manyMachines it writes only
+// failures, and summarises the rest.
+func (p *plainPrinter) printMachine(at time.Time, m *machine) bool {
 	state := m.state
 	if state == engine.NodeFailed {
 		state = "FAIL"
@@ -403,7 +403,7 @@ func (p *plainPrinter) tellMachine(at time.Time, m *machine) bool {
 			if p.groups.IsZero() {
 				p.groups = p.t.started
 			}
-			return at.Sub(p.groups) >= beats[0] && p.tellGroups()
+			return at.Sub(p.groups) >= heartbeats[0] && p.printGroups()
 		}
 	}
 	text := m.name
@@ -420,12 +420,12 @@ func (p *plainPrinter) tellMachine(at time.Time, m *machine) bool {
 	return true
 }
 
-// tellNodePlan writes how a Plan is.
-func (p *plainPrinter) tellNodePlan(ev engine.Event) bool {
+// printNodePlan writes the state of a Plan of upgrade.cattle.io.
+func (p *plainPrinter) printNodePlan(ev engine.Event) bool {
 	var b engine.Board
 	b.Apply(ev)
 	name := clean(ev.Object)
-	text := name + " is deleted"
+	text := name + " deleted"
 	if len(b.Plans) > 0 {
 		text = planWords(&b.Plans[0])
 	}
@@ -440,13 +440,13 @@ func (p *plainPrinter) tellNodePlan(ev engine.Event) bool {
 	return true
 }
 
-// planWords say all about a Plan but its state: "system-upgrade/k3s-server v1.36.3: 2 of 5
+// planWords describes a Plan without its state: "system-upgrade/k3s-server v1.36.3: 2 of 5
 // nodes done, 1 applying; waits for ...".
 func planWords(p *engine.BoardPlan) string {
 	text := strings.TrimSpace(clean(p.Name) + " " + clean(p.Version))
 	alone := ""
 	if p.Alone {
-		alone = "has the nodes to itself"
+		alone = "exclusive"
 	}
 	sep := ": "
 	for _, more := range []string{p.Counts(), alone, clean(p.Text)} {
@@ -458,8 +458,8 @@ func planWords(p *engine.BoardPlan) string {
 	return text
 }
 
-// tellGroups writes one line for each group of machines that has changed.
-func (p *plainPrinter) tellGroups() (wrote bool) {
+// printGroups writes one line for each group of machines that has changed.
+func (p *plainPrinter) printGroups() (wrote bool) {
 	p.dirty, p.groups = false, p.t.last
 	for _, g := range p.t.groups() {
 		if text := g.String(); p.news("group "+g.group, text) {
@@ -473,7 +473,7 @@ func (p *plainPrinter) tellGroups() (wrote bool) {
 	return wrote
 }
 
-// eta is between which times a rollout will be over: "17:16Z-17:44Z"; empty if nobody knows.
+// eta is the estimated range of the rollout's end: "17:16Z-17:44Z"; empty if unknown.
 func (p *plainPrinter) eta() string {
 	if p.t.etaMost.IsZero() {
 		return ""
@@ -485,9 +485,10 @@ func (p *plainPrinter) eta() string {
 	return p.t.etaLeast.UTC().Format(layout) + "-" + p.t.etaMost.UTC().Format(layout)
 }
 
-// tellStill says what is under way and for how long, and when it will be said again.
-func (p *plainPrinter) tellStill() {
-	next := beats[min(p.beat+1, len(beats)-1)]
+// printHeartbeat writes the running step, its duration, and the interval to the next
+// heartbeat.
+func (p *plainPrinter) printHeartbeat() {
+	next := heartbeats[min(p.beat+1, len(heartbeats)-1)]
 	text := orElse(p.first, "waiting")
 	now := p.now()
 	if s := p.t.running(); s != nil {
@@ -508,7 +509,7 @@ func (p *plainPrinter) tellStill() {
 	p.line(now, p.subject(), "still", fmt.Sprintf("%s; next report in %s", text, short(next)))
 }
 
-// resultWord is how a run ended, in one word for the second column.
+// resultWord is the result of a run, for the second column.
 func resultWord(o *outcome) string {
 	switch {
 	case o.status == engine.StateDone || o.status == engine.StateNothing || o.exit == engine.ExitDone:
@@ -519,7 +520,7 @@ func resultWord(o *outcome) string {
 	return "FAIL"
 }
 
-func (p *plainPrinter) tellResult(at time.Time) {
+func (p *plainPrinter) printResult(at time.Time) {
 	o := p.t.result
 	text := o.text
 	if text == "" {
@@ -541,9 +542,9 @@ func (p *plainPrinter) tellResult(at time.Time) {
 	}
 }
 
-// guarded writes to the user's stdout. When the reader has gone it says so once and
-// swallows the rest: a run must not end because nobody listens. Any other error, such
-// as a full disk, is kept for the end.
+// guarded writes to the user's stdout. When the reader has closed the pipe, it calls gone
+// once and discards the rest: a run must not end for lack of a reader. It keeps any other
+// error, such as a full disk, in failed.
 type guarded struct {
 	w      io.Writer
 	gone   func()

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
 	"constellation/engine"
 )
 
@@ -24,14 +27,14 @@ func printed(t *testing.T, e *fakeEngine, program string, args ...string) (stdou
 	return out.String(), errs.String(), code
 }
 
-// Who reads a pipe has no edge of a screen.
-func TestPrintedAnswersAreNeverCut(t *testing.T) {
+// Output to a pipe has no width limit.
+func TestPrintedOutputIsNotTruncated(t *testing.T) {
 	st := wordyStatus()
 	st.Nodes[2].Name = "worker-in-a-group-with-a-name-that-is-longer-than-any-column-1"
 	out, _, code := printed(t, &fakeEngine{status: st}, "", "status")
 	for _, want := range []string{st.Nodes[1].Message, st.Nodes[2].Name, st.Services[1].Message, "join-service is not ready: 0 of 1 pods: " + st.Health[0].Detail, "crictl logs tell more there"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("%q is not whole in\n%s", want, out)
+			t.Errorf("%q is truncated in\n%s", want, out)
 		}
 	}
 	if code != 0 || strings.Contains(out, "…") {
@@ -42,12 +45,12 @@ func TestPrintedAnswersAreNeverCut(t *testing.T) {
 	h.Problems = []engine.Finding{{Severity: engine.Block, Title: "cannot use constellation-state.yaml", Detail: strings.Repeat("a long story ", 20) + "with an end"}}
 	h.Runs = []engine.RunSummary{{Verb: engine.VerbInit, Status: engine.StateFailed, Started: start, Text: strings.Repeat("another story ", 20) + "with an end"}}
 	if out, _, _ := printed(t, &fakeEngine{home: h}, "", "--non-interactive"); strings.Count(out, "with an end") != 2 {
-		t.Errorf("home is cut:\n%s", out)
+		t.Errorf("home is truncated:\n%s", out)
 	}
 }
 
-// What a blocked plan would do it will not do: only what blocks it is told.
-func TestBlockedPlanListsNoEffects(t *testing.T) {
+// A blocked plan prints its findings and no steps.
+func TestBlockedPlanPrintsNoSteps(t *testing.T) {
 	plan := planIn(t, recorded(t, "init"))
 	if out, _, code := printed(t, &fakeEngine{plan: plan}, "", "init", "--non-interactive"); code != engine.ExitUnacknowledged || strings.Count(out, " would ") != 8 {
 		t.Errorf("a plan to be accepted: exit %d\n%s", code, out)
@@ -62,7 +65,7 @@ func TestBlockedPlanListsNoEffects(t *testing.T) {
 	}
 }
 
-// Commands can be copied from where the user stands.
+// Printed commands run from the current directory.
 func TestCommandsCanBeCopied(t *testing.T) {
 	events := recorded(t, "init")
 	h := demoHome(engine.StageReady)
@@ -70,16 +73,16 @@ func TestCommandsCanBeCopied(t *testing.T) {
 	h.Problems = []engine.Finding{{Severity: engine.Warn, Title: "old", Remedy: "run `constellation sandbox up`"}}
 	out, _, _ := printed(t, &fakeEngine{home: h, plan: planIn(t, events), events: events}, "bin/constellation", "--non-interactive")
 	if !strings.Contains(out, "next      bin/constellation init -C /home/ops/demo ") || !strings.Contains(out, "run `bin/constellation -C /") {
-		t.Errorf("home says\n%s", out)
+		t.Errorf("home prints\n%s", out)
 	}
 	out, errs, _ := printed(t, &fakeEngine{plan: planIn(t, events), events: recorded(t, "stopped")}, "bin/constellation", "init", "--non-interactive", "--yes")
 	if !strings.Contains(out, " resume                       bin/constellation init") {
-		t.Errorf("a run that was left says\n%s%s", out, errs)
+		t.Errorf("a stopped run prints\n%s%s", out, errs)
 	}
 }
 
-// A wait that the user can end is told with how, and its end is told too.
-func TestWaitWithARemedyIsToldFromBeginningToEnd(t *testing.T) {
+// A wait with a remedy is printed with the remedy, and so is its end.
+func TestWaitWithARemedyAndItsEndArePrinted(t *testing.T) {
 	plan, err := json.Marshal(engine.Plan{ID: "r", Verb: engine.VerbInit, Cluster: "demo", Steps: []engine.Step{{ID: "charts", Title: "Install the services"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +99,7 @@ func TestWaitWithARemedyIsToldFromBeginningToEnd(t *testing.T) {
 	want := `07:05:01Z plan               ok        init demo: 1 step
 07:05:01Z charts             start     Install the services
 07:05:02Z charts             wait      no answer since 07:05:01Z; to do: run ` + "`constellation sandbox up`" + `
-07:05:10Z charts             go on     the wait is over after 8.0s
+07:05:10Z charts             go on     wait ended after 8.0s
 07:05:10Z charts             wait      worker-0 is joining
 `
 	if out != want {
@@ -104,7 +107,7 @@ func TestWaitWithARemedyIsToldFromBeginningToEnd(t *testing.T) {
 	}
 }
 
-func TestPathsKeepTheirFileName(t *testing.T) {
+func TestTruncatedPathsKeepTheFileName(t *testing.T) {
 	for _, tt := range []struct {
 		s    string
 		w    int
@@ -120,4 +123,27 @@ func TestPathsKeepTheirFileName(t *testing.T) {
 			t.Errorf("%q in %d columns: %q, want %q", tt.s, tt.w, got, tt.want)
 		}
 	}
+}
+
+// Every command has an imperative short help of at most 60 characters, a long help and an
+// example.
+func TestHelp(t *testing.T) {
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		if n := len(c.Short); n == 0 || n > 60 || strings.HasSuffix(c.Short, ".") {
+			t.Errorf("%s: short help %q has %d characters, want 1 to 60 without a period", c.CommandPath(), c.Short, n)
+		}
+		if !c.Hidden && (c.Long == "" || c.Example == "") {
+			t.Errorf("%s has no long help or no example", c.CommandPath())
+		}
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Usage == "" {
+				t.Errorf("%s --%s has no usage", c.CommandPath(), f.Name)
+			}
+		})
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newSession(App{Program: "constellation"}).root())
 }

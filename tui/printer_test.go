@@ -16,12 +16,12 @@ import (
 	"constellation/engine"
 )
 
-// plainOf plays a recorded run at its own pace to the plain printer.
+// plainOf replays a recorded run in its own time to the plain printer.
 func plainOf(t *testing.T, events []engine.Event) string {
 	t.Helper()
 	var b bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		// The bubble's clock starts in 2000; the printer's follows the events.
+		// The synctest clock starts in 2000; the printer's clock follows the events.
 		began := time.Now()
 		now := func() time.Time { return start.Add(time.Since(began)) }
 		p := newPlainPrinter(&guarded{w: &b}, nil, now)
@@ -50,8 +50,8 @@ func TestPlainPrinter(t *testing.T) {
 	}
 }
 
-// The printer must say that it lives after 10 s, then 30, then every 60, and begin
-// again after any change.
+// The printer writes a heartbeat after 10 s, then 30, then every 60; any other line resets
+// the interval.
 func TestHeartbeat(t *testing.T) {
 	plan, _ := json.Marshal(engine.Plan{ID: "r", Verb: engine.VerbInit, Cluster: "demo", Steps: []engine.Step{{ID: "wait-ready", Title: "Wait"}}})
 	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
@@ -74,7 +74,7 @@ func TestHeartbeat(t *testing.T) {
 		t.Errorf("heartbeats %q, want %q\n%s", got, want, out)
 	}
 	if !strings.Contains(out, "Wait for 10s: pods start, 1 of 4;") {
-		t.Errorf("the heartbeat does not say what is under way:\n%s", out)
+		t.Errorf("the heartbeat does not name the running step:\n%s", out)
 	}
 }
 
@@ -164,12 +164,12 @@ func FuzzClean(f *testing.F) {
 	})
 }
 
-// Both renderers must count alike at every event.
+// Console and printer have the same counts after every event.
 func TestPrinterAndConsoleAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, name := range []string{"init", "many", "resumed", "taken-up"} {
 			events := recorded(t, name)
-			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, look{}, 80, 24)
+			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, display{}, 80, 24)
 			s.c.plan = planIn(t, events)
 			s.c.screen, s.c.running, s.c.ran = screenRun, true, true
 			s.c.t.setPlan(s.c.plan)
@@ -189,8 +189,8 @@ func TestPrinterAndConsoleAgree(t *testing.T) {
 	})
 }
 
-// A reader that goes away is told once, and nothing more is written.
-func TestLostReader(t *testing.T) {
+// A closed pipe is reported once, and writing stops.
+func TestClosedPipe(t *testing.T) {
 	w := &failingWriter{err: syscall.EPIPE}
 	told := 0
 	g := &guarded{w: w, gone: func() { told++ }}
@@ -200,11 +200,11 @@ func TestLostReader(t *testing.T) {
 	}
 	p.close()
 	if told != 1 || w.calls != 1 || p.t.result == nil {
-		t.Errorf("told %d times after %d writes, result %v; want once, after one, and the whole run", told, w.calls, p.t.result)
+		t.Errorf("reported %d times after %d writes, result %v; want once after one write, and the whole run", told, w.calls, p.t.result)
 	}
 }
 
-// A full disk is no reader that goes away: the error is kept for the end.
+// A full disk is not a closed pipe: the error is kept for the end.
 func TestFullDisk(t *testing.T) {
 	told := 0
 	g := &guarded{w: &failingWriter{err: &os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.ENOSPC}}, gone: func() { told++ }}
@@ -212,7 +212,7 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("write: %v; a run must not end because of it", err)
 	}
 	if told != 0 || !errors.Is(g.failed, syscall.ENOSPC) {
-		t.Errorf("told %d times that nobody reads, kept %v; want the full disk", told, g.failed)
+		t.Errorf("reported a closed pipe %d times, kept %v; want the full disk", told, g.failed)
 	}
 }
 

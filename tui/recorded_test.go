@@ -12,14 +12,14 @@ import (
 	"constellation/engine"
 )
 
-// streams are those of rollouts that TestRecordRollouts of the root package has recorded, with
-// hollow machines, by name.
+// streams are rollouts with hollow machines that TestRecordRollouts of the root package
+// recorded, by name.
 var streams = map[string][]engine.Event{}
 
 var streamNames = []string{"5-good", "5-failed", "5-resumed", "500-good", "500-failed", "500-resumed", "5000-good", "5000-failed", "5000-resumed"}
 
-// streamOf returns the events of a recorded rollout, as if it had begun at start. Texts keep the
-// times that they name.
+// streamOf returns the events of a recorded rollout, shifted to begin at start. Times in texts
+// are not shifted.
 func streamOf(t testing.TB, name string) []engine.Event {
 	t.Helper()
 	rollouts.Lock()
@@ -53,8 +53,8 @@ func streamOf(t testing.TB, name string) []engine.Event {
 	return events
 }
 
-// inTheMiddle is how long after the beginning a stream is looked at: when half of what moved
-// while it was recorded was done, or in the end of one that something blocks.
+// inTheMiddle is the time in a stream at which half of the recorded replacements are done, or
+// the end of a blocked rollout.
 func inTheMiddle(events []engine.Event) time.Duration {
 	var told []engine.Event
 	var blocked time.Time
@@ -75,7 +75,7 @@ func inTheMiddle(events []engine.Event) time.Duration {
 	return told[i].Time.Sub(start)
 }
 
-// recordedScenes show each of them.
+// recordedScenes show each recorded rollout.
 var recordedScenes = func() (all []scene) {
 	for _, name := range streamNames {
 		all = append(all, scene{"recorded-" + name, func(t *testing.T, s func(*fakeEngine) *stage) *stage {
@@ -87,9 +87,9 @@ var recordedScenes = func() (all []scene) {
 	return all
 }()
 
-// What a real rollout told counts the same at every event, for the board that console, replay
-// and history have, for the printer's fold, and in the events themselves.
-func TestNumbersOfRecordedRollouts(t *testing.T) {
+// In a recorded rollout the counts after every event are the same in the board (console,
+// replay, history), in the printer's fold and in the events.
+func TestCountsOfRecordedRollouts(t *testing.T) {
 	for _, name := range streamNames {
 		t.Run(name, func(t *testing.T) {
 			var b engine.Board
@@ -111,7 +111,7 @@ func TestNumbersOfRecordedRollouts(t *testing.T) {
 					}
 				}
 				if !maps.Equal(ev.Counts, b.Counts()) || !maps.Equal(ev.Counts, folded) {
-					t.Fatalf("event %d says %v, the board %v, the printer %v", ev.Seq, ev.Counts, b.Counts(), folded)
+					t.Fatalf("event %d has %v, the board %v, the printer %v", ev.Seq, ev.Counts, b.Counts(), folded)
 				}
 			}
 			if compared < 3 {

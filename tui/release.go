@@ -17,12 +17,12 @@ import (
 )
 
 func (s *session) releaseCommand() *cobra.Command {
-	cmd := group("release", "Show and verify releases, and publish your own",
-		`Show which releases there are and what is in them, verify a feed of releases, and
-publish one.
+	cmd := group("release", "List, show, verify and publish releases",
+		`List releases, show their contents, verify a release feed, and publish one.
 
-A feed is a folder, or an address, with signed files about releases. The program brings
-with it what it knows; a feed adds newer releases, and what turned out to be faulty.`,
+A feed is a folder or an https address with signed release files. The program embeds the
+releases that were known when it was built. A feed adds newer releases and notices about
+faulty ones.`,
 		`  constellation release list
   constellation release show v1.1.0
   constellation release verify https://releases.example.com/v1 --feed-key release.pub`)
@@ -30,15 +30,15 @@ with it what it knows; a feed adds newer releases, and what turned out to be fau
 	return cmd
 }
 
-// feedFlags are those that say where releases are looked up.
+// feedFlags adds the flags that select the release feed.
 func (s *session) feedFlags(cmd *cobra.Command, r *engine.FeedRequest) {
-	cmd.Flags().StringVar(&r.Feed, "feed", "", "folder, https `address` or bundle:FILE of a feed (default: that of the configuration)")
+	cmd.Flags().StringVar(&r.Feed, "feed", "", "release feed: folder, https `address` or bundle:FILE (default: from the configuration)")
 	s.feedKeyFlag(cmd, &r.FeedKeys)
 	_ = cmd.MarkFlagDirname("feed")
 }
 
 func (s *session) feedKeyFlag(cmd *cobra.Command, keys *[]string) {
-	cmd.Flags().StringArrayVar(keys, "feed-key", nil, "`file` with a public key that the feed is signed with; may be repeated")
+	cmd.Flags().StringArrayVar(keys, "feed-key", nil, "public key `file` that verifies the feed; may be repeated")
 	_ = cmd.MarkFlagFilename("feed-key", "pub", "pem")
 }
 
@@ -49,10 +49,10 @@ func (s *session) releaseList() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the releases that are known",
-		Long: `List the releases that are known, from the program and from the feed of the
-configuration, if there is one. A feed that cannot be used is said to be so; then the
-last good copy of it is used, or what the program brings with it.`,
+		Short: "List known releases",
+		Long: `List the releases that are embedded in the program or published by the configured feed.
+If the feed cannot be used, the command reports why and falls back to the last verified
+copy of the feed, or to the embedded releases.`,
 		Example: `  constellation release list
   constellation release list --feed ./feed --feed-key feed.key.pub
   constellation release list -o json | jq -r '.releases[].version'`,
@@ -76,11 +76,12 @@ last good copy of it is used, or what the program brings with it.`,
 		},
 	}
 	s.feedFlags(cmd, &r)
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-// table writes rows of cells, cleaned, in columns; indent goes before each row.
+// table writes rows in aligned columns. It cleans every cell and puts indent before each
+// row.
 func table(w io.Writer, indent string, rows [][]string) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
@@ -89,11 +90,11 @@ func table(w io.Writer, indent string, rows [][]string) {
 		}
 		fmt.Fprintln(t, indent+strings.TrimRight(strings.Join(row, "\t"), "\t"))
 	}
-	_ = t.Flush() // the writer below remembers what went wrong
+	_ = t.Flush() // w, a guarded, keeps the error
 }
 
 func (s *session) listText(l *engine.ReleaseList) {
-	rows := [][]string{{"RELEASE", "UPGRADE FROM", "KUBERNETES", "PATCHES", "PUBLISHED", "KNOWN FROM"}}
+	rows := [][]string{{"RELEASE", "UPGRADE FROM", "KUBERNETES", "PATCHES", "PUBLISHED", "SOURCE"}}
 	var faulty []string
 	for _, r := range l.Releases {
 		name := r.Version
@@ -113,7 +114,7 @@ func (s *session) listText(l *engine.ReleaseList) {
 	s.feedText(l.Feed)
 }
 
-// span writes the first and the last of a list.
+// span returns the first and the last entry of a list.
 func span(list []string) string {
 	switch len(list) {
 	case 0:
@@ -126,29 +127,29 @@ func span(list []string) string {
 
 func day(t time.Time) string {
 	if t.IsZero() {
-		return "not said"
+		return "unknown"
 	}
 	return t.UTC().Format(time.DateOnly)
 }
 
-// minute is when a publication begins or ends.
+// minute formats a time to the minute.
 func minute(t time.Time) string {
 	if t.IsZero() {
-		return "not said"
+		return "unknown"
 	}
 	return t.UTC().Format("2006-01-02 15:04 UTC")
 }
 
-// feedText says where knowledge comes from.
+// feedText prints the source of the release data.
 func (s *session) feedText(f engine.FeedState) {
 	embedded := f.Source == "embedded"
 	switch {
 	case embedded && f.Problem == "":
-		fmt.Fprintln(s.out, "feed    none is configured: this is what the program brings with it")
+		fmt.Fprintln(s.out, "feed    none configured: showing embedded releases")
 	case embedded:
-		fmt.Fprintln(s.out, "feed    cannot be used: this is what the program brings with it")
+		fmt.Fprintln(s.out, "feed    unusable: showing embedded releases")
 	case f.Stale:
-		fmt.Fprintf(s.out, "feed    %s, publication %d, signed by %s: a copy of %s, stale\n", clean(f.Source), f.Sequence, clean(f.Signer), ago(f.Fetched, s.Now()))
+		fmt.Fprintf(s.out, "feed    %s, publication %d, signed by %s: stale copy, fetched %s\n", clean(f.Source), f.Sequence, clean(f.Signer), ago(f.Fetched, s.Now()))
 	default:
 		fmt.Fprintf(s.out, "feed    %s, publication %d, signed by %s\n", clean(f.Source), f.Sequence, clean(f.Signer))
 	}
@@ -156,7 +157,7 @@ func (s *session) feedText(f engine.FeedState) {
 		fmt.Fprintf(s.out, "cause   %s\n", oneLine(clean(f.Problem)))
 	}
 	if f.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.speller().text(oneLine(clean(f.Remedy))))
+		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().text(oneLine(clean(f.Remedy))))
 	}
 }
 
@@ -167,10 +168,10 @@ func (s *session) releaseShow() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "show VERSION",
-		Short: "Show what is in a release",
-		Long: `Show what is in a release: its services, the charts of others that it brings, the
-patches of Kubernetes that it offers and what comes with each, where the program is, who
-signed it, and for what no digest is known.`,
+		Short: "Show the contents of a release",
+		Long: `Show the contents of a release: services, third-party charts, supported Kubernetes patch
+versions with their components, download addresses, the signer, and all artifacts without
+a known digest.`,
 		Example: `  constellation release show v1.1.0
   constellation release show v1.1.0 -o json | jq '.patches[].version'`,
 		Args:              cobra.ExactArgs(1),
@@ -194,7 +195,7 @@ signed it, and for what no digest is known.`,
 		},
 	}
 	s.feedFlags(cmd, &r)
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -206,11 +207,11 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	}
 	head := [][]string{
 		{"release", d.Version},
-		{"upgrade from", orElse(d.UpgradeFrom, "nothing")},
+		{"upgrade from", orElse(d.UpgradeFrom, "none")},
 		{"published", day(d.Published)},
-		{"known from", from},
+		{"source", from},
 		{"charts", strings.Join(d.Charts, ", ")},
-		{"kinds", strings.Join(d.CRDs, ", ")},
+		{"CRDs", strings.Join(d.CRDs, ", ")},
 	}
 	if d.Faulty != "" {
 		head = append(head, []string{"FAULTY", d.Faulty})
@@ -225,14 +226,14 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 			return d
 		}
 		unknown = append(unknown, name)
-		return "digest not known"
+		return "no known digest"
 	}
 	fmt.Fprintln(w, "\nservices")
 	var rows [][]string
 	for _, v := range d.Services {
 		switch {
 		case v.Kind == engine.ServiceOfKubernetes:
-			rows = append(rows, []string{v.Name, "-", "follows Kubernetes, see below"})
+			rows = append(rows, []string{v.Name, "-", "same version as Kubernetes, see below"})
 		case v.Image == "":
 			rows = append(rows, []string{v.Name, v.Version.String(), "part of the OS image"})
 		default:
@@ -242,7 +243,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 	table(w, "  ", rows)
 
 	if len(d.ForeignCharts) > 0 {
-		fmt.Fprintln(w, "\ncharts of others")
+		fmt.Fprintln(w, "\nthird-party charts")
 		rows = nil
 		for _, c := range d.ForeignCharts {
 			name := c.Name
@@ -254,7 +255,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 		table(w, "  ", rows)
 	}
 
-	fmt.Fprintf(w, "\nkubernetes (a new cluster gets %s)\n", clean(d.DefaultKubernetes))
+	fmt.Fprintf(w, "\nkubernetes (default for new clusters: %s)\n", clean(d.DefaultKubernetes))
 	rows = [][]string{{"PATCH", "ETCD", "COREDNS", "AUTOSCALER", "PAUSE", "CRICTL", "CNI PLUGINS"}}
 	components := 0
 	for _, p := range d.Patches {
@@ -275,7 +276,7 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 		rows = append(rows, []string{c.OS + "/" + c.Arch, c.URL, digest(c.URL, c.Digest)})
 	}
 	if len(rows) == 0 {
-		rows = [][]string{{"nobody said where it is"}}
+		rows = [][]string{{"no download address"}}
 	}
 	table(w, "  ", rows)
 
@@ -290,18 +291,18 @@ func (s *session) showText(d *engine.ReleaseDetail) {
 		}
 	}
 	if len(rows) == 0 {
-		rows = [][]string{{"none is named"}}
+		rows = [][]string{{"none listed"}}
 	}
 	table(w, "  ", rows)
 
-	fmt.Fprintf(w, "\ndigests  all %d components of nodes have one; %d of %d images and programs have\n", components, known, all)
+	fmt.Fprintf(w, "\ndigests  known for all %d node components and for %d of %d images and downloads\n", components, known, all)
 	for _, u := range byImage(unknown) {
-		fmt.Fprintf(w, "  none for %s\n", u)
+		fmt.Fprintf(w, "  missing for %s\n", u)
 	}
 	s.feedText(d.Feed)
 }
 
-// verified is the answer of release verify.
+// verified is the JSON output of release verify.
 type verified struct {
 	Schema string `json:"schema"`
 	OK     bool   `json:"ok"`
@@ -315,13 +316,13 @@ func (s *session) releaseVerify() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "verify DIR-OR-URL",
-		Short: "Verify every file of a feed",
-		Long: `Verify every file of a feed: its signature, length, digest, name and content, and that
-the feed has not expired. What has no digest of its own is named: what is fetched by
-that name cannot be compared with anything.
+		Short: "Verify every file of a release feed",
+		Long: `Verify every file of a release feed: signature, length, digest, name and content, and that
+the feed has not expired. The command lists images and downloads without a digest, because
+they cannot be verified when they are fetched.
 
-The exit code is 1 if anything is wrong. Each file can be verified without this program
-too: cosign verify-blob --key feed.key.pub --signature FILE.sig FILE`,
+The exit code is 1 if a file is invalid. You can also verify each file without this
+program: cosign verify-blob --key feed.key.pub --signature FILE.sig FILE`,
 		Example: `  constellation release verify ./feed --feed-key feed.key.pub
   constellation release verify https://releases.example.com/v1 --feed-key feed.key.pub -o json | jq .ok`,
 		Args: cobra.ExactArgs(1),
@@ -349,7 +350,7 @@ too: cosign verify-blob --key feed.key.pub --signature FILE.sig FILE`,
 		},
 	}
 	s.feedKeyFlag(cmd, &keys)
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -357,40 +358,40 @@ func (s *session) verifyText(r *engine.FeedReport) {
 	var rows [][]string
 	wrong := len(r.Problems)
 	for _, f := range r.Files {
-		word, what := "ok", orElse(f.Signer, "-")
+		state, detail := "ok", orElse(f.Signer, "-")
 		if f.Problem != "" {
 			wrong++
-			word, what = "WRONG", f.Problem
+			state, detail = "INVALID", f.Problem
 		}
-		rows = append(rows, []string{word, f.Name, strconv.FormatInt(f.Length, 10) + " B", what})
+		rows = append(rows, []string{state, f.Name, strconv.FormatInt(f.Length, 10) + " B", detail})
 	}
 	for _, p := range r.Problems {
-		rows = append(rows, []string{"WRONG", "the feed", "", p})
+		rows = append(rows, []string{"INVALID", "the feed", "", p})
 	}
 	table(s.out, "", rows)
 	for _, n := range byImage(r.NoDigest) {
 		fmt.Fprintf(s.out, "no digest  %s\n", n)
 	}
 	fmt.Fprintf(s.out, "feed    %s, publication %d, from %s to %s\n", clean(r.Source), r.Sequence, minute(r.Created), minute(r.Expires))
-	signer := orElse(r.Signer, "nobody who is trusted")
+	signer := orElse(r.Signer, "no trusted key")
 	if r.KeySet > 0 {
-		signer += fmt.Sprintf("; key set %d may sign: %s", r.KeySet, strings.Join(r.Keys, ", "))
+		signer += fmt.Sprintf("; key set %d is trusted: %s", r.KeySet, strings.Join(r.Keys, ", "))
 	}
 	fmt.Fprintf(s.out, "signed  by %s\n", clean(signer))
-	verdict := count(len(r.Files), "file") + ", all is well"
+	verdict := count(len(r.Files), "file") + ", all valid"
 	if wrong > 0 {
 		verdict = count(len(r.Files), "file") + ", " + count(wrong, "problem")
 	}
 	if n := len(r.NoDigest); n > 0 {
-		verdict += fmt.Sprintf("; %s without a digest cannot be compared with anything when fetched", count(n, "image or download"))
+		verdict += fmt.Sprintf("; %s without a digest cannot be verified when fetched", count(n, "image or download"))
 	}
 	fmt.Fprintf(s.out, "result  %s\n", strings.Replace(verdict, "image or downloads", "images or downloads", 1))
 	if r.Remedy != "" {
-		fmt.Fprintf(s.out, "fix     %s\n", s.speller().text(oneLine(clean(r.Remedy))))
+		fmt.Fprintf(s.out, "fix     %s\n", s.formatter().text(oneLine(clean(r.Remedy))))
 	}
 }
 
-// byImage folds the tags of one image into one line and cleans the rest.
+// byImage merges all tags of one image into one line and cleans every line.
 func byImage(all []string) []string {
 	tags := map[string]int{}
 	image := func(s string) string {
@@ -443,7 +444,7 @@ func (d *days) Set(v string) error {
 	return nil
 }
 
-// publication is the answer of release build.
+// publication is the JSON output of release build.
 type publication struct {
 	Schema string `json:"schema"`
 	*engine.FeedPublication
@@ -456,31 +457,31 @@ func (s *session) releaseBuild() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "build --from DIR --out DIR --key FILE",
 		Short: "Publish releases as a signed feed",
-		Long: `Publish the releases of a folder as a signed feed, another folder that any web server
-can serve as it is. The folder to publish from holds:
+		Long: `Publish the releases of a folder as a signed feed. The feed is a folder of static files
+that any web server can serve. The source folder holds:
 
-  v1.1.0.yaml                          a release; it never changes once it is published
+  v1.1.0.yaml                          a release; it must not change once published
   v1.1.0/images.yaml                   os: [{provider, reference, digest}], and
                                        containers: {reference: digest} (optional)
   v1.1.0/downloads.yaml                [{os, arch, url, digest}] of the program (optional)
-  v1.1.0/measurements/PROVIDER.json    what machines measure that boot the OS image (optional)
-  notices.yaml                         what turned out to be faulty (optional):
+  v1.1.0/measurements/PROVIDER.json    reference measurements of the OS image (optional)
+  notices.yaml                         faulty releases and Kubernetes versions (optional):
 
     schema: "1"
     faulty:
     - {release: v1.1.0, reason: forgets its keys}
     - {kubernetes: v1.35.4, reason: loses volumes}
 
-A notice about what the folder does not hold is published too: a program that knows it
-from elsewhere hears of it.
+A notice may name a release that the folder does not hold, for programs that know the
+release from another source.
 
-Everything is checked before anything is written, and the feed changes at once. Its
-number goes on from the feed that is there. A release that was published cannot be
-changed, and dropped only if notices.yaml says that it is faulty: the exit code is 4.
+The command validates everything before it writes, and replaces the feed atomically. The
+publication number continues from the existing feed. A published release must not change,
+and may be removed only if notices.yaml declares it faulty; otherwise the exit code is 4.
 
-A feed ends by itself, so publish again before that, with or without changes. To change
-keys, name all that may sign from now on with --trust, publish, and sign with the new
-one the next time; who trusts the old one follows.`,
+A feed expires, so publish again before that, even without changes. To rotate keys, pass
+every key that may sign from now on with --trust, publish, and sign the next publication
+with the new key. Clients that trust the old key then trust the new one.`,
 		Example: `  constellation release key new feed.key
   constellation release build --from releases --out feed --key feed.key
   constellation release build --from releases --out feed --key feed.key --trust feed.key.pub --trust next.key.pub`,
@@ -489,7 +490,7 @@ one the next time; who trusts the old one follows.`,
 			ctx, stop := s.signals(cmd.Context())
 			defer stop()
 			if b.From == "" || b.Out == "" || b.KeyFile == "" {
-				return &engine.Error{Op: "publish releases", Err: errors.New("--from, --out and --key are needed"), Exit: engine.ExitUsage, Remedy: "see " + cmd.CommandPath() + " --help"}
+				return &engine.Error{Op: "publish releases", Err: errors.New("--from, --out and --key are required"), Exit: engine.ExitUsage, Remedy: "see " + cmd.CommandPath() + " --help"}
 			}
 			b.Expires = time.Duration(expires)
 			r, err := engine.BuildFeed(ctx, b)
@@ -504,17 +505,17 @@ one the next time; who trusts the old one follows.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&b.From, "from", "", "folder with releases, such as v1.1.0.yaml")
-	f.StringVar(&b.Out, "out", "", "folder of the feed, which is replaced as a whole")
-	f.StringVar(&b.KeyFile, "key", "", "`file` with the private key")
-	f.StringArrayVar(&b.Trust, "trust", nil, "`file` with a public key that may sign from now on; may be repeated (default: as it was)")
-	f.Var(&expires, "expires", "how long the publication is good for, such as 30d or 36h")
+	f.StringVar(&b.From, "from", "", "source `folder` with releases such as v1.1.0.yaml")
+	f.StringVar(&b.Out, "out", "", "`folder` of the feed; replaced as a whole")
+	f.StringVar(&b.KeyFile, "key", "", "private key `file`")
+	f.StringArrayVar(&b.Trust, "trust", nil, "public key `file` that may sign from now on; may be repeated (default: unchanged)")
+	f.Var(&expires, "expires", "validity of the publication, such as 30d or 36h")
 	_ = cmd.MarkFlagDirname("from")
 	_ = cmd.MarkFlagDirname("out")
 	_ = cmd.MarkFlagFilename("key")
 	_ = cmd.MarkFlagFilename("trust", "pub", "pem")
 	_ = cmd.RegisterFlagCompletionFunc("expires", fixed("7d", "30d", "90d"))
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -523,16 +524,17 @@ func (s *session) releaseBundle() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use:   "bundle --out FILE",
-		Short: "Pack what an upgrade needs from outside into one file",
-		Long: `Pack what an upgrade reads from outside into one file, where there is a network, and
-carry it to where there is none. There, name it as feed: --feed bundle:FILE, or
-releases.feed: bundle:FILE in the configuration.
+		Short: "Bundle feed and charts for an air-gapped upgrade",
+		Long: `Pack the release feed and charts into one file for an air-gapped (offline) upgrade. Copy
+the file to the offline side and pass it with --feed bundle:FILE, or set releases.feed to
+bundle:FILE in the configuration.
 
-It holds the whole feed, as its publisher signed it, and the charts that releases up to
---to and the configuration name, by digest. It does not hold the program, OS images,
-container images, nor what nodes install: release show names them all, with digests.
+The bundle holds the whole signed feed, and the charts of the configuration and of all
+releases up to --to, pinned by digest. It does not hold the program, OS images, container
+images or node components; release show lists them with their digests.
 
-The same contents make the same bytes. A bundle that was cut short or changed is refused.`,
+Bundles are reproducible: the same contents give the same bytes. A truncated or modified
+bundle is rejected.`,
 		Example: `  constellation release bundle --out bundle.tar --to v1.1.0
   constellation upgrade check --feed bundle:bundle.tar --feed-key feed.key.pub`,
 		Args: cobra.NoArgs,
@@ -540,7 +542,7 @@ The same contents make the same bytes. A bundle that was cut short or changed is
 			ctx, stop := s.signals(cmd.Context())
 			defer stop()
 			if r.Out == "" {
-				return &engine.Error{Op: "pack a bundle", Err: errors.New("--out is needed"), Exit: engine.ExitUsage, Remedy: "name the file to write: --out bundle.tar"}
+				return &engine.Error{Op: "create bundle", Err: errors.New("--out is required"), Exit: engine.ExitUsage, Remedy: "name the file to write: --out bundle.tar"}
 			}
 			w, _, err := s.workspace()
 			if err != nil {
@@ -554,31 +556,31 @@ The same contents make the same bytes. A bundle that was cut short or changed is
 				return document(s.out, b)
 			}
 			fmt.Fprintf(s.out, "packed    %s: %s, sha256:%s\n", clean(b.File), bytesOf(b.Bytes), b.SHA256)
-			fmt.Fprintf(s.out, "feed      %s\n", orElse(clean(b.Feed), "none: releases are those that come with the program"))
+			fmt.Fprintf(s.out, "feed      %s\n", orElse(clean(b.Feed), "none: embedded releases only"))
 			var charts []string
 			for _, c := range b.Charts {
 				charts = append(charts, c.Name+" "+c.Version)
 			}
-			fmt.Fprintf(s.out, "charts    %s\n", orElse(clean(strings.Join(charts, ", ")), "none but those that come with the program"))
-			fmt.Fprintf(s.out, "not in it the program, OS images, container images, and what nodes install\n")
+			fmt.Fprintf(s.out, "charts    %s\n", orElse(clean(strings.Join(charts, ", ")), "embedded charts only"))
+			fmt.Fprintf(s.out, "excluded  the program, OS images, container images, node components\n")
 			next := "upgrade check --feed " + quoteArg("bundle:"+b.File)
 			for _, k := range r.FeedKeys {
 				next += " --feed-key " + quoteArg(k)
 			}
-			fmt.Fprintf(s.out, "next      carry it over; there: %s\n", s.command(next))
+			fmt.Fprintf(s.out, "next      copy the file to the offline side and run: %s\n", s.command(next))
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&r.Out, "out", "", "`file` to write")
-	cmd.Flags().TextVar(&r.To, "to", r.To, "newest `release` that is wanted (default: all that are known)")
+	cmd.Flags().TextVar(&r.To, "to", r.To, "newest `release` to include (default: all)")
 	s.feedFlags(cmd, &r.FeedRequest)
 	_ = cmd.MarkFlagFilename("out", "tar")
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
 func (s *session) buildText(r *engine.FeedPublication, public string) {
-	fmt.Fprintf(s.out, "published %s in %s: publication %d, good until %s\n", count(len(r.Releases), "release"), clean(r.Out), r.Sequence, minute(r.Expires))
+	fmt.Fprintf(s.out, "published %s in %s: publication %d, valid until %s\n", count(len(r.Releases), "release"), clean(r.Out), r.Sequence, minute(r.Expires))
 	fmt.Fprintf(s.out, "signed    by %s\n", clean(r.Signer))
 	if r.KeySet > 0 {
 		fmt.Fprintf(s.out, "keys      set %d: %s\n", r.KeySet, clean(strings.Join(r.Keys, ", ")))
@@ -590,20 +592,20 @@ func (s *session) buildText(r *engine.FeedPublication, public string) {
 		fmt.Fprintf(s.out, "dropped   %s\n", clean(strings.Join(r.Dropped, ", ")))
 	}
 	for _, n := range r.Elsewhere {
-		what := "which is not in this folder"
+		absent := "not in this folder"
 		if n.Release.IsZero() {
-			what = "which no release in this folder offers"
+			absent = "not offered by a release in this folder"
 		}
-		fmt.Fprintf(s.out, "notice    about %s, %s: published for programs that know it\n", clean(n.String()), what)
+		fmt.Fprintf(s.out, "notice    %s: %s, published for programs that know it\n", clean(n.String()), absent)
 	}
 	if n := len(r.NoDigest); n > 0 {
-		fmt.Fprintf(s.out, "no digest of %d images and downloads is known; verify names them\n", n)
+		fmt.Fprintf(s.out, "no digest known for %d images and downloads; release verify lists them\n", n)
 	}
 	fmt.Fprintf(s.out, "next      %s\n", s.command("release verify "+quoteArg(r.Out)+" --feed-key "+quoteArg(public)))
 }
 
 func (s *session) releaseKey() *cobra.Command {
-	cmd := group("key", "Make keys for a feed", "Make keys that a feed is signed with.", "  constellation release key new feed.key")
+	cmd := group("key", "Create signing keys for a feed", "Create the key pairs that sign a release feed.", "  constellation release key new feed.key")
 	cmd.AddCommand(s.releaseKeyNew())
 	return cmd
 }
@@ -612,9 +614,9 @@ func (s *session) releaseKeyNew() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use:   "new FILE",
-		Short: "Make a pair of keys",
-		Long: `Make a pair of keys (ECDSA P-256): the private one in FILE, readable by its owner alone
-and not encrypted, the public one in FILE.pub. A file that is there is never replaced.`,
+		Short: "Create a key pair",
+		Long: `Create an ECDSA P-256 key pair: the private key in FILE, with mode 0600 and not encrypted,
+and the public key in FILE.pub. Existing files are never replaced.`,
 		Example: `  constellation release key new feed.key`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -625,12 +627,12 @@ and not encrypted, the public one in FILE.pub. A file that is there is never rep
 			if out == asJSON {
 				return document(s.out, k)
 			}
-			fmt.Fprintf(s.out, "wrote %s, which signs: keep it to yourself, and a copy in a safe place\n", clean(k.Private))
-			fmt.Fprintf(s.out, "wrote %s, key %s, which users of the feed need\n", clean(k.Public), k.ID)
+			fmt.Fprintf(s.out, "wrote %s, the private key: keep it secret, and store a copy in a safe place\n", clean(k.Private))
+			fmt.Fprintf(s.out, "wrote %s, the public key %s for users of the feed\n", clean(k.Public), k.ID)
 			fmt.Fprintf(s.out, "next  %s\n", s.command("release build --from DIR --out DIR --key "+quoteArg(k.Private)))
 			return nil
 		},
 	}
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }

@@ -18,31 +18,30 @@ import (
 const (
 	// playGap is the time between two frames of a replay.
 	playGap = 100 * time.Millisecond
-	// checkpoints is how many events lie between two boards that a player keeps, so that
-	// going back does not mean to begin anew.
+	// checkpoints is the number of events between two saved boards. Seeking backwards starts
+	// from a saved board instead of the first event.
 	checkpoints = 20_000
-	// longGap is how much of the recorded time in which nothing happened is played; the
-	// rest is left out.
+	// longGap is the longest idle time that is played; the rest of a gap is skipped.
 	longGap = 30 * time.Second
 )
 
-// speeds are how much faster than it was a replay can be.
+// speeds are the factors of real time that a replay can run at.
 var speeds = []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
 
-// player plays a record. The zero value has none.
+// player replays a record. The zero value has no record.
 type player struct {
 	events []engine.Event // by time
-	at     int            // events that were played
+	at     int            // number of events already played
 	now    time.Time
 	speed  int // index into speeds
-	// playing is false while it is held, and at the end.
+	// playing is false while paused, and at the end.
 	playing bool
-	moved   time.Time // on our clock, when it was last moved on
-	kept    []kept
+	moved   time.Time // wall-clock time of the last step
+	kept    []checkpoint
 }
 
-// kept is a board as it was after some events.
-type kept struct {
+// checkpoint is the board after at events.
+type checkpoint struct {
 	at    int
 	board *engine.Board
 }
@@ -58,7 +57,7 @@ func (p *player) faster(by int) { p.speed = max(0, min(p.speed+by, len(speeds)-1
 
 func (p *player) toggle() { p.playing = !p.playing && p.at < len(p.events) }
 
-// play moves the replay on by the time that has passed.
+// play advances the replay by the wall-clock time since the last step.
 func (c *console) play() {
 	p := &c.wat.player
 	passed := min(c.now.Sub(p.moved), time.Second)
@@ -69,13 +68,13 @@ func (c *console) play() {
 	to := p.now.Add(passed * time.Duration(speeds[p.speed]))
 	if p.at < len(p.events) {
 		if next := p.events[p.at].Time; next.Sub(p.now) > longGap && next.After(to.Add(longGap)) {
-			to = next.Add(-longGap) // nothing happened for long
+			to = next.Add(-longGap)
 		}
 	}
 	c.playTo(to)
 }
 
-// playTo applies the events up to a time that is not before now.
+// playTo applies the events up to a time, which must not be before p.now.
 func (c *console) playTo(to time.Time) {
 	p := &c.wat.player
 	if last := p.last(); to.After(last) {
@@ -86,8 +85,8 @@ func (c *console) playTo(to time.Time) {
 		n++
 	}
 	for p.at < n {
-		if p.at%checkpoints == 0 && p.at > 0 && !slices.ContainsFunc(p.kept, func(k kept) bool { return k.at == p.at }) {
-			p.kept = append(p.kept, kept{p.at, c.wat.board.Clone()})
+		if p.at%checkpoints == 0 && p.at > 0 && !slices.ContainsFunc(p.kept, func(k checkpoint) bool { return k.at == p.at }) {
+			p.kept = append(p.kept, checkpoint{p.at, c.wat.board.Clone()})
 		}
 		c.wat.board.Apply(p.events[p.at])
 		p.at++
@@ -98,10 +97,10 @@ func (c *console) playTo(to time.Time) {
 	}
 }
 
-// seek goes some time on or back.
+// seek moves the replay forwards or backwards.
 func (c *console) seek(by time.Duration) { c.seekTo(c.wat.player.now.Add(by)) }
 
-// seekTo goes to a moment of the record.
+// seekTo moves the replay to a time of the record.
 func (c *console) seekTo(to time.Time) {
 	p := &c.wat.player
 	if to.Before(p.first()) {
@@ -118,15 +117,15 @@ func (c *console) seekTo(to time.Time) {
 	c.playTo(to)
 }
 
-// opening reports whether a record was read and is not shown yet.
+// opening reports whether a record is loaded but not shown yet.
 func (c *console) opening() bool { return c.deps.replay != nil && c.wat.origin != fromReplay }
 
-// openReplay shows a record from its beginning, or held at a moment.
+// openReplay shows a record from its beginning, or paused at r.at.
 func (c *console) openReplay(r *record) tea.Cmd {
 	c.closeWatch()
 	c.wat = watchScreen{origin: fromReplay, gen: c.wat.gen + 1, board: &engine.Board{}, player: newPlayer(r.events), filter: c.wat.filter}
 	c.enterWatch()
-	c.note = r.word
+	c.note = r.note
 	if r.at.IsZero() {
 		c.playTo(c.wat.player.first())
 	} else {
@@ -140,18 +139,18 @@ func (c *console) openReplay(r *record) tea.Cmd {
 type record struct {
 	path   string
 	events []engine.Event
-	at     time.Time // where to begin; zero: at the beginning
-	word   string    // about at, for the user; empty if there is none
+	at     time.Time // start of the replay; zero for the beginning
+	note   string    // remark about at for the user; may be empty
 	bad    []engine.BadLine
 }
 
-// tellEach is after how many bytes of a record it is told how far reading is.
-const tellEach = 1 << 20
+// progressEach is the number of bytes between two progress reports of readRecord.
+const progressEach = 1 << 20
 
-// readRecord reads FILE[@TIME]. FILE is a file of events, or the ID of a run that find
-// knows a file of. Lines that are no events are left out, and named in the record. tell is
-// told how far it is while it reads what takes a while.
-func readRecord(arg string, find func(run string) (string, error), tell func(string)) (*record, error) {
+// readRecord reads FILE[@TIME]. FILE is a file of events, or a run ID that find resolves to
+// a file. Invalid lines are skipped and listed in the record. progress gets the progress of
+// reading, after each progressEach bytes.
+func readRecord(arg string, find func(run string) (string, error), progress func(string)) (*record, error) {
 	name, when := arg, ""
 	f, err := os.Open(name)
 	if err != nil {
@@ -171,83 +170,83 @@ func readRecord(arg string, find func(run string) (string, error), tell func(str
 		if errors.As(err, &path) {
 			err = path.Err
 		}
-		return nil, &engine.Error{Op: "read record " + name, Err: err, Remedy: "name a file of events, or a run of this workspace: `constellation history` lists them", Exit: engine.ExitUsage}
+		return nil, &engine.Error{Op: "read record " + name, Err: err, Remedy: "pass a file of events or a run ID; `constellation history` lists the runs", Exit: engine.ExitUsage}
 	}
 	defer f.Close()
 	if about, serr := f.Stat(); serr == nil && about.IsDir() {
-		return nil, &engine.Error{Op: "read record " + name, Err: errors.New("it is a folder"), Remedy: "name a file of events, or a run of this workspace: `constellation history` lists them", Exit: engine.ExitUsage}
+		return nil, &engine.Error{Op: "read record " + name, Err: errors.New("is a directory"), Remedy: "pass a file of events or a run ID; `constellation history` lists the runs", Exit: engine.ExitUsage}
 	}
 	r := &record{path: name}
-	in := &counted{Reader: f, tell: func(n int64) {
+	in := &progressReader{Reader: f, progress: func(n int64) {
 		text := "reading the record " + clean(name) + ": " + bytesOf(n)
 		if about, serr := f.Stat(); serr == nil && about.Mode().IsRegular() {
 			text += " of " + bytesOf(about.Size())
 		}
-		tell(text)
+		progress(text)
 	}}
 	if r.bad, err = engine.ReadRecord(in, func(ev engine.Event) error { r.events = append(r.events, ev); return nil }); err != nil {
-		return nil, &engine.Error{Op: "read record " + name, Err: err, Remedy: "name a file of events that can be read", Exit: engine.ExitUsage}
+		return nil, &engine.Error{Op: "read record " + name, Err: err, Remedy: "pass a readable file of events", Exit: engine.ExitUsage}
 	}
 	if len(r.events) == 0 {
-		e := &engine.Error{Op: "read record " + name, Err: errors.New("it holds no events"), Remedy: "name a file that a run recorded, or that -o json printed", Exit: engine.ExitUsage}
+		e := &engine.Error{Op: "read record " + name, Err: errors.New("no events in the file"), Remedy: "pass a record of a run, or output of -o json", Exit: engine.ExitUsage}
 		if len(r.bad) > 0 {
-			e.Err = fmt.Errorf("it holds no events; %s", r.bad[0])
+			e.Err = fmt.Errorf("no events in the file; %s", r.bad[0])
 		}
 		return nil, e
 	}
-	// A clock that was set back would have the replay stand still.
+	// If the clock was set back during the run, unsorted events would stall the replay.
 	slices.SortStableFunc(r.events, func(a, b engine.Event) int { return a.Time.Compare(b.Time) })
 	if when != "" {
 		if err := r.begin(when); err != nil {
-			return nil, &engine.Error{Op: "replay " + name, Err: err, Remedy: "give a time such as @14:02:11, @2026-11-21T14:02:11Z or @+5m after the beginning", Exit: engine.ExitUsage}
+			return nil, &engine.Error{Op: "replay " + name, Err: err, Remedy: "pass a time such as @14:02:11 or @2026-11-21T14:02:11Z, or @+5m for an offset", Exit: engine.ExitUsage}
 		}
 	}
 	return r, nil
 }
 
-// counted tells how much was read, after each tellEach bytes.
-type counted struct {
+// progressReader reports the number of bytes read, after each progressEach bytes.
+type progressReader struct {
 	io.Reader
-	read, told int64
-	tell       func(int64)
+	read, reported int64
+	progress       func(int64)
 }
 
 // Read implements io.Reader.
-func (c *counted) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	if c.read += int64(n); c.read-c.told >= tellEach {
-		c.told = c.read
-		c.tell(c.read)
+func (r *progressReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if r.read += int64(n); r.read-r.reported >= progressEach {
+		r.reported = r.read
+		r.progress(r.read)
 	}
 	return n, err
 }
 
-// begin notes where a replay begins; see momentOf. A time before the first event means
-// the first one, which is said; one after the last is an error.
+// begin sets the start of a replay; see parseMoment. A time before the first event means the
+// first event, with a note; a time after the last event is an error.
 func (r *record) begin(when string) error {
 	const whole = "2006-01-02 15:04:05Z"
 	first, last := r.events[0].Time, r.events[len(r.events)-1].Time
-	at, err := momentOf(when, first, last)
+	at, err := parseMoment(when, first, last)
 	switch {
 	case err != nil:
 		return err
 	case at.After(last):
-		return fmt.Errorf("%s is after its end: it goes from %s to %s, which is %s", at.UTC().Format(whole), first.UTC().Format(whole), last.UTC().Format(whole), short(last.Sub(first)))
+		return fmt.Errorf("%s is after the end: the record lasts from %s to %s, %s", at.UTC().Format(whole), first.UTC().Format(whole), last.UTC().Format(whole), short(last.Sub(first)))
 	case at.Before(first):
-		r.word = fmt.Sprintf("%s is before the record: it is played from its beginning at %s", at.UTC().Format(whole), first.UTC().Format(whole))
+		r.note = fmt.Sprintf("%s is before the record: playing from its beginning at %s", at.UTC().Format(whole), first.UTC().Format(whole))
 		at = first
 	}
 	r.at = at
 	return nil
 }
 
-// momentOf reads a time of a record that lasted from first to last: +5m after its
-// beginning, 14:02:11 in UTC, or a whole time.
-func momentOf(s string, first, last time.Time) (time.Time, error) {
+// parseMoment parses a time of a record that lasts from first to last: an offset such as
+// +5m, a time of day such as 14:02:11 in UTC, or an RFC 3339 time.
+func parseMoment(s string, first, last time.Time) (time.Time, error) {
 	if after, ok := strings.CutPrefix(s, "+"); ok {
 		d, err := time.ParseDuration(after)
 		if err != nil || d < 0 {
-			return time.Time{}, fmt.Errorf("%q is no time", s)
+			return time.Time{}, fmt.Errorf("%q is not a time", s)
 		}
 		return first.Add(d), nil
 	}
@@ -266,5 +265,5 @@ func momentOf(s string, first, last time.Time) (time.Time, error) {
 		}
 		return t, nil
 	}
-	return time.Time{}, fmt.Errorf("%q is no time", s)
+	return time.Time{}, fmt.Errorf("%q is not a time", s)
 }

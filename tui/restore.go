@@ -22,20 +22,20 @@ func (s *session) backupRestoreCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "restore ID",
-		Short: "Bring back what a backup has and the cluster has not",
-		Long: `Restore verifies a backup, compares it with the cluster, and brings back what is gone:
-first definitions, then objects without owners, then those that belong to others, with
-labels, finalizers and status as they were. Namespaces that are missing are made.
+		Short: "Restore objects that the cluster has lost",
+		Long: `Verify a backup, compare it with the cluster, and restore missing objects: first
+CustomResourceDefinitions, then objects without owners, then owned objects, with labels,
+finalizers and status. Missing namespaces are created.
 
-What exists is left as it is. With --overwrite, what differs is made as it was, and what
-has no status gets it back; a status that its controller wrote stays. Some things the cluster itself lives by, so they are
-overwritten only if --only names them: ConfigMaps, the records of Helm, and the kinds of
-update.edgeless.systems. Records of what was under way (pendingnodes, joiningnodes), Helm
-records older than those of the cluster and bootstrap tokens are not restored at all
-unless --only names them.
+Existing objects are not changed. With --overwrite, objects that differ are reset to the
+backup, and an empty status is restored; a status that a controller wrote is kept. Objects
+that the cluster depends on are overwritten only if --only names them: ConfigMaps, Helm
+records, and the kinds of update.edgeless.systems. Some objects are restored only if --only
+names them: records of operations in progress (pendingnodes, joiningnodes), Helm records
+older than the cluster's, and bootstrap tokens.
 
-A restore can be interrupted at any time: the same command goes on where it was. A backup
-that is damaged is refused.
+A restore can be interrupted at any time; run it again to resume. A damaged backup is
+rejected.
 
 Exit code: 0 done; 1 if an object could not be restored; 3 if there is nothing to
 restore; 5 if it was not accepted.`,
@@ -44,7 +44,7 @@ restore; 5 if it was not accepted.`,
   constellation backup restore backup-20261121070501-1a2b3c4d --only example.com/widgets/shop --yes
   constellation backup restore backup-20261121070501-1a2b3c4d --only core/configmaps/kube-system/join-config --overwrite
   constellation backup restore backup-20261121070501-1a2b3c4d --yes -o json | jq 'select(.state == "failed")'`,
-		Args:              oneArg("the ID of a backup", "`constellation backup list` shows them"),
+		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
 		ValidArgsFunction: s.completeBackup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.ID = args[0]
@@ -59,24 +59,24 @@ restore; 5 if it was not accepted.`,
 	}
 	fl := cmd.Flags()
 	s.restoreFlags(cmd, &r)
-	fl.BoolVar(&r.DryRun, "dry-run", false, "have the API server judge every write, and change nothing")
-	fl.BoolVar(&r.Overwrite, "overwrite", false, "make objects that differ as they were")
-	fl.BoolVarP(&yes, "yes", "y", false, "the plan and its warnings are accepted")
-	fl.BoolVar(&nonInteractive, "non-interactive", false, "ask nothing")
-	fl.DurationVar(&timeout, "timeout", 0, "stop after this long, such as 10m; the same command goes on (0: never)")
-	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	fl.BoolVar(&r.DryRun, "dry-run", false, "send every write as a dry run; change nothing")
+	fl.BoolVar(&r.Overwrite, "overwrite", false, "reset existing objects that differ from the backup")
+	fl.BoolVarP(&yes, "yes", "y", false, "accept the plan and its warnings")
+	fl.BoolVar(&nonInteractive, "non-interactive", false, "never prompt")
+	fl.DurationVar(&timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
+	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	return cmd
 }
 
-// restoreFlags are those that say what is restored or compared.
+// restoreFlags adds the flags that select what is restored or compared.
 func (s *session) restoreFlags(cmd *cobra.Command, r *engine.RestoreRequest) {
 	fl := cmd.Flags()
-	s.backupDirFlag(cmd, &r.Dir, "`directory` that the backup was put in (default: constellation-upgrade in the workspace)")
-	fl.StringArrayVar(&r.Only, "only", nil, "`group/resource[/namespace/name]` alone, with its definition; may be repeated")
+	s.backupDirFlag(cmd, &r.Dir, "`directory` of the backups (default: constellation-upgrade in the workspace)")
+	fl.StringArrayVar(&r.Only, "only", nil, "restrict to `group/resource[/namespace/name]` and its definition; may be repeated")
 	_ = cmd.RegisterFlagCompletionFunc("only", s.completeOnly)
 }
 
-// completeOnly completes the types of the backup that is named before, or of the newest.
+// completeOnly completes the types of the backup given as argument, or of the newest.
 func (s *session) completeOnly(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	const done = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 	eng, _, _, err := s.engineOf()
@@ -110,7 +110,7 @@ func (s *session) completeOnly(cmd *cobra.Command, args []string, _ string) ([]s
 	return out, done
 }
 
-// restore runs `backup restore`. On a terminal it asks once, after the plan was shown.
+// restore runs `backup restore`. On a terminal it prompts once, after it printed the plan.
 func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, nonInteractive bool, f format) error {
 	out := s.printer(f, true)
 	defer func() { out.close() }()
@@ -128,7 +128,7 @@ func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, non
 	}
 	defer plan.Close()
 	out, err = s.accept(plan, out, f, acceptance{
-		yes: yes || r.DryRun, asks: f == text && !nonInteractive && s.asks(), question: "Restore this?", show: s.tellPreview,
+		yes: yes || r.DryRun, asks: f == text && !nonInteractive && s.asks(), question: fixedQuestion("Restore this?"), show: s.printPreview,
 	})
 	if err != nil {
 		return err
@@ -136,16 +136,16 @@ func (s *session) restore(ctx context.Context, r engine.RestoreRequest, yes, non
 	emit := out.event
 	if p, ok := out.(*plainPrinter); ok {
 		emit = func(ev engine.Event) {
-			p.tellRestored(ev, r.DryRun)
+			p.printRestored(ev, r.DryRun)
 			p.event(ev)
 		}
 	}
 	return eng.Run(ctx, plan, emit)
 }
 
-// tellRestored writes what became of an object, or would in a dry run. One that failed is
-// told as an error besides, and nothing is said of those that are as they were.
-func (p *plainPrinter) tellRestored(ev engine.Event, dryRun bool) {
+// printRestored writes the result for one object, or in a dry run what would happen.
+// Failures are errors, which the printer writes already; unchanged objects are omitted.
+func (p *plainPrinter) printRestored(ev engine.Event, dryRun bool) {
 	if ev.Kind != engine.KindLog || ev.Object == "" || ev.Level != "info" {
 		return
 	}
@@ -165,11 +165,11 @@ func (s *session) backupDiffCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "diff ID",
-		Short: "Show what changed in the cluster since a backup",
-		Long: `Diff verifies a backup and compares the cluster with it: objects that are new, gone or
-changed, and which fields. Values are not shown, since they may be secret. What API
-servers set themselves, such as UIDs and times, does not count; what controllers write
-into a status does. What is looked at is what a backup made now would hold.
+		Short: "Show how the cluster differs from a backup",
+		Long: `Verify a backup and compare the cluster with it: added, removed and changed objects, and
+the changed fields. Values are not shown, because they may be secret. Fields that API
+servers set, such as UIDs and timestamps, are ignored; status fields are compared. The
+comparison covers everything that a new backup would contain.
 
 It changes nothing.
 
@@ -178,7 +178,7 @@ compared.`,
 		Example: `  constellation backup diff backup-20261121070501-1a2b3c4d
   constellation backup diff backup-20261121070501-1a2b3c4d --only example.com/widgets
   constellation backup diff backup-20261121070501-1a2b3c4d -o json | jq '.differences[] | select(.change == "removed")'`,
-		Args:              oneArg("the ID of a backup", "`constellation backup list` shows them"),
+		Args:              oneArg("the ID of a backup", "run `constellation backup list` to see all IDs"),
 		ValidArgsFunction: s.completeBackup,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.ID = args[0]
@@ -186,11 +186,11 @@ compared.`,
 		},
 	}
 	s.restoreFlags(cmd, &r)
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-// differ answers what changed since a backup. Differences are written as they are found.
+// differ runs `backup diff`. It writes differences as they are found.
 func (s *session) differ(ctx context.Context, r engine.RestoreRequest, f format) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
@@ -207,34 +207,34 @@ func (s *session) differ(ctx context.Context, r engine.RestoreRequest, f format)
 	c, err := eng.Differ(ctx, r, progress.event, func(x engine.Difference) {
 		progress.live.clear()
 		counts[x.Change]++
-		d.tell(x)
+		d.write(x)
 	})
 	progress.live.clear()
 	if err != nil && c.Types == 0 && len(counts) == 0 {
-		return err // there is nothing to answer
+		return err
 	}
 	d.end(r.ID, c, counts, err)
 	switch {
 	case err != nil:
 		return err
 	case len(c.Skipped) > 0:
-		return &engine.Error{Op: "compare with backup " + r.ID, Err: fmt.Errorf("%s: %s", count(len(c.Skipped), "part")+" could not be compared", clean(c.Skipped[0])), Remedy: "what was compared is above"}
+		return &engine.Error{Op: "compare with backup " + r.ID, Err: fmt.Errorf("%s: %s", count(len(c.Skipped), "part")+" could not be compared", clean(c.Skipped[0])), Remedy: "see above for the compared parts"}
 	case len(counts) > 0:
 		return exitStatus(engine.ExitDiffers)
 	}
 	return nil
 }
 
-// differences writes what differs.
+// differences writes the output of `backup diff`.
 type differences interface {
-	tell(engine.Difference)
+	write(engine.Difference)
 	end(id string, c engine.Compared, counts map[string]int64, err error)
 }
 
 // differenceLines writes a line for each object.
 type differenceLines struct{ out io.Writer }
 
-func (d *differenceLines) tell(x engine.Difference) {
+func (d *differenceLines) write(x engine.Difference) {
 	sign := map[string]string{engine.ChangeAdded: "+", engine.ChangeRemoved: "-", engine.ChangeChanged: "~"}[x.Change]
 	line := sign + " " + clean(x.Object.String())
 	if len(x.Fields) > 0 {
@@ -255,14 +255,14 @@ func (d *differenceLines) end(id string, c engine.Compared, counts map[string]in
 	case err != nil && c.Objects == 0 && len(counts) == 0:
 		text = "nothing was compared with backup " + id
 	case err != nil:
-		text += ", as far as it was compared"
+		text += ", comparison incomplete"
 	case len(counts) == 0 && len(c.Skipped) == 0:
 		text = "nothing differs from backup " + id
 	}
 	fmt.Fprintf(d.out, "%s (%s of %s)\n", text, count(int(c.Objects), "object"), count(int(c.Types), "type"))
 }
 
-// differenceDocument writes one JSON document, and keeps nothing of it.
+// differenceDocument streams one JSON document and buffers nothing.
 type differenceDocument struct {
 	out   io.Writer
 	id    string
@@ -277,9 +277,9 @@ func (d *differenceDocument) begin() string {
 	return fmt.Sprintf("{\n  \"schema\": %q,\n  \"backup\": %q,\n  \"differences\": [\n    ", engine.Schema, d.id)
 }
 
-func (d *differenceDocument) tell(x engine.Difference) {
+func (d *differenceDocument) write(x engine.Difference) {
 	b, err := encode(x, "")
-	if err != nil { // strings and numbers
+	if err != nil { // cannot happen: x holds strings and numbers only
 		return
 	}
 	fmt.Fprint(d.out, d.begin()+strings.TrimSuffix(string(b), "\n"))
@@ -305,7 +305,7 @@ func (d *differenceDocument) end(id string, c engine.Compared, counts map[string
 	fmt.Fprint(d.out, "],"+strings.TrimPrefix(string(b), "{"))
 }
 
-// restoreProgress tells on stderr how far reading has come, if that is a terminal.
+// restoreProgress shows the progress of reading on stderr, if stderr is a terminal.
 type restoreProgress struct {
 	live  liveLine
 	now   func() time.Time

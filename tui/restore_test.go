@@ -29,7 +29,7 @@ func (f *fakeEngine) Differ(_ context.Context, r engine.RestoreRequest, _ func(e
 
 const restoredID = "backup-20261121070501-1a2b3c4d"
 
-func TestDifferencesAreTold(t *testing.T) {
+func TestDiffOutput(t *testing.T) {
 	widget := engine.ObjectName{Group: "example.com", Resource: "widgets", Namespace: "shop", Name: "blue"}
 	some := []engine.Difference{
 		{Object: widget, Change: engine.ChangeChanged, Fields: []string{"spec.a", `data["\u202ex"]`}, More: 2},
@@ -66,7 +66,7 @@ func TestDifferencesAreTold(t *testing.T) {
 			`{"schema":"1.0","backup":"` + restoredID + `","differences":[],"complete":false,"added":0,"removed":0,"changed":0,"types":3,"objects":2,"skipped":["gizmos.example.com: no"]}`,
 			engine.ExitFailed, "1 part could not be compared: gizmos.example.com: no",
 		},
-		{"nothing could be asked", fakeEngine{planErr: &engine.Error{Op: "open backup", Err: errors.New("there is none"), Exit: engine.ExitUsage}}, "", "", engine.ExitUsage, "there is none"},
+		{"backup not found", fakeEngine{planErr: &engine.Error{Op: "open backup", Err: errors.New("there is none"), Exit: engine.ExitUsage}}, "", "", engine.ExitUsage, "there is none"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := tt.e
@@ -98,7 +98,7 @@ func TestDifferencesAreTold(t *testing.T) {
 	}
 }
 
-func TestARestoreIsAskedFor(t *testing.T) {
+func TestRestoreRequiresConsent(t *testing.T) {
 	plan := func(finished bool) *engine.Plan {
 		return &engine.Plan{
 			ID: "backup-restore-20261121070501-1a2b3c4d", Verb: engine.VerbRestore, Cluster: "demo", Created: start,
@@ -113,11 +113,11 @@ func TestARestoreIsAskedFor(t *testing.T) {
 		ran, code int
 		stdout    string
 	}{
-		{"nobody accepts it", fakeEngine{plan: plan(false)}, nil, 0, engine.ExitUnacknowledged, "would     Restore backup " + restoredID + ": 2 created"},
-		{"it is accepted", fakeEngine{plan: plan(false)}, []string{"--yes", "--overwrite"}, 1, engine.ExitDone, ""},
-		{"a dry run needs nobody", fakeEngine{plan: plan(false)}, []string{"--dry-run"}, 1, engine.ExitDone, ""},
-		{"there is nothing to restore", fakeEngine{plan: plan(true), runErr: &engine.Error{Err: errors.New("nothing to restore"), Exit: engine.ExitNothing}}, nil, 1, engine.ExitNothing, ""},
-		{"it is damaged", fakeEngine{planErr: &engine.Error{Err: errors.New("not whole"), Remedy: "take another"}}, []string{"--yes"}, 0, engine.ExitFailed, ""},
+		{"no consent", fakeEngine{plan: plan(false)}, nil, 0, engine.ExitUnacknowledged, "would     Restore backup " + restoredID + ": 2 created"},
+		{"accepted", fakeEngine{plan: plan(false)}, []string{"--yes", "--overwrite"}, 1, engine.ExitDone, ""},
+		{"a dry run needs no consent", fakeEngine{plan: plan(false)}, []string{"--dry-run"}, 1, engine.ExitDone, ""},
+		{"nothing to restore", fakeEngine{plan: plan(true), runErr: &engine.Error{Err: errors.New("nothing to restore"), Exit: engine.ExitNothing}}, nil, 1, engine.ExitNothing, ""},
+		{"damaged backup", fakeEngine{planErr: &engine.Error{Err: errors.New("not whole"), Remedy: "take another"}}, []string{"--yes"}, 0, engine.ExitFailed, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := tt.e
@@ -133,7 +133,7 @@ func TestARestoreIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestWhatARestoreDoesIsNamed(t *testing.T) {
+func TestRestorePrintsEachObject(t *testing.T) {
 	events := []engine.Event{
 		{Kind: engine.KindLog, Source: "restore", Level: "info", Object: "example.com/widgets/shop/web", State: engine.RestoreCreated, Text: "created example.com/widgets/shop/web"},
 		{Kind: engine.KindLog, Source: "restore", Level: "info", Object: "example.com/widgets/shop/x", State: engine.RestoreLeft, Text: "left example.com/widgets/shop/x: differs in spec.\x1b[2J"},
@@ -144,10 +144,10 @@ func TestWhatARestoreDoesIsNamed(t *testing.T) {
 		dryRun bool
 		want   string
 	}{
-		{"what is done", false, `07:05:01Z restore            created   example.com/widgets/shop/web
+		{"restore", false, `07:05:01Z restore            created   example.com/widgets/shop/web
 07:05:01Z restore            left      example.com/widgets/shop/x: differs in spec.\x1b[2J
 `},
-		{"what a dry run would do", true, `07:05:01Z restore            would     created example.com/widgets/shop/web
+		{"dry run", true, `07:05:01Z restore            would     created example.com/widgets/shop/web
 07:05:01Z restore            would     left example.com/widgets/shop/x: differs in spec.\x1b[2J
 `},
 	} {
@@ -157,7 +157,7 @@ func TestWhatARestoreDoesIsNamed(t *testing.T) {
 			defer p.close()
 			for _, ev := range events {
 				ev.Time = start
-				p.tellRestored(ev, tt.dryRun)
+				p.printRestored(ev, tt.dryRun)
 				p.event(ev)
 			}
 			if out.String() != tt.want {

@@ -12,9 +12,9 @@ import (
 	"constellation/engine"
 )
 
-// simulated are the events of a rollout of so many workers and three control planes with a
-// surge, as a watch tells them: first all nodes, then each replacement. The same seed gives
-// the same events. breaks is how many machines fail and are begun again.
+// simulated returns the events of a watched rollout of workers and three control planes with
+// a surge: first all nodes, then each replacement. It is deterministic for a seed. breaks is
+// the number of machines that fail once and are retried.
 func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.Event {
 	t.Helper()
 	rnd := rand.New(rand.NewPCG(seed, 7))
@@ -103,8 +103,8 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 		node(4*time.Second, j.donor, "", engine.NodeOutdated, "")
 	}
 	progress(4 * time.Second)
-	// One place of the budget after the other takes the next node; what happens when is
-	// gathered first.
+	// Each surge slot takes the next node in turn. The events are collected first and then
+	// sorted by time.
 	type moment struct {
 		at time.Duration
 		do func(time.Duration)
@@ -186,9 +186,9 @@ func simulated(t testing.TB, workers, surge, breaks int, seed uint64) []engine.E
 	return out
 }
 
-// TestNumbersAreTheSameEverywhere folds recorded rollouts and compares, after every progress
-// event, what the board, the printer's fold and the event itself say.
-func TestNumbersAreTheSameEverywhere(t *testing.T) {
+// TestCountsAgree folds simulated rollouts and compares the counts of the board, the printer's
+// fold and the event after every progress event.
+func TestCountsAgree(t *testing.T) {
 	for _, tt := range []struct{ workers, surge, breaks int }{{5, 1, 0}, {5, 2, 2}, {500, 10, 20}, {5000, 75, 20}} {
 		t.Run(fmt.Sprintf("%d workers, %d failures", tt.workers, tt.breaks), func(t *testing.T) {
 			var b engine.Board
@@ -208,10 +208,10 @@ func TestNumbersAreTheSameEverywhere(t *testing.T) {
 					}
 				}
 				if !maps.Equal(ev.Counts, b.Counts()) || !maps.Equal(ev.Counts, folded) {
-					t.Fatalf("event %d says %v, the board %v, the printer %v", ev.Seq, ev.Counts, b.Counts(), folded)
+					t.Fatalf("event %d has %v, the board %v, the printer %v", ev.Seq, ev.Counts, b.Counts(), folded)
 				}
 				if done, total := b.Places(); int64(done) != ev.Current || int64(total) != ev.Total {
-					t.Fatalf("event %d says %d of %d, the board %d of %d", ev.Seq, ev.Current, ev.Total, done, total)
+					t.Fatalf("event %d has %d of %d, the board %d of %d", ev.Seq, ev.Current, ev.Total, done, total)
 				}
 			}
 		})

@@ -17,14 +17,14 @@ import (
 )
 
 func (s *session) sandboxCommand() *cobra.Command {
-	cmd := group("sandbox", "Run a throwaway cloud on this computer",
-		`Run a throwaway cloud on this computer: machines with systemd, containerd and a TPM
-each, a load balancer, an image registry, and the cloud API that a cluster needs. No
-account and no network are needed. Real machines need Linux and root; without, they are
-simulated: the same control plane and services as plain processes.
+	cmd := group("sandbox", "Run a local test cloud on this computer",
+		`Run a local test cloud on this computer: machines with systemd, containerd and a TPM, a
+load balancer, an image registry, and the cloud API that a cluster needs. It needs no cloud
+account and no network. Real machines need Linux and root. Without these, machines are
+simulated: the same control plane and services run as plain processes.
 
-With --hollow machines are simulated instead, up to thousands of them, as nodes of a
-cluster that is real but for that. It takes no root, and is made to watch rollouts.
+With --hollow, all machines are fake (like kubemark's hollow nodes), up to thousands of
+them, in a cluster with a real control plane. It needs no root. Use it to watch rollouts.
 
 A sandbox belongs to the workspace that it was started for.`,
 		`  constellation -C demo sandbox up
@@ -35,8 +35,8 @@ A sandbox belongs to the workspace that it was started for.`,
 	return cmd
 }
 
-// sandboxName returns what the methods of engine.Sandbox take: a name, or the
-// workspace that stands for its sandbox.
+// sandboxName returns the argument for the methods of engine.Sandbox: the given name, or
+// the absolute path of the workspace, which identifies its sandbox.
 func (s *session) sandboxName(name string) (string, error) {
 	if name != "" {
 		return name, nil
@@ -49,11 +49,11 @@ func (s *session) sandboxName(name string) (string, error) {
 }
 
 func (s *session) nameFlag(cmd *cobra.Command, name *string) {
-	cmd.Flags().StringVar(name, "name", "", "name of the sandbox (default: that of the workspace)")
+	cmd.Flags().StringVar(name, "name", "", "name of the sandbox (default: the sandbox of the workspace)")
 	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
 }
 
-// noFaults is the fault that ends all others.
+// noFaults is the value of --fault that removes all faults.
 const noFaults = "none"
 
 func (s *session) sandboxUp() *cobra.Command {
@@ -64,24 +64,25 @@ func (s *session) sandboxUp() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Start the sandbox of this workspace, or change its size",
-		Long: `Start the sandbox of this workspace and wait for its machines to boot. Where they are
-absent it writes constellation-conf.yaml and constellation-state.yaml, so that init can
-follow. If the sandbox runs already, its groups get the sizes that are asked for, and
-the faults that are asked for take the place of those that it has.
+		Short: "Start or resize the sandbox of this workspace",
+		Long: `Start the sandbox of this workspace and wait for its machines to boot. The command writes
+constellation-conf.yaml and constellation-state.yaml if they are missing; run init next.
+If the sandbox is running, the command resizes its groups, and replaces its faults if
+--fault is given.
 
-Machines are real where they can be, else simulated, and why is said; --machines decides
-it. All that is told of simulated machines calls them so.
+Machines are real if this computer can run them, otherwise simulated; the command prints
+the reason. --machines selects the kind. All output about simulated machines marks them as
+simulated.
 
-Debian packages that this computer lacks are named and installed only after a question,
-or without one with --yes.
+If Debian packages are missing, the command lists them and prompts before it installs them;
+--yes installs them without a prompt.
 
-With --hollow the workers are simulated, and so are the control planes, three if nothing
-else is asked for: nothing runs in them, they take the times that they are told, and what
-happens to them is seen in the cluster alone. That is complete when the command ends: etcd,
-API server, controllers, scheduler and operator are the real programs, as plain processes
-of this user. Every worker has a pod. constellation-admin.conf leads to it. All of it ends
-with the sandbox's daemon; up makes a new one then.`,
+With --hollow, all workers and control planes (three by default) are fake: nothing runs in
+them, and they boot, join and drain with the configured delays. The cluster is up when the
+command ends. etcd, the API server, controllers, scheduler and operator are the real
+programs, run as plain processes of this user. Every worker has one pod. The kubeconfig is
+constellation-admin.conf. The cluster ends with the sandbox's daemon; up then creates a
+new one.`,
 		Example: `  constellation sandbox up
   constellation -C demo sandbox up --control-planes 3 --workers 2 --yes
   constellation sandbox up --release v1.0.0 --image v1.0.0
@@ -96,18 +97,18 @@ with the sandbox's daemon; up makes a new one then.`,
 				if hollow < 1 {
 					return &engine.Error{
 						Op: "start sandbox", Err: fmt.Errorf("--hollow is %d, want 1 or more", hollow), Exit: engine.ExitUsage,
-						Remedy: "say how many workers shall be simulated, or leave the flag out",
+						Remedy: "pass the number of workers to simulate, or omit the flag",
 					}
 				}
 				spec.Machines = "hollow"
 			}
-			// Nobody asks for "none" with a zero that was left out.
+			// In a SandboxSpec 0 means the default and -1 means none.
 			for flag, n := range map[string]*int{"control-planes": &spec.ControlPlanes, "workers": &spec.Workers} {
 				switch changed := cmd.Flags().Changed(flag); {
 				case *n < 0:
 					return &engine.Error{
 						Op: "start sandbox", Err: fmt.Errorf("--%s is %d, want 0 or more", flag, *n), Exit: engine.ExitUsage,
-						Remedy: "ask for a number of machines that this computer can run, or leave the flag out",
+						Remedy: "pass a number of machines that this computer can run, or omit the flag",
 					}
 				case changed && *n == 0:
 					*n = -1
@@ -117,8 +118,8 @@ with the sandbox's daemon; up makes a new one then.`,
 			}
 			if spec.ControlPlanes < 0 {
 				return &engine.Error{
-					Op: "start sandbox", Err: errors.New("--control-planes is 0, and a cluster needs one"), Exit: engine.ExitUsage,
-					Remedy: "ask for 1 or more, or leave the flag out",
+					Op: "start sandbox", Err: errors.New("--control-planes is 0, want 1 or more"), Exit: engine.ExitUsage,
+					Remedy: "pass 1 or more, or omit the flag",
 				}
 			}
 			if hollow > 0 {
@@ -128,22 +129,22 @@ with the sandbox's daemon; up makes a new one then.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&spec.ControlPlanes, "control-planes", 1, "how many control planes (hollow: 3)")
-	f.IntVar(&spec.Workers, "workers", 2, "how many workers")
-	f.IntVar(&hollow, "hollow", 0, "simulate so `many` workers, instead of real machines")
-	f.DurationVar(&spec.Boot, "boot", 0, "how long a hollow machine boots (default 5s)")
-	f.DurationVar(&spec.Join, "join", 0, "how long it takes from there to a Ready node (default 1s)")
-	f.DurationVar(&spec.Drain, "drain", 0, "how long its pods take to end (default 3s)")
+	f.IntVar(&spec.ControlPlanes, "control-planes", 1, "number of control planes (hollow: 3)")
+	f.IntVar(&spec.Workers, "workers", 2, "number of workers")
+	f.IntVar(&hollow, "hollow", 0, "run this `number` of fake workers instead of machines")
+	f.DurationVar(&spec.Boot, "boot", 0, "boot time of a hollow machine (default 5s)")
+	f.DurationVar(&spec.Join, "join", 0, "time from boot to a Ready node of a hollow machine (default 1s)")
+	f.DurationVar(&spec.Drain, "drain", 0, "termination time of pods on a hollow machine (default 3s)")
 	cmd.MarkFlagsMutuallyExclusive("hollow", "workers")
-	f.StringVar(&spec.Kubernetes, "kubernetes", "", "version of Kubernetes (default "+first(s.Kubernetes)+")")
-	f.StringVar(&spec.Image, "image", "", "version of the OS image (default: the release)")
-	f.StringVar(&spec.Release, "release", "", "release that init will deploy (default "+s.Release+")")
-	f.StringVar(&spec.Machines, "machines", "auto", "auto, real or simulated: auto takes real ones where there can be any, and says why not")
+	f.StringVar(&spec.Kubernetes, "kubernetes", "", "Kubernetes version (default "+first(s.Kubernetes)+")")
+	f.StringVar(&spec.Image, "image", "", "OS image version (default: the release)")
+	f.StringVar(&spec.Release, "release", "", "release that init deploys (default "+s.Release+")")
+	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: auto, real or simulated; auto prefers real ones")
 	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "simulated"))
-	f.StringArrayVar(&spec.Faults, "fault", nil, "what the cloud shall do wrong, such as never-boot=worker-1; may be repeated; "+noFaults+" ends those that there are")
-	f.BoolVarP(&spec.Install, "yes", "y", false, "install missing Debian packages without asking")
+	f.StringArrayVar(&spec.Faults, "fault", nil, "fault to inject, such as never-boot=worker-1; may be repeated; "+noFaults+" removes all faults")
+	f.BoolVarP(&spec.Install, "yes", "y", false, "install missing Debian packages without a prompt")
 	s.nameFlag(cmd, &spec.Name)
-	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
 	_ = cmd.RegisterFlagCompletionFunc("image", fixed(s.Images...))
 	_ = cmd.RegisterFlagCompletionFunc("release", fixed(s.Releases...))
@@ -189,8 +190,8 @@ func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f form
 	}
 }
 
-// afterHollow are the commands that make sense with hollow machines: to look, and to give
-// them another target.
+// afterHollow returns the next commands for hollow machines: watch, status, and a patch
+// that sets another target.
 func (s *session) afterHollow(info engine.SandboxInfo) []string {
 	next := []string{s.command("watch"), s.command("status")}
 	if i := slices.IndexFunc(s.Images, func(v string) bool { return v != info.Image }); i >= 0 {
@@ -200,15 +201,15 @@ func (s *session) afterHollow(info engine.SandboxInfo) []string {
 	return next
 }
 
-// asks reports whether there is somebody to ask.
+// asks reports whether the program can prompt: stdin and stdout are terminals, outside CI.
 func (s *session) asks() bool {
 	return isTerminal(s.Stdin) && isTerminal(s.Stdout) && s.Env("CI") == ""
 }
 
-// ask tells what is missing and asks whether to do something about it. No is the
+// ask prints err, which names missing packages, and prompts to install them. No is the
 // default.
 func (s *session) ask(err error) bool {
-	x := explain(err, s.speller())
+	x := explain(err, s.formatter())
 	fmt.Fprintf(s.Stderr, "\n%s\n", orElse(x.why, x.what))
 	if x.remedy != "" {
 		fmt.Fprintf(s.Stderr, "  %s\n", x.remedy)
@@ -216,10 +217,10 @@ func (s *session) ask(err error) bool {
 	return s.confirmed("Install them now?")
 }
 
-// confirmed asks a question. No is the default.
+// confirmed prompts for y or yes. No is the default.
 func (s *session) confirmed(question string) bool {
 	if f, ok := s.Stdin.(*os.File); ok {
-		dropTyped(f)
+		discardInput(f)
 	}
 	fmt.Fprintf(s.Stderr, "%s [y/N] ", question)
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
@@ -234,12 +235,12 @@ func (s *session) sandboxDown() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Remove the sandbox and all that it left on this computer",
-		Long: `Remove the sandbox of this workspace: its machines, its cloud, their networks, mounts
-and files. What is left of one that crashed is removed as well. It is no error if there
-is none.
+		Short: "Delete the sandbox and everything it created",
+		Long: `Delete the sandbox of this workspace: its machines, its cloud, and their networks, mounts
+and files. Leftovers of a crashed sandbox are deleted too. It is not an error if there is
+no sandbox.
 
-The files of the workspace that belong to you stay.`,
+The command keeps your own files in the workspace.`,
 		Example: `  constellation sandbox down
   constellation sandbox down --name demo`,
 		Args: cobra.NoArgs,
@@ -258,13 +259,13 @@ The files of the workspace that belong to you stay.`,
 			defer p.close()
 			stream := s.framed(p, "sandbox")
 			err = box.Down(ctx, name, stream.event)
-			stream.end("the sandbox is gone", err, engine.Result{})
+			stream.end("sandbox deleted", err, engine.Result{})
 			return err
 		},
 	}
 	s.nameFlag(cmd, &name)
-	cmd.Flags().BoolP("yes", "y", false, "nothing is asked anyway; taken so that up and down can be called alike")
-	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	cmd.Flags().BoolP("yes", "y", false, "accepted for consistency; this command never prompts")
+	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	return cmd
 }
 
@@ -276,7 +277,7 @@ func (s *session) sandboxStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the sandbox and its machines",
-		Long:  "Show the sandbox of this workspace: what it was made for, its endpoints, and how its machines boot.",
+		Long:  "Show the sandbox of this workspace: versions, endpoints, faults, and the boot state of its machines.",
 		Example: `  constellation sandbox status
   constellation sandbox status -o json | jq '.machines[] | {name, boot}'`,
 		Args: cobra.NoArgs,
@@ -306,21 +307,21 @@ func (s *session) sandboxStatus() *cobra.Command {
 		},
 	}
 	s.nameFlag(cmd, &name)
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-// sandboxText draws a sandbox on any number of lines.
+// sandboxText renders the output of sandbox status.
 func (s *session) sandboxText(st *engine.SandboxStatus) []string {
-	c := s.sheet()
-	w := sheetWidth
+	c := s.renderer()
+	w := printedWidth
 	t := c.th
 	lines := []string{
 		t.row(w).add(plain, "sandbox "+clean(st.Name)+"   "+clean(st.State)+marked(st.Simulated, "   ")).String(),
 		t.row(w).add(plain, "  ").col(faint, "Kubernetes", 12).col(plain, clean(st.Kubernetes), 22).col(faint, "API server", 12).add(plain, clean(st.ClusterEndpoint)).String(),
 	}
 	image, release := t.row(w).add(plain, "  ").col(faint, "OS image", 12), t.row(w).add(plain, "  ").col(faint, "Release", 12)
-	if st.Hollow { // there is nothing to init, and nothing to get from a mirror
+	if st.Hollow { // hollow machines need no init and no mirror
 		lines = append(lines, image.add(plain, clean(st.Image)).String(), release.add(plain, clean(st.Release)).String())
 	} else {
 		lines = append(lines, image.col(plain, clean(st.Image), 22).col(faint, "init", 12).add(plain, clean(st.InitEndpoint)).String(),
@@ -328,11 +329,11 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 	}
 	switch {
 	case st.Hollow && st.State == "stopped":
-		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "stopped", 12).add(caution, "with its daemon all hollow machines and their cluster have ended; `"+s.command("sandbox up")+"` makes new ones").String())
+		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "stopped", 12).add(caution, "the daemon and the hollow cluster have ended; `"+s.command("sandbox up")+"` creates a new one").String())
 	case st.Hollow:
-		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "hollow", 12).add(caution, "its machines are simulated: nothing runs in them").String())
+		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "hollow", 12).add(caution, "all machines are simulated: nothing runs in them").String())
 	case st.State == "stopped":
-		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "stopped", 12).add(caution, "nobody drives its machines; `"+s.command("sandbox up")+"` starts the cloud again and keeps them").String())
+		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "stopped", 12).add(caution, "the daemon is not running; `"+s.command("sandbox up")+"` restarts it and keeps the machines").String())
 	}
 	for _, f := range st.Faults {
 		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "fault", 12).add(caution, clean(f)).String())
@@ -361,9 +362,10 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 	return lines
 }
 
-// hollowRows counts machines that differ in nothing but their names.
+// hollowRows renders one row for each group, boot state and image, with the number of
+// machines.
 func (s *session) hollowRows(st *engine.SandboxStatus) []string {
-	t := s.sheet().th
+	t := s.renderer().th
 	type kind struct{ group, boot, image string }
 	counts := map[kind]int{}
 	var kinds []kind
@@ -383,7 +385,7 @@ func (s *session) hollowRows(st *engine.SandboxStatus) []string {
 		case "stopped":
 			sign, sty = t.stopped, caution
 		}
-		lines = append(lines, t.row(sheetWidth).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, fmt.Sprint(counts[k]), 7).col(sty, clean(k.boot), 9).
+		lines = append(lines, t.row(printedWidth).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, fmt.Sprint(counts[k]), 7).col(sty, clean(k.boot), 9).
 			col(plain, clean(k.group), 16).add(plain, clean(k.image)).String())
 	}
 	return lines
@@ -393,9 +395,9 @@ func (s *session) sandboxShell() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "shell MACHINE [-- COMMAND...]",
-		Short: "Look inside a machine",
-		Long: `Open a shell in a machine of the sandbox, or run one command there. The exit code is
-that of the shell or the command.`,
+		Short: "Open a shell in a machine",
+		Long: `Open a shell in a machine of the sandbox, or run one command there. The exit code is that
+of the shell or the command.`,
 		Example: `  constellation sandbox shell control-plane-0
   constellation sandbox shell worker-0 -- journalctl -u constellation-bootstrapper`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -403,7 +405,7 @@ that of the shell or the command.`,
 			case len(args) == 0 || dash == 0:
 				return errors.New("name a machine")
 			case dash < 0 && len(args) > 1 || dash > 1:
-				return errors.New("write -- before the command")
+				return errors.New("put -- before the command")
 			}
 			return nil
 		},
@@ -425,7 +427,7 @@ that of the shell or the command.`,
 	return cmd
 }
 
-// machineNames are the machines of a sandbox, for completion.
+// machineNames returns the machines of a sandbox, for completion.
 func (s *session) machineNames(ctx context.Context, name string) []string {
 	name, err := s.sandboxName(name)
 	if err != nil {
@@ -454,8 +456,8 @@ func (s *session) shell(ctx context.Context, name, machine string, command []str
 	}
 	tty := isTerminal(s.Stdin) && isTerminal(s.Stdout)
 	if tty {
-		// The shell inside does the editing, and Ctrl-C is for it.
-		restore, err := raw(s.Stdin.(*os.File))
+		// In raw mode the shell in the machine gets line editing and Ctrl-C.
+		restore, err := makeRaw(s.Stdin.(*os.File))
 		if err != nil {
 			return &engine.Error{Op: "set up the terminal", Err: err}
 		}
@@ -476,9 +478,9 @@ func (s *session) sandboxFetch() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fetch [VERSION]",
 		Short: "Build Kubernetes into the cache",
-		Long: `Build the binaries and images of a version of Kubernetes from their source modules into
-the cache. It takes some minutes once and an instant afterwards. No other verb compiles
-anything.`,
+		Long: `Build the binaries and images of a Kubernetes version from source modules into the cache.
+The first build takes minutes; later calls return at once. No other command compiles
+Kubernetes.`,
 		Example:           "  constellation sandbox fetch\n  constellation sandbox fetch " + strings.Join(s.Kubernetes[min(1, len(s.Kubernetes)):], " "),
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: fixed(s.Kubernetes...),
@@ -497,24 +499,24 @@ anything.`,
 			defer p.close()
 			stream := s.framed(p, "Kubernetes "+version)
 			err = box.Fetch(ctx, version, stream.event)
-			stream.end("Kubernetes "+version+" is in the cache", err, engine.Result{})
+			stream.end("Kubernetes "+version+" is cached", err, engine.Result{})
 			return err
 		},
 	}
-	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	return cmd
 }
 
 func (s *session) sandboxDaemon() *cobra.Command {
 	return &cobra.Command{
 		Use:    "daemon NAME",
-		Short:  "Run a sandbox in the foreground; sandbox up does that by itself",
+		Short:  "Run a sandbox in the foreground (started by sandbox up)",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := s.signals(cmd.Context())
 			defer stop()
-			s.level.Set(min(s.level.Level(), slog.LevelInfo)) // nobody watches it: its log is all there is
+			s.level.Set(min(s.level.Level(), slog.LevelInfo)) // the log is the daemon's only output
 			return s.Daemon(ctx, args[0], s.log)
 		},
 	}

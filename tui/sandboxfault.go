@@ -12,9 +12,10 @@ import (
 )
 
 func (s *session) sandboxFault() *cobra.Command {
-	cmd := group("fault", "Let things go wrong in a running sandbox",
-		`Let things go wrong in a running sandbox, and end that again: its cloud lies or refuses,
-machines freeze, lose each other, their disks or their TPMs. docs/faults.md has them all.`,
+	cmd := group("fault", "Inject faults into a running sandbox",
+		`Inject faults into a running sandbox and remove them: API errors and stale reads in the
+cloud, frozen machines, network partitions, lost disks and TPMs. Use it to test how a
+cluster or a rollout recovers. docs/faults.md lists all faults.`,
 		`  constellation sandbox fault list
   constellation sandbox fault set frozen=worker-0 api-500=0.3
   constellation sandbox fault clear`)
@@ -29,8 +30,8 @@ func (s *session) listFaults() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "List the faults that there can be, and those that there are",
-		Long:    "List the faults that a sandbox can have. Those that the sandbox of this workspace has are marked.",
+		Short:   "List supported and active faults",
+		Long:    "List the faults that a sandbox supports. The active faults of this workspace's sandbox are marked with !.",
 		Example: "  constellation sandbox fault list\n  constellation sandbox fault list -o json | jq -r '.active[]'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -43,7 +44,7 @@ func (s *session) listFaults() *cobra.Command {
 				return err
 			}
 			active := []string{}
-			if st, err := box.Status(cmd.Context(), boxName); err == nil { // without one there are none
+			if st, err := box.Status(cmd.Context(), boxName); err == nil { // no sandbox, no active faults
 				active = append(active, st.Faults...)
 			}
 			kinds := box.FaultKinds()
@@ -66,24 +67,24 @@ func (s *session) listFaults() *cobra.Command {
 		},
 	}
 	s.nameFlag(cmd, &name)
-	s.outputFlag(cmd, &out, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
-// kindOf returns the kind of a fault as it is written.
+// kindOf returns the kind of a fault: the part before =.
 func kindOf(fault string) string {
 	kind, _, _ := strings.Cut(fault, "=")
 	return kind
 }
 
 func (s *session) setFaults() *cobra.Command {
-	return s.changeFaults("set FAULT...", "Add faults to those that there are",
-		`Add faults to those that the sandbox has. A fault that is of the whole cloud, such as
-quota, takes the place of the one that there is of its kind.`,
+	return s.changeFaults("set FAULT...", "Add faults",
+		`Add faults to the active ones. A fault of the whole cloud, such as quota, replaces the
+active fault of the same kind.`,
 		"  constellation sandbox fault set cut-to=worker-0:control-plane-0\n  constellation sandbox fault set power-cut=control-plane-0:upgrade-etcd",
 		func(active, args []string) ([]string, error) {
 			if len(args) == 0 {
-				return nil, errors.New("name faults; `sandbox fault list` shows them")
+				return nil, errors.New("no fault given; `sandbox fault list` lists them")
 			}
 			for _, a := range args {
 				ofMachine := strings.Contains(a, ":") || strings.Contains(a, "=worker") || strings.Contains(a, "=control-plane") || strings.HasPrefix(a, "component-")
@@ -95,10 +96,9 @@ quota, takes the place of the one that there is of its kind.`,
 }
 
 func (s *session) clearFaults() *cobra.Command {
-	return s.changeFaults("clear [FAULT...]", "End faults",
-		`End the faults that are named, as they are written or by their kind; without a name all
-of them. What machines suffered ends at once, but for a TPM that is gone, which comes back
-with the machine's next boot.`,
+	return s.changeFaults("clear [FAULT...]", "Remove faults",
+		`Remove faults, given in full or by kind; without an argument, remove all. Machines recover
+at once, except that a lost TPM returns with the next boot of the machine.`,
 		"  constellation sandbox fault clear\n  constellation sandbox fault clear frozen quota=5",
 		func(active, args []string) ([]string, error) {
 			if len(args) == 0 {
@@ -107,7 +107,7 @@ with the machine's next boot.`,
 			for _, a := range args {
 				left := slices.DeleteFunc(slices.Clone(active), func(f string) bool { return f == a || kindOf(f) == a })
 				if len(left) == len(active) {
-					return nil, fmt.Errorf("there is no fault %q; there are: %s", a, orElse(strings.Join(active, ", "), "none"))
+					return nil, fmt.Errorf("fault %q is not active; active: %s", a, orElse(strings.Join(active, ", "), "none"))
 				}
 				active = left
 			}
@@ -115,7 +115,7 @@ with the machine's next boot.`,
 		})
 }
 
-// changeFaults is a verb that makes other faults of those that there are.
+// changeFaults is a command that computes the new list of faults from the active ones.
 func (s *session) changeFaults(use, short, long, example string, change func(active, args []string) ([]string, error)) *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
@@ -136,7 +136,7 @@ func (s *session) changeFaults(use, short, long, example string, change func(act
 			}
 			faults, err := change(slices.Clone(st.Faults), args)
 			if err != nil {
-				return &engine.Error{Op: "change the faults", Err: err, Exit: engine.ExitUsage}
+				return &engine.Error{Op: "change faults", Err: err, Exit: engine.ExitUsage}
 			}
 			if err := box.SetFaults(cmd.Context(), boxName, faults); err != nil {
 				return err

@@ -9,9 +9,9 @@ import (
 	"constellation/engine"
 )
 
-// Faults are changed from what there is: those of the whole cloud by kind, those of
-// machines one by one.
-func TestFaultsAreChanged(t *testing.T) {
+// Faults of the whole cloud replace the active one of their kind; faults of machines are
+// added one by one.
+func TestSetAndClearFaults(t *testing.T) {
 	box := &fakeSandbox{running: true}
 	for _, tt := range []struct{ args, want string }{
 		{"set quota=5 frozen=worker-0", "quota=5 frozen=worker-0"},

@@ -10,23 +10,23 @@ import (
 )
 
 func (s *session) sandboxMachine() *cobra.Command {
-	cmd := group("machine", "Reboot machines, cut their power, switch them off and on",
-		`Reboot machines, cut their power, switch them off and on. A cluster comes back by itself
-from each of these, also if they happen to all of its machines at once.`,
+	cmd := group("machine", "Reboot, power-cycle, stop and start machines",
+		`Reboot machines, cut their power, switch them off and on. A cluster recovers from each of
+these by itself, even if all of its machines are affected at once.`,
 		`  constellation sandbox machine reboot worker-0
   constellation sandbox machine power-cut --all`)
 	cmd.AddCommand(
-		s.switchMachines(engine.PowerReboot, "Shut machines down in order and switch them on again",
-			`Shut machines down as their own reboot would, and switch them on again. What has not
-ended after 20 seconds is killed. One that is off is switched on.`),
-		s.switchMachines(engine.PowerCut, "Take the power from machines and give it back",
-			`Take the power from machines, all at the same moment, and give it back: nothing in them
-gets to know. Their disks stay as they are; what was written and not synchronised is
-there, because the computer that they run on keeps it.`),
-		s.switchMachines(engine.PowerOff, "Take the power from machines",
-			`Take the power from machines. They are off until they are switched on; the cloud calls
-them stopped and deletes none.`),
-		s.switchMachines(engine.PowerOn, "Switch machines on that are off", `Switch machines on that are off. Those that run are left alone.`),
+		s.switchMachines(engine.PowerReboot, "Reboot machines gracefully",
+			`Shut machines down gracefully and start them again. Processes that do not end within 20
+seconds are killed. A machine that is off is started.`),
+		s.switchMachines(engine.PowerCut, "Power-cycle machines without a shutdown",
+			`Cut the power of all given machines at the same moment and restore it: no process gets a
+signal. Disks keep their contents. Writes that were not synced survive too, because the
+host's page cache keeps them.`),
+		s.switchMachines(engine.PowerOff, "Switch machines off without a shutdown",
+			`Cut the power of machines. They stay off until sandbox machine on. The cloud reports them as stopped
+and does not delete them.`),
+		s.switchMachines(engine.PowerOn, "Switch machines on", `Switch machines on. Running machines are not changed.`),
 	)
 	return cmd
 }
@@ -43,15 +43,15 @@ func (s *session) switchMachines(action engine.PowerAction, short, long string) 
 		Short: short,
 		Long: long + `
 
-It returns when the machines are ready. Their nodes are Ready a little later: ask
-status.`,
+The command returns when the machines have booted. Their nodes become Ready shortly after;
+run status to check.`,
 		Example: "  constellation sandbox machine " + verb + " worker-0\n  constellation sandbox machine " + verb + " --all",
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case all && len(args) > 0:
-				return errors.New("name machines or say --all, not both")
+				return errors.New("want machine names or --all, got both")
 			case !all && len(args) == 0:
-				return errors.New("name machines, or say --all")
+				return errors.New("want machine names or --all")
 			}
 			return nil
 		},
@@ -81,8 +81,8 @@ status.`,
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "all machines, at the same time")
+	cmd.Flags().BoolVar(&all, "all", false, "all machines at the same time")
 	s.nameFlag(cmd, &name)
-	s.outputFlag(cmd, &out, "what to print: text, or json for one event per line")
+	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
 	return cmd
 }

@@ -13,12 +13,12 @@ import (
 	"constellation/engine"
 )
 
-// upgradeStart says which upgrade the console is about.
+// upgradeStart describes the upgrade that the console shows.
 type upgradeStart struct {
 	request engine.ApplyRequest
-	// verb is the command line that does the same, without flags.
+	// verb is the equivalent command line without flags.
 	verb string
-	// yes says that the plan is accepted.
+	// yes skips the confirmation.
 	yes  bool
 	plan func(context.Context, Engine, engine.ApplyRequest, func(engine.Event)) (*engine.Plan, error)
 }
@@ -43,30 +43,30 @@ func executeStart(r engine.ApplyRequest, yes bool) *upgradeStart {
 	}
 }
 
-// upgradeScreen is an upgrade from its check to the answer; then the run screen has it.
-// Text in it is as it came; it is cleaned when it is drawn.
+// upgradeScreen is an upgrade from its check to its confirmation; then the run screen takes
+// over. Its text comes unfiltered from outside; rendering cleans it.
 type upgradeScreen struct {
-	start *upgradeStart // nil: the console is not about an upgrade
-	from  screenID      // where Esc leads; screenStart if the upgrade was asked for on the command line
+	start *upgradeStart // nil: the console shows no upgrade
+	from  screenID      // where Esc leads; screenStart if the upgrade comes from the command line
 
 	planning bool
 	began    time.Time
-	live     checkLive
+	progress runningCheck
 	scroll   int // of the plan
 
-	// The question: names that must be typed, one after the other, then yes or no.
-	need    consent
-	at      int    // of need.names: the one that is typed
-	typed   string // of it
-	wrong   bool   // what was typed is no name
-	yes     bool   // the cursor is on yes
-	shown   time.Time
-	watched bool   // the watch screen was shown for the rollout
-	held    string // who holds the cluster or the workspace, if that is somebody else
+	// The confirmation: finding IDs that must be typed, one after the other, then yes or no.
+	need     consent
+	at       int    // index in need.names of the ID being typed
+	typed    string // the part typed so far
+	wrong    bool   // the typed ID did not match
+	yes      bool   // the cursor is on yes
+	shown    time.Time
+	watched  bool   // the watch screen was shown for the rollout
+	lockedBy string // the other run that holds the lock of cluster or workspace; "" if none
 }
 
-// question is asked before something is done to the cluster.
-type question struct {
+// rolloutPrompt is the confirmation of a change to the rollout: pause, resume, cancel.
+type rolloutPrompt struct {
 	text, detail, yes string
 	do                func(*console) tea.Cmd
 }
@@ -83,19 +83,19 @@ type (
 	}
 )
 
-// upgrading reports whether the console is about an upgrade.
+// upgrading reports whether the console shows an upgrade.
 func (c *console) upgrading() bool { return c.upg.start != nil }
 
-// openUpgrade plans an upgrade, which checks first, and shows the plan.
+// openUpgrade checks and plans an upgrade and shows the plan.
 func (c *console) openUpgrade(u *upgradeStart) tea.Cmd {
 	c.upg = upgradeScreen{start: u, from: c.upg.from, planning: true, began: c.now}
 	switch c.screen {
 	case screenHome, screenCheck, screenStart:
 		c.upg.from = c.screen
 	}
-	c.screen, c.plan, c.err, c.exit = screenPlan, nil, nil, engine.ExitDone
+	c.screen, c.plan, c.err, c.exit = screenUpgradePlan, nil, nil, engine.ExitDone
 	c.ran, c.t, c.bak.ended = false, timeline{}, false
-	c.chk.busy, c.chk.live = false, checkLive{} // a check that was under way is given up
+	c.chk.busy, c.chk.progress = false, runningCheck{} // launch cancels a running check
 	plan := c.launch("planning the upgrade", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		p, err := u.plan(ctx, c.deps.engine, u.request, emit)
 		return upgradePlanned{p, err}
@@ -108,10 +108,10 @@ func (c *console) startUpgrade() tea.Cmd {
 	return c.openUpgrade(applyStart(engine.ApplyRequest{}, false))
 }
 
-// tookUpgradePlan shows the plan; one that needs nothing more runs at once.
+// tookUpgradePlan shows the plan; it starts one that needs no confirmation.
 func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 	u := &c.upg
-	u.planning, u.live, c.note = false, checkLive{}, "" // Enter is not off any more
+	u.planning, u.progress, c.note = false, runningCheck{}, "" // the note may say that Enter is off
 	if msg.err != nil {
 		c.fail(msg.err)
 		return nil
@@ -123,35 +123,35 @@ func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 	case len(c.plan.Blocked()) > 0:
 		c.exit = engine.ExitBlocked
 	case len(u.need.names) == 0 && !u.need.yes && (u.start.yes || !c.plan.Rehearsal):
-		return c.runUpgrade() // accepted, or there is nothing but to wait
+		return c.runUpgrade() // accepted, or the plan only waits
 	case !c.plan.Rehearsal:
-		c.exit = engine.ExitUnacknowledged // whoever leaves now has not accepted it
+		c.exit = engine.ExitUnacknowledged // the exit code if the user leaves without accepting
 	}
 	return nil
 }
 
-// runUpgrade carries the accepted plan out.
+// runUpgrade executes the accepted plan.
 func (c *console) runUpgrade() tea.Cmd {
 	c.plan.Accept(ids(c.upg.need.names)...)
 	c.exit = engine.ExitDone
 	return c.startRun()
 }
 
-var planKeys = []binding{
-	on("enter", "Enter", "go on to the question", "do", act((*console).askUpgrade)).footed("go on").unless(func(c *console) string {
+var upgradePlanKeys = []binding{
+	on("enter", "Enter", "continue to the confirmation", "do", act((*console).showUpgradeConfirm)).footed("continue").unless(func(c *console) string {
 		switch {
 		case c.upg.planning:
-			return "it is being checked and planned"
+			return "checking and planning"
 		case c.plan == nil:
 			return "there is no plan"
 		case len(c.plan.Blocked()) > 0:
-			return count(len(c.plan.Blocked()), "finding") + " in the way; correct it, then r"
+			return count(len(c.plan.Blocked()), "blocking finding") + "; fix it, then r"
 		}
 		return ""
 	}),
 	on("r", "r", "check and plan again", "do", func(c *console) tea.Cmd { return c.openUpgrade(c.upg.start) }).footed("plan again").unless(func(c *console) string {
 		if c.upg.planning {
-			return "it is being checked and planned"
+			return "checking and planning"
 		}
 		return ""
 	}),
@@ -161,10 +161,10 @@ var planKeys = []binding{
 	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.scrollPlan(c.h / 2) })),
 	on("g home", "g", "to the beginning", "move", act(func(c *console) { c.upg.scroll = 0 })),
 	on("G end", "G", "to the end", "move", act(func(c *console) { c.scrollPlan(1 << 20) })),
-	on("y", "y", "copy what stands in the way, or the command that does the same", "copy", act(func(c *console) {
+	on("y", "y", "copy the blocking finding, or the equivalent command", "copy", act(func(c *console) {
 		if c.plan != nil && len(c.plan.Blocked()) > 0 {
 			f := c.plan.Blocked()[0]
-			c.copyText(clean(f.Title+": "+oneLine(f.Detail)), "what stands in the way")
+			c.copyText(clean(f.Title+": "+oneLine(f.Detail)), "the blocking finding")
 			return
 		}
 		c.copyText(c.command(), "the command")
@@ -172,40 +172,40 @@ var planKeys = []binding{
 	on("esc", "Esc", "back; nothing has been changed", "leave", (*console).leavePlan).footed("back"),
 }
 
-var acceptKeys = []binding{
-	on("enter", "Enter", "take the name, or do what is chosen", "do", (*console).answerUpgrade).footed("answer"),
+var upgradeConfirmKeys = []binding{
+	on("enter", "Enter", "accept the name, or confirm the selected answer", "do", (*console).answerUpgradeConfirm).footed("answer"),
 	on("left right tab shift+tab h l", "← →", "choose", "do", act(func(c *console) { c.upg.yes = !c.upg.yes })).footed("choose"),
 	on("y", "y", "choose yes", "do", act(func(c *console) { c.upg.yes = true })),
 	on("n", "n", "choose no", "do", act(func(c *console) { c.upg.yes = false })),
-	on("esc", "Esc", "back to the plan", "leave", act(func(c *console) { c.screen = screenPlan })).footed("plan"),
+	on("esc", "Esc", "back to the plan", "leave", act(func(c *console) { c.screen = screenUpgradePlan })).footed("plan"),
 }
 
-// rolloutKeys change a rollout that is under way; they ask before they do.
+// rolloutKeys change a rollout in progress, after a confirmation.
 var rolloutKeys = []binding{
-	on("P", "P", "pause: begin no further replacement (asks)", "changes the cluster", act(func(c *console) {
+	on("P", "P", "pause: start no further replacement (asks)", "changes the cluster", act(func(c *console) {
 		yes := true
-		c.question = &question{
-			"Pause the rollout?", "What is under way is finished, nothing more is begun. The autoscaler is given back after 10 minutes.", "pause",
+		c.rolloutPrompt = &rolloutPrompt{
+			"Pause the rollout?", "Replacements in progress finish, no new ones start. The autoscaler resumes after 10 minutes.", "pause",
 			changeRollout("paused", engine.RolloutChange{Paused: &yes}),
 		}
 	})).footed("pause").unless(targetNotSet),
-	on("R", "R", "resume a rollout that was paused or cancelled (asks)", "changes the cluster", act(func(c *console) {
+	on("R", "R", "resume: continue a paused or cancelled one (asks)", "changes the cluster", act(func(c *console) {
 		no := false
-		c.question = &question{"Resume the rollout?", "It goes on with the same target.", "resume", changeRollout("going on", engine.RolloutChange{Paused: &no, Cancelled: &no})}
+		c.rolloutPrompt = &rolloutPrompt{"Resume the rollout?", "It continues to the same target.", "resume", changeRollout("resumed", engine.RolloutChange{Paused: &no, Cancelled: &no})}
 	})).footed("resume").unless(targetNotSet),
-	on("C", "C", "cancel: end the rollout where it stands (asks)", "changes the cluster", act(func(c *console) {
+	on("C", "C", "cancel: keep the other nodes as they are (asks)", "changes the cluster", act(func(c *console) {
 		yes := true
-		c.question = &question{
-			"Cancel the rollout?", "What is under way is finished, all other nodes stay as they are. R goes on with the same target.", "cancel it",
+		c.rolloutPrompt = &rolloutPrompt{
+			"Cancel the rollout?", "Replacements in progress finish, other nodes stay as they are. R resumes to the same target.", "cancel it",
 			changeRollout("cancelled", engine.RolloutChange{Cancelled: &yes}),
 		}
 	})).unless(targetNotSet),
 }
 
-// targetNotSet says why a rollout cannot be changed yet.
+// targetNotSet returns why a rollout cannot be changed yet.
 func targetNotSet(c *console) string {
 	if c.screen == screenWatch && c.wat.origin != fromRun {
-		return c.cannotChange()
+		return c.readOnlyReason()
 	}
 	switch {
 	case c.plan != nil && c.plan.Rehearsal:
@@ -216,9 +216,9 @@ func targetNotSet(c *console) string {
 	return ""
 }
 
-// handOver shows the watch screen when there is nothing left but to wait for nodes. Whoever
-// has left it is not taken there again.
-func (c *console) handOver() tea.Cmd {
+// openWatchForRollout shows the watch screen once, when the run only waits for nodes. It does not come
+// back after the user has left it.
+func (c *console) openWatchForRollout() tea.Cmd {
 	s := c.t.running()
 	if c.screen != screenRun || !c.upgrading() || c.upg.watched || c.plan.Rehearsal || s == nil || s.id != engine.StepRollout {
 		return nil
@@ -227,47 +227,47 @@ func (c *console) handOver() tea.Cmd {
 	return c.showWatch()
 }
 
-// attach shows what somebody else's run does, to look only.
+// attach shows the run that holds the lock, read-only.
 func (c *console) attach(err error) tea.Cmd {
-	x := explain(err, c.deps.sp)
-	c.upg.held = orElse(x.why, x.what)
+	x := explain(err, c.deps.commands)
+	c.upg.lockedBy = orElse(x.why, x.what)
 	return c.openWatch()
 }
 
-// watchAgain shows the nodes from the run screen or the result.
+// watchAgain opens the watch screen from the run screen or the result.
 func (c *console) watchAgain() tea.Cmd {
-	if c.upg.held != "" {
+	if c.upg.lockedBy != "" {
 		return c.openWatch()
 	}
 	return c.showWatch()
 }
 
-var watchKey = on("w", "w", "look at the nodes", "view", (*console).watchAgain).footed("nodes").unless(func(c *console) string {
+var watchKey = on("w", "w", "watch the nodes", "view", (*console).watchAgain).footed("nodes").unless(func(c *console) string {
 	switch {
 	case !c.upgrading() || c.wat.board == nil:
 		return "no rollout was watched"
-	case c.upg.held == "" && !c.upg.watched:
+	case c.upg.lockedBy == "" && !c.upg.watched:
 		return "no node is being replaced yet"
 	}
 	return ""
 })
 
-var questionKeys = []binding{
-	on("enter y", "Enter", "do it", "do", (*console).answerQuestion).footed("do it"),
-	on("esc n q", "Esc", "leave it as it is", "back", act(func(c *console) { c.question = nil })).footed("leave it as it is"),
-	on("ctrl+c", "Ctrl-C", "leave", "leave", func(c *console) tea.Cmd { c.question = nil; return c.leave() }),
+var rolloutPromptKeys = []binding{
+	on("enter y", "Enter", "confirm", "do", (*console).confirmRolloutChange).footed("confirm"),
+	on("esc n q", "Esc", "go back without a change", "back", act(func(c *console) { c.rolloutPrompt = nil })).footed("back"),
+	on("ctrl+c", "Ctrl-C", "leave", "leave", func(c *console) tea.Cmd { c.rolloutPrompt = nil; return c.leave() }),
 }
 
-func (c *console) answerQuestion() tea.Cmd {
-	q := c.question
-	c.question = nil
+func (c *console) confirmRolloutChange() tea.Cmd {
+	q := c.rolloutPrompt
+	c.rolloutPrompt = nil
 	return q.do(c)
 }
 
-// changeRollout is a command that changes the rollout, beside whatever runs.
+// changeRollout returns an action that changes the rollout without disturbing the current task.
 func changeRollout(what string, change engine.RolloutChange) func(*console) tea.Cmd {
 	return func(c *console) tea.Cmd {
-		c.note = "asking the cluster"
+		c.note = "sending the request"
 		eng, ctx := c.deps.engine, c.ctx
 		return func() tea.Msg {
 			ctx, cancel := context.WithTimeout(ctx, staleAfter)
@@ -280,7 +280,7 @@ func changeRollout(what string, change engine.RolloutChange) func(*console) tea.
 
 func (c *console) tookRolloutChange(msg rolloutChanged) {
 	if msg.err != nil {
-		x := explain(msg.err, c.deps.sp)
+		x := explain(msg.err, c.deps.commands)
 		c.note = x.what
 		if x.why != "" {
 			c.note += ": " + x.why
@@ -291,10 +291,10 @@ func (c *console) tookRolloutChange(msg rolloutChanged) {
 }
 
 func (c *console) scrollPlan(by int) {
-	c.upg.scroll = max(0, min(c.upg.scroll+by, len(c.upgradeRows(c.planWidth()))-1))
+	c.upg.scroll = max(0, min(c.upg.scroll+by, len(c.upgradePlanRows(c.planWidth()))-1))
 }
 
-// planWidth is how wide the rows of the plan are.
+// planWidth is the width of the rows of the plan.
 func (c *console) planWidth() int {
 	if c.w >= 110 && c.h >= 26 {
 		return c.w * 3 / 5
@@ -302,12 +302,12 @@ func (c *console) planWidth() int {
 	return c.w
 }
 
-// leavePlan goes back to where the upgrade was asked for.
+// leavePlan goes back to the screen from which the upgrade was opened.
 func (c *console) leavePlan() tea.Cmd {
 	if c.upg.planning && c.cancel != nil {
 		c.cancel()
 		c.cancel, c.busy = nil, ""
-		c.task++ // what it still says is not taken
+		c.task++ // its late messages are dropped
 	}
 	from := c.upg.from
 	c.upg = upgradeScreen{}
@@ -321,23 +321,25 @@ func (c *console) leavePlan() tea.Cmd {
 	return c.goHome()
 }
 
-// askUpgrade shows the question. The cursor is on the safe answer.
-func (c *console) askUpgrade() {
-	c.screen = screenAccept
+// showUpgradeConfirm shows the confirmation of the upgrade. The safe answer is selected.
+func (c *console) showUpgradeConfirm() {
+	c.screen = screenUpgradeConfirm
 	c.upg.at, c.upg.typed, c.upg.wrong = 0, "", false
 	c.upg.shown, c.upg.yes = c.now, c.plan.Rehearsal
 }
 
-// naming reports whether the name of a finding is being typed.
-func (c *console) naming() bool { return c.screen == screenAccept && c.upg.at < len(c.upg.need.names) }
+// typingID reports whether the ID of a finding is being typed.
+func (c *console) typingID() bool {
+	return c.screen == screenUpgradeConfirm && c.upg.at < len(c.upg.need.names)
+}
 
-// typeName gives a key to the name that is being typed.
-func (c *console) typeName(k tea.KeyMsg) {
+// typeID handles a key of the ID being typed.
+func (c *console) typeID(k tea.KeyMsg) {
 	u := &c.upg
 	u.wrong = false
 	switch k.Type {
 	case tea.KeyEsc:
-		c.screen = screenPlan
+		c.screen = screenUpgradePlan
 	case tea.KeyEnter:
 		id := u.need.names[u.at].ID
 		if strings.TrimSpace(u.typed) != id {
@@ -345,7 +347,7 @@ func (c *console) typeName(k tea.KeyMsg) {
 			return
 		}
 		u.typed = ""
-		for u.at < len(u.need.names) && u.need.names[u.at].ID == id { // of two findings with one name
+		for u.at < len(u.need.names) && u.need.names[u.at].ID == id { // two findings may have one ID
 			u.at++
 		}
 		u.shown = c.now
@@ -362,8 +364,8 @@ func (c *console) typeName(k tea.KeyMsg) {
 	}
 }
 
-func (c *console) answerUpgrade() tea.Cmd {
-	if c.now.Sub(c.upg.shown) < armAfter {
+func (c *console) answerUpgradeConfirm() tea.Cmd {
+	if c.now.Sub(c.upg.shown) < confirmDelay {
 		c.note = "read it first, then press Enter"
 		return nil
 	}
@@ -377,7 +379,7 @@ func (c *console) answerUpgrade() tea.Cmd {
 	return c.leavePlan()
 }
 
-// upgradeCommand is the command line that makes the same upgrade.
+// upgradeCommand is the equivalent command line of the upgrade.
 func (c *console) upgradeCommand() string {
 	u := c.upg.start
 	line := u.verb
@@ -392,7 +394,7 @@ func (c *console) upgradeCommand() string {
 			}
 		}
 	}
-	return c.deps.sp.command(line + upgradeFlags(u.request, acked))
+	return c.deps.commands.command(line + upgradeFlags(u.request, acked))
 }
 
 // upgradeFlags are the flags of a request, with a leading space each.
@@ -419,26 +421,26 @@ func upgradeFlags(r engine.ApplyRequest, acked []string) string {
 	return s
 }
 
-// comeBack is the command that comes back to the upgrade.
-func (c *console) comeBack() string {
+// resumeCommand is the command that resumes or reattaches to the upgrade.
+func (c *console) resumeCommand() string {
 	u := c.upg.start
-	return c.deps.sp.command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
+	return c.deps.commands.command(u.verb + upgradeFlags(u.request, u.request.Acknowledge))
 }
 
-// planView draws the plan in h lines, or how far the planning is.
-func (c *console) planView(w, h int) []string {
+// upgradePlanView renders the plan, or the progress of planning, in h lines.
+func (c *console) upgradePlanView(w, h int) []string {
 	u := &c.upg
 	if u.planning || c.plan == nil {
-		what := "asking cluster, cloud and releases"
-		if u.live.total > 0 {
-			what = u.live.words()
+		what := "querying cluster, cloud and releases"
+		if u.progress.total > 0 {
+			what = u.progress.summary()
 		}
-		lines := []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "Checking the next hop, as upgrade check does").String()}
+		lines := []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "Checking the next hop, like upgrade check").String()}
 		lines = append(lines, c.th.below(w, 4, 3, faint, what)...)
-		return append(lines, "", c.th.row(w).pad(4).add(faint, "Then the plan is shown, and you are asked once. Nothing is changed before.").String())
+		return append(lines, "", c.th.row(w).pad(4).add(faint, "Then you review and confirm the plan. Nothing is changed before.").String())
 	}
 	left := c.planWidth()
-	rows := c.upgradeRows(left)
+	rows := c.upgradePlanRows(left)
 	from := max(0, min(u.scroll, len(rows)-h))
 	to := min(len(rows), from+h)
 	lines := slices.Clone(rows[from:to])
@@ -453,12 +455,12 @@ func (c *console) planView(w, h int) []string {
 	return beside(lines, side, left, h, c.th)
 }
 
-// upgradeRows is the plan: what changes, what goes with it, and by which steps. What
-// matters for the answer comes first.
-func (c *console) upgradeRows(w int) []string {
+// upgradePlanRows is the plan: changes, risks, steps. The most important for the decision comes
+// first.
+func (c *console) upgradePlanRows(w int) []string {
 	p := c.plan
 	lines := c.upgradeSections(w, p)
-	if w == c.w { // else it stands beside
+	if w == c.w { // else the risks are beside the plan
 		i := slices.Index(lines, c.th.rule(w, "Steps", count(len(p.Steps), "step")))
 		if i < 0 {
 			i = len(lines)
@@ -468,28 +470,27 @@ func (c *console) upgradeRows(w int) []string {
 	return lines
 }
 
-// riskRows say what is at stake: what is kept, what is lost, and what there is no way back
-// from.
+// riskRows show the risks: which data is backed up, which is lost, what is irreversible.
 func (c *console) riskRows(w, h int) []string {
 	p := c.plan
 	lines := []string{c.th.rule(w, "Before nodes are replaced", "")}
-	lines = append(lines, c.keptRows(w, h)...)
+	lines = append(lines, c.backupCoverageRows(w, h)...)
 	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
-		lines = append(lines, c.signed(w, good, c.th.ok, "a backup was made for this upgrade before")...)
+		lines = append(lines, c.signed(w, good, c.th.ok, "this upgrade already has a backup")...)
 	case i >= 0:
-		lines = append(lines, c.signed(w, good, c.th.ok, "a backup is made first, and verified")...)
+		lines = append(lines, c.signed(w, good, c.th.ok, "a backup is taken and verified first")...)
 	case !p.OnlyWatches():
-		lines = append(lines, c.signed(w, caution, c.th.warn, "no backup is made")...)
+		lines = append(lines, c.signed(w, caution, c.th.warn, "no backup is taken")...)
 	}
-	return append(lines, c.returnRows(w)...)
+	return append(lines, c.rollbackRows(w)...)
 }
 
-// returnRows say from where on there is no way back, and where one can stop.
-func (c *console) returnRows(w int) []string {
+// rollbackRows show the stop points, what is irreversible, and how to roll back.
+func (c *console) rollbackRows(w int) []string {
 	p := c.plan
-	lines := []string{c.th.rule(w, "Ways back", "")}
+	lines := []string{c.th.rule(w, "Rollback", "")}
 	add := func(head, text string) {
 		for i, l := range wrap(text, max(20, w-18)) {
 			if i > 0 {
@@ -499,17 +500,17 @@ func (c *console) returnRows(w int) []string {
 		}
 	}
 	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 || p.Rehearsal {
-		add("stop points", "until set-target after each step: q; then P pauses, C ends it where it stands")
+		add("stop points", "before set-target: after each step with q; then: P pauses, C cancels")
 	}
 	if replaced(p) > 0 {
-		add("no way back", "the disks of replaced nodes are gone, and Kubernetes never goes down")
-		add("certificates", "kubelets get new ones with their machines; the certificate authority stays")
+		add("irreversible", "disks of replaced nodes are deleted; Kubernetes cannot be downgraded")
+		add("certificates", "kubelets on new machines get new ones; the certificate authority stays")
 	}
-	add("way back", "services with helm rollback; nodes forward only, or to the image before with another upgrade")
+	add("rollback", "services: helm rollback; nodes: fix forward, or upgrade to the previous image")
 	return lines
 }
 
-// inPlaceOf says how many nodes of which groups are upgraded in place, as "2 of workers".
+// inPlaceOf lists how many nodes of each group are upgraded in place: "2 of workers".
 func inPlaceOf(x *engine.Changes) []string {
 	var groups []string
 	for _, g := range slices.Sorted(maps.Keys(x.InPlace)) {
@@ -528,9 +529,9 @@ func replaced(p *engine.Plan) (n int) {
 	return n
 }
 
-// acceptView draws the question in h lines: what it is about in a few words, the names
-// that must be typed, and the answers.
-func (c *console) acceptView(w, h int) []string {
+// upgradeConfirmView renders the confirmation of an upgrade in h lines: a summary of the changes and
+// the findings whose IDs must be typed.
+func (c *console) upgradeConfirmView(w, h int) []string {
 	p, u := c.plan, &c.upg
 	lines := []string{c.th.rule(w, "Upgrade cluster "+clean(p.Cluster), count(len(p.Steps), "step"))}
 	add := func(head string, st style, text string) {
@@ -560,29 +561,29 @@ func (c *console) acceptView(w, h int) []string {
 		}
 	}
 	if s := u.start.request.Surge; s != "" {
-		add("surge", plain, "at most "+clean(s)+" beyond the wanted number")
+		add("surge", plain, "at most "+clean(s)+" extra machines")
 	}
 	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 {
-		add("no return from", caution, clean(p.Steps[i].ID)+" on: "+orElse(clean(p.Steps[i].Warning), "the cluster goes on alone"))
+		add("no return from", caution, clean(p.Steps[i].ID)+" on: "+orElse(clean(p.Steps[i].Warning), "the cluster continues on its own"))
 	}
 	if p.Rehearsal {
-		add("rehearsal", plain, "the API server is asked whether it would take the target; nothing is changed or recorded")
+		add("rehearsal", plain, "server-side dry run; nothing is changed or recorded")
 	}
 	if n := len(p.Warnings()) - len(u.need.names); n > 0 {
-		add("warnings", caution, fmt.Sprintf("%s in the plan; yes accepts them", count(n, "ordinary one")))
+		add("warnings", caution, fmt.Sprintf("%d accepted by yes alone", n))
 	}
 	if names := ids(u.need.names); len(names) > 0 {
-		lines = append(lines, c.th.rule(w, "Accepted by name alone", fmt.Sprintf("%d of %d", len(ids(u.need.names[:u.at])), len(names))))
+		lines = append(lines, c.th.rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(ids(u.need.names[:u.at])), len(names))))
 		var blocks [][]string
 		here := 0
 		for i, f := range u.need.names {
 			if i == u.at {
 				here = len(blocks)
 			}
-			blocks = append(blocks, c.nameRows(w, i, f))
+			blocks = append(blocks, c.findingIDRows(w, i, f))
 		}
 		from := 0
-		for room := h - len(lines) - 1; from < here; from++ { // the one that is typed must be in sight
+		for room := h - len(lines) - 1; from < here; from++ { // the one being typed must be visible
 			n := 0
 			for _, b := range blocks[from : here+1] {
 				n += len(b)
@@ -598,8 +599,8 @@ func (c *console) acceptView(w, h int) []string {
 	return lines
 }
 
-// nameRows draw one finding that is accepted by name.
-func (c *console) nameRows(w, i int, f engine.Finding) []string {
+// findingIDRows render a finding that must be accepted by name.
+func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
 	u := &c.upg
 	if i < u.at {
 		return []string{c.th.row(w).pad(1).add(good, c.th.ok+" ").add(plain, clean(f.ID)).add(faint, "  accepted: "+clean(f.Title)).String()}
@@ -614,12 +615,12 @@ func (c *console) nameRows(w, i int, f engine.Finding) []string {
 	}
 	r := c.th.row(w).pad(3).add(plain, "Type ").add(strong, clean(f.ID)).add(plain, " to accept it: ").add(chosen, " "+u.typed+" ").add(accent, "▏")
 	if u.wrong {
-		r.add(bad, "  that is not its name")
+		r.add(bad, "  does not match")
 	}
 	return append(lines, r.String())
 }
 
-// upgradeWhy is the line above the keys: what goes on, or the question.
+// upgradeWhy is the line above the keys: the progress of planning, the verdict, or the answers.
 func (c *console) upgradeWhy() []string {
 	u := &c.upg
 	r := c.th.row(c.w).add(plain, " ")
@@ -632,15 +633,15 @@ func (c *console) upgradeWhy() []string {
 		f := c.plan.Blocked()[0]
 		lines := c.signed(c.w, bad, c.th.fail, "Blocked: "+clean(f.Title))
 		if f.Remedy != "" {
-			lines = append(lines, c.th.below(c.w, 3, 2, accent, clean(c.deps.sp.text(f.Remedy)))...)
+			lines = append(lines, c.th.below(c.w, 3, 2, accent, clean(c.deps.commands.text(f.Remedy)))...)
 		}
 		return lines
-	case c.screen == screenPlan && c.plan.Rehearsal:
-		return []string{r.add(strong, "Read it, then press Enter. It is a rehearsal: nothing will be changed.").String()}
-	case c.screen == screenPlan:
-		return []string{r.add(strong, "Read it, then press Enter: you are asked once. Nothing has been changed yet.").String()}
-	case c.naming():
-		return []string{r.add(faint, "Enter takes the name, Esc goes back to the plan. Nothing has been changed yet.").String()}
+	case c.screen == screenUpgradePlan && c.plan.Rehearsal:
+		return []string{r.add(strong, "Review the plan, then press Enter. Rehearsal: nothing will be changed.").String()}
+	case c.screen == screenUpgradePlan:
+		return []string{r.add(strong, "Review the plan, then press Enter. Nothing is changed before you confirm.").String()}
+	case c.typingID():
+		return []string{r.add(faint, "Enter accepts the name, Esc returns to the plan. Nothing has been changed yet.").String()}
 	}
 	text := "Upgrade cluster " + clean(c.plan.Cluster) + "?"
 	if c.plan.Rehearsal {
@@ -667,11 +668,11 @@ func (c *console) upgradeMode(s screenID) string {
 		badge = "REHEARSAL  "
 	}
 	switch {
-	case s == screenPlan && c.upg.planning:
+	case s == screenUpgradePlan && c.upg.planning:
 		return badge + "planning"
-	case s == screenPlan:
+	case s == screenUpgradePlan:
 		return badge + "plan"
-	case s == screenAccept:
+	case s == screenUpgradeConfirm:
 		return badge + "confirm"
 	case c.running && badge == "":
 		return "LIVE  " + clock(c.t.elapsed(c.now))
@@ -681,19 +682,19 @@ func (c *console) upgradeMode(s screenID) string {
 	return badge + "upgrade"
 }
 
-// changeWords say what an upgrade changes: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
-func (c *console) changeWords(p *engine.Plan) string {
+// changeSummary are the changed versions: "image v1.0.0→v1.1.0  k8s v1.35.4→v1.36.3".
+func (c *console) changeSummary(p *engine.Plan) string {
 	var parts []string
 	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
 		if x[2] != "" && x[1] != x[2] {
-			oldest, _, _ := strings.Cut(clean(x[1]), "-v") // of a range, as in the middle of an upgrade
+			oldest, _, _ := strings.Cut(clean(x[1]), "-v") // a range in the middle of an upgrade
 			parts = append(parts, x[0]+" "+orElse(oldest, "?")+c.th.to+clean(x[2]))
 		}
 	}
 	return strings.Join(parts, "  ")
 }
 
-// upgradeRail is the second line: the way to the run, then its steps.
+// upgradeRail is the second line: the screens up to the run, then the steps of the run.
 func (c *console) upgradeRail(s screenID) string {
 	type stop struct {
 		name, sign string
@@ -702,12 +703,12 @@ func (c *console) upgradeRail(s screenID) string {
 	}
 	var stops []stop
 	at := 0
-	if (s == screenPlan || s == screenAccept || !c.ran) && len(c.t.steps) == 0 {
+	if (s == screenUpgradePlan || s == screenUpgradeConfirm || !c.ran) && len(c.t.steps) == 0 {
 		names := []string{"Check", "Plan", "Confirm", "Run", "Result"}
 		switch {
-		case s == screenPlan && !c.upg.planning:
+		case s == screenUpgradePlan && !c.upg.planning:
 			at = 1
-		case s == screenAccept:
+		case s == screenUpgradeConfirm:
 			at = 2
 		}
 		for i, n := range names {
@@ -739,7 +740,7 @@ func (c *console) upgradeRail(s screenID) string {
 			stops = append(stops, x)
 		}
 	}
-	// What does not fit loses the names of what is done, the first one first.
+	// If the line is too long, finished entries lose their names, the first one first.
 	used := 1
 	for _, x := range stops {
 		used += width(x.sign) + width(x.name) + 4
@@ -763,10 +764,10 @@ func (c *console) upgradeRail(s screenID) string {
 	return r.String()
 }
 
-// atTarget is how many nodes are at the target, of how many; zero before that is known.
+// atTarget is how many of all nodes are at the target; zero while unknown.
 func (c *console) atTarget() (n, total int64) {
 	if b := c.wat.board; b != nil {
-		if done, of := b.Places(); of > 0 { // a machine and the one that replaces it are one
+		if done, of := b.Places(); of > 0 { // a node and its replacement count as one
 			return int64(done), int64(of)
 		}
 	}
@@ -788,16 +789,16 @@ func (c *console) upgradeSafety() string {
 	case c.plan != nil && c.plan.Rehearsal:
 		parts = append(parts, "a rehearsal changes nothing")
 	case c.t.pastFinal():
-		parts = append(parts, "the cluster goes on alone, also without this console")
+		parts = append(parts, "the rollout continues without this console")
 	default:
 		parts = append(parts, "no node is replaced before set-target; leaving loses nothing")
 	}
 	if i := slices.IndexFunc(c.t.steps, func(s step) bool { return s.id == engine.StepBackup }); i >= 0 && c.w >= 100 {
 		switch c.t.steps[i].state {
 		case engine.StateDone:
-			parts = append(parts, "backup made and verified")
+			parts = append(parts, "backup taken and verified")
 		case engine.StateSkipped:
-			parts = append(parts, "backup was made before")
+			parts = append(parts, "backup already taken")
 		}
 	}
 	if c.t.run != "" && c.w >= 140 {

@@ -13,24 +13,24 @@ import (
 	"constellation/engine"
 )
 
-// backupScreen shows what is kept and what is not, lists the backups, and makes one.
-// Text in it is as it came; it is cleaned when it is drawn.
+// backupScreen shows what backups contain, lists them, and creates one. Its text comes
+// unfiltered from outside; rendering cleans it.
 type backupScreen struct {
 	from screenID // where Esc leads
 
-	entries []engine.BackupEntry
-	listErr error
-	listed  bool
-	local   *engine.LocalData // nil if it is not known yet
-	lackErr error             // why it is not known
-	gen     int               // of what was asked for
+	entries  []engine.BackupEntry
+	listErr  error
+	listed   bool
+	local    *engine.LocalData // nil if unknown
+	localErr error             // why local is unknown
+	gen      int               // generation of the last request
 
 	sel  int
-	open bool // volumes fill the screen
+	open bool // the volume list fills the screen
 	at   int  // first volume shown
 	etcd string
 
-	// t is the backup that is being made, or was made last; the run begins with began.
+	// t is the run of the current or last backup, which started at began.
 	t        timeline
 	running  bool
 	stopping bool
@@ -38,7 +38,7 @@ type backupScreen struct {
 	ended    bool
 	err      error
 
-	// verifying is the ID of the backup that is read again, verified what came of it.
+	// verifying is the ID of the backup being verified; verified are the results by ID.
 	verifying   string
 	done, total int64
 	verified    map[string]error
@@ -71,11 +71,11 @@ type (
 	}
 )
 
-// whileIdle keeps a key off while something is being done.
-func whileIdle(c *console) string {
+// busyReason disables a key while a task runs.
+func busyReason(c *console) string {
 	switch {
 	case c.bak.running:
-		return "a backup is being made"
+		return "a backup is running"
 	case c.bak.verifying != "":
 		return "a backup is being verified"
 	case c.busy != "":
@@ -85,15 +85,15 @@ func whileIdle(c *console) string {
 }
 
 var backupKeys = []binding{
-	on("b", "b", "make a backup now", "do", (*console).startBackup).footed("back up now").unless(whileIdle),
-	on("e", "e", "with a snapshot of etcd: where it can be had, in any case, never", "do", act((*console).nextEtcd)).footed("etcd").unless(whileIdle),
-	on("v", "v", "read the chosen backup again, and judge it", "do", (*console).verifyBackup).footed("verify").unless(func(c *console) string {
+	on("b", "b", "create a backup now", "do", (*console).startBackup).footed("back up now").unless(busyReason),
+	on("e", "e", "etcd snapshot: if available, required, never", "do", act((*console).nextEtcd)).footed("etcd").unless(busyReason),
+	on("v", "v", "verify the selected backup", "do", (*console).verifyBackup).footed("verify").unless(func(c *console) string {
 		if len(c.bak.entries) == 0 {
 			return "there is no backup yet"
 		}
-		return whileIdle(c)
+		return busyReason(c)
 	}),
-	on("enter", "Enter", "list the volumes that no backup holds", "view", act(func(c *console) { c.bak.open, c.bak.at = true, 0 })).footed("volumes").unless(func(c *console) string {
+	on("enter", "Enter", "list the volumes that are in no backup", "view", act(func(c *console) { c.bak.open, c.bak.at = true, 0 })).footed("volumes").unless(func(c *console) string {
 		if c.bak.local == nil || len(c.bak.local.Volumes) == 0 {
 			return "there are no local volumes to list"
 		}
@@ -101,28 +101,28 @@ var backupKeys = []binding{
 	}),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveBackup(-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveBackup(1) })),
-	on("r", "r", "look again", "do", (*console).readBackups).unless(whileIdle),
-	on("esc", "Esc", "back; a backup that is being made is stopped, and nothing of it is left", "leave", (*console).leaveBackup).footed("back"),
-	on("y", "y", "copy the command that restores the chosen backup", "copy", act(func(c *console) {
-		c.copyText(c.deps.sp.command("backup restore "+quoteArg(c.chosenBackup().ID)), "the command that restores it")
-	})).footed("copy restore").unless((*console).noRestore),
+	on("r", "r", "refresh", "do", (*console).readBackups).unless(busyReason),
+	on("esc", "Esc", "back; stops a running backup and deletes its files", "leave", (*console).leaveBackup).footed("back"),
+	on("y", "y", "copy the restore command of the selected backup", "copy", act(func(c *console) {
+		c.copyText(c.deps.commands.command("backup restore "+quoteArg(c.chosenBackup().ID)), "the restore command")
+	})).footed("copy restore").unless((*console).restoreOff),
 }
 
-// noRestore says why the chosen backup cannot be restored.
-func (c *console) noRestore() string {
+// restoreOff returns why the selected backup cannot be restored.
+func (c *console) restoreOff() string {
 	b := c.chosenBackup()
 	switch {
 	case b == nil:
 		return "there is no backup yet"
 	case !b.Whole:
-		return "this backup is not whole: " + orElse(clean(b.Why), "something is missing")
+		return "this backup is incomplete: " + orElse(clean(b.Why), "something is missing")
 	case c.bak.verified[b.ID] != nil:
-		return "this backup is not whole: v found it"
+		return "this backup failed its verification"
 	}
 	return ""
 }
 
-// openBackup shows the screen, and looks for backups and volumes.
+// openBackup shows the screen and lists backups and volumes.
 func (c *console) openBackup() tea.Cmd {
 	from := c.screen
 	if from != screenCheck {
@@ -137,7 +137,7 @@ func (c *console) openBackup() tea.Cmd {
 	return c.readBackups()
 }
 
-// readBackups asks workspace and cluster. What was known stays until more is.
+// readBackups queries workspace and cluster. Until they answer, the old data stays on screen.
 func (c *console) readBackups() tea.Cmd {
 	c.bak.gen++
 	gen, eng := c.bak.gen, c.deps.engine
@@ -168,7 +168,7 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 		if msg.gen != b.gen {
 			break
 		}
-		if b.lackErr = msg.err; msg.err == nil {
+		if b.localErr = msg.err; msg.err == nil {
 			b.local = &msg.local
 		}
 	case backupPlanned:
@@ -179,7 +179,7 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 		b.t.setPlan(msg.plan)
 		b.t.run = clean(msg.plan.ID)
 		plan := msg.plan
-		return c.launch("making a backup", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
+		return c.launch("creating a backup", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 			return backupEnded{c.deps.engine.Run(ctx, plan, emit)}
 		}), true
 	case backupEnded:
@@ -193,7 +193,7 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 			b.verified = map[string]error{}
 		}
 		b.verifying = ""
-		if !errors.Is(msg.err, context.Canceled) { // which says nothing about the backup
+		if !errors.Is(msg.err, context.Canceled) { // a cancelled verification has no result
 			b.verified[msg.id] = msg.err
 		}
 		return c.readBackups(), true
@@ -203,13 +203,13 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 	return nil, true
 }
 
-// startBackup makes a backup.
+// startBackup plans and runs a backup.
 func (c *console) startBackup() tea.Cmd {
 	b := &c.bak
 	b.t, b.began, b.err = timeline{}, c.now, nil
 	b.running, b.ended, b.stopping, b.open = true, false, false, false
 	c.running = true
-	c.chk.busy = false // a check that was under way is given up
+	c.chk.busy = false // launch cancels a running check
 	r := engine.BackupRequest{Etcd: b.etcd}
 	return c.launch("planning the backup", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
 		p, err := c.deps.engine.PlanBackup(ctx, r)
@@ -222,7 +222,7 @@ func (c *console) startBackup() tea.Cmd {
 
 func (c *console) tookBackupEnd(err error) tea.Cmd {
 	b := &c.bak
-	c.running, c.asking = false, false
+	c.running, c.confirmLeave = false, false
 	b.running, b.ended, b.err = false, true, err
 	if c.leaving {
 		if !c.hasExit {
@@ -231,11 +231,11 @@ func (c *console) tookBackupEnd(err error) tea.Cmd {
 		return tea.Quit
 	}
 	b.sel = 0
-	// Its age is shown at home, too.
+	// The home screen shows its age.
 	return tea.Batch(c.readBackups(), c.readHome())
 }
 
-// leaveBackup stops a backup that is being made, or goes back.
+// leaveBackup stops a running backup or verification, or goes back.
 func (c *console) leaveBackup() tea.Cmd {
 	b := &c.bak
 	switch {
@@ -259,7 +259,7 @@ func (c *console) leaveBackup() tea.Cmd {
 	return c.goHome()
 }
 
-// verifyBackup reads the chosen backup again.
+// verifyBackup verifies the selected backup.
 func (c *console) verifyBackup() tea.Cmd {
 	e := c.chosenBackup()
 	if e == nil {
@@ -299,8 +299,8 @@ func (c *console) moveBackup(by int) {
 	c.bak.sel = max(0, min(c.bak.sel+by, len(c.bak.entries)-1))
 }
 
-// lastWhole is the newest backup that is whole; nil if there is none.
-func (b *backupScreen) lastWhole() *engine.BackupEntry {
+// newestComplete is the newest complete backup; nil if there is none.
+func (b *backupScreen) newestComplete() *engine.BackupEntry {
 	for i := range b.entries {
 		if b.entries[i].Whole {
 			return &b.entries[i]
@@ -309,18 +309,18 @@ func (b *backupScreen) lastWhole() *engine.BackupEntry {
 	return nil
 }
 
-// backupView draws the screen in h lines.
+// backupView renders the screen in h lines.
 func (c *console) backupView(w, h int) []string {
 	b := &c.bak
 	if b.open && b.local != nil {
 		return c.volumesView(w, h)
 	}
-	title := c.th.rule(w, "What a backup keeps, and what it does not", "")
+	title := c.th.rule(w, "What a backup contains", "")
 	lines := []string{title}
-	for _, l := range wrap("Upgrades can delete custom resources with their definitions, and replace nodes with their disks.", w-2) {
+	for _, l := range wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
 		lines = append(lines, c.th.row(w).add(plain, " ").add(plain, l).String())
 	}
-	kept := c.keptRows(w, h)
+	kept := c.backupCoverageRows(w, h)
 	lines = append(lines, kept...)
 	var below []string
 	switch {
@@ -335,7 +335,7 @@ func (c *console) backupView(w, h int) []string {
 	case b.ended:
 		below = c.backupOutcome(w)
 	}
-	// In a small window the backups, one of which is chosen, come before the rest.
+	// In a small window the list of backups, which has the cursor, comes first.
 	if list := min(1+max(1, len(b.entries)), 5); !b.running && len(below) <= h/3 && len(lines)+list+len(below) > h {
 		lines = append([]string{title}, kept...)
 		lines = lines[:min(len(lines), max(1, h-list-len(below)))]
@@ -351,13 +351,13 @@ func (c *console) backupView(w, h int) []string {
 	return append(lines, below...)
 }
 
-// keptRows say of each thing that can be lost how it is kept.
-func (c *console) keptRows(w, h int) []string {
+// backupCoverageRows show for each kind of data whether a backup contains it.
+func (c *console) backupCoverageRows(w, h int) []string {
 	b := &c.bak
-	last := b.lastWhole()
+	last := b.newestComplete()
 	const what = 26
 	row := func(st style, sign, name string, state style, text, age string) string {
-		if w < 70 { // two lines are better than half a sentence
+		if w < 70 { // two lines instead of a cut one
 			r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").add(plain, name).right(faint, age)
 			return strings.Join(append([]string{r.String()}, c.th.below(w, 5, 2, state, text)...), "\n")
 		}
@@ -366,11 +366,11 @@ func (c *console) keptRows(w, h int) []string {
 	var lines []string
 	switch {
 	case b.listErr != nil:
-		lines = append(lines, row(caution, c.th.warn, "definitions and objects", plain, "not known: the backups cannot be listed", ""))
+		lines = append(lines, row(caution, c.th.warn, "definitions and objects", plain, "unknown: the backups cannot be listed", ""))
 	case !b.listed:
-		lines = append(lines, row(accent, c.th.spin(c.frame), "definitions and objects", faint, "looking for backups", ""))
+		lines = append(lines, row(accent, c.th.spin(c.frame), "definitions and objects", faint, "listing backups", ""))
 	case last == nil:
-		none := "no whole backup yet"
+		none := "no complete backup yet"
 		if c.screen == screenBackup {
 			none += ": press b"
 		}
@@ -394,12 +394,12 @@ func (c *console) keptRows(w, h int) []string {
 		}
 	}
 	switch l := b.local; {
-	case l == nil && b.lackErr != nil:
-		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", plain, "not known: "+clean(b.lackErr.Error()), ""))
+	case l == nil && b.localErr != nil:
+		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", plain, "unknown: "+clean(b.localErr.Error()), ""))
 	case l == nil:
-		lines = append(lines, row(accent, c.th.spin(c.frame), "volumes on nodes", faint, "asking the cluster", ""))
+		lines = append(lines, row(accent, c.th.spin(c.frame), "volumes on nodes", faint, "querying the cluster", ""))
 	case len(l.Volumes) == 0:
-		lines = append(lines, row(good, c.th.ok, "volumes on nodes", plain, "none are bound to a claim", ""))
+		lines = append(lines, row(good, c.th.ok, "volumes on nodes", plain, "none is bound to a claim", ""))
 	default:
 		nodes := map[string]bool{}
 		for _, v := range l.Volumes {
@@ -418,7 +418,7 @@ func (c *console) keptRows(w, h int) []string {
 		}
 		shown := min(most, len(l.Volumes))
 		for i, v := range l.Volumes[:shown] {
-			r := c.th.row(w).pad(3).add(faint, c.th.branch+" ").add(plain, clean(volumeWords(v)))
+			r := c.th.row(w).pad(3).add(faint, c.th.branch+" ").add(plain, clean(volumeSummary(v)))
 			if i == shown-1 && shown < len(l.Volumes) {
 				r.right(faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
 			}
@@ -435,12 +435,12 @@ func (c *console) keptRows(w, h int) []string {
 		}
 		lines = append(lines, row(faint, c.th.dot, "scratch space of pods", faint, strings.Join(parts, ", ")+": in no backup", ""))
 	}
-	lines = append(lines, row(faint, c.th.dot, "master secret, kubeconfig", faint, "not in it: keep a copy of this folder's files", ""))
+	lines = append(lines, row(faint, c.th.dot, "master secret, kubeconfig", faint, "not included: keep a copy of this folder's files", ""))
 	return strings.Split(strings.Join(lines, "\n"), "\n")
 }
 
-// volumeWords are "db/pg-0  worker-0  statefulset/db/postgres".
-func volumeWords(v engine.LocalVolume) string {
+// volumeSummary describe a volume: "db/pg-0  worker-0  statefulset/db/postgres".
+func volumeSummary(v engine.LocalVolume) string {
 	s := v.Namespace + "/" + v.Claim
 	if len(v.Nodes) > 0 {
 		s += "  " + someNames(v.Nodes, 2)
@@ -475,12 +475,12 @@ func (c *console) backupRows(w, h int) []string {
 		return nil
 	}
 	remark := map[string]string{
-		engine.EtcdAuto: "a new one: with etcd if it can be had", engine.EtcdTake: "a new one: with etcd in any case", engine.EtcdLeave: "a new one: without etcd",
+		engine.EtcdAuto: "next backup: etcd if available", engine.EtcdTake: "next backup: etcd required", engine.EtcdLeave: "next backup: without etcd",
 	}[b.etcd]
 	lines := []string{c.th.rule(w, fmt.Sprintf("Backups %d", len(b.entries)), remark)}
 	switch {
 	case b.listErr != nil:
-		x := explain(b.listErr, c.deps.sp)
+		x := explain(b.listErr, c.deps.commands)
 		lines = append(lines, c.th.row(w).add(plain, " ").add(bad, c.th.fail+" ").add(plain, x.what).String())
 		lines = append(lines, c.th.below(w, 3, 2, faint, x.why)...)
 		lines = append(lines, c.th.below(w, 3, 3, accent, x.remedy)...)
@@ -488,7 +488,7 @@ func (c *console) backupRows(w, h int) []string {
 	case !b.listed:
 		return lines
 	case len(b.entries) == 0:
-		return append(lines, c.th.row(w).add(faint, "   none yet: b makes one, in "+engine.RunsDir).String())
+		return append(lines, c.th.row(w).add(faint, "   none yet: b creates one in "+engine.RunsDir).String())
 	}
 	from, to := window(len(b.entries), b.sel, h-1)
 	for i, e := range b.entries[from:to] {
@@ -515,10 +515,10 @@ func (c *console) backupRows(w, h int) []string {
 		}
 		r := c.th.row(w).add(accent, c.marker(from+i == b.sel)).add(st, sign).add(plain, " ").col(name, clean(e.ID), 31)
 		r.num(faint, ago(e.Created, c.now), 8).num(plain, thousands(e.Objects), 10)
-		if w >= 70 { // half a number is a wrong one
+		if w >= 70 { // a cut number would be wrong
 			r.num(plain, bytesOf(e.Bytes), 9).pad(1).col(faint, etcd, 4)
 		}
-		var below []string // why, if it is too long for the row
+		var below []string // the text, if it is too long for the row
 		if r.fits(text) {
 			r.add(faint, text)
 		} else if from+i == b.sel {
@@ -529,11 +529,10 @@ func (c *console) backupRows(w, h int) []string {
 	return lines[:min(len(lines), h)]
 }
 
-// backupProgress draws the backup that is being made: its steps, and how far the one
-// under way is.
+// backupProgress renders the running backup: its steps and the progress of the current one.
 func (c *console) backupProgress(w int) []string {
 	b := &c.bak
-	lines := []string{c.th.rule(w, "Making a backup", clock(c.now.Sub(b.began)))}
+	lines := []string{c.th.rule(w, "Backup in progress", clock(c.now.Sub(b.began)))}
 	if len(b.t.steps) == 0 {
 		return append(lines, c.th.row(w).add(accent, " "+c.th.spin(c.frame)+" ").add(plain, "planning").String())
 	}
@@ -562,7 +561,7 @@ func (c *console) backupProgress(w int) []string {
 	return lines
 }
 
-// stepProgress is types, objects, bytes, rate and time left of the step under way.
+// stepProgress renders types, objects, bytes, rate and remaining time of the current step.
 func (c *console) stepProgress(w int, s *step) []string {
 	b := &c.bak
 	n := b.t.counts
@@ -592,12 +591,12 @@ func (c *console) stepProgress(w int, s *step) []string {
 	return nil
 }
 
-// backupOutcome says what came of the backup that was made.
+// backupOutcome renders the result of the last backup.
 func (c *console) backupOutcome(w int) []string {
 	b := &c.bak
 	if b.err == nil {
 		lines := []string{c.th.rule(w, "Done", clock(b.t.last.Sub(b.t.started)))}
-		text := "the backup is whole"
+		text := "the backup is complete"
 		if b.t.result != nil && b.t.result.text != "" {
 			text = b.t.result.text
 		}
@@ -610,12 +609,12 @@ func (c *console) backupOutcome(w int) []string {
 		return lines
 	}
 	if engine.ExitCode(b.err) == engine.ExitStopped {
-		return []string{c.th.rule(w, "Stopped", ""), c.th.row(w).add(plain, " ").add(caution, c.th.stopped+" ").add(plain, "the backup was stopped; nothing of it is left").String()}
+		return []string{c.th.rule(w, "Stopped", ""), c.th.row(w).add(plain, " ").add(caution, c.th.stopped+" ").add(plain, "the backup was stopped; its files were deleted").String()}
 	}
 	return c.problemWithin(w, 3, "`"+c.command()+"` shows them", b.err)
 }
 
-// volumesView lists the volumes that no backup holds.
+// volumesView lists the volumes that are in no backup.
 func (c *console) volumesView(w, h int) []string {
 	all := c.bak.local.Volumes
 	lines := []string{
@@ -624,7 +623,7 @@ func (c *console) volumesView(w, h int) []string {
 	}
 	from := min(c.bak.at, max(0, len(all)-(h-3)))
 	for _, v := range all[from:min(len(all), from+max(1, h-3))] {
-		size, nodes, users := "-", "-", "nobody now"
+		size, nodes, users := "-", "-", "no pod now"
 		if v.Bytes > 0 {
 			size = bytesOf(v.Bytes)
 		}
@@ -651,7 +650,7 @@ func (c *console) backupWhy() []string {
 	text := ""
 	switch {
 	case b.stopping && b.running, c.leaving:
-		text = "Stopping; what was written of this backup is removed."
+		text = "Stopping; the partial backup is deleted."
 	case b.running && b.t.why.text != "":
 		text = "Why waiting (" + short(c.now.Sub(b.t.why.since)) + "): " + b.t.why.text
 	}
@@ -661,11 +660,11 @@ func (c *console) backupWhy() []string {
 	return c.th.below(c.w, 1, 2, strong, text)
 }
 
-// backupCommand is the command line that makes the backup that b makes.
+// backupCommand is the command line that creates the same backup as the key b.
 func (c *console) backupCommand() string {
 	verb := "backup create"
 	if c.bak.etcd != engine.EtcdAuto {
 		verb += " --etcd=" + c.bak.etcd
 	}
-	return c.deps.sp.command(verb)
+	return c.deps.commands.command(verb)
 }

@@ -13,8 +13,8 @@ import (
 	"constellation/engine"
 )
 
-// checkStale is from when on a check that is shown is no longer taken for how things are.
-// It is made once, so it may be older than a status, which is asked for again and again.
+// checkStale is the age from which a check is shown as STALE. It is longer than that of a
+// status, because a check is not polled.
 const checkStale = 5 * time.Minute
 
 // Panes of the screen of a check.
@@ -25,41 +25,41 @@ const (
 	checkPanes
 )
 
-// checkScreen is the check for upgrades: what is known, and where the user looks. Text
-// in it is as it came; it is cleaned when it is drawn.
+// checkScreen is the check for upgrades: its result, and the state of the screen. Its text
+// comes unfiltered from outside; rendering cleans it.
 type checkScreen struct {
-	known *engine.Check // nil if nothing is known yet
-	// whole says that known is of a check that has come to its end, preflight included.
-	whole bool
-	at    time.Time // known was learned
-	err   error     // of the last check
-	// busy says that a check is under way, live how far it is.
-	busy  bool
-	began time.Time
-	live  checkLive
-	// quiet says that home has asked, or is asking, which versions there are.
-	quiet bool
+	result *engine.Check // the newest result; nil if there is none yet
+	// complete is set if known is the result of a complete check, preflight included.
+	complete bool
+	at       time.Time // when known was set
+	err      error     // of the last check
+	// busy is set while a check runs; live is its progress.
+	busy     bool
+	began    time.Time
+	progress runningCheck
+	// backgroundStarted is set once the home screen has started its background check of versions.
+	backgroundStarted bool
 
-	pane   int
-	sel    [checkPanes]int
-	fine   bool // findings that need nobody are shown as well
-	open   bool // what is selected fills the screen
-	scroll int  // of what is open
-	filter string
-	typing bool
-	asks   bool // whether to write the configuration
-	writes bool
+	pane         int
+	sel          [checkPanes]int
+	showPassed   bool // passed checks are listed as well
+	open         bool // the selected row fills the screen
+	scroll       int  // of the open row
+	filter       string
+	typing       bool
+	confirmWrite bool // the question whether to write the configuration is shown
+	writing      bool
 }
 
-// checkLive is how far a check has come.
-type checkLive struct {
+// runningCheck is the progress of a check.
+type runningCheck struct {
 	total, done int
-	running     []string // ids, in the order in which they began
+	running     []string // IDs in the order of their start
 	progress    map[string]string
 	found       []engine.Finding
 }
 
-func (l *checkLive) apply(ev engine.Event) {
+func (l *runningCheck) apply(ev engine.Event) {
 	i := slices.Index(l.running, ev.Object)
 	switch {
 	case ev.Kind == engine.KindProgress && i >= 0:
@@ -83,8 +83,8 @@ func (l *checkLive) apply(ev engine.Event) {
 	}
 }
 
-// words are how far it is, and what is under way: "31 of 44 checked; drain-rehearsal 42 of 300".
-func (l *checkLive) words() string {
+// summary is the progress as text: "31 of 44 checked; drain-rehearsal 42 of 300".
+func (l *runningCheck) summary() string {
 	s := fmt.Sprintf("%d of %d checked", l.done, l.total)
 	var names []string
 	for _, id := range l.running {
@@ -106,7 +106,7 @@ type (
 		check engine.Check
 		err   error
 	}
-	quietEnded struct {
+	backgroundEnded struct {
 		check engine.Check
 		err   error
 	}
@@ -123,31 +123,31 @@ var checkKeys = []binding{
 		}
 		return ""
 	}),
-	on("a", "a", "upgrade: plan the next hop, and ask before anything is changed", "do", (*console).startUpgrade).footed("apply").unless(func(c *console) string {
+	on("a", "a", "upgrade: plan the next hop and confirm it", "do", (*console).startUpgrade).footed("apply").unless(func(c *console) string {
 		switch {
 		case c.chk.busy:
-			return "it is being checked"
-		case c.chk.writes:
+			return "a check is running"
+		case c.chk.writing:
 			return "the configuration is being written"
-		case c.chk.known == nil:
-			return "nothing is known yet; r checks"
-		case len(c.chk.known.Path) == 0:
+		case c.chk.result == nil:
+			return "there is no result yet; r checks"
+		case len(c.chk.result.Path) == 0:
 			return "there is no next hop"
 		}
 		return ""
 	}),
-	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.asks = true })).footed("write").unless(nothingToWrite),
+	on("W", "W", "write the next hop into the configuration (asks)", "do", act(func(c *console) { c.chk.confirmWrite = true })).footed("write").unless(nothingToWrite),
 	on("r", "r", "check again", "do", (*console).startCheck).unless(func(c *console) string {
 		switch {
 		case c.chk.busy:
-			return "it is being checked"
-		case c.chk.writes:
+			return "a check is running"
+		case c.chk.writing:
 			return "the configuration is being written"
 		}
 		return ""
 	}),
 	on("esc", "Esc", "back", "back", (*console).leaveCheck).footed("back"),
-	on("Y", "Y", "copy the finding's command, or this check as a command", "copy", act((*console).copyCheckCommand)).footed("copy"),
+	on("Y", "Y", "copy the finding's command, or that of the check", "copy", act((*console).copyCheckCommand)).footed("copy"),
 	on("y", "y", "copy the line", "copy", act((*console).copyCheckLine)),
 	on("tab", "Tab", "next pane", "panes", act((*console).nextCheckPane)).footed("pane"),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveCheck(-1) })),
@@ -157,114 +157,113 @@ var checkKeys = []binding{
 	on("home g", "g", "to the first", "move", act(func(c *console) { c.moveCheck(-1 << 20) })),
 	on("end G", "G", "to the last", "move", act(func(c *console) { c.moveCheck(1 << 20) })),
 	on("/", "/", "filter findings", "view", act(func(c *console) { c.chk.typing, c.chk.open, c.chk.pane = true, false, checkFindings })).footed("filter"),
-	on("b", "b", "backups: what is kept, and a new one", "do", (*console).openBackup).unless(func(c *console) string {
-		if c.chk.writes {
+	on("b", "b", "list backups or create one", "do", (*console).openBackup).unless(func(c *console) string {
+		if c.chk.writing {
 			return "the configuration is being written"
 		}
 		return ""
 	}),
 }
 
-var askWriteKeys = []binding{
-	on("enter", "Enter", "write them", "do", (*console).writeConfig).footed("write").unless(func(c *console) string {
-		if c.chk.writes {
+var confirmWriteKeys = []binding{
+	on("enter", "Enter", "write the configuration", "do", (*console).writeConfig).footed("write").unless(func(c *console) string {
+		if c.chk.writing {
 			return "it is being written"
 		}
 		return ""
 	}),
-	on("esc n q", "Esc", "leave the file as it is", "back", act(func(c *console) { c.chk.asks = false })).footed("leave it as it is"),
+	on("esc n q", "Esc", "keep the file as it is", "back", act(func(c *console) { c.chk.confirmWrite = false })).footed("keep the file"),
 	on("ctrl+c", "Ctrl-C", "leave", "leave", (*console).leave),
 }
 
-// nothingToWrite says why W does nothing.
+// nothingToWrite returns why W is off.
 func nothingToWrite(c *console) string {
-	k := c.chk.known
+	k := c.chk.result
 	switch {
 	case c.chk.busy || k == nil:
-		return "it is being checked"
+		return "a check is running"
 	case len(k.Path) == 0:
 		return "there is no next hop"
 	case k.Config == nil:
 		return "the configuration cannot be edited; the notes say why"
 	case k.Config.Written:
-		return "it is written"
+		return "it is written already"
 	case len(k.Config.Fields) == 0:
-		return "the configuration has the values of the next hop"
+		return "the configuration already has the next hop"
 	}
 	return ""
 }
 
-// openCheck shows the check, and begins one unless a whole one was just made: who comes
-// here wants to know how things are now.
+// openCheck shows the check. It starts a new one unless the last complete one is recent.
 func (c *console) openCheck() tea.Cmd {
 	c.screen = screenCheck
-	c.chk.open, c.chk.asks, c.chk.typing = false, false, false
-	if c.chk.whole && c.chk.err == nil && c.now.Sub(c.chk.at) <= staleAfter {
+	c.chk.open, c.chk.confirmWrite, c.chk.typing = false, false, false
+	if c.chk.complete && c.chk.err == nil && c.now.Sub(c.chk.at) <= staleAfter {
 		return nil
 	}
 	return c.startCheck()
 }
 
-// startCheck checks for upgrades. What was known stays until more is.
+// startCheck checks for upgrades. The last result stays on the screen meanwhile.
 func (c *console) startCheck() tea.Cmd {
-	c.chk.busy, c.chk.began, c.chk.live, c.chk.err = true, c.now, checkLive{}, nil
+	c.chk.busy, c.chk.began, c.chk.progress, c.chk.err = true, c.now, runningCheck{}, nil
 	return c.launch("checking for upgrades", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{}, emit)
 		return checkEnded{k, err}
 	})
 }
 
-// quietCheck asks which versions there are without anybody noticing; nil if that was
-// done. Its error is nobody's business: who wants to know opens the screen.
-func (c *console) quietCheck() tea.Cmd {
-	if c.chk.quiet || c.chk.known != nil || c.chk.busy {
+// backgroundCheck checks versions in the background, once; nil if there is nothing to do. Its
+// error is dropped: the check screen runs its own check and shows the error.
+func (c *console) backgroundCheck() tea.Cmd {
+	if c.chk.backgroundStarted || c.chk.result != nil || c.chk.busy {
 		return nil
 	}
-	c.chk.quiet = true
+	c.chk.backgroundStarted = true
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(c.ctx, staleAfter)
 		defer cancel()
 		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{NoPreflight: true}, func(engine.Event) {})
-		return quietEnded{k, err}
+		return backgroundEnded{k, err}
 	}
 }
 
-// takeCheckEvents folds the events of a check that is under way.
+// takeCheckEvents applies the events of the running check.
 func (c *console) takeCheckEvents(events []engine.Event) {
 	for _, ev := range events {
 		if ev.Kind != engine.KindCheck || ev.Object != engine.CheckVersions {
-			c.chk.live.apply(ev)
+			c.chk.progress.apply(ev)
 			continue
 		}
 		var k engine.Check
-		if json.Unmarshal(ev.Data, &k) != nil || k.Current == (engine.Target{}) && c.chk.known != nil {
-			continue // without the cluster less is known than before
+		if json.Unmarshal(ev.Data, &k) != nil || k.Current == (engine.Target{}) && c.chk.result != nil {
+			continue // keep the last result: this one has no cluster data
 		}
-		c.chk.known, c.chk.at, c.chk.whole = &k, c.now, false
+		c.chk.result, c.chk.at, c.chk.complete = &k, c.now, false
 	}
 }
 
 // tookCheck takes the end of a check.
 func (c *console) tookCheck(msg checkEnded) tea.Cmd {
 	c.chk.busy, c.chk.err = false, msg.err
-	if msg.check.Schema != "" && (msg.err == nil || c.chk.known == nil || c.chk.known.Current == (engine.Target{})) {
-		c.chk.known, c.chk.at, c.chk.whole = &msg.check, c.now, msg.err == nil
+	if msg.check.Schema != "" && (msg.err == nil || c.chk.result == nil || c.chk.result.Current == (engine.Target{})) {
+		c.chk.result, c.chk.at, c.chk.complete = &msg.check, c.now, msg.err == nil
 	}
-	c.chk.live = checkLive{}
+	c.chk.progress = runningCheck{}
 	c.moveCheck(0)
-	if k := c.chk.known; k != nil && len(k.Findings) == 0 && len(k.Blocked) > 0 && c.chk.pane == checkFindings {
-		c.chk.pane = checkPath // where there is something to read
+	if k := c.chk.result; k != nil && len(k.Findings) == 0 && len(k.Blocked) > 0 && c.chk.pane == checkFindings {
+		c.chk.pane = checkPath // the only pane with content
 	}
 	return tea.Tick(checkStale, func(time.Time) tea.Msg { return refresh{-1} }) // draws again
 }
 
-func (c *console) tookQuiet(msg quietEnded) {
-	if msg.err == nil && msg.check.Schema != "" && c.chk.known == nil {
-		c.chk.known, c.chk.at = &msg.check, c.now
+func (c *console) tookBackground(msg backgroundEnded) {
+	if msg.err == nil && msg.check.Schema != "" && c.chk.result == nil {
+		c.chk.result, c.chk.at = &msg.check, c.now
 	}
 }
 
-// leaveCheck closes what is open; else it goes home, and a check that is under way ends.
+// leaveCheck closes the open row or clears the filter; else it cancels the check and goes home.
 func (c *console) leaveCheck() tea.Cmd {
 	switch {
 	case c.chk.open:
@@ -277,14 +276,14 @@ func (c *console) leaveCheck() tea.Cmd {
 	if c.chk.busy && c.cancel != nil {
 		c.cancel()
 		c.cancel = nil
-		c.task++ // what it still says is not taken
-		c.chk.busy, c.chk.live = false, checkLive{}
+		c.task++ // drops its late messages
+		c.chk.busy, c.chk.progress = false, runningCheck{}
 	}
 	return c.goHome()
 }
 
 func (c *console) writeConfig() tea.Cmd {
-	c.chk.writes = true
+	c.chk.writing = true
 	return c.launch("writing the configuration", func(ctx context.Context, _ func(engine.Event)) tea.Msg {
 		k, err := c.deps.engine.Check(ctx, engine.CheckRequest{WriteConfig: true, NoPreflight: true}, func(engine.Event) {})
 		return configWritten{k, err}
@@ -292,37 +291,37 @@ func (c *console) writeConfig() tea.Cmd {
 }
 
 func (c *console) tookWritten(msg configWritten) {
-	c.chk.writes, c.chk.asks = false, false
+	c.chk.writing, c.chk.confirmWrite = false, false
 	switch x := msg.check.Config; {
 	case msg.err != nil:
-		e := explain(msg.err, c.deps.sp)
+		e := explain(msg.err, c.deps.commands)
 		c.note = "not written: " + e.what
 		if e.why != "" {
 			c.note += ": " + e.why
 		}
 	case x == nil || !x.Written:
-		c.note = "nothing was written: there is nothing to write any more; r checks again"
+		c.note = "nothing was written: the configuration is already up to date; r checks again"
 	default:
-		k := *c.chk.known
+		k := *c.chk.result
 		c.note = fmt.Sprintf("wrote %s into %s", count(len(x.Fields), "value"), clean(x.Path))
 		if !slices.Equal(k.Config.Fields, x.Fields) {
-			c.note += "; they are others than were shown, r shows why"
+			c.note += "; they differ from those shown, r checks again"
 		}
 		k.Config = x
 		k.Findings = slices.DeleteFunc(slices.Clone(k.Findings), func(f engine.Finding) bool { return f.ID == engine.CheckConfigTarget })
-		c.chk.known = &k
+		c.chk.result = &k
 	}
 }
 
-// findingsNow are the findings known so far, the worst first.
+// findingsNow are the findings so far, the most severe first.
 func (c *console) findingsNow() []engine.Finding {
-	if c.chk.known == nil {
+	if c.chk.result == nil {
 		return nil
 	}
-	if len(c.chk.live.found) == 0 {
-		return c.chk.known.Findings
+	if len(c.chk.progress.found) == 0 {
+		return c.chk.result.Findings
 	}
-	out := slices.Concat(c.chk.known.Findings, c.chk.live.found)
+	out := slices.Concat(c.chk.result.Findings, c.chk.progress.found)
 	order := []engine.Severity{engine.Block, engine.Warn, engine.NotChecked, engine.Info}
 	slices.SortStableFunc(out, func(a, b engine.Finding) int {
 		return slices.Index(order, a.Severity) - slices.Index(order, b.Severity)
@@ -330,15 +329,15 @@ func (c *console) findingsNow() []engine.Finding {
 	return out
 }
 
-// shown are the findings that the filter lets through. folded counts those that are
-// fine and stand in one line.
+// shown are the findings that match the filter. folded is the number of passed checks that
+// are folded into one line.
 func (c *console) shown() (list []engine.Finding, folded int) {
 	words := strings.Fields(strings.ToLower(c.chk.filter))
 	for _, f := range c.findingsNow() {
 		text := strings.ToLower(strings.Join([]string{f.ID, string(f.Severity), f.Source, f.Title, f.Detail, f.Owner, strings.Join(f.Objects, " ")}, " "))
 		switch {
 		case slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }):
-		case f.Severity == engine.Info && !c.chk.fine && len(words) == 0:
+		case f.Severity == engine.Info && !c.chk.showPassed && len(words) == 0:
 			folded++
 		default:
 			list = append(list, f)
@@ -347,22 +346,21 @@ func (c *console) shown() (list []engine.Finding, folded int) {
 	return list, folded
 }
 
-// checkItem is a row that can be chosen: a finding, a reason, or the line that stands
-// for those that are fine.
+// checkItem is a selectable row: a finding, a reason, or the line for the passed checks.
 type checkItem struct {
 	finding *engine.Finding
 	reason  *reason
-	fold    int
+	folded  int
 }
 
 // checkItems are the rows of the pane that has the focus.
 func (c *console) checkItems() (items []checkItem) {
-	if c.chk.known == nil {
+	if c.chk.result == nil {
 		return nil
 	}
 	switch c.chk.pane {
 	case checkPath:
-		for _, r := range reasonsOf(c.chk.known) {
+		for _, r := range reasonsOf(c.chk.result) {
 			items = append(items, checkItem{reason: &r})
 		}
 	case checkFindings:
@@ -370,14 +368,14 @@ func (c *console) checkItems() (items []checkItem) {
 		for i := range list {
 			items = append(items, checkItem{finding: &list[i]})
 		}
-		if folded > 0 || c.chk.fine && c.chk.filter == "" && len(list) > 0 {
-			items = append(items, checkItem{fold: folded})
+		if folded > 0 || c.chk.showPassed && c.chk.filter == "" && len(list) > 0 {
+			items = append(items, checkItem{folded: folded})
 		}
 	}
 	return items
 }
 
-// selected is the chosen row; the zero value if there is none.
+// selected is the selected row; the zero value if there is none.
 func (c *console) selected() checkItem {
 	items := c.checkItems()
 	if len(items) == 0 {
@@ -393,7 +391,7 @@ func (c *console) openSelected() {
 	case x.finding != nil || x.reason != nil:
 		c.chk.open, c.chk.scroll = true, 0
 	default:
-		c.chk.fine = !c.chk.fine
+		c.chk.showPassed = !c.chk.showPassed
 		c.moveCheck(0)
 	}
 }
@@ -418,13 +416,13 @@ func (c *console) moveCheck(by int) {
 func (c *console) copyCheckCommand() {
 	if f := c.selected().finding; f != nil && f.Command != "" {
 		if clean(f.Command) != f.Command {
-			c.note = "the command holds characters that a terminal obeys: it is not copied"
+			c.note = "the command contains control characters: it is not copied"
 			return
 		}
-		c.copyText(c.deps.sp.alone(f.Command), "the command")
+		c.copyText(c.deps.commands.alone(f.Command), "the command")
 		return
 	}
-	c.copyText(c.deps.sp.command("upgrade check"), "the check as a command")
+	c.copyText(c.deps.commands.command("upgrade check"), "the command of the check")
 }
 
 func (c *console) copyCheckLine() {
@@ -437,15 +435,15 @@ func (c *console) copyCheckLine() {
 		c.copyText(s, "the line")
 	case x.reason != nil:
 		c.copyText(clean(x.reason.what)+": "+clean(x.reason.text), "the line")
-	case c.chk.known != nil:
-		_, s := verdict(c.chk.known)
+	case c.chk.result != nil:
+		_, s := verdict(c.chk.result)
 		c.copyText(clean(s), "the line")
 	default:
 		c.copyText("", "")
 	}
 }
 
-// typeFilter gives a key to the filter.
+// typeFilter handles a key of the filter.
 func (v *checkScreen) typeFilter(k tea.KeyMsg) {
 	switch k.Type {
 	case tea.KeyEnter:
@@ -464,24 +462,24 @@ func (v *checkScreen) typeFilter(k tea.KeyMsg) {
 	v.sel[checkFindings] = 0
 }
 
-// staleCheck reports whether the screen shows what may no longer be true.
+// staleCheck reports whether the check on the screen may be out of date.
 func (c *console) staleCheck() bool {
 	k := &c.chk
-	if k.busy { // until more is known, what was known before
-		return k.known != nil && k.began.Sub(k.at) > staleAfter
+	if k.busy { // the last result is shown meanwhile
+		return k.result != nil && k.began.Sub(k.at) > staleAfter
 	}
-	return k.known != nil && (k.err != nil && k.known.Current != (engine.Target{}) || c.now.Sub(k.at) > checkStale)
+	return k.result != nil && (k.err != nil && k.result.Current != (engine.Target{}) || c.now.Sub(k.at) > checkStale)
 }
 
 // checkMode is the right end of the first line.
 func (c *console) checkMode() string {
 	k := &c.chk
 	switch {
-	case k.busy && k.live.total > 0:
-		return fmt.Sprintf("upgrade check  %d of %d", k.live.done, k.live.total)
+	case k.busy && k.progress.total > 0:
+		return fmt.Sprintf("upgrade check  %d of %d", k.progress.done, k.progress.total)
 	case k.busy:
 		return "upgrade check"
-	case k.known == nil:
+	case k.result == nil:
 		return "upgrade check  " + c.now.UTC().Format("15:04:05 UTC")
 	case c.staleCheck():
 		return "upgrade check  STALE " + short(c.now.Sub(k.at)) + "  r refresh"
@@ -489,17 +487,17 @@ func (c *console) checkMode() string {
 	return "upgrade check  as of " + k.at.UTC().Format("15:04:05 UTC")
 }
 
-// checkWhy is the line below the body: what is going on, or what came of it.
+// checkWhy is the line below the body: the progress, the error or the verdict.
 func (c *console) checkWhy(w int) []string {
 	k := &c.chk
 	r := c.th.row(w).add(plain, " ")
 	switch {
-	case k.busy && k.live.total > 0:
-		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): "+k.live.words()).String()}
+	case k.busy && k.progress.total > 0:
+		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): "+k.progress.summary()).String()}
 	case k.busy:
-		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): asking cluster, cloud and releases").String()}
+		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): querying cluster, cloud and releases").String()}
 	case k.err != nil:
-		e := explain(k.err, c.deps.sp)
+		e := explain(k.err, c.deps.commands)
 		what := e.what
 		if e.why != "" {
 			what += ": " + e.why
@@ -509,39 +507,39 @@ func (c *console) checkWhy(w int) []string {
 			lines = append(lines, c.th.row(w).add(faint, "   fix ").add(accent, e.remedy).String())
 		}
 		return lines
-	case k.known == nil:
+	case k.result == nil:
 		return nil
-	case !k.whole:
-		return []string{r.add(faint, "Only versions were looked at; r checks what a hop would trip over.").String()}
+	case !k.complete:
+		return []string{r.add(faint, "Versions only; r runs the preflight checks of the next hop.").String()}
 	}
-	severity, text := verdict(k.known)
+	severity, text := verdict(k.result)
 	sign, st := c.severitySignOf(severity)
 	return c.signed(w, st, sign, clean(text))
 }
 
-// signed is a sentence after a sign, on two lines if one is too short.
+// signed is a sentence behind a sign, on at most two lines.
 func (c *console) signed(w int, st style, sign, text string) []string {
 	lines := c.th.below(w, 3, 2, strong, text)
 	lines[0] = " " + c.th.paint(st, asciiIf(c.th.ascii, sign)) + lines[0][2:]
 	return lines
 }
 
-// checkView draws the check in h lines.
+// checkView renders the check in h lines.
 func (c *console) checkView(w, h int) []string {
-	k := c.chk.known
+	k := c.chk.result
 	switch {
 	case k == nil && c.chk.err != nil:
 		return c.problem(w, c.chk.err)
 	case k == nil:
-		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "asking cluster, cloud and releases").String()}
-	case c.chk.asks:
-		return c.askWrite(w, h)
+		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "querying cluster, cloud and releases").String()}
+	case c.chk.confirmWrite:
+		return c.confirmWriteView(w, h)
 	case c.chk.open:
 		return c.openView(w, h)
 	case w >= 110 && h >= 26:
 		return c.checkWide(w, h)
 	}
-	trouble, _ := worth(c.findingsNow())
+	trouble, _ := needAttention(c.findingsNow())
 	roomy := len(k.Path) == 0 && len(trouble) == 0 && len(k.Components)+10 <= h
 	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), roomy)
 	most := h - len(lines) - 3
@@ -551,7 +549,7 @@ func (c *console) checkView(w, h int) []string {
 	case low:
 		most = h - len(lines) - 2
 	case len(trouble) > 0 && c.chk.pane != checkPath:
-		most -= min(2, len(trouble)-1) // the worst must be in sight
+		most -= min(2, len(trouble)-1) // keeps the most severe finding visible
 	}
 	lines = append(lines, c.checkPathPane(w, most, k)...)
 	lines = append(lines, c.noteRows(w, k)...)
@@ -560,12 +558,12 @@ func (c *console) checkView(w, h int) []string {
 		return append(lines, c.changesPane(w, room, k)...)
 	}
 	lines = append(lines, c.findingsPane(w, room)...)
-	return append(lines, c.below(w, h-len(lines), k)...)
+	return append(lines, c.findingsFooter(w, h-len(lines), k)...)
 }
 
-// below fills the room under the findings of a narrow screen: with more about the chosen
-// one, or with what the next hop changes.
-func (c *console) below(w, room int, k *engine.Check) []string {
+// findingsFooter fills the room under the findings of a narrow screen with details of the selected
+// one or with the changes of the next hop.
+func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 	f := c.selected().finding
 	if f != nil && f.Severity != engine.Info && room > 2 {
 		detail := c.findingDetail(w, 4, *f)
@@ -575,8 +573,8 @@ func (c *console) below(w, room int, k *engine.Check) []string {
 		}
 		return append(lines, detail[:min(len(detail), room-1)]...)
 	}
-	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // one line helps as well
-		what := clean(orElse(c.deps.sp.line(f.Command), c.deps.sp.text(f.Remedy)))
+	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // only one line: show the command or the remedy
+		what := clean(orElse(c.deps.commands.line(f.Command), c.deps.commands.text(f.Remedy)))
 		return []string{c.th.row(w).pad(2).add(faint, "To do: ").add(accent, what).String()}
 	}
 	if changes := c.changeRows(w, k); room > 2 && len(changes) > 0 {
@@ -596,7 +594,7 @@ func (c *console) noteRows(w int, k *engine.Check) []string {
 	return lines
 }
 
-// focusRule is the heading of a pane; the one with the focus has the cursor's sign.
+// focusRule is the heading of a pane; the focused one is marked with the cursor.
 func (c *console) focusRule(w, pane int, title, remark string) string {
 	if c.chk.pane == pane {
 		title += " " + c.th.cursor
@@ -604,8 +602,8 @@ func (c *console) focusRule(w, pane int, title, remark string) string {
 	return c.th.rule(w, title, remark)
 }
 
-// checkPathPane draws the path in at most h lines; with the focus its reasons can be
-// chosen.
+// checkPathPane renders the path in at most h lines; its reasons can be selected while it has
+// the focus.
 func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 	reasons := reasonsOf(k)
 	remark := "none"
@@ -616,11 +614,11 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 		if c.chk.pane != checkPath {
 			return nil
 		}
-		return []string{c.focusRule(w, checkPath, "Path", remark), c.th.row(w).add(faint, "   nothing newer is known, so there is nowhere to go").String()}
+		return []string{c.focusRule(w, checkPath, "Path", remark), c.th.row(w).add(faint, "   no newer version is known").String()}
 	}
 	lines := []string{c.focusRule(w, checkPath, "Path", remark)}
-	terse := 1 // why hops are needed stands there if nothing is more urgent
-	if trouble, _ := worth(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
+	terse := 1 // leaves out why hops are needed, unless there is nothing more urgent
+	if trouble, _ := needAttention(c.findingsNow()); w >= 110 && (len(trouble) == 0 || c.chk.pane == checkPath) {
 		terse = 0
 	}
 	hops := c.hopRows(w, k, terse)
@@ -632,7 +630,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 		if c.chk.pane == checkPath {
 			more = min(2, len(reasons))
 		}
-		if rails := c.rails(w, k); len(lines)+len(rails)+len(hops)+more <= h { // the others matter more
+		if rails := c.rails(w, k); len(lines)+len(rails)+len(hops)+more <= h { // the other rows matter more
 			lines = append(lines, rails...)
 		}
 	}
@@ -653,7 +651,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 				beyond++
 			}
 		}
-		reasons = reasons[:beyond] // others a later hop brings
+		reasons = reasons[:beyond] // a later hop reaches the others
 	}
 	if most <= 0 || len(reasons) == 0 {
 		return lines[:min(len(lines), max(h, 2))]
@@ -663,7 +661,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 		at = max(0, min(c.chk.sel[checkPath], len(reasons)-1))
 	}
 	if len(k.Path) == 0 {
-		// Why there is no way is what the screen has to say.
+		// Without a path, the reasons are the main content of the screen.
 		var blocks []string
 		from := 0
 		for i, x := range reasons {
@@ -685,7 +683,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 // findingsPane lists the findings in at most h lines.
 func (c *console) findingsPane(w, h int) []string {
 	all := c.findingsNow()
-	remark := tally(all)
+	remark := countBySeverity(all)
 	if c.chk.filter != "" || c.chk.typing {
 		list, _ := c.shown()
 		remark = fmt.Sprintf("%d of %s", len(list), count(len(all), "finding"))
@@ -694,7 +692,7 @@ func (c *console) findingsPane(w, h int) []string {
 	if c.chk.typing || c.chk.filter != "" {
 		r := c.th.row(w).add(plain, " ").add(accent, "/ ").add(strong, c.chk.filter)
 		if c.chk.typing {
-			r.add(accent, "▏").add(faint, "  Enter keeps the filter, Esc drops it")
+			r.add(accent, "▏").add(faint, "  Enter applies the filter, Esc clears it")
 		}
 		lines = append(lines, r.String())
 	}
@@ -706,18 +704,18 @@ func (c *console) findingsPane(w, h int) []string {
 		text := "none"
 		switch {
 		case c.chk.filter != "":
-			text = "no finding matches; Esc drops the filter"
+			text = "no finding matches; Esc clears the filter"
 		case c.chk.busy:
 			text = "none so far"
-		case len(c.chk.known.Path) == 0:
-			text = "none: there is no hop that could trip over anything"
+		case len(c.chk.result.Path) == 0:
+			text = "none: there is no next hop to check"
 		}
 		return append(lines, c.th.row(w).add(faint, "   "+text).String())
 	}
 	at := max(0, min(c.chk.sel[checkFindings], len(items)-1))
 	room := h - len(lines)
 	from, to := window(len(items), at, room)
-	if to < len(items) && to-from > 1 && to-1 > at { // the last line tells how many follow
+	if to < len(items) && to-from > 1 && to-1 > at { // the last line shows how many follow
 		to--
 	}
 	for i := from; i < to; i++ {
@@ -738,14 +736,14 @@ func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
 			title = strong
 		}
 		return c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ").col(faint, clean(x.finding.Source), areaWidth).add(title, clean(x.finding.Title)).String()
-	case x.fold == 0:
+	case x.folded == 0:
 		st := faint
 		if here {
 			st = strong
 		}
-		return c.th.row(w).add(accent, c.marker(here)).add(st, "  fold what is fine").String()
+		return c.th.row(w).add(accent, c.marker(here)).add(st, "  hide passed checks").String()
 	}
-	return c.fineRow(w, x.fold, items == 1 && !c.chk.busy, here)
+	return c.passedRow(w, x.folded, items == 1 && !c.chk.busy, here)
 }
 
 // changesPane lists what the next hop changes, scrolled.
@@ -782,9 +780,9 @@ func (c *console) fieldRows(w int, fields []engine.FieldChange) []string {
 	return lines
 }
 
-// askWrite shows what would be written, and asks.
-func (c *console) askWrite(w, h int) []string {
-	x := c.chk.known.Config
+// confirmWriteView shows the values to write and asks for confirmation.
+func (c *console) confirmWriteView(w, h int) []string {
+	x := c.chk.result.Config
 	lines := []string{c.th.rule(w, "Write the configuration?", count(len(x.Fields), "value"))}
 	lines = append(lines, c.th.row(w).pad(2).add(faint, cutMiddle(clean(x.Path), w-3, c.th.ellipsis)).String())
 	rows := c.fieldRows(w, x.Fields)
@@ -793,11 +791,11 @@ func (c *console) askWrite(w, h int) []string {
 		rows = append(rows[:room-1], c.th.row(w).pad(2).add(faint, fmt.Sprintf("%s %d more", c.th.ellipsis, more)).String())
 	}
 	lines = append(append(lines, rows...), "")
-	lines = append(lines, c.prose(w, 2, plain, "Comments and order of the file are kept. The cluster is not changed: that is what upgrade apply is for.")...)
+	lines = append(lines, c.prose(w, 2, plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
 	return lines
 }
 
-// openView shows what is chosen, all of it.
+// openView shows all of the selected row.
 func (c *console) openView(w, h int) []string {
 	lines := c.detail(w)
 	title := lines[0]
@@ -806,13 +804,13 @@ func (c *console) openView(w, h int) []string {
 	return append([]string{title}, lines[from:min(len(lines), from+h-1)]...)
 }
 
-// detail is all about what is chosen; the first line is its heading.
+// detail are the details of the selected row; the first line is their heading.
 func (c *console) detail(w int) []string {
 	switch x := c.selected(); {
 	case x.finding != nil:
 		f := x.finding
 		sign, st := c.severitySignOf(f.Severity)
-		lines := []string{c.th.rule(w, clean(f.ID), severityWord(f.Severity))}
+		lines := []string{c.th.rule(w, clean(f.ID), severityText(f.Severity))}
 		for i, p := range wrap(clean(f.Title), max(20, w-4)) {
 			r := c.th.row(w).pad(3)
 			if i == 0 {
@@ -837,33 +835,33 @@ func (c *console) detail(w int) []string {
 		}
 		add("version", strong, clean(x.reason.what))
 		add("why", plain, clean(x.reason.text))
-		add("fix", accent, clean(c.deps.sp.text(x.reason.remedy)))
+		add("fix", accent, clean(c.deps.commands.text(x.reason.remedy)))
 		add("source", faint, clean(x.reason.reference))
 		if !x.reason.beyond {
-			add("", faint, "A later hop of the path brings it, or what is newer.")
+			add("", faint, "A later hop of the path reaches it or a newer version.")
 		}
 		return lines
-	case x.fold > 0:
-		return []string{c.th.rule(w, "Details", ""), c.th.row(w).pad(1).add(faint, "Enter shows the checks that are fine.").String()}
+	case x.folded > 0:
+		return []string{c.th.rule(w, "Details", ""), c.th.row(w).pad(1).add(faint, "Enter lists the checks that passed.").String()}
 	}
 	return []string{c.th.rule(w, "Details", "")}
 }
 
-func severityWord(s engine.Severity) string {
+func severityText(s engine.Severity) string {
 	switch s {
 	case engine.Block:
 		return "blocks"
 	case engine.Warn:
-		return "to know before"
+		return "warning"
 	case engine.NotChecked:
 		return "not checked"
 	}
-	return "fine"
+	return "passed"
 }
 
-// checkWide has room for parts of components, the lattice, and details at the right.
+// checkWide is checkView for wide screens, with component parts, the lattice, and details at the right.
 func (c *console) checkWide(w, h int) []string {
-	k := c.chk.known
+	k := c.chk.result
 	right := max(40, w*2/5)
 	left := w - right - 3
 	lines := c.versionRows(w, k, feedRemark(k.Feed, c.now), true)
@@ -911,11 +909,11 @@ func beside(a, b []string, left, h int, t *theme) []string {
 // cell is a minor version in the lattice.
 type cell struct {
 	version, rule string
-	at            int // the hop that comes here; 0 if it is where things stand, -1 if none does
+	at            int // the hop that reaches it; 0 for the current version, -1 if none does
 }
 
-// lattice draws components as rows and minors as columns: those that the path comes
-// through are linked, those that cannot be reached have the rule that forbids them.
+// lattice draws components as rows and minor versions as columns. Versions on the path are
+// linked; unreachable ones show the rule that blocks them.
 func (c *console) lattice(w int, k *engine.Check) []string {
 	var lines []string
 	var minors []string // of the rows above
@@ -961,8 +959,8 @@ func (c *console) lattice(w int, k *engine.Check) []string {
 	return lines
 }
 
-// latticeRow are the minors of a component: where it stands, where the path leads it,
-// and what newer ones cannot be reached.
+// latticeRow are the minor versions of a component: the current one, those on the path, and
+// newer ones that cannot be reached.
 func latticeRow(k *engine.Check, component string) []cell {
 	of := func(t engine.Target) string {
 		switch component {
@@ -985,7 +983,7 @@ func latticeRow(k *engine.Check, component string) []cell {
 		last := &cells[len(cells)-1]
 		switch to := of(h.To); {
 		case to == "" || to == last.version:
-		case minorOf(to) == minorOf(last.version) && last.at > 0: // a newer patch on the way
+		case minorOf(to) == minorOf(last.version) && last.at > 0: // a newer patch of the same minor
 			last.version = to
 		default:
 			cells = append(cells, cell{version: to, at: h.Number})
@@ -999,7 +997,7 @@ func latticeRow(k *engine.Check, component string) []cell {
 		switch {
 		case last.at < 0 && minorOf(last.version) == minorOf(b.Version):
 			last.version, last.rule = b.Version, b.Rule
-		case minorOf(last.version) == minorOf(b.Version): // a patch beyond the goal stands below
+		case minorOf(last.version) == minorOf(b.Version): // the reasons below list a newer patch
 		default:
 			cells = append(cells, cell{version: b.Version, rule: b.Rule, at: -1})
 		}
@@ -1016,39 +1014,38 @@ func minorOf(v string) string {
 	return v
 }
 
-// feedRemark says where the knowledge about releases comes from, in few words.
+// feedRemark is the source and age of the release data in few words.
 func feedRemark(f engine.FeedState, now time.Time) string {
 	if f.Source == "" || f.Source == "embedded" {
 		return ""
 	}
 	s := "feed " + ago(f.Fetched, now)
 	if f.Stale {
-		s = "feed STALE, of " + ago(f.Fetched, now)
+		s = "feed STALE, fetched " + ago(f.Fetched, now)
 	}
 	return s
 }
 
-// available is what is newer of a component than now and can be reached; empty if
-// nothing is known to be.
+// available is the newest reachable version of a component that is newer than now; empty if
+// none is known.
 func (c *console) available(component, now string) string {
-	if c.chk.known == nil {
+	if c.chk.result == nil {
 		return ""
 	}
-	if goal := goalOf(c.chk.known, component); newer(goal, now) {
+	if goal := goalOf(c.chk.result, component); newer(goal, now) {
 		return goal
 	}
 	return ""
 }
 
-// upgradeWords say in a few words what the check knows; empty if it knows nothing that
-// is newer.
-func (c *console) upgradeWords() string {
-	k := c.chk.known
+// upgradeSummary summarise the available upgrade; empty if none is known.
+func (c *console) upgradeSummary() string {
+	k := c.chk.result
 	if k == nil || len(k.Path) == 0 {
 		return ""
 	}
 	if len(k.Path) == 1 {
-		return "the upgrade: " + targetWords(k.Path[0])
+		return "the upgrade: " + targetSummary(k.Path[0])
 	}
-	return fmt.Sprintf("hop 1 of %d: %s", len(k.Path), targetWords(k.Path[0]))
+	return fmt.Sprintf("hop 1 of %d: %s", len(k.Path), targetSummary(k.Path[0]))
 }

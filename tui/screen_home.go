@@ -11,14 +11,14 @@ import (
 	"constellation/engine"
 )
 
-// nextList is the cursor in the list of what makes sense to do.
+// nextList is the cursor in the list of suggestions.
 type nextList struct {
 	at    int
 	nodes int // first node shown
 }
 
 var homeKeys = []binding{
-	on("enter", "Enter", "do or copy what is chosen", "do", (*console).doNext).footed("choose"),
+	on("enter", "Enter", "run or copy the selected suggestion", "do", (*console).doNext).footed("choose"),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.next.at = max(0, c.next.at-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.next.at = max(0, min(c.next.at+1, len(c.suggestions())-1)) })),
 	on("pgdown J", "J PgDn", "more nodes", "move", act(func(c *console) {
@@ -33,19 +33,19 @@ var homeKeys = []binding{
 		}
 		return ""
 	}),
-	on("u", "u", "upgrade: plan the next hop, and ask before anything is changed", "do", (*console).startUpgrade).footed("upgrade").unless(func(c *console) string {
+	on("u", "u", "upgrade: plan the next hop and confirm it", "do", (*console).startUpgrade).footed("upgrade").unless(func(c *console) string {
 		if c.home == nil || c.home.Stage != engine.StageCluster {
 			return "there is no cluster yet"
 		}
 		return ""
 	}),
-	on("b", "b", "backups: what is kept, and a new one", "do", (*console).openBackup).footed("back up").unless(func(c *console) string {
+	on("b", "b", "list backups or create one", "do", (*console).openBackup).footed("back up").unless(func(c *console) string {
 		if c.home == nil || c.home.Stage != engine.StageCluster {
 			return "there is no cluster yet"
 		}
 		return ""
 	}),
-	on("w", "w", "watch the nodes on their way to the target", "do", (*console).openWatch).footed("watch").unless(func(c *console) string {
+	on("w", "w", "watch the rollout of the nodes", "do", (*console).openWatch).footed("watch").unless(func(c *console) string {
 		if c.home == nil || c.home.Stage != engine.StageCluster {
 			return "there is no cluster yet"
 		}
@@ -57,8 +57,8 @@ var homeKeys = []binding{
 		}
 		return ""
 	}),
-	on("r", "r", "ask the cluster again", "do", (*console).goHome).footed("refresh"),
-	on("y", "y", "copy the chosen command", "copy", act(func(c *console) {
+	on("r", "r", "refresh the status", "do", (*console).goHome).footed("refresh"),
+	on("y", "y", "copy the selected command", "copy", act(func(c *console) {
 		if s := c.suggestions(); c.next.at < len(s) {
 			c.copyText(s[c.next.at].Command, "the command")
 		}
@@ -75,17 +75,17 @@ func (c *console) suggestions() []engine.Suggestion {
 		return nil
 	}
 	i := slices.IndexFunc(c.home.Next, func(s engine.Suggestion) bool { return isVerb(s.Command, "upgrade") })
-	words := c.upgradeWords()
+	words := c.upgradeSummary()
 	if i < 0 || words == "" {
 		return c.home.Next
 	}
-	// What can be upgraded comes first.
+	// An available upgrade comes first.
 	s := c.home.Next[i]
 	s.Title, s.Why = "Check "+words, ""
 	return slices.Concat([]engine.Suggestion{s}, c.home.Next[:i], c.home.Next[i+1:])
 }
 
-// doNext does what the cursor is on if the console can, else it copies the command.
+// doNext runs the selected suggestion if the console can, else it copies the command.
 func (c *console) doNext() tea.Cmd {
 	s := c.suggestions()
 	if c.next.at >= len(s) {
@@ -103,7 +103,7 @@ func (c *console) doNext() tea.Cmd {
 	case isVerb(cmd, "backup"):
 		return c.openBackup()
 	default:
-		c.copyText(cmd, "it to run in a shell")
+		c.copyText(cmd, "the command to run in a shell")
 	}
 	return nil
 }
@@ -166,13 +166,13 @@ func (c *console) homeView(w, h int) []string {
 	return append(lines, foot...)
 }
 
-// workspaceView says what there is before there is a cluster.
+// workspaceView shows the workspace while there is no cluster.
 func (c *console) workspaceView(w int) []string {
 	words := map[engine.Stage]string{
-		engine.StageEmpty:      "This folder has no " + configFile + " yet. Start with machines.",
-		engine.StageConfigured: "There is a configuration, and no machines yet.",
-		engine.StageReady:      "The machines are there. The cluster can be created.",
-		engine.StagePartial:    "An init began here and did not end.",
+		engine.StageEmpty:      "This folder has no " + configFile + " yet. Create machines first.",
+		engine.StageConfigured: "There is a configuration, but there are no machines yet.",
+		engine.StageReady:      "The machines exist. The cluster can be created.",
+		engine.StagePartial:    "An init started here and did not finish.",
 	}
 	lines := []string{
 		c.th.rule(w, "Workspace", ""),
@@ -182,10 +182,10 @@ func (c *console) workspaceView(w int) []string {
 	return append(lines, c.findings(w, c.home.Problems, 4)...)
 }
 
-// findingLines is how many lines a finding's detail, or its remedy, may take.
+// findingLines is the maximum number of lines of a finding's detail or remedy.
 const findingLines = 4
 
-// findings lists what is not as it should be, with what to do about it.
+// findings lists findings with their remedies.
 func (c *console) findings(w int, list []engine.Finding, most int) []string {
 	if len(list) == 0 {
 		return nil
@@ -218,7 +218,7 @@ func (c *console) findings(w int, list []engine.Finding, most int) []string {
 			}
 		}
 		if f.Remedy != "" {
-			for i, l := range c.th.below(w, 6, findingLines, accent, c.deps.sp.text(clean(f.Remedy))) {
+			for i, l := range c.th.below(w, 6, findingLines, accent, c.deps.commands.text(clean(f.Remedy))) {
 				if i == 0 {
 					l = "    " + c.th.paint(faint, c.th.branch+" ") + strings.TrimPrefix(l, "      ")
 				}
@@ -239,7 +239,7 @@ func (c *console) severitySign(s engine.Severity) (string, style) {
 	return c.th.ok, good
 }
 
-// clusterView is the cluster in h lines.
+// clusterView renders the cluster in h lines.
 func (c *console) clusterView(w, h int) []string {
 	st := c.status
 	if st == nil {
@@ -248,7 +248,7 @@ func (c *console) clusterView(w, h int) []string {
 		}
 		return append([]string{
 			c.th.rule(w, "Cluster", ""),
-			c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "asking the cluster").String(),
+			c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "querying the cluster").String(),
 		}, c.recent(w, h-2)...)
 	}
 	lines := []string{c.th.rule(w, "Cluster", clean(st.Provider))}
@@ -269,7 +269,7 @@ func (c *console) clusterView(w, h int) []string {
 	return lines
 }
 
-// summary is what the cluster is, in two columns.
+// summary is the state of the cluster in two columns.
 func (c *console) summary(w int, st *engine.Status) []string {
 	ready := map[string][2]int{}
 	for _, n := range st.Nodes {
@@ -280,19 +280,19 @@ func (c *console) summary(w int, st *engine.Status) []string {
 		}
 		ready[n.Role] = r
 	}
-	health := "all well"
+	health := "healthy"
 	if n := len(st.Health); n > 0 {
 		health = count(n, "finding")
 	}
 	narrow := w < 76
 	if !st.Reachable {
-		health = "API server does not answer"
+		health = "API server unreachable"
 		if narrow {
-			health = "no answer"
+			health = "unreachable"
 		}
 	}
 	if slices.ContainsFunc(st.Health, func(f engine.Finding) bool { return f.ID == engine.KubeconfigFile }) {
-		health = "the kubeconfig is bad"
+		health = "invalid kubeconfig"
 	}
 	kubernetes := clean(st.Target.Kubernetes)
 	if st.APIServer != "" && st.APIServer != st.Target.Kubernetes {
@@ -300,9 +300,9 @@ func (c *console) summary(w int, st *engine.Status) []string {
 	}
 	age, etcd := "none", "-"
 	if b := st.Backup; b != nil {
-		age, etcd = ago(b.Created, c.now), "not in it"
+		age, etcd = ago(b.Created, c.now), "not included"
 		if b.Etcd {
-			etcd = "in it"
+			etcd = "included"
 		}
 	}
 	pair := func(role string) string { return fmt.Sprintf("%d/%d ready", ready[role][0], ready[role][1]) }
@@ -317,7 +317,7 @@ func (c *console) summary(w int, st *engine.Status) []string {
 			}
 		}
 	}
-	if narrow { // both columns have values
+	if narrow { // both columns need room
 		half = 34
 	}
 	rowOf := func(a, b, d, e string) string {
@@ -350,7 +350,7 @@ func dash(s string) string {
 	return s
 }
 
-// nodeRows lists nodes, then machines that are not nodes, in h lines.
+// nodeRows lists the nodes, then the machines that are no nodes, in h lines.
 func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 	if h < 2 {
 		return nil
@@ -378,7 +378,7 @@ func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 	}
 	lines := []string{c.th.rule(w, title, remark)}
 	if len(rows) == 0 {
-		return append(lines, c.th.row(w).add(faint, "   none yet: machines appear here when they have joined").String())
+		return append(lines, c.th.row(w).add(faint, "   none yet: machines appear here after they join").String())
 	}
 	fit := h - 1
 	from := max(0, min(c.next.nodes, len(rows)-fit))
@@ -406,7 +406,7 @@ func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 			r.col(faint, e.group, 14).col(faint, e.ip, 15)
 		}
 		r.col(faint, imageVersion(e.image), 8)
-		var below []string // why, if it is too long for the row and there is room
+		var below []string // the text, if it is too long for the row and there is room
 		if !r.fits(e.text) {
 			below = c.th.below(w, 4, 3, faint, e.text)
 		}
@@ -420,12 +420,12 @@ func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 		lines = append(append(lines, r.String()), below...)
 	}
 	if more > 0 {
-		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: J and K move", more+1)).String())
+		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: J and K scroll", more+1)).String())
 	}
 	return lines
 }
 
-// imageVersion is the last part of the reference of an image.
+// imageVersion is the last part of an image reference.
 func imageVersion(ref string) string {
 	if i := strings.LastIndexByte(ref, '/'); i >= 0 {
 		return ref[i+1:]
@@ -462,16 +462,16 @@ func (c *console) recent(w, h int) []string {
 	return lines
 }
 
-// problem shows an error: what, why, and what to do.
+// problem renders an error: operation, cause, remedy.
 func (c *console) problem(w int, err error) []string { return c.problemWithin(w, 0, "", err) }
 
-// problemWithin is problem with at most so many lines for each of what failed and why,
-// so that the fix is in sight; 0 means all. rest says where the other lines are.
+// problemWithin is problem with at most most lines for the operation and the cause each, so
+// that the remedy is visible; 0 means all. rest names the place of the other lines.
 func (c *console) problemWithin(w, most int, rest string, err error) []string {
-	e := explain(err, c.deps.sp)
+	e := explain(err, c.deps.commands)
 	lines := []string{c.th.rule(w, "What happened", "")}
 	bound := func(all []string) []string {
-		if most == 0 || len(all) <= most+1 { // the hint would take the place of the line
+		if most == 0 || len(all) <= most+1 { // one hidden line would only make room for the hint
 			return all
 		}
 		return append(all[:most:most], fmt.Sprintf("%s %d more lines: %s", c.th.ellipsis, len(all)-most, rest))

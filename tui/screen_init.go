@@ -17,10 +17,10 @@ import (
 
 // The screens of the init wizard: config, preflight, confirm.
 
-// configForm edits what of the configuration a newcomer wants to choose; all else is
-// shown and edited in the file.
+// configForm edits the few configuration values that a new user chooses. The others are
+// shown here and edited in the file.
 type configForm struct {
-	exists   bool // the file
+	exists   bool // the file exists
 	locked   string
 	fields   []formField
 	at       int
@@ -28,7 +28,7 @@ type configForm struct {
 	input    textinput.Model
 	problems []engine.Finding
 	err      error
-	rows     [][2]string // what else the configuration says
+	rows     [][2]string // other values of the configuration
 }
 
 type formField struct {
@@ -58,7 +58,7 @@ func newConfigForm(h *engine.Home, versions []string) configForm {
 		}
 	}
 	if h.Stage == engine.StagePartial || h.Stage == engine.StageCluster {
-		f.locked = "init has begun with these values"
+		f.locked = "init has started with these values"
 	}
 	if f.exists && h.Config == nil {
 		f.locked = "the file has errors"
@@ -82,7 +82,7 @@ func (f *configForm) changed() bool {
 }
 
 var configKeys = []binding{
-	on("enter", "Enter", "go on to the checks", "wizard", (*console).configNext).footed("go on").unless(func(c *console) string {
+	on("enter", "Enter", "continue to the checks", "wizard", (*console).configNext).footed("continue").unless(func(c *console) string {
 		switch {
 		case c.home == nil:
 			return "the workspace cannot be read"
@@ -91,12 +91,12 @@ var configKeys = []binding{
 		}
 		return ""
 	}),
-	on("e", "e", "edit the chosen field", "wizard", (*console).editField).footed("edit").unless(configLocked),
+	on("e", "e", "edit the selected field", "wizard", (*console).editField).footed("edit").unless(configLocked),
 	on("left h", "← h", "previous choice", "wizard", act(func(c *console) { c.chooseField(-1) })).unless(configLocked),
 	on("right l", "→ l", "next choice", "wizard", act(func(c *console) { c.chooseField(1) })).unless(configLocked),
 	on("up k shift+tab", "↑ k", "previous field", "move", act(func(c *console) { c.form.at = max(0, c.form.at-1) })),
 	on("down j tab", "↓ j", "next field", "move", act(func(c *console) { c.form.at = min(len(c.form.fields)-1, c.form.at+1) })),
-	on("r", "r", "read the file again", "wizard", (*console).reread).footed("read again"),
+	on("r", "r", "reload the file", "wizard", (*console).reread).footed("reload"),
 	on("y", "y", "copy the path of the file", "copy", act(func(c *console) {
 		if c.home != nil {
 			c.copyText(c.home.Dir+"/constellation-conf.yaml", "the path")
@@ -114,17 +114,17 @@ func configLocked(c *console) string { return c.form.locked }
 
 // typing reports whether keys go into a text field.
 func (c *console) typing() bool {
-	if c.asking || c.help || c.question != nil {
+	if c.confirmLeave || c.help || c.rolloutPrompt != nil {
 		return false
 	}
 	if c.pal.open {
 		return true
 	}
-	return c.naming() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing || c.screen == screenWatch && c.wat.typing
+	return c.typingID() || c.screen == screenConfig && c.form.editing || c.screen == screenLog && c.log.typing || c.screen == screenCheck && c.chk.typing || c.screen == screenWatch && c.wat.typing
 }
 
-// typed gives a key to the text field that is open. It reports false for keys that
-// mean the same everywhere.
+// typed passes a key to the open text field. It reports false for keys that keep their
+// binding.
 func (c *console) typed(k tea.KeyMsg) bool {
 	if k.Type == tea.KeyCtrlC {
 		return false
@@ -132,8 +132,8 @@ func (c *console) typed(k tea.KeyMsg) bool {
 	if c.pal.open {
 		return c.typedPalette(k)
 	}
-	if c.screen == screenAccept {
-		c.typeName(k)
+	if c.screen == screenUpgradeConfirm {
+		c.typeID(k)
 		return true
 	}
 	if c.screen == screenLog {
@@ -158,7 +158,7 @@ func (c *console) typed(k tea.KeyMsg) bool {
 		f.editing = false
 		f.input.Blur()
 	default:
-		f.input, _ = f.input.Update(k) // its command would make the cursor blink
+		f.input, _ = f.input.Update(k) // its command only makes the cursor blink
 	}
 	return true
 }
@@ -184,7 +184,7 @@ func (c *console) chooseField(by int) {
 	}
 }
 
-// configNext writes what was changed and goes on to the checks.
+// configNext writes the changed values and continues to the checks.
 func (c *console) configNext() tea.Cmd {
 	f := &c.form
 	if f.exists && !f.changed() {
@@ -200,8 +200,7 @@ func (c *console) configNext() tea.Cmd {
 	}
 }
 
-// writeConfig generates the configuration, or changes those of its fields that were
-// edited and nothing else.
+// writeConfig generates the configuration, or changes only its edited fields.
 func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formField) (path string, err error) {
 	if !exists {
 		o := engine.GenerateOptions{Name: fields[0].value, Kubernetes: fields[1].value}
@@ -209,11 +208,11 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 			o.Sandbox = d.sandbox(ctx)
 		}
 		if o.Sandbox == nil {
-			// A file without the measurements of machines would only be in the way of the
-			// one that they come with.
+			// `sandbox up` writes the file with the machines' measurements. A file without
+			// them would only be in its way.
 			return "", &engine.Error{
 				Op: "write a configuration", Err: errors.New("this workspace has no machines yet"),
-				Remedy: "leave and run `constellation sandbox up`, which makes machines and writes the file",
+				Remedy: "run `constellation sandbox up`, which creates machines and writes the file",
 			}
 		}
 		b, err := engine.GenerateConfig("sandbox", o)
@@ -237,8 +236,8 @@ func writeConfig(ctx context.Context, d consoleDeps, exists bool, fields []formF
 	return "constellation-conf.yaml", d.ws.ReplaceConfig(b)
 }
 
-// setScalar replaces the value of a key at the top of a YAML file and keeps the
-// comment behind it.
+// setScalar replaces the value of a top-level key of a YAML file and keeps the comment
+// behind it.
 func setScalar(b []byte, key, value string) []byte {
 	re := regexp.MustCompile(`(?m)^(` + regexp.QuoteMeta(key) + `:[ \t]*)("[^"\n]*"|'[^'\n]*'|[^#\s]+)`)
 	at := re.FindSubmatchIndex(b)
@@ -262,10 +261,10 @@ func (c *console) tookConfig(msg configSet) tea.Cmd {
 		}
 		return tea.Batch(c.readHome(), c.startPreflight())
 	}
-	return c.goHome() // a new file needs machines first: home says how
+	return c.goHome() // a new file needs machines first: home suggests how to create them
 }
 
-// verdict is the line that says what Enter will do.
+// verdict is the line that says what Enter does.
 func (f *configForm) verdict(c *console) string {
 	r := c.th.row(c.w).add(plain, " ")
 	switch {
@@ -274,13 +273,13 @@ func (f *configForm) verdict(c *console) string {
 	case f.exists && c.home != nil && c.home.Config == nil:
 		r.add(bad, c.th.fail+" ").add(strong, "The configuration has errors. Correct the file and press r.")
 	case f.editing:
-		r.add(plain, "Enter takes the value, Esc drops it")
+		r.add(plain, "Enter accepts the value, Esc discards it")
 	case !f.exists:
 		r.add(strong, "Enter writes constellation-conf.yaml")
 	case f.changed():
-		r.add(strong, "Enter writes the changes and goes on to the checks")
+		r.add(strong, "Enter writes the changes and continues to the checks")
 	default:
-		r.add(strong, "Enter goes on to the checks; nothing is created before you confirm")
+		r.add(strong, "Enter continues to the checks; nothing is created before you confirm")
 	}
 	return r.String()
 }
@@ -321,7 +320,7 @@ func (c *console) configView(w, h int) []string {
 		lines = append(lines, r.String())
 	}
 	if f.locked != "" {
-		lines = append(lines, c.th.row(w).pad(4).add(faint, "not to be changed here: "+f.locked).String())
+		lines = append(lines, c.th.row(w).pad(4).add(faint, "read-only: "+f.locked).String())
 	}
 	lines = append(lines, "")
 	for _, kv := range f.rows {
@@ -335,7 +334,7 @@ func (c *console) configView(w, h int) []string {
 	return lines
 }
 
-// preflight is the screen of the checks, and what came of them.
+// preflight is the screen of the preflight checks and their results.
 type preflight struct {
 	t        timeline
 	done     bool
@@ -344,9 +343,8 @@ type preflight struct {
 	at       int
 }
 
-// settle returns the checks as they are: those that were emitted, and findings that
-// were not.
-func (p *preflight) settle() []check {
+// results returns the results: the checks of events, and findings without an event.
+func (p *preflight) results() []check {
 	list := p.t.checks
 	for _, f := range p.findings {
 		if !slices.ContainsFunc(list, func(c check) bool { return c.id == clean(f.ID) }) {
@@ -356,10 +354,10 @@ func (p *preflight) settle() []check {
 	return list
 }
 
-// choose puts the cursor on the worst check.
-func (p *preflight) choose() {
+// selectWorst selects the worst check.
+func (p *preflight) selectWorst() {
 	for _, s := range []engine.Severity{engine.Block, engine.Warn} {
-		if i := slices.IndexFunc(p.settle(), func(c check) bool { return c.state == string(s) }); i >= 0 {
+		if i := slices.IndexFunc(p.results(), func(c check) bool { return c.state == string(s) }); i >= 0 {
 			p.at = i
 			return
 		}
@@ -367,7 +365,7 @@ func (p *preflight) choose() {
 }
 
 func (p *preflight) counts() (done, warn, block, total int) {
-	for _, c := range p.settle() {
+	for _, c := range p.results() {
 		total++
 		switch engine.Severity(c.state) {
 		case engine.Warn:
@@ -384,15 +382,15 @@ func (p *preflight) counts() (done, warn, block, total int) {
 }
 
 var preflightKeys = []binding{
-	on("enter", "Enter", "go on to the plan", "wizard", (*console).makePlan).footed("show plan").unless(func(c *console) string {
+	on("enter", "Enter", "continue to the plan", "wizard", (*console).makePlan).footed("show plan").unless(func(c *console) string {
 		_, _, block, _ := c.pre.counts()
 		switch {
 		case !c.pre.done:
 			return "the checks are still running"
 		case c.pre.err != nil:
-			return "the checks could not be made"
+			return "the checks could not run"
 		case block > 0:
-			return count(block, "check") + " failed; correct it, then r"
+			return count(block, "check") + " failed; fix it, then r"
 		case c.busy != "":
 			return "planning"
 		}
@@ -400,10 +398,10 @@ var preflightKeys = []binding{
 	}),
 	on("r", "r", "run the checks again", "wizard", (*console).startPreflight).footed("check again"),
 	on("up k", "↑ k", "previous check", "move", act(func(c *console) { c.pre.at = max(0, c.pre.at-1) })),
-	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.settle())-1, c.pre.at+1)) })),
-	on("y", "y", "copy what to do about the chosen check", "copy", act(func(c *console) {
-		if l := c.pre.settle(); c.pre.at < len(l) {
-			c.copyText(c.deps.sp.text(l[c.pre.at].remedy), "what to do")
+	on("down j", "↓ j", "next check", "move", act(func(c *console) { c.pre.at = max(0, min(len(c.pre.results())-1, c.pre.at+1)) })),
+	on("y", "y", "copy the remedy of the selected check", "copy", act(func(c *console) {
+		if l := c.pre.results(); c.pre.at < len(l) {
+			c.copyText(c.deps.commands.text(l[c.pre.at].remedy), "the remedy")
 		}
 	})).footed("copy fix"),
 	on("esc", "Esc", "back to the configuration", "back", act(func(c *console) {
@@ -419,15 +417,15 @@ func (p *preflight) verdict(c *console) string {
 	_, warn, block, _ := p.counts()
 	switch {
 	case p.err != nil:
-		r.add(bad, c.th.fail+" ").add(strong, "The checks could not be made. Nothing has been created.")
+		r.add(bad, c.th.fail+" ").add(strong, "The checks could not run. Nothing has been created.")
 	case !p.done || c.busy != "":
 		r.add(accent, c.th.spin(c.frame)+" ").add(plain, c.busy)
 	case block > 0:
-		r.add(bad, c.th.fail+" ").add(strong, "Blocked: "+count(block, "failed check")+". Correct it and press r; nothing has been created yet.")
+		r.add(bad, c.th.fail+" ").add(strong, "Blocked: "+count(block, "failed check")+". Fix it and press r; nothing has been created yet.")
 	case warn > 0:
-		r.add(caution, c.th.warn+" ").add(strong, count(warn, "warning")+": read it before you go on. Enter shows the plan.")
+		r.add(caution, c.th.warn+" ").add(strong, count(warn, "warning")+": read before you continue. Enter shows the plan.")
 	default:
-		r.add(good, c.th.ok+" ").add(strong, "All is ready. Enter shows the plan; nothing is created before you confirm it.")
+		r.add(good, c.th.ok+" ").add(strong, "All checks passed. Enter shows the plan; nothing has been created yet.")
 	}
 	return r.String()
 }
@@ -446,12 +444,12 @@ func (c *console) preflightView(w, h int) []string {
 	if p.err != nil {
 		return append(lines, c.problem(w, p.err)...)
 	}
-	list := p.settle()
+	list := p.results()
 	if len(list) == 0 && p.done {
 		return append(lines, c.th.row(w).add(faint, "   there was nothing to check").String())
 	}
 	left := w
-	if w >= 110 { // what belongs to the chosen check stands beside the list
+	if w >= 110 { // the details of the selected check are beside the list
 		left = w * 6 / 10
 	}
 	var rows []string
@@ -466,9 +464,9 @@ func (c *console) preflightView(w, h int) []string {
 		}
 	}
 	from, to := window(len(rows), top, h-1)
-	if hidden := len(rows) - (to - from); hidden > 0 && h > 3 { // the last row says so
+	if hidden := len(rows) - (to - from); hidden > 0 && h > 3 { // the last row shows their number
 		from, to = window(len(rows), top, h-2)
-		rows = append(rows[from:to:to], c.th.row(left).pad(3).add(faint, fmt.Sprintf("%s %s: ↑↓ moves", c.th.ellipsis, count(hidden+1, "more line"))).String())
+		rows = append(rows[from:to:to], c.th.row(left).pad(3).add(faint, fmt.Sprintf("%s %s: ↑↓ scrolls", c.th.ellipsis, count(hidden+1, "more line"))).String())
 	} else {
 		rows = rows[from:to]
 	}
@@ -514,11 +512,11 @@ func (c *console) checkRow(x check, w int, here bool) string {
 	return r.add(name, cut(x.title, w-r.used-width(tail)-3, c.th.ellipsis)).right(faint, tail).String()
 }
 
-// checkDetail says why a check ended as it did and what to do.
+// checkDetail renders the cause and the remedy of a check.
 func (c *console) checkDetail(x check, w, indent int) []string {
 	var lines []string
-	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", c.deps.sp.text(x.remedy)}}
-	if indent > 0 && width(x.title) > w-indent-3 { // its row has only the beginning
+	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", c.deps.commands.text(x.remedy)}}
+	if indent > 0 && width(x.title) > w-indent-3 { // the row shows only its beginning
 		parts = slices.Insert(parts, 0, struct{ head, text string }{"what", x.title})
 	}
 	for _, p := range parts {
@@ -542,47 +540,47 @@ func (c *console) checkDetail(x check, w, indent int) []string {
 	return lines
 }
 
-// confirm is the screen of the plan and the question.
-type confirm struct {
+// initConfirm is the screen of init's plan and its confirmation.
+type initConfirm struct {
 	yes    bool // the cursor is on "create"
 	scroll int
 	shown  time.Time
 	plan   *engine.Plan
 }
 
-// newConfirm puts the cursor on the safe answer if there is anything to be wary of.
-func newConfirm(p *engine.Plan, now time.Time) confirm {
-	return confirm{plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
+// newInitConfirm selects the safe answer if there are warnings.
+func newInitConfirm(p *engine.Plan, now time.Time) initConfirm {
+	return initConfirm{plan: p, shown: now, yes: len(p.Warnings()) == 0 && !slices.ContainsFunc(p.Steps, func(s engine.Step) bool { return s.Warning != "" && !s.Finished })}
 }
 
-var confirmKeys = []binding{
-	on("enter", "Enter", "do what is chosen", "wizard", (*console).answer).footed("answer").unless(func(c *console) string {
-		if c.ask.yes && c.plan != nil && len(c.plan.Blocked()) > 0 {
+var initConfirmKeys = []binding{
+	on("enter", "Enter", "confirm the selected answer", "wizard", (*console).answerInitConfirm).footed("answer").unless(func(c *console) string {
+		if c.initConfirm.yes && c.plan != nil && len(c.plan.Blocked()) > 0 {
 			return "the plan is blocked"
 		}
 		return ""
 	}),
-	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.ask.yes = !c.ask.yes })).footed("choose"),
-	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.ask.scroll = max(0, c.ask.scroll-1) })),
-	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.ask.scroll = min(c.ask.scroll+1, len(c.planRows(c.w))) })),
+	on("left right tab h l shift+tab", "← →", "choose", "wizard", act(func(c *console) { c.initConfirm.yes = !c.initConfirm.yes })).footed("choose"),
+	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.initConfirm.scroll = max(0, c.initConfirm.scroll-1) })),
+	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.initConfirm.scroll = min(c.initConfirm.scroll+1, len(c.initPlanRows(c.w))) })),
 	on("esc", "Esc", "back to the checks", "back", (*console).startPreflight).footed("back"),
 }
 
-func (c *console) answer() tea.Cmd {
-	if c.now.Sub(c.ask.shown) < armAfter {
+func (c *console) answerInitConfirm() tea.Cmd {
+	if c.now.Sub(c.initConfirm.shown) < confirmDelay {
 		c.note = "read it first, then press Enter"
 		return nil
 	}
-	if c.ask.yes {
+	if c.initConfirm.yes {
 		return c.startRun()
 	}
 	return c.startPreflight()
 }
 
-func (a *confirm) verdict(c *console) string {
+func (a *initConfirm) verdict(c *console) string {
 	create, back := "Create the cluster", "Back"
 	if a.plan != nil && a.plan.Resumes() {
-		create = "Go on with it"
+		create = "Resume"
 	}
 	r := c.th.row(c.w).add(plain, " ")
 	if a.plan != nil && len(a.plan.Blocked()) > 0 {
@@ -594,8 +592,8 @@ func (a *confirm) verdict(c *console) string {
 	return r.add(faint, "   "+create+" ").add(plain, "   ").add(accent, c.th.cursor+" ").add(chosen, " "+back+" ").String()
 }
 
-// planRows are the steps of the plan with what each will have done.
-func (c *console) planRows(w int) []string {
+// initPlanRows are the findings and the steps of the plan, with the effect of each.
+func (c *console) initPlanRows(w int) []string {
 	var rows []string
 	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
 		sign, st := c.severitySign(f.Severity)
@@ -612,13 +610,13 @@ func (c *console) planRows(w int) []string {
 			}
 		}
 		if f.Remedy != "" {
-			for _, l := range wrap(c.deps.sp.text(clean(f.Remedy)), w-8) {
+			for _, l := range wrap(c.deps.commands.text(clean(f.Remedy)), w-8) {
 				rows = append(rows, c.th.row(w).pad(5).add(accent, l).String())
 			}
 		}
 	}
 	if len(c.plan.Blocked()) > 0 {
-		return rows // what a blocked plan would do it will not do
+		return rows // the steps of a blocked plan will not run
 	}
 	for i, s := range c.plan.Steps {
 		sign, st := fmt.Sprintf("%2d", i+1), faint
@@ -628,7 +626,7 @@ func (c *console) planRows(w int) []string {
 		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, "  ").add(strong, clean(s.Title))
 		switch {
 		case s.Finished:
-			r.right(faint, "done before")
+			r.right(faint, "already done")
 		case s.Final:
 			r.right(caution, "point of no return")
 		}
@@ -651,7 +649,7 @@ func (c *console) planRows(w int) []string {
 	return rows
 }
 
-func (c *console) confirmView(w, h int) []string {
+func (c *console) initConfirmView(w, h int) []string {
 	p := c.plan
 	remark := count(len(p.Steps), "step")
 	if n := nodesOf(p); n > 0 {
@@ -661,9 +659,9 @@ func (c *console) confirmView(w, h int) []string {
 	if to := target(p.To); to != "" {
 		lines = append(lines, c.th.row(w).add(plain, " ").add(faint, "to ").add(plain, to).String())
 	}
-	rows := c.planRows(w)
+	rows := c.initPlanRows(w)
 	room := h - len(lines)
-	from := max(0, min(c.ask.scroll, len(rows)-room))
+	from := max(0, min(c.initConfirm.scroll, len(rows)-room))
 	to := min(len(rows), from+room)
 	shown := rows[from:to]
 	lines = append(lines, shown...)

@@ -14,16 +14,16 @@ import (
 var resultKeys = []binding{
 	on("enter", "Enter", "home", "do", (*console).goHome).footed("home").unless(func(c *console) string {
 		if !c.succeeded() && !c.upgrading() {
-			return "there is no cluster to show; r tries again"
+			return "there is no cluster to show; r retries"
 		}
 		return ""
 	}),
-	on("r", "r", "try again; what is done stays done", "do", (*console).retry).footed("try again").unless(func(c *console) string {
+	on("r", "r", "retry; finished steps are skipped", "do", (*console).retry).footed("retry").unless(func(c *console) string {
 		if c.succeeded() {
-			return "it is done"
+			return "the run succeeded"
 		}
 		if c.deadEnd() {
-			return "another try would end the same way; the fix says what to do"
+			return "a retry would fail the same way; apply the fix first"
 		}
 		return ""
 	}),
@@ -33,14 +33,13 @@ var resultKeys = []binding{
 	on("esc", "Esc", "home", "back", (*console).goHome),
 }
 
-// deadEnd reports whether no further run of this plan can succeed. Where something
-// else is in the way, such as another run or a file, a new plan finds out whether it
-// still is.
+// deadEnd reports whether every retry of this plan must fail. If the obstacle is outside of
+// the plan, such as another run or a file, a retry checks for it again.
 func (c *console) deadEnd() bool {
 	return c.ran && c.t.result != nil && c.t.result.Resume == "" && engine.ExitCode(c.err) == engine.ExitFailed
 }
 
-// retry plans anew and goes on where the run ended.
+// retry makes a new plan and resumes the run.
 func (c *console) retry() tea.Cmd {
 	if c.upgrading() {
 		return c.openUpgrade(c.upg.start)
@@ -57,7 +56,7 @@ func (c *console) retry() tea.Cmd {
 
 func (c *console) copyResult() {
 	if c.t.result != nil && c.succeeded() && len(c.t.result.Next) > 0 {
-		c.copyText(c.deps.sp.line(c.t.result.Next[0]), "the command")
+		c.copyText(c.deps.commands.line(c.t.result.Next[0]), "the command")
 		return
 	}
 	if c.err != nil {
@@ -96,11 +95,11 @@ func (c *console) successView(w, h int) []string {
 		case engine.StateNothing:
 			title = name + ": nothing to do"
 		case engine.StateDetached:
-			title = name + " goes on alone"
+			title = name + " continues on its own"
 		}
 	}
 	switch {
-	case c.upgrading() && !c.ran && c.err != nil: // there was nothing to plan
+	case c.upgrading() && !c.ran && c.err != nil: // nothing to upgrade
 		title = name + ": nothing to do"
 	case c.plan != nil && c.plan.Rehearsal:
 		title = name + ": rehearsed"
@@ -121,7 +120,7 @@ func (c *console) successView(w, h int) []string {
 			sign, st := c.stepSign(s)
 			r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(strong, s.id, 17)
 			if s.state == engine.StateSkipped {
-				lines = append(lines, r.add(faint, "done before").String())
+				lines = append(lines, r.add(faint, "already done").String())
 				continue
 			}
 			for n, l := range wrap(orElse(s.text, s.title), max(20, w-24)) {
@@ -133,7 +132,7 @@ func (c *console) successView(w, h int) []string {
 		}
 	}
 	if c.t.result == nil && c.err != nil {
-		x := explain(c.err, c.deps.sp)
+		x := explain(c.err, c.deps.commands)
 		lines = append(lines, c.th.below(w, 2, 3, plain, x.what)...)
 		lines = append(lines, c.th.below(w, 2, 3, faint, x.remedy)...)
 	}
@@ -167,7 +166,7 @@ func (c *console) successView(w, h int) []string {
 	if len(res.Next) > 0 {
 		lines = append(lines, "")
 		for i, n := range res.Next {
-			for j, l := range strings.Split(ansi.Hardwrap(c.deps.sp.line(clean(n)), w-8, true), "\n") {
+			for j, l := range strings.Split(ansi.Hardwrap(c.deps.commands.line(clean(n)), w-8, true), "\n") {
 				r := c.th.row(w)
 				if i == 0 && j == 0 {
 					r.add(plain, " ").col(strong, "Next", 5)
@@ -188,7 +187,7 @@ func (c *console) successView(w, h int) []string {
 	return lines
 }
 
-// inWorkspace is a path as seen from the workspace.
+// inWorkspace is a path relative to the workspace if it is in there.
 func (c *console) inWorkspace(path string) string {
 	path = clean(path)
 	if c.home == nil {
@@ -200,7 +199,7 @@ func (c *console) inWorkspace(path string) string {
 	return path
 }
 
-// causeLines is how much of what failed, and of why, is shown above the fix.
+// causeLines is the maximum number of lines of the failed operation and of its cause.
 const causeLines = 4
 
 func (c *console) failureView(w, h int) []string {
@@ -226,9 +225,9 @@ func (c *console) failureView(w, h int) []string {
 		lines = append(lines, r.right(faint, short(s.took)).String())
 	}
 	ready, wanted := c.t.ready()
-	on := "What is done stays done; r or the same command goes on from here."
+	on := "Finished steps are kept; r or the same command resumes."
 	if c.deadEnd() {
-		on = "The same command cannot go on: see the fix."
+		on = "The same command cannot resume: see the fix."
 	}
 	nodes := fmt.Sprintf("nodes %d/%d ready", ready, wanted)
 	if c.upgrading() {
@@ -239,7 +238,7 @@ func (c *console) failureView(w, h int) []string {
 	}
 	lines = append(lines, c.th.below(w, 4, 2, faint, nodes+". "+on)...)
 	if c.upgrading() {
-		lines = append(lines, c.th.row(w).pad(4).add(faint, "come back: ").add(accent, c.comeBack()).String())
+		lines = append(lines, c.th.row(w).pad(4).add(faint, "come back: ").add(accent, c.resumeCommand()).String())
 	}
 	if room := h - len(lines); room > 3 {
 		lines = append(lines, c.logTail(w, room)...)
@@ -247,22 +246,22 @@ func (c *console) failureView(w, h int) []string {
 	return lines
 }
 
-// logView is the full log: filter, scroll, copy.
+// logView is the state of the log screen.
 type logView struct {
 	follow bool
 	at     int // line under the cursor, among those that match
 	filter string
 	typing bool
-	level  int // index into logLevels: this one and worse
+	level  int // index into logLevels: the lowest level shown
 	wrap   bool
 }
 
-// logLevels are in order of weight.
+// logLevels are in ascending order.
 var logLevels = []string{"", "info", "warn", "error"}
 
 var logKeys = []binding{
 	on("/", "/", "filter", "find", act(func(c *console) { c.log.typing = true })).footed("filter"),
-	on("e", "e", "only warnings and errors, then all", "find", act(func(c *console) { c.log.level = (c.log.level + 2) % 4 })).footed("errors"),
+	on("e", "e", "toggle: warnings and errors only", "find", act(func(c *console) { c.log.level = (c.log.level + 2) % 4 })).footed("errors"),
 	on("w", "w", "wrap long lines", "view", act(func(c *console) { c.log.wrap = !c.log.wrap })).footed("wrap"),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveLog(-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveLog(1) })),
@@ -280,7 +279,7 @@ var logKeys = []binding{
 	})).footed("back"),
 }
 
-// typed takes a key of the filter.
+// typed handles a key of the filter.
 func (v *logView) typed(k tea.KeyMsg) {
 	switch k.Type {
 	case tea.KeyEnter:
@@ -299,7 +298,7 @@ func (v *logView) typed(k tea.KeyMsg) {
 	v.follow = true
 }
 
-// matching returns the indices of the lines that the filter lets through.
+// matching returns the indices of the lines that match the filter.
 func (c *console) matching() []int {
 	words := strings.Fields(strings.ToLower(c.log.filter))
 	out := make([]int, 0, c.t.log.len())
@@ -348,7 +347,7 @@ func (c *console) logView(w, h int) []string {
 		remark = fmt.Sprintf("%d of %s", len(m), remark)
 	}
 	if c.t.log.dropped > 0 {
-		remark += fmt.Sprintf(", %d older ones in the record", c.t.log.dropped)
+		remark += fmt.Sprintf(", %d older lines in the record", c.t.log.dropped)
 	}
 	if c.log.follow {
 		remark += ", following"
@@ -357,35 +356,35 @@ func (c *console) logView(w, h int) []string {
 	r := c.th.row(w).add(plain, " ").add(accent, "/ ")
 	switch {
 	case c.log.typing:
-		r.add(strong, c.log.filter).add(accent, "▏").add(faint, "  Enter keeps the filter, Esc drops it")
+		r.add(strong, c.log.filter).add(accent, "▏").add(faint, "  Enter applies the filter, Esc clears it")
 	case c.log.filter != "":
 		r.add(plain, c.log.filter)
 	default:
 		r.add(faint, "no filter")
 	}
 	if c.log.level > 1 {
-		r.right(caution, "level "+logLevels[c.log.level]+" and worse")
+		r.right(caution, "level "+logLevels[c.log.level]+" and above")
 	}
 	lines = append(lines, r.String())
 	if len(m) == 0 {
-		text := "nothing has been said yet"
+		text := "no log lines yet"
 		if c.t.log.len() > 0 {
-			text = "no line matches; Esc drops the filter"
+			text = "no line matches; Esc clears the filter"
 		}
 		return append(lines, c.th.row(w).add(faint, "   "+text).String())
 	}
 	at := c.logAt(len(m))
 	room := h - len(lines)
-	// From the cursor upwards until the room is full, so that wrapped lines count.
+	// Fill the room upwards from the cursor, because wrapped lines take several rows.
 	var rows []string
 	last := min(len(m)-1, at+room/2)
 	first := max(0, last-room-room/2)
-	whose := c.speakers(func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
-	if whose.node != "" {
-		lines[0] = c.th.rule(w, "Log of "+whose.node, remark)
+	col := c.sourceColumn(func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
+	if col.node != "" {
+		lines[0] = c.th.rule(w, "Log of "+col.node, remark)
 	}
 	for i := last; i >= first && len(rows) < room+room/2; i-- {
-		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow, whose)
+		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow, col)
 		rows = append(one, rows...)
 	}
 	if n := len(rows); n > room {
@@ -394,18 +393,18 @@ func (c *console) logView(w, h int) []string {
 	return append(lines, rows...)
 }
 
-func (c *console) logEntry(x logLine, w int, here bool, whose speakers) []string {
+func (c *console) logEntry(x logLine, w int, here bool, col sourceColumn) []string {
 	if !c.log.wrap {
 		if !here {
-			return []string{c.logRow(x, w, whose)}
+			return []string{c.logRow(x, w, col)}
 		}
-		return []string{c.th.row(w).add(chosen, stripStyle(c.logRow(x, w, whose))).String()}
+		return []string{c.th.row(w).add(chosen, stripStyle(c.logRow(x, w, col))).String()}
 	}
-	lead := 10 + whose.width + 1 + 2
+	lead := 10 + col.width + 1 + 2
 	parts := wrap(x.text, max(10, w-lead))
 	first := x
 	first.text = parts[0]
-	out := []string{c.logRow(first, w, whose)}
+	out := []string{c.logRow(first, w, col)}
 	for _, p := range parts[1:] {
 		out = append(out, c.th.row(w).pad(lead).add(plain, p).String())
 	}

@@ -20,11 +20,10 @@ const (
 	panes
 )
 
-// runView is what the run screen remembers: where each pane is, and which has the
-// keys.
+// runView is the state of the run screen: the scroll position of each pane and the focus.
 type runView struct {
 	focus pane
-	at    [panes]int // first row shown, or -1 to follow what happens
+	at    [panes]int // last row shown, or -1 to follow the newest
 }
 
 func newRunView() runView { return runView{focus: paneLog, at: [panes]int{-1, -1, -1}} }
@@ -34,7 +33,7 @@ var runKeys = []binding{
 	on("shift+tab", "⇧Tab", "previous pane", "panes", act(func(c *console) { c.run.focus = (c.run.focus + panes - 1) % panes })),
 	on("up k", "↑ k", "scroll up", "move", act(func(c *console) { c.scrollRun(-1) })),
 	on("down j", "↓ j", "scroll down", "move", act(func(c *console) { c.scrollRun(1) })),
-	on("G end f", "G", "follow what happens", "move", act(func(c *console) { c.run.at[c.run.focus] = -1 })),
+	on("G end f", "G", "follow the newest", "move", act(func(c *console) { c.run.at[c.run.focus] = -1 })),
 	on("l", "l", "full log", "view", act(func(c *console) { c.openLog() })).footed("full log"),
 	on("y", "y", "copy the newest line of the log", "copy", act((*console).copyLastLine)).footed("copy line"),
 }
@@ -54,7 +53,7 @@ func (c *console) rows(p pane) int {
 		return len(c.stepRows(c.w))
 	case paneMachines:
 		if c.upgrading() {
-			return len(c.t.machines) // the others are there, and nothing has become of them yet
+			return len(c.t.machines) // the run has not changed the others yet
 		}
 		return len(c.t.machines) + len(c.t.missing())
 	}
@@ -77,7 +76,7 @@ func (c *console) scrollRun(by int) {
 	}
 }
 
-// part returns h rows of a pane of n rows: around where the user is, or the end.
+// part returns the range of h rows of a pane of n rows: at the scroll position, or around row end.
 func (c *console) part(p pane, n, h, end int) (from, to int) {
 	if at := c.run.at[p]; at >= 0 {
 		to = min(n, max(at+1, h))
@@ -101,7 +100,7 @@ func (c *console) runView(w, h int) []string {
 	if w >= 120 {
 		return c.runWide(w, h)
 	}
-	// Steps come first, then machines; the log gets what is left, but at least three lines.
+	// Steps come first, then machines; the log gets the rest, but at least three lines.
 	const least = 4
 	machines := c.rows(paneMachines)
 	sh := min(len(steps), max(3, h-2-least-min(machines+1, 4)))
@@ -125,7 +124,7 @@ func (c *console) runView(w, h int) []string {
 	return append(lines, c.logTail(w, h-len(lines))...)
 }
 
-// runWide puts steps and machines side by side.
+// runWide shows steps and machines side by side.
 func (c *console) runWide(w, h int) []string {
 	left := w * 55 / 100
 	right := w - left - 1
@@ -163,11 +162,11 @@ func (c *console) stepsRemark() string {
 type stepRow struct {
 	line    string
 	current bool // the step under way
-	inner   bool // something that it does
+	inner   bool // progress of the step under way
 }
 
-// currentRow is the row in the middle of the h that are shown: the step under way, or
-// what is below it if not all that the step does can be seen otherwise.
+// currentRow is the row to show in the middle of h rows: the step under way, or a row below
+// it if its progress needs the room.
 func (c *console) currentRow(rows []stepRow, h int) int {
 	for i, r := range rows {
 		if !r.current {
@@ -183,7 +182,7 @@ func (c *console) currentRow(rows []stepRow, h int) int {
 	return 0
 }
 
-// stepRows draws the steps; the one under way shows what it does.
+// stepRows renders the steps; the one under way has its progress below it.
 func (c *console) stepRows(w int) []stepRow {
 	var rows []stepRow
 	title := 24
@@ -208,10 +207,10 @@ func (c *console) stepRows(w int) []stepRow {
 		case engine.StateRunning:
 			tail = short(c.now.Sub(s.began))
 		case engine.StateSkipped:
-			tail = "done before"
+			tail = "already done"
 		case "":
 			if s.final {
-				tail = "from here on the cluster goes on alone"
+				tail = "then the cluster continues on its own"
 			}
 		default:
 			tail = short(s.took)
@@ -240,7 +239,7 @@ func (c *console) stepRows(w int) []stepRow {
 	return rows
 }
 
-// partRows draws a part of a step; what it says and does not fit stands below.
+// partRows renders a part of a step; text that does not fit its row goes below it.
 func (c *console) partRows(p part, w int) []string {
 	sign, st := c.th.spin(c.frame), accent
 	switch {
@@ -286,7 +285,7 @@ func (c *console) stepSign(s *step) (string, style) {
 	return c.th.dot, faint
 }
 
-// nodeSign is the sign of a machine's state.
+// nodeSign is the sign of a machine's state and its style.
 func (c *console) nodeSign(state string) (string, style) {
 	switch state {
 	case engine.NodeReady:
@@ -305,7 +304,7 @@ func (c *console) nodeSign(state string) (string, style) {
 	return c.th.pending, faint
 }
 
-// machinesView shows the machines in h lines under a heading; many are shown by group.
+// machinesView shows the machines in h lines below a heading; many machines are shown by group.
 func (c *console) machinesView(w, h int) []string {
 	ready, wanted := c.t.ready()
 	lines := []string{c.th.rule(w, c.paneTitle(paneMachines, "Machines"), fmt.Sprintf("%d of %d ready", ready, wanted))}
@@ -334,7 +333,7 @@ func (c *console) machinesView(w, h int) []string {
 	return append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: Tab to here, then ↑↓", len(rows)-(to-from)+1)).String())
 }
 
-// machineRows draws each machine, and how many there will be more.
+// machineRows renders each machine, and the number of machines of the plan not seen yet.
 func (c *console) machineRows(w int) []string {
 	names := 14
 	for i := range c.t.machines {
@@ -347,7 +346,7 @@ func (c *console) machineRows(w int) []string {
 		sign, st := c.nodeSign(m.state)
 		replaced := m.state == engine.NodeGone && c.upgrading()
 		if replaced {
-			sign = c.th.dot // as it should be
+			sign = c.th.dot // not a failure: an upgrade replaces it
 		}
 		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").col(plain, m.name, names).col(st, m.state, 9)
 		tail := short(c.now.Sub(m.since))
@@ -371,7 +370,7 @@ func (c *console) machineRows(w int) []string {
 	}
 	if c.running && !c.upgrading() {
 		for _, g := range c.t.missing() {
-			rows = append(rows, c.th.row(w).add(faint, " "+c.th.dot+" ").col(faint, g.group, names).add(faint, fmt.Sprintf("%d not heard of yet", g.total)).String())
+			rows = append(rows, c.th.row(w).add(faint, " "+c.th.dot+" ").col(faint, g.group, names).add(faint, fmt.Sprintf("%d not seen yet", g.total)).String())
 		}
 	}
 	return rows
@@ -401,9 +400,9 @@ func (c *console) logTail(w, h int) []string {
 	}
 	lines := []string{c.th.rule(w, c.paneTitle(paneLog, "Log"), remark)}
 	if n == 0 {
-		what := "what kubeadm and the bootstrapper say appears here"
+		what := "log lines of kubeadm and the bootstrapper appear here"
 		if c.upgrading() {
-			what = "what the services, the operator and kubeadm say appears here"
+			what = "log lines of services, operator and kubeadm appear here"
 		}
 		return append(lines, c.th.row(w).add(faint, "   "+what).String())
 	}
@@ -411,26 +410,26 @@ func (c *console) logTail(w, h int) []string {
 	if c.run.at[paneLog] < 0 {
 		from, to = max(0, n-h+1), n
 	}
-	whose := c.speakers(func(i int) logLine { return c.t.log.at(from + i) }, to-from)
-	if whose.node != "" {
-		lines[0] = c.th.rule(w, c.paneTitle(paneLog, "Log of "+whose.node), remark)
+	col := c.sourceColumn(func(i int) logLine { return c.t.log.at(from + i) }, to-from)
+	if col.node != "" {
+		lines[0] = c.th.rule(w, c.paneTitle(paneLog, "Log of "+col.node), remark)
 	}
 	for i := from; i < to; i++ {
-		lines = append(lines, c.logRow(c.t.log.at(i), w, whose))
+		lines = append(lines, c.logRow(c.t.log.at(i), w, col))
 	}
 	return lines
 }
 
-// speakers is who speaks in some lines of a log, for their column.
-type speakers struct {
-	node  string // of all lines, if there is but one
+// sourceColumn is the source column of log lines.
+type sourceColumn struct {
+	node  string // the node of all lines; "" if they differ
 	width int
 }
 
-// speakers looks at n lines. If all come from one machine, its name stands above
-// them and not in each.
-func (c *console) speakers(line func(int) logLine, n int) speakers {
-	var s speakers
+// sourceColumn computes the source column of n lines. If all come from one machine, its name is
+// in the heading and not in each line.
+func (c *console) sourceColumn(line func(int) logLine, n int) sourceColumn {
+	var s sourceColumn
 	for i := range n {
 		x := line(i)
 		if i == 0 {
@@ -448,15 +447,15 @@ func (c *console) speakers(line func(int) logLine, n int) speakers {
 	return s
 }
 
-func (s speakers) of(x logLine) string {
+func (s sourceColumn) of(x logLine) string {
 	if s.node != "" && x.source != "" {
 		return x.source
 	}
 	return source(x)
 }
 
-func (c *console) logRow(x logLine, w int, whose speakers) string {
-	r := c.th.row(w).add(faint, " "+x.at.UTC().Format("15:04:05")+" ").col(accent, whose.of(x), whose.width)
+func (c *console) logRow(x logLine, w int, col sourceColumn) string {
+	r := c.th.row(w).add(faint, " "+x.at.UTC().Format("15:04:05")+" ").col(accent, col.of(x), col.width)
 	sign, st := " ", plain
 	switch x.level {
 	case "warn":
@@ -469,7 +468,7 @@ func (c *console) logRow(x logLine, w int, whose speakers) string {
 	return r.add(st, sign+" "+x.text).String()
 }
 
-// openLog shows the whole log; Esc comes back.
+// openLog shows the log screen; Esc goes back.
 func (c *console) openLog() {
 	if c.screen != screenLog {
 		c.back = c.screen

@@ -14,35 +14,35 @@ import (
 	"constellation/engine"
 )
 
-// lens is what the watch screen shows of a board.
+// lens is a view of the watch screen on a board.
 type lens int
 
 const (
-	lensTable   lens = iota // pipeline, machines in flight, and what is said
-	lensMap                 // all nodes, each at its place
-	lensNode                // one machine
-	lensLog                 // what is said
-	lensTrouble             // what has gone wrong, and what can be done
+	lensTable   lens = iota // pipeline, machines in flight, and log
+	lensMap                 // all nodes, one cell each
+	lensNode                // details of one machine
+	lensLog                 // the log
+	lensTrouble             // failures and possible actions
 )
 
 func (l lens) title() string {
 	return [...]string{"watch", "watch: map", "watch: node", "watch: log", "watch: trouble"}[l]
 }
 
-// watchOrigin is where the events of a board come from.
+// watchOrigin is the source of a board's events.
 type watchOrigin int
 
 const (
 	fromRun    watchOrigin = iota // a run of this console
-	fromLive                      // a watch
-	fromReplay                    // a record
+	fromLive                      // a live watch
+	fromReplay                    // the record of a run
 )
 
-// watchScreen shows a board: that of a run of this console, of a live watch, or of a
-// replay. The zero value shows nothing yet.
+// watchScreen shows the board of a run of this console, of a live watch, or of a replay.
+// The zero value has no board yet.
 type watchScreen struct {
-	board *engine.Board // takes events, whatever is shown
-	// frozen is shown instead if it is not nil, as of frozenAt on the board's clock.
+	board *engine.Board // gets all events, also while the view is frozen
+	// frozen, if not nil, is shown instead: a copy as of frozenAt on the board's clock.
 	frozen   *engine.Board
 	frozenAt time.Time
 	origin   watchOrigin
@@ -51,21 +51,21 @@ type watchScreen struct {
 	from     lens // where Esc leads from a machine, the log and trouble
 
 	at     string // name of the machine under the cursor; empty: the first
-	node   string // that the node lens is about
+	node   string // the machine of the node lens
 	sort   sortBy
 	filter string
-	typing bool // the filter, or that of the log
+	typing bool // keys go into the filter of the table or the log
 	rows   machineRows
 	place  mapCursor
 	log    lineView
-	choice int // under the cursor, of what can be done
+	choice int // index of the selected action of the trouble lens
 
-	gen    int                // of what is watched: messages of others are not taken
+	gen    int                // generation of the watch: messages of others are dropped
 	cancel context.CancelFunc // ends a live watch; nil if there is none
 	err    error              // why a live watch ended
-	ended  bool               // it has
+	ended  bool               // the live watch has ended
 	pulse  engine.Pulse       // of the API server
-	ticks  bool               // one is under way
+	ticks  bool               // a tick is pending
 	player player
 }
 
@@ -93,25 +93,25 @@ type (
 		gen int
 		err error
 	}
-	// watchTick moves the clocks of the screen.
+	// watchTick updates the clocks of the screen.
 	watchTick struct{ gen int }
 )
 
 var (
-	filterKey = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
-	freezeKey = binding{keys: []string{" "}, label: "space", help: "freeze the view, and the rollout goes on; hold a replay", group: "view", word: "freeze", do: (*console).freeze}
-	backKey   = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
-	earlier   = on("[", "[", "a minute back", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
-	later     = on("]", "]", "a minute on", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)
-	faster    = on("+ =", "+", "faster", "replay", act(func(c *console) { c.wat.player.faster(1) })).unless((*console).noReplay)
-	slower    = on("-", "-", "slower", "replay", act(func(c *console) { c.wat.player.faster(-1) })).unless((*console).noReplay)
-	toFirst   = on("{", "{", "to the beginning", "replay", act(func(c *console) { c.seekTo(c.wat.player.first()) })).unless((*console).noReplay)
-	toLast    = on("}", "}", "to the end", "replay", act(func(c *console) { c.seekTo(c.wat.player.last()) })).unless((*console).noReplay)
-	troubleOf = on("t", "t", "what has gone wrong, and what can be done", "view", act(func(c *console) { c.lookThrough(lensTrouble) })).footed("trouble").unless((*console).noTrouble)
-	logOf     = on("l L", "l", "what operator and machines say", "view", act(func(c *console) { c.lookThrough(lensLog) })).footed("log")
+	filterKey      = on("/", "/", "filter: state:drain group:x node:a* age>5m try>1 word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter")
+	freezeKey      = binding{keys: []string{" "}, label: "space", help: "freeze the view, the rollout continues; pause a replay", group: "view", footLabel: "freeze", do: (*console).freeze}
+	backKey        = on("esc", "Esc", "back", "back", (*console).watchBack).footed("back")
+	earlier        = on("[", "[", "back one minute", "replay", act(func(c *console) { c.seek(-time.Minute) })).unless((*console).noReplay)
+	later          = on("]", "]", "forward one minute", "replay", act(func(c *console) { c.seek(time.Minute) })).unless((*console).noReplay)
+	faster         = on("+ =", "+", "faster", "replay", act(func(c *console) { c.wat.player.faster(1) })).unless((*console).noReplay)
+	slower         = on("-", "-", "slower", "replay", act(func(c *console) { c.wat.player.faster(-1) })).unless((*console).noReplay)
+	toFirst        = on("{", "{", "to the beginning", "replay", act(func(c *console) { c.seekTo(c.wat.player.first()) })).unless((*console).noReplay)
+	toLast         = on("}", "}", "to the end", "replay", act(func(c *console) { c.seekTo(c.wat.player.last()) })).unless((*console).noReplay)
+	lensTroubleKey = on("t", "t", "failures and possible actions", "view", act(func(c *console) { c.showLens(lensTrouble) })).footed("trouble").unless((*console).noTrouble)
+	lensLogKey     = on("l L", "l", "log of operator and machines", "view", act(func(c *console) { c.showLens(lensLog) })).footed("log")
 
-	// always are keys of every lens.
-	always = slices.Concat([]binding{freezeKey, earlier, later, faster, slower, toFirst, toLast}, rolloutKeys)
+	// lensKeys are the keys of every lens.
+	lensKeys = slices.Concat([]binding{freezeKey, earlier, later, faster, slower, toFirst, toLast}, rolloutKeys)
 )
 
 var watchTableKeys = slices.Concat([]binding{
@@ -121,18 +121,18 @@ var watchTableKeys = slices.Concat([]binding{
 	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.moveRow(c.h / 2) })),
 	on("g home", "g", "first", "move", act(func(c *console) { c.moveRow(-1 << 30) })),
 	on("G end", "G", "last", "move", act(func(c *console) { c.moveRow(1 << 30) })),
-	on("enter", "Enter", "the machine's own page", "view", (*console).openRow).footed("node").unless(func(c *console) string {
+	on("enter", "Enter", "details of the machine", "view", (*console).openRow).footed("node").unless(func(c *console) string {
 		if len(c.machines()) == 0 {
 			return "no machine is listed"
 		}
 		return ""
 	}),
 	on("m", "m", "map of all nodes", "view", act(func(c *console) { c.wat.lens = lensMap })).footed("map"),
-	logOf, troubleOf, filterKey,
+	lensLogKey, lensTroubleKey, filterKey,
 	on("s", "s", "sort by another column", "view", act(func(c *console) { c.wat.sort = (c.wat.sort + 1) % sorts })).footed("sort"),
-	on("y", "y", "copy the line of the machine", "copy", act((*console).copyRow)),
+	on("y", "y", "copy the row", "copy", act((*console).copyRow)),
 	backKey,
-}, always)
+}, lensKeys)
 
 var watchMapKeys = slices.Concat([]binding{
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveCell(-1, 0) })),
@@ -140,18 +140,18 @@ var watchMapKeys = slices.Concat([]binding{
 	on("left h", "← h", "left", "move", act(func(c *console) { c.moveCell(0, -1) })),
 	on("right", "→", "right", "move", act(func(c *console) { c.moveCell(0, 1) })),
 	on("tab", "Tab", "next group", "move", act(func(c *console) { c.nextGroup(1) })).footed("group"),
-	on("shift+tab", "⇧Tab", "group before", "move", act(func(c *console) { c.nextGroup(-1) })),
-	on("n", "n", "next cell where something goes wrong or moves", "move", (*console).nextBusy).footed("next that moves"),
-	on("enter", "Enter", "the machine's own page: the one that matters in the cell", "view", (*console).openCell).footed("node"),
+	on("shift+tab", "⇧Tab", "previous group", "move", act(func(c *console) { c.nextGroup(-1) })),
+	on("n", "n", "next cell with a failed or moving node", "move", (*console).nextActiveCell).footed("next active"),
+	on("enter", "Enter", "details of the worst machine in the cell", "view", (*console).openCell).footed("node"),
 	on("m", "m", "table", "view", act(func(c *console) { c.wat.lens = lensTable })).footed("table"),
-	backKey, logOf, troubleOf,
+	backKey, lensLogKey, lensTroubleKey,
 	on("y", "y", "copy the names in the cell", "copy", act((*console).copyCell)),
-}, always)
+}, lensKeys)
 
 var watchNodeKeys = slices.Concat([]binding{
 	on("up k", "↑ k", "older lines", "move", act(func(c *console) { c.moveLine(-1) })),
 	on("down j", "↓ j", "newer lines", "move", act(func(c *console) { c.moveLine(1) })),
-	on("left p", "←", "machine before", "move", act(func(c *console) { c.stepNode(-1) })),
+	on("left p", "←", "previous machine", "move", act(func(c *console) { c.stepNode(-1) })),
 	on("right n", "→", "next machine", "move", act(func(c *console) { c.stepNode(1) })).footed("next"),
 	on("o", "o", "the other machine of the replacement", "view", act((*console).otherNode)).footed("other").unless(func(c *console) string {
 		if n := c.wat.shown().Node(c.wat.node); n == nil || c.wat.shown().Node(n.With) == nil {
@@ -159,18 +159,18 @@ var watchNodeKeys = slices.Concat([]binding{
 		}
 		return ""
 	}),
-	on("l L", "l", "all that it said, with filters", "view", act(func(c *console) {
-		c.wat.log.filter = "node:" + strings.ReplaceAll(c.wat.node, " ", "?") // a word of a filter has no spaces
-		c.lookThrough(lensLog)
+	on("l L", "l", "its log, with filters", "view", act(func(c *console) {
+		c.wat.log.filter = "node:" + strings.ReplaceAll(c.wat.node, " ", "?") // filter terms cannot contain spaces
+		c.showLens(lensLog)
 	})).footed("log"),
-	on("y", "y", "copy its newest line, or what it is", "copy", act((*console).copyNode)).footed("copy"),
+	on("y", "y", "copy its newest log line, or its state", "copy", act((*console).copyNode)).footed("copy"),
 	backKey,
-}, always)
+}, lensKeys)
 
 var watchLogKeys = slices.Concat([]binding{
 	on("/", "/", "filter: source:operator node:a* level:warn word", "find", act(func(c *console) { c.wat.typing = true })).footed("filter"),
-	on("f", "f", "one source after the other, then all", "find", act((*console).nextSource)).footed("source"),
-	on("e", "e", "only warnings and errors, then all", "find", act(func(c *console) { c.wat.log.level = (c.wat.log.level + 2) % 4 })).footed("errors"),
+	on("f", "f", "cycle through the sources", "find", act((*console).nextSource)).footed("source"),
+	on("e", "e", "toggle: warnings and errors only", "find", act(func(c *console) { c.wat.log.level = (c.wat.log.level + 2) % 4 })).footed("errors"),
 	on("w", "w", "wrap long lines", "view", act(func(c *console) { c.wat.log.wrap = !c.wat.log.wrap })).footed("wrap"),
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.moveLine(-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.moveLine(1) })),
@@ -178,7 +178,7 @@ var watchLogKeys = slices.Concat([]binding{
 	on("pgdown ctrl+d", "PgDn", "page down", "move", act(func(c *console) { c.moveLine(c.h / 2) })),
 	on("g home", "g", "first line", "move", act(func(c *console) { c.moveLine(-1 << 30) })),
 	on("G end", "G", "follow the newest", "move", act(func(c *console) { c.wat.log.pinned = false })).footed("follow"),
-	on("enter", "Enter", "the page of the machine that the line is about", "view", (*console).openLine).unless(func(c *console) string {
+	on("enter", "Enter", "details of the machine in the line", "view", (*console).openLine).unless(func(c *console) string {
 		if x, ok := c.lineAt(); !ok || c.wat.shown().Node(x.Node) == nil {
 			return "the line names no machine"
 		}
@@ -186,23 +186,23 @@ var watchLogKeys = slices.Concat([]binding{
 	}),
 	on("y", "y", "copy the line", "copy", act((*console).copyLine)).footed("copy"),
 	backKey,
-}, always)
+}, lensKeys)
 
 var watchTroubleKeys = slices.Concat([]binding{
 	on("up k", "↑ k", "up", "move", act(func(c *console) { c.wat.choice = max(0, c.wat.choice-1) })),
 	on("down j", "↓ j", "down", "move", act(func(c *console) { c.wat.choice = min(c.wat.choice+1, len(c.choices())-1) })),
-	on("enter", "Enter", "do it, asking again, or copy the command", "do", (*console).choose).footed("choose"),
-	logOf,
+	on("enter", "Enter", "do it (asks first), or copy the command", "do", (*console).choose).footed("choose"),
+	lensLogKey,
 	on("y", "y", "copy the cause", "copy", act(func(c *console) { c.copyText(c.cause(), "the cause") })).footed("copy cause"),
 	backKey,
-}, always)
+}, lensKeys)
 
-// watchKeys are the keys of the lens that is shown.
+// watchKeys are the keys of the current lens.
 func (c *console) watchKeys() []binding {
 	return [...][]binding{watchTableKeys, watchMapKeys, watchNodeKeys, watchLogKeys, watchTroubleKeys}[c.wat.lens]
 }
 
-// shown is the board that is looked at.
+// shown is the board on the screen: the frozen copy or the live one.
 func (w *watchScreen) shown() *engine.Board {
 	if w.frozen != nil {
 		return w.frozen
@@ -213,7 +213,7 @@ func (w *watchScreen) shown() *engine.Board {
 	return w.board
 }
 
-// watchEvents takes events into the board.
+// watchEvents applies events to the board.
 func (c *console) watchEvents(events []engine.Event) {
 	if c.wat.board == nil {
 		c.wat.board = &engine.Board{}
@@ -223,8 +223,7 @@ func (c *console) watchEvents(events []engine.Event) {
 	}
 }
 
-// showWatch opens the watch screen on the board that the events of this console's run go
-// to. The clock of the screen then runs.
+// showWatch opens the watch screen on the board of this console's run and starts its clock.
 func (c *console) showWatch() tea.Cmd {
 	c.wat.origin = fromRun
 	c.enterWatch()
@@ -238,7 +237,7 @@ func (c *console) enterWatch() {
 	c.screen, c.wat.lens = screenWatch, lensTable
 }
 
-// openWatch begins to watch the cluster, or goes on with it.
+// openWatch starts a live watch of the cluster, or shows the one in progress.
 func (c *console) openWatch() tea.Cmd {
 	if c.running {
 		return c.showWatch()
@@ -281,8 +280,8 @@ func (c *console) takeWatch(msg tea.Msg) tea.Cmd {
 	switch msg := msg.(type) {
 	case watchBatch:
 		if msg.gen == c.wat.gen {
-			if c.wat.board.Events == 0 && c.deps.settle != nil {
-				c.deps.settle() // all nodes were read
+			if c.wat.board.Events == 0 && c.deps.releaseMemory != nil {
+				c.deps.releaseMemory() // all nodes were read
 			}
 			c.watchEvents(msg.events)
 			c.wat.pulse = c.deps.engine.Pulse()
@@ -305,8 +304,8 @@ func (c *console) takeWatch(msg tea.Msg) tea.Cmd {
 	return nil
 }
 
-// watchTicking keeps the clocks going while they are seen: once a second, and more often
-// while a record is played. A frozen view has none.
+// watchTicking schedules the next clock tick while the screen is visible: every second, and
+// more often during a replay. A frozen view has no ticks.
 func (c *console) watchTicking() tea.Cmd {
 	w := &c.wat
 	plays := w.origin == fromReplay && w.player.playing
@@ -326,8 +325,8 @@ func (c *console) watchTicking() tea.Cmd {
 	return tea.Tick(gap, func(time.Time) tea.Msg { return watchTick{gen} })
 }
 
-// watchNow is the time on the clock of the board that is shown: that of the replay, or
-// ours.
+// watchNow is the time on the clock of the board on the screen: that of the freeze, of the
+// replay, of the end of the run, or now.
 func (c *console) watchNow() time.Time {
 	switch {
 	case c.wat.frozen != nil:
@@ -340,8 +339,8 @@ func (c *console) watchNow() time.Time {
 	return c.now
 }
 
-// freeze keeps what is seen as it is, or lets it go on. Whatever is watched goes on. A
-// replay is held.
+// freeze freezes or unfreezes the view; events are still applied to the board. It pauses or
+// resumes a replay.
 func (c *console) freeze() tea.Cmd {
 	w := &c.wat
 	switch {
@@ -357,7 +356,7 @@ func (c *console) freeze() tea.Cmd {
 	return nil
 }
 
-func (c *console) lookThrough(l lens) {
+func (c *console) showLens(l lens) {
 	if c.wat.lens != lensNode && c.wat.lens != l {
 		c.wat.from = c.wat.lens
 	}
@@ -367,7 +366,7 @@ func (c *console) lookThrough(l lens) {
 	c.wat.lens = l
 }
 
-// watchBack goes back by one: from a filter, a lens, the screen.
+// watchBack clears the filter, leaves the lens, or leaves the screen.
 func (c *console) watchBack() tea.Cmd {
 	w := &c.wat
 	switch {
@@ -384,7 +383,7 @@ func (c *console) watchBack() tea.Cmd {
 		}
 	case w.origin == fromRun:
 		c.screen = w.back
-	case c.upg.held != "":
+	case c.upg.lockedBy != "":
 		c.closeWatch()
 		c.screen = screenResult
 	case c.deps.onlyWatch:
@@ -396,37 +395,37 @@ func (c *console) watchBack() tea.Cmd {
 	return nil
 }
 
-func (c *console) cannotChange() string {
+func (c *console) readOnlyReason() string {
 	switch {
 	case c.wat.origin == fromReplay:
-		return "this is a record of what was"
-	case c.upg.held != "":
-		return "somebody else holds the cluster"
+		return "this is a replay"
+	case c.upg.lockedBy != "":
+		return "another run holds the lock of the cluster"
 	case c.deps.watch.Kubeconfig != "":
-		return "opened with --kubeconfig, to look only"
+		return "opened read-only with --kubeconfig"
 	}
 	return ""
 }
 
 func (c *console) noReplay() string {
 	if c.wat.origin != fromReplay {
-		return "this is no replay"
+		return "this is not a replay"
 	}
 	return ""
 }
 
-// machineRows is a list of machines, and what it was made from.
+// machineRows caches a list of machines with the inputs it was computed from.
 type machineRows struct {
 	board  *engine.Board
 	moves  int
 	filter string
 	sort   sortBy
-	second int64 // for filters that ask for ages
+	second int64 // for filters by age
 	list   []*engine.BoardNode
 	err    error // of the filter
 }
 
-// inFlight reports whether a machine is on its way, or will not come.
+// inFlight reports whether a machine is in transition or has failed.
 func inFlight(n *engine.BoardNode) bool {
 	switch n.State {
 	case engine.NodeOutdated, engine.NodeReady, engine.NodeGone:
@@ -435,13 +434,13 @@ func inFlight(n *engine.BoardNode) bool {
 	return true
 }
 
-// machines are those that the table lists: in flight, or whatever the filter chooses.
+// machines are the rows of the table: those in flight, or those that match the filter.
 func (c *console) machines() []*engine.BoardNode {
 	w := &c.wat
 	b, now := w.shown(), c.watchNow()
 	f, err := parseFilter(w.filter)
 	r := machineRows{board: b, moves: b.Moves(), filter: w.filter, sort: w.sort}
-	if f.ages {
+	if f.usesAge {
 		r.second = now.Unix()
 	}
 	old := &w.rows
@@ -451,7 +450,7 @@ func (c *console) machines() []*engine.BoardNode {
 	r.err = err
 	r.list = make([]*engine.BoardNode, 0, 64)
 	all := b.Nodes()
-	if len(f.demands) == 0 {
+	if len(f.terms) == 0 {
 		all = b.Moving()
 	}
 	for n := range all {
@@ -459,7 +458,7 @@ func (c *console) machines() []*engine.BoardNode {
 			r.list = append(r.list, n)
 		}
 	}
-	if len(f.demands) == 0 && w.sort == sortSlowest { // as the board has them
+	if len(f.terms) == 0 && w.sort == sortSlowest { // already in the board's order
 		*old = r
 		return r.list
 	}
@@ -499,7 +498,7 @@ func (c *console) openRow() tea.Cmd {
 }
 
 func (c *console) openNode(name string) {
-	c.lookThrough(lensNode)
+	c.showLens(lensNode)
 	c.wat.node, c.wat.at = name, name
 	c.wat.log.pinned = false
 }
@@ -513,13 +512,13 @@ func (c *console) copyRow() {
 	c.copyText(c.nodeLine(list[c.rowAt(list)]), "the line")
 }
 
-// nodeLine says what a machine is, as text.
+// nodeLine is the row of a machine as text.
 func (c *console) nodeLine(n *engine.BoardNode) string {
 	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", clean(n.Name), clean(n.Group), clean(n.State), c.age(n), clean(n.Text)))
 }
 
-// age is how long a machine has been in its state. Of one that was in it before anybody
-// looked it is the least that it can be.
+// age is how long a machine has been in its state. If it was in that state at the first
+// observation, the age is a lower bound.
 func (c *console) age(n *engine.BoardNode) string {
 	d := seconds(c.watchNow().Sub(n.Since))
 	if !n.Seen {
@@ -528,7 +527,7 @@ func (c *console) age(n *engine.BoardNode) string {
 	return d
 }
 
-// seconds is short without parts of seconds, which would only flicker.
+// seconds is short without fractions of seconds, which would flicker.
 func seconds(d time.Duration) string {
 	if d < 10*time.Second {
 		return strconv.Itoa(int(max(d, 0)/time.Second)) + "s"
@@ -536,8 +535,8 @@ func seconds(d time.Duration) string {
 	return short(d)
 }
 
-// stepNode goes to the machine before or after, in the order of the table, or of the names
-// of all.
+// stepNode shows the previous or next machine, in the order of the table or, if the machine
+// is not in the table, by name.
 func (c *console) stepNode(by int) {
 	list := c.machines()
 	i := slices.IndexFunc(list, func(n *engine.BoardNode) bool { return n.Name == c.wat.node })
@@ -566,13 +565,13 @@ func (c *console) copyNode() {
 		return
 	}
 	if n := c.wat.shown().Node(c.wat.node); n != nil {
-		c.copyText(c.nodeLine(n), "what it is")
+		c.copyText(c.nodeLine(n), "its state")
 		return
 	}
 	c.copyText("", "")
 }
 
-// typedWatch takes a key of the filter of the table or the log.
+// typedWatch handles a key of the filter of the table or the log.
 func (c *console) typedWatch(k tea.KeyMsg) {
 	text := &c.wat.filter
 	if c.wat.lens == lensLog {
@@ -595,22 +594,22 @@ func (c *console) typedWatch(k tea.KeyMsg) {
 	c.wat.log.pinned = false
 }
 
-// lineView is what the log lens remembers.
+// lineView is the state of the log lens.
 type lineView struct {
 	filter string
 	source string // "" for all
-	level  int    // index into logLevels: this one and worse
+	level  int    // index into logLevels: the lowest level shown
 	wrap   bool
-	// pinned is whether the line with number at, among all that were ever said, is kept in
-	// sight; else the newest is followed.
-	pinned bool
-	at     int
-	found  foundLines
+	// pinned keeps line number at, counted from the first line ever logged, in view; else the
+	// view follows the newest line.
+	pinned  bool
+	at      int
+	matched matchedLines
 }
 
-// foundLines are the numbers of the lines that some filter chooses, and what they were
-// found with. New lines are added to them.
-type foundLines struct {
+// matchedLines caches the numbers of the lines that match a filter. It grows with the log as
+// long as the inputs stay the same.
+type matchedLines struct {
 	board        *engine.Board
 	filter, only string
 	source       string
@@ -620,16 +619,16 @@ type foundLines struct {
 	err          error
 }
 
-// lines are the numbers of the lines that the log lens shows, or of those of the machine
-// of the node lens and of its other one.
+// lines are the numbers of the lines that the log lens shows. For the node lens they are
+// those of its machine and of the other machine of the replacement.
 func (c *console) lines() []int {
 	w := &c.wat
 	b := w.shown()
-	key := foundLines{board: b, filter: w.log.filter, source: w.log.source, level: w.log.level}
+	key := matchedLines{board: b, filter: w.log.filter, source: w.log.source, level: w.log.level}
 	if w.lens == lensNode {
-		key = foundLines{board: b, only: w.node}
+		key = matchedLines{board: b, only: w.node}
 	}
-	f := &w.log.found
+	f := &w.log.matched
 	if f.board != key.board || f.filter != key.filter || f.source != key.source || f.level != key.level || f.only != key.only {
 		*f = key
 	}
@@ -698,7 +697,7 @@ func (c *console) openLine() tea.Cmd {
 	return nil
 }
 
-// nextSource goes on to the lines of the next speaker.
+// nextSource filters by the next source.
 func (c *console) nextSource() {
 	all := c.sources()
 	i := slices.Index(all, c.wat.log.source)
@@ -706,7 +705,7 @@ func (c *console) nextSource() {
 	c.wat.log.pinned = false
 }
 
-// sources are who has spoken, by name, after "" for all.
+// sources are the names of the log's sources in order, after "" for all.
 func (c *console) sources() []string {
 	out := []string{""}
 	for s := range c.wat.shown().Log.Sources() {

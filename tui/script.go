@@ -14,8 +14,8 @@ import (
 	"constellation/engine"
 )
 
-// unplanned ends the stream of events of a verb for which no plan could be made: who
-// reads events gets a whole one. It returns err.
+// unplanned ends the event stream of a verb whose planning failed with err, so that
+// readers of events get a complete stream. It returns err.
 func (s *session) unplanned(out sink, f format, err error) error {
 	if f != text {
 		s.framed(out, "").end("", err, engine.Result{})
@@ -23,7 +23,7 @@ func (s *session) unplanned(out sink, f format, err error) error {
 	return err
 }
 
-// limited is signals, and a limit of time unless that is 0.
+// limited is signals with a timeout, unless limit is 0.
 func (s *session) limited(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, stop := s.signals(ctx)
 	if limit <= 0 {
@@ -33,37 +33,38 @@ func (s *session) limited(ctx context.Context, limit time.Duration) (context.Con
 	return ctx, func() { cancel(); stop() }
 }
 
-// printer returns what renders the events of a run without the console. A live line
-// at the bottom is for people who watch; scripts get words every so often.
+// printer returns the renderer of a run's events without the console. With live it shows a
+// status line at the bottom of a terminal; without a terminal it prints progress lines at
+// intervals.
 func (s *session) printer(f format, live bool) sink {
 	switch f {
 	case asJSON:
 		return jsonPrinter{s.out}
-	case asMarkdown: // lines go where they are not in the way of the page
+	case asMarkdown: // progress lines go to stderr, the page to stdout
 		p := newPlainPrinter(&guarded{w: s.Stderr}, nil, s.Now)
-		p.sp = s.speller()
+		p.sp = s.formatter()
 		return &summary{out: s.out, lines: p, sp: p.sp}
 	}
 	var l *liveLine
 	if file, ok := s.Stdout.(*os.File); ok && live && !s.plainly() && notInteractive(file, file, s.Env) == "" {
-		l = &liveLine{out: file, look: look{ascii: lookOf(s.Env).ascii}}
+		l = &liveLine{out: file, display: display{ascii: displayOf(s.Env).ascii}}
 	}
 	p := newPlainPrinter(s.out, l, s.Now)
-	p.sp = s.speller()
+	p.sp = s.formatter()
 	return p
 }
 
-// liveLine is the line on stderr that tells how far something is; it shows nothing if
-// stderr is no terminal, or lines are not to be written over.
+// liveLine returns a progress line on stderr. It shows nothing if stderr is not a terminal
+// or lines must not be overwritten.
 func (s *session) liveLine() liveLine {
 	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) && !s.plainly() {
-		return liveLine{out: f, look: look{ascii: lookOf(s.Env).ascii}}
+		return liveLine{out: f, display: display{ascii: displayOf(s.Env).ascii}}
 	}
 	return liveLine{}
 }
 
-// plainly reports whether everything is written line by line, below what was written
-// before, and questions are asked in words: for screen readers and braille lines.
+// plainly reports accessible mode: output is only appended, line by line, and prompts are
+// plain text. Screen readers and braille displays need this.
 func (s *session) plainly() bool { return s.accessible || s.Env("ACCESSIBLE") != "" }
 
 // engineOf returns the engine of the workspace.
@@ -76,8 +77,38 @@ func (s *session) engineOf() (Engine, *engine.Workspace, string, error) {
 	return eng, ws, dir, err
 }
 
-// scriptedInit runs init without the console. Unless asks is set nothing is asked, so that
-// everything must have been answered with flags.
+// runOptions are the flags of a verb that plans, prompts and runs, beside its request.
+type runOptions struct {
+	yes, nonInteractive bool
+	timeout             time.Duration
+	out                 format
+}
+
+// planAndRun runs a verb without the console: it plans, gets the plan accepted as a
+// describes, and runs it. It sets a.yes and a.asks from o.
+func (s *session) planAndRun(ctx context.Context, o runOptions, a acceptance, plan func(context.Context, Engine) (*engine.Plan, error)) error {
+	out := s.printer(o.out, true)
+	defer func() { out.close() }()
+	eng, _, _, err := s.engineOf()
+	if err != nil {
+		return s.unplanned(out, o.out, err)
+	}
+	ctx, stop := s.limited(ctx, o.timeout)
+	defer stop()
+	p, err := plan(ctx, eng)
+	if err != nil {
+		return s.unplanned(out, o.out, err)
+	}
+	a.yes, a.asks = o.yes, o.out == text && !o.nonInteractive && s.asks()
+	out, err = s.accept(p, out, o.out, a)
+	if err != nil {
+		return err
+	}
+	return eng.Run(ctx, p, out.event)
+}
+
+// scriptedInit runs init without the console. Unless asks is set it never prompts, and all
+// consent must come from flags.
 func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format, asks bool) error {
 	out := s.printer(f, false)
 	defer func() { out.close() }()
@@ -91,15 +122,15 @@ func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format, 
 	if err != nil {
 		return s.unplanned(out, f, err)
 	}
-	out, err = s.accept(plan, out, f, acceptance{yes: o.yes, asks: asks, question: "Create cluster " + clean(plan.Cluster) + "?", show: s.tellPreview})
+	out, err = s.accept(plan, out, f, acceptance{yes: o.yes, asks: asks, question: fixedQuestion("Create cluster " + clean(plan.Cluster) + "?"), show: s.printPreview})
 	if err != nil {
 		return err
 	}
 	return eng.Run(ctx, plan, out.event)
 }
 
-// refuse tells a plan that will not be run as the stream of a run that ended before
-// its first step, so that a reader of events learns as much as one of stderr.
+// refuse reports a plan that will not run as the event stream of a run that ended before
+// its first step, so that JSON output has the same information as stderr.
 func (s *session) refuse(plan *engine.Plan, out sink, exit int, cause error, remedy string) error {
 	emit := s.preview(plan, out)
 	emit(engine.Event{
@@ -109,7 +140,7 @@ func (s *session) refuse(plan *engine.Plan, out sink, exit int, cause error, rem
 	return &engine.Error{Op: string(plan.Verb) + " " + plan.Cluster, Err: cause, Remedy: remedy, Exit: exit}
 }
 
-// data is what an event carries.
+// data encodes the payload of an event.
 func (s *session) data(v any) json.RawMessage {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -119,7 +150,8 @@ func (s *session) data(v any) json.RawMessage {
 	return b
 }
 
-// preview tells a plan before it is run, if it is. What it returns goes on with the stream.
+// preview emits a plan before a run as an event stream. The returned function continues
+// the stream.
 func (s *session) preview(plan *engine.Plan, out sink) (emit func(engine.Event)) {
 	seq := uint64(0)
 	emit = func(ev engine.Event) {
@@ -136,18 +168,18 @@ func (s *session) preview(plan *engine.Plan, out sink) (emit func(engine.Event))
 			TookMS: f.Took.Milliseconds(), Data: data(f),
 		})
 	}
-	// What a blocked plan would do it will not do.
+	// The steps of a blocked plan will not run.
 	if p, ok := out.(*plainPrinter); ok && len(plan.Blocked()) == 0 {
-		p.tellSteps(plan)
+		p.printSteps(plan)
 	}
 	return emit
 }
 
-// tellPreview is preview for those who are asked.
-func (s *session) tellPreview(p *engine.Plan, out sink) { s.preview(p, out) }
+// printPreview is preview as acceptance.show.
+func (s *session) printPreview(p *engine.Plan, out sink) { s.preview(p, out) }
 
-// tellSteps writes what a plan would do, for those who must accept it.
-func (p *plainPrinter) tellSteps(plan *engine.Plan) {
+// printSteps writes the steps of a plan for the prompt.
+func (p *plainPrinter) printSteps(plan *engine.Plan) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, st := range plan.Steps {
@@ -162,28 +194,28 @@ func (p *plainPrinter) tellSteps(plan *engine.Plan) {
 	}
 }
 
-// sheet is a console that only draws what verbs print: without colours, in a width
-// that fits most windows and every log.
-func (s *session) sheet() *console {
-	l := lookOf(s.Env)
-	c := newConsole(context.Background(), look{ascii: l.ascii}, consoleDeps{now: s.Now, sp: s.speller()})
+// renderer returns a console that only renders printed output: without colours, in a width
+// that fits most windows and logs.
+func (s *session) renderer() *console {
+	l := displayOf(s.Env)
+	c := newConsole(context.Background(), display{ascii: l.ascii}, consoleDeps{now: s.Now, commands: s.formatter()})
 	c.th = c.th.printed()
 	return c
 }
 
-// sheetWidth is where the columns of printed answers end; what needs more goes on.
-const sheetWidth = 100
+// printedWidth is the width of printed output; longer cells overflow.
+const printedWidth = 100
 
-// answerWidth is where lines of an answer end: at the edge of the terminal that it is
-// printed on, within reason, else at sheetWidth.
+// answerWidth is the line width of printed output: the width of the terminal within
+// limits, else printedWidth.
 func (s *session) answerWidth() int {
 	f, ok := s.Stdout.(*os.File)
 	if !ok {
-		return sheetWidth
+		return printedWidth
 	}
 	w, _, err := term.GetSize(int(f.Fd()))
 	if err != nil || w <= 0 {
-		return sheetWidth
+		return printedWidth
 	}
 	return max(minWidth, min(w, 120))
 }
@@ -195,7 +227,7 @@ func (s *session) print(lines []string) {
 	}
 }
 
-// printStatus answers what the cluster is now.
+// printStatus runs `status`.
 func (s *session) printStatus(ctx context.Context, f format) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
@@ -215,7 +247,7 @@ func (s *session) printStatus(ctx context.Context, f format) error {
 		s.print(s.statusText(&st))
 	}
 	if st.Stage == engine.StageCluster && !st.Reachable {
-		return &engine.Error{Op: "look at cluster " + st.Cluster, Err: errors.New(orElse(st.Problem, "the API server does not answer")), Remedy: st.Remedy}
+		return &engine.Error{Op: "get status of cluster " + st.Cluster, Err: errors.New(orElse(st.Problem, "the API server does not answer")), Remedy: st.Remedy}
 	}
 	return nil
 }
@@ -227,11 +259,11 @@ func orElse(s, other string) string {
 	return s
 }
 
-// statusText draws a status on any number of lines.
+// statusText renders the output of status.
 func (s *session) statusText(st *engine.Status) []string {
-	c := s.sheet()
-	c.w, c.status, c.statusAt = sheetWidth, st, c.now
-	w := sheetWidth
+	c := s.renderer()
+	c.w, c.status, c.statusAt = printedWidth, st, c.now
+	w := printedWidth
 	lines := []string{c.th.row(w).add(plain, "cluster "+orElse(clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+marked(st.Simulated, "   ")).String()}
 	lines = append(lines, c.summary(w, st)...)
 	lines = append(lines, c.findings(w, st.Health, len(st.Health))...)
@@ -250,24 +282,24 @@ func (s *session) statusText(st *engine.Status) []string {
 	return lines
 }
 
-// stageWord says how far a workspace has come.
+// stageWord describes the stage of a workspace.
 func stageWord(s engine.Stage) string {
 	switch s {
 	case engine.StageEmpty:
-		return "no configuration yet"
+		return "not configured"
 	case engine.StageConfigured:
-		return "configured, no machines yet"
+		return "configured, no machines"
 	case engine.StageReady:
-		return "machines, no cluster yet"
+		return "machines started, no cluster"
 	case engine.StagePartial:
-		return "init began and did not end"
+		return "init incomplete"
 	case engine.StageCluster:
 		return "initialised"
 	}
 	return string(s)
 }
 
-// printHome answers what the workspace holds and what makes sense to do.
+// printHome prints an overview of the workspace and the next commands.
 func (s *session) printHome(ctx context.Context) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
@@ -279,13 +311,13 @@ func (s *session) printHome(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c := s.sheet()
-	c.w, c.home = sheetWidth, &h
+	c := s.renderer()
+	c.w, c.home = printedWidth, &h
 	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", clean(h.Dir), orElse(clean(h.Cluster), "(none)"), stageWord(h.Stage)+marked(h.Simulated, ", "))
-	s.print(c.findings(sheetWidth, h.Problems, len(h.Problems)))
-	s.print(c.recent(sheetWidth, 6))
+	s.print(c.findings(printedWidth, h.Problems, len(h.Problems)))
+	s.print(c.recent(printedWidth, 6))
 	for _, n := range h.Next {
-		line := "next      " + s.speller().line(clean(n.Command))
+		line := "next      " + s.formatter().line(clean(n.Command))
 		if t := clean(n.Title); t != "" {
 			line += "   # " + t
 		}
@@ -294,8 +326,8 @@ func (s *session) printHome(ctx context.Context) error {
 	return nil
 }
 
-// framed makes the events of a verb that has no plan a whole stream: hello first,
-// result last, numbered and timed throughout.
+// framed turns the events of a verb without a plan into a complete stream: hello first,
+// result last, all with sequence numbers and times.
 type framed struct {
 	out    sink
 	now    func() time.Time

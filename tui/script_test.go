@@ -20,8 +20,8 @@ import (
 	"constellation/engine"
 )
 
-// TestMain lets scripts run this test binary as the program, with the real engine on
-// a workspace and, where FAKE_RUN names a recorded run, with a fake one.
+// TestMain runs this test binary as the program in scripts, with the real engine on a
+// workspace or, if FAKE_RUN names a recorded run, with a fake engine.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"constellation": func() { os.Exit(fakeApp().Main()) }})
 }
@@ -29,11 +29,11 @@ func TestMain(m *testing.M) {
 // fakeApp is the program without machines:
 //
 //	FAKE_RUN     file with the events of a recorded run, which init replays
-//	FAKE_PACE    how many times faster; 0 or nothing: at once
-//	FAKE_CHECK   file with a check for upgrades, which upgrade check answers
-//	FAKE_HANGS   set: that check waits for its end before its first finding
+//	FAKE_PACE    factor of its speed; 0 or unset: at once
+//	FAKE_CHECK   file with the result of upgrade check
+//	FAKE_HANGS   set: that check blocks before its first finding until it is cancelled
 //	FAKE_STAGE   stage of the workspace that the fake engine reports
-//	FAKE_PACKAGES  set: the sandbox wants packages
+//	FAKE_PACKAGES  set: the sandbox misses packages
 //	FAKE_PANIC   set: reading the workspace panics
 func fakeApp() App {
 	return App{
@@ -68,7 +68,7 @@ func fakeApp() App {
 	}
 }
 
-// rememberedSandbox is a fake that lives from one command to the next.
+// rememberedSandbox is a fake whose state survives from one command to the next.
 type rememberedSandbox struct{ fakeSandbox }
 
 func (r *rememberedSandbox) Up(ctx context.Context, spec engine.SandboxSpec, emit func(engine.Event)) (engine.SandboxInfo, error) {
@@ -165,7 +165,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-func TestSandboxStatusSaysWhereToLookAndWhatToDo(t *testing.T) {
+func TestSandboxStatusNamesConsolesAndRemedy(t *testing.T) {
 	s := &session{App: fakeApp(), dir: "."}
 	s.Env = func(string) string { return "" }
 	s.Now = func() time.Time { return start }
@@ -177,20 +177,20 @@ func TestSandboxStatusSaysWhereToLookAndWhatToDo(t *testing.T) {
 	}}
 	text := strings.Join(s.sandboxText(&st), "\n")
 	for want, there := range map[string]bool{
-		"/state/worker-0/console.log": false, "/state/worker-1/console.log": true, "/state/worker-2/console.log": true, "sandbox up` starts the cloud again and keeps them": true,
+		"/state/worker-0/console.log": false, "/state/worker-1/console.log": true, "/state/worker-2/console.log": true, "sandbox up` restarts it and keeps the machines": true,
 	} {
 		if strings.Contains(text, want) != there {
 			t.Errorf("%q: want %t in\n%s", want, there, text)
 		}
 	}
 	st.State = "running"
-	if text := strings.Join(s.sandboxText(&st), "\n"); strings.Contains(text, "starts the cloud again") {
-		t.Errorf("a cloud that runs is to be started:\n%s", text)
+	if text := strings.Join(s.sandboxText(&st), "\n"); strings.Contains(text, "restarts it") {
+		t.Errorf("a running sandbox has a remedy to start it:\n%s", text)
 	}
 }
 
-// Machines that are simulated are never taken for others, and many are told in few lines.
-func TestSandboxStatusSaysThatMachinesAreHollow(t *testing.T) {
+// Hollow machines are marked as simulated and summarised by group.
+func TestSandboxStatusOfHollowMachines(t *testing.T) {
 	s := &session{App: fakeApp(), dir: "."}
 	s.Env = func(string) string { return "" }
 	s.Now = func() time.Time { return start }
@@ -204,7 +204,7 @@ func TestSandboxStatusSaysThatMachinesAreHollow(t *testing.T) {
 	}
 	lines := s.sandboxText(&st)
 	text := strings.Join(lines, "\n")
-	for _, want := range []string{"its machines are simulated: nothing runs in them", "Hollow machines 500", "480     ready     workers          v1.0.0", "20      booting   workers          v1.1.0"} {
+	for _, want := range []string{"all machines are simulated: nothing runs in them", "Hollow machines 500", "480     ready     workers          v1.0.0", "20      booting   workers          v1.1.0"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -213,7 +213,7 @@ func TestSandboxStatusSaysThatMachinesAreHollow(t *testing.T) {
 		t.Errorf("%d lines for 500 machines:\n%s", len(lines), text)
 	}
 	st.State, st.Machines = "stopped", nil
-	if text := strings.Join(s.sandboxText(&st), "\n"); !strings.Contains(text, "with its daemon all hollow machines and their cluster have ended") || strings.Contains(text, "keeps them") {
-		t.Errorf("a hollow sandbox that has stopped:\n%s", text)
+	if text := strings.Join(s.sandboxText(&st), "\n"); !strings.Contains(text, "the daemon and the hollow cluster have ended") || strings.Contains(text, "keeps the machines") {
+		t.Errorf("a stopped hollow sandbox prints\n%s", text)
 	}
 }

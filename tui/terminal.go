@@ -21,33 +21,31 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
-	// Bubble Tea would ask the terminal for its colours, and wait, before main runs.
+	// Without it, Bubble Tea queries the terminal's colours and waits before main runs.
 	_ "constellation/tui/quiet"
 
 	tea "github.com/charmbracelet/bubbletea"
 )
 
-// All that touches a terminal is in this file: whether there is one, how it starts
-// and ends, its size and colours, what is written to it and how. Screens return
-// strings. To paint in another way, replace what is here.
+// Only this file touches a terminal: detection, setup and restoration, size and colours,
+// painting. Screens return strings.
 
 const (
-	// frameGap is the least time between two frames.
+	// frameGap is the minimum time between two frames.
 	frameGap = time.Second / 30
-	// keyGap is that before a frame which shows what a key did. Nobody types that fast, so that
-	// it costs nothing, and whoever types sees no delay.
+	// keyGap is the minimum time before a frame after a key press: short enough that the user
+	// sees no delay.
 	keyGap = frameGap / 4
-	// probeLimit is how long a terminal may take to tell its background colour. Nothing
-	// waits for the answer but the end of the program, so that it does not land in the
-	// user's shell.
+	// probeLimit is the timeout for the terminal's reply to the colour query. Only the end of
+	// the program waits for the reply, so that it does not go to the user's shell.
 	probeLimit = 120 * time.Millisecond
-	// stopLimit is how long a terminal that takes no more bytes may hold up the end.
+	// stopLimit is the timeout for restoring a terminal that accepts no more output.
 	stopLimit = 2 * time.Second
-	// copyLimit is how much the clipboard sequence may carry; terminals drop more.
+	// copyLimit is the maximum payload of the clipboard sequence; terminals drop longer ones.
 	copyLimit = 74_994
 )
 
-// Sequences a terminal obeys.
+// Terminal escape sequences.
 const (
 	seqAltOn, seqAltOff       = "\x1b[?1049h", "\x1b[?1049l"
 	seqCursorOn, seqCursorOff = "\x1b[?25h", "\x1b[?25l"
@@ -57,15 +55,15 @@ const (
 	seqClear                  = "\x1b[2J"
 	seqReset                  = "\x1b[0m"
 	seqClearRight             = "\x1b[K"
-	// What is the colour of your background, and what are you? Every terminal answers
-	// the second question, so its answer ends the first one.
+	// Queries of the background colour (OSC 11) and the device attributes (DA1). Every
+	// terminal replies to the second one, so its reply ends the wait for the first.
 	seqProbe = "\x1b]11;?\x07\x1b[c"
 )
 
 // Messages that the terminal sends to the console, beside Bubble Tea's own
 // (tea.KeyMsg, tea.WindowSizeMsg).
 type (
-	// background is the terminal's answer to the question for its colours.
+	// background is the terminal's reply to the query of its background colour.
 	background struct{ light bool }
 	// signalled is a signal that ends the program.
 	signalled struct{ sig syscall.Signal }
@@ -74,29 +72,28 @@ type (
 // terminal is the user's terminal while the console is shown.
 type terminal struct {
 	in, out *os.File
-	look    look
+	display display
 	env     func(string) string
 	program *tea.Program
 
-	frames chan string   // the newest frame that is not painted yet
-	hurry  chan struct{} // holds that it shows what a key did
-	quit   chan struct{} // closed when the painter shall end
-	gone   chan struct{} // closed when it has
+	frames      chan string   // the newest frame not painted yet
+	urgent      chan struct{} // has an element if that frame follows a key press
+	quit        chan struct{} // closed to stop the painter
+	painterDone chan struct{} // closed when the painter has stopped
 
 	mu            sync.Mutex
 	saved         *term.State
 	live          bool
 	shown         []string // lines on the screen, as written
-	old, new      []glyph  // room to take lines apart
+	old, new      []glyph  // buffers for differ
 	width, height int
 	filter        *replies
-	keeper        io.WriteCloser // see keep; nil if there is none
+	restorer      io.WriteCloser // see keep; nil if there is none
 }
 
-// newTerminal returns the terminal that in and out belong to. Nothing is written or
-// changed before run.
+// newTerminal returns the terminal of in and out. It writes and changes nothing before run.
 func newTerminal(in, out *os.File, env func(string) string) *terminal {
-	t := &terminal{in: in, out: out, env: env, look: lookOf(env), frames: make(chan string, 1), hurry: make(chan struct{}, 1)}
+	t := &terminal{in: in, out: out, env: env, display: displayOf(env), frames: make(chan string, 1), urgent: make(chan struct{}, 1)}
 	t.width, t.height = 80, 24
 	if w, h, err := term.GetSize(int(out.Fd())); err == nil && w > 0 && h > 0 {
 		t.width, t.height = w, h
@@ -104,13 +101,13 @@ func newTerminal(in, out *os.File, env func(string) string) *terminal {
 	return t
 }
 
-// isTerminal reports whether f is one.
+// isTerminal reports whether f is a terminal.
 func isTerminal(f any) bool {
 	file, ok := f.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// notInteractive says why the console cannot be shown; empty if it can.
+// notInteractive returns why the console cannot be shown; empty if it can.
 func notInteractive(in, out any, env func(string) string) string {
 	switch {
 	case !isTerminal(in):
@@ -125,13 +122,13 @@ func notInteractive(in, out any, env func(string) string) string {
 	return ""
 }
 
-// lookOf reads from the environment what can be known without asking: how many
-// colours, whether the locale is UTF-8, and a first guess at the background.
-func lookOf(env func(string) string) look {
-	var l look
+// displayOf detects the capabilities of the terminal from the environment: colour depth, UTF-8
+// locale, and a first guess at the background.
+func displayOf(env func(string) string) display {
+	var l display
 	name := env("TERM")
 	switch depth := env("COLORTERM"); {
-	case env("NO_COLOR") != "" || name == "dumb" || name == "": // any value but the empty one counts
+	case env("NO_COLOR") != "" || name == "dumb" || name == "": // any non-empty value counts
 		l.colours = noColours
 	case depth == "truecolor" || depth == "24bit" || strings.HasSuffix(name, "-direct"):
 		l.colours = trueColour
@@ -163,14 +160,14 @@ func lookOf(env func(string) string) look {
 	return l
 }
 
-// run shows the model until it quits, and returns it. The terminal is given back as
-// it was, also when something panics.
+// run shows the model until it quits, and returns it. It restores the terminal, also after a
+// panic.
 func (t *terminal) run(ctx context.Context, m tea.Model) (tea.Model, error) {
 	t.filter = &replies{File: t.in}
 	t.program = tea.NewProgram(host{m, t},
 		tea.WithContext(ctx),
 		tea.WithInput(t.filter),
-		// Painting, signals and panics are ours: see paint, signals and rescue.
+		// We handle painting, signals and panics: see paint, signals and rescue.
 		tea.WithOutput(io.Discard), tea.WithoutRenderer(), tea.WithoutSignalHandler(), tea.WithoutCatchPanics())
 	t.filter.send = t.send
 
@@ -180,12 +177,12 @@ func (t *terminal) run(ctx context.Context, m tea.Model) (tea.Model, error) {
 	defer t.release()
 	t.paint(m.View())
 
-	t.quit, t.gone = make(chan struct{}), make(chan struct{})
+	t.quit, t.painterDone = make(chan struct{}), make(chan struct{})
 	go t.painter()
 	defer func() {
 		close(t.quit)
 		select {
-		case <-t.gone:
+		case <-t.painterDone:
 		case <-time.After(stopLimit):
 		}
 	}()
@@ -200,12 +197,12 @@ func (t *terminal) run(ctx context.Context, m tea.Model) (tea.Model, error) {
 	return m, err
 }
 
-// send hands a message to the console; it may be called from anywhere. It returns
-// when the console has taken it, or has ended.
+// send sends a message to the console. It blocks until the console has received it or has
+// ended. It is safe for concurrent use.
 func (t *terminal) send(m tea.Msg) { t.program.Send(m) }
 
-// start takes the terminal over, or over again: while the program was stopped its
-// shell may have changed everything.
+// start sets the terminal up. It is called again after a suspension, during which the shell
+// may have changed all settings.
 func (t *terminal) start() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -218,46 +215,46 @@ func (t *terminal) start() error {
 		t.saved = saved
 	}
 	if first {
-		// What was typed before there was anything to see was not meant for it.
-		dropTyped(t.in)
+		// Keys typed before the first frame were not meant for the console.
+		discardInput(t.in)
 	}
 	t.live, t.shown = true, nil
 	if w, h, err := term.GetSize(int(t.out.Fd())); err == nil && w > 0 && h > 0 {
 		t.width, t.height = w, h
 	}
 	seq := seqAltOn + seqCursorOff + seqWrapOff + seqPasteOn + seqClear
-	if first && t.look.colours != noColours && t.env("TERM") != "linux" {
-		t.filter.open(time.Now())
+	if first && t.display.colours != noColours && t.env("TERM") != "linux" {
+		t.filter.expect(time.Now())
 		seq += seqProbe
 	}
 	if _, err = io.WriteString(t.out, seq); err == nil {
-		t.keep()
+		t.startRestorer()
 	}
 	return err
 }
 
-// seqBack gives a terminal back.
+// seqBack restores a terminal.
 const seqBack = seqReset + seqPasteOff + seqWrapOn + seqCursorOn + seqAltOff
 
-// keep has a shell wait for our end. If it comes without a word, as with kill -9, the shell
-// shows what was on the terminal before. The settings of the line are mended by the shell
-// that started us. It is no harm if there is none. The caller holds mu.
-func (t *terminal) keep() {
-	if t.keeper != nil {
+// startRestorer starts a helper shell that restores the screen if this process dies without doing so,
+// as after kill -9. The user's shell restores the line settings. A failure to start it is
+// ignored. The caller holds mu.
+func (t *terminal) startRestorer() {
+	if t.restorer != nil {
 		return
 	}
 	cmd := exec.CommandContext(context.Background(), "/bin/sh", "-c", `trap '' HUP INT QUIT TERM TSTP TTOU; read -r word || printf %s "$1"`, "sh", seqBack)
 	cmd.Stdout = t.out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // keys are not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that it gets no signals from keys
 	in, err := cmd.StdinPipe()
 	if err != nil || cmd.Start() != nil {
 		return
 	}
-	t.keeper = in
+	t.restorer = in
 	go func() { _ = cmd.Wait() }()
 }
 
-// stop gives the terminal back. It may be called more than once and from anywhere.
+// stop restores the terminal. It is idempotent and safe for concurrent use.
 func (t *terminal) stop() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -266,17 +263,17 @@ func (t *terminal) stop() {
 	}
 	t.live = false
 	_, _ = io.WriteString(t.out, seqBack)
-	if t.keeper != nil {
-		_, _ = io.WriteString(t.keeper, "done\n")
-		t.keeper.Close()
-		t.keeper = nil
+	if t.restorer != nil {
+		_, _ = io.WriteString(t.restorer, "done\n")
+		t.restorer.Close()
+		t.restorer = nil
 	}
 	t.filter.drain()
 	_ = term.Restore(int(t.in.Fd()), t.saved)
 }
 
-// release is stop for the end of the program: a terminal that takes no more bytes,
-// because its line is dead or its user pressed Ctrl-S, must not keep it alive.
+// release is stop with a timeout, for the end of the program: a terminal that accepts no
+// output, because its line is dead or its user pressed Ctrl-S, must not block the exit.
 func (t *terminal) release() {
 	done := make(chan struct{})
 	go func() { t.stop(); close(done) }()
@@ -287,15 +284,15 @@ func (t *terminal) release() {
 	}
 }
 
-// suspend gives the terminal back, stops the process as the shell expects, and takes
-// the terminal again when the process goes on.
+// suspend restores the terminal, stops the process group as the shell expects, and returns
+// when the process continues.
 func (t *terminal) suspend() {
 	t.stop()
 	cont := make(chan os.Signal, 1)
 	signal.Notify(cont, syscall.SIGCONT)
-	// SIGTSTP no longer stops a Go program that has once asked to be told of it.
-	// SIGTTOU does, under the same rule: the whole job, and only if there is a shell
-	// that can continue it. Without one the kernel does nothing, and we go on.
+	// SIGTSTP does not stop a Go program that has ever called signal.Notify for it. SIGTTOU
+	// does: it stops the whole job, but only if a shell can continue it. Without a shell the
+	// kernel ignores it, and we continue.
 	_ = syscall.Kill(0, syscall.SIGTTOU)
 	select {
 	case <-cont:
@@ -339,7 +336,7 @@ func (t *terminal) signals() (stop func()) {
 	return func() { signal.Stop(ch); close(done) }
 }
 
-// resize asks for the size of the terminal and forgets what is on the screen.
+// resize reads the size of the terminal and invalidates the screen.
 func (t *terminal) resize() (w, h int, ok bool) {
 	w, h, err := term.GetSize(int(t.out.Fd()))
 	if err != nil || w <= 0 || h <= 0 {
@@ -351,23 +348,23 @@ func (t *terminal) resize() (w, h int, ok bool) {
 	return w, h, true
 }
 
-// redraw writes all of the next frame, whatever is on the screen.
+// redraw makes the next frame a complete one.
 func (t *terminal) redraw() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.shown = nil
 }
 
-// show has a frame painted soon: at once if the last one is older than frameGap, or than
-// keyGap if the frame shows what a key did. If frames come faster than the terminal takes
-// them, only the newest is painted.
+// show schedules a frame: immediately if the last one is older than frameGap, or than keyGap
+// after a key press. If frames come faster than the terminal accepts them, only the newest is
+// painted.
 func (t *terminal) show(frame string, key bool) {
 	for {
 		select {
 		case t.frames <- frame:
 			if key {
 				select {
-				case t.hurry <- struct{}{}:
+				case t.urgent <- struct{}{}:
 				default:
 				}
 			}
@@ -381,12 +378,11 @@ func (t *terminal) show(frame string, key bool) {
 	}
 }
 
-// painter paints the frames that are shown until quit is closed. It sleeps when
-// there are none.
+// painter paints scheduled frames until quit is closed.
 func (t *terminal) painter() {
 	defer t.rescue()
-	defer close(t.gone)
-	var next, nextKey time.Time // before which nothing is painted, and nothing that a key did
+	defer close(t.painterDone)
+	var next, nextKey time.Time // earliest times of the next frame, and of one after a key press
 	for {
 		var f string
 		select {
@@ -404,7 +400,7 @@ func (t *terminal) painter() {
 			case <-t.quit:
 				timer.Stop()
 				return
-			case <-t.hurry:
+			case <-t.urgent:
 				due = nextKey
 			case <-timer.C:
 			}
@@ -415,19 +411,18 @@ func (t *terminal) painter() {
 		default:
 		}
 		select {
-		case <-t.hurry:
+		case <-t.urgent:
 		default:
 		}
 		began := time.Now()
 		t.paint(f)
 		ended := time.Now()
-		slow := 2 * ended.Sub(began) // a slow line gets fewer frames
+		slow := 2 * ended.Sub(began) // fewer frames on a slow line
 		next, nextKey = ended.Add(max(frameGap, slow)), ended.Add(max(keyGap, slow))
 	}
 }
 
-// paint writes those lines of a frame that differ from what is on the screen, in one
-// write.
+// paint writes the changed lines of a frame in one write.
 func (t *terminal) paint(frame string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -465,7 +460,7 @@ func (t *terminal) paint(frame string) {
 		}
 		b.WriteString(now)
 		b.WriteString(seqReset)
-		if w < t.width { // at the edge it would clear the last character
+		if w < t.width { // at the right edge it would clear the last character
 			b.WriteString(seqClearRight)
 		}
 	}
@@ -474,12 +469,12 @@ func (t *terminal) paint(frame string) {
 	if b.Len() == 0 {
 		return
 	}
-	// A terminal that is gone says so with a signal; there is nobody to tell here.
+	// The error is ignored: a terminal that is gone sends SIGHUP.
 	_, _ = t.out.Write(append(append([]byte(seqSyncOn), b.Bytes()...), seqSyncOff...))
 }
 
-// differ writes those columns of a line that differ from what is on the screen, and reports
-// whether it could.
+// differ writes the changed columns of a line. It reports false if the line must be written as
+// a whole.
 func (t *terminal) differ(pen *brush, y int, was, now string) bool {
 	var ok bool
 	if t.old, ok = glyphsOf(was, t.old); !ok || len(t.old) > t.width {
@@ -492,16 +487,15 @@ func (t *terminal) differ(pen *brush, y int, was, now string) bool {
 	return true
 }
 
-// copy puts text on the user's clipboard, through whatever terminal and multiplexer
-// there are. Whether they allow it cannot be known. It reports whether text was
-// small enough.
+// copy sends text to the user's clipboard (OSC 52) through the terminal and tmux. It cannot
+// detect whether they allow it. It reports whether text is short enough.
 func (t *terminal) copy(text string) bool {
 	enc := base64.StdEncoding.EncodeToString([]byte(text))
 	if len(enc) > copyLimit {
 		return false
 	}
 	seq := "\x1b]52;c;" + enc + "\x07"
-	if t.env("TMUX") != "" { // tmux takes the one or passes on the other, as it is configured
+	if t.env("TMUX") != "" { // tmux handles the first or passes on the second, as configured
 		seq += "\x1bPtmux;\x1b" + seq + "\x1b\\"
 	}
 	t.mu.Lock()
@@ -512,8 +506,8 @@ func (t *terminal) copy(text string) bool {
 	return true
 }
 
-// rescue is deferred in each goroutine of ours while the console is shown: a panic
-// must not leave the user with a raw terminal and no message.
+// rescue recovers from a panic, restores the terminal, prints the stack and exits. Each of our
+// goroutines defers it while the console is shown.
 func (t *terminal) rescue() {
 	r := recover()
 	if r == nil {
@@ -521,12 +515,11 @@ func (t *terminal) rescue() {
 	}
 	stack := debug.Stack()
 	t.release()
-	fmt.Fprintf(os.Stderr, "constellation: the console broke: %v\n\n%s\nThe run is safe: the same command goes on where it was.\n", r, stack)
+	fmt.Fprintf(os.Stderr, "constellation: the console crashed: %v\n\n%s\nThe run is safe: the same command resumes it.\n", r, stack)
 	os.Exit(1)
 }
 
-// host is the model as Bubble Tea sees it: it paints after each message and guards
-// each command.
+// host wraps the model for Bubble Tea: it paints after each message and guards each command.
 type host struct {
 	m tea.Model
 	t *terminal
@@ -549,7 +542,7 @@ func (h host) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 
 func (h host) View() string { return "" }
 
-// guard makes a panic in a command end the program in order.
+// guard defers rescue in a command and in the commands of a batch.
 func (t *terminal) guard(cmd tea.Cmd) tea.Cmd {
 	if cmd == nil {
 		return nil
@@ -566,30 +559,30 @@ func (t *terminal) guard(cmd tea.Cmd) tea.Cmd {
 	}
 }
 
-// replies reads the terminal's input and takes out its answers to our question.
-// Without that they would be taken for keys.
+// replies reads the terminal's input and removes its replies to our queries, which would
+// otherwise be read as keys.
 type replies struct {
 	*os.File
 	send func(tea.Msg)
 
-	mu    sync.Mutex
-	asked time.Time // zero if nothing is awaited
-	held  []byte    // the beginning of an answer
+	mu        sync.Mutex
+	queriedAt time.Time // time of the query; zero if no reply is expected
+	partial   []byte    // an incomplete reply
 }
 
-// open says that the question has been asked.
-func (r *replies) open(now time.Time) {
+// expect records that the query was sent.
+func (r *replies) expect(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked = now
+	r.queriedAt = now
 }
 
-// Read reads keys.
+// Read reads input without replies.
 func (r *replies) Read(p []byte) (int, error) {
 	r.mu.Lock()
-	held := len(r.held)
-	copy(p, r.held)
-	r.held = nil
+	held := len(r.partial)
+	copy(p, r.partial)
+	r.partial = nil
 	r.mu.Unlock()
 	n, err := r.File.Read(p[held:])
 	n += held
@@ -599,17 +592,17 @@ func (r *replies) Read(p []byte) (int, error) {
 	return copy(p, r.take(p[:n])), err
 }
 
-// take returns b without answers.
+// take removes replies from b and handles them.
 func (r *replies) take(b []byte) []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.asked.IsZero() {
+	if r.queriedAt.IsZero() {
 		return b
 	}
 	if i := bytes.Index(b, []byte("\x1b]11;")); i >= 0 {
 		end, size := oscEnd(b[i:])
 		if end < 0 {
-			return r.hold(b, i)
+			return r.keepPartial(b, i)
 		}
 		if light, ok := lightColour(string(b[i+len("\x1b]11;") : i+end])); ok && r.send != nil {
 			go r.send(background{light})
@@ -619,29 +612,28 @@ func (r *replies) take(b []byte) []byte {
 	if i := bytes.Index(b, []byte("\x1b[?")); i >= 0 {
 		end := bytes.IndexByte(b[i:], 'c')
 		if end < 0 {
-			return r.hold(b, i)
+			return r.keepPartial(b, i)
 		}
-		r.asked = time.Time{}
+		r.queriedAt = time.Time{}
 		return append(b[:i:i], b[i+end+1:]...)
 	}
-	for _, start := range []string{"\x1b]11;", "\x1b[?"} { // an answer that was cut in two
+	for _, start := range []string{"\x1b]11;", "\x1b[?"} { // a reply split between two reads
 		for n := len(start) - 1; n > 1; n-- {
 			if bytes.HasSuffix(b, []byte(start[:n])) {
-				return r.hold(b, len(b)-n)
+				return r.keepPartial(b, len(b)-n)
 			}
 		}
 	}
 	return b
 }
 
-// hold keeps b from i on for the next read, unless it has become too long to be an
-// answer.
-func (r *replies) hold(b []byte, i int) []byte {
-	if len(b)-i > 64 || time.Since(r.asked) > 10*probeLimit {
-		r.asked = time.Time{}
+// keepPartial keeps b[i:] for the next read, unless it is too long or too late for a reply.
+func (r *replies) keepPartial(b []byte, i int) []byte {
+	if len(b)-i > 64 || time.Since(r.queriedAt) > 10*probeLimit {
+		r.queriedAt = time.Time{}
 		return b
 	}
-	r.held = bytes.Clone(b[i:])
+	r.partial = bytes.Clone(b[i:])
 	return b[:i]
 }
 
@@ -659,12 +651,12 @@ func oscEnd(b []byte) (at, size int) {
 	return -1, 0
 }
 
-// drain waits for an answer that is still under way, so that it does not end up in
-// the user's shell. It ends at the latest probeLimit after the question.
+// drain waits for an outstanding reply, so that it does not go to the user's shell. It returns
+// at the latest probeLimit after the query.
 func (r *replies) drain() {
 	for {
 		r.mu.Lock()
-		asked := r.asked
+		asked := r.queriedAt
 		r.mu.Unlock()
 		left := probeLimit - time.Since(asked)
 		if asked.IsZero() || left <= 0 {
@@ -685,7 +677,7 @@ func (r *replies) drain() {
 	}
 }
 
-// lightColour reads rgb:RRRR/GGGG/BBBB and reports whether it is a light colour.
+// lightColour parses rgb:RRRR/GGGG/BBBB and reports whether the colour is light.
 func lightColour(s string) (light, ok bool) {
 	s, found := strings.CutPrefix(s, "rgb:")
 	if !found {
@@ -706,9 +698,9 @@ func lightColour(s string) (light, ok bool) {
 	return 0.299*rgb[0]+0.587*rgb[1]+0.114*rgb[2] > 0.5, true
 }
 
-// raw puts a terminal into raw mode, for a program inside a machine that does its
-// own editing, and returns what puts it back.
-func raw(f *os.File) (restore func(), err error) {
+// makeRaw puts a terminal into raw mode, for an interactive program inside a machine, and returns
+// a function that restores it.
+func makeRaw(f *os.File) (restore func(), err error) {
 	saved, err := term.MakeRaw(int(f.Fd()))
 	if err != nil {
 		return nil, err
@@ -716,28 +708,28 @@ func raw(f *os.File) (restore func(), err error) {
 	return func() { _ = term.Restore(int(f.Fd()), saved) }, nil
 }
 
-// liveLine is one line at the bottom of plain output that is written over again
-// and again, on terminals only. The zero value writes nothing.
+// liveLine is a status line at the bottom of plain output that is overwritten in place, on
+// terminals only. The zero value writes nothing.
 type liveLine struct {
-	out   *os.File
-	look  look
-	drawn bool
+	out     *os.File
+	display display
+	drawn   bool
 }
 
-// set draws text in place of what was there.
+// set replaces the text of the line.
 func (l *liveLine) set(text string) {
 	if l.out == nil {
 		return
 	}
 	if w, _, err := term.GetSize(int(l.out.Fd())); err == nil && w > 1 {
-		text = cutMiddle(text, w-1, newTheme(look{ascii: l.look.ascii}).ellipsis)
+		text = cutMiddle(text, w-1, newTheme(display{ascii: l.display.ascii}).ellipsis)
 	}
-	text = asciiIf(l.look.ascii, text)
+	text = asciiIf(l.display.ascii, text)
 	l.drawn = true
 	_, _ = io.WriteString(l.out, "\r"+text+seqClearRight)
 }
 
-// clear takes the line away.
+// clear removes the line.
 func (l *liveLine) clear() {
 	if l.out == nil || !l.drawn {
 		return

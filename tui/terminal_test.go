@@ -26,24 +26,22 @@ import (
 	"constellation/engine"
 )
 
-// bound is how long anything on a terminal may take here. It is generous: what is
-// tested is that nothing waits for a terminal that does not answer, which would take
-// five seconds, or for ever.
-const bound = 4 * time.Second
+// stepTimeout is the timeout of each step. It is generous, and still shorter than the wait for a
+// terminal that does not reply, which takes five seconds or never ends.
+const stepTimeout = 4 * time.Second
 
-// onTerminal is the program on a pseudo terminal that never answers anything, unless
-// the test does.
+// onTerminal is the program on a pseudo terminal that sends no replies unless the test does.
 type onTerminal struct {
 	t    *testing.T
 	cmd  *exec.Cmd
 	tty  *os.File // our end
-	own  *os.File // the program's end, kept to look at its settings
+	own  *os.File // the program's end, to read its settings
 	was  *unix.Termios
 	done chan error
 
 	mu     sync.Mutex
 	out    bytes.Buffer
-	answer func([]byte) []byte // to what the program writes
+	answer func([]byte) []byte // returns the replies to output of the program
 }
 
 func (p *onTerminal) output() string {
@@ -52,13 +50,13 @@ func (p *onTerminal) output() string {
 	return p.out.String()
 }
 
-// start runs the program with args on a terminal of w x h.
+// startOn runs the program with args on a terminal of w x h.
 func startOn(t *testing.T, w, h uint16, env []string, answer func([]byte) []byte, args ...string) *onTerminal {
 	t.Helper()
 	return startWith(t, "", w, h, env, answer, args...)
 }
 
-// startWith is startOn with keys that wait in the terminal before the program starts.
+// startWith is startOn with keys typed before the program starts.
 func startWith(t *testing.T, typed string, w, h uint16, env []string, answer func([]byte) []byte, args ...string) *onTerminal {
 	t.Helper()
 	tty, own, err := pty.Open()
@@ -115,7 +113,7 @@ func startWith(t *testing.T, typed string, w, h uint16, env []string, answer fun
 // sees waits until the program has written text.
 func (p *onTerminal) sees(text string) {
 	p.t.Helper()
-	for end := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(stepTimeout); ; time.Sleep(5 * time.Millisecond) {
 		if strings.Contains(p.output(), text) {
 			return
 		}
@@ -142,13 +140,13 @@ func (p *onTerminal) ends() int {
 			p.t.Fatal(err)
 		}
 		return p.cmd.ProcessState.ExitCode()
-	case <-time.After(bound):
+	case <-time.After(stepTimeout):
 		p.t.Fatalf("the program does not end; it wrote\n%q", p.output())
 	}
 	return 0
 }
 
-// restored checks that the terminal is as it was before.
+// restored checks that the terminal has its original state.
 func (p *onTerminal) restored() {
 	p.t.Helper()
 	now, err := unix.IoctlGetTermios(int(p.own.Fd()), getTermios)
@@ -159,7 +157,7 @@ func (p *onTerminal) restored() {
 		p.t.Errorf("the terminal's settings differ: %+v, want %+v", *now, *p.was)
 	}
 	for on, off := range map[string]string{seqAltOn: seqAltOff, seqCursorOff: seqCursorOn, seqWrapOff: seqWrapOn, seqPasteOn: seqPasteOff} {
-		for end := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(stepTimeout); ; time.Sleep(5 * time.Millisecond) {
 			out := p.output() // the last bytes may still be on their way to us
 			if strings.LastIndex(out, on) < strings.LastIndex(out, off) {
 				break
@@ -180,9 +178,9 @@ func stream(t *testing.T, name string) string {
 	return "FAKE_RUN=" + path
 }
 
-// Verbs without a console must not ask the terminal anything. The libraries would,
-// and wait five seconds for the answer: package quiet sees to it that they do not.
-func TestNothingIsAskedOfASilentTerminal(t *testing.T) {
+// Verbs without a console must not query the terminal. The libraries would do so and wait
+// five seconds for the reply; package quiet prevents that.
+func TestVerbsDoNotQueryTheTerminal(t *testing.T) {
 	for args, says := range map[string]string{"version": "kubernetes ", "--help": "for more information", "config validate": "fix "} {
 		t.Run(args, func(t *testing.T) {
 			p := startOn(t, 80, 24, nil, nil, strings.Fields(args)...)
@@ -195,7 +193,7 @@ func TestNothingIsAskedOfASilentTerminal(t *testing.T) {
 	}
 }
 
-// On a terminal prepare asks once, after the plan; what was typed before is no answer.
+// On a terminal prepare asks once, after the plan; earlier keys are no answer.
 func TestPrepareAsksOnATerminal(t *testing.T) {
 	for _, tt := range []struct {
 		name, answer string
@@ -225,7 +223,7 @@ func TestPrepareAsksOnATerminal(t *testing.T) {
 	}
 }
 
-func TestConsoleOnASilentTerminal(t *testing.T) {
+func TestConsoleOnATerminalWithoutReplies(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init")}, nil)
 	p.sees("Configuration")
 	p.types("q")
@@ -236,12 +234,12 @@ func TestConsoleOnASilentTerminal(t *testing.T) {
 	p.sees("nothing has been created; come back: ")
 }
 
-// What was typed while something else had the terminal must not start anything here.
-func TestKeysTypedBeforeTheConsoleAreForgotten(t *testing.T) {
+// Keys typed before the console started must not trigger anything.
+func TestKeysTypedBeforeTheConsoleAreDiscarded(t *testing.T) {
 	p := startWith(t, "q\r\rq?", 80, 24, []string{stream(t, "init")}, nil)
 	p.sees("Configuration")
 	p.types("?")
-	p.sees("Keys: config") // neither left, nor gone on, nor asked for the keys before
+	p.sees("Keys: config") // the earlier keys neither quit nor opened anything
 	p.types("?q")
 	if code := p.ends(); code != 0 {
 		t.Errorf("ended with %d", code)
@@ -249,12 +247,12 @@ func TestKeysTypedBeforeTheConsoleAreForgotten(t *testing.T) {
 	p.restored()
 }
 
-// An answer in any shape changes the colours and is not taken for keys.
-func TestConsoleOnAnAnsweringTerminal(t *testing.T) {
+// A reply in any form changes the colours and is not read as keys.
+func TestConsoleOnATerminalWithReplies(t *testing.T) {
 	for _, tt := range []struct{ name, colour string }{
 		{"ended by BEL", "\x1b]11;rgb:ffff/ffff/ffff\a"},
 		{"ended by ST", "\x1b]11;rgb:ff/ff/ff\x1b\\"},
-		{"no colour, only what it is", ""},
+		{"no colour, only device attributes", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			asked := make(chan struct{}, 1)
@@ -267,12 +265,12 @@ func TestConsoleOnAnAnsweringTerminal(t *testing.T) {
 			})
 			select {
 			case <-asked:
-			case <-time.After(bound):
-				t.Fatal("the background was not asked for")
+			case <-time.After(stepTimeout):
+				t.Fatal("the background colour was not queried")
 			}
 			p.sees("Configuration")
 			if tt.colour != "" {
-				p.sees("38;5;2") // some colour of the light theme follows the first frame
+				p.sees("38;5;2") // a colour of the light theme follows the first frame
 			}
 			p.types("?")
 			p.sees("Keys: config")
@@ -285,7 +283,7 @@ func TestConsoleOnAnAnsweringTerminal(t *testing.T) {
 	}
 }
 
-func TestRepliesAreTakenOutOfTheKeys(t *testing.T) {
+func TestRepliesAreRemovedFromTheInput(t *testing.T) {
 	const colour, what = "\x1b]11;rgb:1111/2222/3333\x1b\\", "\x1b[?64;1;2c"
 	for _, tt := range []struct {
 		name string
@@ -294,20 +292,20 @@ func TestRepliesAreTakenOutOfTheKeys(t *testing.T) {
 	}{
 		{"whole", []string{colour + what + "q"}, "q"},
 		{"with keys around", []string{"a" + colour + "b" + what + "c"}, "abc"},
-		{"cut in the colour", []string{colour[:9], colour[9:] + what + "q"}, "q"},
-		{"cut in the beginning", []string{colour[:3], colour[3:] + what + "q"}, "q"},
-		{"cut in the second answer", []string{colour + what[:5], what[5:] + "q"}, "q"},
-		{"only what it is", []string{what + "q"}, "q"},
+		{"split in the colour", []string{colour[:9], colour[9:] + what + "q"}, "q"},
+		{"split in the beginning", []string{colour[:3], colour[3:] + what + "q"}, "q"},
+		{"split in the second reply", []string{colour + what[:5], what[5:] + "q"}, "q"},
+		{"only device attributes", []string{what + "q"}, "q"},
 		{"Escape is a key", []string{"\x1b"}, "\x1b"},
 		{"arrows are keys", []string{"\x1b[A\x1b[B"}, "\x1b[A\x1b[B"},
-		{"after the answer all is keys", []string{what, what}, what},
+		{"after the reply all input is keys", []string{what, what}, what},
 	} {
 		r := &replies{}
-		r.open(time.Now())
+		r.expect(time.Now())
 		var got []byte
 		for _, s := range tt.in {
-			b := append(bytes.Clone(r.held), s...)
-			r.held = nil
+			b := append(bytes.Clone(r.partial), s...)
+			r.partial = nil
 			got = append(got, r.take(b)...)
 		}
 		if string(got) != tt.want {
@@ -316,19 +314,19 @@ func TestRepliesAreTakenOutOfTheKeys(t *testing.T) {
 	}
 }
 
-// heard skips where whoever started the tests ignores the signal, as nohup does: the
-// program inherits that, and respects it.
-func heard(t *testing.T, sig os.Signal) {
+// skipIfIgnored skips the test if its parent ignores the signal, as nohup does: the program inherits
+// and respects that.
+func skipIfIgnored(t *testing.T, sig os.Signal) {
 	t.Helper()
 	if signal.Ignored(sig) {
 		t.Skipf("%v is ignored by the program that started this test", sig)
 	}
 }
 
-func TestSignalsGiveTheTerminalBack(t *testing.T) {
+func TestSignalsRestoreTheTerminal(t *testing.T) {
 	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: engine.ExitTerminated, syscall.SIGHUP: engine.ExitHungUp, syscall.SIGINT: engine.ExitInterrupted} {
 		t.Run(sig.String(), func(t *testing.T) {
-			heard(t, sig)
+			skipIfIgnored(t, sig)
 			p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=partial", "FAKE_PACE=1"}, nil)
 			p.sees("Machines")
 			if err := p.cmd.Process.Signal(sig); err != nil {
@@ -342,8 +340,8 @@ func TestSignalsGiveTheTerminalBack(t *testing.T) {
 	}
 }
 
-// Nothing of ours runs after kill -9, and yet the screen is given back.
-func TestKillGivesTheScreenBack(t *testing.T) {
+// After kill -9 the helper shell restores the screen.
+func TestKillRestoresTheScreen(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=partial", "FAKE_PACE=1"}, nil)
 	p.sees("Machines")
 	if err := p.cmd.Process.Kill(); err != nil {
@@ -353,15 +351,15 @@ func TestKillGivesTheScreenBack(t *testing.T) {
 	p.sees(seqBack)
 }
 
-// A stopped program leaves a usable terminal behind, and comes back whole.
+// A suspended program leaves a usable terminal, and redraws its screen afterwards.
 func TestSuspendAndResume(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init")}, nil)
 	p.sees("Configuration")
 	p.types("\x1a")
 	p.sees(seqAltOff)
-	// No shell controls this session, so the kernel does not stop the program: it must
-	// take the terminal again by itself.
-	for end := time.Now().Add(bound); strings.Count(p.output(), "Configuration") < 2; time.Sleep(5 * time.Millisecond) {
+	// No shell controls this session, so the kernel does not stop the program: it must set the
+	// terminal up again on its own.
+	for end := time.Now().Add(stepTimeout); strings.Count(p.output(), "Configuration") < 2; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the screen was not drawn again: %q", p.output())
 		}
@@ -371,7 +369,7 @@ func TestSuspendAndResume(t *testing.T) {
 	p.restored()
 }
 
-func TestResizeDrawsAgain(t *testing.T) {
+func TestResizeRedraws(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init")}, nil)
 	p.sees("Configuration")
 	if err := pty.Setsize(p.tty, &pty.Winsize{Cols: 50, Rows: 24}); err != nil {
@@ -383,16 +381,16 @@ func TestResizeDrawsAgain(t *testing.T) {
 	p.restored()
 }
 
-func TestPanicGivesTheTerminalBack(t *testing.T) {
+func TestPanicRestoresTheTerminal(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_PANIC=1"}, nil)
 	if code := p.ends(); code != engine.ExitFailed {
 		t.Errorf("ended with %d, want 1", code)
 	}
-	p.sees("the console broke: the fake engine was asked to")
+	p.sees("the console crashed: the fake engine was asked to")
 	p.restored()
 }
 
-func TestTerminalsWithoutACursorGetText(t *testing.T) {
+func TestTerminalsWithoutACursorGetPlainText(t *testing.T) {
 	for _, tt := range []struct{ name, env, why string }{
 		{"TERM is dumb", "TERM=dumb", "the terminal cannot move its cursor (TERM=dumb)"},
 		{"CI", "CI=true", "CI is set"},
@@ -417,12 +415,12 @@ func TestNoColour(t *testing.T) {
 	p.ends()
 	out := p.output()
 	if regexp.MustCompile(`\x1b\[[0-9;]*[1-9][0-9;]*m`).MatchString(out) || strings.Contains(out, "\x1b]11") {
-		t.Errorf("colours were written or asked for: %q", out)
+		t.Errorf("colours were written or queried: %q", out)
 	}
 }
 
-// The last key is Ctrl-C twice: the program ends and says how to come back.
-func TestLeavingARunLeavesATrace(t *testing.T) {
+// Ctrl-C twice ends the program, which prints how to come back.
+func TestLeavingARunPrintsASummary(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init"), "FAKE_STAGE=partial", "FAKE_PACE=1"}, nil)
 	p.sees("Machines")
 	p.types("\x03")
@@ -435,7 +433,7 @@ func TestLeavingARunLeavesATrace(t *testing.T) {
 	p.sees("of 8 done")
 }
 
-// When nobody reads stdout any more the run goes on to its end.
+// A run continues after the reader of stdout has closed it.
 func TestRunOutlivesItsReader(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -461,12 +459,12 @@ func TestRunOutlivesItsReader(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the run ended with %v", err)
 	}
-	if !strings.Contains(stderr.String(), "remark  nobody reads stdout any more") {
+	if !strings.Contains(stderr.String(), "remark  stdout was closed by its reader") {
 		t.Errorf("stderr says %q", stderr.String())
 	}
 }
 
-// answering tells the program which check to answer.
+// answering selects the check that the fake engine returns.
 func answering(t *testing.T, name string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("testdata", "checks", name+".json"))
@@ -476,7 +474,7 @@ func answering(t *testing.T, name string) string {
 	return "FAKE_CHECK=" + path
 }
 
-// A verb that answers has nothing to be taken up again.
+// An interrupted query cannot be resumed, and its output does not say so.
 func TestInterruptedAnswer(t *testing.T) {
 	p := startOn(t, 80, 24, []string{answering(t, "trouble"), "FAKE_HANGS=1"}, nil, "upgrade", "check")
 	p.sees("0 of 1 checked")
@@ -490,7 +488,7 @@ func TestInterruptedAnswer(t *testing.T) {
 	}
 }
 
-// Who reads the beginning of an answer alone is told nothing.
+// A reader that closes stdout early causes no error.
 func TestAnswerWithoutReader(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -519,7 +517,7 @@ func TestSignalsEndAScriptedRun(t *testing.T) {
 	}
 	for sig, want := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143, syscall.SIGHUP: 129} {
 		t.Run(sig.String(), func(t *testing.T) {
-			heard(t, sig)
+			skipIfIgnored(t, sig)
 			cmd := exec.Command(exe)
 			cmd.Args = []string{"constellation", "init", "--non-interactive", "--yes"}
 			cmd.Dir = t.TempDir()
@@ -541,16 +539,16 @@ func TestSignalsEndAScriptedRun(t *testing.T) {
 			}
 			_, _ = io.Copy(io.Discard, out)
 			_ = cmd.Wait()
-			if code := cmd.ProcessState.ExitCode(); code != want || !strings.Contains(stderr.String(), "stopping where it can be taken up again") {
+			if code := cmd.ProcessState.ExitCode(); code != want || !strings.Contains(stderr.String(), "stopping at the next point where the command can be resumed") {
 				t.Errorf("ended with %d, want %d; stderr %q", code, want, stderr.String())
 			}
 		})
 	}
 }
 
-// BenchmarkEventToScreen is the way of one progress event of a run to the bytes that
-// the terminal gets, pauses between batches and frames included, with events at any
-// moment of them. The target is 100 ms.
+// BenchmarkEventToScreen measures the latency from a progress event of a run to the bytes that
+// the terminal receives, including the gaps between batches and between frames. Events occur
+// at random moments of the gaps. The target is 100 ms.
 func BenchmarkEventToScreen(b *testing.B) {
 	tty, own, err := pty.Open()
 	if err != nil {
@@ -565,7 +563,7 @@ func BenchmarkEventToScreen(b *testing.B) {
 	emits := make(chan func(engine.Event), 1)
 	e := &liveEngine{fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(b, events)}, emits}
 	term := newTerminal(own, own, func(k string) string { return map[string]string{"TERM": "xterm-256color", "LANG": "C.UTF-8"}[k] })
-	c := newConsole(b.Context(), term.look, consoleDeps{engine: e, now: time.Now, send: term.send})
+	c := newConsole(b.Context(), term.display, consoleDeps{engine: e, now: time.Now, send: term.send})
 	ended := make(chan error, 1)
 	go func() { _, err := term.run(b.Context(), c); ended <- err }()
 	seen := make(chan int, 64)
@@ -599,7 +597,7 @@ func BenchmarkEventToScreen(b *testing.B) {
 		for got := 0; got < i; {
 			select {
 			case got = <-seen:
-			case <-time.After(bound):
+			case <-time.After(stepTimeout):
 				b.Fatal("the event does not reach the screen")
 			}
 		}
@@ -615,7 +613,7 @@ func BenchmarkEventToScreen(b *testing.B) {
 	}
 }
 
-// liveEngine hands its emit function to whoever wants to emit.
+// liveEngine passes its emit function to the test.
 type liveEngine struct {
 	fakeEngine
 	emits chan func(engine.Event)
@@ -630,34 +628,34 @@ func (l *liveEngine) Run(ctx context.Context, _ *engine.Plan, emit func(engine.E
 func TestLookOfTheEnvironment(t *testing.T) {
 	for _, tt := range []struct {
 		env  string
-		want look
+		want display
 	}{
-		{"TERM=xterm-256color LANG=en_US.UTF-8", look{colours: colours256}},
-		{"TERM=xterm LANG=de_DE.utf8", look{colours: colours16}},
-		{"TERM=xterm LANG=C", look{colours: colours16, ascii: true}},
-		{"TERM=xterm", look{colours: colours16, ascii: true}},
-		{"TERM=xterm-kitty LC_ALL=C.UTF-8 LANG=C", look{colours: trueColour}},
-		{"TERM=xterm LC_ALL=C LANG=C.UTF-8", look{colours: colours16, ascii: true}},
-		{"TERM=screen COLORTERM=truecolor LANG=C.UTF-8", look{colours: trueColour}},
-		{"TERM=tmux LANG=C.UTF-8", look{colours: colours256}},
-		{"TERM=xterm-256color NO_COLOR=1 LANG=C.UTF-8", look{}},
-		{"TERM=xterm-256color NO_COLOR=anything LANG=C.UTF-8", look{}},
-		{"TERM=xterm COLORFGBG=0;15 LANG=C.UTF-8", look{colours: colours16, light: true}},
-		{"TERM=xterm COLORFGBG=15;default;0 LANG=C.UTF-8", look{colours: colours16}},
+		{"TERM=xterm-256color LANG=en_US.UTF-8", display{colours: colours256}},
+		{"TERM=xterm LANG=de_DE.utf8", display{colours: colours16}},
+		{"TERM=xterm LANG=C", display{colours: colours16, ascii: true}},
+		{"TERM=xterm", display{colours: colours16, ascii: true}},
+		{"TERM=xterm-kitty LC_ALL=C.UTF-8 LANG=C", display{colours: trueColour}},
+		{"TERM=xterm LC_ALL=C LANG=C.UTF-8", display{colours: colours16, ascii: true}},
+		{"TERM=screen COLORTERM=truecolor LANG=C.UTF-8", display{colours: trueColour}},
+		{"TERM=tmux LANG=C.UTF-8", display{colours: colours256}},
+		{"TERM=xterm-256color NO_COLOR=1 LANG=C.UTF-8", display{}},
+		{"TERM=xterm-256color NO_COLOR=anything LANG=C.UTF-8", display{}},
+		{"TERM=xterm COLORFGBG=0;15 LANG=C.UTF-8", display{colours: colours16, light: true}},
+		{"TERM=xterm COLORFGBG=15;default;0 LANG=C.UTF-8", display{colours: colours16}},
 	} {
 		env := map[string]string{}
 		for kv := range strings.FieldsSeq(tt.env) {
 			k, v, _ := strings.Cut(kv, "=")
 			env[k] = v
 		}
-		if got := lookOf(func(k string) string { return env[k] }); got != tt.want {
+		if got := displayOf(func(k string) string { return env[k] }); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.env, got, tt.want)
 		}
 	}
 }
 
-// An emulator of the few sequences that paint uses must show exactly the frame,
-// whatever was on the screen before.
+// An emulator of the sequences that paint uses must show exactly the frame, whatever was on
+// the screen before.
 func TestPaintShowsTheFrame(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -701,8 +699,8 @@ func TestPaintShowsTheFrame(t *testing.T) {
 	}
 }
 
-// TestPaintShowsAnyFrame paints frames of random lines, styles, widths and sizes one after
-// the other: the screen must show the last one, whatever was there.
+// TestPaintShowsAnyFrame paints frames of random lines, styles, widths and sizes: the screen
+// must show the last one, whatever was there before.
 func TestPaintShowsAnyFrame(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	words := []string{"a", "bc", " ", "   ", "ready", "█", "▒▒", "·", "日", "→", "0", "12", "e\u0301"}
@@ -740,7 +738,7 @@ func TestPaintShowsAnyFrame(t *testing.T) {
 			} else {
 				lines = slices.Clone(lines)
 				lines[rnd.IntN(h)] = line(w)
-				// The same line but for a column, which is what changes most.
+				// A change of a few columns of a line is the most frequent one.
 				if i := rnd.IntN(h); strings.Contains(lines[i], "ready") {
 					lines[i] = strings.Replace(lines[i], "ready", "reedy", 1)
 				}
@@ -773,7 +771,7 @@ func TestPaintShowsAnyFrame(t *testing.T) {
 	}
 }
 
-// emulator is a terminal that knows what paint writes, and fails on anything else.
+// emulator is a terminal that supports the sequences of paint and fails on all others.
 type emulator struct {
 	cells  [][]rune
 	styles [][]string

@@ -12,10 +12,10 @@ import (
 	"constellation/engine"
 )
 
-// clean makes text from outside harmless: what a machine, a server or a file says
-// may hold sequences that move the cursor, change the title or hide other text.
-// Whatever is not a visible character is written out, as \x1b or \u202e, and so are
-// combining marks that pile up; a tab becomes spaces and a trailing line end goes away.
+// clean makes text from outside safe to show: text of machines, servers or files may contain
+// sequences that move the cursor, change the title or hide other text. Characters that are
+// not visible are escaped, as \x1b or \u202e, and so are stacked combining marks; tabs become
+// spaces and a trailing line end is removed.
 func clean(s string) string {
 	s = strings.TrimRight(s, "\r\n")
 	if harmless(s) {
@@ -47,7 +47,7 @@ func clean(s string) string {
 	return b.String()
 }
 
-// cleanLines is clean for texts that may have several lines.
+// cleanLines is clean for text of several lines.
 func cleanLines(s string) string {
 	lines := strings.Split(strings.TrimRight(s, "\r\n"), "\n")
 	for i := range lines {
@@ -67,10 +67,10 @@ func oneLine(s string) string {
 	return strings.Join(parts, "; ")
 }
 
-// harmless reports whether every character of s is shown as itself.
+// harmless reports whether clean leaves s unchanged.
 func harmless(s string) bool {
 	i := 0
-	for i < len(s) && s[i] >= 0x20 && s[i] < 0x7f { // nearly always all of it
+	for i < len(s) && s[i] >= 0x20 && s[i] < 0x7f { // the common case: printable ASCII only
 		i++
 	}
 	if i == len(s) {
@@ -87,7 +87,7 @@ func harmless(s string) bool {
 	return true
 }
 
-// width returns how many columns s takes.
+// width returns the number of columns of s.
 func width(s string) int {
 	n := 0
 	for i := 0; i < len(s); n++ {
@@ -104,9 +104,9 @@ func width(s string) int {
 	return n
 }
 
-// narrow returns how many bytes the character has that s begins with if it is one of those
-// that our screens are made of: a character of its own whatever stands beside it, and one
-// column wide. It is 0 for others, of which nothing is said.
+// narrow returns the length in bytes of the first character of s if it is one of the symbols
+// of our screens: one column wide and never combined with its neighbours. It is 0 for all
+// other characters, whatever their width.
 func narrow(s string) int {
 	switch {
 	case len(s) > 1 && (s[0] == 0xc2 && s[1] == 0xb7 || s[0] == 0xc3 && s[1] == 0x97): // · ×
@@ -123,7 +123,7 @@ func narrow(s string) int {
 	return 0
 }
 
-// cut shortens s to w columns; what was cut off leaves an ellipsis.
+// cut shortens s to w columns with an ellipsis at the end.
 func cut(s string, w int, ellipsis string) string {
 	if w <= 0 {
 		return ""
@@ -137,8 +137,8 @@ func cut(s string, w int, ellipsis string) string {
 	return ansi.Truncate(s, w, ellipsis)
 }
 
-// cutMiddle shortens s to w columns and keeps both ends; of a path it keeps the file
-// name, if that fits.
+// cutMiddle shortens s to w columns with an ellipsis in the middle; of a path it keeps the
+// file name if that fits.
 func cutMiddle(s string, w int, ellipsis string) string {
 	room := w - width(ellipsis)
 	if width(s) <= w || room < 2 {
@@ -151,8 +151,8 @@ func cutMiddle(s string, w int, ellipsis string) string {
 	return ansi.Truncate(s, room-tail, "") + ellipsis + ansi.TruncateLeft(s, width(s)-tail, "")
 }
 
-// wrap breaks s at its line ends and at spaces into lines of at most w columns. Words that are longer
-// are broken anywhere; no others are, so that names and paths can be copied.
+// wrap breaks s at line ends and spaces into lines of at most w columns. It breaks only words
+// that are longer than a line, so that names and paths can be copied.
 func wrap(s string, w int) []string {
 	w = max(w, 1)
 	if head, tail, found := strings.Cut(s, "\n"); found {
@@ -185,8 +185,8 @@ func wrap(s string, w int) []string {
 	return append(lines, line)
 }
 
-// asciiOf writes our own signs in ASCII and anything else outside of it as "?", for
-// terminals whose locale is not UTF-8.
+// asciiOf replaces our own signs by ASCII and all other characters by "?", for terminals
+// whose locale is not UTF-8.
 func asciiOf(s string) string {
 	for i := range len(s) {
 		if s[i] >= utf8.RuneSelf {
@@ -235,7 +235,7 @@ func asciiReplace(s string) string {
 	return b.String()
 }
 
-// short writes a duration in at most six columns: 0.4s, 12s, 3m07s, 2h05m, 4d.
+// short formats a duration in at most six columns: 0.4s, 12s, 3m07s, 2h05m, 4d.
 func short(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -252,7 +252,7 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d/(24*time.Hour)))
 }
 
-// clock writes a running time as 00:47 or 1:02:03.
+// clock formats an elapsed time as 00:47 or 1:02:03.
 func clock(d time.Duration) string {
 	d = max(d, 0)
 	if d >= time.Hour {
@@ -261,7 +261,7 @@ func clock(d time.Duration) string {
 	return fmt.Sprintf("%02d:%02d", int(d/time.Minute), int(d/time.Second)%60)
 }
 
-// ago writes how long before now t was: "3m ago"; seconds only below a minute.
+// ago formats the age of t: "3m ago"; seconds only below a minute.
 func ago(t, now time.Time) string {
 	switch d := now.Sub(t); {
 	case t.IsZero():
@@ -277,7 +277,7 @@ func ago(t, now time.Time) string {
 	}
 }
 
-// count writes n with its noun: "1 node", "3 nodes".
+// count formats n with its noun: "1 node", "3 nodes".
 func count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -285,7 +285,7 @@ func count(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun + "s"
 }
 
-// bytesOf writes a number of bytes for people.
+// bytesOf formats a number of bytes with a binary unit.
 func bytesOf(n int64) string {
 	switch {
 	case n >= 1<<30:
@@ -298,10 +298,10 @@ func bytesOf(n int64) string {
 	return strconv.FormatInt(n, 10) + " B"
 }
 
-// stripStyle returns a line without the sequences that colour it.
+// stripStyle removes the escape sequences from a line.
 func stripStyle(s string) string { return ansi.Strip(s) }
 
-// styledWidth is how many columns a coloured line takes.
+// styledWidth is width for a line with styles.
 func styledWidth(s string) int {
 	n := 0
 	for i := 0; i < len(s); {
@@ -325,8 +325,8 @@ func styledWidth(s string) int {
 	return n
 }
 
-// sgr returns the length of the sequence that s begins with if it is one that styles text,
-// and 0 if it is not.
+// sgr returns the length of the style sequence (SGR) at the beginning of s, or 0 if there is
+// none.
 func sgr(s string) int {
 	if len(s) < 3 || s[0] != 0x1b || s[1] != '[' {
 		return 0

@@ -8,9 +8,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// Text is measured as the library does that knows all characters, also where its answer is
-// known without it.
-func TestWidthsAreThoseOfTheLibrary(t *testing.T) {
+// The fast paths of width and styledWidth give the same result as the library.
+func TestWidthMatchesTheLibrary(t *testing.T) {
 	var known []string
 	for r := rune(' '); r < 0x3000; r++ {
 		if s := string(r); r != 0x7f && narrow(s) > 0 {

@@ -9,8 +9,8 @@ import (
 	"github.com/muesli/termenv"
 )
 
-// style is a role of text on the screen. State is never told by it alone: a sign or
-// a word always says the same.
+// style is a role of text on the screen. A state never shows by its style alone: a sign or
+// a word always repeats it.
 type style int
 
 const (
@@ -25,7 +25,7 @@ const (
 	styles
 )
 
-// colours is how many colours a terminal shows.
+// colours is the colour depth of a terminal.
 type colours int
 
 const (
@@ -35,33 +35,33 @@ const (
 	trueColour
 )
 
-// look is what the screen of one terminal needs from outside to be drawn. It is a
-// value: the same look draws the same frame.
-type look struct {
+// display are the capabilities of a terminal that rendering depends on. The same value renders
+// the same frame.
+type display struct {
 	colours colours
 	light   bool // the terminal's background is light
 	ascii   bool // the locale is not UTF-8
 }
 
-// theme is a look, prepared: for each style what is written before and after a text,
-// and the signs.
+// theme holds, for the capabilities of a terminal, the escape sequences before and after text
+// of each style, and the signs.
 type theme struct {
-	look
+	display
 	before, after [styles]string
 	signs
-	// uncut has rows grow beyond their width: for what is printed, not shown.
+	// uncut lets rows exceed their width: for print.
 	uncut bool
 }
 
-// printed is the theme for lines that stay: whoever reads them has more room than a
-// screen, or breaks lines.
+// printed is the theme for lines that stay on the terminal or in a file, where long lines do
+// no harm.
 func (t *theme) printed() *theme {
 	p := *t
 	p.uncut = true
 	return &p
 }
 
-// signs are the characters of the screen that are no text.
+// signs are the symbols of the screen.
 type signs struct {
 	brand, ok, warn, fail, running, pending, skipped, stopped string
 	rule, heavy, bar, rest, cursor, ellipsis, dot, branch     string
@@ -86,11 +86,11 @@ var asciiSigns = signs{
 	spinner: []string{"|", "/", "-", `\`},
 }
 
-// newTheme prepares a look. Base colours are the terminal's own sixteen, which the
-// user has chosen to be legible; with more colours the few that are hard to read on
-// a light or a dark background get a fixed value.
-func newTheme(l look) *theme {
-	t := &theme{look: l, signs: unicodeSigns}
+// newTheme returns the theme of a terminal. With 16 colours it uses the terminal's palette,
+// which the user has chosen to be legible. With more colours it uses fixed values that are
+// legible on a light or a dark background.
+func newTheme(l display) *theme {
+	t := &theme{display: l, signs: unicodeSigns}
 	if l.ascii {
 		t.signs = asciiSigns
 	}
@@ -131,10 +131,10 @@ func (t *theme) paint(st style, s string) string {
 	return t.before[st] + s + t.after[st]
 }
 
-// spin returns the sign of something that moves, as of frame n.
+// spin returns the n-th frame of the spinner.
 func (t *theme) spin(n int) string { return t.spinner[n%len(t.spinner)] }
 
-// row builds one line of the screen, never wider than max unless its theme is uncut.
+// row builds one line of the screen, at most max columns wide unless its theme is uncut.
 type row struct {
 	t        *theme
 	b        strings.Builder
@@ -145,11 +145,11 @@ type row struct {
 
 func (t *theme) row(max int) *row { return &row{t: t, max: max} }
 
-// fits reports whether s can be added as it is.
+// fits reports whether s can be added without a cut.
 func (r *row) fits(s string) bool { return r.t.uncut || r.used+width(s) <= r.max }
 
-// below are the lines of a text that stands below a row, indented, at most most of
-// them; the last one ends with an ellipsis if there is more.
+// below wraps a text into at most most indented lines; the last one ends with an ellipsis if
+// text is left.
 func (t *theme) below(w, indent, most int, st style, s string) []string {
 	parts := wrap(s, max(10, w-indent))
 	if t.uncut {
@@ -165,8 +165,8 @@ func (t *theme) below(w, indent, most int, st style, s string) []string {
 	return lines
 }
 
-// add appends s in a style. What does not fit is cut off with an ellipsis, and
-// nothing more can be added.
+// add appends s in a style. If s does not fit, it is cut with an ellipsis, and later additions
+// are dropped.
 func (r *row) add(st style, s string) *row {
 	if r.overflow || s == "" {
 		return r
@@ -185,7 +185,7 @@ func (r *row) add(st style, s string) *row {
 	return r
 }
 
-// raw appends s, which holds nothing but signs of one column that the look has, in a style.
+// raw appends s in a style. All characters of s must be one column wide and supported by the terminal.
 func (r *row) raw(st style, s string) *row {
 	if n := utf8.RuneCountInString(s); n > 0 && (r.t.uncut || r.used+n <= r.max) {
 		r.b.WriteString(r.t.paint(st, s))
@@ -205,7 +205,7 @@ func (r *row) col(st style, s string, w int) *row {
 	return r.add(st, s).pad(max(1, w-width(s)+1))
 }
 
-// num appends s at the right end of w columns, and one space.
+// num appends s, right-aligned in w columns, and one space.
 func (r *row) num(st style, s string, w int) *row {
 	s = cut(s, w, r.t.ellipsis)
 	return r.pad(w-width(s)).add(st, s).pad(1)
@@ -226,8 +226,7 @@ func (r *row) pad(n int) *row {
 // to pads up to column n.
 func (r *row) to(n int) *row { return r.pad(n - r.used) }
 
-// right puts s at the right end of the line, one space from the edge, if there is
-// room for it.
+// right puts s at the right end of the line, one space from the edge, if it fits.
 func (r *row) right(st style, s string) *row {
 	if r.t.ascii {
 		s = asciiOf(s)
@@ -244,7 +243,7 @@ func (r *row) right(st style, s string) *row {
 
 func (r *row) String() string { return r.b.String() }
 
-// rule draws a line across the screen with a title in it and a remark at its end.
+// rule draws a horizontal line with a title and, at its right end, a remark.
 func (t *theme) rule(w int, title, remark string) string {
 	if t.ascii {
 		title, remark = asciiOf(title), asciiOf(remark)
@@ -266,7 +265,7 @@ func (t *theme) rule(w int, title, remark string) string {
 	return r.String()
 }
 
-// meter draws how much of total is done, w columns wide.
+// meter draws a progress bar w columns wide.
 func (t *theme) meter(done, total int64, w int) string {
 	if total <= 0 || w < 3 {
 		return ""

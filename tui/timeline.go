@@ -11,17 +11,17 @@ import (
 	"constellation/engine"
 )
 
-// logLines is how many log lines a timeline keeps; older ones are counted as
+// logLines is the maximum number of log lines in a timeline; older ones are counted as
 // dropped. The record of the run has them all.
 const logLines = 20_000
 
-// timeline is what the events of a run amount to so far. Console and plain printer
-// both fold events into it, so they cannot disagree. All text in it is clean.
+// timeline is the state of a run, folded from its events. Console and plain printer both use
+// it, so they cannot disagree. All text in it is clean.
 //
-// The zero value is a run that has not begun.
+// The zero value is a run that has not started.
 type timeline struct {
 	run, cluster, tool string
-	simulated          bool // the machines only do as machines would
+	simulated          bool // the machines are simulated
 	schema             string
 	started, last      time.Time
 	plan               *engine.Plan
@@ -29,37 +29,37 @@ type timeline struct {
 	steps              []step
 	machines           []machine
 	byName             map[string]int // index into machines
-	unnamed            string         // machine that is gone and never was one of its name; empty: none
+	unnamed            string         // deleted machine that the cloud had not named; "" if none
 	log                lines
 	why                waiting
 	counts             map[string]int64
-	etaLeast, etaMost  time.Time // between which a rollout will be over; zero if nobody knows
+	etaLeast, etaMost  time.Time // range of the estimated end of a rollout; zero if unknown
 	result             *outcome
 	events             uint64
 	current            int // index of the running step, -1 if none; valid when steps is not empty
 }
 
-// check is a finding on its way: running, then ok, warn or block.
+// check is the state of a check: running, then ok, warn or block.
 type check struct {
 	id, state, title, detail, remedy, source string
 	took                                     time.Duration
 }
 
-// step is a row of the plan as the run has brought it along.
+// step is the state of a step of the plan.
 type step struct {
 	id, title, state string
-	text             string // what it is doing, or why it failed
+	text             string // its progress, or why it failed
 	remedy           string
 	final            bool
 	began            time.Time
 	took             time.Duration
-	progress         int64 // of total
+	progress         int64 // out of total
 	total            int64
-	spelled          bool // how much of the total is there, text says
+	textHasProgress  bool // text contains the progress
 	parts            []part
 }
 
-// doing is what the step does now, in a few words; empty if it has not said.
+// doing is the current progress of the step in a few words; empty if unknown.
 func (s *step) doing() string {
 	if s.text != "" {
 		return s.text
@@ -79,51 +79,49 @@ func (s *step) doing() string {
 	return ""
 }
 
-// amount is how much of the total is there, with a leading separator, unless the text
-// says so.
+// amount is the progress of the step behind a separator; empty if the text contains it.
 func (s *step) amount(separator string) string {
-	if s.spelled {
+	if s.textHasProgress {
 		return ""
 	}
 	return separator + amount(s.progress, s.total)
 }
 
-// ended reports whether nothing more is expected of a part.
+// ended reports whether a part is complete.
 func (p *part) ended() bool {
 	return p.state != "" && p.state != engine.StateRunning || p.state == "" && p.total > 0 && p.current >= p.total
 }
 
-// part is something inside a step that was told about by name: a component that is
-// downloaded, a chart.
+// part is a named part of a step: a component that is downloaded, a chart.
 type part struct {
 	name, state, text string
 	current, total    int64
 	took              time.Duration
 }
 
-// machine is a machine from its boot to Ready.
+// machine is the state of a machine.
 type machine struct {
 	name, group, state, text string
-	since                    time.Time // it is in this state
-	first                    time.Time // it was heard of
+	since                    time.Time // start of this state
+	first                    time.Time // first-seen time
 	took                     time.Duration
 	attempt                  int
 }
 
-// waiting is why nothing happens. An empty text means that nothing is waited for.
+// waiting is what the run waits for. An empty text means that it does not wait.
 type waiting struct {
 	text, node, object, remedy string
 	since                      time.Time
 }
 
-// outcome is how the run ended.
+// outcome is the result of the run.
 type outcome struct {
 	status, text, remedy string
 	exit                 int
 	engine.Result
 }
 
-// logLine is one line of a program that ran somewhere else.
+// logLine is one log line of an event.
 type logLine struct {
 	at                        time.Time
 	source, node, level, text string
@@ -151,8 +149,7 @@ func (l *lines) len() int { return len(l.ring) }
 // at returns the i-th oldest line that is kept.
 func (l *lines) at(i int) logLine { return l.ring[(l.first+i)%len(l.ring)] }
 
-// change is what one event changed, for renderers that tell changes rather than
-// show a state.
+// change is the kind of change that an event made, for printers of changes.
 type change int
 
 const (
@@ -160,17 +157,17 @@ const (
 	began
 	planned
 	checked
-	carried   // a Plan is other than it was; the event has all of it
-	stepped   // a step changed its state
-	moved     // a machine changed its state
-	logged    // a line was added to the log
-	advanced  // a number moved
-	waits     // the reason for waiting changed
-	concluded // the run ended
+	nodePlanChanged // a Plan changed; the event has all of it
+	stepped         // a step changed its state
+	moved           // a machine changed its state
+	logged          // a line was added to the log
+	advanced        // progress or text changed
+	waits           // the reason for waiting changed
+	concluded       // the run ended
 )
 
-// apply folds one event into t and returns what it changed. For stepped and moved
-// the index of the step or machine is returned too.
+// apply folds one event into t and returns the kind of change. For stepped and moved it also
+// returns the index of the step or machine.
 func (t *timeline) apply(ev engine.Event) (change, int) {
 	t.events++
 	t.dropUnnamed()
@@ -203,11 +200,11 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 	case engine.KindWait:
 		return t.applyWait(ev)
 	case engine.KindNodePlan:
-		return carried, 0
+		return nodePlanChanged, 0
 	case engine.KindResult:
 		o := &outcome{status: ev.State, text: clean(ev.Text), remedy: clean(ev.Remedy)}
 		if len(ev.Data) > 0 {
-			// A result of a newer minor may hold more; what cannot be read is left out.
+			// A newer schema minor may have other fields; unreadable data is ignored.
 			_ = json.Unmarshal(ev.Data, &o.Result)
 		}
 		if o.status == "" {
@@ -218,7 +215,7 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 		}
 		t.result, t.why = o, waiting{}
 		if o.status == engine.StateFailed {
-			// The result has room for its beginning only, and nothing else holds the rest.
+			// The result screen shows only the beginning of a long text; the log keeps all of it.
 			for l := range strings.SplitSeq(cleanLines(ev.Text), "\n") {
 				t.log.add(logLine{at: ev.Time, level: "error", text: l})
 			}
@@ -237,7 +234,7 @@ func (t *timeline) applyPlan(ev engine.Event) (change, int) {
 	return planned, 0
 }
 
-// setPlan takes over the rows of a plan.
+// setPlan sets the plan and keeps the state of its known steps.
 func (t *timeline) setPlan(p *engine.Plan) {
 	t.plan = p
 	t.cluster, t.simulated = clean(p.Cluster), p.Simulated
@@ -262,7 +259,7 @@ func (t *timeline) setPlan(p *engine.Plan) {
 	t.findCurrent()
 }
 
-// checkOf is a finding as a check that has ended.
+// checkOf converts a finding into a completed check.
 func checkOf(f engine.Finding) check {
 	return check{clean(f.ID), string(f.Severity), clean(f.Title), cleanLines(f.Detail), clean(f.Remedy), clean(f.Source), f.Took.Round(time.Millisecond)}
 }
@@ -294,7 +291,7 @@ func (t *timeline) step(id string) int {
 		return -1
 	}
 	i := slices.IndexFunc(t.steps, func(s step) bool { return s.id == id })
-	if i < 0 { // a stream without a plan, such as that of a sandbox
+	if i < 0 { // a stream without a plan, such as one of a sandbox
 		t.steps = append(t.steps, step{id: id, title: id})
 		i = len(t.steps) - 1
 	}
@@ -311,8 +308,8 @@ func (t *timeline) applyStep(ev engine.Event) (change, int) {
 	s.state = ev.State
 	switch text := clean(ev.Text); {
 	case ev.State == engine.StateRunning && s.title == s.id && text != "":
-		s.title = text // a stream without a plan tells titles as it goes
-	case text == s.title: // says nothing new
+		s.title = text // a stream without a plan has titles in its step events
+	case text == s.title: // repeats the title
 		if ev.State != engine.StateRunning {
 			s.text = ""
 		}
@@ -348,7 +345,7 @@ func (t *timeline) findCurrent() {
 	}
 }
 
-// running returns the step that is under way, nil if there is none.
+// running returns the running step, nil if there is none.
 func (t *timeline) running() *step {
 	if len(t.steps) == 0 || t.current < 0 {
 		return nil
@@ -396,8 +393,8 @@ func (t *timeline) applyNode(ev engine.Event) (change, int) {
 	return nothing, i
 }
 
-// dropUnnamed drops the machine of the event before if it is gone and the cloud had not named
-// it: it has a row of its own by now, under its name, or never was a machine.
+// dropUnnamed drops the machine of the previous event if that event deleted an entry that the
+// cloud had not named: the machine has a row under its name now, or was never created.
 func (t *timeline) dropUnnamed() {
 	i, is := t.byName[t.unnamed]
 	t.unnamed = ""
@@ -441,10 +438,10 @@ func (t *timeline) applyProgress(ev engine.Event) (change, int) {
 	if text := clean(ev.Text); text != "" {
 		s.text = text
 	}
-	if ev.Total != s.total { // another thing is counted now, or nothing
+	if ev.Total != s.total { // the unit of progress has changed
 		s.progress, s.total = 0, ev.Total
 	}
-	s.progress, s.spelled = max(s.progress, ev.Current), ev.Text != "" && ev.Counts["objects"] > 0
+	s.progress, s.textHasProgress = max(s.progress, ev.Current), ev.Text != "" && ev.Counts["objects"] > 0
 	return advanced, i
 }
 
@@ -460,8 +457,7 @@ func (t *timeline) applyWait(ev engine.Event) (change, int) {
 	return waits, 0
 }
 
-// ready returns how many machines are nodes that are ready, and how many machines
-// there will be.
+// ready returns the number of ready nodes and the expected number of machines.
 func (t *timeline) ready() (ready, wanted int) {
 	for i := range t.machines {
 		switch t.machines[i].state {
@@ -483,8 +479,8 @@ func (t *timeline) ready() (ready, wanted int) {
 	return ready, wanted
 }
 
-// missing is how many machines of each group of the plan have not been heard of, in
-// the order of the groups' names. Many machines are not told one by one.
+// missing counts the machines of the plan that have not been seen, by group in the order of
+// their names. It is nil if there are too many machines to list.
 func (t *timeline) missing() []groupCounts {
 	if t.plan == nil || len(t.machines) > manyMachines {
 		return nil
@@ -504,14 +500,14 @@ func (t *timeline) missing() []groupCounts {
 	return list
 }
 
-// groupCounts is how many machines of a group are in which state.
+// groupCounts are the numbers of machines of a group by state.
 type groupCounts struct {
 	group  string
 	total  int
 	states map[string]int
 }
 
-// groups counts the machines by group, in the order of their names.
+// groups counts the machines by group, in the order of the groups' names.
 func (t *timeline) groups() []groupCounts {
 	by := map[string]*groupCounts{}
 	var out []*groupCounts
@@ -537,7 +533,7 @@ func (t *timeline) groups() []groupCounts {
 	return list
 }
 
-// nodeStates is the order in which states of machines are told.
+// nodeStates is the display order of the states of machines.
 var nodeStates = []string{
 	engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeNotReady, engine.NodeJoining, engine.NodeBooting,
 	engine.NodeCreating, engine.NodeFailed, engine.NodeGone,
@@ -557,7 +553,7 @@ func (g groupCounts) String() string {
 	return head
 }
 
-// finished returns how many steps are done or were done before.
+// finished returns the number of steps that are done or were skipped.
 func (t *timeline) finished() int {
 	n := 0
 	for i := range t.steps {
@@ -568,8 +564,8 @@ func (t *timeline) finished() int {
 	return n
 }
 
-// pastFinal reports whether the step that is the point of no return is done: from
-// here on the cluster goes on alone.
+// pastFinal reports whether the step that is the point of no return is done: the cluster
+// then continues without this program.
 func (t *timeline) pastFinal() bool {
 	for i := range t.steps {
 		if s := &t.steps[i]; s.final && (s.state == engine.StateDone || s.state == engine.StateSkipped) {
@@ -579,7 +575,7 @@ func (t *timeline) pastFinal() bool {
 	return false
 }
 
-// checkCounts returns how many checks ended how; running ones are in total only.
+// checkCounts counts the checks by result; running ones are in total only.
 func (t *timeline) checkCounts() (total, ok, warn, block int) {
 	for _, c := range t.checks {
 		switch engine.Severity(c.state) {
@@ -594,8 +590,7 @@ func (t *timeline) checkCounts() (total, ok, warn, block int) {
 	return len(t.checks), ok, warn, block
 }
 
-// elapsed is how long the run has lasted at now; the time of its end counts if it
-// has ended.
+// elapsed is the duration of the run until now, or until its end if it has ended.
 func (t *timeline) elapsed(now time.Time) time.Duration {
 	if t.started.IsZero() {
 		return 0

@@ -1,19 +1,18 @@
-// Package tui is everything the user sees: the commands, the console, the plain
-// printer and JSON Lines.
+// Package tui is the user interface: the commands, the console, the plain printer and JSON
+// Lines output.
 //
-// All of them render what package engine says. The events of a run are folded into
-// one timeline, by the console and by the printer alike, so the two cannot disagree;
-// JSON Lines are the events themselves. The console is one Bubble Tea model whose
-// screens are values that return strings. What touches a terminal is in terminal.go
-// and nowhere else.
+// All of them render the data of package engine. The console and the plain printer fold the
+// events of a run into the same timeline, so the two cannot disagree. JSON Lines are the
+// events themselves. The console is one Bubble Tea model whose screens are values that
+// return strings. Only terminal.go accesses the terminal.
 //
-// The package decides nothing about a cluster and talks to none; it imports package
-// engine and nothing else of ours. Leaving the console never harms a run. Text that
-// comes from outside, the line of a log or the name of a node, is cleaned of
-// everything that a terminal would obey before it is shown.
+// The package makes no decision about a cluster and has no connection to one; it imports
+// package engine and no other package of this module. Leaving the console never harms a
+// run. Text from outside, such as a log line or the name of a node, is cleaned of terminal
+// control characters before it is shown.
 //
-// What stdout is for: the answer of a verb, or the events of its run. What stderr is
-// for: errors, and remarks about the invocation.
+// Stdout gets the output of a verb or the events of its run. Stderr gets errors and remarks
+// about the invocation.
 package tui
 
 import (
@@ -26,94 +25,94 @@ import (
 	"constellation/engine"
 )
 
-// Engine is what the console needs to know and to do about one workspace.
-// *engine.Engine is one.
+// Engine is what this package needs of one workspace. *engine.Engine implements it.
 type Engine interface {
-	// Home says what the workspace holds and what makes sense to do next.
+	// Home describes the workspace and the next commands.
 	Home(context.Context) (engine.Home, error)
 	// Preflight checks what init needs and emits each check as it begins and ends.
 	Preflight(context.Context, func(engine.Event)) ([]engine.Finding, error)
 	// PlanInit returns the plan of init, with its findings. It changes nothing.
 	PlanInit(context.Context) (*engine.Plan, error)
-	// Run carries out a plan. It emits the events of the run, the first of which is
-	// hello and the last of which is result; emit is never called concurrently.
+	// Run carries out a plan. The first event that it emits is hello and the last is
+	// result; emit is never called concurrently.
 	Run(context.Context, *engine.Plan, func(engine.Event)) error
 	// Status describes the cluster as it is now.
 	Status(context.Context) (engine.Status, error)
-	// Check says what may be gone to, by which path, and what the next hop would trip over.
+	// Check returns the reachable versions, the path to them, and the preflight findings of
+	// the next hop.
 	Check(context.Context, engine.CheckRequest, func(engine.Event)) (engine.Check, error)
-	// PlanApply returns the plan to carry out the next hop, with the findings of its check;
-	// PlanExecute that to upgrade the services alone. They change nothing.
+	// PlanApply returns the plan of the next hop, with the findings of its check. PlanExecute
+	// returns the plan to upgrade only the services. They change nothing.
 	PlanApply(context.Context, engine.ApplyRequest, func(engine.Event)) (*engine.Plan, error)
 	PlanExecute(context.Context, engine.ApplyRequest) (*engine.Plan, error)
-	// ChangeRollout pauses, resumes or cancels the rollout and returns what it was.
+	// ChangeRollout pauses, resumes or cancels the rollout and returns its previous state.
 	ChangeRollout(context.Context, engine.RolloutChange) (engine.Rollout, error)
-	// Skip has rollouts leave a node or a group as it is, or lets it go, and returns what was
-	// so before.
+	// Skip excludes a node or a group from rollouts, or resumes it, and returns its previous
+	// state.
 	Skip(ctx context.Context, name string, skip bool) (engine.Holding, error)
-	// Watch tells how a rollout goes until it ends or ctx does; see engine.Engine.
+	// Watch emits the progress of a rollout until it or ctx ends; see engine.Engine.
 	Watch(context.Context, engine.WatchRequest, func(engine.Event)) error
-	// Runs are the runs that the workspace has a record of, the newest first; PastRun tells
-	// all about one, and Record where its events are.
+	// Runs returns the recorded runs of the workspace, newest first. PastRun returns the
+	// details of one, Record the path of its events.
 	Runs() ([]engine.RunSummary, error)
 	PastRun(id string) (engine.PastRun, error)
 	Record(id string) (path string, err error)
-	// Pulse returns how the API server answers while something looks after it.
+	// Pulse returns the health of the API server while its health monitor runs.
 	Pulse() engine.Pulse
-	// PlanPrepare returns the plan to publish what nodes need after the next hop, with the
+	// PlanPrepare returns the plan to publish the requirements of the next hop, with the
 	// findings of its check. It changes nothing.
 	PlanPrepare(context.Context, engine.PrepareRequest, func(engine.Event)) (*engine.Plan, error)
-	// PlanBackup returns the plan to back up what an upgrade can destroy. It changes nothing.
+	// PlanBackup returns the plan of a backup. It changes nothing.
 	PlanBackup(context.Context, engine.BackupRequest) (*engine.Plan, error)
-	// ListBackups returns the backups in a directory, the newest first; empty means that of
-	// the workspace. With verify each is read as a whole.
+	// ListBackups returns the backups in a directory, newest first; an empty dir means the
+	// workspace's. With verify it reads all files and verifies their digests.
 	ListBackups(ctx context.Context, dir string, verify bool, progress func(id string, done, total int64)) ([]engine.BackupEntry, error)
-	// VerifyBackup reads all of a backup and returns nil if it is whole.
+	// VerifyBackup reads all files of a backup and returns nil if it is complete.
 	VerifyBackup(ctx context.Context, dir, id string, progress func(done, total int64)) error
-	// LocalData says what is on the disks of nodes and in no backup.
+	// LocalData returns the data on the disks of nodes, which no backup contains.
 	LocalData(context.Context) (engine.LocalData, error)
-	// ShowBackup returns what a backup holds, and where.
+	// ShowBackup returns the manifest of a backup and its path.
 	ShowBackup(dir, id string) (engine.BackupManifest, string, error)
-	// PruneBackups removes backups but for the newest whole ones.
+	// PruneBackups deletes all backups except the newest complete ones.
 	PruneBackups(ctx context.Context, dir string, keep int) (removed []string, err error)
-	// PlanRestore returns the plan to bring back what a backup has and the cluster has not.
-	// It changes nothing. The plan has to be closed.
+	// PlanRestore returns the plan to restore objects that the cluster lacks. It changes
+	// nothing. The caller must close the plan.
 	PlanRestore(context.Context, engine.RestoreRequest, func(engine.Event)) (*engine.Plan, error)
-	// PlanRevoke returns the plan to shut a machine out and to remove it. It changes nothing.
+	// PlanRevoke returns the plan to revoke a machine and to delete it. It changes nothing.
 	PlanRevoke(context.Context, engine.RevokeRequest) (*engine.Plan, error)
-	// Differ compares the cluster with a backup, and reports each object that differs.
+	// Differ compares the cluster with a backup and reports each object that differs.
 	Differ(context.Context, engine.RestoreRequest, func(engine.Event), func(engine.Difference)) (engine.Compared, error)
 }
 
-// App is the program: what main puts together, and the world around it.
+// App is the program: its parts, which main provides, and its environment.
 type App struct {
 	// Release is the version of this program, such as v1.1.0.
 	Release string
-	// Kubernetes are the versions that a sandbox can run, the default first; they are
-	// offered as completions and choices.
+	// Kubernetes are the versions that a sandbox can run, the default first. They are
+	// completions and choices.
 	Kubernetes []string
-	// Images and Releases are those that a sandbox can be made with, the default first.
+	// Images and Releases are the versions that a sandbox supports, the default first.
 	Images, Releases []string
-	// Faults are the beginnings of the faults that a sandbox can have, such as "quota=";
-	// they are offered as completions.
+	// Faults are prefixes of the faults that a sandbox supports, such as "quota=". They are
+	// completions.
 	Faults []string
 
-	// Engine returns the engine of a workspace. It is called at most once, and only by
-	// verbs that need it: starting must stay fast.
+	// Engine, Sandbox and Drills are called only by verbs that need them, so that all others
+	// start fast. Engine returns the engine of a workspace, and is called at most once.
 	Engine func(*engine.Workspace, *slog.Logger) (Engine, error)
-	// Sandbox returns the cloud on this computer; the same holds.
+	// Sandbox returns the test cloud on this computer.
 	Sandbox func(*slog.Logger) (engine.Sandbox, error)
-	// Drills returns what upgrades throwaway clusters while things go wrong; the same holds.
+	// Drills returns the runner of upgrades under fault injection.
 	Drills func(*slog.Logger) (engine.Drills, error)
-	// Daemon runs a sandbox until ctx ends. It is what the hidden verb `sandbox
-	// daemon` does, started by Sandbox.Up.
+	// Daemon runs a sandbox until ctx ends. It implements the hidden verb `sandbox daemon`,
+	// which Sandbox.Up starts.
 	Daemon func(ctx context.Context, name string, log *slog.Logger) error
 
-	// Program is how the user calls the program, for commands to copy; the default is
-	// taken from the process.
+	// Program is the program's name in commands that the user copies; the default is taken
+	// from the process.
 	Program string
 
-	// Stdin, Stdout, Stderr, Env and Now default to those of the process.
+	// Stdin, Stdout, Stderr, Env and Now default to the process's own.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Env            func(string) string
@@ -123,7 +122,7 @@ type App struct {
 // Main runs the program with the arguments of the process and returns its exit code.
 func (a App) Main() int {
 	if a.Program == "" && len(os.Args) > 0 {
-		wd, _ := os.Getwd() // without one, paths stay whole
+		wd, _ := os.Getwd() // on error, paths stay absolute
 		a.Program = calledAs(os.Args[0], wd)
 	}
 	return a.Run(os.Args[1:])

@@ -12,7 +12,7 @@ import (
 	"constellation/engine"
 )
 
-// checkFormat is the value of -o of `upgrade check`.
+// checkFormat is the value of -o where markdown is allowed, too.
 type checkFormat string
 
 func (f *checkFormat) String() string { return string(*f) }
@@ -27,8 +27,8 @@ func (f *checkFormat) Set(s string) error {
 }
 
 func (s *session) upgradeCommand() *cobra.Command {
-	cmd := group("upgrade", "Check which upgrades are allowed, and upgrade the cluster",
-		"Which versions the cluster may go to, by which path, and what stands in the way; the way\nthere, as a whole or in parts; and what can be done while it is under way.",
+	cmd := group("upgrade", "Check, run and control upgrades of the cluster",
+		"Check which versions the cluster can be upgraded to, upgrade it (apply) or only parts of it\n(prepare, execute), and control a running rollout (pause, resume, cancel, skip, retry).",
 		"  constellation upgrade check --write-config\n  constellation upgrade apply\n  constellation upgrade pause")
 	cmd.AddCommand(s.upgradeCheckCommand(), s.upgradeApplyCommand(), s.upgradePrepareCommand(), s.upgradeExecuteCommand())
 	cmd.AddCommand(s.rolloutCommands()...)
@@ -43,23 +43,23 @@ func (s *session) upgradeCheckCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Say which versions can be gone to, by which path, and what the next hop would trip over",
-		Long: `Check asks the cluster which versions run, the cloud what it has and the release feed
-what exists, and says what may be gone to, by which path, and what the next hop will
-change. Then it looks for what the hop would trip over: removed APIs still in use and
-who uses them, budgets that allow no eviction, webhooks that would be gone, nodes that
-are too old, and more.
+		Short: "List reachable versions and preflight the next hop",
+		Long: `List the versions you can upgrade to, the upgrade path to each, and the changes of the next
+hop. Then run preflight checks for the next hop: removed APIs that clients still use,
+PodDisruptionBudgets that allow no eviction, webhooks whose service would be unavailable,
+nodes that are too old, and more.
 
-It changes nothing in the cluster. Some questions are asked as dry runs, which the API
-server answers without carrying them out; --no-dry-run leaves those out.
+Check reads the cluster, the cloud and the release feed, and changes nothing in the cluster.
+Some checks send dry-run requests, which the API server validates but does not persist;
+--no-dry-run skips them.
 
---write-config writes the values of the next hop into constellation-conf.yaml, keeping
+--write-config writes the values of the next hop into constellation-conf.yaml and keeps
 comments and order.
 
-Exit code: 0 whatever is found; 1 if the cluster cannot be asked. With --exit-code 4 if
+Exit code: 0 with any findings; 1 if the cluster is unreachable. With --exit-code: 4 if
 every path is blocked or a finding blocks the next hop, 6 if an upgrade is available and
 nothing blocks it, 0 if nothing is newer.`,
-		Example: `  constellation upgrade check                          # what is newest, and the way there
+		Example: `  constellation upgrade check                          # newest version, path and findings
   constellation upgrade check --to v1.1.0 --kubernetes v1.36.3
   constellation upgrade check --write-config           # write the next hop into the configuration
   constellation upgrade check --exit-code -o json | jq '.path[0].to'
@@ -73,16 +73,16 @@ nothing blocks it, 0 if nothing is newer.`,
 	}
 	fl := cmd.Flags()
 	fl.BoolVar(&r.WriteConfig, "write-config", false, "write the values of the next hop into constellation-conf.yaml")
-	fl.BoolVar(&update, "update-config", false, "the same as --write-config")
-	fl.TextVar(&r.Release, "to", r.Release, "`release` to plan for (default: the newest that can be reached)")
-	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "Kubernetes `version` to plan for (default: the newest that can be reached)")
+	fl.BoolVar(&update, "update-config", false, "alias of --write-config")
+	fl.TextVar(&r.Release, "to", r.Release, "`release` to plan for (default: the newest reachable one)")
+	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "Kubernetes `version` to plan for (default: the newest reachable one)")
 	fl.BoolVar(&exitCode, "exit-code", false, "exit with 6 if an upgrade is available, with 4 if every path is blocked or a finding blocks the next hop")
-	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "leave out questions that are asked as dry runs")
-	fl.BoolVar(&r.NoPreflight, "no-preflight", false, "versions and path only")
-	fl.StringVar(&r.Feed, "feed", "", "directory or address of the release feed (default: that of the configuration)")
-	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "file with a public key that the feed is signed with; may be repeated")
-	fl.Bool("non-interactive", false, "nothing is asked anyway; taken so that a script can call all verbs alike")
-	fl.VarP(&f, "output", "o", "output format")
+	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "skip checks that send dry-run requests")
+	fl.BoolVar(&r.NoPreflight, "no-preflight", false, "show versions and path only; skip all preflight checks")
+	fl.StringVar(&r.Feed, "feed", "", "release feed: folder, https `address` or bundle:FILE (default: from the configuration)")
+	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "public key `file` that verifies the feed; may be repeated")
+	fl.Bool("non-interactive", false, "accepted for consistency; this command never prompts")
+	fl.VarP(&f, "output", "o", "output format: text, json for one document, or markdown")
 	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
 	_ = cmd.RegisterFlagCompletionFunc("to", fixed(s.Releases...))
@@ -90,38 +90,31 @@ nothing blocks it, 0 if nothing is newer.`,
 	return cmd
 }
 
-// prepareOptions are what the command line says about `upgrade prepare` beside the request.
-type prepareOptions struct {
-	yes, nonInteractive bool
-	timeout             time.Duration
-	out                 format
-}
-
 func (s *session) upgradePrepareCommand() *cobra.Command {
 	var (
 		r engine.PrepareRequest
-		o prepareOptions
+		o runOptions
 	)
 	cmd := &cobra.Command{
 		Use:   "prepare",
-		Short: "Publish what nodes need for the next hop, without setting the target",
-		Long: `Prepare checks the next hop as upgrade check does, and puts into the cluster what its
-nodes will need: the components that they install, and the measurements that they must
-show. Machines of the old and of the new image are let in from then on.
+		Short: "Publish the next hop's requirements without a rollout",
+		Long: `Publish what nodes need for the next hop: the components they install and the reference
+measurements they are attested against. Prepare first runs the checks of upgrade check.
+Machines with the old and with the new image can join afterwards.
 
-It replaces no node and does not set the target. At the end it prints the one kubectl
-command that does, and writes the same target into constellation-nodeversion.yaml, for
-GitOps. From then on the operator in the cluster replaces nodes by itself.
+Prepare replaces no node and does not set the target. At the end it prints the kubectl
+command that sets the target, and writes the same target into constellation-nodeversion.yaml
+for GitOps. Once the target is set, the operator replaces the nodes.
 
-What is prepared is the hop to what constellation-conf.yaml asks for, or on the way to
---to and --kubernetes. If neither asks for anything newer than what runs, it is the next
-hop to the newest that can be reached.
+The hop leads to the versions in constellation-conf.yaml, or towards --to and --kubernetes.
+If neither is newer than the running versions, it is the next hop towards the newest
+reachable versions.
 
-Findings that block stop it with exit code 4. Warnings are accepted with --yes, or each by
-its name with --acknowledge. These two block unless they are acknowledged by name:
-measurements-weaker, with which registers are not enforced any more (recorded in the
-cluster), and oldest-supports-kubernetes, with which image and Kubernetes go up in one
-write. Prepare can be interrupted at any time: the same command goes on where it was.`,
+Findings that block stop prepare with exit code 4. Accept warnings with --yes, or each by
+its ID with --acknowledge. Two findings block unless they are acknowledged by ID:
+measurements-weaker (some registers are no longer enforced; recorded in the cluster) and
+oldest-supports-kubernetes (image and Kubernetes change in one write). Prepare can be
+interrupted at any time; run it again to resume.`,
 		Example: `  constellation upgrade check --write-config && constellation upgrade prepare
   constellation upgrade prepare --non-interactive --yes
   constellation upgrade prepare --to v1.1.0 --kubernetes v1.36.3 --acknowledge oldest-supports-kubernetes
@@ -130,16 +123,16 @@ write. Prepare can be interrupted at any time: the same command goes on where it
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.prepare(cmd.Context(), r, o) },
 	}
 	fl := cmd.Flags()
-	fl.BoolVarP(&o.yes, "yes", "y", false, "the plan and its warnings are accepted")
-	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "ask nothing")
-	fl.StringArrayVar(&r.Acknowledge, "acknowledge", nil, "`ID` of a finding that is accepted; may be repeated")
-	fl.TextVar(&r.Release, "to", r.Release, "`release` to go to (default: what the configuration asks for)")
-	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "Kubernetes `version` to go to (default: what the configuration asks for)")
-	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "leave out questions that are asked as dry runs")
-	fl.StringVar(&r.Feed, "feed", "", "directory or address of the release feed (default: that of the configuration)")
-	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "file with a public key that the feed is signed with; may be repeated")
-	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this long, such as 10m; the same command goes on (0: never)")
-	s.outputFlag(cmd, &o.out, "what to print: text, or json for one event per line")
+	fl.BoolVarP(&o.yes, "yes", "y", false, "accept the plan and its warnings")
+	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "never prompt")
+	fl.StringArrayVar(&r.Acknowledge, "acknowledge", nil, "`ID` of a finding to acknowledge; may be repeated")
+	fl.TextVar(&r.Release, "to", r.Release, "target `release` (default: from the configuration)")
+	fl.TextVar(&r.Kubernetes, "kubernetes", r.Kubernetes, "target Kubernetes `version` (default: from the configuration)")
+	fl.BoolVar(&r.NoDryRun, "no-dry-run", false, "skip checks that send dry-run requests")
+	fl.StringVar(&r.Feed, "feed", "", "release feed: folder, https `address` or bundle:FILE (default: from the configuration)")
+	fl.StringArrayVar(&r.FeedKeys, "feed-key", nil, "public key `file` that verifies the feed; may be repeated")
+	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 10m; run again to resume (0: no limit)")
+	s.outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
 	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
 	_ = cmd.RegisterFlagCompletionFunc("to", fixed(s.Releases...))
 	_ = cmd.RegisterFlagCompletionFunc("acknowledge", fixed("measurements-weaker", "oldest-supports-kubernetes"))
@@ -147,33 +140,17 @@ write. Prepare can be interrupted at any time: the same command goes on where it
 	return cmd
 }
 
-// prepare runs `upgrade prepare`. On a terminal it asks once, after the plan was shown.
-func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o prepareOptions) error {
-	out := s.printer(o.out, true)
-	defer func() { out.close() }()
-	eng, _, _, err := s.engineOf()
-	if err != nil {
-		return s.unplanned(out, o.out, err)
-	}
-	ctx, stop := s.limited(ctx, o.timeout)
-	defer stop()
-	progress := s.checkProgress()
-	plan, err := eng.PlanPrepare(ctx, r, progress.event)
-	progress.live.clear()
-	if err != nil {
-		return s.unplanned(out, o.out, err)
-	}
-	out, err = s.accept(plan, out, o.out, acceptance{
-		yes: o.yes, acknowledged: r.Acknowledge, asks: o.out == text && !o.nonInteractive && s.asks(),
-		question: "Publish this?", show: s.tellPreview,
+// prepare runs `upgrade prepare`.
+func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o runOptions) error {
+	a := acceptance{acknowledged: r.Acknowledge, question: fixedQuestion("Publish this?"), show: s.printPreview}
+	return s.planAndRun(ctx, o, a, func(ctx context.Context, eng Engine) (*engine.Plan, error) {
+		progress := s.checkProgress()
+		defer progress.live.clear()
+		return eng.PlanPrepare(ctx, r, progress.event)
 	})
-	if err != nil {
-		return err
-	}
-	return eng.Run(ctx, plan, out.event)
 }
 
-// printCheck answers what may be gone to.
+// printCheck runs `upgrade check` and prints its result.
 func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f checkFormat, exitCode bool) error {
 	eng, _, _, err := s.engineOf()
 	if err != nil {
@@ -187,8 +164,8 @@ func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f check
 	if k.Config != nil && k.Config.Written {
 		s.wrote = k.Config.Path
 	}
-	if k.Schema != "" && ctx.Err() == nil { // also without the cluster something may be known
-		if perr := s.tellCheck(&k, r, f); perr != nil {
+	if k.Schema != "" && ctx.Err() == nil { // a check of an unreachable cluster still has release data
+		if perr := s.writeCheck(&k, r, f); perr != nil {
 			return perr
 		}
 	}
@@ -201,27 +178,26 @@ func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f check
 	return nil
 }
 
-func (s *session) tellCheck(k *engine.Check, r engine.CheckRequest, f checkFormat) error {
+func (s *session) writeCheck(k *engine.Check, r engine.CheckRequest, f checkFormat) error {
 	switch f {
 	case "json":
 		return document(s.out, k)
 	case "markdown":
-		_, err := fmt.Fprint(s.out, markdown(k, s.speller()))
+		_, err := fmt.Fprint(s.out, markdown(k, s.formatter()))
 		return err
 	}
 	s.print(s.checkText(k, r))
 	return nil
 }
 
-// checkText draws the check that r asked for on any number of lines: the answer first,
-// then what it is made of.
+// checkText renders the check that r asked for: the verdict first, then the details.
 func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
-	c := s.sheet()
+	c := s.renderer()
 	c.w = s.answerWidth()
 	w := c.w
 	severity, text := verdict(k)
 	sign, st := c.severitySignOf(severity)
-	head, feed := "upgrade check of cluster "+clean(k.Cluster)+marked(k.Simulated, ", "), feedWords(k.Feed, c.now)
+	head, feed := "upgrade check of cluster "+clean(k.Cluster)+marked(k.Simulated, ", "), feedText(k.Feed, c.now)
 	lines := []string{head + ", " + feed}
 	if width(lines[0]) > w {
 		lines = append([]string{head}, wrap(feed, w)...)
@@ -255,8 +231,8 @@ func targetOf(t engine.Target) string {
 	return strings.Join(parts, ", ")
 }
 
-// planFlags are the flags that make r plan what it plans, to be given again: with a
-// leading space each, empty if there are none.
+// planFlags returns the flags that reproduce r, each with a leading space; empty if there
+// are none.
 func planFlags(r engine.CheckRequest) string {
 	var b strings.Builder
 	add := func(flag, value string) {
@@ -286,10 +262,10 @@ func planFlags(r engine.CheckRequest) string {
 	return b.String()
 }
 
-// nextRows says what can be done now, after the check that r asked for.
+// nextRows renders the next command after the check that r asked for.
 func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
 	var lines []string
-	sp := c.deps.sp
+	sp := c.deps.commands
 	switch x := k.Config; {
 	case x != nil && x.Written:
 		lines = append(lines, "", "written to "+clean(x.Path)+":")
@@ -297,7 +273,7 @@ func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
 			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", clean(f.Field), clean(orElse(shortValue(f.From), "(not set)")), c.th.to, clean(orElse(shortValue(f.To), "(removed)"))))
 		}
 		next := "config validate"
-		if len(k.Path) > 0 && k.Path[0].CLI.String() == k.CLI { // else another program goes on
+		if len(k.Path) > 0 && k.Path[0].CLI.String() == k.CLI { // else another version of this program must run the hop
 			next = "upgrade apply" + planFlags(engine.CheckRequest{Feed: r.Feed, FeedKeys: r.FeedKeys})
 		}
 		lines = append(lines, "", "next  "+sp.command(next))
@@ -307,7 +283,7 @@ func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
 	return lines
 }
 
-// shortValue keeps digests readable.
+// shortValue shortens digests.
 func shortValue(s string) string {
 	if len(s) > 24 && !strings.ContainsAny(s, " \n") {
 		return s[:12] + "..."
@@ -315,11 +291,11 @@ func shortValue(s string) string {
 	return s
 }
 
-// checkProgress tells on stderr how far a check has come, if that is a terminal.
+// checkProgress shows the progress of a check on stderr, if stderr is a terminal.
 type checkProgress struct {
 	live  liveLine
 	now   func() time.Time
-	so    checkLive
+	so    runningCheck
 	shown time.Time
 }
 
@@ -336,14 +312,14 @@ func (p *checkProgress) event(ev engine.Event) {
 	p.so.apply(ev)
 	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
 		p.shown = now
-		p.live.set(p.so.words())
+		p.live.set(p.so.summary())
 	}
 }
 
-// markdown writes a check for a ticket or a pull request.
-func markdown(k *engine.Check, sp speller) string {
+// markdown renders a check for a ticket or a pull request.
+func markdown(k *engine.Check, sp commandFormatter) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", codeOf(k.Cluster)+marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), cellOf(k.CLI), cellOf(feedWords(k.Feed, k.Time)))
+	fmt.Fprintf(&b, "## Upgrade check of cluster %s\n\n%s, constellation %s, %s\n\n", codeOf(k.Cluster)+marked(k.Simulated, ", "), k.Time.UTC().Format(time.RFC3339), cellOf(k.CLI), cellOf(feedText(k.Feed, k.Time)))
 	severity, text := verdict(k)
 	fmt.Fprintf(&b, "**%s**: %s\n\n", severity, cellOf(text))
 	b.WriteString("| component | now | this CLI, in one hop | next hop | newest | verdict |\n|---|---|---|---|---|---|\n")
@@ -352,12 +328,12 @@ func markdown(k *engine.Check, sp speller) string {
 		if x.Part {
 			name = "&nbsp;&nbsp;" + name
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cellOf(x.Now), cellOf(last(x.Reachable)), cellOf(x.NextHop), cellOf(x.Newest), cellOf(verdictWord(x)))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", name, cellOf(x.Now), cellOf(last(x.Reachable)), cellOf(x.NextHop), cellOf(x.Newest), cellOf(verdictText(x)))
 	}
 	if len(k.Path) > 0 {
 		b.WriteString("\n### Path\n\n")
 		for _, h := range k.Path {
-			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cellOf(targetOf(h.From)), cellOf(targetOf(h.To)), cellOf(h.CLI.String()), replacesWords(h))
+			fmt.Fprintf(&b, "%d. %s → %s, with constellation %s; %s\n", h.Number, cellOf(targetOf(h.From)), cellOf(targetOf(h.To)), cellOf(h.CLI.String()), replacedNodes(h))
 			for _, why := range h.Why {
 				fmt.Fprintf(&b, "   - %s\n", cellOf(why))
 			}
@@ -376,22 +352,22 @@ func markdown(k *engine.Check, sp speller) string {
 			b.WriteString("\n")
 		}
 	}
-	c := &console{th: newTheme(look{}).printed(), deps: consoleDeps{sp: sp}}
-	if rows := c.changeRows(sheetWidth, k); len(rows) > 1 {
+	c := &console{th: newTheme(display{}).printed(), deps: consoleDeps{commands: sp}}
+	if rows := c.changeRows(printedWidth, k); len(rows) > 1 {
 		b.WriteString("\n### Will change in hop 1\n\n```\n")
 		for _, l := range rows[1:] {
 			b.WriteString(strings.TrimRight(strings.TrimPrefix(l, "  "), " ") + "\n")
 		}
 		b.WriteString("```\n")
 	}
-	list, fine := worth(k.Findings)
-	fmt.Fprintf(&b, "\n### Findings: %s\n", orElse(tally(k.Findings), "none"))
+	list, fine := needAttention(k.Findings)
+	fmt.Fprintf(&b, "\n### Findings: %s\n", orElse(countBySeverity(k.Findings), "none"))
 	if sp.needExport(list) {
 		fmt.Fprintf(&b, "\n```\n%s\n```\n", clean(sp.export()))
 	}
 	for _, x := range list {
 		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cellOf(x.Title), codeOf(x.ID))
-		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", ownerWords(x.Owner)}, {"fix", sp.text(x.Remedy)}} {
+		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", ownerText(x.Owner)}, {"fix", sp.text(x.Remedy)}} {
 			if l.text != "" {
 				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cellOf(oneLine(l.text)))
 			}
@@ -404,7 +380,7 @@ func markdown(k *engine.Check, sp speller) string {
 		}
 	}
 	if fine > 0 {
-		fmt.Fprintf(&b, "\n%s fine.\n", count(fine, "check"))
+		fmt.Fprintf(&b, "\n%s passed.\n", count(fine, "check"))
 	}
 	for _, n := range k.Notes {
 		fmt.Fprintf(&b, "\n%s\n", cellOf(n))

@@ -12,14 +12,14 @@ import (
 	"constellation/engine"
 )
 
-// trouble is a cause, with the machines that it concerns.
+// trouble is a cause of failure with its machines.
 type trouble struct {
 	cause string
 	nodes []*engine.BoardNode
 }
 
-// troubles are the machines that failed or were begun more than once and do not come, by
-// what is said about them; the cause of most first.
+// troubles are the machines that failed, are retried or are waited for, grouped by cause, the
+// most frequent cause first.
 func (c *console) troubles() []trouble {
 	b := c.wat.shown()
 	var out []trouble
@@ -27,7 +27,7 @@ func (c *console) troubles() []trouble {
 		if n.State != engine.NodeFailed && n.Attempts < 2 && (b.Wait.Node == "" || n.Name != b.Wait.Node) {
 			continue
 		}
-		cause := orElse(clean(n.Text), "it is "+clean(n.State)+", and nothing is said about why")
+		cause := orElse(clean(n.Text), clean(n.State)+", no reason reported")
 		i := slices.IndexFunc(out, func(t trouble) bool { return t.cause == cause })
 		if i < 0 {
 			out = append(out, trouble{cause: cause})
@@ -49,12 +49,12 @@ func (c *console) troubles() []trouble {
 func (c *console) noTrouble() string {
 	b := c.wat.shown()
 	if b.Wait.Remedy == "" && b.Exit == 0 && len(c.troubles()) == 0 {
-		return "nothing has gone wrong"
+		return "there are no failures"
 	}
 	return ""
 }
 
-// cause is what has gone wrong, in a sentence.
+// cause is the most important failure in one sentence.
 func (c *console) cause() string {
 	b := c.wat.shown()
 	switch t := c.troubles(); {
@@ -68,8 +68,7 @@ func (c *console) cause() string {
 	return ""
 }
 
-// choice is something that can be done about trouble: a change of the rollout, a place to
-// look at, or a command to copy.
+// choice is a possible action: a change of the rollout, another lens, or a command to copy.
 type choice struct {
 	title, says, command string
 	do                   func(*console) tea.Cmd
@@ -81,14 +80,14 @@ func (c *console) choices() []choice {
 	remedy := orElse(b.Wait.Remedy, b.Remedy)
 	if _, rest, ok := strings.Cut(remedy, "`"); ok {
 		if cmd, _, ok := strings.Cut(rest, "`"); ok {
-			out = append(out, choice{title: "what is advised", says: "copies the command", command: c.deps.sp.text("`" + clean(cmd) + "`")})
+			out = append(out, choice{title: "copy the suggested remedy", command: c.deps.commands.text("`" + clean(cmd) + "`")})
 		}
 	}
 	if t := c.troubles(); len(t) > 0 {
 		n := t[0].nodes[0]
-		out = append(out, choice{title: "look at " + clean(n.Name), says: "the first one, with its lines", do: func(c *console) tea.Cmd { c.openNode(n.Name); return nil }})
+		out = append(out, choice{title: "show " + clean(n.Name), says: "the first one, with its log", do: func(c *console) tea.Cmd { c.openNode(n.Name); return nil }})
 		if len(t[0].nodes) > 1 {
-			out = append(out, choice{title: fmt.Sprintf("list the %d machines of the same cause", len(t[0].nodes)), says: "in the table", do: func(c *console) tea.Cmd {
+			out = append(out, choice{title: fmt.Sprintf("list the %d affected machines", len(t[0].nodes)), says: "in the table", do: func(c *console) tea.Cmd {
 				c.wat.lens, c.wat.filter = lensTable, "state:"+clean(n.State)
 				return nil
 			}})
@@ -100,10 +99,10 @@ func (c *console) choices() []choice {
 			out = append(out, choice{title: what, says: says, do: k.do})
 		}
 	}
-	return append(out, choice{title: "leave, and come back later", says: "the cluster goes on alone", command: c.deps.sp.command("watch")})
+	return append(out, choice{title: "leave, and come back later", says: "to reattach", command: c.deps.commands.command("watch")})
 }
 
-// choose does what the cursor is on.
+// choose runs the selected action.
 func (c *console) choose() tea.Cmd {
 	list := c.choices()
 	x := list[min(c.wat.choice, len(list)-1)]
@@ -116,17 +115,17 @@ func (c *console) choose() tea.Cmd {
 	return nil
 }
 
-// troubleView says what has gone wrong, what it concerns, and what can be done.
+// troubleView renders the failures, their scope, and the possible actions.
 func (c *console) troubleView(b *engine.Board, w, h int) []string {
 	lines := []string{c.th.rule(w, "What happened", "")}
 	cause := c.cause()
 	if cause == "" {
-		lines = append(lines, c.th.row(w).add(good, "  "+c.th.ok+" ").add(plain, "nothing has gone wrong").String())
+		lines = append(lines, c.th.row(w).add(good, "  "+c.th.ok+" ").add(plain, "there are no failures").String())
 	} else {
 		lines = append(lines, c.th.below(w, 2, 4, strong, cause)...)
 	}
 	if remedy := clean(orElse(b.Wait.Remedy, b.Remedy)); remedy != "" {
-		lines = append(lines, c.th.below(w, 2, 3, accent, "To do: "+c.deps.sp.text(remedy))...)
+		lines = append(lines, c.th.below(w, 2, 3, accent, "To do: "+c.deps.commands.text(remedy))...)
 	}
 	all := c.troubles()
 	for i, t := range all {
@@ -145,9 +144,9 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 		}
 		lines = append(lines, c.th.row(w).pad(9).add(faint, "since "+t.nodes[0].Since.UTC().Format("15:04:05Z")+"  "+strings.Join(names, " ")).String())
 	}
-	lines = append(lines, c.th.rule(w, "What it concerns", ""))
+	lines = append(lines, c.th.rule(w, "Scope", ""))
 	done, total := b.Places()
-	lines = append(lines, c.th.row(w).pad(2).add(plain, fmt.Sprintf("%d of %d at the target, %d as before, %d between, %d failed", done, total, b.Count(engine.NodeOutdated), b.InFlight(), b.Count(engine.NodeFailed))).String())
+	lines = append(lines, c.th.row(w).pad(2).add(plain, fmt.Sprintf("%d of %d at the target, %d outdated, %d in progress, %d failed", done, total, b.Count(engine.NodeOutdated), b.InFlight(), b.Count(engine.NodeFailed))).String())
 	var hit, spared []string
 	for _, g := range b.Groups() {
 		if g.Counts[engine.NodeFailed] > 0 {
@@ -160,9 +159,9 @@ func (c *console) troubleView(b *engine.Board, w, h int) []string {
 		lines = append(lines, c.th.row(w).pad(2).add(plain, "failed in: "+strings.Join(hit, ", ")).String())
 	}
 	if len(spared) > 0 {
-		lines = append(lines, c.th.row(w).pad(2).add(faint, "not in: "+strings.Join(spared, ", ")).String())
+		lines = append(lines, c.th.row(w).pad(2).add(faint, "not affected: "+strings.Join(spared, ", ")).String())
 	}
-	lines = append(lines, c.th.rule(w, "What can be done", ""))
+	lines = append(lines, c.th.rule(w, "Actions", ""))
 	list := c.choices()
 	at := min(c.wat.choice, len(list)-1)
 	from, to := window(len(list), at, max(1, h-len(lines)))

@@ -13,8 +13,8 @@ import (
 	"constellation/engine"
 )
 
-// watchHeader is the head of the watch screen: which cluster goes where, whether that is
-// how things are now, since when and until when; and below it how far it is.
+// watchHeader is the header of the watch screen: cluster, target, mode, clocks and ETA, and
+// below it the progress line.
 func (c *console) watchHeader() []string {
 	b, now := c.wat.shown(), c.watchNow()
 	r := c.th.row(c.w).add(accent, " "+c.th.brand+" ").add(strong, orElse(clean(b.Cluster), "cluster")).add(caution, c.markIf(b.Simulated))
@@ -27,7 +27,7 @@ func (c *console) watchHeader() []string {
 		tail = append(tail, eta)
 	}
 	right := strings.Join(tail, "  ")
-	if to := c.aim(b); to != "" && r.used+width(to)+width(word)+width(right)+8 <= c.w {
+	if to := c.targetText(b); to != "" && r.used+width(to)+width(word)+width(right)+8 <= c.w {
 		r.add(faint, "  "+to)
 	}
 	if room := c.w - r.used - width(asciiIf(c.th.ascii, word)) - 4; width(right) > room {
@@ -41,7 +41,7 @@ func (c *console) watchHeader() []string {
 	return []string{r.String(), c.watchRail(b)}
 }
 
-// watchMode says whether what is shown is how things are.
+// watchMode is the mode in the header: live, frozen, stale, replay or ended.
 func (c *console) watchMode(b *engine.Board) (string, style) {
 	w := &c.wat
 	word, st := "LIVE", good
@@ -52,7 +52,7 @@ func (c *console) watchMode(b *engine.Board) (string, style) {
 		case w.player.at == len(w.player.events):
 			word = "REPLAY end"
 		case !w.player.playing:
-			word = "REPLAY held"
+			word = "REPLAY paused"
 		}
 	case w.frozen != nil:
 		word, st = "FROZEN "+short(c.now.Sub(w.frozenAt)), caution
@@ -61,18 +61,18 @@ func (c *console) watchMode(b *engine.Board) (string, style) {
 	case b.Result != nil || w.ended:
 		word, st = "ENDED", faint
 	case c.opening():
-		word, st = "REPLAY opens", faint
+		word, st = "REPLAY opening", faint
 	case b.Events == 0:
 		word, st = "connecting", faint
 	}
-	if w.origin == fromLive && (c.deps.watch.Kubeconfig != "" || c.upg.held != "") {
+	if w.origin == fromLive && (c.deps.watch.Kubeconfig != "" || c.upg.lockedBy != "") {
 		word = "READ-ONLY " + word
 	}
 	return word, st
 }
 
-// aim is where the cluster goes.
-func (c *console) aim(b *engine.Board) string {
+// targetText is the target of the rollout, for display.
+func (c *console) targetText(b *engine.Board) string {
 	if b.Plan == nil {
 		return clean(b.To)
 	}
@@ -86,7 +86,7 @@ func (c *console) aim(b *engine.Board) string {
 	return to
 }
 
-// eta is in how long it will be over, as a range.
+// eta is the estimated remaining time as a range.
 func (c *console) eta(b *engine.Board, now time.Time) string {
 	if b.ETAMost.IsZero() || b.Result != nil {
 		return ""
@@ -94,19 +94,19 @@ func (c *console) eta(b *engine.Board, now time.Time) string {
 	least, most := b.ETALeast.Sub(now), b.ETAMost.Sub(now)
 	switch {
 	case most < 0:
-		return "ETA later than it looked"
+		return "ETA exceeded"
 	case least < time.Second:
 		return "ETA within " + seconds(most)
 	}
 	return "ETA " + seconds(least) + "-" + seconds(most)
 }
 
-// railPart is a part of the way.
+// railPart is an entry of the progress line.
 type railPart struct {
 	name, state string
 }
 
-// watchRail shows how far the run is, part by part; what waits for nodes is taken apart.
+// watchRail is the progress line: the steps of the run, then the groups of the rollout.
 func (c *console) watchRail(b *engine.Board) string {
 	var parts []railPart
 	for _, s := range b.Steps {
@@ -150,7 +150,7 @@ func (c *console) watchRail(b *engine.Board) string {
 	if steps > 1 && long(parts) > c.w && !slices.ContainsFunc(parts[:steps], func(p railPart) bool { return p.state != engine.StateDone && p.state != engine.StateSkipped }) {
 		parts = append([]railPart{{fmt.Sprintf("%d steps", steps), engine.StateDone}}, parts[steps:]...)
 	}
-	if most := max(2, (c.w-20)/14); len(parts) > most && long(parts) > c.w { // groups, all but the first few
+	if most := max(2, (c.w-20)/14); len(parts) > most && long(parts) > c.w { // only the first groups fit
 		more := len(parts) - most
 		parts = append(parts[:most:most], railPart{fmt.Sprintf("%d more", more), ""})
 	}
@@ -182,12 +182,12 @@ func (c *console) watchRail(b *engine.Board) string {
 	return r.String()
 }
 
-// staleWatch reports whether what the watch screen shows may no longer be true.
+// staleWatch reports whether the watch screen may be out of date.
 func (c *console) staleWatch() bool {
 	return c.wat.origin != fromReplay && c.wat.frozen == nil && !c.wat.shown().Away.IsZero()
 }
 
-// watchView draws the lens in w columns and h lines.
+// watchView renders the lens in w columns and h lines.
 func (c *console) watchView(w, h int) []string {
 	b := c.wat.shown()
 	switch c.wat.lens {
@@ -219,13 +219,13 @@ func (c *console) tableView(b *engine.Board, w, h int) []string {
 		said = min(max(4, (h-len(lines))/3), 14)
 	}
 	lines = append(lines, c.flightView(b, w, h-len(lines)-said)...)
-	if said > 0 { // with what few machines have left
-		lines = append(lines, c.saidView(b, w, h-len(lines))...)
+	if said > 0 { // with the room that few machines leave
+		lines = append(lines, c.logExcerpt(b, w, h-len(lines))...)
 	}
 	return lines
 }
 
-// emptyWatch is what there is to see before anything is known.
+// emptyWatch is the screen before the first events.
 func (c *console) emptyWatch(b *engine.Board, w int) []string {
 	switch {
 	case c.wat.err != nil:
@@ -233,13 +233,13 @@ func (c *console) emptyWatch(b *engine.Board, w int) []string {
 	case c.opening():
 		return []string{"", c.th.row(w).add(accent, "  "+c.th.running+" ").add(plain, "opening the record "+clean(c.deps.replay.path)).String()}
 	case b.Events == 0 && c.wat.origin == fromRun:
-		return []string{"", c.th.row(w).add(faint, "  No run is under way here. Esc goes back.").String()}
+		return []string{"", c.th.row(w).add(faint, "  No run is in progress here. Esc goes back.").String()}
 	}
-	return []string{"", c.th.row(w).add(accent, "  "+c.th.running+" ").add(plain, "asking the cluster which nodes there are").String()}
+	return []string{"", c.th.row(w).add(accent, "  "+c.th.running+" ").add(plain, "listing the nodes of the cluster").String()}
 }
 
-// pipeline shows how many machines are in each stage, how many leave it in a minute, and
-// how long half of them stay at most.
+// pipeline shows the number of machines, the flow per minute and the median dwell time of
+// each stage.
 func (c *console) pipeline(b *engine.Board, w, h int) []string {
 	now := c.watchNow()
 	done, total := b.Places()
@@ -257,11 +257,11 @@ func (c *console) pipeline(b *engine.Board, w, h int) []string {
 	return append(lines, c.doneBar(w, done, total))
 }
 
-// newStages are those of machines that come, and of those that will not.
+// newStages are the states of new machines, and of failed ones.
 var newStages = append(slices.Clone(engine.StagesNew), engine.NodeFailed)
 
-// oldStages are those of nodes that are there. Where some are upgraded in place, only those
-// that there were are shown besides.
+// oldStages are the states of old nodes. If nodes are upgraded in place, the states of a
+// replacement are shown only if they have occurred.
 func oldStages(b *engine.Board) []string {
 	return slices.DeleteFunc(slices.Clone(engine.StagesOld), func(s string) bool {
 		switch s {
@@ -281,7 +281,7 @@ func (c *console) doneBar(w, done, total int) string {
 	return c.th.row(w).pad(1).add(good, c.th.meter(int64(done), int64(total), w-10)).add(plain, fmt.Sprintf(" %5.1f%%", 100*float64(done)/float64(total))).String()
 }
 
-// stageRows are the rows of some stages: names, numbers, and unless brief flow and dwell.
+// stageRows are the rows of some stages: names, numbers and, unless brief, flow and dwell time.
 func (c *console) stageRows(b *engine.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
 	col := (w - 7) / 6
 	names, numbers, speeds := c.th.row(w).pad(1).col(faint, title, 4), c.th.row(w).pad(6), c.th.row(w).pad(6)
@@ -308,8 +308,8 @@ func (c *console) stageRows(b *engine.Board, title string, stages []string, w in
 	return out
 }
 
-// stageSpeed is how many machines leave a stage in a minute, and how long half of them stay
-// at most, in most columns.
+// stageSpeed is the flow per minute and the median dwell time of a stage, in at most most
+// columns.
 func (c *console) stageSpeed(b *engine.Board, s string, now time.Time, most int) string {
 	if s == engine.NodeGone || s == engine.NodeReady || s == engine.NodeFailed {
 		return ""
@@ -327,11 +327,11 @@ func (c *console) stageSpeed(b *engine.Board, s string, now time.Time, most int)
 	return parts[len(parts)-1]
 }
 
-// wideStages have a row for each: where there is room, more can be told.
+// wideStages is the pipeline with a row for each stage, for wide screens.
 func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total int) []string {
 	half := (w - 1) / 2
 	side := func(title string, stages []string) []string {
-		head := c.th.row(half).pad(1).col(faint, title, 12).num(faint, "nodes", 7).num(faint, "leave", 9).num(faint, "p50", 7).num(faint, "p95", 7)
+		head := c.th.row(half).pad(1).col(faint, title, 12).num(faint, "nodes", 7).num(faint, "flow", 9).num(faint, "p50", 7).num(faint, "p95", 7)
 		rows := []string{head.String()}
 		most := int64(1)
 		for _, s := range stages {
@@ -377,7 +377,7 @@ func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total 
 	return append(out, c.doneBar(w, done, total))
 }
 
-// sparkline shows how many nodes came to the target in each ten seconds of the last minutes.
+// sparkline shows how many nodes reached the target per ten seconds of the last minutes.
 func (c *console) sparkline(b *engine.Board, w int, now time.Time) string {
 	list := b.Finished(min(30, w-24), now)
 	most := slices.Max(list)
@@ -405,13 +405,13 @@ func perMinute(f float64) string {
 		return strconv.FormatFloat(f, 'f', 1, 64) + "/min"
 	}
 	n := int(math.Round(f))
-	for step := 10; n >= 10*step; step *= 10 { // two digits: more would flicker, and tell nothing
+	for step := 10; n >= 10*step; step *= 10 { // two significant digits: more would flicker
 		n = (n + step/2) / step * step
 	}
 	return strconv.Itoa(n) + "/min"
 }
 
-// stageSign is the sign of a state, and its style.
+// stageSign is the sign of a state and its style.
 func (c *console) stageSign(state string) (string, style) {
 	switch state {
 	case engine.NodeDraining:
@@ -424,7 +424,7 @@ func (c *console) stageSign(state string) (string, style) {
 	return c.nodeSign(state)
 }
 
-// groupRows are the groups, each with how far it is.
+// groupRows are the groups with their progress.
 func (c *console) groupRows(b *engine.Board, w, most int) []string {
 	lines := []string{c.th.rule(w, "Groups", "")}
 	groups := b.Groups()
@@ -446,7 +446,7 @@ func (c *console) groupRows(b *engine.Board, w, most int) []string {
 	return lines
 }
 
-// planSign is the sign of a state of a Plan, its style, and how early it is listed.
+// planSign is the sign of a state of a Plan, its style, and its order in the list.
 func (c *console) planSign(state string) (sign string, st style, order int) {
 	switch state {
 	case engine.PlanFailed, engine.PlanInvalid:
@@ -461,7 +461,7 @@ func (c *console) planSign(state string) (sign string, st style, order int) {
 	return c.th.stopped, caution, 2
 }
 
-// nodePlanRows are the Plans, most of them, each with how far it is.
+// nodePlanRows are the Plans with their progress, in at most most rows.
 func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
 	list := make([]*engine.BoardPlan, len(b.Plans))
 	complete := 0
@@ -507,7 +507,7 @@ func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
 		}
 		text := clean(p.Text)
 		if p.Alone {
-			text = strings.TrimSuffix("has the nodes to itself; "+text, "; ")
+			text = strings.TrimSuffix("exclusive; "+text, "; ")
 		}
 		from := ""
 		if p.Channel != "" {
@@ -533,7 +533,7 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 	_, total := b.Places()
 	title := fmt.Sprintf("In flight %d of %d", len(list), total)
 	if c.wat.filter != "" {
-		title = fmt.Sprintf("Chosen %d", len(list))
+		title = fmt.Sprintf("Matches %d", len(list))
 	}
 	lines := []string{c.th.rule(w, title, "sort: "+c.wat.sort.String())}
 	if c.wat.typing || c.wat.filter != "" {
@@ -544,17 +544,17 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 		if err := c.wat.rows.err; err != nil {
 			r.add(caution, "  "+clean(err.Error()))
 		} else if c.wat.typing {
-			r.add(faint, "  Enter keeps it, Esc drops it")
+			r.add(faint, "  Enter applies it, Esc clears it")
 		}
 		lines = append(lines, r.String())
 	}
 	if len(list) == 0 {
-		text := "no node is on its way; / looks among all, m shows where each is"
+		text := "no node is in flight; / filters all nodes, m shows the map"
 		switch {
 		case c.wat.filter != "":
-			text = "no machine is like that; Esc drops the filter"
+			text = "no machine matches; Esc clears the filter"
 		case b.Moves() == 0:
-			text = "no machine was told of yet"
+			text = "no machine seen yet"
 		}
 		return append(lines, c.th.row(w).add(faint, "   "+text).String())[:min(len(lines)+1, h)]
 	}
@@ -608,7 +608,7 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 	return lines
 }
 
-// textStyle marks the words about a machine that is waited for.
+// textStyle highlights the text of a machine that failed or is waited for.
 func (c *console) textStyle(n *engine.BoardNode) style {
 	if w := c.wat.shown().Wait; n.State == engine.NodeFailed || w.Node != "" && w.Node == n.Name {
 		return caution
@@ -616,35 +616,35 @@ func (c *console) textStyle(n *engine.BoardNode) style {
 	return faint
 }
 
-// saidView shows the newest lines in h lines.
-func (c *console) saidView(b *engine.Board, w, h int) []string {
+// logExcerpt shows the newest log lines in h lines.
+func (c *console) logExcerpt(b *engine.Board, w, h int) []string {
 	if h < 2 {
 		return nil
 	}
 	n := b.Log.Len()
-	remark := "l all, with filters"
+	remark := "l full log"
 	if n > 0 {
 		remark = count(n+b.Log.Dropped(), "line")
 	}
-	lines := []string{c.th.rule(w, "Said", remark)}
+	lines := []string{c.th.rule(w, "Log", remark)}
 	if n == 0 {
-		return append(lines, c.th.row(w).add(faint, "   what the operator and the machines say appears here").String())
+		return append(lines, c.th.row(w).add(faint, "   log lines of operator and machines appear here").String())
 	}
 	from := max(0, n-h+1)
-	whose := c.speakers(func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
-	whose.node = ""
+	col := c.sourceColumn(func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
+	col.node = ""
 	for i := from; i < n; i++ {
-		lines = append(lines, c.logRow(lineOf(b.Log.At(i)), w, whose))
+		lines = append(lines, c.logRow(lineOf(b.Log.At(i)), w, col))
 	}
 	return lines
 }
 
-// lineOf makes a line of a board harmless.
+// lineOf cleans a line of a board.
 func lineOf(x engine.BoardLine) logLine {
 	return logLine{x.Time, clean(x.Source), clean(x.Node), x.Level, clean(x.Text)}
 }
 
-// watchWhy says what is waited for, always, and what to do about it.
+// watchWhy is the why line of the watch screen and the remedy, if there is one.
 func (c *console) watchWhy() []string {
 	b, now := c.wat.shown(), c.watchNow()
 	text, remedy := c.reason(b, now)
@@ -653,11 +653,11 @@ func (c *console) watchWhy() []string {
 		most = 1
 	}
 	lines := c.th.below(c.w, 1, most, strong, text)
-	if c.wat.lens == lensTrouble { // which says it as well
+	if c.wat.lens == lensTrouble { // which shows the remedy itself
 		return lines
 	}
 	if remedy != "" {
-		for i, l := range c.th.below(c.w, 8, most, accent, c.deps.sp.text(remedy)) {
+		for i, l := range c.th.below(c.w, 8, most, accent, c.deps.commands.text(remedy)) {
 			if i == 0 {
 				l = " " + c.th.paint(faint, "To do:") + " " + strings.TrimLeft(l, " ")
 			}
@@ -667,19 +667,19 @@ func (c *console) watchWhy() []string {
 	return lines
 }
 
-// reason is why nothing moves, or what does.
+// reason is what the rollout waits for or does, with the remedy.
 func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 	if c.wat.err != nil && c.wat.frozen == nil {
-		x := explain(c.wat.err, c.deps.sp)
+		x := explain(c.wat.err, c.deps.commands)
 		return "The watch has ended: " + x.what, x.remedy
 	}
 	switch w := b.Wait; {
 	case w.Text != "":
 		return "Why waiting (" + seconds(now.Sub(w.Since)) + "): " + clean(w.Text), clean(w.Remedy)
-	case b.Result != nil && b.Plan != nil && b.Plan.Verb == engine.VerbWatch: // the looking ended, not what was looked at
-		return "When it was last looked at: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
+	case b.Result != nil && b.Plan != nil && b.Plan.Verb == engine.VerbWatch: // the watch ended, not the rollout
+		return "At the last observation: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
 	case b.Result != nil:
-		return "It has ended: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
+		return "Ended: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
 	}
 	done, total := b.Places()
 	if s := b.Running(); s != nil && s.ID != engine.StepRollout {
@@ -690,29 +690,29 @@ func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 	case c.opening():
 		return "Opening the record", ""
 	case b.Events == 0:
-		return "Waiting for the first answer of the cluster", ""
+		return "Waiting for the first response of the cluster", ""
 	case n != nil && n.State != engine.NodeNotReady:
 		left := b.InFlight() - 1
-		text = fmt.Sprintf("Nothing is stuck. Longest: %s, %s for %s", clean(n.Name), clean(n.State), c.age(n))
+		text = fmt.Sprintf("Nothing is stuck. Slowest: %s, %s for %s", clean(n.Name), clean(n.State), c.age(n))
 		if left > 0 {
-			text += fmt.Sprintf("; %d more on their way", left)
+			text += fmt.Sprintf("; %d more in flight", left)
 		}
 		return text, ""
 	case n != nil:
-		return fmt.Sprintf("%s is not ready for %s: %s", clean(n.Name), c.age(n), orElse(clean(n.Text), "it does not say why")), ""
+		return fmt.Sprintf("%s has not been ready for %s: %s", clean(n.Name), c.age(n), orElse(clean(n.Text), "no reason reported")), ""
 	case total > 0 && done == total:
-		return fmt.Sprintf("Nothing is waited for: all %s are at the target", count(total, "node")), ""
+		return fmt.Sprintf("Nothing to wait for: all %s are at the target", count(total, "node")), ""
 	case total == 0:
-		return "Waiting until a node is told of", ""
+		return "Waiting for the first node", ""
 	}
-	if s := b.Running(); s != nil { // Kubernetes is upgraded before a node is replaced
+	if s := b.Running(); s != nil { // the Kubernetes upgrade comes before the first replacement
 		for _, p := range s.Parts {
 			if p.State == engine.StateRunning {
 				return "Now: " + clean(p.Name) + tailOf(clean(p.Text), ""), ""
 			}
 		}
 	}
-	return fmt.Sprintf("The operator has not begun with the next of %s", count(total-done, "node")), ""
+	return fmt.Sprintf("Waiting for the operator to start the next of %s", count(total-done, "node")), ""
 }
 
 func tailOf(text, title string) string {
@@ -722,8 +722,8 @@ func tailOf(text, title string) string {
 	return ": " + text
 }
 
-// watchSafety is what keeps the workloads safe: machines beyond the wanted number, control
-// planes, the API server, the backup.
+// watchSafety is the safety line: extra machines, control planes and quorum, API server,
+// backup age.
 func (c *console) watchSafety() string {
 	b := c.wat.shown()
 	var parts []string
@@ -744,18 +744,22 @@ func (c *console) watchSafety() string {
 		}
 	}
 	if total > 0 {
-		// Each has a member of etcd, most of which are needed for anything to be written.
+		// Each control plane has an etcd member; writes need a majority of them.
 		parts = append(parts, fmt.Sprintf("control planes %d/%d up, quorum %d", ready, total, total/2+1))
 	}
 	switch {
 	case !b.Away.IsZero():
-		parts = append(parts, "API away since "+b.Away.UTC().Format("15:04:05Z"))
+		down := "API down"
+		if c.w >= 100 { // else only header and why line have the time
+			down += " since " + b.Away.UTC().Format("15:04:05Z")
+		}
+		parts = append(parts, down)
 	case c.wat.origin != fromReplay && b.Moves() > 0 && !c.wat.ended:
-		parts = append(parts, c.apiWord())
+		parts = append(parts, c.apiStatus())
 	}
 	if c.wat.origin != fromReplay && c.home != nil && c.home.Backup != nil {
 		made := c.home.Backup.Created
-		for _, s := range b.Steps { // perhaps it was made meanwhile
+		for _, s := range b.Steps { // this run may have taken a newer one
 			if at := s.Began.Add(s.Took); s.ID == engine.StepBackup && s.State == engine.StateDone && at.After(made) {
 				made = at
 			}
@@ -765,18 +769,18 @@ func (c *console) watchSafety() string {
 	return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
 }
 
-// lateAnswer is how old an answer of the API server is when its age is told.
-const lateAnswer = 6 * time.Second
+// staleResponse is the age from which the last response of the API server is shown.
+const staleResponse = 6 * time.Second
 
-// apiWord says how the API server answers.
-func (c *console) apiWord() string {
+// apiStatus is the health of the API server: its latency or the age of its last response.
+func (c *console) apiStatus() string {
 	p := c.wat.pulse
 	if p.At.IsZero() {
-		return "API answers"
+		return "API reachable"
 	}
 	word := fmt.Sprintf("API p99 %dms", max(1, p.P99.Milliseconds()))
-	if age := c.now.Sub(p.At); age >= lateAnswer {
-		word += ", last answer " + seconds(age) + " ago"
+	if age := c.now.Sub(p.At); age >= staleResponse {
+		word += ", last response " + seconds(age) + " ago"
 	}
 	return word
 }
@@ -790,7 +794,7 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 		remark = fmt.Sprintf("%d of %s", len(list), remark)
 	}
 	if d := b.Log.Dropped(); d > 0 {
-		remark += fmt.Sprintf(", %d older ones in the record", d)
+		remark += fmt.Sprintf(", %d older lines in the record", d)
 	}
 	if !v.pinned {
 		remark += ", following"
@@ -806,33 +810,33 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 		r.add(st, clean(s)).add(faint, " "+strconv.Itoa(counts[s])+"  ")
 	}
 	if v.level > 1 {
-		r.right(caution, logLevels[v.level]+" and worse")
+		r.right(caution, logLevels[v.level]+" and above")
 	}
 	lines = append(lines, r.String())
 	r = c.th.row(w).add(plain, " ").add(accent, "/ ")
 	switch {
 	case c.wat.typing:
-		r.add(strong, v.filter).add(accent, "▏").add(faint, "  Enter keeps the filter, Esc drops it")
+		r.add(strong, v.filter).add(accent, "▏").add(faint, "  Enter applies the filter, Esc clears it")
 	case v.filter != "":
 		r.add(plain, v.filter)
 	default:
 		r.add(faint, "no filter")
 	}
-	if v.found.err != nil {
-		r.add(caution, "  "+clean(v.found.err.Error()))
+	if v.matched.err != nil {
+		r.add(caution, "  "+clean(v.matched.err.Error()))
 	}
 	lines = append(lines, r.String())
 	if len(list) == 0 {
-		text := "nothing has been said yet"
+		text := "no log lines yet"
 		if b.Log.Len() > 0 {
-			text = "no line is like that; Esc drops the filter"
+			text = "no line matches; Esc clears the filter"
 		}
 		return append(lines, c.th.row(w).add(faint, "   "+text).String())
 	}
 	return append(lines, c.linePart(b, list, w, h-len(lines), v.wrap)...)
 }
 
-// linePart draws those of some lines that fit into h, the one under the cursor among them.
+// linePart renders the lines around the cursor that fit into h rows.
 func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []string {
 	at := c.lineIndex(list)
 	v := &c.wat.log
@@ -840,21 +844,21 @@ func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []
 	var rows []string
 	entry := func(i int) []string {
 		x := lineOf(b.Log.At(list[i] - b.Log.Dropped()))
-		whose := speakers{width: min(22, w/4)}
+		col := sourceColumn{width: min(22, w/4)}
 		here := i == at && v.pinned
-		if !wraps || !here && width(x.text) < w-whose.width-14 {
-			row := c.logRow(x, w, whose)
+		if !wraps || !here && width(x.text) < w-col.width-14 {
+			row := c.logRow(x, w, col)
 			if here {
 				row = c.th.paint(chosen, stripStyle(row))
 			}
 			return []string{row}
 		}
 		head := x
-		parts := wrap(x.text, max(20, w-whose.width-14))
+		parts := wrap(x.text, max(20, w-col.width-14))
 		head.text = parts[0]
-		out := []string{c.logRow(head, w, whose)}
+		out := []string{c.logRow(head, w, col)}
 		for _, p := range parts[1:] {
-			out = append(out, c.th.row(w).pad(whose.width+13).add(plain, p).String())
+			out = append(out, c.th.row(w).pad(col.width+13).add(plain, p).String())
 		}
 		if here {
 			for k := range out {
@@ -890,7 +894,7 @@ func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []
 type mapCursor struct {
 	group string
 	cell  int
-	// What the map was last drawn with, for keys.
+	// Columns and nodes per cell of the last frame, for cursor keys.
 	columns, each int
 }
 
@@ -917,25 +921,25 @@ func (c *console) mapCell(state string) (string, style) {
 	return x.sign, x.st
 }
 
-// worst orders states from what matters most.
-var worst = []string{
+// worstFirst are the states, the most severe first.
+var worstFirst = []string{
 	engine.NodeFailed, engine.NodeNotReady, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting,
 	engine.NodeJoining, engine.NodeOutdated, engine.NodeReady, "",
 }
 
-// ranks are the places of states in worst.
+// ranks are the indices of states in worst.
 var ranks = func() map[string]int {
 	out := map[string]int{}
-	for i, s := range worst {
+	for i, s := range worstFirst {
 		out[s] = i
 	}
 	return out
 }()
 
-// worstOf is the place that matters most among those of a cell.
-func worstOf(places []*engine.BoardPlace) *engine.BoardPlace {
+// worstPlace is the place with the most severe state of a cell.
+func worstPlace(places []*engine.BoardPlace) *engine.BoardPlace {
 	var out *engine.BoardPlace
-	rank := len(worst)
+	rank := len(worstFirst)
 	for _, p := range places {
 		if r, ok := ranks[p.State()]; ok && r < rank {
 			out, rank = p, r
@@ -946,7 +950,7 @@ func worstOf(places []*engine.BoardPlace) *engine.BoardPlace {
 
 const mapName = 12 // columns of a group's name
 
-// mapScale is how many nodes a cell stands for, so that all groups fit into h lines.
+// mapScale is the number of nodes per cell with which all groups fit into h lines.
 func mapScale(groups []*engine.BoardGroup, columns, h int) int {
 	for each := 1; ; each++ {
 		rows := 0
@@ -987,8 +991,8 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			default:
 				r.pad(mapName + 8)
 			}
-			// Cells of one state are written together: a sequence for each would be ten
-			// times as much.
+			// Cells of one state are written together: an escape sequence for each cell would
+			// be ten times the bytes.
 			var run strings.Builder
 			style := plain
 			flush := func() {
@@ -997,7 +1001,7 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 			}
 			for k := row * columns; k < min(cells, (row+1)*columns); k++ {
 				sign, st := " ", plain
-				if p := worstOf(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
+				if p := worstPlace(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
 					sign, st = c.mapCell(p.State())
 				}
 				if gi == at && k == cell {
@@ -1028,12 +1032,12 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 	if at >= 0 {
 		lines = append(lines, c.cellLine(groups[at], cell, each, w))
 	} else {
-		lines = append(lines, c.th.row(w).add(faint, "   no node was told of yet").String())
+		lines = append(lines, c.th.row(w).add(faint, "   no node seen yet").String())
 	}
 	return append(lines, c.legend(b, w)...)
 }
 
-// beside puts a pane at the right of some lines.
+// beside puts a pane to the right of some lines.
 func (c *console) beside(left, right []string, at, h int) []string {
 	out := make([]string, 0, h)
 	for i := range h {
@@ -1066,7 +1070,7 @@ func cellPlaces(g *engine.BoardGroup, cell, each int) []*engine.BoardPlace {
 	return g.Places[from:min(len(g.Places), from+each)]
 }
 
-// cellLine says what is in the cell under the cursor.
+// cellLine describes the cell under the cursor.
 func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
 	places := cellPlaces(g, cell, each)
 	r := c.th.row(w).add(faint, " cursor ").add(strong, clean(g.Name)+":"+strconv.Itoa(cell*each)+"  ")
@@ -1075,7 +1079,7 @@ func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
 			_, st := c.stageSign(n.State)
 			return r.add(plain, clean(n.Name)+"  ").add(st, clean(n.State)+" ").add(faint, c.age(n)+"  "+clean(n.Text)).right(faint, "Enter opens").String()
 		}
-		return r.add(faint, "nothing is here now").String()
+		return r.add(faint, "empty").String()
 	}
 	counts := map[string]int{}
 	first, last := "", ""
@@ -1089,7 +1093,7 @@ func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
 		}
 	}
 	r.add(plain, first+" … "+last+"  ")
-	for _, s := range worst {
+	for _, s := range worstFirst {
 		if n := counts[s]; n > 0 && s != "" {
 			_, st := c.stageSign(s)
 			r.add(st, strconv.Itoa(n)+" "+s+" ")
@@ -1117,7 +1121,7 @@ func (c *console) cellDetail(g *engine.BoardGroup, cell, each, w, h int) []strin
 	return lines
 }
 
-// legend explains the signs of the map, with how many nodes each stands for.
+// legend explains the signs of the map, with the number of nodes of each.
 func (c *console) legend(b *engine.Board, w int) []string {
 	counts := map[string]int{}
 	for _, g := range b.Groups() {
@@ -1161,7 +1165,7 @@ func (c *console) moveCell(rows, columns int) {
 	cells := func(i int) int { return max(1, (len(groups[i].Places)+each-1)/each) }
 	to := cell + rows*wide + columns
 	switch {
-	case to < 0 && rows < 0 && g > 0: // into the last line of the group above
+	case to < 0 && rows < 0 && g > 0: // to the last line of the group above
 		g--
 		to = min(cells(g)-1, (cells(g)-1)/wide*wide+cell%wide)
 	case to >= cells(g) && rows > 0 && cell/wide == (cells(g)-1)/wide && g < len(groups)-1:
@@ -1178,8 +1182,8 @@ func (c *console) nextGroup(by int) {
 	}
 }
 
-// nextBusy goes to the next cell in which something goes wrong or moves.
-func (c *console) nextBusy() tea.Cmd {
+// nextActiveCell goes to the next cell with a failed or moving node.
+func (c *console) nextActiveCell() tea.Cmd {
 	groups := c.wat.shown().Groups()
 	g, cell := c.cursorCell(groups)
 	if g < 0 {
@@ -1190,14 +1194,14 @@ func (c *console) nextBusy() tea.Cmd {
 	for range len(groups) + 1 {
 		cells := (len(groups[g].Places) + each - 1) / each
 		for ; at < cells; at++ {
-			if p := worstOf(cellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && inFlight(p.Node()) {
+			if p := worstPlace(cellPlaces(groups[g], at, each)); p != nil && p.Node() != nil && inFlight(p.Node()) {
 				c.wat.place.group, c.wat.place.cell = groups[g].Name, at
 				return nil
 			}
 		}
 		g, at = (g+1)%len(groups), 0
 	}
-	c.note = "nothing moves"
+	c.note = "no node is in flight"
 	return nil
 }
 
@@ -1205,12 +1209,12 @@ func (c *console) openCell() tea.Cmd {
 	groups := c.wat.shown().Groups()
 	g, cell := c.cursorCell(groups)
 	if g >= 0 {
-		if p := worstOf(cellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
+		if p := worstPlace(cellPlaces(groups[g], cell, max(1, c.wat.place.each))); p != nil && p.Node() != nil {
 			c.openNode(p.Node().Name)
 			return nil
 		}
 	}
-	c.note = "no machine is there"
+	c.note = "no machine in this cell"
 	return nil
 }
 
@@ -1228,11 +1232,11 @@ func (c *console) copyCell() {
 	c.copyText(strings.Join(names, " "), count(len(names), "name"))
 }
 
-// nodeView is the page of one machine.
+// nodeView shows the details of one machine.
 func (c *console) nodeView(b *engine.Board, w, h int) []string {
 	n := b.Node(c.wat.node)
 	if n == nil {
-		return []string{c.th.rule(w, "Machine "+clean(c.wat.node), ""), c.th.row(w).add(faint, "   it is not known at this moment; Esc goes back").String()}
+		return []string{c.th.rule(w, "Machine "+clean(c.wat.node), ""), c.th.row(w).add(faint, "   not known now; Esc goes back").String()}
 	}
 	lines := []string{c.th.rule(w, "Machine "+clean(n.Name), "group "+clean(n.Group))}
 	pair := []*engine.BoardNode{n}
@@ -1243,15 +1247,15 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 		}
 	}
 	for _, x := range pair {
-		lines = append(lines, c.film(b, x, x == n, w)...)
+		lines = append(lines, c.stateHistoryRows(b, x, x == n, w)...)
 	}
 	if len(pair) > 1 && h >= 16 {
-		lines = append(lines, c.strip(pair, w)...)
+		lines = append(lines, c.replacementTimeline(pair, w)...)
 	}
 	lines = append(lines, "")
 	facts := []string{c.facts(n)}
 	if wt := b.Wait; wt.Node == n.Name && wt.Text != "" {
-		facts = append(facts, "waited for: "+clean(wt.Text))
+		facts = append(facts, "waiting: "+clean(wt.Text))
 	}
 	if n.Text != "" {
 		facts = append(facts, clean(n.State)+": "+clean(n.Text))
@@ -1264,9 +1268,9 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 	if !c.wat.log.pinned {
 		remark += ", following"
 	}
-	lines = append(lines, c.th.rule(w, "What it said", remark))
+	lines = append(lines, c.th.rule(w, "Log", remark))
 	if len(list) == 0 {
-		return append(lines, c.th.row(w).add(faint, "   nothing, as far as is known").String())
+		return append(lines, c.th.row(w).add(faint, "   no log lines yet").String())
 	}
 	return append(lines, c.linePart(b, list, w, max(1, h-len(lines)), true)...)
 }
@@ -1290,9 +1294,8 @@ func (c *console) facts(n *engine.BoardNode) string {
 	return strings.Join(parts, " "+c.th.dot+" ")
 }
 
-// film is the way of a machine through its states, with when it came into each and how
-// long it stayed.
-func (c *console) film(b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
+// stateHistoryRows is the state history of a machine, with the start and the duration of each state.
+func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bool, w int) []string {
 	now := c.watchNow()
 	all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since), Seen: n.Seen})
 	most := max(2, (w-4)/13)
@@ -1323,13 +1326,13 @@ func (c *console) film(b *engine.Board, n *engine.BoardNode, here bool, w int) [
 	}
 	head := c.th.row(w).pad(1).add(st, clean(n.Name))
 	if p50 := b.Dwell(n.State, 0.5); p50 > 0 && inFlight(n) {
-		head.add(faint, "  half of all are "+clean(n.State)+" for "+short(p50)+" at most")
+		head.add(faint, "  median time "+clean(n.State)+": "+short(p50))
 	}
 	return []string{head.String(), names.String(), times.String(), tooks.String()}
 }
 
-// strip draws the two machines of a replacement over time, old above new.
-func (c *console) strip(pair []*engine.BoardNode, w int) []string {
+// replacementTimeline draws the states of the two machines of a replacement over time, old above new.
+func (c *console) replacementTimeline(pair []*engine.BoardNode, w int) []string {
 	now := c.watchNow()
 	room := w - 18
 	begin := now

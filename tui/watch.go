@@ -12,7 +12,7 @@ import (
 	"constellation/engine"
 )
 
-// watchOptions are what the command line says about `watch`.
+// watchOptions are the flags of `watch`.
 type watchOptions struct {
 	engine.WatchRequest
 	replay, filter string
@@ -24,28 +24,28 @@ func (s *session) watchCommand() *cobra.Command {
 	var o watchOptions
 	cmd := &cobra.Command{
 		Use:   "watch",
-		Short: "Look at a rollout, live or recorded",
-		Long: `Watch shows where each node of the cluster is on its way to the target: first all, then
-what changes. It needs a kubeconfig that may read, and nothing else: it can be opened and
-left at any time, from any computer, by as many as like. The rollout does not notice.
+		Short: "Watch a rollout live, or replay a recorded one",
+		Long: `Show the state of every node during a rollout: first all nodes, then each change. Watch needs
+only a kubeconfig with read access. Any number of users can start and leave it at any time,
+from any computer, without an effect on the rollout.
 
-While the API server is away the last truth stays, with its age, and watch goes on when it
-answers. Without a terminal there is a line for each change, as upgrade apply prints them,
-until all nodes are at the target and no Plan of upgrade.cattle.io has a node under way.
+While the API server is unreachable, watch shows the last observed state with its age and
+reconnects. Without a terminal it prints one line per change, as upgrade apply does, until
+all nodes are at the target and no Plan of upgrade.cattle.io has a node in progress.
 
---replay plays what a run has recorded, or what -o json has printed, also without a cluster.
-It takes a file, or a run of this workspace as history lists them; after an @ stands where to
-begin: a time, or +5m after the beginning.`,
+--replay plays a recorded run or the output of -o json, without a cluster. It takes a file,
+or a run ID or last (see history). Append @TIME to start at a time, or @+5m to start five
+minutes after the beginning.`,
 		Example: `  constellation watch                                    # on a terminal: the console
   constellation watch --once -o json | jq -c 'select(.kind == "node")'
-  constellation watch --kubeconfig ~/.kube/config        # from anywhere, to look only
+  constellation watch --kubeconfig ~/.kube/config        # read-only, from any computer
   constellation watch --once --filter 'state:drain age>5m'
   constellation watch --replay last
   constellation watch --replay events.jsonl@14:02:11`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, err := parseFilter(o.filter); err != nil {
-				return &engine.Error{Op: "read --filter", Err: err, Exit: engine.ExitUsage, Remedy: "such as 'state:drain group:workers age>5m word'"}
+				return &engine.Error{Op: "read --filter", Err: err, Exit: engine.ExitUsage, Remedy: "write a filter such as 'state:drain group:workers age>5m text'"}
 			}
 			if o.replay != "" {
 				return s.replay(cmd.Context(), o)
@@ -57,12 +57,12 @@ begin: a time, or +5m after the beginning.`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.BoolVar(&o.Once, "once", false, "tell how things are now, and end")
-	fl.StringVar(&o.replay, "replay", "", "play a `record`: FILE[@TIME] or RUN[@TIME]")
-	fl.StringVar(&o.filter, "filter", "", "only these machines and their lines: `words` such as state:drain group:workers age>5m")
-	fl.StringVar(&o.Kubeconfig, "kubeconfig", "", "`file` that leads to the cluster (default: that of the workspace)")
-	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "print, also on a terminal")
-	s.outputFlag(cmd, &o.out, "what to print: text, or json for one event per line")
+	fl.BoolVar(&o.Once, "once", false, "print the current state and exit")
+	fl.StringVar(&o.replay, "replay", "", "replay a `record`: FILE[@TIME] or RUN[@TIME]")
+	fl.StringVar(&o.filter, "filter", "", "show only matching machines: `terms` such as state:drain group:workers age>5m")
+	fl.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: the one in the workspace)")
+	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "print instead of opening the console")
+	s.outputFlag(cmd, &o.out, "output format: text, or json for one event per line")
 	_ = cmd.MarkFlagFilename("kubeconfig")
 	_ = cmd.RegisterFlagCompletionFunc("replay", s.completeRuns)
 	_ = cmd.RegisterFlagCompletionFunc("filter", fixed("state:drain", "state:failed", "state:outdated", "age>5m", "try>1"))
@@ -87,9 +87,9 @@ func (s *session) completeRuns(*cobra.Command, []string, string) ([]string, cobr
 	return out, cobra.ShellCompDirectiveDefault
 }
 
-// watch tells a live rollout in lines, or once.
+// watch prints a live rollout as lines, or with --once its current state.
 func (s *session) watch(ctx context.Context, o watchOptions) error {
-	sheet := o.Once && o.out == text
+	page := o.Once && o.out == text
 	out := s.filtered(o)
 	defer out.close()
 	eng, _, _, err := s.engineOf()
@@ -102,7 +102,7 @@ func (s *session) watch(ctx context.Context, o watchOptions) error {
 	b := &engine.Board{}
 	err = eng.Watch(ctx, o.WatchRequest, func(ev engine.Event) {
 		began = true
-		if sheet {
+		if page {
 			b.Apply(ev)
 			return
 		}
@@ -111,13 +111,13 @@ func (s *session) watch(ctx context.Context, o watchOptions) error {
 	switch {
 	case err != nil && !began:
 		return s.unplanned(out, o.out, err)
-	case sheet && began:
-		s.boardSheet(b, o, fromLive, s.Now(), eng.Pulse())
+	case page && began:
+		s.printBoard(b, o, fromLive, s.Now(), eng.Pulse())
 	}
 	return err
 }
 
-// replay plays a record: on a terminal in the console, else in lines.
+// replay plays a record: in the console on a terminal, else as lines.
 func (s *session) replay(ctx context.Context, o watchOptions) error {
 	find := func(run string) (string, error) {
 		eng, _, _, err := s.engineOf()
@@ -134,13 +134,13 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 	}
 	for i, bad := range r.bad {
 		if i == 5 {
-			s.remark("%s: %d more lines are left out", clean(r.path), len(r.bad)-i)
+			s.remark("%s: %d more invalid lines skipped", clean(r.path), len(r.bad)-i)
 			break
 		}
-		s.remark("%s, %s; it is left out", clean(r.path), bad)
+		s.remark("%s, %s; line skipped", clean(r.path), bad)
 	}
-	if r.word != "" {
-		s.remark("%s: %s", clean(r.path), r.word)
+	if r.note != "" {
+		s.remark("%s: %s", clean(r.path), r.note)
 	}
 	switch {
 	case o.out == text && !o.Once && s.interactive(o.nonInteractive):
@@ -156,7 +156,7 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 			}
 			b.Apply(ev)
 		}
-		s.boardSheet(b, o, fromReplay, at, engine.Pulse{})
+		s.printBoard(b, o, fromReplay, at, engine.Pulse{})
 		return nil
 	}
 	out := s.filtered(o)
@@ -167,7 +167,7 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 		if ctx.Err() != nil {
 			break
 		}
-		// What the run is about comes first, wherever it begins.
+		// hello and plan are printed even if the replay starts after them.
 		if !ev.Time.Before(r.at) || ev.Kind == engine.KindHello || ev.Kind == engine.KindPlan {
 			out.event(ev)
 		} else if f, ok := out.(*sieve); ok {
@@ -177,34 +177,34 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 	return nil
 }
 
-// filtered is the printer for what the filter lets through.
+// filtered returns the printer for events that match the filter.
 func (s *session) filtered(o watchOptions) sink {
 	var out sink
 	if o.out == asJSON {
 		out = jsonPrinter{s.out}
 	} else {
 		p := newPlainPrinter(s.out, nil, s.Now)
-		p.sp = s.speller()
+		p.sp = s.formatter()
 		if o.replay == "" {
 			p.first = "waiting for the API server to answer"
 		}
 		out = p
 	}
 	f, err := parseFilter(o.filter)
-	if err != nil || len(f.demands) == 0 { // an error was told before
+	if err != nil || len(f.terms) == 0 { // the command has validated the filter
 		return out
 	}
 	return &sieve{sink: out, f: f}
 }
 
-// sieve lets the machines and lines through that a filter chooses, and all other events.
+// sieve passes on the nodes and log lines that match a filter, and all other events.
 type sieve struct {
 	sink
 	f filter
 	b engine.Board
 }
 
-// pass notes what came before the first event that is let through.
+// pass records an event before the start of a replay without printing it.
 func (s *sieve) pass(ev engine.Event) {
 	if ev.Kind == engine.KindNode {
 		s.b.Apply(ev)
@@ -226,9 +226,9 @@ func (s *sieve) event(ev engine.Event) {
 	s.sink.event(ev)
 }
 
-// boardSheet prints how things are.
-func (s *session) boardSheet(b *engine.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.Pulse) {
-	c := s.sheet()
+// printBoard prints the state of a rollout.
+func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin, at time.Time, pulse engine.Pulse) {
+	c := s.renderer()
 	c.w, c.h = s.answerWidth(), 1000
 	c.now = at
 	c.wat = watchScreen{board: b, origin: origin, filter: o.filter, pulse: pulse}
@@ -238,7 +238,7 @@ func (s *session) boardSheet(b *engine.Board, o watchOptions, origin watchOrigin
 	if origin == fromReplay {
 		what = "recorded, " + what
 	}
-	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", orElse(clean(b.Cluster), "(unknown)"), orElse(asciiIf(c.th.ascii, c.aim(b)), "(no target)"), what)}
+	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", orElse(clean(b.Cluster), "(unknown)"), orElse(asciiIf(c.th.ascii, c.targetText(b)), "(no target)"), what)}
 	if eta := c.eta(b, at); eta != "" {
 		lines[0] += "  " + eta
 	}
@@ -253,12 +253,12 @@ func (s *session) boardSheet(b *engine.Board, o watchOptions, origin watchOrigin
 	reason, remedy := c.reason(b, at)
 	lines = append(lines, "", reason)
 	if remedy != "" {
-		lines = append(lines, "To do: "+c.deps.sp.text(remedy))
+		lines = append(lines, "To do: "+c.deps.commands.text(remedy))
 	}
 	s.print(append(lines, c.watchSafety()))
 }
 
-// watchLine is the command line that opens what the screen shows.
+// watchLine returns the command line that reproduces the watch screen.
 func (c *console) watchLine() string {
 	args := "watch"
 	if c.wat.origin == fromReplay {
@@ -270,10 +270,10 @@ func (c *console) watchLine() string {
 	if c.wat.filter != "" {
 		args += " --filter " + quoteArg(c.wat.filter)
 	}
-	return c.deps.sp.command(args)
+	return c.deps.commands.command(args)
 }
 
-// beginWatch is what the console starts with if it was opened to watch.
+// beginWatch is the initial command of the console when it was started by `watch`.
 func (c *console) beginWatch() tea.Cmd {
 	c.busy = ""
 	if c.deps.replay != nil {
@@ -286,11 +286,10 @@ func (s *session) historyCommand() *cobra.Command {
 	var f format
 	cmd := &cobra.Command{
 		Use:   "history [RUN]",
-		Short: "Past runs of this workspace",
-		Long: `History lists the runs that this workspace has a record of, the newest first: what each was
-to do, who ran it, how long it took and how it ended. With the ID of a run, its beginning, or
-"last", it tells all about that one: the plan, what was accepted, each step, how long nodes
-stayed in each state, and what was waited for longest.
+		Short: "List past runs, or show one in detail",
+		Long: `List the recorded runs of this workspace, newest first: verb, target, user, duration and
+result. With a run ID, a unique prefix of it, or "last", show that run in detail: plan,
+accepted warnings, steps, time of nodes in each state, and the longest waits.
 
 watch --replay plays the record of a run.`,
 		Example: `  constellation history
@@ -327,7 +326,7 @@ watch --replay plays the record of a run.`,
 			return nil
 		},
 	}
-	s.outputFlag(cmd, &f, "what to print: text, or json for one document")
+	s.outputFlag(cmd, &f, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -343,7 +342,7 @@ func (s *session) listRuns(eng Engine, f format) error {
 		}{engine.Schema, append([]engine.RunSummary{}, runs...)})
 	}
 	if len(runs) == 0 {
-		fmt.Fprintf(s.out, "no run is recorded in this workspace yet\n")
+		fmt.Fprintf(s.out, "no recorded runs in this workspace\n")
 		return nil
 	}
 	lines := []string{fmt.Sprintf("%-42s %-20s %8s  %-11s %4s  %s", "run", "began", "took", "end", "exit", "by, to")}
@@ -363,13 +362,13 @@ func (s *session) listRuns(eng Engine, f format) error {
 	return nil
 }
 
-// pastRun tells all about a run.
+// pastRun renders a run in detail.
 func (s *session) pastRun(r *engine.PastRun) []string {
-	c := s.sheet()
+	c := s.renderer()
 	w := s.answerWidth()
 	lines := []string{
 		fmt.Sprintf("run       %s  (%s of cluster %s)", clean(r.ID), r.Verb, orElse(clean(r.Cluster), "(unknown)")),
-		fmt.Sprintf("by        %s, with %s", orElse(clean(r.By), "somebody"), orElse(clean(r.Tool), "an unknown program")),
+		fmt.Sprintf("by        %s, with %s", orElse(clean(r.By), "(unknown user)"), orElse(clean(r.Tool), "(unknown program)")),
 		fmt.Sprintf("began     %s, took %s", r.Started.UTC().Format("2006-01-02 15:04:05Z"), short(time.Duration(r.TookMS)*time.Millisecond)),
 		fmt.Sprintf("end       %s, exit %d  %s", clean(r.Status), r.Exit, clean(r.Text)),
 	}
@@ -381,10 +380,10 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 		lines = append(lines, "to        "+to)
 	}
 	if r.Replaced+r.Failed+r.Nodes > 0 {
-		lines = append(lines, fmt.Sprintf("machines  %d told of, %d nodes came to the target, %d failed", r.Nodes, r.Replaced, r.Failed))
+		lines = append(lines, fmt.Sprintf("machines  %d seen, %d nodes reached the target, %d failed", r.Nodes, r.Replaced, r.Failed))
 	}
 	if r.Resume != "" {
-		lines = append(lines, "go on     "+s.speller().line(clean(r.Resume)))
+		lines = append(lines, "resume    "+s.formatter().line(clean(r.Resume)))
 	}
 	lines = append(lines, c.th.rule(w, "Steps", ""))
 	for _, st := range r.Steps {
@@ -396,7 +395,7 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 		if what == "" {
 			what = clean(st.Title)
 		}
-		lines = append(lines, fmt.Sprintf("  %-18s %-9s %8s  %s", clean(st.ID), orElse(clean(st.State), "not begun"), took, what))
+		lines = append(lines, fmt.Sprintf("  %-18s %-9s %8s  %s", clean(st.ID), orElse(clean(st.State), "pending"), took, what))
 	}
 	lines = append(lines, c.th.rule(w, "Accepted", ""))
 	if len(r.Accepted) == 0 {
@@ -410,19 +409,19 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 		lines = append(lines, fmt.Sprintf("  %-26s %-14s %s", clean(f.ID), by, clean(f.Title)))
 	}
 	if len(r.Stages) > 0 {
-		lines = append(lines, c.th.rule(w, "How long machines stayed", ""), fmt.Sprintf("  %-12s %8s %8s %8s", "state", "machines", "p50", "p95"))
+		lines = append(lines, c.th.rule(w, "Time in each state", ""), fmt.Sprintf("  %-12s %8s %8s %8s", "state", "machines", "p50", "p95"))
 		for _, st := range r.Stages {
 			lines = append(lines, fmt.Sprintf("  %-12s %8d %8s %8s", clean(st.State), st.Machines, short(time.Duration(st.P50MS)*time.Millisecond), short(time.Duration(st.P95MS)*time.Millisecond)))
 		}
 	}
 	if len(r.Waits) > 0 {
-		lines = append(lines, c.th.rule(w, "Waited for longest", ""))
+		lines = append(lines, c.th.rule(w, "Longest waits", ""))
 		for _, x := range r.Waits {
 			lines = append(lines, fmt.Sprintf("  %8s  %s  %s", short(time.Duration(x.TookMS)*time.Millisecond), x.Since.UTC().Format("15:04:05Z"), clean(x.Text)))
 		}
 	}
 	for _, b := range r.Bad {
-		lines = append(lines, "  the record: "+clean(b))
+		lines = append(lines, "  invalid record line: "+clean(b))
 	}
 	return append(lines, "", "replay  "+s.command("watch --replay "+quoteArg(clean(r.ID))))
 }

@@ -10,10 +10,10 @@ import (
 	"constellation/engine"
 )
 
-// BenchmarkWatch has the watch screen of a rollout of 5,000 nodes take ten updates a
-// second, of 20 changes of nodes and 3 lines each, and paint a frame after each. One
-// iteration is an update. It reports the share of a processor and the bytes to the
-// terminal that come of ten of them in a second.
+// BenchmarkWatch measures the watch screen of a rollout of 5,000 nodes at ten updates a
+// second, each of 20 node changes and 3 log lines with a frame painted after it. One
+// iteration is an update. It reports CPU utilisation and the bytes to the terminal per
+// second.
 func BenchmarkWatch(b *testing.B) {
 	for _, size := range []struct {
 		name string
@@ -67,8 +67,8 @@ func BenchmarkWatch(b *testing.B) {
 	}
 }
 
-// BenchmarkWatchBurst has it take 1,000 events a second: one iteration is what comes
-// between two frames, and the frame.
+// BenchmarkWatchBurst measures 1,000 events a second: one iteration is the events between two
+// frames, and the frame.
 func BenchmarkWatchBurst(b *testing.B) {
 	c := benchWatch(b, 120, 40)
 	updates := updatesOf(b)
@@ -91,7 +91,7 @@ func BenchmarkWatchBurst(b *testing.B) {
 	b.ReportMetric(float64(worst.Microseconds())/1000, "worst-ms")
 }
 
-// BenchmarkBoard is the fold of one event among 5,000 nodes.
+// BenchmarkBoard measures the fold of one event among 5,000 nodes.
 func BenchmarkBoard(b *testing.B) {
 	events := rolloutOf(b, 5000)
 	b.ReportAllocs()
@@ -106,9 +106,9 @@ func BenchmarkBoard(b *testing.B) {
 
 var benchBegin = start.Add(20 * time.Minute)
 
-// benchWatch is a console that watches 5,000 nodes in the middle of their rollout.
+// benchWatch is a console that watches a rollout of 5,000 nodes.
 func benchWatch(b *testing.B, w, h int) *console {
-	c := newConsole(b.Context(), look{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
+	c := newConsole(b.Context(), display{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return benchBegin }})
 	c.w, c.h, c.screen, c.busy, c.ticking = w, h, screenWatch, "", true
 	c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
 	c.now = benchBegin
@@ -116,7 +116,7 @@ func benchWatch(b *testing.B, w, h int) *console {
 	return c
 }
 
-// updatesOf returns what is told in the i-th update: the next of the rollout, in turns.
+// updatesOf returns the events of the i-th update: the next ones of the rollout, repeated cyclically.
 func updatesOf(b *testing.B) func(i int) []engine.Event {
 	all := rolloutOf(b, 5000)
 	from := len(until(all, benchBegin.Sub(start)))

@@ -21,14 +21,13 @@ import (
 	"constellation/engine"
 )
 
-// rollouts are simulated once for all tests.
+// rollouts caches simulated rollouts for all tests.
 var rollouts = struct {
 	sync.Mutex
 	of map[int][]engine.Event
 }{of: map[int][]engine.Event{}}
 
-// rolloutOf are the events of a rollout of so many workers; from 500 on some machines fail
-// on the way.
+// rolloutOf are the events of a rollout of workers nodes; with 500 or more some machines fail.
 func rolloutOf(t testing.TB, workers int) []engine.Event {
 	rollouts.Lock()
 	defer rollouts.Unlock()
@@ -38,7 +37,7 @@ func rolloutOf(t testing.TB, workers int) []engine.Event {
 	return rollouts.of[workers]
 }
 
-// until are the events up to a moment.
+// until are the events up to a time.
 func until(events []engine.Event, d time.Duration) []engine.Event {
 	i := slices.IndexFunc(events, func(e engine.Event) bool { return e.Time.After(start.Add(d)) })
 	if i < 0 {
@@ -47,8 +46,8 @@ func until(events []engine.Event, d time.Duration) []engine.Event {
 	return events[:i]
 }
 
-// later are the events that a watch tells which is opened at a moment: all nodes as they
-// are, then what changes.
+// attached are the events of a watch that is opened at a time: all nodes in their current
+// state, then the changes.
 func attached(events []engine.Event, d time.Duration) []engine.Event {
 	var b engine.Board
 	before := until(events, d)
@@ -77,7 +76,7 @@ func attached(events []engine.Event, d time.Duration) []engine.Event {
 	return append(out, events[len(before):]...)
 }
 
-// watching is a console that watches, as it is when it has got some events.
+// watching is a console with a live watch that has received some events.
 func watching(s *stage, events []engine.Event, d time.Duration) *stage {
 	s.at(d)
 	s.c.busy = ""
@@ -87,14 +86,14 @@ func watching(s *stage, events []engine.Event, d time.Duration) *stage {
 	return s
 }
 
-// at a moment of a rollout that is watched.
+// live shows a watch of a rollout at a time.
 func live(workers int, d time.Duration, keys ...string) func(*testing.T, func(*fakeEngine) *stage) *stage {
 	return func(t *testing.T, s func(*fakeEngine) *stage) *stage {
 		return watching(s(&fakeEngine{}), until(rolloutOf(t, workers), d), d).view(keys)
 	}
 }
 
-// withPlans are the events of a rollout of a few nodes, beside which there are Plans.
+// withPlans are the events of a rollout of a few nodes with Plans.
 func withPlans(t testing.TB) []engine.Event {
 	at := start.Add(69 * time.Second)
 	plan := func(name, state, version, text string, total, done int64, counts map[string]int64) engine.Event {
@@ -111,8 +110,8 @@ func withPlans(t testing.TB) []engine.Event {
 	)
 }
 
-// Plans are told in lines, each change once.
-func TestPlansAreToldInLines(t *testing.T) {
+// The plain printer writes one line for each change of a Plan.
+func TestPlansInPlainOutput(t *testing.T) {
 	var out bytes.Buffer
 	p := newPlainPrinter(&guarded{w: &out}, nil, func() time.Time { return start })
 	for _, ev := range withPlans(t) {
@@ -125,9 +124,9 @@ func TestPlansAreToldInLines(t *testing.T) {
 	p.close()
 	want := `07:06:10Z node-plan          complete  system-upgrade/os-patches 24.04: 8 of 8 nodes done
 07:06:10Z node-plan          waiting   system-upgrade/k3s-agent v1.36.3-k3s1: 0 of 5 nodes done, 5 pending; Plan k3s-server is not complete
-07:06:10Z node-plan          applying  system-upgrade/k3s-server v1.36.3-k3s1: 1 of 3 nodes done, 1 applying, 1 pending; has the nodes to itself
+07:06:10Z node-plan          applying  system-upgrade/k3s-server v1.36.3-k3s1: 1 of 3 nodes done, 1 applying, 1 pending; exclusive
 07:06:10Z node-plan          complete  system-upgrade/gone
-07:06:10Z node-plan          gone      system-upgrade/gone is deleted
+07:06:10Z node-plan          gone      system-upgrade/gone deleted
 07:05:01Z node-plan          FAILED    a/b: Job a/c failed; to do: mend it
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
@@ -135,7 +134,7 @@ func TestPlansAreToldInLines(t *testing.T) {
 	}
 }
 
-// view draws before keys that depend on what was drawn, as the terminal does.
+// view renders a frame before each key, because some keys depend on the last frame.
 func (s *stage) view(keys []string) *stage {
 	for _, k := range keys {
 		s.c.View()
@@ -146,7 +145,7 @@ func (s *stage) view(keys []string) *stage {
 
 const middle = 9 * time.Minute
 
-// failing are the events of a rollout that ends because of machines that fail.
+// failing are the events of a rollout that ends with failed machines.
 func failing(t testing.TB) []engine.Event {
 	events := slices.Clone(until(rolloutOf(t, 500), middle))
 	at := start.Add(middle)
@@ -229,14 +228,14 @@ var watchScenes = []scene{
 	}},
 }
 
-// TestWatchFitsEverySize draws each scene in sizes up to that of the largest screens. What
-// is drawn depends on the events alone, and not on what was drawn before.
+// TestWatchFitsEverySize renders each scene in all sizes. A frame depends only on the events,
+// not on earlier frames.
 func TestWatchFitsEverySize(t *testing.T) {
 	for _, sc := range watchScenes {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
-				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{}, 80, 24) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+				fresh := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
 				for w := minWidth; w <= 300; w += 24 {
 					for h := minHeight; h <= 90; h += 15 {
 						s.c.w, s.c.h = w, h
@@ -255,7 +254,7 @@ func TestWatchFitsEverySize(t *testing.T) {
 							fresh.c.w, fresh.c.h = w, h
 							fresh.c.View()
 							if other := fresh.c.View(); other != frame {
-								t.Fatalf("%dx%d: the frame depends on what was drawn before:\n%s", w, h, cmp.Diff(other, frame))
+								t.Fatalf("%dx%d: the frame depends on earlier frames:\n%s", w, h, cmp.Diff(other, frame))
 							}
 						}
 					}
@@ -269,7 +268,7 @@ func TestWatchInAscii(t *testing.T) {
 	for _, sc := range watchScenes {
 		t.Run(sc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, look{ascii: true}, 120, 40) })
+				s := sc.show(t, func(e *fakeEngine) *stage { return newStage(t, e, display{ascii: true}, 120, 40) })
 				for _, r := range s.c.View() {
 					if r > 0x7e {
 						t.Fatalf("%q is not ASCII:\n%s", r, s.c.View())
@@ -280,9 +279,9 @@ func TestWatchInAscii(t *testing.T) {
 	}
 }
 
-// TestWatchLooks draws one frame in each theme.
-func TestWatchLooks(t *testing.T) {
-	for name, l := range map[string]look{
+// TestWatchThemes renders one frame in each theme.
+func TestWatchThemes(t *testing.T) {
+	for name, l := range map[string]display{
 		"16-dark": {colours: colours16}, "16-light": {colours: colours16, light: true}, "256-light": {colours: colours256, light: true},
 		"true-dark": {colours: trueColour}, "ascii": {ascii: true},
 	} {
@@ -291,14 +290,14 @@ func TestWatchLooks(t *testing.T) {
 				events := streamOf(t, "500-good")
 				d := inTheMiddle(events)
 				s := watching(newStage(t, &fakeEngine{}, l, 80, 24), until(events, d), d).view([]string{"m", "n"})
-				golden(t, "looks/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
+				golden(t, "themes/watch-"+name+".txt", strings.ReplaceAll(s.c.View(), "\x1b", "␛")+"\n")
 			})
 		})
 	}
 }
 
-// TestEveryLensIsReached presses all keys that work, from the table on, until nothing new
-// is seen: every lens is reached, each has a way back, and no key stands for two things.
+// TestEveryLensIsReached presses all enabled keys, starting at the table, until there is no new
+// state: every lens is reached, each has a way back, and no key has two meanings.
 func TestEveryLensIsReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type state struct {
@@ -306,9 +305,9 @@ func TestEveryLensIsReached(t *testing.T) {
 			lens   lens
 			asks   bool
 		}
-		at := func(c *console) state { return state{c.screen, c.wat.lens, c.question != nil} }
+		at := func(c *console) state { return state{c.screen, c.wat.lens, c.rolloutPrompt != nil} }
 		open := func(path []string) *stage {
-			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, look{}, 80, 24), failing(t), middle)
+			s := watching(newStage(t, &fakeEngine{home: demoHome(engine.StageCluster), status: demoStatus()}, display{}, 80, 24), failing(t), middle)
 			return s.view(path)
 		}
 		found := map[state][]string{}
@@ -321,7 +320,7 @@ func TestEveryLensIsReached(t *testing.T) {
 			for _, b := range open(path).c.bindings() {
 				for _, k := range b.keys {
 					if seen[k] && slices.ContainsFunc(open(path).c.watchKeys(), func(o binding) bool { return &o != &b && slices.Contains(o.keys, k) && o.help != b.help }) {
-						t.Errorf("after %v %q stands for two things", path, k)
+						t.Errorf("after %v %q has two meanings", path, k)
 					}
 					seen[k] = true
 				}
@@ -359,7 +358,7 @@ func TestEveryLensIsReached(t *testing.T) {
 	})
 }
 
-func TestFilterChooses(t *testing.T) {
+func TestFilterMatches(t *testing.T) {
 	now := start.Add(10 * time.Minute)
 	n := &engine.BoardNode{Name: "worker-0412", Group: "workers-b", State: engine.NodeDraining, Since: now.Add(-6 * time.Minute), Attempts: 2, Text: "PDB web/frontend", With: "worker-5412"}
 	for _, tt := range []struct {
@@ -389,13 +388,13 @@ func TestFilterChooses(t *testing.T) {
 			continue
 		}
 		if got := f.node(n, now); got != tt.want {
-			t.Errorf("%q chooses it: %v, want %v", tt.filter, got, tt.want)
+			t.Errorf("%q matches: %v, want %v", tt.filter, got, tt.want)
 		}
 	}
 	for filter, want := range map[string]string{
 		"age:5m": `"age:5m": write age>… or age<…`, "age>5": `"age>5": want a time such as 90s, 5m or 1h`, "state>ready": `"state>ready": write state:…`,
-		"try>x": `"try>x": want a number`, "state:": `"state:": state of what?`, "node:[": `"node:[": not a pattern`,
-		"state:ready,nope !state:nope": `"state:nope": no state is like that; there are ready, outdated, replacing, draining, upgrading, leaving, not-ready, joining, booting, creating, failed, gone`,
+		"try>x": `"try>x": want a number`, "state:": `"state:": want state:VALUE`, "node:[": `"node:[": not a pattern`,
+		"state:ready,nope !state:nope": `"state:nope": no such state, want one of ready, outdated, replacing, draining, upgrading, leaving, not-ready, joining, booting, creating, failed, gone`,
 	} {
 		if _, err := parseFilter(filter); err == nil || err.Error() != want {
 			t.Errorf("%q: error %v, want %s", filter, err, want)
@@ -403,8 +402,8 @@ func TestFilterChooses(t *testing.T) {
 	}
 }
 
-// TestHostileRecordIsHarmless replays a record made by somebody who means no good: no
-// character that a terminal obeys comes through, in any lens.
+// TestHostileRecordIsHarmless replays a malicious record: no control character reaches the
+// terminal in any lens.
 func TestHostileRecordIsHarmless(t *testing.T) {
 	evil := "\x1b]0;owned\x07\x1b[2J\u202eevil\r\n\x9b31m\x00"
 	path := filepath.Join(t.TempDir(), "evil.jsonl")
@@ -448,11 +447,11 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		for _, keys := range [][]string{{}, {"m", "n"}, {"enter"}, {"l"}, {"l", "w", "up"}, {"t"}, {"?"}} {
-			s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+			s := newStage(t, &fakeEngine{}, display{}, 120, 40)
 			s.c.busy, s.c.deps.replay, s.c.deps.onlyWatch = "", r, true
 			s.do(s.c.Init())
 			s.view(keys)
-			frame := s.c.View() + strings.Join(s.c.farewell(), "\n")
+			frame := s.c.View() + strings.Join(s.c.exitSummary(), "\n")
 			for _, c := range frame {
 				if c != '\n' && engine.HiddenRune(c) {
 					t.Errorf("after %v %q is shown", keys, c)
@@ -469,7 +468,7 @@ func TestHostileRecordIsHarmless(t *testing.T) {
 func TestReplaySeeks(t *testing.T) {
 	events := rolloutOf(t, 500)
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
 		s.c.busy, s.c.deps.onlyWatch = "", true
 		s.c.deps.replay = &record{path: "x", events: events, at: start.Add(middle)}
 		s.do(s.c.Init())
@@ -488,7 +487,7 @@ func TestReplaySeeks(t *testing.T) {
 		}
 		want("opened", middle)
 		s.press("]")
-		want("a minute on", middle+time.Minute)
+		want("one minute forward", middle+time.Minute)
 		s.press("[", "[", "[")
 		want("two minutes back", middle-2*time.Minute)
 		s.press("{")
@@ -504,17 +503,17 @@ func TestReplaySeeks(t *testing.T) {
 		s.c.now = s.clock
 		s.tell(watchTick{s.c.wat.gen})
 		want("played for a tenth of a second, eight times as fast", 800*time.Millisecond)
-		if why := s.press("P").c.note; !strings.Contains(why, "this is a record of what was") {
+		if why := s.press("P").c.note; !strings.Contains(why, "this is a replay") {
 			t.Errorf("P says %q", why)
 		}
 	})
 }
 
-// A record that takes a while to read is named while it is, and before it is shown.
-func TestReplaySaysThatItReads(t *testing.T) {
+// While a large record is read, its progress is shown.
+func TestReplayShowsReadingProgress(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.jsonl")
 	var lines bytes.Buffer
-	for lines.Len() < 5*tellEach/2 {
+	for lines.Len() < 5*progressEach/2 {
 		for _, ev := range rolloutOf(t, 500) {
 			jsonPrinter{&lines}.event(ev)
 		}
@@ -527,19 +526,19 @@ func TestReplaySaysThatItReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "reading the record " + path + ": 1 MiB of " + bytesOf(int64(lines.Len())); len(told) != lines.Len()/tellEach || told[0] != want {
-		t.Errorf("told %q, want %q first", told, want)
+	if want := "reading the record " + path + ": 1 MiB of " + bytesOf(int64(lines.Len())); len(told) != lines.Len()/progressEach || told[0] != want {
+		t.Errorf("progress %q, want %q first", told, want)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
 		s.c.deps.onlyWatch, s.c.deps.replay, s.c.screen = true, r, screenWatch
 		frame := s.c.View() // before the first message
-		for _, want := range []string{"REPLAY opens", "opening the record " + path, "Opening the record"} {
+		for _, want := range []string{"REPLAY opening", "opening the record " + path, "Opening the record"} {
 			if !strings.Contains(frame, want) {
 				t.Errorf("there is no %q in\n%s", want, frame)
 			}
 		}
-		for _, wrong := range []string{"connecting", "No run is under way", "first answer"} {
+		for _, wrong := range []string{"connecting", "No run is in progress", "first response"} {
 			if strings.Contains(frame, wrong) {
 				t.Errorf("there is %q in\n%s", wrong, frame)
 			}
@@ -547,19 +546,19 @@ func TestReplaySaysThatItReads(t *testing.T) {
 	})
 }
 
-func TestMomentOfARecord(t *testing.T) {
+func TestParseMoment(t *testing.T) {
 	first := time.Date(2026, 11, 21, 23, 50, 0, 0, time.UTC)
 	last := first.Add(2 * time.Hour)
 	for text, want := range map[string]time.Time{
 		"+5m": first.Add(5 * time.Minute), "23:55": first.Add(5 * time.Minute), "00:10:30": first.Add(20*time.Minute + 30*time.Second), "00:10:30Z": first.Add(20*time.Minute + 30*time.Second),
 		"2026-11-22T00:00:00Z": first.Add(10 * time.Minute),
 	} {
-		if got, err := momentOf(text, first, last); err != nil || !got.Equal(want) {
+		if got, err := parseMoment(text, first, last); err != nil || !got.Equal(want) {
 			t.Errorf("%s is %s, %v, want %s", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"", "5m", "+x", "-5m", "25:00"} {
-		if got, err := momentOf(text, first, last); err == nil {
+		if got, err := parseMoment(text, first, last); err == nil {
 			t.Errorf("%q is %s", text, got)
 		}
 	}
@@ -598,16 +597,16 @@ func TestWatchVerb(t *testing.T) {
 		{"live, until the end", []string{"watch"}, fakeEngine{watched: events}, 0, []string{"07:05:22Z node               ready     control-plane-3", "done               ok "}, nil},
 		{"live, some of it", []string{"watch", "--filter", "node:worker-0004"}, fakeEngine{watched: events}, 0, []string{"worker-0004", "done               ok "}, nil},
 		{"not allowed", []string{"watch", "--once"}, fakeEngine{watchErr: denied}, 1, nil, []string{"look at the rollout of demo", "ask for the right"}},
-		{"a filter that is none", []string{"watch", "--filter", "age:5"}, fakeEngine{}, 2, nil, []string{"age>…"}},
+		{"invalid filter", []string{"watch", "--filter", "age:5"}, fakeEngine{}, 2, nil, []string{"age>…"}},
 		{"a record", []string{"watch", "--replay", path}, fakeEngine{}, 0, []string{"control-plane-3 (control-plane)", "done               ok "}, []string{"line " + fmt.Sprint(len(events)+1) + ": it is not JSON"}},
 		{"a record, as events", []string{"watch", "--replay", path, "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, nil},
-		{"a moment of a record", []string{"watch", "--replay", path + "@+70s", "--once"}, fakeEngine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In flight 2 of 8"}, nil},
+		{"a record at a time", []string{"watch", "--replay", path + "@+70s", "--once"}, fakeEngine{}, 0, []string{"recorded, as of 2026-11-21 07:06:11Z", "In flight 2 of 8"}, nil},
 		{"a record of the workspace", []string{"watch", "--replay", "events.jsonl@07:06:11", "--once"}, fakeEngine{records: dir}, 0, []string{"as of 2026-11-21 07:06:11Z"}, nil},
-		{"a record from a moment on", []string{"watch", "--replay", path + "@+70s", "-o", "json"}, fakeEngine{}, 0, []string{from(events, 70*time.Second)}, nil},
-		{"a record from before its beginning", []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, []string{"2026-11-21 07:04:59Z is before the record: it is played from its beginning at 2026-11-21 07:05:01Z"}},
-		{"a record from after its end", []string{"watch", "--replay", path + "@+9h"}, fakeEngine{}, 2, nil, []string{"2026-11-21 16:05:01Z is after its end: it goes from 2026-11-21 07:05:01Z to ", "give a time such as"}},
-		{"a clock time after its end", []string{"watch", "--replay", path + "@23:00"}, fakeEngine{}, 2, nil, []string{"2026-11-21 23:00:00Z is after its end"}},
-		{"a folder", []string{"watch", "--replay", dir}, fakeEngine{}, 2, nil, []string{"it is a folder", "history` lists them"}},
+		{"a record from a time on", []string{"watch", "--replay", path + "@+70s", "-o", "json"}, fakeEngine{}, 0, []string{from(events, 70*time.Second)}, nil},
+		{"a record from before its beginning", []string{"watch", "--replay", path + "@07:04:59", "-o", "json"}, fakeEngine{}, 0, []string{lines.String()}, []string{"2026-11-21 07:04:59Z is before the record: playing from its beginning at 2026-11-21 07:05:01Z"}},
+		{"a record from after its end", []string{"watch", "--replay", path + "@+9h"}, fakeEngine{}, 2, nil, []string{"2026-11-21 16:05:01Z is after the end: the record lasts from 2026-11-21 07:05:01Z to ", "pass a time such as"}},
+		{"a clock time after its end", []string{"watch", "--replay", path + "@23:00"}, fakeEngine{}, 2, nil, []string{"2026-11-21 23:00:00Z is after the end"}},
+		{"a directory", []string{"watch", "--replay", dir}, fakeEngine{}, 2, nil, []string{"is a directory", "history` lists the runs"}},
 		{"no such record", []string{"watch", "--replay", filepath.Join(dir, "none")}, fakeEngine{}, 2, nil, []string{"no such file"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -626,13 +625,13 @@ func TestWatchVerb(t *testing.T) {
 				}
 			}
 			if tt.name == "live, some of it" && strings.Contains(out, "worker-0003") {
-				t.Errorf("the filter let another one through:\n%s", out)
+				t.Errorf("the filter passed another node:\n%s", out)
 			}
 		})
 	}
 }
 
-// from are the events of a record from a moment on, after what the run is about, as lines.
+// from are the events of a record from a time on, behind its hello and plan, as lines.
 func from(events []engine.Event, d time.Duration) string {
 	var b bytes.Buffer
 	for _, ev := range events {
@@ -683,13 +682,13 @@ func TestHistoryVerb(t *testing.T) {
 	}
 }
 
-// That a look is over says nothing of what was looked at.
-func TestTheEndOfALookIsNotThatOfTheRollout(t *testing.T) {
+// The end of a watch is not reported as the end of the rollout.
+func TestEndOfAWatchIsNotTheEndOfTheRollout(t *testing.T) {
 	var b engine.Board
 	b.Result, b.Outcome = &engine.Result{Status: engine.StateDone}, "1 of 2 nodes at the target"
 	for verb, want := range map[engine.Verb]string{
-		engine.VerbWatch: "When it was last looked at: 1 of 2 nodes at the target",
-		engine.VerbApply: "It has ended: 1 of 2 nodes at the target",
+		engine.VerbWatch: "At the last observation: 1 of 2 nodes at the target",
+		engine.VerbApply: "Ended: 1 of 2 nodes at the target",
 	} {
 		b.Plan = &engine.Plan{Verb: verb}
 		if got, _ := (&console{}).reason(&b, start); got != want {
@@ -698,29 +697,29 @@ func TestTheEndOfALookIsNotThatOfTheRollout(t *testing.T) {
 	}
 }
 
-// What somebody did from here may be otherwise a moment later, so the word of it goes.
-func TestNotesGoByThemselves(t *testing.T) {
+// Notes disappear after a while, because they may be out of date.
+func TestNotesExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := watching(newStage(t, &fakeEngine{}, look{}, 80, 24), until(rolloutOf(t, 5), time.Minute), time.Minute)
+		s := watching(newStage(t, &fakeEngine{}, display{}, 80, 24), until(rolloutOf(t, 5), time.Minute), time.Minute)
 		s.tell(rolloutChanged{what: "paused"})
-		for after, want := range map[time.Duration]bool{time.Second: true, noteLasts: true} {
+		for after, want := range map[time.Duration]bool{time.Second: true, noteTTL: true} {
 			s.at(time.Minute + after).c.Update(nil)
 			if is := strings.Contains(s.c.View(), "the rollout is paused"); is != want {
-				t.Errorf("after %s it is told: %t", after, is)
+				t.Errorf("after %s the note is shown: %t", after, is)
 			}
 		}
-		s.at(time.Minute + 2*noteLasts).c.Update(nil)
+		s.at(time.Minute + 2*noteTTL).c.Update(nil)
 		if v := s.c.View(); strings.Contains(v, "the rollout is paused") || !strings.Contains(v, "? help") {
-			t.Errorf("it stays where the keys are:\n%s", v)
+			t.Errorf("the note still replaces the key line:\n%s", v)
 		}
 	})
 }
 
-// Before a node is replaced Kubernetes is upgraded, which takes minutes.
-func TestWatchSaysWhatKubeadmDoes(t *testing.T) {
+// The Kubernetes upgrade, which takes minutes, comes before the first replacement.
+func TestWatchShowsTheKubernetesUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := start.Add(time.Second)
-		s := newStage(t, &fakeEngine{}, look{}, 120, 40)
+		s := newStage(t, &fakeEngine{}, display{}, 120, 40)
 		s.c.home = &engine.Home{Backup: &engine.LastBackup{Created: start.Add(-26 * time.Hour)}}
 		watching(s, []engine.Event{
 			{Time: start, Kind: engine.KindPlan, Data: json.RawMessage(`{"cluster":"demo","steps":[{"id":"backup","title":"Back up"},{"id":"wait-for-rollout","title":"Wait"}]}`)},

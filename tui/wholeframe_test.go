@@ -8,15 +8,15 @@ import (
 	"constellation/engine"
 )
 
-// A console that has shown frame after frame shows the same as one that is told everything at
-// once, whatever it keeps from one frame to the next.
-func TestAFrameIsTheOneComposedFromNothing(t *testing.T) {
+// A console that has rendered many frames renders the same as a new one with the same events:
+// its caches do not change the result.
+func TestCachesDoNotChangeFrames(t *testing.T) {
 	for _, name := range []string{"5-good", "5-failed", "5-resumed", "500-failed"} {
 		events := streamOf(t, name)
 		for _, keys := range [][]string{nil, {"s"}, {"m"}, {"l"}, {"/", "d", "r", "a", "enter"}} {
 			at := start
 			console := func() *console {
-				c := newConsole(t.Context(), look{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
+				c := newConsole(t.Context(), display{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: func() time.Time { return at }})
 				c.w, c.h, c.screen, c.busy, c.ticking = 120, 40, screenWatch, "", true
 				c.wat = watchScreen{origin: fromLive, board: &engine.Board{}, ticks: true}
 				for _, k := range keys {

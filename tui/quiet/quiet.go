@@ -1,14 +1,14 @@
-// Package quiet keeps the libraries of the console from asking the terminal
-// anything before the console itself starts.
+// Package quiet stops the console libraries from querying the terminal during program
+// initialisation.
 //
-// Bubble Tea asks the terminal for its background colour while the program is
-// being initialised, in every command that links it, and waits up to five seconds
-// for a terminal that never answers. Lip Gloss does not ask once it has been told.
+// Bubble Tea queries the terminal's background colour in a package init function, in every
+// command that links it, and waits up to five seconds for a terminal that never answers.
+// Lip Gloss skips the query if the colour is set already.
 //
-// Go initialises the packages that are ready in the order of their import paths,
-// so this package must import Lip Gloss and nothing else that Bubble Tea needs, and
-// its path must sort before github.com/charmbracelet/bubbletea. A test of package
-// tui runs the program on a terminal that never answers.
+// Go initialises ready packages in the order of their import paths. Therefore this package
+// must import Lip Gloss and nothing else that Bubble Tea needs, and its path must sort
+// before github.com/charmbracelet/bubbletea. A test of package tui runs the program on a
+// terminal that never answers.
 package quiet
 
 import "github.com/charmbracelet/lipgloss"

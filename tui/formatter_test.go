@@ -6,38 +6,38 @@ import (
 	"testing"
 )
 
-func TestCommandsAreSpelledAsTheUserWouldTypeThem(t *testing.T) {
+func TestCommandFormatter(t *testing.T) {
 	const said = "is it running? `constellation sandbox status` tells, `constellation init -C /x` goes on; see constellation's log"
 	for _, tt := range []struct {
 		name string
-		sp   speller
+		sp   commandFormatter
 		text string
 		line string // of "constellation status -C /x"
 		cmd  string
 	}{
-		{"as the engine does", speller{}, said, "constellation status -C /x", "constellation init"},
-		{"here", speller{program: "constellation", dir: "."}, said, "constellation status -C /x", "constellation init"},
+		{"as the engine does", commandFormatter{}, said, "constellation status -C /x", "constellation init"},
+		{"here", commandFormatter{program: "constellation", dir: "."}, said, "constellation status -C /x", "constellation init"},
 		{
 			"by another name",
-			speller{program: "bin/constellation", dir: "."},
+			commandFormatter{program: "bin/constellation", dir: "."},
 			"is it running? `bin/constellation sandbox status` tells, `bin/constellation init -C /x` goes on; see constellation's log",
 			"bin/constellation status -C /x", "bin/constellation init",
 		},
 		{
 			"about another directory",
-			speller{program: "constellation", dir: "my demo"},
+			commandFormatter{program: "constellation", dir: "my demo"},
 			"is it running? `constellation -C 'my demo' sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
 			"constellation status -C /x", "constellation -C 'my demo' init",
 		},
 		{
 			"about this directory, which the engine names by its path",
-			speller{program: "constellation", dir: "demo", home: "/x"},
+			commandFormatter{program: "constellation", dir: "demo", home: "/x"},
 			"is it running? `constellation -C demo sandbox status` tells, `constellation -C demo init` goes on; see constellation's log",
 			"constellation -C demo status", "constellation -C demo init",
 		},
 		{
 			"about another than this one",
-			speller{program: "constellation", dir: "demo", home: "/x/demo"},
+			commandFormatter{program: "constellation", dir: "demo", home: "/x/demo"},
 			"is it running? `constellation -C demo sandbox status` tells, `constellation init -C /x` goes on; see constellation's log",
 			"constellation status -C /x", "constellation -C demo init",
 		},
@@ -56,7 +56,7 @@ func TestCommandsAreSpelledAsTheUserWouldTypeThem(t *testing.T) {
 	}
 }
 
-func TestProgramIsNamedAsItWasCalled(t *testing.T) {
+func TestCalledAs(t *testing.T) {
 	dir := t.TempDir()
 	onPath := filepath.Join(dir, "path", "constellation")
 	for _, p := range []string{onPath, filepath.Join(dir, "src", "bin", "constellation")} {
@@ -86,8 +86,8 @@ func TestProgramIsNamedAsItWasCalled(t *testing.T) {
 	}
 }
 
-func TestKubectlNamesItsCluster(t *testing.T) {
-	sp := speller{program: "./bin/constellation", kubeconfig: "/home/my ops/admin.conf"}
+func TestKubectlGetsAKubeconfig(t *testing.T) {
+	sp := commandFormatter{program: "./bin/constellation", kubeconfig: "/home/my ops/admin.conf"}
 	for _, tt := range []struct {
 		cmd, want string
 		needs     bool
@@ -104,7 +104,7 @@ func TestKubectlNamesItsCluster(t *testing.T) {
 	if got, want := sp.export(), "export KUBECONFIG='/home/my ops/admin.conf'"; got != want {
 		t.Errorf("export is %q, want %q", got, want)
 	}
-	if got := (speller{}).alone("kubectl get nodes"); got != "kubectl get nodes" {
+	if got := (commandFormatter{}).alone("kubectl get nodes"); got != "kubectl get nodes" {
 		t.Errorf("without a kubeconfig: %q", got)
 	}
 }

@@ -8,30 +8,29 @@ import (
 	"strings"
 )
 
-// programName is how the user calls this program: what a command must begin with to be
-// copied. The engine's words always call it constellation.
+// programName is the name of this program in the engine's texts.
 const programName = "constellation"
 
-// speller writes commands as the user would type them, where the user stands. The zero
-// value writes them as the engine does.
-type speller struct {
-	program string // "" means programName
+// commandFormatter writes commands so that the user can copy and run them from the current
+// directory. The zero value leaves commands as the engine writes them.
+type commandFormatter struct {
+	program string // as the user called it; "" means programName
 	dir     string // the workspace, as given with -C; "" or "." if it is the current one
-	// home is the workspace's absolute path, which the engine names it by; "" if it is not known.
+	// home is the workspace's absolute path, which the engine uses; "" if unknown.
 	home string
-	// kubeconfig is the file that leads kubectl to the cluster; "" if none is known.
+	// kubeconfig is the path of the cluster's kubeconfig; "" if unknown.
 	kubeconfig string
 }
 
-func (sp speller) name() string {
+func (sp commandFormatter) name() string {
 	if sp.program == "" {
 		return programName
 	}
 	return quoteArg(sp.program)
 }
 
-// command is a command line for the same workspace; without args it opens the console.
-func (sp speller) command(args string) string {
+// command returns a command line for the same workspace; without args it opens the console.
+func (sp commandFormatter) command(args string) string {
 	cmd := sp.name()
 	if sp.dir != "" && sp.dir != "." {
 		cmd += " -C " + quoteArg(sp.dir)
@@ -42,17 +41,17 @@ func (sp speller) command(args string) string {
 	return cmd
 }
 
-// line is a whole command line that the engine wrote.
-func (sp speller) line(cmd string) string {
+// line formats a whole command line of the engine.
+func (sp commandFormatter) line(cmd string) string {
 	if rest, ok := strings.CutPrefix(cmd, programName+" "); ok {
 		return sp.args(rest)
 	}
 	return cmd
 }
 
-// args is a command line with these arguments, where the engine's name for this workspace is
-// what the user calls it.
-func (sp speller) args(args string) string {
+// args returns a command line with these arguments. It replaces the engine's -C for this
+// workspace by the user's.
+func (sp commandFormatter) args(args string) string {
 	if sp.home != "" {
 		if before, after, ok := strings.Cut(args+" ", " -C "+quoteArg(sp.home)+" "); ok {
 			return sp.command(strings.TrimSpace(before + " " + after))
@@ -61,19 +60,19 @@ func (sp speller) args(args string) string {
 	return sp.name() + " " + args
 }
 
-// export is the line that leads kubectl to the cluster from there on.
-func (sp speller) export() string { return "export KUBECONFIG=" + quoteArg(sp.kubeconfig) }
+// export returns the command that sets KUBECONFIG for later kubectl commands.
+func (sp commandFormatter) export() string { return "export KUBECONFIG=" + quoteArg(sp.kubeconfig) }
 
-// kubectl matches where a command line calls kubectl, be it after another command.
+// kubectl matches calls of kubectl in a command line, also after another command.
 var kubectl = regexp.MustCompile(`(^|[;&|] )kubectl `)
 
-// needsExport reports whether a command line leads to a cluster that it does not name.
-func (sp speller) needsExport(cmd string) bool {
+// needsExport reports whether a command line calls kubectl and depends on KUBECONFIG.
+func (sp commandFormatter) needsExport(cmd string) bool {
 	return sp.kubeconfig != "" && kubectl.MatchString(cmd)
 }
 
-// alone is a command line that needs nothing to be exported before.
-func (sp speller) alone(cmd string) string {
+// alone formats a command line that does not depend on KUBECONFIG.
+func (sp commandFormatter) alone(cmd string) string {
 	cmd = sp.line(cmd)
 	if sp.kubeconfig == "" {
 		return cmd
@@ -81,9 +80,9 @@ func (sp speller) alone(cmd string) string {
 	return kubectl.ReplaceAllStringFunc(cmd, func(s string) string { return s + "--kubeconfig " + quoteArg(sp.kubeconfig) + " " })
 }
 
-// text is a sentence with commands in it, which stand between backquotes. Those that
-// name no workspace are about this one.
-func (sp speller) text(s string) string {
+// text formats the commands in a sentence, which are enclosed in backquotes. Commands
+// without -C get this workspace.
+func (sp commandFormatter) text(s string) string {
 	const start = "`" + programName + " "
 	var b strings.Builder
 	for {
@@ -109,8 +108,8 @@ func (sp speller) text(s string) string {
 	}
 }
 
-// calledAs is the shortest way to call the program that was started as arg0, from the
-// directory wd: its name alone if the shell finds it, else a path.
+// calledAs returns the shortest command that starts arg0 from the directory wd: its base
+// name if PATH resolves it, else a path.
 func calledAs(arg0, wd string) string {
 	base := filepath.Base(arg0)
 	if arg0 == "" || base == "." {
@@ -130,7 +129,7 @@ func calledAs(arg0, wd string) string {
 		return arg0
 	}
 	if !strings.ContainsRune(rel, filepath.Separator) {
-		rel = "." + string(filepath.Separator) + rel // else the shell would look for it elsewhere
+		rel = "." + string(filepath.Separator) + rel // a bare name would be searched in PATH
 	}
 	return rel
 }
