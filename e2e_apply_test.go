@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"constellation/engine"
+	"constellation/engine/kubeadm"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/recorder"
 )
@@ -317,7 +318,7 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	}
 
 	c.run(time.Minute, "upgrade", "check", "--write-config").want(engine.ExitDone)
-	if found, err := c.escalations(t.Context()); err != nil || len(found) == 0 {
+	if found, err := c.escalations(t.Context(), kubeadm.JoinGroup); err != nil || len(found) == 0 {
 		t.Errorf("release v1.0.0 has no admission policies, and %d attempts to escalate succeed (%v)", len(found), err)
 	}
 	c.applies("v1.35.4", 1)
