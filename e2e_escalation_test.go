@@ -18,13 +18,14 @@ import (
 	"constellation/engine/sandbox/escalation"
 )
 
-// escalations makes all attempts to turn one identity of this cluster into another.
-func (c *cloud) escalations(ctx context.Context) ([]escalation.Finding, error) {
+// escalations makes all attempts to turn one identity of this cluster into another. tokenGroup is
+// the group of the cluster's bootstrap tokens.
+func (c *cloud) escalations(ctx context.Context, tokenGroup string) ([]escalation.Finding, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.dir, engine.KubeconfigFile))
 	if err != nil {
 		return nil, err
 	}
-	of := escalation.Cluster{Admin: rest.CopyConfig(cfg), TokenGroup: kubeadm.JoinGroup}
+	of := escalation.Cluster{Admin: rest.CopyConfig(cfg), TokenGroup: tokenGroup}
 	nodes, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -43,7 +44,7 @@ func (c *cloud) escalations(ctx context.Context) ([]escalation.Finding, error) {
 // wantGuarded fails the test if an attempt succeeds.
 func (c *cloud) wantGuarded(when string) {
 	c.t.Helper()
-	found, err := c.escalations(c.t.Context())
+	found, err := c.escalations(c.t.Context(), kubeadm.JoinGroup)
 	if err != nil {
 		c.t.Errorf("attempts to escalate %s: %v", when, err)
 	}
@@ -61,7 +62,7 @@ func (c *cloud) guarded() (end func()) {
 	whole, failed := 0, map[escalation.Finding]bool{}
 	wg.Go(func() {
 		for pause := time.NewTicker(2 * time.Second); ctx.Err() == nil; {
-			found, err := c.escalations(ctx)
+			found, err := c.escalations(ctx, kubeadm.JoinGroup)
 			if err == nil {
 				whole++
 			}

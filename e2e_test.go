@@ -100,6 +100,14 @@ func newReal(t *testing.T) *cloud {
 func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
 	t.Helper()
 	c := newReal(t)
+	c.up(controlPlanes, workers, more...)
+	return c
+}
+
+// up starts the sandbox of a workspace and removes it when the test ends.
+func (c *cloud) up(controlPlanes, workers int, more ...string) {
+	t := c.t
+	t.Helper()
 	t.Cleanup(func() {
 		name := c.name()
 		c.run(5*time.Minute, "sandbox", "down").want(engine.ExitDone)
@@ -115,7 +123,7 @@ func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
 			continue
 		}
 		r.want(engine.ExitDone)
-		return c
+		return
 	}
 }
 
