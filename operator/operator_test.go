@@ -222,9 +222,15 @@ func (c *cluster) start() (stop func()) {
 // startWith runs an operator with another access than that of the chart's ServiceAccount.
 func (c *cluster) startWith(access *rest.Config) (stop func()) {
 	c.t.Helper()
+	return c.startCloud(access, c.cloud)
+}
+
+// startCloud runs an operator with another cloud as well.
+func (c *cluster) startCloud(access *rest.Config, sky machines) (stop func()) {
+	c.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	cfg := Config{Cluster: access, Namespace: namespace, Cloud: c.cloud, DiscoveryInterval: 200 * time.Millisecond}
+	cfg := Config{Cluster: access, Namespace: namespace, Cloud: sky, DiscoveryInterval: 200 * time.Millisecond}
 	go func() { done <- Run(ctx, cfg) }()
 	stop = sync.OnceFunc(func() {
 		cancel()

@@ -78,7 +78,7 @@ func Relay(ctx context.Context, c RelayConfig) error {
 	return relayTo(ctx, l, c.Socket, newGate(client, c.Namespace, c.Node), c.Log)
 }
 
-func relayTo(ctx context.Context, l net.Listener, socket string, gate gate, log *slog.Logger) error {
+func relayTo(ctx context.Context, l net.Listener, socket string, gate *gate, log *slog.Logger) error {
 	if !filepath.IsAbs(socket) {
 		return errors.Join(fmt.Errorf("relay to the agent: %q is no absolute path", socket), l.Close())
 	}
@@ -87,6 +87,7 @@ func relayTo(ctx context.Context, l net.Listener, socket string, gate gate, log 
 		return errors.Join(fmt.Errorf("relay to the agent: %w", err), l.Close())
 	}
 	defer func() { _ = conn.Close() }()
+	gate.callers = newCallers(l)
 	g := grpc.NewServer(
 		grpc.UnaryInterceptor(gate.unary), grpc.StreamInterceptor(gate.stream),
 		grpc.MaxRecvMsgSize(maxRelayed), grpc.MaxConcurrentStreams(16), grpc.MaxHeaderListSize(16<<10), grpc.ConnectionTimeout(relayDial),
@@ -97,7 +98,7 @@ func relayTo(ctx context.Context, l net.Listener, socket string, gate gate, log 
 	stop := context.AfterFunc(ctx, g.Stop)
 	defer stop()
 	log.Info("relay listens", "address", l.Addr().String(), "agent", socket)
-	if err := g.Serve(l); err != nil && ctx.Err() == nil {
+	if err := g.Serve(gate.callers); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("relay to the agent: %w", err)
 	}
 	return nil

@@ -24,8 +24,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"constellation/engine/cloud"
@@ -36,9 +38,11 @@ const (
 	nodeGroup = "system:nodes"
 	// minRSA is in bits.
 	minRSA = 2048
-	// approvers is how many requests are judged at a time, and so how many questions the
-	// cloud is asked at a time about them.
+	// approvers is how many requests to one signer are judged at a time, and so how many
+	// requests about them the cloud gets at a time. Each is of another user.
 	approvers = 4
+	// judgeTimeout bounds one judgment. What the cloud does not answer by then is judged again.
+	judgeTimeout = 10 * time.Second
 )
 
 // servingRequests answers requests of kubelets for certificates. What joining machines ask for is
@@ -58,13 +62,17 @@ type servingRequests struct {
 	now      func() time.Time
 }
 
+// setup adds one controller for each signer, so that requests of one kind never wait for
+// those of the other.
 func (r *servingRequests) setup(mgr manager.Manager) error {
-	err := ctrl.NewControllerManagedBy(mgr).Named("servingrequest").
-		For(&certificatesv1.CertificateSigningRequest{}).
-		WithOptions(controller.Options{MaxConcurrentReconciles: approvers}).
-		Complete(r)
-	if err != nil {
-		return fmt.Errorf("add controller of CertificateSigningRequest: %w", err)
+	for signer, kind := range certificateKinds {
+		err := builder.TypedControllerManagedBy[certificateRequest](mgr).Named(kind.controller).
+			Watches(&certificatesv1.CertificateSigningRequest{}, handler.TypedEnqueueRequestsFromMapFunc(openRequests(signer))).
+			WithOptions(controller.TypedOptions[certificateRequest]{MaxConcurrentReconciles: approvers, NewQueue: newFairQueue}).
+			Complete(&kindOfRequests{r, kind, newUserLimits(kind.burst, kind.refill, r.now)})
+		if err != nil {
+			return fmt.Errorf("add controller of CertificateSigningRequest for %s: %w", signer, err)
+		}
 	}
 	return nil
 }
@@ -82,21 +90,44 @@ const (
 // verdictNames are the results of the metric.
 var verdictNames = [...]string{approved: "approved", denied: "denied", undecided: "waiting", foreign: "left"}
 
-// Reconcile implements reconcile.Reconciler.
-func (r *servingRequests) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+// kindOfRequests answers the requests to one signer.
+type kindOfRequests struct {
+	*servingRequests
+
+	kind   *certificateKind
+	limits *userLimits
+}
+
+// Reconcile implements reconcile.TypedReconciler.
+func (r *kindOfRequests) Reconcile(ctx context.Context, req certificateRequest) (ctrl.Result, error) {
+	kind := r.kind
 	var csr certificatesv1.CertificateSigningRequest
-	if err := r.client.Get(ctx, req.NamespacedName, &csr); err != nil {
+	if err := r.client.Get(ctx, client.ObjectKey{Name: req.name}, &csr); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.limits.forget(req)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	kind, ok := certificateKinds[csr.Spec.SignerName]
-	if !ok || len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0 || csr.DeletionTimestamp != nil {
+	if !open(&csr) || csr.Spec.Username != req.user {
+		r.limits.forget(req)
 		return ctrl.Result{}, nil
 	}
+	pause, first := r.limits.begin(req)
+	if pause > 0 {
+		if first {
+			r.log.Warn("certificate requests delayed", "request", csr.Name, "by", csr.Spec.Username, "reason", "this user makes more requests than are judged at once", "pause", pause)
+		}
+		return ctrl.Result{RequeueAfter: pause}, nil
+	}
+	defer r.limits.end(req)
 	judge := r.judge
 	if kind == certificateKinds[certificatesv1.KubeAPIServerClientKubeletSignerName] {
 		judge = r.judgeClient
 	}
-	v, why, node := judge(ctx, &csr)
+	// A cloud that hangs must not keep a worker from the requests of others.
+	limited, cancel := context.WithTimeout(ctx, judgeTimeout)
+	v, why, node := judge(limited, &csr)
+	cancel()
 	if ctx.Err() != nil {
 		return ctrl.Result{}, ctx.Err()
 	}
@@ -132,6 +163,12 @@ type certificateKind struct {
 	messages [len(verdictNames)]string
 	counter  func(*counters) *prometheus.CounterVec
 	pause    time.Duration // least, before a request that cannot be judged is judged again
+
+	controller string // its name
+	// burst is how many judgments each user has at once, and refill the time until there is
+	// another one. An honest kubelet needs one, or a few while its request cannot be judged.
+	burst  int
+	refill time.Duration
 }
 
 // certificateKinds are the signers whose requests are judged.
@@ -140,11 +177,13 @@ var certificateKinds = map[string]*certificateKind{
 		"Serving",
 		[...]string{approved: "serving certificate approved", denied: "serving certificate denied", undecided: "serving certificate waits", foreign: "serving certificate left to others"},
 		func(c *counters) *prometheus.CounterVec { return c.serving }, minServingPause,
+		"servingrequest", 8, 10 * time.Second,
 	},
 	certificatesv1.KubeAPIServerClientKubeletSignerName: {
 		"Client",
 		[...]string{approved: "client certificate approved", denied: "client certificate denied", undecided: "client certificate waits", foreign: "client certificate left to others"},
 		func(c *counters) *prometheus.CounterVec { return c.client }, minClientPause,
+		"clientrequest", 16, time.Second,
 	},
 }
 
