@@ -27,8 +27,9 @@ const (
 )
 
 // classify says what n is; the first rule that matches counts.
-// inPlace is whether its group is upgraded in place, so that its image stays.
-func classify(spec v1alpha1.NodeVersionSpec, n *node, inPlace bool, mints map[string]bool) class {
+// inPlace is whether its group is upgraded in place, so that its image stays. hasHeir
+// and hasDonor are whether another node replaces it, and whether it replaces one.
+func classify(spec v1alpha1.NodeVersionSpec, n *node, inPlace, hasHeir, hasDonor bool, mints map[string]bool) class {
 	switch {
 	case n.providerID == "":
 		return invalid
@@ -37,11 +38,11 @@ func classify(spec v1alpha1.NodeVersionSpec, n *node, inPlace bool, mints map[st
 	case n.image == "" || n.components == "":
 		return awaiting
 	case !inPlace && !strings.EqualFold(n.image, spec.Image) || n.components != spec.KubernetesComponentsReference:
-		if n.heir != "" {
+		if hasHeir {
 			return donor
 		}
 		return outdated
-	case n.donor != "":
+	case hasDonor:
 		return heir
 	case mints[n.name]:
 		return mint
@@ -74,6 +75,16 @@ const (
 // examples and the condition Outdated. It is pure: before is the status so far, which
 // keeps the times of its conditions and what was published for joining machines.
 func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w world, now time.Time) v1alpha1.NodeVersionStatus {
+	w.nodes = sorted(w.nodes)
+	return assessSorted(spec, generation, before, w, now, func(n *node) (bool, bool) { return n.heir != "", n.donor != "" })
+}
+
+// assessSorted is assess of a world whose nodes are in the order of their names, and
+// stay as they are. marks reports whether another node replaces a node, and whether it
+// replaces one.
+func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w world, now time.Time,
+	marks func(*node) (hasHeir, hasDonor bool),
+) v1alpha1.NodeVersionStatus {
 	s := v1alpha1.NodeVersionStatus{
 		ObservedGeneration: generation,
 		JoinComponents:     joinComponents(spec, before.JoinComponents, w),
@@ -114,11 +125,11 @@ func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.Nod
 		inPlace[strings.ToLower(g.id)] = g.strategy == v1alpha1.InPlaceStrategy
 		counts[strings.ToLower(g.id)] = &v1alpha1.GroupCounts{Name: g.name, Role: g.role}
 	}
-	slices.SortFunc(w.nodes, func(a, b node) int { return strings.Compare(a.name, b.name) })
 	for i := range w.nodes {
 		n := &w.nodes[i]
 		id := strings.ToLower(n.group)
-		c := classify(spec, n, inPlace[id], mints)
+		hasHeir, hasDonor := marks(n)
+		c := classify(spec, n, inPlace[id], hasHeir, hasDonor, mints)
 		if byClass[c].n++; byClass[c].n <= maxExamples {
 			byClass[c].first = append(byClass[c].first, v1alpha1.Reference{Kind: "Node", Name: n.name})
 		}
@@ -183,7 +194,8 @@ func joinComponents(spec v1alpha1.NodeVersionSpec, before v1alpha1.JoinComponent
 		return before
 	}
 	seen := false
-	for _, n := range w.nodes {
+	for i := range w.nodes {
+		n := &w.nodes[i]
 		if n.role != v1alpha1.ControlPlaneRole {
 			continue
 		}

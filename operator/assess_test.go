@@ -61,7 +61,8 @@ func TestClassify(t *testing.T) {
 		{"new, with other components already", func(n *node) { n.name, n.components = "new", refB }, outdated},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := classify(spec(), new(machine("worker-0", tt.edit)), false, map[string]bool{"new": true}); got != tt.want {
+			n := machine("worker-0", tt.edit)
+			if got := classify(spec(), &n, false, n.heir != "", n.donor != "", map[string]bool{"new": true}); got != tt.want {
 				t.Errorf("class %d, want %d", got, tt.want)
 			}
 		})

@@ -125,12 +125,8 @@ func placeOf(name string) (int, bool) {
 func (d *decision) read() {
 	d.groups, d.leaving = make(map[string]*group, 2*len(d.w.groups)), map[string]*intent{}
 	d.tracked, d.cordoned, d.donors, d.taken, d.stuck = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}, map[string]int{}
-	if byName := func(a, b node) int { return strings.Compare(a.name, b.name) }; !slices.IsSortedFunc(d.w.nodes, byName) {
-		d.w.nodes, d.w.found = slices.Clone(d.w.nodes), nil
-		slices.SortFunc(d.w.nodes, byName)
-	}
-	if d.lookup = d.w.found; d.lookup == nil {
-		d.w.nodes = slices.Clone(d.w.nodes) // they are judged
+	if d.lookup = d.w.found; d.lookup == nil || !byName(d.w.nodes) {
+		d.w.nodes = sorted(d.w.nodes) // a copy, because they are judged
 		d.lookup = newLookup(&d.w, d.off)
 	}
 	for i := range d.w.groups {
@@ -197,6 +193,34 @@ func (d *decision) read() {
 	d.surge = surge(d.spec.Rollout.MaxSurge, confirmed-d.doubles())
 	d.refused = d.refuse()
 	d.controlPlanes()
+}
+
+// byName reports whether nodes are in the order of their names.
+func byName(nodes []node) bool {
+	for i := 1; i < len(nodes); i++ {
+		if nodes[i].name < nodes[i-1].name {
+			return false
+		}
+	}
+	return true
+}
+
+// sorted returns a copy of nodes in the order of their names. It sorts pointers, because
+// a node is large.
+func sorted(nodes []node) []node {
+	if byName(nodes) {
+		return slices.Clone(nodes)
+	}
+	order := make([]*node, len(nodes))
+	for i := range nodes {
+		order[i] = &nodes[i]
+	}
+	slices.SortStableFunc(order, func(a, b *node) int { return strings.Compare(a.name, b.name) })
+	out := make([]node, len(nodes))
+	for i, n := range order {
+		out[i] = *n
+	}
+	return out
 }
 
 // doubles counts the nodes beyond those that there shall be: of a replacement whose

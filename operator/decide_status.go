@@ -42,21 +42,14 @@ func ref(node string) v1alpha1.Reference { return v1alpha1.Reference{Kind: "Node
 // which it builds.
 func (d *decision) status() v1alpha1.NodeVersionStatus {
 	w := d.w
-	w.nodes = slices.Clone(d.w.nodes)
 	var kept, left, held int32
 	for i := range w.nodes {
 		n := &w.nodes[i]
-		// A mark of a replacement that is over is history, not a class.
-		if h := d.nodes[n.heir]; h == nil || h.donor != n.name || !d.replaces(h, d.nodes[n.name]) {
-			n.heir = ""
-		}
-		if o := d.nodes[n.donor]; o == nil || d.atTarget(o) || !d.replaces(d.nodes[n.name], o) {
-			n.donor = ""
-		}
-		if d.outdated(n) && d.held(n) && !d.donors[n.name] {
+		outdated := d.outdated(n)
+		if outdated && d.held(n) && !d.donors[n.name] {
 			held++
 		}
-		if known(n) && !d.atTarget(n) && !d.outdated(n) && !d.leaves(n) && !n.obsolete {
+		if !outdated && known(n) && !d.atTarget(n) && !d.leaves(n) && !n.obsolete {
 			if d.group(n.group) != nil {
 				kept++
 			} else {
@@ -64,7 +57,7 @@ func (d *decision) status() v1alpha1.NodeVersionStatus {
 			}
 		}
 	}
-	s := assess(d.spec, w.generation, w.before, w, w.now)
+	s := assessSorted(d.spec, w.generation, w.before, w, w.now, d.marked)
 	s.JoinComponents = w.before.JoinComponents
 	s.Budget = int32(max(0, d.surge-d.inFlight))
 	s.ActiveClusterVersionUpgrade = w.run.active()
@@ -77,6 +70,20 @@ func (d *decision) status() v1alpha1.NodeVersionStatus {
 		setCondition(&s.Conditions, c, now)
 	}
 	return s
+}
+
+// marked reports whether another node replaces n, and whether n replaces one. A mark of
+// a replacement that is over is history.
+func (d *decision) marked(n *node) (hasHeir, hasDonor bool) {
+	if n.heir != "" {
+		h := d.nodes[n.heir]
+		hasHeir = h != nil && h.donor == n.name && d.replaces(h, n)
+	}
+	if n.donor != "" {
+		o := d.nodes[n.donor]
+		hasDonor = o != nil && !d.atTarget(o) && d.replaces(n, o)
+	}
+	return hasHeir, hasDonor
 }
 
 // progress is what is told of a run.

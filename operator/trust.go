@@ -41,6 +41,16 @@ func (x *lookup) judge(w *world, off rule) {
 		g := &w.groups[i]
 		groups[g.id], groups[strings.ToLower(g.id)] = g, g
 	}
+	// Most nodes are of the group of the node before.
+	last, lastID := groups[""], ""
+	groupOf := func(id string) *group {
+		if id != lastID {
+			if last, lastID = groups[id], id; last == nil {
+				last = groups[strings.ToLower(id)]
+			}
+		}
+		return last
+	}
 	kept := 0
 	w.impostors = nil
 	for i := range w.nodes {
@@ -66,11 +76,7 @@ func (x *lookup) judge(w *world, off rule) {
 			if off != ruleCloudImage {
 				n.image = m.image
 			}
-			g := groups[n.group]
-			if g == nil {
-				g = groups[strings.ToLower(n.group)]
-			}
-			if g != nil {
+			if g := groupOf(n.group); g != nil {
 				n.role = g.role
 			} else {
 				n.role = cmp.Or(m.role, n.role)
