@@ -1,4 +1,4 @@
-# Targets that people use; `make help` lists them.
+# `make help` lists the targets.
 SHELL      := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -9,17 +9,17 @@ KUBERNETES := v1.35.4
 DAEMONS    := bootstrapper agent joinservice operator
 ARGS       ?=
 KEEP       ?=
-# Where `make demo` keeps its cluster's files. A folder that the demo did not make is never removed.
+# Workspace of `make demo`. The demo never deletes a folder that it did not create.
 DEMO_DIR   ?= $(CURDIR)/.demo
 TESTFLAGS  ?=
 BENCH      ?= .
-# How many states of each small world `make explore` visits at most.
+# Maximum number of states that `make explore` visits in each model.
 STATES     ?= 150000
-# How many seeds `make sim` lives through, and which is the first.
+# Number of seeds of `make sim`, and the first seed.
 SEEDS      ?= 2000
 SEED       ?= 1
 
-# How many drills there shall be, of which machines, and with how many control planes.
+# Number of drills, kind of machines, and number of control planes of `make drills`.
 N          ?= 40
 MACHINES   ?= hollow
 CONTROL_PLANES ?=
@@ -29,11 +29,11 @@ GO_BUILD = go build -trimpath -buildvcs=false
 TOOL     = go tool -modfile=.ci/go.mod
 
 .PHONY: help
-help: ## list the targets
+help: ## list all targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: binaries bin/kubectl ## build every binary into bin/, and the kubectl of the default Kubernetes
+build: binaries bin/kubectl ## build all binaries into bin/, and kubectl of the default Kubernetes
 
 .PHONY: binaries
 binaries:
@@ -42,7 +42,7 @@ binaries:
 	@for r in $(RELEASES); do for d in $(DAEMONS); do \
 	  $(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$$r" -o bin/releases/$$r/$$d ./$$d/cmd; done; done
 
-# A daemon alone, for development.
+# A single daemon, for development.
 bin/%: FORCE
 	$(GO_BUILD) -ldflags "-s -w -X constellation/engine/version.Release=$(RELEASE)" -o $@ ./$*/cmd
 .PHONY: FORCE
@@ -52,34 +52,34 @@ bin/kubectl: FORCE
 	@go run ./engine/sandbox/build/cmd -only kubectl -o $@
 
 .PHONY: demo
-demo: build ## start a sandbox and open the console on it; ARGS=--non-interactive for scripts
+demo: build ## create a cluster in a sandbox; ARGS=--non-interactive for scripts
 	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' .ci/demo.sh $(ARGS)
 
 .PHONY: test
-test: build ## all tests, on a real control plane and, as root, on real machines
+test: build ## run all tests; as root also those on real machines
 	@.ci/test.sh $(TESTFLAGS)
 
 .PHONY: explore
-explore: ## search the states of small worlds for one in which the operator decides wrongly
+explore: ## model-check the decisions of the operator; STATES=n limits each model
 	@mkdir -p bin && go test -c -o bin/explore.test ./operator && cd operator && \
 	 GOMAXPROCS=1 ../bin/explore.test -test.run '^TestExplore$$|^TestMutants$$' -test.timeout 30m -explore.states $(STATES) && rm ../bin/explore.test
 
 .PHONY: sim
-sim: ## live through random rollouts with bad luck; SEEDS=n SEED=s, a seed alone is told as a story
+sim: ## simulate random rollouts with faults; SEEDS=n SEED=s, SEED alone prints a trace
 	@mkdir -p bin && go test -c -o bin/sim.test ./operator && cd operator && \
 	 ../bin/sim.test -test.run '^TestSimulate$$' -test.timeout 60m -test.v=$(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),false,true),false) \
 	 -sim.seed $(SEED) -sim.seeds $(if $(filter command line,$(origin SEED)),$(if $(filter command line,$(origin SEEDS)),$(SEEDS),1),$(SEEDS)) && rm ../bin/sim.test
 
 .PHONY: drills
-drills: build ## upgrade throwaway clusters while things go wrong; N=drills MACHINES=hollow|simulated|real CONTROL_PLANES=n, goes on where it stopped
+drills: build ## upgrade test clusters under fault injection; N=n MACHINES=hollow|simulated|real CONTROL_PLANES=n
 	@bin/constellation -C bin/drills sandbox drill --machines=$(MACHINES) $(if $(CONTROL_PLANES),--control-planes=$(CONTROL_PLANES)) --results docs/drills.jsonl --until $(N)
 
 .PHONY: bench
-bench: build ## measure, with the peers of each figure in the same run, into docs/bench.md
+bench: build ## run all benchmarks and write docs/bench.md; BENCH=regexp selects sections
 	@.ci/bench.sh '$(BENCH)'
 
 .PHONY: generate
-generate: ## regenerate protocol code, deep copies, CRDs and the lists of releases beside their sources
+generate: ## regenerate protobuf code, deep copies, CRDs and release lists
 	@mkdir -p bin/tools
 	@go build -modfile=.ci/go.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc github.com/bufbuild/buf/cmd/buf sigs.k8s.io/controller-tools/cmd/controller-gen
 	@PATH="$(CURDIR)/bin/tools:$$PATH" buf generate --config .ci/buf.yaml --template .ci/buf.gen.yaml
@@ -87,15 +87,15 @@ generate: ## regenerate protocol code, deep copies, CRDs and the lists of releas
 	@go run ./engine/release/generate assets/releases
 
 .PHONY: verify
-verify: generate ## regenerate and fail on a difference
+verify: generate ## regenerate and fail if a file differs
 	@go mod verify >/dev/null
 	@git diff --exit-code -- '*.pb.go' '*zz_generated*' assets/crds assets/releases && \
-	 [ -z "$$(git ls-files --others --exclude-standard -- '*.pb.go' '*zz_generated*' assets/crds assets/releases)" ] || { echo "generated code differs from its source: run 'make generate' and commit" >&2; exit 1; }
+	 [ -z "$$(git ls-files --others --exclude-standard -- '*.pb.go' '*zz_generated*' assets/crds assets/releases)" ] || { echo "generated code is out of date: run 'make generate' and commit" >&2; exit 1; }
 
 .PHONY: lint
 lint: ## run the linters and check formatting
 	@$(TOOL) golangci-lint run ./...
 
 .PHONY: clean
-clean: ## remove what was built; caches and sandboxes stay (bin/constellation sandbox down)
+clean: ## delete bin/; keeps caches and sandboxes
 	@rm -rf bin

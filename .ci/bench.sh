@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Measures what the console and its services promise to be fast at, each with its peer in the same run, and writes
-# docs/bench.md. A regular expression as first argument chooses sections (frame init check joiners rollout charts backup agent atls screen watch plans engine);
-# then the figures are only printed, because docs/bench.md is always one run on one machine.
-# It judges nothing: figures of a busy or a slow machine are no error. It needs what `make build` makes.
+# Runs all benchmarks, each with a reference measurement (peer) in the same run, and writes docs/bench.md. A regular
+# expression as first argument selects sections (frame init check joiners rollout charts backup agent atls screen watch plans engine);
+# the figures are then only printed, because docs/bench.md must come from one run on one machine.
+# Slow figures are not an error, since the machine may be busy. Requires `make build`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,14 +28,14 @@ go_bench() {
   grep '^Benchmark' "$out/log" >>"$out/$name"
 }
 
-# value NAME BENCHMARK UNIT prints the median of what the benchmark's runs gave for a unit.
+# value NAME BENCHMARK UNIT prints the median of a unit over the benchmark's runs.
 value() {
   awk -v b="$2" -v u="$3" '$1 ~ "^Benchmark" b "(-[0-9]+)?$" { for (i = 3; i < NF; i += 2) if ($(i+1) == u) print $i }' "$out/$1" |
     sort -g | awk '{ v[NR] = $1 } END { if (!NR) exit 1; print (NR % 2) ? v[(NR+1)/2] : (v[NR/2] + v[NR/2+1]) / 2 }' ||
     { echo "no figure '$3' of benchmark $2" >&2; return 1; }
 }
 
-# number FORMAT EXPRESSION prints what the expression gives.
+# number FORMAT EXPRESSION prints the value of the expression.
 number() { awk "BEGIN { printf \"$1\", $2 }" </dev/null; }
 
 # row WHAT OURS PEER RATIO TARGET
@@ -295,11 +295,11 @@ for section in frame init check joiners rollout charts backup agent atls screen 
   chosen=1
   echo "measuring: $section" >&2
   if ! "$section"; then
-    echo "section $section was not measured; the reason is above" >&2
+    echo "section $section failed; see the error above" >&2
     failed=1
   fi
 done
-[ "$chosen" = 1 ] || { echo "no section fits '$choice'; there are frame, init, check, joiners, rollout, charts, backup, agent, atls, screen, watch, plans, engine" >&2; exit 2; }
+[ "$chosen" = 1 ] || { echo "no section matches '$choice'; sections are frame, init, check, joiners, rollout, charts, backup, agent, atls, screen, watch, plans, engine" >&2; exit 2; }
 
 {
   cat <<TEXT

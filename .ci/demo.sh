@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The main job on a cloud on this computer: start a sandbox, make a cluster of it, look at it.
-# At a terminal the console does it and the sandbox stays. With --non-interactive the script mode does, and the
-# sandbox is taken down at the end unless KEEP=1.
+# Demo: start a sandbox on this computer, create a cluster in it, show its status.
+# On a terminal it opens the console and keeps the sandbox. With --non-interactive it prints plain lines and deletes the
+# sandbox at the end unless KEEP=1.
 set -euo pipefail
 
 dir=${DEMO_DIR:?} kubernetes=${KUBERNETES:?} keep=${KEEP:-}
-bin=bin/constellation # as the user would call it: what it prints can be copied
+bin=bin/constellation # relative, so that printed commands can be copied
 case $dir in "$PWD"/*) dir=${dir#"$PWD"/} ;; esac
 interactive=1 yes=()
 rest=()
@@ -17,46 +17,46 @@ for a in "$@"; do
   esac
 done
 [ -t 0 ] && [ -t 1 ] || interactive=
-# A script cannot be asked: missing Debian packages are named and installed. At a terminal the user is asked.
+# Without a terminal missing Debian packages are installed without a prompt.
 [ -n "$interactive" ] && [ -z "${CI:-}" ] || yes=(--yes)
 
 say() { printf '\n== %s\n' "$*"; }
 
 if [ -e "$dir" ] && [ ! -e "$dir/.made-by-demo" ]; then
-  echo "the folder $dir was not made by the demo; move it away or choose another with DEMO_DIR=..." >&2
+  echo "the folder $dir was not created by the demo; move it away or choose another one with DEMO_DIR=..." >&2
   exit 2
 fi
 
-forget() { # takes the sandbox of an earlier or this run down and removes its folder
+remove_demo() { # deletes the sandbox of this or an earlier run and its folder
   [ -e "$dir/.made-by-demo" ] || return 0
   "$bin" sandbox down -C "$dir"
   rm -r -- "$dir"
 }
 
-say "Kubernetes $kubernetes: built from source once, then kept in the cache"
+say "Kubernetes $kubernetes: built from source once, then cached"
 "$bin" sandbox fetch "$kubernetes"
 
 if [ -n "$interactive" ]; then
   mkdir -p "$dir" && touch "$dir/.made-by-demo"
-  say "starting the sandbox (a cloud on this computer)"
+  say "starting the sandbox (a local test cloud)"
   "$bin" sandbox up -C "$dir" --kubernetes "$kubernetes" "${yes[@]}"
   rc=0
   "$bin" -C "$dir" "${rest[@]}" || rc=$?
   case $rc in
-    3) rc=0 ;; # there was nothing to do
-    7) rc=0 && printf '\nYou left before the cluster was complete; nothing is lost, and the console goes on where it was.\n' ;;
+    3) rc=0 ;; # nothing to do
+    7) rc=0 && printf '\nThe cluster is incomplete; nothing is lost, and the console resumes where it stopped.\n' ;;
   esac
-  printf '\nThe sandbox runs on.  Back to the console:  %s\n' "$bin -C $dir"
+  printf '\nThe sandbox keeps running.  Back to the console:  %s\n' "$bin -C $dir"
   [ ! -e "$dir/constellation-admin.conf" ] ||
-    printf '                      kubectl:              %s\n' "bin/kubectl --kubeconfig $dir/constellation-admin.conf get nodes"
-  printf '                      Take it down:         %s\n' "$bin sandbox down -C $dir"
+    printf '                            kubectl:              %s\n' "bin/kubectl --kubeconfig $dir/constellation-admin.conf get nodes"
+  printf '                            Delete the sandbox:   %s\n' "$bin sandbox down -C $dir"
   exit "$rc"
 fi
 
-forget
+remove_demo
 mkdir -p "$dir" && touch "$dir/.made-by-demo"
-[ "$keep" = 1 ] || trap 'rc=$?; say "taking the sandbox down (KEEP=1 keeps it)"; forget; exit $rc' EXIT
-say "starting the sandbox (a cloud on this computer)"
+[ "$keep" = 1 ] || trap 'rc=$?; say "deleting the sandbox (KEEP=1 keeps it)"; remove_demo; exit $rc' EXIT
+say "starting the sandbox (a local test cloud)"
 "$bin" sandbox up -C "$dir" --kubernetes "$kubernetes" "${yes[@]}"
 say "constellation init --non-interactive"
 "$bin" init -C "$dir" --non-interactive --yes "${rest[@]}"

@@ -803,7 +803,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		{"a release and a Kubernetes", nil, engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")}, []string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"}, 6, nil, nil},
 		{"the release that runs", nil, engine.CheckRequest{Release: v("v1.0.0")}, nil, 0, nil, []string{"What is asked for runs already."}},
 		{"the Kubernetes that runs", nil, engine.CheckRequest{Kubernetes: v("v1.35.4")}, nil, 0, nil, []string{"What is asked for runs already."}},
-		{"a release that nobody knows", nil, engine.CheckRequest{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is not known"}, nil},
+		{"a release that nobody knows", nil, engine.CheckRequest{Release: v("v1.7.0")}, nil, 4, []string{"block unknown-release: release v1.7.0 is unknown"}, nil},
 		{"a Kubernetes that no release has", nil, engine.CheckRequest{Kubernetes: v("v1.36.99")}, nil, 4, []string{"block kubernetes-offered: "}, nil},
 		{"a Kubernetes that the mirror does not have", nil, engine.CheckRequest{Kubernetes: v("v1.36.4")}, nil, 4, []string{"block "}, nil},
 		{"a step back", newest, engine.CheckRequest{Release: v("v1.0.0")}, nil, 4, []string{"block never-down: "}, nil},
@@ -825,7 +825,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.77")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.77"},
 			6,
-			[]string{"warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would go down from v1.35.77 to v1.35.4"},
+			[]string{"warn running-kubernetes: Kubernetes v1.35.77, which runs, is not in release v1.0.0", "warn config-target: constellation-conf.yaml, line 15 asks for what cannot be: Kubernetes would be downgraded from v1.35.77 to v1.35.4"},
 			nil,
 		},
 		{
@@ -836,7 +836,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			engine.CheckRequest{},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
 			6,
-			[]string{"warn rollout-running: a rollout is under way (image of the control planes v1.0.0 to v1.1.0)", "warn config-target: ", "warn config-target: "},
+			[]string{"warn rollout-running: a rollout is in progress (image of the control planes v1.0.0 to v1.1.0)", "warn config-target: ", "warn config-target: "},
 			nil,
 		},
 		{
@@ -846,7 +846,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 			engine.CheckRequest{Release: v("v1.1.0"), Kubernetes: v("v1.35.4")},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4"},
 			4,
-			[]string{"block measurements-weaker: PCR 9 would not be enforced any more"},
+			[]string{"block measurements-weaker: PCR 9 would no longer be enforced"},
 			nil,
 		},
 		{
@@ -989,7 +989,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			}
 			if d := cmp.Diff([]string{
 				"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4: ",
-				"v1.2.0: v1.2.0, image v1.2.0, Kubernetes v1.36.3: take constellation v1.2.0 from where you got this one",
+				"v1.2.0: v1.2.0, image v1.2.0, Kubernetes v1.36.3: get constellation v1.2.0 from the publisher of this program",
 			}, path); d != "" {
 				t.Errorf("path (-want +got):\n%s", d)
 			}
@@ -1185,7 +1185,7 @@ func TestCheckTellsMeasurementsThatGetWeaker(t *testing.T) {
 	changes := []engine.MeasurementChange{
 		{PCR: 9, From: value(2), To: value(12) + " (warns only)", Weaker: true}, {PCR: 11, From: value(3), Weaker: true}, {PCR: 12, To: value(14)},
 	}
-	const title = "PCR 9 and 11 would not be enforced any more"
+	const title = "PCR 9 and 11 would no longer be enforced"
 	detail := "PCR 9 of image v1.1.0 is " + value(12) + "; PCR 11 of image v1.1.0 is " + value(13)
 	remedy := "write the expected value of PCR 9 and 11 of the new image into the configuration, without warnOnly"
 	note := "--write-config leaves measurements weakened: " + title + " (" + detail + "); " + remedy + "."

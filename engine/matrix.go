@@ -13,19 +13,19 @@ import (
 	"constellation/engine/version"
 )
 
-// Matrix knows which versions go together: what releases contain, as data, and the
-// rules over it, as code. It is immutable and may be used concurrently.
+// Matrix is the compatibility matrix: the contents of releases as data, and the upgrade
+// rules over them as code. It is immutable and may be used concurrently.
 //
-// What it does not know is what a user wants and what a cluster does meanwhile: the
-// first is in [Planned], the second in [Running], and both are only read.
+// The versions of a cluster are in [Running], the versions that a hop leads to in [Planned].
+// Both are only read.
 type Matrix struct {
 	releases []known // oldest first
-	// patches are those of Kubernetes that any release has, oldest first, each once.
+	// patches are the Kubernetes patches of all releases, oldest first, without duplicates.
 	patches []patch
 	etcd    map[string]version.Version // by tag
 }
 
-// known is a release with what rules ask for worked out.
+// known is a release with the values that rules need precomputed.
 type known struct {
 	release.Summary
 	patches []patch // of Kubernetes, oldest first
@@ -34,36 +34,36 @@ type known struct {
 	supported string
 }
 
-// minor is one of Kubernetes that a release supports.
+// minor is a Kubernetes minor that a release supports.
 type minor struct {
 	oldest version.Version
 	choice string // "choose v1.35.4 or v1.35.7"; empty if all are faulty
 }
 
-// patch is a version of Kubernetes that a release has.
+// patch is a Kubernetes version that a release contains.
 type patch struct {
-	version, etcd version.Version // etcd is zero if nobody said, or its tag is none of etcd's
+	version, etcd version.Version // etcd is zero if it is unknown or its tag is invalid
 	faulty        string
 }
 
-// Planned is where a hop leads. A zero version means as it is: the oldest that runs.
-// Planned values can be compared with ==.
+// Planned is the target of a hop. A zero version means no change: the oldest running
+// version. Planned values can be compared with ==.
 type Planned struct {
 	Services, Image, Kubernetes version.Version
-	// KeepWorkers leaves the workers as they are; a later hop replaces them.
+	// KeepWorkers does not replace the workers; a later hop replaces them.
 	KeepWorkers bool
-	// Attestation is what joining machines must show after the hop, in the format of
-	// [JoinConfig.Attestation]; empty if that does not change.
+	// Attestation is the attestation policy for joining machines after the hop, in the
+	// format of [JoinConfig.Attestation]; empty if it does not change.
 	Attestation string
 }
 
-// Offer is the provider's word on what it has. A nil function offers everything. If
-// something is not offered, why and remedy say what to tell the user.
+// Offer reports which versions the provider offers. A nil function offers everything. If a
+// version is not offered, why and remedy are texts for the user.
 type Offer struct {
 	Images, Kubernetes func(version.Version) (ok bool, why, remedy string)
 }
 
-// Where rules come from.
+// Sources of rules.
 const (
 	policyPage   = "docs/compatibility.md"
 	semverPage   = "https://semver.org/#spec-item-8"
@@ -74,42 +74,42 @@ const (
 	etcdPage     = "https://etcd.io/docs/v3.6/upgrades/upgrade_3_6/"
 )
 
-// rule is one condition that every hop must satisfy. title is what is true if it
-// does; judge returns Info and no texts then, because it is asked very often.
+// rule is one condition that every hop must satisfy. title states the condition. If it
+// holds, judge returns Info and empty texts, because the planner calls it very often.
 type rule struct {
 	id, title, source string
 	judge             func(*step) (s Severity, title, remedy string)
 }
 
-// rules are all rules, in the order in which they are told: what cannot be at all,
-// then distances, then what must go together, then what the provider has.
+// rules are all rules in the order of the output: validity of versions, distances between
+// versions, compatibility of components, offers of the provider.
 var rules = [...]rule{
-	{"unknown-release", "every release that is gone to is known", policyPage, judgeUnknownRelease},
-	{"faulty", "nothing that was found faulty is gone to, even if it was released", policyPage, judgeFaulty},
-	{"same-major", "the major of services, image, Kubernetes and CLI stays", semverPage, judgeSameMajor},
-	{"never-down", "services, image and Kubernetes never go down", policyPage, judgeNeverDown},
+	{"unknown-release", "target releases are known", policyPage, judgeUnknownRelease},
+	{"faulty", "no target version is marked faulty", policyPage, judgeFaulty},
+	{"same-major", "services, image, Kubernetes and CLI keep their major version", semverPage, judgeSameMajor},
+	{"never-down", "services, image and Kubernetes are never downgraded", policyPage, judgeNeverDown},
 	{"minor-drift", "services and image go up by one minor per hop at most", policyPage, judgeMinorDrift},
-	{"upgrade-from", "the services that run are as new as the new release wants them to be", policyPage, judgeUpgradeFrom},
-	{"cli-services", "a CLI brings the services of its own release, and takes over those of one minor before", policyPage, judgeCLIServices},
-	{"cli-image", "a new image is of the CLI's minor, in any patch; an image that stays may be one minor older", policyPage, judgeCLIImage},
-	{"image-services", "no image is newer in minor than the services, or more than one minor older", policyPage, judgeImageServices},
+	{"upgrade-from", "the running services are at least as new as the target release requires", policyPage, judgeUpgradeFrom},
+	{"cli-services", "a CLI installs the services of its own release, over services at most one minor older", policyPage, judgeCLIServices},
+	{"cli-image", "a new image has the CLI's minor, in any patch; an unchanged image may be one minor older", policyPage, judgeCLIImage},
+	{"image-services", "images are not of a newer minor than the services, and at most one minor older", policyPage, judgeImageServices},
 	{"oldest-supports-kubernetes", "a new minor of Kubernetes is supported by the oldest image of the control planes, the new image and the new services", policyPage, judgeOldestSupports},
-	{"services-support-kubernetes", "new services support the Kubernetes that runs, because charts come first", policyPage, judgeServicesSupport},
+	{"services-support-kubernetes", "new services support the running Kubernetes, because charts are upgraded first", policyPage, judgeServicesSupport},
 	{"kubernetes-minor", "Kubernetes goes up by one minor per hop at most", kubeadmMinor, judgeKubernetesMinor},
-	{"kubernetes-offered", "the patch of Kubernetes that is gone to is in the release; an old patch may stay", policyPage, judgeKubernetesOffered},
+	{"kubernetes-offered", "the release contains the target Kubernetes patch; the running patch may stay", policyPage, judgeKubernetesOffered},
 	{"kubelet-skew", "kubelets are not newer than the API server, and at most three minors older (two before v1.25)", kubeletKEP, judgeKubeletSkew},
 	{"control-plane-skew", "API servers are at most one minor apart", skewPage + "#kube-apiserver", judgeControlPlaneSkew},
 	{"kubeadm-floor", "kubeadm can read the configuration that this program writes (v1beta4, from v1.31 on)", kubeadmPage, judgeKubeadmFloor},
 	{"etcd-step", "etcd goes up by one minor at most, and to v3.6 only from v3.5.26 or newer", etcdPage, judgeEtcdStep},
-	{"offered-image", "the provider has the image", policyPage, judgeOfferedImage},
-	{"offered-kubernetes", "the provider has the components of this Kubernetes", policyPage, judgeOfferedKubernetes},
-	{"variant", "the attestation variant stays", policyPage, judgeVariant},
+	{"offered-image", "the provider offers the image", policyPage, judgeOfferedImage},
+	{"offered-kubernetes", "the provider offers the components of the target Kubernetes", policyPage, judgeOfferedKubernetes},
+	{"variant", "the attestation variant does not change", policyPage, judgeVariant},
 	{"measurements-weaker", "every register that is enforced stays enforced", policyPage, judgeMeasurements},
-	{"rollout-running", "no other rollout is under way", policyPage, judgeRolloutRunning},
+	{"rollout-running", "no other rollout is in progress", policyPage, judgeRolloutRunning},
 }
 
-// NewMatrix makes a matrix of releases, in any order. The summaries are not changed,
-// and must not be afterwards.
+// NewMatrix returns the matrix of releases, which may be in any order. The caller must not
+// change the summaries afterwards.
 func NewMatrix(releases []release.Summary) *Matrix {
 	m := &Matrix{etcd: map[string]version.Version{}}
 	for _, s := range releases {
@@ -130,8 +130,8 @@ func NewMatrix(releases []release.Summary) *Matrix {
 		}
 		return strings.Compare(a.Version.String(), b.Version.String())
 	})
-	// Of two that differ in build metadata only, one is as good as the other; the
-	// same one is taken whatever the order was.
+	// Releases that differ only in build metadata are equal; the sort above makes the
+	// choice independent of the input order.
 	m.releases = slices.CompactFunc(m.releases, func(a, b known) bool { return a.Version.Equal(b.Version) })
 	for _, k := range m.releases {
 		m.patches = append(m.patches, k.patches...)
@@ -141,7 +141,7 @@ func NewMatrix(releases []release.Summary) *Matrix {
 	return m
 }
 
-// sumUp works out the minors: their sentences are asked for very often.
+// sumUp precomputes the minors and their texts, which rules use very often.
 func (k *known) sumUp() {
 	var names []string
 	for rest := k.patches; len(rest) > 0; {
@@ -164,7 +164,8 @@ func (k *known) sumUp() {
 
 func byVersion(a, b patch) int { return a.version.Compare(b.version) }
 
-// parseEtcd reads the tag of etcd's image: 3.6.6-0 is etcd v3.6.6. Zero if it is none.
+// parseEtcd parses the tag of an etcd image: 3.6.6-0 is etcd v3.6.6. It returns the zero
+// version if the tag is invalid.
 func parseEtcd(tag string) version.Version {
 	core, _, _ := strings.Cut(tag, "-")
 	v, err := version.Parse(core)
@@ -174,7 +175,7 @@ func parseEtcd(tag string) version.Version {
 	return v
 }
 
-// find returns the release, or nil if it is not known.
+// find returns a release, or nil if it is unknown.
 func (m *Matrix) find(v version.Version) *known {
 	low, high := 0, len(m.releases)
 	for low < high {
@@ -191,7 +192,7 @@ func (m *Matrix) find(v version.Version) *known {
 	return nil
 }
 
-// patch returns what the release knows about a version of Kubernetes; nil if nothing.
+// patch returns the release's entry of a Kubernetes version, or nil.
 func (k *known) patch(v version.Version) *patch { return findPatch(k.patches, v) }
 
 func findPatch(patches []patch, v version.Version) *patch {
@@ -213,7 +214,7 @@ func findPatch(patches []patch, v version.Version) *patch {
 // supports reports whether the release has any patch of v's minor.
 func (k *known) supports(v version.Version) bool { return k.minor(v) != nil }
 
-// minor returns the minor that v is of; nil if the release has no patch of it.
+// minor returns the release's entry of v's minor, or nil.
 func (k *known) minor(v version.Version) *minor {
 	for i := range k.minors {
 		if k.minors[i].oldest.SameMinor(v) {
@@ -237,7 +238,7 @@ func enumerate(words []string, last string) string {
 	}
 }
 
-// step is a hop as the rules see it.
+// step is a hop with the values that rules need.
 type step struct {
 	m   *Matrix
 	cli version.Version
@@ -245,17 +246,17 @@ type step struct {
 	to  Planned
 	o   *Offer
 
-	// services, image and kubernetes are what there will be.
+	// services, image and kubernetes are the versions after the hop.
 	services, image, kubernetes version.Version
-	// runsImage and runsKubernetes are what the control planes run, widened by what the
-	// operator was told to bring them to.
+	// runsImage and runsKubernetes are the versions of the control planes, widened by the
+	// target of a rollout in progress.
 	runsImage, runsKubernetes Span
-	// anyImage is of the OS of all nodes.
+	// anyImage spans the OS images of all nodes.
 	anyImage Span
-	// release, imageRelease and oldestRelease are of the services and the image after
-	// the hop, and of the oldest image of the control planes; nil if not known.
+	// release, imageRelease and oldestRelease are the releases of services and image after
+	// the hop, and of the oldest image of the control planes; nil if unknown.
 	release, imageRelease, oldestRelease *known
-	// patch is what release knows about kubernetes; nil if nothing.
+	// patch is the entry of kubernetes in release; nil if there is none.
 	patch *patch
 
 	servicesChange, imageChange, kubernetesChange bool
@@ -295,24 +296,24 @@ func (s *step) prepare() {
 	}
 }
 
-// widen adds a target that the operator works on, if it is another one.
+// widen adds the target of a rollout in progress to s.
 func widen(s Span, target string) Span {
 	if s.IsZero() || target == "" || target == s.Newest.String() {
 		return s
 	}
 	v, err := version.Parse(target)
 	if err != nil {
-		return s // no version: the operator reports it, and no rule can use it
+		return s // invalid: the operator reports it, and no rule can use it
 	}
 	return s.Add(v)
 }
 
-// is reports whether v, and nothing else, runs.
+// is reports whether s contains v only.
 func (s Span) is(v version.Version) bool { return s.Oldest.Equal(v) && s.Newest.Equal(v) }
 
-// fine are the results of a hop that all rules agree with. They are shared by all who
-// ask, because most rules agree with most hops.
-var fine = func() (out [len(rules)]*RuleResult) {
+// satisfied are the results of a hop that satisfies all rules. All callers share them,
+// because most hops satisfy most rules.
+var satisfied = func() (out [len(rules)]*RuleResult) {
 	for i, r := range rules {
 		out[i] = &RuleResult{Rule: r.id, Severity: Info, Title: r.title, Reference: r.source}
 	}
@@ -322,40 +323,39 @@ var fine = func() (out [len(rules)]*RuleResult) {
 // String is "block minor-drift: services would go ..."; the remedy is left out.
 func (r *RuleResult) String() string { return string(r.Severity) + " " + r.Rule + ": " + r.Title }
 
-// question is a step with what it points to, so that asking costs no memory.
-type question struct {
+// evaluation is a step with the values it points to; it is pooled to avoid allocations.
+type evaluation struct {
 	step  step
 	now   Running
 	offer Offer
 }
 
-var questions = sync.Pool{New: func() any { return new(question) }}
+var evaluations = sync.Pool{New: func() any { return new(evaluation) }}
 
-// Check applies all rules to a hop that the CLI of a release makes. It returns one
-// result per rule, always in the same order, those that are satisfied included. The
-// results must not be changed: those of satisfied rules are the same for everybody.
+// Check applies all rules to a hop that the CLI of a release makes. It returns one result
+// per rule in a fixed order, satisfied rules included. Callers must not change the results:
+// those of satisfied rules are shared.
 func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []*RuleResult {
-	now.Parts, now.Nodes, now.Kinds, now.Missing = nil, nil, nil, nil // no rule asks for them, and the pool shall keep nobody's nodes
-	q := questions.Get().(*question)
+	now.Parts, now.Nodes, now.Kinds, now.Missing = nil, nil, nil, nil // no rule needs them, and the pool must not retain them
+	q := evaluations.Get().(*evaluation)
 	q.now, q.offer = now, o
 	q.step.m, q.step.cli, q.step.now, q.step.to, q.step.o = m, cli, &q.now, to, &q.offer
 	q.step.prepare()
-	// Few rules have something to say, so there is room for a few here, and for no
-	// more than there are in what is returned.
+	// Few rules are violated, so the buffer is small and the result is cloned to its size.
 	var room [4]RuleResult
 	var at [len(rules)]int
-	said := room[:0]
+	violated := room[:0]
 	for i := range rules {
 		if severity, title, remedy := rules[i].judge(&q.step); severity != Info {
-			at[len(said)] = i
-			said = append(said, RuleResult{Rule: rules[i].id, Severity: severity, Title: title, Reference: rules[i].source, Remedy: remedy})
+			at[len(violated)] = i
+			violated = append(violated, RuleResult{Rule: rules[i].id, Severity: severity, Title: title, Reference: rules[i].source, Remedy: remedy})
 		}
 	}
 	q.offer = Offer{}
-	questions.Put(q)
-	out := make([]*RuleResult, len(fine))
-	copy(out, fine[:])
-	kept := slices.Clone(said)
+	evaluations.Put(q)
+	out := make([]*RuleResult, len(satisfied))
+	copy(out, satisfied[:])
+	kept := slices.Clone(violated)
 	for i := range kept {
 		out[at[i]] = &kept[i]
 	}
@@ -377,8 +377,8 @@ func blocks(results []*RuleResult) []*RuleResult {
 	return slices.DeleteFunc(results, func(r *RuleResult) bool { return r.Severity != Block })
 }
 
-// minorsUp is how many minors to is ahead of from; 0 across majors, which are the
-// business of one rule alone.
+// minorsUp returns how many minors to is ahead of from; 0 across majors, which only the
+// rule same-major judges.
 func minorsUp(from, to version.Version) int {
 	if from.Major() != to.Major() {
 		return 0
@@ -386,36 +386,39 @@ func minorsUp(from, to version.Version) int {
 	return to.Minor() - from.Minor()
 }
 
-// unknown is what a rule says if it cannot be asked.
+// checkAgain is the remedy of rules that could not be evaluated.
+const checkAgain = "the findings name what could not be read; fix that and check again"
+
+// unknown is the result of a rule that could not be evaluated.
 func unknown(what string) (Severity, string, string) {
-	return NotChecked, "not known which version of " + what + " runs", "the findings say what could not be read, and why; when it can be, check again"
+	return NotChecked, "the running version of " + what + " is unknown", checkAgain
 }
 
-// with is how to say that another CLI does it.
+// with names the CLI for a remedy.
 func with(v version.Version) string { return "with constellation " + v.String() }
 
-// Each judge is a pure function. The versions in its sentences are joined, not
-// formatted: a planner asks millions of times.
+// Each judge is a pure function. Its texts are concatenated, not formatted, because the
+// planner calls judges millions of times.
 
 func judgeUnknownRelease(s *step) (Severity, string, string) {
 	switch {
 	case s.release == nil && s.services.IsZero():
 		return unknown("the services")
 	case s.release == nil && s.servicesChange:
-		return Block, "release " + s.services.String() + " is not known", "known are " + s.m.list() + "; if it is newer than that, point `--feed` to where it is published"
+		return Block, "release " + s.services.String() + " is unknown", "known are " + s.m.list() + "; if it is newer, point `--feed` to the feed that publishes it"
 	case s.imageRelease == nil && s.image.IsZero():
 		return unknown("the image")
 	case s.imageRelease == nil && s.imageChange:
-		return Block, "image " + s.image.String() + " is of no known release", "known are " + s.m.list()
+		return Block, "image " + s.image.String() + " belongs to no known release", "known are " + s.m.list()
 	case s.release == nil:
-		return Warn, "the services that run are of release " + s.services.String() + ", which is not known", "known are " + s.m.list() + "; if it is your own, point `--feed` to where it is published"
+		return Warn, "the running services are of the unknown release " + s.services.String(), "known are " + s.m.list() + "; if it is your own, point `--feed` to the feed that publishes it"
 	case s.imageRelease == nil:
-		return Warn, "the image that runs is of release " + s.image.String() + ", which is not known", "known are " + s.m.list() + "; if it is your own, point `--feed` to where it is published"
+		return Warn, "the running image is of the unknown release " + s.image.String(), "known are " + s.m.list() + "; if it is your own, point `--feed` to the feed that publishes it"
 	}
 	return Info, "", ""
 }
 
-// list names the releases, the newest eight.
+// list names the newest eight releases.
 func (m *Matrix) list() string {
 	var out []string
 	for _, k := range m.releases[max(0, len(m.releases)-8):] {
@@ -438,9 +441,9 @@ func judgeFaulty(s *step) (Severity, string, string) {
 	case kubernetes && s.kubernetesChange:
 		return Block, "Kubernetes " + s.kubernetes.String() + " is faulty: " + p.faulty, s.choose()
 	case kubernetes:
-		return Warn, "Kubernetes " + s.kubernetes.String() + ", which runs, is faulty: " + p.faulty, s.choose()
+		return Warn, "the running Kubernetes " + s.kubernetes.String() + " is faulty: " + p.faulty, s.choose()
 	case image:
-		return Warn, "image " + s.image.String() + ", which runs, is faulty: " + s.imageRelease.Faulty, s.m.insteadOf(s.image)
+		return Warn, "the running image " + s.image.String() + " is faulty: " + s.imageRelease.Faulty, s.m.insteadOf(s.image)
 	}
 	return Info, "", ""
 }
@@ -449,15 +452,14 @@ func judgeFaulty(s *step) (Severity, string, string) {
 func (m *Matrix) insteadOf(v version.Version) string {
 	for i := range m.releases {
 		if k := &m.releases[i]; v.Less(k.Version) && k.Version.SameMinor(v) && k.Faulty == "" {
-			return "take " + k.Version.String() + " instead"
+			return "use " + k.Version.String() + " instead"
 		}
 	}
 	return "wait for a newer patch of " + v.MinorString()
 }
 
-// choose names what the release after the hop has of a minor of Kubernetes that may be
-// gone to: nothing faulty, nothing that the provider does not have, nothing older than
-// what runs.
+// choose names the reachable patches of the target Kubernetes minor in the release after
+// the hop: not faulty, offered by the provider, not older than the running version.
 func (s *step) choose() string {
 	m := s.release.minor(s.kubernetes)
 	if m == nil || m.choice == "" {
@@ -468,15 +470,15 @@ func (s *step) choose() string {
 		return m.choice
 	}
 	var choices []string
-	lacking := "" // of the newest that the provider does not have
+	lacking := "" // text about the newest patch that the provider does not offer
 	for i := range s.release.patches {
 		p := &s.release.patches[i]
 		if !p.version.SameMinor(s.kubernetes) || p.faulty != "" || p.version.Less(runs) {
 			continue
 		}
-		if s.o.Kubernetes != nil && !p.version.Equal(runs) { // what runs may stay
+		if s.o.Kubernetes != nil && !p.version.Equal(runs) { // the running patch may stay
 			if ok, why, remedy := s.o.Kubernetes(p.version); !ok {
-				lacking = orElse(why, "the provider does not have "+p.version.String()) + ": " + orElse(remedy, "choose another minor")
+				lacking = orElse(why, "the provider does not offer "+p.version.String()) + ": " + orElse(remedy, "choose another minor")
 				continue
 			}
 		}
@@ -492,41 +494,41 @@ func (s *step) choose() string {
 }
 
 func judgeSameMajor(s *step) (Severity, string, string) {
-	const remedy = "make a new cluster of the new major and move to it"
+	const remedy = "create a new cluster with the new major version and migrate to it"
 	n := s.now
 	switch {
 	case n.Services.IsZero():
 		return unknown("the services")
 	case s.services.Major() != n.Services.Oldest.Major() || s.services.Major() != n.Services.Newest.Major():
-		return Block, "services " + s.services.String() + " are of another major than " + n.Services.String() + ", which run", remedy
+		return Block, "services " + s.services.String() + " are of another major than the running " + n.Services.String(), remedy
 	case s.cli.Major() != s.services.Major():
-		return Block, "this CLI, " + s.cli.String() + ", is of another major than services " + s.services.String(), "take a CLI of " + s.services.MinorString()
+		return Block, "this CLI, " + s.cli.String() + ", is of another major than services " + s.services.String(), "use a CLI of " + s.services.MinorString()
 	case s.image.Major() != s.services.Major() && !s.image.IsZero():
 		return Block, "image " + s.image.String() + " is of another major than services " + s.services.String(), "choose an image of " + s.services.MinorString()
 	case !s.runsImage.IsZero() && s.image.Major() != s.runsImage.Oldest.Major():
-		return Block, "image " + s.image.String() + " is of another major than " + s.runsImage.String() + ", which runs", remedy
+		return Block, "image " + s.image.String() + " is of another major than the running " + s.runsImage.String(), remedy
 	case !n.Kubernetes.IsZero() && s.kubernetes.Major() != n.Kubernetes.Oldest.Major():
-		return Block, "Kubernetes " + s.kubernetes.String() + " is of another major than " + n.Kubernetes.String() + ", which runs", remedy
+		return Block, "Kubernetes " + s.kubernetes.String() + " is of another major than the running " + n.Kubernetes.String(), remedy
 	}
 	return Info, "", ""
 }
 
 func judgeNeverDown(s *step) (Severity, string, string) {
-	const remedy = "leave out this version: nothing can be taken back by an upgrade"
+	const remedy = "omit this version: downgrades are not supported"
 	n := s.now
 	switch {
 	case n.Services.IsZero():
 		return unknown("the services")
 	case !s.to.Services.IsZero() && s.services.Less(n.Services.Newest):
-		return Block, "services would go down from " + n.Services.Newest.String() + " to " + s.services.String(), remedy
+		return Block, "services would be downgraded from " + n.Services.Newest.String() + " to " + s.services.String(), remedy
 	case n.ControlPlaneImage.IsZero():
 		return unknown("the image")
 	case !s.to.Image.IsZero() && s.image.Less(s.anyImage.Newest):
-		return Block, "the image would go down from " + s.anyImage.Newest.String() + " to " + s.image.String(), remedy
+		return Block, "the image would be downgraded from " + s.anyImage.Newest.String() + " to " + s.image.String(), remedy
 	case n.Kubernetes.IsZero():
 		return unknown("Kubernetes")
 	case !s.to.Kubernetes.IsZero() && s.kubernetes.Less(s.runsKubernetes.Newest):
-		return Block, "Kubernetes would go down from " + s.runsKubernetes.Newest.String() + " to " + s.kubernetes.String(), remedy
+		return Block, "Kubernetes would be downgraded from " + s.runsKubernetes.Newest.String() + " to " + s.kubernetes.String(), remedy
 	}
 	return Info, "", ""
 }
@@ -546,14 +548,14 @@ func judgeMinorDrift(s *step) (Severity, string, string) {
 	return Info, "", ""
 }
 
-// firstTo says where to go first from v: to the newest release of the next minor.
+// firstTo names the intermediate release after v: the newest release of the next minor.
 func (m *Matrix) firstTo(v version.Version) string {
 	for i := range slices.Backward(m.releases) {
 		if k := &m.releases[i]; minorsUp(v, k.Version) == 1 && k.Faulty == "" {
-			return "go to " + k.Version.String() + " first, " + with(k.Version)
+			return "upgrade to " + k.Version.String() + " first, " + with(k.Version)
 		}
 	}
-	return "one minor at a time: no release of v" + strconv.Itoa(v.Major()) + "." + strconv.Itoa(v.Minor()+1) + " is known, so point `--feed` to where it is published"
+	return "one minor at a time: no release of v" + strconv.Itoa(v.Major()) + "." + strconv.Itoa(v.Minor()+1) + " is known, so point `--feed` to the feed that publishes it"
 }
 
 func judgeUpgradeFrom(s *step) (Severity, string, string) {
@@ -562,14 +564,14 @@ func judgeUpgradeFrom(s *step) (Severity, string, string) {
 	case n.Services.IsZero():
 		return unknown("the services")
 	case s.release == nil || !s.servicesChange || s.services.Less(n.Services.Newest):
-		return Info, "", "" // not known, or down: other rules speak
+		return Info, "", "" // unknown release or downgrade: other rules report it
 	case n.Services.Newest.Equal(s.services) && n.Services.Oldest.SameMinor(s.services):
-		return Info, "", "" // the end of an upgrade that has begun
+		return Info, "", "" // resumes an upgrade in progress
 	case s.release.UpgradeFrom.IsZero():
-		return Block, "release " + s.services.String() + " is for new clusters only: it says of no release that it can be upgraded", "choose another release"
+		return Block, "release " + s.services.String() + " is for new clusters only: it declares no upgrade path", "choose another release"
 	case n.Services.Oldest.Less(s.release.UpgradeFrom):
-		return Block, "release " + s.services.String() + " can be gone to from " + s.release.UpgradeFrom.String() + " on, and services " + n.Services.Oldest.String() + " run",
-			"go to " + s.release.UpgradeFrom.String() + " first, " + with(s.release.UpgradeFrom)
+		return Block, "release " + s.services.String() + " requires services " + s.release.UpgradeFrom.String() + " or newer, and services " + n.Services.Oldest.String() + " run",
+			"upgrade to " + s.release.UpgradeFrom.String() + " first, " + with(s.release.UpgradeFrom)
 	}
 	return Info, "", ""
 }
@@ -580,11 +582,11 @@ func judgeCLIServices(s *step) (Severity, string, string) {
 	case n.Services.IsZero():
 		return unknown("the services")
 	case s.cli.Less(n.Services.Newest):
-		return Block, "this CLI, " + s.cli.String() + ", is older than the services that run, " + n.Services.Newest.String(), "take constellation " + n.Services.Newest.String() + " or newer"
+		return Block, "this CLI, " + s.cli.String() + ", is older than the running services " + n.Services.Newest.String(), "use constellation " + n.Services.Newest.String() + " or newer"
 	case minorsUp(n.Services.Oldest, s.cli) > 1:
-		return Block, "this CLI, " + s.cli.String() + ", is more than one minor newer than the services that run, " + n.Services.Oldest.String(), s.m.firstTo(n.Services.Oldest)
+		return Block, "this CLI, " + s.cli.String() + ", is more than one minor newer than the running services " + n.Services.Oldest.String(), s.m.firstTo(n.Services.Oldest)
 	case !s.services.Equal(s.cli):
-		return Block, "services " + s.services.String() + " come with constellation " + s.services.String() + ", and this is " + s.cli.String(), "take constellation " + s.services.String() + ", or plan services " + s.cli.String()
+		return Block, "services " + s.services.String() + " come with constellation " + s.services.String() + ", and this is " + s.cli.String(), "use constellation " + s.services.String() + ", or plan services " + s.cli.String()
 	}
 	return Info, "", ""
 }
@@ -596,11 +598,11 @@ func judgeCLIImage(s *step) (Severity, string, string) {
 	d := minorsUp(s.image, s.cli)
 	switch {
 	case d < 0:
-		return Block, "image " + s.image.String() + " is of a newer minor than this CLI, " + s.cli.String(), "take a CLI of " + s.image.MinorString()
+		return Block, "image " + s.image.String() + " is of a newer minor than this CLI, " + s.cli.String(), "use a CLI of " + s.image.MinorString()
 	case s.imageChange && d > 0:
 		return Block, "image " + s.image.String() + " is not of the minor of this CLI, " + s.cli.String(), "choose an image of " + s.cli.MinorString()
 	case d > 1:
-		return Block, "image " + s.image.String() + ", which would stay, is more than one minor older than this CLI, " + s.cli.String(), s.m.firstTo(s.image)
+		return Block, "the unchanged image " + s.image.String() + " is more than one minor older than this CLI, " + s.cli.String(), s.m.firstTo(s.image)
 	}
 	return Info, "", ""
 }
@@ -611,17 +613,17 @@ func judgeImageServices(s *step) (Severity, string, string) {
 	}
 	switch n := s.now; {
 	case minorsUp(s.services, s.image) > 0:
-		return Block, "image " + s.image.String() + " is newer in minor than services " + s.services.String(), "bring the services to " + s.image.MinorString() + " in the same hop"
+		return Block, "image " + s.image.String() + " is newer in minor than services " + s.services.String(), "upgrade the services to " + s.image.MinorString() + " in the same hop"
 	case minorsUp(s.services, s.anyImage.Newest) > 0:
-		return Block, "image " + s.anyImage.Newest.String() + ", which runs, is newer in minor than services " + s.services.String(), "bring the services to " + s.anyImage.Newest.MinorString()
+		return Block, "the running image " + s.anyImage.Newest.String() + " is newer in minor than services " + s.services.String(), "upgrade the services to " + s.anyImage.Newest.MinorString()
 	case minorsUp(s.image, s.services) > 1:
 		return Block, "image " + s.image.String() + " is more than one minor older than services " + s.services.String(), "choose an image of " + s.services.MinorString()
 	case minorsUp(s.runsImage.Oldest, s.services) > 1:
-		return Block, "control planes run image " + s.runsImage.Oldest.String() + ", more than one minor older than services " + s.services.String(), "bring the image up in a hop before"
+		return Block, "control planes run image " + s.runsImage.Oldest.String() + ", more than one minor older than services " + s.services.String(), "upgrade the image in an earlier hop"
 	case n.WorkerImage.IsZero() && !n.WorkerKubelet.IsZero():
-		return NotChecked, "not known which image the workers run", "the findings say what could not be read, and why; when it can be, check again"
+		return NotChecked, "the image of the workers is unknown", checkAgain
 	case !n.WorkerImage.IsZero() && minorsUp(n.WorkerImage.Oldest, s.services) > 1:
-		return Block, "workers run image " + n.WorkerImage.Oldest.String() + ", more than one minor older than services " + s.services.String(), "replace the workers in a hop before"
+		return Block, "workers run image " + n.WorkerImage.Oldest.String() + ", more than one minor older than services " + s.services.String(), "replace the workers in an earlier hop"
 	}
 	return Info, "", ""
 }
@@ -638,24 +640,24 @@ func judgeOldestSupports(s *step) (Severity, string, string) {
 	case s.image.IsZero() || s.runsImage.IsZero():
 		return unknown("the image")
 	case up && s.release != nil && !s.release.supports(s.kubernetes):
-		return Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + ", but " + s.release.supported, s.m.whoSupports(s.kubernetes)
+		return Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.release.supported + ")", s.m.firstSupporting(s.kubernetes)
 	case up && s.oldestRelease == nil:
-		return Block, "not known whether image " + s.runsImage.Oldest.String() + " supports Kubernetes " + s.kubernetes.MinorString(), "go to the image of a known release first: " + s.m.list()
+		return Block, "unknown whether image " + s.runsImage.Oldest.String() + " supports Kubernetes " + s.kubernetes.MinorString(), "upgrade to the image of a known release first: " + s.m.list()
 	case up && !s.oldestRelease.supports(s.kubernetes):
 		return Block, "Kubernetes " + s.kubernetes.MinorString() + " needs an image that supports it on all control planes first, and image " + s.runsImage.Oldest.String() + " supports " + s.oldestRelease.supported,
-			s.m.whoSupports(s.kubernetes)
+			s.m.firstSupporting(s.kubernetes)
 	case s.imageRelease != nil && !s.imageRelease.supports(s.kubernetes) && (up || s.release == nil || s.release.supports(s.kubernetes)):
-		// If the services do not support it either, services-support-kubernetes says so.
-		return Block, "image " + s.image.String() + " does not support Kubernetes " + s.kubernetes.MinorString() + ", but " + s.imageRelease.supported, "choose an image that does"
+		// If the services do not support it either, services-support-kubernetes reports it.
+		return Block, "image " + s.image.String() + " does not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.imageRelease.supported + ")", "choose an image that does"
 	}
 	return Info, "", ""
 }
 
-// whoSupports names the oldest release that supports v's minor.
-func (m *Matrix) whoSupports(v version.Version) string {
+// firstSupporting names the oldest release that supports v's minor.
+func (m *Matrix) firstSupporting(v version.Version) string {
 	for i := range m.releases {
 		if k := &m.releases[i]; k.Faulty == "" && k.supports(v) {
-			return "go to release and image " + k.Version.String() + " first, and to Kubernetes " + v.MinorString() + " in the hop after it"
+			return "upgrade to release and image " + k.Version.String() + " first, and to Kubernetes " + v.MinorString() + " in the hop after it"
 		}
 	}
 	return "no known release supports Kubernetes " + v.MinorString() + ": wait for one"
@@ -669,19 +671,19 @@ func judgeServicesSupport(s *step) (Severity, string, string) {
 	case !s.servicesChange || s.release == nil:
 		return Info, "", ""
 	case !s.release.supports(runs.Oldest):
-		return Block, "release " + s.services.String() + " does not support Kubernetes " + runs.Oldest.MinorString() + ", which runs, but " + s.release.supported, s.kubernetesFirst()
+		return Block, "release " + s.services.String() + " does not support the running Kubernetes " + runs.Oldest.MinorString() + " (supported: " + s.release.supported + ")", s.kubernetesFirst()
 	case !s.release.supports(runs.Newest):
-		return Block, "release " + s.services.String() + " does not support Kubernetes " + runs.Newest.MinorString() + ", which runs, but " + s.release.supported, s.kubernetesFirst()
+		return Block, "release " + s.services.String() + " does not support the running Kubernetes " + runs.Newest.MinorString() + " (supported: " + s.release.supported + ")", s.kubernetesFirst()
 	}
 	return Info, "", ""
 }
 
-// kubernetesFirst says how to bring Kubernetes to what the new release supports.
+// kubernetesFirst names the Kubernetes minor to upgrade to before the release.
 func (s *step) kubernetesFirst() string {
 	runs := s.runsKubernetes.Oldest
 	for i := range s.release.patches {
 		if v := s.release.patches[i].version; minorsUp(runs, v) > 0 {
-			return "bring Kubernetes to " + v.MinorString() + " first, " + with(s.now.Services.Newest)
+			return "upgrade Kubernetes to " + v.MinorString() + " first, " + with(s.now.Services.Newest)
 		}
 	}
 	return "choose a release that supports Kubernetes " + runs.MinorString()
@@ -693,7 +695,7 @@ func judgeKubernetesMinor(s *step) (Severity, string, string) {
 	case old.IsZero():
 		return unknown("Kubernetes")
 	case minorsUp(old, s.kubernetes) > 1:
-		return Block, "Kubernetes would go from " + old.String() + " to " + s.kubernetes.String() + ", more than one minor", "go to Kubernetes v" + strconv.Itoa(old.Major()) + "." + strconv.Itoa(old.Minor()+1) + " first"
+		return Block, "Kubernetes would go from " + old.String() + " to " + s.kubernetes.String() + ", more than one minor", "upgrade to Kubernetes v" + strconv.Itoa(old.Major()) + "." + strconv.Itoa(old.Minor()+1) + " first"
 	}
 	return Info, "", ""
 }
@@ -703,13 +705,13 @@ func judgeKubernetesOffered(s *step) (Severity, string, string) {
 	case s.kubernetes.IsZero():
 		return unknown("Kubernetes")
 	case s.release == nil && s.kubernetesChange:
-		return Block, "not known whether release " + s.services.String() + " has Kubernetes " + s.kubernetes.String(), "choose a known release: " + s.m.list()
+		return Block, "unknown whether release " + s.services.String() + " contains Kubernetes " + s.kubernetes.String(), "choose a known release: " + s.m.list()
 	case s.release == nil:
 		return Info, "", ""
 	case s.kubernetesChange && s.patch == nil:
-		return Block, "release " + s.services.String() + " has no Kubernetes " + s.kubernetes.String(), s.choose()
+		return Block, "release " + s.services.String() + " does not contain Kubernetes " + s.kubernetes.String(), s.choose()
 	case !s.kubernetesChange && !s.release.supports(s.kubernetes):
-		return Warn, "Kubernetes " + s.kubernetes.String() + ", which runs, is not supported by release " + s.services.String() + " any more", "go to one of its minors: " + s.release.supported
+		return Warn, "the running Kubernetes " + s.kubernetes.String() + " is no longer supported by release " + s.services.String(), "upgrade to one of its minors: " + s.release.supported
 	}
 	return Info, "", ""
 }
@@ -720,7 +722,7 @@ func judgeKubeletSkew(s *step) (Severity, string, string) {
 		return unknown("Kubernetes")
 	}
 	for _, role := range [...]struct {
-		who  string
+		name string
 		span Span
 	}{{"control planes", n.ControlPlaneKubelet}, {"workers", n.WorkerKubelet}} {
 		if role.span.IsZero() {
@@ -731,21 +733,21 @@ func judgeKubeletSkew(s *step) (Severity, string, string) {
 		d := minorsUp(old, s.kubernetes)
 		switch {
 		case d > limit:
-			return Block, "kubelets " + old.String() + " of " + role.who + " would be more than " + number(limit) + " minors behind Kubernetes " + s.kubernetes.String(), "replace these nodes in a hop before, without going to a newer minor of Kubernetes"
+			return Block, "kubelets " + old.String() + " of " + role.name + " would be more than " + number(limit) + " minors behind Kubernetes " + s.kubernetes.String(), "replace these nodes in an earlier hop with the same Kubernetes minor"
 		case minorsUp(s.kubernetes, newest) > 0 && minorsUp(n.Kubernetes.Newest, newest) > 0:
-			return Block, "kubelets " + newest.String() + " of " + role.who + " would be newer than Kubernetes " + s.kubernetes.String(), "go to Kubernetes " + newest.MinorString() + " at least"
+			return Block, "kubelets " + newest.String() + " of " + role.name + " would be newer than Kubernetes " + s.kubernetes.String(), "upgrade to Kubernetes " + newest.MinorString() + " or newer"
 		}
 	}
 	switch old := n.WorkerKubelet.Oldest; {
 	case minorsUp(n.Kubernetes.Oldest, n.WorkerKubelet.Newest) > 0:
-		return Warn, "kubelets " + n.WorkerKubelet.Newest.String() + " of workers are newer than an API server that runs, " + n.Kubernetes.Oldest.String(), "let the rollout of the control planes end"
+		return Warn, "kubelets " + n.WorkerKubelet.Newest.String() + " of workers are newer than a running API server " + n.Kubernetes.Oldest.String(), "wait for the rollout of the control planes to end"
 	case s.to.KeepWorkers && !old.IsZero() && s.kubernetesChange && minorsUp(old, s.kubernetes) == kubeletLimit(old):
-		return Warn, "workers with kubelets " + old.String() + " would stay " + number(kubeletLimit(old)) + " minors behind, as far as is allowed", "replace them before Kubernetes goes to the next minor"
+		return Warn, "workers with kubelets " + old.String() + " would stay " + number(kubeletLimit(old)) + " minors behind, the allowed maximum", "replace them before the next minor of Kubernetes"
 	}
 	return Info, "", ""
 }
 
-// kubeletLimit is how many minors a kubelet may be behind its API server.
+// kubeletLimit is the maximum number of minors that a kubelet may be behind its API server.
 func kubeletLimit(kubelet version.Version) int {
 	if kubelet.Major() == 1 && kubelet.Minor() < 25 {
 		return 2
@@ -773,7 +775,7 @@ func judgeControlPlaneSkew(s *step) (Severity, string, string) {
 	return Info, "", ""
 }
 
-// The configuration that this program writes is read by kubeadm from here on.
+// kubeadmFloor is the first kubeadm that reads the configuration format of this program.
 var kubeadmFloor = version.MustParse("v1.31.0")
 
 func judgeKubeadmFloor(s *step) (Severity, string, string) {
@@ -783,8 +785,8 @@ func judgeKubeadmFloor(s *step) (Severity, string, string) {
 	return Info, "", ""
 }
 
-// etcd v3.6 refuses data of clusters that once had members which an older v3.5 did
-// not count correctly; from this patch on they are put right.
+// etcdFloor is the first etcd v3.5 that repairs membership data that older patches stored
+// incorrectly. etcd v3.6 refuses to start on unrepaired data.
 var etcdFloor = version.MustParse("v3.5.26")
 
 func judgeEtcdStep(s *step) (Severity, string, string) {
@@ -798,23 +800,23 @@ func judgeEtcdStep(s *step) (Severity, string, string) {
 	d := minorsUp(from, to)
 	switch {
 	case from.IsZero():
-		return NotChecked, "not known which etcd runs", "the findings say what could not be read, and why; when it can be, check again"
+		return NotChecked, "the running version of etcd is unknown", checkAgain
 	case to.IsZero():
-		return NotChecked, "not known which etcd Kubernetes " + s.kubernetes.String() + " brings", "choose a patch that the release has"
+		return NotChecked, "the etcd version of Kubernetes " + s.kubernetes.String() + " is unknown", "choose a patch that the release contains"
 	case from.Major() != to.Major():
 		return Block, "etcd would go from " + from.String() + " to " + to.String() + ", another major", "choose another version of Kubernetes"
 	case d > 1:
 		return Block, "etcd would go from " + from.String() + " to " + to.String() + ", more than one minor", "choose a version of Kubernetes in between"
 	case d < 0:
-		return Block, "etcd would go down from " + from.String() + " to " + to.String(), "choose a newer version of Kubernetes"
+		return Block, "etcd would be downgraded from " + from.String() + " to " + to.String(), "choose a newer version of Kubernetes"
 	case d == 1 && from.SameMinor(etcdFloor) && from.Less(etcdFloor):
-		return Block, "etcd " + from.String() + " cannot go to " + to.String() + ": " + etcdFloor.String() + " must come first", "choose a patch of Kubernetes " + s.runsKubernetes.Oldest.MinorString() + " that brings etcd " + etcdFloor.String() + " or newer"
+		return Block, "etcd " + from.String() + " cannot be upgraded to " + to.String() + " directly: " + etcdFloor.String() + " must come first", "choose a patch of Kubernetes " + s.runsKubernetes.Oldest.MinorString() + " that has etcd " + etcdFloor.String() + " or newer"
 	}
 	return Info, "", ""
 }
 
-// etcdOf returns which etcd runs: as it was seen, or as the Kubernetes that runs
-// brings it. Zero if nobody knows.
+// etcdOf returns the running etcd version: the observed one, else the one that belongs to
+// the running Kubernetes. It is zero if unknown.
 func (m *Matrix) etcdOf(n *Running) version.Version {
 	if n.Etcd != "" {
 		if v, ok := m.etcd[n.Etcd]; ok {
@@ -831,7 +833,7 @@ func (m *Matrix) etcdOf(n *Running) version.Version {
 func judgeOfferedImage(s *step) (Severity, string, string) {
 	if s.imageChange && s.o.Images != nil && !s.image.IsZero() {
 		if ok, why, remedy := s.o.Images(s.image); !ok {
-			return Block, orElse(why, "the provider does not have image "+s.image.String()), remedy
+			return Block, orElse(why, "the provider does not offer image "+s.image.String()), remedy
 		}
 	}
 	return Info, "", ""
@@ -840,7 +842,7 @@ func judgeOfferedImage(s *step) (Severity, string, string) {
 func judgeOfferedKubernetes(s *step) (Severity, string, string) {
 	if s.kubernetesChange && s.o.Kubernetes != nil && !s.kubernetes.IsZero() {
 		if ok, why, remedy := s.o.Kubernetes(s.kubernetes); !ok {
-			return Block, orElse(why, "the provider does not have Kubernetes "+s.kubernetes.String()), remedy
+			return Block, orElse(why, "the provider does not offer Kubernetes "+s.kubernetes.String()), remedy
 		}
 	}
 	return Info, "", ""
@@ -853,13 +855,13 @@ func orElse(s, other string) string {
 	return s
 }
 
-// demand is what joining machines must show.
+// demand is the attestation policy for joining machines.
 type demand struct {
 	Variant      string                   `json:"variant"`
 	Measurements attestation.Measurements `json:"measurements"`
 }
 
-// weakenedBy returns the registers that d enforces and then does not, in order.
+// weakenedBy returns, in order, the registers that d enforces and the policy then does not.
 func (d demand) weakenedBy(then demand) (lost []uint32) {
 	for i, m := range d.Measurements {
 		if after, ok := then.Measurements[i]; !m.WarnOnly && (!ok || after.WarnOnly) {
@@ -870,7 +872,7 @@ func (d demand) weakenedBy(then demand) (lost []uint32) {
 	return lost
 }
 
-// demands reads what is demanded now and after the hop.
+// demands parses the attestation policies before and after the hop.
 func (s *step) demands() (now, then demand, err error) {
 	if err = json.Unmarshal([]byte(s.now.JoinConfig.Attestation), &now); err != nil {
 		return now, then, fmt.Errorf("read join-config: %w", err)
@@ -888,7 +890,7 @@ func judgeVariant(s *step) (Severity, string, string) {
 	now, then, err := s.demands()
 	switch {
 	case err != nil:
-		return NotChecked, "attestation could not be compared: " + err.Error(), "repair what is named, then check again"
+		return NotChecked, "attestation policies not compared: " + err.Error(), "repair the named policy, then check again"
 	case now.Variant != then.Variant:
 		return Block, "the attestation variant would change from " + strconv.Quote(now.Variant) + " to " + strconv.Quote(then.Variant), "keep " + strconv.Quote(now.Variant) + "; another variant needs a new cluster"
 	}
@@ -901,7 +903,7 @@ func judgeMeasurements(s *step) (Severity, string, string) {
 	}
 	now, then, err := s.demands()
 	if err != nil {
-		return NotChecked, "measurements could not be compared: " + err.Error(), "repair what is named, then check again"
+		return NotChecked, "measurements not compared: " + err.Error(), "repair the named policy, then check again"
 	}
 	lost := now.weakenedBy(then)
 	if len(lost) == 0 {
@@ -911,7 +913,7 @@ func judgeMeasurements(s *step) (Severity, string, string) {
 	for _, i := range lost {
 		names = append(names, strconv.Itoa(int(i)))
 	}
-	return Block, "PCR " + and(names) + " would not be enforced any more", "write the expected value of PCR " + and(names) + " of the new image into the configuration, without warnOnly"
+	return Block, "PCR " + and(names) + " would no longer be enforced", "write the expected value of PCR " + and(names) + " of the new image into the configuration, without warnOnly"
 }
 
 func judgeRolloutRunning(s *step) (Severity, string, string) {
@@ -930,17 +932,18 @@ func judgeRolloutRunning(s *step) (Severity, string, string) {
 	case n.WorkerKubelet.Mixed():
 		what = "kubelets of the workers " + n.WorkerKubelet.Oldest.String() + " to " + n.WorkerKubelet.Newest.String()
 	case n.Services.Mixed():
-		// Charts come first in a hop, and so end in it; a rollout of nodes does not.
+		// A hop upgrades charts first and so completes this; it does not complete a rollout
+		// of nodes.
 		what, nodes = "services "+n.Services.Oldest.String()+" to "+n.Services.Newest.String(), false
 	default:
 		return Info, "", ""
 	}
-	const remedy = "`constellation status` shows how far it is; go to a new minor when it has ended"
+	const remedy = "`constellation status` shows its progress; upgrade to a new minor after it has ended"
 	if nodes {
 		newMinor = newMinor || minorsUp(s.runsKubernetes.Newest, s.kubernetes) > 0 || minorsUp(s.anyImage.Newest, s.image) > 0
 	}
 	if newMinor {
-		return Block, "a rollout is under way (" + what + ") and must end before a new minor", remedy
+		return Block, "a rollout is in progress (" + what + ") and must end before a new minor", remedy
 	}
-	return Warn, "a rollout is under way (" + what + ")", remedy
+	return Warn, "a rollout is in progress (" + what + ")", remedy
 }

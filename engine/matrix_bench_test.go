@@ -12,8 +12,8 @@ import (
 	"constellation/engine/version"
 )
 
-// aFeed is a feed as it is after some years: minors of the product, each with
-// patches, each patch with three minors of Kubernetes.
+// aFeed returns a large feed: minors of the product, each with patches, each patch with three
+// minors of Kubernetes.
 func aFeed(minors, patches int) []release.Summary {
 	var out []release.Summary
 	for minor := range minors {
@@ -33,11 +33,10 @@ func aFeed(minors, patches int) []release.Summary {
 	return out
 }
 
-// BenchmarkMatrix applies all rules to pairs of versions: each version of Kubernetes of
-// a feed to each other one, most of which are forbidden, by sentences with versions
-// and remedies in them. "allowed" is a pair that no rule forbids. "bare" compares the
-// same pairs by go-version, and does nothing else. cpu-ns/op is what the processor
-// worked, on machines with other things to do.
+// BenchmarkMatrix applies all rules to all pairs of Kubernetes versions of a feed. Most pairs
+// are forbidden, with texts that name versions and remedies. "allowed" is a pair that no rule
+// forbids. "bare" only compares the same pairs with go-version. cpu-ns/op is CPU time, which
+// does not depend on the load of the machine.
 func BenchmarkMatrix(b *testing.B) {
 	m := NewMatrix(aFeed(4, 5))
 	var all []version.Version
@@ -95,7 +94,7 @@ func BenchmarkMatrix(b *testing.B) {
 	})
 }
 
-// cpuTime is the processor time that this process has used.
+// cpuTime returns the CPU time of this process.
 func cpuTime(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -104,8 +103,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkPath plans over a feed: from the oldest release and Kubernetes to the
-// newest, one minor of both apart for each pair of hops.
+// BenchmarkPath plans from the oldest release and Kubernetes of a feed to the newest.
 func BenchmarkPath(b *testing.B) {
 	for _, size := range [][2]int{{2, 1}, {5, 5}, {12, 8}} {
 		b.Run(fmt.Sprintf("%d-minors-of-%d", size[0], size[1]), func(b *testing.B) {

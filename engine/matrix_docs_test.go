@@ -11,11 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write docs/compatibility.md anew")
+var update = flag.Bool("update", false, "rewrite docs/compatibility.md")
 
-// The page is made from the rules and from the planner's own words, so it says what
-// the program does.
-func TestDocsSayWhatTheRulesSay(t *testing.T) {
+// The page is generated from the rules and the planner's texts, so it cannot drift.
+func TestDocsMatchTheRules(t *testing.T) {
 	page := filepath.Join("..", "docs", "compatibility.md")
 	want := compatibilityPage()
 	if *update {
@@ -35,22 +34,22 @@ func TestDocsSayWhatTheRulesSay(t *testing.T) {
 func compatibilityPage() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line(`# What goes together, and the way from one to another`)
+	line(`# Compatibility matrix and upgrade paths`)
 	line(``)
-	line("This page is made from the program (`go test ./engine -run TestDocs -update`).")
+	line("This page lists the rules that every upgrade must satisfy, and how a path is chosen. It is generated (`go test ./engine -run TestDocs -update`).")
 	line(``)
-	line(`## Words`)
+	line(`## Terms`)
 	line(``)
-	line("A **release** is a version of this product. It brings a CLI, services that run in the cluster, an OS image, and a list of patches of")
-	line("Kubernetes that it supports. A **hop** is one `constellation upgrade apply`. Versions are `MAJOR.MINOR.PATCH`, ordered as semver says:")
+	line("A **release** is a version of this product. It has a CLI, services that run in the cluster, an OS image, and a list of supported")
+	line("Kubernetes patches. A **hop** is one `constellation upgrade apply`. Versions are `MAJOR.MINOR.PATCH`, ordered as semver says:")
 	line("v1.10.0 is newer than v1.9.0, v1.2.0-rc.1 is older than v1.2.0 and belongs to the minor v1.2, and build metadata does not count.")
 	line(``)
 	line(`## Rules`)
 	line(``)
-	line("All rules are asked about every hop; none of them stops the others. A rule is satisfied (`ok`), has a remark (`warn`), forbids the hop")
-	line("(`block`), or could not be asked because something is not known (`not-checked`, never taken for `ok`).")
+	line("Every hop is checked against all rules. The result of a rule is satisfied (`ok`), a warning (`warn`), a violation that forbids the")
+	line("hop (`block`), or not evaluated because a version is unknown (`not-checked`, which never counts as `ok`).")
 	line(``)
-	line(`| rule | what must be true | source |`)
+	line(`| rule | condition | source |`)
 	line(`|---|---|---|`)
 	for _, r := range rules {
 		source := r.source
@@ -60,44 +59,45 @@ func compatibilityPage() string {
 		line("| `%s` | %s | %s |", r.id, r.title, source)
 	}
 	line(``)
-	line(`Some of them in more words:`)
+	line(`Notes on some rules:`)
 	line(``)
-	line("- **As it is.** What is not planned stays. A patch of Kubernetes that no release has may stay as long as its minor is supported;")
-	line("  it is left by going up, never by going down.")
-	line("- **The oldest decides.** While versions are mixed, distances are counted from the oldest, and \"never down\" from the newest. What the")
-	line("  operator was told to bring the cluster to counts as running.")
-	line("- **Charts come first.** New services meet the Kubernetes and the images that run, so they must support them. New nodes come after that.")
-	line("- **A new minor of Kubernetes comes last.** Every control plane must have an image that supports it before: image and minor take two hops.")
-	line("  `constellation upgrade prepare --acknowledge oldest-supports-kubernetes` makes one of them, for one write; then control planes of the old")
-	line("  image run the new minor until they are replaced. `measurements-weaker` is the other rule that can be acknowledged, by name only.")
-	line("- **Faulty versions.** A release or a patch can be found faulty after it was released. It is not gone to any more, no CLI of it is used,")
-	line("  and what runs it is told.")
-	line("- **A rollout of nodes** that is under way may be ended, or led to a newer patch. A new minor waits for its end.")
+	line("- **Unplanned components** keep their version. A Kubernetes patch that no release contains may stay while its minor is supported. It can")
+	line("  be upgraded, but never downgraded.")
+	line("- **Mixed versions.** Distances count from the oldest running version, downgrades from the newest. The target of a rollout in progress")
+	line("  counts as running.")
+	line("- **Charts are upgraded first.** New services run with the old Kubernetes and the old images, so they must support both. Nodes are")
+	line("  replaced afterwards.")
+	line("- **A new Kubernetes minor comes last.** All control planes must first have an image that supports it. Image and minor take two hops.")
+	line("  `constellation upgrade prepare --acknowledge oldest-supports-kubernetes` changes both in one write. Control planes with the old image")
+	line("  then run the new minor until they are replaced. `measurements-weaker` is the other rule that can be acknowledged, by ID only.")
+	line("- **Faulty versions.** A release or a patch can be marked faulty after its publication. It is no longer an upgrade target, its CLI is not")
+	line("  used, and clusters that run it get a warning.")
+	line("- **A rollout in progress** may be completed, or continue with a newer patch. A new minor waits for its end.")
 	line(``)
 	line(`## Hops`)
 	line(``)
-	line("A hop is made with the CLI of a release and leads to:")
+	line("The CLI of a release runs the hop. A hop leads to:")
 	line(``)
 	line("- services: those of the CLI;")
-	line("- image: the one that runs, or the newest of the CLI's minor that is offered and not faulty;")
-	line("- Kubernetes: the one that runs, or the newest patch of its minor or of the next one that the release has, that is offered and not faulty;")
-	line("- workers: replaced, or kept (`keepWorkers: true` in the configuration). Kept workers are replaced by a later hop. Their kubelets may be")
+	line("- image: the running one, or the newest of the CLI's minor that is offered and not faulty;")
+	line("- Kubernetes: the running one, or the newest patch of its minor or of the next one that the release contains, offered and not faulty;")
+	line("- workers: replaced, or kept (`keepWorkers: true` in the configuration). A later hop replaces kept workers. Their kubelets may be")
 	line("  three minors behind, their image one minor behind the services.")
 	line(``)
-	line("At the end all nodes run the same. The path that is shown has the fewest hops; among those the fewest replacements of workers, then the")
-	line("fewest changes, then the newest patches. If a version is named (`--to`, `--kubernetes`) it is met exactly. Pre-releases are gone to only if")
+	line("At the end all nodes run the same versions. The chosen path has the fewest hops; among those the fewest replacements of workers, then")
+	line("the fewest changes, then the newest patches. A named version (`--to`, `--kubernetes`) is met exactly. Pre-releases are targets only if")
 	line("they are named.")
 	line(``)
 	line(`## Examples`)
 	line(``)
 	m := NewMatrix(two())
-	line("Two releases are known:")
+	line("The examples use two releases:")
 	line(``)
 	for i := range m.releases {
 		k := &m.releases[i]
 		from := "for new clusters"
 		if !k.UpgradeFrom.IsZero() {
-			from = "from " + k.UpgradeFrom.String() + " on"
+			from = "upgrade from " + k.UpgradeFrom.String() + " or newer"
 		}
 		var patches []string
 		for _, p := range k.patches {
@@ -112,9 +112,9 @@ func compatibilityPage() string {
 	}{
 		{"From the oldest to the newest", at("v1.0.0", "v1.0.0", "v1.34.3"), Planned{}},
 		{"From the newest release to the newest Kubernetes", at("v1.1.0", "v1.1.0", "v1.35.4"), Planned{}},
-		{"A patch that no release has", at("v1.0.0", "v1.0.0", "v1.35.99"), to("v1.1.0", "", "")},
-		{"Kubernetes that no release has", at("v1.1.0", "v1.1.0", "v1.36.3"), to("", "", "v1.37.0")},
-		{"Back", at("v1.1.0", "v1.1.0", "v1.36.3"), to("v1.0.0", "", "")},
+		{"A patch that no release contains", at("v1.0.0", "v1.0.0", "v1.35.99"), to("v1.1.0", "", "")},
+		{"A target that no release contains", at("v1.1.0", "v1.1.0", "v1.36.3"), to("", "", "v1.37.0")},
+		{"A downgrade", at("v1.1.0", "v1.1.0", "v1.36.3"), to("v1.0.0", "", "")},
 	} {
 		if e.goal == (Planned{}) {
 			e.goal = m.Goal(e.now, Planned{}, Offer{})

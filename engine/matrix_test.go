@@ -15,7 +15,7 @@ import (
 	"constellation/engine/version"
 )
 
-// ours returns the summaries of the releases that come with the program.
+// ours returns the summaries of the embedded releases.
 func ours(t testing.TB) []release.Summary {
 	t.Helper()
 	name := regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+\.yaml$`)
@@ -42,7 +42,7 @@ func ours(t testing.TB) []release.Summary {
 	return out
 }
 
-// two are releases like the first two of ours, which stay as they are.
+// two returns fixed copies of the first two embedded releases.
 func two() []release.Summary {
 	return []release.Summary{
 		invented("v1.0.0", "", "v1.34.2=3.6.5-0", "v1.34.3=3.6.5-0", "v1.34.4=3.6.5-0", "v1.35.3", "v1.35.4"),
@@ -50,8 +50,8 @@ func two() []release.Summary {
 	}
 }
 
-// invented makes a release. kubernetes are versions, each with "=" and the tag of its
-// etcd if that is not 3.6.6-0, and "!" at the end if it is faulty.
+// invented returns a release. kubernetes are versions, each with "=" and an etcd tag if that
+// is not 3.6.6-0, and with "!" at the end if it is faulty.
 func invented(v, from string, kubernetes ...string) release.Summary {
 	s := release.Summary{Version: ver(v), UpgradeFrom: ver(from)}
 	for _, k := range kubernetes {
@@ -74,7 +74,7 @@ func faulty(s release.Summary) release.Summary {
 	return s
 }
 
-// ver is a version; empty is none.
+// ver parses a version; empty is the zero version.
 func ver(s string) version.Version {
 	if s == "" {
 		return version.Version{}
@@ -82,7 +82,7 @@ func ver(s string) version.Version {
 	return version.MustParse(s)
 }
 
-// span reads "v1.35.4", or "v1.35.4-v1.36.3".
+// span parses "v1.35.4", or "v1.35.4-v1.36.3".
 func span(s string) Span {
 	oldest, newest, _ := strings.Cut(s, "-v")
 	if newest == "" {
@@ -91,7 +91,7 @@ func span(s string) Span {
 	return At(ver(oldest)).Add(ver(newest))
 }
 
-// at is a cluster with three control planes and some workers, all alike.
+// at returns a cluster with uniform versions.
 func at(services, image, kubernetes string) Running {
 	return Running{
 		Services: span(services), ControlPlaneImage: span(image), WorkerImage: span(image), Kubernetes: span(kubernetes),
@@ -99,7 +99,7 @@ func at(services, image, kubernetes string) Running {
 	}
 }
 
-// workers changes what the workers run.
+// workers sets the versions of the workers.
 func workers(r Running, image, kubelet string) Running {
 	r.WorkerImage, r.WorkerKubelet = span(image), span(kubelet)
 	return r
@@ -122,7 +122,7 @@ func ids(results []*RuleResult, s Severity) []string {
 
 const attested = `{"variant":"tpm2","measurements":{"4":"` + "1111111111111111111111111111111111111111111111111111111111111111" + `","9":{"expected":"2222222222222222222222222222222222222222222222222222222222222222","warnOnly":true}}}`
 
-// Every rule forbids something here, alone if it can.
+// Each rule is violated in some row, alone where possible.
 func TestMatrixJudges(t *testing.T) {
 	real, many := NewMatrix(two()), NewMatrix([]release.Summary{
 		invented("v1.0.0", "", "v1.30.0=3.5.15-0", "v1.31.2=3.5.20-0", "v1.31.9=3.5.26-0", "v1.32.1=3.6.1-0"),
@@ -157,82 +157,82 @@ func TestMatrixJudges(t *testing.T) {
 		block, warn, open []string
 	}{
 		{name: "nothing changes", m: real, cli: "v1.0.0", now: at("v1.0.0", "v1.0.0", "v1.34.3")},
-		{name: "the next minor of Kubernetes is fine", m: real, cli: "v1.0.0", now: at("v1.0.0", "v1.0.0", "v1.34.3"), to: to("", "", "v1.35.4")},
-		{name: "a newer patch is fine", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.36.0"), to: to("", "", "v1.36.4")},
-		{name: "the next release with its image is fine", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.4"), to: to("v1.1.0", "v1.1.0", "")},
-		{name: "a patch that the release does not have may stay", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.99"), to: to("v1.1.0", "v1.1.0", "")},
-		{name: "a patch that the release does not have is not gone back from", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.99"), to: to("", "", "v1.35.8"), block: []string{"never-down"}, open: []string{"etcd-step"}},
+		{name: "next minor of Kubernetes is allowed", m: real, cli: "v1.0.0", now: at("v1.0.0", "v1.0.0", "v1.34.3"), to: to("", "", "v1.35.4")},
+		{name: "newer patch is allowed", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.36.0"), to: to("", "", "v1.36.4")},
+		{name: "next release with its image is allowed", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.4"), to: to("v1.1.0", "v1.1.0", "")},
+		{name: "patch outside the release may stay", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.99"), to: to("v1.1.0", "v1.1.0", "")},
+		{name: "patch outside the release is not downgraded", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.99"), to: to("", "", "v1.35.8"), block: []string{"never-down"}, open: []string{"etcd-step"}},
 		{name: "a cluster without workers", m: real, cli: "v1.0.0", now: workers(at("v1.0.0", "v1.0.0", "v1.34.3"), "", ""), to: to("", "", "v1.35.4")},
 
 		{name: "an unknown release", m: real, cli: "v1.9.0", now: at("v1.8.0", "v1.8.0", "v1.36.3"), to: to("v1.9.0", "v1.9.0", ""), block: []string{"unknown-release"}},
-		{name: "an unknown release that is left", m: real, cli: "v1.1.0", now: at("v1.0.7", "v1.0.7", "v1.35.4"), to: to("v1.1.0", "v1.1.0", "")},
-		{name: "an unknown release that stays", m: real, cli: "v1.0.7", now: at("v1.0.7", "v1.0.7", "v1.35.4"), warn: []string{"unknown-release"}},
+		{name: "upgrade from an unknown release", m: real, cli: "v1.1.0", now: at("v1.0.7", "v1.0.7", "v1.35.4"), to: to("v1.1.0", "v1.1.0", "")},
+		{name: "an unknown release that does not change", m: real, cli: "v1.0.7", now: at("v1.0.7", "v1.0.7", "v1.35.4"), warn: []string{"unknown-release"}},
 		{name: "an unknown image", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.4"), to: to("", "v1.1.7", ""), block: []string{"unknown-release"}},
 		{name: "downgrade to an unknown release", m: real, cli: "v1.0.1", now: at("v1.1.0", "v1.1.0", "v1.35.4"), to: to("v1.0.1", "", ""), block: []string{"unknown-release", "never-down", "cli-services", "cli-image", "image-services"}},
 		{name: "a faulty release", m: many, cli: "v1.1.1", now: at("v1.1.0", "v1.1.0", "v1.32.1"), to: to("v1.1.1", "", ""), block: []string{"faulty"}},
 		{name: "a faulty release that runs", m: many, cli: "v1.1.1", now: at("v1.1.1", "v1.1.1", "v1.32.1"), block: []string{"faulty"}},
 		{name: "a faulty image", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.32.1"), to: to("", "v1.1.1", ""), block: []string{"faulty"}},
-		{name: "a faulty image that stays", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.1", "v1.32.1"), warn: []string{"faulty"}},
+		{name: "a faulty image that does not change", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.1", "v1.32.1"), warn: []string{"faulty"}},
 		{name: "a faulty patch of Kubernetes", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.32.1"), to: to("", "", "v1.32.2"), block: []string{"faulty"}},
-		{name: "a faulty patch of Kubernetes that stays", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.32.2"), warn: []string{"faulty"}},
+		{name: "a faulty patch of Kubernetes that does not change", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.32.2"), warn: []string{"faulty"}},
 		{name: "another major", m: many, cli: "v2.0.0", now: at("v1.3.0", "v1.3.0", "v1.36.0"), to: to("v2.0.0", "v2.0.0", ""), block: []string{"same-major"}},
 		{name: "services go down", m: many, cli: "v1.1.0", now: at("v1.2.0", "v1.1.0", "v1.32.1"), to: to("v1.1.0", "", ""), block: []string{"never-down", "cli-services"}},
 		{name: "the image goes down", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.32.1"), to: to("", "v1.0.0", ""), block: []string{"never-down", "cli-image"}},
 		{name: "the image of workers goes down", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.32.1"), "v1.1.1", "v1.32.1"), to: to("", "v1.1.0", ""), block: []string{"never-down"}},
 		{name: "Kubernetes goes down", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.33.0"), to: to("", "", "v1.32.1"), block: []string{"never-down"}},
-		{name: "ten is more than nine", m: many, cli: "v1.10.0", now: at("v1.9.0", "v1.9.0", "v1.40.0"), to: to("v1.10.0", "v1.10.0", "")},
+		{name: "minor v1.10 is newer than v1.9", m: many, cli: "v1.10.0", now: at("v1.9.0", "v1.9.0", "v1.40.0"), to: to("v1.10.0", "v1.10.0", "")},
 		{name: "two minors of services at once", m: many, cli: "v1.3.0", now: at("v1.1.0", "v1.2.0", "v1.34.0"), to: to("v1.3.0", "v1.3.0", ""), block: []string{"minor-drift", "upgrade-from", "cli-services"}},
 		{name: "two minors of the image at once", m: many, cli: "v1.2.0", now: at("v1.1.2-rc.1", "v1.0.0", "v1.32.1"), to: to("v1.2.0", "v1.2.0", ""), block: []string{"minor-drift", "upgrade-from", "image-services"}},
-		{name: "older services than the release wants", m: many, cli: "v1.2.0", now: at("v1.1.0", "v1.1.0", "v1.32.1"), to: to("v1.2.0", "v1.2.0", ""), block: []string{"upgrade-from"}},
+		{name: "services older than the release requires", m: many, cli: "v1.2.0", now: at("v1.1.0", "v1.1.0", "v1.32.1"), to: to("v1.2.0", "v1.2.0", ""), block: []string{"upgrade-from"}},
 		{name: "a release for new clusters only", m: many, cli: "v1.0.0", now: at("v1.0.0-rc.1", "v1.0.0-rc.1", "v1.31.2"), to: to("v1.0.0", "v1.0.0", ""), block: []string{"upgrade-from"}},
 		{name: "a pre-release belongs to its minor", m: many, cli: "v1.1.2-rc.1", now: at("v1.0.0", "v1.0.0", "v1.32.1"), to: to("v1.1.2-rc.1", "v1.1.0", "")},
 		{name: "the CLI is older than the cluster", m: real, cli: "v1.0.0", now: at("v1.1.0", "v1.1.0", "v1.36.3"), block: []string{"cli-services", "cli-image"}},
 		{name: "the CLI is two minors newer than the cluster", m: many, cli: "v1.2.0", now: at("v1.0.0", "v1.0.0", "v1.32.1"), block: []string{"cli-services", "cli-image"}},
-		{name: "the CLI brings no services but its own", m: many, cli: "v1.1.2-rc.1", now: at("v1.0.0", "v1.0.0", "v1.32.1"), to: to("v1.1.0", "v1.1.0", ""), block: []string{"cli-services"}},
-		{name: "the CLI brings no image of the minor before", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.0.0-rc.1", "v1.32.1"), to: to("", "v1.0.0", ""), block: []string{"cli-image"}},
+		{name: "the CLI installs only its own services", m: many, cli: "v1.1.2-rc.1", now: at("v1.0.0", "v1.0.0", "v1.32.1"), to: to("v1.1.0", "v1.1.0", ""), block: []string{"cli-services"}},
+		{name: "the CLI installs no image of the previous minor", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.0.0-rc.1", "v1.32.1"), to: to("", "v1.0.0", ""), block: []string{"cli-image"}},
 		{name: "an image that is newer than the services", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.32.1"), to: to("", "v1.2.0", ""), block: []string{"cli-image", "image-services"}},
 		{name: "workers two minors behind the services", m: many, cli: "v1.2.0", now: workers(at("v1.1.2-rc.1", "v1.1.0", "v1.32.1"), "v1.0.0", "v1.32.1"), to: to("v1.2.0", "", ""), block: []string{"upgrade-from", "image-services"}},
-		{name: "the oldest image does not know the new minor", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.4"), to: to("v1.1.0", "v1.1.0", "v1.36.4"), block: []string{"oldest-supports-kubernetes"}},
-		{name: "the oldest image is not known", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.0.9", "v1.35.4"), to: to("v1.1.0", "v1.1.0", "v1.36.4"), block: []string{"oldest-supports-kubernetes"}},
-		{name: "the new services do not know the Kubernetes that runs", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.34.3"), to: to("v1.1.0", "", ""), block: []string{"services-support-kubernetes"}, warn: []string{"kubernetes-offered"}},
+		{name: "the oldest image does not support the new minor", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.4"), to: to("v1.1.0", "v1.1.0", "v1.36.4"), block: []string{"oldest-supports-kubernetes"}},
+		{name: "the oldest image is unknown", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.0.9", "v1.35.4"), to: to("v1.1.0", "v1.1.0", "v1.36.4"), block: []string{"oldest-supports-kubernetes"}},
+		{name: "the new services do not support the running Kubernetes", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.34.3"), to: to("v1.1.0", "", ""), block: []string{"services-support-kubernetes"}, warn: []string{"kubernetes-offered"}},
 		{name: "two minors of Kubernetes at once", m: many, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.31.9"), to: to("", "", "v1.33.0"), block: []string{"kubernetes-minor"}},
-		{name: "a patch that the release does not have", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.36.3"), to: to("", "", "v1.36.99"), block: []string{"kubernetes-offered"}, open: []string{"etcd-step"}},
-		{name: "kubelets three minors behind may stay, and are told", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.32.1"), "v1.1.0", "v1.30.0"), to: keep(to("", "", "v1.33.0")), warn: []string{"kubelet-skew"}},
+		{name: "patch outside the release", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.36.3"), to: to("", "", "v1.36.99"), block: []string{"kubernetes-offered"}, open: []string{"etcd-step"}},
+		{name: "kubelets three minors behind may stay, with a warning", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.32.1"), "v1.1.0", "v1.30.0"), to: keep(to("", "", "v1.33.0")), warn: []string{"kubelet-skew"}},
 		{name: "kubelets three minors behind block the next minor", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.32.1"), "v1.1.0", "v1.29.0"), to: to("", "", "v1.33.0"), block: []string{"kubelet-skew"}},
 		{name: "kubelets before v1.25 may be two minors behind", m: NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.26.0", "v1.27.0")}), cli: "v1.0.0", now: workers(at("v1.0.0", "v1.0.0", "v1.26.0"), "v1.0.0", "v1.24.0"), to: to("", "", "v1.27.0"), block: []string{"kubelet-skew", "kubeadm-floor"}},
 		{name: "a kubelet that is newer than its API server", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.32.1"), "v1.1.0", "v1.33.0"), block: []string{"kubelet-skew"}},
 		{name: "a kubelet that is newer than one API server", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.32.1-v1.33.0"), "v1.1.0", "v1.33.0"), to: to("", "", "v1.33.0"), warn: []string{"kubelet-skew", "rollout-running"}},
 		{name: "API servers two minors apart", m: many, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.31.9-v1.33.0"), "v1.1.0", "v1.31.9"), block: []string{"control-plane-skew"}, warn: []string{"rollout-running"}},
-		{name: "Kubernetes that kubeadm is too old for", m: many, cli: "v1.0.0", now: at("v1.0.0", "v1.0.0", "v1.29.0"), to: to("", "", "v1.30.0"), block: []string{"kubeadm-floor"}, open: []string{"etcd-step"}},
+		{name: "Kubernetes whose kubeadm is too old", m: many, cli: "v1.0.0", now: at("v1.0.0", "v1.0.0", "v1.29.0"), to: to("", "", "v1.30.0"), block: []string{"kubeadm-floor"}, open: []string{"etcd-step"}},
 		{name: "etcd that is too old for v3.6", m: many, cli: "v1.0.0", now: at("v1.0.0", "v1.0.0", "v1.31.2"), to: to("", "", "v1.32.1"), block: []string{"etcd-step"}},
-		{name: "etcd as it runs, not as the matrix says", m: many, cli: "v1.0.0", now: etcd(at("v1.0.0", "v1.0.0", "v1.31.2"), "3.5.27-0"), to: to("", "", "v1.32.1")},
+		{name: "observed etcd takes precedence over the matrix", m: many, cli: "v1.0.0", now: etcd(at("v1.0.0", "v1.0.0", "v1.31.2"), "3.5.27-0"), to: to("", "", "v1.32.1")},
 		{name: "etcd one minor up", m: many, cli: "v1.3.0", now: at("v1.3.0", "v1.3.0", "v1.35.0"), to: to("", "", "v1.36.0")},
 		{name: "etcd two minors up", m: many, cli: "v1.3.0", now: etcd(at("v1.3.0", "v1.3.0", "v1.35.0"), "3.5.27-0"), to: to("", "", "v1.36.0"), block: []string{"etcd-step"}},
 		{name: "etcd of another major", m: many, cli: "v1.3.0", now: at("v1.3.0", "v1.3.0", "v1.35.0"), to: to("", "", "v1.36.1"), block: []string{"etcd-step"}},
 		{name: "etcd of an older minor", m: many, cli: "v1.3.0", now: etcd(at("v1.3.0", "v1.3.0", "v1.34.0"), "3.7.0-0"), to: to("", "", "v1.35.0"), block: []string{"etcd-step"}},
-		{name: "etcd that has no version", m: many, cli: "v1.3.0", now: etcd(at("v1.3.0", "v1.3.0", "v1.34.0"), "latest"), to: to("", "", "v1.35.0"), open: []string{"etcd-step"}},
-		{name: "an image that the provider does not have", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.4"), to: to("v1.1.0", "v1.1.0", ""), offer: Offer{Images: no}, block: []string{"offered-image"}},
-		{name: "Kubernetes that the provider does not have", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.4"), to: to("", "", "v1.35.8"), offer: Offer{Kubernetes: no}, block: []string{"offered-kubernetes"}},
-		{name: "what runs need not be offered", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.4"), offer: Offer{Images: no, Kubernetes: no}},
+		{name: "etcd tag that is not a version", m: many, cli: "v1.3.0", now: etcd(at("v1.3.0", "v1.3.0", "v1.34.0"), "latest"), to: to("", "", "v1.35.0"), open: []string{"etcd-step"}},
+		{name: "an image that the provider does not offer", m: real, cli: "v1.1.0", now: at("v1.0.0", "v1.0.0", "v1.35.4"), to: to("v1.1.0", "v1.1.0", ""), offer: Offer{Images: no}, block: []string{"offered-image"}},
+		{name: "Kubernetes that the provider does not offer", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.4"), to: to("", "", "v1.35.8"), offer: Offer{Kubernetes: no}, block: []string{"offered-kubernetes"}},
+		{name: "running versions need not be offered", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.4"), offer: Offer{Images: no, Kubernetes: no}},
 		{name: "another variant", m: real, cli: "v1.1.0", now: demand(at("v1.1.0", "v1.1.0", "v1.35.4")), to: attest(Planned{}, strings.Replace(attested, "tpm2", "none", 1)), block: []string{"variant"}},
 		{name: "a register that only warns from now on", m: real, cli: "v1.1.0", now: demand(at("v1.1.0", "v1.1.0", "v1.35.4")), to: attest(Planned{}, strings.Replace(attested, `"1111111111111111111111111111111111111111111111111111111111111111"`, `{"expected":"1111111111111111111111111111111111111111111111111111111111111111","warnOnly":true}`, 1)), block: []string{"measurements-weaker"}},
-		{name: "a register that is not demanded any more", m: real, cli: "v1.1.0", now: demand(at("v1.1.0", "v1.1.0", "v1.35.4")), to: attest(Planned{}, `{"variant":"tpm2","measurements":{}}`), block: []string{"measurements-weaker"}},
+		{name: "a register that is no longer enforced", m: real, cli: "v1.1.0", now: demand(at("v1.1.0", "v1.1.0", "v1.35.4")), to: attest(Planned{}, `{"variant":"tpm2","measurements":{}}`), block: []string{"measurements-weaker"}},
 		{name: "other values are no weaker", m: real, cli: "v1.1.0", now: demand(at("v1.1.0", "v1.1.0", "v1.35.4")), to: attest(Planned{}, strings.ReplaceAll(attested, "1", "3"))},
-		{name: "demands that cannot be read", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.4"), to: attest(Planned{}, attested), open: []string{"variant", "measurements-weaker"}},
-		{name: "a new minor while a rollout is under way", m: real, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.35.4-v1.35.8"), "v1.1.0", "v1.35.4"), to: to("", "", "v1.36.4"), block: []string{"rollout-running"}},
+		{name: "policies that cannot be parsed", m: real, cli: "v1.1.0", now: at("v1.1.0", "v1.1.0", "v1.35.4"), to: attest(Planned{}, attested), open: []string{"variant", "measurements-weaker"}},
+		{name: "a new minor during a rollout", m: real, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.35.4-v1.35.8"), "v1.1.0", "v1.35.4"), to: to("", "", "v1.36.4"), block: []string{"rollout-running"}},
 		{name: "the end of a rollout", m: real, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.35.4-v1.36.3"), "v1.1.0", "v1.35.4"), to: to("", "", "v1.36.4"), warn: []string{"rollout-running"}},
 		{name: "a rollout that has not begun", m: real, cli: "v1.1.0", now: target(at("v1.1.0", "v1.1.0", "v1.35.4"), "v1.1.0", "v1.36.3"), to: to("", "", "v1.36.4"), warn: []string{"rollout-running"}},
-		{name: "below what a rollout leads to", m: real, cli: "v1.1.0", now: target(at("v1.1.0", "v1.1.0", "v1.35.4"), "v1.1.0", "v1.36.3"), to: to("", "", "v1.36.0"), block: []string{"never-down"}, warn: []string{"rollout-running"}},
-		{name: "a rollout of Kubernetes that is left to itself", m: real, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.35.4-v1.36.3"), "v1.1.0", "v1.35.4"), warn: []string{"rollout-running"}},
+		{name: "below the target of a rollout", m: real, cli: "v1.1.0", now: target(at("v1.1.0", "v1.1.0", "v1.35.4"), "v1.1.0", "v1.36.3"), to: to("", "", "v1.36.0"), block: []string{"never-down"}, warn: []string{"rollout-running"}},
+		{name: "an unchanged rollout of Kubernetes in progress", m: real, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.35.4-v1.36.3"), "v1.1.0", "v1.35.4"), warn: []string{"rollout-running"}},
 		{name: "control planes whose kubelets are not replaced yet", m: real, cli: "v1.1.0", now: func() Running {
 			r := workers(at("v1.1.0", "v1.1.0", "v1.36.3"), "v1.1.0", "v1.35.4")
 			r.ControlPlaneKubelet = span("v1.35.4-v1.36.3")
 			return r
 		}(), warn: []string{"rollout-running"}},
-		{name: "nothing is known of Kubernetes", m: real, cli: "v1.0.0", now: noKubernetes, open: []string{
+		{name: "the running Kubernetes is unknown", m: real, cli: "v1.0.0", now: noKubernetes, open: []string{
 			"never-down", "oldest-supports-kubernetes", "services-support-kubernetes", "kubernetes-minor", "kubernetes-offered", "kubelet-skew", "control-plane-skew",
 		}},
-		{name: "the image of workers is not known", m: real, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.36.3"), "", "v1.36.3"), open: []string{"image-services"}},
+		{name: "the image of workers is unknown", m: real, cli: "v1.1.0", now: workers(at("v1.1.0", "v1.1.0", "v1.36.3"), "", "v1.36.3"), open: []string{"image-services"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := tt.m.Check(ver(tt.cli), tt.now, tt.to, tt.offer)
@@ -275,7 +275,7 @@ func TestEveryRuleForbidsSomething(t *testing.T) {
 	}
 }
 
-func TestSentencesNameVersionsAndAWayOut(t *testing.T) {
+func TestRuleTextsNameVersionsAndRemedy(t *testing.T) {
 	m := NewMatrix(two())
 	for _, tt := range []struct {
 		name, cli string
@@ -285,17 +285,17 @@ func TestSentencesNameVersionsAndAWayOut(t *testing.T) {
 	}{
 		{"the image first", "v1.1.0", at("v1.0.0", "v1.0.0", "v1.35.4"), to("v1.1.0", "v1.1.0", "v1.36.4"), RuleResult{
 			"oldest-supports-kubernetes", Block, "Kubernetes v1.36 needs an image that supports it on all control planes first, and image v1.0.0 supports v1.34 and v1.35", policyPage,
-			"go to release and image v1.1.0 first, and to Kubernetes v1.36 in the hop after it",
+			"upgrade to release and image v1.1.0 first, and to Kubernetes v1.36 in the hop after it",
 		}},
 		{"Kubernetes first", "v1.1.0", at("v1.0.0", "v1.0.0", "v1.34.3"), to("v1.1.0", "v1.1.0", ""), RuleResult{
-			"services-support-kubernetes", Block, "release v1.1.0 does not support Kubernetes v1.34, which runs, but v1.35 and v1.36", policyPage,
-			"bring Kubernetes to v1.35 first, with constellation v1.0.0",
+			"services-support-kubernetes", Block, "release v1.1.0 does not support the running Kubernetes v1.34 (supported: v1.35 and v1.36)", policyPage,
+			"upgrade Kubernetes to v1.35 first, with constellation v1.0.0",
 		}},
 		{"a newer cluster", "v1.0.0", at("v1.1.0", "v1.0.0", "v1.35.4"), Planned{}, RuleResult{
-			"cli-services", Block, "this CLI, v1.0.0, is older than the services that run, v1.1.0", policyPage, "take constellation v1.1.0 or newer",
+			"cli-services", Block, "this CLI, v1.0.0, is older than the running services v1.1.0", policyPage, "use constellation v1.1.0 or newer",
 		}},
 		{"an impossible patch", "v1.1.0", at("v1.1.0", "v1.1.0", "v1.35.4"), to("", "", "v1.36.9"), RuleResult{
-			"kubernetes-offered", Block, "release v1.1.0 has no Kubernetes v1.36.9", policyPage, "choose v1.36.0, v1.36.3 or v1.36.4",
+			"kubernetes-offered", Block, "release v1.1.0 does not contain Kubernetes v1.36.9", policyPage, "choose v1.36.0, v1.36.3 or v1.36.4",
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -306,7 +306,7 @@ func TestSentencesNameVersionsAndAWayOut(t *testing.T) {
 	}
 }
 
-func TestRemediesNameOnlyPatchesThatCanBeGoneTo(t *testing.T) {
+func TestRemediesNameOnlyReachablePatches(t *testing.T) {
 	only := func(have ...string) Offer {
 		return Offer{Kubernetes: func(v version.Version) (bool, string, string) {
 			return slices.Contains(have, v.String()), "the mirror has no " + v.String(), "fetch " + v.String()
@@ -327,14 +327,14 @@ func TestRemediesNameOnlyPatchesThatCanBeGoneTo(t *testing.T) {
 		offer    Offer
 		want     string
 	}{
-		{"all are there", all, "v1.35.4", Offer{}, "choose v1.36.0, v1.36.3 or v1.36.4"},
-		{"one was found faulty", faulty, "v1.35.4", Offer{}, "choose v1.36.0 or v1.36.3"},
-		{"the provider has two", all, "v1.35.4", only("v1.36.0", "v1.36.4"), "choose v1.36.0 or v1.36.4"},
-		{"the provider has a faulty one", faulty, "v1.35.4", only("v1.36.3", "v1.36.4"), "choose v1.36.3"},
-		{"the provider has none", all, "v1.35.4", only(), "the mirror has no v1.36.4: fetch v1.36.4"},
+		{"all patches", all, "v1.35.4", Offer{}, "choose v1.36.0, v1.36.3 or v1.36.4"},
+		{"one is faulty", faulty, "v1.35.4", Offer{}, "choose v1.36.0 or v1.36.3"},
+		{"the provider offers two", all, "v1.35.4", only("v1.36.0", "v1.36.4"), "choose v1.36.0 or v1.36.4"},
+		{"the provider offers a faulty one", faulty, "v1.35.4", only("v1.36.3", "v1.36.4"), "choose v1.36.3"},
+		{"the provider offers none", all, "v1.35.4", only(), "the mirror has no v1.36.4: fetch v1.36.4"},
 		{"a newer one runs", all, "v1.36.3", Offer{}, "choose v1.36.3 or v1.36.4"},
-		{"a newer one runs that the provider has not any more", all, "v1.36.3", only("v1.36.0"), "choose v1.36.3"},
-		{"one that no release has runs", all, "v1.36.7", Offer{}, "wait for a newer patch of v1.36 or choose a newer minor"},
+		{"the running patch is no longer offered", all, "v1.36.3", only("v1.36.0"), "choose v1.36.3"},
+		{"the running patch is in no release", all, "v1.36.7", Offer{}, "wait for a newer patch of v1.36 or choose a newer minor"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			results := blocks(NewMatrix(tt.releases).Check(ver("v1.1.0"), at("v1.1.0", "v1.1.0", tt.runs), to("", "", "v1.36.9"), tt.offer))
@@ -406,7 +406,7 @@ func TestReachableNamesEveryNewerVersion(t *testing.T) {
 	}
 }
 
-func TestMatrixKeepsItsHandsOffItsInput(t *testing.T) {
+func TestMatrixDoesNotChangeItsInput(t *testing.T) {
 	list := []release.Summary{invented("v1.1.0", "v1.0.0", "v1.36.0", "v1.35.0"), invented("v1.0.0", "", "v1.35.0")}
 	NewMatrix(list)
 	if list[0].Version.String() != "v1.1.0" || list[0].Kubernetes[0].Version.String() != "v1.36.0" {
@@ -414,7 +414,7 @@ func TestMatrixKeepsItsHandsOffItsInput(t *testing.T) {
 	}
 }
 
-func TestMatrixAnswersManyAtOnce(t *testing.T) {
+func TestMatrixIsSafeForConcurrentUse(t *testing.T) {
 	m := NewMatrix(two())
 	now, goal := at("v1.0.0", "v1.0.0", "v1.34.3"), to("v1.1.0", "v1.1.0", "v1.36.4")
 	checks := m.Check(ver("v1.1.0"), now, goal, Offer{})
@@ -427,7 +427,7 @@ func TestMatrixAnswersManyAtOnce(t *testing.T) {
 				if diff := cmp.Diff(checks, m.Check(ver("v1.1.0"), now, goal, Offer{})); diff != "" {
 					t.Error(diff)
 				}
-				// Another question in between must not leave anything behind.
+				// A check in between must not leave state in the pool.
 				m.Check(ver("v1.0.0"), at("v1.1.0", "v1.1.0", "v1.36.3"), Planned{KeepWorkers: true, Attestation: attested}, Offer{})
 			}
 			if hops, _ := m.Path(now, goal, Offer{}); !slices.Equal(told(hops), paths) {

@@ -11,68 +11,67 @@ import (
 	"constellation/engine/version"
 )
 
-// The planner walks over states of a cluster. An edge is a hop that no rule forbids;
-// it leads to the state that the cluster has when the hop is over. The search goes
-// hop by hop, so the first layer that holds the goal holds a shortest path; within a
-// layer, a state keeps the way with the fewest replacements of workers, then with the
-// fewest changes, then with the newest versions first.
+// The planner is a breadth-first search over states of a cluster. An edge is a hop that no
+// rule forbids; it leads to the state after the hop. The first layer that contains the goal
+// contains a shortest path. Within a layer, a state keeps the path with the fewest
+// replacements of workers, then with the fewest changes, then with the newest versions first.
 //
-// What may be chosen for a hop is thinned out without losing a path: of neighbours
-// that can do the same, only the newest is tried (see planner.releases).
+// Choices for a hop are pruned without losing a path: of equivalent neighbours only the
+// newest is tried (see planner.releases).
 
-// Path returns the best way from what runs to goal, a hop for each run of `upgrade
-// apply`. Zero fields of goal are not demanded, with one exception: with a release
-// and no image, the newest image of that release's minor is. At the end all nodes run
-// what the control planes run.
+// Path returns the best upgrade path from the running versions to goal, one hop for each
+// `upgrade apply`. Zero fields of goal are free, with one exception: a release without an
+// image means the newest image of that release's minor. At the end all nodes run the
+// versions of the control planes.
 //
-// The best way has the fewest hops; among those the fewest replacements of workers,
-// then the fewest changes, then the newest patches. It depends on nothing but the
-// arguments and the matrix, not on their order.
+// The best path has the fewest hops; among those the fewest replacements of workers, then
+// the fewest changes, then the newest patches. It depends only on the arguments and the
+// matrix, not on the order of releases.
 //
-// If there is no way, the hops are nil, and the results are what is in the way. If
-// nothing needs to be done both are empty.
+// If there is no path, the hops are nil and the results are the blocking rules. If nothing
+// needs to change, both are empty.
 func (m *Matrix) Path(now Running, goal Planned, o Offer) ([]Hop, []*RuleResult) {
 	p := newPlanner(m, now, o)
-	if p.lost() {
-		return nil, p.why(goal)
+	if p.underspecified() {
+		return nil, p.unchecked(goal)
 	}
 	goal = p.complete(goal)
 	p.goal = goal
 	if p.start.reached(&goal) {
 		return nil, nil
 	}
-	// Whether there is a way at all does not depend on workers that are kept: newer
-	// ones are in nobody's way. So this is asked first, in a much smaller space.
+	// Whether a path exists does not depend on keeping workers, because newer workers never
+	// block a hop. The first search therefore uses the much smaller space without kept workers.
 	if p.search(false) == nil {
-		return nil, p.inTheWay(goal)
+		return nil, p.blockers(goal)
 	}
 	return p.hops(p.search(true)), nil
 }
 
-// Goal fills in what given leaves open, so that the result is the newest state that
-// there is a path to: first the release is as new as can be, then Kubernetes, then the
-// image. Versions of given are met exactly; its other fields are not looked at. With a
-// zero given and nothing newer that can be reached, it is what runs.
+// Goal completes given to the newest reachable state: first the newest release, then the
+// newest Kubernetes, then the newest image. Versions in given are met exactly; its other
+// fields are ignored. If given is zero and nothing newer is reachable, the result is the
+// running versions.
 //
-// Releases that are a pre-release are left out, unless given names them. If there is
-// no path to what is given, it is returned as it is; [Matrix.Path] says why.
+// Pre-releases are excluded unless given names them. If given is not reachable, it is
+// returned unchanged; [Matrix.Path] returns the reasons.
 func (m *Matrix) Goal(now Running, given Planned, o Offer) Planned {
 	p := newPlanner(m, now, o)
 	given = Planned{Services: p.intern(given.Services), Image: p.intern(given.Image), Kubernetes: p.intern(given.Kubernetes)}
 	open := given == Planned{}
 	switch {
-	case p.lost() && open:
+	case p.underspecified() && open:
 		return Planned{Services: now.Services.Newest, Image: now.ControlPlaneImage.Newest, Kubernetes: now.Kubernetes.Newest}
-	case p.lost():
+	case p.underspecified():
 		return given
 	}
 	p.goal = given
-	var best *place
+	var best *vertex
 	if open {
 		best = p.start
 	}
 	at := func(s Span, want version.Version) bool { return want.IsZero() || s.is(want) }
-	p.explore(false, func(layer []*place) bool {
+	p.explore(false, func(layer []*vertex) bool {
 		for _, n := range layer {
 			if !at(n.services, given.Services) || !at(n.image, given.Image) || !at(n.kubernetes, given.Kubernetes) {
 				continue
@@ -89,8 +88,8 @@ func (m *Matrix) Goal(now Running, given Planned, o Offer) Planned {
 	return Planned{Services: best.services.Newest, Image: best.image.Newest, Kubernetes: best.kubernetes.Newest}
 }
 
-// Planned returns what a hop leads to, as [Matrix.Check] takes it. It is zero in fields
-// that are no versions.
+// Planned returns the target of a hop as [Matrix.Check] takes it. Fields that are not
+// valid versions are zero.
 func (h Hop) Planned() Planned {
 	parse := func(s string) version.Version {
 		v, err := version.Parse(s)
@@ -102,39 +101,39 @@ func (h Hop) Planned() Planned {
 	return Planned{Services: parse(h.To.Release), Image: parse(h.To.Image), Kubernetes: parse(h.To.Kubernetes), KeepWorkers: !h.ReplaceWorkers}
 }
 
-// state is what a cluster runs, as far as rules care. Versions are interned: equal
-// ones are identical, so that states can be keys of a map.
+// state is the versions of a cluster that rules depend on. Versions are interned, so that
+// states can be map keys.
 type state struct {
 	services, image, kubernetes, kubelet Span
 	workerImage, workerKubelet           Span
 	etcd                                 string
 }
 
-// place is a state and the best way to it.
-type place struct {
+// vertex is a state and the best path to it.
+type vertex struct {
 	state
-	from                  *place // nil at the start
-	hop                   move   // the last one
-	depth, workers, count int    // hops; of these with workers replaced; changes
-	rank                  int    // among its layer, the newest versions first
+	from                  *vertex // nil at the start
+	hop                   move    // the last hop
+	depth, workers, count int     // hops; hops that replace workers; changes
+	rank                  int     // in its layer, the newest versions first
 }
 
-// move is what a hop does.
+// move is the target of a hop.
 type move struct {
 	services, image, kubernetes version.Version
-	keep                        bool // the workers, although they are not at the rest
+	keep                        bool // keep workers of older versions
 }
 
-// planner searches. It is made for one question.
+// planner searches the path for one request.
 type planner struct {
 	m     *Matrix
 	now   Running
-	start *place
-	goal  Planned // zero fields are not demanded
+	start *vertex
+	goal  Planned // zero fields are free
 	o     Offer
 	seen  map[string]version.Version // interned
-	all   []*place                   // in the order in which they were found
-	// thinned lists, by what they depend on
+	all   []*vertex                  // in the order of the search
+	// caches of pruned choices
 	bySpan  map[version.Version][]*known
 	images  map[version.Version][]version.Version
 	patches map[[2]version.Version][]version.Version
@@ -150,7 +149,7 @@ func newPlanner(m *Matrix, now Running, o Offer) *planner {
 		}
 	}
 	span := func(s Span) Span { return Span{p.intern(s.Oldest), p.intern(s.Newest)} }
-	p.start = &place{state: state{
+	p.start = &vertex{state: state{
 		services: span(now.Services), image: span(widen(now.ControlPlaneImage, now.Target.ImageVersion)),
 		kubernetes: span(widen(now.Kubernetes, now.Target.Kubernetes)), kubelet: span(now.ControlPlaneKubelet),
 		workerImage: span(now.WorkerImage), workerKubelet: span(now.WorkerKubelet), etcd: now.Etcd,
@@ -158,7 +157,7 @@ func newPlanner(m *Matrix, now Running, o Offer) *planner {
 	return p
 }
 
-// memo asks a provider once per version: its answers may cost a request.
+// memo caches the provider's answers, which may cost a request each.
 func memo(f func(version.Version) (bool, string, string)) func(version.Version) (bool, string, string) {
 	if f == nil {
 		return nil
@@ -189,13 +188,13 @@ func (p *planner) intern(v version.Version) version.Version {
 	return v
 }
 
-// lost reports whether too little is known to plan anything.
-func (p *planner) lost() bool {
+// underspecified reports whether too few running versions are known to plan a path.
+func (p *planner) underspecified() bool {
 	return p.start.services.IsZero() || p.start.image.IsZero() || p.start.kubernetes.IsZero()
 }
 
-// why returns what cannot be checked.
-func (p *planner) why(goal Planned) []*RuleResult {
+// unchecked returns the rules that block or cannot be evaluated.
+func (p *planner) unchecked(goal Planned) []*RuleResult {
 	cli := goal.Services
 	if cli.IsZero() {
 		cli = p.now.Services.Newest
@@ -204,7 +203,7 @@ func (p *planner) why(goal Planned) []*RuleResult {
 	return slices.DeleteFunc(results, func(r *RuleResult) bool { return r.Severity != Block && r.Severity != NotChecked })
 }
 
-// complete fills in the image that a release comes with, and interns.
+// complete adds the image of a goal's release and interns all versions.
 func (p *planner) complete(goal Planned) Planned {
 	goal = Planned{Services: p.intern(goal.Services), Image: p.intern(goal.Image), Kubernetes: p.intern(goal.Kubernetes)}
 	if goal.Services.IsZero() || !goal.Image.IsZero() {
@@ -222,10 +221,10 @@ func (p *planner) complete(goal Planned) Planned {
 		}
 	}
 	if running := p.start.image.Newest; offered.Less(running) && running.SameMinor(goal.Services) {
-		offered = running // there is nothing newer
+		offered = running
 	}
 	if offered.IsZero() {
-		offered = newest // the provider has none: the rule about that says so
+		offered = newest // not offered by the provider: rule offered-image reports it
 	}
 	goal.Image = p.intern(offered)
 	return goal
@@ -247,7 +246,7 @@ func (p *planner) offersKubernetes(v version.Version) bool {
 	return ok
 }
 
-// reached reports whether the state is what goal demands, on all nodes.
+// reached reports whether all nodes of the state meet goal.
 func (s *state) reached(goal *Planned) bool {
 	at := func(span Span, want version.Version) bool {
 		return !span.Mixed() && (want.IsZero() || span.Oldest.Equal(want))
@@ -258,7 +257,7 @@ func (s *state) reached(goal *Planned) bool {
 		(s.workerKubelet.IsZero() || s.workerKubelet.is(s.kubernetes.Oldest))
 }
 
-// running returns the state as the rules take it.
+// running returns the state as input of the rules.
 func (s *state) running() Running {
 	return Running{
 		Services: s.services, ControlPlaneImage: s.image, WorkerImage: s.workerImage, Kubernetes: s.kubernetes,
@@ -266,14 +265,14 @@ func (s *state) running() Running {
 	}
 }
 
-// replaces reports which nodes a move makes anew.
+// replaces reports which nodes a move replaces.
 func (s *state) replaces(mv move) (controlPlanes, workers bool) {
 	controlPlanes = !s.image.is(mv.image) || !s.kubernetes.is(mv.kubernetes) || !s.kubelet.IsZero() && !s.kubelet.is(mv.kubernetes)
 	behind := !s.workerImage.IsZero() && !s.workerImage.is(mv.image) || !s.workerKubelet.IsZero() && !s.workerKubelet.is(mv.kubernetes)
 	return controlPlanes, behind && !mv.keep
 }
 
-// after returns the state when a hop is over.
+// after returns the state after a hop.
 func (p *planner) after(s *state, mv move) state {
 	out := *s
 	out.services, out.image, out.kubernetes = At(mv.services), At(mv.image), At(mv.kubernetes)
@@ -289,7 +288,7 @@ func (p *planner) after(s *state, mv move) state {
 		}
 	}
 	if !s.kubernetes.is(mv.kubernetes) {
-		out.etcd = "" // that of the new patch
+		out.etcd = "" // set from the new patch
 		if k := p.m.find(mv.services); k != nil {
 			for _, q := range k.Kubernetes {
 				if q.Version.Equal(mv.kubernetes) {
@@ -301,7 +300,7 @@ func (p *planner) after(s *state, mv move) state {
 	return out
 }
 
-// changes counts what a move brings to another version.
+// changes counts the components whose version a move changes.
 func (s *state) changes(mv move) int {
 	n := 0
 	for _, c := range [...]struct {
@@ -315,7 +314,7 @@ func (s *state) changes(mv move) int {
 	return n
 }
 
-// newer orders moves: the newest versions first, then those that keep workers.
+// newer orders moves: newest versions first, then moves that keep workers.
 func (mv move) newer(other move) int {
 	return cmp.Or(other.services.Compare(mv.services), other.kubernetes.Compare(mv.kubernetes), other.image.Compare(mv.image), keepFirst(mv.keep, other.keep))
 }
@@ -330,11 +329,11 @@ func keepFirst(a, b bool) int {
 	return 1
 }
 
-// search returns the best place that is the goal, or nil.
-func (p *planner) search(keep bool) *place {
-	var found *place
-	p.explore(keep, func(layer []*place) bool {
-		for _, n := range layer { // the newest first
+// search returns the best vertex that reaches the goal, or nil.
+func (p *planner) search(keep bool) *vertex {
+	var found *vertex
+	p.explore(keep, func(layer []*vertex) bool {
+		for _, n := range layer { // newest first
 			if n.reached(&p.goal) && (found == nil || cmp.Or(n.workers-found.workers, n.count-found.count) < 0) {
 				found = n
 			}
@@ -344,24 +343,24 @@ func (p *planner) search(keep bool) *place {
 	return found
 }
 
-// explore visits all states that can be reached, layer by layer, until done says so.
-// Workers are kept only if keep allows it.
-func (p *planner) explore(keep bool, done func(layer []*place) bool) {
+// explore visits all reachable states layer by layer until done returns true. Moves keep
+// workers only if keep is set.
+func (p *planner) explore(keep bool, done func(layer []*vertex) bool) {
 	p.bySpan = map[version.Version][]*known{}
 	p.images = map[version.Version][]version.Version{}
 	p.patches = map[[2]version.Version][]version.Version{}
 	visited := map[state]bool{p.start.state: true}
-	p.all = []*place{p.start}
-	layer := []*place{p.start}
+	p.all = []*vertex{p.start}
+	layer := []*vertex{p.start}
 	for len(layer) > 0 && !done(layer) {
-		next := map[state]*place{}
+		next := map[state]*vertex{}
 		for _, from := range layer {
 			p.expand(from, keep, func(mv move) {
 				s := p.after(&from.state, mv)
 				if visited[s] {
 					return
 				}
-				n := &place{state: s, from: from, hop: mv, depth: from.depth + 1, workers: from.workers, count: from.count + from.changes(mv)}
+				n := &vertex{state: s, from: from, hop: mv, depth: from.depth + 1, workers: from.workers, count: from.count + from.changes(mv)}
 				if _, w := from.replaces(mv); w {
 					n.workers++
 				}
@@ -375,8 +374,8 @@ func (p *planner) explore(keep bool, done func(layer []*place) bool) {
 			visited[s] = true
 			layer = append(layer, n)
 		}
-		// Two ways of one layer differ in a hop, so the order is total.
-		slices.SortFunc(layer, func(a, b *place) int { return cmp.Or(a.from.rank-b.from.rank, a.hop.newer(b.hop)) })
+		// Two paths of one layer differ in a hop, so the order is total.
+		slices.SortFunc(layer, func(a, b *vertex) int { return cmp.Or(a.from.rank-b.from.rank, a.hop.newer(b.hop)) })
 		for i, n := range layer {
 			n.rank = i
 		}
@@ -384,14 +383,14 @@ func (p *planner) explore(keep bool, done func(layer []*place) bool) {
 	}
 }
 
-// better orders two ways of one length to one state.
-func (n *place) better(o *place) int {
+// better orders two paths of the same length to the same state.
+func (n *vertex) better(o *vertex) int {
 	return cmp.Or(n.workers-o.workers, n.count-o.count, n.from.rank-o.from.rank, n.hop.newer(o.hop))
 }
 
-// expand calls yield with every hop from a place that changes something and that no
-// rule forbids.
-func (p *planner) expand(from *place, keep bool, yield func(move)) {
+// expand calls yield with every hop from a vertex that changes something and that no rule
+// forbids.
+func (p *planner) expand(from *vertex, keep bool, yield func(move)) {
 	now := from.running()
 	keeps := []bool{false}
 	if keep && !from.workerKubelet.IsZero() {
@@ -405,11 +404,11 @@ func (p *planner) expand(from *place, keep bool, yield func(move)) {
 					mv := move{services, image, k, keep}
 					cps, workers := from.replaces(mv)
 					if !cps && !workers && from.services.is(services) {
-						continue // nothing happens
+						continue // no change
 					}
 					if keep {
 						if _, behind := from.replaces(move{services, image, k, false}); !behind {
-							continue // there is nothing to keep
+							continue // no older workers to keep
 						}
 					}
 					s := step{m: p.m, cli: services, now: &now, o: &p.o, to: Planned{Services: mv.services, Image: mv.image, Kubernetes: mv.kubernetes, KeepWorkers: mv.keep}}
@@ -423,11 +422,10 @@ func (p *planner) expand(from *place, keep bool, yield func(move)) {
 	}
 }
 
-// releases returns which releases may come next: the one that runs, and newer ones of
-// its minor and the next that nothing speaks against. Of neighbours in the same minor
-// the older is left out if the newer one can be gone to from all releases that it can,
-// and has all its patches of Kubernetes: whatever is done with the older one can be
-// done with the newer.
+// releases returns the candidates for the next release: the running one, and newer ones of
+// its minor and of the next minor that are neither faulty nor beyond the goal. Of neighbours
+// in one minor the older is pruned if the newer one can be reached from the same releases
+// and contains the same Kubernetes patches: the newer one can then take its role in any path.
 func (p *planner) releases(runs version.Version) []*known {
 	if out, ok := p.bySpan[runs]; ok {
 		return out
@@ -446,7 +444,7 @@ func (p *planner) releases(runs version.Version) []*known {
 		out = append(out, k)
 	}
 	if len(out) == 0 || !out[len(out)-1].Version.Equal(runs) {
-		// Unknown or faulty: the rules say what can still be done with it.
+		// The running release is unknown or faulty: the rules decide which hops it allows.
 		if k := p.m.find(runs); k != nil {
 			out = append(out, k)
 		} else {
@@ -457,20 +455,20 @@ func (p *planner) releases(runs version.Version) []*known {
 	return out
 }
 
-// beyond reports whether v is not to be chosen: it is newer than what is demanded, or
-// a pre-release that nobody demanded.
-func (p *planner) beyond(v, demanded version.Version) bool {
-	return !demanded.IsZero() && demanded.Less(v) || v.Prerelease() != "" && !v.Equal(demanded)
+// beyond reports whether v is excluded: it is newer than the goal, or a pre-release that the
+// goal does not name.
+func (p *planner) beyond(v, goal version.Version) bool {
+	return !goal.IsZero() && goal.Less(v) || v.Prerelease() != "" && !v.Equal(goal)
 }
 
-// replaces reports whether newer can do what older can.
+// replaces reports whether newer can take the role of older in any path.
 func (p *planner) replaces(newer, older *known) bool {
 	if newer.UpgradeFrom.IsZero() || !older.UpgradeFrom.IsZero() && older.UpgradeFrom.Less(newer.UpgradeFrom) {
 		return false
 	}
 	for i := range older.patches {
 		o := &older.patches[i]
-		if o.faulty != "" { // nobody goes to it; but who runs a patch of its minor may stay there
+		if o.faulty != "" { // never a target, but a cluster that runs a patch of its minor may stay there
 			if !slices.ContainsFunc(newer.patches, func(n patch) bool { return n.version.SameMinor(o.version) }) {
 				return false
 			}
@@ -483,9 +481,9 @@ func (p *planner) replaces(newer, older *known) bool {
 	return true
 }
 
-// imagesOf returns which images a CLI may bring: the one that runs, and newer ones of
-// its minor. Of neighbours that support the same minors of Kubernetes the newest is
-// enough, but for the one that workers have already: it spares their replacement.
+// imagesOf returns the candidates for the image of a hop with a CLI: the running one, and
+// newer ones of the CLI's minor. Of neighbours that support the same Kubernetes minors only
+// the newest is a candidate, and the one that workers run already: it saves their replacement.
 func (p *planner) imagesOf(cli *known, runs version.Version) []version.Version {
 	newer, ok := p.images[cli.Version]
 	if !ok {
@@ -513,9 +511,9 @@ func (p *planner) imagesOf(cli *known, runs version.Version) []version.Version {
 	return append(out, runs)
 }
 
-// patchesOf returns which Kubernetes a release may bring: the one that runs, and newer
-// patches of its minor and the next. Of neighbours with one etcd the newest is enough,
-// but for the one that workers have already.
+// patchesOf returns the candidates for Kubernetes in a hop with a release: the running
+// patch, and newer patches of its minor and of the next. Of neighbours with the same etcd
+// only the newest is a candidate, and the one that workers run already.
 func (p *planner) patchesOf(r *known, runs version.Version) []version.Version {
 	key := [2]version.Version{r.Version, runs}
 	if out, ok := p.patches[key]; ok {
@@ -537,15 +535,16 @@ func (p *planner) patchesOf(r *known, runs version.Version) []version.Version {
 	return out
 }
 
-// static are the rules that no path can get around: they are about the goal itself.
+// static are the rules about the goal itself, which no path can avoid.
 var static = []string{"unknown-release", "faulty", "same-major", "never-down", "kubernetes-offered", "kubeadm-floor", "offered-image", "offered-kubernetes", "control-plane-skew"}
 
-// inTheWay returns what forbids the goal: what is wrong with the goal itself, else
-// what forbids the last steps that could still be made.
-func (p *planner) inTheWay(goal Planned) []*RuleResult {
+// blockers returns the results that forbid the goal: violated rules about the goal itself,
+// else the rules that forbid the next hop from the nearest reachable state.
+func (p *planner) blockers(goal Planned) []*RuleResult {
 	cli := goal.Services
 	if cli.IsZero() {
-		// The release that has this Kubernetes, or the newest, which says that it has not.
+		// The release that contains this Kubernetes, or the newest, whose rules report that it
+		// does not.
 		cli = p.start.services.Newest
 		for i := range p.m.releases {
 			if k := &p.m.releases[i]; cli.Less(k.Version) && k.Faulty == "" && k.Version.Prerelease() == "" {
@@ -561,8 +560,8 @@ func (p *planner) inTheWay(goal Planned) []*RuleResult {
 	if out := slices.DeleteFunc(slices.Clone(direct), func(r *RuleResult) bool { return !slices.Contains(static, r.Rule) }); len(out) > 0 {
 		return out
 	}
-	// From the state that is nearest to the goal, look at all next steps, also those
-	// that are not worth trying, and tell about the one with the least in its way.
+	// From the state nearest to the goal, check all next hops, pruned ones included, and
+	// report the hop with the fewest violated rules.
 	nearest := p.start
 	far := func(s *state) int {
 		return minorsUp(s.services.Newest, goal.Services) + max(0, minorsUp(s.kubernetes.Newest, orVersion(goal.Kubernetes, s.kubernetes.Newest))) + minorsUp(s.image.Newest, orVersion(goal.Image, s.image.Newest))
@@ -598,7 +597,7 @@ func (p *planner) inTheWay(goal Planned) []*RuleResult {
 				after := p.after(&nearest.state, mv)
 				d := far(&after)
 				if d >= far(&nearest.state) && !after.reached(&goal) {
-					continue // leads nowhere
+					continue // not nearer to the goal
 				}
 				found := blocks(p.m.Check(r.Version, now, Planned{Services: r.Version, Image: image, Kubernetes: k}, p.o))
 				if len(found) > 0 && (bestFar == math.MaxInt || len(found) < len(best) || len(found) == len(best) && d < bestFar) {
@@ -613,12 +612,12 @@ func (p *planner) inTheWay(goal Planned) []*RuleResult {
 	return best
 }
 
-// gap is said if nothing leads on from a place: a minor is missing.
-func (p *planner) gap(nearest *place, goal Planned) []*RuleResult {
+// gap is the result if no hop leads on from a vertex: a minor is missing.
+func (p *planner) gap(nearest *vertex, goal Planned) []*RuleResult {
 	return []*RuleResult{{
 		Rule: "unknown-release", Severity: Block, Reference: policyPage,
-		Title:  fmt.Sprintf("nothing that is known leads from services %s and Kubernetes %s to services %s and Kubernetes %s", nearest.services.Newest, nearest.kubernetes.Newest, goal.Services, orVersion(goal.Kubernetes, nearest.kubernetes.Newest)),
-		Remedy: "known are " + p.m.list() + "; point `--feed` to where the releases in between are published",
+		Title:  fmt.Sprintf("no known release leads from services %s and Kubernetes %s to services %s and Kubernetes %s", nearest.services.Newest, nearest.kubernetes.Newest, goal.Services, orVersion(goal.Kubernetes, nearest.kubernetes.Newest)),
+		Remedy: "known are " + p.m.list() + "; point `--feed` to the feed that publishes the releases in between",
 	}}
 }
 
@@ -629,75 +628,75 @@ func orVersion(v, other version.Version) version.Version {
 	return v
 }
 
-// hops tells the way to a place.
-func (p *planner) hops(end *place) []Hop {
-	var way []*place
+// hops returns the path to a vertex.
+func (p *planner) hops(end *vertex) []Hop {
+	var path []*vertex
 	for n := end; n.from != nil; n = n.from {
-		way = append(way, n)
+		path = append(path, n)
 	}
-	slices.Reverse(way)
+	slices.Reverse(path)
 	target := func(s *state) Target {
 		return Target{Release: s.services.Newest.String(), Image: s.image.Newest.String(), Kubernetes: s.kubernetes.Newest.String()}
 	}
 	var out []Hop
-	for i, n := range way {
+	for i, n := range path {
 		h := Hop{Number: i + 1, CLI: n.hop.services, From: target(&n.from.state), To: target(&n.state), Get: p.m.get(n.hop.services)}
-		if i == 0 { // as it runs: the rollout that is under way may not have begun
+		if i == 0 { // the running versions: a rollout in progress may not have replaced a node yet
 			h.From = Target{Release: p.now.Services.String(), Image: p.now.ControlPlaneImage.String(), Kubernetes: p.now.Kubernetes.String()}
 		}
 		h.ReplaceControlPlanes, h.ReplaceWorkers = n.from.replaces(n.hop)
-		h.Why = p.explain(way, i)
+		h.Why = p.explain(path, i)
 		out = append(out, h)
 	}
 	return out
 }
 
-// get says how to get the CLI of a release; empty if it is this program.
+// get describes how to obtain the CLI of a release; empty if it is this program.
 func (m *Matrix) get(v version.Version) string {
 	if v.String() == version.Release {
 		return ""
 	}
 	k := m.find(v)
 	if k == nil || len(k.CLI) == 0 {
-		return "take constellation " + v.String() + " from where you got this one"
+		return "get constellation " + v.String() + " from the publisher of this program"
 	}
 	for _, d := range k.CLI {
 		if d.OS == runtime.GOOS && d.Arch == runtime.GOARCH {
 			if d.Digest == "" {
-				return "download " + d.URL + " (its digest is not known: ask who published it)"
+				return "download " + d.URL + " (its digest is unknown: ask the publisher)"
 			}
 			return "download " + d.URL + " and compare its digest with " + d.Digest
 		}
 	}
-	return fmt.Sprintf("build constellation %s from source: there is no download for %s on %s", v, runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("build constellation %s from source: no download for %s/%s", v, runtime.GOOS, runtime.GOARCH)
 }
 
-// explain says why a hop is one of its own, and what it does with workers.
-func (p *planner) explain(way []*place, i int) []string {
+// explain returns why a hop is a separate one, and its effect on workers.
+func (p *planner) explain(path []*vertex, i int) []string {
 	var why []string
-	n := way[i]
+	n := path[i]
 	if i == 0 && (n.from.services.Mixed() || n.from.image.Mixed() || n.from.kubernetes.Mixed()) {
-		why = append(why, "the rollout that is under way ends first")
+		why = append(why, "the rollout in progress ends first")
 	}
 	if i > 0 {
-		why = append(why, p.together(way[i-1], n, i, fmt.Sprintf("hop %d", i))...)
-	} else if len(way) > 1 {
-		for _, s := range p.together(n, way[1], 1, "this hop") {
-			why = append(why, "it comes before hop 2: "+s)
+		why = append(why, p.separate(path[i-1], n, i, fmt.Sprintf("hop %d", i))...)
+	} else if len(path) > 1 {
+		for _, s := range p.separate(n, path[1], 1, "this hop") {
+			why = append(why, "precedes hop 2: "+s)
 		}
 	}
-	return append(why, p.workers(way, i)...)
+	return append(why, p.workers(path, i)...)
 }
 
-// together says why two hops in a row cannot be one, a sentence per reason. first is
-// how to call the earlier one, which is number.
-func (p *planner) together(a, b *place, number int, first string) []string {
+// separate returns the reasons why two consecutive hops cannot be one. first names the
+// earlier hop in the texts; number is its number.
+func (p *planner) separate(a, b *vertex, number int, first string) []string {
 	now := a.from.running()
 	if a.from == p.start {
 		now = p.now
 	}
 	var out []string
-	brings := ", which " + first + " brings"
+	brings := ", provided by " + first
 	for _, r := range blocks(p.m.Check(b.hop.services, now, Planned{Services: b.hop.services, Image: b.hop.image, Kubernetes: b.hop.kubernetes}, p.o)) {
 		switch r.Rule {
 		case "oldest-supports-kubernetes":
@@ -719,7 +718,7 @@ func (p *planner) together(a, b *place, number int, first string) []string {
 		case "rollout-running":
 			out = append(out, r.Title+fmt.Sprintf(", and ends with hop %d", number))
 		case "cli-services", "cli-image":
-			// Often minor-drift again, seen from the CLI.
+			// Usually the same reason as minor-drift.
 			if len(out) == 0 {
 				out = append(out, r.Title)
 			}
@@ -730,14 +729,14 @@ func (p *planner) together(a, b *place, number int, first string) []string {
 	return out
 }
 
-// oldestKubelet is of all nodes.
+// oldestKubelet returns the oldest kubelet of all nodes.
 func (s *state) oldestKubelet() version.Version {
 	return s.kubelet.Add(s.workerKubelet.Oldest).Oldest
 }
 
-// workers says what a hop does with them, if that is not plain.
-func (p *planner) workers(way []*place, i int) []string {
-	n := way[i]
+// workers explains why a hop keeps or replaces workers, if that is not obvious.
+func (p *planner) workers(path []*vertex, i int) []string {
+	n := path[i]
 	_, replaced := n.from.replaces(n.hop)
 	behind := minorsUp(n.workerKubelet.Oldest, n.kubernetes.Newest)
 	switch {
@@ -747,14 +746,13 @@ func (p *planner) workers(way []*place, i int) []string {
 		return []string{fmt.Sprintf("workers stay: image %s may be one minor older than the services", n.workerImage.Oldest.MinorString())}
 	case n.hop.keep:
 		return []string{"workers stay: a later hop replaces them"}
-	case !replaced || i == len(way)-1:
+	case !replaced || i == len(path)-1:
 		return nil
 	}
-	// What would go wrong in the next hop if they stayed? It is the next hop or one
-	// after it; the first that forbids it is named.
+	// Name the first later hop that a rule would forbid if the workers were kept now.
 	kept := n.state
 	kept.workerImage, kept.workerKubelet = n.from.workerImage, n.from.workerKubelet
-	for j, next := range way[i+1:] {
+	for j, next := range path[i+1:] {
 		now := kept.running()
 		for _, r := range blocks(p.m.Check(next.hop.services, now, Planned{Services: next.hop.services, Image: next.hop.image, Kubernetes: next.hop.kubernetes, KeepWorkers: true}, p.o)) {
 			return []string{fmt.Sprintf("workers are replaced now; otherwise, in hop %d, %s", i+j+2, r.Title)}
@@ -764,7 +762,7 @@ func (p *planner) workers(way []*place, i int) []string {
 	return nil
 }
 
-// minors is "two minors".
+// minors formats a number of minors: "two minors".
 func minors(n int) string {
 	if n == 1 {
 		return "one minor"
@@ -772,20 +770,20 @@ func minors(n int) string {
 	return number(n) + " minors"
 }
 
-// Reach is what is newer of one component, from where a cluster is.
+// Reach lists the newer versions of one component of a cluster.
 type Reach struct {
 	// Component is cli, services, image or kubernetes.
 	Component string
-	// Versions may be gone to in one hop, oldest first. Those of cli can take over the
-	// cluster as it is.
+	// Versions are reachable in one hop, oldest first. Versions of cli can manage the cluster
+	// as it is.
 	Versions []version.Version
-	// Blocked are the others that are known and newer, oldest first, with why.
+	// Blocked are the other known newer versions, oldest first, with the reason.
 	Blocked []Unreachable
 }
 
-// Reachable returns for each component, in the order cli, services, image, kubernetes,
-// the newer versions that are one hop away with a CLI, newer patches of the same minor
-// included, and why each other newer version is not.
+// Reachable returns for each component, in the order cli, services, image, kubernetes, the
+// newer versions that are reachable in one hop with a CLI, newer patches of the running
+// minor included, and for each other newer version the reason why it is not.
 func (m *Matrix) Reachable(cli version.Version, now Running, o Offer) []Reach {
 	o = Offer{Images: memo(o.Images), Kubernetes: memo(o.Kubernetes)}
 	image, kubernetes := widen(now.ControlPlaneImage, now.Target.ImageVersion).Newest, widen(now.Kubernetes, now.Target.Kubernetes).Newest
@@ -824,14 +822,14 @@ func (m *Matrix) Reachable(cli version.Version, now Running, o Offer) []Reach {
 	return out
 }
 
-// Sentences of Notes.
+// Texts of Notes.
 const (
 	NoteNewerCLI       = "In newer CLI versions there are even newer versions available."
 	NoteFinishServices = "Finish the service upgrade with this CLI first."
 )
 
-// Notes returns what people must read about CLIs: that there are newer ones with newer
-// versions, and that the services must be brought to this one before.
+// Notes returns remarks about CLIs: newer CLIs have newer versions, and the services must be
+// upgraded with this CLI first.
 func (m *Matrix) Notes(cli version.Version, now Running) []string {
 	newer := slices.ContainsFunc(m.releases, func(k known) bool {
 		return cli.Less(k.Version) && k.Version.Major() == cli.Major() && k.Faulty == "" && (k.Version.Prerelease() == "" || k.Version.SameMinor(cli) && cli.Prerelease() != "")

@@ -15,7 +15,7 @@ import (
 	"constellation/engine/version"
 )
 
-// told is a path as a line per hop: CLI, image, Kubernetes, and which nodes are made anew.
+// told formats a path, one line per hop: CLI, image, Kubernetes and replaced nodes.
 func told(hops []Hop) []string {
 	var out []string
 	for _, h := range hops {
@@ -40,7 +40,7 @@ func TestPaths(t *testing.T) {
 		invented("v1.2.0", "v1.1.0", "v1.35.0", "v1.36.0"),
 		invented("v1.3.0-rc.1", "v1.2.0", "v1.36.0", "v1.37.0"),
 	})
-	// One release for many minors of Kubernetes: workers may stay behind.
+	// One release supports many minors of Kubernetes, so workers may stay behind.
 	long := NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.33.0", "v1.34.0", "v1.35.0", "v1.36.0", "v1.37.0", "v1.38.0")})
 	old := NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.33.1=3.5.20-0", "v1.33.5=3.5.24-0", "v1.33.9=3.5.27-0", "v1.34.2=3.6.5-0")})
 	broken := NewMatrix([]release.Summary{
@@ -68,22 +68,22 @@ func TestPaths(t *testing.T) {
 		}},
 		{name: "from the newest release in one hop", m: real, now: at("v1.1.0", "v1.1.0", "v1.35.4"), want: []string{"v1.1.0 v1.1.0 v1.36.4 control-planes workers"}},
 		{name: "a patch only", m: real, now: at("v1.1.0", "v1.1.0", "v1.36.3"), want: []string{"v1.1.0 v1.1.0 v1.36.4 control-planes workers"}},
-		{name: "a patch in the middle of others", m: real, now: at("v1.1.0", "v1.1.0", "v1.36.0"), goal: to("", "", "v1.36.3"), want: []string{"v1.1.0 v1.1.0 v1.36.3 control-planes workers"}},
+		{name: "a patch that is not the newest", m: real, now: at("v1.1.0", "v1.1.0", "v1.36.0"), goal: to("", "", "v1.36.3"), want: []string{"v1.1.0 v1.1.0 v1.36.3 control-planes workers"}},
 		{name: "nothing is newer", m: real, now: at("v1.1.0", "v1.1.0", "v1.36.4")},
 		{name: "without workers", m: real, now: workers(at("v1.0.0", "v1.0.0", "v1.35.4"), "", ""), want: []string{
 			"v1.1.0 v1.1.0 v1.35.4 control-planes", "v1.1.0 v1.1.0 v1.36.4 control-planes",
 		}},
 		{name: "only the workers are behind", m: real, now: workers(at("v1.1.0", "v1.1.0", "v1.36.4"), "v1.0.0", "v1.34.3"), want: []string{"v1.1.0 v1.1.0 v1.36.4 workers"}},
 		{name: "a release brings its image and leaves Kubernetes", m: real, now: at("v1.0.0", "v1.0.0", "v1.35.4"), goal: to("v1.1.0", "", ""), want: []string{"v1.1.0 v1.1.0 v1.35.4 control-planes workers"}},
-		{name: "Kubernetes that the release has leaves the release", m: real, now: at("v1.0.0", "v1.0.0", "v1.34.3"), goal: to("", "", "v1.35.3"), want: []string{"v1.0.0 v1.0.0 v1.35.3 control-planes workers"}},
-		{name: "Kubernetes that needs another release brings it", m: real, now: at("v1.0.0", "v1.0.0", "v1.35.4"), goal: to("", "", "v1.36.3"), want: []string{
+		{name: "Kubernetes of the running release keeps the release", m: real, now: at("v1.0.0", "v1.0.0", "v1.34.3"), goal: to("", "", "v1.35.3"), want: []string{"v1.0.0 v1.0.0 v1.35.3 control-planes workers"}},
+		{name: "Kubernetes of another release upgrades the release", m: real, now: at("v1.0.0", "v1.0.0", "v1.35.4"), goal: to("", "", "v1.36.3"), want: []string{
 			"v1.1.0 v1.1.0 v1.35.4 control-planes", "v1.1.0 v1.1.0 v1.36.3 control-planes workers",
 		}},
-		{name: "a patch that no release has stays until it is left", m: real, now: at("v1.0.0", "v1.0.0", "v1.35.99"), want: []string{
+		{name: "patch in no release stays until Kubernetes is upgraded", m: real, now: at("v1.0.0", "v1.0.0", "v1.35.99"), want: []string{
 			"v1.1.0 v1.1.0 v1.35.99 control-planes", "v1.1.0 v1.1.0 v1.36.4 control-planes workers",
 		}},
-		{name: "a patch that no release has, and nothing else is newer", m: real, now: at("v1.1.0", "v1.1.0", "v1.36.99")},
-		{name: "services first, if an upgrade of theirs was cut off", m: real, now: func() Running {
+		{name: "patch in no release and nothing newer", m: real, now: at("v1.1.0", "v1.1.0", "v1.36.99")},
+		{name: "an interrupted upgrade of the services is completed first", m: real, now: func() Running {
 			r := at("v1.1.0", "v1.0.0", "v1.35.4")
 			r.Services = span("v1.0.0-v1.1.0")
 			return r
@@ -95,16 +95,16 @@ func TestPaths(t *testing.T) {
 		}(), want: []string{
 			"v1.0.0 v1.0.0 v1.35.4 control-planes", "v1.1.0 v1.1.0 v1.35.4 control-planes", "v1.1.0 v1.1.0 v1.36.4 control-planes workers",
 		}},
-		{name: "a rollout that has not begun counts", m: real, now: target(at("v1.1.0", "v1.1.0", "v1.35.4"), "v1.36.3"), want: []string{"v1.1.0 v1.1.0 v1.36.4 control-planes workers"}},
-		{name: "what the provider does not have is left out", m: real, now: at("v1.1.0", "v1.1.0", "v1.35.4"), offer: Offer{Kubernetes: noFaults}, want: []string{"v1.1.0 v1.1.0 v1.36.3 control-planes workers"}},
-		{name: "three minors of releases, and a faulty one on the way", m: minors, now: at("v1.0.0", "v1.0.0", "v1.33.0"), want: []string{
+		{name: "the target of a rollout that has not begun counts as running", m: real, now: target(at("v1.1.0", "v1.1.0", "v1.35.4"), "v1.36.3"), want: []string{"v1.1.0 v1.1.0 v1.36.4 control-planes workers"}},
+		{name: "versions that the provider does not offer are excluded", m: real, now: at("v1.1.0", "v1.1.0", "v1.35.4"), offer: Offer{Kubernetes: noFaults}, want: []string{"v1.1.0 v1.1.0 v1.36.3 control-planes workers"}},
+		{name: "three minors of releases with a faulty one in between", m: minors, now: at("v1.0.0", "v1.0.0", "v1.33.0"), want: []string{
 			"v1.0.0 v1.0.0 v1.34.0 control-planes",
 			"v1.1.0 v1.1.0 v1.34.0 control-planes",
 			"v1.1.0 v1.1.0 v1.35.0 control-planes workers",
 			"v1.2.0 v1.2.0 v1.35.0 control-planes",
 			"v1.2.0 v1.2.0 v1.36.0 control-planes workers",
 		}},
-		{name: "away from a faulty release", m: NewMatrix([]release.Summary{faulty(invented("v1.0.0", "", "v1.34.0")), invented("v1.0.1", "v1.0.0", "v1.34.0")}), now: at("v1.0.0", "v1.0.0", "v1.34.0"), want: []string{
+		{name: "upgrade from a faulty release", m: NewMatrix([]release.Summary{faulty(invented("v1.0.0", "", "v1.34.0")), invented("v1.0.1", "v1.0.0", "v1.34.0")}), now: at("v1.0.0", "v1.0.0", "v1.34.0"), want: []string{
 			"v1.0.1 v1.0.1 v1.34.0 control-planes workers",
 		}},
 		{name: "a pre-release only if it is named", m: minors, now: at("v1.2.0", "v1.2.0", "v1.36.0"), goal: to("v1.3.0-rc.1", "", ""), want: []string{"v1.3.0-rc.1 v1.3.0-rc.1 v1.36.0 control-planes workers"}},
@@ -120,15 +120,15 @@ func TestPaths(t *testing.T) {
 		}},
 
 		{name: "an impossible Kubernetes", m: real, now: at("v1.0.0", "v1.0.0", "v1.35.4"), goal: to("", "", "v1.37.0"), blocked: []string{"kubernetes-offered"}},
-		{name: "a release below", m: real, now: at("v1.1.0", "v1.1.0", "v1.35.4"), goal: to("v1.0.0", "", ""), blocked: []string{"never-down"}},
+		{name: "an older release", m: real, now: at("v1.1.0", "v1.1.0", "v1.35.4"), goal: to("v1.0.0", "", ""), blocked: []string{"never-down"}},
 		{name: "an unknown release", m: real, now: at("v1.1.0", "v1.1.0", "v1.35.4"), goal: to("v1.2.0", "", ""), blocked: []string{"unknown-release"}},
 		{name: "another major", m: NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.34.0"), invented("v2.0.0", "v1.0.0", "v1.34.0")}), now: at("v1.0.0", "v1.0.0", "v1.34.0"), goal: to("v2.0.0", "", ""), blocked: []string{"same-major"}},
-		{name: "what the provider does not have cannot be gone to", m: real, now: at("v1.1.0", "v1.1.0", "v1.35.4"), goal: to("", "", "v1.36.4"), offer: Offer{Kubernetes: noFaults}, blocked: []string{"offered-kubernetes"}},
-		{name: "the only way leads over a faulty release", m: broken, now: at("v1.0.0", "v1.0.0", "v1.34.0"), goal: to("v1.2.0", "", ""), blocked: []string{"faulty"}},
-		{name: "the newest if the way leads over a faulty release is what runs", m: broken, now: at("v1.0.0", "v1.0.0", "v1.34.0")},
-		{name: "the release in between is not known", m: hole, now: at("v1.0.0", "v1.0.0", "v1.34.0"), goal: to("v1.2.0", "", ""), blocked: []string{"minor-drift", "upgrade-from", "cli-services", "image-services"}},
-		{name: "the way stops where Kubernetes is not supported any more", m: NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.33.0"), invented("v1.1.0", "v1.0.0", "v1.34.0")}), now: at("v1.0.0", "v1.0.0", "v1.33.0"), goal: to("v1.1.0", "", ""), blocked: []string{"services-support-kubernetes"}},
-		{name: "nothing is known of the services", m: real, now: func() Running { r := at("v1.0.0", "v1.0.0", "v1.35.4"); r.Services = Span{}; return r }(), goal: to("v1.1.0", "", ""), blocked: []string{
+		{name: "a version that the provider does not offer is not reachable", m: real, now: at("v1.1.0", "v1.1.0", "v1.35.4"), goal: to("", "", "v1.36.4"), offer: Offer{Kubernetes: noFaults}, blocked: []string{"offered-kubernetes"}},
+		{name: "the only path leads through a faulty release", m: broken, now: at("v1.0.0", "v1.0.0", "v1.34.0"), goal: to("v1.2.0", "", ""), blocked: []string{"faulty"}},
+		{name: "the newest reachable version is the running one behind a faulty release", m: broken, now: at("v1.0.0", "v1.0.0", "v1.34.0")},
+		{name: "the release in between is unknown", m: hole, now: at("v1.0.0", "v1.0.0", "v1.34.0"), goal: to("v1.2.0", "", ""), blocked: []string{"minor-drift", "upgrade-from", "cli-services", "image-services"}},
+		{name: "the path ends at an unsupported Kubernetes", m: NewMatrix([]release.Summary{invented("v1.0.0", "", "v1.33.0"), invented("v1.1.0", "v1.0.0", "v1.34.0")}), now: at("v1.0.0", "v1.0.0", "v1.33.0"), goal: to("v1.1.0", "", ""), blocked: []string{"services-support-kubernetes"}},
+		{name: "the running services are unknown", m: real, now: func() Running { r := at("v1.0.0", "v1.0.0", "v1.35.4"); r.Services = Span{}; return r }(), goal: to("v1.1.0", "", ""), blocked: []string{
 			"same-major", "never-down", "minor-drift", "upgrade-from", "cli-services",
 		}},
 	} {
@@ -148,7 +148,7 @@ func TestPaths(t *testing.T) {
 			now := tt.now
 			for i, h := range hops {
 				if h.Number != i+1 || i > 0 && h.From != hops[i-1].To {
-					t.Errorf("hop %d does not follow: %+v", i+1, h)
+					t.Errorf("hop %d does not start where the previous one ends: %+v", i+1, h)
 				}
 				if found := blocks(tt.m.Check(h.CLI, now, h.Planned(), tt.offer)); len(found) > 0 {
 					t.Errorf("hop %d is forbidden: %+v", i+1, found)
@@ -159,7 +159,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// reach is the cluster after a hop.
+// reach returns the cluster after a hop.
 func reach(now Running, h Hop) Running {
 	p := h.Planned()
 	etcd := now.Etcd
@@ -173,7 +173,7 @@ func reach(now Running, h Hop) Running {
 	return next
 }
 
-func TestHopsExplainThemselves(t *testing.T) {
+func TestHopReasons(t *testing.T) {
 	m := NewMatrix(two())
 	now := at("v1.0.0", "v1.0.0", "v1.34.3")
 	hops, _ := m.Path(now, m.Goal(now, Planned{}, Offer{}), Offer{})
@@ -181,21 +181,21 @@ func TestHopsExplainThemselves(t *testing.T) {
 		{
 			Number: 1, CLI: ver("v1.0.0"), From: Target{"v1.0.0", "v1.0.0", "v1.34.3"}, To: Target{"v1.0.0", "v1.0.0", "v1.35.4"}, ReplaceControlPlanes: true,
 			Why: []string{
-				"it comes before hop 2: release v1.1.0 does not support Kubernetes v1.34 and needs v1.35 first, which this hop brings",
+				"precedes hop 2: release v1.1.0 does not support Kubernetes v1.34 and needs v1.35 first, provided by this hop",
 				"workers stay: kubelets v1.34 may be one minor behind",
 			},
-			Get: "take constellation v1.0.0 from where you got this one",
+			Get: "get constellation v1.0.0 from the publisher of this program",
 		},
 		{
 			Number: 2, CLI: ver("v1.1.0"), From: Target{"v1.0.0", "v1.0.0", "v1.35.4"}, To: Target{"v1.1.0", "v1.1.0", "v1.35.4"}, ReplaceControlPlanes: true,
 			Why: []string{
-				"release v1.1.0 does not support Kubernetes v1.34 and needs v1.35 first, which hop 1 brings",
+				"release v1.1.0 does not support Kubernetes v1.34 and needs v1.35 first, provided by hop 1",
 				"workers stay: kubelets v1.34 may be one minor behind",
 			},
 		},
 		{
 			Number: 3, CLI: ver("v1.1.0"), From: Target{"v1.1.0", "v1.1.0", "v1.35.4"}, To: Target{"v1.1.0", "v1.1.0", "v1.36.4"}, ReplaceControlPlanes: true, ReplaceWorkers: true,
-			Why: []string{"Kubernetes v1.36 needs image v1.1 on the control planes first, which hop 2 brings"},
+			Why: []string{"Kubernetes v1.36 needs image v1.1 on the control planes first, provided by hop 2"},
 		},
 	}
 	if diff := gocmp.Diff(want, hops); diff != "" {
@@ -213,13 +213,13 @@ func TestHopsExplainThemselves(t *testing.T) {
 		"workers stay: kubelets v1.33 may be two minors behind",
 		"workers are replaced now; otherwise, in hop 4, kubelets v1.33.0 of workers would be more than three minors behind Kubernetes v1.37.0",
 		"workers stay: kubelets v1.36 may be one minor behind",
-		"Kubernetes goes up one minor at a time: v1.38 needs v1.37 first, which hop 4 brings",
+		"Kubernetes goes up one minor at a time: v1.38 needs v1.37 first, provided by hop 4",
 	}, got); diff != "" {
 		t.Error(diff)
 	}
 }
 
-func TestCLIsAreSaidHowToGet(t *testing.T) {
+func TestGetCLI(t *testing.T) {
 	here := release.Download{OS: runtime.GOOS, Arch: runtime.GOARCH, URL: "https://example.com/constellation-v1.5.0"}
 	signed := here
 	signed.Digest = "sha256:" + strings.Repeat("ab", 32)
@@ -228,10 +228,10 @@ func TestCLIsAreSaidHowToGet(t *testing.T) {
 		list []release.Download
 		want string
 	}{
-		{"nobody said", nil, "take constellation v1.5.0 from where you got this one"},
+		{"no download", nil, "get constellation v1.5.0 from the publisher of this program"},
 		{"with a digest", []release.Download{{OS: "plan9"}, signed}, "download https://example.com/constellation-v1.5.0 and compare its digest with " + signed.Digest},
-		{"without a digest", []release.Download{here}, "download https://example.com/constellation-v1.5.0 (its digest is not known: ask who published it)"},
-		{"for others only", []release.Download{{OS: "plan9"}}, fmt.Sprintf("build constellation v1.5.0 from source: there is no download for %s on %s", runtime.GOOS, runtime.GOARCH)},
+		{"without a digest", []release.Download{here}, "download https://example.com/constellation-v1.5.0 (its digest is unknown: ask the publisher)"},
+		{"for other platforms only", []release.Download{{OS: "plan9"}}, fmt.Sprintf("build constellation v1.5.0 from source: no download for %s/%s", runtime.GOOS, runtime.GOARCH)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := invented("v1.5.0", "")
@@ -246,8 +246,8 @@ func TestCLIsAreSaidHowToGet(t *testing.T) {
 	}
 }
 
-// The releases that come with the program lead from each of their states to the newest.
-func TestOurReleasesLeadToTheNewest(t *testing.T) {
+// A path leads from every state of the embedded releases to the newest one.
+func TestEmbeddedReleasesReachTheNewest(t *testing.T) {
 	m := NewMatrix(ours(t))
 	newest := m.releases[len(m.releases)-1]
 	top := newest.patches[len(newest.patches)-1].version
@@ -256,7 +256,7 @@ func TestOurReleasesLeadToTheNewest(t *testing.T) {
 			now := at(k.Version.String(), k.Version.String(), p.version.String())
 			goal := m.Goal(now, Planned{}, Offer{})
 			if !goal.Services.Equal(newest.Version) || !goal.Kubernetes.Equal(top) {
-				t.Errorf("from %s and Kubernetes %s no further than %v", k.Version, p.version, goal)
+				t.Errorf("from %s and Kubernetes %s only %v is reachable", k.Version, p.version, goal)
 			}
 			hops, why := m.Path(now, goal, Offer{})
 			if len(hops) == 0 && !p.version.Equal(top) || len(hops) > 3 {
@@ -266,10 +266,10 @@ func TestOurReleasesLeadToTheNewest(t *testing.T) {
 	}
 }
 
-// A brute-force planner: it knows the rules from the documentation alone, has its own
-// numbers for versions, tries everything, and prunes nothing.
+// A brute-force planner as test oracle: it implements the rules of the documentation with
+// its own version type, tries every hop and prunes nothing.
 
-// num is MAJOR.MINOR.PATCH as three numbers; the zero value is none.
+// num is MAJOR.MINOR.PATCH as three numbers; the zero value is no version.
 type num [3]int
 
 func (n num) v() version.Version {
@@ -322,7 +322,7 @@ func (y *toy) offer() Offer {
 	return Offer{Images: offered(y.noImage), Kubernetes: offered(y.noPatch)}
 }
 
-// toyState is a cluster that is at rest.
+// toyState is a cluster without a rollout in progress.
 type toyState struct{ services, image, kubernetes, workerImage, kubelet num }
 
 func (y *toy) find(v num) *toyRelease {
@@ -338,7 +338,7 @@ func (r *toyRelease) has(minor int) bool {
 	return slices.ContainsFunc(r.patches, func(p num) bool { return p[1] == minor })
 }
 
-// may is the rules of docs/compatibility.md, written a second time.
+// may is an independent implementation of the rules of docs/compatibility.md.
 func (y *toy) may(s toyState, services, image, kubernetes num) bool {
 	r, ir := y.find(services), y.find(image)
 	switch {
@@ -381,11 +381,11 @@ func (y *toy) may(s toyState, services, image, kubernetes num) bool {
 	return true
 }
 
-// toyCost is hops, replacements of workers, changes.
+// toyCost counts hops, replacements of workers, and changes.
 type toyCost [3]int
 
-// explore is the least cost to each state, by relaxing all edges until nothing changes
-// that could be a shorter way to what is to be reached.
+// explore returns the least cost of each state, by relaxing all edges until no shorter path
+// to a reached state is possible.
 func (y *toy) explore(start toyState, reached func(toyState) bool) map[toyState]toyCost {
 	shortest := 1 << 30
 	var patches []num
@@ -442,7 +442,7 @@ func (y *toy) explore(start toyState, reached func(toyState) bool) map[toyState]
 	return least
 }
 
-// best is the least cost to the goal.
+// best returns the least cost of the goal.
 func (y *toy) best(start toyState, services, image, kubernetes num) (best toyCost, found bool) {
 	reached := func(s toyState) bool {
 		return (services == num{} || s.services == services) && (image == num{} || s.image == image) && (kubernetes == num{} || s.kubernetes == kubernetes) && s.workerImage == s.image && s.kubelet == s.kubernetes
@@ -455,8 +455,8 @@ func (y *toy) best(start toyState, services, image, kubernetes num) (best toyCos
 	return best, found
 }
 
-// drawToy makes a small matrix with everything that rules know: gaps, faults, what the
-// provider lacks, etcd's steps.
+// drawToy draws a small matrix that exercises all rules: gaps, faulty versions, versions that
+// the provider does not offer, etcd minors.
 func drawToy(t *rapid.T) *toy {
 	y := &toy{etcd: map[num]num{}, badPatches: map[num]bool{}, noImage: map[num]bool{}, noPatch: map[num]bool{}}
 	rarely := func(label string) bool { return rapid.IntRange(0, 15).Draw(t, label) == 7 }
@@ -494,7 +494,7 @@ func drawToy(t *rapid.T) *toy {
 	return y
 }
 
-func TestPathIsTheBestThereIs(t *testing.T) {
+func TestPathIsOptimal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		y := drawToy(t)
 		pick := func(label string, of []num) num { return rapid.SampledFrom(of).Draw(t, label) }
@@ -548,13 +548,13 @@ func TestPathIsTheBestThereIs(t *testing.T) {
 		want, ok := y.best(s, services, image, kubernetes)
 		if !ok {
 			if hops != nil || len(blocks(slices.Clone(why))) == 0 {
-				t.Fatalf("there is no path, and Path says %q, %+v", told(hops), why)
+				t.Fatalf("no path exists, but Path returned %q, %+v", told(hops), why)
 			}
 			return
 		}
 		got := costOf(now, hops)
 		if got != want || len(why) > 0 {
-			t.Fatalf("cost %v of %q, and %v is possible; %+v", got, told(hops), want, why)
+			t.Fatalf("cost %v of %q, optimum is %v; %+v", got, told(hops), want, why)
 		}
 
 		state := now
@@ -567,11 +567,11 @@ func TestPathIsTheBestThereIs(t *testing.T) {
 				t.Fatalf("hop %d needs a faulty CLI", i+1)
 			}
 			if len(h.Why) == 0 && len(hops) > 1 {
-				t.Errorf("hop %d of %q is not explained", i+1, told(hops))
+				t.Errorf("hop %d of %q has no reason", i+1, told(hops))
 			}
 			next := reach(state, h)
 			if !state.ControlPlaneImage.is(next.ControlPlaneImage.Oldest) && m.find(next.ControlPlaneImage.Oldest).Faulty != "" {
-				t.Fatalf("hop %d goes to a faulty image", i+1)
+				t.Fatalf("hop %d leads to a faulty image", i+1)
 			}
 			if next.Etcd == "" {
 				next.Etcd = strings.TrimPrefix(y.etcd[num{1, next.Kubernetes.Oldest.Minor(), next.Kubernetes.Oldest.Patch()}].v().String(), "v") + "-0"
@@ -588,7 +588,7 @@ func TestPathIsTheBestThereIs(t *testing.T) {
 			t.Fatalf("another order of the releases gives another path: %s", diff)
 		}
 
-		// Less is known: the best path is no shorter.
+		// With fewer releases the best path is not shorter.
 		without := rapid.IntRange(0, len(summaries)-1).Draw(t, "without")
 		fewer := slices.Delete(slices.Clone(summaries), without, without+1)
 		if less, _ := NewMatrix(fewer).Path(now, goal, offer); less != nil {
@@ -616,8 +616,8 @@ func costOf(now Running, hops []Hop) toyCost {
 	return c
 }
 
-// The goal that is proposed can be gone to, and nothing newer can.
-func TestGoalIsTheNewestThatCanBeReached(t *testing.T) {
+// The proposed goal is reachable, and nothing newer is.
+func TestGoalIsTheNewestReachable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		y := drawToy(t)
 		m, offer := NewMatrix(y.summaries()), y.offer()
@@ -628,7 +628,7 @@ func TestGoalIsTheNewestThatCanBeReached(t *testing.T) {
 		now := at(first.v.v().String(), first.v.v().String(), first.patches[0].v().String())
 		goal := m.Goal(now, Planned{}, offer)
 		if _, why := m.Path(now, goal, offer); len(why) > 0 {
-			t.Fatalf("%v cannot be reached: %+v", goal, why)
+			t.Fatalf("%v is not reachable: %+v", goal, why)
 		}
 		start := toyState{first.v, first.v, first.patches[0], first.v, first.patches[0]}
 		for s := range y.explore(start, func(toyState) bool { return false }) {
@@ -636,14 +636,14 @@ func TestGoalIsTheNewestThatCanBeReached(t *testing.T) {
 				continue
 			}
 			if cmp.Or(s.services.v().Compare(goal.Services), s.kubernetes.v().Compare(goal.Kubernetes), s.image.v().Compare(goal.Image)) > 0 {
-				t.Fatalf("%v can be reached, and is newer than %v", s, goal)
+				t.Fatalf("%v is reachable and newer than %v", s, goal)
 			}
 		}
 	})
 }
 
-// What is given is met, and nothing newer that meets it can be gone to.
-func TestGoalCompletesWhatIsGiven(t *testing.T) {
+// Given versions are met, and nothing newer that meets them is reachable.
+func TestGoalMeetsGivenVersions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		y := drawToy(t)
 		m, offer := NewMatrix(y.summaries()), y.offer()
@@ -671,23 +671,23 @@ func TestGoalCompletesWhatIsGiven(t *testing.T) {
 		}
 		goal := m.Goal(now, given, offer)
 		if _, why := m.Path(now, goal, offer); len(why) > 0 {
-			t.Fatalf("%v cannot be reached: %+v", goal, why)
+			t.Fatalf("%v is not reachable: %+v", goal, why)
 		}
 		if !given.Services.IsZero() && !goal.Services.Equal(given.Services) || !given.Kubernetes.IsZero() && !goal.Kubernetes.Equal(given.Kubernetes) {
-			t.Fatalf("%v is not what was given, %v", goal, given)
+			t.Fatalf("%v does not meet the given %v", goal, given)
 		}
 		for _, s := range ends {
 			if !given.Services.IsZero() && s.services != one.services || !given.Kubernetes.IsZero() && s.kubernetes != one.kubernetes {
 				continue
 			}
 			if cmp.Or(s.services.v().Compare(goal.Services), s.kubernetes.v().Compare(goal.Kubernetes), s.image.v().Compare(goal.Image)) > 0 {
-				t.Fatalf("%v can be reached, and is newer than %v", s, goal)
+				t.Fatalf("%v is reachable and newer than %v", s, goal)
 			}
 		}
 	})
 }
 
-func TestGoalsThatAreGivenInPart(t *testing.T) {
+func TestPartialGoals(t *testing.T) {
 	m := NewMatrix(ours(t))
 	now := at("v1.0.0", "v1.0.0", "v1.35.4")
 	for _, tt := range []struct {
@@ -696,12 +696,12 @@ func TestGoalsThatAreGivenInPart(t *testing.T) {
 	}{
 		{"nothing", Planned{}, to("v1.1.0", "v1.1.0", "v1.36.4")},
 		{"the newest release", to("v1.1.0", "", ""), to("v1.1.0", "v1.1.0", "v1.36.4")},
-		{"a Kubernetes that the newest release has", to("", "", "v1.36.3"), to("v1.1.0", "v1.1.0", "v1.36.3")},
-		{"the release that runs", to("v1.0.0", "", ""), to("v1.0.0", "v1.0.0", "v1.35.4")},
-		{"the Kubernetes that runs", to("", "", "v1.35.4"), to("v1.1.0", "v1.1.0", "v1.35.4")},
-		{"a release that nobody knows", to("v1.7.0", "", ""), to("v1.7.0", "", "")},
-		{"a Kubernetes that nobody has", to("", "", "v1.36.99"), to("", "", "v1.36.99")},
-		{"a step back", to("", "", "v1.34.2"), to("", "", "v1.34.2")},
+		{"a Kubernetes of the newest release", to("", "", "v1.36.3"), to("v1.1.0", "v1.1.0", "v1.36.3")},
+		{"the running release", to("v1.0.0", "", ""), to("v1.0.0", "v1.0.0", "v1.35.4")},
+		{"the running Kubernetes", to("", "", "v1.35.4"), to("v1.1.0", "v1.1.0", "v1.35.4")},
+		{"an unknown release", to("v1.7.0", "", ""), to("v1.7.0", "", "")},
+		{"a Kubernetes of no release", to("", "", "v1.36.99"), to("", "", "v1.36.99")},
+		{"a downgrade", to("", "", "v1.34.2"), to("", "", "v1.34.2")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := m.Goal(now, tt.given, Offer{}); fmt.Sprint(got) != fmt.Sprint(tt.want) {

@@ -58,7 +58,7 @@ func TestDemoExitCode(t *testing.T) {
 			if !strings.Contains(out, "console -C .demo\r\n") || !strings.Contains(out, "Back to the console:  bin/constellation -C .demo\r\n") {
 				t.Errorf("no command to come back:\n%s", out)
 			}
-			if left := strings.Contains(out, "You left before the cluster was complete"); left != (tt.console == 7) {
+			if left := strings.Contains(out, "The cluster is incomplete"); left != (tt.console == 7) {
 				t.Errorf("says that the user left: %t\n%s", left, out)
 			}
 		})

@@ -1,20 +1,20 @@
-// Package chart fetches charts that do not come with the program, each by its digest.
+// Package chart fetches third-party Helm charts by digest.
 //
-// A chart is an archive as `helm package` makes it. It lies in a directory, behind an https
-// address or in an OCI registry, and its digest says which bytes are meant:
+// A chart is an archive as `helm package` creates it. It is in a directory, at an https
+// address or in an OCI registry. Its digest pins the content:
 //
 //	file:charts/cilium-1.17.4.tgz      the archive's SHA-256
 //	file:charts                        the same, of charts/<name>-<version>.tgz
 //	https://host/charts                the same; `digest` in the index.yaml of a repository
 //	oci://host/path/cilium             the manifest's, as `helm push` and `helm pull` print it
 //
-// Nothing else is believed: neither a tag nor the index of a repository nor the certificate
-// of a server decides what is installed. So a copy is as good as its source. What was
-// fetched is kept by digest in a cache, and a bundle that is carried to where no network is
-// holds the same files. Every wait and every size has a bound. Credentials are those that
-// `docker login` and `helm registry login` have stored; no error tells of them.
+// Only the digest is trusted: no tag, no repository index and no server certificate decides
+// what is installed, so any copy with the digest is valid. Fetched files are cached by
+// digest, and a bundle for air-gapped use holds the same files. Every wait and every size has
+// a limit. Credentials are those that `docker login` and `helm registry login` stored; errors
+// never contain them.
 //
-// The package does not know what a chart does. Package engine/kube installs it.
+// The package does not interpret charts. Package engine/kube installs them.
 package chart
 
 import (
@@ -37,16 +37,16 @@ import (
 	"constellation/engine/release"
 )
 
-// Why a chart is not to be had. Errors wrap one of them.
+// Errors of Fetch wrap one of these causes.
 var (
-	ErrAbsent      = errors.New("there is no such chart")
-	ErrDigest      = errors.New("it is not the chart that is meant")
-	ErrUnreachable = errors.New("it cannot be reached")
-	ErrDenied      = errors.New("access is denied")
-	ErrArchive     = errors.New("it is no chart that can be used")
+	ErrAbsent      = errors.New("chart not found")
+	ErrDigest      = errors.New("digest mismatch")
+	ErrUnreachable = errors.New("source unreachable")
+	ErrDenied      = errors.New("access denied")
+	ErrArchive     = errors.New("invalid chart archive")
 )
 
-// Bounds of what strangers may send, in bytes and in number.
+// Limits for untrusted input, in bytes and in number of files.
 const (
 	maxArchive  = 32 << 20
 	maxManifest = 1 << 20
@@ -54,16 +54,15 @@ const (
 	maxFiles    = 10000
 )
 
-// Ref says which chart is meant.
+// Ref identifies a chart.
 type Ref struct {
 	// Name and Version are those in its Chart.yaml.
 	Name, Version string
-	// Source is where it is, Digest is sha256: and 64 hex digits; see the package's comment.
+	// Source is its location, Digest is sha256: and 64 hex digits; see the package comment.
 	Source, Digest string
 }
 
-// RefOf returns what a release or a configuration means by a chart that does not come with
-// the program.
+// RefOf returns the reference of a third-party chart of a release or a configuration.
 func RefOf(c release.Chart) Ref {
 	return Ref{Name: c.ChartName(), Version: c.Version, Source: c.Source, Digest: c.Digest}
 }
@@ -76,26 +75,27 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// repository is what an oci:// source names.
+// repository parses an oci:// source.
 func repository(source string) (name.Repository, error) {
 	s := strings.TrimSuffix(strings.TrimPrefix(source, "oci://"), "/")
 	return name.NewRepository(s)
 }
 
-// file is the path of a chart's archive at a place that is no registry.
-func (r Ref) file(place string) string {
-	if strings.HasSuffix(place, ".tgz") {
-		return place
+// file returns the path of a chart's archive in a directory or at an address; location may
+// also be the archive itself.
+func (r Ref) file(location string) string {
+	if strings.HasSuffix(location, ".tgz") {
+		return location
 	}
-	return strings.TrimSuffix(place, "/") + "/" + r.Name + "-" + r.Version + ".tgz"
+	return strings.TrimSuffix(location, "/") + "/" + r.Name + "-" + r.Version + ".tgz"
 }
 
-// Chart is a chart that was fetched.
+// Chart is a fetched chart.
 type Chart struct {
 	Ref
 	Files []File
-	// Blobs are what it was fetched as, by digest: the archive, and for one from a registry
-	// also the manifest.
+	// Blobs are the fetched files by digest: the archive, and for a registry also the
+	// manifest.
 	Blobs map[string][]byte
 }
 
@@ -105,7 +105,7 @@ type File struct {
 	Data []byte
 }
 
-// digest is how a digest of b is written.
+// digest formats the SHA-256 of b.
 func digest(b []byte) string {
 	h := sha256.Sum256(b)
 	return "sha256:" + hex.EncodeToString(h[:])
@@ -118,7 +118,7 @@ func unpack(b []byte, r Ref) ([]File, error) {
 	}
 	z, err := gzip.NewReader(bytes.NewReader(b))
 	if err != nil {
-		return nil, bad("it is not packed as `helm package` does")
+		return nil, bad("not a gzipped tar file as `helm package` creates it")
 	}
 	var out []File
 	var meta struct {
@@ -135,7 +135,7 @@ func unpack(b []byte, r Ref) ([]File, error) {
 			break
 		}
 		if err != nil {
-			return nil, bad("it ends too early or is damaged")
+			return nil, bad("truncated or damaged")
 		}
 		if h.Typeflag == tar.TypeDir || h.Typeflag == tar.TypeXGlobalHeader {
 			continue
@@ -143,39 +143,39 @@ func unpack(b []byte, r Ref) ([]File, error) {
 		_, file, below := strings.Cut(h.Name, "/") // the first part is the chart's folder
 		switch {
 		case h.Typeflag != tar.TypeReg:
-			return nil, bad("%s is no regular file", shorten(h.Name))
+			return nil, bad("%s is not a regular file", shorten(h.Name))
 		case !below || path.IsAbs(h.Name) || path.Clean(h.Name) != h.Name || strings.HasPrefix(h.Name, "..") || strings.ContainsAny(h.Name, "\\\x00"):
-			return nil, bad("%q cannot be the name of a file", shorten(h.Name))
+			return nil, bad("invalid file name %q", shorten(h.Name))
 		case found[file]:
 			return nil, bad("%s occurs twice", shorten(file))
 		case h.Size > left || len(out) == maxFiles:
-			return nil, bad("it holds more than %d files or %d MiB", maxFiles, maxUnpacked>>20)
+			return nil, bad("more than %d files or %d MiB", maxFiles, maxUnpacked>>20)
 		}
 		data, err := io.ReadAll(io.LimitReader(t, left))
 		if err != nil || int64(len(data)) != h.Size {
-			return nil, bad("it ends too early or is damaged")
+			return nil, bad("truncated or damaged")
 		}
 		left -= h.Size
 		found[file] = true
 		out = append(out, File{file, data})
 		if file == "Chart.yaml" {
 			if err := yaml.Unmarshal(data, &meta); err != nil {
-				return nil, bad("its Chart.yaml is no YAML")
+				return nil, bad("Chart.yaml is not valid YAML")
 			}
 		}
 	}
 	switch {
 	case !found["Chart.yaml"]:
-		return nil, bad("it has no Chart.yaml")
+		return nil, bad("Chart.yaml is missing")
 	case meta.Name != r.Name || meta.Version != r.Version:
-		return nil, bad("it is %s %s, and %s is wanted", shorten(meta.Name), shorten(meta.Version), r)
+		return nil, bad("chart is %s %s, want %s", shorten(meta.Name), shorten(meta.Version), r)
 	case meta.Type == "library":
-		return nil, bad("it is a library for other charts")
+		return nil, bad("it is a library chart")
 	}
 	return out, nil
 }
 
-// shorten keeps what a stranger wrote from filling the screen, or driving it.
+// shorten truncates untrusted text and replaces control characters.
 func shorten(s string) string {
 	if r := []rune(s); len(r) > 100 {
 		s = string(r[:99]) + "…"

@@ -24,7 +24,7 @@ import (
 	helmregistry "helm.sh/helm/v3/pkg/registry"
 )
 
-// packaged returns the archive of a small chart, made by helm's own packager.
+// packaged returns the archive of a small chart, created by helm's packager.
 func packaged(t *testing.T, name, version string) []byte {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -66,7 +66,7 @@ func names(c *Chart) (out []string) {
 
 var wanted = []string{"Chart.yaml", "crds/thing.yaml", "templates/config.yaml", "values.yaml"}
 
-// site serves charts in every way; its registry wants a password if one is set.
+// site serves charts over HTTP and as a registry, which requires a password if one is set.
 type site struct {
 	*httptest.Server
 	archive  []byte
@@ -150,7 +150,7 @@ func (s *site) push(t *testing.T, archive []byte, ref string) {
 	s.manifest = res.Manifest.Digest
 }
 
-func TestChartsComeFromEverySource(t *testing.T) {
+func TestFetchFromEverySource(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	for _, encrypted := range []bool{true, false} {
 		s := serve(t, encrypted)
@@ -176,13 +176,13 @@ func TestChartsComeFromEverySource(t *testing.T) {
 				if err != nil || !slices.Equal(names(c), wanted) {
 					t.Fatalf("%v: %v", c, err)
 				}
-				// Once fetched it needs no source any more, and none that is another.
+				// A cached chart needs no source.
 				r.Source = strings.Replace(tt.source, s.host(), "127.0.0.1:1", 1)
 				st = &Store{Cache: cache, Base: t.TempDir()}
 				if again, err := st.Fetch(t.Context(), r); !strings.HasPrefix(tt.source, "file:/") && (err != nil || !slices.Equal(names(again), wanted)) {
 					t.Errorf("from the cache: %v", err)
 				}
-				// What was carried here is as good, and is asked first.
+				// The bundle has precedence over the cache.
 				st = &Store{Bundle: func(d string) ([]byte, error) {
 					if b, ok := c.Blobs[d]; ok {
 						return b, nil
@@ -192,7 +192,7 @@ func TestChartsComeFromEverySource(t *testing.T) {
 				if again, err := st.Fetch(t.Context(), r); err != nil || !slices.Equal(names(again), wanted) {
 					t.Errorf("from a bundle: %v", err)
 				}
-				// Who damages the cache is found out.
+				// A damaged cache entry is fetched again.
 				for d := range c.Blobs {
 					if err := os.WriteFile((&Store{Cache: cache}).path(d), []byte("x"), 0o600); err != nil {
 						t.Fatal(err)
@@ -207,7 +207,7 @@ func TestChartsComeFromEverySource(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotTheChartIsRefused(t *testing.T) {
+func TestInvalidChartsAreRejected(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	s := serve(t, true)
 	base, right := "https://"+s.host(), digest(s.archive)
@@ -235,46 +235,46 @@ func TestWhatIsNotTheChartIsRefused(t *testing.T) {
 		{"no digest", "file:" + dir, "", nil, "is no digest"},
 		{"no source", "charts", right, nil, "is no source"},
 		{"credentials", "https://me:pa55@" + s.host(), right, nil, "holds credentials"},
-		{"another digest of a file", half, right, ErrDigest, right + " is wanted"},
-		{"another digest of a server", base + "/charts", other, ErrDigest, other + " is wanted"},
-		{"half an archive", half, halfDigest, ErrArchive, "ends too early"},
-		{"no archive", text, textDigest, ErrArchive, "is not packed"},
-		{"a file outside of the chart", out, outDigest, ErrArchive, "cannot be the name"},
-		{"a link", link, linkDigest, ErrArchive, "no regular file"},
-		{"what would fill the memory", bomb, bombDigest, ErrArchive, "more than"},
+		{"another digest of a file", half, right, ErrDigest, "want " + right},
+		{"another digest of a server", base + "/charts", other, ErrDigest, "want " + other},
+		{"truncated archive", half, halfDigest, ErrArchive, "truncated"},
+		{"not an archive", text, textDigest, ErrArchive, "not a gzipped tar"},
+		{"a file outside of the chart", out, outDigest, ErrArchive, "invalid file name"},
+		{"a symlink", link, linkDigest, ErrArchive, "not a regular file"},
+		{"decompression bomb", bomb, bombDigest, ErrArchive, "more than"},
 		{"a missing file", "file:" + dir + "/none.tgz", right, ErrAbsent, "is missing"},
 		{"a directory for a file", "file:" + dir + "/../x.tgz", right, ErrAbsent, "is missing"},
-		{"a server without it", base + "/none", right, ErrAbsent, "404 Not Found"},
-		{"a redirect to nowhere", base + "/gone", right, ErrAbsent, "404"},
-		{"a closed door", base + "/private", right, ErrDenied, "403"},
+		{"not on the server", base + "/none", right, ErrAbsent, "404 Not Found"},
+		{"redirect to a missing file", base + "/gone", right, ErrAbsent, "404"},
+		{"access denied", base + "/private", right, ErrDenied, "403"},
 		{"a busy server", base + "/busy", right, ErrUnreachable, "503"},
-		{"an answer without end", base + "/huge", right, ErrArchive, "the most it may have"},
-		{"nobody there", "https://127.0.0.1:1/charts", right, ErrUnreachable, "refused"},
-		{"a registry without it", "oci://" + s.host() + "/charts/cilium", other, ErrAbsent, "404"},
-		{"another chart", "oci://" + s.host() + "/charts/other", s.manifest, ErrArchive, "it is other 1.17.4"},
-		{"the archive's digest for the manifest's", "oci://" + s.host() + "/charts/cilium", right, ErrAbsent, "404"},
+		{"response above the size limit", base + "/huge", right, ErrArchive, "limit is"},
+		{"connection refused", "https://127.0.0.1:1/charts", right, ErrUnreachable, "refused"},
+		{"not in the registry", "oci://" + s.host() + "/charts/cilium", other, ErrAbsent, "404"},
+		{"another chart", "oci://" + s.host() + "/charts/other", s.manifest, ErrArchive, "chart is other 1.17.4"},
+		{"digest of the archive instead of the manifest", "oci://" + s.host() + "/charts/cilium", right, ErrAbsent, "404"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, err := (&Store{Cache: t.TempDir(), Transport: s.Client().Transport}).Fetch(t.Context(), Ref{"cilium", "1.17.4", tt.source, tt.digest})
 			if err == nil {
-				t.Fatalf("it is taken: %v", names(c))
+				t.Fatalf("chart accepted: %v", names(c))
 			}
 			if tt.want != nil && !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
 				t.Errorf("%v", err)
 			}
 			for _, secret := range []string{"S3CR3T"} {
 				if strings.Contains(err.Error(), secret) {
-					t.Errorf("it tells a secret: %v", err)
+					t.Errorf("error contains a secret: %v", err)
 				}
 			}
 		})
 	}
 	if _, err := (&Store{Transport: s.Client().Transport}).Fetch(t.Context(), Ref{"cilium", "1.17.4", "oci://" + s.host() + "/charts/cilium", fullOCI}); err != nil {
-		t.Errorf("the right one: %v", err)
+		t.Errorf("valid chart: %v", err)
 	}
 }
 
-// tarred packs one file whose header says anything.
+// tarred packs one file with an arbitrary header.
 func tarred(h tar.Header) []byte {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
@@ -286,7 +286,7 @@ func tarred(h tar.Header) []byte {
 	return b.Bytes()
 }
 
-func TestWhatArrivedIsNotSentAgain(t *testing.T) {
+func TestFetchResumesAPartialDownload(t *testing.T) {
 	s := serve(t, true)
 	s.cut = 200
 	c, err := (&Store{Transport: s.Client().Transport}).Fetch(t.Context(), Ref{"cilium", "1.17.4", "https://" + s.host() + "/charts", digest(s.archive)})
@@ -298,7 +298,7 @@ func TestWhatArrivedIsNotSentAgain(t *testing.T) {
 	}
 }
 
-func TestRegistriesAskWhoOneIs(t *testing.T) {
+func TestRegistryCredentials(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	t.Setenv("HOME", t.TempDir())
 	s := serve(t, true)
@@ -315,20 +315,20 @@ func TestRegistriesAskWhoOneIs(t *testing.T) {
 	}
 	t.Setenv("HELM_REGISTRY_CONFIG", "/none")
 	if _, err := st.Fetch(t.Context(), r); !errors.Is(err, ErrDenied) {
-		t.Errorf("as nobody: %v", err)
+		t.Errorf("without credentials: %v", err)
 	}
 	login("WR0NG")
 	if _, err := st.Fetch(t.Context(), r); !errors.Is(err, ErrDenied) || strings.Contains(err.Error(), "WR0NG") {
-		t.Errorf("as somebody else: %v", err)
+		t.Errorf("with other credentials: %v", err)
 	}
 	login(s.password)
 	if c, err := st.Fetch(t.Context(), r); err != nil || !slices.Equal(names(c), wanted) {
-		t.Errorf("as who helm registry login has stored: %v", err)
+		t.Errorf("with credentials of helm registry login: %v", err)
 	}
 }
 
-// The certificate of a server that nobody vouches for is not taken, with a real client.
-func TestUnknownServersAreNotAsked(t *testing.T) {
+// The default client rejects an untrusted server certificate.
+func TestUntrustedServersAreRejected(t *testing.T) {
 	s := serve(t, true)
 	for _, r := range []Ref{
 		{"cilium", "1.17.4", "https://" + s.host() + "/charts", digest(s.archive)},
@@ -339,11 +339,11 @@ func TestUnknownServersAreNotAsked(t *testing.T) {
 		}
 	}
 	if len(s.requests) > 0 {
-		t.Errorf("it was asked: %q", s.requests)
+		t.Errorf("requests sent: %q", s.requests)
 	}
 }
 
-func TestWhoLeavesNeedNotWait(t *testing.T) {
+func TestFetchStopsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	stuck := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		cancel()

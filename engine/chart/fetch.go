@@ -24,8 +24,8 @@ import (
 	"constellation/engine/release"
 )
 
-// How long a source may take: to be reached, to begin an answer, for one chart with all
-// attempts. Between attempts there is a pause, which doubles.
+// Timeouts of a source: to connect, to send response headers, and for one chart with all
+// retries. The backoff between attempts starts with pause and doubles.
 const (
 	dialTimeout   = 10 * time.Second
 	headerTimeout = 20 * time.Second
@@ -37,25 +37,25 @@ const (
 // layerType is the media type of the archive in a manifest of a chart.
 const layerType = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 
-// Store fetches charts. The zero value keeps nothing. It can be used concurrently.
+// Store fetches charts. The zero value caches nothing. It may be used concurrently.
 type Store struct {
-	// Cache is a directory for what was fetched; empty: nothing is kept.
+	// Cache is the directory of the cache; empty means no cache.
 	Cache string
-	// Base is what relative file: sources start from; empty: the working directory.
+	// Base is the directory of relative file: sources; empty means the working directory.
 	Base string
-	// Bundle returns a file that was carried here, by its digest; the error wraps ErrAbsent
-	// if it was not. Nil: there is no bundle.
+	// Bundle returns a file of the bundle by its digest; the error wraps ErrAbsent if the
+	// bundle does not hold it. Nil means no bundle.
 	Bundle func(digest string) ([]byte, error)
-	// Transport makes requests; nil: one with the proxy of the environment.
+	// Transport sends requests; nil means a default one with the proxy of the environment.
 	Transport http.RoundTripper
 }
 
-// Fetch returns the chart that r means, from the bundle, the cache or its source, in this
-// order. What it returns has the digest that r names.
+// Fetch returns the chart of r from the bundle, the cache or its source, in this order. The
+// result has the digest of r.
 //
-// A source that fails without saying why is asked again twice; what had arrived by then is
-// not sent again if it can be left out. The error wraps one of those of the package, or
-// that of ctx. One of ErrDigest and ErrArchive is final.
+// An unreachable source is retried twice with backoff. A retry resumes a partial download if
+// the server supports ranges. The error wraps one of the package's errors, or that of ctx.
+// ErrDigest and ErrArchive are permanent.
 func (s *Store) Fetch(ctx context.Context, r Ref) (*Chart, error) {
 	if problem, _ := release.BadDigest(r.Digest); problem != "" {
 		return nil, fmt.Errorf("fetch chart %s: %s", r, problem)
@@ -72,7 +72,7 @@ func (s *Store) Fetch(ctx context.Context, r Ref) (*Chart, error) {
 		case ctx.Err() != nil:
 			err = ctx.Err()
 		case limited.Err() != nil:
-			err = fmt.Errorf("%w: it took longer than %s", ErrUnreachable, fetchTimeout)
+			err = fmt.Errorf("%w: no result within %s", ErrUnreachable, fetchTimeout)
 		}
 		return nil, fmt.Errorf("fetch chart %s from %s: %w", r, r.Source, err)
 	}
@@ -105,7 +105,7 @@ func (s *Store) fill(ctx context.Context, c *Chart) error {
 	return err
 }
 
-// blob returns what has a digest.
+// blob returns the content of a digest from the bundle, the cache or from.
 func (s *Store) blob(ctx context.Context, dgst string, from func(context.Context, string) ([]byte, error)) ([]byte, error) {
 	if s.Bundle != nil {
 		if b, err := s.Bundle(dgst); err == nil || !errors.Is(err, ErrAbsent) {
@@ -120,7 +120,7 @@ func (s *Store) blob(ctx context.Context, dgst string, from func(context.Context
 		return nil, err
 	}
 	if got := digest(b); got != dgst {
-		return nil, fmt.Errorf("%w: its digest is %s, and %s is wanted", ErrDigest, got, dgst)
+		return nil, fmt.Errorf("%w: got %s, want %s", ErrDigest, got, dgst)
 	}
 	s.keep(dgst, b)
 	return b, nil
@@ -130,7 +130,7 @@ func (s *Store) path(dgst string) string {
 	return filepath.Join(s.Cache, strings.TrimPrefix(dgst, "sha256:"))
 }
 
-// cached returns what was fetched before; what is damaged was not.
+// cached returns a file of the cache unless it is missing or damaged.
 func (s *Store) cached(dgst string) ([]byte, bool) {
 	if s.Cache == "" {
 		return nil, false
@@ -139,7 +139,8 @@ func (s *Store) cached(dgst string) ([]byte, bool) {
 	return b, err == nil && digest(b) == dgst
 }
 
-// keep remembers what was fetched. If that fails it is fetched again next time.
+// keep stores a file in the cache. Errors are ignored: the file is then fetched again next
+// time.
 func (s *Store) keep(dgst string, b []byte) {
 	if s.Cache == "" || os.MkdirAll(s.Cache, 0o700) != nil {
 		return
@@ -160,7 +161,7 @@ func (s *Store) keep(dgst string, b []byte) {
 	}
 }
 
-// read returns a file of this computer.
+// read returns a local file.
 func (s *Store) read(file string) ([]byte, error) {
 	if !filepath.IsAbs(file) {
 		file = filepath.Join(s.Base, file)
@@ -187,8 +188,8 @@ func readFile(file string) ([]byte, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case !info.Mode().IsRegular(): // to open a pipe would wait for ever
-		return nil, errors.New("it is not a regular file")
+	case !info.Mode().IsRegular(): // opening a pipe would block forever
+		return nil, errors.New("not a regular file")
 	case info.Size() > maxArchive:
 		return nil, tooLarge(info.Size())
 	}
@@ -196,10 +197,11 @@ func readFile(file string) ([]byte, error) {
 }
 
 func tooLarge(n int64) error {
-	return fmt.Errorf("%w: it has %d bytes, and %d are the most it may have", ErrArchive, n, maxArchive)
+	return fmt.Errorf("%w: %d bytes, limit is %d", ErrArchive, n, maxArchive)
 }
 
-// guard makes requests encrypted, except to this computer, and answers bounded.
+// guard rejects unencrypted requests, except to loopback addresses, and limits the size of
+// responses.
 type guard struct{ next http.RoundTripper }
 
 func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -218,9 +220,9 @@ func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-var errPlain = errors.New("the connection would not be encrypted")
+var errPlain = errors.New("connection is not encrypted")
 
-// bounded is a body that ends with an error after some bytes.
+// bounded is a body that returns an error after a number of bytes.
 type bounded struct {
 	io.ReadCloser
 	left int64
@@ -251,7 +253,7 @@ func (s *Store) transport() http.RoundTripper {
 		TLSHandshakeTimeout:   dialTimeout,
 		ResponseHeaderTimeout: headerTimeout,
 		ForceAttemptHTTP2:     true,
-		DisableKeepAlives:     true, // a chart is few requests, and nobody closes what is kept
+		DisableKeepAlives:     true, // a chart takes few requests, and nothing closes idle connections
 	}}
 }
 
@@ -259,17 +261,17 @@ func (s *Store) transport() http.RoundTripper {
 func (s *Store) fetchHTTP(ctx context.Context, address, dgst string) ([]byte, error) {
 	client := &http.Client{Transport: s.transport(), CheckRedirect: func(_ *http.Request, via []*http.Request) error {
 		if len(via) > 5 {
-			return errors.New("it redirects more than 5 times")
+			return errors.New("more than 5 redirects")
 		}
 		return nil
 	}}
 	var b []byte
-	whole := false // everything is fetched anew, because pieces did not fit
+	restarted := false // the download was restarted because its parts did not match
 	for n, wait := 1, pause; ; n, wait = n+1, 2*wait {
 		got, err := s.piece(ctx, client, address, b)
 		b = got
-		if err == nil && digest(b) != dgst && n > 1 && !whole { // joined from two that differ
-			whole, b, err = true, nil, fmt.Errorf("%w: it changed while it was fetched", ErrUnreachable)
+		if err == nil && digest(b) != dgst && n > 1 && !restarted { // parts of two different files
+			restarted, b, err = true, nil, fmt.Errorf("%w: file changed during the download", ErrUnreachable)
 		}
 		if err == nil || n == attempts || !errors.Is(err, ErrUnreachable) {
 			return b, err
@@ -282,11 +284,11 @@ func (s *Store) fetchHTTP(ctx context.Context, address, dgst string) ([]byte, er
 	}
 }
 
-// piece gets what follows what has arrived, and returns both.
+// piece downloads the rest of a file after arrived and returns the whole.
 func (s *Store) piece(ctx context.Context, client *http.Client, address string, arrived []byte) ([]byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
-		return nil, fmt.Errorf("%w: it is no address", ErrUnreachable)
+		return nil, fmt.Errorf("%w: invalid address", ErrUnreachable)
 	}
 	r.Header.Set("User-Agent", "constellation")
 	r.Header.Set("Accept-Encoding", "identity")
@@ -316,20 +318,20 @@ func (s *Store) piece(ctx context.Context, client *http.Client, address string, 
 	return b, nil
 }
 
-// answered is what an answer without a chart means.
+// answered returns the error of an HTTP status.
 func answered(status int) error {
 	text := fmt.Sprintf("%d %s", status, http.StatusText(status))
 	switch status {
 	case http.StatusNotFound, http.StatusGone:
-		return fmt.Errorf("%w: the server answers %s", ErrAbsent, text)
+		return fmt.Errorf("%w: the server returned %s", ErrAbsent, text)
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("%w: the server answers %s", ErrDenied, text)
+		return fmt.Errorf("%w: the server returned %s", ErrDenied, text)
 	}
-	return fmt.Errorf("%w: the server answers %s", ErrUnreachable, text)
+	return fmt.Errorf("%w: the server returned %s", ErrUnreachable, text)
 }
 
-// plain is why a request failed, without the address that it went to: after a redirect
-// that may hold a signature.
+// plain returns the cause of a failed request without its address, because a redirect
+// address may contain a signature.
 func plain(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -362,11 +364,11 @@ func (s *Store) manifest(ctx context.Context, c *Chart) (archive string, err err
 		return "", err
 	}
 	if len(b) > maxManifest {
-		return "", fmt.Errorf("%w: its manifest has %d bytes", ErrArchive, len(b))
+		return "", fmt.Errorf("%w: manifest has %d bytes", ErrArchive, len(b))
 	}
 	m, err := v1.ParseManifest(strings.NewReader(string(b)))
 	if err != nil {
-		return "", fmt.Errorf("%w: its manifest is none", ErrArchive)
+		return "", fmt.Errorf("%w: manifest is not valid", ErrArchive)
 	}
 	for _, l := range m.Layers {
 		if l.MediaType != layerType {
@@ -376,12 +378,12 @@ func (s *Store) manifest(ctx context.Context, c *Chart) (archive string, err err
 			return "", tooLarge(l.Size)
 		}
 		if problem, _ := release.BadDigest(l.Digest.String()); problem != "" {
-			return "", fmt.Errorf("%w: its manifest names %s", ErrArchive, problem)
+			return "", fmt.Errorf("%w: manifest names %s", ErrArchive, problem)
 		}
 		c.Blobs[c.Digest] = b
 		return l.Digest.String(), nil
 	}
-	return "", fmt.Errorf("%w: the manifest names no chart; perhaps it is that of a container image", ErrArchive)
+	return "", fmt.Errorf("%w: manifest has no chart layer; it may be a container image", ErrArchive)
 }
 
 // layer fetches the archive of a chart from a registry.
@@ -414,16 +416,17 @@ func (s *Store) options(ctx context.Context) []remote.Option {
 	}
 }
 
-// registryError tells apart what the library reports, by what it cannot have invented.
+// registryError classifies an error of the registry client. The client has no typed error
+// for a digest mismatch, so this matches its text.
 func registryError(err error) error {
 	var t *transport.Error
 	if !errors.As(err, &t) && strings.Contains(err.Error(), "did not match digest") || strings.Contains(err.Error(), "error verifying") {
-		return fmt.Errorf("%w: the registry sends other content than it was asked for", ErrDigest)
+		return fmt.Errorf("%w: the registry returned other content", ErrDigest)
 	}
 	return plain(err)
 }
 
-// helmKeychain knows the credentials that `helm registry login` has stored.
+// helmKeychain provides the credentials that `helm registry login` stored.
 type helmKeychain struct{}
 
 // Resolve implements [authn.Keychain].
@@ -443,7 +446,7 @@ func (helmKeychain) Resolve(r authn.Resource) (authn.Authenticator, error) {
 	var known struct {
 		Auths map[string]authn.AuthConfig `json:"auths"`
 	}
-	if json.Unmarshal(b, &known) != nil { // the error would quote it
+	if json.Unmarshal(b, &known) != nil { // the error could quote the credentials
 		return authn.Anonymous, nil
 	}
 	if c, ok := known.Auths[r.RegistryStr()]; ok && c != (authn.AuthConfig{}) {

@@ -1,26 +1,26 @@
-// Package plain tells which characters a terminal shows as themselves.
+// Package plain classifies the characters that are safe to show on a terminal.
 //
-// Text from machines, servers and files may hold characters that nobody sees, that turn the
-// direction of writing, or that pile up over the lines above. [Filter] finds them; what
-// takes their place is its caller's choice. The package decides by Unicode's tables alone
-// and knows no terminal and no language.
+// Text from machines, servers and files may contain characters that are invisible, change
+// the direction of writing, or stack over the lines above. [Filter] finds them; the caller
+// chooses the replacement. The package uses only Unicode's tables, and depends on no terminal
+// and no language.
 package plain
 
 import "unicode"
 
-// MaxMarks is how many combining marks may follow one character. Text of people has up to
-// three or four; hundreds cover the lines around them.
+// MaxMarks is the maximum number of combining marks after one character. Real text has up to
+// four; hundreds would cover the lines around them.
 const MaxMarks = 4
 
-// Filter judges the characters of one text in their order. The zero value is at its
-// beginning. It is not safe for concurrent use.
+// Filter classifies the characters of one text in order. The zero value is at the beginning
+// of the text. It is not safe for concurrent use.
 type Filter struct {
-	left int // marks that the last character may still get
+	left int // marks that the last character may still take
 }
 
-// Shows reports whether r, which comes next, is shown as itself: it is no control, it is to
-// be seen, and it is no combining mark without a character or beyond MaxMarks of one. A
-// character that is not shown takes no marks, since something else stands in its place.
+// Shows reports whether r, the next character, may be shown: it is visible, not a control
+// character, and not a combining mark without a base character or beyond MaxMarks. A
+// character that is not shown takes no marks, because the caller replaces it.
 func (f *Filter) Shows(r rune) bool {
 	switch {
 	case Hidden(r):
@@ -36,17 +36,16 @@ func (f *Filter) Shows(r rune) bool {
 	return true
 }
 
-// blank are characters that Unicode counts as visible, and that no font draws.
+// blank are characters that Unicode classifies as visible but that fonts render blank.
 var blank = &unicode.RangeTable{
 	R16: []unicode.Range16{{Lo: 0x2800, Hi: 0x2800, Stride: 1}}, // BRAILLE PATTERN BLANK
 	R32: []unicode.Range32{{Lo: 0x16fe4, Hi: 0x16fe4, Stride: 1}, // KHITAN SMALL SCRIPT FILLER
 		{Lo: 0x1d159, Hi: 0x1d159, Stride: 1}}, // MUSICAL SYMBOL NULL NOTEHEAD
 }
 
-// Hidden reports whether r is never shown as itself: controls, spaces but that of ASCII,
-// whatever turns the direction of writing, what Unicode does not assign or keeps for private
-// use, all of Default_Ignorable_Code_Point (fillers, variation selectors, tags), and what is
-// blank for other reasons.
+// Hidden reports whether r is never shown: control characters, spaces except ASCII's,
+// bidirectional controls, unassigned and private-use characters, all of
+// Default_Ignorable_Code_Point (fillers, variation selectors, tags), and other blanks.
 func Hidden(r rune) bool {
 	if r < 0x7f {
 		return r < 0x20
@@ -54,8 +53,8 @@ func Hidden(r rune) bool {
 	return !unicode.IsPrint(r) || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, blank)
 }
 
-// joins reports whether r takes no place of its own but joins what is before it: combining
-// marks, and the vowels and finals of Hangul that are not yet composed.
+// joins reports whether r combines with the previous character instead of occupying a cell:
+// combining marks, and decomposed Hangul vowels and finals.
 func joins(r rune) bool {
 	if r < 0x300 {
 		return false

@@ -7,7 +7,7 @@ import (
 )
 
 // defaultIgnorable is Unicode's derivation of Default_Ignorable_Code_Point
-// (DerivedCoreProperties), from the tables that Go has.
+// (DerivedCoreProperties), computed from Go's tables.
 func defaultIgnorable(r rune) bool {
 	switch {
 	case unicode.Is(unicode.White_Space, r), unicode.Is(unicode.Prepended_Concatenation_Mark, r), r >= 0xfff9 && r <= 0xfffb, r >= 0x13430 && r <= 0x13440:
@@ -16,7 +16,7 @@ func defaultIgnorable(r rune) bool {
 	return unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Cf, unicode.Variation_Selector)
 }
 
-func TestWhatIsIgnorableIsHidden(t *testing.T) {
+func TestDefaultIgnorablesAreHidden(t *testing.T) {
 	n := 0
 	for r := rune(0); r <= unicode.MaxRune; r++ {
 		if !defaultIgnorable(r) {
@@ -27,8 +27,8 @@ func TestWhatIsIgnorableIsHidden(t *testing.T) {
 			t.Errorf("%U is shown", r)
 		}
 	}
-	if n < 4000 { // the plane of tags alone has 4096
-		t.Errorf("%d code points are ignorable: the tables lack some", n)
+	if n < 4000 { // plane 14 alone has 4096
+		t.Errorf("%d code points are ignorable, want at least 4000: the tables are incomplete", n)
 	}
 	for _, r := range []rune{0, 0x1b, 0x7f, 0x85, 0x9b, 0xa0, 0xad, 0x34f, 0x61c, 0x115f, 0x1160, 0x17b4, 0x180b, 0x180e, 0x2000, 0x200b, 0x200d, 0x200e, 0x2028, 0x202e, 0x2060, 0x2066, 0x2800, 0x3000, 0x3164, 0xe000, 0xfe0f, 0xfeff, 0xffa0, 0xfff9, 0x16fe4, 0x1d159, 0x1d173, 0xe0041, 0xe01ef, 0x10ffff} {
 		if !Hidden(r) {
@@ -45,15 +45,15 @@ func TestWhatIsIgnorableIsHidden(t *testing.T) {
 func TestMarks(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
-		not        int // how many are not shown
+		hidden     int // characters that are not shown
 	}{
-		{"text of people", "naïve nai\u0308ve ồ o\u0302\u0300 ที่ हिन्दी שָׁלוֹם", 0},
-		{"as many as may be", "a" + strings.Repeat("\u0301", MaxMarks) + "b" + strings.Repeat("\u20dd", MaxMarks), 0},
-		{"one too many", "a" + strings.Repeat("\u0301", MaxMarks+1), 1},
-		{"a tower", "a" + strings.Repeat("\u0489\u0301", 500) + "b", 1000 - MaxMarks},
-		{"one without a character", "\u0301a", 1},
-		{"one behind what is not shown", "a\u200b\u0301", 2},
-		{"finals of Hangul without end", "\u1112\u1161" + strings.Repeat("\u11ab", 100), 100 + 1 - MaxMarks},
+		{"real text", "naïve nai\u0308ve ồ o\u0302\u0300 ที่ हिन्दी שָׁלוֹם", 0},
+		{"MaxMarks marks", "a" + strings.Repeat("\u0301", MaxMarks) + "b" + strings.Repeat("\u20dd", MaxMarks), 0},
+		{"MaxMarks+1 marks", "a" + strings.Repeat("\u0301", MaxMarks+1), 1},
+		{"hundreds of marks", "a" + strings.Repeat("\u0489\u0301", 500) + "b", 1000 - MaxMarks},
+		{"mark without a base character", "\u0301a", 1},
+		{"mark after a hidden character", "a\u200b\u0301", 2},
+		{"100 Hangul finals", "\u1112\u1161" + strings.Repeat("\u11ab", 100), 100 + 1 - MaxMarks},
 	} {
 		var f Filter
 		n := 0
@@ -62,8 +62,8 @@ func TestMarks(t *testing.T) {
 				n++
 			}
 		}
-		if n != tt.not {
-			t.Errorf("%s: %d are not shown, want %d", tt.name, n, tt.not)
+		if n != tt.hidden {
+			t.Errorf("%s: %d characters hidden, want %d", tt.name, n, tt.hidden)
 		}
 	}
 }

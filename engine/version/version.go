@@ -1,9 +1,9 @@
-// Package version is a parsed version of Kubernetes or of a release of this
-// product, and the distance between two.
+// Package version parses and compares versions of Kubernetes and of releases of this
+// product, and computes the distance between two.
 //
-// Versions are parsed once, at the edge, and never compared as strings: "v1.10.0"
-// is newer than "v1.9.0", and a pre-release is older than its release. The package
-// never decides which distance is allowed; package engine does.
+// Parse versions once, at input, and never compare them as strings: "v1.10.0" is newer than
+// "v1.9.0", and a pre-release is older than its release. Package engine decides which
+// distances are allowed.
 package version
 
 import (
@@ -20,14 +20,14 @@ import (
 // -ldflags "-X constellation/engine/version.Release=v1.1.0".
 var Release = "v1.1.0"
 
-// Version is a semantic version. The zero value is no version: it prints as "",
-// is older than any other, and marshals to an empty string.
+// Version is a semantic version. The zero value means no version: it prints as "", is older
+// than any other, and marshals to an empty string.
 //
-// Two versions are compared with [Version.Equal], never with ==.
+// Compare versions with [Version.Equal], never with ==.
 type Version struct{ p *parsed }
 
-// parsed is a version taken apart. What is asked for a million times a second is
-// worked out once; go-version is asked only for the order of pre-releases.
+// parsed is a version in parts. Values that the planner reads very often are precomputed;
+// go-version only orders pre-releases.
 type parsed struct {
 	major, minor, patch int
 	prerelease          string
@@ -35,9 +35,9 @@ type parsed struct {
 	v                   *goversion.Version
 }
 
-// Parse reads MAJOR.MINOR.PATCH with an optional leading "v", pre-release and
-// build metadata. Shorter forms such as "1.35" are refused: what is installed is
-// always a patch release.
+// Parse parses MAJOR.MINOR.PATCH with an optional leading "v", pre-release and build
+// metadata. It rejects shorter forms such as "1.35", because only patch releases are
+// installed.
 func Parse(s string) (Version, error) {
 	core := strings.TrimPrefix(s, "v")
 	if i := strings.IndexAny(core, "-+"); i >= 0 {
@@ -49,7 +49,7 @@ func Parse(s string) (Version, error) {
 		return Version{}, fmt.Errorf("parse version %q: want MAJOR.MINOR.PATCH, such as v1.35.4", s)
 	}
 	for i, p := range parts {
-		// go-version also takes "01" and numbers beyond 64 bits' reach of its tables.
+		// go-version would accept leading zeros such as "01", and numbers that overflow an int.
 		u, err := strconv.ParseUint(p, 10, 31)
 		if err != nil || len(p) > 1 && p[0] == '0' {
 			return Version{}, fmt.Errorf("parse version %q: %q is not a number", s, p)
@@ -66,8 +66,7 @@ func Parse(s string) (Version, error) {
 	}}, nil
 }
 
-// MustParse is Parse for versions that are written in the program. It panics if s
-// is not one.
+// MustParse is Parse for constants. It panics if s is invalid.
 func MustParse(s string) Version {
 	v, err := Parse(s)
 	if err != nil {
@@ -127,8 +126,8 @@ func (v Version) Prerelease() string {
 	return v.p.prerelease
 }
 
-// Compare returns -1 if v is older than other, 1 if it is newer and 0 if neither:
-// build metadata does not count.
+// Compare returns -1 if v is older than other, 1 if it is newer, else 0. It ignores build
+// metadata.
 func (v Version) Compare(other Version) int {
 	a, b := v.p, other.p
 	switch {
@@ -153,17 +152,17 @@ func (v Version) Compare(other Version) int {
 // Less reports whether v is older than other.
 func (v Version) Less(other Version) bool { return v.p != other.p && v.Compare(other) < 0 }
 
-// Equal reports whether neither is older.
+// Equal reports whether both have the same precedence.
 func (v Version) Equal(other Version) bool { return v.p == other.p || v.Compare(other) == 0 }
 
-// SameMinor reports whether both belong to one minor of one major.
+// SameMinor reports whether both have the same major and minor.
 func (v Version) SameMinor(other Version) bool {
 	return v.Major() == other.Major() && v.Minor() == other.Minor()
 }
 
-// MinorDistance returns how many minors other is ahead of v; negative if it is
-// behind. Across majors the distance is not defined: the result is out of any
-// useful bound, with the sign of the difference.
+// MinorDistance returns how many minors other is ahead of v; negative if it is behind.
+// Across majors the distance is undefined: the result exceeds any sensible limit and has the
+// sign of the difference.
 func (v Version) MinorDistance(other Version) int {
 	if d := other.Major() - v.Major(); d != 0 {
 		return d * 1_000_000
@@ -195,7 +194,7 @@ func (v Version) MarshalYAML() (any, error) { return v.String(), nil }
 func (v *Version) UnmarshalYAML(decode func(any) error) error {
 	var s string
 	if err := decode(&s); err != nil {
-		return errors.New("a version is a text, such as v1.35.4")
+		return errors.New("want a version as a string, such as v1.35.4")
 	}
 	return v.UnmarshalText([]byte(s))
 }

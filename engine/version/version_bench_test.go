@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// BenchmarkCompare compares versions as a feed has them: some minors, some patches
-// of each, now and then a pre-release.
+// BenchmarkCompare compares versions of a typical feed: several minors and patches, and a
+// pre-release.
 func BenchmarkCompare(b *testing.B) {
 	var list []Version
 	for _, s := range []string{"v1.34.0", "v1.34.11", "v1.35.4", "v1.36.0-rc.1", "v1.36.0", "v1.36.3+build5", "v2.0.0"} {
@@ -19,7 +19,7 @@ func BenchmarkCompare(b *testing.B) {
 	_ = n
 }
 
-// BenchmarkString prints versions: sentences are full of them.
+// BenchmarkString formats a version.
 func BenchmarkString(b *testing.B) {
 	v := MustParse("v1.36.3")
 	for b.Loop() {
@@ -29,7 +29,7 @@ func BenchmarkString(b *testing.B) {
 	}
 }
 
-// BenchmarkSort sorts the patches of a feed.
+// BenchmarkSort sorts 200 patches.
 func BenchmarkSort(b *testing.B) {
 	var list []Version
 	for i := range 200 {

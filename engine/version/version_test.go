@@ -10,7 +10,7 @@ import (
 
 func TestParse(t *testing.T) {
 	for _, tt := range []struct {
-		name, in, want string // want is empty if the text is no version
+		name, in, want string // want is empty if in is invalid
 	}{
 		{"with v", "v1.35.4", "v1.35.4"},
 		{"without v", "1.35.4", "v1.35.4"},
@@ -26,7 +26,7 @@ func TestParse(t *testing.T) {
 		{"leading zero", "v1.035.4", ""},
 		{"negative", "v1.-1.4", ""},
 		{"two v", "vv1.35.4", ""},
-		{"number out of reach", "v1.35.99999999999999999999", ""},
+		{"number that overflows", "v1.35.99999999999999999999", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v, err := Parse(tt.in)
@@ -54,7 +54,7 @@ func TestOrderIsSemver(t *testing.T) {
 		}
 	}
 	if a, b := MustParse("1.2.3+a"), MustParse("1.2.3+b"); a.Less(b) || b.Less(a) || !a.Equal(b) {
-		t.Error("build metadata orders versions")
+		t.Error("build metadata affects the order")
 	}
 }
 
@@ -101,7 +101,7 @@ func TestMarshalling(t *testing.T) {
 		t.Errorf("decoded %v, %v", y, err)
 	}
 	if err := yaml.Unmarshal([]byte("a: 1.35\n"), &y); err == nil {
-		t.Error("a minor was taken for a version")
+		t.Error("a minor was accepted as a version")
 	}
 }
 
