@@ -464,6 +464,8 @@ can serve as it is. The folder to publish from holds:
                                        containers: {reference: digest} (optional)
   v1.1.0/downloads.yaml                [{os, arch, url, digest}] of the program (optional)
   v1.1.0/measurements/PROVIDER.json    what machines measure that boot the OS image (optional)
+  v1.1.0/components/NAME.json          {kubernetes, arch, components}: a further list to sign,
+                                       such as that of a mirror (optional)
   notices.yaml                         what turned out to be faulty (optional):
 
     schema: "1"
