@@ -785,7 +785,11 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (Components, err
 	if err == nil && l.Statement == "" && c.hop != nil {
 		l.Statement, err = c.known.vouch(limited, c.hop.Planned().Services, v, c.arch, l.List)
 	}
-	return Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement}, err
+	out := Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
+	if out.Name == c.now.Target.Components || slices.ContainsFunc(c.now.Nodes, func(n Node) bool { return n.Components == out.Name }) {
+		out.Agent = nil // it would say that these nodes were enrolled
+	}
+	return out, err
 }
 
 // write replaces the configuration, if that is asked for.
