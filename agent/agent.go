@@ -179,7 +179,7 @@ func (s *Server) Status(ctx context.Context, _ *upgradeproto.StatusRequest) (*up
 	if err != nil {
 		return nil, err
 	}
-	r.Run = s.upgrades.status()
+	r.Run, r.VerifiesComponents = s.upgrades.status(), true
 	return r, nil
 }
 

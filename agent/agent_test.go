@@ -92,7 +92,7 @@ func TestStatusTellsWhatTheHostRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &upgradeproto.StatusResponse{
-		AgentVersion: version.Release, KubeadmVersion: "v1.35.4", KubeletVersion: "v1.35.4", ImageVersion: "v1.1.0",
+		VerifiesComponents: true, AgentVersion: version.Release, KubeadmVersion: "v1.35.4", KubeletVersion: "v1.35.4", ImageVersion: "v1.1.0",
 		StaticPods: map[string]string{"kube-apiserver": "registry.k8s.io/kube-apiserver:v1.35.4"},
 		NodeName:   "control-plane-0", Role: "control-plane",
 	}
@@ -107,7 +107,7 @@ func TestStatusOfAHostOfNoCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(&upgradeproto.StatusResponse{AgentVersion: version.Release}, got, protocmp.Transform()); d != "" {
+	if d := cmp.Diff(&upgradeproto.StatusResponse{VerifiesComponents: true, AgentVersion: version.Release}, got, protocmp.Transform()); d != "" {
 		t.Errorf("status (-want +got):\n%s", d)
 	}
 }

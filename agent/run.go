@@ -101,13 +101,20 @@ func openUpgrader(life context.Context, h Host, log *slog.Logger) (*upgrader, er
 		return u, nil
 	}
 	o, err := parseOrder(req)
-	if p, _ := u.journal.kubeadm(); err == nil && p != nil && p.Running() {
+	unvouched := err
+	if err == nil {
+		unvouched = h.vouched(o) // the agent before this one may have verified nothing
+	}
+	if p, _ := u.journal.kubeadm(); unvouched == nil && p != nil && p.Running() {
 		log.Info("kubeadm found again", "pid", p.PID, "token", req.GetToken())
 		u.start(o, p)
 		return u, nil
 	}
 	if r := u.journal.run(false); r.GetMessage() == "" {
 		why := "the agent ended"
+		if unvouched != nil {
+			why = clip("components: " + unvouched.Error())
+		}
 		if u.journal.head.Boot != boot {
 			why = "the host was started anew"
 		}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,6 +97,7 @@ type checkRun struct {
 	provider   Provider
 	images     []cloud.Image
 	kubernetes []version.Version // that the cloud has; nil if it has what releases name
+	arch       string            // of machines
 	silent     error             // why the cloud could not be asked
 
 	known    *knowledge
@@ -233,7 +235,7 @@ func (c *checkRun) askCloud(ctx context.Context) error {
 	if c.images, err = p.Images(ctx); err != nil {
 		return err
 	}
-	c.provider, c.kubernetes = p, about.Kubernetes
+	c.provider, c.kubernetes, c.arch = p, about.Kubernetes, cmp.Or(about.Arch, runtime.GOARCH)
 	return nil
 }
 
@@ -771,7 +773,8 @@ func (c *checkRun) outdated(ctx context.Context, kubeconfig []byte) ([]string, e
 	return k.OutdatedKinds(limited, want)
 }
 
-// list returns what nodes install in the next hop.
+// list returns what nodes install in the next hop, with the statement of the cloud or, if that
+// has none, of the feed. The error wraps release.ErrUntrusted if the feed's is not genuine.
 func (c *checkRun) list(ctx context.Context, v version.Version) (Components, error) {
 	if c.provider == nil {
 		return Components{}, c.silent
@@ -779,7 +782,14 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (Components, err
 	limited, cancel := context.WithTimeout(ctx, checkLimit)
 	defer cancel()
 	l, err := c.provider.Components(limited, v)
-	return Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement}, err
+	if err == nil && l.Statement == "" && c.hop != nil {
+		l.Statement, err = c.known.vouch(limited, c.hop.Planned().Services, v, c.arch, l.List)
+	}
+	out := Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
+	if out.Name == c.now.Target.Components || slices.ContainsFunc(c.now.Nodes, func(n Node) bool { return n.Components == out.Name }) {
+		out.Agent = nil // it would say that these nodes were enrolled
+	}
+	return out, err
 }
 
 // write replaces the configuration, if that is asked for.

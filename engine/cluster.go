@@ -162,12 +162,16 @@ type Components struct {
 	// Statement vouches for List as what nodes of Kubernetes install, see package release.
 	// Empty: what is published keeps the statement that it has, if any.
 	Statement string
+	// Agent is the enrolment program for agents that verify nothing; nil: what is published
+	// keeps its own, if any. It is published before any node has the components, so a node that
+	// has them was enrolled.
+	Agent *component.Component
 }
 
-// serves reports whether c, as it is published, is want: of the statement, want may have
-// none.
+// serves reports whether c, as it is published, is want, which may have no statement and no
+// enrolment program.
 func (c Components) serves(want Components) bool {
-	return c.Kubernetes == want.Kubernetes && slices.Equal(c.List, want.List) && (want.Statement == "" || c.Statement == want.Statement)
+	return c.Kubernetes == want.Kubernetes && slices.Equal(c.List, want.List) && (want.Statement == "" || c.Statement == want.Statement) && (want.Agent == nil || c.Agent != nil && *c.Agent == *want.Agent)
 }
 
 // ComponentsName returns the name of the ConfigMap that holds l. It covers every field

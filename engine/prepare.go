@@ -16,6 +16,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"constellation/engine/cloud"
+	"constellation/engine/release"
 	"constellation/engine/version"
 )
 
@@ -285,13 +286,29 @@ func (c *checkRun) judgePrepare(ctx context.Context) Components {
 		block("image", "cloud", "the cloud has no image "+to.Image.String(), "", "choose one that it has: `constellation upgrade check`")
 	}
 	list, err := c.list(ctx, to.Kubernetes)
-	if err != nil {
+	switch {
+	case errors.Is(err, release.ErrUntrusted) || errors.Is(err, release.ErrUnreachable) || errors.Is(err, release.ErrAltered):
+		f := Finding{
+			ID: "components-statement", Severity: Block, Source: "release", Title: "the feed's statement over the components of Kubernetes " + to.Kubernetes.String() + " is not genuine",
+			Detail: err.Error(), Remedy: "look at the feed with " + verifyCommand(c.location, c.keys) + ", and get it anew from its publisher: machines would refuse these components",
+		}
+		if errors.Is(err, release.ErrUnreachable) {
+			f.Title, f.Remedy = "the feed's statement over the components of Kubernetes "+to.Kubernetes.String()+" cannot be read", "try again when the feed answers; machines install nothing without the statement"
+		}
+		c.find(f)
+	case err != nil:
 		err = cloudError("list components", c.config.Provider.Sandbox.Name, err)
 		remedy := orElse(Remedy(err), "try again when the cloud answers")
 		if errors.Is(err, cloud.ErrNotFound) {
 			remedy = "run `constellation sandbox fetch " + to.Kubernetes.String() + "`, or choose a version that is there"
 		}
 		block("components", "cloud", "Kubernetes "+to.Kubernetes.String()+" cannot be had here", err.Error(), remedy)
+	case list.Statement == "" && c.location != "":
+		c.find(Finding{
+			ID: "components-unsigned", Severity: Warn, Source: "release", Title: "nobody vouches for the components of Kubernetes " + to.Kubernetes.String(),
+			Detail: "neither the cloud nor the feed has a statement over the list " + list.List.Digest() + "; machines whose image holds release keys install none of it",
+			Remedy: "have the publisher of the feed sign the list: put it into releases/" + to.Services.String() + "/components/ and run `constellation release build`",
+		})
 	}
 	return list
 }

@@ -38,6 +38,8 @@ type ProviderInfo struct {
 	// Kubernetes are the versions that the cloud has components of; nil if it has what
 	// releases name.
 	Kubernetes []version.Version
+	// Arch is the architecture of machines in Go's words; empty: this computer's.
+	Arch string
 }
 
 // CloudMachine is an instance and how far its start has come.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"constellation/assets"
+	"constellation/engine/component"
 	"constellation/engine/release"
 	"constellation/engine/version"
 )
@@ -143,6 +144,22 @@ func (k *knowledge) summaries(ctx context.Context) ([]release.Summary, error) {
 // release returns one release. The error wraps release.ErrNotOffered if nobody knows it.
 func (k *knowledge) release(ctx context.Context, v version.Version) (*release.Release, error) {
 	return k.source().Release(ctx, v)
+}
+
+// vouch returns the feed's statement over what machines of arch install for Kubernetes k in
+// release v; empty if there is no feed, or it vouches for other lists.
+func (k *knowledge) vouch(ctx context.Context, v, kubernetes version.Version, arch string, list component.List) (string, error) {
+	f, ok := k.feed.(interface {
+		Vouch(ctx context.Context, v, k version.Version, arch string, list component.List) (string, error)
+	})
+	if !ok {
+		return "", nil
+	}
+	text, err := f.Vouch(ctx, v, kubernetes, arch, list)
+	if errors.Is(err, release.ErrNotOffered) {
+		return "", nil
+	}
+	return text, err
 }
 
 // refuse reads the files of the releases that the path leads to, which was found by

@@ -1,11 +1,20 @@
 package engine_test
 
 import (
+	"encoding/json"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/release"
 )
 
 // TestComponentsInUseGetTheirStatement prepares an upgrade of a cluster whose ConfigMaps an
@@ -91,4 +100,236 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 			t.Errorf("%v, blocked by %v", err, blocks(p))
 		}
 	})
+}
+
+// ownFeed is a feed whose releases a builder publishes by the documented commands: signed by the
+// key that machines have, which also lets a key of the builder's own sign from then on.
+type ownFeed struct {
+	*testing.T
+	from, dir     string
+	machines, own engine.FeedKey
+}
+
+func newOwnFeed(t *testing.T) *ownFeed {
+	t.Helper()
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	keys := t.TempDir()
+	f := &ownFeed{T: t, from: t.TempDir(), dir: filepath.Join(keys, "feed")}
+	for _, name := range []string{"v1.0.0.yaml", "v1.1.0.yaml"} {
+		b, err := fs.ReadFile(assets.Releases(), "releases/"+name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.put(name, b)
+	}
+	var err error
+	if f.machines, err = engine.NewFeedKey(filepath.Join(keys, "machines.key")); err == nil {
+		f.own, err = engine.NewFeedKey(filepath.Join(keys, "own.key"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (f *ownFeed) put(name string, b []byte) {
+	f.Helper()
+	path := filepath.Join(f.from, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		f.Fatal(err)
+	}
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// sign has the builder vouch for what the cloud offers for a version of Kubernetes.
+func (f *ownFeed) sign(s *checkStage, kubernetes string) {
+	f.Helper()
+	l, err := s.cloud.Components(f.Context(), v(kubernetes))
+	if err != nil {
+		f.Fatal(err)
+	}
+	b, err := json.Marshal(release.MirroredList{Kubernetes: v(kubernetes), Arch: runtime.GOARCH, Components: l.List})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.put("v1.1.0/components/"+kubernetes+".json", b)
+}
+
+func (f *ownFeed) build(key engine.FeedKey, trust ...string) {
+	f.Helper()
+	if _, err := engine.BuildFeed(f.Context(), engine.FeedBuild{From: f.from, Out: f.dir, KeyFile: key.Private, Trust: trust}); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// trust is what a machine believes whose image has the first key.
+func (f *ownFeed) trust() release.Trust {
+	f.Helper()
+	b, err := os.ReadFile(f.machines.Public)
+	if err != nil {
+		f.Fatal(err)
+	}
+	keys, err := release.ParseKeys("machines", b)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return release.NewTrust(keys...)
+}
+
+// TestStatementsOfAFeedReachTheCluster prepares an upgrade in a cloud that vouches for nothing.
+// A builder's feed does, with a key of its own that the machines' key has vouched for. What
+// stands in the ConfigMaps afterwards is what machines verify.
+func TestStatementsOfAFeedReachTheCluster(t *testing.T) {
+	for _, from := range []string{"folder", "address", "bundle"} {
+		t.Run(from, func(t *testing.T) {
+			s := newPrepareStage(t)
+			s.cloud.unsigned = true
+			f := newOwnFeed(t)
+			f.build(f.machines, f.machines.Public, f.own.Public)
+			f.sign(s, "v1.35.4")
+			f.sign(s, "v1.36.3")
+			f.build(f.own)
+			at := f.dir
+			switch from {
+			case "address":
+				server := httptest.NewServer(http.FileServer(http.Dir(f.dir)))
+				defer server.Close()
+				at = server.URL
+			case "bundle":
+				server := httptest.NewServer(http.FileServer(http.Dir(f.dir)))
+				r := engine.BundleRequest{FeedRequest: engine.FeedRequest{Feed: server.URL, FeedKeys: []string{f.machines.Public}}, Out: filepath.Join(t.TempDir(), "bundle.tar")}
+				w, err := engine.OpenWorkspace(s.dir)
+				if err == nil {
+					_, err = engine.MakeBundle(t.Context(), w, r)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				server.Close()
+				at = "bundle:" + r.Out
+			}
+			// What runs was published by an older program.
+			old, err := s.cloud.Components(t.Context(), v("v1.35.4"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := engine.Components{Name: engine.ComponentsName(old.List), Kubernetes: "v1.35.4", List: old.List}
+			if err := s.cluster.PublishComponents(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			s.inside.running.Target.Components = c.Name
+			if err := s.cluster.SetNodeTarget(t.Context(), s.inside.running.Target); err != nil {
+				t.Fatal(err)
+			}
+			r := both
+			r.Feed, r.FeedKeys = at, []string{f.machines.Public}
+			if _, _, err := s.prepare(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			for _, k := range []string{"v1.35.4", "v1.36.3"} {
+				l, err := s.cloud.Components(t.Context(), v(k))
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := s.cluster.Components(t.Context(), engine.ComponentsName(l.List))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := f.trust().Verify(got.Statement, v(k), runtime.GOARCH, got.List); err != nil {
+					t.Errorf("a machine installs Kubernetes %s: %v", k, err)
+				}
+			}
+		})
+	}
+}
+
+// TestForgedStatementOfAFeedBlocks has a feed's server deliver statements that its publisher did
+// not sign, or signed with a key that may not sign any more.
+func TestForgedStatementOfAFeedBlocks(t *testing.T) {
+	for _, tt := range []struct {
+		name, want string
+		forge      func(f *ownFeed, statement string)
+	}{
+		{"altered", "its signature does not fit", func(f *ownFeed, statement string) {
+			b, err := os.ReadFile(statement)
+			if err == nil {
+				err = os.WriteFile(statement, []byte(strings.Replace(string(b), "v1.36.3", "v1.36.4", 1)), 0o644)
+			}
+			if err != nil {
+				f.Fatal(err)
+			}
+		}},
+		{"signed by a stranger", "its signature does not fit", func(f *ownFeed, statement string) {
+			stranger := newOwnFeed(f.T)
+			stranger.from = f.from
+			stranger.build(stranger.own)
+			b, err := os.ReadFile(filepath.Join(stranger.dir, strings.TrimPrefix(statement, f.dir)))
+			if err == nil {
+				err = os.WriteFile(statement, b, 0o644)
+			}
+			if err != nil {
+				f.Fatal(err)
+			}
+		}},
+		{"signed by a key that was retired", "a key signed it that may not sign any more", func(f *ownFeed, statement string) {
+			b, err := os.ReadFile(statement)
+			if err != nil {
+				f.Fatal(err)
+			}
+			next, err := engine.NewFeedKey(filepath.Join(f.TempDir(), "next.key"))
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.build(f.own, f.own.Public, next.Public)
+			f.build(next, next.Public)
+			if err := os.WriteFile(statement, b, 0o644); err != nil {
+				f.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newPrepareStage(t)
+			s.cloud.unsigned = true
+			f := newOwnFeed(t)
+			f.sign(s, "v1.36.3")
+			f.build(f.machines, f.machines.Public, f.own.Public)
+			f.build(f.own)
+			statements, err := filepath.Glob(filepath.Join(f.dir, "releases/v1.1.0/components", strings.Repeat("[0-9a-f]", 64)+".json"))
+			if err != nil || len(statements) != 1 {
+				t.Fatalf("%q, %v", statements, err)
+			}
+			tt.forge(f, statements[0])
+			r := both
+			r.Feed, r.FeedKeys = f.dir, []string{f.machines.Public}
+			p, err := s.engine().PlanPrepare(t.Context(), r, func(engine.Event) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := p.Blocked()
+			if len(b) != 1 || b[0].ID != "components-statement" || !strings.Contains(b[0].Detail, tt.want) || !strings.Contains(b[0].Remedy, "constellation release verify") {
+				t.Errorf("blocked by %+v", b)
+			}
+		})
+	}
+}
+
+// TestComponentsThatNobodyVouchesFor warns, where a feed is asked that signs other lists.
+func TestComponentsThatNobodyVouchesFor(t *testing.T) {
+	s := newPrepareStage(t)
+	s.cloud.unsigned = true
+	f := newOwnFeed(t)
+	f.build(f.own)
+	r := both
+	r.Feed, r.FeedKeys = f.dir, []string{f.own.Public}
+	p, err := s.engine().PlanPrepare(t.Context(), r, func(engine.Event) {})
+	if err != nil || len(p.Blocked()) > 0 {
+		t.Fatalf("%v, blocked by %+v", err, p.Blocked())
+	}
+	if !slices.ContainsFunc(p.Findings, func(f engine.Finding) bool {
+		return f.ID == "components-unsigned" && f.Severity == engine.Warn && strings.Contains(f.Remedy, "releases/v1.1.0/components/")
+	}) {
+		t.Errorf("findings %+v", p.Findings)
+	}
 }

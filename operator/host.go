@@ -247,6 +247,9 @@ func (h *agentHost) Upgrade(ctx context.Context, token, version, reference strin
 		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
 		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // as when the machine joined
 	}
+	if err := h.enrol(ctx, version, components); err != nil {
+		return fmt.Errorf("install the release keys and the verifying agent on %s: %w", h.node, words(err))
+	}
 	f := &following{host: h, tell: tell, run: upgradeRun{version: version, components: reference, node: h.node, phase: "download", inPlace: h.what == upgradeproto.What_NODE}}
 	cut := false
 	for pause := reconnectMin; ; pause = min(2*pause, reconnectMax) {

@@ -766,5 +766,10 @@ func (r *nodeVersions) readComponents(ctx context.Context, name string) (compone
 	if err := json.Unmarshal([]byte(m.Data["components"]), &c.List); err != nil {
 		return components{}, fmt.Errorf("read ConfigMap %s: %w", name, err)
 	}
+	if text := m.Annotations[v1alpha1.AnnotationAgent]; text != "" {
+		if err := json.Unmarshal([]byte(text), &c.Agent); err != nil {
+			return components{}, fmt.Errorf("read ConfigMap %s: annotation %s: %w", name, v1alpha1.AnnotationAgent, err)
+		}
+	}
 	return c, nil
 }

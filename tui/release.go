@@ -465,6 +465,8 @@ that any web server can serve. The source folder holds:
                                        containers: {reference: digest} (optional)
   v1.1.0/downloads.yaml                [{os, arch, url, digest}] of the program (optional)
   v1.1.0/measurements/PROVIDER.json    reference measurements of the OS image (optional)
+  v1.1.0/components/NAME.json          {kubernetes, arch, components}: a further list to sign,
+                                       such as that of a mirror (optional)
   notices.yaml                         faulty releases and Kubernetes versions (optional):
 
     schema: "1"

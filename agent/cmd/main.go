@@ -23,6 +23,9 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == kubeadm.GateArgument {
 		kubeadm.Gate()
 	}
+	if agent.IsEnrolment() {
+		os.Exit(agent.Enrol())
+	}
 	operator := flag.Uint("operator", 0, "`user` ID that may ask besides root; 0 means nobody")
 	socket := flag.String("socket", agent.DefaultSocket, "unix socket to listen on, `path`")
 	root := flag.String("root", "/", "`directory` where the host's file system begins; kubeadm itself works on /")

@@ -185,9 +185,12 @@ type StatusResponse struct {
 	NodeName string `protobuf:"bytes,6,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	Role     string `protobuf:"bytes,7,opt,name=role,proto3" json:"role,omitempty"`
 	// The latest run of Upgrade that this host knows of, if any.
-	Run           *Run `protobuf:"bytes,8,opt,name=run,proto3" json:"run,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Run *Run `protobuf:"bytes,8,opt,name=run,proto3" json:"run,omitempty"`
+	// Whether the agent installs only components that a release builder vouches for. Agents of
+	// old images do not say so.
+	VerifiesComponents bool `protobuf:"varint,9,opt,name=verifies_components,json=verifiesComponents,proto3" json:"verifies_components,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -274,6 +277,13 @@ func (x *StatusResponse) GetRun() *Run {
 		return x.Run
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetVerifiesComponents() bool {
+	if x != nil {
+		return x.VerifiesComponents
+	}
+	return false
 }
 
 // Run is what became of a request.
@@ -1534,7 +1544,7 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\n" +
 	" agent/upgradeproto/upgrade.proto\x12\n" +
 	"upgrade.v1\x1a/engine/component/componentproto/component.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\x8c\x03\n" +
+	"\rStatusRequest\"\xbd\x03\n" +
 	"\x0eStatusResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12'\n" +
 	"\x0fkubeadm_version\x18\x02 \x01(\tR\x0ekubeadmVersion\x12'\n" +
@@ -1544,7 +1554,8 @@ const file_agent_upgradeproto_upgrade_proto_rawDesc = "" +
 	"\rimage_version\x18\x05 \x01(\tR\fimageVersion\x12\x1b\n" +
 	"\tnode_name\x18\x06 \x01(\tR\bnodeName\x12\x12\n" +
 	"\x04role\x18\a \x01(\tR\x04role\x12!\n" +
-	"\x03run\x18\b \x01(\v2\x0f.upgrade.v1.RunR\x03run\x1a=\n" +
+	"\x03run\x18\b \x01(\v2\x0f.upgrade.v1.RunR\x03run\x12/\n" +
+	"\x13verifies_components\x18\t \x01(\bR\x12verifiesComponents\x1a=\n" +
 	"\x0fStaticPodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc1\x03\n" +

@@ -43,6 +43,9 @@ type Signed struct {
 	// Statement is that of a release builder, see package release. Empty: nobody vouches for
 	// the list, and no machine of an image with release keys installs it.
 	Statement string
+	// Agent is the enrolment program for agents that verify no statements, see package
+	// release; nil: there is none. It is no part of the list.
+	Agent *Component
 }
 
 // ErrDigest means that the bytes are not the ones named. Trying again helps only after

@@ -69,7 +69,12 @@ func (c *Client) Components(ctx context.Context, name string) (engine.Components
 			return err
 		}
 		out.Kubernetes, out.Statement = m.Data[keyVersion], m.Annotations[v1alpha1.AnnotationStatement]
-		out.List = nil
+		out.List, out.Agent = nil, nil
+		if text := m.Annotations[v1alpha1.AnnotationAgent]; text != "" {
+			if err := unmarshal([]byte(text), &out.Agent); err != nil {
+				return err
+			}
+		}
 		return unmarshal([]byte(m.Data[keyComponents]), &out.List)
 	})
 	if err != nil {
@@ -92,8 +97,15 @@ func (c *Client) PublishComponents(ctx context.Context, want engine.Components) 
 		Immutable:  new(true),
 		Data:       map[string]string{keyComponents: string(b), keyVersion: want.Kubernetes},
 	}
+	m.Annotations = map[string]string{}
 	if want.Statement != "" {
-		m.Annotations = map[string]string{v1alpha1.AnnotationStatement: want.Statement}
+		m.Annotations[v1alpha1.AnnotationStatement] = want.Statement
+	}
+	if want.Agent != nil {
+		if b, err = json.Marshal(want.Agent); err != nil {
+			return fmt.Errorf("marshal enrolment program: %w", err)
+		}
+		m.Annotations[v1alpha1.AnnotationAgent] = string(b)
 	}
 	err = retry(ctx, func(ctx context.Context) error {
 		_, err := c.core.CoreV1().ConfigMaps(systemNamespace).Create(ctx, m, metav1.CreateOptions{FieldManager: fieldManager})
@@ -113,10 +125,10 @@ func (c *Client) PublishComponents(ctx context.Context, want engine.Components) 
 	if have.Kubernetes != want.Kubernetes || !slices.Equal(have.List, want.List) {
 		return fmt.Errorf("create ConfigMap %s: it exists with other content; delete it if nobody needs it", want.Name)
 	}
-	if want.Statement == "" || have.Statement == want.Statement {
+	if (want.Statement == "" || have.Statement == want.Statement) && (want.Agent == nil || have.Agent != nil && *have.Agent == *want.Agent) {
 		return nil
 	}
-	// What an older program published has none.
+	// What an older program published has neither.
 	b, err = json.Marshal(map[string]any{"metadata": map[string]any{"annotations": m.Annotations}})
 	if err != nil {
 		return fmt.Errorf("marshal statement: %w", err)

@@ -98,6 +98,17 @@ func CopyFeed(ctx context.Context, location string, o Options) (map[string][]byt
 			return nil, nil, fmt.Errorf("read %s of %s: %w", name, s.location(), err)
 		}
 	}
+	for _, r := range f.summaries {
+		names, err := f.statementsOf(ctx, r.Version)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, name := range names {
+			if err := get(name, MaxStatement); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
 	for _, name := range append(slices.Sorted(maps.Keys(i.Files)), indexName) {
 		if err := get(name+signature, maxSignature); err != nil {
 			return nil, nil, err
@@ -214,7 +225,7 @@ func (b *Bundle) read(f *os.File) error {
 		feed, isFeed := strings.CutPrefix(want.Name, bundleFeed)
 		blob, isBlob := strings.CutPrefix(want.Name, bundleBlobs)
 		plain := strings.TrimSuffix(feed, signature)
-		isFeed = isFeed && (plain == indexName || validName(plain))
+		isFeed = isFeed && (plain == indexName || validName(plain) || isStatement(plain))
 		isBlob = isBlob && blob == want.SHA256
 		if !isFeed && !isBlob || b.at[want.Name] != 0 {
 			return fmt.Errorf("%s names %q, which no bundle holds, or twice", bundleManifest, shorten(want.Name))

@@ -18,6 +18,7 @@ import (
 //	seen.json      what was seen last; never goes back
 //	good.json      the index that was accepted last, with its signature
 //	files/<sha256> contents of files
+//	statement-*    statements over components, which no index names
 type cache struct{ dir string }
 
 // seen is what a cache remembers to refuse older publications and revoked keys.
@@ -162,6 +163,14 @@ func (c *cache) add(e entry, b []byte) error {
 		return nil
 	}
 	return c.replace(filepath.Join("files", e.SHA256), b, false)
+}
+
+// replaceIfAny keeps a file, if files are kept.
+func (c *cache) replaceIfAny(name string, b []byte) error {
+	if c == nil {
+		return nil
+	}
+	return c.replace(name, b, false)
 }
 
 func (c *cache) file(name string) ([]byte, error) {

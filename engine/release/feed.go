@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/component"
 	"constellation/engine/version"
 )
 
@@ -71,6 +72,8 @@ type Feed struct {
 	summaries []Summary
 	notices   []Notice
 	state     State
+	// roots are trusted from the beginning, signers are the keys that may sign now.
+	roots, signers []Key
 
 	mu       sync.Mutex
 	releases map[string]*Release
@@ -168,7 +171,7 @@ func current(ctx context.Context, s store, c *cache, roots []Key, now time.Time)
 			return nil, err
 		}
 	}
-	f := &Feed{store: s, cache: c, index: t.index, state: State{
+	f := &Feed{store: s, cache: c, index: t.index, roots: roots, signers: t.keys, state: State{
 		Source: s.location(), Fetched: now, Signer: t.signer.String(), Sequence: t.index.Sequence, Expires: t.index.Expires,
 	}}
 	if err := f.readSummaries(ctx); err != nil {
@@ -191,7 +194,7 @@ func lastGood(s store, c *cache, roots []Key) (*Feed, bool) {
 	if err != nil {
 		return nil, false
 	}
-	f := &Feed{store: s, cache: c, index: t.index, state: State{
+	f := &Feed{store: s, cache: c, index: t.index, roots: roots, signers: t.keys, state: State{
 		Source: s.location(), Fetched: g.Confirmed, Signer: t.signer.String(), Sequence: t.index.Sequence, Expires: t.index.Expires,
 	}}
 	e := f.index.Files[summariesName]
@@ -476,6 +479,96 @@ func (f *Feed) Statement(ctx context.Context, v version.Version) (string, error)
 	return string(a.bytes), nil
 }
 
+// Vouch returns the publisher's statement over list as what machines of arch install for
+// Kubernetes k in release v: the statement over this very list, or the one over the lists of the
+// release. It is verified as a machine with one of the feed's first keys does, and with the keys
+// that may sign now. The error wraps ErrNotOffered if the feed vouches for no such list, and
+// ErrUntrusted if its statement is not the publisher's.
+func (f *Feed) Vouch(ctx context.Context, v, k version.Version, arch string, list component.List) (string, error) {
+	for _, name := range []string{listStatementName(v, list.Digest()), statementName(v)} {
+		text, err := f.statement(ctx, name)
+		if errors.Is(err, ErrAbsent) {
+			continue
+		}
+		if err == nil {
+			err = f.believe(text, k, arch, list)
+		}
+		switch {
+		case errors.Is(err, ErrNotVouched):
+			continue
+		case err != nil:
+			return "", fmt.Errorf("read %s of %s: %w", name, f.state.Source, err)
+		}
+		return text, nil
+	}
+	return "", fmt.Errorf("a statement over the components %s of Kubernetes %s on %s is %w by %s", list.Digest(), k, arch, ErrNotOffered, f.state.Source)
+}
+
+// statement returns a file with a statement. It is in no index, so what is kept of it for
+// times without the source is not checked here.
+func (f *Feed) statement(ctx context.Context, name string) (string, error) {
+	if f.index.Sequence == 0 {
+		return "", ErrAbsent // what comes with the program is not signed
+	}
+	kept := "statement-" + digest([]byte(name))[:32] + ".json"
+	a, err := f.store.read(ctx, name, MaxStatement, "")
+	if errors.Is(err, ErrUnreachable) && f.cache != nil {
+		if b, e := f.cache.file(kept); e == nil {
+			return string(b), nil
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	return string(a.bytes), f.cache.replaceIfAny(kept, a.bytes)
+}
+
+// statementsOf returns the names of the files with statements about a release, and of the file
+// that names lists.
+func (f *Feed) statementsOf(ctx context.Context, v version.Version) ([]string, error) {
+	var out []string
+	switch _, err := f.store.read(ctx, statementName(v), MaxStatement, ""); {
+	case err == nil:
+		out = append(out, statementName(v))
+	case !errors.Is(err, ErrAbsent):
+		return nil, fmt.Errorf("read %s of %s: %w", statementName(v), f.state.Source, err)
+	}
+	a, err := f.store.read(ctx, listsName(v), MaxStatement, "")
+	if errors.Is(err, ErrAbsent) {
+		return out, nil
+	}
+	var lists signedLists
+	if err == nil {
+		err = strictJSON(a.bytes, &lists)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s of %s: %w", listsName(v), f.state.Source, err)
+	}
+	out = append(out, listsName(v))
+	for _, d := range lists.Lists {
+		if !digestRE.MatchString(d) {
+			return nil, fmt.Errorf("read %s of %s: %q is no digest", listsName(v), f.state.Source, shorten(d))
+		}
+		out = append(out, listStatementName(v, d))
+	}
+	return out, nil
+}
+
+// believe verifies a statement as machines do, and that its key may still sign.
+func (f *Feed) believe(text string, k version.Version, arch string, list component.List) error {
+	if err := NewTrust(f.roots...).Verify(text, k, arch, list); err != nil {
+		return err
+	}
+	var s signedStatement
+	if err := strictJSON([]byte(text), &s); err != nil {
+		return err
+	}
+	if _, err := verify([]byte(s.Statement), []byte(s.Signature), f.signers); err != nil {
+		return fmt.Errorf("%w: a key signed it that may not sign any more", ErrUntrusted)
+	}
+	return nil
+}
+
 // State says where the knowledge comes from.
 func (f *Feed) State() State { return f.state }
 
@@ -594,6 +687,14 @@ func (j *joined) Measurements(ctx context.Context, v version.Version, provider s
 		}
 	}
 	return j.embedded.Measurements(ctx, v, provider)
+}
+
+// Vouch is that of the feed.
+func (j *joined) Vouch(ctx context.Context, v, k version.Version, arch string, list component.List) (string, error) {
+	if j.feed == nil {
+		return "", fmt.Errorf("a statement over components of Kubernetes %s is %w by %s", k, ErrNotOffered, j.state.Source)
+	}
+	return j.feed.Vouch(ctx, v, k, arch, list)
 }
 
 func (j *joined) Images(ctx context.Context, v version.Version) (*Images, error) {

@@ -246,9 +246,37 @@ func measurementsName(v version.Version, provider string) string {
 // statementName is the file with the statement over a release's components. No index names it.
 func statementName(v version.Version) string { return "releases/" + v.String() + "/components.json" }
 
+// listStatementName is the file with the statement over one list of components for a release,
+// such as that of a mirror, by the list's digest. No index names it.
+func listStatementName(v version.Version, digest string) string {
+	return "releases/" + v.String() + "/components/" + strings.TrimPrefix(digest, "sha256:") + ".json"
+}
+
+// listsName is the file that names the lists of a release that have statements of their own.
+func listsName(v version.Version) string {
+	return "releases/" + v.String() + "/components/lists.json"
+}
+
+// signedLists is that file. It is not signed: each statement is.
+type signedLists struct {
+	Schema string   `json:"schema"`
+	Lists  []string `json:"lists"` // digests
+}
+
 func isStatement(name string) bool {
 	v, ok := versionOf(name)
-	return ok && name == statementName(v)
+	return ok && (name == statementName(v) || name == listsName(v) || listOf(name, v) != "")
+}
+
+// listOf returns the digest of the list that the statement called name is over; empty if the
+// name is none of a list's statement for release v.
+func listOf(name string, v version.Version) string {
+	rest, inFolder := strings.CutPrefix(name, "releases/"+v.String()+"/components/")
+	hex, isJSON := strings.CutSuffix(rest, ".json")
+	if !inFolder || !isJSON || !hexRE.MatchString(hex) {
+		return ""
+	}
+	return "sha256:" + hex
 }
 
 // versionOf returns the release that a file is about; false if it is about none.

@@ -18,6 +18,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"constellation/engine/component"
 	"constellation/engine/version"
 )
 
@@ -84,6 +85,7 @@ type BuildReport struct {
 //	<version>.yaml                            a release; never changes afterwards
 //	<version>/images.yaml                     optional: os images, digests of containers
 //	<version>/downloads.yaml                  optional: where the program is
+//	<version>/components/<name>.json          optional: a further list to sign, see [MirroredList]
 //	<version>/measurements/<provider>.json    optional
 //	notices.yaml                              optional: what turned out to be faulty
 //
@@ -202,7 +204,9 @@ type publication struct {
 	files     map[string][]byte
 	summaries []Summary
 	images    map[string]*Images
-	faulty    []faulty
+	// lists are further lists of components that the publisher vouches for, by release.
+	lists  map[string][]MirroredList
+	faulty []faulty
 	// elsewhere are the notices that nothing here is meant by.
 	elsewhere []Notice
 }
@@ -280,7 +284,7 @@ func compile(from string) (*publication, error) {
 	}
 	defer root.Close()
 	dir := root.FS()
-	p := &publication{files: map[string][]byte{}, images: map[string]*Images{}}
+	p := &publication{files: map[string][]byte{}, images: map[string]*Images{}, lists: map[string][]MirroredList{}}
 	entries, err := fs.ReadDir(dir, ".")
 	if err != nil {
 		return nil, fmt.Errorf("read releases: %w", err)
@@ -434,8 +438,10 @@ func (p *publication) readFolder(dir fs.FS, v string) error {
 		rest := strings.TrimPrefix(strings.TrimPrefix(name, v), "/")
 		provider, isJSON := strings.CutSuffix(strings.TrimPrefix(rest, "measurements/"), ".json")
 		switch {
-		case d.IsDir() && (rest == "" || rest == "measurements"):
+		case d.IsDir() && (rest == "" || rest == "measurements" || rest == "components"):
 			return nil
+		case isListFile(rest):
+			return p.readList(dir, name, v)
 		case rest == "images.yaml":
 			return p.readImages(dir, name, v)
 		case rest == "downloads.yaml":
@@ -459,7 +465,7 @@ func (p *publication) readFolder(dir fs.FS, v string) error {
 			p.files["releases/"+name] = b
 			return nil
 		}
-		return fmt.Errorf("read releases: %q is not images.yaml, downloads.yaml or measurements/<provider>.json", shorten(name))
+		return fmt.Errorf("read releases: %q is not images.yaml, downloads.yaml, measurements/<provider>.json or components/<name>.json", shorten(name))
 	})
 }
 
@@ -565,9 +571,71 @@ func withoutDigest(s Summary, i *Images) []string {
 	return out
 }
 
+// MirroredList is a list of components that differs from the one of the release: a mirror
+// has other URLs, and a build of one's own has other digests. Machines install it only with a
+// statement of its own.
+type MirroredList struct {
+	Kubernetes version.Version `json:"kubernetes"`
+	Arch       string          `json:"arch"`
+	Components component.List  `json:"components"`
+}
+
+// isListFile reports whether a file in the folder of a release holds a list of components.
+func isListFile(rest string) bool {
+	name, ok := strings.CutPrefix(rest, "components/")
+	return ok && strings.HasSuffix(name, ".json") && !strings.Contains(name, "/")
+}
+
+func (p *publication) readList(dir fs.FS, name, v string) error {
+	b, err := readSource(dir, name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	var l MirroredList
+	if err := strictJSON(b, &l); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if !slices.Contains(architectures, l.Arch) {
+		return fmt.Errorf("%s: arch is %q, want one of %s", name, shorten(l.Arch), strings.Join(architectures, ", "))
+	}
+	r, err := Parse(p.files["releases/"+v+".yaml"])
+	if err == nil {
+		_, err = r.ForKubernetes(l.Kubernetes)
+	}
+	if err == nil {
+		err = l.Components.Validate()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for _, want := range binaries {
+		if _, ok := l.Components.ByName(want); !ok {
+			return fmt.Errorf("%s: components: %s is missing", name, want)
+		}
+	}
+	p.lists[v] = append(p.lists[v], l)
+	return nil
+}
+
 // statements returns what the publisher vouches for, by file.
 func (p *publication) statements(key *PrivateKey, chain []signedKeySet) (map[string][]byte, error) {
 	out := map[string][]byte{}
+	sign := func(name string, lists Vouched) error {
+		document, err := encodeStatement(lists)
+		if err != nil {
+			return err
+		}
+		sig, err := key.signAgain(document)
+		if err != nil {
+			return err
+		}
+		text, err := joinStatement(document, sig, chain)
+		if err != nil {
+			return fmt.Errorf("sign %s: %w", name, err)
+		}
+		out[name] = []byte(text)
+		return nil
+	}
 	for _, s := range p.summaries {
 		r, err := Parse(p.files[releaseName(s.Version)])
 		if err != nil {
@@ -577,19 +645,23 @@ func (p *publication) statements(key *PrivateKey, chain []signedKeySet) (map[str
 		if err != nil {
 			return nil, err
 		}
-		document, err := encodeStatement(lists)
-		if err != nil {
+		if err := sign(statementName(s.Version), lists); err != nil {
 			return nil, err
 		}
-		sig, err := key.signAgain(document)
-		if err != nil {
+		further := signedLists{Schema: schema}
+		for _, l := range p.lists[s.Version.String()] {
+			d := l.Components.Digest()
+			further.Lists = append(further.Lists, d)
+			if err := sign(listStatementName(s.Version, d), Vouched{l.Kubernetes.String(): {l.Arch: d}}); err != nil {
+				return nil, err
+			}
+		}
+		if len(further.Lists) == 0 {
+			continue
+		}
+		if out[listsName(s.Version)], err = encodeJSON(further); err != nil {
 			return nil, err
 		}
-		text, err := joinStatement(document, sig, chain)
-		if err != nil {
-			return nil, fmt.Errorf("sign statement of %s: %w", s.Version, err)
-		}
-		out[statementName(s.Version)] = []byte(text)
 	}
 	return out, nil
 }

@@ -133,33 +133,9 @@ func NewTrust(keys ...Key) Trust { return Trust{keys} }
 // when its cluster was upgraded last, and its clock is not trusted. A key that must not be
 // used any more is taken out of the next image.
 func (t Trust) Verify(text string, v version.Version, arch string, list component.List) error {
-	switch {
-	case len(t.keys) == 0:
-		return ErrNoMachineKeys
-	case text == "":
-		return ErrNoStatement
-	case len(text) > MaxStatement:
-		return fmt.Errorf("%w: the statement has %d bytes, and %d are the most", ErrUntrusted, len(text), MaxStatement)
-	}
-	var s signedStatement
-	if err := strictJSON([]byte(text), &s); err != nil {
-		return fmt.Errorf("%w: read statement: %w", ErrUntrusted, err)
-	}
-	for _, k := range s.Keys {
-		if n := len(k.Signatures); n == 0 || n > 32 {
-			return fmt.Errorf("%w: read statement: a key set has %d signatures", ErrUntrusted, n)
-		}
-	}
-	signers := &trusted{keys: t.keys}
-	if err := signers.follow(s.Keys); err != nil {
-		return fmt.Errorf("%w: %w", ErrUntrusted, err)
-	}
-	if _, err := verify([]byte(s.Statement), []byte(s.Signature), signers.keys); err != nil {
-		return fmt.Errorf("%w: %w", ErrUntrusted, err)
-	}
-	vouched, err := parseStatement([]byte(s.Statement))
+	vouched, err := t.read(text)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrUntrusted, err)
+		return err
 	}
 	want, ok := vouched[v.String()][arch]
 	switch {
@@ -169,4 +145,53 @@ func (t Trust) Verify(text string, v version.Version, arch string, list componen
 		return fmt.Errorf("%w: for Kubernetes %s on %s it names the list %s, and this one is %s", ErrNotVouched, v, arch, want, list.Digest())
 	}
 	return nil
+}
+
+// over returns nil if the statement in text vouches for the list with a digest and no other.
+func (t Trust) over(text, digest string) error {
+	vouched, err := t.read(text)
+	if err != nil {
+		return err
+	}
+	for v, lists := range vouched {
+		for arch, d := range lists {
+			if d != digest || len(vouched) > 1 || len(lists) > 1 {
+				return fmt.Errorf("%w: it names the list %s for Kubernetes %s on %s", ErrNotVouched, d, v, arch)
+			}
+		}
+	}
+	return nil
+}
+
+// read returns what the statement in text vouches for, if a trusted key signed it.
+func (t Trust) read(text string) (Vouched, error) {
+	switch {
+	case len(t.keys) == 0:
+		return nil, ErrNoMachineKeys
+	case text == "":
+		return nil, ErrNoStatement
+	case len(text) > MaxStatement:
+		return nil, fmt.Errorf("%w: the statement has %d bytes, and %d are the most", ErrUntrusted, len(text), MaxStatement)
+	}
+	var s signedStatement
+	if err := strictJSON([]byte(text), &s); err != nil {
+		return nil, fmt.Errorf("%w: read statement: %w", ErrUntrusted, err)
+	}
+	for _, k := range s.Keys {
+		if n := len(k.Signatures); n == 0 || n > 32 {
+			return nil, fmt.Errorf("%w: read statement: a key set has %d signatures", ErrUntrusted, n)
+		}
+	}
+	signers := &trusted{keys: t.keys}
+	if err := signers.follow(s.Keys); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	if _, err := verify([]byte(s.Statement), []byte(s.Signature), signers.keys); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	vouched, err := parseStatement([]byte(s.Statement))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	return vouched, nil
 }

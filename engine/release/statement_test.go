@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -236,4 +237,92 @@ func FuzzStatement(f *testing.F) {
 			t.Errorf("believed %q", text)
 		}
 	})
+}
+
+// TestFurtherListsHaveStatements publishes a mirror's list beside the release's own, and asks for
+// its statement while the feed answers and when it does not any more.
+func TestFurtherListsHaveStatements(t *testing.T) {
+	key := newTestKey(t, "builder")
+	mirrored := append(component.List{}, parts...)
+	mirrored = append(mirrored, component.Component{Name: "kubectl", URL: "https://example/kubectl", Digest: parts[0].Digest, Path: "/usr/local/bin/kubectl", Mode: 0o755})
+	text := func(l MirroredList) string {
+		b, err := json.Marshal(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	good := MirroredList{Kubernetes: k136, Arch: "amd64", Components: mirrored}
+	for _, tt := range []struct{ name, text, want string }{
+		{"an architecture that no release has", text(MirroredList{k136, "riscv64", mirrored}), "arch"},
+		{"a version that the release does not offer", text(MirroredList{version.MustParse("v1.20.0"), "amd64", mirrored}), "v1.20.0"},
+		{"a list without kubectl", text(MirroredList{k136, "amd64", parts}), "kubectl is missing"},
+		{"an unknown field", strings.Replace(text(good), "{", `{"x":1,`, 1), "x"},
+	} {
+		from := sources(t)
+		write(t, from, "v1.1.0/components/mirror.json", tt.text)
+		if _, err := Build(t.Context(), BuildOptions{From: from, Out: filepath.Join(t.TempDir(), "feed"), Key: key, Now: at(today)}); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+
+	from, dir := sources(t), filepath.Join(t.TempDir(), "feed")
+	write(t, from, "v1.1.0/components/mirror.json", text(good))
+	publish(t, BuildOptions{From: from, Out: dir, Key: key})
+	o := Options{Keys: []Key{key.Key}, Now: at(today), Cache: t.TempDir()}
+	ask := func(l component.List, arch string) (string, error) {
+		t.Helper()
+		f, err := Open(t.Context(), dir, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.Vouch(t.Context(), version.MustParse("v1.1.0"), k136, arch, l)
+	}
+	s, err := ask(mirrored, "amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := NewTrust(key.Key).Verify(s, k136, "amd64", mirrored); err != nil {
+		t.Error(err)
+	}
+	for name, err := range map[string]error{
+		"another list":         func() error { _, err := ask(parts, "amd64"); return err }(),
+		"another architecture": func() error { _, err := ask(mirrored, "arm64"); return err }(),
+	} {
+		if !errors.Is(err, ErrNotOffered) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	report, err := Verify(t.Context(), dir, o)
+	if err != nil || !report.OK() {
+		t.Fatalf("%v, %+v", err, report)
+	}
+	statement := listStatementName(version.MustParse("v1.1.0"), mirrored.Digest())
+	if !slices.ContainsFunc(report.Files, func(f FileReport) bool { return f.Name == statement }) {
+		t.Errorf("the report lacks %s", statement)
+	}
+	// A server that swaps statements of one publisher does not get far either.
+	path := filepath.Join(dir, filepath.FromSlash(statement))
+	if err := os.WriteFile(path, []byte(vouch(t, key)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if report, err := Verify(t.Context(), dir, o); err != nil || report.OK() {
+		t.Errorf("a statement over another list is not noticed: %v", err)
+	}
+	if _, err := ask(mirrored, "amd64"); !errors.Is(err, ErrNotOffered) {
+		t.Errorf("a statement over another list: %v", err)
+	}
+	if err := os.WriteFile(path, []byte(s), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask(mirrored, "amd64"); err != nil {
+		t.Fatal(err)
+	}
+	// Without the feed the last good copy has it.
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := ask(mirrored, "amd64"); err != nil || again != s {
+		t.Errorf("without the feed: %v", err)
+	}
 }

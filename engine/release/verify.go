@@ -132,6 +132,7 @@ func Verify(ctx context.Context, location string, o Options) (Report, error) {
 			return Report{}, err
 		}
 		v.statement(s.Version)
+		v.lists(s.Version)
 	}
 	return v.r, nil
 }
@@ -205,6 +206,32 @@ func (v *verifier) statement(of version.Version) {
 		f.Signer = v.r.Signer
 	}
 	v.r.Files = append(v.r.Files, f)
+}
+
+// lists checks the statements over further lists of components of a release.
+func (v *verifier) lists(of version.Version) {
+	names, err := v.feed.statementsOf(v.ctx, of)
+	if err != nil {
+		v.r.Files = append(v.r.Files, FileReport{Name: listsName(of), Problem: v.r.note(err)})
+		return
+	}
+	for _, name := range names {
+		list := listOf(name, of)
+		if list == "" {
+			continue
+		}
+		a, err := v.feed.store.read(v.ctx, name, MaxStatement, "")
+		f := FileReport{Name: name, Length: int64(len(a.bytes)), SHA256: digest(a.bytes)}
+		if err == nil {
+			err = Trust{v.keys}.over(string(a.bytes), list)
+		}
+		if err != nil {
+			f.Problem = v.r.note(err)
+		} else {
+			f.Signer = v.r.Signer
+		}
+		v.r.Files = append(v.r.Files, f)
+	}
 }
 
 func (v *verifier) vouches(of version.Version, text string) error {

@@ -128,7 +128,7 @@ func (a *api) more(mux *http.ServeMux) {
 				errNoSuch, version, strings.Join(a.mirror.list(), ", "))
 		}
 		statement, unsigned := a.mirror.vouch(version, l)
-		a.reply(w, local.ComponentList{Components: l, Statement: statement}, errors.Join(err, unsigned))
+		a.reply(w, local.ComponentList{Components: l, Statement: statement, Agent: a.mirror.enrolment()}, errors.Join(err, unsigned))
 	})
 	a.object(mux, "POST "+machinePath+"/reboot", func(r *http.Request) (any, error) {
 		return nil, a.fleet.reboot(r.Context(), r.PathValue("machine"))

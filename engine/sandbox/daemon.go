@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -115,6 +117,9 @@ func (d *daemon) serve(ctx context.Context, st *state) (err error) {
 		requested: func(remote string) { d.pass(remote, pointComponent) },
 	}
 	if d.mirror.key, err = d.releaseKey(); err != nil {
+		return err
+	}
+	if d.mirror.agent, err = d.enrolment(st); err != nil {
 		return err
 	}
 	d.registry = &registry{
@@ -228,6 +233,40 @@ func (d *daemon) releaseKey() (*release.PrivateKey, error) {
 		return nil, fmt.Errorf("read release key: %w", err)
 	}
 	return release.ParsePrivateKey(releaseKeyName, b)
+}
+
+// enrolment writes the enrolment program: the agent of the newest image with the release keys of
+// that image. It is empty if the image has none, as in a sandbox that an older program has made.
+func (d *daemon) enrolment(st *state) (binary, error) {
+	fail := func(err error) (binary, error) { return binary{}, fmt.Errorf("make enrolment program: %w", err) }
+	if len(st.Catalogue) == 0 {
+		return binary{}, nil
+	}
+	var dir string
+	img := st.Catalogue[len(st.Catalogue)-1] // the oldest comes first
+	if dir = machine.ProgramsOf(img); st.Simulated {
+		dir = img.Dir
+	}
+	keys, err := os.ReadFile(filepath.Join(dir, path.Base(release.MachineKeys)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return binary{}, nil
+	}
+	if err != nil {
+		return fail(err)
+	}
+	agent, err := os.ReadFile(filepath.Join(dir, "agent"))
+	if err != nil {
+		return fail(err)
+	}
+	program, err := release.Enrolment(agent, keys)
+	if err != nil {
+		return fail(err)
+	}
+	b := binary{d.dirs.of(d.name, enrolmentName), "sha256:" + digest(program)}
+	if err := writeFile(b.path, program, 0o600); err != nil {
+		return fail(err)
+	}
+	return b, nil
 }
 
 // listeners are all that a daemon listens on.

@@ -68,6 +68,7 @@ const (
 	caName         = "ca.pem"
 	caKeyName      = "ca-key.pem"
 	releaseKeyName = "release-key.pem" // signs what machines install
+	enrolmentName  = "agent-enrolment" // brings the agent of the newest image to machines of older ones
 	privateDirMode = 0o700
 )
 

@@ -35,6 +35,9 @@ type mirror struct {
 	// key signs what machines install; nil: this sandbox's images have no release keys.
 	key *release.PrivateKey
 
+	// agent is the enrolment program for machines of old images; empty if there is none.
+	agent binary
+
 	mu       sync.Mutex
 	versions map[string]map[string]binary // Kubernetes version → name
 }
@@ -103,6 +106,18 @@ func (m *mirror) vouch(version string, l component.List) (string, error) {
 	return m.key.Vouch(release.Vouched{version: {runtime.GOARCH: l.Digest()}})
 }
 
+// agentPath is where the mirror serves the enrolment program.
+const agentPath = "/agent"
+
+// enrolment describes the enrolment program, which old agents install in the place of kubeadm;
+// nil if there is none.
+func (m *mirror) enrolment() *component.Component {
+	if m.agent.path == "" {
+		return nil
+	}
+	return &component.Component{Name: "kubeadm", URL: m.base + agentPath, Digest: m.agent.digest, Path: path.Join(installDir, "kubeadm"), Mode: 0o755}
+}
+
 // ServeHTTP answers /kubernetes/<version>/<name>, also in parts (Range).
 func (m *mirror) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if req.Method != http.MethodGet && req.Method != http.MethodHead {
@@ -111,7 +126,9 @@ func (m *mirror) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/kubernetes/"), "/")
 	var b binary
-	if len(parts) == 2 {
+	if req.URL.Path == agentPath {
+		parts, b = []string{"", "agent"}, m.agent
+	} else if len(parts) == 2 {
 		m.mu.Lock()
 		b = m.versions[parts[0]][parts[1]]
 		m.mu.Unlock()

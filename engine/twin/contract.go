@@ -65,12 +65,18 @@ func Contract(t *testing.T, c engine.Cluster, w World) {
 		// An older program publishes no statement; a newer one adds it, and nobody takes it away.
 		signed := components
 		signed.Statement = "a statement"
-		for _, x := range []engine.Components{signed, signed, components} {
+		enrols := signed
+		enrols.Agent = &component.Component{Name: "kubeadm", URL: "https://example/agent", Digest: "sha256:" + strings.Repeat("ab", 32), Path: "/usr/local/bin/kubeadm"}
+		for i, x := range []engine.Components{signed, signed, components, enrols, signed, components} {
 			if err := c.PublishComponents(ctx, x); err != nil {
 				t.Fatal(err)
 			}
-			if got, err := c.Components(ctx, x.Name); err != nil || got.Statement != signed.Statement || !slices.Equal(got.List, list) {
+			got, err := c.Components(ctx, x.Name)
+			if err != nil || got.Statement != signed.Statement || !slices.Equal(got.List, list) {
 				t.Errorf("read back %+v, %v", got, err)
+			}
+			if enrolled := i >= 3; enrolled != (got.Agent != nil) || enrolled && *got.Agent != *enrols.Agent {
+				t.Errorf("after %d writes the enrolment program is %+v", i+1, got.Agent)
 			}
 		}
 		other := components

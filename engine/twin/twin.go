@@ -278,6 +278,9 @@ func (c *Cluster) PublishComponents(ctx context.Context, want engine.Components)
 	if want.Statement == "" {
 		want.Statement = c.components[want.Name].Statement
 	}
+	if want.Agent == nil {
+		want.Agent = c.components[want.Name].Agent
+	}
 	c.components[want.Name] = want
 	return nil
 }

@@ -50,6 +50,8 @@ type (
 		Components component.List `json:"components"`
 		// Statement vouches for them, see package release; sandboxes that an older program has made have none.
 		Statement string `json:"statement,omitempty"`
+		// Agent is the enrolment program for agents that verify no statements.
+		Agent *component.Component `json:"agent,omitempty"`
 	}
 	// GroupImage is the body of PUT /v1/<group ID>/image.
 	GroupImage struct {
@@ -271,7 +273,7 @@ func (c *Client) Components(ctx context.Context, kubernetesVersion string) (comp
 	if err := c.call(ctx, http.MethodGet, "/v1/components", q, nil, &l); err != nil {
 		return component.Signed{}, fmt.Errorf("list components of Kubernetes %s: %w", kubernetesVersion, err)
 	}
-	return component.Signed{List: l.Components, Statement: l.Statement}, nil
+	return component.Signed{List: l.Components, Statement: l.Statement, Agent: l.Agent}, nil
 }
 
 // Sandbox describes the sandbox and its machines.

@@ -26,6 +26,7 @@ import (
 	"io"
 	"io/fs"
 	"net/netip"
+	"path/filepath"
 	"time"
 )
 
@@ -124,6 +125,10 @@ type Image struct {
 	// the files. [Host.Start] measures anew.
 	Events []Event `json:"events"`
 }
+
+// ProgramsOf returns the directory on this computer that holds an image's own programs and
+// release keys.
+func ProgramsOf(img Image) string { return filepath.Join(img.Dir, "layer", "usr/lib/constellation") }
 
 // File is a file that is put into a machine's disk before it boots for the first time.
 type File struct {

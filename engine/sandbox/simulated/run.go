@@ -111,7 +111,11 @@ func (c *computer) bootstrapper() *exec.Cmd {
 }
 
 func (c *computer) agent() *exec.Cmd {
-	cmd := exec.Command(filepath.Join(c.Image.Dir, "agent"), "-root", c.root(), "-socket", c.path(agentDir, "agent.sock"), "-name", c.Name, "-address", c.IP.String()) //nolint:noctx // see spawn
+	program := filepath.Join(c.root(), "usr/lib/constellation/agent") // that was installed on the machine
+	if _, err := os.Stat(program); err != nil {
+		program = filepath.Join(c.Image.Dir, "agent")
+	}
+	cmd := exec.Command(program, "-root", c.root(), "-socket", c.path(agentDir, "agent.sock"), "-name", c.Name, "-address", c.IP.String()) //nolint:noctx // see spawn
 	cmd.Env = os.Environ()
 	return cmd
 }

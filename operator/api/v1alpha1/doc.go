@@ -78,6 +78,11 @@ const LabelInPlace = "constellation.edgeless.systems/in-place"
 // a new statement may come with other keys.
 const AnnotationStatement = "constellation.edgeless.systems/components-statement"
 
+// AnnotationAgent on a ConfigMap of components is the enrolment program as a component in JSON:
+// what agents that verify no statements install and run once, before they install the list. A
+// Node with these components has an agent that verifies, because the operator saw to that first.
+const AnnotationAgent = "constellation.edgeless.systems/components-agent"
+
 // AnnotationHeld is "true" on a Node or a ScalingGroup that people want left as it is, the
 // latter with all its nodes, until they take it off. The operator never writes it.
 const AnnotationHeld = "constellation.edgeless.systems/held"

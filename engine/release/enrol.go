@@ -1,0 +1,53 @@
+package release
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// An agent of an old image verifies nothing and runs, as kubeadm, what its caller names. That
+// is how it gets its successor, once: an enrolment program is the new agent with the release
+// keys behind it, and installs both when it runs as kubeadm. Package agent has that part.
+//
+// The keys stand behind the program because an old agent passes nothing else on.
+
+// enrolmentMagic ends an enrolment program, after the length of the keys in eight bytes.
+const enrolmentMagic = "constellation-enrolment\n"
+
+// ErrNoEnrolment means that a program has no release keys behind it.
+var ErrNoEnrolment = errors.New("the program carries no release keys")
+
+// Enrolment returns the enrolment program for an agent and the public keys in keys, which are
+// PEM.
+func Enrolment(agent, keys []byte) ([]byte, error) {
+	if _, err := ParseKeys("release-keys", keys); err != nil {
+		return nil, err
+	}
+	if _, _, err := SplitEnrolment(agent); err == nil {
+		return nil, errors.New("make enrolment program: the agent is one already")
+	}
+	b := bytes.Join([][]byte{agent, keys}, nil)
+	b = binary.BigEndian.AppendUint64(b, uint64(len(keys)))
+	return append(b, enrolmentMagic...), nil
+}
+
+// SplitEnrolment returns the agent and the keys of an enrolment program. The error wraps
+// ErrNoEnrolment if it is none.
+func SplitEnrolment(program []byte) (agent, keys []byte, err error) {
+	rest, ok := bytes.CutSuffix(program, []byte(enrolmentMagic))
+	if !ok || len(rest) < 8 {
+		return nil, nil, ErrNoEnrolment
+	}
+	rest, length := rest[:len(rest)-8], binary.BigEndian.Uint64(rest[len(rest)-8:])
+	if length > maxFile || length > uint64(len(rest)) {
+		return nil, nil, fmt.Errorf("%w: it names %d bytes of them", ErrNoEnrolment, length)
+	}
+	at := len(rest) - int(length)
+	agent, keys = rest[:at], rest[at:]
+	if _, err := ParseKeys("release-keys", keys); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrNoEnrolment, err)
+	}
+	return agent, keys, nil
+}
