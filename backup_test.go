@@ -31,19 +31,19 @@ import (
 	"constellation/tui"
 )
 
-// canaries are secrets that are looked for wherever they should not be.
+// canaries are secrets that the test searches where they must not occur.
 type canaries struct {
 	values map[string]string // by what they are
 }
 
-// plant returns a new one.
+// plant returns a new canary.
 func (c *canaries) plant(what string) string {
 	v := fmt.Sprintf("canary%04dZ%s", 1000+37*len(c.values), strings.Repeat("q7", 6))
 	c.values[what] = v
 	return v
 }
 
-// in returns which of them are in text, in any of the ways in which they could be written.
+// in returns the canaries that occur in text, in any encoding.
 func (c *canaries) in(text []byte) (found []string) {
 	for what, v := range c.values {
 		forms := []string{v, url.QueryEscape(v), fmt.Sprintf("%x", v)}
@@ -59,9 +59,9 @@ func (c *canaries) in(text []byte) (found []string) {
 	return found
 }
 
-// Secrets are in the files that are named for them, and in nothing that a verb says, logs,
-// records or does to the cluster.
-func TestBackupsKeepSecretsToThemselves(t *testing.T) {
+// Secrets occur only in the files meant for them, and not in output, logs, records or objects
+// of the cluster.
+func TestBackupsDoNotLeakSecrets(t *testing.T) {
 	cp := controlplane.ForTest(t, controlplane.Options{APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	ctx := t.Context()
 	config := cp.Config()
@@ -85,7 +85,7 @@ func TestBackupsKeepSecretsToThemselves(t *testing.T) {
 		must(cp.Apply(ctx, []byte(manifest)))
 	}
 
-	// The cluster is asked with a token.
+	// The kubeconfig authenticates with a token.
 	apply("apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: admin, namespace: kube-system}\n---\n" +
 		"apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: admin}\nroleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}\n" +
 		"subjects: [{kind: ServiceAccount, name: admin, namespace: kube-system}]\n")
@@ -123,7 +123,7 @@ func TestBackupsKeepSecretsToThemselves(t *testing.T) {
 	secret("bootstrap-token-abcdef", corev1.SecretTypeBootstrapToken, map[string]string{"token-id": "abcdef", "token-secret": planted.plant("bootstrap token")}, nil)
 	secret("sh.helm.release.v1.x.v1", "helm.sh/release.v1", map[string]string{"release": planted.plant("helm")}, nil)
 
-	// A custom resource names a Secret; another one has something secret itself.
+	// One custom resource refers to a Secret; another one contains a secret.
 	kind := func(schema string) string {
 		return `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"widgets.example.com"},"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"widgets","singular":"widget","kind":"Widget","listKind":"WidgetList"},
 			"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":` + schema + `}}}}]}}`
@@ -139,7 +139,7 @@ func TestBackupsKeepSecretsToThemselves(t *testing.T) {
 	widget("has-one", map[string]any{"token": planted.plant("custom resource")})
 	planted.values["token of the kubeconfig"] = token.Status.Token
 
-	// run runs a verb and returns what it prints. Nothing of it may hold a secret.
+	// run runs a verb and returns its output, which must not contain a secret.
 	run := func(want int, args ...string) string {
 		t.Helper()
 		var out, errs bytes.Buffer
@@ -149,14 +149,14 @@ func TestBackupsKeepSecretsToThemselves(t *testing.T) {
 		}.Run(slices.Concat([]string{"-C", workspace}, args))
 		said := slices.Concat(out.Bytes(), errs.Bytes())
 		if found := planted.in(said); len(found) > 0 {
-			t.Errorf("%q says what is secret: %q\n%s", args, found, said)
+			t.Errorf("%q prints secrets: %q\n%s", args, found, said)
 		}
 		if code != want {
 			t.Fatalf("%q: exit %d, want %d\n%s", args, code, want, said)
 		}
 		return out.String()
 	}
-	// both runs a verb that changes nothing for people and for programs.
+	// both runs a read-only verb with text and JSON output.
 	both := func(want int, args ...string) string {
 		t.Helper()
 		run(want, args...)
@@ -180,7 +180,7 @@ func TestBackupsKeepSecretsToThemselves(t *testing.T) {
 		both(0, "backup", "verify", id)
 	}
 
-	// What is there now is as secret.
+	// The current values are secret, too.
 	for _, name := range []string{"opaque", "ssh", "tls", "registry"} {
 		s, err := core.CoreV1().Secrets("default").Get(ctx, name, metav1.GetOptions{})
 		must(err)
@@ -211,7 +211,7 @@ func TestBackupsKeepSecretsToThemselves(t *testing.T) {
 	run(engine.ExitDone, "backup", "restore", all, "--overwrite", "--yes", "-o", "json", "--debug", "--only", "core/secrets")
 	run(engine.ExitDone, "backup", "restore", plain, "--yes", "--overwrite")
 
-	// What an API server says about what it does not accept has the value in it.
+	// The error of an API server that rejects an object contains the rejected value.
 	refuse := []string{
 		`{"type":"object","properties":{"token":{"type":"string","pattern":"^x$"}}}`, `{"type":"object","properties":{"token":{"type":"string","enum":["x"]}}}`,
 		`{"type":"object","properties":{"token":{"type":"string","format":"date-time"}}}`, `{"type":"object","properties":{"token":{"type":"integer"}}}`,
@@ -231,7 +231,7 @@ func TestBackupsKeepSecretsToThemselves(t *testing.T) {
 		}
 		said := both(engine.ExitFailed, "backup", "restore", plain, "--dry-run", "--only", "example.com/widgets")
 		if !strings.Contains(said, `"failed"`) || !strings.Contains(said, "spec") {
-			t.Errorf("schema %d: nothing is said: %s", i, said)
+			t.Errorf("schema %d: no error reported: %s", i, said)
 		}
 		run(engine.ExitFailed, "backup", "restore", all, "--yes", "--only", "example.com/widgets")
 		apply(kind(`{"type":"object","x-kubernetes-preserve-unknown-fields":true}`))
@@ -244,7 +244,7 @@ func TestBackupsKeepSecretsToThemselves(t *testing.T) {
 		run(engine.ExitDone, "backup", "restore", plain, "--yes", "--only", "example.com/widgets")
 	}
 
-	// Files: the records of all runs are among them.
+	// Check all files, records of runs included.
 	held := map[string][]string{}
 	files := 0
 	must(filepath.WalkDir(workspace, func(path string, d fs.DirEntry, err error) error {
@@ -284,7 +284,7 @@ func TestBackupsKeepSecretsToThemselves(t *testing.T) {
 		text, err := json.Marshal(l)
 		must(err)
 		if found := planted.in(text); len(found) > 0 {
-			t.Errorf("%s of the cluster hold %q", what, found)
+			t.Errorf("%s of the cluster contain %q", what, found)
 		}
 	}
 }

@@ -19,16 +19,16 @@ import (
 	"constellation/engine"
 )
 
-// These benchmarks run the built programs of bin/, which `make bench` makes.
+// These benchmarks run the programs in bin/, which `make bench` builds.
 
-// frameEnd is what the console writes at the end of every frame.
+// frameEnd is the escape sequence at the end of every frame of the console.
 const frameEnd = "\x1b[?2026l"
 
-// BenchmarkFirstFrame is what a user waits for after Enter: the console's first frame
-// on a terminal, in an empty folder, and its first frame with what it found there.
-// Each round also takes the times of `constellation version` and of
-// `kubectl version --client`, exec to exit on a terminal like it. The order turns
-// with the rounds, and the figures are medians: other programs disturb all alike.
+// BenchmarkFirstFrame measures the startup latency of the console: until its first frame on a
+// terminal in an empty folder, and until its first frame with the contents of the folder.
+// Each round also measures `constellation version` and `kubectl version --client` from exec
+// to exit on the same kind of terminal. The order rotates with the rounds, and the figures
+// are medians, so that the load of the machine affects all alike.
 func BenchmarkFirstFrame(b *testing.B) {
 	constellation, kubectl := built(b, "constellation"), built(b, "kubectl")
 	var frame, contents, version, peer []time.Duration
@@ -36,7 +36,7 @@ func BenchmarkFirstFrame(b *testing.B) {
 		func() {
 			p := startOnTerminal(b, constellation)
 			frame = append(frame, p.until(b, frameEnd))
-			// What the console offers to write into an empty folder.
+			// The choices that the console shows for an empty folder.
 			contents = append(contents, p.until(b, "constellation-conf.yaml", frameEnd))
 			p.stop(b)
 		},
@@ -58,19 +58,19 @@ func BenchmarkFirstFrame(b *testing.B) {
 	reportMedian(b, peer, time.Millisecond, "kubectl-ms")
 }
 
-// BenchmarkInit makes clusters of one control plane and two workers, real machines of
-// a sandbox that is started for it and taken down after it. Its parts are taken from
-// the events of the run, and from the journals of the machines that join:
+// BenchmarkInit creates clusters of one control plane and two workers on real machines of a
+// new sandbox. The parts come from the events of the run and from the journals of the joining
+// machines:
 //
-//   - own is what a machine needs for evidence, claim and components, by its own clock:
-//     the first node from the console's request until kubeadm starts; a joiner from the
-//     request that got the ticket, and from the ticket until kubeadm starts. That nobody
-//     answers yet, a load balancer or a turn is waited for in between counts for joiners,
-//     below. own-slowest is of the slowest machine of each run, own-median of the median;
-//   - evidence, claim and components are those of the first node;
-//   - joiners is from when machines may join until the last of them starts kubeadm;
-//   - kubeadm is of the first node, with pulls in it; joins is kubeadm and the start of
-//     the other nodes.
+//   - own is the time of one machine for evidence, claim and components, by its own clock:
+//     for the first node from the console's request until kubeadm starts, for a joiner from
+//     the successful ticket request until kubeadm starts. Waiting for the load balancer or
+//     for a turn counts for joiners, below. own-slowest is the slowest machine of each run,
+//     own-median the median machine;
+//   - evidence, claim and components are the times of the first node;
+//   - joiners is the time from when machines may join until the last one starts kubeadm;
+//   - kubeadm is the time of the first node, image pulls included; joins is kubeadm and the
+//     start of the other nodes.
 func BenchmarkInit(b *testing.B) {
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
 		b.Skip("real machines need Linux and root")
@@ -89,7 +89,7 @@ func BenchmarkInit(b *testing.B) {
 	reportMedian(b, []time.Duration{slices.Max(parts["init"])}, time.Second, "init-max-s")
 }
 
-// initOnce returns the wall times of up, init and down, and of init's parts.
+// initOnce returns the wall-clock times of up, init and down, and of the parts of init.
 func initOnce(b *testing.B, bin string) map[string]time.Duration {
 	b.Helper()
 	const workers = 2
@@ -133,7 +133,7 @@ func initOnce(b *testing.B, bin string) map[string]time.Duration {
 		}
 		events = append(events, e)
 	}
-	// when is the time of the first event after another one that fits.
+	// when returns the time of the first matching event after another one.
 	when := func(what string, after time.Time, fits func(engine.Event) bool) time.Time {
 		for _, e := range events {
 			if !e.Time.Before(after) && fits(e) {
@@ -193,8 +193,8 @@ func initOnce(b *testing.B, bin string) map[string]time.Duration {
 	return took
 }
 
-// ofJoiner returns what a machine that joined needed for evidence, claim and
-// components, by the lines of its bootstrapper's journal.
+// ofJoiner returns the time of a joined machine for evidence, claim and components, from the
+// journal of its bootstrapper.
 func ofJoiner(b *testing.B, name string, journal []byte) time.Duration {
 	b.Helper()
 	var sum time.Duration
@@ -219,7 +219,7 @@ func ofJoiner(b *testing.B, name string, journal []byte) time.Duration {
 	return 0
 }
 
-// built is the path of a program that `make build` makes.
+// built returns the path of a program that `make build` builds.
 func built(b *testing.B, name string) string {
 	b.Helper()
 	p, err := filepath.Abs(filepath.Join("bin", name))
@@ -232,8 +232,8 @@ func built(b *testing.B, name string) string {
 	return p
 }
 
-// aloneWithMachines waits until no test has machines on this computer, as exclusive
-// does for tests.
+// aloneWithMachines waits until no test runs machines on this computer, as exclusive does for
+// tests.
 func aloneWithMachines(b *testing.B) {
 	b.Helper()
 	f, err := os.OpenFile(filepath.Join(os.TempDir(), "constellation-machines.lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -246,7 +246,7 @@ func aloneWithMachines(b *testing.B) {
 	b.Cleanup(func() { f.Close() })
 }
 
-// program is one that runs on a terminal of its own.
+// program is a process on its own pseudo terminal.
 type program struct {
 	cmd   *exec.Cmd
 	tty   *os.File
@@ -267,7 +267,7 @@ func startOnTerminal(b *testing.B, path string, args ...string) *program {
 	home := b.TempDir()
 	p := &program{cmd: exec.Command(path, args...), tty: tty}
 	p.cmd.Dir = home
-	// Nothing of whoever runs the benchmark: CI, for one, keeps the console away.
+	// A minimal environment: with CI set, for example, the console would not open.
 	p.cmd.Env = []string{"TERM=xterm-256color", "LANG=C.UTF-8", "HOME=" + home, "PATH=" + os.Getenv("PATH")}
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = own, own, own
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -278,8 +278,8 @@ func startOnTerminal(b *testing.B, path string, args ...string) *program {
 	return p
 }
 
-// until waits for texts, one after the other, in all that the program wrote, and
-// returns how long after its start they were there.
+// until waits for texts, one after the other, in the output of the program, and returns the
+// times from its start.
 func (p *program) until(b *testing.B, texts ...string) time.Duration {
 	b.Helper()
 	buf := make([]byte, 1<<16)
@@ -306,7 +306,7 @@ func inOrder(s []byte, texts []string) bool {
 	return true
 }
 
-// stop ends the program, whatever it does.
+// stop kills the program.
 func (p *program) stop(b *testing.B) {
 	b.Helper()
 	if err := p.cmd.Process.Kill(); err != nil {
@@ -316,8 +316,7 @@ func (p *program) stop(b *testing.B) {
 	p.tty.Close()
 }
 
-// exit waits for the end of the program, which must be a good one, and returns how
-// long it ran.
+// exit waits for the program to exit with 0, and returns how long it ran.
 func (p *program) exit(b *testing.B) time.Duration {
 	b.Helper()
 	err := p.cmd.Wait()

@@ -27,20 +27,18 @@ import (
 	"constellation/operator/api/v1alpha1"
 )
 
-// BenchmarkWatchCluster has the built program watch a cluster of 5,000 nodes on a terminal of
-// 120x40: a real API server, the program's own watches of it, and nobody else who does
-// anything. The nodes are objects without machines, so that nothing moves but what is moved
-// here. It reports
+// BenchmarkWatchCluster runs the built program on a 120x40 terminal to watch a cluster of
+// 5,000 nodes with a real API server. The nodes are objects without machines, so that only
+// the benchmark changes them. It reports
 //
-//   - idle-wakes/s and idle-B/s: how often one of the program's threads slept and was woken, and
-//     what was written, in 20 s in which nothing changed;
-//   - of ten updates a second, each of one node and then each of 20, for 20 s: share of a
-//     processor and bytes to the terminal;
-//   - meanwhile, from a key to the bytes that show what it did;
-//   - memory at the end of that, at most, as the kernel counts it, and what is not pages of
-//     the program's file;
-//   - with ten nodes that change in a second, from the request that changes another one to the
-//     bytes that show it.
+//   - idle-wakes/s and idle-B/s: wakeups of the program's threads and bytes written, in 20 s
+//     without a change;
+//   - CPU share and bytes to the terminal for ten updates a second over 20 s, of one node each
+//     and then of 20 nodes each;
+//   - the latency from a key press to the resulting bytes, meanwhile;
+//   - peak memory after that, as the kernel counts it, and without pages of the program file;
+//   - the latency from the request that changes a node to the bytes that show it, while ten
+//     other nodes change each second.
 func BenchmarkWatchCluster(b *testing.B) {
 	bin := built(b, "constellation")
 	const nodes = 5000
@@ -110,8 +108,8 @@ func reportQuantiles(b *testing.B, took []time.Duration, name string) {
 	}
 }
 
-// objects is a cluster of nodes without machines: one half is at the target, the other is not,
-// and a few of it are on their way.
+// objects are nodes without machines: one half is at the target, and a few of the others
+// are being replaced.
 type objects struct {
 	b          *testing.B
 	kubeconfig string
@@ -198,7 +196,7 @@ func nodesOnly(b *testing.B, count int) *objects {
 
 func (o *objects) name(i int) string { return fmt.Sprintf("worker-%04d", i) }
 
-// each calls f for all nodes, as many at a time.
+// each calls f for all nodes with limited concurrency.
 func (o *objects) each(writers int, f func(i int) error) {
 	o.b.Helper()
 	var all sync.WaitGroup
@@ -216,7 +214,7 @@ func (o *objects) each(writers int, f func(i int) error) {
 	}
 }
 
-// readiness is what a kubelet says of a node: Ready, or not and why.
+// readiness is the Ready condition of a node, as a kubelet would report it.
 func readiness(why string) []corev1.NodeCondition {
 	c := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}
 	if why != "" {
@@ -225,7 +223,7 @@ func readiness(why string) []corev1.NodeCondition {
 	return []corev1.NodeCondition{c}
 }
 
-// set makes a node not Ready, or Ready again if why is empty.
+// set sets a node to not Ready with the reason why, or to Ready if why is empty.
 func (o *objects) set(i int, why string) {
 	o.b.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.name(i)}}
@@ -236,8 +234,8 @@ func (o *objects) set(i int, why string) {
 	}
 }
 
-// change has so many nodes change ten times a second until the returned function is called:
-// each is not Ready for some seconds, and then again.
+// change changes a number of nodes ten times a second until the returned function is called:
+// each is not Ready for some seconds, then Ready again.
 func (o *objects) change(each int) (stop func()) {
 	ctx, cancel := context.WithCancel(o.b.Context())
 	var all sync.WaitGroup
@@ -264,7 +262,7 @@ func (o *objects) change(each int) (stop func()) {
 	return func() { cancel(); all.Wait() }
 }
 
-// watching is the program while it shows a cluster.
+// watching is the running program.
 type watching struct {
 	*program
 	b *testing.B
@@ -309,15 +307,15 @@ func (w *watching) written() int {
 	return w.total
 }
 
-// forget has nothing that was written so far be found.
+// forget discards the output so far.
 func (w *watching) forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.fresh = w.fresh[:0]
 }
 
-// await waits for a text in what was written and not forgotten, forgets all, and returns when
-// it was there.
+// await waits for a text in the output since the last forget, discards the output, and
+// returns when the text appeared.
 func (w *watching) await(text string, limit time.Duration) time.Time {
 	w.b.Helper()
 	end := time.After(limit)
@@ -346,7 +344,7 @@ func (w *watching) types(keys string) {
 	}
 }
 
-// rest waits until the program has shown everything: it writes the clock and no more.
+// rest waits until the program is idle and writes nothing but its clock.
 func (w *watching) rest() {
 	w.b.Helper()
 	for end := time.Now().Add(time.Minute); ; {
@@ -368,7 +366,7 @@ func (w *watching) stop() {
 	<-w.gone
 }
 
-// tasks calls f with what the kernel says of each thread in one of its files.
+// tasks calls f with the contents of a /proc file of each thread.
 func (w *watching) tasks(file string, f func(string)) {
 	w.b.Helper()
 	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/%s", w.cmd.Process.Pid, file))
@@ -382,7 +380,7 @@ func (w *watching) tasks(file string, f func(string)) {
 	}
 }
 
-// sleeps is how often threads of the program have gone to sleep so far.
+// sleeps returns the number of voluntary context switches of all threads so far.
 func (w *watching) sleeps() (n int) {
 	w.tasks("status", func(s string) {
 		for line := range strings.Lines(s) {
@@ -395,7 +393,7 @@ func (w *watching) sleeps() (n int) {
 	return n
 }
 
-// processor is what the program has used of processors so far.
+// processor returns the CPU time of the program so far.
 func (w *watching) processor() (d time.Duration) {
 	w.tasks("schedstat", func(s string) {
 		ns, err := strconv.ParseInt(strings.Fields(s)[0], 10, 64)
@@ -407,7 +405,7 @@ func (w *watching) processor() (d time.Duration) {
 	return d
 }
 
-// memory is a figure of the program's memory in MB.
+// memory returns a memory figure of the program in MB.
 func (w *watching) memory(name string) float64 {
 	w.b.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.cmd.Process.Pid))

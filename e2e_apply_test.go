@@ -20,9 +20,9 @@ import (
 	"constellation/engine/sandbox/recorder"
 )
 
-// TestApplyReplacesAnImage takes one control plane and one worker from one image to the
-// next with `upgrade apply` alone, as a pipeline would: refused without --yes, rehearsed,
-// left when the target is set, paused and resumed, and taken up again with the same command.
+// TestApplyReplacesAnImage upgrades the image of one control plane and one worker with
+// `upgrade apply`, as a CI pipeline would: rejected without --yes, rehearsed, detached after
+// the target is set, paused, resumed, and reattached with the same command.
 //
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 30m -run TestApplyReplacesAnImage .
 func TestApplyReplacesAnImage(t *testing.T) {
@@ -73,7 +73,7 @@ func TestApplyReplacesAnImage(t *testing.T) {
 	}
 	for _, want := range []string{"control-plane-1 ready", "control-plane-0 gone", "worker-1 ready", "worker-0 draining", "worker-0 gone"} {
 		if !seen[want] {
-			t.Errorf("nobody told that %s; told were %v", want, seen)
+			t.Errorf("no event that %s; events %v", want, seen)
 		}
 	}
 	if last.Kind != engine.KindResult || last.State != engine.StateDone {
@@ -90,9 +90,9 @@ func TestApplyReplacesAnImage(t *testing.T) {
 	apply(2*time.Minute, "--yes").want(engine.ExitNothing)
 }
 
-// TestApplyIsKilledInEachStep kills the console as soon as each of its steps has begun, and
-// gives the same command again: the cluster gets where it was to go, once. While a console
-// waits for nodes, a second one from another workspace is told who has the cluster.
+// TestApplyIsKilledInEachStep kills the console at the beginning of each step and runs the
+// same command again: the cluster reaches the target, and no step is done twice. While one
+// console waits for nodes, a second one from another workspace is rejected and names the first.
 //
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 30m -run TestApplyIsKilledInEachStep .
 func TestApplyIsKilledInEachStep(t *testing.T) {
@@ -129,7 +129,7 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 			}
 			r := other.run(time.Minute, verb...)
 			if r.want(engine.ExitHeld); !strings.Contains(r.stderr, fmt.Sprintf("(process %d in %s, run upgrade-", cmd.Process.Pid, c.dir)) {
-				t.Errorf("it says %q", r.stderr)
+				t.Errorf("stderr is %q", r.stderr)
 			}
 		}) {
 			return
@@ -144,15 +144,15 @@ func TestApplyIsKilledInEachStep(t *testing.T) {
 		for rest.Scan() { // to its end
 		}
 		if err := cmd.Wait(); err != nil {
-			t.Fatalf("the last one ended with %v", err)
+			t.Fatalf("the last run ended with %v", err)
 		}
 	}
 	c.wantNodes("control-plane-1", "worker-1")
 	c.run(2*time.Minute, "upgrade", "apply", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4", "-o", "json").want(engine.ExitNothing)
 }
 
-// until starts a command that prints events, and returns it when a step has begun or was found
-// done, with its events so far and what comes after them.
+// until starts a command that prints events. It returns when a step has begun or is done
+// already, with the events so far and a scanner of the rest.
 func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []engine.Event, rest *bufio.Scanner) {
 	t := c.t
 	t.Helper()
@@ -184,13 +184,12 @@ func (c *cloud) until(step string, args ...string) (cmd *exec.Cmd, told []engine
 	return nil, nil, nil
 }
 
-// next is the Kubernetes that clusters of these tests are brought to. .ci/test.sh has it in
-// the cache:
+// next is the target Kubernetes of these tests. .ci/test.sh builds it into the cache:
 //
 //	bin/constellation sandbox fetch v1.36.3
 const next = "v1.36.3"
 
-// withNext skips where the next Kubernetes is not in the cache.
+// withNext skips the test if that Kubernetes is not in the cache.
 func withNext(t *testing.T) {
 	t.Helper()
 	cache, err := os.UserCacheDir()
@@ -202,9 +201,9 @@ func withNext(t *testing.T) {
 	}
 }
 
-// applies brings a cluster of one control plane and two workers to a target with `upgrade
-// apply`, while a second process watches: both, and history and replay afterwards, tell the
-// same, which is that so many nodes were replaced or upgraded.
+// applies upgrades a cluster of one control plane and two workers with `upgrade apply`, while
+// a second process watches. Both, and history and replay afterwards, must report the same
+// number of replaced and upgraded nodes.
 func (c *cloud) applies(kubernetes string, replaced int, args ...string) {
 	t := c.t
 	t.Helper()
@@ -240,14 +239,14 @@ func (c *cloud) applies(kubernetes string, replaced int, args ...string) {
 		t.Fatal(err)
 	}
 	if past.Status != engine.StateDone || past.Replaced != replaced || past.Failed != 0 || past.To.Kubernetes != kubernetes {
-		t.Errorf("history tells of %+v", past)
+		t.Errorf("history has %+v", past)
 	}
 }
 
-// TestApplyOnRealMachines takes a cluster from one image and minor of Kubernetes to the next in
-// one hop, while users ask a service of several replicas from inside and outside. None of the
-// requests is lost that could be kept: see load. It is the one upgrade of real machines that
-// everybody runs.
+// TestApplyOnRealMachines upgrades image and Kubernetes minor in one hop, while clients send
+// requests to a service with several replicas from inside and outside of the cluster. No
+// avoidable request failure is allowed; see load. It is the only upgrade of real machines in
+// the default test run.
 func TestApplyOnRealMachines(t *testing.T) {
 	withNext(t)
 	c, _ := newCluster(t, realMachines, 1, 2, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
@@ -269,17 +268,17 @@ func TestApplyOnRealMachines(t *testing.T) {
 		t.Error(b)
 	}
 	kept, lost := judge(asked, journal)
-	t.Logf("%d requests were answered, %d failed at machines that came or went, %d were lost", kept, len(asked)-kept-len(lost), len(lost))
+	t.Logf("%d requests succeeded, %d failed unavoidably at machines that came or went, %d failed avoidably", kept, len(asked)-kept-len(lost), len(lost))
 	for _, x := range lost[:min(len(lost), 10)] {
 		t.Logf("lost: %s", x)
 	}
-	// Alone on its computer it loses none. Beside other programs, word of a pod's end may come
-	// to kube-proxy after the pod has waited for it, which no rollout can help.
+	// On an idle computer none fails. Under load kube-proxy may learn of a pod's end only after
+	// the pod's grace period, which no rollout can prevent.
 	if len(lost)*500 > kept {
-		t.Errorf("%d requests were lost that could be kept", len(lost))
+		t.Errorf("%d requests failed avoidably", len(lost))
 	}
 	if least := 1000; kept < least {
-		t.Errorf("%d requests are no load; want %d", kept, least)
+		t.Errorf("%d requests are too little load; want %d", kept, least)
 	}
 	nodes := []string{"control-plane-1", "worker-2", "worker-3"}
 	c.wantNodes(nodes...)
@@ -287,24 +286,23 @@ func TestApplyOnRealMachines(t *testing.T) {
 	c.run(2*time.Minute, append([]string{"upgrade", "apply", "--yes", "-o", "json"}, target...)...).want(engine.ExitNothing)
 }
 
-// TestApplyOnSimulatedMachines is an ordinary user who brings a cluster to the newest release
-// that is here, hop by hop: each hop replaces machines, and that of Kubernetes changes the
-// control plane in place before. In the last hop the workers stay the machines that they are,
-// and their agents upgrade them.
+// TestApplyOnSimulatedMachines upgrades a cluster hop by hop to the newest release, as an
+// unprivileged user. Each hop replaces machines, and the hop of Kubernetes first upgrades the
+// control plane in place. In the last hop the agents upgrade the workers in place.
 func TestApplyOnSimulatedMachines(t *testing.T) {
 	t.Parallel()
 	withNext(t)
 	c, _ := newCluster(t, simulatedMachines, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	c.wantVersions("v1.0.0", "v1.35.4", 1, 2)
 
-	// What an older program has published: nobody vouches for it. The first hop mends that, else
-	// no machine of the new image could join.
+	// An older program published components without a signed statement. The first hop must
+	// repair that, or no machine of the new image could join.
 	for _, m := range strings.Fields(c.kubectl("-n", "kube-system", "get", "configmaps", "-o", "name")) {
 		if strings.HasPrefix(m, "configmap/k8s-components-") {
 			c.kubectl("-n", "kube-system", "annotate", m, "constellation.edgeless.systems/components-statement-")
 		}
 	}
-	// The cloud's daemon dies; its machines do not notice, and another one finds them.
+	// The cloud's daemon dies. Its machines keep running, and a new daemon adopts them.
 	before := c.status()
 	if err := unix.Kill(c.daemonPID(), unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -335,15 +333,15 @@ func TestApplyOnSimulatedMachines(t *testing.T) {
 	guarded()
 	c.wantGuarded("after the last hop")
 	c.wantNoAutoApproval()
-	// The hop before left them as they were, so that nodes are not replaced twice.
+	// The previous hop kept the workers, so that nodes are not replaced twice.
 	c.wantMachines("control-plane ready v1.1.0 v1.36.3", "worker ready v1.0.0 v1.36.3", "worker ready v1.0.0 v1.36.3")
 	if now := workers(); now != stayed {
-		t.Errorf("workers are\n%s\nbut should have stayed\n%s", now, stayed)
+		t.Errorf("workers are\n%s\nwant unchanged\n%s", now, stayed)
 	}
 	c.run(2*time.Minute, "upgrade", "apply", "--non-interactive", "--yes").want(engine.ExitNothing)
 }
 
-// totals is what a stream amounts to in the end.
+// totals summarises a stream at its end.
 func totals(events []engine.Event) string {
 	var b engine.Board
 	for _, e := range events {

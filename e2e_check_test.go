@@ -16,8 +16,8 @@ import (
 	"constellation/engine"
 )
 
-// trouble is what stands in the way of an upgrade, each kind once: an aggregated API that
-// nobody serves, a budget without room, a webhook whose only pod sits on one node.
+// trouble are obstacles to an upgrade, one of each kind: an aggregated API without a backend,
+// a PodDisruptionBudget that allows no disruption, a webhook with a single pod.
 const trouble = `
 apiVersion: v1
 kind: Namespace
@@ -84,7 +84,7 @@ webhooks:
   namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: shop}}
 `
 
-// oldAPI is an object that a client writes through an API which goes with v1.37.
+// oldAPI is an object that a client writes through an API that v1.37 removes.
 const oldAPI = `
 apiVersion: networking.k8s.io/v1beta1
 kind: ServiceCIDR
@@ -103,7 +103,7 @@ func (c *cloud) check(code int, args ...string) engine.Check {
 	return k
 }
 
-// worth lists what is not fine, as "block pdb-room".
+// worth lists findings above info, such as "block pdb-room".
 func worth(k engine.Check) []string {
 	var out []string
 	for _, f := range k.Findings {
@@ -114,7 +114,7 @@ func worth(k engine.Check) []string {
 	return out
 }
 
-// apply gives kubectl objects, as somebody.
+// apply runs kubectl apply with a field manager.
 func (c *cloud) apply(manager, objects string) {
 	c.t.Helper()
 	file := filepath.Join(c.t.TempDir(), "objects.yaml")
@@ -124,7 +124,7 @@ func (c *cloud) apply(manager, objects string) {
 	c.kubectl("apply", "--field-manager="+manager, "-f", file)
 }
 
-// eventually asks kubectl until it succeeds with what is wanted.
+// eventually runs kubectl until its output meets a condition.
 func (c *cloud) eventually(limit time.Duration, what string, wanted func(out string) bool, args ...string) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -137,14 +137,14 @@ func (c *cloud) eventually(limit time.Duration, what string, wanted func(out str
 		}
 		select {
 		case <-ctx.Done():
-			c.t.Fatalf("after %v it is not so that %s: kubectl %s: %v\n%s", limit, what, strings.Join(args, " "), err, tail(string(out)))
+			c.t.Fatalf("timeout after %v waiting until %s: kubectl %s: %v\n%s", limit, what, strings.Join(args, " "), err, tail(string(out)))
 		case <-time.After(500 * time.Millisecond):
 		}
 	}
 }
 
-// isClean checks a cluster of an older release as a new user would: nothing is found but
-// that it was never backed up, and nothing after that.
+// isClean runs upgrade check on a clean cluster of an older release: the only finding is the
+// missing backup, and after a backup there is none.
 func (c *cloud) isClean() {
 	t := c.t
 	t.Helper()
@@ -166,11 +166,11 @@ func (c *cloud) isClean() {
 	}
 	c.kubectl("get", "nodes") // the check has left everything as it was
 	if out := c.kubectl("get", "events", "-A", "--field-selector=reason=Evicted", "-o", "name"); strings.Contains(out, "event") {
-		t.Errorf("the check has evicted pods: %s", out)
+		t.Errorf("the check evicted pods: %s", out)
 	}
 }
 
-// findsTrouble plants trouble in a cluster that was clean, all of which must be found and
+// findsTrouble plants obstacles in a clean cluster. The check must find all of them and
 // nothing else.
 func (c *cloud) findsTrouble() {
 	t := c.t
@@ -189,9 +189,9 @@ func (c *cloud) findsTrouble() {
 	}, "-n", "kube-system", "get", "pod", "kube-apiserver-control-plane-0", "-o", `jsonpath={.spec.containers[0].command} {range .status.conditions[*]}{.type}={.status} {end}`)
 	c.apply("argocd-controller", oldAPI)
 
-	// The budget and the webhook's pod sit on workers, which the second hop replaces if
-	// the mirror has its Kubernetes. It need not have it, so both hops are asked for by
-	// what the path says.
+	// The budget's pods and the webhook's pod run on workers. The second hop replaces the
+	// workers if the mirror has its Kubernetes, which is not certain, so the test takes both
+	// targets from the path.
 	path := c.check(engine.ExitDone, "--no-preflight").Path
 	want := []string{"block api-services", "warn webhook-ca", "warn webhook-exemption"}
 	if len(path) > 1 {
@@ -200,8 +200,8 @@ func (c *cloud) findsTrouble() {
 		want = append(want, "block webhook-one-node", "block pdb-room", "block drain-rehearsal", "warn single-replica")
 	}
 	slices.Sort(want)
-	// The controllers lost their leases with the API server; until they have them again
-	// that is told, too.
+	// The controllers lost their leases with the API server; the check reports that until
+	// they have them again.
 	var found engine.Check
 	for deadline := time.Now().Add(4 * time.Minute); ; time.Sleep(time.Second) {
 		found = c.check(engine.ExitBlocked, "--exit-code")
@@ -220,16 +220,16 @@ func (c *cloud) findsTrouble() {
 		switch {
 		case f.Severity == engine.Info:
 		case f.Title == "" || f.Reference == "" || f.Remedy == "" && f.Command == "":
-			t.Errorf("finding without an explanation: %+v", f)
+			t.Errorf("finding without detail or remedy: %+v", f)
 		case f.ID == "removed-apis-used" && f.Owner != "argocd-controller":
-			t.Errorf("the writer is called %q", f.Owner)
+			t.Errorf("owner %q", f.Owner)
 		case f.ID == "pdb-room" && !strings.Contains(f.Command, "patch poddisruptionbudget frontend"):
-			t.Errorf("the command that makes room is %q", f.Command)
+			t.Errorf("command %q", f.Command)
 		}
 	}
 
-	// A kubelet says again which version it is within seconds, so it is asked until the
-	// planted answer was seen.
+	// A kubelet overwrites its version within seconds, so the test checks until the planted
+	// version was seen.
 	seen := false
 	for range 20 {
 		var node struct {
@@ -254,7 +254,7 @@ func (c *cloud) findsTrouble() {
 		}
 	}
 	if !seen {
-		t.Error("an old kubelet is not found")
+		t.Error("an old kubelet was not found")
 	}
 
 	c.eventually(2*time.Minute, "the kubelet has corrected its version", func(v string) bool { return v == "v1.35.4" },
@@ -274,7 +274,7 @@ func (c *cloud) findsTrouble() {
 	c.run(time.Minute, "config", "validate").want(engine.ExitDone)
 }
 
-// restores has what a backup of now has, and somebody deletes, brought back as it was.
+// restores takes a backup, deletes objects, and restores them unchanged.
 func (c *cloud) restores() {
 	t := c.t
 	t.Helper()
@@ -292,12 +292,12 @@ func (c *cloud) restores() {
 	c.run(time.Minute, restore...).want(engine.ExitUnacknowledged)
 	c.run(2*time.Minute, append(restore, "--yes")...).want(engine.ExitDone)
 	if size := c.kubectl("get", "widget", "kept", "-o", "jsonpath={.spec.size}"); size != "3" {
-		t.Errorf("what was restored has the size %q", size)
+		t.Errorf("the restored object has the size %q", size)
 	}
 	c.run(time.Minute, append(restore, "--yes")...).want(engine.ExitNothing)
 }
 
-// definition and widget are what somebody has made of a cluster.
+// definition and widget are a custom resource and its definition.
 const (
 	definition = `
 apiVersion: apiextensions.k8s.io/v1

@@ -11,9 +11,8 @@ import (
 	"constellation/engine"
 )
 
-// Drills replace the machines of a cluster while things go wrong, as a user would ask for
-// them. Nothing of them is left. Kubernetes stays as it is, because the swap of it takes
-// longer than all else:
+// Drills replace the machines of a cluster under fault injection, and clean up after
+// themselves. Kubernetes keeps its version, because its upgrade takes longer than the rest:
 //
 //	make drills MACHINES=simulated N=40
 //	make drills MACHINES=real N=5
@@ -22,7 +21,7 @@ func TestDrillOfSimulatedMachines(t *testing.T) {
 	newSimulated(t).drill(simulatedMachines)
 }
 
-// All faults but those of etcd's disk, which needs /dev/fuse.
+// All faults except those of etcd's disk, which need /dev/fuse.
 func TestDrillOfRealMachines(t *testing.T) {
 	newReal(t).drill(realMachines, "--faults=api-429,api-500,api-latency,create-timeout,describe-lag,lost-delete,never-join,operator-killed,partial-list,console-killed,"+
 		"power-cut,frozen,isolated,tpm-hangs,disk-full,disk-read-only,cut-to-cloud,console-cut,component-corrupt,component-truncate,registry-empty")
@@ -31,7 +30,7 @@ func TestDrillOfRealMachines(t *testing.T) {
 func (c *cloud) drill(kind machineKind, more ...string) {
 	t := c.t
 	t.Helper()
-	// Who drills writes the journal, and the directory of artifacts is closed to others.
+	// The user of the drill writes the journal, and has no access to the artifact directory.
 	journal := filepath.Join(filepath.Dir(c.dir), "drill.jsonl")
 	if err := errors.Join(os.MkdirAll(c.dir, 0o755), os.WriteFile(journal, nil, 0o600)); err != nil {
 		t.Fatal(err)
@@ -56,6 +55,6 @@ func (c *cloud) drill(kind machineKind, more ...string) {
 		t.Errorf("exit code %d, %s: %s\n%s", out.code, report.Outcome, report.Why, out.stdout)
 	}
 	if l, err := os.ReadDir(c.dir); err != nil || len(l) > 0 {
-		t.Errorf("it left %v, %v", l, err)
+		t.Errorf("leftovers %v, %v", l, err)
 	}
 }

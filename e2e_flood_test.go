@@ -22,9 +22,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestFloodOfRealMachines makes a cluster while root on a worker floods the control plane:
-// its bootstrapper from 200 addresses, and the join service from one. The console and the
-// other workers get through.
+// TestFloodOfRealMachines creates a cluster while root on a worker floods the control plane:
+// the bootstrapper from 200 addresses, the join service from one. The console and the other
+// workers must still be served.
 func TestFloodOfRealMachines(t *testing.T) {
 	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
 		t.Skip("takes five minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
@@ -42,10 +42,10 @@ func TestFloodOfRealMachines(t *testing.T) {
 	}
 	target, captured := addresses["control-plane-0"], addresses["worker-2"]
 	if !target.IsValid() || !captured.IsValid() {
-		t.Fatalf("the cloud knows %v", addresses)
+		t.Fatalf("the cloud has addresses %v", addresses)
 	}
 
-	// The captured worker gets the flood, which is this test's own program, and addresses.
+	// The captured worker gets this test binary, which sends the flood, and the addresses.
 	program, err := os.Open(os.Args[0])
 	if err != nil {
 		t.Fatal(err)
@@ -103,8 +103,8 @@ func TestFloodOfRealMachines(t *testing.T) {
 	c.wantNodes("control-plane-0", "worker-0", "worker-1", "worker-2")
 }
 
-// floods runs f in a machine, and waits until all its connections were open once, if that
-// is wanted. stop ends it and returns what it tells.
+// floods runs f in a machine. If requested it waits until all connections were open once.
+// stop ends the flood and returns its report.
 func (c *cloud) floods(machine string, f flood.Flood, open bool) (stop func() string) {
 	t := c.t
 	t.Helper()
@@ -127,7 +127,7 @@ func (c *cloud) floods(machine string, f flood.Flood, open bool) (stop func() st
 	}
 	if open {
 		if _, err := fmt.Fscanln(out, new(string)); err != nil {
-			t.Fatalf("the flood in %s does not begin: %v", machine, err)
+			t.Fatalf("the flood in %s did not begin: %v", machine, err)
 		}
 	}
 	return func() string {

@@ -18,8 +18,8 @@ import (
 	"constellation/engine/sandbox"
 )
 
-// TestHollowSandbox is what a user without root does who wants to see a rollout: machines
-// that are simulated, a target, a fault, and nothing left in the end.
+// TestHollowSandbox watches a rollout of hollow machines as a user without root: it starts
+// them, injects a fault, sets a target, and leaves nothing behind.
 func TestHollowSandbox(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
@@ -55,7 +55,7 @@ func TestHollowSandbox(t *testing.T) {
 		t.Errorf("kubectl sees nodes with the images %q", nodes)
 	}
 
-	// What cannot be done to machines that do not exist is refused in a sentence.
+	// Operations that need real machines are rejected.
 	for _, args := range [][]string{
 		{"init", "--yes", "--non-interactive"},
 		{"upgrade", "prepare"},
@@ -67,7 +67,7 @@ func TestHollowSandbox(t *testing.T) {
 		}
 	}
 
-	// A fault is switched, a node left as it is, the target set, and the rollout watched.
+	// Replace a fault, skip a node, set the target, and watch the rollout.
 	up("--fault", "api-429=0.1", "--fault", "lost-delete=0.2")
 	c.run(time.Minute, "upgrade", "skip", "worker-3").want(engine.ExitDone)
 	c.kubectl("patch", "nodeversion", "constellation-version", "--type", "merge", "-p",
@@ -84,7 +84,7 @@ func TestHollowSandbox(t *testing.T) {
 	for _, group := range []string{"control-plane", "workers"} {
 		for _, state := range []string{engine.NodeGone, engine.NodeReady} {
 			if !seen[group+" "+state] {
-				t.Errorf("watch did not tell that a node of %s became %s; it told %v", group, state, seen)
+				t.Errorf("watch did not report that a node of %s became %s; events %v", group, state, seen)
 			}
 		}
 	}
@@ -102,10 +102,10 @@ func TestHollowSandbox(t *testing.T) {
 		}
 	}
 	if current != all {
-		t.Errorf("watch --once tells of %d nodes that are ready and at the target", current)
+		t.Errorf("watch --once reports %d nodes that are ready and at the target", current)
 	}
 
-	// When the daemon dies, all dies with it, and that is said.
+	// When the daemon dies, the cluster ends with it, and status reports that.
 	var box engine.SandboxStatus
 	decode(&box, "sandbox", "status", "-o", "json")
 	if box.State != "running" || !box.Hollow || len(box.Machines) != all || len(box.Faults) != 0 {
@@ -119,7 +119,7 @@ func TestHollowSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.wantNoProcesses()
-	if r := c.run(time.Minute, "sandbox", "status").want(engine.ExitDone); !strings.Contains(r.stdout, "hollow machines and their cluster have ended") {
+	if r := c.run(time.Minute, "sandbox", "status").want(engine.ExitDone); !strings.Contains(r.stdout, "the hollow cluster have ended") {
 		t.Errorf("status after the daemon's death:\n%s", r.stdout)
 	}
 	if r := up(); !strings.Contains(r.stdout, "a new cluster begins") {
@@ -131,8 +131,8 @@ func TestHollowSandbox(t *testing.T) {
 	}
 }
 
-// newHollow returns a workspace of an ordinary user, and sees to it that nothing is left
-// of its sandbox when the test ends.
+// newHollow returns a workspace of an unprivileged user, and checks at the end of the test
+// that nothing of its sandbox is left.
 func newHollow(t *testing.T) *cloud {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -150,7 +150,7 @@ func newHollow(t *testing.T) *cloud {
 	if _, err := os.Stat(filepath.Join(bin, "constellation")); err != nil {
 		t.Fatal("bin/constellation is missing: run `make build` first, or `make test`, which does")
 	}
-	// t.TempDir is its owner's alone, and sockets want short names.
+	// t.TempDir has mode 0700, and socket paths must be short.
 	home, err := os.MkdirTemp("", "hollow")
 	if err != nil {
 		t.Fatal(err)
@@ -159,8 +159,7 @@ func newHollow(t *testing.T) *cloud {
 	state, cache := filepath.Join(home, "state"), filepath.Join(home, "cache")
 	c := &cloud{t: t, bin: bin, dir: filepath.Join(home, "ws"), env: []string{"HOME=" + home, "XDG_STATE_HOME=" + state, "XDG_CACHE_HOME=" + filepath.Dir(dirs.Cache)}}
 	if os.Geteuid() == 0 {
-		// Root is not needed, so another user does it, for whom the programs are laid out
-		// where they can be read.
+		// The test runs as another user without root, who gets readable links to the programs.
 		const nobody = 65534
 		err := linked(filepath.Join(dirs.Cache, "kubernetes", "v1.35.4"), filepath.Join(cache, "constellation", "kubernetes", "v1.35.4"))
 		if err == nil {
@@ -173,7 +172,7 @@ func newHollow(t *testing.T) *cloud {
 			err = os.Chown(home, nobody, nobody)
 		}
 		if err != nil {
-			t.Logf("this is done as root: %v", err)
+			t.Logf("running as root: %v", err)
 		} else {
 			c.bin, c.env[2] = filepath.Join(home, "bin"), "XDG_CACHE_HOME="+cache
 			c.as = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
@@ -193,7 +192,7 @@ func newHollow(t *testing.T) *cloud {
 	return c
 }
 
-// linked makes a copy of a folder without copying its files.
+// linked copies a folder with hard links to its files.
 func linked(from, to string) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -212,7 +211,7 @@ func linked(from, to string) error {
 	})
 }
 
-// wantNoProcesses waits until no process has to do with the sandbox.
+// wantNoProcesses waits until no process of the sandbox is left.
 func (c *cloud) wantNoProcesses() {
 	c.t.Helper()
 	home := filepath.Dir(c.dir)

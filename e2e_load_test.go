@@ -17,11 +17,11 @@ import (
 	"constellation/engine/sandbox/recorder"
 )
 
-// askEvery is how long one user waits from an answer to the next request.
+// askEvery is the pause of one client between a response and its next request.
 const askEvery = 200 * time.Millisecond
 
-// workload is a service that can be kept: its pods say when they are ready, go on for a while
-// when they are asked to end, and a budget lets one go at a time.
+// workload is a service that can survive a rollout: its pods have readiness probes and a
+// preStop delay, and a PodDisruptionBudget allows one disruption at a time.
 const workload = `apiVersion: apps/v1
 kind: Deployment
 metadata: {name: hello}
@@ -55,9 +55,9 @@ spec:
   selector: {matchLabels: {app: hello}}
 `
 
-// load is the users of a service: at each machine one inside, who asks for its address in the
-// cluster, and one outside, who asks at the machine's port as a load balancer does. Each
-// request is a connection of its own.
+// load is a set of clients of a service: for each machine one inside, which uses the cluster
+// address, and one outside, which uses the machine's node port as a load balancer does. Each
+// request opens a new connection.
 type load struct {
 	stop context.CancelFunc
 	all  sync.WaitGroup
@@ -66,7 +66,7 @@ type load struct {
 	asked []request
 }
 
-// request is one to the service, and what became of it.
+// request is a request to the service and its result.
 type request struct {
 	machine      string
 	outside      bool
@@ -82,7 +82,7 @@ func (r request) String() string {
 	return fmt.Sprintf("%s from %s%s: %v after %s", r.begun.UTC().Format("15:04:05.000"), where, r.machine, r.err, r.ended.Sub(r.begun).Round(time.Millisecond))
 }
 
-// startLoad deploys the workload and begins to ask it.
+// startLoad deploys the workload and starts the clients.
 func (c *cloud) startLoad() *load {
 	t := c.t
 	t.Helper()
@@ -120,7 +120,7 @@ func (c *cloud) startLoad() *load {
 	return l
 }
 
-// ask is one user.
+// ask runs one client.
 func (l *load) ask(ctx context.Context, machine string, outside bool, dial func(context.Context) (net.Conn, error)) {
 	for ; ctx.Err() == nil; pause(ctx, askEvery) {
 		r := request{machine: machine, outside: outside, begun: time.Now()}
@@ -134,7 +134,7 @@ func (l *load) ask(ctx context.Context, machine string, outside bool, dial func(
 	}
 }
 
-// answered returns nil if a pod of the workload has answered.
+// answered sends a request and returns nil if a pod of the workload responded.
 func answered(ctx context.Context, dial func(context.Context) (net.Conn, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -170,18 +170,18 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// end ends the load and returns what was asked.
+// end stops the clients and returns all requests.
 func (l *load) end() []request {
 	l.stop()
 	l.all.Wait()
 	return l.asked
 }
 
-// judge returns how many requests were answered, and which of the others were lost: those that
-// could be kept. A machine serves from its first answer on, when it is a Ready node. From
-// outside nobody is sent to it any more once the operator has cordoned it: a load balancer
-// takes such a machine out. Who is inside of it loses what he has not got when the machine
-// is bound to go.
+// judge returns the number of successful requests, and the failed requests that were
+// avoidable. A machine counts from its first success as a Ready node. Failures of outside
+// clients do not count after the operator has cordoned the machine, because a load balancer
+// removes such a machine. Failures of inside clients do not count once the machine is being
+// deleted.
 func judge(asked []request, journal []recorder.Entry) (kept int, lost []request) {
 	ready, cordoned, leaves := map[string]time.Time{}, map[string]time.Time{}, map[string]time.Time{}
 	first := func(m map[string]time.Time, name string, at time.Time) {
@@ -231,8 +231,8 @@ func judge(asked []request, journal []recorder.Entry) (kept int, lost []request)
 	return kept, lost
 }
 
-// What is lost is told apart from what nobody could keep.
-func TestLostRequestsAreThoseThatCouldBeKept(t *testing.T) {
+// Avoidable request failures are distinguished from unavoidable ones.
+func TestJudgeCountsAvoidableFailures(t *testing.T) {
 	begin := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
 	at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
 	journal := []recorder.Entry{

@@ -13,9 +13,9 @@ import (
 	"constellation/engine"
 )
 
-// survives reboots a worker, the only control plane, and all machines at once, and takes
-// the power from all. Nobody helps the cluster: each time its nodes are Ready again, each
-// container runs anew, the service answers every machine, and status finds nothing wrong.
+// survives reboots a worker, the only control plane, and all machines at once, and then cuts
+// the power of all. Each time the cluster recovers by itself: its nodes are Ready, every
+// container has restarted, the service responds to every machine, and status has no findings.
 func (c *cloud) survives(kind machineKind, all []string) {
 	t := c.t
 	t.Helper()
@@ -46,11 +46,11 @@ func (c *cloud) survives(kind machineKind, all []string) {
 		if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.Nodes) != len(all) {
 			t.Errorf("after %v status says %s, %v", args, out, err)
 		}
-		t.Logf("%s: whole again after %s", strings.Join(args[1:], " "), time.Since(begun).Round(100*time.Millisecond))
+		t.Logf("%s: recovered after %s", strings.Join(args[1:], " "), time.Since(begun).Round(100*time.Millisecond))
 	}
 }
 
-// wantReady waits until all machines are nodes that are Ready, and have said so since.
+// wantReady waits until all machines are Ready nodes with a heartbeat after a given time.
 func (c *cloud) wantReady(since time.Time, all []string) {
 	c.t.Helper()
 	all = slices.Sorted(slices.Values(all))
@@ -69,8 +69,8 @@ func (c *cloud) wantReady(since time.Time, all []string) {
 	}, "get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}{"\n"}{end}`)
 }
 
-// wantRestarted waits until every pod on the machines is Ready with containers that
-// started since: what the API server tells before kubelets have spoken is from before.
+// wantRestarted waits until every pod on the machines is Ready with containers that started
+// after a given time. The API server returns the old state until the kubelets report.
 func (c *cloud) wantRestarted(since time.Time, machines []string) {
 	c.t.Helper()
 	var open []string
@@ -82,7 +82,7 @@ func (c *cloud) wantRestarted(since time.Time, machines []string) {
 			open = []string{err.Error()}
 		}
 	}
-	c.t.Fatalf("three minutes later these are not as they should be:\n%s", strings.Join(open, "\n"))
+	c.t.Fatalf("not recovered after three minutes:\n%s", strings.Join(open, "\n"))
 }
 
 func (c *cloud) notRestarted(since time.Time, machines []string) (open []string, err error) {
@@ -91,7 +91,7 @@ func (c *cloud) notRestarted(since time.Time, machines []string) (open []string,
 	out, err := exec.CommandContext(ctx, filepath.Join(c.bin, "kubectl"), "--kubeconfig", filepath.Join(c.dir, "constellation-admin.conf"),
 		"--request-timeout=5s", "get", "pods", "-A", "-o", "json").Output()
 	if err != nil {
-		return nil, fmt.Errorf("ask for pods: %w", err)
+		return nil, fmt.Errorf("list pods: %w", err)
 	}
 	var pods struct {
 		Items []struct {
@@ -110,7 +110,7 @@ func (c *cloud) notRestarted(since time.Time, machines []string) (open []string,
 		return nil, err
 	}
 	if len(pods.Items) == 0 {
-		return nil, fmt.Errorf("there are no pods")
+		return nil, fmt.Errorf("no pods found")
 	}
 	for _, p := range pods.Items {
 		if p.Status.Phase == "Succeeded" || !slices.Contains(machines, p.Spec.NodeName) {

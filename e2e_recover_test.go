@@ -13,8 +13,8 @@ import (
 	"constellation/engine/sandbox/build"
 )
 
-// recovers loses all control planes but the first for good, and with them etcd's quorum, and
-// takes the cluster back from a snapshot as docs/backup.md says, by its very lines.
+// recovers deletes all control planes except the first, and with them etcd's quorum, and
+// recovers the cluster from a snapshot with the commands of docs/backup.md.
 func (c *cloud) recovers(kind machineKind, lost ...string) {
 	t := c.t
 	t.Helper()
@@ -52,16 +52,16 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 	c.eventually(3*time.Minute, "the API server is ready", ready, "get", "--raw", "/readyz")
 	c.kubectl(append([]string{"delete", "node"}, lost...)...)
 	if out := c.kubectl("get", "configmap", "kept", "-o", "jsonpath={.data.k}"); out != "v" {
-		t.Errorf("what the snapshot has is %q", out)
+		t.Errorf("the object in the snapshot is %q", out)
 	}
 	if out := c.kubectl("get", "configmap", "forgotten", "--ignore-not-found", "-o", "name"); out != "" {
-		t.Errorf("%s was made after the snapshot, and is still there", out)
+		t.Errorf("%s was created after the snapshot and still exists", out)
 	}
 	c.eventually(4*time.Minute, "the operator looks after the cluster again", func(out string) bool {
 		return strings.TrimSpace(out) == "1"
 	}, "-n", "constellation-system", "get", "deployment", "constellation-operator", "-o", "jsonpath={.status.readyReplicas}")
 
-	// The lost ones go back to the cloud, and others join.
+	// The lost machines are deleted from the cloud, and new ones join.
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "1").want(engine.ExitDone)
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(engine.ExitDone)
 	c.eventually(6*time.Minute, "there are three control planes again", func(out string) bool {
@@ -71,16 +71,16 @@ func (c *cloud) recovers(kind machineKind, lost ...string) {
 	c.wantEtcdMembers(3)
 }
 
-// recovery returns what docs/backup.md says to do on each control plane, and on one: its first
-// two blocks about a snapshot of etcd. For simulated machines they are about the directory
-// of the machine, in which there is neither containerd nor another program's process.
+// recovery returns the commands of docs/backup.md for every control plane and for one of them:
+// the first two code blocks about an etcd snapshot. For simulated machines it maps them to the
+// machine's directory, where no containerd and no other process runs.
 func (c *cloud) recovery(kind machineKind) (stop, restore string) {
 	t := c.t
 	t.Helper()
 	_, text, _ := strings.Cut(read(t, "docs/backup.md"), "### From etcd.snapshot\n")
 	parts := strings.Split(text, "```\n")
 	if len(parts) < 5 {
-		t.Fatal("docs/backup.md has no steps to take a cluster back from a snapshot")
+		t.Fatal("docs/backup.md has no steps to recover a cluster from a snapshot")
 	}
 	stop, restore = parts[1], parts[3]
 	if kind == realMachines {
@@ -93,7 +93,7 @@ func (c *cloud) recovery(kind machineKind) (stop, restore string) {
 	replace := func(s string, pairs ...[2]string) string {
 		for _, p := range pairs {
 			if !strings.Contains(s, p[0]) {
-				t.Fatalf("docs/backup.md does not say %q", p[0])
+				t.Fatalf("docs/backup.md does not contain %q", p[0])
 			}
 			s = strings.ReplaceAll(s, p[0], p[1])
 		}
@@ -108,7 +108,7 @@ func (c *cloud) recovery(kind machineKind) (stop, restore string) {
 	return stop, restore
 }
 
-// shell runs a command in a machine, with something to read.
+// shell runs a command in a machine with input on stdin.
 func (c *cloud) shell(limit time.Duration, machine string, in io.Reader, command string) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)

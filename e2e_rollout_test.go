@@ -21,10 +21,10 @@ import (
 	"constellation/engine/sandbox/recorder"
 )
 
-// targetFile is what `upgrade prepare` leaves for those who set the target.
+// targetFile is the target that `upgrade prepare` writes for GitOps.
 const targetFile = "constellation-nodeversion.yaml"
 
-// reach is the way to the sandbox's control API and to its machines.
+// reach connects to the sandbox's control API and to its machines.
 func (c *cloud) reach(log *slog.Logger) (*local.Client, sandbox.Machines) {
 	c.t.Helper()
 	dirs, err := sandbox.DefaultDirs()
@@ -38,7 +38,7 @@ func (c *cloud) reach(log *slog.Logger) (*local.Client, sandbox.Machines) {
 	return machines, host
 }
 
-// record watches the cluster from outside, with the service hello asked from every machine.
+// record observes the cluster from outside, and requests the service hello from every machine.
 func (c *cloud) record() *recorder.Recorder {
 	t := c.t
 	t.Helper()
@@ -67,8 +67,8 @@ func (c *cloud) record() *recorder.Recorder {
 	return r
 }
 
-// killOperator kills the process of the operator's leader with -9, in its machine, and
-// says where. It goes on until there was one to kill.
+// killOperator kills the process of the operator's leader with SIGKILL and returns its
+// machine. It retries until there is a leader.
 func (c *cloud) killOperator(r *recorder.Recorder) {
 	c.t.Helper()
 	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Second) {
@@ -82,18 +82,18 @@ func (c *cloud) killOperator(r *recorder.Recorder) {
 		if holder == "" {
 			continue
 		}
-		// Machines have no pkill. A process is the operator's if that is its program.
+		// Machines have no pkill. The operator's process is found by its executable.
 		const kill = `for p in /proc/[0-9]*; do case "$(readlink $p/exe)" in */operator) kill -9 ${p#/proc/} && exit 0;; esac; done; exit 1`
 		if out := c.run(time.Minute, "sandbox", "shell", holder, "--", "bash", "-c", kill); out.code == 0 {
 			r.Note("the operator was killed on %s", holder)
 			return
 		}
 	}
-	c.t.Error("there was no operator to kill")
+	c.t.Error("no operator found to kill")
 }
 
-// rollout sets what was prepared as the target with one kubectl, kills the operator on
-// the way, waits until NodeVersion is Ready, and lets the recorder judge.
+// rollout sets the prepared target with kubectl, kills the operator during the rollout, waits
+// until NodeVersion is Ready, and checks the recorder's invariants.
 func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) {
 	t := c.t
 	t.Helper()
@@ -104,7 +104,7 @@ func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) 
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	from := 0
-	// next waits for an entry after those that were seen.
+	// next waits for a new matching entry.
 	next := func(what string, is func(recorder.Entry) bool) {
 		t.Helper()
 		err := r.Wait(ctx, func(j []recorder.Entry) bool {
@@ -117,7 +117,7 @@ func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) 
 			return false
 		})
 		if err != nil {
-			t.Fatalf("after %v it is not so that %s\n%s", limit, what, c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
+			t.Fatalf("timeout after %v waiting until %s\n%s", limit, what, c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
 		}
 	}
 	next("the target is seen", func(e recorder.Entry) bool { return e.Target != nil && !e.Target.Ready })
@@ -126,7 +126,7 @@ func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) 
 		c.killOperator(r)
 	}
 	next("NodeVersion is Ready", func(e recorder.Entry) bool { return e.Target != nil && e.Target.Ready })
-	// Each machine has asked the service since, and the autoscaler is back.
+	// Each machine has requested the service since, and the autoscaler is enabled again.
 	nodes := strings.Fields(c.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
 	for _, n := range nodes {
 		next("the service answers "+n, func(e recorder.Entry) bool { return e.Probe != nil && e.Probe.From == n && e.Probe.Err == "" })
@@ -145,9 +145,9 @@ func (c *cloud) rollout(limit time.Duration, kills []func(recorder.Entry) bool) 
 func adopted(e recorder.Entry) bool  { return e.Node != nil && e.Node.Donor != "" && !e.Node.Ready }
 func cordoned(e recorder.Entry) bool { return e.Node != nil && e.Node.CordonedByUs }
 
-// TestRolloutOfAnImage replaces one control plane and one worker by machines of a newer
-// image, with the operator killed twice: when the new control plane has joined, and when
-// a node is being drained.
+// TestRolloutOfAnImage replaces one control plane and one worker with machines of a newer
+// image. The operator is killed twice: after the new control plane has joined, and during a
+// drain.
 func TestRolloutOfAnImage(t *testing.T) {
 	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
 		t.Skip("takes four minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
@@ -155,18 +155,17 @@ func TestRolloutOfAnImage(t *testing.T) {
 	c := newCloud(t, 1, 1, "--image", "v1.0.0", "--kubernetes", "v1.35.4")
 	c.run(6*time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitDone)
 	c.wantVIP("control-plane-0", "worker-0")
-	// One hop, also where a later Kubernetes could be gone to: otherwise workers are kept.
+	// Name the target, so that there is one hop: with a second hop workers would be kept.
 	c.run(2*time.Minute, "upgrade", "prepare", "--non-interactive", "--yes", "--to", "v1.1.0", "--kubernetes", "v1.35.4").want(engine.ExitDone)
 	c.rollout(8*time.Minute, []func(recorder.Entry) bool{adopted, cordoned})
 	c.wantNodes("control-plane-1", "worker-1")
 }
 
-// TestRolloutToTheNextKubernetes brings three control planes and two workers from one image and
-// Kubernetes minor to the next, as a user would: `upgrade prepare` and one kubectl. The
-// operator is killed twice on the way.
+// TestRolloutToTheNextKubernetes upgrades image and Kubernetes minor of three control planes
+// and two workers with `upgrade prepare` and one kubectl command. The operator is killed twice
+// during the rollout.
 //
-// It takes about twenty minutes and a second Kubernetes in the cache, which nothing else
-// needs. So only who asks for it runs it:
+// It takes about twenty minutes and needs a second Kubernetes in the cache, so it is opt-in:
 //
 //	bin/constellation sandbox fetch v1.36.3
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 60m -run TestRolloutToTheNextKubernetes .

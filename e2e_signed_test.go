@@ -15,8 +15,9 @@ import (
 	"constellation/engine/component"
 )
 
-// TestMachinesRunVouchedComponentsOnly does what whoever may write NodeVersion and ConfigMaps
-// in kube-system can do: it has new machines install programs of its own. They must not.
+// TestMachinesRunVouchedComponentsOnly attacks with write access to NodeVersion and to
+// ConfigMaps in kube-system: it names programs of its own as components of new machines.
+// Machines must not run them.
 func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 	t.Parallel()
 	c, _ := newCluster(t, simulatedMachines, 1, 0)
@@ -46,10 +47,10 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(2 * time.Minute); !says(why); time.Sleep(200 * time.Millisecond) {
 			if _, err := os.Stat(owned); err == nil {
-				t.Fatal("the program of a stranger ran as root on a machine")
+				t.Fatal("an unsigned program ran as root on a machine")
 			}
 			if time.Now().After(end) {
-				t.Fatalf("no machine says that it refuses, because %s:\n%s", why, c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
+				t.Fatalf("no machine reported a refusal because %s:\n%s", why, c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
 			}
 		}
 	}
@@ -58,7 +59,7 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 	c.kubectl("patch", "nodeversion", "constellation-version", "--type=merge", "-p", `{"spec":{"kubernetesComponentsReference":"`+name+`"}}`)
 	refused("no statement of a release builder")
 
-	// The statement over the components of the release helps as little.
+	// The signed statement of the release does not cover the programs either.
 	statement := c.kubectl("-n", "kube-system", "get", "configmap", honest, "-o", `jsonpath={.metadata.annotations.constellation\.edgeless\.systems/components-statement}`)
 	if !strings.Contains(statement, "v1.35.4") {
 		t.Fatalf("ConfigMap %s has the statement %q", honest, statement)
@@ -66,19 +67,19 @@ func TestMachinesRunVouchedComponentsOnly(t *testing.T) {
 	c.kubectl("-n", "kube-system", "annotate", "configmap", name, "constellation.edgeless.systems/components-statement="+statement)
 	refused("does not vouch for these components")
 	if _, err := os.Stat(owned); err == nil {
-		t.Error("the program of a stranger ran as root on a machine")
+		t.Error("an unsigned program ran as root on a machine")
 	}
-	// The cluster is as it was, and the honest target brings it on.
+	// The cluster is unchanged, and a valid target upgrades it.
 	c.kubectl("patch", "nodeversion", "constellation-version", "--type=merge", "-p", `{"spec":{"kubernetesComponentsReference":"`+honest+`"}}`)
-	// The note of the machine that wanted to join stays until its deadline; nothing else does.
+	// The JoiningNode of the rejected machine stays until its deadline; nothing else is left.
 	left := func() string { return c.kubectl("get", "pendingnodes", "-o", "name") }
 	for end := time.Now().Add(3 * time.Minute); left() != ""; time.Sleep(time.Second) {
 		if time.Now().After(end) {
-			t.Fatalf("the replacement is not given up:\n%s", c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
+			t.Fatalf("the replacement was not abandoned:\n%s", c.kubectl("get", "nodeversion,nodes,pendingnodes,joiningnodes", "-o", "wide"))
 		}
 	}
 	c.wantNodes("control-plane-0")
 	if _, err := os.Stat(owned); err == nil {
-		t.Error("the program of a stranger ran as root on a machine")
+		t.Error("an unsigned program ran as root on a machine")
 	}
 }

@@ -23,11 +23,11 @@ import (
 	"constellation/engine/sandbox/simulated"
 )
 
-// ordinaryUser is who these tests are where they are started by root.
+// ordinaryUser is the user of these tests if root starts them.
 const ordinaryUser = 54321
 
-// newSimulated returns a workspace of an ordinary user, with a home of its own and the
-// programs and Kubernetes of this one to read.
+// newSimulated returns a workspace of an unprivileged user with a separate home directory and
+// read access to the built programs and Kubernetes.
 func newSimulated(t *testing.T) *cloud {
 	t.Helper()
 	if testing.Short() {
@@ -44,7 +44,7 @@ func newSimulated(t *testing.T) *cloud {
 	if !build.Cached(filepath.Join(cache, "constellation"), "v1.35.4") {
 		t.Skip("no Kubernetes in the cache: run `constellation sandbox fetch v1.35.4`")
 	}
-	// Paths of sockets are short, and a home of root's is closed to others.
+	// Socket paths must be short, and root's home is not readable by others.
 	home, err := os.MkdirTemp("/tmp", "con")
 	if err != nil {
 		t.Fatal(err)
@@ -88,12 +88,12 @@ func newSimulated(t *testing.T) *cloud {
 	return c
 }
 
-// answersItsOwnerAlone asks for what machines are told, as the user of the sandbox and as
-// another one. Others get no answer, whichever machine's address they dial.
+// answersItsOwnerAlone requests the metadata of machines as the user of the sandbox and as
+// another user, who must get none at the address of any machine.
 func (c *cloud) answersItsOwnerAlone() {
 	c.t.Helper()
 	if c.as == nil {
-		c.t.Log("not root: another user cannot be had")
+		c.t.Log("not root: cannot run as another user")
 		return
 	}
 	var status struct {
@@ -120,16 +120,16 @@ func (c *cloud) answersItsOwnerAlone() {
 		for _, path := range []string{"/v1/token", "/v1/initsecrethash", "/v1/peers", "/v1/self"} {
 			address := net.JoinHostPort(m.IP, strconv.Itoa(simulated.MetadataPort))
 			if out := ask(ordinaryUser, address, path); !strings.HasPrefix(out, "HTTP/1.1 200") && (path != "/v1/token" || !strings.HasPrefix(out, "HTTP/1.1 403")) {
-				c.t.Errorf("%s: the owner is told %q at %s", m.Name, out, path)
+				c.t.Errorf("%s: the owner got %q at %s", m.Name, out, path)
 			}
 			if out := ask(ordinaryUser+1, address, path); out != "" {
-				c.t.Errorf("%s: another user is told %q at %s", m.Name, out, path)
+				c.t.Errorf("%s: another user got %q at %s", m.Name, out, path)
 			}
 		}
 	}
 }
 
-// share has a tree appear elsewhere for others to read, without a copy where that can be.
+// share makes a directory tree readable for others at another path, if possible without a copy.
 func share(t *testing.T, from, to string) {
 	t.Helper()
 	err := filepath.WalkDir(from, func(p string, d fs.DirEntry, err error) error {
@@ -165,7 +165,7 @@ func share(t *testing.T, from, to string) {
 	}
 }
 
-// processesOf lists what runs with a word of this test in its arguments.
+// processesOf lists the processes with a word of this test in their arguments.
 func processesOf(t *testing.T, word string) (out []string) {
 	t.Helper()
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -181,7 +181,7 @@ func processesOf(t *testing.T, word string) (out []string) {
 	return out
 }
 
-// status is what `constellation status` says.
+// status returns the output of `constellation status`.
 func (c *cloud) status() engine.Status {
 	c.t.Helper()
 	r := c.run(time.Minute, "status", "-o", "json").want(engine.ExitDone)
@@ -192,8 +192,8 @@ func (c *cloud) status() engine.Status {
 	return st
 }
 
-// wantVersions waits until there are as many nodes, all Ready, and all run these. A
-// control plane is a Node before it is one.
+// wantVersions waits for a number of nodes that are all Ready and run the given versions. A
+// joining control plane is a Node before it has its label.
 func (c *cloud) wantVersions(image, kubernetes string, controlPlanes, workers int) {
 	c.t.Helper()
 	var want []string
@@ -206,7 +206,7 @@ func (c *cloud) wantVersions(image, kubernetes string, controlPlanes, workers in
 	c.wantMachines(want...)
 }
 
-// wantMachines waits until status tells of simulated nodes by role, state, image and
+// wantMachines waits until status has the given simulated nodes by role, state, image and
 // Kubernetes, sorted.
 func (c *cloud) wantMachines(want ...string) {
 	c.t.Helper()
@@ -228,7 +228,7 @@ func (c *cloud) wantMachines(want ...string) {
 }
 
 // survivesACrash kills the processes of all simulated machines at once, and waits until the
-// cloud has switched them on again and they are nodes that are Ready.
+// cloud has restarted them and their nodes are Ready.
 func (c *cloud) survivesACrash(all []string) {
 	c.t.Helper()
 	begun := time.Now()
@@ -239,12 +239,12 @@ func (c *cloud) survivesACrash(all []string) {
 	}
 	c.wantReady(begun, all)
 	if !c.booted(2) {
-		c.t.Error("a machine was not switched on again")
+		c.t.Error("a machine was not restarted")
 	}
 }
 
-// TestControlPlaneLosesItsPowerAsItJoins cuts the power of a second control plane when etcd
-// counts it and it is not yet a node. Without what it has, etcd has no quorum any more.
+// TestControlPlaneLosesItsPowerAsItJoins cuts the power of a second control plane when it is a
+// member of etcd and not yet a node. etcd has no quorum without it.
 func TestControlPlaneLosesItsPowerAsItJoins(t *testing.T) {
 	t.Parallel()
 	c := newSimulated(t)
@@ -274,7 +274,7 @@ func TestControlPlaneLosesItsPowerAsItJoins(t *testing.T) {
 		t.Fatal(err)
 	}
 	if says(joins, "this machine is a node") {
-		t.Fatal("it had joined when its power was cut")
+		t.Fatal("the machine had joined before its power was cut")
 	}
 	if err := init.Wait(); err != nil {
 		t.Errorf("init: %v", err)
@@ -285,7 +285,7 @@ func TestControlPlaneLosesItsPowerAsItJoins(t *testing.T) {
 	c.wantNodes(both...)
 	c.wantEtcdMembers(2)
 	if !says(joins, "taking this machine's member out of etcd") {
-		t.Error("its member was not taken out of etcd")
+		t.Error("its member was not removed from etcd")
 	}
 }
 
@@ -301,7 +301,7 @@ func (c *cloud) pidIn(elem ...string) int {
 	}
 	var pid int
 	if _, err := fmt.Sscan(string(b), &pid); err != nil || pid <= 1 {
-		c.t.Fatalf("%q is no process", b)
+		c.t.Fatalf("%q is not a process ID", b)
 	}
 	return pid
 }
@@ -310,7 +310,7 @@ func (c *cloud) daemonPID() int { return c.pidIn("daemon.pid") }
 
 func (c *cloud) machinePID(name string) int { return c.pidIn("m", name, "pid") }
 
-// booted reports whether each machine was switched on so often.
+// booted reports whether each machine was started n times.
 func (c *cloud) booted(times int) bool {
 	c.t.Helper()
 	records, err := filepath.Glob(filepath.Join(c.sandboxDir(), "m", "*", "machine.json"))

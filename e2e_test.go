@@ -21,26 +21,26 @@ import (
 	"constellation/engine/sandbox/machine/machinetest"
 )
 
-// These tests run the built program as a user does, on real machines: bin/constellation
-// against a sandbox of its own. `make test` builds what they need.
+// These tests run bin/constellation as a user does, each against its own sandbox. `make test`
+// builds the required programs.
 
-// agnhost is the image that a sandbox's registry has for whoever wants to deploy something.
+// agnhost is the test workload image in a sandbox's registry.
 const agnhost = "registry.k8s.io/e2e-test-images/agnhost:2.59"
 
-// cloud is a sandbox of one test, and the workspace it belongs to.
+// cloud is the sandbox of one test and its workspace.
 type cloud struct {
 	t   *testing.T
 	bin string // bin/ of this repository
 	dir string // the workspace
-	// as is who runs the program, and env what is in its environment besides.
+	// as is the user who runs the program, env its additional environment.
 	as  *syscall.SysProcAttr
 	env []string
 }
 
-// machineKind is what the machines of a sandbox are, as `sandbox up --machines` says it. A
-// suite is described once, and run by one test for each kind: those of real machines one
-// after the other, those of simulated ones beside each other. What only real ones have, such
-// as Services that answer, is asked of them alone.
+// machineKind is a value of `sandbox up --machines`. A suite is one function, and one test for
+// each kind runs it: tests of real machines run sequentially, tests of simulated machines in
+// parallel. Features that only real machines have, such as reachable Services, are tested on
+// these only.
 type machineKind string
 
 const (
@@ -48,8 +48,8 @@ const (
 	simulatedMachines machineKind = "simulated"
 )
 
-// newCluster starts a sandbox of machines of a kind, and makes a cluster of them. It
-// returns what init told.
+// newCluster starts a sandbox with machines of a kind and creates a cluster. It returns the
+// events of init.
 func newCluster(t *testing.T, kind machineKind, controlPlanes, workers int, more ...string) (*cloud, *result) {
 	t.Helper()
 	var c *cloud
@@ -60,18 +60,18 @@ func newCluster(t *testing.T, kind machineKind, controlPlanes, workers int, more
 		c = newSimulated(t)
 		up := c.run(time.Minute, append([]string{"sandbox", "up", "--machines", "simulated", "--control-planes", fmt.Sprint(controlPlanes), "--workers", fmt.Sprint(workers)}, more...)...)
 		if !strings.Contains(up.want(engine.ExitDone).stdout, "machines are simulated") {
-			t.Errorf("sandbox up does not say that machines are simulated:\n%s", up.stdout)
+			t.Errorf("sandbox up does not report that machines are simulated:\n%s", up.stdout)
 		}
 	}
 	c.run(time.Minute, "status").want(engine.ExitDone)
 	r := c.run(8*time.Minute, "init", "--non-interactive", "--yes", "-o", "json").want(engine.ExitDone)
 	if events := r.events(); events[0].Simulated != (kind == simulatedMachines) {
-		t.Errorf("init says of %s machines that they are simulated: %t", kind, events[0].Simulated)
+		t.Errorf("init on %s machines reports simulated: %t", kind, events[0].Simulated)
 	}
 	return c, r
 }
 
-// newReal is a workspace for real machines, of which nobody else has any meanwhile.
+// newReal returns a workspace for real machines, which it locks against other tests.
 func newReal(t *testing.T) *cloud {
 	t.Helper()
 	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
@@ -96,7 +96,7 @@ func newReal(t *testing.T) *cloud {
 	return c
 }
 
-// newCloud starts a sandbox and sees to it that nothing of it is left when the test ends.
+// newCloud starts a sandbox, and checks at the end of the test that nothing of it is left.
 func newCloud(t *testing.T, controlPlanes, workers int, more ...string) *cloud {
 	t.Helper()
 	c := newReal(t)
@@ -116,7 +116,7 @@ func (c *cloud) up(controlPlanes, workers int, more ...string) {
 		}
 	})
 	args := append([]string{"sandbox", "up", "--yes", "--control-planes", fmt.Sprint(controlPlanes), "--workers", fmt.Sprint(workers)}, more...)
-	// Machines of an earlier test count until their last process is gone.
+	// Wait until the last process of an earlier test has ended.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 		r := c.run(10*time.Minute, args...)
 		if r.code == engine.ExitBlocked && strings.Contains(r.stderr, "inotify") && time.Now().Before(deadline) {
@@ -127,7 +127,7 @@ func (c *cloud) up(controlPlanes, workers int, more ...string) {
 	}
 }
 
-// result is what a command left.
+// result is the output and exit code of a command.
 type result struct {
 	c              *cloud
 	args           []string
@@ -173,7 +173,7 @@ func (r *result) want(code int) *result {
 	return r
 }
 
-// events parses the JSON Lines of a run and checks what holds for every run.
+// events parses the JSON Lines of a run and checks the invariants of every stream.
 func (r *result) events() []engine.Event {
 	t := r.c.t
 	t.Helper()
@@ -191,7 +191,7 @@ func (r *result) events() []engine.Event {
 		t.Fatalf("the stream goes from %s to %s, want hello to result", events[0].Kind, last.Kind)
 	}
 	if last.Exit == nil || *last.Exit != r.code {
-		t.Errorf("the result says exit %v, the process %d", last.Exit, r.code)
+		t.Errorf("the result event has exit %v, the process %d", last.Exit, r.code)
 	}
 	return events
 }
@@ -204,7 +204,7 @@ func parseEvents(t *testing.T, s string) []engine.Event {
 	for sc.Scan() {
 		var e engine.Event
 		if err := json.Unmarshal(sc.Bytes(), &e); err != nil {
-			t.Fatalf("a line that is no event: %v: %q", err, sc.Text())
+			t.Fatalf("invalid event: %v: %q", err, sc.Text())
 		}
 		events = append(events, e)
 	}
@@ -239,7 +239,7 @@ func (c *cloud) wantNodes(names ...string) {
 	}
 }
 
-// wantVIP deploys a web server by hand and asks it through its service from every machine.
+// wantVIP deploys a web server and requests its Service from every machine.
 func (c *cloud) wantVIP(machines ...string) {
 	c.t.Helper()
 	c.kubectl("create", "deployment", "hello", "--image="+agnhost, "--replicas=3", "--", "/agnhost", "netexec", "--http-port=8080")
@@ -248,7 +248,7 @@ func (c *cloud) wantVIP(machines ...string) {
 	c.wantAnswer(machines...)
 }
 
-// wantAnswer asks the web server that wantVIP deployed through its service from every machine.
+// wantAnswer requests the Service of wantVIP from every machine.
 func (c *cloud) wantAnswer(machines ...string) {
 	t := c.t
 	t.Helper()
@@ -263,18 +263,18 @@ func (c *cloud) wantAnswer(machines ...string) {
 	}
 }
 
-// name returns what the sandbox is called; everything of it carries the name.
+// name returns the name of the sandbox, which all its resources carry.
 func (c *cloud) name() string {
 	c.t.Helper()
 	var status struct{ Name string }
 	if err := json.Unmarshal([]byte(c.run(time.Minute, "sandbox", "status", "-o", "json").want(engine.ExitDone).stdout), &status); err != nil || status.Name == "" {
-		c.t.Fatalf("sandbox status names no sandbox: %v", err)
+		c.t.Fatalf("sandbox status has no name: %v", err)
 	}
 	return status.Name
 }
 
-// leftovers lists what is on this computer of the sandbox called name. While it runs
-// there is something of every kind; see wantTraces.
+// leftovers lists all resources of the sandbox called name on this computer. While it runs
+// there is at least one of every kind; see wantTraces.
 func leftovers(t *testing.T, name string) []string {
 	t.Helper()
 	var out []string
@@ -323,8 +323,8 @@ func leftovers(t *testing.T, name string) []string {
 	return out
 }
 
-// wantTraces checks that leftovers sees a sandbox that runs: a search that finds
-// nothing afterwards means something only then.
+// wantTraces checks that leftovers finds a running sandbox. Otherwise an empty result after
+// sandbox down would prove nothing.
 func (c *cloud) wantTraces() {
 	c.t.Helper()
 	found := strings.Join(leftovers(c.t, c.name()), "\n")
@@ -358,8 +358,8 @@ func TestClusterOfSimulatedMachines(t *testing.T) {
 	c.survives(simulatedMachines, machines)
 }
 
-// lives makes a cluster of one control plane and two workers, of an older release, without
-// telling its secrets. It is checked, backed up and restored.
+// lives creates a cluster of one control plane and two workers with an older release, checks
+// that no secret leaks, and runs upgrade check, backup and restore.
 func lives(t *testing.T, kind machineKind) (c *cloud, machines []string) {
 	t.Helper()
 	c, r := newCluster(t, kind, 1, 2, "--release", "v1.0.0", "--image", "v1.0.0")
@@ -381,7 +381,7 @@ func lives(t *testing.T, kind machineKind) (c *cloud, machines []string) {
 	machines = []string{"control-plane-0", "worker-0", "worker-1"}
 	c.wantNodes(machines...)
 	if out := c.run(time.Minute, "init", "--non-interactive", "--yes").want(engine.ExitNothing).stderr; out == "" {
-		t.Error("a second init says nothing")
+		t.Error("a second init printed nothing")
 	}
 	c.isClean()
 	c.restores()
@@ -404,8 +404,8 @@ func TestInitOfThreeControlPlanesOnSimulatedMachines(t *testing.T) {
 	c.recovers(simulatedMachines, "control-plane-1", "control-plane-3")
 }
 
-// replacesALostControlPlane loses one of three control planes for good: nobody drains it, and
-// its member stays in etcd. While etcd has that, no other can join.
+// replacesALostControlPlane deletes one of three control planes without a drain, so that its
+// member stays in etcd. No other control plane can join while etcd has that member.
 func (c *cloud) replacesALostControlPlane() {
 	c.t.Helper()
 	c.kubectl("create", "configmap", "before", "--from-literal=k=v")
@@ -416,19 +416,19 @@ func (c *cloud) replacesALostControlPlane() {
 	}, "get", "nodes", "-o", "name")
 	begun := time.Now()
 	c.run(time.Minute, "sandbox", "up", "--control-planes", "3").want(engine.ExitDone)
-	// Only one that has become a member of etcd has the label.
+	// Only a member of etcd has the label.
 	c.eventually(4*time.Minute, "another one has its place", func(out string) bool {
 		return strings.Contains(out, "control-plane-3")
 	}, "get", "nodes", "-o", "name", "-l", "node-role.kubernetes.io/control-plane")
 	c.wantReady(begun, []string{"control-plane-0", "control-plane-1", "control-plane-3", "worker-0"})
 	c.wantEtcdMembers(3)
 	if out := c.kubectl("get", "configmap", "before", "-o", "jsonpath={.data.k}"); out != "v" {
-		c.t.Errorf("what was there before is %q", out)
+		c.t.Errorf("the object created before is %q", out)
 	}
 }
 
-// threeControlPlanes makes a cluster of three control planes, which are members of etcd and
-// API servers of their own, and a worker.
+// threeControlPlanes creates a cluster of three control planes, each with an etcd member and
+// an API server, and one worker.
 func threeControlPlanes(t *testing.T, kind machineKind) (c *cloud, machines []string) {
 	t.Helper()
 	c, _ = newCluster(t, kind, 3, 1)
@@ -441,9 +441,8 @@ func threeControlPlanes(t *testing.T, kind machineKind) (c *cloud, machines []st
 	return c, machines
 }
 
-// wantEtcdMembers waits until n members of etcd are told Running. A kubelet makes the
-// mirror pod of a static pod at its next sync, up to a minute and a half after the
-// member itself serves.
+// wantEtcdMembers waits until n etcd pods are Running. A kubelet creates the mirror pod of a
+// static pod at its next sync, up to 90 s after the member started to serve.
 func (c *cloud) wantEtcdMembers(n int) {
 	c.t.Helper()
 	deadline := time.Now().Add(3 * time.Minute)
@@ -460,10 +459,10 @@ func (c *cloud) wantEtcdMembers(n int) {
 	}
 }
 
-// TestInitGoesOnAfterAnything kills the console in the middle, twice, and gives the same
-// command again. What it leaves half done is in the cluster and in the bootstrapper, which
-// are the same on machines of both kinds.
-func TestInitGoesOnAfterAnything(t *testing.T) {
+// TestInitResumesAfterKill kills the console twice during init and runs the same command
+// again. The unfinished state is in the cluster and in the bootstrapper, which are the same
+// on real and simulated machines.
+func TestInitResumesAfterKill(t *testing.T) {
 	t.Parallel()
 	c := newSimulated(t)
 	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--workers", "1").want(engine.ExitDone)
@@ -488,7 +487,7 @@ func TestInitGoesOnAfterAnything(t *testing.T) {
 		for sc.Scan() {
 			var e engine.Event
 			if err := json.Unmarshal(sc.Bytes(), &e); err != nil {
-				t.Errorf("a line that is no event: %q", sc.Text())
+				t.Errorf("invalid event: %q", sc.Text())
 			}
 			if !seen && when(e) {
 				seen = true
@@ -497,7 +496,7 @@ func TestInitGoesOnAfterAnything(t *testing.T) {
 		}
 		_ = cmd.Wait() // killed, or detached: what counts is what comes after
 		if !seen {
-			t.Fatalf("the moment to kill at never came; stderr:\n%s", tail(errs.String()))
+			t.Fatalf("the event to kill at never came; stderr:\n%s", tail(errs.String()))
 		}
 	}
 	console := func(cmd *exec.Cmd) { _ = cmd.Process.Kill() }
@@ -518,7 +517,7 @@ func TestInitGoesOnAfterAnything(t *testing.T) {
 	}
 }
 
-// noSecrets fails if one of the workspace's secrets stands in s or in a record of a run.
+// noSecrets fails if a secret of the workspace occurs in s or in the record of a run.
 func noSecrets(t *testing.T, c *cloud, s string) {
 	t.Helper()
 	var secrets []string
@@ -558,7 +557,7 @@ func noSecrets(t *testing.T, c *cloud, s string) {
 	for where, text := range records {
 		for _, secret := range append(secrets, "BEGIN RSA PRIVATE KEY", "BEGIN EC PRIVATE KEY", "client-key-data") {
 			if strings.Contains(text, secret) {
-				t.Errorf("%s holds a secret", where)
+				t.Errorf("%s contains a secret", where)
 			}
 		}
 	}

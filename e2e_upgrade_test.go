@@ -10,7 +10,7 @@ import (
 	"constellation/engine"
 )
 
-// upgradeConfig is what kubeadm reads, on a control plane and on a worker.
+// upgradeConfig is the kubeadm configuration for control planes and workers.
 const upgradeConfig = `apiVersion: kubeadm.k8s.io/v1beta4
 kind: UpgradeConfiguration
 apply:
@@ -22,13 +22,12 @@ node:
   ignorePreflightErrors: [SystemVerification, Swap, Mem, NumCPU]
 `
 
-// The machines of a sandbox, and the images that it serves, survive what kubeadm does to
-// a cluster. kube-proxy is replaced over the rules of its predecessor, which went wrong
-// silently once, and with each second restart: so a service that was there before is
-// asked from every machine afterwards, and after more restarts.
+// Machines and images of a sandbox work with `kubeadm upgrade`. Regression test: kube-proxy
+// starts with the rules of its predecessor, and used to break every second time without an
+// error. The test therefore requests an older Service from every machine after the upgrade
+// and after more restarts.
 //
-// It takes five minutes and a second Kubernetes in the cache, which nothing else needs
-// and whose build takes as long as all tests together. So only who asks for it runs it:
+// It takes five minutes and needs a second Kubernetes in the cache, so it is opt-in:
 //
 //	bin/constellation sandbox fetch v1.36.3
 //	CONSTELLATION_E2E_UPGRADE=1 go test -run TestKubeadmUpgrades .

@@ -41,8 +41,8 @@ import (
 )
 
 // These tests watch rollouts with the built program. The machines are hollow; etcd, the API
-// server, its controllers and the operator's own binary are real. `make test` builds what they
-// need.
+// server, its controllers and the operator's binary are real. `make test` builds the required
+// programs.
 
 const controlPlanes = 3
 
@@ -185,7 +185,7 @@ func (r *hollowRollout) create(all ...client.Object) {
 	}
 }
 
-// pause has the rollout pause, or go on.
+// pause pauses or resumes the rollout.
 func (r *hollowRollout) pause(paused bool) {
 	r.t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"rollout":{"paused":%t}}}`, paused)
@@ -194,7 +194,7 @@ func (r *hollowRollout) pause(paused bool) {
 	}
 }
 
-// until waits for a condition; what it is instead is said if it does not come.
+// until waits for a condition, and fails with the current state after a timeout.
 func (r *hollowRollout) until(what string, holds func() (string, bool)) {
 	r.t.Helper()
 	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
@@ -203,12 +203,12 @@ func (r *hollowRollout) until(what string, holds func() (string, bool)) {
 			return
 		}
 		if time.Now().After(end) {
-			r.t.Fatalf("%s: not so after 5 minutes; it is: %s", what, is)
+			r.t.Fatalf("timeout after 5 minutes waiting until %s; state: %s", what, is)
 		}
 	}
 }
 
-// replaced is how many workers are at the target.
+// replaced returns the number of workers at the target.
 func (r *hollowRollout) replaced() int {
 	r.t.Helper()
 	var nv v1alpha1.NodeVersion
@@ -218,7 +218,7 @@ func (r *hollowRollout) replaced() int {
 	return int(nv.Status.Nodes.UpToDate) - controlPlanes
 }
 
-// face is the program while it watches in lines.
+// face is a running `watch` without the console.
 type face struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed at its end
@@ -227,7 +227,7 @@ type face struct {
 	out bytes.Buffer
 }
 
-// Write takes what the program prints.
+// Write collects the output of the program.
 func (f *face) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -257,21 +257,21 @@ func (r *hollowRollout) watch(args ...string) *face {
 	return f
 }
 
-// ends waits for the end of a face, which is a good one, and returns all that it printed.
+// ends waits for the program to exit with 0 and returns its output.
 func (r *hollowRollout) ends(f *face) string {
 	r.t.Helper()
 	select {
 	case <-f.done:
 	case <-time.After(5 * time.Minute):
-		r.t.Fatalf("the watch does not end; it printed\n%s", tail(f.text()))
+		r.t.Fatalf("watch did not end; output\n%s", tail(f.text()))
 	}
 	if code := f.cmd.ProcessState.ExitCode(); code != engine.ExitDone {
-		r.t.Fatalf("exit code %d; it printed\n%s", code, tail(f.text()))
+		r.t.Fatalf("exit code %d; output\n%s", code, tail(f.text()))
 	}
 	return f.text()
 }
 
-// screen is the console in a terminal of tmux, which has a server of its own.
+// screen is the console in a tmux terminal with a separate tmux server.
 type screen struct {
 	t      *testing.T
 	socket string
@@ -322,7 +322,7 @@ func (s *screen) keys(keys ...string) {
 
 func (s *screen) text() string { return s.tmux("capture-pane", "-p", "-t", "watch") }
 
-// shows waits until the screen has what a pattern wants, and returns it.
+// shows waits until the screen matches a pattern, and returns the screen.
 func (s *screen) shows(pattern string) string {
 	s.t.Helper()
 	re := regexp.MustCompile(pattern)
@@ -330,15 +330,15 @@ func (s *screen) shows(pattern string) string {
 		if text := s.text(); re.MatchString(text) {
 			return text
 		} else if time.Now().After(end) {
-			s.t.Fatalf("%s is not shown:\n%s", pattern, text)
+			s.t.Fatalf("no match for %s on the screen:\n%s", pattern, text)
 		}
 	}
 }
 
-// TestWatchesOfARolloutAgree watches one rollout in all three ways: as JSON from the beginning,
-// as lines from its middle, and in a console that comes late and is resized, left and opened
-// again. In the middle the API server is away: nothing is then shown as live, and all go on by
-// themselves. In the end all say the same.
+// TestWatchesOfARolloutAgree watches one rollout in three ways: as JSON from the beginning, as
+// lines from the middle, and in a console that starts late and is resized, closed and opened
+// again. Meanwhile the API server is down for a while: no output is then marked as live, and
+// all watches reconnect. At the end all have the same counts.
 func TestWatchesOfARolloutAgree(t *testing.T) {
 	const workers = 12
 	r := newHollowRollout(t, workers, 2, 6, hollow.Times{Boot: time.Second, Join: 500 * time.Millisecond, Settle: 500 * time.Millisecond, Drain: 2 * time.Second, Off: 500 * time.Millisecond, Heartbeat: 10 * time.Second})
@@ -356,18 +356,18 @@ func TestWatchesOfARolloutAgree(t *testing.T) {
 		return asJSON.text() + plain.text(), strings.Contains(asJSON.text(), `"object":"api-server"`) && strings.Contains(plain.text(), "has not answered since")
 	})
 	if text := console.text(); strings.Contains(text, "LIVE") {
-		t.Errorf("it is shown as live:\n%s", text)
+		t.Errorf("marked as live while the API server is down:\n%s", text)
 	}
 	if err := r.cp.StartAPIServer(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	console.shows(`READ-ONLY LIVE`)
 
-	// Left, and opened again; and made as small and as large as people do.
+	// Close and open the console, and resize it to small and large sizes.
 	console.keys("q")
 	left := console.shows(`of 15 nodes at the target(.|\n)*back +\S*constellation watch --kubeconfig`)
 	if strings.Contains(left, "Pipeline") {
-		t.Errorf("the screen was not given back:\n%s", left)
+		t.Errorf("the terminal was not restored:\n%s", left)
 	}
 	console.keys("Up", "Enter")
 	if text := console.text(); !strings.Contains(text, "READ-ONLY") { // a plain sh has no history
@@ -411,9 +411,9 @@ func lastLine(s string) string {
 
 var recordInto = flag.String("record", "", "directory that TestRecordRollouts writes streams of rollouts to")
 
-// TestRecordRollouts records what a watch of a rollout tells, as console and printers are tested
-// with it in package tui: of 5, 500 and 5,000 workers a good one, one that something blocks, and
-// one that is paused and resumed while it is watched. Of the last one of 5,000 a minute is recorded.
+// TestRecordRollouts records the events of watched rollouts for the tests of package tui: of
+// 5, 500 and 5,000 workers each a successful one, a blocked one, and one that is paused and
+// resumed. Of the last one with 5,000 workers it records a minute.
 //
 //	go test -timeout 60m -run TestRecordRollouts . -args -record tui/testdata/streams
 func TestRecordRollouts(t *testing.T) {
@@ -486,7 +486,7 @@ func (r *hollowRollout) record(how string, cut time.Duration) {
 	select {
 	case <-f.done:
 	case <-time.After(20 * time.Minute):
-		t.Fatalf("the rollout does not end: %s", tail(f.text()))
+		t.Fatalf("the rollout did not end: %s", tail(f.text()))
 	}
 	var lines bytes.Buffer
 	z, err := gzip.NewWriterLevel(&lines, gzip.BestCompression)
@@ -496,7 +496,7 @@ func (r *hollowRollout) record(how string, cut time.Duration) {
 	n := 0
 	for in := bufio.NewScanner(strings.NewReader(f.text())); in.Scan(); n++ {
 		if !json.Valid(in.Bytes()) {
-			t.Fatalf("%q is no event", in.Text())
+			t.Fatalf("invalid event %q", in.Text())
 		}
 		fmt.Fprintln(z, in.Text())
 	}

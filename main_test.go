@@ -10,8 +10,8 @@ import (
 	"constellation/engine"
 )
 
-// TestDocumentedEventsAreEvents keeps docs/events.md true: each example is an event,
-// with no field that events lack, and there is one of every kind.
+// TestDocumentedEventsAreEvents checks docs/events.md: each example is a valid event without
+// unknown fields, and every kind has an example.
 func TestDocumentedEventsAreEvents(t *testing.T) {
 	doc, err := os.ReadFile("docs/events.md")
 	if err != nil {
@@ -44,9 +44,9 @@ func TestDocumentedEventsAreEvents(t *testing.T) {
 	}
 }
 
-// TestBinariesLinkOnlyWhatTheyMay keeps each role small: what runs as root on a
-// node, or inside a cluster, links no terminal and no chart engine.
-func TestBinariesLinkOnlyWhatTheyMay(t *testing.T) {
+// TestDaemonsLinkNoConsole checks that programs that run as root on a node or inside a cluster
+// link no terminal library and no Helm.
+func TestDaemonsLinkNoConsole(t *testing.T) {
 	for _, tt := range []struct {
 		pkg    string
 		never  []string

@@ -38,7 +38,7 @@ reachable versions.
 Findings that block stop apply with exit code 4. --yes accepts the plan and ordinary
 warnings. Findings that weaken or destroy something must be acknowledged by ID, typed or
 with --ack: measurements-weaker, oldest-supports-kubernetes (image and Kubernetes minor in
-one write), local-data (volumes deleted with their nodes), no-backup. After the start apply
+one write), local-data (volumes deleted with their nodes), no-backup. Once accepted, apply
 never prompts.
 
 On a terminal apply runs in the console. P, R and C pause, resume and cancel the rollout.
@@ -82,7 +82,7 @@ func (s *session) applyFlags(cmd *cobra.Command, r *engine.ApplyRequest, o *runO
 	fl.BoolVar(&o.nonInteractive, "non-interactive", false, "never prompt")
 	fl.StringArrayVar(&r.Acknowledge, "ack", nil, "`ID` of a finding to acknowledge; may be repeated")
 	fl.StringSliceVar(&r.Skip, "skip-phases", nil, "comma-separated `steps` to skip: "+strings.Join(engine.ApplySteps, ", "))
-	fl.BoolVar(&r.Rehearse, "dry-run", false, "rehearse the plan with read-only requests; change nothing")
+	fl.BoolVar(&r.Rehearse, "dry-run", false, "rehearse the plan; change nothing")
 	fl.DurationVar(&o.timeout, "timeout", 0, "stop after this time, such as 1h; run again to resume (0: no limit)")
 	o.out = text
 	fl.VarP((*checkFormat)(&o.out), "output", "o", "output format: text, json for one event per line, or markdown for a summary at the end (progress goes to stderr)")

@@ -421,7 +421,7 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 		}
 	}
 	for _, b := range r.Bad {
-		lines = append(lines, "  invalid record line: "+clean(b))
+		lines = append(lines, "  invalid record: "+clean(b))
 	}
 	return append(lines, "", "replay  "+s.command("watch --replay "+quoteArg(clean(r.ID))))
 }
