@@ -167,9 +167,7 @@ func sentences(s string) [][2]int {
 				j++
 			}
 			if j+1 < len(s) && s[j] == ' ' && !abbreviated(s[:i+1]) {
-				if r, _ := utf8.DecodeRuneInString(strings.TrimLeft(s[j:], " *_(\"'")); !unicode.IsLower(r) {
-					end(j)
-				}
+				end(j)
 			}
 		}
 	}
@@ -179,7 +177,7 @@ func sentences(s string) [][2]int {
 
 // abbreviated reports whether the full stop at the end of s belongs to an abbreviation.
 func abbreviated(s string) bool {
-	for _, a := range []string{"e.g.", "i.e.", "etc.", "vs.", "cf."} {
+	for _, a := range []string{"e.g.", "i.e.", "etc.", "vs.", "cf.", "..."} {
 		if strings.HasSuffix(s, a) {
 			return true
 		}
