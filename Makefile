@@ -93,8 +93,13 @@ verify: generate ## regenerate and fail if a file differs
 	 [ -z "$$(git ls-files --others --exclude-standard -- '*.pb.go' '*zz_generated*' assets/crds assets/releases)" ] || { echo "generated code is out of date: run 'make generate' and commit" >&2; exit 1; }
 
 .PHONY: lint
-lint: ## run the linters and check formatting
+lint: ## run the linters, check formatting and language
 	@$(TOOL) golangci-lint run ./...
+	@cd .ci && go test ./prose && go run ./prose
+
+.PHONY: prose-baseline
+prose-baseline:
+	@cd .ci && go run ./prose -baseline
 
 .PHONY: clean
 clean: ## delete bin/; keeps caches and sandboxes

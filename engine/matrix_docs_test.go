@@ -11,10 +11,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "rewrite docs/compatibility.md")
+var update = flag.Bool("update", false, "write docs/compatibility.md anew")
 
-// The page is generated from the rules and the planner's texts, so it cannot drift.
-func TestDocsMatchTheRules(t *testing.T) {
+// The page is made from the rules and from the planner's own words, so it says what
+// the program does.
+func TestDocsSayWhatTheRulesSay(t *testing.T) {
 	page := filepath.Join("..", "docs", "compatibility.md")
 	want := compatibilityPage()
 	if *update {
@@ -34,20 +35,21 @@ func TestDocsMatchTheRules(t *testing.T) {
 func compatibilityPage() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line(`# Compatibility matrix and upgrade paths`)
+	line(`# Compatibility`)
 	line(``)
-	line("This page lists the rules that every upgrade must satisfy, and how a path is chosen. It is generated (`go test ./engine -run TestDocs -update`).")
+	line("The compatibility matrix: which versions work together, and the path from one to another. `constellation upgrade check` applies it to your cluster")
+	line("([upgrade-check.md](upgrade-check.md)). This page is generated (`go test ./engine -run TestDocs -update`).")
 	line(``)
 	line(`## Terms`)
 	line(``)
-	line("A **release** is a version of this product. It has a CLI, services that run in the cluster, an OS image, and a list of supported")
-	line("Kubernetes patches. A **hop** is one `constellation upgrade apply`. Versions are `MAJOR.MINOR.PATCH`, ordered as semver says:")
-	line("v1.10.0 is newer than v1.9.0, v1.2.0-rc.1 is older than v1.2.0 and belongs to the minor v1.2, and build metadata does not count.")
+	line("A **release** is a version of this product. It has a CLI, services, an OS image, and a list of supported patches of Kubernetes.")
+	line("A **hop** is one `constellation upgrade apply`. Versions are `MAJOR.MINOR.PATCH`, ordered as semver orders them: v1.10.0 is newer than v1.9.0.")
+	line("v1.2.0-rc.1 is older than v1.2.0 and belongs to the minor v1.2. Build metadata is ignored.")
 	line(``)
 	line(`## Rules`)
 	line(``)
-	line("Every hop is checked against all rules. The result of a rule is satisfied (`ok`), a warning (`warn`), a violation that forbids the")
-	line("hop (`block`), or not evaluated because a version is unknown (`not-checked`, which never counts as `ok`).")
+	line("All rules apply to every hop; none of them stops the others. The result of a rule is `ok`, `warn`, or `block`, which forbids the hop. It is")
+	line("`not-checked` if a version is unknown; that never counts as `ok`.")
 	line(``)
 	line(`| rule | condition | source |`)
 	line(`|---|---|---|`)
@@ -59,45 +61,45 @@ func compatibilityPage() string {
 		line("| `%s` | %s | %s |", r.id, r.title, source)
 	}
 	line(``)
-	line(`Notes on some rules:`)
+	line(`Some of them in more detail:`)
 	line(``)
-	line("- **Unplanned components** keep their version. A Kubernetes patch that no release contains may stay while its minor is supported. It can")
-	line("  be upgraded, but never downgraded.")
-	line("- **Mixed versions.** Distances count from the oldest running version, downgrades from the newest. The target of a rollout in progress")
-	line("  counts as running.")
-	line("- **Charts are upgraded first.** New services run with the old Kubernetes and the old images, so they must support both. Nodes are")
-	line("  replaced afterwards.")
-	line("- **A new Kubernetes minor comes last.** All control planes must first have an image that supports it. Image and minor take two hops.")
-	line("  `constellation upgrade prepare --acknowledge oldest-supports-kubernetes` changes both in one write. Control planes with the old image")
-	line("  then run the new minor until they are replaced. `measurements-weaker` is the other rule that can be acknowledged, by ID only.")
-	line("- **Faulty versions.** A release or a patch can be marked faulty after its publication. It is no longer an upgrade target, its CLI is not")
-	line("  used, and clusters that run it get a warning.")
-	line("- **A rollout in progress** may be completed, or continue with a newer patch. A new minor waits for its end.")
+	line("- **Unplanned parts stay.** A patch of Kubernetes that no release has may stay as long as its minor is supported. It can be upgraded, never")
+	line("  downgraded.")
+	line("- **The oldest version decides.** While versions are mixed, distances are counted from the oldest, and \"never down\" from the newest. The")
+	line("  operator's target counts as running.")
+	line("- **Charts come first.** New services meet the running Kubernetes and images, so they must support them. New nodes come after that.")
+	line("- **A new minor of Kubernetes comes last.** Every control plane must have an image that supports it before: image and minor take two hops.")
+	line("  `constellation upgrade prepare --acknowledge oldest-supports-kubernetes` makes one write of both. Then control planes of the old")
+	line("  image run the new minor until they are replaced. `measurements-weaker` is the other rule that can be acknowledged, by ID only.")
+	line("- **Faulty versions.** A release or a patch can be found faulty after its release. It is no upgrade target any more, and no CLI of it is used.")
+	line("  A cluster that runs it gets a finding.")
+	line("- **A running rollout of nodes** may be ended, or redirected to a newer patch. A new minor waits for its end.")
 	line(``)
 	line(`## Hops`)
 	line(``)
-	line("The CLI of a release runs the hop. A hop leads to:")
+	line("A hop is made with the CLI of a release and leads to:")
 	line(``)
-	line("- services: those of the CLI;")
-	line("- image: the running one, or the newest of the CLI's minor that is offered and not faulty;")
-	line("- Kubernetes: the running one, or the newest patch of its minor or of the next one that the release contains, offered and not faulty;")
+	line("- services: those of the CLI")
+	line("- image: the running one, or the newest of the CLI's minor that is offered and not faulty")
+	line("- Kubernetes: the running patch, or the newest patch of its minor or of the next one. The release must have it, the provider must offer it,")
+	line("  and it must not be faulty")
 	line("- workers: replaced, or kept (`keepWorkers: true` in the configuration). A later hop replaces kept workers. Their kubelets may be")
-	line("  three minors behind, their image one minor behind the services.")
+	line("  three minors behind, their image one minor behind the services")
 	line(``)
-	line("At the end all nodes run the same versions. The chosen path has the fewest hops; among those the fewest replacements of workers, then")
-	line("the fewest changes, then the newest patches. A named version (`--to`, `--kubernetes`) is met exactly. Pre-releases are targets only if")
-	line("they are named.")
+	line("At the end of the path all nodes run the same versions. The path has the fewest hops. Among those it has the fewest replacements of workers,")
+	line("then the fewest changes, then the newest patches. A version that is named (`--to`, `--kubernetes`) is met exactly. Pre-releases are chosen")
+	line("only if they are named.")
 	line(``)
 	line(`## Examples`)
 	line(``)
 	m := NewMatrix(two())
-	line("The examples use two releases:")
+	line("Two releases are known:")
 	line(``)
 	for i := range m.releases {
 		k := &m.releases[i]
 		from := "for new clusters"
 		if !k.UpgradeFrom.IsZero() {
-			from = "upgrade from " + k.UpgradeFrom.String() + " or newer"
+			from = "from " + k.UpgradeFrom.String() + " on"
 		}
 		var patches []string
 		for _, p := range k.patches {
@@ -112,9 +114,9 @@ func compatibilityPage() string {
 	}{
 		{"From the oldest to the newest", at("v1.0.0", "v1.0.0", "v1.34.3"), Planned{}},
 		{"From the newest release to the newest Kubernetes", at("v1.1.0", "v1.1.0", "v1.35.4"), Planned{}},
-		{"A patch that no release contains", at("v1.0.0", "v1.0.0", "v1.35.99"), to("v1.1.0", "", "")},
-		{"A target that no release contains", at("v1.1.0", "v1.1.0", "v1.36.3"), to("", "", "v1.37.0")},
-		{"A downgrade", at("v1.1.0", "v1.1.0", "v1.36.3"), to("v1.0.0", "", "")},
+		{"A patch that no release has", at("v1.0.0", "v1.0.0", "v1.35.99"), to("v1.1.0", "", "")},
+		{"Kubernetes that no release has", at("v1.1.0", "v1.1.0", "v1.36.3"), to("", "", "v1.37.0")},
+		{"Back", at("v1.1.0", "v1.1.0", "v1.36.3"), to("v1.0.0", "", "")},
 	} {
 		if e.goal == (Planned{}) {
 			e.goal = m.Goal(e.now, Planned{}, Offer{})

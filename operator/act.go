@@ -876,7 +876,7 @@ func (e *efforts) due(now time.Time) time.Duration {
 }
 
 // inherit copies to an heir what its donor was given by people: labels, taints, and
-// the annotations that are listed here. ARCHITECTURE.md says by which rules. What the
+// the annotations that are listed here. docs/design/operator.md has the rules. What the
 // heir has already is its own.
 func inherit(heir, donor *corev1.Node) {
 	for k, v := range donor.Labels {

@@ -8,7 +8,7 @@
 // decide: the target and the world go in, actions that are safe in any order come out,
 // each on a condition that it names (actionKind). Its conditions have names (rule),
 // and an explorer runs it through all states of small worlds and shows that each is
-// needed; ARCHITECTURE.md says how to change one. Whoever acts (act.go) makes every
+// needed; docs/design/operator.md says how to change one. Whoever acts (act.go) makes every
 // effect conditional on what it was decided from, so rounds may be repeated, may stop
 // anywhere, and may be done by two leaders at a time.
 //

@@ -539,19 +539,19 @@ func TestRelatedFindingsAreGrouped(t *testing.T) {
 	}
 }
 
-// The frames in the README equal the goldens.
-func TestReadmeShowsTheConsole(t *testing.T) {
-	page, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"check-trouble", "upgrade-plan"} {
+// The frames on these pages are those that the console renders.
+func TestPagesShowTheConsole(t *testing.T) {
+	for name, page := range map[string]string{"check-trouble": "README.md", "upgrade-plan": "docs/upgrade-apply.md"} {
+		text, err := os.ReadFile("../" + page)
+		if err != nil {
+			t.Fatal(err)
+		}
 		frame, err := os.ReadFile("testdata/frames/" + name + ".80x24.txt")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := strings.ReplaceAll(string(frame), "-C .demo", "-C demo"); !strings.Contains(string(page), "```\n"+want+"```\n") {
-			t.Errorf("README.md does not show\n%s", want)
+		if want := strings.ReplaceAll(string(frame), "-C .demo", "-C demo"); !strings.Contains(string(text), "```\n"+want+"```\n") {
+			t.Errorf("%s does not show\n%s", page, want)
 		}
 	}
 }
@@ -559,7 +559,7 @@ func TestReadmeShowsTheConsole(t *testing.T) {
 // Help and docs describe exit code 4 in the same words.
 func TestExitCodeInHelpAndDocs(t *testing.T) {
 	pages := ""
-	for _, name := range []string{"../README.md", "../docs/upgrade-check.md"} {
+	for _, name := range []string{"../docs/workspace.md", "../docs/upgrade-check.md"} {
 		b, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
