@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -153,6 +154,9 @@ type revokeView struct {
 	heir     *Node // has taken its place; nil: none has
 	inCloud  bool
 	claims   string // another provider ID that the Node claims; empty: it does not
+	// machine is the provider ID for the operator, which compares it with the cloud. Without
+	// the cloud it is what the Node claims, which is not recorded.
+	machine string
 }
 
 func (v *revokeView) exists() bool { return v.node != nil || v.joins || v.inCloud }
@@ -198,8 +202,10 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 	}
 	for _, n := range v.nodes {
 		if n.Name == name {
+			// Its kubelet writes ID and address, and the record refuses what has them: an honest
+			// machine's must not get there.
 			v.node = n
-			now.ProviderID, now.Group, now.Role, now.Address, now.UID = n.ProviderID, n.GroupID, n.Role, n.IP, n.UID
+			now.Group, now.Role, now.UID = n.GroupID, n.Role, n.UID
 		}
 	}
 	if x.provider != nil {
@@ -234,9 +240,13 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 	}
 	v.heir = heirOf(name, v.nodes, ro.Moves)
 	entry, recorded := record[name]
-	v.recorded = recorded && (now.ProviderID == "" || strings.EqualFold(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
+	v.recorded = recorded && (now.ProviderID == "" || entry.ProviderID == "" || strings.EqualFold(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
 	if v.entry = entry; !v.recorded {
 		v.entry = now
+	}
+	v.machine = cmp.Or(v.entry.ProviderID, now.ProviderID)
+	if v.machine == "" && v.node != nil {
+		v.machine = v.node.ProviderID
 	}
 	return v, nil
 }
@@ -265,7 +275,7 @@ func heirOf(name string, nodes []*Node, moves []Move) *Node {
 func (x *revoking) judge(v *revokeView) {
 	name, p := x.request.Node, x.plan
 	find := func(f Finding) { p.Findings = append(p.Findings, f) }
-	if v.entry.ProviderID == "" && v.exists() {
+	if v.machine == "" && v.exists() {
 		find(Finding{
 			ID: "machine-unknown", Severity: Block, Source: "cloud", Title: fmt.Sprintf("which machine of the cloud %s is, is not known", name),
 			Detail: "its Node has no providerID, and the cloud was not asked or does not list it", Remedy: "run the command in the workspace of the cluster, so that the cloud can be asked",
@@ -358,7 +368,7 @@ func (x *revoking) steps(v *revokeView) []Step {
 	steps := []Step{
 		{
 			ID: StepRevoke, Title: "Revoke the credentials of " + name,
-			Effect: fmt.Sprintf("ConfigMap %s/%s names %s, %s and its address %s; its bootstrap token and its JoiningNode are deleted; no join service gives it a ticket", revocation.Namespace, revocation.ConfigMap, name, e.ProviderID, orElse(e.Address, "(unknown)")),
+			Effect: fmt.Sprintf("ConfigMap %s/%s names %s, its machine %s and its address %s; its bootstrap token and its JoiningNode are deleted; no join service gives it a ticket", revocation.Namespace, revocation.ConfigMap, name, orElse(v.machine, "(unknown)"), orElse(e.Address, "(the cloud's)")),
 			Done:   x.done(func(v *revokeView) bool { return v.recorded && (v.removal != nil || v.removed()) }),
 			Run:    x.revoke,
 		},
@@ -445,7 +455,9 @@ func (x *revoking) remove(ctx context.Context, r *Reporter) error {
 		if v.removal != nil || v.removed() {
 			return nil
 		}
-		return k.RemoveMachine(ctx, name, v.entry)
+		e := v.entry
+		e.ProviderID = v.machine
+		return k.RemoveMachine(ctx, name, e)
 	})
 }
 

@@ -7,7 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -169,7 +169,7 @@ const sourcesEvery = 15 * time.Second
 
 // watchSources keeps the refused addresses up to date until ctx ends.
 func (s *Server) watchSources(ctx context.Context) {
-	gone := map[string]bool{} // provider IDs that the cloud has ceased to list
+	gone := map[string]bool{} // revocations whose machines the cloud has ceased to list
 	for {
 		list := s.kube.revokedSeen()
 		again := (<-chan time.Time)(nil)
@@ -191,34 +191,37 @@ func (s *Server) watchSources(ctx context.Context) {
 }
 
 // sourcesOf returns the addresses of the revoked machines that may still exist, with the
-// names of their nodes. If the cloud does not answer, a machine may exist.
+// names of their nodes. The cloud decides which machine has which address: a Node could
+// claim that of an honest one. Only while the cloud does not answer, the record counts.
 func (s *Server) sourcesOf(ctx context.Context, list revocation.List, gone map[string]bool) map[netip.Addr]string {
 	out := map[netip.Addr]string{}
-	for node, e := range list {
-		if a, err := netip.ParseAddr(e.Address); err == nil && !gone[e.ProviderID] {
-			out[a.Unmap()] = node
-		}
-	}
-	if len(out) == 0 {
+	key := func(node string) string { return node + " " + list[node].Since.String() } // a name may be revoked twice
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(list)), func(node string) bool { return !gone[key(node)] }) {
 		return out
 	}
 	limited, cancel := context.WithTimeout(ctx, ticketTimeout/2)
 	defer cancel()
 	all, err := s.meta.Peers(limited)
 	if err != nil {
+		for node, e := range list {
+			if a, err := netip.ParseAddr(e.Address); err == nil && !gone[key(node)] {
+				out[a.Unmap()] = node
+			}
+		}
 		return out
 	}
-	exists := map[string]bool{} // provider IDs, in lower case
+	exists := map[string]bool{}
 	for _, i := range all {
-		if i.State != cloud.Terminated {
-			exists[strings.ToLower(i.ProviderID)] = true
+		if node, refused := list.Refuses(i.Name, i.ProviderID); refused && i.State != cloud.Terminated {
+			exists[node] = true
+			if i.IP.IsValid() {
+				out[i.IP.Unmap()] = node
+			}
 		}
 	}
-	for a, node := range out {
-		id := list[node].ProviderID
-		if !exists[strings.ToLower(id)] {
-			gone[id] = true
-			delete(out, a)
+	for node := range list {
+		if !exists[node] {
+			gone[key(node)] = true
 		}
 	}
 	return out

@@ -492,6 +492,9 @@ func (r *nodeVersions) did(o *observed, a action) {
 		if p := o.pending[a.intent.name]; p != nil {
 			r.event(p, normal, "Leaves", "Bind", "the machine of "+a.intent.node+" goes")
 		}
+		if n := o.nodes[a.intent.node]; n != nil && strings.HasPrefix(a.intent.name, machinePrefix) {
+			r.event(n, corev1.EventTypeWarning, reasonNeverReady, "Delete", "the join of its machine broke off after the Node was made, and its time is over: machine and Node are deleted; a new machine can join in its place")
+		}
 	case deleteNode:
 		if n != nil {
 			r.event(n, normal, "Deleted", "Delete", "its machine "+a.machine+" goes or is gone")

@@ -902,16 +902,34 @@ func (d *decision) settle(in *intent) {
 		d.refill(in)
 		return
 	}
-	m := d.instance(in.machine)
+	m, n := d.instance(in.machine), d.machineOf[in.machine]
 	switch {
-	case d.machineOf[in.machine] != nil || gone(m):
+	case gone(m) || n != nil && d.joined(n):
 		d.do(action{kind: clearIntent, intent: *in})
 	case m != nil && m.token != "" && d.tracked[m.token]: // somebody else's heir
 	case d.when(ruleOverdue, d.must(ruleStrayDeadline, d.w.now.After(in.deadline))):
 		bound := *in
 		bound.goal = v1alpha1.LeaveGoal
 		d.do(action{kind: bindIntent, intent: bound})
+	case n != nil && d.w.now.Add(joinDeadline/2).After(in.deadline): // most machines need a few minutes
+		d.wait(reasonNeverReady, d.neverReady(n), ref(n.name), in.deadline)
 	}
+}
+
+// joined reports whether a machine whose intent waits for it to join has done so. A join
+// can break off after the Node was made, and the join service gives a machine that has a
+// Node no other ticket: such a machine would stay as it is for ever. A node that its owner
+// holds is left as it is.
+func (d *decision) joined(n *node) bool {
+	return n.ready || n.held || !d.when(ruleNeverReady, true)
+}
+
+const reasonNeverReady = "NodeNeverReady"
+
+// neverReady says what becomes of a node whose machine does not finish its join, and what
+// a person can do.
+func (d *decision) neverReady(n *node) string {
+	return fmt.Sprintf("Node %s has not been Ready since its machine began to join, and a machine that has a Node gets no other ticket; machine and Node are deleted when its time is over, and at once with `constellation machine revoke %s`", n.name, n.name)
 }
 
 // leave removes a machine that is bound to go: work, etcd member, machine, Node. The
@@ -1062,7 +1080,7 @@ func (d *decision) nextLeader(but string) string {
 func (d *decision) strays() {
 	for i := range d.w.instances {
 		m := &d.w.instances[i]
-		if m.name == "" || d.machineOf[m.id] != nil || d.tracked[m.id] || m.token != "" && d.tracked[m.token] || gone(m) || m.state == "Terminating" {
+		if n := d.machineOf[m.id]; m.name == "" || n != nil && (!d.w.joining[n.name] || d.joined(n)) || d.tracked[m.id] || m.token != "" && d.tracked[m.token] || gone(m) || m.state == "Terminating" {
 			continue
 		}
 		if d.when(ruleTrack, true) {

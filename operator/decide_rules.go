@@ -74,6 +74,7 @@ const (
 	ruleInPlaceEnough // an upgrade in place that is not wanted any more is given up
 	ruleInPlaceStuck  // a node whose upgrade fails keeps no other group from its turn
 	ruleHeirDenies    // an heir that denies its donor is given up
+	ruleNeverReady    // a machine whose Node is never Ready is given up
 
 	rules
 )

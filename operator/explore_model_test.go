@@ -132,6 +132,7 @@ type scenario struct {
 	othersStoppedScale bool
 	lies               []uint8 // those that a captured machine's Node tells; nil: all
 	taken              bool    // it begins with control planes at the target, and with a captured worker that has replaced another
+	joins              bool    // its last machine joins, and was not made by the operator
 	halfGone           bool    // it begins with a control plane that has left etcd and lost its intent and its cordon
 }
 
@@ -213,6 +214,11 @@ func (c *scenario) start() modelState {
 		taken := &s.m[c.nodes[cpModel]]
 		taken.captured, taken.token, taken.origin, taken.donor = true, 1, nobody, nobody
 		s.floor[workersA]--
+	}
+	if c.joins {
+		i--
+		s.m[i] = modelMachine{life: booting, group: s.m[i].group, image: s.m[i].image, tracked: 1}
+		s.floor[s.m[i].group]--
 	}
 	if c.halfGone {
 		s.m[0].member, s.lease, s.leader = 0, 1, 1
@@ -759,6 +765,7 @@ const (
 	stepLies
 	stepCaptured
 	stepLiar
+	stepHalfJoins
 )
 
 var stepTexts = [...]string{
@@ -771,7 +778,8 @@ var stepTexts = [...]string{
 	stepCordoned: "a person cordons m%d", stepHeld: "a person holds m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
 	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d does not answer", stepAnswers: "the agent of m%d answers again",
 	stepBroken: "whatever the agent of m%d tries will fail", stepStrategy: "a person changes the strategy of group %d", stepPauseOver: "it is long ago that the agent of m%d has failed", stepRetry: "a person wants m%d tried again now",
-	stepLies: "the Node of the captured m%d claims something else", stepCaptured: "m%d is captured", stepLiar: "a Node without a machine claims m%d",
+	stepHalfJoins: "the join of m%d breaks off after its Node was made",
+	stepLies:      "the Node of the captured m%d claims something else", stepCaptured: "m%d is captured", stepLiar: "a Node without a machine claims m%d",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",
 }
 

@@ -397,6 +397,16 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 				}
 				o.noted = o.comps
 			})
+			if fault && e.allows('q') {
+				bad(stepHalfJoins, i, func(n *modelState) {
+					o := &n.m[i]
+					o.life, o.isNode, o.drained, o.failed, o.comps = running, true, true, true, n.pubW
+					if o.group == cpModel {
+						o.comps, o.api = n.pubCP, n.pubCP
+					}
+					o.noted = o.comps
+				})
+			}
 			if fault && e.allows('j') {
 				bad(stepNeverJoins, i, func(n *modelState) { n.m[i].failed = true })
 			}
@@ -419,7 +429,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if m.life != terminated && m.life != terminating && !m.late && m.token != 0 && (!m.isNode || !m.ready || !m.known || m.captured || m.cordon == uint8(cordonedByOthers) || m.group == cpModel && m.member != 2) && s.flying.token != m.token {
 			happens(stepLate, i, true, func(n *modelState) { n.m[i].late = true })
 		}
-		if m.tracked == 1 && !m.trackedLate && m.misses() && s.flying.kind == 0 {
+		if m.tracked == 1 && !m.trackedLate && (m.misses() || !m.ready) && s.flying.kind == 0 {
 			happens(stepTrackedLate, i, true, func(n *modelState) { n.m[i].trackedLate = true })
 		}
 		if m.isNode && m.cordon == uint8(cordonedByUs) && !m.drainLate && (!m.drained || m.group == cpModel && !s.votes(m.heir)) && (m.heir != 0 || s.upgradedBy(i) >= 0) && s.flying.kind != removeMember {
@@ -781,6 +791,8 @@ var scenarios = []scenario{
 	{name: "plain", nodes: [3]int{1, 1, 0}, surge: 1, target: 2, faults: 0},
 	{name: "no-autoscaler", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, othersStoppedScale: true},
 	{name: "machines", nodes: [3]int{1, 1, 0}, surge: 1, target: 2, faults: 1, with: "xjru"},
+	{name: "half-joined", nodes: [3]int{1, 2, 0}, surge: 1, from: 1, target: 1, faults: 1, with: "q", joins: true},
+	{name: "half-joined-heir", nodes: [3]int{2, 1, 0}, surge: 1, target: 1, faults: 1, with: "q", stale: true},
 	{name: "cordoned", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "ca"},
 	{name: "node-deleted", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "do"},
 	{name: "paused", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "p"},

@@ -285,6 +285,9 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		if e.place < 0 && !m.trackedLate {
 			return "a machine is given up that had time to join"
 		}
+		if e.place < 0 && whole && m.isNode && m.ready && !m.captured {
+			return "a machine is given up that has joined"
+		}
 	case cordonNode:
 		worker = e.heir != noMachine && !f.control(m) && m.heir != e.heir
 	case deleteInstance:

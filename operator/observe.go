@@ -236,7 +236,9 @@ func (r *nodeVersions) observe(ctx context.Context, nv *v1alpha1.NodeVersion) (*
 		}
 		w.pending = append(w.pending, p)
 	}
+	w.joining = make(map[string]bool, len(joining.Items))
 	for i := range joining.Items {
+		w.joining[joining.Items[i].Spec.Name] = true
 		w.pending = append(w.pending, pendingMachine{kind: "JoiningNode", name: joining.Items[i].Name, node: joining.Items[i].Spec.Name})
 	}
 	var err error

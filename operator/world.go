@@ -17,6 +17,7 @@ type world struct {
 	impostors []impostor
 	groups    []group
 	pending   []pendingMachine // for the status
+	joining   map[string]bool  // names of nodes whose machine was given a ticket a moment ago; see joiningNodes
 
 	// What only decide looks at.
 	generation int64                      // of the spec
