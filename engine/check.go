@@ -112,6 +112,7 @@ type checkRun struct {
 	path   []Hop
 	hop    *Hop         // the first of path; nil if there is none
 	inUse  []Components // that get a statement in the hop
+	enrols []Node       // whose agents get to verify in the hop
 	next   *Config      // nil if there is no hop
 	edited []byte       // the configuration with the values of the next hop; nil if it is not to be written
 	// unmeasured is why the measurements of the next hop's image are not known.
@@ -697,6 +698,9 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 		}
 	} else if !errors.Is(kinds, assets.ErrUnknownRelease) && !errors.Is(kinds, errNotAsked) {
 		c.e.log.Debug("kinds not compared", "err", kinds)
+	}
+	if components == nil {
+		c.judgeAgents(ctx, b, list)
 	}
 	if components == nil && list.Name != c.now.Target.Components {
 		c.out.Changes.ConfigMaps = append([]string{"kube-system/" + list.Name + " (new)"}, c.out.Changes.ConfigMaps...)

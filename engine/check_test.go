@@ -92,6 +92,7 @@ type pretendedCloud struct {
 	kubernetes []version.Version
 	extra      string // an image whose measurements it does not tell; empty for none
 	unsigned   bool   // it vouches for no components
+	agent      *component.Component
 }
 
 func (c *pretendedCloud) Describe(context.Context) (engine.ProviderInfo, error) {
@@ -107,10 +108,12 @@ func (c *pretendedCloud) Components(ctx context.Context, k version.Version) (com
 	for i := range l.List {
 		l.List[i].URL = strings.Replace(l.List[i].URL, ":8080/", ":8080/"+k.String()+"/", 1)
 	}
-	if c.unsigned {
-		return component.Signed{List: l.List}, err
+	out := component.Signed{List: l.List}
+	if !c.unsigned {
+		out = signed(l.List)
 	}
-	return signed(l.List), err
+	out.Agent = c.agent
+	return out, err
 }
 
 func (c *pretendedCloud) Groups(context.Context) ([]cloud.Group, error) {

@@ -73,7 +73,9 @@ type initRun struct {
 	components Components
 	// inUse are other components that the cluster's machines may still join with. They get
 	// the statement that they lack.
-	inUse  []Components
+	inUse []Components
+	// enrols are the nodes whose agents verify nothing yet and get to do so.
+	enrols []Node
 	target NodeTarget
 
 	// accepted says which findings were accepted by name; nil: none.
@@ -302,9 +304,21 @@ func (i *initRun) steps() []Step {
 	return steps
 }
 
+// componentsSteps publish what nodes install, and the agent where that is due.
+func (i *initRun) componentsSteps() []Step {
+	if len(i.enrols) == 0 {
+		return []Step{i.componentsStep()}
+	}
+	return []Step{i.componentsStep(), i.agentsStep()}
+}
+
 // componentsStep publishes what nodes install.
 func (i *initRun) componentsStep() Step {
-	all := append([]Components{i.components}, i.inUse...)
+	first := i.components
+	if len(i.enrols) > 0 {
+		first.Agent = nil // a step of its own names it
+	}
+	all := append([]Components{first}, i.inUse...)
 	s := Step{
 		ID:     StepComponents,
 		Title:  "Publish what nodes install",

@@ -412,7 +412,7 @@ func (c *checkRun) settle() {
 // occasional are the IDs of findings that are not rules and are only told when there is
 // something to tell.
 var occasional = []string{
-	"api-server", "cli", "cli-older", "cloud", "cloud-offers", "components", "feed", "image", "measurements", "measurements-unknown", "node-version", "preflight",
+	findingAgents, "components-unsigned", "api-server", "cli", "cli-older", "cloud", "cloud-offers", "components", "feed", "image", "measurements", "measurements-unknown", "node-version", "preflight",
 	"running", "running-denied", "running-kubernetes", "running-release", "services-first", "trust-roots",
 }
 
@@ -475,7 +475,7 @@ func (c *checkRun) prepareRun(list Components) (*prepareRun, error) {
 	to := c.hop.Planned()
 	image := c.image(to.Image)
 	p := &prepareRun{
-		initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse},
+		initRun: &initRun{e: c.e, facts: &facts{config: c.config, state: c.state, provider: c.provider}, components: list, inUse: c.inUse, enrols: c.enrols},
 		hop:     *c.hop, now: c.now, demanded: demanded, changes: c.measurementChanges(), images: c.images, hops: len(c.path), notes: c.out.Notes,
 		weaker: slices.Contains(c.acknowledged, ruleWeaker),
 		target: NodeTarget{Image: image.Reference, ImageVersion: image.Version, Components: list.Name, Kubernetes: list.Kubernetes, KeepWorkers: !c.hop.ReplaceWorkers},
@@ -543,7 +543,7 @@ func (p *prepareRun) plan(ctx context.Context, out *Plan) error {
 	if err != nil {
 		return err
 	}
-	out.Steps = []Step{p.componentsStep(), join, {
+	out.Steps = append(p.componentsSteps(), join, Step{
 		ID:     StepTargetFile,
 		Title:  "Write the target to a file",
 		Effect: TargetFile + " asks for " + what + p.workers(),
@@ -552,7 +552,7 @@ func (p *prepareRun) plan(ctx context.Context, out *Plan) error {
 			return err == nil && bytes.Equal(b, p.file), nil // what cannot be read is written anew
 		},
 		Run: func(context.Context, *Reporter) error { return p.e.ws.write(TargetFile, p.file, 0o644) },
-	}}
+	})
 	for i := range out.Steps {
 		s := &out.Steps[i]
 		done, err := s.Done(ctx)

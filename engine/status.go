@@ -244,6 +244,11 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	}
 	st.merge(machines, inside)
 	st.judge(c, cloudErr, inside)
+	if st.Reachable && cloudErr == nil {
+		if left := unverified(st.Nodes, machines, inside.enrolled); len(left) > 0 {
+			st.Health = append(st.Health, agentsFinding(left, replaceOnce(left)))
+		}
+	}
 	if st.Stage == StageCluster {
 		var err error
 		st.Backup, err = e.lastBackup(s)
@@ -264,6 +269,8 @@ type inside struct {
 	services  []Service
 	err       error
 	unread    *Error // err, if it is about the kubeconfig
+	// enrolled are the names of components whose nodes have agents that verify; nil if unknown.
+	enrolled map[string]bool
 }
 
 func (i *inside) look(ctx context.Context, e *Engine) {
@@ -300,6 +307,11 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 			return
 		}
 	}
+	nodes := make([]Node, len(i.nodes))
+	for at, n := range i.nodes {
+		nodes[at] = *n
+	}
+	i.enrolled, i.err = enrolledBy(ctx, k, nodes)
 }
 
 // releaseOf returns the version of the services that come with a release; empty if

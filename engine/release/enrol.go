@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"constellation/engine/version"
 )
 
 // An agent of an old image verifies nothing and runs, as kubeadm, what its caller names. That
@@ -12,6 +14,13 @@ import (
 // keys behind it, and installs both when it runs as kubeadm. Package agent has that part.
 //
 // The keys stand behind the program because an old agent passes nothing else on.
+
+// FirstVerifying is the first release whose OS image has release keys and an agent that installs
+// only components that a release builder vouches for.
+var FirstVerifying = version.MustParse("v1.1.0")
+
+// AgentVerifies reports whether the agent in the OS image of a release verifies components.
+func AgentVerifies(image version.Version) bool { return !image.Less(FirstVerifying) }
 
 // enrolmentMagic ends an enrolment program, after the length of the keys in eight bytes.
 const enrolmentMagic = "constellation-enrolment\n"

@@ -1,0 +1,182 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"constellation/engine/cloud"
+	"constellation/engine/release"
+	"constellation/engine/version"
+)
+
+// StepAgents is the ID of the step that names the enrolment program. Only plans have it that
+// upgrade nodes in place whose agents verify nothing.
+const StepAgents = "agents"
+
+// findingAgents is the ID of the finding about agents that verify nothing.
+const findingAgents = "agents-unverified"
+
+// unverified are nodes of groups that are upgraded in place whose agents run components that
+// nobody vouches for, sorted by name. Other nodes get such an agent with their next image.
+//
+// The cloud says which image a machine was made from. A node that was enrolled is known by its
+// components, which the operator records: their ConfigMap names an enrolment program, and it did
+// so before any node had them.
+func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]bool) []Node {
+	images := make(map[string]string, len(machines))
+	for i := range machines {
+		images[machines[i].Name] = machines[i].Image
+	}
+	var out []Node
+	for i := range nodes {
+		n := &nodes[i]
+		image, ok := images[n.Name]
+		if !n.InPlace || !ok || enrolled[n.Components] {
+			continue
+		}
+		v, err := version.Parse(image[strings.LastIndexByte(image, '/')+1:])
+		if err == nil && release.AgentVerifies(v) {
+			continue
+		}
+		out = append(out, *n)
+	}
+	slices.SortFunc(out, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// enrolledBy returns which components of nodes that are upgraded in place name an enrolment
+// program. ConfigMaps that are not there name none.
+func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]bool, error) {
+	out := map[string]bool{}
+	for i := range nodes {
+		name := nodes[i].Components
+		if _, known := out[name]; known || name == "" || !nodes[i].InPlace {
+			continue
+		}
+		c, err := k.Components(ctx, name)
+		if err != nil && !errors.Is(err, ErrAbsent) {
+			return nil, err
+		}
+		out[name] = err == nil && c.Agent != nil
+	}
+	return out, nil
+}
+
+// inGroups is "2 of workers (worker-0, worker-1)".
+func inGroups(nodes []Node) string {
+	by := map[string][]string{}
+	for i := range nodes {
+		g := orElse(nodes[i].Group, nodes[i].Role)
+		by[g] = append(by[g], nodes[i].Name)
+	}
+	var out []string
+	for _, g := range slices.Sorted(maps.Keys(by)) {
+		out = append(out, fmt.Sprintf("%d of %s (%s)", len(by[g]), g, strings.Join(by[g], ", ")))
+	}
+	return and(out)
+}
+
+// agentsFinding warns of agents that verify nothing.
+func agentsFinding(nodes []Node, remedy string) Finding {
+	f := Finding{
+		ID: findingAgents, Severity: Warn, Source: "release", Title: "the agents of " + many(len(nodes), "node") + " run components that nobody vouches for",
+		Detail: inGroups(nodes) + ": the machines have images of releases before " + release.FirstVerifying.String() + ", and their groups are upgraded in place", Remedy: remedy,
+	}
+	for i := range nodes {
+		f.Objects = append(f.Objects, nodes[i].Name)
+	}
+	return f
+}
+
+// replaceOnce is the remedy where no upgrade of Kubernetes in place enrols the agents.
+func replaceOnce(nodes []Node) string {
+	var groups []string
+	for i := range nodes {
+		groups = append(groups, orElse(nodes[i].Group, nodes[i].Role))
+	}
+	slices.Sort(groups)
+	groups = slices.Compact(groups)
+	return "upgrade Kubernetes: the step `" + StepAgents + "` of the plan installs the release keys and the verifying agent in place; or have the machines replaced once: " +
+		"`kubectl patch scalinggroup " + groups[0] + " --type merge -p '{\"spec\":{\"strategy\":\"Replace\"}}'`, then an upgrade of the image"
+}
+
+// judgeAgents finds agents that verify nothing. Those of nodes whose Kubernetes the hop upgrades
+// in place are enrolled by it, if the cloud has an enrolment program.
+func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Components) {
+	if c.enrols = nil; c.provider == nil || !slices.ContainsFunc(c.now.Nodes, func(n Node) bool { return n.InPlace }) {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, checkLimit)
+	defer cancel()
+	machines, err := c.provider.Machines(limited)
+	var enrolled map[string]bool
+	if err == nil {
+		var k Cluster
+		if k, err = c.e.connect(limited, kubeconfig); err == nil {
+			enrolled, err = enrolledBy(limited, k, c.now.Nodes)
+		}
+	}
+	if err != nil {
+		c.find(Finding{ID: findingAgents, Severity: NotChecked, Source: "release", Title: "not checked which agents verify components", Detail: err.Error(), Remedy: "try again when the cluster and the cloud answer"})
+		return
+	}
+	var left []Node
+	for _, n := range unverified(c.now.Nodes, machines, enrolled) {
+		if c.upgradesInPlace(&n) && next.Agent != nil {
+			c.enrols = append(c.enrols, n)
+		} else {
+			left = append(left, n)
+		}
+	}
+	if len(left) > 0 {
+		c.find(agentsFinding(left, replaceOnce(left)))
+	}
+	if len(c.enrols) > 0 {
+		c.find(Finding{
+			ID: "agents-enrolled", Severity: Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + many(len(c.enrols), "machine") + " in place",
+			Detail: inGroups(c.enrols) + ": their agents run components that nobody vouches for, until then", Objects: namesOf(c.enrols),
+		})
+	}
+}
+
+// upgradesInPlace reports whether the hop upgrades Kubernetes of a node as it is.
+func (c *checkRun) upgradesInPlace(n *Node) bool {
+	touched := c.hop.ReplaceWorkers
+	if n.Role == string(cloud.ControlPlane) {
+		touched = c.hop.ReplaceControlPlanes
+	}
+	return n.InPlace && touched && c.hop.To.Kubernetes != c.hop.From.Kubernetes
+}
+
+func namesOf(nodes []Node) []string {
+	out := make([]string, len(nodes))
+	for i := range nodes {
+		out[i] = nodes[i].Name
+	}
+	return out
+}
+
+// agentsStep names the enrolment program, with which the operator begins on each node.
+func (i *initRun) agentsStep() Step {
+	want := i.components
+	return Step{
+		ID:    StepAgents,
+		Title: "Install the release keys and the verifying agent on " + many(len(i.enrols), "machine") + " in place",
+		Effect: fmt.Sprintf("ConfigMap %s names the agent of the new image; the operator installs it on %s once, before it upgrades Kubernetes there",
+			shortName(want.Name), and(namesOf(i.enrols))),
+		Details: []string{inGroups(i.enrols) + ": from then on they install only what a release builder vouches for"},
+		Done: func(ctx context.Context) (bool, error) {
+			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
+				got, err := k.Components(ctx, want.Name)
+				return err == nil && got.serves(want), err
+			})
+		},
+		Run: func(ctx context.Context, r *Reporter) error {
+			return i.inCluster(ctx, r, "name the verifying agent", func(ctx context.Context, k Cluster) error { return k.PublishComponents(ctx, want) })
+		},
+	}
+}

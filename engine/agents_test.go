@@ -1,0 +1,151 @@
+package engine_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"constellation/engine"
+	"constellation/engine/cloud"
+	"constellation/engine/component"
+)
+
+// TestAgentsThatVerifyNothing plans upgrades of groups that are upgraded in place on machines of
+// an image whose agent runs what its caller names.
+func TestAgentsThatVerifyNothing(t *testing.T) {
+	program := &component.Component{Name: "kubeadm", URL: "http://10.42.0.1:8080/agent", Digest: "sha256:" + strings.Repeat("ee", 32), Path: "/usr/local/bin/kubeadm", Mode: 0o755}
+	newStage := func(t *testing.T) *checkStage {
+		s := newPrepareStage(t)
+		for i := range s.inside.running.Nodes {
+			n := &s.inside.running.Nodes[i]
+			n.InPlace = n.Role == "worker"
+			s.cluster.PutNode(*n)
+			s.cloud.machines = append(s.cloud.machines, engine.CloudMachine{Instance: cloud.Instance{Name: n.Name, Group: "sandboxes/demo/groups/" + n.Group, Image: "sandboxes/demo/images/v1.0.0"}})
+		}
+		s.cloud.agent = program
+		return s
+	}
+	plan := func(t *testing.T, s *checkStage) *engine.Plan {
+		t.Helper()
+		p, err := s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {})
+		if err != nil || len(p.Blocked()) > 0 {
+			t.Fatalf("%v, blocked by %+v", err, p.Blocked())
+		}
+		return p
+	}
+	step := func(p *engine.Plan) *engine.Step {
+		if i := slices.IndexFunc(p.Steps, func(x engine.Step) bool { return x.ID == engine.StepAgents }); i >= 0 {
+			return &p.Steps[i]
+		}
+		return nil
+	}
+	finding := func(found []engine.Finding, id string) *engine.Finding {
+		if i := slices.IndexFunc(found, func(f engine.Finding) bool { return f.ID == id }); i >= 0 {
+			return &found[i]
+		}
+		return nil
+	}
+	health := func(t *testing.T, s *checkStage) *engine.Finding {
+		t.Helper()
+		st, err := s.engine().Status(t.Context())
+		if err != nil || !st.Reachable {
+			t.Fatalf("%v, %s", err, st.Problem)
+		}
+		return finding(st.Health, "agents-unverified")
+	}
+	published := func(t *testing.T, s *checkStage) engine.Components {
+		t.Helper()
+		l, err := s.cloud.Components(t.Context(), v("v1.36.3"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := s.cluster.Components(t.Context(), engine.ComponentsName(l.List))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+
+	t.Run("a hop of Kubernetes enrols them", func(t *testing.T) {
+		s := newStage(t)
+		if f := health(t, s); f == nil || f.Severity != engine.Warn || !slices.Equal(f.Objects, []string{"worker-0", "worker-1"}) || !strings.Contains(f.Detail, "2 of workers") {
+			t.Errorf("status: %+v", f)
+		}
+		p, _, err := s.prepare(t.Context(), both)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := step(p)
+		if x == nil || x.Title != "Install the release keys and the verifying agent on 2 machines in place" || !strings.Contains(x.Effect, "worker-0 and worker-1") {
+			t.Fatalf("step %+v of %+v", x, p.Steps)
+		}
+		if finding(p.Findings, "agents-enrolled") == nil || finding(p.Findings, "agents-unverified") != nil {
+			t.Errorf("findings %+v", p.Findings)
+		}
+		c := published(t, s)
+		if c.Agent == nil || *c.Agent != *program || c.Statement == "" {
+			t.Errorf("published %+v", c)
+		}
+		// The operator has brought the workers there, beginning with their agents.
+		r := &s.inside.running
+		for i := range r.Nodes {
+			r.Nodes[i].Components, r.Nodes[i].Kubernetes = c.Name, "v1.36.3"
+			s.cluster.PutNode(r.Nodes[i])
+		}
+		if f := health(t, s); f != nil {
+			t.Errorf("status after the hop: %+v", f)
+		}
+	})
+	t.Run("a Node that claims a newer image", func(t *testing.T) {
+		s := newStage(t)
+		n := &s.inside.running.Nodes[1]
+		n.Image = "sandboxes/demo/images/v1.1.0"
+		s.cluster.PutNode(*n)
+		if x := step(plan(t, s)); x == nil || !strings.Contains(x.Title, "2 machines") {
+			t.Errorf("step %+v", x)
+		}
+	})
+	t.Run("machines of a newer image", func(t *testing.T) {
+		s := newStage(t)
+		for i := range s.cloud.machines {
+			s.cloud.machines[i].Image = "sandboxes/demo/images/v1.1.0"
+		}
+		p := plan(t, s)
+		if x := step(p); x != nil || finding(p.Findings, "agents-unverified") != nil || health(t, s) != nil {
+			t.Errorf("step %+v, findings %+v", x, p.Findings)
+		}
+	})
+	t.Run("a cloud without an enrolment program", func(t *testing.T) {
+		s := newStage(t)
+		s.cloud.agent = nil
+		p := plan(t, s)
+		f := finding(p.Findings, "agents-unverified")
+		if step(p) != nil || f == nil || f.Severity != engine.Warn || !strings.Contains(f.Remedy, "kubectl patch scalinggroup workers") {
+			t.Errorf("step %+v, finding %+v", step(p), f)
+		}
+	})
+	t.Run("components that nodes have already", func(t *testing.T) {
+		s := newStage(t)
+		l, err := s.cloud.Components(t.Context(), v("v1.36.3"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// An older operator brought worker-0 there, with the agent that it had.
+		c := engine.Components{Name: engine.ComponentsName(l.List), Kubernetes: "v1.36.3", List: l.List}
+		if err := s.cluster.PublishComponents(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		n := &s.inside.running.Nodes[1]
+		n.Components = c.Name
+		s.cluster.PutNode(*n)
+		if _, _, err := s.prepare(t.Context(), both); err != nil {
+			t.Fatal(err)
+		}
+		if c := published(t, s); c.Agent != nil {
+			t.Errorf("%s says that worker-0 was enrolled", c.Name)
+		}
+		if f := health(t, s); f == nil || !slices.Contains(f.Objects, "worker-0") {
+			t.Errorf("status: %+v", f)
+		}
+	})
+}
