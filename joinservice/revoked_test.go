@@ -230,3 +230,41 @@ func TestReadsAreSharedAndNeverOld(t *testing.T) {
 		}
 	})
 }
+
+func TestReadsKeepAPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r reads
+		var sent atomic.Int64
+		get := func(context.Context) (revocation.List, error) {
+			sent.Add(1)
+			time.Sleep(time.Millisecond)
+			return nil, nil
+		}
+		var wg sync.WaitGroup
+		const callers = 200
+		for range callers {
+			called := time.Now()
+			wg.Go(func() {
+				if _, err := r.read(t.Context(), get); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(called); took > readEvery+2*time.Millisecond {
+					t.Errorf("a read took %s, want at most %s", took, readEvery+2*time.Millisecond)
+				}
+			})
+			time.Sleep(time.Millisecond)
+		}
+		wg.Wait()
+		if n, most := sent.Load(), int64(callers*time.Millisecond/readEvery)+2; n > most {
+			t.Errorf("%d requests for a caller each millisecond, want at most %d", n, most)
+		}
+		time.Sleep(time.Second)
+		alone := time.Now()
+		if _, err := r.read(t.Context(), get); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(alone); took != time.Millisecond {
+			t.Errorf("a read after a second without any took %s, want that of the request alone", took)
+		}
+	})
+}

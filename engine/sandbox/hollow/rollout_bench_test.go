@@ -28,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"constellation/assets/render"
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/controlplane"
@@ -116,6 +117,13 @@ rules:
 		ControllerManagerArgs: []string{"--kube-api-qps=1000", "--kube-api-burst=2000", "--node-monitor-grace-period=5m", "--controllers=*,-ttl-controller"},
 		SchedulerArgs:         []string{"--kube-api-qps=1000", "--kube-api-burst=2000"},
 	})
+	policies, err := render.Chart("constellation-policies", "v1.1.0", "constellation-system", map[string]any{"release": "v1.1.0"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := c.cp.Apply(ctx, policies); err != nil { // as in every cluster; each write is judged by them
+		b.Fatal(err)
+	}
 	h := start(b, c, times)
 
 	// All is at the target but the workers, and they may not be replaced yet.
