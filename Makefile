@@ -85,12 +85,13 @@ generate: ## regenerate protobuf code, deep copies, CRDs and release lists
 	@PATH="$(CURDIR)/bin/tools:$$PATH" buf generate --config .ci/buf.yaml --template .ci/buf.gen.yaml
 	@bin/tools/controller-gen object paths=./operator/api/... crd output:crd:dir=assets/crds
 	@go run ./engine/release/generate assets/releases
+	@cd .ci && go run ./logs -dir .. -o ../docs/logs.md
 
 .PHONY: verify
 verify: generate ## regenerate and fail if a file differs
 	@go mod verify >/dev/null
-	@git diff --exit-code -- '*.pb.go' '*zz_generated*' assets/crds assets/releases && \
-	 [ -z "$$(git ls-files --others --exclude-standard -- '*.pb.go' '*zz_generated*' assets/crds assets/releases)" ] || { echo "generated code is out of date: run 'make generate' and commit" >&2; exit 1; }
+	@git diff --exit-code -- '*.pb.go' '*zz_generated*' assets/crds assets/releases docs/logs.md && \
+	 [ -z "$$(git ls-files --others --exclude-standard -- '*.pb.go' '*zz_generated*' assets/crds assets/releases docs/logs.md)" ] || { echo "generated code is out of date: run 'make generate' and commit" >&2; exit 1; }
 
 .PHONY: lint
 lint: ## run the linters, check formatting and language

@@ -144,12 +144,12 @@ func (r *kindOfRequests) Reconcile(ctx context.Context, req certificateRequest) 
 	log := r.log.With("request", csr.Name, "by", csr.Spec.Username, "reason", why)
 	switch v {
 	case approved, foreign:
-		log.Info(kind.messages[v])
+		log.Info(string(kind.messages[v]))
 	case denied:
-		log.Warn(kind.messages[v])
+		log.Warn(string(kind.messages[v]))
 		r.tell(&csr, node, kind.event+"CertificateDenied", "Deny", why)
 	case undecided:
-		log.Warn(kind.messages[v])
+		log.Warn(string(kind.messages[v]))
 		r.tell(&csr, node, kind.event+"CertificateWaits", "Approve", why)
 		// Later each time, until the cluster forgets the request after a day.
 		return ctrl.Result{RequeueAfter: min(max(r.now().Sub(csr.CreationTimestamp.Time)/2, kind.pause), maxServingPause)}, nil
@@ -160,7 +160,7 @@ func (r *kindOfRequests) Reconcile(ctx context.Context, req certificateRequest) 
 // certificateKind is how requests of one signer are logged, counted and repeated.
 type certificateKind struct {
 	event    string // prefix of the reason of events
-	messages [len(verdictNames)]string
+	messages [len(verdictNames)]logMessage
 	counter  func(*counters) *prometheus.CounterVec
 	pause    time.Duration // least, before a request that cannot be judged is judged again
 
@@ -175,13 +175,13 @@ type certificateKind struct {
 var certificateKinds = map[string]*certificateKind{
 	certificatesv1.KubeletServingSignerName: {
 		"Serving",
-		[...]string{approved: "serving certificate approved", denied: "serving certificate denied", undecided: "serving certificate waits", foreign: "serving certificate left to others"},
+		[...]logMessage{approved: "serving certificate approved", denied: "serving certificate denied", undecided: "serving certificate pending", foreign: "serving certificate ignored"},
 		func(c *counters) *prometheus.CounterVec { return c.serving }, minServingPause,
 		"servingrequest", 8, 10 * time.Second,
 	},
 	certificatesv1.KubeAPIServerClientKubeletSignerName: {
 		"Client",
-		[...]string{approved: "client certificate approved", denied: "client certificate denied", undecided: "client certificate waits", foreign: "client certificate left to others"},
+		[...]logMessage{approved: "client certificate approved", denied: "client certificate denied", undecided: "client certificate pending", foreign: "client certificate ignored"},
 		func(c *counters) *prometheus.CounterVec { return c.client }, minClientPause,
 		"clientrequest", 16, time.Second,
 	},
