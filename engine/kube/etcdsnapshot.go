@@ -89,6 +89,7 @@ func (c *Client) EtcdSnapshot(ctx context.Context, w backup.Sink, confirm engine
 			var s backup.Snapshot
 			s, err = c.snapshotFrom(ctx, &pods[i], token, out)
 			if err == nil {
+				s.Unchecked = before.unchecked
 				err = c.compare(ctx, w, &s, before)
 			}
 			if err == nil {

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -160,7 +159,6 @@ type witnessList struct {
 	sealed int // objects that are encrypted
 
 	mu      sync.Mutex
-	open    bool // a watch stands, or stood
 	events  map[eventKey]witnessEvent
 	gone    map[string]bool  // objects that an event has deleted
 	seen    int64            // revision of the last event or bookmark
@@ -227,6 +225,11 @@ func (c *Client) witness(ctx, prepare context.Context) (*witness, error) {
 				l.dir = etcdPrefix + k.dir + "/"
 			}
 			err = l.first(limited)
+			var events watch.Interface
+			if err == nil {
+				// Without the right to watch, nothing could be said of what is newer.
+				events, err = l.open(w.ctx, limited)
+			}
 			switch {
 			case errors.Is(err, engine.ErrAbsent):
 				return nil
@@ -237,7 +240,7 @@ func (c *Client) witness(ctx, prepare context.Context) (*witness, error) {
 				return fmt.Errorf("list %s to compare the snapshot with: %w", k.gvr.Resource, err)
 			}
 			lists[i] = l
-			go l.follow(w.ctx)
+			go l.follow(w.ctx, events)
 			return nil
 		})
 	}
@@ -256,7 +259,7 @@ func (c *Client) witness(ctx, prepare context.Context) (*witness, error) {
 		}
 	}
 	if names != nil {
-		w.unchecked = append(w.unchecked, "the kubeconfig's user may not list "+strings.Join(names, ", "))
+		w.unchecked = append(w.unchecked, "the kubeconfig's user may not list and watch "+strings.Join(names, ", "))
 	}
 	return w, nil
 }
@@ -374,8 +377,8 @@ func (l *witnessList) second(ctx context.Context) error {
 	return nil
 }
 
-// begin begins a watch at the revision that has been seen.
-func (l *witnessList) begin(ctx, limited context.Context) (events watch.Interface, err error) {
+// open begins a watch at the revision that has been seen.
+func (l *witnessList) open(ctx, limited context.Context) (events watch.Interface, err error) {
 	l.mu.Lock()
 	o := metav1.ListOptions{ResourceVersion: strconv.FormatInt(l.seen, 10), AllowWatchBookmarks: true}
 	l.mu.Unlock()
@@ -390,19 +393,18 @@ func (l *witnessList) begin(ctx, limited context.Context) (events watch.Interfac
 }
 
 // follow notes all events until ctx ends, or until all up to the second list are there.
-func (l *witnessList) follow(ctx context.Context) {
-	for { // the API server ends a watch after a while
-		limited, cancel := context.WithTimeout(ctx, witnessLag)
-		events, err := l.begin(ctx, limited)
-		cancel()
-		done := false
-		if err == nil {
-			l.update(func() { l.open = true })
-			done, err = l.drain(events)
-			events.Stop()
-		}
+func (l *witnessList) follow(ctx context.Context, events watch.Interface) {
+	for {
+		done, err := l.drain(events)
+		events.Stop()
 		if ctx.Err() != nil || done {
 			return
+		}
+		if err == nil {
+			// The API server has ended it, as it does after a while.
+			limited, cancel := context.WithTimeout(ctx, witnessLag)
+			events, err = l.open(ctx, limited)
+			cancel()
 		}
 		if err != nil {
 			l.update(func() { l.broken = fmt.Errorf("watch %s: %w", l.kind.gvr.Resource, err) })
@@ -471,8 +473,6 @@ func (l *witnessList) await(ctx context.Context, missing func() string, never fu
 		whole, broken, news := l.again > 0 && l.seen >= l.again, l.broken, l.news
 		l.mu.Unlock()
 		switch {
-		case errors.Is(broken, engine.ErrForbidden):
-			return what, broken
 		case what == "" || whole:
 			return what, nil
 		case broken != nil:
@@ -532,13 +532,8 @@ func (w *witness) settle(ctx context.Context) error {
 	if w.failed != nil {
 		return fmt.Errorf("compare the snapshot: %w", w.failed)
 	}
-	var denied []string
-	for _, dir := range slices.Sorted(maps.Keys(w.lists)) {
-		l := w.lists[dir]
+	for _, l := range w.lists {
 		what, err := l.await(ctx, func() string {
-			if !l.open {
-				return "(its watch)"
-			}
 			for name, rev := range l.changed {
 				if _, ok := l.events[eventKey{rev, name}]; !ok && (rev > 0 || !l.gone[name]) {
 					return name
@@ -547,20 +542,12 @@ func (w *witness) settle(ctx context.Context) error {
 			}
 			return ""
 		}, func(context.Context) bool { return false })
-		if errors.Is(err, engine.ErrForbidden) {
-			denied = append(denied, l.kind.gvr.Resource)
-			delete(w.lists, dir)
-			continue
-		}
 		if err != nil {
 			return fmt.Errorf("compare the snapshot: %w", err)
 		}
 		if what != "" {
 			return fmt.Errorf("%w: compare the snapshot: %s %s has changed, and the API server sends no event of it", engine.ErrUnreachable, l.kind.gvr.Resource, what)
 		}
-	}
-	if denied != nil {
-		w.unchecked = append(w.unchecked, "the kubeconfig's user may not watch "+strings.Join(denied, ", "))
 	}
 	return nil
 }
@@ -597,12 +584,9 @@ func (l *witnessList) stateOf(o runtime.Object) (digest, error) {
 	case *metav1.PartialObjectMetadata:
 		b, err = o.ObjectMeta.Marshal()
 	case interface{ Marshal() ([]byte, error) }:
-		// What API servers add when they read an object without it.
-		switch o := o.(type) {
-		case *corev1.Namespace: // as stored before v1.21
-			metav1.SetMetaDataLabel(&o.ObjectMeta, corev1.LabelMetadataName, o.Name)
-		case *corev1.Secret: // as written to etcd past the API server
-			o.Type = cmp.Or(o.Type, corev1.SecretTypeOpaque)
+		if ns, ok := o.(*corev1.Namespace); ok {
+			// API servers add it when they read what one before v1.21 has stored.
+			metav1.SetMetaDataLabel(&ns.ObjectMeta, corev1.LabelMetadataName, ns.Name)
 		}
 		b, err = o.Marshal()
 	default:
@@ -696,7 +680,7 @@ func metadataOf(value []byte) (*metav1.PartialObjectMetadata, error) {
 // compare returns nil if the snapshot in r is what the API server's etcd had between the
 // two lists of before, as far as before goes. The error wraps engine.ErrUnreachable if the
 // member was only behind, or if the API server did not answer. What could not be compared
-// is noted in s.
+// is added to s.
 func (c *Client) compare(ctx context.Context, r io.ReaderAt, s *backup.Snapshot, before *witness) error {
 	err := compareWith(ctx, r, s, before)
 	if err != nil {
@@ -733,7 +717,6 @@ func compareWith(ctx context.Context, r io.ReaderAt, s *backup.Snapshot, before 
 	case len(before.lists) > 0 && revision > before.latest:
 		return fmt.Errorf("%w: it ends with revision %d, and the API server was at %d after it had begun", engine.ErrImpostor, revision, before.latest)
 	}
-	s.Unchecked = slices.Clone(before.unchecked)
 	sealed := 0
 	for _, l := range before.lists {
 		text, err := l.differs(ctx, revision)
