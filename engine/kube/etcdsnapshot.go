@@ -71,26 +71,23 @@ func (c *Client) EtcdSnapshot(ctx context.Context, w backup.Sink, confirm engine
 	}
 	out := &countingWriter{to: w}
 	wait := time.Second
-	var before *witness
-	defer func() { before.close() }()
 	for {
 		pods, err := c.operators(prepare, confirm)
 		if err != nil && !errors.Is(err, errUnconfirmed) {
 			return backup.Snapshot{}, snapshotError(err)
 		}
+		var before *witness
 		if len(pods) > 0 {
-			before.close()
-			if before, err = c.witness(ctx, prepare); err != nil {
+			if before, err = c.witness(prepare); err != nil {
 				return backup.Snapshot{}, snapshotError(err)
 			}
-			out.first = before.begun
 		}
 		for i := range pods {
 			var s backup.Snapshot
 			s, err = c.snapshotFrom(ctx, &pods[i], token, out)
 			if err == nil {
 				s.Unchecked = before.unchecked
-				err = c.compare(ctx, w, &s, before)
+				err = c.compare(ctx, w, s, before)
 			}
 			if err == nil {
 				return s, nil
@@ -452,17 +449,13 @@ func trailers(h http.Header, size int64, sum []byte) (backup.Snapshot, error) {
 	return s, nil
 }
 
-// countingWriter counts what it writes, in bytes, and calls first before the first one.
+// countingWriter counts what it writes, in bytes.
 type countingWriter struct {
-	to    io.Writer
-	n     int64
-	first func()
+	to io.Writer
+	n  int64
 }
 
 func (c *countingWriter) Write(p []byte) (int, error) {
-	if c.n == 0 && c.first != nil {
-		c.first()
-	}
 	n, err := c.to.Write(p)
 	c.n += int64(n)
 	return n, err

@@ -366,7 +366,7 @@ func TestEtcdSnapshot(t *testing.T) {
 				continue
 			}
 			cancel()
-			if err != nil || len(got.Unchecked) != 1 || !strings.Contains(got.Unchecked[0], "may not list and watch namespaces, serviceaccounts, secrets, ") {
+			if err != nil || len(got.Unchecked) != 1 || !strings.Contains(got.Unchecked[0], "may not list namespaces, nodes, serviceaccounts, clusterroles, ") {
 				t.Errorf("got %+v, %v", got, err)
 			}
 			return

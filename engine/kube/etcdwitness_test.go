@@ -11,12 +11,9 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -26,7 +23,6 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
-	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/controlplane/kubelettest"
 )
 
@@ -248,7 +244,7 @@ func TestForgedSnapshotsAreRefused(t *testing.T) {
 		ns, err := r.core.CoreV1().Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
 		r.must(err)
 		sealed(bytes.ReplaceAll(b, []byte(ns.UID), []byte(strings.Repeat("0", len(ns.UID)))), rev)
-		refused(t, engine.ErrImpostor, "namespaces/kube-system says something else")
+		refused(t, engine.ErrImpostor, "namespaces/kube-system is another object")
 	})
 	t.Run("one without the member", func(t *testing.T) {
 		b, rev := r.etcd()
@@ -262,15 +258,13 @@ func TestForgedSnapshotsAreRefused(t *testing.T) {
 	t.Run("one with a binding that the API server does not have", func(t *testing.T) {
 		// The forged database is that of an etcd which has one binding more. The API server
 		// is asked of the true one: here, its list is taken with the binding gone.
-		before, err := admin.witness(t.Context(), t.Context())
+		before, err := admin.witness(t.Context())
 		r.must(err)
-		defer before.close()
 		b, rev := r.etcd()
-		before.begun()
-		<-before.listed
-		delete(before.lists["/registry/clusterrolebindings/"].objects, "auditors")
+		l := before.lists["/registry/clusterrolebindings/"]
+		delete(l.objects, "auditors")
 		s := backup.Snapshot{Member: "cp-0", Size: int64(len(b)), Revision: rev}
-		if err := admin.compare(t.Context(), bytes.NewReader(b), &s, before); !errors.Is(err, engine.ErrImpostor) || !strings.Contains(err.Error(), "it has /registry/clusterrolebindings/auditors since revision") {
+		if err := admin.compare(t.Context(), bytes.NewReader(b), s, before); !errors.Is(err, engine.ErrImpostor) || !strings.Contains(err.Error(), "it has /registry/clusterrolebindings/auditors since revision") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -291,307 +285,6 @@ func TestForgedSnapshotsAreRefused(t *testing.T) {
 		}
 		b = bytes.ReplaceAll(b, append(bytes.Clone(last), '_'), append([]byte{0, 0, 0, 1, 0, 0, 0, 0}, '_'))
 		sealed(b, rev)
-		refused(t, engine.ErrImpostor, "and the API server was at")
+		refused(t, engine.ErrImpostor, "and the API server is at")
 	})
-	t.Run("one that is cut off, with a digest of its own", func(t *testing.T) {
-		b, rev := r.etcd()
-		sealed(b[:len(b)/2/4096*4096+sha256.Size], rev)
-		refused(t, engine.ErrImpostor, "not a database of etcd")
-	})
-	t.Run("one of another etcd with a member of the same name", func(t *testing.T) {
-		other := &snapshotRig{t: t, cp: controlplane.ForTest(t, controlplane.Options{EtcdName: "cp-0"})}
-		for _, rev := r.etcd(); ; { // it must not be known by its revision
-			if _, at := other.etcd(); at > rev+2 {
-				break
-			}
-			_, err := etcdOf(t, other.cp).Put(t.Context(), "/other", "x")
-			r.must(err)
-		}
-		_, rev := other.etcd()
-		_, err := etcdOf(t, r.cp).Put(t.Context(), "/other", "x")
-		for at := int64(0); err == nil && at < rev; {
-			var put *clientv3.PutResponse
-			if put, err = etcdOf(t, r.cp).Put(t.Context(), "/other", "x"); err == nil {
-				at = put.Header.GetRevision()
-			}
-		}
-		r.must(err)
-		for at := int64(0); err == nil && at <= rev+50; {
-			var put *clientv3.PutResponse
-			if put, err = etcdOf(t, other.cp).Put(t.Context(), "/other", "x"); err == nil {
-				at = put.Header.GetRevision()
-			}
-		}
-		r.must(err)
-		b, at := other.etcd()
-		r.serve(func(w http.ResponseWriter, req *http.Request) {
-			for {
-				put, err := etcdOf(t, r.cp).Put(t.Context(), "/other", "x")
-				if err != nil || put.Header.GetRevision() > at {
-					break
-				}
-			}
-			snapshotOf(b, func(h http.Header) { h.Set("Snapshot-Revision", strconv.FormatInt(at, 10)) })(w, req)
-		})
-		refused(t, engine.ErrImpostor, "")
-	})
-}
-
-// TestLiesAboutWhatChangedMeanwhile serves snapshots that are forged in what is newer than
-// the API server's list before them.
-func TestLiesAboutWhatChangedMeanwhile(t *testing.T) {
-	r := newSnapshotRig(t)
-	r.account()
-	r.deploy()
-	r.pod(r.port, corev1.ConditionTrue)
-	admin := r.client("admin", "system:masters")
-	etcd := etcdOf(t, r.cp)
-	bindings, secrets := r.core.RbacV1().ClusterRoleBindings(), r.core.CoreV1().Secrets(Namespace)
-	binding := func(name string) *rbacv1.ClusterRoleBinding {
-		return &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
-			Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "somebody-honest"}},
-		}
-	}
-	bind := func(name string) {
-		_, err := bindings.Create(t.Context(), binding(name), metav1.CreateOptions{})
-		r.must(err)
-	}
-	secret := func(name string) *corev1.Secret {
-		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{"password": []byte("honest-password")}}
-	}
-	keep := func(name string) {
-		_, err := secrets.Create(t.Context(), secret(name), metav1.CreateOptions{})
-		r.must(err)
-	}
-	// put writes past the API server what it has under another key, in a directory that
-	// is not compared and whose name is as long.
-	put := func(from, to string) {
-		got, err := etcd.Get(t.Context(), from)
-		r.must(err)
-		_, err = etcd.Put(t.Context(), to, string(got.Kvs[0].Value))
-		r.must(err)
-	}
-	const dir, hidden = "/registry/clusterrolebindings/", "/registry/clusterrolebindingz/"
-	replace := func(from, to string) func([]byte) []byte {
-		return func(b []byte) []byte {
-			if len(from) != len(to) || !bytes.Contains(b, []byte(from)) {
-				t.Fatalf("the snapshot does not contain %q", from)
-			}
-			return bytes.ReplaceAll(b, []byte(from), []byte(to))
-		}
-	}
-	for i, tt := range []struct {
-		name string
-		// before and during happen before the API server is asked, and when it was asked
-		// before the snapshot; after happens when the snapshot was taken.
-		before, during, after func()
-		forge                 func([]byte) []byte
-		words                 string // of the error; empty if it is taken
-	}{
-		{
-			name:   "nothing forged, with what was added, changed and deleted meanwhile",
-			before: func() { bind("changed-0"); bind("deleted-0"); keep("changed-0") },
-			during: func() {
-				bind("added-0")
-				bind("brief-0")
-				r.must(bindings.Delete(t.Context(), "brief-0", metav1.DeleteOptions{}))
-				r.must(bindings.Delete(t.Context(), "deleted-0", metav1.DeleteOptions{}))
-				b := binding("changed-0")
-				b.Labels = map[string]string{"a": "b"}
-				_, err := bindings.Update(t.Context(), b, metav1.UpdateOptions{})
-				r.must(err)
-				s := secret("changed-0")
-				s.Data["password"] = []byte("another-password")
-				_, err = secrets.Update(t.Context(), s, metav1.UpdateOptions{})
-				r.must(err)
-				bind("later-0")
-			},
-			after: func() { r.must(bindings.Delete(t.Context(), "later-0", metav1.DeleteOptions{})) },
-		},
-		{
-			name:   "a binding that the API server never had, at a new revision",
-			before: func() { bind("source-1") },
-			during: func() { put(dir+"source-1", hidden+"source-1"); put(dir+"source-1", "/registry/x") },
-			forge:  replace(hidden+"source-1", dir+"source-1"),
-			words:  "it has /registry/clusterrolebindings/source-1 of revision",
-		},
-		{
-			name:   "one that is gone in the API server by then",
-			before: func() { bind("source-2"); bind("forgery2") },
-			during: func() {
-				r.must(bindings.Delete(t.Context(), "forgery2", metav1.DeleteOptions{}))
-				put(dir+"source-2", hidden+"forgery2")
-			},
-			forge: replace(hidden+"forgery2", dir+"forgery2"),
-			words: "it has /registry/clusterrolebindings/forgery2 of revision",
-		},
-		{
-			name:   "a new binding for somebody else",
-			during: func() { bind("newcomer") },
-			forge:  replace("somebody-honest", "system:mallory!"),
-			words:  "says something else than the API server's",
-		},
-		{
-			name:   "a new binding that is left out",
-			during: func() { bind("left-out-4") },
-			forge:  replace(dir+"left-out-4", hidden+"left-out-4"),
-			words:  "it lacks /registry/clusterrolebindings/left-out-4 of revision",
-		},
-		{
-			name:   "a deletion that is left out",
-			before: func() { bind("deleted-5") },
-			during: func() { r.must(bindings.Delete(t.Context(), "deleted-5", metav1.DeleteOptions{})) },
-			forge: func(b []byte) []byte {
-				// The tombstone is an entry whose value has a key alone, behind the key in the page.
-				b = bytes.Clone(b)
-				tomb, n := append([]byte{'t', '\n', byte(len(dir + "deleted-5"))}, dir+"deleted-5"...), 0
-				for at := 0; ; n++ {
-					i := bytes.Index(b[at:], tomb)
-					if i < 0 {
-						break
-					}
-					copy(b[at+i+3:], hidden)
-					at += i + len(tomb)
-				}
-				if n == 0 {
-					t.Fatal("the snapshot has no tombstone")
-				}
-				return b
-			},
-			words: "it has /registry/clusterrolebindings/deleted-5, which was deleted at revision",
-		},
-		{
-			name:   "a Secret that has changed since long",
-			before: func() { keep("changed-6") },
-			forge:  replace("honest-password", "forged-password"),
-			words:  "its /registry/secrets/" + Namespace,
-		},
-		{
-			name: "a Secret that was changed meanwhile",
-			during: func() {
-				s := secret("changed-6")
-				s.Data["password"] = []byte("another-word-77")
-				_, err := secrets.Update(t.Context(), s, metav1.UpdateOptions{})
-				r.must(err)
-			},
-			forge: replace("another-word-77", "forged-password"),
-			words: "its /registry/secrets/" + Namespace + "/changed-6 of revision",
-		},
-		{
-			name: "the labels of a pod",
-			before: func() {
-				_, err := r.core.CoreV1().Pods(Namespace).Create(t.Context(), &corev1.Pod{
-					ObjectMeta: metav1.ObjectMeta{Name: "labelled", Labels: map[string]string{"role": "honest-pod"}},
-					Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
-				}, metav1.CreateOptions{})
-				r.must(err)
-			},
-			forge: replace("honest-pod", "forged-pod"),
-			words: "its /registry/pods/" + Namespace + "/labelled says something else",
-		},
-		{
-			name:  "nothing forged, and then changed",
-			after: func() { bind("after-9"); r.must(secrets.Delete(t.Context(), "changed-6", metav1.DeleteOptions{})) },
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if tt.before != nil {
-				tt.before()
-			}
-			r.serve(func(w http.ResponseWriter, req *http.Request) {
-				if tt.during != nil {
-					tt.during()
-				}
-				b, rev := r.etcd()
-				if tt.after != nil {
-					tt.after()
-				}
-				if tt.forge != nil {
-					b = tt.forge(b)
-				}
-				sum := sha256.Sum256(b[:len(b)-sha256.Size])
-				b = append(b[:len(b)-sha256.Size:len(b)-sha256.Size], sum[:]...)
-				snapshotOf(b, func(h http.Header) { h.Set("Snapshot-Revision", strconv.FormatInt(rev, 10)) })(w, req)
-			})
-			s, err := admin.EtcdSnapshot(t.Context(), &sinkBuffer{}, confirm)
-			switch {
-			case tt.words == "":
-				if err != nil || len(s.Unchecked) > 0 {
-					t.Errorf("row %d: got %+v, %v", i, s, err)
-				}
-			case !errors.Is(err, engine.ErrImpostor) || !strings.Contains(err.Error(), tt.words):
-				t.Errorf("row %d: got %v, want %q", i, err, tt.words)
-			}
-		})
-	}
-}
-
-// TestHonestSnapshotsOfABusyClusterAreTaken takes snapshots while others write: the
-// revision of each lies between two lists, among creations, changes and deletions.
-func TestHonestSnapshotsOfABusyClusterAreTaken(t *testing.T) {
-	r := newSnapshotRig(t)
-	r.account()
-	r.deploy()
-	r.pod(r.port, corev1.ConditionTrue)
-	r.serve(r.live)
-	admin := r.client("admin", "system:masters")
-	ctx, stop := context.WithCancel(t.Context())
-	var writers sync.WaitGroup
-	defer writers.Wait()
-	defer stop()
-	var writes atomic.Int64
-	for n := range 4 {
-		writers.Go(func() {
-			config := r.cp.Config()
-			core, err := kubernetes.NewForConfig(config)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			bindings, secrets, maps := core.RbacV1().ClusterRoleBindings(), core.CoreV1().Secrets(Namespace), core.CoreV1().ConfigMaps(Namespace)
-			for i := 0; ctx.Err() == nil; i++ {
-				name := fmt.Sprintf("busy-%d-%d", n, i%7)
-				b := &rbacv1.ClusterRoleBinding{
-					ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"i": strconv.Itoa(i)}}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
-				}
-				s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{"i": []byte(strconv.Itoa(i))}}
-				m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"i": strconv.Itoa(i)}}
-				var errs []error
-				note := func(err error) { errs = append(errs, err) }
-				_, err := bindings.Create(ctx, b, metav1.CreateOptions{})
-				note(err)
-				_, err = secrets.Create(ctx, s, metav1.CreateOptions{})
-				note(err)
-				_, err = maps.Create(ctx, m, metav1.CreateOptions{})
-				note(err)
-				s.Data["more"] = []byte("x")
-				_, err = secrets.Update(ctx, s, metav1.UpdateOptions{})
-				note(err)
-				b.Annotations["more"] = "x"
-				_, err = bindings.Update(ctx, b, metav1.UpdateOptions{})
-				note(err)
-				note(bindings.Delete(ctx, name, metav1.DeleteOptions{}))
-				note(secrets.Delete(ctx, name, metav1.DeleteOptions{}))
-				note(maps.Delete(ctx, name, metav1.DeleteOptions{}))
-				if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
-					t.Error(err)
-					return
-				}
-				writes.Add(int64(len(errs)))
-			}
-		})
-	}
-	for i := range 20 {
-		at := writes.Load()
-		var b sinkBuffer
-		s, err := admin.EtcdSnapshot(ctx, &b, confirm)
-		if err != nil || len(s.Unchecked) > 0 {
-			t.Fatalf("snapshot %d: got %+v, %v", i, s, err)
-		}
-		if writes.Load() == at {
-			t.Errorf("snapshot %d: nothing was written meanwhile", i)
-		}
-	}
-	t.Logf("%d writes", writes.Load())
 }
