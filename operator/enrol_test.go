@@ -112,7 +112,7 @@ func (a oldAgent) Upgrade(req *upgradeproto.UpgradeRequest, stream grpc.ServerSt
 	}
 	path := filepath.Join(a.root, "usr/local/bin/kubeadm")
 	if v, err := exec.CommandContext(ctx, path, "version", "-o", "short").Output(); err != nil || strings.TrimSpace(string(v)) != req.GetKubernetesVersion() {
-		return fail(fmt.Errorf("kubeadm is %q, want %s: %v", v, req.GetKubernetesVersion(), err))
+		return fail(fmt.Errorf("kubeadm is %q, want %s: %w", v, req.GetKubernetesVersion(), err))
 	}
 	v, err := version.Parse(req.GetKubernetesVersion())
 	if err != nil {
