@@ -130,7 +130,7 @@ func (c *cloud) renews(node, controlPlane string) {
 	t.Helper()
 	ca, code := c.asRoot(controlPlane, "cat /etc/kubernetes/pki/ca.crt /etc/kubernetes/pki/ca.key")
 	if code != 0 {
-		t.Fatalf("read the certificate authority on %s: exit %d", controlPlane, code)
+		t.Fatalf("read the certificate authority on %s: exit %d, nodes %s", controlPlane, code, c.kubectl("get", "nodes", "-o", "name"))
 	}
 	pair, err := tls.X509KeyPair([]byte(ca), []byte(ca))
 	if err != nil {
@@ -192,7 +192,8 @@ func (c *cloud) renews(node, controlPlane string) {
 
 // TestUpgradeFromAnOlderProgramInPlace brings a cluster that olderCommit made to this build in two
 // hops. The first replaces the control plane by a machine of the new image. The second upgrades
-// Kubernetes: the control plane by its agent, and the workers in place by the agents of olderCommit.
+// Kubernetes: the control plane by its agent and a new machine, and the workers in place by the
+// agents of olderCommit.
 // At last the workers are replaced, so that no agent of olderCommit is left.
 //
 //	CONSTELLATION_E2E_ROLLOUT=1 go test -timeout 60m -run TestUpgradeFromAnOlderProgram .
@@ -219,17 +220,18 @@ func TestUpgradeFromAnOlderProgramInPlace(t *testing.T) {
 	if now := workers(); now != stayed {
 		t.Errorf("workers are\n%s\nbut should have stayed\n%s", now, stayed)
 	}
-	c.renews("worker-0", "control-plane-1")
-	c.renews("control-plane-1", "control-plane-1")
+	// New components are a new machine for a control plane that is not upgraded in place.
+	c.renews("worker-0", "control-plane-2")
+	c.renews("control-plane-2", "control-plane-2")
 
 	c.kubectl("patch", "scalinggroup", "workers", "--type=merge", "-p", `{"spec":{"strategy":"Replace"}}`)
+	nodes := []string{"control-plane-2", "worker-2", "worker-3"}
 	c.eventually(6*time.Minute, "the workers are replaced", func(out string) bool {
 		names := strings.Fields(out)
 		slices.Sort(names)
-		return slices.Equal(names, []string{"control-plane-1", "worker-2", "worker-3"})
+		return slices.Equal(names, nodes)
 	}, "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}")
 	c.wantImages("control-plane v1.1.0", "worker v1.1.0", "worker v1.1.0")
-	nodes := []string{"control-plane-1", "worker-2", "worker-3"}
 	c.wantNodes(nodes...)
 	c.wantAnswer(nodes...)
 	c.wantProtected("after the workers were replaced")
