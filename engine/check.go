@@ -788,6 +788,9 @@ func (c *checkRun) list(ctx context.Context, v version.Version) (Components, err
 	l, err := c.provider.Components(limited, v)
 	if err == nil && l.Statement == "" && c.hop != nil {
 		l.Statement, err = c.known.vouch(limited, c.hop.Planned().Services, v, c.arch, l.List)
+		if running := c.now.Services.Oldest; err == nil && l.Statement == "" && running != c.hop.Planned().Services {
+			l.Statement, err = c.known.vouch(limited, running, v, c.arch, l.List) // components in use can be older than the target
+		}
 	}
 	out := Components{Name: ComponentsName(l.List), Kubernetes: v.String(), List: l.List, Statement: l.Statement, Agent: l.Agent}
 	if out.Name == c.now.Target.Components || slices.ContainsFunc(c.now.Nodes, func(n Node) bool { return n.Components == out.Name }) {

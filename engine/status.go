@@ -244,7 +244,10 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	}
 	st.merge(machines, inside)
 	st.judge(c, cloudErr, inside)
-	if st.Reachable && cloudErr == nil {
+	switch {
+	case st.Reachable && inside.unenrolled != nil:
+		st.Health = append(st.Health, agentsUnchecked(inside.unenrolled))
+	case st.Reachable && cloudErr == nil:
 		if left := unverified(st.Nodes, machines, inside.enrolled); len(left) > 0 {
 			st.Health = append(st.Health, agentsFinding(left, replaceOnce(left)))
 		}
@@ -270,7 +273,8 @@ type inside struct {
 	err       error
 	unread    *Error // err, if it is about the kubeconfig
 	// enrolled are the names of components whose nodes have agents that verify; nil if unknown.
-	enrolled map[string]bool
+	enrolled   map[string]bool
+	unenrolled error // why they are unknown
 }
 
 func (i *inside) look(ctx context.Context, e *Engine) {
@@ -311,7 +315,10 @@ func (i *inside) look(ctx context.Context, e *Engine) {
 	for at, n := range i.nodes {
 		nodes[at] = *n
 	}
-	i.enrolled, i.err = enrolledBy(ctx, k, nodes)
+	// The rest of the status stands without it: a Node of an older program can claim any name.
+	if i.enrolled, err = enrolledBy(ctx, k, nodes); err != nil {
+		i.enrolled, i.unenrolled = nil, err
+	}
 }
 
 // releaseOf returns the version of the services that come with a release; empty if
