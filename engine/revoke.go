@@ -240,7 +240,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 	}
 	v.heir = heirOf(name, v.nodes, ro.Moves)
 	entry, recorded := record[name]
-	v.recorded = recorded && (now.ProviderID == "" || entry.ProviderID == "" || strings.EqualFold(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
+	v.recorded = recorded && (now.ProviderID == "" || entry.ProviderID == "" && !entry.Since.IsZero() || strings.EqualFold(entry.ProviderID, now.ProviderID) || v.claims != "" && entry.ProviderID == v.claims)
 	if v.entry = entry; !v.recorded {
 		v.entry = now
 	}
@@ -283,7 +283,7 @@ func (x *revoking) judge(v *revokeView) {
 	}
 	if v.claims != "" {
 		find(Finding{
-			ID: "node-claims-other-machine", Severity: Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and the cloud says it is %s", name, v.claims, v.entry.ProviderID),
+			ID: "node-claims-other-machine", Severity: Warn, Source: "cluster", Title: fmt.Sprintf("Node %s claims machine %s, and the cloud says it is %s", name, v.claims, v.machine),
 			Detail: "the machine that the cloud names is removed; the other one is not touched",
 		})
 	}

@@ -396,6 +396,20 @@ func TestRevokeRefusesWhatIsNotThere(t *testing.T) {
 	}
 }
 
+// A damaged entry is written anew: role and group come from the cloud, so etcd's quorum is judged.
+func TestRevokeRepairsADamagedEntry(t *testing.T) {
+	s := newRevokeStage(t, 1)
+	if err := s.cluster.Revoke(t.Context(), "control-plane-0", revocation.Entry{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := s.revoke(ctx, engine.RevokeRequest{Node: "control-plane-0"}, nil)
+	if err == nil || !strings.Contains(err.Error(), "is the only control plane") {
+		t.Errorf("a damaged entry of the only control plane: %v", err)
+	}
+}
+
 func TestRevokeWithAKubeconfigAlone(t *testing.T) {
 	s := newRevokeStage(t, 1)
 	s.operator()

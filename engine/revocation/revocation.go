@@ -36,8 +36,8 @@ const CertificateLifetime = 365 * 24 * time.Hour
 // Entry describes one revoked machine.
 type Entry struct {
 	// ProviderID identifies the machine in the cloud; Group is the ID of its scaling
-	// group, Role its role and Address its address in the cluster's network. Address is
-	// empty if it was not known.
+	// group, Role its role and Address its address in the cluster's network. ProviderID and
+	// Address are empty if the cloud was not asked.
 	ProviderID string `json:"providerID"`
 	Group      string `json:"group,omitempty"`
 	Role       string `json:"role,omitempty"`
