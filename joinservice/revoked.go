@@ -175,19 +175,27 @@ func (s *Server) confirm(ctx context.Context, log *slog.Logger, id attestation.I
 // that their addresses are free for others.
 const sourcesEvery = 15 * time.Second
 
+// revocationKey identifies a revocation, because a name can be revoked twice.
+func revocationKey(node string, e revocation.Entry) string { return node + " " + e.Since.String() }
+
 // watchSources keeps the refused addresses up to date until ctx ends.
 func (s *Server) watchSources(ctx context.Context) {
 	gone := map[string]bool{} // revocations whose machines the cloud has ceased to list
 	for {
 		list := s.kube.revokedSeen()
-		again := (<-chan time.Time)(nil)
+		left, again := false, (<-chan time.Time)(nil)
 		if addresses := s.sourcesOf(ctx, list, gone); len(addresses) > 0 {
 			if old := s.sources.Swap(&addresses); old == nil || !maps.Equal(*old, addresses) {
 				s.log.Info("revoked addresses refused", "addresses", fmt.Sprint(addresses))
 			}
-			again = time.After(sourcesEvery)
 		} else if s.sources.Swap(nil) != nil {
 			s.log.Info("no revoked address is left")
+		}
+		for node, e := range list {
+			left = left || !gone[revocationKey(node, e)]
+		}
+		if left {
+			again = time.After(sourcesEvery) // also if the cloud has not answered, or knows no address yet
 		}
 		select {
 		case <-ctx.Done():
@@ -200,10 +208,11 @@ func (s *Server) watchSources(ctx context.Context) {
 
 // sourcesOf returns the addresses of the revoked machines that may still exist, with the
 // names of their nodes. The cloud decides which machine has which address: a Node could
-// claim that of an honest one. Only while the cloud does not answer, the record counts.
+// claim that of an honest one. While the cloud does not answer, its last answer counts, and
+// the record for machines that were not in it.
 func (s *Server) sourcesOf(ctx context.Context, list revocation.List, gone map[string]bool) map[netip.Addr]string {
 	out := map[netip.Addr]string{}
-	key := func(node string) string { return node + " " + list[node].Since.String() } // a name may be revoked twice
+	key := func(node string) string { return revocationKey(node, list[node]) }
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(list)), func(node string) bool { return !gone[key(node)] }) {
 		return out
 	}
@@ -211,8 +220,16 @@ func (s *Server) sourcesOf(ctx context.Context, list revocation.List, gone map[s
 	defer cancel()
 	all, err := s.meta.Peers(limited)
 	if err != nil {
+		kept := map[string]bool{}
+		if last := s.sources.Load(); last != nil {
+			for a, node := range *last {
+				if _, revoked := list[node]; revoked && !gone[key(node)] {
+					out[a], kept[node] = node, true
+				}
+			}
+		}
 		for node, e := range list {
-			if a, err := netip.ParseAddr(e.Address); err == nil && !gone[key(node)] {
+			if a, err := netip.ParseAddr(e.Address); err == nil && !gone[key(node)] && !kept[node] {
 				out[a.Unmap()] = node
 			}
 		}

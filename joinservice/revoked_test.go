@@ -165,6 +165,16 @@ func revokedAddress(t *testing.T, s *site, r *replica) {
 	if got := r.sourcesOf(t.Context(), list, gone); len(got) != 1 {
 		t.Errorf("while the cloud does not answer %v are refused", got)
 	}
+	// The record of a console without the cloud has no address. The cloud's last answer counts
+	// then, also if the record claims another one.
+	for _, address := range []string{"", "127.0.0.78"} {
+		recorded := e
+		recorded.Address = address
+		got := r.sourcesOf(t.Context(), revocation.List{"revoked-3": recorded}, gone)
+		if len(got) != 1 || got[netip.MustParseAddr("127.0.0.77")] != "revoked-3" {
+			t.Errorf("with the recorded address %q and no answer of the cloud %v are refused", address, got)
+		}
+	}
 	s.sky.set(func(k *sky) {
 		k.err = nil
 		for i := range k.instances {
