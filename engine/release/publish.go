@@ -651,6 +651,9 @@ func (p *publication) statements(key *PrivateKey, chain []signedKeySet) (map[str
 		further := signedLists{Schema: schema}
 		for _, l := range p.lists[s.Version.String()] {
 			d := l.Components.Digest()
+			if slices.Contains(further.Lists, d) {
+				return nil, fmt.Errorf("release %s: two files in components/ hold the list %s: keep one of them", s.Version, d)
+			}
 			further.Lists = append(further.Lists, d)
 			if err := sign(listStatementName(s.Version, d), Vouched{l.Kubernetes.String(): {l.Arch: d}}); err != nil {
 				return nil, err
