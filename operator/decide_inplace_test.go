@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"constellation/operator/api/v1alpha1"
@@ -152,21 +151,7 @@ func TestDecideInPlace(t *testing.T) {
 		}, []string{"upgrade node control-plane-1 sandbox://t/control-plane-1 v1.36.3"}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			actions, status := decide(upgradable(tt.edit))
-			var got []string
-			for _, a := range actions {
-				got = append(got, a.String())
-			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Errorf("actions, want and got:\n%s", d)
-			}
-			waiting := ""
-			if status.Waiting != nil {
-				waiting = status.Waiting.Reason
-			}
-			if waiting != tt.waiting {
-				t.Errorf("waits for %q, want %q", waiting, tt.waiting)
-			}
+			wantDecision(t, tt.want, tt.waiting)(decide(upgradable(tt.edit)))
 		})
 	}
 }
@@ -246,21 +231,7 @@ func TestDecideRetry(t *testing.T) {
 		{"and taken off while it is under way", apply(mark, "plan"), []string{"mark retry control-plane-1"}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			actions, status := decide(upgradable(tt.edit))
-			var got []string
-			for _, a := range actions {
-				got = append(got, a.String())
-			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Errorf("actions, want and got:\n%s", d)
-			}
-			waiting := ""
-			if status.Waiting != nil {
-				waiting = status.Waiting.Reason
-			}
-			if waiting != tt.waiting {
-				t.Errorf("waits for %q, want %q", waiting, tt.waiting)
-			}
+			wantDecision(t, tt.want, tt.waiting)(decide(upgradable(tt.edit)))
 		})
 	}
 }

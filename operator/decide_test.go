@@ -160,19 +160,9 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			actions, status := decide(rollout(tt.edit))
-			var got []string
-			for _, a := range actions {
-				got = append(got, a.String())
-			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Errorf("actions, want and got:\n%s", d)
-			}
-			waiting := ""
-			if status.Waiting != nil {
-				waiting = status.Waiting.Reason
-			}
-			if ready := conditionText(status, v1alpha1.ConditionReady); waiting != tt.waiting || ready != tt.ready {
-				t.Errorf("waits for %q, Ready is %q; want %q and %q", waiting, ready, tt.waiting, tt.ready)
+			wantDecision(t, tt.want, tt.waiting)(actions, status)
+			if ready := conditionText(status, v1alpha1.ConditionReady); ready != tt.ready {
+				t.Errorf("Ready is %q, want %q", ready, tt.ready)
 			}
 		})
 	}
@@ -213,5 +203,27 @@ func TestStatusOfARolloutIsBounded(t *testing.T) {
 	b, err := json.Marshal(status)
 	if err != nil || len(b) > 4096 || status.Waiting == nil {
 		t.Errorf("status of %d bytes, waiting %v: %v", len(b), status.Waiting, err)
+	}
+}
+
+// wantDecision returns a function that compares the result of decide with the expected actions
+// and the expected reason to wait; the empty string means that it waits for nothing.
+func wantDecision(t *testing.T, want []string, waiting string) func([]action, v1alpha1.NodeVersionStatus) {
+	return func(actions []action, status v1alpha1.NodeVersionStatus) {
+		t.Helper()
+		var got []string
+		for _, a := range actions {
+			got = append(got, a.String())
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("actions, want and got:\n%s", d)
+		}
+		reason := ""
+		if status.Waiting != nil {
+			reason = status.Waiting.Reason
+		}
+		if reason != waiting {
+			t.Errorf("waits for %q, want %q", reason, waiting)
+		}
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -47,21 +45,7 @@ func TestHalfJoinedMachines(t *testing.T) {
 		{"a node that is NotReady long after its join is left alone", func(w *world) { w.nodes[4].ready = false }, nil, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			actions, status := decide(atRest(tt.edit))
-			var got []string
-			for _, a := range actions {
-				got = append(got, a.String())
-			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Errorf("actions, want and got:\n%s", d)
-			}
-			waiting := ""
-			if status.Waiting != nil {
-				waiting = status.Waiting.Reason
-			}
-			if waiting != tt.waiting {
-				t.Errorf("waits for %q, want %q", waiting, tt.waiting)
-			}
+			wantDecision(t, tt.want, tt.waiting)(decide(atRest(tt.edit)))
 		})
 	}
 }

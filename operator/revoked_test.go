@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -195,21 +194,7 @@ func TestRevokedMachines(t *testing.T) {
 		}, []string{"clear intent refill-worker-1 Join donor=worker-1"}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			actions, status := decide(atRest(tt.edit))
-			var got []string
-			for _, a := range actions {
-				got = append(got, a.String())
-			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Errorf("actions, want and got:\n%s", d)
-			}
-			waiting := ""
-			if status.Waiting != nil {
-				waiting = status.Waiting.Reason
-			}
-			if waiting != tt.waiting {
-				t.Errorf("waits for %q, want %q", waiting, tt.waiting)
-			}
+			wantDecision(t, tt.want, tt.waiting)(decide(atRest(tt.edit)))
 		})
 	}
 }
