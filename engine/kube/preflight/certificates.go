@@ -210,7 +210,7 @@ func tellKubelets(w *world, found []*x509.Certificate, failed []error) (out []en
 		if g := by[s]; g != nil {
 			out = append(out, engine.Finding{
 				Severity: s, Title: fmt.Sprintf("the certificate of the kubelet of %s %s", count(len(g.names), "node"), remaining(g.soonest)),
-				Detail: "the first to be replaced; nodes: " + enumerate(g.names, 20), Objects: first(g.objects),
+				Detail: "the first to expire; nodes: " + enumerate(g.names, 20), Objects: first(g.objects),
 				Remedy: remedy,
 			})
 		}
