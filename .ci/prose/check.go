@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"cmp"
 	"fmt"
 	"go/ast"
@@ -38,6 +39,9 @@ func check(fsys fs.FS, files []string) ([]hit, error) {
 			continue // recorded output
 		}
 		b, err := fs.ReadFile(fsys, f)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // deleted, and still in git's index
+		}
 		if err != nil {
 			return nil, err
 		}
