@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -113,7 +114,7 @@ const autoApproval = "kubeadm:node-autoapprove-bootstrap"
 // autoApprovals removes that binding whenever it appears.
 type autoApprovals struct {
 	client client.Client
-	log    func(msg string, args ...any)
+	log    *slog.Logger
 }
 
 func (r *autoApprovals) setup(mgr manager.Manager) error {
@@ -135,6 +136,6 @@ func (r *autoApprovals) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("delete ClusterRoleBinding %s: %w", autoApproval, err)
 	}
-	r.log("auto-approval binding deleted", "binding", autoApproval)
+	r.log.Info("auto-approval binding deleted", "binding", autoApproval)
 	return ctrl.Result{}, nil
 }

@@ -291,7 +291,7 @@ func Run(ctx context.Context, c Config) error {
 	for _, add := range []func(manager.Manager) error{
 		(&joiningNodes{client: mgr.GetClient(), cloud: fleet, events: events, log: c.Log, now: c.now}).setup,
 		(&servingRequests{client: mgr.GetClient(), cloud: fleet.machines, events: events, counters: counters, log: c.Log, now: c.now}).setup,
-		(&autoApprovals{client: mgr.GetClient(), log: c.Log.Info}).setup,
+		(&autoApprovals{client: mgr.GetClient(), log: c.Log}).setup,
 		groups.setup, scaling.setup, versions.setup,
 		(&mirror{client: mgr.GetClient(), fresh: mgr.GetAPIReader(), log: c.Log}).setup,
 		readiness,

@@ -253,7 +253,7 @@ Without a verb it opens the console on the workspace, the folder that holds the 
 one cluster. Without a terminal it prints an overview of the workspace as text. With
 --accessible it prints that text, lists the possible next commands and prompts for one.
 
-Exit codes of all verbs: 0 done; 1 failed; 2 bad usage or configuration; 3 nothing to do;
+Exit codes, unless a verb's help lists others: 0 done; 1 failed; 2 bad usage or configuration; 3 nothing to do;
 4 blocked by a finding; 5 an acknowledgement is missing; 6 upgrade available (upgrade check
 --exit-code only); 7 stopped part-way, can be resumed; 8 another console holds the run;
 9 differences found (backup diff only); 129 hung up; 130 interrupted; 143 terminated.`,

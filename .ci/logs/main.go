@@ -28,12 +28,12 @@ const messageType = "logMessage"
 
 // programs are the parts of the list, each with the packages whose messages it holds.
 var programs = []struct{ title, intro, prefix string }{
-	{"Operator", "Pods `constellation-operator` and `constellation-plans`.", "constellation/operator"},
+	{"Operator", "Pods `constellation-operator`, `constellation-plans` and `constellation-relay`.", "constellation/operator"},
 	{"Join service", "Pods `join-service`.", "constellation/joinservice"},
 	{"Agent", "Unit `constellation-agent` on each machine.", "constellation/agent"},
 	{"Bootstrapper", "Unit `constellation-bootstrapper` on each machine.", "constellation/bootstrapper"},
 	{"Sandbox", "The daemons and simulated machines of `constellation sandbox`.", "constellation/engine/sandbox"},
-	{"Console", "The file `debug.log` of each run, and packages that several programs share.", "constellation"},
+	{"Console", "With `--debug`: stderr, or `constellation-debug.log` in the workspace while the console is open. Also packages that several programs share.", "constellation"},
 }
 
 // levels are the methods of slog.Logger that log, with the index of the message among the arguments.
