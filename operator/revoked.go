@@ -109,14 +109,9 @@ func (d *decision) refill(in *intent) {
 			d.do(action{kind: clearIntent, intent: *in})
 		}
 	case n == nil:
-		over := m.since.Add(joinDeadline)
-		if d.when(ruleOverdue, d.w.now.After(over) || m.state == "Failed") {
-			bound := *in
-			bound.goal, bound.machine, bound.node = v1alpha1.LeaveGoal, m.id, m.name
-			d.do(action{kind: bindIntent, intent: bound})
-			return
+		if over := m.since.Add(joinDeadline); !d.giveUpRefill(in, m, over) {
+			d.wait("MachineJoins", fmt.Sprintf("machine %s, which replaces the revoked node %s, has not joined yet; it is given up when its time is over", m.name, in.donor), about, over)
 		}
-		d.wait("MachineJoins", fmt.Sprintf("machine %s, which replaces the revoked node %s, has not joined yet; it is given up when its time is over", m.name, in.donor), about, over)
 	case !known(n):
 		d.wait("HeirUnknown", fmt.Sprintf("it is not known yet what %s runs", n.name), ref(n.name), time.Time{})
 	case d.nodes[in.donor] != nil && n.donor != in.donor:
@@ -124,9 +119,26 @@ func (d *decision) refill(in *intent) {
 		d.wait("MachineLeaves", fmt.Sprintf("%s takes the place of the revoked node %s when that Node is deleted", n.name, in.donor), ref(in.donor), time.Time{})
 	case n.donor != in.donor:
 		d.do(action{kind: adoptHeir, node: n.name, donor: in.donor})
+	case !d.joined(n):
+		// The machine could not be given up after the intent has ended, if its join broke off.
+		if over := m.since.Add(joinDeadline); !d.giveUpRefill(in, m, over) {
+			d.wait(reasonNeverReady, d.neverReady(n), ref(n.name), over)
+		}
 	default:
 		d.do(action{kind: clearIntent, intent: *in})
 	}
+}
+
+// giveUpRefill binds the intent of a machine that replaces a revoked one to its removal, once
+// its time to join is over or the machine has failed. It reports whether it did.
+func (d *decision) giveUpRefill(in *intent, m *instance, over time.Time) bool {
+	if !d.when(ruleOverdue, d.w.now.After(over) || m.state == "Failed") {
+		return false
+	}
+	bound := *in
+	bound.goal, bound.machine, bound.node = v1alpha1.LeaveGoal, m.id, m.name
+	d.do(action{kind: bindIntent, intent: bound})
+	return true
 }
 
 // mayRefill reports whether the machine may be created now, and says what it waits for.

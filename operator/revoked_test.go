@@ -186,6 +186,18 @@ func TestRevokedMachines(t *testing.T) {
 			w.instances = append(w.instances, instance{id: "sandbox://t/worker-2", name: "worker-2", group: workerGroup, token: "t", state: "Ready", since: w.now})
 			w.intents = []intent{refilling("worker-1", workerGroup), {name: "replace-0", goal: v1alpha1.LeaveGoal, token: "t", donor: "worker-1", group: workerGroup, machine: "sandbox://t/worker-2", node: "worker-2"}}
 		}, []string{"create machine refill-worker-1 Join donor=worker-1", "drain worker-2"}, ""},
+		{"while it is not Ready its join may break off", func(w *world) {
+			w.without("worker-1", "Terminated")
+			w.nodes = append(w.nodes, machine("worker-2", func(n *node) { n.image, n.donor, n.ready = image2, "worker-1", false }))
+			w.instances = append(w.instances, instance{id: "sandbox://t/worker-2", name: "worker-2", group: workerGroup, token: "r", state: "Ready", since: w.now})
+			w.intents = []intent{refilling("worker-1", workerGroup)}
+		}, nil, "NodeNeverReady"},
+		{"and is given up when its time is over", func(w *world) {
+			w.without("worker-1", "Terminated")
+			w.nodes = append(w.nodes, machine("worker-2", func(n *node) { n.image, n.donor, n.ready = image2, "worker-1", false }))
+			w.instances = append(w.instances, instance{id: "sandbox://t/worker-2", name: "worker-2", group: workerGroup, token: "r", state: "Ready", since: w.now.Add(-joinDeadline - time.Minute)})
+			w.intents = []intent{refilling("worker-1", workerGroup)}
+		}, []string{"bind intent refill-worker-1 Leave donor=worker-1 machine=sandbox://t/worker-2"}, ""},
 		{"then the intent ends", func(w *world) {
 			w.without("worker-1", "Terminated")
 			w.nodes = append(w.nodes, machine("worker-2", func(n *node) { n.image, n.donor = image2, "worker-1" }))
