@@ -935,7 +935,7 @@ func (d *decision) neverReady(n *node) string {
 // leave removes a machine that is bound to go: work, etcd member, machine, Node. The
 // intent ends when the cloud has confirmed that the machine is gone.
 func (d *decision) leave(in *intent) {
-	if in.revoked {
+	if d.when(ruleRevoked, in.revoked) {
 		d.dismiss(in)
 		return
 	}
