@@ -461,7 +461,7 @@ func (f *facts) unfinished() string {
 	}
 	for i := range f.machines {
 		m := &f.machines[i]
-		if m.revoked {
+		if m.revoked && (m.isNode || m.life == booting || m.life == running) {
 			return fmt.Sprintf("m%d was revoked and is not removed", i)
 		}
 		if f.groups[m.group].blocked || f.groups[m.group].broken || m.life == absent && !m.isNode && m.member == 0 {
