@@ -811,7 +811,7 @@ func (t *step) String() string {
 
 func (a modelAction) String() string {
 	var b strings.Builder
-	b.WriteString(actionNames[a.kind])
+	b.WriteString(a.kind.String())
 	if a.place != 255 {
 		fmt.Fprintf(&b, " replace-%d token=t%d donor=%s", a.place, a.token, mention(a.donor))
 	} else if a.donor != 0 {
