@@ -490,7 +490,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 
 	var points []string
 	for _, kind := range []actionKind{startUpgrade, moveLeader, removeMember} {
-		points = append(points, "before:"+actionNames[kind], "after:"+actionNames[kind])
+		points = append(points, "before:"+kind.String(), "after:"+kind.String())
 	}
 	o := &operators{t: t, config: filepath.Join(t.TempDir(), "operator.json"), log: filepath.Join(t.TempDir(), "operator.log")}
 	config := processConfig{Kubeconfig: c.kubeconfig(), Metadata: machines.Metadata, Control: machines.Control, Socket: rig.socket(), Node: staying, Points: points, Once: t.TempDir()}

@@ -191,7 +191,8 @@ func groupOr(id string) string {
 
 // taint has all pods deleted from a node that do not tolerate everything, and no others
 // scheduled. Taints are a list that other programs change, too, so the Node is changed as
-// it was read. A Node that does not exist needs none.
+// it was read. A Node that does not exist needs none. Finalizers, which would keep the Node
+// from being deleted, are removed.
 func (c *Client) taint(ctx context.Context, node string) error {
 	nodes := c.core.CoreV1().Nodes()
 	for {
@@ -210,8 +211,14 @@ func (c *Client) taint(ctx context.Context, node string) error {
 		for _, t := range n.Spec.Taints {
 			has = has || t.Key == v1alpha1.AnnotationRevoked
 		}
-		if has && n.Spec.Unschedulable {
+		if has && n.Spec.Unschedulable && len(n.Finalizers) == 0 {
 			return nil
+		}
+		// Its kubelet could set finalizers before the admission policies came. The record keeps it
+		// from setting others.
+		if len(n.Finalizers) > 0 {
+			c.log.Warn("finalizers of a revoked node removed", "node", node, "finalizers", strings.Join(n.Finalizers, ", "))
+			n.Finalizers = nil
 		}
 		if !has {
 			now := metav1.Now()
