@@ -49,11 +49,11 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		}
 		defer s.debugFile.Close()
 	}
-	term := newTerminal(in, out, s.Env)
-	c := newConsole(ctx, term.display, consoleDeps{
+	tty := newTerminal(in, out, s.Env)
+	c := newConsole(ctx, tty.display, consoleDeps{
 		engine: eng, ws: ws, commands: s.formatter(), versions: s.Kubernetes, wizard: o.wizard, yes: o.yes, upgrade: o.upgrade, now: s.Now,
 		sandbox: func(ctx context.Context) *engine.SandboxInfo { return s.findSandbox(ctx, dir) },
-		send:    term.send, copy: term.copy, redraw: func() { term.redraw() },
+		send:    tty.send, copy: tty.copy, redraw: func() { tty.redraw() },
 	})
 	if o.watch != nil {
 		// One processor suffices, and while idle most CPU time goes to threads that wake
@@ -69,9 +69,9 @@ func (s *session) console(ctx context.Context, o consoleOptions) error {
 		c.deps.watch, c.deps.onlyWatch, c.deps.replay = o.watch.WatchRequest, true, o.replay
 		c.wat.filter, c.screen = o.watch.filter, screenWatch
 	}
-	c.w, c.h = term.width, term.height
+	c.w, c.h = tty.width, tty.height
 	// The context ends the run, not the screen: the console decides when to quit.
-	m, err := term.run(context.WithoutCancel(ctx), c)
+	m, err := tty.run(context.WithoutCancel(ctx), c)
 	if end, ok := m.(*console); ok {
 		c = end
 	}

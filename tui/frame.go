@@ -100,13 +100,6 @@ func (c *console) tooSmall() []string {
 	return out[:min(len(out), max(c.h, 1))]
 }
 
-func asciiIf(yes bool, s string) string {
-	if yes {
-		return asciiOf(s)
-	}
-	return s
-}
-
 // wizardSteps are the screens of init, in order.
 var wizardSteps = []struct {
 	id   screenID

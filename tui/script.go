@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/term"
-
 	"constellation/engine"
 )
 
@@ -209,12 +207,8 @@ const printedWidth = 100
 // answerWidth is the line width of printed output: the width of the terminal within
 // limits, else printedWidth.
 func (s *session) answerWidth() int {
-	f, ok := s.Stdout.(*os.File)
-	if !ok {
-		return printedWidth
-	}
-	w, _, err := term.GetSize(int(f.Fd()))
-	if err != nil || w <= 0 {
+	w := columns(s.Stdout)
+	if w <= 0 {
 		return printedWidth
 	}
 	return max(minWidth, min(w, 120))

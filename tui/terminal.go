@@ -107,6 +107,19 @@ func isTerminal(f any) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
+// columns is the width of the terminal that f is; 0 if f is no terminal.
+func columns(f any) int {
+	file, ok := f.(*os.File)
+	if !ok {
+		return 0
+	}
+	w, _, err := term.GetSize(int(file.Fd()))
+	if err != nil {
+		return 0
+	}
+	return w
+}
+
 // notInteractive returns why the console cannot be shown; empty if it can.
 func notInteractive(in, out any, env func(string) string) string {
 	switch {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"constellation/engine"
+	textfilter "constellation/engine/plain"
 )
 
 // clean makes text from outside safe to show: text of machines, servers or files may contain
@@ -22,7 +22,7 @@ func clean(s string) string {
 		return s
 	}
 	var b strings.Builder
-	var f engine.TextFilter
+	var f textfilter.Filter
 	b.Grow(len(s) + 16)
 	for i := 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
@@ -76,7 +76,7 @@ func harmless(s string) bool {
 	if i == len(s) {
 		return true
 	}
-	var f engine.TextFilter
+	var f textfilter.Filter
 	for i = 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
 		if r == utf8.RuneError && n == 1 || !f.Shows(r) {
@@ -192,6 +192,14 @@ func asciiOf(s string) string {
 		if s[i] >= utf8.RuneSelf {
 			return asciiReplace(s)
 		}
+	}
+	return s
+}
+
+// asciiIf is asciiOf if yes is set.
+func asciiIf(yes bool, s string) string {
+	if yes {
+		return asciiOf(s)
 	}
 	return s
 }

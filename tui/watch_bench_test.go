@@ -43,20 +43,20 @@ func BenchmarkWatch(b *testing.B) {
 					}
 				}
 			}()
-			term := &terminal{out: w, live: true, width: size.w, height: size.h}
+			painted := &terminal{out: w, live: true, width: size.w, height: size.h}
 			updates := updatesOf(b)
 			c := benchWatch(b, size.w, size.h)
 			for _, k := range size.keys {
 				c.key(keyOf(k))
 			}
-			term.paint(c.View())
+			painted.paint(c.View())
 			first := written.Load()
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
 				c.deps.now = func() time.Time { return benchBegin.Add(time.Duration(i) * 100 * time.Millisecond) }
 				c.Update(watchBatch{0, updates(i)})
-				term.paint(c.View())
+				painted.paint(c.View())
 				i++
 			}
 			w.Close()
