@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"constellation/engine"
+	"constellation/internal/testneeds"
 )
 
 func bare(t testing.TB) (*engine.Engine, string) {
@@ -199,9 +200,7 @@ const fullDisk = "ENGINE_TEST_FULL_DISK"
 // goes on once there is room.
 func TestFullDisk(t *testing.T) {
 	if os.Getenv(fullDisk) == "" {
-		if os.Geteuid() != 0 {
-			t.Skip("mounting a small disk in a mount namespace of its own needs root")
-		}
+		testneeds.Root(t, "to mount a small disk in a mount namespace of its own")
 		self, err := os.Executable()
 		if err != nil {
 			t.Fatal(err)

@@ -31,6 +31,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
+	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -173,6 +174,7 @@ type etcdProcess struct {
 
 func newRing(t *testing.T, names ...string) *ring {
 	t.Helper()
+	testneeds.ControlPlane(t)
 	bin, err := controlplane.FindBinaries()
 	if errors.Is(err, controlplane.ErrNoBinaries) {
 		t.Skip(err)
@@ -341,9 +343,7 @@ func (r *ring) end(name string) {
 // process; so is the agent, but for kubeadm; so are the API server and the operators, which
 // have the rights of their chart. Machines are hollow.
 func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
+	testneeds.Time(t, "half a minute")
 	const staying, other, leaving, heir = "control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"
 	etcd := newRing(t, staying, other, leaving)
 	c := newCluster(t)

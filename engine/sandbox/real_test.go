@@ -30,6 +30,7 @@ import (
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
 	"constellation/engine/sandbox/machine/machinetest"
+	"constellation/internal/testneeds"
 )
 
 // TestMain lets this test's binary be the program that Up starts as daemon.
@@ -55,12 +56,7 @@ func TestMain(m *testing.M) {
 // its cache, and returns sandboxes whose state is thrown away.
 func realSandboxes(t *testing.T, want machine.Demand) (*Sandboxes, string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("starts real machines")
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("real machines need root")
-	}
+	testneeds.Machines(t)
 	dirs, err := DefaultDirs()
 	if err != nil {
 		t.Skip(err)
