@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the list of checks in docs/upgrade-check.md anew")
+var update = flag.Bool("update", false, "rewrite the list of checks in docs/upgrade-check.md")
 
 // The list of checks is made from the table of checks, so it has every one.
 func TestDocsListEveryCheck(t *testing.T) {
