@@ -64,7 +64,7 @@ type Control interface {
 	DeleteInstances(ctx context.Context, providerIDs []string) error
 }
 
-// Provider is a cloud. All fields are set.
+// Provider is a cloud.
 type Provider struct {
 	// Name is the value of --provider, of CONSTELLATION_PROVIDER and of the charts'
 	// value provider, and the key of the cloud's section in configuration and state.
@@ -74,11 +74,26 @@ type Provider struct {
 	MetadataAddress, ControlAddress string
 	// TPMAddress is the address of a machine's TPM in pods; see attestation.OpenTPM.
 	TPMAddress string
+	// AutoscalerStandIn is whether the operator's chart installs a Deployment in the place
+	// of the cluster autoscaler, which knows no groups of this cloud.
+	AutoscalerStandIn bool
 	// Metadata returns a client of the metadata server at address. It sends nothing yet.
 	Metadata func(address string) Metadata
 	// Control returns a client of the control API at address for a control plane whose
 	// metadata server has the credentials. It sends nothing yet.
 	Control func(metadata, address string) Control
+}
+
+// ChartValues returns the values of our charts that depend on the provider, by path.
+// A chart that lacks one of them is of an older release and has it built in.
+func (p Provider) ChartValues() map[string]any {
+	return map[string]any{
+		"provider":                    p.Name,
+		"metadataURL":                 p.MetadataAddress,
+		"cloudURL":                    p.ControlAddress,
+		"joinservice.tpm":             p.TPMAddress,
+		"operator.autoscaler.standIn": p.AutoscalerStandIn,
+	}
 }
 
 // All returns the providers of this program, sorted by name.
@@ -88,6 +103,8 @@ func All() []Provider {
 		MetadataAddress: local.DefaultMetadata,
 		ControlAddress:  local.DefaultControl,
 		TPMAddress:      "unix:/run/tpm/tpm.sock",
+
+		AutoscalerStandIn: true,
 		Metadata:        func(address string) Metadata { return local.NewMetadata(address) },
 		Control: func(metadata, address string) Control {
 			return local.NewInCluster(local.NewMetadata(metadata), address)
