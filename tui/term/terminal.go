@@ -1,3 +1,13 @@
+// Package term talks to the terminal and formats text for it.
+//
+// Terminal runs a Bubble Tea model: it sets the terminal up, reads keys and replies, paints
+// frames with as few bytes as possible, and restores the terminal after a crash, a signal or
+// a suspend. Theme and Row build lines in the columns and colours that the terminal has. Clean
+// makes text from outside safe to show; Width, Cut and Wrap count columns. Alarm wakes a screen
+// that stays open for hours.
+//
+// The package has no notion of a cluster, a run or a command, and imports only engine/plain of
+// this module. Nothing else in tui accesses the terminal.
 package term
 
 import (
@@ -26,9 +36,6 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 )
-
-// Only this file touches a terminal: detection, setup and restoration, size and colours,
-// painting. Screens return strings.
 
 const (
 	// FrameGap is the minimum time between two frames.
