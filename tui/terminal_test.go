@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // stepTimeout is the timeout of each step. It is generous, and still shorter than the wait for a
@@ -156,7 +157,7 @@ func (p *onTerminal) restored() {
 	if *now != *p.was {
 		p.t.Errorf("the terminal's settings differ: %+v, want %+v", *now, *p.was)
 	}
-	for on, off := range map[string]string{seqAltOn: seqAltOff, seqCursorOff: seqCursorOn, seqWrapOff: seqWrapOn, seqPasteOn: seqPasteOff} {
+	for on, off := range map[string]string{term.SeqAltOn: term.SeqAltOff, term.SeqCursorOff: term.SeqCursorOn, term.SeqWrapOff: term.SeqWrapOn, term.SeqPasteOn: term.SeqPasteOff} {
 		for end := time.Now().Add(stepTimeout); ; time.Sleep(5 * time.Millisecond) {
 			out := p.output() // the last bytes may still be on their way to us
 			if strings.LastIndex(out, on) < strings.LastIndex(out, off) {
@@ -317,7 +318,7 @@ func TestKillRestoresTheScreen(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.ends()
-	p.sees(seqBack)
+	p.sees(term.SeqBack)
 }
 
 // A suspended program leaves a usable terminal, and redraws its screen afterwards.
@@ -325,7 +326,7 @@ func TestSuspendAndResume(t *testing.T) {
 	p := startOn(t, 80, 24, []string{stream(t, "init")}, nil)
 	p.sees("Configuration")
 	p.types("\x1a")
-	p.sees(seqAltOff)
+	p.sees(term.SeqAltOff)
 	// No shell controls this session, so the kernel does not stop the program: it must set the
 	// terminal up again on its own.
 	for end := time.Now().Add(stepTimeout); strings.Count(p.output(), "Configuration") < 2; time.Sleep(5 * time.Millisecond) {
@@ -531,10 +532,10 @@ func BenchmarkEventToScreen(b *testing.B) {
 	events := recorded(b, "init")
 	emits := make(chan func(engine.Event), 1)
 	e := &liveEngine{fakeEngine{home: demoHome(engine.StagePartial), plan: planIn(b, events)}, emits}
-	painted := newTerminal(own, own, func(k string) string { return map[string]string{"TERM": "xterm-256color", "LANG": "C.UTF-8"}[k] })
-	c := newConsole(b.Context(), painted.display, consoleDeps{engine: e, now: time.Now, send: painted.send})
+	painted := term.NewTerminal(own, own, func(k string) string { return map[string]string{"TERM": "xterm-256color", "LANG": "C.UTF-8"}[k] })
+	c := newConsole(b.Context(), painted.Display, consoleDeps{engine: e, now: time.Now, send: painted.Send})
 	ended := make(chan error, 1)
-	go func() { _, err := painted.run(b.Context(), c); ended <- err }()
+	go func() { _, err := painted.Run(b.Context(), c); ended <- err }()
 	seen := make(chan int, 64)
 	go func() {
 		buf := make([]byte, 1<<16)
@@ -576,7 +577,7 @@ func BenchmarkEventToScreen(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
 	b.ReportMetric(float64(took[len(took)-1].Microseconds())/1000, "max-ms")
-	painted.send(signalled{syscall.SIGTERM})
+	painted.Send(term.Signalled{Sig: syscall.SIGTERM})
 	if err := <-ended; err != nil {
 		b.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package tui
+package term
 
 import (
 	"bytes"
@@ -46,27 +46,27 @@ func TestRepliesAreRemovedFromTheInput(t *testing.T) {
 func TestLookOfTheEnvironment(t *testing.T) {
 	for _, tt := range []struct {
 		env  string
-		want display
+		want Display
 	}{
-		{"TERM=xterm-256color LANG=en_US.UTF-8", display{colours: colours256}},
-		{"TERM=xterm LANG=de_DE.utf8", display{colours: colours16}},
-		{"TERM=xterm LANG=C", display{colours: colours16, ascii: true}},
-		{"TERM=xterm", display{colours: colours16, ascii: true}},
-		{"TERM=xterm-kitty LC_ALL=C.UTF-8 LANG=C", display{colours: trueColour}},
-		{"TERM=xterm LC_ALL=C LANG=C.UTF-8", display{colours: colours16, ascii: true}},
-		{"TERM=screen COLORTERM=truecolor LANG=C.UTF-8", display{colours: trueColour}},
-		{"TERM=tmux LANG=C.UTF-8", display{colours: colours256}},
-		{"TERM=xterm-256color NO_COLOR=1 LANG=C.UTF-8", display{}},
-		{"TERM=xterm-256color NO_COLOR=anything LANG=C.UTF-8", display{}},
-		{"TERM=xterm COLORFGBG=0;15 LANG=C.UTF-8", display{colours: colours16, light: true}},
-		{"TERM=xterm COLORFGBG=15;default;0 LANG=C.UTF-8", display{colours: colours16}},
+		{"TERM=xterm-256color LANG=en_US.UTF-8", Display{Colours: Colours256}},
+		{"TERM=xterm LANG=de_DE.utf8", Display{Colours: Colours16}},
+		{"TERM=xterm LANG=C", Display{Colours: Colours16, Ascii: true}},
+		{"TERM=xterm", Display{Colours: Colours16, Ascii: true}},
+		{"TERM=xterm-kitty LC_ALL=C.UTF-8 LANG=C", Display{Colours: TrueColour}},
+		{"TERM=xterm LC_ALL=C LANG=C.UTF-8", Display{Colours: Colours16, Ascii: true}},
+		{"TERM=screen COLORTERM=truecolor LANG=C.UTF-8", Display{Colours: TrueColour}},
+		{"TERM=tmux LANG=C.UTF-8", Display{Colours: Colours256}},
+		{"TERM=xterm-256color NO_COLOR=1 LANG=C.UTF-8", Display{}},
+		{"TERM=xterm-256color NO_COLOR=anything LANG=C.UTF-8", Display{}},
+		{"TERM=xterm COLORFGBG=0;15 LANG=C.UTF-8", Display{Colours: Colours16, Light: true}},
+		{"TERM=xterm COLORFGBG=15;default;0 LANG=C.UTF-8", Display{Colours: Colours16}},
 	} {
 		env := map[string]string{}
 		for kv := range strings.FieldsSeq(tt.env) {
 			k, v, _ := strings.Cut(kv, "=")
 			env[k] = v
 		}
-		if got := displayOf(func(k string) string { return env[k] }); got != tt.want {
+		if got := DisplayOf(func(k string) string { return env[k] }); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.env, got, tt.want)
 		}
 	}
@@ -80,7 +80,7 @@ func TestPaintShowsTheFrame(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	tty := &terminal{out: w, live: true, width: 20, height: 4}
+	tty := &Terminal{Out: w, Live: true, Width: 20, Height: 4}
 	frames := []string{
 		"one\ntwo\nthree\nfour", "one\n2\nthree\nfour", "one\n2", "exactly twenty chars\nab", "x", "日本語\n\x1b[31mred\x1b[0m\nend",
 		"a\nb\nc\nd\ne is beyond the screen", "this line is longer than the screen is wide",
@@ -98,7 +98,7 @@ func TestPaintShowsTheFrame(t *testing.T) {
 	screen := newEmulator(20, 4)
 	go func() {
 		for _, f := range frames {
-			tty.paint(f)
+			tty.Paint(f)
 			_, _ = w.WriteString("\x00") // end of a frame
 		}
 		w.Close()
@@ -127,7 +127,7 @@ func TestPaintShowsAnyFrame(t *testing.T) {
 		var b strings.Builder
 		for used := 0; ; {
 			x := words[rnd.IntN(len(words))]
-			if used += width(x); used > w || rnd.IntN(12) == 0 {
+			if used += Width(x); used > w || rnd.IntN(12) == 0 {
 				return b.String()
 			}
 			st := styles[rnd.IntN(len(styles))]
@@ -143,7 +143,7 @@ func TestPaintShowsAnyFrame(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tty := &terminal{out: f, live: true, width: w, height: h}
+		tty := &Terminal{Out: f, Live: true, Width: w, Height: h}
 		screen := newEmulator(w, h)
 		var lines []string
 		from := int64(0)
@@ -161,7 +161,7 @@ func TestPaintShowsAnyFrame(t *testing.T) {
 					lines[i] = strings.Replace(lines[i], "ready", "reedy", 1)
 				}
 			}
-			tty.paint(strings.Join(lines, "\n"))
+			tty.Paint(strings.Join(lines, "\n"))
 			end, err := f.Seek(0, io.SeekCurrent)
 			if err != nil {
 				t.Fatal(err)
@@ -173,7 +173,7 @@ func TestPaintShowsAnyFrame(t *testing.T) {
 			from = end
 			screen.write(t, string(b))
 			for y, l := range lines {
-				want := strings.TrimRight(strings.ReplaceAll(stripStyle(l), "e\u0301", "e"), " ")
+				want := strings.TrimRight(strings.ReplaceAll(StripStyle(l), "e\u0301", "e"), " ")
 				if got := strings.ReplaceAll(screen.line(y), "e\u0301", "e"); got != want {
 					t.Fatalf("%dx%d, frame %d, line %d shows %q, want %q", w, h, n, y+1, got, want)
 				}
@@ -257,7 +257,7 @@ func (e *emulator) write(t *testing.T, s string) {
 		}
 		r := []rune(s)[0]
 		s = s[len(string(r)):]
-		w := width(string(r))
+		w := Width(string(r))
 		if w == 0 { // a mark on the character before
 			continue
 		}
