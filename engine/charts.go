@@ -10,6 +10,7 @@ import (
 	"constellation/assets"
 	"constellation/engine/cloud/providers"
 	"constellation/engine/kubeadm"
+	"constellation/engine/plan"
 )
 
 // kinds returns the definitions of the release, in the order of its data.
@@ -172,7 +173,7 @@ func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
 
 // installCharts brings the kinds and then the charts. Whoever leaves while they get ready
 // finds them installed the next time.
-func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
+func (i *initRun) installCharts(ctx context.Context, r *plan.Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -198,19 +199,19 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	defer stop()
 	total := int64(len(kinds))
 	done := int64(0)
-	r.Part("kinds", StateRunning, "", 0, total)
+	r.Part("kinds", plan.StateRunning, "", 0, total)
 	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
 	err = k.ApplyKinds(limited, kinds, func(name string) {
 		done++
-		r.Part("kinds", StateRunning, name, done, total)
+		r.Part("kinds", plan.StateRunning, name, done, total)
 	})
 	err = i.clusterError("apply kinds", err)
 	cancel()
 	if err != nil {
-		r.Part("kinds", StateFailed, "", done, total)
+		r.Part("kinds", plan.StateFailed, "", done, total)
 		return err
 	}
-	r.Part("kinds", StateDone, "", total, total)
+	r.Part("kinds", plan.StateDone, "", total, total)
 
 	// Clusters of older programs have certificates of nodes that live a year.
 	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)

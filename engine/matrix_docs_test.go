@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine/words"
 )
 
 var update = flag.Bool("update", false, "write docs/compatibility.md anew")
@@ -105,7 +107,7 @@ func compatibilityPage() string {
 		for _, p := range k.patches {
 			patches = append(patches, p.version.String())
 		}
-		line("- %s (%s) with Kubernetes %s", k.Version, from, and(patches))
+		line("- %s (%s) with Kubernetes %s", k.Version, from, words.And(patches))
 	}
 	for _, e := range []struct {
 		title string
@@ -129,7 +131,7 @@ func compatibilityPage() string {
 			goal = append(goal, "Kubernetes "+e.goal.Kubernetes.String())
 		}
 		line(``)
-		line("**%s**: release %s and Kubernetes %s to %s.", e.title, e.now.Services, e.now.Kubernetes, and(goal))
+		line("**%s**: release %s and Kubernetes %s to %s.", e.title, e.now.Services, e.now.Kubernetes, words.And(goal))
 		line(``)
 		hops, why := m.Path(e.now, e.goal, Offer{})
 		for _, h := range hops {
@@ -140,7 +142,7 @@ func compatibilityPage() string {
 			if h.ReplaceWorkers {
 				nodes = append(nodes, "workers")
 			}
-			line("%d. with constellation %s: release %s, image %s, Kubernetes %s; %s replaced", h.Number, h.CLI, h.To.Release, h.To.Image, h.To.Kubernetes, and(nodes))
+			line("%d. with constellation %s: release %s, image %s, Kubernetes %s; %s replaced", h.Number, h.CLI, h.To.Release, h.To.Image, h.To.Kubernetes, words.And(nodes))
 			for _, w := range h.Why {
 				line("   - %s", w)
 			}
