@@ -30,6 +30,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/plan"
+	"constellation/internal/golden"
 )
 
 func TestInitMakesACluster(t *testing.T) {
@@ -162,19 +163,7 @@ func TestPlanOfInit(t *testing.T) {
 		fmt.Fprintf(&b, "%s %s %t %s\n", filepath.Base(f.Path), f.Mode, f.Secret, f.Note)
 	}
 	text := regexp.MustCompile(`sha256-[0-9a-f]{8}`).ReplaceAllString(b.String(), "sha256-XXXXXXXX")
-	const golden = "testdata/plan-init.txt"
-	if os.Getenv("UPDATE_GOLDENS") != "" {
-		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), text); d != "" {
-		t.Errorf("plan (-%s +got; UPDATE_GOLDENS=1 rewrites):\n%s", golden, d)
-	}
+	golden.Equal(t, "testdata/plan-init.txt", text)
 	for _, f := range p.Findings {
 		if f.Severity != plan.Info {
 			t.Errorf("finding %+v", f)

@@ -1,37 +1,22 @@
 package engine
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"constellation/engine/words"
+	"constellation/internal/golden"
+	"github.com/google/go-cmp/cmp"
 )
-
-var update = flag.Bool("update", false, "write docs/compatibility.md anew")
 
 // The page is made from the rules and from the planner's own words, so it says what
 // the program does.
 func TestDocsSayWhatTheRulesSay(t *testing.T) {
 	page := filepath.Join("..", "docs", "compatibility.md")
 	want := compatibilityPage()
-	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(got), want); diff != "" {
-		t.Errorf("%s is not what `go test ./engine -run TestDocs -update` writes: %s", page, diff)
-	}
+	golden.Equal(t, page, want)
 }
 
 func compatibilityPage() string {
