@@ -8,7 +8,6 @@ import (
 
 	"constellation/engine/words"
 	"constellation/internal/golden"
-	"github.com/google/go-cmp/cmp"
 )
 
 // The page is made from the rules and from the planner's own words, so it says what
