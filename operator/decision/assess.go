@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import (
 	"cmp"
@@ -29,22 +29,22 @@ const (
 // classify says what n is; the first rule that matches counts.
 // inPlace is whether its group is upgraded in place, so that its image stays. hasHeir
 // and hasDonor are whether another node replaces it, and whether it replaces one.
-func classify(spec v1alpha1.NodeVersionSpec, n *node, inPlace, hasHeir, hasDonor bool, mints map[string]bool) class {
+func classify(spec v1alpha1.NodeVersionSpec, n *Node, inPlace, hasHeir, hasDonor bool, mints map[string]bool) class {
 	switch {
-	case n.providerID == "":
+	case n.ProviderID == "":
 		return invalid
-	case n.obsolete:
+	case n.Obsolete:
 		return obsolete
-	case n.image == "" || n.components == "":
+	case n.Image == "" || n.Components == "":
 		return awaiting
-	case !inPlace && !strings.EqualFold(n.image, spec.Image) || n.components != spec.KubernetesComponentsReference:
+	case !inPlace && !strings.EqualFold(n.Image, spec.Image) || n.Components != spec.KubernetesComponentsReference:
 		if hasHeir {
 			return donor
 		}
 		return outdated
 	case hasDonor:
 		return heir
-	case mints[n.name]:
+	case mints[n.Name]:
 		return mint
 	}
 	return upToDate
@@ -53,7 +53,7 @@ func classify(spec v1alpha1.NodeVersionSpec, n *node, inPlace, hasHeir, hasDonor
 // Reasons of the condition Ready. The texts of Outdated are those that scripts of
 // older clusters look for.
 const (
-	reasonUpToDate = "UpToDate"
+	ReasonUpToDate = "UpToDate"
 	reasonJoining  = "NodesJoining"
 	reasonInvalid  = "NodesInvalid"
 	reasonNoNodes  = "NoNodes"
@@ -74,16 +74,16 @@ const (
 // assess returns what of the status can be told without deciding anything: counts,
 // examples and the condition Outdated. It is pure: before is the status so far, which
 // keeps the times of its conditions and what was published for joining machines.
-func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w world, now time.Time) v1alpha1.NodeVersionStatus {
-	w.nodes = sorted(w.nodes)
-	return assessSorted(spec, generation, before, w, now, func(n *node) (bool, bool) { return n.heir != "", n.donor != "" })
+func assess(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w World, now time.Time) v1alpha1.NodeVersionStatus {
+	w.Nodes = sorted(w.Nodes)
+	return assessSorted(spec, generation, before, w, now, func(n *Node) (bool, bool) { return n.Heir != "", n.Donor != "" })
 }
 
 // assessSorted is assess of a world whose nodes are in the order of their names, and
 // stay as they are. marks reports whether another node replaces a node, and whether it
 // replaces one.
-func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w world, now time.Time,
-	marks func(*node) (hasHeir, hasDonor bool),
+func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alpha1.NodeVersionStatus, w World, now time.Time,
+	marks func(*Node) (hasHeir, hasDonor bool),
 ) v1alpha1.NodeVersionStatus {
 	s := v1alpha1.NodeVersionStatus{
 		ObservedGeneration: generation,
@@ -91,29 +91,29 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 		Conditions:         slices.Clone(before.Conditions),
 	}
 	mints, exists := map[string]bool{}, map[string]bool{}
-	for _, p := range w.pending {
-		exists[p.node] = false // for all we know
+	for _, p := range w.Pending {
+		exists[p.Node] = false // for all we know
 	}
-	for i := range w.nodes {
-		if _, asked := exists[w.nodes[i].name]; asked {
-			exists[w.nodes[i].name] = true
+	for i := range w.Nodes {
+		if _, asked := exists[w.Nodes[i].Name]; asked {
+			exists[w.Nodes[i].Name] = true
 		}
 	}
 	pending := map[string]v1alpha1.Reference{}
-	for _, p := range w.pending {
-		if p.kind == "PendingNode" && p.ready {
-			mints[p.node] = true
+	for _, p := range w.Pending {
+		if p.Kind == "PendingNode" && p.Ready {
+			mints[p.Node] = true
 		}
 		// One machine may have two notes, of which PendingNode says more; a note whose
 		// Node exists is about to be consumed.
-		key := cmp.Or(p.node, p.name)
-		if _, seen := pending[key]; !exists[p.node] && (!seen || p.kind == "PendingNode") {
-			pending[key] = v1alpha1.Reference{Kind: p.kind, Name: p.name}
+		key := cmp.Or(p.Node, p.Name)
+		if _, seen := pending[key]; !exists[p.Node] && (!seen || p.Kind == "PendingNode") {
+			pending[key] = v1alpha1.Reference{Kind: p.Kind, Name: p.Name}
 		}
 	}
-	for i := range w.impostors {
-		if _, asked := exists[w.impostors[i].name]; asked {
-			exists[w.impostors[i].name] = true
+	for i := range w.Impostors {
+		if _, asked := exists[w.Impostors[i].Name]; asked {
+			exists[w.Impostors[i].Name] = true
 		}
 	}
 	var byClass [mint + 1]struct {
@@ -121,21 +121,21 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 		first []v1alpha1.Reference // as many as are told
 	}
 	counts, inPlace := map[string]*v1alpha1.GroupCounts{}, map[string]bool{}
-	for _, g := range w.groups {
-		inPlace[strings.ToLower(g.id)] = g.strategy == v1alpha1.InPlaceStrategy
-		counts[strings.ToLower(g.id)] = &v1alpha1.GroupCounts{Name: g.name, Role: g.role}
+	for _, g := range w.Groups {
+		inPlace[strings.ToLower(g.ID)] = g.Strategy == v1alpha1.InPlaceStrategy
+		counts[strings.ToLower(g.ID)] = &v1alpha1.GroupCounts{Name: g.Name, Role: g.Role}
 	}
-	for i := range w.nodes {
-		n := &w.nodes[i]
-		id := strings.ToLower(n.group)
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		id := strings.ToLower(n.Group)
 		hasHeir, hasDonor := marks(n)
 		c := classify(spec, n, inPlace[id], hasHeir, hasDonor, mints)
 		if byClass[c].n++; byClass[c].n <= maxExamples {
-			byClass[c].first = append(byClass[c].first, v1alpha1.Reference{Kind: "Node", Name: n.name})
+			byClass[c].first = append(byClass[c].first, v1alpha1.Reference{Kind: "Node", Name: n.Name})
 		}
 		if g := counts[id]; g != nil {
 			g.Total++
-			if n.ready {
+			if n.Ready {
 				g.Ready++
 			}
 			if c == upToDate || c == heir || c == mint {
@@ -143,9 +143,9 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 			}
 		}
 	}
-	for i := range w.impostors {
+	for i := range w.Impostors {
 		if byClass[invalid].n++; byClass[invalid].n <= maxExamples {
-			byClass[invalid].first = append(byClass[invalid].first, v1alpha1.Reference{Kind: "Node", Name: w.impostors[i].name})
+			byClass[invalid].first = append(byClass[invalid].first, v1alpha1.Reference{Kind: "Node", Name: w.Impostors[i].Name})
 		}
 	}
 	var waiting []v1alpha1.Reference
@@ -156,7 +156,7 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 
 	n := func(c class) int32 { return byClass[c].n }
 	s.Nodes = v1alpha1.NodeCounts{
-		Total: int32(len(w.nodes) + len(w.impostors)), UpToDate: n(upToDate), Outdated: n(outdated), Donors: n(donor), Heirs: n(heir), Mints: n(mint),
+		Total: int32(len(w.Nodes) + len(w.Impostors)), UpToDate: n(upToDate), Outdated: n(outdated), Donors: n(donor), Heirs: n(heir), Mints: n(mint),
 		AwaitingAnnotation: n(awaiting), Obsolete: n(obsolete), Invalid: n(invalid), Pending: int32(len(waiting)),
 	}
 	s.Groups = groupCounts(counts)
@@ -172,11 +172,11 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 	s.Outdated = room.of(byClass[outdated].first)
 	s.UpToDate = room.of(byClass[upToDate].first)
 
-	outdated := condition(v1alpha1.ConditionOutdated, false, generation, "NodeVersionsUpToDate", textUpToDate)
+	outdated := NewCondition(v1alpha1.ConditionOutdated, false, generation, "NodeVersionsUpToDate", textUpToDate)
 	if s.Nodes.Outdated+s.Nodes.Donors+s.Nodes.Obsolete > 0 {
-		outdated = condition(v1alpha1.ConditionOutdated, true, generation, "NodeVersionsOutOfDate", textOutdated)
+		outdated = NewCondition(v1alpha1.ConditionOutdated, true, generation, "NodeVersionsOutOfDate", textOutdated)
 	}
-	setCondition(&s.Conditions, outdated, metav1.NewTime(now.Truncate(time.Second)))
+	SetCondition(&s.Conditions, outdated, metav1.NewTime(now.Truncate(time.Second)))
 	return s
 }
 
@@ -185,7 +185,7 @@ func assessSorted(spec v1alpha1.NodeVersionSpec, generation int64, before v1alph
 // with its target, which is what its control plane was made with; whether that is so
 // is read from the control planes' kubelets, since no kubelet may be newer than its
 // API server.
-func joinComponents(spec v1alpha1.NodeVersionSpec, before v1alpha1.JoinComponents, w world) v1alpha1.JoinComponents {
+func joinComponents(spec v1alpha1.NodeVersionSpec, before v1alpha1.JoinComponents, w World) v1alpha1.JoinComponents {
 	if before.ControlPlane != "" && before.Worker != "" {
 		return before
 	}
@@ -194,12 +194,12 @@ func joinComponents(spec v1alpha1.NodeVersionSpec, before v1alpha1.JoinComponent
 		return before
 	}
 	seen := false
-	for i := range w.nodes {
-		n := &w.nodes[i]
-		if n.role != v1alpha1.ControlPlaneRole {
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		if n.Role != v1alpha1.ControlPlaneRole {
 			continue
 		}
-		is, err := version.Parse(n.kubelet)
+		is, err := version.Parse(n.Kubelet)
 		if err != nil || is.Compare(want) != 0 {
 			return before
 		}

@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import "fmt"
 
@@ -42,7 +42,7 @@ type fact struct {
 	ours                        bool // it was created by us, with a token
 	place                       int  // that holds its token; -1: none
 	isNode, ready, known        bool
-	cordon                      cordon
+	cordon                      Cordon
 	drained, obsolete           bool
 	postponed, held             bool
 	donor, heir                 int
@@ -76,7 +76,7 @@ type placeFacts struct {
 
 // effect is an action as the invariants see it.
 type effect struct {
-	kind        actionKind
+	kind        ActionKind
 	machine     int // that it is done to
 	donor, heir int
 	made        int // machine of the intent's token
@@ -214,15 +214,15 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 	m, d := at(e.machine), at(e.donor)
 	worker := false
 	switch e.kind {
-	case recordIntent, createInstance:
+	case RecordIntent, CreateInstance:
 		worker = e.place >= 0 && !f.groups[e.group].controlPlanes
 		switch {
-		case e.kind == recordIntent && e.place >= 0 && d != nil && e.group != d.group:
+		case e.kind == RecordIntent && e.place >= 0 && d != nil && e.group != d.group:
 			return "a node is replaced in another group than its own"
-		case e.kind == recordIntent && e.leave && m != nil && !m.obsolete && !m.captured && (!f.control(m) || m.member != 0):
+		case e.kind == RecordIntent && e.leave && m != nil && !m.obsolete && !m.captured && (!f.control(m) || m.member != 0):
 			return "a machine is to leave because of what another's Node claims"
 		}
-		if e.place >= 0 && e.kind == recordIntent && d != nil {
+		if e.place >= 0 && e.kind == RecordIntent && d != nil {
 			switch {
 			case f.paused || f.cancel:
 				return "a replacement is begun while the rollout is stopped"
@@ -253,7 +253,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		if f.scaling && e.place >= 0 {
 			return "invariant 7: a machine is made while the autoscaler runs"
 		}
-		if e.kind == createInstance && e.made < 0 {
+		if e.kind == CreateInstance && e.made < 0 {
 			pub := f.pubW
 			if f.groups[e.group].controlPlanes {
 				pub = f.pubCP
@@ -262,7 +262,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 				return "a machine is made that will not be at the target"
 			}
 		}
-	case bindIntent:
+	case BindIntent:
 		leaves := d != nil && e.machine == e.donor // the donor, and not its heir
 		if e.place >= 0 && e.donor >= 0 && !leaves && e.machine != e.made {
 			return "an intent is bound to a machine that it does not speak of"
@@ -277,7 +277,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 				return "invariant 1: a donor is to leave without a Ready heir"
 			case !f.atTarget(h):
 				return "a donor is to leave for an heir of another version"
-			case h.cordon == cordonedByOthers:
+			case h.cordon == CordonedByOthers:
 				return "a donor is to leave for an heir that takes no pods"
 			case f.control(m) && h.member != 2:
 				return "invariant 3: a control plane is to leave before its heir votes"
@@ -289,16 +289,16 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		if e.place < 0 && whole && m.isNode && m.ready && !m.captured {
 			return "a machine is given up that has joined"
 		}
-	case cordonNode:
+	case CordonNode:
 		worker = e.heir != noMachine && !f.control(m) && m.heir != e.heir
-	case deleteInstance:
+	case DeleteInstance:
 		if m.isNode && m.ready && !m.drained && !m.captured && !m.revoked && whole {
 			return "a machine is deleted with work on it"
 		}
 		if e.host == e.machine && m.isNode && m.ready && whole {
 			return "the operator deletes the machine that it runs on"
 		}
-	case removeMember:
+	case RemoveMember:
 		if f.leader == e.machine && m.life == running {
 			return "invariant 3: the leader of etcd is removed"
 		}
@@ -308,7 +308,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 				return "invariant 3: a member is removed while another is not healthy"
 			}
 		}
-	case clearIntent:
+	case ClearIntent:
 		switch {
 		case !e.upgrade:
 		case whole && m.life == running && m.run == 1:
@@ -319,7 +319,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		if e.place >= 0 && !e.leave && !e.upgrade && e.made < 0 && !f.places[e.place].late && whole {
 			return "invariant 8: an intent is forgotten whose machine may be on its way"
 		}
-	case resumeAutoscaler:
+	case ResumeAutoscaler:
 		if !f.ours {
 			return "an autoscaler is started that somebody else stopped"
 		}
@@ -331,7 +331,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 		if whole && f.run == 1 {
 			return "invariant 7: the autoscaler is given back while Kubernetes is upgraded"
 		}
-	case upgradeNode:
+	case UpgradeNode:
 		worker = !f.control(m)
 		pub := f.pubW
 		if f.control(m) {
@@ -362,11 +362,11 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 				return "invariant 3: a control plane is upgraded while a member of etcd is not healthy"
 			}
 		}
-	case noteComponents:
+	case NoteComponents:
 		if whole && e.comps != m.comps {
 			return "a node is said to run what it does not"
 		}
-	case startUpgrade:
+	case StartUpgrade:
 		for i := range f.machines {
 			if o := &f.machines[i]; whole && f.control(o) && o.run == 1 && o.life == running {
 				return "invariant 3: two control planes are upgraded at a time"
@@ -393,26 +393,26 @@ func (f *facts) irrevocable(e *effect, whole bool) string {
 		m = &f.machines[e.machine]
 	}
 	switch e.kind {
-	case releaseNode:
+	case ReleaseNode:
 		if e.uncordon && whole && m.run == 1 && m.life == running && f.upgradedBy(e.machine) >= 0 {
 			return "a node is uncordoned while its agent upgrades it"
 		}
-		if e.uncordon && m.cordon == cordonedByOthers {
+		if e.uncordon && m.cordon == CordonedByOthers {
 			return "invariant 13: what somebody else cordoned is uncordoned"
 		}
-	case deleteInstance:
+	case DeleteInstance:
 		if m.member != 0 {
 			return "a control plane is deleted that is still a member of etcd"
 		}
-	case deleteNode:
+	case DeleteNode:
 		if (m.life == running || m.life == booting) && !m.captured && !m.revoked {
 			return "the Node of a running machine is deleted"
 		}
-	case clearIntent:
+	case ClearIntent:
 		if e.leave && m.life != terminated && m.life != absent && m.member == 0 && (!m.isNode || !f.control(m)) {
 			return "invariant 8: a machine that leaves is forgotten before it is gone"
 		}
-	case publishComponents:
+	case PublishComponents:
 		newer := func(a, b int) bool { return f.kube[a] > f.kube[b] }
 		if newer(e.pubCP, f.pubCP) && (f.run != 2 || newer(e.pubCP, f.runComps)) {
 			return "invariant 11: joining control planes get what no agent has finished"
@@ -476,7 +476,7 @@ func (f *facts) unfinished() string {
 			what = "is not Ready, or not known"
 		case m.tracked != 0:
 			what = "is tracked by an intent"
-		case m.cordon != uncordoned:
+		case m.cordon != Uncordoned:
 			what = "is cordoned"
 		case m.heir >= 0 || m.heir == forgotten || m.postponed || m.obsolete || m.retry != 0:
 			what = "is marked"

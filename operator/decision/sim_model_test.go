@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import (
 	"container/heap"
@@ -57,26 +57,26 @@ type simMachine struct {
 	lie             int    // what its Node claims falsely since it was captured; see the explorer's
 	about           int    // machine that it is about
 	created         time.Time
-	node            *node  // as the API server has it, never changed in place; nil: no Node
+	node            *Node  // as the API server has it, never changed in place; nil: no Node
 	listed          string // state that the cloud lists; empty: not listed
 	silent          time.Duration
 	neverJoins      bool
 	wrong           bool          // it joins with another version
 	late            time.Duration // it joins so much later
 	unnamed         bool          // its member of etcd has not started
-	run             upgradeRun    // of its agent for the node
+	run             UpgradeRun    // of its agent for the node
 	untracked       time.Duration // since when it is neither a Node nor tracked; 0: it is one
 }
 
 type simGroup struct {
-	group // as the ScalingGroup says it; empty name: there is none yet
+	Group // as the ScalingGroup says it; empty name: there is none yet
 	id    string
 	role  v1alpha1.Role
 }
 
 // simIntent is a PendingNode as the API server has it, never changed in place.
 type simIntent struct {
-	intent
+	Intent
 	place              int // -1: none
 	machineNo, donorNo int
 	recorded           time.Duration
@@ -107,8 +107,8 @@ type simulation struct {
 	gs      []simGroup
 	intents []*simIntent
 	version *simVersion
-	upgrade upgradeRun
-	liars   []node // Nodes of no machine
+	upgrade UpgradeRun
+	liars   []Node // Nodes of no machine
 	ops     [2]*simOperator
 	surgeIs intstr.IntOrString
 
@@ -205,8 +205,8 @@ func (s *simulation) changed(kind int, see func(o *simOperator)) {
 }
 
 // setNode writes a Node: change gets a copy to change.
-func (s *simulation) setNode(i int, change func(n *node)) {
-	var n node
+func (s *simulation) setNode(i int, change func(n *Node)) {
+	var n Node
 	if s.m[i].node != nil {
 		n = *s.m[i].node
 	}
@@ -214,28 +214,28 @@ func (s *simulation) setNode(i int, change func(n *node)) {
 	s.storeNode(i, &n)
 }
 
-func (s *simulation) storeNode(i int, n *node) {
+func (s *simulation) storeNode(i int, n *Node) {
 	m := &s.machines[i]
 	s.m[i].node = n
 	if n == nil {
 		*m = fact{life: m.life, group: m.group, image: m.image, comps: m.comps, ours: m.ours, place: m.place, member: m.member, sick: m.sick, api: m.api, noted: m.comps, run: m.run, captured: m.captured, revoked: m.revoked, tracked: m.tracked, trackedLate: m.trackedLate, nodeWasDeleted: m.nodeWasDeleted, counted: m.counted, donor: noMachine, heir: noMachine}
 	} else {
-		if m.cordon != uncordoned && n.cordon == uncordoned {
+		if m.cordon != Uncordoned && n.Cordon == Uncordoned {
 			m.drained = false // pods come back
 		}
-		if m.noted = m.comps; n.components != "" {
-			m.noted = slices.Index(simComps, n.components)
+		if m.noted = m.comps; n.Components != "" {
+			m.noted = slices.Index(simComps, n.Components)
 		}
-		m.held = n.held || s.gs[m.group].held
-		m.isNode, m.known, m.obsolete, m.cordon = true, n.image != "" && n.components != "", n.obsolete, n.cordon
-		m.donor, m.heir = s.named(n.donor), s.named(n.heir)
+		m.held = n.OnHold || s.gs[m.group].OnHold
+		m.isNode, m.known, m.obsolete, m.cordon = true, n.Image != "" && n.Components != "", n.Obsolete, n.Cordon
+		m.donor, m.heir = s.named(n.Donor), s.named(n.Heir)
 	}
 	s.changed(simNodes, func(o *simOperator) {
 		for len(o.nodes) <= i {
 			o.nodes = append(o.nodes, nil)
 		}
 		o.nodes[i] = n
-		if n == nil || n.cordon == uncordoned {
+		if n == nil || n.Cordon == Uncordoned {
 			delete(o.drains, i)
 		}
 	})
@@ -271,30 +271,30 @@ func (v *simVersion) setTarget(image, comps int) {
 
 func (s *simulation) setAutoscaler(enabled, ours bool) {
 	s.enabled, s.ours = enabled, ours
-	a := autoscaler{enabled: enabled, ours: ours, running: s.scaling}
+	a := Autoscaler{Enabled: enabled, PausedByUs: ours, Running: s.scaling}
 	s.changed(simAutoscaler, func(o *simOperator) { o.autoscaler = a })
 	s.after(s.between(time.Second, 10*time.Second), func() {
 		if s.scaling != s.enabled {
 			s.scaling = s.enabled
 			s.say("the autoscaler runs: %v", s.scaling)
-			a := autoscaler{enabled: s.enabled, ours: s.ours, running: s.scaling}
+			a := Autoscaler{Enabled: s.enabled, PausedByUs: s.ours, Running: s.scaling}
 			s.changed(simAutoscaler, func(o *simOperator) { o.autoscaler = a })
 		}
 	})
 }
 
 func (s *simulation) setGroup(g int) {
-	v := s.gs[g].group
+	v := s.gs[g].Group
 	s.changed(simGroups, func(o *simOperator) {
 		for len(o.groups) <= g {
-			o.groups = append(o.groups, group{})
+			o.groups = append(o.groups, Group{})
 		}
 		o.groups[g] = v
 	})
 }
 
 func (s *simulation) findIntent(name string) int {
-	return slices.IndexFunc(s.intents, func(in *simIntent) bool { return in.name == name })
+	return slices.IndexFunc(s.intents, func(in *simIntent) bool { return in.Name == name })
 }
 
 // storeIntent puts next in the place of old; either may be nil.
@@ -307,7 +307,7 @@ func (s *simulation) storeIntent(old, next *simIntent) {
 		}
 		if old.place >= 0 {
 			s.places[old.place] = placeFacts{}
-			if i, ok := s.byToken[old.token]; ok {
+			if i, ok := s.byToken[old.Token]; ok {
 				s.machines[i].place = -1
 			}
 		} else if old.machineNo >= 0 {
@@ -321,16 +321,16 @@ func (s *simulation) storeIntent(old, next *simIntent) {
 			for len(s.places) <= next.place {
 				s.places = append(s.places, placeFacts{})
 			}
-			s.places[next.place] = placeFacts{used: true, leave: next.goal == v1alpha1.LeaveGoal, group: s.groupNo(next.group), upgrades: noMachine}
-			if next.goal == v1alpha1.UpgradeGoal {
+			s.places[next.place] = placeFacts{used: true, leave: next.Goal == v1alpha1.LeaveGoal, group: s.groupNo(next.Group), upgrades: noMachine}
+			if next.Goal == v1alpha1.UpgradeGoal {
 				s.places[next.place].upgrades = next.machineNo
 			}
-			if i, ok := s.byToken[next.token]; ok {
+			if i, ok := s.byToken[next.Token]; ok {
 				s.machines[i].place = next.place
 			}
 		} else if next.machineNo >= 0 {
 			s.machines[next.machineNo].tracked = 1
-			if next.goal == v1alpha1.LeaveGoal {
+			if next.Goal == v1alpha1.LeaveGoal {
 				s.machines[next.machineNo].tracked = 2
 			}
 		}
@@ -389,14 +389,14 @@ const (
 func (s *simulation) machine(g int, token string) int {
 	i := len(s.m)
 	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), token: token, created: s.clock()}
-	m.mark = markOf(m.id)
+	m.mark = MachineHash(m.id)
 	s.m = append(s.m, m)
 	s.machines = append(s.machines, fact{life: booting, group: g, image: s.groups[g].image, ours: token != "", place: -1, donor: noMachine, heir: noMachine})
 	s.byName[m.name], s.byID[m.id] = i, i
 	s.byName[peerURL(i)] = i
 	if token != "" {
 		s.byToken[token] = i
-		if k := slices.IndexFunc(s.intents, func(in *simIntent) bool { return in.token == token }); k >= 0 {
+		if k := slices.IndexFunc(s.intents, func(in *simIntent) bool { return in.Token == token }); k >= 0 {
 			s.machines[i].place = s.intents[k].place
 		}
 	}
@@ -432,7 +432,7 @@ func (s *simulation) join(i int) {
 	case s.now < s.apiAway || learner:
 		s.after(s.between(5*time.Second, 15*time.Second), func() { s.join(i) })
 		return
-	case cp && slices.ContainsFunc(s.intents, func(in *simIntent) bool { return in.goal == v1alpha1.LeaveGoal && in.machineNo == i }):
+	case cp && slices.ContainsFunc(s.intents, func(in *simIntent) bool { return in.Goal == v1alpha1.LeaveGoal && in.machineNo == i }):
 		return // the join service refuses it
 	}
 	f.life, f.drained, f.comps = running, true, s.pubW
@@ -447,17 +447,17 @@ func (s *simulation) join(i int) {
 		f.image = (f.image + 1) % len(simImages)
 	}
 	s.say("%s joins with image %d and components %d", m.name, f.image, f.comps)
-	s.setNode(i, func(n *node) {
-		*n = node{name: m.name, role: s.gs[f.group].role, providerID: m.id, group: s.gs[f.group].id, kubelet: simKube[f.comps]}
+	s.setNode(i, func(n *Node) {
+		*n = Node{Name: m.name, Role: s.gs[f.group].role, ProviderID: m.id, Group: s.gs[f.group].id, Kubelet: simKube[f.comps]}
 	})
 	s.after(s.between(time.Second, 10*time.Second), func() { s.setReady(i, true) })
 	s.after(s.between(time.Second, 20*time.Second), func() {
 		if f := &s.machines[i]; f.isNode {
-			s.setNode(i, func(n *node) { n.image, n.components = simImages[f.image], simComps[f.comps] })
+			s.setNode(i, func(n *Node) { n.Image, n.Components = simImages[f.image], simComps[f.comps] })
 		}
 	})
 	s.after(s.between(10*time.Second, time.Minute), func() {
-		if f := &s.machines[i]; f.cordon == uncordoned {
+		if f := &s.machines[i]; f.cordon == Uncordoned {
 			f.drained = false
 		}
 	})
@@ -496,7 +496,7 @@ func (s *simulation) setReady(i int, ready bool) {
 		return
 	}
 	f.ready = ready
-	s.setNode(i, func(n *node) { n.ready = ready })
+	s.setNode(i, func(n *Node) { n.Ready = ready })
 }
 
 // terminate carries out a deletion that the cloud has accepted.
@@ -543,8 +543,8 @@ func (s *simulation) end(i int) {
 // ran on it.
 func (s *simulation) lost(i int) {
 	s.after(40*time.Second, func() {
-		if s.m[i].node != nil && s.m[i].node.ready {
-			s.setNode(i, func(n *node) { n.ready = false })
+		if s.m[i].node != nil && s.m[i].node.Ready {
+			s.setNode(i, func(n *Node) { n.Ready = false })
 		}
 	})
 	for _, o := range s.ops {
@@ -555,7 +555,7 @@ func (s *simulation) lost(i int) {
 			}
 		}
 	}
-	if s.run == 1 && s.upgrade.node == s.m[i].name {
+	if s.run == 1 && s.upgrade.Node == s.m[i].name {
 		s.after(s.between(time.Second, 2*time.Minute), func() { s.endUpgrade(s.m[i].name, false) })
 	}
 }
@@ -577,31 +577,31 @@ func (s *simulation) elect() {
 }
 
 // upgradeNode lets the agent of a machine upgrade it.
-func (s *simulation) upgradeNode(i, comps int, a *action) {
+func (s *simulation) upgradeNode(i, comps int, a *Action) {
 	s.machines[i].run = 1
-	s.m[i].run = upgradeRun{version: a.version, components: a.components, node: a.node, phase: "apply", started: s.clock()}
+	s.m[i].run = UpgradeRun{Version: a.Version, Components: a.Components, Node: a.Node, Phase: "apply", Started: s.clock()}
 	done := !s.luck(upgradeFails, 40)
 	s.after(s.between(10*time.Second, 3*time.Minute), func() {
 		m, f := s.m[i], &s.machines[i]
 		if f.life != running || f.run != 1 {
 			return
 		}
-		if f.run, m.run.phase, m.run.ended = 3, "failed", s.clock(); done {
-			f.run, m.run.phase, f.comps = 2, "done", comps
+		if f.run, m.run.Phase, m.run.Ended = 3, "failed", s.clock(); done {
+			f.run, m.run.Phase, f.comps = 2, "done", comps
 			if s.control(f) {
 				f.api = comps
 			}
 			if f.isNode {
-				s.setNode(i, func(n *node) { n.kubelet = simKube[comps] })
+				s.setNode(i, func(n *Node) { n.Kubelet = simKube[comps] })
 			}
 		}
-		s.say("the agent of %s has ended: %s", m.name, m.run.phase)
+		s.say("the agent of %s has ended: %s", m.name, m.run.Phase)
 		s.wakeAll()
 	})
 }
 
 func (s *simulation) endUpgrade(node string, done bool) {
-	if s.run != 1 || s.upgrade.node != node {
+	if s.run != 1 || s.upgrade.Node != node {
 		return
 	}
 	i := s.byName[node]
@@ -609,11 +609,11 @@ func (s *simulation) endUpgrade(node string, done bool) {
 	if f := &s.machines[i]; switched && f.life == running && f.isNode && simOrder[s.runComps] > simOrder[f.api] {
 		f.api = s.runComps
 	}
-	s.run, s.upgrade.phase, s.upgrade.ended = 3, "failed", s.clock()
+	s.run, s.upgrade.Phase, s.upgrade.Ended = 3, "failed", s.clock()
 	if done {
-		s.run, s.upgrade.phase = 2, "done"
+		s.run, s.upgrade.Phase = 2, "done"
 	}
-	s.say("the agent on %s has ended: %s", node, s.upgrade.phase)
+	s.say("the agent on %s has ended: %s", node, s.upgrade.Phase)
 	s.wakeAll()
 }
 
@@ -643,7 +643,7 @@ func (s *simulation) counts() (ready [32]int, voters int) {
 		}
 	}
 	for _, in := range s.intents {
-		if i, ok := s.byToken[in.token]; ok && in.donorNo >= 0 && s.machines[i].captured {
+		if i, ok := s.byToken[in.Token]; ok && in.donorNo >= 0 && s.machines[i].captured {
 			leaves[in.donorNo] = true
 		}
 	}
@@ -666,7 +666,7 @@ func (s *simulation) counts() (ready [32]int, voters int) {
 func (s *simulation) stays(i int, leaves map[int]bool) bool {
 	m := &s.machines[i]
 	heir := m.ours && m.donor != forgotten && (m.donor < 0 || s.machines[m.donor].isNode && !leaves[m.donor])
-	if h := m.heir; h >= 0 && s.machines[h].life == terminated && s.m[h].node != nil && s.m[h].node.ready {
+	if h := m.heir; h >= 0 && s.machines[h].life == terminated && s.m[h].node != nil && s.m[h].node.Ready {
 		return false // it may go before anybody can know that its heir has died
 	}
 	return m.isNode && !m.obsolete && !leaves[i] && !heir && (m.place < 0 || s.places[m.place].leave)
@@ -675,7 +675,7 @@ func (s *simulation) stays(i int, leaves map[int]bool) bool {
 func (s *simulation) leaving() map[int]bool {
 	out := map[int]bool{}
 	for _, in := range s.intents {
-		if in.goal == v1alpha1.LeaveGoal {
+		if in.Goal == v1alpha1.LeaveGoal {
 			out[in.machineNo] = true
 		}
 	}
@@ -717,9 +717,9 @@ func (s *simulation) deadlines() {
 		// Whatever the clocks say that operators go by.
 		age := s.now - in.recorded
 		if in.place >= 0 {
-			s.places[in.place].late = age >= createDeadline
+			s.places[in.place].late = age >= CreateDeadline
 		} else if in.machineNo >= 0 {
-			s.machines[in.machineNo].trackedLate = age >= joinDeadline/2
+			s.machines[in.machineNo].trackedLate = age >= JoinDeadline/2
 		}
 	}
 }
@@ -746,7 +746,7 @@ func (s *simulation) check() {
 		if m.untracked == 0 {
 			m.untracked = s.now + 1
 		}
-		if s.now-m.untracked > joinDeadline {
+		if s.now-m.untracked > JoinDeadline {
 			s.fail("invariant 8: %s is neither a Node nor tracked for longer than the time to join", m.name)
 		}
 	}
@@ -899,7 +899,7 @@ func (s *simulation) addGroup(role v1alpha1.Role) int {
 	if s.chance(10) {
 		strategy = v1alpha1.InPlaceStrategy
 	}
-	s.gs = append(s.gs, simGroup{group: group{name: fmt.Sprintf("g%d", g), id: id, role: role, image: simImages[0], strategy: strategy}, id: id, role: role})
+	s.gs = append(s.gs, simGroup{Group: Group{Name: fmt.Sprintf("g%d", g), ID: id, Role: role, Image: simImages[0], Strategy: strategy}, id: id, role: role})
 	s.groups = append(s.groups, groupFacts{controlPlanes: role == v1alpha1.ControlPlaneRole, inPlace: strategy == v1alpha1.InPlaceStrategy})
 	return g
 }
@@ -908,12 +908,12 @@ func (s *simulation) addGroup(role v1alpha1.Role) int {
 func (s *simulation) addNode(g int) {
 	i := len(s.m)
 	m := &simMachine{name: "m" + strconv.Itoa(i), id: "sandbox://s/m" + strconv.Itoa(i), created: s.clock().Add(-24 * time.Hour), listed: "Ready"}
-	m.mark = markOf(m.id)
+	m.mark = MachineHash(m.id)
 	f := fact{life: running, group: g, place: -1, isNode: true, ready: true, known: true, donor: noMachine, heir: noMachine}
 	if g == 0 {
 		f.member = 2
 	}
-	m.node = &node{name: m.name, role: s.gs[g].role, ready: true, providerID: m.id, kubelet: simKube[0], image: simImages[0], components: simComps[0], group: s.gs[g].id}
+	m.node = &Node{Name: m.name, Role: s.gs[g].role, Ready: true, ProviderID: m.id, Kubelet: simKube[0], Image: simImages[0], Components: simComps[0], Group: s.gs[g].id}
 	s.m, s.machines = append(s.m, m), append(s.machines, f)
 	s.byName[m.name], s.byID[m.id] = i, i
 }
@@ -1065,17 +1065,17 @@ func (s *simulation) strikes(l luck) func() {
 		}
 	case cordons:
 		return func() {
-			if i := s.some(func(_ int, m *fact) bool { return m.isNode && m.life == running && m.cordon == uncordoned }); i >= 0 {
+			if i := s.some(func(_ int, m *fact) bool { return m.isNode && m.life == running && m.cordon == Uncordoned }); i >= 0 {
 				s.say("a person cordons %s", s.m[i].name)
-				s.setNode(i, func(n *node) { n.cordon = cordonedByOthers })
+				s.setNode(i, func(n *Node) { n.Cordon = CordonedByOthers })
 				s.after(s.between(time.Minute, 50*time.Minute), func() { s.uncordon(i) })
 			}
 		}
 	case uncordons:
 		return func() {
-			if i := s.some(func(_ int, m *fact) bool { return m.isNode && m.cordon == cordonedByUs && !s.control(m) }); i >= 0 {
+			if i := s.some(func(_ int, m *fact) bool { return m.isNode && m.cordon == CordonedByUs && !s.control(m) }); i >= 0 {
 				s.say("a person uncordons %s", s.m[i].name)
-				s.setNode(i, func(n *node) { n.cordon, n.cordonedSince = uncordoned, time.Time{} })
+				s.setNode(i, func(n *Node) { n.Cordon, n.CordonedSince = Uncordoned, time.Time{} })
 			}
 		}
 	case switches:
@@ -1087,8 +1087,8 @@ func (s *simulation) strikes(l luck) func() {
 			}
 			s.say("a person sets the strategy of group %d: %s", g, to)
 			s.groups[g].inPlace = !s.groups[g].inPlace
-			if s.gs[g].name != "" {
-				s.gs[g].strategy = to
+			if s.gs[g].Name != "" {
+				s.gs[g].Strategy = to
 				s.setGroup(g)
 			}
 		}
@@ -1106,7 +1106,7 @@ func (s *simulation) strikes(l luck) func() {
 			var seen []*simIntent
 			for _, in := range s.intents {
 				// A machine that a request has just made or deleted is seen only now and then.
-				i, ok := s.byToken[in.token]
+				i, ok := s.byToken[in.Token]
 				settled := in.machineNo < 0 || s.machines[in.machineNo].life == running && s.ops[0].asked[s.m[in.machineNo].id] == 0 && s.ops[1].asked[s.m[in.machineNo].id] == 0
 				if in.place >= 0 && ok && settled && (in.donorNo < 0 || !s.machines[in.donorNo].obsolete) && s.m[i].created.Add(2*time.Minute).Before(s.clock()) {
 					seen = append(seen, in)
@@ -1114,7 +1114,7 @@ func (s *simulation) strikes(l luck) func() {
 			}
 			if len(seen) > 0 {
 				in := seen[s.rng.IntN(len(seen))]
-				s.say("a person deletes the intent %s", in.name)
+				s.say("a person deletes the intent %s", in.Name)
 				s.storeIntent(in, nil)
 				s.forgive()
 			}
@@ -1125,7 +1125,7 @@ func (s *simulation) strikes(l luck) func() {
 				return workerNode(s)(i, m) && !m.obsolete && (m.place < 0 || s.places[m.place].leave) && s.size(m.group) > 2
 			}); i >= 0 {
 				s.say("a person marks %s obsolete", s.m[i].name)
-				s.setNode(i, func(n *node) { n.obsolete = true })
+				s.setNode(i, func(n *Node) { n.Obsolete = true })
 				s.forgive()
 			}
 		}
@@ -1149,7 +1149,7 @@ func (s *simulation) strikes(l luck) func() {
 		}
 	case holds:
 		return func() {
-			if g := s.rng.IntN(len(s.gs)); s.chance(30) && s.gs[g].name != "" {
+			if g := s.rng.IntN(len(s.gs)); s.chance(30) && s.gs[g].Name != "" {
 				s.holdGroup(g, true)
 				if s.chance(70) {
 					s.after(s.between(time.Minute, 40*time.Minute), func() { s.holdGroup(g, false) })
@@ -1184,12 +1184,12 @@ func (s *simulation) strikes(l luck) func() {
 			}); i >= 0 {
 				s.say("a person revokes %s", s.m[i].name)
 				s.machines[i].revoked = true
-				s.storeIntent(nil, &simIntent{intent: intent{
-					name: revocation.RemovalPrefix + s.m[i].name, goal: v1alpha1.LeaveGoal, machine: s.m[i].id, node: s.m[i].name, group: s.gs[s.machines[i].group].id, revoked: true,
+				s.storeIntent(nil, &simIntent{Intent: Intent{
+					Name: revocation.RemovalPrefix + s.m[i].name, Goal: v1alpha1.LeaveGoal, Machine: s.m[i].id, Node: s.m[i].name, Group: s.gs[s.machines[i].group].id, Revoked: true,
 				}, place: -1, machineNo: i, donorNo: noMachine, recorded: s.now})
-				s.setNode(i, func(n *node) {
-					if n.cordon == uncordoned {
-						n.cordon = cordonedByOthers
+				s.setNode(i, func(n *Node) {
+					if n.Cordon == Uncordoned {
+						n.Cordon = CordonedByOthers
 					}
 				})
 				s.forgive()
@@ -1213,23 +1213,23 @@ func (s *simulation) strikes(l luck) func() {
 				return
 			}
 			g := s.addGroup(v1alpha1.WorkerRole)
-			hidden := s.gs[g].group
-			hidden.strategy = v1alpha1.ReplaceStrategy
+			hidden := s.gs[g].Group
+			hidden.Strategy = v1alpha1.ReplaceStrategy
 			s.groups[g].inPlace = false
-			s.gs[g].group = group{}
+			s.gs[g].Group = Group{}
 			n := 1 + s.rng.IntN(3)
 			s.say("a person makes group %d with %d machines", g, n)
 			s.groups[g].image = s.rng.IntN(len(simImages))
-			hidden.image = simImages[s.groups[g].image]
+			hidden.Image = simImages[s.groups[g].image]
 			for range n {
 				s.machine(g, "")
 			}
 			s.grow(n)
 			s.after(s.between(time.Second, 30*time.Second), func() {
 				if s.groups[g].inPlace {
-					hidden.strategy = v1alpha1.InPlaceStrategy
+					hidden.Strategy = v1alpha1.InPlaceStrategy
 				}
-				s.gs[g].group = hidden
+				s.gs[g].Group = hidden
 				s.setGroup(g)
 			})
 		}
@@ -1250,39 +1250,39 @@ func (s *simulation) lies(i int) {
 }
 
 // lied is n with what the Node of a captured machine claims.
-func (s *simulation) lied(i int, n node) node {
+func (s *simulation) lied(i int, n Node) Node {
 	about := s.m[s.m[i].about]
 	switch s.m[i].lie {
 	case lieClaim:
-		n.providerID, n.obsolete = about.id, true
+		n.ProviderID, n.Obsolete = about.id, true
 	case lieDonor:
-		n.donor = about.name
+		n.Donor = about.name
 	case lieGroup:
-		n.group, n.role = s.gs[0].id, v1alpha1.ControlPlaneRole
+		n.Group, n.Role = s.gs[0].id, v1alpha1.ControlPlaneRole
 	case lieImage:
-		n.image = simImages[s.image]
+		n.Image = simImages[s.image]
 	case lieKubelet:
-		n.kubelet = "v1.99.0"
+		n.Kubelet = "v1.99.0"
 	case lieNoID:
-		n.providerID = ""
+		n.ProviderID = ""
 	case lieDenies:
-		n.donor = ""
+		n.Donor = ""
 	}
 	return n
 }
 
 // moreLiars adds a Node of no machine, and has all of them claim something else.
 func (s *simulation) moreLiars() {
-	s.liars = append(s.liars, node{name: liarName + strconv.Itoa(len(s.liars)), role: v1alpha1.WorkerRole})
+	s.liars = append(s.liars, Node{Name: liarName + strconv.Itoa(len(s.liars)), Role: v1alpha1.WorkerRole})
 	for i := range s.liars {
 		n, about := &s.liars[i], s.m[s.rng.IntN(len(s.m))]
-		n.providerID = about.id
+		n.ProviderID = about.id
 		if s.chance(10) {
-			n.providerID = "sandbox://s/none"
+			n.ProviderID = "sandbox://s/none"
 		}
-		n.ready, n.obsolete, n.donor, n.heir, n.kubelet = s.chance(80), s.chance(50), s.m[s.rng.IntN(len(s.m))].name, about.name, "v1.99.0"
-		n.group, n.image, n.components = s.gs[s.rng.IntN(len(s.gs))].id, simImages[s.rng.IntN(len(simImages))], simComps[s.rng.IntN(len(simComps))]
-		n.cordon, n.drained = cordon(s.rng.IntN(3)), s.chance(50)
+		n.Ready, n.Obsolete, n.Donor, n.Heir, n.Kubelet = s.chance(80), s.chance(50), s.m[s.rng.IntN(len(s.m))].name, about.name, "v1.99.0"
+		n.Group, n.Image, n.Components = s.gs[s.rng.IntN(len(s.gs))].id, simImages[s.rng.IntN(len(simImages))], simComps[s.rng.IntN(len(simComps))]
+		n.Cordon, n.Drained = Cordon(s.rng.IntN(3)), s.chance(50)
 	}
 	s.say("%d Nodes of no machine claim others", len(s.liars))
 	s.wakeAll()
@@ -1298,9 +1298,9 @@ func (s *simulation) anySick() bool {
 }
 
 func (s *simulation) uncordon(i int) {
-	if m := &s.machines[i]; m.isNode && m.cordon == cordonedByOthers {
+	if m := &s.machines[i]; m.isNode && m.cordon == CordonedByOthers {
 		s.say("a person uncordons %s", s.m[i].name)
-		s.setNode(i, func(n *node) { n.cordon = uncordoned })
+		s.setNode(i, func(n *Node) { n.Cordon = Uncordoned })
 	}
 }
 
@@ -1314,7 +1314,7 @@ func (s *simulation) scale() {
 		return
 	}
 	if i := s.some(func(i int, m *fact) bool {
-		return workerNode(s)(i, m) && m.place < 0 && m.cordon == uncordoned && s.size(m.group) > 2
+		return workerNode(s)(i, m) && m.place < 0 && m.cordon == Uncordoned && s.size(m.group) > 2
 	}); i >= 0 {
 		s.say("the autoscaler deletes %s", s.m[i].name)
 		s.removeNode(i)
@@ -1325,26 +1325,26 @@ func (s *simulation) scale() {
 
 // hold has a person skip a node, or let it go.
 func (s *simulation) hold(i int, held bool) {
-	if n := s.m[i].node; n == nil || n.held == held {
+	if n := s.m[i].node; n == nil || n.OnHold == held {
 		return
 	}
 	s.say("a person holds %s: %v", s.m[i].name, held)
-	s.setNode(i, func(n *node) {
-		if n.held = held; !held {
-			n.retry = "now"
+	s.setNode(i, func(n *Node) {
+		if n.OnHold = held; !held {
+			n.RetryRequest = "now"
 		}
 	})
 }
 
 func (s *simulation) holdGroup(g int, held bool) {
-	if s.gs[g].held == held {
+	if s.gs[g].OnHold == held {
 		return
 	}
 	s.say("a person holds group %d: %v", g, held)
-	s.gs[g].held = held
+	s.gs[g].OnHold = held
 	for i := range s.machines {
 		if m := &s.machines[i]; m.group == g && m.isNode {
-			m.held = held || s.m[i].node.held
+			m.held = held || s.m[i].node.OnHold
 		}
 	}
 	s.setGroup(g)
@@ -1354,12 +1354,12 @@ func (s *simulation) holdGroup(g int, held bool) {
 // whether there was something. Workers wait for control planes, so of those all are let go.
 func (s *simulation) letGo(all bool) (some bool) {
 	for g := range s.gs {
-		if some = some || s.gs[g].held; s.gs[g].held && (all || g == 0 || s.chance(50)) {
+		if some = some || s.gs[g].OnHold; s.gs[g].OnHold && (all || g == 0 || s.chance(50)) {
 			s.holdGroup(g, false)
 		}
 	}
 	for i, m := range s.m {
-		if m.node != nil && m.node.held {
+		if m.node != nil && m.node.OnHold {
 			if some = true; all || s.control(&s.machines[i]) || s.chance(50) {
 				s.hold(i, false)
 			}

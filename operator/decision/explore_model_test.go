@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import (
 	"fmt"
@@ -94,7 +94,7 @@ type modelPlace struct {
 // modelAction is an action on its way: decided by a leader that is slow, or that is
 // leader no more, and done at any later time, or never.
 type modelAction struct {
-	kind                              actionKind
+	kind                              ActionKind
 	node, other, place, token, group  uint8
 	target, pubCP, pubW, donor, extra uint8
 	flag, up                          bool // up: of an intent to upgrade
@@ -245,131 +245,131 @@ type hidden struct{ node, instance, place int }
 var everything = hidden{-1, -1, -1}
 
 // view is what an operator sees of s.
-func (c *scenario) view(s *modelState, h hidden) world {
-	w := world{
-		now: modelNow, complete: h.instance < 0, versions: modelByRef, leader: modelName[s.lease],
-		autoscaler: autoscaler{enabled: s.enabled, ours: s.ours, running: s.scaling},
-		nodes:      make([]node, 0, maxMachines), instances: make([]instance, 0, maxMachines), etcd: make([]member, 0, 4), groups: make([]group, 0, modelGroups), intents: make([]intent, 0, 4),
+func (c *scenario) view(s *modelState, h hidden) World {
+	w := World{
+		Now: modelNow, Complete: h.instance < 0, Versions: modelByRef, LeaderNode: modelName[s.lease],
+		Autoscaler: Autoscaler{Enabled: s.enabled, PausedByUs: s.ours, Running: s.scaling},
+		Nodes:      make([]Node, 0, maxMachines), Instances: make([]Instance, 0, maxMachines), Etcd: make([]Member, 0, 4), Groups: make([]Group, 0, modelGroups), Intents: make([]Intent, 0, 4),
 	}
-	w.before.JoinComponents = v1alpha1.JoinComponents{ControlPlane: modelComps[s.pubCP], Worker: modelComps[s.pubW]}
+	w.Before.JoinComponents = v1alpha1.JoinComponents{ControlPlane: modelComps[s.pubCP], Worker: modelComps[s.pubW]}
 	if s.paused {
 		since := modelNow
 		if s.pausedLong {
 			since = since.Add(-2 * pausedGivesBack)
 		}
-		w.before.Waiting = &v1alpha1.Waiting{Reason: reasonPaused}
-		w.before.Waiting.Since.Time = since
+		w.Before.Waiting = &v1alpha1.Waiting{Reason: reasonPaused}
+		w.Before.Waiting.Since.Time = since
 	}
 	if s.run != 0 {
 		t := modelTargets[s.runTarget]
-		w.run = upgradeRun{version: modelKube[t.comps], components: modelComps[t.comps], node: modelName[s.runNode], phase: [...]string{"", "apply", "done", "failed"}[s.run], ended: modelNow.Add(-time.Hour)}
+		w.Run = UpgradeRun{Version: modelKube[t.comps], Components: modelComps[t.comps], Node: modelName[s.runNode], Phase: [...]string{"", "apply", "done", "failed"}[s.run], Ended: modelNow.Add(-time.Hour)}
 	}
 	for g := range modelGroups {
 		if c.nodes[g] == 0 {
 			continue
 		}
-		mg := group{name: modelGroup[g], id: modelGroup[g], role: v1alpha1.WorkerRole, image: modelImages[s.images[g]], strategy: v1alpha1.ReplaceStrategy}
+		mg := Group{Name: modelGroup[g], ID: modelGroup[g], Role: v1alpha1.WorkerRole, Image: modelImages[s.images[g]], Strategy: v1alpha1.ReplaceStrategy}
 		if g == cpModel {
-			mg.role = v1alpha1.ControlPlaneRole
+			mg.Role = v1alpha1.ControlPlaneRole
 		}
 		if s.inPlace[g] {
-			mg.strategy = v1alpha1.InPlaceStrategy
+			mg.Strategy = v1alpha1.InPlaceStrategy
 		}
-		w.groups = append(w.groups, mg)
+		w.Groups = append(w.Groups, mg)
 	}
 	if s.liar != 0 {
-		w.nodes = append(w.nodes, node{
-			name: liarName, role: v1alpha1.WorkerRole, ready: true, providerID: modelID[s.liar-1], obsolete: s.liarGoes, kubelet: "v1.99.0", donor: mention(s.liar), heir: mention(s.liar),
-			group: modelGroup[workersA], image: modelImages[0], components: modelComps[0], cordon: cordonedByUs, drained: true,
+		w.Nodes = append(w.Nodes, Node{
+			Name: liarName, Role: v1alpha1.WorkerRole, Ready: true, ProviderID: modelID[s.liar-1], Obsolete: s.liarGoes, Kubelet: "v1.99.0", Donor: mention(s.liar), Heir: mention(s.liar),
+			Group: modelGroup[workersA], Image: modelImages[0], Components: modelComps[0], Cordon: CordonedByUs, Drained: true,
 		})
 	}
 	for i := range s.m {
 		m := &s.m[i]
 		if m.life != absent && i != h.instance {
-			in := instance{id: modelID[i], name: modelName[i], group: modelGroup[m.group], image: modelImages[m.image], mark: modelMark[i], state: "Ready", since: modelNow.Add(-time.Minute)}
+			in := Instance{ID: modelID[i], Name: modelName[i], Group: modelGroup[m.group], Image: modelImages[m.image], Hash: modelMark[i], State: "Ready", Since: modelNow.Add(-time.Minute)}
 			switch m.origin {
 			case 0:
 			case nobody:
-				in.replaces = "mark of none"
+				in.ReplacesHash = "mark of none"
 			default:
-				in.replaces = modelMark[m.origin-1]
+				in.ReplacesHash = modelMark[m.origin-1]
 			}
 			if m.token != 0 {
-				in.token = modelToken[m.token]
+				in.Token = modelToken[m.token]
 			}
 			if m.late {
-				in.since = modelNow.Add(-2 * joinDeadline)
+				in.Since = modelNow.Add(-2 * JoinDeadline)
 			}
 			switch m.life {
 			case terminating:
-				in.state = "Terminating"
+				in.State = "Terminating"
 			case terminated:
-				in.state = "Terminated"
+				in.State = "Terminated"
 			}
-			w.instances = append(w.instances, in)
+			w.Instances = append(w.Instances, in)
 		}
 		if m.isNode && i != h.node {
-			n := node{
-				name: modelName[i], role: v1alpha1.WorkerRole, ready: m.ready, providerID: modelID[i], group: modelGroup[m.group], kubelet: modelKube[m.comps],
-				donor: mention(m.donor), heir: mention(m.heir), obsolete: m.obsolete, cordon: cordon(m.cordon), drained: m.drained, cordonedSince: modelNow.Add(-time.Minute), held: m.held,
+			n := Node{
+				Name: modelName[i], Role: v1alpha1.WorkerRole, Ready: m.ready, ProviderID: modelID[i], Group: modelGroup[m.group], Kubelet: modelKube[m.comps],
+				Donor: mention(m.donor), Heir: mention(m.heir), Obsolete: m.obsolete, Cordon: Cordon(m.cordon), Drained: m.drained, CordonedSince: modelNow.Add(-time.Minute), OnHold: m.held,
 			}
 			if m.group == cpModel {
-				n.role = v1alpha1.ControlPlaneRole
+				n.Role = v1alpha1.ControlPlaneRole
 			}
 			if m.known {
-				n.image, n.components = modelImages[m.image], modelComps[m.noted]
+				n.Image, n.Components = modelImages[m.image], modelComps[m.noted]
 			}
-			n.marked = s.inPlace[m.group]
+			n.InPlaceLabel = s.inPlace[m.group]
 			switch m.lie {
 			case lieClaim:
-				n.providerID, n.obsolete = modelID[m.about-1], true
+				n.ProviderID, n.Obsolete = modelID[m.about-1], true
 			case lieDonor:
-				n.donor = mention(m.about)
+				n.Donor = mention(m.about)
 			case lieGroup:
-				n.group, n.role = modelGroup[cpModel], v1alpha1.ControlPlaneRole
+				n.Group, n.Role = modelGroup[cpModel], v1alpha1.ControlPlaneRole
 			case lieImage:
-				n.image = modelImages[modelTargets[s.target].image]
+				n.Image = modelImages[modelTargets[s.target].image]
 			case lieKubelet:
-				n.kubelet = "v1.99.0"
+				n.Kubelet = "v1.99.0"
 			case lieNoID:
-				n.providerID = ""
+				n.ProviderID = ""
 			case lieDenies:
-				n.donor = ""
+				n.Donor = ""
 			}
 			switch m.retry {
 			case 1:
-				n.retry = "now"
+				n.RetryRequest = "now"
 			case 2:
-				n.retry = m.latest("").mark()
+				n.RetryRequest = m.latest("").RetryMark()
 			case 3:
-				n.retry = markPrefix + "1"
+				n.RetryRequest = markPrefix + "1"
 			}
 			if m.drainLate {
-				n.cordonedSince = modelNow.Add(-2 * drainDeadline)
+				n.CordonedSince = modelNow.Add(-2 * DrainDeadline)
 			}
 			if m.postponed {
-				n.postponed = modelNow.Add(time.Minute)
+				n.PostponedUntil = modelNow.Add(time.Minute)
 			}
-			if s.blocked[m.group] && !m.drained && n.cordon != uncordoned {
-				n.blocker = "PodDisruptionBudget web/web allows no eviction"
+			if s.blocked[m.group] && !m.drained && n.Cordon != Uncordoned {
+				n.DrainBlocker = "PodDisruptionBudget web/web allows no eviction"
 			}
-			w.nodes = append(w.nodes, n)
+			w.Nodes = append(w.Nodes, n)
 		}
 		if m.member != 0 {
-			w.etcd = append(w.etcd, member{node: modelName[i], voter: m.member == 2, healthy: m.life == running, leader: int(s.leader) == i})
+			w.Etcd = append(w.Etcd, Member{Node: modelName[i], Voter: m.member == 2, Healthy: m.life == running, Leader: int(s.leader) == i})
 		}
 		if m.revoked {
-			w.intents = append(w.intents, intent{name: revocation.RemovalPrefix + modelName[i], goal: v1alpha1.LeaveGoal, machine: modelID[i], node: modelName[i], group: modelGroup[m.group], revoked: true})
+			w.Intents = append(w.Intents, Intent{Name: revocation.RemovalPrefix + modelName[i], Goal: v1alpha1.LeaveGoal, Machine: modelID[i], Node: modelName[i], Group: modelGroup[m.group], Revoked: true})
 		}
 		if m.tracked != 0 {
-			in := intent{name: machinePrefix + modelName[i], goal: v1alpha1.JoinGoal, machine: modelID[i], node: modelName[i], group: modelGroup[m.group], deadline: modelNow.Add(time.Minute)}
+			in := Intent{Name: MachinePrefix + modelName[i], Goal: v1alpha1.JoinGoal, Machine: modelID[i], Node: modelName[i], Group: modelGroup[m.group], Deadline: modelNow.Add(time.Minute)}
 			if m.tracked == 2 {
-				in.goal = v1alpha1.LeaveGoal
+				in.Goal = v1alpha1.LeaveGoal
 			}
 			if m.trackedLate {
-				in.deadline = modelNow.Add(-time.Minute)
+				in.Deadline = modelNow.Add(-time.Minute)
 			}
-			w.intents = append(w.intents, in)
+			w.Intents = append(w.Intents, in)
 		}
 	}
 	for p := range s.places {
@@ -377,41 +377,41 @@ func (c *scenario) view(s *modelState, h hidden) world {
 		if !l.used || p == h.place {
 			continue
 		}
-		w.intents = append(w.intents, s.intent(p))
+		w.Intents = append(w.Intents, s.intent(p))
 		if m := &s.m[max(l.machine, 1)-1]; l.upgrade && !m.silent {
-			if w.runs == nil {
-				w.runs = map[string]upgradeRun{}
+			if w.NodeRuns == nil {
+				w.NodeRuns = map[string]UpgradeRun{}
 			}
-			r := upgradeRun{}
+			r := UpgradeRun{}
 			if m.run != 0 {
 				r = m.latest(modelName[l.machine-1])
 			}
-			w.runs[modelID[l.machine-1]] = r
+			w.NodeRuns[modelID[l.machine-1]] = r
 		}
 	}
 	return w
 }
 
 // latest is the run of the agent of m, which has had one.
-func (m *modelMachine) latest(name string) upgradeRun {
-	r := upgradeRun{version: modelKube[m.runComps], components: modelComps[m.runComps], node: name, phase: [...]string{"", "apply", "done", "failed"}[m.run], ended: modelNow.Add(-time.Hour)}
+func (m *modelMachine) latest(name string) UpgradeRun {
+	r := UpgradeRun{Version: modelKube[m.runComps], Components: modelComps[m.runComps], Node: name, Phase: [...]string{"", "apply", "done", "failed"}[m.run], Ended: modelNow.Add(-time.Hour)}
 	if m.recent {
-		r.ended = modelNow.Add(-time.Second)
+		r.Ended = modelNow.Add(-time.Second)
 	}
 	return r
 }
 
-func (s *modelState) intent(p int) intent {
+func (s *modelState) intent(p int) Intent {
 	l := &s.places[p]
-	in := intent{name: placePrefix + strconv.Itoa(p), goal: v1alpha1.JoinGoal, token: modelToken[l.token], donor: mention(l.donor), deadline: modelNow.Add(time.Minute), group: modelGroup[l.group]}
+	in := Intent{Name: placePrefix + strconv.Itoa(p), Goal: v1alpha1.JoinGoal, Token: modelToken[l.token], Donor: mention(l.donor), Deadline: modelNow.Add(time.Minute), Group: modelGroup[l.group]}
 	if l.late {
-		in.deadline = modelNow.Add(-time.Minute)
+		in.Deadline = modelNow.Add(-time.Minute)
 	}
 	if l.upgrade {
-		in.goal, in.token, in.machine, in.node = v1alpha1.UpgradeGoal, "", modelID[l.machine-1], modelName[l.machine-1]
+		in.Goal, in.Token, in.Machine, in.Node = v1alpha1.UpgradeGoal, "", modelID[l.machine-1], modelName[l.machine-1]
 	}
 	if l.leave {
-		in.goal, in.machine, in.node = v1alpha1.LeaveGoal, modelID[l.machine-1], modelName[l.machine-1]
+		in.Goal, in.Machine, in.Node = v1alpha1.LeaveGoal, modelID[l.machine-1], modelName[l.machine-1]
 	}
 	return in
 }
@@ -442,7 +442,7 @@ func (e *explorer) facts(s *modelState) *facts {
 		m := &s.m[i]
 		f.machines[i] = fact{
 			life: int(m.life), group: int(m.group), image: int(m.image), comps: int(m.comps), ours: m.token != 0, place: s.placeOfToken(m.token),
-			isNode: m.isNode, ready: m.ready, known: m.known, cordon: cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed, held: m.held,
+			isNode: m.isNode, ready: m.ready, known: m.known, cordon: Cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed, held: m.held,
 			donor: indexed(m.donor), heir: indexed(m.heir), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
 			noted: int(m.noted), run: int(m.run), broken: m.broken, recent: m.recent, retry: int(m.retry), captured: m.captured, revoked: m.revoked,
 		}
@@ -465,10 +465,10 @@ func (s *modelState) effect(a *modelAction) effect {
 	if a.place != 255 {
 		e.place = int(a.place)
 	}
-	if a.kind == startUpgrade {
+	if a.kind == StartUpgrade {
 		e.comps = int(modelTargets[a.target].comps)
 	}
-	if a.kind == upgradeNode || a.kind == noteComponents {
+	if a.kind == UpgradeNode || a.kind == NoteComponents {
 		e.comps = int(a.extra)
 	}
 	return e
@@ -489,37 +489,37 @@ func (s *modelState) byToken(t uint8) int {
 }
 
 // encode makes a model's action of one that decide returned.
-func (s *modelState) encode(a *action) modelAction {
-	out := modelAction{kind: a.kind, node: numbered(a.node), other: numbered(a.heir), donor: numbered(a.donor), flag: a.uncordon, extra: uint8(a.voters), place: 255}
-	if a.machine != "" && a.kind != deleteNode { // a Node is deleted by its name, whatever it claims
-		out.node = uint8(index(modelID, a.machine) + 1)
+func (s *modelState) encode(a *Action) modelAction {
+	out := modelAction{kind: a.Kind, node: numbered(a.Node), other: numbered(a.Heir), donor: numbered(a.Donor), flag: a.Uncordon, extra: uint8(a.MinVoters), place: 255}
+	if a.Machine != "" && a.Kind != DeleteNode { // a Node is deleted by its name, whatever it claims
+		out.node = uint8(index(modelID, a.Machine) + 1)
 	}
-	if a.group != "" {
-		out.group = uint8(index(modelGroup, a.group))
+	if a.Group != "" {
+		out.group = uint8(index(modelGroup, a.Group))
 	}
-	if a.image != "" {
-		out.extra = uint8(index(modelImages[:], a.image))
+	if a.Image != "" {
+		out.extra = uint8(index(modelImages[:], a.Image))
 	}
-	if a.kind == startUpgrade {
-		out.target = uint8(index(modelComps[:], a.components)) + 1 // the targets are in this order
+	if a.Kind == StartUpgrade {
+		out.target = uint8(index(modelComps[:], a.Components)) + 1 // the targets are in this order
 	}
-	if a.kind == upgradeNode || a.kind == noteComponents {
-		out.extra = uint8(index(modelComps[:], a.components))
+	if a.Kind == UpgradeNode || a.Kind == NoteComponents {
+		out.extra = uint8(index(modelComps[:], a.Components))
 	}
-	out.flag = out.flag || a.mark != ""
-	if a.kind == publishComponents {
-		out.pubCP, out.pubW = uint8(index(modelComps[:], a.join.ControlPlane)), uint8(index(modelComps[:], a.join.Worker))
+	out.flag = out.flag || a.RetryMark != ""
+	if a.Kind == PublishComponents {
+		out.pubCP, out.pubW = uint8(index(modelComps[:], a.JoinComponents.ControlPlane)), uint8(index(modelComps[:], a.JoinComponents.Worker))
 	}
-	if in := &a.intent; in.name != "" {
-		out.flag, out.up = in.goal == v1alpha1.LeaveGoal, in.goal == v1alpha1.UpgradeGoal
-		out.group = uint8(index(modelGroup, in.group))
-		out.donor, out.node = numbered(in.donor), uint8(index(modelID, in.machine)+1)
-		if in.revoked {
+	if in := &a.Intent; in.Name != "" {
+		out.flag, out.up = in.Goal == v1alpha1.LeaveGoal, in.Goal == v1alpha1.UpgradeGoal
+		out.group = uint8(index(modelGroup, in.Group))
+		out.donor, out.node = numbered(in.Donor), uint8(index(modelID, in.Machine)+1)
+		if in.Revoked {
 			out.extra = 1
 		}
-		if p, ok := placeOf(in.name); ok {
+		if p, ok := SurgeSlot(in.Name); ok {
 			out.place = uint8(p)
-			if t := index(modelToken, in.token); t > 0 {
+			if t := index(modelToken, in.Token); t > 0 {
 				out.token = uint8(t)
 			} else if !out.up {
 				out.token = s.freeToken()
@@ -549,17 +549,17 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		m = &s.m[a.node-1]
 	}
 	switch a.kind {
-	case pauseAutoscaler:
+	case PauseAutoscaler:
 		if s.enabled {
 			s.enabled, s.ours = false, true
 		}
-	case resumeAutoscaler:
+	case ResumeAutoscaler:
 		if s.ours {
 			s.enabled, s.ours = true, false
 		}
-	case setGroupImage:
+	case SetGroupImage:
 		s.images[a.group] = a.extra
-	case recordIntent:
+	case RecordIntent:
 		if a.place != 255 {
 			if l := &s.places[a.place]; !l.used {
 				*l = modelPlace{used: true, donor: a.donor, token: a.token, group: a.group, upgrade: a.up}
@@ -573,7 +573,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 				m.tracked = 2
 			}
 		}
-	case bindIntent:
+	case BindIntent:
 		if a.place != 255 {
 			if l := &s.places[a.place]; l.used && !l.leave && l.token == a.token {
 				l.leave, l.machine, l.late = true, a.node, false
@@ -581,7 +581,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		} else if m.tracked == 1 {
 			m.tracked, m.trackedLate = 2, false
 		}
-	case clearIntent:
+	case ClearIntent:
 		if a.place != 255 {
 			if l := &s.places[a.place]; l.used && l.leave == a.flag && l.token == a.token && l.upgrade == a.up {
 				*l = modelPlace{}
@@ -591,7 +591,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		} else if m.tracked != 0 && (m.tracked == 2) == a.flag {
 			m.tracked, m.trackedLate = 0, false
 		}
-	case createInstance:
+	case CreateInstance:
 		if s.byToken(a.token) < 0 {
 			for i := range s.m {
 				if s.m[i].life == absent {
@@ -600,29 +600,29 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 				}
 			}
 		}
-	case adoptHeir:
+	case AdoptHeir:
 		if m.isNode {
 			m.donor = a.donor
 		}
-	case cordonNode:
+	case CordonNode:
 		if m.isNode {
-			if m.cordon == uint8(uncordoned) {
-				m.cordon = uint8(cordonedByUs)
+			if m.cordon == uint8(Uncordoned) {
+				m.cordon = uint8(CordonedByUs)
 			}
 			m.heir = a.other
 		}
-	case releaseNode:
+	case ReleaseNode:
 		if m.isNode {
 			m.heir = 0
-			if a.flag && m.cordon == uint8(cordonedByUs) {
+			if a.flag && m.cordon == uint8(CordonedByUs) {
 				m.cordon, m.drained, m.drainLate = 0, false, false
 			}
 		}
-	case postponeNode:
+	case PostponeNode:
 		if m.isNode {
 			m.postponed = true
 		}
-	case drainNode:
+	case DrainNode:
 		if m.isNode && m.cordon != 0 && (!s.blocked[m.group] || !m.ready) {
 			m.drained = true
 			for i := range s.m { // what ran on it runs elsewhere now
@@ -631,7 +631,7 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 				}
 			}
 		}
-	case yieldLease:
+	case YieldLease:
 		if int(s.lease) == int(a.node-1) {
 			for i := range s.m {
 				if o := &s.m[i]; o != m && o.isNode && o.ready && o.group == cpModel && o.cordon == 0 {
@@ -640,11 +640,11 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 				}
 			}
 		}
-	case moveLeader:
+	case MoveLeader:
 		if o := &s.m[a.other-1]; int(s.leader) == int(a.node-1) && o.member == 2 && o.life == running {
 			s.leader = a.other - 1
 		}
-	case removeMember:
+	case RemoveMember:
 		if m.member == 2 {
 			if left := s.countVoters() - 1; left < int(a.extra) || left < 1 {
 				break // the agent counts again
@@ -654,34 +654,34 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 		if int(s.leader) == int(a.node-1) {
 			s.elect()
 		}
-	case deleteInstance:
+	case DeleteInstance:
 		if m.life == booting || m.life == running {
 			m.life, m.ready = terminating, false
 		}
-	case deleteNode:
+	case DeleteNode:
 		*m = m.withoutNode()
-	case markRetry:
+	case MarkRetry:
 		if m.isNode {
 			if m.retry = 0; a.flag {
 				m.retry = 2 + a.extra
 			}
 		}
-	case upgradeNode:
+	case UpgradeNode:
 		if m.life == running && m.run != 1 && (m.run != 2 || m.runComps != a.extra) {
 			m.run, m.runComps, m.recent = 1, a.extra, false
 			if m.retry == 2 {
 				m.retry = 3
 			}
 		}
-	case noteComponents:
+	case NoteComponents:
 		if m.isNode {
 			m.noted = a.extra
 		}
-	case startUpgrade:
+	case StartUpgrade:
 		if s.run != 1 && (s.run != 2 || s.runTarget != a.target) {
 			s.run, s.runTarget, s.runNode = 1, a.target, a.node-1
 		}
-	case publishComponents:
+	case PublishComponents:
 		s.pubCP, s.pubW = a.pubCP, a.pubW
 	}
 	return s
@@ -824,17 +824,17 @@ func (a modelAction) String() string {
 		fmt.Fprintf(&b, " heir=%s", mention(a.other))
 	}
 	switch a.kind {
-	case publishComponents:
+	case PublishComponents:
 		fmt.Fprintf(&b, " control-plane=%d worker=%d", a.pubCP, a.pubW)
-	case setGroupImage:
+	case SetGroupImage:
 		fmt.Fprintf(&b, " g%d image=%d", a.group, a.extra)
-	case bindIntent, recordIntent, clearIntent:
+	case BindIntent, RecordIntent, ClearIntent:
 		fmt.Fprintf(&b, " leave=%v upgrade=%v", a.flag, a.up)
-	case upgradeNode, noteComponents:
+	case UpgradeNode, NoteComponents:
 		fmt.Fprintf(&b, " components=%d", a.extra)
-	case releaseNode:
+	case ReleaseNode:
 		fmt.Fprintf(&b, " uncordon=%v", a.flag)
-	case markRetry:
+	case MarkRetry:
 		fmt.Fprintf(&b, " of this run=%v", a.flag)
 	}
 	return b.String()

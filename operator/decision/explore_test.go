@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import (
 	"bytes"
@@ -247,10 +247,10 @@ func (e *explorer) story(trace []int) string {
 		s = t.next
 	}
 	d := plan(e.spec(&s), e.view(&s, everything), e.off)
-	for _, a := range d.actions {
+	for _, a := range d.Actions {
 		fmt.Fprintf(&b, "     next: %s\n", a)
 	}
-	if w := d.status().Waiting; w != nil {
+	if w := d.Status().Waiting; w != nil {
 		fmt.Fprintf(&b, "     waits: %s\n", w.Message)
 	}
 	fmt.Fprintf(&b, "     %s", s.String())
@@ -278,7 +278,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 	e.decided++
 	d := plan(spec, e.view(s, everything), e.off)
 	if e.off == everyRule && e.decided%16 == 0 {
-		d.status() // must not fail anywhere; it costs more than deciding
+		d.Status() // must not fail anywhere; it costs more than deciding
 	}
 	var whole []modelAction
 	act := func(a modelAction, h hidden) {
@@ -299,25 +299,25 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 			out = append(out, t)
 		}
 	}
-	believed := func(a *action, h hidden) bool {
-		if a.node != liarName && a.heir != liarName && a.donor != liarName && a.intent.node != liarName && a.intent.donor != liarName {
+	believed := func(a *Action, h hidden) bool {
+		if a.Node != liarName && a.Heir != liarName && a.Donor != liarName && a.Intent.Node != liarName && a.Intent.Donor != liarName {
 			return false
 		}
-		out = append(out, step{kind: stepAct, act: modelAction{kind: a.kind, place: 255}, from: h, next: *s, wrong: "a Node that is no machine is believed: " + a.String()})
+		out = append(out, step{kind: stepAct, act: modelAction{kind: a.Kind, place: 255}, from: h, next: *s, wrong: "a Node that is no machine is believed: " + a.String()})
 		return true
 	}
-	for i := range d.actions {
-		if believed(&d.actions[i], everything) {
+	for i := range d.Actions {
+		if believed(&d.Actions[i], everything) {
 			continue
 		}
-		a := s.encode(&d.actions[i])
+		a := s.encode(&d.Actions[i])
 		whole = append(whole, a)
 		act(a, everything)
 	}
 	if e.stale {
 		look := func(h hidden) {
 			e.decided++
-			for _, got := range plan(spec, e.view(s, h), e.off).actions {
+			for _, got := range plan(spec, e.view(s, h), e.off).Actions {
 				if believed(&got, h) {
 					continue
 				}
@@ -387,7 +387,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 		// A control plane does not become one in the moment in which its machine is being
 		// deleted: the join service refuses machines that are bound to leave.
-		deleting := s.flying.kind == deleteInstance && int(s.flying.node) == i+1 && m.group == cpModel
+		deleting := s.flying.kind == DeleteInstance && int(s.flying.node) == i+1 && m.group == cpModel
 		if m.life == booting && !m.failed && !deleting {
 			happens(stepJoin, i, true, func(n *modelState) {
 				o := &n.m[i]
@@ -426,13 +426,13 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 		// Time passes for a machine only when no request of its attempt is on its way, and
 		// for a drain only when none to etcd is.
-		if m.life != terminated && m.life != terminating && !m.late && m.token != 0 && (!m.isNode || !m.ready || !m.known || m.captured || m.cordon == uint8(cordonedByOthers) || m.group == cpModel && m.member != 2) && s.flying.token != m.token {
+		if m.life != terminated && m.life != terminating && !m.late && m.token != 0 && (!m.isNode || !m.ready || !m.known || m.captured || m.cordon == uint8(CordonedByOthers) || m.group == cpModel && m.member != 2) && s.flying.token != m.token {
 			happens(stepLate, i, true, func(n *modelState) { n.m[i].late = true })
 		}
 		if m.tracked == 1 && !m.trackedLate && (m.misses() || !m.ready) && s.flying.kind == 0 {
 			happens(stepTrackedLate, i, true, func(n *modelState) { n.m[i].trackedLate = true })
 		}
-		if m.isNode && m.cordon == uint8(cordonedByUs) && !m.drainLate && (!m.drained || m.group == cpModel && !s.votes(m.heir)) && (m.heir != 0 || s.upgradedBy(i) >= 0) && s.flying.kind != removeMember {
+		if m.isNode && m.cordon == uint8(CordonedByUs) && !m.drainLate && (!m.drained || m.group == cpModel && !s.votes(m.heir)) && (m.heir != 0 || s.upgradedBy(i) >= 0) && s.flying.kind != RemoveMember {
 			happens(stepDrainLate, i, true, func(n *modelState) { n.m[i].drainLate = true })
 		}
 		if m.run == 1 && m.life == running {
@@ -464,7 +464,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if m.held && m.group == cpModel {
 			happens(stepLetGo, i, true, func(n *modelState) { n.m[i].held = false })
 		}
-		if m.isNode && m.cordon == uint8(cordonedByOthers) && !m.revoked {
+		if m.isNode && m.cordon == uint8(CordonedByOthers) && !m.revoked {
 			happens(stepUncordoned, i, true, func(n *modelState) { n.m[i].cordon = 0; n.m[i].drained = false })
 		}
 		if m.isNode && !m.ready && m.life == running && !m.failed {
@@ -504,7 +504,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 			})
 		}
 		if e.allows('c') && m.cordon == 0 {
-			bad(stepCordoned, i, func(n *modelState) { n.m[i].cordon = uint8(cordonedByOthers) })
+			bad(stepCordoned, i, func(n *modelState) { n.m[i].cordon = uint8(CordonedByOthers) })
 		}
 		if e.allows('g') && !m.silent && s.inPlace[m.group] {
 			bad(stepSilent, i, func(n *modelState) { n.m[i].silent = true })
@@ -526,7 +526,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 			bad(stepRevoked, i, func(n *modelState) {
 				n.m[i].revoked = true
 				if n.m[i].cordon == 0 {
-					n.m[i].cordon = uint8(cordonedByOthers)
+					n.m[i].cordon = uint8(CordonedByOthers)
 				}
 			})
 		}
@@ -627,7 +627,7 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 	if fault && e.allows('a') && !s.enabled {
 		bad(stepAutoscalerOn, 0, func(n *modelState) { n.enabled, n.ours = true, false })
 	}
-	return out, len(d.actions)
+	return out, len(d.Actions)
 }
 
 func (c *scenario) allows(f rune) bool { return strings.ContainsRune(c.with, f) }
@@ -636,7 +636,7 @@ func (c *scenario) allows(f rune) bool { return strings.ContainsRune(c.with, f) 
 // only write what every later pass writes again are not.
 func (a *modelAction) mayFly() bool {
 	switch a.kind {
-	case yieldLease, moveLeader, drainNode, postponeNode, deleteNode:
+	case YieldLease, MoveLeader, DrainNode, PostponeNode, DeleteNode:
 		return false
 	}
 	return true
@@ -647,20 +647,20 @@ func (a *modelAction) mayFly() bool {
 func (n *modelState) settle(before *modelState) {
 	f := &n.flying
 	switch f.kind {
-	case upgradeNode:
+	case UpgradeNode:
 		// What is asked of an agent is over when the intent is, and is for one try.
 		if n.upgradedBy(int(f.node)-1) < 0 || n.m[f.node-1].run != before.m[f.node-1].run {
 			n.flying = modelAction{}
 		}
-	case cordonNode, releaseNode, adoptHeir, noteComponents, markRetry:
-		if f.kind == markRetry && n.m[f.node-1].run != before.m[f.node-1].run {
+	case CordonNode, ReleaseNode, AdoptHeir, NoteComponents, MarkRetry:
+		if f.kind == MarkRetry && n.m[f.node-1].run != before.m[f.node-1].run {
 			f.extra = 1 // it is of a run before
 		}
 		a, b := &n.m[f.node-1], &before.m[f.node-1]
 		if a.cordon != b.cordon || a.heir != b.heir || a.donor != b.donor || a.isNode != b.isNode || a.postponed != b.postponed || a.noted != b.noted || a.retry != b.retry {
 			n.flying = modelAction{}
 		}
-	case bindIntent, clearIntent:
+	case BindIntent, ClearIntent:
 		if f.place != 255 {
 			a, b := n.places[f.place], before.places[f.place]
 			if a.late = b.late; a != b {
@@ -669,7 +669,7 @@ func (n *modelState) settle(before *modelState) {
 		} else if n.m[f.node-1].tracked != before.m[f.node-1].tracked || n.m[f.node-1].revoked != before.m[f.node-1].revoked {
 			n.flying = modelAction{}
 		}
-	case publishComponents:
+	case PublishComponents:
 		if n.pubCP != before.pubCP || n.pubW != before.pubW || n.target != before.target {
 			n.flying = modelAction{}
 		}

@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import (
 	"fmt"
@@ -6,8 +6,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// setCondition sets c, and its transition time if the status changes.
-func setCondition(all *[]metav1.Condition, c metav1.Condition, now metav1.Time) {
+// SetCondition sets c, and its transition time if the status changes.
+func SetCondition(all *[]metav1.Condition, c metav1.Condition, now metav1.Time) {
 	for i := range *all {
 		old := &(*all)[i]
 		if old.Type != c.Type {
@@ -24,7 +24,8 @@ func setCondition(all *[]metav1.Condition, c metav1.Condition, now metav1.Time) 
 	*all = append(*all, c)
 }
 
-func condition(kind string, status bool, generation int64, reason, format string, args ...any) metav1.Condition {
+// NewCondition returns a condition without a transition time.
+func NewCondition(kind string, status bool, generation int64, reason, format string, args ...any) metav1.Condition {
 	s := metav1.ConditionFalse
 	if status {
 		s = metav1.ConditionTrue

@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import (
 	"encoding/json"
@@ -26,13 +26,13 @@ func spec() v1alpha1.NodeVersionSpec {
 }
 
 // machine returns an up-to-date node after edits.
-func machine(name string, edit ...func(*node)) node {
-	n := node{
-		name: name, role: v1alpha1.WorkerRole, ready: true, providerID: "sandbox://t/" + name, kubelet: "v1.35.4",
-		image: image2, components: refA, group: workerGroup,
+func machine(name string, edit ...func(*Node)) Node {
+	n := Node{
+		Name: name, Role: v1alpha1.WorkerRole, Ready: true, ProviderID: "sandbox://t/" + name, Kubelet: "v1.35.4",
+		Image: image2, Components: refA, Group: workerGroup,
 	}
 	if strings.HasPrefix(name, "control-plane") {
-		n.role, n.group = v1alpha1.ControlPlaneRole, cpGroup
+		n.Role, n.Group = v1alpha1.ControlPlaneRole, cpGroup
 	}
 	for _, e := range edit {
 		e(&n)
@@ -43,26 +43,26 @@ func machine(name string, edit ...func(*node)) node {
 func TestClassify(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		edit func(*node)
+		edit func(*Node)
 		want class
 	}{
-		{"at the target", func(*node) {}, upToDate},
-		{"image in another case is the same", func(n *node) { n.image = strings.ToUpper(n.image) }, upToDate},
-		{"older image", func(n *node) { n.image = image1 }, outdated},
-		{"other components", func(n *node) { n.components = refB }, outdated},
-		{"outdated with an heir", func(n *node) { n.image, n.heir = image1, "x" }, donor},
-		{"replaces another", func(n *node) { n.donor = "x" }, heir},
-		{"an heir of an older target is outdated", func(n *node) { n.image, n.donor = image1, "x" }, outdated},
-		{"nothing known of the image", func(n *node) { n.image = "" }, awaiting},
-		{"nothing known of the components", func(n *node) { n.components = "" }, awaiting},
-		{"no machine", func(n *node) { n.providerID, n.image = "", image1 }, invalid},
-		{"to go", func(n *node) { n.obsolete, n.image = true, image1 }, obsolete},
-		{"new and without a donor", func(n *node) { n.name = "new" }, mint},
-		{"new, with other components already", func(n *node) { n.name, n.components = "new", refB }, outdated},
+		{"at the target", func(*Node) {}, upToDate},
+		{"image in another case is the same", func(n *Node) { n.Image = strings.ToUpper(n.Image) }, upToDate},
+		{"older image", func(n *Node) { n.Image = image1 }, outdated},
+		{"other components", func(n *Node) { n.Components = refB }, outdated},
+		{"outdated with an heir", func(n *Node) { n.Image, n.Heir = image1, "x" }, donor},
+		{"replaces another", func(n *Node) { n.Donor = "x" }, heir},
+		{"an heir of an older target is outdated", func(n *Node) { n.Image, n.Donor = image1, "x" }, outdated},
+		{"nothing known of the image", func(n *Node) { n.Image = "" }, awaiting},
+		{"nothing known of the components", func(n *Node) { n.Components = "" }, awaiting},
+		{"no machine", func(n *Node) { n.ProviderID, n.Image = "", image1 }, invalid},
+		{"to go", func(n *Node) { n.Obsolete, n.Image = true, image1 }, obsolete},
+		{"new and without a donor", func(n *Node) { n.Name = "new" }, mint},
+		{"new, with other components already", func(n *Node) { n.Name, n.Components = "new", refB }, outdated},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := machine("worker-0", tt.edit)
-			if got := classify(spec(), &n, false, n.heir != "", n.donor != "", map[string]bool{"new": true}); got != tt.want {
+			if got := classify(spec(), &n, false, n.Heir != "", n.Donor != "", map[string]bool{"new": true}); got != tt.want {
 				t.Errorf("class %d, want %d", got, tt.want)
 			}
 		})
@@ -70,75 +70,75 @@ func TestClassify(t *testing.T) {
 }
 
 func TestAssess(t *testing.T) {
-	twoGroups := []group{
-		{name: "workers", id: workerGroup, role: v1alpha1.WorkerRole, image: image2},
-		{name: "control-plane", id: cpGroup, role: v1alpha1.ControlPlaneRole, image: image2},
+	twoGroups := []Group{
+		{Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image2},
+		{Name: "control-plane", ID: cpGroup, Role: v1alpha1.ControlPlaneRole, Image: image2},
 	}
 	published := v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}
 	for _, tt := range []struct {
 		name   string
-		w      world
+		w      World
 		counts v1alpha1.NodeCounts
 		join   v1alpha1.JoinComponents
 	}{
-		{"no nodes", world{groups: twoGroups}, v1alpha1.NodeCounts{}, v1alpha1.JoinComponents{}},
+		{"no nodes", World{Groups: twoGroups}, v1alpha1.NodeCounts{}, v1alpha1.JoinComponents{}},
 		{
 			"everything at the target",
-			world{nodes: []node{machine("control-plane-0"), machine("worker-0")}, groups: twoGroups},
+			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0")}, Groups: twoGroups},
 			v1alpha1.NodeCounts{Total: 2, UpToDate: 2},
 			published,
 		},
 		{
 			"one joins",
-			world{nodes: []node{machine("control-plane-0")}, groups: twoGroups, pending: []pendingMachine{{kind: "JoiningNode", name: "worker-0", node: "worker-0"}}},
+			World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{{Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"}}},
 			v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1},
 			published,
 		},
 		{
 			"one has registered and is not annotated yet",
-			world{
-				nodes:   []node{machine("control-plane-0"), machine("worker-0", func(n *node) { n.image, n.components, n.group = "", "", "" })},
-				groups:  twoGroups,
-				pending: []pendingMachine{{kind: "JoiningNode", name: "worker-0", node: "worker-0"}},
+			World{
+				Nodes:   []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Components, n.Group = "", "", "" })},
+				Groups:  twoGroups,
+				Pending: []PendingMachine{{Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"}},
 			},
 			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, AwaitingAnnotation: 1},
 			published,
 		},
 		{
 			"two notes of one machine are one machine",
-			world{nodes: []node{machine("control-plane-0")}, groups: twoGroups, pending: []pendingMachine{
-				{kind: "PendingNode", name: "token-1", node: "worker-0"}, {kind: "JoiningNode", name: "worker-0", node: "worker-0"},
+			World{Nodes: []Node{machine("control-plane-0")}, Groups: twoGroups, Pending: []PendingMachine{
+				{Kind: "PendingNode", Name: "token-1", Node: "worker-0"}, {Kind: "JoiningNode", Name: "worker-0", Node: "worker-0"},
 			}},
 			v1alpha1.NodeCounts{Total: 1, UpToDate: 1, Pending: 1},
 			published,
 		},
 		{
 			"some are outdated, which is said and not hidden",
-			world{nodes: []node{machine("control-plane-0"), machine("worker-0", func(n *node) { n.image = image1 })}, groups: twoGroups},
+			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image = image1 })}, Groups: twoGroups},
 			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Outdated: 1},
 			published,
 		},
 		{
 			"a donor alone is not up to date",
-			world{nodes: []node{machine("control-plane-0"), machine("worker-0", func(n *node) { n.image, n.heir = image1, "gone" })}, groups: twoGroups},
+			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.Image, n.Heir = image1, "gone" })}, Groups: twoGroups},
 			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Donors: 1},
 			published,
 		},
 		{
 			"a group would make old machines",
-			world{nodes: []node{machine("control-plane-0")}, groups: []group{{name: "workers", id: workerGroup, role: v1alpha1.WorkerRole, image: image1}}},
+			World{Nodes: []Node{machine("control-plane-0")}, Groups: []Group{{Name: "workers", ID: workerGroup, Role: v1alpha1.WorkerRole, Image: image1}}},
 			v1alpha1.NodeCounts{Total: 1, UpToDate: 1},
 			published,
 		},
 		{
 			"no providerID",
-			world{nodes: []node{machine("control-plane-0"), machine("worker-0", func(n *node) { n.providerID = "" })}, groups: twoGroups},
+			World{Nodes: []Node{machine("control-plane-0"), machine("worker-0", func(n *Node) { n.ProviderID = "" })}, Groups: twoGroups},
 			v1alpha1.NodeCounts{Total: 2, UpToDate: 1, Invalid: 1},
 			published,
 		},
 		{
 			"the control plane runs another version than the first target asks for",
-			world{nodes: []node{machine("control-plane-0", func(n *node) { n.kubelet = "v1.34.4" })}, groups: twoGroups},
+			World{Nodes: []Node{machine("control-plane-0", func(n *Node) { n.Kubelet = "v1.34.4" })}, Groups: twoGroups},
 			v1alpha1.NodeCounts{Total: 1, UpToDate: 1},
 			v1alpha1.JoinComponents{},
 		},
@@ -179,7 +179,7 @@ func conditionText(s v1alpha1.NodeVersionStatus, kind string) string {
 }
 
 func TestPublishedComponentsDoNotFollowTheTarget(t *testing.T) {
-	w := world{nodes: []node{machine("control-plane-0"), machine("control-plane-1")}}
+	w := World{Nodes: []Node{machine("control-plane-0"), machine("control-plane-1")}}
 	before := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, time.Now())
 	next := spec()
 	next.KubernetesClusterVersion, next.KubernetesComponentsReference = "v1.36.3", refB
@@ -188,21 +188,21 @@ func TestPublishedComponentsDoNotFollowTheTarget(t *testing.T) {
 		t.Errorf("joining machines get %+v before the control plane was upgraded", after.JoinComponents)
 	}
 	// One control plane alone does not make a cluster's version.
-	w.nodes[1].kubelet = "v1.34.4"
+	w.Nodes[1].Kubelet = "v1.34.4"
 	if s := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, time.Now()); s.JoinComponents.Worker != "" {
 		t.Errorf("published %q although a control plane is older", s.JoinComponents.Worker)
 	}
 }
 
 func TestConditionsKeepTheirTime(t *testing.T) {
-	w := world{nodes: []node{machine("control-plane-0")}}
+	w := World{Nodes: []Node{machine("control-plane-0")}}
 	start := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 	first := assess(spec(), 1, v1alpha1.NodeVersionStatus{}, w, start)
 	again := assess(spec(), 1, first, w, start.Add(time.Hour))
 	if d := cmp.Diff(first, again); d != "" {
 		t.Errorf("nothing has changed, the status has (-first +again):\n%s", d)
 	}
-	w.nodes[0].image = image1
+	w.Nodes[0].Image = image1
 	changed := assess(spec(), 1, again, w, start.Add(time.Hour))
 	for _, c := range changed.Conditions {
 		want := metav1.NewTime(start.Add(time.Hour))
@@ -215,29 +215,29 @@ func TestConditionsKeepTheirTime(t *testing.T) {
 func TestStatusStaysBelow4kB(t *testing.T) {
 	long := strings.Repeat("n", 200)
 	for _, name := range []string{"worker-%05d", long + "-%05d"} {
-		w := world{}
+		w := World{}
 		for i := range 10_000 {
 			n := machine(fmt.Sprintf(name, i))
 			switch i % 7 {
 			case 0:
-				n.image = image1
+				n.Image = image1
 			case 1:
-				n.image, n.heir = image1, "x"
+				n.Image, n.Heir = image1, "x"
 			case 2:
-				n.donor = "x"
+				n.Donor = "x"
 			case 3:
-				n.image = ""
+				n.Image = ""
 			case 4:
-				n.obsolete = true
+				n.Obsolete = true
 			case 5:
-				n.providerID = ""
+				n.ProviderID = ""
 			}
-			n.group = fmt.Sprintf("g-%d", i%200)
-			w.nodes = append(w.nodes, n)
-			w.pending = append(w.pending, pendingMachine{kind: "PendingNode", name: fmt.Sprintf(name, 20_000+i)})
+			n.Group = fmt.Sprintf("g-%d", i%200)
+			w.Nodes = append(w.Nodes, n)
+			w.Pending = append(w.Pending, PendingMachine{Kind: "PendingNode", Name: fmt.Sprintf(name, 20_000+i)})
 		}
 		for i := range 200 {
-			w.groups = append(w.groups, group{name: fmt.Sprintf("%.55s%d", long, i), id: fmt.Sprintf("g-%d", i), role: v1alpha1.WorkerRole, image: image1})
+			w.Groups = append(w.Groups, Group{Name: fmt.Sprintf("%.55s%d", long, i), ID: fmt.Sprintf("g-%d", i), Role: v1alpha1.WorkerRole, Image: image1})
 		}
 		s := assess(spec(), 1, v1alpha1.NodeVersionStatus{JoinComponents: v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}}, w, time.Now())
 		b, err := json.Marshal(s)

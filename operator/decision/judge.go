@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import (
 	"cmp"
@@ -21,27 +21,27 @@ import (
 // Names of Nodes are unique, so of several Nodes that claim one machine at most one is
 // confirmed. What a Node replaces follows from the token of its machine; see token.
 
-// impostor is a Node that the cloud contradicts.
-type impostor struct {
-	node
-	machine string // name of the machine whose ID the Node claims
+// Impostor is a Node that the cloud contradicts.
+type Impostor struct {
+	Node
+	Machine string // name of the machine whose ID the Node claims
 }
 
-func (i *impostor) why() string {
-	return fmt.Sprintf("Node %s claims machine %s, which the cloud calls %s", i.name, i.providerID, i.machine)
+func (i *Impostor) Why() string {
+	return fmt.Sprintf("Node %s claims machine %s, which the cloud calls %s", i.Name, i.ProviderID, i.Machine)
 }
 
 // judge compares what the Nodes of w claim with the cloud. Impostors move from w.nodes
 // to w.impostors, and confirmed nodes get what the cloud says of them.
-func (x *lookup) judge(w *world, off rule) {
-	groups := make(map[string]*group, 2*len(w.groups))
-	for i := range w.groups {
-		g := &w.groups[i]
-		groups[g.id], groups[strings.ToLower(g.id)] = g, g
+func (x *Lookup) judge(w *World, off rule) {
+	groups := make(map[string]*Group, 2*len(w.Groups))
+	for i := range w.Groups {
+		g := &w.Groups[i]
+		groups[g.ID], groups[strings.ToLower(g.ID)] = g, g
 	}
 	// Most nodes are of the group of the node before.
 	last, lastID := groups[""], ""
-	groupOf := func(id string) *group {
+	groupOf := func(id string) *Group {
 		if id != lastID {
 			if last, lastID = groups[id], id; last == nil {
 				last = groups[strings.ToLower(id)]
@@ -50,86 +50,86 @@ func (x *lookup) judge(w *world, off rule) {
 		return last
 	}
 	kept := 0
-	w.impostors = nil
-	for i := range w.nodes {
-		n := &w.nodes[i]
-		m := x.instance(n.providerID)
-		n.confirmed = m != nil && m.name == n.name
+	w.Impostors = nil
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		m := x.Instance(n.ProviderID)
+		n.Confirmed = m != nil && m.Name == n.Name
 		switch {
-		case n.confirmed:
-		case m == nil || m.name == "":
-			n.confirmed = off == ruleUnknownKept && n.providerID != ""
+		case n.Confirmed:
+		case m == nil || m.Name == "":
+			n.Confirmed = off == ruleUnknownKept && n.ProviderID != ""
 			m = nil
 		case off == ruleMachinesName:
-			n.confirmed = true
+			n.Confirmed = true
 		default:
-			w.impostors = append(w.impostors, impostor{node: *n, machine: m.name})
+			w.Impostors = append(w.Impostors, Impostor{Node: *n, Machine: m.Name})
 			continue
 		}
 		if m != nil {
-			n.providerID = m.id // some clouds change the case between calls
+			n.ProviderID = m.ID // some clouds change the case between calls
 			if off != ruleCloudGroup {
-				n.group = m.group
+				n.Group = m.Group
 			}
 			if off != ruleCloudImage {
-				n.image = m.image
+				n.Image = m.Image
 			}
-			if g := groupOf(n.group); g != nil {
-				n.role = g.role
+			if g := groupOf(n.Group); g != nil {
+				n.Role = g.Role
 			} else {
-				n.role = cmp.Or(m.role, n.role)
+				n.Role = cmp.Or(m.Role, n.Role)
 			}
 		}
 		if kept != i {
-			w.nodes[kept] = *n
+			w.Nodes[kept] = *n
 		}
 		kept++
 	}
-	w.nodes = w.nodes[:kept]
-	for i := range w.nodes {
-		n := &w.nodes[i]
-		x.nodes[n.name] = n
-		if n.confirmed {
-			x.machineOf[n.providerID] = n
+	w.Nodes = w.Nodes[:kept]
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		x.Nodes[n.Name] = n
+		if n.Confirmed {
+			x.NodeOf[n.ProviderID] = n
 		}
 	}
 	// Our own record names the Node of a machine that the cloud does not describe now.
-	for i := range w.intents {
-		in := &w.intents[i]
-		if in.machine == "" || in.node == "" || x.machineOf[in.machine] != nil {
+	for i := range w.Intents {
+		in := &w.Intents[i]
+		if in.Machine == "" || in.Node == "" || x.NodeOf[in.Machine] != nil {
 			continue
 		}
-		if m := x.instance(in.machine); m != nil && m.name != "" {
+		if m := x.Instance(in.Machine); m != nil && m.Name != "" {
 			continue
 		}
-		if n := x.nodes[in.node]; n != nil && strings.EqualFold(n.providerID, in.machine) {
-			x.machineOf[in.machine] = n
+		if n := x.Nodes[in.Node]; n != nil && strings.EqualFold(n.ProviderID, in.Machine) {
+			x.NodeOf[in.Machine] = n
 		}
 	}
 }
 
 // madeFor returns the machine that m was created to replace, if the cloud still lists
 // it. pinned is false if the token does not name one, as those of older operators.
-func (k *finder) madeFor(m *instance) (replaced *instance, pinned bool) {
-	if m == nil || m.replaces == "" {
+func (k *Index) madeFor(m *Instance) (replaced *Instance, pinned bool) {
+	if m == nil || m.ReplacesHash == "" {
 		return nil, false
 	}
-	return k.marks[m.replaces], true
+	return k.marks[m.ReplacesHash], true
 }
 
 // markLength is that of the mark of a machine, in hex digits.
 const markLength = 16
 
-// markOf names a machine in the token of the one that replaces it. The same ID in
+// MachineHash names a machine in the token of the one that replaces it. The same ID in
 // another case has the same mark.
-func markOf(id string) string {
+func MachineHash(id string) string {
 	sum := sha256.Sum256([]byte("machine\x00" + strings.ToLower(id)))
 	return hex.EncodeToString(sum[:markLength/2])
 }
 
-// replacedBy returns the mark of the machine that a token's machine replaces; empty if
+// ReplacedHash returns the mark of the machine that a token's machine replaces; empty if
 // the token has none.
-func replacedBy(token string) string {
+func ReplacedHash(token string) string {
 	_, mark, ok := strings.Cut(token, tokenSeparator)
 	if !ok || len(mark) != markLength {
 		return ""

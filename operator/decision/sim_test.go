@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import (
 	"container/heap"
@@ -38,11 +38,11 @@ type simOperator struct {
 	idle       bool          // the last pass found nothing to do and saw everything
 	statusPass int
 
-	nodes      []*node // by machine
+	nodes      []*Node // by machine
 	intents    []*simIntent
 	version    *simVersion
-	autoscaler autoscaler
-	groups     []group
+	autoscaler Autoscaler
+	groups     []Group
 
 	delivers    [kinds]time.Duration // when the last change of a kind is seen
 	frozen      [kinds]time.Duration // until when none is
@@ -61,7 +61,7 @@ type simOperator struct {
 	asked   map[string]time.Duration // tokens and IDs of requests, until when not again
 
 	skew   time.Duration // of its clock
-	clocks sightings
+	clocks FirstSeen
 }
 
 type simDrain struct {
@@ -77,7 +77,7 @@ func (o *simOperator) start() {
 	}
 	var hosts []int
 	for i := range s.machines {
-		if m := &s.machines[i]; m.isNode && m.ready && m.life == running && s.control(m) && m.cordon == uncordoned {
+		if m := &s.machines[i]; m.isNode && m.ready && m.life == running && s.control(m) && m.cordon == Uncordoned {
 			hosts = append(hosts, i)
 		}
 	}
@@ -93,9 +93,9 @@ func (o *simOperator) start() {
 		o.nodes = append(o.nodes, m.node)
 	}
 	o.intents, o.version = slices.Clone(s.intents), s.version
-	o.autoscaler = autoscaler{enabled: s.enabled, ours: s.ours, running: s.scaling}
+	o.autoscaler = Autoscaler{Enabled: s.enabled, PausedByUs: s.ours, Running: s.scaling}
 	for i := range s.gs {
-		o.groups = append(o.groups, s.gs[i].group)
+		o.groups = append(o.groups, s.gs[i].Group)
 	}
 	s.say("operator %d starts on %s", o.no, s.m[o.host].name)
 	o.wake()
@@ -165,60 +165,60 @@ func (o *simOperator) fresh() bool {
 func (s *simulation) other(o *simOperator) *simOperator { return s.ops[1-o.no] }
 
 // world is what the operator sees.
-func (o *simOperator) world() world {
+func (o *simOperator) world() World {
 	s := o.s
-	w := world{now: o.clock(), complete: o.listComplete, versions: simByRef, leader: s.m[o.host].name, autoscaler: o.autoscaler, generation: o.version.generation, before: o.version.status, run: s.upgrade}
-	w.nodes = make([]node, 0, len(o.nodes))
+	w := World{Now: o.clock(), Complete: o.listComplete, Versions: simByRef, LeaderNode: s.m[o.host].name, Autoscaler: o.autoscaler, Generation: o.version.generation, Before: o.version.status, Run: s.upgrade}
+	w.Nodes = make([]Node, 0, len(o.nodes))
 	ask := make([]bool, len(s.m))
 	for i, n := range o.nodes {
 		if n == nil {
 			continue
 		}
 		ask[i] = true
-		w.nodes = append(w.nodes, s.lied(i, *n))
-		if last := &w.nodes[len(w.nodes)-1]; last.cordon == cordonedByUs {
-			last.cordonedSince = o.clocks.until("cordon "+n.name+n.cordonedSince.String(), n.cordonedSince.Add(drainDeadline), w.now, drainDeadline/3).Add(-drainDeadline)
+		w.Nodes = append(w.Nodes, s.lied(i, *n))
+		if last := &w.Nodes[len(w.Nodes)-1]; last.Cordon == CordonedByUs {
+			last.CordonedSince = o.clocks.Until("cordon "+n.Name+n.CordonedSince.String(), n.CordonedSince.Add(DrainDeadline), w.Now, DrainDeadline/3).Add(-DrainDeadline)
 		}
 		if d := o.drains[i]; d != nil {
-			last := &w.nodes[len(w.nodes)-1]
-			last.drained, last.blocker = d.done, d.blocker
+			last := &w.Nodes[len(w.Nodes)-1]
+			last.Drained, last.DrainBlocker = d.done, d.blocker
 		}
 	}
-	w.nodes = append(w.nodes, s.liars...)
+	w.Nodes = append(w.Nodes, s.liars...)
 	for _, g := range o.groups {
-		if g.name != "" {
-			w.groups = append(w.groups, g)
+		if g.Name != "" {
+			w.Groups = append(w.Groups, g)
 		}
 	}
-	w.intents = make([]intent, 0, len(o.intents))
+	w.Intents = make([]Intent, 0, len(o.intents))
 	for _, in := range o.intents {
-		w.intents = append(w.intents, in.intent)
-		least := createDeadline
-		if in.token == "" {
-			least = joinDeadline / 2
+		w.Intents = append(w.Intents, in.Intent)
+		least := CreateDeadline
+		if in.Token == "" {
+			least = JoinDeadline / 2
 		}
-		w.intents[len(w.intents)-1].deadline = o.clocks.until("intent "+in.name+strconv.FormatInt(int64(in.recorded), 10)+string(in.goal), in.deadline, w.now, least)
+		w.Intents[len(w.Intents)-1].Deadline = o.clocks.Until("intent "+in.Name+strconv.FormatInt(int64(in.recorded), 10)+string(in.Goal), in.Deadline, w.Now, least)
 		if in.machineNo >= 0 {
 			ask[in.machineNo] = true
 		}
-		if in.goal == v1alpha1.UpgradeGoal && s.machines[in.machineNo].life == running {
-			if w.runs == nil {
-				w.runs = map[string]upgradeRun{}
+		if in.Goal == v1alpha1.UpgradeGoal && s.machines[in.machineNo].life == running {
+			if w.NodeRuns == nil {
+				w.NodeRuns = map[string]UpgradeRun{}
 			}
-			w.runs[in.machine] = s.m[in.machineNo].run
+			w.NodeRuns[in.Machine] = s.m[in.machineNo].run
 		}
-		if i, ok := o.answers[in.token]; ok && in.token != "" {
+		if i, ok := o.answers[in.Token]; ok && in.Token != "" {
 			ask[i] = true
 		}
 	}
-	w.instances = make([]instance, 0, len(o.list)+4)
+	w.Instances = make([]Instance, 0, len(o.list)+4)
 	one := func(i int, state string) {
 		m := s.m[i]
-		in := instance{id: m.id, name: m.name, group: s.gs[s.machines[i].group].id, image: simImages[s.machines[i].image], mark: m.mark, token: m.token, replaces: replacedBy(m.token), state: v1alpha1.InstanceState(state), since: o.clocks.since(m.id, w.now), address: simAddress(i)}
+		in := Instance{ID: m.id, Name: m.name, Group: s.gs[s.machines[i].group].id, Image: simImages[s.machines[i].image], Hash: m.mark, Token: m.token, ReplacesHash: ReplacedHash(m.token), State: v1alpha1.InstanceState(state), Since: o.clocks.Since(m.id, w.Now), Address: simAddress(i)}
 		if state == "Terminated" && o.answers[m.token] != i {
-			in.token, in.replaces = "", "" // the cloud knows nothing of it any more
+			in.Token, in.ReplacesHash = "", "" // the cloud knows nothing of it any more
 		}
-		w.instances = append(w.instances, in)
+		w.Instances = append(w.Instances, in)
 	}
 	for k, i := range o.list {
 		ask[i] = false
@@ -227,7 +227,7 @@ func (o *simOperator) world() world {
 	// What the list lacks is asked for by ID.
 	for i := range ask {
 		if ask[i] && s.now < s.cloudFails {
-			w.complete = false
+			w.Complete = false
 		} else if ask[i] {
 			one(i, [...]string{booting: "Creating", running: "Ready", terminating: "Terminating", terminated: "Terminated"}[s.machines[i].life])
 		}
@@ -235,10 +235,10 @@ func (o *simOperator) world() world {
 	for i := range s.machines {
 		if m := &s.machines[i]; m.member != 0 {
 			if s.m[i].unnamed {
-				w.etcd = append(w.etcd, member{node: peerURL(i), nameless: true, address: simAddress(i), since: o.clocks.since(peerURL(i), w.now)})
+				w.Etcd = append(w.Etcd, Member{Node: peerURL(i), NotStarted: true, Address: simAddress(i), Since: o.clocks.Since(peerURL(i), w.Now)})
 				continue
 			}
-			w.etcd = append(w.etcd, member{node: s.m[i].name, voter: m.member == 2, healthy: m.life == running && !m.sick, leader: s.leader == i})
+			w.Etcd = append(w.Etcd, Member{Node: s.m[i].name, Voter: m.member == 2, Healthy: m.life == running && !m.sick, Leader: s.leader == i})
 		}
 	}
 	return w
@@ -268,9 +268,9 @@ func (o *simOperator) pass() {
 	var effects []func()
 	creates := map[string][]*simIntent{}
 	var order []string
-	for i := range d.actions {
-		a := &d.actions[i]
-		if strings.HasPrefix(a.node, liarName) || strings.HasPrefix(a.intent.node, liarName) || strings.HasPrefix(a.intent.donor, liarName) || strings.HasPrefix(a.heir, liarName) {
+	for i := range d.Actions {
+		a := &d.Actions[i]
+		if strings.HasPrefix(a.Node, liarName) || strings.HasPrefix(a.Intent.Node, liarName) || strings.HasPrefix(a.Intent.Donor, liarName) || strings.HasPrefix(a.Heir, liarName) {
 			s.fail("a Node that is no machine is believed (operator %d: %s)", o.no, a)
 			return
 		}
@@ -280,17 +280,17 @@ func (o *simOperator) pass() {
 				s.say("operator %d decides: %s", o.no, a)
 				s.fail("%s (operator %d: %s)", wrong, o.no, a)
 			}
-			if a.kind == postponeNode {
-				o.patient(a.node)
+			if a.Kind == PostponeNode {
+				o.patient(a.Node)
 			}
 		}
-		if a.kind == createInstance {
-			if in := o.intent(a.intent.name); in != nil && s.now >= o.asked[in.token] {
-				if creates[a.intent.group] == nil {
-					order = append(order, a.intent.group)
+		if a.Kind == CreateInstance {
+			if in := o.intent(a.Intent.Name); in != nil && s.now >= o.asked[in.Token] {
+				if creates[a.Intent.Group] == nil {
+					order = append(order, a.Intent.Group)
 				}
-				creates[a.intent.group] = append(creates[a.intent.group], in)
-				o.asked[in.token] = s.now + 10*time.Second
+				creates[a.Intent.Group] = append(creates[a.Intent.Group], in)
+				o.asked[in.Token] = s.now + 10*time.Second
 			}
 			continue
 		}
@@ -304,7 +304,7 @@ func (o *simOperator) pass() {
 	if o.no == 0 && s.luck(crashes, 2) {
 		crash = s.rng.IntN(len(effects) + 1)
 	}
-	o.idle = len(d.actions) == 0 && fresh && s.now >= s.apiAway
+	o.idle = len(d.Actions) == 0 && fresh && s.now >= s.apiAway
 	life := o.life
 	for i, do := range effects {
 		if i == crash {
@@ -333,7 +333,7 @@ func (o *simOperator) pass() {
 		return
 	}
 	pause := time.Minute
-	if len(w.intents) > 0 || len(d.actions) > 0 {
+	if len(w.Intents) > 0 || len(d.Actions) > 0 {
 		pause = 15 * time.Second
 	}
 	o.wakeIn(pause)
@@ -347,25 +347,25 @@ func (o *simOperator) clock() time.Time { return o.s.clock().Add(o.skew) }
 func (o *simOperator) patient(donor string) {
 	s := o.s
 	for _, in := range s.intents {
-		i, ok := s.byToken[in.token]
-		if !ok || in.donor != donor || in.goal != v1alpha1.JoinGoal {
+		i, ok := s.byToken[in.Token]
+		if !ok || in.Donor != donor || in.Goal != v1alpha1.JoinGoal {
 			continue
 		}
-		if m := &s.machines[i]; m.life == booting && s.m[i].listed != "" && s.clock().Sub(s.m[i].created) < joinDeadline {
+		if m := &s.machines[i]; m.life == booting && s.m[i].listed != "" && s.clock().Sub(s.m[i].created) < JoinDeadline {
 			s.fail("invariant 8: operator %d, %s ahead, gives up %s, which was made %s ago", o.no, o.skew, s.m[i].name, s.clock().Sub(s.m[i].created))
 		}
 	}
 }
 
 func (o *simOperator) intent(name string) *simIntent {
-	if i := slices.IndexFunc(o.intents, func(in *simIntent) bool { return in.name == name }); i >= 0 {
+	if i := slices.IndexFunc(o.intents, func(in *simIntent) bool { return in.Name == name }); i >= 0 {
 		return o.intents[i]
 	}
 	return nil
 }
 
 // effect is a as the invariants see it.
-func (o *simOperator) effect(a *action) effect {
+func (o *simOperator) effect(a *Action) effect {
 	s := o.s
 	find := func(name string) int {
 		if i, ok := s.byName[name]; ok {
@@ -373,26 +373,26 @@ func (o *simOperator) effect(a *action) effect {
 		}
 		return noMachine
 	}
-	e := effect{kind: a.kind, machine: find(a.node), donor: find(a.donor), heir: find(a.heir), made: noMachine, place: -1, group: s.groupNo(a.group), uncordon: a.uncordon, host: o.host}
-	if i, ok := s.byID[a.machine]; ok && a.kind != deleteNode { // a Node is deleted by its name, whatever it claims
+	e := effect{kind: a.Kind, machine: find(a.Node), donor: find(a.Donor), heir: find(a.Heir), made: noMachine, place: -1, group: s.groupNo(a.Group), uncordon: a.Uncordon, host: o.host}
+	if i, ok := s.byID[a.Machine]; ok && a.Kind != DeleteNode { // a Node is deleted by its name, whatever it claims
 		e.machine = i
 	}
-	switch a.kind {
-	case startUpgrade, upgradeNode, noteComponents:
-		e.comps = slices.Index(simComps, a.components)
-	case publishComponents:
-		e.pubCP, e.pubW = slices.Index(simComps, a.join.ControlPlane), slices.Index(simComps, a.join.Worker)
+	switch a.Kind {
+	case StartUpgrade, UpgradeNode, NoteComponents:
+		e.comps = slices.Index(simComps, a.Components)
+	case PublishComponents:
+		e.pubCP, e.pubW = slices.Index(simComps, a.JoinComponents.ControlPlane), slices.Index(simComps, a.JoinComponents.Worker)
 	}
-	if in := &a.intent; in.name != "" {
-		e.upgrade = in.goal == v1alpha1.UpgradeGoal
-		e.leave, e.group, e.donor = in.goal == v1alpha1.LeaveGoal, s.groupNo(in.group), find(in.donor)
-		if i, ok := s.byID[in.machine]; ok {
+	if in := &a.Intent; in.Name != "" {
+		e.upgrade = in.Goal == v1alpha1.UpgradeGoal
+		e.leave, e.group, e.donor = in.Goal == v1alpha1.LeaveGoal, s.groupNo(in.Group), find(in.Donor)
+		if i, ok := s.byID[in.Machine]; ok {
 			e.machine = i
 		}
-		if i, ok := s.byToken[in.token]; ok && in.token != "" {
+		if i, ok := s.byToken[in.Token]; ok && in.Token != "" {
 			e.made = i
 		}
-		if p, ok := placeOf(in.name); ok {
+		if p, ok := SurgeSlot(in.Name); ok {
 			e.place = p
 		}
 	}
@@ -400,14 +400,14 @@ func (o *simOperator) effect(a *action) effect {
 }
 
 // status returns the effect that writes the status, if the NodeVersion is as it was seen.
-func (o *simOperator) status(d *decision) func() {
+func (o *simOperator) status(d *Decision) func() {
 	s, seen := o.s, o.version
 	o.statusPass++
 	// Nothing but the time of a pause is remembered in it, and it costs more than to decide.
 	if o.statusPass%8 != 0 && !seen.spec.Rollout.Paused {
 		return func() {}
 	}
-	status := d.status()
+	status := d.Status()
 	if o.statusPass%32 == 0 {
 		if b, err := json.Marshal(status); err != nil || len(b) > 4096 {
 			s.fail("the status has %d bytes: %v", len(b), err)
@@ -425,22 +425,22 @@ func (o *simOperator) status(d *decision) func() {
 
 // prepare returns the effect of an action with what was seen when it was decided. It is
 // done on the conditions that its kind has.
-func (o *simOperator) prepare(a *action, e effect) func() {
+func (o *simOperator) prepare(a *Action, e effect) func() {
 	s := o.s
 	i := e.machine
-	var seen *node
+	var seen *Node
 	if i >= 0 && i < len(o.nodes) {
 		seen = o.nodes[i]
 	}
-	seenIntent, seenVersion := o.intent(a.intent.name), o.version
+	seenIntent, seenVersion := o.intent(a.Intent.Name), o.version
 	do := o.do(a, e, seen, seenIntent, seenVersion)
 	life := o.life
 	return func() {
-		api := a.kind != deleteInstance && a.kind != setGroupImage && a.kind != drainNode && a.kind != moveLeader && a.kind != removeMember && a.kind != upgradeNode
+		api := a.Kind != DeleteInstance && a.Kind != SetGroupImage && a.Kind != DrainNode && a.Kind != MoveLeader && a.Kind != RemoveMember && a.Kind != UpgradeNode
 		if api && (s.now < s.apiAway || s.luck(writesFail, 3)) {
 			return // the write failed
 		}
-		if a.kind == deleteInstance && o.life == life && s.now < o.asked[a.machine] {
+		if a.Kind == DeleteInstance && o.life == life && s.now < o.asked[a.Machine] {
 			return
 		}
 		do()
@@ -451,23 +451,23 @@ func (o *simOperator) prepare(a *action, e effect) func() {
 }
 
 // right reports whether an effect that happens now is right.
-func (o *simOperator) right(a *action, e effect) bool {
+func (o *simOperator) right(a *Action, e effect) bool {
 	s := o.s
 	if wrong := s.irrevocable(&e, o.fresh()); wrong != "" {
 		s.fail("%s (operator %d: %s)", wrong, o.no, a)
 		s.say("operator %d does: %s", o.no, a)
 		return false
 	}
-	if a.kind != drainNode && a.kind != createInstance {
+	if a.Kind != DrainNode && a.Kind != CreateInstance {
 		s.say("operator %d does: %s", o.no, a)
 	}
 	return true
 }
 
-func (o *simOperator) do(a *action, e effect, seen *node, seenIntent *simIntent, seenVersion *simVersion) func() {
+func (o *simOperator) do(a *Action, e effect, seen *Node, seenIntent *simIntent, seenVersion *simVersion) func() {
 	s := o.s
 	i := e.machine
-	onNode := func(change func(n *node)) func() {
+	onNode := func(change func(n *Node)) func() {
 		return func() {
 			if i >= 0 && seen != nil && s.m[i].node == seen && o.right(a, e) {
 				s.setNode(i, change)
@@ -481,88 +481,88 @@ func (o *simOperator) do(a *action, e effect, seen *node, seenIntent *simIntent,
 			}
 		}
 	}
-	switch a.kind {
-	case pauseAutoscaler:
+	switch a.Kind {
+	case PauseAutoscaler:
 		return when(func() bool { return s.enabled }, func() { s.setAutoscaler(false, true) })
-	case resumeAutoscaler:
+	case ResumeAutoscaler:
 		return when(func() bool { return s.ours }, func() { s.setAutoscaler(true, false) })
-	case setGroupImage:
-		image := slices.Index(simImages, a.image)
+	case SetGroupImage:
+		image := slices.Index(simImages, a.Image)
 		return when(func() bool { return s.now >= s.cloudFails }, func() {
 			s.groups[e.group].image = image
 			s.after(s.between(0, 3*time.Second), func() {
-				s.gs[e.group].image = simImages[s.groups[e.group].image]
+				s.gs[e.group].Image = simImages[s.groups[e.group].image]
 				s.setGroup(e.group)
 			})
 		})
-	case recordIntent:
+	case RecordIntent:
 		return when(func() bool {
-			return s.findIntent(a.intent.name) < 0 && (e.place >= 0 || s.machines[i].tracked == 0)
+			return s.findIntent(a.Intent.Name) < 0 && (e.place >= 0 || s.machines[i].tracked == 0)
 		}, func() {
-			s.storeIntent(nil, &simIntent{intent: a.intent, place: e.place, machineNo: i, donorNo: e.donor, recorded: s.now})
+			s.storeIntent(nil, &simIntent{Intent: a.Intent, place: e.place, machineNo: i, donorNo: e.donor, recorded: s.now})
 		})
-	case bindIntent:
+	case BindIntent:
 		return func() {
-			k := s.findIntent(a.intent.name)
-			if k < 0 || s.intents[k].goal != v1alpha1.JoinGoal || s.intents[k].token != a.intent.token || e.place < 0 && s.intents[k].machine != a.intent.machine || !o.right(a, e) {
+			k := s.findIntent(a.Intent.Name)
+			if k < 0 || s.intents[k].Goal != v1alpha1.JoinGoal || s.intents[k].Token != a.Intent.Token || e.place < 0 && s.intents[k].Machine != a.Intent.Machine || !o.right(a, e) {
 				return
 			}
-			s.storeIntent(s.intents[k], &simIntent{intent: a.intent, place: e.place, machineNo: i, donorNo: e.donor, recorded: s.intents[k].recorded})
+			s.storeIntent(s.intents[k], &simIntent{Intent: a.Intent, place: e.place, machineNo: i, donorNo: e.donor, recorded: s.intents[k].recorded})
 		}
-	case clearIntent:
+	case ClearIntent:
 		return when(func() bool { return seenIntent != nil && slices.Contains(s.intents, seenIntent) }, func() { s.storeIntent(seenIntent, nil) })
-	case adoptHeir:
-		return onNode(func(n *node) { n.donor = a.donor })
-	case cordonNode:
-		return onNode(func(n *node) {
-			if n.cordon == uncordoned {
-				n.cordon, n.cordonedSince = cordonedByUs, o.clock()
+	case AdoptHeir:
+		return onNode(func(n *Node) { n.Donor = a.Donor })
+	case CordonNode:
+		return onNode(func(n *Node) {
+			if n.Cordon == Uncordoned {
+				n.Cordon, n.CordonedSince = CordonedByUs, o.clock()
 			}
-			n.heir = a.heir
+			n.Heir = a.Heir
 		})
-	case releaseNode:
-		return onNode(func(n *node) {
-			n.heir = ""
-			if a.uncordon {
-				n.cordon, n.cordonedSince = uncordoned, time.Time{}
+	case ReleaseNode:
+		return onNode(func(n *Node) {
+			n.Heir = ""
+			if a.Uncordon {
+				n.Cordon, n.CordonedSince = Uncordoned, time.Time{}
 			}
 		})
-	case markInPlace:
-		return onNode(func(n *node) { n.marked = !a.uncordon })
-	case noteComponents:
-		return onNode(func(n *node) { n.components = a.components })
-	case upgradeNode:
+	case MarkInPlace:
+		return onNode(func(n *Node) { n.InPlaceLabel = !a.Uncordon })
+	case NoteComponents:
+		return onNode(func(n *Node) { n.Components = a.Components })
+	case UpgradeNode:
 		return func() {
 			m := &s.machines[i]
-			asked := slices.ContainsFunc(o.intents, func(in *simIntent) bool { return in.goal == v1alpha1.UpgradeGoal && in.machineNo == i })
-			again := m.run != 3 || s.m[i].run.ended.Equal(a.ended) || s.m[i].run.components != a.components
-			if !asked || !again || m.life != running || m.run == 1 || m.run == 2 && s.m[i].run.components == a.components || simOrder[e.comps] < simOrder[m.comps] || !o.right(a, e) {
+			asked := slices.ContainsFunc(o.intents, func(in *simIntent) bool { return in.Goal == v1alpha1.UpgradeGoal && in.machineNo == i })
+			again := m.run != 3 || s.m[i].run.Ended.Equal(a.Ended) || s.m[i].run.Components != a.Components
+			if !asked || !again || m.life != running || m.run == 1 || m.run == 2 && s.m[i].run.Components == a.Components || simOrder[e.comps] < simOrder[m.comps] || !o.right(a, e) {
 				return
 			}
 			s.upgradeNode(i, e.comps, a)
 		}
-	case markRetry:
-		return onNode(func(n *node) { n.retry = a.mark })
-	case postponeNode:
-		return onNode(func(n *node) { n.postponed = a.until })
-	case drainNode:
+	case MarkRetry:
+		return onNode(func(n *Node) { n.RetryRequest = a.RetryMark })
+	case PostponeNode:
+		return onNode(func(n *Node) { n.PostponedUntil = a.Until })
+	case DrainNode:
 		return func() { o.drain(i) }
-	case yieldLease:
+	case YieldLease:
 		return when(func() bool { return o.up && o.host == i }, func() {
 			for k := range s.machines {
-				if m := &s.machines[k]; k != i && m.isNode && m.ready && m.life == running && s.control(m) && m.cordon == uncordoned {
+				if m := &s.machines[k]; k != i && m.isNode && m.ready && m.life == running && s.control(m) && m.cordon == Uncordoned {
 					o.stop()
 					s.after(s.between(time.Second, 20*time.Second), func() { o.start() })
 					return
 				}
 			}
 		})
-	case moveLeader:
+	case MoveLeader:
 		to := e.heir
 		return when(func() bool {
 			return s.leader == i && to >= 0 && s.machines[to].member == 2 && s.machines[to].life == running && !s.machines[to].sick
 		}, func() { s.leader = to; o.wake() })
-	case removeMember:
+	case RemoveMember:
 		return when(func() bool {
 			m := &s.machines[i]
 			voters := 0
@@ -571,15 +571,15 @@ func (o *simOperator) do(a *action, e effect, seen *node, seenIntent *simIntent,
 					voters++
 				}
 			}
-			return m.member == 1 || m.member == 2 && voters-1 >= max(1, a.voters)
+			return m.member == 1 || m.member == 2 && voters-1 >= max(1, a.MinVoters)
 		}, func() {
 			s.machines[i].member = 0
 			s.elect()
 			o.wake()
 		})
-	case deleteInstance:
+	case DeleteInstance:
 		return func() {
-			o.asked[a.machine] = s.now + 20*time.Second
+			o.asked[a.Machine] = s.now + 20*time.Second
 			if s.now < s.cloudFails || s.luck(deletesLost, 15) || !o.right(a, e) {
 				return // refused, or lost
 			}
@@ -590,18 +590,18 @@ func (o *simOperator) do(a *action, e effect, seen *node, seenIntent *simIntent,
 				s.terminate(i)
 			})
 		}
-	case deleteNode:
-		return when(func() bool { return s.m[i].node != nil && s.lied(i, *s.m[i].node).providerID == a.machine }, func() { s.removeNode(i) })
-	case startUpgrade:
+	case DeleteNode:
+		return when(func() bool { return s.m[i].node != nil && s.lied(i, *s.m[i].node).ProviderID == a.Machine }, func() { s.removeNode(i) })
+	case StartUpgrade:
 		return func() {
 			if s.run == 1 || s.run == 2 && s.runComps == e.comps || s.machines[i].life != running || s.control(&s.machines[i]) && simOrder[e.comps] < simOrder[s.machines[i].api] || !o.right(a, e) {
 				return
 			}
 			s.startUpgrade(i, e.comps, a)
 		}
-	case publishComponents:
+	case PublishComponents:
 		return when(func() bool { return s.version == seenVersion }, func() {
-			s.setVersion(func(v *simVersion) { v.status.JoinComponents = a.join })
+			s.setVersion(func(v *simVersion) { v.status.JoinComponents = a.JoinComponents })
 		})
 	}
 	panic("no effect of " + a.String())
@@ -616,9 +616,9 @@ func (s *simulation) removeNode(i int) {
 	}
 }
 
-func (s *simulation) startUpgrade(i, comps int, a *action) {
+func (s *simulation) startUpgrade(i, comps int, a *Action) {
 	s.run, s.runComps = 1, comps
-	s.upgrade = upgradeRun{version: a.version, components: a.components, node: a.node, phase: "apply", started: s.clock()}
+	s.upgrade = UpgradeRun{Version: a.Version, Components: a.Components, Node: a.Node, Phase: "apply", Started: s.clock()}
 	took, done := s.between(30*time.Second, 4*time.Minute), true
 	if s.luck(upgradeFails, 50) {
 		done = false
@@ -626,10 +626,10 @@ func (s *simulation) startUpgrade(i, comps int, a *action) {
 			took = 20 * time.Minute // it hangs until the agent ends it
 		}
 	}
-	began := s.upgrade.started
+	began := s.upgrade.Started
 	s.after(took, func() {
-		if s.upgrade.started.Equal(began) {
-			s.endUpgrade(a.node, done)
+		if s.upgrade.Started.Equal(began) {
+			s.endUpgrade(a.Node, done)
 		}
 	})
 	if s.luck(apiAway, 50) {
@@ -669,21 +669,21 @@ func (o *simOperator) create(group string, intents []*simIntent) {
 	}
 	life := o.life
 	for _, in := range live {
-		o.asked[in.token] = s.now + took + time.Second
+		o.asked[in.Token] = s.now + took + time.Second
 	}
 	s.after(took, func() {
 		for _, in := range live {
-			i, ok := s.byToken[in.token]
+			i, ok := s.byToken[in.Token]
 			if !ok {
-				i = s.machine(s.groupNo(in.group), in.token)
-				s.say("the cloud makes %s for %s, to replace %s", s.m[i].name, in.name, in.donor)
+				i = s.machine(s.groupNo(in.Group), in.Token)
+				s.say("the cloud makes %s for %s, to replace %s", s.m[i].name, in.Name, in.Donor)
 				s.m[i].neverJoins, s.m[i].wrong = s.luck(neverJoins, 10), s.luck(joinsWrong, 10)
 				if s.luck(joinsLate, 10) {
-					s.m[i].late = s.between(joinDeadline/2, 2*joinDeadline)
+					s.m[i].late = s.between(JoinDeadline/2, 2*JoinDeadline)
 				}
 			}
 			if o.life == life && !lost {
-				o.answers[in.token] = i
+				o.answers[in.Token] = i
 			}
 		}
 		o.wake()
@@ -712,7 +712,7 @@ func (o *simOperator) drain(i int) {
 				o.wake()
 			}
 			s.after(20*time.Second, try)
-		case !f.isNode || f.cordon == uncordoned: // its Node is seen to have changed soon
+		case !f.isNode || f.cordon == Uncordoned: // its Node is seen to have changed soon
 			delete(o.drains, i)
 		default:
 			d.done, d.blocker, f.drained = true, "", true
@@ -786,9 +786,9 @@ func (s *simulation) finish() {
 func (s *simulation) left() string {
 	for i := range s.machines {
 		m := &s.machines[i]
-		m.postponed = s.m[i].node != nil && s.clock().Before(s.m[i].node.postponed)
+		m.postponed = s.m[i].node != nil && s.clock().Before(s.m[i].node.PostponedUntil)
 		m.retry = 0
-		if n := s.m[i].node; n != nil && n.retry != "" {
+		if n := s.m[i].node; n != nil && n.RetryRequest != "" {
 			m.retry = 1
 		}
 		if m.life == terminated && !m.isNode && m.member == 0 {
@@ -796,7 +796,7 @@ func (s *simulation) left() string {
 		}
 	}
 	if len(s.intents) > 0 {
-		return s.intents[0].name + " is left"
+		return s.intents[0].Name + " is left"
 	}
 	return s.unfinished()
 }

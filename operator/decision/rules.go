@@ -1,4 +1,4 @@
-package operator
+package decision
 
 // rule is one condition of the policy. Branches of decide on which safety or progress
 // depends ask for their rule by name, so that a test can switch one off and show that
@@ -81,7 +81,7 @@ const (
 )
 
 // must is for conditions of safety: it returns ok, and true if the rule is switched off.
-func (d *decision) must(r rule, ok bool) bool { return ok || d.off == r }
+func (d *Decision) must(r rule, ok bool) bool { return ok || d.off == r }
 
 // when is for branches of progress: it returns ok, and false if the rule is switched off.
-func (d *decision) when(r rule, ok bool) bool { return ok && d.off != r }
+func (d *Decision) when(r rule, ok bool) bool { return ok && d.off != r }

@@ -1,4 +1,4 @@
-package operator
+package decision
 
 import (
 	"slices"
@@ -15,37 +15,37 @@ import (
 // A Node that claims the machine of a control plane, and marks itself obsolete, once had
 // that machine deleted without its etcd member leaving first.
 func TestLyingNodeGetsNoMachineDeleted(t *testing.T) {
-	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *world) {
-		w.nodes[3].image, w.nodes[4].image = image2, image2
-		w.nodes = append(w.nodes, machine("worker-9", func(n *node) {
-			n.providerID, n.obsolete = w.nodes[0].providerID, true
+	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+		w.Nodes = append(w.Nodes, machine("worker-9", func(n *Node) {
+			n.ProviderID, n.Obsolete = w.Nodes[0].ProviderID, true
 		}))
 	})
 	actions, _ := decide(s, w)
 	for _, a := range actions {
-		if a.kind == recordIntent {
+		if a.Kind == RecordIntent {
 			t.Errorf("decided to %s", a)
 			// What the PendingNode leads to.
-			w.intents = append(w.intents, a.intent)
+			w.Intents = append(w.Intents, a.Intent)
 		}
 	}
-	for i := range w.nodes {
-		w.nodes[i].cordon, w.nodes[i].drained = cordonedByUs, true
+	for i := range w.Nodes {
+		w.Nodes[i].Cordon, w.Nodes[i].Drained = CordonedByUs, true
 	}
 	actions, _ = decide(s, w)
 	for _, a := range actions {
-		if a.kind == deleteInstance || a.kind == bindIntent || a.kind == removeMember {
+		if a.Kind == DeleteInstance || a.Kind == BindIntent || a.Kind == RemoveMember {
 			t.Errorf("decided to %s", a)
 		}
 	}
 }
 
 // lying adds a Node that no machine bears, and edits it.
-func lying(edit func(n *node, w *world)) func(*v1alpha1.NodeVersionSpec, *world) {
-	return func(_ *v1alpha1.NodeVersionSpec, w *world) {
+func lying(edit func(n *Node, w *World)) func(*v1alpha1.NodeVersionSpec, *World) {
+	return func(_ *v1alpha1.NodeVersionSpec, w *World) {
 		n := machine("worker-9")
 		edit(&n, w)
-		w.nodes = append(w.nodes, n)
+		w.Nodes = append(w.Nodes, n)
 	}
 }
 
@@ -56,21 +56,21 @@ func TestImpostorsChangeNoDecision(t *testing.T) {
 	for _, a := range all {
 		want = append(want, a.String())
 	}
-	for name, edit := range map[string]func(n *node, w *world){
-		"it is obsolete":              func(n *node, _ *world) { n.obsolete = true },
-		"it replaces":                 func(n *node, _ *world) { n.donor = "worker-0" },
-		"it is replaced":              func(n *node, _ *world) { n.heir, n.cordon, n.drained = "worker-1", cordonedByUs, true },
-		"it is an old control plane":  func(n *node, _ *world) { n.role, n.group, n.image = v1alpha1.ControlPlaneRole, cpGroup, image1 },
-		"its kubelet is newer":        func(n *node, _ *world) { n.kubelet = "v1.99.0" },
-		"it claims in another case":   func(n *node, _ *world) { n.providerID = strings.ToUpper(n.providerID) },
-		"it runs where the leader is": func(n *node, w *world) { w.leader = "worker-9" },
+	for name, edit := range map[string]func(n *Node, w *World){
+		"it is obsolete":              func(n *Node, _ *World) { n.Obsolete = true },
+		"it replaces":                 func(n *Node, _ *World) { n.Donor = "worker-0" },
+		"it is replaced":              func(n *Node, _ *World) { n.Heir, n.Cordon, n.Drained = "worker-1", CordonedByUs, true },
+		"it is an old control plane":  func(n *Node, _ *World) { n.Role, n.Group, n.Image = v1alpha1.ControlPlaneRole, cpGroup, image1 },
+		"its kubelet is newer":        func(n *Node, _ *World) { n.Kubelet = "v1.99.0" },
+		"it claims in another case":   func(n *Node, _ *World) { n.ProviderID = strings.ToUpper(n.ProviderID) },
+		"it runs where the leader is": func(n *Node, w *World) { w.LeaderNode = "worker-9" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, w := rollout(lying(func(n *node, w *world) {
-				n.providerID = w.nodes[0].providerID
+			s, w := rollout(lying(func(n *Node, w *World) {
+				n.ProviderID = w.Nodes[0].ProviderID
 				edit(n, w)
 			}))
-			before := slices.Clone(w.nodes)
+			before := slices.Clone(w.Nodes)
 			actions, status := decide(s, w)
 			var got []string
 			for _, a := range actions {
@@ -82,7 +82,7 @@ func TestImpostorsChangeNoDecision(t *testing.T) {
 			if d := cmp.Diff([]v1alpha1.Reference{{Kind: "Node", Name: "worker-9"}}, status.Invalid); d != "" || status.Nodes.Invalid != 1 || status.Nodes.Total != 6 {
 				t.Errorf("counts %+v; invalid, want and got:\n%s", status.Nodes, d)
 			}
-			if d := cmp.Diff(before, w.nodes, cmp.AllowUnexported(node{})); d != "" {
+			if d := cmp.Diff(before, w.Nodes, cmp.AllowUnexported(Node{})); d != "" {
 				t.Errorf("the world was changed:\n%s", d)
 			}
 		})
@@ -99,21 +99,21 @@ func TestImpostorsDoNotKeepTheRolloutFromItsEnd(t *testing.T) {
 		"one that claims none":              {"", "True UpToDate"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, w := rollout(lying(func(n *node, w *world) {
-				w.nodes[3].image, w.nodes[4].image = image2, image2
-				n.providerID = tt.id
+			s, w := rollout(lying(func(n *Node, w *World) {
+				w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
+				n.ProviderID = tt.id
 			}))
 			actions, status := decide(s, w)
-			if is := conditionText(status, v1alpha1.ConditionReady); len(actions) != 1 || actions[0].kind != resumeAutoscaler || is != tt.want {
+			if is := conditionText(status, v1alpha1.ConditionReady); len(actions) != 1 || actions[0].Kind != ResumeAutoscaler || is != tt.want {
 				t.Errorf("actions %v, Ready is %s; want %s", actions, is, tt.want)
 			}
 		})
 	}
 	// The Node of a machine that the cloud has is waited for.
-	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *world) {
-		w.nodes[3].image, w.nodes[4].image = image2, image2
+	s, w := rollout(func(_ *v1alpha1.NodeVersionSpec, w *World) {
+		w.Nodes[3].Image, w.Nodes[4].Image = image2, image2
 	})
-	w.nodes[4].providerID = ""
+	w.Nodes[4].ProviderID = ""
 	if _, status := decide(s, w); conditionText(status, v1alpha1.ConditionReady) != "False NodesInvalid" {
 		t.Errorf("Ready is %s", conditionText(status, v1alpha1.ConditionReady))
 	}
@@ -122,9 +122,9 @@ func TestImpostorsDoNotKeepTheRolloutFromItsEnd(t *testing.T) {
 // What is missing from the cloud's list is unknown: its node is neither replaced nor
 // deleted, and a control plane keeps workers waiting.
 func TestNodesOfMachinesThatAreNotDescribedStay(t *testing.T) {
-	without := func(names ...string) func(*v1alpha1.NodeVersionSpec, *world) {
-		return func(_ *v1alpha1.NodeVersionSpec, w *world) {
-			w.instances = slices.DeleteFunc(w.instances, func(m instance) bool { return slices.Contains(names, m.name) })
+	without := func(names ...string) func(*v1alpha1.NodeVersionSpec, *World) {
+		return func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Instances = slices.DeleteFunc(w.Instances, func(m Instance) bool { return slices.Contains(names, m.Name) })
 		}
 	}
 	wantActions(t, "a worker", decided(everyRule, without("worker-0")), "record intent replace-0 Join donor=worker-1")
@@ -132,7 +132,7 @@ func TestNodesOfMachinesThatAreNotDescribedStay(t *testing.T) {
 	bind := "bind intent replace-0 Leave donor=worker-0 machine=sandbox://t/worker-0"
 	wantActions(t, "a donor that may go", decided(everyRule, replacing(v1alpha1.JoinGoal, "Ready", true)), bind)
 	wantActions(t, "a donor whose machine is not described", decided(everyRule, replacing(v1alpha1.JoinGoal, "Ready", true), without("worker-0")))
-	wantActions(t, "an obsolete worker", decided(everyRule, without("worker-0", "worker-1"), func(_ *v1alpha1.NodeVersionSpec, w *world) { w.nodes[3].obsolete = true }), "resume autoscaler")
+	wantActions(t, "an obsolete worker", decided(everyRule, without("worker-0", "worker-1"), func(_ *v1alpha1.NodeVersionSpec, w *World) { w.Nodes[3].Obsolete = true }), "resume autoscaler")
 }
 
 // Which node a machine replaces follows from its token.
@@ -143,36 +143,36 @@ func TestTokensTellWhatIsReplaced(t *testing.T) {
 	switch {
 	case !local.ValidToken(made) || len(made) > 63:
 		t.Errorf("the token %q is not valid", made)
-	case replacedBy(made) != markOf(old.providerID) || replacedBy(made) == markOf(other.providerID):
+	case ReplacedHash(made) != MachineHash(old.ProviderID) || ReplacedHash(made) == MachineHash(other.ProviderID):
 		t.Errorf("the token %q does not tell what is replaced", made)
-	case markOf(old.providerID) != markOf(strings.ToUpper(old.providerID)):
+	case MachineHash(old.ProviderID) != MachineHash(strings.ToUpper(old.ProviderID)):
 		t.Error("the mark of an ID depends on its case")
 	case made == token(&old, "replace-0", now.Add(time.Second)) || made == token(&old, "replace-1", now):
 		t.Error("another attempt has the same token")
-	case replacedBy(strings.Repeat("0", 24)) != "":
+	case ReplacedHash(strings.Repeat("0", 24)) != "":
 		t.Error("the token of an older operator is taken to tell what is replaced")
 	}
 	// A worker that has taken its place claims that of another, and the other's group is as
 	// large as before.
-	claims := func(token string, agrees bool) func(*v1alpha1.NodeVersionSpec, *world) {
-		return func(_ *v1alpha1.NodeVersionSpec, w *world) {
-			w.nodes = append(w.nodes, machine("worker-7", func(n *node) { n.donor = "worker-0" }))
-			w.instances = append(w.instances, instance{id: "sandbox://t/worker-7", name: "worker-7", group: workerGroup, token: token, replaces: replacedBy(token), state: "Ready", since: modelNow})
+	claims := func(token string, agrees bool) func(*v1alpha1.NodeVersionSpec, *World) {
+		return func(_ *v1alpha1.NodeVersionSpec, w *World) {
+			w.Nodes = append(w.Nodes, machine("worker-7", func(n *Node) { n.Donor = "worker-0" }))
+			w.Instances = append(w.Instances, Instance{ID: "sandbox://t/worker-7", Name: "worker-7", Group: workerGroup, Token: token, ReplacesHash: ReplacedHash(token), State: "Ready", Since: modelNow})
 			if agrees {
-				w.nodes[3].heir = "worker-7"
+				w.Nodes[3].Heir = "worker-7"
 			}
 		}
 	}
-	begun := func(edit func(*v1alpha1.NodeVersionSpec, *world)) string {
+	begun := func(edit func(*v1alpha1.NodeVersionSpec, *World)) string {
 		actions, _ := decide(rollout(edit))
 		for _, a := range actions {
-			if a.kind == recordIntent {
-				return a.intent.token
+			if a.Kind == RecordIntent {
+				return a.Intent.Token
 			}
 		}
 		return ""
 	}
-	gone := node{providerID: "sandbox://t/worker-6"}
+	gone := Node{ProviderID: "sandbox://t/worker-6"}
 	for name, tt := range map[string]struct {
 		token   string
 		agrees  bool
@@ -194,8 +194,8 @@ func TestTokensTellWhatIsReplaced(t *testing.T) {
 // No machine is tracked because a Node has claimed it and the cloud forgets it.
 func TestMachinesThatTheCloudNeverDescribedAreNotTracked(t *testing.T) {
 	const id = "sandbox://t/ghost"
-	s, w := rollout(lying(func(n *node, _ *world) { n.name, n.providerID = "ghost", id }))
-	w.instances = append(w.instances, instance{id: id, mark: markOf(id), state: "Terminated"})
+	s, w := rollout(lying(func(n *Node, _ *World) { n.Name, n.ProviderID = "ghost", id }))
+	w.Instances = append(w.Instances, Instance{ID: id, Hash: MachineHash(id), State: "Unknown"})
 	actions, _ := decide(s, w)
 	for _, a := range actions {
 		if strings.Contains(a.String(), "ghost") {
@@ -206,21 +206,21 @@ func TestMachinesThatTheCloudNeverDescribedAreNotTracked(t *testing.T) {
 
 // Of several Nodes that claim one machine the one that bears its name counts on.
 func TestOfNodesThatClaimOneMachineTheHonestOneCounts(t *testing.T) {
-	w := world{instances: []instance{{id: "sandbox://t/b", name: "b", group: workerGroup, image: image2, state: "Ready"}}}
+	w := World{Instances: []Instance{{ID: "sandbox://t/b", Name: "b", Group: workerGroup, Image: image2, State: "Ready"}}}
 	for _, name := range []string{"a", "b", "c"} {
-		w.nodes = append(w.nodes, node{name: name, providerID: strings.Replace("sandbox://t/b", "sandbox", map[string]string{"a": "SANDBOX", "b": "sandbox", "c": "Sandbox"}[name], 1)})
+		w.Nodes = append(w.Nodes, Node{Name: name, ProviderID: strings.Replace("sandbox://t/b", "sandbox", map[string]string{"a": "SANDBOX", "b": "sandbox", "c": "Sandbox"}[name], 1)})
 	}
-	x := newLookup(&w)
-	if n := x.machineOf["sandbox://t/b"]; n == nil || n.name != "b" || len(w.nodes) != 1 || len(w.impostors) != 2 {
-		t.Errorf("the machine's Node is %+v, nodes %+v, impostors %+v", n, w.nodes, w.impostors)
+	x := NewLookup(&w)
+	if n := x.NodeOf["sandbox://t/b"]; n == nil || n.Name != "b" || len(w.Nodes) != 1 || len(w.Impostors) != 2 {
+		t.Errorf("the machine's Node is %+v, nodes %+v, impostors %+v", n, w.Nodes, w.Impostors)
 	}
 	// While the cloud does not describe the machine, only our own record does.
-	w = world{nodes: []node{{name: "a", providerID: "sandbox://t/b"}, {name: "b", providerID: "sandbox://t/b"}}}
-	if x := newLookup(&w); x.machineOf["sandbox://t/b"] != nil || len(w.impostors) > 0 {
-		t.Errorf("the machine's Node is %+v, impostors %+v", x.machineOf["sandbox://t/b"], w.impostors)
+	w = World{Nodes: []Node{{Name: "a", ProviderID: "sandbox://t/b"}, {Name: "b", ProviderID: "sandbox://t/b"}}}
+	if x := NewLookup(&w); x.NodeOf["sandbox://t/b"] != nil || len(w.Impostors) > 0 {
+		t.Errorf("the machine's Node is %+v, impostors %+v", x.NodeOf["sandbox://t/b"], w.Impostors)
 	}
-	w.intents = []intent{{name: "machine-b", goal: v1alpha1.LeaveGoal, machine: "sandbox://t/b", node: "b"}}
-	if n := newLookup(&w).machineOf["sandbox://t/b"]; n == nil || n.name != "b" {
+	w.Intents = []Intent{{Name: "machine-b", Goal: v1alpha1.LeaveGoal, Machine: "sandbox://t/b", Node: "b"}}
+	if n := NewLookup(&w).NodeOf["sandbox://t/b"]; n == nil || n.Name != "b" {
 		t.Errorf("the machine's Node is %+v", n)
 	}
 }
