@@ -174,6 +174,12 @@ type Snapshot struct {
 	Version string `json:"version,omitempty"`
 	Size    int64  `json:"size"`   // bytes
 	SHA256  string `json:"sha256"` // hex, of the whole file
+	// ClusterID is that of etcd, in hex; empty if it was not told.
+	ClusterID string `json:"cluster_id,omitempty"`
+	// MemberID is that of Member, in hex; empty if it was not told.
+	MemberID string `json:"member_id,omitempty"`
+	// Witnesses are other members that had the same at the revision before it was begun.
+	Witnesses []string `json:"witnesses,omitempty"`
 	// Unchecked says what of it could not be compared with the API server; empty if all
 	// was that can be, and for backups of before.
 	Unchecked []string `json:"unchecked,omitempty"`
