@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 
 	"constellation/engine/backup"
@@ -132,8 +133,46 @@ func (b *backupRun) snapshot(ctx context.Context, r *plan.Reporter, confirm Conf
 		for _, text := range known.Unchecked {
 			r.Log("backup", "", "warn", "snapshot of etcd not compared: "+text)
 		}
+		if len(known.Witnesses) > 0 {
+			r.Log("backup", "", "info", "etcd has the same on "+strings.Join(known.Witnesses, ", "))
+		}
+		if text := b.otherEtcd(known); text != "" {
+			b.w.Note(text)
+			r.Log("backup", "", "warn", text)
+		}
 	}
 	return err
+}
+
+// otherEtcd says so if the last backup of this cluster has a snapshot of an etcd with
+// another ID.
+func (b *backupRun) otherEtcd(s backup.Snapshot) string {
+	if s.ClusterID == "" || b.clusterID == "" {
+		return ""
+	}
+	all, err := backup.List(b.dir)
+	if err != nil {
+		return "" // what is wrong with the directory is found when the backup is completed
+	}
+	for _, e := range all {
+		if !e.Etcd || e.Cluster.ID != b.clusterID {
+			continue
+		}
+		old, err := backup.Open(b.dir, e.ID)
+		if err != nil {
+			continue
+		}
+		had := old.Manifest().Etcd
+		old.Close()
+		if had == nil || had.ClusterID == "" {
+			continue
+		}
+		if had.ClusterID == s.ClusterID {
+			return ""
+		}
+		return fmt.Sprintf("etcd has the cluster ID %s, and had %s in backup %s: only restoring etcd from a snapshot changes it; if nobody did, find out what this etcd is before you restore this backup", s.ClusterID, had.ClusterID, e.ID)
+	}
+	return ""
 }
 
 // countedSink is a file whose writes are seen.

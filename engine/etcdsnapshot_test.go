@@ -24,6 +24,7 @@ type backupTwin struct {
 	errs    []error
 	taken   int
 	confirm engine.ConfirmControlPlane // what it was given
+	etcd    string                     // its cluster ID
 }
 
 func (*backupTwin) Dump(context.Context, *backup.Writer, engine.DumpOptions, func(engine.BackupProgress)) error {
@@ -40,7 +41,7 @@ func (b *backupTwin) EtcdSnapshot(_ context.Context, w backup.Sink, confirm engi
 	page := bytes.Repeat([]byte("etcd"), 128)
 	sum := sha256.Sum256(page)
 	_, err := w.Write(append(page, sum[:]...))
-	return backup.Snapshot{Member: "control-plane-0", Revision: 7, Version: "3.6.6"}, err
+	return backup.Snapshot{Member: "control-plane-0", Revision: 7, Version: "3.6.6", ClusterID: b.etcd}, err
 }
 
 func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
@@ -98,6 +99,50 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 				t.Errorf("whole: %t", whole)
 			}
 		})
+	}
+}
+
+func TestAnotherEtcdThanInEarlierBackupsIsTold(t *testing.T) {
+	s := newCheckStage(t)
+	w, err := engine.OpenWorkspace(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster, now := &backupTwin{}, checkTime
+	e := engine.New(w, engine.Deps{
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
+		Now:     func() time.Time { return now },
+	})
+	for _, tt := range []struct {
+		etcd string
+		told bool
+	}{
+		{"cdf818194e3a8c32", false}, // there is no earlier one
+		{"cdf818194e3a8c32", false},
+		{"", false}, // an older operator does not say
+		{"1", true},
+		{"1", false}, // it was told once
+		{"cdf818194e3a8c32", true},
+	} {
+		now = now.Add(time.Hour)
+		cluster.etcd = tt.etcd
+		p, err := e.PlanBackup(t.Context(), engine.BackupRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := false
+		if err := e.Run(t.Context(), p, func(ev engine.Event) {
+			told = told || strings.HasPrefix(ev.Text, "etcd has the cluster ID "+tt.etcd+", and had ")
+		}); err != nil {
+			t.Fatal(err)
+		}
+		m, _, err := e.ShowBackup("", p.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told != tt.told || (len(m.Notes) > 0) != tt.told || m.Etcd.ClusterID != tt.etcd {
+			t.Errorf("etcd %q: told %t, notes %q, manifest %+v", tt.etcd, told, m.Notes, m.Etcd)
+		}
 	}
 }
 

@@ -254,6 +254,7 @@ func Run(ctx context.Context, c Config) error {
 		if c.SnapshotAddress != "" {
 			// Every replica does, leader or not: each speaks for its own host.
 			s := newSnapshots(core, h.snapshot, c.Log)
+			s.state = h.etcdState
 			if err := mgr.Add(everywhere(func(ctx context.Context) error { return s.serve(ctx, c.SnapshotAddress) })); err != nil {
 				return err
 			}
