@@ -12,6 +12,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/chart"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 )
@@ -133,12 +134,12 @@ func chartRemedy(err error) string {
 }
 
 // foreignChart is a chart that was fetched, as the cluster takes it.
-func (i *initRun) foreignChart(c release.Chart) (Chart, error) {
+func (i *initRun) foreignChart(c release.Chart) (cluster.Chart, error) {
 	got := i.fetched[c.Name]
 	if got == nil {
-		return Chart{}, fmt.Errorf("chart %s %s was not fetched", c.Name, c.Version)
+		return cluster.Chart{}, fmt.Errorf("chart %s %s was not fetched", c.Name, c.Version)
 	}
-	out := Chart{
+	out := cluster.Chart{
 		Name: c.Name, Namespace: c.Namespace, Version: c.Version, Values: deepCopy(c.Values), Needs: c.Needs,
 		Foreign: true, OwnName: c.Chart, SkipKinds: c.CRDs == release.SkipCRDs, Destructive: c.Destructive,
 	}

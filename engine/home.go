@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"constellation/assets"
+	"constellation/engine/compat"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/words"
@@ -129,7 +130,7 @@ func newerThan(c *Config) string {
 	if err != nil {
 		return ""
 	}
-	r, k := newestOf(all)
+	r, k := compat.NewestOf(all)
 	var parts []string
 	if c.Services.Less(r) || c.Image.Less(r) {
 		parts = append(parts, "release "+r.String())

@@ -15,6 +15,7 @@ import (
 	"constellation/assets"
 	"constellation/engine/chart"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/release"
@@ -31,7 +32,7 @@ type facts struct {
 	provider Provider
 	about    ProviderInfo
 	groups   []cloud.Group
-	machines []CloudMachine
+	machines []cluster.CloudMachine
 	image    cloud.Image
 	list     component.List
 	// statement vouches for list.

@@ -1,4 +1,4 @@
-package engine
+package compat
 
 import (
 	"flag"
@@ -55,12 +55,12 @@ func compatibilityPage() string {
 	line(``)
 	line(`| rule | condition | source |`)
 	line(`|---|---|---|`)
-	for _, r := range rules {
+	for _, r := range Rules {
 		source := r.source
-		if source == policyPage {
+		if source == PolicyPage {
 			source = "policy of this product"
 		}
-		line("| `%s` | %s | %s |", r.id, r.title, source)
+		line("| `%s` | %s | %s |", r.ID, r.title, source)
 	}
 	line(``)
 	line(`Some of them in more detail:`)
