@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "write docs/compatibility.md anew")
 // The page is made from the rules and from the planner's own words, so it says what
 // the program does.
 func TestDocsSayWhatTheRulesSay(t *testing.T) {
-	page := filepath.Join("..", "docs", "compatibility.md")
+	page := filepath.Join("..", "..", "docs", "compatibility.md")
 	want := compatibilityPage()
 	if *update {
 		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
@@ -30,7 +30,7 @@ func TestDocsSayWhatTheRulesSay(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(got), want); diff != "" {
-		t.Errorf("%s is not what `go test ./engine -run TestDocs -update` writes: %s", page, diff)
+		t.Errorf("%s is not what `go test ./engine/compat -run TestDocs -update` writes: %s", page, diff)
 	}
 }
 
@@ -40,7 +40,7 @@ func compatibilityPage() string {
 	line(`# Compatibility`)
 	line(``)
 	line("The compatibility matrix: which versions work together, and the path from one to another. `constellation upgrade check` applies it to your cluster")
-	line("([upgrade-check.md](upgrade-check.md)). This page is generated (`go test ./engine -run TestDocs -update`).")
+	line("([upgrade-check.md](upgrade-check.md)). This page is generated (`go test ./engine/compat -run TestDocs -update`).")
 	line(``)
 	line(`## Terms`)
 	line(``)
