@@ -468,7 +468,7 @@ func (i *initRun) hold(ctx context.Context, r *plan.Reporter, run string, lost f
 	if err != nil {
 		return nil, err
 	}
-	h := cluster.Holder{User: "somebody", Workspace: i.e.ws.dir, PID: os.Getpid(), Run: run, Since: i.e.now().UTC().Truncate(time.Second)}
+	h := cluster.Holder{User: "somebody", Workspace: i.e.ws.Dir(), PID: os.Getpid(), Run: run, Since: i.e.now().UTC().Truncate(time.Second)}
 	if u, err := user.Current(); err == nil {
 		h.User = u.Username
 	}
@@ -598,7 +598,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "upgrade the services", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+		return nil, &plan.Error{Op: "upgrade the services", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 	}
 	if err != nil {
 		return nil, err

@@ -43,7 +43,7 @@ func (f *facts) foreignCharts() (out []release.Chart) {
 // chartStore is what fetches charts; those that are in a bundle, if feed is one, come from
 // there.
 func (e *Engine) chartStore(feed string) (*chart.Store, error) {
-	s := &chart.Store{Base: e.ws.dir}
+	s := &chart.Store{Base: e.ws.Dir()}
 	bundle, err := openBundle(feed)
 	if err != nil {
 		return nil, err

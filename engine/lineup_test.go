@@ -139,7 +139,7 @@ func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &looked{ro: cluster.Rollout{Target: cluster.NodeTarget{Image: "b", Components: "c"}, Moves: tt.moves}, nodes: tt.nodes}
-			v, err := (&Engine{now: time.Now}).seeRollout(t.Context(), c, new(lineup))
+			v, err := seeRollout(t.Context(), c, new(lineup), time.Now())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -168,7 +168,7 @@ func TestNodesThatNobodyKnowsYetAreTheMachinesWithoutNames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var l lineup
-			if _, err := (&Engine{now: func() time.Time { return now }}).seeRollout(t.Context(), &looked{ro: cluster.Rollout{Moves: tt.moves}, nodes: tt.nodes}, &l); err != nil {
+			if _, err := seeRollout(t.Context(), &looked{ro: cluster.Rollout{Moves: tt.moves}, nodes: tt.nodes}, &l, now); err != nil {
 				t.Fatal(err)
 			}
 			var got []string
@@ -184,7 +184,7 @@ func TestNodesThatNobodyKnowsYetAreTheMachinesWithoutNames(t *testing.T) {
 
 // looked is a cluster at one moment.
 type looked struct {
-	Cluster
+	observed
 	ro    cluster.Rollout
 	nodes []*cluster.Node
 }

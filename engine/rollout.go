@@ -343,6 +343,14 @@ var heirWords = map[string]string{
 // gone reports whether the cloud removes a machine, or has.
 func gone(machine string) bool { return machine == "Terminating" || machine == "Terminated" }
 
+// observed is what an observation of a rollout reads of a cluster.
+type observed interface {
+	Rollout(ctx context.Context) (cluster.Rollout, error)
+	Nodes(ctx context.Context) ([]*cluster.Node, error)
+	Expected(ctx context.Context) ([]cluster.ExpectedNode, error)
+	Plans(ctx context.Context) ([]cluster.NodePlan, error)
+}
+
 // rolloutView is a rollout at one moment.
 type rolloutView struct {
 	cluster.Rollout
@@ -357,8 +365,7 @@ type rolloutView struct {
 	planless       error // why no Plan can be seen
 }
 
-func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutView, error) {
-	at := e.now()
+func seeRollout(ctx context.Context, k observed, l *lineup, at time.Time) (rolloutView, error) {
 	ro, err := k.Rollout(ctx)
 	if err != nil {
 		return rolloutView{}, err
@@ -513,7 +520,7 @@ func (i *initRun) followRollout(ctx context.Context, r *plan.Reporter, k Cluster
 	var denied time.Time // since when it denies; zero: it does not
 	for {
 		limited, end := context.WithTimeout(ctx, i.e.limits.glance)
-		now, err := i.e.seeRollout(limited, k, &line)
+		now, err := seeRollout(limited, k, &line, i.e.now())
 		end()
 		switch {
 		case ctx.Err() != nil:
@@ -704,7 +711,7 @@ func nothingToDo(why string) error {
 func (e *Engine) onCluster(ctx context.Context, op string, f func(context.Context, Cluster) error) error {
 	b, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return &plan.Error{Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+		return &plan.Error{Op: op, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return err

@@ -54,7 +54,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 		limit = e.limits.glance
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
-	v, err := e.seeRollout(limited, i.cluster, &lineup{})
+	v, err := seeRollout(limited, i.cluster, &lineup{}, e.now())
 	cancel()
 	switch {
 	case err == nil:
@@ -77,7 +77,7 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 	b, err := read()
 	if r.Kubeconfig == "" && errors.Is(err, errAbsent) {
 		return nil, &plan.Error{
-			Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage,
+			Op: op, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage,
 			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
 		}
 	}
