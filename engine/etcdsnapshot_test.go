@@ -14,6 +14,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/backup"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
 
@@ -45,9 +46,9 @@ func (b *backupTwin) EtcdSnapshot(_ context.Context, w backup.Sink, confirm engi
 }
 
 func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
-	broke := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: it broke off", engine.ErrUnreachable)}
-	absent := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: the operator has no pod", engine.ErrAbsent)}
-	denied := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: ask somebody", engine.ErrForbidden)}
+	broke := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: it broke off", cluster.ErrUnreachable)}
+	absent := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: the operator has no pod", cluster.ErrAbsent)}
+	denied := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: ask somebody", cluster.ErrForbidden)}
 	for _, tt := range []struct {
 		name, etcd string
 		errs       []error
@@ -149,11 +150,11 @@ func TestAnotherEtcdThanInEarlierBackupsIsTold(t *testing.T) {
 // machines is a cloud that has machines.
 type machines struct {
 	engine.Provider
-	list []engine.CloudMachine
+	list []cluster.CloudMachine
 	err  error
 }
 
-func (m *machines) Machines(context.Context) ([]engine.CloudMachine, error) { return m.list, m.err }
+func (m *machines) Machines(context.Context) ([]cluster.CloudMachine, error) { return m.list, m.err }
 
 func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 	s := newCheckStage(t)
@@ -161,18 +162,18 @@ func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine := func(name, id string, role cloud.Role, state cloud.State) engine.CloudMachine {
-		return engine.CloudMachine{Instance: cloud.Instance{Name: name, ProviderID: id, Role: role, State: state}}
+	machine := func(name, id string, role cloud.Role, state cloud.State) cluster.CloudMachine {
+		return cluster.CloudMachine{Instance: cloud.Instance{Name: name, ProviderID: id, Role: role, State: state}}
 	}
-	has := &machines{list: []engine.CloudMachine{
+	has := &machines{list: []cluster.CloudMachine{
 		machine("control-plane-0", "sandbox://demo/control-plane-0", cloud.ControlPlane, cloud.Ready),
 		machine("control-plane-1", "sandbox://demo/control-plane-1", cloud.ControlPlane, cloud.Stopped),
 		machine("worker-1", "sandbox://demo/worker-1", cloud.Worker, cloud.Ready),
 	}}
-	cluster := &backupTwin{}
+	twinned := &backupTwin{}
 	var asked error
 	e := engine.New(w, engine.Deps{
-		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return twinned, nil },
 		Provider: func(context.Context, *engine.Config, *engine.State) (engine.Provider, error) {
 			return has, asked
 		},
@@ -200,20 +201,20 @@ func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 		{"a Node with the name of a control plane and another ID", "control-plane-0", "sandbox://demo/worker-1", engine.ErrImpostor},
 		{"a machine that the cloud does not know", "control-plane-9", "sandbox://demo/control-plane-9", engine.ErrImpostor},
 		{"a Node that names no machine", "control-plane-0", "", engine.ErrImpostor},
-		{"a control plane that is switched off", "control-plane-1", "sandbox://demo/control-plane-1", engine.ErrUnreachable},
+		{"a control plane that is switched off", "control-plane-1", "sandbox://demo/control-plane-1", cluster.ErrUnreachable},
 	} {
-		if err := cluster.confirm(t.Context(), tt.node, tt.id); !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
+		if err := twinned.confirm(t.Context(), tt.node, tt.id); !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
 			t.Errorf("%s: %v, want %v", tt.name, err, tt.err)
 		}
 	}
 	has.err = cloud.ErrUnavailable
-	if err := cluster.confirm(t.Context(), "control-plane-0", "sandbox://demo/control-plane-0"); !errors.Is(err, engine.ErrUnreachable) {
+	if err := twinned.confirm(t.Context(), "control-plane-0", "sandbox://demo/control-plane-0"); !errors.Is(err, cluster.ErrUnreachable) {
 		t.Errorf("a cloud that does not answer: %v", err)
 	}
 
 	asked = errors.New("provider \"x\" is not in this release")
 	said := run()
-	if cluster.confirm != nil || !slices.ContainsFunc(said, func(l string) bool { return strings.Contains(l, "only taken where an API server announces itself") }) {
-		t.Errorf("without a cloud: asked %t, said %q", cluster.confirm != nil, said)
+	if twinned.confirm != nil || !slices.ContainsFunc(said, func(l string) bool { return strings.Contains(l, "only taken where an API server announces itself") }) {
+		t.Errorf("without a cloud: asked %t, said %q", twinned.confirm != nil, said)
 	}
 }

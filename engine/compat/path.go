@@ -1,4 +1,4 @@
-package engine
+package compat
 
 import (
 	"cmp"
@@ -71,7 +71,7 @@ func (m *Matrix) Goal(now Running, given Planned, o Offer) Planned {
 	if open {
 		best = p.start
 	}
-	at := func(s Span, want version.Version) bool { return want.IsZero() || s.is(want) }
+	at := func(s Span, want version.Version) bool { return want.IsZero() || s.Is(want) }
 	p.explore(false, func(layer []*vertex) bool {
 		for _, n := range layer {
 			if !at(n.services, given.Services) || !at(n.image, given.Image) || !at(n.kubernetes, given.Kubernetes) {
@@ -87,19 +87,6 @@ func (m *Matrix) Goal(now Running, given Planned, o Offer) Planned {
 		return given
 	}
 	return Planned{Services: best.services.Newest, Image: best.image.Newest, Kubernetes: best.kubernetes.Newest}
-}
-
-// Planned returns the target of a hop as [Matrix.Check] takes it. Fields that are not
-// valid versions are zero.
-func (h Hop) Planned() Planned {
-	parse := func(s string) version.Version {
-		v, err := version.Parse(s)
-		if err != nil {
-			return version.Version{}
-		}
-		return v
-	}
-	return Planned{Services: parse(h.To.Release), Image: parse(h.To.Image), Kubernetes: parse(h.To.Kubernetes), KeepWorkers: !h.ReplaceWorkers}
 }
 
 // state is the versions of a cluster that rules depend on. Versions are interned, so that
@@ -253,9 +240,9 @@ func (s *state) reached(goal *Planned) bool {
 		return !span.Mixed() && (want.IsZero() || span.Oldest.Equal(want))
 	}
 	return at(s.services, goal.Services) && at(s.image, goal.Image) && at(s.kubernetes, goal.Kubernetes) &&
-		(s.kubelet.IsZero() || s.kubelet.is(s.kubernetes.Oldest)) &&
-		(s.workerImage.IsZero() || s.workerImage.is(s.image.Oldest)) &&
-		(s.workerKubelet.IsZero() || s.workerKubelet.is(s.kubernetes.Oldest))
+		(s.kubelet.IsZero() || s.kubelet.Is(s.kubernetes.Oldest)) &&
+		(s.workerImage.IsZero() || s.workerImage.Is(s.image.Oldest)) &&
+		(s.workerKubelet.IsZero() || s.workerKubelet.Is(s.kubernetes.Oldest))
 }
 
 // running returns the state as input of the rules.
@@ -268,8 +255,8 @@ func (s *state) running() Running {
 
 // replaces reports which nodes a move replaces.
 func (s *state) replaces(mv move) (controlPlanes, workers bool) {
-	controlPlanes = !s.image.is(mv.image) || !s.kubernetes.is(mv.kubernetes) || !s.kubelet.IsZero() && !s.kubelet.is(mv.kubernetes)
-	behind := !s.workerImage.IsZero() && !s.workerImage.is(mv.image) || !s.workerKubelet.IsZero() && !s.workerKubelet.is(mv.kubernetes)
+	controlPlanes = !s.image.Is(mv.image) || !s.kubernetes.Is(mv.kubernetes) || !s.kubelet.IsZero() && !s.kubelet.Is(mv.kubernetes)
+	behind := !s.workerImage.IsZero() && !s.workerImage.Is(mv.image) || !s.workerKubelet.IsZero() && !s.workerKubelet.Is(mv.kubernetes)
 	return controlPlanes, behind && !mv.keep
 }
 
@@ -288,7 +275,7 @@ func (p *planner) after(s *state, mv move) state {
 			out.workerKubelet = At(mv.kubernetes)
 		}
 	}
-	if !s.kubernetes.is(mv.kubernetes) {
+	if !s.kubernetes.Is(mv.kubernetes) {
 		out.etcd = "" // set from the new patch
 		if k := p.m.find(mv.services); k != nil {
 			for _, q := range k.Kubernetes {
@@ -308,7 +295,7 @@ func (s *state) changes(mv move) int {
 		span Span
 		to   version.Version
 	}{{s.services, mv.services}, {s.image, mv.image}, {s.kubernetes, mv.kubernetes}} {
-		if !c.span.is(c.to) {
+		if !c.span.Is(c.to) {
 			n++
 		}
 	}
@@ -404,7 +391,7 @@ func (p *planner) expand(from *vertex, keep bool, yield func(move)) {
 				for _, keep := range keeps {
 					mv := move{services, image, k, keep}
 					cps, workers := from.replaces(mv)
-					if !cps && !workers && from.services.is(services) {
+					if !cps && !workers && from.services.Is(services) {
 						continue // no change
 					}
 					if keep {
@@ -497,7 +484,7 @@ func (p *planner) imagesOf(cli *known, runs version.Version) []version.Version {
 			if p.beyond(k.Version, p.goal.Image) && (!k.Version.Equal(cli.Version) || !p.goal.Image.IsZero()) {
 				continue
 			}
-			if minors := k.supported; minors != last || len(newer) == 0 || p.start.workerImage.is(k.Version) {
+			if minors := k.supported; minors != last || len(newer) == 0 || p.start.workerImage.Is(k.Version) {
 				newer, last = append(newer, p.intern(k.Version)), minors
 			}
 		}
@@ -527,7 +514,7 @@ func (p *planner) patchesOf(r *known, runs version.Version) []version.Version {
 		if up := minorsUp(runs, q.version); up < 0 || up > 1 || !runs.Less(q.version) || q.faulty != "" || p.beyond(q.version, p.goal.Kubernetes) || !p.offersKubernetes(q.version) {
 			continue
 		}
-		if last == nil || !last.version.SameMinor(q.version) || !last.etcd.Equal(q.etcd) || p.start.workerKubelet.is(q.version) {
+		if last == nil || !last.version.SameMinor(q.version) || !last.etcd.Equal(q.etcd) || p.start.workerKubelet.Is(q.version) {
 			out, last = append(out, p.intern(q.version)), q
 		}
 	}
@@ -557,7 +544,7 @@ func (p *planner) blockers(goal Planned) []*RuleResult {
 		}
 		goal.Services = cli
 	}
-	direct := blocks(p.m.Check(cli, p.now, goal, p.o))
+	direct := Blocks(p.m.Check(cli, p.now, goal, p.o))
 	if out := slices.DeleteFunc(slices.Clone(direct), func(r *RuleResult) bool { return !slices.Contains(static, r.Rule) }); len(out) > 0 {
 		return out
 	}
@@ -600,7 +587,7 @@ func (p *planner) blockers(goal Planned) []*RuleResult {
 				if d >= far(&nearest.state) && !after.reached(&goal) {
 					continue // not nearer to the goal
 				}
-				found := blocks(p.m.Check(r.Version, now, Planned{Services: r.Version, Image: image, Kubernetes: k}, p.o))
+				found := Blocks(p.m.Check(r.Version, now, Planned{Services: r.Version, Image: image, Kubernetes: k}, p.o))
 				if len(found) > 0 && (bestFar == math.MaxInt || len(found) < len(best) || len(found) == len(best) && d < bestFar) {
 					best, bestFar = found, d
 				}
@@ -616,9 +603,9 @@ func (p *planner) blockers(goal Planned) []*RuleResult {
 // gap is the result if no hop leads on from a vertex: a minor is missing.
 func (p *planner) gap(nearest *vertex, goal Planned) []*RuleResult {
 	return []*RuleResult{{
-		Rule: "unknown-release", Severity: plan.Block, Reference: policyPage,
+		Rule: "unknown-release", Severity: plan.Block, Reference: PolicyPage,
 		Title:  fmt.Sprintf("no known release leads from services %s and Kubernetes %s to services %s and Kubernetes %s", nearest.services.Newest, nearest.kubernetes.Newest, goal.Services, orVersion(goal.Kubernetes, nearest.kubernetes.Newest)),
-		Remedy: "known are " + p.m.list() + "; point `--feed` to the feed that publishes the releases in between",
+		Remedy: "known are " + p.m.List() + "; point `--feed` to the feed that publishes the releases in between",
 	}}
 }
 
@@ -641,7 +628,7 @@ func (p *planner) hops(end *vertex) []Hop {
 	}
 	var out []Hop
 	for i, n := range path {
-		h := Hop{Number: i + 1, CLI: n.hop.services, From: target(&n.from.state), To: target(&n.state), Get: p.m.get(n.hop.services)}
+		h := Hop{Number: i + 1, CLI: n.hop.services, From: target(&n.from.state), To: target(&n.state), Get: p.m.Get(n.hop.services)}
 		if i == 0 { // the running versions: a rollout in progress may not have replaced a node yet
 			h.From = plan.Target{Release: p.now.Services.String(), Image: p.now.ControlPlaneImage.String(), Kubernetes: p.now.Kubernetes.String()}
 		}
@@ -652,8 +639,8 @@ func (p *planner) hops(end *vertex) []Hop {
 	return out
 }
 
-// get describes how to obtain the CLI of a release; empty if it is this program.
-func (m *Matrix) get(v version.Version) string {
+// Get describes how to obtain the CLI of a release; empty if it is this program.
+func (m *Matrix) Get(v version.Version) string {
 	if v.String() == version.Release {
 		return ""
 	}
@@ -698,7 +685,7 @@ func (p *planner) separate(a, b *vertex, number int, first string) []string {
 	}
 	var out []string
 	brings := ", provided by " + first
-	for _, r := range blocks(p.m.Check(b.hop.services, now, Planned{Services: b.hop.services, Image: b.hop.image, Kubernetes: b.hop.kubernetes}, p.o)) {
+	for _, r := range Blocks(p.m.Check(b.hop.services, now, Planned{Services: b.hop.services, Image: b.hop.image, Kubernetes: b.hop.kubernetes}, p.o)) {
 		switch r.Rule {
 		case "oldest-supports-kubernetes":
 			out = append(out, "Kubernetes "+b.hop.kubernetes.MinorString()+" needs image "+a.hop.image.MinorString()+" on the control planes first"+brings)
@@ -755,7 +742,7 @@ func (p *planner) workers(path []*vertex, i int) []string {
 	kept.workerImage, kept.workerKubelet = n.from.workerImage, n.from.workerKubelet
 	for j, next := range path[i+1:] {
 		now := kept.running()
-		for _, r := range blocks(p.m.Check(next.hop.services, now, Planned{Services: next.hop.services, Image: next.hop.image, Kubernetes: next.hop.kubernetes, KeepWorkers: true}, p.o)) {
+		for _, r := range Blocks(p.m.Check(next.hop.services, now, Planned{Services: next.hop.services, Image: next.hop.image, Kubernetes: next.hop.kubernetes, KeepWorkers: true}, p.o)) {
 			return []string{fmt.Sprintf("workers are replaced now; otherwise, in hop %d, %s", i+j+2, r.Title)}
 		}
 		kept.services, kept.image, kept.kubernetes, kept.kubelet, kept.etcd = next.services, next.image, next.kubernetes, next.kubelet, next.etcd

@@ -1,4 +1,4 @@
-package engine
+package compat
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 // The page is made from the rules and from the planner's own words, so it says what
 // the program does.
 func TestDocsSayWhatTheRulesSay(t *testing.T) {
-	page := filepath.Join("..", "docs", "compatibility.md")
+	page := filepath.Join("..", "..", "docs", "compatibility.md")
 	want := compatibilityPage()
 	golden.Equal(t, page, want)
 }
@@ -24,7 +24,7 @@ func compatibilityPage() string {
 	line(`# Compatibility`)
 	line(``)
 	line("The compatibility matrix: which versions work together, and the path from one to another. `constellation upgrade check` applies it to your cluster")
-	line("([upgrade-check.md](upgrade-check.md)). This page is generated (`go test ./engine -run TestDocs -update`).")
+	line("([upgrade-check.md](upgrade-check.md)). This page is generated (`go test ./engine/compat -run TestDocs -update`).")
 	line(``)
 	line(`## Terms`)
 	line(``)
@@ -39,12 +39,12 @@ func compatibilityPage() string {
 	line(``)
 	line(`| rule | condition | source |`)
 	line(`|---|---|---|`)
-	for _, r := range rules {
+	for _, r := range Rules {
 		source := r.source
-		if source == policyPage {
+		if source == PolicyPage {
 			source = "policy of this product"
 		}
-		line("| `%s` | %s | %s |", r.id, r.title, source)
+		line("| `%s` | %s | %s |", r.ID, r.title, source)
 	}
 	line(``)
 	line(`Some of them in more detail:`)

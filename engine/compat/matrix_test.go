@@ -1,4 +1,4 @@
-package engine
+package compat
 
 import (
 	"io/fs"
@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/assets"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
@@ -143,7 +144,7 @@ func TestMatrixJudges(t *testing.T) {
 	etcd := func(r Running, tag string) Running { r.Etcd = tag; return r }
 	demand := func(r Running) Running { r.JoinConfig.Attestation = attested; return r }
 	target := func(r Running, image, kubernetes string) Running {
-		r.Target = NodeTarget{ImageVersion: image, Kubernetes: kubernetes}
+		r.Target = cluster.NodeTarget{ImageVersion: image, Kubernetes: kubernetes}
 		return r
 	}
 	attest := func(p Planned, s string) Planned { p.Attestation = s; return p }
@@ -247,11 +248,11 @@ func TestMatrixJudges(t *testing.T) {
 					}
 				}
 			}
-			if len(got) != len(rules) {
-				t.Fatalf("%d results of %d rules", len(got), len(rules))
+			if len(got) != len(Rules) {
+				t.Fatalf("%d results of %d rules", len(got), len(Rules))
 			}
 			for i, r := range got {
-				if r.Rule != rules[i].id || r.Title == "" || r.Reference == "" || (r.Remedy != "") != (r.Severity != plan.Info) || strings.Contains(r.Title+r.Remedy, "  ") {
+				if r.Rule != Rules[i].ID || r.Title == "" || r.Reference == "" || (r.Remedy != "") != (r.Severity != plan.Info) || strings.Contains(r.Title+r.Remedy, "  ") {
 					t.Errorf("result %d is %+v", i, r)
 				}
 			}
@@ -263,11 +264,11 @@ func TestEveryRuleForbidsSomething(t *testing.T) {
 	// TestMatrixJudges names rules in its table; this reads nothing but IDs, and keeps
 	// them unique and kebab-case.
 	seen := map[string]bool{}
-	for _, r := range rules {
-		if seen[r.id] || !regexp.MustCompile(`^[a-z]+(-[a-z]+)+$|^[a-z]+$`).MatchString(r.id) || r.title == "" || r.source == "" {
-			t.Errorf("rule %+v", r.id)
+	for _, r := range Rules {
+		if seen[r.ID] || !regexp.MustCompile(`^[a-z]+(-[a-z]+)+$|^[a-z]+$`).MatchString(r.ID) || r.title == "" || r.source == "" {
+			t.Errorf("rule %+v", r.ID)
 		}
-		seen[r.id] = true
+		seen[r.ID] = true
 	}
 	for _, id := range static {
 		if !seen[id] {
@@ -285,22 +286,22 @@ func TestRuleTextsNameVersionsAndRemedy(t *testing.T) {
 		want      RuleResult
 	}{
 		{"the image first", "v1.1.0", at("v1.0.0", "v1.0.0", "v1.35.4"), to("v1.1.0", "v1.1.0", "v1.36.4"), RuleResult{
-			"oldest-supports-kubernetes", plan.Block, "Kubernetes v1.36 needs an image that supports it on all control planes first, and image v1.0.0 supports v1.34 and v1.35", policyPage,
+			"oldest-supports-kubernetes", plan.Block, "Kubernetes v1.36 needs an image that supports it on all control planes first, and image v1.0.0 supports v1.34 and v1.35", PolicyPage,
 			"upgrade to release and image v1.1.0 first, and to Kubernetes v1.36 in the hop after it",
 		}},
 		{"Kubernetes first", "v1.1.0", at("v1.0.0", "v1.0.0", "v1.34.3"), to("v1.1.0", "v1.1.0", ""), RuleResult{
-			"services-support-kubernetes", plan.Block, "release v1.1.0 does not support the running Kubernetes v1.34 (supported: v1.35 and v1.36)", policyPage,
+			"services-support-kubernetes", plan.Block, "release v1.1.0 does not support the running Kubernetes v1.34 (supported: v1.35 and v1.36)", PolicyPage,
 			"upgrade Kubernetes to v1.35 first, with constellation v1.0.0",
 		}},
 		{"a newer cluster", "v1.0.0", at("v1.1.0", "v1.0.0", "v1.35.4"), Planned{}, RuleResult{
-			"cli-services", plan.Block, "this CLI, v1.0.0, is older than the running services v1.1.0", policyPage, "use constellation v1.1.0 or newer",
+			"cli-services", plan.Block, "this CLI, v1.0.0, is older than the running services v1.1.0", PolicyPage, "use constellation v1.1.0 or newer",
 		}},
 		{"an impossible patch", "v1.1.0", at("v1.1.0", "v1.1.0", "v1.35.4"), to("", "", "v1.36.9"), RuleResult{
-			"kubernetes-offered", plan.Block, "release v1.1.0 does not contain Kubernetes v1.36.9", policyPage, "choose v1.36.0, v1.36.3 or v1.36.4",
+			"kubernetes-offered", plan.Block, "release v1.1.0 does not contain Kubernetes v1.36.9", PolicyPage, "choose v1.36.0, v1.36.3 or v1.36.4",
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff([]*RuleResult{&tt.want}, blocks(m.Check(ver(tt.cli), tt.now, tt.to, Offer{}))); diff != "" {
+			if diff := cmp.Diff([]*RuleResult{&tt.want}, Blocks(m.Check(ver(tt.cli), tt.now, tt.to, Offer{}))); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -338,7 +339,7 @@ func TestRemediesNameOnlyReachablePatches(t *testing.T) {
 		{"the running patch is in no release", all, "v1.36.7", Offer{}, "wait for a newer patch of v1.36 or choose a newer minor"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			results := blocks(NewMatrix(tt.releases).Check(ver("v1.1.0"), at("v1.1.0", "v1.1.0", tt.runs), to("", "", "v1.36.9"), tt.offer))
+			results := Blocks(NewMatrix(tt.releases).Check(ver("v1.1.0"), at("v1.1.0", "v1.1.0", tt.runs), to("", "", "v1.36.9"), tt.offer))
 			i := slices.IndexFunc(results, func(r *RuleResult) bool { return r.Rule == "kubernetes-offered" })
 			if i < 0 || results[i].Remedy != tt.want {
 				t.Errorf("want %q, got %+v", tt.want, results)

@@ -1,4 +1,4 @@
-package engine
+package compat
 
 import (
 	"cmp"
@@ -151,7 +151,7 @@ func TestPaths(t *testing.T) {
 				if h.Number != i+1 || i > 0 && h.From != hops[i-1].To {
 					t.Errorf("hop %d does not start where the previous one ends: %+v", i+1, h)
 				}
-				if found := blocks(tt.m.Check(h.CLI, now, h.Planned(), tt.offer)); len(found) > 0 {
+				if found := Blocks(tt.m.Check(h.CLI, now, h.Planned(), tt.offer)); len(found) > 0 {
 					t.Errorf("hop %d is forbidden: %+v", i+1, found)
 				}
 				now = reach(now, h)
@@ -164,7 +164,7 @@ func TestPaths(t *testing.T) {
 func reach(now Running, h Hop) Running {
 	p := h.Planned()
 	etcd := now.Etcd
-	if !now.Kubernetes.is(p.Kubernetes) {
+	if !now.Kubernetes.Is(p.Kubernetes) {
 		etcd = ""
 	}
 	next := Running{Services: At(p.Services), ControlPlaneImage: At(p.Image), Kubernetes: At(p.Kubernetes), ControlPlaneKubelet: At(p.Kubernetes), WorkerImage: now.WorkerImage, WorkerKubelet: now.WorkerKubelet, Etcd: etcd}
@@ -237,12 +237,12 @@ func TestGetCLI(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := invented("v1.5.0", "")
 			s.CLI = tt.list
-			if got := NewMatrix([]release.Summary{s}).get(ver("v1.5.0")); got != tt.want {
+			if got := NewMatrix([]release.Summary{s}).Get(ver("v1.5.0")); got != tt.want {
 				t.Errorf("%q, want %q", got, tt.want)
 			}
 		})
 	}
-	if got := NewMatrix(nil).get(ver(version.Release)); got != "" {
+	if got := NewMatrix(nil).Get(ver(version.Release)); got != "" {
 		t.Errorf("this program: %q", got)
 	}
 }
@@ -549,7 +549,7 @@ func TestPathIsOptimal(t *testing.T) {
 		hops, why := m.Path(now, goal, offer)
 		want, ok := y.best(s, services, image, kubernetes)
 		if !ok {
-			if hops != nil || len(blocks(slices.Clone(why))) == 0 {
+			if hops != nil || len(Blocks(slices.Clone(why))) == 0 {
 				t.Fatalf("no path exists, but Path returned %q, %+v", told(hops), why)
 			}
 			return
@@ -562,7 +562,7 @@ func TestPathIsOptimal(t *testing.T) {
 		state := now
 		for i, h := range hops {
 			results := m.Check(h.CLI, state, h.Planned(), offer)
-			if found := blocks(results); len(found) > 0 {
+			if found := Blocks(results); len(found) > 0 {
 				t.Fatalf("hop %d of %q is forbidden: %+v", i+1, told(hops), found)
 			}
 			if m.find(h.CLI).Faulty != "" {
@@ -572,7 +572,7 @@ func TestPathIsOptimal(t *testing.T) {
 				t.Errorf("hop %d of %q has no reason", i+1, told(hops))
 			}
 			next := reach(state, h)
-			if !state.ControlPlaneImage.is(next.ControlPlaneImage.Oldest) && m.find(next.ControlPlaneImage.Oldest).Faulty != "" {
+			if !state.ControlPlaneImage.Is(next.ControlPlaneImage.Oldest) && m.find(next.ControlPlaneImage.Oldest).Faulty != "" {
 				t.Fatalf("hop %d leads to a faulty image", i+1)
 			}
 			if next.Etcd == "" {
@@ -608,7 +608,7 @@ func costOf(now Running, hops []Hop) toyCost {
 			c[1]++
 		}
 		p := h.Planned()
-		for _, changed := range []bool{!now.Services.is(p.Services), !now.ControlPlaneImage.is(p.Image), !now.Kubernetes.is(p.Kubernetes)} {
+		for _, changed := range []bool{!now.Services.Is(p.Services), !now.ControlPlaneImage.Is(p.Image), !now.Kubernetes.Is(p.Kubernetes)} {
 			if changed {
 				c[2]++
 			}

@@ -1,4 +1,9 @@
-package engine
+// Package compat answers: which versions go together, and by which hops does a cluster reach
+// a newer one?
+//
+// A [Matrix] is made of releases and judges a hop by rules, and a path is the shortest list
+// of hops that it allows. The package is pure: it asks no cluster, no cloud and no file.
+package compat
 
 import (
 	"cmp"
@@ -9,12 +14,31 @@ import (
 	"strings"
 	"sync"
 
-	"constellation/engine/attestation"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
 	"constellation/engine/words"
 )
+
+// NewestOf returns the newest release and the newest Kubernetes that are known and fine;
+// pre-releases are left out.
+func NewestOf(all []release.Summary) (r, k version.Version) {
+	for _, s := range all {
+		if s.Faulty != "" || s.Version.Prerelease() != "" {
+			continue
+		}
+		if r.Less(s.Version) {
+			r = s.Version
+		}
+		for _, x := range s.Kubernetes {
+			if x.Faulty == "" && k.Less(x.Version) {
+				k = x.Version
+			}
+		}
+	}
+	return r, k
+}
 
 // Matrix is the compatibility matrix: the contents of releases as data, and the upgrade
 // rules over them as code. It is immutable and may be used concurrently.
@@ -68,7 +92,7 @@ type Offer struct {
 
 // Sources of rules.
 const (
-	policyPage   = "docs/compatibility.md"
+	PolicyPage   = "docs/compatibility.md"
 	semverPage   = "https://semver.org/#spec-item-8"
 	skewPage     = "https://kubernetes.io/releases/version-skew-policy/"
 	kubeletKEP   = "https://kubernetes.io/releases/version-skew-policy/#kubelet, KEP-3935"
@@ -80,35 +104,35 @@ const (
 // rule is one condition that every hop must satisfy. title states the condition. If it
 // holds, judge returns Info and empty texts, because the planner calls it very often.
 type rule struct {
-	id, title, source string
+	ID, title, source string
 	judge             func(*step) (s plan.Severity, title, remedy string)
 }
 
-// rules are all rules in the order of the output: validity of versions, distances between
+// Rules are all rules in the order of the output: validity of versions, distances between
 // versions, compatibility of components, offers of the provider.
-var rules = [...]rule{
-	{"unknown-release", "target releases are known", policyPage, judgeUnknownRelease},
-	{"faulty", "no target version is marked faulty", policyPage, judgeFaulty},
+var Rules = [...]rule{
+	{"unknown-release", "target releases are known", PolicyPage, judgeUnknownRelease},
+	{"faulty", "no target version is marked faulty", PolicyPage, judgeFaulty},
 	{"same-major", "services, image, Kubernetes and CLI keep their major version", semverPage, judgeSameMajor},
-	{"never-down", "services, image and Kubernetes are never downgraded", policyPage, judgeNeverDown},
-	{"minor-drift", "services and image go up by one minor per hop at most", policyPage, judgeMinorDrift},
-	{"upgrade-from", "the running services are at least as new as the target release requires", policyPage, judgeUpgradeFrom},
-	{"cli-services", "a CLI installs the services of its own release, over services at most one minor older", policyPage, judgeCLIServices},
-	{"cli-image", "a new image has the CLI's minor, in any patch; an unchanged image may be one minor older", policyPage, judgeCLIImage},
-	{"image-services", "images are not of a newer minor than the services, and at most one minor older", policyPage, judgeImageServices},
-	{"oldest-supports-kubernetes", "a new minor of Kubernetes is supported by the oldest image of the control planes, the new image and the new services", policyPage, judgeOldestSupports},
-	{"services-support-kubernetes", "new services support the running Kubernetes, because charts are upgraded first", policyPage, judgeServicesSupport},
+	{"never-down", "services, image and Kubernetes are never downgraded", PolicyPage, judgeNeverDown},
+	{"minor-drift", "services and image go up by one minor per hop at most", PolicyPage, judgeMinorDrift},
+	{"upgrade-from", "the running services are at least as new as the target release requires", PolicyPage, judgeUpgradeFrom},
+	{"cli-services", "a CLI installs the services of its own release, over services at most one minor older", PolicyPage, judgeCLIServices},
+	{"cli-image", "a new image has the CLI's minor, in any patch; an unchanged image may be one minor older", PolicyPage, judgeCLIImage},
+	{"image-services", "images are not of a newer minor than the services, and at most one minor older", PolicyPage, judgeImageServices},
+	{"oldest-supports-kubernetes", "a new minor of Kubernetes is supported by the oldest image of the control planes, the new image and the new services", PolicyPage, judgeOldestSupports},
+	{"services-support-kubernetes", "new services support the running Kubernetes, because charts are upgraded first", PolicyPage, judgeServicesSupport},
 	{"kubernetes-minor", "Kubernetes goes up by one minor per hop at most", kubeadmMinor, judgeKubernetesMinor},
-	{"kubernetes-offered", "the release contains the target Kubernetes patch; the running patch may stay", policyPage, judgeKubernetesOffered},
+	{"kubernetes-offered", "the release contains the target Kubernetes patch; the running patch may stay", PolicyPage, judgeKubernetesOffered},
 	{"kubelet-skew", "kubelets are not newer than the API server, and at most three minors older (two before v1.25)", kubeletKEP, judgeKubeletSkew},
 	{"control-plane-skew", "API servers are at most one minor apart", skewPage + "#kube-apiserver", judgeControlPlaneSkew},
 	{"kubeadm-floor", "kubeadm can read the configuration that this program writes (v1beta4, from v1.31 on)", kubeadmPage, judgeKubeadmFloor},
 	{"etcd-step", "etcd goes up by one minor at most, and to v3.6 only from v3.5.26 or newer", etcdPage, judgeEtcdStep},
-	{"offered-image", "the provider offers the image", policyPage, judgeOfferedImage},
-	{"offered-kubernetes", "the provider offers the components of the target Kubernetes", policyPage, judgeOfferedKubernetes},
-	{"variant", "the attestation variant does not change", policyPage, judgeVariant},
-	{"measurements-weaker", "every register that is enforced stays enforced", policyPage, judgeMeasurements},
-	{"rollout-running", "no other rollout is in progress", policyPage, judgeRolloutRunning},
+	{"offered-image", "the provider offers the image", PolicyPage, judgeOfferedImage},
+	{"offered-kubernetes", "the provider offers the components of the target Kubernetes", PolicyPage, judgeOfferedKubernetes},
+	{"variant", "the attestation variant does not change", PolicyPage, judgeVariant},
+	{"measurements-weaker", "every register that is enforced stays enforced", PolicyPage, judgeMeasurements},
+	{"rollout-running", "no other rollout is in progress", PolicyPage, judgeRolloutRunning},
 }
 
 // NewMatrix returns the matrix of releases, which may be in any order. The caller must not
@@ -267,9 +291,9 @@ func (s *step) prepare() {
 	if s.kubernetes.IsZero() {
 		s.kubernetes = s.runsKubernetes.Oldest
 	}
-	s.servicesChange = !n.Services.is(s.services)
-	s.imageChange = !s.runsImage.is(s.image)
-	s.kubernetesChange = !s.runsKubernetes.is(s.kubernetes)
+	s.servicesChange = !n.Services.Is(s.services)
+	s.imageChange = !s.runsImage.Is(s.image)
+	s.kubernetesChange = !s.runsKubernetes.Is(s.kubernetes)
 	s.release, s.patch = s.m.find(s.services), nil
 	if s.release != nil {
 		s.patch = s.release.patch(s.kubernetes)
@@ -297,20 +321,14 @@ func widen(s Span, target string) Span {
 	return s.Add(v)
 }
 
-// is reports whether s contains v only.
-func (s Span) is(v version.Version) bool { return s.Oldest.Equal(v) && s.Newest.Equal(v) }
-
 // satisfied are the results of a hop that satisfies all rules. All callers share them,
 // because most hops satisfy most rules.
-var satisfied = func() (out [len(rules)]*RuleResult) {
-	for i, r := range rules {
-		out[i] = &RuleResult{Rule: r.id, Severity: plan.Info, Title: r.title, Reference: r.source}
+var satisfied = func() (out [len(Rules)]*RuleResult) {
+	for i, r := range Rules {
+		out[i] = &RuleResult{Rule: r.ID, Severity: plan.Info, Title: r.title, Reference: r.source}
 	}
 	return out
 }()
-
-// String is "block minor-drift: services would go ..."; the remedy is left out.
-func (r *RuleResult) String() string { return string(r.Severity) + " " + r.Rule + ": " + r.Title }
 
 // evaluation is a step with the values it points to; it is pooled to avoid allocations.
 type evaluation struct {
@@ -332,12 +350,12 @@ func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []
 	q.step.prepare()
 	// Few rules are violated, so the buffer is small and the result is cloned to its size.
 	var room [4]RuleResult
-	var at [len(rules)]int
+	var at [len(Rules)]int
 	violated := room[:0]
-	for i := range rules {
-		if severity, title, remedy := rules[i].judge(&q.step); severity != plan.Info {
+	for i := range Rules {
+		if severity, title, remedy := Rules[i].judge(&q.step); severity != plan.Info {
 			at[len(violated)] = i
-			violated = append(violated, RuleResult{Rule: rules[i].id, Severity: severity, Title: title, Reference: rules[i].source, Remedy: remedy})
+			violated = append(violated, RuleResult{Rule: Rules[i].ID, Severity: severity, Title: title, Reference: Rules[i].source, Remedy: remedy})
 		}
 	}
 	q.offer = Offer{}
@@ -353,16 +371,16 @@ func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []
 
 // allowed reports whether no rule forbids the hop.
 func (s *step) allowed() bool {
-	for i := range rules {
-		if sev, _, _ := rules[i].judge(s); sev == plan.Block {
+	for i := range Rules {
+		if sev, _, _ := Rules[i].judge(s); sev == plan.Block {
 			return false
 		}
 	}
 	return true
 }
 
-// blocks returns the results that forbid a hop.
-func blocks(results []*RuleResult) []*RuleResult {
+// Blocks returns the results that forbid a hop.
+func Blocks(results []*RuleResult) []*RuleResult {
 	return slices.DeleteFunc(results, func(r *RuleResult) bool { return r.Severity != plan.Block })
 }
 
@@ -394,21 +412,21 @@ func judgeUnknownRelease(s *step) (plan.Severity, string, string) {
 	case s.release == nil && s.services.IsZero():
 		return unknown("the services")
 	case s.release == nil && s.servicesChange:
-		return plan.Block, "release " + s.services.String() + " is unknown", "known are " + s.m.list() + "; if it is newer, point `--feed` to the feed that publishes it"
+		return plan.Block, "release " + s.services.String() + " is unknown", "known are " + s.m.List() + "; if it is newer, point `--feed` to the feed that publishes it"
 	case s.imageRelease == nil && s.image.IsZero():
 		return unknown("the image")
 	case s.imageRelease == nil && s.imageChange:
-		return plan.Block, "image " + s.image.String() + " belongs to no known release", "known are " + s.m.list()
+		return plan.Block, "image " + s.image.String() + " belongs to no known release", "known are " + s.m.List()
 	case s.release == nil:
-		return plan.Warn, "the running services are of the unknown release " + s.services.String(), "known are " + s.m.list() + "; if it is your own, point `--feed` to the feed that publishes it"
+		return plan.Warn, "the running services are of the unknown release " + s.services.String(), "known are " + s.m.List() + "; if it is your own, point `--feed` to the feed that publishes it"
 	case s.imageRelease == nil:
-		return plan.Warn, "the running image is of the unknown release " + s.image.String(), "known are " + s.m.list() + "; if it is your own, point `--feed` to the feed that publishes it"
+		return plan.Warn, "the running image is of the unknown release " + s.image.String(), "known are " + s.m.List() + "; if it is your own, point `--feed` to the feed that publishes it"
 	}
 	return plan.Info, "", ""
 }
 
-// list names the newest eight releases.
-func (m *Matrix) list() string {
+// List names the newest eight releases.
+func (m *Matrix) List() string {
 	var out []string
 	for _, k := range m.releases[max(0, len(m.releases)-8):] {
 		out = append(out, k.Version.String())
@@ -631,7 +649,7 @@ func judgeOldestSupports(s *step) (plan.Severity, string, string) {
 	case up && s.release != nil && !s.release.supports(s.kubernetes):
 		return plan.Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.release.supported + ")", s.m.firstSupporting(s.kubernetes)
 	case up && s.oldestRelease == nil:
-		return plan.Block, "unknown whether image " + s.runsImage.Oldest.String() + " supports Kubernetes " + s.kubernetes.MinorString(), "upgrade to the image of a known release first: " + s.m.list()
+		return plan.Block, "unknown whether image " + s.runsImage.Oldest.String() + " supports Kubernetes " + s.kubernetes.MinorString(), "upgrade to the image of a known release first: " + s.m.List()
 	case up && !s.oldestRelease.supports(s.kubernetes):
 		return plan.Block, "Kubernetes " + s.kubernetes.MinorString() + " needs an image that supports it on all control planes first, and image " + s.runsImage.Oldest.String() + " supports " + s.oldestRelease.supported,
 			s.m.firstSupporting(s.kubernetes)
@@ -694,7 +712,7 @@ func judgeKubernetesOffered(s *step) (plan.Severity, string, string) {
 	case s.kubernetes.IsZero():
 		return unknown("Kubernetes")
 	case s.release == nil && s.kubernetesChange:
-		return plan.Block, "unknown whether release " + s.services.String() + " contains Kubernetes " + s.kubernetes.String(), "choose a known release: " + s.m.list()
+		return plan.Block, "unknown whether release " + s.services.String() + " contains Kubernetes " + s.kubernetes.String(), "choose a known release: " + s.m.List()
 	case s.release == nil:
 		return plan.Info, "", ""
 	case s.kubernetesChange && s.patch == nil:
@@ -837,25 +855,8 @@ func judgeOfferedKubernetes(s *step) (plan.Severity, string, string) {
 	return plan.Info, "", ""
 }
 
-// demand is the attestation policy for joining machines.
-type demand struct {
-	Variant      string                   `json:"variant"`
-	Measurements attestation.Measurements `json:"measurements"`
-}
-
-// weakenedBy returns, in order, the registers that d enforces and the policy then does not.
-func (d demand) weakenedBy(then demand) (lost []uint32) {
-	for i, m := range d.Measurements {
-		if after, ok := then.Measurements[i]; !m.WarnOnly && (!ok || after.WarnOnly) {
-			lost = append(lost, i)
-		}
-	}
-	slices.Sort(lost)
-	return lost
-}
-
 // demands parses the attestation policies before and after the hop.
-func (s *step) demands() (now, then demand, err error) {
+func (s *step) demands() (now, then cluster.Demand, err error) {
 	if err = json.Unmarshal([]byte(s.now.JoinConfig.Attestation), &now); err != nil {
 		return now, then, fmt.Errorf("read join-config: %w", err)
 	}
@@ -887,7 +888,7 @@ func judgeMeasurements(s *step) (plan.Severity, string, string) {
 	if err != nil {
 		return plan.NotChecked, "measurements not compared: " + err.Error(), "repair the named policy, then check again"
 	}
-	lost := now.weakenedBy(then)
+	lost := now.WeakenedBy(then)
 	if len(lost) == 0 {
 		return plan.Info, "", ""
 	}
@@ -907,7 +908,7 @@ func judgeRolloutRunning(s *step) (plan.Severity, string, string) {
 		what = "Kubernetes " + s.runsKubernetes.Oldest.String() + " to " + s.runsKubernetes.Newest.String()
 	case s.runsImage.Mixed():
 		what = "image of the control planes " + s.runsImage.Oldest.String() + " to " + s.runsImage.Newest.String()
-	case n.ControlPlaneKubelet.Mixed() || !n.ControlPlaneKubelet.IsZero() && !n.ControlPlaneKubelet.is(n.Kubernetes.Newest):
+	case n.ControlPlaneKubelet.Mixed() || !n.ControlPlaneKubelet.IsZero() && !n.ControlPlaneKubelet.Is(n.Kubernetes.Newest):
 		what = "kubelets of the control planes " + n.ControlPlaneKubelet.Oldest.String() + " to " + n.Kubernetes.Newest.String()
 	case n.WorkerImage.Mixed():
 		what = "image of the workers " + n.WorkerImage.Oldest.String() + " to " + n.WorkerImage.Newest.String()
