@@ -252,6 +252,11 @@ func (s *session) printStatus(ctx context.Context, f format) error {
 	return nil
 }
 
+// asks reports whether the program can prompt: stdin and stdout are terminals, outside CI.
+func (s *session) asks() bool {
+	return isTerminal(s.Stdin) && isTerminal(s.Stdout) && s.Env("CI") == ""
+}
+
 func orElse(s, other string) string {
 	if s == "" {
 		return other
