@@ -163,13 +163,14 @@ type SandboxMachine struct {
 	Started time.Time `json:"started,omitzero"`
 }
 
-// Deps are what an engine works with. Zero fields get defaults, except Connect,
-// Inspect and Sandbox: without them, what needs a cluster or starts a sandbox is an
-// error.
+// Deps are what an engine works with. Zero fields get defaults, except Connect and Inspect:
+// without them, everything that needs a cluster is an error.
 type Deps struct {
 	// Connect returns the cluster that a kubeconfig leads to. It need not reach it.
 	Connect func(ctx context.Context, kubeconfig []byte) (Cluster, error)
-	Sandbox Sandbox
+	// FindSandbox returns the sandbox called name. The error wraps cloud.ErrNotFound if there is
+	// none. It may be nil.
+	FindSandbox func(ctx context.Context, name string) (SandboxStatus, error)
 	// Inspect returns what looks at the cluster that a kubeconfig leads to without changing
 	// it. It need not reach it.
 	Inspect func(ctx context.Context, kubeconfig []byte) (Inspector, error)
@@ -182,7 +183,7 @@ type Deps struct {
 	Releases func(ctx context.Context, location string, keys []release.Key) (release.Source, error)
 	// Provider returns the cloud that the machines are in; the default is NewProvider.
 	Provider func(ctx context.Context, c *Config, s *State) (Provider, error)
-	// Buildable are the versions of Kubernetes that Sandbox.Fetch can build; empty if
+	// Buildable are the versions of Kubernetes that a sandbox can build; empty if
 	// that is not known.
 	Buildable []string
 	// Log is for those who debug the program; the default discards everything.
@@ -198,7 +199,7 @@ type Engine struct {
 	inspect  func(context.Context, []byte) (Inspector, error)
 	backups  func(context.Context, []byte) (BackupCluster, error)
 	releases func(context.Context, string, []release.Key) (release.Source, error)
-	sandbox  Sandbox
+	sandbox  func(context.Context, string) (SandboxStatus, error)
 	provider func(context.Context, *Config, *State) (Provider, error)
 	log      *slog.Logger
 	now      func() time.Time
@@ -211,7 +212,7 @@ type Engine struct {
 // New returns an engine for a workspace.
 func New(w *Workspace, d Deps) *Engine {
 	e := &Engine{
-		ws: w, connect: d.Connect, inspect: d.Inspect, backups: d.Backups, releases: d.Releases, sandbox: d.Sandbox, provider: d.Provider,
+		ws: w, connect: d.Connect, inspect: d.Inspect, backups: d.Backups, releases: d.Releases, sandbox: d.FindSandbox, provider: d.Provider,
 		log: d.Log, now: d.Now, limits: defaultLimits, buildable: d.Buildable,
 	}
 	if e.connect == nil {

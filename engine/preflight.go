@@ -368,7 +368,7 @@ func (e *Engine) whyCloudIsSilent(ctx context.Context, name string, cause error)
 	if e.sandbox == nil || !errors.Is(cause, cloud.ErrUnavailable) {
 		return blockErr("sandbox "+name+" does not answer", err)
 	}
-	switch st, serr := e.sandbox.Status(ctx, name); {
+	switch st, serr := e.sandbox(ctx, name); {
 	case errors.Is(serr, cloud.ErrNotFound):
 		return block("there is no sandbox "+name, "it was taken down, or belongs to another user",
 			"move "+strings.Join(e.ws.clusterFiles(), ", ")+" away and run `constellation sandbox up`, which makes a new one")

@@ -202,15 +202,15 @@ func (s *session) renderer() *console {
 	return c
 }
 
-// printedWidth is the width of printed output; longer cells overflow.
-const printedWidth = 100
+// PrintedWidth is the width of printed output; longer cells overflow.
+const PrintedWidth = 100
 
 // answerWidth is the line width of printed output: the width of the terminal within
-// limits, else printedWidth.
+// limits, else PrintedWidth.
 func (s *session) answerWidth() int {
 	w := term.Columns(s.Stdout)
 	if w <= 0 {
-		return printedWidth
+		return PrintedWidth
 	}
 	return max(minWidth, min(w, 120))
 }
@@ -247,6 +247,11 @@ func (s *session) printStatus(ctx context.Context, f format) error {
 	return nil
 }
 
+// asks reports whether the program can prompt: stdin and stdout are terminals, outside CI.
+func (s *session) asks() bool {
+	return term.IsTerminal(s.Stdin) && term.IsTerminal(s.Stdout) && s.Env("CI") == ""
+}
+
 func orElse(s, other string) string {
 	if s == "" {
 		return other
@@ -257,7 +262,7 @@ func orElse(s, other string) string {
 // statusText renders the output of status.
 func (s *session) statusText(st *engine.Status) []string {
 	c := s.renderer()
-	w := printedWidth
+	w := PrintedWidth
 	lines := []string{c.th.Row(w).Add(term.Plain, "cluster "+orElse(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+marked(st.Simulated, "   ")).String()}
 	lines = append(lines, c.clusterSummary(w, st, nil)...)
 	lines = append(lines, c.findings(w, st.Health, len(st.Health))...)
@@ -307,8 +312,8 @@ func (s *session) printHome(ctx context.Context) error {
 	}
 	c := s.renderer()
 	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), orElse(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+marked(h.Simulated, ", "))
-	s.print(c.findings(printedWidth, h.Problems, len(h.Problems)))
-	s.print(c.recent(printedWidth, 6, &h))
+	s.print(c.findings(PrintedWidth, h.Problems, len(h.Problems)))
+	s.print(c.recent(PrintedWidth, 6, &h))
 	for _, n := range h.Next {
 		line := "next      " + s.formatter().line(term.Clean(n.Command))
 		if t := term.Clean(n.Title); t != "" {

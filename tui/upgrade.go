@@ -354,7 +354,7 @@ func markdown(k *engine.Check, sp commandFormatter) string {
 		}
 	}
 	c := &console{th: term.NewTheme(term.Display{}).Printed(), deps: consoleDeps{commands: sp}}
-	if rows := c.changeRows(printedWidth, k); len(rows) > 1 {
+	if rows := c.changeRows(PrintedWidth, k); len(rows) > 1 {
 		b.WriteString("\n### Will change in hop 1\n\n```\n")
 		for _, l := range rows[1:] {
 			b.WriteString(strings.TrimRight(strings.TrimPrefix(l, "  "), " ") + "\n")

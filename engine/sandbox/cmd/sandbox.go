@@ -1,12 +1,9 @@
-package tui
+package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,11 +11,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/engine/cloud"
+	"constellation/engine/cloud/local/sandboxexec"
+	"constellation/tui"
 	"constellation/tui/term"
 )
 
-func (s *session) sandboxCommand() *cobra.Command {
-	cmd := group("sandbox", "Run a local test cloud on this computer",
+func (v *verbs) sandboxCommand() *cobra.Command {
+	cmd := tui.Group("sandbox", "Run a local test cloud on this computer",
 		`Run a local test cloud on this computer: machines with systemd, containerd and a TPM, a
 load balancer, an image registry, and the cloud API that a cluster needs. It needs no cloud
 account and no network. Real machines need Linux and root. Without these, machines are
@@ -32,36 +32,36 @@ A sandbox belongs to the workspace that it was started for.`,
   constellation -C demo sandbox shell worker-0
   constellation -C demo sandbox down
   constellation -C many sandbox up --hollow 500`)
-	cmd.AddCommand(s.sandboxUp(), s.sandboxStatus(), s.sandboxDown(), s.sandboxShell(), s.sandboxMachine(), s.sandboxFault(), s.sandboxDrill(), s.sandboxFetch(), s.sandboxDaemon())
+	cmd.AddCommand(v.sandboxUp(), v.sandboxStatus(), v.sandboxDown(), v.sandboxShell(), v.sandboxMachine(), v.sandboxFault(), v.sandboxDrill(), v.sandboxFetch(), v.sandboxFind(), v.sandboxDaemon())
 	return cmd
 }
 
 // sandboxName returns the argument for the methods of engine.Sandbox: the given name, or
 // the absolute path of the workspace, which identifies its sandbox.
-func (s *session) sandboxName(name string) (string, error) {
+func (v *verbs) sandboxName(name string) (string, error) {
 	if name != "" {
 		return name, nil
 	}
-	dir, err := filepath.Abs(s.dir)
+	dir, err := filepath.Abs(v.Dir())
 	if err != nil {
-		return "", &engine.Error{Op: "open workspace " + s.dir, Err: err, Exit: engine.ExitUsage}
+		return "", &engine.Error{Op: "open workspace " + v.Dir(), Err: err, Exit: engine.ExitUsage}
 	}
 	return dir, nil
 }
 
-func (s *session) nameFlag(cmd *cobra.Command, name *string) {
+func (v *verbs) nameFlag(cmd *cobra.Command, name *string) {
 	cmd.Flags().StringVar(name, "name", "", "name of the sandbox (default: the sandbox of the workspace)")
-	_ = cmd.RegisterFlagCompletionFunc("name", fixed())
+	_ = cmd.RegisterFlagCompletionFunc("name", tui.Fixed())
 }
 
 // noFaults is the value of --fault that removes all faults.
 const noFaults = "none"
 
-func (s *session) sandboxUp() *cobra.Command {
+func (v *verbs) sandboxUp() *cobra.Command {
 	var (
 		spec   engine.SandboxSpec
 		hollow int
-		out    format
+		out    tui.Format
 	)
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -126,7 +126,7 @@ new one.`,
 			if hollow > 0 {
 				spec.Workers = hollow
 			}
-			return s.upSandbox(cmd.Context(), spec, out)
+			return v.upSandbox(cmd.Context(), spec, out)
 		},
 	}
 	f := cmd.Flags()
@@ -137,24 +137,24 @@ new one.`,
 	f.DurationVar(&spec.Join, "join", 0, "time from boot to a Ready node of a hollow machine (default 1s)")
 	f.DurationVar(&spec.Drain, "drain", 0, "termination time of pods on a hollow machine (default 3s)")
 	cmd.MarkFlagsMutuallyExclusive("hollow", "workers")
-	f.StringVar(&spec.Kubernetes, "kubernetes", "", "Kubernetes version (default "+first(s.Kubernetes)+")")
+	f.StringVar(&spec.Kubernetes, "kubernetes", "", "Kubernetes version (default "+v.kubernetes[0]+")")
 	f.StringVar(&spec.Image, "image", "", "OS image version (default: the release)")
-	f.StringVar(&spec.Release, "release", "", "release that init deploys (default "+s.Release+")")
+	f.StringVar(&spec.Release, "release", "", "release that init deploys (default "+v.releases[0]+")")
 	f.StringVar(&spec.Machines, "machines", "auto", "kind of machines: auto, real or simulated; auto prefers real ones")
-	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "simulated"))
+	_ = cmd.RegisterFlagCompletionFunc("machines", tui.Fixed("auto", "real", "simulated"))
 	f.StringArrayVar(&spec.Faults, "fault", nil, "fault to inject, such as never-boot=worker-1; may be repeated; "+noFaults+" removes all faults")
 	f.BoolVarP(&spec.Install, "yes", "y", false, "install missing Debian packages without a prompt")
-	s.nameFlag(cmd, &spec.Name)
-	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
-	_ = cmd.RegisterFlagCompletionFunc("kubernetes", fixed(s.Kubernetes...))
-	_ = cmd.RegisterFlagCompletionFunc("image", fixed(s.Images...))
-	_ = cmd.RegisterFlagCompletionFunc("release", fixed(s.Releases...))
-	_ = cmd.RegisterFlagCompletionFunc("fault", fixed(append([]string{noFaults}, s.Faults...)...))
-	return cmd
+	v.nameFlag(cmd, &spec.Name)
+	v.OutputFlag(cmd, &out, "output format: text, or json for one event per line")
+	_ = cmd.RegisterFlagCompletionFunc("kubernetes", tui.Fixed(v.kubernetes...))
+	_ = cmd.RegisterFlagCompletionFunc("image", tui.Fixed(v.images...))
+	_ = cmd.RegisterFlagCompletionFunc("release", tui.Fixed(v.releases...))
+	_ = cmd.RegisterFlagCompletionFunc("fault", tui.Fixed(append([]string{noFaults}, v.faults...)...))
+	return tui.Resumable(cmd)
 }
 
-func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f format) error {
-	_, dir, err := s.newWorkspace()
+func (v *verbs) upSandbox(ctx context.Context, spec engine.SandboxSpec, f tui.Format) error {
+	dir, err := v.NewWorkspace()
 	if err != nil {
 		return err
 	}
@@ -162,77 +162,49 @@ func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f form
 	if slices.Equal(spec.Faults, []string{noFaults}) {
 		spec.Faults = []string{}
 	}
-	ctx, stop := s.signals(ctx)
+	ctx, stop := v.Signals(ctx)
 	defer stop()
-	box, err := s.Sandbox(s.log)
+	box, err := v.sandbox(v.Log())
 	if err != nil {
 		return err
 	}
 	for {
-		out := s.printer(f, true)
-		stream := s.framed(out, "sandbox")
-		info, err := box.Up(ctx, spec, stream.event)
-		if engine.ExitCode(err) == engine.ExitUnacknowledged && f == text && !spec.Install && s.asks() {
-			out.close()
-			if !s.ask(err) {
+		stream := v.Stream(f, "sandbox")
+		info, err := box.Up(ctx, spec, stream.Event)
+		if engine.ExitCode(err) == engine.ExitUnacknowledged && f == tui.Text && !spec.Install && v.Prompts() {
+			stream.Close()
+			if !v.Confirmed(err, "Install them now?") {
 				return err
 			}
 			spec.Install = true
 			continue
 		}
-		kind, next := marked(info.Simulated, ", "), []string{s.command("init")}
+		kind, next := tui.SimulatedLabel(info.Simulated, ", "), []string{v.Command("init")}
 		if info.Hollow {
-			kind, next = " (hollow: all machines are simulated)", s.afterHollow(info)
+			kind, next = " (hollow: all machines are simulated)", v.afterHollow(info)
 		}
-		stream.end(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, term.Count(info.ControlPlanes, "control plane"),
+		stream.End(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, term.Count(info.ControlPlanes, "control plane"),
 			term.Count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, engine.Result{Next: next})
-		out.close()
+		stream.Close()
 		return err
 	}
 }
 
 // afterHollow returns the next commands for hollow machines: watch, status, and a patch
 // that sets another target.
-func (s *session) afterHollow(info engine.SandboxInfo) []string {
-	next := []string{s.command("watch"), s.command("status")}
-	if i := slices.IndexFunc(s.Images, func(v string) bool { return v != info.Image }); i >= 0 {
+func (v *verbs) afterHollow(info engine.SandboxInfo) []string {
+	next := []string{v.Command("watch"), v.Command("status")}
+	if i := slices.IndexFunc(v.images, func(v string) bool { return v != info.Image }); i >= 0 {
 		next = append(next, fmt.Sprintf("kubectl --kubeconfig %s patch nodeversion constellation-version --type merge -p '{\"spec\":{\"image\":\"sandboxes/%s/images/%s\",\"imageVersion\":\"%s\"}}'",
-			quoteArg(filepath.Join(s.dir, "constellation-admin.conf")), info.Name, s.Images[i], s.Images[i]))
+			tui.QuoteArg(filepath.Join(v.Dir(), "constellation-admin.conf")), info.Name, v.images[i], v.images[i]))
 	}
 	return next
 }
 
-// asks reports whether the program can prompt: stdin and stdout are terminals, outside CI.
-func (s *session) asks() bool {
-	return term.IsTerminal(s.Stdin) && term.IsTerminal(s.Stdout) && s.Env("CI") == ""
-}
-
-// ask prints err, which names missing packages, and prompts to install them. No is the
-// default.
-func (s *session) ask(err error) bool {
-	x := explain(err, s.formatter())
-	fmt.Fprintf(s.Stderr, "\n%s\n", orElse(x.why, x.what))
-	if x.remedy != "" {
-		fmt.Fprintf(s.Stderr, "  %s\n", x.remedy)
-	}
-	return s.confirmed("Install them now?")
-}
-
-// confirmed prompts for y or yes. No is the default.
-func (s *session) confirmed(question string) bool {
-	if f, ok := s.Stdin.(*os.File); ok {
-		term.DiscardInput(f)
-	}
-	fmt.Fprintf(s.Stderr, "%s [y/N] ", question)
-	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
-	answer := strings.ToLower(strings.TrimSpace(line))
-	return err == nil && (answer == "y" || answer == "yes")
-}
-
-func (s *session) sandboxDown() *cobra.Command {
+func (v *verbs) sandboxDown() *cobra.Command {
 	var (
 		name string
-		out  format
+		out  tui.Format
 	)
 	cmd := &cobra.Command{
 		Use:   "down",
@@ -246,34 +218,33 @@ The command keeps your own files in the workspace.`,
   constellation sandbox down --name demo`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			name, err := s.sandboxName(name)
+			name, err := v.sandboxName(name)
 			if err != nil {
 				return err
 			}
-			ctx, stop := s.signals(cmd.Context())
+			ctx, stop := v.Signals(cmd.Context())
 			defer stop()
-			box, err := s.Sandbox(s.log)
+			box, err := v.sandbox(v.Log())
 			if err != nil {
 				return err
 			}
-			p := s.printer(out, true)
-			defer p.close()
-			stream := s.framed(p, "sandbox")
-			err = box.Down(ctx, name, stream.event)
-			stream.end("sandbox deleted", err, engine.Result{})
+			stream := v.Stream(out, "sandbox")
+			defer stream.Close()
+			err = box.Down(ctx, name, stream.Event)
+			stream.End("sandbox deleted", err, engine.Result{})
 			return err
 		},
 	}
-	s.nameFlag(cmd, &name)
+	v.nameFlag(cmd, &name)
 	cmd.Flags().BoolP("yes", "y", false, "accepted for consistency; this command never prompts")
-	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
-	return cmd
+	v.OutputFlag(cmd, &out, "output format: text, or json for one event per line")
+	return tui.Resumable(cmd)
 }
 
-func (s *session) sandboxStatus() *cobra.Command {
+func (v *verbs) sandboxStatus() *cobra.Command {
 	var (
 		name string
-		out  format
+		out  tui.Format
 	)
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -283,13 +254,13 @@ func (s *session) sandboxStatus() *cobra.Command {
   constellation sandbox status -o json | jq '.machines[] | {name, boot}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			name, err := s.sandboxName(name)
+			name, err := v.sandboxName(name)
 			if err != nil {
 				return err
 			}
-			ctx, stop := s.signals(cmd.Context())
+			ctx, stop := v.Signals(cmd.Context())
 			defer stop()
-			box, err := s.Sandbox(s.log)
+			box, err := v.sandbox(v.Log())
 			if err != nil {
 				return err
 			}
@@ -297,31 +268,29 @@ func (s *session) sandboxStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if out == asJSON {
-				return document(s.out, struct {
+			if out == tui.JSON {
+				return v.Document(struct {
 					Schema string `json:"schema"`
 					engine.SandboxStatus
 				}{engine.Schema, st})
 			}
-			s.print(s.sandboxText(&st))
+			v.Print(v.sandboxText(&st))
 			return nil
 		},
 	}
-	s.nameFlag(cmd, &name)
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	v.nameFlag(cmd, &name)
+	v.OutputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
 // sandboxText renders the output of sandbox status.
-func (s *session) sandboxText(st *engine.SandboxStatus) []string {
-	c := s.renderer()
-	w := printedWidth
-	t := c.th
+func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
+	t := v.Theme()
 	lines := []string{
-		t.Row(w).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+marked(st.Simulated, "   ")).String(),
-		t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "Kubernetes", 12).Col(term.Plain, term.Clean(st.Kubernetes), 22).Col(term.Faint, "API server", 12).Add(term.Plain, term.Clean(st.ClusterEndpoint)).String(),
+		t.Row(tui.PrintedWidth).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+tui.SimulatedLabel(st.Simulated, "   ")).String(),
+		t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Kubernetes", 12).Col(term.Plain, term.Clean(st.Kubernetes), 22).Col(term.Faint, "API server", 12).Add(term.Plain, term.Clean(st.ClusterEndpoint)).String(),
 	}
-	image, release := t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "OS image", 12), t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "Release", 12)
+	image, release := t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "OS image", 12), t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Release", 12)
 	if st.Hollow { // hollow machines need no init and no mirror
 		lines = append(lines, image.Add(term.Plain, term.Clean(st.Image)).String(), release.Add(term.Plain, term.Clean(st.Release)).String())
 	} else {
@@ -330,20 +299,20 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 	}
 	switch {
 	case st.Hollow && st.State == "stopped":
-		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon and the hollow cluster have ended; `"+s.command("sandbox up")+"` creates a new one").String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon and the hollow cluster have ended; `"+v.Command("sandbox up")+"` creates a new one").String())
 	case st.Hollow:
-		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "hollow", 12).Add(term.Caution, "all machines are simulated: nothing runs in them").String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "hollow", 12).Add(term.Caution, "all machines are simulated: nothing runs in them").String())
 	case st.State == "stopped":
-		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon is not running; `"+s.command("sandbox up")+"` restarts it and keeps the machines").String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon is not running; `"+v.Command("sandbox up")+"` restarts it and keeps the machines").String())
 	}
 	for _, f := range st.Faults {
-		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "fault", 12).Add(term.Caution, term.Clean(f)).String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "fault", 12).Add(term.Caution, term.Clean(f)).String())
 	}
 	if st.Hollow {
-		lines = append(lines, t.Rule(w, fmt.Sprintf("Hollow machines %d", len(st.Machines)), ""))
-		return append(lines, s.hollowRows(st)...)
+		lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Hollow machines %d", len(st.Machines)), ""))
+		return append(lines, v.hollowRows(st)...)
 	}
-	lines = append(lines, t.Rule(w, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
+	lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
 	for _, m := range st.Machines {
 		sign, sty := t.Pending, term.Faint
 		switch m.Boot {
@@ -354,10 +323,10 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 		case "stopped":
 			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(m.Name), 18).Col(sty, term.Clean(m.Boot), 9).
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(m.Name), 18).Col(sty, term.Clean(m.Boot), 9).
 			Col(term.Plain, term.Clean(m.Group), 14).Col(term.Plain, term.Clean(m.IP), 15).Col(term.Plain, term.Clean(m.Image), 8).Add(term.Faint, term.Clean(m.Message)).String())
 		if (m.Boot == "failed" || m.Boot == "stopped") && m.Console != "" {
-			lines = append(lines, t.Row(w).Pad(3).Col(term.Faint, "console", 18).Add(term.Plain, term.Clean(m.Console)).String())
+			lines = append(lines, t.Row(tui.PrintedWidth).Pad(3).Col(term.Faint, "console", 18).Add(term.Plain, term.Clean(m.Console)).String())
 		}
 	}
 	return lines
@@ -365,8 +334,8 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 
 // hollowRows renders one row for each group, boot state and image, with the number of
 // machines.
-func (s *session) hollowRows(st *engine.SandboxStatus) []string {
-	t := s.renderer().th
+func (v *verbs) hollowRows(st *engine.SandboxStatus) []string {
+	t := v.Theme()
 	type kind struct{ group, boot, image string }
 	counts := map[kind]int{}
 	var kinds []kind
@@ -386,13 +355,13 @@ func (s *session) hollowRows(st *engine.SandboxStatus) []string {
 		case "stopped":
 			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.Row(printedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, fmt.Sprint(counts[k]), 7).Col(sty, term.Clean(k.boot), 9).
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, fmt.Sprint(counts[k]), 7).Col(sty, term.Clean(k.boot), 9).
 			Col(term.Plain, term.Clean(k.group), 16).Add(term.Plain, term.Clean(k.image)).String())
 	}
 	return lines
 }
 
-func (s *session) sandboxShell() *cobra.Command {
+func (v *verbs) sandboxShell() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "shell MACHINE [-- COMMAND...]",
@@ -414,27 +383,27 @@ of the shell or the command.`,
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveDefault
 			}
-			return s.machineNames(cmd.Context(), name), cobra.ShellCompDirectiveNoFileComp
+			return v.machineNames(cmd.Context(), name), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			box, err := s.sandboxName(name)
+			box, err := v.sandboxName(name)
 			if err != nil {
 				return err
 			}
-			return s.shell(cmd.Context(), box, args[0], args[1:])
+			return v.shell(cmd.Context(), box, args[0], args[1:])
 		},
 	}
-	s.nameFlag(cmd, &name)
+	v.nameFlag(cmd, &name)
 	return cmd
 }
 
 // machineNames returns the machines of a sandbox, for completion.
-func (s *session) machineNames(ctx context.Context, name string) []string {
-	name, err := s.sandboxName(name)
+func (v *verbs) machineNames(ctx context.Context, name string) []string {
+	name, err := v.sandboxName(name)
 	if err != nil {
 		return nil
 	}
-	box, err := s.Sandbox(s.log)
+	box, err := v.sandbox(v.Log())
 	if err != nil {
 		return nil
 	}
@@ -450,75 +419,101 @@ func (s *session) machineNames(ctx context.Context, name string) []string {
 	return names
 }
 
-func (s *session) shell(ctx context.Context, name, machine string, command []string) error {
-	box, err := s.Sandbox(s.log)
+func (v *verbs) shell(ctx context.Context, name, machine string, command []string) error {
+	box, err := v.sandbox(v.Log())
 	if err != nil {
 		return err
 	}
-	tty := term.IsTerminal(s.Stdin) && term.IsTerminal(s.Stdout)
+	tty := v.Terminal()
 	if tty {
 		// In raw mode the shell in the machine gets line editing and Ctrl-C.
-		restore, err := term.MakeRaw(s.Stdin.(*os.File))
+		restore, err := v.RawTerminal()
 		if err != nil {
 			return &engine.Error{Op: "set up the terminal", Err: err}
 		}
 		defer restore()
 	}
-	code, err := box.Exec(ctx, name, machine, command, s.Stdin, s.Stdout, s.Stderr, tty)
+	code, err := box.Exec(ctx, name, machine, command, v.Stdin(), v.Stdout(), v.Stderr(), tty)
 	if err != nil {
 		return err
 	}
 	if code != 0 {
-		return exitStatus(code)
+		return tui.ExitStatus(code)
 	}
 	return nil
 }
 
-func (s *session) sandboxFetch() *cobra.Command {
-	var out format
+func (v *verbs) sandboxFetch() *cobra.Command {
+	var out tui.Format
 	cmd := &cobra.Command{
 		Use:   "fetch [VERSION]",
 		Short: "Build Kubernetes into the cache",
 		Long: `Build the binaries and images of a Kubernetes version from source modules into the cache.
 The first build takes minutes; later calls return at once. No other command compiles
 Kubernetes.`,
-		Example:           "  constellation sandbox fetch\n  constellation sandbox fetch " + strings.Join(s.Kubernetes[min(1, len(s.Kubernetes)):], " "),
+		Example:           "  constellation sandbox fetch\n  constellation sandbox fetch " + strings.Join(v.kubernetes[min(1, len(v.kubernetes)):], " "),
 		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: fixed(s.Kubernetes...),
+		ValidArgsFunction: tui.Fixed(v.kubernetes...),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			version := first(s.Kubernetes)
+			version := v.kubernetes[0]
 			if len(args) > 0 {
 				version = args[0]
 			}
-			ctx, stop := s.signals(cmd.Context())
+			ctx, stop := v.Signals(cmd.Context())
 			defer stop()
-			box, err := s.Sandbox(s.log)
+			box, err := v.sandbox(v.Log())
 			if err != nil {
 				return err
 			}
-			p := s.printer(out, true)
-			defer p.close()
-			stream := s.framed(p, "Kubernetes "+version)
-			err = box.Fetch(ctx, version, stream.event)
-			stream.end("Kubernetes "+version+" is cached", err, engine.Result{})
+			stream := v.Stream(out, "Kubernetes "+version)
+			defer stream.Close()
+			err = box.Fetch(ctx, version, stream.Event)
+			stream.End("Kubernetes "+version+" is cached", err, engine.Result{})
 			return err
 		},
 	}
-	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
-	return cmd
+	v.OutputFlag(cmd, &out, "output format: text, or json for one event per line")
+	return tui.Resumable(cmd)
 }
 
-func (s *session) sandboxDaemon() *cobra.Command {
-	return &cobra.Command{
+func (v *verbs) sandboxDaemon() *cobra.Command {
+	return tui.Resumable(&cobra.Command{
 		Use:    "daemon NAME",
 		Short:  "Run a sandbox in the foreground (started by sandbox up)",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := s.signals(cmd.Context())
+			ctx, stop := v.Signals(cmd.Context())
 			defer stop()
-			s.level.Set(min(s.level.Level(), slog.LevelInfo)) // the log is the daemon's only output
-			return s.Daemon(ctx, args[0], s.log)
+			v.LogToStderr() // the log is the daemon's only output
+			return v.daemon(ctx, args[0], v.Log())
+		},
+	})
+}
+
+// sandboxFind is the verb with which constellation finds the sandbox of a workspace: its status
+// as JSON, or null if there is none.
+func (v *verbs) sandboxFind() *cobra.Command {
+	return &cobra.Command{
+		Use:    sandboxexec.FindVerb + " NAME",
+		Short:  "Print the status of a sandbox as JSON (called by constellation)",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := v.Signals(cmd.Context())
+			defer stop()
+			box, err := v.sandbox(v.Log())
+			if err != nil {
+				return err
+			}
+			st, err := box.Status(ctx, args[0])
+			if errors.Is(err, cloud.ErrNotFound) {
+				return v.Document(nil)
+			}
+			if err != nil {
+				return err
+			}
+			return v.Document(st)
 		},
 	}
 }

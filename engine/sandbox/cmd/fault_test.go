@@ -1,4 +1,4 @@
-package tui
+package main
 
 import (
 	"bytes"
@@ -23,10 +23,10 @@ func TestSetAndClearFaults(t *testing.T) {
 		{"clear", ""},
 	} {
 		var out bytes.Buffer
-		app := App{
-			Sandbox: func(*slog.Logger) (engine.Sandbox, error) { return box, nil },
-			Stdin:   strings.NewReader(""), Stdout: &out, Stderr: &out, Env: func(string) string { return "" },
-		}
+		p := fakeParts()
+		p.sandbox = func(*slog.Logger) (engine.Sandbox, error) { return box, nil }
+		app := p.app()
+		app.Stdin, app.Stdout, app.Stderr, app.Env = strings.NewReader(""), &out, &out, func(string) string { return "" }
 		if code := app.Run(append([]string{"sandbox", "fault"}, strings.Fields(tt.args)...)); code != engine.ExitDone {
 			t.Fatalf("%s: exit code %d: %s", tt.args, code, &out)
 		}

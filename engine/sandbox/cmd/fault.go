@@ -1,6 +1,7 @@
-package tui
+package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,25 +10,26 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui"
 	"constellation/tui/term"
 )
 
-func (s *session) sandboxFault() *cobra.Command {
-	cmd := group("fault", "Inject faults into a running sandbox",
+func (v *verbs) sandboxFault() *cobra.Command {
+	cmd := tui.Group("fault", "Inject faults into a running sandbox",
 		`Inject faults into a running sandbox and remove them: API errors and stale reads in the
 cloud, frozen machines, network partitions, lost disks and TPMs. Use it to test how a
 cluster or a rollout recovers. docs/faults.md lists all faults.`,
 		`  constellation sandbox fault list
   constellation sandbox fault set frozen=worker-0 api-500=0.3
   constellation sandbox fault clear`)
-	cmd.AddCommand(s.listFaults(), s.setFaults(), s.clearFaults())
+	cmd.AddCommand(v.listFaults(), v.setFaults(), v.clearFaults())
 	return cmd
 }
 
-func (s *session) listFaults() *cobra.Command {
+func (v *verbs) listFaults() *cobra.Command {
 	var (
 		name string
-		out  format
+		out  tui.Format
 	)
 	cmd := &cobra.Command{
 		Use:     "list",
@@ -36,11 +38,11 @@ func (s *session) listFaults() *cobra.Command {
 		Example: "  constellation sandbox fault list\n  constellation sandbox fault list -o json | jq -r '.active[]'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			boxName, err := s.sandboxName(name)
+			boxName, err := v.sandboxName(name)
 			if err != nil {
 				return err
 			}
-			box, err := s.Sandbox(s.log)
+			box, err := v.sandbox(v.Log())
 			if err != nil {
 				return err
 			}
@@ -49,26 +51,26 @@ func (s *session) listFaults() *cobra.Command {
 				active = append(active, st.Faults...)
 			}
 			kinds := box.FaultKinds()
-			if out == asJSON {
-				return document(s.out, struct {
+			if out == tui.JSON {
+				return v.Document(struct {
 					Schema string             `json:"schema"`
 					Active []string           `json:"active"`
 					Kinds  []engine.FaultKind `json:"kinds"`
 				}{engine.Schema, active, kinds})
 			}
 			for _, k := range kinds {
-				fmt.Fprintf(s.out, "%s\n    %s\n", k.Form, k.Does)
+				fmt.Fprintf(v.Out(), "%s\n    %s\n", k.Form, k.Does)
 				for _, a := range active {
 					if kindOf(a) == k.Name {
-						fmt.Fprintf(s.out, "  ! %s\n", term.Clean(a))
+						fmt.Fprintf(v.Out(), "  ! %s\n", term.Clean(a))
 					}
 				}
 			}
 			return nil
 		},
 	}
-	s.nameFlag(cmd, &name)
-	s.outputFlag(cmd, &out, "output format: text, or json for one document")
+	v.nameFlag(cmd, &name)
+	v.OutputFlag(cmd, &out, "output format: text, or json for one document")
 	return cmd
 }
 
@@ -78,8 +80,8 @@ func kindOf(fault string) string {
 	return kind
 }
 
-func (s *session) setFaults() *cobra.Command {
-	return s.changeFaults("set FAULT...", "Add faults",
+func (v *verbs) setFaults() *cobra.Command {
+	return v.changeFaults("set FAULT...", "Add faults",
 		`Add faults to the active ones. A fault of the whole cloud, such as quota, replaces the
 active fault of the same kind.`,
 		"  constellation sandbox fault set cut-to=worker-0:control-plane-0\n  constellation sandbox fault set power-cut=control-plane-0:upgrade-etcd",
@@ -96,8 +98,8 @@ active fault of the same kind.`,
 		})
 }
 
-func (s *session) clearFaults() *cobra.Command {
-	return s.changeFaults("clear [FAULT...]", "Remove faults",
+func (v *verbs) clearFaults() *cobra.Command {
+	return v.changeFaults("clear [FAULT...]", "Remove faults",
 		`Remove faults, given in full or by kind; without an argument, remove all. Machines recover
 at once, except that a lost TPM returns with the next boot of the machine.`,
 		"  constellation sandbox fault clear\n  constellation sandbox fault clear frozen quota=5",
@@ -108,7 +110,7 @@ at once, except that a lost TPM returns with the next boot of the machine.`,
 			for _, a := range args {
 				left := slices.DeleteFunc(slices.Clone(active), func(f string) bool { return f == a || kindOf(f) == a })
 				if len(left) == len(active) {
-					return nil, fmt.Errorf("fault %q is not active; active: %s", a, orElse(strings.Join(active, ", "), "none"))
+					return nil, fmt.Errorf("fault %q is not active; active: %s", a, cmp.Or(strings.Join(active, ", "), "none"))
 				}
 				active = left
 			}
@@ -117,17 +119,17 @@ at once, except that a lost TPM returns with the next boot of the machine.`,
 }
 
 // changeFaults is a command that computes the new list of faults from the active ones.
-func (s *session) changeFaults(use, short, long, example string, change func(active, args []string) ([]string, error)) *cobra.Command {
+func (v *verbs) changeFaults(use, short, long, example string, change func(active, args []string) ([]string, error)) *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use: use, Short: short, Long: long, Example: example,
-		ValidArgsFunction: fixed(s.Faults...),
+		ValidArgsFunction: tui.Fixed(v.faults...),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			boxName, err := s.sandboxName(name)
+			boxName, err := v.sandboxName(name)
 			if err != nil {
 				return err
 			}
-			box, err := s.Sandbox(s.log)
+			box, err := v.sandbox(v.Log())
 			if err != nil {
 				return err
 			}
@@ -142,10 +144,10 @@ func (s *session) changeFaults(use, short, long, example string, change func(act
 			if err := box.SetFaults(cmd.Context(), boxName, faults); err != nil {
 				return err
 			}
-			fmt.Fprintf(s.out, "faults: %s (before: %s)\n", orElse(term.Clean(strings.Join(faults, ", ")), "none"), orElse(term.Clean(strings.Join(st.Faults, ", ")), "none"))
+			fmt.Fprintf(v.Out(), "faults: %s (before: %s)\n", cmp.Or(term.Clean(strings.Join(faults, ", ")), "none"), cmp.Or(term.Clean(strings.Join(st.Faults, ", ")), "none"))
 			return nil
 		},
 	}
-	s.nameFlag(cmd, &name)
+	v.nameFlag(cmd, &name)
 	return cmd
 }

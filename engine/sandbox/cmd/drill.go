@@ -1,7 +1,8 @@
-package tui
+package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,16 +18,17 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui"
 	"constellation/tui/term"
 )
 
-func (s *session) sandboxDrill() *cobra.Command {
+func (v *verbs) sandboxDrill() *cobra.Command {
 	var (
 		spec    engine.DrillSpec
 		list    bool
 		results string
 		until   int
-		out     = checkFormat(text)
+		out     = tui.Text
 	)
 	cmd := &cobra.Command{
 		Use:   "drill",
@@ -54,15 +56,15 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
   constellation sandbox drill --machines=hollow --results drills.jsonl --until 40`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			drills, err := s.Drills(s.log)
+			drills, err := v.drills(v.Log())
 			if err != nil {
 				return err
 			}
 			if list {
-				return s.listDrillFaults(drills.Faults(), out)
+				return v.listDrillFaults(drills.Faults(), out)
 			}
 			if !cmd.Flags().Changed("seed") {
-				spec.Seed = uint64(s.Now().UnixNano() / int64(time.Millisecond) % 1_000_000)
+				spec.Seed = uint64(v.Now().UnixNano() / int64(time.Millisecond) % 1_000_000)
 			}
 			if results != "" && (spec.Machines == "" || spec.Machines == "auto") {
 				return &engine.Error{
@@ -76,31 +78,31 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 					Remedy: "pass --results FILE with --until N, and --count of 0 or more",
 				}
 			}
-			if _, spec.Workspace, err = s.newWorkspace(); err != nil {
+			if spec.Workspace, err = v.NewWorkspace(); err != nil {
 				return err
 			}
-			ctx, stop := s.signals(cmd.Context())
+			ctx, stop := v.Signals(cmd.Context())
 			defer stop()
 			if results != "" {
-				return s.manyDrills(ctx, drills, spec, results, until)
+				return v.manyDrills(ctx, drills, spec, results, until)
 			}
-			r, err := s.drill(ctx, drills, spec)
+			r, err := v.drill(ctx, drills, spec)
 			if err != nil {
 				return err
 			}
-			switch format(out) {
-			case asJSON:
-				err = document(s.out, struct {
+			switch out {
+			case tui.JSON:
+				err = v.Document(struct {
 					Schema string `json:"schema"`
 					engine.DrillReport
 				}{engine.Schema, r})
-			case asMarkdown:
-				fmt.Fprint(s.out, drillMarkdown(&r))
+			case tui.Markdown:
+				fmt.Fprint(v.Out(), drillMarkdown(&r))
 			default:
-				s.print(s.drillText(&r))
+				v.Print(v.drillText(&r))
 			}
 			if code := drillExit(r.Outcome); err == nil && code != engine.ExitDone {
-				return exitStatus(code)
+				return tui.ExitStatus(code)
 			}
 			return err
 		},
@@ -116,11 +118,10 @@ Exit code: 0 all invariants held; 1 an invariant was violated, or the upgrade di
 	f.BoolVar(&list, "list", false, "list faults and injection points and exit")
 	f.StringVar(&results, "results", "", "`file` to append a line per drill to; seeds continue from the file")
 	f.IntVar(&until, "until", 0, "with --results: run until the file has this `number` of drills with the same machines and control planes")
-	f.VarP(&out, "output", "o", "output format: text, json for one document, or markdown")
-	_ = cmd.RegisterFlagCompletionFunc("output", fixed("text", "json", "markdown"))
-	_ = cmd.RegisterFlagCompletionFunc("machines", fixed("auto", "real", "simulated", "hollow"))
+	v.MarkdownFlag(cmd, &out, "output format: text, json for one document, or markdown")
+	_ = cmd.RegisterFlagCompletionFunc("machines", tui.Fixed("auto", "real", "simulated", "hollow"))
 	_ = cmd.RegisterFlagCompletionFunc("faults", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		drills, err := s.Drills(s.log)
+		drills, err := v.drills(v.Log())
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
@@ -138,20 +139,20 @@ func drillExit(outcome string) int {
 }
 
 // drill runs one drill and writes its progress to stderr.
-func (s *session) drill(ctx context.Context, drills engine.Drills, spec engine.DrillSpec) (engine.DrillReport, error) {
-	begun := s.Now()
+func (v *verbs) drill(ctx context.Context, drills engine.Drills, spec engine.DrillSpec) (engine.DrillReport, error) {
+	begun := v.Now()
 	// Errors in spec must precede all output, so the seed is printed with the first line.
-	seed := sync.OnceFunc(func() { fmt.Fprintf(s.Stderr, "%s  seed %d\n", begun.UTC().Format("15:04:05Z"), spec.Seed) })
+	seed := sync.OnceFunc(func() { fmt.Fprintf(v.Stderr(), "%s  seed %d\n", begun.UTC().Format("15:04:05Z"), spec.Seed) })
 	return drills.Drill(ctx, spec, func(text string) {
 		seed()
-		now := s.Now()
-		fmt.Fprintf(s.Stderr, "%s %+6.1fs  %s\n", now.UTC().Format("15:04:05Z"), now.Sub(begun).Seconds(), term.Clean(text))
+		now := v.Now()
+		fmt.Fprintf(v.Stderr(), "%s %+6.1fs  %s\n", now.UTC().Format("15:04:05Z"), now.Sub(begun).Seconds(), term.Clean(text))
 	})
 }
 
 // manyDrills runs drills with new seeds until the file has want of them. It stops at the
 // first error that is not an outcome of a drill.
-func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec engine.DrillSpec, file string, want int) error {
+func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engine.DrillSpec, file string, want int) error {
 	bad := 0
 	for {
 		done, err := readDrills(file)
@@ -162,9 +163,9 @@ func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec eng
 			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1)
 		})
 		if len(have) >= want {
-			fmt.Fprintf(s.Stderr, "%s has %s of %s machines\n", file, term.Count(len(have), "drill"), spec.Machines)
+			fmt.Fprintf(v.Stderr(), "%s has %s of %s machines\n", file, term.Count(len(have), "drill"), spec.Machines)
 			if bad > 0 {
-				return exitStatus(engine.ExitFailed)
+				return tui.ExitStatus(engine.ExitFailed)
 			}
 			return nil
 		}
@@ -172,7 +173,7 @@ func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec eng
 		for _, r := range have {
 			spec.Seed = max(spec.Seed, r.Seed+1)
 		}
-		r, err := s.drill(ctx, drills, spec)
+		r, err := v.drill(ctx, drills, spec)
 		if err != nil {
 			return err
 		}
@@ -182,7 +183,7 @@ func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec eng
 		if err := appendDrill(file, r); err != nil {
 			return &engine.Error{Op: "write drill results", Err: err}
 		}
-		fmt.Fprintf(s.out, "seed %d %s, %s\n", r.Seed, r.Outcome, orElse(term.Clean(r.Why), "all invariants held"))
+		fmt.Fprintf(v.Out(), "seed %d %s, %s\n", r.Seed, r.Outcome, cmp.Or(term.Clean(r.Why), "all invariants held"))
 	}
 }
 
@@ -236,27 +237,26 @@ func when(i *engine.DrillInjection) string {
 }
 
 // drillText renders a report.
-func (s *session) drillText(r *engine.DrillReport) []string {
-	t := s.renderer().th
-	const w = printedWidth
+func (v *verbs) drillText(r *engine.DrillReport) []string {
+	t := v.Theme()
 	sty := map[string]term.Style{engine.DrillPassed: term.Good, engine.DrillFailed: term.Bad, engine.DrillVoid: term.Caution}[r.Outcome]
 	lines := []string{
-		t.Row(w).Add(term.Plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").Add(sty, r.Outcome).String(),
+		t.Row(tui.PrintedWidth).Add(term.Plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").Add(sty, r.Outcome).String(),
 		"  " + term.Clean(r.Cluster),
 		"  upgrade " + ofMS(r.RolledMS) + ", whole drill " + ofMS(r.TookMS),
 	}
 	if r.Why != "" {
 		lines = append(lines, "  "+term.Clean(r.Why))
 	}
-	lines = append(lines, t.Rule(w, fmt.Sprintf("Injected faults %d", len(r.Injected)), ""))
+	lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Injected faults %d", len(r.Injected)), ""))
 	for i := range r.Injected {
 		in := &r.Injected[i]
-		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Plain, term.Clean(in.Fault), 18).Col(term.Faint, fmt.Sprint(in.Point, " ", in.Nth), 14).Col(term.Plain, term.Clean(in.On), 17).Add(term.Faint, when(in)).String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Plain, term.Clean(in.Fault), 18).Col(term.Faint, fmt.Sprint(in.Point, " ", in.Nth), 14).Col(term.Plain, term.Clean(in.On), 17).Add(term.Faint, when(in)).String())
 		if in.Err != "" {
 			lines = append(lines, "    "+term.Clean(in.Err))
 		}
 	}
-	lines = append(lines, t.Rule(w, fmt.Sprintf("Invariants %s", held(r)), ""))
+	lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Invariants %s", held(r)), ""))
 	for _, rule := range r.Rules {
 		sign, sty := t.OK, term.Good
 		switch {
@@ -265,7 +265,7 @@ func (s *session) drillText(r *engine.DrillReport) []string {
 		case rule.NotAsked:
 			sign, sty = t.Pending, term.Faint
 		}
-		row := t.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, rule.Rule, 20)
+		row := t.Row(tui.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, rule.Rule, 20)
 		if rule.NotAsked {
 			row = row.Add(term.Faint, "not checked: nothing in this drill can violate it")
 		} else if n := len(rule.Excused); n > 0 {
@@ -276,11 +276,11 @@ func (s *session) drillText(r *engine.DrillReport) []string {
 			lines = append(lines, "     "+term.Clean(b))
 		}
 	}
-	lines = append(lines, t.Rule(w, "Figures", ""))
+	lines = append(lines, t.Rule(tui.PrintedWidth, "Figures", ""))
 	for _, l := range r.Summary {
 		lines = append(lines, "  "+term.Clean(l))
 	}
-	return append(lines, "", "repeat: "+s.Program+" "+strings.Join(r.Repeat, " "))
+	return append(lines, "", "repeat: "+v.Program()+" "+strings.Join(r.Repeat, " "))
 }
 
 // held formats how many of the checked invariants held.
@@ -301,14 +301,14 @@ func held(r *engine.DrillReport) string {
 // drillMarkdown renders a report for the summary page of a CI pipeline.
 func drillMarkdown(r *engine.DrillReport) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## Drill with seed %d: %s\n\n%s. The upgrade took %s, the whole drill %s.\n", r.Seed, r.Outcome, cellOf(r.Cluster), ofMS(r.RolledMS), ofMS(r.TookMS))
+	fmt.Fprintf(&b, "## Drill with seed %d: %s\n\n%s. The upgrade took %s, the whole drill %s.\n", r.Seed, r.Outcome, tui.MarkdownCell(r.Cluster), ofMS(r.RolledMS), ofMS(r.TookMS))
 	if r.Why != "" {
-		fmt.Fprintf(&b, "\n**%s**\n", cellOf(r.Why))
+		fmt.Fprintf(&b, "\n**%s**\n", tui.MarkdownCell(r.Why))
 	}
 	b.WriteString("\n| fault | point | on | when |\n|---|---|---|---|\n")
 	for i := range r.Injected {
 		in := &r.Injected[i]
-		fmt.Fprintf(&b, "| %s | %s %d | %s | %s |\n", cellOf(in.Fault), cellOf(in.Point), in.Nth, cellOf(in.On), cellOf(strings.TrimSpace(when(in)+" "+in.Err)))
+		fmt.Fprintf(&b, "| %s | %s %d | %s | %s |\n", tui.MarkdownCell(in.Fault), tui.MarkdownCell(in.Point), in.Nth, tui.MarkdownCell(in.On), tui.MarkdownCell(strings.TrimSpace(when(in)+" "+in.Err)))
 	}
 	b.WriteString("\n| invariant | held | violations, excused ones included |\n|---|---|---|\n")
 	for _, rule := range r.Rules {
@@ -319,22 +319,22 @@ func drillMarkdown(r *engine.DrillReport) string {
 		case rule.NotAsked:
 			yes = "not checked"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", cellOf(rule.Rule), yes, cellOf(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", tui.MarkdownCell(rule.Rule), yes, tui.MarkdownCell(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
 	}
-	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", term.Clean(strings.Join(r.Summary, "; ")), codeOf("constellation "+strings.Join(r.Repeat, " ")))
+	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", term.Clean(strings.Join(r.Summary, "; ")), tui.MarkdownCode("constellation "+strings.Join(r.Repeat, " ")))
 	return b.String()
 }
 
 // listDrillFaults prints all faults with their injection points.
-func (s *session) listDrillFaults(faults []engine.DrillFault, out checkFormat) error {
-	if format(out) == asJSON {
-		return document(s.out, struct {
+func (v *verbs) listDrillFaults(faults []engine.DrillFault, out tui.Format) error {
+	if out == tui.JSON {
+		return v.Document(struct {
 			Schema string              `json:"schema"`
 			Faults []engine.DrillFault `json:"faults"`
 		}{engine.Schema, faults})
 	}
 	for _, f := range faults {
-		fmt.Fprintf(s.out, "%-18s %s\n%-18s   on %s machines, at: %s\n", f.Name, f.Does, "", strings.Join(f.Machines, " and "), strings.Join(f.Points, ", "))
+		fmt.Fprintf(v.Out(), "%-18s %s\n%-18s   on %s machines, at: %s\n", f.Name, f.Does, "", strings.Join(f.Machines, " and "), strings.Join(f.Points, ", "))
 	}
 	return nil
 }

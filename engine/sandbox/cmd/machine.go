@@ -1,4 +1,4 @@
-package tui
+package main
 
 import (
 	"errors"
@@ -7,35 +7,36 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui"
 )
 
-func (s *session) sandboxMachine() *cobra.Command {
-	cmd := group("machine", "Reboot, power-cycle, stop and start machines",
+func (v *verbs) sandboxMachine() *cobra.Command {
+	cmd := tui.Group("machine", "Reboot, power-cycle, stop and start machines",
 		`Reboot machines, cut their power, switch them off and on. A cluster recovers from each of
 these by itself, even if all of its machines are affected at once.`,
 		`  constellation sandbox machine reboot worker-0
   constellation sandbox machine power-cut --all`)
 	cmd.AddCommand(
-		s.switchMachines(engine.PowerReboot, "Reboot machines gracefully",
+		v.switchMachines(engine.PowerReboot, "Reboot machines gracefully",
 			`Shut machines down gracefully and start them again. Processes that do not end within 20
 seconds are killed. A machine that is off is started.`),
-		s.switchMachines(engine.PowerCut, "Power-cycle machines without a shutdown",
+		v.switchMachines(engine.PowerCut, "Power-cycle machines without a shutdown",
 			`Cut the power of all given machines at the same moment and restore it: no process gets a
 signal. Disks keep their contents. Writes that were not synced survive too, because the
 host's page cache keeps them.`),
-		s.switchMachines(engine.PowerOff, "Switch machines off without a shutdown",
+		v.switchMachines(engine.PowerOff, "Switch machines off without a shutdown",
 			`Cut the power of machines. They stay off until sandbox machine on. The cloud reports them as stopped
 and does not delete them.`),
-		s.switchMachines(engine.PowerOn, "Switch machines on", `Switch machines on. Running machines are not changed.`),
+		v.switchMachines(engine.PowerOn, "Switch machines on", `Switch machines on. Running machines are not changed.`),
 	)
 	return cmd
 }
 
-func (s *session) switchMachines(action engine.PowerAction, short, long string) *cobra.Command {
+func (v *verbs) switchMachines(action engine.PowerAction, short, long string) *cobra.Command {
 	var (
 		name string
 		all  bool
-		out  format
+		out  tui.Format
 	)
 	verb := string(action)
 	cmd := &cobra.Command{
@@ -56,33 +57,32 @@ run status to check.`,
 			return nil
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return s.machineNames(cmd.Context(), name), cobra.ShellCompDirectiveNoFileComp
+			return v.machineNames(cmd.Context(), name), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			boxName, err := s.sandboxName(name)
+			boxName, err := v.sandboxName(name)
 			if err != nil {
 				return err
 			}
-			ctx, stop := s.signals(cmd.Context())
+			ctx, stop := v.Signals(cmd.Context())
 			defer stop()
-			box, err := s.Sandbox(s.log)
+			box, err := v.sandbox(v.Log())
 			if err != nil {
 				return err
 			}
-			p := s.printer(out, true)
-			defer p.close()
-			stream := s.framed(p, "sandbox")
-			err = box.Power(ctx, boxName, action, args, stream.event)
+			stream := v.Stream(out, "sandbox")
+			defer stream.Close()
+			err = box.Power(ctx, boxName, action, args, stream.Event)
 			which := "all machines"
 			if !all {
 				which = strings.Join(args, ", ")
 			}
-			stream.end(verb+" of "+which, err, engine.Result{Next: []string{s.command("status")}})
+			stream.End(verb+" of "+which, err, engine.Result{Next: []string{v.Command("status")}})
 			return err
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "all machines at the same time")
-	s.nameFlag(cmd, &name)
-	s.outputFlag(cmd, &out, "output format: text, or json for one event per line")
+	v.nameFlag(cmd, &name)
+	v.OutputFlag(cmd, &out, "output format: text, or json for one event per line")
 	return cmd
 }
