@@ -232,7 +232,7 @@ func (s *Server) SnapshotEtcd(_ *upgradeproto.SnapshotEtcdRequest, stream grpc.S
 	return s.etcd.snapshot(stream.Context(), stream.Send)
 }
 
-// EtcdState says what this host's member of etcd has at a revision.
+// EtcdState returns the state of this host's member of etcd at a revision.
 func (s *Server) EtcdState(ctx context.Context, req *upgradeproto.EtcdStateRequest) (*upgradeproto.EtcdStateResponse, error) {
 	return s.etcd.state(ctx, req.GetRevision())
 }

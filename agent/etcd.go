@@ -364,8 +364,8 @@ func (e *etcd) snapshot(ctx context.Context, send func(*upgradeproto.SnapshotEtc
 	return send(&upgradeproto.SnapshotEtcdResponse{Kind: &upgradeproto.SnapshotEtcdResponse_Summary{Summary: sum}})
 }
 
-// state says what the host's member has at a revision. It keeps some keys at a time, and a
-// hash of each.
+// state returns a hash of all keys that the host's member has at a revision. It reads page by
+// page, and keeps a hash of each key.
 func (e *etcd) state(ctx context.Context, revision int64) (*upgradeproto.EtcdStateResponse, error) {
 	if revision <= 0 {
 		return nil, status.Error(codes.InvalidArgument, "revision is missing")
@@ -383,7 +383,7 @@ func (e *etcd) state(ctx context.Context, revision int64) (*upgradeproto.EtcdSta
 	defer c.Close()
 	first, cancel := context.WithTimeout(ctx, 2*memberTimeout)
 	defer cancel()
-	l, err := c.MemberList(first) // linearizable: the member has heard of the revision then
+	l, err := c.MemberList(first) // linearizable: the member has applied the revision then
 	if err == nil {
 		_, err = c.Get(first, "health")
 	}
