@@ -30,7 +30,7 @@ const (
 )
 
 // ApplySteps are the IDs of the steps of `upgrade apply`, in order.
-var ApplySteps = []string{StepBackup, StepComponents, StepAgents, StepJoinConfig, plan.StepCharts, StepTarget, plan.StepRollout}
+var ApplySteps = []string{StepBackup, StepComponents, StepAgents, StepJoinConfig, plan.StepCharts, StepRevocations, StepTarget, plan.StepRollout}
 
 // IDs of findings of `upgrade apply`.
 const (
@@ -254,7 +254,15 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 			charts.Details = append(charts.Details, "kind "+k+" "+x.what)
 		}
 	}
-	steps := append(a.componentsSteps(), join, charts, a.targetStep(groups, keptGroups), a.rolloutStep())
+	steps := append(a.componentsSteps(), join, charts)
+	expired, err := a.expired(ctx)
+	if err != nil {
+		return err
+	}
+	if len(expired) > 0 {
+		steps = append(steps, a.revocationsStep(expired))
+	}
+	steps = append(steps, a.targetStep(groups, keptGroups), a.rolloutStep())
 	rollout := &steps[len(steps)-1]
 	rollout.Effect = "all nodes are at the target"
 	switch {

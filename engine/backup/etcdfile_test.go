@@ -142,7 +142,7 @@ func TestEtcdFile(t *testing.T) {
 		words  string
 	}{
 		"no meta":                     {func(b []byte) { clear(b[:1024]) }, "meta page"},
-		"a page beyond the end":       {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), 1<<40) }, "no page"},
+		"a page beyond the end":       {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), 1<<40) }, "is missing"},
 		"a bucket that is the root":   {func(b []byte) { binary.LittleEndian.PutUint64(at(b, "key"), uint64(root/512)) }, ""},
 		"an element beyond its page":  {func(b []byte) { binary.LittleEndian.PutUint32(b[root+boltHeader+4:], 1<<30) }, "not readable"},
 		"an overflow beyond the file": {func(b []byte) { binary.LittleEndian.PutUint32(b[root+12:], 1<<31) }, "bytes"},
@@ -169,7 +169,7 @@ func TestEtcdFile(t *testing.T) {
 				binary.LittleEndian.PutUint64(b[at+boltHeader+8:], uint64(at/512))
 			}
 		}
-		if _, _, _, err := readAll(b); err == nil || !strings.Contains(err.Error(), "no end") {
+		if _, _, _, err := readAll(b); err == nil || !strings.Contains(err.Error(), "cycle in its tree") {
 			t.Errorf("got %v", err)
 		}
 	})
