@@ -784,8 +784,16 @@ func pauseAfter(fails int, err error) time.Duration {
 		least, most = time.Second, 30*time.Second
 	}
 	d := min(most, least<<min(fails, 10))
-	return d/2 + rand.N(d/2)
+	d = d/2 + rand.N(d/2)
+	// A cloud that says when it answers again is not asked before.
+	if until := time.Until(cloud.ThrottledUntil(err)); until > d {
+		d = min(until, maxThrottle) + rand.N(d)
+	}
+	return d
 }
+
+// maxThrottle bounds the wait that a cloud can ask for.
+const maxThrottle = 10 * time.Minute
 
 // some returns as much as one request may hold: all, unless larger requests have
 // failed. Which is chance, so that one that always fails does not stop the others.

@@ -33,6 +33,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
+	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -72,7 +73,7 @@ func operatorProcess(path string) error {
 		return err
 	}
 	return Run(context.Background(), Config{
-		Cluster: access, Namespace: namespace, Cloud: NewSandboxCloud(local.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
+		Cluster: access, Namespace: namespace, Cloud: local.NewInCluster(local.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
 		CloudInterval: 100 * time.Millisecond, NoElection: true, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		at: func(point string) {
 			if !slices.Contains(c.Points, point) {
@@ -175,6 +176,7 @@ type etcdProcess struct {
 
 func newRing(t *testing.T, names ...string) *ring {
 	t.Helper()
+	testneeds.ControlPlane(t)
 	bin, err := controlplane.FindBinaries()
 	if errors.Is(err, controlplane.ErrNoBinaries) {
 		t.Skip(err)
@@ -343,9 +345,7 @@ func (r *ring) end(name string) {
 // process; so is the agent, but for kubeadm; so are the API server and the operators, which
 // have the rights of their chart. Machines are hollow.
 func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
+	testneeds.Time(t, "half a minute")
 	const staying, other, leaving, heir = "control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"
 	etcd := newRing(t, staying, other, leaving)
 	c := newCluster(t)

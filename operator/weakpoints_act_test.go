@@ -126,7 +126,7 @@ func TestWeakPointR4NoSizeIsWritten(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 4 {
 		all.Go(func() {
-			c := NewSandboxCloud(local.NewMetadata(h.Metadata), h.Control)
+			c := local.NewInCluster(local.NewMetadata(h.Metadata), h.Control)
 			tokens := []string{"shared", fmt.Sprint("own-", i)}
 			for { // as operators do, until the cloud says yes
 				made, err := c.CreateInstances(t.Context(), group, tokens)

@@ -1,4 +1,4 @@
-package engine
+package plan
 
 import (
 	"encoding/json"
@@ -126,3 +126,26 @@ type File struct {
 	Note   string `json:"note"`
 	SHA256 string `json:"sha256,omitempty"` // hex; of files that are no secret
 }
+
+// States of a node that a rollout replaces, as node events tell them. Its heir goes
+// through those of any machine on its way into the cluster.
+const (
+	NodeOutdated  = "outdated"  // it waits for its turn
+	NodeReplacing = "replacing" // the machine that will replace it is on its way
+	NodeDraining  = "draining"  // it takes no new pods, and those that it has are evicted
+	NodeUpgrading = "upgrading" // its own agent brings Kubernetes on it to the target: it is upgraded in place
+	NodeLeaving   = "leaving"   // it is no node any more, and its machine is deleted
+)
+
+// check emits what a check found.
+func CheckEvent(f Finding) Event {
+	data, err := json.Marshal(f)
+	if err != nil { // strings and a number
+		panic(err)
+	}
+	return Event{Kind: KindCheck, Object: f.ID, State: string(f.Severity), Source: f.Source, Text: f.Title, Remedy: f.Remedy, TookMS: f.Took.Milliseconds(), Data: data}
+}
+
+// StateUnknown is the state of a machine in a Status if only the cloud was asked: it
+// runs, and whether it is a node the API server would know.
+const StateUnknown = "unknown"

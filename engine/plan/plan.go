@@ -1,10 +1,67 @@
-package engine
+// Package plan answers: what will be done to a cluster, and what does a run report?
+//
+// It holds the values that every package of the engine and every frontend share: a [Plan]
+// of [Step] values with its [Finding] values, the [Event] values of a run, and an [Error]
+// with an exit code and a remedy. Steps carry functions, but this package runs nothing:
+// package engine makes plans and runs them.
+//
+// It imports nothing of this module but other leaves.
+package plan
 
 import (
 	"context"
 	"encoding/json"
-	"strconv"
+	"slices"
+	"strings"
 	"time"
+)
+
+// IDs of the steps of `upgrade apply` that other verbs do not have.
+const (
+	StepRollout = "wait-for-rollout"
+)
+
+// Unacknowledged returns the findings that must be accepted by name and are not.
+func (p *Plan) Unacknowledged() []Finding {
+	var out []Finding
+	for _, f := range p.Findings {
+		if f.Named && f.Severity != Block && !slices.Contains(p.Acknowledged, f.ID) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+func (p *Plan) Accepted(id string) bool { return slices.Contains(p.Acknowledged, id) }
+
+// Accept notes that findings were accepted by their IDs; in a rehearsal, of which nothing
+// need be accepted, all are.
+func (p *Plan) Accept(ids ...string) {
+	if p.Rehearsal {
+		for _, f := range p.Unacknowledged() {
+			ids = append(ids, f.ID)
+		}
+	}
+	for _, id := range ids {
+		if !slices.Contains(p.Acknowledged, id) {
+			p.Acknowledged = append(p.Acknowledged, id)
+		}
+	}
+}
+
+// OnlyWatches reports whether all that is left of the plan is to wait: it changes nothing.
+func (p *Plan) OnlyWatches() bool {
+	for _, s := range p.Steps {
+		if !s.Finished && s.ID != StepRollout {
+			return false
+		}
+	}
+	return true
+}
+
+// IDs of the steps of init.
+const (
+	StepCharts = "charts"
 )
 
 // Verb is what a plan does.
@@ -21,47 +78,6 @@ const (
 	VerbWatch   Verb = "watch"
 	VerbRevoke  Verb = "machine revoke"
 )
-
-// Severity is what a finding means for the plan.
-type Severity string
-
-// Severities. Info findings are fine, Warn findings are acknowledged by the user,
-// Block findings cannot be forced. NotChecked means that nobody knows: the finding
-// says why.
-const (
-	Info       Severity = "ok"
-	Warn       Severity = "warn"
-	Block      Severity = "block"
-	NotChecked Severity = "not-checked"
-)
-
-// Finding is what one check found.
-type Finding struct {
-	// ID is stable and kebab-case: "init-endpoint".
-	ID string `json:"id"`
-	// Field is the path of the configuration that it is about, such as
-	// "nodeGroups.control-plane.count"; often empty.
-	Field    string   `json:"field,omitempty"`
-	Severity Severity `json:"severity"`
-	// Named says that it is accepted by its ID alone, not together with the plan.
-	Named bool `json:"named,omitempty"`
-	// Title is one line, Detail the evidence, Remedy what to do about it.
-	Title  string `json:"title"`
-	Detail string `json:"detail,omitempty"`
-	Remedy string `json:"remedy,omitempty"`
-	// Source is the area that the finding belongs to: config, files, cloud, network, release.
-	Source string `json:"source,omitempty"`
-	// Owner is who can change it: "namespace shop, Helm release web", "argocd-controller".
-	Owner string `json:"owner,omitempty"`
-	// Objects are what it is about, "kind/namespace/name", the first few hundred.
-	Objects []string `json:"objects,omitempty"`
-	// Command is the one command that clears it; empty if there is none.
-	Command string `json:"command,omitempty"`
-	// Reference is where the rule comes from: a policy page, a KEP, an RFC.
-	Reference string `json:"reference,omitempty"`
-	// Took is how long the check ran.
-	Took time.Duration `json:"took,omitempty"` // nanoseconds in JSON
-}
 
 // Target is what a cluster is brought to. Empty fields are not known or do not change.
 type Target struct {
@@ -109,32 +125,32 @@ type Plan struct {
 	// By is who runs it, such as ops@laptop; empty until somebody does.
 	By string `json:"by,omitempty"`
 
-	// hold takes the cluster for the run, which ends with lost; nil if nobody has to be
+	// Hold takes the cluster for the run, which ends with lost; nil if nobody has to be
 	// kept from it.
-	hold func(ctx context.Context, r *Reporter, lost func(error)) (release func(), err error)
-	// What the result says; zero fields have defaults.
-	end ending
-	// close gives back what the plan holds open; nil if it holds nothing.
-	close func()
+	Hold func(ctx context.Context, r *Reporter, lost func(error)) (release func(), err error) `json:"-"`
+	// End is what the result says; zero fields have defaults.
+	End Ending `json:"-"`
+	// OnClose gives back what the plan holds open; nil if it holds nothing.
+	OnClose func() `json:"-"`
 }
 
 // Close gives back what the plan holds open, after which it cannot be run. It can be called
 // more than once.
 func (p *Plan) Close() {
-	if p.close != nil {
-		p.close()
-		p.close = nil
+	if p.OnClose != nil {
+		p.OnClose()
+		p.OnClose = nil
 	}
 }
 
-// ending is what a run tells when it has ended.
-type ending struct {
-	command string   // that goes on; the default is the verb
-	done    string   // what there is then
-	nothing string   // the same if there was nothing to do
-	next    []string // commands that make sense then
-	patch   json.RawMessage
-	cleanup func() // is called when the run is over, before its result is told
+// Ending is what a run reports when it has ended.
+type Ending struct {
+	Command string   // that resumes; the default is the verb
+	Done    string   // the text of the result
+	Nothing string   // the same if there was nothing to do
+	Next    []string // commands that make sense then
+	Patch   json.RawMessage
+	Cleanup func() // is called when the run is over, before its result is sent
 }
 
 // Blocked returns the findings that forbid the plan.
@@ -201,26 +217,17 @@ type Step struct {
 	Undo func(context.Context, *Reporter) error `json:"-"`
 }
 
-// many writes n with its noun: "1 node", "3 nodes".
-func many(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
+// String is "v1.1.0, image v1.0.0, Kubernetes v1.35.4" without what is not known.
+func (t Target) String() string {
+	var parts []string
+	if t.Release != "" {
+		parts = append(parts, t.Release)
 	}
-	return strconv.Itoa(n) + " " + noun + "s"
-}
-
-// verb is a verb for n of something: "1 value changes", "3 values change".
-func verb(n int, plural string) string {
-	if n == 1 {
-		return plural + "s"
+	if t.Image != "" {
+		parts = append(parts, "image "+t.Image)
 	}
-	return plural
-}
-
-// inOrder says how so many nodes are replaced, where that needs words.
-func inOrder(n int) string {
-	if n == 1 {
-		return ""
+	if t.Kubernetes != "" {
+		parts = append(parts, "Kubernetes "+t.Kubernetes)
 	}
-	return ", control planes first, one after the other"
+	return strings.Join(parts, ", ")
 }
