@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +22,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 func TestAutoscalerArgs(t *testing.T) {

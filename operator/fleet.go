@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"maps"
@@ -16,6 +14,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // Times of the view of the cloud. A machine that is coming or going changes within

@@ -3,8 +3,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -38,6 +36,7 @@ import (
 	"constellation/engine/release/releasetest"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/internal/testneeds"
+	"constellation/operator/decision"
 )
 
 // The agent starts its kubeadm through a gate in its own binary, here that of the test.

@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"log/slog"
 	"strings"
 	"testing"
@@ -14,6 +12,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // Impostors are told of once, and again when they claim something else.

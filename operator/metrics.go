@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"strings"
@@ -16,6 +14,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // gauges are the figures of the NodeVersion for whoever watches the operator. They are

@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"encoding/json"
 	"fmt"
@@ -35,6 +33,7 @@ import (
 
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 	"constellation/operator/nodelock"
 )
 

@@ -23,8 +23,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"errors"
 	"fmt"
@@ -56,6 +54,7 @@ import (
 	"constellation/engine/component"
 	"constellation/operator/api/v1alpha1"
 	"constellation/operator/crash"
+	"constellation/operator/decision"
 	"constellation/operator/liblog"
 	"constellation/operator/nodelock"
 )

@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,6 +32,7 @@ import (
 	"constellation/engine/component"
 	"constellation/operator/api/upgradev1"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 	"constellation/operator/plans"
 )
 

@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"fmt"
 	"log/slog"
@@ -18,6 +16,7 @@ import (
 
 	"constellation/engine/cloud"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // BenchmarkRound is what a round costs before anything is done: the cache read, decided

@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"fmt"
 	"log/slog"
@@ -20,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // settled knows on which new nodes everything runs that pods need there. A kubelet calls

@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"log/slog"
 	"testing"
 
@@ -12,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 func TestHeirsSettleBeforeTheyCount(t *testing.T) {

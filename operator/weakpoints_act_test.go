@@ -1,8 +1,6 @@
 package operator
 
 import (
-	"constellation/operator/decision"
-
 	"context"
 	"fmt"
 	"log/slog"
@@ -22,6 +20,7 @@ import (
 	"constellation/engine/component"
 	"constellation/engine/sandbox/hollow"
 	"constellation/operator/api/v1alpha1"
+	"constellation/operator/decision"
 )
 
 // Weak points of other systems that replace machines, continued: what the effects refuse,
