@@ -56,9 +56,21 @@ bin/kubectl: FORCE
 demo: build ## create a cluster in a sandbox; ARGS=--non-interactive for scripts
 	@DEMO_DIR='$(DEMO_DIR)' KEEP='$(KEEP)' KUBERNETES='$(KUBERNETES)' .ci/demo.sh $(ARGS)
 
+.PHONY: check
+check: ## build, vet, lint what changed, run the tests that need no cluster and no root
+	@.ci/check.sh $(TESTFLAGS)
+
 .PHONY: test
 test: build ## run all tests; as root also those on real machines
 	@.ci/test.sh $(TESTFLAGS)
+
+.PHONY: soak
+soak: build ## run what takes hours: fuzzing, 100,000 seeds, opt-in tests, drills
+	@.ci/soak.sh
+
+.PHONY: golden
+golden: ## rewrite golden files and show what changed
+	@.ci/golden.sh $(TESTFLAGS)
 
 .PHONY: explore
 explore: ## model-check the decisions of the operator; STATES=n limits each model
@@ -97,7 +109,12 @@ verify: generate ## regenerate and fail if a file differs
 .PHONY: lint
 lint: ## run the linters, check formatting and language
 	@$(TOOL) golangci-lint run ./...
-	@cd .ci && go test ./prose && go run ./prose
+	@cd .ci && go test ./prose ./testreport && go run ./prose
+	@.ci/commits.sh
+
+.PHONY: hooks
+hooks: ## check the messages of your commits when you make them
+	@ln -sf "$(CURDIR)/.ci/commit-msg" "$$(git rev-parse --git-path hooks)/commit-msg"
 
 .PHONY: prose-baseline
 prose-baseline:

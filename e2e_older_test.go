@@ -21,6 +21,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/sandbox/recorder"
+	"constellation/internal/testneeds"
 )
 
 // olderCommit is the newest commit whose clusters have no admission policies, no signed
@@ -35,9 +36,7 @@ const kubeadmTokens = "system:bootstrappers:kubeadm:default-node-token"
 // release and image v1.0.0, and those of this build as v1.1.0.
 func newOlderCluster(t *testing.T) *cloud {
 	t.Helper()
-	if os.Getenv("CONSTELLATION_E2E_ROLLOUT") == "" {
-		t.Skip("takes ten minutes; set CONSTELLATION_E2E_ROLLOUT=1 to run it")
-	}
+	testneeds.OptIn(t, "CONSTELLATION_E2E_ROLLOUT", "ten minutes")
 	withNext(t)
 	if out, err := exec.CommandContext(t.Context(), "git", "cat-file", "-e", olderCommit+"^{commit}").CombinedOutput(); err != nil {
 		t.Skipf("commit %s is not in the history of this clone: %v %s", olderCommit, err, out)

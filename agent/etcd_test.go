@@ -30,6 +30,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"constellation/agent/upgradeproto"
+	"constellation/internal/testneeds"
 )
 
 // member is a real etcd.
@@ -103,6 +104,7 @@ func certificates(t testing.TB, dir string) {
 // startEtcd runs a cluster of n members with kubeadm's certificates.
 func startEtcd(t testing.TB, n int) (members []*member, pki string) {
 	t.Helper()
+	testneeds.ControlPlane(t)
 	bin := filepath.Join(os.Getenv("HOME"), ".cache/constellation/kubernetes/v1.35.4/bin/etcd")
 	if _, err := os.Stat(bin); err != nil {
 		t.Skip("needs the etcd that `make build` and a sandbox build: " + err.Error())

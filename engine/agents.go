@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +10,10 @@ import (
 	"strings"
 
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
 )
 
 // StepAgents is the ID of the step that names the enrolment program. Only plans have it that
@@ -73,20 +76,20 @@ func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]bool, 
 func inGroups(nodes []Node) string {
 	by := map[string][]string{}
 	for i := range nodes {
-		g := orElse(nodes[i].Group, nodes[i].Role)
+		g := cmp.Or(nodes[i].Group, nodes[i].Role)
 		by[g] = append(by[g], nodes[i].Name)
 	}
 	var out []string
 	for _, g := range slices.Sorted(maps.Keys(by)) {
 		out = append(out, fmt.Sprintf("%d of %s (%s)", len(by[g]), g, strings.Join(by[g], ", ")))
 	}
-	return and(out)
+	return words.And(out)
 }
 
 // agentsFinding warns of agents that verify nothing.
-func agentsFinding(nodes []Node, remedy string) Finding {
-	f := Finding{
-		ID: findingAgents, Severity: Warn, Source: "release", Title: "the agents of " + many(len(nodes), "node") + " run components that nobody vouches for",
+func agentsFinding(nodes []Node, remedy string) plan.Finding {
+	f := plan.Finding{
+		ID: findingAgents, Severity: plan.Warn, Source: "release", Title: "the agents of " + words.Count(len(nodes), "node") + " run components that nobody vouches for",
 		Detail: inGroups(nodes) + ": the machines have images of releases before " + release.FirstVerifying.String() + ", and their groups are upgraded in place", Remedy: remedy,
 	}
 	for i := range nodes {
@@ -96,15 +99,15 @@ func agentsFinding(nodes []Node, remedy string) Finding {
 }
 
 // agentsUnchecked reports why the agents could not be judged.
-func agentsUnchecked(err error) Finding {
-	return Finding{ID: findingAgents, Severity: NotChecked, Source: "release", Title: "not checked which agents verify components", Detail: err.Error(), Remedy: "try again when the cluster and the cloud answer"}
+func agentsUnchecked(err error) plan.Finding {
+	return plan.Finding{ID: findingAgents, Severity: plan.NotChecked, Source: "release", Title: "not checked which agents verify components", Detail: err.Error(), Remedy: "try again when the cluster and the cloud answer"}
 }
 
 // replaceOnce is the remedy where no upgrade of Kubernetes in place enrols the agents.
 func replaceOnce(nodes []Node) string {
 	var groups []string
 	for i := range nodes {
-		groups = append(groups, orElse(nodes[i].Group, nodes[i].Role))
+		groups = append(groups, cmp.Or(nodes[i].Group, nodes[i].Role))
 	}
 	slices.Sort(groups)
 	var patches []string
@@ -112,7 +115,7 @@ func replaceOnce(nodes []Node) string {
 		patches = append(patches, "`kubectl patch scalinggroup "+g+" --type merge -p '{\"spec\":{\"strategy\":\"Replace\"}}'`")
 	}
 	return "upgrade Kubernetes: the step `" + StepAgents + "` of the plan installs the release keys and the verifying agent in place; or have the machines replaced once: " +
-		and(patches) + ", then an upgrade of the image"
+		words.And(patches) + ", then an upgrade of the image"
 }
 
 // judgeAgents finds agents that verify nothing. Those of nodes whose Kubernetes the hop upgrades
@@ -147,8 +150,8 @@ func (c *checkRun) judgeAgents(ctx context.Context, kubeconfig []byte, next Comp
 		c.find(agentsFinding(left, replaceOnce(left)))
 	}
 	if len(c.enrols) > 0 {
-		c.find(Finding{
-			ID: "agents-enrolled", Severity: Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + many(len(c.enrols), "machine") + " in place",
+		c.find(plan.Finding{
+			ID: "agents-enrolled", Severity: plan.Info, Source: "release", Title: "the hop installs the release keys and the verifying agent on " + words.Count(len(c.enrols), "machine") + " in place",
 			Detail: inGroups(c.enrols) + ": their agents run components that nobody vouches for, until then", Objects: namesOf(c.enrols),
 		})
 	}
@@ -172,13 +175,13 @@ func namesOf(nodes []Node) []string {
 }
 
 // agentsStep names the enrolment program, with which the operator begins on each node.
-func (i *initRun) agentsStep() Step {
+func (i *initRun) agentsStep() plan.Step {
 	want := i.components
-	return Step{
+	return plan.Step{
 		ID:    StepAgents,
-		Title: "Install the release keys and the verifying agent on " + many(len(i.enrols), "machine") + " in place",
+		Title: "Install the release keys and the verifying agent on " + words.Count(len(i.enrols), "machine") + " in place",
 		Effect: fmt.Sprintf("ConfigMap %s names the agent of the new image; the operator installs it on %s once, before it upgrades Kubernetes there",
-			shortName(want.Name), and(namesOf(i.enrols))),
+			shortName(want.Name), words.And(namesOf(i.enrols))),
 		Details: []string{inGroups(i.enrols) + ": from then on they install only what a release builder vouches for"},
 		Done: func(ctx context.Context) (bool, error) {
 			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
@@ -186,7 +189,7 @@ func (i *initRun) agentsStep() Step {
 				return err == nil && got.serves(want), err
 			})
 		},
-		Run: func(ctx context.Context, r *Reporter) error {
+		Run: func(ctx context.Context, r *plan.Reporter) error {
 			return i.inCluster(ctx, r, "name the verifying agent", func(ctx context.Context, k Cluster) error { return k.PublishComponents(ctx, want) })
 		},
 	}

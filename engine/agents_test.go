@@ -8,6 +8,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 )
 
 // TestAgentsThatVerifyNothing plans upgrades of groups that are upgraded in place on machines of
@@ -25,27 +26,27 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		s.cloud.agent = program
 		return s
 	}
-	plan := func(t *testing.T, s *checkStage) *engine.Plan {
+	planned := func(t *testing.T, s *checkStage) *plan.Plan {
 		t.Helper()
-		p, err := s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {})
+		p, err := s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {})
 		if err != nil || len(p.Blocked()) > 0 {
 			t.Fatalf("%v, blocked by %+v", err, p.Blocked())
 		}
 		return p
 	}
-	step := func(p *engine.Plan) *engine.Step {
-		if i := slices.IndexFunc(p.Steps, func(x engine.Step) bool { return x.ID == engine.StepAgents }); i >= 0 {
+	step := func(p *plan.Plan) *plan.Step {
+		if i := slices.IndexFunc(p.Steps, func(x plan.Step) bool { return x.ID == engine.StepAgents }); i >= 0 {
 			return &p.Steps[i]
 		}
 		return nil
 	}
-	finding := func(found []engine.Finding, id string) *engine.Finding {
-		if i := slices.IndexFunc(found, func(f engine.Finding) bool { return f.ID == id }); i >= 0 {
+	finding := func(found []plan.Finding, id string) *plan.Finding {
+		if i := slices.IndexFunc(found, func(f plan.Finding) bool { return f.ID == id }); i >= 0 {
 			return &found[i]
 		}
 		return nil
 	}
-	health := func(t *testing.T, s *checkStage) *engine.Finding {
+	health := func(t *testing.T, s *checkStage) *plan.Finding {
 		t.Helper()
 		st, err := s.engine().Status(t.Context())
 		if err != nil || !st.Reachable {
@@ -68,7 +69,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 
 	t.Run("a hop of Kubernetes enrols them", func(t *testing.T) {
 		s := newStage(t)
-		if f := health(t, s); f == nil || f.Severity != engine.Warn || !slices.Equal(f.Objects, []string{"worker-0", "worker-1"}) || !strings.Contains(f.Detail, "2 of workers") {
+		if f := health(t, s); f == nil || f.Severity != plan.Warn || !slices.Equal(f.Objects, []string{"worker-0", "worker-1"}) || !strings.Contains(f.Detail, "2 of workers") {
 			t.Errorf("status: %+v", f)
 		}
 		p, _, err := s.prepare(t.Context(), both)
@@ -101,7 +102,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		n := &s.inside.running.Nodes[1]
 		n.Image = "sandboxes/demo/images/v1.1.0"
 		s.cluster.PutNode(*n)
-		if x := step(plan(t, s)); x == nil || !strings.Contains(x.Title, "2 machines") {
+		if x := step(planned(t, s)); x == nil || !strings.Contains(x.Title, "2 machines") {
 			t.Errorf("step %+v", x)
 		}
 	})
@@ -121,7 +122,7 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 		for i := range s.cloud.machines {
 			s.cloud.machines[i].Image = "sandboxes/demo/images/v1.1.0"
 		}
-		p := plan(t, s)
+		p := planned(t, s)
 		if x := step(p); x != nil || finding(p.Findings, "agents-unverified") != nil || health(t, s) != nil {
 			t.Errorf("step %+v, findings %+v", x, p.Findings)
 		}
@@ -129,9 +130,9 @@ func TestAgentsThatVerifyNothing(t *testing.T) {
 	t.Run("a cloud without an enrolment program", func(t *testing.T) {
 		s := newStage(t)
 		s.cloud.agent = nil
-		p := plan(t, s)
+		p := planned(t, s)
 		f := finding(p.Findings, "agents-unverified")
-		if step(p) != nil || f == nil || f.Severity != engine.Warn || !strings.Contains(f.Remedy, "kubectl patch scalinggroup workers") {
+		if step(p) != nil || f == nil || f.Severity != plan.Warn || !strings.Contains(f.Remedy, "kubectl patch scalinggroup workers") {
 			t.Errorf("step %+v, finding %+v", step(p), f)
 		}
 	})

@@ -8,7 +8,9 @@ import (
 	"strings"
 
 	"constellation/assets"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/kubeadm"
+	"constellation/engine/plan"
 )
 
 // kinds returns the definitions of the release, in the order of its data.
@@ -47,6 +49,11 @@ func (i *initRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
 // charts returns the charts of the release with their values for this cluster, in which others,
 // if not empty, carries out Plans.
 func (i *initRun) charts(others string) ([]Chart, error) {
+	from, err := providers.Find(i.state.Infrastructure.Provider)
+	if err != nil {
+		return nil, err
+	}
+	cloudValues := from.ChartValues()
 	var out []Chart
 	for _, c := range i.release.Charts {
 		if c.Source != "" {
@@ -63,7 +70,11 @@ func (i *initRun) charts(others string) ([]Chart, error) {
 		}
 		values := deepCopy(c.Values)
 		values["release"] = i.release.Version.String()
-		values["provider"] = i.state.Infrastructure.Provider
+		for path, v := range cloudValues {
+			if keys := strings.Split(path, "."); assets.HasValue(files, keys...) {
+				setValue(values, v, keys...)
+			}
+		}
 		for _, s := range i.release.Services {
 			if s.Chart == c.Name {
 				setValue(values, s.Image, valueKey(s.Name), "image")
@@ -162,7 +173,7 @@ func (i *initRun) chartsDone(ctx context.Context) (bool, error) {
 
 // installCharts brings the kinds and then the charts. Whoever leaves while they get ready
 // finds them installed the next time.
-func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
+func (i *initRun) installCharts(ctx context.Context, r *plan.Reporter) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -188,19 +199,19 @@ func (i *initRun) installCharts(ctx context.Context, r *Reporter) error {
 	defer stop()
 	total := int64(len(kinds))
 	done := int64(0)
-	r.Part("kinds", StateRunning, "", 0, total)
+	r.Part("kinds", plan.StateRunning, "", 0, total)
 	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)
 	err = k.ApplyKinds(limited, kinds, func(name string) {
 		done++
-		r.Part("kinds", StateRunning, name, done, total)
+		r.Part("kinds", plan.StateRunning, name, done, total)
 	})
 	err = i.clusterError("apply kinds", err)
 	cancel()
 	if err != nil {
-		r.Part("kinds", StateFailed, "", done, total)
+		r.Part("kinds", plan.StateFailed, "", done, total)
 		return err
 	}
-	r.Part("kinds", StateDone, "", total, total)
+	r.Part("kinds", plan.StateDone, "", total, total)
 
 	// Clusters of older programs have certificates of nodes that live a year.
 	limited, cancel = context.WithTimeout(ctx, i.e.limits.api)

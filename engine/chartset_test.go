@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/twin"
 )
 
@@ -25,7 +26,7 @@ type told struct {
 func (x *told) report(chart, state, text string, _, _ int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if state != engine.StateRunning {
+	if state != plan.StateRunning {
 		x.lines = append(x.lines, strings.TrimSpace(fmt.Sprintf("%s %s %s", chart, state, text)))
 	}
 }
@@ -289,7 +290,7 @@ func TestTheTimeOfASetEndsBetweenTwoCharts(t *testing.T) {
 	over := make(chan struct{})
 	time.AfterFunc(2*set.Limit, func() { close(over) })
 	set.Report = func(chart, state, _ string, _, _ int64) {
-		if chart == "a" && state == engine.StateDone {
+		if chart == "a" && state == plan.StateDone {
 			<-over // b may begin only then
 		}
 	}

@@ -20,8 +20,10 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/chart"
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
 )
 
 // CheckVersions is the Object of the check event that carries the versions and the path:
@@ -46,7 +48,7 @@ const checkLimit = 15 * time.Second
 //
 // Exit of the result is ExitBlocked if there is something newer and no way to it, or the
 // preflight forbids the next hop; ExitUpgradeAvailable if there is a next hop; else zero.
-func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(Event)) (Check, error) {
+func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(plan.Event)) (Check, error) {
 	c := &checkRun{e: e, request: r}
 	if err := c.begin(); err != nil {
 		return Check{}, err
@@ -71,7 +73,7 @@ func (e *Engine) Check(ctx context.Context, r CheckRequest, emit func(Event)) (C
 	}
 	if err := c.write(); err != nil {
 		c.sort()
-		c.out.Exit = ExitCode(err)
+		c.out.Exit = plan.ExitCode(err)
 		return c.out, err
 	}
 	c.finish()
@@ -140,16 +142,16 @@ func (c *checkRun) begin() (err error) {
 		return err
 	}
 	if c.config, err = ParseConfig(c.text); err != nil {
-		return &Error{Err: err, Exit: ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
+		return &plan.Error{Err: err, Exit: plan.ExitUsage, Remedy: "correct the file; `constellation config validate` checks it again"}
 	}
 	if !e.ws.has(KubeconfigFile) {
-		err := &Error{Op: "check for upgrades", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+		err := &plan.Error{Op: "check for upgrades", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 		runs, _ := e.Runs() // without them less is known
 		switch {
 		case len(c.state.ClusterValues.ClusterID) == 0:
 		case e.ws.has(pendingFile):
 			err.Remedy = "the cluster was begun and is not complete: `" + e.command("init") + "` goes on"
-		case e.ws.completed(runs):
+		case completed(e.ws, runs):
 			err.Remedy = restoreKubeconfig
 		default:
 			err.Remedy = "if the cluster was complete before, " + restoreKubeconfig + ". If it never was: `" + e.command("init") + "` goes on"
@@ -161,8 +163,8 @@ func (c *checkRun) begin() (err error) {
 		return err
 	}
 	c.out = Check{
-		Schema: Schema, Cluster: c.config.Name, Simulated: e.simulated(), Provider: c.config.Provider.Name(), Time: e.now().UTC(), CLI: c.cli.String(),
-		Components: []ComponentCheck{}, Path: []Hop{}, Findings: []Finding{},
+		Schema: plan.Schema, Cluster: c.config.Name, Simulated: e.simulated(), Provider: c.config.Provider.Name(), Time: e.now().UTC(), CLI: c.cli.String(),
+		Components: []plan.ComponentCheck{}, Path: []Hop{}, Findings: []plan.Finding{},
 	}
 	return nil
 }
@@ -201,7 +203,7 @@ func (c *checkRun) look(ctx context.Context) error {
 			c.releases, releasesErr = c.known.summaries(ctx)
 		}
 	})
-	wg.Go(func() { c.past = c.e.ws.learn() })
+	wg.Go(func() { c.past = learn(c.e.ws.Path(plan.RunsDir)) })
 	wg.Wait()
 	if err := ctx.Err(); err != nil {
 		return err
@@ -228,7 +230,7 @@ func (c *checkRun) askCloud(ctx context.Context) error {
 		return err
 	}
 	if about.UID != c.state.Infrastructure.UID {
-		return &Error{
+		return &plan.Error{
 			Err:    fmt.Errorf("it is not the one of %s: it was made anew", StateFile),
 			Remedy: "the cluster went with the earlier sandbox: use another directory with -C, or move this one's files away",
 		}
@@ -245,7 +247,7 @@ func (c *checkRun) clusterDown(err error) error {
 	if err == nil {
 		return nil
 	}
-	out := &Error{Op: "ask the cluster which versions it runs", Err: err}
+	out := &plan.Error{Op: "ask the cluster which versions it runs", Err: err}
 	switch {
 	case errors.Is(err, ErrForbidden):
 		out.Remedy = "use a kubeconfig that may do this, such as the one that `constellation init` wrote"
@@ -267,7 +269,7 @@ func (c *checkRun) denied() error {
 	if f == nil {
 		return nil
 	}
-	return &Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", ErrForbidden, f.Detail), Remedy: f.Remedy}
+	return &plan.Error{Op: "ask the cluster which versions it runs", Err: fmt.Errorf("%w: %s", ErrForbidden, f.Detail), Remedy: f.Remedy}
 }
 
 // plainUser are the names that a shell takes as they are.
@@ -275,7 +277,7 @@ var plainUser = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:@._-]*$`)
 
 // deniedFinding is the one finding about all reads that the API server refused, and how
 // to allow them; nil if there are none.
-func deniedFinding(denied []Denial) *Finding {
+func deniedFinding(denied []Denial) *plan.Finding {
 	if len(denied) == 0 {
 		return nil
 	}
@@ -295,9 +297,9 @@ func deniedFinding(denied []Denial) *Finding {
 	}
 	slices.Sort(verbs)
 	slices.Sort(resources)
-	f := &Finding{
-		ID: runningDenied, Severity: NotChecked, Source: "versions", Title: who + " may not read all that tells which versions run",
-		Detail: "the API server refused to " + and(reads), Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
+	f := &plan.Finding{
+		ID: runningDenied, Severity: plan.NotChecked, Source: "versions", Title: who + " may not read all that tells which versions run",
+		Detail: "the API server refused to " + words.And(reads), Reference: "https://kubernetes.io/docs/reference/access-authn-authz/rbac/",
 		Remedy: "use a kubeconfig that may, such as the one that `constellation init` wrote, or let an administrator allow it",
 	}
 	if slices.ContainsFunc(denied, func(d Denial) bool { return d.User == "" }) {
@@ -315,11 +317,11 @@ const runningDenied = "running-denied"
 // without fills what can be told without the cluster, or with the little that it told.
 func (c *checkRun) without() {
 	if f := deniedFinding(c.now.Denied); f != nil {
-		f.Severity = Block
+		f.Severity = plan.Block
 		c.find(*f)
 	} else {
-		c.find(Finding{
-			ID: "api-server", Severity: Block, Title: "the cluster could not be asked", Detail: c.down.Error(), Remedy: Remedy(c.down), Source: "versions",
+		c.find(plan.Finding{
+			ID: "api-server", Severity: plan.Block, Title: "the cluster could not be asked", Detail: c.down.Error(), Remedy: plan.Remedy(c.down), Source: "versions",
 		})
 	}
 	c.matrix = NewMatrix(c.releases)
@@ -331,14 +333,14 @@ func (c *checkRun) without() {
 			r.Verdict = "not known"
 		}
 	}
-	c.out.Exit = ExitCode(c.down)
+	c.out.Exit = plan.ExitCode(c.down)
 }
 
 // decide works out versions, path and what the next hop writes.
 func (c *checkRun) decide(ctx context.Context) error {
 	c.matrix = NewMatrix(c.releases)
 	c.offer = c.offers()
-	c.out.Current = Target{Release: c.now.Services.String(), Image: c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest).String(), Kubernetes: c.now.Kubernetes.String()}
+	c.out.Current = plan.Target{Release: c.now.Services.String(), Image: c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest).String(), Kubernetes: c.now.Kubernetes.String()}
 
 	var results []*RuleResult
 	for read := map[string]bool{}; ; c.matrix = NewMatrix(c.releases) {
@@ -370,7 +372,7 @@ func (c *checkRun) decide(ctx context.Context) error {
 		results = c.matrix.Check(c.hop.CLI, c.now, c.planned(), c.offer)
 	}
 	for _, r := range results {
-		f := Finding{ID: r.Rule, Severity: r.Severity, Title: r.Title, Remedy: r.Remedy, Reference: r.Reference, Source: "matrix"}
+		f := plan.Finding{ID: r.Rule, Severity: r.Severity, Title: r.Title, Remedy: r.Remedy, Reference: r.Reference, Source: "matrix"}
 		if weakens(f) {
 			f.Detail = c.weaker(ctx)
 		}
@@ -436,11 +438,11 @@ func (c *checkRun) beyond() {
 func (c *checkRun) asked() bool { return !c.request.Release.IsZero() || !c.request.Kubernetes.IsZero() }
 
 // reached is where the path ends.
-func (c *checkRun) reached() Target {
+func (c *checkRun) reached() plan.Target {
 	if n := len(c.path); n > 0 {
 		return c.path[n-1].To
 	}
-	return Target{
+	return plan.Target{
 		Release: cmp.Or(c.goal.Services.String(), c.now.Services.Oldest.String()), Image: cmp.Or(c.goal.Image.String(), c.now.ControlPlaneImage.Oldest.String()),
 		Kubernetes: cmp.Or(c.goal.Kubernetes.String(), c.now.Kubernetes.Oldest.String()),
 	}
@@ -460,7 +462,7 @@ func (c *checkRun) offers() Offer {
 		for _, i := range c.images {
 			have = append(have, i.Version)
 		}
-		return false, "the cloud has no image " + v.String(), "the cloud has " + and(have) + "; the sandbox of constellation " + v.String() + " has this one"
+		return false, "the cloud has no image " + v.String(), "the cloud has " + words.And(have) + "; the sandbox of constellation " + v.String() + " has this one"
 	}}
 	if c.kubernetes != nil {
 		o.Kubernetes = func(v version.Version) (bool, string, string) {
@@ -469,7 +471,7 @@ func (c *checkRun) offers() Offer {
 			}
 			why := "the mirror has no " + v.String()
 			if b := c.e.buildable; len(b) > 0 && !slices.Contains(b, v.String()) {
-				return false, why, "of this Kubernetes a sandbox can have " + or(b) + " only"
+				return false, why, "of this Kubernetes a sandbox can have " + words.Or(b) + " only"
 			}
 			return false, why, "`constellation sandbox fetch " + v.String() + "`"
 		}
@@ -511,10 +513,10 @@ func (c *checkRun) prepare(ctx context.Context) error {
 	case err != nil && c.request.WriteConfig:
 		return err
 	case err != nil:
-		c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, Remedy(err)))
+		c.out.Notes = append(c.out.Notes, fmt.Sprintf("--write-config cannot be used: %v; %s", err, plan.Remedy(err)))
 		c.out.Config = &ConfigChange{Path: c.e.ws.Path(ConfigFile), Fields: []FieldChange{}}
 	case c.unmeasured != nil && c.request.WriteConfig:
-		return &Error{
+		return &plan.Error{
 			Op: "write " + c.e.ws.Path(ConfigFile), Err: fmt.Errorf("the measurements of image %s are not known: %w", to.Image, c.unmeasured),
 			Remedy: "image and measurements belong together: get them from whoever published the image, and write both by hand",
 		}
@@ -586,7 +588,7 @@ func (c *checkRun) registersOf(ctx context.Context, v version.Version) (map[uint
 // ruleWeaker is the rule that no register is enforced less.
 const ruleWeaker = "measurements-weaker"
 
-func weakens(f Finding) bool { return f.ID == ruleWeaker && f.Severity == Block }
+func weakens(f plan.Finding) bool { return f.ID == ruleWeaker && f.Severity == plan.Block }
 
 // weaker says which values the registers should have that the configuration weakens.
 func (c *checkRun) weaker(ctx context.Context) string {
@@ -624,23 +626,23 @@ func (c *checkRun) planned() Planned {
 }
 
 // tell emits what is known so far.
-func (c *checkRun) tell(emit func(Event)) {
+func (c *checkRun) tell(emit func(plan.Event)) {
 	c.sort()
 	data, err := json.Marshal(c.out)
 	if err != nil {
 		c.e.log.Warn("check not told", "err", err)
 		return
 	}
-	ev := Event{Kind: KindCheck, Object: CheckVersions, Source: "versions", State: string(Info), Text: "Versions and path", Time: c.e.now().UTC(), Data: data}
+	ev := plan.Event{Kind: plan.KindCheck, Object: CheckVersions, Source: "versions", State: string(plan.Info), Text: "Versions and path", Time: c.e.now().UTC(), Data: data}
 	if c.down != nil {
-		ev.State, ev.Text, ev.Remedy = string(Block), c.down.Error(), Remedy(c.down)
+		ev.State, ev.Text, ev.Remedy = string(plan.Block), c.down.Error(), plan.Remedy(c.down)
 	}
 	emit(ev)
 }
 
 // foresee makes the preflight of the next hop, and asks cluster and cloud what else it
 // will change.
-func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
+func (c *checkRun) foresee(ctx context.Context, emit func(plan.Event)) error {
 	if c.hop == nil || c.request.NoPreflight {
 		return nil
 	}
@@ -658,7 +660,7 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 		ReplaceControlPlanes: c.hop.ReplaceControlPlanes, ReplaceWorkers: c.hop.ReplaceWorkers,
 	}
 	hops := append([]PreflightRequest{r}, c.later(r)...)
-	var found [][]Finding
+	var found [][]plan.Finding
 	var kinds, components error
 	var list Components
 	var outdated []string
@@ -676,14 +678,14 @@ func (c *checkRun) foresee(ctx context.Context, emit func(Event)) error {
 	}
 	if err != nil {
 		why := c.clusterDown(err)
-		c.find(Finding{
-			ID: "preflight", Severity: NotChecked, Title: "not checked what the hop would trip over", Detail: why.Error(), Remedy: Remedy(why), Source: "preflight",
+		c.find(plan.Finding{
+			ID: "preflight", Severity: plan.NotChecked, Title: "not checked what the hop would trip over", Detail: why.Error(), Remedy: plan.Remedy(why), Source: "preflight",
 		})
 	}
 	for n, f := range found {
 		if n > 0 {
 			f = onlyLater(found[0], f)
-			emit(Event{Kind: KindCheck, Object: laterHops, Source: "path", State: string(f[0].Severity), Text: f[0].Title, Time: c.e.now().UTC()})
+			emit(plan.Event{Kind: plan.KindCheck, Object: laterHops, Source: "path", State: string(f[0].Severity), Text: f[0].Title, Time: c.e.now().UTC()})
 		}
 		c.out.Findings = append(c.out.Findings, f...)
 	}
@@ -732,19 +734,19 @@ func (c *checkRun) later(r PreflightRequest) []PreflightRequest {
 // onlyLater returns what later hops would trip over and the next one does not, as far as
 // it can be seen from here. Nothing of it is in the way yet, so it only warns. There is
 // one finding at least.
-func onlyLater(next, later []Finding) (out []Finding) {
+func onlyLater(next, later []plan.Finding) (out []plan.Finding) {
 	for _, f := range later {
-		told := slices.ContainsFunc(next, func(o Finding) bool {
+		told := slices.ContainsFunc(next, func(o plan.Finding) bool {
 			return o.ID == f.ID && (o.Title == f.Title || len(f.Objects) > 0 && slices.Equal(o.Objects, f.Objects))
 		})
-		if f.Severity == Info || f.Severity == NotChecked || told {
+		if f.Severity == plan.Info || f.Severity == plan.NotChecked || told {
 			continue
 		}
-		f.Severity, f.Title = Warn, "a later hop: "+f.Title
+		f.Severity, f.Title = plan.Warn, "a later hop: "+f.Title
 		out = append(out, f)
 	}
 	if len(out) == 0 {
-		out = []Finding{{ID: laterHops, Severity: Info, Title: "the hops after the next one find nothing in their way that can be seen from here", Source: "path"}}
+		out = []plan.Finding{{ID: laterHops, Severity: plan.Info, Title: "the hops after the next one find nothing in their way that can be seen from here", Source: "path"}}
 	}
 	return out
 }
@@ -825,26 +827,26 @@ func (c *checkRun) write() error {
 	}
 	c.out.Config.Written = true
 	// What was said about values that are not there any more.
-	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f Finding) bool { return f.ID == CheckConfigTarget })
+	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f plan.Finding) bool { return f.ID == CheckConfigTarget })
 	return nil
 }
 
 // finish sorts, and says how to exit.
 func (c *checkRun) finish() {
 	c.sort()
-	blocked := func(f Finding) bool { return f.Severity == Block }
+	blocked := func(f plan.Finding) bool { return f.Severity == plan.Block }
 	switch {
 	case c.hop != nil && !slices.ContainsFunc(c.out.Findings, blocked):
-		c.out.Exit = ExitUpgradeAvailable
+		c.out.Exit = plan.ExitUpgradeAvailable
 	case c.hop != nil || slices.ContainsFunc(c.out.Findings, blocked) || len(c.out.Blocked) > 0 && !c.asked():
-		c.out.Exit = ExitBlocked
+		c.out.Exit = plan.ExitBlocked
 	}
 }
 
 // sort brings the worst findings to the front and leaves the order of equals.
 func (c *checkRun) sort() {
-	order := []Severity{Block, Warn, NotChecked, Info}
-	slices.SortStableFunc(c.out.Findings, func(a, b Finding) int {
+	order := []plan.Severity{plan.Block, plan.Warn, plan.NotChecked, plan.Info}
+	slices.SortStableFunc(c.out.Findings, func(a, b plan.Finding) int {
 		return cmp.Compare(slices.Index(order, a.Severity), slices.Index(order, b.Severity))
 	})
 }

@@ -11,8 +11,10 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
 )
 
 // Kinds of rows of the version table that are no parts.
@@ -39,8 +41,8 @@ func (c *checkRun) components(reach []Reach) {
 	}
 	images := c.now.ControlPlaneImage.Add(c.now.WorkerImage.Oldest).Add(c.now.WorkerImage.Newest)
 	newest, newestKubernetes := newestOf(c.releases)
-	main := func(name, kind string, now Span, at func(Planned) version.Version, newest version.Version) ComponentCheck {
-		row := ComponentCheck{Name: name, Kind: kind, Now: now.String(), Reachable: texts(versions(kind))}
+	main := func(name, kind string, now Span, at func(Planned) version.Version, newest version.Version) plan.ComponentCheck {
+		row := plan.ComponentCheck{Name: name, Kind: kind, Now: now.String(), Reachable: texts(versions(kind))}
 		if newest = laterThan(newest, now.Newest); !newest.IsZero() {
 			row.Newest = newest.String()
 		}
@@ -79,7 +81,7 @@ func (c *checkRun) components(reach []Reach) {
 		}
 		return row
 	}
-	rows := []ComponentCheck{main("Kubernetes", rowKubernetes, c.now.Kubernetes, func(p Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
+	rows := []plan.ComponentCheck{main("Kubernetes", rowKubernetes, c.now.Kubernetes, func(p Planned) version.Version { return p.Kubernetes }, newestKubernetes)}
 	rows = append(rows, c.kubernetesParts(versions(rowKubernetes), newestKubernetes)...)
 	rows = append(rows,
 		main("OS image", rowImage, images, func(p Planned) version.Version { return p.Image }, newest),
@@ -133,8 +135,8 @@ func newestOf(all []release.Summary) (r, k version.Version) {
 
 // part is a row of something that belongs to another row. of returns its version in a
 // version of that row, empty if it has none there.
-func (c *checkRun) part(name, kind, now, in string, reach []version.Version, at func(Planned) version.Version, newest version.Version, of func(version.Version) string) ComponentCheck {
-	row := ComponentCheck{Name: name, Kind: kind, Part: true, Now: now, Verdict: "not updated"}
+func (c *checkRun) part(name, kind, now, in string, reach []version.Version, at func(Planned) version.Version, newest version.Version, of func(version.Version) string) plan.ComponentCheck {
+	row := plan.ComponentCheck{Name: name, Kind: kind, Part: true, Now: now, Verdict: "not updated"}
 	runs, unread := version.Parse(now)
 	if unread != nil {
 		runs, unread = version.Parse(now[strings.LastIndex(now, "-v")+1:]) // the newest of a span
@@ -176,7 +178,7 @@ func (c *checkRun) after() Planned {
 }
 
 // kubernetesParts are the rows of what is bound to the version of Kubernetes and runs.
-func (c *checkRun) kubernetesParts(reach []version.Version, newest version.Version) (rows []ComponentCheck) {
+func (c *checkRun) kubernetesParts(reach []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
 	for _, p := range c.now.Parts {
 		if p.Kind != ServiceOfKubernetes {
 			continue
@@ -202,7 +204,7 @@ func (c *checkRun) bound(name string, v version.Version) string {
 
 // releaseParts are the rows of the services of a release. One that is part of the OS
 // image runs in the version that the image has.
-func (c *checkRun) releaseParts(images Span, reach, reachImages []version.Version, newest version.Version) (rows []ComponentCheck) {
+func (c *checkRun) releaseParts(images Span, reach, reachImages []version.Version, newest version.Version) (rows []plan.ComponentCheck) {
 	running := map[string]bool{}
 	for _, p := range c.now.Parts {
 		if p.Kind != ServiceOfRelease {
@@ -234,7 +236,7 @@ func (c *checkRun) releaseParts(images Span, reach, reachImages []version.Versio
 		}
 		rows = append(rows, c.part(x.Name, ServiceOfRelease, "", "in services", reach, func(p Planned) version.Version { return p.Services }, newest, of))
 	}
-	slices.SortFunc(rows, func(a, b ComponentCheck) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(rows, func(a, b plan.ComponentCheck) int { return strings.Compare(a.Name, b.Name) })
 	return rows
 }
 
@@ -261,8 +263,8 @@ func (c *checkRun) serviceSpan(name string, of Span) string {
 	return s.String()
 }
 
-func (c *checkRun) cliRow(reach []version.Version) ComponentCheck {
-	row := ComponentCheck{Name: "CLI", Kind: rowCLI, Now: c.cli.String(), Reachable: texts(reach), Verdict: "not updated"}
+func (c *checkRun) cliRow(reach []version.Version) plan.ComponentCheck {
+	row := plan.ComponentCheck{Name: "CLI", Kind: rowCLI, Now: c.cli.String(), Reachable: texts(reach), Verdict: "not updated"}
 	newest, _ := newestOf(c.releases)
 	if v := laterThan(newest, c.cli); !v.IsZero() {
 		row.Newest = v.String()
@@ -282,7 +284,7 @@ func (c *checkRun) cliRow(reach []version.Version) ComponentCheck {
 }
 
 // find adds a finding.
-func (c *checkRun) find(f Finding) { c.out.Findings = append(c.out.Findings, f) }
+func (c *checkRun) find(f plan.Finding) { c.out.Findings = append(c.out.Findings, f) }
 
 // judgeRunning says what is odd about what runs.
 func (c *checkRun) judgeRunning() {
@@ -291,26 +293,26 @@ func (c *checkRun) judgeRunning() {
 	}
 	for _, m := range c.now.Missing {
 		what, why, found := strings.Cut(m, ": ")
-		f := Finding{ID: "running", Severity: NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair what is named, then check again"}
+		f := plan.Finding{ID: "running", Severity: plan.NotChecked, Title: "not known: " + what, Detail: why, Source: "versions", Remedy: "repair what is named, then check again"}
 		if !found {
 			f.Title, f.Detail = m, ""
 		}
 		c.find(f)
 	}
 	if c.cli.Less(c.now.Services.Newest) {
-		severity := Block // there is nothing that this program can do
+		severity := plan.Block // there is nothing that this program can do
 		if c.hop != nil {
-			severity = Warn // the path says which program can
+			severity = plan.Warn // the path says which program can
 		}
-		c.find(Finding{
+		c.find(plan.Finding{
 			ID: "cli-older", Severity: severity, Title: fmt.Sprintf("the cluster runs release %s, which is newer than this program, %s", c.now.Services.Newest, c.cli), Source: "versions",
 			Remedy: c.matrix.get(c.now.Services.Newest),
 		})
 	}
 	for _, v := range slices.CompactFunc([]version.Version{c.now.Services.Oldest, c.now.Services.Newest}, version.Version.Equal) {
 		if !v.IsZero() && c.summary(v) == nil {
-			c.find(Finding{
-				ID: "running-release", Severity: Warn, Title: fmt.Sprintf("release %s, which runs, is not known", v), Source: "versions",
+			c.find(plan.Finding{
+				ID: "running-release", Severity: plan.Warn, Title: fmt.Sprintf("release %s, which runs, is not known", v), Source: "versions",
 				Detail: "known are " + c.matrix.list(), Remedy: "point `--feed` to where it is published",
 			})
 		}
@@ -327,9 +329,9 @@ func (c *checkRun) judgeRunning() {
 				have = append(have, k.Version.String())
 			}
 		}
-		f := Finding{
-			ID: "running-kubernetes", Severity: Warn, Title: fmt.Sprintf("Kubernetes %s, which runs, is not in release %s", v, s.Version), Source: "versions",
-			Detail: "nodes of this version cannot be made from the release's data", Remedy: "go to " + or(have),
+		f := plan.Finding{
+			ID: "running-kubernetes", Severity: plan.Warn, Title: fmt.Sprintf("Kubernetes %s, which runs, is not in release %s", v, s.Version), Source: "versions",
+			Detail: "nodes of this version cannot be made from the release's data", Remedy: "go to " + words.Or(have),
 		}
 		if len(have) == 0 {
 			f.Remedy = "go to a newer minor, or to a release that has a newer Kubernetes " + v.MinorString()
@@ -344,15 +346,15 @@ const runningFaulty = "running-faulty"
 // judgeFaulty says what runs and was found faulty after it was released. It takes the
 // place of what the rule says about the same if a hop leaves it as it is.
 func (c *checkRun) judgeFaulty() {
-	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f Finding) bool { return f.ID == "faulty" && f.Severity == Warn })
+	c.out.Findings = slices.DeleteFunc(c.out.Findings, func(f plan.Finding) bool { return f.ID == "faulty" && f.Severity == plan.Warn })
 	told := map[string]bool{}
 	tell := func(what string, v version.Version, workers bool, why string, newer []version.Version, at func(Planned) version.Version) {
 		if why == "" || told[what+v.String()] {
 			return
 		}
 		told[what+v.String()] = true
-		f := Finding{
-			ID: runningFaulty, Severity: Warn, Title: fmt.Sprintf("%s %s, which runs, was found faulty: %s", what, v, why), Source: "versions",
+		f := plan.Finding{
+			ID: runningFaulty, Severity: plan.Warn, Title: fmt.Sprintf("%s %s, which runs, was found faulty: %s", what, v, why), Source: "versions",
 			Detail: "said by the releases of " + c.out.Feed.Source, Remedy: "wait for a newer version, and check again then", Reference: policyPage,
 		}
 		if len(newer) > 0 {
@@ -421,14 +423,6 @@ func (c *checkRun) offered(v version.Version) bool {
 	return ok
 }
 
-// or joins words: "a, b or c".
-func or(words []string) string {
-	if n := len(words); n > 1 {
-		return strings.Join(words[:n-1], ", ") + " or " + words[n-1]
-	}
-	return strings.Join(words, "")
-}
-
 // judgeConfig says whether an upgrade to what the configuration asks for would be
 // refused. It is about the configuration as it stands, not about the path, so it only
 // warns: the next hop is made with what it needs written.
@@ -463,8 +457,8 @@ func (c *checkRun) judgeConfig() {
 		default:
 			remedy += fmt.Sprintf("; what runs is services %s, image %s, Kubernetes %s", c.now.Services, c.now.ControlPlaneImage, c.now.Kubernetes)
 		}
-		c.find(Finding{
-			ID: CheckConfigTarget, Field: field, Severity: Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", ConfigFile, f.at(field), r.Title),
+		c.find(plan.Finding{
+			ID: CheckConfigTarget, Field: field, Severity: plan.Warn, Title: fmt.Sprintf("%s%s asks for what cannot be: %s", ConfigFile, f.at(field), r.Title),
 			Detail: fmt.Sprintf("rule %s: services %s, image %s, Kubernetes %s", r.Rule, f.Services, f.Image, f.Kubernetes), Source: "config", Reference: r.Reference,
 			Remedy: remedy,
 		})
@@ -493,8 +487,8 @@ func fieldOf(rule string, to Planned, now Running) string {
 // judgeMeasured says if the next hop's image cannot be demanded from machines.
 func (c *checkRun) judgeMeasured() {
 	if c.unmeasured != nil {
-		c.find(Finding{
-			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: Warn, Source: "attestation",
+		c.find(plan.Finding{
+			ID: "measurements-unknown", Field: "attestation.tpm2.measurements", Severity: plan.Warn, Source: "attestation",
 			Title:  fmt.Sprintf("the measurements of image %s are not known", c.hop.To.Image),
 			Detail: c.unmeasured.Error(), Remedy: "get them from whoever published the image, and write both into " + ConfigFile,
 		})
@@ -506,9 +500,9 @@ func (c *checkRun) judgeFeed() {
 	s := c.out.Feed
 	switch {
 	case s.Problem != "" && s.Stale:
-		c.find(Finding{ID: "feed", Severity: Warn, Title: "an older copy of the feed was used", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
+		c.find(plan.Finding{ID: "feed", Severity: plan.Warn, Title: "an older copy of the feed was used", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
 	case s.Problem != "":
-		c.find(Finding{ID: "feed", Severity: NotChecked, Title: "not checked what the feed knows", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
+		c.find(plan.Finding{ID: "feed", Severity: plan.NotChecked, Title: "not checked what the feed knows", Detail: s.Problem, Remedy: s.Remedy, Source: "release"})
 	}
 }
 
@@ -519,9 +513,9 @@ func (c *checkRun) judgeCloud() {
 	}
 	name := c.config.Provider.Sandbox.Name
 	err := cloudError("ask sandbox "+name, name, c.silent)
-	c.find(Finding{
-		ID: "cloud-offers", Severity: NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
-		Remedy: Remedy(err),
+	c.find(plan.Finding{
+		ID: "cloud-offers", Severity: plan.NotChecked, Title: "not checked whether the cloud has the images and versions", Detail: err.Error(), Source: "cloud",
+		Remedy: plan.Remedy(err),
 	})
 }
 
@@ -541,9 +535,9 @@ func (c *checkRun) kindsOf(ctx context.Context, v version.Version) ([]assets.Fil
 
 // changes works out what the next hop changes, as far as that can be told without
 // asking anybody again.
-func (c *checkRun) changes(ctx context.Context) *Changes {
+func (c *checkRun) changes(ctx context.Context) *plan.Changes {
 	to := c.hop.Planned()
-	out := &Changes{Nodes: map[string]int{}}
+	out := &plan.Changes{Nodes: map[string]int{}}
 	kubernetes := c.hop.To.Kubernetes != c.hop.From.Kubernetes
 	replaced, kept, first := 0, 0, 0
 	for _, n := range c.now.Nodes {
@@ -555,13 +549,13 @@ func (c *checkRun) changes(ctx context.Context) *Changes {
 			if out.InPlace == nil {
 				out.InPlace = map[string]int{}
 			}
-			out.InPlace[orElse(n.Group, n.Role)]++
+			out.InPlace[cmp.Or(n.Group, n.Role)]++
 			kept++
 			if controlPlane {
 				first = 1 // the one that kubeadm brings the cluster's Kubernetes on is done by that
 			}
 		default:
-			out.Nodes[orElse(n.Group, n.Role)]++
+			out.Nodes[cmp.Or(n.Group, n.Role)]++
 			replaced++
 		}
 	}
@@ -577,7 +571,7 @@ func (c *checkRun) changes(ctx context.Context) *Changes {
 
 // measurementChanges compares what the cluster demands of joining machines with what it
 // will. If it could not be asked, what the configuration demands stands for it.
-func (c *checkRun) measurementChanges() (out []MeasurementChange) {
+func (c *checkRun) measurementChanges() (out []plan.MeasurementChange) {
 	before, after := c.config.Attestation.TPM2.Measurements, c.next.Attestation.TPM2.Measurements
 	var now demand
 	if err := json.Unmarshal([]byte(c.now.JoinConfig.Attestation), &now); err == nil {
@@ -595,7 +589,7 @@ func (c *checkRun) measurementChanges() (out []MeasurementChange) {
 			}
 			return fmt.Sprintf("%x", b)
 		}
-		m := MeasurementChange{PCR: i, From: text(was, from.WarnOnly, from.Expected), To: text(is, to.WarnOnly, to.Expected)}
+		m := plan.MeasurementChange{PCR: i, From: text(was, from.WarnOnly, from.Expected), To: text(is, to.WarnOnly, to.Expected)}
 		m.Weaker = was && !from.WarnOnly && (!is || to.WarnOnly)
 		if m.From != m.To {
 			out = append(out, m)
@@ -605,7 +599,7 @@ func (c *checkRun) measurementChanges() (out []MeasurementChange) {
 }
 
 // serviceChanges adds kinds, charts and images of services.
-func (c *checkRun) serviceChanges(ctx context.Context, out *Changes, to Planned) {
+func (c *checkRun) serviceChanges(ctx context.Context, out *plan.Changes, to Planned) {
 	after, err := c.known.release(ctx, to.Services)
 	if err != nil {
 		c.e.log.Debug("release not read", "release", to.Services, "err", err)
@@ -617,7 +611,7 @@ func (c *checkRun) serviceChanges(ctx context.Context, out *Changes, to Planned)
 	}
 	image := func(name, from, now string) {
 		if from != now && now != "" {
-			out.Images = append(out.Images, ImageChange{name, from, now})
+			out.Images = append(out.Images, plan.ImageChange{Service: name, From: from, To: now})
 		}
 	}
 	if !c.now.Services.is(to.Services) {
@@ -642,7 +636,7 @@ func (c *checkRun) serviceChanges(ctx context.Context, out *Changes, to Planned)
 
 // kindChanges compares the definitions of two releases; what the cluster has made of
 // them only it can say.
-func (c *checkRun) kindChanges(ctx context.Context, out *Changes, to Planned) {
+func (c *checkRun) kindChanges(ctx context.Context, out *plan.Changes, to Planned) {
 	after, err := c.kindsOf(ctx, to.Services)
 	if err != nil {
 		if errors.Is(err, assets.ErrUnknownRelease) {

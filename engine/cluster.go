@@ -11,6 +11,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/revocation"
 )
 
@@ -70,7 +71,7 @@ type Cluster interface {
 	ApplyChart(ctx context.Context, c Chart, report func(text string, ready, wanted int64)) error
 	// CompareChart returns what ApplyChart would change, without values that are secret. The
 	// error wraps ErrChart if the chart cannot be rendered with its values.
-	CompareChart(ctx context.Context, c Chart) (ChartChange, error)
+	CompareChart(ctx context.Context, c Chart) (plan.ChartChange, error)
 	// ChartSet returns the revisions, by ChartKey, that charts had before a set of them began
 	// that has not come to its end; nil if none has begun. SetChartSet records them; with nil
 	// it forgets them.
@@ -210,7 +211,7 @@ func (j JoinConfig) accepts(demanded string) bool {
 
 // enforces returns an error if one of the demands refuses no machine. Join services refuse
 // the whole of join-config then.
-func (j JoinConfig) enforces() error {
+func enforces(j JoinConfig) error {
 	all := maps.Clone(j.Generations)
 	if all == nil {
 		all = map[string]string{}
@@ -225,8 +226,8 @@ func (j JoinConfig) enforces() error {
 		if image != "" {
 			key += "." + image
 		}
-		return &Error{
-			Op: "publish join configuration", Err: fmt.Errorf("%s enforces no measurement: any machine would be let in", key), Exit: ExitBlocked,
+		return &plan.Error{
+			Op: "publish join configuration", Err: fmt.Errorf("%s enforces no measurement: any machine would be let in", key), Exit: plan.ExitBlocked,
 			Remedy: "give it a register without warnOnly, or remove the key: `kubectl -n kube-system edit configmap join-config`; then run the same command again",
 		}
 	}

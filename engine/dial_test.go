@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"constellation/engine/attestation"
+	"constellation/engine/plan"
 )
 
 func TestTrustRootsThatAreNotWholeAreRefused(t *testing.T) {
@@ -28,8 +29,8 @@ func TestTrustRootsThatAreNotWholeAreRefused(t *testing.T) {
 				}
 				return
 			}
-			var e *Error
-			if !errors.As(err, &e) || e.Error() != tt.want || e.Exit != ExitUsage || e.Remedy == "" {
+			var e *plan.Error
+			if !errors.As(err, &e) || e.Error() != tt.want || e.Exit != plan.ExitUsage || e.Remedy == "" {
 				t.Errorf("got %v, want %s", err, tt.want)
 			}
 		})

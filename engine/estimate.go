@@ -13,6 +13,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"constellation/engine/plan"
+	"constellation/engine/words"
 )
 
 // What is assumed where nothing was recorded. The ranges are wide on purpose: clouds
@@ -85,11 +88,10 @@ type experience struct {
 	runs   int // that had any of it
 }
 
-// learn reads the newest runs of the workspace. What cannot be read is left out: it
+// learn reads the newest runs recorded in dir. What cannot be read is left out: it
 // only makes the estimate rougher.
-func (w *Workspace) learn() experience {
+func learn(dir string) experience {
 	var x experience
-	dir := w.Path(RunsDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return x
@@ -100,7 +102,7 @@ func (w *Workspace) learn() experience {
 	}
 	var all []record
 	for _, entry := range entries {
-		path := filepath.Join(dir, entry.Name(), eventsFile)
+		path := filepath.Join(dir, entry.Name(), plan.EventsFile)
 		if info, err := os.Stat(path); err == nil {
 			all = append(all, record{path, info.ModTime()})
 		}
@@ -128,26 +130,26 @@ func (x *experience) read(path string) {
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		line := lines.Bytes()
-		if !bytes.Contains(line, []byte(`"kind":"node"`)) && !bytes.Contains(line, []byte(`"step":"`+StepCharts+`"`)) {
+		if !bytes.Contains(line, []byte(`"kind":"node"`)) && !bytes.Contains(line, []byte(`"step":"`+plan.StepCharts+`"`)) {
 			continue
 		}
-		var e Event
+		var e plan.Event
 		if json.Unmarshal(line, &e) != nil {
 			continue // cut off by a crash
 		}
 		switch {
-		case e.Kind == KindStep && e.Step == StepCharts && e.State == StateDone && e.TookMS > 0:
+		case e.Kind == plan.KindStep && e.Step == plan.StepCharts && e.State == plan.StateDone && e.TookMS > 0:
 			x.charts = append(x.charts, time.Duration(e.TookMS)*time.Millisecond)
-		case e.Kind != KindNode:
-		case e.To == NodeCreating || e.To == NodeBooting:
+		case e.Kind != plan.KindNode:
+		case e.To == plan.NodeCreating || e.To == plan.NodeBooting:
 			if _, ok := ordered[e.Node]; !ok {
 				ordered[e.Node] = e.Time
 			}
-		case e.To == NodeJoining:
+		case e.To == plan.NodeJoining:
 			if _, ok := joined[e.Node]; !ok {
 				joined[e.Node] = e.Time
 			}
-		case e.To == NodeReady:
+		case e.To == plan.NodeReady:
 			if at, ok := ordered[e.Node]; ok && e.Time.After(at) {
 				x.boot = append(x.boot, e.Time.Sub(at))
 			} else if at, ok := joined[e.Node]; ok && e.Time.After(at) {
@@ -160,19 +162,19 @@ func (x *experience) read(path string) {
 			delete(joined, e.Node)
 			delete(drained, e.Node)
 			delete(upgraded, e.Node)
-		case e.To == NodeUpgrading && e.From != "":
+		case e.To == plan.NodeUpgrading && e.From != "":
 			if _, ok := upgraded[e.Node]; !ok {
 				upgraded[e.Node] = e.Time
 				if at, ok := drained[e.Node]; ok {
 					upgraded[e.Node] = at
 				}
 			}
-		case e.To == NodeDraining:
+		case e.To == plan.NodeDraining:
 			if _, ok := drained[e.Node]; !ok && e.From != "" {
 				drained[e.Node] = e.Time
 			}
-		case e.To == NodeGone || e.To == NodeFailed:
-			if at, ok := drained[e.Node]; ok && e.To == NodeGone && e.Time.After(at) {
+		case e.To == plan.NodeGone || e.To == plan.NodeFailed:
+			if at, ok := drained[e.Node]; ok && e.To == plan.NodeGone && e.Time.After(at) {
 				x.drain = append(x.drain, e.Time.Sub(at))
 			}
 			delete(drained, e.Node)
@@ -229,10 +231,10 @@ func (x experience) estimate(replaced, kept int, kubernetes bool) (whole interva
 			each, known = beyond(x.kept), fmt.Sprintf("%d recorded", len(x.kept))
 		}
 		whole = whole.add(each.times(kept))
-		parts = append(parts, fmt.Sprintf("%s in place one after the other, each %s with draining (%s)", many(kept, "node"), each, known))
+		parts = append(parts, fmt.Sprintf("%s in place one after the other, each %s with draining (%s)", words.Count(kept, "node"), each, known))
 	}
 	if x.runs > 0 {
-		return whole, fmt.Sprintf("%s recorded in %s: %s", many(x.runs, "run"), RunsDir, strings.Join(parts, "; "))
+		return whole, fmt.Sprintf("%s recorded in %s: %s", words.Count(x.runs, "run"), plan.RunsDir, strings.Join(parts, "; "))
 	}
 	return whole, "no run is recorded in this workspace: " + strings.Join(parts, "; ")
 }
@@ -278,11 +280,11 @@ func surgeOf(s string, nodes int) int {
 
 // complete folds an event in, and gives one that tells how far the rollout is the times
 // between which it will be over.
-func (o *outlook) complete(e *Event) {
+func (o *outlook) complete(e *plan.Event) {
 	switch {
-	case e.Kind == KindNode:
+	case e.Kind == plan.KindNode:
 		o.board.Apply(*e)
-	case e.Kind == KindProgress && len(e.Counts) > 0 && e.Object == "":
+	case e.Kind == plan.KindProgress && len(e.Counts) > 0 && e.Object == "":
 		e.ETALeast, e.ETAMost = o.over(e.Time)
 	}
 }

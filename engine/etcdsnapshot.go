@@ -8,6 +8,7 @@ import (
 
 	"constellation/engine/backup"
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
 )
 
 // Snapshots takes snapshots of etcd.
@@ -70,7 +71,7 @@ func confirmIn(all []CloudMachine, node, providerID string) error {
 			return fmt.Errorf("%w: the machine of Node %s, %s, is called %s in the cloud", ErrImpostor, node, providerID, m.Name)
 		case m.Role != cloud.ControlPlane:
 			return fmt.Errorf("%w: machine %s is no control plane in the cloud", ErrImpostor, node)
-		case m.Stage == NodeGone || m.State != cloud.Ready:
+		case m.Stage == plan.NodeGone || m.State != cloud.Ready:
 			return fmt.Errorf("%w: machine %s does not run: its state in the cloud is %s", ErrUnreachable, node, m.State)
 		default:
 			return nil
@@ -81,7 +82,7 @@ func confirmIn(all []CloudMachine, node, providerID string) error {
 
 // etcd takes the snapshot. One that was asked for and cannot be had is a hole; where it
 // was not, it is left out if nobody can take one for this user.
-func (b *backupRun) etcd(ctx context.Context, r *Reporter) error {
+func (b *backupRun) etcd(ctx context.Context, r *plan.Reporter) error {
 	confirm, err := b.e.confirmControlPlane(ctx)
 	if err != nil {
 		// Without configuration or state, a backup is still wanted.
@@ -111,7 +112,7 @@ func (b *backupRun) etcd(ctx context.Context, r *Reporter) error {
 	return nil
 }
 
-func (b *backupRun) snapshot(ctx context.Context, r *Reporter, confirm ConfirmControlPlane) error {
+func (b *backupRun) snapshot(ctx context.Context, r *plan.Reporter, confirm ConfirmControlPlane) error {
 	var n int64
 	said := b.e.now()
 	var known backup.Snapshot

@@ -14,6 +14,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/backup"
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
 )
 
 // backupTwin is a cluster that has nothing but etcd, whose snapshots fail with one error
@@ -43,9 +44,9 @@ func (b *backupTwin) EtcdSnapshot(_ context.Context, w backup.Sink, confirm engi
 }
 
 func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
-	broke := &engine.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: it broke off", engine.ErrUnreachable)}
-	absent := &engine.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: the operator has no pod", engine.ErrAbsent)}
-	denied := &engine.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: ask somebody", engine.ErrForbidden)}
+	broke := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: it broke off", engine.ErrUnreachable)}
+	absent := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: the operator has no pod", engine.ErrAbsent)}
+	denied := &plan.Error{Op: "take a snapshot of etcd", Err: fmt.Errorf("%w: ask somebody", engine.ErrForbidden)}
 	for _, tt := range []struct {
 		name, etcd string
 		errs       []error
@@ -54,14 +55,14 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 		says       string // the log, or the hole
 		exit       int
 	}{
-		{"it is taken by default", engine.EtcdAuto, nil, 1, true, "", engine.ExitDone},
-		{"it is left out on request", engine.EtcdLeave, nil, 0, false, "", engine.ExitDone},
-		{"by default nobody need be there", engine.EtcdAuto, []error{absent}, 1, false, "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", engine.ExitDone},
-		{"by default the user need not have the right", engine.EtcdAuto, []error{denied}, 1, false, "too few rights: ask somebody", engine.ExitDone},
-		{"what was asked for and cannot be had is missing", engine.EtcdTake, []error{absent}, 1, false, "missing: etcd: take a snapshot of etcd", engine.ExitFailed},
-		{"so is what was not allowed", engine.EtcdTake, []error{denied}, 1, false, "missing: etcd", engine.ExitFailed},
-		{"one that breaks off is taken once more", engine.EtcdTake, []error{broke}, 2, true, "once more: ", engine.ExitDone},
-		{"and not for ever", engine.EtcdAuto, []error{broke, broke}, 2, false, "missing: etcd: take a snapshot of etcd", engine.ExitFailed},
+		{"it is taken by default", engine.EtcdAuto, nil, 1, true, "", plan.ExitDone},
+		{"it is left out on request", engine.EtcdLeave, nil, 0, false, "", plan.ExitDone},
+		{"by default nobody need be there", engine.EtcdAuto, []error{absent}, 1, false, "without a snapshot of etcd: take a snapshot of etcd: not found: the operator has no pod", plan.ExitDone},
+		{"by default the user need not have the right", engine.EtcdAuto, []error{denied}, 1, false, "too few rights: ask somebody", plan.ExitDone},
+		{"what was asked for and cannot be had is missing", engine.EtcdTake, []error{absent}, 1, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
+		{"so is what was not allowed", engine.EtcdTake, []error{denied}, 1, false, "missing: etcd", plan.ExitFailed},
+		{"one that breaks off is taken once more", engine.EtcdTake, []error{broke}, 2, true, "once more: ", plan.ExitDone},
+		{"and not for ever", engine.EtcdAuto, []error{broke, broke}, 2, false, "missing: etcd: take a snapshot of etcd", plan.ExitFailed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newCheckStage(t)
@@ -79,9 +80,9 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 				t.Fatal(err)
 			}
 			var said []string
-			err = e.Run(t.Context(), p, func(ev engine.Event) { said = append(said, ev.Text) })
-			if engine.ExitCode(err) != tt.exit || cluster.taken != tt.taken {
-				t.Errorf("exit %d (%v) after %d snapshots, want %d after %d", engine.ExitCode(err), err, cluster.taken, tt.exit, tt.taken)
+			err = e.Run(t.Context(), p, func(ev plan.Event) { said = append(said, ev.Text) })
+			if plan.ExitCode(err) != tt.exit || cluster.taken != tt.taken {
+				t.Errorf("exit %d (%v) after %d snapshots, want %d after %d", plan.ExitCode(err), err, cluster.taken, tt.exit, tt.taken)
 			}
 			if !slices.ContainsFunc(said, func(l string) bool { return strings.Contains(l, tt.says) }) {
 				t.Errorf("said %q, want %q", said, tt.says)
@@ -93,7 +94,7 @@ func TestBackupsHaveASnapshotOfEtcdWhereOneCanBeHad(t *testing.T) {
 			if m.Cluster.ID != clusterID || (m.Etcd != nil) != tt.has || tt.has && (m.Etcd.Revision != 7 || m.Etcd.Member != "control-plane-0") {
 				t.Errorf("the manifest says %+v, etcd %+v", m.Cluster, m.Etcd)
 			}
-			if whole := e.VerifyBackup(t.Context(), "", p.ID, nil) == nil; whole != (tt.exit == engine.ExitDone) {
+			if whole := e.VerifyBackup(t.Context(), "", p.ID, nil) == nil; whole != (tt.exit == plan.ExitDone) {
 				t.Errorf("whole: %t", whole)
 			}
 		})
@@ -138,7 +139,7 @@ func TestTheCloudConfirmsWhereSnapshotsComeFrom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := e.Run(t.Context(), p, func(ev engine.Event) { said = append(said, ev.Text) }); err != nil {
+		if err := e.Run(t.Context(), p, func(ev plan.Event) { said = append(said, ev.Text) }); err != nil {
 			t.Fatal(err)
 		}
 		return said

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/plan"
 )
 
 // SetLimits shortens what init waits for.
@@ -17,13 +18,13 @@ func (e *Engine) SetLimits(contact, silence, api, ack, chart, still time.Duratio
 // Names of files that only tests look into.
 const (
 	PendingFile = pendingFile
-	EventsFile  = eventsFile
+	EventsFile  = plan.EventsFile
 	PlanFile    = planFile
 )
 
 // PlanFor returns a plan of steps for tests of Run.
-func PlanFor(e *Engine, steps ...Step) *Plan {
-	return &Plan{ID: newRunID(VerbInit, e.now()), Verb: VerbInit, Cluster: "demo", Steps: steps, Created: e.now()}
+func PlanFor(e *Engine, steps ...plan.Step) *plan.Plan {
+	return &plan.Plan{ID: newRunID(plan.VerbInit, e.now()), Verb: plan.VerbInit, Cluster: "demo", Steps: steps, Created: e.now()}
 }
 
 // ParseLine is what takes lines of the join service apart.
@@ -36,14 +37,14 @@ func BenchLook(b *testing.B, n int) {
 	for i := range n {
 		name := fmt.Sprintf("worker-%d", i)
 		machines = append(machines, CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}})
-		nodes = append(nodes, &Node{Name: name, State: NodeReady})
+		nodes = append(nodes, &Node{Name: name, State: plan.NodeReady})
 	}
 	i := &initRun{}
-	r := &Reporter{run: &run{plan: &Plan{}, now: time.Now, out: func(Event) {}}}
+	r := plan.NewReporter(&run{plan: &plan.Plan{}, now: time.Now, out: func(plan.Event) {}}, "")
 	i.tell(r, call(machines, nodes, nil, nil))
 	b.ReportAllocs()
 	for b.Loop() {
-		nodes[0].State = map[string]string{NodeReady: NodeNotReady, NodeNotReady: NodeReady}[nodes[0].State]
+		nodes[0].State = map[string]string{plan.NodeReady: plan.NodeNotReady, plan.NodeNotReady: plan.NodeReady}[nodes[0].State]
 		if !i.tell(r, call(machines, nodes, nil, nil)) {
 			b.Fatal("nothing changed")
 		}
@@ -73,7 +74,7 @@ type Experience struct{ Boot, Drain, Kept []time.Duration }
 func Over(x Experience, left, kept int, surge string) (least, most time.Duration) {
 	o, now := newOutlook(experience{boot: x.Boot, drain: x.Drain, kept: x.Kept}), time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	for i := range left {
-		o.complete(&Event{Kind: KindNode, Time: now, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: NodeOutdated})
+		o.complete(&plan.Event{Kind: plan.KindNode, Time: now, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: plan.NodeOutdated})
 	}
 	o.look(&rolloutView{Rollout: Rollout{Observed: true, Target: NodeTarget{MaxSurge: surge}}, total: int64(left), machines: &lineup{kept: int64(kept)}})
 	a, b := o.over(now)

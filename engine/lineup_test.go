@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"constellation/engine/plan"
 )
 
 // TestALookTellsWhatIsNow lets nodes, moves and targets change at random: a line-up that has
@@ -40,7 +42,7 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 					})
 				}
 			default:
-				nodes[n] = &Node{Name: n, State: one(NodeReady, NodeReady, NodeNotReady), Image: one("", "a", "b"), Components: one("", "c"), Heir: one("", "", name()), Cordoned: rnd.IntN(3) == 0, Message: one("", "why"), Kubernetes: one("v1.35.4", "v1.36.3")}
+				nodes[n] = &Node{Name: n, State: one(plan.NodeReady, plan.NodeReady, plan.NodeNotReady), Image: one("", "a", "b"), Components: one("", "c"), Heir: one("", "", name()), Cordoned: rnd.IntN(3) == 0, Message: one("", "why"), Kubernetes: one("v1.35.4", "v1.36.3")}
 			}
 		}
 		list := make([]*Node, 0, len(nodes))
@@ -55,7 +57,7 @@ func TestALookTellsWhatIsNow(t *testing.T) {
 		}
 		var plans []NodePlan
 		for range rnd.IntN(3) {
-			plans = append(plans, NodePlan{Name: one("a/b", "a/c"), Nodes: []NodePlanNode{{Name: name(), State: one(NodeUpgrading, NodeDraining, NodeFailed), Text: one("", "why")}}})
+			plans = append(plans, NodePlan{Name: one("a/b", "a/c"), Nodes: []NodePlanNode{{Name: name(), State: one(plan.NodeUpgrading, plan.NodeDraining, plan.NodeFailed), Text: one("", "why")}}})
 		}
 		some := seen.look(ro, plans, list, expected)
 		anew := new(lineup)
@@ -113,7 +115,7 @@ func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
 		return &Node{Name: name, State: state, Image: "b", Components: "c", Donor: donor}
 	}
 	old := func(name, heir string, cordoned bool) *Node {
-		return &Node{Name: name, State: NodeReady, Image: "a", Components: "c", Heir: heir, Cordoned: cordoned}
+		return &Node{Name: name, State: plan.NodeReady, Image: "a", Components: "c", Heir: heir, Cordoned: cordoned}
 	}
 	leaves := Move{Name: "replace-0", Node: "w0", Leaves: true, Machine: "Ready"}
 	for name, tt := range map[string]struct {
@@ -121,18 +123,18 @@ func TestNodesThatAreNotReadyHaveTheirPlaces(t *testing.T) {
 		moves []Move
 		want  string
 	}{
-		"all are Ready":                        {[]*Node{fresh("w1", NodeReady, ""), fresh("w2", NodeReady, "")}, nil, "2 of 2"},
-		"one is not":                           {[]*Node{fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "")}, nil, "1 of 2"},
-		"one is not, and its donor is gone":    {[]*Node{fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, nil, "1 of 2"},
-		"one has come, and its donor is there": {[]*Node{old("w0", "w2", false), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, nil, "1 of 2"},
+		"all are Ready":                        {[]*Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "")}, nil, "2 of 2"},
+		"one is not":                           {[]*Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")}, nil, "1 of 2"},
+		"one is not, and its donor is gone":    {[]*Node{fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
+		"one has come, and its donor is there": {[]*Node{old("w0", "w2", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, nil, "1 of 2"},
 		"one has come that only its record knows": {
-			[]*Node{old("w0", "", false), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "")},
+			[]*Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "")},
 			[]Move{{Name: "replace-0", Node: "w2", Donor: "w0", Machine: "Ready"}},
 			"1 of 2",
 		},
-		"one has come that nobody knows":        {[]*Node{old("w0", "", false), fresh("w1", NodeReady, ""), {Name: "w2", State: NodeNotReady}}, nil, "1 of 2"},
-		"its donor leaves, and it is Ready":     {[]*Node{old("w0", "w2", true), fresh("w1", NodeReady, ""), fresh("w2", NodeReady, "w0")}, []Move{leaves}, "2 of 2"},
-		"its donor leaves, and it is not Ready": {[]*Node{old("w0", "w2", true), fresh("w1", NodeReady, ""), fresh("w2", NodeNotReady, "w0")}, []Move{leaves}, "1 of 2"},
+		"one has come that nobody knows":        {[]*Node{old("w0", "", false), fresh("w1", plan.NodeReady, ""), {Name: "w2", State: plan.NodeNotReady}}, nil, "1 of 2"},
+		"its donor leaves, and it is Ready":     {[]*Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeReady, "w0")}, []Move{leaves}, "2 of 2"},
+		"its donor leaves, and it is not Ready": {[]*Node{old("w0", "w2", true), fresh("w1", plan.NodeReady, ""), fresh("w2", plan.NodeNotReady, "w0")}, []Move{leaves}, "1 of 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &looked{ro: Rollout{Target: NodeTarget{Image: "b", Components: "c"}, Moves: tt.moves}, nodes: tt.nodes}
@@ -186,7 +188,10 @@ type looked struct {
 	nodes []*Node
 }
 
-func (l *looked) Rollout(context.Context) (Rollout, error)         { return l.ro, nil }
-func (l *looked) Nodes(context.Context) ([]*Node, error)           { return l.nodes, nil }
+func (l *looked) Rollout(context.Context) (Rollout, error) { return l.ro, nil }
+
+func (l *looked) Nodes(context.Context) ([]*Node, error) { return l.nodes, nil }
+
 func (l *looked) Expected(context.Context) ([]ExpectedNode, error) { return nil, nil }
-func (l *looked) Plans(context.Context) ([]NodePlan, error)        { return nil, nil }
+
+func (l *looked) Plans(context.Context) ([]NodePlan, error) { return nil, nil }

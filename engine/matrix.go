@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -9,8 +10,10 @@ import (
 	"sync"
 
 	"constellation/engine/attestation"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
+	"constellation/engine/words"
 )
 
 // Matrix is the compatibility matrix: the contents of releases as data, and the upgrade
@@ -78,7 +81,7 @@ const (
 // holds, judge returns Info and empty texts, because the planner calls it very often.
 type rule struct {
 	id, title, source string
-	judge             func(*step) (s Severity, title, remedy string)
+	judge             func(*step) (s plan.Severity, title, remedy string)
 }
 
 // rules are all rules in the order of the output: validity of versions, distances between
@@ -155,11 +158,11 @@ func (k *known) sumUp() {
 			rest = rest[1:]
 		}
 		if len(choices) > 0 {
-			m.choice = "choose " + enumerate(choices, " or ")
+			m.choice = "choose " + words.Enumerate(choices, " or ")
 		}
 		k.minors = append(k.minors, m)
 	}
-	k.supported = and(names)
+	k.supported = words.And(names)
 }
 
 func byVersion(a, b patch) int { return a.version.Compare(b.version) }
@@ -222,20 +225,6 @@ func (k *known) minor(v version.Version) *minor {
 		}
 	}
 	return nil
-}
-
-// and joins words: "a, b and c".
-func and(words []string) string { return enumerate(words, " and ") }
-
-func enumerate(words []string, last string) string {
-	switch n := len(words); n {
-	case 0:
-		return "nothing"
-	case 1:
-		return words[0]
-	default:
-		return strings.Join(words[:n-1], ", ") + last + words[n-1]
-	}
 }
 
 // step is a hop with the values that rules need.
@@ -315,7 +304,7 @@ func (s Span) is(v version.Version) bool { return s.Oldest.Equal(v) && s.Newest.
 // because most hops satisfy most rules.
 var satisfied = func() (out [len(rules)]*RuleResult) {
 	for i, r := range rules {
-		out[i] = &RuleResult{Rule: r.id, Severity: Info, Title: r.title, Reference: r.source}
+		out[i] = &RuleResult{Rule: r.id, Severity: plan.Info, Title: r.title, Reference: r.source}
 	}
 	return out
 }()
@@ -346,7 +335,7 @@ func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []
 	var at [len(rules)]int
 	violated := room[:0]
 	for i := range rules {
-		if severity, title, remedy := rules[i].judge(&q.step); severity != Info {
+		if severity, title, remedy := rules[i].judge(&q.step); severity != plan.Info {
 			at[len(violated)] = i
 			violated = append(violated, RuleResult{Rule: rules[i].id, Severity: severity, Title: title, Reference: rules[i].source, Remedy: remedy})
 		}
@@ -365,7 +354,7 @@ func (m *Matrix) Check(cli version.Version, now Running, to Planned, o Offer) []
 // allowed reports whether no rule forbids the hop.
 func (s *step) allowed() bool {
 	for i := range rules {
-		if sev, _, _ := rules[i].judge(s); sev == Block {
+		if sev, _, _ := rules[i].judge(s); sev == plan.Block {
 			return false
 		}
 	}
@@ -374,7 +363,7 @@ func (s *step) allowed() bool {
 
 // blocks returns the results that forbid a hop.
 func blocks(results []*RuleResult) []*RuleResult {
-	return slices.DeleteFunc(results, func(r *RuleResult) bool { return r.Severity != Block })
+	return slices.DeleteFunc(results, func(r *RuleResult) bool { return r.Severity != plan.Block })
 }
 
 // minorsUp returns how many minors to is ahead of from; 0 across majors, which only the
@@ -390,8 +379,8 @@ func minorsUp(from, to version.Version) int {
 const checkAgain = "the findings name what could not be read; fix that and check again"
 
 // unknown is the result of a rule that could not be evaluated.
-func unknown(what string) (Severity, string, string) {
-	return NotChecked, "the running version of " + what + " is unknown", checkAgain
+func unknown(what string) (plan.Severity, string, string) {
+	return plan.NotChecked, "the running version of " + what + " is unknown", checkAgain
 }
 
 // with names the CLI for a remedy.
@@ -400,22 +389,22 @@ func with(v version.Version) string { return "with constellation " + v.String() 
 // Each judge is a pure function. Its texts are concatenated, not formatted, because the
 // planner calls judges millions of times.
 
-func judgeUnknownRelease(s *step) (Severity, string, string) {
+func judgeUnknownRelease(s *step) (plan.Severity, string, string) {
 	switch {
 	case s.release == nil && s.services.IsZero():
 		return unknown("the services")
 	case s.release == nil && s.servicesChange:
-		return Block, "release " + s.services.String() + " is unknown", "known are " + s.m.list() + "; if it is newer, point `--feed` to the feed that publishes it"
+		return plan.Block, "release " + s.services.String() + " is unknown", "known are " + s.m.list() + "; if it is newer, point `--feed` to the feed that publishes it"
 	case s.imageRelease == nil && s.image.IsZero():
 		return unknown("the image")
 	case s.imageRelease == nil && s.imageChange:
-		return Block, "image " + s.image.String() + " belongs to no known release", "known are " + s.m.list()
+		return plan.Block, "image " + s.image.String() + " belongs to no known release", "known are " + s.m.list()
 	case s.release == nil:
-		return Warn, "the running services are of the unknown release " + s.services.String(), "known are " + s.m.list() + "; if it is your own, point `--feed` to the feed that publishes it"
+		return plan.Warn, "the running services are of the unknown release " + s.services.String(), "known are " + s.m.list() + "; if it is your own, point `--feed` to the feed that publishes it"
 	case s.imageRelease == nil:
-		return Warn, "the running image is of the unknown release " + s.image.String(), "known are " + s.m.list() + "; if it is your own, point `--feed` to the feed that publishes it"
+		return plan.Warn, "the running image is of the unknown release " + s.image.String(), "known are " + s.m.list() + "; if it is your own, point `--feed` to the feed that publishes it"
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
 // list names the newest eight releases.
@@ -424,28 +413,28 @@ func (m *Matrix) list() string {
 	for _, k := range m.releases[max(0, len(m.releases)-8):] {
 		out = append(out, k.Version.String())
 	}
-	return and(out)
+	return words.And(out)
 }
 
-func judgeFaulty(s *step) (Severity, string, string) {
+func judgeFaulty(s *step) (plan.Severity, string, string) {
 	if s.release != nil && s.release.Faulty != "" {
-		return Block, "release " + s.services.String() + " is faulty: " + s.release.Faulty, s.m.insteadOf(s.services)
+		return plan.Block, "release " + s.services.String() + " is faulty: " + s.release.Faulty, s.m.insteadOf(s.services)
 	}
 	image := s.imageRelease != nil && s.imageRelease.Faulty != ""
 	if image && s.imageChange {
-		return Block, "image " + s.image.String() + " is faulty: " + s.imageRelease.Faulty, s.m.insteadOf(s.image)
+		return plan.Block, "image " + s.image.String() + " is faulty: " + s.imageRelease.Faulty, s.m.insteadOf(s.image)
 	}
 	p := s.patch
 	kubernetes := p != nil && p.faulty != ""
 	switch {
 	case kubernetes && s.kubernetesChange:
-		return Block, "Kubernetes " + s.kubernetes.String() + " is faulty: " + p.faulty, s.choose()
+		return plan.Block, "Kubernetes " + s.kubernetes.String() + " is faulty: " + p.faulty, s.choose()
 	case kubernetes:
-		return Warn, "the running Kubernetes " + s.kubernetes.String() + " is faulty: " + p.faulty, s.choose()
+		return plan.Warn, "the running Kubernetes " + s.kubernetes.String() + " is faulty: " + p.faulty, s.choose()
 	case image:
-		return Warn, "the running image " + s.image.String() + " is faulty: " + s.imageRelease.Faulty, s.m.insteadOf(s.image)
+		return plan.Warn, "the running image " + s.image.String() + " is faulty: " + s.imageRelease.Faulty, s.m.insteadOf(s.image)
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
 // insteadOf names the next release of the same minor that is not faulty.
@@ -478,7 +467,7 @@ func (s *step) choose() string {
 		}
 		if s.o.Kubernetes != nil && !p.version.Equal(runs) { // the running patch may stay
 			if ok, why, remedy := s.o.Kubernetes(p.version); !ok {
-				lacking = orElse(why, "the provider does not offer "+p.version.String()) + ": " + orElse(remedy, "choose another minor")
+				lacking = cmp.Or(why, "the provider does not offer "+p.version.String()) + ": " + cmp.Or(remedy, "choose another minor")
 				continue
 			}
 		}
@@ -486,66 +475,66 @@ func (s *step) choose() string {
 	}
 	switch {
 	case len(choices) > 0:
-		return "choose " + enumerate(choices, " or ")
+		return "choose " + words.Enumerate(choices, " or ")
 	case lacking != "":
 		return lacking
 	}
 	return "wait for a newer patch of " + s.kubernetes.MinorString() + " or choose a newer minor"
 }
 
-func judgeSameMajor(s *step) (Severity, string, string) {
+func judgeSameMajor(s *step) (plan.Severity, string, string) {
 	const remedy = "create a new cluster with the new major version and migrate to it"
 	n := s.now
 	switch {
 	case n.Services.IsZero():
 		return unknown("the services")
 	case s.services.Major() != n.Services.Oldest.Major() || s.services.Major() != n.Services.Newest.Major():
-		return Block, "services " + s.services.String() + " are of another major than the running " + n.Services.String(), remedy
+		return plan.Block, "services " + s.services.String() + " are of another major than the running " + n.Services.String(), remedy
 	case s.cli.Major() != s.services.Major():
-		return Block, "this CLI, " + s.cli.String() + ", is of another major than services " + s.services.String(), "use a CLI of " + s.services.MinorString()
+		return plan.Block, "this CLI, " + s.cli.String() + ", is of another major than services " + s.services.String(), "use a CLI of " + s.services.MinorString()
 	case s.image.Major() != s.services.Major() && !s.image.IsZero():
-		return Block, "image " + s.image.String() + " is of another major than services " + s.services.String(), "choose an image of " + s.services.MinorString()
+		return plan.Block, "image " + s.image.String() + " is of another major than services " + s.services.String(), "choose an image of " + s.services.MinorString()
 	case !s.runsImage.IsZero() && s.image.Major() != s.runsImage.Oldest.Major():
-		return Block, "image " + s.image.String() + " is of another major than the running " + s.runsImage.String(), remedy
+		return plan.Block, "image " + s.image.String() + " is of another major than the running " + s.runsImage.String(), remedy
 	case !n.Kubernetes.IsZero() && s.kubernetes.Major() != n.Kubernetes.Oldest.Major():
-		return Block, "Kubernetes " + s.kubernetes.String() + " is of another major than the running " + n.Kubernetes.String(), remedy
+		return plan.Block, "Kubernetes " + s.kubernetes.String() + " is of another major than the running " + n.Kubernetes.String(), remedy
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeNeverDown(s *step) (Severity, string, string) {
+func judgeNeverDown(s *step) (plan.Severity, string, string) {
 	const remedy = "omit this version: downgrades are not supported"
 	n := s.now
 	switch {
 	case n.Services.IsZero():
 		return unknown("the services")
 	case !s.to.Services.IsZero() && s.services.Less(n.Services.Newest):
-		return Block, "services would be downgraded from " + n.Services.Newest.String() + " to " + s.services.String(), remedy
+		return plan.Block, "services would be downgraded from " + n.Services.Newest.String() + " to " + s.services.String(), remedy
 	case n.ControlPlaneImage.IsZero():
 		return unknown("the image")
 	case !s.to.Image.IsZero() && s.image.Less(s.anyImage.Newest):
-		return Block, "the image would be downgraded from " + s.anyImage.Newest.String() + " to " + s.image.String(), remedy
+		return plan.Block, "the image would be downgraded from " + s.anyImage.Newest.String() + " to " + s.image.String(), remedy
 	case n.Kubernetes.IsZero():
 		return unknown("Kubernetes")
 	case !s.to.Kubernetes.IsZero() && s.kubernetes.Less(s.runsKubernetes.Newest):
-		return Block, "Kubernetes would be downgraded from " + s.runsKubernetes.Newest.String() + " to " + s.kubernetes.String(), remedy
+		return plan.Block, "Kubernetes would be downgraded from " + s.runsKubernetes.Newest.String() + " to " + s.kubernetes.String(), remedy
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeMinorDrift(s *step) (Severity, string, string) {
+func judgeMinorDrift(s *step) (plan.Severity, string, string) {
 	n := s.now
 	switch {
 	case n.Services.IsZero():
 		return unknown("the services")
 	case minorsUp(n.Services.Oldest, s.services) > 1:
-		return Block, "services would go from " + n.Services.Oldest.String() + " to " + s.services.String() + ", more than one minor", s.m.firstTo(n.Services.Oldest)
+		return plan.Block, "services would go from " + n.Services.Oldest.String() + " to " + s.services.String() + ", more than one minor", s.m.firstTo(n.Services.Oldest)
 	case s.anyImage.IsZero():
 		return unknown("the image")
 	case minorsUp(s.anyImage.Oldest, s.image) > 1:
-		return Block, "the image would go from " + s.anyImage.Oldest.String() + " to " + s.image.String() + ", more than one minor", s.m.firstTo(s.anyImage.Oldest)
+		return plan.Block, "the image would go from " + s.anyImage.Oldest.String() + " to " + s.image.String() + ", more than one minor", s.m.firstTo(s.anyImage.Oldest)
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
 // firstTo names the intermediate release after v: the newest release of the next minor.
@@ -558,77 +547,77 @@ func (m *Matrix) firstTo(v version.Version) string {
 	return "one minor at a time: no release of v" + strconv.Itoa(v.Major()) + "." + strconv.Itoa(v.Minor()+1) + " is known, so point `--feed` to the feed that publishes it"
 }
 
-func judgeUpgradeFrom(s *step) (Severity, string, string) {
+func judgeUpgradeFrom(s *step) (plan.Severity, string, string) {
 	n := s.now
 	switch {
 	case n.Services.IsZero():
 		return unknown("the services")
 	case s.release == nil || !s.servicesChange || s.services.Less(n.Services.Newest):
-		return Info, "", "" // unknown release or downgrade: other rules report it
+		return plan.Info, "", "" // unknown release or downgrade: other rules report it
 	case n.Services.Newest.Equal(s.services) && n.Services.Oldest.SameMinor(s.services):
-		return Info, "", "" // resumes an upgrade in progress
+		return plan.Info, "", "" // resumes an upgrade in progress
 	case s.release.UpgradeFrom.IsZero():
-		return Block, "release " + s.services.String() + " is for new clusters only: it declares no upgrade path", "choose another release"
+		return plan.Block, "release " + s.services.String() + " is for new clusters only: it declares no upgrade path", "choose another release"
 	case n.Services.Oldest.Less(s.release.UpgradeFrom):
-		return Block, "release " + s.services.String() + " requires services " + s.release.UpgradeFrom.String() + " or newer, and services " + n.Services.Oldest.String() + " run",
+		return plan.Block, "release " + s.services.String() + " requires services " + s.release.UpgradeFrom.String() + " or newer, and services " + n.Services.Oldest.String() + " run",
 			"upgrade to " + s.release.UpgradeFrom.String() + " first, " + with(s.release.UpgradeFrom)
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeCLIServices(s *step) (Severity, string, string) {
+func judgeCLIServices(s *step) (plan.Severity, string, string) {
 	n := s.now
 	switch {
 	case n.Services.IsZero():
 		return unknown("the services")
 	case s.cli.Less(n.Services.Newest):
-		return Block, "this CLI, " + s.cli.String() + ", is older than the running services " + n.Services.Newest.String(), "use constellation " + n.Services.Newest.String() + " or newer"
+		return plan.Block, "this CLI, " + s.cli.String() + ", is older than the running services " + n.Services.Newest.String(), "use constellation " + n.Services.Newest.String() + " or newer"
 	case minorsUp(n.Services.Oldest, s.cli) > 1:
-		return Block, "this CLI, " + s.cli.String() + ", is more than one minor newer than the running services " + n.Services.Oldest.String(), s.m.firstTo(n.Services.Oldest)
+		return plan.Block, "this CLI, " + s.cli.String() + ", is more than one minor newer than the running services " + n.Services.Oldest.String(), s.m.firstTo(n.Services.Oldest)
 	case !s.services.Equal(s.cli):
-		return Block, "services " + s.services.String() + " come with constellation " + s.services.String() + ", and this is " + s.cli.String(), "use constellation " + s.services.String() + ", or plan services " + s.cli.String()
+		return plan.Block, "services " + s.services.String() + " come with constellation " + s.services.String() + ", and this is " + s.cli.String(), "use constellation " + s.services.String() + ", or plan services " + s.cli.String()
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeCLIImage(s *step) (Severity, string, string) {
+func judgeCLIImage(s *step) (plan.Severity, string, string) {
 	if s.runsImage.IsZero() {
 		return unknown("the image")
 	}
 	d := minorsUp(s.image, s.cli)
 	switch {
 	case d < 0:
-		return Block, "image " + s.image.String() + " is of a newer minor than this CLI, " + s.cli.String(), "use a CLI of " + s.image.MinorString()
+		return plan.Block, "image " + s.image.String() + " is of a newer minor than this CLI, " + s.cli.String(), "use a CLI of " + s.image.MinorString()
 	case s.imageChange && d > 0:
-		return Block, "image " + s.image.String() + " is not of the minor of this CLI, " + s.cli.String(), "choose an image of " + s.cli.MinorString()
+		return plan.Block, "image " + s.image.String() + " is not of the minor of this CLI, " + s.cli.String(), "choose an image of " + s.cli.MinorString()
 	case d > 1:
-		return Block, "the unchanged image " + s.image.String() + " is more than one minor older than this CLI, " + s.cli.String(), s.m.firstTo(s.image)
+		return plan.Block, "the unchanged image " + s.image.String() + " is more than one minor older than this CLI, " + s.cli.String(), s.m.firstTo(s.image)
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeImageServices(s *step) (Severity, string, string) {
+func judgeImageServices(s *step) (plan.Severity, string, string) {
 	if s.anyImage.IsZero() {
 		return unknown("the image")
 	}
 	switch n := s.now; {
 	case minorsUp(s.services, s.image) > 0:
-		return Block, "image " + s.image.String() + " is newer in minor than services " + s.services.String(), "upgrade the services to " + s.image.MinorString() + " in the same hop"
+		return plan.Block, "image " + s.image.String() + " is newer in minor than services " + s.services.String(), "upgrade the services to " + s.image.MinorString() + " in the same hop"
 	case minorsUp(s.services, s.anyImage.Newest) > 0:
-		return Block, "the running image " + s.anyImage.Newest.String() + " is newer in minor than services " + s.services.String(), "upgrade the services to " + s.anyImage.Newest.MinorString()
+		return plan.Block, "the running image " + s.anyImage.Newest.String() + " is newer in minor than services " + s.services.String(), "upgrade the services to " + s.anyImage.Newest.MinorString()
 	case minorsUp(s.image, s.services) > 1:
-		return Block, "image " + s.image.String() + " is more than one minor older than services " + s.services.String(), "choose an image of " + s.services.MinorString()
+		return plan.Block, "image " + s.image.String() + " is more than one minor older than services " + s.services.String(), "choose an image of " + s.services.MinorString()
 	case minorsUp(s.runsImage.Oldest, s.services) > 1:
-		return Block, "control planes run image " + s.runsImage.Oldest.String() + ", more than one minor older than services " + s.services.String(), "upgrade the image in an earlier hop"
+		return plan.Block, "control planes run image " + s.runsImage.Oldest.String() + ", more than one minor older than services " + s.services.String(), "upgrade the image in an earlier hop"
 	case n.WorkerImage.IsZero() && !n.WorkerKubelet.IsZero():
-		return NotChecked, "the image of the workers is unknown", checkAgain
+		return plan.NotChecked, "the image of the workers is unknown", checkAgain
 	case !n.WorkerImage.IsZero() && minorsUp(n.WorkerImage.Oldest, s.services) > 1:
-		return Block, "workers run image " + n.WorkerImage.Oldest.String() + ", more than one minor older than services " + s.services.String(), "replace the workers in an earlier hop"
+		return plan.Block, "workers run image " + n.WorkerImage.Oldest.String() + ", more than one minor older than services " + s.services.String(), "replace the workers in an earlier hop"
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeOldestSupports(s *step) (Severity, string, string) {
+func judgeOldestSupports(s *step) (plan.Severity, string, string) {
 	old := s.runsKubernetes.Oldest
 	if old.IsZero() {
 		return unknown("Kubernetes")
@@ -636,21 +625,21 @@ func judgeOldestSupports(s *step) (Severity, string, string) {
 	up := minorsUp(old, s.kubernetes) > 0
 	switch {
 	case !up && !s.imageChange:
-		return Info, "", ""
+		return plan.Info, "", ""
 	case s.image.IsZero() || s.runsImage.IsZero():
 		return unknown("the image")
 	case up && s.release != nil && !s.release.supports(s.kubernetes):
-		return Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.release.supported + ")", s.m.firstSupporting(s.kubernetes)
+		return plan.Block, "services " + s.services.String() + " do not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.release.supported + ")", s.m.firstSupporting(s.kubernetes)
 	case up && s.oldestRelease == nil:
-		return Block, "unknown whether image " + s.runsImage.Oldest.String() + " supports Kubernetes " + s.kubernetes.MinorString(), "upgrade to the image of a known release first: " + s.m.list()
+		return plan.Block, "unknown whether image " + s.runsImage.Oldest.String() + " supports Kubernetes " + s.kubernetes.MinorString(), "upgrade to the image of a known release first: " + s.m.list()
 	case up && !s.oldestRelease.supports(s.kubernetes):
-		return Block, "Kubernetes " + s.kubernetes.MinorString() + " needs an image that supports it on all control planes first, and image " + s.runsImage.Oldest.String() + " supports " + s.oldestRelease.supported,
+		return plan.Block, "Kubernetes " + s.kubernetes.MinorString() + " needs an image that supports it on all control planes first, and image " + s.runsImage.Oldest.String() + " supports " + s.oldestRelease.supported,
 			s.m.firstSupporting(s.kubernetes)
 	case s.imageRelease != nil && !s.imageRelease.supports(s.kubernetes) && (up || s.release == nil || s.release.supports(s.kubernetes)):
 		// If the services do not support it either, services-support-kubernetes reports it.
-		return Block, "image " + s.image.String() + " does not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.imageRelease.supported + ")", "choose an image that does"
+		return plan.Block, "image " + s.image.String() + " does not support Kubernetes " + s.kubernetes.MinorString() + " (supported: " + s.imageRelease.supported + ")", "choose an image that does"
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
 // firstSupporting names the oldest release that supports v's minor.
@@ -663,19 +652,19 @@ func (m *Matrix) firstSupporting(v version.Version) string {
 	return "no known release supports Kubernetes " + v.MinorString() + ": wait for one"
 }
 
-func judgeServicesSupport(s *step) (Severity, string, string) {
+func judgeServicesSupport(s *step) (plan.Severity, string, string) {
 	runs := s.runsKubernetes
 	switch {
 	case runs.IsZero():
 		return unknown("Kubernetes")
 	case !s.servicesChange || s.release == nil:
-		return Info, "", ""
+		return plan.Info, "", ""
 	case !s.release.supports(runs.Oldest):
-		return Block, "release " + s.services.String() + " does not support the running Kubernetes " + runs.Oldest.MinorString() + " (supported: " + s.release.supported + ")", s.kubernetesFirst()
+		return plan.Block, "release " + s.services.String() + " does not support the running Kubernetes " + runs.Oldest.MinorString() + " (supported: " + s.release.supported + ")", s.kubernetesFirst()
 	case !s.release.supports(runs.Newest):
-		return Block, "release " + s.services.String() + " does not support the running Kubernetes " + runs.Newest.MinorString() + " (supported: " + s.release.supported + ")", s.kubernetesFirst()
+		return plan.Block, "release " + s.services.String() + " does not support the running Kubernetes " + runs.Newest.MinorString() + " (supported: " + s.release.supported + ")", s.kubernetesFirst()
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
 // kubernetesFirst names the Kubernetes minor to upgrade to before the release.
@@ -689,34 +678,34 @@ func (s *step) kubernetesFirst() string {
 	return "choose a release that supports Kubernetes " + runs.MinorString()
 }
 
-func judgeKubernetesMinor(s *step) (Severity, string, string) {
+func judgeKubernetesMinor(s *step) (plan.Severity, string, string) {
 	old := s.runsKubernetes.Oldest
 	switch {
 	case old.IsZero():
 		return unknown("Kubernetes")
 	case minorsUp(old, s.kubernetes) > 1:
-		return Block, "Kubernetes would go from " + old.String() + " to " + s.kubernetes.String() + ", more than one minor", "upgrade to Kubernetes v" + strconv.Itoa(old.Major()) + "." + strconv.Itoa(old.Minor()+1) + " first"
+		return plan.Block, "Kubernetes would go from " + old.String() + " to " + s.kubernetes.String() + ", more than one minor", "upgrade to Kubernetes v" + strconv.Itoa(old.Major()) + "." + strconv.Itoa(old.Minor()+1) + " first"
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeKubernetesOffered(s *step) (Severity, string, string) {
+func judgeKubernetesOffered(s *step) (plan.Severity, string, string) {
 	switch {
 	case s.kubernetes.IsZero():
 		return unknown("Kubernetes")
 	case s.release == nil && s.kubernetesChange:
-		return Block, "unknown whether release " + s.services.String() + " contains Kubernetes " + s.kubernetes.String(), "choose a known release: " + s.m.list()
+		return plan.Block, "unknown whether release " + s.services.String() + " contains Kubernetes " + s.kubernetes.String(), "choose a known release: " + s.m.list()
 	case s.release == nil:
-		return Info, "", ""
+		return plan.Info, "", ""
 	case s.kubernetesChange && s.patch == nil:
-		return Block, "release " + s.services.String() + " does not contain Kubernetes " + s.kubernetes.String(), s.choose()
+		return plan.Block, "release " + s.services.String() + " does not contain Kubernetes " + s.kubernetes.String(), s.choose()
 	case !s.kubernetesChange && !s.release.supports(s.kubernetes):
-		return Warn, "the running Kubernetes " + s.kubernetes.String() + " is no longer supported by release " + s.services.String(), "upgrade to one of its minors: " + s.release.supported
+		return plan.Warn, "the running Kubernetes " + s.kubernetes.String() + " is no longer supported by release " + s.services.String(), "upgrade to one of its minors: " + s.release.supported
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeKubeletSkew(s *step) (Severity, string, string) {
+func judgeKubeletSkew(s *step) (plan.Severity, string, string) {
 	n := s.now
 	if n.Kubernetes.IsZero() {
 		return unknown("Kubernetes")
@@ -733,18 +722,18 @@ func judgeKubeletSkew(s *step) (Severity, string, string) {
 		d := minorsUp(old, s.kubernetes)
 		switch {
 		case d > limit:
-			return Block, "kubelets " + old.String() + " of " + role.name + " would be more than " + number(limit) + " minors behind Kubernetes " + s.kubernetes.String(), "replace these nodes in an earlier hop with the same Kubernetes minor"
+			return plan.Block, "kubelets " + old.String() + " of " + role.name + " would be more than " + number(limit) + " minors behind Kubernetes " + s.kubernetes.String(), "replace these nodes in an earlier hop with the same Kubernetes minor"
 		case minorsUp(s.kubernetes, newest) > 0 && minorsUp(n.Kubernetes.Newest, newest) > 0:
-			return Block, "kubelets " + newest.String() + " of " + role.name + " would be newer than Kubernetes " + s.kubernetes.String(), "upgrade to Kubernetes " + newest.MinorString() + " or newer"
+			return plan.Block, "kubelets " + newest.String() + " of " + role.name + " would be newer than Kubernetes " + s.kubernetes.String(), "upgrade to Kubernetes " + newest.MinorString() + " or newer"
 		}
 	}
 	switch old := n.WorkerKubelet.Oldest; {
 	case minorsUp(n.Kubernetes.Oldest, n.WorkerKubelet.Newest) > 0:
-		return Warn, "kubelets " + n.WorkerKubelet.Newest.String() + " of workers are newer than a running API server " + n.Kubernetes.Oldest.String(), "wait for the rollout of the control planes to end"
+		return plan.Warn, "kubelets " + n.WorkerKubelet.Newest.String() + " of workers are newer than a running API server " + n.Kubernetes.Oldest.String(), "wait for the rollout of the control planes to end"
 	case s.to.KeepWorkers && !old.IsZero() && s.kubernetesChange && minorsUp(old, s.kubernetes) == kubeletLimit(old):
-		return Warn, "workers with kubelets " + old.String() + " would stay " + number(kubeletLimit(old)) + " minors behind, the allowed maximum", "replace them before the next minor of Kubernetes"
+		return plan.Warn, "workers with kubelets " + old.String() + " would stay " + number(kubeletLimit(old)) + " minors behind, the allowed maximum", "replace them before the next minor of Kubernetes"
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
 // kubeletLimit is the maximum number of minors that a kubelet may be behind its API server.
@@ -764,34 +753,34 @@ func number(n int) string {
 	return strconv.Itoa(n)
 }
 
-func judgeControlPlaneSkew(s *step) (Severity, string, string) {
+func judgeControlPlaneSkew(s *step) (plan.Severity, string, string) {
 	k := s.now.Kubernetes
 	switch {
 	case k.IsZero():
 		return unknown("Kubernetes")
 	case minorsUp(k.Oldest, k.Newest) > 1:
-		return Block, "API servers " + k.Oldest.String() + " and " + k.Newest.String() + " run side by side, more than one minor apart", "repair the control planes with " + k.Oldest.String() + " first"
+		return plan.Block, "API servers " + k.Oldest.String() + " and " + k.Newest.String() + " run side by side, more than one minor apart", "repair the control planes with " + k.Oldest.String() + " first"
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
 // kubeadmFloor is the first kubeadm that reads the configuration format of this program.
 var kubeadmFloor = version.MustParse("v1.31.0")
 
-func judgeKubeadmFloor(s *step) (Severity, string, string) {
+func judgeKubeadmFloor(s *step) (plan.Severity, string, string) {
 	if s.kubernetesChange && s.kubernetes.Major() == 1 && s.kubernetes.Minor() < kubeadmFloor.Minor() {
-		return Block, "kubeadm " + s.kubernetes.String() + " cannot read the configuration of this program", "choose Kubernetes " + kubeadmFloor.MinorString() + " or newer"
+		return plan.Block, "kubeadm " + s.kubernetes.String() + " cannot read the configuration of this program", "choose Kubernetes " + kubeadmFloor.MinorString() + " or newer"
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
 // etcdFloor is the first etcd v3.5 that repairs membership data that older patches stored
 // incorrectly. etcd v3.6 refuses to start on unrepaired data.
 var etcdFloor = version.MustParse("v3.5.26")
 
-func judgeEtcdStep(s *step) (Severity, string, string) {
+func judgeEtcdStep(s *step) (plan.Severity, string, string) {
 	if !s.kubernetesChange {
-		return Info, "", ""
+		return plan.Info, "", ""
 	}
 	from, to := s.m.etcdOf(s.now), version.Version{}
 	if s.patch != nil {
@@ -800,19 +789,19 @@ func judgeEtcdStep(s *step) (Severity, string, string) {
 	d := minorsUp(from, to)
 	switch {
 	case from.IsZero():
-		return NotChecked, "the running version of etcd is unknown", checkAgain
+		return plan.NotChecked, "the running version of etcd is unknown", checkAgain
 	case to.IsZero():
-		return NotChecked, "the etcd version of Kubernetes " + s.kubernetes.String() + " is unknown", "choose a patch that the release contains"
+		return plan.NotChecked, "the etcd version of Kubernetes " + s.kubernetes.String() + " is unknown", "choose a patch that the release contains"
 	case from.Major() != to.Major():
-		return Block, "etcd would go from " + from.String() + " to " + to.String() + ", another major", "choose another version of Kubernetes"
+		return plan.Block, "etcd would go from " + from.String() + " to " + to.String() + ", another major", "choose another version of Kubernetes"
 	case d > 1:
-		return Block, "etcd would go from " + from.String() + " to " + to.String() + ", more than one minor", "choose a version of Kubernetes in between"
+		return plan.Block, "etcd would go from " + from.String() + " to " + to.String() + ", more than one minor", "choose a version of Kubernetes in between"
 	case d < 0:
-		return Block, "etcd would be downgraded from " + from.String() + " to " + to.String(), "choose a newer version of Kubernetes"
+		return plan.Block, "etcd would be downgraded from " + from.String() + " to " + to.String(), "choose a newer version of Kubernetes"
 	case d == 1 && from.SameMinor(etcdFloor) && from.Less(etcdFloor):
-		return Block, "etcd " + from.String() + " cannot be upgraded to " + to.String() + " directly: " + etcdFloor.String() + " must come first", "choose a patch of Kubernetes " + s.runsKubernetes.Oldest.MinorString() + " that has etcd " + etcdFloor.String() + " or newer"
+		return plan.Block, "etcd " + from.String() + " cannot be upgraded to " + to.String() + " directly: " + etcdFloor.String() + " must come first", "choose a patch of Kubernetes " + s.runsKubernetes.Oldest.MinorString() + " that has etcd " + etcdFloor.String() + " or newer"
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
 // etcdOf returns the running etcd version: the observed one, else the one that belongs to
@@ -830,29 +819,22 @@ func (m *Matrix) etcdOf(n *Running) version.Version {
 	return version.Version{}
 }
 
-func judgeOfferedImage(s *step) (Severity, string, string) {
+func judgeOfferedImage(s *step) (plan.Severity, string, string) {
 	if s.imageChange && s.o.Images != nil && !s.image.IsZero() {
 		if ok, why, remedy := s.o.Images(s.image); !ok {
-			return Block, orElse(why, "the provider does not offer image "+s.image.String()), remedy
+			return plan.Block, cmp.Or(why, "the provider does not offer image "+s.image.String()), remedy
 		}
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeOfferedKubernetes(s *step) (Severity, string, string) {
+func judgeOfferedKubernetes(s *step) (plan.Severity, string, string) {
 	if s.kubernetesChange && s.o.Kubernetes != nil && !s.kubernetes.IsZero() {
 		if ok, why, remedy := s.o.Kubernetes(s.kubernetes); !ok {
-			return Block, orElse(why, "the provider does not offer Kubernetes "+s.kubernetes.String()), remedy
+			return plan.Block, cmp.Or(why, "the provider does not offer Kubernetes "+s.kubernetes.String()), remedy
 		}
 	}
-	return Info, "", ""
-}
-
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
+	return plan.Info, "", ""
 }
 
 // demand is the attestation policy for joining machines.
@@ -883,40 +865,40 @@ func (s *step) demands() (now, then demand, err error) {
 	return now, then, nil
 }
 
-func judgeVariant(s *step) (Severity, string, string) {
+func judgeVariant(s *step) (plan.Severity, string, string) {
 	if s.to.Attestation == "" || s.to.Attestation == s.now.JoinConfig.Attestation {
-		return Info, "", ""
+		return plan.Info, "", ""
 	}
 	now, then, err := s.demands()
 	switch {
 	case err != nil:
-		return NotChecked, "attestation policies not compared: " + err.Error(), "repair the named policy, then check again"
+		return plan.NotChecked, "attestation policies not compared: " + err.Error(), "repair the named policy, then check again"
 	case now.Variant != then.Variant:
-		return Block, "the attestation variant would change from " + strconv.Quote(now.Variant) + " to " + strconv.Quote(then.Variant), "keep " + strconv.Quote(now.Variant) + "; another variant needs a new cluster"
+		return plan.Block, "the attestation variant would change from " + strconv.Quote(now.Variant) + " to " + strconv.Quote(then.Variant), "keep " + strconv.Quote(now.Variant) + "; another variant needs a new cluster"
 	}
-	return Info, "", ""
+	return plan.Info, "", ""
 }
 
-func judgeMeasurements(s *step) (Severity, string, string) {
+func judgeMeasurements(s *step) (plan.Severity, string, string) {
 	if s.to.Attestation == "" || s.to.Attestation == s.now.JoinConfig.Attestation {
-		return Info, "", ""
+		return plan.Info, "", ""
 	}
 	now, then, err := s.demands()
 	if err != nil {
-		return NotChecked, "measurements not compared: " + err.Error(), "repair the named policy, then check again"
+		return plan.NotChecked, "measurements not compared: " + err.Error(), "repair the named policy, then check again"
 	}
 	lost := now.weakenedBy(then)
 	if len(lost) == 0 {
-		return Info, "", ""
+		return plan.Info, "", ""
 	}
 	var names []string
 	for _, i := range lost {
 		names = append(names, strconv.Itoa(int(i)))
 	}
-	return Block, "PCR " + and(names) + " would no longer be enforced", "write the expected value of PCR " + and(names) + " of the new image into the configuration, without warnOnly"
+	return plan.Block, "PCR " + words.And(names) + " would no longer be enforced", "write the expected value of PCR " + words.And(names) + " of the new image into the configuration, without warnOnly"
 }
 
-func judgeRolloutRunning(s *step) (Severity, string, string) {
+func judgeRolloutRunning(s *step) (plan.Severity, string, string) {
 	n := s.now
 	what, nodes := "", true
 	newMinor := minorsUp(n.Services.Newest, s.services) > 0
@@ -936,14 +918,14 @@ func judgeRolloutRunning(s *step) (Severity, string, string) {
 		// of nodes.
 		what, nodes = "services "+n.Services.Oldest.String()+" to "+n.Services.Newest.String(), false
 	default:
-		return Info, "", ""
+		return plan.Info, "", ""
 	}
 	const remedy = "`constellation status` shows its progress; upgrade to a new minor after it has ended"
 	if nodes {
 		newMinor = newMinor || minorsUp(s.runsKubernetes.Newest, s.kubernetes) > 0 || minorsUp(s.anyImage.Newest, s.image) > 0
 	}
 	if newMinor {
-		return Block, "a rollout is in progress (" + what + ") and must end before a new minor", remedy
+		return plan.Block, "a rollout is in progress (" + what + ") and must end before a new minor", remedy
 	}
-	return Warn, "a rollout is in progress (" + what + ")", remedy
+	return plan.Warn, "a rollout is in progress (" + what + ")", remedy
 }

@@ -8,6 +8,7 @@ import (
 
 	goversion "github.com/hashicorp/go-version"
 
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
 )
@@ -67,7 +68,7 @@ func BenchmarkMatrix(b *testing.B) {
 			from, to := At(all[i%len(all)]), all[i/len(all)%len(all)]
 			r := Running{Services: now, ControlPlaneImage: now, WorkerImage: now, Kubernetes: from, ControlPlaneKubelet: from, WorkerKubelet: from}
 			for _, res := range m.Check(v, r, Planned{Kubernetes: to}, Offer{}) {
-				if res.Severity == Block {
+				if res.Severity == plan.Block {
 					n++
 				}
 			}
@@ -79,7 +80,7 @@ func BenchmarkMatrix(b *testing.B) {
 		p := to("", "", "v1.39.1")
 		measured(b, func(int) {
 			for _, res := range m.Check(v, r, p, Offer{}) {
-				if res.Severity == Block {
+				if res.Severity == plan.Block {
 					b.Fatalf("%+v", *res)
 				}
 			}

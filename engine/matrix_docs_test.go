@@ -1,35 +1,22 @@
 package engine
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"constellation/engine/words"
+	"constellation/internal/golden"
 	"github.com/google/go-cmp/cmp"
 )
-
-var update = flag.Bool("update", false, "write docs/compatibility.md anew")
 
 // The page is made from the rules and from the planner's own words, so it says what
 // the program does.
 func TestDocsSayWhatTheRulesSay(t *testing.T) {
 	page := filepath.Join("..", "docs", "compatibility.md")
 	want := compatibilityPage()
-	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(got), want); diff != "" {
-		t.Errorf("%s is not what `go test ./engine -run TestDocs -update` writes: %s", page, diff)
-	}
+	golden.Equal(t, page, want)
 }
 
 func compatibilityPage() string {
@@ -105,7 +92,7 @@ func compatibilityPage() string {
 		for _, p := range k.patches {
 			patches = append(patches, p.version.String())
 		}
-		line("- %s (%s) with Kubernetes %s", k.Version, from, and(patches))
+		line("- %s (%s) with Kubernetes %s", k.Version, from, words.And(patches))
 	}
 	for _, e := range []struct {
 		title string
@@ -129,7 +116,7 @@ func compatibilityPage() string {
 			goal = append(goal, "Kubernetes "+e.goal.Kubernetes.String())
 		}
 		line(``)
-		line("**%s**: release %s and Kubernetes %s to %s.", e.title, e.now.Services, e.now.Kubernetes, and(goal))
+		line("**%s**: release %s and Kubernetes %s to %s.", e.title, e.now.Services, e.now.Kubernetes, words.And(goal))
 		line(``)
 		hops, why := m.Path(e.now, e.goal, Offer{})
 		for _, h := range hops {
@@ -140,7 +127,7 @@ func compatibilityPage() string {
 			if h.ReplaceWorkers {
 				nodes = append(nodes, "workers")
 			}
-			line("%d. with constellation %s: release %s, image %s, Kubernetes %s; %s replaced", h.Number, h.CLI, h.To.Release, h.To.Image, h.To.Kubernetes, and(nodes))
+			line("%d. with constellation %s: release %s, image %s, Kubernetes %s; %s replaced", h.Number, h.CLI, h.To.Release, h.To.Image, h.To.Kubernetes, words.And(nodes))
 			for _, w := range h.Why {
 				line("   - %s", w)
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/assets"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
 )
@@ -110,7 +111,7 @@ func to(services, image, kubernetes string) Planned {
 }
 
 // ids returns the rules of results of a severity.
-func ids(results []*RuleResult, s Severity) []string {
+func ids(results []*RuleResult, s plan.Severity) []string {
 	var out []string
 	for _, r := range results {
 		if r.Severity == s {
@@ -236,7 +237,7 @@ func TestMatrixJudges(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := tt.m.Check(ver(tt.cli), tt.now, tt.to, tt.offer)
-			for s, want := range map[Severity][]string{Block: tt.block, Warn: tt.warn, NotChecked: tt.open} {
+			for s, want := range map[plan.Severity][]string{plan.Block: tt.block, plan.Warn: tt.warn, plan.NotChecked: tt.open} {
 				if !slices.Equal(ids(got, s), want) {
 					t.Errorf("%s by %v, want %v", s, ids(got, s), want)
 					for _, r := range got {
@@ -250,7 +251,7 @@ func TestMatrixJudges(t *testing.T) {
 				t.Fatalf("%d results of %d rules", len(got), len(rules))
 			}
 			for i, r := range got {
-				if r.Rule != rules[i].id || r.Title == "" || r.Reference == "" || (r.Remedy != "") != (r.Severity != Info) || strings.Contains(r.Title+r.Remedy, "  ") {
+				if r.Rule != rules[i].id || r.Title == "" || r.Reference == "" || (r.Remedy != "") != (r.Severity != plan.Info) || strings.Contains(r.Title+r.Remedy, "  ") {
 					t.Errorf("result %d is %+v", i, r)
 				}
 			}
@@ -284,18 +285,18 @@ func TestRuleTextsNameVersionsAndRemedy(t *testing.T) {
 		want      RuleResult
 	}{
 		{"the image first", "v1.1.0", at("v1.0.0", "v1.0.0", "v1.35.4"), to("v1.1.0", "v1.1.0", "v1.36.4"), RuleResult{
-			"oldest-supports-kubernetes", Block, "Kubernetes v1.36 needs an image that supports it on all control planes first, and image v1.0.0 supports v1.34 and v1.35", policyPage,
+			"oldest-supports-kubernetes", plan.Block, "Kubernetes v1.36 needs an image that supports it on all control planes first, and image v1.0.0 supports v1.34 and v1.35", policyPage,
 			"upgrade to release and image v1.1.0 first, and to Kubernetes v1.36 in the hop after it",
 		}},
 		{"Kubernetes first", "v1.1.0", at("v1.0.0", "v1.0.0", "v1.34.3"), to("v1.1.0", "v1.1.0", ""), RuleResult{
-			"services-support-kubernetes", Block, "release v1.1.0 does not support the running Kubernetes v1.34 (supported: v1.35 and v1.36)", policyPage,
+			"services-support-kubernetes", plan.Block, "release v1.1.0 does not support the running Kubernetes v1.34 (supported: v1.35 and v1.36)", policyPage,
 			"upgrade Kubernetes to v1.35 first, with constellation v1.0.0",
 		}},
 		{"a newer cluster", "v1.0.0", at("v1.1.0", "v1.0.0", "v1.35.4"), Planned{}, RuleResult{
-			"cli-services", Block, "this CLI, v1.0.0, is older than the running services v1.1.0", policyPage, "use constellation v1.1.0 or newer",
+			"cli-services", plan.Block, "this CLI, v1.0.0, is older than the running services v1.1.0", policyPage, "use constellation v1.1.0 or newer",
 		}},
 		{"an impossible patch", "v1.1.0", at("v1.1.0", "v1.1.0", "v1.35.4"), to("", "", "v1.36.9"), RuleResult{
-			"kubernetes-offered", Block, "release v1.1.0 does not contain Kubernetes v1.36.9", policyPage, "choose v1.36.0, v1.36.3 or v1.36.4",
+			"kubernetes-offered", plan.Block, "release v1.1.0 does not contain Kubernetes v1.36.9", policyPage, "choose v1.36.0, v1.36.3 or v1.36.4",
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

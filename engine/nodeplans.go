@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+
+	"constellation/engine/plan"
 )
 
 // NodePlan is a Plan of upgrade.cattle.io/v1, by which a Job is run once on each of some nodes,
@@ -69,12 +71,12 @@ type NodePlanFacts struct {
 }
 
 // event tells how a Plan is.
-func (p *NodePlan) event() Event {
+func (p *NodePlan) event() plan.Event {
 	data, err := json.Marshal(NodePlanFacts{p.Version, p.Channel, p.Alone})
 	if err != nil { // strings and a bool
 		panic(err)
 	}
-	e := Event{Kind: KindNodePlan, Object: p.Name, State: p.State, Text: p.Text, Remedy: p.Remedy, Current: p.Done, Total: p.Total, Data: data, Counts: map[string]int64{}}
+	e := plan.Event{Kind: plan.KindNodePlan, Object: p.Name, State: p.State, Text: p.Text, Remedy: p.Remedy, Current: p.Done, Total: p.Total, Data: data, Counts: map[string]int64{}}
 	for word, n := range map[string]int64{"pending": p.Pending, "applying": p.Applying, "done": p.Done, "failed": p.Failed} {
 		if n > 0 {
 			e.Counts[word] = n
@@ -92,7 +94,7 @@ func onNodes(plans []NodePlan) map[string]planOf {
 	out := map[string]planOf{}
 	for i := range plans {
 		for _, n := range plans[i].Nodes {
-			if was, is := out[n.Name]; is && (was.state == NodeFailed || n.State != NodeFailed) {
+			if was, is := out[n.Name]; is && (was.state == plan.NodeFailed || n.State != plan.NodeFailed) {
 				continue
 			}
 			out[n.Name] = planOf{plans[i].Name, n.State, n.Text}
@@ -117,7 +119,7 @@ type planTeller struct {
 }
 
 // tell tells what has changed since it was called last. err is why no Plan can be seen.
-func (t *planTeller) tell(r *Reporter, plans []NodePlan, err error) {
+func (t *planTeller) tell(r *plan.Reporter, plans []NodePlan, err error) {
 	if err != nil {
 		level, text := "warn", "Plans are not shown: "+err.Error()
 		switch {
@@ -140,12 +142,12 @@ func (t *planTeller) tell(r *Reporter, plans []NodePlan, err error) {
 		p.Nodes = nil // of which the events of nodes tell
 		now[p.Name] = p
 		if was, is := t.told[p.Name]; !is || !reflect.DeepEqual(was, p) {
-			r.send(p.event())
+			r.Send(p.event())
 		}
 	}
 	for name := range t.told {
 		if _, is := now[name]; !is {
-			r.send(Event{Kind: KindNodePlan, Object: name, State: PlanGone})
+			r.Send(plan.Event{Kind: plan.KindNodePlan, Object: name, State: PlanGone})
 		}
 	}
 	t.told = now
@@ -153,15 +155,15 @@ func (t *planTeller) tell(r *Reporter, plans []NodePlan, err error) {
 
 // whyPlans is why no Plan goes on, as a wait event; an empty text if none is waited for, or
 // one goes on.
-func whyPlans(plans []NodePlan) Event {
-	ways := []func(*NodePlan) Event{}
+func whyPlans(plans []NodePlan) plan.Event {
+	ways := []func(*NodePlan) plan.Event{}
 	for _, state := range []string{PlanFailed, PlanInvalid} {
 		ways = append(ways, whyState(state))
 	}
 	ways = append(ways, whyHeld, whyState(PlanWaiting), whyState(PlanPaused))
 	for i := range plans {
 		if plans[i].Applying > int64(plans[i].held()) {
-			return Event{Kind: KindWait}
+			return plan.Event{Kind: plan.KindWait}
 		}
 	}
 	for _, why := range ways {
@@ -171,16 +173,16 @@ func whyPlans(plans []NodePlan) Event {
 			}
 		}
 	}
-	return Event{Kind: KindWait}
+	return plan.Event{Kind: plan.KindWait}
 }
 
 // whyState tells of a Plan in a state in which it takes no nodes.
-func whyState(state string) func(*NodePlan) Event {
-	return func(p *NodePlan) Event {
+func whyState(state string) func(*NodePlan) plan.Event {
+	return func(p *NodePlan) plan.Event {
 		if p.State != state {
-			return Event{}
+			return plan.Event{}
 		}
-		return Event{Kind: KindWait, Object: p.Name, State: p.State, Text: strings.TrimSuffix("plan "+p.Name+planVerbs[state]+": "+p.Text, ": "), Remedy: p.Remedy}
+		return plan.Event{Kind: plan.KindWait, Object: p.Name, State: p.State, Text: strings.TrimSuffix("plan "+p.Name+planVerbs[state]+": "+p.Text, ": "), Remedy: p.Remedy}
 	}
 }
 
@@ -195,11 +197,11 @@ func (p *NodePlan) held() (n int) {
 }
 
 // whyHeld tells of the first node that does not get on by itself.
-func whyHeld(p *NodePlan) Event {
+func whyHeld(p *NodePlan) plan.Event {
 	for _, x := range p.Nodes {
 		if x.Held != "" {
-			return Event{Kind: KindWait, Object: p.Name, State: p.State, Node: x.Name, Text: fmt.Sprintf("plan %s at node %s: %s", p.Name, x.Name, x.Text), Remedy: x.Held}
+			return plan.Event{Kind: plan.KindWait, Object: p.Name, State: p.State, Node: x.Name, Text: fmt.Sprintf("plan %s at node %s: %s", p.Name, x.Name, x.Text), Remedy: x.Held}
 		}
 	}
-	return Event{}
+	return plan.Event{}
 }

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
 )
@@ -200,7 +201,7 @@ func (p *planner) unchecked(goal Planned) []*RuleResult {
 		cli = p.now.Services.Newest
 	}
 	results := p.m.Check(cli, p.now, goal, p.o)
-	return slices.DeleteFunc(results, func(r *RuleResult) bool { return r.Severity != Block && r.Severity != NotChecked })
+	return slices.DeleteFunc(results, func(r *RuleResult) bool { return r.Severity != plan.Block && r.Severity != plan.NotChecked })
 }
 
 // complete adds the image of a goal's release and interns all versions.
@@ -615,7 +616,7 @@ func (p *planner) blockers(goal Planned) []*RuleResult {
 // gap is the result if no hop leads on from a vertex: a minor is missing.
 func (p *planner) gap(nearest *vertex, goal Planned) []*RuleResult {
 	return []*RuleResult{{
-		Rule: "unknown-release", Severity: Block, Reference: policyPage,
+		Rule: "unknown-release", Severity: plan.Block, Reference: policyPage,
 		Title:  fmt.Sprintf("no known release leads from services %s and Kubernetes %s to services %s and Kubernetes %s", nearest.services.Newest, nearest.kubernetes.Newest, goal.Services, orVersion(goal.Kubernetes, nearest.kubernetes.Newest)),
 		Remedy: "known are " + p.m.list() + "; point `--feed` to the feed that publishes the releases in between",
 	}}
@@ -635,14 +636,14 @@ func (p *planner) hops(end *vertex) []Hop {
 		path = append(path, n)
 	}
 	slices.Reverse(path)
-	target := func(s *state) Target {
-		return Target{Release: s.services.Newest.String(), Image: s.image.Newest.String(), Kubernetes: s.kubernetes.Newest.String()}
+	target := func(s *state) plan.Target {
+		return plan.Target{Release: s.services.Newest.String(), Image: s.image.Newest.String(), Kubernetes: s.kubernetes.Newest.String()}
 	}
 	var out []Hop
 	for i, n := range path {
 		h := Hop{Number: i + 1, CLI: n.hop.services, From: target(&n.from.state), To: target(&n.state), Get: p.m.get(n.hop.services)}
 		if i == 0 { // the running versions: a rollout in progress may not have replaced a node yet
-			h.From = Target{Release: p.now.Services.String(), Image: p.now.ControlPlaneImage.String(), Kubernetes: p.now.Kubernetes.String()}
+			h.From = plan.Target{Release: p.now.Services.String(), Image: p.now.ControlPlaneImage.String(), Kubernetes: p.now.Kubernetes.String()}
 		}
 		h.ReplaceControlPlanes, h.ReplaceWorkers = n.from.replaces(n.hop)
 		h.Why = p.explain(path, i)
@@ -790,7 +791,7 @@ func (m *Matrix) Reachable(cli version.Version, now Running, o Offer) []Reach {
 	out := []Reach{{Component: "cli"}, {Component: "services"}, {Component: "image"}, {Component: "kubernetes"}}
 	add := func(r *Reach, v version.Version, cli version.Version, to Planned) {
 		for _, res := range m.Check(cli, now, to, o) {
-			if res.Severity == Block {
+			if res.Severity == plan.Block {
 				r.Blocked = append(r.Blocked, Unreachable{Component: r.Component, Version: v.String(), Rule: res.Rule, Reason: res.Title, Remedy: res.Remedy, Reference: res.Reference})
 				return
 			}

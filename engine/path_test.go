@@ -11,6 +11,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/version"
 )
@@ -141,7 +142,7 @@ func TestPaths(t *testing.T) {
 			if diff := gocmp.Diff(tt.want, told(hops)); diff != "" {
 				t.Errorf("to %v: %s%+v", goal, diff, why)
 			}
-			got := append(ids(why, Block), ids(why, NotChecked)...)
+			got := append(ids(why, plan.Block), ids(why, plan.NotChecked)...)
 			if !slices.Equal(got, tt.blocked) {
 				t.Errorf("blocked by %v, want %v: %+v", got, tt.blocked, why)
 			}
@@ -179,7 +180,7 @@ func TestHopReasons(t *testing.T) {
 	hops, _ := m.Path(now, m.Goal(now, Planned{}, Offer{}), Offer{})
 	want := []Hop{
 		{
-			Number: 1, CLI: ver("v1.0.0"), From: Target{"v1.0.0", "v1.0.0", "v1.34.3"}, To: Target{"v1.0.0", "v1.0.0", "v1.35.4"}, ReplaceControlPlanes: true,
+			Number: 1, CLI: ver("v1.0.0"), From: plan.Target{Release: "v1.0.0", Image: "v1.0.0", Kubernetes: "v1.34.3"}, To: plan.Target{Release: "v1.0.0", Image: "v1.0.0", Kubernetes: "v1.35.4"}, ReplaceControlPlanes: true,
 			Why: []string{
 				"precedes hop 2: release v1.1.0 does not support Kubernetes v1.34 and needs v1.35 first, provided by this hop",
 				"workers stay: kubelets v1.34 may be one minor behind",
@@ -187,14 +188,14 @@ func TestHopReasons(t *testing.T) {
 			Get: "get constellation v1.0.0 from the publisher of this program",
 		},
 		{
-			Number: 2, CLI: ver("v1.1.0"), From: Target{"v1.0.0", "v1.0.0", "v1.35.4"}, To: Target{"v1.1.0", "v1.1.0", "v1.35.4"}, ReplaceControlPlanes: true,
+			Number: 2, CLI: ver("v1.1.0"), From: plan.Target{Release: "v1.0.0", Image: "v1.0.0", Kubernetes: "v1.35.4"}, To: plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}, ReplaceControlPlanes: true,
 			Why: []string{
 				"release v1.1.0 does not support Kubernetes v1.34 and needs v1.35 first, provided by hop 1",
 				"workers stay: kubelets v1.34 may be one minor behind",
 			},
 		},
 		{
-			Number: 3, CLI: ver("v1.1.0"), From: Target{"v1.1.0", "v1.1.0", "v1.35.4"}, To: Target{"v1.1.0", "v1.1.0", "v1.36.4"}, ReplaceControlPlanes: true, ReplaceWorkers: true,
+			Number: 3, CLI: ver("v1.1.0"), From: plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}, To: plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.36.4"}, ReplaceControlPlanes: true, ReplaceWorkers: true,
 			Why: []string{"Kubernetes v1.36 needs image v1.1 on the control planes first, provided by hop 2"},
 		},
 	}
@@ -278,6 +279,7 @@ func (n num) v() version.Version {
 	}
 	return ver(fmt.Sprintf("v%d.%d.%d", n[0], n[1], n[2]))
 }
+
 func (n num) cmp(o num) int { return slices.Compare(n[:], o[:]) }
 
 type toyRelease struct {

@@ -9,6 +9,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
@@ -96,13 +97,13 @@ func (p sandboxProvider) Machines(ctx context.Context) ([]CloudMachine, error) {
 		c := CloudMachine{Instance: m.Instance, Since: m.Started, Console: m.Console}
 		switch {
 		case m.State == cloud.Terminating || m.State == cloud.Terminated:
-			c.Stage = NodeGone
+			c.Stage = plan.NodeGone
 		case m.State == cloud.Failed || m.State == cloud.Stopped || m.Boot == local.BootFailed || m.Boot == local.BootStopped:
-			c.Stage = NodeFailed
+			c.Stage = plan.NodeFailed
 		case m.Boot == local.BootCreating:
-			c.Stage = NodeCreating
+			c.Stage = plan.NodeCreating
 		case m.Boot == local.BootBooting:
-			c.Stage = NodeBooting
+			c.Stage = plan.NodeBooting
 		}
 		out = append(out, c)
 	}
@@ -111,7 +112,7 @@ func (p sandboxProvider) Machines(ctx context.Context) ([]CloudMachine, error) {
 
 // cloudError puts an error of a provider into the user's words.
 func cloudError(op, name string, err error) error {
-	e := &Error{Op: op, Err: err}
+	e := &plan.Error{Op: op, Err: err}
 	switch {
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return err

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,16 +13,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
-)
-
-// States of a node that a rollout replaces, as node events tell them. Its heir goes
-// through those of any machine on its way into the cluster.
-const (
-	NodeOutdated  = "outdated"  // it waits for its turn
-	NodeReplacing = "replacing" // the machine that will replace it is on its way
-	NodeDraining  = "draining"  // it takes no new pods, and those that it has are evicted
-	NodeUpgrading = "upgrading" // its own agent brings Kubernetes on it to the target: it is upgraded in place
-	NodeLeaving   = "leaving"   // it is no node any more, and its machine is deleted
+	"constellation/engine/plan"
 )
 
 // Rollout is how far the nodes of a cluster are on their way to its target, as the
@@ -259,11 +251,11 @@ func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []Ex
 		}
 		m, moves := byNode[n.Name]
 		heir, replaced := donors[n.Name]
-		e := ro.Target.entry(n, m, moves, heir, replaced)
+		e := nodeEntry(ro.Target, n, m, moves, heir, replaced)
 		if a := ro.Agent; n.InPlace && a.Node == n.Name && a.Active() && !ro.Target.has(n) {
-			e.state, e.text, e.stays = NodeUpgrading, runWords(a.Phase, a.Line), true
+			e.state, e.text, e.stays = plan.NodeUpgrading, runWords(a.Phase, a.Line), true
 		}
-		if p, is := by[n.Name]; is && !moves && !replaced && (e.state == NodeReady || e.state == NodeOutdated || e.state == NodeNotReady) {
+		if p, is := by[n.Name]; is && !moves && !replaced && (e.state == plan.NodeReady || e.state == plan.NodeOutdated || e.state == plan.NodeNotReady) {
 			e.state, e.text, e.stays = p.state, p.words(), true
 		}
 		l.count(n, e, 1)
@@ -302,17 +294,17 @@ func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []Ex
 		}
 		switch {
 		case m.Leaves:
-			if e.state = NodeLeaving; m.Revoked != "" {
+			if e.state = plan.NodeLeaving; m.Revoked != "" {
 				e.text, e.stays = "revoked "+m.Revoked, true
 			}
 		case joining[m.Node]:
-			e.state = NodeJoining
+			e.state = plan.NodeJoining
 		case m.Machine == "Failed":
-			e.state, e.failed = NodeFailed, true
+			e.state, e.failed = plan.NodeFailed, true
 		case m.Machine == "Ready":
-			e.state = NodeBooting
+			e.state = plan.NodeBooting
 		default:
-			e.state = NodeCreating
+			e.state = plan.NodeCreating
 		}
 		l.rest = append(l.rest, e)
 	}
@@ -329,13 +321,13 @@ func (l *lineup) count(n *Node, e *rollEntry, by int64) {
 	}
 	add(l.states, e.state)
 	add(l.kubelet, n.Kubernetes)
-	if n.InPlace && !n.Skipped && e.state != NodeReady {
+	if n.InPlace && !n.Skipped && e.state != plan.NodeReady {
 		l.kept += by
 	}
 	if e.leavesForAnother() {
 		l.goes += by
 	}
-	if by > 0 && e.state == NodeNotReady {
+	if by > 0 && e.state == plan.NodeNotReady {
 		l.late[e] = n
 	} else {
 		delete(l.late, e)
@@ -379,7 +371,7 @@ func (l *lineup) all() iter.Seq[*rollEntry] {
 
 // leavesForAnother reports whether a machine leaves and another one has its place.
 func (e *rollEntry) leavesForAnother() bool {
-	return !e.stays && (e.state == NodeDraining || e.state == NodeLeaving)
+	return !e.stays && (e.state == plan.NodeDraining || e.state == plan.NodeLeaving)
 }
 
 // nameless is what a machine is called that the cloud has not named yet. No machine can have
@@ -415,33 +407,33 @@ func (ro Rollout) withoutStrangers(nodes []*Node, now time.Time) []*Node {
 // when the node appears.
 const strangeFor = 15 * time.Second
 
-// entry says what state a node is in on its way to t: m is its own move if moves, heir that of
+// nodeEntry says what state a node is in on its way to t: m is its own move if moves, heir that of
 // the machine that will replace it if replaced.
-func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool) *rollEntry {
-	e := &rollEntry{name: n.Name, group: orElse(orElse(n.Group, m.Group), n.Role), state: NodeNotReady, text: n.Message, with: orElse(n.Heir, n.Donor)}
+func nodeEntry(t NodeTarget, n *Node, m Move, moves bool, heir Move, replaced bool) *rollEntry {
+	e := &rollEntry{name: n.Name, group: cmp.Or(n.Group, m.Group, n.Role), state: plan.NodeNotReady, text: n.Message, with: cmp.Or(n.Heir, n.Donor)}
 	if n.Role == controlPlaneRole {
 		e.role = n.Role
 	}
 	switch current := t.has(n); {
 	case moves && m.Revoked != "":
-		e.state, e.text, e.stays = NodeLeaving, "revoked "+m.Revoked, replaced
+		e.state, e.text, e.stays = plan.NodeLeaving, "revoked "+m.Revoked, replaced
 		if replaced {
 			e.with = heir.Node
 		}
 	case moves && m.Leaves && gone(m.Machine):
-		e.state = NodeLeaving
+		e.state = plan.NodeLeaving
 	case moves && m.Leaves && n.Cordoned:
-		e.state = NodeDraining
+		e.state = plan.NodeDraining
 	case moves && m.Leaves:
-		e.state = NodeReplacing
+		e.state = plan.NodeReplacing
 	case moves && m.Upgrades:
 		e.state, e.text = upgradeOf(n, m)
 		e.stays = true
 	case replaced || n.Heir != "" && !current:
-		if e.state = NodeReplacing; n.Cordoned {
-			e.state = NodeDraining
+		if e.state = plan.NodeReplacing; n.Cordoned {
+			e.state = plan.NodeDraining
 		}
-		e.with = orElse(n.Heir, heir.Node)
+		e.with = cmp.Or(n.Heir, heir.Node)
 		switch {
 		case e.text != "":
 		case e.with != "":
@@ -449,13 +441,13 @@ func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool)
 		default:
 			e.text = heirWords[heir.Machine]
 		}
-	case n.State != NodeReady && (current || n.Image == "" || moves):
+	case n.State != plan.NodeReady && (current || n.Image == "" || moves):
 	case current, t.KeepWorkers && n.Role != controlPlaneRole && n.Image != "":
-		e.state = NodeReady
+		e.state = plan.NodeReady
 	case n.Image == "" || n.Components == "":
-		e.state, e.text = NodeJoining, "ready, and not known to the operator yet"
+		e.state, e.text = plan.NodeJoining, "ready, and not known to the operator yet"
 	default:
-		if e.state = NodeOutdated; n.Skipped {
+		if e.state = plan.NodeOutdated; n.Skipped {
 			e.text = "skipped, and left as it is"
 		}
 	}
@@ -467,18 +459,18 @@ func upgradeOf(n *Node, m Move) (state, text string) {
 	switch m.Phase {
 	case "":
 		if n.Cordoned {
-			return NodeDraining, orElse(n.Message, "to be upgraded in place")
+			return plan.NodeDraining, cmp.Or(n.Message, "to be upgraded in place")
 		}
-		return NodeOutdated, "its agent is asked"
+		return plan.NodeOutdated, "its agent is asked"
 	case "failed":
-		return NodeFailed, runWords("the upgrade has failed"+nextTry(m.NextTry), m.Line)
+		return plan.NodeFailed, runWords("the upgrade has failed"+nextTry(m.NextTry), m.Line)
 	case "done":
-		if n.State != NodeReady {
-			return NodeUpgrading, "its agent has finished, and its kubelet is not Ready yet"
+		if n.State != plan.NodeReady {
+			return plan.NodeUpgrading, "its agent has finished, and its kubelet is not Ready yet"
 		}
-		return NodeUpgrading, "its agent has finished"
+		return plan.NodeUpgrading, "its agent has finished"
 	}
-	return NodeUpgrading, runWords(m.Phase, m.Line)
+	return plan.NodeUpgrading, runWords(m.Phase, m.Line)
 }
 
 // nextTry says when something is tried again, as the end of a sentence; empty if that is not
@@ -557,9 +549,9 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutV
 			replacements++
 		}
 	}
-	v.current = v.states[NodeReady]
-	v.total = v.current - min(replacements, v.current) + l.states[NodeFailed] // a node fails in place, and no other comes for it
-	for _, s := range []string{NodeOutdated, NodeReplacing, NodeDraining, NodeUpgrading, NodeLeaving} {
+	v.current = v.states[plan.NodeReady]
+	v.total = v.current - min(replacements, v.current) + l.states[plan.NodeFailed] // a node fails in place, and no other comes for it
+	for _, s := range []string{plan.NodeOutdated, plan.NodeReplacing, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving} {
 		v.total += v.states[s]
 	}
 	v.total = max(v.current, v.total+l.unready())
@@ -569,7 +561,7 @@ func (e *Engine) seeRollout(ctx context.Context, k Cluster, l *lineup) (rolloutV
 // String is "3 of 5 nodes at the target, 1 draining, 1 outdated".
 func (v *rolloutView) String() string {
 	parts := []string{fmt.Sprintf("%d of %d nodes at the target", v.current, v.total)}
-	for _, s := range []string{NodeFailed, NodeCreating, NodeBooting, NodeJoining, NodeNotReady, NodeReplacing, NodeDraining, NodeUpgrading, NodeLeaving, NodeOutdated} {
+	for _, s := range []string{plan.NodeFailed, plan.NodeCreating, plan.NodeBooting, plan.NodeJoining, plan.NodeNotReady, plan.NodeReplacing, plan.NodeDraining, plan.NodeUpgrading, plan.NodeLeaving, plan.NodeOutdated} {
 		if n := v.states[s]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n, s))
 		}
@@ -591,8 +583,8 @@ var rolloutRemedies = map[string]string{
 }
 
 // why is the wait event of a moment; an empty text if nothing is waited for.
-func (v *rolloutView) why() Event {
-	e := Event{Kind: KindWait}
+func (v *rolloutView) why() plan.Event {
+	e := plan.Event{Kind: plan.KindWait}
 	w := v.Waiting
 	switch {
 	case !v.Observed:
@@ -633,7 +625,7 @@ const restPoll = 5
 
 // waitRollout watches until all nodes are at a target. It changes nothing: whoever
 // leaves misses nothing but the sight.
-func (i *initRun) waitRollout(ctx context.Context, r *Reporter, want NodeTarget) error {
+func (i *initRun) waitRollout(ctx context.Context, r *plan.Reporter, want NodeTarget) error {
 	k, err := i.connect(ctx)
 	if err != nil {
 		return err
@@ -649,7 +641,7 @@ func (i *initRun) waitRollout(ctx context.Context, r *Reporter, want NodeTarget)
 
 // followRollout tells how the rollout goes until seen, which gets each look at it, says
 // that it was the last one, or ctx ends.
-func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, seen func(*rolloutView) (last bool, err error)) error {
+func (i *initRun) followRollout(ctx context.Context, r *plan.Reporter, k Cluster, seen func(*rolloutView) (last bool, err error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -673,8 +665,8 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 	for _, service := range []string{"constellation-operator", "joinservice"} {
 		wg.Go(func() { i.followService(ctx, r, k, service) })
 	}
-	outlook := newOutlook(i.e.ws.learn())
-	r.run.foresee(outlook)
+	outlook := newOutlook(learn(i.e.ws.Path(plan.RunsDir)))
+	r.Forecast(outlook.complete)
 
 	poll := i.rest(restPoll * i.e.limits.poll)
 	var line lineup
@@ -713,7 +705,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 				agent = a
 				i.tellAgent(r, a)
 			}
-			r.run.setNodes(int(now.current))
+			r.SetNodes(int(now.current))
 			if last, err := seen(&now); err != nil {
 				return err
 			} else if last {
@@ -721,7 +713,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 				return nil
 			}
 			if !lookout.away() {
-				r.send(now.why())
+				r.Send(now.why())
 			}
 		}
 		select {
@@ -738,7 +730,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 }
 
 // tellRollout tells what became of machines since the look before.
-func (i *initRun) tellRollout(r *Reporter, now *rolloutView) {
+func (i *initRun) tellRollout(r *plan.Reporter, now *rolloutView) {
 	for _, m := range now.fresh {
 		i.tellMachine(r, *m)
 	}
@@ -756,16 +748,16 @@ func (i *initRun) tellRollout(r *Reporter, now *rolloutView) {
 }
 
 // tellAgent passes on how far the agent is with Kubernetes.
-func (i *initRun) tellAgent(r *Reporter, a AgentRun) {
-	state := StateRunning
+func (i *initRun) tellAgent(r *plan.Reporter, a AgentRun) {
+	state := plan.StateRunning
 	switch a.Phase {
 	case "done":
-		state = StateDone
+		state = plan.StateDone
 	case "failed":
-		state = StateFailed
+		state = plan.StateFailed
 	}
 	text := a.Version + " on " + a.Node + ", " + a.Phase + nextTry(a.NextTry)
-	if a.Line != "" && state != StateDone {
+	if a.Line != "" && state != plan.StateDone {
 		text += ": " + a.Line
 	}
 	r.Part("kubernetes", state, text, 0, 0)
@@ -775,23 +767,23 @@ func (i *initRun) tellAgent(r *Reporter, a AgentRun) {
 func (v *rolloutView) over(want NodeTarget) error {
 	switch t := v.Target; {
 	case !t.same(want):
-		return &Error{
+		return &plan.Error{
 			Op: "wait for the rollout", Err: fmt.Errorf("the target was changed meanwhile, to image %s and Kubernetes %s; the cluster goes there", t.ImageVersion, t.Kubernetes),
 			Remedy: "`constellation status` shows how far it is",
 		}
 	case !v.Observed:
 	case v.Reason == "Cancelled" && t.Cancelled:
-		return &Error{
-			Op: "wait for the rollout", Err: fmt.Errorf("it was cancelled with %s; nodes stay as they are", v), Exit: ExitStopped,
+		return &plan.Error{
+			Op: "wait for the rollout", Err: fmt.Errorf("it was cancelled with %s; nodes stay as they are", v), Exit: plan.ExitStopped,
 			Remedy: "`constellation upgrade resume` goes on with the same target",
 		}
 	case v.Reached && v.Reason == someSkipped:
-		return &Error{
-			Op: "wait for the rollout", Err: errors.New(v.Message), Exit: ExitStopped,
+		return &plan.Error{
+			Op: "wait for the rollout", Err: errors.New(v.Message), Exit: plan.ExitStopped,
 			Remedy: "`constellation upgrade retry NODE-OR-GROUP` lets one go that was skipped",
 		}
 	case v.Stalled && v.Reason == "TargetRefused":
-		return &Error{Op: "wait for the rollout", Err: errors.New("the operator refuses the target: " + v.Message), Remedy: rolloutRemedies[v.Reason]}
+		return &plan.Error{Op: "wait for the rollout", Err: errors.New("the operator refuses the target: " + v.Message), Remedy: rolloutRemedies[v.Reason]}
 	}
 	return nil
 }
@@ -843,7 +835,7 @@ func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was Holding,
 		was, err = k.Holding(ctx, name)
 		switch {
 		case errors.Is(err, ErrAbsent):
-			return &Error{Err: fmt.Errorf("no node and no group is called %q", name), Exit: ExitUsage, Remedy: "`constellation status` lists both"}
+			return &plan.Error{Err: fmt.Errorf("no node and no group is called %q", name), Exit: plan.ExitUsage, Remedy: "`constellation status` lists both"}
 		case err != nil:
 			return err
 		case skip && was.Held:
@@ -851,8 +843,8 @@ func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was Holding,
 		case skip && was.By != "":
 			return nothingToDo("node " + name + " is skipped already, with its group " + was.By)
 		case !skip && was.By != "":
-			return &Error{
-				Err: fmt.Errorf("node %s is skipped with all of its group %s", name, was.By), Exit: ExitUsage,
+			return &plan.Error{
+				Err: fmt.Errorf("node %s is skipped with all of its group %s", name, was.By), Exit: plan.ExitUsage,
 				Remedy: "`constellation upgrade retry " + was.By + "` lets the group go",
 			}
 		case !skip && !was.Held && was.Postponed.IsZero() && !was.Failed:
@@ -868,29 +860,29 @@ func (e *Engine) Skip(ctx context.Context, name string, skip bool) (was Holding,
 }
 
 func nothingToDo(why string) error {
-	return &Error{Err: errors.New(why + ": nothing to do"), Exit: ExitNothing}
+	return &plan.Error{Err: errors.New(why + ": nothing to do"), Exit: plan.ExitNothing}
 }
 
 // onCluster does something short with the cluster of the workspace.
 func (e *Engine) onCluster(ctx context.Context, op string, f func(context.Context, Cluster) error) error {
 	b, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return &Error{Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+		return &plan.Error{Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return err
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
-		return &Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
+		return &plan.Error{Op: "read " + e.ws.Path(KubeconfigFile), Err: err, Remedy: "restore the file from a backup"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.limits.api)
 	defer cancel()
 	err = f(ctx, k)
-	if told := (*Error)(nil); err == nil || errors.As(err, &told) {
+	if told := (*plan.Error)(nil); err == nil || errors.As(err, &told) {
 		return err
 	}
-	out := &Error{Op: op, Err: err, Remedy: "`constellation status` tells whether the control plane is up; run the same command again afterwards"}
+	out := &plan.Error{Op: op, Err: err, Remedy: "`constellation status` tells whether the control plane is up; run the same command again afterwards"}
 	switch {
 	case errors.Is(err, ErrAbsent):
 		out.Remedy = "`constellation init` sets the target of a cluster"

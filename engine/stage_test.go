@@ -31,6 +31,7 @@ import (
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
 	"constellation/engine/component"
+	"constellation/engine/plan"
 	"constellation/engine/twin"
 	"constellation/engine/version"
 )
@@ -120,7 +121,7 @@ func (s *stage) info(controlPlanes, workers int) engine.SandboxInfo {
 // live is what kubelets and the operator do once there is a target.
 func (s *stage) live() {
 	for _, i := range s.cloud.list() {
-		n := engine.Node{Name: i.Name, Role: string(i.Role), State: engine.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
+		n := engine.Node{Name: i.Name, Role: string(i.Role), State: plan.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
 		if i.Role == cloud.Worker {
 			s.cluster.Expect(context.Background(), engine.ExpectedNode{Name: i.Name, Components: "c"})
 			s.cluster.Say(engine.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})
@@ -130,7 +131,7 @@ func (s *stage) live() {
 			continue
 		}
 		time.Sleep(50 * time.Millisecond) // what a kubelet does takes time
-		n.State = engine.NodeReady
+		n.State = plan.NodeReady
 		s.cluster.PutNode(n)
 		s.cluster.Annotate(i.Name)
 	}
@@ -165,15 +166,15 @@ func (w lockedWriter) Write(b []byte) (int, error) {
 }
 
 // init plans and runs once. see is called with every event.
-func (s *stage) init(ctx context.Context, see func(engine.Event)) ([]engine.Event, *engine.Plan, error) {
+func (s *stage) init(ctx context.Context, see func(plan.Event)) ([]plan.Event, *plan.Plan, error) {
 	s.t.Helper()
 	e := s.engine()
 	p, err := e.PlanInit(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	var events []engine.Event
-	err = e.Run(ctx, p, func(ev engine.Event) {
+	var events []plan.Event
+	err = e.Run(ctx, p, func(ev plan.Event) {
 		events = append(events, ev)
 		if see != nil {
 			see(ev)
@@ -183,14 +184,14 @@ func (s *stage) init(ctx context.Context, see func(engine.Event)) ([]engine.Even
 }
 
 // mustInit runs init to its end.
-func (s *stage) mustInit() ([]engine.Event, *engine.Plan) {
+func (s *stage) mustInit() ([]plan.Event, *plan.Plan) {
 	s.t.Helper()
 	events, p, err := s.init(s.t.Context(), nil)
 	if err != nil {
 		for _, e := range events {
 			s.t.Logf("%+v", e)
 		}
-		s.t.Fatalf("init: %v (remedy %q)", err, engine.Remedy(err))
+		s.t.Fatalf("init: %v (remedy %q)", err, plan.Remedy(err))
 	}
 	return events, p
 }
@@ -591,7 +592,7 @@ func (b *balancer) forward(c net.Conn) {
 }
 
 // checkStream checks what holds for the events of every run.
-func checkStream(t *testing.T, events []engine.Event, err error) {
+func checkStream(t *testing.T, events []plan.Event, err error) {
 	t.Helper()
 	if len(events) == 0 {
 		t.Fatal("no events")
@@ -600,7 +601,7 @@ func checkStream(t *testing.T, events []engine.Event, err error) {
 		if e.Seq != uint64(i+1) {
 			t.Errorf("event %d has number %d", i+1, e.Seq)
 		}
-		if (e.Kind == engine.KindHello) != (i == 0) || (e.Kind == engine.KindResult) != (i == len(events)-1) {
+		if (e.Kind == plan.KindHello) != (i == 0) || (e.Kind == plan.KindResult) != (i == len(events)-1) {
 			t.Errorf("event %d of %d is %s", i+1, len(events), e.Kind)
 		}
 		if e.Time.IsZero() || e.Run == "" {
@@ -611,8 +612,8 @@ func checkStream(t *testing.T, events []engine.Event, err error) {
 		}
 	}
 	last := events[len(events)-1]
-	if last.Exit == nil || *last.Exit != engine.ExitCode(err) {
-		t.Errorf("result %+v, and the error %v has exit code %d", last, err, engine.ExitCode(err))
+	if last.Exit == nil || *last.Exit != plan.ExitCode(err) {
+		t.Errorf("result %+v, and the error %v has exit code %d", last, err, plan.ExitCode(err))
 	}
 	if err != nil && last.Text == "" {
 		t.Errorf("the result does not say why: %+v", last)

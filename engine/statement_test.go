@@ -14,6 +14,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine"
+	"constellation/engine/plan"
 	"constellation/engine/release"
 )
 
@@ -43,7 +44,7 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 		}
 	}
 	as := func(*engine.Components) {}
-	blocks := func(p *engine.Plan) (ids []string) {
+	blocks := func(p *plan.Plan) (ids []string) {
 		for _, f := range p.Blocked() {
 			ids = append(ids, f.ID)
 		}
@@ -56,11 +57,11 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 		use(s, old)
 		older := publish(s, "v1.34.2", as) // of a worker that was left behind
 		s.inside.running.Nodes[1].Components = older.Name
-		p, err := s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {})
+		p, err := s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {})
 		if err != nil || len(p.Blocked()) > 0 {
 			t.Fatalf("%v, %v", err, blocks(p))
 		}
-		if i := slices.IndexFunc(p.Steps, func(x engine.Step) bool { return x.ID == engine.StepComponents }); i != 0 || p.Steps[i].Finished ||
+		if i := slices.IndexFunc(p.Steps, func(x plan.Step) bool { return x.ID == engine.StepComponents }); i != 0 || p.Steps[i].Finished ||
 			!slices.ContainsFunc(p.Steps[i].Details, func(d string) bool {
 				return strings.Contains(d, "of Kubernetes v1.35.4, gets the release builder's statement")
 			}) {
@@ -78,7 +79,7 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 				t.Errorf("Kubernetes %s: %+v, %v", k, got, err)
 			}
 		}
-		p, err = s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {})
+		p, err = s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {})
 		if err != nil || !p.Steps[0].Finished || len(p.Steps[0].Details) > 0 {
 			t.Errorf("planned again: %v, %+v", err, p.Steps[0])
 		}
@@ -86,7 +87,7 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 	t.Run("what nobody vouches for any more", func(t *testing.T) {
 		s := newPrepareStage(t)
 		use(s, publish(s, "v1.35.4", func(c *engine.Components) { c.List[0].Digest = "sha256:" + strings.Repeat("cd", 32) }))
-		p, err := s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {})
+		p, err := s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {})
 		if err != nil || !slices.Equal(blocks(p), []string{"components-statement"}) {
 			t.Errorf("%v, blocked by %v", err, blocks(p))
 		}
@@ -96,7 +97,7 @@ func TestComponentsInUseGetTheirStatement(t *testing.T) {
 		use(s, publish(s, "v1.35.4", func(c *engine.Components) {
 			c.List[0].Digest, c.Statement = "sha256:"+strings.Repeat("cd", 32), "of a release builder"
 		}))
-		if p, err := s.engine().PlanPrepare(t.Context(), both, func(engine.Event) {}); err != nil || len(p.Blocked()) > 0 {
+		if p, err := s.engine().PlanPrepare(t.Context(), both, func(plan.Event) {}); err != nil || len(p.Blocked()) > 0 {
 			t.Errorf("%v, blocked by %v", err, blocks(p))
 		}
 	})
@@ -303,7 +304,7 @@ func TestForgedStatementOfAFeedBlocks(t *testing.T) {
 			tt.forge(f, statements[0])
 			r := both
 			r.Feed, r.FeedKeys = f.dir, []string{f.machines.Public}
-			p, err := s.engine().PlanPrepare(t.Context(), r, func(engine.Event) {})
+			p, err := s.engine().PlanPrepare(t.Context(), r, func(plan.Event) {})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -323,12 +324,12 @@ func TestComponentsThatNobodyVouchesFor(t *testing.T) {
 	f.build(f.own)
 	r := both
 	r.Feed, r.FeedKeys = f.dir, []string{f.own.Public}
-	p, err := s.engine().PlanPrepare(t.Context(), r, func(engine.Event) {})
+	p, err := s.engine().PlanPrepare(t.Context(), r, func(plan.Event) {})
 	if err != nil || len(p.Blocked()) > 0 {
 		t.Fatalf("%v, blocked by %+v", err, p.Blocked())
 	}
-	if !slices.ContainsFunc(p.Findings, func(f engine.Finding) bool {
-		return f.ID == "components-unsigned" && f.Severity == engine.Warn && strings.Contains(f.Remedy, "releases/v1.1.0/components/")
+	if !slices.ContainsFunc(p.Findings, func(f plan.Finding) bool {
+		return f.ID == "components-unsigned" && f.Severity == plan.Warn && strings.Contains(f.Remedy, "releases/v1.1.0/components/")
 	}) {
 		t.Errorf("findings %+v", p.Findings)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
@@ -103,7 +104,7 @@ type Inspector interface {
 	// an event when a check of the first begins and when it ends; calls do not overlap. A check that could not be
 	// made is a finding with the severity NotChecked. The error is about the checking
 	// as a whole: the API server does not answer, or ctx ended.
-	Preflight(ctx context.Context, hops []PreflightRequest, emit func(Event)) ([][]Finding, error)
+	Preflight(ctx context.Context, hops []PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error)
 	// LocalData returns what is on the disks of nodes and in no backup.
 	LocalData(ctx context.Context) (LocalData, error)
 }
@@ -132,8 +133,8 @@ type Hop struct {
 	// CLI is the version of this program that the hop needs; it is also that of the
 	// services afterwards.
 	CLI  version.Version `json:"cli"`
-	From Target          `json:"from"`
-	To   Target          `json:"to"`
+	From plan.Target     `json:"from"`
+	To   plan.Target     `json:"to"`
 	// ReplaceControlPlanes and ReplaceWorkers say which nodes are made anew. Workers
 	// that are kept are replaced by a later hop.
 	ReplaceControlPlanes bool `json:"replaceControlPlanes"`
@@ -147,8 +148,8 @@ type Hop struct {
 // RuleResult is what one rule of the matrix says about a step from one state to another.
 type RuleResult struct {
 	// Rule is its ID, kebab-case and stable: "minor-skew".
-	Rule     string   `json:"rule"`
-	Severity Severity `json:"severity"`
+	Rule     string        `json:"rule"`
+	Severity plan.Severity `json:"severity"`
 	// Title is a sentence with the versions in it, Reference where the rule comes from
 	// (policy page, RFC), Remedy what to do.
 	Title     string `json:"title"`
@@ -167,11 +168,11 @@ type Check struct {
 	// CLI is the version of this program.
 	CLI string `json:"cli"`
 	// Current is what runs, Goal what the path leads to.
-	Current Target `json:"current"`
-	Goal    Target `json:"goal"`
+	Current plan.Target `json:"current"`
+	Goal    plan.Target `json:"goal"`
 	// Components are the rows of the version table, in the order of display. Parts of a
 	// release follow the row they belong to.
-	Components []ComponentCheck `json:"components"`
+	Components []plan.ComponentCheck `json:"components"`
 	// Path are the hops to Goal; empty if nothing is newer, or there is no path, which
 	// Blocked explains.
 	Path []Hop `json:"path"`
@@ -181,39 +182,15 @@ type Check struct {
 	// newer versions available."
 	Notes []string `json:"notes,omitempty"`
 	// Changes is what the next hop will change; nil if there is none.
-	Changes *Changes `json:"changes,omitempty"`
+	Changes *plan.Changes `json:"changes,omitempty"`
 	// Findings of matrix and preflight, the worst first.
-	Findings []Finding `json:"findings"`
+	Findings []plan.Finding `json:"findings"`
 	// Feed is where the knowledge about releases comes from.
 	Feed FeedState `json:"feed"`
 	// Config is what --write-config would write, or has written.
 	Config *ConfigChange `json:"config,omitempty"`
 	// Exit is the exit code with --exit-code: 4, 6 or 0; that of the error if there is one.
 	Exit int `json:"exit"`
-}
-
-// ComponentCheck is one row of the version table.
-type ComponentCheck struct {
-	Name string `json:"name"` // "Kubernetes", "OS image", "Services", "join-service", "CLI"
-	// Kind is cli, image, services, kubernetes, or for parts ServiceOfRelease and ServiceOfKubernetes.
-	Kind string `json:"kind"`
-	// Part says that the row belongs to the one above it that has no Part: a service of
-	// a release, or one that is bound to the version of Kubernetes.
-	Part bool `json:"part,omitempty"`
-	// Now is what runs; "v1.35.4-v1.36.3" while it is mixed.
-	Now string `json:"now"`
-	// Reachable are the newer versions that may be gone to in one hop with this
-	// program, oldest first.
-	Reachable []string `json:"reachable,omitempty"`
-	// NextHop and Newest are the versions after the next hop, and the newest known;
-	// empty if they are not newer than Now.
-	NextHop string `json:"nextHop,omitempty"`
-	Newest  string `json:"newest,omitempty"`
-	// Goal is the version at the end of the path; empty if it is not newer than Now.
-	Goal string `json:"goal,omitempty"`
-	// Verdict is the row in a few words: "not updated", "1 hop", "after hop 1", "in services".
-	// It names the version where the path ends if that is not the newest: "v1.36.3 in hop 2".
-	Verdict string `json:"verdict"`
 }
 
 // Unreachable says why a newer version cannot be gone to.
@@ -224,49 +201,6 @@ type Unreachable struct {
 	Reason    string `json:"reason"`
 	Remedy    string `json:"remedy,omitempty"`
 	Reference string `json:"reference,omitempty"`
-}
-
-// Changes is what a hop does to the cluster.
-type Changes struct {
-	// Nodes is how many nodes are replaced, by group.
-	Nodes map[string]int `json:"nodes"`
-	// InPlace is how many nodes are upgraded as they are, by group: their machines stay.
-	InPlace map[string]int `json:"inPlace,omitempty"`
-	// KindsAdded, KindsChanged and KindsRemoved are names of definitions.
-	KindsAdded   []string `json:"kindsAdded,omitempty"`
-	KindsChanged []string `json:"kindsChanged,omitempty"`
-	KindsRemoved []string `json:"kindsRemoved,omitempty"`
-	// Measurements are the registers that get another value.
-	Measurements []MeasurementChange `json:"measurements,omitempty"`
-	// ConfigMaps are created or changed: "kube-system/join-config (changed)".
-	ConfigMaps []string `json:"configMaps,omitempty"`
-	Charts     []string `json:"charts,omitempty"`
-	// ChartChanges are the same as the cluster has them, with values; empty if that could not
-	// be compared.
-	ChartChanges []ChartChange `json:"chartChanges,omitempty"`
-	// Images are those of services: name, from, to.
-	Images []ImageChange `json:"images,omitempty"`
-	// Least and Most bound the duration; Basis says where they come from.
-	Least time.Duration `json:"leastNs"`
-	Most  time.Duration `json:"mostNs"`
-	Basis string        `json:"basis"`
-}
-
-// MeasurementChange is a register whose demanded value changes.
-type MeasurementChange struct {
-	PCR uint32 `json:"pcr"`
-	// From and To are hex, with " (warns only)" if so; empty if nothing is demanded.
-	From string `json:"from"`
-	To   string `json:"to"`
-	// Weaker reports whether the new demand lets more machines pass.
-	Weaker bool `json:"weaker,omitempty"`
-}
-
-// ImageChange is a container image that a hop replaces.
-type ImageChange struct {
-	Service string `json:"service"`
-	From    string `json:"from"`
-	To      string `json:"to"`
 }
 
 // FeedState says where the knowledge about releases comes from, and how fresh it is.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"constellation/engine/plan"
 	"constellation/engine/version"
 )
 
@@ -33,15 +35,15 @@ type WatchRequest struct {
 // then what changes, as the events of a run that does nothing. The cluster does not notice,
 // and nothing is recorded. While the API server is away Watch says so and goes on when it
 // answers. Leaving is no error.
-func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) error {
+func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event)) error {
 	i, err := e.watcher(ctx, "watch the cluster", r)
 	if err != nil {
 		return err
 	}
 	now := e.now()
-	p := &Plan{ID: newRunID(VerbWatch, now), Verb: VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
-	p.end.command = e.command(string(VerbWatch))
-	p.Steps = []Step{{ID: StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *Reporter) error {
+	p := &plan.Plan{ID: newRunID(plan.VerbWatch, now), Verb: plan.VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
+	p.End.Command = e.command(string(plan.VerbWatch))
+	p.Steps = []plan.Step{{ID: plan.StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *plan.Reporter) error {
 		return i.watch(ctx, to, r, p)
 	}}}
 	// What the target is comes first, if it can be known soon. Who wants an answer once waits
@@ -55,7 +57,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) er
 	cancel()
 	switch {
 	case err == nil:
-		p.aim(&v)
+		aim(p, &v)
 	case ctx.Err() == nil && (r.Once || errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)):
 		return i.unseen(err)
 	}
@@ -73,21 +75,21 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 	}
 	b, err := read()
 	if r.Kubeconfig == "" && errors.Is(err, errAbsent) {
-		return nil, &Error{
-			Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: ExitUsage,
+		return nil, &plan.Error{
+			Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage,
 			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
 		}
 	}
 	if err != nil {
-		var own *Error
+		var own *plan.Error
 		if errors.As(err, &own) {
 			return nil, err
 		}
-		return nil, &Error{Op: "read " + path, Err: withoutPath(err), Remedy: remedy, Exit: ExitUsage}
+		return nil, &plan.Error{Op: "read " + path, Err: withoutPath(err), Remedy: remedy, Exit: plan.ExitUsage}
 	}
 	k, err := e.connect(ctx, b)
 	if err != nil {
-		return nil, &Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: ExitUsage}
+		return nil, &plan.Error{Op: "read " + path, Err: err, Remedy: remedy, Exit: plan.ExitUsage}
 	}
 	i := &initRun{e: e, facts: &facts{state: &State{}}, cluster: k, after: r.After}
 	if _, server, err := kubeconfigServer(b); err == nil {
@@ -103,7 +105,7 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 			i.state.Infrastructure.Name = c.Name
 		}
 	}
-	i.state.Infrastructure.Name = orElse(i.state.Infrastructure.Name, i.state.Infrastructure.ClusterEndpoint)
+	i.state.Infrastructure.Name = cmp.Or(i.state.Infrastructure.Name, i.state.Infrastructure.ClusterEndpoint)
 	return i, nil
 }
 
@@ -118,7 +120,7 @@ func readKubeconfig(path string) ([]byte, error) {
 
 // unseen is why nothing could be seen.
 func (i *initRun) unseen(err error) error {
-	e := &Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
+	e := &plan.Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
 	switch {
 	case errors.Is(err, ErrForbidden):
 		e.Remedy = "ask for the right to read nodes, and nodeversions, pendingnodes and joiningnodes of update.edgeless.systems"
@@ -135,25 +137,25 @@ func (i *initRun) unseen(err error) error {
 
 // aim notes in the plan of a watch where the cluster goes, and reports whether it goes
 // there only now.
-func (p *Plan) aim(v *rolloutView) (news bool) {
-	to := Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
+func aim(p *plan.Plan, v *rolloutView) (news bool) {
+	to := plan.Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
 	if p.To == to && p.Surge == v.Target.MaxSurge {
 		return false
 	}
-	p.To, p.From, p.Surge = to, Target{Kubernetes: v.oldest}, v.Target.MaxSurge
+	p.To, p.From, p.Surge = to, plan.Target{Kubernetes: v.oldest}, v.Target.MaxSurge
 	return true
 }
 
 // watch is the only step of a watch.
-func (i *initRun) watch(ctx context.Context, r *Reporter, w WatchRequest, p *Plan) error {
-	p.end.done = "you left; the cluster goes on alone"
+func (i *initRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p *plan.Plan) error {
+	p.End.Done = "you left; the cluster goes on alone"
 	err := i.followRollout(ctx, r, i.cluster, func(now *rolloutView) (bool, error) {
-		if p.aim(now) {
-			if err := r.run.sendPlan(); err != nil {
+		if aim(p, now) {
+			if err := r.SendPlan(); err != nil {
 				return false, err
 			}
 		}
-		p.end.done = now.String()
+		p.End.Done = now.String()
 		applying := slices.ContainsFunc(now.plans, func(p NodePlan) bool { return p.Applying > 0 })
 		return w.Once || !w.Stay && now.Observed && now.Reached && !applying, nil
 	})

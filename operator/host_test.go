@@ -35,6 +35,7 @@ import (
 	"constellation/engine/kubeadm"
 	"constellation/engine/release/releasetest"
 	"constellation/engine/sandbox/controlplane"
+	"constellation/internal/testneeds"
 )
 
 // The agent starts its kubeadm through a gate in its own binary, here that of the test.
@@ -313,6 +314,7 @@ func TestHostUpgradeFails(t *testing.T) {
 // realEtcd runs a cluster of n members called m0, m1, ... and returns the URL of each.
 func realEtcd(t *testing.T, n int) (urls []string) {
 	t.Helper()
+	testneeds.ControlPlane(t)
 	bin, err := controlplane.FindBinaries()
 	if errors.Is(err, controlplane.ErrNoBinaries) {
 		t.Skip(err)

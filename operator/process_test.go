@@ -31,6 +31,7 @@ import (
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/controlplane"
 	"constellation/engine/sandbox/hollow"
+	"constellation/internal/testneeds"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -70,7 +71,7 @@ func operatorProcess(path string) error {
 		return err
 	}
 	return Run(context.Background(), Config{
-		Cluster: access, Namespace: namespace, Cloud: NewSandboxCloud(local.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
+		Cluster: access, Namespace: namespace, Cloud: local.NewInCluster(local.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
 		CloudInterval: 100 * time.Millisecond, NoElection: true, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		at: func(point string) {
 			if !slices.Contains(c.Points, point) {
@@ -173,6 +174,7 @@ type etcdProcess struct {
 
 func newRing(t *testing.T, names ...string) *ring {
 	t.Helper()
+	testneeds.ControlPlane(t)
 	bin, err := controlplane.FindBinaries()
 	if errors.Is(err, controlplane.ErrNoBinaries) {
 		t.Skip(err)
@@ -341,9 +343,7 @@ func (r *ring) end(name string) {
 // process; so is the agent, but for kubeadm; so are the API server and the operators, which
 // have the rights of their chart. Machines are hollow.
 func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
+	testneeds.Time(t, "half a minute")
 	const staying, other, leaving, heir = "control-plane-0", "control-plane-1", "control-plane-2", "control-plane-3"
 	etcd := newRing(t, staying, other, leaving)
 	c := newCluster(t)
@@ -490,7 +490,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 
 	var points []string
 	for _, kind := range []actionKind{startUpgrade, moveLeader, removeMember} {
-		points = append(points, "before:"+actionNames[kind], "after:"+actionNames[kind])
+		points = append(points, "before:"+kind.String(), "after:"+kind.String())
 	}
 	o := &operators{t: t, config: filepath.Join(t.TempDir(), "operator.json"), log: filepath.Join(t.TempDir(), "operator.log")}
 	config := processConfig{Kubeconfig: c.kubeconfig(), Metadata: machines.Metadata, Control: machines.Control, Socket: rig.socket(), Node: staying, Points: points, Once: t.TempDir()}

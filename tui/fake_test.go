@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,30 +16,14 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/internal/golden"
+	"constellation/tui/term"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// golden compares got with a file in testdata, or writes it with -update.
-func golden(t *testing.T, name, got string) {
+// checkGolden compares got with a file in testdata, or writes it with -update.
+func checkGolden(t *testing.T, name, got string) {
 	t.Helper()
-	path := filepath.Join("testdata", filepath.FromSlash(name))
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("read golden: %v (write it with -update)", err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs; inspect it with `go test ./tui -update` and git diff\n--- got\n%s\n--- want\n%s", path, got, want)
-	}
+	golden.Equal(t, filepath.Join("testdata", filepath.FromSlash(name)), got)
 }
 
 // recorded returns the events of a recorded run.
@@ -306,7 +289,7 @@ type stage struct {
 	queue  chan tea.Msg
 }
 
-func newStage(t *testing.T, eng *fakeEngine, l display, w, h int, change ...func(*consoleDeps)) *stage {
+func newStage(t *testing.T, eng *fakeEngine, l term.Display, w, h int, change ...func(*consoleDeps)) *stage {
 	t.Helper()
 	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
 	t.Cleanup(func() { time.Sleep(time.Hour) }) // of the bubble: ticks under way end
@@ -381,7 +364,7 @@ func (s *stage) settle() {
 				return
 			}
 			idle = true
-			time.Sleep(frameGap) // of the bubble: a batch that is being collected comes
+			time.Sleep(term.FrameGap) // of the bubble: a batch that is being collected comes
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // Invocation is one call of a program whose verbs are defined outside this package; see
@@ -96,7 +97,7 @@ func (i *Invocation) Confirmed(err error, question string) bool {
 // confirmed prompts for y or yes. No is the default.
 func (s *session) confirmed(question string) bool {
 	if f, ok := s.Stdin.(*os.File); ok {
-		discardInput(f)
+		term.DiscardInput(f)
 	}
 	fmt.Fprintf(s.Stderr, "%s [y/N] ", question)
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
@@ -144,53 +145,11 @@ func (s *Stream) End(text string, err error, res engine.Result) { s.end(text, er
 // Close ends the output. Nothing else may be printed before.
 func (s *Stream) Close() { s.out.close() }
 
-// Page builds printed lines; see Invocation.Page.
-type Page struct {
-	Signs
-	t *theme
-}
+// PrintedWidth is the width of printed output. Longer cells overflow.
+const PrintedWidth = printedWidth
 
-// Signs are the signs of states at the start of a line.
-type Signs struct{ OK, Failed, Pending, Stopped string }
-
-// Page returns a builder of printed lines in the display of stdout.
-func (i *Invocation) Page() Page {
-	t := i.s.renderer().th
-	return Page{Signs{OK: t.ok, Failed: t.fail, Pending: t.pending, Stopped: t.stopped}, t}
-}
-
-// Style is a role of text.
-type Style = style
-
-// Roles of text.
-const (
-	Plain   = plain
-	Faint   = faint
-	Good    = good
-	Caution = caution
-	Bad     = bad
-)
-
-// Line is a printed line under construction.
-type Line struct{ r *row }
-
-// Line starts a line.
-func (p Page) Line() Line { return Line{p.t.row(printedWidth)} }
-
-// Add appends text.
-func (l Line) Add(st Style, s string) Line { return Line{l.r.add(st, s)} }
-
-// Col appends text in a column of width w, and a space.
-func (l Line) Col(st Style, s string, w int) Line { return Line{l.r.col(st, s, w)} }
-
-// Pad appends n spaces.
-func (l Line) Pad(n int) Line { return Line{l.r.pad(n)} }
-
-// String returns the line.
-func (l Line) String() string { return l.r.String() }
-
-// Rule returns a horizontal line with a title.
-func (p Page) Rule(title string) string { return p.t.rule(printedWidth, title, "") }
+// Theme returns the theme of printed lines in the display of stdout.
+func (i *Invocation) Theme() *term.Theme { return i.s.renderer().th }
 
 // ExitStatus returns an error that ends the program with code and prints nothing.
 func ExitStatus(code int) error { return exitStatus(code) }
@@ -203,12 +162,6 @@ func Fixed(values ...string) func(*cobra.Command, []string, string) ([]string, c
 	return fixed(values...)
 }
 
-// Clean removes terminal control characters from a text of one line.
-func Clean(s string) string { return clean(s) }
-
-// Count returns a number with its noun, such as "2 workers".
-func Count(n int, noun string) string { return count(n, noun) }
-
 // SimulatedLabel returns before and the label of simulated machines, or nothing.
 func SimulatedLabel(simulated bool, before string) string { return marked(simulated, before) }
 
@@ -220,11 +173,13 @@ func MarkdownCell(s string) string { return cellOf(s) }
 func MarkdownCode(s string) string { return codeOf(s) } //revive:disable-line:exported
 
 // Terminal reports whether stdin and stdout are terminals.
-func (i *Invocation) Terminal() bool { return isTerminal(i.s.Stdin) && isTerminal(i.s.Stdout) }
+func (i *Invocation) Terminal() bool {
+	return term.IsTerminal(i.s.Stdin) && term.IsTerminal(i.s.Stdout)
+}
 
 // RawTerminal sets the terminal on stdin to raw mode and returns a function that restores it.
 func (i *Invocation) RawTerminal() (restore func(), err error) {
-	return makeRaw(i.s.Stdin.(*os.File)) // Terminal has checked it
+	return term.MakeRaw(i.s.Stdin.(*os.File)) // Terminal has checked it
 }
 
 // delegated reports whether args run, explain or complete the verb name. Then another program

@@ -19,6 +19,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui"
+	"constellation/tui/term"
 )
 
 func (v *verbs) sandboxDrill() *cobra.Command {
@@ -145,7 +146,7 @@ func (v *verbs) drill(ctx context.Context, drills engine.Drills, spec engine.Dri
 	return drills.Drill(ctx, spec, func(text string) {
 		seed()
 		now := v.Now()
-		fmt.Fprintf(v.Stderr(), "%s %+6.1fs  %s\n", now.UTC().Format("15:04:05Z"), now.Sub(begun).Seconds(), tui.Clean(text))
+		fmt.Fprintf(v.Stderr(), "%s %+6.1fs  %s\n", now.UTC().Format("15:04:05Z"), now.Sub(begun).Seconds(), term.Clean(text))
 	})
 }
 
@@ -162,7 +163,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1)
 		})
 		if len(have) >= want {
-			fmt.Fprintf(v.Stderr(), "%s has %s of %s machines\n", file, tui.Count(len(have), "drill"), spec.Machines)
+			fmt.Fprintf(v.Stderr(), "%s has %s of %s machines\n", file, term.Count(len(have), "drill"), spec.Machines)
 			if bad > 0 {
 				return tui.ExitStatus(engine.ExitFailed)
 			}
@@ -182,7 +183,7 @@ func (v *verbs) manyDrills(ctx context.Context, drills engine.Drills, spec engin
 		if err := appendDrill(file, r); err != nil {
 			return &engine.Error{Op: "write drill results", Err: err}
 		}
-		fmt.Fprintf(v.Out(), "seed %d %s, %s\n", r.Seed, r.Outcome, cmp.Or(tui.Clean(r.Why), "all invariants held"))
+		fmt.Fprintf(v.Out(), "seed %d %s, %s\n", r.Seed, r.Outcome, cmp.Or(term.Clean(r.Why), "all invariants held"))
 	}
 }
 
@@ -237,47 +238,47 @@ func when(i *engine.DrillInjection) string {
 
 // drillText renders a report.
 func (v *verbs) drillText(r *engine.DrillReport) []string {
-	t := v.Page()
-	sty := map[string]tui.Style{engine.DrillPassed: tui.Good, engine.DrillFailed: tui.Bad, engine.DrillVoid: tui.Caution}[r.Outcome]
+	t := v.Theme()
+	sty := map[string]term.Style{engine.DrillPassed: term.Good, engine.DrillFailed: term.Bad, engine.DrillVoid: term.Caution}[r.Outcome]
 	lines := []string{
-		t.Line().Add(tui.Plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").Add(sty, r.Outcome).String(),
-		"  " + tui.Clean(r.Cluster),
+		t.Row(tui.PrintedWidth).Add(term.Plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").Add(sty, r.Outcome).String(),
+		"  " + term.Clean(r.Cluster),
 		"  upgrade " + ofMS(r.RolledMS) + ", whole drill " + ofMS(r.TookMS),
 	}
 	if r.Why != "" {
-		lines = append(lines, "  "+tui.Clean(r.Why))
+		lines = append(lines, "  "+term.Clean(r.Why))
 	}
-	lines = append(lines, t.Rule(fmt.Sprintf("Injected faults %d", len(r.Injected))))
+	lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Injected faults %d", len(r.Injected)), ""))
 	for i := range r.Injected {
 		in := &r.Injected[i]
-		lines = append(lines, t.Line().Add(tui.Plain, "  ").Col(tui.Plain, tui.Clean(in.Fault), 18).Col(tui.Faint, fmt.Sprint(in.Point, " ", in.Nth), 14).Col(tui.Plain, tui.Clean(in.On), 17).Add(tui.Faint, when(in)).String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Plain, term.Clean(in.Fault), 18).Col(term.Faint, fmt.Sprint(in.Point, " ", in.Nth), 14).Col(term.Plain, term.Clean(in.On), 17).Add(term.Faint, when(in)).String())
 		if in.Err != "" {
-			lines = append(lines, "    "+tui.Clean(in.Err))
+			lines = append(lines, "    "+term.Clean(in.Err))
 		}
 	}
-	lines = append(lines, t.Rule(fmt.Sprintf("Invariants %s", held(r))))
+	lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Invariants %s", held(r)), ""))
 	for _, rule := range r.Rules {
-		sign, sty := t.OK, tui.Good
+		sign, sty := t.OK, term.Good
 		switch {
 		case len(rule.Breaches) > 0:
-			sign, sty = t.Failed, tui.Bad
+			sign, sty = t.Fail, term.Bad
 		case rule.NotAsked:
-			sign, sty = t.Pending, tui.Faint
+			sign, sty = t.Pending, term.Faint
 		}
-		row := t.Line().Add(tui.Plain, " ").Add(sty, sign).Add(tui.Plain, " ").Col(tui.Plain, rule.Rule, 20)
+		row := t.Row(tui.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, rule.Rule, 20)
 		if rule.NotAsked {
-			row = row.Add(tui.Faint, "not checked: nothing in this drill can violate it")
+			row = row.Add(term.Faint, "not checked: nothing in this drill can violate it")
 		} else if n := len(rule.Excused); n > 0 {
-			row = row.Add(tui.Faint, fmt.Sprint(n, " excused by faults"))
+			row = row.Add(term.Faint, fmt.Sprint(n, " excused by faults"))
 		}
 		lines = append(lines, row.String())
 		for _, b := range append(slices.Clone(rule.Breaches), rule.Excused...) {
-			lines = append(lines, "     "+tui.Clean(b))
+			lines = append(lines, "     "+term.Clean(b))
 		}
 	}
-	lines = append(lines, t.Rule("Figures"))
+	lines = append(lines, t.Rule(tui.PrintedWidth, "Figures", ""))
 	for _, l := range r.Summary {
-		lines = append(lines, "  "+tui.Clean(l))
+		lines = append(lines, "  "+term.Clean(l))
 	}
 	return append(lines, "", "repeat: "+v.Program()+" "+strings.Join(r.Repeat, " "))
 }
@@ -320,7 +321,7 @@ func drillMarkdown(r *engine.DrillReport) string {
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", tui.MarkdownCell(rule.Rule), yes, tui.MarkdownCell(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
 	}
-	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", tui.Clean(strings.Join(r.Summary, "; ")), tui.MarkdownCode("constellation "+strings.Join(r.Repeat, " ")))
+	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", term.Clean(strings.Join(r.Summary, "; ")), tui.MarkdownCode("constellation "+strings.Join(r.Repeat, " ")))
 	return b.String()
 }
 

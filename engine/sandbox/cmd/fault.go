@@ -11,6 +11,7 @@ import (
 
 	"constellation/engine"
 	"constellation/tui"
+	"constellation/tui/term"
 )
 
 func (v *verbs) sandboxFault() *cobra.Command {
@@ -61,7 +62,7 @@ func (v *verbs) listFaults() *cobra.Command {
 				fmt.Fprintf(v.Out(), "%s\n    %s\n", k.Form, k.Does)
 				for _, a := range active {
 					if kindOf(a) == k.Name {
-						fmt.Fprintf(v.Out(), "  ! %s\n", tui.Clean(a))
+						fmt.Fprintf(v.Out(), "  ! %s\n", term.Clean(a))
 					}
 				}
 			}
@@ -143,7 +144,7 @@ func (v *verbs) changeFaults(use, short, long, example string, change func(activ
 			if err := box.SetFaults(cmd.Context(), boxName, faults); err != nil {
 				return err
 			}
-			fmt.Fprintf(v.Out(), "faults: %s (before: %s)\n", cmp.Or(tui.Clean(strings.Join(faults, ", ")), "none"), cmp.Or(tui.Clean(strings.Join(st.Faults, ", ")), "none"))
+			fmt.Fprintf(v.Out(), "faults: %s (before: %s)\n", cmp.Or(term.Clean(strings.Join(faults, ", ")), "none"), cmp.Or(term.Clean(strings.Join(st.Faults, ", ")), "none"))
 			return nil
 		},
 	}

@@ -14,6 +14,7 @@ import (
 	"constellation/engine/cloud"
 	"constellation/engine/cloud/local/sandboxexec"
 	"constellation/tui"
+	"constellation/tui/term"
 )
 
 func (v *verbs) sandboxCommand() *cobra.Command {
@@ -182,8 +183,8 @@ func (v *verbs) upSandbox(ctx context.Context, spec engine.SandboxSpec, f tui.Fo
 		if info.Hollow {
 			kind, next = " (hollow: all machines are simulated)", v.afterHollow(info)
 		}
-		stream.End(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, tui.Count(info.ControlPlanes, "control plane"),
-			tui.Count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, engine.Result{Next: next})
+		stream.End(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, term.Count(info.ControlPlanes, "control plane"),
+			term.Count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, engine.Result{Next: next})
 		stream.Close()
 		return err
 	}
@@ -284,48 +285,48 @@ func (v *verbs) sandboxStatus() *cobra.Command {
 
 // sandboxText renders the output of sandbox status.
 func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
-	t := v.Page()
+	t := v.Theme()
 	lines := []string{
-		t.Line().Add(tui.Plain, "sandbox "+tui.Clean(st.Name)+"   "+tui.Clean(st.State)+tui.SimulatedLabel(st.Simulated, "   ")).String(),
-		t.Line().Add(tui.Plain, "  ").Col(tui.Faint, "Kubernetes", 12).Col(tui.Plain, tui.Clean(st.Kubernetes), 22).Col(tui.Faint, "API server", 12).Add(tui.Plain, tui.Clean(st.ClusterEndpoint)).String(),
+		t.Row(tui.PrintedWidth).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+tui.SimulatedLabel(st.Simulated, "   ")).String(),
+		t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Kubernetes", 12).Col(term.Plain, term.Clean(st.Kubernetes), 22).Col(term.Faint, "API server", 12).Add(term.Plain, term.Clean(st.ClusterEndpoint)).String(),
 	}
-	image, release := t.Line().Add(tui.Plain, "  ").Col(tui.Faint, "OS image", 12), t.Line().Add(tui.Plain, "  ").Col(tui.Faint, "Release", 12)
+	image, release := t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "OS image", 12), t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "Release", 12)
 	if st.Hollow { // hollow machines need no init and no mirror
-		lines = append(lines, image.Add(tui.Plain, tui.Clean(st.Image)).String(), release.Add(tui.Plain, tui.Clean(st.Release)).String())
+		lines = append(lines, image.Add(term.Plain, term.Clean(st.Image)).String(), release.Add(term.Plain, term.Clean(st.Release)).String())
 	} else {
-		lines = append(lines, image.Col(tui.Plain, tui.Clean(st.Image), 22).Col(tui.Faint, "init", 12).Add(tui.Plain, tui.Clean(st.InitEndpoint)).String(),
-			release.Col(tui.Plain, tui.Clean(st.Release), 22).Col(tui.Faint, "mirror has", 12).Add(tui.Plain, tui.Clean(strings.Join(st.KubernetesVersions, " "))).String())
+		lines = append(lines, image.Col(term.Plain, term.Clean(st.Image), 22).Col(term.Faint, "init", 12).Add(term.Plain, term.Clean(st.InitEndpoint)).String(),
+			release.Col(term.Plain, term.Clean(st.Release), 22).Col(term.Faint, "mirror has", 12).Add(term.Plain, term.Clean(strings.Join(st.KubernetesVersions, " "))).String())
 	}
 	switch {
 	case st.Hollow && st.State == "stopped":
-		lines = append(lines, t.Line().Add(tui.Plain, "  ").Col(tui.Faint, "stopped", 12).Add(tui.Caution, "the daemon and the hollow cluster have ended; `"+v.Command("sandbox up")+"` creates a new one").String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon and the hollow cluster have ended; `"+v.Command("sandbox up")+"` creates a new one").String())
 	case st.Hollow:
-		lines = append(lines, t.Line().Add(tui.Plain, "  ").Col(tui.Faint, "hollow", 12).Add(tui.Caution, "all machines are simulated: nothing runs in them").String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "hollow", 12).Add(term.Caution, "all machines are simulated: nothing runs in them").String())
 	case st.State == "stopped":
-		lines = append(lines, t.Line().Add(tui.Plain, "  ").Col(tui.Faint, "stopped", 12).Add(tui.Caution, "the daemon is not running; `"+v.Command("sandbox up")+"` restarts it and keeps the machines").String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon is not running; `"+v.Command("sandbox up")+"` restarts it and keeps the machines").String())
 	}
 	for _, f := range st.Faults {
-		lines = append(lines, t.Line().Add(tui.Plain, "  ").Col(tui.Faint, "fault", 12).Add(tui.Caution, tui.Clean(f)).String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, "  ").Col(term.Faint, "fault", 12).Add(term.Caution, term.Clean(f)).String())
 	}
 	if st.Hollow {
-		lines = append(lines, t.Rule(fmt.Sprintf("Hollow machines %d", len(st.Machines))))
+		lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Hollow machines %d", len(st.Machines)), ""))
 		return append(lines, v.hollowRows(st)...)
 	}
-	lines = append(lines, t.Rule(fmt.Sprintf("Machines %d", len(st.Machines))))
+	lines = append(lines, t.Rule(tui.PrintedWidth, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
 	for _, m := range st.Machines {
-		sign, sty := t.Pending, tui.Faint
+		sign, sty := t.Pending, term.Faint
 		switch m.Boot {
 		case "ready":
-			sign, sty = t.OK, tui.Good
+			sign, sty = t.OK, term.Good
 		case "failed":
-			sign, sty = t.Failed, tui.Bad
+			sign, sty = t.Fail, term.Bad
 		case "stopped":
-			sign, sty = t.Stopped, tui.Caution
+			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.Line().Add(tui.Plain, " ").Add(sty, sign).Add(tui.Plain, " ").Col(tui.Plain, tui.Clean(m.Name), 18).Col(sty, tui.Clean(m.Boot), 9).
-			Col(tui.Plain, tui.Clean(m.Group), 14).Col(tui.Plain, tui.Clean(m.IP), 15).Col(tui.Plain, tui.Clean(m.Image), 8).Add(tui.Faint, tui.Clean(m.Message)).String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(m.Name), 18).Col(sty, term.Clean(m.Boot), 9).
+			Col(term.Plain, term.Clean(m.Group), 14).Col(term.Plain, term.Clean(m.IP), 15).Col(term.Plain, term.Clean(m.Image), 8).Add(term.Faint, term.Clean(m.Message)).String())
 		if (m.Boot == "failed" || m.Boot == "stopped") && m.Console != "" {
-			lines = append(lines, t.Line().Pad(3).Col(tui.Faint, "console", 18).Add(tui.Plain, tui.Clean(m.Console)).String())
+			lines = append(lines, t.Row(tui.PrintedWidth).Pad(3).Col(term.Faint, "console", 18).Add(term.Plain, term.Clean(m.Console)).String())
 		}
 	}
 	return lines
@@ -334,7 +335,7 @@ func (v *verbs) sandboxText(st *engine.SandboxStatus) []string {
 // hollowRows renders one row for each group, boot state and image, with the number of
 // machines.
 func (v *verbs) hollowRows(st *engine.SandboxStatus) []string {
-	t := v.Page()
+	t := v.Theme()
 	type kind struct{ group, boot, image string }
 	counts := map[kind]int{}
 	var kinds []kind
@@ -347,15 +348,15 @@ func (v *verbs) hollowRows(st *engine.SandboxStatus) []string {
 	}
 	var lines []string
 	for _, k := range kinds {
-		sign, sty := t.Pending, tui.Faint
+		sign, sty := t.Pending, term.Faint
 		switch k.boot {
 		case "ready":
-			sign, sty = t.OK, tui.Good
+			sign, sty = t.OK, term.Good
 		case "stopped":
-			sign, sty = t.Stopped, tui.Caution
+			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.Line().Add(tui.Plain, " ").Add(sty, sign).Add(tui.Plain, " ").Col(tui.Plain, fmt.Sprint(counts[k]), 7).Col(sty, tui.Clean(k.boot), 9).
-			Col(tui.Plain, tui.Clean(k.group), 16).Add(tui.Plain, tui.Clean(k.image)).String())
+		lines = append(lines, t.Row(tui.PrintedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, fmt.Sprint(counts[k]), 7).Col(sty, term.Clean(k.boot), 9).
+			Col(term.Plain, term.Clean(k.group), 16).Add(term.Plain, term.Clean(k.image)).String())
 	}
 	return lines
 }
@@ -412,7 +413,7 @@ func (v *verbs) machineNames(ctx context.Context, name string) []string {
 	}
 	var names []string
 	for _, m := range st.Machines {
-		names = append(names, tui.Clean(m.Name))
+		names = append(names, term.Clean(m.Name))
 	}
 	slices.Sort(names)
 	return names
