@@ -1,10 +1,97 @@
 package engine
 
 import (
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
 	"constellation/engine/plan"
 )
 
 // What moved into packages of its own keeps its name here for packages that still use it.
+
+// Moved to package cluster.
+type (
+	AgentRun      = cluster.AgentRun
+	Chart         = cluster.Chart
+	CloudMachine  = cluster.CloudMachine
+	Components    = cluster.Components
+	Condition     = cluster.Condition
+	Denial        = cluster.Denial
+	ExpectedNode  = cluster.ExpectedNode
+	HeldError     = cluster.HeldError
+	Holder        = cluster.Holder
+	Holding       = cluster.Holding
+	JoinConfig    = cluster.JoinConfig
+	LocalData     = cluster.LocalData
+	LocalVolume   = cluster.LocalVolume
+	LogLine       = cluster.LogLine
+	Move          = cluster.Move
+	Node          = cluster.Node
+	NodePlan      = cluster.NodePlan
+	NodePlanFacts = cluster.NodePlanFacts
+	NodePlanNode  = cluster.NodePlanNode
+	NodeTarget    = cluster.NodeTarget
+	Rollout       = cluster.Rollout
+	RolloutChange = cluster.RolloutChange
+	RolloutWait   = cluster.RolloutWait
+	Service       = cluster.Service
+)
+
+// Moved to package cluster.
+const (
+	HoldingGroup        = cluster.HoldingGroup
+	HoldingNode         = cluster.HoldingNode
+	PlanApplying        = cluster.PlanApplying
+	PlanCancelled       = cluster.PlanCancelled
+	PlanComplete        = cluster.PlanComplete
+	PlanFailed          = cluster.PlanFailed
+	PlanGone            = cluster.PlanGone
+	PlanInvalid         = cluster.PlanInvalid
+	PlanPaused          = cluster.PlanPaused
+	PlanUnseen          = cluster.PlanUnseen
+	PlanWaiting         = cluster.PlanWaiting
+	ServiceOfKubernetes = cluster.ServiceOfKubernetes
+	ServiceOfRelease    = cluster.ServiceOfRelease
+)
+
+// Moved to package cluster.
+var (
+	ErrAbsent      = cluster.ErrAbsent
+	ErrConflict    = cluster.ErrConflict
+	ErrDenied      = cluster.ErrDenied
+	ErrForbidden   = cluster.ErrForbidden
+	ErrUnreachable = cluster.ErrUnreachable
+)
+
+// Moved to package cluster.
+var (
+	ChartKey       = cluster.ChartKey
+	ComponentsName = cluster.ComponentsName
+)
+
+// Moved to package compat.
+type (
+	Hop         = compat.Hop
+	Matrix      = compat.Matrix
+	Offer       = compat.Offer
+	Planned     = compat.Planned
+	Reach       = compat.Reach
+	RuleResult  = compat.RuleResult
+	Running     = compat.Running
+	Span        = compat.Span
+	Unreachable = compat.Unreachable
+)
+
+// Moved to package compat.
+const (
+	NoteFinishServices = compat.NoteFinishServices
+	NoteNewerCLI       = compat.NoteNewerCLI
+)
+
+// Moved to package compat.
+var (
+	At        = compat.At
+	NewMatrix = compat.NewMatrix
+)
 
 // Moved to package plan.
 type (

@@ -17,6 +17,8 @@ import (
 
 	"constellation/engine/backup"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 	"constellation/engine/words"
@@ -188,7 +190,7 @@ func (c *checkRun) judgeApply(r ApplyRequest) {
 	} else {
 		c.drop(plan.BackupAge) // one is made
 	}
-	if r.skips(plan.StepCharts) && !r.skips(StepTarget) && !c.now.Services.is(c.hop.Planned().Services) {
+	if r.skips(plan.StepCharts) && !r.skips(StepTarget) && !c.now.Services.Is(c.hop.Planned().Services) {
 		c.find(plan.Finding{
 			ID: "services-first", Severity: plan.Block, Source: "release", Title: fmt.Sprintf("services %s run, and the hop needs those of release %s", c.now.Services, c.hop.To.Release),
 			Detail: "the operator and the join service in the cluster do the work, and those of another release may not know how",
@@ -377,7 +379,7 @@ func (a *applyRun) targetStep(replaced, kept []string) plan.Step {
 func (a *applyRun) targetSet(ctx context.Context) (bool, error) {
 	return a.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 		got, err := k.NodeTarget(ctx)
-		return got.same(a.target) && got.KeepWorkers == a.target.KeepWorkers && !got.Cancelled && (a.request.Surge == "" || got.MaxSurge == a.request.Surge), err
+		return got.Same(a.target) && got.KeepWorkers == a.target.KeepWorkers && !got.Cancelled && (a.request.Surge == "" || got.MaxSurge == a.request.Surge), err
 	})
 }
 
@@ -405,11 +407,11 @@ func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error
 	kubernetes, _ := version.Parse(t.Kubernetes) // one that cannot be read is another one
 	left, inPlace, first := 0, 0, 0
 	for _, node := range n.Nodes {
-		if kept := t.KeepWorkers && node.Role != string(cloud.ControlPlane); !kept && !t.has(&node) {
+		if kept := t.KeepWorkers && node.Role != string(cloud.ControlPlane); !kept && !t.Has(&node) {
 			left++
 			if node.InPlace {
 				inPlace++
-				if node.Role == string(cloud.ControlPlane) && !n.Kubernetes.is(kubernetes) {
+				if node.Role == string(cloud.ControlPlane) && !n.Kubernetes.Is(kubernetes) {
 					first = 1
 				}
 			}
@@ -423,7 +425,7 @@ func (c *checkRun) goOn(ctx context.Context, p *plan.Plan, r ApplyRequest) error
 	case inPlace > 0:
 		rollout.Effect = fmt.Sprintf("of %s not yet at the target replaces %d, and upgrades %d in place: their machines stay", words.Count(left, "node"), left-inPlace, inPlace)
 	}
-	least, basis := c.past.estimate(left-inPlace, inPlace-first, !n.Kubernetes.is(kubernetes))
+	least, basis := c.past.estimate(left-inPlace, inPlace-first, !n.Kubernetes.Is(kubernetes))
 	rollout.Details = []string{fmt.Sprintf("takes about %s: %s", least, basis)}
 	steps := []plan.Step{a.targetStep(nil, nil), rollout}
 	a.request.Skip = nil // what could be skipped is done
@@ -466,7 +468,7 @@ func (i *initRun) hold(ctx context.Context, r *plan.Reporter, run string, lost f
 	if err != nil {
 		return nil, err
 	}
-	h := Holder{User: "somebody", Workspace: i.e.ws.dir, PID: os.Getpid(), Run: run, Since: i.e.now().UTC().Truncate(time.Second)}
+	h := cluster.Holder{User: "somebody", Workspace: i.e.ws.Dir(), PID: os.Getpid(), Run: run, Since: i.e.now().UTC().Truncate(time.Second)}
 	if u, err := user.Current(); err == nil {
 		h.User = u.Username
 	}
@@ -486,11 +488,11 @@ func (i *initRun) hold(ctx context.Context, r *plan.Reporter, run string, lost f
 	if !tell.Stop() {
 		r.Wait("", "", "")
 	}
-	var other *HeldError
+	var other *cluster.HeldError
 	switch {
 	case errors.As(err, &other):
 		return nil, held(err)
-	case errors.Is(err, ErrAbsent):
+	case errors.Is(err, cluster.ErrAbsent):
 		return nil, &plan.Error{Op: "take the cluster for this run", Err: err, Remedy: "the services are not installed: `constellation init` installs them"}
 	}
 	return release, i.clusterError("take the cluster for this run", err)
@@ -596,7 +598,7 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "upgrade the services", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
+		return nil, &plan.Error{Op: "upgrade the services", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "create the cluster first: `" + e.command("init") + "`"}
 	}
 	if err != nil {
 		return nil, err
@@ -626,9 +628,9 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*plan.Plan, e
 	if j := c.now.JoinConfig; j.ClusterID != "" && j.ClusterID != hex.EncodeToString(s.ClusterValues.ClusterID) {
 		return nil, e.ws.foreignKubeconfig()
 	}
-	c.matrix = NewMatrix(c.releases)
-	if !c.now.Services.is(c.cli) {
-		for _, x := range c.matrix.Check(c.cli, c.now, Planned{Services: c.cli}, Offer{}) {
+	c.matrix = compat.NewMatrix(c.releases)
+	if !c.now.Services.Is(c.cli) {
+		for _, x := range c.matrix.Check(c.cli, c.now, compat.Planned{Services: c.cli}, compat.Offer{}) {
 			c.find(plan.Finding{ID: x.Rule, Severity: x.Severity, Title: x.Title, Remedy: x.Remedy, Reference: x.Reference, Source: "matrix"})
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
 
@@ -111,7 +112,7 @@ type backupRun struct {
 func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*plan.Plan, error) {
 	kubeconfig, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "back up the cluster", Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+		return nil, &plan.Error{Op: "back up the cluster", Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return nil, err
@@ -204,9 +205,9 @@ func (b *backupRun) fail(err error) error {
 		e.Remedy = "free some space (`constellation backup prune --keep 1" + BackupRequest{Dir: b.request.Dir}.flags() + "` removes old backups), or use another disk with --dir; nothing is left of this one"
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrNotExist):
 		e.Exit, e.Remedy = plan.ExitUsage, "make the directory, and writable for this user, or use another one with --dir"
-	case errors.Is(err, ErrUnreachable):
+	case errors.Is(err, cluster.ErrUnreachable):
 		e.Op, e.Remedy = "read the cluster", "see that its API server is up, then run the same command again"
-	case errors.Is(err, ErrDenied):
+	case errors.Is(err, cluster.ErrDenied):
 		e.Op, e.Remedy = "read the cluster", "see that "+KubeconfigFile+" is of this cluster"
 	}
 	return e

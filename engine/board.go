@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
 
@@ -119,7 +120,7 @@ func (p *BoardPlan) Counts() string {
 	for _, x := range []struct {
 		n    int64
 		word string
-	}{{p.Applying, PlanApplying}, {p.Failed, PlanFailed}, {p.Pending, "pending"}} {
+	}{{p.Applying, cluster.PlanApplying}, {p.Failed, cluster.PlanFailed}, {p.Pending, "pending"}} {
 		if x.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.word))
 		}
@@ -460,7 +461,7 @@ func (b *Board) wait(e plan.Event) {
 }
 
 func (b *Board) nodePlan(e plan.Event) {
-	var facts NodePlanFacts
+	var facts cluster.NodePlanFacts
 	_ = json.Unmarshal(e.Data, &facts) // what cannot be read is left out
 	p := BoardPlan{
 		Name: bounded(e.Object), State: bounded(e.State), Version: bounded(facts.Version), Channel: bounded(facts.Channel), Text: bounded(e.Text), Remedy: bounded(e.Remedy), Alone: facts.Alone,
@@ -468,14 +469,14 @@ func (b *Board) nodePlan(e plan.Event) {
 	}
 	at, is := slices.BinarySearchFunc(b.Plans, p.Name, func(p BoardPlan, name string) int { return strings.Compare(p.Name, name) })
 	switch {
-	case is && p.State == PlanGone:
+	case is && p.State == cluster.PlanGone:
 		b.Plans = slices.Delete(b.Plans, at, at+1)
 	case is:
 		if b.Plans[at].State == p.State {
 			p.Since = b.Plans[at].Since
 		}
 		b.Plans[at] = p
-	case p.State != PlanGone && len(b.Plans) < boardSteps:
+	case p.State != cluster.PlanGone && len(b.Plans) < boardSteps:
 		b.Plans = slices.Insert(b.Plans, at, p)
 	}
 }

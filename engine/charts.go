@@ -9,6 +9,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/cloud/providers"
+	"constellation/engine/cluster"
 	"constellation/engine/kubeadm"
 	"constellation/engine/plan"
 )
@@ -48,13 +49,13 @@ func (i *initRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
 
 // charts returns the charts of the release with their values for this cluster, in which others,
 // if not empty, carries out Plans.
-func (i *initRun) charts(others string) ([]Chart, error) {
+func (i *initRun) charts(others string) ([]cluster.Chart, error) {
 	from, err := providers.Find(i.state.Infrastructure.Provider)
 	if err != nil {
 		return nil, err
 	}
 	cloudValues := from.ChartValues()
-	var out []Chart
+	var out []cluster.Chart
 	for _, c := range i.release.Charts {
 		if c.Source != "" {
 			one, err := i.foreignChart(c)
@@ -83,7 +84,7 @@ func (i *initRun) charts(others string) ([]Chart, error) {
 		if (others != "" || i.noPlans) && assets.HasValue(files, "plans") {
 			setValue(values, false, "plans", "enabled")
 		}
-		out = append(out, Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
+		out = append(out, cluster.Chart{Name: c.Name, Namespace: c.Namespace, Version: strings.TrimPrefix(i.release.Version.String(), "v"), Files: files, Values: values, Needs: c.Needs})
 	}
 	for _, c := range i.extra {
 		one, err := i.foreignChart(c)

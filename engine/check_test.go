@@ -23,6 +23,8 @@ import (
 	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
+	"constellation/engine/compat"
 	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/release"
@@ -32,7 +34,7 @@ import (
 
 var v = version.MustParse
 
-func at(s string) engine.Span { return engine.At(v(s)) }
+func at(s string) compat.Span { return compat.At(v(s)) }
 
 func value(b byte) string { return strings.Repeat(fmt.Sprintf("%02x", b), 32) }
 
@@ -40,7 +42,7 @@ func value(b byte) string { return strings.Repeat(fmt.Sprintf("%02x", b), 32) }
 // ones are tested where they are made, and in the benchmark.
 type pretendedCluster struct {
 	mu       sync.Mutex
-	running  engine.Running
+	running  compat.Running
 	err      error
 	findings []plan.Finding
 	broken   error // of the preflight
@@ -51,15 +53,15 @@ type pretendedCluster struct {
 	later []plan.Finding
 }
 
-func (p *pretendedCluster) Running(ctx context.Context) (engine.Running, error) {
+func (p *pretendedCluster) Running(ctx context.Context) (compat.Running, error) {
 	if p.err != nil {
-		return engine.Running{}, p.err
+		return compat.Running{}, p.err
 	}
 	return p.running, nil
 }
 
-func (p *pretendedCluster) LocalData(context.Context) (engine.LocalData, error) {
-	return engine.LocalData{}, nil
+func (p *pretendedCluster) LocalData(context.Context) (cluster.LocalData, error) {
+	return cluster.LocalData{}, nil
 }
 
 func (p *pretendedCluster) Preflight(_ context.Context, hops []engine.PreflightRequest, emit func(plan.Event)) ([][]plan.Finding, error) {
@@ -176,20 +178,20 @@ func newCheckStage(t *testing.T) *checkStage {
 	}
 	s.write(engine.StateFile, s.read(engine.StateFile)+"clusterValues:\n  clusterID: "+clusterID+"\n  measurementSalt: "+clusterID+"\n")
 	s.write(engine.KubeconfigFile, "leads to it")
-	s.inside.running = engine.Running{
+	s.inside.running = compat.Running{
 		Services: at("v1.0.0"), ControlPlaneImage: at("v1.0.0"), WorkerImage: at("v1.0.0"), Kubernetes: at("v1.35.4"),
 		ControlPlaneKubelet: at("v1.35.4"), WorkerKubelet: at("v1.35.4"), Etcd: "3.6.6-0",
-		Parts: []engine.Service{
-			{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes},
-			{Name: "join-service", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
-			{Name: "kube-proxy", Version: "v1.35.4", Kind: engine.ServiceOfKubernetes},
-			{Name: "operator", Version: "v1.0.0", Kind: engine.ServiceOfRelease},
+		Parts: []cluster.Service{
+			{Name: "coredns", Version: "v1.13.1", Kind: cluster.ServiceOfKubernetes},
+			{Name: "join-service", Version: "v1.0.0", Kind: cluster.ServiceOfRelease},
+			{Name: "kube-proxy", Version: "v1.35.4", Kind: cluster.ServiceOfKubernetes},
+			{Name: "operator", Version: "v1.0.0", Kind: cluster.ServiceOfRelease},
 		},
-		Nodes: []engine.Node{
+		Nodes: []cluster.Node{
 			{Name: "control-plane-0", Group: "control-plane", Role: "control-plane"}, {Name: "worker-0", Group: "workers", Role: "worker"}, {Name: "worker-1", Group: "workers", Role: "worker"},
 		},
-		Target: engine.NodeTarget{ImageVersion: "v1.0.0", Kubernetes: "v1.35.4", Components: "k8s-components-old"},
-		JoinConfig: engine.JoinConfig{ClusterID: clusterID, Attestation: fmt.Sprintf(
+		Target: cluster.NodeTarget{ImageVersion: "v1.0.0", Kubernetes: "v1.35.4", Components: "k8s-components-old"},
+		JoinConfig: cluster.JoinConfig{ClusterID: clusterID, Attestation: fmt.Sprintf(
 			`{"variant":"tpm2","measurements":{"4":{"expected":"%s","warnOnly":false},"9":{"expected":"%s","warnOnly":false},"11":{"expected":"%s","warnOnly":false}}}`, value(1), value(2), value(3))},
 	}
 	kinds, err := assets.CRDsFor("v1.0.0")
@@ -310,7 +312,7 @@ CLI | cli | v1.1.0 |  |  |  |  | not updated
 		Nodes:        map[string]int{"control-plane": 1},
 		KindsChanged: []string{"nodeversions.update.edgeless.systems", "scalinggroups.update.edgeless.systems"},
 		Measurements: []plan.MeasurementChange{{PCR: 9, From: value(2), To: value(12)}, {PCR: 11, From: value(3), To: value(13)}, {PCR: 12, To: value(14)}},
-		ConfigMaps:   []string{"kube-system/" + engine.ComponentsName(components.List) + " (new)", "kube-system/join-config (changed)"},
+		ConfigMaps:   []string{"kube-system/" + cluster.ComponentsName(components.List) + " (new)", "kube-system/join-config (changed)"},
 		Charts:       []string{"constellation-policies 1.1.0 (new)", "constellation-operator 1.1.0 (new)", "constellation-services 1.1.0 (new)"}, // as the twin has none
 		ChartChanges: []plan.ChartChange{
 			{Chart: "constellation-policies", Namespace: "constellation-system", To: "1.1.0"}, {Chart: "constellation-operator", Namespace: "constellation-system", To: "1.1.0"}, {Chart: "constellation-services", Namespace: "constellation-system", To: "1.1.0"},
@@ -411,8 +413,8 @@ func TestWatchOnceThatSeesNothing(t *testing.T) {
 // awayCluster is a cluster whose API server does not answer.
 type awayCluster struct{ engine.Cluster }
 
-func (awayCluster) Rollout(context.Context) (engine.Rollout, error) {
-	return engine.Rollout{}, fmt.Errorf("read the rollout: %w", engine.ErrUnreachable)
+func (awayCluster) Rollout(context.Context) (cluster.Rollout, error) {
+	return cluster.Rollout{}, fmt.Errorf("read the rollout: %w", cluster.ErrUnreachable)
 }
 
 func TestCheckWithBadLuck(t *testing.T) {
@@ -439,7 +441,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 		find        []string
 	}{
 		{
-			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", engine.ErrUnreachable) },
+			"the API server is down", func(s *checkStage) { s.inside.err = fmt.Errorf("read version: %w", cluster.ErrUnreachable) },
 			engine.CheckRequest{},
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
@@ -449,12 +451,12 @@ func TestCheckWithBadLuck(t *testing.T) {
 			"the API server at 127.0.0.1:36443 does not answer", "is the control plane up?", 1, nil,
 		},
 		{
-			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", engine.ErrDenied) },
+			"the API server denies everything", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrDenied) },
 			engine.CheckRequest{},
 			"denied by the API server", "restore the file", 1, nil,
 		},
 		{
-			"the API server knows the user and refuses", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", engine.ErrForbidden) },
+			"the API server knows the user and refuses", func(s *checkStage) { s.inside.err = fmt.Errorf("list nodes: %w", cluster.ErrForbidden) },
 			engine.CheckRequest{},
 			"denied by the API server: too few rights", "use a kubeconfig that may do this", 1, nil,
 		},
@@ -481,7 +483,7 @@ func TestCheckWithBadLuck(t *testing.T) {
 			"read key /nowhere.pub: no such file or directory", "name a file with", 2, nil,
 		},
 		{
-			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", engine.ErrUnreachable) },
+			"the preflight breaks off", func(s *checkStage) { s.inside.broken = fmt.Errorf("look for trouble: %w", cluster.ErrUnreachable) },
 			engine.CheckRequest{},
 			"", "", 6,
 			[]string{"not-checked preflight: not checked what the hop would trip over"},
@@ -736,7 +738,7 @@ func TestEstimateOfANewKubernetesCountsKubeadm(t *testing.T) {
 	s := newCheckStage(t)
 	r := &s.inside.running
 	r.Services, r.ControlPlaneImage, r.WorkerImage = at("v1.1.0"), at("v1.1.0"), at("v1.1.0")
-	r.Target = engine.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}
+	r.Target = cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.35.4"}
 	for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0"} {
 		s.edit(old, now)
 	}
@@ -772,7 +774,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		r := &s.inside.running
 		r.Services, r.ControlPlaneImage, r.WorkerImage = at("v1.1.0"), at("v1.1.0"), at("v1.1.0")
 		r.Kubernetes, r.ControlPlaneKubelet, r.WorkerKubelet, r.Etcd = at("v1.36.4"), at("v1.36.4"), at("v1.36.4"), "3.6.8-0"
-		r.Target = engine.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.36.4"}
+		r.Target = cluster.NodeTarget{ImageVersion: "v1.1.0", Kubernetes: "v1.36.4"}
 		for old, now := range map[string]string{"image: v1.0.0": "image: v1.1.0", "microserviceVersion: v1.0.0": "microserviceVersion: v1.1.0", "v1.35.4": "v1.36.4"} {
 			s.edit(old, now)
 		}
@@ -839,7 +841,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		{
 			"a rollout that is under way", func(s *checkStage) {
 				r := &s.inside.running
-				r.Services, r.ControlPlaneImage, r.Target.ImageVersion = at("v1.1.0"), engine.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, "v1.1.0"
+				r.Services, r.ControlPlaneImage, r.Target.ImageVersion = at("v1.1.0"), compat.Span{Oldest: v("v1.0.0"), Newest: v("v1.1.0")}, "v1.1.0"
 			},
 			engine.CheckRequest{},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
@@ -869,7 +871,7 @@ func TestCheckFollowsTheMatrix(t *testing.T) {
 		},
 		{
 			"an API server that forbids what the path does not need", func(s *checkStage) {
-				s.inside.running.Denied = []engine.Denial{{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"}, {Verb: "list", Resource: "customresourcedefinitions.apiextensions.k8s.io", User: "reader"}}
+				s.inside.running.Denied = []cluster.Denial{{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "reader"}, {Verb: "list", Resource: "customresourcedefinitions.apiextensions.k8s.io", User: "reader"}}
 			},
 			engine.CheckRequest{NoPreflight: true},
 			[]string{"v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.35.4", "v1.1.0: v1.1.0, image v1.1.0, Kubernetes v1.36.3"},
@@ -1001,7 +1003,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			}, path); d != "" {
 				t.Errorf("path (-want +got):\n%s", d)
 			}
-			if d := cmp.Diff([]string{engine.NoteNewerCLI, engine.NoteFinishServices}, c.Notes); d != "" {
+			if d := cmp.Diff([]string{compat.NoteNewerCLI, compat.NoteFinishServices}, c.Notes); d != "" {
 				t.Errorf("notes (-want +got):\n%s", d)
 			}
 			if last := c.Components[len(c.Components)-1]; last.Newest != "v1.2.0" || last.Verdict != "after hop 1" {
@@ -1023,7 +1025,7 @@ func TestCheckLearnsOfNewerReleasesFromAFeed(t *testing.T) {
 			if d := cmp.Diff(want, c.Changes.Measurements); d != "" {
 				t.Errorf("measurements (-want +got):\n%s", d)
 			}
-			if d := cmp.Diff([]string{engine.NoteNewerCLI, "Which kinds hop 1 changes only constellation v1.2.0 knows."}, c.Notes); d != "" {
+			if d := cmp.Diff([]string{compat.NoteNewerCLI, "Which kinds hop 1 changes only constellation v1.2.0 knows."}, c.Notes); d != "" {
 				t.Errorf("notes (-want +got):\n%s", d)
 			}
 		})
@@ -1151,14 +1153,14 @@ func TestRowsOfWhatIsNotAskedFor(t *testing.T) {
 func TestCheckWithFewRights(t *testing.T) {
 	s := newCheckStage(t)
 	r := &s.inside.running
-	r.Parts, r.Services, r.Kinds, r.Target, r.JoinConfig = nil, engine.Span{}, nil, engine.NodeTarget{}, engine.JoinConfig{}
-	r.Denied = []engine.Denial{
+	r.Parts, r.Services, r.Kinds, r.Target, r.JoinConfig = nil, compat.Span{}, nil, cluster.NodeTarget{}, cluster.JoinConfig{}
+	r.Denied = []cluster.Denial{
 		{Verb: "get", Resource: "configmaps", Namespace: "kube-system", User: "system:serviceaccount:ops:reader"},
 		{Verb: "list", Resource: "deployments.apps", Namespace: "constellation-system", User: "system:serviceaccount:ops:reader"},
 		{Verb: "get", Resource: "nodeversions.update.edgeless.systems", User: "system:serviceaccount:ops:reader"},
 	}
 	c, events, err := s.check(engine.CheckRequest{})
-	if err == nil || plan.ExitCode(err) != 1 || c.Exit != 1 || !errors.Is(err, engine.ErrForbidden) || len(events) != 1 || events[0].State != "block" {
+	if err == nil || plan.ExitCode(err) != 1 || c.Exit != 1 || !errors.Is(err, cluster.ErrForbidden) || len(events) != 1 || events[0].State != "block" {
 		t.Errorf("error %v, the document says exit %d, told %+v", err, c.Exit, events)
 	}
 	const command = "kubectl create clusterrole constellation-check --verb=get,list --resource=configmaps,deployments.apps,nodeversions.update.edgeless.systems" +

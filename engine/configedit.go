@@ -635,5 +635,5 @@ func (w *Workspace) updateConfig(read, b []byte) error {
 			Remedy: "run the same command again: it goes by what the file says now",
 		}
 	}
-	return (&Workspace{filepath.Dir(real)}).write(filepath.Base(real), b, info.Mode().Perm())
+	return writeIn(filepath.Dir(real), filepath.Base(real), b, info.Mode().Perm())
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
 )
@@ -155,7 +156,7 @@ func (x *experience) read(path string) {
 			} else if at, ok := joined[e.Node]; ok && e.Time.After(at) {
 				x.join = append(x.join, e.Time.Sub(at))
 			}
-			if at, ok := upgraded[e.Node]; ok && e.Role != controlPlaneRole && e.Time.After(at) {
+			if at, ok := upgraded[e.Node]; ok && e.Role != cluster.ControlPlaneRole && e.Time.After(at) {
 				x.kept = append(x.kept, e.Time.Sub(at))
 			}
 			delete(ordered, e.Node)
@@ -249,7 +250,7 @@ type outlook struct {
 	held  bool // nothing goes on until somebody does something
 	surge int
 	kept  int // nodes that are left and are upgraded in place
-	to    NodeTarget
+	to    cluster.NodeTarget
 }
 
 func newOutlook(past experience) *outlook { return &outlook{past: past, surge: 1} }
@@ -260,7 +261,7 @@ func (o *outlook) look(v *rolloutView) {
 	defer o.mu.Unlock()
 	o.held = v.Stalled || v.Target.Paused || v.Target.Cancelled || !v.Observed
 	o.surge, o.kept = surgeOf(v.Target.MaxSurge, int(v.total)), int(v.machines.kept)
-	if !v.Target.same(o.to) { // the pace of one rollout says little about the next
+	if !v.Target.Same(o.to) { // the pace of one rollout says little about the next
 		o.to, o.board.ended, o.board.worked = v.Target, recently{}, time.Time{}
 	}
 }

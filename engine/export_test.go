@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
 
@@ -32,12 +33,12 @@ var ParseLine = parseLine
 
 // BenchLook merges and tells n machines, one of which changes each time.
 func BenchLook(b *testing.B, n int) {
-	var machines []CloudMachine
-	var nodes []*Node
+	var machines []cluster.CloudMachine
+	var nodes []*cluster.Node
 	for i := range n {
 		name := fmt.Sprintf("worker-%d", i)
-		machines = append(machines, CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}})
-		nodes = append(nodes, &Node{Name: name, State: plan.NodeReady})
+		machines = append(machines, cluster.CloudMachine{Instance: cloud.Instance{Name: name, Group: "sandboxes/demo/groups/workers"}})
+		nodes = append(nodes, &cluster.Node{Name: name, State: plan.NodeReady})
 	}
 	i := &initRun{}
 	r := plan.NewReporter(&run{plan: &plan.Plan{}, now: time.Now, out: func(plan.Event) {}}, "")
@@ -52,8 +53,8 @@ func BenchLook(b *testing.B, n int) {
 }
 
 // Lineup is what state each machine of a rollout is in: "worker-0 draining".
-func Lineup(ro Rollout, nodes []Node, expected []ExpectedNode) (out []string) {
-	var shared []*Node
+func Lineup(ro cluster.Rollout, nodes []cluster.Node, expected []cluster.ExpectedNode) (out []string) {
+	var shared []*cluster.Node
 	for _, n := range nodes {
 		shared = append(shared, &n)
 	}
@@ -76,7 +77,7 @@ func Over(x Experience, left, kept int, surge string) (least, most time.Duration
 	for i := range left {
 		o.complete(&plan.Event{Kind: plan.KindNode, Time: now, Node: fmt.Sprintf("worker-%d", i), Group: "workers", To: plan.NodeOutdated})
 	}
-	o.look(&rolloutView{Rollout: Rollout{Observed: true, Target: NodeTarget{MaxSurge: surge}}, total: int64(left), machines: &lineup{kept: int64(kept)}})
+	o.look(&rolloutView{Rollout: cluster.Rollout{Observed: true, Target: cluster.NodeTarget{MaxSurge: surge}}, total: int64(left), machines: &lineup{kept: int64(kept)}})
 	a, b := o.over(now)
 	if a.IsZero() {
 		return 0, 0

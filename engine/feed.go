@@ -272,7 +272,7 @@ func VerifyFeed(ctx context.Context, location string, keyFiles []string) (FeedRe
 	r, err := release.Verify(ctx, location, release.Options{Keys: keys})
 	if err != nil {
 		e := &plan.Error{Op: "verify feed " + location, Err: err, Remedy: feedRemedy(err)}
-		fill(&e.Remedy, "look at the folder, or ask its publisher")
+		e.Remedy = cmp.Or(e.Remedy, "look at the folder, or ask its publisher")
 		return FeedReport{Report: r}, e
 	}
 	return FeedReport{r, feedRemedy(r.Err)}, nil

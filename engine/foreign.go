@@ -12,6 +12,7 @@ import (
 
 	"constellation/assets"
 	"constellation/engine/chart"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 )
@@ -42,7 +43,7 @@ func (f *facts) foreignCharts() (out []release.Chart) {
 // chartStore is what fetches charts; those that are in a bundle, if feed is one, come from
 // there.
 func (e *Engine) chartStore(feed string) (*chart.Store, error) {
-	s := &chart.Store{Base: e.ws.dir}
+	s := &chart.Store{Base: e.ws.Dir()}
 	bundle, err := openBundle(feed)
 	if err != nil {
 		return nil, err
@@ -133,12 +134,12 @@ func chartRemedy(err error) string {
 }
 
 // foreignChart is a chart that was fetched, as the cluster takes it.
-func (i *initRun) foreignChart(c release.Chart) (Chart, error) {
+func (i *initRun) foreignChart(c release.Chart) (cluster.Chart, error) {
 	got := i.fetched[c.Name]
 	if got == nil {
-		return Chart{}, fmt.Errorf("chart %s %s was not fetched", c.Name, c.Version)
+		return cluster.Chart{}, fmt.Errorf("chart %s %s was not fetched", c.Name, c.Version)
 	}
-	out := Chart{
+	out := cluster.Chart{
 		Name: c.Name, Namespace: c.Namespace, Version: c.Version, Values: deepCopy(c.Values), Needs: c.Needs,
 		Foreign: true, OwnName: c.Chart, SkipKinds: c.CRDs == release.SkipCRDs, Destructive: c.Destructive,
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/twin"
 )
@@ -64,7 +65,7 @@ func TestChartsOfTheConfigurationAreAppliedWithTheOthers(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v (remedy %q)", err, plan.Remedy(err))
 	}
-	cni := engine.Chart{Name: "cni", Namespace: "kube-system"}
+	cni := cluster.Chart{Name: "cni", Namespace: "kube-system"}
 	if n := s.cluster.Revisions(cni); n != 1 {
 		t.Errorf("%d revisions of the chart", n)
 	}
@@ -241,7 +242,7 @@ func TestBundlesReplaceEverySource(t *testing.T) {
 	if _, _, err := s.apply(t.Context(), r, nil); err != nil {
 		t.Fatalf("with the bundle: %v (remedy %q)", err, plan.Remedy(err))
 	}
-	if n := s.cluster.Revisions(engine.Chart{Name: "cni", Namespace: "kube-system"}); n != 1 {
+	if n := s.cluster.Revisions(cluster.Chart{Name: "cni", Namespace: "kube-system"}); n != 1 {
 		t.Errorf("%d revisions of the chart", n)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"constellation/assets"
+	"constellation/engine/compat"
 	"constellation/engine/plan"
 	"constellation/engine/release"
 	"constellation/engine/words"
@@ -15,7 +16,7 @@ import (
 // Home reads the workspace and says what makes sense to do next. It asks neither cloud
 // nor cluster, so it answers at once.
 func (e *Engine) Home(ctx context.Context) (Home, error) {
-	h := Home{Dir: e.ws.dir, Stage: StageEmpty}
+	h := Home{Dir: e.ws.Dir(), Stage: StageEmpty}
 	if err := ctx.Err(); err != nil {
 		return h, err
 	}
@@ -81,7 +82,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Create the cluster", "init", "machines are there and belong to no cluster yet")
 	case StagePartial:
 		if lost {
-			problem(KubeconfigFile, &plan.Error{Err: absentFile{KubeconfigFile, e.ws.dir}, Remedy: restoreKubeconfig})
+			problem(KubeconfigFile, &plan.Error{Err: absentFile{KubeconfigFile, e.ws.Dir()}, Remedy: restoreKubeconfig})
 			suggest("Look at the machines", "status", "the cluster was complete, and the file that leads into it is gone")
 			break
 		}
@@ -129,7 +130,7 @@ func newerThan(c *Config) string {
 	if err != nil {
 		return ""
 	}
-	r, k := newestOf(all)
+	r, k := compat.NewestOf(all)
 	var parts []string
 	if c.Services.Less(r) || c.Image.Less(r) {
 		parts = append(parts, "release "+r.String())

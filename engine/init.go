@@ -18,6 +18,7 @@ import (
 	"constellation/bootstrapper/initproto"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/words"
@@ -71,13 +72,13 @@ var defaultLimits = limits{
 type initRun struct {
 	e *Engine
 	*facts
-	components Components
+	components cluster.Components
 	// inUse are other components that the cluster's machines may still join with. They get
 	// the statement that they lack.
-	inUse []Components
+	inUse []cluster.Components
 	// enrols are the nodes whose agents verify nothing yet and get to do so.
-	enrols []Node
-	target NodeTarget
+	enrols []cluster.Node
+	target cluster.NodeTarget
 
 	// accepted says which findings were accepted by name; nil: none.
 	accepted func(id string) bool
@@ -125,8 +126,8 @@ func (e *Engine) PlanInit(ctx context.Context) (*plan.Plan, error) {
 		{Path: e.ws.Path(KubeconfigFile), Mode: "0600", Secret: true, Note: "access to the cluster as administrator"},
 		{Path: e.ws.Path(StateFile), Mode: "0600", Secret: true, Note: "needed for every later change of the cluster"},
 	}
-	i.components = Components{Name: ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
-	i.target = NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
+	i.components = cluster.Components{Name: cluster.ComponentsName(f.list), Kubernetes: f.config.Kubernetes.String(), List: f.list, Statement: f.statement}
+	i.target = cluster.NodeTarget{Image: f.image.Reference, ImageVersion: f.image.Version, Components: i.components.Name, Kubernetes: i.components.Kubernetes}
 	p.Steps = i.steps()
 	if len(p.Blocked()) > 0 {
 		return p, nil
@@ -208,7 +209,7 @@ func (i *initRun) glance(ctx context.Context, look func(context.Context, Cluster
 }
 
 func absentIsFine(err error) error {
-	if errors.Is(err, ErrAbsent) || errors.Is(err, ErrUnreachable) || errors.Is(err, errAbsent) {
+	if errors.Is(err, cluster.ErrAbsent) || errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, errAbsent) {
 		return nil
 	}
 	return err
@@ -253,7 +254,7 @@ func (i *initRun) steps() []plan.Step {
 				}
 				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 					got, err := k.JoinConfig(ctx)
-					return got.accepts(want.Attestation) && got.TrustRoots == want.TrustRoots && got.ClusterID == want.ClusterID, err
+					return got.Accepts(want.Attestation) && got.TrustRoots == want.TrustRoots && got.ClusterID == want.ClusterID, err
 				})
 			},
 			Run: func(ctx context.Context, r *plan.Reporter) error {
@@ -262,7 +263,7 @@ func (i *initRun) steps() []plan.Step {
 					return err
 				}
 				return i.inCluster(ctx, r, "publish join configuration", func(ctx context.Context, k Cluster) error {
-					return changeJoinConfig(ctx, k, func(have JoinConfig) (JoinConfig, error) {
+					return changeJoinConfig(ctx, k, func(have cluster.JoinConfig) (cluster.JoinConfig, error) {
 						if have.Generations == nil {
 							return want, nil
 						}
@@ -289,7 +290,7 @@ func (i *initRun) steps() []plan.Step {
 			Done: func(ctx context.Context) (bool, error) {
 				return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 					got, err := k.NodeTarget(ctx)
-					return got.same(i.target), err
+					return got.Same(i.target), err
 				})
 			},
 			Run: i.setTarget,
@@ -319,7 +320,7 @@ func (i *initRun) componentsStep() plan.Step {
 	if len(i.enrols) > 0 {
 		first.Agent = nil // a step of its own names it
 	}
-	all := append([]Components{first}, i.inUse...)
+	all := append([]cluster.Components{first}, i.inUse...)
 	s := plan.Step{
 		ID:     StepComponents,
 		Title:  "Publish what nodes install",
@@ -327,7 +328,7 @@ func (i *initRun) componentsStep() plan.Step {
 		Done: func(ctx context.Context) (bool, error) {
 			return i.glance(ctx, func(ctx context.Context, k Cluster) (bool, error) {
 				for _, want := range all {
-					if got, err := k.Components(ctx, want.Name); err != nil || !got.serves(want) {
+					if got, err := k.Components(ctx, want.Name); err != nil || !got.Serves(want) {
 						return false, err
 					}
 				}
@@ -353,10 +354,10 @@ func (i *initRun) componentsStep() plan.Step {
 
 // changeJoinConfig replaces what machines must prove by what change makes of it, which
 // may be asked again if somebody else is faster. have is zero if there is nothing yet.
-func changeJoinConfig(ctx context.Context, k Cluster, change func(have JoinConfig) (JoinConfig, error)) error {
+func changeJoinConfig(ctx context.Context, k Cluster, change func(have cluster.JoinConfig) (cluster.JoinConfig, error)) error {
 	for {
 		have, err := k.JoinConfig(ctx)
-		if err != nil && !errors.Is(err, ErrAbsent) {
+		if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 			return err
 		}
 		want, err := change(have)
@@ -367,7 +368,7 @@ func changeJoinConfig(ctx context.Context, k Cluster, change func(have JoinConfi
 			return err
 		}
 		want.Revision = have.Revision
-		if err := k.PublishJoinConfig(ctx, want); !errors.Is(err, ErrConflict) {
+		if err := k.PublishJoinConfig(ctx, want); !errors.Is(err, cluster.ErrConflict) {
 			return err
 		}
 		if err := ctx.Err(); err != nil {
@@ -404,7 +405,7 @@ func (i *initRun) preflight(ctx context.Context, r *plan.Reporter) error {
 	if len(blocks) > 0 {
 		return blocked(blocks)
 	}
-	if f.image.Reference != i.image.Reference || ComponentsName(f.list) != i.components.Name || f.config.Services.Compare(i.config.Services) != 0 {
+	if f.image.Reference != i.image.Reference || cluster.ComponentsName(f.list) != i.components.Name || f.config.Services.Compare(i.config.Services) != 0 {
 		return &plan.Error{Op: "check before start", Err: errors.New("configuration or cloud changed after the plan was made"), Exit: plan.ExitBlocked, Remedy: "look at the new plan: run the same command again"}
 	}
 	// Not least the state: another run may have gone on since the plan was made.
@@ -432,10 +433,10 @@ func (i *initRun) clusterError(op string, err error) error {
 	}
 	e := &plan.Error{Op: op, Err: err}
 	switch {
-	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		e.Err = fmt.Errorf("the API server at %s does not answer in time: %w", i.state.Infrastructure.ClusterEndpoint, err)
 		e.Remedy = "is the sandbox running, and its control plane up? `constellation status` tells; run the same command again afterwards"
-	case errors.Is(err, ErrDenied):
+	case errors.Is(err, cluster.ErrDenied):
 		e.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	default:
 		e.Remedy = "run the same command again; finished steps are skipped"
@@ -664,7 +665,7 @@ func (i *initRun) attach(ctx context.Context, r *plan.Reporter, d dialer, seq *u
 	i.link = l
 	name := l.machine.Name
 	r.Wait("", "", "")
-	i.nodes.set(r, rollEntry{name: name, group: groupName(l.machine.Group), state: plan.NodeJoining, text: "attested"})
+	i.nodes.set(r, rollEntry{name: name, group: cluster.GroupName(l.machine.Group), state: plan.NodeJoining, text: "attested"})
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -815,7 +816,7 @@ func (i *initRun) writeKubeconfig(ctx context.Context, r *plan.Reporter) error {
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() != nil || !errors.Is(err, ErrUnreachable) {
+		if ctx.Err() != nil || !errors.Is(err, cluster.ErrUnreachable) {
 			return i.clusterError("reach the API server", err)
 		}
 		r.Wait("api-server", "", fmt.Sprintf("the API server at %s does not answer yet (%v)", endpoint, err))
@@ -868,12 +869,12 @@ func (i *initRun) acknowledge(ctx context.Context, r *plan.Reporter) error {
 }
 
 // joinConfig returns what the join service is to demand.
-func (i *initRun) joinConfig() (JoinConfig, error) {
+func (i *initRun) joinConfig() (cluster.JoinConfig, error) {
 	demanded, err := attestationJSON(i.config)
 	if err != nil {
-		return JoinConfig{}, err
+		return cluster.JoinConfig{}, err
 	}
-	return JoinConfig{Attestation: demanded, TrustRoots: i.config.Attestation.TPM2.TrustRoots, ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
+	return cluster.JoinConfig{Attestation: demanded, TrustRoots: i.config.Attestation.TPM2.TrustRoots, ClusterID: hex.EncodeToString(i.state.ClusterValues.ClusterID)}, nil
 }
 
 // setTarget has the first node annotated as any other and tells the operator what all
@@ -885,7 +886,7 @@ func (i *initRun) setTarget(ctx context.Context, r *plan.Reporter) error {
 			name = m.Name
 		}
 	}
-	first := ExpectedNode{Name: name, Components: i.components.Name, ControlPlane: true, ProviderID: id, Deadline: i.e.now().Add(time.Hour)}
+	first := cluster.ExpectedNode{Name: name, Components: i.components.Name, ControlPlane: true, ProviderID: id, Deadline: i.e.now().Add(time.Hour)}
 	return i.inCluster(ctx, r, "set the target", func(ctx context.Context, k Cluster) error {
 		if name != "" {
 			if err := k.Expect(ctx, first); err != nil {
@@ -921,9 +922,6 @@ func (i *initRun) demands() string {
 	}
 	return s
 }
-
-// groupName is the last part of a group's ID.
-func groupName(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
 
 // shortName is a components ConfigMap's name as people can compare it.
 func shortName(name string) string {

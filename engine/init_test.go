@@ -29,6 +29,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/internal/golden"
 )
@@ -354,13 +355,13 @@ func TestMachineThatIsGoneIsReplacedByAnother(t *testing.T) {
 	for _, m := range s.machines {
 		if strings.HasSuffix(first, m.name) {
 			m.stop()
-			s.cloud.set(m.name, func(c *engine.CloudMachine) { c.Stage = plan.NodeGone })
+			s.cloud.set(m.name, func(c *cluster.CloudMachine) { c.Stage = plan.NodeGone })
 		}
 	}
 	// The group makes another machine in its place.
 	s.cloud.add("control-plane-3", cloud.ControlPlane, 3)
 	s.cloud.mu.Lock()
-	s.cloud.machines = append(s.cloud.machines[:0:0], filter(s.cloud.machines, func(m engine.CloudMachine) bool { return m.Stage != plan.NodeGone })...)
+	s.cloud.machines = append(s.cloud.machines[:0:0], filter(s.cloud.machines, func(m cluster.CloudMachine) bool { return m.Stage != plan.NodeGone })...)
 	s.cloud.mu.Unlock()
 	s.mustInit()
 	if now := s.state().ClusterValues.InitNode; now == first {
@@ -488,7 +489,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 			plan.ExitBlocked, "group workers has 2 machines, and the configuration wants 5", "count: 2",
 		},
 		{"a machine that failed to boot", func(t *testing.T, s *stage) {
-			s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
+			s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
 		}, plan.ExitBlocked, "1 machine failed to start: worker-1: no space", "console"},
 		{
 			"another pod network than the cloud's", func(t *testing.T, s *stage) {
@@ -512,7 +513,7 @@ func TestBadLuckHasASentence(t *testing.T) {
 			}
 		}, plan.ExitUsage, "it belongs to another cluster", "-C"},
 		{"a chart that does not become ready", func(t *testing.T, s *stage) {
-			s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })
+			s.cluster.NeverReady(func(c cluster.Chart) bool { return c.Name == "constellation-operator" })
 		}, plan.ExitFailed, "install chart constellation-operator", "again"},
 		{"an API server that never answers", func(t *testing.T, s *stage) { s.cluster.SetDown(true) }, plan.ExitFailed, "the API server at 127.0.0.1:36443 does not answer in time", "sandbox running"},
 		{"machines that never become ready", func(t *testing.T, s *stage) { s.nodesOnly.Store(true) }, plan.ExitFailed, "nothing changed for", "console"},
@@ -610,7 +611,7 @@ func TestNoSecretIsShown(t *testing.T) {
 
 func TestServicesThatAreLateAreToldAndLeftToTheCluster(t *testing.T) {
 	s := newStage(t, 1, 0)
-	s.cluster.SetServices(engine.Service{Name: "coredns", Version: "v1.13.1", Kind: engine.ServiceOfKubernetes, Ready: 1, Wanted: 2})
+	s.cluster.SetServices(cluster.Service{Name: "coredns", Version: "v1.13.1", Kind: cluster.ServiceOfKubernetes, Ready: 1, Wanted: 2})
 	events, _ := s.mustInit()
 	var waits, warnings int
 	for _, e := range events {
@@ -634,7 +635,7 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 		t.Errorf("before init: %+v, %v", st, err)
 	}
 	s.mustInit()
-	s.cluster.SetServices(engine.Service{Name: "join-service", Version: "v1.1.0", Kind: engine.ServiceOfRelease, Ready: 0, Wanted: 1, Message: "ImagePullBackOff"})
+	s.cluster.SetServices(cluster.Service{Name: "join-service", Version: "v1.1.0", Kind: cluster.ServiceOfRelease, Ready: 0, Wanted: 1, Message: "ImagePullBackOff"})
 	st, err = s.engine().Status(t.Context())
 	if err != nil || st.Stage != engine.StageCluster || !st.Reachable || len(st.Nodes) != 3 || len(st.Machines) != 0 || st.Counts["ready"] != 3 || st.Target != (plan.Target{Release: "v1.1.0", Image: "v1.1.0", Kubernetes: "v1.35.4"}) {
 		t.Errorf("after init: %+v, %v", st, err)
@@ -642,7 +643,7 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 	if len(st.Health) == 0 || !strings.Contains(fmt.Sprint(st.Health), "join-service is not ready: 0 of 1 pods") {
 		t.Errorf("health %+v", st.Health)
 	}
-	s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "killed" })
+	s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "killed" })
 	s.cluster.RemoveNode("worker-1")
 	s.cluster.SetDown(true)
 	st, err = s.engine().Status(t.Context())
@@ -739,7 +740,7 @@ func TestPlainTLSIsNotEnough(t *testing.T) {
 func TestFailedMachineDoesNotBlockWhatWasBegun(t *testing.T) {
 	s := newStage(t, 1, 2)
 	s.mustInit()
-	s.cloud.set("worker-1", func(m *engine.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
+	s.cloud.set("worker-1", func(m *cluster.CloudMachine) { m.Stage, m.Message = plan.NodeFailed, "no space" })
 	p, err := s.engine().PlanInit(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -970,7 +971,7 @@ func TestFailedMachineOffersTheSameCommandIfThatCanSucceed(t *testing.T) {
 
 func TestLeavingDoesNotWaitForAChart(t *testing.T) {
 	s := newStage(t, 1, 0)
-	s.cluster.NeverReady(func(c engine.Chart) bool { return c.Name == "constellation-operator" })
+	s.cluster.NeverReady(func(c cluster.Chart) bool { return c.Name == "constellation-operator" })
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var left time.Time
@@ -984,6 +985,6 @@ func TestLeavingDoesNotWaitForAChart(t *testing.T) {
 	if plan.ExitCode(err) != plan.ExitStopped || time.Since(left) > 800*time.Millisecond {
 		t.Errorf("after %s: %v", time.Since(left), err)
 	}
-	s.cluster.NeverReady(func(engine.Chart) bool { return false })
+	s.cluster.NeverReady(func(cluster.Chart) bool { return false })
 	s.resume("charts")
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
 
@@ -81,7 +82,7 @@ func (i *initRun) lookOut(ctx context.Context, r *plan.Reporter, k Cluster, ever
 			if err == nil {
 				i.e.pulse.note(i.e.now(), i.e.now().Sub(began))
 			}
-			silent := errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded)
+			silent := errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded)
 			end()
 			if ctx.Err() != nil {
 				return

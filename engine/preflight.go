@@ -15,6 +15,7 @@ import (
 	"constellation/assets"
 	"constellation/engine/chart"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/release"
@@ -31,7 +32,7 @@ type facts struct {
 	provider Provider
 	about    ProviderInfo
 	groups   []cloud.Group
-	machines []CloudMachine
+	machines []cluster.CloudMachine
 	image    cloud.Image
 	list     component.List
 	// statement vouches for list.
@@ -204,13 +205,13 @@ func (e *Engine) checks(f *facts) []check {
 			return nil
 		}},
 		{"workspace", "files", "files can be written", "config", func(context.Context) *plan.Finding {
-			t, err := os.CreateTemp(e.ws.dir, ".constellation-*")
+			t, err := os.CreateTemp(e.ws.Dir(), ".constellation-*")
 			if err == nil {
 				t.Close()
 				err = os.Remove(t.Name())
 			}
 			if err != nil {
-				return block("files cannot be written", fmt.Sprintf("%s: %v", e.ws.dir, withoutPath(err)), "make the directory writable for this user, or use another one with -C")
+				return block("files cannot be written", fmt.Sprintf("%s: %v", e.ws.Dir(), withoutPath(err)), "make the directory writable for this user, or use another one with -C")
 			}
 			return nil
 		}},

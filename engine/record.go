@@ -195,10 +195,38 @@ func (e *Engine) PastRun(id string) (PastRun, error) {
 		return PastRun{}, &plan.Error{Op: "read the record of " + s.ID, Err: withoutPath(err)}
 	}
 	defer f.Close()
+	out, err := pastRun(s, f)
+	if err != nil {
+		return PastRun{}, &plan.Error{Op: "read the record of " + s.ID, Err: withoutPath(err)}
+	}
+	return out, nil
+}
+
+// step notes what became of a step.
+func (p *PastRun) step(e plan.Event) {
+	i := slices.IndexFunc(p.Steps, func(x PastStep) bool { return x.ID == e.Step })
+	if i < 0 {
+		if len(p.Steps) >= boardSteps {
+			return
+		}
+		p.Steps = append(p.Steps, PastStep{ID: e.Step, Title: e.Step})
+		i = len(p.Steps) - 1
+	}
+	x := &p.Steps[i]
+	x.State, x.TookMS = e.State, e.TookMS
+	if e.State != plan.StateRunning {
+		x.Text = e.Text
+	} else if x.Title == x.ID {
+		x.Title = cmp.Or(e.Text, x.Title)
+	}
+}
+
+// pastRun makes a PastRun of the summary of a run and its record.
+func pastRun(s plan.RunSummary, record io.Reader) (PastRun, error) {
 	var b Board
 	out := PastRun{RunSummary: s, Accepted: []plan.Finding{}, Steps: []PastStep{}, Stages: []PastStage{}, Waits: []PastWait{}}
 	failed := map[string]bool{}
-	bad, err := ReadRecord(f, func(ev plan.Event) error {
+	bad, err := ReadRecord(record, func(ev plan.Event) error {
 		was := b.Wait
 		if ev.Kind != plan.KindLog {
 			b.Apply(ev)
@@ -215,7 +243,7 @@ func (e *Engine) PastRun(id string) (PastRun, error) {
 		return nil
 	})
 	if err != nil {
-		return PastRun{}, &plan.Error{Op: "read the record of " + s.ID, Err: withoutPath(err)}
+		return PastRun{}, err
 	}
 	for _, x := range bad {
 		out.Bad = append(out.Bad, x.String())
@@ -251,23 +279,4 @@ func (e *Engine) PastRun(id string) (PastRun, error) {
 	slices.SortStableFunc(out.Waits, func(a, b PastWait) int { return cmp.Compare(b.TookMS, a.TookMS) })
 	out.Waits = out.Waits[:min(len(out.Waits), pastWaits)]
 	return out, nil
-}
-
-// step notes what became of a step.
-func (p *PastRun) step(e plan.Event) {
-	i := slices.IndexFunc(p.Steps, func(x PastStep) bool { return x.ID == e.Step })
-	if i < 0 {
-		if len(p.Steps) >= boardSteps {
-			return
-		}
-		p.Steps = append(p.Steps, PastStep{ID: e.Step, Title: e.Step})
-		i = len(p.Steps) - 1
-	}
-	x := &p.Steps[i]
-	x.State, x.TookMS = e.State, e.TookMS
-	if e.State != plan.StateRunning {
-		x.Text = e.Text
-	} else if x.Title == x.ID {
-		x.Title = cmp.Or(e.Text, x.Title)
-	}
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -114,12 +115,12 @@ func (e *Engine) learnReleases(ctx context.Context, location string, keys []rele
 		if errors.Is(err, context.DeadlineExceeded) {
 			k.state.Problem = fmt.Sprintf("the feed %s did not answer within %s", location, feedLimit)
 		}
-		fill(&k.state.Remedy, verifyCommand(location, keys)+" says more; until then what this program brings with it is used")
+		k.state.Remedy = cmp.Or(k.state.Remedy, verifyCommand(location, keys)+" says more; until then what this program brings with it is used")
 	default:
 		k.feed, k.state = feed, feedState(feed.State())
 		if k.state.Problem != "" {
 			k.state.Remedy = feedRemedy(feed.State().Err)
-			fill(&k.state.Remedy, verifyCommand(location, keys)+" says more")
+			k.state.Remedy = cmp.Or(k.state.Remedy, verifyCommand(location, keys)+" says more")
 		}
 	}
 	return k, nil
@@ -186,7 +187,7 @@ func (c *checkRun) refuse(ctx context.Context, read map[string]bool) (refused bo
 			Remedy: feedRemedy(err), Source: "release",
 		}
 		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, release.ErrUnreachable) {
-			fill(&f.Remedy, "look at the address and the network, and try again")
+			f.Remedy = cmp.Or(f.Remedy, "look at the address and the network, and try again")
 			c.find(f)
 			continue // its summary is signed
 		}
@@ -194,7 +195,7 @@ func (c *checkRun) refuse(ctx context.Context, read map[string]bool) (refused bo
 		if v.Equal(c.request.Release) {
 			f.Severity = plan.Block
 		}
-		fill(&f.Remedy, verifyCommand(c.location, c.keys)+" says more")
+		f.Remedy = cmp.Or(f.Remedy, verifyCommand(c.location, c.keys)+" says more")
 		c.find(f)
 		c.releases = slices.Clone(c.releases) // they are shared
 		for i := range c.releases {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
 
@@ -225,7 +226,7 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	}
 	kubeconfig, err := e.ws.Kubeconfig()
 	if errors.Is(err, errAbsent) {
-		return nil, &plan.Error{Op: "use backup " + r.ID, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
+		return nil, &plan.Error{Op: "use backup " + r.ID, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage, Remedy: "copy the cluster's kubeconfig there under this name, or name another directory with -C"}
 	}
 	if err != nil {
 		return nil, err
@@ -269,8 +270,8 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(pl
 	if _, err := x.cluster.ClusterUID(reach); ctx.Err() != nil {
 		return nil, ctx.Err()
 	} else if errors.Is(err, context.DeadlineExceeded) {
-		return nil, x.clusterFailed("ask the cluster", fmt.Errorf("%w: no answer within %s", ErrUnreachable, restoreReach))
-	} else if errors.Is(err, ErrUnreachable) {
+		return nil, x.clusterFailed("ask the cluster", fmt.Errorf("%w: no answer within %s", cluster.ErrUnreachable, restoreReach))
+	} else if errors.Is(err, cluster.ErrUnreachable) {
 		return nil, x.clusterFailed("ask the cluster", err)
 	}
 	return x, nil
@@ -290,11 +291,11 @@ func (x *restoring) clusterFailed(what string, err error) error {
 	}
 	out := &plan.Error{Op: what, Err: err, Remedy: "run the same command again; what was restored stays"}
 	switch {
-	case errors.Is(err, ErrForbidden):
+	case errors.Is(err, cluster.ErrForbidden):
 		out.Remedy = "use a kubeconfig of a user who may do that"
-	case errors.Is(err, ErrUnreachable):
+	case errors.Is(err, cluster.ErrUnreachable):
 		out.Remedy = "see that its API server is up, then run the same command again; what was restored stays"
-	case errors.Is(err, ErrDenied):
+	case errors.Is(err, cluster.ErrDenied):
 		out.Remedy = KubeconfigFile + " is not of this cluster or not its administrator's: restore the file"
 	}
 	return out

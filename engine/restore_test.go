@@ -16,6 +16,7 @@ import (
 
 	"constellation/engine"
 	"constellation/engine/backup"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
 
@@ -110,8 +111,8 @@ func TestWhatCannotBeBackedUpLeavesNothing(t *testing.T) {
 		{"there is no room", nil, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "free some space"},
 		{"a quota is used up", nil, fmt.Errorf("write x: %w", syscall.EDQUOT), plan.ExitFailed, "quota", "free some space"},
 		{"the disk is broken", nil, fmt.Errorf("write x: %w", syscall.EIO), plan.ExitFailed, "input/output error", ""},
-		{"the API server is away", nil, fmt.Errorf("list widgets: %w", engine.ErrUnreachable), plan.ExitFailed, "read the cluster", "see that its API server is up"},
-		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", engine.ErrDenied), plan.ExitFailed, "read the cluster", engine.KubeconfigFile},
+		{"the API server is away", nil, fmt.Errorf("list widgets: %w", cluster.ErrUnreachable), plan.ExitFailed, "read the cluster", "see that its API server is up"},
+		{"it is not this cluster's kubeconfig", nil, fmt.Errorf("list widgets: %w", cluster.ErrDenied), plan.ExitFailed, "read the cluster", engine.KubeconfigFile},
 		{"there is no room on another disk", func(t *testing.T) string { return t.TempDir() }, fmt.Errorf("write x: %w", syscall.ENOSPC), plan.ExitFailed, "no space left", "backup prune --keep 1 --dir "},
 		{"the user has enough", nil, context.Canceled, plan.ExitStopped, "", "to begin anew; nothing of this one is left"},
 		{"others may write the directory", func(t *testing.T) string {
@@ -202,9 +203,9 @@ func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster := &awayTwin{failingTwin: failingTwin{end: func(context.Context, *backup.Writer) error { return nil }}}
+	twinned := &awayTwin{failingTwin: failingTwin{end: func(context.Context, *backup.Writer) error { return nil }}}
 	e := engine.New(w, engine.Deps{
-		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return cluster, nil },
+		Backups: func(context.Context, []byte) (engine.BackupCluster, error) { return twinned, nil },
 		Now:     func() time.Time { return checkTime },
 	})
 	p, err := e.PlanBackup(t.Context(), engine.BackupRequest{Etcd: engine.EtcdLeave})
@@ -232,11 +233,11 @@ func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 			name string
 			last error // what the last try said; nil: it did not come back
 		}{
-			{"nobody listens", fmt.Errorf("%w: connection refused", engine.ErrUnreachable)},
+			{"nobody listens", fmt.Errorf("%w: connection refused", cluster.ErrUnreachable)},
 			{"somebody listens and says nothing", nil},
 		} {
 			t.Run(verb.name+": "+tt.name, func(t *testing.T) {
-				cluster.asked = func(ctx context.Context) error {
+				twinned.asked = func(ctx context.Context) error {
 					<-ctx.Done() // tries until then
 					if tt.last != nil {
 						return tt.last
@@ -245,7 +246,7 @@ func TestAnAPIServerThatIsAwayIsToldBeforeARestore(t *testing.T) {
 				}
 				synctest.Test(t, func(t *testing.T) {
 					err := verb.do(t.Context(), engine.RestoreRequest{ID: p.ID})
-					if plan.ExitCode(err) != plan.ExitFailed || !errors.Is(err, engine.ErrUnreachable) || !strings.Contains(plan.Remedy(err), "see that its API server is up") {
+					if plan.ExitCode(err) != plan.ExitFailed || !errors.Is(err, cluster.ErrUnreachable) || !strings.Contains(plan.Remedy(err), "see that its API server is up") {
 						t.Errorf("exit %d: %v\nfix %s", plan.ExitCode(err), err, plan.Remedy(err))
 					}
 				})

@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/revocation"
 	"constellation/engine/words"
@@ -148,12 +149,12 @@ type revoking struct {
 type revokeView struct {
 	entry    revocation.Entry
 	recorded bool // the entry is of this machine, and not of an earlier one of its name
-	node     *Node
-	nodes    []*Node
-	joins    bool  // it was given a ticket and is no Node yet
-	removal  *Move // nil: there is none
-	refill   *Move
-	heir     *Node // has taken its place; nil: none has
+	node     *cluster.Node
+	nodes    []*cluster.Node
+	joins    bool          // it was given a ticket and is no Node yet
+	removal  *cluster.Move // nil: there is none
+	refill   *cluster.Move
+	heir     *cluster.Node // has taken its place; nil: none has
 	inCloud  bool
 	claims   string // another provider ID that the Node claims; empty: it does not
 	// machine is the provider ID for the operator, which compares it with the cloud. Without
@@ -180,7 +181,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		return nil, err
 	}
 	ro, err := x.cluster.Rollout(ctx)
-	if errors.Is(err, ErrAbsent) {
+	if errors.Is(err, cluster.ErrAbsent) {
 		return nil, &plan.Error{Op: "revoke machine " + name, Err: errors.New("the cluster has no NodeVersion, so no operator removes machines"), Remedy: "`constellation init` completes the cluster"}
 	}
 	if err != nil {
@@ -190,7 +191,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 		return nil, err
 	}
 	expected, err := x.cluster.Expected(ctx)
-	if err != nil && !errors.Is(err, ErrAbsent) {
+	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 		return nil, err
 	}
 	now := revocation.Entry{By: x.by, Reason: x.request.Reason}
@@ -255,7 +256,7 @@ func (x *revoking) see(ctx context.Context) (*revokeView, error) {
 
 // heirOf returns the node that has taken the place of another one and stays; nil if there
 // is none. A rollout may have made one that it gives up now.
-func heirOf(name string, nodes []*Node, moves []Move) *Node {
+func heirOf(name string, nodes []*cluster.Node, moves []cluster.Move) *cluster.Node {
 	leaves := map[string]bool{}
 	for _, m := range moves {
 		if m.Leaves {
@@ -392,7 +393,7 @@ func (x *revoking) steps(v *revokeView) []plan.Step {
 	if x.request.Replace {
 		steps = append(steps, plan.Step{
 			ID: StepReplacement, Title: "Wait until its replacement is Ready",
-			Effect: fmt.Sprintf("a new machine in group %s has joined and is Ready, so the group has as many as before", groupName(e.Group)),
+			Effect: fmt.Sprintf("a new machine in group %s has joined and is Ready, so the group has as many as before", cluster.GroupName(e.Group)),
 			Done:   x.done(func(v *revokeView) bool { return v.recorded && v.entry.Replacement != "" }),
 			Run:    x.waitReplaced,
 		})
@@ -472,7 +473,7 @@ func (x *revoking) follow(ctx context.Context, r *plan.Reporter, op string, over
 		switch {
 		case ctx.Err() != nil:
 			return false, ctx.Err()
-		case errors.Is(err, ErrDenied):
+		case errors.Is(err, cluster.ErrDenied):
 			return false, x.clusterError(op, err)
 		case err != nil:
 			x.e.log.Debug("machine not seen", "node", x.request.Node, "err", err)

@@ -209,7 +209,7 @@ func (r *run) record(p *plan.Plan) error {
 	if err != nil {
 		return fail(err)
 	}
-	if err := (&Workspace{r.dir}).write(planFile, append(b, '\n'), 0o600); err != nil {
+	if err := writeIn(r.dir, planFile, append(b, '\n'), 0o600); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(filepath.Join(r.dir, plan.EventsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -578,8 +578,8 @@ func lastEvents(path string) ([]plan.Event, error) {
 // command returns the command line for a verb in this workspace.
 func (e *Engine) command(verb string) string {
 	cmd := "constellation " + verb
-	if wd, err := os.Getwd(); err != nil || wd != e.ws.dir {
-		cmd += " -C " + shellQuote(e.ws.dir)
+	if wd, err := os.Getwd(); err != nil || wd != e.ws.Dir() {
+		cmd += " -C " + shellQuote(e.ws.Dir())
 	}
 	return cmd
 }

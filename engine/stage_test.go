@@ -30,6 +30,7 @@ import (
 	"constellation/engine/atls"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/component"
 	"constellation/engine/plan"
 	"constellation/engine/twin"
@@ -121,10 +122,10 @@ func (s *stage) info(controlPlanes, workers int) engine.SandboxInfo {
 // live is what kubelets and the operator do once there is a target.
 func (s *stage) live() {
 	for _, i := range s.cloud.list() {
-		n := engine.Node{Name: i.Name, Role: string(i.Role), State: plan.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
+		n := cluster.Node{Name: i.Name, Role: string(i.Role), State: plan.NodeNotReady, ProviderID: i.ProviderID, Kubernetes: "v1.35.4"}
 		if i.Role == cloud.Worker {
-			s.cluster.Expect(context.Background(), engine.ExpectedNode{Name: i.Name, Components: "c"})
-			s.cluster.Say(engine.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})
+			s.cluster.Expect(context.Background(), cluster.ExpectedNode{Name: i.Name, Components: "c"})
+			s.cluster.Say(cluster.LogLine{Time: time.Now().Add(time.Second), Pod: "joinservice-x", Text: `{"time":"2026-11-21T07:00:00Z","level":"INFO","msg":"node reported","node":"` + i.Name + `","step":"kubeadm-join","state":"running","at":"2026-11-21T07:00:00Z","text":"[kubelet-start] Starting the kubelet"}`})
 		}
 		s.cluster.PutNode(n)
 		if s.nodesOnly.Load() {
@@ -231,7 +232,7 @@ func (s *stage) edit(name, old, with string) {
 type testCloud struct {
 	mu           sync.Mutex
 	uid          string
-	machines     []engine.CloudMachine
+	machines     []cluster.CloudMachine
 	measurements map[uint32]string
 	down         error
 	components   error
@@ -246,19 +247,19 @@ func (c *testCloud) add(name string, role cloud.Role, n int) {
 	if role == cloud.ControlPlane {
 		group = "control-plane"
 	}
-	c.machines = append(c.machines, engine.CloudMachine{Instance: cloud.Instance{
+	c.machines = append(c.machines, cluster.CloudMachine{Instance: cloud.Instance{
 		Name: name, ProviderID: "sandbox://demo/" + name, Group: "sandboxes/demo/groups/" + group, Role: role, State: cloud.Ready, Image: "sandboxes/demo/images/v1.1.0",
 		IP: netip.AddrFrom4([4]byte{10, 42, 0, byte(10 + len(c.machines))}), Created: time.Now(),
 	}})
 }
 
-func (c *testCloud) list() []engine.CloudMachine {
+func (c *testCloud) list() []cluster.CloudMachine {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.machines)
 }
 
-func (c *testCloud) set(name string, f func(*engine.CloudMachine)) {
+func (c *testCloud) set(name string, f func(*cluster.CloudMachine)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.machines {
@@ -285,7 +286,7 @@ func (c *testCloud) Describe(context.Context) (engine.ProviderInfo, error) {
 	return engine.ProviderInfo{UID: c.uid, Name: "demo", ClusterEndpoint: c.clusterEndpoint, InitEndpoint: c.initEndpoint}, c.state()
 }
 
-func (c *testCloud) Machines(context.Context) ([]engine.CloudMachine, error) {
+func (c *testCloud) Machines(context.Context) ([]cluster.CloudMachine, error) {
 	return c.list(), c.state()
 }
 

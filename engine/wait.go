@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"constellation/engine/cloud"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/words"
 )
@@ -69,7 +70,7 @@ func (t *tracker) forget(r *plan.Reporter, names map[string]bool, named map[stri
 			delete(t.states, name)
 			t.count(s.state, -1)
 			text := ""
-			if is := named[s.with]; s.with != "" && is != "" && name == nameless(Move{Donor: s.with}) {
+			if is := named[s.with]; s.with != "" && is != "" && name == nameless(cluster.Move{Donor: s.with}) {
 				text = "it is called " + is + " now"
 			}
 			r.Send(plan.Event{Kind: plan.KindNode, Node: name, Group: s.group, From: s.state, To: plan.NodeGone, Text: text, With: s.with, Role: s.role})
@@ -122,8 +123,8 @@ type rollEntry struct {
 }
 
 // call merges what cloud and cluster say about the machines.
-func call(machines []CloudMachine, nodes []*Node, expected []ExpectedNode, wanted map[string]int) roll {
-	byName := map[string]*Node{}
+func call(machines []cluster.CloudMachine, nodes []*cluster.Node, expected []cluster.ExpectedNode, wanted map[string]int) roll {
+	byName := map[string]*cluster.Node{}
 	for _, n := range nodes {
 		byName[n.Name] = n
 	}
@@ -136,7 +137,7 @@ func call(machines []CloudMachine, nodes []*Node, expected []ExpectedNode, wante
 		if m.Stage == plan.NodeGone {
 			continue
 		}
-		e := rollEntry{name: m.Name, group: groupName(m.Group), text: m.Message, booting: m.Stage == plan.NodeBooting, console: m.Console, since: m.Since}
+		e := rollEntry{name: m.Name, group: cluster.GroupName(m.Group), text: m.Message, booting: m.Stage == plan.NodeBooting, console: m.Console, since: m.Since}
 		n, isNode := byName[m.Name]
 		switch {
 		case isNode:
@@ -260,7 +261,7 @@ func (i *initRun) look(ctx context.Context, k Cluster) (roll, error) {
 		return roll{}, err
 	}
 	expected, err := k.Expected(ctx)
-	if err != nil && !errors.Is(err, ErrAbsent) {
+	if err != nil && !errors.Is(err, cluster.ErrAbsent) {
 		return roll{}, err
 	}
 	return call(machines, nodes, expected, i.config.counts()), nil
@@ -458,7 +459,7 @@ func (i *initRun) followService(ctx context.Context, r *plan.Reporter, k Cluster
 	since := i.e.now()
 	wait := backoff{least: 500 * time.Millisecond, most: 10 * time.Second}
 	for ctx.Err() == nil {
-		err := k.Follow(ctx, service, since, func(l LogLine) {
+		err := k.Follow(ctx, service, since, func(l cluster.LogLine) {
 			since = l.Time
 			e := parseLine(l.Text)
 			if e.Source == "" {

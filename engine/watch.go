@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 	"constellation/engine/version"
 )
@@ -53,12 +54,12 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(plan.Event
 		limit = e.limits.glance
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
-	v, err := e.seeRollout(limited, i.cluster, &lineup{})
+	v, err := seeRollout(limited, i.cluster, &lineup{}, e.now())
 	cancel()
 	switch {
 	case err == nil:
 		aim(p, &v)
-	case ctx.Err() == nil && (r.Once || errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)):
+	case ctx.Err() == nil && (r.Once || errors.Is(err, cluster.ErrDenied) || errors.Is(err, cluster.ErrAbsent)):
 		return i.unseen(err)
 	}
 	return e.Run(ctx, p, emit)
@@ -76,7 +77,7 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 	b, err := read()
 	if r.Kubeconfig == "" && errors.Is(err, errAbsent) {
 		return nil, &plan.Error{
-			Op: op, Err: absentFile{KubeconfigFile, e.ws.dir}, Exit: plan.ExitUsage,
+			Op: op, Err: absentFile{KubeconfigFile, e.ws.Dir()}, Exit: plan.ExitUsage,
 			Remedy: "name a kubeconfig of the cluster with `--kubeconfig`, or another directory with -C",
 		}
 	}
@@ -122,13 +123,13 @@ func readKubeconfig(path string) ([]byte, error) {
 func (i *initRun) unseen(err error) error {
 	e := &plan.Error{Op: "look at the rollout of " + i.state.Infrastructure.Name, Err: err, Remedy: "try again when the API server answers"}
 	switch {
-	case errors.Is(err, ErrForbidden):
+	case errors.Is(err, cluster.ErrForbidden):
 		e.Remedy = "ask for the right to read nodes, and nodeversions, pendingnodes and joiningnodes of update.edgeless.systems"
-	case errors.Is(err, ErrDenied):
+	case errors.Is(err, cluster.ErrDenied):
 		e.Remedy = "name the kubeconfig of this cluster with `--kubeconfig`"
-	case errors.Is(err, ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, cluster.ErrUnreachable) || errors.Is(err, context.DeadlineExceeded):
 		e.Err = fmt.Errorf("the API server at %s does not answer: %w", i.state.Infrastructure.ClusterEndpoint, err)
-	case errors.Is(err, ErrAbsent):
+	case errors.Is(err, cluster.ErrAbsent):
 		e.Err = errors.New("the cluster has no NodeVersion: no target was ever set")
 		e.Remedy = "`constellation init` sets the target of a cluster"
 	}
@@ -156,10 +157,10 @@ func (i *initRun) watch(ctx context.Context, r *plan.Reporter, w WatchRequest, p
 			}
 		}
 		p.End.Done = now.String()
-		applying := slices.ContainsFunc(now.plans, func(p NodePlan) bool { return p.Applying > 0 })
+		applying := slices.ContainsFunc(now.plans, func(p cluster.NodePlan) bool { return p.Applying > 0 })
 		return w.Once || !w.Stay && now.Observed && now.Reached && !applying, nil
 	})
-	if err != nil && (errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)) {
+	if err != nil && (errors.Is(err, cluster.ErrDenied) || errors.Is(err, cluster.ErrAbsent)) {
 		return i.unseen(err)
 	}
 	return err

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"constellation/engine"
+	"constellation/engine/cluster"
 	"constellation/engine/plan"
 )
 
@@ -114,7 +115,7 @@ func TestWatchOnce(t *testing.T) {
 // nodes. That there are none is told as well, and nothing else.
 func TestWatchTellsPlans(t *testing.T) {
 	s := newApplyStage(t)
-	s.cluster.SetRollout(func(r *engine.Rollout) { r.Observed, r.Reached = true, true })
+	s.cluster.SetRollout(func(r *cluster.Rollout) { r.Observed, r.Reached = true, true })
 	watch := func(change func(plan.Event)) (list []plan.Event) {
 		t.Helper()
 		err := s.engine().Watch(t.Context(), engine.WatchRequest{}, func(ev plan.Event) {
@@ -136,9 +137,9 @@ func TestWatchTellsPlans(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("without Plans (-want +got):\n%s", diff)
 	}
-	p := engine.NodePlan{
-		Name: "a/b", Version: "v1", State: engine.PlanApplying, Total: 3, Done: 1, Applying: 1, Pending: 1,
-		Nodes: []engine.NodePlanNode{{Name: "worker-0", State: plan.NodeDraining, Text: "drains"}},
+	p := cluster.NodePlan{
+		Name: "a/b", Version: "v1", State: cluster.PlanApplying, Total: 3, Done: 1, Applying: 1, Pending: 1,
+		Nodes: []cluster.NodePlanNode{{Name: "worker-0", State: plan.NodeDraining, Text: "drains"}},
 	}
 	s.cluster.SetPlans(p)
 	got = watch(func(ev plan.Event) {
@@ -148,18 +149,18 @@ func TestWatchTellsPlans(t *testing.T) {
 		switch {
 		case p.Nodes == nil:
 		case p.Nodes[0].State == plan.NodeDraining:
-			p.Nodes = []engine.NodePlanNode{{Name: "worker-0", State: plan.NodeUpgrading}}
+			p.Nodes = []cluster.NodePlanNode{{Name: "worker-0", State: plan.NodeUpgrading}}
 		default:
-			p.Nodes, p.State, p.Done, p.Applying, p.Pending = nil, engine.PlanComplete, 3, 0, 0
+			p.Nodes, p.State, p.Done, p.Applying, p.Pending = nil, cluster.PlanComplete, 3, 0, 0
 		}
 		s.cluster.SetPlans(p)
 	})
 	want = []plan.Event{
 		{Kind: plan.KindNode, To: plan.NodeDraining, Text: "plan b: drains"},
-		{Kind: plan.KindNodePlan, Object: "a/b", State: engine.PlanApplying, Current: 1, Total: 3, Counts: map[string]int64{"done": 1, "applying": 1, "pending": 1}},
+		{Kind: plan.KindNodePlan, Object: "a/b", State: cluster.PlanApplying, Current: 1, Total: 3, Counts: map[string]int64{"done": 1, "applying": 1, "pending": 1}},
 		{Kind: plan.KindNode, From: plan.NodeDraining, To: plan.NodeUpgrading, Text: "plan b"},
 		{Kind: plan.KindNode, From: plan.NodeUpgrading, To: plan.NodeReady},
-		{Kind: plan.KindNodePlan, Object: "a/b", State: engine.PlanComplete, Current: 3, Total: 3, Counts: map[string]int64{"done": 3}},
+		{Kind: plan.KindNodePlan, Object: "a/b", State: cluster.PlanComplete, Current: 3, Total: 3, Counts: map[string]int64{"done": 3}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("with a Plan (-want +got):\n%s", diff)

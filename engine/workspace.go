@@ -377,6 +377,11 @@ func (w *Workspace) write(name string, b []byte, mode os.FileMode) error {
 	return nil
 }
 
+// writeIn writes a file into a directory as a Workspace writes its own.
+func writeIn(dir, name string, b []byte, mode os.FileMode) error {
+	return (&Workspace{dir}).write(name, b, mode)
+}
+
 // rename gives a file its final name.
 func (w *Workspace) rename(from, to string) error {
 	err := os.Rename(w.Path(from), w.Path(to))
