@@ -151,7 +151,7 @@ func TestEtcdFile(t *testing.T) {
 		"keys that are not in order":  {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x00\x00\x02_")):], "\x00\x00\x00\x01_") }, "order"},
 		"a member that is not JSON":   {func(b []byte) { copy(b[bytes.Index(b, []byte(`{"id"`)):], "?????") }, "not readable"},
 		"a database without members":  {func(b []byte) { copy(b[root+bytes.Index(b[root:], []byte("members")):], "mem6ers") }, "bucket members is missing"},
-		"a malformed revision":        {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x07_")):], "\x00\x07-") }, "no revision"},
+		"a malformed revision":        {func(b []byte) { copy(b[bytes.Index(b, []byte("\x00\x07_")):], "\x00\x07-") }, "invalid revision"},
 		"a value of another revision": {func(b []byte) { copy(b[bytes.Index(b, []byte("/registry/x/7\x18\x07")):], "/registry/x/7\x18\x06") }, "revision 7 says to be revision 6"},
 	} {
 		t.Run(name, func(t *testing.T) {
