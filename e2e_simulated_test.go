@@ -19,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"constellation/engine"
+	"constellation/engine/cloud/cloudtest"
+	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/simulated"
 	"constellation/internal/testneeds"
@@ -234,6 +236,18 @@ func (c *cloud) survivesACrash(all []string) {
 	if !c.booted(2) {
 		c.t.Error("a machine was not restarted")
 	}
+}
+
+// TestCloudOfSimulatedMachinesConforms runs the conformance suite of clouds.
+func TestCloudOfSimulatedMachinesConforms(t *testing.T) {
+	t.Parallel()
+	c := newSimulated(t)
+	c.run(time.Minute, "sandbox", "up", "--machines", "simulated", "--control-planes", "1", "--workers", "0").want(engine.ExitDone)
+	name := c.name()
+	cloudtest.Run(t, cloudtest.Options{
+		Cloud: local.NewClient("unix:"+filepath.Join(c.sandboxDir(), "api.sock"), ""), Group: local.GroupID(name, local.WorkerGroup),
+		Unknown: local.ProviderID(name, "worker-999"), Images: []string{local.ImageReference(name, "v1.0.0"), local.ImageReference(name, "v1.1.0")},
+	})
 }
 
 // TestControlPlaneLosesItsPowerAsItJoins cuts the power of a second control plane when it is a

@@ -57,6 +57,7 @@ func TestDaemonsLinkNoConsole(t *testing.T) {
 		{"./joinservice/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "what runs in the cluster installs no charts and has no terminal"},
 		{"./operator/cmd", []string{"helm.sh/", "github.com/charmbracelet/", "constellation/tui", "constellation/engine/kube", "constellation/engine/sandbox"}, "what runs in the cluster installs no charts and has no terminal"},
 		{"./tui", []string{"k8s.io/", "helm.sh/", "constellation/engine/kube", "constellation/engine/sandbox", "constellation/operator"}, "the console shows what the engine says"},
+		{"./tui/term", []string{"constellation/assets", "constellation/engine/version", "constellation/engine/kube", "github.com/spf13/"}, "a terminal knows no cluster and no command"},
 		{"./engine", []string{"k8s.io/", "sigs.k8s.io/controller-runtime", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/sandbox"}, "the engine decides; its hands are elsewhere"},
 		{"./engine/backup", []string{"k8s.io/", "sigs.k8s.io/", "helm.sh/", "github.com/charmbracelet/", "constellation/engine/kube", "constellation/engine/version", "constellation/assets", "constellation/tui", "constellation/operator"}, "a backup is bytes, and knows no cluster"},
 		{"./assets", []string{"constellation/engine", "constellation/tui"}, "assets hold no logic"},

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,7 +74,7 @@ func enrolledBy(ctx context.Context, k Cluster, nodes []Node) (map[string]bool, 
 func inGroups(nodes []Node) string {
 	by := map[string][]string{}
 	for i := range nodes {
-		g := orElse(nodes[i].Group, nodes[i].Role)
+		g := cmp.Or(nodes[i].Group, nodes[i].Role)
 		by[g] = append(by[g], nodes[i].Name)
 	}
 	var out []string
@@ -104,7 +105,7 @@ func agentsUnchecked(err error) Finding {
 func replaceOnce(nodes []Node) string {
 	var groups []string
 	for i := range nodes {
-		groups = append(groups, orElse(nodes[i].Group, nodes[i].Role))
+		groups = append(groups, cmp.Or(nodes[i].Group, nodes[i].Role))
 	}
 	slices.Sort(groups)
 	var patches []string

@@ -107,7 +107,7 @@ func (e *Engine) PlanApply(ctx context.Context, r ApplyRequest, emit func(Event)
 		ID: newRunID(VerbApply, now), Verb: VerbApply, Cluster: c.config.Name, Simulated: e.simulated(), Nodes: c.config.counts(), Created: now.UTC(),
 		Acknowledged: r.Acknowledge, Rehearsal: r.Rehearse,
 	}
-	p.end.command = e.command(string(VerbApply)) + r.flags()
+	p.End.Command = e.command(string(VerbApply)) + r.flags()
 	if c.set() && !c.now.Services.Oldest.Less(c.services()) {
 		return p, c.goOn(ctx, p, r)
 	}
@@ -307,10 +307,10 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 		return err
 	}
 	what := fmt.Sprintf("image %s and Kubernetes %s", a.target.ImageVersion, a.target.Kubernetes)
-	p.end.done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
-	p.end.nothing = p.end.done + " already: nothing to do"
+	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
+	p.End.Nothing = p.End.Done + " already: nothing to do"
 	if a.hops > 1 {
-		p.end.done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.hops)
+		p.End.Done += fmt.Sprintf("; that was hop 1 of %d, the same command makes the next one", a.hops)
 	}
 	a.finish(fmt.Sprintf("the target of cluster %s is set to %s; the cluster goes there alone", p.Cluster, what))
 	return nil
@@ -319,16 +319,16 @@ func (a *applyRun) fill(ctx context.Context, c *checkRun) error {
 // finish applies what the request says about how the plan ends.
 func (a *applyRun) finish(detached string) {
 	p := a.plan
-	p.hold = func(ctx context.Context, r *Reporter, lost func(error)) (func(), error) {
+	p.Hold = func(ctx context.Context, r *Reporter, lost func(error)) (func(), error) {
 		return a.hold(ctx, r, p.ID, lost)
 	}
-	p.end.next = []string{a.e.command("status")}
-	if p.end.done == "" || len(p.Steps) == 0 || p.Steps[len(p.Steps)-1].ID != StepRollout {
-		p.end.done = detached
-		p.end.next = append([]string{a.e.command(string(VerbApply))}, p.end.next...)
+	p.End.Next = []string{a.e.command("status")}
+	if p.End.Done == "" || len(p.Steps) == 0 || p.Steps[len(p.Steps)-1].ID != StepRollout {
+		p.End.Done = detached
+		p.End.Next = append([]string{a.e.command(string(VerbApply))}, p.End.Next...)
 	}
 	if a.request.Rehearse {
-		p.end.done = "this was a rehearsal: nothing was changed"
+		p.End.Done = "this was a rehearsal: nothing was changed"
 		for i := range p.Steps {
 			s := &p.Steps[i]
 			s.Final = false
@@ -471,12 +471,12 @@ func (c *checkRun) goOn(ctx context.Context, p *Plan, r ApplyRequest) error {
 		p.Notes = append(p.Notes, "The rollout is paused; `constellation upgrade resume` goes on.")
 	}
 	what := fmt.Sprintf("image %s and Kubernetes %s", t.ImageVersion, t.Kubernetes)
-	p.end.done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
-	p.end.nothing = p.end.done + " already: nothing to do"
+	p.End.Done = fmt.Sprintf("cluster %s runs release %s with %s", p.Cluster, p.To.Release, what)
+	p.End.Nothing = p.End.Done + " already: nothing to do"
 	if r.Detach {
-		p.end.nothing = fmt.Sprintf("the target of cluster %s is set to %s already; the cluster goes there alone", p.Cluster, what)
+		p.End.Nothing = fmt.Sprintf("the target of cluster %s is set to %s already; the cluster goes there alone", p.Cluster, what)
 	}
-	a.finish(p.end.nothing)
+	a.finish(p.End.Nothing)
 	return nil
 }
 
@@ -716,10 +716,10 @@ func (e *Engine) PlanExecute(ctx context.Context, r ApplyRequest) (*Plan, error)
 	if err := a.skip(ctx, []Step{a.backupStep([]Step{charts}), charts}); err != nil {
 		return nil, err
 	}
-	p.end.nothing = fmt.Sprintf("the services of cluster %s are those of release %s already: nothing to do", p.Cluster, c.cli)
+	p.End.Nothing = fmt.Sprintf("the services of cluster %s are those of release %s already: nothing to do", p.Cluster, c.cli)
 	a.finish(fmt.Sprintf("the services of cluster %s are those of release %s; nothing else was changed", p.Cluster, c.cli))
-	p.end.command = e.command(string(VerbExecute)) + " --helm" + r.flags()
-	p.end.next = []string{e.command("status")}
+	p.End.Command = e.command(string(VerbExecute)) + " --helm" + r.flags()
+	p.End.Next = []string{e.command("status")}
 	return p, nil
 }
 

@@ -153,14 +153,14 @@ func (e *Engine) PlanBackup(ctx context.Context, r BackupRequest) (*Plan, error)
 		p.Steps = append(p.Steps, Step{ID: StepBackupEtcd, Title: "Take a snapshot of etcd", Effect: "all of etcd is in " + filepath.Join(path, backup.SnapshotFile), Run: b.etcd})
 	}
 	p.Steps = append(p.Steps, Step{ID: StepBackupFinish, Title: "Complete and verify the backup", Effect: "the backup is on the disk, and was read again", Run: b.finish})
-	p.end.command = e.command(string(VerbBackup)) + r.flags()
-	p.end.done = "backup " + b.id + " of cluster " + b.name + " is whole"
+	p.End.Command = e.command(string(VerbBackup)) + r.flags()
+	p.End.Done = "backup " + b.id + " of cluster " + b.name + " is whole"
 	at := ""
 	if r.Dir != "" {
 		at = " --dir " + shellQuote(b.dir)
 	}
-	p.end.next = []string{e.command("backup verify "+b.id) + at, e.command("backup restore "+b.id) + at}
-	p.end.cleanup = b.abort
+	p.End.Next = []string{e.command("backup verify "+b.id) + at, e.command("backup restore "+b.id) + at}
+	p.End.Cleanup = b.abort
 	return p, nil
 }
 
@@ -218,14 +218,14 @@ func (b *backupRun) resources(ctx context.Context, r *Reporter) (err error) {
 	m := newMeter(b.e.now)
 	err = b.cluster.Dump(ctx, b.w, DumpOptions{Secrets: b.request.Secrets}, func(p BackupProgress) {
 		if ev, ok := m.event(p, false); ok {
-			r.send(ev)
+			r.Send(ev)
 		}
 	})
 	if err != nil {
 		return b.fail(err)
 	}
 	if ev, ok := m.event(m.last, true); ok {
-		r.send(ev)
+		r.Send(ev)
 	}
 	for _, h := range b.w.Holes() {
 		r.Log("backup", "", "error", "missing: "+h.String())

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"constellation/assets"
+	"constellation/engine/cloud/providers"
 	"constellation/engine/kubeadm"
 )
 
@@ -47,6 +48,11 @@ func (i *initRun) otherPlans(ctx context.Context, k Cluster) (string, error) {
 // charts returns the charts of the release with their values for this cluster, in which others,
 // if not empty, carries out Plans.
 func (i *initRun) charts(others string) ([]Chart, error) {
+	from, err := providers.Find(i.state.Infrastructure.Provider)
+	if err != nil {
+		return nil, err
+	}
+	cloudValues := from.ChartValues()
 	var out []Chart
 	for _, c := range i.release.Charts {
 		if c.Source != "" {
@@ -63,7 +69,11 @@ func (i *initRun) charts(others string) ([]Chart, error) {
 		}
 		values := deepCopy(c.Values)
 		values["release"] = i.release.Version.String()
-		values["provider"] = i.state.Infrastructure.Provider
+		for path, v := range cloudValues {
+			if keys := strings.Split(path, "."); assets.HasValue(files, keys...) {
+				setValue(values, v, keys...)
+			}
+		}
 		for _, s := range i.release.Services {
 			if s.Chart == c.Name {
 				setValue(values, s.Image, valueKey(s.Name), "image")

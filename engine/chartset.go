@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -205,6 +206,6 @@ func (s ChartSet) goBack(ctx context.Context, k Cluster, all []*chartWork, cause
 	}
 	return &Error{
 		Op: "upgrade the services", Err: fmt.Errorf("%w; %s", cause, strings.Join(told, "; ")),
-		Remedy: orElse(Remedy(cause), "run the same command again; finished steps are skipped"),
+		Remedy: cmp.Or(Remedy(cause), "run the same command again; finished steps are skipped"),
 	}
 }

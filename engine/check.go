@@ -149,7 +149,7 @@ func (c *checkRun) begin() (err error) {
 		case len(c.state.ClusterValues.ClusterID) == 0:
 		case e.ws.has(pendingFile):
 			err.Remedy = "the cluster was begun and is not complete: `" + e.command("init") + "` goes on"
-		case e.ws.completed(runs):
+		case completed(e.ws, runs):
 			err.Remedy = restoreKubeconfig
 		default:
 			err.Remedy = "if the cluster was complete before, " + restoreKubeconfig + ". If it never was: `" + e.command("init") + "` goes on"
@@ -201,7 +201,7 @@ func (c *checkRun) look(ctx context.Context) error {
 			c.releases, releasesErr = c.known.summaries(ctx)
 		}
 	})
-	wg.Go(func() { c.past = c.e.ws.learn() })
+	wg.Go(func() { c.past = learn(c.e.ws.Path(RunsDir)) })
 	wg.Wait()
 	if err := ctx.Err(); err != nil {
 		return err

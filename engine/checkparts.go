@@ -555,13 +555,13 @@ func (c *checkRun) changes(ctx context.Context) *Changes {
 			if out.InPlace == nil {
 				out.InPlace = map[string]int{}
 			}
-			out.InPlace[orElse(n.Group, n.Role)]++
+			out.InPlace[cmp.Or(n.Group, n.Role)]++
 			kept++
 			if controlPlane {
 				first = 1 // the one that kubeadm brings the cluster's Kubernetes on is done by that
 			}
 		default:
-			out.Nodes[orElse(n.Group, n.Role)]++
+			out.Nodes[cmp.Or(n.Group, n.Role)]++
 			replaced++
 		}
 	}

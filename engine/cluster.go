@@ -210,7 +210,7 @@ func (j JoinConfig) accepts(demanded string) bool {
 
 // enforces returns an error if one of the demands refuses no machine. Join services refuse
 // the whole of join-config then.
-func (j JoinConfig) enforces() error {
+func enforces(j JoinConfig) error {
 	all := maps.Clone(j.Generations)
 	if all == nil {
 		all = map[string]string{}

@@ -85,11 +85,10 @@ type experience struct {
 	runs   int // that had any of it
 }
 
-// learn reads the newest runs of the workspace. What cannot be read is left out: it
+// learn reads the newest runs recorded in dir. What cannot be read is left out: it
 // only makes the estimate rougher.
-func (w *Workspace) learn() experience {
+func learn(dir string) experience {
 	var x experience
-	dir := w.Path(RunsDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return x

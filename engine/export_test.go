@@ -39,7 +39,7 @@ func BenchLook(b *testing.B, n int) {
 		nodes = append(nodes, &Node{Name: name, State: NodeReady})
 	}
 	i := &initRun{}
-	r := &Reporter{run: &run{plan: &Plan{}, now: time.Now, out: func(Event) {}}}
+	r := NewReporter(&run{plan: &Plan{}, now: time.Now, out: func(Event) {}}, "")
 	i.tell(r, call(machines, nodes, nil, nil))
 	b.ReportAllocs()
 	for b.Loop() {

@@ -200,14 +200,14 @@ func (i *initRun) compareCharts(ctx context.Context) (changes []ChartChange, fou
 			found = append(found, f)
 		case !x.Same():
 			changes = append(changes, x)
-			found = append(found, x.findings()...)
+			found = append(found, chartFindings(x)...)
 		}
 	}
 	return changes, found, nil
 }
 
-// findings are what somebody has to know or to accept before the chart is applied.
-func (x ChartChange) findings() (out []Finding) {
+// chartFindings are what somebody has to know or to accept before the chart is applied.
+func chartFindings(x ChartChange) (out []Finding) {
 	if len(x.Destroys) > 0 {
 		out = append(out, Finding{
 			ID: findingDestructive + x.Chart, Severity: Warn, Named: true, Source: "charts", Title: fmt.Sprintf("chart %s destroys what it cannot bring back", x),

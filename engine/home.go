@@ -60,11 +60,11 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 	if h.Runs, err = e.Runs(); err != nil {
 		problem(RunsDir, err)
 	}
-	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == VerbInit && !h.Runs[0].whole() && !e.ws.completed(h.Runs) {
+	if len(h.Runs) > 0 && h.Stage == StageCluster && h.Runs[0].Verb == VerbInit && !h.Runs[0].whole() && !completed(e.ws, h.Runs) {
 		h.Stage = StagePartial // the first node is there, the rest may not be
 	}
 	// Only the first init of a cluster gets a kubeconfig.
-	lost := h.Stage == StagePartial && !e.ws.has(KubeconfigFile) && !e.ws.has(pendingFile) && e.ws.completed(h.Runs)
+	lost := h.Stage == StagePartial && !e.ws.has(KubeconfigFile) && !e.ws.has(pendingFile) && completed(e.ws, h.Runs)
 
 	if h.Config == nil && len(h.Problems) > 0 {
 		suggest("Check the configuration", "config validate", "it cannot be read as it is")
@@ -87,7 +87,7 @@ func (e *Engine) Home(ctx context.Context) (Home, error) {
 		suggest("Look at the cluster", "status", "")
 	case StageCluster:
 		suggest("Look at the cluster", "status", "")
-		suggest("Check for upgrades", "upgrade check", h.Config.newer())
+		suggest("Check for upgrades", "upgrade check", newerThan(h.Config))
 		var err error
 		if h.Backup, err = e.lastBackup(h.State); err == nil && h.Backup.Old(e.now()) {
 			why := "there is none yet"
@@ -111,7 +111,7 @@ func (r RunSummary) whole() bool {
 
 // completed reports whether one of the runs made the cluster of this workspace complete.
 // A run that ended before the master secret was written was of an earlier cluster.
-func (w *Workspace) completed(runs []RunSummary) bool {
+func completed(w *Workspace, runs []RunSummary) bool {
 	info, err := os.Stat(w.Path(MasterSecretFile))
 	if err != nil {
 		return false
@@ -121,9 +121,9 @@ func (w *Workspace) completed(runs []RunSummary) bool {
 	})
 }
 
-// newer says what the program knows that is newer than what the configuration says;
+// newerThan says what the program knows that is newer than what the configuration says;
 // empty if nothing is. Nobody is asked.
-func (c *Config) newer() string {
+func newerThan(c *Config) string {
 	source, err := release.Embedded(assets.Releases())
 	if err != nil || c == nil {
 		return ""

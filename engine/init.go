@@ -362,7 +362,7 @@ func changeJoinConfig(ctx context.Context, k Cluster, change func(have JoinConfi
 		if err != nil {
 			return err
 		}
-		if err := want.enforces(); err != nil {
+		if err := enforces(want); err != nil {
 			return err
 		}
 		want.Revision = have.Revision
@@ -390,7 +390,7 @@ func (i *initRun) finished(ctx context.Context) (bool, error) {
 // was made with only if that is the same; otherwise the plan that was shown is not
 // the one that would be carried out.
 func (i *initRun) preflight(ctx context.Context, r *Reporter) error {
-	f, findings, err := i.e.examine(ctx, r.send)
+	f, findings, err := i.e.examine(ctx, r.Send)
 	if err != nil {
 		return err
 	}
@@ -505,7 +505,7 @@ func (i *initRun) firstNode(ctx context.Context, r *Reporter) error {
 			waiting.Text = "the cloud does not answer, and so no machine can be reached; this goes on by itself when it does"
 			waiting.Remedy = i.restart()
 		}
-		r.send(waiting)
+		r.Send(waiting)
 		pauseFor := wait.next()
 		if errors.Is(failure.Err, errOther) {
 			pauseFor = wait.least // the load balancer takes the next one at once
@@ -561,7 +561,7 @@ func (i *initRun) prepareSecrets(r *Reporter) error {
 	if err != nil {
 		return err
 	}
-	r.run.hide(m.Key, m.Salt, i.state.Infrastructure.InitSecret)
+	r.Hide(m.Key, m.Salt, i.state.Infrastructure.InitSecret)
 	if len(v.ClusterID) == 0 {
 		v.MeasurementSalt = newMasterSecret().Salt
 		v.ClusterID = m.clusterID(v.MeasurementSalt)
@@ -571,7 +571,7 @@ func (i *initRun) prepareSecrets(r *Reporter) error {
 		}
 		i.madeID = true
 	}
-	r.run.hide(v.MeasurementSalt)
+	r.Hide(v.MeasurementSalt)
 	return nil
 }
 
@@ -683,7 +683,7 @@ func (i *initRun) attach(ctx context.Context, r *Reporter, d dialer, seq *uint64
 		switch k := resp.Kind.(type) {
 		case *initproto.InitResponse_Progress:
 			p := k.Progress
-			r.send(Event{Kind: KindProgress, Object: p.Step, State: p.State, Text: p.Text, Node: name, Current: p.Current, Total: p.Total})
+			r.Send(Event{Kind: KindProgress, Object: p.Step, State: p.State, Text: p.Text, Node: name, Current: p.Current, Total: p.Total})
 		case *initproto.InitResponse_Log:
 			r.Log(k.Log.Source, name, k.Log.Level, k.Log.Line)
 		case *initproto.InitResponse_Success:

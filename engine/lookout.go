@@ -140,7 +140,7 @@ func (l *lookout) note(ctx context.Context, silent bool, began time.Time) {
 		e.Text += "; " + l.last
 	}
 	if ctx.Err() == nil {
-		l.r.send(e)
+		l.r.Send(e)
 		l.told = true
 	}
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -478,7 +479,7 @@ func (s *step) choose() string {
 		}
 		if s.o.Kubernetes != nil && !p.version.Equal(runs) { // the running patch may stay
 			if ok, why, remedy := s.o.Kubernetes(p.version); !ok {
-				lacking = orElse(why, "the provider does not offer "+p.version.String()) + ": " + orElse(remedy, "choose another minor")
+				lacking = cmp.Or(why, "the provider does not offer "+p.version.String()) + ": " + cmp.Or(remedy, "choose another minor")
 				continue
 			}
 		}
@@ -833,7 +834,7 @@ func (m *Matrix) etcdOf(n *Running) version.Version {
 func judgeOfferedImage(s *step) (Severity, string, string) {
 	if s.imageChange && s.o.Images != nil && !s.image.IsZero() {
 		if ok, why, remedy := s.o.Images(s.image); !ok {
-			return Block, orElse(why, "the provider does not offer image "+s.image.String()), remedy
+			return Block, cmp.Or(why, "the provider does not offer image "+s.image.String()), remedy
 		}
 	}
 	return Info, "", ""
@@ -842,17 +843,10 @@ func judgeOfferedImage(s *step) (Severity, string, string) {
 func judgeOfferedKubernetes(s *step) (Severity, string, string) {
 	if s.kubernetesChange && s.o.Kubernetes != nil && !s.kubernetes.IsZero() {
 		if ok, why, remedy := s.o.Kubernetes(s.kubernetes); !ok {
-			return Block, orElse(why, "the provider does not offer Kubernetes "+s.kubernetes.String()), remedy
+			return Block, cmp.Or(why, "the provider does not offer Kubernetes "+s.kubernetes.String()), remedy
 		}
 	}
 	return Info, "", ""
-}
-
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
 }
 
 // demand is the attestation policy for joining machines.

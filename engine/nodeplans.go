@@ -140,12 +140,12 @@ func (t *planTeller) tell(r *Reporter, plans []NodePlan, err error) {
 		p.Nodes = nil // of which the events of nodes tell
 		now[p.Name] = p
 		if was, is := t.told[p.Name]; !is || !reflect.DeepEqual(was, p) {
-			r.send(p.event())
+			r.Send(p.event())
 		}
 	}
 	for name := range t.told {
 		if _, is := now[name]; !is {
-			r.send(Event{Kind: KindNodePlan, Object: name, State: PlanGone})
+			r.Send(Event{Kind: KindNodePlan, Object: name, State: PlanGone})
 		}
 	}
 	t.told = now

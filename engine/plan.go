@@ -109,32 +109,32 @@ type Plan struct {
 	// By is who runs it, such as ops@laptop; empty until somebody does.
 	By string `json:"by,omitempty"`
 
-	// hold takes the cluster for the run, which ends with lost; nil if nobody has to be
+	// Hold takes the cluster for the run, which ends with lost; nil if nobody has to be
 	// kept from it.
-	hold func(ctx context.Context, r *Reporter, lost func(error)) (release func(), err error)
-	// What the result says; zero fields have defaults.
-	end ending
-	// close gives back what the plan holds open; nil if it holds nothing.
-	close func()
+	Hold func(ctx context.Context, r *Reporter, lost func(error)) (release func(), err error) `json:"-"`
+	// End is what the result says; zero fields have defaults.
+	End Ending `json:"-"`
+	// OnClose gives back what the plan holds open; nil if it holds nothing.
+	OnClose func() `json:"-"`
 }
 
 // Close gives back what the plan holds open, after which it cannot be run. It can be called
 // more than once.
 func (p *Plan) Close() {
-	if p.close != nil {
-		p.close()
-		p.close = nil
+	if p.OnClose != nil {
+		p.OnClose()
+		p.OnClose = nil
 	}
 }
 
-// ending is what a run tells when it has ended.
-type ending struct {
-	command string   // that goes on; the default is the verb
-	done    string   // what there is then
-	nothing string   // the same if there was nothing to do
-	next    []string // commands that make sense then
-	patch   json.RawMessage
-	cleanup func() // is called when the run is over, before its result is told
+// Ending is what a run reports when it has ended.
+type Ending struct {
+	Command string   // that resumes; the default is the verb
+	Done    string   // the text of the result
+	Nothing string   // the same if there was nothing to do
+	Next    []string // commands that make sense then
+	Patch   json.RawMessage
+	Cleanup func() // is called when the run is over, before its result is sent
 }
 
 // Blocked returns the findings that forbid the plan.

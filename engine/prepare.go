@@ -78,7 +78,7 @@ func (e *Engine) PlanPrepare(ctx context.Context, r PrepareRequest, emit func(Ev
 	}
 	now := e.now()
 	p := &Plan{ID: newRunID(VerbPrepare, now), Verb: VerbPrepare, Cluster: c.config.Name, Simulated: e.simulated(), From: c.out.Current, Created: now.UTC()}
-	p.end.command = e.command(string(VerbPrepare)) + r.flags()
+	p.End.Command = e.command(string(VerbPrepare)) + r.flags()
 	if c.hop == nil {
 		c.sort()
 		p.To, p.Findings = c.out.Goal, c.out.Findings
@@ -277,7 +277,7 @@ func (c *checkRun) judgePrepare(ctx context.Context) Components {
 		name := c.config.Provider.Sandbox.Name
 		err := cloudError("ask sandbox "+name, name, c.silent)
 		c.drop("cloud-offers")
-		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), orElse(Remedy(err), "try again when it answers"))
+		block("cloud", "cloud", "the cloud does not say what it has", err.Error(), cmp.Or(Remedy(err), "try again when it answers"))
 		return Components{}
 	}
 	c.judgeRegisters(ctx, to.Image)
@@ -298,7 +298,7 @@ func (c *checkRun) judgePrepare(ctx context.Context) Components {
 		c.find(f)
 	case err != nil:
 		err = cloudError("list components", c.config.Provider.Sandbox.Name, err)
-		remedy := orElse(Remedy(err), "try again when the cloud answers")
+		remedy := cmp.Or(Remedy(err), "try again when the cloud answers")
 		if errors.Is(err, cloud.ErrNotFound) {
 			remedy = "run `constellation sandbox fetch " + to.Kubernetes.String() + "`, or choose a version that is there"
 		}
@@ -353,7 +353,7 @@ func (c *checkRun) vouchInUse(ctx context.Context, next Components) {
 			}
 			c.find(Finding{
 				ID: "components-statement", Severity: Block, Source: "release", Title: "no release builder vouches for the components that the cluster uses", Detail: detail,
-				Remedy: "offer the components of Kubernetes " + orElse(have.Kubernetes, "the version that runs") + " again, with `constellation sandbox fetch`: machines of the new image join with them until the control planes are upgraded",
+				Remedy: "offer the components of Kubernetes " + cmp.Or(have.Kubernetes, "the version that runs") + " again, with `constellation sandbox fetch`: machines of the new image join with them until the control planes are upgraded",
 			})
 		}
 	}
@@ -533,10 +533,10 @@ const nodeVersionName = "constellation-version"
 // plan fills in a plan, which says what to do next with what was prepared.
 func (p *prepareRun) plan(ctx context.Context, out *Plan) error {
 	what := fmt.Sprintf("image %s and Kubernetes %s", p.target.ImageVersion, p.target.Kubernetes)
-	out.end.done = fmt.Sprintf("cluster %s is prepared for %s; nothing is replaced until the target is set", p.config.Name, what)
-	out.end.nothing = fmt.Sprintf("cluster %s was prepared for %s before: nothing to do until the target is set", p.config.Name, what)
-	out.end.next = []string{"kubectl patch nodeversion " + nodeVersionName + " --type merge -p " + shellQuote(string(p.patch))}
-	out.end.patch = p.patch
+	out.End.Done = fmt.Sprintf("cluster %s is prepared for %s; nothing is replaced until the target is set", p.config.Name, what)
+	out.End.Nothing = fmt.Sprintf("cluster %s was prepared for %s before: nothing to do until the target is set", p.config.Name, what)
+	out.End.Next = []string{"kubectl patch nodeversion " + nodeVersionName + " --type merge -p " + shellQuote(string(p.patch))}
+	out.End.Patch = p.patch
 	out.Notes = p.notes
 	out.Files = []File{{Path: p.e.ws.Path(TargetFile), Mode: "0644", Note: "the same target as an object, for GitOps"}}
 	join, err := p.joinConfigStep(ctx)
@@ -772,7 +772,7 @@ func (m MeasurementChange) String() string {
 		}
 		return strings.TrimSpace(digest + " " + rest)
 	}
-	text := fmt.Sprintf("PCR %d: %s to %s", m.PCR, orElse(short(m.From), "not demanded"), orElse(short(m.To), "not demanded"))
+	text := fmt.Sprintf("PCR %d: %s to %s", m.PCR, cmp.Or(short(m.From), "not demanded"), cmp.Or(short(m.To), "not demanded"))
 	if m.Weaker {
 		text += ", which is weaker"
 	}

@@ -218,7 +218,7 @@ func (e *Engine) PastRun(id string) (PastRun, error) {
 	for _, x := range bad {
 		out.Bad = append(out.Bad, x.String())
 	}
-	out.By = orElse(out.By, b.By)
+	out.By = cmp.Or(out.By, b.By)
 	out.Tool, out.TookMS = b.Tool, b.Last.Sub(b.Started).Milliseconds()
 	out.Replaced, out.Failed, out.Nodes = b.ended.total, len(failed), len(b.nodes)
 	if b.Result != nil {
@@ -266,6 +266,6 @@ func (p *PastRun) step(e Event) {
 	if e.State != StateRunning {
 		x.Text = e.Text
 	} else if x.Title == x.ID {
-		x.Title = orElse(e.Text, x.Title)
+		x.Title = cmp.Or(e.Text, x.Title)
 	}
 }

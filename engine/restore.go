@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,7 +76,7 @@ type ObjectName struct {
 // String is "example.com/widgets/shop/blue", without a namespace
 // "example.com/widgets/blue", "core/secrets/shop/password" for the core group.
 func (o ObjectName) String() string {
-	parts := []string{orElse(o.Group, "core"), o.Resource}
+	parts := []string{cmp.Or(o.Group, "core"), o.Resource}
 	if o.Namespace != "" {
 		parts = append(parts, o.Namespace)
 	}
@@ -245,7 +246,7 @@ func (e *Engine) openRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 	if c, err := e.ws.Config(); err == nil { // a workspace without one can be restored, too
 		x.name = c.Name
 	}
-	x.name = orElse(x.name, "the cluster")
+	x.name = cmp.Or(x.name, "the cluster")
 	err = x.b.Verify(ctx, func(done, total int64) {
 		emit(Event{Kind: KindProgress, Object: "verify", Text: "backup " + r.ID, Current: done, Total: total})
 	})
@@ -322,7 +323,7 @@ func (t tally) String() string {
 			parts = append(parts, fmt.Sprintf("%d %s", n, p.words))
 		}
 	}
-	return orElse(strings.Join(parts, ", "), "no objects")
+	return cmp.Or(strings.Join(parts, ", "), "no objects")
 }
 
 // PlanRestore verifies a backup and looks at the cluster, and returns the plan to bring
@@ -362,12 +363,12 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 	}
 	now := e.now()
 	p := &Plan{ID: newRunID(VerbRestore, now), Verb: VerbRestore, Cluster: x.name, Simulated: x.e.simulated(), Created: now.UTC()}
-	p.close = x.b.Close
-	p.end.command = e.command(string(VerbRestore)) + r.flags()
-	p.end.next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}
-	p.end.nothing = "nothing to restore: " + would.String()
+	p.OnClose = x.b.Close
+	p.End.Command = e.command(string(VerbRestore)) + r.flags()
+	p.End.Next = []string{e.command("backup diff") + RestoreRequest{ID: r.ID, Dir: r.Dir, Only: r.Only}.flags()}
+	p.End.Nothing = "nothing to restore: " + would.String()
 	if would[RestoreLeft] > 0 {
-		p.end.nothing += "; --overwrite makes what differs as it was"
+		p.End.Nothing += "; --overwrite makes what differs as it was"
 	}
 	find := func(id string, s Severity, title, detail, remedy string) {
 		p.Findings = append(p.Findings, Finding{ID: id, Severity: s, Source: "backup", Title: title, Detail: detail, Remedy: remedy})
@@ -383,7 +384,7 @@ func (e *Engine) PlanRestore(ctx context.Context, r RestoreRequest, emit func(Ev
 		find("cannot", Warn, o.Object.String()+" cannot be restored as the cluster is now", o.Text, o.Remedy)
 	}
 	if r.Overwrite && would[RestoreOverwritten] > 0 {
-		find("overwrite", Warn, fmt.Sprintf("%d objects that differ are made as they were", would[RestoreOverwritten]), "what was changed in them since is lost", p.end.next[0]+" names them and the fields")
+		find("overwrite", Warn, fmt.Sprintf("%d objects that differ are made as they were", would[RestoreOverwritten]), "what was changed in them since is lost", p.End.Next[0]+" names them and the fields")
 	}
 	p.Steps = []Step{x.step(p, would)}
 	if would[RestoreFailed] > 0 { // of each the run says why
@@ -438,7 +439,7 @@ func (x *restoring) step(p *Plan, would tally) Step {
 			if o.Text != "" {
 				text += ": " + o.Text
 			}
-			r.send(Event{Kind: KindLog, Source: "restore", Level: level, Object: o.Object.String(), State: o.State, Text: text, Remedy: o.Remedy})
+			r.Send(Event{Kind: KindLog, Source: "restore", Level: level, Object: o.Object.String(), State: o.State, Text: text, Remedy: o.Remedy})
 			if now := x.e.now(); now.Sub(last) >= progressEvery {
 				last = now
 				r.Progress(seen, max(total, seen), "objects")
@@ -448,14 +449,14 @@ func (x *restoring) step(p *Plan, would tally) Step {
 			return x.clusterFailed("restore backup "+x.r.ID, err)
 		}
 		r.Progress(seen, max(total, seen), "objects")
-		p.end.done = fmt.Sprintf("backup %s %s: %s", x.r.ID, what, got)
+		p.End.Done = fmt.Sprintf("backup %s %s: %s", x.r.ID, what, got)
 		if x.r.DryRun {
-			p.end.done = fmt.Sprintf("nothing was changed; backup %s %s would be restored: %s", x.r.ID, what, got)
+			p.End.Done = fmt.Sprintf("nothing was changed; backup %s %s would be restored: %s", x.r.ID, what, got)
 		}
 		if n := got[RestoreFailed]; n > 0 {
 			return &Error{
 				Op: "restore backup " + x.r.ID, Err: fmt.Errorf("%d of %d objects could not be restored; the first: %s: %s", n, seen, first.Object, first.Text),
-				Remedy: orElse(first.Remedy, "see to the reasons, then run the same command again; what was restored stays"),
+				Remedy: cmp.Or(first.Remedy, "see to the reasons, then run the same command again; what was restored stays"),
 			}
 		}
 		return nil

@@ -105,10 +105,10 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*Plan, error)
 	p := &Plan{
 		ID: newRunID(VerbRevoke, now), Verb: VerbRevoke, Cluster: i.state.Infrastructure.Name, Node: r.Node, Simulated: e.simulated(), Created: now.UTC(), Rehearsal: r.Rehearse,
 	}
-	p.end.command = e.command(string(VerbRevoke)) + r.flags()
-	p.end.next = []string{e.command("status")}
-	p.end.done = fmt.Sprintf("machine %s is revoked and removed", r.Node)
-	p.end.nothing = p.end.done + " already: nothing to do"
+	p.End.Command = e.command(string(VerbRevoke)) + r.flags()
+	p.End.Next = []string{e.command("status")}
+	p.End.Done = fmt.Sprintf("machine %s is revoked and removed", r.Node)
+	p.End.Nothing = p.End.Done + " already: nothing to do"
 	x.plan = p
 	x.judge(v)
 	if len(p.Blocked()) > 0 {
@@ -129,7 +129,7 @@ func (e *Engine) PlanRevoke(ctx context.Context, r RevokeRequest) (*Plan, error)
 		p.Steps = append(p.Steps, s)
 	}
 	if r.Rehearse {
-		p.end.done = "this was a rehearsal: nothing was changed"
+		p.End.Done = "this was a rehearsal: nothing was changed"
 	}
 	return p, nil
 }
@@ -368,7 +368,7 @@ func (x *revoking) steps(v *revokeView) []Step {
 	steps := []Step{
 		{
 			ID: StepRevoke, Title: "Revoke the credentials of " + name,
-			Effect: fmt.Sprintf("ConfigMap %s/%s names %s, its machine %s and its address %s; its bootstrap token and its JoiningNode are deleted; no join service gives it a ticket", revocation.Namespace, revocation.ConfigMap, name, orElse(v.machine, "(unknown)"), orElse(e.Address, "(the cloud's)")),
+			Effect: fmt.Sprintf("ConfigMap %s/%s names %s, its machine %s and its address %s; its bootstrap token and its JoiningNode are deleted; no join service gives it a ticket", revocation.Namespace, revocation.ConfigMap, name, cmp.Or(v.machine, "(unknown)"), cmp.Or(e.Address, "(the cloud's)")),
 			Done:   x.done(func(v *revokeView) bool { return v.recorded && (v.removal != nil || v.removed()) }),
 			Run:    x.revoke,
 		},
@@ -420,7 +420,7 @@ func (x *revoking) revoke(ctx context.Context, r *Reporter) error {
 		if err := k.Revoke(ctx, x.request.Node, v.entry); err != nil {
 			return err
 		}
-		r.send(Event{Kind: KindLog, Source: "revocation", Level: "info", Node: x.request.Node, Text: fmt.Sprintf("%s was revoked by %s at %s", x.request.Node, said(v.entry), v.entry.Since.UTC().Format(time.RFC3339))})
+		r.Send(Event{Kind: KindLog, Source: "revocation", Level: "info", Node: x.request.Node, Text: fmt.Sprintf("%s was revoked by %s at %s", x.request.Node, said(v.entry), v.entry.Since.UTC().Format(time.RFC3339))})
 		return nil
 	})
 }
@@ -525,7 +525,7 @@ func (x *revoking) waitReplaced(ctx context.Context, r *Reporter) error {
 	if err != nil {
 		return err
 	}
-	x.plan.end.done = fmt.Sprintf("machine %s is revoked and removed; %s has taken its place and is Ready", name, heir)
+	x.plan.End.Done = fmt.Sprintf("machine %s is revoked and removed; %s has taken its place and is Ready", name, heir)
 	r.Conclude(heir + " has taken its place and is Ready")
 	return x.note(ctx, r, func(e *revocation.Entry) { e.Replacement = heir })
 }

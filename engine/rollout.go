@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -259,7 +260,7 @@ func (l *lineup) look(ro Rollout, plans []NodePlan, nodes []*Node, expected []Ex
 		}
 		m, moves := byNode[n.Name]
 		heir, replaced := donors[n.Name]
-		e := ro.Target.entry(n, m, moves, heir, replaced)
+		e := nodeEntry(ro.Target, n, m, moves, heir, replaced)
 		if a := ro.Agent; n.InPlace && a.Node == n.Name && a.Active() && !ro.Target.has(n) {
 			e.state, e.text, e.stays = NodeUpgrading, runWords(a.Phase, a.Line), true
 		}
@@ -415,10 +416,10 @@ func (ro Rollout) withoutStrangers(nodes []*Node, now time.Time) []*Node {
 // when the node appears.
 const strangeFor = 15 * time.Second
 
-// entry says what state a node is in on its way to t: m is its own move if moves, heir that of
+// nodeEntry says what state a node is in on its way to t: m is its own move if moves, heir that of
 // the machine that will replace it if replaced.
-func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool) *rollEntry {
-	e := &rollEntry{name: n.Name, group: orElse(orElse(n.Group, m.Group), n.Role), state: NodeNotReady, text: n.Message, with: orElse(n.Heir, n.Donor)}
+func nodeEntry(t NodeTarget, n *Node, m Move, moves bool, heir Move, replaced bool) *rollEntry {
+	e := &rollEntry{name: n.Name, group: cmp.Or(n.Group, m.Group, n.Role), state: NodeNotReady, text: n.Message, with: cmp.Or(n.Heir, n.Donor)}
 	if n.Role == controlPlaneRole {
 		e.role = n.Role
 	}
@@ -441,7 +442,7 @@ func (t NodeTarget) entry(n *Node, m Move, moves bool, heir Move, replaced bool)
 		if e.state = NodeReplacing; n.Cordoned {
 			e.state = NodeDraining
 		}
-		e.with = orElse(n.Heir, heir.Node)
+		e.with = cmp.Or(n.Heir, heir.Node)
 		switch {
 		case e.text != "":
 		case e.with != "":
@@ -467,7 +468,7 @@ func upgradeOf(n *Node, m Move) (state, text string) {
 	switch m.Phase {
 	case "":
 		if n.Cordoned {
-			return NodeDraining, orElse(n.Message, "to be upgraded in place")
+			return NodeDraining, cmp.Or(n.Message, "to be upgraded in place")
 		}
 		return NodeOutdated, "its agent is asked"
 	case "failed":
@@ -673,8 +674,8 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 	for _, service := range []string{"constellation-operator", "joinservice"} {
 		wg.Go(func() { i.followService(ctx, r, k, service) })
 	}
-	outlook := newOutlook(i.e.ws.learn())
-	r.run.foresee(outlook)
+	outlook := newOutlook(learn(i.e.ws.Path(RunsDir)))
+	r.Forecast(outlook.complete)
 
 	poll := i.rest(restPoll * i.e.limits.poll)
 	var line lineup
@@ -713,7 +714,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 				agent = a
 				i.tellAgent(r, a)
 			}
-			r.run.setNodes(int(now.current))
+			r.SetNodes(int(now.current))
 			if last, err := seen(&now); err != nil {
 				return err
 			} else if last {
@@ -721,7 +722,7 @@ func (i *initRun) followRollout(ctx context.Context, r *Reporter, k Cluster, see
 				return nil
 			}
 			if !lookout.away() {
-				r.send(now.why())
+				r.Send(now.why())
 			}
 		}
 		select {

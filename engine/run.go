@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -10,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -55,14 +55,14 @@ func newRunID(v Verb, now time.Time) string {
 // same cluster where the plan needs it for itself, one with ExitHeld. A finding that is
 // to be accepted by name and is not gives ExitUnacknowledged. A rehearsal leaves no trace.
 func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error) {
-	p.By = orElse(p.By, someone())
+	p.By = cmp.Or(p.By, someone())
 	r := &run{plan: p, out: emit, now: e.now, log: e.log, started: e.now(), dir: e.ws.Path(filepath.Join(RunsDir, p.ID))}
 	r.final = p.Verb == VerbWatch // the cluster goes on alone from the beginning
-	r.resume = orElse(p.end.command, e.command(string(p.Verb)))
+	r.resume = cmp.Or(p.End.Command, e.command(string(p.Verb)))
 	defer r.close()
 	defer func() { err = r.finish(ctx, err, e) }()
-	if p.end.cleanup != nil {
-		defer p.end.cleanup()
+	if p.End.Cleanup != nil {
+		defer p.End.Cleanup()
 	}
 
 	if !p.Rehearsal && p.Verb != VerbWatch {
@@ -78,11 +78,11 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 			err = r.record(p)
 		}
 	}
-	r.send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Simulated: p.Simulated, Text: r.title(), By: p.By})
+	r.Send(Event{Kind: KindHello, Schema: Schema, Tool: "constellation " + version.Release, Object: p.Cluster, Simulated: p.Simulated, Text: r.title(), By: p.By})
 	if err != nil {
 		return err
 	}
-	if err := r.sendPlan(); err != nil {
+	if err := r.SendPlan(); err != nil {
 		return err
 	}
 	if b := p.Blocked(); len(b) > 0 {
@@ -91,10 +91,10 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 	if f := p.Unacknowledged(); len(f) > 0 {
 		return &Error{Op: "check before start", Err: errors.New(f[0].Title + " (not accepted by name)"), Remedy: f[0].Remedy, Exit: ExitUnacknowledged}
 	}
-	if p.hold != nil && !p.Rehearsal && !p.Finished() {
+	if p.Hold != nil && !p.Rehearsal && !p.Finished() {
 		held, stop := context.WithCancelCause(ctx)
 		defer stop(nil)
-		release, err := p.hold(held, &Reporter{run: r}, stop)
+		release, err := p.Hold(held, NewReporter(r, ""), stop)
 		if err != nil {
 			return err
 		}
@@ -113,7 +113,7 @@ func (e *Engine) Run(ctx context.Context, p *Plan, emit func(Event)) (err error)
 		}
 	}
 	if did == 0 {
-		return &Error{Err: errors.New(orElse(p.end.nothing, "cluster "+p.Cluster+" is complete: nothing to do")), Exit: ExitNothing}
+		return &Error{Err: errors.New(cmp.Or(p.End.Nothing, "cluster "+p.Cluster+" is complete: nothing to do")), Exit: ExitNothing}
 	}
 	return nil
 }
@@ -130,14 +130,14 @@ func someone() string {
 	return name
 }
 
-// sendPlan tells what will be done.
-func (r *run) sendPlan() error {
+// SendPlan tells what will be done.
+func (r *run) SendPlan() error {
 	p := r.plan
 	data, err := json.Marshal(p)
 	if err != nil {
 		return fmt.Errorf("marshal plan: %w", err)
 	}
-	r.send(Event{Kind: KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
+	r.Send(Event{Kind: KindPlan, From: p.From.String(), To: p.To.String(), Total: int64(len(p.Steps)), Data: data})
 	return nil
 }
 
@@ -191,15 +191,15 @@ type run struct {
 	// lost is why the cluster was lost to somebody else, or the run's context ended; nil if
 	// it needs no cluster for itself.
 	lost func() error
-	// outlook says when a rollout will be over; nil before one is waited for.
-	outlook *outlook
+	// complete adds when a rollout will be over; nil before one is waited for.
+	complete func(e *Event)
 }
 
-// foresee has progress of a rollout told with when it will be over.
-func (r *run) foresee(o *outlook) {
+// Forecast has complete called with every event from now on.
+func (r *run) Forecast(complete func(e *Event)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.outlook = o
+	r.complete = complete
 }
 
 func (r *run) title() string {
@@ -241,8 +241,8 @@ func (r *run) close() {
 	}
 }
 
-// send numbers an event, records it and emits it.
-func (r *run) send(e Event) {
+// Send numbers an event, records it and emits it.
+func (r *run) Send(e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sendLocked(e)
@@ -261,8 +261,8 @@ func (r *run) sendLocked(e Event) {
 	if r.replacer != nil && len(e.Data) > 0 {
 		e.Data = json.RawMessage(r.replacer.Replace(string(e.Data)))
 	}
-	if r.outlook != nil {
-		r.outlook.complete(&e)
+	if r.complete != nil {
+		r.complete(&e)
 	}
 	if r.file != nil {
 		b, err := json.Marshal(e)
@@ -297,8 +297,8 @@ func (r *run) clean(s string) string {
 	return s
 }
 
-// hide keeps a secret out of all events from now on, in the forms it could take.
-func (r *run) hide(secrets ...[]byte) {
+// Hide keeps a secret out of all events from now on, in the forms it could take.
+func (r *run) Hide(secrets ...[]byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range secrets {
@@ -335,22 +335,22 @@ func (r *run) step(ctx context.Context, s *Step) (ran bool, err error) {
 		}
 		if err != nil {
 			err = fmt.Errorf("look at what step %s has done: %w", s.ID, err)
-			r.send(Event{Kind: KindStep, Step: s.ID, State: StateFailed, Text: err.Error(), Remedy: Remedy(err), TookMS: r.since(start)})
+			r.Send(Event{Kind: KindStep, Step: s.ID, State: StateFailed, Text: err.Error(), Remedy: Remedy(err), TookMS: r.since(start)})
 			return false, err
 		}
 		if done {
-			r.send(Event{Kind: KindStep, Step: s.ID, State: StateSkipped, Text: s.Title, TookMS: r.since(start)})
+			r.Send(Event{Kind: KindStep, Step: s.ID, State: StateSkipped, Text: s.Title, TookMS: r.since(start)})
 			return false, nil
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	r.send(Event{Kind: KindStep, Step: s.ID, State: StateRunning, Text: s.Title})
-	to := &Reporter{run: r, step: s.ID}
+	r.Send(Event{Kind: KindStep, Step: s.ID, State: StateRunning, Text: s.Title})
+	to := NewReporter(r, s.ID)
 	err = r.guard(s.ID, func() error { return s.Run(ctx, to) })
-	r.send(Event{Kind: KindWait, Step: s.ID}) // ends a wait, if there was one
-	e := Event{Kind: KindStep, Step: s.ID, State: StateDone, Text: orElse(to.concluded(), s.Title), TookMS: r.since(start)}
+	r.Send(Event{Kind: KindWait, Step: s.ID}) // ends a wait, if there was one
+	e := Event{Kind: KindStep, Step: s.ID, State: StateDone, Text: cmp.Or(to.Concluded(), s.Title), TookMS: r.since(start)}
 	if err != nil {
 		e.State, e.Text, e.Remedy = StateFailed, err.Error(), Remedy(err)
 		if left(ctx, err) {
@@ -360,7 +360,7 @@ func (r *run) step(ctx context.Context, s *Step) (ran bool, err error) {
 			}
 		}
 	}
-	r.send(e)
+	r.Send(e)
 	return true, err
 }
 
@@ -385,8 +385,8 @@ func left(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
 }
 
-// setNodes notes how many nodes are Ready, for the result.
-func (r *run) setNodes(n int) {
+// SetNodes notes how many nodes are Ready, for the result.
+func (r *run) SetNodes(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.nodes = n
@@ -406,13 +406,13 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	if e.ws.has(KubeconfigFile) && r.plan.Verb != VerbWatch && r.plan.Verb != VerbBackup {
 		res.Next = []string{"export KUBECONFIG=" + shellQuote(e.ws.Path(KubeconfigFile)), "kubectl get nodes"}
 	}
-	if end := r.plan.end; err == nil || ExitCode(err) == ExitNothing {
-		if len(end.next) > 0 && len(res.Next) > 0 {
+	if end := r.plan.End; err == nil || ExitCode(err) == ExitNothing {
+		if len(end.Next) > 0 && len(res.Next) > 0 {
 			res.Next = res.Next[:1] // access to the cluster
 		}
-		res.Next, res.Patch = append(res.Next, end.next...), end.patch
+		res.Next, res.Patch = append(res.Next, end.Next...), end.Patch
 	}
-	text := orElse(r.plan.end.done, "cluster "+r.plan.Cluster+" is up")
+	text := cmp.Or(r.plan.End.Done, "cluster "+r.plan.Cluster+" is up")
 	switch {
 	case err == nil:
 	case ExitCode(err) == ExitNothing:
@@ -463,7 +463,7 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 		panic(merr)
 	}
 	exit := ExitCode(err)
-	r.send(Event{Kind: KindResult, State: res.Status, Text: text, Remedy: Remedy(err), TookMS: res.TookMS, Data: data, Exit: &exit})
+	r.Send(Event{Kind: KindResult, State: res.Status, Text: text, Remedy: Remedy(err), TookMS: res.TookMS, Data: data, Exit: &exit})
 	if r.file != nil {
 		if serr := r.file.Sync(); serr != nil {
 			r.log.Warn("run not flushed to disk", "dir", r.dir, "err", serr)
@@ -471,63 +471,6 @@ func (r *run) finish(ctx context.Context, err error, e *Engine) error {
 	}
 	return err
 }
-
-// Reporter is how a step tells what happens. Its methods may be called concurrently.
-type Reporter struct {
-	run  *run
-	step string
-	end  string // guarded by run.mu
-}
-
-// Conclude says what the step has done, in place of its title. It is told when the step is
-// done.
-func (r *Reporter) Conclude(text string) {
-	r.run.mu.Lock()
-	defer r.run.mu.Unlock()
-	r.end = text
-}
-
-func (r *Reporter) concluded() string {
-	r.run.mu.Lock()
-	defer r.run.mu.Unlock()
-	return r.end
-}
-
-func (r *Reporter) send(e Event) {
-	e.Step = r.step
-	r.run.send(e)
-}
-
-// Progress tells how far the step is, in the unit that text names; total is zero if
-// it is not known.
-func (r *Reporter) Progress(current, total int64, text string) {
-	r.send(Event{Kind: KindProgress, Current: current, Total: total, Text: text})
-}
-
-// Counts tells how many things are in which state.
-func (r *Reporter) Counts(current, total int64, counts map[string]int64) {
-	r.send(Event{Kind: KindProgress, Current: current, Total: total, Counts: maps.Clone(counts)})
-}
-
-// Log passes on one line of another program.
-func (r *Reporter) Log(source, node, level, line string) {
-	r.send(Event{Kind: KindLog, Source: source, Node: node, Level: level, Text: line})
-}
-
-// Wait tells why nothing happens; an empty text ends the wait. The same text again is
-// not repeated.
-func (r *Reporter) Wait(object, node, text string) {
-	r.send(Event{Kind: KindWait, Object: object, Node: node, Text: text})
-}
-
-// Part tells how far a named part of the step is: state is a state of a step, current
-// and total are in the unit that text names, zero if they are not known.
-func (r *Reporter) Part(name, state, text string, current, total int64) {
-	r.send(Event{Kind: KindProgress, Object: name, State: state, Text: text, Current: current, Total: total})
-}
-
-// Check passes on a finding.
-func (r *Reporter) Check(e Event) { r.send(e) }
 
 // check emits what a check found.
 func checkEvent(f Finding) Event {

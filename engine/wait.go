@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,7 +44,7 @@ func (t *tracker) set(r *Reporter, m rollEntry) (changed bool) {
 		t.states, t.byState = map[string]machineState{}, map[string]int64{}
 	}
 	old, known := t.states[m.name]
-	now := machineState{orElse(m.group, old.group), m.state, m.text, orElse(m.with, old.with), orElse(m.role, old.role)}
+	now := machineState{cmp.Or(m.group, old.group), m.state, m.text, cmp.Or(m.with, old.with), cmp.Or(m.role, old.role)}
 	if old == now || old.state == now.state && old.with == now.with && now.text == "" {
 		return false
 	}
@@ -52,7 +53,7 @@ func (t *tracker) set(r *Reporter, m rollEntry) (changed bool) {
 		t.count(old.state, -1)
 	}
 	t.count(now.state, 1)
-	r.send(Event{Kind: KindNode, Node: m.name, Group: now.group, From: old.state, To: now.state, Text: now.text, With: now.with, Role: now.role})
+	r.Send(Event{Kind: KindNode, Node: m.name, Group: now.group, From: old.state, To: now.state, Text: now.text, With: now.with, Role: now.role})
 	return old.state != now.state
 }
 
@@ -69,7 +70,7 @@ func (t *tracker) forget(r *Reporter, names map[string]bool, named map[string]st
 			if is := named[s.with]; s.with != "" && is != "" && name == nameless(Move{Donor: s.with}) {
 				text = "it is called " + is + " now"
 			}
-			r.send(Event{Kind: KindNode, Node: name, Group: s.group, From: s.state, To: NodeGone, Text: text, With: s.with, Role: s.role})
+			r.Send(Event{Kind: KindNode, Node: name, Group: s.group, From: s.state, To: NodeGone, Text: text, With: s.with, Role: s.role})
 			changed = true
 		}
 	}
@@ -324,7 +325,7 @@ func (i *initRun) waitReady(ctx context.Context, r *Reporter) error {
 				r.Counts(ready, wanted, counts)
 				last = counts
 			}
-			r.run.setNodes(int(ready))
+			r.SetNodes(int(ready))
 			if now.complete() {
 				r.Wait("", "", "") // for machines; what is still waited for is told when it is known
 				return i.waitServices(ctx, r, k)
@@ -462,7 +463,7 @@ func (i *initRun) followService(ctx context.Context, r *Reporter, k Cluster, ser
 				e.Source = sources[service]
 			}
 			e.Kind = KindLog
-			r.send(e)
+			r.Send(e)
 		})
 		i.e.log.Debug("log ended", "service", service, "err", err)
 		if pause(ctx, wait.next()) != nil {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,7 +41,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) er
 	}
 	now := e.now()
 	p := &Plan{ID: newRunID(VerbWatch, now), Verb: VerbWatch, Cluster: i.state.Infrastructure.Name, Simulated: e.simulated(), Created: now.UTC()}
-	p.end.command = e.command(string(VerbWatch))
+	p.End.Command = e.command(string(VerbWatch))
 	p.Steps = []Step{{ID: StepRollout, Title: "Watch the nodes", Effect: "nothing changes", Run: func(ctx context.Context, to *Reporter) error {
 		return i.watch(ctx, to, r, p)
 	}}}
@@ -55,7 +56,7 @@ func (e *Engine) Watch(ctx context.Context, r WatchRequest, emit func(Event)) er
 	cancel()
 	switch {
 	case err == nil:
-		p.aim(&v)
+		aim(p, &v)
 	case ctx.Err() == nil && (r.Once || errors.Is(err, ErrDenied) || errors.Is(err, ErrAbsent)):
 		return i.unseen(err)
 	}
@@ -103,7 +104,7 @@ func (e *Engine) watcher(ctx context.Context, op string, r WatchRequest) (*initR
 			i.state.Infrastructure.Name = c.Name
 		}
 	}
-	i.state.Infrastructure.Name = orElse(i.state.Infrastructure.Name, i.state.Infrastructure.ClusterEndpoint)
+	i.state.Infrastructure.Name = cmp.Or(i.state.Infrastructure.Name, i.state.Infrastructure.ClusterEndpoint)
 	return i, nil
 }
 
@@ -135,7 +136,7 @@ func (i *initRun) unseen(err error) error {
 
 // aim notes in the plan of a watch where the cluster goes, and reports whether it goes
 // there only now.
-func (p *Plan) aim(v *rolloutView) (news bool) {
+func aim(p *Plan, v *rolloutView) (news bool) {
 	to := Target{Image: v.Target.ImageVersion, Kubernetes: v.Target.Kubernetes}
 	if p.To == to && p.Surge == v.Target.MaxSurge {
 		return false
@@ -146,14 +147,14 @@ func (p *Plan) aim(v *rolloutView) (news bool) {
 
 // watch is the only step of a watch.
 func (i *initRun) watch(ctx context.Context, r *Reporter, w WatchRequest, p *Plan) error {
-	p.end.done = "you left; the cluster goes on alone"
+	p.End.Done = "you left; the cluster goes on alone"
 	err := i.followRollout(ctx, r, i.cluster, func(now *rolloutView) (bool, error) {
-		if p.aim(now) {
-			if err := r.run.sendPlan(); err != nil {
+		if aim(p, now) {
+			if err := r.SendPlan(); err != nil {
 				return false, err
 			}
 		}
-		p.end.done = now.String()
+		p.End.Done = now.String()
 		applying := slices.ContainsFunc(now.plans, func(p NodePlan) bool { return p.Applying > 0 })
 		return w.Once || !w.Stay && now.Observed && now.Reached && !applying, nil
 	})

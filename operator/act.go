@@ -215,7 +215,7 @@ const (
 // may have to go. The agent looks again, and refuses what a quorum cannot do without.
 const actMembers = 10 * time.Second
 
-func (r *nodeVersions) point(when string, kind actionKind) { r.at(when + ":" + actionNames[kind]) }
+func (r *nodeVersions) point(when string, kind actionKind) { r.at(when + ":" + kind.String()) }
 
 // bound reports whether a PendingNode says that the machine goes.
 func (o *observed) bound(machine string) bool {
@@ -327,7 +327,7 @@ func (r *nodeVersions) write(ctx context.Context, o *observed, a action) (did bo
 		}
 		return err == nil, client.IgnoreNotFound(err)
 	}
-	return false, fmt.Errorf("unknown action %q", actionNames[a.kind])
+	return false, fmt.Errorf("unknown action %q", a.kind.String())
 }
 
 // patchNode changes a Node as it was seen; if it has changed since, nothing happens
@@ -436,7 +436,7 @@ func (r *nodeVersions) patchPending(ctx context.Context, p *v1alpha1.PendingNode
 
 // did tells what was done.
 func (r *nodeVersions) did(o *observed, a action) {
-	args := []any{"action", actionNames[a.kind]}
+	args := []any{"action", a.kind.String()}
 	tracked, leaves := a.intent.machine, ""
 	if a.intent.goal == v1alpha1.LeaveGoal {
 		tracked, leaves = "", a.intent.machine
@@ -540,7 +540,7 @@ func (r *nodeVersions) create(group string, tokens []string) {
 		r.counters.action(createInstance, err)
 		if err == nil {
 			r.point("after", createInstance)
-			r.log.Info("machines created", "action", actionNames[createInstance], "group", group, "machines", len(tokens))
+			r.log.Info("machines created", "action", createInstance.String(), "group", group, "machines", len(tokens))
 		}
 		return err
 	})
@@ -555,7 +555,7 @@ func (r *nodeVersions) remove(ids []string) {
 		r.counters.action(deleteInstance, err)
 		if err == nil {
 			r.point("after", deleteInstance)
-			r.log.Info("machines deleted", "action", actionNames[deleteInstance], "machines", len(ids), "first", ids[0])
+			r.log.Info("machines deleted", "action", deleteInstance.String(), "machines", len(ids), "first", ids[0])
 		}
 		if err != nil || !r.fleet.bye(ctx, ids) { // what has become of them is what comes next
 			r.efforts.outdate(describing)
@@ -782,8 +782,16 @@ func pauseAfter(fails int, err error) time.Duration {
 		least, most = time.Second, 30*time.Second
 	}
 	d := min(most, least<<min(fails, 10))
-	return d/2 + rand.N(d/2)
+	d = d/2 + rand.N(d/2)
+	// A cloud that says when it answers again is not asked before.
+	if until := time.Until(cloud.ThrottledUntil(err)); until > d {
+		d = min(until, maxThrottle) + rand.N(d)
+	}
+	return d
 }
+
+// maxThrottle bounds the wait that a cloud can ask for.
+const maxThrottle = 10 * time.Minute
 
 // some returns as much as one request may hold: all, unless larger requests have
 // failed. Which is chance, so that one that always fails does not stop the others.
@@ -940,4 +948,17 @@ func reserved(host string) bool {
 		}
 	}
 	return false
+}
+
+// logMessage is a log message that is chosen by a variable.
+type logMessage string
+
+// actionLogs are the messages that are logged once an action has succeeded, one for each
+// kind. A kind without one logs while it is carried out.
+var actionLogs = [...]logMessage{
+	pauseAutoscaler: "autoscaler paused", resumeAutoscaler: "autoscaler resumed", setGroupImage: "image of scaling group set", recordIntent: "pending node created",
+	bindIntent: "pending node bound", clearIntent: "pending node deleted", createInstance: "machines created", adoptHeir: "replacement node adopted", cordonNode: "node cordoned",
+	releaseNode: "node released", postponeNode: "node postponed", drainNode: "", yieldLease: "leader election lease yielded", moveLeader: "etcd leader moved",
+	removeMember: "etcd member removed", deleteInstance: "machines deleted", deleteNode: "node deleted", startUpgrade: "", upgradeNode: "",
+	noteComponents: "components of node recorded", markInPlace: "in-place label changed", markRetry: "retry request changed", publishComponents: "",
 }

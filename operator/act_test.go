@@ -275,3 +275,14 @@ func TestAListDoesNotKnowWhatHappensMeanwhile(t *testing.T) {
 		})
 	}
 }
+
+func TestTaintOfARevokedNodeIsNotInherited(t *testing.T) {
+	donor := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{
+		{Key: v1alpha1.AnnotationRevoked, Effect: corev1.TaintEffectNoExecute}, {Key: "gpu", Effect: corev1.TaintEffectNoSchedule},
+	}}}
+	heir := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-2"}}
+	inherit(heir, donor)
+	if len(heir.Spec.Taints) != 1 || heir.Spec.Taints[0].Key != "gpu" {
+		t.Errorf("heir has taints %v, want gpu alone", heir.Spec.Taints)
+	}
+}

@@ -28,17 +28,14 @@ const (
 	pausedGivesBack = 10 * time.Minute
 )
 
-// decide returns what to do next to bring the world to spec, and what to tell about
+// Decide returns what to do next to bring the world to spec, and what to tell about
 // it. It is pure, and all policy is in it and in the table of rules.
 //
 // The actions are independent of each other: each is safe by itself, in any order,
 // when the others fail, when it is done twice, and when the world has moved on since
 // it was observed. So a reader may go through the rules one by one, and whoever acts
 // may stop after any of them.
-func decide(spec v1alpha1.NodeVersionSpec, w world) ([]action, v1alpha1.NodeVersionStatus) {
-	d := plan(spec, w, everyRule)
-	return d.actions, d.status()
-}
+func Decide(spec v1alpha1.NodeVersionSpec, w world) *decision { return plan(spec, w, everyRule) }
 
 // plan decides with one rule switched off; everyRule is none.
 func plan(spec v1alpha1.NodeVersionSpec, w world, off rule) *decision {
@@ -127,7 +124,7 @@ func (d *decision) read() {
 	d.tracked, d.cordoned, d.donors, d.taken, d.stuck = map[string]bool{}, map[string]bool{}, map[string]bool{}, map[int]bool{}, map[string]int{}
 	if d.lookup = d.w.found; d.lookup == nil || !byName(d.w.nodes) {
 		d.w.nodes = sorted(d.w.nodes) // a copy, because they are judged
-		d.lookup = newLookup(&d.w, d.off)
+		d.lookup = lookupWithout(&d.w, d.off)
 	}
 	for i := range d.w.groups {
 		g := &d.w.groups[i]
@@ -935,7 +932,7 @@ func (d *decision) neverReady(n *node) string {
 // leave removes a machine that is bound to go: work, etcd member, machine, Node. The
 // intent ends when the cloud has confirmed that the machine is gone.
 func (d *decision) leave(in *intent) {
-	if in.revoked {
+	if d.when(ruleRevoked, in.revoked) {
 		d.dismiss(in)
 		return
 	}

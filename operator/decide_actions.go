@@ -92,28 +92,6 @@ const (
 	publishComponents
 )
 
-// actionNames name the kinds in metrics, log keys and crash points.
-var actionNames = [...]string{
-	pauseAutoscaler: "pause autoscaler", resumeAutoscaler: "resume autoscaler", setGroupImage: "set image of group", recordIntent: "record intent",
-	bindIntent: "bind intent", clearIntent: "clear intent", createInstance: "create machine", adoptHeir: "adopt heir", cordonNode: "cordon",
-	releaseNode: "release", postponeNode: "postpone", drainNode: "drain", yieldLease: "yield lease", moveLeader: "move etcd leader",
-	removeMember: "remove etcd member", deleteInstance: "delete machine", deleteNode: "delete node", startUpgrade: "start upgrade", upgradeNode: "upgrade node",
-	noteComponents: "note components", markInPlace: "mark in-place", markRetry: "mark retry", publishComponents: "publish components",
-}
-
-// logMessage is a log message that is chosen by a variable.
-type logMessage string
-
-// actionLogs are the messages that are logged once an action has succeeded, one for each
-// kind. A kind without one logs while it is carried out.
-var actionLogs = [...]logMessage{
-	pauseAutoscaler: "autoscaler paused", resumeAutoscaler: "autoscaler resumed", setGroupImage: "image of scaling group set", recordIntent: "pending node created",
-	bindIntent: "pending node bound", clearIntent: "pending node deleted", createInstance: "machines created", adoptHeir: "replacement node adopted", cordonNode: "node cordoned",
-	releaseNode: "node released", postponeNode: "node postponed", drainNode: "", yieldLease: "leader election lease yielded", moveLeader: "etcd leader moved",
-	removeMember: "etcd member removed", deleteInstance: "machines deleted", deleteNode: "node deleted", startUpgrade: "", upgradeNode: "",
-	noteComponents: "components of node recorded", markInPlace: "in-place label changed", markRetry: "retry request changed", publishComponents: "",
-}
-
 // String says what the action does, for logs: "cordon worker-1 heir=worker-4".
 func (a action) String() string {
 	s := actionNames[a.kind]
@@ -151,4 +129,25 @@ func (d *decision) do(a action) { d.actions = append(d.actions, a) }
 // creations and deletions are only repeated until something else has happened.
 func (a action) moves() bool {
 	return a.kind != drainNode && a.kind != createInstance && a.kind != deleteInstance && (a.kind != markRetry || a.mark != "")
+}
+
+// actionNames name the kinds in metrics, log keys and crash points.
+var actionNames = [...]string{
+	pauseAutoscaler: "pause autoscaler", resumeAutoscaler: "resume autoscaler", setGroupImage: "set image of group", recordIntent: "record intent",
+	bindIntent: "bind intent", clearIntent: "clear intent", createInstance: "create machine", adoptHeir: "adopt heir", cordonNode: "cordon",
+	releaseNode: "release", postponeNode: "postpone", drainNode: "drain", yieldLease: "yield lease", moveLeader: "move etcd leader",
+	removeMember: "remove etcd member", deleteInstance: "delete machine", deleteNode: "delete node", startUpgrade: "start upgrade", upgradeNode: "upgrade node",
+	noteComponents: "note components", markInPlace: "mark in-place", markRetry: "mark retry", publishComponents: "publish components",
+}
+
+// String names the kind.
+func (k actionKind) String() string { return actionNames[k] }
+
+// actionKinds returns all kinds.
+func actionKinds() []actionKind {
+	var all []actionKind
+	for kind := pauseAutoscaler; int(kind) < len(actionNames); kind++ {
+		all = append(all, kind)
+	}
+	return all
 }

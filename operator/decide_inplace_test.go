@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"constellation/operator/api/v1alpha1"
@@ -165,7 +167,7 @@ func TestNextTryIsTold(t *testing.T) {
 	if w := status.Waiting; w == nil || w.NextTry == nil || !w.NextTry.Time.Equal(next) {
 		t.Errorf("it waits for %+v, and not until %s", w, next)
 	}
-	c := readyCondition(status)
+	c := *meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionReady)
 	if want := "; next try at " + next.Format("15:04:05Z"); !strings.HasPrefix(c.Message, "the upgrade of worker-0 to Kubernetes v1.36.3 failed: no space") || !strings.HasSuffix(c.Message, want) || len(c.Message) > 150 {
 		t.Errorf("Ready says %q, and not at the end %q", c.Message, want)
 	}

@@ -75,6 +75,7 @@ const (
 	ruleInPlaceStuck  // a node whose upgrade fails keeps no other group from its turn
 	ruleHeirDenies    // an heir that denies its donor is given up
 	ruleNeverReady    // a machine whose Node is never Ready is given up
+	ruleRevoked       // a revoked machine goes without a drain
 
 	rules
 )

@@ -190,3 +190,18 @@ func (d *decision) conditions(s v1alpha1.NodeVersionStatus, kept, left, held int
 	}
 	return []metav1.Condition{is(v1alpha1.ConditionReady, ready, 140), is(v1alpha1.ConditionReconciling, busy, 50), is(v1alpha1.ConditionStalled, stalled, 50)}
 }
+
+// shorten keeps an error's text within a condition that people read.
+func shorten(s string) string {
+	const limit = 256
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "") + "…"
+}
+
+// since is a wait of the status that has lasted since the same one was told.
+func (d *decision) since(w wait) *v1alpha1.Waiting {
+	d.waits, d.actions = []wait{w}, nil
+	return d.waiting()
+}

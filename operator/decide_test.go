@@ -227,3 +227,21 @@ func wantDecision(t *testing.T, want []string, waiting string) func([]action, v1
 		}
 	}
 }
+
+// decide returns the actions and the status.
+func decide(spec v1alpha1.NodeVersionSpec, w world) ([]action, v1alpha1.NodeVersionStatus) {
+	d := Decide(spec, w)
+	return d.actions, d.status()
+}
+
+// TestEveryActionKindHasAName fails when a new kind of action is not in the table of names.
+func TestEveryActionKindHasAName(t *testing.T) {
+	if got, want := len(actionNames), int(publishComponents)+1; got != want {
+		t.Errorf("%d names, want %d", got, want)
+	}
+	for _, kind := range actionKinds() {
+		if kind.String() == "" {
+			t.Errorf("action %d has no name", kind)
+		}
+	}
+}

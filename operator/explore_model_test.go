@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -58,6 +59,7 @@ type modelMachine struct {
 	recent                           bool  // the run has failed a moment ago
 	retry                            uint8 // what the Node says: 0 nothing, 1 that its owner wants a try, 2 that of this run, 3 of one before
 	origin                           uint8 // that it was created to replace, as its token says: 0 none, else machine+1
+	revoked                          bool  // a person has revoked it, and the intent is there
 	captured                         bool  // an attacker writes its Node
 	lie, about                       uint8 // what the Node claims falsely; machine+1 that it is about
 }
@@ -356,6 +358,9 @@ func (c *scenario) view(s *modelState, h hidden) world {
 		if m.member != 0 {
 			w.etcd = append(w.etcd, member{node: modelName[i], voter: m.member == 2, healthy: m.life == running, leader: int(s.leader) == i})
 		}
+		if m.revoked {
+			w.intents = append(w.intents, intent{name: revocation.RemovalPrefix + modelName[i], goal: v1alpha1.LeaveGoal, machine: modelID[i], node: modelName[i], group: modelGroup[m.group], revoked: true})
+		}
 		if m.tracked != 0 {
 			in := intent{name: machinePrefix + modelName[i], goal: v1alpha1.JoinGoal, machine: modelID[i], node: modelName[i], group: modelGroup[m.group], deadline: modelNow.Add(time.Minute)}
 			if m.tracked == 2 {
@@ -439,7 +444,7 @@ func (e *explorer) facts(s *modelState) *facts {
 			life: int(m.life), group: int(m.group), image: int(m.image), comps: int(m.comps), ours: m.token != 0, place: s.placeOfToken(m.token),
 			isNode: m.isNode, ready: m.ready, known: m.known, cordon: cordon(m.cordon), drained: m.drained, obsolete: m.obsolete, postponed: m.postponed, held: m.held,
 			donor: indexed(m.donor), heir: indexed(m.heir), member: int(m.member), api: int(m.api), tracked: int(m.tracked), trackedLate: m.trackedLate,
-			noted: int(m.noted), run: int(m.run), broken: m.broken, recent: m.recent, retry: int(m.retry), captured: m.captured,
+			noted: int(m.noted), run: int(m.run), broken: m.broken, recent: m.recent, retry: int(m.retry), captured: m.captured, revoked: m.revoked,
 		}
 		f.groups[m.group].broken = f.groups[m.group].broken || m.broken
 	}
@@ -486,7 +491,7 @@ func (s *modelState) byToken(t uint8) int {
 // encode makes a model's action of one that decide returned.
 func (s *modelState) encode(a *action) modelAction {
 	out := modelAction{kind: a.kind, node: numbered(a.node), other: numbered(a.heir), donor: numbered(a.donor), flag: a.uncordon, extra: uint8(a.voters), place: 255}
-	if a.machine != "" {
+	if a.machine != "" && a.kind != deleteNode { // a Node is deleted by its name, whatever it claims
 		out.node = uint8(index(modelID, a.machine) + 1)
 	}
 	if a.group != "" {
@@ -509,6 +514,9 @@ func (s *modelState) encode(a *action) modelAction {
 		out.flag, out.up = in.goal == v1alpha1.LeaveGoal, in.goal == v1alpha1.UpgradeGoal
 		out.group = uint8(index(modelGroup, in.group))
 		out.donor, out.node = numbered(in.donor), uint8(index(modelID, in.machine)+1)
+		if in.revoked {
+			out.extra = 1
+		}
 		if p, ok := placeOf(in.name); ok {
 			out.place = uint8(p)
 			if t := index(modelToken, in.token); t > 0 {
@@ -578,6 +586,8 @@ func (c *scenario) apply(s modelState, a modelAction) modelState {
 			if l := &s.places[a.place]; l.used && l.leave == a.flag && l.token == a.token && l.upgrade == a.up {
 				*l = modelPlace{}
 			}
+		} else if a.extra == 1 {
+			m.revoked = false
 		} else if m.tracked != 0 && (m.tracked == 2) == a.flag {
 			m.tracked, m.trackedLate = 0, false
 		}
@@ -766,6 +776,7 @@ const (
 	stepCaptured
 	stepLiar
 	stepHalfJoins
+	stepRevoked
 )
 
 var stepTexts = [...]string{
@@ -778,6 +789,7 @@ var stepTexts = [...]string{
 	stepCordoned: "a person cordons m%d", stepHeld: "a person holds m%d", stepNotReady: "m%d is NotReady", stepDies: "m%d dies", stepNeverJoins: "m%d will never join", stepNodeDeleted: "a person deletes the Node m%d",
 	stepNodeUpgraded: "the agent of m%d has upgraded it", stepNodeFails: "the agent of m%d fails", stepSilent: "the agent of m%d does not answer", stepAnswers: "the agent of m%d answers again",
 	stepBroken: "whatever the agent of m%d tries will fail", stepStrategy: "a person changes the strategy of group %d", stepPauseOver: "it is long ago that the agent of m%d has failed", stepRetry: "a person wants m%d tried again now",
+	stepRevoked:   "a person revokes m%d",
 	stepHalfJoins: "the join of m%d breaks off after its Node was made",
 	stepLies:      "the Node of the captured m%d claims something else", stepCaptured: "m%d is captured", stepLiar: "a Node without a machine claims m%d",
 	stepIntentDeleted: "a person deletes intent %d", stepUpgradeFails: "the upgrade by the agent on m%d fails", stepAutoscalerOn: "a person enables the autoscaler (%d)", stepObsolete: "a person marks m%d obsolete", stepLeaseMoves: "m%d becomes the leader",
@@ -799,7 +811,7 @@ func (t *step) String() string {
 
 func (a modelAction) String() string {
 	var b strings.Builder
-	b.WriteString(actionNames[a.kind])
+	b.WriteString(a.kind.String())
 	if a.place != 255 {
 		fmt.Fprintf(&b, " replace-%d token=t%d donor=%s", a.place, a.token, mention(a.donor))
 	} else if a.donor != 0 {

@@ -464,13 +464,13 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		if m.held && m.group == cpModel {
 			happens(stepLetGo, i, true, func(n *modelState) { n.m[i].held = false })
 		}
-		if m.isNode && m.cordon == uint8(cordonedByOthers) {
+		if m.isNode && m.cordon == uint8(cordonedByOthers) && !m.revoked {
 			happens(stepUncordoned, i, true, func(n *modelState) { n.m[i].cordon = 0; n.m[i].drained = false })
 		}
 		if m.isNode && !m.ready && m.life == running && !m.failed {
 			happens(stepReadyAgain, i, true, func(n *modelState) { n.m[i].ready = true })
 		}
-		if m.captured && m.isNode && m.life == running {
+		if m.captured && !m.revoked && m.isNode && m.life == running {
 			tell := func(lie uint8, about int) {
 				happens(stepLies, i, false, func(n *modelState) { n.m[i].lie, n.m[i].about = lie, uint8(about+1) })
 			}
@@ -520,6 +520,15 @@ func (e *explorer) steps(s *modelState, out []step) ([]step, int) {
 		}
 		if m.group == cpModel && (m.member == 1 || quorum-1 < s.countVoters()/2+1 || quorum < 2) && m.token == 0 {
 			continue // what would take the quorum is beyond any operator
+		}
+		// The console cordons the Node, and refuses to revoke what would take the quorum.
+		if e.allows('R') && !m.revoked && (m.group != cpModel || quorum > 1 && quorum-1 >= s.countVoters()/2+1) {
+			bad(stepRevoked, i, func(n *modelState) {
+				n.m[i].revoked = true
+				if n.m[i].cordon == 0 {
+					n.m[i].cordon = uint8(cordonedByOthers)
+				}
+			})
 		}
 		if e.allows('r') && m.ready && m.group != cpModel {
 			bad(stepNotReady, i, func(n *modelState) { n.m[i].ready = false })
@@ -657,7 +666,7 @@ func (n *modelState) settle(before *modelState) {
 			if a.late = b.late; a != b {
 				n.flying = modelAction{}
 			}
-		} else if n.m[f.node-1].tracked != before.m[f.node-1].tracked {
+		} else if n.m[f.node-1].tracked != before.m[f.node-1].tracked || n.m[f.node-1].revoked != before.m[f.node-1].revoked {
 			n.flying = modelAction{}
 		}
 	case publishComponents:
@@ -731,13 +740,13 @@ func (n *modelState) extra(i int) bool {
 			return true
 		}
 	}
-	return n.m[i].tracked == 2
+	return n.m[i].tracked == 2 || n.m[i].revoked
 }
 
 // mentions reports whether anything still speaks of machine i.
 func (s *modelState) mentions(i int) bool {
 	m := &s.m[i]
-	if m.isNode || m.member != 0 || m.tracked != 0 || s.placeOfToken(m.token) >= 0 || int(s.lease) == i || s.flying.kind != 0 {
+	if m.isNode || m.member != 0 || m.tracked != 0 || m.revoked || s.placeOfToken(m.token) >= 0 || int(s.lease) == i || s.flying.kind != 0 {
 		return true
 	}
 	for p := range s.places {
@@ -777,7 +786,7 @@ func (s *modelState) anyBroken() bool {
 }
 
 func (m modelMachine) withoutNode() modelMachine {
-	return modelMachine{origin: m.origin, captured: m.captured, recent: m.recent, run: m.run, runComps: m.runComps, silent: m.silent, broken: m.broken, life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
+	return modelMachine{origin: m.origin, captured: m.captured, revoked: m.revoked, recent: m.recent, run: m.run, runComps: m.runComps, silent: m.silent, broken: m.broken, life: m.life, group: m.group, image: m.image, comps: m.comps, token: m.token, member: m.member, api: m.api, late: m.late, tracked: m.tracked, trackedLate: m.trackedLate}
 }
 
 // scenarios are the worlds that are explored. Letters of with are faults: t target,
@@ -786,7 +795,7 @@ func (m modelMachine) withoutNode() modelMachine {
 // leader moves, h a person holds a node, b a PodDisruptionBudget blocks, B for ever, g an
 // agent does not answer, U an agent fails for ever, y a person wants a failed upgrade tried
 // again, s the strategy of a group is changed, L a Node without a machine claims any
-// machine at any time, k a worker is captured, whose Node then claims anything at any time.
+// machine at any time, R a machine is revoked, k a worker is captured, whose Node then claims anything at any time.
 var scenarios = []scenario{
 	{name: "plain", nodes: [3]int{1, 1, 0}, surge: 1, target: 2, faults: 0},
 	{name: "no-autoscaler", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 0, othersStoppedScale: true},
@@ -826,6 +835,9 @@ var scenarios = []scenario{
 	{name: "captured", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "k"},
 	{name: "captured-evades", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "k", lies: []uint8{lieImage, lieDenies}},
 	{name: "captured-heir", nodes: [3]int{1, 2, 0}, surge: 1, target: 1, faults: 0, with: "k", lies: []uint8{lieDonor}, taken: true},
+	{name: "revoked", nodes: [3]int{1, 2, 0}, surge: 1, from: 1, target: 1, faults: 2, with: "RkBb"},
+	{name: "revoked-control-plane", nodes: [3]int{3, 0, 0}, surge: 1, from: 1, target: 1, faults: 1, with: "R", stale: true},
+	{name: "revoked-in-rollout", nodes: [3]int{1, 1, 0}, surge: 1, target: 1, faults: 1, with: "R", stale: true},
 	{name: "large", nodes: [3]int{3, 2, 1}, surge: 2, target: 2, faults: 1, with: "tx", stale: true},
 }
 

@@ -247,15 +247,21 @@ func (h *agentHost) Upgrade(ctx context.Context, token, version, reference strin
 		Token: token, KubernetesVersion: version, What: h.what, Components: component.ToProto(components.List), ComponentsStatement: components.Statement,
 		Configuration: &upgradeproto.Configuration{IgnorePreflightErrors: kubeadm.IgnoredChecks()}, // as when the machine joined
 	}
-	if err := h.enrol(ctx, version, components); err != nil {
-		return fmt.Errorf("install the release keys and the verifying agent on %s: %w", h.node, words(err))
-	}
 	f := &following{host: h, tell: tell, run: upgradeRun{version: version, components: reference, node: h.node, phase: "download", inPlace: h.what == upgradeproto.What_NODE}}
-	cut := false
+	cut, enrolled := false, false
 	for pause := reconnectMin; ; pause = min(2*pause, reconnectMax) {
 		before := f.after
 		req.After = f.after
-		err := f.follow(ctx, req)
+		var err error
+		if !enrolled {
+			err = h.enrol(ctx, version, components)
+			if enrolled = err == nil; !enrolled && !wasCut(err) && ctx.Err() == nil {
+				return fmt.Errorf("install the release keys and the verifying agent on %s: %w", h.node, words(err))
+			}
+		}
+		if enrolled {
+			err = f.follow(ctx, req)
+		}
 		switch {
 		case err == nil:
 			return nil

@@ -57,6 +57,7 @@ type fact struct {
 	broken                      bool // whatever its agent tries fails
 	recent                      bool // that has failed a moment ago
 	captured                    bool // an attacker writes its Node
+	revoked                     bool // a person has revoked it: it goes whatever is on it
 	retry                       int  // what its Node says: 0 nothing, 1 that its owner wants a try, 2 that of this run, 3 of one before
 }
 
@@ -291,7 +292,7 @@ func (f *facts) wrongEffect(e *effect, whole bool) string {
 	case cordonNode:
 		worker = e.heir != noMachine && !f.control(m) && m.heir != e.heir
 	case deleteInstance:
-		if m.isNode && m.ready && !m.drained && !m.captured && whole {
+		if m.isNode && m.ready && !m.drained && !m.captured && !m.revoked && whole {
 			return "a machine is deleted with work on it"
 		}
 		if e.host == e.machine && m.isNode && m.ready && whole {
@@ -404,7 +405,7 @@ func (f *facts) irrevocable(e *effect, whole bool) string {
 			return "a control plane is deleted that is still a member of etcd"
 		}
 	case deleteNode:
-		if (m.life == running || m.life == booting) && !m.captured {
+		if (m.life == running || m.life == booting) && !m.captured && !m.revoked {
 			return "the Node of a running machine is deleted"
 		}
 	case clearIntent:
@@ -460,6 +461,9 @@ func (f *facts) unfinished() string {
 	}
 	for i := range f.machines {
 		m := &f.machines[i]
+		if m.revoked && (m.isNode || m.life == booting || m.life == running) {
+			return fmt.Sprintf("m%d was revoked and is not removed", i)
+		}
 		if f.groups[m.group].blocked || f.groups[m.group].broken || m.life == absent && !m.isNode && m.member == 0 {
 			continue
 		}

@@ -1,18 +1,13 @@
 package operator
 
 import (
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
 
-	"constellation/engine/cloud"
 	"constellation/engine/cloud/local"
 	"constellation/operator/api/v1alpha1"
 )
@@ -196,84 +191,36 @@ func TestTokensTellWhatIsReplaced(t *testing.T) {
 	}
 }
 
-// Impostors are told of once, and again when they claim something else.
-func TestImpostorsAreTold(t *testing.T) {
-	recorder := events.NewFakeRecorder(10)
-	var log strings.Builder
-	r := &nodeVersions{events: recorder, log: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now}
-	r.init()
-	tell := func(machine string) {
-		i := impostor{node: node{name: "worker-9", providerID: "sandbox://t/" + machine}, machine: machine}
-		r.tellImpostors(&observed{world: world{impostors: []impostor{i}}, nodes: map[string]*corev1.Node{"worker-9": {ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}}})
-	}
-	tell("control-plane-0")
-	tell("control-plane-0")
-	tell("control-plane-1")
-	if n := strings.Count(log.String(), `msg="node rejected" node=worker-9 provider_id=sandbox://t/control-plane-`); n != 2 || len(recorder.Events) != 2 {
-		t.Errorf("%d events, and the log:\n%s", len(recorder.Events), log.String())
-	}
-	if e := <-recorder.Events; !strings.Contains(e, "Node worker-9 claims machine sandbox://t/control-plane-0, which the cloud calls control-plane-0") {
-		t.Errorf("event %q", e)
-	}
-	r.tellImpostors(&observed{})
-	if len(r.toldImpostors) > 0 {
-		t.Errorf("%v is kept in mind", r.toldImpostors)
-	}
-}
-
-// A Node gets what a ticket was given for only if it is the machine that the ticket was
-// given to, by its own claim and by the cloud.
-func TestNoNodeTakesAnothersTicket(t *testing.T) {
-	const id = "sandbox://t/worker-0"
-	for name, tt := range map[string]struct {
-		node, claims, attested string
-		is                     cloud.Instance
-		want                   string // refusal
-	}{
-		"without a machine":                      {"worker-0", "", id, cloud.Instance{Name: "worker-0", ProviderID: id}, "NoProviderID"},
-		"of another machine":                     {"worker-0", "sandbox://t/worker-1", id, cloud.Instance{Name: "worker-1", ProviderID: "sandbox://t/worker-1"}, "OtherMachine"},
-		"that claims the machine of the ticket":  {"worker-9", id, id, cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
-		"whose ticket names no machine":          {"worker-9", id, "", cloud.Instance{Name: "worker-0", ProviderID: id}, "OtherMachine"},
-		"that the cloud does not know, nor we":   {"worker-9", id, "", cloud.Instance{}, "InstanceUnknown"},
-		"of the machine, in another case, is it": {"worker-0", strings.ToUpper(id), id, cloud.Instance{Name: "worker-0", ProviderID: id, Image: image2, Group: workerGroup}, ""},
-	} {
-		t.Run("a Node "+name, func(t *testing.T) {
-			s := &sky{instances: map[string]cloud.Instance{}}
-			if tt.is.ProviderID != "" {
-				s.instances[tt.claims] = tt.is
-			}
-			jn := &v1alpha1.JoiningNode{ObjectMeta: metav1.ObjectMeta{Name: tt.node}, Spec: v1alpha1.JoiningNodeSpec{Name: tt.node, ProviderID: tt.attested, ComponentsReference: refA}}
-			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: tt.node}, Spec: corev1.NodeSpec{ProviderID: tt.claims}}
-			if tt.want == "" { // annotated already, so there is nothing to write
-				n.Annotations = map[string]string{v1alpha1.AnnotationComponents: refA, v1alpha1.AnnotationImage: image2, v1alpha1.AnnotationGroup: workerGroup}
-			}
-			r := &joiningNodes{cloud: s} // a write would fail: there is no client
-			got, err := r.annotate(t.Context(), jn, n)
-			if err != nil || (got == nil) != (tt.want == "") || got != nil && got.reason != tt.want {
-				t.Errorf("refusal %+v, %v; want %q", got, err, tt.want)
-			}
-		})
-	}
-}
-
-// A cloud that forgets a machine does not name it: the name is what we have noted.
-func TestMachinesThatTheCloudNeverDescribedHaveNoName(t *testing.T) {
+// No machine is tracked because a Node has claimed it and the cloud forgets it.
+func TestMachinesThatTheCloudNeverDescribedAreNotTracked(t *testing.T) {
 	const id = "sandbox://t/ghost"
-	f := newFleet(&sky{instances: map[string]cloud.Instance{}}, time.Now)
-	if err := f.refresh(t.Context(), map[string]spoken{id: {ready: true}}); err != nil {
-		t.Fatal(err)
-	}
-	all, complete, _, _ := f.view()
-	if len(all) != 1 || all[0].name != "" || !complete {
-		t.Fatalf("machines %+v, complete %t", all, complete)
-	}
-	// No machine is tracked because a Node has claimed it.
-	s, w := rollout(lying(func(n *node, w *world) { n.name, n.providerID = "ghost", id }))
-	w.instances = append(w.instances, all...)
+	s, w := rollout(lying(func(n *node, _ *world) { n.name, n.providerID = "ghost", id }))
+	w.instances = append(w.instances, instance{id: id, mark: markOf(id), state: "Terminated"})
 	actions, _ := decide(s, w)
 	for _, a := range actions {
 		if strings.Contains(a.String(), "ghost") {
 			t.Errorf("decided to %s", a)
 		}
+	}
+}
+
+// Of several Nodes that claim one machine the one that bears its name counts on.
+func TestOfNodesThatClaimOneMachineTheHonestOneCounts(t *testing.T) {
+	w := world{instances: []instance{{id: "sandbox://t/b", name: "b", group: workerGroup, image: image2, state: "Ready"}}}
+	for _, name := range []string{"a", "b", "c"} {
+		w.nodes = append(w.nodes, node{name: name, providerID: strings.Replace("sandbox://t/b", "sandbox", map[string]string{"a": "SANDBOX", "b": "sandbox", "c": "Sandbox"}[name], 1)})
+	}
+	x := newLookup(&w)
+	if n := x.machineOf["sandbox://t/b"]; n == nil || n.name != "b" || len(w.nodes) != 1 || len(w.impostors) != 2 {
+		t.Errorf("the machine's Node is %+v, nodes %+v, impostors %+v", n, w.nodes, w.impostors)
+	}
+	// While the cloud does not describe the machine, only our own record does.
+	w = world{nodes: []node{{name: "a", providerID: "sandbox://t/b"}, {name: "b", providerID: "sandbox://t/b"}}}
+	if x := newLookup(&w); x.machineOf["sandbox://t/b"] != nil || len(w.impostors) > 0 {
+		t.Errorf("the machine's Node is %+v, impostors %+v", x.machineOf["sandbox://t/b"], w.impostors)
+	}
+	w.intents = []intent{{name: "machine-b", goal: v1alpha1.LeaveGoal, machine: "sandbox://t/b", node: "b"}}
+	if n := newLookup(&w).machineOf["sandbox://t/b"]; n == nil || n.name != "b" {
+		t.Errorf("the machine's Node is %+v", n)
 	}
 }

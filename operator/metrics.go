@@ -272,16 +272,14 @@ func newCounters() (*counters, error) {
 		serving.WithLabelValues(result)
 		joining.WithLabelValues(result)
 	}
-	for kind := range actionNames {
-		if actionNames[kind] != "" {
-			actions.WithLabelValues(metricKind(actionKind(kind)), "ok")
-			actions.WithLabelValues(metricKind(actionKind(kind)), "error")
-		}
+	for _, kind := range actionKinds() {
+		actions.WithLabelValues(metricKind(kind), "ok")
+		actions.WithLabelValues(metricKind(kind), "error")
 	}
 	return &counters{actions: actions, calls: calls, serving: serving, client: joining, steps: steps}, nil
 }
 
-func metricKind(k actionKind) string { return strings.ReplaceAll(actionNames[k], " ", "_") }
+func metricKind(k actionKind) string { return strings.ReplaceAll(k.String(), " ", "_") }
 
 // action counts an action and its result. That the world has moved on is no error: the
 // next pass decides again.

@@ -277,7 +277,7 @@ func (r *nodeVersions) reconcile(ctx context.Context, nv *v1alpha1.NodeVersion) 
 		r.renew(o, nil, age, false)
 		return r.interval, nil
 	}
-	d := plan(o.version.Spec, o.world, everyRule)
+	d := Decide(o.version.Spec, o.world)
 	r.able(d)
 	switch {
 	case r.lock == nil:
@@ -379,12 +379,6 @@ func (r *nodeVersions) able(d *decision) {
 		d.wait("NoAgent", fmt.Sprintf("Kubernetes is upgraded by the agent of %s, and this operator has no connection to it", a.node), ref(a.node), time.Time{})
 		return true
 	})
-}
-
-// since is a wait of the status that has lasted since the same one was told.
-func (d *decision) since(w wait) *v1alpha1.Waiting {
-	d.waits, d.actions = []wait{w}, nil
-	return d.waiting()
 }
 
 // current asks the API server past the cache now and then, and reports whether the
@@ -772,4 +766,24 @@ func (r *nodeVersions) readComponents(ctx context.Context, name string) (compone
 		}
 	}
 	return c, nil
+}
+
+// tellImpostors logs and records each impostor once, and again when its claim changes.
+func (r *nodeVersions) tellImpostors(o *observed) {
+	there := make(map[string]bool, len(o.impostors))
+	for i := range o.impostors {
+		n := &o.impostors[i]
+		there[n.name] = true
+		once(r.toldImpostors, n.name, n.why(), func() {
+			r.log.Warn("node rejected", "node", n.name, "provider_id", n.providerID, "machine", n.machine)
+			if obj := o.nodes[n.name]; obj != nil {
+				r.event(obj, corev1.EventTypeWarning, "NodeRejected", "Verify", n.why()+"; nothing is decided from it, so drain and delete the Node if it is not yours")
+			}
+		})
+	}
+	for name := range r.toldImpostors {
+		if !there[name] {
+			delete(r.toldImpostors, name)
+		}
+	}
 }

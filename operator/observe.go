@@ -166,7 +166,7 @@ func (o *observed) of(a action) *observed {
 // then, and judges the nodes.
 func (o *observed) find() *lookup {
 	if o.found == nil {
-		o.found = newLookup(&o.world, everyRule)
+		o.found = newLookup(&o.world)
 	}
 	return o.found
 }
@@ -445,35 +445,6 @@ func (r *nodeVersions) componentVersions(ctx context.Context, nv *v1alpha1.NodeV
 	}
 	return out, nil
 }
-
-// lastRun is the latest run of an agent that is known of: that of this host's journal,
-// or, if the leader has moved since, the one that the last status speaks of.
-//
-// A run on another host cannot be followed. It is over when its Node has the version,
-// since the kubelet comes last. Otherwise it is given as long as a run takes, so that
-// no second control plane restarts meanwhile, and is then tried again from here. known
-// is how long we have known of it: when it began is told by the clock of its host.
-func lastRun(journal upgradeRun, told *v1alpha1.UpgradeProgress, known time.Duration, spec v1alpha1.NodeVersionSpec, x lookup, here string) upgradeRun {
-	if told == nil || told.Node == here || !told.Started.After(journal.started) {
-		return journal
-	}
-	r := upgradeRun{version: told.Version, node: told.Node, phase: told.Phase, line: told.Line, started: told.Started.Time}
-	if told.Version == spec.KubernetesClusterVersion {
-		r.components = spec.KubernetesComponentsReference
-	}
-	n := x.nodes[told.Node]
-	switch {
-	case !r.active():
-	case n != nil && n.ready && n.kubelet == told.Version:
-		r.phase = "done"
-	case n == nil, known > lostRun:
-		r.phase, r.line = "failed", fmt.Sprintf("nothing was heard of the upgrade on %s since the operator has left it", told.Node)
-	}
-	return r // a failed one has not ended a moment ago, so it needs no pause
-}
-
-// lostRun is longer than a run of the agent takes.
-const lostRun = 30 * time.Minute
 
 // hostView is what was last heard of this host's agent. It is safe for concurrent use.
 type hostView struct {

@@ -36,7 +36,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
@@ -394,32 +393,6 @@ func ready(n *corev1.Node) bool {
 		}
 	}
 	return false
-}
-
-// setCondition sets c, and its transition time if the status changes.
-func setCondition(all *[]metav1.Condition, c metav1.Condition, now metav1.Time) {
-	for i := range *all {
-		old := &(*all)[i]
-		if old.Type != c.Type {
-			continue
-		}
-		c.LastTransitionTime = old.LastTransitionTime
-		if old.Status != c.Status {
-			c.LastTransitionTime = now
-		}
-		*old = c
-		return
-	}
-	c.LastTransitionTime = now
-	*all = append(*all, c)
-}
-
-func condition(kind string, status bool, generation int64, reason, format string, args ...any) metav1.Condition {
-	s := metav1.ConditionFalse
-	if status {
-		s = metav1.ConditionTrue
-	}
-	return metav1.Condition{Type: kind, Status: s, ObservedGeneration: generation, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
 func ptr[T any](v T) *T { return &v }

@@ -136,9 +136,12 @@ func (k *finder) instance(id string) *instance {
 	return k.folded[folded]
 }
 
-// newLookup judges the nodes of w, see judge, and finds what w holds. off is the rule
+// newLookup judges the nodes of w, see judge, and finds what w holds.
+func newLookup(w *world) *lookup { return lookupWithout(w, everyRule) }
+
+// lookupWithout judges the nodes of w, see judge, and finds what w holds. off is the rule
 // that is switched off.
-func newLookup(w *world, off rule) *lookup {
+func lookupWithout(w *world, off rule) *lookup {
 	x := &lookup{nodes: make(map[string]*node, len(w.nodes)), machineOf: make(map[string]*node, len(w.nodes)), finder: w.finder}
 	if x.finder == nil {
 		x.finder = newFinder(w.instances)

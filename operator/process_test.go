@@ -71,7 +71,7 @@ func operatorProcess(path string) error {
 		return err
 	}
 	return Run(context.Background(), Config{
-		Cluster: access, Namespace: namespace, Cloud: NewSandboxCloud(local.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
+		Cluster: access, Namespace: namespace, Cloud: local.NewInCluster(local.NewMetadata(c.Metadata), c.Control), Agent: c.Socket, Node: c.Node,
 		CloudInterval: 100 * time.Millisecond, NoElection: true, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		at: func(point string) {
 			if !slices.Contains(c.Points, point) {
@@ -490,7 +490,7 @@ func TestOperatorIsKilledAtControlPlanes(t *testing.T) {
 
 	var points []string
 	for _, kind := range []actionKind{startUpgrade, moveLeader, removeMember} {
-		points = append(points, "before:"+actionNames[kind], "after:"+actionNames[kind])
+		points = append(points, "before:"+kind.String(), "after:"+kind.String())
 	}
 	o := &operators{t: t, config: filepath.Join(t.TempDir(), "operator.json"), log: filepath.Join(t.TempDir(), "operator.log")}
 	config := processConfig{Kubeconfig: c.kubeconfig(), Metadata: machines.Metadata, Control: machines.Control, Socket: rig.socket(), Node: staying, Points: points, Once: t.TempDir()}

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"constellation/engine/revocation"
@@ -227,17 +226,6 @@ func TestReplacementOfARevokedMachineIsNobodysHeir(t *testing.T) {
 	}
 	if len(actions) != 1 || actions[0].kind != recordIntent || actions[0].intent.donor != "worker-0" {
 		t.Errorf("actions %v, want the replacement of worker-0 with a machine of its own", actions)
-	}
-}
-
-func TestTaintOfARevokedNodeIsNotInherited(t *testing.T) {
-	donor := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{
-		{Key: v1alpha1.AnnotationRevoked, Effect: corev1.TaintEffectNoExecute}, {Key: "gpu", Effect: corev1.TaintEffectNoSchedule},
-	}}}
-	heir := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-2"}}
-	inherit(heir, donor)
-	if len(heir.Spec.Taints) != 1 || heir.Spec.Taints[0].Key != "gpu" {
-		t.Errorf("heir has taints %v, want gpu alone", heir.Spec.Taints)
 	}
 }
 

@@ -1124,8 +1124,8 @@ func killedAtEachPoint(t *testing.T, r *rolling) {
 		yieldLease, moveLeader, removeMember, deleteInstance, deleteNode, startUpgrade, publishComponents,
 	} {
 		for _, when := range []string{"before:", "after:"} {
-			if !r.crashed[when+actionNames[kind]] {
-				t.Errorf("never came to %s%s", when, actionNames[kind])
+			if !r.crashed[when+kind.String()] {
+				t.Errorf("never came to %s%s", when, kind.String())
 			}
 		}
 	}

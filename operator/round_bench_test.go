@@ -24,16 +24,7 @@ import (
 func BenchmarkRound(b *testing.B) {
 	for _, size := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			spec, w := rollout(func(s *v1alpha1.NodeVersionSpec, w *world) {
-				surge := intstr.FromInt(100)
-				s.Rollout.MaxSurge = &surge
-				for i := 2; i < size; i++ {
-					n := machine(fmt.Sprintf("worker-%d", i), func(n *node) { n.image = image1 })
-					w.nodes = append(w.nodes, n)
-					w.instances = append(w.instances, instance{id: n.providerID, name: n.name, group: n.group, state: "Ready"})
-				}
-				halfWay(w)
-			})
+			spec, w := halfReplaced(size)
 			c := cacheOf(w)
 			var all []any
 			for i := range w.nodes {
@@ -62,14 +53,59 @@ func BenchmarkRound(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				d := plan(spec, o.world, everyRule)
-				d.status()
-				if len(o.world.nodes) != len(all) || len(d.places) == 0 {
+				status := Decide(spec, o.world).status()
+				if len(o.world.nodes) != len(all) || status.Nodes.Donors == 0 {
 					b.Fatal("not the world that was meant")
 				}
 			}
 		})
 	}
+}
+
+// halfReplaced is a cluster of three control planes and size workers. Half of the workers are
+// replaced, and the machines that replace 100 others exist, half of them as Nodes already.
+func halfReplaced(size int) (v1alpha1.NodeVersionSpec, world) {
+	s, surge := spec(), intstr.FromInt(100)
+	s.Rollout.MaxSurge = &surge
+	now := testNow
+	w := world{
+		groups: []group{{name: "control-plane", id: cpGroup, role: v1alpha1.ControlPlaneRole, image: image2}, {name: "workers", id: workerGroup, role: v1alpha1.WorkerRole, image: image2}},
+		before: v1alpha1.NodeVersionStatus{JoinComponents: v1alpha1.JoinComponents{ControlPlane: refA, Worker: refA}},
+	}
+	add := func(name, group, image, token string) *node {
+		role := v1alpha1.WorkerRole
+		if group == cpGroup {
+			role = v1alpha1.ControlPlaneRole
+		}
+		w.nodes = append(w.nodes, node{name: name, role: role, ready: true, providerID: "sandbox://t/" + name, kubelet: "v1.35.4", image: image, components: refA, group: group})
+		w.instances = append(w.instances, instance{id: "sandbox://t/" + name, name: name, group: group, image: image, token: token, state: "Ready"})
+		return &w.nodes[len(w.nodes)-1]
+	}
+	for i := range 3 {
+		add(fmt.Sprintf("control-plane-%d", i), cpGroup, image2, "")
+	}
+	for i := range size {
+		name := fmt.Sprintf("worker-%d", i)
+		if i < size/2 {
+			add(name, workerGroup, image2, "token-"+name).donor = "old-" + name
+		} else {
+			add(name, workerGroup, image1, "")
+		}
+	}
+	for busy := range min(100, size-size/2) {
+		donor, heir := 3+size/2+busy, fmt.Sprintf("heir-of-worker-%d", size/2+busy)
+		w.intents = append(w.intents, intent{
+			name: fmt.Sprint("replace-", busy), goal: v1alpha1.JoinGoal, token: "token-" + heir, donor: w.nodes[donor].name, group: workerGroup, deadline: now.Add(time.Minute),
+		})
+		add(heir, workerGroup, image2, "token-"+heir)
+		if busy%2 == 0 {
+			n := &w.nodes[donor]
+			w.nodes[len(w.nodes)-1].donor, n.heir, n.cordon, n.cordonedSince = n.name, heir, cordonedByUs, now
+		} else {
+			w.nodes = w.nodes[:len(w.nodes)-1] // its machine has not joined
+		}
+	}
+	return s, w
 }
 
 // nodeObject is an object that n can be read from.

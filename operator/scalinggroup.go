@@ -292,12 +292,3 @@ func objectName(f cloud.Group, known []v1alpha1.ScalingGroup) string {
 	sum := sha256.Sum256([]byte(strings.ToLower(f.ID)))
 	return strings.TrimLeft(name+"-"+hex.EncodeToString(sum[:4]), "-")
 }
-
-// shorten keeps an error's text within a condition that people read.
-func shorten(s string) string {
-	const limit = 256
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "") + "…"
-}

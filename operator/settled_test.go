@@ -57,7 +57,7 @@ func TestHeirsSettleBeforeTheyCount(t *testing.T) {
 			instances: []instance{{id: "id", name: "heir", token: "token"}, {id: "old", name: "donor"}},
 			intents:   []intent{{name: "replace-0", token: "token", goal: goal, donor: "donor"}},
 		}
-		r.settle(o, newLookup(&o.world, everyRule))
+		r.settle(o, newLookup(&o.world))
 		if !o.world.nodes[1].ready {
 			t.Error("a node that is no heir is not Ready any more")
 		}

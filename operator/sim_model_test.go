@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"constellation/engine/revocation"
 	"constellation/operator/api/v1alpha1"
 )
 
@@ -217,7 +218,7 @@ func (s *simulation) storeNode(i int, n *node) {
 	m := &s.machines[i]
 	s.m[i].node = n
 	if n == nil {
-		*m = fact{life: m.life, group: m.group, image: m.image, comps: m.comps, ours: m.ours, place: m.place, member: m.member, sick: m.sick, api: m.api, noted: m.comps, run: m.run, captured: m.captured, tracked: m.tracked, trackedLate: m.trackedLate, nodeWasDeleted: m.nodeWasDeleted, counted: m.counted, donor: noMachine, heir: noMachine}
+		*m = fact{life: m.life, group: m.group, image: m.image, comps: m.comps, ours: m.ours, place: m.place, member: m.member, sick: m.sick, api: m.api, noted: m.comps, run: m.run, captured: m.captured, revoked: m.revoked, tracked: m.tracked, trackedLate: m.trackedLate, nodeWasDeleted: m.nodeWasDeleted, counted: m.counted, donor: noMachine, heir: noMachine}
 	} else {
 		if m.cordon != uncordoned && n.cordon == uncordoned {
 			m.drained = false // pods come back
@@ -793,6 +794,7 @@ const (
 	holds
 	liars
 	captures
+	revokes
 	lucks
 )
 
@@ -801,7 +803,7 @@ var luckNames = [...]string{
 	createsFail: "creates-fail", createsTimeOut: "creates-time-out", deletesLost: "deletes-lost", cloudAway: "cloud-away", cloudLags: "cloud-lags", cloudPartial: "cloud-partial", cloudSilent: "cloud-silent",
 	neverJoins: "never-joins", joinsLate: "joins-late", joinsWrong: "joins-wrong", machineDies: "machine-dies", notReady: "not-ready", memberSick: "member-sick", upgradeFails: "upgrade-fails",
 	budgetBlocks: "budget-blocks", cordons: "cordons", uncordons: "uncordons", switches: "switches", nodeDeleted: "node-deleted", intentDeleted: "intent-deleted", marksObsolete: "marks-obsolete",
-	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew", holds: "holds", liars: "liars", captures: "captures",
+	targetChanges: "target-changes", pauses: "pauses", cancels: "cancels", autoscalerActs: "autoscaler-acts", autoscalerSet: "autoscaler-set", groupAppears: "group-appears", clockSkew: "clock-skew", holds: "holds", liars: "liars", captures: "captures", revokes: "revokes",
 }
 
 func (l luck) String() string { return luckNames[l] }
@@ -1170,6 +1172,27 @@ func (s *simulation) strikes(l luck) func() {
 				g.floor = max(0, g.floor-1)
 				s.forgive()
 				s.lies(i)
+			}
+		}
+	case revokes:
+		return func() {
+			if i := s.some(func(i int, m *fact) bool {
+				if !m.isNode || m.life != running || m.revoked || m.tracked != 0 || s.findIntent(revocation.RemovalPrefix+s.m[i].name) >= 0 {
+					return false
+				}
+				return s.control(m) && m.member == 2 && s.quorumWithout(i) && !s.anySick() || !s.control(m) && s.size(m.group) > 2
+			}); i >= 0 {
+				s.say("a person revokes %s", s.m[i].name)
+				s.machines[i].revoked = true
+				s.storeIntent(nil, &simIntent{intent: intent{
+					name: revocation.RemovalPrefix + s.m[i].name, goal: v1alpha1.LeaveGoal, machine: s.m[i].id, node: s.m[i].name, group: s.gs[s.machines[i].group].id, revoked: true,
+				}, place: -1, machineNo: i, donorNo: noMachine, recorded: s.now})
+				s.setNode(i, func(n *node) {
+					if n.cordon == uncordoned {
+						n.cordon = cordonedByOthers
+					}
+				})
+				s.forgive()
 			}
 		}
 	case autoscalerSet:

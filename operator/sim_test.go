@@ -374,7 +374,7 @@ func (o *simOperator) effect(a *action) effect {
 		return noMachine
 	}
 	e := effect{kind: a.kind, machine: find(a.node), donor: find(a.donor), heir: find(a.heir), made: noMachine, place: -1, group: s.groupNo(a.group), uncordon: a.uncordon, host: o.host}
-	if i, ok := s.byID[a.machine]; ok {
+	if i, ok := s.byID[a.machine]; ok && a.kind != deleteNode { // a Node is deleted by its name, whatever it claims
 		e.machine = i
 	}
 	switch a.kind {
@@ -591,7 +591,7 @@ func (o *simOperator) do(a *action, e effect, seen *node, seenIntent *simIntent,
 			})
 		}
 	case deleteNode:
-		return when(func() bool { return s.m[i].node != nil && s.m[i].node.providerID == a.machine }, func() { s.removeNode(i) })
+		return when(func() bool { return s.m[i].node != nil && s.lied(i, *s.m[i].node).providerID == a.machine }, func() { s.removeNode(i) })
 	case startUpgrade:
 		return func() {
 			if s.run == 1 || s.run == 2 && s.runComps == e.comps || s.machines[i].life != running || s.control(&s.machines[i]) && simOrder[e.comps] < simOrder[s.machines[i].api] || !o.right(a, e) {

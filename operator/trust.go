@@ -6,8 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strings"
-
-	corev1 "k8s.io/api/core/v1"
 )
 
 // A kubelet writes its own Node, so a captured machine chooses the Node's providerID,
@@ -140,23 +138,3 @@ func replacedBy(token string) string {
 }
 
 const tokenSeparator = "-"
-
-// tellImpostors logs and records each impostor once, and again when its claim changes.
-func (r *nodeVersions) tellImpostors(o *observed) {
-	there := make(map[string]bool, len(o.impostors))
-	for i := range o.impostors {
-		n := &o.impostors[i]
-		there[n.name] = true
-		once(r.toldImpostors, n.name, n.why(), func() {
-			r.log.Warn("node rejected", "node", n.name, "provider_id", n.providerID, "machine", n.machine)
-			if obj := o.nodes[n.name]; obj != nil {
-				r.event(obj, corev1.EventTypeWarning, "NodeRejected", "Verify", n.why()+"; nothing is decided from it, so drain and delete the Node if it is not yours")
-			}
-		})
-	}
-	for name := range r.toldImpostors {
-		if !there[name] {
-			delete(r.toldImpostors, name)
-		}
-	}
-}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // checks are the checks with goldens; their values are from real checks.
@@ -191,7 +192,7 @@ func checking(t *testing.T, s func(*fakeEngine) *stage, told int) *stage {
 	st := s(e).begin()
 	st.press("c")
 	st.settle()
-	time.Sleep(2 * frameGap) // of the synctest bubble: the pending batch is sent
+	time.Sleep(2 * term.FrameGap) // of the synctest bubble: the pending batch is sent
 	st.settle()
 	st.at(2300 * time.Millisecond)
 	return st
@@ -224,7 +225,7 @@ func TestKeysOfACheck(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+				s := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 				if !slices.Equal(s.copied, tt.copied) || !strings.Contains(s.c.note, tt.note) || tt.note == "" && s.c.note != "" {
 					t.Errorf("copied %q and says %q; want %q and %q", s.copied, s.c.note, tt.copied, tt.note)
 				}
@@ -250,7 +251,7 @@ func TestSmallestChecks(t *testing.T) {
 	} {
 		t.Run(strings.Join(append([]string{tt.check}, tt.keys...), " "), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				v := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 60, 16) }).c.View()
+				v := checkShown(tt.check, tt.keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 60, 16) }).c.View()
 				for _, want := range tt.want {
 					if !strings.Contains(v, want) {
 						t.Errorf("there is no %q in\n%s", want, v)
@@ -274,7 +275,7 @@ func TestAnswersFitTheTerminal(t *testing.T) {
 			widest := 0
 			for l := range strings.Lines(p.output()) {
 				l = strings.TrimRight(l[strings.LastIndexByte(strings.TrimRight(l, "\r\n"), '\r')+1:], "\r\n")
-				widest = max(widest, width(stripStyle(l)))
+				widest = max(widest, term.Width(term.StripStyle(l)))
 			}
 			if widest < tt.least || widest > tt.most {
 				t.Errorf("the widest line has %d columns, want %d to %d:\n%s", widest, tt.least, tt.most, p.output())
@@ -285,7 +286,7 @@ func TestAnswersFitTheTerminal(t *testing.T) {
 
 func TestWritingAsksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+		s := checkShown("two-hops", "W", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 		if s.eng.checkedAs.WriteConfig || s.c.chk.confirmWrite {
 			t.Fatalf("Esc wrote: %v, still asks: %v", s.eng.checkedAs.WriteConfig, s.c.chk.confirmWrite)
 		}
@@ -326,7 +327,7 @@ func TestWritingAsksOnce(t *testing.T) {
 // Versions and path are shown while the check runs, and keys work meanwhile.
 func TestCheckShowsPartialResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) }, 31)
+		s := checking(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) }, 31)
 		v := s.c.View()
 		for _, want := range []string{"v1.34.2 ━━1━━▶ v1.35.4", "PodDisruptionBudget shop/cart", "Now (2.3s): 9 of 49 checked"} {
 			if !strings.Contains(v, want) {
@@ -358,7 +359,7 @@ func TestCheckShowsPartialResults(t *testing.T) {
 // During a new check, the old result is shown without colours.
 func TestOldCheckIsDimmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{colours: colours256}, 80, 24) })
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{Colours: term.Colours256}, 80, 24) })
 		s.settle()
 		s.at(staleAfter + time.Second)
 		cmd := s.c.openCheck()
@@ -384,7 +385,7 @@ func TestOldCheckIsDimmed(t *testing.T) {
 // A recent check is shown again without a new one; an old one is not.
 func TestCheckIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, display{}, 80, 24) })
+		s := checkShown("two-hops", "esc")(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{}, 80, 24) })
 		s.settle()
 		s.eng.check = checkIn(t, "trouble")
 		s.press("c")
@@ -409,7 +410,7 @@ func TestHomeChecksForUpgrades(t *testing.T) {
 		st := demoStatus()
 		st.Target = checkIn(t, "two-hops").Current
 		e := &fakeEngine{home: upgradeHome(), status: st, check: checkIn(t, "two-hops")}
-		s := newStage(t, e, display{}, 80, 24).begin()
+		s := newStage(t, e, term.Display{}, 80, 24).begin()
 		if !e.checkedAs.NoPreflight {
 			t.Fatalf("asked for %+v, want versions alone", e.checkedAs)
 		}
@@ -426,13 +427,13 @@ func TestHomeChecksForUpgrades(t *testing.T) {
 		}
 
 		e = &fakeEngine{home: upgradeHome(), status: st, checkErr: errors.New("no answer")}
-		s = newStage(t, e, display{}, 80, 24).begin()
+		s = newStage(t, e, term.Display{}, 80, 24).begin()
 		if v := s.c.View(); strings.Contains(v, "no answer") || !strings.Contains(v, "release v1.1.0 and") {
 			t.Errorf("home says\n%s", v)
 		}
 
 		e = &fakeEngine{home: demoHome(engine.StageReady)}
-		s = newStage(t, e, display{}, 80, 24).begin()
+		s = newStage(t, e, term.Display{}, 80, 24).begin()
 		s.c.screen = screenHome
 		s.press("c")
 		if s.c.screen != screenHome || s.c.note != "c is off: there is no cluster yet" {
@@ -643,7 +644,7 @@ func TestChecksInASCII(t *testing.T) {
 	for _, name := range checks {
 		for _, keys := range [][]string{nil, {"tab"}, {"tab", "tab"}, {"enter"}} {
 			synctest.Test(t, func(t *testing.T) {
-				s := checkShown(name, keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, display{ascii: true}, 120, 40) })
+				s := checkShown(name, keys...)(t, func(e *fakeEngine) *stage { return newStage(t, e, term.Display{Ascii: true}, 120, 40) })
 				for _, r := range s.c.View() {
 					if r > 0x7e {
 						t.Fatalf("%s after %q: %q is not ASCII", name, keys, r)

@@ -10,16 +10,17 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // The sections of an upgrade check, for the screen and for print. All are pure functions of
 // a check and a width.
 
 // prose wraps a text into indented lines, on the screen and in print.
-func (c *console) prose(w, indent int, st style, text string) []string {
+func (c *console) prose(w, indent int, st term.Style, text string) []string {
 	var lines []string
-	for _, p := range wrap(text, max(20, w-indent)) {
-		lines = append(lines, c.th.row(w).pad(indent).add(st, p).String())
+	for _, p := range term.Wrap(text, max(20, w-indent)) {
+		lines = append(lines, c.th.Row(w).Pad(indent).Add(st, p).String())
 	}
 	return lines
 }
@@ -40,7 +41,7 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 	if remark != "" {
 		about = remark + ", " + about
 	}
-	lines := []string{c.th.rule(w, "Versions", about)}
+	lines := []string{c.th.Rule(w, "Versions", about)}
 	widths := []int{14, 10, 10, 10, 10}
 	if w < 80 {
 		widths[0] = 11
@@ -52,50 +53,50 @@ func (c *console) versionRows(w int, k *engine.Check, remark string, parts bool)
 		}
 	}
 	for _, x := range rows {
-		name := width(x.Name) + 1
+		name := term.Width(x.Name) + 1
 		if x.Part {
 			name += 2
 		}
 		for i, s := range []string{strings.Repeat("x", name), x.Now, last(x.Reachable), x.NextHop, x.Newest} {
-			widths[i] = min(max(widths[i], width(clean(s))), 24)
+			widths[i] = min(max(widths[i], term.Width(term.Clean(s))), 24)
 		}
 	}
 	verdicts := 12
 	for _, x := range rows {
-		verdicts = max(verdicts, width(clean(verdictText(x))))
+		verdicts = max(verdicts, term.Width(term.Clean(verdictText(x))))
 	}
-	columns := fitColumns(widths, w-verdicts, w >= 80 && !c.th.uncut)
-	row := func(st style, name string, cells ...string) *row {
-		r := c.th.row(w).pad(2).col(st, name, widths[0])
+	columns := fitColumns(widths, w-verdicts, w >= 80 && !c.th.Uncut)
+	row := func(st term.Style, name string, cells ...string) *term.Row {
+		r := c.th.Row(w).Pad(2).Col(st, name, widths[0])
 		for i, s := range cells[:columns-1] {
 			st := st
 			if s == "-" {
-				st = faint
+				st = term.Faint
 			}
-			r.col(st, s, widths[i+1])
+			r.Col(st, s, widths[i+1])
 		}
 		return r
 	}
-	lines = append(lines, row(faint, "component", "now", "this CLI", "next hop", "newest").add(faint, "verdict").String())
+	lines = append(lines, row(term.Faint, "component", "now", "this CLI", "next hop", "newest").Add(term.Faint, "verdict").String())
 	for i, x := range rows {
-		name := clean(x.Name)
+		name := term.Clean(x.Name)
 		if x.Part {
-			branch := c.th.tee
+			branch := c.th.Tee
 			if i+1 == len(rows) || !rows[i+1].Part {
-				branch = c.th.branch
+				branch = c.th.Branch
 			}
 			name = branch + " " + name
 		}
-		st := plain
+		st := term.Plain
 		if x.Part {
-			st = faint
+			st = term.Faint
 		}
 		this := last(x.Reachable)
 		if x.Kind == "cli" {
 			this = ""
 		}
-		r := row(st, name, dash(clean(x.Now)), dash(clean(this)), dash(clean(x.NextHop)), dash(clean(x.Newest)))
-		lines = append(lines, r.add(verdictStyle(x), clean(verdictText(x))).String())
+		r := row(st, name, dash(term.Clean(x.Now)), dash(term.Clean(this)), dash(term.Clean(x.NextHop)), dash(term.Clean(x.Newest)))
+		lines = append(lines, r.Add(verdictStyle(x), term.Clean(verdictText(x))).String())
 	}
 	return lines
 }
@@ -136,16 +137,16 @@ func verdictText(x engine.ComponentCheck) string {
 	return x.Verdict
 }
 
-func verdictStyle(x engine.ComponentCheck) style {
+func verdictStyle(x engine.ComponentCheck) term.Style {
 	switch {
 	case x.Verdict == notUpdated:
-		return faint
+		return term.Faint
 	case x.NextHop != "":
-		return good
+		return term.Good
 	case x.Verdict == "not reachable":
-		return caution
+		return term.Caution
 	}
-	return plain
+	return term.Plain
 }
 
 // pathRows renders the hops, each with its requirements and reasons. most bounds the number
@@ -155,9 +156,9 @@ func (c *console) pathRows(w int, k *engine.Check, most int) []string {
 		if len(k.Blocked) == 0 {
 			return nil
 		}
-		return append([]string{c.th.rule(w, "Path", "none")}, c.blockedRows(w, k, most)...)
+		return append([]string{c.th.Rule(w, "Path", "none")}, c.blockedRows(w, k, most)...)
 	}
-	lines := []string{c.th.rule(w, "Path", pathRemark(k))}
+	lines := []string{c.th.Rule(w, "Path", pathRemark(k))}
 	lines = append(lines, c.rails(w, k)...)
 	lines = append(lines, c.hopRows(w, k, most)...)
 	return append(lines, c.blockedRows(w, k, most)...)
@@ -175,23 +176,23 @@ func pathRemark(k *engine.Check) string {
 func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 	var lines []string
 	for _, h := range k.Path {
-		with := "with constellation " + clean(h.CLI.String())
+		with := "with constellation " + term.Clean(h.CLI.String())
 		switch {
 		case h.Get == "" && h.Number == 1:
 			with = "now, with this CLI"
 		case h.Get == "":
 			with = "with this CLI"
 		}
-		r := c.th.row(w).pad(2).col(strong, fmt.Sprintf("hop %d", h.Number), 6)
+		r := c.th.Row(w).Pad(2).Col(term.Strong, fmt.Sprintf("hop %d", h.Number), 6)
 		if what := replacedNodes(h); w >= 78 {
-			r.col(plain, with, 27).add(plain, what)
+			r.Col(term.Plain, with, 27).Add(term.Plain, what)
 		} else {
 			with = strings.Replace(with, "with constellation ", "with ", 1)
-			r.col(plain, with, 19).add(plain, strings.Replace(what, "the control planes, workers stay", "the control planes", 1))
+			r.Col(term.Plain, with, 19).Add(term.Plain, strings.Replace(what, "the control planes, workers stay", "the control planes", 1))
 		}
 		if h.Number == 1 && k.Changes != nil && k.Changes.Most > 0 {
-			if est := "  est. " + durationRange(k.Changes.Least, k.Changes.Most); r.used+width(est) <= w {
-				r.add(faint, est)
+			if est := "  est. " + durationRange(k.Changes.Least, k.Changes.Most); r.Used+term.Width(est) <= w {
+				r.Add(term.Faint, est)
 			}
 		}
 		lines = append(lines, r.String())
@@ -199,10 +200,10 @@ func (c *console) hopRows(w int, k *engine.Check, most int) []string {
 			continue
 		}
 		if h.Get != "" {
-			lines = append(lines, c.prose(w, 9, accent, clean(c.deps.commands.text(h.Get)))...)
+			lines = append(lines, c.prose(w, 9, term.Accent, term.Clean(c.deps.commands.text(h.Get)))...)
 		}
 		for _, s := range h.Why {
-			lines = append(lines, c.prose(w, 9, faint, clean(s))...)
+			lines = append(lines, c.prose(w, 9, term.Faint, term.Clean(s))...)
 		}
 	}
 	return lines
@@ -254,17 +255,17 @@ func railsOf(k *engine.Check) []rail {
 
 // link is the line character of a hop and its style: the next hop is heavy, and green if it
 // is possible.
-func (c *console) link(k *engine.Check, hop int) (string, style) {
+func (c *console) link(k *engine.Check, hop int) (string, term.Style) {
 	if hop > 1 {
-		return c.th.signs.rule, plain
+		return c.th.Signs.Rule, term.Plain
 	}
 	switch severity, _ := verdict(k); severity {
 	case engine.Block:
-		return c.th.heavy, bad
+		return c.th.Heavy, term.Bad
 	case engine.Warn:
-		return c.th.heavy, caution
+		return c.th.Heavy, term.Caution
 	}
-	return c.th.heavy, good
+	return c.th.Heavy, term.Good
 }
 
 // rails draws the upgrade paths: v1.0.0 ━━hop 1━━▶ v1.1.0.
@@ -280,7 +281,7 @@ func (c *console) rails(w int, k *engine.Check) []string {
 	widest := 0
 	for _, x := range list {
 		for _, v := range x.stops {
-			widest = max(widest, width(clean(v)))
+			widest = max(widest, term.Width(term.Clean(v)))
 		}
 	}
 	label := func(hop int) string { return fmt.Sprintf("hop %d", hop) }
@@ -289,17 +290,17 @@ func (c *console) rails(w int, k *engine.Check) []string {
 		label = strconv.Itoa
 	}
 	// step is the number of columns of a hop, up to its target version.
-	step := func() int { return width(label(len(k.Path))) + 2*bars + 2 }
+	step := func() int { return term.Width(label(len(k.Path))) + 2*bars + 2 }
 	long := func() bool { return 18+widest+len(k.Path)*(step()+1+widest) > w }
 	if long() {
 		label, bars = strconv.Itoa, 1
 	}
 	if long() {
-		label, bars = func(int) string { return c.th.signs.rule }, 0
+		label, bars = func(int) string { return c.th.Signs.Rule }, 0
 	}
 	var lines []string
 	for _, x := range list {
-		r := c.th.row(w).pad(2).col(faint, x.name, 15).col(plain, clean(x.stops[0]), widest)
+		r := c.th.Row(w).Pad(2).Col(term.Faint, x.name, 15).Col(term.Plain, term.Clean(x.stops[0]), widest)
 		end := len(x.stops) // after the last change
 		for end > 1 && x.stops[end-1] == x.stops[end-2] {
 			end--
@@ -307,11 +308,11 @@ func (c *console) rails(w int, k *engine.Check) []string {
 		for i, to := range x.stops[1:end] {
 			sign, st := c.link(k, i+1)
 			if to == x.stops[i] { // unchanged by this hop
-				r.add(faint, strings.Repeat(c.th.signs.rule, step()+1+widest))
+				r.Add(term.Faint, strings.Repeat(c.th.Signs.Rule, step()+1+widest))
 				continue
 			}
 			way := strings.Repeat(sign, bars)
-			r.add(st, way+label(i+1)+way+c.th.arrow).pad(1).col(plain, clean(to), widest)
+			r.Add(st, way+label(i+1)+way+c.th.Arrow).Pad(1).Col(term.Plain, term.Clean(to), widest)
 		}
 		lines = append(lines, r.String())
 	}
@@ -418,7 +419,7 @@ func (c *console) blockedRows(w int, k *engine.Check, most int) []string {
 	list := reasonsOf(k)
 	for i, x := range list {
 		if most > 0 && i == most {
-			lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("%s %s", c.th.ellipsis, count(len(list)-i, "more reason"))).String())
+			lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("%s %s", c.th.Ellipsis, term.Count(len(list)-i, "more reason"))).String())
 			break
 		}
 		if most > 0 {
@@ -434,49 +435,49 @@ func (c *console) blockedRows(w int, k *engine.Check, most int) []string {
 func (c *console) reasonBlock(w int, x reason, here bool) []string {
 	var lines []string
 	sign, st := c.reasonSign(x)
-	name := plain
+	name := term.Plain
 	if here {
-		name = strong
+		name = term.Strong
 	}
-	for i, p := range wrap(clean(x.what)+": "+clean(x.text), w-4) {
-		r := c.th.row(w).pad(4)
+	for i, p := range term.Wrap(term.Clean(x.what)+": "+term.Clean(x.text), w-4) {
+		r := c.th.Row(w).Pad(4)
 		if i == 0 {
-			r = c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ")
+			r = c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign+" ")
 		}
-		lines = append(lines, r.add(name, p).String())
+		lines = append(lines, r.Add(name, p).String())
 	}
 	if !x.beyond {
 		return lines
 	}
-	what := clean(x.rule)
+	what := term.Clean(x.rule)
 	if x.remedy != "" {
-		what += ": " + clean(c.deps.commands.text(x.remedy))
+		what += ": " + term.Clean(c.deps.commands.text(x.remedy))
 	}
-	for i, p := range wrap(what, w-6) {
-		r := c.th.row(w).pad(6)
+	for i, p := range term.Wrap(what, w-6) {
+		r := c.th.Row(w).Pad(6)
 		if i == 0 {
-			r = c.th.row(w).pad(4).add(faint, c.th.branch+" ")
+			r = c.th.Row(w).Pad(4).Add(term.Faint, c.th.Branch+" ")
 		}
-		lines = append(lines, r.add(accent, p).String())
+		lines = append(lines, r.Add(term.Accent, p).String())
 	}
 	return lines
 }
 
 // reasonSign distinguishes versions that no hop reaches from those that a later hop reaches.
-func (c *console) reasonSign(x reason) (string, style) {
+func (c *console) reasonSign(x reason) (string, term.Style) {
 	if x.beyond {
-		return c.th.fail, caution
+		return c.th.Fail, term.Caution
 	}
-	return c.th.dot, faint
+	return c.th.Dot, term.Faint
 }
 
 func (c *console) reasonRow(w int, x reason, here bool) string {
 	sign, st := c.reasonSign(x)
-	name := plain
+	name := term.Plain
 	if here {
-		name = strong
+		name = term.Strong
 	}
-	return c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ").add(name, clean(x.what)).add(faint, ": "+clean(x.text)).String()
+	return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign+" ").Add(name, term.Clean(x.what)).Add(term.Faint, ": "+term.Clean(x.text)).String()
 }
 
 func componentName(s string) string {
@@ -500,22 +501,22 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	if x == nil || len(k.Path) == 0 {
 		return nil
 	}
-	lines := []string{c.th.rule(w, "Will change in hop 1", "")}
+	lines := []string{c.th.Rule(w, "Will change in hop 1", "")}
 	add := func(head, text string) {
 		if text == "" {
 			return
 		}
-		for i, p := range wrap(text, max(20, w-18)) {
+		for i, p := range term.Wrap(text, max(20, w-18)) {
 			if i > 0 {
 				head = ""
 			}
-			lines = append(lines, c.th.row(w).pad(2).col(faint, head, 14).add(plain, p).String())
+			lines = append(lines, c.th.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, p).String())
 		}
 	}
 	var nodes []string
 	total := 0
 	for _, g := range slices.Sorted(maps.Keys(x.Nodes)) {
-		nodes = append(nodes, fmt.Sprintf("%d of %s", x.Nodes[g], clean(g)))
+		nodes = append(nodes, fmt.Sprintf("%d of %s", x.Nodes[g], term.Clean(g)))
 		total += x.Nodes[g]
 	}
 	replaces := "replaces " + strings.Join(nodes, ", ")
@@ -540,30 +541,30 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 		names []string
 	}{{"added", x.KindsAdded}, {"changed", x.KindsChanged}, {"removed", x.KindsRemoved}} {
 		if len(l.names) > 0 {
-			kinds = append(kinds, fmt.Sprintf("%d %s (%s)", len(l.names), l.word, clean(someNames(shortKinds(l.names), 4))))
+			kinds = append(kinds, fmt.Sprintf("%d %s (%s)", len(l.names), l.word, term.Clean(someNames(shortKinds(l.names), 4))))
 		}
 	}
 	add("CRDs", strings.Join(kinds, ", "))
 	var pcrs []string
 	weaker := false
 	for _, m := range x.Measurements {
-		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, shortDigest(m.From, c.th.ellipsis), c.th.to, shortDigest(m.To, c.th.ellipsis)))
+		pcrs = append(pcrs, fmt.Sprintf("PCR %d %s %s %s", m.PCR, shortDigest(m.From, c.th.Ellipsis), c.th.To, shortDigest(m.To, c.th.Ellipsis)))
 		weaker = weaker || m.Weaker
 	}
 	add("measurements", strings.Join(pcrs, ", "))
 	if weaker {
-		lines = append(lines, c.th.row(w).pad(16).add(bad, "some are enforced less strictly than before").String())
+		lines = append(lines, c.th.Row(w).Pad(16).Add(term.Bad, "some are enforced less strictly than before").String())
 	}
-	add("ConfigMaps", shortDigests(clean(strings.Join(x.ConfigMaps, ", ")), c.th.ellipsis))
-	add("charts", clean(strings.Join(x.Charts, ", ")))
+	add("ConfigMaps", shortDigests(term.Clean(strings.Join(x.ConfigMaps, ", ")), c.th.Ellipsis))
+	add("charts", term.Clean(strings.Join(x.Charts, ", ")))
 	head := "values"
 	for _, ch := range x.ChartChanges {
 		for i, v := range ch.Values {
 			if i == mostValues {
-				add(head, fmt.Sprintf("%s: %s more; -o json lists all", clean(ch.Chart), count(len(ch.Values)-i, "value")))
+				add(head, fmt.Sprintf("%s: %s more; -o json lists all", term.Clean(ch.Chart), term.Count(len(ch.Values)-i, "value")))
 				break
 			}
-			add(head, clean(ch.Chart+": "+v.String()))
+			add(head, term.Clean(ch.Chart+": "+v.String()))
 			head = " " // only the first has a heading
 		}
 	}
@@ -571,9 +572,9 @@ func (c *console) changeRows(w int, k *engine.Check) []string {
 	for _, i := range x.Images {
 		images = append(images, i.Service)
 	}
-	add("images", clean(strings.Join(images, ", ")))
+	add("images", term.Clean(strings.Join(images, ", ")))
 	if x.Most > 0 {
-		add("takes", durationRange(x.Least, x.Most)+": "+clean(x.Basis))
+		add("takes", durationRange(x.Least, x.Most)+": "+term.Clean(x.Basis))
 	}
 	return lines
 }
@@ -631,7 +632,7 @@ func shortDigest(s, ellipsis string) string {
 	if len(hex) > 8 {
 		hex = hex[:8] + ellipsis
 	}
-	return clean(strings.TrimSpace(hex + " " + rest))
+	return term.Clean(strings.TrimSpace(hex + " " + rest))
 }
 
 // needAttention are the findings that need attention; fine is the number of passed checks.
@@ -679,7 +680,7 @@ func verdict(k *engine.Check) (engine.Severity, string) {
 	blocks := n[engine.Block]
 	remark := ""
 	if n[engine.Warn] > 0 {
-		remark += "; " + count(n[engine.Warn], "warning")
+		remark += "; " + term.Count(n[engine.Warn], "warning")
 	}
 	if n[engine.NotChecked] > 0 {
 		remark += fmt.Sprintf("; %d not checked", n[engine.NotChecked])
@@ -694,7 +695,7 @@ func verdict(k *engine.Check) (engine.Severity, string) {
 		}
 		switch {
 		case blocks > 0:
-			return engine.Block, fmt.Sprintf("%s (%s) is blocked by %s.", hop, to, count(blocks, "finding"))
+			return engine.Block, fmt.Sprintf("%s (%s) is blocked by %s.", hop, to, term.Count(blocks, "finding"))
 		case k.Path[0].Get != "":
 			return engine.Warn, fmt.Sprintf("%s needs constellation %s: %s%s.", hop, k.Path[0].CLI, to, remark)
 		case remark != "":
@@ -744,50 +745,50 @@ func targetSummary(h engine.Hop) string {
 // screen only: a printed one can be copied.
 func (c *console) findingDetail(w, indent int, f engine.Finding) []string {
 	var lines []string
-	add := func(head string, st style, parts ...string) {
+	add := func(head string, st term.Style, parts ...string) {
 		for i, p := range parts {
-			r := c.th.row(w).pad(indent)
+			r := c.th.Row(w).Pad(indent)
 			if i == 0 {
-				r.col(faint, head, 7)
+				r.Col(term.Faint, head, 7)
 			} else {
-				r.pad(8)
+				r.Pad(8)
 			}
-			lines = append(lines, r.add(st, p).String())
+			lines = append(lines, r.Add(st, p).String())
 		}
 	}
-	text := func(head string, st style, s string) {
+	text := func(head string, st term.Style, s string) {
 		if s != "" {
-			add(head, st, wrap(s, max(20, w-indent-8))...)
+			add(head, st, term.Wrap(s, max(20, w-indent-8))...)
 		}
 	}
-	text("why", plain, cleanLines(f.Detail))
+	text("why", term.Plain, term.CleanLines(f.Detail))
 	if len(f.Objects) > 0 {
-		text("objects", plain, clean(someNames(f.Objects, 12)))
+		text("objects", term.Plain, term.Clean(someNames(f.Objects, 12)))
 	}
-	text("owner", plain, clean(ownerText(f.Owner)))
-	text("fix", accent, clean(c.deps.commands.text(f.Remedy)))
-	if c.deps.commands.needsExport(f.Command) && !c.th.uncut { // in print it is above all findings, once
-		text("before", accent, clean(c.deps.commands.export()))
+	text("owner", term.Plain, term.Clean(ownerText(f.Owner)))
+	text("fix", term.Accent, term.Clean(c.deps.commands.text(f.Remedy)))
+	if c.deps.commands.needsExport(f.Command) && !c.th.Uncut { // in print it is above all findings, once
+		text("before", term.Accent, term.Clean(c.deps.commands.export()))
 	}
-	switch command := clean(c.deps.commands.line(f.Command)); {
+	switch command := term.Clean(c.deps.commands.line(f.Command)); {
 	case command == "":
-	case c.th.uncut:
-		add("command", accent, command)
+	case c.th.Uncut:
+		add("command", term.Accent, command)
 	default:
-		text("command", accent, command)
+		text("command", term.Accent, command)
 	}
-	if ref := clean(f.Reference); ref != "" && c.th.uncut {
-		add("rule", faint, ref)
+	if ref := term.Clean(f.Reference); ref != "" && c.th.Uncut {
+		add("rule", term.Faint, ref)
 	} else {
-		text("rule", faint, ref)
+		text("rule", term.Faint, ref)
 	}
 	return lines
 }
 
 // severitySignOf is severitySign with a sign for findings that were not checked.
-func (c *console) severitySignOf(s engine.Severity) (string, style) {
+func (c *console) severitySignOf(s engine.Severity) (string, term.Style) {
 	if s == engine.NotChecked {
-		return "?", caution
+		return "?", term.Caution
 	}
 	return c.severitySign(s)
 }
@@ -816,25 +817,25 @@ func (c *console) findingGroups(w int, k *engine.Check) []string {
 	if len(k.Findings) == 0 {
 		return nil
 	}
-	lines := []string{c.th.rule(w, "Findings", countBySeverity(k.Findings))}
+	lines := []string{c.th.Rule(w, "Findings", countBySeverity(k.Findings))}
 	if c.deps.commands.needExport(list) {
-		lines = append(lines, c.th.row(w).pad(2).add(accent, clean(c.deps.commands.export())).String())
+		lines = append(lines, c.th.Row(w).Pad(2).Add(term.Accent, term.Clean(c.deps.commands.export())).String())
 	}
 	for _, g := range groupRelated(list) {
 		f := g[0]
 		sign, st := c.severitySignOf(f.Severity)
-		for i, p := range wrap(clean(f.Title), max(20, w-areaWidth-5)) {
-			r := c.th.row(w).pad(areaWidth + 5)
+		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-areaWidth-5)) {
+			r := c.th.Row(w).Pad(areaWidth + 5)
 			if i == 0 {
-				r = c.th.row(w).pad(2).add(st, sign+" ").col(faint, clean(f.Source), areaWidth)
+				r = c.th.Row(w).Pad(2).Add(st, sign+" ").Col(term.Faint, term.Clean(f.Source), areaWidth)
 			}
-			lines = append(lines, r.add(plain, p).String())
+			lines = append(lines, r.Add(term.Plain, p).String())
 		}
 		lines = append(lines, c.findingDetail(w, areaWidth+5, f)...)
 		for _, also := range g[1:] {
-			lines = append(lines, c.th.row(w).pad(areaWidth+5).col(faint, "also", 7).add(plain, clean(also.Title)).String())
+			lines = append(lines, c.th.Row(w).Pad(areaWidth+5).Col(term.Faint, "also", 7).Add(term.Plain, term.Clean(also.Title)).String())
 			if also.Command != "" && also.Command != f.Command {
-				lines = append(lines, c.th.row(w).pad(areaWidth+13).add(accent, clean(c.deps.commands.line(also.Command))).String())
+				lines = append(lines, c.th.Row(w).Pad(areaWidth+13).Add(term.Accent, term.Clean(c.deps.commands.line(also.Command))).String())
 			}
 		}
 	}
@@ -872,20 +873,20 @@ func related(first, f engine.Finding) bool {
 
 // passedRow is the line for the passed checks.
 func (c *console) passedRow(w, fine int, all, here bool) string {
-	text := count(fine, "other check") + " passed"
+	text := term.Count(fine, "other check") + " passed"
 	switch {
 	case c.chk.busy:
-		text = count(fine, "check") + " passed so far"
+		text = term.Count(fine, "check") + " passed so far"
 	case all && fine == 1:
 		text = "the only check passed"
 	case all:
 		text = fmt.Sprintf("all %d checks passed", fine)
 	}
-	st := faint
+	st := term.Faint
 	if here {
-		st = strong
+		st = term.Strong
 	}
-	return c.th.row(w).add(accent, c.marker(here)).add(good, c.th.ok+" ").add(st, text).String()
+	return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(term.Good, c.th.OK+" ").Add(st, text).String()
 }
 
 // feedText is the source, age and signer of the release data.
@@ -893,15 +894,15 @@ func feedText(f engine.FeedState, now time.Time) string {
 	if f.Source == "" || f.Source == "embedded" {
 		return "releases: built into this program"
 	}
-	s := "releases: " + clean(f.Source)
+	s := "releases: " + term.Clean(f.Source)
 	if f.Stale {
 		s += ", STALE"
 	}
 	if !f.Fetched.IsZero() {
-		s += ", " + ago(f.Fetched, now)
+		s += ", " + term.Ago(f.Fetched, now)
 	}
 	if f.Signer != "" {
-		s += ", signed by " + clean(f.Signer)
+		s += ", signed by " + term.Clean(f.Signer)
 	}
 	return s
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 func TestCollectorKeepsOrderAndDropsNothing(t *testing.T) {
@@ -101,7 +102,7 @@ func BenchmarkFold(b *testing.B) {
 // benchStage is a console in the middle of a run.
 func benchStage(b *testing.B, w, h int) *console {
 	events := recorded(b, "init")
-	c := newConsole(b.Context(), display{colours: colours256}, consoleDeps{engine: &fakeEngine{}, now: time.Now})
+	c := newConsole(b.Context(), term.Display{Colours: term.Colours256}, consoleDeps{engine: &fakeEngine{}, now: time.Now})
 	c.w, c.h = w, h
 	c.plan = planIn(b, events)
 	c.screen, c.running, c.ran = screenRun, true, true

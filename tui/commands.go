@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // session is one invocation of the program.
@@ -102,7 +103,7 @@ func (s *session) execute(args []string) int {
 	case caught != 0 && !s.runs:
 		switch {
 		case s.wrote != "":
-			s.remark("%s; %s was written", signalName(caught), clean(s.wrote))
+			s.remark("%s; %s was written", signalName(caught), term.Clean(s.wrote))
 		case err != nil:
 			s.remark("%s; nothing was changed", signalName(caught))
 		default:
@@ -322,7 +323,7 @@ func flagError(_ *cobra.Command, err error) error {
 	if want == "" {
 		return err
 	}
-	return fmt.Errorf("--%s is %q, want %s", f.Name, clean(bad.GetValue()), want)
+	return fmt.Errorf("--%s is %q, want %s", f.Name, term.Clean(bad.GetValue()), want)
 }
 
 // completionExamples adds examples to cobra's completion commands.
@@ -364,7 +365,7 @@ func (s *session) interactive(declined bool) bool {
 	if declined || s.plainly() {
 		return false
 	}
-	why := notInteractive(s.Stdin, s.Stdout, s.Env)
+	why := term.NotInteractive(s.Stdin, s.Stdout, s.Env)
 	if why != "" {
 		s.remark("%s: continuing as with --non-interactive", why)
 	}
@@ -465,7 +466,7 @@ If the workspace has a sandbox, the file gets the sandbox's measurements and ver
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(s.out, "wrote %s\n", clean(path))
+			fmt.Fprintf(s.out, "wrote %s\n", term.Clean(path))
 			if args[0] == "sandbox" && o.Sandbox == nil {
 				fmt.Fprintf(s.out, "next  %s\n", s.command("sandbox up"))
 			} else {
@@ -536,8 +537,8 @@ exit code is 2 if there are errors.`,
 			if list != nil {
 				return &engine.Error{Err: list, Exit: engine.ExitUsage}
 			}
-			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s, image %s, release %s\n", configFile, clean(c.Name),
-				count(c.ControlPlanes(), "control plane"), count(c.Workers(), "worker"), c.Kubernetes, c.Image, c.Services)
+			fmt.Fprintf(s.out, "%s is valid: cluster %s, %s, %s, Kubernetes %s, image %s, release %s\n", configFile, term.Clean(c.Name),
+				term.Count(c.ControlPlanes(), "control plane"), term.Count(c.Workers(), "worker"), c.Kubernetes, c.Image, c.Services)
 			return nil
 		},
 	}

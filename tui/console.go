@@ -10,6 +10,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 const (
@@ -86,8 +87,8 @@ type consoleDeps struct {
 type console struct {
 	deps    consoleDeps
 	ctx     context.Context
-	display display
-	th      *theme
+	display term.Display
+	th      *term.Theme
 	w, h    int
 	now     time.Time
 
@@ -177,8 +178,8 @@ type (
 	stopTimedOut struct{}
 )
 
-func newConsole(ctx context.Context, l display, d consoleDeps) *console {
-	c := &console{deps: d, ctx: ctx, display: l, th: newTheme(l), w: 80, h: 24, now: d.now()}
+func newConsole(ctx context.Context, l term.Display, d consoleDeps) *console {
+	c := &console{deps: d, ctx: ctx, display: l, th: term.NewTheme(l), w: 80, h: 24, now: d.now()}
 	if c.deps.copy == nil {
 		c.deps.copy = func(string) bool { return true }
 	}
@@ -220,14 +221,14 @@ func (c *console) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.WindowSizeMsg:
 		c.w, c.h = msg.Width, msg.Height
 		return c, nil
-	case background:
-		if msg.light != c.display.light {
-			c.display.light = msg.light
-			c.th = newTheme(c.display)
+	case term.Background:
+		if msg.Light != c.display.Light {
+			c.display.Light = msg.Light
+			c.th = term.NewTheme(c.display)
 		}
 		return c, nil
-	case signalled:
-		return c, c.signal(msg.sig)
+	case term.Signalled:
+		return c, c.signal(msg.Sig)
 	case stopTimedOut:
 		return c, tea.Quit
 	case tick:
@@ -480,7 +481,7 @@ func (c *console) startRun() tea.Cmd {
 	c.err = nil
 	c.t, c.run, c.wat = timeline{}, newRunView(), watchScreen{}
 	c.t.setPlan(plan)
-	c.t.run = clean(plan.ID)
+	c.t.run = term.Clean(plan.ID)
 	return c.launch("running", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 		return runEnded{c.deps.engine.Run(ctx, plan, emit)}
 	})

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 func (s *session) sandboxDrill() *cobra.Command {
@@ -144,7 +145,7 @@ func (s *session) drill(ctx context.Context, drills engine.Drills, spec engine.D
 	return drills.Drill(ctx, spec, func(text string) {
 		seed()
 		now := s.Now()
-		fmt.Fprintf(s.Stderr, "%s %+6.1fs  %s\n", now.UTC().Format("15:04:05Z"), now.Sub(begun).Seconds(), clean(text))
+		fmt.Fprintf(s.Stderr, "%s %+6.1fs  %s\n", now.UTC().Format("15:04:05Z"), now.Sub(begun).Seconds(), term.Clean(text))
 	})
 }
 
@@ -161,7 +162,7 @@ func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec eng
 			return r.Machines != spec.Machines || max(r.ControlPlanes, 1) != max(spec.ControlPlanes, 1)
 		})
 		if len(have) >= want {
-			fmt.Fprintf(s.Stderr, "%s has %s of %s machines\n", file, count(len(have), "drill"), spec.Machines)
+			fmt.Fprintf(s.Stderr, "%s has %s of %s machines\n", file, term.Count(len(have), "drill"), spec.Machines)
 			if bad > 0 {
 				return exitStatus(engine.ExitFailed)
 			}
@@ -181,7 +182,7 @@ func (s *session) manyDrills(ctx context.Context, drills engine.Drills, spec eng
 		if err := appendDrill(file, r); err != nil {
 			return &engine.Error{Op: "write drill results", Err: err}
 		}
-		fmt.Fprintf(s.out, "seed %d %s, %s\n", r.Seed, r.Outcome, orElse(clean(r.Why), "all invariants held"))
+		fmt.Fprintf(s.out, "seed %d %s, %s\n", r.Seed, r.Outcome, orElse(term.Clean(r.Why), "all invariants held"))
 	}
 }
 
@@ -238,46 +239,46 @@ func when(i *engine.DrillInjection) string {
 func (s *session) drillText(r *engine.DrillReport) []string {
 	t := s.renderer().th
 	const w = printedWidth
-	sty := map[string]style{engine.DrillPassed: good, engine.DrillFailed: bad, engine.DrillVoid: caution}[r.Outcome]
+	sty := map[string]term.Style{engine.DrillPassed: term.Good, engine.DrillFailed: term.Bad, engine.DrillVoid: term.Caution}[r.Outcome]
 	lines := []string{
-		t.row(w).add(plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").add(sty, r.Outcome).String(),
-		"  " + clean(r.Cluster),
+		t.Row(w).Add(term.Plain, "drill   seed "+fmt.Sprint(r.Seed)+"   ").Add(sty, r.Outcome).String(),
+		"  " + term.Clean(r.Cluster),
 		"  upgrade " + ofMS(r.RolledMS) + ", whole drill " + ofMS(r.TookMS),
 	}
 	if r.Why != "" {
-		lines = append(lines, "  "+clean(r.Why))
+		lines = append(lines, "  "+term.Clean(r.Why))
 	}
-	lines = append(lines, t.rule(w, fmt.Sprintf("Injected faults %d", len(r.Injected)), ""))
+	lines = append(lines, t.Rule(w, fmt.Sprintf("Injected faults %d", len(r.Injected)), ""))
 	for i := range r.Injected {
 		in := &r.Injected[i]
-		lines = append(lines, t.row(w).add(plain, "  ").col(plain, clean(in.Fault), 18).col(faint, fmt.Sprint(in.Point, " ", in.Nth), 14).col(plain, clean(in.On), 17).add(faint, when(in)).String())
+		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Plain, term.Clean(in.Fault), 18).Col(term.Faint, fmt.Sprint(in.Point, " ", in.Nth), 14).Col(term.Plain, term.Clean(in.On), 17).Add(term.Faint, when(in)).String())
 		if in.Err != "" {
-			lines = append(lines, "    "+clean(in.Err))
+			lines = append(lines, "    "+term.Clean(in.Err))
 		}
 	}
-	lines = append(lines, t.rule(w, fmt.Sprintf("Invariants %s", held(r)), ""))
+	lines = append(lines, t.Rule(w, fmt.Sprintf("Invariants %s", held(r)), ""))
 	for _, rule := range r.Rules {
-		sign, sty := t.ok, good
+		sign, sty := t.OK, term.Good
 		switch {
 		case len(rule.Breaches) > 0:
-			sign, sty = t.fail, bad
+			sign, sty = t.Fail, term.Bad
 		case rule.NotAsked:
-			sign, sty = t.pending, faint
+			sign, sty = t.Pending, term.Faint
 		}
-		row := t.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, rule.Rule, 20)
+		row := t.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, rule.Rule, 20)
 		if rule.NotAsked {
-			row = row.add(faint, "not checked: nothing in this drill can violate it")
+			row = row.Add(term.Faint, "not checked: nothing in this drill can violate it")
 		} else if n := len(rule.Excused); n > 0 {
-			row = row.add(faint, fmt.Sprint(n, " excused by faults"))
+			row = row.Add(term.Faint, fmt.Sprint(n, " excused by faults"))
 		}
 		lines = append(lines, row.String())
 		for _, b := range append(slices.Clone(rule.Breaches), rule.Excused...) {
-			lines = append(lines, "     "+clean(b))
+			lines = append(lines, "     "+term.Clean(b))
 		}
 	}
-	lines = append(lines, t.rule(w, "Figures", ""))
+	lines = append(lines, t.Rule(w, "Figures", ""))
 	for _, l := range r.Summary {
-		lines = append(lines, "  "+clean(l))
+		lines = append(lines, "  "+term.Clean(l))
 	}
 	return append(lines, "", "repeat: "+s.Program+" "+strings.Join(r.Repeat, " "))
 }
@@ -320,7 +321,7 @@ func drillMarkdown(r *engine.DrillReport) string {
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", cellOf(rule.Rule), yes, cellOf(strings.Join(append(slices.Clone(rule.Breaches), rule.Excused...), "; ")))
 	}
-	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", clean(strings.Join(r.Summary, "; ")), codeOf("constellation "+strings.Join(r.Repeat, " ")))
+	fmt.Fprintf(&b, "\n```\n%s\n```\n\nRepeat: %s\n", term.Clean(strings.Join(r.Summary, "; ")), codeOf("constellation "+strings.Join(r.Repeat, " ")))
 	return b.String()
 }
 

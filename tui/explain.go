@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // explanation is an error in the parts that the console and stderr show.
@@ -24,26 +25,26 @@ func explain(err error, sp commandFormatter) explanation {
 	var e *engine.Error
 	switch {
 	case errors.As(err, &list):
-		x.what = fmt.Sprintf("%s has %s", clean(list.File), count(len(list.Errors), "error"))
+		x.what = fmt.Sprintf("%s has %s", term.Clean(list.File), term.Count(len(list.Errors), "error"))
 		for _, f := range list.Errors {
 			var parts []string
 			if f.Line > 0 {
 				parts = append(parts, fmt.Sprintf("line %d", f.Line))
 			}
 			if f.Field != "" {
-				parts = append(parts, clean(f.Field))
+				parts = append(parts, term.Clean(f.Field))
 			}
-			x.details = append(x.details, strings.Join(append(parts, clean(f.Problem)), ": "))
+			x.details = append(x.details, strings.Join(append(parts, term.Clean(f.Problem)), ": "))
 			if f.Remedy != "" {
-				x.details = append(x.details, "  fix: "+sp.text(clean(f.Remedy)))
+				x.details = append(x.details, "  fix: "+sp.text(term.Clean(f.Remedy)))
 			}
 		}
 	case errors.As(err, &e) && e.Op != "" && e.Err != nil:
-		x.what, x.why = clean(e.Op), oneLine(cleanLines(e.Err.Error()))
+		x.what, x.why = term.Clean(e.Op), term.OneLine(term.CleanLines(e.Err.Error()))
 	default:
-		x.what = oneLine(cleanLines(err.Error()))
+		x.what = term.OneLine(term.CleanLines(err.Error()))
 	}
-	x.remedy = sp.text(clean(engine.Remedy(err)))
+	x.remedy = sp.text(term.Clean(engine.Remedy(err)))
 	if x.remedy == "" && errors.Is(err, context.DeadlineExceeded) {
 		x.remedy = "run the same command again; completed steps are kept"
 	}

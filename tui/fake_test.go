@@ -20,6 +20,7 @@ import (
 
 	"constellation/engine"
 	"constellation/internal/golden"
+	"constellation/tui/term"
 )
 
 // checkGolden compares got with a file in testdata, or writes it with -update.
@@ -394,7 +395,7 @@ type stage struct {
 	queue  chan tea.Msg
 }
 
-func newStage(t *testing.T, eng *fakeEngine, l display, w, h int, change ...func(*consoleDeps)) *stage {
+func newStage(t *testing.T, eng *fakeEngine, l term.Display, w, h int, change ...func(*consoleDeps)) *stage {
 	t.Helper()
 	s := &stage{t: t, eng: eng, clock: start, queue: make(chan tea.Msg, 1024)}
 	t.Cleanup(func() { time.Sleep(time.Hour) }) // of the bubble: ticks under way end
@@ -469,7 +470,7 @@ func (s *stage) settle() {
 				return
 			}
 			idle = true
-			time.Sleep(frameGap) // of the bubble: a batch that is being collected comes
+			time.Sleep(term.FrameGap) // of the bubble: a batch that is being collected comes
 		}
 	}
 }

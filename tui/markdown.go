@@ -6,16 +6,17 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // cellOf escapes a text for a cell of a Markdown table; an empty one becomes a dash.
 func cellOf(s string) string {
-	s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(clean(s))
+	s = strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;", "`", "'").Replace(term.Clean(s))
 	return orElse(s, "-")
 }
 
 // codeOf quotes text from outside as inline code, where Markdown has no effect.
-func codeOf(s string) string { return "`" + strings.ReplaceAll(clean(s), "`", "'") + "`" }
+func codeOf(s string) string { return "`" + strings.ReplaceAll(term.Clean(s), "`", "'") + "`" }
 
 // summary prints a run as Markdown at its end, for the job page of a CI pipeline. Meanwhile
 // lines prints the events to another writer.
@@ -78,7 +79,7 @@ func (m *summary) String() string {
 		status, text, exit = o.status, o.text, o.exit
 	}
 	fmt.Fprintf(&b, "## %s of cluster %s: %s\n\n", strings.ToUpper(verb[:1])+verb[1:], codeOf(t.cluster)+marked(t.simulated, ", "), cellOf(status))
-	fmt.Fprintf(&b, "%s (exit %d, %s, %s)\n", cellOf(text), exit, short(t.last.Sub(t.started)), orElse(cellOf(t.tool), "-"))
+	fmt.Fprintf(&b, "%s (exit %d, %s, %s)\n", cellOf(text), exit, term.Duration(t.last.Sub(t.started)), orElse(cellOf(t.tool), "-"))
 	if o := t.result; o != nil && o.remedy != "" {
 		fmt.Fprintf(&b, "\n**To do**: %s\n", cellOf(m.sp.text(o.remedy)))
 	}
@@ -93,7 +94,7 @@ func (m *summary) String() string {
 		for _, s := range t.steps {
 			took := "-"
 			if s.took > 0 {
-				took = short(s.took)
+				took = term.Duration(s.took)
 			}
 			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", cellOf(s.id), orElse(cellOf(s.state), "not started"), took, cellOf(orElse(s.text, s.title)))
 		}
@@ -109,12 +110,12 @@ func (m *summary) String() string {
 			b.WriteString("\n### Waited for\n\n")
 			first = false
 		}
-		fmt.Fprintf(&b, "- %s: %s\n", short(w.long), cellOf(w.text))
+		fmt.Fprintf(&b, "- %s: %s\n", term.Duration(w.long), cellOf(w.text))
 	}
 	if o := t.result; o != nil {
 		for _, c := range append([]string{o.Resume}, o.Next...) {
 			if c != "" {
-				fmt.Fprintf(&b, "\n    %s\n", clean(m.sp.line(c)))
+				fmt.Fprintf(&b, "\n    %s\n", term.Clean(m.sp.line(c)))
 			}
 		}
 	}
@@ -170,6 +171,6 @@ func (m *summary) findings(b *strings.Builder) {
 		fmt.Fprintf(b, "- **%s**%s: %s %s\n", f.Severity, how, cellOf(f.Title), codeOf(f.ID))
 	}
 	if fine > 0 {
-		fmt.Fprintf(b, "- %s passed\n", count(fine, "check"))
+		fmt.Fprintf(b, "- %s passed\n", term.Count(fine, "check"))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // manyMachines is the number of machines above which the printer summarises groups instead
@@ -40,7 +41,7 @@ type plainPrinter struct {
 	out *guarded
 	// first is the heartbeat's reason before a step runs; may be empty.
 	first string
-	live  *liveLine // on a terminal: the current activity, instead of heartbeats
+	live  *term.LiveLine // on a terminal: the current activity, instead of heartbeats
 	now   func() time.Time
 
 	mu       sync.Mutex
@@ -55,17 +56,17 @@ type plainPrinter struct {
 	closed   bool
 	timer    *time.Timer
 	spin     int
-	th       *theme
+	th       *term.Theme
 	sp       commandFormatter
 }
 
 // newPlainPrinter returns a printer. live may be nil.
-func newPlainPrinter(out *guarded, live *liveLine, now func() time.Time) *plainPrinter {
-	l := display{ascii: true}
+func newPlainPrinter(out *guarded, live *term.LiveLine, now func() time.Time) *plainPrinter {
+	l := term.Display{Ascii: true}
 	if live != nil {
-		l = live.display
+		l = live.Display
 	}
-	p := &plainPrinter{out: out, live: live, now: now, th: newTheme(l)}
+	p := &plainPrinter{out: out, live: live, now: now, th: term.NewTheme(l)}
 	p.last = now()
 	p.timer = time.AfterFunc(p.pause(), p.tick)
 	return p
@@ -109,7 +110,7 @@ func (p *plainPrinter) tick() {
 func (p *plainPrinter) draw() {
 	s := p.t.running()
 	if s == nil {
-		p.live.clear()
+		p.live.Clear()
 		return
 	}
 	text := s.title
@@ -117,15 +118,15 @@ func (p *plainPrinter) draw() {
 		text += ": " + d
 	}
 	if s.total > 0 {
-		text += "  " + p.th.meter(s.progress, s.total, 20) + s.amount(" ")
+		text += "  " + p.th.Meter(s.progress, s.total, 20) + s.amount(" ")
 	}
-	p.live.set(p.th.spin(p.spin) + " " + text + "  " + short(p.now().Sub(s.began)))
+	p.live.Set(p.th.Spin(p.spin) + " " + text + "  " + term.Duration(p.now().Sub(s.began)))
 }
 
 // amount formats a progress; large totals are bytes.
 func amount(n, total int64) string {
 	if total >= 1<<16 {
-		return bytesOf(n) + " of " + bytesOf(total)
+		return term.Bytes(n) + " of " + term.Bytes(total)
 	}
 	return fmt.Sprintf("%d of %d", n, total)
 }
@@ -161,7 +162,7 @@ func (p *plainPrinter) event(ev engine.Event) {
 		if p.t.why.text == "" {
 			// Only the end of a wait with a remedy is printed: the user may be acting on it.
 			if wrote = p.waited.remedy != ""; wrote {
-				p.line(ev.Time, p.subject(), "go on", "wait ended after "+short(ev.Time.Sub(p.waited.since)))
+				p.line(ev.Time, p.subject(), "go on", "wait ended after "+term.Duration(ev.Time.Sub(p.waited.since)))
 			}
 			p.waited = waiting{}
 			break
@@ -202,14 +203,14 @@ func (p *plainPrinter) close() {
 	p.closed = true
 	p.timer.Stop()
 	if p.live != nil {
-		p.live.clear()
+		p.live.Clear()
 	}
 }
 
 // line writes one line: time, subject, state and text.
 func (p *plainPrinter) line(at time.Time, subject, state, text string) {
 	if p.live != nil {
-		p.live.clear()
+		p.live.Clear()
 	}
 	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf("%s %-18s %-9s %s", at.UTC().Format("15:04:05Z"), subject, state, text), " "))
 }
@@ -243,9 +244,9 @@ func (p *plainPrinter) printPlan(at time.Time) {
 			done++
 		}
 	}
-	text := fmt.Sprintf("%s %s: %s", plan.Verb, clean(plan.Cluster), count(len(plan.Steps), "step"))
+	text := fmt.Sprintf("%s %s: %s", plan.Verb, term.Clean(plan.Cluster), term.Count(len(plan.Steps), "step"))
 	if len(plan.Steps) == 0 { // blocked before its steps were planned
-		text = fmt.Sprintf("%s %s", plan.Verb, clean(plan.Cluster))
+		text = fmt.Sprintf("%s %s", plan.Verb, term.Clean(plan.Cluster))
 	}
 	if done > 0 {
 		text += fmt.Sprintf(", %d done before", done)
@@ -254,25 +255,25 @@ func (p *plainPrinter) printPlan(at time.Time) {
 		text += "  to " + to
 	}
 	if n := nodesOf(plan); n > 0 {
-		text += "  " + count(n, "machine")
+		text += "  " + term.Count(n, "machine")
 	}
 	p.line(at, "plan", "ok", text)
 	for _, x := range plan.Components {
-		p.line(at, "version", "plan", fmt.Sprintf("%s %s -> %s", clean(x.Name), orElse(clean(x.Now), "(none)"), clean(x.NextHop)))
+		p.line(at, "version", "plan", fmt.Sprintf("%s %s -> %s", term.Clean(x.Name), orElse(term.Clean(x.Now), "(none)"), term.Clean(x.NextHop)))
 	}
 	for _, c := range p.t.checks {
 		p.printCheck(at, c)
 	}
 	p.printChecks(at)
 	for _, n := range plan.Notes {
-		p.line(at, "plan", "note", p.sp.text(clean(n)))
+		p.line(at, "plan", "note", p.sp.text(term.Clean(n)))
 	}
 	for _, s := range plan.Steps {
 		if s.Finished {
 			continue
 		}
 		for _, d := range s.Details {
-			p.line(at, clean(s.ID), "plan", clean(d))
+			p.line(at, term.Clean(s.ID), "plan", term.Clean(d))
 		}
 	}
 }
@@ -282,7 +283,7 @@ func target(t engine.Target) string {
 	var parts []string
 	for _, x := range [][2]string{{"kubernetes", t.Kubernetes}, {"image", t.Image}, {"release", t.Release}} {
 		if x[1] != "" {
-			parts = append(parts, x[0]+" "+clean(x[1]))
+			parts = append(parts, x[0]+" "+term.Clean(x[1]))
 		}
 	}
 	return strings.Join(parts, ", ")
@@ -311,7 +312,7 @@ func (p *plainPrinter) printCheck(at time.Time, c check) bool {
 		state := map[engine.Severity]string{engine.Warn: "WARN", engine.Block: "BLOCK", engine.NotChecked: "unknown"}[engine.Severity(c.state)]
 		text := c.title
 		if c.detail != "" {
-			text += ": " + oneLine(c.detail)
+			text += ": " + term.OneLine(c.detail)
 		}
 		p.line(at, "check", state, text+p.remedyTail(c.remedy))
 		return true
@@ -326,9 +327,9 @@ func (p *plainPrinter) printChecks(at time.Time) {
 	}
 	p.findings = 0
 	total, _, warn, block := p.t.checkCounts()
-	text := count(total, "check")
+	text := term.Count(total, "check")
 	if warn > 0 {
-		text += ", " + count(warn, "warning")
+		text += ", " + term.Count(warn, "warning")
 	}
 	state := "ok"
 	if block > 0 {
@@ -361,7 +362,7 @@ func (p *plainPrinter) printStep(at time.Time, s *step) {
 		}
 		p.line(at, s.id, "start", text)
 	case engine.StateDone:
-		p.line(at, s.id, "ok", orElse(s.text, s.title)+", "+short(s.took))
+		p.line(at, s.id, "ok", orElse(s.text, s.title)+", "+term.Duration(s.took))
 	case engine.StateSkipped:
 		text := s.title
 		if s.text != "" {
@@ -383,7 +384,7 @@ func (p *plainPrinter) tail(at time.Time) {
 		return
 	}
 	from := max(0, n-tailLines)
-	p.line(at, "log", "last", fmt.Sprintf("%d of %s", n-from, count(n+p.t.log.dropped, "line")))
+	p.line(at, "log", "last", fmt.Sprintf("%d of %s", n-from, term.Count(n+p.t.log.dropped, "line")))
 	for i := from; i < n; i++ {
 		x := p.t.log.at(i)
 		fmt.Fprintf(p.out, "  | %s %s\n", source(x), x.text)
@@ -414,7 +415,7 @@ func (p *plainPrinter) printMachine(at time.Time, m *machine) bool {
 		text += ": " + m.text
 	}
 	if m.state == engine.NodeReady && m.took > 0 {
-		text += ", " + short(m.took)
+		text += ", " + term.Duration(m.took)
 	}
 	p.line(at, "node", state, text)
 	return true
@@ -424,7 +425,7 @@ func (p *plainPrinter) printMachine(at time.Time, m *machine) bool {
 func (p *plainPrinter) printNodePlan(ev engine.Event) bool {
 	var b engine.Board
 	b.Apply(ev)
-	name := clean(ev.Object)
+	name := term.Clean(ev.Object)
 	text := name + " deleted"
 	if len(b.Plans) > 0 {
 		text = planWords(&b.Plans[0])
@@ -436,20 +437,20 @@ func (p *plainPrinter) printNodePlan(ev engine.Event) bool {
 	if state == engine.PlanFailed || state == engine.PlanInvalid {
 		state = strings.ToUpper(state)
 	}
-	p.line(ev.Time, "node-plan", clean(state), text+p.remedyTail(clean(ev.Remedy)))
+	p.line(ev.Time, "node-plan", term.Clean(state), text+p.remedyTail(term.Clean(ev.Remedy)))
 	return true
 }
 
 // planWords describes a Plan without its state: "system-upgrade/k3s-server v1.36.3: 2 of 5
 // nodes done, 1 applying; waits for ...".
 func planWords(p *engine.BoardPlan) string {
-	text := strings.TrimSpace(clean(p.Name) + " " + clean(p.Version))
+	text := strings.TrimSpace(term.Clean(p.Name) + " " + term.Clean(p.Version))
 	alone := ""
 	if p.Alone {
 		alone = "exclusive"
 	}
 	sep := ": "
-	for _, more := range []string{p.Counts(), alone, clean(p.Text)} {
+	for _, more := range []string{p.Counts(), alone, term.Clean(p.Text)} {
 		if more != "" {
 			text += sep + more
 			sep = "; "
@@ -492,7 +493,7 @@ func (p *plainPrinter) printHeartbeat() {
 	text := orElse(p.first, "waiting")
 	now := p.now()
 	if s := p.t.running(); s != nil {
-		text = s.title + " for " + short(now.Sub(s.began))
+		text = s.title + " for " + term.Duration(now.Sub(s.began))
 		if d := s.doing(); d != "" {
 			text += ": " + d
 		}
@@ -506,7 +507,7 @@ func (p *plainPrinter) printHeartbeat() {
 	if eta := p.eta(); eta != "" {
 		text += "; ETA " + eta
 	}
-	p.line(now, p.subject(), "still", fmt.Sprintf("%s; next report in %s", text, short(next)))
+	p.line(now, p.subject(), "still", fmt.Sprintf("%s; next report in %s", text, term.Duration(next)))
 }
 
 // resultWord is the result of a run, for the second column.
@@ -528,17 +529,17 @@ func (p *plainPrinter) printResult(at time.Time) {
 	}
 	p.line(at, "done", resultWord(o), fmt.Sprintf("%s  exit %d", text, o.exit))
 	for _, f := range o.Files {
-		note := clean(f.Note)
+		note := term.Clean(f.Note)
 		if f.Secret {
 			note = strings.TrimSpace("SECRET  " + note)
 		}
-		p.line(at, "file", clean(f.Mode), strings.TrimSpace(clean(f.Path)+"  "+note))
+		p.line(at, "file", term.Clean(f.Mode), strings.TrimSpace(term.Clean(f.Path)+"  "+note))
 	}
 	if o.Resume != "" {
-		p.line(at, "resume", "", p.sp.line(clean(o.Resume)))
+		p.line(at, "resume", "", p.sp.line(term.Clean(o.Resume)))
 	}
 	for _, n := range o.Next {
-		p.line(at, "next", "", p.sp.line(clean(n)))
+		p.line(at, "next", "", p.sp.line(term.Clean(n)))
 	}
 }
 

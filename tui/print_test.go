@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // printed runs a verb without a terminal and returns what it wrote.
@@ -119,7 +120,7 @@ func TestTruncatedPathsKeepTheFileName(t *testing.T) {
 		{"a sentence that has an end that matters", 20, "a sente…that matters"},
 		{"short", 2, "s…"},
 	} {
-		if got := cutMiddle(tt.s, tt.w, "…"); width(got) > tt.w || got != tt.want {
+		if got := term.CutMiddle(tt.s, tt.w, "…"); term.Width(got) > tt.w || got != tt.want {
 			t.Errorf("%q in %d columns: %q, want %q", tt.s, tt.w, got, tt.want)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // plainOf replays a recorded run in its own time to the plain printer.
@@ -129,7 +130,7 @@ func TestHiddenCharactersAreEscaped(t *testing.T) {
 		{"bad \xff", `bad \xff`, `"bad \ufffd"`},
 		{"del \x7f", `del \x7f`, `"del \u007f"`},
 	} {
-		if got := clean(tt.in); got != tt.plain {
+		if got := term.Clean(tt.in); got != tt.plain {
 			t.Errorf("clean(%q) = %q, want %q", tt.in, got, tt.plain)
 		}
 		b, err := encode(tt.in, "")
@@ -151,14 +152,14 @@ func FuzzClean(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		out := clean(s)
+		out := term.Clean(s)
 		var filter engine.TextFilter
 		for _, r := range out {
 			if !filter.Shows(r) {
 				t.Fatalf("clean(%q) = %q holds %q", s, out, r)
 			}
 		}
-		if again := clean(out); again != out {
+		if again := term.Clean(out); again != out {
 			t.Fatalf("clean(%q) = %q, and again %q", s, out, again)
 		}
 	})
@@ -169,7 +170,7 @@ func TestPrinterAndConsoleAgree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, name := range []string{"init", "many", "resumed", "taken-up"} {
 			events := recorded(t, name)
-			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, display{}, 80, 24)
+			s := newStage(t, &fakeEngine{home: demoHome(engine.StageReady)}, term.Display{}, 80, 24)
 			s.c.plan = planIn(t, events)
 			s.c.screen, s.c.running, s.c.ran = screenRun, true, true
 			s.c.t.setPlan(s.c.plan)

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 func (s *session) sandboxCommand() *cobra.Command {
@@ -183,8 +184,8 @@ func (s *session) upSandbox(ctx context.Context, spec engine.SandboxSpec, f form
 		if info.Hollow {
 			kind, next = " (hollow: all machines are simulated)", s.afterHollow(info)
 		}
-		stream.end(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, count(info.ControlPlanes, "control plane"),
-			count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, engine.Result{Next: next})
+		stream.end(fmt.Sprintf("sandbox %s: %s, %s, Kubernetes %s, image %s%s", info.Name, term.Count(info.ControlPlanes, "control plane"),
+			term.Count(info.Workers, "worker"), info.Kubernetes, info.Image, kind), err, engine.Result{Next: next})
 		out.close()
 		return err
 	}
@@ -203,7 +204,7 @@ func (s *session) afterHollow(info engine.SandboxInfo) []string {
 
 // asks reports whether the program can prompt: stdin and stdout are terminals, outside CI.
 func (s *session) asks() bool {
-	return isTerminal(s.Stdin) && isTerminal(s.Stdout) && s.Env("CI") == ""
+	return term.IsTerminal(s.Stdin) && term.IsTerminal(s.Stdout) && s.Env("CI") == ""
 }
 
 // ask prints err, which names missing packages, and prompts to install them. No is the
@@ -220,7 +221,7 @@ func (s *session) ask(err error) bool {
 // confirmed prompts for y or yes. No is the default.
 func (s *session) confirmed(question string) bool {
 	if f, ok := s.Stdin.(*os.File); ok {
-		discardInput(f)
+		term.DiscardInput(f)
 	}
 	fmt.Fprintf(s.Stderr, "%s [y/N] ", question)
 	line, err := bufio.NewReader(s.Stdin).ReadString('\n')
@@ -317,46 +318,46 @@ func (s *session) sandboxText(st *engine.SandboxStatus) []string {
 	w := printedWidth
 	t := c.th
 	lines := []string{
-		t.row(w).add(plain, "sandbox "+clean(st.Name)+"   "+clean(st.State)+marked(st.Simulated, "   ")).String(),
-		t.row(w).add(plain, "  ").col(faint, "Kubernetes", 12).col(plain, clean(st.Kubernetes), 22).col(faint, "API server", 12).add(plain, clean(st.ClusterEndpoint)).String(),
+		t.Row(w).Add(term.Plain, "sandbox "+term.Clean(st.Name)+"   "+term.Clean(st.State)+marked(st.Simulated, "   ")).String(),
+		t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "Kubernetes", 12).Col(term.Plain, term.Clean(st.Kubernetes), 22).Col(term.Faint, "API server", 12).Add(term.Plain, term.Clean(st.ClusterEndpoint)).String(),
 	}
-	image, release := t.row(w).add(plain, "  ").col(faint, "OS image", 12), t.row(w).add(plain, "  ").col(faint, "Release", 12)
+	image, release := t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "OS image", 12), t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "Release", 12)
 	if st.Hollow { // hollow machines need no init and no mirror
-		lines = append(lines, image.add(plain, clean(st.Image)).String(), release.add(plain, clean(st.Release)).String())
+		lines = append(lines, image.Add(term.Plain, term.Clean(st.Image)).String(), release.Add(term.Plain, term.Clean(st.Release)).String())
 	} else {
-		lines = append(lines, image.col(plain, clean(st.Image), 22).col(faint, "init", 12).add(plain, clean(st.InitEndpoint)).String(),
-			release.col(plain, clean(st.Release), 22).col(faint, "mirror has", 12).add(plain, clean(strings.Join(st.KubernetesVersions, " "))).String())
+		lines = append(lines, image.Col(term.Plain, term.Clean(st.Image), 22).Col(term.Faint, "init", 12).Add(term.Plain, term.Clean(st.InitEndpoint)).String(),
+			release.Col(term.Plain, term.Clean(st.Release), 22).Col(term.Faint, "mirror has", 12).Add(term.Plain, term.Clean(strings.Join(st.KubernetesVersions, " "))).String())
 	}
 	switch {
 	case st.Hollow && st.State == "stopped":
-		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "stopped", 12).add(caution, "the daemon and the hollow cluster have ended; `"+s.command("sandbox up")+"` creates a new one").String())
+		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon and the hollow cluster have ended; `"+s.command("sandbox up")+"` creates a new one").String())
 	case st.Hollow:
-		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "hollow", 12).add(caution, "all machines are simulated: nothing runs in them").String())
+		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "hollow", 12).Add(term.Caution, "all machines are simulated: nothing runs in them").String())
 	case st.State == "stopped":
-		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "stopped", 12).add(caution, "the daemon is not running; `"+s.command("sandbox up")+"` restarts it and keeps the machines").String())
+		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "stopped", 12).Add(term.Caution, "the daemon is not running; `"+s.command("sandbox up")+"` restarts it and keeps the machines").String())
 	}
 	for _, f := range st.Faults {
-		lines = append(lines, t.row(w).add(plain, "  ").col(faint, "fault", 12).add(caution, clean(f)).String())
+		lines = append(lines, t.Row(w).Add(term.Plain, "  ").Col(term.Faint, "fault", 12).Add(term.Caution, term.Clean(f)).String())
 	}
 	if st.Hollow {
-		lines = append(lines, t.rule(w, fmt.Sprintf("Hollow machines %d", len(st.Machines)), ""))
+		lines = append(lines, t.Rule(w, fmt.Sprintf("Hollow machines %d", len(st.Machines)), ""))
 		return append(lines, s.hollowRows(st)...)
 	}
-	lines = append(lines, t.rule(w, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
+	lines = append(lines, t.Rule(w, fmt.Sprintf("Machines %d", len(st.Machines)), ""))
 	for _, m := range st.Machines {
-		sign, sty := t.pending, faint
+		sign, sty := t.Pending, term.Faint
 		switch m.Boot {
 		case "ready":
-			sign, sty = t.ok, good
+			sign, sty = t.OK, term.Good
 		case "failed":
-			sign, sty = t.fail, bad
+			sign, sty = t.Fail, term.Bad
 		case "stopped":
-			sign, sty = t.stopped, caution
+			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, clean(m.Name), 18).col(sty, clean(m.Boot), 9).
-			col(plain, clean(m.Group), 14).col(plain, clean(m.IP), 15).col(plain, clean(m.Image), 8).add(faint, clean(m.Message)).String())
+		lines = append(lines, t.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(m.Name), 18).Col(sty, term.Clean(m.Boot), 9).
+			Col(term.Plain, term.Clean(m.Group), 14).Col(term.Plain, term.Clean(m.IP), 15).Col(term.Plain, term.Clean(m.Image), 8).Add(term.Faint, term.Clean(m.Message)).String())
 		if (m.Boot == "failed" || m.Boot == "stopped") && m.Console != "" {
-			lines = append(lines, t.row(w).pad(3).col(faint, "console", 18).add(plain, clean(m.Console)).String())
+			lines = append(lines, t.Row(w).Pad(3).Col(term.Faint, "console", 18).Add(term.Plain, term.Clean(m.Console)).String())
 		}
 	}
 	return lines
@@ -378,15 +379,15 @@ func (s *session) hollowRows(st *engine.SandboxStatus) []string {
 	}
 	var lines []string
 	for _, k := range kinds {
-		sign, sty := t.pending, faint
+		sign, sty := t.Pending, term.Faint
 		switch k.boot {
 		case "ready":
-			sign, sty = t.ok, good
+			sign, sty = t.OK, term.Good
 		case "stopped":
-			sign, sty = t.stopped, caution
+			sign, sty = t.Stopped, term.Caution
 		}
-		lines = append(lines, t.row(printedWidth).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, fmt.Sprint(counts[k]), 7).col(sty, clean(k.boot), 9).
-			col(plain, clean(k.group), 16).add(plain, clean(k.image)).String())
+		lines = append(lines, t.Row(printedWidth).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, fmt.Sprint(counts[k]), 7).Col(sty, term.Clean(k.boot), 9).
+			Col(term.Plain, term.Clean(k.group), 16).Add(term.Plain, term.Clean(k.image)).String())
 	}
 	return lines
 }
@@ -443,7 +444,7 @@ func (s *session) machineNames(ctx context.Context, name string) []string {
 	}
 	var names []string
 	for _, m := range st.Machines {
-		names = append(names, clean(m.Name))
+		names = append(names, term.Clean(m.Name))
 	}
 	slices.Sort(names)
 	return names
@@ -454,10 +455,10 @@ func (s *session) shell(ctx context.Context, name, machine string, command []str
 	if err != nil {
 		return err
 	}
-	tty := isTerminal(s.Stdin) && isTerminal(s.Stdout)
+	tty := term.IsTerminal(s.Stdin) && term.IsTerminal(s.Stdout)
 	if tty {
 		// In raw mode the shell in the machine gets line editing and Ctrl-C.
-		restore, err := makeRaw(s.Stdin.(*os.File))
+		restore, err := term.MakeRaw(s.Stdin.(*os.File))
 		if err != nil {
 			return &engine.Error{Op: "set up the terminal", Err: err}
 		}

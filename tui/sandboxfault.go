@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 func (s *session) sandboxFault() *cobra.Command {
@@ -59,7 +60,7 @@ func (s *session) listFaults() *cobra.Command {
 				fmt.Fprintf(s.out, "%s\n    %s\n", k.Form, k.Does)
 				for _, a := range active {
 					if kindOf(a) == k.Name {
-						fmt.Fprintf(s.out, "  ! %s\n", clean(a))
+						fmt.Fprintf(s.out, "  ! %s\n", term.Clean(a))
 					}
 				}
 			}
@@ -141,7 +142,7 @@ func (s *session) changeFaults(use, short, long, example string, change func(act
 			if err := box.SetFaults(cmd.Context(), boxName, faults); err != nil {
 				return err
 			}
-			fmt.Fprintf(s.out, "faults: %s (before: %s)\n", orElse(clean(strings.Join(faults, ", ")), "none"), orElse(clean(strings.Join(st.Faults, ", ")), "none"))
+			fmt.Fprintf(s.out, "faults: %s (before: %s)\n", orElse(term.Clean(strings.Join(faults, ", ")), "none"), orElse(term.Clean(strings.Join(st.Faults, ", ")), "none"))
 			return nil
 		},
 	}

@@ -11,6 +11,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // upgradeStart describes the upgrade that the console shows.
@@ -117,7 +118,7 @@ func (c *console) tookUpgradePlan(msg upgradePlanned) tea.Cmd {
 		return nil
 	}
 	c.plan = msg.plan
-	c.t.cluster = clean(c.plan.Cluster)
+	c.t.cluster = term.Clean(c.plan.Cluster)
 	u.need = consentTo(c.plan, u.start.yes, u.start.request.Acknowledge)
 	switch {
 	case len(c.plan.Blocked()) > 0:
@@ -145,7 +146,7 @@ var upgradePlanKeys = []binding{
 		case c.plan == nil:
 			return "there is no plan"
 		case len(c.plan.Blocked()) > 0:
-			return count(len(c.plan.Blocked()), "blocking finding") + "; fix it, then r"
+			return term.Count(len(c.plan.Blocked()), "blocking finding") + "; fix it, then r"
 		}
 		return ""
 	}),
@@ -164,7 +165,7 @@ var upgradePlanKeys = []binding{
 	on("y", "y", "copy the blocking finding, or the equivalent command", "copy", act(func(c *console) {
 		if c.plan != nil && len(c.plan.Blocked()) > 0 {
 			f := c.plan.Blocked()[0]
-			c.copyText(clean(f.Title+": "+oneLine(f.Detail)), "the blocking finding")
+			c.copyText(term.Clean(f.Title+": "+term.OneLine(f.Detail)), "the blocking finding")
 			return
 		}
 		c.copyText(c.command(), "the command")
@@ -358,7 +359,7 @@ func (c *console) typeID(k tea.KeyMsg) {
 	case tea.KeyCtrlU:
 		u.typed = ""
 	case tea.KeyRunes, tea.KeySpace:
-		if u.typed += clean(string(k.Runes)); len(u.typed) > 64 {
+		if u.typed += term.Clean(string(k.Runes)); len(u.typed) > 64 {
 			u.typed = u.typed[:64]
 		}
 	}
@@ -435,9 +436,9 @@ func (c *console) upgradePlanView(w, h int) []string {
 		if u.progress.total > 0 {
 			what = u.progress.summary()
 		}
-		lines := []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "Checking the next hop, like upgrade check").String()}
-		lines = append(lines, c.th.below(w, 4, 3, faint, what)...)
-		return append(lines, "", c.th.row(w).pad(4).add(faint, "Then you review and confirm the plan. Nothing is changed before.").String())
+		lines := []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "Checking the next hop, like upgrade check").String()}
+		lines = append(lines, c.th.Below(w, 4, 3, term.Faint, what)...)
+		return append(lines, "", c.th.Row(w).Pad(4).Add(term.Faint, "Then you review and confirm the plan. Nothing is changed before.").String())
 	}
 	left := c.planWidth()
 	rows := c.upgradePlanRows(left)
@@ -445,7 +446,7 @@ func (c *console) upgradePlanView(w, h int) []string {
 	to := min(len(rows), from+h)
 	lines := slices.Clone(rows[from:to])
 	if to < len(rows) {
-		lines[len(lines)-1] = c.th.row(left).pad(3).add(faint, fmt.Sprintf("%s %s: ↓", c.th.ellipsis, count(len(rows)-to+1, "more line"))).String()
+		lines[len(lines)-1] = c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↓", c.th.Ellipsis, term.Count(len(rows)-to+1, "more line"))).String()
 	}
 	if left == w {
 		return lines
@@ -461,7 +462,7 @@ func (c *console) upgradePlanRows(w int) []string {
 	p := c.plan
 	lines := c.upgradeSections(w, p)
 	if w == c.w { // else the risks are beside the plan
-		i := slices.Index(lines, c.th.rule(w, "Steps", count(len(p.Steps), "step")))
+		i := slices.Index(lines, c.th.Rule(w, "Steps", term.Count(len(p.Steps), "step")))
 		if i < 0 {
 			i = len(lines)
 		}
@@ -473,16 +474,16 @@ func (c *console) upgradePlanRows(w int) []string {
 // riskRows show the risks: which data is backed up, which is lost, what is irreversible.
 func (c *console) riskRows(w, h int) []string {
 	p := c.plan
-	lines := []string{c.th.rule(w, "Before nodes are replaced", "")}
+	lines := []string{c.th.Rule(w, "Before nodes are replaced", "")}
 	lines = append(lines, c.backupCoverageRows(w, h)...)
 	i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.ID == engine.StepBackup })
 	switch {
 	case i >= 0 && p.Steps[i].Finished:
-		lines = append(lines, c.signed(w, good, c.th.ok, "this upgrade already has a backup")...)
+		lines = append(lines, c.signed(w, term.Good, c.th.OK, "this upgrade already has a backup")...)
 	case i >= 0:
-		lines = append(lines, c.signed(w, good, c.th.ok, "a backup is taken and verified first")...)
+		lines = append(lines, c.signed(w, term.Good, c.th.OK, "a backup is taken and verified first")...)
 	case !p.OnlyWatches():
-		lines = append(lines, c.signed(w, caution, c.th.warn, "no backup is taken")...)
+		lines = append(lines, c.signed(w, term.Caution, c.th.Warn, "no backup is taken")...)
 	}
 	return append(lines, c.rollbackRows(w)...)
 }
@@ -490,13 +491,13 @@ func (c *console) riskRows(w, h int) []string {
 // rollbackRows show the stop points, what is irreversible, and how to roll back.
 func (c *console) rollbackRows(w int) []string {
 	p := c.plan
-	lines := []string{c.th.rule(w, "Rollback", "")}
+	lines := []string{c.th.Rule(w, "Rollback", "")}
 	add := func(head, text string) {
-		for i, l := range wrap(text, max(20, w-18)) {
+		for i, l := range term.Wrap(text, max(20, w-18)) {
 			if i > 0 {
 				head = ""
 			}
-			lines = append(lines, c.th.row(w).pad(2).col(faint, head, 14).add(plain, l).String())
+			lines = append(lines, c.th.Row(w).Pad(2).Col(term.Faint, head, 14).Add(term.Plain, l).String())
 		}
 	}
 	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 || p.Rehearsal {
@@ -514,7 +515,7 @@ func (c *console) rollbackRows(w int) []string {
 func inPlaceOf(x *engine.Changes) []string {
 	var groups []string
 	for _, g := range slices.Sorted(maps.Keys(x.InPlace)) {
-		groups = append(groups, fmt.Sprintf("%d of %s", x.InPlace[g], clean(g)))
+		groups = append(groups, fmt.Sprintf("%d of %s", x.InPlace[g], term.Clean(g)))
 	}
 	return groups
 }
@@ -533,47 +534,47 @@ func replaced(p *engine.Plan) (n int) {
 // the findings whose IDs must be typed.
 func (c *console) upgradeConfirmView(w, h int) []string {
 	p, u := c.plan, &c.upg
-	lines := []string{c.th.rule(w, "Upgrade cluster "+clean(p.Cluster), count(len(p.Steps), "step"))}
-	add := func(head string, st style, text string) {
-		for i, l := range wrap(text, max(20, w-20)) {
+	lines := []string{c.th.Rule(w, "Upgrade cluster "+term.Clean(p.Cluster), term.Count(len(p.Steps), "step"))}
+	add := func(head string, st term.Style, text string) {
+		for i, l := range term.Wrap(text, max(20, w-20)) {
 			if i > 0 {
 				head = ""
 			}
-			lines = append(lines, c.th.row(w).pad(2).col(faint, head, 16).add(st, l).String())
+			lines = append(lines, c.th.Row(w).Pad(2).Col(term.Faint, head, 16).Add(st, l).String())
 		}
 	}
 	for _, x := range p.Components {
 		if !x.Part {
-			add(clean(x.Name), strong, orElse(clean(x.Now), "(none)")+" "+c.th.to+" "+clean(x.NextHop))
+			add(term.Clean(x.Name), term.Strong, orElse(term.Clean(x.Now), "(none)")+" "+c.th.To+" "+term.Clean(x.NextHop))
 		}
 	}
 	if x := p.Changes; x != nil {
 		var groups []string
 		for _, g := range slices.Sorted(maps.Keys(x.Nodes)) {
-			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], clean(g)))
+			groups = append(groups, fmt.Sprintf("%d of %s", x.Nodes[g], term.Clean(g)))
 		}
-		add("nodes replaced", plain, orElse(strings.Join(groups, ", "), "none"))
+		add("nodes replaced", term.Plain, orElse(strings.Join(groups, ", "), "none"))
 		if kept := inPlaceOf(x); len(kept) > 0 {
-			add("in place", plain, strings.Join(kept, ", "))
+			add("in place", term.Plain, strings.Join(kept, ", "))
 		}
 		if x.Most > 0 {
-			add("takes", plain, durationRange(x.Least, x.Most))
+			add("takes", term.Plain, durationRange(x.Least, x.Most))
 		}
 	}
 	if s := u.start.request.Surge; s != "" {
-		add("surge", plain, "at most "+clean(s)+" extra machines")
+		add("surge", term.Plain, "at most "+term.Clean(s)+" extra machines")
 	}
 	if i := slices.IndexFunc(p.Steps, func(s engine.Step) bool { return s.Final && !s.Finished }); i >= 0 {
-		add("no return from", caution, clean(p.Steps[i].ID)+" on: "+orElse(clean(p.Steps[i].Warning), "the cluster continues on its own"))
+		add("no return from", term.Caution, term.Clean(p.Steps[i].ID)+" on: "+orElse(term.Clean(p.Steps[i].Warning), "the cluster continues on its own"))
 	}
 	if p.Rehearsal {
-		add("rehearsal", plain, "server-side dry run; nothing is changed or recorded")
+		add("rehearsal", term.Plain, "server-side dry run; nothing is changed or recorded")
 	}
 	if n := len(p.Warnings()) - len(u.need.names); n > 0 {
-		add("warnings", caution, fmt.Sprintf("%d accepted by yes alone", n))
+		add("warnings", term.Caution, fmt.Sprintf("%d accepted by yes alone", n))
 	}
 	if names := ids(u.need.names); len(names) > 0 {
-		lines = append(lines, c.th.rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(ids(u.need.names[:u.at])), len(names))))
+		lines = append(lines, c.th.Rule(w, "To be accepted by name", fmt.Sprintf("%d of %d", len(ids(u.need.names[:u.at])), len(names))))
 		var blocks [][]string
 		here := 0
 		for i, f := range u.need.names {
@@ -603,19 +604,19 @@ func (c *console) upgradeConfirmView(w, h int) []string {
 func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
 	u := &c.upg
 	if i < u.at {
-		return []string{c.th.row(w).pad(1).add(good, c.th.ok+" ").add(plain, clean(f.ID)).add(faint, "  accepted: "+clean(f.Title)).String()}
+		return []string{c.th.Row(w).Pad(1).Add(term.Good, c.th.OK+" ").Add(term.Plain, term.Clean(f.ID)).Add(term.Faint, "  accepted: "+term.Clean(f.Title)).String()}
 	}
-	lines := c.signed(w, caution, c.th.warn, clean(f.Title))
+	lines := c.signed(w, term.Caution, c.th.Warn, term.Clean(f.Title))
 	if i > u.at {
 		return lines
 	}
-	lines = append(lines, c.th.below(w, 3, 2, faint, oneLine(cleanLines(f.Detail)))...)
+	lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.OneLine(term.CleanLines(f.Detail)))...)
 	if len(f.Objects) > 0 {
-		lines = append(lines, c.th.below(w, 3, 2, faint, clean(someNames(f.Objects, 6)))...)
+		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, term.Clean(someNames(f.Objects, 6)))...)
 	}
-	r := c.th.row(w).pad(3).add(plain, "Type ").add(strong, clean(f.ID)).add(plain, " to accept it: ").add(chosen, " "+u.typed+" ").add(accent, "▏")
+	r := c.th.Row(w).Pad(3).Add(term.Plain, "Type ").Add(term.Strong, term.Clean(f.ID)).Add(term.Plain, " to accept it: ").Add(term.Chosen, " "+u.typed+" ").Add(term.Accent, "▏")
 	if u.wrong {
-		r.add(bad, "  does not match")
+		r.Add(term.Bad, "  does not match")
 	}
 	return append(lines, r.String())
 }
@@ -623,39 +624,39 @@ func (c *console) findingIDRows(w, i int, f engine.Finding) []string {
 // upgradeWhy is the line above the keys: the progress of planning, the verdict, or the answers.
 func (c *console) upgradeWhy() []string {
 	u := &c.upg
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	switch {
 	case u.planning:
-		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(u.began))+"): checking and planning. Nothing is changed.").String()}
+		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(u.began))+"): checking and planning. Nothing is changed.").String()}
 	case c.plan == nil:
 		return nil
 	case len(c.plan.Blocked()) > 0:
 		f := c.plan.Blocked()[0]
-		lines := c.signed(c.w, bad, c.th.fail, "Blocked: "+clean(f.Title))
+		lines := c.signed(c.w, term.Bad, c.th.Fail, "Blocked: "+term.Clean(f.Title))
 		if f.Remedy != "" {
-			lines = append(lines, c.th.below(c.w, 3, 2, accent, clean(c.deps.commands.text(f.Remedy)))...)
+			lines = append(lines, c.th.Below(c.w, 3, 2, term.Accent, term.Clean(c.deps.commands.text(f.Remedy)))...)
 		}
 		return lines
 	case c.screen == screenUpgradePlan && c.plan.Rehearsal:
-		return []string{r.add(strong, "Review the plan, then press Enter. Rehearsal: nothing will be changed.").String()}
+		return []string{r.Add(term.Strong, "Review the plan, then press Enter. Rehearsal: nothing will be changed.").String()}
 	case c.screen == screenUpgradePlan:
-		return []string{r.add(strong, "Review the plan, then press Enter. Nothing is changed before you confirm.").String()}
+		return []string{r.Add(term.Strong, "Review the plan, then press Enter. Nothing is changed before you confirm.").String()}
 	case c.typingID():
-		return []string{r.add(faint, "Enter accepts the name, Esc returns to the plan. Nothing has been changed yet.").String()}
+		return []string{r.Add(term.Faint, "Enter accepts the name, Esc returns to the plan. Nothing has been changed yet.").String()}
 	}
-	text := "Upgrade cluster " + clean(c.plan.Cluster) + "?"
+	text := "Upgrade cluster " + term.Clean(c.plan.Cluster) + "?"
 	if c.plan.Rehearsal {
 		text = "Rehearse it?"
 	}
-	r.add(strong, text+"  ")
+	r.Add(term.Strong, text+"  ")
 	for _, a := range []struct {
 		word string
 		here bool
 	}{{"yes", u.yes}, {"No", !u.yes}} {
 		if a.here {
-			r.add(accent, c.th.cursor+" ").add(chosen, " "+a.word+" ").add(plain, "   ")
+			r.Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+a.word+" ").Add(term.Plain, "   ")
 		} else {
-			r.add(faint, "   "+a.word+" ").add(plain, "   ")
+			r.Add(term.Faint, "   "+a.word+" ").Add(term.Plain, "   ")
 		}
 	}
 	return []string{r.String()}
@@ -675,9 +676,9 @@ func (c *console) upgradeMode(s screenID) string {
 	case s == screenUpgradeConfirm:
 		return badge + "confirm"
 	case c.running && badge == "":
-		return "LIVE  " + clock(c.t.elapsed(c.now))
+		return "LIVE  " + term.Clock(c.t.elapsed(c.now))
 	case c.ran:
-		return badge + "elapsed " + clock(c.t.elapsed(c.now))
+		return badge + "elapsed " + term.Clock(c.t.elapsed(c.now))
 	}
 	return badge + "upgrade"
 }
@@ -687,8 +688,8 @@ func (c *console) changeSummary(p *engine.Plan) string {
 	var parts []string
 	for _, x := range [][3]string{{"release", p.From.Release, p.To.Release}, {"image", p.From.Image, p.To.Image}, {"k8s", p.From.Kubernetes, p.To.Kubernetes}} {
 		if x[2] != "" && x[1] != x[2] {
-			oldest, _, _ := strings.Cut(clean(x[1]), "-v") // a range in the middle of an upgrade
-			parts = append(parts, x[0]+" "+orElse(oldest, "?")+c.th.to+clean(x[2]))
+			oldest, _, _ := strings.Cut(term.Clean(x[1]), "-v") // a range in the middle of an upgrade
+			parts = append(parts, x[0]+" "+orElse(oldest, "?")+c.th.To+term.Clean(x[2]))
 		}
 	}
 	return strings.Join(parts, "  ")
@@ -698,7 +699,7 @@ func (c *console) changeSummary(p *engine.Plan) string {
 func (c *console) upgradeRail(s screenID) string {
 	type stop struct {
 		name, sign string
-		st, word   style
+		st, word   term.Style
 		done       bool
 	}
 	var stops []stop
@@ -712,29 +713,29 @@ func (c *console) upgradeRail(s screenID) string {
 			at = 2
 		}
 		for i, n := range names {
-			x := stop{n, c.th.pending, faint, faint, i < at}
+			x := stop{n, c.th.Pending, term.Faint, term.Faint, i < at}
 			switch {
 			case i < at:
-				x.sign, x.st, x.word = c.th.ok, good, plain
+				x.sign, x.st, x.word = c.th.OK, term.Good, term.Plain
 			case i == at && (c.err != nil || c.plan != nil && len(c.plan.Blocked()) > 0):
-				x.sign, x.st, x.word = c.th.fail, bad, strong
+				x.sign, x.st, x.word = c.th.Fail, term.Bad, term.Strong
 			case i == at:
-				x.sign, x.st, x.word = c.th.running, accent, strong
+				x.sign, x.st, x.word = c.th.Running, term.Accent, term.Strong
 			}
 			stops = append(stops, x)
 		}
 	} else {
 		for i := range c.t.steps {
 			p := &c.t.steps[i]
-			x := stop{name: p.id, word: plain}
+			x := stop{name: p.id, word: term.Plain}
 			x.sign, x.st = c.stepSign(p)
 			x.done = p.state == engine.StateDone || p.state == engine.StateSkipped
 			switch p.state {
 			case "":
-				x.sign, x.st, x.word = c.th.pending, faint, faint
+				x.sign, x.st, x.word = c.th.Pending, term.Faint, term.Faint
 			case engine.StateRunning:
-				if x.word = strong; c.running {
-					x.sign = c.th.running
+				if x.word = term.Strong; c.running {
+					x.sign = c.th.Running
 				}
 			}
 			stops = append(stops, x)
@@ -743,22 +744,22 @@ func (c *console) upgradeRail(s screenID) string {
 	// If the line is too long, finished entries lose their names, the first one first.
 	used := 1
 	for _, x := range stops {
-		used += width(x.sign) + width(x.name) + 4
+		used += term.Width(x.sign) + term.Width(x.name) + 4
 	}
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	for i, x := range stops {
-		r.add(x.st, x.sign)
+		r.Add(x.st, x.sign)
 		if used-3 > c.w && x.done && i < len(stops)-1 {
-			used -= width(x.name) + 1
+			used -= term.Width(x.name) + 1
 		} else {
-			r.add(x.word, " "+x.name)
+			r.Add(x.word, " "+x.name)
 		}
 		if i < len(stops)-1 {
-			line := c.th.signs.rule
+			line := c.th.Signs.Rule
 			if x.done {
-				line = c.th.heavy
+				line = c.th.Heavy
 			}
-			r.add(faint, " "+line+" ")
+			r.Add(term.Faint, " "+line+" ")
 		}
 	}
 	return r.String()
@@ -804,5 +805,5 @@ func (c *console) upgradeSafety() string {
 	if c.t.run != "" && c.w >= 140 {
 		parts = append(parts, "record "+engine.RunsDir+"/"+c.t.run)
 	}
-	return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
+	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 }

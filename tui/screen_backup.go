@@ -11,6 +11,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // backupScreen shows what backups contain, lists them, and creates one. Its text comes
@@ -115,7 +116,7 @@ func (c *console) restoreOff() string {
 	case b == nil:
 		return "there is no backup yet"
 	case !b.Whole:
-		return "this backup is incomplete: " + orElse(clean(b.Why), "something is missing")
+		return "this backup is incomplete: " + orElse(term.Clean(b.Why), "something is missing")
 	case c.bak.verified[b.ID] != nil:
 		return "this backup failed its verification"
 	}
@@ -177,7 +178,7 @@ func (c *console) takeBackup(msg tea.Msg) (tea.Cmd, bool) {
 			break
 		}
 		b.t.setPlan(msg.plan)
-		b.t.run = clean(msg.plan.ID)
+		b.t.run = term.Clean(msg.plan.ID)
 		plan := msg.plan
 		return c.launch("creating a backup", func(ctx context.Context, emit func(engine.Event)) tea.Msg {
 			return backupEnded{c.deps.engine.Run(ctx, plan, emit)}
@@ -315,10 +316,10 @@ func (c *console) backupView(w, h int) []string {
 	if b.open && b.local != nil {
 		return c.volumesView(w, h)
 	}
-	title := c.th.rule(w, "What a backup contains", "")
+	title := c.th.Rule(w, "What a backup contains", "")
 	lines := []string{title}
-	for _, l := range wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
-		lines = append(lines, c.th.row(w).add(plain, " ").add(plain, l).String())
+	for _, l := range term.Wrap("Upgrades can delete custom resources, CRDs, and the disks of replaced nodes.", w-2) {
+		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Plain, l).String())
 	}
 	kept := c.backupCoverageRows(w, h)
 	lines = append(lines, kept...)
@@ -328,9 +329,9 @@ func (c *console) backupView(w, h int) []string {
 		below = c.backupProgress(w)
 	case b.verifying != "":
 		below = []string{
-			c.th.rule(w, "Verify", clean(b.verifying)),
-			c.th.row(w).add(plain, " ").add(accent, c.th.spin(c.frame)+" ").add(accent, c.th.meter(b.done, b.total, min(30, w/3))).
-				add(plain, " "+bytesOf(b.done)+" of "+bytesOf(b.total)).String(),
+			c.th.Rule(w, "Verify", term.Clean(b.verifying)),
+			c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Accent, c.th.Meter(b.done, b.total, min(30, w/3))).
+				Add(term.Plain, " "+term.Bytes(b.done)+" of "+term.Bytes(b.total)).String(),
 		}
 	case b.ended:
 		below = c.backupOutcome(w)
@@ -356,50 +357,50 @@ func (c *console) backupCoverageRows(w, h int) []string {
 	b := &c.bak
 	last := b.newestComplete()
 	const what = 26
-	row := func(st style, sign, name string, state style, text, age string) string {
+	row := func(st term.Style, sign, name string, state term.Style, text, age string) string {
 		if w < 70 { // two lines instead of a cut one
-			r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").add(plain, name).right(faint, age)
-			return strings.Join(append([]string{r.String()}, c.th.below(w, 5, 2, state, text)...), "\n")
+			r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, name).Right(term.Faint, age)
+			return strings.Join(append([]string{r.String()}, c.th.Below(w, 5, 2, state, text)...), "\n")
 		}
-		return c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").col(plain, name, what).add(state, text).right(faint, age).String()
+		return c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, name, what).Add(state, text).Right(term.Faint, age).String()
 	}
 	var lines []string
 	switch {
 	case b.listErr != nil:
-		lines = append(lines, row(caution, c.th.warn, "definitions and objects", plain, "unknown: the backups cannot be listed", ""))
+		lines = append(lines, row(term.Caution, c.th.Warn, "definitions and objects", term.Plain, "unknown: the backups cannot be listed", ""))
 	case !b.listed:
-		lines = append(lines, row(accent, c.th.spin(c.frame), "definitions and objects", faint, "listing backups", ""))
+		lines = append(lines, row(term.Accent, c.th.Spin(c.frame), "definitions and objects", term.Faint, "listing backups", ""))
 	case last == nil:
 		none := "no complete backup yet"
 		if c.screen == screenBackup {
 			none += ": press b"
 		}
-		lines = append(lines, row(bad, c.th.fail, "definitions and objects", plain, none, "-"),
-			row(bad, c.th.fail, "etcd snapshot", plain, "none yet", "-"))
+		lines = append(lines, row(term.Bad, c.th.Fail, "definitions and objects", term.Plain, none, "-"),
+			row(term.Bad, c.th.Fail, "etcd snapshot", term.Plain, "none yet", "-"))
 	default:
 		old := c.now.Sub(last.Created) > 24*time.Hour
-		st, sign := good, c.th.ok
+		st, sign := term.Good, c.th.OK
 		if old {
-			st, sign = caution, c.th.warn
+			st, sign = term.Caution, c.th.Warn
 		}
-		lines = append(lines, row(st, sign, "definitions and objects", plain, amountOf(last.Objects, "object")+", "+bytesOf(last.Bytes), ago(last.Created, c.now)))
+		lines = append(lines, row(st, sign, "definitions and objects", term.Plain, amountOf(last.Objects, "object")+", "+term.Bytes(last.Bytes), term.Ago(last.Created, c.now)))
 		i := slices.IndexFunc(b.entries, func(e engine.BackupEntry) bool { return e.Whole && e.Etcd })
 		switch {
 		case i < 0:
-			lines = append(lines, row(bad, c.th.fail, "etcd snapshot", plain, "in no backup", "-"))
+			lines = append(lines, row(term.Bad, c.th.Fail, "etcd snapshot", term.Plain, "in no backup", "-"))
 		case i > 0 && b.entries[i].ID != last.ID:
-			lines = append(lines, row(caution, c.th.warn, "etcd snapshot", plain, "not in the last backup", ago(b.entries[i].Created, c.now)))
+			lines = append(lines, row(term.Caution, c.th.Warn, "etcd snapshot", term.Plain, "not in the last backup", term.Ago(b.entries[i].Created, c.now)))
 		default:
-			lines = append(lines, row(st, sign, "etcd snapshot", plain, "in the last backup", ago(b.entries[i].Created, c.now)))
+			lines = append(lines, row(st, sign, "etcd snapshot", term.Plain, "in the last backup", term.Ago(b.entries[i].Created, c.now)))
 		}
 	}
 	switch l := b.local; {
 	case l == nil && b.localErr != nil:
-		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", plain, "unknown: "+clean(b.localErr.Error()), ""))
+		lines = append(lines, row(term.Caution, c.th.Warn, "volumes on nodes", term.Plain, "unknown: "+term.Clean(b.localErr.Error()), ""))
 	case l == nil:
-		lines = append(lines, row(accent, c.th.spin(c.frame), "volumes on nodes", faint, "querying the cluster", ""))
+		lines = append(lines, row(term.Accent, c.th.Spin(c.frame), "volumes on nodes", term.Faint, "querying the cluster", ""))
 	case len(l.Volumes) == 0:
-		lines = append(lines, row(good, c.th.ok, "volumes on nodes", plain, "none is bound to a claim", ""))
+		lines = append(lines, row(term.Good, c.th.OK, "volumes on nodes", term.Plain, "none is bound to a claim", ""))
 	default:
 		nodes := map[string]bool{}
 		for _, v := range l.Volumes {
@@ -409,18 +410,18 @@ func (c *console) backupCoverageRows(w, h int) []string {
 		}
 		text := fmt.Sprint(len(l.Volumes))
 		if len(nodes) > 0 {
-			text += " on " + count(len(nodes), "node")
+			text += " on " + term.Count(len(nodes), "node")
 		}
-		lines = append(lines, row(caution, c.th.warn, "volumes on nodes", caution, text+": in no backup, lost with the node", ""))
+		lines = append(lines, row(term.Caution, c.th.Warn, "volumes on nodes", term.Caution, text+": in no backup, lost with the node", ""))
 		most := 2
 		if h > 24 {
 			most = 8
 		}
 		shown := min(most, len(l.Volumes))
 		for i, v := range l.Volumes[:shown] {
-			r := c.th.row(w).pad(3).add(faint, c.th.branch+" ").add(plain, clean(volumeSummary(v)))
+			r := c.th.Row(w).Pad(3).Add(term.Faint, c.th.Branch+" ").Add(term.Plain, term.Clean(volumeSummary(v)))
 			if i == shown-1 && shown < len(l.Volumes) {
-				r.right(faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
+				r.Right(term.Faint, fmt.Sprintf("%d more: Enter", len(l.Volumes)-shown))
 			}
 			lines = append(lines, r.String())
 		}
@@ -428,14 +429,14 @@ func (c *console) backupCoverageRows(w, h int) []string {
 	if l := b.local; l != nil && l.EmptyDirs+l.HostPaths > 0 {
 		var parts []string
 		if l.EmptyDirs > 0 {
-			parts = append(parts, "emptyDir of "+count(l.EmptyDirs, "pod"))
+			parts = append(parts, "emptyDir of "+term.Count(l.EmptyDirs, "pod"))
 		}
 		if l.HostPaths > 0 {
 			parts = append(parts, fmt.Sprintf("hostPath of %d", l.HostPaths))
 		}
-		lines = append(lines, row(faint, c.th.dot, "scratch space of pods", faint, strings.Join(parts, ", ")+": in no backup", ""))
+		lines = append(lines, row(term.Faint, c.th.Dot, "scratch space of pods", term.Faint, strings.Join(parts, ", ")+": in no backup", ""))
 	}
-	lines = append(lines, row(faint, c.th.dot, "master secret, kubeconfig", faint, "not included: keep a copy of this folder's files", ""))
+	lines = append(lines, row(term.Faint, c.th.Dot, "master secret, kubeconfig", term.Faint, "not included: keep a copy of this folder's files", ""))
 	return strings.Split(strings.Join(lines, "\n"), "\n")
 }
 
@@ -477,52 +478,52 @@ func (c *console) backupRows(w, h int) []string {
 	remark := map[string]string{
 		engine.EtcdAuto: "next backup: etcd if available", engine.EtcdTake: "next backup: etcd required", engine.EtcdLeave: "next backup: without etcd",
 	}[b.etcd]
-	lines := []string{c.th.rule(w, fmt.Sprintf("Backups %d", len(b.entries)), remark)}
+	lines := []string{c.th.Rule(w, fmt.Sprintf("Backups %d", len(b.entries)), remark)}
 	switch {
 	case b.listErr != nil:
 		x := explain(b.listErr, c.deps.commands)
-		lines = append(lines, c.th.row(w).add(plain, " ").add(bad, c.th.fail+" ").add(plain, x.what).String())
-		lines = append(lines, c.th.below(w, 3, 2, faint, x.why)...)
-		lines = append(lines, c.th.below(w, 3, 3, accent, x.remedy)...)
+		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, x.what).String())
+		lines = append(lines, c.th.Below(w, 3, 2, term.Faint, x.why)...)
+		lines = append(lines, c.th.Below(w, 3, 3, term.Accent, x.remedy)...)
 		return lines[:min(len(lines), h)]
 	case !b.listed:
 		return lines
 	case len(b.entries) == 0:
-		return append(lines, c.th.row(w).add(faint, "   none yet: b creates one in "+engine.RunsDir).String())
+		return append(lines, c.th.Row(w).Add(term.Faint, "   none yet: b creates one in "+engine.RunsDir).String())
 	}
 	from, to := window(len(b.entries), b.sel, h-1)
 	for i, e := range b.entries[from:to] {
-		sign, st, text := c.th.ok, good, ""
+		sign, st, text := c.th.OK, term.Good, ""
 		if !e.Whole {
-			sign, st, text = c.th.fail, bad, clean(e.Why)
+			sign, st, text = c.th.Fail, term.Bad, term.Clean(e.Why)
 		}
 		switch err, ok := b.verified[e.ID]; {
 		case ok && err == nil:
 			text = "verified"
 		case ok:
-			sign, st, text = c.th.fail, bad, clean(err.Error())
+			sign, st, text = c.th.Fail, term.Bad, term.Clean(err.Error())
 			if p := engine.BackupProblems(err); len(p) > 0 {
-				text = clean(p[0])
+				text = term.Clean(p[0])
 			}
 		}
-		name := plain
+		name := term.Plain
 		if from+i == b.sel {
-			name = strong
+			name = term.Strong
 		}
 		etcd := ""
 		if e.Etcd {
 			etcd = "etcd"
 		}
-		r := c.th.row(w).add(accent, c.marker(from+i == b.sel)).add(st, sign).add(plain, " ").col(name, clean(e.ID), 31)
-		r.num(faint, ago(e.Created, c.now), 8).num(plain, thousands(e.Objects), 10)
+		r := c.th.Row(w).Add(term.Accent, c.marker(from+i == b.sel)).Add(st, sign).Add(term.Plain, " ").Col(name, term.Clean(e.ID), 31)
+		r.Num(term.Faint, term.Ago(e.Created, c.now), 8).Num(term.Plain, thousands(e.Objects), 10)
 		if w >= 70 { // a cut number would be wrong
-			r.num(plain, bytesOf(e.Bytes), 9).pad(1).col(faint, etcd, 4)
+			r.Num(term.Plain, term.Bytes(e.Bytes), 9).Pad(1).Col(term.Faint, etcd, 4)
 		}
 		var below []string // the text, if it is too long for the row
-		if r.fits(text) {
-			r.add(faint, text)
+		if r.Fits(text) {
+			r.Add(term.Faint, text)
 		} else if from+i == b.sel {
-			below = c.th.below(w, 4, 2, faint, text)
+			below = c.th.Below(w, 4, 2, term.Faint, text)
 		}
 		lines = append(append(lines, r.String()), below...)
 	}
@@ -532,26 +533,26 @@ func (c *console) backupRows(w, h int) []string {
 // backupProgress renders the running backup: its steps and the progress of the current one.
 func (c *console) backupProgress(w int) []string {
 	b := &c.bak
-	lines := []string{c.th.rule(w, "Backup in progress", clock(c.now.Sub(b.began)))}
+	lines := []string{c.th.Rule(w, "Backup in progress", term.Clock(c.now.Sub(b.began)))}
 	if len(b.t.steps) == 0 {
-		return append(lines, c.th.row(w).add(accent, " "+c.th.spin(c.frame)+" ").add(plain, "planning").String())
+		return append(lines, c.th.Row(w).Add(term.Accent, " "+c.th.Spin(c.frame)+" ").Add(term.Plain, "planning").String())
 	}
 	for i := range b.t.steps {
 		s := &b.t.steps[i]
-		sign, st := c.th.dot, faint
+		sign, st := c.th.Dot, term.Faint
 		switch s.state {
 		case engine.StateRunning:
-			sign, st = c.th.spin(c.frame), accent
+			sign, st = c.th.Spin(c.frame), term.Accent
 		case engine.StateDone, engine.StateSkipped:
-			sign, st = c.th.ok, good
+			sign, st = c.th.OK, term.Good
 		case engine.StateFailed:
-			sign, st = c.th.fail, bad
+			sign, st = c.th.Fail, term.Bad
 		case engine.StateStopped:
-			sign, st = c.th.stopped, caution
+			sign, st = c.th.Stopped, term.Caution
 		}
-		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").add(plain, s.title)
+		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, s.title)
 		if s.took > 0 {
-			r.right(faint, short(s.took))
+			r.Right(term.Faint, term.Duration(s.took))
 		}
 		lines = append(lines, r.String())
 		if s.state == engine.StateRunning {
@@ -569,24 +570,24 @@ func (c *console) stepProgress(w int, s *step) []string {
 	case s.id == engine.StepBackupResources && n["all_types"] > 0:
 		left := ""
 		if v, ok := n["seconds_left"]; ok {
-			left = ", " + short(time.Duration(v)*time.Second) + " left"
+			left = ", " + term.Duration(time.Duration(v)*time.Second) + " left"
 		}
 		doing := ""
 		for _, p := range s.parts {
 			doing = p.name
 		}
 		return []string{
-			c.th.row(w).pad(3).add(accent, c.th.meter(n["types"], n["all_types"], min(24, w/4))).add(plain, fmt.Sprintf(" %d of %d types  ", n["types"], n["all_types"])).add(faint, doing).String(),
-			c.th.row(w).pad(3).add(plain, amountOf(n["objects"], "object")+", "+bytesOf(n["bytes"])).add(faint, ", "+bytesOf(n["bytes_per_second"])+"/s"+left).String(),
+			c.th.Row(w).Pad(3).Add(term.Accent, c.th.Meter(n["types"], n["all_types"], min(24, w/4))).Add(term.Plain, fmt.Sprintf(" %d of %d types  ", n["types"], n["all_types"])).Add(term.Faint, doing).String(),
+			c.th.Row(w).Pad(3).Add(term.Plain, amountOf(n["objects"], "object")+", "+term.Bytes(n["bytes"])).Add(term.Faint, ", "+term.Bytes(n["bytes_per_second"])+"/s"+left).String(),
 		}
 	case s.total > 0:
-		return []string{c.th.row(w).pad(3).add(accent, c.th.meter(s.progress, s.total, min(24, w/4))).add(plain, " "+bytesOf(s.progress)+" of "+bytesOf(s.total)).String()}
+		return []string{c.th.Row(w).Pad(3).Add(term.Accent, c.th.Meter(s.progress, s.total, min(24, w/4))).Add(term.Plain, " "+term.Bytes(s.progress)+" of "+term.Bytes(s.total)).String()}
 	case s.progress > 0:
-		text := bytesOf(s.progress)
+		text := term.Bytes(s.progress)
 		if d := c.now.Sub(s.began); d >= time.Second {
-			text += ", " + bytesOf(int64(float64(s.progress)/d.Seconds())) + "/s"
+			text += ", " + term.Bytes(int64(float64(s.progress)/d.Seconds())) + "/s"
 		}
-		return []string{c.th.row(w).pad(3).add(plain, text).String()}
+		return []string{c.th.Row(w).Pad(3).Add(term.Plain, text).String()}
 	}
 	return nil
 }
@@ -595,21 +596,21 @@ func (c *console) stepProgress(w int, s *step) []string {
 func (c *console) backupOutcome(w int) []string {
 	b := &c.bak
 	if b.err == nil {
-		lines := []string{c.th.rule(w, "Done", clock(b.t.last.Sub(b.t.started)))}
+		lines := []string{c.th.Rule(w, "Done", term.Clock(b.t.last.Sub(b.t.started)))}
 		text := "the backup is complete"
 		if b.t.result != nil && b.t.result.text != "" {
 			text = b.t.result.text
 		}
-		lines = append(lines, c.th.row(w).add(plain, " ").add(good, c.th.ok+" ").add(plain, text).String())
+		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Good, c.th.OK+" ").Add(term.Plain, text).String())
 		for i := range b.t.log.len() {
 			if l := b.t.log.at(i); l.level == "warn" || l.level == "error" {
-				lines = append(lines, c.th.below(w, 3, 2, caution, l.text)...)
+				lines = append(lines, c.th.Below(w, 3, 2, term.Caution, l.text)...)
 			}
 		}
 		return lines
 	}
 	if engine.ExitCode(b.err) == engine.ExitStopped {
-		return []string{c.th.rule(w, "Stopped", ""), c.th.row(w).add(plain, " ").add(caution, c.th.stopped+" ").add(plain, "the backup was stopped; its files were deleted").String()}
+		return []string{c.th.Rule(w, "Stopped", ""), c.th.Row(w).Add(term.Plain, " ").Add(term.Caution, c.th.Stopped+" ").Add(term.Plain, "the backup was stopped; its files were deleted").String()}
 	}
 	return c.problemWithin(w, 3, "`"+c.command()+"` shows them", b.err)
 }
@@ -618,14 +619,14 @@ func (c *console) backupOutcome(w int) []string {
 func (c *console) volumesView(w, h int) []string {
 	all := c.bak.local.Volumes
 	lines := []string{
-		c.th.rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
-		c.th.row(w).pad(1).col(faint, "claim", 28).col(faint, "node", 18).col(faint, "size", 9).add(faint, "used by").String(),
+		c.th.Rule(w, fmt.Sprintf("Volumes on nodes %d", len(all)), "in no backup, lost when the node is replaced"),
+		c.th.Row(w).Pad(1).Col(term.Faint, "claim", 28).Col(term.Faint, "node", 18).Col(term.Faint, "size", 9).Add(term.Faint, "used by").String(),
 	}
 	from := min(c.bak.at, max(0, len(all)-(h-3)))
 	for _, v := range all[from:min(len(all), from+max(1, h-3))] {
 		size, nodes, users := "-", "-", "no pod now"
 		if v.Bytes > 0 {
-			size = bytesOf(v.Bytes)
+			size = term.Bytes(v.Bytes)
 		}
 		if len(v.Nodes) > 0 {
 			nodes = someNames(v.Nodes, 1)
@@ -633,10 +634,10 @@ func (c *console) volumesView(w, h int) []string {
 		if len(v.Workloads) > 0 {
 			users = someNames(v.Workloads, 2)
 		}
-		lines = append(lines, c.th.row(w).pad(1).col(plain, clean(v.Namespace+"/"+v.Claim), 28).col(plain, clean(nodes), 18).col(faint, size, 9).add(plain, clean(users)).String())
+		lines = append(lines, c.th.Row(w).Pad(1).Col(term.Plain, term.Clean(v.Namespace+"/"+v.Claim), 28).Col(term.Plain, term.Clean(nodes), 18).Col(term.Faint, size, 9).Add(term.Plain, term.Clean(users)).String())
 	}
 	if rest := len(all) - (len(lines) - 2); rest > 0 {
-		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("%s %d more: ↑↓ moves", c.th.ellipsis, rest)).String())
+		lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("%s %d more: ↑↓ moves", c.th.Ellipsis, rest)).String())
 	}
 	return lines
 }
@@ -652,12 +653,12 @@ func (c *console) backupWhy() []string {
 	case b.stopping && b.running, c.leaving:
 		text = "Stopping; the partial backup is deleted."
 	case b.running && b.t.why.text != "":
-		text = "Why waiting (" + short(c.now.Sub(b.t.why.since)) + "): " + b.t.why.text
+		text = "Why waiting (" + term.Duration(c.now.Sub(b.t.why.since)) + "): " + b.t.why.text
 	}
 	if text == "" {
 		return nil
 	}
-	return c.th.below(c.w, 1, 2, strong, text)
+	return c.th.Below(c.w, 1, 2, term.Strong, text)
 }
 
 // backupCommand is the command line that creates the same backup as the key b.

@@ -11,6 +11,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // checkStale is the age from which a check is shown as STALE. It is longer than that of a
@@ -88,7 +89,7 @@ func (l *runningCheck) summary() string {
 	s := fmt.Sprintf("%d of %d checked", l.done, l.total)
 	var names []string
 	for _, id := range l.running {
-		name := clean(id)
+		name := term.Clean(id)
 		if p := l.progress[id]; p != "" {
 			name += " " + p
 		}
@@ -303,7 +304,7 @@ func (c *console) tookWritten(msg configWritten) {
 		c.note = "nothing was written: the configuration is already up to date; r checks again"
 	default:
 		k := *c.chk.result
-		c.note = fmt.Sprintf("wrote %s into %s", count(len(x.Fields), "value"), clean(x.Path))
+		c.note = fmt.Sprintf("wrote %s into %s", term.Count(len(x.Fields), "value"), term.Clean(x.Path))
 		if !slices.Equal(k.Config.Fields, x.Fields) {
 			c.note += "; they differ from those shown, r checks again"
 		}
@@ -415,7 +416,7 @@ func (c *console) moveCheck(by int) {
 
 func (c *console) copyCheckCommand() {
 	if f := c.selected().finding; f != nil && f.Command != "" {
-		if clean(f.Command) != f.Command {
+		if term.Clean(f.Command) != f.Command {
 			c.note = "the command contains control characters: it is not copied"
 			return
 		}
@@ -428,16 +429,16 @@ func (c *console) copyCheckCommand() {
 func (c *console) copyCheckLine() {
 	switch x := c.selected(); {
 	case x.finding != nil:
-		s := clean(x.finding.Title)
-		if d := clean(oneLine(x.finding.Detail)); d != "" {
+		s := term.Clean(x.finding.Title)
+		if d := term.Clean(term.OneLine(x.finding.Detail)); d != "" {
 			s += ": " + d
 		}
 		c.copyText(s, "the line")
 	case x.reason != nil:
-		c.copyText(clean(x.reason.what)+": "+clean(x.reason.text), "the line")
+		c.copyText(term.Clean(x.reason.what)+": "+term.Clean(x.reason.text), "the line")
 	case c.chk.result != nil:
 		_, s := verdict(c.chk.result)
-		c.copyText(clean(s), "the line")
+		c.copyText(term.Clean(s), "the line")
 	default:
 		c.copyText("", "")
 	}
@@ -457,7 +458,7 @@ func (v *checkScreen) typeFilter(k tea.KeyMsg) {
 	case tea.KeyCtrlU:
 		v.filter = ""
 	case tea.KeyRunes, tea.KeySpace:
-		v.filter += clean(string(k.Runes))
+		v.filter += term.Clean(string(k.Runes))
 	}
 	v.sel[checkFindings] = 0
 }
@@ -482,7 +483,7 @@ func (c *console) checkMode() string {
 	case k.result == nil:
 		return "upgrade check  " + c.now.UTC().Format("15:04:05 UTC")
 	case c.staleCheck():
-		return "upgrade check  STALE " + short(c.now.Sub(k.at)) + "  r refresh"
+		return "upgrade check  STALE " + term.Duration(c.now.Sub(k.at)) + "  r refresh"
 	}
 	return "upgrade check  as of " + k.at.UTC().Format("15:04:05 UTC")
 }
@@ -490,37 +491,37 @@ func (c *console) checkMode() string {
 // checkWhy is the line below the body: the progress, the error or the verdict.
 func (c *console) checkWhy(w int) []string {
 	k := &c.chk
-	r := c.th.row(w).add(plain, " ")
+	r := c.th.Row(w).Add(term.Plain, " ")
 	switch {
 	case k.busy && k.progress.total > 0:
-		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): "+k.progress.summary()).String()}
+		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(k.began))+"): "+k.progress.summary()).String()}
 	case k.busy:
-		return []string{r.add(accent, c.th.spin(c.frame)+" ").add(strong, "Now ("+short(c.now.Sub(k.began))+"): querying cluster, cloud and releases").String()}
+		return []string{r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Strong, "Now ("+term.Duration(c.now.Sub(k.began))+"): querying cluster, cloud and releases").String()}
 	case k.err != nil:
 		e := explain(k.err, c.deps.commands)
 		what := e.what
 		if e.why != "" {
 			what += ": " + e.why
 		}
-		lines := c.signed(w, bad, c.th.fail, what)
+		lines := c.signed(w, term.Bad, c.th.Fail, what)
 		if e.remedy != "" {
-			lines = append(lines, c.th.row(w).add(faint, "   fix ").add(accent, e.remedy).String())
+			lines = append(lines, c.th.Row(w).Add(term.Faint, "   fix ").Add(term.Accent, e.remedy).String())
 		}
 		return lines
 	case k.result == nil:
 		return nil
 	case !k.complete:
-		return []string{r.add(faint, "Versions only; r runs the preflight checks of the next hop.").String()}
+		return []string{r.Add(term.Faint, "Versions only; r runs the preflight checks of the next hop.").String()}
 	}
 	severity, text := verdict(k.result)
 	sign, st := c.severitySignOf(severity)
-	return c.signed(w, st, sign, clean(text))
+	return c.signed(w, st, sign, term.Clean(text))
 }
 
 // signed is a sentence behind a sign, on at most two lines.
-func (c *console) signed(w int, st style, sign, text string) []string {
-	lines := c.th.below(w, 3, 2, strong, text)
-	lines[0] = " " + c.th.paint(st, asciiIf(c.th.ascii, sign)) + lines[0][2:]
+func (c *console) signed(w int, st term.Style, sign, text string) []string {
+	lines := c.th.Below(w, 3, 2, term.Strong, text)
+	lines[0] = " " + c.th.Paint(st, term.AsciiIf(c.th.Ascii, sign)) + lines[0][2:]
 	return lines
 }
 
@@ -531,7 +532,7 @@ func (c *console) checkView(w, h int) []string {
 	case k == nil && c.chk.err != nil:
 		return c.problem(w, c.chk.err)
 	case k == nil:
-		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "querying cluster, cloud and releases").String()}
+		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying cluster, cloud and releases").String()}
 	case c.chk.confirmWrite:
 		return c.confirmWriteView(w, h)
 	case c.chk.open:
@@ -567,19 +568,19 @@ func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 	f := c.selected().finding
 	if f != nil && f.Severity != engine.Info && room > 2 {
 		detail := c.findingDetail(w, 4, *f)
-		lines := []string{c.th.rule(w, clean(f.ID), "Enter shows all")}
+		lines := []string{c.th.Rule(w, term.Clean(f.ID), "Enter shows all")}
 		if len(detail)+1 <= room {
-			lines[0] = c.th.rule(w, clean(f.ID), "")
+			lines[0] = c.th.Rule(w, term.Clean(f.ID), "")
 		}
 		return append(lines, detail[:min(len(detail), room-1)]...)
 	}
 	if f != nil && room > 0 && (f.Command != "" || f.Remedy != "") { // only one line: show the command or the remedy
-		what := clean(orElse(c.deps.commands.line(f.Command), c.deps.commands.text(f.Remedy)))
-		return []string{c.th.row(w).pad(2).add(faint, "To do: ").add(accent, what).String()}
+		what := term.Clean(orElse(c.deps.commands.line(f.Command), c.deps.commands.text(f.Remedy)))
+		return []string{c.th.Row(w).Pad(2).Add(term.Faint, "To do: ").Add(term.Accent, what).String()}
 	}
 	if changes := c.changeRows(w, k); room > 2 && len(changes) > 0 {
 		if len(changes) > room {
-			changes[0] = c.th.rule(w, "Will change in hop 1", "Tab shows all")
+			changes[0] = c.th.Rule(w, "Will change in hop 1", "Tab shows all")
 		}
 		return changes[:min(len(changes), room)]
 	}
@@ -589,7 +590,7 @@ func (c *console) findingsFooter(w, room int, k *engine.Check) []string {
 func (c *console) noteRows(w int, k *engine.Check) []string {
 	var lines []string
 	for _, n := range k.Notes {
-		lines = append(lines, c.th.below(w, 2, 2, plain, clean(n))...)
+		lines = append(lines, c.th.Below(w, 2, 2, term.Plain, term.Clean(n))...)
 	}
 	return lines
 }
@@ -597,9 +598,9 @@ func (c *console) noteRows(w int, k *engine.Check) []string {
 // focusRule is the heading of a pane; the focused one is marked with the cursor.
 func (c *console) focusRule(w, pane int, title, remark string) string {
 	if c.chk.pane == pane {
-		title += " " + c.th.cursor
+		title += " " + c.th.Cursor
 	}
-	return c.th.rule(w, title, remark)
+	return c.th.Rule(w, title, remark)
 }
 
 // checkPathPane renders the path in at most h lines; its reasons can be selected while it has
@@ -614,7 +615,7 @@ func (c *console) checkPathPane(w, h int, k *engine.Check) []string {
 		if c.chk.pane != checkPath {
 			return nil
 		}
-		return []string{c.focusRule(w, checkPath, "Path", remark), c.th.row(w).add(faint, "   no newer version is known").String()}
+		return []string{c.focusRule(w, checkPath, "Path", remark), c.th.Row(w).Add(term.Faint, "   no newer version is known").String()}
 	}
 	lines := []string{c.focusRule(w, checkPath, "Path", remark)}
 	terse := 1 // leaves out why hops are needed, unless there is nothing more urgent
@@ -686,13 +687,13 @@ func (c *console) findingsPane(w, h int) []string {
 	remark := countBySeverity(all)
 	if c.chk.filter != "" || c.chk.typing {
 		list, _ := c.shown()
-		remark = fmt.Sprintf("%d of %s", len(list), count(len(all), "finding"))
+		remark = fmt.Sprintf("%d of %s", len(list), term.Count(len(all), "finding"))
 	}
 	lines := []string{c.focusRule(w, checkFindings, "Findings", remark)}
 	if c.chk.typing || c.chk.filter != "" {
-		r := c.th.row(w).add(plain, " ").add(accent, "/ ").add(strong, c.chk.filter)
+		r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, c.chk.filter)
 		if c.chk.typing {
-			r.add(accent, "▏").add(faint, "  Enter applies the filter, Esc clears it")
+			r.Add(term.Accent, "▏").Add(term.Faint, "  Enter applies the filter, Esc clears it")
 		}
 		lines = append(lines, r.String())
 	}
@@ -710,7 +711,7 @@ func (c *console) findingsPane(w, h int) []string {
 		case len(c.chk.result.Path) == 0:
 			text = "none: there is no next hop to check"
 		}
-		return append(lines, c.th.row(w).add(faint, "   "+text).String())
+		return append(lines, c.th.Row(w).Add(term.Faint, "   "+text).String())
 	}
 	at := max(0, min(c.chk.sel[checkFindings], len(items)-1))
 	room := h - len(lines)
@@ -722,7 +723,7 @@ func (c *console) findingsPane(w, h int) []string {
 		lines = append(lines, c.itemRow(w, items[i], i == at && focus == checkFindings, len(items)))
 	}
 	if n := len(items) - to; n > 0 && len(lines) < h {
-		lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("%s %d more", c.th.ellipsis, n)).String())
+		lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("%s %d more", c.th.Ellipsis, n)).String())
 	}
 	return lines
 }
@@ -731,17 +732,17 @@ func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
 	switch {
 	case x.finding != nil:
 		sign, st := c.severitySignOf(x.finding.Severity)
-		title := plain
+		title := term.Plain
 		if here {
-			title = strong
+			title = term.Strong
 		}
-		return c.th.row(w).add(accent, c.marker(here)).add(st, sign+" ").col(faint, clean(x.finding.Source), areaWidth).add(title, clean(x.finding.Title)).String()
+		return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign+" ").Col(term.Faint, term.Clean(x.finding.Source), areaWidth).Add(title, term.Clean(x.finding.Title)).String()
 	case x.folded == 0:
-		st := faint
+		st := term.Faint
 		if here {
-			st = strong
+			st = term.Strong
 		}
-		return c.th.row(w).add(accent, c.marker(here)).add(st, "  hide passed checks").String()
+		return c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, "  hide passed checks").String()
 	}
 	return c.passedRow(w, x.folded, items == 1 && !c.chk.busy, here)
 }
@@ -750,7 +751,7 @@ func (c *console) itemRow(w int, x checkItem, here bool, items int) string {
 func (c *console) changesPane(w, h int, k *engine.Check) []string {
 	rows := c.changeRows(w, k)
 	if len(rows) == 0 {
-		return []string{c.focusRule(w, checkChanges, "Will change", ""), c.th.row(w).add(faint, "   nothing: there is no next hop").String()}
+		return []string{c.focusRule(w, checkChanges, "Will change", ""), c.th.Row(w).Add(term.Faint, "   nothing: there is no next hop").String()}
 	}
 	rows = rows[1:]
 	if x := k.Config; x != nil && len(x.Fields) > 0 {
@@ -768,14 +769,14 @@ func (c *console) changesPane(w, h int, k *engine.Check) []string {
 func (c *console) fieldRows(w int, fields []engine.FieldChange) []string {
 	names := 20
 	for _, f := range fields {
-		names = max(names, width(clean(f.Field)))
+		names = max(names, term.Width(term.Clean(f.Field)))
 	}
 	names = min(names, w/2)
 	var lines []string
 	for _, f := range fields {
-		from, to := orElse(shortDigests(f.From, c.th.ellipsis), "not set"), orElse(shortDigests(f.To, c.th.ellipsis), "removed")
-		lines = append(lines, c.th.row(w).pad(2).col(plain, cutMiddle(clean(f.Field), names, c.th.ellipsis), names).
-			add(bad, clean(oneLine(from))).add(faint, " "+c.th.to+" ").add(good, clean(oneLine(to))).String())
+		from, to := orElse(shortDigests(f.From, c.th.Ellipsis), "not set"), orElse(shortDigests(f.To, c.th.Ellipsis), "removed")
+		lines = append(lines, c.th.Row(w).Pad(2).Col(term.Plain, term.CutMiddle(term.Clean(f.Field), names, c.th.Ellipsis), names).
+			Add(term.Bad, term.Clean(term.OneLine(from))).Add(term.Faint, " "+c.th.To+" ").Add(term.Good, term.Clean(term.OneLine(to))).String())
 	}
 	return lines
 }
@@ -783,15 +784,15 @@ func (c *console) fieldRows(w int, fields []engine.FieldChange) []string {
 // confirmWriteView shows the values to write and asks for confirmation.
 func (c *console) confirmWriteView(w, h int) []string {
 	x := c.chk.result.Config
-	lines := []string{c.th.rule(w, "Write the configuration?", count(len(x.Fields), "value"))}
-	lines = append(lines, c.th.row(w).pad(2).add(faint, cutMiddle(clean(x.Path), w-3, c.th.ellipsis)).String())
+	lines := []string{c.th.Rule(w, "Write the configuration?", term.Count(len(x.Fields), "value"))}
+	lines = append(lines, c.th.Row(w).Pad(2).Add(term.Faint, term.CutMiddle(term.Clean(x.Path), w-3, c.th.Ellipsis)).String())
 	rows := c.fieldRows(w, x.Fields)
 	if room := h - len(lines) - 4; len(rows) > room && room > 0 {
 		more := len(rows) - room + 1
-		rows = append(rows[:room-1], c.th.row(w).pad(2).add(faint, fmt.Sprintf("%s %d more", c.th.ellipsis, more)).String())
+		rows = append(rows[:room-1], c.th.Row(w).Pad(2).Add(term.Faint, fmt.Sprintf("%s %d more", c.th.Ellipsis, more)).String())
 	}
 	lines = append(append(lines, rows...), "")
-	lines = append(lines, c.prose(w, 2, plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
+	lines = append(lines, c.prose(w, 2, term.Plain, "Comments and order of the file are kept. The cluster is not changed; upgrade apply does that.")...)
 	return lines
 }
 
@@ -810,41 +811,41 @@ func (c *console) detail(w int) []string {
 	case x.finding != nil:
 		f := x.finding
 		sign, st := c.severitySignOf(f.Severity)
-		lines := []string{c.th.rule(w, clean(f.ID), severityText(f.Severity))}
-		for i, p := range wrap(clean(f.Title), max(20, w-4)) {
-			r := c.th.row(w).pad(3)
+		lines := []string{c.th.Rule(w, term.Clean(f.ID), severityText(f.Severity))}
+		for i, p := range term.Wrap(term.Clean(f.Title), max(20, w-4)) {
+			r := c.th.Row(w).Pad(3)
 			if i == 0 {
-				r = c.th.row(w).pad(1).add(st, sign+" ")
+				r = c.th.Row(w).Pad(1).Add(st, sign+" ")
 			}
-			lines = append(lines, r.add(strong, p).String())
+			lines = append(lines, r.Add(term.Strong, p).String())
 		}
 		lines = append(lines, "")
 		return append(lines, c.findingDetail(w, 1, *f)...)
 	case x.reason != nil:
-		lines := []string{c.th.rule(w, "rule "+clean(x.reason.rule), "")}
-		add := func(head string, st style, s string) {
+		lines := []string{c.th.Rule(w, "rule "+term.Clean(x.reason.rule), "")}
+		add := func(head string, st term.Style, s string) {
 			if s == "" {
 				return
 			}
-			for i, p := range wrap(s, max(20, w-11)) {
+			for i, p := range term.Wrap(s, max(20, w-11)) {
 				if i > 0 {
 					head = ""
 				}
-				lines = append(lines, c.th.row(w).pad(1).col(faint, head, 8).add(st, p).String())
+				lines = append(lines, c.th.Row(w).Pad(1).Col(term.Faint, head, 8).Add(st, p).String())
 			}
 		}
-		add("version", strong, clean(x.reason.what))
-		add("why", plain, clean(x.reason.text))
-		add("fix", accent, clean(c.deps.commands.text(x.reason.remedy)))
-		add("source", faint, clean(x.reason.reference))
+		add("version", term.Strong, term.Clean(x.reason.what))
+		add("why", term.Plain, term.Clean(x.reason.text))
+		add("fix", term.Accent, term.Clean(c.deps.commands.text(x.reason.remedy)))
+		add("source", term.Faint, term.Clean(x.reason.reference))
 		if !x.reason.beyond {
-			add("", faint, "A later hop of the path reaches it or a newer version.")
+			add("", term.Faint, "A later hop of the path reaches it or a newer version.")
 		}
 		return lines
 	case x.folded > 0:
-		return []string{c.th.rule(w, "Details", ""), c.th.row(w).pad(1).add(faint, "Enter lists the checks that passed.").String()}
+		return []string{c.th.Rule(w, "Details", ""), c.th.Row(w).Pad(1).Add(term.Faint, "Enter lists the checks that passed.").String()}
 	}
-	return []string{c.th.rule(w, "Details", "")}
+	return []string{c.th.Rule(w, "Details", "")}
 }
 
 func severityText(s engine.Severity) string {
@@ -885,13 +886,13 @@ func (c *console) checkWide(w, h int) []string {
 		if c.selected().finding == nil && c.selected().reason == nil {
 			how = "Tab shows all"
 		}
-		b = append(b[:room-1], c.th.row(right).pad(1).add(faint, c.th.ellipsis+" "+how).String())
+		b = append(b[:room-1], c.th.Row(right).Pad(1).Add(term.Faint, c.th.Ellipsis+" "+how).String())
 	}
 	return append(lines, beside(a, b, left, room, c.th)...)
 }
 
 // beside puts two blocks next to each other, h lines high.
-func beside(a, b []string, left, h int, t *theme) []string {
+func beside(a, b []string, left, h int, t *term.Theme) []string {
 	var lines []string
 	for i := range min(h, max(len(a), len(b))) {
 		var l, r string
@@ -901,7 +902,7 @@ func beside(a, b []string, left, h int, t *theme) []string {
 		if i < len(b) {
 			r = b[i]
 		}
-		lines = append(lines, l+strings.Repeat(" ", max(0, left-styledWidth(l)))+" "+t.paint(faint, t.side)+" "+r)
+		lines = append(lines, l+strings.Repeat(" ", max(0, left-term.StyledWidth(l)))+" "+t.Paint(term.Faint, t.Side)+" "+r)
 	}
 	return lines
 }
@@ -928,30 +929,30 @@ func (c *console) lattice(w int, k *engine.Check) []string {
 		}
 		col := max(20, min(28, (w-18)/len(cells)))
 		if !slices.Equal(heads, minors) {
-			r := c.th.row(w).pad(18)
+			r := c.th.Row(w).Pad(18)
 			for _, m := range heads {
-				r.col(faint, m, col-1)
+				r.Col(term.Faint, m, col-1)
 			}
 			lines, minors = append(lines, strings.TrimRight(r.String(), " ")), heads
 		}
-		r := c.th.row(w).pad(2).col(faint, row.name, 13)
+		r := c.th.Row(w).Pad(2).Col(term.Faint, row.name, 13)
 		for i, x := range cells {
-			r.to(16 + i*col)
+			r.To(16 + i*col)
 			switch {
 			case x.at < 0:
-				r.add(bad, c.th.fail+" ").add(faint, clean(x.version)+" "+clean(x.rule))
+				r.Add(term.Bad, c.th.Fail+" ").Add(term.Faint, term.Clean(x.version)+" "+term.Clean(x.rule))
 			default:
-				sign, st := c.th.running, accent
+				sign, st := c.th.Running, term.Accent
 				if x.at > 0 {
-					sign, st = c.th.pending, good
+					sign, st = c.th.Pending, term.Good
 				}
-				r.add(st, sign+" ").add(plain, clean(x.version)+" ")
+				r.Add(st, sign+" ").Add(term.Plain, term.Clean(x.version)+" ")
 			}
 			if i+1 < len(cells) && cells[i+1].at > 0 {
 				link, st := c.link(k, cells[i+1].at)
 				label := fmt.Sprintf("hop %d", cells[i+1].at)
-				n := 16 + (i+1)*col - r.used - width(label) - 2
-				r.add(st, strings.Repeat(link, max(1, n/2))+label+strings.Repeat(link, max(1, n-n/2))+c.th.arrow)
+				n := 16 + (i+1)*col - r.Used - term.Width(label) - 2
+				r.Add(st, strings.Repeat(link, max(1, n/2))+label+strings.Repeat(link, max(1, n-n/2))+c.th.Arrow)
 			}
 		}
 		lines = append(lines, r.String())
@@ -1019,9 +1020,9 @@ func feedRemark(f engine.FeedState, now time.Time) string {
 	if f.Source == "" || f.Source == "embedded" {
 		return ""
 	}
-	s := "feed " + ago(f.Fetched, now)
+	s := "feed " + term.Ago(f.Fetched, now)
 	if f.Stale {
-		s = "feed STALE, fetched " + ago(f.Fetched, now)
+		s = "feed STALE, fetched " + term.Ago(f.Fetched, now)
 	}
 	return s
 }

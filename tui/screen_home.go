@@ -9,6 +9,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // nextList is the cursor in the list of suggestions.
@@ -130,22 +131,22 @@ func (c *console) homeView(w, h int) []string {
 	case c.homeErr != nil:
 		lines = append(lines, c.problem(w, c.homeErr)...)
 	case c.home == nil:
-		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, c.busy).String()}
+		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
 	}
 	var foot []string
 	if n := c.suggestions(); len(n) > 0 {
-		foot = append(foot, c.th.rule(w, "Do next", ""))
+		foot = append(foot, c.th.Rule(w, "Do next", ""))
 		for i, s := range n {
 			if i >= 4 {
 				break
 			}
-			st := plain
+			st := term.Plain
 			if i == c.next.at {
-				st = strong
+				st = term.Strong
 			}
-			r := c.th.row(w).add(plain, " ").add(accent, c.marker(i == c.next.at)).add(st, clean(s.Title)).add(plain, "  ").add(accent, clean(s.Command))
+			r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, c.marker(i == c.next.at)).Add(st, term.Clean(s.Title)).Add(term.Plain, "  ").Add(term.Accent, term.Clean(s.Command))
 			if s.Why != "" {
-				r.add(faint, "  "+clean(s.Why))
+				r.Add(term.Faint, "  "+term.Clean(s.Why))
 			}
 			foot = append(foot, r.String())
 		}
@@ -175,9 +176,9 @@ func (c *console) workspaceView(w int) []string {
 		engine.StagePartial:    "An init started here and did not finish.",
 	}
 	lines := []string{
-		c.th.rule(w, "Workspace", ""),
-		c.th.row(w).add(plain, "  ").add(plain, clean(c.home.Dir)).String(),
-		c.th.row(w).add(plain, "  ").add(strong, words[c.home.Stage]).String(),
+		c.th.Rule(w, "Workspace", ""),
+		c.th.Row(w).Add(term.Plain, "  ").Add(term.Plain, term.Clean(c.home.Dir)).String(),
+		c.th.Row(w).Add(term.Plain, "  ").Add(term.Strong, words[c.home.Stage]).String(),
 	}
 	return append(lines, c.findings(w, c.home.Problems, 4)...)
 }
@@ -190,37 +191,37 @@ func (c *console) findings(w int, list []engine.Finding, most int) []string {
 	if len(list) == 0 {
 		return nil
 	}
-	lines := []string{c.th.rule(w, fmt.Sprintf("Needs attention (%d)", len(list)), "")}
+	lines := []string{c.th.Rule(w, fmt.Sprintf("Needs attention (%d)", len(list)), "")}
 	for i, f := range list {
 		if i == most {
-			lines = append(lines, c.th.row(w).pad(4).add(faint, fmt.Sprintf("… %d more", len(list)-most)).String())
+			lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, fmt.Sprintf("… %d more", len(list)-most)).String())
 			break
 		}
 		sign, st := c.severitySign(f.Severity)
-		title := wrap(clean(f.Title), w-5)
-		if c.th.uncut {
-			title = []string{clean(f.Title)}
+		title := term.Wrap(term.Clean(f.Title), w-5)
+		if c.th.Uncut {
+			title = []string{term.Clean(f.Title)}
 		}
-		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").add(plain, title[0])
+		r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Add(term.Plain, title[0])
 		for _, l := range title[1:] {
 			lines = append(lines, r.String())
-			r = c.th.row(w).pad(4).add(plain, l)
+			r = c.th.Row(w).Pad(4).Add(term.Plain, l)
 		}
-		detail := cleanLines(f.Detail)
-		if detail != "" && !strings.Contains(detail, "\n") && r.fits(": "+detail) {
-			r.add(faint, ": "+detail)
+		detail := term.CleanLines(f.Detail)
+		if detail != "" && !strings.Contains(detail, "\n") && r.Fits(": "+detail) {
+			r.Add(term.Faint, ": "+detail)
 			detail = ""
 		}
 		lines = append(lines, r.String())
 		for l := range strings.SplitSeq(detail, "\n") {
 			if l != "" {
-				lines = append(lines, c.th.below(w, 4, findingLines, faint, l)...)
+				lines = append(lines, c.th.Below(w, 4, findingLines, term.Faint, l)...)
 			}
 		}
 		if f.Remedy != "" {
-			for i, l := range c.th.below(w, 6, findingLines, accent, c.deps.commands.text(clean(f.Remedy))) {
+			for i, l := range c.th.Below(w, 6, findingLines, term.Accent, c.deps.commands.text(term.Clean(f.Remedy))) {
 				if i == 0 {
-					l = "    " + c.th.paint(faint, c.th.branch+" ") + strings.TrimPrefix(l, "      ")
+					l = "    " + c.th.Paint(term.Faint, c.th.Branch+" ") + strings.TrimPrefix(l, "      ")
 				}
 				lines = append(lines, l)
 			}
@@ -229,14 +230,14 @@ func (c *console) findings(w int, list []engine.Finding, most int) []string {
 	return lines
 }
 
-func (c *console) severitySign(s engine.Severity) (string, style) {
+func (c *console) severitySign(s engine.Severity) (string, term.Style) {
 	switch s {
 	case engine.Block:
-		return c.th.fail, bad
+		return c.th.Fail, term.Bad
 	case engine.Warn:
-		return c.th.warn, caution
+		return c.th.Warn, term.Caution
 	}
-	return c.th.ok, good
+	return c.th.OK, term.Good
 }
 
 // clusterView renders the cluster in h lines.
@@ -247,14 +248,14 @@ func (c *console) clusterView(w, h int) []string {
 			return c.problem(w, c.statusErr)
 		}
 		return append([]string{
-			c.th.rule(w, "Cluster", ""),
-			c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, "querying the cluster").String(),
+			c.th.Rule(w, "Cluster", ""),
+			c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, "querying the cluster").String(),
 		}, c.recent(w, h-2)...)
 	}
-	lines := []string{c.th.rule(w, "Cluster", clean(st.Provider))}
+	lines := []string{c.th.Rule(w, "Cluster", term.Clean(st.Provider))}
 	lines = append(lines, c.summary(w, st)...)
 	if c.statusErr != nil {
-		lines = append(lines, c.th.row(w).add(plain, "  ").add(bad, c.th.fail+" ").add(plain, clean(c.statusErr.Error())).String())
+		lines = append(lines, c.th.Row(w).Add(term.Plain, "  ").Add(term.Bad, c.th.Fail+" ").Add(term.Plain, term.Clean(c.statusErr.Error())).String())
 	}
 	lines = append(lines, c.findings(w, st.Health, 3)...)
 	room := h - len(lines)
@@ -282,7 +283,7 @@ func (c *console) summary(w int, st *engine.Status) []string {
 	}
 	health := "healthy"
 	if n := len(st.Health); n > 0 {
-		health = count(n, "finding")
+		health = term.Count(n, "finding")
 	}
 	narrow := w < 76
 	if !st.Reachable {
@@ -294,13 +295,13 @@ func (c *console) summary(w int, st *engine.Status) []string {
 	if slices.ContainsFunc(st.Health, func(f engine.Finding) bool { return f.ID == engine.KubeconfigFile }) {
 		health = "invalid kubeconfig"
 	}
-	kubernetes := clean(st.Target.Kubernetes)
+	kubernetes := term.Clean(st.Target.Kubernetes)
 	if st.APIServer != "" && st.APIServer != st.Target.Kubernetes {
-		kubernetes += " (API server " + clean(st.APIServer) + ")"
+		kubernetes += " (API server " + term.Clean(st.APIServer) + ")"
 	}
 	age, etcd := "none", "-"
 	if b := st.Backup; b != nil {
-		age, etcd = ago(b.Created, c.now), "not included"
+		age, etcd = term.Ago(b.Created, c.now), "not included"
 		if b.Etcd {
 			etcd = "included"
 		}
@@ -313,7 +314,7 @@ func (c *console) summary(w int, st *engine.Status) []string {
 			{"Kubernetes", "kubernetes", st.Target.Kubernetes}, {"OS image", "image", st.Target.Image}, {"Release", "services", st.Target.Release},
 		} {
 			if v := c.available(x[1], x[2]); v != "" {
-				newer[x[0]], half = clean(v), max(half, 46)
+				newer[x[0]], half = term.Clean(v), max(half, 46)
 			}
 		}
 	}
@@ -321,24 +322,24 @@ func (c *console) summary(w int, st *engine.Status) []string {
 		half = 34
 	}
 	rowOf := func(a, b, d, e string) string {
-		r := c.th.row(w).add(plain, "  ").col(faint, a, 12)
+		r := c.th.Row(w).Add(term.Plain, "  ").Col(term.Faint, a, 12)
 		v := newer[a]
 		switch {
 		case v != "" && narrow:
-			r.add(plain, dash(b)).pad(2).add(good, c.th.up+" "+v)
+			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, c.th.Up+" "+v)
 		case v != "":
-			r.add(plain, dash(b)).pad(2).add(good, c.th.up+" "+v).add(faint, " available")
+			r.Add(term.Plain, dash(b)).Pad(2).Add(term.Good, c.th.Up+" "+v).Add(term.Faint, " available")
 		case narrow:
-			r.add(plain, cut(dash(b), half-1-r.used, c.th.ellipsis))
+			r.Add(term.Plain, term.Cut(dash(b), half-1-r.Used, c.th.Ellipsis))
 		default:
-			r.add(plain, dash(b))
+			r.Add(term.Plain, dash(b))
 		}
-		return r.pad(1).to(half).col(faint, d, 14).add(plain, dash(e)).String()
+		return r.Pad(1).To(half).Col(term.Faint, d, 14).Add(term.Plain, dash(e)).String()
 	}
 	return []string{
 		rowOf("Kubernetes", kubernetes, "control plane", pair("control-plane")),
-		rowOf("OS image", clean(st.Target.Image), "workers", pair("worker")),
-		rowOf("Release", clean(st.Target.Release), "health", health),
+		rowOf("OS image", term.Clean(st.Target.Image), "workers", pair("worker")),
+		rowOf("Release", term.Clean(st.Target.Release), "health", health),
 		rowOf("Last backup", age, "etcd snapshot", etcd),
 	}
 }
@@ -358,27 +359,27 @@ func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 	type entry struct{ name, group, state, kubernetes, image, ip, text string }
 	rows := make([]entry, 0, len(st.Nodes)+len(st.Machines))
 	for _, n := range st.Nodes {
-		text := clean(n.Message)
+		text := term.Clean(n.Message)
 		if n.Cordoned {
 			text = strings.TrimSpace("cordoned " + text)
 		}
-		rows = append(rows, entry{clean(n.Name), clean(n.Group), n.State, clean(n.Kubernetes), clean(n.Image), clean(n.IP), text})
+		rows = append(rows, entry{term.Clean(n.Name), term.Clean(n.Group), n.State, term.Clean(n.Kubernetes), term.Clean(n.Image), term.Clean(n.IP), text})
 	}
 	for _, m := range st.Machines {
-		text := clean(m.Message)
+		text := term.Clean(m.Message)
 		if text == "" {
 			text = "not a node yet"
 		}
-		rows = append(rows, entry{clean(m.Name), clean(m.Group), m.State, "-", clean(m.Image), clean(m.IP), text})
+		rows = append(rows, entry{term.Clean(m.Name), term.Clean(m.Group), m.State, "-", term.Clean(m.Image), term.Clean(m.IP), text})
 	}
 	title := fmt.Sprintf("Nodes %d", len(st.Nodes))
 	remark := ""
 	if n := len(st.Machines); n > 0 {
-		remark = count(n, "machine") + " not in the cluster"
+		remark = term.Count(n, "machine") + " not in the cluster"
 	}
-	lines := []string{c.th.rule(w, title, remark)}
+	lines := []string{c.th.Rule(w, title, remark)}
 	if len(rows) == 0 {
-		return append(lines, c.th.row(w).add(faint, "   none yet: machines appear here after they join").String())
+		return append(lines, c.th.Row(w).Add(term.Faint, "   none yet: machines appear here after they join").String())
 	}
 	fit := h - 1
 	from := max(0, min(c.next.nodes, len(rows)-fit))
@@ -389,9 +390,9 @@ func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 	}
 	names := 14
 	for _, e := range rows[from:to] {
-		names = max(names, width(e.name))
+		names = max(names, term.Width(e.name))
 	}
-	if !c.th.uncut {
+	if !c.th.Uncut {
 		names = min(names, w/3)
 	}
 	spare := fit - (to - from)
@@ -400,27 +401,27 @@ func (c *console) nodeRows(w, h int, st *engine.Status) []string {
 	}
 	for _, e := range rows[from:to] {
 		sign, sty := c.nodeSign(e.state)
-		r := c.th.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, e.name, names).col(sty, e.state, 9)
-		r.col(plain, e.kubernetes, 9)
+		r := c.th.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, e.name, names).Col(sty, e.state, 9)
+		r.Col(term.Plain, e.kubernetes, 9)
 		if w >= 100 {
-			r.col(faint, e.group, 14).col(faint, e.ip, 15)
+			r.Col(term.Faint, e.group, 14).Col(term.Faint, e.ip, 15)
 		}
-		r.col(faint, imageVersion(e.image), 8)
+		r.Col(term.Faint, imageVersion(e.image), 8)
 		var below []string // the text, if it is too long for the row and there is room
-		if !r.fits(e.text) {
-			below = c.th.below(w, 4, 3, faint, e.text)
+		if !r.Fits(e.text) {
+			below = c.th.Below(w, 4, 3, term.Faint, e.text)
 		}
 		if len(below) > spare {
 			below = nil
 		}
 		if below == nil {
-			r.add(faint, e.text)
+			r.Add(term.Faint, e.text)
 		}
 		spare -= len(below)
 		lines = append(append(lines, r.String()), below...)
 	}
 	if more > 0 {
-		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: J and K scroll", more+1)).String())
+		lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more: J and K scroll", more+1)).String())
 	}
 	return lines
 }
@@ -438,26 +439,26 @@ func (c *console) recent(w, h int) []string {
 	if c.home == nil || len(c.home.Runs) == 0 || h < 2 {
 		return nil
 	}
-	lines := []string{c.th.rule(w, "Recent", "")}
+	lines := []string{c.th.Rule(w, "Recent", "")}
 	for _, r := range c.home.Runs[:min(len(c.home.Runs), h-1)] {
-		sign, st := c.th.ok, good
+		sign, st := c.th.OK, term.Good
 		switch r.Status {
 		case engine.StateDone, engine.StateNothing, engine.StateDetached:
 		case engine.StateFailed:
-			sign, st = c.th.fail, bad
+			sign, st = c.th.Fail, term.Bad
 		default:
-			sign, st = c.th.stopped, caution
+			sign, st = c.th.Stopped, term.Caution
 		}
 		took := ""
 		if !r.Ended.IsZero() {
-			took = " in " + short(r.Ended.Sub(r.Started).Round(time.Second))
+			took = " in " + term.Duration(r.Ended.Sub(r.Started).Round(time.Second))
 		}
-		text := clean(r.Text)
+		text := term.Clean(r.Text)
 		if text == "" && r.Step != "" && r.Status != engine.StateDone {
-			text = "at " + clean(r.Step)
+			text = "at " + term.Clean(r.Step)
 		}
-		lines = append(lines, c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(faint, ago(r.Started, c.now), 9).
-			col(plain, string(r.Verb), 6).add(plain, clean(r.Status)+took).add(faint, "  "+text).String())
+		lines = append(lines, c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Faint, term.Ago(r.Started, c.now), 9).
+			Col(term.Plain, string(r.Verb), 6).Add(term.Plain, term.Clean(r.Status)+took).Add(term.Faint, "  "+text).String())
 	}
 	return lines
 }
@@ -469,42 +470,42 @@ func (c *console) problem(w int, err error) []string { return c.problemWithin(w,
 // that the remedy is visible; 0 means all. rest names the place of the other lines.
 func (c *console) problemWithin(w, most int, rest string, err error) []string {
 	e := explain(err, c.deps.commands)
-	lines := []string{c.th.rule(w, "What happened", "")}
+	lines := []string{c.th.Rule(w, "What happened", "")}
 	bound := func(all []string) []string {
 		if most == 0 || len(all) <= most+1 { // one hidden line would only make room for the hint
 			return all
 		}
-		return append(all[:most:most], fmt.Sprintf("%s %d more lines: %s", c.th.ellipsis, len(all)-most, rest))
+		return append(all[:most:most], fmt.Sprintf("%s %d more lines: %s", c.th.Ellipsis, len(all)-most, rest))
 	}
-	for i, l := range bound(wrap(e.what, w-6)) {
-		r := c.th.row(w).add(plain, " ")
+	for i, l := range bound(term.Wrap(e.what, w-6)) {
+		r := c.th.Row(w).Add(term.Plain, " ")
 		if i == 0 {
-			r.add(bad, c.th.fail+" ")
+			r.Add(term.Bad, c.th.Fail+" ")
 		} else {
-			r.pad(2)
+			r.Pad(2)
 		}
-		lines = append(lines, r.add(strong, l).String())
+		lines = append(lines, r.Add(term.Strong, l).String())
 	}
 	for _, p := range []struct{ head, text string }{{"why", e.why}, {"fix", e.remedy}} {
 		if p.text == "" {
 			continue
 		}
-		all := wrap(p.text, w-10)
+		all := term.Wrap(p.text, w-10)
 		if p.head == "why" {
 			all = bound(all)
 		}
 		for i, l := range all {
-			r := c.th.row(w).add(plain, "   ")
+			r := c.th.Row(w).Add(term.Plain, "   ")
 			if i == 0 {
-				r.col(faint, p.head, 4)
+				r.Col(term.Faint, p.head, 4)
 			} else {
-				r.pad(5)
+				r.Pad(5)
 			}
-			lines = append(lines, r.add(plain, l).String())
+			lines = append(lines, r.Add(term.Plain, l).String())
 		}
 	}
 	for _, d := range e.details {
-		lines = append(lines, c.th.below(w, 3, findingLines, plain, d)...)
+		lines = append(lines, c.th.Below(w, 3, findingLines, term.Plain, d)...)
 	}
 	return lines
 }

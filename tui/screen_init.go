@@ -13,6 +13,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // The screens of the init wizard: config, preflight, confirm.
@@ -254,7 +255,7 @@ func (c *console) tookConfig(msg configSet) tea.Cmd {
 		return nil
 	}
 	c.form.err = nil
-	c.note = "wrote " + clean(msg.path)
+	c.note = "wrote " + term.Clean(msg.path)
 	if c.form.exists {
 		for i := range c.form.fields {
 			c.form.fields[i].was = c.form.fields[i].value
@@ -266,20 +267,20 @@ func (c *console) tookConfig(msg configSet) tea.Cmd {
 
 // verdict is the line that says what Enter does.
 func (f *configForm) verdict(c *console) string {
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	switch {
 	case c.busy != "":
-		r.add(accent, c.th.spin(c.frame)+" ").add(plain, c.busy)
+		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy)
 	case f.exists && c.home != nil && c.home.Config == nil:
-		r.add(bad, c.th.fail+" ").add(strong, "The configuration has errors. Correct the file and press r.")
+		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "The configuration has errors. Correct the file and press r.")
 	case f.editing:
-		r.add(plain, "Enter accepts the value, Esc discards it")
+		r.Add(term.Plain, "Enter accepts the value, Esc discards it")
 	case !f.exists:
-		r.add(strong, "Enter writes constellation-conf.yaml")
+		r.Add(term.Strong, "Enter writes constellation-conf.yaml")
 	case f.changed():
-		r.add(strong, "Enter writes the changes and continues to the checks")
+		r.Add(term.Strong, "Enter writes the changes and continues to the checks")
 	default:
-		r.add(strong, "Enter continues to the checks; nothing is created before you confirm")
+		r.Add(term.Strong, "Enter continues to the checks; nothing is created before you confirm")
 	}
 	return r.String()
 }
@@ -290,41 +291,41 @@ func (c *console) configView(w, h int) []string {
 	if f.exists {
 		where = "constellation-conf.yaml"
 	}
-	lines := []string{c.th.rule(w, "Configuration", where), ""}
+	lines := []string{c.th.Rule(w, "Configuration", where), ""}
 	for i, x := range f.fields {
 		here := i == f.at
-		st := plain
+		st := term.Plain
 		if here {
-			st = strong
+			st = term.Strong
 		}
-		r := c.th.row(w).add(plain, "  ").add(accent, c.marker(here)).col(st, x.title, 16)
+		r := c.th.Row(w).Add(term.Plain, "  ").Add(term.Accent, c.marker(here)).Col(st, x.title, 16)
 		switch {
 		case here && f.editing:
-			r.add(chosen, " "+f.input.Value()+" ").add(accent, "▏").add(faint, "  "+x.hint)
+			r.Add(term.Chosen, " "+f.input.Value()+" ").Add(term.Accent, "▏").Add(term.Faint, "  "+x.hint)
 		case len(x.choices) > 1 && here && f.locked == "":
 			for _, v := range x.choices {
 				if v == x.value {
-					r.add(chosen, " "+v+" ")
+					r.Add(term.Chosen, " "+v+" ")
 				} else {
-					r.add(faint, " "+v+" ")
+					r.Add(term.Faint, " "+v+" ")
 				}
 			}
-			r.add(faint, "  ← →")
+			r.Add(term.Faint, "  ← →")
 		default:
-			r.add(st, " "+dash(clean(x.value)))
+			r.Add(st, " "+dash(term.Clean(x.value)))
 		}
 		if x.changed() && f.exists {
-			r.add(caution, "  was "+clean(x.was))
+			r.Add(term.Caution, "  was "+term.Clean(x.was))
 		}
-		r.right(faint, x.key)
+		r.Right(term.Faint, x.key)
 		lines = append(lines, r.String())
 	}
 	if f.locked != "" {
-		lines = append(lines, c.th.row(w).pad(4).add(faint, "read-only: "+f.locked).String())
+		lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, "read-only: "+f.locked).String())
 	}
 	lines = append(lines, "")
 	for _, kv := range f.rows {
-		lines = append(lines, c.th.row(w).pad(4).col(faint, kv[0], 16).add(plain, clean(kv[1])).String())
+		lines = append(lines, c.th.Row(w).Pad(4).Col(term.Faint, kv[0], 16).Add(term.Plain, term.Clean(kv[1])).String())
 	}
 	if f.err != nil {
 		lines = append(lines, "")
@@ -347,7 +348,7 @@ type preflight struct {
 func (p *preflight) results() []check {
 	list := p.t.checks
 	for _, f := range p.findings {
-		if !slices.ContainsFunc(list, func(c check) bool { return c.id == clean(f.ID) }) {
+		if !slices.ContainsFunc(list, func(c check) bool { return c.id == term.Clean(f.ID) }) {
 			list = append(list[:len(list):len(list)], checkOf(f))
 		}
 	}
@@ -390,7 +391,7 @@ var preflightKeys = []binding{
 		case c.pre.err != nil:
 			return "the checks could not run"
 		case block > 0:
-			return count(block, "check") + " failed; fix it, then r"
+			return term.Count(block, "check") + " failed; fix it, then r"
 		case c.busy != "":
 			return "planning"
 		}
@@ -413,19 +414,19 @@ var preflightKeys = []binding{
 }
 
 func (p *preflight) verdict(c *console) string {
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	_, warn, block, _ := p.counts()
 	switch {
 	case p.err != nil:
-		r.add(bad, c.th.fail+" ").add(strong, "The checks could not run. Nothing has been created.")
+		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "The checks could not run. Nothing has been created.")
 	case !p.done || c.busy != "":
-		r.add(accent, c.th.spin(c.frame)+" ").add(plain, c.busy)
+		r.Add(term.Accent, c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy)
 	case block > 0:
-		r.add(bad, c.th.fail+" ").add(strong, "Blocked: "+count(block, "failed check")+". Fix it and press r; nothing has been created yet.")
+		r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "Blocked: "+term.Count(block, "failed check")+". Fix it and press r; nothing has been created yet.")
 	case warn > 0:
-		r.add(caution, c.th.warn+" ").add(strong, count(warn, "warning")+": read before you continue. Enter shows the plan.")
+		r.Add(term.Caution, c.th.Warn+" ").Add(term.Strong, term.Count(warn, "warning")+": read before you continue. Enter shows the plan.")
 	default:
-		r.add(good, c.th.ok+" ").add(strong, "All checks passed. Enter shows the plan; nothing has been created yet.")
+		r.Add(term.Good, c.th.OK+" ").Add(term.Strong, "All checks passed. Enter shows the plan; nothing has been created yet.")
 	}
 	return r.String()
 }
@@ -435,18 +436,18 @@ func (c *console) preflightView(w, h int) []string {
 	done, warn, block, total := p.counts()
 	remark := fmt.Sprintf("%d of %d done", done, total)
 	if warn > 0 {
-		remark += ", " + count(warn, "warning")
+		remark += ", " + term.Count(warn, "warning")
 	}
 	if block > 0 {
 		remark += fmt.Sprintf(", %d failed", block)
 	}
-	lines := []string{c.th.rule(w, "Preflight", remark)}
+	lines := []string{c.th.Rule(w, "Preflight", remark)}
 	if p.err != nil {
 		return append(lines, c.problem(w, p.err)...)
 	}
 	list := p.results()
 	if len(list) == 0 && p.done {
-		return append(lines, c.th.row(w).add(faint, "   there was nothing to check").String())
+		return append(lines, c.th.Row(w).Add(term.Faint, "   there was nothing to check").String())
 	}
 	left := w
 	if w >= 110 { // the details of the selected check are beside the list
@@ -466,7 +467,7 @@ func (c *console) preflightView(w, h int) []string {
 	from, to := window(len(rows), top, h-1)
 	if hidden := len(rows) - (to - from); hidden > 0 && h > 3 { // the last row shows their number
 		from, to = window(len(rows), top, h-2)
-		rows = append(rows[from:to:to], c.th.row(left).pad(3).add(faint, fmt.Sprintf("%s %s: ↑↓ scrolls", c.th.ellipsis, count(hidden+1, "more line"))).String())
+		rows = append(rows[from:to:to], c.th.Row(left).Pad(3).Add(term.Faint, fmt.Sprintf("%s %s: ↑↓ scrolls", c.th.Ellipsis, term.Count(hidden+1, "more line"))).String())
 	} else {
 		rows = rows[from:to]
 	}
@@ -476,8 +477,8 @@ func (c *console) preflightView(w, h int) []string {
 	var side []string
 	if p.at < len(list) {
 		x := list[p.at]
-		for _, l := range wrap(x.title, w-left-4) {
-			side = append(side, c.th.paint(strong, l))
+		for _, l := range term.Wrap(x.title, w-left-4) {
+			side = append(side, c.th.Paint(term.Strong, l))
 		}
 		side = append(side, "")
 		side = append(side, c.checkDetail(x, w-left-3, 0)...)
@@ -490,7 +491,7 @@ func (c *console) preflightView(w, h int) []string {
 		if i < len(side) {
 			r = side[i]
 		}
-		lines = append(lines, l+strings.Repeat(" ", max(0, left-styledWidth(l)))+c.th.paint(faint, c.th.side)+" "+r)
+		lines = append(lines, l+strings.Repeat(" ", max(0, left-term.StyledWidth(l)))+c.th.Paint(term.Faint, c.th.Side)+" "+r)
 	}
 	return lines
 }
@@ -498,43 +499,43 @@ func (c *console) preflightView(w, h int) []string {
 func (c *console) checkRow(x check, w int, here bool) string {
 	sign, st := c.severitySign(engine.Severity(x.state))
 	if x.state == engine.StateRunning {
-		sign, st = c.th.spin(c.frame), accent
+		sign, st = c.th.Spin(c.frame), term.Accent
 	}
-	name := plain
+	name := term.Plain
 	if here {
-		name = strong
+		name = term.Strong
 	}
-	r := c.th.row(w).add(accent, c.marker(here)).add(st, sign).add(plain, " ").col(faint, x.source, 11)
+	r := c.th.Row(w).Add(term.Accent, c.marker(here)).Add(st, sign).Add(term.Plain, " ").Col(term.Faint, x.source, 11)
 	tail := ""
 	if x.took > 0 {
 		tail = fmt.Sprintf("%.2fs", x.took.Seconds())
 	}
-	return r.add(name, cut(x.title, w-r.used-width(tail)-3, c.th.ellipsis)).right(faint, tail).String()
+	return r.Add(name, term.Cut(x.title, w-r.Used-term.Width(tail)-3, c.th.Ellipsis)).Right(term.Faint, tail).String()
 }
 
 // checkDetail renders the cause and the remedy of a check.
 func (c *console) checkDetail(x check, w, indent int) []string {
 	var lines []string
 	parts := []struct{ head, text string }{{"why", x.detail}, {"fix", c.deps.commands.text(x.remedy)}}
-	if indent > 0 && width(x.title) > w-indent-3 { // the row shows only its beginning
+	if indent > 0 && term.Width(x.title) > w-indent-3 { // the row shows only its beginning
 		parts = slices.Insert(parts, 0, struct{ head, text string }{"what", x.title})
 	}
 	for _, p := range parts {
 		if p.text == "" {
 			continue
 		}
-		for i, l := range wrap(p.text, max(10, w-indent-7)) {
-			r := c.th.row(w).pad(indent)
+		for i, l := range term.Wrap(p.text, max(10, w-indent-7)) {
+			r := c.th.Row(w).Pad(indent)
 			if i == 0 {
-				r.col(faint, p.head, 4)
+				r.Col(term.Faint, p.head, 4)
 			} else {
-				r.pad(5)
+				r.Pad(5)
 			}
-			st := plain
+			st := term.Plain
 			if p.head == "fix" {
-				st = accent
+				st = term.Accent
 			}
-			lines = append(lines, r.add(st, l).String())
+			lines = append(lines, r.Add(st, l).String())
 		}
 	}
 	return lines
@@ -582,14 +583,14 @@ func (a *initConfirm) verdict(c *console) string {
 	if a.plan != nil && a.plan.Resumes() {
 		create = "Resume"
 	}
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	if a.plan != nil && len(a.plan.Blocked()) > 0 {
-		return r.add(bad, c.th.fail+" ").add(strong, "Blocked: "+clean(a.plan.Blocked()[0].Title)).String()
+		return r.Add(term.Bad, c.th.Fail+" ").Add(term.Strong, "Blocked: "+term.Clean(a.plan.Blocked()[0].Title)).String()
 	}
 	if a.yes {
-		return r.add(accent, c.th.cursor+" ").add(chosen, " "+create+" ").add(plain, "   ").add(faint, "  "+back+" ").String()
+		return r.Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+create+" ").Add(term.Plain, "   ").Add(term.Faint, "  "+back+" ").String()
 	}
-	return r.add(faint, "   "+create+" ").add(plain, "   ").add(accent, c.th.cursor+" ").add(chosen, " "+back+" ").String()
+	return r.Add(term.Faint, "   "+create+" ").Add(term.Plain, "   ").Add(term.Accent, c.th.Cursor+" ").Add(term.Chosen, " "+back+" ").String()
 }
 
 // initPlanRows are the findings and the steps of the plan, with the effect of each.
@@ -597,21 +598,21 @@ func (c *console) initPlanRows(w int) []string {
 	var rows []string
 	for _, f := range slices.Concat(c.plan.Blocked(), c.plan.Warnings()) {
 		sign, st := c.severitySign(f.Severity)
-		for i, l := range wrap(clean(f.Title), w-6) {
-			r := c.th.row(w).pad(5)
+		for i, l := range term.Wrap(term.Clean(f.Title), w-6) {
+			r := c.th.Row(w).Pad(5)
 			if i == 0 {
-				r = c.th.row(w).add(plain, " ").add(st, " "+sign+"  ")
+				r = c.th.Row(w).Add(term.Plain, " ").Add(st, " "+sign+"  ")
 			}
-			rows = append(rows, r.add(strong, l).String())
+			rows = append(rows, r.Add(term.Strong, l).String())
 		}
-		for _, l := range wrap(cleanLines(f.Detail), w-8) {
+		for _, l := range term.Wrap(term.CleanLines(f.Detail), w-8) {
 			if l != "" {
-				rows = append(rows, c.th.row(w).pad(5).add(faint, l).String())
+				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Faint, l).String())
 			}
 		}
 		if f.Remedy != "" {
-			for _, l := range wrap(c.deps.commands.text(clean(f.Remedy)), w-8) {
-				rows = append(rows, c.th.row(w).pad(5).add(accent, l).String())
+			for _, l := range term.Wrap(c.deps.commands.text(term.Clean(f.Remedy)), w-8) {
+				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Accent, l).String())
 			}
 		}
 	}
@@ -619,30 +620,30 @@ func (c *console) initPlanRows(w int) []string {
 		return rows // the steps of a blocked plan will not run
 	}
 	for i, s := range c.plan.Steps {
-		sign, st := fmt.Sprintf("%2d", i+1), faint
+		sign, st := fmt.Sprintf("%2d", i+1), term.Faint
 		if s.Finished {
-			sign, st = " "+c.th.ok, good
+			sign, st = " "+c.th.OK, term.Good
 		}
-		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, "  ").add(strong, clean(s.Title))
+		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, "  ").Add(term.Strong, term.Clean(s.Title))
 		switch {
 		case s.Finished:
-			r.right(faint, "already done")
+			r.Right(term.Faint, "already done")
 		case s.Final:
-			r.right(caution, "point of no return")
+			r.Right(term.Caution, "point of no return")
 		}
 		rows = append(rows, r.String())
-		for _, l := range wrap(clean(s.Effect), w-8) {
+		for _, l := range term.Wrap(term.Clean(s.Effect), w-8) {
 			if l != "" {
-				rows = append(rows, c.th.row(w).pad(5).add(faint, l).String())
+				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Faint, l).String())
 			}
 		}
 		if s.Warning != "" && !s.Finished {
-			for i, l := range wrap(clean(s.Warning), w-10) {
+			for i, l := range term.Wrap(term.Clean(s.Warning), w-10) {
 				lead := "  "
 				if i == 0 {
-					lead = c.th.warn + " "
+					lead = c.th.Warn + " "
 				}
-				rows = append(rows, c.th.row(w).pad(5).add(caution, lead).add(plain, l).String())
+				rows = append(rows, c.th.Row(w).Pad(5).Add(term.Caution, lead).Add(term.Plain, l).String())
 			}
 		}
 	}
@@ -651,13 +652,13 @@ func (c *console) initPlanRows(w int) []string {
 
 func (c *console) initConfirmView(w, h int) []string {
 	p := c.plan
-	remark := count(len(p.Steps), "step")
+	remark := term.Count(len(p.Steps), "step")
 	if n := nodesOf(p); n > 0 {
-		remark += ", " + count(n, "machine")
+		remark += ", " + term.Count(n, "machine")
 	}
-	lines := []string{c.th.rule(w, "Plan: "+string(p.Verb)+" "+clean(p.Cluster), remark)}
+	lines := []string{c.th.Rule(w, "Plan: "+string(p.Verb)+" "+term.Clean(p.Cluster), remark)}
 	if to := target(p.To); to != "" {
-		lines = append(lines, c.th.row(w).add(plain, " ").add(faint, "to ").add(plain, to).String())
+		lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(term.Faint, "to ").Add(term.Plain, to).String())
 	}
 	rows := c.initPlanRows(w)
 	room := h - len(lines)
@@ -666,7 +667,7 @@ func (c *console) initConfirmView(w, h int) []string {
 	shown := rows[from:to]
 	lines = append(lines, shown...)
 	if to < len(rows) {
-		lines[len(lines)-1] = c.th.row(w).pad(5).add(faint, fmt.Sprintf("… %d more lines: ↓", len(rows)-to+1)).String()
+		lines[len(lines)-1] = c.th.Row(w).Pad(5).Add(term.Faint, fmt.Sprintf("… %d more lines: ↓", len(rows)-to+1)).String()
 	}
 	return lines
 }

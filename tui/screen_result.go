@@ -9,6 +9,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 var resultKeys = []binding{
@@ -60,7 +61,7 @@ func (c *console) copyResult() {
 		return
 	}
 	if c.err != nil {
-		c.copyText(clean(c.err.Error()), "the cause")
+		c.copyText(term.Clean(c.err.Error()), "the cause")
 		return
 	}
 	c.copyText("", "")
@@ -76,7 +77,7 @@ func (c *console) resultView(w, h int) []string {
 func (c *console) successView(w, h int) []string {
 	name := c.t.cluster
 	if name == "" && c.home != nil {
-		name = clean(c.home.Cluster)
+		name = term.Clean(c.home.Cluster)
 	}
 	if name == "" {
 		name = "the cluster"
@@ -89,7 +90,7 @@ func (c *console) successView(w, h int) []string {
 	if c.t.result != nil {
 		res = c.t.result.Result
 		if res.Nodes > 0 {
-			remark = count(res.Nodes, "node") + " ready in " + short(c.t.elapsed(c.now))
+			remark = term.Count(res.Nodes, "node") + " ready in " + term.Duration(c.t.elapsed(c.now))
 		}
 		switch c.t.result.status {
 		case engine.StateNothing:
@@ -104,11 +105,11 @@ func (c *console) successView(w, h int) []string {
 	case c.plan != nil && c.plan.Rehearsal:
 		title = name + ": rehearsed"
 	}
-	lines := []string{c.th.rule(w, title, remark)}
+	lines := []string{c.th.Rule(w, title, remark)}
 	if c.t.result != nil && c.t.result.text != "" {
-		for i, l := range c.th.below(w, 4, 3, plain, c.t.result.text) {
+		for i, l := range c.th.Below(w, 4, 3, term.Plain, c.t.result.text) {
 			if i == 0 {
-				l = "  " + c.th.paint(good, c.th.ok+" ") + strings.TrimPrefix(l, "    ")
+				l = "  " + c.th.Paint(term.Good, c.th.OK+" ") + strings.TrimPrefix(l, "    ")
 			}
 			lines = append(lines, l)
 		}
@@ -118,65 +119,65 @@ func (c *console) successView(w, h int) []string {
 		for i := range c.t.steps {
 			s := &c.t.steps[i]
 			sign, st := c.stepSign(s)
-			r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(strong, s.id, 17)
+			r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Strong, s.id, 17)
 			if s.state == engine.StateSkipped {
-				lines = append(lines, r.add(faint, "already done").String())
+				lines = append(lines, r.Add(term.Faint, "already done").String())
 				continue
 			}
-			for n, l := range wrap(orElse(s.text, s.title), max(20, w-24)) {
+			for n, l := range term.Wrap(orElse(s.text, s.title), max(20, w-24)) {
 				if n > 0 {
-					r = c.th.row(w).pad(22)
+					r = c.th.Row(w).Pad(22)
 				}
-				lines = append(lines, r.add(plain, l).String())
+				lines = append(lines, r.Add(term.Plain, l).String())
 			}
 		}
 	}
 	if c.t.result == nil && c.err != nil {
 		x := explain(c.err, c.deps.commands)
-		lines = append(lines, c.th.below(w, 2, 3, plain, x.what)...)
-		lines = append(lines, c.th.below(w, 2, 3, faint, x.remedy)...)
+		lines = append(lines, c.th.Below(w, 2, 3, term.Plain, x.what)...)
+		lines = append(lines, c.th.Below(w, 2, 3, term.Faint, x.remedy)...)
 	}
 	if len(res.Files) > 0 {
 		dir := ""
 		if c.home != nil {
-			dir = " in " + cutMiddle(clean(c.home.Dir), w-18, c.th.ellipsis)
+			dir = " in " + term.CutMiddle(term.Clean(c.home.Dir), w-18, c.th.Ellipsis)
 		}
-		lines = append(lines, "", c.th.row(w).add(plain, " ").add(strong, "Files written"+dir).String())
+		lines = append(lines, "", c.th.Row(w).Add(term.Plain, " ").Add(term.Strong, "Files written"+dir).String())
 		names := 20
 		for _, f := range res.Files {
-			names = max(names, width(c.inWorkspace(f.Path)))
+			names = max(names, term.Width(c.inWorkspace(f.Path)))
 		}
 		names = min(names, w/2)
 		for _, f := range res.Files {
-			r := c.th.row(w).pad(2).col(plain, cutMiddle(c.inWorkspace(f.Path), names, c.th.ellipsis), names)
+			r := c.th.Row(w).Pad(2).Col(term.Plain, term.CutMiddle(c.inWorkspace(f.Path), names, c.th.Ellipsis), names)
 			if f.Secret {
-				r.col(caution, "SECRET", 6)
+				r.Col(term.Caution, "SECRET", 6)
 			} else {
-				r.pad(7)
+				r.Pad(7)
 			}
-			r.col(faint, clean(f.Mode), 4)
-			note := clean(f.Note)
-			if r.fits(" " + note) {
-				lines = append(lines, r.add(plain, " "+note).String())
+			r.Col(term.Faint, term.Clean(f.Mode), 4)
+			note := term.Clean(f.Note)
+			if r.Fits(" " + note) {
+				lines = append(lines, r.Add(term.Plain, " "+note).String())
 			} else {
-				lines = append(append(lines, r.String()), c.th.below(w, 4, 2, faint, note)...)
+				lines = append(append(lines, r.String()), c.th.Below(w, 4, 2, term.Faint, note)...)
 			}
 		}
 	}
 	if len(res.Next) > 0 {
 		lines = append(lines, "")
 		for i, n := range res.Next {
-			for j, l := range strings.Split(ansi.Hardwrap(c.deps.commands.line(clean(n)), w-8, true), "\n") {
-				r := c.th.row(w)
+			for j, l := range strings.Split(ansi.Hardwrap(c.deps.commands.line(term.Clean(n)), w-8, true), "\n") {
+				r := c.th.Row(w)
 				if i == 0 && j == 0 {
-					r.add(plain, " ").col(strong, "Next", 5)
+					r.Add(term.Plain, " ").Col(term.Strong, "Next", 5)
 				} else {
-					r.pad(7)
+					r.Pad(7)
 				}
-				lines = append(lines, r.add(accent, l).String())
+				lines = append(lines, r.Add(term.Accent, l).String())
 			}
 			if i == 0 {
-				lines = append(lines, c.th.row(w).pad(7).add(faint, "y copies it").String())
+				lines = append(lines, c.th.Row(w).Pad(7).Add(term.Faint, "y copies it").String())
 			}
 		}
 	}
@@ -189,11 +190,11 @@ func (c *console) successView(w, h int) []string {
 
 // inWorkspace is a path relative to the workspace if it is in there.
 func (c *console) inWorkspace(path string) string {
-	path = clean(path)
+	path = term.Clean(path)
 	if c.home == nil {
 		return path
 	}
-	if rel, ok := strings.CutPrefix(path, clean(c.home.Dir)+"/"); ok {
+	if rel, ok := strings.CutPrefix(path, term.Clean(c.home.Dir)+"/"); ok {
 		return rel
 	}
 	return path
@@ -209,20 +210,20 @@ func (c *console) failureView(w, h int) []string {
 	}
 	lines := c.problemWithin(w, causeLines, rest, c.err)
 	if !c.ran && c.upgrading() {
-		return append(lines, "", c.th.row(w).add(plain, "   ").add(faint, "Nothing has been changed. r checks and plans again.").String())
+		return append(lines, "", c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been changed. r checks and plans again.").String())
 	}
 	if !c.ran {
-		return append(lines, "", c.th.row(w).add(plain, "   ").add(faint, "Nothing has been created.").String())
+		return append(lines, "", c.th.Row(w).Add(term.Plain, "   ").Add(term.Faint, "Nothing has been created.").String())
 	}
-	lines = append(lines, c.th.rule(w, "State", c.stepsRemark()))
+	lines = append(lines, c.th.Rule(w, "State", c.stepsRemark()))
 	for i := range c.t.steps {
 		s := &c.t.steps[i]
 		if s.state == "" {
 			continue
 		}
 		sign, st := c.stepSign(s)
-		r := c.th.row(w).add(plain, "  ").add(st, sign).add(plain, " ").col(plain, s.title, min(48, w-24))
-		lines = append(lines, r.right(faint, short(s.took)).String())
+		r := c.th.Row(w).Add(term.Plain, "  ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, s.title, min(48, w-24))
+		lines = append(lines, r.Right(term.Faint, term.Duration(s.took)).String())
 	}
 	ready, wanted := c.t.ready()
 	on := "Finished steps are kept; r or the same command resumes."
@@ -236,9 +237,9 @@ func (c *console) failureView(w, h int) []string {
 			nodes = "No node was replaced"
 		}
 	}
-	lines = append(lines, c.th.below(w, 4, 2, faint, nodes+". "+on)...)
+	lines = append(lines, c.th.Below(w, 4, 2, term.Faint, nodes+". "+on)...)
 	if c.upgrading() {
-		lines = append(lines, c.th.row(w).pad(4).add(faint, "come back: ").add(accent, c.resumeCommand()).String())
+		lines = append(lines, c.th.Row(w).Pad(4).Add(term.Faint, "come back: ").Add(term.Accent, c.resumeCommand()).String())
 	}
 	if room := h - len(lines); room > 3 {
 		lines = append(lines, c.logTail(w, room)...)
@@ -293,7 +294,7 @@ func (v *logView) typed(k tea.KeyMsg) {
 	case tea.KeyCtrlU:
 		v.filter = ""
 	case tea.KeyRunes, tea.KeySpace:
-		v.filter += clean(string(k.Runes))
+		v.filter += term.Clean(string(k.Runes))
 	}
 	v.follow = true
 }
@@ -342,7 +343,7 @@ func (c *console) copyLogLine() {
 
 func (c *console) logView(w, h int) []string {
 	m := c.matching()
-	remark := count(c.t.log.len(), "line")
+	remark := term.Count(c.t.log.len(), "line")
 	if len(m) != c.t.log.len() {
 		remark = fmt.Sprintf("%d of %s", len(m), remark)
 	}
@@ -352,18 +353,18 @@ func (c *console) logView(w, h int) []string {
 	if c.log.follow {
 		remark += ", following"
 	}
-	lines := []string{c.th.rule(w, "Log", remark)}
-	r := c.th.row(w).add(plain, " ").add(accent, "/ ")
+	lines := []string{c.th.Rule(w, "Log", remark)}
+	r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ")
 	switch {
 	case c.log.typing:
-		r.add(strong, c.log.filter).add(accent, "▏").add(faint, "  Enter applies the filter, Esc clears it")
+		r.Add(term.Strong, c.log.filter).Add(term.Accent, "▏").Add(term.Faint, "  Enter applies the filter, Esc clears it")
 	case c.log.filter != "":
-		r.add(plain, c.log.filter)
+		r.Add(term.Plain, c.log.filter)
 	default:
-		r.add(faint, "no filter")
+		r.Add(term.Faint, "no filter")
 	}
 	if c.log.level > 1 {
-		r.right(caution, "level "+logLevels[c.log.level]+" and above")
+		r.Right(term.Caution, "level "+logLevels[c.log.level]+" and above")
 	}
 	lines = append(lines, r.String())
 	if len(m) == 0 {
@@ -371,7 +372,7 @@ func (c *console) logView(w, h int) []string {
 		if c.t.log.len() > 0 {
 			text = "no line matches; Esc clears the filter"
 		}
-		return append(lines, c.th.row(w).add(faint, "   "+text).String())
+		return append(lines, c.th.Row(w).Add(term.Faint, "   "+text).String())
 	}
 	at := c.logAt(len(m))
 	room := h - len(lines)
@@ -381,7 +382,7 @@ func (c *console) logView(w, h int) []string {
 	first := max(0, last-room-room/2)
 	col := c.sourceColumn(func(i int) logLine { return c.t.log.at(m[first+i]) }, last-first+1)
 	if col.node != "" {
-		lines[0] = c.th.rule(w, "Log of "+col.node, remark)
+		lines[0] = c.th.Rule(w, "Log of "+col.node, remark)
 	}
 	for i := last; i >= first && len(rows) < room+room/2; i-- {
 		one := c.logEntry(c.t.log.at(m[i]), w, i == at && !c.log.follow, col)
@@ -398,15 +399,15 @@ func (c *console) logEntry(x logLine, w int, here bool, col sourceColumn) []stri
 		if !here {
 			return []string{c.logRow(x, w, col)}
 		}
-		return []string{c.th.row(w).add(chosen, stripStyle(c.logRow(x, w, col))).String()}
+		return []string{c.th.Row(w).Add(term.Chosen, term.StripStyle(c.logRow(x, w, col))).String()}
 	}
 	lead := 10 + col.width + 1 + 2
-	parts := wrap(x.text, max(10, w-lead))
+	parts := term.Wrap(x.text, max(10, w-lead))
 	first := x
 	first.text = parts[0]
 	out := []string{c.logRow(first, w, col)}
 	for _, p := range parts[1:] {
-		out = append(out, c.th.row(w).pad(lead).add(plain, p).String())
+		out = append(out, c.th.Row(w).Pad(lead).Add(term.Plain, p).String())
 	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // pane is a part of the run screen that can be scrolled.
@@ -87,14 +88,14 @@ func (c *console) part(p pane, n, h, end int) (from, to int) {
 
 func (c *console) paneTitle(p pane, title string) string {
 	if c.run.focus == p {
-		return title + " " + c.th.cursor
+		return title + " " + c.th.Cursor
 	}
 	return title
 }
 
 func (c *console) runView(w, h int) []string {
 	if c.plan == nil {
-		return []string{"", c.th.row(w).add(accent, "  "+c.th.spin(c.frame)+" ").add(plain, c.busy).String()}
+		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Spin(c.frame)+" ").Add(term.Plain, c.busy).String()}
 	}
 	steps := c.stepRows(w)
 	if w >= 120 {
@@ -113,7 +114,7 @@ func (c *console) runView(w, h int) []string {
 			mh = min(mh, max(3, (h-sh)/3))
 		}
 	}
-	lines := []string{c.th.rule(w, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
+	lines := []string{c.th.Rule(w, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
 	from, to := c.part(paneSteps, len(steps), sh, c.currentRow(steps, sh))
 	for _, s := range steps[from:to] {
 		lines = append(lines, s.line)
@@ -134,7 +135,7 @@ func (c *console) runWide(w, h int) []string {
 		machineRows = len(c.t.groups())
 	}
 	top := max(min(max(len(steps), machineRows)+1, h*3/5), min(8, h/2))
-	lines := []string{c.th.rule(left, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
+	lines := []string{c.th.Rule(left, c.paneTitle(paneSteps, "Steps"), c.stepsRemark())}
 	from, to := c.part(paneSteps, len(steps), top-1, c.currentRow(steps, top-1))
 	for _, s := range steps[from:to] {
 		lines = append(lines, s.line)
@@ -149,7 +150,7 @@ func (c *console) runWide(w, h int) []string {
 		if i < len(machines) {
 			r = machines[i]
 		}
-		out = append(out, l+strings.Repeat(" ", max(0, left-styledWidth(l)))+c.th.paint(faint, c.th.side)+r)
+		out = append(out, l+strings.Repeat(" ", max(0, left-term.StyledWidth(l)))+c.th.Paint(term.Faint, c.th.Side)+r)
 	}
 	return append(out, c.logTail(w, h-len(out))...)
 }
@@ -187,25 +188,25 @@ func (c *console) stepRows(w int) []stepRow {
 	var rows []stepRow
 	title := 24
 	for _, s := range c.t.steps {
-		title = max(title, width(s.title))
+		title = max(title, term.Width(s.title))
 	}
 	title = min(title, w-12)
 	for i := range c.t.steps {
 		s := &c.t.steps[i]
 		sign, st := c.stepSign(s)
-		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ")
-		name := plain
+		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ")
+		name := term.Plain
 		if s.state == "" {
-			name = faint
+			name = term.Faint
 		}
 		if s.state == engine.StateRunning {
-			name = strong
+			name = term.Strong
 		}
-		r.col(name, s.title, title).pad(1)
+		r.Col(name, s.title, title).Pad(1)
 		tail := ""
 		switch s.state {
 		case engine.StateRunning:
-			tail = short(c.now.Sub(s.began))
+			tail = term.Duration(c.now.Sub(s.began))
 		case engine.StateSkipped:
 			tail = "already done"
 		case "":
@@ -213,22 +214,22 @@ func (c *console) stepRows(w int) []stepRow {
 				tail = "then the cluster continues on its own"
 			}
 		default:
-			tail = short(s.took)
+			tail = term.Duration(s.took)
 		}
-		if room := w - r.used - width(tail) - 3; room > 12 && s.text != tail && s.state != "" && s.state != engine.StateRunning {
-			r.add(faint, cut(s.text, room, c.th.ellipsis))
+		if room := w - r.Used - term.Width(tail) - 3; room > 12 && s.text != tail && s.state != "" && s.state != engine.StateRunning {
+			r.Add(term.Faint, term.Cut(s.text, room, c.th.Ellipsis))
 		}
-		r.right(faint, tail)
+		r.Right(term.Faint, tail)
 		rows = append(rows, stepRow{line: r.String(), current: s.state == engine.StateRunning})
 		if s.state != engine.StateRunning {
 			continue
 		}
 		if s.text != "" || s.total > 0 {
-			bar := c.th.row(w).pad(3)
+			bar := c.th.Row(w).Pad(3)
 			if s.total > 0 {
-				bar.add(accent, c.th.meter(s.progress, s.total, min(24, w/4))).add(faint, s.amount(" ")+"  ")
+				bar.Add(term.Accent, c.th.Meter(s.progress, s.total, min(24, w/4))).Add(term.Faint, s.amount(" ")+"  ")
 			}
-			rows = append(rows, stepRow{line: bar.add(plain, s.text).String(), inner: true})
+			rows = append(rows, stepRow{line: bar.Add(term.Plain, s.text).String(), inner: true})
 		}
 		for _, p := range s.parts {
 			for _, l := range c.partRows(p, w) {
@@ -241,83 +242,83 @@ func (c *console) stepRows(w int) []stepRow {
 
 // partRows renders a part of a step; text that does not fit its row goes below it.
 func (c *console) partRows(p part, w int) []string {
-	sign, st := c.th.spin(c.frame), accent
+	sign, st := c.th.Spin(c.frame), term.Accent
 	switch {
 	case p.state == engine.StateFailed:
-		sign, st = c.th.fail, bad
+		sign, st = c.th.Fail, term.Bad
 	case p.state == engine.StateSkipped:
-		sign, st = c.th.skipped, good
+		sign, st = c.th.Skipped, term.Good
 	case p.ended():
-		sign, st = c.th.ok, good
+		sign, st = c.th.OK, term.Good
 	}
-	r := c.th.row(w).pad(3).add(st, sign).add(plain, " ").col(plain, p.name, 22)
+	r := c.th.Row(w).Pad(3).Add(st, sign).Add(term.Plain, " ").Col(term.Plain, p.name, 22)
 	if p.total > 0 && !p.ended() {
-		r.add(accent, c.th.meter(p.current, p.total, min(16, w/6))).add(plain, " "+amount(p.current, p.total)+" ")
+		r.Add(term.Accent, c.th.Meter(p.current, p.total, min(16, w/6))).Add(term.Plain, " "+amount(p.current, p.total)+" ")
 	}
 	var below []string
-	if width(p.text) > w-r.used-8 {
-		below = c.th.below(w, 5, 3, faint, p.text)
+	if term.Width(p.text) > w-r.Used-8 {
+		below = c.th.Below(w, 5, 3, term.Faint, p.text)
 	} else {
-		r.add(faint, p.text)
+		r.Add(term.Faint, p.text)
 	}
 	if p.took > 0 {
-		r.right(faint, short(p.took))
+		r.Right(term.Faint, term.Duration(p.took))
 	}
 	return append([]string{r.String()}, below...)
 }
 
-func (c *console) stepSign(s *step) (string, style) {
+func (c *console) stepSign(s *step) (string, term.Style) {
 	switch s.state {
 	case engine.StateRunning:
 		if c.running {
-			return c.th.spin(c.frame), accent
+			return c.th.Spin(c.frame), term.Accent
 		}
-		return c.th.stopped, caution
+		return c.th.Stopped, term.Caution
 	case engine.StateDone:
-		return c.th.ok, good
+		return c.th.OK, term.Good
 	case engine.StateSkipped:
-		return c.th.skipped, good
+		return c.th.Skipped, term.Good
 	case engine.StateFailed:
-		return c.th.fail, bad
+		return c.th.Fail, term.Bad
 	case engine.StateStopped, engine.StateDetached:
-		return c.th.stopped, caution
+		return c.th.Stopped, term.Caution
 	}
-	return c.th.dot, faint
+	return c.th.Dot, term.Faint
 }
 
 // nodeSign is the sign of a machine's state and its style.
-func (c *console) nodeSign(state string) (string, style) {
+func (c *console) nodeSign(state string) (string, term.Style) {
 	switch state {
 	case engine.NodeReady:
-		return c.th.ok, good
+		return c.th.OK, term.Good
 	case engine.NodeFailed:
-		return c.th.fail, bad
+		return c.th.Fail, term.Bad
 	case engine.NodeNotReady:
-		return c.th.warn, caution
+		return c.th.Warn, term.Caution
 	case engine.NodeJoining:
-		return c.th.running, accent
+		return c.th.Running, term.Accent
 	case engine.NodeReplacing, engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving:
-		return c.th.running, caution
+		return c.th.Running, term.Caution
 	case engine.NodeGone:
-		return c.th.fail, faint
+		return c.th.Fail, term.Faint
 	}
-	return c.th.pending, faint
+	return c.th.Pending, term.Faint
 }
 
 // machinesView shows the machines in h lines below a heading; many machines are shown by group.
 func (c *console) machinesView(w, h int) []string {
 	ready, wanted := c.t.ready()
-	lines := []string{c.th.rule(w, c.paneTitle(paneMachines, "Machines"), fmt.Sprintf("%d of %d ready", ready, wanted))}
+	lines := []string{c.th.Rule(w, c.paneTitle(paneMachines, "Machines"), fmt.Sprintf("%d of %d ready", ready, wanted))}
 	if len(c.t.machines) > manyMachines && c.run.at[paneMachines] < 0 {
 		groups := c.t.groups()
 		for _, g := range groups[:min(len(groups), h)] {
 			done := g.states[engine.NodeReady]
-			r := c.th.row(w).add(plain, " ").col(plain, g.group, 16).num(plain, fmt.Sprintf("%d/%d", done, g.total), 11)
-			r.add(good, c.th.meter(int64(done), int64(g.total), min(30, w/4))).pad(2)
+			r := c.th.Row(w).Add(term.Plain, " ").Col(term.Plain, g.group, 16).Num(term.Plain, fmt.Sprintf("%d/%d", done, g.total), 11)
+			r.Add(term.Good, c.th.Meter(int64(done), int64(g.total), min(30, w/4))).Pad(2)
 			for _, s := range nodeStates[1:] {
 				if k := g.states[s]; k > 0 {
 					_, st := c.nodeSign(s)
-					r.add(st, strconv.Itoa(k)+" "+s+" ")
+					r.Add(st, strconv.Itoa(k)+" "+s+" ")
 				}
 			}
 			lines = append(lines, r.String())
@@ -330,14 +331,14 @@ func (c *console) machinesView(w, h int) []string {
 		return append(lines, rows[from:to]...)
 	}
 	lines = append(lines, rows[from:to-1]...)
-	return append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more: Tab to here, then ↑↓", len(rows)-(to-from)+1)).String())
+	return append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more: Tab to here, then ↑↓", len(rows)-(to-from)+1)).String())
 }
 
 // machineRows renders each machine, and the number of machines of the plan not seen yet.
 func (c *console) machineRows(w int) []string {
 	names := 14
 	for i := range c.t.machines {
-		names = max(names, width(c.t.machines[i].name))
+		names = max(names, term.Width(c.t.machines[i].name))
 	}
 	names = min(names, w/3)
 	var rows []string
@@ -346,31 +347,31 @@ func (c *console) machineRows(w int) []string {
 		sign, st := c.nodeSign(m.state)
 		replaced := m.state == engine.NodeGone && c.upgrading()
 		if replaced {
-			sign = c.th.dot // not a failure: an upgrade replaces it
+			sign = c.th.Dot // not a failure: an upgrade replaces it
 		}
-		r := c.th.row(w).add(plain, " ").add(st, sign).add(plain, " ").col(plain, m.name, names).col(st, m.state, 9)
-		tail := short(c.now.Sub(m.since))
+		r := c.th.Row(w).Add(term.Plain, " ").Add(st, sign).Add(term.Plain, " ").Col(term.Plain, m.name, names).Col(st, m.state, 9)
+		tail := term.Duration(c.now.Sub(m.since))
 		if replaced {
 			tail = ""
 		}
 		if m.state == engine.NodeReady {
 			tail = ""
 			if m.took > 0 {
-				tail = "in " + short(m.took)
+				tail = "in " + term.Duration(m.took)
 			}
 		}
 		text := m.text
 		if m.attempt > 1 {
 			text = fmt.Sprintf("try %d  %s", m.attempt, text)
 		}
-		if room := w - r.used - width(tail) - 3; room > 4 {
-			r.add(faint, cut(text, room, c.th.ellipsis))
+		if room := w - r.Used - term.Width(tail) - 3; room > 4 {
+			r.Add(term.Faint, term.Cut(text, room, c.th.Ellipsis))
 		}
-		rows = append(rows, r.right(faint, tail).String())
+		rows = append(rows, r.Right(term.Faint, tail).String())
 	}
 	if c.running && !c.upgrading() {
 		for _, g := range c.t.missing() {
-			rows = append(rows, c.th.row(w).add(faint, " "+c.th.dot+" ").col(faint, g.group, names).add(faint, fmt.Sprintf("%d not seen yet", g.total)).String())
+			rows = append(rows, c.th.Row(w).Add(term.Faint, " "+c.th.Dot+" ").Col(term.Faint, g.group, names).Add(term.Faint, fmt.Sprintf("%d not seen yet", g.total)).String())
 		}
 	}
 	return rows
@@ -398,13 +399,13 @@ func (c *console) logTail(w, h int) []string {
 	case c.run.at[paneLog] >= 0:
 		remark = fmt.Sprintf("line %d of %d, G follows", c.run.at[paneLog]+1, n)
 	}
-	lines := []string{c.th.rule(w, c.paneTitle(paneLog, "Log"), remark)}
+	lines := []string{c.th.Rule(w, c.paneTitle(paneLog, "Log"), remark)}
 	if n == 0 {
 		what := "log lines of kubeadm and the bootstrapper appear here"
 		if c.upgrading() {
 			what = "log lines of services, operator and kubeadm appear here"
 		}
-		return append(lines, c.th.row(w).add(faint, "   "+what).String())
+		return append(lines, c.th.Row(w).Add(term.Faint, "   "+what).String())
 	}
 	from, to := c.part(paneLog, n, h-1, n-1)
 	if c.run.at[paneLog] < 0 {
@@ -412,7 +413,7 @@ func (c *console) logTail(w, h int) []string {
 	}
 	col := c.sourceColumn(func(i int) logLine { return c.t.log.at(from + i) }, to-from)
 	if col.node != "" {
-		lines[0] = c.th.rule(w, c.paneTitle(paneLog, "Log of "+col.node), remark)
+		lines[0] = c.th.Rule(w, c.paneTitle(paneLog, "Log of "+col.node), remark)
 	}
 	for i := from; i < to; i++ {
 		lines = append(lines, c.logRow(c.t.log.at(i), w, col))
@@ -441,7 +442,7 @@ func (c *console) sourceColumn(line func(int) logLine, n int) sourceColumn {
 		}
 	}
 	for i := range n {
-		s.width = max(s.width, width(s.of(line(i))))
+		s.width = max(s.width, term.Width(s.of(line(i))))
 	}
 	s.width = min(s.width, max(14, c.w/4))
 	return s
@@ -455,17 +456,17 @@ func (s sourceColumn) of(x logLine) string {
 }
 
 func (c *console) logRow(x logLine, w int, col sourceColumn) string {
-	r := c.th.row(w).add(faint, " "+x.at.UTC().Format("15:04:05")+" ").col(accent, col.of(x), col.width)
-	sign, st := " ", plain
+	r := c.th.Row(w).Add(term.Faint, " "+x.at.UTC().Format("15:04:05")+" ").Col(term.Accent, col.of(x), col.width)
+	sign, st := " ", term.Plain
 	switch x.level {
 	case "warn":
-		sign, st = c.th.warn, caution
+		sign, st = c.th.Warn, term.Caution
 	case "error":
-		sign, st = c.th.fail, bad
+		sign, st = c.th.Fail, term.Bad
 	case "debug":
-		st = faint
+		st = term.Faint
 	}
-	return r.add(st, sign+" "+x.text).String()
+	return r.Add(st, sign+" "+x.text).String()
 }
 
 // openLog shows the log screen; Esc goes back.

@@ -12,6 +12,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // lens is a view of the watch screen on a board.
@@ -514,7 +515,7 @@ func (c *console) copyRow() {
 
 // nodeLine is the row of a machine as text.
 func (c *console) nodeLine(n *engine.BoardNode) string {
-	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", clean(n.Name), clean(n.Group), clean(n.State), c.age(n), clean(n.Text)))
+	return strings.TrimSpace(fmt.Sprintf("%s  %s  %s  %s  %s", term.Clean(n.Name), term.Clean(n.Group), term.Clean(n.State), c.age(n), term.Clean(n.Text)))
 }
 
 // age is how long a machine has been in its state. If it was in that state at the first
@@ -532,7 +533,7 @@ func seconds(d time.Duration) string {
 	if d < 10*time.Second {
 		return strconv.Itoa(int(max(d, 0)/time.Second)) + "s"
 	}
-	return short(d)
+	return term.Duration(d)
 }
 
 // stepNode shows the previous or next machine, in the order of the table or, if the machine
@@ -561,7 +562,7 @@ func (c *console) otherNode() {
 
 func (c *console) copyNode() {
 	if x, ok := c.lineAt(); ok {
-		c.copyText(clean(x.Text), "the line")
+		c.copyText(term.Clean(x.Text), "the line")
 		return
 	}
 	if n := c.wat.shown().Node(c.wat.node); n != nil {
@@ -589,7 +590,7 @@ func (c *console) typedWatch(k tea.KeyMsg) {
 	case tea.KeyCtrlU:
 		*text = ""
 	case tea.KeyRunes, tea.KeySpace:
-		*text += clean(string(k.Runes))
+		*text += term.Clean(string(k.Runes))
 	}
 	c.wat.log.pinned = false
 }
@@ -687,7 +688,7 @@ func (c *console) lineAt() (x engine.BoardLine, ok bool) {
 
 func (c *console) copyLine() {
 	x, _ := c.lineAt()
-	c.copyText(clean(x.Text), "the line")
+	c.copyText(term.Clean(x.Text), "the line")
 }
 
 func (c *console) openLine() tea.Cmd {

@@ -9,9 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/term"
-
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // unplanned ends the event stream of a verb whose planning failed with err, so that
@@ -45,22 +44,22 @@ func (s *session) printer(f format, live bool) sink {
 		p.sp = s.formatter()
 		return &summary{out: s.out, lines: p, sp: p.sp}
 	}
-	var l *liveLine
-	if file, ok := s.Stdout.(*os.File); ok && live && !s.plainly() && notInteractive(file, file, s.Env) == "" {
-		l = &liveLine{out: file, display: display{ascii: displayOf(s.Env).ascii}}
+	var l *term.LiveLine
+	if file, ok := s.Stdout.(*os.File); ok && live && !s.plainly() && term.NotInteractive(file, file, s.Env) == "" {
+		l = &term.LiveLine{Out: file, Display: term.Display{Ascii: term.DisplayOf(s.Env).Ascii}}
 	}
 	p := newPlainPrinter(s.out, l, s.Now)
 	p.sp = s.formatter()
 	return p
 }
 
-// liveLine returns a progress line on stderr. It shows nothing if stderr is not a terminal
+// term.LiveLine returns a progress line on stderr. It shows nothing if stderr is not a terminal
 // or lines must not be overwritten.
-func (s *session) liveLine() liveLine {
-	if f, ok := s.Stderr.(*os.File); ok && isTerminal(f) && !s.plainly() {
-		return liveLine{out: f, display: display{ascii: displayOf(s.Env).ascii}}
+func (s *session) liveLine() term.LiveLine {
+	if f, ok := s.Stderr.(*os.File); ok && term.IsTerminal(f) && !s.plainly() {
+		return term.LiveLine{Out: f, Display: term.Display{Ascii: term.DisplayOf(s.Env).Ascii}}
 	}
-	return liveLine{}
+	return term.LiveLine{}
 }
 
 // plainly reports accessible mode: output is only appended, line by line, and prompts are
@@ -122,7 +121,7 @@ func (s *session) scriptedInit(ctx context.Context, o consoleOptions, f format, 
 	if err != nil {
 		return s.unplanned(out, f, err)
 	}
-	out, err = s.accept(plan, out, f, acceptance{yes: o.yes, asks: asks, question: fixedQuestion("Create cluster " + clean(plan.Cluster) + "?"), show: s.printPreview})
+	out, err = s.accept(plan, out, f, acceptance{yes: o.yes, asks: asks, question: fixedQuestion("Create cluster " + term.Clean(plan.Cluster) + "?"), show: s.printPreview})
 	if err != nil {
 		return err
 	}
@@ -187,9 +186,9 @@ func (p *plainPrinter) printSteps(plan *engine.Plan) {
 		if st.Finished {
 			state = "skip"
 		}
-		p.line(p.now(), clean(st.ID), state, clean(st.Title)+": "+clean(st.Effect))
+		p.line(p.now(), term.Clean(st.ID), state, term.Clean(st.Title)+": "+term.Clean(st.Effect))
 		if st.Warning != "" && !st.Finished {
-			p.line(p.now(), clean(st.ID), "WARN", clean(st.Warning))
+			p.line(p.now(), term.Clean(st.ID), "WARN", term.Clean(st.Warning))
 		}
 	}
 }
@@ -197,9 +196,9 @@ func (p *plainPrinter) printSteps(plan *engine.Plan) {
 // renderer returns a console that only renders printed output: without colours, in a width
 // that fits most windows and logs.
 func (s *session) renderer() *console {
-	l := displayOf(s.Env)
-	c := newConsole(context.Background(), display{ascii: l.ascii}, consoleDeps{now: s.Now, commands: s.formatter()})
-	c.th = c.th.printed()
+	l := term.DisplayOf(s.Env)
+	c := newConsole(context.Background(), term.Display{Ascii: l.Ascii}, consoleDeps{now: s.Now, commands: s.formatter()})
+	c.th = c.th.Printed()
 	return c
 }
 
@@ -209,12 +208,8 @@ const printedWidth = 100
 // answerWidth is the line width of printed output: the width of the terminal within
 // limits, else printedWidth.
 func (s *session) answerWidth() int {
-	f, ok := s.Stdout.(*os.File)
-	if !ok {
-		return printedWidth
-	}
-	w, _, err := term.GetSize(int(f.Fd()))
-	if err != nil || w <= 0 {
+	w := term.Columns(s.Stdout)
+	if w <= 0 {
 		return printedWidth
 	}
 	return max(minWidth, min(w, 120))
@@ -264,19 +259,19 @@ func (s *session) statusText(st *engine.Status) []string {
 	c := s.renderer()
 	c.w, c.status, c.statusAt = printedWidth, st, c.now
 	w := printedWidth
-	lines := []string{c.th.row(w).add(plain, "cluster "+orElse(clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+marked(st.Simulated, "   ")).String()}
+	lines := []string{c.th.Row(w).Add(term.Plain, "cluster "+orElse(term.Clean(st.Cluster), "(none)")+"   "+stageWord(st.Stage)+marked(st.Simulated, "   ")).String()}
 	lines = append(lines, c.summary(w, st)...)
 	lines = append(lines, c.findings(w, st.Health, len(st.Health))...)
 	lines = append(lines, c.nodeRows(w, len(st.Nodes)+len(st.Machines)+2, st)...)
 	if len(st.Services) > 0 {
-		lines = append(lines, c.th.rule(w, "Services", ""))
+		lines = append(lines, c.th.Rule(w, "Services", ""))
 		for _, v := range st.Services {
-			sign, sty := c.th.ok, good
+			sign, sty := c.th.OK, term.Good
 			if v.Ready < v.Wanted {
-				sign, sty = c.th.warn, caution
+				sign, sty = c.th.Warn, term.Caution
 			}
-			lines = append(lines, c.th.row(w).add(plain, " ").add(sty, sign).add(plain, " ").col(plain, clean(v.Name), 30).
-				col(plain, fmt.Sprintf("%d/%d", v.Ready, v.Wanted), 7).col(plain, clean(v.Version), 16).add(faint, clean(v.Message)).String())
+			lines = append(lines, c.th.Row(w).Add(term.Plain, " ").Add(sty, sign).Add(term.Plain, " ").Col(term.Plain, term.Clean(v.Name), 30).
+				Col(term.Plain, fmt.Sprintf("%d/%d", v.Ready, v.Wanted), 7).Col(term.Plain, term.Clean(v.Version), 16).Add(term.Faint, term.Clean(v.Message)).String())
 		}
 	}
 	return lines
@@ -313,12 +308,12 @@ func (s *session) printHome(ctx context.Context) error {
 	}
 	c := s.renderer()
 	c.w, c.home = printedWidth, &h
-	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", clean(h.Dir), orElse(clean(h.Cluster), "(none)"), stageWord(h.Stage)+marked(h.Simulated, ", "))
+	fmt.Fprintf(s.out, "workspace %s\ncluster   %s, %s\n", term.Clean(h.Dir), orElse(term.Clean(h.Cluster), "(none)"), stageWord(h.Stage)+marked(h.Simulated, ", "))
 	s.print(c.findings(printedWidth, h.Problems, len(h.Problems)))
 	s.print(c.recent(printedWidth, 6))
 	for _, n := range h.Next {
-		line := "next      " + s.formatter().line(clean(n.Command))
-		if t := clean(n.Title); t != "" {
+		line := "next      " + s.formatter().line(term.Clean(n.Command))
+		if t := term.Clean(n.Title); t != "" {
 			line += "   # " + t
 		}
 		fmt.Fprintln(s.out, line)

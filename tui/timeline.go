@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // logLines is the maximum number of log lines in a timeline; older ones are counted as
@@ -178,11 +179,11 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 		t.last = ev.Time
 	}
 	if ev.Run != "" {
-		t.run = clean(ev.Run)
+		t.run = term.Clean(ev.Run)
 	}
 	switch ev.Kind {
 	case engine.KindHello:
-		t.schema, t.tool, t.cluster, t.simulated = clean(ev.Schema), clean(ev.Tool), clean(ev.Object), ev.Simulated
+		t.schema, t.tool, t.cluster, t.simulated = term.Clean(ev.Schema), term.Clean(ev.Tool), term.Clean(ev.Object), ev.Simulated
 		return began, 0
 	case engine.KindPlan:
 		return t.applyPlan(ev)
@@ -193,7 +194,7 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 	case engine.KindNode:
 		return t.applyNode(ev)
 	case engine.KindLog:
-		t.log.add(logLine{ev.Time, clean(ev.Source), clean(ev.Node), ev.Level, clean(ev.Text)})
+		t.log.add(logLine{ev.Time, term.Clean(ev.Source), term.Clean(ev.Node), ev.Level, term.Clean(ev.Text)})
 		return logged, t.log.len() - 1
 	case engine.KindProgress:
 		return t.applyProgress(ev)
@@ -202,7 +203,7 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 	case engine.KindNodePlan:
 		return nodePlanChanged, 0
 	case engine.KindResult:
-		o := &outcome{status: ev.State, text: clean(ev.Text), remedy: clean(ev.Remedy)}
+		o := &outcome{status: ev.State, text: term.Clean(ev.Text), remedy: term.Clean(ev.Remedy)}
 		if len(ev.Data) > 0 {
 			// A newer schema minor may have other fields; unreadable data is ignored.
 			_ = json.Unmarshal(ev.Data, &o.Result)
@@ -216,7 +217,7 @@ func (t *timeline) apply(ev engine.Event) (change, int) {
 		t.result, t.why = o, waiting{}
 		if o.status == engine.StateFailed {
 			// The result screen shows only the beginning of a long text; the log keeps all of it.
-			for l := range strings.SplitSeq(cleanLines(ev.Text), "\n") {
+			for l := range strings.SplitSeq(term.CleanLines(ev.Text), "\n") {
 				t.log.add(logLine{at: ev.Time, level: "error", text: l})
 			}
 		}
@@ -237,12 +238,12 @@ func (t *timeline) applyPlan(ev engine.Event) (change, int) {
 // setPlan sets the plan and keeps the state of its known steps.
 func (t *timeline) setPlan(p *engine.Plan) {
 	t.plan = p
-	t.cluster, t.simulated = clean(p.Cluster), p.Simulated
+	t.cluster, t.simulated = term.Clean(p.Cluster), p.Simulated
 	old := t.steps
 	t.steps = make([]step, 0, len(p.Steps))
 	t.current = -1
 	for _, s := range p.Steps {
-		row := step{id: clean(s.ID), title: clean(s.Title), final: s.Final}
+		row := step{id: term.Clean(s.ID), title: term.Clean(s.Title), final: s.Final}
 		if i := slices.IndexFunc(old, func(o step) bool { return o.id == row.id }); i >= 0 {
 			row = old[i]
 		} else if s.Finished {
@@ -261,14 +262,14 @@ func (t *timeline) setPlan(p *engine.Plan) {
 
 // checkOf converts a finding into a completed check.
 func checkOf(f engine.Finding) check {
-	return check{clean(f.ID), string(f.Severity), clean(f.Title), cleanLines(f.Detail), clean(f.Remedy), clean(f.Source), f.Took.Round(time.Millisecond)}
+	return check{term.Clean(f.ID), string(f.Severity), term.Clean(f.Title), term.CleanLines(f.Detail), term.Clean(f.Remedy), term.Clean(f.Source), f.Took.Round(time.Millisecond)}
 }
 
 func (t *timeline) applyCheck(ev engine.Event) (change, int) {
-	id := clean(ev.Object)
+	id := term.Clean(ev.Object)
 	c := check{
-		id: id, state: ev.State, title: clean(ev.Text), remedy: clean(ev.Remedy),
-		source: clean(ev.Source), took: time.Duration(ev.TookMS) * time.Millisecond,
+		id: id, state: ev.State, title: term.Clean(ev.Text), remedy: term.Clean(ev.Remedy),
+		source: term.Clean(ev.Source), took: time.Duration(ev.TookMS) * time.Millisecond,
 	}
 	var f engine.Finding
 	if len(ev.Data) > 0 && json.Unmarshal(ev.Data, &f) == nil && f.ID == ev.Object {
@@ -299,14 +300,14 @@ func (t *timeline) step(id string) int {
 }
 
 func (t *timeline) applyStep(ev engine.Event) (change, int) {
-	i := t.step(clean(ev.Step))
+	i := t.step(term.Clean(ev.Step))
 	if i < 0 {
 		return nothing, 0
 	}
 	s := &t.steps[i]
 	before := s.state
 	s.state = ev.State
-	switch text := clean(ev.Text); {
+	switch text := term.Clean(ev.Text); {
 	case ev.State == engine.StateRunning && s.title == s.id && text != "":
 		s.title = text // a stream without a plan has titles in its step events
 	case text == s.title: // repeats the title
@@ -316,7 +317,7 @@ func (t *timeline) applyStep(ev engine.Event) (change, int) {
 	case text != "" || ev.State != engine.StateRunning:
 		s.text = text
 	}
-	s.remedy = clean(ev.Remedy)
+	s.remedy = term.Clean(ev.Remedy)
 	switch ev.State {
 	case engine.StateRunning:
 		if before != engine.StateRunning {
@@ -354,16 +355,16 @@ func (t *timeline) running() *step {
 }
 
 func (t *timeline) applyNode(ev engine.Event) (change, int) {
-	name := clean(ev.Node)
+	name := term.Clean(ev.Node)
 	if name == "" {
 		return nothing, 0
 	}
 	if t.byName == nil {
 		t.byName = map[string]int{}
 	}
-	state := clean(ev.To)
+	state := term.Clean(ev.To)
 	if state == "" {
-		state = clean(ev.State)
+		state = term.Clean(ev.State)
 	}
 	i, known := t.byName[name]
 	if !known {
@@ -374,13 +375,13 @@ func (t *timeline) applyNode(ev engine.Event) (change, int) {
 	m := &t.machines[i]
 	before := *m
 	if ev.Group != "" {
-		m.group = clean(ev.Group)
+		m.group = term.Clean(ev.Group)
 	}
 	if state != "" && state != m.state {
 		m.state, m.since = state, ev.Time
 		m.took = ev.Time.Sub(m.first)
 	}
-	m.text, m.attempt = clean(ev.Text), ev.Attempt
+	m.text, m.attempt = term.Clean(ev.Text), ev.Attempt
 	if m.state == engine.NodeGone && engine.Unnamed(ev.Node) {
 		t.unnamed = name
 	}
@@ -413,7 +414,7 @@ func (t *timeline) applyProgress(ev engine.Event) (change, int) {
 		t.counts = ev.Counts
 		t.etaLeast, t.etaMost = ev.ETALeast, ev.ETAMost
 	}
-	i := t.step(clean(ev.Step))
+	i := t.step(term.Clean(ev.Step))
 	if i < 0 {
 		i = t.current
 	}
@@ -421,21 +422,21 @@ func (t *timeline) applyProgress(ev engine.Event) (change, int) {
 		return advanced, 0
 	}
 	s := &t.steps[i]
-	if o := clean(ev.Object); o != "" {
+	if o := term.Clean(ev.Object); o != "" {
 		j := slices.IndexFunc(s.parts, func(p part) bool { return p.name == o })
 		if j < 0 {
 			s.parts = append(s.parts, part{name: o})
 			j = len(s.parts) - 1
 		}
 		p := &s.parts[j]
-		p.state, p.text = ev.State, clean(ev.Text)
+		p.state, p.text = ev.State, term.Clean(ev.Text)
 		p.current, p.total = max(p.current, ev.Current), ev.Total
 		if ev.TookMS > 0 {
 			p.took = time.Duration(ev.TookMS) * time.Millisecond
 		}
 		return advanced, i
 	}
-	if text := clean(ev.Text); text != "" {
+	if text := term.Clean(ev.Text); text != "" {
 		s.text = text
 	}
 	if ev.Total != s.total { // the unit of progress has changed
@@ -446,7 +447,7 @@ func (t *timeline) applyProgress(ev engine.Event) (change, int) {
 }
 
 func (t *timeline) applyWait(ev engine.Event) (change, int) {
-	w := waiting{text: clean(ev.Text), node: clean(ev.Node), object: clean(ev.Object), remedy: clean(ev.Remedy), since: ev.Time}
+	w := waiting{text: term.Clean(ev.Text), node: term.Clean(ev.Node), object: term.Clean(ev.Object), remedy: term.Clean(ev.Remedy), since: ev.Time}
 	if w.text == "" {
 		w.since = time.Time{}
 	}
@@ -489,12 +490,12 @@ func (t *timeline) missing() []groupCounts {
 	for _, name := range slices.Sorted(maps.Keys(t.plan.Nodes)) {
 		n := t.plan.Nodes[name]
 		for i := range t.machines {
-			if m := &t.machines[i]; m.group == clean(name) && m.state != engine.NodeGone {
+			if m := &t.machines[i]; m.group == term.Clean(name) && m.state != engine.NodeGone {
 				n--
 			}
 		}
 		if n > 0 {
-			list = append(list, groupCounts{group: clean(name), total: n})
+			list = append(list, groupCounts{group: term.Clean(name), total: n})
 		}
 	}
 	return list

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // checkFormat is the value of -o where markdown is allowed, too.
@@ -145,7 +146,7 @@ func (s *session) prepare(ctx context.Context, r engine.PrepareRequest, o runOpt
 	a := acceptance{acknowledged: r.Acknowledge, question: fixedQuestion("Publish this?"), show: s.printPreview}
 	return s.planAndRun(ctx, o, a, func(ctx context.Context, eng Engine) (*engine.Plan, error) {
 		progress := s.checkProgress()
-		defer progress.live.clear()
+		defer progress.live.Clear()
 		return eng.PlanPrepare(ctx, r, progress.event)
 	})
 }
@@ -160,7 +161,7 @@ func (s *session) printCheck(ctx context.Context, r engine.CheckRequest, f check
 	defer stop()
 	progress := s.checkProgress()
 	k, err := eng.Check(ctx, r, progress.event)
-	progress.live.clear()
+	progress.live.Clear()
 	if k.Config != nil && k.Config.Written {
 		s.wrote = k.Config.Path
 	}
@@ -197,13 +198,13 @@ func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
 	w := c.w
 	severity, text := verdict(k)
 	sign, st := c.severitySignOf(severity)
-	head, feed := "upgrade check of cluster "+clean(k.Cluster)+marked(k.Simulated, ", "), feedText(k.Feed, c.now)
+	head, feed := "upgrade check of cluster "+term.Clean(k.Cluster)+marked(k.Simulated, ", "), feedText(k.Feed, c.now)
 	lines := []string{head + ", " + feed}
-	if width(lines[0]) > w {
-		lines = append([]string{head}, wrap(feed, w)...)
+	if term.Width(lines[0]) > w {
+		lines = append([]string{head}, term.Wrap(feed, w)...)
 	}
-	for _, p := range wrap(clean(text), w-2) {
-		lines = append(lines, c.th.row(w).add(st, sign+" ").add(strong, p).String())
+	for _, p := range term.Wrap(term.Clean(text), w-2) {
+		lines = append(lines, c.th.Row(w).Add(st, sign+" ").Add(term.Strong, p).String())
 		sign = " "
 	}
 	lines = append(lines, "")
@@ -215,7 +216,7 @@ func (s *session) checkText(k *engine.Check, r engine.CheckRequest) []string {
 		if i == 0 {
 			lines = append(lines, "")
 		}
-		lines = append(lines, clean(n))
+		lines = append(lines, term.Clean(n))
 	}
 	return append(lines, c.nextRows(k, r)...)
 }
@@ -268,9 +269,9 @@ func (c *console) nextRows(k *engine.Check, r engine.CheckRequest) []string {
 	sp := c.deps.commands
 	switch x := k.Config; {
 	case x != nil && x.Written:
-		lines = append(lines, "", "written to "+clean(x.Path)+":")
+		lines = append(lines, "", "written to "+term.Clean(x.Path)+":")
 		for _, f := range x.Fields {
-			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", clean(f.Field), clean(orElse(shortValue(f.From), "(not set)")), c.th.to, clean(orElse(shortValue(f.To), "(removed)"))))
+			lines = append(lines, fmt.Sprintf("  %s: %s %s %s", term.Clean(f.Field), term.Clean(orElse(shortValue(f.From), "(not set)")), c.th.To, term.Clean(orElse(shortValue(f.To), "(removed)"))))
 		}
 		next := "config validate"
 		if len(k.Path) > 0 && k.Path[0].CLI.String() == k.CLI { // else another version of this program must run the hop
@@ -293,7 +294,7 @@ func shortValue(s string) string {
 
 // checkProgress shows the progress of a check on stderr, if stderr is a terminal.
 type checkProgress struct {
-	live  liveLine
+	live  term.LiveLine
 	now   func() time.Time
 	so    runningCheck
 	shown time.Time
@@ -312,7 +313,7 @@ func (p *checkProgress) event(ev engine.Event) {
 	p.so.apply(ev)
 	if now := p.now(); now.Sub(p.shown) > 100*time.Millisecond {
 		p.shown = now
-		p.live.set(p.so.summary())
+		p.live.Set(p.so.summary())
 	}
 }
 
@@ -352,7 +353,7 @@ func markdown(k *engine.Check, sp commandFormatter) string {
 			b.WriteString("\n")
 		}
 	}
-	c := &console{th: newTheme(display{}).printed(), deps: consoleDeps{commands: sp}}
+	c := &console{th: term.NewTheme(term.Display{}).Printed(), deps: consoleDeps{commands: sp}}
 	if rows := c.changeRows(printedWidth, k); len(rows) > 1 {
 		b.WriteString("\n### Will change in hop 1\n\n```\n")
 		for _, l := range rows[1:] {
@@ -363,13 +364,13 @@ func markdown(k *engine.Check, sp commandFormatter) string {
 	list, fine := needAttention(k.Findings)
 	fmt.Fprintf(&b, "\n### Findings: %s\n", orElse(countBySeverity(k.Findings), "none"))
 	if sp.needExport(list) {
-		fmt.Fprintf(&b, "\n```\n%s\n```\n", clean(sp.export()))
+		fmt.Fprintf(&b, "\n```\n%s\n```\n", term.Clean(sp.export()))
 	}
 	for _, x := range list {
 		fmt.Fprintf(&b, "\n- **%s** %s %s\n", x.Severity, cellOf(x.Title), codeOf(x.ID))
 		for _, l := range []struct{ head, text string }{{"why", x.Detail}, {"owner", ownerText(x.Owner)}, {"fix", sp.text(x.Remedy)}} {
 			if l.text != "" {
-				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cellOf(oneLine(l.text)))
+				fmt.Fprintf(&b, "  - %s: %s\n", l.head, cellOf(term.OneLine(l.text)))
 			}
 		}
 		if len(x.Objects) > 0 {
@@ -380,7 +381,7 @@ func markdown(k *engine.Check, sp commandFormatter) string {
 		}
 	}
 	if fine > 0 {
-		fmt.Fprintf(&b, "\n%s passed.\n", count(fine, "check"))
+		fmt.Fprintf(&b, "\n%s passed.\n", term.Count(fine, "check"))
 	}
 	for _, n := range k.Notes {
 		fmt.Fprintf(&b, "\n%s\n", cellOf(n))

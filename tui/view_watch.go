@@ -11,43 +11,44 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // watchHeader is the header of the watch screen: cluster, target, mode, clocks and ETA, and
 // below it the progress line.
 func (c *console) watchHeader() []string {
 	b, now := c.wat.shown(), c.watchNow()
-	r := c.th.row(c.w).add(accent, " "+c.th.brand+" ").add(strong, orElse(clean(b.Cluster), "cluster")).add(caution, c.markIf(b.Simulated))
+	r := c.th.Row(c.w).Add(term.Accent, " "+c.th.Brand+" ").Add(term.Strong, orElse(term.Clean(b.Cluster), "cluster")).Add(term.Caution, c.markIf(b.Simulated))
 	word, st := c.watchMode(b)
 	tail := []string{now.UTC().Format("15:04:05 UTC")}
 	if !b.Started.IsZero() {
-		tail = append(tail, clock(now.Sub(b.Started)))
+		tail = append(tail, term.Clock(now.Sub(b.Started)))
 	}
 	if eta := c.eta(b, now); eta != "" {
 		tail = append(tail, eta)
 	}
 	right := strings.Join(tail, "  ")
-	if to := c.targetText(b); to != "" && r.used+width(to)+width(word)+width(right)+8 <= c.w {
-		r.add(faint, "  "+to)
+	if to := c.targetText(b); to != "" && r.Used+term.Width(to)+term.Width(word)+term.Width(right)+8 <= c.w {
+		r.Add(term.Faint, "  "+to)
 	}
-	if room := c.w - r.used - width(asciiIf(c.th.ascii, word)) - 4; width(right) > room {
+	if room := c.w - r.Used - term.Width(term.AsciiIf(c.th.Ascii, word)) - 4; term.Width(right) > room {
 		right = strings.Join(tail[:1], "  ")
-		if eta := c.eta(b, now); eta != "" && width(tail[0]+"  "+eta) <= room {
+		if eta := c.eta(b, now); eta != "" && term.Width(tail[0]+"  "+eta) <= room {
 			right += "  " + eta
 		}
 	}
-	gap := c.w - r.used - width(asciiIf(c.th.ascii, word)) - width(asciiIf(c.th.ascii, right)) - 3
-	r.pad(max(2, gap)).add(st, word).add(faint, "  "+right)
+	gap := c.w - r.Used - term.Width(term.AsciiIf(c.th.Ascii, word)) - term.Width(term.AsciiIf(c.th.Ascii, right)) - 3
+	r.Pad(max(2, gap)).Add(st, word).Add(term.Faint, "  "+right)
 	return []string{r.String(), c.watchRail(b)}
 }
 
 // watchMode is the mode in the header: live, frozen, stale, replay or ended.
-func (c *console) watchMode(b *engine.Board) (string, style) {
+func (c *console) watchMode(b *engine.Board) (string, term.Style) {
 	w := &c.wat
-	word, st := "LIVE", good
+	word, st := "LIVE", term.Good
 	switch {
 	case w.origin == fromReplay:
-		word, st = "REPLAY "+"×"+strconv.Itoa(speeds[w.player.speed]), accent
+		word, st = "REPLAY "+"×"+strconv.Itoa(speeds[w.player.speed]), term.Accent
 		switch {
 		case w.player.at == len(w.player.events):
 			word = "REPLAY end"
@@ -55,15 +56,15 @@ func (c *console) watchMode(b *engine.Board) (string, style) {
 			word = "REPLAY paused"
 		}
 	case w.frozen != nil:
-		word, st = "FROZEN "+short(c.now.Sub(w.frozenAt)), caution
+		word, st = "FROZEN "+term.Duration(c.now.Sub(w.frozenAt)), term.Caution
 	case !b.Away.IsZero():
-		word, st = "STALE "+short(c.now.Sub(b.Away)), bad
+		word, st = "STALE "+term.Duration(c.now.Sub(b.Away)), term.Bad
 	case b.Result != nil || w.ended:
-		word, st = "ENDED", faint
+		word, st = "ENDED", term.Faint
 	case c.opening():
-		word, st = "REPLAY opening", faint
+		word, st = "REPLAY opening", term.Faint
 	case b.Events == 0:
-		word, st = "connecting", faint
+		word, st = "connecting", term.Faint
 	}
 	if w.origin == fromLive && (c.deps.watch.Kubeconfig != "" || c.upg.lockedBy != "") {
 		word = "READ-ONLY " + word
@@ -74,13 +75,13 @@ func (c *console) watchMode(b *engine.Board) (string, style) {
 // targetText is the target of the rollout, for display.
 func (c *console) targetText(b *engine.Board) string {
 	if b.Plan == nil {
-		return clean(b.To)
+		return term.Clean(b.To)
 	}
-	to := clean(b.Plan.To.Kubernetes)
-	if from := clean(b.Plan.From.Kubernetes); from != "" && to != "" && from != to {
-		to = from + c.th.to + to
+	to := term.Clean(b.Plan.To.Kubernetes)
+	if from := term.Clean(b.Plan.From.Kubernetes); from != "" && to != "" && from != to {
+		to = from + c.th.To + to
 	}
-	if i := clean(b.Plan.To.Image); i != "" {
+	if i := term.Clean(b.Plan.To.Image); i != "" {
 		to = strings.TrimSpace(to + "  image " + i)
 	}
 	return to
@@ -113,13 +114,13 @@ func (c *console) watchRail(b *engine.Board) string {
 		if s.ID == engine.StepRollout {
 			continue
 		}
-		parts = append(parts, railPart{clean(s.ID), clean(s.State)})
+		parts = append(parts, railPart{term.Clean(s.ID), term.Clean(s.State)})
 	}
 	steps := len(parts)
 	for _, s := range b.Steps {
 		for _, p := range s.Parts {
 			if s.ID == engine.StepRollout && p.Name == "kubernetes" {
-				parts = append(parts, railPart{"kubeadm", clean(p.State)})
+				parts = append(parts, railPart{"kubeadm", term.Clean(p.State)})
 			}
 		}
 	}
@@ -128,7 +129,7 @@ func (c *console) watchRail(b *engine.Board) string {
 			if g.Control != control || g.Total == 0 {
 				continue
 			}
-			p := railPart{fmt.Sprintf("%s %d/%d", clean(g.Name), g.Done(), g.Total), engine.StateRunning}
+			p := railPart{fmt.Sprintf("%s %d/%d", term.Clean(g.Name), g.Done(), g.Total), engine.StateRunning}
 			switch {
 			case g.Done() == g.Total:
 				p.state = engine.StateDone
@@ -143,7 +144,7 @@ func (c *console) watchRail(b *engine.Board) string {
 	long := func(ps []railPart) int {
 		n := 1
 		for _, p := range ps {
-			n += width(p.name) + 5
+			n += term.Width(p.name) + 5
 		}
 		return n
 	}
@@ -154,30 +155,30 @@ func (c *console) watchRail(b *engine.Board) string {
 		more := len(parts) - most
 		parts = append(parts[:most:most], railPart{fmt.Sprintf("%d more", more), ""})
 	}
-	r := c.th.row(c.w).add(plain, " ")
+	r := c.th.Row(c.w).Add(term.Plain, " ")
 	for i, p := range parts {
-		sign, st, name := c.th.pending, faint, faint
+		sign, st, name := c.th.Pending, term.Faint, term.Faint
 		switch p.state {
 		case engine.StateDone, engine.StateSkipped:
-			sign, st, name = c.th.ok, good, plain
+			sign, st, name = c.th.OK, term.Good, term.Plain
 		case engine.StateRunning:
-			sign, st, name = c.th.running, accent, strong
+			sign, st, name = c.th.Running, term.Accent, term.Strong
 		case engine.StateFailed:
-			sign, st, name = c.th.fail, bad, strong
+			sign, st, name = c.th.Fail, term.Bad, term.Strong
 		case engine.StateStopped, engine.StateDetached:
-			sign, st, name = c.th.stopped, caution, plain
+			sign, st, name = c.th.Stopped, term.Caution, term.Plain
 		}
 		if i > 0 {
-			line := c.th.signs.rule
+			line := c.th.Signs.Rule
 			if p.state != "" {
-				line = c.th.heavy
+				line = c.th.Heavy
 			}
-			r.add(faint, " "+line+" ")
+			r.Add(term.Faint, " "+line+" ")
 		}
-		r.add(st, sign).add(name, " "+p.name)
+		r.Add(st, sign).Add(name, " "+p.name)
 	}
 	if len(parts) == 0 {
-		r.add(faint, "nothing is known yet")
+		r.Add(term.Faint, "nothing is known yet")
 	}
 	return r.String()
 }
@@ -231,11 +232,11 @@ func (c *console) emptyWatch(b *engine.Board, w int) []string {
 	case c.wat.err != nil:
 		return append([]string{""}, c.problem(w, c.wat.err)...)
 	case c.opening():
-		return []string{"", c.th.row(w).add(accent, "  "+c.th.running+" ").add(plain, "opening the record "+clean(c.deps.replay.path)).String()}
+		return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Running+" ").Add(term.Plain, "opening the record "+term.Clean(c.deps.replay.path)).String()}
 	case b.Events == 0 && c.wat.origin == fromRun:
-		return []string{"", c.th.row(w).add(faint, "  No run is in progress here. Esc goes back.").String()}
+		return []string{"", c.th.Row(w).Add(term.Faint, "  No run is in progress here. Esc goes back.").String()}
 	}
-	return []string{"", c.th.row(w).add(accent, "  "+c.th.running+" ").add(plain, "listing the nodes of the cluster").String()}
+	return []string{"", c.th.Row(w).Add(term.Accent, "  "+c.th.Running+" ").Add(term.Plain, "listing the nodes of the cluster").String()}
 }
 
 // pipeline shows the number of machines, the flow per minute and the median dwell time of
@@ -247,7 +248,7 @@ func (c *console) pipeline(b *engine.Board, w, h int) []string {
 	if p := b.Pace(now); p > 0 {
 		remark += ", " + perMinute(p)
 	}
-	lines := []string{c.th.rule(w, "Pipeline", remark)}
+	lines := []string{c.th.Rule(w, "Pipeline", remark)}
 	if w >= 112 {
 		return append(lines, c.wideStages(b, w, now, done, total)...)
 	}
@@ -278,28 +279,28 @@ func (c *console) doneBar(w, done, total int) string {
 	if total == 0 {
 		return ""
 	}
-	return c.th.row(w).pad(1).add(good, c.th.meter(int64(done), int64(total), w-10)).add(plain, fmt.Sprintf(" %5.1f%%", 100*float64(done)/float64(total))).String()
+	return c.th.Row(w).Pad(1).Add(term.Good, c.th.Meter(int64(done), int64(total), w-10)).Add(term.Plain, fmt.Sprintf(" %5.1f%%", 100*float64(done)/float64(total))).String()
 }
 
 // stageRows are the rows of some stages: names, numbers and, unless brief, flow and dwell time.
 func (c *console) stageRows(b *engine.Board, title string, stages []string, w int, now time.Time, brief bool) []string {
 	col := (w - 7) / 6
-	names, numbers, speeds := c.th.row(w).pad(1).col(faint, title, 4), c.th.row(w).pad(6), c.th.row(w).pad(6)
+	names, numbers, speeds := c.th.Row(w).Pad(1).Col(term.Faint, title, 4), c.th.Row(w).Pad(6), c.th.Row(w).Pad(6)
 	for i, s := range stages {
-		link := " " + asciiIf(c.th.ascii, c.th.arrow)
+		link := " " + term.AsciiIf(c.th.Ascii, c.th.Arrow)
 		if i == len(stages)-1 || s == engine.NodeReady {
 			link = "  "
 		}
 		n := b.Count(s)
-		st := faint
+		st := term.Faint
 		if n > 0 {
 			_, st = c.stageSign(s)
 		}
-		names.pad(col-width(s)-width(link)).add(st, s).add(faint, link)
+		names.Pad(col-term.Width(s)-term.Width(link)).Add(st, s).Add(term.Faint, link)
 		number := strconv.FormatInt(n, 10)
-		numbers.pad(col-2-width(number)).add(st, number).pad(2)
+		numbers.Pad(col-2-term.Width(number)).Add(st, number).Pad(2)
 		speed := c.stageSpeed(b, s, now, col-3)
-		speeds.pad(col-2-width(speed)).add(faint, speed).pad(2)
+		speeds.Pad(col-2-term.Width(speed)).Add(term.Faint, speed).Pad(2)
 	}
 	out := []string{names.String(), numbers.String()}
 	if !brief {
@@ -319,9 +320,9 @@ func (c *console) stageSpeed(b *engine.Board, s string, now time.Time, most int)
 		parts = append(parts, perMinute(f))
 	}
 	if d := b.Dwell(s, 0.5); d > 0 && s != engine.NodeOutdated {
-		parts = append(parts, short(d))
+		parts = append(parts, term.Duration(d))
 	}
-	if text := strings.Join(parts, " "); width(text) <= most {
+	if text := strings.Join(parts, " "); term.Width(text) <= most {
 		return text
 	}
 	return parts[len(parts)-1]
@@ -331,7 +332,7 @@ func (c *console) stageSpeed(b *engine.Board, s string, now time.Time, most int)
 func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total int) []string {
 	half := (w - 1) / 2
 	side := func(title string, stages []string) []string {
-		head := c.th.row(half).pad(1).col(faint, title, 12).num(faint, "nodes", 7).num(faint, "flow", 9).num(faint, "p50", 7).num(faint, "p95", 7)
+		head := c.th.Row(half).Pad(1).Col(term.Faint, title, 12).Num(term.Faint, "nodes", 7).Num(term.Faint, "flow", 9).Num(term.Faint, "p50", 7).Num(term.Faint, "p95", 7)
 		rows := []string{head.String()}
 		most := int64(1)
 		for _, s := range stages {
@@ -343,19 +344,19 @@ func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total 
 			n := b.Count(s)
 			sign, st := c.stageSign(s)
 			if n == 0 {
-				st = faint
+				st = term.Faint
 			}
-			r := c.th.row(half).pad(1).add(st, sign).add(plain, " ").col(st, s, 10).num(st, strconv.FormatInt(n, 10), 7)
+			r := c.th.Row(half).Pad(1).Add(st, sign).Add(term.Plain, " ").Col(st, s, 10).Num(st, strconv.FormatInt(n, 10), 7)
 			flow, p50, p95 := "", "", ""
 			if f := b.Flow(s, now); f > 0 && s != engine.NodeGone && s != engine.NodeReady {
 				flow = perMinute(f)
 			}
 			if d := b.Dwell(s, 0.5); d > 0 && s != engine.NodeOutdated && s != engine.NodeReady {
-				p50, p95 = short(d), short(b.Dwell(s, 0.95))
+				p50, p95 = term.Duration(d), term.Duration(b.Dwell(s, 0.95))
 			}
-			r.num(faint, flow, 9).num(faint, p50, 7).num(faint, p95, 7)
-			if room := half - r.used - 2; room > 4 && n > 0 && s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
-				r.add(st, strings.Repeat(c.th.bar, int(max(1, n*int64(room)/most))))
+			r.Num(term.Faint, flow, 9).Num(term.Faint, p50, 7).Num(term.Faint, p95, 7)
+			if room := half - r.Used - 2; room > 4 && n > 0 && s != engine.NodeGone && s != engine.NodeReady && s != engine.NodeOutdated {
+				r.Add(st, strings.Repeat(c.th.Bar, int(max(1, n*int64(room)/most))))
 			}
 			rows = append(rows, r.String())
 		}
@@ -372,7 +373,7 @@ func (c *console) wideStages(b *engine.Board, w int, now time.Time, done, total 
 		if i < len(come) {
 			r = come[i]
 		}
-		out = append(out, l+strings.Repeat(" ", max(0, half-styledWidth(l)))+c.th.paint(faint, c.th.side)+r)
+		out = append(out, l+strings.Repeat(" ", max(0, half-term.StyledWidth(l)))+c.th.Paint(term.Faint, c.th.Side)+r)
 	}
 	return append(out, c.doneBar(w, done, total))
 }
@@ -385,7 +386,7 @@ func (c *console) sparkline(b *engine.Board, w int, now time.Time) string {
 		return ""
 	}
 	bars := []rune("▁▂▃▄▅▆▇█")
-	if c.th.ascii {
+	if c.th.Ascii {
 		bars = []rune("_.:-=+*#")
 	}
 	var s strings.Builder
@@ -396,7 +397,7 @@ func (c *console) sparkline(b *engine.Board, w int, now time.Time) string {
 		}
 		s.WriteRune(bars[min(i, len(bars)-1)])
 	}
-	return c.th.row(w).pad(1).col(faint, "done/10s", 12).raw(good, s.String()).add(faint, " last 5m").String()
+	return c.th.Row(w).Pad(1).Col(term.Faint, "done/10s", 12).Raw(term.Good, s.String()).Add(term.Faint, " last 5m").String()
 }
 
 // perMinute is "24/min".
@@ -412,33 +413,33 @@ func perMinute(f float64) string {
 }
 
 // stageSign is the sign of a state and its style.
-func (c *console) stageSign(state string) (string, style) {
+func (c *console) stageSign(state string) (string, term.Style) {
 	switch state {
 	case engine.NodeDraining:
-		return c.th.running, caution
+		return c.th.Running, term.Caution
 	case engine.NodeReplacing, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeBooting, engine.NodeCreating:
-		return c.th.running, accent
+		return c.th.Running, term.Accent
 	case engine.NodeGone:
-		return c.th.dot, faint
+		return c.th.Dot, term.Faint
 	}
 	return c.nodeSign(state)
 }
 
 // groupRows are the groups with their progress.
 func (c *console) groupRows(b *engine.Board, w, most int) []string {
-	lines := []string{c.th.rule(w, "Groups", "")}
+	lines := []string{c.th.Rule(w, "Groups", "")}
 	groups := b.Groups()
 	for i, g := range groups {
 		if i == most-1 && len(groups) > most {
-			lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more groups", len(groups)-i)).String())
+			lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more groups", len(groups)-i)).String())
 			break
 		}
-		r := c.th.row(w).pad(1).col(plain, clean(g.Name), 18).num(plain, fmt.Sprintf("%d/%d", g.Done(), g.Total), 12)
-		r.add(good, c.th.meter(int64(g.Done()), int64(max(g.Total, 1)), min(30, w/4))).pad(2)
+		r := c.th.Row(w).Pad(1).Col(term.Plain, term.Clean(g.Name), 18).Num(term.Plain, fmt.Sprintf("%d/%d", g.Done(), g.Total), 12)
+		r.Add(term.Good, c.th.Meter(int64(g.Done()), int64(max(g.Total, 1)), min(30, w/4))).Pad(2)
 		for _, s := range nodeStates[1:] {
 			if n := g.Counts[s]; n > 0 {
 				_, st := c.stageSign(s)
-				r.add(st, strconv.Itoa(n)+" "+s+"  ")
+				r.Add(st, strconv.Itoa(n)+" "+s+"  ")
 			}
 		}
 		lines = append(lines, r.String())
@@ -447,18 +448,18 @@ func (c *console) groupRows(b *engine.Board, w, most int) []string {
 }
 
 // planSign is the sign of a state of a Plan, its style, and its order in the list.
-func (c *console) planSign(state string) (sign string, st style, order int) {
+func (c *console) planSign(state string) (sign string, st term.Style, order int) {
 	switch state {
 	case engine.PlanFailed, engine.PlanInvalid:
-		return c.th.fail, bad, 0
+		return c.th.Fail, term.Bad, 0
 	case engine.PlanApplying:
-		return c.th.running, accent, 1
+		return c.th.Running, term.Accent, 1
 	case engine.PlanComplete:
-		return c.th.ok, good, 3
+		return c.th.OK, term.Good, 3
 	case engine.PlanUnseen:
-		return c.th.pending, faint, 2
+		return c.th.Pending, term.Faint, 2
 	}
-	return c.th.stopped, caution, 2
+	return c.th.Stopped, term.Caution, 2
 }
 
 // nodePlanRows are the Plans with their progress, in at most most rows.
@@ -475,49 +476,49 @@ func (c *console) nodePlanRows(b *engine.Board, w, most int) []string {
 		_, _, k := c.planSign(y.State)
 		return i - k
 	})
-	lines := []string{c.th.rule(w, "Plans", fmt.Sprintf("%d of %d complete", complete, len(list)))}
+	lines := []string{c.th.Rule(w, "Plans", fmt.Sprintf("%d of %d complete", complete, len(list)))}
 	names := 12
 	for _, p := range list[:min(len(list), most)] {
-		names = max(names, width(clean(p.Name)))
+		names = max(names, term.Width(term.Clean(p.Name)))
 	}
 	names = min(names, max(16, w/3))
 	for i, p := range list {
 		if i == most-1 && len(list) > most && most > 1 || i == most {
 			if most > 1 {
-				lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more", len(list)-i)).String())
+				lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more", len(list)-i)).String())
 			}
 			break
 		}
 		sign, st, _ := c.planSign(p.State)
-		r := c.th.row(w).pad(1).add(st, sign).pad(1).col(plain, clean(p.Name), names).col(st, clean(p.State), 10)
+		r := c.th.Row(w).Pad(1).Add(st, sign).Pad(1).Col(term.Plain, term.Clean(p.Name), names).Col(st, term.Clean(p.State), 10)
 		if w >= 112 {
-			r.add(good, c.th.meter(p.Done, max(p.Total, 1), 16)).pad(1)
+			r.Add(term.Good, c.th.Meter(p.Done, max(p.Total, 1), 16)).Pad(1)
 		}
 		if p.Total > 0 {
-			r.add(plain, fmt.Sprintf("%d/%d ", p.Done, p.Total))
+			r.Add(term.Plain, fmt.Sprintf("%d/%d ", p.Done, p.Total))
 		}
 		for _, x := range []struct {
 			n    int64
 			word string
-			st   style
-		}{{p.Failed, engine.PlanFailed, bad}, {p.Applying, engine.PlanApplying, accent}, {p.Pending, "pending", faint}} {
+			st   term.Style
+		}{{p.Failed, engine.PlanFailed, term.Bad}, {p.Applying, engine.PlanApplying, term.Accent}, {p.Pending, "pending", term.Faint}} {
 			if x.n > 0 {
-				r.add(x.st, fmt.Sprintf("%d %s ", x.n, x.word))
+				r.Add(x.st, fmt.Sprintf("%d %s ", x.n, x.word))
 			}
 		}
-		text := clean(p.Text)
+		text := term.Clean(p.Text)
 		if p.Alone {
 			text = strings.TrimSuffix("exclusive; "+text, "; ")
 		}
 		from := ""
 		if p.Channel != "" {
-			from = "  from " + clean(p.Channel)
+			from = "  from " + term.Clean(p.Channel)
 		}
 		if text == "" || w >= 112 {
-			text = strings.TrimSpace(clean(p.Version)+"  "+text) + from
+			text = strings.TrimSpace(term.Clean(p.Version)+"  "+text) + from
 		}
-		if left := w - r.used - 1; left > 3 {
-			r.add(faint, cut(asciiIf(c.th.ascii, text), left, c.th.ellipsis))
+		if left := w - r.Used - 1; left > 3 {
+			r.Add(term.Faint, term.Cut(term.AsciiIf(c.th.Ascii, text), left, c.th.Ellipsis))
 		}
 		lines = append(lines, r.String())
 	}
@@ -535,16 +536,16 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 	if c.wat.filter != "" {
 		title = fmt.Sprintf("Matches %d", len(list))
 	}
-	lines := []string{c.th.rule(w, title, "sort: "+c.wat.sort.String())}
+	lines := []string{c.th.Rule(w, title, "sort: "+c.wat.sort.String())}
 	if c.wat.typing || c.wat.filter != "" {
-		r := c.th.row(w).add(plain, " ").add(accent, "/ ").add(strong, c.wat.filter)
+		r := c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ").Add(term.Strong, c.wat.filter)
 		if c.wat.typing {
-			r.add(accent, "▏")
+			r.Add(term.Accent, "▏")
 		}
 		if err := c.wat.rows.err; err != nil {
-			r.add(caution, "  "+clean(err.Error()))
+			r.Add(term.Caution, "  "+term.Clean(err.Error()))
 		} else if c.wat.typing {
-			r.add(faint, "  Enter applies it, Esc clears it")
+			r.Add(term.Faint, "  Enter applies it, Esc clears it")
 		}
 		lines = append(lines, r.String())
 	}
@@ -556,22 +557,22 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 		case b.Moves() == 0:
 			text = "no machine seen yet"
 		}
-		return append(lines, c.th.row(w).add(faint, "   "+text).String())[:min(len(lines)+1, h)]
+		return append(lines, c.th.Row(w).Add(term.Faint, "   "+text).String())[:min(len(lines)+1, h)]
 	}
 	names := 12
 	for _, n := range list[:min(len(list), 200)] {
-		names = max(names, width(clean(n.Name)))
+		names = max(names, term.Width(term.Clean(n.Name)))
 	}
 	names = min(names, max(16, w/3))
 	groups := 0
 	if w >= 112 {
 		groups = 14
 	}
-	head := c.th.row(w).pad(3).col(faint, "node", names).col(faint, "state", 10).num(faint, "for", 8)
+	head := c.th.Row(w).Pad(3).Col(term.Faint, "node", names).Col(term.Faint, "state", 10).Num(term.Faint, "for", 8)
 	if groups > 0 {
-		head.col(faint, "group", groups).col(faint, "with", names)
+		head.Col(term.Faint, "group", groups).Col(term.Faint, "with", names)
 	}
-	head.add(faint, "what").right(faint, "try")
+	head.Add(term.Faint, "what").Right(term.Faint, "try")
 	room := h - len(lines)
 	if room > 3 {
 		lines = append(lines, head.String())
@@ -585,35 +586,35 @@ func (c *console) flightView(b *engine.Board, w, h int) []string {
 	for i := from; i < to; i++ {
 		n := list[i]
 		_, st := c.stageSign(n.State)
-		name := plain
+		name := term.Plain
 		if i == at {
-			name = strong
+			name = term.Strong
 		}
-		r := c.th.row(w).add(accent, " "+c.marker(i == at)).col(name, clean(n.Name), names).col(st, clean(n.State), 10).num(plain, c.age(n), 8)
+		r := c.th.Row(w).Add(term.Accent, " "+c.marker(i == at)).Col(name, term.Clean(n.Name), names).Col(st, term.Clean(n.State), 10).Num(term.Plain, c.age(n), 8)
 		if groups > 0 {
-			r.col(faint, clean(n.Group), groups).col(faint, clean(n.With), names)
+			r.Col(term.Faint, term.Clean(n.Group), groups).Col(term.Faint, term.Clean(n.With), names)
 		}
 		tail := ""
 		if n.Attempts > 0 {
 			tail = strconv.Itoa(n.Attempts)
 		}
-		if left := w - r.used - width(tail) - 3; left > 3 {
-			r.add(c.textStyle(n), cut(asciiIf(c.th.ascii, clean(n.Text)), left, c.th.ellipsis))
+		if left := w - r.Used - term.Width(tail) - 3; left > 3 {
+			r.Add(c.textStyle(n), term.Cut(term.AsciiIf(c.th.Ascii, term.Clean(n.Text)), left, c.th.Ellipsis))
 		}
-		lines = append(lines, r.right(faint, tail).String())
+		lines = append(lines, r.Right(term.Faint, tail).String())
 	}
 	if left := len(list) - to; left > 0 && len(lines) < h {
-		lines = append(lines, c.th.row(w).pad(3).add(faint, fmt.Sprintf("… %d more (↓, G, / filter)", left)).String())
+		lines = append(lines, c.th.Row(w).Pad(3).Add(term.Faint, fmt.Sprintf("… %d more (↓, G, / filter)", left)).String())
 	}
 	return lines
 }
 
 // textStyle highlights the text of a machine that failed or is waited for.
-func (c *console) textStyle(n *engine.BoardNode) style {
+func (c *console) textStyle(n *engine.BoardNode) term.Style {
 	if w := c.wat.shown().Wait; n.State == engine.NodeFailed || w.Node != "" && w.Node == n.Name {
-		return caution
+		return term.Caution
 	}
-	return faint
+	return term.Faint
 }
 
 // logExcerpt shows the newest log lines in h lines.
@@ -624,11 +625,11 @@ func (c *console) logExcerpt(b *engine.Board, w, h int) []string {
 	n := b.Log.Len()
 	remark := "l full log"
 	if n > 0 {
-		remark = count(n+b.Log.Dropped(), "line")
+		remark = term.Count(n+b.Log.Dropped(), "line")
 	}
-	lines := []string{c.th.rule(w, "Log", remark)}
+	lines := []string{c.th.Rule(w, "Log", remark)}
 	if n == 0 {
-		return append(lines, c.th.row(w).add(faint, "   log lines of operator and machines appear here").String())
+		return append(lines, c.th.Row(w).Add(term.Faint, "   log lines of operator and machines appear here").String())
 	}
 	from := max(0, n-h+1)
 	col := c.sourceColumn(func(i int) logLine { return lineOf(b.Log.At(from + i)) }, n-from)
@@ -641,7 +642,7 @@ func (c *console) logExcerpt(b *engine.Board, w, h int) []string {
 
 // lineOf cleans a line of a board.
 func lineOf(x engine.BoardLine) logLine {
-	return logLine{x.Time, clean(x.Source), clean(x.Node), x.Level, clean(x.Text)}
+	return logLine{x.Time, term.Clean(x.Source), term.Clean(x.Node), x.Level, term.Clean(x.Text)}
 }
 
 // watchWhy is the why line of the watch screen and the remedy, if there is one.
@@ -652,14 +653,14 @@ func (c *console) watchWhy() []string {
 	if c.h < 22 || c.wat.lens == lensTrouble {
 		most = 1
 	}
-	lines := c.th.below(c.w, 1, most, strong, text)
+	lines := c.th.Below(c.w, 1, most, term.Strong, text)
 	if c.wat.lens == lensTrouble { // which shows the remedy itself
 		return lines
 	}
 	if remedy != "" {
-		for i, l := range c.th.below(c.w, 8, most, accent, c.deps.commands.text(remedy)) {
+		for i, l := range c.th.Below(c.w, 8, most, term.Accent, c.deps.commands.text(remedy)) {
 			if i == 0 {
-				l = " " + c.th.paint(faint, "To do:") + " " + strings.TrimLeft(l, " ")
+				l = " " + c.th.Paint(term.Faint, "To do:") + " " + strings.TrimLeft(l, " ")
 			}
 			lines = append(lines, l)
 		}
@@ -675,15 +676,15 @@ func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 	}
 	switch w := b.Wait; {
 	case w.Text != "":
-		return "Why waiting (" + seconds(now.Sub(w.Since)) + "): " + clean(w.Text), clean(w.Remedy)
+		return "Why waiting (" + seconds(now.Sub(w.Since)) + "): " + term.Clean(w.Text), term.Clean(w.Remedy)
 	case b.Result != nil && b.Plan != nil && b.Plan.Verb == engine.VerbWatch: // the watch ended, not the rollout
-		return "At the last observation: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
+		return "At the last observation: " + orElse(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
 	case b.Result != nil:
-		return "Ended: " + orElse(clean(b.Outcome), clean(b.Result.Status)), clean(b.Remedy)
+		return "Ended: " + orElse(term.Clean(b.Outcome), term.Clean(b.Result.Status)), term.Clean(b.Remedy)
 	}
 	done, total := b.Places()
 	if s := b.Running(); s != nil && s.ID != engine.StepRollout {
-		return "Now (" + seconds(now.Sub(s.Began)) + "): " + clean(s.Title) + tailOf(clean(s.Text), clean(s.Title)), ""
+		return "Now (" + seconds(now.Sub(s.Began)) + "): " + term.Clean(s.Title) + tailOf(term.Clean(s.Text), term.Clean(s.Title)), ""
 	}
 	n := b.Slowest()
 	switch {
@@ -693,26 +694,26 @@ func (c *console) reason(b *engine.Board, now time.Time) (text, remedy string) {
 		return "Waiting for the first response of the cluster", ""
 	case n != nil && n.State != engine.NodeNotReady:
 		left := b.InFlight() - 1
-		text = fmt.Sprintf("Nothing is stuck. Slowest: %s, %s for %s", clean(n.Name), clean(n.State), c.age(n))
+		text = fmt.Sprintf("Nothing is stuck. Slowest: %s, %s for %s", term.Clean(n.Name), term.Clean(n.State), c.age(n))
 		if left > 0 {
 			text += fmt.Sprintf("; %d more in flight", left)
 		}
 		return text, ""
 	case n != nil:
-		return fmt.Sprintf("%s has not been ready for %s: %s", clean(n.Name), c.age(n), orElse(clean(n.Text), "no reason reported")), ""
+		return fmt.Sprintf("%s has not been ready for %s: %s", term.Clean(n.Name), c.age(n), orElse(term.Clean(n.Text), "no reason reported")), ""
 	case total > 0 && done == total:
-		return fmt.Sprintf("Nothing to wait for: all %s are at the target", count(total, "node")), ""
+		return fmt.Sprintf("Nothing to wait for: all %s are at the target", term.Count(total, "node")), ""
 	case total == 0:
 		return "Waiting for the first node", ""
 	}
 	if s := b.Running(); s != nil { // the Kubernetes upgrade comes before the first replacement
 		for _, p := range s.Parts {
 			if p.State == engine.StateRunning {
-				return "Now: " + clean(p.Name) + tailOf(clean(p.Text), ""), ""
+				return "Now: " + term.Clean(p.Name) + tailOf(term.Clean(p.Text), ""), ""
 			}
 		}
 	}
-	return fmt.Sprintf("Waiting for the operator to start the next of %s", count(total-done, "node")), ""
+	return fmt.Sprintf("Waiting for the operator to start the next of %s", term.Count(total-done, "node")), ""
 }
 
 func tailOf(text, title string) string {
@@ -730,7 +731,7 @@ func (c *console) watchSafety() string {
 	extra := b.Extra()
 	surge := ""
 	if b.Plan != nil && b.Plan.Surge != "" {
-		surge = "/" + clean(b.Plan.Surge)
+		surge = "/" + term.Clean(b.Plan.Surge)
 	}
 	parts = append(parts, fmt.Sprintf("extra machines %d%s", extra, surge))
 	if n := b.Count(engine.NodeFailed); n > 0 {
@@ -764,9 +765,9 @@ func (c *console) watchSafety() string {
 				made = at
 			}
 		}
-		parts = append(parts, "backup "+short(c.now.Sub(made))+" old")
+		parts = append(parts, "backup "+term.Duration(c.now.Sub(made))+" old")
 	}
-	return "safety  " + strings.Join(parts, " "+c.th.dot+" ")
+	return "safety  " + strings.Join(parts, " "+c.th.Dot+" ")
 }
 
 // staleResponse is the age from which the last response of the API server is shown.
@@ -789,7 +790,7 @@ func (c *console) apiStatus() string {
 func (c *console) linesView(b *engine.Board, w, h int) []string {
 	list := c.lines()
 	v := &c.wat.log
-	remark := count(b.Log.Len(), "line")
+	remark := term.Count(b.Log.Len(), "line")
 	if len(list) != b.Log.Len() {
 		remark = fmt.Sprintf("%d of %s", len(list), remark)
 	}
@@ -799,31 +800,31 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 	if !v.pinned {
 		remark += ", following"
 	}
-	lines := []string{c.th.rule(w, "Log", remark)}
-	r := c.th.row(w).add(faint, " sources ")
+	lines := []string{c.th.Rule(w, "Log", remark)}
+	r := c.th.Row(w).Add(term.Faint, " sources ")
 	counts := b.Log.Sources()
 	for _, s := range c.sources()[1:] {
-		st := faint
+		st := term.Faint
 		if v.source == "" || v.source == s {
-			st = accent
+			st = term.Accent
 		}
-		r.add(st, clean(s)).add(faint, " "+strconv.Itoa(counts[s])+"  ")
+		r.Add(st, term.Clean(s)).Add(term.Faint, " "+strconv.Itoa(counts[s])+"  ")
 	}
 	if v.level > 1 {
-		r.right(caution, logLevels[v.level]+" and above")
+		r.Right(term.Caution, logLevels[v.level]+" and above")
 	}
 	lines = append(lines, r.String())
-	r = c.th.row(w).add(plain, " ").add(accent, "/ ")
+	r = c.th.Row(w).Add(term.Plain, " ").Add(term.Accent, "/ ")
 	switch {
 	case c.wat.typing:
-		r.add(strong, v.filter).add(accent, "▏").add(faint, "  Enter applies the filter, Esc clears it")
+		r.Add(term.Strong, v.filter).Add(term.Accent, "▏").Add(term.Faint, "  Enter applies the filter, Esc clears it")
 	case v.filter != "":
-		r.add(plain, v.filter)
+		r.Add(term.Plain, v.filter)
 	default:
-		r.add(faint, "no filter")
+		r.Add(term.Faint, "no filter")
 	}
 	if v.matched.err != nil {
-		r.add(caution, "  "+clean(v.matched.err.Error()))
+		r.Add(term.Caution, "  "+term.Clean(v.matched.err.Error()))
 	}
 	lines = append(lines, r.String())
 	if len(list) == 0 {
@@ -831,7 +832,7 @@ func (c *console) linesView(b *engine.Board, w, h int) []string {
 		if b.Log.Len() > 0 {
 			text = "no line matches; Esc clears the filter"
 		}
-		return append(lines, c.th.row(w).add(faint, "   "+text).String())
+		return append(lines, c.th.Row(w).Add(term.Faint, "   "+text).String())
 	}
 	return append(lines, c.linePart(b, list, w, h-len(lines), v.wrap)...)
 }
@@ -846,23 +847,23 @@ func (c *console) linePart(b *engine.Board, list []int, w, h int, wraps bool) []
 		x := lineOf(b.Log.At(list[i] - b.Log.Dropped()))
 		col := sourceColumn{width: min(22, w/4)}
 		here := i == at && v.pinned
-		if !wraps || !here && width(x.text) < w-col.width-14 {
+		if !wraps || !here && term.Width(x.text) < w-col.width-14 {
 			row := c.logRow(x, w, col)
 			if here {
-				row = c.th.paint(chosen, stripStyle(row))
+				row = c.th.Paint(term.Chosen, term.StripStyle(row))
 			}
 			return []string{row}
 		}
 		head := x
-		parts := wrap(x.text, max(20, w-col.width-14))
+		parts := term.Wrap(x.text, max(20, w-col.width-14))
 		head.text = parts[0]
 		out := []string{c.logRow(head, w, col)}
 		for _, p := range parts[1:] {
-			out = append(out, c.th.row(w).pad(col.width+13).add(plain, p).String())
+			out = append(out, c.th.Row(w).Pad(col.width+13).Add(term.Plain, p).String())
 		}
 		if here {
 			for k := range out {
-				out[k] = c.th.paint(chosen, stripStyle(out[k]))
+				out[k] = c.th.Paint(term.Chosen, term.StripStyle(out[k]))
 			}
 		}
 		return out
@@ -901,21 +902,21 @@ type mapCursor struct {
 // mapCells are the signs of states on the map.
 var mapCells = map[string]struct {
 	sign, ascii string
-	st          style
+	st          term.Style
 }{
-	engine.NodeReady: {"█", "#", good}, engine.NodeNotReady: {"▓", "n", caution}, engine.NodeJoining: {"▓", "j", accent},
-	engine.NodeBooting: {"░", "b", accent}, engine.NodeCreating: {"░", "c", accent}, engine.NodeReplacing: {"░", "r", accent},
-	engine.NodeDraining: {"▒", "d", caution}, engine.NodeLeaving: {"▒", "l", caution}, engine.NodeOutdated: {"·", ".", faint},
-	engine.NodeFailed: {"✗", "X", bad}, engine.NodeUpgrading: {"▒", "u", accent},
+	engine.NodeReady: {"█", "#", term.Good}, engine.NodeNotReady: {"▓", "n", term.Caution}, engine.NodeJoining: {"▓", "j", term.Accent},
+	engine.NodeBooting: {"░", "b", term.Accent}, engine.NodeCreating: {"░", "c", term.Accent}, engine.NodeReplacing: {"░", "r", term.Accent},
+	engine.NodeDraining: {"▒", "d", term.Caution}, engine.NodeLeaving: {"▒", "l", term.Caution}, engine.NodeOutdated: {"·", ".", term.Faint},
+	engine.NodeFailed: {"✗", "X", term.Bad}, engine.NodeUpgrading: {"▒", "u", term.Accent},
 }
 
 // mapCell is the sign of a state on the map.
-func (c *console) mapCell(state string) (string, style) {
+func (c *console) mapCell(state string) (string, term.Style) {
 	x := mapCells[state]
 	switch {
 	case x.sign == "":
-		return " ", plain
-	case c.th.ascii:
+		return " ", term.Plain
+	case c.th.Ascii:
 		return x.ascii, x.st
 	}
 	return x.sign, x.st
@@ -973,40 +974,40 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 	room := h - 4
 	each := mapScale(groups, columns, room)
 	c.wat.place.columns, c.wat.place.each = columns, each
-	remark := "1 cell = " + count(each, "node")
+	remark := "1 cell = " + term.Count(each, "node")
 	if each > 1 {
 		remark += ", shows the worst"
 	}
-	lines := []string{c.th.rule(w, "Fleet map", remark)}
+	lines := []string{c.th.Rule(w, "Fleet map", remark)}
 	at, cell := c.cursorCell(groups)
 	var rows []string
 	cursorRow := 0
 	for gi, g := range groups {
 		cells := (len(g.Places) + each - 1) / each
 		for row := 0; row == 0 || row*columns < cells; row++ {
-			r := c.th.row(w).pad(1)
+			r := c.th.Row(w).Pad(1)
 			switch row {
 			case 0:
-				r.col(plain, clean(g.Name), mapName).num(faint, strconv.Itoa(g.Total), 6)
+				r.Col(term.Plain, term.Clean(g.Name), mapName).Num(term.Faint, strconv.Itoa(g.Total), 6)
 			default:
-				r.pad(mapName + 8)
+				r.Pad(mapName + 8)
 			}
 			// Cells of one state are written together: an escape sequence for each cell would
 			// be ten times the bytes.
 			var run strings.Builder
-			style := plain
+			style := term.Plain
 			flush := func() {
-				r.raw(style, run.String())
+				r.Raw(style, run.String())
 				run.Reset()
 			}
 			for k := row * columns; k < min(cells, (row+1)*columns); k++ {
-				sign, st := " ", plain
+				sign, st := " ", term.Plain
 				if p := worstPlace(g.Places[k*each : min(len(g.Places), (k+1)*each)]); p != nil {
 					sign, st = c.mapCell(p.State())
 				}
 				if gi == at && k == cell {
 					flush()
-					r.raw(chosen, sign)
+					r.Raw(term.Chosen, sign)
 					cursorRow = len(rows)
 					continue
 				}
@@ -1032,7 +1033,7 @@ func (c *console) mapView(b *engine.Board, w, h int) []string {
 	if at >= 0 {
 		lines = append(lines, c.cellLine(groups[at], cell, each, w))
 	} else {
-		lines = append(lines, c.th.row(w).add(faint, "   no node seen yet").String())
+		lines = append(lines, c.th.Row(w).Add(term.Faint, "   no node seen yet").String())
 	}
 	return append(lines, c.legend(b, w)...)
 }
@@ -1048,7 +1049,7 @@ func (c *console) beside(left, right []string, at, h int) []string {
 		if i < len(right) {
 			r = right[i]
 		}
-		out = append(out, l+strings.Repeat(" ", max(0, at-styledWidth(l)))+c.th.paint(faint, c.th.side)+r)
+		out = append(out, l+strings.Repeat(" ", max(0, at-term.StyledWidth(l)))+c.th.Paint(term.Faint, c.th.Side)+r)
 	}
 	return out
 }
@@ -1073,50 +1074,50 @@ func cellPlaces(g *engine.BoardGroup, cell, each int) []*engine.BoardPlace {
 // cellLine describes the cell under the cursor.
 func (c *console) cellLine(g *engine.BoardGroup, cell, each, w int) string {
 	places := cellPlaces(g, cell, each)
-	r := c.th.row(w).add(faint, " cursor ").add(strong, clean(g.Name)+":"+strconv.Itoa(cell*each)+"  ")
+	r := c.th.Row(w).Add(term.Faint, " cursor ").Add(term.Strong, term.Clean(g.Name)+":"+strconv.Itoa(cell*each)+"  ")
 	if len(places) == 1 {
 		if n := places[0].Node(); n != nil {
 			_, st := c.stageSign(n.State)
-			return r.add(plain, clean(n.Name)+"  ").add(st, clean(n.State)+" ").add(faint, c.age(n)+"  "+clean(n.Text)).right(faint, "Enter opens").String()
+			return r.Add(term.Plain, term.Clean(n.Name)+"  ").Add(st, term.Clean(n.State)+" ").Add(term.Faint, c.age(n)+"  "+term.Clean(n.Text)).Right(term.Faint, "Enter opens").String()
 		}
-		return r.add(faint, "empty").String()
+		return r.Add(term.Faint, "empty").String()
 	}
 	counts := map[string]int{}
 	first, last := "", ""
 	for _, p := range places {
 		counts[p.State()]++
 		if n := p.Node(); n != nil {
-			last = clean(n.Name)
+			last = term.Clean(n.Name)
 			if first == "" {
 				first = last
 			}
 		}
 	}
-	r.add(plain, first+" … "+last+"  ")
+	r.Add(term.Plain, first+" … "+last+"  ")
 	for _, s := range worstFirst {
 		if n := counts[s]; n > 0 && s != "" {
 			_, st := c.stageSign(s)
-			r.add(st, strconv.Itoa(n)+" "+s+" ")
+			r.Add(st, strconv.Itoa(n)+" "+s+" ")
 		}
 	}
-	return r.right(faint, "Enter opens").String()
+	return r.Right(term.Faint, "Enter opens").String()
 }
 
 // cellDetail lists the nodes of the cell under the cursor.
 func (c *console) cellDetail(g *engine.BoardGroup, cell, each, w, h int) []string {
 	places := cellPlaces(g, cell, each)
-	lines := []string{c.th.row(w).add(faint, fmt.Sprintf(" group %s  cell %d", clean(g.Name), cell)).String()}
+	lines := []string{c.th.Row(w).Add(term.Faint, fmt.Sprintf(" group %s  cell %d", term.Clean(g.Name), cell)).String()}
 	for _, p := range places {
 		n := p.Node()
 		if n == nil {
 			continue
 		}
 		if len(lines) == h-1 && len(places) > h-1 {
-			lines = append(lines, c.th.row(w).pad(1).add(faint, "…").String())
+			lines = append(lines, c.th.Row(w).Pad(1).Add(term.Faint, "…").String())
 			break
 		}
 		sign, st := c.stageSign(n.State)
-		lines = append(lines, c.th.row(w).pad(1).add(st, sign).add(plain, " ").add(plain, cut(clean(n.Name), w-20, c.th.ellipsis)+" ").add(st, clean(n.State)).right(faint, c.age(n)).String())
+		lines = append(lines, c.th.Row(w).Pad(1).Add(st, sign).Add(term.Plain, " ").Add(term.Plain, term.Cut(term.Clean(n.Name), w-20, c.th.Ellipsis)+" ").Add(st, term.Clean(n.State)).Right(term.Faint, c.age(n)).String())
 	}
 	return lines
 }
@@ -1130,7 +1131,7 @@ func (c *console) legend(b *engine.Board, w int) []string {
 		}
 	}
 	lines := make([]string, 0, 2)
-	r := c.th.row(w).pad(1)
+	r := c.th.Row(w).Pad(1)
 	for _, s := range []string{
 		engine.NodeReady, engine.NodeOutdated, engine.NodeReplacing, engine.NodeCreating, engine.NodeBooting, engine.NodeJoining, engine.NodeNotReady,
 		engine.NodeDraining, engine.NodeUpgrading, engine.NodeLeaving, engine.NodeFailed,
@@ -1140,11 +1141,11 @@ func (c *console) legend(b *engine.Board, w int) []string {
 		}
 		sign, st := c.mapCell(s)
 		text := " " + s + " " + strconv.Itoa(counts[s]) + "  "
-		if r.used+1+width(text) > w && len(lines) == 0 {
+		if r.Used+1+term.Width(text) > w && len(lines) == 0 {
 			lines = append(lines, r.String())
-			r = c.th.row(w).pad(1)
+			r = c.th.Row(w).Pad(1)
 		}
-		r.raw(st, sign).add(plain, text)
+		r.Raw(st, sign).Add(term.Plain, text)
 	}
 	lines = append(lines, r.String())
 	for len(lines) < 2 {
@@ -1225,20 +1226,20 @@ func (c *console) copyCell() {
 	if g >= 0 {
 		for _, p := range cellPlaces(groups[g], cell, max(1, c.wat.place.each)) {
 			if n := p.Node(); n != nil {
-				names = append(names, clean(n.Name))
+				names = append(names, term.Clean(n.Name))
 			}
 		}
 	}
-	c.copyText(strings.Join(names, " "), count(len(names), "name"))
+	c.copyText(strings.Join(names, " "), term.Count(len(names), "name"))
 }
 
 // nodeView shows the details of one machine.
 func (c *console) nodeView(b *engine.Board, w, h int) []string {
 	n := b.Node(c.wat.node)
 	if n == nil {
-		return []string{c.th.rule(w, "Machine "+clean(c.wat.node), ""), c.th.row(w).add(faint, "   not known now; Esc goes back").String()}
+		return []string{c.th.Rule(w, "Machine "+term.Clean(c.wat.node), ""), c.th.Row(w).Add(term.Faint, "   not known now; Esc goes back").String()}
 	}
-	lines := []string{c.th.rule(w, "Machine "+clean(n.Name), "group "+clean(n.Group))}
+	lines := []string{c.th.Rule(w, "Machine "+term.Clean(n.Name), "group "+term.Clean(n.Group))}
 	pair := []*engine.BoardNode{n}
 	if o := b.Node(n.With); o != nil {
 		pair = []*engine.BoardNode{o, n}
@@ -1255,22 +1256,22 @@ func (c *console) nodeView(b *engine.Board, w, h int) []string {
 	lines = append(lines, "")
 	facts := []string{c.facts(n)}
 	if wt := b.Wait; wt.Node == n.Name && wt.Text != "" {
-		facts = append(facts, "waiting: "+clean(wt.Text))
+		facts = append(facts, "waiting: "+term.Clean(wt.Text))
 	}
 	if n.Text != "" {
-		facts = append(facts, clean(n.State)+": "+clean(n.Text))
+		facts = append(facts, term.Clean(n.State)+": "+term.Clean(n.Text))
 	}
 	for _, f := range facts {
-		lines = append(lines, c.th.below(w, 2, 2, plain, f)...)
+		lines = append(lines, c.th.Below(w, 2, 2, term.Plain, f)...)
 	}
 	list := c.lines()
-	remark := count(len(list), "line")
+	remark := term.Count(len(list), "line")
 	if !c.wat.log.pinned {
 		remark += ", following"
 	}
-	lines = append(lines, c.th.rule(w, "Log", remark))
+	lines = append(lines, c.th.Rule(w, "Log", remark))
 	if len(list) == 0 {
-		return append(lines, c.th.row(w).add(faint, "   no log lines yet").String())
+		return append(lines, c.th.Row(w).Add(term.Faint, "   no log lines yet").String())
 	}
 	return append(lines, c.linePart(b, list, w, max(1, h-len(lines)), true)...)
 }
@@ -1289,9 +1290,9 @@ func (c *console) facts(n *engine.BoardNode) string {
 		if slices.Contains(engine.StagesOld, n.State) {
 			word = "replaced by "
 		}
-		parts = append(parts, word+clean(n.With))
+		parts = append(parts, word+term.Clean(n.With))
 	}
-	return strings.Join(parts, " "+c.th.dot+" ")
+	return strings.Join(parts, " "+c.th.Dot+" ")
 }
 
 // stateHistoryRows is the state history of a machine, with the start and the duration of each state.
@@ -1302,31 +1303,31 @@ func (c *console) stateHistoryRows(b *engine.Board, n *engine.BoardNode, here bo
 	if len(all) > most {
 		all = all[len(all)-most:]
 	}
-	st := plain
+	st := term.Plain
 	if here {
-		st = strong
+		st = term.Strong
 	}
-	names, times, tooks := c.th.row(w).pad(2), c.th.row(w).pad(2), c.th.row(w).pad(2)
+	names, times, tooks := c.th.Row(w).Pad(2), c.th.Row(w).Pad(2), c.th.Row(w).Pad(2)
 	for i, m := range all {
 		_, style := c.stageSign(m.State)
-		name := clean(m.State)
+		name := term.Clean(m.State)
 		now := i == len(all)-1
 		if !now {
-			name += " " + c.th.arrow
-			style = faint
+			name += " " + c.th.Arrow
+			style = term.Faint
 		}
-		names.col(style, name, 12)
+		names.Col(style, name, 12)
 		if m.Seen {
-			times.col(faint, m.Since.UTC().Format("15:04:05"), 12)
-			tooks.col(plain, short(m.Took), 12)
+			times.Col(term.Faint, m.Since.UTC().Format("15:04:05"), 12)
+			tooks.Col(term.Plain, term.Duration(m.Took), 12)
 		} else {
-			times.col(faint, "before "+m.Since.UTC().Format("15:04"), 12)
-			tooks.col(plain, "≥"+short(m.Took), 12)
+			times.Col(term.Faint, "before "+m.Since.UTC().Format("15:04"), 12)
+			tooks.Col(term.Plain, "≥"+term.Duration(m.Took), 12)
 		}
 	}
-	head := c.th.row(w).pad(1).add(st, clean(n.Name))
+	head := c.th.Row(w).Pad(1).Add(st, term.Clean(n.Name))
 	if p50 := b.Dwell(n.State, 0.5); p50 > 0 && inFlight(n) {
-		head.add(faint, "  median time "+clean(n.State)+": "+short(p50))
+		head.Add(term.Faint, "  median time "+term.Clean(n.State)+": "+term.Duration(p50))
 	}
 	return []string{head.String(), names.String(), times.String(), tooks.String()}
 }
@@ -1350,9 +1351,9 @@ func (c *console) replacementTimeline(pair []*engine.BoardNode, w int) []string 
 	if span <= 0 || room < 20 {
 		return nil
 	}
-	lines := []string{c.th.rule(w, "Timeline", begin.UTC().Format("15:04:05")+" - "+now.UTC().Format("15:04:05")+"  1 column = "+short(span/time.Duration(room)))}
+	lines := []string{c.th.Rule(w, "Timeline", begin.UTC().Format("15:04:05")+" - "+now.UTC().Format("15:04:05")+"  1 column = "+term.Duration(span/time.Duration(room)))}
 	for i, n := range pair {
-		r := c.th.row(w).pad(1).col(faint, []string{"old", "new"}[i], 4).pad(10)
+		r := c.th.Row(w).Pad(1).Col(term.Faint, []string{"old", "new"}[i], 4).Pad(10)
 		all := append(slices.Clone(n.Past), engine.Moment{State: n.State, Since: n.Since, Took: now.Sub(n.Since)})
 		used := 0
 		for _, m := range all {
@@ -1363,7 +1364,7 @@ func (c *console) replacementTimeline(pair []*engine.BoardNode, w int) []string 
 				continue
 			}
 			sign, st := c.mapCell(m.State)
-			r.pad(from-used).raw(st, strings.Repeat(sign, to-from))
+			r.Pad(from-used).Raw(st, strings.Repeat(sign, to-from))
 			used = to
 		}
 		lines = append(lines, r.String())

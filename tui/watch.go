@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"constellation/engine"
+	"constellation/tui/term"
 )
 
 // watchOptions are the flags of `watch`.
@@ -127,20 +128,20 @@ func (s *session) replay(ctx context.Context, o watchOptions) error {
 		return eng.Record(run)
 	}
 	live := s.liveLine()
-	r, err := readRecord(o.replay, find, live.set)
-	live.clear()
+	r, err := readRecord(o.replay, find, live.Set)
+	live.Clear()
 	if err != nil {
 		return err
 	}
 	for i, bad := range r.bad {
 		if i == 5 {
-			s.remark("%s: %d more invalid lines skipped", clean(r.path), len(r.bad)-i)
+			s.remark("%s: %d more invalid lines skipped", term.Clean(r.path), len(r.bad)-i)
 			break
 		}
-		s.remark("%s, %s; line skipped", clean(r.path), bad)
+		s.remark("%s, %s; line skipped", term.Clean(r.path), bad)
 	}
 	if r.note != "" {
-		s.remark("%s: %s", clean(r.path), r.note)
+		s.remark("%s: %s", term.Clean(r.path), r.note)
 	}
 	switch {
 	case o.out == text && !o.Once && s.interactive(o.nonInteractive):
@@ -238,7 +239,7 @@ func (s *session) printBoard(b *engine.Board, o watchOptions, origin watchOrigin
 	if origin == fromReplay {
 		what = "recorded, " + what
 	}
-	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", orElse(clean(b.Cluster), "(unknown)"), orElse(asciiIf(c.th.ascii, c.targetText(b)), "(no target)"), what)}
+	lines := []string{fmt.Sprintf("cluster %s  to %s  %s", orElse(term.Clean(b.Cluster), "(unknown)"), orElse(term.AsciiIf(c.th.Ascii, c.targetText(b)), "(no target)"), what)}
 	if eta := c.eta(b, at); eta != "" {
 		lines[0] += "  " + eta
 	}
@@ -349,16 +350,16 @@ func (s *session) listRuns(eng Engine, f format) error {
 	for _, r := range runs {
 		took := "-"
 		if !r.Ended.IsZero() {
-			took = short(r.Ended.Sub(r.Started))
+			took = term.Duration(r.Ended.Sub(r.Started))
 		}
-		what := strings.TrimSpace(clean(r.By) + "  " + clean(orElse(r.Node, r.To.String())))
+		what := strings.TrimSpace(term.Clean(r.By) + "  " + term.Clean(orElse(r.Node, r.To.String())))
 		exit := fmt.Sprint(r.Exit)
 		if r.Status == engine.StateRunning {
 			exit = ""
 		}
-		lines = append(lines, fmt.Sprintf("%-42s %-20s %8s  %-11s %4s  %s", clean(r.ID), r.Started.UTC().Format("2006-01-02 15:04:05Z"), took, clean(r.Status), exit, what))
+		lines = append(lines, fmt.Sprintf("%-42s %-20s %8s  %-11s %4s  %s", term.Clean(r.ID), r.Started.UTC().Format("2006-01-02 15:04:05Z"), took, term.Clean(r.Status), exit, what))
 	}
-	s.print(append(lines, "", "next  "+s.command("history "+clean(runs[0].ID))))
+	s.print(append(lines, "", "next  "+s.command("history "+term.Clean(runs[0].ID))))
 	return nil
 }
 
@@ -367,12 +368,12 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 	c := s.renderer()
 	w := s.answerWidth()
 	lines := []string{
-		fmt.Sprintf("run       %s  (%s of cluster %s)", clean(r.ID), r.Verb, orElse(clean(r.Cluster), "(unknown)")),
-		fmt.Sprintf("by        %s, with %s", orElse(clean(r.By), "(unknown user)"), orElse(clean(r.Tool), "(unknown program)")),
-		fmt.Sprintf("began     %s, took %s", r.Started.UTC().Format("2006-01-02 15:04:05Z"), short(time.Duration(r.TookMS)*time.Millisecond)),
-		fmt.Sprintf("end       %s, exit %d  %s", clean(r.Status), r.Exit, clean(r.Text)),
+		fmt.Sprintf("run       %s  (%s of cluster %s)", term.Clean(r.ID), r.Verb, orElse(term.Clean(r.Cluster), "(unknown)")),
+		fmt.Sprintf("by        %s, with %s", orElse(term.Clean(r.By), "(unknown user)"), orElse(term.Clean(r.Tool), "(unknown program)")),
+		fmt.Sprintf("began     %s, took %s", r.Started.UTC().Format("2006-01-02 15:04:05Z"), term.Duration(time.Duration(r.TookMS)*time.Millisecond)),
+		fmt.Sprintf("end       %s, exit %d  %s", term.Clean(r.Status), r.Exit, term.Clean(r.Text)),
 	}
-	from, to := clean(r.From.String()), clean(r.To.String())
+	from, to := term.Clean(r.From.String()), term.Clean(r.To.String())
 	if from != "" {
 		lines = append(lines, "from      "+from)
 	}
@@ -383,21 +384,21 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 		lines = append(lines, fmt.Sprintf("machines  %d seen, %d nodes reached the target, %d failed", r.Nodes, r.Replaced, r.Failed))
 	}
 	if r.Resume != "" {
-		lines = append(lines, "resume    "+s.formatter().line(clean(r.Resume)))
+		lines = append(lines, "resume    "+s.formatter().line(term.Clean(r.Resume)))
 	}
-	lines = append(lines, c.th.rule(w, "Steps", ""))
+	lines = append(lines, c.th.Rule(w, "Steps", ""))
 	for _, st := range r.Steps {
 		took := ""
 		if st.TookMS > 0 {
-			took = short(time.Duration(st.TookMS) * time.Millisecond)
+			took = term.Duration(time.Duration(st.TookMS) * time.Millisecond)
 		}
-		what := clean(st.Text)
+		what := term.Clean(st.Text)
 		if what == "" {
-			what = clean(st.Title)
+			what = term.Clean(st.Title)
 		}
-		lines = append(lines, fmt.Sprintf("  %-18s %-9s %8s  %s", clean(st.ID), orElse(clean(st.State), "pending"), took, what))
+		lines = append(lines, fmt.Sprintf("  %-18s %-9s %8s  %s", term.Clean(st.ID), orElse(term.Clean(st.State), "pending"), took, what))
 	}
-	lines = append(lines, c.th.rule(w, "Accepted", ""))
+	lines = append(lines, c.th.Rule(w, "Accepted", ""))
 	if len(r.Accepted) == 0 {
 		lines = append(lines, "  no warnings")
 	}
@@ -406,22 +407,22 @@ func (s *session) pastRun(r *engine.PastRun) []string {
 		if f.Named {
 			by = "by name"
 		}
-		lines = append(lines, fmt.Sprintf("  %-26s %-14s %s", clean(f.ID), by, clean(f.Title)))
+		lines = append(lines, fmt.Sprintf("  %-26s %-14s %s", term.Clean(f.ID), by, term.Clean(f.Title)))
 	}
 	if len(r.Stages) > 0 {
-		lines = append(lines, c.th.rule(w, "Time in each state", ""), fmt.Sprintf("  %-12s %8s %8s %8s", "state", "machines", "p50", "p95"))
+		lines = append(lines, c.th.Rule(w, "Time in each state", ""), fmt.Sprintf("  %-12s %8s %8s %8s", "state", "machines", "p50", "p95"))
 		for _, st := range r.Stages {
-			lines = append(lines, fmt.Sprintf("  %-12s %8d %8s %8s", clean(st.State), st.Machines, short(time.Duration(st.P50MS)*time.Millisecond), short(time.Duration(st.P95MS)*time.Millisecond)))
+			lines = append(lines, fmt.Sprintf("  %-12s %8d %8s %8s", term.Clean(st.State), st.Machines, term.Duration(time.Duration(st.P50MS)*time.Millisecond), term.Duration(time.Duration(st.P95MS)*time.Millisecond)))
 		}
 	}
 	if len(r.Waits) > 0 {
-		lines = append(lines, c.th.rule(w, "Longest waits", ""))
+		lines = append(lines, c.th.Rule(w, "Longest waits", ""))
 		for _, x := range r.Waits {
-			lines = append(lines, fmt.Sprintf("  %8s  %s  %s", short(time.Duration(x.TookMS)*time.Millisecond), x.Since.UTC().Format("15:04:05Z"), clean(x.Text)))
+			lines = append(lines, fmt.Sprintf("  %8s  %s  %s", term.Duration(time.Duration(x.TookMS)*time.Millisecond), x.Since.UTC().Format("15:04:05Z"), term.Clean(x.Text)))
 		}
 	}
 	for _, b := range r.Bad {
-		lines = append(lines, "  invalid record: "+clean(b))
+		lines = append(lines, "  invalid record: "+term.Clean(b))
 	}
-	return append(lines, "", "replay  "+s.command("watch --replay "+quoteArg(clean(r.ID))))
+	return append(lines, "", "replay  "+s.command("watch --replay "+quoteArg(term.Clean(r.ID))))
 }

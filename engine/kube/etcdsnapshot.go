@@ -78,16 +78,17 @@ func (c *Client) EtcdSnapshot(ctx context.Context, w backup.Sink, confirm engine
 		}
 		var before *witness
 		if len(pods) > 0 {
-			if before, err = c.witness(prepare); err != nil {
+			if before, err = c.witness(prepare, 0); err != nil {
 				return backup.Snapshot{}, snapshotError(err)
 			}
+			out.first = func() { before.begun(ctx, c) }
 		}
 		for i := range pods {
 			var s backup.Snapshot
 			s, err = c.snapshotFrom(ctx, &pods[i], token, out)
 			if err == nil {
 				s.Unchecked = before.unchecked
-				err = c.compare(ctx, w, s, before)
+				err = c.compare(ctx, w, &s, before)
 			}
 			if err == nil {
 				return s, nil
@@ -449,13 +450,17 @@ func trailers(h http.Header, size int64, sum []byte) (backup.Snapshot, error) {
 	return s, nil
 }
 
-// countingWriter counts what it writes, in bytes.
+// countingWriter counts what it writes, in bytes, and calls first before the first one.
 type countingWriter struct {
-	to io.Writer
-	n  int64
+	to    io.Writer
+	n     int64
+	first func()
 }
 
 func (c *countingWriter) Write(p []byte) (int, error) {
+	if c.n == 0 && c.first != nil {
+		c.first()
+	}
 	n, err := c.to.Write(p)
 	c.n += int64(n)
 	return n, err

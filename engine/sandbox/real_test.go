@@ -26,6 +26,7 @@ import (
 	"constellation/engine"
 	"constellation/engine/attestation"
 	"constellation/engine/cloud"
+	"constellation/engine/cloud/cloudtest"
 	"constellation/engine/cloud/local"
 	"constellation/engine/sandbox/build"
 	"constellation/engine/sandbox/machine"
@@ -423,6 +424,12 @@ func TestRealSandbox(t *testing.T) {
 	}
 
 	// Down leaves nothing.
+	t.Run("conforms", func(t *testing.T) {
+		cloudtest.Run(t, cloudtest.Options{
+			Cloud: client, Group: local.GroupID(name, local.WorkerGroup), Unknown: local.ProviderID(name, "worker-999"),
+			Images: []string{local.ImageReference(name, "v1.0.0"), local.ImageReference(name, "v1.1.0")},
+		})
+	})
 	t.Logf("daemon's memory now %s", rss(pidOf()))
 	namespaces := networks(t, s.dirs.of(name))
 	kinds := map[string]bool{}

@@ -266,7 +266,7 @@ func caUntil(until time.Time) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// look runs one check, or all if id is empty, and returns what is not ok.
+// look runs one check, or all if id is empty, and returns the findings other than ok.
 func look(w *world, id string) []engine.Finding {
 	var out []engine.Finding
 	for _, c := range workloadChecks() {
@@ -498,7 +498,7 @@ func TestWorkloadFindings(t *testing.T) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "worker-0" }, "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("2"))
 		}, []string{"block"}},
-		{"a budget whose healthy pods have another one is told as two budgets", "", func(w *world) {
+		{"a budget whose healthy pods have another one is reported as two budgets", "", func(w *world) {
 			w.addDeployment("shop", "web", nil, "worker-0", "worker-1")
 			w.addBudget("shop", "all", "web", maxUnavailable(1))
 			w.addBudget("shop", "web", "web", maxUnavailable(1))
@@ -547,7 +547,7 @@ func TestWorkloadFindings(t *testing.T) {
 				}}}
 			})
 		}, []string{"block"}},
-		{"a namespace full of budgets without room is told in one screen", "pdb-room", func(w *world) {
+		{"a namespace full of exhausted budgets fits on one screen", "pdb-room", func(w *world) {
 			for i := range 15 {
 				name := fmt.Sprintf("web%02d", i)
 				w.addDeployment("shop", name, nil, "worker-0", "worker-1")
@@ -579,7 +579,7 @@ func TestWorkloadFindings(t *testing.T) {
 			w.addDeployment("shop", "web", func(p *pod) { p.ready = p.node != "cp-0" }, "cp-0", "worker-0", "worker-1")
 			w.addBudget("shop", "web", "web", minAvailable("2"))
 		}, []string{"warn"}},
-		// What is lost.
+		// Data loss.
 		{"pods without a controller", "unmanaged-pods", func(w *world) {
 			w.team("shop", "debug", owner{}, func(p *pod) {
 				p.keeper = keeperOf(&metav1.ObjectMeta{Namespace: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl-run"}}})
@@ -826,7 +826,7 @@ func TestWorkloadFindings(t *testing.T) {
 			}
 		}, []string{"warn"}},
 		// Webhooks.
-		{"a webhook that nobody answers", "webhook-endpoints", func(w *world) {
+		{"a webhook without backend", "webhook-endpoints", func(w *world) {
 			w.addWebhook([]string{"worker-0"}, func(h *admissionv1.ValidatingWebhook) {})
 			w.slices[0].Endpoints[0].Conditions.Ready = ptr.To(false)
 		}, []string{"block"}},

@@ -1,4 +1,4 @@
-package tui
+package term
 
 import (
 	"bytes"
@@ -45,7 +45,7 @@ func glyphsOf(line string, into []glyph) ([]glyph, bool) {
 		n := 1
 		if line[i] >= utf8.RuneSelf {
 			_, n = utf8.DecodeRuneInString(line[i:])
-			if width(line[i:i+n]) != 1 {
+			if Width(line[i:i+n]) != 1 {
 				return out, false
 			}
 		}

@@ -1,4 +1,14 @@
-package tui
+// Package term talks to the terminal and formats text for it.
+//
+// Terminal runs a Bubble Tea model: it sets the terminal up, reads keys and replies, paints
+// frames with as few bytes as possible, and restores the terminal after a crash, a signal or
+// a suspend. Theme and Row build lines in the columns and colours that the terminal has. Clean
+// makes text from outside safe to show; Width, Cut and Wrap count columns. Alarm wakes a screen
+// that stays open for hours.
+//
+// The package has no notion of a cluster, a run or a command, and imports only engine/plain of
+// this module. Nothing else in tui accesses the terminal.
+package term
 
 import (
 	"bytes"
@@ -22,20 +32,17 @@ import (
 	"golang.org/x/term"
 
 	// Without it, Bubble Tea queries the terminal's colours and waits before main runs.
-	_ "constellation/tui/quiet"
+	_ "constellation/tui/term/quiet"
 
 	tea "github.com/charmbracelet/bubbletea"
 )
 
-// Only this file touches a terminal: detection, setup and restoration, size and colours,
-// painting. Screens return strings.
-
 const (
-	// frameGap is the minimum time between two frames.
-	frameGap = time.Second / 30
+	// FrameGap is the minimum time between two frames.
+	FrameGap = time.Second / 30
 	// keyGap is the minimum time before a frame after a key press: short enough that the user
 	// sees no delay.
-	keyGap = frameGap / 4
+	keyGap = FrameGap / 4
 	// probeLimit is the timeout for the terminal's reply to the colour query. Only the end of
 	// the program waits for the reply, so that it does not go to the user's shell.
 	probeLimit = 120 * time.Millisecond
@@ -47,10 +54,10 @@ const (
 
 // Terminal escape sequences.
 const (
-	seqAltOn, seqAltOff       = "\x1b[?1049h", "\x1b[?1049l"
-	seqCursorOn, seqCursorOff = "\x1b[?25h", "\x1b[?25l"
-	seqWrapOn, seqWrapOff     = "\x1b[?7h", "\x1b[?7l"
-	seqPasteOn, seqPasteOff   = "\x1b[?2004h", "\x1b[?2004l"
+	SeqAltOn, SeqAltOff       = "\x1b[?1049h", "\x1b[?1049l"
+	SeqCursorOn, SeqCursorOff = "\x1b[?25h", "\x1b[?25l"
+	SeqWrapOn, SeqWrapOff     = "\x1b[?7h", "\x1b[?7l"
+	SeqPasteOn, SeqPasteOff   = "\x1b[?2004h", "\x1b[?2004l"
 	seqSyncOn, seqSyncOff     = "\x1b[?2026h", "\x1b[?2026l"
 	seqClear                  = "\x1b[2J"
 	seqReset                  = "\x1b[0m"
@@ -63,16 +70,16 @@ const (
 // Messages that the terminal sends to the console, beside Bubble Tea's own
 // (tea.KeyMsg, tea.WindowSizeMsg).
 type (
-	// background is the terminal's reply to the query of its background colour.
-	background struct{ light bool }
-	// signalled is a signal that ends the program.
-	signalled struct{ sig syscall.Signal }
+	// Background is the terminal's reply to the query of its background colour.
+	Background struct{ Light bool }
+	// Signalled is a signal that ends the program.
+	Signalled struct{ Sig syscall.Signal }
 )
 
-// terminal is the user's terminal while the console is shown.
-type terminal struct {
-	in, out *os.File
-	display display
+// Terminal is the user's terminal while the console is shown.
+type Terminal struct {
+	in, Out *os.File
+	Display Display
 	env     func(string) string
 	program *tea.Program
 
@@ -83,36 +90,49 @@ type terminal struct {
 
 	mu            sync.Mutex
 	saved         *term.State
-	live          bool
+	Live          bool
 	shown         []string // lines on the screen, as written
 	old, new      []glyph  // buffers for differ
-	width, height int
+	Width, Height int
 	filter        *replies
 	restorer      io.WriteCloser // see keep; nil if there is none
 }
 
-// newTerminal returns the terminal of in and out. It writes and changes nothing before run.
-func newTerminal(in, out *os.File, env func(string) string) *terminal {
-	t := &terminal{in: in, out: out, env: env, display: displayOf(env), frames: make(chan string, 1), urgent: make(chan struct{}, 1)}
-	t.width, t.height = 80, 24
+// NewTerminal returns the terminal of in and out. It writes and changes nothing before run.
+func NewTerminal(in, out *os.File, env func(string) string) *Terminal {
+	t := &Terminal{in: in, Out: out, env: env, Display: DisplayOf(env), frames: make(chan string, 1), urgent: make(chan struct{}, 1)}
+	t.Width, t.Height = 80, 24
 	if w, h, err := term.GetSize(int(out.Fd())); err == nil && w > 0 && h > 0 {
-		t.width, t.height = w, h
+		t.Width, t.Height = w, h
 	}
 	return t
 }
 
-// isTerminal reports whether f is a terminal.
-func isTerminal(f any) bool {
+// IsTerminal reports whether f is a terminal.
+func IsTerminal(f any) bool {
 	file, ok := f.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// notInteractive returns why the console cannot be shown; empty if it can.
-func notInteractive(in, out any, env func(string) string) string {
+// Columns is the width of the terminal that f is; 0 if f is no terminal.
+func Columns(f any) int {
+	file, ok := f.(*os.File)
+	if !ok {
+		return 0
+	}
+	w, _, err := term.GetSize(int(file.Fd()))
+	if err != nil {
+		return 0
+	}
+	return w
+}
+
+// NotInteractive returns why the console cannot be shown; empty if it can.
+func NotInteractive(in, out any, env func(string) string) string {
 	switch {
-	case !isTerminal(in):
+	case !IsTerminal(in):
 		return "stdin is not a terminal"
-	case !isTerminal(out):
+	case !IsTerminal(out):
 		return "stdout is not a terminal"
 	case env("TERM") == "dumb" || env("TERM") == "":
 		return "the terminal cannot move its cursor (TERM=" + env("TERM") + ")"
@@ -122,25 +142,25 @@ func notInteractive(in, out any, env func(string) string) string {
 	return ""
 }
 
-// displayOf detects the capabilities of the terminal from the environment: colour depth, UTF-8
+// DisplayOf detects the capabilities of the terminal from the environment: colour depth, UTF-8
 // locale, and a first guess at the background.
-func displayOf(env func(string) string) display {
-	var l display
+func DisplayOf(env func(string) string) Display {
+	var l Display
 	name := env("TERM")
 	switch depth := env("COLORTERM"); {
 	case env("NO_COLOR") != "" || name == "dumb" || name == "": // any non-empty value counts
-		l.colours = noColours
+		l.Colours = NoColours
 	case depth == "truecolor" || depth == "24bit" || strings.HasSuffix(name, "-direct"):
-		l.colours = trueColour
+		l.Colours = TrueColour
 	case strings.Contains(name, "256color"):
-		l.colours = colours256
+		l.Colours = Colours256
 	case strings.Contains(name, "kitty") || strings.Contains(name, "alacritty") || strings.Contains(name, "ghostty") ||
 		strings.Contains(name, "foot") || strings.Contains(name, "wezterm"):
-		l.colours = trueColour
+		l.Colours = TrueColour
 	case strings.HasPrefix(name, "tmux") || strings.HasPrefix(name, "screen"):
-		l.colours = colours256
+		l.Colours = Colours256
 	default:
-		l.colours = colours16
+		l.Colours = Colours16
 	}
 	locale := env("LC_ALL")
 	if locale == "" {
@@ -150,32 +170,32 @@ func displayOf(env func(string) string) display {
 		locale = env("LANG")
 	}
 	locale = strings.ToLower(locale)
-	l.ascii = !strings.Contains(locale, "utf-8") && !strings.Contains(locale, "utf8")
+	l.Ascii = !strings.Contains(locale, "utf-8") && !strings.Contains(locale, "utf8")
 	// COLORFGBG is "foreground;background" in the sixteen colours.
 	if f := strings.Split(env("COLORFGBG"), ";"); len(f) > 1 {
 		if bg, err := strconv.Atoi(f[len(f)-1]); err == nil {
-			l.light = bg == 7 || bg > 8
+			l.Light = bg == 7 || bg > 8
 		}
 	}
 	return l
 }
 
-// run shows the model until it quits, and returns it. It restores the terminal, also after a
+// Run shows the model until it quits, and returns it. It restores the terminal, also after a
 // panic.
-func (t *terminal) run(ctx context.Context, m tea.Model) (tea.Model, error) {
+func (t *Terminal) Run(ctx context.Context, m tea.Model) (tea.Model, error) {
 	t.filter = &replies{File: t.in}
-	t.program = tea.NewProgram(host{m, t},
+	t.program = tea.NewProgram(Host{m, t},
 		tea.WithContext(ctx),
 		tea.WithInput(t.filter),
 		// We handle painting, signals and panics: see paint, signals and rescue.
 		tea.WithOutput(io.Discard), tea.WithoutRenderer(), tea.WithoutSignalHandler(), tea.WithoutCatchPanics())
-	t.filter.send = t.send
+	t.filter.send = t.Send
 
 	if err := t.start(); err != nil {
 		return m, fmt.Errorf("set up the terminal: %w", err)
 	}
 	defer t.release()
-	t.paint(m.View())
+	t.Paint(m.View())
 
 	t.quit, t.painterDone = make(chan struct{}), make(chan struct{})
 	go t.painter()
@@ -191,19 +211,19 @@ func (t *terminal) run(ctx context.Context, m tea.Model) (tea.Model, error) {
 	defer stopSignals()
 
 	end, err := t.program.Run()
-	if h, ok := end.(host); ok {
+	if h, ok := end.(Host); ok {
 		m = h.m
 	}
 	return m, err
 }
 
-// send sends a message to the console. It blocks until the console has received it or has
+// Send sends a message to the console. It blocks until the console has received it or has
 // ended. It is safe for concurrent use.
-func (t *terminal) send(m tea.Msg) { t.program.Send(m) }
+func (t *Terminal) Send(m tea.Msg) { t.program.Send(m) }
 
 // start sets the terminal up. It is called again after a suspension, during which the shell
 // may have changed all settings.
-func (t *terminal) start() error {
+func (t *Terminal) start() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	saved, err := term.MakeRaw(int(t.in.Fd()))
@@ -216,35 +236,35 @@ func (t *terminal) start() error {
 	}
 	if first {
 		// Keys typed before the first frame were not meant for the console.
-		discardInput(t.in)
+		DiscardInput(t.in)
 	}
-	t.live, t.shown = true, nil
-	if w, h, err := term.GetSize(int(t.out.Fd())); err == nil && w > 0 && h > 0 {
-		t.width, t.height = w, h
+	t.Live, t.shown = true, nil
+	if w, h, err := term.GetSize(int(t.Out.Fd())); err == nil && w > 0 && h > 0 {
+		t.Width, t.Height = w, h
 	}
-	seq := seqAltOn + seqCursorOff + seqWrapOff + seqPasteOn + seqClear
-	if first && t.display.colours != noColours && t.env("TERM") != "linux" {
+	seq := SeqAltOn + SeqCursorOff + SeqWrapOff + SeqPasteOn + seqClear
+	if first && t.Display.Colours != NoColours && t.env("TERM") != "linux" {
 		t.filter.expect(time.Now())
 		seq += seqProbe
 	}
-	if _, err = io.WriteString(t.out, seq); err == nil {
+	if _, err = io.WriteString(t.Out, seq); err == nil {
 		t.startRestorer()
 	}
 	return err
 }
 
-// seqBack restores a terminal.
-const seqBack = seqReset + seqPasteOff + seqWrapOn + seqCursorOn + seqAltOff
+// SeqBack restores a terminal.
+const SeqBack = seqReset + SeqPasteOff + SeqWrapOn + SeqCursorOn + SeqAltOff
 
 // startRestorer starts a helper shell that restores the screen if this process dies without doing so,
 // as after kill -9. The user's shell restores the line settings. A failure to start it is
 // ignored. The caller holds mu.
-func (t *terminal) startRestorer() {
+func (t *Terminal) startRestorer() {
 	if t.restorer != nil {
 		return
 	}
-	cmd := exec.CommandContext(context.Background(), "/bin/sh", "-c", `trap '' HUP INT QUIT TERM TSTP TTOU; read -r word || printf %s "$1"`, "sh", seqBack)
-	cmd.Stdout = t.out
+	cmd := exec.CommandContext(context.Background(), "/bin/sh", "-c", `trap '' HUP INT QUIT TERM TSTP TTOU; read -r word || printf %s "$1"`, "sh", SeqBack)
+	cmd.Stdout = t.Out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that it gets no signals from keys
 	in, err := cmd.StdinPipe()
 	if err != nil || cmd.Start() != nil {
@@ -255,14 +275,14 @@ func (t *terminal) startRestorer() {
 }
 
 // stop restores the terminal. It is idempotent and safe for concurrent use.
-func (t *terminal) stop() {
+func (t *Terminal) stop() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.live {
+	if !t.Live {
 		return
 	}
-	t.live = false
-	_, _ = io.WriteString(t.out, seqBack)
+	t.Live = false
+	_, _ = io.WriteString(t.Out, SeqBack)
 	if t.restorer != nil {
 		_, _ = io.WriteString(t.restorer, "done\n")
 		t.restorer.Close()
@@ -274,7 +294,7 @@ func (t *terminal) stop() {
 
 // release is stop with a timeout, for the end of the program: a terminal that accepts no
 // output, because its line is dead or its user pressed Ctrl-S, must not block the exit.
-func (t *terminal) release() {
+func (t *Terminal) release() {
 	done := make(chan struct{})
 	go func() { t.stop(); close(done) }()
 	select {
@@ -286,7 +306,7 @@ func (t *terminal) release() {
 
 // suspend restores the terminal, stops the process group as the shell expects, and returns
 // when the process continues.
-func (t *terminal) suspend() {
+func (t *Terminal) suspend() {
 	t.stop()
 	cont := make(chan os.Signal, 1)
 	signal.Notify(cont, syscall.SIGCONT)
@@ -302,7 +322,7 @@ func (t *terminal) suspend() {
 }
 
 // signals turns signals into messages until the returned function is called.
-func (t *terminal) signals() (stop func()) {
+func (t *Terminal) signals() (stop func()) {
 	ch := make(chan os.Signal, 8)
 	signal.Notify(ch, syscall.SIGWINCH, syscall.SIGTSTP, syscall.SIGCONT, syscall.SIGINT, syscall.SIGTERM)
 	if !signal.Ignored(syscall.SIGHUP) { // nohup
@@ -325,10 +345,10 @@ func (t *terminal) signals() (stop func()) {
 						continue
 					}
 					if w, h, ok := t.resize(); ok {
-						t.send(tea.WindowSizeMsg{Width: w, Height: h})
+						t.Send(tea.WindowSizeMsg{Width: w, Height: h})
 					}
 				default:
-					t.send(signalled{s.(syscall.Signal)})
+					t.Send(Signalled{s.(syscall.Signal)})
 				}
 			}
 		}
@@ -337,28 +357,28 @@ func (t *terminal) signals() (stop func()) {
 }
 
 // resize reads the size of the terminal and invalidates the screen.
-func (t *terminal) resize() (w, h int, ok bool) {
-	w, h, err := term.GetSize(int(t.out.Fd()))
+func (t *Terminal) resize() (w, h int, ok bool) {
+	w, h, err := term.GetSize(int(t.Out.Fd()))
 	if err != nil || w <= 0 || h <= 0 {
 		return 0, 0, false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.width, t.height, t.shown = w, h, nil
+	t.Width, t.Height, t.shown = w, h, nil
 	return w, h, true
 }
 
-// redraw makes the next frame a complete one.
-func (t *terminal) redraw() {
+// Redraw makes the next frame a complete one.
+func (t *Terminal) Redraw() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.shown = nil
 }
 
-// show schedules a frame: immediately if the last one is older than frameGap, or than keyGap
+// show schedules a frame: immediately if the last one is older than FrameGap, or than keyGap
 // after a key press. If frames come faster than the terminal accepts them, only the newest is
 // painted.
-func (t *terminal) show(frame string, key bool) {
+func (t *Terminal) show(frame string, key bool) {
 	for {
 		select {
 		case t.frames <- frame:
@@ -379,7 +399,7 @@ func (t *terminal) show(frame string, key bool) {
 }
 
 // painter paints scheduled frames until quit is closed.
-func (t *terminal) painter() {
+func (t *Terminal) painter() {
 	defer t.rescue()
 	defer close(t.painterDone)
 	var next, nextKey time.Time // earliest times of the next frame, and of one after a key press
@@ -415,23 +435,23 @@ func (t *terminal) painter() {
 		default:
 		}
 		began := time.Now()
-		t.paint(f)
+		t.Paint(f)
 		ended := time.Now()
 		slow := 2 * ended.Sub(began) // fewer frames on a slow line
-		next, nextKey = ended.Add(max(frameGap, slow)), ended.Add(max(keyGap, slow))
+		next, nextKey = ended.Add(max(FrameGap, slow)), ended.Add(max(keyGap, slow))
 	}
 }
 
-// paint writes the changed lines of a frame in one write.
-func (t *terminal) paint(frame string) {
+// Paint writes the changed lines of a frame in one write.
+func (t *Terminal) Paint(frame string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.live {
+	if !t.Live {
 		return
 	}
 	lines := strings.Split(frame, "\n")
-	if len(lines) > t.height {
-		lines = lines[:t.height]
+	if len(lines) > t.Height {
+		lines = lines[:t.Height]
 	}
 	var b bytes.Buffer
 	pen := brush{b: &b}
@@ -455,12 +475,12 @@ func (t *terminal) paint(frame string) {
 		pen.use("")
 		fmt.Fprintf(&b, "\x1b[%d;1H", i+1)
 		w := ansi.StringWidth(now)
-		if w > t.width {
-			now, w = ansi.Truncate(now, t.width, ""), t.width
+		if w > t.Width {
+			now, w = ansi.Truncate(now, t.Width, ""), t.Width
 		}
 		b.WriteString(now)
 		b.WriteString(seqReset)
-		if w < t.width { // at the right edge it would clear the last character
+		if w < t.Width { // at the right edge it would clear the last character
 			b.WriteString(seqClearRight)
 		}
 	}
@@ -470,26 +490,26 @@ func (t *terminal) paint(frame string) {
 		return
 	}
 	// The error is ignored: a terminal that is gone sends SIGHUP.
-	_, _ = t.out.Write(append(append([]byte(seqSyncOn), b.Bytes()...), seqSyncOff...))
+	_, _ = t.Out.Write(append(append([]byte(seqSyncOn), b.Bytes()...), seqSyncOff...))
 }
 
 // differ writes the changed columns of a line. It reports false if the line must be written as
 // a whole.
-func (t *terminal) differ(pen *brush, y int, was, now string) bool {
+func (t *Terminal) differ(pen *brush, y int, was, now string) bool {
 	var ok bool
-	if t.old, ok = glyphsOf(was, t.old); !ok || len(t.old) > t.width {
+	if t.old, ok = glyphsOf(was, t.old); !ok || len(t.old) > t.Width {
 		return false
 	}
-	if t.new, ok = glyphsOf(now, t.new); !ok || len(t.new) > t.width {
+	if t.new, ok = glyphsOf(now, t.new); !ok || len(t.new) > t.Width {
 		return false
 	}
 	pen.difference(y, t.old, t.new)
 	return true
 }
 
-// copy sends text to the user's clipboard (OSC 52) through the terminal and tmux. It cannot
+// Copy sends text to the user's clipboard (OSC 52) through the terminal and tmux. It cannot
 // detect whether they allow it. It reports whether text is short enough.
-func (t *terminal) copy(text string) bool {
+func (t *Terminal) Copy(text string) bool {
 	enc := base64.StdEncoding.EncodeToString([]byte(text))
 	if len(enc) > copyLimit {
 		return false
@@ -500,15 +520,15 @@ func (t *terminal) copy(text string) bool {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.live {
-		_, _ = io.WriteString(t.out, seq)
+	if t.Live {
+		_, _ = io.WriteString(t.Out, seq)
 	}
 	return true
 }
 
 // rescue recovers from a panic, restores the terminal, prints the stack and exits. Each of our
 // goroutines defers it while the console is shown.
-func (t *terminal) rescue() {
+func (t *Terminal) rescue() {
 	r := recover()
 	if r == nil {
 		return
@@ -519,15 +539,15 @@ func (t *terminal) rescue() {
 	os.Exit(1)
 }
 
-// host wraps the model for Bubble Tea: it paints after each message and guards each command.
-type host struct {
+// Host wraps the model for Bubble Tea: it paints after each message and guards each command.
+type Host struct {
 	m tea.Model
-	t *terminal
+	t *Terminal
 }
 
-func (h host) Init() tea.Cmd { return h.t.guard(h.m.Init()) }
+func (h Host) Init() tea.Cmd { return h.t.guard(h.m.Init()) }
 
-func (h host) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+func (h Host) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	defer h.t.rescue()
 	if k, ok := msg.(tea.KeyMsg); ok && k.Type == tea.KeyCtrlZ {
 		_ = syscall.Kill(syscall.Getpid(), syscall.SIGTSTP) // see signals
@@ -540,10 +560,10 @@ func (h host) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return h, h.t.guard(cmd)
 }
 
-func (h host) View() string { return "" }
+func (h Host) View() string { return "" }
 
 // guard defers rescue in a command and in the commands of a batch.
-func (t *terminal) guard(cmd tea.Cmd) tea.Cmd {
+func (t *Terminal) guard(cmd tea.Cmd) tea.Cmd {
 	if cmd == nil {
 		return nil
 	}
@@ -605,7 +625,7 @@ func (r *replies) take(b []byte) []byte {
 			return r.keepPartial(b, i)
 		}
 		if light, ok := lightColour(string(b[i+len("\x1b]11;") : i+end])); ok && r.send != nil {
-			go r.send(background{light})
+			go r.send(Background{light})
 		}
 		b = append(b[:i:i], b[i+end+size:]...)
 	}
@@ -698,9 +718,9 @@ func lightColour(s string) (light, ok bool) {
 	return 0.299*rgb[0]+0.587*rgb[1]+0.114*rgb[2] > 0.5, true
 }
 
-// makeRaw puts a terminal into raw mode, for an interactive program inside a machine, and returns
+// MakeRaw puts a terminal into raw mode, for an interactive program inside a machine, and returns
 // a function that restores it.
-func makeRaw(f *os.File) (restore func(), err error) {
+func MakeRaw(f *os.File) (restore func(), err error) {
 	saved, err := term.MakeRaw(int(f.Fd()))
 	if err != nil {
 		return nil, err
@@ -708,32 +728,32 @@ func makeRaw(f *os.File) (restore func(), err error) {
 	return func() { _ = term.Restore(int(f.Fd()), saved) }, nil
 }
 
-// liveLine is a status line at the bottom of plain output that is overwritten in place, on
+// LiveLine is a status line at the bottom of plain output that is overwritten in place, on
 // terminals only. The zero value writes nothing.
-type liveLine struct {
-	out     *os.File
-	display display
+type LiveLine struct {
+	Out     *os.File
+	Display Display
 	drawn   bool
 }
 
-// set replaces the text of the line.
-func (l *liveLine) set(text string) {
-	if l.out == nil {
+// Set replaces the text of the line.
+func (l *LiveLine) Set(text string) {
+	if l.Out == nil {
 		return
 	}
-	if w, _, err := term.GetSize(int(l.out.Fd())); err == nil && w > 1 {
-		text = cutMiddle(text, w-1, newTheme(display{ascii: l.display.ascii}).ellipsis)
+	if w, _, err := term.GetSize(int(l.Out.Fd())); err == nil && w > 1 {
+		text = CutMiddle(text, w-1, NewTheme(Display{Ascii: l.Display.Ascii}).Ellipsis)
 	}
-	text = asciiIf(l.display.ascii, text)
+	text = AsciiIf(l.Display.Ascii, text)
 	l.drawn = true
-	_, _ = io.WriteString(l.out, "\r"+text+seqClearRight)
+	_, _ = io.WriteString(l.Out, "\r"+text+seqClearRight)
 }
 
-// clear removes the line.
-func (l *liveLine) clear() {
-	if l.out == nil || !l.drawn {
+// Clear removes the line.
+func (l *LiveLine) Clear() {
+	if l.Out == nil || !l.drawn {
 		return
 	}
 	l.drawn = false
-	_, _ = io.WriteString(l.out, "\r"+seqClearRight)
+	_, _ = io.WriteString(l.Out, "\r"+seqClearRight)
 }

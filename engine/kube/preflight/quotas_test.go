@@ -17,7 +17,7 @@ import (
 	"constellation/engine"
 )
 
-func TestQuotasThatRefuseNewPodsAreTold(t *testing.T) {
+func TestExhaustedQuotas(t *testing.T) {
 	quota := func(namespace string, hard, used corev1.ResourceList) corev1.ResourceQuota {
 		q := corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "limits"}}
 		q.Status.Hard, q.Status.Used = hard, used

@@ -1,4 +1,4 @@
-package tui
+package term
 
 import (
 	"testing"
@@ -27,12 +27,12 @@ func TestNextWakeIsJustAfterAFullSecond(t *testing.T) {
 
 // All waiters are woken, also those added while others wait, and none too early.
 func TestAlarmWakesAll(t *testing.T) {
-	a := newAlarm()
-	defer a.close()
+	a := NewAlarm()
+	defer a.Close()
 	begun := time.Now()
-	later, soon := a.after(2*time.Second), a.after(time.Millisecond)
+	later, soon := a.After(2*time.Second), a.After(time.Millisecond)
 	waited := map[string]time.Duration{"soon": (<-soon).Sub(begun)}
-	again := a.after(time.Millisecond)
+	again := a.After(time.Millisecond)
 	waited["again"] = (<-again).Sub(begun)
 	waited["later"] = (<-later).Sub(begun)
 	first := nextWake(begun, time.Millisecond)

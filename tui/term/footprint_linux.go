@@ -1,4 +1,4 @@
-package tui
+package term
 
 import (
 	"bufio"
@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// releaseStartupPages unmaps the resident pages of the program's file (MADV_DONTNEED). Most of them
+// ReleaseStartupPages unmaps the resident pages of the program's file (MADV_DONTNEED). Most of them
 // were needed only at startup, when packages initialise their tables. The kernel reloads
 // pages from its cache on demand. Errors are ignored.
-func releaseStartupPages() {
+func ReleaseStartupPages() {
 	exe, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return

@@ -1,4 +1,4 @@
-package tui
+package term
 
 import (
 	"math/rand/v2"
@@ -8,7 +8,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// The fast paths of width and styledWidth give the same result as the library.
+// The fast paths of width and StyledWidth give the same result as the library.
 func TestWidthMatchesTheLibrary(t *testing.T) {
 	var known []string
 	for r := rune(' '); r < 0x3000; r++ {
@@ -34,10 +34,10 @@ func TestWidthMatchesTheLibrary(t *testing.T) {
 			}
 		}
 		s := b.String()
-		if got, want := styledWidth(s), ansi.StringWidth(s); got != want {
+		if got, want := StyledWidth(s), ansi.StringWidth(s); got != want {
 			t.Fatalf("%q takes %d columns with its colours, want %d", s, got, want)
 		}
-		if got, want := width(s), ansi.StringWidth(s); got != want {
+		if got, want := Width(s), ansi.StringWidth(s); got != want {
 			t.Fatalf("%q takes %d columns, want %d", s, got, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package tui
+package term
 
 import (
 	"os"
@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarm is a timer that fires at full seconds for any number of waiters. A timer of the Go
+// Alarm is a timer that fires at full seconds for any number of waiters. A timer of the Go
 // runtime wakes at least two threads, a kernel timer (timerfd) only one. It is safe for
 // concurrent use.
-type alarm struct {
+type Alarm struct {
 	f   *os.File
 	raw syscall.RawConn
 	fd  int
@@ -28,13 +28,13 @@ type waiter struct {
 	c  chan time.Time
 }
 
-// newAlarm returns an alarm; the caller must close it. Without a timerfd it returns nil, which works as well.
-func newAlarm() *alarm {
+// NewAlarm returns an alarm; the caller must close it. Without a timerfd it returns nil, which works as well.
+func NewAlarm() *Alarm {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
 		return nil
 	}
-	a := &alarm{f: os.NewFile(uintptr(fd), "timer"), fd: fd}
+	a := &Alarm{f: os.NewFile(uintptr(fd), "timer"), fd: fd}
 	if a.raw, err = a.f.SyscallConn(); err != nil || a.f.SetDeadline(time.Time{}) != nil {
 		a.f.Close()
 		return nil
@@ -48,7 +48,7 @@ func newAlarm() *alarm {
 	return a
 }
 
-func (a *alarm) close() {
+func (a *Alarm) Close() {
 	if a == nil {
 		return
 	}
@@ -65,8 +65,8 @@ func expired(fd uintptr) bool {
 	return unix.TimerfdGettime(int(fd), &left) != nil || left.Value == (unix.Timespec{})
 }
 
-// after is time.After, rounded to full seconds: see nextWake.
-func (a *alarm) after(d time.Duration) <-chan time.Time {
+// After is time.After, rounded to full seconds: see nextWake.
+func (a *Alarm) After(d time.Duration) <-chan time.Time {
 	now := time.Now()
 	d = nextWake(now, d)
 	if a == nil {
@@ -81,7 +81,7 @@ func (a *alarm) after(d time.Duration) <-chan time.Time {
 }
 
 // wakeDue wakes the waiters that are due.
-func (a *alarm) wakeDue() {
+func (a *Alarm) wakeDue() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
@@ -95,8 +95,8 @@ func (a *alarm) wakeDue() {
 	a.arm(now)
 }
 
-// arm arms the timer for the next waiter. The caller holds mu, except in newAlarm.
-func (a *alarm) arm(now time.Time) {
+// arm arms the timer for the next waiter. The caller holds mu, except in NewAlarm.
+func (a *Alarm) arm(now time.Time) {
 	if a.closed {
 		return
 	}

@@ -1,4 +1,4 @@
-package tui
+package term
 
 import (
 	"fmt"
@@ -9,20 +9,20 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"constellation/engine"
+	"constellation/engine/plain"
 )
 
-// clean makes text from outside safe to show: text of machines, servers or files may contain
+// Clean makes text from outside safe to show: text of machines, servers or files may contain
 // sequences that move the cursor, change the title or hide other text. Characters that are
 // not visible are escaped, as \x1b or \u202e, and so are stacked combining marks; tabs become
 // spaces and a trailing line end is removed.
-func clean(s string) string {
+func Clean(s string) string {
 	s = strings.TrimRight(s, "\r\n")
 	if harmless(s) {
 		return s
 	}
 	var b strings.Builder
-	var f engine.TextFilter
+	var f plain.Filter
 	b.Grow(len(s) + 16)
 	for i := 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
@@ -47,17 +47,17 @@ func clean(s string) string {
 	return b.String()
 }
 
-// cleanLines is clean for text of several lines.
-func cleanLines(s string) string {
+// CleanLines is clean for text of several lines.
+func CleanLines(s string) string {
 	lines := strings.Split(strings.TrimRight(s, "\r\n"), "\n")
 	for i := range lines {
-		lines[i] = clean(lines[i])
+		lines[i] = Clean(lines[i])
 	}
 	return strings.Join(lines, "\n")
 }
 
-// oneLine joins the lines of a text.
-func oneLine(s string) string {
+// OneLine joins the lines of a text.
+func OneLine(s string) string {
 	var parts []string
 	for l := range strings.SplitSeq(s, "\n") {
 		if l = strings.TrimSpace(l); l != "" {
@@ -76,7 +76,7 @@ func harmless(s string) bool {
 	if i == len(s) {
 		return true
 	}
-	var f engine.TextFilter
+	var f plain.Filter
 	for i = 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
 		if r == utf8.RuneError && n == 1 || !f.Shows(r) {
@@ -87,8 +87,8 @@ func harmless(s string) bool {
 	return true
 }
 
-// width returns the number of columns of s.
-func width(s string) int {
+// Width returns the number of columns of s.
+func Width(s string) int {
 	n := 0
 	for i := 0; i < len(s); n++ {
 		if c := s[i]; c >= 0x20 && c < utf8.RuneSelf {
@@ -123,42 +123,42 @@ func narrow(s string) int {
 	return 0
 }
 
-// cut shortens s to w columns with an ellipsis at the end.
-func cut(s string, w int, ellipsis string) string {
+// Cut shortens s to w columns with an ellipsis at the end.
+func Cut(s string, w int, ellipsis string) string {
 	if w <= 0 {
 		return ""
 	}
-	if width(s) <= w {
+	if Width(s) <= w {
 		return s
 	}
-	if w <= width(ellipsis) {
+	if w <= Width(ellipsis) {
 		return ansi.Truncate(s, w, "")
 	}
 	return ansi.Truncate(s, w, ellipsis)
 }
 
-// cutMiddle shortens s to w columns with an ellipsis in the middle; of a path it keeps the
+// CutMiddle shortens s to w columns with an ellipsis in the middle; of a path it keeps the
 // file name if that fits.
-func cutMiddle(s string, w int, ellipsis string) string {
-	room := w - width(ellipsis)
-	if width(s) <= w || room < 2 {
-		return cut(s, w, ellipsis)
+func CutMiddle(s string, w int, ellipsis string) string {
+	room := w - Width(ellipsis)
+	if Width(s) <= w || room < 2 {
+		return Cut(s, w, ellipsis)
 	}
 	tail := room * 2 / 3
-	if i := strings.LastIndexByte(s, '/'); i >= 0 && width(s[i:]) <= room {
-		tail = max(tail, width(s[i:]))
+	if i := strings.LastIndexByte(s, '/'); i >= 0 && Width(s[i:]) <= room {
+		tail = max(tail, Width(s[i:]))
 	}
-	return ansi.Truncate(s, room-tail, "") + ellipsis + ansi.TruncateLeft(s, width(s)-tail, "")
+	return ansi.Truncate(s, room-tail, "") + ellipsis + ansi.TruncateLeft(s, Width(s)-tail, "")
 }
 
-// wrap breaks s at line ends and spaces into lines of at most w columns. It breaks only words
+// Wrap breaks s at line ends and spaces into lines of at most w columns. It breaks only words
 // that are longer than a line, so that names and paths can be copied.
-func wrap(s string, w int) []string {
+func Wrap(s string, w int) []string {
 	w = max(w, 1)
 	if head, tail, found := strings.Cut(s, "\n"); found {
-		return append(wrap(head, w), wrap(tail, w)...)
+		return append(Wrap(head, w), Wrap(tail, w)...)
 	}
-	if width(s) <= w {
+	if Width(s) <= w {
 		return []string{s}
 	}
 	var lines []string
@@ -167,13 +167,13 @@ func wrap(s string, w int) []string {
 		switch {
 		case line == "":
 			line = word
-		case width(line)+1+width(word) <= w:
+		case Width(line)+1+Width(word) <= w:
 			line += " " + word
 		default:
 			lines = append(lines, line)
 			line = word
 		}
-		for width(line) > w {
+		for Width(line) > w {
 			head := ansi.Truncate(line, w, "")
 			if head == "" {
 				break // a character wider than the line
@@ -192,6 +192,14 @@ func asciiOf(s string) string {
 		if s[i] >= utf8.RuneSelf {
 			return asciiReplace(s)
 		}
+	}
+	return s
+}
+
+// AsciiIf is asciiOf if yes is set.
+func AsciiIf(yes bool, s string) string {
+	if yes {
+		return asciiOf(s)
 	}
 	return s
 }
@@ -235,8 +243,8 @@ func asciiReplace(s string) string {
 	return b.String()
 }
 
-// short formats a duration in at most six columns: 0.4s, 12s, 3m07s, 2h05m, 4d.
-func short(d time.Duration) string {
+// Duration formats a duration in at most six columns: 0.4s, 12s, 3m07s, 2h05m, 4d.
+func Duration(d time.Duration) string {
 	switch {
 	case d < 0:
 		return "0s"
@@ -252,8 +260,8 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d/(24*time.Hour)))
 }
 
-// clock formats an elapsed time as 00:47 or 1:02:03.
-func clock(d time.Duration) string {
+// Clock formats an elapsed time as 00:47 or 1:02:03.
+func Clock(d time.Duration) string {
 	d = max(d, 0)
 	if d >= time.Hour {
 		return fmt.Sprintf("%d:%02d:%02d", int(d/time.Hour), int(d/time.Minute)%60, int(d/time.Second)%60)
@@ -261,8 +269,8 @@ func clock(d time.Duration) string {
 	return fmt.Sprintf("%02d:%02d", int(d/time.Minute), int(d/time.Second)%60)
 }
 
-// ago formats the age of t: "3m ago"; seconds only below a minute.
-func ago(t, now time.Time) string {
+// Ago formats the age of t: "3m ago"; seconds only below a minute.
+func Ago(t, now time.Time) string {
 	switch d := now.Sub(t); {
 	case t.IsZero():
 		return "-"
@@ -277,16 +285,16 @@ func ago(t, now time.Time) string {
 	}
 }
 
-// count formats n with its noun: "1 node", "3 nodes".
-func count(n int, noun string) string {
+// Count formats n with its noun: "1 node", "3 nodes".
+func Count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
 	return strconv.Itoa(n) + " " + noun + "s"
 }
 
-// bytesOf formats a number of bytes with a binary unit.
-func bytesOf(n int64) string {
+// Bytes formats a number of bytes with a binary unit.
+func Bytes(n int64) string {
 	switch {
 	case n >= 1<<30:
 		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
@@ -298,11 +306,11 @@ func bytesOf(n int64) string {
 	return strconv.FormatInt(n, 10) + " B"
 }
 
-// stripStyle removes the escape sequences from a line.
-func stripStyle(s string) string { return ansi.Strip(s) }
+// StripStyle removes the escape sequences from a line.
+func StripStyle(s string) string { return ansi.Strip(s) }
 
-// styledWidth is width for a line with styles.
-func styledWidth(s string) int {
+// StyledWidth is width for a line with styles.
+func StyledWidth(s string) int {
 	n := 0
 	for i := 0; i < len(s); {
 		switch c := s[i]; {

@@ -1,4 +1,4 @@
-package tui
+package term
 
 import (
 	"fmt"
@@ -24,7 +24,7 @@ func TestStartupPagesAreReleased(t *testing.T) {
 		return 0
 	}
 	was := pages()
-	releaseStartupPages()
+	ReleaseStartupPages()
 	if is := pages(); is > was*3/4 {
 		t.Errorf("%d kB of the program's file are in memory, of %d kB before", is, was)
 	}

@@ -1,4 +1,4 @@
-package operator
+package local
 
 import (
 	"encoding/json"
@@ -10,16 +10,15 @@ import (
 	"testing"
 
 	"constellation/engine/cloud"
-	"constellation/engine/cloud/local"
 )
 
-func TestSandboxCloudRenewsItsToken(t *testing.T) {
+func TestInClusterRenewsItsToken(t *testing.T) {
 	var valid atomic.Value
 	valid.Store("first")
 	var asked atomic.Int32
 	metadata := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		asked.Add(1)
-		_ = json.NewEncoder(w).Encode(local.Token{Token: valid.Load().(string)})
+		_ = json.NewEncoder(w).Encode(Token{Token: valid.Load().(string)})
 	}))
 	defer metadata.Close()
 	control := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -27,11 +26,11 @@ func TestSandboxCloudRenewsItsToken(t *testing.T) {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(local.GroupList{Groups: []cloud.Group{{ID: workerGroup}}})
+		_ = json.NewEncoder(w).Encode(GroupList{Groups: []cloud.Group{{ID: GroupID("t", WorkerGroup)}}})
 	}))
 	defer control.Close()
 
-	c := NewSandboxCloud(local.NewMetadata(metadata.URL), control.URL)
+	c := NewInCluster(NewMetadata(metadata.URL), control.URL)
 	for _, token := range []string{"first", "first", "second", "second"} {
 		valid.Store(token)
 		if g, err := c.Groups(t.Context()); err != nil || len(g) != 1 {
@@ -43,7 +42,7 @@ func TestSandboxCloudRenewsItsToken(t *testing.T) {
 	}
 }
 
-func TestSandboxCloudNeedsNoTokenOnTheHost(t *testing.T) {
+func TestInClusterNeedsNoTokenOnTheHost(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "api.sock")
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -54,11 +53,8 @@ func TestSandboxCloudNeedsNoTokenOnTheHost(t *testing.T) {
 	})}
 	go func() { _ = srv.Serve(l) }()
 	defer srv.Close()
-	c := NewSandboxCloud(local.NewMetadata("http://127.0.0.1:1"), "unix:"+path)
+	c := NewInCluster(NewMetadata("http://127.0.0.1:1"), "unix:"+path)
 	if i, err := c.Instance(t.Context(), "sandbox://t/worker-0"); err != nil || i.Name != "worker-0" {
 		t.Errorf("%+v, %v", i, err)
-	}
-	if _, ok := any(c).(describer); !ok {
-		t.Error("the sandbox's cloud cannot be asked for many instances at a time")
 	}
 }
